@@ -48,6 +48,12 @@ func TestAccumulateOnGPU(t *testing.T) {
 	}
 }
 
+// TestBatchNormOverAllRanksOnGPU is TestBatchNormOverAllRanks on GPUs, where its collectives are part of CUDA graphs.
+func TestBatchNormOverAllRanksOnGPU(t *testing.T) { normsOverAllRanks(t, testenv.GPUs, 1, 2) }
+
+// TestAveragesAreThoseOfAllRanksOnGPU is TestAveragesAreThoseOfAllRanks on GPUs.
+func TestAveragesAreThoseOfAllRanksOnGPU(t *testing.T) { averagesOfAllRanks(t, testenv.GPUs, 2) }
+
 // BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each
 // with a batch of 1,024 samples. The efficiency is the time on one over the time on two.
 func BenchmarkDataParallelOnGPU(b *testing.B) {

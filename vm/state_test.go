@@ -99,37 +99,41 @@ func TestAveragesAreThoseOfAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
 		for _, micro := range []int{1, 2} {
-			const P, steps = 2, 4
-			var results [P][]float64
-			err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
-				m := r.stateful(0)
-				machine, err := r.machine(m, &autograd.SGD{Rate: 0.125}, vm.Accumulate(micro))
-				if err != nil {
-					return err
-				}
-				// Of 1 2 3 4 and 11 12 13 14: means 2.5 and 12.5, variances of samples 5/3.
-				mean, variance := 0.0, 1.0
-				for range steps {
-					for range micro {
-						err = errors.Join(err, m.runs(machine, 1))
-						mean, variance = mean/2+7.5/2, variance/2+5.0/6
-					}
-					got := m.averages(r.t)
-					agreeing(r.t, "averages", got, []float64{mean, variance}, 1e-14)
-				}
-				err = errors.Join(err, machine.Pull(m.params...), machine.DataParallel().Check())
-				y, wrong := r.evaluate(m)
-				results[r.Comm.Rank()] = slices.Concat(m.averages(r.t), y)
-				return errors.Join(err, wrong, machine.Close())
-			}))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !slices.Equal(results[0], results[1]) {
-				t.Errorf("averages and evaluation are %v and %v", results[0], results[1])
-			}
+			averagesOfAllRanks(t, k, micro)
 		}
 	})
+}
+
+func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
+	t.Helper()
+	const P, steps = 2, 4
+	var results [P][]float64
+	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+		m := r.stateful(0)
+		machine, err := r.machine(m, &autograd.SGD{Rate: 0.125}, vm.Accumulate(micro))
+		if err != nil {
+			return err
+		}
+		// Of 1 2 3 4 and 11 12 13 14: means 2.5 and 12.5, variances of samples 5/3.
+		mean, variance := 0.0, 1.0
+		for range steps {
+			for range micro {
+				err = errors.Join(err, m.runs(machine, 1))
+				mean, variance = mean/2+7.5/2, variance/2+5.0/6
+			}
+			agreeing(r.t, "averages", m.averages(r.t), []float64{mean, variance}, 1e-14)
+		}
+		err = errors.Join(err, machine.Pull(m.params...), machine.DataParallel().Check())
+		y, wrong := r.evaluate(m)
+		results[r.Comm.Rank()] = slices.Concat(m.averages(r.t), y)
+		return errors.Join(err, wrong, machine.Close())
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(results[0], results[1]) {
+		t.Errorf("averages and evaluation are %v and %v", results[0], results[1])
+	}
 }
 
 // TestFrozenVariablesAreOfTheModel: New gives all ranks those of rank 0, Check finds a difference, and Load brings
