@@ -62,9 +62,29 @@
 //
 // All ranks get the same bits from each reduction, and solvers are deterministic, so parameters
 // that are equal at first stay equal bit for bit. [DataParallel.Check] verifies this, and
-// [DataParallel.Hash] gives a line by which to compare trainings. State that is not a parameter,
-// such as the running statistics of a batch normalization or the random numbers of a dropout, is
-// separate on each rank.
+// [DataParallel.Hash] gives a line by which to compare trainings.
+//
+// # What a model is
+//
+// A model is all that results depend on besides the data of a run. [New] gives all ranks that of
+// rank 0, Check and Hash cover it, and checkpoints keep it:
+//
+//   - the parameters of New, which a solver changes;
+//   - frozen variables, which nothing changes, if the program declares them: [WithFrozen];
+//   - the moving averages of the batch norms in the graphs of the parameters;
+//   - the seed and the step of random numbers: those of the dropouts in these graphs, or
+//     [WithRandom].
+//
+// All other variables are data of each rank, such as images and labels. They are never sent,
+// compared or saved.
+//
+// A batch norm normalises the share of its rank. Its moving averages become the mean over all
+// ranks in each Sync: mean and variance are the means of those of the shares, and the difference
+// between the means of shares does not count as variance. vm.SyncBatchNorm normalises the whole
+// batch. Random numbers of Gorgonia's own operations, such as its Dropout, cannot be kept: Save
+// names these operations ([Notice]).
+//
+// # Other numbers of ranks
 //
 // Another number of ranks gives other bits, since sums are taken in another order. [WithTree] takes
 // them in an order that depends on micro-batches alone.
@@ -152,7 +172,7 @@
 //
 // # Checkpoints
 //
-// [DataParallel.Save] and Load keep everything that training depends on: parameters, the residuals
+// [DataParallel.Save] and Load keep everything that training depends on: the model, the residuals
 // of a compression, and the state of solvers that are [Stateful]. Training resumes with the same
 // bits in a program with the same options, also on another number of ranks unless ranks have state
 // of their own. Call both between steps: after Sync, and before the next RunAll. Where ranks have
