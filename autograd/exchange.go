@@ -156,12 +156,6 @@ func (x *Exchange) Fail(err error) error {
 	return x.d.fail(err)
 }
 
-// MergeAverages replaces the moving averages of batch norms by their mean over all ranks, as Sync does at the
-// end of a step. It is collective. Cost: an all-gather of the averages.
-func (x *Exchange) MergeAverages() error {
-	return residence.Bound(x.d.comm.Device(), func() error { return x.d.mergeAverages(backend.ForMachine) })
-}
-
 // Unlike returns those of the variables that have other values on other ranks, and are neither parameters nor
 // frozen ([WithFrozen]): data of each rank, or parameters that nobody has declared. It is collective. Cost: a
 // hash of each, and an all-gather of the hashes.

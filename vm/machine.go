@@ -91,7 +91,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 
 // prepare reads the graph and plans it.
 func (m *Machine) prepare() error {
-	r, err := read.New(m.graph, m.training, m.normsOf())
+	r, err := read.New(m.graph, m.training, m.normsOver())
 	if err != nil {
 		return err
 	}

@@ -40,9 +40,9 @@ func (m *Machine) findNorms() error {
 	return nil
 }
 
-// average notes what the batch norms have found in a run, and gives them the averages in the last run of a
-// step. With WithTree these are of the micro-batches of all ranks, one after the other. Otherwise they are of this
-// rank's, and then the mean over all ranks. So the averages of all ranks are the same after each step.
+// average notes what the batch norms have found in a run, and updates the averages in the last run of a step, so
+// that those of all ranks are the same between steps. With WithTree the ranks have found different things, and
+// each takes those of all ranks, one after the other.
 func (m *Machine) average(last bool) error {
 	for _, n := range m.norms {
 		for i, batch := range n.batch {
@@ -73,17 +73,6 @@ func (m *Machine) average(last bool) error {
 		}
 	}
 	m.found = m.found[:0]
-	return m.merge()
-}
-
-// merge makes the averages the mean over all ranks, unless all ranks have found the same.
-func (m *Machine) merge() error {
-	if m.parallel == nil || m.micro.Tree || m.synced {
-		return nil
-	}
-	if err := m.parallel.exchange.MergeAverages(); err != nil {
-		return m.parallel.fail(fmt.Errorf("vm: the averages of batch norms: %w", err))
-	}
 	return nil
 }
 

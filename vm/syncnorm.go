@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
 // SyncBatchNorm makes every gorgonia.BatchNorm of the graph normalise the batches of all ranks of [WithDataParallel]
@@ -40,10 +41,10 @@ func (m *Machine) checkSync() error {
 	return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
 }
 
-// normsOf returns the communicator whose ranks' batches are one to batch norms, nil if each rank's is its own.
-func (m *Machine) normsOf() backend.Communicator {
-	if !m.synced {
-		return nil
+// normsOver says what batch norms have to do with other ranks. With WithTree, average exchanges what they find.
+func (m *Machine) normsOver() read.Norms {
+	if m.parallel == nil || m.micro.Tree {
+		return read.Norms{}
 	}
-	return m.parallel.comm
+	return read.Norms{Comm: m.parallel.comm, Sync: m.synced}
 }

@@ -17,8 +17,9 @@ type moments struct {
 	samples        int   // of each channel, of all ranks whose batches are one
 }
 
-// synced reports whether batches of several ranks are one.
-func (g *Graph) synced() bool { return g.norms != nil && g.norms.Size() > 1 }
+// several reports whether ranks train together, and synced whether their batches are one, too.
+func (n Norms) several() bool { return n.Comm != nil && n.Comm.Size() > 1 }
+func (g *Graph) synced() bool { return g.norms.several() && g.norms.Sync }
 
 // batchMoments adds the moments of the batch of a batch norm's operand. Those of several ranks are found once for
 // forward and backward pass: the mean and the variance of each rank go to all, in one all-gather, and are combined as
@@ -45,7 +46,7 @@ func (b *builder) batchMoments(x ir.ID) moments {
 	between := b.one(fuse.Square, b.two(fuse.Sub, means, whole))
 	m.mean = b.reshape(whole, one)
 	m.variance = b.reshape(b.mean(b.two(fuse.Add, variances, between), 0), one)
-	m.samples *= b.norms.Size()
+	m.samples *= b.norms.Comm.Size()
 	b.whole[x] = m
 	return m
 }
@@ -84,7 +85,7 @@ func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
 	shape := tensor.Shape(v.Shape.Slice())
 	dt := b.node.Dtype()
 	b.moves++
-	op, out, err := ops.Planned(b.norms, c, name, b.moves, dt, shape)
+	op, out, err := ops.Planned(b.norms.Comm, c, name, b.moves, dt, shape)
 	if err != nil {
 		b.problem = fmt.Errorf("%s over all ranks: %w", name, err)
 		return x
@@ -93,4 +94,46 @@ func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
 	room := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
 	b.Opaques = append(b.Opaques, Opaque{Op: op, Node: b.node, Room: []*tensor.Dense{room}})
 	return id
+}
+
+// averageStatistics makes the statistics of batch norms the mean over all ranks, by one all-reduce for those of a
+// dtype. A moving average is linear in what it averages: it becomes the mean of the ranks' moving averages.
+func (g *Graph) averageStatistics() error {
+	if !g.norms.several() || g.norms.Sync {
+		return nil
+	}
+	for _, dtype := range []backend.DType{backend.F32, backend.F64} {
+		var vectors []*ir.ID
+		b := builder{Graph: g, dtype: dtype}
+		for i := range g.Statistics {
+			if s := &g.Statistics[i]; g.Program.Values[s.Mean].DType == dtype {
+				b.node, vectors = s.Node, append(vectors, &s.Mean, &s.Variance)
+			}
+		}
+		if vectors != nil {
+			b.averageOverRanks(vectors)
+		}
+	}
+	if g.problem != nil {
+		return fmt.Errorf("vm: %w", g.problem)
+	}
+	return nil
+}
+
+// averageOverRanks replaces vectors by their means over all ranks.
+func (b *builder) averageOverRanks(vectors []*ir.ID) {
+	var parts []ir.ID
+	n := 0
+	for _, v := range vectors {
+		parts, n = append(parts, *v), n+b.of(*v).Shape.Size()
+	}
+	all := b.add(ir.Concat{Axis: 0}, ir.Of(n), b.dtype, parts...)
+	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
+	all = b.collective(average, "moving averages", all)
+	at := 0
+	for _, v := range vectors {
+		shape := b.of(*v).Shape
+		*v = b.add(ir.Slice{Axis: 0, Start: at, Step: 1}, shape, b.dtype, all)
+		at += shape.Size()
+	}
 }

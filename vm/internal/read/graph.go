@@ -36,10 +36,10 @@ type Graph struct {
 	Masks   []*nn.Mask
 
 	training bool
-	norms    backend.Communicator // whose ranks' batches are one to batch norms; nil for one rank
-	whole    map[ir.ID]moments    // of their batches, by operand
-	moves    int                  // collectives of batch norms
-	problem  error                // of one that cannot be read so
+	norms    Norms
+	whole    map[ir.ID]moments // of the batches of all ranks, by operand
+	moves    int               // collectives of batch norms
+	problem  error             // of one that cannot be read so
 	values   map[*gorgonia.Node]ir.ID
 	slices   []sliceState
 }
@@ -71,12 +71,17 @@ func (g *Graph) Changed() bool {
 	return slices.ContainsFunc(g.slices, sliceState.changed)
 }
 
-// New reads a graph, for training or for evaluation. In training, batch norms take the moments of the batches of
-// all ranks of norms together, or of this rank's if it is nil.
+// Norms says what batch norms in training have to do with other ranks.
+type Norms struct {
+	Comm backend.Communicator // of the ranks that train together, nil for this one alone
+	Sync bool                 // whether the batches of all ranks are normalised together
+}
+
+// New reads a graph, for training or for evaluation.
 //
 // Errors: a version of Gorgonia, or an operation of it, that this package does not know; a
 // dtype or a number of axes that is not supported; a cycle.
-func New(g *gorgonia.ExprGraph, training bool, norms backend.Communicator) (*Graph, error) {
+func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	if err := checkVersion(); err != nil {
 		return nil, err
 	}
@@ -93,6 +98,9 @@ func New(g *gorgonia.ExprGraph, training bool, norms backend.Communicator) (*Gra
 		if r.problem != nil {
 			return nil, fmt.Errorf("vm: node %v: %w", n, r.problem)
 		}
+	}
+	if err := r.averageStatistics(); err != nil {
+		return nil, err
 	}
 	r.findShown(sorted)
 	if err := r.Program.Check(); err != nil {

@@ -11,9 +11,11 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages.
+// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages. Where ranks train
+// together, they are the mean over all ranks.
 type Statistics struct {
 	Op             *gorgonia.BatchNormOp
+	Node           *gorgonia.Node
 	Momentum       float64
 	Samples        int   // of each channel
 	Mean, Variance ir.ID // of each channel; the variance is divided by Samples
@@ -108,7 +110,7 @@ func (b *builder) batchNorm() ir.ID {
 	m := b.batchMoments(x)
 	channels := ir.Of(shape.At(1))
 	b.Statistics = append(b.Statistics, Statistics{
-		Op: op, Momentum: b.number("momentum"), Samples: m.samples,
+		Op: op, Node: b.node, Momentum: b.number("momentum"), Samples: m.samples,
 		Mean: b.reshape(m.mean, channels), Variance: b.reshape(m.variance, channels),
 	})
 	z, _ := b.standardized(x, m)

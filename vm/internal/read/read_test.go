@@ -77,7 +77,7 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 	for name := range missing {
 		t.Errorf("no operation of type %s was checked", name)
 	}
-	r, err := New(g, true, nil)
+	r, err := New(g, true, Norms{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestUnsupported(t *testing.T) {
 	} {
 		g := gorgonia.NewGraph()
 		build(g)
-		if _, err := New(g, true, nil); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(g, true, Norms{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q in it", err, want)
 		}
 	}
