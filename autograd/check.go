@@ -12,14 +12,16 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Check returns an error on every rank unless the model has the same bits on all ranks: parameters, variables
-// of [WithFrozen], moving averages of batch norms, and the seed and step of random numbers. It is collective. Call
-// it now and then between steps, and after training: it finds ranks whose solvers or seeds differ.
+// Check returns an error on every rank unless the model has the same bits on all ranks: parameters,
+// variables of [WithFrozen], moving averages of batch norms, and the seed and step of random
+// numbers. It is collective. Call it now and then between steps, and after training: it finds ranks
+// whose solvers or seeds differ.
 //
 // Cost: a hash of the model, for which those on a device are copied to the host, and an
 // all-gather of 8 bytes for each.
 //
-// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those of the communicator.
+// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those of
+// the communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -64,11 +66,12 @@ func alikeOn(comm backend.Communicator, items []item) error {
 	return nil
 }
 
-// Hash returns the SHA-256 of the model on this rank, in hexadecimal: of the elements of all parameters in the order
-// of New, in row-major order, little endian, one after the other; then of variables of [WithFrozen], of moving
-// averages of batch norms, and of step and seed of random numbers, if there are any.
-// Trainings that end with the same hash end with the same bits, on any number of ranks and
-// on the host or on devices. It is not collective: [DataParallel.Check] compares ranks.
+// Hash returns the SHA-256 of the model on this rank, in hexadecimal: of the elements of all
+// parameters in the order of New, in row-major order, little endian, one after the other; then of
+// variables of [WithFrozen], of moving averages of batch norms, and of step and seed of random
+// numbers, if there are any. Trainings that end with the same hash end with the same bits, on any
+// number of ranks and on the host or on devices. It is not collective: [DataParallel.Check]
+// compares ranks.
 //
 // Cost: a hash of the parameters, for which those on a device are copied to the host.
 //

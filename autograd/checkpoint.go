@@ -109,7 +109,7 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // the same settings of the solver, which are not in the checkpoint.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
 // options; Load does not compare these then. They lack moving averages and frozen parameters, too: these
-// stay as they are, and Load says so ([Notice]).
+// stay as they are, and Load says so ([WithNotice]).
 //
 // Gorgonia's machines throw moving averages away when they are made for training. Make a
 // gorgonia.NewTapeMachine before Load.

@@ -82,7 +82,7 @@
 // ranks in each Sync: mean and variance are the means of those of the shares, and the difference
 // between the means of shares does not count as variance. vm.SyncBatchNorm normalises the whole
 // batch. Random numbers of Gorgonia's own operations, such as its Dropout, cannot be kept: Save
-// names these operations ([Notice]).
+// names these operations ([WithNotice]).
 //
 // # Other numbers of ranks
 //

@@ -285,7 +285,7 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 			return err
 		}
 		solver := &Momentum{Rate: 0.125, Momentum: 0.5}
-		d, err := New(r.comm, m.params(), WithFrozen(m.frozen), Notice(func(s string) { said = append(said, s) }))
+		d, err := New(r.comm, m.params(), WithFrozen(m.frozen), WithNotice(func(s string) { said = append(said, s) }))
 		if err != nil {
 			return err
 		}
@@ -319,7 +319,7 @@ func TestRandomNumbersThatCannotBeKeptAreNamed(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		d, err := New(r.comm, m.params, Notice(func(s string) { said = append(said, s) }))
+		d, err := New(r.comm, m.params, WithNotice(func(s string) { said = append(said, s) }))
 		if err != nil {
 			return err
 		}

@@ -26,10 +26,10 @@ type options struct {
 	compress    func(backend.Communicator) (backend.Communicator, error)
 	random      Random // nil if those of the graph are kept
 	frozen      gorgonia.Nodes
-	notice      func(text string)
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
+	notice      func(text string)
 }
 
 func (o options) check() error {
@@ -92,8 +92,8 @@ func WithCompression(compress func(backend.Communicator) (backend.Communicator, 
 	return func(o *options) { o.compress = compress }
 }
 
-// Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts: they follow from
-// a seed, a step, and the number of this rank's first sample.
+// Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts:
+// they follow from a seed, a step, and the number of this rank's first sample.
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
 type Random interface {
@@ -103,32 +103,35 @@ type Random interface {
 	Seek(step uint64, first int)
 }
 
-// WithRandom makes checkpoints keep the step of random, so that a training with random numbers resumes with the
-// bits of one that never stopped. The [nn.Random] of the dropouts in the graph is kept without this option: it is
-// for random numbers that are drawn elsewhere. New gives all ranks the step of rank 0, and ErrMismatch for another
-// seed. Load sets the step and leaves the first sample, which each rank has its own. It refuses a checkpoint of
-// another seed, or one without random numbers.
+// WithRandom makes checkpoints keep the step of random, so that a training with random numbers
+// resumes with the bits of one that never stopped. The [nn.Random] of the dropouts in the graph is
+// kept without this option: it is for random numbers that are drawn elsewhere. New gives all ranks
+// the step of rank 0, and ErrMismatch for another seed. Load sets the step and leaves the first
+// sample, which each rank has its own. It refuses a checkpoint of another seed, or one without
+// random numbers.
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
 func WithRandom(random Random) Option { return func(o *options) { o.random = random } }
 
-// WithFrozen says that variables are part of the model although nothing trains them, such as the layers of a
-// pretrained network that are not fine-tuned, or random projections. New gives all ranks the values of rank 0, Check and
-// Hash cover them, and checkpoints keep them.
+// WithFrozen says that variables are part of the model although nothing trains them, such as the
+// layers of a pretrained network that are not fine-tuned, or random projections. New gives all
+// ranks the values of rank 0, Check and Hash cover them, and checkpoints keep them.
 //
-// Variables that are neither parameters nor frozen are data of each rank, such as images and labels: these
-// functions do not read or write them. A variable does not show whether it is data, since both are bound by Let,
-// by WithValue or in place. So declare each frozen one, in the same order on every rank. Nodes are variables with
-// contiguous values on the host, of any dtype that communicators take.
+// Variables that are neither parameters nor frozen are data of each rank, such as images and
+// labels: these functions do not read or write them. A variable does not show whether it is data,
+// since both are bound by Let, by WithValue or in place. So declare each frozen one, in the same
+// order on every rank. Nodes are variables with contiguous values on the host, of any dtype that
+// communicators take.
 func WithFrozen(variables ...*gorgonia.Node) Option {
 	return func(o *options) { o.frozen = append(o.frozen, variables...) }
 }
 
-// Notice says where a [DataParallel] reports what a user should know although it is no error, such as random numbers
-// that a checkpoint cannot keep. Rank 0 says it for all, each once. The default is standard error.
-func Notice(say func(text string)) Option { return func(o *options) { o.notice = say } }
+// WithNotice says where what a user should know is reported, in place of standard error: random
+// numbers that a checkpoint cannot keep, and what an old checkpoint lacks. Rank 0 says it, each
+// once. Ranks need not have the same.
+func WithNotice(say func(text string)) Option { return func(o *options) { o.notice = say } }
 
-// toStandardError is the default of Notice.
+// toStandardError is the default of WithNotice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 
 // WithPartial makes every rank apply its own gradients, and then average a part

@@ -82,7 +82,7 @@ func (m *Machine) connect(problem error) error {
 	}
 	err := p.agree("", problem)
 	if err == nil {
-		options := append([]autograd.Option{autograd.Notice(m.notice)}, p.options...)
+		options := append([]autograd.Option{autograd.WithNotice(m.notice)}, p.options...)
 		if m.micro.Tree {
 			options = append(options, autograd.WithTree(m.micro.all))
 		}

@@ -30,7 +30,8 @@ type stateful struct {
 	random       *nn.Random
 }
 
-// newStateful returns a model for four samples of one number, which begins with the numbers of a rank.
+// newStateful returns a model for four samples of one number, which begins with the numbers of a
+// rank.
 func newStateful(t testing.TB, rank int, drop float64) *stateful {
 	m := &stateful{model: model{g: gorgonia.NewGraph()}, random: nn.NewRandom(3)}
 	own := float64(rank)
@@ -93,8 +94,8 @@ func (r ranked) evaluate(m *stateful) ([]float64, error) {
 	return floats(r.t, m.y.Value()), errors.Join(err, e.Close())
 }
 
-// TestAveragesAreThoseOfAllRanks: after each step, of one run or of several, the moving averages of all ranks are
-// the mean of what each rank has found, and all ranks evaluate alike.
+// TestAveragesAreThoseOfAllRanks: after each step, of one run or of several, the moving averages of
+// all ranks are the mean of what each rank has found, and all ranks evaluate alike.
 func TestAveragesAreThoseOfAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
@@ -136,8 +137,8 @@ func averagesOfAllRanks(t *testing.T, k testenv.Kind, micro int) {
 	}
 }
 
-// TestFrozenVariablesAreOfTheModel: New gives all ranks those of rank 0, Check finds a difference, and Load brings
-// them back, also to a device.
+// TestFrozenVariablesAreOfTheModel: New gives all ranks those of rank 0, Check finds a difference,
+// and Load brings them back, also to a device.
 func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {
@@ -180,8 +181,8 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 	})
 }
 
-// TestUndeclaredVariablesAreNamed: a variable that differs between ranks and that no run changes is named once, by
-// rank 0, and others are not.
+// TestUndeclaredVariablesAreNamed: a variable that differs between ranks and that no run changes is
+// named once, by rank 0, and others are not.
 func TestUndeclaredVariablesAreNamed(t *testing.T) {
 	for _, test := range []struct {
 		let  bool // x, before each run
@@ -247,8 +248,8 @@ func checkpointed(what, dir string) error {
 	return errors.Join(err, wrong, unread, dp.Check(), machine.Close(), own.Close())
 }
 
-// TestEvaluationIsTheSameAfterLoad: a model with a batch norm, frozen parameters and a dropout evaluates the same
-// before Save and after Load in other processes, on as many ranks and on one.
+// TestEvaluationIsTheSameAfterLoad: a model with a batch norm, frozen parameters and a dropout
+// evaluates the same before Save and after Load in other processes, on as many ranks and on one.
 func TestEvaluationIsTheSameAfterLoad(t *testing.T) {
 	dir := "EURYALE_TEST_CHECKPOINT=" + filepath.Join(t.TempDir(), "checkpoint")
 	var want string

@@ -87,7 +87,8 @@ type history struct {
 	weights, averages []float64
 }
 
-// of returns the part that a rank of P has of the gradients of one rank, whose loss is the mean of theirs.
+// of returns the part that a rank of P has of the gradients of one rank, whose loss is the mean of
+// theirs.
 func (h history) of(rank, P int) (all []float64) {
 	size := len(h.gradients) / syncSteps
 	for step := range slices.Chunk(h.gradients, size) {
@@ -133,8 +134,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	return h, err
 }
 
-// TestBatchNormOverAllRanks: with SyncBatchNorm, losses, gradients, weights and moving averages of a training on any
-// number of ranks are those of one rank with the whole batch.
+// TestBatchNormOverAllRanks: with SyncBatchNorm, losses, gradients, weights and moving averages of
+// a training on any number of ranks are those of one rank with the whole batch.
 func TestBatchNormOverAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) { normsOverAllRanks(t, k, 1, 2, 4) })
@@ -185,7 +186,8 @@ func agreeing(t *testing.T, what string, got, want []float64, tolerance float64)
 	}
 }
 
-// TestSyncBatchNormIsChecked: New refuses a batch norm over all ranks where it means nothing, or where ranks differ.
+// TestSyncBatchNormIsChecked: New refuses a batch norm over all ranks where it means nothing, or
+// where ranks differ.
 func TestSyncBatchNormIsChecked(t *testing.T) {
 	solver := func(m *model) vm.Option { return vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...) }
 	err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {

@@ -44,8 +44,8 @@ func (m *Machine) noteData() error {
 	return nil
 }
 
-// sayUndeclared reports, before the second run, variables that differ between ranks and that the program has not
-// changed: data that it gave once, or parameters that it has not declared.
+// sayUndeclared reports, before the second run, variables that differ between ranks and that the
+// program has not changed: data that it gave once, or parameters that it has not declared.
 func (m *Machine) sayUndeclared() {
 	p := m.parallel
 	if p == nil || p.unlike == nil {

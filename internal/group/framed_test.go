@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 )
 
-// TestFramedNotesOfAnyLengthArrive: notes of other lengths than those of other ranks arrive whole, in pieces of any
-// size.
+// TestFramedNotesOfAnyLengthArrive: notes of other lengths than those of other ranks arrive whole,
+// in pieces of any size.
 func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
 	for _, most := range []int{group.NoteBytes, 2*group.NoteBytes + 1, math.MaxInt} {
 		for _, n := range []int{0, 1, group.NoteBytes - 4, group.NoteBytes, 10*group.NoteBytes + 3} {

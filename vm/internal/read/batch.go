@@ -21,10 +21,11 @@ type moments struct {
 func (n Norms) several() bool { return n.Comm != nil && n.Comm.Size() > 1 }
 func (g *Graph) synced() bool { return g.norms.several() && g.norms.Sync }
 
-// batchMoments adds the moments of the batch of a batch norm's operand. Those of several ranks are found once for
-// forward and backward pass: the mean and the variance of each rank go to all, in one all-gather, and are combined as
-// Chan, Golub and LeVeque do (Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979). No
-// difference of large sums is taken, and all ranks compute the same bits. Ranks have equally many samples.
+// batchMoments adds the moments of the batch of a batch norm's operand. Those of several ranks are
+// found once for forward and backward pass: the mean and the variance of each rank go to all, in
+// one all-gather, and are combined as Chan, Golub and LeVeque do (Updating Formulae and a Pairwise
+// Algorithm for Computing Sample Variances, 1979). No difference of large sums is taken, and all
+// ranks compute the same bits. Ranks have equally many samples.
 func (b *builder) batchMoments(x ir.ID) moments {
 	if known, ok := b.whole[x]; ok {
 		return known
@@ -64,7 +65,8 @@ func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
 	return b.two(fuse.Mul, b.two(fuse.Sub, x, m.mean), scale), scale
 }
 
-// standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks are one all-reduce.
+// standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks are
+// one all-reduce.
 func (b *builder) standardizedGrad(z, scale, dz ir.ID) ir.ID {
 	axes := b.channelAxes(z)
 	mean, along := b.mean(dz, axes...), b.mean(b.two(fuse.Mul, dz, z), axes...)
@@ -96,8 +98,9 @@ func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
 	return id
 }
 
-// averageStatistics makes the statistics of batch norms the mean over all ranks, by one all-reduce for those of a
-// dtype. A moving average is linear in what it averages: it becomes the mean of the ranks' moving averages.
+// averageStatistics makes the statistics of batch norms the mean over all ranks, by one all-reduce
+// for those of a dtype. A moving average is linear in what it averages: it becomes the mean of the
+// ranks' moving averages.
 func (g *Graph) averageStatistics() error {
 	if !g.norms.several() || g.norms.Sync {
 		return nil
