@@ -12,16 +12,16 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Check returns an error on every rank unless the model has the same bits on all ranks: parameters,
-// variables of [WithFrozen], moving averages of batch norms, and the seed and step of random
-// numbers. It is collective. Call it now and then between steps, and after training: it finds ranks
-// whose solvers or seeds differ.
+// Check returns an error on every rank unless the model has the same bits on all ranks:
+// parameters, variables of [WithFrozen], moving averages of batch norms, and the seed and step of
+// random numbers. It is collective. Call it now and then between steps, and after training: it
+// finds ranks whose solvers or seeds differ.
 //
 // Cost: a hash of the model, for which those on a device are copied to the host, and an
 // all-gather of 8 bytes for each.
 //
-// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those of
-// the communicator.
+// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those
+// of the communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -55,12 +55,14 @@ func alikeOn(comm backend.Communicator, items []item) error {
 		sum := sha256.Sum256(value)
 		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
 	}
-	if err := exchange(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+	gather := backend.Collective{Kind: backend.AllGather}
+	if err := exchange(comm, gather, backend.Of(all), backend.Of(mine)); err != nil {
 		return err
 	}
 	for i, hash := range all {
 		if hash != all[i%n] {
-			return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0", backend.ErrMismatch, items[i%n].name, i/n)
+			return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0",
+				backend.ErrMismatch, items[i%n].name, i/n)
 		}
 	}
 	return nil

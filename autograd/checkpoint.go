@@ -83,12 +83,14 @@ func (r record) checksum() (string, error) {
 	return textOf(h), nil
 }
 
-// Save writes a checkpoint: the parameters, the state of the solver, the variables of [WithFrozen], the moving
-// averages of batch norms, the step of random numbers and the residuals of a compression. Averages and random
-// numbers are those of the parameters' graphs; averages become the mean over all ranks before. Training resumes from it with the same bits as
-// if it had never stopped. Save is collective. dir is a directory that all ranks reach. Save replaces it as a whole, once all ranks
-// have written their files and these are on the disk. progress is whatever else the program needs
-// to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
+// Save writes a checkpoint: the parameters, the state of the solver, the variables of
+// [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals
+// of a compression. Averages and random numbers are those of the parameters' graphs; averages
+// become the mean over all ranks before. Training resumes from it with the same bits as if it had
+// never stopped. Save is collective. dir is a directory that all ranks reach. Save replaces it as
+// a whole, once all ranks have written their files and these are on the disk. progress is whatever
+// else the program needs to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes
+// that of rank 0.
 //
 // dir contains checkpoint.json, model.safetensors with the parameters and the solver's state, and a
 // file for each rank if ranks have state of their own. All files have checksums. Save writes to
@@ -104,12 +106,12 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
 
-// Load restores what Save has written, and unmarshals its progress; a nil progress ignores it. Load is
-// collective. Build the graph before. The program must have the same parameters, batch norms and options, and
-// the same settings of the solver, which are not in the checkpoint.
+// Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
+// Load is collective. Build the graph before. The program must have the same parameters, batch
+// norms and options, and the same settings of the solver, which are not in the checkpoint.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
-// options; Load does not compare these then. They lack moving averages and frozen parameters, too: these
-// stay as they are, and Load says so ([WithNotice]).
+// options; Load does not compare these then. They lack moving averages and frozen parameters, too:
+// these stay as they are, and Load says so ([WithNotice]).
 //
 // Gorgonia's machines throw moving averages away when they are made for training. Make a
 // gorgonia.NewTapeMachine before Load.
@@ -138,7 +140,8 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
-		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", errors.Join(d.betweenSteps(), d.model.find()))); err != nil {
+		problem := errors.Join(d.betweenSteps(), d.model.find())
+		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", problem)); err != nil {
 			return err
 		}
 		return f()
@@ -296,7 +299,8 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
-		Compression: d.through != d.comm, Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages), origin: origin{len(d.params), d.reduced, d.compressor()},
+		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
+		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {

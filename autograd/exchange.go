@@ -156,9 +156,9 @@ func (x *Exchange) Fail(err error) error {
 	return x.d.fail(err)
 }
 
-// Unlike returns those of the variables that have other values on other ranks, and are neither parameters nor
-// frozen ([WithFrozen]): data of each rank, or parameters that nobody has declared. It is collective. Cost: a
-// hash of each, and an all-gather of the hashes.
+// Unlike returns those of the variables that have other values on other ranks, and are neither
+// parameters nor frozen ([WithFrozen]): data of each rank, or parameters that nobody has declared.
+// It is collective. Cost: a hash of each, and an all-gather of the hashes.
 func (x *Exchange) Unlike(variables gorgonia.Nodes) (unlike gorgonia.Nodes, err error) {
 	mine, of := map[string]string{}, map[string]*gorgonia.Node{}
 	for _, n := range variables {

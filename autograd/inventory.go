@@ -3,6 +3,7 @@ package autograd
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -15,12 +16,13 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// inventory is what a model is: all that its results depend on besides the data of a run. New makes
-// it the same on all ranks, Check and Hash cover it, and Save and Load keep it.
+// inventory is what a model is: all that its results depend on besides the data of a run. New
+// makes it the same on all ranks, Check and Hash cover it, and Save and Load keep it.
 //
 //   - learnables are the parameters of New, which a solver changes.
 //   - frozen are variables that nothing changes: those of WithFrozen.
-//   - averages are mean and variance of the batch norms in the graphs of the learnables, which runs change.
+//   - averages are mean and variance of the batch norms in the graphs of the learnables, which runs
+//     change.
 //   - random is where the dropouts of these graphs draw from, or that of WithRandom.
 //
 // Images, labels and whatever else a program gives to a run are data of each rank, and not part of
@@ -95,17 +97,21 @@ func (v *inventory) take(o options) error {
 
 // freezable returns why a node cannot be a frozen parameter.
 func (v *inventory) freezable(n *gorgonia.Node) error {
-	switch {
-	case n == nil:
+	if n == nil {
 		return fmt.Errorf("%w: a variable is nil", backend.ErrArgument)
-	case n.Op() != nil:
-		return fmt.Errorf("%w: %s is the result of an operation, and no variable", backend.ErrArgument, n.Name())
-	case slices.ContainsFunc(v.learnables, func(p *param) bool { return p.node == n }):
-		return fmt.Errorf("%w: %s is a parameter of New, which a solver changes", backend.ErrArgument, n.Name())
-	case n.Value() == nil:
-		return fmt.Errorf("%w: %s has no value: bind one with WithInit, WithValue or Let first", backend.ErrArgument, n.Name())
 	}
-	return nil
+	why := ""
+	switch {
+	case n.Op() != nil:
+		why = "is the result of an operation, and no variable"
+	case slices.ContainsFunc(v.learnables, func(p *param) bool { return p.node == n }):
+		why = "is a parameter of New, which a solver changes"
+	case n.Value() == nil:
+		why = "has no value: bind one with WithInit, WithValue or Let first"
+	default:
+		return nil
+	}
+	return fmt.Errorf("%w: %s %s", backend.ErrArgument, n.Name(), why)
 }
 
 // frozenPiece returns the piece of a variable.
@@ -122,7 +128,8 @@ func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 		memory: func() (backend.Buffer, error) {
 			now, err := hostMemory(n.Value())
 			if err == nil && (now.DType() != was.DType() || now.Len() != was.Len()) {
-				err = fmt.Errorf("was bound to another kind of value since New: %v%v", now.DType(), n.Value().Shape())
+				err = fmt.Errorf("was bound to another kind of value since New: %v%v",
+					now.DType(), n.Value().Shape())
 			}
 			if err != nil {
 				return now, fmt.Errorf("frozen parameter %s %w", n.Name(), err)
@@ -141,14 +148,14 @@ func (v *inventory) declares(n *gorgonia.Node) bool {
 // hostMemory returns the memory of a value, which must be in row order.
 func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 	d, ok := residence.DType(v.Dtype())
-	if !ok {
+	t, dense := v.(*tensor.Dense)
+	switch {
+	case !ok:
 		return backend.Buffer{}, fmt.Errorf("is a tensor of %v, which is not supported", v.Dtype())
-	}
-	if residence.Engine[engine](v) != nil {
-		return backend.Buffer{}, fmt.Errorf("is on a device: a machine of package vm moves it there itself")
-	}
-	if t, ok := v.(*tensor.Dense); ok && !residence.RowMajor(t) {
-		return backend.Buffer{}, fmt.Errorf("is a view or transposed: its value must be contiguous, in row order")
+	case residence.Engine[engine](v) != nil:
+		return backend.Buffer{}, errors.New("is on a device: a machine of package vm moves it there")
+	case dense && !residence.RowMajor(t):
+		return backend.Buffer{}, errors.New("is a view or transposed: its value must be contiguous")
 	}
 	memory, err := residence.Memory(v, d)
 	if err != nil {
@@ -157,8 +164,8 @@ func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 	return memory.Slice(0, v.Shape().TotalSize()), nil
 }
 
-// find looks for averages and random numbers in the graphs of the learnables. Where hooks are used,
-// graphs grow after New.
+// find looks for averages and random numbers in the graphs of the learnables. Where hooks are
+// used, graphs grow after New.
 func (v *inventory) find() error {
 	v.averages, v.unkept = nil, nil
 	if !v.given {
@@ -198,8 +205,10 @@ func (v *inventory) average(a averaging, seen map[any]bool) error {
 			return fmt.Errorf("the moving %s of batch norm %d %w", name, number, err)
 		}
 		v.averages = append(v.averages, piece{
-			key: fmt.Sprintf("%s%d.%s", averagePrefix, number, name), name: fmt.Sprintf("moving %s of batch norm %d", name, number),
-			shape: append([]int{}, t.Shape()...), dtype: memory.DType(), memory: func() (backend.Buffer, error) { return memory, nil },
+			key:   fmt.Sprintf("%s%d.%s", averagePrefix, number, name),
+			name:  fmt.Sprintf("moving %s of batch norm %d", name, number),
+			shape: append([]int{}, t.Shape()...), dtype: memory.DType(),
+			memory: func() (backend.Buffer, error) { return memory, nil },
 		})
 	}
 	return nil
@@ -222,7 +231,8 @@ func (v *inventory) draw(op gorgonia.Op) {
 	if t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if t != nil && t.PkgPath() == "gorgonia.org/gorgonia" && (t.Name() == "dropoutOp" || t.Name() == "randomOp") {
+	stock := t != nil && t.PkgPath() == "gorgonia.org/gorgonia"
+	if stock && (t.Name() == "dropoutOp" || t.Name() == "randomOp") {
 		v.lose(op)
 	}
 }
@@ -301,8 +311,9 @@ func (v *inventory) share(comm backend.Communicator) error {
 		return nil
 	}
 	all := make([]byte, len(note))
+	comm = backend.Label(comm, backend.ForNew)
 	c := backend.Collective{Kind: backend.Broadcast}
-	if err := exchange(backend.Label(comm, backend.ForNew), c, backend.Of(all), backend.Of(note)); err != nil {
+	if err := exchange(comm, c, backend.Of(all), backend.Of(note)); err != nil {
 		return fmt.Errorf("frozen parameters and moving averages: %w", err)
 	}
 	if v.random != nil {
@@ -365,8 +376,8 @@ func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end in
 	}
 }
 
-// mergeAverages makes the moving averages those of all ranks, unless the ranks have models of their
-// own.
+// mergeAverages makes the moving averages those of all ranks, unless the ranks have models of
+// their own.
 func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 	if d.partial {
 		return nil
@@ -386,7 +397,8 @@ func (d *DataParallel) settle() error {
 		}
 	}
 	for _, op := range d.model.unkept {
-		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training that is loaded goes on with others; those of one nn.Random, in nn.Dropout, are kept", op))
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training that is "+
+			"loaded goes on with others; those of one nn.Random, in nn.Dropout, are kept", op))
 	}
 	return nil
 }
@@ -424,7 +436,8 @@ func (v *inventory) kept(r record) (all []piece) {
 
 // sayMissing reports what stays as it is because the checkpoint does not have it.
 func (d *DataParallel) sayMissing(r record) {
-	why := "the checkpoint, of an older version or of a program without them, has no %s: those of the program stay as they are"
+	why := "the checkpoint, of an older version or of a program without them, has no %s: " +
+		"those of the program stay as they are"
 	if n := len(d.model.averages); n > 0 && r.Averages == 0 {
 		d.say(fmt.Sprintf(why+", so train before you evaluate", "moving averages of batch norms"))
 	}
@@ -441,18 +454,24 @@ func (v *inventory) fits(l loaded) error {
 	for _, n := range []struct {
 		what      string
 		has, want int
-	}{{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)}, {"moving averages of batch norms", l.Averages, len(v.averages)}} {
+	}{
+		{"frozen parameters (WithFrozen)", l.Frozen, len(v.frozen)},
+		{"moving averages of batch norms", l.Averages, len(v.averages)},
+	} {
 		if n.has != n.want && n.has > 0 {
-			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what, n.want)
+			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same "+
+				"graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what, n.want)
 		}
 	}
 	for _, p := range v.kept(l.record) {
 		t, ok := l.model[p.key]
 		switch {
 		case !ok:
-			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same names and order", backend.ErrArgument, p.name, p.key)
+			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same names "+
+				"and order", backend.ErrArgument, p.name, p.key)
 		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
-			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
+			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the "+
+				"checkpoint's sizes, or load another checkpoint",
 				backend.ErrArgument, p.name, t.data.DType(), t.shape, p.dtype, p.shape)
 		}
 		if _, err := p.memory(); err != nil {

@@ -52,8 +52,8 @@ type DataParallel struct {
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
-// collective. The model is the parameters, the variables of [WithFrozen], and what operations of the
-// parameters' graphs keep: the moving averages of batch norms, and the step of random numbers.
+// collective. The model is the parameters, the variables of [WithFrozen], and what operations of
+// the parameters' graphs keep: moving averages of batch norms, and the step of random numbers.
 //
 // params are input nodes that are bound to contiguous tensors or scalars of float32 and
 // float64, also mixed. Every rank passes the same names, dtypes and shapes in the same order,
@@ -106,13 +106,15 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, model: model, notice: o.notice, said: map[string]bool{}, parts: o.parts,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+		model: model, notice: o.notice, said: map[string]bool{},
 		params: params, buckets: plan(params, o.first, o.rest)}
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}
 	err = d.round()
-	if err = agree(backend.Label(comm, backend.ForNew), describe(params, d.buckets, o)+d.model.String(), err); err == nil {
+	description := describe(params, d.buckets, o) + d.model.String()
+	if err = agree(backend.Label(comm, backend.ForNew), description, err); err == nil {
 		err = d.prepareBuckets()
 	}
 	err = d.parts.connect(params, err)

@@ -295,5 +295,6 @@ func (d *DataParallel) checkParts() error {
 		return nil
 	}
 	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool { return d.parts.divided(p.index) })
-	return alikeOn(backend.Label(d.parts.comm, backend.ForCheck), slices.Concat(items(same), d.model.rest()))
+	comm := backend.Label(d.parts.comm, backend.ForCheck)
+	return alikeOn(comm, slices.Concat(items(same), d.model.rest()))
 }

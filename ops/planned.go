@@ -130,19 +130,22 @@ func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backen
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }
 
-// Planned returns a collective of tensors of a dtype and a shape that a plan of package vm runs although no node of
-// a graph stands for it, and the shape of its result: an AllReduce, or an AllGather along the first axis. Ranks
-// compare name and number. Errors are those of [AllReduce] and [AllGather].
-func Planned(comm backend.Communicator, c backend.Collective, name string, number int, dt tensor.Dtype, shape tensor.Shape) (gorgonia.Op, tensor.Shape, error) {
+// Planned returns a collective that a plan of package vm runs although no node of a graph stands
+// for it, and the shape of its result: an AllReduce, or an AllGather along the first axis, of x,
+// which is read for its dtype and shape alone. Ranks compare name and number. Errors are those of
+// [AllReduce] and [AllGather].
+func Planned(comm backend.Communicator, c backend.Collective, name string, number int, x *tensor.Dense) (
+	gorgonia.Op, tensor.Shape, error,
+) {
 	fwd := transform{kind: c.Kind, op: c.Op, scatter: none, gather: none}
 	if c.Kind == backend.AllGather {
 		fwd.gather = 0
 	}
-	moved, err := bufferDType(dt)
+	moved, err := bufferDType(x.Dtype())
 	if err != nil {
 		return nil, nil, fmt.Errorf("ops: %s: %w", name, err)
 	}
-	b := &builder{comm: comm, dtype: dt, moved: moved, shape: shape}
+	b := &builder{comm: comm, dtype: x.Dtype(), moved: moved, shape: x.Shape().Clone()}
 	o, err := b.op(fwd, exact)
 	if err != nil {
 		return nil, nil, fmt.Errorf("ops: %s: %w", name, err)

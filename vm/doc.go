@@ -114,8 +114,8 @@
 // its indices: their rows are NaN then, and get no gradient.
 //
 // The operation of a gorgonia.BatchNorm has the moving averages after each step of training, for
-// Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin by
-// throwing the averages away. With [WithDataParallel] they are the mean over all ranks, in each
+// Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin
+// by throwing the averages away. With [WithDataParallel] they are the mean over all ranks, in each
 // step, and checkpoints keep them. A batch norm normalises the share of its rank, or with
 // [SyncBatchNorm] the batches of all ranks together. Batch norms of another graph have averages of
 // their own, also if the variables are the same: carry them over by Stats and SetStats.
@@ -125,9 +125,11 @@
 //
 // # Files
 //
-// machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other ranks, clip.go the norm of gradients,
-// accumulate.go micro-batches, norm.go the averages of batch norms, syncnorm.go batch norms over all ranks, random.go what else
-// changes between runs, warn.go what it reports, undeclared.go variables that differ between ranks, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
-// operations that only the graph knows. internal/read makes a program of a graph, internal/ir is the language of programs,
-// internal/plan makes a plan of a program, and internal/exec runs plans.
+// machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other
+// ranks, clip.go the norm of gradients, accumulate.go micro-batches, norm.go the averages of batch
+// norms, syncnorm.go batch norms over all ranks, random.go what else changes between runs, warn.go
+// what it reports, undeclared.go variables that differ between ranks, precision.go how it
+// multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
+// operations that only the graph knows. internal/read makes a program of a graph, internal/ir is
+// the language of programs, internal/plan makes a plan of a program, and internal/exec runs plans.
 package vm

@@ -96,7 +96,8 @@ func (m *Machine) prepare() error {
 		return err
 	}
 	if m.synced && len(r.Statistics) == 0 {
-		return fmt.Errorf("vm: SyncBatchNorm: %w: the graph has no gorgonia.BatchNorm", backend.ErrArgument)
+		why := "the graph has no gorgonia.BatchNorm"
+		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
 	}
 	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
 	r.Program.Precision = m.precision.ofProgram()

@@ -40,9 +40,9 @@ func (m *Machine) findNorms() error {
 	return nil
 }
 
-// average notes what the batch norms have found in a run, and updates the averages in the last run of a step, so
-// that those of all ranks are the same between steps. With WithTree the ranks have found different things, and
-// each takes those of all ranks, one after the other.
+// average notes what the batch norms have found in a run, and updates the averages in the last run
+// of a step, so that those of all ranks are the same between steps. With WithTree the ranks have
+// found different things, and each takes those of all ranks, one after the other.
 func (m *Machine) average(last bool) error {
 	for _, n := range m.norms {
 		for i, batch := range n.batch {
@@ -95,15 +95,15 @@ func mix[T float32 | float64](average, batch []T, momentum, scale float64) {
 	}
 }
 
-// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which shares those
-// of the batch norm.
+// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
+// shares those of the batch norm.
 type averaging interface {
 	Stats() (mean, variance tensor.Tensor)
 	SetStats(mean, variance tensor.Tensor) error
 }
 
-// setTraining tells an operation whether it trains. Averages stay as they are: by itself, SetTraining
-// throws them away.
+// setTraining tells an operation whether it trains. Averages stay as they are: by itself,
+// SetTraining throws them away.
 func setTraining(op gorgonia.TrainModeOp, on bool) error {
 	a, ok := op.(averaging)
 	if !ok || !on {

@@ -26,15 +26,15 @@ func newNormed(dt tensor.Dtype) normed {
 	return normed{x, valueOf(must(y, err)), op}
 }
 
-// newTrained is newNormed of x * w, with the gradient of w: as in every network that trains, the input
-// of the batch normalisation has a gradient.
+// newTrained is newNormed of x * w, with the gradient of w: as in every network that trains, the
+// input of the batch normalisation has a gradient.
 func newTrained(dt tensor.Dtype) normed {
 	m := &model{g: gorgonia.NewGraph()}
 	x, w := m.variable("x", dt, 3, 2, 2, 2), m.variable("w", dt, 3, 2, 2, 2)
 	gain, bias := m.variable("gain", dt, 1, 2, 1, 1), m.variable("bias", dt, 1, 2, 1, 1)
 	y, _, _, op, err := gorgonia.BatchNorm(must(gorgonia.HadamardProd(x, w)), gain, bias, 0.25, 1e-3)
-	must(y, err)
-	if _, err := gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(y)))), w, gain, bias); err != nil {
+	loss := must(gorgonia.Sum(must(gorgonia.Square(must(y, err)))))
+	if _, err := gorgonia.Grad(loss, w, gain, bias); err != nil {
 		panic(err)
 	}
 	return normed{x, valueOf(y), op}

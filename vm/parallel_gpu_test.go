@@ -48,7 +48,8 @@ func TestAccumulateOnGPU(t *testing.T) {
 	}
 }
 
-// TestBatchNormOverAllRanksOnGPU is TestBatchNormOverAllRanks on GPUs, where its collectives are part of CUDA graphs.
+// TestBatchNormOverAllRanksOnGPU is TestBatchNormOverAllRanks on GPUs, where its collectives are
+// part of CUDA graphs.
 func TestBatchNormOverAllRanksOnGPU(t *testing.T) { normsOverAllRanks(t, testenv.GPUs, 1, 2) }
 
 // TestAveragesAreThoseOfAllRanksOnGPU is TestAveragesAreThoseOfAllRanks on GPUs.

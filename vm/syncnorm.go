@@ -14,8 +14,9 @@ import (
 //
 // The gradient is exact: that of x on a rank is the derivative of the sum of all ranks' losses.
 // Moving averages have mean and variance of the whole batch, the same bits on all ranks. The
-// variance is computed from each rank's mean and variance, so large means do not cancel. Evaluation
-// ([Eval]) uses the averages and needs no other rank. All ranks have equally many samples.
+// variance is computed from each rank's mean and variance, so large means do not cancel.
+// Evaluation ([Eval]) uses the averages and needs no other rank. All ranks have equally many
+// samples.
 //
 // Cost: for each batch norm of C channels, an all-gather of 2C elements in the forward pass and an
 // all-reduce of 2C in the backward pass, on the device of the plan. The passes wait for them.
@@ -36,7 +37,8 @@ func (m *Machine) checkSync() error {
 	case m.parallel == nil:
 		why = "no ranks train together: use WithDataParallel, too"
 	case m.micro.Tree:
-		why = "with WithTree bits do not depend on the number of ranks, and here on the micro-batches that ranks run together: leave out one of them"
+		why = "with WithTree bits do not depend on the number of ranks, and here on the micro-batches " +
+			"that ranks run together: leave out one of them"
 	default:
 		return nil
 	}

@@ -106,7 +106,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	r.lock.Lock()
 	m := newSyncModel(r.t, dt, share)
 	r.lock.Unlock()
-	options = append(options, vm.WithSolver(&autograd.Momentum{Rate: 0.05, Momentum: 0.5}, m.params...))
+	solver := &autograd.Momentum{Rate: 0.05, Momentum: 0.5}
+	options = append(options, vm.WithSolver(solver, m.params...))
 	machine, err := vm.New(m.g, r.device, options...)
 	if err != nil {
 		return h, err

@@ -62,8 +62,9 @@ func (m *Machine) sayUndeclared() {
 	}
 	p.unlike = nil
 	if len(names) > 0 && p.comm.Rank() == 0 {
-		m.notice(fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are parameters that "+
-			"nothing trains, declare them by autograd.WithFrozen, and all ranks and checkpoints have those of rank 0",
+		m.notice(fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are "+
+			"parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks and "+
+			"checkpoints have those of rank 0",
 			strings.Join(names, ", ")))
 	}
 }

@@ -3,6 +3,7 @@ package group_test
 import (
 	"bytes"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/group"
@@ -22,8 +23,8 @@ func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
 				return [][]byte{frame, frame}, nil
 			}
 			notes, err := group.Framed(most, twice)(note)
-			if err != nil || len(notes) != 2 || !bytes.Equal(notes[0], note) || !bytes.Equal(notes[1], note) {
-				t.Errorf("of %d bytes in pieces of %d arrive %d, %v", n, most, len(notes[0]), err)
+			if err != nil || !slices.EqualFunc(notes, [][]byte{note, note}, bytes.Equal) {
+				t.Errorf("of %d bytes in pieces of %d arrive %v, %v", n, most, notes, err)
 			}
 		}
 	}

@@ -238,7 +238,8 @@ func (o *Op) SetTraining(on bool) error {
 	return nil
 }
 
-// Draws returns the [*Random] that the operation draws from, nil for none. Package autograd keeps it in checkpoints.
+// Draws returns the [*Random] that the operation draws from, nil for none. Package autograd keeps
+// it in checkpoints.
 func (o *Op) Draws() any {
 	if s, ok := o.Spec.(DropoutSpec); ok {
 		return s.Mask.Random

@@ -37,12 +37,10 @@ func (b *builder) batchMoments(x ir.ID) moments {
 		return m
 	}
 	one := b.of(mean).Shape
-	all := b.collective(backend.Collective{Kind: backend.AllGather}, "batch norm", b.pair(mean, variance))
-	row := func(i int) ir.ID { // [P, C]
-		v := b.of(all).Shape
-		return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, v.With(1, 1), b.dtype, all), ir.Of(v.At(0), v.At(2)))
-	}
-	means, variances := row(0), row(1)
+	gather := backend.Collective{Kind: backend.AllGather}
+	all := b.collective(gather, "batch norm", b.pair(mean, variance))
+	ranks, channels := b.norms.Comm.Size(), shape.At(1)
+	means, variances := b.row(all, 0, ir.Of(ranks, channels)), b.row(all, 1, ir.Of(ranks, channels))
 	whole := b.mean(means, 0)
 	between := b.one(fuse.Square, b.two(fuse.Sub, means, whole))
 	m.mean = b.reshape(whole, one)
@@ -59,41 +57,43 @@ func (b *builder) pair(x, y ir.ID) ir.ID {
 	return b.add(ir.Concat{Axis: 1}, ir.Of(1, 2, n), b.dtype, b.reshape(x, row), b.reshape(y, row))
 }
 
+// row adds x[:, i, :] in another shape.
+func (b *builder) row(x ir.ID, i int, shape ir.Dims) ir.ID {
+	part := b.of(x).Shape.With(1, 1)
+	return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, part, b.dtype, x), shape)
+}
+
 // standardized adds z = (x - mean) * scale, and scale, 1 / sqrt(variance + epsilon).
 func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
 	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, m.variance, b.number("epsilon")))
 	return b.two(fuse.Mul, b.two(fuse.Sub, x, m.mean), scale), scale
 }
 
-// standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks are
-// one all-reduce.
+// standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks
+// are one all-reduce.
 func (b *builder) standardizedGrad(z, scale, dz ir.ID) ir.ID {
 	axes := b.channelAxes(z)
 	mean, along := b.mean(dz, axes...), b.mean(b.two(fuse.Mul, dz, z), axes...)
 	if b.synced() {
 		one := b.of(mean).Shape
-		sums := b.collective(backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, "batch norm's gradient", b.pair(mean, along))
-		row := func(i int) ir.ID {
-			return b.reshape(b.add(ir.Slice{Axis: 1, Start: i, Step: 1}, b.of(sums).Shape.With(1, 1), b.dtype, sums), one)
-		}
-		mean, along = row(0), row(1)
+		average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
+		means := b.collective(average, "batch norm's gradient", b.pair(mean, along))
+		mean, along = b.row(means, 0, one), b.row(means, 1, one)
 	}
 	return b.backward(z, scale, dz, mean, along)
 }
 
 // collective adds what a collective of the ranks of batch norms makes of x.
 func (b *builder) collective(c backend.Collective, name string, x ir.ID) ir.ID {
-	v := b.of(x)
-	shape := tensor.Shape(v.Shape.Slice())
-	dt := b.node.Dtype()
+	shape := tensor.WithShape(b.of(x).Shape.Slice()...)
+	room := tensor.New(tensor.Of(b.node.Dtype()), shape)
 	b.moves++
-	op, out, err := ops.Planned(b.norms.Comm, c, name, b.moves, dt, shape)
+	op, out, err := ops.Planned(b.norms.Comm, c, name, b.moves, room)
 	if err != nil {
 		b.problem = fmt.Errorf("%s over all ranks: %w", name, err)
 		return x
 	}
 	id := b.add(ir.Opaque{Index: len(b.Opaques), Name: op.String()}, ir.Of(out...), b.dtype, x)
-	room := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
 	b.Opaques = append(b.Opaques, Opaque{Op: op, Node: b.node, Room: []*tensor.Dense{room}})
 	return id
 }

@@ -89,7 +89,9 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	if err != nil {
 		return nil, fmt.Errorf("vm: the graph cannot be sorted: %w", err)
 	}
-	r := &Graph{training: training, norms: norms, whole: map[ir.ID]moments{}, values: make(map[*gorgonia.Node]ir.ID, len(sorted))}
+	r := &Graph{training: training, norms: norms, whole: map[ir.ID]moments{},
+		values: make(map[*gorgonia.Node]ir.ID, len(sorted)),
+	}
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {

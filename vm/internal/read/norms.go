@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages. Where ranks train
-// together, they are the mean over all ranks.
+// Statistics are the moments of a batch, of which gorgonia.BatchNorm keeps moving averages. Where
+// ranks train together, they are the mean over all ranks.
 type Statistics struct {
 	Op             *gorgonia.BatchNormOp
 	Node           *gorgonia.Node
@@ -96,7 +96,8 @@ func (b *builder) batchNorm() ir.ID {
 	op, ok := b.node.Op().(*gorgonia.BatchNormOp)
 	if !ok || !b.float() || shape.Len() < 2 {
 		if b.synced() && b.training {
-			b.problem = fmt.Errorf("a batch norm of %v %v over all ranks: %w", b.dtype, shape, backend.ErrUnsupported)
+			b.problem = fmt.Errorf("a batch norm of %v%v over all ranks: %w",
+				b.dtype, shape, backend.ErrUnsupported)
 		}
 		return none
 	}
