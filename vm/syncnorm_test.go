@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -20,7 +21,7 @@ import (
 // syncBatch is how many samples all ranks have together.
 const (
 	syncBatch = 8
-	syncSteps = 5
+	syncSteps = 6
 )
 
 // syncModel has two batch norms, of images and of vectors, whose inputs have gradients.
@@ -99,7 +100,7 @@ func (h history) of(rank, P int) (all []float64) {
 	return all
 }
 
-// trainNormed trains for some steps, and returns what is left of it.
+// trainNormed trains with batch norms over all ranks, and returns what is left of it.
 func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, err error) {
 	P, rank := r.Comm.Size(), r.Comm.Rank()
 	share := syncBatch / P
@@ -107,7 +108,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 	m := newSyncModel(r.t, dt, share)
 	r.lock.Unlock()
 	solver := &autograd.Momentum{Rate: 0.05, Momentum: 0.5}
-	options = append(options, vm.WithSolver(solver, m.params...))
+	options = append(options, vm.WithSolver(solver, m.params...),
+		vm.WithDataParallel(r.Comm), vm.SyncBatchNorm())
 	machine, err := vm.New(m.g, r.device, options...)
 	if err != nil {
 		return h, err
@@ -144,34 +146,66 @@ func TestBatchNormOverAllRanks(t *testing.T) {
 
 func normsOverAllRanks(t *testing.T, k testenv.Kind, ranks ...int) {
 	t.Helper()
-	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12, tensor.Float32: 2e-4} {
-		var want history
-		for _, P := range ranks {
-			t.Run(fmt.Sprint(P, " ", dt), func(t *testing.T) {
-				histories := make([]history, P)
-				err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
-					over := []vm.Option{vm.WithDataParallel(r.Comm), vm.SyncBatchNorm()}
-					histories[r.Comm.Rank()], err = r.trainNormed(dt, over...)
-					return err
-				}))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if P == 1 {
-					want = histories[0]
-				}
-				for rank, h := range histories {
-					agreeing(t, "losses", h.losses, want.losses, tolerance)
-					agreeing(t, "gradients", h.gradients, want.of(rank, P), tolerance)
-					agreeing(t, "weights", h.weights, want.weights, tolerance)
-					agreeing(t, "averages", h.averages, want.averages, tolerance)
-					if !slices.Equal(h.averages, histories[0].averages) {
-						t.Errorf("rank %d has the averages %v, rank 0 %v", rank, h.averages, histories[0].averages)
+	tolerances := map[tensor.Dtype]float64{tensor.Float64: 1e-12, tensor.Float32: 2e-4}
+	for dt, tolerance := range tolerances {
+		for _, micro := range []int{1, 2} { // runs of a step
+			var want []history
+			for _, P := range ranks {
+				t.Run(fmt.Sprint(P, " ", dt, " ", micro), func(t *testing.T) {
+					histories := make([]history, P)
+					err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+						histories[r.Comm.Rank()], err = r.trainNormed(dt, vm.Accumulate(micro))
+						return err
+					}))
+					if err != nil {
+						t.Fatal(err)
 					}
-				}
-			})
+					if P == 1 {
+						want = histories
+					}
+					asOneRank(t, histories, want[0], tolerance)
+				})
+			}
 		}
 	}
+}
+
+// asOneRank checks that ranks have trained as one rank has.
+func asOneRank(t *testing.T, histories []history, want history, tolerance float64) {
+	t.Helper()
+	for rank, h := range histories {
+		agreeing(t, "losses", h.losses, want.losses, tolerance)
+		agreeing(t, "gradients", h.gradients, want.of(rank, len(histories)), tolerance)
+		agreeing(t, "weights", h.weights, want.weights, tolerance)
+		agreeing(t, "averages", h.averages, want.averages, tolerance)
+		if !slices.Equal(h.averages, histories[0].averages) {
+			t.Errorf("rank %d has the averages %v, rank 0 %v", rank, h.averages, histories[0].averages)
+		}
+	}
+}
+
+// TestBatchNormOverAllRanksOfMachines is TestBatchNormOverAllRanks where collectives have phases inside
+// and between machines.
+func TestBatchNormOverAllRanksOfMachines(t *testing.T) {
+	var lock sync.Mutex
+	var want history
+	err := testranks.Join(together(t, testenv.Hosts, 1, func(r ranked) (err error) {
+		want, err = r.trainNormed(tensor.Float64)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	histories := make([]history, 4)
+	err = testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) (err error) {
+		of := ranked{Rank: r.Rank, t: t, lock: &lock}
+		histories[r.Comm.Rank()], err = of.trainNormed(tensor.Float64)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asOneRank(t, histories, want, 1e-12)
 }
 
 // agreeing checks numbers up to a relative difference.
