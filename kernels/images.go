@@ -22,7 +22,7 @@ type Images struct {
 	StrideH, StrideW     int
 	DilationH, DilationW int
 
-	// Rectified makes poolings see x * (x >= 0) in place of each pixel x: their gradient is by x.
+	// Rectified makes poolings see Relu of each pixel x: their gradient is by x.
 	Rectified bool
 }
 
@@ -106,8 +106,8 @@ func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 //
 //	for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
 //
-// of x * (x >= 0) if i is Rectified. Without a pixel that is larger than the least finite number, that
-// number is the result. NaN is never the largest. Both are Gorgonia's rules.
+// of Relu of the pixels if i is Rectified. NaN is the largest of all, as in PyTorch. A window without a pixel
+// gives -Inf.
 func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPool(dst, src, i); err != nil {
 		return err
@@ -120,11 +120,11 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	return nil
 }
 
-// MaxPoolGrad adds the gradient of each window to that of its first largest pixel, in the order of the
-// windows:
+// MaxPoolGrad adds the gradient of each window to that of its largest pixel, in the order of the windows. Of
+// several largest pixels the first one counts, but the last NaN, as in PyTorch.
 //
-//	dx = 0; for b, c, oh, ow { dx[first largest pixel of the window] += dy[b,c,oh,ow] }
-//	if Rectified { dx *= (x >= 0) }
+//	dx = 0; for b, c, oh, ow { dx[largest pixel of the window] += dy[b,c,oh,ow] }
+//	if Rectified { dx = 0 where x < 0 }
 func (h Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPoolGrad(dx, x, dy, i); err != nil {
 		return err

@@ -35,7 +35,7 @@ func TestPatchesOfASmallImage(t *testing.T) {
 }
 
 func TestLargestPixelsOfASmallImage(t *testing.T) {
-	x := []float64{1, 5, 5, 4, 2, 6, 4, 8, math.NaN()}
+	x := []float64{1, 5, 5, 4, 2, 6, 4, 8, 7}
 	y, dx := make([]float64, 4), make([]float64, 9)
 	if err := (Host{}).MaxPool(backend.Of(y), backend.Of(x), small); err != nil {
 		t.Fatal(err)
@@ -49,10 +49,54 @@ func TestLargestPixelsOfASmallImage(t *testing.T) {
 	if want := []float64{1, 2, 0, 3, 0, 0, 0, 4, 0}; !slices.Equal(dx, want) { // the first of equal ones
 		t.Errorf("the gradient is %v, want %v", dx, want)
 	}
-	if err := (Host{}).MaxPool(backend.Of(y[:1]), backend.Of([]float64{math.NaN()}), Images{Batch: 1, C: 1, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}); err != nil || y[0] != -math.MaxFloat64 {
-		t.Errorf("a window of NaN gives %v, %v, want the least finite number", y[0], err)
+}
+
+// TestPoolsPassNaNAndInfinities: as in PyTorch, a window with NaN gives NaN and its gradient goes to the last
+// one, a window of -Inf gives -Inf and its gradient goes to the first pixel of the image.
+func TestPoolsPassNaNAndInfinities(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	square := Images{Batch: 1, C: 1, H: 2, W: 2, OutH: 1, OutW: 1, KernelH: 2, KernelW: 2, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
+	padded := square
+	padded.PadH, padded.PadW = 1, 1
+	for _, c := range []struct {
+		of    Images
+		x     []float64
+		y     float64
+		at    int // of the gradient
+		alsoY float64
+		alsoX int // the same of the rectified pool, -1 for no gradient
+	}{
+		{square, []float64{nan, nan, nan, nan}, nan, 3, nan, 3},
+		{square, []float64{1, nan, nan, 2}, nan, 2, nan, 2},
+		{square, []float64{nan, 5, 6, 7}, nan, 0, nan, 0},
+		{square, []float64{inf, -inf, nan, inf}, nan, 2, nan, 2},
+		{square, []float64{-inf, -inf, -inf, -inf}, -inf, 0, 0, -1},
+		{square, []float64{1, inf, inf, -inf}, inf, 1, inf, 1},
+		{square, []float64{-inf, 0, -1, -inf}, 0, 1, 0, -1},
+		{padded, []float64{-inf, 1, 1, 1}, -inf, 0, 0, -1},
+		{padded, []float64{nan, 1, 1, 1}, nan, 0, nan, 0},
+	} {
+		for _, rectified := range []bool{false, true} {
+			c.of.Rectified = rectified
+			if rectified {
+				c.y, c.at = c.alsoY, c.alsoX
+			}
+			y, dx, want := make([]float64, 1), make([]float64, 4), make([]float64, 4)
+			if c.at >= 0 {
+				want[c.at] = 3
+			}
+			err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(c.x), c.of), Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(c.x), backend.Of([]float64{3}), c.of))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !sameNumber(y[0], c.y) || !slices.Equal(dx, want) {
+				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of, y, dx, c.y, want)
+			}
+		}
 	}
 }
+
+func sameNumber[T float](x, y T) bool { return x == y || x != x && y != y }
 
 // TestRectifiedPools: negative pixels are seen as zeros, and have no gradient where they are the first
 // of those.
@@ -84,9 +128,12 @@ func TestPoolsAreTheLoop(t *testing.T) {
 			i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW, i.PadH, i.PadW = 2, 2, 2, 2, 1, 1, 0, 0
 			i.OutH, i.OutW = i.H/2, i.W/2
 		}
-		x, dy := make([]float32, i.pixels()), make([]float32, i.places())
+		x, dy, strange := make([]float32, i.pixels()), make([]float32, i.places()), r.IntN(3) == 0
 		for n := range x {
 			x[n] = float32(r.IntN(9) - 5)
+			if strange && r.IntN(3) > 0 {
+				x[n] = float32([]float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Inf(-1), math.Inf(-1)}[r.IntN(5)])
+			}
 		}
 		for n := range dy {
 			dy[n] = float32(r.IntN(9) - 4)
@@ -96,7 +143,7 @@ func TestPoolsAreTheLoop(t *testing.T) {
 			gotY, gotDX := make([]float32, len(y)), make([]float32, len(dx))
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: gotY})
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: dy, dx: gotDX})
-			if !slices.Equal(gotY, y) || !slices.Equal(gotDX, dx) {
+			if !slices.EqualFunc(gotY, y, sameNumber) || !slices.Equal(gotDX, dx) {
 				t.Fatalf("%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i, gotY, gotDX, y, dx)
 			}
 		}
@@ -108,7 +155,7 @@ func poolLoop(i Images, x, dy []float32) (y, dx []float32) {
 	dx = make([]float32, len(x))
 	for place := range dy {
 		plane, oh, ow := place/(i.OutH*i.OutW), place/i.OutW%i.OutH, place%i.OutW
-		most, at := float32(-math.MaxFloat32), -1
+		most, at := float32(math.Inf(-1)), -1
 		for k := range i.KernelH * i.KernelW {
 			h, w := oh*i.StrideH-i.PadH+k/i.KernelW*i.DilationH, ow*i.StrideW-i.PadW+k%i.KernelW*i.DilationW
 			if h < 0 || h >= i.H || w < 0 || w >= i.W {
@@ -119,11 +166,11 @@ func poolLoop(i Images, x, dy []float32) (y, dx []float32) {
 			if i.Rectified {
 				seen = max(seen, 0)
 			}
-			if seen > most {
+			if at < 0 || seen > most || seen != seen {
 				most, at = seen, pixel
 			}
 		}
-		if y = append(y, most); at >= 0 && (!i.Rectified || x[at] >= 0) {
+		if y = append(y, most); at >= 0 && (!i.Rectified || !(x[at] < 0)) {
 			dx[at] += dy[place]
 		}
 	}

@@ -3,6 +3,7 @@ package kernels
 import (
 	"math"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
@@ -18,7 +19,7 @@ type pooling[T float] struct {
 
 	windows simd.Windows // of one plane
 	pitch   int          // of the rows that windows see
-	framed  int          // elements of a copy of a plane among NaN, for windows that go beyond it; 0 if none does
+	framed  int          // elements of a copy of a plane among -Inf, for windows that go beyond it; 0 if none does
 }
 
 const (
@@ -57,9 +58,10 @@ func runPools[T float](pool *workers.Pool, level simd.Level, p pooling[T]) {
 func (p *pooling[T]) Run(part, worker int) {
 	places := p.together * p.OutH * p.OutW
 	memory := workers.Scratch[T](p.pool, worker, 2*places+2*p.framed)
-	at, most, frame, sums := memory[:places], memory[places:2*places], memory[2*places:][:p.framed], memory[2*places+p.framed:]
+	at, most := memory[:places], memory[places:2*places]
+	frame, sums := memory[2*places:][:p.framed], memory[2*places+p.framed:]
 	for i := range frame {
-		frame[i] = T(math.NaN()) // never the largest
+		frame[i] = T(math.Inf(-1)) // never the largest, but of windows of -Inf alone
 	}
 	end := min((part+1)*p.perPart, p.Batch*p.C)
 	for plane := part * p.perPart; plane < end; plane += p.together {
@@ -67,34 +69,47 @@ func (p *pooling[T]) Run(part, worker int) {
 		n := min(p.together, end-plane)
 		w.Rows *= n
 		x, y := p.x[plane*size:][:n*size], p.y[plane*places:][:n*places]
-		seen := x
+		seen, least := x, p.least()
 		if p.framed > 0 {
-			p.inside(func(row, pixels []T) { copy(row, pixels) }, frame, x)
-			seen = frame
+			p.inside(p.see, frame, x)
+			seen, least = frame, T(math.Inf(-1))
 		}
 		if p.dx == nil {
-			simd.Largest(p.level, y, at, seen, &w, p.negative())
+			simd.Largest(p.level, y, at, seen, &w, least)
 			continue
 		}
-		simd.Largest(p.level, most, at, seen, &w, p.negative())
+		simd.Largest(p.level, most, at, seen, &w, least)
 		dx := p.dx[plane*size:][:n*size]
 		clear(dx)
 		if p.framed == 0 {
-			p.add(dx, seen, y, at, &w)
+			p.add(dx, seen, y, at, &w, least)
+			p.rectify(dx, x)
 			continue
 		}
 		clear(sums)
-		p.add(sums, seen, y, at, &w)
+		p.firstInside(most, at)
+		p.add(sums, seen, y, at, &w, least)
 		p.inside(func(row, pixels []T) { copy(pixels, row) }, sums, dx)
+		p.rectify(dx, x)
 	}
 }
 
-// negative returns what pixels below 0 are multiplied by.
-func (p *pooling[T]) negative() T {
+// least returns the number that windows see in place of less.
+func (p *pooling[T]) least() T {
 	if p.Rectified {
 		return 0
 	}
-	return 1
+	return T(math.Inf(-1))
+}
+
+// see copies pixels to a row of the frame, as windows see them.
+func (p *pooling[T]) see(row, pixels []T) {
+	switch {
+	case !p.Rectified:
+		copy(row, pixels)
+	case !simd.Unary(p.level, backend.Relu, row, pixels):
+		unary(backend.Relu, row, pixels)
+	}
 }
 
 // inside calls f with each row of a plane that lies in the frame, and its place there.
@@ -107,16 +122,39 @@ func (p *pooling[T]) inside(f func(row, pixels []T), frame, plane []T) {
 	}
 }
 
-// add adds gradients dy to those of the first largest pixels of windows, numbers at of each.
-func (p *pooling[T]) add(dx, x, dy, at []T, w *simd.Windows) {
-	apart := p.StrideH > (p.KernelH-1)*p.DilationH && p.StrideW > (p.KernelW-1)*p.DilationW // no pixel is in two windows
-	negative := p.negative()
-	simd.Give(p.level, dx, x, dy, at, w, apart, negative)
-	if p.Rectified && !apart {
-		for i, pixel := range x {
-			if !(pixel >= 0) {
-				dx[i] *= negative
-			}
+// firstInside puts the first pixel inside of the image in the place of the first one, for windows of -Inf alone. If
+// none is inside, the gradient goes to the frame.
+func (p *pooling[T]) firstInside(most, at []T) {
+	for i, m := range most {
+		if m != T(math.Inf(-1)) {
+			continue
+		}
+		h, w := i/p.OutW*p.StrideH-p.PadH, i%p.OutW*p.StrideW-p.PadW
+		kh, kw := ceil(max(-h, 0), p.DilationH), ceil(max(-w, 0), p.DilationW)
+		if kh < p.KernelH && kw < p.KernelW {
+			at[i] = T(kh*p.KernelW + kw)
+		}
+	}
+}
+
+// add adds gradients dy to those of the largest pixels of windows, numbers at of each.
+func (p *pooling[T]) add(dx, x, dy, at []T, w *simd.Windows, least T) {
+	simd.Give(p.level, dx, x, dy, at, w, p.apart(), least)
+}
+
+// apart reports whether no pixel is in two windows.
+func (p *pooling[T]) apart() bool {
+	return p.StrideH > (p.KernelH-1)*p.DilationH && p.StrideW > (p.KernelW-1)*p.DilationW
+}
+
+// rectify clears the gradients of pixels below 0, where simd.Give has not.
+func (p *pooling[T]) rectify(dx, x []T) {
+	if !p.Rectified || p.framed == 0 && p.apart() {
+		return
+	}
+	for i, pixel := range x {
+		if pixel < 0 {
+			dx[i] = 0
 		}
 	}
 }

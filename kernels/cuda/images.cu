@@ -74,27 +74,24 @@ template <class T> DEVICE void col2im(T *dst, const T *src, u64 batch, u64 plane
 	}
 }
 
-DEVICE f32 least_finite(f32) { return bits_as<f32>(0xff7fffff); }
-DEVICE f64 least_finite(f64) { return bits_as<f64>(0xffefffffffffffff); }
+DEVICE f32 least_of(f32) { return bits_as<f32>(0xff800000); } // -Inf
+DEVICE f64 least_of(f64) { return bits_as<f64>(0xfff0000000000000); }
 
-// 1 where x is positive or zero, and where that does not matter.
-template <class T> DEVICE T positive(T x, bool rectified) { return !rectified || x >= 0 ? 1 : 0; }
-
-// The place of the first largest pixel of a window in its plane, -1 if there is none, and its value:
-// of x * (x >= 0) if it is rectified. Side is that of the window, 0 for any: if it is known, all pixels
-// are on their way at the same time.
+// The place of the largest pixel of a window in its plane, -1 if none is inside of the image, and its value:
+// of Relu of the pixels if it is rectified. NaN is the largest of all; of several that are the largest the
+// first one counts, but the last NaN. Side is the length of the window's sides, 0 for any: if it is known, all
+// pixels are on their way at the same time.
 template <i32 Side, class T> DEVICE i32 largest(T &most, const T *plane, Axis y, Axis x, i32 oh, i32 ow, bool rectified) {
 	i32 at = -1;
-	most = least_finite(T());
+	most = least_of(T());
 	for (i32 kh = 0; kh < (Side > 0 ? Side : y.kernel); kh++)
 		for (i32 kw = 0; kw < (Side > 0 ? Side : x.kernel); kw++) {
 			i32 h = y.pixel(oh, kh), w = x.pixel(ow, kw);
-			T pixel = least_finite(T()); // which is never larger
-			if (y.has(h) && x.has(w)) {
-				pixel = plane[h * x.size + w];
-				pixel = times(pixel, positive(pixel, rectified));
-			}
-			if (pixel > most)
+			bool inside = y.has(h) && x.has(w);
+			T pixel = inside ? plane[h * x.size + w] : least_of(T());
+			if (rectified && pixel < 0)
+				pixel = 0;
+			if (inside && (at < 0 || pixel > most || pixel != pixel))
 				at = h * x.size + w, most = pixel;
 		}
 	return at;
@@ -112,7 +109,7 @@ template <i32 Side, class T> DEVICE void maxpool(T *dst, const T *src, u64 plane
 	}
 }
 
-// for b, c, h, w { dx[b,c,h,w] = sum of dy over the windows whose first largest pixel it is }
+// for b, c, h, w { dx[b,c,h,w] = sum of dy over the windows whose largest pixel it is }
 // of windows that are apart: a thread writes one cell, of Side x Side pixels if that is not 0.
 template <i32 Side, class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, const T *dy, u64 planes, Axis y, Axis x, bool rectified) {
 	u64 n = planes * y.cells() * x.cells();
@@ -124,8 +121,8 @@ template <i32 Side, class T> DEVICE void maxpoolgrad_apart(T *dx, const T *src, 
 		if (oh < y.out && ow < x.out) {
 			T whole = plus(T(0), dy[(d.rest * y.out + oh) * x.out + ow]);
 			winner = largest<Side>(most, plane, y, x, oh, ow, rectified);
-			if (winner >= 0)
-				gradient = times(whole, positive(plane[winner], rectified));
+			if (winner >= 0 && !(rectified && plane[winner] < 0))
+				gradient = whole;
 		}
 		T *to = dx + d.rest * y.size * x.size;
 		for (i32 i = 0; i < (Side > 0 ? Side : y.stride); i++)
@@ -154,7 +151,7 @@ template <class T> DEVICE void maxpoolgrad(T *dx, const T *src, const T *dy, u64
 				if (y.element(oh, h) >= 0 && x.element(ow, w) >= 0 &&
 					largest<0>(most, src + d.rest * y.size * x.size, y, x, oh, ow, rectified) == h * x.size + w)
 					sum = plus(sum, dy[(d.rest * y.out + oh) * x.out + ow]);
-		dx[at] = times(sum, positive(src[at], rectified));
+		dx[at] = rectified && src[at] < 0 ? T(0) : sum;
 	}
 }
 

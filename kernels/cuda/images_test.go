@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -34,9 +35,15 @@ func testImages(t *testing.T, m machine) {
 				b.run(name("maxpoolgrad"), dx, func() error { return b.device.MaxPoolGrad(dx.device, x.device, dy.device, i) },
 					func() error { return b.host.MaxPoolGrad(dx.host, x.host, dy.host, i) })
 			}
-			pools()
-			i.Rectified = true
-			pools()
+			for _, strange := range []bool{false, true} {
+				if strange {
+					b.spread(x.host, math.NaN(), math.Inf(-1), math.Inf(-1), math.Inf(-1), math.Inf(1))
+				}
+				i.Rectified = false
+				pools()
+				i.Rectified = true
+				pools()
+			}
 			b.run(name("im2col"), patches, func() error { return b.device.Im2Col(patches.device, x.device, i) }, func() error { return b.host.Im2Col(patches.host, x.host, i) })
 			b.randomise(patches.host)
 			b.run(name("col2im"), dx, func() error { return b.device.Col2Im(dx.device, patches.device, i) }, func() error { return b.host.Col2Im(dx.host, patches.host, i) })

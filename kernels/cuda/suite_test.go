@@ -103,6 +103,20 @@ func (b *bench) randomise(buf backend.Buffer) {
 	}
 }
 
+// spread puts numbers in the place of most elements of a buffer.
+func (b *bench) spread(buf backend.Buffer, numbers ...float64) {
+	for i := range buf.Len() {
+		if b.rnd.IntN(4) == 0 {
+			continue
+		}
+		if x := numbers[b.rnd.IntN(len(numbers))]; buf.DType() == backend.F32 {
+			backend.View[float32](buf)[i] = float32(x)
+		} else {
+			backend.View[float64](buf)[i] = x
+		}
+	}
+}
+
 type uint16h = backend.BFloat16
 
 func (o operand) slice(lo, hi int) operand {

@@ -752,62 +752,62 @@ func accumulateF64AVX2(sums *float64, x *float64, n int)
 //go:noescape
 func spreadF64AVX2(dst *float64, x *float64, rows int, n int)
 
-// largest1F32AVX512 finds the first largest pixel of each window. The pitch is in bytes.
+// largest1F32AVX512 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest1F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+func largest1F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 
-// largest2F32AVX512 finds the first largest pixel of each window. The pitch is in bytes.
+// largest2F32AVX512 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest2F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+func largest2F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 
 // givePairsF32AVX512 writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.
 //
 //go:noescape
-func givePairsF32AVX512(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+func givePairsF32AVX512(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, least float32)
 
-// largest1F32AVX2 finds the first largest pixel of each window. The pitch is in bytes.
+// largest1F32AVX2 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest1F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+func largest1F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 
-// largest2F32AVX2 finds the first largest pixel of each window. The pitch is in bytes.
+// largest2F32AVX2 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest2F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+func largest2F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 
 // givePairsF32AVX2 writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.
 //
 //go:noescape
-func givePairsF32AVX2(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+func givePairsF32AVX2(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, least float32)
 
-// largest1F64AVX512 finds the first largest pixel of each window. The pitch is in bytes.
+// largest1F64AVX512 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest1F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+func largest1F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 
-// largest2F64AVX512 finds the first largest pixel of each window. The pitch is in bytes.
+// largest2F64AVX512 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest2F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+func largest2F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 
 // givePairsF64AVX512 writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.
 //
 //go:noescape
-func givePairsF64AVX512(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+func givePairsF64AVX512(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, least float64)
 
-// largest1F64AVX2 finds the first largest pixel of each window. The pitch is in bytes.
+// largest1F64AVX2 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest1F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+func largest1F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 
-// largest2F64AVX2 finds the first largest pixel of each window. The pitch is in bytes.
+// largest2F64AVX2 finds the largest pixel of each window. The pitch is in bytes.
 //
 //go:noescape
-func largest2F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+func largest2F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 
 // givePairsF64AVX2 writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.
 //
 //go:noescape
-func givePairsF64AVX2(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+func givePairsF64AVX2(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, least float64)

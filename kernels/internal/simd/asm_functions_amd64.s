@@ -2897,7 +2897,7 @@ loop:
 	VANDPS  Z3, Z2, Z2
 	VMOVAPS Z2, Z2
 	VCMPPS  $0x03, Z3, Z3, K2
-	KORW    K2, K1, K1
+	KORW    K1, K2, K1
 	ADDQ    $+64, AX
 	SUBQ    $+16, CX
 	CMPQ    CX, $+16
@@ -2916,7 +2916,7 @@ tail:
 	VANDPS    Z4, Z2, Z0
 	VMOVAPS   Z0, Z2
 	VCMPPS    $0x03, Z4, Z4, K2
-	KORW      K2, K1, K1
+	KORW      K1, K2, K1
 
 done:
 	VEXTRACTF64X4 $0x01, Z1, Y0
@@ -2968,7 +2968,7 @@ loop:
 	VORPS   Z3, Z2, Z2
 	VMOVAPS Z2, Z2
 	VCMPPS  $0x03, Z3, Z3, K2
-	KORW    K2, K1, K1
+	KORW    K1, K2, K1
 	ADDQ    $+64, AX
 	SUBQ    $+16, CX
 	CMPQ    CX, $+16
@@ -2987,7 +2987,7 @@ tail:
 	VORPS     Z4, Z2, Z0
 	VMOVAPS   Z0, Z2
 	VCMPPS    $0x03, Z4, Z4, K2
-	KORW      K2, K1, K1
+	KORW      K1, K2, K1
 
 done:
 	VEXTRACTF64X4 $0x01, Z1, Y0
@@ -9215,7 +9215,7 @@ loop:
 	VANDPD  Z3, Z2, Z2
 	VMOVAPS Z2, Z2
 	VCMPPD  $0x03, Z3, Z3, K2
-	KORW    K2, K1, K1
+	KORW    K1, K2, K1
 	ADDQ    $+64, AX
 	SUBQ    $+8, CX
 	CMPQ    CX, $+8
@@ -9234,7 +9234,7 @@ tail:
 	VANDPD    Z4, Z2, Z0
 	VMOVAPS   Z0, Z2
 	VCMPPD    $0x03, Z4, Z4, K2
-	KORW      K2, K1, K1
+	KORW      K1, K2, K1
 
 done:
 	VEXTRACTF64X4 $0x01, Z1, Y0
@@ -9282,7 +9282,7 @@ loop:
 	VORPD   Z3, Z2, Z2
 	VMOVAPS Z2, Z2
 	VCMPPD  $0x03, Z3, Z3, K2
-	KORW    K2, K1, K1
+	KORW    K1, K2, K1
 	ADDQ    $+64, AX
 	SUBQ    $+8, CX
 	CMPQ    CX, $+8
@@ -9301,7 +9301,7 @@ tail:
 	VORPD     Z4, Z2, Z0
 	VMOVAPS   Z0, Z2
 	VCMPPD    $0x03, Z4, Z4, K2
-	KORW      K2, K1, K1
+	KORW      K1, K2, K1
 
 done:
 	VEXTRACTF64X4 $0x01, Z1, Y0
@@ -12775,7 +12775,7 @@ end:
 	VZEROUPPER
 	RET
 
-// func largest1F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// func largest1F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·largest1F32AVX512(SB), NOSPLIT, $0-68
 	MOVQ         most+0(FP), AX
@@ -12783,7 +12783,7 @@ TEXT ·largest1F32AVX512(SB), NOSPLIT, $0-68
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSS negative+64(FP), Z0
+	VBROADCASTSS least+64(FP), Z0
 	VBROADCASTSS functionConstants<>+128(SB), Z1
 
 row:
@@ -12797,23 +12797,22 @@ vector:
 	MOVQ         $-1, R10
 	BZHIQ        R9, R10, R10
 	KMOVW        R10, K1
-	VBROADCASTSS functionConstants<>+2784(SB), Z2
-	VBROADCASTSS functionConstants<>+64(SB), Z3
-	VBROADCASTSS functionConstants<>+96(SB), Z4
+	VBROADCASTSS functionConstants<>+1184(SB), Z2
+	VXORPS       Z3, Z3, Z3
+	VXORPS       Z4, Z4, Z4
 	XORQ         R10, R10
 
 pixel:
 	MOVQ      (BX)(R10*8), R11
 	VMOVUPS.Z (DI)(R11*4), K1, Z5
-	VXORPS    Z6, Z6, Z6
-	VCMPPS    $0x0d, Z6, Z5, K2
-	VBLENDMPS Z1, Z0, K2, Z7
-	VMULPS    Z7, Z5, Z5
+	VMAXPS    Z5, Z0, Z5
 	VCMPPS    $0x01, Z5, Z2, K2
-	VBLENDMPS Z5, Z2, K2, Z8
-	VMOVAPS   Z8, Z2
-	VBLENDMPS Z3, Z4, K2, Z9
-	VMOVAPS   Z9, Z4
+	VCMPPS    $0x03, Z5, Z5, K3
+	KORW      K2, K3, K2
+	VBLENDMPS Z5, Z2, K2, Z6
+	VMOVAPS   Z6, Z2
+	VBLENDMPS Z3, Z4, K2, Z7
+	VMOVAPS   Z7, Z4
 	VADDPS    Z1, Z3, Z3
 	VMOVAPS   Z3, Z3
 	INCQ      R10
@@ -12841,7 +12840,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func largest2F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// func largest2F32AVX512(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·largest2F32AVX512(SB), NOSPLIT, $0-68
 	MOVQ         most+0(FP), AX
@@ -12849,7 +12848,7 @@ TEXT ·largest2F32AVX512(SB), NOSPLIT, $0-68
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSS negative+64(FP), Z0
+	VBROADCASTSS least+64(FP), Z0
 	VBROADCASTSS functionConstants<>+128(SB), Z1
 
 row:
@@ -12872,9 +12871,9 @@ vector:
 	BZHIQ        R11, R10, R10
 	KMOVW        R10, K2
 	VMOVUPS      functionTables<>+224(SB), Z2
-	VBROADCASTSS functionConstants<>+2784(SB), Z3
-	VBROADCASTSS functionConstants<>+64(SB), Z4
-	VBROADCASTSS functionConstants<>+96(SB), Z5
+	VBROADCASTSS functionConstants<>+1184(SB), Z3
+	VXORPS       Z4, Z4, Z4
+	VXORPS       Z5, Z5, Z5
 	XORQ         R10, R10
 
 pixel:
@@ -12882,15 +12881,14 @@ pixel:
 	VMOVUPS.Z (DI)(R11*4), K1, Z6
 	VMOVUPS.Z 64(DI)(R11*4), K2, Z7
 	VPERMT2PS Z7, Z2, Z6
-	VXORPS    Z7, Z7, Z7
-	VCMPPS    $0x0d, Z7, Z6, K3
-	VBLENDMPS Z1, Z0, K3, Z8
-	VMULPS    Z8, Z6, Z6
+	VMAXPS    Z6, Z0, Z6
 	VCMPPS    $0x01, Z6, Z3, K3
-	VBLENDMPS Z6, Z3, K3, Z9
-	VMOVAPS   Z9, Z3
-	VBLENDMPS Z4, Z5, K3, Z10
-	VMOVAPS   Z10, Z5
+	VCMPPS    $0x03, Z6, Z6, K4
+	KORW      K3, K4, K3
+	VBLENDMPS Z6, Z3, K3, Z8
+	VMOVAPS   Z8, Z3
+	VBLENDMPS Z4, Z5, K3, Z9
+	VMOVAPS   Z9, Z5
 	VADDPS    Z1, Z4, Z4
 	VMOVAPS   Z4, Z4
 	INCQ      R10
@@ -12918,7 +12916,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func givePairsF32AVX512(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+// func givePairsF32AVX512(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, least float32)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·givePairsF32AVX512(SB), NOSPLIT, $0-76
 	MOVQ         dx+0(FP), AX
@@ -12926,12 +12924,11 @@ TEXT ·givePairsF32AVX512(SB), NOSPLIT, $0-76
 	MOVQ         dy+16(FP), DX
 	MOVQ         at+24(FP), BX
 	MOVQ         rowPitch+64(FP), SI
-	VBROADCASTSS negative+72(FP), Z0
-	VBROADCASTSS functionConstants<>+128(SB), Z1
-	VBROADCASTSS functionConstants<>+928(SB), Z2
-	VXORPS       Z3, Z3, Z3
-	VMOVUPS      functionTables<>+288(SB), Z4
-	VMOVUPS      functionTables<>+352(SB), Z5
+	VBROADCASTSS least+72(FP), Z0
+	VBROADCASTSS functionConstants<>+928(SB), Z1
+	VXORPS       Z2, Z2, Z2
+	VMOVUPS      functionTables<>+288(SB), Z3
+	VMOVUPS      functionTables<>+352(SB), Z4
 
 row:
 	MOVQ columns+40(FP), R8
@@ -12948,25 +12945,24 @@ vector:
 	MOVQ      $-1, R11
 	BZHIQ     R10, R11, R11
 	KMOVW     R11, K2
-	VMOVUPS.Z (DX), K1, Z6
-	VPERMPS   Z6, Z5, Z6
-	VADDPS    Z3, Z6, Z6
-	VMOVUPS.Z (BX), K1, Z9
-	VPERMPS   Z9, Z5, Z9
-	VMOVAPS   Z4, Z10
+	VMOVUPS.Z (DX), K1, Z5
+	VPERMPS   Z5, Z4, Z5
+	VADDPS    Z2, Z5, Z5
+	VMOVUPS.Z (BX), K1, Z8
+	VPERMPS   Z8, Z4, Z8
+	VMOVAPS   Z3, Z9
 	MOVQ      height+56(FP), R11
 	MOVQ      DI, R10
 
 pixels:
-	VMOVUPS.Z (CX)(R10*1), K2, Z11
-	VCMPPS    $0x0d, Z3, Z11, K1
-	VBLENDMPS Z1, Z0, K1, Z7
-	VMULPS    Z7, Z6, Z11
-	VCMPPS    $0x00, Z10, Z9, K1
-	VBLENDMPS Z11, Z3, K1, Z8
-	VMOVUPS   Z8, K2, (AX)(R10*1)
-	VADDPS    Z2, Z10, Z10
-	VMOVAPS   Z10, Z10
+	VMOVUPS.Z (CX)(R10*1), K2, Z10
+	VCMPPS    $0x01, Z0, Z10, K1
+	VBLENDMPS Z2, Z5, K1, Z6
+	VCMPPS    $0x00, Z9, Z8, K1
+	VBLENDMPS Z6, Z2, K1, Z7
+	VMOVUPS   Z7, K2, (AX)(R10*1)
+	VADDPS    Z1, Z9, Z9
+	VMOVAPS   Z9, Z9
 	ADDQ      SI, R10
 	DECQ      R11
 	JNZ       pixels
@@ -12988,7 +12984,7 @@ pixels:
 	VZEROUPPER
 	RET
 
-// func largest1F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// func largest1F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 // Requires: AVX, CMOV
 TEXT ·largest1F32AVX2(SB), NOSPLIT, $0-68
 	MOVQ         most+0(FP), AX
@@ -12996,7 +12992,7 @@ TEXT ·largest1F32AVX2(SB), NOSPLIT, $0-68
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSS negative+64(FP), Y0
+	VBROADCASTSS least+64(FP), Y0
 	VMOVUPS      functionConstants<>+128(SB), Y1
 
 row:
@@ -13013,19 +13009,18 @@ vector:
 	SUBQ    R9, R10
 	SUBQ    R9, R10
 	VMOVUPS (R10), Y2
-	VMOVUPS functionConstants<>+2784(SB), Y3
-	VMOVUPS functionConstants<>+64(SB), Y4
-	VMOVUPS functionConstants<>+96(SB), Y5
+	VMOVUPS functionConstants<>+1184(SB), Y3
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
 	XORQ    R10, R10
 
 pixel:
 	MOVQ       (BX)(R10*8), R11
 	VMASKMOVPS (DI)(R11*4), Y2, Y6
-	VXORPS     Y7, Y7, Y7
-	VCMPPS     $0x0d, Y7, Y6, Y7
-	VBLENDVPS  Y7, Y1, Y0, Y7
-	VMULPS     Y7, Y6, Y6
+	VMAXPS     Y6, Y0, Y6
 	VCMPPS     $0x01, Y6, Y3, Y7
+	VCMPPS     $0x03, Y6, Y6, Y8
+	VORPS      Y8, Y7, Y7
 	VBLENDVPS  Y7, Y6, Y3, Y3
 	VMOVAPS    Y3, Y3
 	VBLENDVPS  Y7, Y4, Y5, Y5
@@ -13060,7 +13055,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func largest2F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, negative float32)
+// func largest2F32AVX2(most *float32, at *float32, x *float32, pixels *int, count int, rows int, columns int, pitch int, least float32)
 // Requires: AVX, AVX2, CMOV
 TEXT ·largest2F32AVX2(SB), NOSPLIT, $0-68
 	MOVQ         most+0(FP), AX
@@ -13068,7 +13063,7 @@ TEXT ·largest2F32AVX2(SB), NOSPLIT, $0-68
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSS negative+64(FP), Y0
+	VBROADCASTSS least+64(FP), Y0
 	VMOVUPS      functionConstants<>+128(SB), Y1
 
 row:
@@ -13087,9 +13082,9 @@ vector:
 	SUBQ    R10, R11
 	VMOVUPS (R11), Y2
 	VMOVUPS 32(R11), Y3
-	VMOVUPS functionConstants<>+2784(SB), Y4
-	VMOVUPS functionConstants<>+64(SB), Y5
-	VMOVUPS functionConstants<>+96(SB), Y6
+	VMOVUPS functionConstants<>+1184(SB), Y4
+	VXORPS  Y5, Y5, Y5
+	VXORPS  Y6, Y6, Y6
 	XORQ    R10, R10
 
 pixel:
@@ -13098,11 +13093,10 @@ pixel:
 	VMASKMOVPS 32(DI)(R11*4), Y3, Y8
 	VSHUFPS    $0x88, Y8, Y7, Y7
 	VPERMQ     $0xd8, Y7, Y7
-	VXORPS     Y8, Y8, Y8
-	VCMPPS     $0x0d, Y8, Y7, Y8
-	VBLENDVPS  Y8, Y1, Y0, Y8
-	VMULPS     Y8, Y7, Y7
+	VMAXPS     Y7, Y0, Y7
 	VCMPPS     $0x01, Y7, Y4, Y8
+	VCMPPS     $0x03, Y7, Y7, Y9
+	VORPS      Y9, Y8, Y8
 	VBLENDVPS  Y8, Y7, Y4, Y4
 	VMOVAPS    Y4, Y4
 	VBLENDVPS  Y8, Y5, Y6, Y6
@@ -13137,7 +13131,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func givePairsF32AVX2(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, negative float32)
+// func givePairsF32AVX2(dx *float32, x *float32, dy *float32, at *float32, rows int, columns int, pitch int, height int, rowPitch int, least float32)
 // Requires: AVX, AVX2, CMOV
 TEXT ·givePairsF32AVX2(SB), NOSPLIT, $0-76
 	MOVQ         dx+0(FP), AX
@@ -13145,12 +13139,11 @@ TEXT ·givePairsF32AVX2(SB), NOSPLIT, $0-76
 	MOVQ         dy+16(FP), DX
 	MOVQ         at+24(FP), BX
 	MOVQ         rowPitch+64(FP), SI
-	VBROADCASTSS negative+72(FP), Y0
-	VMOVUPS      functionConstants<>+128(SB), Y1
-	VMOVUPS      functionConstants<>+928(SB), Y2
-	VXORPS       Y3, Y3, Y3
-	VMOVUPS      functionTables<>+416(SB), Y4
-	VMOVUPS      functionTables<>+448(SB), Y5
+	VBROADCASTSS least+72(FP), Y0
+	VMOVUPS      functionConstants<>+928(SB), Y1
+	VXORPS       Y2, Y2, Y2
+	VMOVUPS      functionTables<>+416(SB), Y3
+	VMOVUPS      functionTables<>+448(SB), Y4
 
 row:
 	MOVQ columns+40(FP), R8
@@ -13166,32 +13159,31 @@ vector:
 	SUBQ       R9, R11
 	SUBQ       R9, R11
 	SUBQ       R9, R11
-	VMOVUPS    (R11), Y6
+	VMOVUPS    (R11), Y5
 	LEAQ       functionMasks<>+128(SB), R11
 	SUBQ       R10, R11
 	SUBQ       R10, R11
 	SUBQ       R10, R11
 	SUBQ       R10, R11
-	VMOVUPS    (R11), Y7
-	VMASKMOVPS (DX), Y6, Y8
-	VPERMPS    Y8, Y5, Y8
-	VADDPS     Y3, Y8, Y8
-	VMASKMOVPS (BX), Y6, Y6
-	VPERMPS    Y6, Y5, Y6
-	VMOVAPS    Y4, Y9
+	VMOVUPS    (R11), Y6
+	VMASKMOVPS (DX), Y5, Y7
+	VPERMPS    Y7, Y4, Y7
+	VADDPS     Y2, Y7, Y7
+	VMASKMOVPS (BX), Y5, Y5
+	VPERMPS    Y5, Y4, Y5
+	VMOVAPS    Y3, Y8
 	MOVQ       height+56(FP), R11
 	MOVQ       DI, R10
 
 pixels:
-	VMASKMOVPS (CX)(R10*1), Y7, Y10
-	VCMPPS     $0x0d, Y3, Y10, Y10
-	VBLENDVPS  Y10, Y1, Y0, Y10
-	VMULPS     Y10, Y8, Y10
-	VCMPPS     $0x00, Y9, Y6, Y11
-	VBLENDVPS  Y11, Y10, Y3, Y10
-	VMASKMOVPS Y10, Y7, (AX)(R10*1)
-	VADDPS     Y2, Y9, Y9
-	VMOVAPS    Y9, Y9
+	VMASKMOVPS (CX)(R10*1), Y6, Y9
+	VCMPPS     $0x01, Y0, Y9, Y9
+	VBLENDVPS  Y9, Y2, Y7, Y9
+	VCMPPS     $0x00, Y8, Y5, Y10
+	VBLENDVPS  Y10, Y9, Y2, Y9
+	VMASKMOVPS Y9, Y6, (AX)(R10*1)
+	VADDPS     Y1, Y8, Y8
+	VMOVAPS    Y8, Y8
 	ADDQ       SI, R10
 	DECQ       R11
 	JNZ        pixels
@@ -13213,7 +13205,7 @@ pixels:
 	VZEROUPPER
 	RET
 
-// func largest1F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// func largest1F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·largest1F64AVX512(SB), NOSPLIT, $0-72
 	MOVQ         most+0(FP), AX
@@ -13221,7 +13213,7 @@ TEXT ·largest1F64AVX512(SB), NOSPLIT, $0-72
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSD negative+64(FP), Z0
+	VBROADCASTSD least+64(FP), Z0
 	VBROADCASTSD functionConstants<>+1504(SB), Z1
 
 row:
@@ -13235,23 +13227,22 @@ vector:
 	MOVQ         $-1, R10
 	BZHIQ        R9, R10, R10
 	KMOVW        R10, K1
-	VBROADCASTSD functionConstants<>+2816(SB), Z2
-	VBROADCASTSD functionConstants<>+64(SB), Z3
-	VBROADCASTSD functionConstants<>+1472(SB), Z4
+	VBROADCASTSD functionConstants<>+2688(SB), Z2
+	VXORPS       Z3, Z3, Z3
+	VXORPS       Z4, Z4, Z4
 	XORQ         R10, R10
 
 pixel:
 	MOVQ      (BX)(R10*8), R11
 	VMOVUPD.Z (DI)(R11*8), K1, Z5
-	VXORPS    Z6, Z6, Z6
-	VCMPPD    $0x0d, Z6, Z5, K2
-	VBLENDMPD Z1, Z0, K2, Z7
-	VMULPD    Z7, Z5, Z5
+	VMAXPD    Z5, Z0, Z5
 	VCMPPD    $0x01, Z5, Z2, K2
-	VBLENDMPD Z5, Z2, K2, Z8
-	VMOVAPS   Z8, Z2
-	VBLENDMPD Z3, Z4, K2, Z9
-	VMOVAPS   Z9, Z4
+	VCMPPD    $0x03, Z5, Z5, K3
+	KORW      K2, K3, K2
+	VBLENDMPD Z5, Z2, K2, Z6
+	VMOVAPS   Z6, Z2
+	VBLENDMPD Z3, Z4, K2, Z7
+	VMOVAPS   Z7, Z4
 	VADDPD    Z1, Z3, Z3
 	VMOVAPS   Z3, Z3
 	INCQ      R10
@@ -13287,7 +13278,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func largest2F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// func largest2F64AVX512(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·largest2F64AVX512(SB), NOSPLIT, $0-72
 	MOVQ         most+0(FP), AX
@@ -13295,7 +13286,7 @@ TEXT ·largest2F64AVX512(SB), NOSPLIT, $0-72
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSD negative+64(FP), Z0
+	VBROADCASTSD least+64(FP), Z0
 	VBROADCASTSD functionConstants<>+1504(SB), Z1
 
 row:
@@ -13318,9 +13309,9 @@ vector:
 	BZHIQ        R11, R10, R10
 	KMOVW        R10, K2
 	VMOVUPD      functionTables<>+480(SB), Z2
-	VBROADCASTSD functionConstants<>+2816(SB), Z3
-	VBROADCASTSD functionConstants<>+64(SB), Z4
-	VBROADCASTSD functionConstants<>+1472(SB), Z5
+	VBROADCASTSD functionConstants<>+2688(SB), Z3
+	VXORPS       Z4, Z4, Z4
+	VXORPS       Z5, Z5, Z5
 	XORQ         R10, R10
 
 pixel:
@@ -13328,15 +13319,14 @@ pixel:
 	VMOVUPD.Z (DI)(R11*8), K1, Z6
 	VMOVUPD.Z 64(DI)(R11*8), K2, Z7
 	VPERMT2PD Z7, Z2, Z6
-	VXORPS    Z7, Z7, Z7
-	VCMPPD    $0x0d, Z7, Z6, K3
-	VBLENDMPD Z1, Z0, K3, Z8
-	VMULPD    Z8, Z6, Z6
+	VMAXPD    Z6, Z0, Z6
 	VCMPPD    $0x01, Z6, Z3, K3
-	VBLENDMPD Z6, Z3, K3, Z9
-	VMOVAPS   Z9, Z3
-	VBLENDMPD Z4, Z5, K3, Z10
-	VMOVAPS   Z10, Z5
+	VCMPPD    $0x03, Z6, Z6, K4
+	KORW      K3, K4, K3
+	VBLENDMPD Z6, Z3, K3, Z8
+	VMOVAPS   Z8, Z3
+	VBLENDMPD Z4, Z5, K3, Z9
+	VMOVAPS   Z9, Z5
 	VADDPD    Z1, Z4, Z4
 	VMOVAPS   Z4, Z4
 	INCQ      R10
@@ -13372,7 +13362,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func givePairsF64AVX512(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+// func givePairsF64AVX512(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, least float64)
 // Requires: AVX, AVX512DQ, AVX512F, BMI2, CMOV
 TEXT ·givePairsF64AVX512(SB), NOSPLIT, $0-80
 	MOVQ         dx+0(FP), AX
@@ -13380,12 +13370,11 @@ TEXT ·givePairsF64AVX512(SB), NOSPLIT, $0-80
 	MOVQ         dy+16(FP), DX
 	MOVQ         at+24(FP), BX
 	MOVQ         rowPitch+64(FP), SI
-	VBROADCASTSD negative+72(FP), Z0
-	VBROADCASTSD functionConstants<>+1504(SB), Z1
-	VBROADCASTSD functionConstants<>+2336(SB), Z2
-	VXORPS       Z3, Z3, Z3
-	VMOVUPD      functionTables<>+544(SB), Z4
-	VMOVUPD      functionTables<>+608(SB), Z5
+	VBROADCASTSD least+72(FP), Z0
+	VBROADCASTSD functionConstants<>+2336(SB), Z1
+	VXORPS       Z2, Z2, Z2
+	VMOVUPD      functionTables<>+544(SB), Z3
+	VMOVUPD      functionTables<>+608(SB), Z4
 
 row:
 	MOVQ columns+40(FP), R8
@@ -13402,25 +13391,24 @@ vector:
 	MOVQ      $-1, R11
 	BZHIQ     R10, R11, R11
 	KMOVW     R11, K2
-	VMOVUPD.Z (DX), K1, Z6
-	VPERMPD   Z6, Z5, Z6
-	VADDPD    Z3, Z6, Z6
-	VMOVUPD.Z (BX), K1, Z9
-	VPERMPD   Z9, Z5, Z9
-	VMOVAPD   Z4, Z10
+	VMOVUPD.Z (DX), K1, Z5
+	VPERMPD   Z5, Z4, Z5
+	VADDPD    Z2, Z5, Z5
+	VMOVUPD.Z (BX), K1, Z8
+	VPERMPD   Z8, Z4, Z8
+	VMOVAPD   Z3, Z9
 	MOVQ      height+56(FP), R11
 	MOVQ      DI, R10
 
 pixels:
-	VMOVUPD.Z (CX)(R10*1), K2, Z11
-	VCMPPD    $0x0d, Z3, Z11, K1
-	VBLENDMPD Z1, Z0, K1, Z7
-	VMULPD    Z7, Z6, Z11
-	VCMPPD    $0x00, Z10, Z9, K1
-	VBLENDMPD Z11, Z3, K1, Z8
-	VMOVUPD   Z8, K2, (AX)(R10*1)
-	VADDPD    Z2, Z10, Z10
-	VMOVAPS   Z10, Z10
+	VMOVUPD.Z (CX)(R10*1), K2, Z10
+	VCMPPD    $0x01, Z0, Z10, K1
+	VBLENDMPD Z2, Z5, K1, Z6
+	VCMPPD    $0x00, Z9, Z8, K1
+	VBLENDMPD Z6, Z2, K1, Z7
+	VMOVUPD   Z7, K2, (AX)(R10*1)
+	VADDPD    Z1, Z9, Z9
+	VMOVAPS   Z9, Z9
 	ADDQ      SI, R10
 	DECQ      R11
 	JNZ       pixels
@@ -13450,7 +13438,7 @@ pixels:
 	VZEROUPPER
 	RET
 
-// func largest1F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// func largest1F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 // Requires: AVX, CMOV
 TEXT ·largest1F64AVX2(SB), NOSPLIT, $0-72
 	MOVQ         most+0(FP), AX
@@ -13458,7 +13446,7 @@ TEXT ·largest1F64AVX2(SB), NOSPLIT, $0-72
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSD negative+64(FP), Y0
+	VBROADCASTSD least+64(FP), Y0
 	VMOVUPD      functionConstants<>+1504(SB), Y1
 
 row:
@@ -13479,19 +13467,18 @@ vector:
 	SUBQ    R9, R10
 	SUBQ    R9, R10
 	VMOVUPS (R10), Y2
-	VMOVUPD functionConstants<>+2816(SB), Y3
-	VMOVUPD functionConstants<>+64(SB), Y4
-	VMOVUPD functionConstants<>+1472(SB), Y5
+	VMOVUPD functionConstants<>+2688(SB), Y3
+	VXORPS  Y4, Y4, Y4
+	VXORPS  Y5, Y5, Y5
 	XORQ    R10, R10
 
 pixel:
 	MOVQ       (BX)(R10*8), R11
 	VMASKMOVPD (DI)(R11*8), Y2, Y6
-	VXORPS     Y7, Y7, Y7
-	VCMPPD     $0x0d, Y7, Y6, Y7
-	VBLENDVPD  Y7, Y1, Y0, Y7
-	VMULPD     Y7, Y6, Y6
+	VMAXPD     Y6, Y0, Y6
 	VCMPPD     $0x01, Y6, Y3, Y7
+	VCMPPD     $0x03, Y6, Y6, Y8
+	VORPS      Y8, Y7, Y7
 	VBLENDVPD  Y7, Y6, Y3, Y3
 	VMOVAPS    Y3, Y3
 	VBLENDVPD  Y7, Y4, Y5, Y5
@@ -13538,7 +13525,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func largest2F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, negative float64)
+// func largest2F64AVX2(most *float64, at *float64, x *float64, pixels *int, count int, rows int, columns int, pitch int, least float64)
 // Requires: AVX, AVX2, CMOV
 TEXT ·largest2F64AVX2(SB), NOSPLIT, $0-72
 	MOVQ         most+0(FP), AX
@@ -13546,7 +13533,7 @@ TEXT ·largest2F64AVX2(SB), NOSPLIT, $0-72
 	MOVQ         x+16(FP), DX
 	MOVQ         pixels+24(FP), BX
 	MOVQ         count+32(FP), SI
-	VBROADCASTSD negative+64(FP), Y0
+	VBROADCASTSD least+64(FP), Y0
 	VMOVUPD      functionConstants<>+1504(SB), Y1
 
 row:
@@ -13569,9 +13556,9 @@ vector:
 	SUBQ    R10, R11
 	VMOVUPS (R11), Y2
 	VMOVUPS 32(R11), Y3
-	VMOVUPD functionConstants<>+2816(SB), Y4
-	VMOVUPD functionConstants<>+64(SB), Y5
-	VMOVUPD functionConstants<>+1472(SB), Y6
+	VMOVUPD functionConstants<>+2688(SB), Y4
+	VXORPS  Y5, Y5, Y5
+	VXORPS  Y6, Y6, Y6
 	XORQ    R10, R10
 
 pixel:
@@ -13580,11 +13567,10 @@ pixel:
 	VMASKMOVPD 32(DI)(R11*8), Y3, Y8
 	VUNPCKLPD  Y8, Y7, Y7
 	VPERMQ     $0xd8, Y7, Y7
-	VXORPS     Y8, Y8, Y8
-	VCMPPD     $0x0d, Y8, Y7, Y8
-	VBLENDVPD  Y8, Y1, Y0, Y8
-	VMULPD     Y8, Y7, Y7
+	VMAXPD     Y7, Y0, Y7
 	VCMPPD     $0x01, Y7, Y4, Y8
+	VCMPPD     $0x03, Y7, Y7, Y9
+	VORPS      Y9, Y8, Y8
 	VBLENDVPD  Y8, Y7, Y4, Y4
 	VMOVAPS    Y4, Y4
 	VBLENDVPD  Y8, Y5, Y6, Y6
@@ -13631,7 +13617,7 @@ pixel:
 	VZEROUPPER
 	RET
 
-// func givePairsF64AVX2(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, negative float64)
+// func givePairsF64AVX2(dx *float64, x *float64, dy *float64, at *float64, rows int, columns int, pitch int, height int, rowPitch int, least float64)
 // Requires: AVX, AVX2, CMOV
 TEXT ·givePairsF64AVX2(SB), NOSPLIT, $0-80
 	MOVQ         dx+0(FP), AX
@@ -13639,11 +13625,10 @@ TEXT ·givePairsF64AVX2(SB), NOSPLIT, $0-80
 	MOVQ         dy+16(FP), DX
 	MOVQ         at+24(FP), BX
 	MOVQ         rowPitch+64(FP), SI
-	VBROADCASTSD negative+72(FP), Y0
-	VMOVUPD      functionConstants<>+1504(SB), Y1
-	VMOVUPD      functionConstants<>+2336(SB), Y2
-	VXORPS       Y3, Y3, Y3
-	VMOVUPD      functionTables<>+672(SB), Y4
+	VBROADCASTSD least+72(FP), Y0
+	VMOVUPD      functionConstants<>+2336(SB), Y1
+	VXORPS       Y2, Y2, Y2
+	VMOVUPD      functionTables<>+672(SB), Y3
 
 row:
 	MOVQ columns+40(FP), R8
@@ -13663,7 +13648,7 @@ vector:
 	SUBQ       R9, R11
 	SUBQ       R9, R11
 	SUBQ       R9, R11
-	VMOVUPS    (R11), Y5
+	VMOVUPS    (R11), Y4
 	LEAQ       functionMasks<>+128(SB), R11
 	SUBQ       R10, R11
 	SUBQ       R10, R11
@@ -13673,26 +13658,25 @@ vector:
 	SUBQ       R10, R11
 	SUBQ       R10, R11
 	SUBQ       R10, R11
-	VMOVUPS    (R11), Y6
-	VMASKMOVPD (DX), Y5, Y7
-	VPERMPD    $0x50, Y7, Y7
-	VADDPD     Y3, Y7, Y7
-	VMASKMOVPD (BX), Y5, Y5
-	VPERMPD    $0x50, Y5, Y5
-	VMOVAPD    Y4, Y8
+	VMOVUPS    (R11), Y5
+	VMASKMOVPD (DX), Y4, Y6
+	VPERMPD    $0x50, Y6, Y6
+	VADDPD     Y2, Y6, Y6
+	VMASKMOVPD (BX), Y4, Y4
+	VPERMPD    $0x50, Y4, Y4
+	VMOVAPD    Y3, Y7
 	MOVQ       height+56(FP), R11
 	MOVQ       DI, R10
 
 pixels:
-	VMASKMOVPD (CX)(R10*1), Y6, Y9
-	VCMPPD     $0x0d, Y3, Y9, Y9
-	VBLENDVPD  Y9, Y1, Y0, Y9
-	VMULPD     Y9, Y7, Y9
-	VCMPPD     $0x00, Y8, Y5, Y10
-	VBLENDVPD  Y10, Y9, Y3, Y9
-	VMASKMOVPD Y9, Y6, (AX)(R10*1)
-	VADDPD     Y2, Y8, Y8
-	VMOVAPS    Y8, Y8
+	VMASKMOVPD (CX)(R10*1), Y5, Y8
+	VCMPPD     $0x01, Y0, Y8, Y8
+	VBLENDVPD  Y8, Y2, Y6, Y8
+	VCMPPD     $0x00, Y7, Y4, Y9
+	VBLENDVPD  Y9, Y8, Y2, Y8
+	VMASKMOVPD Y8, Y5, (AX)(R10*1)
+	VADDPD     Y1, Y7, Y7
+	VMOVAPS    Y7, Y7
 	ADDQ       SI, R10
 	DECQ       R11
 	JNZ        pixels
@@ -14070,15 +14054,7 @@ DATA functionConstants<>+2752(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2760(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2768(SB)/8, $0x4044000000000000
 DATA functionConstants<>+2776(SB)/8, $0x4044000000000000
-DATA functionConstants<>+2784(SB)/8, $0xff7fffffff7fffff
-DATA functionConstants<>+2792(SB)/8, $0xff7fffffff7fffff
-DATA functionConstants<>+2800(SB)/8, $0xff7fffffff7fffff
-DATA functionConstants<>+2808(SB)/8, $0xff7fffffff7fffff
-DATA functionConstants<>+2816(SB)/8, $0xffefffffffffffff
-DATA functionConstants<>+2824(SB)/8, $0xffefffffffffffff
-DATA functionConstants<>+2832(SB)/8, $0xffefffffffffffff
-DATA functionConstants<>+2840(SB)/8, $0xffefffffffffffff
-GLOBL functionConstants<>(SB), RODATA|NOPTR, $2848
+GLOBL functionConstants<>(SB), RODATA|NOPTR, $2784
 
 DATA functionTables<>+0(SB)/8, $0x3c67eb20bc92e794
 DATA functionTables<>+8(SB)/8, $0xbb591c8b3c238a18

@@ -36,17 +36,17 @@ func testWindows[T Float](t *testing.T) {
 					w.Pixels = append(w.Pixels, k/kernel[1]*width+k%kernel[1])
 				}
 				x, dy := numbers(max(w.Rows, 1)*w.Pitch), numbers(w.Rows*columns)
-				n, apart, negative := len(dy), stride >= kernel[1], T(r.IntN(2))
+				n, apart, least := len(dy), stride >= kernel[1], []T{T(math.Inf(-1)), 0}[r.IntN(2)]
 				results := func(l Level) []T {
 					all := make([]T, 2*n+len(x)+4*around)
 					most, at, dx := all[around:][:n], all[n+2*around:][:n], all[2*n+3*around:][:len(x)]
-					Largest(l, most, at, x, &w, negative)
-					Give(l, dx, x, dy, at, &w, apart, negative)
+					Largest(l, most, at, x, &w, least)
+					Give(l, dx, x, dy, at, &w, apart, least)
 					return all
 				}
 				want := results(Go)
 				for _, level := range Levels()[1:] {
-					same(t, fmt.Sprintf("%v, %+v, negative %v", level, w, negative), results(level), want)
+					same(t, fmt.Sprintf("%v, %+v, least %v", level, w, least), results(level), want)
 				}
 			}
 		}

@@ -136,11 +136,7 @@ func (v *vectors) writeExtreme(name string, better, combine choice) {
 	take := func(e vec) {
 		VMOVAPS(better(v, best, e), best)
 		VMOVAPS(combine(v, signs, e), signs)
-		if nan := v.compare(unordered, e, e); v.wide {
-			KORW(nan, strange, strange)
-		} else {
-			VORPS(nan, strange, strange)
-		}
+		v.either(strange, v.compare(unordered, e, e))
 	}
 	CMPQ(n, I32(v.lanes()))
 	JL(LabelRef("tail"))

@@ -339,6 +339,16 @@ func (v *vectors) choose(m mask, a Op, b vec) vec {
 	return d
 }
 
+// either sets a where b is set, and returns a.
+func (v *vectors) either(a, b mask) mask {
+	if v.wide {
+		KORW(a, b, a)
+	} else {
+		VORPS(b, a, a)
+	}
+	return a
+}
+
 // tail returns the mask of the first n elements of a vector.
 func (v *vectors) tail(n reg.Register) mask {
 	m := v.newMask()

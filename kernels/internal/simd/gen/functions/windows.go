@@ -13,12 +13,12 @@ import (
 // each place of a row.
 func (v *vectors) writeLargest(stride int) {
 	name := fmt.Sprintf("largest%d%s", stride, v.suffix())
-	TEXT(name, NOSPLIT, fmt.Sprintf("func(most, at, x *%[1]s, pixels *int, count, rows, columns, pitch int, negative %[1]s)", v.goType()))
+	TEXT(name, NOSPLIT, fmt.Sprintf("func(most, at, x *%[1]s, pixels *int, count, rows, columns, pitch int, least %[1]s)", v.goType()))
 	Pragma("noescape")
-	Doc(name + " finds the first largest pixel of each window. The pitch is in bytes.")
+	Doc(name + " finds the largest pixel of each window. The pitch is in bytes.")
 	most, at, row := Load(Param("most"), GP64()), Load(Param("at"), GP64()), Load(Param("x"), GP64())
 	pixels, count := Load(Param("pixels"), GP64()), Load(Param("count"), GP64())
-	negative := v.one(VBROADCASTSS, VBROADCASTSD, param("negative"))
+	least := v.one(VBROADCASTSS, VBROADCASTSD, param("least"))
 	one := v.set(v.number(1))
 	Label("row")
 	x, left := GP64(), Load(Param("columns"), GP64())
@@ -29,15 +29,15 @@ func (v *vectors) writeLargest(stride int) {
 	CMPQ(left, n)
 	CMOVQLT(left, n)
 	read := v.placesOf(stride, n)
-	best, number, k := v.set(v.number(v.leastFinite())), v.set(v.number(0)), GP64()
-	found := v.set(v.number(-1))
+	best, number, k := v.set(v.number(math.Inf(-1))), v.zero(), GP64()
+	found := v.zero()
 	XORQ(k, k)
 	Label("pixel")
 	pixel := GP64()
 	MOVQ(Mem{Base: pixels, Index: k, Scale: 8}, pixel)
 	seen := read(Mem{Base: x, Index: pixel, Scale: uint8(v.size())})
-	seen = v.mul(seen, v.choose(v.compare(greaterEqual, seen, v.zero()), one, negative))
-	larger := v.compare(less, best, seen)
+	seen = v.max(least, seen) // its second operand, where one is NaN or both are zeros
+	larger := v.either(v.compare(less, best, seen), v.compare(unordered, seen, seen))
 	VMOVAPS(v.choose(larger, seen, best), best)
 	VMOVAPS(v.choose(larger, number, found), found)
 	VMOVAPS(v.add(number, one), number)
@@ -138,13 +138,13 @@ func (v *vectors) elements(f func(i int) uint64) Mem {
 // writeGivePairs writes GivePairs: an element of a vector for each pixel of a row.
 func (v *vectors) writeGivePairs() {
 	name := "givePairs" + v.suffix()
-	TEXT(name, NOSPLIT, fmt.Sprintf("func(dx, x, dy, at *%[1]s, rows, columns, pitch, height, rowPitch int, negative %[1]s)", v.goType()))
+	TEXT(name, NOSPLIT, fmt.Sprintf("func(dx, x, dy, at *%[1]s, rows, columns, pitch, height, rowPitch int, least %[1]s)", v.goType()))
 	Pragma("noescape")
 	Doc(name + " writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.")
 	dx, x, dy, at := Load(Param("dx"), GP64()), Load(Param("x"), GP64()), Load(Param("dy"), GP64()), Load(Param("at"), GP64())
 	rowPitch := Load(Param("rowPitch"), GP64())
-	negative := v.one(VBROADCASTSS, VBROADCASTSD, param("negative"))
-	one, two, zero := v.set(v.number(1)), v.set(v.number(2)), v.zero()
+	least := v.one(VBROADCASTSS, VBROADCASTSD, param("least"))
+	two, zero := v.set(v.number(2)), v.zero()
 	first := v.load(v.elements(func(i int) uint64 { // 0 and 1 in turn
 		if i%2 == 0 {
 			return 0
@@ -170,7 +170,7 @@ func (v *vectors) writeGivePairs() {
 	MOVQ(offset, from)
 	Label("pixels")
 	seen := v.loadMasked(Mem{Base: x, Index: from, Scale: 1}, written)
-	given := v.mul(gradient, v.choose(v.compare(greaterEqual, seen, zero), one, negative))
+	given := v.choose(v.compare(less, seen, least), zero, gradient)
 	v.storeMasked(v.choose(v.compare(equal, winner, number), given, zero), Mem{Base: dx, Index: from, Scale: 1}, written)
 	VMOVAPS(v.add(number, two), number)
 	ADDQ(rowPitch, from)
@@ -208,13 +208,6 @@ func (v *vectors) twice() func(vec) vec {
 		}
 		return x
 	}
-}
-
-func (v *vectors) leastFinite() float64 {
-	if v.double {
-		return -math.MaxFloat64
-	}
-	return -math.MaxFloat32
 }
 
 func (v *vectors) zero() vec {
