@@ -52,16 +52,66 @@ DEVICE f64 straight_logistic(f64 x) { return logistic(x); }
 
 // ---- sine and cosine ----
 
-// sin(x + quarter * pi/2) for |x| <= 2^30, NaN beyond. x = k pi/2 + r with |r| <= pi/4, where pi/2
-// is in three parts: the first difference is exact. The polynomials are those of FreeBSD's msun.
-DEVICE f64 wave(f64 x, i32 quarter) {
-	if (!(magnitude(x) <= 1073741824.0))
+// An angle k pi/2 + r with |r| <= pi/4.
+struct Angle {
+	i32 k;
+	f64 r;
+};
+
+// The high word of a product.
+DEVICE u64 high(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
+
+// The angle of a finite |x| > 2^30, by Payne and Hanek: 128 bits of x * 4/pi, of which the multiples of 8 are left
+// out. Words is how many words of 4/pi the type of x can need; they are constants of instructions, since
+// the body of a function is all that a kernel gets of it.
+template <i32 Words> DEVICE Angle far_angle(f64 x) {
+	constexpr u64 four_over_pi[] = {
+		0x0000000000000001, 0x45f306dc9c882a53, 0xf84eafa3ea69bb81, 0xb6c52b3278872083,
+		0xfca2c757bd778ac3, 0x6e48dc74849ba5c0, 0x0c925dd413a32439, 0xfc3bd63962534e7d,
+		0xd1046bea5d768909, 0xd338e04d68befc82, 0x7323ac7306a673e9, 0x3908bf177bf25076,
+		0x3ff12fffbc0b301f, 0xde5e2316b414da3e, 0xda6cfd9e4f96136e, 0x9e8c7ecd3cbfd45a,
+		0xea4f758fd7cbe2f6, 0x7a0e73ef14a525d4, 0xd7f6bf623f1aba10, 0xac06608df8f6d757,
+	};
+	u64 b = bits_as<u64>(x), m = (b & 0xfffffffffffff) | 0x10000000000000;
+	u32 place = (u32)(b >> 52 & 0x7ff) - 1075 + 61, digit = place / 64, shift = place % 64;
+	u64 z0 = four_over_pi[0], z1 = four_over_pi[1], z2 = four_over_pi[2], z3 = four_over_pi[3];
+#pragma unroll
+	for (u32 i = 4; i < Words; i++)
+		if (i <= digit + 3)
+			z0 = z1, z1 = z2, z2 = z3, z3 = four_over_pi[i];
+	z0 = z0 << shift | z1 >> 1 >> (63 - shift);
+	z1 = z1 << shift | z2 >> 1 >> (63 - shift);
+	z2 = z2 << shift | z3 >> 1 >> (63 - shift);
+	u64 low = z1 * m, lo = low + high(z2, m), hi = z0 * m + high(z1, m) + (lo < low ? 1 : 0);
+	i32 eighths = (i32)(hi >> 61);
+	hi = hi << 3 | lo >> 61;
+	lo <<= 3;
+	bool beyond = eighths & 1; // the next multiple of pi/2 is nearer
+	if (beyond) {
+		lo = 0 - lo;
+		hi = 0 - hi - (lo != 0 ? 1 : 0);
+		eighths++;
+	}
+	// of |x|, in units of pi/4
+	f64 r = ((f64)hi * 5.42101086242752217004e-20 + (f64)lo * 2.93873587705571876992e-39) * 7.85398163397448278999e-01;
+	bool negative = b >> 63;
+	return Angle{negative ? -(eighths / 2) : eighths / 2, beyond != negative ? -r : r};
+}
+
+// sin(x + quarter * pi/2), where pi/2 is in three parts up to 2^30: the first difference is exact. The
+// polynomials are those of FreeBSD's msun.
+template <i32 Words> DEVICE f64 wave(f64 x, i32 quarter) {
+	if (!(magnitude(x) <= 1.7976931348623157e308))
 		return nan_f64();
 	f64 k = nearest(x * 6.36619772367581382433e-01);
 	f64 r = fused(-k, 1.57079632679489655800e+00, x);
 	r = fused(-k, 6.12323399573676603587e-17, r);
 	r = fused(-k, -1.49738490485916983e-33, r);
-	i32 q = (i32)k + quarter;
+	Angle angle = {(i32)k, r};
+	if (magnitude(x) > 1073741824.0)
+		angle = far_angle<Words>(x);
+	r = angle.r;
+	i32 q = angle.k + quarter;
 	f64 z = r * r, y;
 	if (q & 1) {
 		f64 c = z * (4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03 + z * (2.48015872894767294178e-05 +
@@ -75,9 +125,10 @@ DEVICE f64 wave(f64 x, i32 quarter) {
 	}
 	return q & 2 ? -y : y;
 }
-DEVICE f32 wave(f32 x, i32 quarter) { return narrow_f32(wave((f64)x, quarter)); }
-template <class T> DEVICE T sine(T x) { return x == 0 ? x : wave(x, 0); } // -0 stays
-template <class T> DEVICE T cosine(T x) { return wave(x, 1); }
+DEVICE f64 angle_wave(f64 x, i32 quarter) { return wave<20>(x, quarter); }
+DEVICE f32 angle_wave(f32 x, i32 quarter) { return narrow_f32(wave<6>((f64)x, quarter)); }
+template <class T> DEVICE T sine(T x) { return x == 0 ? x : angle_wave(x, 0); } // -0 stays
+template <class T> DEVICE T cosine(T x) { return angle_wave(x, 1); }
 
 // ---- the error function ----
 

@@ -101,23 +101,6 @@ func rounded[T float](v [][]T, k, x int, o Op) step {
 	}
 }
 
-// largestAngle is the largest argument of Sin and Cos.
-const largestAngle = 1 << 30
-
-func sine(x float64) float64 {
-	if math.Abs(x) > largestAngle {
-		return math.NaN()
-	}
-	return math.Sin(x)
-}
-
-func cosine(x float64) float64 {
-	if math.Abs(x) > largestAngle {
-		return math.NaN()
-	}
-	return math.Cos(x)
-}
-
 // where returns the step of Where.
 func (m *machine) where(k int, c Instr) step {
 	switch c.Type {

@@ -58,8 +58,7 @@ const (
 
 // The operations that only programs have.
 const (
-	// Sin and Cos are NaN where |x| exceeds 2^30: no digit of a result for such
-	// an F32 would mean anything.
+	// Sin and Cos are of the number x itself, however large it is, and NaN of infinities.
 	Sin Op = ownBase + 1 + iota
 	Cos
 	// Erf is the error function. GELU is x/2 * (1 + erf(x/sqrt 2)).

@@ -182,6 +182,7 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		{ir.Reduce{Op: backend.Sum, Axes: ir.Of(0, 2)}, []int{3}, [][]int{{2, 3, 4}}},
 		{ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, []int{2, 4}, [][]int{{2, 3, 4}}},
 		{ir.Reduce{Op: backend.Min, Axes: ir.Of(0)}, nil, [][]int{{5}}},
+		{ir.Where{}, []int{3, 4}, [][]int{{3, 4}, {3, 4}, {3, 4}}},
 		{ir.Unslice{Axis: 1, Start: 1, Step: 2}, []int{2, 6}, [][]int{{2, 3}}},
 		{ir.Concat{Axis: 1}, []int{2, 6, 2}, [][]int{{2, 3, 2}, {2, 1, 2}, {2, 2, 2}}},
 		{ir.MatMul{}, []int{3, 5}, [][]int{{3, 4}, {4, 5}}},
@@ -288,7 +289,7 @@ func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 func TestFunctionsAreThePlainLoop(t *testing.T) {
 	for dtype, tolerance := range tolerances {
 		for _, f := range fuse.Ops() {
-			if n := f.Operands(); n > 2 || f == fuse.Cast || f == fuse.Relu {
+			if n := f.Operands(); n > 2 || f == fuse.Cast {
 				continue // programs have no such values
 			}
 			t.Run(fmt.Sprint(dtype, " ", f), func(t *testing.T) {

@@ -37,12 +37,15 @@ func (r *random) grow() {
 	}
 	switch axis := r.next(max(shape.Len(), 1)); r.next(18) {
 	case 0, 1:
-		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign}[r.next(3)]
+		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign, fuse.Relu}[r.next(4)]
 		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
 	case 2, 3, 4, 5:
 		if y, ok := r.like(shape); ok {
 			f := []fuse.Op{fuse.Add, fuse.Sub, fuse.Mul, fuse.Maximum, fuse.Minimum, fuse.Less, fuse.GreaterEqual, fuse.Equal}[r.next(8)]
 			r.add(ir.Binary{Op: f}, shape, max(bound+r.bounds[y], bound*r.bounds[y], 1), x, y)
+			if r.next(4) == 0 {
+				r.add(ir.Where{}, shape, max(bound, r.bounds[y]), y, x, y)
+			}
 		}
 	case 6:
 		r.reduce(x, axis)

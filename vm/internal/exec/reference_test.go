@@ -93,6 +93,13 @@ func evaluate(v ir.Value, number int, args, inputs []array) array {
 			}
 			return args[2].at(i...)
 		})
+	case ir.Where:
+		return fill(v.Shape, func(i []int) float64 {
+			if args[0].at(i...) != 0 {
+				return args[1].at(i...)
+			}
+			return args[2].at(i...)
+		})
 	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat:
 		return moved(v, args)
 	case ir.MatMul:
@@ -141,6 +148,8 @@ func function(f fuse.Op, x, y float64) float64 {
 	switch f {
 	case fuse.Abs:
 		return math.Abs(x)
+	case fuse.Relu:
+		return max(x, 0)
 	case fuse.Sign:
 		return truth(x > 0) - truth(x < 0)
 	case fuse.Ceil:
@@ -435,7 +444,7 @@ func image(v ir.Value, args []array) array {
 	case ir.MaxPoolGrad:
 		dx, seen := fill(v.Shape, func([]int) float64 { return 0 }), rectified(x, op.Rectified)
 		each(args[1].shape, func(i []int) {
-			if at := winner(op.Window, seen, i); !op.Rectified || x.data[at] >= 0 {
+			if at := winner(op.Window, seen, i); !op.Rectified || !(x.data[at] < 0) {
 				dx.data[at] += args[1].at(i...)
 			}
 		})
@@ -447,7 +456,7 @@ func image(v ir.Value, args []array) array {
 // rectified returns x without negative numbers.
 func rectified(x array, relu bool) array {
 	return fill(x.shape, func(i []int) float64 {
-		if y := x.at(i...); !relu || y > 0 {
+		if y := x.at(i...); !relu || !(y < 0) {
 			return y
 		}
 		return 0
@@ -492,7 +501,7 @@ func pixel(w ir.Window, image ir.Dims, i []int) (c, h, column int, ok bool) {
 	return c, h, column, h >= 0 && h < image.At(2) && column >= 0 && column < image.At(3)
 }
 
-// winner returns the place of the first largest element of window i.
+// winner returns the place of the first largest element of window i, or of the last NaN.
 func winner(w ir.Window, x array, i []int) int {
 	best := -1
 	for kh := range w.H {
@@ -502,7 +511,7 @@ func winner(w ir.Window, x array, i []int) int {
 				continue
 			}
 			at := ((i[0]*x.shape.At(1)+i[1])*x.shape.At(2)+h)*x.shape.At(3) + column
-			if best < 0 || x.data[at] > x.data[best] {
+			if e := x.data[at]; best < 0 || e > x.data[best] || e != e {
 				best = at
 			}
 		}

@@ -53,7 +53,7 @@ func arity(op Op) int {
 		return -1
 	case Binary, MatMul, SoftMaxGrad, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
-	case Select, Dropout, Attention:
+	case Select, Where, Dropout, Attention:
 		return 3
 	case AttentionGrad:
 		return 6
@@ -121,7 +121,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, Select, Dropout, SoftMax, SoftMaxGrad:
+	case Unary, Binary, Copy, Cast, Select, Where, Dropout, SoftMax, SoftMaxGrad:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

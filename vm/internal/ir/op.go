@@ -55,6 +55,8 @@ type (
 	// Select is a where the label l is the number of the element along Axis, b elsewhere: of
 	// operands l, a, b of one shape. Labels are integers.
 	Select struct{ Axis int }
+	// Where is a where c is not 0, b elsewhere: of operands c, a, b of one shape.
+	Where struct{}
 	// Dropout is x / (1-P) where the random number of the element is at least P, and 0 elsewhere: of
 	// operands x, step and first sample, which are integers, of one shape. The number is that of
 	// fuse.Uniform, with the first axis as samples.
@@ -135,13 +137,13 @@ type (
 		TF32   bool
 	}
 	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH, OW].
-	// Rectified is that of x * (x >= 0).
+	// NaN is the largest. Rectified is the pool of Relu of x.
 	MaxPool struct {
 		Window    Window
 		Rectified bool
 	}
-	// MaxPoolGrad gives dy to the first largest element of each window, from x and dy. Rectified is
-	// the gradient by x of the rectified one.
+	// MaxPoolGrad gives dy to the first largest element of each window, or to the last NaN, from x and dy.
+	// Rectified is the gradient by x of the rectified one.
 	MaxPoolGrad struct {
 		Window    Window
 		Rectified bool
@@ -194,6 +196,9 @@ func (Cast) String() string { return "cast" }
 
 // String implements [Op].
 func (o Select) String() string { return fmt.Sprintf("select axis %d", o.Axis) }
+
+// String implements [Op].
+func (Where) String() string { return "where" }
 
 // String implements [Op].
 func (o Dropout) String() string { return fmt.Sprintf("dropout %v #%d", o.P, o.Op) }

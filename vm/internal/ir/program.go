@@ -81,7 +81,7 @@ func Leaf(op Op) bool {
 // elements of its operands.
 func Elementwise(op Op) bool {
 	switch op.(type) {
-	case Unary, Binary, Copy, Cast, Select, Dropout:
+	case Unary, Binary, Copy, Cast, Select, Where, Dropout:
 		return true
 	}
 	return false

@@ -21,8 +21,8 @@ func images(p *ir.Program) *ir.Program {
 			id, ok = l.inputGradient(op)
 		case ir.MaxPool:
 			id, ok = l.rectifiedPool(op)
-		case ir.Binary:
-			id, ok = l.rectifiedPoolGrad(op)
+		case ir.Where:
+			id, ok = l.rectifiedPoolGrad()
 		}
 		if ok {
 			return id
@@ -108,9 +108,9 @@ func (l *lowering) permute(x ir.ID, axes ...int) ir.ID {
 	return l.add(ir.Permute{Axes: ir.Of(axes...)}, shape, x)
 }
 
-// rectifiedPool is the pool of x * (x >= 0).
+// rectifiedPool is the pool of Relu of x.
 func (l *lowering) rectifiedPool(op ir.MaxPool) (ir.ID, bool) {
-	x, _, ok := l.rectified(l.of.Args[0])
+	x, ok := l.rectified(l.of.Args[0])
 	if !ok || op.Rectified {
 		return 0, false
 	}
@@ -118,39 +118,28 @@ func (l *lowering) rectifiedPool(op ir.MaxPool) (ir.ID, bool) {
 	return l.add(op, l.of.Shape, x), true
 }
 
-// rectifiedPoolGrad is the gradient of the pool of x * (x >= 0), times (x >= 0).
-func (l *lowering) rectifiedPoolGrad(op ir.Binary) (ir.ID, bool) {
-	if op.Op != fuse.Mul {
+// rectifiedPoolGrad is 0 where x < 0, and the gradient of the pool of Relu of x elsewhere.
+func (l *lowering) rectifiedPoolGrad() (ir.ID, bool) {
+	below, grad := l.program.Values[l.of.Args[0]], l.program.Values[l.of.Args[2]]
+	pool, ok := grad.Op.(ir.MaxPoolGrad)
+	if !ok || pool.Rectified || !l.zero(l.of.Args[1]) || below.Op != (ir.Binary{Op: fuse.Less}) || !l.zero(below.Args[1]) {
 		return 0, false
 	}
-	for i, a := range l.of.Args {
-		grad := l.program.Values[a]
-		pool, ok := grad.Op.(ir.MaxPoolGrad)
-		if !ok || pool.Rectified {
-			continue
-		}
-		if x, positive, ok := l.rectified(grad.Args[0]); ok && positive == l.of.Args[1-i] {
-			pool.Rectified = true
-			return l.add(pool, l.of.Shape, x, grad.Args[1]), true
-		}
+	x, ok := l.rectified(grad.Args[0])
+	if !ok || x != below.Args[0] {
+		return 0, false
 	}
-	return 0, false
+	pool.Rectified = true
+	return l.add(pool, l.of.Shape, x, grad.Args[1]), true
 }
 
-// rectified returns x and (x >= 0) if y is their product, as gorgonia.Rectify has it.
-func (l *lowering) rectified(y ir.ID) (x, positive ir.ID, ok bool) {
+// rectified returns x if y is Relu of it.
+func (l *lowering) rectified(y ir.ID) (x ir.ID, ok bool) {
 	v := l.program.Values[y]
-	if v.Op != (ir.Binary{Op: fuse.Mul}) {
-		return 0, 0, false
+	if v.Op != (ir.Unary{Op: fuse.Relu}) {
+		return 0, false
 	}
-	for i, x := range v.Args {
-		positive := v.Args[1-i]
-		of := l.program.Values[positive]
-		if of.Op == (ir.Binary{Op: fuse.GreaterEqual}) && of.Args[0] == x && l.zero(of.Args[1]) {
-			return x, positive, true
-		}
-	}
-	return 0, 0, false
+	return v.Args[0], true
 }
 
 // zero reports whether a value is the number 0, repeated.

@@ -165,6 +165,8 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 		along[op.Axis] = 1
 		here := p.Index(along...)
 		return p.Do(fuse.Where, p.Do(fuse.Equal, place32(p, args[0]), p.Cast(backend.I32, here)), args[1], args[2])
+	case ir.Where:
+		return p.Do(fuse.Where, args...)
 	case ir.Dropout:
 		return dropout(p, v, op, args)
 	}

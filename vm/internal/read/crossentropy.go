@@ -1,6 +1,8 @@
 package read
 
 import (
+	"math"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -9,7 +11,8 @@ import (
 // targets are what a cross-entropy and its gradient need of the labels.
 type targets struct {
 	labels ir.ID // of the logits' shape: -1 where a label is ignored
-	weight ir.ID // of each label: 1, 0 if it is ignored, NaN if it is out of range
+	right  ir.ID // of each label: 1, 0 if it is ignored or out of range
+	others ir.ID // of each label: 0, NaN if it is out of range; what counts where it is not right
 	number ir.ID // of labels that are not ignored, at least 1
 }
 
@@ -22,15 +25,27 @@ func (b *builder) targets(logits, labels ir.ID, ignore int) targets {
 	counts := b.with(fuse.NotEqual, labels, float64(ignore))
 	inside := b.two(fuse.Mul, b.with(fuse.GreaterEqual, labels, 0), b.with(fuse.Less, labels, float64(shape.At(classes))))
 	wrong := b.two(fuse.Mul, counts, b.with(fuse.NotEqual, inside, 1))
+	right := b.two(fuse.Mul, counts, inside)
 	known := b.with(fuse.Sub, b.two(fuse.Mul, b.with(fuse.Add, labels, 1), counts), 1)
 	b.dtype = float
-	counted := b.add(ir.Cast{}, rows, float, counts)
-	nan := b.one(fuse.Log, b.with(fuse.Add, b.with(fuse.Mul, b.add(ir.Cast{}, rows, float, wrong), -2), 1)) // log(-1), or log(1)
+	cast := func(x ir.ID) ir.ID { return b.add(ir.Cast{}, rows, float, x) }
+	zero := b.fill(rows, 0)
 	return targets{
 		labels: b.broadcast(b.reshape(known, shape.With(classes, 1)), shape),
-		weight: b.two(fuse.Add, counted, nan),
-		number: b.with(fuse.Maximum, b.sum(counted), 1),
+		right:  cast(right),
+		others: b.where(cast(wrong), b.fill(rows, math.NaN()), zero),
+		number: b.with(fuse.Maximum, b.sum(cast(counts)), 1),
 	}
+}
+
+// fill adds a number, repeated to a shape.
+func (b *builder) fill(shape ir.Dims, number float64) ir.ID {
+	return b.expand(b.add(ir.ScalarOf(number), ir.Dims{}, b.dtype), shape)
+}
+
+// where adds x where c is not 0, and y elsewhere, all of one shape.
+func (b *builder) where(c, x, y ir.ID) ir.ID {
+	return b.add(ir.Where{}, b.of(x).Shape, b.dtype, c, x, y)
 }
 
 // sum adds the sum of all elements.
@@ -63,13 +78,12 @@ func (b *builder) crossEntropy(ignore int) ir.ID {
 	shape, classes := b.of(logits).Shape, b.last(logits)
 	t := b.targets(logits, b.args[1], ignore)
 	less, logSum := b.logSum(logits)
-	zero := b.add(ir.ScalarOf(0), ir.Dims{}, b.dtype)
-	chosen := b.reduceAxes(backend.Sum, b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, less, b.expand(zero, shape)), classes)
-	sum := b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.weight))
+	chosen := b.reduceAxes(backend.Sum, b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, less, b.fill(shape, 0)), classes)
+	sum := b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))
 	return b.one(fuse.Neg, b.two(fuse.Div, sum, t.number))
 }
 
-// crossEntropyGrad is (probability - 1 at the label) * dy / number.
+// crossEntropyGrad is (probability - 1 at the label) * dy / number, where the label is right.
 func (b *builder) crossEntropyGrad(ignore int) ir.ID {
 	logits := b.args[0]
 	shape, classes := b.of(logits).Shape, b.last(logits)
@@ -77,6 +91,6 @@ func (b *builder) crossEntropyGrad(ignore int) ir.ID {
 	less, logSum := b.logSum(logits)
 	p := b.one(fuse.Exp, b.two(fuse.Sub, less, b.alongRows(logSum, logits)))
 	away := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.with(fuse.Add, p, -1), p)
-	share := b.two(fuse.Mul, t.weight, b.two(fuse.Div, b.reshape(b.args[2], ir.Dims{}), t.number))
-	return b.two(fuse.Mul, away, b.reshape(share, shape.With(classes, 1)))
+	share := b.two(fuse.Div, b.reshape(b.args[2], ir.Dims{}), t.number)
+	return b.where(b.alongRows(t.right, logits), b.two(fuse.Mul, away, share), b.alongRows(t.others, logits))
 }

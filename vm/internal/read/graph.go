@@ -40,8 +40,10 @@ type Graph struct {
 	whole    map[ir.ID]moments // of the batches of all ranks, by operand
 	moves    int               // collectives of batch norms
 	problem  error             // of one that cannot be read so
-	values   map[*gorgonia.Node]ir.ID
-	slices   []sliceState
+	// rectifiers are comparisons with 0 that rectify what they compare.
+	rectifiers map[*gorgonia.Node]bool
+	values     map[*gorgonia.Node]ir.ID
+	slices     []sliceState
 }
 
 // Opaque is an operation that is run by its Do, for a node.
@@ -92,6 +94,7 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	r := &Graph{training: training, norms: norms, whole: map[ir.ID]moments{},
 		values: make(map[*gorgonia.Node]ir.ID, len(sorted)),
 	}
+	r.rectifiers = rectifiers(sorted)
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {
@@ -265,8 +268,19 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 // leftover reports whether a root is a gradient that Gorgonia has made because it
 // differentiates an operation by all operands, and that is the derivative of nothing.
 func leftover(n *gorgonia.Node) bool {
+	return len(n.DerivOf()) == 0 && slices.Contains([]string{gradients, "undifferentiated nodes"}, groupOf(n))
+}
+
+// gradients is the group of the nodes that gorgonia.Grad makes.
+const gradients = "gradients"
+
+// groupOf returns the group that Gorgonia has put a node in.
+func groupOf(n *gorgonia.Node) string {
 	group := reflect.ValueOf(n).Elem().FieldByName("group")
-	return len(n.DerivOf()) == 0 && group.IsValid() && slices.Contains([]string{"gradients", "undifferentiated nodes"}, group.String())
+	if !group.IsValid() {
+		return ""
+	}
+	return group.String()
 }
 
 // form returns shape and dtype of a node's value.

@@ -143,6 +143,9 @@ func (b *builder) binary() ir.ID {
 	if !ok {
 		return none
 	}
+	if id := b.rectified(f); id >= 0 {
+		return id
+	}
 	dtype := b.dtype
 	if ir.Compares(f) && !b.bool("retSame") {
 		dtype, b.dtype = backend.U8, b.of(b.args[0]).DType
