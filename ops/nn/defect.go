@@ -92,6 +92,7 @@ func rules() []rule {
 	return []rule{
 		{"elemUnaryOp", "gorgonia.Log and a division by math.Ln2", wrongGradient("log2", "its gradient is multiplied by ln 2, not divided")},
 		{"elemUnaryOp", "gorgonia.Inverse of gorgonia.Sqrt", wrongGradient("invSqrt", "its gradient is wrong")},
+		{"elemBinOp", "nn.Norm", wrongNorm},
 		{"sliceOp", "nn.Slice or nn.Split", wrongSlice},
 		{"tensordotOp", "gorgonia.Mul, or gorgonia.Sum of gorgonia.HadamardProd", wrongTensordot},
 		{"atOp", "gorgonia.Slice", func(suspect) string { return "it has the shape of its operand, and no gradient" }},

@@ -13,6 +13,7 @@
 //	ByIndices                               [ByIndices], [Embedding]
 //	SoftMax, LogSoftMax                     [SoftMax], [LogSoftMax]
 //	Log(SoftMax(x)) of labels               [CrossEntropy]
+//	Norm of odd p                           [Norm]
 //	Dropout                                 [Dropout], [Random]
 //	AveragePool1D, AveragePool2D            [AvgPool2D]
 //	GlobalAveragePool2D                     [GlobalAvgPool2D]

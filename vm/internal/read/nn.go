@@ -58,6 +58,10 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.sumRows(b.two(fuse.Mul, b.args[1], z))
 	case nn.LayerNormBiasGradSpec:
 		return b.sumRows(x)
+	case nn.NormSpec:
+		return b.norm(s)
+	case nn.NormGradSpec:
+		return b.normGrad(s)
 	}
 	return b.products(spec)
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -162,4 +163,40 @@ func (b *builder) groupNormGrad() ir.ID {
 		return none
 	}
 	return b.normalizedGrad(b.reshape(b.args[0], rows), b.reshape(b.args[1], rows), b.number("epsilon"), 1)
+}
+
+// norm is the p-norm along an axis.
+func (b *builder) norm(s nn.NormSpec) ir.ID {
+	x := b.one(fuse.Abs, b.args[0])
+	sum := b.reduceAxes(backend.Sum, b.power(x, s.P), s.Axis)
+	switch s.P {
+	case 1:
+		return sum
+	case 2:
+		return b.one(fuse.Sqrt, sum)
+	}
+	return b.with(fuse.Pow, sum, 1/float64(s.P))
+}
+
+// normGrad is dy * sign(x) * (|x|/y)^(p-1), and 0 where y is 0.
+func (b *builder) normGrad(s nn.NormGradSpec) ir.ID {
+	x := b.args[0]
+	shape := b.of(x).Shape
+	along := func(each ir.ID) ir.ID { return b.broadcast(b.reshape(each, shape.With(s.Axis, 1)), shape) }
+	y, dx := along(b.args[1]), b.one(fuse.Sign, x)
+	if s.P > 1 {
+		dx = b.two(fuse.Mul, dx, b.power(b.two(fuse.Div, b.one(fuse.Abs, x), y), s.P-1))
+	}
+	return b.where(y, b.two(fuse.Mul, dx, along(b.args[2])), b.fill(shape, 0))
+}
+
+// power adds x^n for n of at least 1.
+func (b *builder) power(x ir.ID, n int) ir.ID {
+	switch n {
+	case 1:
+		return x
+	case 2:
+		return b.one(fuse.Square, x)
+	}
+	return b.with(fuse.Pow, x, float64(n))
 }

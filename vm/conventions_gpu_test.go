@@ -1,0 +1,15 @@
+//go:build gpu
+
+package vm_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU is TestNumbersThatAreNotFiniteAreAsInPyTorch on a GPU.
+func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
+	d := gpu(t)
+	asInPyTorch(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})
+}

@@ -1,0 +1,110 @@
+package vm_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+	"github.com/euryale-ml/euryale/vm/internal/conventions"
+)
+
+// TestNumbersThatAreNotFiniteAreAsInPyTorch computes operations on NaN, infinities, the largest and the least numbers,
+// and their gradients. Three runs give the same bits.
+func TestNumbersThatAreNotFiniteAreAsInPyTorch(t *testing.T) { asInPyTorch(t, devices) }
+
+func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	cases, version, err := conventions.Cases()
+	if err != nil || version == "" || len(cases) < 150 {
+		t.Fatalf("%d cases of PyTorch %q: %v", len(cases), version, err)
+	}
+	for where, device := range devices {
+		d := device(t)
+		for i, c := range cases {
+			t.Run(fmt.Sprint(where, " ", c.Op, " ", c.DType, " ", i), func(t *testing.T) {
+				conventional(t, conventions.VM, c, func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+					return vm.New(g, d)
+				})
+			})
+		}
+	}
+}
+
+// TestOursOnTheTapeMachineAreAsInPyTorch is the same of the tape machine.
+func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
+	cases, _, err := conventions.Cases()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range cases {
+		if c.Unsafe(conventions.Tape) {
+			continue
+		}
+		t.Run(fmt.Sprint(c.Op, " ", c.DType, " ", i), func(t *testing.T) {
+			conventional(t, conventions.Tape, c, func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+				return gorgonia.NewTapeMachine(g), nil
+			})
+		})
+	}
+}
+
+// conventional runs a case three times.
+func conventional(t *testing.T, e conventions.Engine, c conventions.Case, machine func(*gorgonia.ExprGraph) (gorgonia.VM, error)) {
+	t.Helper()
+	all, err := c.Compute(3, machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range all[1:] {
+		if e == conventions.VM && !sameResults(r, all[0]) {
+			t.Errorf("runs differ: %v and %v", all[0], r)
+		}
+	}
+	if _, others := c.Explain(e, all[0]); len(others) > 0 {
+		t.Errorf("operands %v: %+v", c.X, others)
+	}
+}
+
+// sameResults compares bits, but NaN is NaN.
+func sameResults(a, b conventions.Results) bool {
+	same := func(x, y conventions.Numbers) bool {
+		for i := range x {
+			if math.Float64bits(x[i]) != math.Float64bits(y[i]) && !(math.IsNaN(x[i]) && math.IsNaN(y[i])) {
+				return false
+			}
+		}
+		return len(x) == len(y)
+	}
+	ok := same(a.Y, b.Y)
+	for i := range a.Grads {
+		ok = ok && same(a.Grads[i], b.Grads[i])
+	}
+	return ok
+}
+
+// TestEveryConventionIsSeen: docs/ops.md has no convention that no engine follows.
+func TestEveryConventionIsSeen(t *testing.T) {
+	lines, err := conventions.Lines(map[conventions.Engine]func(*gorgonia.ExprGraph) (gorgonia.VM, error){
+		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
+		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, l := range lines {
+		for _, says := range l.Says {
+			for _, s := range says {
+				seen[s] = true
+			}
+		}
+	}
+	for _, r := range conventions.Rules() {
+		if !seen[r.Says] {
+			t.Errorf("no result shows the convention %q", r.Says)
+		}
+	}
+}
