@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
@@ -105,6 +106,43 @@ func TestEveryConventionIsSeen(t *testing.T) {
 	for _, r := range conventions.Rules() {
 		if !seen[r.Says] {
 			t.Errorf("no result shows the convention %q", r.Says)
+		}
+	}
+}
+
+// TestNormsThatOverflowAreNaN: norms over batches and groups hide no overflow of their variance, either.
+func TestNormsThatOverflowAreNaN(t *testing.T) {
+	for where, device := range devices {
+		d := device(t)
+		for name, build := range map[string]func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error){
+			"batch": func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error) {
+				y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, 1e-5)
+				return y, err
+			},
+			"group": func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.GroupNorm(x, gain, bias, 2, 2, 1e-5)
+			},
+		} {
+			m := &model{g: gorgonia.NewGraph()}
+			x := m.variable("x", tensor.Float32, 2, 2, 2, 2)
+			gain, bias := m.variable("gain", tensor.Float32, 1, 2, 1, 1), m.variable("bias", tensor.Float32, 1, 2, 1, 1)
+			for i := range x.Value().Data().([]float32) {
+				x.Value().Data().([]float32)[i] = float32(i) * 1e30
+			}
+			m.params = gorgonia.Nodes{x}
+			m.grad(t, must(gorgonia.Sum(must(build(x, gain, bias)))))
+			v, err := vm.New(m.g, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				if run(t, v); !math.IsNaN(float64(m.loss.Data().(float32))) {
+					t.Errorf("%s: the loss of a %s norm of 1e30 is %v, want NaN", where, name, m.loss)
+				}
+			}
+			if err := v.Close(); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 }

@@ -37,7 +37,10 @@ func run(write bool, from int) error {
 	if err != nil {
 		return err
 	}
-	text := output(said)
+	text, err := document(said)
+	if err != nil {
+		return err
+	}
 	if !write {
 		_, err := os.Stdout.WriteString(text)
 		return err

@@ -33,7 +33,10 @@ func TestPageIsTheOutput(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := output(said)
+	got, err := document(said)
+	if err != nil {
+		t.Fatal(err)
+	}
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {

@@ -15,7 +15,7 @@ const ours = "Operations of package ops/nn"
 
 // ourRows are the replacements, on what Gorgonia's operations compute wrongly and beyond.
 func ourRows() []row {
-	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(), ourNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows(), ourAttentionRows())
+	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(), ourNormRows(), ourPowerNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows(), ourAttentionRows())
 }
 
 // nnSlice is nn.Slice of one operand.
