@@ -13,3 +13,9 @@ func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 	d := gpu(t)
 	asInPyTorch(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})
 }
+
+// TestNaNWinsReductionsOnGPU is TestNaNWinsReductions on a GPU.
+func TestNaNWinsReductionsOnGPU(t *testing.T) {
+	d := gpu(t)
+	nanWins(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})
+}

@@ -110,6 +110,70 @@ func TestEveryConventionIsSeen(t *testing.T) {
 	}
 }
 
+// TestNaNWinsReductions: one NaN, wherever it lies, is the result of the sum, mean or maximum that it is part of, and
+// of no other; beside -Inf, too.
+func TestNaNWinsReductions(t *testing.T) { nanWins(t, devices) }
+
+func nanWins(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
+	for where, device := range devices {
+		d := device(t)
+		for name, reduce := range map[string]func(*gorgonia.Node, ...int) (*gorgonia.Node, error){"sum": gorgonia.Sum, "mean": gorgonia.Mean, "max": gorgonia.Max} {
+			for _, shape := range [][]int{{3, 5}, {1, 700}, {700, 1}, {130, 70}, {40, 1100}} {
+				for _, axes := range [][]int{{0}, {1}, {0, 1}} {
+					for dt := range tolerances {
+						t.Run(fmt.Sprint(where, " ", name, " ", shape, axes, dt), func(t *testing.T) { oneNaN(t, d, reduce, dt, shape, axes) })
+					}
+				}
+			}
+		}
+	}
+}
+
+func oneNaN(t *testing.T, d backend.Device, reduce func(*gorgonia.Node, ...int) (*gorgonia.Node, error), dt tensor.Dtype, shape, axes []int) {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", dt, shape...)
+	var y gorgonia.Value
+	gorgonia.Read(must(reduce(x, axes...)), &y)
+	v, err := vm.New(m.g, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	n := shape[0] * shape[1]
+	for _, at := range []int{0, n / 2, n - 1} {
+		value := tensor.New(tensor.Of(dt), tensor.WithShape(shape...))
+		set := func(i int, e float64) {
+			if dt == tensor.Float32 {
+				value.Data().([]float32)[i] = float32(e)
+			} else {
+				value.Data().([]float64)[i] = e
+			}
+		}
+		for i := range n {
+			if set(i, float64(i%7)); (i+at)%3 == 0 {
+				set(i, math.Inf(-1))
+			}
+		}
+		set(at, math.NaN())
+		if err := gorgonia.Let(x, value); err != nil {
+			t.Fatal(err)
+		}
+		run(t, v)
+		want := 0 // the result with the NaN
+		switch {
+		case len(axes) == 1 && axes[0] == 0:
+			want = at % shape[1]
+		case len(axes) == 1:
+			want = at / shape[1]
+		}
+		for i, e := range floats(t, y) {
+			if math.IsNaN(e) != (i == want) {
+				t.Fatalf("NaN at %d: result %d is %v, NaN should be in %d", at, i, e, want)
+			}
+		}
+	}
+}
+
 // TestNormsThatOverflowAreNaN: norms over batches and groups hide no overflow of their variance, either.
 func TestNormsThatOverflowAreNaN(t *testing.T) {
 	for where, device := range devices {
