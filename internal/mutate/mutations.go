@@ -27,4 +27,12 @@ var mutations = []mutation{
 	{"rendezvous", "rendezvous/handshake.go", "client.rank < 1 || client.rank >= server.size", "client.rank < 0 || client.rank >= server.size", nil},
 	{"rendezvous", "rendezvous/mem.go", "if isSet != (old != nil) || !bytes.Equal(current, old) {", "if isSet != isSet || !bytes.Equal(current, old) {", nil},
 	{"rendezvous", "rendezvous/join.go", "len(e.Token) < minToken", "len(e.Token) < 1", nil},
+
+	{"nonfinite", "kernels/pools.go", "if m != T(math.Inf(-1)) {", "if m == m {", nil},
+	{"nonfinite", "kernels/fuse/angle.go", "		eighths++", "", nil},
+	{"nonfinite", "kernels/internal/simd/windows.go", "if seen > most[i] || seen != seen {", "if seen > most[i] {", nil},
+	{"nonfinite", "vm/internal/read/rectify.go", "if !b.rectifiers[mask] {", "if !b.rectifiers[mask] || true {", []string{"./vm"}},
+	{"nonfinite", "vm/internal/read/crossentropy.go", "b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))",
+		"b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.right))", []string{"./vm"}},
+	{"nonfinite", "vm/internal/read/norms.go", "b.two(fuse.Sub, variance, variance))", "b.two(fuse.Sub, scale, scale))", []string{"./vm"}},
 }
