@@ -106,8 +106,8 @@ func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 //
 //	for b, c, oh, ow { dst[b,c,oh,ow] = max over kh, kw of src[b,c,h,w] }
 //
-// of Relu of the pixels if i is Rectified. NaN is the largest of all, as in PyTorch. A window without a pixel
-// gives -Inf.
+// of Relu of the pixels if i is Rectified. NaN is the largest of all, as in PyTorch. A window
+// without a pixel gives -Inf.
 func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	if err := (Check{}).MaxPool(dst, src, i); err != nil {
 		return err
@@ -120,8 +120,8 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 	return nil
 }
 
-// MaxPoolGrad adds the gradient of each window to that of its largest pixel, in the order of the windows. Of
-// several largest pixels the first one counts, but the last NaN, as in PyTorch.
+// MaxPoolGrad adds the gradient of each window to that of its largest pixel, in the order of the
+// windows. Of several largest pixels the first one counts, but the last NaN, as in PyTorch.
 //
 //	dx = 0; for b, c, oh, ow { dx[largest pixel of the window] += dy[b,c,oh,ow] }
 //	if Rectified { dx = 0 where x < 0 }

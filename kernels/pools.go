@@ -122,8 +122,8 @@ func (p *pooling[T]) inside(f func(row, pixels []T), frame, plane []T) {
 	}
 }
 
-// firstInside puts the first pixel inside of the image in the place of the first one, for windows of -Inf alone. If
-// none is inside, the gradient goes to the frame.
+// firstInside puts the first pixel inside of the image in the place of the first one, for windows
+// of -Inf alone. If none is inside, the gradient goes to the frame.
 func (p *pooling[T]) firstInside(most, at []T) {
 	if simd.Min(p.level, most) > T(math.Inf(-1)) { // and none is NaN
 		return

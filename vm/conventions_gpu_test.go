@@ -8,7 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU is TestNumbersThatAreNotFiniteAreAsInPyTorch on a GPU.
+// TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU is TestNumbersThatAreNotFiniteAreAsInPyTorch on a
+// GPU.
 func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 	d := gpu(t)
 	asInPyTorch(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})

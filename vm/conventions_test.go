@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/conventions"
 )
 
-// TestNumbersThatAreNotFiniteAreAsInPyTorch computes operations on NaN, infinities, the largest and the least numbers,
-// and their gradients. Three runs give the same bits.
+// TestNumbersThatAreNotFiniteAreAsInPyTorch computes operations on NaN, infinities, the largest and
+// the least numbers, and their gradients. Three runs give the same bits.
 func TestNumbersThatAreNotFiniteAreAsInPyTorch(t *testing.T) { asInPyTorch(t, devices) }
 
 func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
@@ -53,7 +53,7 @@ func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
 }
 
 // conventional runs a case three times.
-func conventional(t *testing.T, e conventions.Engine, c conventions.Case, machine func(*gorgonia.ExprGraph) (gorgonia.VM, error)) {
+func conventional(t *testing.T, e conventions.Engine, c conventions.Case, machine conventions.Machine) {
 	t.Helper()
 	all, err := c.Compute(3, machine)
 	if err != nil {
@@ -88,7 +88,7 @@ func sameResults(a, b conventions.Results) bool {
 
 // TestEveryConventionIsSeen: docs/ops.md has no convention that no engine follows.
 func TestEveryConventionIsSeen(t *testing.T) {
-	lines, err := conventions.Lines(map[conventions.Engine]func(*gorgonia.ExprGraph) (gorgonia.VM, error){
+	lines, err := conventions.Lines(map[conventions.Engine]conventions.Machine{
 		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
 		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
 	})
@@ -110,18 +110,20 @@ func TestEveryConventionIsSeen(t *testing.T) {
 	}
 }
 
-// TestNaNWinsReductions: one NaN, wherever it lies, is the result of the sum, mean or maximum that it is part of, and
-// of no other; beside -Inf, too.
+// TestNaNWinsReductions: one NaN, wherever it lies, is the result of the sum, mean or maximum that
+// it is part of, and of no other; beside -Inf, too.
 func TestNaNWinsReductions(t *testing.T) { nanWins(t, devices) }
 
 func nanWins(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for where, device := range devices {
 		d := device(t)
-		for name, reduce := range map[string]func(*gorgonia.Node, ...int) (*gorgonia.Node, error){"sum": gorgonia.Sum, "mean": gorgonia.Mean, "max": gorgonia.Max} {
+		for name, reduce := range map[string]reduction{"sum": gorgonia.Sum, "mean": gorgonia.Mean, "max": gorgonia.Max} {
 			for _, shape := range [][]int{{3, 5}, {1, 700}, {700, 1}, {130, 70}, {40, 1100}} {
 				for _, axes := range [][]int{{0}, {1}, {0, 1}} {
 					for dt := range tolerances {
-						t.Run(fmt.Sprint(where, " ", name, " ", shape, axes, dt), func(t *testing.T) { oneNaN(t, d, reduce, dt, shape, axes) })
+						t.Run(fmt.Sprint(where, " ", name, " ", shape, axes, dt), func(t *testing.T) {
+							oneNaN(t, d, reduce, dt, shape, axes)
+						})
 					}
 				}
 			}
@@ -129,7 +131,9 @@ func nanWins(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	}
 }
 
-func oneNaN(t *testing.T, d backend.Device, reduce func(*gorgonia.Node, ...int) (*gorgonia.Node, error), dt tensor.Dtype, shape, axes []int) {
+type reduction = func(x *gorgonia.Node, along ...int) (*gorgonia.Node, error)
+
+func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, shape, axes []int) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", dt, shape...)
 	var y gorgonia.Value
@@ -174,7 +178,8 @@ func oneNaN(t *testing.T, d backend.Device, reduce func(*gorgonia.Node, ...int) 
 	}
 }
 
-// TestNormsThatOverflowAreNaN: norms over batches and groups hide no overflow of their variance, either.
+// TestNormsThatOverflowAreNaN: norms over batches and groups hide no overflow of their variance,
+// either.
 func TestNormsThatOverflowAreNaN(t *testing.T) {
 	for where, device := range devices {
 		d := device(t)
@@ -189,7 +194,8 @@ func TestNormsThatOverflowAreNaN(t *testing.T) {
 		} {
 			m := &model{g: gorgonia.NewGraph()}
 			x := m.variable("x", tensor.Float32, 2, 2, 2, 2)
-			gain, bias := m.variable("gain", tensor.Float32, 1, 2, 1, 1), m.variable("bias", tensor.Float32, 1, 2, 1, 1)
+			gain := m.variable("gain", tensor.Float32, 1, 2, 1, 1)
+			bias := m.variable("bias", tensor.Float32, 1, 2, 1, 1)
 			for i := range x.Value().Data().([]float32) {
 				x.Value().Data().([]float32)[i] = float32(i) * 1e30
 			}

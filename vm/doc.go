@@ -113,9 +113,9 @@
 // An index of Embedding or ByIndices that is out of range is an error of RunAll, unless the graph computes
 // its indices: their rows are NaN then, and get no gradient.
 //
-// NaN and infinities go through operations as in PyTorch: a pool or a maximum of NaN is NaN, Rectify of -Inf is
-// 0, and a row that a cross-entropy ignores contributes nothing, whatever it holds. docs/ops.md has the conventions
-// that differ, such as the gradient of Rectify at 0.
+// NaN and infinities go through operations as in PyTorch: a pool or a maximum of NaN is NaN,
+// Rectify of -Inf is 0, and a row that a cross-entropy ignores contributes nothing, whatever it
+// holds. docs/ops.md has the conventions that differ, such as the gradient of Rectify at 0.
 //
 // The operation of a gorgonia.BatchNorm has the moving averages after each step of training, for
 // Stats and for machines of any kind. Other than in Gorgonia, machines for training do not begin

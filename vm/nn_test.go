@@ -43,6 +43,9 @@ var ours = []struct {
 	{name: "layer norm of a vector", shapes: [][]int{{5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
 	}},
+	{name: "norm", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Norm(3, 1, x[0])
+	}},
 	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		return nn.BatchedMatMul(false, true, x[0], x[1])
 	}},

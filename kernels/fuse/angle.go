@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// nearAngle is up to where package math reduces angles by subtractions, which keep the digits of results near 0.
-// Beyond, it loses some.
+// nearAngle is up to where package math reduces angles by subtractions, which keep the digits of
+// results near 0. Beyond, it loses some.
 const nearAngle = 1 << 29
 
 func sine(x float64) float64 {
@@ -38,8 +38,9 @@ func wave(quarter int, r float64) float64 {
 	return math.Sin(r)
 }
 
-// farAngle returns x = quarter*pi/2 + r with |r| <= pi/4, of a finite |x| of at least 2, by Payne and Hanek
-// (Radian reduction for trigonometric functions, 1983): 128 bits of x * 4/pi, of which the multiples of 8 are left out.
+// farAngle returns x = quarter*pi/2 + r with |r| <= pi/4, of a finite |x| of at least 2, by Payne
+// and Hanek (Radian reduction for trigonometric functions, 1983): 128 bits of x * 4/pi, of which
+// the multiples of 8 are left out.
 func farAngle(x float64) (quarter int, r float64) {
 	b := math.Float64bits(x)
 	m, place := b&(1<<52-1)|1<<52, uint(b>>52&0x7ff)-1075+61

@@ -22,8 +22,9 @@ const NoLabel = -100
 //	     labels  [d...]   Int, 0 to n-1 or ignore
 //	out  loss    []       mean of log(sum(exp(logits))) - logits[label]; 0 if all labels are ignored
 //
-// Pass [NoLabel] if all labels count. A row that is ignored contributes nothing, whatever its logits are. Ranks whose batches differ in the number of ignored labels get
-// the mean of their means, not the mean over all labels, if gradients are averaged.
+// Pass [NoLabel] if all labels count. A row that is ignored contributes nothing, whatever its
+// logits are. Ranks whose batches differ in the number of ignored labels get the mean of their
+// means, not the mean over all labels, if gradients are averaged.
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in rows that are ignored. Labels
 // have none.
@@ -76,7 +77,7 @@ func crossEntropy[T float](s CrossEntropySpec, loss, logits array[T], labels []i
 		}
 		row := logits.data[i*n : (i+1)*n]
 		most, total := exponentials(row)
-		sum += math.Log(total) + (most - float64(row[label])) // equal logits cancel, however large
+		sum += math.Log(total) + (most - float64(row[label])) // equal logits cancel
 	}
 	loss.data[0] = T(sum / float64(counted))
 	return nil

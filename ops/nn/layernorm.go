@@ -19,9 +19,9 @@ import (
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // Mean and variance are those of the n elements of a row; the variance divides by n. A row whose
-// variance is no finite number of the type it is computed in is NaN, as in PyTorch: with float32 in a
-// machine of package vm that begins at deviations of about 1e19, in the tape machine, which computes in
-// float64, at 1e154.
+// variance is no finite number of the type it is computed in is NaN, as in PyTorch: with float32 in
+// a machine of package vm that begins at deviations of about 1e19, in the tape machine, which
+// computes in float64, at 1e154.
 //
 // Gradient: dbias is the sum of dy over all rows, dgain that of dy * z, where z is the normalised
 // x; dx = (g - mean(g) - z * mean(g * z)) / sqrt(variance + epsilon), where g = dy * gain.
@@ -83,7 +83,8 @@ func layerNorm[T float](s LayerNormSpec, y, x, gain, bias array[T]) error {
 	return nil
 }
 
-// moments returns the mean of a row and 1 / sqrt(variance + epsilon), NaN if the variance overflows.
+// moments returns the mean of a row and 1 / sqrt(variance + epsilon), NaN if the variance
+// overflows.
 func moments[T float](row []T, epsilon float64) (mean, scale float64) {
 	n := float64(len(row))
 	for _, v := range row {

@@ -22,7 +22,8 @@ import (
 //
 // Gradient: dx = dy * sign(x) * (|x|/y)^(p-1); 0 where y is 0, as in PyTorch.
 // Cost: one pass over x; backward one.
-// Errors: [ops.ErrShape] if x has no such axis; [backend.ErrArgument] if p is less than 1; [ops.ErrDType].
+// Errors: [ops.ErrShape] if x has no such axis; [backend.ErrArgument] if p is less than 1;
+// [ops.ErrDType].
 func Norm(p, axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	axis, err := resolve(axis, x)
 	if err != nil {
@@ -150,14 +151,17 @@ func wrongNorm(s suspect) string {
 // exponent returns the constant that a node raises to.
 func exponent(n *gorgonia.Node) (float64, bool) {
 	x := operandsOf(n)
-	if n.Op() == nil || len(x) != 2 || !strings.HasPrefix(n.Op().String(), "^") || x[1].Value() == nil {
+	if n.Op() == nil || len(x) != 2 || !strings.HasPrefix(n.Op().String(), "^") {
+		return 0, false
+	}
+	if !structOf(x[1].Op()).IsValid() || x[1].Value() == nil {
 		return 0, false
 	}
 	switch e := x[1].Value().Data().(type) {
 	case float64:
-		return e, structOf(x[1].Op()).IsValid()
+		return e, true
 	case float32:
-		return float64(e), structOf(x[1].Op()).IsValid()
+		return float64(e), true
 	}
 	return 0, false
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/conventions"
 )
 
-// conventionsHead is the text above the table of conventions, after the number of cases and the version of PyTorch.
+// conventionsHead is the text above the table of conventions, after the number of cases and the
+// version of PyTorch.
 const conventionsHead = `
 ## Numbers that are not finite, ties and kinks
 
@@ -32,7 +33,8 @@ that a graph makes by adding a mask is NaN in SoftMax, as in PyTorch. Norms over
 is NaN in vm where a label is out of range, and an error in the tape machine.
 `
 
-// document is the page: the tables of operations, with what every row says, and the one of conventions.
+// document is the page: the tables of operations, with what every row says, and the one of
+// conventions.
 func document(said []verdict) (string, error) {
 	section, err := conventionsSection()
 	return output(said) + section, err
@@ -59,7 +61,7 @@ func conventionsSection() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	lines, err := conventions.Lines(map[conventions.Engine]func(*gorgonia.ExprGraph) (gorgonia.VM, error){
+	lines, err := conventions.Lines(map[conventions.Engine]conventions.Machine{
 		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
 		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
 	})

@@ -12,10 +12,10 @@ type Windows struct {
 // longestStride is that of windows that vectors read.
 const longestStride = 2
 
-// Largest finds the largest pixel of each window: most[i] is the pixel of place i, in row-major order, and
-// at[i] its number among w.Pixels. NaN is the largest of all. Of several that are the largest the first one
-// counts, but the last NaN, as in PyTorch. Pixels below least, which is -Inf or 0, are least. All levels give
-// the same bits, except those of a NaN.
+// Largest finds the largest pixel of each window: most[i] is the pixel of place i, in row-major
+// order, and at[i] its number among w.Pixels. NaN is the largest of all. Of several that are the
+// largest the first one counts, but the last NaN, as in PyTorch. Pixels below least, which is -Inf
+// or 0, are least. All levels give the same bits, except those of a NaN.
 func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 	if w.Rows == 0 || w.Columns == 0 {
 		return
@@ -48,8 +48,8 @@ func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 //
 //	dx[pixel] += dy[i]
 //
-// Where no pixel is in two windows, the gradients of pixels below least are 0. dx has as many elements as x,
-// and those of pixels in windows are 0 before.
+// Where no pixel is in two windows, the gradients of pixels below least are 0. dx has as many
+// elements as x, and those of pixels in windows are 0 before.
 func Give[T Float](l Level, dx, x, dy, at []T, w *Windows, apart bool, least T) {
 	if w.Rows == 0 || w.Columns == 0 {
 		return

@@ -2,6 +2,7 @@ package conventions
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -27,15 +28,17 @@ func (c Case) build(x gorgonia.Nodes) (*gorgonia.Node, error) {
 	}
 	switch name {
 	case "nn.CrossEntropy":
-		labels := tensor.New(tensor.WithShape(len(c.Labels)), tensor.WithBacking(append([]int{}, c.Labels...)))
-		return nn.CrossEntropy(nn.NoLabel, x[0], gorgonia.NodeFromAny(x[0].Graph(), labels, gorgonia.WithName("labels")))
+		labels := tensor.New(tensor.WithShape(len(c.Labels)), tensor.WithBacking(slices.Clone(c.Labels)))
+		node := gorgonia.NodeFromAny(x[0].Graph(), labels, gorgonia.WithName("labels"))
+		return nn.CrossEntropy(nn.NoLabel, x[0], node)
 	case "nn.LayerNorm":
 		g, n := x[0].Graph(), c.Shapes[0][1]
 		gain, bias := make(Numbers, n), make(Numbers, n)
 		for i := range gain {
 			gain[i] = 1
 		}
-		return nn.LayerNorm(1e-5, x[0], c.variable(g, "gain", tensor.Shape{n}, gain), c.variable(g, "bias", tensor.Shape{n}, bias))
+		ones, zeros := c.variable(g, "gain", tensor.Shape{n}, gain), c.variable(g, "bias", tensor.Shape{n}, bias)
+		return nn.LayerNorm(1e-5, x[0], ones, zeros)
 	case "nn.Norm":
 		p, err := strconv.Atoi(parameters)
 		if err != nil {
@@ -68,10 +71,12 @@ func functions1() map[string]function1 {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return f(x, 1) }
 	}
 	return map[string]function1{
-		"Abs": gorgonia.Abs, "Sign": gorgonia.Sign, "Ceil": gorgonia.Ceil, "Floor": gorgonia.Floor, "Sin": gorgonia.Sin, "Cos": gorgonia.Cos,
-		"Exp": gorgonia.Exp, "Expm1": gorgonia.Expm1, "Log": gorgonia.Log, "Log1p": gorgonia.Log1p, "Neg": gorgonia.Neg,
-		"Square": gorgonia.Square, "Cube": gorgonia.Cube, "Sqrt": gorgonia.Sqrt, "Inverse": gorgonia.Inverse, "Tanh": gorgonia.Tanh,
-		"Sigmoid": gorgonia.Sigmoid, "Softplus": gorgonia.Softplus, "Rectify": gorgonia.Rectify, "Mish": gorgonia.Mish,
+		"Abs": gorgonia.Abs, "Sign": gorgonia.Sign, "Ceil": gorgonia.Ceil, "Floor": gorgonia.Floor,
+		"Sin": gorgonia.Sin, "Cos": gorgonia.Cos, "Exp": gorgonia.Exp, "Expm1": gorgonia.Expm1,
+		"Log": gorgonia.Log, "Log1p": gorgonia.Log1p, "Neg": gorgonia.Neg, "Square": gorgonia.Square,
+		"Cube": gorgonia.Cube, "Sqrt": gorgonia.Sqrt, "Inverse": gorgonia.Inverse,
+		"Tanh": gorgonia.Tanh, "Sigmoid": gorgonia.Sigmoid, "Softplus": gorgonia.Softplus,
+		"Rectify": gorgonia.Rectify, "Mish": gorgonia.Mish,
 		"LeakyRelu": func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x, 0.25) },
 		"nn.GELU":   nn.GELU, "nn.GELUTanh": nn.GELUTanh,
 		"Sum": along(gorgonia.Sum), "Mean": along(gorgonia.Mean), "Max": along(gorgonia.Max),
@@ -86,7 +91,8 @@ func functions1() map[string]function1 {
 // functions2 are the operations of two operands by name.
 func functions2() map[string]function2 {
 	return map[string]function2{
-		"Add": gorgonia.Add, "Sub": gorgonia.Sub, "HadamardProd": gorgonia.HadamardProd, "HadamardDiv": gorgonia.HadamardDiv,
-		"Pow": gorgonia.Pow, "MaxBetween": gorgonia.MaxBetween, "MinBetween": gorgonia.MinBetween,
+		"Add": gorgonia.Add, "Sub": gorgonia.Sub, "HadamardProd": gorgonia.HadamardProd,
+		"HadamardDiv": gorgonia.HadamardDiv, "Pow": gorgonia.Pow,
+		"MaxBetween": gorgonia.MaxBetween, "MinBetween": gorgonia.MinBetween,
 	}
 }

@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-
-	"gorgonia.org/gorgonia"
 )
 
 // Engine is what computes a graph.
@@ -139,8 +137,8 @@ func (c Case) Explain(e Engine, got Results) (follow []string, others []Differen
 	return follow, others
 }
 
-// Unsafe reports whether the engine cannot run the case: Gorgonia's tape machine ends the program where the
-// backward pass of a pool finds no largest element.
+// Unsafe reports whether the engine cannot run the case: Gorgonia's tape machine ends the program
+// where the backward pass of a pool finds no largest element.
 func (c Case) Unsafe(e Engine) bool { return e == Tape && strings.HasPrefix(c.Op, "MaxPool2D") }
 
 // Line is what an engine does with an operation.
@@ -150,7 +148,7 @@ type Line struct {
 }
 
 // Lines computes all cases on the engines. It fails if one differs from PyTorch by no rule.
-func Lines(machines map[Engine]func(*gorgonia.ExprGraph) (gorgonia.VM, error)) ([]Line, error) {
+func Lines(machines map[Engine]Machine) ([]Line, error) {
 	cases, _, err := Cases()
 	if err != nil {
 		return nil, err

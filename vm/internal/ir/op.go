@@ -136,14 +136,14 @@ type (
 		Window Window
 		TF32   bool
 	}
-	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH, OW].
-	// NaN is the largest. Rectified is the pool of Relu of x.
+	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH,
+	// OW]. NaN is the largest. Rectified is the pool of Relu of x.
 	MaxPool struct {
 		Window    Window
 		Rectified bool
 	}
-	// MaxPoolGrad gives dy to the first largest element of each window, or to the last NaN, from x and dy.
-	// Rectified is the gradient by x of the rectified one.
+	// MaxPoolGrad gives dy to the first largest element of each window, or to the last NaN, from x
+	// and dy. Rectified is the gradient by x of the rectified one.
 	MaxPoolGrad struct {
 		Window    Window
 		Rectified bool

@@ -42,8 +42,8 @@ func (b *builder) moments(x ir.ID, axes ...int) (mean, variance, centred ir.ID) 
 	return mean, b.mean(b.one(fuse.Square, centred), axes...), centred
 }
 
-// normalized adds (x - mean) * scale along axes, and scale, 1 / sqrt(variance + epsilon): NaN if the
-// variance overflows, where a scale of 0 would make zeros of numbers that differ.
+// normalized adds (x - mean) * scale along axes, and scale, 1 / sqrt(variance + epsilon): NaN if
+// the variance overflows, where a scale of 0 would make zeros of numbers that differ.
 func (b *builder) normalized(x ir.ID, epsilon float64, axes ...int) (z, scale ir.ID) {
 	_, variance, centred := b.moments(x, axes...)
 	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))

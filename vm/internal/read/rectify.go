@@ -9,8 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Gorgonia multiplies x by (x >= 0) to rectify it, and in LeakyRelu by (x < 0), too: -Inf times 0 is NaN. What is
-// meant is a choice, as in PyTorch: of x, and in the backward pass of the gradient.
+// Gorgonia multiplies x by (x >= 0) to rectify it, and in LeakyRelu by (x < 0), too: -Inf times 0
+// is NaN. What is meant is a choice, as in PyTorch: of x, and in the backward pass of the gradient.
 
 // rectifiers returns the comparisons of nodes that are multiplied by what they compare.
 func rectifiers(nodes gorgonia.Nodes) map[*gorgonia.Node]bool {
@@ -41,7 +41,8 @@ func functionOf(n *gorgonia.Node) fuse.Op {
 	return binaryFuncs[name]
 }
 
-// rectified adds the choice that a product with the comparison of a rectifier is, none if it is another product.
+// rectified adds the choice that a product with the comparison of a rectifier is, none if it is
+// another product.
 func (b *builder) rectified(f fuse.Op) ir.ID {
 	if f != fuse.Mul || !b.float() {
 		return none
