@@ -32,7 +32,8 @@ var mutations = []mutation{
 	{"nonfinite", "kernels/fuse/angle.go", "		eighths++", "", nil},
 	{"nonfinite", "kernels/internal/simd/windows.go", "if seen > most[i] || seen != seen {", "if seen > most[i] {", nil},
 	{"nonfinite", "vm/internal/read/rectify.go", "if !b.rectifiers[mask] {", "if !b.rectifiers[mask] || true {", []string{"./vm"}},
-	{"nonfinite", "vm/internal/read/crossentropy.go", "b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))",
+	{"nonfinite", "vm/internal/read/crossentropy.go",
+		"b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))",
 		"b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.right))", []string{"./vm"}},
 	{"nonfinite", "vm/internal/read/norms.go", "b.two(fuse.Sub, variance, variance))", "b.two(fuse.Sub, scale, scale))", []string{"./vm"}},
 }

@@ -19,7 +19,7 @@ import (
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // Mean and variance are those of the n elements of a row; the variance divides by n. A row whose
-// variance is no finite number of the type it is computed in is NaN, as in PyTorch: with float32 in
+// variance is no finite number of the type it is computed in is NaN (in PyTorch NaN or 0): with float32 in
 // a machine of package vm that begins at deviations of about 1e19, in the tape machine, which
 // computes in float64, at 1e154.
 //

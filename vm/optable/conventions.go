@@ -17,10 +17,12 @@ import (
 const conventionsHead = `
 ## Numbers that are not finite, ties and kinks
 
-Each row runs an operation on NaN, infinities, the largest and the least numbers, zeros of both signs and equal numbers, in float64
-and float32, and compares results and gradients with those of PyTorch %s: %d cases, which are recorded in ` + "`vm/internal/conventions`" + `.
-**vm** is package vm, on the host and on a GPU, and **tape machine** Gorgonia's; a test holds all of them to this table. Operations with
-` + "`nn.`" + ` are of package ops/nn. Where NaN of an operand is NaN of PyTorch's result, it is in vm's, too.
+Each row runs an operation on NaN, infinities, the largest and the least numbers, zeros of both signs
+and equal numbers, in float64 and float32, and compares results and gradients with those of PyTorch
+%s: %d cases, which are recorded in ` + "`vm/internal/conventions`" + `. **vm** is package vm, on the host
+and on a GPU, and **tape machine** Gorgonia's; a test holds all of them to this table. Operations with
+` + "`nn.`" + ` are of package ops/nn. Where a result of PyTorch is NaN, vm's is NaN, unless the table says
+otherwise.
 
 | operation | vm | tape machine |
 |---|---|---|
@@ -28,9 +30,10 @@ and float32, and compares results and gradients with those of PyTorch %s: %d cas
 
 // conventionsTail is what no case of the table shows.
 const conventionsTail = `
-An attention's query that sees no key gives 0, as in PyTorch: only causal attention with more queries than keys has such queries. A row of -Inf
-that a graph makes by adding a mask is NaN in SoftMax, as in PyTorch. Norms over batches and groups follow nn.LayerNorm. nn.CrossEntropy
-is NaN in vm where a label is out of range, and an error in the tape machine.
+An attention's query that sees no key gives 0, as in PyTorch: only causal attention with more queries
+than keys has such queries. A row of -Inf that a graph makes by adding a mask is NaN in SoftMax, as in
+PyTorch. Norms over batches and groups follow nn.LayerNorm. nn.CrossEntropy is NaN in vm where a label
+is out of range, and an error in the tape machine.
 `
 
 // document is the page: the tables of operations, with what every row says, and the one of
@@ -73,7 +76,8 @@ func conventionsSection() (string, error) {
 	for _, l := range lines {
 		tape := said(l.Says[conventions.Tape])
 		if strings.HasPrefix(l.Op, "MaxPool2D") {
-			tape = "NaN is lost; a window without a number above the least one gives that, and its backward pass ends the program"
+			tape = "NaN is lost; a window without a number above the least one gives that, " +
+				"and its backward pass ends the program"
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", l.Op, said(l.Says[conventions.VM]), tape)
 	}

@@ -33,17 +33,22 @@ var both = []Engine{VM, Tape}
 func sharedRules() []Rule {
 	isNaN := math.IsNaN
 	return []Rule{
-		{"NaN of NaN, where PyTorch has 0", []string{"Sign"}, both, func(_ Case, d Difference) bool { return isNaN(d.X[0]) && isNaN(d.Got) }},
-		{"the gradient at NaN is NaN, in PyTorch 0", []string{"Abs", "nn.Norm"}, both, func(_ Case, d Difference) bool {
-			return d.gradient() && isNaN(d.X[0]) && isNaN(d.Got)
-		}},
-		{"of equal numbers the first one has the gradient, in PyTorch each a half", []string{"MaxBetween", "MinBetween"}, both,
+		{"NaN of NaN, where PyTorch has 0", []string{"Sign"}, both,
+			func(_ Case, d Difference) bool { return isNaN(d.X[0]) && isNaN(d.Got) }},
+		{"the gradient at NaN is NaN, in PyTorch 0", []string{"Abs", "nn.Norm"}, both,
+			func(_ Case, d Difference) bool {
+				return d.gradient() && isNaN(d.X[0]) && isNaN(d.Got)
+			}},
+		{"of equal numbers the first one has the gradient, in PyTorch each a half",
+			[]string{"MaxBetween", "MinBetween"}, both,
 			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == d.X[1] }},
-		{"beside NaN the second one has the gradient, in PyTorch both", []string{"MaxBetween", "MinBetween"}, []Engine{VM},
+		{"beside NaN the second one has the gradient, in PyTorch both",
+			[]string{"MaxBetween", "MinBetween"}, []Engine{VM},
 			func(_ Case, d Difference) bool {
 				return d.Of == "dx0" && (isNaN(d.X[0]) || isNaN(d.X[1])) && d.Got == 0
 			}},
-		{"each of several largest elements has the gradient, in PyTorch a share", []string{"Max"}, both,
+		{"each of several largest elements has the gradient, in PyTorch a share",
+			[]string{"Max"}, both,
 			func(_ Case, d Difference) bool {
 				return d.gradient() && math.Abs(d.Got) > math.Abs(d.Want) && d.Want != 0
 			}},
@@ -72,15 +77,18 @@ func ownRules() []Rule {
 			func(c Case, d Difference) bool {
 				return c.DType == "f32" && math.IsInf(d.X[0], 1) && math.IsInf(d.Got, 1)
 			}},
-		{"in float32 the gradient of what overflows float32, but not float64, is a number", []string{"nn.GELUTanh"}, []Engine{Tape},
+		{"in float32 the gradient of what overflows float32, but not float64, is a number",
+			[]string{"nn.GELUTanh"}, []Engine{Tape},
 			func(c Case, d Difference) bool { return c.DType == "f32" && d.gradient() && math.Abs(d.X[0]) > 1e18 }},
 		{"NaN where the variance overflows, in PyTorch NaN or 0", []string{"nn.LayerNorm"}, both,
 			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Want == 0 }},
-		{"in float32 right where only float32's variance overflows", []string{"nn.LayerNorm"}, []Engine{Tape},
+		{"in float32 right where only float32's variance overflows",
+			[]string{"nn.LayerNorm"}, []Engine{Tape},
 			func(c Case, d Difference) bool {
 				return c.DType == "f32" && !isNaN(d.Got) && (isNaN(d.Want) || d.Want == 0)
 			}},
-		{"the gradient of an ignored row is 0, in PyTorch NaN if a logit is not finite", []string{"nn.CrossEntropy"}, both,
+		{"the gradient of an ignored row is 0, in PyTorch NaN if a logit is not finite",
+			[]string{"nn.CrossEntropy"}, both,
 			func(c Case, d Difference) bool {
 				return d.gradient() && c.Labels[d.I/c.Shapes[0][1]] == -100 && d.Got == 0
 			}},
@@ -94,17 +102,23 @@ func tapeRules() []Rule {
 	isNaN := math.IsNaN
 	tape := []Engine{Tape}
 	return []Rule{
-		{"an infinity is NaN where it is multiplied by 0: -Inf, and gradients", []string{"Rectify"}, tape,
+		{"an infinity is NaN where it is multiplied by 0: -Inf, and gradients",
+			[]string{"Rectify"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.Got) }},
-		{"the gradient at NaN is 0", []string{"Rectify", "LeakyRelu"}, tape, func(_ Case, d Difference) bool { return isNaN(d.X[0]) && d.Got == 0 }},
-		{"infinities are NaN, and so are their gradients", []string{"LeakyRelu"}, tape, func(_ Case, d Difference) bool { return isNaN(d.Got) }},
+		{"the gradient at NaN is 0", []string{"Rectify", "LeakyRelu"}, tape,
+			func(_ Case, d Difference) bool { return isNaN(d.X[0]) && d.Got == 0 }},
+		{"infinities are NaN, and so are their gradients", []string{"LeakyRelu"}, tape,
+			func(_ Case, d Difference) bool { return isNaN(d.Got) }},
 		{"NaN is lost if it is the second one", []string{"MaxBetween", "MinBetween"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.X[1]) && !isNaN(d.Got) }},
 		{"beside NaN the second one has the gradient", []string{"MaxBetween", "MinBetween"}, tape,
 			func(_ Case, d Difference) bool { return d.gradient() && (isNaN(d.X[0]) || isNaN(d.X[1])) }},
-		{"NaN is lost, unless it is the first one", []string{"Max"}, tape, func(_ Case, d Difference) bool { return isNaN(d.Want) }},
-		{"x/0 is +Inf for every x", []string{"HadamardDiv"}, tape, func(_ Case, d Difference) bool { return d.X[1] == 0 && math.IsInf(d.Got, 1) }},
-		{"numbers below the normal ones are wrong", []string{"Log"}, tape, func(_ Case, d Difference) bool { return math.Abs(d.X[0]) < 1.2e-38 }},
+		{"NaN is lost, unless it is the first one", []string{"Max"}, tape,
+			func(_ Case, d Difference) bool { return isNaN(d.Want) }},
+		{"x/0 is +Inf for every x", []string{"HadamardDiv"}, tape,
+			func(_ Case, d Difference) bool { return d.X[1] == 0 && math.IsInf(d.Got, 1) }},
+		{"numbers below the normal ones are wrong", []string{"Log"}, tape,
+			func(_ Case, d Difference) bool { return math.Abs(d.X[0]) < 1.2e-38 }},
 		{"NaN of a number below 0 and one beyond 2^63", []string{"Pow"}, tape,
 			func(_ Case, d Difference) bool { return d.X[0] < 0 && math.Abs(d.X[1]) > 1e18 && isNaN(d.Got) }},
 		{"the largest numbers are wrong in float32", []string{"Sin", "Cos"}, tape,
@@ -126,7 +140,8 @@ func (c Case) Explain(e Engine, got Results) (follow []string, others []Differen
 	rules := Rules()
 	for _, d := range c.Differences(got) {
 		i := slices.IndexFunc(rules, func(r Rule) bool {
-			return slices.Contains(r.ops, c.name()) && slices.Contains(r.engines, e) && !strings.HasSuffix(d.Of, "length") && r.holds(c, d)
+			return slices.Contains(r.ops, c.name()) && slices.Contains(r.engines, e) &&
+				!strings.HasSuffix(d.Of, "length") && r.holds(c, d)
 		})
 		if i < 0 {
 			others = append(others, d)
@@ -170,7 +185,8 @@ func Lines(machines map[Engine]Machine) ([]Line, error) {
 			}
 			follow, others := c.Explain(e, all[0])
 			if len(others) > 0 {
-				return nil, fmt.Errorf("conventions: %s of %s in %s: %+v is no known convention", c.Op, c.DType, e, others[0])
+				return nil, fmt.Errorf("conventions: %s of %s in %s: %+v is no known convention",
+					c.Op, c.DType, e, others[0])
 			}
 			for _, says := range follow {
 				if !slices.Contains(lines[at].Says[e], says) {

@@ -122,7 +122,8 @@ func (l *lowering) rectifiedPool(op ir.MaxPool) (ir.ID, bool) {
 func (l *lowering) rectifiedPoolGrad() (ir.ID, bool) {
 	below, grad := l.program.Values[l.of.Args[0]], l.program.Values[l.of.Args[2]]
 	pool, ok := grad.Op.(ir.MaxPoolGrad)
-	if !ok || pool.Rectified || !l.zero(l.of.Args[1]) || below.Op != (ir.Binary{Op: fuse.Less}) || !l.zero(below.Args[1]) {
+	compared := below.Op == ir.Binary{Op: fuse.Less} && l.zero(below.Args[1])
+	if !ok || pool.Rectified || !compared || !l.zero(l.of.Args[1]) {
 		return 0, false
 	}
 	x, ok := l.rectified(grad.Args[0])

@@ -78,7 +78,8 @@ func (b *builder) crossEntropy(ignore int) ir.ID {
 	shape, classes := b.of(logits).Shape, b.last(logits)
 	t := b.targets(logits, b.args[1], ignore)
 	less, logSum := b.logSum(logits)
-	chosen := b.reduceAxes(backend.Sum, b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, less, b.fill(shape, 0)), classes)
+	atLabel := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, less, b.fill(shape, 0))
+	chosen := b.reduceAxes(backend.Sum, atLabel, classes)
 	sum := b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))
 	return b.one(fuse.Neg, b.two(fuse.Div, sum, t.number))
 }
@@ -92,5 +93,6 @@ func (b *builder) crossEntropyGrad(ignore int) ir.ID {
 	p := b.one(fuse.Exp, b.two(fuse.Sub, less, b.alongRows(logSum, logits)))
 	away := b.add(ir.Select{Axis: classes}, shape, b.dtype, t.labels, b.with(fuse.Add, p, -1), p)
 	share := b.two(fuse.Div, b.reshape(b.args[2], ir.Dims{}), t.number)
-	return b.where(b.alongRows(t.right, logits), b.two(fuse.Mul, away, share), b.alongRows(t.others, logits))
+	right, others := b.alongRows(t.right, logits), b.alongRows(t.others, logits)
+	return b.where(right, b.two(fuse.Mul, away, share), others)
 }

@@ -182,7 +182,9 @@ func (b *builder) norm(s nn.NormSpec) ir.ID {
 func (b *builder) normGrad(s nn.NormGradSpec) ir.ID {
 	x := b.args[0]
 	shape := b.of(x).Shape
-	along := func(each ir.ID) ir.ID { return b.broadcast(b.reshape(each, shape.With(s.Axis, 1)), shape) }
+	along := func(each ir.ID) ir.ID {
+		return b.broadcast(b.reshape(each, shape.With(s.Axis, 1)), shape)
+	}
 	y, dx := along(b.args[1]), b.one(fuse.Sign, x)
 	if s.P > 1 {
 		dx = b.two(fuse.Mul, dx, b.power(b.two(fuse.Div, b.one(fuse.Abs, x), y), s.P-1))
