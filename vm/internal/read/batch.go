@@ -65,7 +65,7 @@ func (b *builder) row(x ir.ID, i int, shape ir.Dims) ir.ID {
 
 // standardized adds z = (x - mean) * scale, and scale, 1 / sqrt(variance + epsilon).
 func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
-	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, m.variance, b.number("epsilon")))
+	scale = b.deviation(m.variance, b.number("epsilon"))
 	return b.two(fuse.Mul, b.two(fuse.Sub, x, m.mean), scale), scale
 }
 

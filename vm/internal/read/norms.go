@@ -42,13 +42,18 @@ func (b *builder) moments(x ir.ID, axes ...int) (mean, variance, centred ir.ID) 
 	return mean, b.mean(b.one(fuse.Square, centred), axes...), centred
 }
 
-// normalized adds (x - mean) * scale along axes, and scale, 1 / sqrt(variance + epsilon): NaN if
-// the variance overflows, where a scale of 0 would make zeros of numbers that differ.
+// normalized adds (x - mean) * scale along axes, and scale.
 func (b *builder) normalized(x ir.ID, epsilon float64, axes ...int) (z, scale ir.ID) {
 	_, variance, centred := b.moments(x, axes...)
-	scale = b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))
-	scale = b.two(fuse.Add, scale, b.two(fuse.Sub, variance, variance)) // 0, or NaN
+	scale = b.deviation(variance, epsilon)
 	return b.two(fuse.Mul, centred, scale), scale
+}
+
+// deviation adds 1 / sqrt(variance + epsilon): NaN if the variance overflows, where 0 would make zeros
+// of numbers that differ.
+func (b *builder) deviation(variance ir.ID, epsilon float64) ir.ID {
+	scale := b.one(fuse.InvSqrt, b.with(fuse.Add, variance, epsilon))
+	return b.two(fuse.Add, scale, b.two(fuse.Sub, variance, variance)) // 0, or NaN
 }
 
 // normalizedGrad adds dx of normalized from x and dz.
