@@ -31,6 +31,7 @@ var scenarios = []scenario{
 	{"LargeResultsEqualReference", 1, (*suite).largeResults},
 	{"RoundingIsBounded", 1, (*suite).rounding},
 	{"AlgorithmsGiveTheSameBits", 1, (*suite).algorithms},
+	{"WhoHasNothingTakesPart", 1, (*suite).nothing},
 	{"SumsInATree", 1, (*suite).tree},
 	{"PiecesArePermuted", 1, (*suite).rows},
 	{"PartGivesTheBitsOfTheWhole", 1, (*suite).part},
