@@ -60,6 +60,7 @@ var scenarios = []scenario{
 	{"MismatchOnAQueueEndsEveryRank", 2, (*suite).mismatchOnQueue},
 	{"AbortWakesPeers", 2, (*suite).abort},
 	{"AbortEndsWorkOnAQueue", 2, (*suite).abortQueued},
+	{"APanicInACallEndsEveryRank", 2, (*suite).panics},
 	{"CloseWakesPeers", 2, (*suite).closeWakes},
 	{"CloseEndsOwnCall", 2, (*suite).closeOwn},
 	{"CallsAfterCloseFail", 1, (*suite).afterClose},

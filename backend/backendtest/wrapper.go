@@ -24,6 +24,7 @@ var wrapperScenarios = []string{
 	"ArgumentErrorsLeaveItUsable",
 	"MismatchOnAQueueEndsEveryRank",
 	"AbortWakesPeers",
+	"APanicInACallEndsEveryRank",
 	"CloseEndsOwnCall",
 	"CallsAfterCloseFail",
 	"LostRankWakesPeers",
