@@ -3,6 +3,7 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -35,6 +36,7 @@ type Machine struct {
 	read     *read.Graph
 	plan     *plan.Plan
 	exec     *exec.Executor
+	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   []input
 	shown    []shown
 	hidden   []*gorgonia.Node // computed nodes that have no value after a run
@@ -146,6 +148,7 @@ func (m *Machine) compile() (err error) {
 	if m.exec, err = exec.New(m.plan, device, calls, m.exchanging()); err != nil {
 		return err
 	}
+	m.behind = exec.CloseBehind(m, m.exec)
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
@@ -189,6 +192,7 @@ func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.R
 
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
+	defer runtime.KeepAlive(m)
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
@@ -284,6 +288,7 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 
 // pull is Pull of the variables that are wanted.
 func (m *Machine) pull(wanted func(input) bool) error {
+	defer runtime.KeepAlive(m)
 	if m.exec == nil {
 		return nil // Close has pulled all
 	}
@@ -299,6 +304,10 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	return m.exec.Pull(buffers...)
 }
 
+// Close frees a machine at once. One that is dropped without Close is freed by the garbage collector, if
+// its solver is dropped, too; what it has on a device is freed when the next machine is made there, or
+// the device is closed.
+//
 // Close pulls the variables that the machine's solver changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
 // last run has left stay as they are.
@@ -318,6 +327,7 @@ func (m *Machine) free() error {
 	if m.parallel.err() == nil {
 		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())
 	}
+	m.behind.Stop()
 	err = errors.Join(err, m.exec.Close())
 	m.exec = nil
 	return err

@@ -3,6 +3,7 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"gorgonia.org/gorgonia"
@@ -195,6 +196,7 @@ func (s *solving) end() {
 
 // pullState brings the solver's state to where the solver looks for it.
 func (m *Machine) pullState() error {
+	defer runtime.KeepAlive(m)
 	if m.exec == nil || m.solver == nil {
 		return nil
 	}
