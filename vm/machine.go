@@ -31,6 +31,7 @@ type Machine struct {
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
 	synced    bool      // batch norms are of the batches of all ranks
+	missing   error     // nil arguments of New and its options
 	closed    bool
 
 	read     *read.Graph
@@ -54,7 +55,7 @@ type Option func(*Machine)
 // Keep gives nodes a value after each run that would have none. Nodes that are variables have
 // one anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.keep = append(m.keep, nodes...) }
+	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.given("Keep", "nodes", nodes) }
 }
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise
@@ -74,10 +75,14 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
+	m.given("New", "g", g)
+	m.given("New", "options", options)
 	for _, o := range options {
-		o(m)
+		if o != nil {
+			o(m)
+		}
 	}
-	err := m.connect(errors.Join(m.choosePrecision(), m.hold(), m.checkSync()))
+	err := m.connect(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync()))
 	if err == nil {
 		err = m.agree(m.prepare())
 	}
@@ -89,6 +94,11 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	}
 	m.warn()
 	return m, nil
+}
+
+// given notes that an argument is nil: New says so on all ranks.
+func (m *Machine) given(function, name string, argument any) {
+	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 
 // prepare reads the graph and plans it.
@@ -278,6 +288,9 @@ func (m *Machine) Reset() {}
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
+	if err := backend.Given("vm: Pull", "nodes", nodes); err != nil {
+		return err
+	}
 	for _, n := range nodes {
 		if !slices.Contains(m.read.Inputs, n) {
 			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)

@@ -72,6 +72,9 @@ func (m *Machine) hold() error {
 	if len(s.learnables) == 0 {
 		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
 	}
+	if err := backend.Given("vm.WithSolver", "learnables", s.learnables); err != nil {
+		return err
+	}
 	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)

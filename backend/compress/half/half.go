@@ -42,6 +42,9 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 	if half != backend.F16 && half != backend.BF16 {
 		return nil, fmt.Errorf("%w: half: %v: use f16 or bf16", backend.ErrArgument, half)
 	}
+	if err := backend.Given("half.New", "inner", inner); err != nil {
+		return nil, err
+	}
 	return over(inner, half), nil
 }
 

@@ -46,6 +46,9 @@ type Counters struct {
 // New returns inner with the sums and averages of f32 and f64 that name a State
 // made sparse. Options must be the same on every rank. The result owns inner.
 func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicator, error) {
+	if err := backend.Given("sparse.New", "inner", inner, "opts", opts); err != nil {
+		return nil, err
+	}
 	o := options{how: how, values: backend.F32, feedback: true}
 	for _, opt := range opts {
 		opt(&o)
