@@ -27,20 +27,22 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	one := 1.0
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
 	nilargs.Check(t, map[string]nilargs.Call{
-		"Agree":           {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
-		"Any":             {F: Any, Args: []any{comm, true}},
-		"ClipNorm":        {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
-		"Evaluation":      {F: Evaluation, Args: []any{comm, 4, 2}},
-		"Fuse":            {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
-		"Mean":            {F: Mean, Args: []any{comm, &one}},
-		"New":             {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
-		"NewSampler":      {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
-		"Rows":            {F: Rows, Args: []any{rows, rows, []int{0}}},
-		"Sum":             {F: Sum, Args: []any{comm, &one}},
-		"TreeMean":        {F: TreeMean, Args: []any{comm, []float64{1}}},
-		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error { return with(WithCompression(c)) }, Args: []any{compress}},
-		"WithParts":       {F: func(c backend.Communicator, _ map[string]int) error { return with(WithParts(c, nil)) }, Args: []any{comm, map[string]int{}}},
-		"WithRandom":      {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
+		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
+		"Any":        {F: Any, Args: []any{comm, true}},
+		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
+		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
+		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
+		"Mean":       {F: Mean, Args: []any{comm, &one}},
+		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
+		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
+		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},
+		"Sum":        {F: Sum, Args: []any{comm, &one}},
+		"TreeMean":   {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error {
+			return with(WithCompression(c))
+		}, Args: []any{compress}},
+		"WithParts":  {F: func(c backend.Communicator, _ map[string]int) error { return with(WithParts(c, nil)) }, Args: []any{comm, map[string]int{}}},
+		"WithRandom": {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
 	}, map[string]string{
 		"Agree.problem": "nil is no problem",
 		"Fuse.pull":     "nil has nothing to pull",

@@ -344,6 +344,9 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 // which only takes gradients of its own nodes and would leave the parameters unchanged: use
 // [AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
+	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
+		return err
+	}
 	if err := supported(solver); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
 	}

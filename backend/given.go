@@ -8,13 +8,16 @@ import (
 
 // Given returns an [ErrArgument] that names the first nil among the arguments of a function, or nil. They
 // come as names and values: pointers, interfaces, functions, or slices of these, whose elements are looked
-// at. Other values are never nil here.
+// at. Other values are never nil here. The function is "" where the caller's error names it.
 //
 //	err := backend.Given("autograd.New", "comm", comm, "params", params)
 func Given(function string, arguments ...any) error {
 	for i := 0; i+1 < len(arguments); i += 2 {
 		if where := nilIn(reflect.ValueOf(arguments[i+1])); where != "" {
-			return fmt.Errorf("%w: %s: %v%s is nil", ErrArgument, function, arguments[i], strings.TrimRight(where, " "))
+			if function != "" {
+				function += ": "
+			}
+			return fmt.Errorf("%w: %s%v%s is nil", ErrArgument, function, arguments[i], strings.TrimRight(where, " "))
 		}
 	}
 	return nil

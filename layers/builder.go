@@ -102,7 +102,7 @@ const Undivided = -1
 func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	return b.apply("Learn "+name, func() (Node, error) {
 		n := Node{place: [2]Placement{Copied, Replicated}}
-		if err := backend.Given("Learn", "init", init); err != nil {
+		if err := backend.Given("", "init", init); err != nil {
 			return n, err
 		}
 		switch {

@@ -24,7 +24,7 @@ import (
 // Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	return b.apply("Dropout", func() (Node, error) {
-		if err := backend.Given("Dropout", "random", random); err != nil {
+		if err := backend.Given("", "random", random); err != nil {
 			return Node{}, err
 		}
 		positions := sequenceAxis(x)

@@ -151,7 +151,7 @@ func (t *Tokens) of() string {
 // Errors: [ErrPlacement] if words are divided along another axis.
 func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
-		if err := backend.Given("Embedding", "tokens", tokens); err != nil {
+		if err := backend.Given("", "tokens", tokens); err != nil {
 			return Node{}, err
 		}
 		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0), Replicated)); err != nil {

@@ -64,7 +64,7 @@ func (b *Builder) Logits(x, words Node) Node {
 // Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
 func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 	return b.apply("CrossEntropy"+targets.of(), func() (Node, error) {
-		if err := backend.Given("CrossEntropy", "targets", targets); err != nil {
+		if err := backend.Given("", "targets", targets); err != nil {
 			return Node{}, err
 		}
 		last := logits.Dims() - 1

@@ -58,9 +58,6 @@ type builder struct {
 // build makes the node of the operation. The axes of fwd are as the user gave
 // them. backward returns the backward transform of the resolved forward one.
 func build(name string, comm backend.Communicator, x *gorgonia.Node, fwd transform, opts []Option, backward func(fwd transform, P int) (transform, error)) (*gorgonia.Node, error) {
-	if err := backend.Given("ops."+name, "comm", comm, "x", x, "opts", opts); err != nil {
-		return nil, err
-	}
 	y, err := func() (*gorgonia.Node, error) {
 		b, err := newBuilder(comm, x, opts)
 		if err != nil {
@@ -75,6 +72,9 @@ func build(name string, comm backend.Communicator, x *gorgonia.Node, fwd transfo
 }
 
 func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*builder, error) {
+	if err := backend.Given("", "comm", comm, "x", x, "opts", opts); err != nil {
+		return nil, err
+	}
 	if x.Graph() == nil {
 		return nil, fmt.Errorf("%w: x is not part of a graph", backend.ErrArgument)
 	}

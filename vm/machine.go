@@ -203,6 +203,9 @@ func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.R
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
 	defer runtime.KeepAlive(m)
+	if m.parallel != nil {
+		defer m.parallel.endOnPanic()
+	}
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}

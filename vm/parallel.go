@@ -181,6 +181,15 @@ func (p *parallel) fail(err error) error {
 	return p.failed
 }
 
+// endOnPanic ends the ranks of a machine whose run panics, in an operation of the user's, say: they wait
+// for this one. The panic goes on.
+func (p *parallel) endOnPanic() {
+	if v := recover(); v != nil {
+		p.comm.Abort(fmt.Errorf("%s panicked in RunAll: %v", backend.RankOf(p.comm), v))
+		panic(v)
+	}
+}
+
 // close frees the buckets.
 func (p *parallel) close() error {
 	if p == nil || p.data == nil {
