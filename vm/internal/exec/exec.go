@@ -56,7 +56,7 @@ type step struct {
 func New(p *plan.Plan, d Device, g Graph, exchange Exchange) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p, device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
+		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
 		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
