@@ -110,6 +110,11 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 	if c.announcer != nil && q == nil {
 		return c.startAnnounced(what, count, dst, src)
 	}
+	return c.startTold(q, what, count, dst, src)
+}
+
+// startTold is start of a call that hooks are told of beforehand.
+func (c *hooked) startTold(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
 	defer AbortOnPanic(c, what)
 	w := c.begin(q, what, count, dst, src)
 	inner, err := c.Pass(q, *what, count, dst, src)
