@@ -43,6 +43,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		}, Args: []any{compress}},
 		"WithParts":  {F: func(c backend.Communicator, _ map[string]int) error { return with(WithParts(c, nil)) }, Args: []any{comm, map[string]int{}}},
 		"WithRandom": {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
+		"WithFrozen": {F: func(variables ...*gorgonia.Node) error { return with(WithFrozen(variables...)) }, Args: []any{w}},
+		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) }, Args: []any{func(string) {}}},
 	}, map[string]string{
 		"Agree.problem": "nil is no problem",
 		"Fuse.pull":     "nil has nothing to pull",

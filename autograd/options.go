@@ -131,13 +131,18 @@ func WithRandom(random Random) Option {
 // order on every rank. Nodes are variables with contiguous values on the host, of any dtype that
 // communicators take.
 func WithFrozen(variables ...*gorgonia.Node) Option {
-	return func(o *options) { o.frozen = append(o.frozen, variables...) }
+	return func(o *options) {
+		o.frozen = append(o.frozen, variables...)
+		o.given("WithFrozen", "variables", variables)
+	}
 }
 
 // WithNotice says where what a user should know is reported, in place of standard error: random
 // numbers that a checkpoint cannot keep, and what an old checkpoint lacks. Rank 0 says it, each
 // once. Ranks need not have the same.
-func WithNotice(say func(text string)) Option { return func(o *options) { o.notice = say } }
+func WithNotice(say func(text string)) Option {
+	return func(o *options) { o.notice = say; o.given("WithNotice", "say", say) }
+}
 
 // toStandardError is the default of WithNotice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }

@@ -24,6 +24,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"CopyToParallel":             {F: CopyToParallel, Args: []any{comm, x}},
 		"Gather":                     {F: Gather, Args: []any{comm, 0, 0, x, some}},
 		"GatherForwardSplitBackward": {F: GatherForwardSplitBackward, Args: []any{comm, 0, 1.0, x, some}},
+		"Planned":                    {F: plannedOrNot, Args: []any{comm, backend.Collective{Kind: backend.AllReduce}, "sum", 1, tensor.New(tensor.WithBacking([]float32{1}))}},
 		"Reduce":                     {F: Reduce, Args: []any{comm, backend.Sum, 0, x}},
 		"ReduceFromParallel":         {F: ReduceFromParallel, Args: []any{comm, x}},
 		"ReduceScatter":              {F: ReduceScatter, Args: []any{comm, backend.Sum, 0, x, some}},
@@ -35,4 +36,10 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Up":    "it returns a number and no error",
 		"Down":  "it returns a number and no error",
 	})
+}
+
+// plannedOrNot is Planned with its error last.
+func plannedOrNot(comm backend.Communicator, c backend.Collective, name string, number int, x *tensor.Dense) error {
+	_, _, err := Planned(comm, c, name, number, x)
+	return err
 }
