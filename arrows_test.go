@@ -65,6 +65,7 @@ var arrows = []arrow{
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/residence", []string{"backend"}},
 	{"internal/testranks", []string{"rendezvous"}},              // for tests
+	{"internal/nilargs", []string{"backend"}},                   // for tests
 	{"internal/testenv", []string{"backend/...", "rendezvous"}}, // for tests
 	{"internal/...", []string{"internal/..."}},
 }

@@ -43,6 +43,9 @@ func Backends() []backend.Backend {
 // Errors: a broken environment, a rank that does not come, no backend that
 // every rank can use. Each says what to do.
 func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicator, error) {
+	if err := backend.Given("euryale.Init", "ctx", ctx, "backends", backends); err != nil {
+		return nil, err
+	}
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
@@ -75,6 +78,9 @@ func leave(w *rendezvous.World, why error) {
 // it closes the world, and without backends of the caller's own the rank's GPU:
 // close engines before. Init and Run do this for you. It is collective.
 func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backend) (backend.Communicator, error) {
+	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends", backends); err != nil {
+		return nil, err
+	}
 	var own []backend.Backend // whose devices close with the communicator
 	if len(backends) == 0 {
 		own = Backends()

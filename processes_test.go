@@ -44,6 +44,13 @@ func rank(name string) error {
 		fmt.Println("error:", err)
 		return err
 	}
+	if name == "panics in a call" || name == "panics on a queue" {
+		syscall.Dup3(1, 2, 0) // where the panic is printed
+		defer comm.Close()
+		err := panicsInACall(comm, name == "panics on a queue")
+		fmt.Println("error:", err)
+		return err
+	}
 	if err := work(comm, name); err != nil {
 		fmt.Println("error:", err)
 		if name == "hangs on after a failure" {
@@ -67,6 +74,51 @@ func joinsTwice() error {
 		}
 	}
 	return nil
+}
+
+// panicsInACall has an all-to-all of rank 1 panic: its operand is shorter than what was checked.
+func panicsInACall(comm backend.Communicator, queued bool) (err error) {
+	if err := backend.Barrier(comm); err != nil {
+		return err
+	}
+	P := comm.Size()
+	var q backend.Queue
+	if queued {
+		if q, err = comm.Device().NewQueue(); err != nil {
+			return err
+		}
+	}
+	x, y := backend.Of(make([]float32, P)), backend.Of(make([]float32, P))
+	if comm.Rank() == 1 {
+		x = x.Slice(0, 1)
+	}
+	checked := backend.Wrap(comm)
+	w, err := checked.Pass(q, backend.Collective{Kind: backend.AllToAll}, 1, y, x)
+	if err != nil {
+		return err
+	}
+	return w.Join(context.Background())
+}
+
+// A program that panics in a call closes its communicator on the way out, as deferred.
+func TestAPanicInACallIsPrintedAndEndsAllProcesses(t *testing.T) {
+	for _, name := range []string{"host", "tcp"} {
+		for _, scenario := range []string{"panics in a call", "panics on a queue"} {
+			t.Run(name+"/"+scenario, func(t *testing.T) {
+				const text = "backend: Buffer.Slice(1, 2) of 1 elements"
+				for r, p := range proctest.Start(t, scenario, 3, "EURYALE_BACKEND="+name) {
+					if r == 1 {
+						p.Says(t, "panic: "+text)
+					} else {
+						p.Says(t, "because of rank 1", "panicked in alltoall: "+text)
+					}
+					if p.End(); p.ProcessState.ExitCode() == 0 {
+						t.Errorf("rank %d ends with status 0", r)
+					}
+				}
+			})
+		}
+	}
 }
 
 func work(comm backend.Communicator, name string) error {

@@ -30,6 +30,9 @@ import (
 // ends, by runtime.Goexit, and the job with it. Unlock does nothing on a rank
 // that does not hold the lock.
 func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
+	if err := backend.Given("euryale.Run", "ctx", ctx, "rank", rank, "backends", backends); err != nil {
+		return err
+	}
 	timeout, err := rendezvous.ReadTimeout(os.Getenv)
 	if err != nil {
 		return fmt.Errorf("euryale: %w", err)

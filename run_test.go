@@ -117,6 +117,44 @@ func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
 	}
 }
 
+func TestAPanicInACallEndsRun(t *testing.T) {
+	for _, name := range []string{"host", "tcp"} {
+		t.Setenv("EURYALE_BACKEND", name)
+		heard := make([]error, 3)
+		err := runEnds(t, soon, "rank 1 panicked: backend: Buffer.Slice(1, 2)", func(comm backend.Communicator, _ sync.Locker) error {
+			heard[comm.Rank()] = panicsInACall(comm, false)
+			return heard[comm.Rank()]
+		})
+		var p *euryale.PanicError
+		if !errors.As(err, &p) || !strings.Contains(string(p.Stack), "panicsInACall") {
+			t.Errorf("%s: the error of Run does not say where the rank has panicked: %v", name, err)
+		}
+		for _, r := range []int{0, 2} {
+			if heard[r] == nil || !strings.Contains(heard[r].Error(), "because of rank 1") || !strings.Contains(heard[r].Error(), "panicked in alltoall: backend: Buffer.Slice") {
+				t.Errorf("%s: rank %d heard %v", name, r, heard[r])
+			}
+		}
+	}
+}
+
+func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
+	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		x := backend.Of([]float32{1, 2, 3, 4})
+		for _, kind := range backend.Kinds() {
+			what := backend.Collective{Kind: kind, Root: comm.Rank()}
+			for _, nothing := range []backend.Buffer{backend.Host(backend.F32, nil, 4), backend.Host(backend.F32, nil, -4)} {
+				if err := backend.Run(comm, what, nothing, nothing); !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("%v of %d elements at nil: %v", kind, nothing.Len(), err)
+				}
+			}
+		}
+		return backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFoundRankThatEndsItsGoroutineWithTheBuildLockEndsTheOthers(t *testing.T) {
 	runEnds(t, soon, "rank 0: its goroutine was ended by runtime.Goexit", func(comm backend.Communicator, build sync.Locker) error {
 		build.Lock()

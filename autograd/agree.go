@@ -22,6 +22,9 @@ const problem = "error: "
 // that differs, as an [backend.ErrMismatch]. It is collective; a rank with a problem takes part, so
 // that no rank waits for it. Cost: an all-gather of 32 bytes if ranks agree.
 func Agree(comm backend.Communicator, description string, problem error) error {
+	if err := backend.Given("autograd.Agree", "comm", comm); err != nil {
+		return errors.Join(problem, err)
+	}
 	err := residence.Bound(comm.Device(), func() error { return agree(comm, description, problem) })
 	if err != nil && err != problem {
 		return fmt.Errorf("autograd: rank %d of %s: %w", comm.Rank(), comm.Name(), err)

@@ -33,6 +33,9 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 	if !(limit > 0) {
 		return 0, fmt.Errorf("autograd: clip: %w: a limit of %v: it must be positive", backend.ErrArgument, limit)
 	}
+	if err := backend.Given("autograd.ClipNorm", "grads", grads); err != nil {
+		return 0, err
+	}
 	total := 0.0
 	all := make([]placed, len(grads))
 	for i, g := range grads {

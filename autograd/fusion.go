@@ -42,6 +42,9 @@ type ruled interface {
 // Errors: ErrUnsupported for solvers of other packages; ErrArgument for settings that Step
 // refuses.
 func Fuse(s Solver, pull func() error) (*Fusion, error) {
+	if err := backend.Given("autograd.Fuse", "s", s); err != nil {
+		return nil, err
+	}
 	r, ok := s.(ruled)
 	if !ok {
 		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd", backend.ErrUnsupported, s)

@@ -60,6 +60,9 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 // Hooked reports whether a graph uses a parameter through [DataParallel.Hook], so that its gradient
 // is exchanged between ranks in a run and must be taken from Sync.
 func Hooked(w *gorgonia.Node) bool {
+	if w == nil || w.Graph() == nil {
+		return false
+	}
 	for users := w.Graph().To(w.ID()); users.Next(); {
 		if _, ok := users.Node().(*gorgonia.Node).Op().(*hook); ok {
 			return true

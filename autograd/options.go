@@ -30,6 +30,12 @@ type options struct {
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many
 	notice      func(text string)
+	missing     error // nil arguments of options
+}
+
+// given notes that the argument of an option is nil.
+func (o *options) given(option, name string, argument any) {
+	o.missing = errors.Join(o.missing, backend.Given("autograd."+option, name, argument))
 }
 
 func (o options) check() error {
@@ -89,7 +95,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // one, or with one whose Resumes(description string) says that it fits. For steps that a
 // NaN spoils see [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
-	return func(o *options) { o.compress = compress }
+	return func(o *options) { o.compress = compress; o.given("WithCompression", "compress", compress) }
 }
 
 // Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts:
@@ -111,7 +117,9 @@ type Random interface {
 // random numbers.
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
-func WithRandom(random Random) Option { return func(o *options) { o.random = random } }
+func WithRandom(random Random) Option {
+	return func(o *options) { o.random = random; o.given("WithRandom", "random", random) }
+}
 
 // WithFrozen says that variables are part of the model although nothing trains them, such as the
 // layers of a pretrained network that are not fine-tuned, or random projections. New gives all
@@ -123,13 +131,18 @@ func WithRandom(random Random) Option { return func(o *options) { o.random = ran
 // order on every rank. Nodes are variables with contiguous values on the host, of any dtype that
 // communicators take.
 func WithFrozen(variables ...*gorgonia.Node) Option {
-	return func(o *options) { o.frozen = append(o.frozen, variables...) }
+	return func(o *options) {
+		o.frozen = append(o.frozen, variables...)
+		o.given("WithFrozen", "variables", variables)
+	}
 }
 
 // WithNotice says where what a user should know is reported, in place of standard error: random
 // numbers that a checkpoint cannot keep, and what an old checkpoint lacks. Rank 0 says it, each
 // once. Ranks need not have the same.
-func WithNotice(say func(text string)) Option { return func(o *options) { o.notice = say } }
+func WithNotice(say func(text string)) Option {
+	return func(o *options) { o.notice = say; o.given("WithNotice", "say", say) }
+}
 
 // toStandardError is the default of WithNotice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }

@@ -72,6 +72,9 @@ type DataParallel struct {
 // of the communicator. Ranks that are goroutines must not hold the lock of
 // euryale.Run here: New waits for the other ranks.
 func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
+	if err := backend.Given("autograd.New", "comm", comm); err != nil {
+		return nil, err
+	}
 	var d *DataParallel
 	err := residence.Bound(comm.Device(), func() (err error) {
 		d, err = start(comm, params, opts)
@@ -85,11 +88,14 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 
 func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
 	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets, notice: toStandardError}
+	missing := backend.Given("autograd.New", "params", nodes, "opts", opts) // of which all ranks hear
 	for _, opt := range opts {
-		opt(&o)
+		if opt != nil {
+			opt(&o)
+		}
 	}
 	params, err := examineAll(comm.Device(), nodes)
-	if err = errors.Join(err, o.check()); err != nil {
+	if err = errors.Join(missing, o.missing, err, o.check()); err != nil {
 		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
 	}
 	tree, err := newTree(comm, o, params)
@@ -338,6 +344,9 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 // which only takes gradients of its own nodes and would leave the parameters unchanged: use
 // [AdamW].
 func (d *DataParallel) Step(solver gorgonia.Solver) error {
+	if err := backend.Given("DataParallel.Step", "solver", solver); err != nil {
+		return err
+	}
 	if err := supported(solver); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: step: %w", d.comm.Rank(), d.comm.Name(), err)
 	}

@@ -34,7 +34,7 @@ import (
 // ranks of comm have other parameters. Of more than one rank, Save and Load return ErrUnsupported with a
 // compression that keeps residuals, and with solvers of other packages.
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
-	return func(o *options) { o.parts = &parts{comm: comm, axes: axes} }
+	return func(o *options) { o.parts = &parts{comm: comm, axes: axes}; o.given("WithParts", "comm", comm) }
 }
 
 // parts are what the ranks of a communicator have of the parameters that they divide. Methods may be

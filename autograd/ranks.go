@@ -22,6 +22,9 @@ import (
 //
 // Errors are those of the communicator; the numbers are unchanged then.
 func Mean(comm backend.Communicator, numbers ...*float64) error {
+	if err := backend.Given("autograd.Mean", "comm", comm, "numbers", numbers); err != nil {
+		return err
+	}
 	sums, err := sum(comm, backend.ForMean, numbers)
 	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: mean: %w", comm.Rank(), comm.Name(), err)
@@ -38,6 +41,9 @@ func Mean(comm backend.Communicator, numbers ...*float64) error {
 //	err := autograd.Sum(comm, &loss, &samples)
 //	loss /= samples
 func Sum(comm backend.Communicator, numbers ...*float64) error {
+	if err := backend.Given("autograd.Sum", "comm", comm, "numbers", numbers); err != nil {
+		return err
+	}
 	sums, err := sum(comm, backend.ForSum, numbers)
 	if err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: sum: %w", comm.Rank(), comm.Name(), err)
@@ -56,6 +62,9 @@ func Sum(comm backend.Communicator, numbers ...*float64) error {
 // A condition on values that are the same on all ranks, such as a loss from [Mean], needs no Any.
 // Cost: one all-gather of 8 bytes. Errors are those of the communicator.
 func Any(comm backend.Communicator, condition bool) (bool, error) {
+	if err := backend.Given("autograd.Any", "comm", comm); err != nil {
+		return false, err
+	}
 	ranks := 0.0
 	if condition {
 		ranks = 1

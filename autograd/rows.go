@@ -23,6 +23,9 @@ import (
 // Errors: ErrArgument for shapes or dtypes that do not fit, and for a number out of range; dst is
 // unchanged then.
 func Rows(dst, src *tensor.Dense, rows []int) error {
+	if err := backend.Given("autograd.Rows", "dst", dst, "src", src); err != nil {
+		return err
+	}
 	if err := rowsFit(dst, src, rows); err != nil {
 		return fmt.Errorf("autograd: rows: %w: %w", backend.ErrArgument, err)
 	}

@@ -26,6 +26,9 @@ type Sampler struct {
 //
 // Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch.
 func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler, error) {
+	if err := backend.Given("autograd.NewSampler", "comm", comm); err != nil {
+		return nil, err
+	}
 	size := comm.Size()
 	switch {
 	case batch < 1:
@@ -105,6 +108,9 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
 	if n < 0 || local < 1 {
 		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
+	}
+	if err := backend.Given("autograd.Evaluation", "comm", comm); err != nil {
+		return nil, err
 	}
 	rank, size := comm.Rank(), comm.Size()
 	local = min(local, max(n, 1)) // which changes nothing, and keeps the sums in range

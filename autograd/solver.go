@@ -3,6 +3,7 @@ package autograd
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -103,6 +104,39 @@ type operands struct {
 	engine engine // of the device where both are, nil on the host
 }
 
+// operandsIn returns the operands of a parameter, once both are there.
+func operandsIn(p gorgonia.ValueGrad) (o operands, err error) {
+	if isNil(p) {
+		return o, fmt.Errorf("is nil: %w", backend.ErrArgument)
+	}
+	w := p.Value()
+	if isNil(w) {
+		return o, fmt.Errorf("has no value: give it one with gorgonia.Let: %w", backend.ErrArgument)
+	}
+	dw, err := p.Grad()
+	switch {
+	case err != nil:
+		return o, err
+	case isNil(dw):
+		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each RunAll with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before Step: %w", backend.ErrArgument)
+	}
+	return operandsOf(w, dw)
+}
+
+// isNil reports whether an interface holds nothing, or a nil pointer.
+func isNil(x any) bool {
+	v := reflect.ValueOf(x)
+	return x == nil || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+// named returns the name of a parameter that is a node, for messages.
+func named(p gorgonia.ValueGrad) string {
+	if n, ok := p.(*gorgonia.Node); ok && n != nil {
+		return " (" + n.Name() + ")"
+	}
+	return ""
+}
+
 // hostPiece is how many elements of a parameter are updated at a time on the host: the
 // operands of a piece stay in the cache between the passes of a rule.
 const hostPiece = 2048
@@ -111,12 +145,9 @@ const hostPiece = 2048
 func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
 	all := make([]operands, len(params))
 	for i, p := range params {
-		dw, err := p.Grad()
-		if err == nil {
-			all[i], err = operandsOf(p.Value(), dw)
-		}
-		if err != nil {
-			return fmt.Errorf("autograd: %s: parameter %d %w", r.name, i, err)
+		var err error
+		if all[i], err = operandsIn(p); err != nil {
+			return fmt.Errorf("autograd: %s: parameter %d%s %w", r.name, i, named(p), err)
 		}
 	}
 	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {

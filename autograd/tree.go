@@ -79,6 +79,9 @@ func whatDivides(n, ranks int) string {
 // Cost: one all-gather of 8 bytes for each number. Errors are those of the communicator; ErrArgument
 // without numbers.
 func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err error) {
+	if err := backend.Given("autograd.TreeMean", "comm", comm); err != nil {
+		return 0, err
+	}
 	if len(numbers) == 0 {
 		err = fmt.Errorf("%w: no numbers", backend.ErrArgument)
 	}

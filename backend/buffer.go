@@ -109,6 +109,9 @@ func (b Buffer) As(d DType) Buffer {
 // Pointer returns the address of the first element in host memory, nil if there is none.
 func (b Buffer) Pointer() unsafe.Pointer { return b.host }
 
+// named reports whether the buffer names memory, or needs none.
+func (b Buffer) named() bool { return b.n == 0 || b.n > 0 && b.Addr() != 0 }
+
 // Bytes returns the memory of a host Buffer, and nil for one on a device.
 func (b Buffer) Bytes() []byte {
 	if b.host == nil || b.n == 0 {

@@ -343,7 +343,7 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
 	// The most frequent call is on the way to a device, several times: what it takes counts.
 	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 &&
-		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && (dst.Addr() == src.Addr() || !dst.overlaps(src)) {
+		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && dst.named() && src.named() && (dst.Addr() == src.Addr() || !dst.overlaps(src)) {
 		return src.n, nil
 	}
 	return c.checkAny(r, P, dst, src)
@@ -355,6 +355,9 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 		return 0, err
 	}
 	count, wantSrc, wantDst := src.n, src.n, src.n
+	if src.n < 0 || dst.n < 0 {
+		return 0, fmt.Errorf("%w: %v: source and destination of rank %d have %d and %d elements", ErrArgument, *c, r, src.n, dst.n)
+	}
 	if c.Kind != AllReduce { // which need not ask the table
 		t := &table[c.Kind]
 		if count, err = c.count(t, r, P, dst, src); err != nil {
@@ -370,6 +373,9 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 	}
 	if wantDst >= 0 && dst.n != wantDst {
 		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, *c, r, dst.n, wantDst)
+	}
+	if wantSrc >= 0 && !src.named() || wantDst >= 0 && !dst.named() {
+		return 0, fmt.Errorf("%w: %v: a buffer of rank %d is a nil pointer", ErrArgument, *c, r)
 	}
 	if c.Rows != nil {
 		if err := c.checkRows(P, count); err != nil {

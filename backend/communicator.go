@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -81,6 +82,9 @@ type Communicator interface {
 
 // Run starts c on the communicator's default queue and waits for it.
 func Run(comm Communicator, c Collective, dst, src Buffer) error {
+	if comm == nil { // not by Given, which takes memory
+		return fmt.Errorf("%w: %v: comm is nil", ErrArgument, c)
+	}
 	w, err := comm.Start(nil, c, dst, src)
 	if err != nil {
 		return err
@@ -90,6 +94,9 @@ func Run(comm Communicator, c Collective, dst, src Buffer) error {
 
 // Barrier returns once every rank has called it.
 func Barrier(comm Communicator) error {
+	if err := Given("backend.Barrier", "comm", comm); err != nil {
+		return err
+	}
 	b, err := comm.Device().Alloc(1)
 	if err != nil {
 		return err

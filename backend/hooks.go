@@ -110,6 +110,12 @@ func (c *hooked) start(q Queue, what *Collective, count int, dst, src Buffer) (W
 	if c.announcer != nil && q == nil {
 		return c.startAnnounced(what, count, dst, src)
 	}
+	return c.startTold(q, what, count, dst, src)
+}
+
+// startTold is start of a call that hooks are told of beforehand.
+func (c *hooked) startTold(q Queue, what *Collective, count int, dst, src Buffer) (Work, error) {
+	defer AbortOnPanic(c, what)
 	w := c.begin(q, what, count, dst, src)
 	inner, err := c.Pass(q, *what, count, dst, src)
 	if err != nil {
@@ -143,10 +149,9 @@ func (c *hooked) startAnnounced(what *Collective, count int, dst, src Buffer) (W
 // announced tells the hooks of a call that inner announces.
 func (c *hooked) announced(what *Collective, count int, dst, src *Buffer) (id uint64) {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.call.Work = &c.running
-	id = c.started(nil, what, count, dst, src)
-	c.mu.Unlock()
-	return id
+	return c.started(nil, what, count, dst, src)
 }
 
 // started tells the hooks of a new call. mu is held.
@@ -163,6 +168,7 @@ const callsAtOnce = 64
 // begin tells the hooks of a new call, and returns its Work.
 func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *hookedWork {
 	c.mu.Lock()
+	defer c.mu.Unlock()
 	w := c.last
 	if w == nil || w.state.Load() != free {
 		w = c.newWork()
@@ -171,7 +177,6 @@ func (c *hooked) begin(q Queue, what *Collective, count int, dst, src Buffer) *h
 	}
 	c.call.Work = w
 	w.id = c.started(q, what, count, &dst, &src)
-	c.mu.Unlock() // not deferred: that takes 2 ns, of each of some locks of a call
 	return w
 }
 

@@ -32,7 +32,11 @@ type Builder struct {
 // NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or Float64,
 // and begin with values that follow from the seed.
 func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype, seed uint64) *Builder {
-	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, batches: layout.DP, names: map[string]bool{}}
+	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, names: map[string]bool{}}
+	if b.err = backend.Given("layers.NewBuilder", "graph", graph, "layout", layout); b.err != nil {
+		return b
+	}
+	b.batches = layout.DP
 	if dtype != tensor.Float32 && dtype != tensor.Float64 {
 		b.err = fmt.Errorf("layers: %w: learnables of %v: use Float32 or Float64", ops.ErrDType, dtype)
 	}
@@ -98,6 +102,9 @@ const Undivided = -1
 func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	return b.apply("Learn "+name, func() (Node, error) {
 		n := Node{place: [2]Placement{Copied, Replicated}}
+		if err := backend.Given("", "init", init); err != nil {
+			return n, err
+		}
 		switch {
 		case b.names[name]:
 			return n, fmt.Errorf("%w: there is another learnable of this name", backend.ErrArgument)

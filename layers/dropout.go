@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -23,6 +24,9 @@ import (
 // Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	return b.apply("Dropout", func() (Node, error) {
+		if err := backend.Given("", "random", random); err != nil {
+			return Node{}, err
+		}
 		positions := sequenceAxis(x)
 		if positions != 0 && positions != 1 || x.Dims() < 2 {
 			return Node{}, misplaced("x", x, Sequence, Split(1), Split(0))

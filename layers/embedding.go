@@ -131,6 +131,14 @@ func (b *Builder) vocabulary(words Node) (n, start, end int) {
 	return n, 0, n
 }
 
+// of names tokens in errors.
+func (t *Tokens) of() string {
+	if t == nil {
+		return ""
+	}
+	return " of " + t.name
+}
+
 // Embedding returns the row of each token.
 //
 //	in   words   [vocabulary, n]   a learnable, Split(0) over the Tensor group or undivided
@@ -142,7 +150,10 @@ func (b *Builder) vocabulary(words Node) (n, start, end int) {
 // Cost: a copy of y; backward a pass over the gradient of words.
 // Errors: [ErrPlacement] if words are divided along another axis.
 func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
-	return b.apply("Embedding of "+tokens.name, func() (Node, error) {
+	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
+		if err := backend.Given("", "tokens", tokens); err != nil {
+			return Node{}, err
+		}
 		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0), Replicated)); err != nil {
 			return Node{}, err
 		}

@@ -27,6 +27,9 @@ func (s Sizes) String() string { return fmt.Sprintf("dp%dxsp%dxtp%d", s.DP, s.SP
 //
 // Errors: [backend.ErrArgument] if the numbers do not fit; those of Split.
 func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, error) {
+	if err := backend.Given("layers.NewLayout", "comm", comm); err != nil {
+		return nil, err
+	}
 	ranks := comm.Size()
 	if data == 0 && sequence > 0 && tensor > 0 {
 		data = ranks / (sequence * tensor)

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -62,7 +63,10 @@ func (b *Builder) Logits(x, words Node) Node {
 // Cost: that of nn.CrossEntropy over the rank's logits, which backward writes once.
 // Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
 func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
-	return b.apply("CrossEntropy of "+targets.name, func() (Node, error) {
+	return b.apply("CrossEntropy"+targets.of(), func() (Node, error) {
+		if err := backend.Given("", "targets", targets); err != nil {
+			return Node{}, err
+		}
 		last := logits.Dims() - 1
 		if err := firstOf(require("logits", logits, Tensor, Split(last)), require("logits", logits, Sequence, Split(targets.axis))); err != nil {
 			return Node{}, err

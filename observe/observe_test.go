@@ -20,14 +20,14 @@ func group(size int, timeout time.Duration, kept int) *backendtest.Group {
 	g := &backendtest.Group{Fail: plain[0].Lose}
 	for _, c := range plain {
 		rec := New(c.Rank(), kept)
-		g.Comms = append(g.Comms, recorded{backend.WithHooks(c, rec), rec})
+		g.Comms = append(g.Comms, recorded{backend.WithHooks(c, rec).(backend.CheckedStarter), rec})
 	}
 	return g
 }
 
 // recorded is a communicator with the recorder of its calls.
 type recorded struct {
-	backend.Communicator
+	backend.CheckedStarter
 	rec *Recorder
 }
 

@@ -72,12 +72,10 @@ func build(name string, comm backend.Communicator, x *gorgonia.Node, fwd transfo
 }
 
 func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*builder, error) {
-	switch {
-	case comm == nil:
-		return nil, fmt.Errorf("%w: the communicator is nil", backend.ErrArgument)
-	case x == nil:
-		return nil, fmt.Errorf("%w: x is nil", backend.ErrArgument)
-	case x.Graph() == nil:
+	if err := backend.Given("", "comm", comm, "x", x, "opts", opts); err != nil {
+		return nil, err
+	}
+	if x.Graph() == nil {
 		return nil, fmt.Errorf("%w: x is not part of a graph", backend.ErrArgument)
 	}
 	b := &builder{comm: comm, x: x, dtype: x.Dtype(), shape: x.Shape()}

@@ -29,7 +29,7 @@ func TestBadInput(t *testing.T) {
 		is   error
 		want string
 	}{
-		{one(AllReduce(nil, backend.Sum, x)), backend.ErrArgument, "ops: AllReduce: bad argument: the communicator is nil"},
+		{one(AllReduce(nil, backend.Sum, x)), backend.ErrArgument, "ops: AllReduce: bad argument: comm is nil"},
 		{one(AllReduce(comm, backend.Sum, nil)), backend.ErrArgument, "ops: AllReduce: bad argument: x is nil"},
 		{one(AllReduce(comm, backend.Sum, outside)), backend.ErrArgument, "ops: AllReduce: bad argument: x is not part of a graph"},
 		{one(AllReduce(comm, backend.Sum, flags)), ErrDType, "ops: AllReduce: bad dtype: bool: collectives are for Float64, Float32, Int, Int64, Int32 and Byte"},

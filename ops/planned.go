@@ -137,6 +137,9 @@ func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backen
 func Planned(comm backend.Communicator, c backend.Collective, name string, number int, x *tensor.Dense) (
 	gorgonia.Op, tensor.Shape, error,
 ) {
+	if err := backend.Given("ops.Planned", "comm", comm, "x", x); err != nil {
+		return nil, nil, err
+	}
 	fwd := transform{kind: c.Kind, op: c.Op, scatter: none, gather: none}
 	if c.Kind == backend.AllGather {
 		fwd.gather = 0

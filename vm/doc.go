@@ -22,7 +22,8 @@
 //
 // # Values
 //
-// After RunAll, the targets of gorgonia.Read, the roots of the graph, the gradients of
+// After RunAll, the targets of gorgonia.Read, the roots of the graph, the cost given to
+// gorgonia.Grad and the terms that it is the sum of, the gradients of
 // variables, and the nodes given to [Keep] are host tensors. The machine writes into the same
 // tensors in each run, so copy what must outlive the next one. The Value of every other
 // computed node is nil: never stale. Gradients that gorgonia.Grad makes on the way and that
@@ -47,12 +48,16 @@
 // With [WithSolver] each run ends with a step of a solver of package autograd, as part of the
 // plan:
 //
-//   - m, err := vm.New(g, device)
-//   - m, err := vm.New(g, device, vm.WithSolver(solver, learnables...))
-//     err = m.RunAll()
-//   - solver.Step(gorgonia.NodesToValueGrads(learnables))
+//	m, err := vm.New(g, device, vm.WithSolver(solver, learnables...))
+//	err = m.RunAll()
 //
-// The bits are the same. Learnables and what the solver keeps are updated where they are: on a
+// This takes the place of a call of the solver after each run:
+//
+//	m, err := vm.New(g, device)
+//	err = m.RunAll()
+//	err = solver.Step(gorgonia.NodesToValueGrads(learnables))
+//
+// The bits are the same. A Step that is left in is an error, since gradients have no value then. Learnables and what the solver keeps are updated where they are: on a
 // device they stay there, and gradients are not copied to the host. Other machines of the device that
 // share them see each step. [Machine.Pull] and Close write learnables back to their host tensors:
 // read or write these after Pull, and a program is right on every device. Machines elsewhere read

@@ -3,6 +3,7 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"testing"
 	"time"
@@ -30,11 +31,13 @@ type Machine struct {
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
 	synced    bool      // batch norms are of the batches of all ranks
+	missing   error     // nil arguments of New and its options
 	closed    bool
 
 	read     *read.Graph
 	plan     *plan.Plan
 	exec     *exec.Executor
+	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   []input
 	shown    []shown
 	hidden   []*gorgonia.Node // computed nodes that have no value after a run
@@ -52,7 +55,7 @@ type Option func(*Machine)
 // Keep gives nodes a value after each run that would have none. Nodes that are variables have
 // one anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.keep = append(m.keep, nodes...) }
+	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.given("Keep", "nodes", nodes) }
 }
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise
@@ -72,10 +75,14 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
+	m.given("New", "g", g)
+	m.given("New", "options", options)
 	for _, o := range options {
-		o(m)
+		if o != nil {
+			o(m)
+		}
 	}
-	err := m.connect(errors.Join(m.choosePrecision(), m.hold(), m.checkSync()))
+	err := m.connect(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync()))
 	if err == nil {
 		err = m.agree(m.prepare())
 	}
@@ -87,6 +94,11 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	}
 	m.warn()
 	return m, nil
+}
+
+// given notes that an argument is nil: New says so on all ranks.
+func (m *Machine) given(function, name string, argument any) {
+	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 
 // prepare reads the graph and plans it.
@@ -146,6 +158,7 @@ func (m *Machine) compile() (err error) {
 	if m.exec, err = exec.New(m.plan, device, calls, m.exchanging()); err != nil {
 		return err
 	}
+	m.behind = exec.CloseBehind(m, m.exec)
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
@@ -189,6 +202,10 @@ func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.R
 
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
+	defer runtime.KeepAlive(m)
+	if m.parallel != nil {
+		defer m.parallel.endOnPanic()
+	}
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
@@ -274,6 +291,9 @@ func (m *Machine) Reset() {}
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
+	if err := backend.Given("vm: Pull", "nodes", nodes); err != nil {
+		return err
+	}
 	for _, n := range nodes {
 		if !slices.Contains(m.read.Inputs, n) {
 			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)
@@ -284,6 +304,7 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 
 // pull is Pull of the variables that are wanted.
 func (m *Machine) pull(wanted func(input) bool) error {
+	defer runtime.KeepAlive(m)
 	if m.exec == nil {
 		return nil // Close has pulled all
 	}
@@ -299,6 +320,10 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	return m.exec.Pull(buffers...)
 }
 
+// Close frees a machine at once. One that is dropped without Close is freed by the garbage collector, if
+// its solver is dropped, too; what it has on a device is freed when the next machine is made there, or
+// the device is closed.
+//
 // Close pulls the variables that the machine's solver changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
 // last run has left stay as they are.
@@ -318,6 +343,7 @@ func (m *Machine) free() error {
 	if m.parallel.err() == nil {
 		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())
 	}
+	m.behind.Stop()
 	err = errors.Join(err, m.exec.Close())
 	m.exec = nil
 	return err

@@ -36,7 +36,10 @@ import (
 // has of the learnables is lost. On a device, their host tensors remain as they were pulled last;
 // on the host, they may be those of half a step. Load a checkpoint, with a new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
-	return func(m *Machine) { m.parallel = &parallel{comm: comm, options: options} }
+	return func(m *Machine) {
+		m.parallel = &parallel{comm: comm, options: options}
+		m.given("WithDataParallel", "options", options)
+	}
 }
 
 // parallel is what a machine trains with other ranks by.
@@ -76,7 +79,7 @@ func (m *Machine) connect(problem error) error {
 	case p == nil:
 		return problem
 	case p.comm == nil:
-		return errors.Join(problem, fmt.Errorf("vm: WithDataParallel: %w: no communicator", backend.ErrArgument))
+		return errors.Join(problem, backend.Given("vm.WithDataParallel", "comm", p.comm))
 	case m.solver == nil:
 		problem = errors.Join(problem, fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument))
 	}
@@ -176,6 +179,15 @@ func (p *parallel) fail(err error) error {
 	}
 	p.failed = p.exchange.Fail(err)
 	return p.failed
+}
+
+// endOnPanic ends the ranks of a machine whose run panics, in an operation of the user's, say: they wait
+// for this one. The panic goes on.
+func (p *parallel) endOnPanic() {
+	if v := recover(); v != nil {
+		p.comm.Abort(fmt.Errorf("%s panicked in RunAll: %v", backend.RankOf(p.comm), v))
+		panic(v)
+	}
 }
 
 // close frees the buckets.

@@ -3,6 +3,7 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 
 	"gorgonia.org/gorgonia"
@@ -70,6 +71,9 @@ func (m *Machine) hold() error {
 	s.limit = limit
 	if len(s.learnables) == 0 {
 		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
+	}
+	if err := backend.Given("vm.WithSolver", "learnables", s.learnables); err != nil {
+		return err
 	}
 	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
 	if err != nil {
@@ -195,6 +199,7 @@ func (s *solving) end() {
 
 // pullState brings the solver's state to where the solver looks for it.
 func (m *Machine) pullState() error {
+	defer runtime.KeepAlive(m)
 	if m.exec == nil || m.solver == nil {
 		return nil
 	}

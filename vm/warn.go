@@ -10,7 +10,9 @@ import (
 
 // Notice says where New reports what a user should know of the graph, such as operations that
 // Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it for all.
-func Notice(say func(text string)) Option { return func(m *Machine) { m.notice = say } }
+func Notice(say func(text string)) Option {
+	return func(m *Machine) { m.notice = say; m.given("Notice", "say", say) }
+}
 
 // toStandardError is the default of Notice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }

@@ -9,6 +9,7 @@ import (
 // it keeps them: it may start further calls, it closes what it wraps, and it passes errors on.
 var wrapperScenarios = []string{
 	"ResultsEqualReference",
+	"WhoHasNothingTakesPart",
 	"SumsInATree",
 	"PiecesArePermuted",
 	"MemoryIsFreeOnceWorkIsDone",
@@ -23,6 +24,7 @@ var wrapperScenarios = []string{
 	"ArgumentErrorsLeaveItUsable",
 	"MismatchOnAQueueEndsEveryRank",
 	"AbortWakesPeers",
+	"APanicInACallEndsEveryRank",
 	"CloseEndsOwnCall",
 	"CallsAfterCloseFail",
 	"LostRankWakesPeers",

@@ -221,12 +221,12 @@ func (d *Device) Close() (err error) {
 }
 
 func (d *Device) close() error {
+	errs := []error{d.copies.CloseAbandoned()}
 	unbind, err := d.Bind()
 	if err != nil {
 		return errors.Join(err, d.device.ReleasePrimaryCtx())
 	}
 	defer unbind()
-	var errs []error
 	for _, q := range d.open() {
 		errs = append(errs, q.close())
 	}

@@ -50,6 +50,9 @@ type side struct {
 //
 // Errors: ErrUnsupported for a device that has no separate memory, such as the host.
 func NewEngine(d backend.Device, q backend.Queue) (*Engine, error) {
+	if err := backend.Given("cuda.NewEngine", "d", d); err != nil {
+		return nil, err
+	}
 	o, ok := d.(owner)
 	if !ok {
 		return nil, fmt.Errorf("cuda: %w: an engine of %s, which has no separate memory: use tensors of the host", backend.ErrUnsupported, d.Name())

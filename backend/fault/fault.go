@@ -44,12 +44,14 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	c.count()
 	return c.Base.Start(q, what, dst, src)
 }
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	c.count()
 	return c.Pass(q, what, count, dst, src)
 }

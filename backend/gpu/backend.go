@@ -115,6 +115,9 @@ func (b *Backend) device(ordinal int) (Device, error) {
 	if d, ok := b.devices[ordinal]; ok {
 		return d, nil
 	}
+	if err := backend.Given("gpu.New", "open", b.open); err != nil {
+		return nil, err
+	}
 	d, err := b.open(ordinal)
 	if err == nil {
 		b.devices[ordinal] = d

@@ -58,6 +58,9 @@ func (m Machine) ranks() []rankInfo {
 // Survey returns the machine of ranks on these devices. It fails if they are no GPUs, or of
 // different models.
 func Survey(devices []backend.Device) (Machine, error) {
+	if err := backend.Given("gpu.Survey", "devices", devices); err != nil {
+		return Machine{}, err
+	}
 	m := Machine{Ranks: len(devices)}
 	var wires []Wires
 	for _, d := range devices {

@@ -21,6 +21,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	k := call{what: what, count: count, rank: c.rank, P: c.size, dst: dst, src: src}
 	s, err := c.admit(q, &k)
 	if err != nil {

@@ -25,6 +25,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	if !c.layered() {
 		w, err := c.Pass(q, what, count, dst, src)
 		if err == nil {

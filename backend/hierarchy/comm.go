@@ -59,6 +59,9 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
 func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
+	if err := backend.Given("hierarchy.New", "ctx", ctx, "w", w, "flat", flat); err != nil {
+		return nil, err
+	}
 	c := &Communicator{Base: backend.Wrap(flat), world: w, key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.connect(ctx, l, o); err != nil {

@@ -99,21 +99,27 @@ func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
 	}
 	c.order.Lock()
-	w, err := c.startNext(q, &what, count, &dst, &src)
-	c.order.Unlock() // not deferred: that takes 2 ns
-	return w, err
+	defer func() { c.unlock(recover(), &what) }()
+	return c.startNext(q, &what, count, &dst, &src)
+}
+
+// unlock ends the start of a call, which may have panicked.
+func (c *comm) unlock(panicked any, what *backend.Collective) {
+	c.order.Unlock()
+	if panicked != nil {
+		backend.Panicked(c, what, panicked)
+	}
 }
 
 // StartAnnounced implements [backend.Announcer].
 func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count int, dst, src backend.Buffer) (id uint64, w backend.Work, err error) {
 	c.order.Lock()
+	defer func() { c.unlock(recover(), &what) }()
 	k := &c.now
 	k.announce = a
 	w, err = c.startNext(inline{}, &what, count, &dst, &src)
 	k.tell() // of one that was refused
-	id = k.id
-	c.order.Unlock()
-	return id, w, err
+	return k.id, w, err
 }
 
 // startNext starts a call. order is held.
@@ -160,6 +166,7 @@ func (k *call) set(what *backend.Collective, seq uint64, count int, dst, src *ba
 func (c *comm) enqueue(q *Queue, k *call) (backend.Work, error) {
 	k.c.Splits = slices.Clone(k.c.Splits) // the caller may change them
 	w, err := q.start(func() error {
+		defer backend.AbortOnPanic(c, &k.c)
 		c.busy.Lock()
 		defer c.busy.Unlock()
 		if c.member.Err() != nil {

@@ -30,6 +30,7 @@ type engine struct {
 	numbers []handle // those of MPI's requests
 	met     uint64   // number of the last call that all ranks have begun
 	scratch [2][]byte
+	empty   [2]byte          // where operands without elements are, for MPI
 	terms   []backend.Buffer // of a direct all-reduce
 	given   bool             // a call was given up, and MPI's communicator with it
 }
@@ -306,7 +307,7 @@ const polls, looks = 50, 100
 // run runs the request of a call once the ranks have met: meanwhile it was made.
 func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	r := e.request
-	r.dst, r.src, r.inPlace = dst.Addr(), src.Addr(), inPlace(k, e.Rank(), dst, src)
+	r.dst, r.src, r.inPlace = e.address(0, dst), e.address(1, src), inPlace(k, e.Rank(), dst, src)
 	r.numbers = uintptr(unsafe.Pointer(unsafe.SliceData(e.numbers)))
 	if e.crowded {
 		r.crowded = 1
@@ -337,6 +338,16 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 		return nil
 	}
 	return e.giveUp(k, pins, err)
+}
+
+// address returns where an operand is, for one without elements a place apart from the other's: Open
+// MPI takes equal addresses for MPI_IN_PLACE, and a rank that has nothing in place then counts no call,
+// so that it takes later messages of others for those of other calls.
+func (e *engine) address(place int, b backend.Buffer) uintptr {
+	if b.Len() == 0 {
+		return uintptr(unsafe.Pointer(&e.empty[place]))
+	}
+	return b.Addr()
 }
 
 // giveUp ends the group for a call that MPI keeps, or has failed.

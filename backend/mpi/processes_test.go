@@ -70,11 +70,11 @@ func rank(name string) error {
 	switch name {
 	case "calls":
 		return errors.Join(in(name, 0, false, func(c backend.Communicator) error {
-			return errors.Join(calls(c), inRankOrder(c))
+			return errors.Join(calls(c), nothing(c), inRankOrder(c))
 		}), mpi.New().Close())
 	case "machines":
 		return errors.Join(in(name, 0, true, func(c backend.Communicator) error {
-			return errors.Join(calls(c), splits(c))
+			return errors.Join(calls(c), nothing(c), splits(c))
 		}), mpi.New().Close())
 	case "suite":
 		return pass(func(env rendezvous.Env, store rendezvous.Store) error {
@@ -224,6 +224,16 @@ func calls(c backend.Communicator) error {
 		dst = operand.Slice(0, 3) // does not matter
 	}
 	return backend.Run(c, backend.Collective{Kind: backend.Reduce}, dst, operand)
+}
+
+// nothing runs the calls in which ranks have no elements.
+func nothing(c backend.Communicator) error {
+	for i, what := range backendtest.Nothing(c.Size()) {
+		if err := backendtest.Call(c, nil, what, backend.F32, 2, uint64(i)); err != nil {
+			return fmt.Errorf("%v with splits %v: %w", what, what.Splits, err)
+		}
+	}
+	return nil
 }
 
 // inRankOrder checks that the ranks of one machine add up floats in rank order, in one step and in two.

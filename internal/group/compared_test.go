@@ -13,20 +13,20 @@ import (
 )
 
 // unverified hides that the reference communicator can compare headers.
-type unverified struct{ backend.Communicator }
+type unverified struct{ backend.CheckedStarter }
 
 func (u unverified) Capabilities() backend.Capabilities {
-	caps := u.Communicator.Capabilities()
+	caps := u.CheckedStarter.Capabilities()
 	caps.Verify = nil
 	return caps
 }
 
 func (u unverified) Split(color, key int) (backend.Communicator, error) {
-	part, err := u.Communicator.Split(color, key)
+	part, err := u.CheckedStarter.Split(color, key)
 	if err != nil || part == nil {
 		return nil, err
 	}
-	return unverified{part}, nil
+	return unverified{part.(backend.CheckedStarter)}, nil
 }
 
 func checked(size int, timeout time.Duration, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {

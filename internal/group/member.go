@@ -147,7 +147,7 @@ func (m *Member) end(end *End) {
 	peer, cause := end.Report.Peer, end.Cause
 	if end.Publish {
 		m.Health.Publish(end.Report)
-		if first, ok := m.Health.Reported(); ok && end.Yields && first.Rank != m.Rank {
+		if first, ok := m.Health.Reported(); ok && first.Rank != m.Rank && (end.Yields || first.explains(end.Report)) {
 			peer, cause = first.Peer, first.Cause(m.Members)
 		}
 	}

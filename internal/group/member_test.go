@@ -176,3 +176,13 @@ func TestCheckAllocatesNothing(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+func TestALostRankThatHasAbortedIsNamedWithItsReason(t *testing.T) {
+	ms, _, ws := members(t, 3, time.Second)
+	ms[1].Abort(errors.New("no more data"))
+	ws[1].Fail(errors.New("connection lost"))
+	for _, r := range []int{0, 2} {
+		ms[r].Tell(group.Down{Failure: &rendezvous.Failure{Rank: 1, Cause: errors.New("connection lost")}})
+		ended(t, ms[r], "no more data", backend.ErrAborted)
+	}
+}

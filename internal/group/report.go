@@ -37,6 +37,11 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
+// explains reports whether r is why a rank aborted that is lost by now: it says more than the loss does.
+func (r Report) explains(loss Report) bool {
+	return loss.Reason == Lost && r.Reason == Aborted && r.Rank == r.Peer && r.Rank == loss.Peer
+}
+
 // AbortedBy reports that a rank of the group has called Abort. If it did so because of
 // another rank of the job, as its cause says, that one is to blame, also from outside the group.
 func AbortedBy(m backend.Members, rank int, cause error) Report {

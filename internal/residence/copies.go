@@ -1,6 +1,7 @@
 package residence
 
 import (
+	"errors"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -10,8 +11,9 @@ import (
 // piece of memory, however many machines use it. A device with a method Copies shares them among
 // all its machines.
 type Copies struct {
-	mu  sync.Mutex
-	all map[backend.Buffer]*Copy // by host memory
+	mu        sync.Mutex
+	all       map[backend.Buffer]*Copy // by host memory
+	abandoned []func() error           // close machines that nobody refers to
 }
 
 // Copy is the copy of one piece of memory. Its fields belong to the machine that runs: those that share
@@ -83,4 +85,23 @@ func (s *Copies) Written(c *Copy) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return c.writers > 0
+}
+
+// Abandon takes what closes a machine that nobody refers to, for the next CloseAbandoned.
+func (s *Copies) Abandon(close func() error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.abandoned = append(s.abandoned, close)
+}
+
+// CloseAbandoned closes the machines that Abandon was told of.
+func (s *Copies) CloseAbandoned() (err error) {
+	s.mu.Lock()
+	all := s.abandoned
+	s.abandoned = nil
+	s.mu.Unlock()
+	for _, close := range all {
+		err = errors.Join(err, close())
+	}
+	return err
 }

@@ -109,5 +109,5 @@ func TestAttentionErrors(t *testing.T) {
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})
 	checkRefused(t, err, backend.ErrArgument, "the scale is -1")
 	_, err = Attention(nil, q, q, AttentionOptions{})
-	checkRefused(t, err, backend.ErrArgument, "operand 0 is nil")
+	checkRefused(t, err, backend.ErrArgument, "q is nil")
 }

@@ -28,6 +28,9 @@ func (d Defect) String() string { return fmt.Sprintf("%v: %s: use %s", d.Node.Op
 // when they run report themselves.
 func Defects(g *gorgonia.ExprGraph) []Defect {
 	var found []Defect
+	if g == nil {
+		return nil
+	}
 	for _, n := range g.AllNodes() {
 		op := structOf(n.Op())
 		if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {

@@ -64,11 +64,40 @@ var (
 
 // build applies a Spec to nodes. name is the constructor's.
 func build(name string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	for i, n := range x {
+		if n == nil {
+			return nil, fmt.Errorf("nn: %s: %w: %s is nil", name, backend.ErrArgument, operandName(name, i))
+		}
+	}
 	y, err := apply(s, x...)
 	if err != nil {
 		return nil, fmt.Errorf("nn: %s: %w", name, err)
 	}
 	return y, nil
+}
+
+// operandName returns what a function calls an operand.
+func operandName(function string, i int) string {
+	var names []string
+	switch function {
+	case "Attention":
+		names = []string{"q", "k", "v"}
+	case "BatchedMatMul", "OuterProd":
+		names = []string{"a", "b"}
+	case "ByIndices":
+		names = []string{"x", "indices"}
+	case "CrossEntropy":
+		names = []string{"logits", "labels"}
+	case "Embedding":
+		names = []string{"weights", "indices"}
+	case "LayerNorm":
+		names = []string{"x", "gain", "bias"}
+	case "Concat":
+		return fmt.Sprintf("x %d", i)
+	default:
+		names = []string{"x"}
+	}
+	return names[i]
 }
 
 func apply(s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {

@@ -98,5 +98,5 @@ func TestPoolErrors(t *testing.T) {
 	_, err := GlobalAvgPool2D(count(2, 2).node(g, "y", tensor.Float64))
 	checkRefused(t, err, ops.ErrShape, "x has shape (2, 2), want (b, c, h, w)")
 	_, err = GlobalAvgPool2D(nil)
-	checkRefused(t, err, backend.ErrArgument, "operand 0 is nil")
+	checkRefused(t, err, backend.ErrArgument, "x is nil")
 }

@@ -84,6 +84,12 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	if err != nil {
 		return nil, backend.Refuse(c, err)
 	}
+	return c.StartChecked(q, what, count, dst, src)
+}
+
+// StartChecked implements [backend.CheckedStarter]. It panics where the source of an all-to-all is too short.
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	if what.Rows != nil {
 		return nil, backend.RefuseRows(c, what)
 	}
@@ -99,6 +105,10 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 		return nil, err
 	}
 	c.seq++
+	if what.Kind == backend.AllToAll {
+		n, from, _ := what.Pair(c.rank, c.group.size-1, c.group.size, count)
+		src = src.Slice(0, from+n)
+	}
 	k := &call{what, what.Header(c.seq, count, what.DType(dst, src)), c.verify, dst, src}
 	if queue, ok := q.(*Queue); ok {
 		return queue.start(func() error { return c.group.meet(c.rank, k) })

@@ -42,6 +42,9 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 	if half != backend.F16 && half != backend.BF16 {
 		return nil, fmt.Errorf("%w: half: %v: use f16 or bf16", backend.ErrArgument, half)
 	}
+	if err := backend.Given("half.New", "inner", inner); err != nil {
+		return nil, err
+	}
 	return over(inner, half), nil
 }
 
@@ -120,6 +123,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	if what.Association == backend.Tree {
 		return nil, backend.RefuseTree(c, what, src.DType())
 	}

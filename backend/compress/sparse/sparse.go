@@ -46,6 +46,9 @@ type Counters struct {
 // New returns inner with the sums and averages of f32 and f64 that name a State
 // made sparse. Options must be the same on every rank. The result owns inner.
 func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicator, error) {
+	if err := backend.Given("sparse.New", "inner", inner, "opts", opts); err != nil {
+		return nil, err
+	}
 	o := options{how: how, values: backend.F32, feedback: true}
 	for _, opt := range opts {
 		opt(&o)
@@ -147,6 +150,7 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+	defer backend.AbortOnPanic(c, &what)
 	if what.Association == backend.Tree {
 		return nil, backend.RefuseTree(c, what, src.DType())
 	}

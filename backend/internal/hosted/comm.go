@@ -175,6 +175,7 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 
 // run runs a call on the calling goroutine.
 func (c *Comm) run(k *Call) error {
+	defer backend.AbortOnPanic(c, &k.Collective)
 	c.busy.Lock()
 	defer c.busy.Unlock()
 	if err := c.Failure(k); err != nil {

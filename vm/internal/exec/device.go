@@ -113,6 +113,7 @@ func On(d backend.Device) (Device, error) {
 	copies := &residence.Copies{}
 	if shared, ok := d.(interface{ Copies() *residence.Copies }); ok {
 		copies = shared.Copies()
+		_ = copies.CloseAbandoned() // an error is the device's, of which this executor hears, too
 	}
 	return &queued{run, kernels, multiply, d, copies}, nil
 }

@@ -3,6 +3,7 @@ package exec
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -55,13 +56,37 @@ type step struct {
 func New(p *plan.Plan, d Device, g Graph, exchange Exchange) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p, device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
+		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
 		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
+	e.graph = nil // which may refer to the executor's owner: see CloseBehind
 	return e, nil
+}
+
+// CloseBehind has the executor closed once owner is garbage, to which nothing of it may refer: on the host
+// by the garbage collector, on a device by whoever makes the next executor there or closes the device.
+// Another goroutine may be recording a graph of the device, in which it must not free memory. Stop of
+// the result calls it off.
+func CloseBehind[T any](owner *T, e *Executor) runtime.Cleanup {
+	return runtime.AddCleanup(owner, (*Executor).abandoned, e)
+}
+
+// abandoned is for an executor whose owner is garbage.
+func (e *Executor) abandoned() {
+	if e.device.Host() {
+		_ = e.Close() // which frees nothing that could fail
+		return
+	}
+	e.device.Copies().Abandon(func() error {
+		all := make([]int, len(e.resident))
+		for i := range all {
+			all[i] = i
+		}
+		return errors.Join(e.Pull(all...), e.Close()) // as the owner's Close
+	})
 }
 
 func (e *Executor) prepare() error {

@@ -26,6 +26,14 @@ type Plan struct {
 	updates []Update
 }
 
+// Bare returns the plan without what [Verify] needs, which leads to whoever has made the updates. What runs
+// the plan keeps no more.
+func (p *Plan) Bare() *Plan {
+	bare := *p
+	bare.of, bare.updates = nil, nil
+	return &bare
+}
+
 // Step is one operation on memory.
 type Step struct {
 	Op   ir.Op

@@ -21,7 +21,7 @@ type Graph struct {
 	Constants []gorgonia.Value // by ir.Constant.Index
 	Opaques   []Opaque         // by ir.Opaque.Index
 	Reads     []Read
-	// Shown are computed nodes whose values programs look at without asking: roots of the
+	// Shown are computed nodes whose values programs look at without asking: costs and roots of the
 	// graph, except gradients that nobody has asked for, gradients of variables, and random
 	// numbers, which Gorgonia treats as variables.
 	Shown    []*gorgonia.Node
@@ -259,10 +259,21 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 	}
 	for _, n := range g.Computed {
 		ofVariable := func(of *gorgonia.Node) bool { return of.Op() == nil && of.Deriv() == n }
-		if !used[n] && !leftover(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stockName(n.Op()) == "randomOp" {
+		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stockName(n.Op()) == "randomOp" {
 			g.Shown = append(g.Shown, n)
 		}
 	}
+}
+
+// isCost reports whether gorgonia.Grad was called on a node, or the node is a term of the sum that it was
+// called on: Grad begins with the constant 1, which is then the gradient of both.
+func isCost(n *gorgonia.Node) bool {
+	d := n.Deriv()
+	if d == nil || d.Op() == nil || !n.IsScalar() || stockName(d.Op()) != "constantScalar" {
+		return false
+	}
+	one, ok := number(d.Value())
+	return ok && one == 1
 }
 
 // leftover reports whether a root is a gradient that Gorgonia has made because it

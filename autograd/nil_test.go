@@ -1,0 +1,60 @@
+package autograd
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	comm := reference.New("test", 1, time.Minute)[0]
+	w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+	with := func(options ...Option) error {
+		d, err := New(comm, gorgonia.Nodes{w}, options...)
+		if err == nil {
+			err = d.Close()
+		}
+		return err
+	}
+	rows := tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float64))
+	one := 1.0
+	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
+	nilargs.Check(t, map[string]nilargs.Call{
+		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
+		"Any":        {F: Any, Args: []any{comm, true}},
+		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
+		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
+		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
+		"Mean":       {F: Mean, Args: []any{comm, &one}},
+		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
+		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
+		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},
+		"Sum":        {F: Sum, Args: []any{comm, &one}},
+		"TreeMean":   {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error {
+			return with(WithCompression(c))
+		}, Args: []any{compress}},
+		"WithParts":  {F: func(c backend.Communicator, _ map[string]int) error { return with(WithParts(c, nil)) }, Args: []any{comm, map[string]int{}}},
+		"WithRandom": {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
+		"WithFrozen": {F: func(variables ...*gorgonia.Node) error { return with(WithFrozen(variables...)) }, Args: []any{w}},
+		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) }, Args: []any{func(string) {}}},
+	}, map[string]string{
+		"Agree.problem": "nil is no problem",
+		"Fuse.pull":     "nil has nothing to pull",
+		"Hooked":        "it returns false",
+		"Warmup":        "it returns a Schedule and no error",
+	})
+	if Hooked(nil) {
+		t.Error("a nil node has a hook")
+	}
+	if err := (&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{nil}); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("Step of nil: %v", err)
+	}
+}

@@ -1,0 +1,20 @@
+package half
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	comm := reference.New("test", 1, time.Minute)[0]
+	nilargs.Check(t, map[string]nilargs.Call{
+		"New": {F: New, Args: []any{comm, backend.F16}},
+	}, map[string]string{"Wrap": "what it returns is New"})
+	if _, err := Wrap(backend.F16)(nil); err == nil {
+		t.Error("Wrap of nil is no error")
+	}
+}

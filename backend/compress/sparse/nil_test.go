@@ -1,0 +1,19 @@
+package sparse
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	comm := reference.New("test", 1, time.Minute)[0]
+	nilargs.Check(t, map[string]nilargs.Call{
+		"New": {F: New, Args: []any{comm, TopK(0.5), WithStrict()}},
+	}, map[string]string{"Wrap": "what it returns is New", "WithValues": "a number"})
+	if _, err := Wrap(TopK(0.5))(nil); err == nil {
+		t.Error("Wrap of nil is no error")
+	}
+}

@@ -1,0 +1,18 @@
+package gpu
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	first := func(open func(int) (Device, error)) error {
+		_, err := New(open).device(0)
+		return err
+	}
+	nilargs.Check(t, map[string]nilargs.Call{
+		"New":    {F: first, Args: []any{nil}},
+		"Survey": {F: Survey, Args: []any{nil}},
+	}, nil)
+}

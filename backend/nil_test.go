@@ -1,0 +1,30 @@
+package backend_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	comm := reference.New("test", 1, time.Minute)[0]
+	x := backend.Of([]float32{1})
+	const forBackends = "it is for those who implement communicators, and returns no error"
+	nilargs.Check(t, map[string]nilargs.Call{
+		"Barrier": {F: backend.Barrier, Args: []any{comm}},
+		"Run":     {F: backend.Run, Args: []any{comm, backend.Collective{Kind: backend.AllReduce}, x, x}},
+	}, map[string]string{
+		"AbortOnPanic": forBackends, "As": "it finds none", "Digest": forBackends, "Finished": "nil is success",
+		"GetHeader": forBackends, "Given": "it is what says so", "Host": "a call with the buffer is an error",
+		"Label": forBackends, "NewGraph": forBackends, "Of": "a slice", "OnDevice": "numbers", "Panicked": forBackends,
+		"RankOf": forBackends, "Recorded": "nil is not recorded", "RecordedWork": forBackends,
+		"Refuse": forBackends, "RefuseRows": forBackends, "RefuseTree": forBackends, "View": "a buffer",
+		"WithHooks": forBackends, "Wrap": forBackends,
+	})
+	if _, ok := backend.As[backend.Wrapper](nil); ok {
+		t.Error("nil wraps something")
+	}
+}

@@ -1,0 +1,27 @@
+package euryale_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	none := func(backend.Communicator, sync.Locker) error { return nil }
+	ctx := t.Context()
+	nilargs.Check(t, map[string]nilargs.Call{
+		"Connect": {F: euryale.Connect, Args: []any{ctx, &rendezvous.World{}, host.New()}},
+		"Init":    {F: euryale.Init, Args: []any{ctx, host.New()}},
+		"Run":     {F: euryale.Run, Args: []any{ctx, 1, none, host.New()}},
+	}, nil)
+	if err := euryale.Run(context.Background(), 1, nil); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("Run of nil: %v", err)
+	}
+}

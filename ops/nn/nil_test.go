@@ -1,0 +1,42 @@
+package nn
+
+import (
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/nilargs"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	g := gorgonia.NewGraph()
+	n := func(name string, shape ...int) *gorgonia.Node {
+		return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name))
+	}
+	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
+	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
+	ones := [2]int{1, 1}
+	nilargs.Check(t, map[string]nilargs.Call{
+		"Attention":       {F: Attention, Args: []any{four, four, four, AttentionOptions{}}},
+		"AvgPool2D":       {F: AvgPool2D, Args: []any{ones, [2]int{}, ones, four}},
+		"BatchedMatMul":   {F: BatchedMatMul, Args: []any{false, false, four, four}},
+		"ByIndices":       {F: ByIndices, Args: []any{0, matrix, indices}},
+		"Concat":          {F: Concat, Args: []any{0, vector}},
+		"CrossEntropy":    {F: CrossEntropy, Args: []any{NoLabel, matrix, indices}},
+		"Dropout":         {F: Dropout, Args: []any{0.5, NewRandom(1), vector}},
+		"Embedding":       {F: Embedding, Args: []any{matrix, indices}},
+		"GELU":            {F: GELU, Args: []any{vector}},
+		"GELUTanh":        {F: GELUTanh, Args: []any{vector}},
+		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
+		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
+		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
+		"OuterProd":       {F: OuterProd, Args: []any{vector, vector}},
+		"Slice":           {F: Slice, Args: []any{0, 0, 1, 1, vector}},
+		"SoftMax":         {F: SoftMax, Args: []any{0, vector}},
+		"Split":           {F: Split, Args: []any{0, []int{1, 1}, vector}},
+	}, map[string]string{"Defects": "it returns none"})
+	if found := Defects(nil); found != nil {
+		t.Errorf("nil has defects: %v", found)
+	}
+}

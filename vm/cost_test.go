@@ -1,0 +1,137 @@
+package vm_test
+
+import (
+	"errors"
+	"math"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// costs are losses of a linear layer's outputs and weights, by their last operation.
+var costs = map[string]func(d, w, label *gorgonia.Node) *gorgonia.Node{
+	"mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Mean(must(gorgonia.Square(d)))) },
+	"sum":  func(d, _, _ *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(must(gorgonia.Square(d)))) },
+	"minus a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Square(d))))))
+	},
+	"root of a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.Sqrt(must(gorgonia.Mean(must(gorgonia.Square(d))))))
+	},
+	"mean of absolutes": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.Mean(must(gorgonia.Abs(d))))
+	},
+	"quotient": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.HadamardDiv(must(gorgonia.Sum(must(gorgonia.Square(d)))), gorgonia.NewConstant(4.0)))
+	},
+	"mean and a penalty": func(d, w, _ *gorgonia.Node) *gorgonia.Node {
+		penalty := must(gorgonia.Mul(gorgonia.NewConstant(0.5), must(gorgonia.Sum(must(gorgonia.Square(w))))))
+		return must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Square(d)))), penalty))
+	},
+	"exponential of a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		small := must(gorgonia.Mul(must(gorgonia.Mean(d)), gorgonia.NewConstant(0.125)))
+		return must(gorgonia.Exp(small))
+	},
+	"half a cross-entropy": func(d, _, label *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.HadamardDiv(must(nn.CrossEntropy(nn.NoLabel, d, label)), gorgonia.NewConstant(2.0)))
+	},
+}
+
+// layer returns a graph with one of the costs.
+func layer(t *testing.T, cost func(d, w, label *gorgonia.Node) *gorgonia.Node) (g *gorgonia.ExprGraph, w, loss *gorgonia.Node) {
+	t.Helper()
+	g = gorgonia.NewGraph()
+	given := func(name string, shape tensor.Shape, backing any) *gorgonia.Node {
+		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+		return gorgonia.NodeFromAny(g, v, gorgonia.WithName(name))
+	}
+	x := given("x", tensor.Shape{3, 2}, []float64{1, 2, 3, 4, 5, 6})
+	w = given("w", tensor.Shape{2, 2}, []float64{1, -2, 3, 4})
+	label := given("label", tensor.Shape{3}, []int{0, 1, 0})
+	loss = cost(must(gorgonia.Mul(x, w)), w, label)
+	if _, err := gorgonia.Grad(loss, w); err != nil {
+		t.Fatal(err)
+	}
+	return g, w, loss
+}
+
+// double doubles the weights, as a step does.
+func double(w *gorgonia.Node) {
+	for i, x := range w.Value().Data().([]float64) {
+		w.Value().Data().([]float64)[i] = 2 * x
+	}
+}
+
+func TestTheCostGivenToGradHasItsValueWhateverItEndsIn(t *testing.T) {
+	for name, cost := range costs {
+		t.Run(name, func(t *testing.T) {
+			onTape, wOnTape, want := layer(t, cost)
+			tape := gorgonia.NewTapeMachine(onTape, gorgonia.BindDualValues(wOnTape))
+			defer tape.Close()
+			g, w, loss := layer(t, cost)
+			m := machine(t, g)
+			for i := range 3 {
+				run(t, tape)
+				run(t, m)
+				if loss.Value() == nil {
+					t.Fatalf("run %d: the cost has no value", i)
+				}
+				x, y := want.Value().Data().(float64), loss.Value().Data().(float64)
+				if math.Abs(x-y) > 1e-14*math.Abs(x) {
+					t.Errorf("run %d: the cost is %v, want %v", i, y, x)
+				}
+				tape.Reset()
+				double(wOnTape)
+				double(w)
+			}
+		})
+	}
+}
+
+func TestTheCostHasItsValueInTraining(t *testing.T) {
+	for name, cost := range costs {
+		t.Run(name, func(t *testing.T) {
+			g, w, loss := layer(t, cost)
+			m := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 0.001}, w))
+			var last float64
+			for i := range 3 {
+				run(t, m)
+				if loss.Value() == nil {
+					t.Fatalf("run %d: the cost has no value", i)
+				}
+				x := loss.Value().Data().(float64)
+				if i > 0 && x >= last {
+					t.Errorf("run %d: the cost is %v after %v", i, x, last)
+				}
+				last = x
+			}
+		})
+	}
+}
+
+func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
+	g, w, _ := layer(t, costs["sum"])
+	for _, solver := range []autograd.Solver{&autograd.SGD{Rate: 0.5}, &autograd.Momentum{Rate: 0.5}, &autograd.Adam{Rate: 0.5}, &autograd.AdamW{Rate: 0.5}} {
+		m, err := vm.New(g, nil, vm.WithSolver(solver, w))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			run(t, m)
+			err := solver.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "(w)") || !strings.Contains(err.Error(), "WithSolver") {
+				t.Errorf("a Step of %T after the machine's own: %v", solver, err)
+			}
+		}
+		if err := errors.Join(m.Close(), solver.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,44 @@
+package vm_test
+
+import (
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	g, w, _ := layer(t, costs["sum"])
+	solver := &autograd.SGD{Rate: 0.5}
+	with := func(options ...vm.Option) error {
+		m, err := vm.New(g, nil, options...)
+		if err == nil {
+			err = m.Close()
+		}
+		return err
+	}
+	m := machine(t, g)
+	if err := m.Pull(w, nil); err == nil {
+		t.Error("Pull of nil is no error")
+	}
+	nilargs.Check(t, map[string]nilargs.Call{
+		"New":    {F: vm.New, Args: []any{g, nil, vm.Eval()}},
+		"Keep":   {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) }, Args: []any{w}},
+		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) }, Args: []any{func(string) {}}},
+		"WithSolver": {F: func(s autograd.Solver, learnables ...*gorgonia.Node) error {
+			return with(vm.WithSolver(s, learnables...))
+		}, Args: []any{solver, w}},
+		"WithDataParallel": {F: func(comm backend.Communicator, options ...autograd.Option) error {
+			return with(vm.WithSolver(solver, w), vm.WithDataParallel(comm, options...))
+		}, Args: []any{reference.New("test", 1, time.Minute)[0], autograd.WithSum()}},
+	}, map[string]string{
+		"New.device":    "nil is the host",
+		"WithPrecision": "a number",
+	})
+}
