@@ -31,6 +31,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
 		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
+		"Norm":            {F: Norm, Args: []any{3, 0, vector}},
 		"OuterProd":       {F: OuterProd, Args: []any{vector, vector}},
 		"Slice":           {F: Slice, Args: []any{0, 0, 1, 1, vector}},
 		"SoftMax":         {F: SoftMax, Args: []any{0, vector}},
