@@ -298,7 +298,7 @@ func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver g
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: fmt.Sprintf("%T", solver), Partial: d.partial, Turn: d.turn,
+		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), Partial: d.partial, Turn: d.turn,
 		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 	}

@@ -12,6 +12,19 @@ import (
 // machine of package vm, which has parameters and gradients on a device. Rate, number of steps
 // and state remain the solver's, and the bits are those of its Step.
 type Fusion struct {
+	parts []*fused // one, or the solvers of Groups
+	of    []member // of each parameter; nil for one part, which has all
+	// What Next and Vectors returned last: a step allocates nothing.
+	settings []float64
+	vectors  [][]backend.Buffer
+	params   [][]backend.Buffer // of each part
+}
+
+// member is where a parameter is: its number within a part.
+type member struct{ part, param int }
+
+// fused is one solver of a Fusion.
+type fused struct {
 	solver ruled
 	rule   rule
 	kept   *kept
@@ -21,9 +34,7 @@ type Fusion struct {
 	settings []float64
 	values   []fuse.Value
 	passes   int // of the rule when Fuse was called
-	// What Vectors returned last: a step allocates nothing.
-	params  []operands
-	vectors [][]backend.Buffer
+	params   []operands
 }
 
 // ruled is a solver of this package.
@@ -45,6 +56,28 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	if err := backend.Given("autograd.Fuse", "s", s); err != nil {
 		return nil, err
 	}
+	if pull == nil {
+		pull = func() error { return nil }
+	}
+	solvers, f := []Solver{s}, &Fusion{}
+	if g, ok := s.(*Groups); ok {
+		f.of, solvers = g.of, nil
+		for _, group := range g.groups {
+			solvers = append(solvers, group)
+		}
+	}
+	for _, s := range solvers {
+		part, err := newFused(s, pull)
+		if err != nil {
+			return nil, err
+		}
+		f.parts = append(f.parts, part)
+	}
+	f.params = make([][]backend.Buffer, len(f.parts))
+	return f, nil
+}
+
+func newFused(s Solver, pull func() error) (*fused, error) {
 	r, ok := s.(ruled)
 	if !ok {
 		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd", backend.ErrUnsupported, s)
@@ -52,11 +85,8 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	if pull == nil {
-		pull = func() error { return nil }
-	}
-	f := &Fusion{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
-	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value, 2+f.Kept())
+	f := &fused{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
+	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value, 2+len(f.rule.keep)+f.rule.scratch)
 	f.notes.setting = func(x float64) fuse.Value {
 		f.settings = append(f.settings, x)
 		return 0
@@ -70,25 +100,42 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 
 // Release ends what Fuse began. Bring everything back before.
 func (f *Fusion) Release() {
-	if f.kept.last == f {
-		f.kept.last = nil
+	for _, p := range f.parts {
+		if p.kept.last == p {
+			p.kept.last = nil
+		}
 	}
 }
 
-// Kept returns how many vectors the solver keeps for each parameter.
-func (f *Fusion) Kept() int { return len(f.rule.keep) }
+// part returns the number of the solver that updates a parameter.
+func (f *Fusion) part(param int) int {
+	if f.of == nil {
+		return 0
+	}
+	return f.of[param].part
+}
 
-// Update adds the update of one element to a program: w is that of a parameter, dw of its
-// gradient, and kept are those of the vectors, all of one type. setting returns the value of a
-// number that Next returns. Update returns what becomes of w and of kept.
-func (f *Fusion) Update(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
-	settings := 0
-	t := &trace{program: p, setting: func(float64) fuse.Value {
-		settings++
-		return setting(settings - 1)
-	}}
-	err := t.follow(f.rule, append([]fuse.Value{w, dw}, kept...))
-	return t.values[0], t.values[2:], err
+// Kept returns how many vectors the solver keeps for a parameter.
+func (f *Fusion) Kept(param int) int { return len(f.parts[f.part(param)].rule.keep) }
+
+// Update returns what adds the update of one element of a parameter to a program: w is that of the
+// parameter, dw of its gradient, and kept are those of the vectors, all of one type. setting returns the
+// value of a number that Next returns. The function returns what becomes of w and of kept.
+func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	part, first := f.parts[f.part(param)], 0
+	for _, before := range f.parts[:f.part(param)] {
+		first += before.passes
+	}
+	return func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+		settings := first
+		t := &trace{program: p, setting: func(float64) fuse.Value {
+			settings++
+			return setting(settings - 1)
+		}}
+		values := append([]fuse.Value{w, dw}, kept...)
+		err := t.follow(part.rule, append(values, make([]fuse.Value, part.rule.scratch)...))
+		return t.values[0], t.values[2:len(values)], err
+	}
 }
 
 // Vectors returns the host memory of what is kept for each parameter, given the parameters'
@@ -97,23 +144,46 @@ func (f *Fusion) Update(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, se
 //
 // Errors: parameters that are not like those of the last step.
 func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
+	if f.of != nil && len(params) != len(f.of) {
+		return nil, fmt.Errorf("autograd: Groups: %w: %d parameters, the groups have %d", backend.ErrArgument, len(params), len(f.of))
+	}
+	for k := range f.params {
+		f.params[k] = f.params[k][:0]
+	}
+	for i, w := range params {
+		f.params[f.part(i)] = append(f.params[f.part(i)], w)
+	}
+	for k, p := range f.parts {
+		if err := p.fit(f.params[k]); err != nil {
+			return nil, err
+		}
+	}
+	if f.vectors == nil {
+		f.vectors = make([][]backend.Buffer, len(params))
+	}
+	for i := range params {
+		at := member{param: i}
+		if f.of != nil {
+			at = f.of[i]
+		}
+		f.vectors[i] = f.vectors[i][:0]
+		for _, v := range f.parts[at.part].kept.vectors[at.param] {
+			f.vectors[i] = append(f.vectors[i], v.Buffer)
+		}
+	}
+	return f.vectors, nil
+}
+
+// fit makes what is kept for parameters, or checks that it is theirs.
+func (f *fused) fit(params []backend.Buffer) error {
 	f.params = f.params[:0]
 	for _, w := range params {
 		f.params = append(f.params, operands{w: w})
 	}
 	if err := f.kept.fit(f.rule, f.params); err != nil {
-		return nil, fmt.Errorf("autograd: %s: %w", f.rule.name, err)
+		return fmt.Errorf("autograd: %s: %w", f.rule.name, err)
 	}
-	if f.vectors == nil {
-		f.vectors = make([][]backend.Buffer, len(params))
-	}
-	for i, list := range f.kept.vectors {
-		f.vectors[i] = f.vectors[i][:0]
-		for _, v := range list {
-			f.vectors[i] = append(f.vectors[i], v.Buffer)
-		}
-	}
-	return f.vectors, nil
+	return nil
 }
 
 // Next returns the numbers that the updates of the next step are computed with. They depend on
@@ -122,29 +192,47 @@ func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 // Errors: settings that the solver's Step would refuse, or that need other passes than those
 // when Fuse was called, such as a first WeightDecay; those of another Fusion's pull.
 func (f *Fusion) Next() ([]float64, error) {
-	if err := f.solver.check(); err != nil {
-		return nil, err
-	}
-	if err := f.note(); err != nil {
-		return nil, err
-	}
-	if f.kept.last != f {
-		if err := f.kept.present(); err != nil {
+	f.settings = f.settings[:0]
+	for _, p := range f.parts {
+		if err := p.next(); err != nil {
 			return nil, err
 		}
-		f.kept.last = f
-	}
-	if len(f.settings) != f.passes {
-		return nil, fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.rule.name, backend.ErrArgument)
+		f.settings = append(f.settings, p.settings...)
 	}
 	return f.settings, nil
 }
 
+func (f *fused) next() error {
+	if err := f.solver.check(); err != nil {
+		return err
+	}
+	if r := f.solver.rule(); len(r.keep) != len(f.rule.keep) {
+		return fmt.Errorf("autograd: %s: %w", r.name, r.keepsOthers(len(f.rule.keep)))
+	}
+	if err := f.note(); err != nil {
+		return err
+	}
+	if f.kept.last != f {
+		if err := f.kept.present(); err != nil {
+			return err
+		}
+		f.kept.last = f
+	}
+	if len(f.settings) != f.passes {
+		return fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.rule.name, backend.ErrArgument)
+	}
+	return nil
+}
+
 // Stepped counts a step, once all updates of it are computed.
-func (f *Fusion) Stepped() { f.kept.steps++ }
+func (f *Fusion) Stepped() {
+	for _, p := range f.parts {
+		p.kept.steps++
+	}
+}
 
 // note finds the settings of the next step.
-func (f *Fusion) note() error {
+func (f *fused) note() error {
 	f.kept.steps++ // which rules go by
 	defer func() { f.kept.steps-- }()
 	f.settings, f.notes.program.Code = f.settings[:0], f.notes.program.Code[:0]
@@ -164,7 +252,7 @@ type trace struct {
 	err      error
 }
 
-// follow runs a rule on w, dw, and what is kept.
+// follow runs a rule on w, dw, what is kept, and scratch.
 func (t *trace) follow(r rule, values []fuse.Value) error {
 	t.values = values
 	for len(t.operands) < len(values) {

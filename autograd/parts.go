@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -250,10 +249,14 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 // divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters themselves,
 // and what the solver keeps for them.
 func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver) (map[string]*param, error) {
-	var prefixes []string
-	if r, ok := solver.(ruled); ok {
-		prefixes = r.rule().keep
-	} else if _, plain := solver.(*gorgonia.VanillaSolver); !plain {
+	owner := func(string) (int, bool) { return 0, false }
+	switch s := solver.(type) {
+	case *gorgonia.VanillaSolver:
+	case *Groups:
+		owner = s.owner
+	case ruled:
+		owner = s.rule().owner
+	default:
 		return nil, fmt.Errorf("%w: WithParts: what a %T keeps cannot be divided: use a solver of package autograd", backend.ErrUnsupported, solver)
 	}
 	if _, ok := d.compression(); ok {
@@ -266,11 +269,8 @@ func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver
 		}
 	}
 	for name := range model {
-		for _, prefix := range prefixes {
-			number, ok := strings.CutPrefix(name, prefix)
-			if i, err := strconv.Atoi(number); ok && err == nil && i >= 0 && i < len(d.params) && d.parts.divided(i) {
-				of[name] = d.params[i]
-			}
+		if i, ok := owner(name); ok && i < len(d.params) && d.parts.divided(i) {
+			of[name] = d.params[i]
 		}
 	}
 	return of, nil

@@ -1,10 +1,12 @@
 package autograd
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -14,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Solver is what the solvers of this package have in common: [SGD], [Momentum], [Adam] and
-// [AdamW]. They update parameters of float32 and float64, tensors and scalars, on the host
+// Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
+// [RMSProp], [Adam] and [AdamW], and [Groups] of them. They update parameters of float32 and float64, tensors and scalars, on the host
 // and on devices, with the same bits on both. They set gradients to zero, as Gorgonia's
 // solvers do.
 //
@@ -64,6 +66,10 @@ type Checker interface {
 type rule struct {
 	name string   // of the solver, in errors
 	keep []string // the vectors kept for each parameter, by their names in the state
+	// without are vectors that the rule would keep with other settings: a state that has them
+	// is of a solver with these.
+	without []string
+	scratch int // vectors that an update needs beside those that are kept
 	// counter is the name of the number of steps in the state, empty if none is kept.
 	counter string
 	updater
@@ -72,7 +78,7 @@ type rule struct {
 // updater is the solver itself, with the settings that it has when it updates.
 type updater interface {
 	// update is given the arithmetic of where all its operands are: a parameter, its
-	// gradient, which it may overwrite, and what is kept for it.
+	// gradient, which it may overwrite, what is kept for it, and then the scratch of the rule.
 	update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
 }
 
@@ -80,8 +86,9 @@ type updater interface {
 type kept struct {
 	steps   int64
 	vectors [][]placed // for each parameter those of the rule, all zeros at first
+	scratch [][]placed // on devices, like vectors; the host has one for all
 	// last is the machine that computed the last step, nil if there is none: it has the vectors.
-	last *Fusion
+	last *fused
 }
 
 // present brings vectors back that a machine has.
@@ -143,19 +150,50 @@ const hostPiece = 2048
 
 // step updates all parameters.
 func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
+	all, err := operandsOfAll(r.name, params)
+	if err != nil {
+		return err
+	}
+	if err := s.prepare(r, all); err != nil {
+		return err
+	}
+	return s.update(r, all)
+}
+
+// operandsOfAll returns the memory of parameters and gradients, or why a solver refuses them.
+func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, error) {
 	all := make([]operands, len(params))
 	for i, p := range params {
 		var err error
 		if all[i], err = operandsIn(p); err != nil {
-			return fmt.Errorf("autograd: %s: parameter %d%s %w", r.name, i, named(p), err)
+			return nil, fmt.Errorf("autograd: %s: parameter %d%s %w", solver, i, named(p), err)
 		}
 	}
+	first, second, shared := overlap(len(all), func(i int) backend.Buffer { return all[i].w })
+	if shared {
+		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a step would update it twice", solver, backend.ErrArgument, first, second)
+	}
+	return all, nil
+}
+
+// prepare makes the state fit, or refuses the parameters. It changes none of them.
+func (s *kept) prepare(r rule, all []operands) error {
 	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {
 		return fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
+	return nil
+}
+
+// update updates all parameters, once prepare has taken them.
+func (s *kept) update(r rule, all []operands) error {
 	s.steps++
 	for i, o := range all {
-		if err := r.apply(o, s.vectors[i]); err != nil {
+		if o.engine != nil && r.scratch > 0 && s.scratch[i] == nil {
+			for range r.scratch {
+				s.scratch[i] = append(s.scratch[i], placed{Buffer: zeros(o.w)})
+			}
+		}
+		if err := r.apply(o, s.vectors[i], s.scratch[i]); err != nil {
 			return fmt.Errorf("autograd: %s: parameter %d: %w", r.name, i, err)
 		}
 	}
@@ -163,13 +201,18 @@ func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
 }
 
 // apply updates one parameter.
-func (r rule) apply(o operands, vectors []placed) error {
+func (r rule) apply(o operands, vectors, scratch []placed) error {
 	k := arithmeticOf(o.engine)
 	piece := o.w.Len()
 	if o.engine == nil {
 		piece = hostPiece
 	}
-	buffers := make([]backend.Buffer, len(vectors))
+	buffers := make([]backend.Buffer, len(vectors)+r.scratch)
+	if o.engine == nil {
+		for i := range r.scratch {
+			buffers[len(vectors)+i] = room(o.w.DType(), min(piece, o.w.Len()))
+		}
+	}
 	for at := 0; at < o.w.Len(); at += piece {
 		to := min(at+piece, o.w.Len())
 		for i := range vectors {
@@ -177,6 +220,16 @@ func (r rule) apply(o operands, vectors []placed) error {
 				return err
 			}
 			buffers[i] = vectors[i].Slice(at, to)
+		}
+		for i := range r.scratch {
+			if o.engine == nil {
+				buffers[len(vectors)+i] = buffers[len(vectors)+i].Slice(0, to-at)
+				continue
+			}
+			if err := scratch[i].moveTo(o.engine); err != nil {
+				return err
+			}
+			buffers[len(vectors)+i] = scratch[i].Buffer
 		}
 		dw := o.dw.Slice(at, to)
 		if err := r.update(k, o.w.Slice(at, to), dw, buffers); err != nil {
@@ -187,6 +240,25 @@ func (r rule) apply(o operands, vectors []placed) error {
 		}
 	}
 	return nil
+}
+
+// overlap finds two of n buffers that share memory.
+func overlap(n int, of func(i int) backend.Buffer) (first, second int, shared bool) {
+	order := make([]int, 0, n)
+	for i := range n {
+		if of(i).Len() > 0 {
+			order = append(order, i)
+		}
+	}
+	slices.SortFunc(order, func(a, b int) int {
+		return cmp.Or(cmp.Compare(of(a).Addr(), of(b).Addr()), a-b)
+	})
+	for k, i := range order[:max(len(order)-1, 0)] {
+		if of(i).Addr()+uintptr(of(i).NBytes()) > of(order[k+1]).Addr() {
+			return min(i, order[k+1]), max(i, order[k+1]), true
+		}
+	}
+	return 0, 0, false
 }
 
 // inOrder runs the passes of a rule until one fails.
@@ -217,6 +289,14 @@ func checkNumbers(solver string, numbers ...number) error {
 	return nil
 }
 
+// checkPositive returns an error for a setting of 0 that would make the solver another one.
+func checkPositive(solver, name string, value float64, instead string) error {
+	if value > 0 {
+		return nil
+	}
+	return fmt.Errorf("autograd: %s: %w: %s is %v: it must be positive, or %s", solver, backend.ErrArgument, name, value, instead)
+}
+
 // number is a setting, from 0 up to a limit, which may be infinite.
 type number struct {
 	name         string
@@ -233,10 +313,16 @@ func (s *kept) fit(r rule, all []operands) error {
 			}
 		}
 	}
+	if s.scratch == nil {
+		s.scratch = make([][]placed, len(all))
+	}
 	if len(all) != len(s.vectors) {
 		return fmt.Errorf("%d parameters, its state is of %d", len(all), len(s.vectors))
 	}
 	for i, o := range all {
+		if len(s.vectors[i]) != len(r.keep) {
+			return r.keepsOthers(len(s.vectors[i]))
+		}
 		for _, v := range s.vectors[i] {
 			switch {
 			case v.Len() != o.w.Len() || v.DType() != o.w.DType():
@@ -247,6 +333,11 @@ func (s *kept) fit(r rule, all []operands) error {
 		}
 	}
 	return nil
+}
+
+// keepsOthers is the error of settings that need another number of vectors than there are.
+func (r rule) keepsOthers(has int) error {
+	return fmt.Errorf("%w: %d vectors are kept for each parameter, and with these settings %d: momentum is on or off from the beginning", backend.ErrArgument, has, len(r.keep))
 }
 
 // state implements [Stateful]. It waits for devices.
@@ -317,13 +408,21 @@ func (s *kept) check(r rule, state map[string]backend.Buffer, params []backend.B
 // parse returns what a state has of the rule: the number of steps, and for each parameter
 // its vectors, which are alike.
 func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]backend.Buffer, err error) {
-	for k, prefix := range r.keep {
-		found := 0
+	count := func(prefix string) (found int) {
 		for name := range state {
 			if strings.HasPrefix(name, prefix) {
 				found++
 			}
 		}
+		return found
+	}
+	for _, prefix := range r.without {
+		if found := count(prefix); found > 0 {
+			return 0, nil, r.refuse("the state has %s for %d parameters, which these settings do not use", prefix, found)
+		}
+	}
+	for k, prefix := range r.keep {
+		found := count(prefix)
 		if k == 0 {
 			stored = make([][]backend.Buffer, found)
 		}
@@ -354,6 +453,17 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 	return backend.View[int64](n)[0], stored, nil
 }
 
+// owner returns the number of the parameter that a vector of the state is of.
+func (r rule) owner(name string) (param int, ok bool) {
+	for _, prefix := range r.keep {
+		if number, of := strings.CutPrefix(name, prefix); of {
+			i, err := strconv.Atoi(number)
+			return i, err == nil && i >= 0
+		}
+	}
+	return 0, false
+}
+
 // refuse is an error about a state.
 func (r rule) refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name, fmt.Errorf(format, args...))
@@ -362,7 +472,7 @@ func (r rule) refuse(format string, args ...any) error {
 // close implements [Solver].
 func (s *kept) close() error {
 	var all error
-	for _, vectors := range s.vectors {
+	for _, vectors := range slices.Concat(s.vectors, s.scratch) {
 		for _, v := range vectors {
 			if v.engine != nil {
 				all = errors.Join(all, drain(v.engine.Queue()), v.engine.Device().Free(v.As(backend.U8)))

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -21,8 +22,13 @@ import (
 var solvers = map[string]func() Solver{
 	"sgd":      func() Solver { return &SGD{Rate: 0.1, WeightDecay: 0.25} },
 	"momentum": func() Solver { return &Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.25} },
-	"adam":     func() Solver { return &Adam{Rate: 0.01} },
-	"adamw":    func() Solver { return &AdamW{Rate: 0.01, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-3, WeightDecay: 0.25} },
+	"nesterov": func() Solver { return &Nesterov{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.25} },
+	"rmsprop": func() Solver {
+		return &RMSProp{Rate: 0.01, Alpha: 0.9, Epsilon: 1e-3, WeightDecay: 0.25, Momentum: 0.5}
+	},
+	"rmsprop without momentum": func() Solver { return &RMSProp{Rate: 0.01, Epsilon: 1e-3} },
+	"adam":                     func() Solver { return &Adam{Rate: 0.01} },
+	"adamw":                    func() Solver { return &AdamW{Rate: 0.01, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-3, WeightDecay: 0.25} },
 }
 
 // formula is one parameter in the solver's published formula, in float64.
@@ -46,6 +52,16 @@ func (f *formula) step(s Solver, g float64) {
 	case *Momentum:
 		f.v = s.Momentum*f.v - s.Rate*(g+s.WeightDecay*f.w)
 		f.w += f.v
+	case *Nesterov:
+		g += s.WeightDecay * f.w
+		f.m = s.Momentum*f.m + g
+		f.w -= s.Rate * (g + s.Momentum*f.m)
+	case *RMSProp:
+		alpha := cmp.Or(s.Alpha, 0.99)
+		g += s.WeightDecay * f.w
+		f.v = alpha*f.v + (1-alpha)*g*g
+		f.m = s.Momentum*f.m + g/(math.Sqrt(f.v)+s.Epsilon)
+		f.w -= s.Rate * f.m
 	case *Adam:
 		adam(s.Rate, 0.9, 0.999, 1e-8)
 	case *AdamW:
@@ -188,14 +204,18 @@ func TestSolversResumeEverywhere(t *testing.T) {
 func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 	w, dw := []float32{1, 2, 3}, []float32{1, 1, 1}
 	for want, s := range map[string]Solver{
-		"SGD: bad argument: Rate is NaN":             &SGD{Rate: math.NaN()},
-		"Momentum: bad argument: WeightDecay is -1":  &Momentum{Rate: 1, WeightDecay: -1},
-		"Adam: bad argument: Rate is +Inf":           &Adam{Rate: math.Inf(1)},
-		"AdamW: bad argument: Beta2 is 1: it must b": &AdamW{Rate: 1, Beta2: 1},
-		"SGD: bad argument: Rate is 0":               &SGD{},
-		"Momentum: bad argument: Rate is 0":          &Momentum{Momentum: 0.9},
-		"Adam: bad argument: Rate is 0":              &Adam{},
-		"AdamW: bad argument: Rate is 0":             &AdamW{},
+		"SGD: bad argument: Rate is NaN":               &SGD{Rate: math.NaN()},
+		"Momentum: bad argument: WeightDecay is -1":    &Momentum{Rate: 1, WeightDecay: -1},
+		"Adam: bad argument: Rate is +Inf":             &Adam{Rate: math.Inf(1)},
+		"AdamW: bad argument: Beta2 is 1: it must b":   &AdamW{Rate: 1, Beta2: 1},
+		"SGD: bad argument: Rate is 0":                 &SGD{},
+		"Momentum: bad argument: Rate is 0":            &Momentum{Momentum: 0.9},
+		"Adam: bad argument: Rate is 0":                &Adam{},
+		"AdamW: bad argument: Rate is 0":               &AdamW{},
+		"Nesterov: bad argument: Rate is 0":            &Nesterov{Momentum: 0.9},
+		"Nesterov: bad argument: Momentum is 0: it mu": &Nesterov{Rate: 1},
+		"RMSProp: bad argument: Rate is 0":             &RMSProp{},
+		"RMSProp: bad argument: Alpha is 1: it must":   &RMSProp{Rate: 1, Alpha: 1},
 	} {
 		err := s.Step([]gorgonia.ValueGrad{pair{w, dw}})
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
@@ -205,7 +225,7 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 			t.Errorf("Step returns %v, Fuse %v", err, fused)
 		}
 	}
-	for _, s := range []Solver{&SGD{}, &Momentum{}, &Adam{}, &AdamW{}} {
+	for _, s := range []Solver{&SGD{}, &Momentum{}, &Nesterov{Momentum: 0.9}, &RMSProp{}, &Adam{}, &AdamW{}} {
 		if s.SetRate(0); s.Step([]gorgonia.ValueGrad{pair{w, dw}}) != nil {
 			t.Errorf("%T refuses a rate of 0 that a schedule may have", s)
 		}

@@ -115,7 +115,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(), Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale, Rule: s.fusion.Update}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i), Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale, Rule: s.fusion.Update(i)}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
 		}

@@ -1,0 +1,299 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Group is some of a model's parameters, and the solver that updates them.
+type Group struct {
+	Solver Solver
+	Params gorgonia.Nodes
+}
+
+// Groups is a solver whose parameters are updated by different solvers, or with different settings: the
+// parameter groups of torch.optim. Biases without weight decay, say:
+//
+//	solver, err := autograd.NewGroups(learnables,
+//		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
+//		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3}, Params: biases})
+//	...
+//	grads, err := dp.Sync()
+//	err = solver.Step(grads)
+//	err = dp.Save(dir, solver, progress)
+//
+// Rates of groups are those of their solvers: call SetRate of these, or that of Groups, which sets one
+// rate for all. A checkpoint has the states of all groups, and is loaded by a program with the same groups.
+type Groups struct {
+	groups []ruled
+	params [][]int  // of each group, numbers in the order of New
+	of     []member // of each parameter
+}
+
+var _ Solver = (*Groups)(nil)
+
+// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: that of the
+// gradients which Step is given.
+//
+// Errors: ErrArgument, with names, for a parameter in no group, in two groups, or twice in one, for one that is not
+// among params, for a group without parameters, and for a solver of two groups, whose steps would count
+// twice; ErrUnsupported for solvers of other packages, and for groups of groups.
+func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
+	g := &Groups{of: make([]member, len(params))}
+	for i := range g.of {
+		g.of[i] = member{part: -1}
+		if slices.Index(params, params[i]) != i {
+			return nil, refuseGroups("%s is twice among the parameters", nodeName(params[i]))
+		}
+	}
+	for k, group := range groups {
+		if err := g.add(params, group); err != nil {
+			return nil, fmt.Errorf("group %d: %w", k, err)
+		}
+	}
+	for i, at := range g.of {
+		if at.part < 0 {
+			return nil, refuseGroups("parameter %d, %s, is in no group", i, nodeName(params[i]))
+		}
+	}
+	return g, nil
+}
+
+// add adds a group.
+func (g *Groups) add(params gorgonia.Nodes, group Group) error {
+	s, ok := group.Solver.(ruled)
+	switch {
+	case !ok:
+		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package autograd", backend.ErrUnsupported, group.Solver)
+	case slices.ContainsFunc(g.groups, func(other ruled) bool { return other == s }):
+		return refuseGroups("its solver has another group, too: make a solver for each")
+	case len(group.Params) == 0:
+		return refuseGroups("it has no parameters")
+	}
+	k, numbers := len(g.groups), []int{}
+	for _, n := range group.Params {
+		i := slices.Index(params, n)
+		switch {
+		case i < 0:
+			return refuseGroups("%s is not among the parameters", nodeName(n))
+		case g.of[i].part == k:
+			return refuseGroups("%s is in it twice", nodeName(n))
+		case g.of[i].part >= 0:
+			return refuseGroups("%s is in group %d, too", nodeName(n), g.of[i].part)
+		}
+		g.of[i].part = k
+		numbers = append(numbers, i)
+	}
+	slices.Sort(numbers)
+	for at, i := range numbers {
+		g.of[i].param = at
+	}
+	g.groups, g.params = append(g.groups, s), append(g.params, numbers)
+	return nil
+}
+
+func refuseGroups(format string, args ...any) error {
+	return fmt.Errorf("autograd: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
+}
+
+// nodeName names a node that may be nil.
+func nodeName(n *gorgonia.Node) string {
+	if n == nil {
+		return "nil"
+	}
+	return n.Name()
+}
+
+// Step updates the parameters in place, which it is given in the order of NewGroups. Errors are those of
+// [Solver]; nothing has changed if one group refuses its parameters.
+func (g *Groups) Step(params []gorgonia.ValueGrad) error {
+	if len(params) != len(g.of) {
+		return refuseGroups("Step is given %d parameters, the groups have %d", len(params), len(g.of))
+	}
+	for _, s := range g.groups {
+		if err := s.check(); err != nil {
+			return err
+		}
+	}
+	all, err := operandsOfAll("Groups", params)
+	if err != nil {
+		return err
+	}
+	own, states := make([][]operands, len(g.groups)), make([]*kept, len(g.groups))
+	for k, s := range g.groups {
+		for _, i := range g.params[k] {
+			own[k] = append(own[k], all[i])
+		}
+		states[k] = s.memory()
+		if err := states[k].prepare(s.rule(), own[k]); err != nil {
+			return fmt.Errorf("group %d: %w", k, err)
+		}
+	}
+	for k, s := range g.groups {
+		if err := states[k].update(s.rule(), own[k]); err != nil {
+			return fmt.Errorf("group %d: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// SetRate implements [Solver]: it sets one rate for all groups.
+func (g *Groups) SetRate(rate float64) {
+	for _, s := range g.groups {
+		s.SetRate(rate)
+	}
+}
+
+// prefixOf begins the names of a group's state.
+func prefixOf(group int) string { return fmt.Sprintf("group.%d.", group) }
+
+// State implements [Stateful].
+func (g *Groups) State() (map[string]backend.Buffer, error) {
+	all := map[string]backend.Buffer{}
+	for k, s := range g.groups {
+		state, err := s.State()
+		if err != nil {
+			return nil, fmt.Errorf("group %d: %w", k, err)
+		}
+		for name, b := range state {
+			all[prefixOf(k)+name] = b
+		}
+	}
+	return all, nil
+}
+
+// SetState implements [Stateful].
+func (g *Groups) SetState(state map[string]backend.Buffer) error {
+	if err := g.check(state, nil); err != nil {
+		return err
+	}
+	for k, s := range g.groups {
+		if err := s.SetState(within(state, k)); err != nil {
+			return fmt.Errorf("group %d: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// CheckState implements [Checker]. A state of other groups is refused.
+func (g *Groups) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
+	if len(params) != len(g.of) {
+		return refuseGroups("a state for %d parameters, the groups have %d", len(params), len(g.of))
+	}
+	return g.check(state, params)
+}
+
+// check returns an error for a state that no group, or not all of them, would take.
+func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer) error {
+	for _, name := range slices.Sorted(maps.Keys(state)) {
+		_, vector := g.owner(name)
+		k, rest, ok := groupOf(name)
+		if ok && !vector && (k >= len(g.groups) || rest != g.groups[k].rule().counter) {
+			return refuseGroups("the state has %s, which is of none of these groups: pass the groups that it was saved with", name)
+		}
+	}
+	for k, s := range g.groups {
+		own := within(state, k)
+		steps, stored, err := s.rule().parse(own)
+		if err == nil && len(stored) > 0 && len(stored) != len(g.params[k]) {
+			err = refuseGroups("its state is of %d parameters, and it has %d", len(stored), len(g.params[k]))
+		}
+		if err == nil && params != nil {
+			var of []backend.Buffer
+			for _, i := range g.params[k] {
+				of = append(of, params[i])
+			}
+			err = s.CheckState(own, of)
+		}
+		if err == nil && steps == 0 && len(own) > 0 && s.rule().counter != "" {
+			err = refuseGroups("its state has no number of steps")
+		}
+		if err != nil {
+			return fmt.Errorf("group %d: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// within returns a group's part of a state.
+func within(state map[string]backend.Buffer, group int) map[string]backend.Buffer {
+	own := map[string]backend.Buffer{}
+	for name, b := range state {
+		if k, rest, ok := groupOf(name); ok && k == group {
+			own[rest] = b
+		}
+	}
+	return own
+}
+
+// groupOf returns the group whose state a name is of, and its name there.
+func groupOf(name string) (group int, rest string, ok bool) {
+	name, ok = strings.CutPrefix(name, "group.")
+	number, rest, dot := strings.Cut(name, ".")
+	group, err := strconv.Atoi(number)
+	return group, rest, ok && dot && err == nil && group >= 0
+}
+
+// owner returns the number of the parameter that a vector of the state is of.
+func (g *Groups) owner(name string) (param int, ok bool) {
+	k, rest, ok := groupOf(name)
+	if !ok || k >= len(g.groups) {
+		return 0, false
+	}
+	i, ok := g.groups[k].rule().owner(rest)
+	if !ok || i >= len(g.params[k]) {
+		return 0, false
+	}
+	return g.params[k][i], true
+}
+
+// Close implements [Solver]: it closes the solvers of all groups.
+func (g *Groups) Close() error {
+	var all error
+	for _, s := range g.groups {
+		all = errors.Join(all, s.Close())
+	}
+	return all
+}
+
+// String names the solvers and their parameters, by which ranks and checkpoints compare groups.
+func (g *Groups) String() string {
+	var all []string
+	for k, s := range g.groups {
+		all = append(all, fmt.Sprintf("%T of parameters %s", s, ranges(g.params[k])))
+	}
+	return "groups: " + strings.Join(all, ", ")
+}
+
+// ranges writes numbers in ascending order, such as "0-3 5".
+func ranges(numbers []int) string {
+	var all []string
+	for at := 0; at < len(numbers); {
+		end := at
+		for end+1 < len(numbers) && numbers[end+1] == numbers[end]+1 {
+			end++
+		}
+		text := fmt.Sprint(numbers[at])
+		if end > at {
+			text += fmt.Sprintf("-%d", numbers[end])
+		}
+		all, at = append(all, text), end+1
+	}
+	return strings.Join(all, " ")
+}
+
+// kindOf names a solver as checkpoints and ranks compare it.
+func kindOf(solver gorgonia.Solver) string {
+	if g, ok := solver.(*Groups); ok {
+		return g.String()
+	}
+	return fmt.Sprintf("%T", solver)
+}

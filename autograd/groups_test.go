@@ -1,0 +1,236 @@
+package autograd
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// vectors returns n parameters of a graph, of different lengths.
+func vectors(n int) gorgonia.Nodes {
+	g := gorgonia.NewGraph()
+	var all gorgonia.Nodes
+	for i := range n {
+		all = append(all, gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(i+1), gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithInit(gorgonia.Ones())))
+	}
+	return all
+}
+
+// pairsOf returns the parameters with gradients, those of a step.
+func pairsOf(t *testing.T, params gorgonia.Nodes, step int) []gorgonia.ValueGrad {
+	t.Helper()
+	var all []gorgonia.ValueGrad
+	for i, n := range params {
+		dw := tensor.New(tensor.WithShape(i+1), tensor.Of(tensor.Float64))
+		for k := range dw.Float64s() {
+			dw.Float64s()[k] = float64((step+i+k)%5 - 2)
+		}
+		all = append(all, operand{n.Value().(*tensor.Dense), dw})
+	}
+	return all
+}
+
+// threeGroups returns groups of five parameters, which are interleaved.
+func threeGroups(t *testing.T, params gorgonia.Nodes) *Groups {
+	t.Helper()
+	g, err := NewGroups(params,
+		Group{&AdamW{Rate: 0.1, WeightDecay: 0.1}, gorgonia.Nodes{params[4], params[0]}},
+		Group{&AdamW{Rate: 0.01}, gorgonia.Nodes{params[1], params[3]}},
+		Group{&SGD{Rate: 1}, gorgonia.Nodes{params[2]}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Each group is updated as by its solver alone.
+func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
+	params, apart := vectors(5), vectors(5)
+	g := threeGroups(t, params)
+	defer g.Close()
+	a, b, c := &AdamW{Rate: 0.1, WeightDecay: 0.1}, &AdamW{Rate: 0.01}, &SGD{Rate: 1}
+	for step := range 4 {
+		if err := g.Step(pairsOf(t, params, step)); err != nil {
+			t.Fatal(err)
+		}
+		of := pairsOf(t, apart, step)
+		err := errors.Join(a.Step([]gorgonia.ValueGrad{of[0], of[4]}), b.Step([]gorgonia.ValueGrad{of[1], of[3]}), c.Step(of[2:3]))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range params {
+		if got, want := params[i].Value().Data(), apart[i].Value().Data(); !slices.Equal(got.([]float64), want.([]float64)) {
+			t.Errorf("parameter %d is %v, want %v", i, got, want)
+		}
+	}
+	if g.SetRate(0.5); a.Rate == 0.5 || g.groups[0].(*AdamW).Rate != 0.5 || g.groups[2].(*SGD).Rate != 0.5 {
+		t.Error("SetRate is for all groups")
+	}
+}
+
+// A parameter has one group, and a solver one, too.
+func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
+	p := vectors(3)
+	stranger := vectors(1)[0]
+	s := &SGD{Rate: 1}
+	for want, groups := range map[string][]Group{
+		"parameter 1, w1, is in no group":                                {{&SGD{Rate: 1}, gorgonia.Nodes{p[0], p[2]}}},
+		"group 1: autograd: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p}, {&Adam{Rate: 1}, p[:1]}},
+		"w1 is in it twice":                                              {{&SGD{Rate: 1}, gorgonia.Nodes{p[0], p[1], p[1]}}},
+		"w0 is not among the parameters":                                 {{&SGD{Rate: 1}, gorgonia.Nodes{stranger}}},
+		"its solver has another group, too":                              {{s, p[:1]}, {s, p[1:]}},
+		"it has no parameters":                                           {{&SGD{Rate: 1}, p}, {&SGD{Rate: 1}, nil}},
+	} {
+		if _, err := NewGroups(p, groups...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if _, err := NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]}); err == nil || !strings.Contains(err.Error(), "w0 is twice") {
+		t.Errorf("a parameter twice: %v", err)
+	}
+	if _, err := NewGroups(p, Group{&Groups{}, p}); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("groups of groups: %v", err)
+	}
+	g, err := NewGroups(p, Group{s, p[:1]}, Group{&Adam{Rate: 1}, p[1:]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Step(pairsOf(t, p, 0)[:2]); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a step of two of three parameters: %v", err)
+	}
+}
+
+// A group that refuses its parameters keeps the others from stepping.
+func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
+	p := vectors(2)
+	g, err := NewGroups(p, Group{&SGD{Rate: 1}, p[:1]}, Group{&Adam{}, p[1:]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Step(pairsOf(t, p, 0)); !errors.Is(err, backend.ErrArgument) || p[0].Value().Data().([]float64)[0] != 1 {
+		t.Errorf("%v, and the first group's parameter is %v", err, p[0].Value())
+	}
+}
+
+// A checkpoint has the states of all groups, and belongs to these groups.
+func TestGroupsResume(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	all(t, 1, func(r rank) error {
+		params := vectors(5)
+		g := threeGroups(t, params)
+		d, err := New(r.comm, params)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		steps := func(s *Groups, p gorgonia.Nodes, from, to int) {
+			for step := from; step < to; step++ {
+				err = errors.Join(err, s.Step(pairsOf(t, p, step)))
+			}
+		}
+		steps(g, params, 0, 3)
+		if err = errors.Join(err, d.Save(dir, g, nil)); err != nil {
+			return err
+		}
+		steps(g, params, 3, 5)
+		again := vectors(5)
+		resumed := threeGroups(t, again)
+		other, err2 := New(r.comm, again)
+		if err = errors.Join(err, err2); err != nil {
+			return err
+		}
+		defer other.Close()
+		err = other.Load(dir, resumed, nil)
+		steps(resumed, again, 3, 5)
+		for i := range params {
+			if got, want := again[i].Value().Data().([]float64), params[i].Value().Data().([]float64); !slices.Equal(got, want) {
+				err = errors.Join(err, fmt.Errorf("parameter %d is %v, want %v", i, got, want))
+			}
+		}
+		swapped, err2 := NewGroups(again, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1], again[3]}}, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
+			Group{&SGD{Rate: 1}, again[2:3]})
+		refused := other.Load(dir, swapped, nil)
+		if !errors.Is(refused, backend.ErrArgument) || !strings.Contains(refused.Error(), "*autograd.AdamW of parameters 0 4") {
+			err = errors.Join(err, fmt.Errorf("other groups: %w", refused))
+		}
+		return errors.Join(err, err2)
+	})
+}
+
+// A state that is not that of the groups is refused, and nothing has changed.
+func TestGroupsRefuseStatesOfOthers(t *testing.T) {
+	params := vectors(5)
+	g := threeGroups(t, params)
+	if err := g.Step(pairsOf(t, params, 0)); err != nil {
+		t.Fatal(err)
+	}
+	state, err := g.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for want, damage := range map[string]func(map[string]backend.Buffer){
+		"the state has group.3.adam.m.0": func(s map[string]backend.Buffer) { s["group.3.adam.m.0"] = s["group.0.adam.m.0"] },
+		"the state has group.2.adam.m.0": func(s map[string]backend.Buffer) { s["group.2.adam.m.0"] = s["group.0.adam.m.0"] },
+		"group 0: autograd: Groups: bad argument: its state is of 1 parameters, and it has 2": func(s map[string]backend.Buffer) {
+			delete(s, "group.0.adam.m.1")
+			delete(s, "group.0.adam.v.1")
+		},
+	} {
+		damaged := maps.Clone(state)
+		damage(damaged)
+		if err := g.SetState(damaged); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	if err := g.SetState(state); err != nil {
+		t.Error(err)
+	}
+}
+
+// RMSProp keeps a buffer for momentum or none, from the first step on: the other state is not dropped.
+func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
+	params := vectors(2)
+	with := &RMSProp{Rate: 0.1, Momentum: 0.9}
+	if err := with.Step(pairsOf(t, params, 0)); err != nil {
+		t.Fatal(err)
+	}
+	state, err := with.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := new(RMSProp).SetState(state); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "rmsprop.momentum. for 2 parameters") {
+		t.Errorf("a state with momentum for a solver without: %v", err)
+	}
+	f, err := Fuse(with, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	with.Momentum = 0
+	if err := with.Step(pairsOf(t, params, 1)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("momentum that ends: %v", err)
+	}
+	if _, err := f.Next(); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("momentum that ends in a machine: %v", err)
+	}
+}
+
+// Parameters that share memory are not updated twice.
+func TestSolversRefuseOneParameterTwice(t *testing.T) {
+	for name, newSolver := range solvers {
+		p := vectors(1)
+		err := newSolver().Step(append(pairsOf(t, p, 0), pairsOf(t, p, 0)...))
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "parameters 0 and 1 are the same memory") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
