@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"fmt"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -31,6 +32,10 @@ import (
 // with hooks they are an error, with BindDualValues Gorgonia adds the gradients, and otherwise
 // each RunAll overwrites the gradients of the one before.
 //
+// From Accumulate until Sync a step is in progress: Save, Load, Average and another Accumulate are
+// ErrArgument, and so is Close, which still closes. The rate of the step is what the solver has when it
+// is given the gradients.
+//
 // Cost: one addition of all gradients for each micro-batch except the last, in the memory of
 // the buckets.
 //
@@ -53,16 +58,35 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	}
 	d.mu.Unlock()
 	for i := 0; i < n && err == nil; i++ {
-		err = d.microBatch(i, i == n-1, run)
+		err = d.microBatch(i, n, run)
 	}
 	return err
 }
 
+// StepInProgress is what tells that a step is in progress, of which several runs accumulate the gradients:
+// an ErrArgument that says what to do first, nil for 0 micro-batches. synced says that Sync ends the
+// step, in place of the last run.
+func StepInProgress(done, of int, synced bool) error {
+	if of == 0 {
+		return nil
+	}
+	var first []string
+	if done < of {
+		first = append(first, fmt.Sprintf("run the other %d", of-done))
+	}
+	if synced {
+		first = append(first, "call Sync")
+	}
+	return fmt.Errorf("%w: a step is in progress, with %d of %d micro-batches accumulated: %s first", backend.ErrArgument, done, of, strings.Join(first, " and "))
+}
+
 // microBatch runs one micro-batch. It holds the gradients of all but the last.
-func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error {
+func (d *DataParallel) microBatch(i, n int, run func(i int) error) error {
+	last := i == n-1
 	d.mu.Lock()
 	d.holding = !last
 	d.initial = false
+	d.done, d.of = i, n
 	if d.tree != nil {
 		d.tree.run, d.tree.begun = i, i+1
 	}
@@ -83,6 +107,7 @@ func (d *DataParallel) microBatch(i int, last bool, run func(i int) error) error
 		}
 		return d.named(fmt.Errorf("micro-batch %d: %w", i, err))
 	}
+	d.done = i + 1
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -288,9 +289,65 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 				return nil
 			}),
 			r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.steps(0, 2) }),
-			r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.run(0) }),
 		)
 	})
+}
+
+// Who forgets Sync reads it on standard error, once for all ranks, since a deferred Close drops its error: also
+// where parameters begin as zeros, and where the communicator was closed before.
+func TestAForgottenSyncIsReportedOnce(t *testing.T) {
+	for _, begin := range []float32{0, 1} {
+		for _, forgets := range []bool{false, true} {
+			var said notices
+			all(t, 2, func(r rank) error {
+				vm, params, err := square(r)
+				if err != nil {
+					return err
+				}
+				defer vm.Close()
+				w := params[0].Value().Data().([]float32)
+				for i := range w {
+					w[i] = begin
+				}
+				d, err := New(r.comm, params, WithNotice(said.say))
+				if err != nil {
+					return err
+				}
+				defer d.Close()
+				for range 3 {
+					if err := vm.RunAll(); err != nil {
+						return err
+					}
+					if !forgets {
+						if _, err := d.Sync(); err != nil {
+							return err
+						}
+					}
+					w[0]++ // what a solver would do
+					vm.Reset()
+				}
+				return r.comm.Close()
+			})
+			switch {
+			case !forgets && len(said.all) > 0:
+				t.Errorf("with Sync, from %v: said %q", begin, said.all)
+			case forgets && (len(said.all) != 1 || !strings.Contains(said.all[0], "Sync was never called")):
+				t.Errorf("without Sync, from %v: said %q", begin, said.all)
+			}
+		}
+	}
+}
+
+// notices are what all ranks have said.
+type notices struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (n *notices) say(text string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.all = append(n.all, text)
 }
 
 func TestFoundAdamWOfGorgoniaIsRefusedInWords(t *testing.T) {

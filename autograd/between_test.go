@@ -151,3 +151,60 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 		})
 	}
 }
+
+// From the first micro-batch to Sync a step is in progress, with and without hooks: what cannot be then says how far the step
+// is, and Close loses it with an error.
+func TestAStepOfMicroBatchesIsNotDisturbed(t *testing.T) {
+	const n = 3
+	for _, hooks := range []string{"none", "all"} {
+		for _, opts := range [][]Option{nil, {WithTree(4)}} {
+			dir := filepath.Join(t.TempDir(), "checkpoint")
+			runs := n
+			if opts != nil {
+				runs = 2
+			}
+			for i, err := range each(t, 2, func(r rank) error {
+				return r.teachHooked(hooks, heavyBall(), func(l *lesson) error {
+					accumulate := func(f func(i int) error) error {
+						return l.d.Accumulate(runs, func(i int) error {
+							defer l.vm.Reset()
+							return errors.Join(l.run(i), f(i))
+						})
+					}
+					step := func(f func(i int) error) error { return errors.Join(accumulate(f), l.finish()) }
+					nothing := func(int) error { return nil }
+					var refused error
+					disturb := func(done int) error {
+						for _, err := range []error{l.d.Save(dir+"2", l.solver, nil), l.d.Load(dir, l.solver, nil)} {
+							want := fmt.Sprintf("%d of %d micro-batches accumulated", done, runs)
+							if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "call Sync first") {
+								refused = errors.Join(refused, fmt.Errorf("in the middle: %w, want %q", err, want))
+							}
+						}
+						return nil
+					}
+					err := errors.Join(step(nothing), l.d.Save(dir, l.solver, nil), step(nothing))
+					want := l.values()
+					err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb), disturb(runs), l.finish(), refused)
+					return errors.Join(err, sameBits(l.values(), want), accumulate(nothing)) // and Close
+				}, opts...)
+			}) {
+				want := fmt.Sprintf("close: bad argument: a step is in progress, with %d of %d micro-batches accumulated: call Sync first", runs, runs)
+				if err == nil || !errors.Is(err, backend.ErrArgument) || !strings.HasSuffix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+					t.Errorf("hooks %s, rank %d: %v, want %q alone", hooks, i, err, want)
+				}
+			}
+		}
+	}
+}
+
+// Gradients that hooks have caught are lost with Close, which says so.
+func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
+	for i, err := range each(t, 2, func(r rank) error {
+		return r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.run(0) })
+	}) {
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress, with gradients caught: call Sync first") {
+			t.Errorf("rank %d: %v", i, err)
+		}
+	}
+}

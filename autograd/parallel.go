@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -40,9 +39,11 @@ type DataParallel struct {
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
 	mu       sync.Mutex
-	leaving  int   // the first bucket that has not left in this step
-	holding  bool  // a micro-batch runs that is not the last
-	initial  bool  // the slots still hold the parameters as New has set them
+	leaving  int  // the first bucket that has not left in this step
+	holding  bool // a micro-batch runs that is not the last
+	done, of int  // micro-batches of the step in progress that are accumulated; of is 0 between steps
+	initial  bool // nothing has used the parameters since New has set them, with these checksums
+	began    []uint32
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
@@ -263,6 +264,13 @@ func (d *DataParallel) broadcast() error {
 			return err
 		}
 	}
+	for _, p := range d.params {
+		sum, err := p.checksum()
+		if err != nil {
+			return err
+		}
+		d.began = append(d.began, sum)
+	}
 	d.initial = true
 	return nil
 }
@@ -402,9 +410,10 @@ func (d *DataParallel) Err() error {
 // its next Alloc after all ranks have closed. Close d before the communicator and the engine.
 // Later calls do nothing.
 //
-// Close returns an error, and still closes d, if the ranks have trained separately: a solver was
-// given gradients and Sync was never called. A machine of package vm leaves no gradients: vm.New reports
-// one that trains without its WithDataParallel.
+// Close returns an error, and still closes d, in the middle of a step (ErrArgument), whose gradients are lost,
+// and if the ranks have trained separately: a solver was given gradients and Sync was never called. The
+// latter it also reports ([WithNotice]), since a deferred Close drops its error. A machine of package vm
+// leaves no gradients: vm.New reports one that trains without its WithDataParallel.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -416,32 +425,32 @@ func (d *DataParallel) Close() error {
 		err := d.apart()
 		if err != nil {
 			err = d.named(err)
+			if d.first() { // for all
+				d.notice(err.Error())
+			}
+		}
+		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
+			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
 		}
 		return errors.Join(err, d.free())
 	})
 }
 
 // apart returns an error if the ranks have trained separately: there are gradients, parameters
-// have changed, and the slots are still as New has set them.
+// have changed since New, and nothing was exchanged.
 func (d *DataParallel) apart() error {
 	if !d.initial || d.err != nil {
 		return nil
 	}
-	for _, p := range d.params {
+	for i, p := range d.params {
 		if p.gradient() == nil {
 			continue // no graph has run
 		}
-		is, err := p.bytes()
+		is, err := p.checksum()
 		if err != nil {
 			return err
 		}
-		was, err := (&placed{p.slot, p.engine}).toHost()
-		if err != nil {
-			return err
-		}
-		// Zeros say nothing: a communicator that was closed before d may have taken its memory back.
-		taken := !slices.ContainsFunc(was.Bytes(), func(b byte) bool { return b != 0 })
-		if !taken && !bytes.Equal(is, was.Bytes()) {
+		if is != d.began[i] {
 			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never called: each rank has trained alone; give solvers the gradients that Sync returns", backend.ErrMismatch, p.name)
 		}
 	}
@@ -484,11 +493,14 @@ func (d *DataParallel) usable() error {
 }
 
 // betweenSteps returns an error while a step is in progress on this rank: the slots are in use,
-// and the compression may have seen a part of the step. Without hooks a step is in progress only
-// during Sync.
+// and the compression may have seen a part of the step. Without hooks and Accumulate, a step is in progress
+// only during Sync.
 func (d *DataParallel) betweenSteps() error {
+	if d.of > 0 {
+		return StepInProgress(d.done, d.of, d.given == nil)
+	}
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
-		return fmt.Errorf("%w: a step is in progress, with gradients caught or accumulated: call Sync first", backend.ErrArgument)
+		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first", backend.ErrArgument)
 	}
 	return nil
 }
@@ -515,7 +527,7 @@ func (d *DataParallel) named(err error) error {
 
 // empty begins a step.
 func (d *DataParallel) empty() {
-	d.leaving = 0
+	d.leaving, d.done, d.of = 0, 0, 0
 	if d.tree != nil {
 		d.tree.begun = 0
 	}

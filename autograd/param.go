@@ -239,6 +239,14 @@ func (p *param) bytes() ([]byte, error) {
 	return value.Bytes(), err
 }
 
+// checksum returns the checksum of the parameter's bytes.
+func (p *param) checksum() (uint32, error) {
+	value, err := p.bytes()
+	h := newChecksum()
+	h.Write(value)
+	return h.Sum32(), err
+}
+
 // elements returns the host memory of a value. dense says that its elements lie
 // in it in row order, one after the other.
 func elements(v gorgonia.Value) (memory backend.Buffer, dense bool, err error) {
