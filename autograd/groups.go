@@ -33,6 +33,7 @@ type Group struct {
 // Rates of groups are those of their solvers: call SetRate of these, or that of Groups, which sets one
 // rate for all. A checkpoint has the states of all groups, and is loaded by a program with the same groups.
 type Groups struct {
+	all    gorgonia.Nodes
 	groups []ruled
 	params [][]int  // of each group, numbers in the order of New
 	of     []member // of each parameter
@@ -47,7 +48,7 @@ var _ Solver = (*Groups)(nil)
 // among params, for a group without parameters, and for a solver of two groups, whose steps would count
 // twice; ErrUnsupported for solvers of other packages, and for groups of groups.
 func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
-	g := &Groups{of: make([]member, len(params))}
+	g := &Groups{all: slices.Clone(params), of: make([]member, len(params))}
 	for i := range g.of {
 		g.of[i] = member{part: -1}
 		if slices.Index(params, params[i]) != i {
@@ -98,6 +99,21 @@ func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 	}
 	g.groups, g.params = append(g.groups, s), append(g.params, numbers)
 	return nil
+}
+
+// Params returns all parameters, in the order of NewGroups.
+func (g *Groups) Params() gorgonia.Nodes { return slices.Clone(g.all) }
+
+// List returns the groups, each with its parameters in the order of NewGroups.
+func (g *Groups) List() []Group {
+	all := make([]Group, len(g.groups))
+	for k, s := range g.groups {
+		all[k].Solver = s
+		for _, i := range g.params[k] {
+			all[k].Params = append(all[k].Params, g.all[i])
+		}
+	}
+	return all
 }
 
 func refuseGroups(format string, args ...any) error {

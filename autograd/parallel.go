@@ -222,7 +222,7 @@ func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
 			return nil, err
 		}
 		if first := slices.Index(nodes, n); first != i {
-			return nil, fmt.Errorf("parameters %d and %d are the same node, %s: Gorgonia merges input nodes of the same name and shape", first, i, p.name)
+			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia merges input nodes of the same name and shape", backend.ErrArgument, first, i, p.name)
 		}
 		if err := p.reachable(device); err != nil {
 			return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
@@ -232,7 +232,23 @@ func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
 	if _, err := commonEngine(params); err != nil {
 		return nil, err
 	}
-	return params, nil
+	return params, untied(params)
+}
+
+// untied returns an error if two parameters have the same memory.
+func untied(params []*param) error {
+	values := make([]backend.Buffer, len(params))
+	for i, p := range params {
+		var err error
+		if values[i], err = p.value(); err != nil {
+			return err
+		}
+	}
+	if i, k, tied := residence.Overlap(len(values), func(i int) backend.Buffer { return values[i] }); tied {
+		return fmt.Errorf("%w: parameters %d, %s, and %d, %s, are one tensor, which each step would update twice: use one node in both places",
+			backend.ErrArgument, i, params[i].name, k, params[k].name)
+	}
+	return nil
 }
 
 // commonEngine returns the engine of the parameters that are on a device, nil if

@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
@@ -169,7 +168,7 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 			return nil, fmt.Errorf("autograd: %s: parameter %d%s %w", solver, i, named(p), err)
 		}
 	}
-	first, second, shared := overlap(len(all), func(i int) backend.Buffer { return all[i].w })
+	first, second, shared := residence.Overlap(len(all), func(i int) backend.Buffer { return all[i].w })
 	if shared {
 		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a step would update it twice", solver, backend.ErrArgument, first, second)
 	}
@@ -240,25 +239,6 @@ func (r rule) apply(o operands, vectors, scratch []placed) error {
 		}
 	}
 	return nil
-}
-
-// overlap finds two of n buffers that share memory.
-func overlap(n int, of func(i int) backend.Buffer) (first, second int, shared bool) {
-	order := make([]int, 0, n)
-	for i := range n {
-		if of(i).Len() > 0 {
-			order = append(order, i)
-		}
-	}
-	slices.SortFunc(order, func(a, b int) int {
-		return cmp.Or(cmp.Compare(of(a).Addr(), of(b).Addr()), a-b)
-	})
-	for k, i := range order[:max(len(order)-1, 0)] {
-		if of(i).Addr()+uintptr(of(i).NBytes()) > of(order[k+1]).Addr() {
-			return min(i, order[k+1]), max(i, order[k+1]), true
-		}
-	}
-	return 0, 0, false
 }
 
 // inOrder runs the passes of a rule until one fails.

@@ -13,6 +13,11 @@ import (
 // sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n in the
 // graph. The bits are those of autograd's Accumulate.
 //
+// Between the first run of a step and its last one a step is in progress: Save and Load of
+// [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another change of the
+// solver's settings, and nothing has changed then. Close is ErrArgument, too: it closes the machine, and what
+// was added up is lost.
+//
 // Cost: a pass over the gradients in each run, and memory for the sums, which is that of the buckets
 // with [WithDataParallel]. An error of a run discards what was added up.
 //
@@ -44,6 +49,8 @@ func Accumulate(n int) Option {
 // does not depend on the number of its cores, but may differ between levels of vector instructions, and
 // between hosts and GPUs.
 //
+// What a step in progress refuses is said at [Accumulate].
+//
 // Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. With batch norms
 // an all-gather of their statistics in each step.
 //
@@ -70,6 +77,14 @@ func (b *micro) end(err error) {
 	if b.done++; err != nil || b.done >= b.Runs {
 		b.done = 0
 	}
+}
+
+// between returns an error in the middle of a step.
+func (b *micro) between() error {
+	if b.done == 0 {
+		return nil
+	}
+	return autograd.StepInProgress(b.done, b.Runs, false)
 }
 
 // share finds out how many micro-batches a step has on this rank.

@@ -213,6 +213,9 @@ func (m *Machine) runBy(start func() error) error {
 		return err
 	}
 	if m.read.Changed() {
+		if err := m.micro.between(); err != nil {
+			return fmt.Errorf("vm: gorgonia.UnsafeLet has given an operation another slice: %w", err)
+		}
 		if err := errors.Join(m.free(), m.prepare()); err != nil {
 			return err
 		}
@@ -237,11 +240,12 @@ func (m *Machine) run(start func() error) error {
 	if err := m.draw(); err != nil {
 		return err
 	}
-	if err := m.solver.begin(m.exec); err != nil {
+	if err := m.solver.begin(m.exec, &m.micro); err != nil {
 		return err
 	}
 	last, err := m.micro.last(), errors.Join(start(), m.exec.Fetch())
 	m.micro.end(err)
+	m.parallel.accumulated(m.micro)
 	if err != nil {
 		m.found = m.found[:0]
 		return m.parallel.fail(err)
@@ -326,12 +330,24 @@ func (m *Machine) pull(wanted func(input) bool) error {
 //
 // Close pulls the variables that the machine's solver changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
-// last run has left stay as they are.
+// last run has left stay as they are. In the middle of a step ([Accumulate]) it also returns an ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := m.free()
+	if m.parallel == nil { // else the buckets know
+		err = errors.Join(m.unfinished(), err)
+	}
 	m.solver.release()
 	return errors.Join(err, m.parallel.close())
+}
+
+// unfinished returns an error in the middle of a step, once.
+func (m *Machine) unfinished() error {
+	err := m.micro.between()
+	if m.micro.done = 0; err != nil {
+		return fmt.Errorf("vm: close: %w", err)
+	}
+	return nil
 }
 
 // free pulls what the plan writes and gives the executor's memory back.

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 
+	"gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -16,7 +18,7 @@ import (
 // WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the
 // gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place of
 // its Sync, and the solver applies what comes back. The bits are those of Sync and the solver's Step
-// after a run without it. Options are those of package autograd except WithPartial.
+// after a run without it. Options are those of package autograd except WithPartial and WithUnused.
 //
 // New is collective: every rank makes the machine, of a graph that differs in nothing but the batch,
 // and the learnables become those of rank 0. RunAll is collective, too. Ranks that are goroutines must
@@ -106,8 +108,14 @@ func (m *Machine) agree(problem error) error {
 	}
 	var common strings.Builder
 	if problem == nil {
-		settings, _ := json.Marshal(m.solver.solver) // those that JSON has no number for, the solver refuses
-		fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\nthe machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.solver.solver, settings, m.device != nil, m.solver.limit)
+		for _, g := range m.solver.groups {
+			settings, _ := json.Marshal(g.Solver) // those that JSON has no number for, the solver refuses
+			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver, settings)
+			if len(m.solver.groups) > 1 {
+				fmt.Fprintf(&common, "the solver's learnables are %s\n", names(g.Params))
+			}
+		}
+		fmt.Fprintf(&common, "the machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.device != nil, m.solver.limit)
 		if m.micro.Several() {
 			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
 		}
@@ -121,6 +129,15 @@ func (m *Machine) agree(problem error) error {
 		}
 	}
 	return m.parallel.agree(common.String(), problem)
+}
+
+// names returns the names of nodes.
+func names(nodes gorgonia.Nodes) string {
+	var all []string
+	for _, n := range nodes {
+		all = append(all, n.Name())
+	}
+	return strings.Join(all, ", ")
 }
 
 // buckets returns the number of each learnable's bucket, 0 if ranks do not exchange its gradient.
@@ -187,6 +204,13 @@ func (p *parallel) endOnPanic() {
 	if v := recover(); v != nil {
 		p.comm.Abort(fmt.Errorf("%s panicked in RunAll: %v", backend.RankOf(p.comm), v))
 		panic(v)
+	}
+}
+
+// accumulated says how far a step of several runs is.
+func (p *parallel) accumulated(b micro) {
+	if p != nil && b.Several() {
+		p.exchange.Accumulated(b.done, b.Runs)
 	}
 }
 

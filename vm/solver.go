@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -29,24 +31,49 @@ import (
 // Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
 // Sync: otherwise each rank trains for itself.
 //
+// Several WithSolver are parameter groups, with a solver each: other rates and decays, or other solvers. They
+// become autograd.Groups, with all learnables in the order in which the graph got them; [Machine.Solver]
+// returns them, for Save and Load:
+//
+//	m, err := vm.New(g, device, vm.WithSolver(&autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
+//		vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, biases...))
+//	err = m.DataParallel().Save(dir, m.Solver(), progress)
+//
 // Machines for several shapes of a batch may have one solver, for learnables with the same tensors in
 // the same order.
 //
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
-// packages and for learnables with autograd's Hook, and ErrArgument if there are no learnables.
+// packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no learnables, if one
+// is given twice, and if two are nodes of one tensor. A variable with a gradient that no solver has
+// is reported ([Notice]), unless something reads the gradient.
 func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.solver = &solving{solver: s, learnables: learnables} }
+	return func(m *Machine) {
+		if m.solver == nil {
+			m.solver = &solving{}
+		}
+		m.solver.groups = append(m.solver.groups, autograd.Group{Solver: s, Params: learnables})
+	}
+}
+
+// Solver returns the solver of [WithSolver], or the autograd.Groups of several; nil without.
+func (m *Machine) Solver() autograd.Solver {
+	if m.solver == nil {
+		return nil
+	}
+	return m.solver.solver
 }
 
 // solving is the solver in a machine. All methods may be called on nil: there is none.
 type solving struct {
-	solver     autograd.Solver
-	learnables []*gorgonia.Node
+	groups     []autograd.Group // of the options, or of autograd.Groups
+	solver     autograd.Solver  // of all groups
+	learnables gorgonia.Nodes
 	limit      float64 // of the gradients' norm, 0 for none
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
 	params     []backend.Buffer // the memory of the learnables in the last run
+	numbers    []float64        // the settings at the beginning of a step
 }
 
 // state is a vector that the solver keeps.
@@ -69,8 +96,8 @@ func (m *Machine) hold() error {
 		return err
 	}
 	s.limit = limit
-	if len(s.learnables) == 0 {
-		return fmt.Errorf("vm: WithSolver: %w: no learnables", backend.ErrArgument)
+	if err := s.group(); err != nil {
+		return fmt.Errorf("vm: WithSolver: %w", err)
 	}
 	if err := backend.Given("vm.WithSolver", "learnables", s.learnables); err != nil {
 		return err
@@ -78,6 +105,53 @@ func (m *Machine) hold() error {
 	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
+	}
+	return nil
+}
+
+// group makes one solver of all groups, and refuses learnables that it would update twice.
+func (s *solving) group() (err error) {
+	var all gorgonia.Nodes
+	for _, g := range s.groups {
+		all = append(all, g.Params...)
+	}
+	switch {
+	case len(all) == 0:
+		return fmt.Errorf("%w: no learnables", backend.ErrArgument)
+	case slices.Contains(all, nil):
+		return fmt.Errorf("%w: a learnable is nil", backend.ErrArgument)
+	}
+	values := make([]backend.Buffer, len(all))
+	for i, n := range all {
+		if slices.Index(all, n) != i {
+			return fmt.Errorf("%w: the learnable %s is given twice: each step would update it twice", backend.ErrArgument, n.Name())
+		}
+		if v := n.Value(); v != nil {
+			values[i], _ = dense(v) // RunAll says what is wrong with a value
+		}
+	}
+	if err := untied(all, values); err != nil {
+		return err
+	}
+	s.solver, s.learnables = s.groups[0].Solver, all
+	if len(s.groups) > 1 {
+		slices.SortFunc(all, func(a, b *gorgonia.Node) int { return cmp.Compare(a.ID(), b.ID()) })
+		s.solver, err = autograd.NewGroups(all, s.groups...)
+		return err
+	}
+	if groups, ok := s.solver.(*autograd.Groups); ok {
+		if !slices.Equal(groups.Params(), all) {
+			return fmt.Errorf("%w: the learnables are not the parameters of the autograd.Groups, in their order", backend.ErrArgument)
+		}
+		s.groups = groups.List()
+	}
+	return nil
+}
+
+// untied returns an error if two learnables have the same memory.
+func untied(learnables gorgonia.Nodes, values []backend.Buffer) error {
+	if i, k, tied := residence.Overlap(len(values), func(i int) backend.Buffer { return values[i] }); tied {
+		return fmt.Errorf("%w: the learnables %s and %s are one tensor, which each step would update twice: use one node in both places", backend.ErrArgument, learnables[i].Name(), learnables[k].Name())
 	}
 	return nil
 }
@@ -151,13 +225,22 @@ func (s *solving) bind(e *exec.Executor) error {
 	if s == nil || s.fusion == nil {
 		return nil
 	}
-	s.params = s.params[:0]
-	for _, n := range s.learnables {
+	changed := s.params == nil
+	if changed {
+		s.params = make([]backend.Buffer, len(s.learnables))
+	}
+	for i, n := range s.learnables {
 		memory, err := dense(n.Value())
 		if err != nil {
 			return fmt.Errorf("vm: the value of %s: %w", n.Name(), err)
 		}
-		s.params = append(s.params, memory)
+		changed = changed || memory != s.params[i]
+		s.params[i] = memory
+	}
+	if changed {
+		if err := untied(s.learnables, s.params); err != nil {
+			return fmt.Errorf("vm: WithSolver: %w", err)
+		}
 	}
 	vectors, err := s.fusion.Vectors(s.params)
 	if err != nil {
@@ -169,8 +252,8 @@ func (s *solving) bind(e *exec.Executor) error {
 	return nil
 }
 
-// begin binds the numbers of a run's step.
-func (s *solving) begin(e *exec.Executor) error {
+// begin binds the numbers of a run's step, which are the same in all runs of a step.
+func (s *solving) begin(e *exec.Executor, b *micro) error {
 	if s == nil {
 		return nil
 	}
@@ -178,6 +261,10 @@ func (s *solving) begin(e *exec.Executor) error {
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
+	if b.done > 0 && !slices.Equal(numbers, s.numbers) {
+		return fmt.Errorf("vm: the solver has another rate, or other settings, than when the step began: set them before its first run: %w", b.between())
+	}
+	s.numbers = append(s.numbers[:0], numbers...)
 	for _, n := range s.settings {
 		x := numbers[n.index]
 		if n.memory.DType() == backend.F32 {

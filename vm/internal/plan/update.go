@@ -204,12 +204,18 @@ func flat(r Ref) Ref {
 	return r
 }
 
-// join appends a loop to the step before, if that is of loops that are alike, or as a step.
+// join appends a loop to one of the joined steps just before, whose loops are alike, or as a step: such steps need nothing
+// of each other.
 func (l *layouter) join(name, what string, b *loopBuilder) {
 	at := len(l.plan.Steps)
-	if at > 0 {
-		if j, ok := l.plan.Steps[at-1].Op.(Joined); ok && j.Programs[0].Alike(b.program) {
-			at--
+	for k := at - 1; k >= 0; k-- {
+		j, ok := l.plan.Steps[k].Op.(Joined)
+		if !ok || j.What != what {
+			break
+		}
+		if j.Programs[0].Alike(b.program) {
+			at = k
+			break
 		}
 	}
 	if at == len(l.plan.Steps) {
