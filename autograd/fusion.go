@@ -206,9 +206,6 @@ func (f *fused) next() error {
 	if err := f.solver.check(); err != nil {
 		return err
 	}
-	if r := f.solver.rule(); len(r.keep) != len(f.rule.keep) {
-		return fmt.Errorf("autograd: %s: %w", r.name, r.keepsOthers(len(f.rule.keep)))
-	}
 	if err := f.note(); err != nil {
 		return err
 	}

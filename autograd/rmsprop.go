@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 
 	"gorgonia.org/gorgonia"
@@ -43,6 +44,9 @@ func (s *RMSProp) Step(params []gorgonia.ValueGrad) error {
 }
 
 func (s *RMSProp) check() error {
+	if len(s.kept.vectors) > 0 && (len(s.kept.vectors[0]) > 1) != (s.Momentum != 0) {
+		return fmt.Errorf("autograd: RMSProp: %w: Momentum is %v: it is on or off from the first step on", backend.ErrArgument, s.Momentum)
+	}
 	infinite := math.Inf(1)
 	return cmp.Or(checkRate("RMSProp", s.Rate, s.rated),
 		checkNumbers("RMSProp", number{"Rate", s.Rate, infinite}, number{"Alpha", s.Alpha, 1}, number{"Epsilon", s.Epsilon, infinite},

@@ -20,7 +20,7 @@ type Tokens struct {
 	shape  []int // of all positions
 	axis   int   // of the sequence
 	end    int   // the least vocabulary among those that they were used with
-	inputs []func(ids []int)
+	inputs []func(ids []int) error
 }
 
 // Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch] with
@@ -40,7 +40,7 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 }
 
 // Set gives all tokens of the replica, in row-major order of the shape, of which the rank keeps its
-// part. Set them before each run.
+// part. Set them before each run: a run without any is an error.
 //
 // Errors: [backend.ErrArgument] for a wrong number of tokens, or one that is not in the vocabulary.
 func (t *Tokens) Set(ids []int) error {
@@ -55,7 +55,9 @@ func (t *Tokens) Set(ids []int) error {
 	start, end := t.b.layout.part(Sequence, t.shape[t.axis])
 	own := cut(ids, t.shape, t.axis, start, end)
 	for _, set := range t.inputs {
-		set(own)
+		if err := set(own); err != nil {
+			return fmt.Errorf("layers: %s: %w", t.name, err)
+		}
 	}
 	return nil
 }
@@ -81,7 +83,7 @@ func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
 	}
 	shape := t.own()
 	data := make([]int, size(shape))
-	t.inputs = append(t.inputs, func(ids []int) {
+	return t.feed(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), func(ids []int) {
 		for i, id := range ids {
 			data[i] = none
 			if id >= start && id < end {
@@ -89,8 +91,19 @@ func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
 			}
 		}
 	})
-	return gorgonia.NewTensor(t.b.graph, tensor.Int, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(t.input()),
-		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))))
+}
+
+// feed adds an input whose value is filled by Set. It has none before, so that a run without tokens is an error.
+func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int)) *gorgonia.Node {
+	n := gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(), gorgonia.WithShape(value.Shape()...), gorgonia.WithName(t.input()))
+	t.inputs = append(t.inputs, func(ids []int) error {
+		fill(ids)
+		if n.Value() == value {
+			return nil
+		}
+		return gorgonia.Let(n, value)
+	})
+	return n
 }
 
 // input returns a name for another input.
@@ -98,16 +111,15 @@ func (t *Tokens) input() string { return fmt.Sprintf("%s.%d", t.name, len(t.inpu
 
 // mask adds an input that is 1 for each token from start to end, and 0 for others.
 func (t *Tokens) mask(start, end int, shape ...int) *gorgonia.Node {
-	n := t.b.variable(t.input(), shape, make([]float64, size(shape)))
-	t.inputs = append(t.inputs, func(ids []int) {
-		switch data := n.Value().Data().(type) {
+	value := t.b.tensor(shape, make([]float64, size(shape)))
+	return t.feed(value, func(ids []int) {
+		switch data := value.Data().(type) {
 		case []float32:
 			within(data, ids, start, end)
 		case []float64:
 			within(data, ids, start, end)
 		}
 	})
-	return n
 }
 
 // within sets an element for each number from start to end to 1, and others to 0.

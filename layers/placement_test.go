@@ -2,6 +2,7 @@ package layers_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // TestWrongPlacement: compositions that would give a wrong result or gradient are errors of the
@@ -131,4 +133,31 @@ func TestRefused(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A model whose tokens nobody has set does not train on zeros: the first run is an error that names them.
+func TestTokensThatAreNotSetAreAnError(t *testing.T) {
+	for _, tp := range []int{1, 2} { // with a mask of the vocabulary
+		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: tp}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+			build.Lock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+			tokens := b.Tokens("text", 1, 1, 4)
+			y := b.To(b.Embedding(b.Learn("words", layers.Normal(1), 0, 6, 2), tokens), layers.Tensor, layers.Replicated)
+			build.Unlock()
+			machine, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
+			if err := errors.Join(b.Err(), err); err != nil {
+				return err
+			}
+			defer machine.Close()
+			if err := machine.RunAll(); err == nil || !strings.Contains(err.Error(), "text.0 has no value") || !strings.Contains(err.Error(), "layers.Tokens") {
+				return fmt.Errorf("a run without tokens: %w", err)
+			}
+			for i := range 3 {
+				if err := errors.Join(tokens.Set([]int{i, 1, 2, 3}), machine.RunAll()); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
 }

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -34,6 +35,7 @@ type Machine struct {
 	missing   error     // nil arguments of New and its options
 	closed    bool
 
+	nodes    int // of the graph, when New read it
 	read     *read.Graph
 	plan     *plan.Plan
 	exec     *exec.Executor
@@ -92,6 +94,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
+	m.nodes = len(m.graph.AllNodes())
 	m.warn()
 	return m, nil
 }
@@ -99,6 +102,16 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 // given notes that an argument is nil: New says so on all ranks.
 func (m *Machine) given(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
+}
+
+// unread returns an error if the graph has other nodes than New has read.
+func (m *Machine) unread() error {
+	nodes := m.graph.AllNodes()
+	if len(nodes) == m.nodes {
+		return nil
+	}
+	return fmt.Errorf("vm: %w: the graph had %d nodes when New read it and has %d, the last of them %v: the machine would not compute them: build the whole graph, with gorgonia.Grad and gorgonia.Read, before the first machine",
+		backend.ErrArgument, m.nodes, len(nodes), nodes[len(nodes)-1])
 }
 
 // prepare reads the graph and plans it.
@@ -195,8 +208,8 @@ func (m *Machine) bind() error {
 // RunAll computes the graph with the present values of its variables. Values says what it
 // leaves; after an error, computed nodes have no value.
 //
-// Errors: a variable without a value, or with one of another shape or dtype; those of
-// operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
+// Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if the graph has got
+// nodes since New; those of operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
 // which a machine cannot run again.
 func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.kind()) }) }
 
@@ -209,7 +222,7 @@ func (m *Machine) runBy(start func() error) error {
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
-	if err := m.parallel.err(); err != nil {
+	if err := cmp.Or(m.parallel.err(), m.unread()); err != nil {
 		return err
 	}
 	if m.read.Changed() {

@@ -3,6 +3,9 @@ package vm
 import (
 	"fmt"
 	"os"
+	"slices"
+
+	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -17,8 +20,8 @@ func Notice(say func(text string)) Option {
 // toStandardError is the default of Notice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 
-// warn reports each defect of the graph once, with its first node, and a training in which ranks share
-// nothing.
+// warn reports each defect of the graph once, with its first node, a training in which ranks share
+// nothing, and variables that may have been forgotten.
 func (m *Machine) warn() {
 	if m.parallel != nil && m.parallel.comm.Rank() > 0 {
 		return
@@ -30,6 +33,9 @@ func (m *Machine) warn() {
 	if m.plan.Doubt != nil {
 		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
 	}
+	if left := m.untrained(); len(left) > 0 {
+		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are not trained; if that is meant, leave them out of gorgonia.Grad, or give their gradients to vm.Keep", names(left)))
+	}
 	seen := map[string]bool{}
 	for _, d := range nn.Defects(m.graph) {
 		if kind := d.What + d.Instead; !seen[kind] {
@@ -37,4 +43,21 @@ func (m *Machine) warn() {
 			m.notice("the graph has an operation of Gorgonia that is wrong: " + d.String() + " (docs/ops.md)")
 		}
 	}
+}
+
+// untrained returns the variables with a gradient that no solver has and that nothing reads.
+func (m *Machine) untrained() (left gorgonia.Nodes) {
+	if m.solver == nil {
+		return nil
+	}
+	for _, n := range m.read.Inputs {
+		g := n.Deriv()
+		wanted := func(r target) bool { return r.Node == g }
+		if g == nil || slices.Contains(m.solver.learnables, n) || slices.Contains(m.keep, g) ||
+			slices.ContainsFunc(m.reads, wanted) || m.graph.To(g.ID()).Len() > 0 {
+			continue
+		}
+		left = append(left, n)
+	}
+	return left
 }

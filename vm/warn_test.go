@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -8,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -48,5 +50,59 @@ func TestTrainingAloneIsReported(t *testing.T) {
 	machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...), vm.Notice(func(text string) { said = append(said, text) }))
 	if len(said) != 1 || !strings.Contains(said[0], "rank 1 of 4 trains on its own") {
 		t.Errorf("said %q", said)
+	}
+}
+
+// A variable with a gradient that no solver has is reported by name, unless something reads the gradient.
+func TestAForgottenLearnableIsReported(t *testing.T) {
+	for name, test := range map[string]struct {
+		options func(m *model) []vm.Option
+		said    bool
+	}{
+		"forgotten":   {func(m *model) []vm.Option { return nil }, true},
+		"kept":        {func(m *model) []vm.Option { return []vm.Option{vm.Keep(m.params[1].Deriv())} }, false},
+		"has another": {func(m *model) []vm.Option { return []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params[1])} }, false},
+		"is read": {func(m *model) []vm.Option {
+			var g gorgonia.Value
+			gorgonia.Read(m.params[1].Deriv(), &g)
+			return nil
+		}, false},
+	} {
+		var said []string
+		m := product(t, vector(1, 2), vector(3, 4))
+		options := append(test.options(m), vm.Notice(func(text string) { said = append(said, text) }), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params[0]))
+		run(t, machine(t, m.g, options...))
+		if (len(said) > 0) != test.said || test.said && (len(said) > 1 || !strings.Contains(said[0], "gradients of w, which no WithSolver has")) {
+			t.Errorf("%s: said %q", name, said)
+		}
+	}
+}
+
+// Nodes that the graph gets after New are an error of RunAll, which names the last one: they would have no value.
+func TestNodesAddedAfterNewAreAnError(t *testing.T) {
+	for where, device := range devices {
+		g, x, _, z := doubled()
+		m, err := vm.New(g, device(t))
+		if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
+			t.Fatal(err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, m)
+		late := must(gorgonia.Square(z))
+		for range 3 {
+			err := m.RunAll()
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), late.String()) || !strings.Contains(err.Error(), "before the first machine") {
+				t.Errorf("%s: %v", where, err)
+			}
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+		run(t, machine(t, g))
+		if late.Value() == nil {
+			t.Errorf("%s: a machine made later has no value", where)
+		}
 	}
 }
