@@ -68,9 +68,9 @@ type DataParallel struct {
 // bits if gradients are rounded as they are packed; another copy on the host for parameters on
 // the host while the communicator is on a device; one broadcast for each bucket.
 //
-// Errors: parameters that do not qualify; [backend.ErrMismatch] on every rank,
-// naming what differs, if the ranks pass different parameters or options; those
-// of the communicator. Ranks that are goroutines must not hold the lock of
+// Errors: parameters that do not qualify, two nodes of one tensor among them; [backend.ErrMismatch] on every rank,
+// naming what differs, if the ranks pass different parameters or options; ErrArgument on every rank if ranks that are
+// goroutines of one process have a tensor in common; those of the communicator. Ranks that are goroutines must not hold the lock of
 // euryale.Run here: New waits for the other ranks.
 func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
 	if err := backend.Given("autograd.New", "comm", comm); err != nil {
@@ -120,8 +120,12 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		d.scale = 1 / float64(tree.all)
 	}
 	err = d.round()
+	labelled := backend.Label(comm, backend.ForNew)
 	description := describe(params, d.buckets, o) + d.model.String()
-	if err = agree(backend.Label(comm, backend.ForNew), description, err); err == nil {
+	if err = agree(labelled, description, err); err == nil {
+		err = distinct(labelled, params)
+	}
+	if err == nil {
 		err = d.prepareBuckets()
 	}
 	err = d.parts.connect(params, err)

@@ -61,7 +61,11 @@ func (s *parts) connect(params []*param, problem error) error {
 	if problem == nil {
 		problem = s.describe(&text, params)
 	}
-	if err := agree(backend.Label(s.comm, backend.ForNew), text.String(), problem); err != nil {
+	labelled := backend.Label(s.comm, backend.ForNew)
+	if err := agree(labelled, text.String(), problem); err != nil {
+		return err
+	}
+	if err := distinct(labelled, params); err != nil {
 		return err
 	}
 	var note []byte

@@ -1,0 +1,54 @@
+package autograd
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// distinct returns the same error on all ranks if some of them are goroutines of one process and have a
+// parameter in the same memory: they would write over each other's values and gradients. It is collective.
+func distinct(comm backend.Communicator, params []*param) error {
+	if comm.Size() == 1 {
+		return nil
+	}
+	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
+	processes, err := gather(comm, process[:8])
+	if err != nil {
+		return err
+	}
+	count := map[string]int{}
+	for _, p := range processes {
+		count[string(p)]++
+	}
+	if len(count) == len(processes) {
+		return nil
+	}
+	var note []byte
+	for _, p := range params {
+		value, err := p.value()
+		if err != nil { // examine has seen it
+			return err
+		}
+		note = binary.LittleEndian.AppendUint64(note, uint64(value.Addr()))
+	}
+	notes, err := gather(comm, note)
+	if err != nil {
+		return err
+	}
+	owners := map[string]int{} // by process and address
+	for r, note := range notes {
+		for i := range params {
+			key := string(processes[r]) + string(note[8*i:8*i+8])
+			if owner, taken := owners[key]; taken && owner != r {
+				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, have parameter %d, %s, in one tensor: build a graph and tensors for each rank",
+					backend.ErrArgument, owner, r, i, params[i].name)
+			}
+			owners[key] = r
+		}
+	}
+	return nil
+}
