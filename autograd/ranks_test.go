@@ -150,7 +150,7 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 			for _, local := range []int{1, 4, math.MaxInt} {
 				seen, steps := map[int]int{}, 0
 				for r := range size {
-					shares, err := Evaluation(seat{rank: r, size: size}, n, local)
+					shares, err := evaluation(r, size, n, local)
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -181,7 +181,7 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 		}
 	}
 	for _, tt := range [][2]int{{-1, 4}, {5, 0}} {
-		if _, err := Evaluation(seat{size: 1}, tt[0], tt[1]); !errors.Is(err, backend.ErrArgument) {
+		if _, err := evaluation(0, 1, tt[0], tt[1]); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("Evaluation%v: %v", tt, err)
 		}
 	}
@@ -189,7 +189,7 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 
 func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
 	for want, tt := range map[string][2]int{"use 64": {10, 64}, "use 2": {1, 2}, "use 48 or 51": {50, 3}} {
-		if _, err := NewSampler(seat{size: tt[1]}, 1000, tt[0], 0); err == nil || !strings.HasSuffix(err.Error(), want) {
+		if _, err := newSampler(0, tt[1], 1000, tt[0], 0); err == nil || !strings.HasSuffix(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
 		}
 	}

@@ -18,18 +18,30 @@ type Sampler struct {
 }
 
 // NewSampler returns the sampler of this rank of a communicator, for n samples and a
-// global batch: what all ranks together train on in one step. It communicates nothing.
+// global batch: what all ranks together train on in one step. It is collective: ranks with other numbers
+// would train on overlapping shares.
 //
 // If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
 // because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
 // [Sampler.Fill] completes the last batch instead.
 //
-// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch.
+// Cost: an all-gather of 32 bytes.
+//
+// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch; [backend.ErrMismatch]
+// on every rank, naming what differs, if ranks pass other numbers; those of the communicator.
 func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler, error) {
 	if err := backend.Given("autograd.NewSampler", "comm", comm); err != nil {
 		return nil, err
 	}
-	size := comm.Size()
+	s, err := newSampler(comm.Rank(), comm.Size(), n, batch, seed)
+	text := fmt.Sprintf("the sampler has %d samples\nthe batch is %d\nthe seed is %d\n", n, batch, seed)
+	if err := Agree(backend.Label(comm, backend.ForSampler), text, err); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+func newSampler(rank, size, n, batch int, seed uint64) (*Sampler, error) {
 	switch {
 	case batch < 1:
 		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d", backend.ErrArgument, batch)
@@ -39,7 +51,7 @@ func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler,
 	case n < batch:
 		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d", backend.ErrArgument, n, batch)
 	}
-	return &Sampler{n: n, batch: batch, rank: comm.Rank(), size: size, seed: seed}, nil
+	return &Sampler{n: n, batch: batch, rank: rank, size: size, seed: seed}, nil
 }
 
 // divisible names the batches next to one that the ranks do not divide.
@@ -87,7 +99,7 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 }
 
 // Evaluation returns the samples of this rank of a communicator for a pass over n samples, in order,
-// as numbers below n: each sample exactly once over all ranks, whatever n is. It communicates nothing. In each step a
+// as numbers below n: each sample exactly once over all ranks, whatever n is. It is collective. In each step a
 // rank has up to local of them, the batch of its graph; step i is about the samples from
 // i*local*size on, of which rank r has the r-th part.
 //
@@ -104,15 +116,26 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 //	}
 //	err = autograd.Sum(comm, &correct, &seen)
 //
-// Errors: ErrArgument if n is negative, or if local is not positive.
+// Cost: an all-gather of 32 bytes.
+//
+// Errors: ErrArgument if n is negative, or if local is not positive; [backend.ErrMismatch] on every rank, naming what
+// differs, if ranks pass other numbers; those of the communicator.
 func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
-	if n < 0 || local < 1 {
-		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
-	}
 	if err := backend.Given("autograd.Evaluation", "comm", comm); err != nil {
 		return nil, err
 	}
-	rank, size := comm.Rank(), comm.Size()
+	shares, err := evaluation(comm.Rank(), comm.Size(), n, local)
+	text := fmt.Sprintf("the evaluation has %d samples\na share has up to %d\n", n, local)
+	if err := Agree(backend.Label(comm, backend.ForEvaluation), text, err); err != nil {
+		return nil, err
+	}
+	return shares, nil
+}
+
+func evaluation(rank, size, n, local int) ([][]int, error) {
+	if n < 0 || local < 1 {
+		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
+	}
 	local = min(local, max(n, 1)) // which changes nothing, and keeps the sums in range
 	var shares [][]int
 	for first := 0; first < n; first += local * size {

@@ -3,26 +3,19 @@ package autograd
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
 )
 
 // seat is a rank among others, of which samplers ask no more.
-type seat struct {
-	backend.Communicator
-	rank, size int
-}
-
-func (p seat) Rank() int { return p.rank }
-func (p seat) Size() int { return p.size }
-
 // batches returns the global batches of an epoch, put together from all ranks.
 func batches(t *testing.T, n, batch, size, epoch int, seed uint64, fill bool) [][]int {
 	t.Helper()
 	var whole [][]int
 	for r := range size {
-		s, err := NewSampler(seat{rank: r, size: size}, n, batch, seed)
+		s, err := newSampler(r, size, n, batch, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,8 +103,41 @@ func TestSamplerShuffles(t *testing.T) {
 
 func TestSamplerArguments(t *testing.T) {
 	for _, tt := range [][3]int{{10, 4, 3}, {10, 0, 1}, {10, 12, 2}} {
-		if _, err := NewSampler(seat{size: tt[2]}, tt[0], tt[1], 0); !errors.Is(err, backend.ErrArgument) {
+		if _, err := newSampler(0, tt[2], tt[0], tt[1], 0); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("NewSampler%v: %v", tt, err)
+		}
+	}
+}
+
+// Ranks whose samplers have other seeds, samples or batches, or whose evaluations have other shares, are told on all ranks.
+func TestSharesAreComparedAmongRanks(t *testing.T) {
+	for want, f := range map[string]func(r rank, differ int) error{
+		"the seed is 1 on rank 0, but the seed is 2 on rank 1": func(r rank, differ int) error {
+			_, err := NewSampler(r.comm, 100, 8, uint64(1+differ))
+			return err
+		},
+		"the batch is 8 on rank 0, but the batch is 10 on rank 1": func(r rank, differ int) error {
+			_, err := NewSampler(r.comm, 100, 8+2*differ, 1)
+			return err
+		},
+		"the sampler has 100 samples on rank 0, but the sampler has 101 samples on rank 1": func(r rank, differ int) error {
+			_, err := NewSampler(r.comm, 100+differ, 8, 1)
+			return err
+		},
+		"a share has up to 4 on rank 0, but a share has up to 5 on rank 1": func(r rank, differ int) error {
+			_, err := Evaluation(r.comm, 100, 4+differ)
+			return err
+		},
+	} {
+		for differ := range 2 {
+			for i, err := range each(t, 2, func(r rank) error { return f(r, differ*r.comm.Rank()) }) {
+				if differ == 0 && err != nil {
+					t.Errorf("alike, rank %d: %v", i, err)
+				}
+				if differ == 1 && (!errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), want)) {
+					t.Errorf("rank %d: %v, want %q", i, err, want)
+				}
+			}
 		}
 	}
 }

@@ -33,6 +33,8 @@ const (
 	ForAny                     // autograd.Any
 	ForReplay                  // Graph.Launch
 	ForMachine                 // vm.New
+	ForSampler                 // autograd.NewSampler
+	ForEvaluation              // autograd.Evaluation
 )
 
 var purposes = [...]string{
@@ -41,7 +43,7 @@ var purposes = [...]string{
 	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
 	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
 	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any", ForReplay: "Graph.Launch",
-	ForMachine: "vm.New",
+	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
 }
 
 // String returns what the program called: "DataParallel.Save".
