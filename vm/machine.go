@@ -36,6 +36,7 @@ type Machine struct {
 	closed    bool
 
 	nodes    int // of the graph, when New read it
+	derived  int // variables that had a gradient then
 	read     *read.Graph
 	plan     *plan.Plan
 	exec     *exec.Executor
@@ -94,7 +95,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	m.nodes = len(m.graph.AllNodes())
+	m.nodes, m.derived = len(m.graph.AllNodes()), m.gradients()
 	m.warn()
 	return m, nil
 }
@@ -104,14 +105,29 @@ func (m *Machine) given(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 
-// unread returns an error if the graph has other nodes than New has read.
+// unread returns an error if the graph has other nodes than New has read. A machine for evaluation
+// may be made before gorgonia.Grad, whose nodes it does not need.
 func (m *Machine) unread() error {
 	nodes := m.graph.AllNodes()
 	if len(nodes) == m.nodes {
 		return nil
 	}
+	if gradients := m.gradients(); !m.training && gradients > m.derived {
+		m.nodes, m.derived = len(nodes), gradients
+		return nil
+	}
 	return fmt.Errorf("vm: %w: the graph had %d nodes when New read it and has %d, the last of them %v: the machine would not compute them: build the whole graph, with gorgonia.Grad and gorgonia.Read, before the first machine",
 		backend.ErrArgument, m.nodes, len(nodes), nodes[len(nodes)-1])
+}
+
+// gradients returns how many variables have one.
+func (m *Machine) gradients() (n int) {
+	for _, in := range m.read.Inputs {
+		if in.Deriv() != nil {
+			n++
+		}
+	}
+	return n
 }
 
 // prepare reads the graph and plans it.
@@ -208,8 +224,8 @@ func (m *Machine) bind() error {
 // RunAll computes the graph with the present values of its variables. Values says what it
 // leaves; after an error, computed nodes have no value.
 //
-// Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if the graph has got
-// nodes since New; those of operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
+// Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if nodes were added to the
+// graph after New, other than by gorgonia.Grad after a machine of [Eval]; those of operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
 // which a machine cannot run again.
 func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.kind()) }) }
 

@@ -106,3 +106,24 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 		}
 	}
 }
+
+// A machine for evaluation may be made before the gradients, which it does not compute.
+func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("x"), gorgonia.WithValue(vector(1, 2)))
+	loss := must(gorgonia.Sum(must(gorgonia.Square(x))))
+	evaluation := machine(t, g, vm.Eval())
+	run(t, evaluation)
+	if _, err := gorgonia.Grad(loss, x); err != nil {
+		t.Fatal(err)
+	}
+	training := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 0.25}, x))
+	for range 3 {
+		run(t, evaluation)
+		run(t, training)
+	}
+	must(gorgonia.Square(loss))
+	if err := evaluation.RunAll(); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a node that is no gradient: %v", err)
+	}
+}
