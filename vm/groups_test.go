@@ -30,13 +30,15 @@ func halves(params gorgonia.Nodes) []autograd.Group {
 // TestSeveralWithSolverAreGroups: machines with several solvers, one rank or several, train to the bits of
 // autograd's Groups after runs.
 func TestSeveralWithSolverAreGroups(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
-		for P := 1; P <= 2; P++ {
-			if err := testranks.Join(together(t, k, P, ranked.group)); err != nil {
-				t.Errorf("%d ranks: %v", P, err)
-			}
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, severalSolvers)
+}
+
+func severalSolvers(t *testing.T, k testenv.Kind) {
+	for P := 1; P <= 2; P++ {
+		if err := testranks.Join(together(t, k, P, ranked.group)); err != nil {
+			t.Errorf("%d ranks: %v", P, err)
 		}
-	})
+	}
 }
 
 func (r ranked) group() error {

@@ -55,6 +55,12 @@ func TestBatchNormOverAllRanksOnGPU(t *testing.T) { normsOverAllRanks(t, testenv
 // TestAveragesAreThoseOfAllRanksOnGPU is TestAveragesAreThoseOfAllRanks on GPUs.
 func TestAveragesAreThoseOfAllRanksOnGPU(t *testing.T) { averagesOfAllRanks(t, testenv.GPUs, 2) }
 
+// TestSeveralWithSolverAreGroupsOnGPU is TestSeveralWithSolverAreGroups on GPUs.
+func TestSeveralWithSolverAreGroupsOnGPU(t *testing.T) { severalSolvers(t, testenv.GPUs) }
+
+// TestAStepInProgressIsNotDisturbedOnGPU is TestAStepInProgressIsNotDisturbed on GPUs.
+func TestAStepInProgressIsNotDisturbedOnGPU(t *testing.T) { stepsInProgress(t, testenv.GPUs) }
+
 // BenchmarkDataParallelOnGPU measures steps of a multi-layer perceptron on one GPU and on two, each
 // with a batch of 1,024 samples. The efficiency is the time on one over the time on two.
 func BenchmarkDataParallelOnGPU(b *testing.B) {
