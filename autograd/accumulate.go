@@ -33,8 +33,8 @@ import (
 // each RunAll overwrites the gradients of the one before.
 //
 // From Accumulate until Sync a step is in progress: Save, Load, Average and another Accumulate are
-// ErrArgument, and so is Close, which still closes. The rate of the step is what the solver has when it
-// is given the gradients.
+// ErrArgument, and so is Close, which still closes. The rate of the step is what the solver has
+// when it is given the gradients.
 //
 // Cost: one addition of all gradients for each micro-batch except the last, in the memory of
 // the buckets.
@@ -63,9 +63,9 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	return err
 }
 
-// StepInProgress is what tells that a step is in progress, of which several runs accumulate the gradients:
-// an ErrArgument that says what to do first, nil for 0 micro-batches. synced says that Sync ends the
-// step, in place of the last run.
+// StepInProgress is what tells that a step is in progress, of which several runs accumulate the
+// gradients: an ErrArgument that says what to do first, nil for 0 micro-batches. synced says that
+// Sync ends the step, in place of the last run.
 func StepInProgress(done, of int, synced bool) error {
 	if of == 0 {
 		return nil
@@ -77,7 +77,8 @@ func StepInProgress(done, of int, synced bool) error {
 	if synced {
 		first = append(first, "call Sync")
 	}
-	return fmt.Errorf("%w: a step is in progress, with %d of %d micro-batches accumulated: %s first", backend.ErrArgument, done, of, strings.Join(first, " and "))
+	return fmt.Errorf("%w: a step is in progress, with %d of %d micro-batches accumulated: %s "+
+		"first", backend.ErrArgument, done, of, strings.Join(first, " and "))
 }
 
 // microBatch runs one micro-batch. It holds the gradients of all but the last.

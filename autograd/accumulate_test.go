@@ -293,8 +293,8 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 	})
 }
 
-// Who forgets Sync reads it on standard error, once for all ranks, since a deferred Close drops its error: also
-// where parameters begin as zeros, and where the communicator was closed before.
+// Who forgets Sync reads it on standard error, once for all ranks, since a deferred Close drops its
+// error: also where parameters begin as zeros, and where the communicator was closed before.
 func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 	for _, begin := range []float32{0, 1} {
 		for _, forgets := range []bool{false, true} {

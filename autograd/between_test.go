@@ -152,8 +152,8 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 	}
 }
 
-// From the first micro-batch to Sync a step is in progress, with and without hooks: what cannot be then says how far the step
-// is, and Close loses it with an error.
+// From the first micro-batch to Sync a step is in progress, with and without hooks: what cannot be
+// then says how far the step is, and Close loses it with an error.
 func TestAStepOfMicroBatchesIsNotDisturbed(t *testing.T) {
 	const n = 3
 	for _, hooks := range []string{"none", "all"} {

@@ -9,8 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// distinct returns the same error on all ranks if some of them are goroutines of one process and have a
-// parameter in the same memory: they would write over each other's values and gradients. It is collective.
+// distinct returns the same error on all ranks if some of them are goroutines of one process and
+// have a parameter in the same memory: they would write over each other's values and gradients. It
+// is collective.
 func distinct(comm backend.Communicator, params []*param) error {
 	if comm.Size() == 1 {
 		return nil
@@ -44,7 +45,8 @@ func distinct(comm backend.Communicator, params []*param) error {
 		for i := range params {
 			key := string(processes[r]) + string(note[8*i:8*i+8])
 			if owner, taken := owners[key]; taken && owner != r {
-				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, have parameter %d, %s, in one tensor: build a graph and tensors for each rank",
+				return fmt.Errorf("%w: ranks %d and %d, which are goroutines of one process, "+
+					"have parameter %d, %s, in one tensor: build a graph and tensors for each rank",
 					backend.ErrArgument, owner, r, i, params[i].name)
 			}
 			owners[key] = r

@@ -13,7 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Ranks that are goroutines and share a graph, or one tensor of graphs of their own, are refused on all ranks.
+// Ranks that are goroutines and share a graph, or one tensor of graphs of their own, are refused on
+// all ranks.
 func TestGoroutineRanksThatShareLearnablesAreRefused(t *testing.T) {
 	shared := vectors(3)
 	for name, paramsOf := range map[string]func(rank int) gorgonia.Nodes{
@@ -47,7 +48,8 @@ func TestGoroutineRanksThatShareLearnablesAreRefused(t *testing.T) {
 	}
 }
 
-// Tied weights are one node: as two nodes of one tensor they would be two parameters, and Adam would move twice as far.
+// Tied weights are one node: as two nodes of one tensor they would be two parameters, and Adam
+// would move twice as far.
 func TestTiedWeightsAreOneNode(t *testing.T) {
 	tied := vectors(2)
 	whole := tensor.New(tensor.WithBacking([]float64{1, 1, 1}))

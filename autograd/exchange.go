@@ -27,9 +27,9 @@ type Exchange struct {
 // Exchange gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
 // nil for the host, which starts the all-reduces, too.
 //
-// Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a gradient is
-// part of a plan or is not, for parameters that an engine has moved to a device, and for a device other than
-// the communicator's.
+// Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a
+// gradient is part of a plan or is not, for parameters that an engine has moved to a device, and
+// for a device other than the communicator's.
 func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -44,7 +44,8 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	case d.partial:
 		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after each run")
 	case d.unused:
-		return nil, refuse("WithUnused: a machine computes the gradients of its learnables in each run: leave the option out, and learnables without a gradient out of WithSolver")
+		return nil, refuse("WithUnused: a machine computes the gradients of its learnables in " +
+			"each run: leave the option out, and learnables without a gradient out of WithSolver")
 	case e != nil:
 		return nil, refuse("parameters are on a device: a machine moves them there itself")
 	case on != nil && on.Name() != device.Name():
@@ -129,8 +130,8 @@ func (x *Exchange) MicroBatches() int {
 	return x.d.tree.all
 }
 
-// Accumulated says how many of the runs of a step have accumulated their gradients, 0 between steps: in the
-// middle, Save, Load and Close are errors.
+// Accumulated says how many of the runs of a step have accumulated their gradients, 0 between
+// steps: in the middle, Save, Load and Close are errors.
 func (x *Exchange) Accumulated(done, of int) {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()

@@ -86,7 +86,8 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 		return nil, err
 	}
 	f := &fused{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
-	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value, 2+len(f.rule.keep)+f.rule.scratch)
+	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value,
+		2+len(f.rule.keep)+f.rule.scratch)
 	f.notes.setting = func(x float64) fuse.Value {
 		f.settings = append(f.settings, x)
 		return 0
@@ -118,15 +119,20 @@ func (f *Fusion) part(param int) int {
 // Kept returns how many vectors the solver keeps for a parameter.
 func (f *Fusion) Kept(param int) int { return len(f.parts[f.part(param)].rule.keep) }
 
-// Update returns what adds the update of one element of a parameter to a program: w is that of the
-// parameter, dw of its gradient, and kept are those of the vectors, all of one type. setting returns the
-// value of a number that Next returns. The function returns what becomes of w and of kept.
-func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+// Update adds the update of one element to a program: w is that of a parameter, dw of its gradient,
+// and kept are those of the vectors, all of one type. setting returns the value of a number that
+// Next returns. Update returns what becomes of w and of kept.
+type Update func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
+
+// Update returns the update of a parameter.
+func (f *Fusion) Update(param int) Update {
 	part, first := f.parts[f.part(param)], 0
 	for _, before := range f.parts[:f.part(param)] {
 		first += before.passes
 	}
-	return func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+	return func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 		settings := first
 		t := &trace{program: p, setting: func(float64) fuse.Value {
 			settings++
@@ -145,7 +151,8 @@ func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, kept 
 // Errors: parameters that are not like those of the last step.
 func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 	if f.of != nil && len(params) != len(f.of) {
-		return nil, fmt.Errorf("autograd: Groups: %w: %d parameters, the groups have %d", backend.ErrArgument, len(params), len(f.of))
+		return nil, fmt.Errorf("autograd: Groups: %w: %d parameters, the groups have %d",
+			backend.ErrArgument, len(params), len(f.of))
 	}
 	for k := range f.params {
 		f.params[k] = f.params[k][:0]
@@ -216,7 +223,8 @@ func (f *fused) next() error {
 		f.kept.last = f
 	}
 	if len(f.settings) != f.passes {
-		return fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make another machine", f.rule.name, backend.ErrArgument)
+		return fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make "+
+			"another machine", f.rule.name, backend.ErrArgument)
 	}
 	return nil
 }

@@ -19,8 +19,8 @@ type Group struct {
 	Params gorgonia.Nodes
 }
 
-// Groups is a solver whose parameters are updated by different solvers, or with different settings: the
-// parameter groups of torch.optim. Biases without weight decay, say:
+// Groups is a solver whose parameters are updated by different solvers, or with different settings:
+// the parameter groups of torch.optim. Biases without weight decay, say:
 //
 //	solver, err := autograd.NewGroups(learnables,
 //		autograd.Group{Solver: &autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, Params: weights},
@@ -30,8 +30,9 @@ type Group struct {
 //	err = solver.Step(grads)
 //	err = dp.Save(dir, solver, progress)
 //
-// Rates of groups are those of their solvers: call SetRate of these, or that of Groups, which sets one
-// rate for all. A checkpoint has the states of all groups, and is loaded by a program with the same groups.
+// Rates of groups are those of their solvers: call SetRate of these, or that of Groups, which sets
+// one rate for all. A checkpoint has the states of all groups, and is loaded by a program with the
+// same groups.
 type Groups struct {
 	all    gorgonia.Nodes
 	groups []ruled
@@ -41,12 +42,13 @@ type Groups struct {
 
 var _ Solver = (*Groups)(nil)
 
-// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: that of the
-// gradients which Step is given.
+// NewGroups returns a solver of groups. params are all parameters, in the order of [New]: that of
+// the gradients which Step is given.
 //
-// Errors: ErrArgument, with names, for a parameter in no group, in two groups, or twice in one, for one that is not
-// among params, for a group without parameters, and for a solver of two groups, whose steps would count
-// twice; ErrUnsupported for solvers of other packages, and for groups of groups.
+// Errors: ErrArgument, with names, for a parameter in no group, in two groups, or twice in one, for
+// one that is not among params, for a group without parameters, and for a solver of two groups,
+// whose steps would count twice; ErrUnsupported for solvers of other packages, and for groups of
+// groups.
 func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	g := &Groups{all: slices.Clone(params), of: make([]member, len(params))}
 	for i := range g.of {
@@ -73,7 +75,8 @@ func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 	s, ok := group.Solver.(ruled)
 	switch {
 	case !ok:
-		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package autograd", backend.ErrUnsupported, group.Solver)
+		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package "+
+			"autograd", backend.ErrUnsupported, group.Solver)
 	case slices.ContainsFunc(g.groups, func(other ruled) bool { return other == s }):
 		return refuseGroups("its solver has another group, too: make a solver for each")
 	case len(group.Params) == 0:
@@ -128,11 +131,12 @@ func nodeName(n *gorgonia.Node) string {
 	return n.Name()
 }
 
-// Step updates the parameters in place, which it is given in the order of NewGroups. Errors are those of
-// [Solver]; nothing has changed if one group refuses its parameters.
+// Step updates the parameters in place, which it is given in the order of NewGroups. Errors are
+// those of [Solver]; nothing has changed if one group refuses its parameters.
 func (g *Groups) Step(params []gorgonia.ValueGrad) error {
 	if len(params) != len(g.of) {
-		return refuseGroups("Step is given %d parameters, the groups have %d", len(params), len(g.of))
+		return refuseGroups("Step is given %d parameters, the groups have %d", len(params),
+			len(g.of))
 	}
 	for _, s := range g.groups {
 		if err := s.check(); err != nil {
@@ -213,14 +217,16 @@ func (g *Groups) check(state map[string]backend.Buffer, params []backend.Buffer)
 		_, vector := g.owner(name)
 		k, rest, ok := groupOf(name)
 		if ok && !vector && (k >= len(g.groups) || rest != g.groups[k].rule().counter) {
-			return refuseGroups("the state has %s, which is of none of these groups: pass the groups that it was saved with", name)
+			return refuseGroups("the state has %s, which is of none of these groups: pass the "+
+				"groups that it was saved with", name)
 		}
 	}
 	for k, s := range g.groups {
 		own := within(state, k)
 		steps, stored, err := s.rule().parse(own)
 		if err == nil && len(stored) > 0 && len(stored) != len(g.params[k]) {
-			err = refuseGroups("its state is of %d parameters, and it has %d", len(stored), len(g.params[k]))
+			err = refuseGroups("its state is of %d parameters, and it has %d", len(stored),
+				len(g.params[k]))
 		}
 		if err == nil && params != nil {
 			var of []backend.Buffer

@@ -197,7 +197,8 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	}
 }
 
-// RMSProp keeps a buffer for momentum or none, from the first step on: the other state is not dropped.
+// RMSProp keeps a buffer for momentum or none, from the first step on: the other state is not
+// dropped.
 func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
 	params := vectors(2)
 	with := &RMSProp{Rate: 0.1, Momentum: 0.9}

@@ -39,9 +39,11 @@ func (s *Nesterov) Step(params []gorgonia.ValueGrad) error {
 }
 
 func (s *Nesterov) check() error {
+	infinite := math.Inf(1)
 	return cmp.Or(checkRate("Nesterov", s.Rate, s.rated),
-		checkNumbers("Nesterov", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)},
-			number{"WeightDecay", s.WeightDecay, math.Inf(1)}),
+		checkNumbers("Nesterov", number{"Rate", s.Rate, infinite},
+			number{"Momentum", s.Momentum, infinite},
+			number{"WeightDecay", s.WeightDecay, infinite}),
 		checkPositive("Nesterov", "Momentum", s.Momentum, "use SGD"))
 }
 
@@ -51,8 +53,8 @@ func (s *Nesterov) rule() rule {
 	return rule{name: "Nesterov", keep: []string{"nesterov.buffer."}, scratch: 1, updater: s}
 }
 
-func (s *Nesterov) update(k backend.Arithmetic, w, dw backend.Buffer, operands []backend.Buffer) error {
-	b, t := operands[0], operands[1]
+func (s *Nesterov) update(k backend.Arithmetic, w, dw backend.Buffer, v []backend.Buffer) error {
+	b, t := v[0], v[1]
 	return inOrder(
 		func() error { return decayGradient(k, dw, w, t, s.WeightDecay) },
 		func() error { return k.Scale(b, b, s.Momentum) },

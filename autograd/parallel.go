@@ -68,10 +68,11 @@ type DataParallel struct {
 // bits if gradients are rounded as they are packed; another copy on the host for parameters on
 // the host while the communicator is on a device; one broadcast for each bucket.
 //
-// Errors: parameters that do not qualify, two nodes of one tensor among them; [backend.ErrMismatch] on every rank,
-// naming what differs, if the ranks pass different parameters or options; ErrArgument on every rank if ranks that are
-// goroutines of one process have a tensor in common; those of the communicator. Ranks that are goroutines must not hold the lock of
-// euryale.Run here: New waits for the other ranks.
+// Errors: parameters that do not qualify, two nodes of one tensor among them; [backend.ErrMismatch]
+// on every rank, naming what differs, if the ranks pass different parameters or options;
+// ErrArgument on every rank if ranks that are goroutines of one process have a tensor in common;
+// those of the communicator. Ranks that are goroutines must not hold the lock of euryale.Run here:
+// New waits for the other ranks.
 func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*DataParallel, error) {
 	if err := backend.Given("autograd.New", "comm", comm); err != nil {
 		return nil, err
@@ -226,7 +227,8 @@ func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
 			return nil, err
 		}
 		if first := slices.Index(nodes, n); first != i {
-			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia merges input nodes of the same name and shape", backend.ErrArgument, first, i, p.name)
+			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia "+
+				"merges input nodes of the same name and shape", backend.ErrArgument, first, i, p.name)
 		}
 		if err := p.reachable(device); err != nil {
 			return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
@@ -248,8 +250,9 @@ func untied(params []*param) error {
 			return err
 		}
 	}
-	if i, k, tied := residence.Overlap(len(values), func(i int) backend.Buffer { return values[i] }); tied {
-		return fmt.Errorf("%w: parameters %d, %s, and %d, %s, are one tensor, which each step would update twice: use one node in both places",
+	if i, k, tied := residence.Overlap(values); tied {
+		return fmt.Errorf("%w: parameters %d, %s, and %d, %s, are one tensor, which each step "+
+			"would update twice: use one node in both places",
 			backend.ErrArgument, i, params[i].name, k, params[k].name)
 	}
 	return nil
@@ -430,10 +433,11 @@ func (d *DataParallel) Err() error {
 // its next Alloc after all ranks have closed. Close d before the communicator and the engine.
 // Later calls do nothing.
 //
-// Close returns an error, and still closes d, in the middle of a step (ErrArgument), whose gradients are lost,
-// and if the ranks have trained separately: a solver was given gradients and Sync was never called. The
-// latter it also reports ([WithNotice]), since a deferred Close drops its error. A machine of package vm
-// leaves no gradients: vm.New reports one that trains without its WithDataParallel.
+// Close returns an error, and still closes d, in the middle of a step (ErrArgument), whose
+// gradients are lost, and if the ranks have trained separately: a solver was given gradients and
+// Sync was never called. The latter it also reports ([WithNotice]), since a deferred Close drops
+// its error. A machine of package vm leaves no gradients: vm.New reports one that trains without
+// its WithDataParallel.
 func (d *DataParallel) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -512,15 +516,16 @@ func (d *DataParallel) usable() error {
 	return nil
 }
 
-// betweenSteps returns an error while a step is in progress on this rank: the slots are in use,
-// and the compression may have seen a part of the step. Without hooks and Accumulate, a step is in progress
-// only during Sync.
+// betweenSteps returns an error while a step is in progress on this rank: the slots are in use, and
+// the compression may have seen a part of the step. Without hooks and Accumulate, a step is in
+// progress only during Sync.
 func (d *DataParallel) betweenSteps() error {
 	if d.of > 0 {
 		return StepInProgress(d.done, d.of, d.given == nil)
 	}
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
-		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first", backend.ErrArgument)
+		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first",
+			backend.ErrArgument)
 	}
 	return nil
 }

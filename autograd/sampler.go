@@ -17,9 +17,9 @@ type Sampler struct {
 	fill                 bool
 }
 
-// NewSampler returns the sampler of this rank of a communicator, for n samples and a
-// global batch: what all ranks together train on in one step. It is collective: ranks with other numbers
-// would train on overlapping shares.
+// NewSampler returns the sampler of this rank of a communicator, for n samples and a global batch:
+// what all ranks together train on in one step. It is collective: ranks with other numbers would
+// train on overlapping shares.
 //
 // If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
 // because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
@@ -27,14 +27,16 @@ type Sampler struct {
 //
 // Cost: an all-gather of 32 bytes.
 //
-// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch; [backend.ErrMismatch]
-// on every rank, naming what differs, if ranks pass other numbers; those of the communicator.
+// Errors: ErrArgument if the ranks do not divide batch, or if there is not one whole batch;
+// [backend.ErrMismatch] on every rank, naming what differs, if ranks pass other numbers; those of
+// the communicator.
 func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler, error) {
 	if err := backend.Given("autograd.NewSampler", "comm", comm); err != nil {
 		return nil, err
 	}
 	s, err := newSampler(comm.Rank(), comm.Size(), n, batch, seed)
-	text := fmt.Sprintf("the sampler has %d samples\nthe batch is %d\nthe seed is %d\n", n, batch, seed)
+	text := fmt.Sprintf("the sampler has %d samples\nthe batch is %d\nthe seed is %d\n", n, batch,
+		seed)
 	if err := Agree(backend.Label(comm, backend.ForSampler), text, err); err != nil {
 		return nil, err
 	}
@@ -98,10 +100,10 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 	return steps
 }
 
-// Evaluation returns the samples of this rank of a communicator for a pass over n samples, in order,
-// as numbers below n: each sample exactly once over all ranks, whatever n is. It is collective. In each step a
-// rank has up to local of them, the batch of its graph; step i is about the samples from
-// i*local*size on, of which rank r has the r-th part.
+// Evaluation returns the samples of this rank of a communicator for a pass over n samples, in
+// order, as numbers below n: each sample exactly once over all ranks, whatever n is. It is
+// collective. In each step a rank has up to local of them, the batch of its graph; step i is about
+// the samples from i*local*size on, of which rank r has the r-th part.
 //
 // All ranks have the same number of steps, so each may call collectives. In the last step a
 // share may be shorter, or empty. So a mean over all samples is the quotient of two sums
@@ -118,8 +120,8 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 //
 // Cost: an all-gather of 32 bytes.
 //
-// Errors: ErrArgument if n is negative, or if local is not positive; [backend.ErrMismatch] on every rank, naming what
-// differs, if ranks pass other numbers; those of the communicator.
+// Errors: ErrArgument if n is negative, or if local is not positive; [backend.ErrMismatch] on every
+// rank, naming what differs, if ranks pass other numbers; those of the communicator.
 func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
 	if err := backend.Given("autograd.Evaluation", "comm", comm); err != nil {
 		return nil, err

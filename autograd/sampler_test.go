@@ -109,7 +109,8 @@ func TestSamplerArguments(t *testing.T) {
 	}
 }
 
-// Ranks whose samplers have other seeds, samples or batches, or whose evaluations have other shares, are told on all ranks.
+// Ranks whose samplers have other seeds, samples or batches, or whose evaluations have other
+// shares, are told on all ranks.
 func TestSharesAreComparedAmongRanks(t *testing.T) {
 	for want, f := range map[string]func(r rank, differ int) error{
 		"the seed is 1 on rank 0, but the seed is 2 on rank 1": func(r rank, differ int) error {

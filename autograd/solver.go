@@ -16,9 +16,9 @@ import (
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
-// [RMSProp], [Adam] and [AdamW], and [Groups] of them. They update parameters of float32 and float64, tensors and scalars, on the host
-// and on devices, with the same bits on both. They set gradients to zero, as Gorgonia's
-// solvers do.
+// [RMSProp], [Adam] and [AdamW], and [Groups] of them. They update parameters of float32 and
+// float64, tensors and scalars, on the host and on devices, with the same bits on both. They set
+// gradients to zero, as Gorgonia's solvers do.
 //
 // Step is given the same parameters in the same order each time, those of
 // [DataParallel.Sync] for example. A Step that returns an error for its arguments has
@@ -161,16 +161,17 @@ func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
 
 // operandsOfAll returns the memory of parameters and gradients, or why a solver refuses them.
 func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, error) {
-	all := make([]operands, len(params))
+	all, values := make([]operands, len(params)), make([]backend.Buffer, len(params))
 	for i, p := range params {
 		var err error
 		if all[i], err = operandsIn(p); err != nil {
 			return nil, fmt.Errorf("autograd: %s: parameter %d%s %w", solver, i, named(p), err)
 		}
+		values[i] = all[i].w
 	}
-	first, second, shared := residence.Overlap(len(all), func(i int) backend.Buffer { return all[i].w })
-	if shared {
-		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a step would update it twice", solver, backend.ErrArgument, first, second)
+	if i, k, shared := residence.Overlap(values); shared {
+		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a "+
+			"step would update it twice", solver, backend.ErrArgument, i, k)
 	}
 	return all, nil
 }
@@ -274,7 +275,8 @@ func checkPositive(solver, name string, value float64, instead string) error {
 	if value > 0 {
 		return nil
 	}
-	return fmt.Errorf("autograd: %s: %w: %s is %v: it must be positive, or %s", solver, backend.ErrArgument, name, value, instead)
+	return fmt.Errorf("autograd: %s: %w: %s is %v: it must be positive, or %s", solver,
+		backend.ErrArgument, name, value, instead)
 }
 
 // number is a setting, from 0 up to a limit, which may be infinite.
@@ -317,7 +319,8 @@ func (s *kept) fit(r rule, all []operands) error {
 
 // keepsOthers is the error of settings that need another number of vectors than there are.
 func (r rule) keepsOthers(has int) error {
-	return fmt.Errorf("%w: %d vectors are kept for each parameter, and with these settings %d: momentum is on or off from the beginning", backend.ErrArgument, has, len(r.keep))
+	return fmt.Errorf("%w: %d vectors are kept for each parameter, and with these settings %d: "+
+		"momentum is on or off from the beginning", backend.ErrArgument, has, len(r.keep))
 }
 
 // state implements [Stateful]. It waits for devices.
@@ -398,7 +401,8 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 	}
 	for _, prefix := range r.without {
 		if found := count(prefix); found > 0 {
-			return 0, nil, r.refuse("the state has %s for %d parameters, which these settings do not use", prefix, found)
+			return 0, nil, r.refuse("the state has %s for %d parameters, which these settings "+
+				"do not use", prefix, found)
 		}
 	}
 	for k, prefix := range r.keep {

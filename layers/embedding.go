@@ -83,19 +83,22 @@ func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
 	}
 	shape := t.own()
 	data := make([]int, size(shape))
-	return t.feed(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)), func(ids []int) {
-		for i, id := range ids {
-			data[i] = none
-			if id >= start && id < end {
-				data[i] = id - start
+	return t.feed(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)),
+		func(ids []int) {
+			for i, id := range ids {
+				data[i] = none
+				if id >= start && id < end {
+					data[i] = id - start
+				}
 			}
-		}
-	})
+		})
 }
 
-// feed adds an input whose value is filled by Set. It has none before, so that a run without tokens is an error.
+// feed adds an input whose value is filled by Set. It has none before, so that a run without tokens
+// is an error.
 func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int)) *gorgonia.Node {
-	n := gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(), gorgonia.WithShape(value.Shape()...), gorgonia.WithName(t.input()))
+	n := gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(),
+		gorgonia.WithShape(value.Shape()...), gorgonia.WithName(t.input()))
 	t.inputs = append(t.inputs, func(ids []int) error {
 		fill(ids)
 		if n.Value() == value {

@@ -135,7 +135,8 @@ func TestRefused(t *testing.T) {
 	})
 }
 
-// A model whose tokens nobody has set does not train on zeros: the first run is an error that names them.
+// A model whose tokens nobody has set does not train on zeros: the first run is an error that names
+// them.
 func TestTokensThatAreNotSetAreAnError(t *testing.T) {
 	for _, tp := range []int{1, 2} { // with a mask of the vocabulary
 		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: tp}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {

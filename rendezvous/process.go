@@ -11,8 +11,8 @@ import (
 // Process is the process of a rank on this rank's machine.
 type Process struct{ Rank, PID int }
 
-// ThisProcess identifies this process among those of a job, on all machines: ranks for which it is the same are goroutines
-// of one process.
+// ThisProcess identifies this process among those of a job, on all machines: ranks for which it is
+// the same are goroutines of one process.
 func ThisProcess() string { return self() }
 
 // self identifies this process for the other ranks, in three lines: its machine, its

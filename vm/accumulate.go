@@ -14,9 +14,9 @@ import (
 // graph. The bits are those of autograd's Accumulate.
 //
 // Between the first run of a step and its last one a step is in progress: Save and Load of
-// [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another change of the
-// solver's settings, and nothing has changed then. Close is ErrArgument, too: it closes the machine, and what
-// was added up is lost.
+// [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another
+// change of the solver's settings, and nothing has changed then. Close is ErrArgument, too: it
+// closes the machine, and what was added up is lost.
 //
 // Cost: a pass over the gradients in each run, and memory for the sums, which is that of the buckets
 // with [WithDataParallel]. An error of a run discards what was added up.

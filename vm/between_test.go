@@ -16,9 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestAStepInProgressIsNotDisturbed: in the middle of a step nothing is saved or loaded, and no rate is set. The error
-// says how far the step is, nothing has changed, and the training goes on with the bits of one that nobody has
-// disturbed. Close gives the same error.
+// TestAStepInProgressIsNotDisturbed: in the middle of a step nothing is saved or loaded, and no
+// rate is set. The error says how far the step is, nothing has changed, and the training goes on
+// with the bits of one that nobody has disturbed. Close gives the same error.
 func TestAStepInProgressIsNotDisturbed(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, stepsInProgress)
 }

@@ -17,8 +17,8 @@
 // soon as its value is not needed any more. [Machine.Plan] prints the plan, and EURYALE_PLAN=FILE
 // writes it to a file, plan.svg with a drawing of the arena. Plans of [Eval] go to plan.eval.svg.
 //
-// Build the graph, with gorgonia.Grad and gorgonia.Read, before New. Where nodes are added later, RunAll
-// is an error; a machine of [Eval] may be made before gorgonia.Grad.
+// Build the graph, with gorgonia.Grad and gorgonia.Read, before New. Where nodes are added later,
+// RunAll is an error; a machine of [Eval] may be made before gorgonia.Grad.
 //
 // # Values
 //

@@ -27,8 +27,8 @@ func halves(params gorgonia.Nodes) []autograd.Group {
 	return groups
 }
 
-// TestSeveralWithSolverAreGroups: machines with several solvers, one rank or several, train to the bits of
-// autograd's Groups after runs.
+// TestSeveralWithSolverAreGroups: machines with several solvers, one rank or several, train to the
+// bits of autograd's Groups after runs.
 func TestSeveralWithSolverAreGroups(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, severalSolvers)
 }
@@ -117,7 +117,8 @@ func TestGroupsOfAutogradInAPlan(t *testing.T) {
 	}
 }
 
-// TestLearnablesAreUpdatedOnce: a learnable in two groups, twice in one, or as two nodes of one tensor is refused.
+// TestLearnablesAreUpdatedOnce: a learnable in two groups, twice in one, or as two nodes of one
+// tensor is refused.
 func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	m := product(t, vector(1, 2), vector(3, 4))
 	v, w := m.params[0], m.params[1]
@@ -153,8 +154,8 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	}
 }
 
-// TestGroupsOfOneKindAreOneStep: learnables of two groups whose updates differ are joined by group, in one step each,
-// wherever they are in the graph.
+// TestGroupsOfOneKindAreOneStep: learnables of two groups whose updates differ are joined by group,
+// in one step each, wherever they are in the graph.
 func TestGroupsOfOneKindAreOneStep(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	var options []vm.Option

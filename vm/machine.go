@@ -116,7 +116,9 @@ func (m *Machine) unread() error {
 		m.nodes, m.derived = len(nodes), gradients
 		return nil
 	}
-	return fmt.Errorf("vm: %w: the graph had %d nodes when New read it and has %d, the last of them %v: the machine would not compute them: build the whole graph, with gorgonia.Grad and gorgonia.Read, before the first machine",
+	return fmt.Errorf("vm: %w: the graph had %d nodes when New read it and has %d, the last of "+
+		"them %v: the machine would not compute them: build the whole graph, with "+
+		"gorgonia.Grad and gorgonia.Read, before the first machine",
 		backend.ErrArgument, m.nodes, len(nodes), nodes[len(nodes)-1])
 }
 
@@ -224,9 +226,10 @@ func (m *Machine) bind() error {
 // RunAll computes the graph with the present values of its variables. Values says what it
 // leaves; after an error, computed nodes have no value.
 //
-// Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if nodes were added to the
-// graph after New, other than by gorgonia.Grad after a machine of [Eval]; those of operations that run by Do, with the node; with [WithDataParallel] those of the communicator, after
-// which a machine cannot run again.
+// Errors: a variable without a value, or with one of another shape or dtype; ErrArgument if nodes
+// were added to the graph after New, other than by gorgonia.Grad after a machine of [Eval]; those
+// of operations that run by Do, with the node; with [WithDataParallel] those of the communicator,
+// after which a machine cannot run again.
 func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.kind()) }) }
 
 // runBy is RunAll with what starts the steps.
@@ -243,7 +246,8 @@ func (m *Machine) runBy(start func() error) error {
 	}
 	if m.read.Changed() {
 		if err := m.micro.between(); err != nil {
-			return fmt.Errorf("vm: gorgonia.UnsafeLet has given an operation another slice: %w", err)
+			return fmt.Errorf("vm: gorgonia.UnsafeLet has given an operation another slice: %w",
+				err)
 		}
 		if err := errors.Join(m.free(), m.prepare()); err != nil {
 			return err
@@ -359,7 +363,8 @@ func (m *Machine) pull(wanted func(input) bool) error {
 //
 // Close pulls the variables that the machine's solver changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
-// last run has left stay as they are. In the middle of a step ([Accumulate]) it also returns an ErrArgument.
+// last run has left stay as they are. In the middle of a step ([Accumulate]) it also returns an
+// ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
 	err := m.free()

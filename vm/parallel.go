@@ -110,12 +110,14 @@ func (m *Machine) agree(problem error) error {
 	if problem == nil {
 		for _, g := range m.solver.groups {
 			settings, _ := json.Marshal(g.Solver) // those that JSON has no number for, the solver refuses
-			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver, settings)
+			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver,
+				settings)
 			if len(m.solver.groups) > 1 {
 				fmt.Fprintf(&common, "the solver's learnables are %s\n", names(g.Params))
 			}
 		}
-		fmt.Fprintf(&common, "the machine computes on a device: %v\nthe norm of gradients is bounded by %v\n", m.device != nil, m.solver.limit)
+		fmt.Fprintf(&common, "the machine computes on a device: %v\nthe norm of gradients is "+
+			"bounded by %v\n", m.device != nil, m.solver.limit)
 		if m.micro.Several() {
 			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
 		}

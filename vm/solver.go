@@ -31,11 +31,12 @@ import (
 // Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
 // Sync: otherwise each rank trains for itself.
 //
-// Several WithSolver are parameter groups, with a solver each: other rates and decays, or other solvers. They
-// become autograd.Groups, with all learnables in the order in which the graph got them; [Machine.Solver]
-// returns them, for Save and Load:
+// Several WithSolver are parameter groups, with a solver each: other rates and decays, or other
+// solvers. They become autograd.Groups, with all learnables in the order in which the graph got
+// them; [Machine.Solver] returns them, for Save and Load:
 //
-//	m, err := vm.New(g, device, vm.WithSolver(&autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
+//	m, err := vm.New(g, device,
+//		vm.WithSolver(&autograd.AdamW{Rate: 1e-3, WeightDecay: 0.1}, weights...),
 //		vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, biases...))
 //	err = m.DataParallel().Save(dir, m.Solver(), progress)
 //
@@ -43,9 +44,9 @@ import (
 // the same order.
 //
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
-// packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no learnables, if one
-// is given twice, and if two are nodes of one tensor. A variable with a gradient that no solver has
-// is reported ([Notice]), unless something reads the gradient.
+// packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no
+// learnables, if one is given twice, and if two are nodes of one tensor. A variable with a gradient
+// that no solver has is reported ([Notice]), unless something reads the gradient.
 func WithSolver(s autograd.Solver, learnables ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		if m.solver == nil {
@@ -124,7 +125,8 @@ func (s *solving) group() (err error) {
 	values := make([]backend.Buffer, len(all))
 	for i, n := range all {
 		if slices.Index(all, n) != i {
-			return fmt.Errorf("%w: the learnable %s is given twice: each step would update it twice", backend.ErrArgument, n.Name())
+			return fmt.Errorf("%w: the learnable %s is given twice: each step would update it "+
+				"twice", backend.ErrArgument, n.Name())
 		}
 		if v := n.Value(); v != nil {
 			values[i], _ = dense(v) // RunAll says what is wrong with a value
@@ -141,7 +143,8 @@ func (s *solving) group() (err error) {
 	}
 	if groups, ok := s.solver.(*autograd.Groups); ok {
 		if !slices.Equal(groups.Params(), all) {
-			return fmt.Errorf("%w: the learnables are not the parameters of the autograd.Groups, in their order", backend.ErrArgument)
+			return fmt.Errorf("%w: the learnables are not the parameters of the "+
+				"autograd.Groups, in their order", backend.ErrArgument)
 		}
 		s.groups = groups.List()
 	}
@@ -150,8 +153,10 @@ func (s *solving) group() (err error) {
 
 // untied returns an error if two learnables have the same memory.
 func untied(learnables gorgonia.Nodes, values []backend.Buffer) error {
-	if i, k, tied := residence.Overlap(len(values), func(i int) backend.Buffer { return values[i] }); tied {
-		return fmt.Errorf("%w: the learnables %s and %s are one tensor, which each step would update twice: use one node in both places", backend.ErrArgument, learnables[i].Name(), learnables[k].Name())
+	if i, k, tied := residence.Overlap(values); tied {
+		return fmt.Errorf("%w: the learnables %s and %s are one tensor, which each step would "+
+			"update twice: use one node in both places", backend.ErrArgument,
+			learnables[i].Name(), learnables[k].Name())
 	}
 	return nil
 }
@@ -189,7 +194,9 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if !ok {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
-		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i), Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation, Scale: scale, Rule: s.fusion.Update(i)}
+		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
+			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
+			Scale: scale, Rule: s.fusion.Update(i)}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
 		}
@@ -262,7 +269,8 @@ func (s *solving) begin(e *exec.Executor, b *micro) error {
 		return fmt.Errorf("vm: %w", err)
 	}
 	if b.done > 0 && !slices.Equal(numbers, s.numbers) {
-		return fmt.Errorf("vm: the solver has another rate, or other settings, than when the step began: set them before its first run: %w", b.between())
+		return fmt.Errorf("vm: the solver has another rate, or other settings, than when the "+
+			"step began: set them before its first run: %w", b.between())
 	}
 	s.numbers = append(s.numbers[:0], numbers...)
 	for _, n := range s.settings {

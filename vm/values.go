@@ -27,7 +27,8 @@ type input struct {
 func (in input) memory() (backend.Buffer, error) {
 	v := in.node.Value()
 	if v == nil {
-		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one with gorgonia.Let, or with Set if it is of layers.Tokens", in.node.Name())
+		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one "+
+			"with gorgonia.Let, or with Set if it is of layers.Tokens", in.node.Name())
 	}
 	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", in.node.Name(), v.Shape(), want)

@@ -34,7 +34,9 @@ func (m *Machine) warn() {
 		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
 	}
 	if left := m.untrained(); len(left) > 0 {
-		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are not trained; if that is meant, leave them out of gorgonia.Grad, or give their gradients to vm.Keep", names(left)))
+		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are "+
+			"not trained; if that is meant, leave them out of gorgonia.Grad, or give their "+
+			"gradients to vm.Keep", names(left)))
 	}
 	seen := map[string]bool{}
 	for _, d := range nn.Defects(m.graph) {

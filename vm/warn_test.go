@@ -53,7 +53,8 @@ func TestTrainingAloneIsReported(t *testing.T) {
 	}
 }
 
-// A variable with a gradient that no solver has is reported by name, unless something reads the gradient.
+// A variable with a gradient that no solver has is reported by name, unless something reads the
+// gradient.
 func TestAForgottenLearnableIsReported(t *testing.T) {
 	for name, test := range map[string]struct {
 		options func(m *model) []vm.Option
@@ -78,7 +79,8 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 	}
 }
 
-// Nodes that the graph gets after New are an error of RunAll, which names the last one: they would have no value.
+// Nodes that the graph gets after New are an error of RunAll, which names the last one: they would
+// have no value.
 func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 	for where, device := range devices {
 		g, x, _, z := doubled()

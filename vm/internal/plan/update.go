@@ -204,8 +204,8 @@ func flat(r Ref) Ref {
 	return r
 }
 
-// join appends a loop to one of the joined steps just before, whose loops are alike, or as a step: such steps need nothing
-// of each other.
+// join appends a loop to one of the joined steps just before, whose loops are alike, or as a step:
+// such steps need nothing of each other.
 func (l *layouter) join(name, what string, b *loopBuilder) {
 	at := len(l.plan.Steps)
 	for k := at - 1; k >= 0; k-- {
