@@ -338,6 +338,70 @@ func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 	}
 }
 
+// A variable with a gradient that New was not given is reported by name, once, by one rank.
+func TestAForgottenParameterIsReported(t *testing.T) {
+	for _, forgotten := range []bool{false, true} {
+		var said notices
+		all(t, 2, func(r rank) error {
+			r.build.Lock()
+			m := newMLP(2, 1)
+			r.build.Unlock()
+			params := m.params
+			if forgotten {
+				params = params[1:]
+			}
+			d, err := New(r.comm, params, WithNotice(said.say))
+			if err != nil {
+				return err
+			}
+			r.build.Lock()
+			vm, err := setting{hooks: "none"}.machine(m, d)
+			r.build.Unlock()
+			if err != nil {
+				return err
+			}
+			defer vm.Close()
+			m.feed(0, 4, 2*r.comm.Rank())
+			for range 3 {
+				if err := vm.RunAll(); err != nil {
+					return err
+				}
+				if err := d.Step(&SGD{Rate: 0.1}); err != nil {
+					return err
+				}
+				vm.Reset()
+			}
+			return d.Close()
+		})
+		if want := "gradients of w1, which autograd.New was not given"; forgotten != (len(said.all) == 1) ||
+			forgotten && !strings.Contains(said.all[0], want) {
+			t.Errorf("forgotten %v: said %q", forgotten, said.all)
+		}
+	}
+}
+
+// Sync before the last micro-batch would exchange a part of the step.
+func TestSyncBeforeTheLastMicroBatchIsAnError(t *testing.T) {
+	for _, hooks := range []string{"none", "all"} {
+		for i, err := range each(t, 2, func(r rank) error {
+			return r.teachHooked(hooks, heavyBall(), func(l *lesson) error {
+				return l.d.Accumulate(3, func(i int) error {
+					defer l.vm.Reset()
+					if i < 2 {
+						return l.run(i)
+					}
+					return l.finish()
+				})
+			})
+		}) {
+			want := "2 of 3 micro-batches accumulated: run the other 1 and call Sync first"
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+				t.Errorf("hooks %s, rank %d: %v", hooks, i, err)
+			}
+		}
+	}
+}
+
 // notices are what all ranks have said.
 type notices struct {
 	mu  sync.Mutex

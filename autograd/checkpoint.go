@@ -100,7 +100,7 @@ func (r record) checksum() (string, error) {
 //
 // Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
 // none: use a [Solver] of this package); ErrArgument while a step is in progress, from the first
-// hook to Sync; ErrMismatch if ranks have trained without a Sync; those of the file system and of
+// hook, the begin of Accumulate, or the first run of a step of package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
 // the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
@@ -392,7 +392,7 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use autograd.SGD, Momentum, Adam or AdamW, or a solver that is autograd.Stateful",
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
 		backend.ErrUnsupported, solver)
 }
 

@@ -32,8 +32,8 @@
 //	 	}
 //
 // Each of these calls returns an error, which the example ignores. Every rank makes the same
-// calls in the same order. Save, Load, Check, Mean, Sum and Any wait for all ranks, so never
-// call them under "if comm.Rank() == 0".
+// calls in the same order. NewSampler, New, Save, Load, Check, Mean, Sum, Any and Evaluation wait for all
+// ranks, so never call them under "if comm.Rank() == 0".
 //
 // With one more change per layer the communication overlaps the backward pass:
 //
@@ -91,8 +91,9 @@
 //
 // # Solvers
 //
-// [SGD], [Momentum], [Adam] and [AdamW] work on the host and on devices, with the same bits, and
-// checkpoints contain their state. A [Schedule] gives the rate of each step, and [ClipNorm] bounds
+// [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on the host and on devices, with
+// the same bits, and checkpoints contain their state. [Groups] gives groups of parameters a solver
+// each. A [Schedule] gives the rate of each step, and [ClipNorm] bounds
 // the gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does not
 // change the parameters. Of them, checkpoints support only VanillaSolver.
 //
@@ -107,7 +108,10 @@
 //
 // Sync returns an error for parameters without a gradient (unless [WithUnused] allows them), and
 // for a graph with hooks that ran twice. Close and Save return an error if a solver was given
-// gradients and Sync was never called. One mistake is not detected: a graph without hooks that runs
+// gradients and Sync was never called, which rank 0 also prints at Close, and in the middle of a
+// step. New refuses two nodes of one tensor, and goroutines that share tensors; it compares
+// parameters and options among ranks, and NewSampler and Evaluation compare their numbers. A variable
+// with a gradient that New was not given is reported ([WithNotice]). One mistake is not detected: a graph without hooks that runs
 // several times before a Sync, without Accumulate. Gorgonia then overwrites the gradients, or adds
 // them with BindDualValues.
 //

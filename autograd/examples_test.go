@@ -80,6 +80,33 @@ func ExampleRows() {
 	// autograd: rows: bad argument: row 0 of the batch is number 4: there are 4, from 0
 }
 
+// Weights decay and biases do not: two groups with a solver each, whose steps and states are one.
+func ExampleNewGroups() {
+	g := gorgonia.NewGraph()
+	variable := func(name string) *gorgonia.Node {
+		return gorgonia.NewVector(g, gorgonia.Float64, gorgonia.WithShape(2), gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
+	}
+	w, b := variable("w"), variable("b")
+	loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Add(w, b))))
+	if _, err := gorgonia.Grad(loss, w, b); err != nil {
+		fmt.Println(err)
+		return
+	}
+	solver, err := autograd.NewGroups(gorgonia.Nodes{w, b},
+		autograd.Group{Solver: &autograd.SGD{Rate: 0.5, WeightDecay: 0.5}, Params: gorgonia.Nodes{w}},
+		autograd.Group{Solver: &autograd.SGD{Rate: 0.25}, Params: gorgonia.Nodes{b}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	vm := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(w, b))
+	defer vm.Close()
+	err = errors.Join(vm.RunAll(), solver.Step(gorgonia.NodesToValueGrads(solver.Params())))
+	fmt.Println(w.Value().Data(), b.Value().Data(), err)
+	// Output:
+	// [0.25 0.25] [0.75 0.75] <nil>
+}
+
 // Two ranks share batches of four of ten samples: the same shuffle on both, another half on each.
 func ExampleNewSampler() {
 	onRanks(2, func(comm backend.Communicator) error {

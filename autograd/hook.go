@@ -5,6 +5,7 @@ import (
 	"hash"
 	"hash/fnv"
 	"slices"
+	"strings"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
@@ -128,9 +129,28 @@ func (d *DataParallel) prepare() error {
 		if g := p.node.Graph(); !seen[g] {
 			seen[g] = true
 			d.spare(g)
+			d.tellUntrained(g)
 		}
 	}
 	return d.model.find()
+}
+
+// tellUntrained reports variables with a gradient that are no parameters and whose gradient nothing
+// reads: ranks do not exchange it.
+func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
+	var left []string
+	for _, n := range g.AllNodes() {
+		isParam := func(p *param) bool { return p.node == n }
+		if n.Op() == nil && n.Deriv() != nil && g.To(n.Deriv().ID()).Len() == 0 &&
+			!slices.ContainsFunc(d.params, isParam) {
+			left = append(left, n.Name())
+		}
+	}
+	if len(left) > 0 && d.first() {
+		d.notice(fmt.Sprintf("the graph has gradients of %s, which autograd.New was not given: "+
+			"Sync does not return them; if that is meant, leave them out of gorgonia.Grad",
+			strings.Join(left, ", ")))
+	}
 }
 
 // spare records the constants of a graph. A constant can be a gradient (d(x+c)/dc is 1), and

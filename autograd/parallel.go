@@ -340,8 +340,9 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // zeroing of each parameter without a gradient. On a device each is one launch for each bucket.
 // Buckets of parameters on the host are copied to the communicator's device and back.
 //
-// Errors: ErrArgument if no parameter has a gradient or one does not fit its parameter; those of
-// the communicator, with rank, bucket and parameters. Errors are sticky, with one exception: if
+// Errors: ErrArgument if no parameter has a gradient or one does not fit its parameter, and before
+// the last micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket
+// and parameters. Errors are sticky, with one exception: if
 // package sparse is strict and a gradient is NaN or infinite, the error names rank, parameter and
 // element on all ranks, and all ranks skip the step. Residuals are unchanged, and the next RunAll
 // begins another step.
@@ -401,7 +402,11 @@ func supported(solver gorgonia.Solver) error {
 
 // step starts the buckets that have not left, and waits for all.
 func (d *DataParallel) step() error {
-	if err := cmp.Or(d.prepare(), d.tree.complete()); err != nil {
+	err := cmp.Or(d.prepare(), d.tree.complete())
+	if err == nil && d.done < d.of {
+		err = StepInProgress(d.done, d.of, true)
+	}
+	if err != nil {
 		return err
 	}
 	if err := d.complete(); err != nil {
