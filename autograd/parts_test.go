@@ -96,8 +96,16 @@ func ofParts(t *testing.T, groups, parts int, body func(r rank, data, comm backe
 }
 
 // TestPartsMakeTheWhole: whatever the number of ranks among which parameters are divided, checkpoints have the
-// same bytes and models the same hash, and each goes on with the checkpoint of the other.
+// same bytes and models the same hash, and each goes on with the checkpoint of the other: with one solver and with groups.
 func TestPartsMakeTheWhole(t *testing.T) {
+	partsMakeTheWhole(t, func(gorgonia.Nodes) (Solver, error) { return &Adam{Rate: 0.1}, nil })
+	partsMakeTheWhole(t, func(p gorgonia.Nodes) (Solver, error) {
+		return NewGroups(p, Group{&RMSProp{Rate: 0.1}, gorgonia.Nodes{p[2], p[0]}}, Group{&Adam{Rate: 0.1}, p[1:2]})
+	})
+}
+
+func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solver, error)) {
+	t.Helper()
 	dir := t.TempDir()
 	layouts := []struct{ groups, parts int }{{1, 1}, {2, 3}, {1, 2}}
 	hashes := map[string]bool{}
@@ -108,7 +116,10 @@ func TestPartsMakeTheWhole(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			solver := &Adam{Rate: 0.1}
+			solver, err := newSolver(m.params)
+			if err != nil {
+				return err
+			}
 			if from != "" {
 				if err := m.Load(filepath.Join(dir, from), solver, nil); err != nil {
 					return err
