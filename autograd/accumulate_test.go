@@ -331,7 +331,8 @@ func TestAForgottenSyncIsReportedOnce(t *testing.T) {
 			switch {
 			case !forgets && len(said.all) > 0:
 				t.Errorf("with Sync, from %v: said %q", begin, said.all)
-			case forgets && (len(said.all) != 1 || !strings.Contains(said.all[0], "Sync was never called")):
+			case forgets && (len(said.all) != 1 ||
+				!strings.Contains(said.all[0], "Sync was never called")):
 				t.Errorf("without Sync, from %v: said %q", begin, said.all)
 			}
 		}

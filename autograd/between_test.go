@@ -171,26 +171,36 @@ func TestAStepOfMicroBatchesIsNotDisturbed(t *testing.T) {
 							return errors.Join(l.run(i), f(i))
 						})
 					}
-					step := func(f func(i int) error) error { return errors.Join(accumulate(f), l.finish()) }
+					step := func(f func(i int) error) error {
+						return errors.Join(accumulate(f), l.finish())
+					}
 					nothing := func(int) error { return nil }
 					var refused error
 					disturb := func(done int) error {
-						for _, err := range []error{l.d.Save(dir+"2", l.solver, nil), l.d.Load(dir, l.solver, nil)} {
+						saved, loaded := l.d.Save(dir+"2", l.solver, nil), l.d.Load(dir, l.solver, nil)
+						for _, err := range []error{saved, loaded} {
 							want := fmt.Sprintf("%d of %d micro-batches accumulated", done, runs)
-							if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "call Sync first") {
-								refused = errors.Join(refused, fmt.Errorf("in the middle: %w, want %q", err, want))
+							if !errors.Is(err, backend.ErrArgument) ||
+								!strings.Contains(err.Error(), want) ||
+								!strings.Contains(err.Error(), "call Sync first") {
+								refused = errors.Join(refused,
+									fmt.Errorf("in the middle: %w, want %q", err, want))
 							}
 						}
 						return nil
 					}
 					err := errors.Join(step(nothing), l.d.Save(dir, l.solver, nil), step(nothing))
 					want := l.values()
-					err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb), disturb(runs), l.finish(), refused)
-					return errors.Join(err, sameBits(l.values(), want), accumulate(nothing)) // and Close
+					err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb),
+						disturb(runs), l.finish(), refused)
+					return errors.Join(err, sameBits(l.values(), want),
+						accumulate(nothing)) // and Close
 				}, opts...)
 			}) {
-				want := fmt.Sprintf("close: bad argument: a step is in progress, with %d of %d micro-batches accumulated: call Sync first", runs, runs)
-				if err == nil || !errors.Is(err, backend.ErrArgument) || !strings.HasSuffix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+				want := fmt.Sprintf("close: bad argument: a step is in progress, with %d of %d "+
+					"micro-batches accumulated: call Sync first", runs, runs)
+				if err == nil || !errors.Is(err, backend.ErrArgument) ||
+					!strings.HasSuffix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
 					t.Errorf("hooks %s, rank %d: %v, want %q alone", hooks, i, err, want)
 				}
 			}
@@ -203,7 +213,8 @@ func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
 	for i, err := range each(t, 2, func(r rank) error {
 		return r.teachHooked("all", heavyBall(), func(l *lesson) error { return l.run(0) })
 	}) {
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress, with gradients caught: call Sync first") {
+		if !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "in progress, with gradients caught: call Sync first") {
 			t.Errorf("rank %d: %v", i, err)
 		}
 	}

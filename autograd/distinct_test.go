@@ -54,12 +54,14 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 	tied := vectors(2)
 	whole := tensor.New(tensor.WithBacking([]float64{1, 1, 1}))
 	g := gorgonia.NewGraph()
-	a := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(3), gorgonia.WithName("a"), gorgonia.WithValue(whole))
+	a := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(3), gorgonia.WithName("a"),
+		gorgonia.WithValue(whole))
 	part, err := whole.Slice(gorgonia.S(0, 2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("b"), gorgonia.WithValue(part))
+	b := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("b"),
+		gorgonia.WithValue(part))
 	for i, err := range each(t, 2, func(r rank) error {
 		if r.comm.Rank() == 1 {
 			_, err := New(r.comm, tied)
@@ -68,14 +70,18 @@ func TestTiedWeightsAreOneNode(t *testing.T) {
 		_, err := New(r.comm, gorgonia.Nodes{a, b})
 		return err
 	}) {
-		if err == nil || !strings.Contains(err.Error(), "parameters 0, a, and 1, b, are one tensor") || (i == 0) != errors.Is(err, backend.ErrArgument) {
+		if err == nil ||
+			!strings.Contains(err.Error(), "parameters 0, a, and 1, b, are one tensor") ||
+			(i == 0) != errors.Is(err, backend.ErrArgument) {
 			t.Errorf("rank %d: %v", i, err)
 		}
 	}
-	all(t, 2, func(r rank) error { // used twice, w has the sum of both gradients, and Adam's first step is its rate
+	// Used twice, w has the sum of both gradients, and Adam's first step is its rate.
+	all(t, 2, func(r rank) error {
 		r.build.Lock()
 		g := gorgonia.NewGraph()
-		w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+		w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"),
+			gorgonia.WithInit(gorgonia.Ones()))
 		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(w, w))))
 		_, err := gorgonia.Grad(loss, w)
 		vm := gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(w))

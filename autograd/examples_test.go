@@ -84,7 +84,8 @@ func ExampleRows() {
 func ExampleNewGroups() {
 	g := gorgonia.NewGraph()
 	variable := func(name string) *gorgonia.Node {
-		return gorgonia.NewVector(g, gorgonia.Float64, gorgonia.WithShape(2), gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
+		return gorgonia.NewVector(g, gorgonia.Float64, gorgonia.WithShape(2),
+			gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
 	}
 	w, b := variable("w"), variable("b")
 	loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Add(w, b))))
@@ -93,7 +94,8 @@ func ExampleNewGroups() {
 		return
 	}
 	solver, err := autograd.NewGroups(gorgonia.Nodes{w, b},
-		autograd.Group{Solver: &autograd.SGD{Rate: 0.5, WeightDecay: 0.5}, Params: gorgonia.Nodes{w}},
+		autograd.Group{Solver: &autograd.SGD{Rate: 0.5, WeightDecay: 0.5},
+			Params: gorgonia.Nodes{w}},
 		autograd.Group{Solver: &autograd.SGD{Rate: 0.25}, Params: gorgonia.Nodes{b}})
 	if err != nil {
 		fmt.Println(err)

@@ -20,7 +20,8 @@ func vectors(n int) gorgonia.Nodes {
 	g := gorgonia.NewGraph()
 	var all gorgonia.Nodes
 	for i := range n {
-		all = append(all, gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(i+1), gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithInit(gorgonia.Ones())))
+		all = append(all, gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(i+1),
+			gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithInit(gorgonia.Ones())))
 	}
 	return all
 }
@@ -63,7 +64,8 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 			t.Fatal(err)
 		}
 		of := pairsOf(t, apart, step)
-		err := errors.Join(a.Step([]gorgonia.ValueGrad{of[0], of[4]}), b.Step([]gorgonia.ValueGrad{of[1], of[3]}), c.Step(of[2:3]))
+		err := errors.Join(a.Step([]gorgonia.ValueGrad{of[0], of[4]}),
+			b.Step([]gorgonia.ValueGrad{of[1], of[3]}), c.Step(of[2:3]))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +75,8 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 			t.Errorf("parameter %d is %v, want %v", i, got, want)
 		}
 	}
-	if g.SetRate(0.5); a.Rate == 0.5 || g.groups[0].(*AdamW).Rate != 0.5 || g.groups[2].(*SGD).Rate != 0.5 {
+	if g.SetRate(0.5); a.Rate == 0.5 || g.groups[0].(*AdamW).Rate != 0.5 ||
+		g.groups[2].(*SGD).Rate != 0.5 {
 		t.Error("SetRate is for all groups")
 	}
 }
@@ -84,18 +87,25 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 	stranger := vectors(1)[0]
 	s := &SGD{Rate: 1}
 	for want, groups := range map[string][]Group{
-		"parameter 1, w1, is in no group":                                {{&SGD{Rate: 1}, gorgonia.Nodes{p[0], p[2]}}},
-		"group 1: autograd: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p}, {&Adam{Rate: 1}, p[:1]}},
-		"w1 is in it twice":                                              {{&SGD{Rate: 1}, gorgonia.Nodes{p[0], p[1], p[1]}}},
-		"w0 is not among the parameters":                                 {{&SGD{Rate: 1}, gorgonia.Nodes{stranger}}},
-		"its solver has another group, too":                              {{s, p[:1]}, {s, p[1:]}},
-		"it has no parameters":                                           {{&SGD{Rate: 1}, p}, {&SGD{Rate: 1}, nil}},
+		"parameter 1, w1, is in no group": {{&SGD{Rate: 1},
+			gorgonia.Nodes{p[0], p[2]}}},
+		"group 1: autograd: Groups: bad argument: w0 is in group 0, too": {{&SGD{Rate: 1}, p},
+			{&Adam{Rate: 1}, p[:1]}},
+		"w1 is in it twice": {{&SGD{Rate: 1},
+			gorgonia.Nodes{p[0], p[1], p[1]}}},
+		"w0 is not among the parameters": {{&SGD{Rate: 1},
+			gorgonia.Nodes{stranger}}},
+		"its solver has another group, too": {{s, p[:1]}, {s, p[1:]}},
+		"it has no parameters": {{&SGD{Rate: 1}, p},
+			{&SGD{Rate: 1}, nil}},
 	} {
-		if _, err := NewGroups(p, groups...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := NewGroups(p, groups...); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	if _, err := NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]}); err == nil || !strings.Contains(err.Error(), "w0 is twice") {
+	if _, err := NewGroups(gorgonia.Nodes{p[0], p[0]}, Group{s, p[:1]}); err == nil ||
+		!strings.Contains(err.Error(), "w0 is twice") {
 		t.Errorf("a parameter twice: %v", err)
 	}
 	if _, err := NewGroups(p, Group{&Groups{}, p}); !errors.Is(err, backend.ErrUnsupported) {
@@ -117,7 +127,8 @@ func TestGroupsStepTogetherOrNotAtAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.Step(pairsOf(t, p, 0)); !errors.Is(err, backend.ErrArgument) || p[0].Value().Data().([]float64)[0] != 1 {
+	if err := g.Step(pairsOf(t, p, 0)); !errors.Is(err, backend.ErrArgument) ||
+		p[0].Value().Data().([]float64)[0] != 1 {
 		t.Errorf("%v, and the first group's parameter is %v", err, p[0].Value())
 	}
 }
@@ -157,10 +168,12 @@ func TestGroupsResume(t *testing.T) {
 				err = errors.Join(err, fmt.Errorf("parameter %d is %v, want %v", i, got, want))
 			}
 		}
-		swapped, err2 := NewGroups(again, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1], again[3]}}, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
+		swapped, err2 := NewGroups(again, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1],
+			again[3]}}, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
 			Group{&SGD{Rate: 1}, again[2:3]})
 		refused := other.Load(dir, swapped, nil)
-		if !errors.Is(refused, backend.ErrArgument) || !strings.Contains(refused.Error(), "*autograd.AdamW of parameters 0 4") {
+		if !errors.Is(refused, backend.ErrArgument) ||
+			!strings.Contains(refused.Error(), "*autograd.AdamW of parameters 0 4") {
 			err = errors.Join(err, fmt.Errorf("other groups: %w", refused))
 		}
 		return errors.Join(err, err2)
@@ -188,7 +201,8 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 	} {
 		damaged := maps.Clone(state)
 		damage(damaged)
-		if err := g.SetState(damaged); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if err := g.SetState(damaged); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -209,7 +223,8 @@ func TestRMSPropMomentumIsOnOrOffFromTheBeginning(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := new(RMSProp).SetState(state); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "rmsprop.momentum. for 2 parameters") {
+	if err := new(RMSProp).SetState(state); !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "rmsprop.momentum. for 2 parameters") {
 		t.Errorf("a state with momentum for a solver without: %v", err)
 	}
 	f, err := Fuse(with, nil)
@@ -230,7 +245,8 @@ func TestSolversRefuseOneParameterTwice(t *testing.T) {
 	for name, newSolver := range solvers {
 		p := vectors(1)
 		err := newSolver().Step(append(pairsOf(t, p, 0), pairsOf(t, p, 0)...))
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "parameters 0 and 1 are the same memory") {
+		if !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "parameters 0 and 1 are the same memory") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

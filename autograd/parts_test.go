@@ -95,12 +95,14 @@ func ofParts(t *testing.T, groups, parts int, body func(r rank, data, comm backe
 	})
 }
 
-// TestPartsMakeTheWhole: whatever the number of ranks among which parameters are divided, checkpoints have the
-// same bytes and models the same hash, and each goes on with the checkpoint of the other: with one solver and with groups.
+// TestPartsMakeTheWhole: whatever the number of ranks among which parameters are divided,
+// checkpoints have the same bytes and models the same hash, and each goes on with the checkpoint of
+// the other: with one solver and with groups.
 func TestPartsMakeTheWhole(t *testing.T) {
 	partsMakeTheWhole(t, func(gorgonia.Nodes) (Solver, error) { return &Adam{Rate: 0.1}, nil })
 	partsMakeTheWhole(t, func(p gorgonia.Nodes) (Solver, error) {
-		return NewGroups(p, Group{&RMSProp{Rate: 0.1}, gorgonia.Nodes{p[2], p[0]}}, Group{&Adam{Rate: 0.1}, p[1:2]})
+		return NewGroups(p, Group{&RMSProp{Rate: 0.1}, gorgonia.Nodes{p[2], p[0]}},
+			Group{&Adam{Rate: 0.1}, p[1:2]})
 	})
 }
 

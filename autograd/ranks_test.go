@@ -189,7 +189,8 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 
 func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
 	for want, tt := range map[string][2]int{"use 64": {10, 64}, "use 2": {1, 2}, "use 48 or 51": {50, 3}} {
-		if _, err := newSampler(0, tt[1], 1000, tt[0], 0); err == nil || !strings.HasSuffix(err.Error(), want) {
+		if _, err := newSampler(0, tt[1], 1000, tt[0], 0); err == nil ||
+			!strings.HasSuffix(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
 		}
 	}

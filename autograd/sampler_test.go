@@ -121,21 +121,23 @@ func TestSharesAreComparedAmongRanks(t *testing.T) {
 			_, err := NewSampler(r.comm, 100, 8+2*differ, 1)
 			return err
 		},
-		"the sampler has 100 samples on rank 0, but the sampler has 101 samples on rank 1": func(r rank, differ int) error {
+		"the sampler has 100 samples on rank 0, but": func(r rank, differ int) error {
 			_, err := NewSampler(r.comm, 100+differ, 8, 1)
 			return err
 		},
-		"a share has up to 4 on rank 0, but a share has up to 5 on rank 1": func(r rank, differ int) error {
+		"a share has up to 4 on rank 0, but": func(r rank, differ int) error {
 			_, err := Evaluation(r.comm, 100, 4+differ)
 			return err
 		},
 	} {
 		for differ := range 2 {
-			for i, err := range each(t, 2, func(r rank) error { return f(r, differ*r.comm.Rank()) }) {
+			errs := each(t, 2, func(r rank) error { return f(r, differ*r.comm.Rank()) })
+			for i, err := range errs {
 				if differ == 0 && err != nil {
 					t.Errorf("alike, rank %d: %v", i, err)
 				}
-				if differ == 1 && (!errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), want)) {
+				if differ == 1 && (!errors.Is(err, backend.ErrMismatch) ||
+					!strings.Contains(err.Error(), want)) {
 					t.Errorf("rank %d: %v, want %q", i, err, want)
 				}
 			}

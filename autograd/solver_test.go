@@ -28,7 +28,9 @@ var solvers = map[string]func() Solver{
 	},
 	"rmsprop without momentum": func() Solver { return &RMSProp{Rate: 0.01, Epsilon: 1e-3} },
 	"adam":                     func() Solver { return &Adam{Rate: 0.01} },
-	"adamw":                    func() Solver { return &AdamW{Rate: 0.01, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-3, WeightDecay: 0.25} },
+	"adamw": func() Solver {
+		return &AdamW{Rate: 0.01, Beta1: 0.8, Beta2: 0.99, Epsilon: 1e-3, WeightDecay: 0.25}
+	},
 }
 
 // formula is one parameter in the solver's published formula, in float64.

@@ -139,18 +139,22 @@ func TestRefused(t *testing.T) {
 // them.
 func TestTokensThatAreNotSetAreAnError(t *testing.T) {
 	for _, tp := range []int{1, 2} { // with a mask of the vocabulary
-		within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: tp}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+		sizes := layers.Sizes{DP: 1, SP: 1, TP: tp}
+		within(t, testenv.Hosts, sizes, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
 			build.Lock()
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 			tokens := b.Tokens("text", 1, 1, 4)
-			y := b.To(b.Embedding(b.Learn("words", layers.Normal(1), 0, 6, 2), tokens), layers.Tensor, layers.Replicated)
+			y := b.To(b.Embedding(b.Learn("words", layers.Normal(1), 0, 6, 2), tokens),
+				layers.Tensor, layers.Replicated)
 			build.Unlock()
 			machine, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
 			if err := errors.Join(b.Err(), err); err != nil {
 				return err
 			}
 			defer machine.Close()
-			if err := machine.RunAll(); err == nil || !strings.Contains(err.Error(), "text.0 has no value") || !strings.Contains(err.Error(), "layers.Tokens") {
+			if err := machine.RunAll(); err == nil ||
+				!strings.Contains(err.Error(), "text.0 has no value") ||
+				!strings.Contains(err.Error(), "layers.Tokens") {
 				return fmt.Errorf("a run without tokens: %w", err)
 			}
 			for i := range 3 {

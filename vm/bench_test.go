@@ -58,7 +58,8 @@ func stockConvnet(batch int) func(testing.TB, tensor.Dtype) *model {
 
 // learnable adds a learnable with random numbers, small enough that no activation overflows.
 func (m *model) learnable(dt tensor.Dtype, shape ...int) *gorgonia.Node {
-	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(fmt.Sprint("w", len(m.params))), gorgonia.WithInit(gorgonia.GlorotN(1)))
+	w := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
+		gorgonia.WithName(fmt.Sprint("w", len(m.params))), gorgonia.WithInit(gorgonia.GlorotN(1)))
 	m.params = append(m.params, w)
 	return w
 }

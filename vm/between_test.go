@@ -25,7 +25,8 @@ func TestAStepInProgressIsNotDisturbed(t *testing.T) {
 
 func stepsInProgress(t *testing.T, k testenv.Kind) {
 	for P := 1; P <= 2; P++ {
-		for name, option := range map[string]vm.Option{"accumulate": vm.Accumulate(4), "tree": vm.WithTree(4 * P)} {
+		ways := map[string]vm.Option{"accumulate": vm.Accumulate(4), "tree": vm.WithTree(4 * P)}
+		for name, option := range ways {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			err := testranks.Join(together(t, k, P, func(r ranked) error {
 				want, err := r.between(dir, option, false)
@@ -45,7 +46,8 @@ func stepsInProgress(t *testing.T, k testenv.Kind) {
 // between trains for three steps of 4 runs, and begins another one.
 func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float64, error) {
 	m, solver := r.build(mlp), &autograd.Adam{Rate: 0.05}
-	machine, err := vm.New(m.g, r.device, vm.WithSolver(solver, m.params...), vm.WithDataParallel(r.Comm), option)
+	machine, err := vm.New(m.g, r.device, vm.WithSolver(solver, m.params...),
+		vm.WithDataParallel(r.Comm), option)
 	if err != nil {
 		return nil, err
 	}
@@ -60,8 +62,10 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 		solver.SetRate(0.5)
 		rate := machine.RunAll()
 		solver.SetRate(0.05)
-		want := fmt.Sprintf("a step is in progress, with %d of 4 micro-batches accumulated: run the other %d first", 1+i%4, 3-i%4)
-		for what, is := range []error{rate, dp.Save(dir+"2", solver, nil), dp.Load(dir, solver, nil)} {
+		want := fmt.Sprintf("a step is in progress, with %d of 4 micro-batches accumulated: "+
+			"run the other %d first", 1+i%4, 3-i%4)
+		saved, loaded := dp.Save(dir+"2", solver, nil), dp.Load(dir, solver, nil)
+		for what, is := range []error{rate, saved, loaded} {
 			if !errors.Is(is, backend.ErrArgument) || !strings.Contains(is.Error(), want) {
 				err = errors.Join(err, fmt.Errorf("%d in the middle: %w, want %q", what, is, want))
 			}
@@ -74,7 +78,8 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 	weights := m.weights(r.t)
 	err = errors.Join(err, machine.RunAll())
 	closed := machine.Close()
-	if !errors.Is(closed, backend.ErrArgument) || strings.Count(closed.Error(), "with 1 of 4 micro-batches accumulated") != 1 {
+	if !errors.Is(closed, backend.ErrArgument) ||
+		strings.Count(closed.Error(), "with 1 of 4 micro-batches accumulated") != 1 {
 		err = errors.Join(err, fmt.Errorf("close in the middle: %w", closed))
 	}
 	return weights, errors.Join(err, machine.Close())
@@ -88,7 +93,8 @@ func TestCloseInTheMiddleOfAStepIsAnError(t *testing.T) {
 		for range 3 {
 			run(t, machine)
 		}
-		if err := machine.Close(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "with 1 of 2 micro-batches accumulated") {
+		if err := machine.Close(); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "with 1 of 2 micro-batches accumulated") {
 			t.Errorf("%s: %v", where, err)
 		}
 		if err := machine.Close(); err != nil {

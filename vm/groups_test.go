@@ -20,7 +20,8 @@ import (
 
 // halves returns two groups of learnables, which are interleaved, with solvers of their own.
 func halves(params gorgonia.Nodes) []autograd.Group {
-	groups := []autograd.Group{{Solver: &autograd.AdamW{Rate: 0.05, WeightDecay: 0.1}}, {Solver: &autograd.RMSProp{Rate: 0.01, Momentum: 0.5}}}
+	groups := []autograd.Group{{Solver: &autograd.AdamW{Rate: 0.05, WeightDecay: 0.1}},
+		{Solver: &autograd.RMSProp{Rate: 0.01, Momentum: 0.5}}}
 	for i, n := range params {
 		groups[i%2].Params = append(groups[i%2].Params, n)
 	}
@@ -86,7 +87,8 @@ func TestGroupsOfAutogradInAPlan(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			machine, err := vm.New(m.g, r.device, vm.WithSolver(groups, m.params...), vm.WithDataParallel(r.Comm))
+			machine, err := vm.New(m.g, r.device, vm.WithSolver(groups, m.params...),
+				vm.WithDataParallel(r.Comm))
 			if err != nil {
 				return nil, err
 			}
@@ -97,7 +99,8 @@ func TestGroupsOfAutogradInAPlan(t *testing.T) {
 				err = errors.Join(err, machine.RunAll())
 			}
 			if !load {
-				err = errors.Join(err, machine.Pull(m.params...), machine.DataParallel().Save(dir, groups, nil))
+				err = errors.Join(err, machine.Pull(m.params...), machine.DataParallel().Save(dir,
+					groups, nil))
 			}
 			for range steps {
 				err = errors.Join(err, machine.RunAll())
@@ -129,13 +132,17 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	sgd := func() autograd.Solver { return &autograd.SGD{Rate: 1} }
 	one := sgd()
 	for want, options := range map[string][]vm.Option{
-		"the learnable v is given twice":                     {vm.WithSolver(sgd(), v, v)},
-		"the learnable w is given twice: each step":          {vm.WithSolver(sgd(), v, w), vm.WithSolver(&autograd.Adam{Rate: 1}, w)},
-		"its solver has another group, too":                  {vm.WithSolver(one, v), vm.WithSolver(one, w)},
-		"group 1: autograd: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v), vm.WithSolver(sgd())},
-		"a learnable is nil":                                 {vm.WithSolver(sgd(), v, nil)},
+		"the learnable v is given twice": {vm.WithSolver(sgd(), v, v)},
+		"the learnable w is given twice: each step": {vm.WithSolver(sgd(), v, w),
+			vm.WithSolver(&autograd.Adam{Rate: 1}, w)},
+		"its solver has another group, too": {vm.WithSolver(one, v),
+			vm.WithSolver(one, w)},
+		"group 1: autograd: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
+			vm.WithSolver(sgd())},
+		"a learnable is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -149,7 +156,8 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 	if err := gorgonia.Let(w, v.Value()); err != nil {
 		t.Fatal(err)
 	}
-	if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), one2) {
+	if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), one2) {
 		t.Errorf("learnables that are tied later: %v", err)
 	}
 }

@@ -257,7 +257,8 @@ func TestDataParallelRefused(t *testing.T) {
 			return options
 		}},
 		{"learnables that may be unused", backend.ErrUnsupported, "WithUnused", func(r ranked, m *model) []vm.Option {
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithUnused())}
+			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				vm.WithDataParallel(r.Comm, autograd.WithUnused())}
 		}},
 		{"averages of weights", backend.ErrUnsupported, "WithPartial", func(r ranked, m *model) []vm.Option {
 			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithPartial())}

@@ -24,9 +24,13 @@ var solvers = map[string]func() autograd.Solver{
 	"sgd decay":      func() autograd.Solver { return &autograd.SGD{Rate: 0.1, WeightDecay: 0.01} },
 	"momentum":       func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
 	"momentum decay": func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01} },
-	"nesterov":       func() autograd.Solver { return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9} },
-	"nesterov decay": func() autograd.Solver { return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01} },
-	"rmsprop":        func() autograd.Solver { return &autograd.RMSProp{Rate: 0.01} },
+	"nesterov": func() autograd.Solver {
+		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9}
+	},
+	"nesterov decay": func() autograd.Solver {
+		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
+	},
+	"rmsprop": func() autograd.Solver { return &autograd.RMSProp{Rate: 0.01} },
 	"rmsprop all": func() autograd.Solver {
 		return &autograd.RMSProp{Rate: 0.01, Alpha: 0.9, Momentum: 0.5, WeightDecay: 0.01}
 	},

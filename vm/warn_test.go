@@ -71,9 +71,11 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 	} {
 		var said []string
 		m := product(t, vector(1, 2), vector(3, 4))
-		options := append(test.options(m), vm.Notice(func(text string) { said = append(said, text) }), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params[0]))
+		options := append(test.options(m), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params[0]),
+			vm.Notice(func(text string) { said = append(said, text) }))
 		run(t, machine(t, m.g, options...))
-		if (len(said) > 0) != test.said || test.said && (len(said) > 1 || !strings.Contains(said[0], "gradients of w, which no WithSolver has")) {
+		if (len(said) > 0) != test.said || test.said && (len(said) > 1 ||
+			!strings.Contains(said[0], "gradients of w, which no WithSolver has")) {
 			t.Errorf("%s: said %q", name, said)
 		}
 	}
@@ -95,7 +97,9 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 		late := must(gorgonia.Square(z))
 		for range 3 {
 			err := m.RunAll()
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), late.String()) || !strings.Contains(err.Error(), "before the first machine") {
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), late.String()) ||
+				!strings.Contains(err.Error(), "before the first machine") {
 				t.Errorf("%s: %v", where, err)
 			}
 		}
@@ -112,7 +116,8 @@ func TestNodesAddedAfterNewAreAnError(t *testing.T) {
 // A machine for evaluation may be made before the gradients, which it does not compute.
 func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("x"), gorgonia.WithValue(vector(1, 2)))
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("x"),
+		gorgonia.WithValue(vector(1, 2)))
 	loss := must(gorgonia.Sum(must(gorgonia.Square(x))))
 	evaluation := machine(t, g, vm.Eval())
 	run(t, evaluation)
