@@ -74,6 +74,8 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 	s, ok := group.Solver.(ruled)
 	switch {
+	case group.Solver == nil:
+		return refuseGroups("it has no solver")
 	case !ok:
 		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package "+
 			"autograd", backend.ErrUnsupported, group.Solver)

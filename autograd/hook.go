@@ -146,8 +146,8 @@ func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
 			left = append(left, n.Name())
 		}
 	}
-	if len(left) > 0 && d.first() {
-		d.notice(fmt.Sprintf("the graph has gradients of %s, which autograd.New was not given: "+
+	if len(left) > 0 {
+		d.say(fmt.Sprintf("the graph has gradients of %s, which autograd.New was not given: "+
 			"Sync does not return them; if that is meant, leave them out of gorgonia.Grad",
 			strings.Join(left, ", ")))
 	}

@@ -454,9 +454,7 @@ func (d *DataParallel) Close() error {
 		err := d.apart()
 		if err != nil {
 			err = d.named(err)
-			if d.first() { // for all
-				d.notice(err.Error())
-			}
+			d.say(err.Error())
 		}
 		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
 			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
