@@ -135,14 +135,16 @@ func (d *DataParallel) prepare() error {
 	return d.model.find()
 }
 
-// tellUntrained reports variables with a gradient that are no parameters and whose gradient nothing
-// reads: ranks do not exchange it.
+// tellUntrained reports variables with a gradient that are neither parameters nor frozen, and whose
+// gradient nothing reads: ranks do not exchange it.
 func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
 	var left []string
 	for _, n := range g.AllNodes() {
 		isParam := func(p *param) bool { return p.node == n }
+		isFrozen := func(p piece) bool { return p.node == n }
 		if n.Op() == nil && n.Deriv() != nil && g.To(n.Deriv().ID()).Len() == 0 &&
-			!slices.ContainsFunc(d.params, isParam) {
+			!slices.ContainsFunc(d.params, isParam) &&
+			!slices.ContainsFunc(d.model.frozen, isFrozen) {
 			left = append(left, n.Name())
 		}
 	}
