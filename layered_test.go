@@ -119,7 +119,8 @@ func graph(comm backend.Communicator, op func(backend.Communicator, *gorgonia.No
 
 func TestDataParallelIsHierarchical(t *testing.T) {
 	const steps, buckets = 3, 6
-	const calls = 1 + buckets + steps*buckets // ranks compare their parameters, and get those of rank 0
+	// Ranks compare their parameters and, as goroutines, where these are, and get those of rank 0.
+	const calls = 2 + buckets + steps*buckets
 	onTopologies(t, calls, func(comm backend.Communicator, build sync.Locker) ([]float32, error) {
 		build.Lock()
 		g := gorgonia.NewGraph()

@@ -38,26 +38,38 @@ func Agree(comm backend.Communicator, description string, problem error) error {
 //
 // Ranks compare hashes, and exchange descriptions only if the hashes differ.
 func agree(comm backend.Communicator, description string, wrong error) error {
+	_, err := agreeAndGather(comm, description, nil, wrong)
+	return err
+}
+
+// agreeAndGather is agree, and returns a note of each rank, which is sent along; none on a single
+// rank. All notes have the same length.
+func agreeAndGather(comm backend.Communicator, description string, note []byte, wrong error) ([][]byte, error) {
 	if comm.Size() == 1 {
-		return wrong
+		return nil, wrong
 	}
 	if wrong != nil {
 		description = problem + wrong.Error()
 	}
 	sum := sha256.Sum256([]byte(description))
-	sums, err := gather(comm, sum[:])
+	notes, err := gather(comm, append(sum[:], note...))
 	if err != nil {
-		return errors.Join(wrong, err)
+		return nil, errors.Join(wrong, err)
 	}
-	if !slices.ContainsFunc(sums, func(theirs []byte) bool { return !bytes.Equal(theirs, sums[0]) }) {
-		return wrong
+	first := notes[0][:len(sum)]
+	differs := func(theirs []byte) bool { return !bytes.HasPrefix(theirs, first) }
+	if !slices.ContainsFunc(notes, differs) {
+		for r := range notes {
+			notes[r] = notes[r][len(sum):]
+		}
+		return notes, wrong
 	}
 	gather := group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
 	texts, err := gather([]byte(description))
 	if err != nil {
-		return errors.Join(wrong, err)
+		return nil, errors.Join(wrong, err)
 	}
-	return disagreement(texts, comm.Rank(), wrong)
+	return nil, disagreement(texts, comm.Rank(), wrong)
 }
 
 // gather returns the notes of all ranks, which must be of the same length.

@@ -96,22 +96,23 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			opt(&o)
 		}
 	}
+	labelled := backend.Label(comm, backend.ForNew)
 	params, err := examineAll(comm.Device(), nodes)
 	if err = errors.Join(missing, o.missing, err, o.check()); err != nil {
-		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+		return nil, agreeOnParams(labelled, "", nil, err)
 	}
 	tree, err := newTree(comm, o, params)
 	if err != nil {
-		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+		return nil, agreeOnParams(labelled, "", nil, err)
 	}
 	model, err := newInventory(params, o)
 	if err != nil {
-		return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+		return nil, agreeOnParams(labelled, "", nil, err)
 	}
 	through := comm
 	if o.compress != nil {
 		if through, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
-			return nil, agree(backend.Label(comm, backend.ForNew), "", err)
+			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
 	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
@@ -121,12 +122,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		d.scale = 1 / float64(tree.all)
 	}
 	err = d.round()
-	labelled := backend.Label(comm, backend.ForNew)
 	description := describe(params, d.buckets, o) + d.model.String()
-	if err = agree(labelled, description, err); err == nil {
-		err = distinct(labelled, params)
-	}
-	if err == nil {
+	if err = agreeOnParams(labelled, description, params, err); err == nil {
 		err = d.prepareBuckets()
 	}
 	err = d.parts.connect(params, err)

@@ -62,10 +62,7 @@ func (s *parts) connect(params []*param, problem error) error {
 		problem = s.describe(&text, params)
 	}
 	labelled := backend.Label(s.comm, backend.ForNew)
-	if err := agree(labelled, text.String(), problem); err != nil {
-		return err
-	}
-	if err := distinct(labelled, params); err != nil {
+	if err := agreeOnParams(labelled, text.String(), params, problem); err != nil {
 		return err
 	}
 	var note []byte
