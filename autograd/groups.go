@@ -50,6 +50,14 @@ var _ Solver = (*Groups)(nil)
 // whose steps would count twice; ErrUnsupported for solvers of other packages, and for groups of
 // groups.
 func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
+	if err := backend.Given("autograd.NewGroups", "params", params); err != nil {
+		return nil, err
+	}
+	for k, group := range groups {
+		if err := backend.Given("autograd.NewGroups", "Solver", group.Solver, "Params", group.Params); err != nil {
+			return nil, fmt.Errorf("group %d: %w", k, err)
+		}
+	}
 	g := &Groups{all: slices.Clone(params), of: make([]member, len(params))}
 	for i := range g.of {
 		g.of[i] = member{part: -1}
@@ -74,8 +82,6 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 	s, ok := group.Solver.(ruled)
 	switch {
-	case group.Solver == nil:
-		return refuseGroups("it has no solver")
 	case !ok:
 		return fmt.Errorf("autograd: Groups: %w: a %T is not a single solver of package "+
 			"autograd", backend.ErrUnsupported, group.Solver)

@@ -95,8 +95,8 @@ func TestGroupsRefuseWhatIsInNoneOrTwo(t *testing.T) {
 			gorgonia.Nodes{p[0], p[1], p[1]}}},
 		"w0 is not among the parameters": {{&SGD{Rate: 1},
 			gorgonia.Nodes{stranger}}},
-		"its solver has another group, too":                         {{s, p[:1]}, {s, p[1:]}},
-		"group 0: autograd: Groups: bad argument: it has no solver": {{nil, p}},
+		"its solver has another group, too":                        {{s, p[:1]}, {s, p[1:]}},
+		"group 0: bad argument: autograd.NewGroups: Solver is nil": {{nil, p}},
 		"it has no parameters": {{&SGD{Rate: 1}, p},
 			{&SGD{Rate: 1}, nil}},
 	} {

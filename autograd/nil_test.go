@@ -33,6 +33,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
 		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
 		"Mean":       {F: Mean, Args: []any{comm, &one}},
+		"NewGroups":  {F: func(params gorgonia.Nodes) error { _, err := NewGroups(params); return err }, Args: []any{gorgonia.Nodes{w}}},
 		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
 		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
 		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},

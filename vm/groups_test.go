@@ -139,7 +139,7 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 			vm.WithSolver(one, w)},
 		"group 1: autograd: Groups: bad argument: it has no": {vm.WithSolver(sgd(), v),
 			vm.WithSolver(sgd())},
-		"a learnable is nil": {vm.WithSolver(sgd(), v, nil)},
+		"learnables 1 is nil": {vm.WithSolver(sgd(), v, nil)},
 	} {
 		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), want) {

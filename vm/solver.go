@@ -100,9 +100,6 @@ func (m *Machine) hold() error {
 	if err := s.group(); err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
 	}
-	if err := backend.Given("vm.WithSolver", "learnables", s.learnables); err != nil {
-		return err
-	}
 	s.fusion, err = autograd.Fuse(s.solver, m.pullState)
 	if err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)
@@ -116,11 +113,11 @@ func (s *solving) group() (err error) {
 	for _, g := range s.groups {
 		all = append(all, g.Params...)
 	}
-	switch {
-	case len(all) == 0:
+	if len(all) == 0 {
 		return fmt.Errorf("%w: no learnables", backend.ErrArgument)
-	case slices.Contains(all, nil):
-		return fmt.Errorf("%w: a learnable is nil", backend.ErrArgument)
+	}
+	if err := backend.Given("", "learnables", all); err != nil {
+		return err
 	}
 	values := make([]backend.Buffer, len(all))
 	for i, n := range all {
