@@ -17,8 +17,8 @@ func Notice(say func(text string)) Option {
 // toStandardError is the default of Notice.
 func toStandardError(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 
-// warn reports each defect of the graph once, with its first node, and a training in which ranks share
-// nothing.
+// warn reports each defect of the graph once, with its first node, and a training in which ranks
+// share nothing.
 func (m *Machine) warn() {
 	if m.parallel != nil && m.parallel.comm.Rank() > 0 {
 		return
@@ -30,11 +30,33 @@ func (m *Machine) warn() {
 	if m.plan.Doubt != nil {
 		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
 	}
+	m.warnOf(nn.Defects(m.graph))
+}
+
+// warnOf reports each defect of the graph itself once, and the first one of those that only
+// Gorgonia's own machines have, with their number.
+func (m *Machine) warnOf(defects []nn.Defect) {
 	seen := map[string]bool{}
-	for _, d := range nn.Defects(m.graph) {
-		if kind := d.What + d.Instead; !seen[kind] {
-			seen[kind] = true
-			m.notice("the graph has an operation of Gorgonia that is wrong: " + d.String() + " (docs/ops.md)")
+	var tape []nn.Defect
+	for _, d := range defects {
+		switch kind := d.What + d.Instead; {
+		case seen[kind]:
+			continue
+		case d.Tape:
+			tape = append(tape, d)
+		default:
+			m.notice("the graph has an operation of Gorgonia that is wrong on every machine: " + d.String() +
+				" (docs/ops.md)")
 		}
+		seen[d.What+d.Instead] = true
 	}
+	if len(tape) == 0 {
+		return
+	}
+	which := "an operation of the graph wrongly: "
+	if n := len(tape); n > 1 {
+		which = fmt.Sprintf("%d kinds of operations of the graph wrongly, which nn.Defects lists. The first: ", n)
+	}
+	m.notice("package vm is right, but Gorgonia's own machines compute " + which + tape[0].String() +
+		" (docs/ops.md)")
 }
