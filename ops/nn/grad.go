@@ -3,6 +3,7 @@ package nn
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 
@@ -20,13 +21,18 @@ import (
 // A variable that had no gradient has it as its Deriv, for solvers. One that had a gradient keeps
 // that one: use the nodes that Grad returns. Computed nodes have the Deriv that they had.
 //
-// Cost: that of gorgonia.Grad, and two walks over the graph. Errors: ErrArgument if cost is nil, or
-// the version of Gorgonia is not known; those of gorgonia.Grad, such as an operation of a gradient
-// that has no gradient itself.
+// Cost: that of gorgonia.Grad, and two walks over the graph.
+// Errors: ErrArgument if a node is nil, or of an unknown version of Gorgonia; those of
+// gorgonia.Grad, such as an operation of a gradient that has no gradient itself.
 func Grad(cost *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if cost == nil || derivOf(cost) == nil {
-		return nil, fmt.Errorf("nn: Grad: %w: the cost is nil, or a node of another Gorgonia than v0.9.18",
-			backend.ErrArgument)
+	if cost == nil {
+		return nil, fmt.Errorf("nn: Grad: %w: cost is nil", backend.ErrArgument)
+	}
+	if i := slices.Index(by, nil); i >= 0 {
+		return nil, fmt.Errorf("nn: Grad: %w: by[%d] is nil", backend.ErrArgument, i)
+	}
+	if derivOf(cost) == nil {
+		return nil, fmt.Errorf("nn: Grad: %w: cost is a node of another Gorgonia than v0.9.18", backend.ErrArgument)
 	}
 	before := map[*gorgonia.Node]*gorgonia.Node{}
 	nodes := append(gorgonia.Nodes(nil), cost.Graph().AllNodes()...)
