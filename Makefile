@@ -10,7 +10,7 @@ STATICCHECK_VERSION := v0.8.2
 
 BLAS ?=
 
-.PHONY: demo test test-full arm64 race fuzz netns manifests soak bench bench-blas size mpi lint help
+.PHONY: demo test test-full arm64 race fuzz netns manifests soak stock-tests bench bench-blas size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -93,6 +93,10 @@ manifests:
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:
 	@$(GO) run ./internal/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
+
+# Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
+stock-tests:
+	@$(GO) run ./vm/stocktests
 
 # Time all-reduces among two and four processes, and the kernels.
 bench:

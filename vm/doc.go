@@ -34,8 +34,10 @@
 // given them. RunAll returns an error with both shapes if one does not have the shape that the
 // graph was built for.
 //
-// Node.Grad works without gorgonia.BindDualValues. Gradients are overwritten by each run. To
-// add up the gradients of several runs, add them up.
+// Node.Grad works without gorgonia.BindDualValues. Gradients are overwritten by each run. To add
+// up the gradients of several runs, add them up. A solver of Gorgonia sets gradients to zero in
+// its Step. Here they are the Values of the nodes that gorgonia.Grad returned, so read these
+// before Step. (In the tape machine with BindDualValues they are copies, which stay.)
 //
 // Machines share the parameters of the graphs they run: those for training and evaluation, or
 // for several shapes of a batch, may be made for one graph, or for several graphs whose
@@ -89,6 +91,10 @@
 // communicator of [WithDataParallel] or the launcher's variables say. The bits do not depend on their
 // number.
 //
+// Products on the host are those of package kernels: the BLAS of gorgonia.Use is not used. Of the
+// tape machine's options, WithPointerWatch has no counterpart: no step of a plan writes over a
+// value that another one still reads.
+//
 // # Proof
 //
 // New proves each plan before it runs: a run on paper finds, for each operand of each step, that the
@@ -104,14 +110,24 @@
 //
 // # Operations
 //
-// The operations of Gorgonia v0.9.18 are read as what they are meant to compute. Those without
-// an entry in package vm/internal/read, and those of other packages, run by their Do method on
-// host tensors, always and in the order of the graph. The plan says host_ops= for them. An operation that is a
-// [DeviceOp] runs in the memory of the device instead, and may be part of a CUDA graph: collectives of package ops
-// are, so that models whose ranks exchange activations stay on their devices. Of Gorgonia's own, these are CTCLoss, Sparsemax, random numbers, and
-// some that it computes wrongly, such as Dropout, in place of which package ops/nn has others. Results equal those of the tape machine except for
-// rounding, where Gorgonia is right: docs/ops.md says where it is not, and New reports each
-// such operation of a graph once ([Notice]).
+// The operations of Gorgonia v0.9.18 are read as what their callers wrote. A pool with uneven
+// padding, for example, begins at the padding north and west, although Gorgonia's own machines
+// begin at the other side. The graph is taken as it is: where Gorgonia has merged nodes or built a
+// wrong gradient, every machine is wrong. New reports each kind of these once ([Notice]), with
+// what to use instead, and says whether every machine is wrong or only Gorgonia's own are.
+// Otherwise results equal those of the tape machine except for rounding, where Gorgonia is right:
+// docs/ops.md says where it is not.
+//
+// Operations without an entry in package vm/internal/read, and those of other packages, run by
+// their Do method on host tensors, always and in the order of the graph. The plan says host_ops=
+// for them. Of Gorgonia's own, these are rare ones, such as CTCLoss, Sparsemax, YOLOv3, Dropout
+// and random numbers. Each Do gets operands of its own: what it writes into them, and how it
+// reshapes or transposes them, is lost after the call. An operation that is a [DeviceOp] runs in
+// the memory of the device instead, and may be part of a CUDA graph. Collectives of package ops
+// are DeviceOps, so models whose ranks exchange activations stay on their devices.
+//
+// Operations on integers that Gorgonia implements for floats only, and tensors of size 0, are
+// errors of New.
 //
 // Operations of package ops/nn are typed, too: activations, norms, pools, dropout
 // and the cross-entropy are made of element-wise operations and reductions, which planning fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.

@@ -3,8 +3,10 @@ package vm
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
@@ -98,11 +100,11 @@ func (c calls) Placed(i int) exec.Placed {
 // Opaque implements [exec.Graph].
 func (c calls) Opaque(i int) exec.Opaque { return c.byDo[i] }
 
-// call is an operation that runs by its Do. Its operands are host tensors of its own, so that
+// call is an operation that runs by its Do. Its operands lie in host memory of its own, so that
 // an operation may keep them until its next run, as with other machines.
 type call struct {
 	read.Opaque
-	values []gorgonia.Value
+	values []gorgonia.Value // never given to Do, which may change their shapes
 	memory []backend.Buffer
 }
 
@@ -130,9 +132,21 @@ func newCall(o read.Opaque) (*call, error) {
 // Arg implements [exec.Opaque].
 func (c *call) Arg(i int) backend.Buffer { return c.memory[i] }
 
+// headers returns the operands with headers of their own: an operation that reshapes or transposes
+// an operand finds it as it was in the next run.
+func (c *call) headers() []gorgonia.Value {
+	fresh := slices.Clone(c.values)
+	for i, v := range fresh {
+		if t, ok := v.(*tensor.Dense); ok {
+			fresh[i] = t.ShallowClone()
+		}
+	}
+	return fresh
+}
+
 // Call implements [exec.Opaque].
 func (c *call) Call() (backend.Buffer, error) {
-	v, err := c.Op.Do(c.values...)
+	v, err := c.Op.Do(c.headers()...)
 	if err != nil {
 		return backend.Buffer{}, err
 	}

@@ -156,12 +156,6 @@ var stock = []struct {
 	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x[0], 1, 2) }},
 	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.DiagFlat(x[0]) }},
 	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x[0], 2) }},
-	{name: "average pool", shapes: [][]int{{1, 2, 4, 4}}, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})
-	}},
-	{name: "average pool, overlapping", shapes: [][]int{{1, 2, 4, 4}}, host: 1, plain: true, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.AveragePool2D(x[0], tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1})
-	}},
 	{name: "batch norm", shapes: [][]int{{3, 2, 2, 3}, {1, 2, 1, 1}, {1, 2, 1, 1}}, build: batchNorm},
 	{name: "batch norm of rows", shapes: [][]int{{6, 4}, {1, 4}, {1, 4}}, build: batchNorm},
 	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {

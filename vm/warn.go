@@ -38,13 +38,35 @@ func (m *Machine) warn() {
 			"not trained; if that is meant, leave them out of gorgonia.Grad, or give their "+
 			"gradients to vm.Keep", names(left)))
 	}
+	m.warnOf(nn.Defects(m.graph))
+}
+
+// warnOf reports each defect of the graph itself once, and the first one of those that only
+// Gorgonia's own machines have, with their number.
+func (m *Machine) warnOf(defects []nn.Defect) {
 	seen := map[string]bool{}
-	for _, d := range nn.Defects(m.graph) {
-		if kind := d.What + d.Instead; !seen[kind] {
-			seen[kind] = true
-			m.notice("the graph has an operation of Gorgonia that is wrong: " + d.String() + " (docs/ops.md)")
+	var tape []nn.Defect
+	for _, d := range defects {
+		switch kind := d.What + d.Instead; {
+		case seen[kind]:
+			continue
+		case d.Tape:
+			tape = append(tape, d)
+		default:
+			m.notice("the graph has an operation of Gorgonia that is wrong on every machine: " + d.String() +
+				" (docs/ops.md)")
 		}
+		seen[d.What+d.Instead] = true
 	}
+	if len(tape) == 0 {
+		return
+	}
+	which := "an operation of the graph wrongly: "
+	if n := len(tape); n > 1 {
+		which = fmt.Sprintf("%d kinds of operations of the graph wrongly, which nn.Defects lists. The first: ", n)
+	}
+	m.notice("package vm is right, but Gorgonia's own machines compute " + which + tape[0].String() +
+		" (docs/ops.md)")
 }
 
 // untrained returns the variables with a gradient that no solver has and that nothing reads.

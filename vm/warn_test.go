@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -132,5 +133,162 @@ func TestEvalMayBeMadeBeforeGrad(t *testing.T) {
 	must(gorgonia.Square(loss))
 	if err := evaluation.RunAll(); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a node that is no gradient: %v", err)
+	}
+}
+
+// noticesOf returns what New says of a graph.
+func noticesOf(t *testing.T, g *gorgonia.ExprGraph) (said []string) {
+	t.Helper()
+	m, err := vm.New(g, nil, vm.Notice(func(text string) { said = append(said, text) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	return said
+}
+
+// Graphs in which nothing is wrong are silent: models and Gorgonia's own examples, except charRNN.
+// That one takes Log2 of a softmax of which it takes Log, too, which makes logarithms of both.
+func TestRightGraphsAreSilent(t *testing.T) {
+	for _, all := range []map[string]func(testing.TB, tensor.Dtype) *model{models, stockExamples} {
+		for name, build := range all {
+			for _, said := range noticesOf(t, build(t, tensor.Float64).g) {
+				if name != "charRNN" || !strings.Contains(said, "log2") && !strings.Contains(said, "Softmax{-1, true}") {
+					t.Errorf("%s: %q", name, said)
+				}
+			}
+		}
+	}
+}
+
+// wrongGraph is a graph that New reports, with what the notice says.
+type wrongGraph struct {
+	build func(m *model)
+	want  []string
+}
+
+const (
+	everywhere = "wrong on every machine"
+	onTape     = "package vm is right, but Gorgonia's own machines"
+)
+
+// A graph whose gradients or nodes Gorgonia gets wrong is reported by name, with the engine that is
+// wrong and what to do instead.
+func TestWrongGraphsAreReported(t *testing.T) {
+	vector := func(m *model) *gorgonia.Node { return m.variable("x", tensor.Float64, 4) }
+	grad := func(loss *gorgonia.Node, by ...*gorgonia.Node) *gorgonia.Node {
+		found, err := gorgonia.Grad(loss, by...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found[0]
+	}
+	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
+	norm := func(m *model, x *gorgonia.Node, name string, epsilon float64) {
+		gain, bias := m.variable("gain"+name, tensor.Float64, 1, 4), m.variable("bias"+name, tensor.Float64, 1, 4)
+		y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, epsilon)
+		must(y, err)
+	}
+	reported(t, map[string]wrongGraph{
+		"a gradient penalty": {func(m *model) {
+			x := vector(m)
+			grad(sum(must(gorgonia.Square(grad(sum(must(gorgonia.Exp(x))), x)))), x)
+		}, []string{everywhere, "exp", "a second gorgonia.Grad", "nn.Grad"}},
+		"two losses of a hidden layer": {func(m *model) {
+			x := vector(m)
+			h := must(gorgonia.Exp(x))
+			grad(sum(h), x)
+			grad(sum(must(gorgonia.Square(h))), x)
+		}, []string{everywhere, "a second gorgonia.Grad", "one gorgonia.Grad of the sum of the losses"}},
+		"a loss of a loss": {func(m *model) {
+			x := vector(m)
+			loss := sum(must(gorgonia.Exp(x)))
+			grad(loss, x)
+			grad(must(gorgonia.Square(loss)), x)
+		}, []string{everywhere, "a second gorgonia.Grad"}},
+		"a softmax and its logarithm": {func(m *model) {
+			x := m.variable("x", tensor.Float64, 3, 4)
+			gorgonia.Read(must(gorgonia.SoftMax(x)), new(gorgonia.Value))
+			must(gorgonia.Neg(must(gorgonia.LogSoftMax(x))))
+		}, []string{everywhere, "Softmax{-1, false}()", "read 2 times", "nn.SoftMax and nn.LogSoftMax"}},
+		"two batch norms": {func(m *model) {
+			x := m.variable("x", tensor.Float64, 6, 4)
+			norm(m, x, "1", 1e-5)
+			norm(m, x, "2", 0.04)
+		}, []string{everywhere, "batchnorm", "2 norms of one operand", "momentum or epsilon"}},
+		"LogSumExp": {func(m *model) { must(gorgonia.LogSumExp(vector(m), 0)) },
+			[]string{everywhere, "gorgonia.LogSumExp", "gorgonia.Log of gorgonia.Sum of gorgonia.Exp"}},
+	})
+}
+
+// A graph that Gorgonia's machines alone compute wrongly is reported as such.
+func TestFaultsOfTheTapeMachineAreReported(t *testing.T) {
+	reported(t, map[string]wrongGraph{
+		"a mean of images": {func(m *model) { must(gorgonia.Mean(m.variable("x", tensor.Float64, 2, 3, 4, 5), 2, 3)) },
+			[]string{onTape, "axis 2 of shape (2, 3, 4, 5)"}},
+		"a group of 264 elements": {func(m *model) {
+			one := m.variable("gain", tensor.Float64, 1, 2, 1, 1)
+			must(gorgonia.GroupNorm(m.variable("x", tensor.Float64, 1, 2, 11, 12), one, one, 1, 2, 1e-5))
+		}, []string{onTape, "GroupNorm", "264 and more elements"}},
+		"a product with a reshaped variable": {func(m *model) {
+			y := must(gorgonia.HadamardProd(must(gorgonia.Ravel(m.variable("x", tensor.Float64, 3, 4))), gorgonia.NewConstant(2.0)))
+			gorgonia.Read(y, new(gorgonia.Value))
+		}, []string{onTape, "⊙", "shares the memory of x"}},
+		"a pool with uneven padding": {func(m *model) {
+			must(gorgonia.MaxPool2D(m.variable("x", tensor.Float64, 1, 1, 4, 4), tensor.Shape{2, 2}, []int{0, 1, 0, 1}, []int{2, 2}))
+		}, []string{onTape, "MaxPool", "padding of the other side"}},
+	})
+}
+
+func reported(t *testing.T, graphs map[string]wrongGraph) {
+	for name, test := range graphs {
+		t.Run(name, func(t *testing.T) {
+			m := &model{g: gorgonia.NewGraph()}
+			test.build(m)
+			said := noticesOf(t, m.g)
+			if len(said) != 1 {
+				t.Fatalf("%d notices, want 1: %q", len(said), said)
+			}
+			for _, part := range test.want {
+				if !strings.Contains(said[0], part) {
+					t.Errorf("the notice does not say %q: %s", part, said[0])
+				}
+			}
+		})
+	}
+}
+
+// Where a second call of Grad is right, and where nn.Grad takes its place, New is silent.
+func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
+	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
+	for name, grad := range map[string]func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes, error){
+		"gorgonia.Grad": gorgonia.Grad, "nn.Grad": nn.Grad,
+	} {
+		m := &model{g: gorgonia.NewGraph()}
+		x := m.variable("x", tensor.Float64, 4)
+		var first, second gorgonia.Value
+		for loss, into := range map[*gorgonia.Node]*gorgonia.Value{
+			sum(must(gorgonia.Square(x))): &first, sum(must(gorgonia.Cube(x))): &second,
+		} {
+			by, err := grad(loss, x)
+			if err != nil {
+				t.Fatal(err)
+			}
+			gorgonia.Read(by[0], into)
+		}
+		if said := noticesOf(t, m.g); len(said) > 0 {
+			t.Errorf("%s of two losses: %q", name, said)
+		}
+	}
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", tensor.Float64, 4)
+	h := must(gorgonia.Exp(x))
+	for _, loss := range []*gorgonia.Node{sum(h), sum(must(gorgonia.Square(h)))} {
+		if _, err := nn.Grad(loss, x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if said := noticesOf(t, m.g); len(said) > 0 {
+		t.Errorf("nn.Grad of two losses of a hidden layer: %q", said)
 	}
 }

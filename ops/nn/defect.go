@@ -3,6 +3,7 @@ package nn
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -13,37 +14,50 @@ type Defect struct {
 	Node    *gorgonia.Node
 	What    string // is wrong: "its gradient is divided by p, not by 1-p"
 	Instead string // what to use: "nn.Dropout"
+	// Tape says that Gorgonia's own machines are wrong, and that a machine of package vm is right.
+	// Where it is false, the graph itself is wrong, on every machine.
+	Tape bool
 }
 
-// String returns "Dropout{training=true}(): its gradient is divided by p, not by 1-p: use nn.Dropout".
-func (d Defect) String() string { return fmt.Sprintf("%v: %s: use %s", d.Node.Op(), d.What, d.Instead) }
+// String returns "Dropout{training=true}(): its gradient is divided by p, not by 1-p: use
+// nn.Dropout".
+func (d Defect) String() string {
+	if d.Node.Op() == nil {
+		return fmt.Sprintf("%s: %s: use %s", d.Node.Name(), d.What, d.Instead)
+	}
+	return fmt.Sprintf("%v: %s: use %s", d.Node.Op(), d.What, d.Instead)
+}
 
 // Defects returns the nodes of a graph whose value is wrong, or whose gradient is wrong and was
 // asked for with gorgonia.Grad. A machine that compiles a graph can warn of them; so can a program,
 // before it runs one.
 //
-// It knows what docs/ops.md finds, with these exceptions. It cannot see that nodes were merged: a
-// merged node looks like any other, so it reports slices only if their bounds can collide with
-// others. LogSumExp and AveragePool1D are made of operations that are right. Operations that fail
-// when they run report themselves.
+// It knows what docs/ops.md finds, with these exceptions. A merged node looks like any other, so it
+// reports slices only if their bounds can collide with others, and SoftMax, LogSoftMax and norms
+// only if they are read more than once. The functions AveragePool1D, KeepDims and Unconcat leave no
+// trace of what they were meant to be. Operations that fail when they run report themselves.
 func Defects(g *gorgonia.ExprGraph) []Defect {
-	var found []Defect
 	if g == nil {
 		return nil
 	}
-	for _, n := range g.AllNodes() {
-		op := structOf(n.Op())
-		if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {
-			continue
-		}
-		s := suspect{n, op, operandsOf(n)}
-		for _, r := range rules() {
-			if r.of != op.Type().Name() {
-				continue
-			}
-			if what := r.wrong(s); what != "" {
-				found = append(found, Defect{n, what, r.instead})
-			}
+	s := newSurvey(g)
+	var found []Defect
+	for _, n := range s.nodes {
+		found = append(found, s.node(n)...)
+	}
+	return append(append(found, s.gradTwice()...), s.overwritten()...)
+}
+
+// node returns the defects of one node that its operation and its readers show.
+func (s *survey) node(n *gorgonia.Node) (found []Defect) {
+	op := structOf(n.Op())
+	if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {
+		return nil
+	}
+	x := suspect{n, op, operandsOf(n), s}
+	for _, r := range s.rules[op.Type().Name()] {
+		if what := r.wrong(x); what != "" {
+			found = append(found, Defect{n, what, r.instead, r.tape})
 		}
 	}
 	return found
@@ -51,6 +65,9 @@ func Defects(g *gorgonia.ExprGraph) []Defect {
 
 // structOf returns the struct of an operation, which may be behind a pointer.
 func structOf(op gorgonia.Op) reflect.Value {
+	if op == nil {
+		return reflect.Value{}
+	}
 	v := reflect.ValueOf(op)
 	if v.Kind() == reflect.Pointer {
 		v = v.Elem()
@@ -76,10 +93,18 @@ type suspect struct {
 	node *gorgonia.Node
 	op   reflect.Value // its struct
 	x    gorgonia.Nodes
+	in   *survey
 }
 
 // int returns a field of the operation; Gorgonia exports none of them.
 func (s suspect) int(name string) int { return int(s.op.FieldByName(name).Int()) }
+
+func (s suspect) ints(name string) (list []int) {
+	for f, i := s.op.FieldByName(name), 0; i < f.Len(); i++ {
+		list = append(list, int(f.Index(i).Int()))
+	}
+	return list
+}
 
 // differentiated reports whether the gradient of the first operand was asked for.
 func (s suspect) differentiated() bool { return len(s.x) > 0 && s.x[0].Deriv() != nil }
@@ -88,26 +113,43 @@ func (s suspect) differentiated() bool { return len(s.x) > 0 && s.x[0].Deriv() !
 type rule struct {
 	of      string // the name of the operation's type
 	instead string
+	tape    bool                   // Defect.Tape
 	wrong   func(s suspect) string // what is wrong with the node, "" if nothing is
 }
 
 func rules() []rule {
+	const logs = "gorgonia.Log and a division by math.Ln2"
+	const roots = "gorgonia.Inverse of gorgonia.Sqrt"
+	const copies = "a copy of the operand for each norm, such as its sum with 0"
+	const exps = "gorgonia.Log of gorgonia.Sum of gorgonia.Exp"
+	const matrix = "gorgonia.Mul, or gorgonia.Sum of gorgonia.HadamardProd"
+	const two = "a Reshape to three axes before it, or two reductions"
 	return []rule{
-		{"elemUnaryOp", "gorgonia.Log and a division by math.Ln2", wrongGradient("log2", "its gradient is multiplied by ln 2, not divided")},
-		{"elemUnaryOp", "gorgonia.Inverse of gorgonia.Sqrt", wrongGradient("invSqrt", "its gradient is wrong")},
-		{"elemBinOp", "nn.Norm", wrongNorm},
-		{"sliceOp", "nn.Slice or nn.Split", wrongSlice},
-		{"tensordotOp", "gorgonia.Mul, or gorgonia.Sum of gorgonia.HadamardProd", wrongTensordot},
-		{"atOp", "gorgonia.Slice", func(suspect) string { return "it has the shape of its operand, and no gradient" }},
-		{"softmaxOp", "nn.SoftMax or nn.LogSoftMax with an axis", wrongSoftMax},
-		{"sparsemaxOp", "Sparsemax between two gorgonia.Transpose", wrongSparsemax},
-		{"dropoutDiffOp", "nn.Dropout", wrongDropout},
-		{"avgPoolOp", "nn.AvgPool2D", wrongAvgPool},
-		{"avgPoolDiffOp", "nn.AvgPool2D", func(suspect) string { return "the gradient of an average pool is wrong" }},
-		{"maxPoolOp", "equal padding on both sides", wrongMaxPool},
-		{"byIndicesOp", "nn.ByIndices", wrongByIndices},
-		{"byIndicesOpDiffOp", "nn.ByIndices", wrongByIndicesGradient},
-		{"ctcLossDiffOp", "gorgonia.ReductionSum", wrongCTC},
+		{"elemUnaryOp", logs, false,
+			wrongGradient("log2", "its gradient is multiplied by ln 2, not divided")},
+		{"elemUnaryOp", roots, false, wrongGradient("invSqrt", "its gradient is wrong")},
+		{"elemUnaryOp", exps, false, wrongLogSumExp},
+		{"elemBinOp", "nn.Norm", false, wrongNorm},
+		{"linAlgBinOp", "nn.OuterProd", false, wrongOuterProd},
+		{"sumOp", two, true, wrongReduction},
+		{"maxOp", two, true, wrongReduction},
+		{"sliceOp", "nn.Slice or nn.Split", false, wrongSlice},
+		{"tensordotOp", matrix, true, wrongTensordot},
+		{"atOp", "gorgonia.Slice", false, wrongAt},
+		{"softmaxOp", "nn.SoftMax or nn.LogSoftMax with an axis", false, wrongSoftMax},
+		{"softmaxOp", "nn.SoftMax and nn.LogSoftMax", false, mergedSoftMax},
+		{"BatchNormOp", copies, false, mergedNorm("momentum or epsilon")},
+		{"GroupNormOp", copies, false, mergedNorm("epsilon")},
+		{"GroupNormOp", "package vm", true, wrongGroupNorm},
+		{"sparsemaxOp", "Sparsemax between two gorgonia.Transpose", false, wrongSparsemax},
+		{"dropoutDiffOp", "nn.Dropout", false, wrongDropout},
+		{"avgPoolOp", "nn.AvgPool2D", true, wrongAvgPool},
+		{"avgPoolOp", "nn.AvgPool2D, and padding that is equal on both sides", false, unevenAvgPool},
+		{"avgPoolDiffOp", "nn.AvgPool2D", true, wrongAvgPoolGradient},
+		{"maxPoolOp", "equal padding on both sides", true, wrongMaxPool},
+		{"byIndicesOp", "nn.ByIndices", true, wrongByIndices},
+		{"byIndicesOpDiffOp", "nn.ByIndices", true, wrongByIndicesGradient},
+		{"ctcLossDiffOp", "gorgonia.ReductionSum", false, wrongCTC},
 	}
 }
 
@@ -163,17 +205,118 @@ func wrongDropout(s suspect) string {
 	return ""
 }
 
-func wrongAvgPool(s suspect) string {
-	padded := s.int("padNorth") != 0 || s.int("padSouth") != 0 || s.int("padWest") != 0 || s.int("padEast") != 0
-	if padded || s.int("h") != s.int("strideH") || s.int("w") != s.int("strideW") {
-		return "its value is wrong if windows overlap, leave gaps, or are padded"
+func wrongAt(suspect) string {
+	return "it has no gradient, and in Gorgonia's machines the shape of its operand"
+}
+
+// wrongOuterProd is for gradients, which multiply the operands by matrices of another shape.
+func wrongOuterProd(s suspect) string {
+	const outerProd = 3
+	if s.op.FieldByName("āBinaryOperator").Uint() == outerProd && s.node.Deriv() != nil {
+		return "its gradient is wrong, or fails"
 	}
 	return ""
 }
 
-func wrongMaxPool(s suspect) string {
-	if s.int("padNorth") != s.int("padSouth") || s.int("padWest") != s.int("padEast") {
+// wrongReduction follows Gorgonia's tensors, which reduce one axis after the other: along a middle
+// axis they skip the wrong number of elements behind each block, unless there is one block or the
+// axis has length 2.
+func wrongReduction(s suspect) string {
+	shape, along := s.x[0].Shape().Clone(), s.ints("along")
+	slices.Sort(along)
+	if len(along) == 0 || len(along) == len(shape) {
+		return ""
+	}
+	for gone, axis := range along {
+		at := axis - gone
+		middle := at > 0 && at < len(shape)-1
+		if middle && shape[at] != 2 && tensor.Shape(shape[1:at]).TotalSize() > 1 {
+			return fmt.Sprintf("Gorgonia's machines reduce axis %d of shape %v wrongly", axis, s.x[0].Shape())
+		}
+		shape = slices.Delete(shape, at, at+1)
+	}
+	return ""
+}
+
+// wrongLogSumExp finds gorgonia.LogSumExp, which is made of operations that are right: the
+// logarithm of Sum(Exp(x - m)) + m, where m is the largest x.
+func wrongLogSumExp(s suspect) string {
+	sum := s.x[0]
+	if s.node.Op().String() != "ln" || !adds(sum) {
+		return ""
+	}
+	parts := operandsOf(sum)
+	most := parts[1]
+	if typeName(parts[0]) != "sumOp" || typeName(most) != "maxOp" {
+		return ""
+	}
+	exp := operandsOf(parts[0])[0]
+	if typeName(exp) != "elemUnaryOp" || exp.Op().String() != "exp" {
+		return ""
+	}
+	less := operandsOf(operandsOf(exp)[0])
+	if len(less) == 2 && less[1] == most && less[0] == operandsOf(most)[0] {
+		return "gorgonia.LogSumExp adds the largest element before the logarithm, not behind it"
+	}
+	return ""
+}
+
+// mergedSoftMax cannot know whether the readers of a node want the softmax or its logarithm.
+func mergedSoftMax(s suspect) string {
+	if n := s.in.uses(s.node); n > 1 {
+		return fmt.Sprintf("it is read %d times, and Gorgonia merges SoftMax, LogSoftMax and Log(SoftMax) "+
+			"of one operand: readers of one of them may get another", n)
+	}
+	return ""
+}
+
+// mergedNorm is for norms, whose nodes have one reader each: the product with the scale.
+func mergedNorm(differ string) func(s suspect) string {
+	return func(s suspect) string {
+		if n := s.in.uses(s.node); n > 1 {
+			return fmt.Sprintf("it is %d norms of one operand, which Gorgonia has merged: the later ones "+
+				"get the %s of the first", n, differ)
+		}
+		return ""
+	}
+}
+
+// wrongGroupNorm knows from how many elements on Gorgonia adds up the moments of more than two
+// blocks.
+func wrongGroupNorm(s suspect) string {
+	const most = 263
+	shape := s.x[0].Shape()
+	if n := s.int("numGroups"); n > 0 && len(shape) > 1 && shape.TotalSize()/(shape[0]*n) > most {
+		return fmt.Sprintf("Gorgonia's machines normalise groups of %d and more elements wrongly", most+1)
+	}
+	return ""
+}
+
+// wrongAvgPool knows that Gorgonia divides by the width of the image.
+func wrongAvgPool(s suspect) string {
+	if s.int("h")*s.int("w") != s.int("unpaddedW") && !s.uneven() {
+		return "Gorgonia's machines divide by the width of the image, not by the size of the window"
+	}
+	return ""
+}
+
+func wrongAvgPoolGradient(suspect) string { return "the gradient of an average pool is wrong" }
+
+func unevenAvgPool(s suspect) string {
+	if s.uneven() {
 		return "its value is wrong if the padding differs between sides"
+	}
+	return ""
+}
+
+// uneven reports whether the padding of a pool differs between sides.
+func (s suspect) uneven() bool {
+	return s.int("padNorth") != s.int("padSouth") || s.int("padWest") != s.int("padEast")
+}
+
+func wrongMaxPool(s suspect) string {
+	if s.uneven() {
+		return "Gorgonia's machines begin with the padding of the other side"
 	}
 	return ""
 }

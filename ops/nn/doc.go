@@ -20,6 +20,7 @@
 //	OuterProd                               [OuterProd]
 //	BatchedMatMul, one product at a time    [BatchedMatMul]
 //	SoftMax between two products            [Attention]
+//	Grad, of several losses or of gradients [Grad]
 //	nothing                                 [LayerNorm], [GELU], [GELUTanh]
 //
 // # What is the same for all

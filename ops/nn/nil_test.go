@@ -29,6 +29,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"GELU":            {F: GELU, Args: []any{vector}},
 		"GELUTanh":        {F: GELUTanh, Args: []any{vector}},
 		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
+		"Grad":            {F: Grad, Args: []any{gorgonia.Must(gorgonia.Sum(vector)), vector}},
 		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
 		"Norm":            {F: Norm, Args: []any{3, 0, vector}},

@@ -38,16 +38,19 @@ func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error)
 //
 // A negative axis counts from the last. [Concat] is the inverse.
 //
-// Gradient and cost: those of [Slice], for each part.
-// Errors: [ops.ErrShape] if x has no such axis or the lengths do not add up to its length;
-// [ops.ErrDType].
+// Gradient and cost: those of [Slice], for each part. Errors: [ops.ErrShape] if x has no such axis,
+// a length is less than 1 or they do not add up to that of x; [ops.ErrDType].
 func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	axis, err := resolve(axis, x)
 	if err != nil {
 		return nil, fmt.Errorf("nn: Split: %w", err)
 	}
 	total := 0
-	for _, n := range lengths {
+	for k, n := range lengths {
+		if n < 1 {
+			return nil, fmt.Errorf("nn: Split: %w: lengths %v: part %d would have %d elements along axis %d: "+
+				"use at least 1, and leave empty parts out", ops.ErrShape, lengths, k, n, axis)
+		}
 		total += n
 	}
 	if total != x.Shape()[axis] {

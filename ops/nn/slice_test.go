@@ -1,6 +1,8 @@
 package nn
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -140,4 +142,16 @@ func TestValuesThatDoNotFit(t *testing.T) {
 	checkRefused(t, err, ops.ErrShape, "the value has shape (2, 4), the graph was built for (2, 3)")
 	_, err = op.Do(tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float32)))
 	checkRefused(t, err, ops.ErrDType, "the value is float32, the graph was built for float64")
+}
+
+// A part of Split without elements is an error that names the part and says what to do.
+func TestSplitNamesThePartWithoutElements(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 4), gorgonia.WithName("x"))
+	for _, lengths := range [][]int{{4, 0}, {0, 4}, {5, -1}} {
+		_, err := Split(1, lengths, x)
+		if !errors.Is(err, ops.ErrShape) || !strings.Contains(err.Error(), "use at least 1, and leave empty parts out") {
+			t.Errorf("Split into %v: %v", lengths, err)
+		}
+	}
 }

@@ -180,9 +180,10 @@ func softmax(a array, axis int) array {
 
 // input is one operand of a row.
 type input struct {
-	shape []int
-	kind  kind
-	ints  []int // of kind integers
+	shape  []int
+	kind   kind
+	ints   []int     // of kind integers
+	floats []float64 // if not nil, the elements
 }
 
 // kind says which values an operand has.
@@ -198,6 +199,9 @@ const (
 // values are the operand's elements, which float32 holds without rounding. They depend only on the
 // operand's place.
 func (in input) values(place int) array {
+	if in.floats != nil {
+		return array{in.shape, slices.Clone(in.floats)}
+	}
 	rng := rand.New(rand.NewPCG(3, uint64(place)))
 	next := 0
 	return generate(in.shape, func([]int) float64 {

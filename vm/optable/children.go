@@ -23,6 +23,9 @@ func rows() (all []row) {
 	for _, s := range sections() {
 		all = append(all, s.rows...)
 	}
+	for i := range all {
+		all[i].slope = new([]array)
+	}
 	return all
 }
 

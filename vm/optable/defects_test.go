@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,13 +11,17 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// unseen are wrong rows, without those that fail or are merged, of which nn.Defects cannot know.
-var unseen = []string{"LogSumExp", "AveragePool1D", "Unconcat"}
+// unseen are wrong rows, without those that fail, of which nn.Defects cannot know: functions that
+// leave no trace, nodes that are merged, and numbers.
+var unseen = []string{"AveragePool1D", "KeepDims", "Unconcat", "Im2Col(x), dilation 1 and 2", "CTCLoss(LogSoftMax(x), ...) with",
+	"Sparsemax(x, 0) and", "Dropout(x, 0.5), twice", "Dropout(x, 0.1) and", "Slice(x, nil, S(1, 3)) and",
+	"Exp(x), x = 3e+38"}
 
 // suspected are right rows whose operation is wrong beside others, or of other numbers.
-var suspected = []string{"Slice(x, S(256, 258))", "Norm(x, 1, 3)"}
+var suspected = []string{"Slice(x, S(256, 258))", "Norm(x, 1, 3)", "Norm(x, 3, 3)"}
 
-// nn.Defects reports a row's graph if and only if the table says that it is wrong.
+// nn.Defects reports a row's graph if and only if the table says that it is wrong, and says that
+// package vm is right if and only if it is.
 func TestDefectsAreThoseOfTheTable(t *testing.T) {
 	said, err := judged()
 	if err != nil {
@@ -24,17 +29,28 @@ func TestDefectsAreThoseOfTheTable(t *testing.T) {
 	}
 	for i, r := range rows() {
 		found := defects(r)
-		wrong := strings.HasPrefix(said[i][value], "wrong") || strings.HasPrefix(said[i][tape], "wrong")
-		merged := strings.HasPrefix(said[i][value], "merged")
+		bad := func(s string) bool { return strings.Contains(s, "wrong") || strings.HasPrefix(s, "merged") }
+		wrong := bad(said[i][value]) || bad(said[i][tape])
 		fine := said[i][value] == right && (said[i][tape] == right || said[i][tape] == "")
 		switch {
+		case hasPrefix(r.call, unseen):
 		case fine && len(found) > 0 && !hasPrefix(r.call, suspected):
 			t.Errorf("%s is right, but has the defect %v", r.call, found[0])
-		case wrong && !merged && len(found) == 0 && !hasPrefix(r.call, unseen):
+		case wrong && len(found) == 0:
 			t.Errorf("%s is wrong (%s, %s), but nn.Defects does not know it", r.call, said[i][value], said[i][tape])
+		case said[i][compiled] == right && !fine && slices.ContainsFunc(found, everywhere) && !partly(r):
+			t.Errorf("%s is right in package vm, but its defects say otherwise: %v", r.call, found)
+		case bad(said[i][compiled]) && !slices.ContainsFunc(found, everywhere):
+			t.Errorf("%s is wrong in package vm (%s), but its defects say otherwise: %v", r.call, said[i][compiled], found)
 		}
 	}
 }
+
+func everywhere(d nn.Defect) bool { return !d.Tape }
+
+// partly is for rows that have a defect which their columns do not show: a gradient that is
+// missing, or an operation that fails on the tape.
+func partly(r row) bool { return hasPrefix(r.call, []string{"At(", "OuterProd("}) }
 
 func hasPrefix(s string, prefixes []string) bool {
 	for _, p := range prefixes {
@@ -45,22 +61,32 @@ func hasPrefix(s string, prefixes []string) bool {
 	return false
 }
 
-// defects builds the row's graph, with gradients where there are some.
-func defects(r row) []nn.Defect {
-	g := gorgonia.NewGraph()
-	x := inputs(g, r, dtypes[0])
-	nodes, err := built(r, x)
-	if err != nil {
-		return nil
+// defects builds the row's graph, without gradients and, where there are some, with them.
+func defects(r row) (found []nn.Defect) {
+	for _, gradients := range []bool{false, true} {
+		g := gorgonia.NewGraph()
+		x := inputs(g, r, dtypes[0])
+		nodes, err := built(r, x)
+		if err != nil {
+			return nil
+		}
+		if gradients && !r.flat {
+			if loss, err := lossOf(r, nodes, dtypes[0]); err == nil {
+				addGradient(r, loss, x)
+			}
+		}
+		if !gradients {
+			for _, n := range nodes {
+				gorgonia.Read(n, new(gorgonia.Value))
+			}
+		}
+		found = append(found, nn.Defects(g)...)
 	}
-	if loss, err := lossOf(r, nodes, dtypes[0]); err == nil && !r.flat {
-		grad(r, loss, x)
-	}
-	return nn.Defects(g)
+	return found
 }
 
-// grad adds the nodes of the gradients, if that works.
-func grad(r row, loss *gorgonia.Node, x gorgonia.Nodes) {
+// addGradient adds the nodes of the gradients, if that works.
+func addGradient(r row, loss *gorgonia.Node, x gorgonia.Nodes) {
 	defer func() { _ = recover() }() // the table says which panic
 	var by gorgonia.Nodes
 	for i, n := range x {

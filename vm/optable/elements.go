@@ -1,7 +1,10 @@
 package main
 
 import (
+	"fmt"
 	"math"
+	"slices"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 )
@@ -15,18 +18,46 @@ type section struct {
 // sections are all rows, in the order of the page.
 func sections() []section {
 	return []section{
-		{"Functions of one element", unaryRows()},
-		{"Functions of two elements", binaryRows()},
-		{"Comparisons", comparisonRows()},
-		{"Products", productRows()},
-		{"Reductions", reductionRows()},
-		{"Shapes and parts", shapeRows()},
-		{"Softmax and losses", lossRows()},
-		{"Convolution and pooling", imageRows()},
-		{"Normalisation and random numbers", normRows()},
-		{"Different operations on the same operands", pairRows()},
-		{ours, ourRows()},
+		{"Functions of one element", append(twiceRead(elementwise(unaryRows())), edgeRows()...)},
+		{"Functions of two elements", twiceRead(elementwise(binaryRows()))},
+		{"Comparisons", twiceRead(elementwise(comparisonRows()))},
+		{"Products", twiceRead(productRows())},
+		{"Reductions", twiceRead(reductionRows())},
+		{"Shapes and parts", twiceRead(shapeRows())},
+		{"Softmax and losses", twiceRead(lossRows())},
+		{"Convolution and pooling", twiceRead(imageRows())},
+		{"Normalisation and random numbers", twiceRead(normRows())},
+		{"Different operations on the same operands", alone(pairRows())},
+		{"Whole graphs", alone(graphRows())},
+		{ours, twiceRead(ourRows())},
 	}
+}
+
+// elementwise adds rows with other shapes for those whose operands are all of shape (3, 4).
+func elementwise(rows []row) []row {
+	for _, r := range slices.Clone(rows) {
+		if slices.ContainsFunc(r.in, func(in input) bool { return !slices.Equal(in.shape, []int{3, 4}) }) {
+			continue
+		}
+		for _, shape := range [][]int{{5}, {1, 4}, {4, 1}, {2, 3, 4}, {2, 3, 4, 2}} {
+			rows = append(rows, r.shaped(shape))
+		}
+	}
+	return rows
+}
+
+// shaped returns a row whose operands have another shape.
+func (r row) shaped(shape []int) row {
+	r.in, r.call = slices.Clone(r.in), r.call+", "+shown(shape)
+	for i := range r.in {
+		r.in[i].shape = shape
+	}
+	return r
+}
+
+// shown is a shape as the page has it: (2, 3, 4).
+func shown(shape []int) string {
+	return "(" + strings.Join(strings.Fields(strings.Trim(fmt.Sprint(shape), "[]")), ", ") + ")"
 }
 
 type (
@@ -164,10 +195,9 @@ func binaryRows() []row {
 		}
 	}
 	square := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.HadamardProd(x, x) }
-	return append(append(rows, broadcastRows()...),
+	return append(slices.Concat(rows, broadcastRows(), autoRows(), scaledRows()),
 		of1("HadamardProd(x, x)", []int{3, 4}, square, func(x array) array { return zip(x, x, func(a, b float64) float64 { return a * b }) }),
 		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.Div, func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a / b }) }).with(positive),
-		of2("Mul(x, y), y a scalar", []int{3, 4}, nil, gorgonia.Mul, func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }),
 		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MaxBetween, func(x, y array) array { return zip(x, y, math.Max) }),
 		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MinBetween, func(x, y array) array { return zip(x, y, math.Min) }),
 	)
@@ -184,11 +214,15 @@ func broadcastRows() []row {
 			return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return fs[i](a, b, left, right) }
 		}
 		call := "Broadcast" + op.name + "(x, y, "
+		for _, r := range repeated4() {
+			rows = append(rows, of2(call+r.call(), r.a, r.b, at(r.left, r.right), loop).with(positive))
+		}
 		rows = append(rows,
 			of2(call+"nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, at(nil, []byte{0}), loop).with(positive),
 			of2(call+"[1], nil), x (3, 1)", []int{3, 1}, []int{3, 4}, at([]byte{1}, nil), loop).with(positive),
 			of2(call+"nil, [0 2]), y (1, 3, 1)", []int{2, 3, 4}, []int{1, 3, 1}, at(nil, []byte{0, 2}), loop).with(positive))
 	}
+	slices.SortStableFunc(rows, func(a, b row) int { return len(a.in[0].shape) - len(b.in[0].shape) })
 	add := arithmetic()[0].loop
 	return append(rows,
 		of2("BroadcastAdd(x, y, nil, [0]), y (4)", []int{3, 4}, []int{4}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
@@ -197,10 +231,54 @@ func broadcastRows() []row {
 		of2("BroadcastAdd(x, y, [0], [1]), x (1, 4), y (3, 1)", []int{1, 4}, []int{3, 1}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
 			return gorgonia.BroadcastAdd(a, b, []byte{0}, []byte{1})
 		}, func(x, y array) array { return zip(x, y, add) }),
-		of2("Auto(BroadcastAdd, x, y), y (1, 4)", []int{3, 4}, []int{1, 4}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Auto(gorgonia.BroadcastAdd, a, b)
-		}, func(x, y array) array { return zip(x, y, add) }),
 	)
+}
+
+// autoRows let Gorgonia find the axes.
+func autoRows() (rows []row) {
+	for _, r := range [][2][]int{{{3, 4}, {1, 4}}, {{3, 4}, {3, 1}}, {{2, 3, 4}, {1, 3, 1}}, {{1, 4}, {3, 4}}, {{2, 3, 4, 2}, {1, 3, 1, 1}}} {
+		rows = append(rows, of2(fmt.Sprintf("Auto(BroadcastAdd, x, y), %s and %s", shown(r[0]), shown(r[1])), r[0], r[1],
+			func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Auto(gorgonia.BroadcastAdd, a, b) },
+			func(x, y array) array { return zip(x, y, plus) }))
+	}
+	return rows
+}
+
+// scaledRows are products of a tensor and a number.
+func scaledRows() (rows []row) {
+	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {4, 1}, {2, 3, 4, 2}} {
+		rows = append(rows, of2("Mul(x, y), "+shown(shape)+", y a scalar", shape, nil, gorgonia.Mul,
+			func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }))
+	}
+	return rows
+}
+
+// broadcasting are shapes with the axes of length 1 that are repeated.
+type broadcasting struct {
+	a, b        []int
+	left, right []byte
+}
+
+func (b broadcasting) call() string {
+	axes := func(list []byte) string {
+		if list == nil {
+			return "nil"
+		}
+		return fmt.Sprint(list)
+	}
+	return fmt.Sprintf("%s, %s), %s and %s", axes(b.left), axes(b.right), shown(b.a), shown(b.b))
+}
+
+// repeated4 are broadcasts along several of four axes.
+func repeated4() []broadcasting {
+	x := []int{2, 3, 4, 2}
+	return []broadcasting{
+		{x, []int{1, 3, 1, 1}, nil, []byte{0, 2, 3}},
+		{x, []int{2, 3, 1, 1}, nil, []byte{2, 3}},
+		{x, []int{2, 3, 1, 2}, nil, []byte{2}},
+		{x, []int{2, 1, 4, 1}, nil, []byte{1, 3}},
+		{[]int{1, 3, 1, 2}, x, []byte{0, 2}, nil},
+	}
 }
 
 func comparisonRows() []row {
@@ -223,6 +301,11 @@ func comparisonRows() []row {
 		bools := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, false) }
 		same := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, true) }
 		wide := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.wide(a, b, true, nil, []byte{0}) }
+		for _, r := range repeated4() {
+			rows = append(rows, of2(op.broad+"(x, y, true, "+r.call(), r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				return op.wide(a, b, true, r.left, r.right)
+			}, loop).nowhere())
+		}
 		rows = append(rows,
 			of2(op.name+"(x, y, false)", []int{3, 4}, []int{3, 4}, bools, loop).nowhere(),
 			of2(op.name+"(x, y, true)", []int{3, 4}, []int{3, 4}, same, loop).nowhere(),

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -100,7 +101,7 @@ func convolutionRows() []row {
 	}{
 		{[]int{2, 3, 5, 5}, []int{4, 3, 3, 3}, 3, 0, 1, 1}, {[]int{2, 3, 5, 5}, []int{4, 3, 3, 3}, 3, 1, 1, 1},
 		{[]int{2, 3, 6, 6}, []int{4, 3, 2, 2}, 2, 0, 2, 1}, {[]int{1, 2, 7, 7}, []int{3, 2, 3, 3}, 3, 0, 1, 2},
-		{[]int{1, 2, 5, 5}, []int{3, 2, 1, 1}, 1, 0, 1, 1}, {[]int{1, 1, 7, 7}, []int{2, 1, 3, 3}, 3, 1, 2, 2},
+		{[]int{1, 1, 3, 3}, []int{1, 1, 3, 3}, 3, 0, 1, 1}, {[]int{1, 2, 5, 5}, []int{3, 2, 1, 1}, 1, 0, 1, 1}, {[]int{1, 1, 7, 7}, []int{2, 1, 3, 3}, 3, 1, 2, 2},
 	} {
 		w := square(r.kernel, r.pad, r.stride, r.dilation)
 		rows = append(rows, of2(fmt.Sprintf("Conv2d(x, y), %d channels, kernel %d, pad %d, stride %d, dilation %d", r.x[1], r.kernel, r.pad, r.stride, r.dilation), r.x, r.filter,
@@ -108,17 +109,36 @@ func convolutionRows() []row {
 				return gorgonia.Conv2d(x, y, tensor.Shape{r.kernel, r.kernel}, []int{r.pad, r.pad}, []int{r.stride, r.stride}, []int{r.dilation, r.dilation})
 			}, w.convolve))
 	}
-	one := window{[2]int{1, 3}, [2]int{1, 2}, [2]int{1, 1}, [4]int{0, 0, 1, 1}}
 	tall := window{[2]int{3, 2}, [2]int{2, 1}, [2]int{1, 1}, [4]int{1, 1, 0, 0}}
-	return append(rows,
+	rows = append(rows,
 		of2("Conv2d(x, y), kernel (3, 2), pad (1, 0), stride (2, 1)", []int{1, 2, 5, 4}, []int{3, 2, 3, 2}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
 			return gorgonia.Conv2d(x, y, tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1}, []int{1, 1})
-		}, tall.convolve),
-		of2("Conv1d(x, y, 3, 1, 2, 1)", []int{2, 3, 1, 7}, []int{4, 3, 1, 3}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.Conv1d(x, y, 3, 1, 2, 1)
-		}, one.convolve),
-		of1("Im2Col(x), kernel 2, pad 1, stride 2, dilation 1", []int{1, 2, 4, 4}, im2col(2, 1, 2, 1), square(2, 1, 2, 1).columns),
-	)
+		}, tall.convolve))
+	return slices.Concat(rows, lineRows(), patchRows())
+}
+
+// lineRows are convolutions of images of height 1.
+func lineRows() (rows []row) {
+	for _, r := range []struct{ batch, channels, width, filters, kernel, pad, stride, dilation int }{
+		{2, 3, 7, 4, 3, 1, 2, 1}, {1, 1, 5, 1, 2, 0, 1, 1}, {2, 2, 8, 3, 3, 0, 1, 2}, {1, 3, 4, 2, 1, 0, 1, 1}, {3, 1, 6, 2, 3, 2, 3, 1},
+	} {
+		w := window{[2]int{1, r.kernel}, [2]int{1, r.stride}, [2]int{1, r.dilation}, [4]int{0, 0, r.pad, r.pad}}
+		x, filter := []int{r.batch, r.channels, 1, r.width}, []int{r.filters, r.channels, 1, r.kernel}
+		rows = append(rows, of2(fmt.Sprintf("Conv1d(x, y, %d, %d, %d, %d), %s", r.kernel, r.pad, r.stride, r.dilation, shown(x)), x, filter,
+			func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.Conv1d(x, y, r.kernel, r.pad, r.stride, r.dilation)
+			}, w.convolve))
+	}
+	return rows
+}
+
+func patchRows() (rows []row) {
+	for _, r := range []struct{ kernel, pad, stride, dilation int }{{2, 1, 2, 1}, {3, 0, 1, 1}, {2, 0, 1, 2}, {1, 0, 1, 1}, {4, 0, 1, 1}} {
+		call := fmt.Sprintf("Im2Col(x), kernel %d, pad %d, stride %d, dilation %d", r.kernel, r.pad, r.stride, r.dilation)
+		rows = append(rows, of1(call, []int{1, 2, 4, 4}, im2col(r.kernel, r.pad, r.stride, r.dilation),
+			square(r.kernel, r.pad, r.stride, r.dilation).columns))
+	}
+	return rows
 }
 
 func im2col(kernel, pad, stride, dilation int) node1 {
@@ -135,29 +155,67 @@ func poolRows() []row {
 			return f(x, tensor.Shape{kernel, kernel}, pad, []int{stride, stride})
 		}
 	}
-	uneven := square(3, 0, 2, 1)
-	uneven.pad = [4]int{0, 1, 0, 1}
-	line := window{[2]int{1, 2}, [2]int{1, 2}, [2]int{1, 1}, [4]int{}}
-	maximum, average := pool(gorgonia.MaxPool2D), pool(gorgonia.AveragePool2D)
-	return []row{
-		of1("MaxPool2D(x), kernel 2, stride 2", []int{2, 3, 4, 4}, at(maximum, 2, 2, 0, 0), square(2, 0, 2, 1).max),
-		of1("MaxPool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(maximum, 3, 1, 0, 0), square(3, 0, 1, 1).max),
-		of1("MaxPool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1), square(3, 1, 2, 1).max),
-		of1("MaxPool2D(x), kernel 3, stride 2, pad (1, 1, 1, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 1, 1, 1, 1), square(3, 1, 2, 1).max),
-		of1("MaxPool2D(x), kernel 3, stride 2, pad (0, 1, 0, 1)", []int{1, 2, 4, 4}, at(maximum, 3, 2, 0, 1, 0, 1), uneven.max).instead("equal padding"),
-		of1("MaxPool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.MaxPool1D(x, 2, 0, 2) }, line.max),
-		of1("AveragePool2D(x), kernel 2, stride 2", []int{1, 2, 4, 4}, at(average, 2, 2, 0, 0), square(2, 0, 2, 1).mean).instead("`nn.AvgPool2D`"),
-		of1("AveragePool2D(x), kernel 3, stride 1", []int{1, 2, 5, 5}, at(average, 3, 1, 0, 0), square(3, 0, 1, 1).mean).instead("`nn.AvgPool2D`"),
-		of1("AveragePool2D(x), kernel 3, stride 2, pad 1", []int{1, 2, 4, 4}, at(average, 3, 2, 1, 1), square(3, 1, 2, 1).mean).instead("`nn.AvgPool2D`"),
-		of1("AveragePool1D(x, 2, 0, 2)", []int{1, 2, 1, 6}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.AveragePool1D(x, 2, 0, 2) }, line.mean).instead("`nn.AvgPool2D`"),
-		of1("GlobalAveragePool2D(x)", []int{2, 3, 4, 4}, gorgonia.GlobalAveragePool2D, func(x array) array {
-			return x.reduce(plus, 2, 3).apply(func(s float64) float64 { return s / 16 }).reshape(2, 3, 1, 1)
-		}).instead("`nn.GlobalAvgPool2D`"),
+	type poolCase struct {
+		size           []int
+		kernel, stride int
+		pad            []int // of two or of four sides
 	}
+	cases := []poolCase{
+		{[]int{2, 3, 4, 4}, 2, 2, []int{0, 0}}, {[]int{2, 1, 6, 6}, 2, 2, []int{0, 0}}, {[]int{1, 2, 5, 5}, 3, 1, []int{0, 0}},
+		{[]int{1, 2, 4, 4}, 3, 2, []int{1, 1}}, {[]int{1, 2, 4, 6}, 2, 2, []int{0, 0}}, {[]int{3, 1, 2, 2}, 2, 2, []int{0, 0}}, {[]int{1, 1, 3, 3}, 1, 1, []int{0, 0}},
+	}
+	uneven := []poolCase{
+		{[]int{1, 2, 4, 4}, 3, 2, []int{1, 1, 1, 1}}, {[]int{1, 2, 4, 4}, 3, 2, []int{0, 1, 0, 1}}, {[]int{1, 2, 5, 5}, 2, 2, []int{0, 1, 0, 1}},
+		{[]int{1, 2, 4, 5}, 3, 1, []int{2, 0, 0, 1}}, {[]int{2, 1, 3, 3}, 2, 1, []int{1, 0, 1, 0}},
+	}
+	rowOf := func(name string, f pool, c poolCase, loop func(w window) func(array) array) row {
+		w := square(c.kernel, c.pad[0], c.stride, 1)
+		w.pad = [4]int{c.pad[0], c.pad[0], c.pad[1], c.pad[1]}
+		if len(c.pad) == 4 {
+			w.pad = [4]int(c.pad) // north, south, west, east
+		}
+		call := fmt.Sprintf("%s(x), %s, kernel %d, stride %d, pad %s", name, shown(c.size), c.kernel, c.stride, shown(c.pad))
+		return of1(call, c.size, at(f, c.kernel, c.stride, c.pad...), loop(w))
+	}
+	var rows []row
+	for _, c := range slices.Concat(cases, uneven) {
+		rows = append(rows, rowOf("MaxPool2D", gorgonia.MaxPool2D, c, func(w window) func(array) array { return w.max }))
+	}
+	for _, c := range cases {
+		rows = append(rows, rowOf("AveragePool2D", gorgonia.AveragePool2D, c, func(w window) func(array) array { return w.mean }).instead("`nn.AvgPool2D`"))
+	}
+	for _, width := range []int{6, 4, 2, 8, 10} {
+		line := window{[2]int{1, 2}, [2]int{1, 2}, [2]int{1, 1}, [4]int{}}
+		shape := []int{1, 2, 1, width}
+		rows = append(rows,
+			of1("MaxPool1D(x, 2, 0, 2), "+shown(shape), shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.MaxPool1D(x, 2, 0, 2) }, line.max),
+			of1("AveragePool1D(x, 2, 0, 2), "+shown(shape), shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.AveragePool1D(x, 2, 0, 2)
+			}, line.mean).instead("`nn.AvgPool2D`"))
+	}
+	return append(rows, globalRows()...)
 }
 
-func upsampleRows() []row {
-	return []row{of1("Upsample2D(x, 2)", []int{1, 2, 3, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x, 2) }, func(x array) array {
-		return generate([]int{1, 2, 6, 6}, func(i []int) float64 { return x.at(i[0], i[1], i[2]/2, i[3]/2) })
-	})}
+func globalRows() (rows []row) {
+	for _, shape := range [][]int{{2, 3, 4, 4}, {1, 1, 2, 2}, {2, 3, 1, 1}, {1, 2, 3, 5}, {3, 1, 6, 2}} {
+		pixels := float64(shape[2] * shape[3])
+		rows = append(rows, of1("GlobalAveragePool2D(x), "+shown(shape), shape, gorgonia.GlobalAveragePool2D, func(x array) array {
+			return x.reduce(plus, 2, 3).apply(func(s float64) float64 { return s / pixels }).reshape(shape[0], shape[1], 1, 1)
+		}).instead("`nn.GlobalAvgPool2D`"))
+	}
+	return rows
+}
+
+func upsampleRows() (rows []row) {
+	for _, r := range []struct {
+		shape []int
+		scale int
+	}{{[]int{1, 2, 3, 3}, 2}, {[]int{2, 1, 2, 3}, 3}, {[]int{1, 1, 1, 1}, 2}, {[]int{1, 3, 2, 1}, 2}, {[]int{2, 2, 3, 2}, 1}} {
+		rows = append(rows, of1(fmt.Sprintf("Upsample2D(x, %d), %s", r.scale, shown(r.shape)), r.shape,
+			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x, r.scale) }, func(x array) array {
+				return generate([]int{r.shape[0], r.shape[1], r.shape[2] * r.scale, r.shape[3] * r.scale},
+					func(i []int) float64 { return x.at(i[0], i[1], i[2]/r.scale, i[3]/r.scale) })
+			}))
+	}
+	return rows
 }

@@ -1,11 +1,11 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 )
 
 func lossRows() []row {
@@ -28,23 +28,48 @@ func lossRows() []row {
 				func(x array) array { return softmax(x, r.axis).apply(math.Log) }).instead("`nn.LogSoftMax`"))
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) }) // SoftMax, LogSoftMax
-	logOf := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Log(must(gorgonia.SoftMax(x))) }
-	xent := func(p, t float64) float64 { return -t*math.Log(p) - (1-t)*math.Log(1-p) }
-	return append(rows,
-		of1("Log(SoftMax(x)), (3, 4)", []int{3, 4}, logOf, func(x array) array { return softmax(x, 1).apply(math.Log) }),
-		of1("Sparsemax(x), (3, 4)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x) },
-			func(x array) array { return sparsemax(x, 1) }),
-		of1("Sparsemax(x, 0), (3, 4)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x, 0) },
-			func(x array) array { return sparsemax(x, 0) }).instead("`Sparsemax` between two `Transpose`"),
-		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent, func(p, t array) array { return zip(p, t, xent) }).with(interval),
-		of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.BinaryXent(must(gorgonia.Sigmoid(x)), t)
-		}, func(x, t array) array { return zip(x.apply(sigmoid), t, xent) }).with(interval),
+	return append(slices.Concat(rows, sparsemaxRows(), crossEntropyRows(), logRows()),
 		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, gorgonia.ReductionMean).instead("`ReductionSum`"),
 		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum)", true, gorgonia.ReductionSum),
 		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum), in an expression", false, gorgonia.ReductionSum).instead("`CTCLoss` as the whole loss"),
 		ctcRow("CTCLoss(LogSoftMax(x), ...) with ReductionSum and ReductionMean", false, gorgonia.ReductionSum, gorgonia.ReductionMean).nowhere(),
 	)
+}
+
+func sparsemaxRows() (rows []row) {
+	for _, r := range []struct {
+		shape []int
+		axes  []int // as given; the last one without
+		axis  int
+	}{{[]int{3, 4}, nil, 1}, {[]int{3, 4}, []int{0}, 0}, {[]int{3, 4}, []int{1}, 1}, {[]int{1, 4}, nil, 1}, {[]int{5, 2}, nil, 1}, {[]int{4, 1}, []int{0}, 0}} {
+		call := "Sparsemax(x), "
+		if r.axes != nil {
+			call = fmt.Sprintf("Sparsemax(x, %d), ", r.axis)
+		}
+		rows = append(rows, of1(call+shown(r.shape), r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Sparsemax(x, r.axes...)
+		}, func(x array) array { return sparsemax(x, r.axis) }).instead("`Sparsemax` between two `Transpose`"))
+	}
+	return rows
+}
+
+func crossEntropyRows() []row {
+	loss := func(p, t float64) float64 { return -t*math.Log(p) - (1-t)*math.Log(1-p) }
+	return append(elementwise([]row{
+		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent, func(p, t array) array { return zip(p, t, loss) }).with(interval),
+	}), of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.BinaryXent(must(gorgonia.Sigmoid(x)), t)
+	}, func(x, t array) array { return zip(x.apply(sigmoid), t, loss) }).with(interval))
+}
+
+// logRows take the logarithm of a softmax along the last axis.
+func logRows() (rows []row) {
+	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4}, {2, 3, 4, 2}} {
+		rows = append(rows, of1("Log(SoftMax(x)), "+shown(shape), shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Log(must(gorgonia.SoftMax(x)))
+		}, func(x array) array { return softmax(x, len(shape)-1).apply(math.Log) }))
+	}
+	return rows
 }
 
 // sparsemax is the point of the simplex nearest to x, along an axis of a matrix.
@@ -72,7 +97,7 @@ func sparsemax(x array, axis int) array {
 func ctcRow(call string, whole bool, reductions ...gorgonia.Reduction) row {
 	targets := []int{1, 2, 2, 1}
 	return row{call: call, whole: whole,
-		in: []input{{shape: []int{4, 2, 3}}, {[]int{2, 2}, integers, targets}, {[]int{2}, integers, []int{4, 4}}, {[]int{2}, integers, []int{2, 2}}},
+		in: []input{{shape: []int{4, 2, 3}}, {shape: []int{2, 2}, kind: integers, ints: targets}, {shape: []int{2}, kind: integers, ints: []int{4, 4}}, {shape: []int{2}, kind: integers, ints: []int{2, 2}}},
 		build: func(x gorgonia.Nodes) (losses gorgonia.Nodes) {
 			logs := must(gorgonia.LogSoftMax(x[0]))
 			for _, reduction := range reductions {
@@ -118,11 +143,4 @@ func ctc(p array, sequence int, target []int) float64 {
 		}
 	}
 	return -math.Log(total)
-}
-
-// conversionRow forgets what is behind the point.
-func conversionRow() row {
-	return of1("ConvType(x, from, Int)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.ConvType(x, x.Dtype(), tensor.Int)
-	}, func(x array) array { return x.apply(math.Trunc) }).nowhere()
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 )
@@ -42,24 +43,49 @@ func normRows() []row {
 	channels := func(x []array, _ []array) []array {
 		return []array{affine(normalize(x[0], x[0].shape[1], func(i []int) int { return i[1] }), x[1], x[2])}
 	}
-	groups := func(x []array, _ []array) []array {
-		return []array{affine(normalize(x[0], 4, func(i []int) int { return i[0]*2 + i[1]/2 }), x[1], x[2])}
+	var rows []row
+	for _, r := range []struct{ x, gain []int }{
+		{[]int{6, 4}, []int{6, 4}}, {[]int{6, 4}, []int{1, 4}}, {[]int{3, 2, 2, 2}, []int{1, 2, 1, 1}},
+		{[]int{4, 1}, []int{1, 1}}, {[]int{2, 3, 1, 5}, []int{1, 3, 1, 1}}, {[]int{5, 2, 1, 1}, []int{1, 2, 1, 1}},
+	} {
+		rows = append(rows, row{call: fmt.Sprintf("BatchNorm(x, y, z, 0.1, 1e-5), %s, y %s", shown(r.x), shown(r.gain)),
+			in: dims(r.x, r.gain, r.gain), build: batch, want: channels})
 	}
-	return append([]row{
-		{call: "BatchNorm(x, y, z, 0.1, 1e-5), (6, 4)", in: dims([]int{6, 4}, []int{6, 4}, []int{6, 4}), build: batch, want: channels},
-		{call: "BatchNorm(x, y, z, 0.1, 1e-5), (6, 4), y (1, 4)", in: dims([]int{6, 4}, []int{1, 4}, []int{1, 4}), build: batch, want: channels},
-		{call: "BatchNorm(x, y, z, 0.1, 1e-5), (3, 2, 2, 2), y (1, 2, 1, 1)", in: dims([]int{3, 2, 2, 2}, []int{1, 2, 1, 1}, []int{1, 2, 1, 1}), build: batch, want: channels},
-		{call: "GroupNorm(x, y, z, 2, 4, 1e-5), (2, 4, 2, 2)", in: dims([]int{2, 4, 2, 2}, []int{1, 4, 1, 1}, []int{1, 4, 1, 1}), want: groups,
-			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				return gorgonia.Nodes{must(gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, epsilon))}
-			}},
-	}, dropoutRows()...)
+	return slices.Concat(rows, groupNormRows(), dropoutRows())
+}
+
+// groupNormRows have groups of few and, from 264 elements on, of many elements.
+func groupNormRows() (rows []row) {
+	for _, r := range []struct {
+		x      []int
+		groups int
+	}{
+		{[]int{2, 4, 2, 2}, 2}, {[]int{1, 2, 3, 3}, 1}, {[]int{2, 3, 1, 2}, 3}, {[]int{1, 4, 1, 1}, 2}, {[]int{2, 6, 2, 1}, 3},
+		{[]int{1, 1, 1, 263}, 1}, {[]int{1, 1, 12, 22}, 1}, {[]int{1, 2, 17, 16}, 2}, {[]int{1, 4, 16, 16}, 2},
+	} {
+		rows = append(rows, groupNormOf(r.x, r.groups))
+	}
+	return rows
+}
+
+func groupNormOf(x []int, groups int) row {
+	channels := x[1]
+	gain := []int{1, channels, 1, 1}
+	group := func(i []int) int { return i[0]*groups + i[1]/(channels/groups) }
+	return row{call: fmt.Sprintf("GroupNorm(x, y, z, %d, %d, 1e-5), %s", groups, channels, shown(x)),
+		in: dims(x, gain, gain),
+		want: func(x []array, _ []array) []array {
+			return []array{affine(normalize(x[0], groups*x[0].shape[0], group), x[1], x[2])}
+		},
+		build: func(x gorgonia.Nodes) gorgonia.Nodes {
+			return gorgonia.Nodes{must(gorgonia.GroupNorm(x[0], x[1], x[2], groups, channels, epsilon))}
+		}}
 }
 
 // dropoutRows take the mask from the result.
 func dropoutRows() []row {
 	var rows []row
-	for _, p := range []float64{0.2, 0.5} {
+	for _, p := range []float64{0.2, 0.5, 0.1, 0.7, 0.8} {
 		rows = append(rows, row{call: fmt.Sprintf("Dropout(x, %v)", p), in: dims([]int{20, 10}), random: true, use: "`nn.Dropout`",
 			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(gorgonia.Dropout(x[0], p))} },
 			want: func(x, got []array) []array {
@@ -81,30 +107,29 @@ func dropoutRows() []row {
 }
 
 // randomRows only check bounds: two draws differ.
-func randomRows() []row {
-	random := func(call string, build func(x *gorgonia.Node) *gorgonia.Node, ok func(v float64) bool) row {
-		r := of1(call, []int{1}, nil, nil).nowhere()
+func randomRows() (rows []row) {
+	random := func(call string, shape []int, build func(x *gorgonia.Node) *gorgonia.Node, ok func(v float64) bool) {
+		r := of1(call+shown(shape), []int{1}, nil, nil).nowhere()
 		r.random = true
 		r.build = func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{build(x[0])} }
 		r.want = func(_, got []array) []array {
-			for _, v := range got[0].data {
-				if !ok(v) {
-					return nil
-				}
+			if slices.ContainsFunc(got[0].data, func(v float64) bool { return !ok(v) }) {
+				return nil
 			}
-			return []array{{[]int{20, 10}, got[0].data}}
+			return []array{{shape, got[0].data}}
 		}
-		return r
+		rows = append(rows, r)
 	}
-	return []row{
-		random("UniformRandomNode(g, dt, 2, 3, 20, 10)", func(x *gorgonia.Node) *gorgonia.Node {
-			return gorgonia.UniformRandomNode(x.Graph(), x.Dtype(), 2, 3, 20, 10)
-		}, func(v float64) bool { return v >= 2 && v <= 3 }),
-		random("GaussianRandomNode(g, dt, 2, 3, 20, 10)", func(x *gorgonia.Node) *gorgonia.Node {
-			return gorgonia.GaussianRandomNode(x.Graph(), x.Dtype(), 2, 3, 20, 10)
-		}, func(v float64) bool { return math.Abs(v-2) < 30 }),
-		random("BinomialRandomNode(g, dt, 1, 0.5, 20, 10)", func(x *gorgonia.Node) *gorgonia.Node {
-			return gorgonia.BinomialRandomNode(x.Graph(), x.Dtype(), 1, 0.5, 20, 10)
-		}, func(v float64) bool { return v == 0 || v == 1 }),
+	for _, shape := range [][]int{{20, 10}, {5}, {1, 4}, {4, 1}, {2, 3, 4, 2}} {
+		random("UniformRandomNode(g, dt, 2, 3, ...), ", shape, func(x *gorgonia.Node) *gorgonia.Node {
+			return gorgonia.UniformRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
+		}, func(v float64) bool { return v >= 2 && v <= 3 })
+		random("GaussianRandomNode(g, dt, 2, 3, ...), ", shape, func(x *gorgonia.Node) *gorgonia.Node {
+			return gorgonia.GaussianRandomNode(x.Graph(), x.Dtype(), 2, 3, shape...)
+		}, func(v float64) bool { return math.Abs(v-2) < 30 })
+		random("BinomialRandomNode(g, dt, 1, 0.5, ...), ", shape, func(x *gorgonia.Node) *gorgonia.Node {
+			return gorgonia.BinomialRandomNode(x.Graph(), x.Dtype(), 1, 0.5, shape...)
+		}, func(v float64) bool { return v == 0 || v == 1 })
 	}
+	return rows
 }

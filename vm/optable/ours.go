@@ -75,7 +75,7 @@ func ourSoftMaxRows() []row {
 
 func ourIndexRows() []row {
 	by := func(call string, shape []int, axis int, at ...int) row {
-		return row{call: call, in: []input{{shape: shape}, {[]int{len(at)}, integers, at}},
+		return row{call: call, in: []input{{shape: shape}, {shape: []int{len(at)}, kind: integers, ints: at}},
 			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(nn.ByIndices(axis, x[0], x[1]))} },
 			want:  func(x, _ []array) []array { return []array{byIndices(x[0], x[1], axis)} }}
 	}
@@ -83,7 +83,7 @@ func ourIndexRows() []row {
 		by("nn.ByIndices(0, x, indices), (5)", []int{5}, 0, 0, 2, 2, 4),
 		by("nn.ByIndices(1, x, indices), (3, 5)", []int{3, 5}, 1, 0, 2, 2, 4),
 		by("nn.ByIndices(1, x, indices), (2, 5, 3)", []int{2, 5, 3}, 1, 0, 2, 2, 4),
-		{call: "nn.Embedding(x, indices), indices (2, 2)", in: []input{{shape: []int{5, 3}}, {[]int{2, 2}, integers, []int{4, 0, 0, 1}}},
+		{call: "nn.Embedding(x, indices), indices (2, 2)", in: []input{{shape: []int{5, 3}}, {shape: []int{2, 2}, kind: integers, ints: []int{4, 0, 0, 1}}},
 			build: func(x gorgonia.Nodes) gorgonia.Nodes { return gorgonia.Nodes{must(nn.Embedding(x[0], x[1]))} },
 			want:  func(x, _ []array) []array { return []array{byIndices(x[0], x[1].reshape(4), 0).reshape(2, 2, 3)} }},
 	}
@@ -91,7 +91,7 @@ func ourIndexRows() []row {
 
 func ourLossRows() []row {
 	labels := []int{2, 0, nn.NoLabel}
-	return []row{{call: "nn.CrossEntropy(-100, x, labels), labels [2 0 -100]", in: []input{{shape: []int{3, 4}}, {[]int{3}, integers, labels}},
+	return []row{{call: "nn.CrossEntropy(-100, x, labels), labels [2 0 -100]", in: []input{{shape: []int{3, 4}}, {shape: []int{3}, kind: integers, ints: labels}},
 		build: func(x gorgonia.Nodes) gorgonia.Nodes {
 			return gorgonia.Nodes{must(nn.CrossEntropy(nn.NoLabel, x[0], x[1]))}
 		},
@@ -107,17 +107,17 @@ func ourNormRows() []row {
 	tanh := func(x float64) float64 {
 		return x * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x))) / 2
 	}
-	return []row{
-		{call: "nn.LayerNorm(1e-5, x, y, z), (2, 3, 4)", in: dims([]int{2, 3, 4}, []int{4}, []int{4}),
+	return append(elementwise([]row{
+		of1("nn.GELU(x)", []int{3, 4}, nn.GELU, func(x array) array { return x.apply(gelu) }),
+		of1("nn.GELUTanh(x)", []int{3, 4}, nn.GELUTanh, func(x array) array { return x.apply(tanh) }),
+	}),
+		row{call: "nn.LayerNorm(1e-5, x, y, z), (2, 3, 4)", in: dims([]int{2, 3, 4}, []int{4}, []int{4}),
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
 				return gorgonia.Nodes{must(nn.LayerNorm(epsilon, x[0], x[1], x[2]))}
 			},
 			want: func(x, _ []array) []array {
 				return []array{affine(normalize(x[0], 6, rows(3)), x[1].reshape(1, 1, 4), x[2].reshape(1, 1, 4))}
-			}},
-		of1("nn.GELU(x)", []int{3, 4}, nn.GELU, func(x array) array { return x.apply(gelu) }),
-		of1("nn.GELUTanh(x)", []int{3, 4}, nn.GELUTanh, func(x array) array { return x.apply(tanh) }),
-	}
+			}})
 }
 
 // ourDropoutRows take the mask from the result, as those of Gorgonia's Dropout.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"math"
 
 	"gorgonia.org/gorgonia"
@@ -104,16 +105,16 @@ func imagePairs() []row {
 func statefulPairs() []row {
 	batch := func(eps float64) node1 {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			one := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 1 }), x.Dtype(), "one")
-			zero := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 0 }), x.Dtype(), "zero")
+			one := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 1 }), x.Dtype(), fmt.Sprint("one ", eps))
+			zero := node(x.Graph(), generate([]int{1, 4}, func([]int) float64 { return 0 }), x.Dtype(), fmt.Sprint("zero ", eps))
 			y, _, _, _, err := gorgonia.BatchNorm(x, one, zero, 0.1, eps)
 			return y, err
 		}
 	}
 	group := func(eps float64) node1 {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			one := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 1 }), x.Dtype(), "one")
-			zero := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 0 }), x.Dtype(), "zero")
+			one := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 1 }), x.Dtype(), fmt.Sprint("one ", eps))
+			zero := node(x.Graph(), generate([]int{1, 4, 1, 1}, func([]int) float64 { return 0 }), x.Dtype(), fmt.Sprint("zero ", eps))
 			return gorgonia.GroupNorm(x, one, zero, 2, 4, eps)
 		}
 	}

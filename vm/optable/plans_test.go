@@ -12,7 +12,7 @@ import (
 
 // byDo are the operations that plans run by their Do, on the host, with what to use instead on a device.
 var byDo = map[string]string{
-	"AvgPool": "nn.AvgPool2D", "AvgPoolDiff": "nn.AvgPool2D", "Dropout": "nn.Dropout", "dropoutDiffOp": "nn.Dropout",
+	"Dropout": "nn.Dropout", "dropoutDiffOp": "nn.Dropout",
 	"Aᵀ": "nn.OuterProd", "T[0:5:2...]": "nn.Slice", "T[0:5:2...]+=...": "nn.Slice",
 	"CTCLoss": "", "ctcLossDiff": "", "Sparsemax": "", "SparsemaxDiff": "", // rare
 	"0": "", "1": "", "2": "", // random numbers, uniform, normal and binomial: of the host's generators
@@ -49,7 +49,7 @@ func hostOps(r row) (names []string) {
 		return nil
 	}
 	if loss, err := lossOf(r, nodes, dtypes[1]); err == nil && !r.flat {
-		grad(r, loss, x)
+		addGradient(r, loss, x)
 	}
 	m, err := vm.New(g, nil, vm.Notice(func(string) {}))
 	if err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -12,7 +13,12 @@ func productRows() []row {
 	outer := func(x, y array) array {
 		return generate([]int{x.shape[0], y.shape[0]}, func(i []int) float64 { return x.at(i[0]) * y.at(i[1]) })
 	}
-	return append([]row{
+	var outers []row
+	for _, r := range [][2]int{{3, 4}, {1, 4}, {3, 1}, {1, 1}, {5, 5}} {
+		call := fmt.Sprintf("OuterProd(x, y), (%d) and (%d)", r[0], r[1])
+		outers = append(outers, of2(call, []int{r[0]}, []int{r[1]}, gorgonia.OuterProd, outer).instead("`nn.OuterProd`"))
+	}
+	return slices.Concat([]row{
 		of2("Mul(x, y), (3, 4) by (4, 5)", []int{3, 4}, []int{4, 5}, gorgonia.Mul, matmul),
 		of2("Mul(x, y), (1, 4) by (4, 1)", []int{1, 4}, []int{4, 1}, gorgonia.Mul, matmul),
 		of2("Mul(x, y), (3, 4) by (4, 1)", []int{3, 4}, []int{4, 1}, gorgonia.Mul, matmul),
@@ -22,8 +28,7 @@ func productRows() []row {
 		of2("Mul(Transpose(x), y)", []int{4, 3}, []int{4, 5}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
 			return gorgonia.Mul(must(gorgonia.Transpose(a)), b)
 		}, func(x, y array) array { return matmul(x.transpose(1, 0), y) }),
-		of2("OuterProd(x, y)", []int{3}, []int{4}, gorgonia.OuterProd, outer).instead("`nn.OuterProd`"),
-	}, append(batchedRows(), tensordotRows()...)...)
+	}, outers, batchedRows(), tensordotRows())
 }
 
 func batchedRows() []row {
@@ -93,49 +98,83 @@ func reductionRows() []row {
 	}
 	var rows []row
 	for _, r := range []struct {
-		says  string
 		shape []int
 		axes  []int
 	}{
-		{"x)", []int{3, 4}, nil}, {"x), (4)", []int{4}, nil}, {"x, 0)", []int{3, 4}, []int{0}}, {"x, 1)", []int{3, 4}, []int{1}},
-		{"x, 0), (3, 1)", []int{3, 1}, []int{0}}, {"x, 1), (3, 1)", []int{3, 1}, []int{1}}, {"x, 0), (2, 3, 4)", []int{2, 3, 4}, []int{0}},
-		{"x, 1), (2, 3, 4)", []int{2, 3, 4}, []int{1}}, {"x, 2), (2, 3, 4)", []int{2, 3, 4}, []int{2}},
-		{"x, 0, 2), (2, 3, 4)", []int{2, 3, 4}, []int{0, 2}}, {"x, 1, 2), (2, 3, 4)", []int{2, 3, 4}, []int{1, 2}},
+		{[]int{3, 4}, nil}, {[]int{4}, nil}, {[]int{3, 4}, []int{0}}, {[]int{3, 4}, []int{1}}, {[]int{4}, []int{0}}, {[]int{1}, []int{0}},
+		{[]int{3, 1}, []int{0}}, {[]int{3, 1}, []int{1}}, {[]int{1, 4}, []int{0}}, {[]int{1, 4}, []int{1}}, {[]int{1, 1}, []int{0}},
+		{[]int{2, 3, 4}, nil}, {[]int{2, 3, 4}, []int{0}}, {[]int{2, 3, 4}, []int{1}}, {[]int{2, 3, 4}, []int{2}},
+		{[]int{2, 3, 4}, []int{0, 1}}, {[]int{2, 3, 4}, []int{0, 2}}, {[]int{2, 3, 4}, []int{1, 2}}, {[]int{2, 3, 1}, []int{1}},
+		{[]int{2, 3, 4, 5}, nil}, {[]int{2, 3, 4, 5}, []int{0}}, {[]int{2, 3, 4, 5}, []int{1}}, {[]int{2, 3, 4, 5}, []int{2}},
+		{[]int{2, 3, 4, 5}, []int{3}}, {[]int{2, 3, 4, 5}, []int{0, 1}}, {[]int{2, 3, 4, 5}, []int{0, 2}}, {[]int{2, 3, 4, 5}, []int{0, 3}},
+		{[]int{2, 3, 4, 5}, []int{1, 2}}, {[]int{2, 3, 4, 5}, []int{1, 3}}, {[]int{2, 3, 4, 5}, []int{2, 3}}, {[]int{2, 3, 4, 5}, []int{1, 2, 3}},
+		{[]int{2, 3, 4, 5}, []int{0, 2, 3}}, {[]int{2, 3, 1, 5}, []int{2}}, {[]int{2, 1, 4, 1}, []int{2}}, {[]int{1, 1, 4, 5}, []int{2}},
+		{[]int{2, 2, 3, 2, 2}, []int{2}}, {[]int{2, 2, 3, 2, 2}, []int{3}}, {[]int{2, 2, 3, 2, 2}, []int{0, 3}},
 	} {
+		along := "x"
+		for _, axis := range r.axes {
+			along += fmt.Sprintf(", %d", axis)
+		}
+		says := "(" + along + "), " + shown(r.shape)
 		rows = append(rows,
-			of1("Sum("+r.says, r.shape, axial(gorgonia.Sum, r.axes...), func(x array) array { return x.reduce(plus, r.axes...) }),
-			of1("Mean("+r.says, r.shape, axial(gorgonia.Mean, r.axes...), func(x array) array { return mean(x, r.axes...) }),
-			of1("Max("+r.says, r.shape, axial(gorgonia.Max, r.axes...), func(x array) array { return x.reduce(math.Max, r.axes...) }))
+			of1("Sum"+says, r.shape, axial(gorgonia.Sum, r.axes...), func(x array) array { return x.reduce(plus, r.axes...) }),
+			of1("Mean"+says, r.shape, axial(gorgonia.Mean, r.axes...), func(x array) array { return mean(x, r.axes...) }),
+			of1("Max"+says, r.shape, axial(gorgonia.Max, r.axes...), func(x array) array { return x.reduce(math.Max, r.axes...) }))
 	}
 	slices.SortStableFunc(rows, func(a, b row) int { return int(a.call[1]) - int(b.call[1]) }) // M(a)x, M(e)an, S(u)m
 	return append(rows, normReductionRows()...)
 }
 
-func normReductionRows() []row {
-	norm := func(p float64) func(x array) array {
-		return func(x array) array {
-			return x.apply(func(v float64) float64 { return math.Pow(v, p) }).reduce(plus, 1).apply(func(v float64) float64 { return math.Pow(v, 1/p) })
-		}
+func normReductionRows() (rows []row) {
+	for _, r := range []struct {
+		shape   []int
+		axis, p int
+	}{
+		{[]int{3, 4}, 1, 2}, {[]int{3, 4}, 1, 3}, {[]int{3, 4}, 0, 2}, {[]int{4}, 0, 2}, {[]int{1, 4}, 0, 2}, {[]int{2, 3, 4}, 2, 2},
+		{[]int{2, 3, 4, 5}, 2, 2}, {[]int{2, 3, 4, 5}, 3, 3},
+	} {
+		p := float64(r.p)
+		rows = append(rows, of1(fmt.Sprintf("Norm(x, %d, %d), %s", r.axis, r.p, shown(r.shape)), r.shape,
+			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x, r.axis, r.p) },
+			func(x array) array {
+				powers := x.apply(func(v float64) float64 { return math.Pow(v, p) })
+				return powers.reduce(plus, r.axis).apply(func(v float64) float64 { return math.Pow(v, 1/p) })
+			}).with(positive))
 	}
-	at := func(p int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x, 1, p) }
+	for _, r := range []struct {
+		shape []int
+		axis  int
+	}{{[]int{3, 4}, 1}, {[]int{3, 4}, 0}, {[]int{4}, 0}, {[]int{4, 1}, 1}, {[]int{2, 3, 4, 5}, 2}} {
+		rows = append(rows, of1(fmt.Sprintf("LogSumExp(x, %d), %s", r.axis, shown(r.shape)), r.shape,
+			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSumExp(x, r.axis) },
+			func(x array) array { return logSumExp(x, r.axis) }).instead("`Log` of `Sum` of `Exp`"))
 	}
-	logsumexp := func(axis int) node1 {
-		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSumExp(x, axis) }
-	}
+	return append(rows, foldRows()...)
+}
+
+// foldRows combine a list of nodes, or ask for a size.
+func foldRows() (rows []row) {
 	two := func(f func(gorgonia.Nodes, ...gorgonia.NodeConsOpt) (*gorgonia.Node, error)) node2 {
 		return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return f(gorgonia.Nodes{a, b}) }
 	}
-	return []row{
-		of1("Norm(x, 1, 2)", []int{3, 4}, at(2), norm(2)).with(positive),
-		of1("Norm(x, 1, 3)", []int{3, 4}, at(3), norm(3)).with(positive),
-		of1("LogSumExp(x, 1)", []int{3, 4}, logsumexp(1), func(x array) array { return logSumExp(x, 1) }).instead("`Log` of `Sum` of `Exp`"),
-		of1("LogSumExp(x, 0), (4)", []int{4}, logsumexp(0), func(x array) array { return logSumExp(x, 0) }).instead("`Log` of `Sum` of `Exp`"),
-		of2("ReduceAdd([x y])", []int{3, 4}, []int{3, 4}, two(gorgonia.ReduceAdd), func(x, y array) array { return zip(x, y, plus) }),
-		of2("ReduceMul([x y]), scalars", nil, nil, two(gorgonia.ReduceMul), func(x, y array) array {
-			return zip(x, y, func(a, b float64) float64 { return a * b })
-		}),
-		of1("SizeOf(1, x)", []int{3, 4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SizeOf(1, x) },
-			func(array) array { return array{nil, []float64{4}} }).nowhere(),
+	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4, 2}, nil} {
+		rows = append(rows, of2("ReduceAdd([x y]), "+shown(shape), shape, shape, two(gorgonia.ReduceAdd),
+			func(x, y array) array { return zip(x, y, plus) }))
 	}
+	for _, shapes := range [][2][]int{{nil, nil}, {{2, 3}, {3, 4}}, {{1, 3}, {3, 1}}, {{2, 2}, {2, 2}}, {{3, 1}, {1, 2}}} {
+		loop := matmul
+		if shapes[0] == nil {
+			loop = func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }
+		}
+		rows = append(rows, of2("ReduceMul([x y]), "+shown(shapes[0])+" and "+shown(shapes[1]), shapes[0], shapes[1], two(gorgonia.ReduceMul), loop))
+	}
+	for _, r := range []struct {
+		shape []int
+		axis  int
+	}{{[]int{3, 4}, 1}, {[]int{3, 4}, 0}, {[]int{5}, 0}, {[]int{1, 4}, 0}, {[]int{2, 3, 4, 5}, 2}} {
+		rows = append(rows, of1(fmt.Sprintf("SizeOf(%d, x), %s", r.axis, shown(r.shape)), r.shape,
+			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SizeOf(r.axis, x) },
+			func(array) array { return array{nil, []float64{float64(r.shape[r.axis])}} }).nowhere())
+	}
+	return rows
 }

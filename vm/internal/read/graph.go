@@ -175,7 +175,13 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 		if err := known.check(op); err != nil {
 			return err
 		}
-		id = b.typed(t.build)
+		if t.floats && !b.float() {
+			return fmt.Errorf("an operation on %v: Gorgonia computes it for Float32 and Float64 only: "+
+				"convert the operand by gorgonia.ConvType", b.nodes[0].Dtype())
+		}
+		if id = b.typed(t.build); b.err != nil {
+			return b.err
+		}
 	}
 	if o, ok := op.(*nn.Op); ok {
 		id = b.typed(func(b *builder) ir.ID { return b.ours(o.Spec) })
@@ -302,7 +308,7 @@ func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
 	}
 	dtype, err := DType(n.Dtype())
 	if shape.TotalSize() == 0 && err == nil {
-		err = fmt.Errorf("shape %v has no elements", shape)
+		err = fmt.Errorf("shape %v has no elements: tensors of size 0 are not supported", shape)
 	}
 	if n.IsScalar() {
 		return ir.Dims{}, dtype, err

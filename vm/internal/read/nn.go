@@ -212,15 +212,29 @@ func (b *builder) averagePool(x ir.ID, s nn.AvgPool2DSpec) ir.ID {
 	return b.permute(b.with(fuse.Mul, sum, 1/float64(size)), 0, 3, 1, 2)
 }
 
-// stockAveragePool is Gorgonia's AveragePool2D where that is right: windows side by side.
-// Elsewhere it runs by its Do, and keeps the values that it has.
-func (b *builder) stockAveragePool() ir.ID {
-	h, w := b.int("h"), b.int("w")
-	padded := b.int("padNorth") != 0 || b.int("padSouth") != 0 || b.int("padWest") != 0 || b.int("padEast") != 0
-	if padded || h != b.int("strideH") || w != b.int("strideW") || !b.float() {
-		return none
+// stockPool returns what Gorgonia's AveragePool2D means, which is nn.AvgPool2D: its own Do divides
+// by the width of the image. Where the padding differs between sides it runs by its Do.
+func (b *builder) stockPool() (s nn.AvgPool2DSpec, ok bool) {
+	s = nn.AvgPool2DSpec{
+		Kernel: [2]int{b.int("h"), b.int("w")},
+		Pad:    [2]int{b.int("padNorth"), b.int("padWest")},
+		Stride: [2]int{b.int("strideH"), b.int("strideW")},
 	}
-	return b.averagePool(b.args[0], nn.AvgPool2DSpec{Kernel: [2]int{h, w}, Stride: [2]int{h, w}})
+	return s, s.Pad == [2]int{b.int("padSouth"), b.int("padEast")}
+}
+
+func (b *builder) stockAveragePool() ir.ID {
+	if s, ok := b.stockPool(); ok {
+		return b.averagePool(b.args[0], s)
+	}
+	return none
+}
+
+func (b *builder) stockAveragePoolGrad() ir.ID {
+	if s, ok := b.stockPool(); ok {
+		return b.averagePoolGrad(b.args[2], s)
+	}
+	return none
 }
 
 // averagePoolGrad gives every pixel of a patch its share of dy.

@@ -20,6 +20,9 @@ const (
 type Type struct {
 	// Fields are its fields in order, as "name type".
 	Fields []string
+	// floats says that Gorgonia implements the operation for Float32 and Float64 only: the Do of
+	// other dtypes fails, or returns zeros.
+	floats bool
 	// build adds the value of the operation to the program and returns its place.
 	build func(b *builder) ir.ID
 }

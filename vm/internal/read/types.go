@@ -1,6 +1,7 @@
 package read
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -75,29 +76,37 @@ var Types = map[string]Type{
 
 	"im2colOp": {
 		Fields: im2colFields,
+		floats: true,
 		build:  (*builder).im2col,
 	},
 	"col2imOp": {
+		floats: true,
 		Fields: []string{"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int", "im2colOp gorgonia.im2colOp"},
 		build: func(b *builder) ir.ID {
 			return b.add(ir.Col2Im{Window: b.window()}, b.shape, b.dtype, b.args[0])
 		},
 	},
-	"maxPoolOp": {Fields: poolFields, build: func(b *builder) ir.ID {
+	"maxPoolOp": {Fields: poolFields, floats: true, build: func(b *builder) ir.ID {
 		return b.add(ir.MaxPool{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0])
 	}},
-	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, build: func(b *builder) ir.ID {
+	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, floats: true, build: func(b *builder) ir.ID {
 		return b.add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0], b.args[2])
 	}},
-	"avgPoolOp":       {Fields: poolFields, build: (*builder).stockAveragePool},
-	"BatchNormOp":     {Fields: batchNormFields, build: (*builder).batchNorm},
+	"avgPoolOp": {Fields: poolFields, floats: true, build: (*builder).stockAveragePool},
+	"avgPoolDiffOp": {
+		Fields: []string{"avgPoolOp gorgonia.avgPoolOp"},
+		floats: true,
+		build:  (*builder).stockAveragePoolGrad,
+	},
+	"BatchNormOp":     {Fields: batchNormFields, floats: true, build: (*builder).batchNorm},
 	"batchnormDiffOp": {Fields: []string{"BatchNormOp *gorgonia.BatchNormOp"}, build: (*builder).batchNormGrad},
 	"GroupNormOp": {
+		floats: true,
 		Fields: []string{"numGroups int", "numChannels int", "epsilon float64", "mean *tensor.Dense", "rstd *tensor.Dense"},
 		build:  (*builder).groupNorm,
 	},
 	"groupNormDiffOp":     {Fields: []string{"GroupNormOp *gorgonia.GroupNormOp"}, build: (*builder).groupNormGrad},
-	"globalAveragePoolOp": {build: (*builder).globalAverage},
+	"globalAveragePoolOp": {floats: true, build: (*builder).globalAverage},
 	"upsampleOp":          {Fields: []string{"stride int"}, build: (*builder).upsample},
 	"upsampleDiffOp":      {Fields: []string{"upsampleOp gorgonia.upsampleOp"}, build: (*builder).upsampleGrad},
 }
@@ -137,10 +146,17 @@ func (b *builder) unary() ir.ID {
 	return b.add(ir.Unary{Op: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
 }
 
+// binary adds a function of two operands. Gorgonia's Do of other dtypes than floats does not take a
+// number beside a tensor.
 func (b *builder) binary() ir.ID {
 	name, _, _ := strings.Cut(b.node.Op().String(), " ") // "+ false": retSame follows
 	f, ok := binaryFuncs[name]
 	if !ok {
+		return none
+	}
+	if !b.of(b.args[0]).DType.Float() && b.nodes[0].IsScalar() != b.nodes[1].IsScalar() {
+		b.err = fmt.Errorf("%s of a tensor and a number of %v: Gorgonia computes it for Float32 and "+
+			"Float64 only: make both tensors of one shape, or convert them by gorgonia.ConvType", name, b.nodes[0].Dtype())
 		return none
 	}
 	if id := b.rectified(f); id >= 0 {
@@ -446,15 +462,11 @@ func (b *builder) im2col() ir.ID {
 	return b.add(ir.Im2Col{Window: b.window()}, b.shape, b.dtype, b.args[0])
 }
 
-// poolWindow returns the window of a pooling. With explicit padding Gorgonia starts windows
-// at the padding of the other side.
+// poolWindow returns the window of a pooling, which begins at the padding north and west, as the
+// caller wrote. (With padding for four sides, Gorgonia begins at the padding of the other sides.)
 func (b *builder) poolWindow() ir.Window {
-	north, west := b.int("padNorth"), b.int("padWest")
-	if b.bool("explicitPadding") {
-		north, west = b.int("padSouth"), b.int("padEast")
-	}
 	return ir.Window{
-		H: b.int("h"), W: b.int("w"), PadH: north, PadW: west,
+		H: b.int("h"), W: b.int("w"), PadH: b.int("padNorth"), PadW: b.int("padWest"),
 		StrideH: b.int("strideH"), StrideW: b.int("strideW"), DilationH: 1, DilationW: 1,
 	}
 }

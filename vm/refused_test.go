@@ -1,0 +1,87 @@
+package vm_test
+
+import (
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// refused is a graph that New refuses, with what its error says.
+type refused struct {
+	name  string
+	build func(g *gorgonia.ExprGraph)
+	want  []string
+}
+
+// What Gorgonia implements for floats only, and what has no elements, is an error of New that says
+// what to do, not one of RunAll, and no panic.
+func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
+	images := func(g *gorgonia.ExprGraph, dt tensor.Dtype, shape ...int) *gorgonia.Node {
+		return gorgonia.NewTensor(g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName("x"),
+			gorgonia.WithInit(gorgonia.RangedFrom(1)))
+	}
+	for _, test := range []refused{
+		{"max pool of Uint8", func(g *gorgonia.ExprGraph) {
+			x := images(g, tensor.Uint8, 1, 1, 4, 4)
+			must(gorgonia.MaxPool2D(x, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+		}, []string{"MaxPool", "uint8", "Float32 and Float64 only", "gorgonia.ConvType"}},
+		{"average pool of Int", func(g *gorgonia.ExprGraph) {
+			x := images(g, tensor.Int, 1, 1, 4, 4)
+			must(gorgonia.AveragePool2D(x, tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1}))
+		}, []string{"AvgPool", "int", "Float32 and Float64 only", "gorgonia.ConvType"}},
+		{"patches of Int", func(g *gorgonia.ExprGraph) {
+			both := tensor.Shape{2, 2}
+			x := images(g, tensor.Int, 1, 1, 4, 4)
+			must(gorgonia.Im2Col(x, both, tensor.Shape{0, 0}, both, tensor.Shape{1, 1}))
+		}, []string{"im2col", "int", "Float32 and Float64 only"}},
+		{"an Int tensor times a number", func(g *gorgonia.ExprGraph) {
+			must(gorgonia.HadamardProd(images(g, tensor.Int, 2, 3), gorgonia.NewConstant(2)))
+		}, []string{"⊙", "a tensor and a number of int", "make both tensors of one shape", "gorgonia.ConvType"}},
+		{"a variable without elements", func(g *gorgonia.ExprGraph) {
+			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3), gorgonia.WithName("empty"))
+			must(gorgonia.Square(x))
+		}, []string{"empty", "shape (0, 3) has no elements: tensors of size 0 are not supported"}},
+		{"a product without elements", func(g *gorgonia.ExprGraph) {
+			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 0), gorgonia.WithName("left"))
+			y := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3), gorgonia.WithName("right"))
+			must(gorgonia.Mul(x, y))
+		}, []string{"has no elements: tensors of size 0 are not supported"}},
+	} {
+		t.Run(test.name, test.check)
+	}
+}
+
+func (r refused) check(t *testing.T) {
+	g := gorgonia.NewGraph()
+	r.build(g)
+	m, err := vm.New(g, nil, vm.Notice(func(string) {}))
+	if err == nil {
+		m.Close()
+		t.Fatal("New gave no error")
+	}
+	for _, part := range r.want {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+}
+
+// Integers of one shape are added by Gorgonia's Do, and images of them are scaled up.
+func TestIntegersOfOneShapeStillRun(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewTensor(g, tensor.Int, 4, gorgonia.WithShape(1, 1, 1, 2), gorgonia.WithName("x"),
+		gorgonia.WithInit(gorgonia.RangedFrom(1)))
+	large := must(gorgonia.Upsample2D(x, 2))
+	sum := must(gorgonia.Add(large, large))
+	m := machine(t, g, vm.Keep(sum))
+	for range 3 {
+		run(t, m)
+		if got := sum.Value().Data().([]int); len(got) != 8 || got[0] != 2 || got[2] != 4 {
+			t.Fatalf("got %v", got)
+		}
+	}
+}
