@@ -38,6 +38,7 @@ type Machine struct {
 	nodes    int // of the graph, when New read it
 	derived  int // variables that had a gradient then
 	read     *read.Graph
+	limits   plan.Limits // of planning
 	plan     *plan.Plan
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
@@ -74,7 +75,7 @@ func Eval() Option { return func(m *Machine) { m.training = false } }
 // run no loops of package kernels/fuse or multiply no matrices, and what the device says of
 // too little memory.
 func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
-	m := &Machine{graph: g, training: true, notice: toStandardError}
+	m := &Machine{graph: g, training: true, notice: toStandardError, limits: plan.Standard()}
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
@@ -165,7 +166,7 @@ func (m *Machine) prepare() error {
 	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
 		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
 	})
-	if m.plan, err = plan.New(&r.Program, updates...); err != nil {
+	if m.plan, err = m.limits.New(&r.Program, updates...); err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}
 	if m.plan.Doubt != nil && testing.Testing() {

@@ -6,22 +6,15 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Limits of what is computed again. Values of fewer bytes stay in caches, and a few operations on what is
-// loaded anyway cost less than a store and a load.
-const (
-	againBytes = 4 << 20
-	againOps   = 24
-)
-
 // again returns the program in which later loops compute large values anew from what is in memory anyway, instead
 // of loading what an earlier loop has stored: the normalised activations of a layer norm, say, from those
 // that the next layers keep, or the derivative of an activation. The second result are these values: they
 // do not join the loops of their operands.
-func again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
-	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool { return v.Shape.Size()*v.DType.Size() >= againBytes }) {
+func (l Limits) again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
+	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool { return v.Shape.Size()*v.DType.Size() >= l.AgainBytes }) {
 		return p, nil
 	}
-	g := newGrouping(p, outside(p), nil, false)
+	g := l.newGrouping(p, outside(p), nil, false)
 	recipes := map[ir.ID]*recipe{}
 	for i := range p.Values {
 		if r, ok := g.recipe(ir.ID(i)); ok {
@@ -57,7 +50,7 @@ type recipe struct {
 func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 	v, own := g.program.Values[m], g.of[m]
 	bytes := v.Shape.Size() * v.DType.Size()
-	if own == nil || !own.loop || v.Shape != own.shape || bytes < againBytes || !g.cheap(m) || !g.readByLoops(m) {
+	if own == nil || !own.loop || v.Shape != own.shape || bytes < g.AgainBytes || !g.cheap(m) || !g.readByLoops(m) {
 		return nil, false
 	}
 	r, loaded := &recipe{}, 0
@@ -78,7 +71,7 @@ func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 		r.values = append(r.values, x)
 	}
 	visit(m)
-	return r, loaded <= bytes && len(r.values) <= againOps && !slices.ContainsFunc(r.values, func(x ir.ID) bool { return !g.cheap(x) })
+	return r, loaded <= bytes && len(r.values) <= g.AgainOps && !slices.ContainsFunc(r.values, func(x ir.ID) bool { return !g.cheap(x) })
 }
 
 // cheap reports whether a value is computed element by element, from its operands alone.

@@ -7,23 +7,6 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Sizes, in elements, of loops that cost no more than their launch, and of those that cost much more.
-const (
-	smallLoop = 1 << 13
-	largeLoop = 1 << 20
-)
-
-// Limits of one loop. A CUDA kernel's parameters are 4 KiB; long loops gain nothing more
-// from being one.
-const (
-	maxLoopValues   = 64
-	maxLoopOperands = 24
-)
-
-// maxBesides is how many readers of an operand a fold is compared with, the latest ones, so that planning takes time in
-// proportion to the program. The models of bench/train have at most 30.
-const maxBesides = 64
-
 // group is a set of values that one step computes: a loop over element-wise values and
 // reductions of them, or one value of any other kind.
 type group struct {
@@ -42,6 +25,7 @@ type group struct {
 
 // grouping divides the values of a program into steps.
 type grouping struct {
+	Limits
 	program  *ir.Program
 	users    [][]ir.ID      // by value, see outside
 	of       []*group       // by value, nil for views and leaves
@@ -49,7 +33,7 @@ type grouping struct {
 	needs    [][]ir.ID      // by value: those that a step computes and that must be there before it
 	needed   [][]ir.ID      // by value: those that need it
 	anew     map[ir.ID]bool // values that are computed again, see again.go
-	large    bool           // whether there are values of largeLoop elements or more
+	large    bool           // whether there are values of LargeLoop elements or more
 	order    sequence       // of all groups
 	searches int
 	counted  []int // by value: the last search that has counted it
@@ -61,12 +45,12 @@ type grouping struct {
 // something outside of the loop would have to run between its parts. users are those of each
 // value, itself among them if it is a result; anew are those that do not join the loops of their
 // operands, except of each other. In a plain plan each value is a step of its own.
-func groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
-	return newGrouping(p, users, anew, plain).ordered()
+func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
+	return l.newGrouping(p, users, anew, plain).ordered()
 }
 
-func newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) *grouping {
-	g := &grouping{program: p, users: users, of: make([]*group, len(p.Values)), anew: anew, counted: make([]int, len(p.Values))}
+func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) *grouping {
+	g := &grouping{Limits: l, program: p, users: users, of: make([]*group, len(p.Values)), anew: anew, counted: make([]int, len(p.Values))}
 	g.depend()
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
@@ -104,7 +88,7 @@ func (g *grouping) depend() {
 			g.base[id] = g.base[v.Args[0]]
 			continue
 		}
-		g.large = g.large || v.Shape.Size() >= largeLoop
+		g.large = g.large || v.Shape.Size() >= g.LargeLoop
 		for _, a := range v.Args {
 			if a = g.base[a]; !ir.Leaf(g.program.Values[a].Op) {
 				g.needs[id] = append(g.needs[id], a)
@@ -154,12 +138,12 @@ func (x *group) foldsLike(y *group) bool {
 	return x.axes.Len() > 0 && (x.rows != y.rows || !y.rows && x.axes == y.axes)
 }
 
-// recent returns the users of a value up to one of them, the last maxBesides: in long recurrences a number may have
+// recent returns the users of a value up to one of them, the last Besides: in long recurrences a number may have
 // one for each time step.
 func (g *grouping) recent(x, user ir.ID) []ir.ID {
 	users := g.users[x]
 	end, _ := slices.BinarySearch(users, user)
-	return users[max(0, end-maxBesides):end]
+	return users[max(0, end-g.Besides):end]
 }
 
 // single returns a group of one value.
@@ -174,17 +158,17 @@ func (g *grouping) single(id ir.ID) *group {
 
 // together returns the loop of two groups, without members; false if they cannot be one.
 func (g *grouping) together(a, b *group) (both group, ok bool) {
-	if !a.loop || !b.loop || len(a.members)+len(b.members) > maxLoopValues {
+	if !a.loop || !b.loop || len(a.members)+len(b.members) > g.LoopValues {
 		return both, false
 	}
 	both, ok = g.joined(a, b)
 	if !ok || !g.reads(a, b, &both) || !g.reads(b, a, &both) {
 		return both, false
 	}
-	if both.rows && (!rowable(both.shape, both.axes) || g.crosses(a.members) || g.crosses(b.members)) {
+	if both.rows && (!g.rowable(both.shape, both.axes) || g.crosses(a.members) || g.crosses(b.members)) {
 		return both, false
 	}
-	return both, g.operands(a, b) <= maxLoopOperands && !g.between(a, b) && !(both.shape.Size() <= smallLoop && g.delays(a, b))
+	return both, g.operands(a, b) <= g.LoopOperands && !g.between(a, b) && !(both.shape.Size() <= g.SmallLoop && g.delays(a, b))
 }
 
 // delays reports whether a would wait, together with b, for a large loop that b needs and that comes
@@ -197,9 +181,9 @@ func (g *grouping) delays(a, b *group) bool {
 	g.searches++
 	w := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
 	found := false
-	for steps := 0; steps < maxSearch && !w.done() && !found; steps++ {
+	for steps := 0; steps < g.Search && !w.done() && !found; steps++ {
 		w.step(nil, func(x *group) bool {
-			found = found || x.place > a.place && x.loop && x.shape.Size() >= largeLoop
+			found = found || x.place > a.place && x.loop && x.shape.Size() >= g.LargeLoop
 			return x.place > a.place
 		})
 	}

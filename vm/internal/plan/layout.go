@@ -20,11 +20,11 @@ type layouter struct {
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
-func layout(p *ir.Program, anew map[ir.ID]bool, updates []Update, plain bool) (*Plan, error) {
+func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update, plain bool) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
-	all, err := groups(p, wanted, anew, plain)
+	all, err := limits.groups(p, wanted, anew, plain)
 	if err != nil {
 		return nil, err
 	}

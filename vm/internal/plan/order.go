@@ -7,11 +7,6 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// maxSearch bounds how many dependencies a search for a way between two groups follows, so that
-// planning takes time in proportion to the program. A group that needs more to be known is not
-// merged, which costs a load and a store.
-const maxSearch = 1 << 12
-
 // sequence is a list of all groups in which each comes behind those that it needs. It stays so when
 // groups are merged: see [grouping.merge].
 //
@@ -107,7 +102,7 @@ func (g *grouping) search(a, b *group) (aside []*group, above, way bool) {
 	g.searches++
 	up := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
 	down := walk{grouping: g, edges: g.needed, mark: 2*g.searches + 1, all: []*group{a}}
-	for range maxSearch {
+	for range g.Search {
 		if up.step(a, func(x *group) bool { return x.place > a.place }) ||
 			down.step(b, func(x *group) bool { return x.place < b.place }) {
 			return nil, false, true

@@ -134,12 +134,15 @@ func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.K
 
 // New plans a program, with updates of its variables at the end, and proves the plan: see [Verify]. Steps are a
 // function of the program: ranks that run one program exchange their gradients in one order.
-func New(p *ir.Program, updates ...Update) (*Plan, error) {
+func New(p *ir.Program, updates ...Update) (*Plan, error) { return Standard().New(p, updates...) }
+
+// New is the function New with other limits.
+func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
 	p, err := lowered(p, updates)
 	if err != nil {
 		return nil, err
 	}
-	return proven(func(plain bool) (*Plan, error) { return planned(p, updates, plain) })
+	return proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
 
 // Plain returns the plain plan of a program: what New falls back to, and what tests compare with.
@@ -148,7 +151,7 @@ func Plain(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := planned(p, updates, true)
+	plan, err := Standard().planned(p, updates, true)
 	if err != nil {
 		return nil, err
 	}
@@ -182,13 +185,13 @@ func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 }
 
 // planned returns the plan of a program.
-func planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
+func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, error) {
 	of := p
 	var anew map[ir.ID]bool
 	if !plain {
-		p, anew = again(p)
+		p, anew = l.again(p)
 	}
-	plan, err := layout(p, anew, updates, plain)
+	plan, err := l.layout(p, anew, updates, plain)
 	if err != nil {
 		return nil, err
 	}

@@ -282,7 +282,7 @@ func (p *program) reduced(x ir.ID) ir.ID {
 // TestLongChainsAreOneLoop: what counts is how much a loop reads and writes, not how much it
 // computes, up to a limit.
 func TestLongChainsAreOneLoop(t *testing.T) {
-	for n, want := range map[int]int{40: 1, maxLoopValues: 1, maxLoopValues + 1: 2} {
+	for n, want := range map[int]int{40: 1, Standard().LoopValues: 1, Standard().LoopValues + 1: 2} {
 		p := &program{}
 		x, y := p.input(0, 4), p.input(1, 4)
 		for range n {
@@ -305,7 +305,7 @@ func TestLongChainsAreOneLoop(t *testing.T) {
 	p.Results = []ir.ID{sum}
 	planned, names := ops(t, p)
 	for _, s := range planned.Steps {
-		if n := len(s.Args) + len(s.Dsts); n > maxLoopOperands {
+		if n := len(s.Args) + len(s.Dsts); n > Standard().LoopOperands {
 			t.Errorf("a loop of %d operands in %q", n, names)
 		}
 	}

@@ -44,7 +44,7 @@ func TestNoMergeClosesACycle(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := newGrouping(lowered, outside(lowered), nil, false)
+		g := Standard().newGrouping(lowered, outside(lowered), nil, false)
 		for x := g.order.first; x != nil; x = x.next {
 			for _, m := range x.members {
 				for _, before := range g.needs[m] {
@@ -67,7 +67,7 @@ func TestACycleIsAnError(t *testing.T) {
 	y := p.unary(fuse.Exp, x)
 	z := p.binary(fuse.Add, y, p.add(ir.MatMul{}, ir.Of(4, 4), y, y))
 	p.Results = []ir.ID{z}
-	g := newGrouping(&p.Program, outside(&p.Program), nil, false)
+	g := Standard().newGrouping(&p.Program, outside(&p.Program), nil, false)
 	first, last := g.of[y], g.of[z]
 	first.members = append(first.members, last.members...)
 	g.of[z] = first
@@ -245,7 +245,7 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			made, err := planned(q, nil, plain)
+			made, err := Standard().planned(q, nil, plain)
 			if err == nil && of(plain) {
 				made.Results[0] = made.Steps[0].Dsts[0]
 			}

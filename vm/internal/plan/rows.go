@@ -11,23 +11,14 @@ import (
 // row, along the last axis. Reductions of rows are of the second kind, what is computed from them by
 // elements, and what is repeated along rows.
 
-// Limits of rows. Up to shortRow elements a row costs about as much as the launch of another loop; longer ones
-// are worth a block each only if there are many, and beyond longRow the caches of GPUs do not hold
-// those that are under way (132 blocks of an H100, 50 MiB).
-const (
-	shortRow = 8192
-	longRow  = 65536
-	manyRows = 64
-)
-
 // rowable reports whether a loop may fold its rows.
-func rowable(shape, axes ir.Dims) bool {
+func (l Limits) rowable(shape, axes ir.Dims) bool {
 	last := shape.Len() - 1
 	if last < 0 || axes != ir.Of(last) {
 		return false
 	}
 	n := shape.At(last)
-	return n > 1 && n <= longRow && (n <= shortRow || shape.Size()/n >= manyRows)
+	return n > 1 && n <= l.LongRow && (n <= l.ShortRow || shape.Size()/n >= l.ManyRows)
 }
 
 // across reports whether a loop that folds its rows may also fold all other axes.
@@ -85,7 +76,7 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	if a.shape.Size() < b.shape.Size() {
 		wide, once = b, a
 	}
-	ok = rowable(wide.shape, wide.axes) && once.axes.Len() == 0 && oncePerRow(once.shape, wide.shape) &&
+	ok = g.rowable(wide.shape, wide.axes) && once.axes.Len() == 0 && oncePerRow(once.shape, wide.shape) &&
 		!slices.ContainsFunc(once.members, g.placed)
 	return group{shape: wide.shape, axes: wide.axes, rows: true, columns: wide.columns}, ok
 }
