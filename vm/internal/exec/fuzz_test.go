@@ -235,8 +235,8 @@ func (r *random) run(t *testing.T, steps int) {
 	r.dtype = backend.I64
 	r.list = r.input(0, 6)
 	r.dtype, r.bounds = backend.F64, append(r.bounds, 1)
-	for i, x := range r.inputs[len(r.inputs)-1].data {
-		r.inputs[len(r.inputs)-1].data[i] = float64(int(x) & 1)
+	for i, x := range r.inputs[len(r.inputs)-1] {
+		r.inputs[len(r.inputs)-1][i] = float64(int(x) & 1)
 	}
 	for range steps {
 		r.grow()
@@ -245,7 +245,7 @@ func (r *random) run(t *testing.T, steps int) {
 	for range 3 {
 		r.Results = append(r.Results, ir.ID(r.next(len(r.Values))))
 	}
-	check(t, &r.Program, r.inputs, 0)
+	check(t, &r.Program, r.inputs)
 }
 
 // TestRandomProgramsAreThePlainLoops runs programs of fixed seeds: shapes, broadcasts, views,
