@@ -4,7 +4,6 @@ package vm_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -111,12 +110,7 @@ func TestDropoutOnGPU(t *testing.T) {
 }
 
 // TestRandomGraphsOnGPU compares random graphs with the interpreter.
-func TestRandomGraphsOnGPU(t *testing.T) {
-	devices := map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))}
-	for seed := range uint64(20) {
-		randomGraph(t, rand.New(rand.NewPCG(seed, 3)).IntN, devices)
-	}
-}
+func TestRandomGraphsOnGPU(t *testing.T) { randomGraphs(t, 1000, gpu(t)) }
 
 // sharing makes all machines run on one device.
 func sharing(d backend.Device) func(testing.TB) backend.Device {

@@ -160,7 +160,7 @@ func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) back
 					for _, r := range randoms {
 						r.Seek(uint64(at[0]), at[1])
 					}
-					want := interpret(t, models[0].g)
+					want := valuesByDo(t, models[0].g)
 					run(t, m)
 					for i, n := range kept[1] {
 						compare(t, fmt.Sprint("value ", i, " at ", at), n.Value(), want[kept[0][i]], 1e-5)

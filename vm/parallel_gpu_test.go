@@ -30,6 +30,9 @@ func TestDataParallelOnGPU(t *testing.T) {
 	}
 }
 
+// TestRandomGraphsOfRanksOnGPU: the collectives of graphs are steps on the device.
+func TestRandomGraphsOfRanksOnGPU(t *testing.T) { randomGraphsOfRanks(t, testenv.GPUs, 100) }
+
 // TestDataParallelIsRecordedOnGPU is TestDataParallelIsRecorded on GPUs.
 func TestDataParallelIsRecordedOnGPU(t *testing.T) { dataParallelIsRecorded(t, testenv.GPUs) }
 

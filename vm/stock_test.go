@@ -2,7 +2,6 @@ package vm_test
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -15,12 +14,11 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// interpret runs a graph node by node, by the Do of every operation, and returns the values.
-func interpret(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.Value {
-	t.Helper()
+// byDo runs a graph node by node, by the Do of every operation, and returns the values.
+func byDo(g *gorgonia.ExprGraph) (map[*gorgonia.Node]gorgonia.Value, error) {
 	sorted, err := gorgonia.Sort(g)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	values := map[*gorgonia.Node]gorgonia.Value{}
 	for _, n := range slices.Backward(sorted) {
@@ -33,9 +31,19 @@ func interpret(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.
 			values[n] = n.Value()
 		case name.Name() != "readOp":
 			if values[n], err = n.Op().Do(args...); err != nil {
-				t.Fatalf("%v: %v", n, err)
+				return nil, fmt.Errorf("%v: %w", n, err)
 			}
 		}
+	}
+	return values, nil
+}
+
+// valuesByDo is byDo for a test.
+func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.Value {
+	t.Helper()
+	values, err := byDo(g)
+	if err != nil {
+		t.Fatal(err)
 	}
 	return values
 }
@@ -43,7 +51,7 @@ func interpret(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia.
 // agree compares every node of a graph with the interpreter.
 func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int, devices map[string]func(testing.TB) backend.Device) {
 	t.Helper()
-	want := interpret(t, g)
+	want := valuesByDo(t, g)
 	var computed []*gorgonia.Node
 	for n := range want {
 		if n.Op() != nil && n.Value() == nil {
@@ -218,89 +226,4 @@ func stockOperations(t *testing.T, devices map[string]func(testing.TB) backend.D
 			})
 		}
 	}
-}
-
-// TestRandomGraphs compares graphs of random operations, shapes, broadcasts, views and shared
-// subgraphs with the interpreter.
-func TestRandomGraphs(t *testing.T) {
-	for seed := range uint64(40) {
-		randomGraph(t, rand.New(rand.NewPCG(seed, 2)).IntN, devices)
-	}
-}
-
-// FuzzGraphs lets the fuzzer choose the graph.
-func FuzzGraphs(f *testing.F) {
-	f.Add([]byte("0123456789abcdefghijklmnopqrstuvwxyz"))
-	f.Fuzz(func(t *testing.T, choices []byte) {
-		randomGraph(t, func(n int) int {
-			if len(choices) == 0 {
-				return 0
-			}
-			c := int(choices[0])
-			choices = choices[1:]
-			return c % n
-		}, devices)
-	})
-}
-
-func randomGraph(t *testing.T, next func(n int) int, devices map[string]func(testing.TB) backend.Device) {
-	t.Helper()
-	m := &model{g: gorgonia.NewGraph()}
-	for i, shape := range [][]int{{4, 6}, {6, 4}, {1, 6}, {6, 6}} {
-		m.params = append(m.params, m.variable(fmt.Sprint("x", i), tensor.Float64, shape...))
-	}
-	nodes := slices.Clone(m.params)
-	for range 20 {
-		x, y := nodes[next(len(nodes))], nodes[next(len(nodes))]
-		if n := randomNode(x, y, next); n != nil && n.Dims() == 2 {
-			nodes = append(nodes, n)
-		}
-	}
-	sum := must(gorgonia.Sum(must(gorgonia.Square(nodes[len(nodes)-1]))))
-	for _, n := range nodes[4:] {
-		sum = must(gorgonia.Add(sum, must(gorgonia.Mean(n))))
-	}
-	for _, p := range m.params { // every variable is to have a gradient
-		sum = must(gorgonia.Add(sum, must(gorgonia.Sum(must(gorgonia.Tanh(p))))))
-	}
-	m.grad(t, sum)
-	agree(t, m.g, 1e-8, 0, devices)
-}
-
-// randomNode returns a matrix computed from x and y, nil if their shapes do not fit.
-func randomNode(x, y *gorgonia.Node, next func(n int) int) *gorgonia.Node {
-	a, b := x.Shape(), y.Shape()
-	switch next(10) {
-	case 0:
-		return must([]function{gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Sin, gorgonia.Rectify}[next(4)](x))
-	case 1, 2:
-		if slices.Equal(a, b) && x != y {
-			return must([]func(a, b *gorgonia.Node) (*gorgonia.Node, error){gorgonia.Add, gorgonia.Sub, gorgonia.HadamardProd}[next(3)](x, y))
-		}
-	case 3:
-		if b[0] == 1 && a[0] > 1 && a[1] == b[1] {
-			return must(gorgonia.BroadcastAdd(x, y, nil, []byte{0}))
-		}
-	case 4:
-		if a[1] == b[0] && a[0] > 1 && b[1] > 1 && a[1] > 1 {
-			return must(gorgonia.Tanh(must(gorgonia.Mul(x, y))))
-		}
-	case 5:
-		return must(gorgonia.Transpose(x, 1, 0))
-	case 6:
-		return must(gorgonia.Reshape(x, tensor.Shape{a[1], a[0]}))
-	case 7:
-		if a[0] > 2 {
-			return must(gorgonia.Slice(x, gorgonia.S(1, a[0])))
-		}
-	case 8:
-		if a[1] == b[1] {
-			return must(gorgonia.Concat(0, x, y))
-		}
-	case 9:
-		if a[0] > 1 && a[1] > 1 {
-			return must(gorgonia.SoftMax(x))
-		}
-	}
-	return nil
 }

@@ -191,7 +191,7 @@ func TestSharedParameters(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, evaluator)
-	want := interpret(t, eval.g)[sum].Data().(float64)
+	want := valuesByDo(t, eval.g)[sum].Data().(float64)
 	if got := eval.loss.Data().(float64); got == before || math.Abs(got-want) > 1e-12 { // in another order
 		t.Errorf("after a step the evaluation is %v, want %v; before it was %v", got, want, before)
 	}
@@ -276,7 +276,7 @@ func TestCaptureSplit(t *testing.T) {
 	if err := gorgonia.Let(x, vector(1, 2, 3)); err != nil {
 		t.Fatal(err)
 	}
-	want := interpret(t, g)[z]
+	want := valuesByDo(t, g)[z]
 	m, err := vm.New(g, fake(t))
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestCaptureSplit(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, m)
-	want = interpret(t, g)[z]
+	want = valuesByDo(t, g)[z]
 	compare(t, "with another input", z.Value(), want, 1e-5)
 }
 

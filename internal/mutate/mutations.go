@@ -36,4 +36,8 @@ var mutations = []mutation{
 		"b.sum(b.where(t.right, b.two(fuse.Sub, chosen, logSum), t.others))",
 		"b.sum(b.two(fuse.Mul, b.two(fuse.Sub, chosen, logSum), t.right))", []string{"./vm"}},
 	{"nonfinite", "vm/internal/read/norms.go", "b.two(fuse.Sub, variance, variance))", "b.two(fuse.Sub, scale, scale))", []string{"./vm"}},
+
+	{"plan", "vm/internal/plan/group.go", "_, _, way := g.search(earlier(a, b))\n\treturn way", "return false", []string{"./vm"}},
+	{"plan", "vm/internal/plan/group.go", "g.order.move(aside, a.prev)", "", []string{"./vm"}},
+	{"plan", "vm/internal/plan/memory.go", " || b.DType != dst.DType {", " {", []string{"./vm"}},
 }

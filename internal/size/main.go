@@ -36,6 +36,7 @@ import (
 var testOnly = []string{
 	"backend/backendtest", "backend/guard", "backend/fakedevice", "backend/gpu/emulator",
 	"kernels/cuda/emulator", "internal/jobtest", "internal/proctest", "internal/testranks", "internal/testenv", "internal/places",
+	"vm/internal/graphs", "vm/internal/interpret",
 }
 
 // comments are the tokens that begin a comment, by the ending of a file.
