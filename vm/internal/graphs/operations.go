@@ -20,7 +20,8 @@ type operation struct {
 	flat bool // has no gradient
 	// rough says that results for integers are not exact. Half of the graphs have none such.
 	rough bool
-	// faulty says that Gorgonia itself computes it wrongly, which nn.Defects does not report.
+	// faulty says that Gorgonia itself computes it wrongly, which nn.Defects does not report, or that its
+	// Do changes variables.
 	faulty bool
 }
 
@@ -264,6 +265,9 @@ var table = []operation{
 			return nn.Dropout(0.5, c.Random, x[0])
 		}
 	}},
+
+	// By its Do, on the host.
+	{name: "turned by its Do", axes: matrix, fit: alone(turned), flat: true, faulty: true},
 
 	// Collectives.
 	collective("AllReduce", func(c comm, _ int, x node) (node, error) {
