@@ -105,7 +105,7 @@ func (d *drawing) grow(favoured []operation) {
 	for _, n := range needs {
 		args = append(args, d.take(n))
 	}
-	v := Value{Op: o.name, Args: args, build: build, flat: o.flat, faulty: o.faulty}
+	v := Value{Op: o.name, Args: args, build: build, flat: o.flat, writes: o.writes}
 	if slices.Contains(args, -1) || d.append(v) < 0 {
 		// Nor are there the variables that it would have read.
 		d.Values, d.scratch.Nodes = d.Values[:before], d.scratch.Nodes[:before]

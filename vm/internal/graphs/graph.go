@@ -34,7 +34,7 @@ type Value struct {
 	Limit  int
 	build  build
 	flat   bool // has no gradient
-	faulty bool // Gorgonia itself computes it wrongly
+	writes bool // its Do changes its operand
 	when   int  // values with lower numbers are added first, where operands are there
 }
 
@@ -211,8 +211,7 @@ func (g *Graph) Limit(of string) int {
 	return 0
 }
 
-// Faulty reports whether Gorgonia itself computes a value wrongly in a way that nn.Defects does
-// not report.
-func (g *Graph) Faulty() bool {
-	return slices.ContainsFunc(g.Values, func(v Value) bool { return v.faulty })
+// Writes reports whether the Do of an operation changes its operand: a variable, maybe.
+func (g *Graph) Writes() bool {
+	return slices.ContainsFunc(g.Values, func(v Value) bool { return v.writes })
 }
