@@ -401,10 +401,9 @@ func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
 	return m.elementwise(instruction{op: op, dtype: fuse.Type(d)}, m.size(args[0]), args...)
 }
 
-// program returns what each value of a program is.
-func (m *meaning) program(p *ir.Program) []tensor {
-	values := make([]tensor, len(p.Values))
-	effects := 0
+// program returns what each value of a program is, and its effects.
+func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
+	values = make([]tensor, len(p.Values))
 	for i, v := range p.Values {
 		switch {
 		case ir.Leaf(v.Op):
@@ -414,10 +413,10 @@ func (m *meaning) program(p *ir.Program) []tensor {
 		case ir.Elementwise(v.Op):
 			values[i] = m.element(p, v, values)
 		default:
-			values[i] = m.operation(p, v, values, &effects)
+			values[i] = m.operation(p, v, values, &done)
 		}
 	}
-	return values
+	return values, done
 }
 
 // leaf returns a value from outside.
@@ -476,7 +475,7 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 }
 
 // operation returns a value of any other kind.
-func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, effects *int) tensor {
+func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
 		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
 		return tensor{y, m.list(n, 1), 0}
@@ -485,16 +484,22 @@ func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, effects 
 	for _, a := range v.Args {
 		args = m.operand(args, values[a], p.Values[a].Shape, p.Values[a].DType)
 	}
-	return tensor{m.term(term{v.Op, v.DType, m.shape(v.Shape), args, sequel(v.Op, effects)}), m.list(v.Shape.Size(), 1), 0}
+	y := done.term(m, term{op: v.Op, dtype: v.DType, shape: m.shape(v.Shape), args: args})
+	return tensor{y, m.list(v.Shape.Size(), 1), 0}
 }
 
-// sequel tells operations with an effect apart: by how many there were before.
-func sequel(op ir.Op, effects *int) int {
-	if !ir.Effect(op) || op.(ir.Opaque).Index == Squares {
-		return 0
+// effects are the terms of operations with an effect, in the order in which they run.
+type effects []int32
+
+// term is [meaning.term]. Operations with an effect are not equal: they differ in how many were
+// before.
+func (e *effects) term(m *meaning, t term) int32 {
+	if !ir.Effect(t.op) || t.op.(ir.Opaque).Index == Squares {
+		return m.term(t)
 	}
-	*effects++
-	return *effects
+	t.effect = len(*e) + 1
+	*e = append(*e, m.term(t))
+	return (*e)[t.effect-1]
 }
 
 // leaves returns what a sum is one of, however its additions are nested.

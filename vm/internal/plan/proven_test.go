@@ -236,6 +236,28 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 	}
 }
 
+// TestAnEffectThatNobodyReadsIsProven: an operation with an effect that is left out, runs twice or
+// before another one is found, although no result depends on it.
+func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {
+	p := &program{}
+	x := p.input(0, 4)
+	for i, name := range []string{"a", "b"} {
+		p.add(ir.Opaque{Index: i, Name: name}, ir.Of(4), x)
+	}
+	planned, err := New(&p.Program)
+	if err != nil || planned.Doubt != nil {
+		t.Fatal(err, planned.Doubt)
+	}
+	noticed(t, planned, "two effects in another order", func(s []Step) {
+		s[0].Op, s[1].Op = s[1].Op, s[0].Op
+	})
+	noticed(t, planned, "an effect twice", func(s []Step) { s[1].Op = s[0].Op })
+	planned.Steps = planned.Steps[:1]
+	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "effect") {
+		t.Errorf("an effect is left out: %v", err)
+	}
+}
+
 // TestAPlanThatIsNotProvenIsReplacedByThePlainOne: with the reason; without a plain one that is proven there is none.
 func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	p := centred()

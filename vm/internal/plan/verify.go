@@ -19,7 +19,8 @@ import (
 // It takes a time in proportion to the plan. What an operation computes is left to tests: see [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
-	r := &proof{meaning: m, plan: p, wanted: m.program(p.of), parts: map[int32]tensor{}}
+	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}}
+	r.wanted, r.due = m.program(p.of)
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
 		if err := r.run(kind); err != nil {
@@ -38,8 +39,9 @@ type proof struct {
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
 	present []content
-	live    []int // buffers of the arena that have a value, by place
-	effects int
+	live    []int   // buffers of the arena that have a value, by place
+	due     effects // of the program
+	done    effects
 	sent    [][]tensor       // by bucket: what is exchanged, after its Send
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 }
@@ -86,7 +88,12 @@ func (r *proof) run(kind int) error {
 			return fmt.Errorf("step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 	}
-	if err := errors.Join(r.results(kind), r.ended(kind)); err != nil {
+	err := errors.Join(r.results(kind), r.ended(kind))
+	if !slices.Equal(r.done, r.due) {
+		err = errors.Join(err, fmt.Errorf("in a run of kind %d the operations with an effect are "+
+			"not those of the program, in its order", kind))
+	}
+	if err != nil {
 		if r.first >= 0 {
 			s := r.plan.Steps[r.first]
 			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program does not)", err, r.first, s.Op, s.Name)
@@ -98,7 +105,7 @@ func (r *proof) run(kind int) error {
 
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
-	r.effects, r.first, r.live, r.sent = 0, -1, r.live[:0], nil
+	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
 	r.present = make([]content, len(r.plan.Buffers))
 	for i, b := range r.plan.Buffers {
 		c := content{step: -1, gone: -1}
@@ -293,7 +300,8 @@ func (r *proof) operation(s Step, in []tensor) (results []tensor, err error) {
 	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
 		defer func() { r.parts[results[0].value] = in[0] }()
 	}
-	first := r.term(term{s.Op, s.Dsts[0].DType, r.shape(s.Dsts[0].Shape), args, sequel(s.Op, &r.effects)})
+	first := r.done.term(r.meaning, term{op: s.Op, dtype: s.Dsts[0].DType,
+		shape: r.shape(s.Dsts[0].Shape), args: args})
 	for k, d := range s.Dsts {
 		y := tensor{first, r.list(d.Shape.Size(), 1), 0}
 		if k > 0 {
