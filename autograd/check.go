@@ -1,8 +1,9 @@
 package autograd
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"hash"
@@ -17,11 +18,11 @@ import (
 // random numbers. It is collective. Call it now and then between steps, and after training: it
 // finds ranks whose solvers or seeds differ.
 //
-// Cost: a hash of the model, for which those on a device are copied to the host, and an
-// all-gather of 8 bytes for each.
+// Cost: a hash of the model, for which what is on a device is copied to the host, and an all-gather
+// of 32 bytes, and 8 for each part of the model.
 //
-// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; those
-// of the communicator.
+// Errors: [backend.ErrMismatch], naming the first rank and what differs there from rank 0; a part
+// that a rank cannot read, such as a frozen parameter that is a view; those of the communicator.
 func (d *DataParallel) Check() error {
 	if err := residence.Bound(d.comm.Device(), d.check); err != nil {
 		return fmt.Errorf("autograd: rank %d of %s: check: %w", d.comm.Rank(), d.comm.Name(), err)
@@ -30,39 +31,37 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	if err := d.model.find(); err != nil {
-		return err
-	}
+	problem := d.model.find()
 	comm := backend.Label(d.comm, backend.ForCheck)
-	if err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest())); err != nil {
+	err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest()), problem)
+	if err != nil {
 		return err
 	}
 	return d.checkParts()
 }
 
-// alikeOn returns an error unless items have the same bits on all ranks of a communicator.
-func alikeOn(comm backend.Communicator, items []item) error {
-	n := len(items)
-	if comm.Size() == 1 || n == 0 {
-		return nil
-	}
-	mine, all := make([]int64, n), make([]int64, n*comm.Size())
-	for i, p := range items {
+// alikeOn returns an error unless items have the same bits on all ranks of a communicator. A rank
+// with a problem, or whose items cannot be read, takes part.
+func alikeOn(comm backend.Communicator, items []item, problem error) error {
+	const size = 8 // of a hash
+	var mine []byte
+	for _, p := range items {
 		value, err := p.bytes()
-		if err != nil {
-			return err
-		}
+		problem = cmp.Or(problem, err)
 		sum := sha256.Sum256(value)
-		mine[i] = int64(binary.LittleEndian.Uint64(sum[:]))
+		mine = append(mine, sum[:size]...)
 	}
-	gather := backend.Collective{Kind: backend.AllGather}
-	if err := exchange(comm, gather, backend.Of(all), backend.Of(mine)); err != nil {
+	all, err := agreeAndGather(comm, "", mine, problem)
+	if err != nil {
 		return err
 	}
-	for i, hash := range all {
-		if hash != all[i%n] {
-			return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0",
-				backend.ErrMismatch, items[i%n].name, i/n)
+	for r, theirs := range all {
+		for i, p := range items {
+			at := size * i
+			if !bytes.Equal(theirs[at:at+size], all[0][at:at+size]) {
+				return fmt.Errorf("%w: %s is not the same on rank %d as on rank 0",
+					backend.ErrMismatch, p.name, r)
+			}
 		}
 	}
 	return nil

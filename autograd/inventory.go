@@ -165,8 +165,9 @@ func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 }
 
 // find looks for averages and random numbers in the graphs of the learnables. Where hooks are
-// used, graphs grow after New.
+// used, graphs grow after New. After an error all is as it was.
 func (v *inventory) find() error {
+	was := *v
 	v.averages, v.unkept = nil, nil
 	if !v.given {
 		v.random = nil
@@ -181,6 +182,7 @@ func (v *inventory) find() error {
 		for _, n := range g.AllNodes() {
 			if a, ok := n.Op().(averaging); ok {
 				if err := v.average(a, seen); err != nil {
+					*v = was
 					return err
 				}
 			}
@@ -392,7 +394,8 @@ func (d *DataParallel) settle() error {
 		return err
 	}
 	if d.parts != nil {
-		if err := alikeOn(backend.Label(d.parts.comm, backend.ForSave), d.model.rest()); err != nil {
+		comm := backend.Label(d.parts.comm, backend.ForSave)
+		if err := alikeOn(comm, d.model.rest(), nil); err != nil {
 			return fmt.Errorf("WithParts: ranks with other parts must have the same of it: %w", err)
 		}
 	}

@@ -259,6 +259,39 @@ func TestCheckAndHashCoverTheModel(t *testing.T) {
 	}
 }
 
+// TestAProblemOfOneRankEndsCheckOnAll: a rank whose model cannot be read takes part, so that no
+// rank waits for it.
+func TestAProblemOfOneRankEndsCheckOnAll(t *testing.T) {
+	for _, err := range each(t, 2, func(r rank) error {
+		m, err := newNormed(r, 0.5)
+		if err != nil {
+			return err
+		}
+		d, err := New(r.comm, m.params(), WithFrozen(m.frozen))
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		if r.comm.Rank() == 1 {
+			wide := tensor.New(tensor.WithShape(4, 2, 1), tensor.Of(tensor.Float64))
+			var column tensor.View
+			if column, err = wide.Slice(nil, tensor.S(0)); err == nil {
+				err = gorgonia.Let(m.frozen, column)
+			}
+		}
+		wrong := d.Check()
+		if _, after := Any(r.comm, true); after != nil || err != nil {
+			t.Error(err, after)
+		}
+		return wrong
+	}) {
+		const what = "frozen parameter frozen is a view"
+		if err == nil || !strings.Contains(err.Error(), "rank 1 cannot go on: "+what) {
+			t.Error(err)
+		}
+	}
+}
+
 // TestOldCheckpointsLoadAndSayWhatTheyLack: averages, frozen parameters and random numbers that a
 // checkpoint does not have stay as they are, with a notice.
 func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {

@@ -297,5 +297,5 @@ func (d *DataParallel) checkParts() error {
 	}
 	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool { return d.parts.divided(p.index) })
 	comm := backend.Label(d.parts.comm, backend.ForCheck)
-	return alikeOn(comm, slices.Concat(items(same), d.model.rest()))
+	return alikeOn(comm, slices.Concat(items(same), d.model.rest()), nil)
 }
