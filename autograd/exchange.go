@@ -2,17 +2,9 @@ package autograd
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"fmt"
-	"math"
-	"slices"
-
-	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
@@ -22,6 +14,7 @@ import (
 type Exchange struct {
 	d     *DataParallel
 	slots []backend.Buffer // by parameter
+	undeclared
 }
 
 // Exchange gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
@@ -169,39 +162,4 @@ func (x *Exchange) Fail(err error) error {
 		return x.d.err
 	}
 	return x.d.fail(err)
-}
-
-// Unlike returns those of the variables that have other values on other ranks, and are neither
-// parameters nor frozen ([WithFrozen]): data of each rank, or parameters that nobody has declared.
-// It is collective. Cost: a hash of each, and an all-gather of the hashes.
-func (x *Exchange) Unlike(variables gorgonia.Nodes) (unlike gorgonia.Nodes, err error) {
-	mine, of := map[string]string{}, map[string]*gorgonia.Node{}
-	for _, n := range variables {
-		if n.Value() == nil || x.d.model.declares(n) {
-			continue
-		}
-		d, _ := residence.DType(n.Value().Dtype())
-		if memory, err := residence.Elements(n.Value(), d); err == nil {
-			name := fmt.Sprintf("%s %v%v", n.Name(), d, n.Shape())
-			sum := sha256.Sum256(memory.Bytes())
-			mine[name], of[name] = hex.EncodeToString(sum[:]), n
-		}
-	}
-	note, err := json.Marshal(mine)
-	if err != nil {
-		return nil, err
-	}
-	notes, err := group.Framed(math.MaxInt, x.Gather)(note)
-	for _, note := range notes {
-		var theirs map[string]string
-		if err := json.Unmarshal(note, &theirs); err != nil {
-			return nil, err
-		}
-		for name, sum := range theirs {
-			if own, ok := mine[name]; ok && own != sum && !slices.Contains(unlike, of[name]) {
-				unlike = append(unlike, of[name])
-			}
-		}
-	}
-	return unlike, err
 }

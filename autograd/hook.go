@@ -140,11 +140,8 @@ func (d *DataParallel) prepare() error {
 func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
 	var left []string
 	for _, n := range g.AllNodes() {
-		isParam := func(p *param) bool { return p.node == n }
-		isFrozen := func(p piece) bool { return p.node == n }
 		if n.Op() == nil && n.Deriv() != nil && g.To(n.Deriv().ID()).Len() == 0 &&
-			!slices.ContainsFunc(d.params, isParam) &&
-			!slices.ContainsFunc(d.model.frozen, isFrozen) {
+			!d.model.declares(n) {
 			left = append(left, n.Name())
 		}
 	}

@@ -153,8 +153,8 @@
 // machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other
 // ranks, clip.go the norm of gradients, accumulate.go micro-batches, norm.go the averages of batch
 // norms, syncnorm.go batch norms over all ranks, random.go what else changes between runs, warn.go
-// what it reports, undeclared.go variables that differ between ranks, precision.go how it
-// multiplies, planfile.go the file of EURYALE_PLAN, values.go its host tensors, opaque.go the
-// operations that only the graph knows. internal/read makes a program of a graph, internal/ir is
-// the language of programs, internal/plan makes a plan of a program, and internal/exec runs plans.
+// what it reports, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go
+// its host tensors, opaque.go the operations that only the graph knows. internal/read makes a
+// program of a graph, internal/ir is the language of programs, internal/plan makes a plan of a
+// program, and internal/exec runs plans.
 package vm

@@ -91,7 +91,7 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 		err = m.agree(m.prepare())
 	}
 	if err == nil {
-		err = m.noteData()
+		err = m.parallel.compare(m.read.Inputs)
 	}
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
@@ -254,7 +254,9 @@ func (m *Machine) runBy(start func() error) error {
 			return err
 		}
 	}
-	m.sayUndeclared()
+	if m.parallel != nil {
+		m.parallel.exchange.Begin()
+	}
 	for _, op := range m.read.Modes {
 		if err := setTraining(op, m.training); err != nil {
 			return fmt.Errorf("vm: %v: %w", op, err)

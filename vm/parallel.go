@@ -50,9 +50,7 @@ type parallel struct {
 	options  []autograd.Option
 	data     *autograd.DataParallel // nil until New has connected
 	exchange *autograd.Exchange
-	unlike   []unlike // variables that have other values on other ranks
-	runs     int      // until unlike is looked at
-	failed   error    // what has ended the machine; data has it, too, and may be locked by a Save
+	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
 // localRanks returns how many ranks share this machine's cores: as the communicator says, else as the
@@ -207,6 +205,17 @@ func (p *parallel) endOnPanic() {
 		p.comm.Abort(fmt.Errorf("%s panicked in RunAll: %v", backend.RankOf(p.comm), v))
 		panic(v)
 	}
+}
+
+// compare compares variables among ranks.
+func (p *parallel) compare(variables gorgonia.Nodes) error {
+	if p == nil {
+		return nil
+	}
+	if err := p.exchange.Compare(variables); err != nil {
+		return fmt.Errorf("vm: WithDataParallel: %w", err)
+	}
+	return nil
 }
 
 // accumulated says how far a step of several runs is.

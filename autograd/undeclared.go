@@ -1,0 +1,102 @@
+package autograd
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/residence"
+)
+
+// undeclared are variables that have other values on other ranks, and are neither parameters nor
+// frozen: data of each rank, or parameters that nobody has declared.
+type undeclared struct {
+	nodes gorgonia.Nodes
+	sums  []string // of their values when they were compared
+	runs  int      // since then
+}
+
+// sumOf returns a hash of a variable's value, "" if it has none that can be read.
+func sumOf(n *gorgonia.Node) string {
+	if n.Value() == nil {
+		return ""
+	}
+	d, ok := residence.DType(n.Value().Dtype())
+	memory, err := residence.Elements(n.Value(), d)
+	if !ok || err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(memory.Bytes())
+	return hex.EncodeToString(sum[:])
+}
+
+// Compare finds the variables that have other values on other ranks, for [Exchange.Begin]. It is
+// collective. Cost: a hash of each variable, and an all-gather of the hashes.
+func (x *Exchange) Compare(variables gorgonia.Nodes) error {
+	if x.d.comm.Size() == 1 {
+		return nil
+	}
+	name := func(n *gorgonia.Node) string {
+		return fmt.Sprintf("%s %v%v", n.Name(), n.Dtype(), n.Shape())
+	}
+	mine, differ := map[string]string{}, map[string]bool{}
+	for _, n := range variables {
+		if sum := sumOf(n); sum != "" && !x.d.model.declares(n) {
+			mine[name(n)] = sum
+		}
+	}
+	note, err := json.Marshal(mine)
+	if err != nil {
+		return err
+	}
+	notes, err := group.Framed(math.MaxInt, x.Gather)(note)
+	for _, note := range notes {
+		var theirs map[string]string
+		if err := json.Unmarshal(note, &theirs); err != nil {
+			return err
+		}
+		for name, sum := range theirs {
+			own, ok := mine[name]
+			differ[name] = differ[name] || ok && own != sum
+		}
+	}
+	for _, n := range variables {
+		if differ[name(n)] {
+			x.nodes, x.sums = append(x.nodes, n), append(x.sums, mine[name(n)])
+		}
+	}
+	return err
+}
+
+// Begin is called before each run. Before the second one it reports the variables that differ
+// between ranks and that the program has not changed: data that it gave once, or parameters that it
+// has not declared.
+func (x *Exchange) Begin() {
+	if x.nodes == nil {
+		return
+	}
+	if x.runs++; x.runs < 2 {
+		return
+	}
+	var names []string
+	for i, n := range x.nodes {
+		if sumOf(n) == x.sums[i] {
+			names = append(names, n.Name())
+		}
+	}
+	x.nodes, x.sums = nil, nil
+	if len(names) == 0 {
+		return
+	}
+	x.d.mu.Lock()
+	defer x.d.mu.Unlock()
+	x.d.say(fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are "+
+		"parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks and "+
+		"checkpoints have those of rank 0", strings.Join(names, ", ")))
+}
