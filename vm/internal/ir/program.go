@@ -68,6 +68,14 @@ func View(op Op) bool {
 	return false
 }
 
+// Zero reports whether a value is the number 0, repeated.
+func (p *Program) Zero(x ID) bool {
+	for View(p.Values[x].Op) {
+		x = p.Values[x].Args[0]
+	}
+	return p.Values[x].Op == ScalarOf(0)
+}
+
 // Leaf reports whether a value comes from outside of the program.
 func Leaf(op Op) bool {
 	switch op.(type) {

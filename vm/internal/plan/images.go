@@ -122,8 +122,8 @@ func (l *lowering) rectifiedPool(op ir.MaxPool) (ir.ID, bool) {
 func (l *lowering) rectifiedPoolGrad() (ir.ID, bool) {
 	below, grad := l.program.Values[l.of.Args[0]], l.program.Values[l.of.Args[2]]
 	pool, ok := grad.Op.(ir.MaxPoolGrad)
-	compared := below.Op == ir.Binary{Op: fuse.Less} && l.zero(below.Args[1])
-	if !ok || pool.Rectified || !compared || !l.zero(l.of.Args[1]) {
+	compared := below.Op == ir.Binary{Op: fuse.Less} && l.program.Zero(below.Args[1])
+	if !ok || pool.Rectified || !compared || !l.program.Zero(l.of.Args[1]) {
 		return 0, false
 	}
 	x, ok := l.rectified(grad.Args[0])
@@ -141,12 +141,4 @@ func (l *lowering) rectified(y ir.ID) (x ir.ID, ok bool) {
 		return 0, false
 	}
 	return v.Args[0], true
-}
-
-// zero reports whether a value is the number 0, repeated.
-func (l *lowering) zero(x ir.ID) bool {
-	for ir.View(l.program.Values[x].Op) {
-		x = l.program.Values[x].Args[0]
-	}
-	return l.program.Values[x].Op == ir.ScalarOf(0)
 }

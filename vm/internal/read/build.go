@@ -24,7 +24,6 @@ type builder struct {
 	args  []ir.ID
 	shape ir.Dims // of the node
 	dtype backend.DType
-	err   error // of operands that no engine can compute the operation of
 }
 
 func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, error) {

@@ -39,7 +39,7 @@ type Graph struct {
 	norms    Norms
 	whole    map[ir.ID]moments // of the batches of all ranks, by operand
 	moves    int               // collectives of batch norms
-	problem  error             // of one that cannot be read so
+	problem  error             // why an operation cannot be read, although it has a type here
 	// rectifiers are comparisons with 0 that rectify what they compare.
 	rectifiers map[*gorgonia.Node]bool
 	values     map[*gorgonia.Node]ir.ID
@@ -99,9 +99,6 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {
 			return nil, fmt.Errorf("vm: node %v: %w", n, err)
-		}
-		if r.problem != nil {
-			return nil, fmt.Errorf("vm: node %v: %w", n, r.problem)
 		}
 	}
 	if err := r.averageStatistics(); err != nil {
@@ -179,8 +176,8 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 			return fmt.Errorf("an operation on %v: Gorgonia computes it for Float32 and Float64 only: "+
 				"convert the operand by gorgonia.ConvType", b.nodes[0].Dtype())
 		}
-		if id = b.typed(t.build); b.err != nil {
-			return b.err
+		if id = b.typed(t.build); b.problem != nil {
+			return b.problem
 		}
 	}
 	if o, ok := op.(*nn.Op); ok {

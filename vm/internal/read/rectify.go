@@ -52,7 +52,7 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 			continue
 		}
 		compared, other := b.of(b.args[i]), b.args[1-i]
-		if len(compared.Args) != 2 || compared.Shape != b.of(other).Shape || !b.zero(compared.Args[1]) {
+		if len(compared.Args) != 2 || compared.Shape != b.of(other).Shape || !b.Program.Zero(compared.Args[1]) {
 			continue
 		}
 		x, negative := compared.Args[0], compared.Op == ir.Binary{Op: fuse.Less}
@@ -73,12 +73,4 @@ func (b *builder) below(x, y ir.ID, inside bool) ir.ID {
 		return b.where(less, y, zero)
 	}
 	return b.where(less, zero, y)
-}
-
-// zero reports whether a value is the number 0, repeated.
-func (b *builder) zero(x ir.ID) bool {
-	for ir.View(b.of(x).Op) {
-		x = b.of(x).Args[0]
-	}
-	return b.of(x).Op == ir.ScalarOf(0)
 }

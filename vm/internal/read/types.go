@@ -155,7 +155,7 @@ func (b *builder) binary() ir.ID {
 		return none
 	}
 	if !b.of(b.args[0]).DType.Float() && b.nodes[0].IsScalar() != b.nodes[1].IsScalar() {
-		b.err = fmt.Errorf("%s of a tensor and a number of %v: Gorgonia computes it for Float32 and "+
+		b.problem = fmt.Errorf("%s of a tensor and a number of %v: Gorgonia computes it for Float32 and "+
 			"Float64 only: make both tensors of one shape, or convert them by gorgonia.ConvType", name, b.nodes[0].Dtype())
 		return none
 	}
