@@ -73,7 +73,7 @@ type solving struct {
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
-	params     []backend.Buffer // the memory of the learnables in the last run
+	params     []backend.Buffer // the memory of the learnables in the last run, nil if it was refused
 	numbers    []float64        // the settings at the beginning of a step
 }
 
@@ -243,6 +243,7 @@ func (s *solving) bind(e *exec.Executor) error {
 	}
 	if changed {
 		if err := untied(s.learnables, s.params); err != nil {
+			s.params = nil // the next run checks again
 			return fmt.Errorf("vm: WithSolver: %w", err)
 		}
 	}
