@@ -576,6 +576,12 @@ func TestUseBesideTheHookIsAnError(t *testing.T) {
 		}
 		defer vm.Close()
 		m.feed(0, 2, 0)
+		for range 2 { // one that went on without it would lose a part of the gradient
+			err := d.Accumulate(2, func(int) error { defer vm.Reset(); return vm.RunAll() })
+			if err == nil || !strings.Contains(err.Error(), "w1 f32(36, 16) has a hook, but") {
+				t.Errorf("Accumulate: error %v", err)
+			}
+		}
 		if err := vm.RunAll(); err != nil {
 			return err
 		}

@@ -114,12 +114,11 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 	return nil
 }
 
-// prepare examines the finished graphs, once.
+// prepare examines the finished graphs, until they are in order.
 func (d *DataParallel) prepare() error {
 	if d.prepared {
 		return nil
 	}
-	d.prepared = true
 	d.shared = map[gorgonia.Value]bool{}
 	seen := map[*gorgonia.ExprGraph]bool{}
 	for _, p := range d.params {
@@ -132,7 +131,9 @@ func (d *DataParallel) prepare() error {
 			d.tellUntrained(g)
 		}
 	}
-	return d.model.find()
+	err := d.model.find()
+	d.prepared = err == nil
+	return err
 }
 
 // tellUntrained reports variables with a gradient that are neither parameters nor frozen, and whose

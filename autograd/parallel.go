@@ -47,7 +47,7 @@ type DataParallel struct {
 	turn     int   // the bucket whose parameters are averaged next
 	err      error // the first error of a step, sticky
 	closed   bool
-	prepared bool                    // the first Sync has looked at the graphs
+	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	given    *Exchange               // to somebody who takes the place of Sync
 }
