@@ -40,7 +40,7 @@ func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, erro
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
 	}
-	return build("Attention", AttentionSpec(o), q, k, v)
+	return build("Attention", "q k v", AttentionSpec(o), q, k, v)
 }
 
 // AttentionSpec is [Attention] of q, k and v, with a scale that is not 0.

@@ -33,7 +33,7 @@ const NoLabel = -100
 // [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
 // out of range.
 func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("CrossEntropy", CrossEntropySpec{ignore}, logits, labels)
+	return build("CrossEntropy", "logits labels", CrossEntropySpec{ignore}, logits, labels)
 }
 
 // CrossEntropySpec is [CrossEntropy] of logits and labels.

@@ -34,7 +34,7 @@ func Dropout(p float64, random *Random, x *gorgonia.Node) (*gorgonia.Node, error
 	if random == nil {
 		return nil, fmt.Errorf("nn: Dropout: %w: random is nil: make one with NewRandom", backend.ErrArgument)
 	}
-	return build("Dropout", DropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
+	return build("Dropout", "x", DropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
 }
 
 // DropoutSpec is [Dropout], or its gradient, which applies the mask to dy.

@@ -16,7 +16,7 @@ import (
 // Cost: one pass over x; backward one over x and dy.
 // Errors: [ops.ErrDType].
 // Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
-func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", GELUSpec{}, x) }
+func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", GELUSpec{}, x) }
 
 // GELUTanh returns the approximation of [GELU] that GPT-2 uses.
 //
@@ -26,7 +26,7 @@ func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", GELUS
 // Gradient: dx = dy * ((1 + tanh(u))/2 + x * (1 - tanh(u)**2)/2 * du/dx).
 // Cost and errors: those of GELU.
 func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("GELUTanh", GELUSpec{Tanh: true}, x)
+	return build("GELUTanh", "x", GELUSpec{Tanh: true}, x)
 }
 
 // GELUSpec is [GELU], or [GELUTanh] if Tanh is set.

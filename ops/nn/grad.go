@@ -3,7 +3,6 @@ package nn
 import (
 	"fmt"
 	"reflect"
-	"slices"
 
 	"gorgonia.org/gorgonia"
 
@@ -25,11 +24,8 @@ import (
 // Errors: ErrArgument if a node is nil, or of an unknown version of Gorgonia; those of
 // gorgonia.Grad, such as an operation of a gradient that has no gradient itself.
 func Grad(cost *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes, error) {
-	if cost == nil {
-		return nil, fmt.Errorf("nn: Grad: %w: cost is nil", backend.ErrArgument)
-	}
-	if i := slices.Index(by, nil); i >= 0 {
-		return nil, fmt.Errorf("nn: Grad: %w: by[%d] is nil", backend.ErrArgument, i)
+	if err := backend.Given("nn: Grad", "cost", cost, "by", by); err != nil {
+		return nil, err
 	}
 	if derivOf(cost) == nil {
 		return nil, fmt.Errorf("nn: Grad: %w: cost is a node of another Gorgonia than v0.9.18", backend.ErrArgument)

@@ -29,7 +29,7 @@ func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nn: ByIndices: %w", err)
 	}
-	return build("ByIndices", ByIndicesSpec{axis}, x, indices)
+	return build("ByIndices", "x indices", ByIndicesSpec{axis}, x, indices)
 }
 
 // Embedding selects rows of a matrix of weights: [ByIndices] of axis 0.
@@ -43,7 +43,7 @@ func Embedding(weights, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	if weights != nil && len(weights.Shape()) != 2 {
 		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix", ops.ErrShape, weights.Shape())
 	}
-	return build("Embedding", ByIndicesSpec{0}, weights, indices)
+	return build("Embedding", "weights indices", ByIndicesSpec{0}, weights, indices)
 }
 
 // ByIndicesSpec is [ByIndices] of x and indices, with an axis that is not negative.

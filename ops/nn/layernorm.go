@@ -33,7 +33,7 @@ func LayerNorm(epsilon float64, x, gain, bias *gorgonia.Node) (*gorgonia.Node, e
 	if !(epsilon >= 0) {
 		return nil, fmt.Errorf("nn: LayerNorm: %w: epsilon is %v", backend.ErrArgument, epsilon)
 	}
-	return build("LayerNorm", LayerNormSpec{epsilon}, x, gain, bias)
+	return build("LayerNorm", "x gain bias", LayerNormSpec{epsilon}, x, gain, bias)
 }
 
 // LayerNormSpec is [LayerNorm] of x, gain and bias.

@@ -32,7 +32,7 @@ func Norm(p, axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	if p < 1 {
 		return nil, fmt.Errorf("nn: Norm: %w: p is %d, want at least 1", backend.ErrArgument, p)
 	}
-	return build("Norm", NormSpec{p, axis}, x)
+	return build("Norm", "x", NormSpec{p, axis}, x)
 }
 
 // NormSpec is [Norm], with an axis that is not negative.

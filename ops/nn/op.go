@@ -5,6 +5,7 @@ import (
 	"hash"
 	"hash/fnv"
 	"slices"
+	"strings"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
@@ -62,42 +63,24 @@ var (
 	_ gorgonia.TrainModeOp = (*Op)(nil)
 )
 
-// build applies a Spec to nodes. name is the constructor's.
-func build(name string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+// build applies a Spec to nodes. name is the constructor's, and operands are what it calls them, or
+// all of them.
+func build(name, operands string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	for i, n := range x {
-		if n == nil {
-			return nil, fmt.Errorf("nn: %s: %w: %s is nil", name, backend.ErrArgument, operandName(name, i))
+		if n != nil {
+			continue
 		}
+		of := fmt.Sprintf("%s %d", operands, i)
+		if names := strings.Fields(operands); len(names) == len(x) {
+			of = names[i]
+		}
+		return nil, fmt.Errorf("nn: %s: %w: %s is nil", name, backend.ErrArgument, of)
 	}
 	y, err := apply(s, x...)
 	if err != nil {
 		return nil, fmt.Errorf("nn: %s: %w", name, err)
 	}
 	return y, nil
-}
-
-// operandName returns what a function calls an operand.
-func operandName(function string, i int) string {
-	var names []string
-	switch function {
-	case "Attention":
-		names = []string{"q", "k", "v"}
-	case "BatchedMatMul", "OuterProd":
-		names = []string{"a", "b"}
-	case "ByIndices":
-		names = []string{"x", "indices"}
-	case "CrossEntropy":
-		names = []string{"logits", "labels"}
-	case "Embedding":
-		names = []string{"weights", "indices"}
-	case "LayerNorm":
-		names = []string{"x", "gain", "bias"}
-	case "Concat":
-		return fmt.Sprintf("x %d", i)
-	default:
-		names = []string{"x"}
-	}
-	return names[i]
 }
 
 func apply(s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {

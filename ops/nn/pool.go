@@ -23,7 +23,7 @@ import (
 // [backend.ErrArgument] if a kernel or stride is less than 1, or the padding negative or as large as
 // the kernel; [ops.ErrDType].
 func AvgPool2D(kernel, pad, stride [2]int, x *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("AvgPool2D", AvgPool2DSpec{kernel, pad, stride}, x)
+	return build("AvgPool2D", "x", AvgPool2DSpec{kernel, pad, stride}, x)
 }
 
 // GlobalAvgPool2D returns the mean of every channel of images: [AvgPool2D] with a kernel as large as
@@ -40,7 +40,7 @@ func GlobalAvgPool2D(x *gorgonia.Node) (*gorgonia.Node, error) {
 	if x != nil && len(x.Shape()) == 4 {
 		kernel = [2]int(x.Shape()[2:])
 	}
-	return build("GlobalAvgPool2D", AvgPool2DSpec{Kernel: kernel, Stride: [2]int{1, 1}}, x)
+	return build("GlobalAvgPool2D", "x", AvgPool2DSpec{Kernel: kernel, Stride: [2]int{1, 1}}, x)
 }
 
 // AvgPool2DSpec is [AvgPool2D]. Pad is on both sides of an axis.

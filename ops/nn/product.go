@@ -24,7 +24,7 @@ import (
 // are plain loops, slower than the BLAS of gorgonia.BatchedMatMul; package vm multiplies faster.
 // Errors: [ops.ErrShape] if a and b have fewer than two axes or do not fit; [ops.ErrDType].
 func BatchedMatMul(transA, transB bool, a, b *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("BatchedMatMul", BatchedMatMulSpec{transA, transB}, a, b)
+	return build("BatchedMatMul", "a b", BatchedMatMulSpec{transA, transB}, a, b)
 }
 
 // OuterProd multiplies every element of a vector with every element of another.
@@ -37,7 +37,7 @@ func BatchedMatMul(transA, transB bool, a, b *gorgonia.Node) (*gorgonia.Node, er
 // Cost: m*n operations; backward twice that.
 // Errors: [ops.ErrShape] if a or b is not a vector; [ops.ErrDType].
 func OuterProd(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("OuterProd", OuterProdSpec{}, a, b)
+	return build("OuterProd", "a b", OuterProdSpec{}, a, b)
 }
 
 // BatchedMatMulSpec is [BatchedMatMul] of a and b.

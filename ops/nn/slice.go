@@ -28,7 +28,7 @@ func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error)
 	if err != nil {
 		return nil, fmt.Errorf("nn: Slice: %w", err)
 	}
-	return build("Slice", SliceSpec{axis, start, end, step}, x)
+	return build("Slice", "x", SliceSpec{axis, start, end, step}, x)
 }
 
 // Split cuts x along an axis into parts of the given lengths, in order. The axis stays.
@@ -59,7 +59,7 @@ func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	var parts gorgonia.Nodes
 	start := 0
 	for _, n := range lengths {
-		part, err := build("Split", SliceSpec{axis, start, start + n, 1}, x)
+		part, err := build("Split", "x", SliceSpec{axis, start, start + n, 1}, x)
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func Concat(axis int, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nn: Concat: %w", err)
 	}
-	return build("Concat", ConcatSpec{axis}, x...)
+	return build("Concat", "x", ConcatSpec{axis}, x...)
 }
 
 // SliceSpec is [Slice] with an axis that is not negative.

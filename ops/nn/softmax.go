@@ -42,7 +42,7 @@ func buildSoftMax(name string, axis int, log bool, x *gorgonia.Node) (*gorgonia.
 	if err != nil {
 		return nil, fmt.Errorf("nn: %s: %w", name, err)
 	}
-	return build(name, SoftMaxSpec{axis, log}, x)
+	return build(name, "x", SoftMaxSpec{axis, log}, x)
 }
 
 // SoftMaxSpec is [SoftMax], or [LogSoftMax] if Log is set, with an axis that is not negative.
