@@ -100,8 +100,8 @@ func (r record) checksum() (string, error) {
 //
 // Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
 // none: use a [Solver] of this package); ErrArgument while a step is in progress, from the first
-// hook, the begin of Accumulate, or the first run of a step of package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
-// the communicator.
+// hook, the begin of Accumulate, or the first run of a step of package vm, to its end; ErrMismatch
+// if ranks have trained without a Sync; those of the file system and of the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
 }
@@ -123,8 +123,8 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // To change the reduction or the compression, load with the old one, Close d, and pass the same
 // parameters to another New. Residuals then start empty; their content is lost.
 //
-// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while a step is
-// in progress; then nothing has changed on any rank; those of the communicator. If a rank fails
+// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while a step
+// is in progress; then nothing has changed on any rank; those of the communicator. If a rank fails
 // later (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may
 // differ, so that error ends d like one of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {

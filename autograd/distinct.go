@@ -11,7 +11,8 @@ import (
 
 // agreeOnParams is agree, and then returns the same error on all ranks if some of them are
 // goroutines of one process and have a parameter in the same memory: they would write over each
-// other's values and gradients. Goroutines exchange addresses, processes nothing more than in agree.
+// other's values and gradients. Goroutines exchange addresses, processes nothing more than in
+// agree.
 func agreeOnParams(comm backend.Communicator, description string, params []*param, wrong error) error {
 	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
 	processes, err := agreeAndGather(comm, description, process[:8], wrong)

@@ -6,9 +6,10 @@ import (
 	"strings"
 )
 
-// Given returns an [ErrArgument] that names the first nil among the arguments of a function, or nil. They
-// come as names and values: pointers, interfaces, functions, or slices of these, whose elements are looked
-// at. Other values are never nil here. The function is "" where the caller's error names it.
+// Given returns an [ErrArgument] that names the first nil among the arguments of a function, or
+// nil. They come as names and values: pointers, interfaces, functions, or slices of these, whose
+// elements are looked at. Other values are never nil here. The function is "" where the caller's
+// error names it.
 //
 //	err := backend.Given("autograd.New", "comm", comm, "params", params)
 func Given(function string, arguments ...any) error {
@@ -23,7 +24,8 @@ func Given(function string, arguments ...any) error {
 	return nil
 }
 
-// nilIn returns where a value is nil, "" for nowhere: " " for the value itself, " 2" for an element.
+// nilIn returns where a value is nil, "" for nowhere: " " for the value itself, " 2" for an
+// element.
 func nilIn(v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.Invalid:

@@ -59,11 +59,12 @@
 //	err = m.RunAll()
 //	err = solver.Step(gorgonia.NodesToValueGrads(learnables))
 //
-// The bits are the same. A Step that is left in is an error, since gradients have no value then. Learnables and what the solver keeps are updated where they are: on a
-// device they stay there, and gradients are not copied to the host. Other machines of the device that
-// share them see each step. [Machine.Pull] and Close write learnables back to their host tensors:
-// read or write these after Pull, and a program is right on every device. Machines elsewhere read
-// the host tensors, so Pull before they run.
+// The bits are the same. A Step that is left in is an error, since gradients have no value then.
+// Learnables and what the solver keeps are updated where they are: on a device they stay there, and
+// gradients are not copied to the host. Other machines of the device that share them see each step.
+// [Machine.Pull] and Close write learnables back to their host tensors: read or write these after
+// Pull, and a program is right on every device. Machines elsewhere read the host tensors, so Pull
+// before they run.
 //
 // With [WithDataParallel] the ranks of a communicator train together, in place of
 // autograd.DataParallel and its Sync:
@@ -72,24 +73,24 @@
 //
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
 // backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and
-// [Accumulate] makes one step of several runs. With [WithTree] the bits of a training do not depend on the
-// number of ranks.
+// [Accumulate] makes one step of several runs. With [WithTree] the bits of a training do not depend
+// on the number of ranks.
 //
 // # Devices
 //
 // On a device, the arena and copies of the variables are in its memory. Each run uploads the
 // variables that have changed, so that solvers and gorgonia.Let may write to their host tensors,
-// and copies the results back in one batch. Loops run as kernels that are made for the plan, matrix products
-// on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
-// one operation: on the host products of patches that stay in the cache, on GPUs cuDNN, or kernels of Euryale that write no
-// patches. If the device has CUDA graphs, consecutive steps that do not need the host
-// are captured in the second run, and later runs launch each graph with one call. Where memory runs
-// out, New says for what, and which values and parameters take most of it.
+// and copies the results back in one batch. Loops run as kernels that are made for the plan, matrix
+// products on what the device has for them: on GPUs cuBLAS, or kernels of Euryale. Convolutions are
+// one operation: on the host products of patches that stay in the cache, on GPUs cuDNN, or kernels
+// of Euryale that write no patches. If the device has CUDA graphs, consecutive steps that do not
+// need the host are captured in the second run, and later runs launch each graph with one call.
+// Where memory runs out, New says for what, and which values and parameters take most of it.
 //
-// On the host a machine has workers: the cores that Go may use (GOMAXPROCS, which respects the quota of a
-// container and the affinity of the process) divided by the ranks of the job on this computer, as the
-// communicator of [WithDataParallel] or the launcher's variables say. The bits do not depend on their
-// number.
+// On the host a machine has workers: the cores that Go may use (GOMAXPROCS, which respects the
+// quota of a container and the affinity of the process) divided by the ranks of the job on this
+// computer, as the communicator of [WithDataParallel] or the launcher's variables say. The bits do
+// not depend on their number.
 //
 // Products on the host are those of package kernels: the BLAS of gorgonia.Use is not used. Of the
 // tape machine's options, WithPointerWatch has no counterpart: no step of a plan writes over a
@@ -97,11 +98,11 @@
 //
 // # Proof
 //
-// New proves each plan before it runs: a run on paper finds, for each operand of each step, that the
-// value lies there which the graph says. This costs about a tenth of planning. A plan that cannot be
-// proven is a fault of this package: the machine then computes one value at a time, in memory of its
-// own for each, and New reports it ([Notice]). In a test (testing.Testing) New returns the reason as
-// an error.
+// New proves each plan before it runs: a run on paper finds, for each operand of each step, that
+// the value lies there which the graph says. This costs about a tenth of planning. A plan that
+// cannot be proven is a fault of this package: the machine then computes one value at a time, in
+// memory of its own for each, and New reports it ([Notice]). In a test (testing.Testing) New
+// returns the reason as an error.
 //
 // # Precision
 //
@@ -129,10 +130,11 @@
 // Operations on integers that Gorgonia implements for floats only, and tensors of size 0, are
 // errors of New.
 //
-// Operations of package ops/nn are typed, too: activations, norms, pools, dropout
-// and the cross-entropy are made of element-wise operations and reductions, which planning fuses. In a typed cross-entropy, a label that is out of range makes the loss NaN and is no error.
-// An index of Embedding or ByIndices that is out of range is an error of RunAll, unless the graph computes
-// its indices: their rows are NaN then, and get no gradient.
+// Operations of package ops/nn are typed, too: activations, norms, pools, dropout and the
+// cross-entropy are made of element-wise operations and reductions, which planning fuses. In a
+// typed cross-entropy, a label that is out of range makes the loss NaN and is no error. An index of
+// Embedding or ByIndices that is out of range is an error of RunAll, unless the graph computes its
+// indices: their rows are NaN then, and get no gradient.
 //
 // NaN and infinities go through operations as in PyTorch: a pool or a maximum of NaN is NaN,
 // Rectify of -Inf is 0, and a row that a cross-entropy ignores contributes nothing, whatever it
@@ -145,8 +147,8 @@
 // [SyncBatchNorm] the batches of all ranks together. Batch norms of another graph have averages of
 // their own, also if the variables are the same: carry them over by Stats and SetStats.
 //
-// Graphs have static shapes. For a last batch that is smaller, make a second graph and machine whose
-// variables have the same tensors, with the same solver: see the example of New.
+// Graphs have static shapes. For a last batch that is smaller, make a second graph and machine
+// whose variables have the same tensors, with the same solver: see the example of New.
 //
 // # Files
 //

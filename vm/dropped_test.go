@@ -14,7 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// drop makes machines, runs them and closes none. They and their solvers are garbage when it returns.
+// drop makes machines, runs them and closes none. They and their solvers are garbage when it
+// returns.
 func drop(t *testing.T, n int, device backend.Device) {
 	t.Helper()
 	for range n {

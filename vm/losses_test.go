@@ -16,9 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// twoLosses is a random graph of element-wise operations with two losses, of which the second one may read
-// gradients of the first. It returns the gradients of the second loss by two variables, nil if grad refuses
-// it.
+// twoLosses is a random graph of element-wise operations with two losses, of which the second one
+// may read gradients of the first. It returns the gradients of the second loss by two variables,
+// nil if grad refuses it.
 func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes, error)) (
 	g *gorgonia.ExprGraph, second gorgonia.Nodes) {
 	r := rand.New(rand.NewPCG(seed, 7))
@@ -90,8 +90,8 @@ func secondGradients(t *testing.T, g *gorgonia.ExprGraph, nodes gorgonia.Nodes) 
 }
 
 // A second call of gorgonia.Grad is reported if and only if its gradients differ from those of
-// nn.Grad, which are the ones of a graph with this loss alone; what is missing may be zero, though. One
-// call alone is never reported.
+// nn.Grad, which are the ones of a graph with this loss alone; what is missing may be zero, though.
+// One call alone is never reported.
 func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 	wrong, right, lucky := 0, 0, 0
 	for seed := range uint64(600) {

@@ -10,7 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// batchLevel is a layer, the mean of a batch, and a penalty that reads both the layer's input and the mean.
+// batchLevel is a layer, the mean of a batch, and a penalty that reads both the layer's input and
+// the mean.
 func batchLevel(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, b := m.variable("x", dt, 6, 5), m.variable("b", dt, 6, 5)
@@ -24,8 +25,8 @@ func batchLevel(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
-// TestProvenPlansTrainAsTheTapeMachine: also where an early value is read by a product, and again by a value that depends
-// on a reduction.
+// TestProvenPlansTrainAsTheTapeMachine: also where an early value is read by a product, and again
+// by a value that depends on a reduction.
 func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12, tensor.Float32: 1e-4} {
 		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)

@@ -184,8 +184,8 @@ func asOneRank(t *testing.T, histories []history, want history, tolerance float6
 	}
 }
 
-// TestBatchNormOverAllRanksOfMachines is TestBatchNormOverAllRanks where collectives have phases inside
-// and between machines.
+// TestBatchNormOverAllRanksOfMachines is TestBatchNormOverAllRanks where collectives have phases
+// inside and between machines.
 func TestBatchNormOverAllRanksOfMachines(t *testing.T) {
 	var lock sync.Mutex
 	var want history

@@ -6,9 +6,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Nothing lists calls among P ranks in which some ranks have no elements, or all have none: they send
-// nothing, receive nothing, or both. Between them are calls in which every rank has some. Ranks that
-// have nothing take part all the same, or the calls after them mix.
+// Nothing lists calls among P ranks in which some ranks have no elements, or all have none: they
+// send nothing, receive nothing, or both. Between them are calls in which every rank has some.
+// Ranks that have nothing take part all the same, or the calls after them mix.
 func Nothing(P int) (calls []backend.Collective) {
 	mixed := []backend.Collective{
 		{Kind: backend.AllReduce}, {Kind: backend.AllGather}, {Kind: backend.AllToAll},
@@ -71,7 +71,8 @@ func pairsOfNothing(P int) []func(s, r int) int {
 	}
 }
 
-// nothing runs them one after the other, so that a rank which has nothing may be ahead of the others.
+// nothing runs them one after the other, so that a rank which has nothing may be ahead of the
+// others.
 func (s *suite) nothing(P int) error {
 	var trials []*trial
 	for i, c := range Nothing(P) {

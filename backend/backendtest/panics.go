@@ -9,8 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// panics has a call of the last rank panic, for each of some calls that do so in some implementations.
-// The others end soon with its text, the panic goes on, and Close returns.
+// panics has a call of the last rank panic, for each of some calls that do so in some
+// implementations. The others end soon with its text, the panic goes on, and Close returns.
 func (s *suite) panics(P int) error {
 	all := backend.Collective{Kind: backend.AllToAll, Splits: make([]int, P*P)}
 	for i := range all.Splits {
@@ -44,8 +44,8 @@ func (s *suite) panics(P int) error {
 	return errSkip("no call that this suite knows of panics")
 }
 
-// panicking runs a call that says it was checked, but whose buffer is too short, in larger memory. It returns
-// what that panics with.
+// panicking runs a call that says it was checked, but whose buffer is too short, in larger memory.
+// It returns what that panics with.
 func (s *suite) panicking(c backend.Communicator, what backend.Collective) (v any, err error) {
 	n := 3 * c.Size()
 	err = s.vectors(c, 2, n, func(vs []*vector) (err error) {

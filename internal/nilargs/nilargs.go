@@ -1,4 +1,5 @@
-// Package nilargs tests that the functions of a package refuse nil arguments with an error that names them.
+// Package nilargs tests that the functions of a package refuse nil arguments with an error that
+// names them.
 package nilargs
 
 import (
@@ -16,18 +17,18 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Call is a call that succeeds or fails for another reason than nil: F is the function, or one with the
-// same parameters that uses what the function returns; its last result is an error.
+// Call is a call that succeeds or fails for another reason than nil: F is the function, or one with
+// the same parameters that uses what the function returns; its last result is an error.
 type Call struct {
 	F    any
 	Args []any
 }
 
-// Check calls functions of the package in the current directory with nil for each parameter that can be
-// nil, and each element that can be, one at a time: each gives an ErrArgument that names the parameter.
-// Each exported function is in the table or, with the reason, in except, unless its parameters are
-// numbers, strings and the like. Parameters for which nil has a meaning are in except as
-// "Function.parameter".
+// Check calls functions of the package in the current directory with nil for each parameter that
+// can be nil, and each element that can be, one at a time: each gives an ErrArgument that names the
+// parameter. Each exported function is in the table or, with the reason, in except, unless its
+// parameters are numbers, strings and the like. Parameters for which nil has a meaning are in
+// except as "Function.parameter".
 func Check(t *testing.T, table map[string]Call, except map[string]string) {
 	t.Helper()
 	declared := functions(t)

@@ -41,8 +41,8 @@ type grouping struct {
 
 // groups divides the program into steps, in an order in which operands come first.
 //
-// A value joins the loops of its operands if they run over the same elements, or rows of them, unless
-// something outside of the loop would have to run between its parts. users are those of each
+// A value joins the loops of its operands if they run over the same elements, or rows of them,
+// unless something outside of the loop would have to run between its parts. users are those of each
 // value, itself among them if it is a result; anew are those that do not join the loops of their
 // operands, except of each other. In a plain plan each value is a step of its own.
 func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
@@ -77,7 +77,8 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
 	return g
 }
 
-// depend finds what each value needs: its operands, and the value with an effect before it, if it has one, too.
+// depend finds what each value needs: its operands, and the value with an effect before it, if it
+// has one, too.
 func (g *grouping) depend() {
 	n := len(g.program.Values)
 	g.base, g.needs, g.needed = make([]ir.ID, n), make([][]ir.ID, n), make([][]ir.ID, n)
@@ -106,9 +107,10 @@ func (g *grouping) depend() {
 	}
 }
 
-// besides merges a group that folds with others that fold the same operands along the same axes, other than
-// rows, or one of each kind: the sums of columns that are the gradients of gain and bias, say, and the gradient of a layer
-// norm. The results of folds are small, so that nothing large lives longer.
+// besides merges a group that folds with others that fold the same operands along the same axes,
+// other than rows, or one of each kind: the sums of columns that are the gradients of gain and
+// bias, say, and the gradient of a layer norm. The results of folds are small, so that nothing
+// large lives longer.
 func (g *grouping) besides(own *group) {
 	if own.axes.Len() == 0 {
 		return
@@ -133,13 +135,14 @@ func (g *grouping) besides(own *group) {
 	}
 }
 
-// foldsLike reports whether two groups fold along the same axes, other than rows, or are one of each kind.
+// foldsLike reports whether two groups fold along the same axes, other than rows, or are one of
+// each kind.
 func (x *group) foldsLike(y *group) bool {
 	return x.axes.Len() > 0 && (x.rows != y.rows || !y.rows && x.axes == y.axes)
 }
 
-// recent returns the users of a value up to one of them, the last Besides: in long recurrences a number may have
-// one for each time step.
+// recent returns the users of a value up to one of them, the last Besides: in long recurrences a
+// number may have one for each time step.
 func (g *grouping) recent(x, user ir.ID) []ir.ID {
 	users := g.users[x]
 	end, _ := slices.BinarySearch(users, user)
@@ -171,9 +174,10 @@ func (g *grouping) together(a, b *group) (both group, ok bool) {
 	return both, g.operands(a, b) <= g.LoopOperands && !g.between(a, b) && !(both.shape.Size() <= g.SmallLoop && g.delays(a, b))
 }
 
-// delays reports whether a would wait, together with b, for a large loop that b needs and that comes
-// behind a. What else reads a could not be part of that loop then: the gradient of a cross-entropy reads the
-// number of labels, as the loss does, which also needs the loop over all logits.
+// delays reports whether a would wait, together with b, for a large loop that b needs and that
+// comes behind a. What else reads a could not be part of that loop then: the gradient of a
+// cross-entropy reads the number of labels, as the loss does, which also needs the loop over all
+// logits.
 func (g *grouping) delays(a, b *group) bool {
 	if !g.large {
 		return false
@@ -261,7 +265,8 @@ func (g *grouping) ordered() ([]*group, error) {
 			return nil
 		}
 		if x.mark == begun {
-			return fmt.Errorf("plan: the step of %s needs its own result", g.program.Values[x.members[0]].Name)
+			return fmt.Errorf("plan: the step of %s needs its own result",
+				g.program.Values[x.members[0]].Name)
 		}
 		x.mark = begun
 		for _, m := range x.members {

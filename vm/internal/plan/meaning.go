@@ -9,12 +9,13 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// meaning gives numbers to what programs and plans compute, so that two values have the same number only if they
-// are the same function of what comes from outside: global value numbering over tensors. It shares no code with
-// what makes plans, except that an element-wise operation of a program becomes instructions by [compute].
+// meaning gives numbers to what programs and plans compute, so that two values have the same number
+// only if they are the same function of what comes from outside: global value numbering over
+// tensors. It shares no code with what makes plans, except that an element-wise operation of a
+// program becomes instructions by [compute].
 //
-// The elements of a value have an order, the row-major one, in which it is one long list. A reshape is then
-// nothing, and every other view is a way to read a list: see [tensor].
+// The elements of a value have an order, the row-major one, in which it is one long list. A reshape
+// is then nothing, and every other view is a way to read a list: see [tensor].
 type meaning struct {
 	instrs  map[instruction]int32
 	terms   map[term]int32
@@ -31,14 +32,15 @@ type meaning struct {
 	values  []tensor // of the instructions of a loop
 }
 
-// tensor is a list of elements: those of a computed list (value) that a layout names, from element off on.
+// tensor is a list of elements: those of a computed list (value) that a layout names, from element
+// off on.
 type tensor struct {
 	value, layout int32
 	off           int
 }
 
-// axes is a layout: which elements the list has, with axes of neighbours that could be one taken together, and none
-// of length 1. Two layouts name the same elements only if they are equal.
+// axes is a layout: which elements the list has, with axes of neighbours that could be one taken
+// together, and none of length 1. Two layouts name the same elements only if they are equal.
 type axes struct {
 	n    int
 	at   [ir.MaxDims]struct{ size, stride int }
@@ -73,7 +75,8 @@ type list struct {
 	dtype  backend.DType
 }
 
-// before is what lies in memory that is not the arena's when a run begins: a vector of a solver, a sum of runs.
+// before is what lies in memory that is not the arena's when a run begins: a vector of a solver, a
+// sum of runs.
 type before struct {
 	kind          Kind
 	index, vector int
@@ -207,8 +210,9 @@ func (m *meaning) copy(t tensor) int32 {
 	return n
 }
 
-// through returns read(t, off, layout) as elements of the list that t has its elements of; false if no layout names
-// them. Places of t have one digit for each of its axes, and reading along an axis must change digits without a carry.
+// through returns read(t, off, layout) as elements of the list that t has its elements of; false if
+// no layout names them. Places of t have one digit for each of its axes, and reading along an axis
+// must change digits without a carry.
 func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 	of := &m.axes[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
@@ -309,8 +313,8 @@ func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
 	return tensor{m.number(instruction{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
 }
 
-// fold returns the reduction of t, whose elements are those of a shape, along axes. What it computes does not depend
-// on how axes that are reduced, or kept, together are divided.
+// fold returns the reduction of t, whose elements are those of a shape, along axes. What it
+// computes does not depend on how axes that are reduced, or kept, together are divided.
 func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int, reduced func(axis int) bool) (y int32, n int) {
 	var sizes ir.Dims // of kept axes, and of reduced ones less than 0
 	n = 1
@@ -333,7 +337,8 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 	return m.term(term{op: ir.Reduce{Op: op, Axes: sizes}, dtype: d, args: m.operand(0, t, ir.Dims{}, 0)}), n
 }
 
-// run returns what each instruction of a loop computes, until the next call. loads are what the loop's operands are.
+// run returns what each instruction of a loop computes, until the next call. loads are what the
+// loop's operands are.
 func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 	n := 1
 	for _, size := range p.Shape {
@@ -375,8 +380,8 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 	return backend.Prod
 }
 
-// elementwise returns an instruction's value for n elements. What its operands repeat is computed once: a loop over
-// rows has it once for each row, and a program may have it once, too.
+// elementwise returns an instruction's value for n elements. What its operands repeat is computed
+// once: a loop over rows has it once for each row, and a program may have it once, too.
 func (m *meaning) elementwise(i instruction, n int, args ...tensor) tensor {
 	repeated := n
 	for _, a := range args {

@@ -96,8 +96,9 @@ func (s *sequence) number(groups []*group) {
 }
 
 // search follows the dependencies between two groups, of which a comes first, from both ends in
-// turns, until it meets a way from a to b through other groups, or knows that there is none: aside are
-// then all groups between the two, in their order, that b depends on (above), or all that depend on a.
+// turns, until it meets a way from a to b through other groups, or knows that there is none: aside
+// are then all groups between the two, in their order, that b depends on (above), or all that
+// depend on a.
 func (g *grouping) search(a, b *group) (aside []*group, above, way bool) {
 	g.searches++
 	up := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
@@ -132,8 +133,8 @@ type walk struct {
 // done reports whether it has met everything.
 func (w *walk) done() bool { return w.group == len(w.all) }
 
-// step follows the next dependency, and reports whether that leads to the end, unless right from the
-// beginning. Only groups that are between the two count.
+// step follows the next dependency, and reports whether that leads to the end, unless right from
+// the beginning. Only groups that are between the two count.
 func (w *walk) step(end *group, between func(*group) bool) bool {
 	for !w.done() {
 		x := w.all[w.group]

@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// centred is the program in which a plan once ran a step before the one whose result it reads: an early value that a product
-// reads, and again an element-wise value that depends on a reduction.
+// centred is the program in which a plan once ran a step before the one whose result it reads: an
+// early value that a product reads, and again an element-wise value that depends on a reduction.
 func centred() *program {
 	p := &program{}
 	x, b, w := p.input(0, 6, 5), p.input(1, 6, 5), p.input(2, 5, 4)
@@ -33,7 +33,8 @@ func centred() *program {
 	return p
 }
 
-// TestNoMergeClosesACycle: groups stay in an order in which each comes behind those that it needs, whatever merges.
+// TestNoMergeClosesACycle: groups stay in an order in which each comes behind those that it needs,
+// whatever merges.
 func TestNoMergeClosesACycle(t *testing.T) {
 	programs := []*program{centred()}
 	for seed := range uint64(300) {
@@ -117,7 +118,8 @@ func random(r *rand.Rand) *program {
 	return p
 }
 
-// TestPlansOfRandomProgramsAreProven: also those with updates, for each way to add up and exchange gradients.
+// TestPlansOfRandomProgramsAreProven: also those with updates, for each way to add up and exchange
+// gradients.
 func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 	for seed := range uint64(1000) {
 		r := rand.New(rand.NewPCG(seed, 2))
@@ -147,8 +149,8 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 	}
 }
 
-// TestEveryOtherOperandIsNoticed: a step of a plan that reads another value than it should, computes something else, or
-// comes elsewhere is found, unless the plan computes the same.
+// TestEveryOtherOperandIsNoticed: a step of a plan that reads another value than it should,
+// computes something else, or comes elsewhere is found, unless the plan computes the same.
 func TestEveryOtherOperandIsNoticed(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -209,8 +211,8 @@ func noticed(t *testing.T, p *Plan, what string, damage func(s []Step)) {
 	}
 }
 
-// TestWhatUpdatesMustDoIsProven: a step of a solver that is left out, applies the wrong gradient or is clipped by another norm
-// is found.
+// TestWhatUpdatesMustDoIsProven: a step of a solver that is left out, applies the wrong gradient or
+// is clipped by another norm is found.
 func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 	var updates []Update
 	p, dv, dw := backward()
@@ -258,7 +260,8 @@ func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {
 	}
 }
 
-// TestAPlanThatIsNotProvenIsReplacedByThePlainOne: with the reason; without a plain one that is proven there is none.
+// TestAPlanThatIsNotProvenIsReplacedByThePlainOne: with the reason; without a plain one that is
+// proven there is none.
 func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 	p := centred()
 	damaged := func(of func(plain bool) bool) (*Plan, error) {
@@ -333,7 +336,8 @@ func recurrence(steps int) *program {
 	return p
 }
 
-// TestPlanningIsNearlyLinear: four times the values take far less than sixteen times the CPU's time.
+// TestPlanningIsNearlyLinear: four times the values take far less than sixteen times the CPU's
+// time.
 func TestPlanningIsNearlyLinear(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -10,13 +10,15 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Verify proves that a plan computes its program. It runs the plan on paper, each kind of run, with what each piece
-// of memory means in place of elements: every step gets what it finds in the memory of its operands and leaves in
-// that of its results what it computes of them, whatever that overwrites. In the end the results must be those of
-// the program, variables and what solvers keep for them what the updates make of them, in each bucket the right
-// gradients must have been exchanged, and operations with an effect must have run in their order.
+// Verify proves that a plan computes its program. It runs the plan on paper, each kind of run, with
+// what each piece of memory means in place of elements: every step gets what it finds in the memory
+// of its operands and leaves in that of its results what it computes of them, whatever that
+// overwrites. In the end the results must be those of the program, variables and what solvers keep
+// for them what the updates make of them, in each bucket the right gradients must have been
+// exchanged, and operations with an effect must have run in their order.
 //
-// It takes a time in proportion to the plan. What an operation computes is left to tests: see [meaning].
+// It takes a time in proportion to the plan. What an operation computes is left to tests: see
+// [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
 	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}}
@@ -147,7 +149,9 @@ func (r *proof) step(i int, s Step) error {
 	if err != nil {
 		return err
 	}
-	if _, update := s.Op.(Joined); !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(results, func(t tensor) bool { return t.value >= r.limit }) {
+	other := func(t tensor) bool { return t.value >= r.limit }
+	_, update := s.Op.(Joined)
+	if !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(results, other) {
 		r.first = i
 	}
 	for k, d := range s.Dsts {
@@ -181,10 +185,12 @@ func (r *proof) operands(s Step) (args []tensor, err error) {
 func (r *proof) fits(a Ref) error {
 	b := r.plan.Buffers[a.Buffer]
 	if first, end := a.Offset*a.DType.Size(), (a.Offset+a.Span())*a.DType.Size(); first < 0 || end > b.Bytes {
-		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d", a.Shape, first, end, b.Bytes)
+		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d",
+			a.Shape, first, end, b.Bytes)
 	}
 	if a.DType != b.DType {
-		return fmt.Errorf("a value of %v in the memory of %s, which has %v", a.DType, b.Name, b.DType)
+		return fmt.Errorf("a value of %v in the memory of %s, which has %v",
+			a.DType, b.Name, b.DType)
 	}
 	return nil
 }
@@ -194,18 +200,22 @@ func (r *proof) find(a Ref) (content, error) {
 	b, c := r.plan.Buffers[a.Buffer], r.present[r.spaces[a.Buffer]]
 	switch {
 	case c.gone >= 0 && c.step == a.Step:
-		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it", a.Step, c.gone)
+		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it",
+			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
 	case c.step != a.Step && b.Kind != Arena && b.Kind != Slot:
-		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it", r.plan.text(a), c.step)
+		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
+			r.plan.text(a), c.step)
 	case c.step != a.Step:
-		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it", a.Step, c.step)
+		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it",
+			a.Step, c.step)
 	}
 	return c, nil
 }
 
-// compute returns what a step computes of what is in the buffers of its operands, as what is then in those of its results.
+// compute returns what a step computes of what is in the buffers of its operands, as what is then
+// in those of its results.
 func (r *proof) compute(s Step, args []tensor) (results []tensor, err error) {
 	switch op := s.Op.(type) {
 	case Loop:
@@ -236,14 +246,16 @@ func (r *proof) compute(s Step, args []tensor) (results []tensor, err error) {
 // loop returns what a loop computes.
 func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (results []tensor, err error) {
 	if len(p.Inputs) != len(refs) || len(p.Outputs) != len(dsts) {
-		return nil, fmt.Errorf("a loop of %d operands and %d results has %d and %d", len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
+		return nil, fmt.Errorf("a loop of %d operands and %d results has %d and %d",
+			len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
 	}
 	shape := ir.Of(p.Shape...)
 	loads := make([]tensor, len(refs))
 	for k, in := range p.Inputs {
 		reach := Ref{Shape: shape, Strides: ir.Of(in.Strides...)}.Span()
 		if in.DType != refs[k].DType || reach > refs[k].Span() {
-			return nil, fmt.Errorf("it reads %d elements of %v where %d of %v are", reach, in.DType, refs[k].Span(), refs[k].DType)
+			return nil, fmt.Errorf("it reads %d elements of %v where %d of %v are",
+				reach, in.DType, refs[k].Span(), refs[k].DType)
 		}
 		loads[k] = r.read(args[k], refs[k].Offset, r.strided(shape, ir.Of(in.Strides...)))
 	}
@@ -266,7 +278,8 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (results 
 	return results, nil
 }
 
-// stored returns what is in the buffer of d when all elements of y are stored: each element of the buffer must get one.
+// stored returns what is in the buffer of d when all elements of y are stored: each element of the
+// buffer must get one.
 func (r *proof) stored(y tensor, d Ref, shape ir.Dims, out fuse.Output) (tensor, error) {
 	to := r.axes[r.strided(shape, ir.Of(out.Strides...))]
 	if out.Folded {
@@ -285,8 +298,11 @@ func (r *proof) stored(y tensor, d Ref, shape ir.Dims, out fuse.Output) (tensor,
 		}
 		y.layout = r.once(y.layout, repeated)
 	}
-	if n := r.size(y); !r.whole(d) || to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
-		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s", n, r.plan.text(d))
+	n := r.size(y)
+	gaps := to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n
+	if gaps || !r.whole(d) || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
+		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s",
+			n, r.plan.text(d))
 	}
 	return y, nil
 }
@@ -309,7 +325,8 @@ func (r *proof) operation(s Step, in []tensor) (results []tensor, err error) {
 			y.value = r.term(term{op: ir.Result{Index: k}, args: r.operand(0, x, ir.Dims{}, 0)})
 		}
 		if !r.whole(d) || !fills(s, d) {
-			return nil, fmt.Errorf("it writes outside of the arena, or with gaps: %s", r.plan.text(d))
+			return nil, fmt.Errorf("it writes outside of the arena, or with gaps: %s",
+				r.plan.text(d))
 		}
 		results = append(results, r.lying(y, d))
 	}
@@ -333,7 +350,8 @@ func fills(s Step, d Ref) bool {
 	return d.Dense()
 }
 
-// lying returns the elements of y in the order in which they lie in memory, as strides say that have no gaps.
+// lying returns the elements of y in the order in which they lie in memory, as strides say that
+// have no gaps.
 func (r *proof) lying(y tensor, d Ref) tensor {
 	if d.Dense() {
 		return y
@@ -364,7 +382,8 @@ func (r *proof) write(buffer int, c content) {
 	r.present[r.spaces[buffer]] = c
 }
 
-// alone returns an error if a step writes over what it, or the product before it that runs it, still reads.
+// alone returns an error if a step writes over what it, or the product before it that runs it,
+// still reads.
 func (r *proof) alone(i int, s Step) error {
 	for _, d := range s.Dsts {
 		if d.Step != i {
@@ -387,15 +406,16 @@ func (r *proof) alone(i int, s Step) error {
 	if s.Epilogue {
 		for _, a := range r.plan.Steps[i-1].Args {
 			if _, ok := over[r.spaces[a.Buffer]]; ok {
-				return fmt.Errorf("it writes over an operand of the product before it, %s", r.plan.text(a))
+				return fmt.Errorf("it writes over an operand of the product before it, %s",
+					r.plan.text(a))
 			}
 		}
 	}
 	return nil
 }
 
-// over returns which memory that has a value now results overlap: by which of them, -1 for several. Results must not overlap each
-// other.
+// over returns which memory that has a value now results overlap: by which of them, -1 for several.
+// Results must not overlap each other.
 func (r *proof) over(dsts []Ref) (map[int]int, error) {
 	over := make(map[int]int, len(dsts))
 	var arena []int // buffers
@@ -418,13 +438,15 @@ func (r *proof) over(dsts []Ref) (map[int]int, error) {
 	slices.SortFunc(arena, func(x, y int) int { return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset) })
 	for k := range max(0, len(arena)-1) {
 		if b := r.plan.Buffers[arena[k]]; b.Offset+b.Bytes > r.plan.Buffers[arena[k+1]].Offset {
-			return nil, fmt.Errorf("it writes two results at @%d", r.plan.Buffers[arena[k+1]].Offset)
+			return nil, fmt.Errorf("it writes two results at @%d",
+				r.plan.Buffers[arena[k+1]].Offset)
 		}
 	}
 	return over, nil
 }
 
-// covered returns which of the buffers of the arena that have a value share bytes with one: live[from:to].
+// covered returns which of the buffers of the arena that have a value share bytes with one:
+// live[from:to].
 func (r *proof) covered(buffer int) (from, to int) {
 	b := r.plan.Buffers[buffer]
 	from, _ = slices.BinarySearchFunc(r.live, b.Offset+1, func(x, end int) int {
@@ -435,7 +457,8 @@ func (r *proof) covered(buffer int) (from, to int) {
 	return from, to
 }
 
-// aligned reports whether a step reads each element of operand k only where it writes it, in result j.
+// aligned reports whether a step reads each element of operand k only where it writes it, in result
+// j.
 func aligned(s Step, j, k int) bool {
 	d, a := s.Dsts[j], s.Args[k]
 	var loop *fuse.Program
@@ -455,5 +478,6 @@ func aligned(s Step, j, k int) bool {
 	default:
 		return false
 	}
-	return !loop.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset && a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
+	return !loop.Outputs[j].Folded && a.Buffer == d.Buffer && a.Offset == d.Offset &&
+		a.Shape == d.Shape && a.Dense() && a.DType.Size() == d.DType.Size()
 }

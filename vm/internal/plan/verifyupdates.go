@@ -25,15 +25,18 @@ func (r *proof) results(kind int) error {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
 		if b := r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
-			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results", i, b.Offset, r.plan.ResultBytes)
+			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results",
+				i, b.Offset, r.plan.ResultBytes)
 		}
 		at, err := r.find(ref)
 		if err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
 		v := r.plan.of.Values[want[i]]
-		if ref.Shape != v.Shape || ref.DType != v.DType || r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides)) != r.wanted[want[i]] {
-			return fmt.Errorf("result %d in a run of kind %d is not %v of %s", i, kind, v.Op, v.Name)
+		got := r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides))
+		if ref.Shape != v.Shape || ref.DType != v.DType || got != r.wanted[want[i]] {
+			return fmt.Errorf("result %d in a run of kind %d is not %v of %s",
+				i, kind, v.Op, v.Name)
 		}
 	}
 	return nil
@@ -82,7 +85,8 @@ func (r *proof) exchanged(bucket int, x tensor) tensor {
 	return tensor{r.term(term{op: Receive{bucket}, args: r.operand(0, x, ir.Dims{}, 0)}), r.list(r.size(x), 1), 0}
 }
 
-// ended compares what a run leaves for the next ones: the sums of gradients, or what updates make of them.
+// ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
+// of them.
 func (r *proof) ended(kind int) error {
 	last := kind == r.plan.Accumulation.Kinds()-1
 	want := map[before]tensor{} // else what was before
@@ -120,9 +124,10 @@ func (r *proof) ended(kind int) error {
 	return nil
 }
 
-// sum returns the gradient of an update after a run, with those of runs before, and where it is kept.
+// sum returns the gradient of an update after a run, with those of runs before, and where it is
+// kept.
 func (r *proof) sum(kind, update int) (tensor, before) {
-	a, id := r.plan.Accumulation, r.plan.of.Results[len(r.plan.of.Results)-len(r.plan.updates)+update]
+	a, id := r.plan.Accumulation, r.gradient(update)
 	v, x := r.plan.of.Values[id], r.wanted[id]
 	slot := func(level int) before {
 		if level == a.top() {
@@ -168,9 +173,15 @@ func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
 	return nil
 }
 
-// dtype returns that of the gradient of an update.
+// gradient returns the gradient of an update in a run: one of the last results of the program.
+func (r *proof) gradient(update int) ir.ID {
+	results := r.plan.of.Results
+	return results[len(results)-len(r.plan.updates)+update]
+}
+
+// dtype returns the dtype of an update's gradient.
 func (r *proof) dtype(update int) backend.DType {
-	return r.plan.of.Values[r.plan.of.Results[len(r.plan.of.Results)-len(r.plan.updates)+update]].DType
+	return r.plan.of.Values[r.gradient(update)].DType
 }
 
 // float returns n times a number.
@@ -232,8 +243,8 @@ func (r *proof) cast(to, from backend.DType, x tensor) tensor {
 	return r.do(fuse.Cast, to, x)
 }
 
-// clipping returns the factor that bounds the norm of the gradients, and proves the norm: its square must be a sum of the
-// squares of each gradient that counts, in any order.
+// clipping returns the factor that bounds the norm of the gradients, and proves the norm: its
+// square must be a sum of the squares of each gradient that counts, in any order.
 func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	if len(r.plan.updates) == 0 || r.plan.updates[0].Limit == 0 {
 		return factor, nil
@@ -251,7 +262,9 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	for i, x := range gradients {
 		if u := r.plan.updates[i]; !u.Uncounted {
 			x = r.cast(backend.F64, r.dtype(i), x)
-			of, _ := r.fold(backend.Sum, backend.F64, r.do(fuse.Mul, backend.F64, x, x), []int{r.size(x)}, func(int) bool { return true })
+			all := func(int) bool { return true }
+			squares := r.do(fuse.Mul, backend.F64, x, x)
+			of, _ := r.fold(backend.Sum, backend.F64, squares, []int{r.size(x)}, all)
 			want = append(want, tensor{of, r.list(1, 1), 0})
 		}
 	}
@@ -270,7 +283,8 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 func (r *proof) factor(norm tensor) tensor {
 	number := func(x float64) tensor { return r.float(backend.F64, x, 1) }
 	limit := number(r.plan.updates[0].Limit)
-	f := r.do(fuse.Where, backend.F64, r.do(fuse.Greater, backend.F64, norm, limit), r.do(fuse.Div, backend.F64, limit, norm), number(1))
+	larger := r.do(fuse.Greater, backend.F64, norm, limit)
+	f := r.do(fuse.Where, backend.F64, larger, r.do(fuse.Div, backend.F64, limit, norm), number(1))
 	finite := r.do(fuse.LessEqual, backend.F64, norm, number(math.MaxFloat64))
 	return r.do(fuse.Where, backend.F64, finite, f, number(math.NaN()))
 }
