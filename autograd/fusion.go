@@ -119,8 +119,8 @@ func (f *Fusion) part(param int) int {
 // Kept returns how many vectors the solver keeps for a parameter.
 func (f *Fusion) Kept(param int) int { return len(f.parts[f.part(param)].rule.keep) }
 
-// Update adds the update of one element to a program: w is that of a parameter, dw of its gradient,
-// and kept are those of the vectors, all of one type. setting returns the value of a number that
+// Update adds the update of one element to a program: w is an element of a parameter, dw of its
+// gradient, and kept of each vector, all of one type. setting returns the value of a number that
 // Next returns. Update returns what becomes of w and of kept.
 type Update func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)

@@ -30,8 +30,8 @@ type Group struct {
 //	err = solver.Step(grads)
 //	err = dp.Save(dir, solver, progress)
 //
-// Rates of groups are those of their solvers: call SetRate of these, or that of Groups, which sets
-// one rate for all. A checkpoint has the states of all groups, and is loaded by a program with the
+// Each solver has a rate of its own: call its SetRate, or SetRate of Groups, which sets one rate for
+// all. A checkpoint has the states of all groups, and is loaded by a program with the
 // same groups.
 type Groups struct {
 	all    gorgonia.Nodes

@@ -23,7 +23,7 @@ import (
 //   - frozen are variables that nothing changes: those of WithFrozen.
 //   - averages are mean and variance of the batch norms in the graphs of the learnables, which runs
 //     change.
-//   - random is where the dropouts of these graphs draw from, or that of WithRandom.
+//   - random is where the dropouts of these graphs draw from, or what WithRandom was given.
 //
 // Images, labels and whatever else a program gives to a run are data of each rank, and not part of
 // it. A variable looks the same whether it is data or a frozen parameter, so only the program can
@@ -33,7 +33,7 @@ type inventory struct {
 	frozen     []piece
 	averages   []piece
 	random     Random   // nil for none
-	given      bool     // random is that of WithRandom
+	given      bool     // random was given by WithRandom
 	unkept     []string // operations with random numbers that a checkpoint cannot keep
 }
 
@@ -66,7 +66,7 @@ type drawing interface {
 	Draws() any
 }
 
-// newInventory returns that of the parameters and options of New.
+// newInventory returns the model of the parameters and options of New.
 func newInventory(params []*param, o options) (v inventory, err error) {
 	v.learnables = params
 	if err = v.take(o); err == nil {
@@ -246,7 +246,7 @@ func (v *inventory) lose(op gorgonia.Op) {
 	}
 }
 
-// pieces are all tensors that no solver changes.
+// pieces returns all tensors that no solver changes.
 func (v *inventory) pieces() []piece { return slices.Concat(v.frozen, v.averages) }
 
 // String lists what ranks must have in common besides the learnables, a line for each.
@@ -378,7 +378,7 @@ func meanOf[T float32 | float64](to backend.Buffer, notes [][]byte, from, end in
 	}
 }
 
-// mergeAverages makes the moving averages those of all ranks, unless the ranks have models of
+// mergeAverages makes the moving averages the same on all ranks, unless the ranks have models of
 // their own.
 func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 	if d.partial {
@@ -387,8 +387,8 @@ func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 	return d.model.merge(backend.Label(d.comm, purpose))
 }
 
-// settle makes the model that of all ranks before it is saved, and says what a checkpoint does not
-// keep.
+// settle makes the model the same on all ranks before it is saved, and says what a checkpoint does
+// not keep.
 func (d *DataParallel) settle() error {
 	if err := d.mergeAverages(backend.ForSave); err != nil {
 		return err
@@ -502,7 +502,7 @@ type item struct {
 	bytes func() ([]byte, error)
 }
 
-// items are the learnables that are wanted.
+// items returns parameters as items.
 func items(params []*param) (all []item) {
 	for _, p := range params {
 		all = append(all, item{fmt.Sprintf("parameter %v", p), p.bytes})
@@ -510,7 +510,7 @@ func items(params []*param) (all []item) {
 	return all
 }
 
-// rest are all items but the learnables.
+// rest returns all items but the learnables.
 func (v *inventory) rest() (all []item) {
 	for _, p := range v.pieces() {
 		all = append(all, item{p.name, func() ([]byte, error) {

@@ -92,7 +92,7 @@
 // computer, as the communicator of [WithDataParallel] or the launcher's variables say. The bits do
 // not depend on their number.
 //
-// Products on the host are those of package kernels: the BLAS of gorgonia.Use is not used. Of the
+// Package kernels multiplies matrices on the host: the BLAS of gorgonia.Use is not used. Of the
 // tape machine's options, WithPointerWatch has no counterpart: no step of a plan writes over a
 // value that another one still reads.
 //

@@ -42,9 +42,9 @@ type grouping struct {
 // groups divides the program into steps, in an order in which operands come first.
 //
 // A value joins the loops of its operands if they run over the same elements, or rows of them,
-// unless something outside of the loop would have to run between its parts. users are those of each
-// value, itself among them if it is a result; anew are those that do not join the loops of their
-// operands, except of each other. In a plain plan each value is a step of its own.
+// unless something outside of the loop would have to run between its parts. users are the readers
+// of each value, itself among them if it is a result; anew are those that do not join the loops of
+// their operands, except of each other. In a plain plan each value is a step of its own.
 func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
 	return l.newGrouping(p, users, anew, plain).ordered()
 }
