@@ -559,14 +559,6 @@ func TestRandomGraphsAreThePlainInterpretation(t *testing.T) {
 	all.sharp(t)
 }
 
-// randomGraphs runs n random graphs on a device.
-func randomGraphs(t *testing.T, n uint64, d backend.Device) {
-	devices := []backend.Device{d}
-	b := bench{layout: layout(t), devices: devices, lock: &sync.Mutex{}, figures: &figures{}}
-	b.checkAll(t, newSeeds(t, n, n))
-	b.sharp(t)
-}
-
 // checkAll runs the trials of all seeds.
 func (b bench) checkAll(t *testing.T, list *seeds) {
 	for seed, ok := list.take(); ok; seed, ok = list.take() {

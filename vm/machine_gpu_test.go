@@ -5,6 +5,7 @@ package vm_test
 import (
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
 	"gorgonia.org/tensor"
@@ -111,6 +112,14 @@ func TestDropoutOnGPU(t *testing.T) {
 
 // TestRandomGraphsOnGPU compares random graphs with the interpreter.
 func TestRandomGraphsOnGPU(t *testing.T) { randomGraphs(t, 1000, gpu(t)) }
+
+// randomGraphs runs n random graphs on a device.
+func randomGraphs(t *testing.T, n uint64, d backend.Device) {
+	devices := []backend.Device{d}
+	b := bench{layout: layout(t), devices: devices, lock: &sync.Mutex{}, figures: &figures{}}
+	b.checkAll(t, newSeeds(t, n, n))
+	b.sharp(t)
+}
 
 // sharing makes all machines run on one device.
 func sharing(d backend.Device) func(testing.TB) backend.Device {
