@@ -172,7 +172,7 @@ type result struct {
 func test(dir string) (results []result, err error) {
 	file := filepath.Join(dir, "results")
 	command := exec.Command("go", "test", "-vet=off", ".")
-	command.Dir, command.Env = dir, append(os.Environ(), "EURYALE_STOCK_TESTS="+file)
+	command.Dir, command.Env = dir, append(os.Environ(), "EURYALE_TEST_STOCK="+file)
 	said, failure := command.CombinedOutput()
 	if exit := (*exec.ExitError)(nil); failure != nil && !errors.As(failure, &exit) {
 		return nil, failure
