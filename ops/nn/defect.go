@@ -7,6 +7,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Defect is a node of a graph whose operation Gorgonia v0.9.18 computes wrongly.
@@ -50,42 +52,13 @@ func Defects(g *gorgonia.ExprGraph) []Defect {
 
 // node returns the defects of one node that its operation and its readers show.
 func (s *survey) node(n *gorgonia.Node) (found []Defect) {
-	op := structOf(n.Op())
-	if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {
-		return nil
-	}
-	x := suspect{n, op, operandsOf(n), s}
-	for _, r := range s.rules[op.Type().Name()] {
+	x := suspect{n, stock.Struct(n.Op()), stock.Operands(n), s}
+	for _, r := range s.rules[stock.Name(n.Op())] { // none for operations of other packages
 		if what := r.wrong(x); what != "" {
 			found = append(found, Defect{n, what, r.instead, r.tape})
 		}
 	}
 	return found
-}
-
-// structOf returns the struct of an operation, which may be behind a pointer.
-func structOf(op gorgonia.Op) reflect.Value {
-	if op == nil {
-		return reflect.Value{}
-	}
-	v := reflect.ValueOf(op)
-	if v.Kind() == reflect.Pointer {
-		v = v.Elem()
-	}
-	if v.Kind() != reflect.Struct {
-		return reflect.Value{}
-	}
-	return v
-}
-
-// operandsOf returns the operands of a node. It does not use ExprGraph.From, which gives those of
-// another node once gorgonia.Log has replaced log(1 - sigmoid) somewhere in the graph.
-func operandsOf(n *gorgonia.Node) gorgonia.Nodes {
-	f := reflect.ValueOf(n).Elem().FieldByName("children")
-	if !f.IsValid() || f.Type() != reflect.TypeFor[gorgonia.Nodes]() {
-		return nil
-	}
-	return *(*gorgonia.Nodes)(f.Addr().UnsafePointer())
 }
 
 // suspect is a node with an operation of Gorgonia.
@@ -245,17 +218,17 @@ func wrongLogSumExp(s suspect) string {
 	if s.node.Op().String() != "ln" || !adds(sum) {
 		return ""
 	}
-	parts := operandsOf(sum)
+	parts := stock.Operands(sum)
 	most := parts[1]
-	if typeName(parts[0]) != "sumOp" || typeName(most) != "maxOp" {
+	if stock.Name(parts[0].Op()) != "sumOp" || stock.Name(most.Op()) != "maxOp" {
 		return ""
 	}
-	exp := operandsOf(parts[0])[0]
-	if typeName(exp) != "elemUnaryOp" || exp.Op().String() != "exp" {
+	exp := stock.Operands(parts[0])[0]
+	if stock.Name(exp.Op()) != "elemUnaryOp" || exp.Op().String() != "exp" {
 		return ""
 	}
-	less := operandsOf(operandsOf(exp)[0])
-	if len(less) == 2 && less[1] == most && less[0] == operandsOf(most)[0] {
+	less := stock.Operands(stock.Operands(exp)[0])
+	if len(less) == 2 && less[1] == most && less[0] == stock.Operands(most)[0] {
 		return "gorgonia.LogSumExp adds the largest element before the logarithm, not behind it"
 	}
 	return ""

@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Norm returns the p-norm of x along an axis, which the result does not have.
@@ -137,10 +138,10 @@ func wrongNorm(s suspect) string {
 	if !ok {
 		return ""
 	}
-	if sum := structOf(s.x[0].Op()); !sum.IsValid() || sum.Type().Name() != "sumOp" {
+	if stock.Name(s.x[0].Op()) != "sumOp" {
 		return ""
 	}
-	summed := operandsOf(s.x[0])[0]
+	summed := stock.Operands(s.x[0])[0]
 	p, ok := exponent(summed)
 	if !ok || math.Mod(p, 2) != 1 || math.Abs(p*inverse-1) > 1e-6 {
 		return ""
@@ -150,11 +151,11 @@ func wrongNorm(s suspect) string {
 
 // exponent returns the constant that a node raises to.
 func exponent(n *gorgonia.Node) (float64, bool) {
-	x := operandsOf(n)
+	x := stock.Operands(n)
 	if n.Op() == nil || len(x) != 2 || !strings.HasPrefix(n.Op().String(), "^") {
 		return 0, false
 	}
-	if !structOf(x[1].Op()).IsValid() || x[1].Value() == nil {
+	if !stock.Struct(x[1].Op()).IsValid() || x[1].Value() == nil {
 		return 0, false
 	}
 	switch e := x[1].Value().Data().(type) {

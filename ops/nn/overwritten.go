@@ -2,6 +2,8 @@ package nn
 
 import (
 	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // overwritten finds operations that Gorgonia's machines compute in the memory of an operand that
@@ -10,7 +12,7 @@ import (
 func (s *survey) overwritten() (found []Defect) {
 	shared := map[*gorgonia.Node]gorgonia.Nodes{} // by what was reshaped, itself among them
 	for _, n := range s.nodes {
-		if typeName(n) == "reshapeOp" {
+		if stock.Name(n.Op()) == "reshapeOp" {
 			root := reshaped(n)
 			if shared[root] == nil {
 				shared[root] = gorgonia.Nodes{root}
@@ -34,8 +36,8 @@ func (s *survey) overwritten() (found []Defect) {
 
 // reshaped returns the node whose memory n has: n itself, unless it is a Reshape.
 func reshaped(n *gorgonia.Node) *gorgonia.Node {
-	for typeName(n) == "reshapeOp" {
-		n = operandsOf(n)[0]
+	for stock.Name(n.Op()) == "reshapeOp" {
+		n = stock.Operands(n)[0]
 	}
 	return n
 }
@@ -43,10 +45,10 @@ func reshaped(n *gorgonia.Node) *gorgonia.Node {
 // overwrites returns the operand over which Gorgonia's machines may write the result of n, nil if
 // there is none.
 func overwrites(n *gorgonia.Node) *gorgonia.Node {
-	if name := typeName(n); name != "elemBinOp" && name != "elemUnaryOp" {
+	if name := stock.Name(n.Op()); name != "elemBinOp" && name != "elemUnaryOp" {
 		return nil
 	}
-	op, x := n.Op(), operandsOf(n)
+	op, x := n.Op(), stock.Operands(n)
 	if i := op.OverwritesInput(); i >= 0 && i < len(x) && op.ReturnsPtr() && !op.CallsExtern() {
 		return x[i]
 	}

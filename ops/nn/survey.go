@@ -1,10 +1,11 @@
 package nn
 
 import (
-	"reflect"
 	"slices"
 
 	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // survey is a graph with what Gorgonia does not keep: who reads each node, and when it was made.
@@ -27,7 +28,7 @@ func newSurvey(g *gorgonia.ExprGraph) *survey {
 	}
 	for i, n := range s.nodes {
 		s.made[n] = i
-		for _, x := range operandsOf(n) {
+		for _, x := range stock.Operands(n) {
 			if r := s.readers[x]; len(r) == 0 || r[len(r)-1] != n {
 				s.readers[x] = append(r, n)
 			}
@@ -43,7 +44,7 @@ func (s *survey) uses(n *gorgonia.Node) (uses int) {
 		s.findBackward()
 	}
 	for _, r := range s.readers[n] {
-		if !s.backward[r] && typeName(r) != "sizeOp" {
+		if !s.backward[r] && stock.Name(r.Op()) != "sizeOp" {
 			uses++
 		}
 	}
@@ -62,25 +63,12 @@ func (s *survey) findBackward() {
 		for _, r := range s.readers[n] {
 			only = only && s.backward[r]
 		}
-		s.backward[n] = only || len(n.DerivOf()) > 0 || marked(n)
+		s.backward[n] = only || len(n.DerivOf()) > 0 ||
+			stock.Group(n) == stock.Gradients || stock.Group(n) == stock.Undifferentiated
 	}
-}
-
-// marked reports whether gorgonia.Grad has put a node into one of its groups.
-func marked(n *gorgonia.Node) bool {
-	group := reflect.ValueOf(n).Elem().FieldByName("group")
-	made := []string{"gradients", "undifferentiated nodes"}
-	return group.IsValid() && slices.Contains(made, group.String())
-}
-
-// typeName returns the name of the type of a node's operation if it is one of Gorgonia's.
-func typeName(n *gorgonia.Node) string {
-	op := structOf(n.Op())
-	if !op.IsValid() || op.Type().PkgPath() != "gorgonia.org/gorgonia" {
-		return ""
-	}
-	return op.Type().Name()
 }
 
 // adds reports whether a node is the sum of two others.
-func adds(n *gorgonia.Node) bool { return typeName(n) == "elemBinOp" && n.Op().String()[0] == '+' }
+func adds(n *gorgonia.Node) bool {
+	return stock.Name(n.Op()) == "elemBinOp" && n.Op().String()[0] == '+'
+}

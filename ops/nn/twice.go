@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // contributors returns the nodes that have given n a share of its gradient, in a graph that is
@@ -14,7 +16,7 @@ func (s *survey) contributors(n *gorgonia.Node) (from gorgonia.Nodes) {
 		if !ok || r.Deriv() == nil {
 			continue
 		}
-		x := operandsOf(r)
+		x := stock.Operands(r)
 		for i, differentiable := range op.DiffWRT(len(x)) {
 			if differentiable && i < len(x) && x[i] == n {
 				from = append(from, r)
@@ -54,9 +56,9 @@ func (s *survey) summed(n *gorgonia.Node, from gorgonia.Nodes) bool {
 			return false
 		}
 	}
-	if len(from) == 1 && len(operandsOf(d)) == 0 { // the gradient of a loss by itself
-		less := typeName(from[0]) == "elemBinOp" && from[0].Op().String()[0] == '-'
-		return adds(from[0]) || typeName(from[0]) == "" || less && operandsOf(from[0])[0] == n
+	if len(from) == 1 && len(stock.Operands(d)) == 0 { // the gradient of a loss by itself
+		less := stock.Name(from[0].Op()) == "elemBinOp" && from[0].Op().String()[0] == '-'
+		return adds(from[0]) || stock.Name(from[0].Op()) == "" || less && stock.Operands(from[0])[0] == n
 	}
 	_, ok := chain(d, len(from))
 	return ok
@@ -66,8 +68,8 @@ func (s *survey) summed(n *gorgonia.Node, from gorgonia.Nodes) bool {
 // is the negative of, since Gorgonia makes x of the negative of -x.
 func shared(r *gorgonia.Node) *gorgonia.Node {
 	d := r.Deriv()
-	if typeName(d) == "elemUnaryOp" && d.Op().String() == "neg" {
-		return operandsOf(d)[0]
+	if stock.Name(d.Op()) == "elemUnaryOp" && d.Op().String() == "neg" {
+		return stock.Operands(d)[0]
 	}
 	return d
 }
@@ -78,7 +80,7 @@ func chain(d *gorgonia.Node, n int) (parts gorgonia.Nodes, ok bool) {
 		if !adds(d) {
 			return nil, false
 		}
-		x := operandsOf(d)
+		x := stock.Operands(d)
 		parts, d = append(parts, x[1]), x[0]
 	}
 	return append(parts, d), true
@@ -169,7 +171,7 @@ func (s *survey) reads(n, x *gorgonia.Node) bool {
 			return n == x
 		}
 		seen[n] = true
-		return slices.ContainsFunc(operandsOf(n), visit)
+		return slices.ContainsFunc(stock.Operands(n), visit)
 	}
 	return visit(n)
 }

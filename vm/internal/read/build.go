@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -31,7 +32,7 @@ func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, 
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{Graph: g, node: n, op: structOf(n.Op()), nodes: operands, shape: shape, dtype: dtype}
+	b := &builder{Graph: g, node: n, op: stock.Struct(n.Op()), nodes: operands, shape: shape, dtype: dtype}
 	for _, a := range operands {
 		id, ok := g.values[a]
 		if !ok {

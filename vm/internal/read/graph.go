@@ -2,7 +2,6 @@ package read
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 
 	"gorgonia.org/gorgonia"
@@ -10,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -112,7 +112,7 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 }
 
 // sort returns the nodes in an order in which operands come first. It is gorgonia.Sort's except
-// where that goes wrong: see operands.
+// where that goes wrong: see [stock.Operands].
 func sort(g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
 	nodes, err := gorgonia.Sort(g)
 	if err != nil {
@@ -126,7 +126,7 @@ func sort(g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
 			return
 		}
 		done[n] = true
-		for _, a := range operands(n) {
+		for _, a := range stock.Operands(n) {
 			visit(a)
 		}
 		order = append(order, n)
@@ -137,20 +137,13 @@ func sort(g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
 	return order, nil
 }
 
-// operands returns the operands of a node, in order, with duplicates. ExprGraph.From gives those of
-// another node after gorgonia.Log has replaced log(1 - sigmoid) by something more stable: it looks
-// for the node where it was in the graph's list before the replaced ones were removed.
-func operands(n *gorgonia.Node) gorgonia.Nodes {
-	return *(*gorgonia.Nodes)(reflect.ValueOf(n).Elem().FieldByName("children").Addr().UnsafePointer())
-}
-
 // read adds the value of one node to the program.
 func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	op := n.Op()
 	if op == nil {
 		return g.input(n)
 	}
-	kind := stockName(op)
+	kind := stock.Name(op)
 	switch kind {
 	case "letOp":
 		return fmt.Errorf("gorgonia.Set is not supported: Gorgonia's tape machine ignores it")
@@ -162,7 +155,7 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 	if mode, ok := op.(gorgonia.TrainModeOp); ok && !slices.Contains(g.Modes, mode) {
 		g.Modes = append(g.Modes, mode)
 	}
-	b, err := g.builder(n, operands(n))
+	b, err := g.builder(n, stock.Operands(n))
 	if err != nil {
 		return err
 	}
@@ -243,8 +236,8 @@ func (g *Graph) target(n *gorgonia.Node, known fields) error {
 	if err := known.check(n.Op()); err != nil {
 		return err
 	}
-	into := (*gorgonia.Value)(structOf(n.Op()).FieldByName("into").UnsafePointer())
-	for _, of := range operands(n) {
+	into := (*gorgonia.Value)(stock.Struct(n.Op()).FieldByName("into").UnsafePointer())
+	for _, of := range stock.Operands(n) {
 		g.Reads = append(g.Reads, Read{into, of})
 	}
 	return nil
@@ -255,14 +248,14 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 	used := map[*gorgonia.Node]bool{}
 	for _, n := range sorted {
 		if _, value := g.values[n]; value {
-			for _, a := range operands(n) {
+			for _, a := range stock.Operands(n) {
 				used[a] = true
 			}
 		}
 	}
 	for _, n := range g.Computed {
 		ofVariable := func(of *gorgonia.Node) bool { return of.Op() == nil && of.Deriv() == n }
-		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stockName(n.Op()) == "randomOp" {
+		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stock.Name(n.Op()) == "randomOp" {
 			g.Shown = append(g.Shown, n)
 		}
 	}
@@ -272,7 +265,7 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 // called on: Grad begins with the constant 1, which is then the gradient of both.
 func isCost(n *gorgonia.Node) bool {
 	d := n.Deriv()
-	if d == nil || d.Op() == nil || !n.IsScalar() || stockName(d.Op()) != "constantScalar" {
+	if d == nil || !n.IsScalar() || stock.Name(d.Op()) != "constantScalar" {
 		return false
 	}
 	one, ok := number(d.Value())
@@ -282,19 +275,7 @@ func isCost(n *gorgonia.Node) bool {
 // leftover reports whether a root is a gradient that Gorgonia has made because it
 // differentiates an operation by all operands, and that is the derivative of nothing.
 func leftover(n *gorgonia.Node) bool {
-	return len(n.DerivOf()) == 0 && slices.Contains([]string{gradients, "undifferentiated nodes"}, groupOf(n))
-}
-
-// gradients is the group of the nodes that gorgonia.Grad makes.
-const gradients = "gradients"
-
-// groupOf returns the group that Gorgonia has put a node in.
-func groupOf(n *gorgonia.Node) string {
-	group := reflect.ValueOf(n).Elem().FieldByName("group")
-	if !group.IsValid() {
-		return ""
-	}
-	return group.String()
+	return len(n.DerivOf()) == 0 && slices.Contains([]string{stock.Gradients, stock.Undifferentiated}, stock.Group(n))
 }
 
 // form returns shape and dtype of a node's value.

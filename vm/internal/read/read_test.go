@@ -7,6 +7,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node {
@@ -65,7 +67,7 @@ func TestTypesAreThoseOfGorgonia(t *testing.T) {
 		if n.Op() == nil {
 			continue
 		}
-		name := stockName(n.Op())
+		name := stock.Name(n.Op())
 		if _, ok := Types[name]; !ok {
 			continue
 		}
@@ -107,7 +109,7 @@ func TestUnknownFieldIsAnError(t *testing.T) {
 
 func TestOtherVersionIsAnError(t *testing.T) {
 	for version, wrong := range map[string]bool{stockVersion: false, "v0.10.0": true, "": false} {
-		err := checkModule(stockPath, version)
+		err := checkModule(stock.Path, version)
 		if got := err != nil; got != wrong || wrong && !strings.Contains(err.Error(), version) {
 			t.Errorf("version %q: %v", version, err)
 		}

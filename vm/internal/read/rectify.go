@@ -5,6 +5,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -19,12 +20,12 @@ func rectifiers(nodes gorgonia.Nodes) map[*gorgonia.Node]bool {
 		if functionOf(n) != fuse.Mul {
 			continue
 		}
-		x := operands(n)
+		x := stock.Operands(n)
 		for i, mask := range x {
 			if f := functionOf(mask); f != fuse.GreaterEqual && f != fuse.Less {
 				continue
 			}
-			if operands(mask)[0] == x[1-i] {
+			if stock.Operands(mask)[0] == x[1-i] {
 				found[mask] = true
 			}
 		}
@@ -34,7 +35,7 @@ func rectifiers(nodes gorgonia.Nodes) map[*gorgonia.Node]bool {
 
 // functionOf returns the function of a node of two operands, 0 if it has none.
 func functionOf(n *gorgonia.Node) fuse.Op {
-	if n.Op() == nil || stockName(n.Op()) != "elemBinOp" {
+	if stock.Name(n.Op()) != "elemBinOp" {
 		return 0
 	}
 	name, _, _ := strings.Cut(n.Op().String(), " ")
@@ -59,7 +60,7 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 		switch {
 		case other == x && !negative:
 			return b.one(fuse.Relu, x)
-		case other == x || groupOf(b.node) == gradients:
+		case other == x || stock.Group(b.node) == stock.Gradients:
 			return b.below(x, other, negative)
 		}
 	}

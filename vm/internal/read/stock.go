@@ -8,13 +8,11 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-const (
-	stockPath    = "gorgonia.org/gorgonia"
-	stockVersion = "v0.9.18"
-)
+const stockVersion = "v0.9.18"
 
 // Type is what this package knows of one of Gorgonia's types of operations.
 type Type struct {
@@ -31,7 +29,7 @@ type Type struct {
 // package does not know. Programs built without modules say nothing, and the fields decide.
 func checkVersion() error {
 	if f, ok := reflect.TypeFor[gorgonia.Node]().FieldByName("children"); !ok || f.Type != reflect.TypeFor[gorgonia.Nodes]() {
-		return fmt.Errorf("vm: %s.Node has no field children of type Nodes: package vm cannot read this version of Gorgonia", stockPath)
+		return fmt.Errorf("vm: %s.Node has no field children of type Nodes: package vm cannot read this version of Gorgonia", stock.Path)
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -50,33 +48,11 @@ func checkVersion() error {
 
 // checkModule checks one module that the program is built with.
 func checkModule(path, version string) error {
-	if path != stockPath || version == stockVersion || version == "" {
+	if path != stock.Path || version == stockVersion || version == "" {
 		return nil
 	}
 	return fmt.Errorf("vm: this program is built with %s %s, and package vm reads the graphs of %s: run go get %s@%s",
 		path, version, stockVersion, path, stockVersion)
-}
-
-// structOf returns the struct of an operation, which may be a pointer to it.
-func structOf(op gorgonia.Op) reflect.Value {
-	v := reflect.ValueOf(op)
-	for v.Kind() == reflect.Pointer {
-		v = v.Elem()
-	}
-	return v
-}
-
-// stockName returns the name of the type of one of Gorgonia's operations, "" for those of
-// other packages.
-func stockName(op gorgonia.Op) string {
-	t := reflect.TypeOf(op)
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if t.PkgPath() != stockPath {
-		return ""
-	}
-	return t.Name()
 }
 
 // fields remembers the types whose fields are as expected.
@@ -84,7 +60,7 @@ type fields map[reflect.Type]bool
 
 // check returns an error if the type of an operation has not the fields that Types says.
 func (f fields) check(op gorgonia.Op) error {
-	t := structOf(op).Type()
+	t := stock.Struct(op).Type()
 	if f[t] {
 		return nil
 	}
@@ -94,7 +70,7 @@ func (f fields) check(op gorgonia.Op) error {
 	}
 	if want := Types[t.Name()].Fields; strings.Join(got, "; ") != strings.Join(want, "; ") {
 		return fmt.Errorf("%s.%s has the fields {%s}, and %s has {%s}: package vm cannot read this version of Gorgonia",
-			stockPath, t.Name(), strings.Join(got, "; "), stockVersion, strings.Join(want, "; "))
+			stock.Path, t.Name(), strings.Join(got, "; "), stockVersion, strings.Join(want, "; "))
 	}
 	f[t] = true
 	return nil

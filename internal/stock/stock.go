@@ -1,0 +1,61 @@
+// Package stock reads what Gorgonia v0.9.18 does not export of its nodes and operations.
+package stock
+
+import (
+	"reflect"
+
+	"gorgonia.org/gorgonia"
+)
+
+// Path is the path of Gorgonia's module and package.
+const Path = "gorgonia.org/gorgonia"
+
+// The groups of nodes that gorgonia.Grad makes. Where it differentiates an operation by all
+// operands, it leaves some in the second one that nobody has asked for.
+const (
+	Gradients        = "gradients"
+	Undifferentiated = "undifferentiated nodes"
+)
+
+// Struct returns the struct of an operation, which may be a pointer to it; the zero Value for none.
+func Struct(op gorgonia.Op) reflect.Value {
+	v := reflect.ValueOf(op)
+	for v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	if v.Kind() != reflect.Struct {
+		return reflect.Value{}
+	}
+	return v
+}
+
+// Name returns the name of the type of one of Gorgonia's operations, "" for nil and for those of
+// other packages.
+func Name(op gorgonia.Op) string {
+	v := Struct(op)
+	if !v.IsValid() || v.Type().PkgPath() != Path {
+		return ""
+	}
+	return v.Type().Name()
+}
+
+// Operands returns the operands of a node, in order, with duplicates; nil for another version of
+// Gorgonia. ExprGraph.From gives those of another node after gorgonia.Log has replaced
+// log(1 - sigmoid) by something more stable: it looks for the node where it was in the graph's list
+// before the replaced ones were removed.
+func Operands(n *gorgonia.Node) gorgonia.Nodes {
+	f := reflect.ValueOf(n).Elem().FieldByName("children")
+	if !f.IsValid() || f.Type() != reflect.TypeFor[gorgonia.Nodes]() {
+		return nil
+	}
+	return *(*gorgonia.Nodes)(f.Addr().UnsafePointer())
+}
+
+// Group returns the group that Gorgonia has put a node in, "" for another version of Gorgonia.
+func Group(n *gorgonia.Node) string {
+	group := reflect.ValueOf(n).Elem().FieldByName("group")
+	if !group.IsValid() {
+		return ""
+	}
+	return group.String()
+}
