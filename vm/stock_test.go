@@ -33,9 +33,27 @@ func byDo(g *gorgonia.ExprGraph) (map[*gorgonia.Node]gorgonia.Value, error) {
 			if values[n], err = n.Op().Do(args...); err != nil {
 				return nil, fmt.Errorf("%v: %w", n, err)
 			}
+			if signOfZero(n.Op(), args) { // in a tensor, Gorgonia's is 0, too
+				values[n] = args[0]
+			}
 		}
 	}
 	return values, nil
+}
+
+// signOfZero reports whether an operation is the sign of the number 0, which Gorgonia says is 1, or -1
+// for -0: gorgonia.Sign, and the gradient of Abs.
+func signOfZero(op gorgonia.Op, args []gorgonia.Value) bool {
+	if fmt.Sprint(op) != "sign" || len(args[0].Shape()) > 0 {
+		return false
+	}
+	switch x := args[0].Data().(type) {
+	case float64:
+		return x == 0
+	case float32:
+		return x == 0
+	}
+	return false
 }
 
 // valuesByDo is byDo for a test.

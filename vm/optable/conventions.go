@@ -30,6 +30,9 @@ otherwise.
 
 // conventionsTail is what no case of the table shows.
 const conventionsTail = `
+The sign of 0 is 0, as in PyTorch. Gorgonia's machines agree for tensors, and say 1 for the number 0 and
+-1 for -0: in Sign of a number, and in the gradient of its Abs.
+
 An attention's query that sees no key gives 0, as in PyTorch: only causal attention with more queries
 than keys has such queries. A row of -Inf that a graph makes by adding a mask is NaN in SoftMax, as in
 PyTorch. Norms over batches and groups follow nn.LayerNorm. nn.CrossEntropy is NaN in vm where a label
