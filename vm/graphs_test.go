@@ -489,7 +489,7 @@ func (b bench) check(t *testing.T, seed uint64) {
 }
 
 // longest is how long the full product may take.
-const longest = 15 * time.Minute
+const longest = 22 * time.Minute
 
 // seeds are the graphs of a test: as many as a sample has, or the full product, or that of
 // EURYALE_GRAPH alone.
