@@ -30,7 +30,7 @@ type Group struct {
 //	err = solver.Step(grads)
 //	err = dp.Save(dir, solver, progress)
 //
-// Each solver has a rate of its own: call its SetRate, or SetRate of Groups, which sets one rate for
+// Each solver has its own rate: call its SetRate, or SetRate of Groups, which sets one rate for
 // all. A checkpoint has the states of all groups, and is loaded by a program with the
 // same groups.
 type Groups struct {

@@ -122,7 +122,7 @@
 // Operations without an entry in package vm/internal/read, and those of other packages, run by
 // their Do method on host tensors, always and in the order of the graph. The plan says host_ops=
 // for them. Of Gorgonia's own, these are rare ones, such as CTCLoss, Sparsemax, YOLOv3, Dropout
-// and random numbers. Each Do gets operands of its own: what it writes into them, and how it
+// and random numbers. Each Do gets its own operands: what it writes into them, and how it
 // reshapes or transposes them, is lost after the call. An operation that is a [DeviceOp] runs in
 // the memory of the device instead, and may be part of a CUDA graph. Collectives of package ops
 // are DeviceOps, so models whose ranks exchange activations stay on their devices.

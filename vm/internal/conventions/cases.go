@@ -210,7 +210,7 @@ func (c Case) Differences(got Results) []Difference {
 	return all
 }
 
-// same reports whether two results are the same number, but for rounding.
+// same reports whether two results are the same number within rounding.
 func (c Case) same(got, want float64) bool {
 	if got == want || got != got && want != want {
 		return true

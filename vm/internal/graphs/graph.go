@@ -54,7 +54,7 @@ type construction struct {
 	built *Built
 }
 
-// learn notes learnables that a value has of its own.
+// learn notes the learnables that a value's operation adds to the graph.
 func (c construction) learn(of gorgonia.Nodes) { c.built.own[c.value] = of }
 
 // build adds a value to a graph.
