@@ -14,11 +14,14 @@ import (
 type Array struct {
 	Shape ir.Dims
 	Data  []Number
+	// sums has the terms of the elements of a product: a machine may add those of several
+	// elements in one sum, as a convolution's gradient by its images does.
+	sums []*sum
 }
 
 // Of returns an array of elements without errors.
 func Of(shape ir.Dims, data []float64) Array {
-	a := Array{shape, make([]Number, len(data))}
+	a := Array{Shape: shape, Data: make([]Number, len(data))}
 	for i, x := range data {
 		a.Data[i].Value = x
 	}
@@ -69,15 +72,15 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 	a := in(v.DType)
 	switch op := v.Op.(type) {
 	case ir.Input:
-		return Array{v.Shape, outside.Inputs[op.Index].Data}, nil
+		return Array{Shape: v.Shape, Data: outside.Inputs[op.Index].Data}, nil
 	case ir.Constant:
-		return Array{v.Shape, outside.Constants[op.Index].Data}, nil
+		return Array{Shape: v.Shape, Data: outside.Constants[op.Index].Data}, nil
 	case ir.Scalar:
-		return Array{v.Shape, []Number{a.rounded(op.Float(), 0, true)}}, nil
+		return Array{Shape: v.Shape, Data: []Number{a.rounded(op.Float(), 0, true)}}, nil
 	case ir.Opaque:
 		return outside.Opaque(v, args)
 	case ir.Reshape, ir.Copy:
-		return Array{v.Shape, args[0].Data}, nil
+		return Array{v.Shape, args[0].Data, args[0].sums}, nil
 	case ir.Cast, ir.Unary, ir.Binary, ir.Select, ir.Where, ir.Dropout:
 		return a.elements(v, args)
 	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat, ir.Gather, ir.Im2Col:
@@ -107,7 +110,7 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 
 // elements evaluates what is computed element by element.
 func (a arithmetic) elements(v ir.Value, args []Array) (Array, error) {
-	y := Array{v.Shape, make([]Number, v.Shape.Size())}
+	y := Array{Shape: v.Shape, Data: make([]Number, v.Shape.Size())}
 	index := make([]int, v.Shape.Len())
 	for i := range y.Data {
 		var err error
@@ -181,7 +184,7 @@ func place(shape ir.Dims, index []int) int {
 
 // moved evaluates operations that only move elements.
 func moved(v ir.Value, args []Array) Array {
-	y := Array{v.Shape, make([]Number, v.Shape.Size())}
+	y := Array{Shape: v.Shape, Data: make([]Number, v.Shape.Size())}
 	each(v.Shape, func(at int, i []int) {
 		x := args[0]
 		from, ok := slices.Clone(i), true
@@ -231,7 +234,11 @@ func (a arithmetic) scattered(v ir.Value, x Array, to func(index []int)) Array {
 				return
 			}
 		}
-		sums[place(v.Shape, i)].add(x.Data[at])
+		if to := sums[place(v.Shape, i)]; x.sums != nil {
+			to.join(x.sums[at])
+		} else {
+			to.add(x.Data[at])
+		}
 	})
 	return results(v.Shape, sums)
 }
@@ -245,7 +252,7 @@ func (a arithmetic) sums(shape ir.Dims) []*sum {
 }
 
 func results(shape ir.Dims, sums []*sum) Array {
-	y := Array{shape, make([]Number, len(sums))}
+	y := Array{Shape: shape, Data: make([]Number, len(sums))}
 	for i, s := range sums {
 		y.Data[i] = s.result()
 	}
@@ -271,7 +278,9 @@ func (a arithmetic) multiplied(v ir.Value, op ir.MatMul, x, y Array) Array {
 			sums[at].product(left, element(y, i[:n-2], k, i[n-1], op.TransB))
 		}
 	})
-	return results(v.Shape, sums)
+	z := results(v.Shape, sums)
+	z.sums = sums
+	return z
 }
 
 func (a arithmetic) reduced(v ir.Value, op ir.Reduce, x Array) Array {
@@ -289,7 +298,7 @@ func (a arithmetic) reduced(v ir.Value, op ir.Reduce, x Array) Array {
 		}
 		members[at] = append(members[at], e)
 	})
-	y := Array{v.Shape, make([]Number, len(members))}
+	y := Array{Shape: v.Shape, Data: make([]Number, len(members))}
 	for i, of := range members {
 		switch op.Op {
 		case backend.Sum:

@@ -19,7 +19,7 @@ func (a arithmetic) layer(v ir.Value, args []Array) (Array, error) {
 	case ir.Convolution:
 		return a.convolved(v, op, args), nil
 	case ir.MaxPool:
-		y := Array{v.Shape, make([]Number, v.Shape.Size())}
+		y := Array{Shape: v.Shape, Data: make([]Number, v.Shape.Size())}
 		seen := rectified(args[0], op.Rectified)
 		each(v.Shape, func(at int, i []int) {
 			var window []Number
@@ -48,7 +48,7 @@ func along(shape ir.Dims, axis int, f func(at []int)) {
 }
 
 func (a arithmetic) softmax(v ir.Value, op ir.SoftMax, x Array) Array {
-	y := Array{v.Shape, make([]Number, len(x.Data))}
+	y := Array{Shape: v.Shape, Data: make([]Number, len(x.Data))}
 	along(v.Shape, op.Axis, func(at []int) {
 		var row []Number
 		for _, i := range at {
@@ -72,7 +72,7 @@ func (a arithmetic) softmax(v ir.Value, op ir.SoftMax, x Array) Array {
 
 // softmaxGrad is y*(dy - sum(y*dy)), or dy - exp(y)*sum(dy) of the logarithm.
 func (a arithmetic) softmaxGrad(v ir.Value, op ir.SoftMaxGrad, y, dy Array) Array {
-	dx := Array{v.Shape, make([]Number, len(y.Data))}
+	dx := Array{Shape: v.Shape, Data: make([]Number, len(y.Data))}
 	along(v.Shape, op.Axis, func(at []int) {
 		s := a.sum()
 		for _, i := range at {
@@ -100,7 +100,7 @@ func (a arithmetic) eachWeight(
 	causal bool, scale float64, q, k Array, f func(query, key int, weight Number),
 ) Array {
 	queries, keys, size := q.Shape.At(2), k.Shape.At(2), q.Shape.At(3)
-	lse := Array{q.Shape.Without(3), make([]Number, q.Shape.Without(3).Size())}
+	lse := Array{Shape: q.Shape.Without(3), Data: make([]Number, q.Shape.Without(3).Size())}
 	for i := range lse.Data {
 		var scores []Number
 		for j := range keys {
@@ -162,7 +162,7 @@ func rectified(x Array, on bool) Array {
 	if !on {
 		return x
 	}
-	y := Array{x.Shape, make([]Number, len(x.Data))}
+	y := Array{Shape: x.Shape, Data: make([]Number, len(x.Data))}
 	for i, e := range x.Data {
 		y.Data[i] = Number{relu(e.Value), e.Err}
 	}
@@ -208,7 +208,7 @@ func (a arithmetic) maxPoolGrad(v ir.Value, op ir.MaxPoolGrad, x, dy Array) Arra
 
 // convolved evaluates a convolution or one of its gradients.
 func (a arithmetic) convolved(v ir.Value, op ir.Convolution, args []Array) Array {
-	dst := Array{v.Shape, nil}
+	dst := Array{Shape: v.Shape}
 	x, w, y := args[0], args[1], dst
 	switch op.Pass {
 	case kernels.InputGradient:

@@ -33,7 +33,7 @@ func in(d backend.DType) arithmetic {
 }
 
 // rounded returns x, which is exact or not, as the dtype has it, with the bound of an operation
-// that begins with err.
+// that begins with err. A machine's operands within err may be rounded where x is not.
 func (a arithmetic) rounded(x, err float64, exact bool) Number {
 	if err == 0 && !finite(x) {
 		return Number{Value: x}
@@ -42,7 +42,7 @@ func (a arithmetic) rounded(x, err float64, exact bool) Number {
 	if a.single {
 		y = float64(float32(x))
 	}
-	if !exact || x != y {
+	if err > 0 || !exact || x != y {
 		err = err*(1+4*a.unit) + 2*a.unit*math.Abs(x) + a.tiny()
 	}
 	if math.IsNaN(err) || err > 0 && math.Abs(x) > a.huge() {

@@ -34,15 +34,25 @@ func (s *sum) product(x, y Number) {
 	}
 }
 
+// join adds the terms of another sum up, too, as one sum or apart.
+func (s *sum) join(of *sum) {
+	s.value += of.value
+	s.size += of.size
+	s.err += of.result().Err
+	s.least = min(s.least, of.least)
+	s.n += of.n
+}
+
 func (s *sum) result() Number {
 	if s.err == 0 && !finite(s.value) {
 		return Number{Value: s.value}
 	}
-	exact := s.size == 0 || s.size <= s.least*math.Ldexp(1, s.digits)
+	exact := s.err == 0 && (s.size == 0 || s.size <= s.least*math.Ldexp(1, s.digits))
+	err := s.err
 	if !exact {
-		s.err += float64(s.n+1) * s.unit * (s.size + s.err)
+		err += float64(s.n+1) * s.unit * (s.size + s.err)
 	}
-	return s.rounded(s.value, s.err, exact)
+	return s.rounded(s.value, err, exact)
 }
 
 // largest is the largest of some numbers.
