@@ -1,0 +1,357 @@
+package autograd
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// record describes a checkpoint.
+type record struct {
+	Format      int             `json:"format"`
+	Ranks       int             `json:"ranks"`
+	Solver      string          `json:"solver"`
+	Partial     bool            `json:"partial"`
+	Turn        int             `json:"turn"` // of partial averaging
+	Compression bool            `json:"compression"`
+	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
+	Random      *randomState    `json:"random,omitempty"`
+	Frozen      int             `json:"frozen,omitempty"`   // variables of WithFrozen
+	Averages    int             `json:"averages,omitempty"` // moving averages of batch norms
+	Progress    json.RawMessage `json:"progress,omitempty"`
+	origin
+	Checksum string `json:"crc32c,omitempty"` // of the rest
+}
+
+// origin is missing in checkpoints of older versions.
+type origin struct {
+	Parameters   int    `json:"parameters,omitempty"`
+	Reduction    string `json:"reduction,omitempty"`
+	CompressedBy string `json:"compressed_by,omitempty"`
+}
+
+// randomState is what a checkpoint has of a [Random].
+type randomState struct {
+	Seed  uint32 `json:"seed"`
+	Step  uint64 `json:"step"`
+	Found bool   `json:"found,omitempty"` // in a graph, not given by WithRandom
+}
+
+// found reports whether there are random numbers that nobody has asked to keep.
+func (s *randomState) found() bool { return s != nil && s.Found }
+
+// String says which random numbers a program has, whatever their step.
+func (s *randomState) String() string {
+	if s == nil {
+		return "the step of no random numbers is kept (WithRandom)"
+	}
+	return fmt.Sprintf("the seed of random numbers is %d", s.Seed)
+}
+
+const format = 1
+
+// checksum returns that of a record.
+func (r record) checksum() (string, error) {
+	r.Checksum = ""
+	text, err := json.Marshal(r)
+	if err != nil {
+		return "", err
+	}
+	h := newChecksum()
+	h.Write(text)
+	return textOf(h), nil
+}
+
+func (d *DataParallel) record(solver gorgonia.Solver) record {
+	r := record{
+		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), Partial: d.partial, Turn: d.turn,
+		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
+		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
+	}
+	if d.ranksDiffer() {
+		for _, b := range d.buckets {
+			r.Buckets = append(r.Buckets, b.data.Len())
+		}
+	}
+	return r
+}
+
+// describer is a communicator that describes everything on which the bits of its results depend.
+type describer interface{ Describe() string }
+
+// resumer is a describer that can resume from the state of others, such as earlier versions.
+type resumer interface{ Resumes(description string) bool }
+
+// compressor describes what gradients are compressed by.
+func (d *DataParallel) compressor() string {
+	if c, ok := backend.As[describer](d.through); ok {
+		return c.Describe()
+	}
+	if d.through != d.comm {
+		return fmt.Sprintf("%T", d.through)
+	}
+	return "nothing"
+}
+
+// compression returns the state of the compression, if it has any.
+func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
+
+// ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
+// each rank.
+func (d *DataParallel) ranksDiffer() bool {
+	_, stateful := d.compression()
+	return stateful || d.partial
+}
+
+// add adds state to tensors.
+func add(tensors map[string]stored, state map[string]backend.Buffer) {
+	for name, b := range state {
+		tensors[name] = vector(b)
+	}
+}
+
+// modelState returns the parameters and the state of the solver.
+func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, error) {
+	s, err := stateOf(solver)
+	if err != nil {
+		return nil, err
+	}
+	model := map[string]stored{}
+	for _, p := range d.params {
+		memory, err := p.bytes()
+		if err != nil {
+			return nil, err
+		}
+		model[p.key()] = stored{p.dims(), backend.Of(memory).As(p.dtype)}
+	}
+	if err := d.model.store(model); err != nil {
+		return nil, err
+	}
+	if s == nil {
+		return model, nil
+	}
+	state, err := s.State()
+	if err != nil {
+		return nil, err
+	}
+	add(model, state)
+	return model, nil
+}
+
+// parameterPrefix begins the names of parameters in a file.
+const parameterPrefix = "parameter."
+
+// key names a parameter in a file.
+func (p *param) key() string { return fmt.Sprintf("%s%d.%s", parameterPrefix, p.index, p.name) }
+
+// dims returns the shape as a list, empty for a scalar.
+func (p *param) dims() []int { return append([]int{}, p.shape...) }
+
+// stateOf returns the state of a solver, nil if it has none.
+func stateOf(solver gorgonia.Solver) (Stateful, error) {
+	if err := supported(solver); err != nil {
+		return nil, err
+	}
+	switch s := solver.(type) {
+	case Stateful:
+		return s, nil
+	case *gorgonia.VanillaSolver:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
+		backend.ErrUnsupported, solver)
+}
+
+// loaded is what a rank has read of a checkpoint.
+type loaded struct {
+	record
+	model, own map[string]stored
+}
+
+// describe lists what the parts of the ranks must have in common: names, dtypes and shapes.
+func (l loaded) describe() string {
+	var s strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(l.own)) {
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(), l.own[name].shape)
+	}
+	return s.String()
+}
+
+// validate returns an error if apply would fail. It changes nothing.
+func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) error {
+	var sizes []backend.Buffer
+	for _, p := range d.params {
+		t, ok := l.model[p.key()]
+		if !ok {
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: load that of a model whose parameters have the same names and order", backend.ErrArgument, p, p.index)
+		}
+		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
+			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
+				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype, p.shape)
+		}
+		if _, err := p.value(); err != nil {
+			return err
+		}
+		sizes = append(sizes, t.data)
+	}
+	if err := d.model.fits(l); err != nil {
+		return err
+	}
+	s, err := stateOf(solver)
+	if err != nil {
+		return err
+	}
+	if c, ok := s.(Checker); ok {
+		if err := c.CheckState(buffers(l.model), sizes); err != nil {
+			return err
+		}
+	}
+	if c, ok := backend.As[Checker](d.through); ok {
+		sizes = nil
+		for _, b := range d.buckets {
+			sizes = append(sizes, b.data)
+		}
+		if err := c.CheckState(buffers(l.own), sizes); err != nil {
+			return err
+		}
+	}
+	return l.checkProgress(progress)
+}
+
+// checkProgress unmarshals the progress into another value of the program's type. It does not if
+// that type unmarshals itself: its method may rely on a constructor.
+func (l loaded) checkProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	if l.Progress == nil {
+		return fmt.Errorf("%w: the checkpoint has no progress: pass nil", backend.ErrArgument)
+	}
+	if _, own := progress.(json.Unmarshaler); own {
+		return nil
+	}
+	v := reflect.ValueOf(progress)
+	if v.Kind() == reflect.Pointer && !v.IsNil() { // else Unmarshal says that it must be
+		progress = reflect.New(v.Type().Elem()).Interface()
+	}
+	return l.unmarshalProgress(progress)
+}
+
+func (l loaded) unmarshalProgress(progress any) error {
+	if progress == nil {
+		return nil
+	}
+	if err := json.Unmarshal(l.Progress, progress); err != nil {
+		return fmt.Errorf("progress: %w", err)
+	}
+	return nil
+}
+
+// fits returns an error if a program cannot resume from a checkpoint. want is what the program
+// would write.
+func (r record) fits(want record) error {
+	if r.origin == (origin{}) {
+		want.origin = r.origin // unknown
+	}
+	if r.Random == nil && want.Random.found() || want.Random == nil && r.Random.found() {
+		r.Random, want.Random = nil, nil // sayMissing says so
+	}
+	has, wants := r.terms(), want.terms()
+	for i := range has {
+		if has[i] != wants[i] {
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the checkpoint has, or load another checkpoint", backend.ErrArgument, has[i], wants[i])
+		}
+	}
+	return r.fitsRanks(want)
+}
+
+// fitsRanks returns an error if the number of ranks must not change: state that belongs to one
+// rank cannot be given to another.
+func (r record) fitsRanks(want record) error {
+	if r.Ranks == want.Ranks || len(r.Buckets) == 0 {
+		return nil
+	}
+	what := "the residuals of " + r.CompressedBy
+	if r.Partial {
+		what = "the parameters and the solver of WithPartial"
+	}
+	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s are of each rank its own: start the program with %d ranks (euryale run -n %d), or load another checkpoint",
+		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
+}
+
+// terms are what a program must have in common with the checkpoints that it loads.
+func (r record) terms() []string {
+	return []string{
+		fmt.Sprintf("the format is %d", r.Format),
+		fmt.Sprintf("the solver is a %s", r.Solver),
+		fmt.Sprintf("partial averaging is %v", r.Partial),
+		fmt.Sprintf("the number of parameters is %d", r.Parameters),
+		fmt.Sprintf("the reduction is %s", r.Reduction),
+		fmt.Sprintf("gradients are compressed by %s", r.CompressedBy),
+		fmt.Sprintf("compression is %v", r.Compression),
+		fmt.Sprintf("buckets are of %v elements", r.Buckets),
+		r.Random.String(),
+	}
+}
+
+// apply restores everything that was read.
+func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
+	if s, ok := d.compression(); ok {
+		if err := s.SetState(buffers(l.own)); err != nil {
+			return err
+		}
+	}
+	if s, err := stateOf(solver); err != nil {
+		return err
+	} else if s != nil {
+		if err := s.SetState(buffers(l.model)); err != nil {
+			return err
+		}
+	}
+	for _, b := range d.buckets {
+		if err := b.fill(l.model); err != nil {
+			return err
+		}
+	}
+	if r := d.model.random; r != nil && l.Random != nil {
+		r.Seek(l.Random.Step, r.First())
+	}
+	if err := d.model.restore(l); err != nil {
+		return err
+	}
+	d.turn, d.initial = l.Turn, false
+	return l.unmarshalProgress(progress)
+}
+
+// fill gives the parameters of a bucket their values, through their slots.
+func (b *bucket) fill(model map[string]stored) error {
+	e := b.params[0].engine
+	for _, p := range b.params {
+		t := model[p.key()].data
+		if e == nil {
+			copy(p.slot.Bytes(), t.Bytes())
+		} else if err := e.Queue().Move(p.slot, t); err != nil {
+			return err
+		}
+	}
+	if err := b.unpack(); err != nil || e == nil {
+		return err
+	}
+	return drain(e.Queue()) // the host memory is in use until then
+}
+
+func buffers(tensors map[string]stored) map[string]backend.Buffer {
+	all := map[string]backend.Buffer{}
+	for name, t := range tensors {
+		all[name] = t.data
+	}
+	return all
+}
