@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -68,7 +69,7 @@ func (t *training) disturb(dir string) error {
 			return fmt.Errorf("%s: the error is %v", what, err)
 		}
 	}
-	if exists(dir+"2") || exists(dir+"2.new") {
+	if _, err := os.Stat(dir + "2"); err == nil {
 		return errors.New("a refused Save has written something")
 	}
 	return t.d.Err()

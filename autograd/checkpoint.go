@@ -1,53 +1,47 @@
 package autograd
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
-)
-
-// The files of a checkpoint: the common part, and one for each rank with its own state.
-const (
-	recordFile = "checkpoint.json"
-	modelFile  = "model.safetensors"
-	rankFile   = "rank%d.safetensors"
 )
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
 // [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals
 // of a compression. Averages and random numbers are those of the parameters' graphs; averages
 // become the mean over all ranks before. Training resumes from it with the same bits as if it had
-// never stopped. Save is collective. dir is a directory that all ranks reach. Save replaces it as
-// a whole, once all ranks have written their files and these are on the disk. progress is whatever
-// else the program needs to resume (its epoch, its seeds), as JSON; nil for nothing. Save writes
-// that of rank 0.
+// never stopped. Save is collective. progress is whatever else the program needs to resume (its
+// epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
 //
-// dir contains checkpoint.json, model.safetensors with the parameters and the solver's state, and a
-// file for each rank if ranks have state of their own. All files have checksums. Save writes to
-// dir.new and moves the last checkpoint to dir.old before it renames dir.new; if it is interrupted
-// there, Load finds the last checkpoint. If Save fails it leaves the last checkpoint unchanged, and
-// no other file.
+// dir is a directory that all ranks reach. It may contain other files, and need not exist. The
+// checkpoint is dir/step-00001200, after 1,200 steps since training began, and has that name once
+// all files are on the disk. Save then removes older checkpoints of this training ([KeepLast],
+// [Pin]), and nothing that it has not written. If it fails or is interrupted, the last checkpoint
+// is unchanged; what it has written is removed by it or by the next Save. The first Save locks dir
+// until Close. docs/checkpoints.md describes the directory.
 //
 // Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
-// none: use a [Solver] of this package); ErrArgument while a step is in progress, from the first
-// hook, the begin of Accumulate, or the first run of a step of package vm, to its end; ErrMismatch
-// if ranks have trained without a Sync; those of the file system and of the communicator.
-func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) error {
-	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress) })
+// none: use a [Solver] of this package); [ErrLocked] if another job saves to dir; ErrArgument while
+// a step is in progress, from the first hook, the begin of Accumulate, or the first run of a step of
+// package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system
+// and of the communicator.
+func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
+	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress, opts) })
 }
 
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
-// Load is collective. Build the graph before. The program must have the same parameters, batch
+// dir is a directory of Save, or one checkpoint in it. Of the former Load takes the newest checkpoint
+// that is whole, and says if there is a newer one that is not ([WithNotice]). Load is collective.
+// Build the graph before. The program must have the same parameters, batch
 // norms and options, and the same settings of the solver, which are not in the checkpoint.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
 // options; Load does not compare these then. They lack moving averages and frozen parameters, too:
@@ -63,8 +57,9 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any) er
 // To change the reduction or the compression, load with the old one, Close d, and pass the same
 // parameters to another New. Residuals then start empty; their content is lost.
 //
-// Errors, on all ranks: a checkpoint that is damaged or does not fit, or ErrArgument while a step
-// is in progress; then nothing has changed on any rank; those of the communicator. If a rank fails
+// Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that is
+// damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed on
+// any rank; those of the communicator. If a rank fails
 // later (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may
 // differ, so that error ends d like one of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
@@ -92,36 +87,47 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	return nil
 }
 
-// save writes to a directory beside dir, which replaces dir when all ranks are done. After an
-// error nothing is left beside dir.
-func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any) error {
-	dir = filepath.Clean(dir)
-	fresh := dir + ".new"
-	_, err := stateOf(solver)
-	err = errors.Join(err, d.apart())
-	if err == nil && d.first() {
-		if err = os.RemoveAll(fresh); err == nil {
-			err = os.MkdirAll(fresh, 0o777)
-		}
+// save writes to a draft in dir, which becomes a checkpoint when all ranks are done. After an error
+// nothing is left of it.
+func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, opts []SaveOption) error {
+	o, err := saveOptionsOf(opts)
+	if dir == "" {
+		err = errors.Join(err, errNoName)
 	}
-	made := err == nil && d.first()
-	err = d.agree("", err)
-	if err == nil {
-		if err = d.settle(); err == nil {
-			err = d.write(fresh, solver, progress)
-		}
-		err = d.agree("", err)
-	}
-	if err != nil {
-		if made {
-			err = errors.Join(err, os.RemoveAll(fresh))
-		}
+	_, unknown := stateOf(solver)
+	if err := d.agree("", errors.Join(err, unknown, d.apart())); err != nil {
 		return err
 	}
-	if d.first() {
-		err = replace(dir, fresh)
+	held := len(d.saves.locks)
+	id, err := d.begin(dir)
+	if err == nil {
+		err = d.fill(dir, id, solver, progress, o)
 	}
-	return d.agree("", err)
+	if err != nil {
+		err = errors.Join(err, d.abandon(dir, id, held))
+	}
+	return err
+}
+
+// fill writes the files of a draft, and makes it a checkpoint.
+func (d *DataParallel) fill(dir, id string, solver gorgonia.Solver, progress any, o saveOptions) error {
+	r := d.record(solver)
+	err := d.settle()
+	var common []checkpoint.File
+	var own checkpoint.File
+	if err == nil {
+		common, own, err = d.write(dir, id, solver)
+	}
+	if err == nil && progress != nil && d.first() {
+		if r.Progress, err = json.Marshal(progress); err != nil {
+			err = fmt.Errorf("progress: %w", err)
+		}
+	}
+	files, err := d.filesOf(common, own, err)
+	if err == nil {
+		err = d.commit(dir, id, r, files, o)
+	}
+	return err
 }
 
 // first reports whether this rank writes what all ranks have in common.
@@ -132,134 +138,92 @@ func (d *DataParallel) agree(description string, err error) error {
 	return d.parts.agree(agree(d.comm, description, err))
 }
 
-// replace renames fresh to dir. Whenever the machine stops, the last checkpoint or this one is
-// complete in dir or, between the two renames, in oldOf(dir).
-func replace(dir, fresh string) error {
-	old := oldOf(dir)
-	if exists(dir) {
-		if err := os.RemoveAll(old); err != nil { // left by a stop
-			return err
-		}
-		if err := os.Rename(dir, old); err != nil {
-			return err
-		}
-	}
-	if err := os.Rename(fresh, dir); err != nil {
-		return errors.Join(err, os.RemoveAll(fresh)) // Load finds the last one
-	}
-	if err := syncDir(filepath.Dir(dir)); err != nil { // before what it replaces is gone
-		return err
-	}
-	return os.RemoveAll(old)
-}
-
-// oldOf is where the last checkpoint is while another one replaces it.
-func oldOf(dir string) string { return dir + ".old" }
-
-// exists reports whether there is a directory or file. It also does if that is unknown.
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
-// whole returns where the checkpoint of dir is, as rank 0 sees it: all ranks must read the same.
-func (d *DataParallel) whole(dir string) (string, error) {
-	dir = filepath.Clean(dir)
-	interrupted := byte(0)
-	if !exists(dir) && exists(oldOf(dir)) {
-		interrupted = 1
-	}
-	if d.comm.Size() > 1 {
-		notes, err := gather(d.comm, []byte{interrupted})
-		if err != nil {
-			return "", err
-		}
-		interrupted = notes[0][0]
-	}
-	if interrupted != 0 {
-		return oldOf(dir), nil
-	}
-	return dir, nil
-}
-
-// write writes this rank's part of a checkpoint.
-func (d *DataParallel) write(dir string, solver gorgonia.Solver, progress any) error {
+// write writes this rank's part of a checkpoint, and returns the file that all ranks have in
+// common, on the rank that writes it, and this rank's own, if ranks differ.
+func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (common []checkpoint.File, mine checkpoint.File, err error) {
 	model, own := map[string]stored{}, map[string]stored{}
 	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
-		var err error
 		model, err = d.modelState(solver)
 		if model, err = d.wholeState(model, solver, err); err != nil {
-			return err
+			return nil, mine, err
 		}
 	}
 	if s, ok := d.compression(); ok {
 		state, err := s.State()
 		if err != nil {
-			return err
+			return nil, mine, err
 		}
 		add(own, state)
 	}
 	if d.partial { // ranks differ
 		maps.Copy(own, model)
 	}
+	draft, of := checkpoint.Draft(dir, id), remarks{Save: id, Step: fmt.Sprint(d.saves.steps)}
 	if d.ranksDiffer() {
-		if err := writeTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank())), own); err != nil {
-			return err
+		if mine, err = writeTensors(filepath.Join(draft, checkpoint.RankName(d.comm.Rank())), own, of); err != nil {
+			return nil, mine, err
 		}
 	}
 	if d.first() {
-		if err := d.writeCommon(dir, model, solver, progress); err != nil {
-			return err
+		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), model, of)
+		if common = append(common, f); err != nil {
+			return nil, mine, err
 		}
 	}
-	return syncDir(dir)
-}
-
-// writeCommon writes what all ranks have in common.
-func (d *DataParallel) writeCommon(dir string, model map[string]stored, solver gorgonia.Solver, progress any) (err error) {
-	if err := writeTensors(filepath.Join(dir, modelFile), model); err != nil {
-		return err
-	}
-	r := d.record(solver)
-	if progress != nil {
-		if r.Progress, err = json.Marshal(progress); err != nil {
-			return fmt.Errorf("progress: %w", err)
-		}
-	}
-	if r.Checksum, err = r.checksum(); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	return writeFile(filepath.Join(dir, recordFile), func(w io.Writer) { w.Write(append(text, '\n')) })
+	return common, mine, checkpoint.SyncDir(draft)
 }
 
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
-	dir, err := d.whole(dir)
+	l, err := d.find(dir, solver, progress)
 	if err != nil {
-		return err
-	}
-	l, err := d.read(dir, solver)
-	if err == nil {
-		err = d.validate(l, solver, progress)
-	}
-	if err := d.agree(l.describe(), err); err != nil {
 		return err
 	}
 	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
+	d.saves.steps = l.Step
+	d.saves.learn(l.Stamp)
 	d.sayMissing(l.record)
 	return nil
 }
 
+// find reads the newest checkpoint of a directory that is whole for all ranks.
+func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any) (l loaded, err error) {
+	c := choice{dir: dir, tried: map[string]bool{}}
+	for {
+		path, err := c.next(d)
+		if err != nil {
+			return l, err
+		}
+		l, err = d.read(path, solver)
+		if err == nil {
+			err = d.validate(l, solver, progress)
+		}
+		damaged := errors.As(err, new(*checkpoint.Damaged))
+		if err = d.agree(l.describe(), err); err == nil {
+			if c.passed != nil {
+				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is whole: %v", path, c.passed))
+			}
+			return l, nil
+		}
+		other, unheard := d.anywhere(damaged)
+		if unheard != nil || !other {
+			return l, errors.Join(err, unheard)
+		}
+		c.pass(path, l.ID, err)
+	}
+}
+
 // read reads what this rank needs of a checkpoint of such a program.
 func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
-	if l.record, err = readRecord(filepath.Join(dir, recordFile)); err != nil {
+	text, stamp, err := checkpoint.ReadRecord(dir)
+	if err != nil {
 		return l, err
+	}
+	l.Stamp = stamp
+	if err := json.Unmarshal(text, &l.record); err != nil {
+		return l, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
 	}
 	if c, ok := backend.As[resumer](d.through); ok && c.Resumes(l.CompressedBy) {
 		l.CompressedBy = d.compressor()
@@ -271,43 +235,46 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if d.ranksDiffer() {
-		if l.own, err = readTensors(filepath.Join(dir, fmt.Sprintf(rankFile, d.comm.Rank()))); err != nil {
+		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank())); err != nil {
 			return l, err
 		}
 	}
 	l.model = l.own
 	if !d.partial {
-		if l.model, err = readTensors(filepath.Join(dir, modelFile)); err == nil {
+		if l.model, err = readPart(dir, stamp, checkpoint.ModelName); err == nil {
 			err = d.ownState(l.model, solver)
 		}
 	}
 	return l, err
 }
 
-// readRecord reads a record. One that was written by hand need not have a checksum.
-func readRecord(path string) (r record, err error) {
-	text, err := readText(path)
+// readPart reads a file of the checkpoint in dir, which must be the one that the record says.
+func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, error) {
+	f, err := checkpoint.Open(dir, of, name)
 	if err != nil {
-		return r, err
+		return nil, ofAnother(dir, of, name, err)
 	}
-	if err := json.Unmarshal(text, &r); err != nil {
-		return r, fmt.Errorf("%s: %w", path, err)
+	defer f.Close()
+	tensors, err := decodeTensors(bufio.NewReader(f), f.Bytes)
+	if err != nil {
+		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: err}
+	} else {
+		err = f.Check()
 	}
-	is, err := r.checksum()
-	if err == nil && r.Checksum != "" && r.Checksum != is {
-		err = fmt.Errorf("%s: %w", path, damaged(is, r.Checksum))
+	if err != nil {
+		return nil, ofAnother(dir, of, name, err)
 	}
-	return r, err
+	return tensors, nil
 }
 
-// readText reads a file of at most maxHeader bytes.
-func readText(path string) ([]byte, error) {
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, err
+// ofAnother says that a file belongs to another Save than the record, if that is what is wrong.
+func ofAnother(dir string, of checkpoint.Stamp, name string, wrong error) error {
+	path := filepath.Join(dir, name)
+	said, err := readRemarks(path)
+	if err != nil || said.Save == of.ID {
+		return wrong
 	}
-	if info.Size() > maxHeader {
-		return nil, fmt.Errorf("%s: it has %d bytes, and a record has at most %d: it is damaged, load another checkpoint", path, info.Size(), maxHeader)
-	}
-	return os.ReadFile(path)
+	other := checkpoint.Stamp{ID: said.Save}
+	fmt.Sscan(said.Step, &other.Step)
+	return &checkpoint.Damaged{Path: path, Cause: fmt.Errorf("it belongs to %v, and the record to %v", other, of)}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log"
 	"os"
 	"path/filepath"
@@ -100,13 +101,12 @@ func train(comm backend.Communicator, build sync.Locker, dir string, epochs int)
 	solver := &autograd.Adam{}
 	rate := autograd.Warmup(10, autograd.Cosine(0.2, 0, 40*sampler.Steps()))
 	var at progress
-	if _, err := os.Stat(dir); err == nil {
-		if err := dp.Load(dir, solver, &at); err != nil {
-			return err
-		}
-		if comm.Rank() == 0 {
-			fmt.Println("goes on after epoch", at.Epoch, "on", comm.Size(), "ranks")
-		}
+	err = dp.Load(dir, solver, &at)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // training begins
+		return err
+	}
+	if err == nil && comm.Rank() == 0 {
+		fmt.Println("goes on after epoch", at.Epoch, "on", comm.Size(), "ranks")
 	}
 	loss := 0.0
 	for ; at.Epoch < epochs; at.Epoch++ {

@@ -284,7 +284,7 @@ func ExampleDataParallel_Save() {
 		}
 		return err
 	})
-	files, err := filepath.Glob(filepath.Join(checkpoint, "*"))
+	files, err := filepath.Glob(filepath.Join(checkpoint, "step-00000000", "*"))
 	for _, file := range files {
 		fmt.Println(filepath.Base(file), err)
 	}

@@ -134,6 +134,13 @@ func (x *Exchange) Accumulated(done, of int) {
 	}
 }
 
+// Applied counts a step whose gradients were applied, for [DataParallel.Save].
+func (x *Exchange) Applied() {
+	x.d.mu.Lock()
+	defer x.d.mu.Unlock()
+	x.d.saves.steps++
+}
+
 // Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and 1
 // otherwise.
 func (x *Exchange) Scale() float64 { return x.d.scale }

@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -298,7 +299,7 @@ func TestOldCheckpointsLoadAndSayWhatTheyLack(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	var lock sync.Mutex
 	all(t, 1, func(r rank) error { return saveNormed(r, 0.5, dir, &lock, new([]float64)) })
-	path := filepath.Join(dir, recordFile)
+	path := filepath.Join(newest(t, dir), checkpoint.RecordName)
 	text, err := os.ReadFile(path)
 	var fields map[string]any
 	if err == nil {

@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +10,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
@@ -107,14 +107,14 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 	})
 	// As it was written then.
 	old := `{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},"crc32c":"2d87ea63"}`
-	path := filepath.Join(t.TempDir(), recordFile)
-	if err := os.WriteFile(path, []byte(old), 0o666); err != nil {
+	before := t.TempDir()
+	if err := os.WriteFile(filepath.Join(before, checkpoint.RecordName), []byte(old), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := readRecord(path); err != nil || !r.Compression || r.origin != (origin{}) {
+	if r, err := readRecord(before); err != nil || !r.Compression || r.origin != (origin{}) {
 		t.Errorf("an old record is %+v: %v", r, err)
 	}
-	if err := withoutOrigin(filepath.Join(dir, recordFile)); err != nil {
+	if err := withoutOrigin(newest(t, dir)); err != nil {
 		t.Fatal(err)
 	}
 	teach(t, 2, heavyBall, func(l *lesson) error {
@@ -127,8 +127,8 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 }
 
 // withoutOrigin writes a record as it was before.
-func withoutOrigin(path string) error {
-	r, err := readRecord(path)
+func withoutOrigin(dir string) error {
+	r, err := readRecord(dir)
 	if err != nil {
 		return err
 	}
@@ -136,11 +136,7 @@ func withoutOrigin(path string) error {
 		return errors.New("it has no origin")
 	}
 	r.origin = origin{}
-	if r.Checksum, err = r.checksum(); err != nil {
-		return err
-	}
-	text, err := json.Marshal(r)
-	return errors.Join(err, os.WriteFile(path, text, 0o666))
+	return reseal(dir, r)
 }
 
 // Who wants another compression loads with the old one, and goes on with another New.

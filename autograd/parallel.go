@@ -50,6 +50,7 @@ type DataParallel struct {
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	given    *Exchange               // to somebody who takes the place of Sync
+	saves    saves
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
@@ -359,6 +360,7 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, d.fail(err)
 	}
 	d.empty()
+	d.saves.steps++
 	return slices.Clone(d.grads), nil
 }
 
@@ -456,7 +458,7 @@ func (d *DataParallel) Close() error {
 		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
 			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
 		}
-		return errors.Join(err, d.free())
+		return errors.Join(err, d.free(), d.saves.unlock())
 	})
 }
 

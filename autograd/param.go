@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
@@ -242,7 +243,7 @@ func (p *param) bytes() ([]byte, error) {
 // checksum returns the checksum of the parameter's bytes.
 func (p *param) checksum() (uint32, error) {
 	value, err := p.bytes()
-	h := newChecksum()
+	h := checkpoint.NewChecksum()
 	h.Write(value)
 	return h.Sum32(), err
 }

@@ -1,9 +1,9 @@
 package autograd
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 )
@@ -144,17 +145,17 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solv
 			}
 		}
 	}
-	var files [][]byte
+	var files []map[string]stored
 	for i, l := range layouts {
 		run("", l.groups, l.parts, fmt.Sprint(i))
-		file, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(i), modelFile))
+		file, err := readTensors(filepath.Join(newest(t, filepath.Join(dir, fmt.Sprint(i))), checkpoint.ModelName))
 		if err != nil {
 			t.Fatal(err)
 		}
 		files = append(files, file)
 	}
 	for i, l := range layouts {
-		if !bytes.Equal(files[i], files[0]) {
+		if !maps.EqualFunc(files[i], files[0], sameStored) {
 			t.Errorf("the checkpoint of %d parts has other bytes than that of a whole model", l.parts)
 		}
 		run(fmt.Sprint((i+1)%len(layouts)), l.groups, l.parts, "")

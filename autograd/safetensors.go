@@ -4,17 +4,15 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"hash"
-	"hash/crc32"
 	"io"
 	"maps"
 	"os"
 	"slices"
 	"strings"
-	"syscall"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 )
 
@@ -41,23 +39,21 @@ type entry struct {
 // remarks are the metadata, the entry of the header that is not a tensor; remarksName is its name.
 type remarks struct {
 	Checksum string `json:"crc32c,omitempty"` // of the entries, by name, and the data
+	Save     string `json:"save,omitempty"`   // the id of the checkpoint that the file belongs to
+	Step     string `json:"step,omitempty"`   // of that checkpoint
 }
 
 const remarksName = "__metadata__"
 
 // checksum begins the checksum of a file; the data are to follow.
 func checksum(entries map[string]json.RawMessage) hash.Hash32 {
-	h := newChecksum()
+	h := checkpoint.NewChecksum()
 	for _, name := range slices.Sorted(maps.Keys(entries)) {
 		io.WriteString(h, name)
 		h.Write(entries[name])
 	}
 	return h
 }
-
-func newChecksum() hash.Hash32 { return crc32.New(crc32.MakeTable(crc32.Castagnoli)) }
-
-func textOf(h hash.Hash32) string { return fmt.Sprintf("%08x", h.Sum32()) }
 
 func damaged(is, written string) error {
 	return fmt.Errorf("its checksum is %s, it was written with %s: the file is damaged, load another checkpoint", is, written)
@@ -66,15 +62,15 @@ func damaged(is, written string) error {
 // vector returns a tensor of one axis.
 func vector(b backend.Buffer) stored { return stored{[]int{b.Len()}, b} }
 
-// writeTensors writes tensors to a file, by name.
-func writeTensors(path string, tensors map[string]stored) error {
+// writeTensors writes tensors to a file, by name, with what is said of them.
+func writeTensors(path string, tensors map[string]stored, said remarks) (f checkpoint.File, err error) {
 	names := slices.Sorted(maps.Keys(tensors))
 	header, at := map[string]json.RawMessage{}, 0
 	for _, name := range names {
 		t := tensors[name]
 		text, err := json.Marshal(entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}})
 		if err != nil {
-			return err
+			return f, err
 		}
 		header[name] = text
 		at += t.data.NBytes()
@@ -83,50 +79,25 @@ func writeTensors(path string, tensors map[string]stored) error {
 	for _, name := range names {
 		sum.Write(tensors[name].data.Bytes())
 	}
-	text, err := json.Marshal(remarks{textOf(sum)})
+	said.Checksum = checkpoint.Text(sum)
+	text, err := json.Marshal(said)
 	if err != nil {
-		return err
+		return f, err
 	}
 	header[remarksName] = text
 	if text, err = json.Marshal(header); err != nil {
-		return err
+		return f, err
 	}
 	for len(text)%8 != 0 {
 		text = append(text, ' ')
 	}
-	return writeFile(path, func(w io.Writer) {
+	return checkpoint.WriteFile(path, func(w io.Writer) {
 		w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
 		w.Write(text)
 		for _, name := range names {
 			w.Write(tensors[name].data.Bytes())
 		}
 	})
-}
-
-// writeFile writes a file, and returns when it is on the disk. The writer keeps its
-// first error.
-func writeFile(path string, write func(w io.Writer)) (err error) {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	w := bufio.NewWriter(f)
-	write(w)
-	return errors.Join(w.Flush(), f.Sync())
-}
-
-// syncDir returns when the names in a directory are on the disk.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	if errors.Is(err, syscall.EINVAL) { // some network file systems do not support it
-		err = nil
-	}
-	return errors.Join(err, f.Close())
 }
 
 // maxHeader is how long a header may be: what other readers take, 100 MB.
@@ -150,40 +121,46 @@ func readTensors(path string) (map[string]stored, error) {
 	return tensors, nil
 }
 
+// readRemarks reads the metadata of a file.
+func readRemarks(path string) (said remarks, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return said, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return said, err
+	}
+	raw, _, err := decodeHeader(f, info.Size())
+	if err != nil {
+		return said, err
+	}
+	return takeRemarks(raw)
+}
+
 // decodeTensors reads a file of so many bytes.
 func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
-	var prefix [8]byte
-	if _, err := io.ReadFull(r, prefix[:]); err != nil {
-		return nil, fmt.Errorf("no length of a header: %w", err)
-	}
-	n := binary.LittleEndian.Uint64(prefix[:])
-	if n > maxHeader || int64(n) > size-8 {
-		return nil, fmt.Errorf("a header of %d bytes in a file of %d", n, size)
-	}
-	text := make([]byte, n)
-	if _, err := io.ReadFull(r, text); err != nil {
+	raw, n, err := decodeHeader(r, size)
+	if err != nil {
 		return nil, err
-	}
-	var raw map[string]json.RawMessage
-	if err := json.Unmarshal(text, &raw); err != nil {
-		return nil, fmt.Errorf("its header is not JSON: %w", err)
 	}
 	said, err := takeRemarks(raw)
 	if err != nil {
 		return nil, err
 	}
-	entries, err := decodeEntries(raw, size-8-int64(n))
+	entries, err := decodeEntries(raw, size-8-n)
 	if err != nil { // before memory is taken for them
 		return nil, err
 	}
-	data := make([]byte, size-8-int64(n))
+	data := make([]byte, size-8-n)
 	if _, err := io.ReadFull(r, data); err != nil {
 		return nil, err
 	}
 	if said.Checksum != "" {
 		sum := checksum(raw)
 		sum.Write(data)
-		if is := textOf(sum); is != said.Checksum {
+		if is := checkpoint.Text(sum); is != said.Checksum {
 			return nil, damaged(is, said.Checksum)
 		}
 	}
@@ -196,6 +173,26 @@ func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
 		tensors[name] = t
 	}
 	return tensors, nil
+}
+
+// decodeHeader reads the header of a file of so many bytes, and returns its length.
+func decodeHeader(r io.Reader, size int64) (raw map[string]json.RawMessage, n int64, err error) {
+	var prefix [8]byte
+	if _, err := io.ReadFull(r, prefix[:]); err != nil {
+		return nil, 0, fmt.Errorf("no length of a header: %w", err)
+	}
+	long := binary.LittleEndian.Uint64(prefix[:])
+	if long > maxHeader || int64(long) > size-8 {
+		return nil, 0, fmt.Errorf("a header of %d bytes in a file of %d", long, size)
+	}
+	text := make([]byte, long)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return nil, 0, err
+	}
+	if err := json.Unmarshal(text, &raw); err != nil {
+		return nil, 0, fmt.Errorf("its header is not JSON: %w", err)
+	}
+	return raw, int64(long), nil
 }
 
 // takeRemarks removes the metadata from a header and returns it.

@@ -11,11 +11,13 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 )
 
 // record describes a checkpoint.
 type record struct {
+	checkpoint.Stamp
 	Format      int             `json:"format"`
 	Ranks       int             `json:"ranks"`
 	Solver      string          `json:"solver"`
@@ -28,7 +30,6 @@ type record struct {
 	Averages    int             `json:"averages,omitempty"` // moving averages of batch norms
 	Progress    json.RawMessage `json:"progress,omitempty"`
 	origin
-	Checksum string `json:"crc32c,omitempty"` // of the rest
 }
 
 // origin is missing in checkpoints of older versions.
@@ -57,18 +58,6 @@ func (s *randomState) String() string {
 }
 
 const format = 1
-
-// checksum returns that of a record.
-func (r record) checksum() (string, error) {
-	r.Checksum = ""
-	text, err := json.Marshal(r)
-	if err != nil {
-		return "", err
-	}
-	h := newChecksum()
-	h.Write(text)
-	return textOf(h), nil
-}
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
@@ -179,6 +168,7 @@ type loaded struct {
 // describe lists what the parts of the ranks must have in common: names, dtypes and shapes.
 func (l loaded) describe() string {
 	var s strings.Builder
+	fmt.Fprintf(&s, "the checkpoint is of %v\n", l.Stamp)
 	for _, name := range slices.Sorted(maps.Keys(l.own)) {
 		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(), l.own[name].shape)
 	}

@@ -291,6 +291,7 @@ func (m *Machine) run(start func() error) error {
 			return err
 		}
 		m.solver.end()
+		m.parallel.applied()
 	}
 	return m.publish(last)
 }

@@ -225,6 +225,13 @@ func (p *parallel) accumulated(b micro) {
 	}
 }
 
+// applied says that a step was applied.
+func (p *parallel) applied() {
+	if p != nil {
+		p.exchange.Applied()
+	}
+}
+
 // close frees the buckets.
 func (p *parallel) close() error {
 	if p == nil || p.data == nil {

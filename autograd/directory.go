@@ -1,0 +1,318 @@
+package autograd
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
+)
+
+// ErrLocked is wrapped by the error of Save, on all ranks, if another job saves to the directory.
+var ErrLocked = checkpoint.ErrLocked
+
+// SaveOption changes what [DataParallel.Save] keeps. Those of rank 0 count.
+type SaveOption func(*saveOptions)
+
+type saveOptions struct {
+	keep   int // checkpoints of this training
+	pinned bool
+}
+
+// KeepLast makes Save keep the last n checkpoints of this training, this one included. The default
+// is 2. Save returns ErrArgument for n < 1.
+func KeepLast(n int) SaveOption { return func(o *saveOptions) { o.keep = n } }
+
+// Pin makes Save keep this checkpoint beside the last ones until this training pins another: the
+// best one so far.
+func Pin() SaveOption { return func(o *saveOptions) { o.pinned = true } }
+
+// saveOptionsOf returns what options say.
+func saveOptionsOf(opts []SaveOption) (saveOptions, error) {
+	o := saveOptions{keep: 2}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o)
+		}
+	}
+	err := backend.Given("DataParallel.Save", "opts", opts)
+	if o.keep < 1 {
+		err = errors.Join(err, fmt.Errorf("%w: KeepLast(%d): Save keeps 1 or more", backend.ErrArgument, o.keep))
+	}
+	return o, err
+}
+
+// errNoName is the error of an empty dir.
+var errNoName = fmt.Errorf("%w: dir is empty: name a directory", backend.ErrArgument)
+
+// saves is what a DataParallel remembers of checkpoints.
+type saves struct {
+	steps    uint64             // since training began
+	training string             // its id, empty before the first Save
+	known    map[string]bool    // ids of checkpoints that were saved or loaded
+	locks    []*checkpoint.Lock // on rank 0
+}
+
+// learn notes a checkpoint that is the training's now.
+func (s *saves) learn(of checkpoint.Stamp) {
+	s.training = of.Training
+	if s.known == nil {
+		s.known = map[string]bool{}
+	}
+	s.known[of.ID] = true
+}
+
+// unlock lets others save.
+func (s *saves) unlock() (err error) {
+	for _, l := range s.locks {
+		err = errors.Join(err, l.Release())
+	}
+	s.locks = nil
+	return err
+}
+
+// begin makes the draft of a Save, and returns the Save's id on all ranks.
+func (d *DataParallel) begin(dir string) (id string, err error) {
+	return d.decide(func() (string, error) {
+		if err := d.lock(dir); err != nil {
+			return "", err
+		}
+		if err := checkpoint.Clean(dir); err != nil {
+			d.say(fmt.Sprintf("what an interrupted Save has left cannot be removed: %v", err))
+		}
+		id := checkpoint.NewID()
+		return id, checkpoint.Begin(dir, id)
+	})
+}
+
+// abandon removes what a Save that has failed has made, and gives locks back that were not held
+// before.
+func (d *DataParallel) abandon(dir, id string, held int) (err error) {
+	if !d.first() {
+		return nil
+	}
+	if id != "" {
+		err = checkpoint.Discard(dir, id)
+	}
+	for _, l := range d.saves.locks[held:] {
+		err = errors.Join(err, l.Undo())
+	}
+	d.saves.locks = d.saves.locks[:held]
+	return err
+}
+
+// lock locks a directory until Close, unless d has locked it before.
+func (d *DataParallel) lock(dir string) error {
+	if slices.ContainsFunc(d.saves.locks, func(l *checkpoint.Lock) bool { return l.Of(dir) }) {
+		return nil
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		host = "a host without a name"
+	}
+	holder := fmt.Sprintf("job %s (%s, process %d of %s, since %s)", d.comm.Name(), filepath.Base(os.Args[0]),
+		os.Getpid(), host, time.Now().Format(time.RFC3339))
+	l, err := checkpoint.Acquire(dir, holder)
+	if err != nil {
+		return err
+	}
+	if !l.Supported {
+		d.say(fmt.Sprintf("the file system of %s has no locks: do not let two jobs save there", dir))
+	}
+	d.saves.locks = append(d.saves.locks, l)
+	return nil
+}
+
+// commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
+// older ones.
+func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File, o saveOptions) error {
+	text, err := d.decide(func() (string, error) {
+		all, err := checkpoint.List(dir)
+		if err != nil {
+			return "", err
+		}
+		training := d.saves.training
+		if training == "" || !checkpoint.Follows(all, training, d.saves.known) {
+			training = checkpoint.NewID()
+		}
+		r.Stamp = checkpoint.Stamp{ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files}
+		done, err := checkpoint.Commit(dir, r.Stamp, func(s checkpoint.Stamp) ([]byte, error) {
+			r.Stamp = s
+			return checkpoint.Seal(r)
+		})
+		if err != nil {
+			return "", err
+		}
+		if err := checkpoint.Prune(dir, training, o.keep); err != nil {
+			d.say(fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v", done.Name, err))
+		}
+		return training, nil
+	})
+	if err != nil {
+		return err
+	}
+	d.saves.learn(checkpoint.Stamp{ID: id, Training: text})
+	return nil
+}
+
+// filesOf gives rank 0 the files that all ranks have written, in an order of their own. It returns
+// an error on all ranks if one has a problem.
+func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) ([]checkpoint.File, error) {
+	var sum uint32
+	if own.Name != "" && err == nil {
+		_, err = fmt.Sscanf(own.Checksum, "%x", &sum)
+	}
+	note := binary.LittleEndian.AppendUint64(nil, uint64(own.Bytes))
+	notes, err := agreeAndGather(d.comm, "", binary.LittleEndian.AppendUint32(note, sum), err)
+	if err = d.parts.agree(err); err != nil {
+		return nil, err
+	}
+	if own.Name == "" {
+		return common, nil
+	}
+	if notes == nil {
+		return append(common, own), nil
+	}
+	for r, n := range notes {
+		common = append(common, checkpoint.File{
+			Name: checkpoint.RankName(r), Bytes: int64(binary.LittleEndian.Uint64(n)),
+			Checksum: fmt.Sprintf("%08x", binary.LittleEndian.Uint32(n[8:])),
+		})
+	}
+	return common, nil
+}
+
+// choice is where Load looks for a checkpoint that all ranks can read.
+type choice struct {
+	dir    string
+	tried  map[string]bool // ids or, without one, paths
+	passed error           // what was wrong with them
+}
+
+// next chooses the newest checkpoint that was not tried, on all ranks.
+func (c *choice) next(d *DataParallel) (path string, err error) {
+	path, err = d.decide(func() (string, error) {
+		if c.dir == "" {
+			return "", errNoName
+		}
+		all, err := checkpoint.List(c.dir)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", err
+		}
+		for _, e := range all {
+			switch {
+			case c.tried[e.Path+e.ID]:
+			case e.Wrong != nil:
+				c.pass(e.Path, e.ID, e.Wrong)
+			default:
+				return filepath.Rel(c.dir, e.Path)
+			}
+		}
+		if c.passed != nil {
+			return "", c.passed
+		}
+		return "", c.none()
+	})
+	return filepath.Join(c.dir, path), err
+}
+
+// pass notes what is wrong with a checkpoint, unless a Save has removed it since.
+func (c *choice) pass(path, id string, wrong error) {
+	c.tried[path+id] = true
+	if _, err := os.Stat(path); err == nil {
+		c.passed = errors.Join(c.passed, wrong)
+	}
+}
+
+// none is the error if there is no checkpoint.
+func (c *choice) none() error {
+	hint := ""
+	old := filepath.Clean(c.dir) + ".old"
+	if _, err := os.Stat(filepath.Join(old, checkpoint.RecordName)); err == nil {
+		hint = fmt.Sprintf("; there is one in %s: if an older version was killed in Save, rename it", old)
+	}
+	return fmt.Errorf("%w: %s has no checkpoint%s", fs.ErrNotExist, c.dir, hint)
+}
+
+// decision is what rank 0 tells the others.
+type decision struct {
+	Text, Problem   string
+	Missing, Locked bool // what the problem is
+}
+
+// decide runs f on the first rank and returns its result on all. The others return an error with
+// the same text, and the same fs.ErrNotExist or ErrLocked.
+func (d *DataParallel) decide(f func() (string, error)) (string, error) {
+	var is decision
+	var err error
+	if d.first() {
+		if is.Text, err = f(); err != nil {
+			if d.comm.Size() > 1 || d.parts != nil {
+				err = fmt.Errorf("rank 0 cannot go on: %w", err)
+			}
+			is = decision{Problem: err.Error(), Missing: errors.Is(err, fs.ErrNotExist), Locked: errors.Is(err, ErrLocked)}
+		}
+	}
+	for _, comm := range d.comms() {
+		note, unsent := json.Marshal(is)
+		if unsent != nil {
+			return "", unsent
+		}
+		exchange := group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
+		notes, unsent := exchange(note)
+		if unsent == nil {
+			unsent = json.Unmarshal(notes[0], &is)
+		}
+		if unsent != nil {
+			return "", errors.Join(err, unsent)
+		}
+	}
+	if err != nil || is.Problem == "" {
+		return is.Text, err
+	}
+	return "", is
+}
+
+// comms are the communicators by which what the first rank says reaches all, in this order.
+func (d *DataParallel) comms() (all []backend.Communicator) {
+	if d.parts != nil {
+		all = append(all, d.parts.comm)
+	}
+	if d.comm.Size() > 1 {
+		all = append(all, d.comm)
+	}
+	return all
+}
+
+// Error says what the problem of rank 0 is.
+func (is decision) Error() string { return is.Problem }
+
+// Is reports whether that is the problem.
+func (is decision) Is(target error) bool {
+	return target == fs.ErrNotExist && is.Missing || target == ErrLocked && is.Locked
+}
+
+// anywhere reports whether something is so on any rank.
+func (d *DataParallel) anywhere(is bool) (bool, error) {
+	for _, comm := range d.comms() {
+		note := []byte{0}
+		if is {
+			note[0] = 1
+		}
+		notes, err := gather(comm, note)
+		if err != nil {
+			return false, err
+		}
+		is = slices.ContainsFunc(notes, func(n []byte) bool { return n[0] != 0 })
+	}
+	return is, nil
+}

@@ -1,0 +1,142 @@
+package checkpoint
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+)
+
+// WriteFile writes a new file and returns when it is on the disk. write need not look at the errors
+// of its writer, which keeps the first.
+func WriteFile(path string, write func(w io.Writer)) (_ File, err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return File{}, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	sum, to := NewChecksum(), bufio.NewWriter(f)
+	n := &counted{w: io.MultiWriter(to, sum)}
+	write(n)
+	return File{filepath.Base(path), n.n, Text(sum)}, errors.Join(to.Flush(), f.Sync())
+}
+
+// counted counts what is written.
+type counted struct {
+	w io.Writer
+	n int64
+}
+
+// Write implements io.Writer.
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+// SyncDir returns when the names in a directory are on the disk.
+func SyncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	err = f.Sync()
+	if errors.Is(err, syscall.EINVAL) { // some network file systems do not support it
+		err = nil
+	}
+	return errors.Join(err, f.Close())
+}
+
+// makeDir makes a directory, and those above it, unless it exists. They are on the disk then. It
+// returns what it has made.
+func makeDir(dir string) (made []string, err error) {
+	info, err := os.Stat(dir)
+	if err == nil && !info.IsDir() {
+		return nil, fmt.Errorf("%s is not a directory: name another one", dir)
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	above := filepath.Dir(dir)
+	if made, err = makeDir(above); err != nil {
+		return made, err
+	}
+	if err = os.Mkdir(dir, 0o777); err == nil {
+		made = append(made, dir)
+	} else if !errors.Is(err, os.ErrExist) {
+		return made, err
+	}
+	return made, SyncDir(above)
+}
+
+// Reader reads a file of a checkpoint from its begin to its end.
+type Reader struct {
+	Bytes int64 // how long it is
+	f     *os.File
+	sum   hash.Hash32
+	want  File // empty if the record says nothing
+}
+
+// Open opens a file of the checkpoint in a directory. The error is a [*Damaged] if it is missing, or
+// has another length than the record says.
+func Open(dir string, s Stamp, name string) (*Reader, error) {
+	path := filepath.Join(dir, name)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, &Damaged{path, err}
+	}
+	r := &Reader{f: f, sum: NewChecksum()}
+	info, err := f.Stat()
+	if err == nil {
+		r.Bytes = info.Size()
+		err = r.expect(s, name)
+	}
+	if err != nil {
+		return nil, &Damaged{path, errors.Join(err, f.Close())}
+	}
+	return r, nil
+}
+
+// expect finds what the record says of the file.
+func (r *Reader) expect(s Stamp, name string) error {
+	if s.ID == "" {
+		return nil
+	}
+	i := slices.IndexFunc(s.Files, func(f File) bool { return f.Name == name })
+	if i < 0 {
+		return errors.New("it is not in the record")
+	}
+	r.want = s.Files[i]
+	return r.want.long(r.Bytes)
+}
+
+// long returns an error if the file has not so many bytes.
+func (f File) long(bytes int64) error {
+	if bytes != f.Bytes {
+		return fmt.Errorf("it has %d bytes, the record says %d", bytes, f.Bytes)
+	}
+	return nil
+}
+
+// Read implements io.Reader.
+func (r *Reader) Read(p []byte) (int, error) {
+	n, err := r.f.Read(p)
+	r.sum.Write(p[:n])
+	return n, err
+}
+
+// Check returns a [*Damaged] if the file, which was read to its end, is not the one in the record.
+func (r *Reader) Check() error {
+	if is := Text(r.sum); r.want.Name != "" && is != r.want.Checksum {
+		return &Damaged{r.f.Name(), fmt.Errorf("its checksum is %s, the record says %s", is, r.want.Checksum)}
+	}
+	return nil
+}
+
+// Close closes the file.
+func (r *Reader) Close() error { return r.f.Close() }

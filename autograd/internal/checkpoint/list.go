@@ -1,0 +1,108 @@
+package checkpoint
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+)
+
+// stepNames are the names that Commit gives.
+var stepNames = regexp.MustCompile(`^step-\d{8,20}(\.\d+)?$`)
+
+// Entry is a checkpoint in a directory.
+type Entry struct {
+	Path string
+	Stamp
+	Wrong error // why it cannot be loaded, nil if it is whole
+}
+
+// List returns the checkpoints of a directory, the newest first. Those whose records cannot be read
+// come before all: nobody knows when they were written. A directory that is a checkpoint itself,
+// of an older version or because the user names it, is the last. The content of files is not
+// read. The error wraps os.ErrNotExist if there is no directory.
+func List(dir string) ([]Entry, error) {
+	names, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []Entry
+	for _, n := range names {
+		if path := filepath.Join(dir, n.Name()); stepNames.MatchString(n.Name()) {
+			if e := examine(path); !e.gone() {
+				all = append(all, e)
+			}
+		}
+	}
+	slices.SortStableFunc(all, func(a, b Entry) int {
+		if unread := cmp.Compare(b.unread(), a.unread()); unread != 0 {
+			return unread
+		}
+		return cmp.Or(cmp.Compare(b.Save, a.Save), cmp.Compare(b.Step, a.Step))
+	})
+	if _, err := os.Lstat(filepath.Join(dir, RecordName)); err == nil {
+		all = append(all, examine(dir))
+	}
+	return all, nil
+}
+
+// examine looks at a checkpoint.
+func examine(path string) Entry {
+	_, s, err := ReadRecord(path)
+	e := Entry{path, s, err}
+	for _, f := range s.Files {
+		info, err := os.Stat(filepath.Join(path, f.Name))
+		if err == nil {
+			err = f.long(info.Size())
+		}
+		if err != nil {
+			e.Wrong = &Damaged{filepath.Join(path, f.Name), err}
+		}
+	}
+	return e
+}
+
+// gone reports whether a Save has removed the checkpoint while it was looked at, or what has its
+// name is not a directory.
+func (e Entry) gone() bool {
+	info, err := os.Stat(e.Path)
+	return e.Wrong != nil && (errors.Is(err, os.ErrNotExist) || err == nil && !info.IsDir())
+}
+
+// unread is 1 for a checkpoint whose record cannot be read.
+func (e Entry) unread() int {
+	if e.Wrong != nil && e.ID == "" {
+		return 1
+	}
+	return 0
+}
+
+// next completes the stamp of a Save to a directory.
+func (s Stamp) next(dir string, all []Entry) (Stamp, error) {
+	for _, e := range all {
+		s.Save = max(s.Save, e.Save)
+	}
+	s.Save++
+	base := fmt.Sprintf("step-%08d", s.Step)
+	s.Name = base
+	for i := 1; ; i++ {
+		_, err := os.Lstat(filepath.Join(dir, s.Name))
+		if errors.Is(err, os.ErrNotExist) {
+			return s, nil
+		}
+		if err != nil {
+			return s, err
+		}
+		s.Name = fmt.Sprintf("%s.%d", base, i)
+	}
+}
+
+// Follows reports whether a training that has loaded or saved the known ids is at the newest
+// checkpoint of its own in a directory. Otherwise it is a branch, another training.
+func Follows(all []Entry, training string, known map[string]bool) bool {
+	i := slices.IndexFunc(all, func(e Entry) bool { return e.Training == training && e.ID != "" })
+	return i < 0 || known[all[i].ID]
+}

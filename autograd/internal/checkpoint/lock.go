@@ -1,0 +1,114 @@
+package checkpoint
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// lockName is the file that a writer locks.
+const lockName = ".euryale-lock"
+
+// ErrLocked is wrapped by the error of Acquire if another holds the lock.
+var ErrLocked = errors.New("the directory is locked")
+
+// Lock is what keeps other writers away from a directory, until Release or the end of the process.
+type Lock struct {
+	Supported bool // false if the file system has no locks
+	f         *os.File
+	made      []string // directories and files that were not there before
+}
+
+// Acquire makes a directory, unless it exists, and locks it for a holder, which others will be told.
+// After an error nothing is left.
+func Acquire(dir, holder string) (*Lock, error) {
+	made, err := makeDir(dir)
+	l := &Lock{made: made}
+	for err == nil {
+		if err = l.open(filepath.Join(dir, lockName)); err != nil {
+			break
+		}
+		if err = l.take(holder); err != nil || l.Of(dir) {
+			break
+		}
+		err = l.f.Close() // another holder has removed it
+	}
+	if err != nil {
+		return nil, errors.Join(err, l.Undo())
+	}
+	return l, nil
+}
+
+// open opens the file, or makes it.
+func (l *Lock) open(path string) (err error) {
+	const flags = os.O_RDWR | syscall.O_NOFOLLOW
+	for {
+		l.f, err = os.OpenFile(path, flags, 0)
+		if !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+		l.f, err = os.OpenFile(path, flags|os.O_CREATE|os.O_EXCL, 0o666)
+		if err == nil {
+			l.made = append(l.made, path)
+		}
+		if !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+}
+
+// take locks the file, and writes who has done it.
+func (l *Lock) take(holder string) error {
+	err := flock(l.f, syscall.LOCK_EX|syscall.LOCK_NB)
+	switch {
+	case errors.Is(err, syscall.EWOULDBLOCK):
+		text, _ := io.ReadAll(io.LimitReader(l.f, 1000))
+		l.made = nil // it is the other's now
+		return fmt.Errorf("%w: %s saves there: let it end, or name another directory", ErrLocked, strings.TrimSpace(string(text)))
+	case errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP):
+	case err != nil:
+		return err
+	default:
+		l.Supported = true
+	}
+	if err := l.f.Truncate(0); err != nil {
+		return err
+	}
+	_, err = l.f.WriteAt([]byte(holder+"\n"), 0)
+	return err
+}
+
+// flock is the system call, which a signal may interrupt.
+func flock(f *os.File, how int) error {
+	for {
+		if err := syscall.Flock(int(f.Fd()), how); err != syscall.EINTR {
+			return err
+		}
+	}
+}
+
+// Of reports whether the lock is that of a directory.
+func (l *Lock) Of(dir string) bool {
+	is, err := os.Stat(filepath.Join(dir, lockName))
+	mine, own := l.f.Stat()
+	return err == nil && own == nil && os.SameFile(is, mine)
+}
+
+// Release lets others write.
+func (l *Lock) Release() error { return l.f.Close() }
+
+// Undo is Release, and removes what Acquire has made, if nothing else is in it.
+func (l *Lock) Undo() error {
+	for _, path := range slices.Backward(l.made) {
+		os.Remove(path)
+	}
+	if l.f == nil {
+		return nil
+	}
+	return l.Release()
+}
