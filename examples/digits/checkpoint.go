@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/examples/internal/cli"
@@ -84,11 +85,15 @@ func (t *trainer) stopped(ctx context.Context) error {
 
 // resume restores the training from its checkpoint, if there is one.
 func (t *trainer) resume(epochs int) error {
-	if t.checkpoint == "" || !cli.Occupied(t.checkpoint) {
+	if t.checkpoint == "" {
 		return nil
 	}
 	var kept past
-	if err := t.parallel.Load(t.checkpoint, t.solver, &kept); err != nil {
+	err := t.parallel.Load(t.checkpoint, t.solver, &kept)
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // training begins
+		return nil
+	case err != nil:
 		return fmt.Errorf("--checkpoint: %w, or name another directory to begin anew", err)
 	}
 	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {

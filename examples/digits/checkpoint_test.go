@@ -38,8 +38,8 @@ func keeps(t *testing.T, cfg config, epochs int) []kept {
 	return all
 }
 
-// A training that was stopped after two epochs, and between the two renames of a third Save,
-// ends with the bits of one that was not.
+// A training that was stopped after two epochs, and in the middle of a Save, ends with the bits of
+// one that was not.
 func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 	for name, change := range map[string]func(*config){
 		"dense":   func(*config) {},
@@ -53,7 +53,8 @@ func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 			cfg.checkpoint = filepath.Join(t.TempDir(), "state")
 			keeps(t, cfg, 2)
 			keeps(t, cfg, 3)
-			if err := os.Rename(cfg.checkpoint, cfg.checkpoint+".old"); err != nil {
+			left := filepath.Join(cfg.checkpoint, ".euryale-saving-0123456789abcdef0123456789abcdef")
+			if err := errors.Join(os.Mkdir(left, 0o777), os.WriteFile(filepath.Join(left, "made-by-save"), nil, 0o666)); err != nil {
 				t.Fatal(err)
 			}
 			for _, resumed := range []int{3, 4} { // the second time there is nothing left to do
@@ -65,6 +66,9 @@ func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 						t.Errorf("rank %d ends with other bits than without a stop, and a loss of %v instead of %v", r, got.loss, want[r].loss)
 					}
 				}
+			}
+			if _, err := os.Stat(left); err == nil {
+				t.Error("what an interrupted Save has left is still there")
 			}
 		})
 	}
@@ -174,20 +178,43 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 	}
 }
 
-// A directory of something else is not replaced.
+// A directory may hold other files, such as the logs of the job; a file is no directory.
 func TestOtherFilesAreLeftAlone(t *testing.T) {
 	dir := t.TempDir()
-	letter := filepath.Join(dir, "letter")
-	if err := os.WriteFile(letter, nil, 0o666); err != nil {
+	letter := filepath.Join(dir, "logs", "letter")
+	if err := errors.Join(os.Mkdir(filepath.Dir(letter), 0o777), os.WriteFile(letter, []byte("mine"), 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	for _, checkpoint := range []string{dir, letter} {
-		cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 1, checkpoint })
-		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), "name another directory") {
-			t.Errorf("the error is %v", err)
-		}
-		if _, err := os.Stat(letter); err != nil {
+	cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 3, dir })
+	for range 2 { // it begins, and goes on
+		if _, err := train(2, cfg); err != nil {
 			t.Error(err)
 		}
+		cfg.epochs++
+	}
+	cfg.checkpoint = letter
+	if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), "name another directory") {
+		t.Errorf("the error is %v", err)
+	}
+	if text, err := os.ReadFile(letter); err != nil || string(text) != "mine" {
+		t.Errorf("the user's file is %q: %v", text, err)
+	}
+}
+
+// Whoever moves a checkpoint away begins anew.
+func TestAMovedCheckpointBeginsAnew(t *testing.T) {
+	cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 1, filepath.Join(t.TempDir(), "state") })
+	if _, err := train(2, cfg); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(cfg.checkpoint, cfg.checkpoint+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := train(2, cfg); err != nil || strings.Contains(said, "going on") {
+		t.Errorf("rank 0 printed %q: %v", said, err)
+	}
+	cfg.checkpoint, cfg.epochs = cfg.checkpoint+".old", 2
+	if said, err := train(2, cfg); err != nil || !strings.Contains(said, "going on after epoch 1") {
+		t.Errorf("from what was moved rank 0 printed %q: %v", said, err)
 	}
 }

@@ -162,7 +162,7 @@ func TestPythonReadsTheCheckpoint(t *testing.T) {
 import sys, safetensors.numpy
 for name, x in sorted(safetensors.numpy.load_file(sys.argv[1]).items()):
     print(name, x.dtype, list(x.shape), bool((x == x).all()))`
-	out, err := exec.Command("python3", "-c", read, filepath.Join(dir, "model.safetensors")).CombinedOutput()
+	out, err := exec.Command("python3", "-c", read, filepath.Join(dir, "step-00000010", "model.safetensors")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

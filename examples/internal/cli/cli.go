@@ -8,10 +8,8 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -190,18 +188,6 @@ func Compression(flag string, feedback bool) ([]autograd.Option, error) {
 		return []autograd.Option{autograd.WithCompression(sparse.Wrap(how, sparsely...))}, nil
 	}
 	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", flag)
-}
-
-// Occupied reports whether a directory has content, or the one beside it where an interrupted
-// Save leaves the last checkpoint. Load must accept the content, since Save replaces the directory.
-func Occupied(dir string) bool {
-	for _, d := range []string{dir, filepath.Clean(dir) + ".old"} {
-		entries, err := os.ReadDir(d)
-		if len(entries) > 0 || err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	return false
 }
 
 // SameFlags returns an error unless a training of a checkpoint was started with the flags of this one.
