@@ -145,7 +145,7 @@ func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
 			training = checkpoint.NewID()
 		}
 		r.Stamp = checkpoint.Stamp{ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files}
-		done, err := checkpoint.Commit(dir, r.Stamp, func(s checkpoint.Stamp) ([]byte, error) {
+		done, err := checkpoint.Commit(dir, all, r.Stamp, func(s checkpoint.Stamp) ([]byte, error) {
 			r.Stamp = s
 			return checkpoint.Seal(r)
 		})

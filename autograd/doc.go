@@ -179,6 +179,7 @@
 // [DataParallel.Save] and Load keep everything that training depends on: the model, the residuals
 // of a compression, and the state of solvers that are [Stateful]. Training resumes with the same
 // bits in a program with the same options, also on another number of ranks unless ranks have state
-// of their own. Call both between steps: after Sync, and before the next RunAll. Where ranks have
+// of their own. Each checkpoint is a directory in the one that Save is given, and Load takes the newest
+// that is whole; docs/checkpoints.md describes them. Call both between steps: after Sync, and before the next RunAll. Where ranks have
 // parts of the parameters ([WithParts]), a checkpoint has the whole.
 package autograd

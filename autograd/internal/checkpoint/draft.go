@@ -57,15 +57,12 @@ func Begin(dir, id string) error {
 	return nil
 }
 
-// Commit writes the record of a draft whose files are on the disk, and makes it a checkpoint. s has
-// the id, the training, the step, and the files; seal returns the text of the record with a
-// completed stamp. The checkpoint is on the disk then. After an error there is still a draft.
-func Commit(dir string, s Stamp, seal func(Stamp) ([]byte, error)) (Stamp, error) {
-	all, err := List(dir)
+// Commit writes the record of a draft whose files are on the disk, and makes it a checkpoint beside
+// all others. s has the id, the training, the step, and the files; seal returns the text of the record
+// with a completed stamp. The checkpoint is on the disk then. After an error there is still a draft.
+func Commit(dir string, all []Entry, s Stamp, seal func(Stamp) ([]byte, error)) (Stamp, error) {
+	s, err := s.next(dir, all)
 	if err != nil {
-		return s, err
-	}
-	if s, err = s.next(dir, all); err != nil {
 		return s, err
 	}
 	text, err := seal(s)

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -69,7 +70,8 @@ func (l *Lock) take(holder string) error {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		text, _ := io.ReadAll(io.LimitReader(l.f, 1000))
 		l.made = nil // it is the other's now
-		return fmt.Errorf("%w: %s saves there: let it end, or name another directory", ErrLocked, strings.TrimSpace(string(text)))
+		other := cmp.Or(strings.TrimSpace(string(text)), "another job")
+		return fmt.Errorf("%w: %s saves there: let it end, or name another directory", ErrLocked, other)
 	case errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP):
 	case err != nil:
 		return err

@@ -35,7 +35,7 @@ func Prune(dir, training string, keep int) error {
 func (e Entry) ours() bool {
 	info, err := os.Lstat(e.Path)
 	named := filepath.Base(e.Path) == e.Name && drafts.MatchString(draftPrefix+e.ID)
-	if err != nil || !info.IsDir() || !named {
+	if e.Wrong != nil || err != nil || !info.IsDir() || !named {
 		return false
 	}
 	names, err := os.ReadDir(e.Path)
