@@ -1,0 +1,358 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// saves is a training that saves to a directory.
+type saves struct {
+	*testing.T
+	dir, training string
+	keep          int
+}
+
+// save is a Save of a file with some text.
+func (s saves) save(step uint64, text string, pinned bool) Stamp {
+	s.Helper()
+	id := NewID()
+	err := errors.Join(Clean(s.dir), Begin(s.dir, id))
+	if err != nil {
+		s.Fatal(err)
+	}
+	f, err := WriteFile(filepath.Join(Draft(s.dir, id), ModelName), func(w io.Writer) { io.WriteString(w, text) })
+	if err != nil {
+		s.Fatal(err)
+	}
+	all, err := List(s.dir)
+	if err != nil {
+		s.Fatal(err)
+	}
+	stamp := Stamp{ID: id, Training: s.training, Step: step, Pinned: pinned, Files: []File{f}}
+	if stamp, err = Commit(s.dir, all, stamp, func(s Stamp) ([]byte, error) { return Seal(s) }); err == nil {
+		err = Prune(s.dir, s.training, s.keep)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	return stamp
+}
+
+// tree returns what is below a directory, with the text of files and the targets of links.
+func tree(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || path == dir {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		switch {
+		case err != nil:
+		case d.IsDir():
+			all[name] = "a directory"
+		case d.Type()&fs.ModeSymlink != 0:
+			all[name], err = os.Readlink(path)
+		default:
+			var text []byte
+			text, err = os.ReadFile(path)
+			all[name] = string(text)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// steps returns the names of the checkpoints in a directory, the newest first.
+func steps(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	all, err := List(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		names = append(names, filepath.Base(e.Path))
+	}
+	return names
+}
+
+// must ends a test that cannot be prepared.
+func must(t *testing.T, errs ...error) {
+	t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func write(path, text string) error { return os.WriteFile(path, []byte(text), 0o666) }
+
+func TestTheLastOnesAndThePinnedOneStay(t *testing.T) {
+	s := saves{t, t.TempDir(), NewID(), 2}
+	for step, want := range [][]string{
+		{"step-00000000"},
+		{"step-00000001", "step-00000000"},
+		{"step-00000002", "step-00000001"}, // pinned
+		{"step-00000003", "step-00000002"},
+		{"step-00000004", "step-00000003", "step-00000002"},
+		{"step-00000005", "step-00000004"}, // pinned, in the place of the other
+		{"step-00000006", "step-00000005"},
+		{"step-00000007", "step-00000006", "step-00000005"},
+	} {
+		s.save(uint64(step), "x", step == 2 || step == 5)
+		if got := steps(t, s.dir); !slices.Equal(got, want) {
+			t.Errorf("after step %d there are %v, want %v", step, got, want)
+		}
+	}
+}
+
+// A Save at the step of another one, or of a directory of the user's, leaves that alone, and the one
+// that was saved last is the newest.
+func TestANameThatIsTakenGetsASuffix(t *testing.T) {
+	s := saves{t, t.TempDir(), NewID(), 3}
+	must(t, os.Mkdir(filepath.Join(s.dir, "step-00000007"), 0o777), // the user's
+		os.Symlink("nowhere", filepath.Join(s.dir, "step-00000007.1")))
+	first, second := s.save(7, "first", false), s.save(7, "second", false)
+	s.save(3, "third", false) // a training that goes on from an older one
+	if first.Name != "step-00000007.2" || second.Name != "step-00000007.3" {
+		t.Errorf("the names are %s and %s", first.Name, second.Name)
+	}
+	want := []string{"step-00000007", "step-00000003", "step-00000007.3", "step-00000007.2"} // the first is none
+	if got := steps(t, s.dir); !slices.Equal(got, want) {
+		t.Errorf("the order is %v, want %v", got, want)
+	}
+}
+
+// Whatever the user has put into the directory or made of a checkpoint is there after any number of
+// Saves.
+func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
+	out := t.TempDir() // what links lead to
+	s := saves{t, t.TempDir(), NewID(), 1}
+	path := func(parts ...string) string { return filepath.Join(append([]string{s.dir}, parts...)...) }
+	for name, change := range map[string]func(checkpoint string) error{
+		"a file was added":              func(c string) error { return write(filepath.Join(c, "notes"), "mine") },
+		"a file was replaced":           func(c string) error { return write(filepath.Join(c, ModelName), "mine, and longer") },
+		"a directory was added":         func(c string) error { return os.Mkdir(filepath.Join(c, "empty"), 0o777) },
+		"a file has another name":       func(c string) error { return os.Rename(filepath.Join(c, ModelName), filepath.Join(c, "m")) },
+		"the record has a record of it": func(c string) error { return write(filepath.Join(c, RecordName+".bak"), "mine") },
+		"it has another name":           func(c string) error { return os.Rename(c, path("best")) },
+		"it has the name of another":    func(c string) error { return os.Rename(c, path("step-00009999")) },
+		"the record is damaged":         func(c string) error { return write(filepath.Join(c, RecordName), "{}") },
+		"the record leads elsewhere": func(c string) error {
+			text, err := Seal(Stamp{ID: "../" + filepath.Base(out), Training: s.training, Name: filepath.Base(c), Files: []File{{Name: ModelName, Bytes: 1}}})
+			return errors.Join(err, write(filepath.Join(c, RecordName), string(text)))
+		},
+		"it is elsewhere": func(c string) error {
+			there := filepath.Join(out, "moved")
+			return errors.Join(os.Rename(c, there), os.Symlink(there, c))
+		},
+		"a file is elsewhere": func(c string) error {
+			there := filepath.Join(out, "model")
+			return errors.Join(os.Rename(filepath.Join(c, ModelName), there), os.Symlink(there, filepath.Join(c, ModelName)))
+		},
+		"it is another training's": func(string) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.T = t
+			other := s
+			if strings.Contains(name, "training") {
+				other.training = NewID()
+			}
+			must(t, change(path(other.save(uint64(len(name)), "x", false).Name)))
+			before, outside := tree(t, s.dir), tree(t, out)
+			for step := range uint64(3) {
+				s.save(1000+step, "x", false)
+			}
+			after := tree(t, s.dir)
+			for file, text := range before {
+				if after[file] != text {
+					t.Errorf("%s is %q, was %q", file, after[file], text)
+				}
+			}
+			if now := tree(t, out); !mapsEqual(now, outside) {
+				t.Errorf("outside there is %v, was %v", now, outside)
+			}
+			must(t, os.RemoveAll(s.dir), os.Mkdir(s.dir, 0o777))
+		})
+	}
+}
+
+func mapsEqual(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+
+// What an interrupted Save leaves is removed, at any point where it stopped, and nothing else that has
+// such a name.
+func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
+	dir, out := t.TempDir(), t.TempDir()
+	must(t, write(filepath.Join(out, ModelName), "mine"), write(filepath.Join(out, marker), ""))
+	draft := func(files ...string) string {
+		path := Draft(dir, NewID())
+		must(t, os.Mkdir(path, 0o777))
+		for _, f := range files {
+			must(t, write(filepath.Join(path, f), "x"))
+		}
+		return path
+	}
+	id := NewID()
+	must(t, os.Mkdir(Draft(dir, id), 0o777))
+	text, err := Seal(Stamp{ID: id})
+	must(t, err, write(filepath.Join(Draft(dir, id), RecordName), string(text)), write(filepath.Join(Draft(dir, id), ModelName), "x"))
+	gone := []string{
+		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"), draft(marker, RecordName, ModelName), Draft(dir, id),
+	}
+	link := Draft(dir, NewID())
+	must(t, os.Symlink(out, link))
+	stay := []string{draft("mine"), draft(ModelName), draft(RecordName, ModelName), draft(marker, "mine"), link}
+	must(t, Clean(dir))
+	for _, path := range gone {
+		if _, err := os.Lstat(path); err == nil {
+			t.Errorf("%s is still there: %v", path, tree(t, path))
+		}
+	}
+	for _, path := range stay {
+		if _, err := os.Lstat(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := tree(t, stay[3]); got["mine"] != "x" {
+		t.Errorf("of a draft with a file of the user's %v is left", got)
+	}
+	if len(tree(t, out)) != 2 {
+		t.Errorf("a link was followed: %v", tree(t, out))
+	}
+}
+
+// Another holder gets an error that names the first, until that releases the lock, wherever it has
+// removed it.
+func TestOneHolderAtATime(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	first, err := Acquire(dir, "the first")
+	if err != nil || !first.Of(dir) || !first.Supported {
+		t.Fatal(first, err)
+	}
+	if _, err := Acquire(dir, "the second"); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "the first saves there") {
+		t.Errorf("the error is %v", err)
+	}
+	must(t, first.Release())
+	second, err := Acquire(dir, "the second")
+	if err != nil {
+		t.Fatal(err)
+	}
+	must(t, second.Undo()) // has made nothing
+	if text, err := os.ReadFile(filepath.Join(dir, lockName)); err != nil || string(text) != "the second\n" {
+		t.Errorf("the lock says %q: %v", text, err)
+	}
+}
+
+func TestALockThatIsUndoneLeavesNothing(t *testing.T) {
+	above := t.TempDir()
+	dir := filepath.Join(above, "a", "b")
+	l, err := Acquire(dir, "holder")
+	must(t, err, l.Undo())
+	if got := tree(t, above); len(got) > 0 {
+		t.Errorf("there is %v", got)
+	}
+	l, err = Acquire(dir, "holder")
+	must(t, err, write(filepath.Join(dir, "mine"), ""), l.Undo())
+	if got := tree(t, above); len(got) != 3 {
+		t.Errorf("there is %v, want the user's file", got)
+	}
+}
+
+// A link in the place of the lock leads nowhere.
+func TestALockFollowsNoLink(t *testing.T) {
+	dir := t.TempDir()
+	victim := filepath.Join(t.TempDir(), "victim")
+	must(t, write(victim, "mine"), os.Symlink(victim, filepath.Join(dir, lockName)))
+	if _, err := Acquire(dir, "holder"); err == nil {
+		t.Error("it was locked")
+	}
+	if text, _ := os.ReadFile(victim); string(text) != "mine" {
+		t.Errorf("the file says %q", text)
+	}
+}
+
+// A bit of a record that is another one is an error, unless the record has no checksum then.
+func TestEveryDamagedBitOfARecordIsNoticed(t *testing.T) {
+	s := saves{t, t.TempDir(), NewID(), 1}
+	path := filepath.Join(s.dir, s.save(1, "x", true).Name)
+	text, want, err := ReadRecord(path)
+	must(t, err)
+	for i := range 8 * len(text) {
+		damaged := bytes.Clone(text)
+		damaged[i/8] ^= 1 << (i % 8)
+		must(t, os.WriteFile(filepath.Join(path, RecordName), damaged, 0o666))
+		_, got, err := ReadRecord(path)
+		if err == nil && fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Fatalf("bit %d: %+v, want %+v", i, got, want)
+		}
+		if err != nil && !errors.As(err, new(*Damaged)) {
+			t.Fatalf("bit %d: %v", i, err)
+		}
+	}
+}
+
+// A file that is missing, cut off or another one is found, and is not "no checkpoint".
+func TestFilesAreThoseOfTheRecord(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(path string) error
+		listed bool // by List, which reads no content
+	}{
+		"missing":   {os.Remove, true},
+		"cut off":   {func(path string) error { return os.Truncate(path, 3) }, true},
+		"longer":    {func(path string) error { return write(path, "contentx") }, true},
+		"another":   {func(path string) error { return write(path, "c0ntent") }, false},
+		"as it was": {func(path string) error { return nil }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := saves{t, t.TempDir(), NewID(), 1}
+			path := filepath.Join(s.dir, s.save(1, "content", false).Name)
+			must(t, tt.change(filepath.Join(path, ModelName)))
+			all, err := List(s.dir)
+			if err != nil || len(all) != 1 || (all[0].Wrong != nil) != tt.listed {
+				t.Fatalf("%+v: %v", all, err)
+			}
+			r, err := Open(path, all[0].Stamp, ModelName)
+			if err == nil {
+				_, err = io.ReadAll(r)
+				err = errors.Join(err, r.Check(), r.Close())
+			}
+			if (err == nil) != (name == "as it was") || err != nil && (!errors.As(err, new(*Damaged)) || errors.Is(err, fs.ErrNotExist)) {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
+// A training that is not at the newest of its own checkpoints is another one.
+func TestFollows(t *testing.T) {
+	s := saves{t, t.TempDir(), NewID(), 9}
+	follows := func(known ...string) bool {
+		all, err := List(s.dir)
+		must(t, err)
+		ids := map[string]bool{}
+		for _, id := range known {
+			ids[id] = true
+		}
+		return Follows(all, s.training, ids)
+	}
+	if !follows() {
+		t.Error("there is nothing to follow")
+	}
+	first, second := s.save(1, "x", false).ID, s.save(2, "x", false).ID
+	other := s
+	other.training = NewID()
+	other.save(3, "x", false)
+	if follows() || follows(first) || !follows(second) || !follows(first, second) {
+		t.Error("it follows the first of two, or not the second")
+	}
+}
