@@ -182,7 +182,7 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any)
 	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
-	d.saves.steps = l.Step
+	d.saves.steps, d.saves.known = l.Step, nil
 	d.saves.learn(l.Stamp)
 	d.sayMissing(l.record)
 	return nil

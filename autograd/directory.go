@@ -58,7 +58,7 @@ var errNoName = fmt.Errorf("%w: dir is empty: name a directory", backend.ErrArgu
 type saves struct {
 	steps    uint64             // since training began
 	training string             // its id, empty before the first Save
-	known    map[string]bool    // ids of checkpoints that were saved or loaded
+	known    map[string]bool    // ids of the checkpoint that was loaded last, and of those saved since
 	locks    []*checkpoint.Lock // on rank 0
 }
 
@@ -141,7 +141,7 @@ func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
 			return "", err
 		}
 		training := d.saves.training
-		if training == "" || !checkpoint.Follows(all, training, d.saves.known) {
+		if training == "" || !checkpoint.Follows(all, training, d.saves.steps, d.saves.known) {
 			training = checkpoint.NewID()
 		}
 		r.Stamp = checkpoint.Stamp{ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files}

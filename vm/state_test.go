@@ -254,7 +254,8 @@ func checkpointed(what, dir string) error {
 // TestEvaluationIsTheSameAfterLoad: a model with a batch norm, frozen parameters and a dropout
 // evaluates the same before Save and after Load in other processes, on as many ranks and on one.
 func TestEvaluationIsTheSameAfterLoad(t *testing.T) {
-	dir := "EURYALE_TEST_CHECKPOINT=" + filepath.Join(t.TempDir(), "checkpoint")
+	path := filepath.Join(t.TempDir(), "checkpoint")
+	dir := "EURYALE_TEST_CHECKPOINT=" + path
 	var want string
 	for _, job := range []struct {
 		what  string
@@ -272,5 +273,8 @@ func TestEvaluationIsTheSameAfterLoad(t *testing.T) {
 				t.Errorf("rank %d of %d, %s: %s", r, job.ranks, job.what, last)
 			}
 		}
+	}
+	if _, err := os.Stat(filepath.Join(path, "step-00000020")); err != nil { // as many as there were
+		t.Error(err)
 	}
 }

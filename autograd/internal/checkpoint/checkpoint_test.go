@@ -333,26 +333,28 @@ func TestFilesAreThoseOfTheRecord(t *testing.T) {
 	}
 }
 
-// A training that is not at the newest of its own checkpoints is another one.
+// A training that has gone back behind the newest of its own checkpoints is another one.
 func TestFollows(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 9}
-	follows := func(known ...string) bool {
+	follows := func(step uint64, known ...string) bool {
 		all, err := List(s.dir)
 		must(t, err)
 		ids := map[string]bool{}
 		for _, id := range known {
 			ids[id] = true
 		}
-		return Follows(all, s.training, ids)
+		return Follows(all, s.training, step, ids)
 	}
-	if !follows() {
+	if !follows(0) {
 		t.Error("there is nothing to follow")
 	}
 	first, second := s.save(1, "x", false).ID, s.save(2, "x", false).ID
 	other := s
 	other.training = NewID()
 	other.save(3, "x", false)
-	if follows() || follows(first) || !follows(second) || !follows(first, second) {
-		t.Error("it follows the first of two, or not the second")
+	for step, want := range map[uint64]bool{1: false, 2: false, 3: true} { // 2 is the newest
+		if follows(step) != want || follows(step, first) != want || !follows(step, second) || !follows(step, first, second) {
+			t.Errorf("at step %d it follows the first of two, or not the second", step)
+		}
 	}
 }

@@ -25,17 +25,9 @@ type Entry struct {
 // of an older version or because the user names it, is the last. The content of files is not
 // read. The error wraps os.ErrNotExist if there is no directory.
 func List(dir string) ([]Entry, error) {
-	names, err := os.ReadDir(dir)
+	all, err := entries(dir)
 	if err != nil {
 		return nil, err
-	}
-	var all []Entry
-	for _, n := range names {
-		if path := filepath.Join(dir, n.Name()); stepNames.MatchString(n.Name()) {
-			if e := examine(path); !e.gone() {
-				all = append(all, e)
-			}
-		}
 	}
 	slices.SortStableFunc(all, func(a, b Entry) int {
 		if unread := cmp.Compare(b.unread(), a.unread()); unread != 0 {
@@ -47,6 +39,43 @@ func List(dir string) ([]Entry, error) {
 		all = append(all, examine(dir))
 	}
 	return all, nil
+}
+
+// entries returns the checkpoints that a directory has at one moment, while a Save may add some and
+// remove others.
+func entries(dir string) ([]Entry, error) {
+	names, err := namesIn(dir)
+	for err == nil {
+		was := names
+		if names, err = namesIn(dir); err != nil || !slices.Equal(names, was) {
+			continue
+		}
+		var all []Entry
+		gone := false
+		for _, name := range names {
+			e := examine(filepath.Join(dir, name))
+			if info, err := os.Stat(e.Path); err == nil && info.IsDir() {
+				all = append(all, e)
+			}
+			_, err := os.Lstat(e.Path)
+			gone = gone || errors.Is(err, os.ErrNotExist)
+		}
+		if !gone {
+			return all, nil
+		}
+	}
+	return nil, err
+}
+
+// namesIn returns the names of checkpoints in a directory.
+func namesIn(dir string) (names []string, err error) {
+	all, err := os.ReadDir(dir)
+	for _, n := range all {
+		if stepNames.MatchString(n.Name()) {
+			names = append(names, n.Name())
+		}
+	}
+	return names, err
 }
 
 // examine looks at a checkpoint.
@@ -63,13 +92,6 @@ func examine(path string) Entry {
 		}
 	}
 	return e
-}
-
-// gone reports whether a Save has removed the checkpoint while it was looked at, or what has its
-// name is not a directory.
-func (e Entry) gone() bool {
-	info, err := os.Stat(e.Path)
-	return e.Wrong != nil && (errors.Is(err, os.ErrNotExist) || err == nil && !info.IsDir())
 }
 
 // unread is 1 for a checkpoint whose record cannot be read.
@@ -100,9 +122,10 @@ func (s Stamp) next(dir string, all []Entry) (Stamp, error) {
 	}
 }
 
-// Follows reports whether a training that has loaded or saved the known ids is at the newest
-// checkpoint of its own in a directory. Otherwise it is a branch, another training.
-func Follows(all []Entry, training string, known map[string]bool) bool {
+// Follows reports whether a training that saves after so many steps, and has saved or loaded the known
+// ids, goes on from the newest checkpoint of its own in a directory. Otherwise it is a branch,
+// another training.
+func Follows(all []Entry, training string, step uint64, known map[string]bool) bool {
 	i := slices.IndexFunc(all, func(e Entry) bool { return e.Training == training && e.ID != "" })
-	return i < 0 || known[all[i].ID]
+	return i < 0 || known[all[i].ID] || all[i].Step < step
 }
