@@ -64,12 +64,16 @@ func agreeAndGather(comm backend.Communicator, description string, note []byte, 
 		}
 		return notes, wrong
 	}
-	gather := group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
-	texts, err := gather([]byte(description))
+	texts, err := framed(comm)([]byte(description))
 	if err != nil {
 		return nil, errors.Join(wrong, err)
 	}
 	return nil, disagreement(texts, comm.Rank(), wrong)
+}
+
+// framed is gather for notes of any lengths.
+func framed(comm backend.Communicator) group.Gatherer {
+	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
 }
 
 // gather returns the notes of all ranks, which must be of the same length.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"path/filepath"
 
@@ -59,9 +60,8 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, op
 //
 // Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that is
 // damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed on
-// any rank; those of the communicator. If a rank fails
-// later (a device is lost, or a [Stateful] that is not a [Checker] refuses its state), ranks may
-// differ, so that error ends d like one of Sync.
+// any rank; those of the communicator. If a rank fails later (a device is lost, or a [Stateful] that
+// is not a [Checker] refuses its state), ranks may differ, so that error ends d like one of Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error { return d.restore(dir, solver, progress) })
 }
@@ -140,7 +140,8 @@ func (d *DataParallel) agree(description string, err error) error {
 
 // write writes this rank's part of a checkpoint, and returns the file that all ranks have in
 // common, on the rank that writes it, and this rank's own, if ranks differ.
-func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (common []checkpoint.File, mine checkpoint.File, err error) {
+func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (
+	common []checkpoint.File, mine checkpoint.File, err error) {
 	model, own := map[string]stored{}, map[string]stored{}
 	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
 		model, err = d.modelState(solver)
@@ -160,7 +161,8 @@ func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (common []c
 	}
 	draft, of := checkpoint.Draft(dir, id), remarks{Save: id, Step: fmt.Sprint(d.saves.steps)}
 	if d.ranksDiffer() {
-		if mine, err = writeTensors(filepath.Join(draft, checkpoint.RankName(d.comm.Rank())), own, of); err != nil {
+		name := checkpoint.RankName(d.comm.Rank())
+		if mine, err = writeTensors(filepath.Join(draft, name), own, of); err != nil {
 			return nil, mine, err
 		}
 	}
@@ -170,7 +172,10 @@ func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (common []c
 			return nil, mine, err
 		}
 	}
-	return common, mine, checkpoint.SyncDir(draft)
+	if err = checkpoint.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("all ranks must reach the directory: %w", err)
+	}
+	return common, mine, err
 }
 
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
@@ -203,7 +208,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any) (l
 		damaged := errors.As(err, new(*checkpoint.Damaged))
 		if err = d.agree(l.describe(), err); err == nil {
 			if c.passed != nil {
-				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is whole: %v", path, c.passed))
+				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is whole: %v",
+					path, c.passed))
 			}
 			return l, nil
 		}
@@ -211,7 +217,7 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any) (l
 		if unheard != nil || !other {
 			return l, errors.Join(err, unheard)
 		}
-		c.pass(path, l.ID, err)
+		c.pass(err)
 	}
 }
 
@@ -269,12 +275,17 @@ func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, 
 
 // ofAnother says that a file belongs to another Save than the record, if that is what is wrong.
 func ofAnother(dir string, of checkpoint.Stamp, name string, wrong error) error {
-	path := filepath.Join(dir, name)
-	said, err := readRemarks(path)
+	f, err := checkpoint.Open(dir, checkpoint.Stamp{}, name)
+	if err != nil {
+		return wrong
+	}
+	defer f.Close()
+	said, err := readRemarks(f, f.Bytes)
 	if err != nil || said.Save == of.ID {
 		return wrong
 	}
 	other := checkpoint.Stamp{ID: said.Save}
 	fmt.Sscan(said.Step, &other.Step)
-	return &checkpoint.Damaged{Path: path, Cause: fmt.Errorf("it belongs to %v, and the record to %v", other, of)}
+	wrong = fmt.Errorf("it belongs to %v, and the record to %v", other, of)
+	return &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: wrong}
 }

@@ -1,12 +1,9 @@
 package autograd
 
 import (
-	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -80,18 +77,23 @@ func (s *saves) unlock() (err error) {
 	return err
 }
 
-// begin makes the draft of a Save, and returns the Save's id on all ranks.
+// begin makes the draft of a Save, and returns the Save's id on all ranks. After an error there may
+// be one on rank 0.
 func (d *DataParallel) begin(dir string) (id string, err error) {
-	return d.decide(func() (string, error) {
+	mine := checkpoint.NewID()
+	id, err = d.decide(func() (string, error) {
 		if err := d.lock(dir); err != nil {
 			return "", err
 		}
 		if err := checkpoint.Clean(dir); err != nil {
 			d.say(fmt.Sprintf("what an interrupted Save has left cannot be removed: %v", err))
 		}
-		id := checkpoint.NewID()
-		return id, checkpoint.Begin(dir, id)
+		return mine, checkpoint.Begin(dir, mine)
 	})
+	if err != nil {
+		return mine, err
+	}
+	return id, nil
 }
 
 // abandon removes what a Save that has failed has made, and gives locks back that were not held
@@ -100,9 +102,7 @@ func (d *DataParallel) abandon(dir, id string, held int) (err error) {
 	if !d.first() {
 		return nil
 	}
-	if id != "" {
-		err = checkpoint.Discard(dir, id)
-	}
+	err = checkpoint.Discard(dir, id)
 	for _, l := range d.saves.locks[held:] {
 		err = errors.Join(err, l.Undo())
 	}
@@ -119,8 +119,8 @@ func (d *DataParallel) lock(dir string) error {
 	if err != nil {
 		host = "a host without a name"
 	}
-	holder := fmt.Sprintf("job %s (%s, process %d of %s, since %s)", d.comm.Name(), filepath.Base(os.Args[0]),
-		os.Getpid(), host, time.Now().Format(time.RFC3339))
+	holder := fmt.Sprintf("job %s (%s, process %d of %s, since %s)", d.comm.Name(),
+		filepath.Base(os.Args[0]), os.Getpid(), host, time.Now().Format(time.RFC3339))
 	l, err := checkpoint.Acquire(dir, holder)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (d *DataParallel) lock(dir string) error {
 // commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
 // older ones.
 func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File, o saveOptions) error {
-	text, err := d.decide(func() (string, error) {
+	training, err := d.decide(func() (string, error) {
 		all, err := checkpoint.List(dir)
 		if err != nil {
 			return "", err
@@ -144,8 +144,10 @@ func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
 		if training == "" || !checkpoint.Follows(all, training, d.saves.steps, d.saves.known) {
 			training = checkpoint.NewID()
 		}
-		r.Stamp = checkpoint.Stamp{ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files}
-		done, err := checkpoint.Commit(dir, all, r.Stamp, func(s checkpoint.Stamp) ([]byte, error) {
+		stamp := checkpoint.Stamp{
+			ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files,
+		}
+		done, err := checkpoint.Commit(dir, all, stamp, func(s checkpoint.Stamp) ([]byte, error) {
 			r.Stamp = s
 			return checkpoint.Seal(r)
 		})
@@ -160,62 +162,51 @@ func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
 	if err != nil {
 		return err
 	}
-	d.saves.learn(checkpoint.Stamp{ID: id, Training: text})
+	d.saves.learn(checkpoint.Stamp{ID: id, Training: training})
 	return nil
 }
 
-// filesOf gives rank 0 the files that all ranks have written, in an order of their own. It returns
-// an error on all ranks if one has a problem.
-func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) ([]checkpoint.File, error) {
-	var sum uint32
-	if own.Name != "" && err == nil {
-		_, err = fmt.Sscanf(own.Checksum, "%x", &sum)
+// filesOf returns the files that all ranks have written: what they have in common, and of each its
+// own, if it has a name. It returns an error on all ranks if one has a problem.
+func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) (
+	[]checkpoint.File, error) {
+	if err := d.agree("", err); err != nil || own.Name == "" {
+		return common, err
 	}
-	note := binary.LittleEndian.AppendUint64(nil, uint64(own.Bytes))
-	notes, err := agreeAndGather(d.comm, "", binary.LittleEndian.AppendUint32(note, sum), err)
-	if err = d.parts.agree(err); err != nil {
-		return nil, err
-	}
-	if own.Name == "" {
-		return common, nil
-	}
-	if notes == nil {
+	if d.comm.Size() == 1 {
 		return append(common, own), nil
 	}
-	for r, n := range notes {
-		common = append(common, checkpoint.File{
-			Name: checkpoint.RankName(r), Bytes: int64(binary.LittleEndian.Uint64(n)),
-			Checksum: fmt.Sprintf("%08x", binary.LittleEndian.Uint32(n[8:])),
-		})
-	}
-	return common, nil
+	all, err := group.Exchange(framed(d.comm), d.comm.Capabilities().Members, own)
+	return append(common, all...), err
 }
 
-// choice is where Load looks for a checkpoint that all ranks can read.
+// choice is where Load looks for a checkpoint that all ranks can read. Rank 0 chooses.
 type choice struct {
 	dir    string
-	tried  map[string]bool // ids or, without one, paths
-	passed error           // what was wrong with them
+	last   checkpoint.Entry // chosen
+	tried  map[string]bool  // paths and ids
+	passed error            // what was wrong with them
 }
 
-// next chooses the newest checkpoint that was not tried, on all ranks.
+// next chooses the newest checkpoint that was not tried, and returns its path on all ranks.
 func (c *choice) next(d *DataParallel) (path string, err error) {
 	path, err = d.decide(func() (string, error) {
 		if c.dir == "" {
 			return "", errNoName
 		}
-		all, err := checkpoint.List(c.dir)
+		dir := filepath.Clean(c.dir)
+		all, err := checkpoint.List(dir)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", err
 		}
-		for _, e := range all {
-			switch {
-			case c.tried[e.Path+e.ID]:
-			case e.Wrong != nil:
-				c.pass(e.Path, e.ID, e.Wrong)
-			default:
-				return filepath.Rel(c.dir, e.Path)
+		for _, c.last = range all {
+			if c.tried[c.last.Path+c.last.ID] {
+				continue
 			}
+			if c.last.Wrong == nil {
+				return filepath.Rel(dir, c.last.Path)
+			}
+			c.pass(c.last.Wrong)
 		}
 		if c.passed != nil {
 			return "", c.passed
@@ -225,10 +216,10 @@ func (c *choice) next(d *DataParallel) (path string, err error) {
 	return filepath.Join(c.dir, path), err
 }
 
-// pass notes what is wrong with a checkpoint, unless a Save has removed it since.
-func (c *choice) pass(path, id string, wrong error) {
-	c.tried[path+id] = true
-	if _, err := os.Stat(path); err == nil {
+// pass notes what is wrong with the last one, unless a Save has removed it since.
+func (c *choice) pass(wrong error) {
+	c.tried[c.last.Path+c.last.ID] = true
+	if _, err := os.Stat(c.last.Path); err == nil {
 		c.passed = errors.Join(c.passed, wrong)
 	}
 }
@@ -259,22 +250,18 @@ func (d *DataParallel) decide(f func() (string, error)) (string, error) {
 			if d.comm.Size() > 1 || d.parts != nil {
 				err = fmt.Errorf("rank 0 cannot go on: %w", err)
 			}
-			is = decision{Problem: err.Error(), Missing: errors.Is(err, fs.ErrNotExist), Locked: errors.Is(err, ErrLocked)}
+			is = decision{
+				Problem: err.Error(),
+				Missing: errors.Is(err, fs.ErrNotExist), Locked: errors.Is(err, ErrLocked),
+			}
 		}
 	}
 	for _, comm := range d.comms() {
-		note, unsent := json.Marshal(is)
-		if unsent != nil {
-			return "", unsent
+		all, lost := group.Exchange(framed(comm), comm.Capabilities().Members, is)
+		if lost != nil {
+			return "", errors.Join(err, lost)
 		}
-		exchange := group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
-		notes, unsent := exchange(note)
-		if unsent == nil {
-			unsent = json.Unmarshal(notes[0], &is)
-		}
-		if unsent != nil {
-			return "", errors.Join(err, unsent)
-		}
+		is = all[0]
 	}
 	if err != nil || is.Problem == "" {
 		return is.Text, err

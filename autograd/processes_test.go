@@ -25,6 +25,9 @@ import (
 
 func TestMain(m *testing.M) {
 	proctest.Main(m, func(kind string) error {
+		if kind == resumes {
+			return resume()
+		}
 		err := process(testenv.Kind(kind))
 		if err == nil {
 			fmt.Println("done")

@@ -121,18 +121,9 @@ func readTensors(path string) (map[string]stored, error) {
 	return tensors, nil
 }
 
-// readRemarks reads the metadata of a file.
-func readRemarks(path string) (said remarks, err error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return said, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return said, err
-	}
-	raw, _, err := decodeHeader(f, info.Size())
+// readRemarks reads the metadata of a file of so many bytes.
+func readRemarks(r io.Reader, size int64) (said remarks, err error) {
+	raw, _, err := decodeHeader(r, size)
 	if err != nil {
 		return said, err
 	}

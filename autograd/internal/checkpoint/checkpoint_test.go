@@ -212,7 +212,9 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	link := Draft(dir, NewID())
 	must(t, os.Symlink(out, link))
 	stay := []string{draft("mine"), draft(ModelName), draft(RecordName, ModelName), draft(marker, "mine"), link}
-	must(t, Clean(dir))
+	if err := Clean(dir); err == nil || !strings.Contains(err.Error(), filepath.Base(stay[3])+": directory not empty") {
+		t.Errorf("of the draft with a file of the user's it says %v", err)
+	}
 	for _, path := range gone {
 		if _, err := os.Lstat(path); err == nil {
 			t.Errorf("%s is still there: %v", path, tree(t, path))
@@ -223,8 +225,12 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if got := tree(t, stay[3]); got["mine"] != "x" {
+	if got := tree(t, stay[3]); got["mine"] != "x" || len(got) != 2 {
 		t.Errorf("of a draft with a file of the user's %v is left", got)
+	}
+	must(t, os.Remove(filepath.Join(stay[3], "mine")), Clean(dir)) // such as a file of a rank that was late
+	if _, err := os.Lstat(stay[3]); err == nil {
+		t.Error("the draft is there without the user's file")
 	}
 	if len(tree(t, out)) != 2 {
 		t.Errorf("a link was followed: %v", tree(t, out))

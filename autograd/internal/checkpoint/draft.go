@@ -47,14 +47,19 @@ func Begin(dir, id string) error {
 	if err := os.Mkdir(draft, 0o777); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(draft, marker), os.O_CREATE|os.O_EXCL, 0o666)
-	if err == nil {
-		err = f.Close()
-	}
-	if err != nil {
+	if err := mark(draft); err != nil {
 		return errors.Join(err, os.Remove(draft))
 	}
 	return nil
+}
+
+// mark says that a draft was made by Save.
+func mark(draft string) error {
+	f, err := os.OpenFile(filepath.Join(draft, marker), os.O_CREATE|os.O_EXCL, 0o666)
+	if err != nil {
+		return err
+	}
+	return f.Close()
 }
 
 // Commit writes the record of a draft whose files are on the disk, and makes it a checkpoint beside
@@ -88,40 +93,43 @@ func Commit(dir string, all []Entry, s Stamp, seal func(Stamp) ([]byte, error)) 
 	return s, nil
 }
 
-// Discard removes a draft. It leaves what Save has not made.
+// Discard removes a draft, if there is one. It leaves what Save has not made.
 func Discard(dir, id string) error {
+	name := draftPrefix + id
+	if info, err := os.Lstat(Draft(dir, id)); err != nil || !info.IsDir() {
+		return nil
+	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	name := draftPrefix + id
-	info, err := root.Lstat(name)
-	if err != nil || !info.IsDir() {
-		return ignoreMissing(err)
-	}
-	names, err := os.ReadDir(filepath.Join(dir, name))
+	names, err := os.ReadDir(Draft(dir, id))
 	if err != nil {
 		return err
 	}
-	_, s, err := ReadRecord(filepath.Join(dir, name))
+	_, s, err := ReadRecord(Draft(dir, id))
 	_, unmarked := root.Lstat(filepath.Join(name, marker))
-	if ours := err == nil && s.ID == id || unmarked == nil; ours {
-		// What says that it is ours goes last.
-		for _, n := range names {
-			if n.Type().IsRegular() && n.Name() != RecordName && fileNames.MatchString(n.Name()) {
-				if err := root.Remove(filepath.Join(name, n.Name())); err != nil {
-					return err
-				}
-			}
-		}
-		for _, last := range []string{RecordName, marker} {
-			if err := ignoreMissing(root.Remove(filepath.Join(name, last))); err != nil {
+	if ours := err == nil && s.ID == id || unmarked == nil; !ours {
+		root.Remove(name) // if it is empty
+		return nil
+	}
+	// What says that it is ours goes last.
+	for _, n := range names {
+		if n.Type().IsRegular() && n.Name() != RecordName && fileNames.MatchString(n.Name()) {
+			if err := root.Remove(filepath.Join(name, n.Name())); err != nil {
 				return err
 			}
 		}
 	}
-	root.Remove(name) // unless somebody has put something there
+	for _, last := range []string{RecordName, marker} {
+		if err := ignoreMissing(root.Remove(filepath.Join(name, last))); err != nil {
+			return err
+		}
+	}
+	if err := root.Remove(name); err != nil { // a rank that is late still writes: the next Save
+		return errors.Join(err, mark(Draft(dir, id)))
+	}
 	return nil
 }
 

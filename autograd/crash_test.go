@@ -1,0 +1,272 @@
+package autograd
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// The tests of this file run jobs that resume from a directory and save to it. strace kills one of
+// their processes at a system call, or lets the call fail.
+
+// What these processes are told.
+const (
+	resumes   = "resumes"                  // the scenario
+	resumeDir = "EURYALE_TEST_CHECKPOINT"  // the directory
+	resumeEnd = "EURYALE_TEST_STEPS"       // how many steps they train
+	tracing   = "EURYALE_TEST_STRACE"      // the arguments of strace
+	traced    = "EURYALE_TEST_STRACE_RANK" // the rank that it traces
+)
+
+// strace counts the calls of each thread, so what it traces must stay on the first one.
+func init() {
+	if os.Getenv(resumeDir) != "" {
+		runtime.LockOSThread()
+	}
+}
+
+// resume is a process of such a job. It says from which step it goes on, and what it ends with.
+func resume() (err error) {
+	if args := os.Getenv(tracing); args != "" && os.Getenv("RANK") == os.Getenv(traced) {
+		path, err := exec.LookPath("strace")
+		if err == nil {
+			err = os.Unsetenv(tracing)
+		}
+		if err != nil {
+			return err
+		}
+		return syscall.Exec(path, append(append([]string{path}, strings.Fields(args)...), os.Args[0]), os.Environ())
+	}
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	w, err := rendezvous.Join(context.Background(), env)
+	if err != nil {
+		return err
+	}
+	own, err := testenv.Host(w)
+	if err != nil {
+		return err
+	}
+	var steps int
+	if _, err := fmt.Sscan(os.Getenv(resumeEnd), &steps); err != nil {
+		return err
+	}
+	r := rank{comm: own.Comm, build: new(sync.Mutex)}
+	err = r.teach(heavyBall(), func(l *lesson) error { return l.resume(os.Getenv(resumeDir), steps) },
+		append([]Option{WithNotice(func(string) {})}, compressions["topk"]...)...)
+	if err != nil {
+		own.Comm.Abort(err)
+		return err
+	}
+	return own.Close()
+}
+
+// resume trains from the checkpoint of a directory, if there is one, to a step, and saves each.
+func (l *lesson) resume(dir string, steps int) error {
+	at := 0
+	if err := l.d.Load(dir, l.solver, &at); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	fmt.Println("from", at)
+	for ; at < steps; at++ {
+		if err := errors.Join(l.step(at), l.d.Save(dir, l.solver, at+1)); err != nil {
+			return err
+		}
+	}
+	sum := sha256.New()
+	for _, v := range l.values() {
+		sum.Write(backend.Of(v).Bytes())
+	}
+	fmt.Printf("ends with %x\n", sum.Sum(nil))
+	return nil
+}
+
+// job runs such a job of two ranks, and returns their last lines.
+func job(t *testing.T, dir string, steps int, env ...string) (last [2]string) {
+	t.Helper()
+	env = append(env, resumeDir+"="+dir, fmt.Sprint(resumeEnd, "=", steps))
+	for r, rank := range proctest.Start(t, resumes, len(last), env...) {
+		last[r] = rank.End()
+	}
+	return last
+}
+
+// point is a system call of a process, by its name and its number among those of the name.
+type point struct {
+	call   string
+	number int
+	text   string // as strace writes it
+}
+
+// calls are those that change a directory, or need one.
+const calls = "rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat,openat,fsync"
+
+var called = regexp.MustCompile(`^(\d+) +(\w+)\(`)
+
+// pointsOf returns the calls of a job's rank that concern a directory.
+func pointsOf(t *testing.T, dir string, steps, rank int) (all []point) {
+	t.Helper()
+	log := filepath.Join(t.TempDir(), "log")
+	said := job(t, dir, steps, fmt.Sprintf("%s=-f -y -o %s -e trace=%s", tracing, log, calls), fmt.Sprint(traced, "=", rank))
+	text, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatalf("%v: it says %q", err, said)
+	}
+	numbers, first := map[string]int{}, ""
+	for line := range strings.Lines(string(text)) {
+		c := called.FindStringSubmatch(line)
+		if c == nil || first != "" && c[1] != first {
+			continue
+		}
+		first = c[1]
+		numbers[c[2]]++
+		if strings.Contains(line, dir) {
+			all = append(all, point{c[2], numbers[c[2]], strings.TrimSpace(line)})
+		}
+	}
+	return all
+}
+
+// failures are what happens at a point.
+var failures = []string{"signal=KILL", "error=EIO", "error=ENOSPC"}
+
+// TestFoundSaveStopsAnywhere: whenever a rank is killed, or a call of Save or Load fails, the next job
+// ends with the bits of one that was not disturbed, and what the user has in the directory is there.
+func TestFoundSaveStopsAnywhere(t *testing.T) {
+	if out, err := exec.Command("strace", "-o", os.DevNull, "true").CombinedOutput(); err != nil {
+		t.Skipf("the test stops processes at system calls by strace (apt-get install strace): %v %s", err, out)
+	}
+	t.Run("begins", func(t *testing.T) { stopsAnywhere(t, filepath.Join("new", "run"), 0, 1) })
+	t.Run("goes on", func(t *testing.T) { stopsAnywhere(t, ".", 2, 4) })
+}
+
+// stopsAnywhere is that of jobs that go on from a step to another one, in a directory below the user's.
+func stopsAnywhere(t *testing.T, below string, from, to int) {
+	home, undisturbed := t.TempDir(), t.TempDir()
+	want := [2][2]string{job(t, undisturbed, to), job(t, undisturbed, to+1)}
+	err := errors.Join(os.Mkdir(filepath.Join(home, "mine"), 0o777), os.WriteFile(filepath.Join(home, "mine", "thesis"), []byte("mine"), 0o666))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from > 0 {
+		job(t, filepath.Join(home, below), from)
+	}
+	full := os.Getenv("EURYALE_FULL") == "1"
+	for rank := range 2 {
+		for i, p := range pointsOf(t, filepath.Join(copyOf(t, home), below), to, rank) {
+			for k, how := range failures {
+				if !full && (i+7*k)%31 != 0 {
+					continue
+				}
+				t.Run(fmt.Sprintf("rank %d %s %s %d", rank, how, p.call, p.number), func(t *testing.T) {
+					copied := copyOf(t, home)
+					p.stop(t, filepath.Join(copied, below), rank, how, want, to)
+					if mine, err := os.ReadFile(filepath.Join(copied, "mine", "thesis")); err != nil || string(mine) != "mine" {
+						t.Errorf("%s: the user's file is %q: %v", p.text, mine, err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// copyOf returns a copy of a directory.
+func copyOf(t *testing.T, dir string) string {
+	t.Helper()
+	to, err := os.MkdirTemp(t.TempDir(), "run")
+	if err == nil {
+		err = os.CopyFS(to, os.DirFS(dir))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to
+}
+
+// stop runs a job that fails at the point, and another one that goes on for another step.
+func (p point) stop(t *testing.T, dir string, rank int, how string, want [2][2]string, steps int) {
+	log := filepath.Join(t.TempDir(), "log")
+	first := job(t, dir, steps, fmt.Sprintf("%s=-f -o %s -e trace=%s -e inject=%s:%s:when=%d", tracing, log, p.call, p.call, how, p.number), fmt.Sprint(traced, "=", rank))
+	text, err := os.ReadFile(log)
+	if err != nil || !bytes.Contains(text, []byte("INJECTED")) && !bytes.Contains(text, []byte("killed by SIGKILL")) {
+		t.Errorf("nothing has happened at %s: %v: %q", p.text, err, first)
+	}
+	failed := strings.HasPrefix(first[0], "failed")
+	if !failed && !strings.HasPrefix(how, "signal") && first != want[0] {
+		t.Errorf("%s: the job ends with %q, want %q", p.text, first, want[0])
+	}
+	if left := drafts(dir); failed && len(left) > 0 && !slices.Contains([]string{"unlink", "unlinkat", "rmdir"}, p.call) {
+		t.Errorf("%s: a Save that failed has left %v: %s", p.text, left, first[0])
+	}
+	if got := job(t, dir, steps+1); got != want[1] {
+		t.Errorf("%s: the next job ends with %q, want %q\nafter %q", p.text, got, want[1], first)
+	}
+	if left := drafts(dir); len(left) > 0 {
+		t.Errorf("%s: the next job leaves %v", p.text, left)
+	}
+}
+
+// TestTwoJobsOnOneDirectory: each ends with the bits of one that is alone, or with the error that names
+// the other, and the next job goes on to the same bits.
+func TestTwoJobsOnOneDirectory(t *testing.T) {
+	const from, to = 2, 6
+	alone, base := t.TempDir(), t.TempDir()
+	want := [2][2]string{job(t, alone, to), job(t, alone, to+1)}
+	job(t, base, from)
+	trials := 4
+	if os.Getenv("EURYALE_FULL") == "1" {
+		trials = 100
+	}
+	ended, refused := 0, 0
+	for trial := range trials {
+		dir := t.TempDir()
+		if trial%2 > 0 { // both go on
+			dir = copyOf(t, base)
+		}
+		var jobs [2][]proctest.Rank
+		for i := range jobs {
+			jobs[i] = proctest.Start(t, resumes, 2, resumeDir+"="+dir, fmt.Sprint(resumeEnd, "=", to))
+		}
+		for _, ranks := range jobs {
+			said := [2]string{ranks[0].End(), ranks[1].End()}
+			locked := func(s string) bool {
+				return strings.HasPrefix(s, "failed: ") && strings.Contains(s, ErrLocked.Error()+": job ")
+			}
+			switch {
+			case said == want[0]:
+				ended++
+			case locked(said[0]) || locked(said[1]): // the other may end because of it
+				refused++
+			default:
+				t.Errorf("trial %d: a job ends with %q, want %q", trial, said, want[0])
+			}
+		}
+		if got := job(t, dir, to+1); got != want[1] {
+			t.Errorf("trial %d: the next job ends with %q, want %q", trial, got, want[1])
+		}
+	}
+	if ended < trials {
+		t.Errorf("of two jobs %d times %d end, and %d are refused", trials, ended, refused)
+	}
+	t.Logf("%d trials: %d jobs have ended, %d were refused", trials, ended, refused)
+}
