@@ -254,6 +254,9 @@ func TestASpoiledStepIsLeftOut(t *testing.T) {
 						if err := errors.Join(l.steps(2, 6), l.d.Check()); err != nil {
 							return err
 						}
+						if l.d.saves.steps != 6 {
+							return fmt.Errorf("%d steps are counted", l.d.saves.steps)
+						}
 						if !spoiled {
 							want[l.comm.Rank()] = l.values()
 							return nil

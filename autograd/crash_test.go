@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/internal/testenv"
@@ -147,15 +148,21 @@ func pointsOf(t *testing.T, dir string, steps, rank int) (all []point) {
 	return all
 }
 
+// needStrace skips a test where strace cannot be used.
+func needStrace(t *testing.T) {
+	t.Helper()
+	if out, err := exec.Command("strace", "-o", os.DevNull, "true").CombinedOutput(); err != nil {
+		t.Skipf("the test follows processes by strace (apt-get install strace): %v %s", err, out)
+	}
+}
+
 // failures are what happens at a point.
 var failures = []string{"signal=KILL", "error=EIO", "error=ENOSPC"}
 
 // TestFoundSaveStopsAnywhere: whenever a rank is killed, or a call of Save or Load fails, the next job
 // ends with the bits of one that was not disturbed, and what the user has in the directory is there.
 func TestFoundSaveStopsAnywhere(t *testing.T) {
-	if out, err := exec.Command("strace", "-o", os.DevNull, "true").CombinedOutput(); err != nil {
-		t.Skipf("the test stops processes at system calls by strace (apt-get install strace): %v %s", err, out)
-	}
+	needStrace(t)
 	t.Run("begins", func(t *testing.T) { stopsAnywhere(t, filepath.Join("new", "run"), 0, 1) })
 	t.Run("goes on", func(t *testing.T) { stopsAnywhere(t, ".", 2, 4) })
 }
@@ -269,4 +276,44 @@ func TestTwoJobsOnOneDirectory(t *testing.T) {
 		t.Errorf("of two jobs %d times %d end, and %d are refused", trials, ended, refused)
 	}
 	t.Logf("%d trials: %d jobs have ended, %d were refused", trials, ended, refused)
+}
+
+// TestFilesAreOnTheDiskBeforeTheRename: what a machine that stops may lose is not yet a checkpoint, and
+// no older one is removed before the new one is on the disk.
+func TestFilesAreOnTheDiskBeforeTheRename(t *testing.T) {
+	needStrace(t)
+	dir := t.TempDir()
+	job(t, dir, 2)
+	written, synced := map[string]bool{}, map[string]bool{}
+	renamed := "" // the last checkpoint that has its name
+	path := regexp.MustCompile(`"([^"]*)"`)
+	for _, p := range pointsOf(t, dir, 4, 0) {
+		what := path.FindAllStringSubmatch(p.text, -1)
+		switch {
+		case p.call == "openat" && strings.Contains(p.text, "O_CREAT") && strings.Contains(p.text, "safetensors"),
+			p.call == "openat" && strings.Contains(p.text, "O_CREAT") && strings.Contains(p.text, checkpoint.RecordName):
+			written[what[0][1]] = true
+		case p.call == "fsync":
+			_, file, _ := strings.Cut(p.text, "<")
+			file, _, _ = strings.Cut(file, ">")
+			synced[file] = true
+		case strings.HasPrefix(p.call, "rename") && strings.Contains(what[0][1], ".euryale-saving-"):
+			for file := range written {
+				if !synced[file] {
+					t.Errorf("%s is not on the disk at %s", file, p.text)
+				}
+			}
+			if len(written) != 3 || !synced[what[0][1]] {
+				t.Errorf("%v are written, and on the disk is %v, at %s", written, synced, p.text)
+			}
+			renamed = what[1][1]
+			clear(written)
+			clear(synced)
+		case strings.HasPrefix(p.call, "rename"):
+			if renamed == "" || !synced[dir] {
+				t.Errorf("nothing else is on the disk at %s", p.text)
+			}
+			renamed = ""
+		}
+	}
 }

@@ -43,7 +43,7 @@ func stepsInProgress(t *testing.T, k testenv.Kind) {
 	}
 }
 
-// between trains for three steps of 4 runs, and begins another one.
+// between trains for three steps of 4 runs, saves, and begins another one.
 func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float64, error) {
 	m, solver := r.build(mlp), &autograd.Adam{Rate: 0.05}
 	machine, err := vm.New(m.g, r.device, vm.WithSolver(solver, m.params...),
@@ -73,6 +73,10 @@ func (r ranked) between(dir string, option vm.Option, disturbed bool) ([][]float
 	}
 	if _, there := os.Stat(dir + "2"); there == nil {
 		err = errors.Join(err, errors.New("a refused Save has written something"))
+	}
+	err = errors.Join(err, dp.Save(dir, solver, nil))
+	if _, missing := os.Stat(filepath.Join(dir, "step-00000003")); missing != nil {
+		err = errors.Join(err, missing)
 	}
 	err = errors.Join(err, machine.Pull(m.params...))
 	weights := m.weights(r.t)
