@@ -43,7 +43,8 @@ func saveOptionsOf(opts []SaveOption) (saveOptions, error) {
 	}
 	err := backend.Given("DataParallel.Save", "opts", opts)
 	if o.keep < 1 {
-		err = errors.Join(err, fmt.Errorf("%w: KeepLast(%d): Save keeps 1 or more", backend.ErrArgument, o.keep))
+		err = errors.Join(err,
+			fmt.Errorf("%w: KeepLast(%d): Save keeps 1 or more", backend.ErrArgument, o.keep))
 	}
 	return o, err
 }
@@ -55,7 +56,7 @@ var errNoName = fmt.Errorf("%w: dir is empty: name a directory", backend.ErrArgu
 type saves struct {
 	steps    uint64             // since training began
 	training string             // its id, empty before the first Save
-	known    map[string]bool    // ids of the checkpoint that was loaded last, and of those saved since
+	known    map[string]bool    // ids of what was loaded last, and of what was saved since
 	locks    []*checkpoint.Lock // on rank 0
 }
 
@@ -126,7 +127,7 @@ func (d *DataParallel) lock(dir string) error {
 		return err
 	}
 	if !l.Supported {
-		d.say(fmt.Sprintf("the file system of %s has no locks: do not let two jobs save there", dir))
+		d.say(fmt.Sprintf("%s: its file system has no locks: do not let two jobs save there", dir))
 	}
 	d.saves.locks = append(d.saves.locks, l)
 	return nil
@@ -134,7 +135,8 @@ func (d *DataParallel) lock(dir string) error {
 
 // commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
 // older ones.
-func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File, o saveOptions) error {
+func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
+	o saveOptions) error {
 	training, err := d.decide(func() (string, error) {
 		all, err := checkpoint.List(dir)
 		if err != nil {
@@ -155,7 +157,8 @@ func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
 			return "", err
 		}
 		if err := checkpoint.Prune(dir, training, o.keep); err != nil {
-			d.say(fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v", done.Name, err))
+			d.say(fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v",
+				done.Name, err))
 		}
 		return training, nil
 	})
@@ -229,7 +232,7 @@ func (c *choice) none() error {
 	hint := ""
 	old := filepath.Clean(c.dir) + ".old"
 	if _, err := os.Stat(filepath.Join(old, checkpoint.RecordName)); err == nil {
-		hint = fmt.Sprintf("; there is one in %s: if an older version was killed in Save, rename it", old)
+		hint = fmt.Sprintf("; %s has one: if an older version was killed in Save, rename it", old)
 	}
 	return fmt.Errorf("%w: %s has no checkpoint%s", fs.ErrNotExist, c.dir, hint)
 }

@@ -88,7 +88,8 @@ func rewrite(path string, tensors map[string]stored) error {
 
 // sameStored reports whether tensors are the same.
 func sameStored(a, b stored) bool {
-	return slices.Equal(a.shape, b.shape) && a.data.DType() == b.data.DType() && bytes.Equal(a.data.Bytes(), b.data.Bytes())
+	return slices.Equal(a.shape, b.shape) && a.data.DType() == b.data.DType() &&
+		bytes.Equal(a.data.Bytes(), b.data.Bytes())
 }
 
 // mounted returns the mount point of a file system of the test's own, which takes root.
@@ -120,8 +121,16 @@ func (l *lesson) saved(dir string, times int, opts ...SaveOption) error {
 // loads fails unless Load finds the checkpoint of a step.
 func (l *lesson) loads(dir string, step int) error {
 	at := 0
-	if err := l.d.Load(dir, l.solver, &at); err != nil || at != step || int(l.d.saves.steps) != step {
-		return fmt.Errorf("%s: loaded step %d (%d), want %d: %w", dir, at, l.d.saves.steps, step, err)
+	if err := l.d.Load(dir, l.solver, &at); err != nil || at != step ||
+		int(l.d.saves.steps) != step {
+		return fmt.Errorf(
+			"%s: loaded step %d (%d), want %d: %w",
+			dir,
+			at,
+			l.d.saves.steps,
+			step,
+			err,
+		)
 	}
 	return nil
 }
@@ -149,7 +158,14 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	mine := []string{"project/src/thesis.tex", "project/step-1", "project.old/backup", "project.new/c", "plain", "elsewhere/photo"}
+	mine := []string{
+		"project/src/thesis.tex",
+		"project/step-1",
+		"project.old/backup",
+		"project.new/c",
+		"plain",
+		"elsewhere/photo",
+	}
 	for _, file := range mine {
 		if err := os.WriteFile(path(file), []byte("mine"), 0o666); err != nil {
 			t.Fatal(err)
@@ -187,7 +203,12 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 
 func TestFoundAMountPointCannotBeSavedTo(t *testing.T) {
 	dir := mounted(t, "")
-	teach(t, 2, heavyBall, func(l *lesson) error { return errors.Join(l.saved(dir, 3), l.loads(dir, 3)) })
+	teach(
+		t,
+		2,
+		heavyBall,
+		func(l *lesson) error { return errors.Join(l.saved(dir, 3), l.loads(dir, 3)) },
+	)
 	if got := names(t, dir); got != ".euryale-lock step-00000002 step-00000003" {
 		t.Errorf("there is %s", got)
 	}
@@ -207,18 +228,24 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 			err := l.d.agree("", nil)
 			if l.comm.Rank() == 0 {
 				text, unread := os.ReadFile(filepath.Join(step(1), name))
-				err = errors.Join(err, unread, os.WriteFile(filepath.Join(step(3), name), text, 0o666))
+				err = errors.Join(
+					err,
+					unread,
+					os.WriteFile(filepath.Join(step(3), name), text, 0o666),
+				)
 			}
 			if err := l.d.agree("", err); err != nil {
 				return err
 			}
 			err = l.d.Load(step(3), l.solver, nil)
-			if err == nil || !strings.Contains(err.Error(), name+": it belongs to Save ") || !strings.Contains(err.Error(), ", step 1, and the record to Save ") {
+			if err == nil || !strings.Contains(err.Error(), name+": it belongs to Save ") ||
+				!strings.Contains(err.Error(), ", step 1, and the record to Save ") {
 				return fmt.Errorf("the error is %v", err)
 			}
 			return errors.Join(l.loads(dir, 2), l.saved(dir, 1))
 		}, append([]Option{notice}, opts...)...)
-		if len(said) != 1 || !strings.Contains(said[0], "step-00000002 is loaded") || !strings.Contains(said[0], "step-00000003/"+name+": it belongs to Save ") {
+		if len(said) != 1 || !strings.Contains(said[0], "step-00000002 is loaded") ||
+			!strings.Contains(said[0], "step-00000003/"+name+": it belongs to Save ") {
 			t.Errorf("%s: the notices are %q", name, said)
 		}
 		// It was another training from there: what is damaged stays, and so does the one before.
@@ -252,21 +279,35 @@ func TestLoadTakesTheNewestThatIsWhole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 2) }, compressions["topk"]...)
+			teach(
+				t,
+				2,
+				heavyBall,
+				func(l *lesson) error { return l.saved(dir, 2) },
+				compressions["topk"]...)
 			if err := damage(filepath.Join(dir, "step-00000002")); err != nil {
 				t.Fatal(err)
 			}
 			var said []string
 			notice := WithNotice(func(text string) { said = append(said, text) })
-			teach(t, 2, heavyBall, func(l *lesson) error { return l.loads(dir, 1) }, append([]Option{notice}, compressions["topk"]...)...)
-			if (len(said) == 1) != (name != "nothing") || len(said) > 0 && !strings.Contains(said[0], "step-00000002") {
+			teach(
+				t,
+				2,
+				heavyBall,
+				func(l *lesson) error { return l.loads(dir, 1) },
+				append([]Option{notice}, compressions["topk"]...)...)
+			if (len(said) == 1) != (name != "nothing") ||
+				len(said) > 0 && !strings.Contains(said[0], "step-00000002") {
 				t.Errorf("the notices are %q", said)
 			}
-			if err := os.RemoveAll(filepath.Join(dir, "step-00000001")); err != nil || name == "nothing" {
+			if err := os.RemoveAll(filepath.Join(dir, "step-00000001")); err != nil ||
+				name == "nothing" {
 				return
 			}
 			teach(t, 2, heavyBall, func(l *lesson) error {
-				if err := l.d.Load(dir, l.solver, nil); err == nil || errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "step-00000002") {
+				if err := l.d.Load(dir, l.solver, nil); err == nil ||
+					errors.Is(err, fs.ErrNotExist) ||
+					!strings.Contains(err.Error(), "step-00000002") {
 					return fmt.Errorf("the error is %v", err)
 				}
 				return nil
@@ -287,7 +328,8 @@ func TestWhereThereIsNoCheckpointTrainingBegins(t *testing.T) {
 			return err
 		}
 		for _, none := range []string{dir, filepath.Join(dir, "run"), filepath.Join(dir, "other", "step-00000009")} {
-			if err := l.d.Load(none, l.solver, nil); !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), ".old") {
+			if err := l.d.Load(none, l.solver, nil); !errors.Is(err, fs.ErrNotExist) ||
+				strings.Contains(err.Error(), ".old") {
 				return fmt.Errorf("rank %d: the error is %v", l.comm.Rank(), err)
 			}
 		}
@@ -298,7 +340,11 @@ func TestWhereThereIsNoCheckpointTrainingBegins(t *testing.T) {
 	}
 	teach(t, 2, heavyBall, func(l *lesson) error { // that of an older version, or of the user
 		err := l.d.Load(filepath.Join(dir, "run"), l.solver, nil)
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "run.old: if an older version was killed in Save, rename it") {
+		if !errors.Is(err, fs.ErrNotExist) ||
+			!strings.Contains(
+				err.Error(),
+				"run.old has one: if an older version was killed in Save, rename it",
+			) {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return nil
@@ -312,7 +358,11 @@ func TestCheckpointsMoveByHand(t *testing.T) {
 	best, bad := filepath.Join(run, "best"), filepath.Join(run, "bad")
 	step := func(n int) string { return filepath.Join(run, fmt.Sprintf("step-%08d", n)) }
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(run, 3, KeepLast(3)) })
-	err := errors.Join(os.CopyFS(copied, os.DirFS(run)), os.CopyFS(best, os.DirFS(step(1))), os.Rename(step(3), bad))
+	err := errors.Join(
+		os.CopyFS(copied, os.DirFS(run)),
+		os.CopyFS(best, os.DirFS(step(1))),
+		os.Rename(step(3), bad),
+	)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,7 +398,11 @@ func TestATrainingThatGoesBackRemovesNothing(t *testing.T) {
 	dir := t.TempDir()
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 5, KeepLast(3)) })
 	teach(t, 2, heavyBall, func(l *lesson) error {
-		return errors.Join(l.loads(filepath.Join(dir, "step-00000003"), 3), l.saved(dir, 4, KeepLast(1)), l.loads(dir, 7))
+		return errors.Join(
+			l.loads(filepath.Join(dir, "step-00000003"), 3),
+			l.saved(dir, 4, KeepLast(1)),
+			l.loads(dir, 7),
+		)
 	})
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 1) }) // begun anew
 	if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 step-00000007" {
@@ -363,7 +417,8 @@ func TestATrainingThatGoesBackRemovesNothing(t *testing.T) {
 func TestSaveKeepsWhatItIsTold(t *testing.T) {
 	dir := t.TempDir()
 	teach(t, 2, heavyBall, func(l *lesson) error {
-		if err := l.d.Save(dir, l.solver, nil, KeepLast(0)); !errors.Is(err, backend.ErrArgument) || names(l.T, dir) != "" {
+		if err := l.d.Save(dir, l.solver, nil, KeepLast(0)); !errors.Is(err, backend.ErrArgument) ||
+			names(l.T, dir) != "" {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return errors.Join(l.saved(dir, 1, Pin()), l.saved(dir, 4), l.saved(dir, 2, KeepLast(1)))
@@ -376,7 +431,12 @@ func TestSaveKeepsWhatItIsTold(t *testing.T) {
 // Checkpoints of older versions are in the directory itself. They are loaded, and stay.
 func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 	dir := t.TempDir()
-	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 2) }, compressions["topk"]...)
+	teach(
+		t,
+		2,
+		heavyBall,
+		func(l *lesson) error { return l.saved(dir, 2) },
+		compressions["topk"]...)
 	from := filepath.Join(dir, "step-00000002")
 	r, err := readRecord(from)
 	if err != nil {
@@ -428,11 +488,21 @@ func TestASecondWriterIsToldOfTheFirst(t *testing.T) {
 			return err
 		}
 		err = second.Save(dir, l.solver, nil)
-		want := fmt.Sprintf("job %s (%s, process %d of ", l.comm.Name(), filepath.Base(os.Args[0]), os.Getpid())
+		want := fmt.Sprintf(
+			"job %s (%s, process %d of ",
+			l.comm.Name(),
+			filepath.Base(os.Args[0]),
+			os.Getpid(),
+		)
 		if !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), want) {
 			return fmt.Errorf("rank %d: the error is %v, want %q", l.comm.Rank(), err, want)
 		}
-		return errors.Join(second.Load(dir, l.solver, nil), l.d.Close(), second.Save(dir, l.solver, 2), second.Close())
+		return errors.Join(
+			second.Load(dir, l.solver, nil),
+			l.d.Close(),
+			second.Save(dir, l.solver, 2),
+			second.Close(),
+		)
 	})
 	if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000001.1" {
 		t.Errorf("there is %s", got)

@@ -28,7 +28,10 @@ func (s saves) save(step uint64, text string, pinned bool) Stamp {
 	if err != nil {
 		s.Fatal(err)
 	}
-	f, err := WriteFile(filepath.Join(Draft(s.dir, id), ModelName), func(w io.Writer) { io.WriteString(w, text) })
+	f, err := WriteFile(
+		filepath.Join(Draft(s.dir, id), ModelName),
+		func(w io.Writer) { io.WriteString(w, text) },
+	)
 	if err != nil {
 		s.Fatal(err)
 	}
@@ -116,8 +119,8 @@ func TestTheLastOnesAndThePinnedOneStay(t *testing.T) {
 	}
 }
 
-// A Save at the step of another one, or of a directory of the user's, leaves that alone, and the one
-// that was saved last is the newest.
+// A Save at the step of another one, or of a directory of the user's, leaves that alone, and the
+// one that was saved last is the newest.
 func TestANameThatIsTakenGetsASuffix(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 3}
 	must(t, os.Mkdir(filepath.Join(s.dir, "step-00000007"), 0o777), // the user's
@@ -127,7 +130,12 @@ func TestANameThatIsTakenGetsASuffix(t *testing.T) {
 	if first.Name != "step-00000007.2" || second.Name != "step-00000007.3" {
 		t.Errorf("the names are %s and %s", first.Name, second.Name)
 	}
-	want := []string{"step-00000007", "step-00000003", "step-00000007.3", "step-00000007.2"} // the first is none
+	want := []string{
+		"step-00000007",
+		"step-00000003",
+		"step-00000007.3",
+		"step-00000007.2",
+	} // the first is none
 	if got := steps(t, s.dir); !slices.Equal(got, want) {
 		t.Errorf("the order is %v, want %v", got, want)
 	}
@@ -189,8 +197,8 @@ func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 
 func mapsEqual(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
 
-// What an interrupted Save leaves is removed, at any point where it stopped, and nothing else that has
-// such a name.
+// What an interrupted Save leaves is removed, at any point where it stopped, and nothing else that
+// has such a name.
 func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	must(t, write(filepath.Join(out, ModelName), "mine"), write(filepath.Join(out, marker), ""))
@@ -205,14 +213,26 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	id := NewID()
 	must(t, os.Mkdir(Draft(dir, id), 0o777))
 	text, err := Seal(Stamp{ID: id})
-	must(t, err, write(filepath.Join(Draft(dir, id), RecordName), string(text)), write(filepath.Join(Draft(dir, id), ModelName), "x"))
+	must(
+		t,
+		err,
+		write(filepath.Join(Draft(dir, id), RecordName), string(text)),
+		write(filepath.Join(Draft(dir, id), ModelName), "x"),
+	)
 	gone := []string{
 		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"), draft(marker, RecordName, ModelName), Draft(dir, id),
 	}
 	link := Draft(dir, NewID())
 	must(t, os.Symlink(out, link))
-	stay := []string{draft("mine"), draft(ModelName), draft(RecordName, ModelName), draft(marker, "mine"), link}
-	if err := Clean(dir); err == nil || !strings.Contains(err.Error(), filepath.Base(stay[3])+": directory not empty") {
+	stay := []string{
+		draft("mine"),
+		draft(ModelName),
+		draft(RecordName, ModelName),
+		draft(marker, "mine"),
+		link,
+	}
+	if err := Clean(dir); err == nil ||
+		!strings.Contains(err.Error(), filepath.Base(stay[3])+": directory not empty") {
 		t.Errorf("of the draft with a file of the user's it says %v", err)
 	}
 	for _, path := range gone {
@@ -228,7 +248,11 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 	if got := tree(t, stay[3]); got["mine"] != "x" || len(got) != 2 {
 		t.Errorf("of a draft with a file of the user's %v is left", got)
 	}
-	must(t, os.Remove(filepath.Join(stay[3], "mine")), Clean(dir)) // such as a file of a rank that was late
+	must(
+		t,
+		os.Remove(filepath.Join(stay[3], "mine")),
+		Clean(dir),
+	) // such as a file of a rank that was late
 	if _, err := os.Lstat(stay[3]); err == nil {
 		t.Error("the draft is there without the user's file")
 	}
@@ -245,7 +269,8 @@ func TestOneHolderAtATime(t *testing.T) {
 	if err != nil || !first.Of(dir) || !first.Supported {
 		t.Fatal(first, err)
 	}
-	if _, err := Acquire(dir, "the second"); !errors.Is(err, ErrLocked) || !strings.Contains(err.Error(), "the first saves there") {
+	if _, err := Acquire(dir, "the second"); !errors.Is(err, ErrLocked) ||
+		!strings.Contains(err.Error(), "the first saves there") {
 		t.Errorf("the error is %v", err)
 	}
 	must(t, first.Release())
@@ -254,7 +279,8 @@ func TestOneHolderAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, second.Undo()) // has made nothing
-	if text, err := os.ReadFile(filepath.Join(dir, lockName)); err != nil || string(text) != "the second\n" {
+	if text, err := os.ReadFile(filepath.Join(dir, lockName)); err != nil ||
+		string(text) != "the second\n" {
 		t.Errorf("the lock says %q: %v", text, err)
 	}
 }
@@ -332,7 +358,8 @@ func TestFilesAreThoseOfTheRecord(t *testing.T) {
 				_, err = io.ReadAll(r)
 				err = errors.Join(err, r.Check(), r.Close())
 			}
-			if (err == nil) != (name == "as it was") || err != nil && (!errors.As(err, new(*Damaged)) || errors.Is(err, fs.ErrNotExist)) {
+			if (err == nil) != (name == "as it was") ||
+				err != nil && (!errors.As(err, new(*Damaged)) || errors.Is(err, fs.ErrNotExist)) {
 				t.Errorf("the error is %v", err)
 			}
 		})
@@ -359,7 +386,8 @@ func TestFollows(t *testing.T) {
 	other.training = NewID()
 	other.save(3, "x", false)
 	for step, want := range map[uint64]bool{1: false, 2: false, 3: true} { // 2 is the newest
-		if follows(step) != want || follows(step, first) != want || !follows(step, second) || !follows(step, first, second) {
+		if follows(step) != want || follows(step, first) != want || !follows(step, second) ||
+			!follows(step, first, second) {
 			t.Errorf("at step %d it follows the first of two, or not the second", step)
 		}
 	}

@@ -63,8 +63,9 @@ func mark(draft string) error {
 }
 
 // Commit writes the record of a draft whose files are on the disk, and makes it a checkpoint beside
-// all others. s has the id, the training, the step, and the files; seal returns the text of the record
-// with a completed stamp. The checkpoint is on the disk then. After an error there is still a draft.
+// all others. s has the id, the training, the step, and the files; seal returns the text of the
+// record with a completed stamp. The checkpoint is on the disk then. After an error there still is
+// a draft.
 func Commit(dir string, all []Entry, s Stamp, seal func(Stamp) ([]byte, error)) (Stamp, error) {
 	s, err := s.next(dir, all)
 	if err != nil {
@@ -75,7 +76,8 @@ func Commit(dir string, all []Entry, s Stamp, seal func(Stamp) ([]byte, error)) 
 		return s, err
 	}
 	draft, path := Draft(dir, s.ID), filepath.Join(dir, s.Name)
-	if _, err := WriteFile(filepath.Join(draft, RecordName), func(w io.Writer) { w.Write(text) }); err != nil {
+	_, err = WriteFile(filepath.Join(draft, RecordName), func(w io.Writer) { w.Write(text) })
+	if err != nil {
 		return s, err
 	}
 	if err := os.Remove(filepath.Join(draft, marker)); err != nil { // the record says whose it is

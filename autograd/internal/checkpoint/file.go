@@ -82,7 +82,7 @@ type Reader struct {
 	want  File // empty if the record says nothing
 }
 
-// Open opens a file of the checkpoint in a directory. The error is a [*Damaged] if it is missing, or
+// Open opens a file of the checkpoint in a directory. The error is a [*Damaged] if it is missing or
 // has another length than the record says.
 func Open(dir string, s Stamp, name string) (*Reader, error) {
 	path := filepath.Join(dir, name)
@@ -133,7 +133,8 @@ func (r *Reader) Read(p []byte) (int, error) {
 // Check returns a [*Damaged] if the file, which was read to its end, is not the one in the record.
 func (r *Reader) Check() error {
 	if is := Text(r.sum); r.want.Name != "" && is != r.want.Checksum {
-		return &Damaged{r.f.Name(), fmt.Errorf("its checksum is %s, the record says %s", is, r.want.Checksum)}
+		err := fmt.Errorf("its checksum is %s, the record says %s", is, r.want.Checksum)
+		return &Damaged{r.f.Name(), err}
 	}
 	return nil
 }

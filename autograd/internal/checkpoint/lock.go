@@ -25,7 +25,7 @@ type Lock struct {
 	made      []string // directories and files that were not there before
 }
 
-// Acquire makes a directory, unless it exists, and locks it for a holder, which others will be told.
+// Acquire makes a directory, unless it exists, and locks it for a holder, whom others are told.
 // After an error nothing is left.
 func Acquire(dir, holder string) (*Lock, error) {
 	made, err := makeDir(dir)
@@ -63,6 +63,9 @@ func (l *Lock) open(path string) (err error) {
 	}
 }
 
+// noLocks are the errors of file systems that have no locks.
+var noLocks = []error{syscall.ENOSYS, syscall.ENOLCK, syscall.EOPNOTSUPP}
+
 // take locks the file, and writes who has done it.
 func (l *Lock) take(holder string) error {
 	err := flock(l.f, syscall.LOCK_EX|syscall.LOCK_NB)
@@ -71,8 +74,9 @@ func (l *Lock) take(holder string) error {
 		text, _ := io.ReadAll(io.LimitReader(l.f, 1000))
 		l.made = nil // it is the other's now
 		other := cmp.Or(strings.TrimSpace(string(text)), "another job")
-		return fmt.Errorf("%w: %s saves there: let it end, or name another directory", ErrLocked, other)
-	case errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP):
+		return fmt.Errorf("%w: %s saves there: let it end, or name another directory",
+			ErrLocked, other)
+	case slices.ContainsFunc(noLocks, func(no error) bool { return errors.Is(err, no) }):
 	case err != nil:
 		return err
 	default:

@@ -40,7 +40,8 @@ func (e Entry) ours() bool {
 	}
 	names, err := os.ReadDir(e.Path)
 	return err == nil && !slices.ContainsFunc(names, func(n os.DirEntry) bool {
-		listed := n.Name() == RecordName || slices.ContainsFunc(e.Files, func(f File) bool { return f.Name == n.Name() })
+		is := func(f File) bool { return f.Name == n.Name() }
+		listed := n.Name() == RecordName || slices.ContainsFunc(e.Files, is)
 		return !n.Type().IsRegular() || !listed || !fileNames.MatchString(n.Name())
 	})
 }

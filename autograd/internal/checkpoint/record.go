@@ -61,7 +61,8 @@ type Damaged struct {
 
 // Error says what is wrong and what to do.
 func (e *Damaged) Error() string {
-	return fmt.Sprintf("%s: %v: it is damaged or incomplete, load another checkpoint", e.Path, e.Cause)
+	return fmt.Sprintf("%s: %v: it is damaged or incomplete, load another checkpoint",
+		e.Path, e.Cause)
 }
 
 // Is reports whether target is a cause. A file that is missing is not "no checkpoint".
