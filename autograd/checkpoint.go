@@ -31,10 +31,11 @@ import (
 // until Close. docs/checkpoints.md describes the directory.
 //
 // Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
-// none: use a [Solver] of this package); [ErrLocked] if another job saves to dir; ErrArgument while
-// a step is in progress, from the first hook, the begin of Accumulate, or the first run of a step of
-// package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system
-// and of the communicator.
+// none: use a [Solver] of this package); [ErrLocked] if another job saves to dir; ErrArgument for
+// parameters without a name, or with the same name as another (see [SaveWeights]), and while a step
+// is in progress, from the first hook, the begin of Accumulate, or the first run of a step of package
+// vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
+// the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress, opts) })
 }
@@ -42,8 +43,10 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, op
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
 // dir is a directory of Save, or one checkpoint in it. Of the former Load takes the newest checkpoint
 // that is whole, and says if there is a newer one that is not ([WithNotice]). Load is collective.
-// Build the graph before. The program must have the same parameters, batch
-// norms and options, and the same settings of the solver, which are not in the checkpoint.
+// Build the graph before. The program must have parameters with the same names, in any order, the
+// same batch norms and options, and the same settings of the solver, which are not in the checkpoint.
+// With a compression that keeps residuals, and with WithPartial, the order of parameters must be the
+// same, too, and with checkpoints of older versions, which number parameters.
 // Checkpoints of older versions lack the number of parameters, the reduction and the compression's
 // options; Load does not compare these then. They lack moving averages and frozen parameters, too:
 // these stay as they are, and Load says so ([WithNotice]).
@@ -245,11 +248,14 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 			return l, err
 		}
 	}
-	l.model = l.own
+	model := l.own
 	if !d.partial {
-		if l.model, err = readPart(dir, stamp, checkpoint.ModelName); err == nil {
-			err = d.ownState(l.model, solver)
+		if model, err = readPart(dir, stamp, checkpoint.ModelName); err != nil {
+			return l, err
 		}
+	}
+	if l.model = d.fromFile(l.record, model, solver); !d.partial {
+		err = d.ownState(l.model, solver)
 	}
 	return l, err
 }

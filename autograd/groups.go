@@ -294,7 +294,7 @@ func (g *Groups) Close() error {
 	return all
 }
 
-// String names the solvers and their parameters, by which ranks and checkpoints compare groups.
+// String names the solvers and the numbers of their parameters.
 func (g *Groups) String() string {
 	var all []string
 	for k, s := range g.groups {
@@ -320,10 +320,24 @@ func ranges(numbers []int) string {
 	return strings.Join(all, " ")
 }
 
-// kindOf names a solver as checkpoints and ranks compare it.
+// kindOf names a solver as checkpoints compare it. Which parameters a group has, the names of its
+// state say.
 func kindOf(solver gorgonia.Solver) string {
+	g, ok := solver.(*Groups)
+	if !ok {
+		return fmt.Sprintf("%T", solver)
+	}
+	var all []string
+	for k, s := range g.groups {
+		all = append(all, fmt.Sprintf("%T of %d parameters", s, len(g.params[k])))
+	}
+	return "groups: " + strings.Join(all, ", ")
+}
+
+// numberedKind is kindOf in checkpoints of format 1.
+func numberedKind(solver gorgonia.Solver) string {
 	if g, ok := solver.(*Groups); ok {
 		return g.String()
 	}
-	return fmt.Sprintf("%T", solver)
+	return kindOf(solver)
 }

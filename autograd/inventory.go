@@ -40,14 +40,15 @@ type inventory struct {
 // piece is a tensor of the inventory that no solver changes.
 type piece struct {
 	node   *gorgonia.Node // of a frozen variable
-	key    string         // in a file
+	key    string         // in memory, and in files of format 1
+	file   string         // its name in a file
 	name   string         // in messages
 	shape  []int
 	dtype  backend.DType
 	memory func() (backend.Buffer, error) // host memory, in row order
 }
 
-// The names of pieces in a file begin with these.
+// The keys of pieces begin with these.
 const (
 	frozenPrefix  = "frozen."
 	averagePrefix = "average."
@@ -123,6 +124,7 @@ func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 	return piece{
 		node:  n,
 		key:   fmt.Sprintf("%s%d.%s", frozenPrefix, i, n.Name()),
+		file:  n.Name(),
 		name:  "frozen parameter " + n.Name(),
 		shape: append([]int{}, n.Shape()...), dtype: was.DType(),
 		memory: func() (backend.Buffer, error) {
@@ -202,12 +204,13 @@ func (v *inventory) average(a averaging, seen map[any]bool) error {
 	number := len(v.averages) / 2
 	for i, t := range []tensor.Tensor{mean, variance} {
 		memory, err := hostMemory(t)
-		name := []string{"mean", "variance"}[i]
+		name, file := []string{"mean", "variance"}[i], []string{"mean", "var"}[i]
 		if err != nil {
 			return fmt.Errorf("the moving %s of batch norm %d %w", name, number, err)
 		}
 		v.averages = append(v.averages, piece{
 			key:   fmt.Sprintf("%s%d.%s", averagePrefix, number, name),
+			file:  fmt.Sprintf("batchnorm.%d.running_%s", number, file),
 			name:  fmt.Sprintf("moving %s of batch norm %d", name, number),
 			shape: append([]int{}, t.Shape()...), dtype: memory.DType(),
 			memory: func() (backend.Buffer, error) { return memory, nil },
@@ -390,6 +393,9 @@ func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 // settle makes the model the same on all ranks before it is saved, and says what a checkpoint does
 // not keep.
 func (d *DataParallel) settle() error {
+	if err := checkNames(d.model.tensors()); err != nil {
+		return err // on all ranks: New has compared the names
+	}
 	if err := d.mergeAverages(backend.ForSave); err != nil {
 		return err
 	}
@@ -470,8 +476,8 @@ func (v *inventory) fits(l loaded) error {
 		t, ok := l.model[p.key]
 		switch {
 		case !ok:
-			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same names "+
-				"and order", backend.ErrArgument, p.name, p.key)
+			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same "+
+				"names", backend.ErrArgument, p.name, p.file)
 		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
 			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the "+
 				"checkpoint's sizes, or load another checkpoint",

@@ -67,6 +67,9 @@ func writeTensors(path string, tensors map[string]stored, said remarks) (f check
 	names := slices.Sorted(maps.Keys(tensors))
 	header, at := map[string]json.RawMessage{}, 0
 	for _, name := range names {
+		if err := checkName(name); err != nil {
+			return f, fmt.Errorf("tensor %q: %w", name, err)
+		}
 		t := tensors[name]
 		text, err := json.Marshal(entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}})
 		if err != nil {

@@ -28,8 +28,11 @@ type record struct {
 	Random      *randomState    `json:"random,omitempty"`
 	Frozen      int             `json:"frozen,omitempty"`   // variables of WithFrozen
 	Averages    int             `json:"averages,omitempty"` // moving averages of batch norms
+	Order       []string        `json:"order,omitempty"`    // of parameters, where buckets are compared
 	Progress    json.RawMessage `json:"progress,omitempty"`
 	origin
+
+	numbered string // the solver, as in format 1
 }
 
 // origin is missing in checkpoints of older versions.
@@ -57,17 +60,20 @@ func (s *randomState) String() string {
 	return fmt.Sprintf("the seed of random numbers is %d", s.Seed)
 }
 
-const format = 1
+const format = 2
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), Partial: d.partial, Turn: d.turn,
+		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), numbered: numberedKind(solver), Partial: d.partial, Turn: d.turn,
 		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {
 			r.Buckets = append(r.Buckets, b.data.Len())
+		}
+		for _, p := range d.params {
+			r.Order = append(r.Order, p.name)
 		}
 	}
 	return r
@@ -135,10 +141,10 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 	return model, nil
 }
 
-// parameterPrefix begins the names of parameters in a file.
+// parameterPrefix begins the keys of parameters.
 const parameterPrefix = "parameter."
 
-// key names a parameter in a file.
+// key names a parameter in memory, and in files of format 1.
 func (p *param) key() string { return fmt.Sprintf("%s%d.%s", parameterPrefix, p.index, p.name) }
 
 // dims returns the shape as a list, empty for a scalar.
@@ -180,8 +186,11 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	var sizes []backend.Buffer
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
+		if !ok && l.Format == numberedFormat {
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: it is of an older version, so load it in a model whose parameters have the same names and order", backend.ErrArgument, p, p.index)
+		}
 		if !ok {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: load that of a model whose parameters have the same names and order", backend.ErrArgument, p, p.index)
+			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose parameters have the same names", backend.ErrArgument, p)
 		}
 		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
 			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
@@ -251,6 +260,9 @@ func (r record) fits(want record) error {
 	if r.origin == (origin{}) {
 		want.origin = r.origin // unknown
 	}
+	if r.Format == numberedFormat {
+		want.Format, want.Solver, want.Order = r.Format, want.numbered, r.Order
+	}
 	if r.Random == nil && want.Random.found() || want.Random == nil && r.Random.found() {
 		r.Random, want.Random = nil, nil // sayMissing says so
 	}
@@ -288,6 +300,7 @@ func (r record) terms() []string {
 		fmt.Sprintf("gradients are compressed by %s", r.CompressedBy),
 		fmt.Sprintf("compression is %v", r.Compression),
 		fmt.Sprintf("buckets are of %v elements", r.Buckets),
+		fmt.Sprintf("the order of parameters is %s", strings.Join(r.Order, ", ")),
 		r.Random.String(),
 	}
 }

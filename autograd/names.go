@@ -1,0 +1,174 @@
+package autograd
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// In a file the tensors have the names of the graph's nodes, so that other programs find them and
+// the order of parameters does not matter:
+//
+//	block0.attention.qkv.weight                        a parameter, or a variable of WithFrozen
+//	batchnorm.0.running_mean, batchnorm.0.running_var  the moving averages of the first batch norm
+//	solver.adam.m/block0.attention.qkv.weight          what the solver keeps for a parameter
+//	solver.group.1.adam.m/ln_f.bias                    what group 1 of Groups keeps for one
+//	solver.adam.steps                                  what it keeps besides
+//
+// In memory each has a key with the parameter's number in this program (param.key, piece.key, the
+// names of Stateful). Files of format 1 have these keys.
+const (
+	numberedFormat = 1 // with the keys as names
+	solverPrefix   = "solver."
+	unnamed        = "%!s(<nil>)()" // what Gorgonia calls a variable without a name
+)
+
+// checkName returns an error for a name that a file cannot give to a tensor.
+func checkName(name string) error {
+	switch {
+	case name == "" || name == unnamed:
+		return fmt.Errorf("%w: it has no name", backend.ErrArgument)
+	case !utf8.ValidString(name):
+		return fmt.Errorf("%w: its name is not UTF-8", backend.ErrArgument)
+	case name == remarksName:
+		return fmt.Errorf("%w: its name is that of the file's metadata", backend.ErrArgument)
+	}
+	return nil
+}
+
+// namedTensor is a tensor with a name in a file.
+type namedTensor struct {
+	key, file string
+	what      string // in messages
+}
+
+// checkNames returns an error unless each tensor has a name of its own.
+func checkNames(all []namedTensor) error {
+	const rename = "give each variable a name of its own (gorgonia.WithName): the tensors of a file have them"
+	by := map[string]string{}
+	for _, n := range all {
+		err := checkName(n.file)
+		other, twice := by[n.file]
+		switch {
+		case err != nil:
+		case twice:
+			err = fmt.Errorf("%w: its name is also the name of %s", backend.ErrArgument, other)
+		case strings.HasPrefix(n.file, solverPrefix):
+			err = fmt.Errorf("%w: its name begins with %q, as only a solver's state does",
+				backend.ErrArgument, solverPrefix)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w: %s", n.what, err, rename)
+		}
+		by[n.file] = n.what
+	}
+	return nil
+}
+
+// tensors returns the names of all tensors of the model.
+func (v *inventory) tensors() (all []namedTensor) {
+	for _, p := range v.learnables {
+		what := fmt.Sprintf("parameter %d", p.index)
+		if p.name != unnamed {
+			what += fmt.Sprintf(", %q", p.name)
+		}
+		all = append(all, namedTensor{p.key(), p.name, what})
+	}
+	for _, p := range v.pieces() {
+		all = append(all, namedTensor{p.key, p.file, fmt.Sprintf("%s, %q", p.name, p.file)})
+	}
+	return all
+}
+
+// vectorKeys returns the prefixes of a solver's keys for what it keeps for a parameter, and the
+// number that follows them; none if its keys do not say which parameter they are of.
+func vectorKeys(solver gorgonia.Solver, param int) (prefixes []string, number int) {
+	switch s := solver.(type) {
+	case *Groups:
+		at := s.of[param]
+		r := s.groups[at.part].rule()
+		for _, prefix := range slices.Concat(r.keep, r.without) {
+			prefixes = append(prefixes, prefixOf(at.part)+prefix)
+		}
+		return prefixes, at.param
+	case ruled:
+		r := s.rule()
+		return slices.Concat(r.keep, r.without), param
+	}
+	return nil, 0
+}
+
+// fileNames returns the names in a file of the model's tensors and of what the solver keeps for
+// parameters, by their keys. Everything else is the solver's.
+func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
+	all := map[string]string{}
+	for _, n := range d.model.tensors() {
+		all[n.key] = n.file
+	}
+	for i, p := range d.params {
+		prefixes, number := vectorKeys(solver, i)
+		for _, prefix := range prefixes {
+			name := solverPrefix + strings.TrimSuffix(prefix, ".") + "/" + p.name
+			all[prefix+strconv.Itoa(number)] = name
+		}
+	}
+	return all
+}
+
+// toFile gives the tensors of a checkpoint their names in a file.
+func (d *DataParallel) toFile(model map[string]stored, solver gorgonia.Solver) map[string]stored {
+	names, all := d.fileNames(solver), map[string]stored{}
+	if d.stepsSome(model, solver) {
+		names = d.fileNames(nil)
+	}
+	for key, t := range model {
+		all[cmp.Or(names[key], solverPrefix+key)] = t
+	}
+	return all
+}
+
+// stepsSome reports whether a solver has been given fewer parameters than there are, as it may be:
+// then its keys count these.
+func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver) bool {
+	if _, groups := solver.(*Groups); groups {
+		return false // of all
+	}
+	prefixes, last := vectorKeys(solver, len(d.params)-1)
+	if len(prefixes) == 0 {
+		return false
+	}
+	_, all := model[prefixes[0]+strconv.Itoa(last)]
+	return !all
+}
+
+// fromFile gives what a file has of a model its keys in this program.
+func (d *DataParallel) fromFile(r record, tensors map[string]stored,
+	solver gorgonia.Solver) map[string]stored {
+	if r.Format == numberedFormat {
+		return tensors
+	}
+	keys, all := map[string]string{}, map[string]stored{}
+	for key, name := range d.fileNames(solver) {
+		keys[name] = key
+	}
+	for name, t := range tensors {
+		all[cmp.Or(keys[name], strings.TrimPrefix(name, solverPrefix))] = t
+	}
+	return all
+}
+
+// nameList writes names for a message, the first few of many.
+func nameList(names []string) string {
+	const most = 8
+	if len(names) > most {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+	}
+	return strings.Join(names, ", ")
+}
