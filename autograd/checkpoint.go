@@ -58,15 +58,20 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, op
 // [WithPartial]. The batches of a [Sampler] are the same for any number of ranks: count its steps
 // in the progress.
 //
-// To change the reduction or the compression, load with the old one, Close d, and pass the same
-// parameters to another New. Residuals then start empty; their content is lost.
+// [WeightsOnly] loads parameters, frozen variables and moving averages alone, for another solver.
+//
+// To change the reduction or the compression and keep the solver's state, load with the old one, Close
+// d, and pass the same parameters to another New. Residuals then start empty; their content is lost.
 //
 // Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that is
 // damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed on
 // any rank; those of the communicator. If a rank fails later (a device is lost, or a [Stateful] that
 // is not a [Checker] refuses its state), ranks may differ, so that error ends d like one of Sync.
-func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any) error {
-	return d.collectively(backend.ForLoad, "load "+dir, func() error { return d.restore(dir, solver, progress) })
+func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
+	opts ...LoadOption) error {
+	return d.collectively(backend.ForLoad, "load "+dir, func() error {
+		return d.restore(dir, solver, progress, loadOptionsOf(opts))
+	})
 }
 
 // collectively runs f on all ranks, between steps.
@@ -182,29 +187,31 @@ func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (
 }
 
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
-func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any) error {
-	l, err := d.find(dir, solver, progress)
+func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any, o loadOptions) error {
+	l, err := d.find(dir, solver, progress, o)
 	if err != nil {
 		return err
 	}
 	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
-	d.saves.steps, d.saves.known = l.Step, nil
-	d.saves.learn(l.Stamp)
+	if !l.weightsOnly { // which begin another training
+		d.saves.steps, d.saves.known = l.Step, nil
+		d.saves.learn(l.Stamp)
+	}
 	d.sayMissing(l.record)
 	return nil
 }
 
 // find reads the newest checkpoint of a directory that is whole for all ranks.
-func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any) (l loaded, err error) {
+func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any, o loadOptions) (l loaded, err error) {
 	c := choice{dir: dir, tried: map[string]bool{}}
 	for {
 		path, err := c.next(d)
 		if err != nil {
 			return l, err
 		}
-		l, err = d.read(path, solver)
+		l, err = d.read(path, solver, o)
 		if err == nil {
 			err = d.validate(l, solver, progress)
 		}
@@ -225,7 +232,10 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any) (l
 }
 
 // read reads what this rank needs of a checkpoint of such a program.
-func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err error) {
+func (d *DataParallel) read(dir string, solver gorgonia.Solver, o loadOptions) (l loaded, err error) {
+	if o.missing != nil {
+		return l, o.missing
+	}
 	text, stamp, err := checkpoint.ReadRecord(dir)
 	if err != nil {
 		return l, err
@@ -233,6 +243,9 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 	l.Stamp = stamp
 	if err := json.Unmarshal(text, &l.record); err != nil {
 		return l, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
+	}
+	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
+		l.record = l.record.ofWeights(d.record(solver))
 	}
 	if c, ok := backend.As[resumer](d.through); ok && c.Resumes(l.CompressedBy) {
 		l.CompressedBy = d.compressor()
@@ -243,18 +256,22 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver) (l loaded, err e
 	if l.Turn < 0 || l.Turn >= len(d.buckets) {
 		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
-	if d.ranksDiffer() {
+	if d.ranksDiffer() && !l.weightsOnly {
 		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank())); err != nil {
 			return l, err
 		}
 	}
 	model := l.own
-	if !d.partial {
+	if !d.partial || l.weightsOnly {
 		if model, err = readPart(dir, stamp, checkpoint.ModelName); err != nil {
 			return l, err
 		}
 	}
-	if l.model = d.fromFile(l.record, model, solver); !d.partial {
+	l.model = d.fromFile(l.record, model, solver)
+	if l.weightsOnly {
+		l.model = d.model.only(l.model)
+	}
+	if !d.partial {
 		err = d.ownState(l.model, solver)
 	}
 	return l, err

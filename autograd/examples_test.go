@@ -293,3 +293,56 @@ func ExampleDataParallel_Save() {
 	// checkpoint.json <nil>
 	// model.safetensors <nil>
 }
+
+// A file of weights has a model without its solver, for inference or for another training. Its
+// tensors have the names of the graph's nodes; Python's safetensors reads it, too.
+func ExampleSaveWeights() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "model.safetensors")
+	model := func(values ...float64) gorgonia.Nodes {
+		return gorgonia.Nodes{gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64,
+			gorgonia.WithName("layer0.bias"), gorgonia.WithShape(len(values)),
+			gorgonia.WithValue(tensor.New(tensor.WithBacking(values))))}
+	}
+	if err := autograd.SaveWeights(file, model(3, 4)); err != nil {
+		log.Fatal(err)
+	}
+	loaded := model(0, 0)
+	if err := autograd.LoadWeights(file, loaded); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(loaded[0].Name(), loaded[0].Value().Data())
+	// Output: layer0.bias [3 4]
+}
+
+// Fine-tuning: the new head is not in the file, and the file's head is not in the model.
+func ExampleNonStrict() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	file := filepath.Join(dir, "model.safetensors")
+	model := func(head string, body float64) gorgonia.Nodes {
+		g := gorgonia.NewGraph()
+		return gorgonia.Nodes{
+			gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("body"), gorgonia.WithValue(body)),
+			gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName(head), gorgonia.WithValue(1.0)),
+		}
+	}
+	if err := autograd.SaveWeights(file, model("old", 5)); err != nil {
+		log.Fatal(err)
+	}
+	tuned := model("new", 0)
+	err = autograd.LoadWeights(file, tuned, autograd.NonStrict(func(missing, unexpected []string) {
+		fmt.Println("missing", missing, "unexpected", unexpected)
+	}))
+	fmt.Println(tuned[0].Value(), err)
+	// Output:
+	// missing [new] unexpected [old]
+	// 5 <nil>
+}

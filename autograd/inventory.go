@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -169,14 +170,23 @@ func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 // find looks for averages and random numbers in the graphs of the learnables. Where hooks are
 // used, graphs grow after New. After an error all is as it was.
 func (v *inventory) find() error {
+	var nodes gorgonia.Nodes
+	for _, p := range v.learnables {
+		nodes = append(nodes, p.node)
+	}
+	return v.findIn(nodes)
+}
+
+// findIn is find in the graphs of nodes.
+func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 	was := *v
 	v.averages, v.unkept = nil, nil
 	if !v.given {
 		v.random = nil
 	}
 	seen := map[any]bool{}
-	for _, p := range v.learnables {
-		g := p.node.Graph()
+	for _, n := range nodes {
+		g := n.Graph()
 		if seen[g] {
 			continue
 		}
@@ -204,13 +214,13 @@ func (v *inventory) average(a averaging, seen map[any]bool) error {
 	number := len(v.averages) / 2
 	for i, t := range []tensor.Tensor{mean, variance} {
 		memory, err := hostMemory(t)
-		name, file := []string{"mean", "variance"}[i], []string{"mean", "var"}[i]
+		name := []string{"mean", "variance"}[i]
 		if err != nil {
 			return fmt.Errorf("the moving %s of batch norm %d %w", name, number, err)
 		}
 		v.averages = append(v.averages, piece{
 			key:   fmt.Sprintf("%s%d.%s", averagePrefix, number, name),
-			file:  fmt.Sprintf("batchnorm.%d.running_%s", number, file),
+			file:  averageName(strconv.Itoa(number), name),
 			name:  fmt.Sprintf("moving %s of batch norm %d", name, number),
 			shape: append([]int{}, t.Shape()...), dtype: memory.DType(),
 			memory: func() (backend.Buffer, error) { return memory, nil },

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"errors"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,21 +25,26 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return err
 	}
 	rows := tensor.New(tensor.WithShape(2, 2), tensor.Of(tensor.Float64))
-	one := 1.0
+	one, file := 1.0, filepath.Join(t.TempDir(), "w.safetensors")
+	if err := SaveWeights(file, gorgonia.Nodes{w}); err != nil {
+		t.Fatal(err)
+	}
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
 	nilargs.Check(t, map[string]nilargs.Call{
-		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
-		"Any":        {F: Any, Args: []any{comm, true}},
-		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
-		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
-		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
-		"Mean":       {F: Mean, Args: []any{comm, &one}},
-		"NewGroups":  {F: func(params gorgonia.Nodes) error { _, err := NewGroups(params); return err }, Args: []any{gorgonia.Nodes{w}}},
-		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
-		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
-		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},
-		"Sum":        {F: Sum, Args: []any{comm, &one}},
-		"TreeMean":   {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"Agree":       {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
+		"Any":         {F: Any, Args: []any{comm, true}},
+		"ClipNorm":    {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
+		"Evaluation":  {F: Evaluation, Args: []any{comm, 4, 2}},
+		"Fuse":        {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
+		"Mean":        {F: Mean, Args: []any{comm, &one}},
+		"NewGroups":   {F: func(params gorgonia.Nodes) error { _, err := NewGroups(params); return err }, Args: []any{gorgonia.Nodes{w}}},
+		"LoadWeights": {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
+		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
+		"New":         {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
+		"NewSampler":  {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
+		"Rows":        {F: Rows, Args: []any{rows, rows, []int{0}}},
+		"Sum":         {F: Sum, Args: []any{comm, &one}},
+		"TreeMean":    {F: TreeMean, Args: []any{comm, []float64{1}}},
 		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error {
 			return with(WithCompression(c))
 		}, Args: []any{compress}},
@@ -50,6 +56,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Agree.problem": "nil is no problem",
 		"Fuse.pull":     "nil has nothing to pull",
 		"Hooked":        "it returns false",
+		"NonStrict":     "nil reports nothing",
 		"Warmup":        "it returns a Schedule and no error",
 	})
 	if Hooked(nil) {

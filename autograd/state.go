@@ -168,7 +168,8 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 // loaded is what a rank has read of a checkpoint.
 type loaded struct {
 	record
-	model, own map[string]stored
+	model, own  map[string]stored
+	weightsOnly bool // all else stays as it is
 }
 
 // describe lists what the parts of the ranks must have in common: names, dtypes and shapes.
@@ -203,6 +204,9 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	}
 	if err := d.model.fits(l); err != nil {
 		return err
+	}
+	if l.weightsOnly {
+		return l.checkProgress(progress)
 	}
 	s, err := stateOf(solver)
 	if err != nil {
@@ -269,7 +273,7 @@ func (r record) fits(want record) error {
 	has, wants := r.terms(), want.terms()
 	for i := range has {
 		if has[i] != wants[i] {
-			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the checkpoint has, or load another checkpoint", backend.ErrArgument, has[i], wants[i])
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the checkpoint has, load its weights alone (WeightsOnly), or load another checkpoint", backend.ErrArgument, has[i], wants[i])
 		}
 	}
 	return r.fitsRanks(want)
@@ -307,17 +311,8 @@ func (r record) terms() []string {
 
 // apply restores everything that was read.
 func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) error {
-	if s, ok := d.compression(); ok {
-		if err := s.SetState(buffers(l.own)); err != nil {
-			return err
-		}
-	}
-	if s, err := stateOf(solver); err != nil {
+	if err := d.applyState(l, solver); err != nil {
 		return err
-	} else if s != nil {
-		if err := s.SetState(buffers(l.model)); err != nil {
-			return err
-		}
 	}
 	for _, b := range d.buckets {
 		if err := b.fill(l.model); err != nil {
@@ -332,6 +327,26 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 	}
 	d.turn, d.initial = l.Turn, false
 	return l.unmarshalProgress(progress)
+}
+
+// applyState restores what is no part of the model.
+func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
+	if l.weightsOnly {
+		if s, ok := solver.(Solver); ok {
+			return s.SetState(nil)
+		}
+		return nil
+	}
+	if s, ok := d.compression(); ok {
+		if err := s.SetState(buffers(l.own)); err != nil {
+			return err
+		}
+	}
+	s, err := stateOf(solver)
+	if err != nil || s == nil {
+		return err
+	}
+	return s.SetState(buffers(l.model))
 }
 
 // fill gives the parameters of a bucket their values, through their slots.

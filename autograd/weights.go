@@ -1,0 +1,345 @@
+package autograd
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// SaveWeights writes the values of variables to a safetensors file, which other programs read, such
+// as Python's safetensors.numpy.load_file. nodes are what the model is: its learnables, and variables
+// that nothing trains. The moving averages of the batch norms in their graphs are written with them.
+// It needs no solver and no communicator, and is not collective: call it on one rank.
+//
+// Tensors have the names, shapes and dtypes of their nodes. Averages are named
+// batchnorm.0.running_mean and batchnorm.0.running_var, and so on, in the order of the graph.
+//
+// The file is written beside path and renamed when it is on the disk, so path always has a whole
+// file, the old one or the new one. A file that is there is replaced.
+//
+// Values are read on the host: call Machine.Pull first where a machine of package vm trains on a
+// device.
+//
+// Errors: ErrArgument for a node that is no variable or has no value, and for names that are empty,
+// not UTF-8, or given to two nodes; those of the file system.
+func SaveWeights(path string, nodes gorgonia.Nodes) error {
+	if err := saveWeights(path, nodes); err != nil {
+		return fmt.Errorf("autograd: save weights to %s: %w", path, err)
+	}
+	return nil
+}
+
+// LoadWeights gives variables the values that a file has for their names, in place, and the moving
+// averages of the batch norms in their graphs. path is a file of [SaveWeights] or of another program,
+// or a checkpoint of [DataParallel.Save], whose solver it ignores. It is not collective: load before
+// [New], which gives all ranks the model of rank 0, or on all ranks.
+//
+// The variables and the file must have the same names, in any order. To fine-tune a model with a new
+// head, load without the head, or pass [NonStrict]:
+//
+//	err := autograd.LoadWeights("pretrained.safetensors", body, autograd.NonStrict(nil))
+//
+// A machine of package vm on a device takes the values over in its next run: call its Pull before
+// LoadWeights if it has run.
+//
+// Errors: ErrArgument for variables that the file has not, and for tensors that no variable has, with
+// their names, for other shapes or dtypes, and for nodes as of SaveWeights; a damaged file; those of
+// the file system. After an error nothing has changed.
+func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) error {
+	err := backend.Given("", "options", options)
+	if err == nil {
+		var o weightsOptions
+		for _, option := range options {
+			option(&o)
+		}
+		err = o.load(path, nodes)
+	}
+	if err != nil {
+		return fmt.Errorf("autograd: load weights of %s: %w", path, err)
+	}
+	return nil
+}
+
+// WeightsOption changes what [LoadWeights] accepts.
+type WeightsOption func(*weightsOptions)
+
+type weightsOptions struct {
+	partial bool
+	report  func(missing, unexpected []string)
+}
+
+// NonStrict makes LoadWeights load what the variables and the file have in common, like strict=False
+// of PyTorch's load_state_dict. Shapes and dtypes must still agree. report is told the names of
+// variables that the file has not, which keep their values, and of tensors that no variable has; nil
+// tells nobody.
+func NonStrict(report func(missing, unexpected []string)) WeightsOption {
+	return func(o *weightsOptions) { o.partial, o.report = true, report }
+}
+
+// LoadOption changes what [DataParallel.Load] restores.
+type LoadOption func(*loadOptions)
+
+type loadOptions struct {
+	weightsOnly bool
+	missing     error // a nil option
+}
+
+// WeightsOnly makes Load restore parameters, variables of [WithFrozen] and moving averages, such as
+// for fine-tuning: the program may have another solver, other options and another number of ranks
+// than the checkpoint. The solver begins anew: a [Solver] of this package forgets its state. So does the count of steps
+// that names checkpoints: what follows is another training.
+// Residuals of a compression and the step of random numbers stay as they are. [LoadWeights] is for
+// models with other parameters, such as a new head.
+func WeightsOnly() LoadOption { return func(o *loadOptions) { o.weightsOnly = true } }
+
+// loadOptionsOf returns what options say.
+func loadOptionsOf(opts []LoadOption) loadOptions {
+	o := loadOptions{missing: backend.Given("DataParallel.Load", "opts", opts)}
+	for _, opt := range opts {
+		if opt != nil {
+			opt(&o)
+		}
+	}
+	return o
+}
+
+// ofWeights returns the record that the program would write itself, but for what the record says of
+// the weights.
+func (r record) ofWeights(program record) record {
+	program.Format, program.Frozen, program.Averages = r.Format, r.Frozen, r.Averages
+	program.Progress, program.Stamp = r.Progress, r.Stamp
+	if program.Parameters = r.Parameters; r.Parameters == 0 { // of an older version
+		program.origin = origin{}
+	}
+	return program
+}
+
+// only returns what a model has of the tensors, by their keys.
+func (v *inventory) only(all map[string]stored) map[string]stored {
+	own := map[string]stored{}
+	for _, n := range v.tensors() {
+		if t, ok := all[n.key]; ok {
+			own[n.key] = t
+		}
+	}
+	return own
+}
+
+// weights returns the tensors of a file for variables.
+func weights(nodes gorgonia.Nodes) (v inventory, err error) {
+	if err := backend.Given("", "nodes", nodes); err != nil {
+		return v, err
+	}
+	if len(nodes) == 0 {
+		return v, fmt.Errorf("%w: there are no variables", backend.ErrArgument)
+	}
+	for i, n := range nodes {
+		if err := v.freezable(n); err != nil {
+			return v, err
+		}
+		p, err := frozenPiece(i, n)
+		if err != nil {
+			return v, err
+		}
+		p.name = "the variable " + n.Name()
+		v.frozen = append(v.frozen, p)
+	}
+	if err := v.findIn(nodes); err != nil {
+		return v, err
+	}
+	return v, checkNames(v.tensors())
+}
+
+func saveWeights(path string, nodes gorgonia.Nodes) error {
+	v, err := weights(nodes)
+	if err != nil {
+		return err
+	}
+	all := map[string]stored{}
+	for _, p := range v.pieces() {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		all[p.file] = stored{p.shape, memory}
+	}
+	return atomically(path, func(path string) error {
+		_, err := writeTensors(path, all, remarks{})
+		return err
+	})
+}
+
+// atomically makes a file with another name, and renames it when it is written. A link to a file
+// stays one.
+func atomically(path string, write func(path string) error) error {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("%w: it is no file: name a file, such as %s", backend.ErrArgument,
+			filepath.Join(path, checkpoint.ModelName))
+	}
+	dir, base := filepath.Split(path)
+	temporary := filepath.Join(dir, fmt.Sprintf(".%s.%s", base, checkpoint.NewID()))
+	err := write(temporary)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		if removed := os.Remove(temporary); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+		return err
+	}
+	return checkpoint.SyncDir(cmp.Or(dir, "."))
+}
+
+func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
+	v, err := weights(nodes)
+	if err != nil {
+		return err
+	}
+	all, err := readWeights(path)
+	if err != nil {
+		return err
+	}
+	var here, missing []string
+	for _, p := range v.pieces() {
+		t, ok := all[p.file]
+		here = append(here, p.file)
+		switch {
+		case !ok:
+			missing = append(missing, p.file)
+		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
+			return fmt.Errorf("%w: in the file %s is %v%v, in this program %v%v: give the model the "+
+				"file's sizes, or leave this one out", backend.ErrArgument, p.file, t.data.DType(),
+				tensor.Shape(t.shape), p.dtype, tensor.Shape(p.shape))
+		}
+	}
+	unexpected := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
+		return slices.Contains(here, name) || strings.HasPrefix(name, solverPrefix)
+	})
+	if err := o.check(missing, unexpected); err != nil {
+		return err
+	}
+	for _, p := range v.pieces() {
+		memory, err := p.memory()
+		if err != nil {
+			return err
+		}
+		if t, ok := all[p.file]; ok {
+			copy(memory.Bytes(), t.data.Bytes())
+		}
+	}
+	return nil
+}
+
+// check returns an error unless the model and the file have the same names, or need not.
+func (o weightsOptions) check(missing, unexpected []string) error {
+	if o.partial {
+		if o.report != nil {
+			o.report(missing, unexpected)
+		}
+		return nil
+	}
+	var wrong []string
+	if len(missing) > 0 {
+		wrong = append(wrong, "the file has no "+nameList(missing))
+	}
+	if len(unexpected) > 0 {
+		wrong = append(wrong, "no variable is named "+nameList(unexpected)+", which the file has")
+	}
+	if wrong == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %s: pass all variables of the model, or NonStrict to load what they have "+
+		"in common", backend.ErrArgument, strings.Join(wrong, "; "))
+}
+
+// readWeights reads a file, or the model of a checkpoint.
+func readWeights(path string) (map[string]stored, error) {
+	info, err := os.Stat(path)
+	if err != nil || !info.IsDir() {
+		all, err2 := readTensors(path)
+		return all, cmp.Or(err, err2)
+	}
+	for {
+		of, err := newestIn(path)
+		if err != nil {
+			return nil, err
+		}
+		all, err := readCheckpoint(of)
+		if _, gone := os.Stat(of); err == nil || !errors.Is(gone, fs.ErrNotExist) {
+			return all, err
+		} // else a Save has removed it
+	}
+}
+
+// readCheckpoint reads the model of a checkpoint.
+func readCheckpoint(dir string) (map[string]stored, error) {
+	var r struct{ Format int }
+	text, stamp, err := checkpoint.ReadRecord(dir)
+	if err == nil {
+		err = json.Unmarshal(text, &r)
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := readPart(dir, stamp, checkpoint.ModelName)
+	if r.Format == numberedFormat {
+		all = unnumbered(all)
+	}
+	return all, err
+}
+
+// newestIn returns the newest checkpoint of a directory, or the directory if it is one.
+func newestIn(dir string) (string, error) {
+	all, err := checkpoint.List(dir)
+	if err != nil {
+		return "", err
+	}
+	if len(all) == 0 {
+		return "", fmt.Errorf("%w: it has no checkpoint: name a file", fs.ErrNotExist)
+	}
+	if all[0].Wrong != nil {
+		return "", fmt.Errorf("%w, or name one in %s", all[0].Wrong, dir)
+	}
+	return all[0].Path, nil
+}
+
+// unnumbered gives the weights in a file of format 1 the names that they have today.
+func unnumbered(numbered map[string]stored) map[string]stored {
+	all := map[string]stored{}
+	for key, t := range numbered {
+		kind, rest, _ := strings.Cut(key, ".")
+		number, name, _ := strings.Cut(rest, ".")
+		switch kind + "." {
+		case parameterPrefix, frozenPrefix:
+			all[name] = t
+		case averagePrefix:
+			all[averageName(number, name)] = t
+		}
+	}
+	return all
+}
+
+// averageName returns the name in a file of the moving mean or variance of a batch norm.
+func averageName(number, of string) string {
+	if of == "variance" {
+		of = "var"
+	}
+	return fmt.Sprintf("batchnorm.%s.running_%s", number, of)
+}
