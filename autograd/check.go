@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"slices"
@@ -31,7 +32,7 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	problem := d.model.find()
+	problem := errors.Join(d.model.find(), d.pull())
 	comm := backend.Label(d.comm, backend.ForCheck)
 	err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest()), problem)
 	if err != nil {
@@ -80,6 +81,9 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 func (d *DataParallel) Hash() (string, error) {
 	h := sha256.New()
 	err := residence.Bound(d.comm.Device(), func() error {
+		if err := d.pull(); err != nil {
+			return err
+		}
 		for _, p := range d.params {
 			value, err := p.bytes()
 			if err != nil {

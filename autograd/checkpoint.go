@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,7 +84,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
-		problem := errors.Join(d.betweenSteps(), d.model.find())
+		problem := cmp.Or(d.betweenSteps(), errors.Join(d.model.find(), d.pull()))
 		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", problem)); err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 type Exchange struct {
 	d     *DataParallel
 	slots []backend.Buffer // by parameter
+	pull  func() error     // brings the model to where its values are; nil where it always is
 	undeclared
 }
 
@@ -22,7 +23,7 @@ type Exchange struct {
 //
 // Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a
 // gradient is part of a plan or is not, for parameters that an engine has moved to a device, and
-// for a device other than the communicator's.
+// for a device other than the communicator's, unless there is one rank.
 func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -41,7 +42,7 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 			"each run: leave the option out, and learnables without a gradient out of WithSolver")
 	case e != nil:
 		return nil, refuse("parameters are on a device: a machine moves them there itself")
-	case on != nil && on.Name() != device.Name():
+	case on != nil && on.Name() != device.Name() && d.comm.Size() > 1:
 		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on %s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
 	x := &Exchange{d: d, slots: make([]backend.Buffer, len(d.params))}
@@ -57,6 +58,18 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	}
 	d.given, d.initial = x, false
 	return x, nil
+}
+
+// Pulls says how the machine brings parameters to where their values are. Save, Load, Check and Hash
+// call it first, on the goroutine that calls them.
+func (x *Exchange) Pulls(pull func() error) { x.pull = pull }
+
+// pull brings the parameters to where their values are.
+func (d *DataParallel) pull() error {
+	if d.given == nil || d.given.pull == nil {
+		return nil
+	}
+	return d.given.pull()
 }
 
 // Buckets returns the parameters of each bucket, by their numbers in New, in the order in which

@@ -29,8 +29,10 @@ type Machine struct {
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
 	parallel  *parallel // nil without WithDataParallel
+	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
+	steps     int       // of the solver
 	synced    bool      // batch norms are of the batches of all ranks
 	missing   error     // nil arguments of New and its options
 	closed    bool
@@ -282,6 +284,7 @@ func (m *Machine) run(start func() error) error {
 	last, err := m.micro.last(), errors.Join(start(), m.exec.Fetch())
 	m.micro.end(err)
 	m.parallel.accumulated(m.micro)
+	m.alone.accumulated(m.micro)
 	if err != nil {
 		m.found = m.found[:0]
 		return m.parallel.fail(err)
@@ -291,7 +294,9 @@ func (m *Machine) run(start func() error) error {
 			return err
 		}
 		m.solver.end()
+		m.steps++
 		m.parallel.applied()
+		m.alone.applied()
 	}
 	return m.publish(last)
 }
@@ -376,7 +381,7 @@ func (m *Machine) Close() error {
 		err = errors.Join(m.unfinished(), err)
 	}
 	m.solver.release()
-	return errors.Join(err, m.parallel.close())
+	return errors.Join(err, m.parallel.close(), m.alone.close())
 }
 
 // unfinished returns an error in the middle of a step, once.

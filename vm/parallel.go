@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -63,13 +64,47 @@ func (p *parallel) localRanks() int {
 	return env.LocalSize
 }
 
-// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load:
-// pull the learnables before. It is nil without [WithDataParallel], and closed by Close.
+// DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load. It
+// pulls the learnables first. Without [WithDataParallel] it is of one rank, the learnables of
+// [WithSolver] and autograd.Solo; pass that to WithDataParallel for options such as WithFrozen. It is
+// nil without WithSolver, and while a learnable has no value. Close closes it.
 func (m *Machine) DataParallel() *autograd.DataParallel {
-	if m.parallel == nil {
+	p := m.parallel
+	if p == nil {
+		p = m.aloneWith()
+	}
+	if p == nil {
 		return nil
 	}
-	return m.parallel.data
+	return p.data
+}
+
+// aloneWith returns what a machine without other ranks saves and loads by, nil if there is none.
+func (m *Machine) aloneWith() *parallel {
+	if m.alone != nil || m.solver == nil || m.closed {
+		return m.alone
+	}
+	p := &parallel{comm: autograd.Solo()}
+	var err error
+	p.data, err = autograd.New(p.comm, m.solver.learnables, autograd.WithNotice(m.notice))
+	if err != nil {
+		return nil
+	}
+	if p.exchange, err = p.data.Exchange(nil); err != nil {
+		return nil
+	}
+	p.exchange.Pulls(m.pullLearnables)
+	p.accumulated(m.micro)
+	for range m.steps { // before the first Save
+		p.applied()
+	}
+	m.alone = p
+	return p
+}
+
+// pullLearnables is Pull of all learnables.
+func (m *Machine) pullLearnables() error {
+	return m.pull(func(in input) bool { return slices.Contains(m.solver.learnables, in.node) })
 }
 
 // connect makes the buckets, unless a rank has a problem.
@@ -152,6 +187,7 @@ func (m *Machine) buckets() ([]int, error) {
 		if p.exchange, err = p.data.Exchange(m.device); err != nil {
 			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
 		}
+		p.exchange.Pulls(m.pullLearnables)
 	}
 	if p.exchange.MicroBatches() != m.micro.all {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs the micro-batches, so use WithTree of this package", backend.ErrArgument)

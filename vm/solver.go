@@ -22,8 +22,8 @@ import (
 // without it. SetRate before a RunAll sets the rate of its step.
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
-// their host tensors, and the solver's State and autograd's Save fetch its state; pull learnables
-// before Save. gorgonia.Let with another tensor, and SetState, take effect in the next RunAll.
+// their host tensors; the solver's State fetches its state, and Save and Load of
+// [Machine.DataParallel] both. gorgonia.Let with another tensor, and SetState, take effect in the next RunAll.
 // Write into a learnable's own tensor only between Pull and the next RunAll: what the host writes
 // at other times is lost. Gradients have no value on the host unless their nodes are given to
 // [Keep].

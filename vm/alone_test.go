@@ -1,0 +1,90 @@
+package vm_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestAMachineAloneSavesAndLoads: without WithDataParallel, and with it on autograd.Solo, on the host
+// and on a device, a machine resumes with the same bits, and nobody needs to pull.
+func TestAMachineAloneSavesAndLoads(t *testing.T) {
+	for place, device := range map[string]backend.Device{"host": nil, "device": fake(t)} {
+		for with, options := range map[string][]vm.Option{
+			"alone": nil, "Solo": {vm.WithDataParallel(autograd.Solo())},
+		} {
+			t.Run(place+" "+with, func(t *testing.T) { saveAlone(t, device, options) })
+		}
+	}
+}
+
+func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	start := func() (*model, *vm.Machine) {
+		m := mlp(t, tensor.Float64)
+		solver := vm.WithSolver(&autograd.AdamW{Rate: 0.125, WeightDecay: 0.25}, m.params...)
+		machine, err := vm.New(m.g, device, append(slices.Clone(options), solver)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m, machine
+	}
+	runs := func(machine *vm.Machine, n int) (err error) {
+		for range n {
+			err = errors.Join(err, machine.RunAll())
+		}
+		return err
+	}
+	m, machine := start()
+	dp := machine.DataParallel()
+	err := errors.Join(runs(machine, 3), dp.Save(dir, machine.Solver(), "after 3"), dp.Check())
+	saved, err2 := dp.Hash()
+	err = errors.Join(err, err2, runs(machine, 3), machine.Close())
+	again, resumed := start()
+	var progress string
+	err = errors.Join(err, runs(resumed, 4), // of which nothing is left
+		resumed.DataParallel().Load(dir, resumed.Solver(), &progress))
+	loaded, err2 := resumed.DataParallel().Hash()
+	if err = errors.Join(err, err2, runs(resumed, 3), resumed.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := again.weights(t), m.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
+		t.Errorf("it ends with %v, without a stop %v", got, want)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "step-00000003")); err != nil {
+		t.Error(err)
+	}
+	if progress != "after 3" || loaded != saved {
+		t.Errorf("progress is %q, the hash %s, when it was saved %s", progress, loaded, saved)
+	}
+	if err := dp.Save(dir, machine.Solver(), nil); !errors.Is(err, backend.ErrClosed) {
+		t.Errorf("Save after Close: %v", err)
+	}
+}
+
+// TestSaveBetweenMicroBatchesIsRefused: also by a machine without other ranks.
+func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
+	m := mlp(t, tensor.Float64)
+	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	for run := range 4 {
+		err := errors.Join(machine.RunAll(), machine.DataParallel().Save(dir, machine.Solver(), nil))
+		if middle := run%2 == 0; errors.Is(err, backend.ErrArgument) != middle || !middle && err != nil {
+			t.Errorf("after run %d: %v", run, err)
+		}
+	}
+	if err := machine.Close(); err != nil {
+		t.Error(err)
+	}
+}
