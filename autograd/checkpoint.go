@@ -2,12 +2,9 @@ package autograd
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"path/filepath"
 
 	"gorgonia.org/gorgonia"
@@ -38,7 +35,9 @@ import (
 // vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
 // the communicator.
 func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
-	return d.collectively(backend.ForSave, "save "+dir, func() error { return d.save(dir, solver, progress, opts) })
+	return d.collectively(backend.ForSave, "save "+dir, func() error {
+		return d.save(dir, solver, progress, opts, false)
+	})
 }
 
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
@@ -84,7 +83,7 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
 		// This detects a rank that makes the call alone.
-		problem := cmp.Or(d.betweenSteps(), errors.Join(d.model.find(), d.pull()))
+		problem := errors.Join(d.betweenSteps(), d.model.find())
 		if err := d.parts.agree(agree(backend.Label(d.comm, purpose), "", problem)); err != nil {
 			return err
 		}
@@ -96,49 +95,6 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 	return nil
 }
 
-// save writes to a draft in dir, which becomes a checkpoint when all ranks are done. After an error
-// nothing is left of it.
-func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, opts []SaveOption) error {
-	o, err := saveOptionsOf(opts)
-	if dir == "" {
-		err = errors.Join(err, errNoName)
-	}
-	_, unknown := stateOf(solver)
-	if err := d.agree("", errors.Join(err, unknown, d.apart())); err != nil {
-		return err
-	}
-	held := len(d.saves.locks)
-	id, err := d.begin(dir)
-	if err == nil {
-		err = d.fill(dir, id, solver, progress, o)
-	}
-	if err != nil {
-		err = errors.Join(err, d.abandon(dir, id, held))
-	}
-	return err
-}
-
-// fill writes the files of a draft, and makes it a checkpoint.
-func (d *DataParallel) fill(dir, id string, solver gorgonia.Solver, progress any, o saveOptions) error {
-	r := d.record(solver)
-	err := d.settle()
-	var common []checkpoint.File
-	var own checkpoint.File
-	if err == nil {
-		common, own, err = d.write(dir, id, solver)
-	}
-	if err == nil && progress != nil && d.first() {
-		if r.Progress, err = json.Marshal(progress); err != nil {
-			err = fmt.Errorf("progress: %w", err)
-		}
-	}
-	files, err := d.filesOf(common, own, err)
-	if err == nil {
-		err = d.commit(dir, id, r, files, o)
-	}
-	return err
-}
-
 // first reports whether this rank writes what all ranks have in common.
 func (d *DataParallel) first() bool { return d.comm.Rank() == 0 && d.parts.first() }
 
@@ -147,48 +103,13 @@ func (d *DataParallel) agree(description string, err error) error {
 	return d.parts.agree(agree(d.comm, description, err))
 }
 
-// write writes this rank's part of a checkpoint, and returns the file that all ranks have in
-// common, on the rank that writes it, and this rank's own, if ranks differ.
-func (d *DataParallel) write(dir, id string, solver gorgonia.Solver) (
-	common []checkpoint.File, mine checkpoint.File, err error) {
-	model, own := map[string]stored{}, map[string]stored{}
-	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
-		model, err = d.modelState(solver)
-		if model, err = d.wholeState(model, solver, err); err != nil {
-			return nil, mine, err
-		}
-	}
-	if s, ok := d.compression(); ok {
-		state, err := s.State()
-		if err != nil {
-			return nil, mine, err
-		}
-		add(own, state)
-	}
-	if d.partial { // ranks differ
-		maps.Copy(own, model)
-	}
-	draft, of := checkpoint.Draft(dir, id), remarks{Save: id, Step: fmt.Sprint(d.saves.steps)}
-	if d.ranksDiffer() {
-		name := checkpoint.RankName(d.comm.Rank())
-		if mine, err = writeTensors(filepath.Join(draft, name), own, of); err != nil {
-			return nil, mine, err
-		}
-	}
-	if d.first() {
-		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), model, of)
-		if common = append(common, f); err != nil {
-			return nil, mine, err
-		}
-	}
-	if err = checkpoint.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
-		err = fmt.Errorf("all ranks must reach the directory: %w", err)
-	}
-	return common, mine, err
-}
-
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any, o loadOptions) error {
+	o.missing = errors.Join(o.missing, d.pull())
+	err := d.finish()
+	if err != nil {
+		return err
+	}
 	l, err := d.find(dir, solver, progress, o)
 	if err != nil {
 		return err

@@ -133,42 +133,6 @@ func (d *DataParallel) lock(dir string) error {
 	return nil
 }
 
-// commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
-// older ones.
-func (d *DataParallel) commit(dir, id string, r record, files []checkpoint.File,
-	o saveOptions) error {
-	training, err := d.decide(func() (string, error) {
-		all, err := checkpoint.List(dir)
-		if err != nil {
-			return "", err
-		}
-		training := d.saves.training
-		if training == "" || !checkpoint.Follows(all, training, d.saves.steps, d.saves.known) {
-			training = checkpoint.NewID()
-		}
-		stamp := checkpoint.Stamp{
-			ID: id, Training: training, Step: d.saves.steps, Pinned: o.pinned, Files: files,
-		}
-		done, err := checkpoint.Commit(dir, all, stamp, func(s checkpoint.Stamp) ([]byte, error) {
-			r.Stamp = s
-			return checkpoint.Seal(r)
-		})
-		if err != nil {
-			return "", err
-		}
-		if err := checkpoint.Prune(dir, training, o.keep); err != nil {
-			d.say(fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v",
-				done.Name, err))
-		}
-		return training, nil
-	})
-	if err != nil {
-		return err
-	}
-	d.saves.learn(checkpoint.Stamp{ID: id, Training: training})
-	return nil
-}
-
 // filesOf returns the files that all ranks have written: what they have in common, and of each its
 // own, if it has a name. It returns an error on all ranks if one has a problem.
 func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) (

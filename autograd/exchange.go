@@ -15,6 +15,8 @@ type Exchange struct {
 	d     *DataParallel
 	slots []backend.Buffer // by parameter
 	pull  func() error     // brings the model to where its values are; nil where it always is
+	copy  Copying          // nil where copies are made on the host
+	by    *Fusion          // of the solver whose state copy copies
 	undeclared
 }
 
@@ -63,6 +65,25 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 // Pulls says how the machine brings parameters to where their values are. Save, Load, Check and Hash
 // call it first, on the goroutine that calls them.
 func (x *Exchange) Pulls(pull func() error) { x.pull = pull }
+
+// Copying starts copies, on a device, of what it has newer than host memory, and copies other memory at
+// once. What it returns brings the copies to the host, in the same order, and may be called once, by
+// another goroutine.
+type Copying func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
+
+// Copies says how the machine copies parameters and what the solver of a Fusion keeps for them, for
+// [DataParallel.SaveAsync].
+func (x *Exchange) Copies(by *Fusion, copying Copying) { x.by, x.copy = by, copying }
+
+// Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
+func (x *Exchange) Copied() {
+	x.d.mu.Lock()
+	s := x.d.pending
+	x.d.mu.Unlock()
+	if s != nil {
+		<-s.fetched
+	}
+}
 
 // pull brings the parameters to where their values are.
 func (d *DataParallel) pull() error {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 
+	"gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -108,6 +110,27 @@ func (f *Fusion) Release() {
 	}
 }
 
+// has reports whether this is a Fusion of a solver, and no other one has made the last step.
+func (f *Fusion) has(solver gorgonia.Solver) bool {
+	all := []gorgonia.Solver{solver}
+	if g, ok := solver.(*Groups); ok {
+		all = nil
+		for _, s := range g.groups {
+			all = append(all, s)
+		}
+	}
+	if len(all) != len(f.parts) {
+		return false
+	}
+	for i, p := range f.parts {
+		s, ok := all[i].(ruled)
+		if !ok || s.memory() != p.kept || p.kept.last != nil && p.kept.last != p {
+			return false
+		}
+	}
+	return true
+}
+
 // part returns the number of the solver that updates a parameter.
 func (f *Fusion) part(param int) int {
 	if f.of == nil {
@@ -141,6 +164,34 @@ func (f *Fusion) Update(param int) Update {
 		values := append([]fuse.Value{w, dw}, kept...)
 		err := t.follow(part.rule, append(values, make([]fuse.Value, part.rule.scratch)...))
 		return t.values[0], t.values[2:len(values)], err
+	}
+}
+
+// prefix begins the names of a part's state.
+func (f *Fusion) prefix(part int) string {
+	if f.of == nil {
+		return ""
+	}
+	return prefixOf(part)
+}
+
+// counts adds the numbers of steps to what a checkpoint has.
+func (f *Fusion) counts(model map[string]stored) {
+	for k, p := range f.parts {
+		for name, b := range p.kept.counted(p.rule) {
+			model[f.prefix(k)+name] = vector(b)
+		}
+	}
+}
+
+// vectorsTo adds the host memory of what is kept for parameters.
+func (f *Fusion) vectorsTo(model map[string]stored) {
+	for k, p := range f.parts {
+		for i, vectors := range p.kept.vectors {
+			for j, v := range vectors {
+				model[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = vector(v.Buffer)
+			}
+		}
 	}
 }
 

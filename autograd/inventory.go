@@ -403,9 +403,6 @@ func (d *DataParallel) mergeAverages(purpose backend.Purpose) error {
 // settle makes the model the same on all ranks before it is saved, and says what a checkpoint does
 // not keep.
 func (d *DataParallel) settle() error {
-	if err := checkNames(d.model.tensors()); err != nil {
-		return err // on all ranks: New has compared the names
-	}
 	if err := d.mergeAverages(backend.ForSave); err != nil {
 		return err
 	}

@@ -122,16 +122,13 @@ func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
 	return all
 }
 
-// toFile gives the tensors of a checkpoint their names in a file.
-func (d *DataParallel) toFile(model map[string]stored, solver gorgonia.Solver) map[string]stored {
-	names, all := d.fileNames(solver), map[string]stored{}
+// naming returns what names the tensors of a checkpoint in a file, by their keys.
+func (d *DataParallel) naming(model map[string]stored, solver gorgonia.Solver) func(key string) string {
+	names := d.fileNames(solver)
 	if d.stepsSome(model, solver) {
 		names = d.fileNames(nil)
 	}
-	for key, t := range model {
-		all[cmp.Or(names[key], solverPrefix+key)] = t
-	}
-	return all
+	return func(key string) string { return cmp.Or(names[key], solverPrefix+key) }
 }
 
 // stepsSome reports whether a solver has been given fewer parameters than there are, as it may be:

@@ -51,6 +51,7 @@ type DataParallel struct {
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	given    *Exchange               // to somebody who takes the place of Sync
 	saves    saves
+	pending  *saving // what the last SaveAsync has not ended
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is
@@ -432,7 +433,8 @@ func (d *DataParallel) Err() error {
 	return d.err
 }
 
-// Close waits for all-reduces in progress and frees the memory of d. The gradients that Sync
+// Close waits for all-reduces in progress and for a [DataParallel.SaveAsync], whose error it returns,
+// and frees the memory of d. The gradients that Sync
 // has returned must not be used after it. The communicator reuses the memory of the buckets at
 // its next Alloc after all ranks have closed. Close d before the communicator and the engine.
 // Later calls do nothing.
@@ -458,7 +460,7 @@ func (d *DataParallel) Close() error {
 		if unfinished := d.betweenSteps(); unfinished != nil && d.err == nil {
 			err = errors.Join(err, d.named(fmt.Errorf("close: %w", unfinished)))
 		}
-		return errors.Join(err, d.free(), d.saves.unlock())
+		return errors.Join(err, d.closePending(), d.free(), d.saves.unlock())
 	})
 }
 

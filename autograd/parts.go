@@ -189,20 +189,9 @@ func product(shape []int) int {
 	return n
 }
 
-// wholeState returns the whole of what this rank would write of a checkpoint, by the names in a
-// file, unless a rank has a problem. It is collective.
-func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver,
-	problem error) (map[string]stored, error) {
-	model, err := d.joinParts(model, solver, problem)
-	if err != nil {
-		return nil, err
-	}
-	return d.toFile(model, solver), nil
-}
-
-// joinParts returns the whole of this rank's parts, and of what the solver keeps for them.
-func (d *DataParallel) joinParts(model map[string]stored, solver gorgonia.Solver,
-	problem error) (map[string]stored, error) {
+// wholeState returns the whole of what this rank would write of a checkpoint, unless a rank has a problem. It is
+// collective.
+func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver, problem error) (map[string]stored, error) {
 	s := d.parts
 	if s == nil {
 		return model, problem

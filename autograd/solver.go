@@ -328,7 +328,7 @@ func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
 	if err := s.present(); err != nil {
 		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
-	state := map[string]backend.Buffer{}
+	state := s.counted(r)
 	for i, vectors := range s.vectors {
 		for k := range vectors {
 			v, err := vectors[k].toHost()
@@ -338,10 +338,16 @@ func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
 			state[fmt.Sprint(r.keep[k], i)] = v
 		}
 	}
+	return state, nil
+}
+
+// counted returns a state with the number of steps alone, if there is one.
+func (s *kept) counted(r rule) map[string]backend.Buffer {
+	state := map[string]backend.Buffer{}
 	if r.counter != "" && s.vectors != nil {
 		state[r.counter] = backend.Of([]int64{s.steps})
 	}
-	return state, nil
+	return state
 }
 
 // set implements [Stateful]. Where it returns an error for the state, nothing has

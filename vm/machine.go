@@ -398,6 +398,8 @@ func (m *Machine) free() error {
 	if m.exec == nil {
 		return nil
 	}
+	m.parallel.copied()
+	m.alone.copied()
 	var err error
 	if m.parallel.err() == nil {
 		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())

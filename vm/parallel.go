@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -93,13 +94,43 @@ func (m *Machine) aloneWith() *parallel {
 	if p.exchange, err = p.data.Exchange(nil); err != nil {
 		return nil
 	}
-	p.exchange.Pulls(m.pullLearnables)
+	m.lend(p.exchange)
 	p.accumulated(m.micro)
 	for range m.steps { // before the first Save
 		p.applied()
 	}
 	m.alone = p
 	return p
+}
+
+// lend says how the machine gives away what it has on its device.
+func (m *Machine) lend(x *autograd.Exchange) {
+	x.Pulls(m.pullLearnables)
+	if m.device != nil {
+		x.Copies(m.solver.fusion, m.snapshot)
+	}
+}
+
+// snapshot is an [autograd.Copying].
+func (m *Machine) snapshot(memory []backend.Buffer) (func() ([]backend.Buffer, error), error) {
+	if m.exec == nil {
+		return nil, fmt.Errorf("vm: %w", backend.ErrClosed)
+	}
+	if err := m.parallel.err(); err != nil {
+		return nil, err
+	}
+	fetch, err := m.exec.Snapshot(memory)
+	return func() ([]backend.Buffer, error) {
+		defer runtime.KeepAlive(m) // which frees the copies
+		return fetch()
+	}, err
+}
+
+// copied waits until nobody uses copies of a machine.
+func (p *parallel) copied() {
+	if p != nil && p.exchange != nil {
+		p.exchange.Copied()
+	}
 }
 
 // pullLearnables is Pull of all learnables.
@@ -187,7 +218,7 @@ func (m *Machine) buckets() ([]int, error) {
 		if p.exchange, err = p.data.Exchange(m.device); err != nil {
 			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
 		}
-		p.exchange.Pulls(m.pullLearnables)
+		m.lend(p.exchange)
 	}
 	if p.exchange.MicroBatches() != m.micro.all {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs the micro-batches, so use WithTree of this package", backend.ErrArgument)

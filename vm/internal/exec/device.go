@@ -1,7 +1,6 @@
 package exec
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -39,6 +38,8 @@ type Device interface {
 	Capture(f func() error) (*backend.Graph, error)
 	// Main returns the queue of what is started, nil for the host.
 	Main() backend.Queue
+	// NewQueue returns another queue, nil on the host.
+	NewQueue() (backend.Queue, error)
 	// Join waits until everything that was started is done.
 	Join() error
 	// Close frees what the device holds for itself.
@@ -171,14 +172,11 @@ func (q *queued) Capture(f func() error) (*backend.Graph, error) {
 // Main implements [Device].
 func (q *queued) Main() backend.Queue { return q.Queue }
 
+// NewQueue implements [Device].
+func (q *queued) NewQueue() (backend.Queue, error) { return q.device.NewQueue() }
+
 // Join implements [Device].
-func (q *queued) Join() error {
-	e, err := q.Record()
-	if err != nil {
-		return err
-	}
-	return e.Join(context.Background())
-}
+func (q *queued) Join() error { return drain(q.Queue) }
 
 // Close implements [Device].
 func (q *queued) Close() error {

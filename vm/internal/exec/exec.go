@@ -37,6 +37,7 @@ type Executor struct {
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
 	exchanges exchanges
+	snapshots snapshots
 }
 
 // step is one step of the plan and where its operands are now.
@@ -242,7 +243,7 @@ func (e *Executor) Close() error {
 	for i := range e.resident {
 		e.leave(i)
 	}
-	err = errors.Join(err, e.discard())
+	err = errors.Join(err, e.discard(), e.snapshots.free(e.device))
 	for _, b := range e.memory {
 		err = errors.Join(err, e.device.Free(b))
 	}

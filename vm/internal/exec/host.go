@@ -52,6 +52,9 @@ func (h Host) Fuse(p *fuse.Program) (fuse.Loop, error) { return fuse.Host(p, h.W
 // Main implements [Device].
 func (Host) Main() backend.Queue { return nil }
 
+// NewQueue implements [Device].
+func (Host) NewQueue() (backend.Queue, error) { return nil, nil }
+
 // Join implements [Device].
 func (Host) Join() error { return nil }
 

@@ -1,0 +1,354 @@
+package autograd
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"path/filepath"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied what
+// the checkpoint is to have, and a goroutine writes that. The checkpoint has the bits that Save would
+// have written instead. SaveAsync is collective.
+//
+// A machine of package vm on a device copies parameters and the solver's state there, and fetches the
+// copies while steps go on. The device needs memory for them, which stays until the machine's Close;
+// where there is too little, and everywhere else, copies are made on the host. With [WithParts] ranks
+// exchange the whole first.
+//
+// The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
+// own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save, Load
+// or Close does it, and Close is collective then. Each of these waits for the last SaveAsync and
+// returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
+//
+// Errors: those of Save that are known before files are written.
+func (d *DataParallel) SaveAsync(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
+	return d.collectively(backend.ForSave, "save "+dir, func() error {
+		return d.save(dir, solver, progress, opts, true)
+	})
+}
+
+// saving is a Save, from its draft to the checkpoint. Once it is started, the goroutine of run has it
+// until done.
+type saving struct {
+	dir, id string
+	held    int // locks before it
+	record  record
+	options saveOptions
+	first   bool            // this rank writes what all have in common
+	behind  bool            // the training goes on
+	alone   bool            // the first rank needs no other one to end it
+	own     string          // the name of this rank's own file, if it has one
+	known   map[string]bool // see saves
+
+	model, mine    map[string]stored // by their names in files
+	fetch          func() error      // brings the model, nil if it is there
+	fetched, ended chan struct{}
+
+	common  []checkpoint.File
+	file    checkpoint.File // this rank's own
+	notices []string
+	err     error
+}
+
+// save writes to a draft in dir, which becomes a checkpoint when all ranks are done. After an error
+// nothing is left of it.
+func (d *DataParallel) save(dir string, solver gorgonia.Solver, progress any, opts []SaveOption,
+	behind bool) error {
+	last := d.finish()
+	s, err := d.start(dir, solver, progress, opts, behind)
+	switch {
+	case err != nil:
+	case behind:
+		d.pending = s
+		go s.run()
+	default:
+		s.run()
+		err = d.endSave(s)
+	}
+	return errors.Join(last, err)
+}
+
+// start makes a draft, and copies what is to be written if the training goes on.
+func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, opts []SaveOption,
+	behind bool) (*saving, error) {
+	o, err := saveOptionsOf(opts)
+	if dir == "" {
+		err = errors.Join(err, errNoName)
+	}
+	onDevice := behind && d.copiesOf(solver)
+	if !onDevice {
+		err = errors.Join(err, d.pull())
+	}
+	_, unknown := stateOf(solver)
+	err = errors.Join(err, unknown, checkNames(d.model.tensors()), d.apart())
+	if err := d.agree("", err); err != nil {
+		return nil, err
+	}
+	s := &saving{dir: dir, held: len(d.saves.locks), options: o, first: d.first(), behind: behind,
+		alone: behind && !d.ranksDiffer(), fetched: make(chan struct{}), ended: make(chan struct{})}
+	if d.ranksDiffer() {
+		s.own = checkpoint.RankName(d.comm.Rank())
+	}
+	if s.id, err = d.begin(dir); err == nil {
+		s.err = d.take(s, solver, progress, onDevice)
+		if behind {
+			err = d.agree("", s.err)
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, d.abandon(dir, s.id, s.held))
+	}
+	return s, nil
+}
+
+// take notes what is to be written.
+func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onDevice bool) error {
+	s.record = d.record(solver)
+	s.record.Stamp = checkpoint.Stamp{ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned}
+	s.known = d.saves.known
+	if err := d.settle(); err != nil {
+		return err
+	}
+	if err := d.contents(s, solver, onDevice); err != nil {
+		return err
+	}
+	if progress == nil || !s.first {
+		return nil
+	}
+	var err error
+	if s.record.Progress, err = json.Marshal(progress); err != nil {
+		return fmt.Errorf("progress: %w", err)
+	}
+	return nil
+}
+
+// contents notes the tensors that this rank writes.
+func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool) (err error) {
+	s.mine = map[string]stored{}
+	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
+		if onDevice {
+			err = d.copyOnDevice(s, solver)
+		} else {
+			err = d.copyOnHost(s, solver)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if c, ok := d.compression(); ok {
+		state, err := c.State()
+		if err != nil {
+			return err
+		}
+		add(s.mine, state)
+	}
+	return nil
+}
+
+// copyOnHost notes the model as the host has it, or a copy if the training goes on.
+func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
+	model, err := d.modelState(solver)
+	if err == nil && s.behind {
+		for _, n := range d.model.tensors() {
+			model[n.key] = stored{model[n.key].shape, clone(model[n.key].data)}
+		}
+	}
+	if model, err = d.wholeState(model, solver, err); err != nil {
+		return err
+	}
+	name := d.naming(model, solver)
+	s.model = map[string]stored{}
+	for key, t := range model {
+		s.model[name(key)] = t
+	}
+	return nil
+}
+
+// copiesOf reports whether a machine has copies of all that is to be saved, on its device.
+func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
+	return d.given != nil && d.given.copy != nil && d.parts == nil && d.given.by.has(solver)
+}
+
+// copyOnDevice starts copies of parameters and the solver's vectors where a machine has them.
+func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
+	model := map[string]stored{}
+	if err := d.model.store(model); err != nil {
+		return err
+	}
+	for key, t := range model {
+		model[key] = stored{t.shape, clone(t.data)}
+	}
+	d.given.by.counts(model)
+	moving := map[string]stored{} // in host memory, of which the device has newer elements
+	for _, p := range d.params {
+		memory, err := p.value()
+		if err != nil {
+			return err
+		}
+		moving[p.key()] = stored{p.dims(), memory}
+	}
+	d.given.by.vectorsTo(moving)
+	maps.Copy(model, moving)
+	name := d.naming(model, solver)
+	s.model = map[string]stored{}
+	for key, t := range model {
+		s.model[name(key)] = t
+	}
+	var names []string
+	var memory []backend.Buffer
+	for key, t := range moving {
+		names, memory = append(names, name(key)), append(memory, t.data)
+	}
+	fetch, err := d.given.copy(memory)
+	s.fetch = func() error {
+		all, err := fetch()
+		for i, memory := range all {
+			s.model[names[i]] = stored{s.model[names[i]].shape, memory}
+		}
+		return err
+	}
+	return err
+}
+
+// run writes this rank's files, and ends the Save if that takes no other rank.
+func (s *saving) run() {
+	defer close(s.ended)
+	if s.err == nil && s.fetch != nil {
+		s.err = s.fetch()
+	}
+	close(s.fetched)
+	if s.err == nil {
+		s.err = s.write()
+	}
+	if s.err == nil && s.alone && s.first {
+		s.err = s.commit(s.common)
+	}
+	s.model, s.mine, s.fetch = nil, nil, nil
+}
+
+// write writes this rank's files to the draft.
+func (s *saving) write() (err error) {
+	draft, of := checkpoint.Draft(s.dir, s.id), remarks{Save: s.id, Step: fmt.Sprint(s.record.Step)}
+	if s.own != "" {
+		if s.record.Partial { // ranks differ
+			maps.Copy(s.mine, s.model)
+		}
+		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, of); err != nil {
+			return err
+		}
+	}
+	if s.first {
+		f, err := writeTensors(filepath.Join(draft, checkpoint.ModelName), s.model, of)
+		if s.common = append(s.common, f); err != nil {
+			return err
+		}
+	}
+	if s.alone && !s.first { // the draft may have become a checkpoint
+		return nil
+	}
+	if err = checkpoint.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("all ranks must reach the directory: %w", err)
+	}
+	return err
+}
+
+// commit makes a draft a checkpoint, once all ranks have written their files to it, and removes
+// older ones. It is for the first rank.
+func (s *saving) commit(files []checkpoint.File) error {
+	all, err := checkpoint.List(s.dir)
+	if err != nil {
+		return err
+	}
+	r := s.record
+	if r.Training == "" || !checkpoint.Follows(all, r.Training, r.Step, s.known) {
+		r.Training = checkpoint.NewID()
+	}
+	r.Files = files
+	done, err := checkpoint.Commit(s.dir, all, r.Stamp, func(stamp checkpoint.Stamp) ([]byte, error) {
+		r.Stamp = stamp
+		return checkpoint.Seal(r)
+	})
+	if err != nil {
+		return err
+	}
+	s.record.Stamp = done
+	if err := checkpoint.Prune(s.dir, r.Training, s.options.keep); err != nil {
+		s.notices = append(s.notices, fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v",
+			done.Name, err))
+	}
+	return nil
+}
+
+// endSave waits for a Save on all ranks, and ends it.
+func (d *DataParallel) endSave(s *saving) error {
+	<-s.ended
+	if s.alone {
+		return d.conclude(s, d.agree("", s.err))
+	}
+	files, err := d.filesOf(s.common, s.file, s.err)
+	if err == nil {
+		s.record.Training, err = d.decide(func() (string, error) {
+			err := s.commit(files)
+			return s.record.Training, err
+		})
+	}
+	return d.conclude(s, err)
+}
+
+// conclude notes what has become of a Save on this rank.
+func (d *DataParallel) conclude(s *saving, err error) error {
+	for _, text := range s.notices {
+		d.say(text)
+	}
+	if err != nil {
+		return errors.Join(err, d.abandon(s.dir, s.id, s.held))
+	}
+	if s.first || !s.alone {
+		d.saves.learn(s.record.Stamp)
+	}
+	return nil
+}
+
+// finish ends the last SaveAsync, if it has not ended.
+func (d *DataParallel) finish() error {
+	s := d.pending
+	if s == nil {
+		return nil
+	}
+	d.pending = nil
+	return s.failed(d.endSave(s))
+}
+
+// closePending is finish where other ranks may have failed: it exchanges nothing if it need not.
+func (d *DataParallel) closePending() error {
+	s := d.pending
+	switch {
+	case s == nil:
+		return nil
+	case s.alone:
+		<-s.ended
+		d.pending = nil
+		return s.failed(d.conclude(s, s.err))
+	case d.err != nil:
+		<-s.ended
+		d.pending = nil
+		return s.failed(d.conclude(s, d.err))
+	}
+	return d.finish()
+}
+
+// failed says which Save has failed.
+func (s *saving) failed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("SaveAsync to %s, of step %d: %w", s.dir, s.record.Step, err)
+}
