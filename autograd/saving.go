@@ -236,6 +236,9 @@ func (s *saving) run() {
 
 // write writes this rank's files to the draft.
 func (s *saving) write() (err error) {
+	if s.own == "" && !s.first { // the draft may have become a checkpoint
+		return nil
+	}
 	draft, of := checkpoint.Draft(s.dir, s.id), remarks{Save: s.id, Step: fmt.Sprint(s.record.Step)}
 	if s.own != "" {
 		if s.record.Partial { // ranks differ

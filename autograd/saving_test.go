@@ -1,0 +1,149 @@
+package autograd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testenv"
+)
+
+// tensorsOf returns the tensors of all files of the newest checkpoint in a directory.
+func tensorsOf(t *testing.T, dir string) map[string]stored {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(newest(t, dir), "*.safetensors"))
+	all := map[string]stored{}
+	for _, file := range files {
+		tensors, err2 := readTensors(file)
+		err = errors.Join(err, err2)
+		for name, tensor := range tensors {
+			all[filepath.Base(file)+" "+name] = tensor
+		}
+	}
+	if err != nil || len(all) == 0 {
+		t.Fatalf("%d tensors in %s: %v", len(all), dir, err)
+	}
+	return all
+}
+
+// sameTensors returns an error unless two checkpoints have the same tensors.
+func sameTensors(t *testing.T, dir, other string) error {
+	t.Helper()
+	same := func(a, b stored) bool {
+		return slices.Equal(a.shape, b.shape) && a.data.DType() == b.data.DType() &&
+			bytes.Equal(a.data.Bytes(), b.data.Bytes())
+	}
+	if a, b := tensorsOf(t, dir), tensorsOf(t, other); !maps.EqualFunc(a, b, same) {
+		return fmt.Errorf("%s has %v, %s has %v", dir, a, other, b)
+	}
+	return nil
+}
+
+// TestSaveAsyncHasTheBitsOfSave: although the training goes on while files are written, wherever
+// parameters are, and whatever ranks have of their own. Another SaveAsync waits for the first.
+func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
+	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+		for _, name := range slices.Sorted(maps.Keys(compressions)) {
+			dir := t.TempDir()
+			opts := append([]Option{WithBuckets(1, 1)}, compressions[name]...)
+			train := func(save func(step *training, dir string) error, where string) {
+				allOn(t, k, 2, func(r rank) error {
+					return r.trainQuadratic(func(tr *training) error {
+						return errors.Join(tr.steps(2), save(tr, filepath.Join(dir, where+"2")),
+							tr.steps(1), save(tr, filepath.Join(dir, where+"3")), tr.steps(2))
+					}, opts...)
+				})
+			}
+			train(func(tr *training, dir string) error { return tr.d.Save(dir, tr.solver, nil) }, "save")
+			train(func(tr *training, dir string) error { return tr.d.SaveAsync(dir, tr.solver, nil) }, "async")
+			for _, step := range []string{"2", "3"} {
+				err := sameTensors(t, filepath.Join(dir, "async"+step), filepath.Join(dir, "save"+step))
+				if err != nil {
+					t.Errorf("%s, step %s: %v", name, step, err)
+				}
+			}
+		}
+	})
+}
+
+// TestSaveAsyncNeedsNoOtherCall: the checkpoint has its name once its files are written, and Load
+// takes it.
+func TestSaveAsyncNeedsNoOtherCall(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	teach(t, 2, heavyBall, func(l *lesson) error {
+		err := errors.Join(l.steps(0, 2), l.d.SaveAsync(dir, l.solver, map[string]int{"Step": 2}))
+		want := l.values()
+		if err != nil {
+			return err
+		}
+		if l.comm.Rank() == 0 {
+			<-l.d.pending.ended
+			if got := names(t, dir); got != ".euryale-lock step-00000002" {
+				err = fmt.Errorf("the directory has %s", got)
+			}
+		}
+		var at struct{ Step int }
+		err = errors.Join(err, l.steps(2, 4), l.d.Load(dir, l.solver, &at), sameBits(l.values(), want))
+		for step := range 3 { // the last two stay
+			err = errors.Join(err, l.steps(2+step, 3+step), l.d.SaveAsync(dir, l.solver, nil))
+		}
+		if err == nil && at.Step != 2 {
+			err = fmt.Errorf("progress is %+v", at)
+		}
+		return err
+	})
+	if got := names(t, dir); got != ".euryale-lock step-00000004 step-00000005" {
+		t.Errorf("the directory has %s", got)
+	}
+}
+
+// TestAnErrorBehindTheTrainingComesLater: with the next Save, on all ranks, which makes its own
+// checkpoint nevertheless; or with Close. Nothing is left of the other.
+func TestAnErrorBehindTheTrainingComesLater(t *testing.T) {
+	for name, opts := range map[string][]Option{"plain": nil, "topk": compressions["topk"]} {
+		t.Run(name, func(t *testing.T) { errorBehind(t, opts) })
+	}
+}
+
+func errorBehind(t *testing.T, opts []Option) {
+	dir := filepath.Join(t.TempDir(), "checkpoint")
+	all(t, 2, func(r rank) error {
+		return r.trainQuadratic(func(tr *training) error {
+			lost := func() error { // a SaveAsync whose draft is taken away before it writes
+				return tr.d.collectively(backend.ForSave, "save", func() error {
+					s, err := tr.d.start(dir, tr.solver, nil, nil, true)
+					if err != nil {
+						return err
+					}
+					err = tr.d.agree("", os.RemoveAll(checkpoint.Draft(dir, s.id)))
+					tr.d.pending = s
+					go s.run()
+					return err
+				})
+			}
+			err := errors.Join(tr.steps(1), lost(), tr.steps(1))
+			failed := tr.d.Save(dir, tr.solver, nil)
+			if failed == nil || !strings.Contains(failed.Error(), "SaveAsync to "+dir+", of step 1") {
+				err = errors.Join(err, fmt.Errorf("the next Save returns %w", failed))
+			}
+			err = errors.Join(err, lost())
+			writes := tr.comm.Rank() == 0 || len(opts) > 0
+			closed := tr.d.Close()
+			if (closed != nil) != writes {
+				err = errors.Join(err, fmt.Errorf("Close returns %w", closed))
+			}
+			return err
+		}, opts...)
+	})
+	if got := names(t, dir); got != ".euryale-lock step-00000002" {
+		t.Errorf("the directory has %s", got)
+	}
+}

@@ -1,0 +1,73 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestSaveAsyncHasTheBitsOfSave: a machine's parameters, solver and averages are those of the step
+// although it runs on, twice over, and is closed with a Save under way.
+func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
+	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
+	testenv.Each(t, kinds, saveAsyncHasTheBitsOfSave)
+}
+
+func saveAsyncHasTheBitsOfSave(t *testing.T, k testenv.Kind) {
+	dir := t.TempDir()
+	train := func(where string, save func(*autograd.DataParallel, string, autograd.Solver) error) {
+		err := testranks.Join(together(t, k, 2, func(r ranked) error {
+			m := r.stateful(0.5)
+			groups := []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params[0]),
+				vm.WithSolver(&autograd.Momentum{Rate: 0.125, Momentum: 0.5}, m.params[1]),
+				vm.WithDataParallel(r.Comm, autograd.WithFrozen(m.frozen))}
+			machine, err := vm.New(m.g, r.device, groups...)
+			if err != nil {
+				return err
+			}
+			for step := range 3 {
+				at := filepath.Join(dir, fmt.Sprint(where, step))
+				err = errors.Join(err, m.runs(machine, 2),
+					save(machine.DataParallel(), at, machine.Solver()), m.runs(machine, step))
+			}
+			return errors.Join(err, machine.Close())
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	train("save", func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+		return dp.Save(dir, s, nil)
+	})
+	train("async", func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+		return dp.SaveAsync(dir, s, nil)
+	})
+	for step := range 3 {
+		want, err := contentsOf(filepath.Join(dir, fmt.Sprint("save", step)))
+		got, err2 := contentsOf(filepath.Join(dir, fmt.Sprint("async", step)))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("after %d steps: %v, the files differ: %v", 2*step, err, got != want)
+		}
+	}
+}
+
+// contentsOf returns the data of the model in a directory's only checkpoint, behind its header.
+func contentsOf(dir string) (string, error) {
+	all, err := filepath.Glob(filepath.Join(dir, "step-*", "model.safetensors"))
+	if err != nil || len(all) != 1 {
+		return "", fmt.Errorf("%s has %v: %w", dir, all, err)
+	}
+	text, err := os.ReadFile(all[0])
+	if err != nil || len(text) < 8 {
+		return "", fmt.Errorf("%d bytes: %w", len(text), err)
+	}
+	header := int(text[0]) | int(text[1])<<8 | int(text[2])<<16
+	return string(text[8+header:]), nil
+}
