@@ -3,7 +3,9 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
@@ -165,5 +167,38 @@ func TestPoolsOnGPU(t *testing.T) {
 	}
 	for _, p := range averagePools {
 		t.Run("average, "+p.name, func(t *testing.T) { p.checkMean(t, d) })
+	}
+}
+
+// TestSaveAsyncOnGPU: copies are of the step although the GPU goes on, and a machine that is alone
+// saves what it has there.
+func TestSaveAsyncOnGPU(t *testing.T) {
+	d, dir := gpu(t), t.TempDir()
+	for where, save := range map[string]func(*autograd.DataParallel, string, autograd.Solver) error{
+		"save":  func(dp *autograd.DataParallel, dir string, s autograd.Solver) error { return dp.Save(dir, s, nil) },
+		"async": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error { return dp.SaveAsync(dir, s, nil) },
+	} {
+		m := mlp(t, tensor.Float32)
+		machine, err := vm.New(m.g, d, vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for step := range 3 {
+			for range 4 {
+				err = errors.Join(err, machine.RunAll())
+			}
+			at := filepath.Join(dir, fmt.Sprint(where, step))
+			err = errors.Join(err, save(machine.DataParallel(), at, machine.Solver()))
+		}
+		if err = errors.Join(err, machine.RunAll(), machine.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for step := range 3 {
+		want, err := contentsOf(filepath.Join(dir, fmt.Sprint("save", step)))
+		got, err2 := contentsOf(filepath.Join(dir, fmt.Sprint("async", step)))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("after %d steps: %v, the files differ: %v", 4*(step+1), err, got != want)
+		}
 	}
 }

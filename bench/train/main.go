@@ -13,6 +13,9 @@
 // included. --profile prints the ten steps of the plan that took longest when they ran one by one, and
 // the ten operations.
 //
+// --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for how
+// long the training waits for a SaveAsync, and for a Save.
+//
 // On the host, --peer takes turns with another program, a round each, and writes the medians of both and of
 // the ratios of rounds: with PyTorch, run by the Python that is named, or with Gorgonia's tape machine on the
 // same graph, whose steps end with the same solver:
@@ -73,6 +76,8 @@ type options struct {
 	profile    bool
 	peer       string // another program to take turns with: "", gorgonia, or the path of train_torch.py
 	python     string // what runs that
+	saveDir    string // where checkpoints are written, "" for none
+	saveEvery  int    // steps
 }
 
 func parse(args []string) (options, error) {
@@ -86,6 +91,8 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path of train_torch.py")
 	f.StringVar(&o.python, "python", "python3", "what runs train_torch.py")
+	f.StringVar(&o.saveDir, "save-async", "", "directory to write checkpoints to, and to measure what they cost")
+	f.IntVar(&o.saveEvery, "save-every", 20, "steps from one checkpoint to the next")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
@@ -102,8 +109,8 @@ func parse(args []string) (options, error) {
 		}
 		o.precisions = append(o.precisions, p)
 	}
-	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || o.rounds < 1 || f.NArg() > 0 {
-		return o, errors.New("want --device gpu or cpu, -n and --rounds 1 or more, and no other arguments")
+	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || min(o.rounds, o.saveEvery) < 1 || f.NArg() > 0 {
+		return o, errors.New("want --device gpu or cpu, -n, --rounds and --save-every 1 or more, and no other arguments")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -157,6 +164,7 @@ type result struct {
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
+	saved
 }
 
 // rank is where one rank trains.
@@ -222,6 +230,9 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	defer func() { err = errors.Join(err, machine.Close()) }()
 	ours, theirs, err := o.time(machine, on, peer)
 	if err != nil {
+		return err
+	}
+	if r.saved, err = o.save(machine, on); err != nil {
 		return err
 	}
 	on.build.Lock() // the one lock of all ranks

@@ -56,6 +56,25 @@ func measured(t *testing.T, ranks int) {
 	}
 }
 
+// Checkpoints are measured on one rank and on two.
+func TestCheckpointsAreMeasured(t *testing.T) {
+	for ranks := 1; ranks <= 2; ranks++ {
+		var out strings.Builder
+		args := []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp", "--rounds", "1",
+			"--save-every", "2", "--save-async", t.TempDir()}
+		if err := run(&out, args); err != nil {
+			t.Fatal(err)
+		}
+		var r result
+		if err := json.Unmarshal([]byte(out.String()), &r); err != nil {
+			t.Fatal(err)
+		}
+		if r.AsyncMS <= 0 || r.AsyncMaxMS < r.AsyncMS || r.AsyncUS <= 0 || r.SaveMS <= 0 {
+			t.Errorf("it prints %s", out.String())
+		}
+	}
+}
+
 // A peer takes turns; the ratio is that of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder
