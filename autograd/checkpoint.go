@@ -104,7 +104,8 @@ func (d *DataParallel) agree(description string, err error) error {
 }
 
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
-func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any, o loadOptions) error {
+func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
+	o loadOptions) error {
 	o.missing = errors.Join(o.missing, d.pull())
 	err := d.finish()
 	if err != nil {
@@ -126,7 +127,8 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
 }
 
 // find reads the newest checkpoint of a directory that is whole for all ranks.
-func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any, o loadOptions) (l loaded, err error) {
+func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
+	o loadOptions) (l loaded, err error) {
 	c := choice{dir: dir, tried: map[string]bool{}}
 	for {
 		path, err := c.next(d)
@@ -154,7 +156,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any, o 
 }
 
 // read reads what this rank needs of a checkpoint of such a program.
-func (d *DataParallel) read(dir string, solver gorgonia.Solver, o loadOptions) (l loaded, err error) {
+func (d *DataParallel) read(dir string, solver gorgonia.Solver,
+	o loadOptions) (l loaded, err error) {
 	if o.missing != nil {
 		return l, o.missing
 	}

@@ -51,7 +51,8 @@ type namedTensor struct {
 
 // checkNames returns an error unless each tensor has a name of its own.
 func checkNames(all []namedTensor) error {
-	const rename = "give each variable a name of its own (gorgonia.WithName): the tensors of a file have them"
+	const rename = "give each variable a name of its own (gorgonia.WithName): the tensors of a " +
+		"file have them"
 	by := map[string]string{}
 	for _, n := range all {
 		err := checkName(n.file)
@@ -123,7 +124,8 @@ func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
 }
 
 // naming returns what names the tensors of a checkpoint in a file, by their keys.
-func (d *DataParallel) naming(model map[string]stored, solver gorgonia.Solver) func(key string) string {
+func (d *DataParallel) naming(model map[string]stored,
+	solver gorgonia.Solver) func(key string) string {
 	names := d.fileNames(solver)
 	if d.stepsSome(model, solver) {
 		names = d.fileNames(nil)

@@ -273,7 +273,13 @@ func (r record) fits(want record) error {
 	has, wants := r.terms(), want.terms()
 	for i := range has {
 		if has[i] != wants[i] {
-			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the checkpoint has, load its weights alone (WeightsOnly), or load another checkpoint", backend.ErrArgument, has[i], wants[i])
+			instead := "load its weights alone (WeightsOnly)"
+			if r.Parameters != want.Parameters {
+				instead = "load what both have in common (LoadWeights with NonStrict)"
+			}
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the "+
+				"checkpoint has, %s, or load another checkpoint",
+				backend.ErrArgument, has[i], wants[i], instead)
 		}
 	}
 	return r.fitsRanks(want)

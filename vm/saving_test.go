@@ -7,7 +7,11 @@ import (
 	"path/filepath"
 	"testing"
 
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -70,4 +74,47 @@ func contentsOf(dir string) (string, error) {
 	}
 	header := int(text[0]) | int(text[1])<<8 | int(text[2])<<16
 	return string(text[8+header:]), nil
+}
+
+// scarce is a device that has no more memory at times.
+type scarce struct {
+	*fakedevice.Device
+	full bool
+}
+
+// Alloc implements [backend.Device].
+func (d *scarce) Alloc(nbytes int) (backend.Buffer, error) {
+	if d.full {
+		return backend.Buffer{}, errors.New("out of memory")
+	}
+	return d.Device.Alloc(nbytes)
+}
+
+// TestSaveAsyncNeedsNoDeviceMemory: where the device has none left, copies are made on the host, and
+// steps go on.
+func TestSaveAsyncNeedsNoDeviceMemory(t *testing.T) {
+	dir := t.TempDir()
+	for _, where := range []string{"save", "async"} {
+		d := &scarce{Device: fake(t).(*fakedevice.Device)}
+		m := mlp(t, tensor.Float64)
+		machine, err := vm.New(m.g, d, vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = errors.Join(machine.RunAll(), machine.RunAll(), machine.RunAll())
+		dp, at := machine.DataParallel(), filepath.Join(dir, where+"0")
+		if d.full = true; where == "async" {
+			err = errors.Join(err, dp.SaveAsync(at, machine.Solver(), nil), machine.RunAll())
+		} else {
+			err = errors.Join(err, dp.Save(at, machine.Solver(), nil))
+		}
+		if err = errors.Join(err, machine.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := contentsOf(filepath.Join(dir, "save0"))
+	got, err2 := contentsOf(filepath.Join(dir, "async0"))
+	if err = errors.Join(err, err2); err != nil || got != want {
+		t.Errorf("%v, the files differ: %v", err, got != want)
+	}
 }

@@ -58,9 +58,6 @@ func (t *trainer) keep(ctx context.Context, done int) error {
 
 // save writes the checkpoint.
 func (t *trainer) save() error {
-	if err := t.machine.Pull(t.learnables...); err != nil {
-		return err
-	}
 	return t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past)
 }
 
