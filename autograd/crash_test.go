@@ -55,16 +55,15 @@ func resume() (err error) {
 		command := append(append([]string{path}, strings.Fields(args)...), os.Args[0])
 		return syscall.Exec(path, command, os.Environ())
 	}
-	env, err := rendezvous.ReadEnv(os.Getenv)
-	if err != nil {
-		return err
-	}
-	w, err := rendezvous.Join(context.Background(), env)
-	if err != nil {
-		return err
-	}
-	own, err := testenv.Host(w)
-	if err != nil {
+	// Ranks that join look for each other's files, so that is for another thread.
+	var own *testenv.Rank
+	joined := make(chan error)
+	go func() {
+		var err error
+		own, err = join()
+		joined <- err
+	}()
+	if err := <-joined; err != nil {
 		return err
 	}
 	var steps int
@@ -80,6 +79,19 @@ func resume() (err error) {
 		return err
 	}
 	return own.Close()
+}
+
+// join joins the job.
+func join() (*testenv.Rank, error) {
+	env, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	w, err := rendezvous.Join(context.Background(), env)
+	if err != nil {
+		return nil, err
+	}
+	return testenv.Host(w)
 }
 
 // resume trains from the checkpoint of a directory, if there is one, to a step, and saves each.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // lockName is the file that a writer locks.
@@ -71,7 +72,13 @@ func (l *Lock) take(holder string) error {
 	err := flock(l.f, syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {
 	case errors.Is(err, syscall.EWOULDBLOCK):
-		text, _ := io.ReadAll(io.LimitReader(l.f, 1000))
+		var text []byte
+		for range 100 { // who has just locked it has yet to write its name
+			if text, _ = io.ReadAll(io.LimitReader(l.f, 1000)); len(text) > 0 {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 		l.made = nil // it is the other's now
 		other := cmp.Or(strings.TrimSpace(string(text)), "another job")
 		return fmt.Errorf("%w: %s saves there: let it end, or name another directory",
