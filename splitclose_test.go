@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -17,12 +15,12 @@ import (
 )
 
 // TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while all split it. Ranks whose
-// Split was done before hear of it in the new group, at once.
+// Split was done before hear of it in the new group, long before the timeout.
 func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
-	t.Setenv("EURYALE_TIMEOUT", "4s")
-	draws := 100
-	if n, _ := strconv.Atoi(os.Getenv("TRIALS")); n > 0 {
-		draws = n
+	t.Setenv("EURYALE_TIMEOUT", "60s")
+	draws := 10
+	if isFull() {
+		draws = 200
 	}
 	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
 		for _, topology := range []string{"", "2x2"} {
@@ -66,7 +64,7 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 		whole.Wait()
 		return err
 	}, b)
-	if longest > 3*time.Second {
+	if longest > 20*time.Second {
 		t.Errorf("a rank has waited for %v: %q", longest, said)
 	}
 }

@@ -62,7 +62,11 @@ func (w *World) show() {
 		if said == "" && w.ceases() {
 			return
 		}
-		<-tick.C
+		select {
+		case <-tick.C:
+		case <-w.watched: // the rank leaves, or the job has failed
+			return
+		}
 	}
 }
 
