@@ -50,7 +50,7 @@ func endsAtOnce(comm backend.Communicator, atOnce bool) {
 
 const (
 	// deadline is the EURYALE_TIMEOUT of these jobs.
-	deadline = 2 * time.Second
+	deadline = 4 * time.Second
 	// atOnce is how soon all ranks must name one that is killed, and how soon after the timeout one
 	// that is stopped, or not heard.
 	atOnce = time.Second

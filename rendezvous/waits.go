@@ -51,7 +51,7 @@ func (w *World) show() {
 	for {
 		now := w.waitsFor()
 		if now != said {
-			ctx, cancel := context.WithTimeout(w.down, w.Timeout)
+			ctx, cancel := context.WithTimeout(w.down, w.Timeout/4) // a server that is stopped is known then
 			err := w.inner.Set(ctx, waitsPrefix+strconv.Itoa(w.Rank), []byte(now))
 			cancel()
 			if err != nil {
@@ -110,8 +110,13 @@ func decodeRanks(text string, size int) (list []int) {
 // Missing returns the ranks that keep others from going on, where some seem to: those of them that
 // do not wait for others, and whom those that wait are waiting for, directly or through others.
 // Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the store
-// does not answer until ctx ends, it returns the rank that serves it.
+// does not answer until ctx ends, or soon if it has not answered before, it returns the rank that serves it.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
+	if c, ok := w.inner.(*client); ok && c.silent.Load() {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, 2*silentTime)
+		defer cancel()
+	}
 	asked := map[int]bool{w.Rank: true}
 	var missing []int
 	for next := seem; len(next) > 0; {
