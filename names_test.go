@@ -40,7 +40,8 @@ func endsAtOnce(comm backend.Communicator, atOnce bool) {
 		if errors.As(err, &of) {
 			rank = of.Blames()
 		}
-		fmt.Println("blames", rank, "at", time.Now().UnixNano(), strings.ReplaceAll(err.Error(), "\n", " "))
+		text := strings.ReplaceAll(err.Error(), "\n", " ")
+		fmt.Println("blames", rank, "at", time.Now().UnixNano(), text)
 		if !atOnce {
 			time.Sleep(400 * time.Millisecond)
 		}
@@ -83,7 +84,8 @@ func (l loss) String() string {
 type tally struct{ stops, kills, cuts, wrong, late atomic.Int64 }
 
 func (c *tally) String() string {
-	return fmt.Sprintf("stops=%d kills=%d cuts=%d wrong=%d late=%d", c.stops.Load(), c.kills.Load(), c.cuts.Load(), c.wrong.Load(), c.late.Load())
+	return fmt.Sprintf("stops=%d kills=%d cuts=%d wrong=%d late=%d",
+		c.stops.Load(), c.kills.Load(), c.cuts.Load(), c.wrong.Load(), c.late.Load())
 }
 
 // start starts the job: on machines of its own, or on this one, which is declared to be several.
@@ -133,7 +135,9 @@ func (l loss) happens(t *testing.T, machines []*proctest.Machine, count *tally) 
 }
 
 // lose does it.
-func (l loss) lose(t *testing.T, ps []proctest.Rank, victim int, machines []*proctest.Machine, count *tally) {
+func (l loss) lose(
+	t *testing.T, ps []proctest.Rank, victim int, machines []*proctest.Machine, count *tally,
+) {
 	switch l.how {
 	case stopped, killed:
 		signal, counter := syscall.SIGSTOP, &count.stops
@@ -153,8 +157,8 @@ func (l loss) lose(t *testing.T, ps []proctest.Rank, victim int, machines []*pro
 	}
 }
 
-// named reports whether an observer blames the right rank. Ranks of a machine that is cut off blame one elsewhere;
-// those of one that is not heard may hear that they are missed.
+// named reports whether an observer blames the right rank. Ranks of a machine that is cut off blame
+// one elsewhere; those of one that is not heard may hear that they are missed.
 func (l loss) named(blamed string, observer, victim int) bool {
 	rank, err := strconv.Atoi(blamed)
 	if err != nil || rank < 0 {
@@ -171,8 +175,8 @@ func (l loss) named(blamed string, observer, victim int) bool {
 	return rank == victim
 }
 
-// keepNamespaces has the namespaces of ranks outlive them: the kernel takes those of a process that ends
-// down before it closes its connections, and that may take it seconds.
+// keepNamespaces has the namespaces of ranks outlive them: the kernel takes those of a process that
+// ends down before it closes its connections, and that may take it seconds.
 func keepNamespaces(t *testing.T, ps []proctest.Rank) {
 	for _, p := range ps {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", p.Process.Pid))
@@ -213,10 +217,12 @@ func trials(t *testing.T, losses []loss, times int, machines []*proctest.Machine
 // isFull reports whether all cases are tested, and not a sample of them.
 func isFull() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// TestTheLostRankIsNamedByProgramsThatEndAtOnce: stops and kills, on one machine that is declared to be several, quiet
-// and loaded.
+// TestTheLostRankIsNamedByProgramsThatEndAtOnce: stops and kills, on one machine that is declared
+// to be several, quiet and loaded.
 func TestTheLostRankIsNamedByProgramsThatEndAtOnce(t *testing.T) {
-	losses := []loss{{stopped, 2, 2, false}, {killed, 2, 2, false}, {stopped, 2, 2, true}, {stopped, 3, 1, false}}
+	losses := []loss{
+		{stopped, 2, 2, false}, {killed, 2, 2, false}, {stopped, 2, 2, true}, {stopped, 3, 1, false},
+	}
 	burners, times := []int{0}, 1
 	if isFull() {
 		losses, burners, times = nil, []int{0, 2}, 3
@@ -236,8 +242,8 @@ func TestTheLostRankIsNamedByProgramsThatEndAtOnce(t *testing.T) {
 	}
 }
 
-// TestTheLostRankIsNamedOnMachinesUnderLoad: stops and kills of three machines with two ranks each, while other programs
-// want the cores. NAMES is how many of both (make names).
+// TestTheLostRankIsNamedOnMachinesUnderLoad: stops and kills of three machines with two ranks each,
+// while other programs want the cores. NAMES is how many of both (make names).
 func TestTheLostRankIsNamedOnMachinesUnderLoad(t *testing.T) {
 	times := 1
 	if isFull() {

@@ -14,8 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/backend/tcp"
 )
 
-// TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while all split it. Ranks whose
-// Split was done before hear of it in the new group, long before the timeout.
+// TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while
+// all split it. Ranks whose Split was done before hear of it in the new group, long before the
+// timeout.
 func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
 	t.Setenv("EURYALE_TIMEOUT", "60s")
 	draws := 10

@@ -83,7 +83,7 @@ func (c *client) replies() {
 			c.link.end(c.left())
 			return
 		case err != nil:
-			c.link.end(c.told(c.wills.instead(&Failure{c.server.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)})))
+			c.link.end(c.told(c.wills.instead(c.server.loss(err))))
 			return
 		case f.kind == kindBye:
 			c.link.end(c.parting(f))

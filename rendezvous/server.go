@@ -191,8 +191,7 @@ func (s *server) sealAfter(ranks int) {
 // depart removes a member. err is nil if it said goodbye; otherwise the rank is lost.
 func (s *server) depart(m *member, err error) {
 	if err != nil {
-		loss := &Failure{m.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", m.pid, m.host, err)}
-		f := m.wills.instead(loss)
+		f := m.wills.instead(m.loss(err))
 		s.fail(f.Rank, f.Cause)
 	}
 	m.leave()

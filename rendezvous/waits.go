@@ -109,8 +109,9 @@ func decodeRanks(text string, size int) (list []int) {
 
 // Missing returns the ranks that keep others from going on, where some seem to: those of them that
 // do not wait for others, and whom those that wait are waiting for, directly or through others.
-// Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the store
-// does not answer until ctx ends, or soon if it has not answered before, it returns the rank that serves it.
+// Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the
+// store does not answer until ctx ends, or soon if it has not answered before, it returns the rank
+// that serves it.
 func (w *World) Missing(ctx context.Context, seem []int) []int {
 	if c, ok := w.inner.(*client); ok && c.silent.Load() {
 		var cancel func()

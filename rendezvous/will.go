@@ -57,6 +57,12 @@ func (w *wills) instead(loss *Failure) *Failure {
 	return last.failure
 }
 
+// loss is the failure that the end of a rank's connection is, without a will.
+func (id identity) loss(err error) *Failure {
+	return &Failure{id.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)",
+		id.pid, id.host, err)}
+}
+
 // bequeath tells all members the will of the rank that serves them, whose end none of them could
 // tell from a loss. It returns when it was sent to all, after spreadTime at the latest.
 func (s *server) bequeath(value []byte) {

@@ -40,7 +40,8 @@ func TestALossIsPutDownToTheWill(t *testing.T) {
 	}
 }
 
-// TestTheServersLossIsPutDownToItsWill: the ranks that it serves have its will before its error is known.
+// TestTheServersLossIsPutDownToItsWill: the ranks that it serves have its will before its error is
+// known.
 func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
 	s := tcpServer(t, 3)
 	own := worldOver(t, 0, 3, s.open())
@@ -57,7 +58,8 @@ func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
 	}
 }
 
-// TestAWillLapses: a rank that goes on after an error has found a way on, and what ends it later is its own.
+// TestAWillLapses: a rank that goes on after an error has found a way on, and what ends it later is
+// its own.
 func TestAWillLapses(t *testing.T) {
 	loss := &Failure{1, errors.New("killed")}
 	var w wills

@@ -160,7 +160,8 @@ func (m *mesh) dial(site hosted.Site, among group.Sharing) error {
 	}
 	for at := part.Rank + 1; at < len(part.Ranks); at++ {
 		var err error
-		if m.links[at], err = m.wait(ctx, part.Members[at], func() error { return among.Lost(part.Ranks[at]) }); err != nil {
+		gone := func() error { return among.Lost(part.Ranks[at]) }
+		if m.links[at], err = m.wait(ctx, part.Members[at], gone); err != nil {
 			return err
 		}
 	}

@@ -22,8 +22,9 @@ type inquiry struct {
 // asks asks, once in a wait, and fills in the answer once it is there. m.mu is held.
 func (m *Member) asks(now time.Time, wants uint64) {
 	absent := m.jobRanks(m.machine.Absent())
-	if q := m.inquiry; len(absent) > 0 && (q == nil || q.call != wants || now.After(q.until.Add(inquiryTime))) {
-		q = &inquiry{call: wants, until: now.Add(inquiryTime)}
+	old := m.inquiry == nil || m.inquiry.call != wants || now.After(m.inquiry.until.Add(inquiryTime))
+	if old && len(absent) > 0 {
+		q := &inquiry{call: wants, until: now.Add(inquiryTime)}
 		m.inquiry = q
 		go func() {
 			ctx, cancel := context.WithDeadline(context.Background(), q.until)
@@ -57,7 +58,8 @@ func (m *Member) jobRanks(ranks []int) []int {
 }
 
 // wills has the job know whom the error blames before the program has it, which may end the process
-// at once: see [rendezvous.World.Will]. Ranks that do not hear of it are not served by this one's detector.
+// at once: see [rendezvous.World.Will]. Ranks that do not hear of it are not served by this one's
+// detector.
 func (m *Member) wills(err *backend.Error) {
 	_ = m.World.Will(err, publishTime)
 }

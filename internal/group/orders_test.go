@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Three ranks: rank 2 is stopped, rank 0 is the finder, whose time is up first and whose program then ends, rank 1
-// is judged. It sees these, in any order.
+// Three ranks: rank 2 is stopped, rank 0 is the finder, whose time is up first and whose program
+// then ends, rank 1 is judged. It sees these, in any order.
 const (
 	heard    = iota // the finder's report is on the board
 	settled         // and so is what ranks had begun before
@@ -36,8 +36,12 @@ func orders(events []int, f func([]int)) {
 	}
 }
 
-// judged plays an order, and returns the rank that rank 1 blames. A loss without a will comes only after the
-// finder's report: a rank has told what it has found when its program gets the error.
+func downOf(rank int, cause string) group.Event {
+	return group.Down{Failure: &rendezvous.Failure{Rank: rank, Cause: errors.New(cause)}}
+}
+
+// judged plays an order, and returns the rank that rank 1 blames. A loss without a will comes only
+// after the finder's report: a rank has told what it has found when its program gets the error.
 func judged(order []int) (peer int, names string) {
 	m := group.NewMachine(1, backend.Members{0, 1, 2}, time.Second)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -66,9 +70,9 @@ func judged(order []int) (peer int, names string) {
 			if first == nil { // it has not told: the process ended for another reason
 				return -2, ""
 			}
-			end = step(group.Down{Failure: &rendezvous.Failure{Rank: 0, Cause: errors.New("its process ended")}})
+			end = step(downOf(0, "its process ended"))
 		case willed:
-			end = step(group.Down{Failure: &rendezvous.Failure{Rank: 2, Cause: errors.New("no sign of rank 2")}})
+			end = step(downOf(2, "no sign of rank 2"))
 		case overdue:
 			now = now.Add(time.Second)
 			look.Asks = look.Missing == nil
@@ -96,8 +100,8 @@ func judged(order []int) (peer int, names string) {
 	return peer, cause.Error()
 }
 
-// TestEveryOrderOfNewsBlamesTheStoppedRank: 7 events, of which rank 1 sees any, in any order. Of the two news of the
-// finder's end it gets one.
+// TestEveryOrderOfNewsBlamesTheStoppedRank: 7 events, of which rank 1 sees any, in any order. Of
+// the two news of the finder's end it gets one.
 func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 	played := 0
 	for set := range 1 << sights {
@@ -112,8 +116,8 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 		}
 		orders(events, func(order []int) {
 			peer, names := judged(order)
-			known := slices.Contains(order, heard) || slices.Contains(order, settled) || slices.Contains(order, willed) ||
-				slices.Contains(order, answered) || slices.Contains(order, begins)
+			telling := []int{heard, settled, willed, answered, begins}
+			known := slices.ContainsFunc(order, func(e int) bool { return slices.Contains(telling, e) })
 			if peer == -2 || !known { // nothing tells the stopped rank from its neighbour
 				return
 			}
@@ -127,13 +131,12 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 	}
 }
 
-// TestWhoHeedsWhom: a report that another rank has published first takes the place of a finding always, and of a loss
-// if it is the last word of the rank that is lost.
+// TestWhoHeedsWhom: a report that another rank has published first takes the place of a finding
+// always, and of a loss if it is the last word of the rank that is lost.
 func TestWhoHeedsWhom(t *testing.T) {
 	of := backend.Members{4, 5, 6}
-	by := func(rank int) group.Report { return group.Report{Reason: group.TimedOut, Rank: rank, Peer: 2, Lost: 6} }
-	downOf := func(rank int) group.Event {
-		return group.Down{Failure: &rendezvous.Failure{Rank: rank, Cause: errors.New("killed")}}
+	by := func(rank int) group.Report {
+		return group.Report{Reason: group.TimedOut, Rank: rank, Peer: 2, Lost: 6}
 	}
 	for _, c := range []struct {
 		what  string
@@ -141,9 +144,9 @@ func TestWhoHeedsWhom(t *testing.T) {
 		first group.Report
 		heeds bool
 	}{
-		{"the loss of the rank that has reported", downOf(4), by(0), true},
-		{"the loss of another rank", downOf(6), by(0), false},
-		{"the loss of a rank outside the group", downOf(9), by(0), false},
+		{"the loss of the rank that has reported", downOf(4, "killed"), by(0), true},
+		{"the loss of another rank", downOf(6, "killed"), by(0), false},
+		{"the loss of a rank outside the group", downOf(9, "killed"), by(0), false},
 		{"a finding", group.Found{Report: mismatch}, by(0), true},
 		{"a finding, told by this rank itself", group.Found{Report: mismatch}, by(1), false},
 		{"Abort", group.Abort{Cause: errors.New("no more data")}, by(0), false},
@@ -157,7 +160,8 @@ func TestWhoHeedsWhom(t *testing.T) {
 	}
 }
 
-// TestTheMissingAreNamedAlsoOutsideTheGroup: ranks of the group wait for others in groups of their own.
+// TestTheMissingAreNamedAlsoOutsideTheGroup: ranks of the group wait for others in groups of their
+// own.
 func TestTheMissingAreNamedAlsoOutsideTheGroup(t *testing.T) {
 	of := backend.Members{4, 5, 6}
 	for _, c := range []struct {
