@@ -106,7 +106,12 @@ func (l loss) start(t *testing.T, machines []*proctest.Machine) []proctest.Rank 
 // happens starts a job, loses a rank, and judges what the others say.
 func (l loss) happens(t *testing.T, machines []*proctest.Machine, count *tally) {
 	ps := l.start(t, machines)
-	underWay(t, ps)
+	for try := 1; !areUnderWay(ps); try++ {
+		if try == 3 { // Init has the same timeout, which other programs may use up
+			t.Fatal("no job has begun")
+		}
+		ps = l.start(t, machines)
+	}
 	keepNamespaces(t, ps)
 	time.Sleep(rand.N(30 * time.Millisecond)) // it happens anywhere in the program's step
 	victim, within := rand.N(len(ps)), atOnce
@@ -132,6 +137,16 @@ func (l loss) happens(t *testing.T, machines []*proctest.Machine, count *tally) 
 			t.Errorf("rank %d is named by rank %d after %v: %s", victim, r, took, said)
 		}
 	}
+}
+
+// areUnderWay reports whether every rank is in the middle of its work. Ask once.
+func areUnderWay(ps []proctest.Rank) bool {
+	for _, p := range ps {
+		if p.Next() != "under way" {
+			return false
+		}
+	}
+	return true
 }
 
 // lose does it.
