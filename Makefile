@@ -10,7 +10,7 @@ STATICCHECK_VERSION := v0.8.2
 
 BLAS ?=
 
-.PHONY: demo test test-full arm64 race fuzz netns manifests soak stock-tests bench bench-blas size mpi lint help
+.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench bench-blas size mpi lint help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -85,6 +85,12 @@ netns:
 		{ print } /--- FAIL|^FAIL\t/ { failures++ } \
 		match($$0, /[0-9]+_machines/) { n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
 		END { printf "machines=%d failures=%d\n", machines, failures; exit !machines || failures }'
+
+# Stop 200 ranks and kill 200, of jobs on three machines of two ranks each, while other programs want the cores. All
+# other ranks must name the right one: a killed one within a second, a stopped one a second after EURYALE_TIMEOUT.
+names:
+	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 -run 'TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
+		grep -E 'names_test|--- FAIL|^(ok|FAIL)|stops='
 
 # Check the manifests of examples/cluster by the types of Kubernetes' API.
 manifests:

@@ -3,6 +3,7 @@ package euryale
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -16,6 +17,7 @@ type parts struct {
 	mu         sync.Mutex
 	open       map[*part]bool
 	failed     error // the first failure of one that is closed
+	closed     bool  // the session is, and what a Split still makes is closed at once
 }
 
 // part is one group.
@@ -35,13 +37,26 @@ func (ps *parts) adopt(whole, comm backend.Communicator, err error) (backend.Com
 		return nil, err
 	}
 	p := &part{backend.Wrap(comm), ps}
+	if ps.keep(p) {
+		return p, nil
+	}
+	// The other ranks have the group, and are not to wait in it for one that has left.
+	err = fmt.Errorf("%w: %s: split: Close was called on this rank", backend.ErrClosed, backend.RankOf(whole))
+	return nil, errors.Join(err, comm.Close())
+}
+
+// keep has the session close a part, and reports false if the session is closed already.
+func (ps *parts) keep(p *part) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
+	if ps.closed {
+		return false
+	}
 	if ps.open == nil {
 		ps.open = map[*part]bool{}
 	}
 	ps.open[p] = true
-	return p, nil
+	return true
 }
 
 // failure returns the error that has ended a group, nil if all work, or did until
@@ -56,9 +71,10 @@ func (ps *parts) failure() error {
 	return err
 }
 
-// close closes the groups that are open: no call of theirs goes on without the job.
+// close closes the groups that are open, and those to come: no call of theirs goes on without the job.
 func (ps *parts) close() error {
 	ps.mu.Lock()
+	ps.closed = true
 	var open []*part
 	for p := range ps.open {
 		open = append(open, p)

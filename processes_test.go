@@ -51,6 +51,9 @@ func rank(name string) error {
 		fmt.Println("error:", err)
 		return err
 	}
+	if name == "ends at once" || name == "ends a while after" {
+		endsAtOnce(comm, name == "ends at once")
+	}
 	if err := work(comm, name); err != nil {
 		fmt.Println("error:", err)
 		if name == "hangs on after a failure" {

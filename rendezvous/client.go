@@ -27,6 +27,7 @@ type client struct {
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
+	wills  wills         // of the server
 	silent atomic.Bool   // the server has not answered a call that it answers at once, or is called lost
 
 	mu    sync.Mutex
@@ -82,11 +83,13 @@ func (c *client) replies() {
 			c.link.end(c.left())
 			return
 		case err != nil:
-			c.link.end(c.told(&Failure{c.server.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", c.server.pid, c.server.host, err)}))
+			c.link.end(c.told(c.wills.instead(c.server.loss(err))))
 			return
 		case f.kind == kindBye:
 			c.link.end(c.parting(f))
 			return
+		case f.kind == kindWill:
+			c.wills.take(f.body)
 		case f.kind == kindServe || f.kind == kindMove:
 			c.follow(f)
 		case f.kind == kindDone || f.kind == kindFailed:
@@ -206,6 +209,9 @@ func (c *client) Set(ctx context.Context, key string, value []byte) error {
 		return err
 	}
 	u, err := c.call(ctx, kindSet, packBytes(packString(nil, key), copied(value)))
+	if next := c.after(ctx, key, err); next != nil {
+		return next.Set(ctx, key, value)
+	}
 	if err != nil {
 		return err
 	}
@@ -260,9 +266,9 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 }
 
 // after returns the store that now holds a key. It is nil unless a call failed because
-// the server has left and the key is that of the failure detector.
+// the server has left and the key is one of the failure detector.
 func (c *client) after(ctx context.Context, key string, err error) Store {
-	if key != downKey || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
+	if !detects(key) || !errors.Is(err, ErrClosed) || c.closed.Err() != nil {
 		return nil
 	}
 	return c.next.get(ctx)

@@ -39,6 +39,7 @@ const (
 	kindServe                   // server: asks a rank to serve the failure detector
 	kindServing                 // client: the address where it does
 	kindMove                    // server: the address where another rank does
+	kindWill                    // server: what its end is to be put down to
 	kindEnd
 )
 

@@ -41,6 +41,7 @@ type server struct {
 type member struct {
 	identity
 	link   *link
+	wills  wills
 	gets   sync.WaitGroup
 	mu     sync.Mutex
 	ends   map[uint64]context.CancelFunc // of the Gets in progress
@@ -190,7 +191,8 @@ func (s *server) sealAfter(ranks int) {
 // depart removes a member. err is nil if it said goodbye; otherwise the rank is lost.
 func (s *server) depart(m *member, err error) {
 	if err != nil {
-		s.fail(m.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)", m.pid, m.host, err))
+		f := m.wills.instead(m.loss(err))
+		s.fail(f.Rank, f.Cause)
 	}
 	m.leave()
 	m.link.end(ErrClosed)
@@ -225,7 +227,7 @@ func (s *server) converse(m *member) error {
 		case kindGet:
 			err = s.get(m, f)
 		case kindSet, kindAdd, kindSwap:
-			body, failed := s.do(f)
+			body, failed := s.do(m, f)
 			err = m.answer(f.id, body, failed)
 		default:
 			err = fmt.Errorf("received a frame of kind %d, which no rank sends here", f.kind)
@@ -261,7 +263,7 @@ func (m *member) answer(id uint64, body []byte, err error) error {
 }
 
 // do runs a request that does not wait.
-func (s *server) do(f frame) ([]byte, error) {
+func (s *server) do(m *member, f frame) ([]byte, error) {
 	u := unpacker{rest: f.body}
 	key := u.string()
 	switch f.kind {
@@ -269,6 +271,10 @@ func (s *server) do(f frame) ([]byte, error) {
 		value := u.bytes()
 		if err := errors.Join(u.done(), checkPair(key, value)); err != nil {
 			return nil, err
+		}
+		if key == willKey(m.rank) {
+			m.wills.take(value)
+			return nil, nil
 		}
 		s.table.set(key, copied(value))
 		return nil, nil

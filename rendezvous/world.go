@@ -117,6 +117,8 @@ type World struct {
 	token string // of connections between ranks
 	host  string // where the others reach this rank
 
+	waits waits
+
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
 	inner    Store // whose calls do not end with a lost rank or after Timeout
@@ -209,12 +211,8 @@ func (w *World) Fail(cause error) error {
 	if cause == nil {
 		cause = errors.New("it declared itself failed")
 	}
-	f := &Failure{w.Rank, cause}
-	var other interface{ Blames() int }
-	if errors.As(cause, &other) && other.Blames() >= 0 {
-		f.Rank = other.Blames()
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.newsTime(f.Rank))
+	f := w.failureOf(cause)
+	ctx, cancel := context.WithTimeout(context.Background(), w.NewsTime(f.Rank))
 	defer cancel()
 	_, mine, err := w.inner.CompareAndSwap(ctx, downKey, nil, f.encode())
 	var first []byte
@@ -231,9 +229,19 @@ func (w *World) Fail(cause error) error {
 	return nil
 }
 
-// newsTime returns how long to wait for the store to take the news that a rank is lost. They are sent
+// failureOf returns the failure that a cause is: of the rank that it blames, else of this one.
+func (w *World) failureOf(cause error) *Failure {
+	f := &Failure{w.Rank, cause}
+	var other interface{ Blames() int }
+	if errors.As(cause, &other) && other.Blames() >= 0 {
+		f.Rank = other.Blames()
+	}
+	return f
+}
+
+// NewsTime returns how long to wait for the store to take the news that a rank is lost. They are sent
 // all the same if it does not answer in that time.
-func (w *World) newsTime(lost int) time.Duration {
+func (w *World) NewsTime(lost int) time.Duration {
 	c, ok := w.inner.(*client)
 	if !ok {
 		return newsTime

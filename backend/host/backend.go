@@ -79,7 +79,7 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 // another part, or in none, passes a Part of rank -1, gets nil and takes part.
 func Join(w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place) (backend.Communicator, error) {
 	if part.Rank < 0 {
-		_, err := among.HandOver(among.Rank, 0)
+		_, err := among.HandOver(among.Rank, 0, nil)
 		return nil, err
 	}
 	inProcess, cores := group.Census(places, part.Rank)
@@ -87,7 +87,11 @@ func Join(w *rendezvous.World, part group.Part, among group.Sharing, places []gr
 }
 
 func join(w *rendezvous.World, part group.Part, among group.Sharing, spin spinBudget) (backend.Communicator, error) {
-	s, err := among.HandOver(part.Ranks[0], regionBytes(len(part.Ranks)))
+	size := len(part.Ranks)
+	s, err := among.HandOver(part.Ranks[0], regionBytes(size), func(s *shm.Share) {
+		r := newRegion(s, part.Rank, size)
+		health{&r}.Close()
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -234,7 +234,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if stride == 0 {
 		return backend.Of([]byte{}), nil
 	}
-	s, err := c.sharing().HandOver(0, c.size*stride)
+	s, err := c.sharing().HandOver(0, c.size*stride, nil)
 	if err != nil {
 		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
 	}
@@ -342,7 +342,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	}
 	var p backend.Communicator
 	if color < 0 { // it makes nothing, for nobody
-		_, err = c.sharing().HandOver(c.rank, 0)
+		_, err = c.sharing().HandOver(c.rank, 0, nil)
 	} else {
 		p, err = join(c.world, part, c.sharing(), c.spin)
 	}

@@ -31,6 +31,8 @@ func (h health) Publish(r group.Report) {
 
 func (h health) Reported() (group.Report, bool) { return h.group().end.Read() }
 
+func (h health) Heard() (group.Report, bool) { return h.Reported() }
+
 // failure returns the group's error as that of call k, or nil.
 func (c *comm) failure(k *call) error {
 	if c.member.Err() == nil {

@@ -1,11 +1,13 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"sync"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
@@ -61,7 +63,7 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend
 	if err != nil {
 		return nil, errors.Join(err, m.close())
 	}
-	err = among.Gather.Vote(among.Members, m.dial(site))
+	err = among.Gather.Vote(among.Members, m.dial(site, among))
 	err = errors.Join(err, m.close())
 	var board group.Board
 	if err == nil {
@@ -72,6 +74,10 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend
 		local, err = host.Join(w, site.Inside, among, site.Here)
 	}
 	if err != nil {
+		if board != nil { // ranks that have all they need are not to wait for this one
+			board.Close()
+			err = errors.Join(err, board.Release())
+		}
 		return nil, errors.Join(err, m.discard())
 	}
 	if site.Across.Rank < 0 {
@@ -135,7 +141,7 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 }
 
 // dial connects to the ranks of the part before this one, and waits for those behind it.
-func (m *mesh) dial(site hosted.Site) error {
+func (m *mesh) dial(site hosted.Site, among group.Sharing) error {
 	part := site.Across
 	if part.Rank < 0 {
 		return nil
@@ -154,21 +160,30 @@ func (m *mesh) dial(site hosted.Site) error {
 	}
 	for at := part.Rank + 1; at < len(part.Ranks); at++ {
 		var err error
-		if m.links[at], err = m.wait(ctx, part.Members[at]); err != nil {
+		gone := func() error { return among.Lost(part.Ranks[at]) }
+		if m.links[at], err = m.wait(ctx, part.Members[at], gone); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// wait returns the connection that a rank of the job has made.
-func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
+// goneLook is between two looks whether the rank that is to connect may still do so.
+const goneLook = 10 * time.Millisecond
+
+// wait returns the connection that a rank of the job has made, if it may still come.
+func (m *mesh) wait(ctx context.Context, rank int, gone func() error) (*link, error) {
+	tick := time.NewTicker(goneLook)
+	defer tick.Stop()
 	for {
-		if l, err := m.given(rank); l != nil || err != nil {
+		err := gone() // before the look for what it may have sent
+		l, wrong := m.given(rank)
+		if err = cmp.Or(wrong, err); l != nil || err != nil {
 			return l, err
 		}
 		select {
 		case <-m.some:
+		case <-tick.C:
 		case <-m.world.Down():
 			return nil, m.world.Failure()
 		case <-ctx.Done():

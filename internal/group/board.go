@@ -21,6 +21,9 @@ type Health interface {
 	Publish(r Report)
 	// Reported returns what was published first.
 	Reported() (Report, bool)
+	// Heard is Reported, perhaps sooner: what ranks have begun beside the report may not be seen
+	// yet.
+	Heard() (Report, bool)
 }
 
 // Difference is a call that two ranks have begun differently.

@@ -18,6 +18,17 @@ type Sharing struct {
 	Rank    int // this one
 	Members backend.Members
 	Dir     string // the tmpfs
+	// Gone returns why nothing comes from a rank any more, nil if something may. It is nil where nobody
+	// can tell.
+	Gone func(r int) error
+}
+
+// Lost is Gone, nil where nobody can tell.
+func (s Sharing) Lost(r int) error {
+	if s.Gone == nil {
+		return nil
+	}
+	return s.Gone(r)
 }
 
 // errUnseen says that a rank cannot open its leader's file through /proc.
@@ -27,13 +38,20 @@ var errUnseen = errors.New("the ranks do not see each other's processes")
 // fails on every rank. A rank that is its own leader and asks for nothing gets
 // nothing, but takes part. Several groups may do so at once over one Gatherer,
 // each with its leader.
-func (s Sharing) HandOver(leader, nbytes int) (*shm.Share, error) {
+//
+// If this rank alone ends in between, because another goroutine closes the group, others may have all
+// that they need, and wait for it in what the memory is for: leave, if it is not nil, shows them there
+// that this rank has left.
+func (s Sharing) HandOver(leader, nbytes int, leave func(*shm.Share)) (*shm.Share, error) {
 	h := handover{Sharing: s, leader: leader, nbytes: nbytes}
 	err := h.byProcess()
 	if errors.Is(err, errUnseen) {
 		err = h.byName()
 	}
 	if err != nil {
+		if h.share != nil && leave != nil {
+			leave(h.share)
+		}
 		return nil, errors.Join(err, h.discard())
 	}
 	if h.share != nil {
@@ -76,7 +94,8 @@ func (s Sharing) Board(w *rendezvous.World, part Part) (Board, error) {
 	if !apart {
 		return s.memory(part)
 	}
-	if _, err := s.HandOver(s.Rank, 0); err != nil { // that of other parts
+	if _, err := s.HandOver(s.Rank, 0, nil); err != nil { // that of other parts
+		b.Close()
 		return nil, errors.Join(err, b.Release())
 	}
 	addrs := make([]string, len(part.Ranks))
@@ -93,7 +112,9 @@ func (s Sharing) memory(part Part) (Board, error) {
 	if part.Rank >= 0 {
 		leader, nbytes = part.Ranks[0], MemoryBytes(len(part.Ranks))
 	}
-	share, err := s.HandOver(leader, nbytes)
+	share, err := s.HandOver(leader, nbytes, func(share *shm.Share) {
+		NewMemory(share, part.Rank, len(part.Ranks)).Close()
+	})
 	if err != nil || share == nil {
 		return nil, err
 	}

@@ -77,7 +77,9 @@ func handOver(t *testing.T, dirs []string, spoil func(note []byte) []byte) ([]*s
 	shares, errs := make([]*shm.Share, len(dirs)), make([]error, len(dirs))
 	var all sync.WaitGroup
 	for r, dir := range dirs {
-		all.Go(func() { shares[r], errs[r] = group.Sharing{Gather: m.gatherer(r), Rank: r, Dir: dir}.HandOver(0, 4096) })
+		all.Go(func() {
+			shares[r], errs[r] = group.Sharing{Gather: m.gatherer(r), Rank: r, Dir: dir}.HandOver(0, 4096, nil)
+		})
 	}
 	all.Wait()
 	return shares, errs

@@ -52,6 +52,10 @@ type (
 		Stopped []rendezvous.Process
 		Late    []int // ranks whose part of the call has not come, and
 		Sure    bool  // that they wait for nobody before they send it
+		// Asks says that the job is being asked who keeps the ranks of [Machine.Absent] from going on, and
+		// Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None is no answer.
+		Asks    bool
+		Missing []int
 	}
 	// Found is an end that this rank has found: calls that differ, an engine that has
 	// failed. If Doubt is not 0 the end may follow from another one, whose report replaces
@@ -93,12 +97,25 @@ type Machine struct {
 	wants uint64        // of the last Look
 	since time.Time     // when the rank began to want it
 	grace time.Duration // that it waits beyond the timeout
+	heeds bool          // grace has ReportGrace in it
+	// absent are the ranks that it waits for, from patience on, for want of a better answer.
+	absent   []int
+	patience time.Duration
 }
 
 // NewMachine returns the machine of a rank of a group in which a rank waits for others, or
 // for its device, no longer than timeout.
 func NewMachine(rank int, members backend.Members, timeout time.Duration) Machine {
-	return Machine{rank: rank, members: members, timeout: timeout}
+	return Machine{rank: rank, members: members, timeout: timeout, patience: min(timeout/8, time.Second)}
+}
+
+// Absent returns the ranks of the group that this one has waited for longer than patience: an eighth of the
+// timeout, a second at most. It is nil if there are none.
+func (m *Machine) Absent() []int { return m.absent }
+
+// Impatient reports whether the rank has waited so long.
+func (m *Machine) Impatient(now time.Time) bool {
+	return m.state == Working && m.wants > 0 && now.Sub(m.since) >= m.patience
 }
 
 // State returns the state.
@@ -133,6 +150,12 @@ func (m *Machine) Step(now time.Time, e Event) *End {
 		}
 	}
 	return end
+}
+
+// Heeds reports whether a report that another rank has published first takes the place of the end:
+// always, where the end is a finding that yields; of a loss, if the rank that is lost has published it.
+func (e *End) Heeds(first Report) bool {
+	return e.Publish && first.Rank != e.Report.Rank && (e.Yields || first.explains(e.Report))
 }
 
 // told returns the end that this rank tells the others.
@@ -170,8 +193,9 @@ func (Close) step(m *Machine, _ time.Time) *End {
 
 func (l Look) step(m *Machine, now time.Time) *End {
 	if l.Wants != m.wants || l.Wants == 0 {
-		m.wants, m.since, m.grace = l.Wants, now, 0
+		m.wants, m.since, m.grace, m.heeds = l.Wants, now, 0, false
 	}
+	m.absent = nil
 	switch {
 	case m.state == Finishing:
 		return m.finish(now, l)
@@ -197,13 +221,17 @@ func (m *Machine) finish(now time.Time, l Look) *End {
 	return nil
 }
 
+// askPause is for how long a rank whose time is up waits at once for the answer who is missing.
+const askPause = 5 * time.Millisecond
+
 // wait judges the ranks that this one waits for. One that is absent may itself be waiting in the call
 // before, for a part that has come here and not there, and then it knows better whom to blame: this rank
 // gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have begun it,
-// and who is absent is not heard.
+// and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits in another group is
+// found by asking.
 func (m *Machine) wait(now time.Time, l Look) *End {
-	var absent []int // once the time has passed
-	overdue := now.Sub(m.since) >= m.timeout+m.grace
+	var absent []int // once it has waited for long
+	impatient, overdue := m.Impatient(now), now.Sub(m.since) >= m.timeout+m.grace
 	sure := false
 	for p, begun := range l.Begun {
 		sure = sure || p != m.rank && begun > l.Wants
@@ -213,21 +241,30 @@ func (m *Machine) wait(now time.Time, l Look) *End {
 		if l.Closed[p] {
 			Found{Report: ClosedWithout(m.members, p), Doubt: ReportGrace}.step(m, now)
 		}
-		if overdue {
+		if impatient {
 			absent = append(absent, p)
 		}
 	}
 	if len(absent) == 0 {
 		absent, sure = l.Late, l.Sure
 	}
+	if impatient {
+		m.absent = absent
+	}
+	sure = sure || len(l.Stopped) > 0
 	switch {
 	case m.state == Doubting || !overdue:
 		return nil
 	case len(absent) == 0:
 		return m.told(Found{Report: Stuck(m.timeout)})
-	case !sure && m.grace == 0:
-		m.grace = ReportGrace
+	case !sure && !m.heeds:
+		m.grace, m.heeds = m.grace+ReportGrace, true
 		return nil
+	case l.Asks && len(l.Stopped) == 0:
+		m.grace += askPause
+		return nil
+	case len(l.Missing) > 0:
+		return m.told(Found{Report: Missing(l.Stopped, m.members, l.Missing, m.timeout)})
 	}
 	return m.told(Found{Report: Absent(l.Stopped, m.members, absent, m.timeout)})
 }

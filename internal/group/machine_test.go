@@ -87,7 +87,7 @@ func TestVerdicts(t *testing.T) {
 			{0, wants(3, begun(2, 3, 2)), group.Working, "", 0}, {1000, wants(3, begun(2, 3, 2)), group.Working, "", 0},
 			{1100, wants(3, begun(2, 3, 2)), group.Ended, "no sign of ranks 4, 6 (0, 2 of the group)", 0}}},
 		{"a stopped rank rather than the first that is absent", []step{
-			{0, stopped, group.Working, "", 0}, {1000, stopped, group.Working, "", 0}, {1100, stopped, group.Ended, "no sign of rank 6 (2 of the group) for 1s: its process 42 is stopped", 2}}},
+			{0, stopped, group.Working, "", 0}, {999, stopped, group.Working, "", 0}, {1000, stopped, group.Ended, "no sign of rank 6 (2 of the group) for 1s: its process 42 is stopped", 2}}},
 		{"a rank that is absent, and comes after all", []step{
 			{0, absent, group.Working, "", 0}, {1000, absent, group.Working, "", 0}, {1099, wants(4, begun(4, 4, 3)), group.Working, "", 0},
 			{2198, wants(4, begun(4, 4, 3)), group.Working, "", 0}, {2199, wants(4, begun(4, 4, 3)), group.Ended, "no sign", 2}}},

@@ -37,6 +37,7 @@ type Member struct {
 	mu      sync.Mutex // guards what follows
 	machine Machine
 	look    Look // memory for the next one
+	inquiry *inquiry
 
 	left    chan struct{} // closed by Leave
 	leave   sync.Once
@@ -95,6 +96,7 @@ func (m *Member) Check(wants uint64) error {
 	if m.err.Load() == nil {
 		m.see(now, wants)
 		m.end(m.machine.Step(now, &m.look))
+		m.shows(now)
 	}
 	return m.Failure("")
 }
@@ -112,11 +114,12 @@ func (m *Member) see(now time.Time, wants uint64) {
 	for p := range m.look.Begun {
 		m.look.Begun[p] = m.Health.Begun(p)
 	}
+	if m.Late != nil && m.machine.Impatient(now) {
+		m.look.Late, m.look.Sure = m.Late()
+	}
 	if d := m.machine.Deadline(); !d.IsZero() && !now.Before(d) {
 		m.look.Stopped = m.World.Stopped()
-		if m.Late != nil {
-			m.look.Late, m.look.Sure = m.Late()
-		}
+		m.asks(now, wants)
 	}
 }
 
@@ -126,6 +129,18 @@ func (m *Member) Deadline() time.Time {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.machine.Deadline()
+}
+
+// Gone returns why rank r has no part any more in what the ranks of the group begin: the group has ended,
+// or that rank has closed it. It is nil if nothing of that is known. No call is under way here.
+func (m *Member) Gone(r int) error {
+	if m.Check(0) != nil {
+		return m.Failure("split")
+	}
+	if m.Health.Closed(r) {
+		return ClosedWithout(m.Members, r).Cause(m.Members)
+	}
+	return nil
 }
 
 // Tell tells the group's machine what has happened.
@@ -147,11 +162,13 @@ func (m *Member) end(end *End) {
 	peer, cause := end.Report.Peer, end.Cause
 	if end.Publish {
 		m.Health.Publish(end.Report)
-		if first, ok := m.Health.Reported(); ok && first.Rank != m.Rank && (end.Yields || first.explains(end.Report)) {
+		if first, ok := m.Health.Heard(); ok && end.Heeds(first) {
 			peer, cause = first.Peer, first.Cause(m.Members)
 		}
 	}
-	m.err.Store(&backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: peer, Cause: cause})
+	err := &backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: peer, Cause: cause}
+	m.wills(err)
+	m.err.Store(err)
 	close(m.over)
 }
 

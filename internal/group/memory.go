@@ -93,6 +93,9 @@ func (m *Memory) Publish(r Report) { m.group().end.Publish(r) }
 // Reported implements [Health].
 func (m *Memory) Reported() (Report, bool) { return m.group().end.Read() }
 
+// Heard implements [Health].
+func (m *Memory) Heard() (Report, bool) { return m.Reported() }
+
 // Post implements [Board]. It leaves a digest of 0 if the rank does not compare the call.
 func (m *Memory) Post(h *backend.Header, compared bool) {
 	mine := m.mine

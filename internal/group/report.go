@@ -32,14 +32,23 @@ type Report struct {
 	Text         string
 }
 
+// lost returns the rank of the job that the report calls lost, or from which there is no sign; -1 if none.
+func (r Report) lost() int {
+	if r.Reason == Lost || r.Reason == TimedOut {
+		return r.Lost
+	}
+	return -1
+}
+
 // LostRank reports that a rank of the job is down, which may be outside the group.
 func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
-// explains reports whether r is why a rank aborted that is lost by now: it says more than the loss does.
+// explains reports whether a rank that is lost by now has published r: it ended because of what it had
+// found, which says more than its loss does.
 func (r Report) explains(loss Report) bool {
-	return loss.Reason == Lost && r.Reason == Aborted && r.Rank == r.Peer && r.Rank == loss.Peer
+	return loss.Reason == Lost && loss.Peer >= 0 && r.Rank == loss.Peer
 }
 
 // AbortedBy reports that a rank of the group has called Abort. If it did so because of
@@ -63,6 +72,19 @@ func ClosedWithout(m backend.Members, p int) Report {
 	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}
 }
 
+// Missing reports that ranks of the job did not take part in time, in this group or in one that ranks
+// of this group wait in. [Absent] is for ranks of the group, and for processes that are stopped.
+func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
+	inside := make([]int, len(ranks))
+	for i, r := range ranks {
+		inside[i] = slices.Index(m, r)
+	}
+	if len(stopped) > 0 || !slices.Contains(inside, -1) {
+		return Absent(stopped, m, inside, timeout)
+	}
+	return Report{Reason: TimedOut, Peer: inside[0], Lost: ranks[0], Text: noSign(backend.Members(nil).Ranks(ranks...), timeout)}
+}
+
 // Absent reports that ranks, the first of them above all, did not take part in time. Where
 // processes of ranks of the job are stopped, the first one is to blame: the others may be
 // waiting for it, in their own groups.
@@ -77,9 +99,13 @@ func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int, timeou
 		return Report{Reason: TimedOut, Peer: peer, Lost: p.Rank, Text: fmt.Sprintf(
 			"no sign of %s for %v: its process %d is stopped (kill -CONT %d lets it go on)", name, timeout, p.PID, p.PID)}
 	}
-	return Report{Reason: TimedOut, Peer: ranks[0], Lost: jobRank(m, ranks[0]), Text: fmt.Sprintf(
+	return Report{Reason: TimedOut, Peer: ranks[0], Lost: jobRank(m, ranks[0]), Text: noSign(m.Ranks(ranks...), timeout)}
+}
+
+func noSign(of string, timeout time.Duration) string {
+	return fmt.Sprintf(
 		"no sign of %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
-		m.Ranks(ranks...), timeout)}
+		of, timeout)
 }
 
 // Stuck reports that all ranks take part, and still nothing goes on.

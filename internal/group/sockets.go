@@ -286,6 +286,16 @@ func (b *Sockets) Reported() (Report, bool) {
 	return unpackReport(b.seen.report.body), true
 }
 
+// Heard implements [Health].
+func (b *Sockets) Heard() (Report, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.released.Load() || b.seen.report.kind == 0 {
+		return Report{}, false
+	}
+	return unpackReport(b.seen.report.body), true
+}
+
 // Note implements [Board].
 func (b *Sockets) Note(round uint64, note []byte) {
 	b.tell(fact{kind: factNote, number: round, body: slices.Clone(note[:min(len(note), NoteBytes)])})

@@ -19,7 +19,7 @@ const publishTime = 250 * time.Millisecond
 // first report, in the job's store. Who has begun a call, and who has closed, the other groups
 // see: here every rank has begun everything, and none is closed.
 type StoreHealth struct {
-	store  rendezvous.Store
+	world  *rendezvous.World
 	key    string
 	first  atomic.Pointer[Report]
 	cancel context.CancelFunc
@@ -31,7 +31,7 @@ var _ Health = (*StoreHealth)(nil)
 // NewStoreHealth returns the health of a group whose report is under key, which nobody else
 // uses. It listens until Release.
 func NewStoreHealth(w *rendezvous.World, key string) *StoreHealth {
-	h := &StoreHealth{store: w.Store, key: key}
+	h := &StoreHealth{world: w, key: key}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.cancel = cancel
 	h.heard.Go(func() { h.listen(ctx) })
@@ -41,7 +41,7 @@ func NewStoreHealth(w *rendezvous.World, key string) *StoreHealth {
 // listen waits for a report.
 func (h *StoreHealth) listen(ctx context.Context) {
 	for {
-		report, err := h.store.Get(ctx, h.key)
+		report, err := h.world.Store.Get(ctx, h.key)
 		if err == nil {
 			h.hear(report)
 		}
@@ -68,12 +68,13 @@ func (h *StoreHealth) Closed(int) bool { return false }
 // Close implements [Health].
 func (h *StoreHealth) Close() {}
 
-// Publish implements [Health]. It waits for the store, at most 250 ms. If the store is lost,
+// Publish implements [Health]. It waits for the store, at most 250 ms, hardly if that has not answered
+// before. If the store is lost,
 // the others end because of that.
 func (h *StoreHealth) Publish(r Report) {
-	ctx, cancel := context.WithTimeout(context.Background(), publishTime)
+	ctx, cancel := context.WithTimeout(context.Background(), min(publishTime, h.world.NewsTime(r.lost())))
 	defer cancel()
-	if report, _, err := h.store.CompareAndSwap(ctx, h.key, nil, packReport(r)); err == nil {
+	if report, _, err := h.world.Store.CompareAndSwap(ctx, h.key, nil, packReport(r)); err == nil {
 		h.hear(report)
 	}
 }
@@ -85,6 +86,9 @@ func (h *StoreHealth) Reported() (Report, bool) {
 	}
 	return Report{}, false
 }
+
+// Heard implements [Health].
+func (h *StoreHealth) Heard() (Report, bool) { return h.Reported() }
 
 // Release ends this rank's listening.
 func (h *StoreHealth) Release() {

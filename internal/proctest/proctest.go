@@ -15,6 +15,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -50,18 +51,37 @@ type Rank struct {
 // gives them. Ranks that still run are killed at the end of the test.
 func Start(t *testing.T, name string, P int, env ...string) []Rank {
 	t.Helper()
+	return start(t, name, nil, P, env)
+}
+
+// StartOn is Start for a job of perMachine ranks on each of several machines.
+func StartOn(t *testing.T, name string, machines []*Machine, perMachine int, env ...string) []Rank {
+	t.Helper()
+	return start(t, name, machines, perMachine, env)
+}
+
+// start starts the ranks of a job: perMachine of them on each machine, or all on this one.
+func start(t *testing.T, name string, machines []*Machine, perMachine int, env []string) []Rank {
+	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)
-	port := freePort(t)
-	ranks := make([]Rank, P)
+	addr, port := "127.0.0.1", freePort(t)
+	if machines != nil { // what is free there is not known here, but no connection gets such a number
+		addr, port = machines[0].Addr, 20000+mathrand.IntN(12000)
+	}
+	ranks := make([]Rank, perMachine*max(1, len(machines)))
 	for r := range ranks {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), scenario+"="+name,
-			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
-			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
-			"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port),
+			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", len(ranks)),
+			fmt.Sprintf("LOCAL_RANK=%d", r%perMachine), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", perMachine),
+			fmt.Sprintf("GROUP_RANK=%d", r/perMachine),
+			"MASTER_ADDR="+addr, fmt.Sprintf("MASTER_PORT=%d", port),
 			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
 		cmd.Env = append(cmd.Env, env...)
+		if machines != nil {
+			cmd = machines[r/perMachine].Command(cmd)
+		}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -266,7 +266,8 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
+	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir,
+		Gone: c.Member.Gone}
 	p, err := c.Connect(part, among)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)

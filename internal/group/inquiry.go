@@ -1,0 +1,65 @@
+package group
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// inquiryTime bounds how long a rank whose time is up asks the job who is missing: everybody must
+// know within a second.
+const inquiryTime = 500 * time.Millisecond
+
+// inquiry is the question who keeps the others from going on, asked in one wait.
+type inquiry struct {
+	call   uint64
+	until  time.Time
+	answer atomic.Pointer[[]int] // ranks of the job
+}
+
+// asks asks, once in a wait, and fills in the answer once it is there. m.mu is held.
+func (m *Member) asks(now time.Time, wants uint64) {
+	absent := m.jobRanks(m.machine.Absent())
+	old := m.inquiry == nil || m.inquiry.call != wants || now.After(m.inquiry.until.Add(inquiryTime))
+	if old && len(absent) > 0 {
+		q := &inquiry{call: wants, until: now.Add(inquiryTime)}
+		m.inquiry = q
+		go func() {
+			ctx, cancel := context.WithDeadline(context.Background(), q.until)
+			defer cancel()
+			missing := m.World.Missing(ctx, absent)
+			q.answer.Store(&missing)
+		}()
+	}
+	if q := m.inquiry; q != nil && q.call == wants {
+		if missing := q.answer.Load(); missing != nil {
+			m.look.Missing = *missing
+		} else {
+			m.look.Asks = now.Before(q.until.Add(ReportGrace)) // its end is an answer, too
+		}
+	}
+}
+
+// shows has the others see for whom this rank waits. m.mu is held.
+func (m *Member) shows(now time.Time) {
+	if absent := m.machine.Absent(); len(absent) > 0 && m.machine.State() == Working {
+		m.World.Waits(m.jobRanks(absent))
+	}
+}
+
+func (m *Member) jobRanks(ranks []int) []int {
+	of := make([]int, len(ranks))
+	for i, r := range ranks {
+		of[i] = jobRank(m.Members, r)
+	}
+	return of
+}
+
+// wills has the job know whom the error blames before the program has it, which may end the process
+// at once: see [rendezvous.World.Will]. Ranks that do not hear of it are not served by this one's
+// detector.
+func (m *Member) wills(err *backend.Error) {
+	_ = m.World.Will(err, publishTime)
+}

@@ -1,0 +1,171 @@
+package rendezvous
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Who waits himself is not to blame for it that others wait for him. So a rank that waits for long
+// shows the others for whom, and a rank whose time is up follows them to those who do not wait.
+const (
+	waitsPrefix = "euryale/waits/"
+	// showPause is between two looks whether what is shown is still so.
+	showPause = 50 * time.Millisecond
+	// freshTime is how long after a rank has last said so it is taken to wait: it says so
+	// several times in that time, also when the cores are busy.
+	freshTime = 300 * time.Millisecond
+	// mostAsked bounds how many ranks are asked after at a time.
+	mostAsked = 64
+)
+
+// waits is what this rank shows of its own.
+type waits struct {
+	mu    sync.Mutex
+	ranks []int
+	at    time.Time
+	shows bool // a goroutine shows it
+}
+
+// Waits shows the other ranks that this one waits for some, which are numbers of the job, for as
+// long as it says so again within 300 ms. It does not wait for the store.
+func (w *World) Waits(ranks []int) {
+	s := &w.waits
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ranks, s.at = ranks, time.Now()
+	if !s.shows {
+		s.shows = true
+		go w.show()
+	}
+}
+
+// show tells the store for whom the rank waits, until it no longer does or leaves.
+func (w *World) show() {
+	tick := time.NewTicker(showPause)
+	defer tick.Stop()
+	said := ""
+	for {
+		now := w.waitsFor()
+		if now != said {
+			ctx, cancel := context.WithTimeout(w.down, w.Timeout/4) // a server that is stopped is known then
+			err := w.inner.Set(ctx, waitsPrefix+strconv.Itoa(w.Rank), []byte(now))
+			cancel()
+			if err != nil {
+				now = "" // nobody can be told: the next wait tries again
+			}
+			said = now
+		}
+		if said == "" && w.ceases() {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-w.watched: // the rank leaves, or the job has failed
+			return
+		}
+	}
+}
+
+// waitsFor returns what is to be shown, "" if the rank does not wait.
+func (w *World) waitsFor() string {
+	s := &w.waits
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.at) > freshTime {
+		return ""
+	}
+	return encodeRanks(s.ranks)
+}
+
+// ceases ends the showing, unless there is something new to show.
+func (w *World) ceases() bool {
+	s := &w.waits
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shows = time.Since(s.at) <= freshTime && w.down.Err() == nil
+	return !s.shows
+}
+
+func encodeRanks(list []int) string {
+	var text []string
+	for _, r := range list {
+		text = append(text, strconv.Itoa(r))
+	}
+	return strings.Join(text, ",")
+}
+
+func decodeRanks(text string, size int) (list []int) {
+	for field := range strings.SplitSeq(text, ",") {
+		if r, err := strconv.Atoi(field); err == nil && r >= 0 && r < size {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// Missing returns the ranks that keep others from going on, where some seem to: those of them that
+// do not wait for others, and whom those that wait are waiting for, directly or through others.
+// Numbers are of the job. If all wait for each other it returns the ranks that seem to. If the
+// store does not answer until ctx ends, or soon if it has not answered before, it returns the rank
+// that serves it.
+func (w *World) Missing(ctx context.Context, seem []int) []int {
+	if c, ok := w.inner.(*client); ok && c.silent.Load() {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, 2*silentTime)
+		defer cancel()
+	}
+	asked := map[int]bool{w.Rank: true}
+	var missing []int
+	for next := seem; len(next) > 0; {
+		level := next[:min(len(next), mostAsked)]
+		next = nil
+		answers, err := w.askAfter(ctx, level, asked)
+		if err != nil {
+			if c, ok := w.inner.(*client); ok && ctx.Err() != nil {
+				return []int{c.server.rank}
+			}
+			return seem
+		}
+		for i, r := range level {
+			switch {
+			case asked[r]:
+			case answers[i] == nil:
+				missing = append(missing, r)
+			default:
+				next = append(next, answers[i]...)
+			}
+			asked[r] = true
+		}
+	}
+	if len(missing) == 0 {
+		return seem
+	}
+	slices.Sort(missing)
+	return missing
+}
+
+// askAfter returns for whom each of some ranks waits, nil where it does not or was asked before.
+func (w *World) askAfter(ctx context.Context, ranks []int, asked map[int]bool) ([][]int, error) {
+	answers, errs := make([][]int, len(ranks)), make([]error, len(ranks))
+	var all sync.WaitGroup
+	for i, r := range ranks {
+		if asked[r] {
+			continue
+		}
+		all.Go(func() {
+			value, err := w.look(ctx, waitsPrefix+strconv.Itoa(r))
+			answers[i], errs[i] = decodeRanks(string(value), w.Size), err
+		})
+	}
+	all.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return answers, nil
+}

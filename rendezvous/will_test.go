@@ -1,0 +1,157 @@
+package rendezvous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// worldOver returns the World of a rank over a store of a server.
+func worldOver(t *testing.T, rank, size int, store Store) *World {
+	t.Helper()
+	w, err := New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size, Timeout: long}, store)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
+}
+
+// TestALossIsPutDownToTheWill: a rank ends because of another one, as it has said before.
+func TestALossIsPutDownToTheWill(t *testing.T) {
+	s := tcpServer(t, 3)
+	finder := connectRank(t, s, 1)
+	w := worldOver(t, 1, 3, finder)
+	watcher := worldOver(t, 2, 3, connectRank(t, s, 2))
+	if err := w.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+		t.Fatal(err)
+	}
+	if w.Failure() != nil || watcher.Failure() != nil {
+		t.Error("a will of a rank that lives is a failure")
+	}
+	finder.link.conn.Close() // as the end of its process would
+	<-watcher.Down()
+	if f := watcher.Failure(); f.Rank != 2 || !strings.Contains(f.Error(), "no sign of rank 2") {
+		t.Errorf("the job names %v", f)
+	}
+}
+
+// TestTheServersLossIsPutDownToItsWill: the ranks that it serves have its will before its error is
+// known.
+func TestTheServersLossIsPutDownToItsWill(t *testing.T) {
+	s := tcpServer(t, 3)
+	own := worldOver(t, 0, 3, s.open())
+	watcher := worldOver(t, 1, 3, connectRank(t, s, 1))
+	if err := own.Will(&Failure{2, errors.New("no sign of rank 2")}, long); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range s.connected() {
+		m.link.conn.Close()
+	}
+	<-watcher.Down()
+	if f := watcher.Failure(); f.Rank != 2 {
+		t.Errorf("the job names %v", f)
+	}
+}
+
+// TestAWillLapses: a rank that goes on after an error has found a way on, and what ends it later is
+// its own.
+func TestAWillLapses(t *testing.T) {
+	loss := &Failure{1, errors.New("killed")}
+	var w wills
+	if got := w.instead(loss); got != loss {
+		t.Errorf("without a will: %v", got)
+	}
+	w.take((&Failure{2, errors.New("no sign of rank 2")}).encode())
+	if got := w.instead(loss); got.Rank != 2 {
+		t.Errorf("with a will: %v", got)
+	}
+	w.last.Store(&will{w.last.Load().failure, time.Now().Add(-willTime - time.Millisecond)})
+	if got := w.instead(loss); got != loss {
+		t.Errorf("with an old will: %v", got)
+	}
+}
+
+// A rank that blames itself, or nobody, leaves no will.
+func TestNobodyWillsHisOwnFailure(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, w []*World) {
+		if err := w[1].Will(errors.New("no more data"), long); err != nil {
+			t.Error(err)
+		}
+		if v, err := w[0].look(within(t, long), willKey(1)); v != nil || err != nil {
+			t.Errorf("the store has %q, %v", v, err)
+		}
+	})
+}
+
+// TestMissingAreThoseWhoDoNotWait follows ranks that wait to those that others wait for.
+func TestMissingAreThoseWhoDoNotWait(t *testing.T) {
+	for _, c := range []struct {
+		waits map[int][]int
+		seem  []int
+		want  []int
+	}{
+		{nil, []int{2, 3}, []int{2, 3}},
+		{map[int][]int{2: {3}}, []int{2, 3}, []int{3}},
+		{map[int][]int{2: {3}, 3: {4}}, []int{2}, []int{4}},
+		{map[int][]int{2: {3, 4}, 3: {1}}, []int{2, 3}, []int{4}},
+		{map[int][]int{2: {3}, 3: {2}}, []int{2}, []int{2}},    // all wait for each other
+		{map[int][]int{2: {1}}, []int{2}, []int{2}},            // for the rank that asks
+		{map[int][]int{2: {3}, 3: {2, 4}}, []int{2}, []int{4}}, // a circle with a way out
+	} {
+		t.Run(fmt.Sprint(c.waits, c.seem), func(t *testing.T) {
+			all, err := Local(5, long)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for r, of := range c.waits {
+				if err := all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r), []byte(encodeRanks(of))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := all[1].Missing(t.Context(), c.seem); !slices.Equal(got, c.want) {
+				t.Errorf("ranks %v are missing, want %v", got, c.want)
+			}
+			each(all, func(w *World) { w.Close() })
+		})
+	}
+}
+
+// TestWhoWaitsIsSeenToWaitWhileItDoes on every store.
+func TestWhoWaitsIsSeenToWaitWhileItDoes(t *testing.T) {
+	onWorlds(t, 3, func(t *testing.T, w []*World) {
+		seen := func(want ...int) {
+			t.Helper()
+			ctx := within(t, long)
+			for !slices.Equal(w[0].Missing(ctx, []int{1}), want) {
+				if ctx.Err() != nil {
+					t.Fatalf("%v are missing, want %v", w[0].Missing(context.Background(), []int{1}), want)
+				}
+				if want[0] == 2 {
+					w[1].Waits([]int{2})
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}
+		seen(1)
+		seen(2)
+		seen(1) // it no longer says so
+	})
+}
+
+// TestAServerThatDoesNotAnswerIsMissing: who it is that others wait for only the store could say.
+func TestAServerThatDoesNotAnswerIsMissing(t *testing.T) {
+	s := tcpServer(t, 3)
+	w := worldOver(t, 1, 3, connectRank(t, s, 1))
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if got := w.Missing(ctx, []int{2}); !slices.Equal(got, []int{0}) {
+		t.Errorf("ranks %v are missing, want the server", got)
+	}
+}

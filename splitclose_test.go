@@ -1,0 +1,71 @@
+package euryale_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/backend/tcp"
+)
+
+// TestFoundSplitBesideCloseMakesNobodyWait: another goroutine closes one rank's communicator while
+// all split it. Ranks whose Split was done before hear of it in the new group, long before the
+// timeout.
+func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
+	t.Setenv("EURYALE_TIMEOUT", "60s")
+	draws := 10
+	if isFull() {
+		draws = 200
+	}
+	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
+		for _, topology := range []string{"", "2x2"} {
+			t.Run(name+topology, func(t *testing.T) {
+				t.Setenv("EURYALE_TOPOLOGY", topology)
+				for range draws {
+					splitBesideClose(t, b)
+				}
+			})
+		}
+	}
+}
+
+func splitBesideClose(t *testing.T, b backend.Backend) {
+	var whole sync.WaitGroup
+	whole.Add(4)
+	var longest time.Duration
+	said := make([]string, 4)
+	var mu sync.Mutex
+	euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		if err := backend.Barrier(comm); err != nil {
+			whole.Done()
+			return err
+		}
+		if comm.Rank() == 1 {
+			go func() {
+				time.Sleep(rand.N(2 * time.Millisecond))
+				comm.Close()
+			}()
+		}
+		began := time.Now()
+		part, err := comm.Split(0, 0)
+		if err == nil && part.Rank() != 1 {
+			err = backend.Barrier(part)
+		}
+		mu.Lock()
+		longest = max(longest, time.Since(began))
+		said[comm.Rank()] = fmt.Sprint(time.Since(began), " ", part != nil, " ", err)
+		mu.Unlock()
+		whole.Done()
+		whole.Wait()
+		return err
+	}, b)
+	if longest > 20*time.Second {
+		t.Errorf("a rank has waited for %v: %q", longest, said)
+	}
+}
