@@ -108,6 +108,9 @@ func (m *Machine) start(t T, hub string) {
 	}
 }
 
+// Shm returns the directory that is the machine's /dev/shm.
+func (m *Machine) Shm() string { return filepath.Join(m.dir, "shm") }
+
 // mount has a command see the machine's /dev/shm.
 const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
 
