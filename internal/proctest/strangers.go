@@ -94,7 +94,8 @@ func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.In
 	}
 	running.Go(func() {
 		for began, n := time.Now(), 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
-			for ; n < int(time.Since(began).Seconds()*float64(second)); n++ {
+			due := int(time.Since(began).Seconds() * float64(second))
+			for n = max(n, due-second/20); n < due; n++ { // no burst after it has waited for a core
 				running.Go(visit)
 			}
 		}

@@ -86,6 +86,8 @@ const (
 	// margin is how long a job may take beyond its timeout, or in total if its failure is
 	// detected without the timeout: the machine may be busy with other jobs.
 	margin = 12 * time.Second
+	// siege is how much longer a job may take beside a storm of strangers.
+	siege = 20 * time.Second
 	// longTimeout is that of the other jobs: a job that waits for it hangs.
 	longTimeout = time.Minute
 	// mostMachines is how many machines a job is on at most.
@@ -137,6 +139,9 @@ func newJob(seed uint64, number int) job {
 	j.limit = margin
 	if f.silent() {
 		j.limit += shortTimeout
+	}
+	if j.mode == far { // strangers take much of the cores, and a rank may have to try again
+		j.limit += siege
 	}
 	return j
 }

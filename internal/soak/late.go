@@ -20,7 +20,7 @@ const (
 	wakes = 6
 	// promise is how long after a death its survivors know.
 	promise = time.Second
-	// farewell is how long a launcher lets survivors speak.
+	// farewell is how long a launcher lets survivors speak, and how long a rank takes leave.
 	farewell = time.Second
 )
 
@@ -131,6 +131,9 @@ func (j job) allowed(met bool) time.Duration {
 	d := promise
 	if j.failure.silent() && j.failure.name != killed || !met {
 		d += j.timeout()
+	}
+	if j.failure.name == cut { // they take leave of those who do not answer
+		d += farewell
 	}
 	if stays(j.steps, 0) < len(j.steps) { // others wait for rank 0 to have left
 		d += lingering

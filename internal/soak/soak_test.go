@@ -192,6 +192,8 @@ func TestAnomaliesAreFound(t *testing.T) {
 		{"an error without a failure", quiet(processes, none), outcome{ends: ended(1, 0, names1, done1)}, wrong},
 		{"a fault of memory", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "unexpected fault address 0x7f")}, wrong},
 		{"a panic", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "panic: oh")}, wrong},
+		{"a panic in a collective", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "panic: oh")}, ""},
+		{"a panic that is not printed", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "")}, wrong},
 		{"a survivor dies", quiet(processes, kill), outcome{ends: ended(139, 137, names1, "")}, wrong},
 		{"an exit code without a failure", quiet(processes, none), outcome{ends: ended(0, 1, done0, done1)}, wrong},
 		{"the launcher is right", quiet(launched, kill), outcome{ends: together(137, names1, `soak: launcher rank=1 code=137 "x"`)}, ""},

@@ -108,12 +108,13 @@ func (r *running) end(ctx context.Context) (o outcome) {
 	for _, p := range r.processes {
 		o.ends = append(o.ends, ending{p.rank, exitCode(p.cmd.ProcessState), p.output.String()})
 	}
-	o.stays, o.visits = r.leftovers(), int(r.visits.Load())
+	o.stays = r.leftovers()
 	r.signalAll(syscall.SIGKILL)
 	o.struck, o.stall = r.struck.Load(), r.pulse.worst(r.began)
 	if err := r.ground.leave(); err != nil {
 		o.stays = append(o.stays, err.Error())
 	}
+	o.visits = int(r.visits.Load())
 	return o
 }
 

@@ -86,12 +86,12 @@ func blamed(text string) int {
 }
 
 // absentees is how errors list the ranks that did not come in time.
-var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)`)
+var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not take part`)
 
 // missed reports whether an error lists a rank among those that did not come in time.
 func missed(text string, rank int) bool {
 	found := absentees.FindStringSubmatch(text)
-	return found != nil && slices.Contains(strings.Split(found[1], ", "), strconv.Itoa(rank))
+	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "), strconv.Itoa(rank))
 }
 
 // unquote is the inverse of %q, for what this program has printed itself.
