@@ -101,7 +101,7 @@ func (j job) begin(ctx context.Context, at site) (r *running, err error) {
 
 // end waits for the job's end.
 func (r *running) end(ctx context.Context) (o outcome) {
-	o.hung = !r.wait(ctx, time.After(time.Until(r.began.Add(r.job.limit))))
+	o.hung = !r.wait(ctx)
 	o.took = time.Since(r.began)
 	r.stop()
 	r.finish(o.hung)
@@ -222,18 +222,27 @@ func (r *running) startProcess(rank int, env []string) error {
 }
 
 // wait waits for all processes that end by themselves, and reports whether they
-// did in time.
-func (r *running) wait(ctx context.Context, late <-chan time.Time) bool {
+// did in time: that is longer where they wait for cores.
+func (r *running) wait(ctx context.Context) bool {
+	late := time.NewTimer(r.job.limit)
+	defer late.Stop()
 	for _, p := range r.processes {
 		if r.job.failure.name == stop && p.rank == r.job.failure.rank {
 			continue
 		}
-		select {
-		case <-p.ended:
-		case <-late:
-			return false
-		case <-ctx.Done():
-			return true
+		for ended := false; !ended; {
+			select {
+			case <-p.ended:
+				ended = true
+			case <-late.C:
+				more := r.job.limit + 2*wakes*r.pulse.worst(r.began) - time.Since(r.began)
+				if more <= 0 {
+					return false
+				}
+				late.Reset(more)
+			case <-ctx.Done():
+				return true
+			}
 		}
 	}
 	return true
