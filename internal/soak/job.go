@@ -56,6 +56,7 @@ var often = map[mode][]string{
 	goroutines: {none, none, panics, inside, abort, leave, closed, closed, locked, goexit},
 	machines:   {none, kill, kill, kill, stop, stop, panics, inside, exit, abort, leave, killed, cut},
 	far:        {none, kill, abort, exit, leave},
+	saves:      {none, inSave, inSave, inSave, inSave},
 }
 
 // injected reports whether EURYALE_FAULT makes the failure.
@@ -119,7 +120,7 @@ func newJob(seed uint64, number int) job {
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
 	j := job{seed: seed, number: number, ranks: 2 + rng.IntN(7), agents: 1}
 	j.mode = pick(rng, processes, processes, processes, launched, launched, goroutines, goroutines,
-		machines, machines, machines, far)
+		machines, machines, machines, far, saves)
 	j.shape(rng)
 	j.steps = newSteps(rng, j.ranks)
 	f := failure{name: pick(rng, often[j.mode]...), rank: rng.IntN(j.ranks)}
