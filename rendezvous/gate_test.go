@@ -50,7 +50,7 @@ func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
 		crowd.greeted(rank)
 		visitors(crowd, true, c.stranger, c.other)
 		if rank.closed || silent.closed || !crowd.leave(rank) || !crowd.leave(silent) {
-			t.Errorf("%v: the rank is dropped: %v, and before its hello: %v", c, rank.closed, silent.closed)
+			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed, silent.closed)
 		}
 	}
 }
@@ -113,7 +113,8 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	}
 }
 
-// A rank whose messages take 25 ms each way joins while 3,000 strangers come in a second, 1,500 with TLS.
+// A rank whose messages take 25 ms each way joins while 3,000 strangers come in a second, 1,500 with
+// TLS.
 func TestStrangersDoNotKeepARankOutThatIsFarAway(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		for _, source := range []string{"127.0.0.2", "127.0.0.1"} {
@@ -147,7 +148,8 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 	if tls {
 		second = 1500
 	}
-	if first := clientHello(t); tls && says { // the same again costs the stranger nothing, and the server a handshake
+	// The same hello again costs the stranger nothing, and the server a handshake.
+	if first := clientHello(t); tls && says {
 		words = func(conn net.Conn) { conn.Write(first) }
 	}
 	came := proctest.Storm(t, source, ln.Addr().String(), second, words)
@@ -160,7 +162,8 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 		t.Fatalf("after %v and %d strangers: %v", time.Since(began), came.Load(), err)
 	}
 	took := time.Since(began)
-	t.Logf("the rank is there after %v; %.0f strangers came in a second", took, float64(came.Load()-before)/took.Seconds())
+	second = int(float64(came.Load()-before) / took.Seconds())
+	t.Logf("the rank is there after %v; %d strangers came in a second", took, second)
 	works(t, c)
 	c.Close()
 }

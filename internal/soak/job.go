@@ -51,8 +51,10 @@ const (
 
 // often lists the failures for each mode, those that come more often several times.
 var often = map[mode][]string{
-	processes:  {none, none, kill, kill, stop, panics, inside, exit, abort, leave, closed, closed, absent, killed, killed},
-	launched:   {none, none, kill, stop, panics, panics, inside, exit, abort, leave, closed, absent, killed},
+	processes: {none, none, kill, kill, stop, panics, inside, exit, abort, leave, closed, closed,
+		absent, killed, killed},
+	launched: {none, none, kill, stop, panics, panics, inside, exit, abort, leave, closed, absent,
+		killed},
 	goroutines: {none, none, panics, inside, abort, leave, closed, closed, locked, goexit},
 	machines:   {none, kill, kill, kill, stop, stop, panics, inside, exit, abort, leave, killed, cut},
 	far:        {none, kill, abort, exit, leave},
@@ -66,6 +68,9 @@ func (f failure) injected() bool {
 
 // silent reports whether only the timeout can detect the failure.
 func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed, cut}, f.name) }
+
+// panics reports whether the rank panics.
+func (f failure) panics() bool { return f.name == panics || f.name == inside }
 
 func (f failure) String() string {
 	switch {

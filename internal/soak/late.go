@@ -15,8 +15,8 @@ import (
 const (
 	// beat is how often the pulse is felt, and how often a failure is looked for.
 	beat = 5 * time.Millisecond
-	// wakes is how many goroutines wake up one after another until a survivor has said what it lost: each
-	// may wait for a core as long as the pulse has.
+	// wakes is how many goroutines wake up one after another until a survivor has said what it
+	// lost: each may wait for a core as long as the pulse has.
 	wakes = 6
 	// promise is how long after a death its survivors know.
 	promise = time.Second
@@ -62,7 +62,7 @@ func (p *pulse) worst(since time.Time) (late time.Duration) {
 	return late
 }
 
-// watch waits until the process of the rank that fails has ended or is stopped, and notes when that was.
+// watch waits until the process of the rank that fails has ended or is stopped, and notes the time.
 func (r *running) watch(ctx context.Context) {
 	if r.job.mode == goroutines || r.job.failure.name == closed {
 		return
@@ -112,14 +112,16 @@ func (j job) judgeLate(o outcome, ranks map[int]said) (found []anomaly) {
 		allowed := j.allowed(joined[victim] > 0 && joined[rank] > 0) + wakes*o.stall
 		from := max(struck, joined[rank])
 		if took := time.Duration(s.at-from) * time.Microsecond; took > allowed {
-			found = append(found, anomaly{late, fmt.Sprintf("rank %d says so after %v, with %v allowed: %s", rank, took, allowed, s.text)})
+			text := fmt.Sprintf("rank %d says so after %v, %v allowed: %s", rank, took, allowed, s.text)
+			found = append(found, anomaly{late, text})
 		}
 	}
 	if line := launcherSaid.FindStringSubmatch(o.said()); line != nil && joined[victim] > 0 {
 		at, _ := strconv.ParseInt(line[3], 10, 64)
 		allowed := j.allowed(true) + 2*farewell + wakes*o.stall
 		if took := time.Duration(at-struck) * time.Microsecond; took > allowed {
-			found = append(found, anomaly{late, fmt.Sprintf("the launcher says so after %v, with %v allowed", took, allowed)})
+			text := fmt.Sprintf("the launcher says so after %v, %v allowed", took, allowed)
+			found = append(found, anomaly{late, text})
 		}
 	}
 	return found

@@ -68,8 +68,8 @@ func (t totals) String() string {
 		fmt.Fprintf(&b, " %s=%d", kind, t.kinds[kind])
 	}
 	fmt.Fprintf(&b, "\njobs=%d", t.jobs)
-	for _, kind := range []struct{ name, anomaly string }{{"hangs", hang}, {"unnamed", unnamed}, {"wrong", wrong}, {"late", late}, {"left", left}} {
-		fmt.Fprintf(&b, " %s=%d", kind.name, t.counts[kind.anomaly])
+	for _, a := range []string{hang, unnamed, wrong, late, left} {
+		fmt.Fprintf(&b, " %s=%d", a, t.counts[a])
 	}
 	return b.String()
 }
@@ -89,7 +89,8 @@ type soaking struct {
 
 // soak runs jobs and writes what it finds to out.
 func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
-	s := &soaking{config: c, out: out, next: max(c.job, 0), totals: totals{kinds: map[string]int{}, counts: map[string]int{}}}
+	s := &soaking{config: c, out: out, next: max(c.job, 0)}
+	s.totals = totals{kinds: map[string]int{}, counts: map[string]int{}}
 	s.end = time.Now().Add(time.Duration(c.minutes * float64(time.Minute)))
 	if s.tmp, err = os.MkdirTemp("", "soak-"); err != nil {
 		return t, err
@@ -164,7 +165,8 @@ func (s *soaking) run(ctx context.Context, j job, at site) {
 		fmt.Fprintf(s.out, "%s: make soak SEED=%d JOB=%d: %s\n", a.kind, j.seed, j.number, a.text)
 	}
 	if len(found) > 0 || s.job >= 0 {
-		fmt.Fprintf(s.out, "  %v, after %v and %d visits, cores waited for up to %v\n", j, o.took.Round(time.Millisecond), o.visits, o.stall.Round(time.Millisecond))
+		fmt.Fprintf(s.out, "  %v, after %v and %d visits, cores waited for up to %v\n",
+			j, o.took.Round(time.Millisecond), o.visits, o.stall.Round(time.Millisecond))
 		for _, e := range o.ends {
 			fmt.Fprintf(s.out, "  %v ended with %d and said:\n%s", e.whose(), e.code, e.output)
 		}

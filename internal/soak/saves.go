@@ -37,7 +37,8 @@ func (j job) partOf(part int) job {
 		j.failure.name = none
 	}
 	for rank := range j.delays {
-		j.delays[rank] += time.Duration(part%resumes) * j.failure.after // or the kill would find others saving
+		// The other job is later, or the kill would find that one saving.
+		j.delays[rank] += time.Duration(part%resumes) * j.failure.after
 	}
 	return j
 }
@@ -69,7 +70,8 @@ func (m *member) saveAll(t *training, d *autograd.DataParallel) error {
 		return err
 	}
 	defer vm.Close()
-	dir, solver, at := os.Getenv(envDir), &autograd.Momentum{Rate: rate, Momentum: 0.5}, progress{Part: m.job.part}
+	dir, at := os.Getenv(envDir), progress{Part: m.job.part}
+	solver := &autograd.Momentum{Rate: rate, Momentum: 0.5}
 	if m.job.part == resumes {
 		switch err := d.Load(dir, solver, &at); {
 		case errors.Is(err, fs.ErrNotExist):
@@ -96,7 +98,8 @@ func (m *member) saveAll(t *training, d *autograd.DataParallel) error {
 }
 
 // saveOne saves once. The rank may be killed meanwhile.
-func (m *member) saveOne(d *autograd.DataParallel, dir string, solver gorgonia.Solver, at progress) error {
+func (m *member) saveOne(d *autograd.DataParallel, dir string, solver gorgonia.Solver,
+	at progress) error {
 	f := m.job.failure
 	if f.name == inSave && m.rank == f.rank && at.Step == 1+f.step%savings {
 		time.AfterFunc(f.after/60, func() { syscall.Kill(os.Getpid(), syscall.SIGKILL) })
@@ -124,7 +127,8 @@ func (t *training) follows(steps int) error {
 				w += v
 			}
 			if got != w {
-				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps of part %d, want %v", i, k, got, steps, t.who/100, w)}
+				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps of part %d, want %v",
+					i, k, got, steps, t.who/100, w)}
 			}
 		}
 	}
@@ -143,7 +147,11 @@ func (j job) executeSaves(ctx context.Context, at site) (o outcome, err error) {
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for _, name := range theirs {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(name), 0o600)); err != nil {
+		err := os.MkdirAll(filepath.Dir(path), 0o700)
+		if err == nil {
+			err = os.WriteFile(path, []byte(name), 0o600)
+		}
+		if err != nil {
 			return o, err
 		}
 	}
@@ -210,7 +218,8 @@ func (j job) judgeSaves(o outcome) (found []anomaly) {
 		}
 	}
 	for _, part := range o.parts[:resumes] {
-		begun, done := savesSaid.FindAllStringSubmatch(part.said(), -1), savedSaid.FindAllStringSubmatch(part.said(), -1)
+		begun := savesSaid.FindAllStringSubmatch(part.said(), -1)
+		done := savedSaid.FindAllString(part.said(), -1)
 		if len(begun) > len(done) {
 			line := begun[len(done)]
 			want = append(want, fmt.Sprintf("part=%s step=%s", line[1], line[2]))
@@ -218,7 +227,8 @@ func (j job) judgeSaves(o outcome) (found []anomaly) {
 	}
 	for _, line := range resumesSaid.FindAllStringSubmatch(o.parts[resumes].said(), -1) {
 		if !slices.Contains(want, line[1]) {
-			found = append(found, anomaly{wrong, fmt.Sprintf("it resumes %s, want one of %v", line[1], want)})
+			text := fmt.Sprintf("it resumes %s, want one of %v", line[1], want)
+			found = append(found, anomaly{wrong, text})
 		}
 	}
 	return found

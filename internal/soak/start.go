@@ -147,8 +147,9 @@ func (r *running) start() error {
 		r.besiege(ports)
 	}
 	share := r.job.ranks / r.job.agents
-	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id, "EURYALE_TOKEN="+rand.Text()+rand.Text(),
-		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", share), "MASTER_ADDR="+host)
+	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id,
+		"EURYALE_TOKEN="+rand.Text()+rand.Text(), "MASTER_ADDR="+host,
+		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", share))
 	for rank := range r.job.ranks {
 		own := []string{fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank%share),
 			fmt.Sprintf("GROUP_RANK=%d", rank/share), fmt.Sprintf("MASTER_PORT=%d", ports[rank])}

@@ -107,7 +107,8 @@ func (t *training) machine(d *autograd.DataParallel) (gorgonia.VM, error) {
 }
 
 // step is one step of training.
-func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, solver gorgonia.Solver, step int) error {
+func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, solver gorgonia.Solver,
+	step int) error {
 	for k, n := range t.data {
 		x := values(n)
 		for i := range x {

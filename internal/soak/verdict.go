@@ -11,7 +11,7 @@ import (
 
 // The kinds of anomaly.
 const (
-	hang    = "hang"
+	hang    = "hangs"
 	unnamed = "unnamed"
 	left    = "left"
 	wrong   = "wrong"
@@ -169,11 +169,13 @@ func (j job) judgeCut(rank int, s said) []anomaly {
 	lost := j.machineOf(j.failure.rank)
 	for other := range j.ranks {
 		there := (j.machineOf(rank) == lost) != (j.machineOf(other) == lost)
-		if s.word == wordDone || s.word == wordError && there && (blamed(s.text) == other || missed(s.text, other)) {
+		names := s.word == wordError && (blamed(s.text) == other || missed(s.text, other))
+		if s.word == wordDone || there && names {
 			return nil
 		}
 	}
-	return []anomaly{{unnamed, fmt.Sprintf("rank %d, of which machine %d was cut off: %s %s", rank, lost, s.word, s.text)}}
+	text := fmt.Sprintf("rank %d, when machine %d was cut off: %s %s", rank, lost, s.word, s.text)
+	return []anomaly{{unnamed, text}}
 }
 
 // judgeVictim judges the report of the rank that failed.
@@ -222,7 +224,8 @@ func (j job) mayBeSilent() bool {
 	case launched:
 		return j.failure.name != none
 	case goroutines:
-		return j.failure.name == panics || j.failure.name == inside || j.failure.name != none && j.failure.step == 0 && j.failure.call <= 1
+		early := j.failure.name != none && j.failure.step == 0 && j.failure.call <= 1
+		return early || j.failure.panics()
 	}
 	return false
 }
@@ -249,7 +252,7 @@ func (j job) judgeLauncher(output string) []anomaly {
 		}
 		return nil
 	}
-	if j.certain() && (j.mode == launched || j.mode == goroutines && j.failure.name != panics && j.failure.name != inside) {
+	if j.certain() && (j.mode == launched || j.mode == goroutines && !j.failure.panics()) {
 		return []anomaly{{unnamed, "the job ended well in spite of the failure"}}
 	}
 	return nil
@@ -261,7 +264,7 @@ func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
 		found = append(found, anomaly{wrong, "a fault of the memory or the runtime"})
 	}
 	panicked := strings.Contains(output, "panic: ")
-	if panicked && j.failure.name != panics && j.failure.name != inside {
+	if panicked && !j.failure.panics() {
 		found = append(found, anomaly{wrong, "a panic"})
 	}
 	for _, e := range ends {
