@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -53,6 +54,7 @@ type running struct {
 	ground    *ground // what it needs besides processes
 	began     time.Time
 	stop      context.CancelFunc // ends what disturbs it
+	others    sync.WaitGroup     // that disturb or watch it
 	visits    atomic.Int64       // of strangers
 	struck    atomic.Int64       // when the failure happened, if that was seen, in microseconds
 }
@@ -74,7 +76,7 @@ func (j job) begin(ctx context.Context, at site) (r *running, err error) {
 	r = &running{site: at, job: j, id: rand.Text(), ground: &ground{}, began: time.Now()}
 	for _, dir := range []*string{&r.tmp, &r.shm} {
 		if *dir, err = os.MkdirTemp(*dir, "job-"); err != nil {
-			return nil, err
+			return nil, errors.Join(err, r.ground.leave())
 		}
 		r.ground.Cleanup(func() { os.RemoveAll(*dir) })
 	}
@@ -85,16 +87,16 @@ func (j job) begin(ctx context.Context, at site) (r *running, err error) {
 	disturbing, stop := context.WithCancel(ctx)
 	r.stop = stop
 	if j.strangers > 0 && j.mode != far {
-		go r.disturb(disturbing)
+		r.others.Go(func() { r.disturb(disturbing) })
 	}
 	switch j.failure.name {
 	case killed:
-		go r.killLater(disturbing)
+		r.others.Go(func() { r.killLater(disturbing) })
 	case cut:
-		go r.cutLater(disturbing)
+		r.others.Go(func() { r.cutLater(disturbing) })
 	case none:
 	default:
-		go r.watch(disturbing)
+		r.others.Go(func() { r.watch(disturbing) })
 	}
 	return r, nil
 }
@@ -104,6 +106,7 @@ func (r *running) end(ctx context.Context) (o outcome) {
 	o.hung = !r.wait(ctx)
 	o.took = time.Since(r.began)
 	r.stop()
+	r.others.Wait() // or they might cut off a machine of the next job
 	r.finish(o.hung)
 	for _, p := range r.processes {
 		o.ends = append(o.ends, ending{p.rank, exitCode(p.cmd.ProcessState), p.output.String()})
