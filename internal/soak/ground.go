@@ -3,9 +3,11 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/proctest"
@@ -118,5 +120,20 @@ func (r *running) besiege(ports []int) {
 	port := proctest.Far(r.ground, addr, 25*time.Millisecond)
 	for rank := range ports[1:] {
 		ports[1+rank] = port
+	}
+}
+
+// freePort returns a port on which nobody listens now, and that no connection takes as its own end.
+func freePort() (int, error) {
+	for {
+		port := 15000 + rand.IntN(15000)
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		return port, l.Close()
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -187,16 +186,6 @@ func (r *running) environment() []string {
 		env = append(env, "EURYALE_FAULT="+j.failure.String())
 	}
 	return env
-}
-
-// freePort returns a port on which nobody listens now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 func (r *running) startProcess(rank int, env []string) error {
