@@ -137,6 +137,9 @@ func (j job) allowed(met bool) time.Duration {
 	if j.failure.name == cut { // they take leave of those who do not answer
 		d += farewell
 	}
+	if j.failure.name == cut && !met { // they wait for what others tell, and then for their votes
+		d += j.timeout()
+	}
 	if stays(j.steps, 0) < len(j.steps) { // others wait for rank 0 to have left
 		d += lingering
 	}

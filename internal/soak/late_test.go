@@ -52,6 +52,16 @@ func TestVerdictsOfThoseThatHaveNotMetMayTakeTheTimeout(t *testing.T) {
 	}
 }
 
+func TestACutMayTakeTwoTimeoutsBeforeAllHaveMet(t *testing.T) {
+	met := parted().allowed(true)
+	if want := promise + shortTimeout + farewell; met != want {
+		t.Errorf("once all have met, %v are allowed, want %v", met, want)
+	}
+	if got := parted().allowed(false); got != met+shortTimeout {
+		t.Errorf("before, %v are allowed, want %v", got, met+shortTimeout)
+	}
+}
+
 func TestLateLauncherIsFound(t *testing.T) {
 	j := quiet(launched, kill)
 	said := func(at int) outcome {
