@@ -33,8 +33,9 @@
 // job and world size. Only a peer with a proof can end a job or a rank. A
 // connection without one is closed and has no effect, whatever it sends and
 // however many there are. The server keeps a bounded number of unproven
-// connections and drops the oldest for a new one; a rank that is dropped this
-// way tries again. A mistyped token looks like a stranger to both sides, so both
+// connections. When they are too many, it drops a random one of the source address
+// that has most; those that have said hello have places of their own. A rank that is
+// dropped this way tries again. A mistyped token looks like a stranger to both sides, so both
 // report it after the timeout. Text of peers is escaped before it becomes part
 // of an error.
 //

@@ -3,7 +3,9 @@ package rendezvous
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net"
+	"net/netip"
 	"runtime"
 	"slices"
 	"sync"
@@ -13,9 +15,10 @@ import (
 )
 
 const (
-	// strangers bounds the connections that have not proven the token yet;
+	// strangers bounds the connections that have not proven the token yet: thousands may come in
+	// a second, and a rank needs its place for two round trips, of some 100 ms each at most.
 	// 1/strangerShare is the part of the process's file descriptors that they may use.
-	strangers     = 128
+	strangers     = 1024
 	strangerShare = 4
 )
 
@@ -52,45 +55,57 @@ func (g *gate) accept(take func(net.Conn)) {
 	}
 }
 
-// crowd holds the connections that have not proven the token yet. When it is full,
-// the oldest is dropped: a peer that has the token needs a place only for a moment.
+// crowd holds the connections that have not proven the token yet, in two halls: those that have said
+// nothing, and those that have said hello. When a hall is full, one of its connections is dropped: of
+// the source that has most places there, a random one. So strangers take places from each other as
+// long as other sources have fewer. From a rank's own source, they leave it a chance in each attempt,
+// whatever the time that its messages take.
 type crowd struct {
-	room int
-
 	mu    sync.Mutex
-	conns []net.Conn // oldest first
+	halls [2]hall
 }
 
 func newCrowd() *crowd {
 	room := strangers
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
-		room = int(max(1, min(uint64(room), files.Cur/strangerShare)))
+		room = int(max(2, min(uint64(room), files.Cur/strangerShare)))
 	}
-	return &crowd{room: room}
+	c := &crowd{}
+	for i := range c.halls {
+		c.halls[i] = hall{room: room / 2, from: map[netip.Prefix][]net.Conn{}}
+	}
+	return c
 }
 
-// enter gives a connection a place.
+// enter gives a new connection a place.
 func (c *crowd) enter(conn net.Conn) {
 	full := func() bool {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		c.conns = append(c.conns, conn)
-		return len(c.conns) > c.room
+		return c.halls[0].enter(conn)
 	}()
 	if full {
-		c.thin()
 		runtime.Gosched() // the remaining ones may be about to prove the token
 	}
 }
 
-// thin drops the oldest connection, if there is one.
+// greeted gives a connection that has said hello its place among those. One that was dropped stays
+// so.
+func (c *crowd) greeted(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.halls[0].leave(conn) {
+		c.halls[1].enter(conn)
+	}
+}
+
+// thin drops a connection, if there is one: first of those that have said nothing.
 func (c *crowd) thin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.conns) > 0 {
-		c.conns[0].Close()
-		c.conns = c.conns[1:]
+	if !c.halls[0].drop() {
+		c.halls[1].drop()
 	}
 }
 
@@ -98,9 +113,63 @@ func (c *crowd) thin() {
 func (c *crowd) leave(conn net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	i := slices.Index(c.conns, conn)
-	if i >= 0 {
-		c.conns = slices.Delete(c.conns, i, i+1)
+	return c.halls[0].leave(conn) || c.halls[1].leave(conn)
+}
+
+// hall has room for connections.
+type hall struct {
+	room, held int
+	from       map[netip.Prefix][]net.Conn // by source
+}
+
+// enter gives a connection a place, and reports whether one was dropped for it.
+func (h *hall) enter(conn net.Conn) (full bool) {
+	source := sourceOf(conn)
+	h.from[source] = append(h.from[source], conn)
+	h.held++
+	return h.held > h.room && h.drop()
+}
+
+// drop closes a random connection of the source that has most, if there is one.
+func (h *hall) drop() bool {
+	var most netip.Prefix
+	for source, conns := range h.from {
+		if len(conns) > len(h.from[most]) {
+			most = source
+		}
 	}
-	return i >= 0
+	conns := h.from[most]
+	if len(conns) == 0 {
+		return false
+	}
+	conn := conns[rand.IntN(len(conns))]
+	conn.Close()
+	return h.leave(conn)
+}
+
+// leave gives up a connection's place, and reports false if it has none.
+func (h *hall) leave(conn net.Conn) bool {
+	source := sourceOf(conn)
+	conns := h.from[source]
+	i := slices.Index(conns, conn)
+	if i < 0 {
+		return false
+	}
+	h.held--
+	if h.from[source] = slices.Delete(conns, i, i+1); len(h.from[source]) == 0 {
+		delete(h.from, source)
+	}
+	return true
+}
+
+// sourceOf returns the network that a connection comes from: an IPv4 address, or the 64 bits of an
+// IPv6 address within which a host chooses its own.
+func sourceOf(conn net.Conn) netip.Prefix {
+	at, ok := conn.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	addr := at.AddrPort().Addr().Unmap().WithZone("")
+	network, _ := addr.Prefix(min(addr.BitLen(), 64)) // 64 bits at most are there
+	return network
 }

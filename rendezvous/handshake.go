@@ -225,12 +225,14 @@ func greet(conn net.Conn, token string, me identity, wait time.Duration) (server
 // receive is the server's side. admit decides about a client that has proven the token;
 // it is given the frame that welcomes the client. Only such a client gets a text with a
 // refusal: a stranger gets an empty one.
-func receive(conn net.Conn, token string, me identity, admit func(client identity, welcome frame) error) (client identity, err error) {
+func (g *gate) receive(conn net.Conn, token string, me identity,
+	admit func(client identity, welcome frame) error) (client identity, err error) {
 	conn.SetDeadline(time.Now().Add(handshakeTime))
 	theirs, err := hearHello(conn)
 	if err != nil {
 		return identity{}, explainTLS(conn, err)
 	}
+	g.strangers.greeted(conn)
 	mine, err := hello(conn)
 	if err != nil {
 		return identity{}, err

@@ -79,7 +79,7 @@ func (l *Listener) Close() error {
 
 func (l *Listener) take(conn net.Conn) {
 	stop := context.AfterFunc(l.over, func() { conn.Close() })
-	peer, err := receive(conn, l.token, l.me, func(peer identity, welcome frame) error {
+	peer, err := l.receive(conn, l.token, l.me, func(peer identity, welcome frame) error {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
 			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
 		}

@@ -87,7 +87,7 @@ func pause(ctx context.Context, d time.Duration) {
 func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
-	id, err := receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
+	id, err := s.receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
 		if !s.strangers.leave(conn) {
 			return errors.New("it was dropped for newer connections just when it had proven the token")
 		}

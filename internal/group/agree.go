@@ -47,7 +47,8 @@ func Among(ctx context.Context, w *rendezvous.World, key string, comm backend.Co
 			case errors.As(err, &of): // another rank is lost, or holds a store that does not answer
 				return nil, err
 			case err != nil:
-				return nil, fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
+				err = fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
+				return nil, blaming{err, jobRank(members, r)}
 			}
 		}
 		return notes, nil

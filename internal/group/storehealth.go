@@ -34,18 +34,19 @@ func NewStoreHealth(w *rendezvous.World, key string) *StoreHealth {
 	h := &StoreHealth{world: w, key: key}
 	ctx, cancel := context.WithCancel(context.Background())
 	h.cancel = cancel
-	h.heard.Go(func() { h.listen(ctx) })
+	h.heard.Go(func() { h.listen(ctx, w) })
 	return h
 }
 
-// listen waits for a report.
-func (h *StoreHealth) listen(ctx context.Context) {
+// listen waits for a report. The store's own timeouts do not end it, but the cause of a failure of the
+// job may be a timeout as well.
+func (h *StoreHealth) listen(ctx context.Context, w *rendezvous.World) {
 	for {
 		report, err := h.world.Store.Get(ctx, h.key)
 		if err == nil {
 			h.hear(report)
 		}
-		if !errors.Is(err, context.DeadlineExceeded) {
+		if ctx.Err() != nil || w.Failure() != nil || !errors.Is(err, context.DeadlineExceeded) {
 			return // there is one, this rank has left, or the job has lost a rank or the store
 		}
 	}

@@ -94,3 +94,27 @@ func TestReportThatCannotBeReadEndsTheGroup(t *testing.T) {
 		t.Errorf("somebody is blamed: %v", err)
 	}
 }
+
+// The cause of a job's failure may be a timeout itself, as where a rank has waited for one that was cut
+// off. Whoever listens for a report then stops.
+func TestListeningEndsWhenTheJobFailsByATimeout(t *testing.T) {
+	worlds, err := rendezvous.Local(1, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer worlds[0].Close()
+	h := group.NewStoreHealth(worlds[0], "test/end")
+	if err := worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w", context.DeadlineExceeded)); err != nil {
+		t.Fatal(err)
+	}
+	released := make(chan struct{})
+	go func() {
+		h.Release()
+		close(released)
+	}()
+	select {
+	case <-released:
+	case <-time.After(time.Minute):
+		t.Error("it still listens")
+	}
+}

@@ -1,6 +1,7 @@
 package proctest
 
 import (
+	"crypto/rand"
 	"fmt"
 	"os"
 	"os/exec"
@@ -8,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 )
 
@@ -22,12 +22,24 @@ type Machine struct {
 	others []*Machine
 }
 
+// T is what this package needs of a [testing.T] where machines are made: programs that are tests have
+// one of their own.
+type T interface {
+	Helper()
+	Cleanup(func())
+	TempDir() string
+	Errorf(format string, args ...any)
+	Fatal(args ...any)
+	Fatalf(format string, args ...any)
+	Skipf(format string, args ...any)
+}
+
 // Machines makes n machines on one network for a test, each connected to it by a wire. The test's end
 // kills what runs on them and removes them. Where that takes rights that the test does not have, it is
 // skipped, and with REQUIRE_NETNS=1 it fails.
-func Machines(t *testing.T, n int, wire Wire) []*Machine {
+func Machines(t T, n int, wire Wire) []*Machine {
 	t.Helper()
-	hub := fmt.Sprintf("eu%d", os.Getpid())
+	hub := fmt.Sprintf("eu%d%s", os.Getpid(), strings.ToLower(rand.Text()[:3]))
 	all := make([]*Machine, n)
 	for i := range all {
 		all[i] = &Machine{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d", i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
@@ -50,7 +62,7 @@ func ip(args ...string) error {
 }
 
 // need runs commands of ip that a test needs.
-func need(t *testing.T, commands ...string) {
+func need(t T, commands ...string) {
 	t.Helper()
 	for _, command := range commands {
 		if err := ip(strings.Fields(command)...); err != nil {
@@ -60,7 +72,7 @@ func need(t *testing.T, commands ...string) {
 }
 
 // lacking skips a test that may not do what it needs.
-func lacking(t *testing.T, what string, err error) {
+func lacking(t T, what string, err error) {
 	t.Helper()
 	if os.Getenv("REQUIRE_NETNS") == "1" {
 		t.Fatalf("REQUIRE_NETNS=1, but there is no way to make %s: %v", what, err)
@@ -69,7 +81,7 @@ func lacking(t *testing.T, what string, err error) {
 }
 
 // start makes the machine, and connects it to a hub, where its end of the wire has its name.
-func (m *Machine) start(t *testing.T, hub string) {
+func (m *Machine) start(t T, hub string) {
 	t.Helper()
 	need(t, "netns add "+m.Name)
 	t.Cleanup(func() { ip("netns", "delete", m.Name) })
@@ -96,6 +108,9 @@ func (m *Machine) start(t *testing.T, hub string) {
 	}
 }
 
+// Shm returns the directory that is the machine's /dev/shm.
+func (m *Machine) Shm() string { return filepath.Join(m.dir, "shm") }
+
 // mount has a command see the machine's /dev/shm.
 const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
 
@@ -113,7 +128,7 @@ func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
 
 // Shell writes a script that launchers can use in place of ssh: with options, which it ignores, a
 // machine's Addr and a command, it runs the command there.
-func Shell(t *testing.T, machines []*Machine) (path string) {
+func Shell(t T, machines []*Machine) (path string) {
 	t.Helper()
 	text := "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\naddr=$1\nshift\ncase $addr in\n"
 	for _, m := range machines {
@@ -128,16 +143,26 @@ func Shell(t *testing.T, machines []*Machine) (path string) {
 }
 
 // Cut cuts the machine off: nothing reaches it, and nothing it sends reaches others.
-func (m *Machine) Cut(t *testing.T) {
+func (m *Machine) Cut(t T) {
 	t.Helper()
 	if err := ip("-n", m.Name, "link", "set", "eth0", "down"); err != nil {
 		t.Fatal(err)
 	}
 }
 
+// Mend ends what Cut and Mute have done.
+func (m *Machine) Mend(t T) {
+	t.Helper()
+	for _, command := range []string{"link set eth0 up", "neighbour flush nud permanent dev eth0"} {
+		if err := ip(strings.Fields("-n " + m.Name + " " + command)...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // Mute has nothing that the machine sends reach others, while what they send reaches it: its frames
 // are for an interface that nobody has.
-func (m *Machine) Mute(t *testing.T) {
+func (m *Machine) Mute(t T) {
 	t.Helper()
 	for _, other := range m.others {
 		if other == m {
@@ -150,7 +175,7 @@ func (m *Machine) Mute(t *testing.T) {
 }
 
 // processes returns what runs on the machine.
-func (m *Machine) processes(t *testing.T) (pids []int) {
+func (m *Machine) processes(t T) (pids []int) {
 	t.Helper()
 	out, err := exec.Command("ip", "netns", "pids", m.Name).Output()
 	if err != nil {
@@ -167,7 +192,7 @@ func (m *Machine) processes(t *testing.T) (pids []int) {
 }
 
 // Signal sends a signal to all processes of the machine.
-func (m *Machine) Signal(t *testing.T, s syscall.Signal) {
+func (m *Machine) Signal(t T, s syscall.Signal) {
 	t.Helper()
 	for _, pid := range m.processes(t) {
 		syscall.Kill(pid, s) // it may have ended
@@ -175,7 +200,7 @@ func (m *Machine) Signal(t *testing.T, s syscall.Signal) {
 }
 
 // Ranks returns the processes of the machine that have a rank, by their ranks.
-func (m *Machine) Ranks(t *testing.T) map[int]int {
+func (m *Machine) Ranks(t T) map[int]int {
 	t.Helper()
 	ranks := map[int]int{}
 	for _, pid := range m.processes(t) {
@@ -198,7 +223,7 @@ func (m *Machine) Ranks(t *testing.T) map[int]int {
 
 // IsEmpty checks that nothing is left on the machine: no process, and no file in /dev/shm or the
 // temporary directory. What has been killed may take a moment.
-func (m *Machine) IsEmpty(t *testing.T) {
+func (m *Machine) IsEmpty(t T) {
 	t.Helper()
 	if !m.await(t, func() bool { return len(m.processes(t)) == 0 }) {
 		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output() // for the message
@@ -213,7 +238,7 @@ func (m *Machine) IsEmpty(t *testing.T) {
 }
 
 // await waits for something, for some seconds at most.
-func (m *Machine) await(t *testing.T, what func() bool) bool {
+func (m *Machine) await(t T, what func() bool) bool {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if what() {

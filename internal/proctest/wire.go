@@ -3,7 +3,6 @@ package proctest
 import (
 	"math/rand/v2"
 	"os"
-	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +19,7 @@ type Wire struct {
 
 // connect connects a namespace, where the interface is eth0, to another, where it has the name of the
 // first.
-func (w Wire) connect(t *testing.T, name, hub string) {
+func (w Wire) connect(t T, name, hub string) {
 	t.Helper()
 	if w == (Wire{}) {
 		need(t, "-n "+name+" link add eth0 type veth peer name "+name+" netns "+hub)
@@ -35,7 +34,7 @@ func (w Wire) connect(t *testing.T, name, hub string) {
 }
 
 // tap makes an interface in a namespace, and returns the other end of it.
-func tap(t *testing.T, namespace, name string) *os.File {
+func tap(t T, namespace, name string) *os.File {
 	t.Helper()
 	const made = "euryale0"
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)

@@ -15,6 +15,9 @@ const (
 	processes  mode = "processes"  // by hand, without a launcher
 	launched   mode = "launched"   // by package launch
 	goroutines mode = "goroutines" // by euryale.Run, in one process
+	machines   mode = "machines"   // by hand, on several machines
+	far        mode = "far"        // by hand, 25 ms from rank 0, beside a storm of strangers
+	saves      mode = "saves"      // two jobs that save to one directory, and one that resumes
 )
 
 // failure is what happens to one rank.
@@ -40,14 +43,22 @@ const (
 	killed = "killed" // the process is killed at a time, whatever it does
 	locked = "locked" // the rank returns an error and holds the build lock
 	goexit = "goexit" // the rank ends its goroutine, as t.FailNow does
+	inside = "inside" // a collective of the rank panics
+	cut    = "cut"    // the rank's machine is cut off
+	inSave = "save"   // the process is killed while it saves
 	stuck  = "stuck"  // the rank waits for ever: a hang, for the tests of this program
 )
 
 // often lists the failures for each mode, those that come more often several times.
 var often = map[mode][]string{
-	processes:  {none, none, kill, kill, stop, panics, exit, abort, leave, closed, closed, absent, killed, killed},
-	launched:   {none, none, kill, stop, panics, panics, exit, abort, leave, closed, absent, killed},
-	goroutines: {none, none, panics, abort, leave, closed, closed, locked, goexit},
+	processes: {none, none, kill, kill, stop, panics, inside, exit, abort, leave, closed, closed,
+		absent, killed, killed},
+	launched: {none, none, kill, stop, panics, panics, inside, exit, abort, leave, closed, absent,
+		killed},
+	goroutines: {none, none, panics, inside, abort, leave, closed, closed, locked, goexit},
+	machines:   {none, kill, kill, kill, stop, stop, panics, inside, exit, abort, leave, killed, cut},
+	far:        {none, kill, abort, exit, leave},
+	saves:      {none, inSave, inSave, inSave, inSave},
 }
 
 // injected reports whether EURYALE_FAULT makes the failure.
@@ -56,7 +67,10 @@ func (f failure) injected() bool {
 }
 
 // silent reports whether only the timeout can detect the failure.
-func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed}, f.name) }
+func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed, cut}, f.name) }
+
+// panics reports whether the rank panics.
+func (f failure) panics() bool { return f.name == panics || f.name == inside }
 
 func (f failure) String() string {
 	switch {
@@ -64,7 +78,7 @@ func (f failure) String() string {
 		return "no failure"
 	case f.injected():
 		return fmt.Sprintf("%s,rank=%d,call=%d", f.name, f.rank, f.call)
-	case f.name == killed:
+	case f.name == killed || f.name == cut || f.name == inSave:
 		return fmt.Sprintf("%s,rank=%d,after=%v", f.name, f.rank, f.after)
 	case f.name == absent:
 		return fmt.Sprintf("%s,rank=%d", f.name, f.rank)
@@ -78,8 +92,12 @@ const (
 	// margin is how long a job may take beyond its timeout, or in total if its failure is
 	// detected without the timeout: the machine may be busy with other jobs.
 	margin = 12 * time.Second
+	// siege is how much longer a job may take beside a storm of strangers.
+	siege = 20 * time.Second
 	// longTimeout is that of the other jobs: a job that waits for it hangs.
 	longTimeout = time.Minute
+	// mostMachines is how many machines a job is on at most.
+	mostMachines = 3
 	// lingering is longer than rank 0 waits for the others when it leaves.
 	lingering = 2500 * time.Millisecond
 )
@@ -90,8 +108,12 @@ type job struct {
 	number    int
 	mode      mode
 	ranks     int
-	agents    int // as torchrun has, that start equal shares of the ranks
+	agents    int // as torchrun has, or machines, that start equal shares of the ranks
 	failure   failure
+	abrupt    bool            // ranks end at once after an error, without Close
+	backend   string          // for EURYALE_BACKEND
+	tls       bool            // for EURYALE_TLS
+	part      int             // of saves: which of the three jobs
 	topology  string          // for EURYALE_TOPOLOGY
 	strangers int             // that connect to each port of the job
 	delays    []time.Duration // before Init, by rank
@@ -102,35 +124,73 @@ type job struct {
 func newJob(seed uint64, number int) job {
 	rng := rand.New(rand.NewPCG(seed, uint64(number)))
 	j := job{seed: seed, number: number, ranks: 2 + rng.IntN(7), agents: 1}
-	j.mode = pick(rng, processes, processes, launched, goroutines)
-	if rng.IntN(4) == 0 && j.ranks%2 == 0 {
-		j.topology = pick(rng, "2x%d", "2x%d:minor")
-		j.topology = fmt.Sprintf(j.topology, j.ranks/2)
-	}
+	j.mode = pick(rng, processes, processes, processes, launched, launched, goroutines, goroutines,
+		machines, machines, machines, far, saves)
+	j.shape(rng)
 	j.steps = newSteps(rng, j.ranks)
 	f := failure{name: pick(rng, often[j.mode]...), rank: rng.IntN(j.ranks)}
 	f.call = 1 + rng.IntN(calls(j.steps, j.ranks, f.rank))
 	f.step = rng.IntN(stays(j.steps, f.rank))
 	f.after = time.Duration(rng.IntN(300)) * time.Millisecond
 	j.failure = f
-	if j.mode == processes && j.ranks%2 == 0 && rng.IntN(4) == 0 {
-		j.agents = 2
-	}
-	if j.mode != goroutines && rng.IntN(2) == 0 {
-		j.strangers = pick(rng, 3, 3, 10, 30, 300)
-	}
+	j.abrupt = j.mode != goroutines && rng.IntN(2) == 0
 	for range j.ranks {
 		j.delays = append(j.delays, time.Duration(rng.IntN(50))*time.Millisecond)
 	}
-	if j.strangers > 0 { // one rank is late, so that the port of rank 0 is open for a while
+	if (j.mode == processes || j.mode == launched) && rng.IntN(2) == 0 {
+		j.strangers = pick(rng, 3, 3, 10, 30, 300)
+		// One rank is late, so that the port of rank 0 is open for a while.
 		j.delays[1+rng.IntN(j.ranks-1)] += 300 * time.Millisecond
 	}
 	j.limit = margin
 	if f.silent() {
 		j.limit += shortTimeout
 	}
+	if j.mode == far { // strangers take much of the cores, and a rank may have to try again
+		j.limit += siege
+	}
 	return j
 }
+
+// shape decides how many ranks are where, and how they are connected.
+func (j *job) shape(rng *rand.Rand) {
+	switch j.mode {
+	case machines:
+		j.agents = 2 + rng.IntN(mostMachines-1)
+		j.ranks = j.agents * (1 + rng.IntN(3))
+	case far:
+		j.ranks = 2 + rng.IntN(3)
+		j.agents = j.ranks
+		j.strangers, j.tls = 3000, rng.IntN(2) == 0
+		if j.tls {
+			j.strangers = 1500
+		}
+	case saves:
+		j.ranks = 2 + rng.IntN(2)
+	case processes:
+		if j.ranks%2 == 0 && rng.IntN(4) == 0 {
+			j.agents = 2
+		}
+	}
+	if j.mode != machines && j.mode != saves && j.ranks%2 == 0 && rng.IntN(4) == 0 {
+		j.topology = fmt.Sprintf(pick(rng, "2x%d", "2x%d:minor"), j.ranks/2)
+	}
+	if j.mode != goroutines && rng.IntN(4) == 0 {
+		j.backend = "tcp"
+	}
+}
+
+// onOneMachine is the job where there are no others: they are declared, and none can be cut off.
+func (j job) onOneMachine() job {
+	j.topology = fmt.Sprintf("%dx%d", j.agents, j.ranks/j.agents)
+	if j.failure.name == cut {
+		j.failure.name = kill
+	}
+	return j
+}
+
+// machineOf returns the machine that a rank is on.
+func (j job) machineOf(rank int) int { return rank * j.agents / j.ranks }
 
 func pick[T any](rng *rand.Rand, from ...T) T { return from[rng.IntN(len(from))] }
 
@@ -149,8 +209,14 @@ func (j job) String() string {
 	if j.topology != "" {
 		fmt.Fprintf(&b, ", topology %s", j.topology)
 	}
+	if j.backend != "" {
+		fmt.Fprintf(&b, ", backend %s", j.backend)
+	}
 	if j.agents > 1 {
-		fmt.Fprintf(&b, ", %d agents", j.agents)
+		fmt.Fprintf(&b, ", %d agents or machines", j.agents)
+	}
+	if j.abrupt {
+		b.WriteString(", without Close after errors")
 	}
 	if j.strangers > 0 {
 		fmt.Fprintf(&b, ", %d strangers", j.strangers)

@@ -7,9 +7,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -33,7 +36,7 @@ func main() {
 	flag.Uint64Var(&c.seed, "seed", 1, "what the jobs follow from")
 	flag.IntVar(&c.job, "job", -1, "run only this job of the seed, and print its output")
 	flag.IntVar(&c.jobs, "jobs", 0, "how many jobs to run at most; 0 for as many as there is time for")
-	flag.IntVar(&c.parallel, "parallel", max(1, runtime.NumCPU()/2), "how many jobs to run at a time")
+	flag.IntVar(&c.parallel, "parallel", runtime.NumCPU(), "how many jobs to run at a time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -51,26 +54,32 @@ func main() {
 // totals is the result of a soak.
 type totals struct {
 	jobs   int
+	kinds  map[string]int // of jobs, by kind
 	counts map[string]int // of anomalies, by kind
 }
 
 func (t totals) found() bool { return len(t.counts) > 0 }
 
-// String is the last line.
+// String is the last two lines: the jobs by kind, and what was found.
 func (t totals) String() string {
-	s := fmt.Sprintf("jobs=%d hangs=%d unnamed=%d left=%d", t.jobs, t.counts[hang], t.counts[unnamed], t.counts[left])
-	if n := t.counts[wrong]; n > 0 {
-		s += fmt.Sprintf(" wrong=%d", n)
+	var b strings.Builder
+	b.WriteString("jobs by kind:")
+	for _, kind := range slices.Sorted(maps.Keys(t.kinds)) {
+		fmt.Fprintf(&b, " %s=%d", kind, t.kinds[kind])
 	}
-	return s
+	fmt.Fprintf(&b, "\njobs=%d", t.jobs)
+	for _, a := range []string{hang, unnamed, wrong, late, left} {
+		fmt.Fprintf(&b, " %s=%d", a, t.counts[a])
+	}
+	return b.String()
 }
 
 // soaking is a running soak.
 type soaking struct {
 	config
-	tmp, shm string // where the jobs have their directories
-	out      io.Writer
-	end      time.Time
+	site
+	out io.Writer
+	end time.Time
 
 	mu     sync.Mutex // guards what follows
 	next   int
@@ -80,7 +89,8 @@ type soaking struct {
 
 // soak runs jobs and writes what it finds to out.
 func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
-	s := &soaking{config: c, out: out, next: max(c.job, 0), totals: totals{counts: map[string]int{}}}
+	s := &soaking{config: c, out: out, next: max(c.job, 0)}
+	s.totals = totals{kinds: map[string]int{}, counts: map[string]int{}}
 	s.end = time.Now().Add(time.Duration(c.minutes * float64(time.Minute)))
 	if s.tmp, err = os.MkdirTemp("", "soak-"); err != nil {
 		return t, err
@@ -90,18 +100,34 @@ func soak(ctx context.Context, c config, out io.Writer) (t totals, err error) {
 		return t, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(s.shm)) }()
+	s.pulse = &pulse{}
+	feeling, stop := context.WithCancel(ctx)
+	defer stop()
+	go s.pulse.feel(feeling)
 	var all sync.WaitGroup
 	for range c.parallel {
-		all.Go(func() {
-			runtime.LockOSThread() // the kernel kills what a thread has started when that thread ends
-			defer runtime.UnlockOSThread()
-			for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
-				s.run(ctx, newJob(c.seed, number))
-			}
-		})
+		all.Go(func() { s.work(ctx) })
 	}
 	all.Wait()
 	return s.totals, cmp.Or(s.err, context.Cause(ctx))
+}
+
+// work runs jobs one after another, on machines of its own.
+func (s *soaking) work(ctx context.Context) {
+	runtime.LockOSThread() // the kernel kills what a thread has started when that thread ends
+	defer runtime.UnlockOSThread()
+	at, g := s.site, &ground{}
+	var err error
+	if at.machines, err = g.machines(); err == nil {
+		for number, ok := s.take(ctx); ok; number, ok = s.take(ctx) {
+			s.run(ctx, newJob(s.seed, number), at)
+		}
+	}
+	if err = errors.Join(err, g.leave()); err != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.err = cmp.Or(s.err, err)
+	}
 }
 
 // take returns the number of the next job.
@@ -119,8 +145,11 @@ func (s *soaking) take(ctx context.Context) (number int, ok bool) {
 }
 
 // run runs a job and counts what is found.
-func (s *soaking) run(ctx context.Context, j job) {
-	o, err := j.execute(ctx, s.tmp, s.shm)
+func (s *soaking) run(ctx context.Context, j job, at site) {
+	if j.mode == machines && at.machines == nil {
+		j = j.onOneMachine()
+	}
+	o, err := j.execute(ctx, at)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil || ctx.Err() != nil { // an interrupted job has no result
@@ -129,12 +158,15 @@ func (s *soaking) run(ctx context.Context, j job) {
 	}
 	found := j.judge(o)
 	s.totals.jobs++
+	s.totals.kinds[string(j.mode)]++
+	s.totals.kinds["failure:"+j.failure.name]++
 	for _, a := range found {
 		s.totals.counts[a.kind]++
-		fmt.Fprintf(s.out, "%s: SEED=%d JOB=%d: %s\n", a.kind, j.seed, j.number, a.text)
+		fmt.Fprintf(s.out, "%s: make soak SEED=%d JOB=%d: %s\n", a.kind, j.seed, j.number, a.text)
 	}
 	if len(found) > 0 || s.job >= 0 {
-		fmt.Fprintf(s.out, "  %v, after %v and %d visits\n", j, o.took.Round(time.Millisecond), o.visits)
+		fmt.Fprintf(s.out, "  %v, after %v and %d visits, cores waited for up to %v\n",
+			j, o.took.Round(time.Millisecond), o.visits, o.stall.Round(time.Millisecond))
 		for _, e := range o.ends {
 			fmt.Fprintf(s.out, "  %v ended with %d and said:\n%s", e.whose(), e.code, e.output)
 		}

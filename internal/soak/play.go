@@ -22,6 +22,8 @@ const (
 	envNumber  = "SOAK_NUMBER"  // the same
 	envFailure = "SOAK_FAILURE" // the failure's name
 	envRun     = "SOAK_RUN"     // different for each run of a job, to find its processes by
+	envPart    = "SOAK_PART"    // which of the jobs that share a directory
+	envDir     = "SOAK_DIR"     // the directory that jobs save to
 )
 
 // The roles.
@@ -40,6 +42,9 @@ func play(role string) int {
 		return 2
 	}
 	j := newJob(seed, number)
+	if part, err := strconv.Atoi(os.Getenv(envPart)); err == nil {
+		j = j.partOf(part)
+	}
 	j.failure.name = os.Getenv(envFailure)
 	switch role {
 	case roleLauncher:
@@ -61,19 +66,24 @@ func (j job) asRank() int {
 	if err != nil {
 		return j.say(rank, err)
 	}
-	err = j.run(comm, &sync.Mutex{})
-	if err == nil {
-		return j.say(rank, comm.Close())
+	fmt.Printf("soak: joined rank=%d at=%d\n", rank, time.Now().UnixMicro())
+	if !j.abrupt {
+		defer comm.Close() // also after a panic; the error is known, and Close again does nothing
+	}
+	if err = j.run(comm, &sync.Mutex{}); err == nil {
+		err = comm.Close()
 	}
 	code := j.say(rank, err) // at once: Close may take a while
-	comm.Close()             // its error is known already
+	if errors.Is(err, errLeft) {
+		comm.Close() // its error is that of the rank that leaves
+	}
 	return code
 }
 
 // say reports the end of a rank's process, and returns its exit code.
 func (j job) say(rank int, err error) int {
 	report(rank, err)
-	if err == nil || errors.Is(err, errLeft) {
+	if err == nil || errors.Is(err, errLeft) || isLocked(err) {
 		return 0
 	}
 	if j.mode == launched {
@@ -109,7 +119,7 @@ func (j job) launch() int {
 	var failed *launch.Failed
 	switch {
 	case errors.As(err, &failed):
-		fmt.Printf("soak: launcher rank=%d code=%d %q\n", failed.Rank, failed.ExitCode(), err.Error())
+		fmt.Printf("soak: launcher rank=%d code=%d at=%d %q\n", failed.Rank, failed.ExitCode(), time.Now().UnixMicro(), err.Error())
 		return failed.ExitCode()
 	case err != nil:
 		fmt.Printf("soak: run error %q\n", err.Error())
@@ -118,27 +128,32 @@ func (j job) launch() int {
 	return 0
 }
 
-// report says how a rank ended, in one line.
+// report says how a rank ended, and when, in one line.
 func report(rank int, err error) {
+	word, text := wordError, ""
 	var lost *backend.Error
 	var wrong *wrongError
 	var differs *backendtest.WrongError
 	switch {
 	case err == nil:
-		fmt.Printf("soak: rank=%d %s \"\"\n", rank, wordDone)
+		word = wordDone
 	case errors.Is(err, errLeft):
-		fmt.Printf("soak: rank=%d %s \"\"\n", rank, wordLeft)
+		word = wordLeft
+	case isLocked(err):
+		word, text = wordLocked, err.Error()
 	case errors.As(err, &wrong), errors.As(err, &differs), errors.Is(err, backend.ErrMismatch) && errors.As(err, &lost):
-		fmt.Printf("soak: rank=%d %s %q\n", rank, wordWrong, err.Error())
+		word, text = wordWrong, err.Error()
 	default:
-		fmt.Printf("soak: rank=%d %s %q\n", rank, wordError, err.Error())
+		text = err.Error()
 	}
+	fmt.Printf("soak: rank=%d %s at=%d %q\n", rank, word, time.Now().UnixMicro(), text)
 }
 
 // The words by which a rank reports its end.
 const (
-	wordDone  = "done"
-	wordLeft  = "left"  // early, because that is its failure
-	wordError = "error" // an error that blames another rank
-	wordWrong = "wrong" // must not happen, whatever happens to another rank
+	wordDone   = "done"
+	wordLeft   = "left"   // early, because that is its failure
+	wordLocked = "locked" // because another job saves to its directory
+	wordError  = "error"  // an error that blames another rank
+	wordWrong  = "wrong"  // must not happen, whatever happens to another rank
 )

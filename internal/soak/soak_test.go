@@ -33,7 +33,8 @@ func TestRandomJobsEndAsTheyShould(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("jobs=%d hangs=0 unnamed=0 left=0", c.jobs); sum.String() != want || sum.found() {
+	want := fmt.Sprintf("\njobs=%d hangs=0 unnamed=0 wrong=0 late=0 left=0", c.jobs)
+	if !strings.HasSuffix(sum.String(), want) || sum.found() {
 		t.Errorf("%v, want %v\n%s", sum, want, &out)
 	}
 }
@@ -46,7 +47,7 @@ func execute(t *testing.T, j job) outcome {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(shm) })
-	o, err := j.execute(t.Context(), t.TempDir(), shm)
+	o, err := j.execute(t.Context(), site{tmp: t.TempDir(), shm: shm, pulse: &pulse{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestStrangersVisitThePortOfAJob(t *testing.T) {
 }
 
 func TestLeftoversAreFound(t *testing.T) {
-	r := &running{id: "TestLeftoversAreFound", tmp: t.TempDir(), shm: t.TempDir()}
+	r := &running{id: "TestLeftoversAreFound", site: site{tmp: t.TempDir(), shm: t.TempDir()}}
 	if err := os.WriteFile(filepath.Join(r.shm, "window"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -122,7 +123,10 @@ func TestLeftoversAreFound(t *testing.T) {
 }
 
 func TestJobFollowsFromSeedAndNumber(t *testing.T) {
-	seen := map[mode]map[string]bool{processes: {}, launched: {}, goroutines: {}}
+	seen := map[mode]map[string]bool{}
+	for m := range often {
+		seen[m] = map[string]bool{}
+	}
 	for number := range 2000 {
 		j := newJob(7, number)
 		if !reflect.DeepEqual(j, newJob(7, number)) {
@@ -188,6 +192,8 @@ func TestAnomaliesAreFound(t *testing.T) {
 		{"an error without a failure", quiet(processes, none), outcome{ends: ended(1, 0, names1, done1)}, wrong},
 		{"a fault of memory", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "unexpected fault address 0x7f")}, wrong},
 		{"a panic", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "panic: oh")}, wrong},
+		{"a panic in a collective", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "panic: oh")}, ""},
+		{"a panic that is not printed", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "")}, wrong},
 		{"a survivor dies", quiet(processes, kill), outcome{ends: ended(139, 137, names1, "")}, wrong},
 		{"an exit code without a failure", quiet(processes, none), outcome{ends: ended(0, 1, done0, done1)}, wrong},
 		{"the launcher is right", quiet(launched, kill), outcome{ends: together(137, names1, `soak: launcher rank=1 code=137 "x"`)}, ""},

@@ -7,15 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 const (
@@ -34,48 +36,88 @@ type process struct {
 	ended  chan struct{}
 }
 
-// running is a job that is being run.
-type running struct {
-	job       job
-	id        string // in the environment of all its processes
-	tmp, shm  string // its TMPDIR and its EURYALE_SHM_DIR
-	processes []*process
-	visits    atomic.Int64 // of strangers
+// site is where a job runs.
+type site struct {
+	tmp, shm string              // where it has directories
+	machines []*proctest.Machine // nil if they cannot be made
+	dir      string              // that it saves to, if it does
+	pulse    *pulse
 }
 
-// execute runs a job to its end, in directories of its own below tmp and shm.
-func (j job) execute(ctx context.Context, tmp, shm string) (o outcome, err error) {
-	r := &running{job: j, id: rand.Text()}
-	if r.tmp, err = os.MkdirTemp(tmp, "job-"); err != nil {
+// running is a job that is being run.
+type running struct {
+	site
+	job       job
+	id        string // in the environment of all its processes
+	processes []*process
+	ground    *ground // what it needs besides processes
+	began     time.Time
+	stop      context.CancelFunc // ends what disturbs it
+	others    sync.WaitGroup     // that disturb or watch it
+	visits    atomic.Int64       // of strangers
+	struck    atomic.Int64       // when the failure happened, if that was seen, in microseconds
+}
+
+// execute runs a job to its end, in directories of its own at a site.
+func (j job) execute(ctx context.Context, at site) (o outcome, err error) {
+	if j.mode == saves {
+		return j.executeSaves(ctx, at)
+	}
+	r, err := j.begin(ctx, at)
+	if err != nil {
 		return o, err
 	}
-	if r.shm, err = os.MkdirTemp(shm, "job-"); err != nil {
-		return o, err
+	return r.end(ctx), nil
+}
+
+// begin starts a job.
+func (j job) begin(ctx context.Context, at site) (r *running, err error) {
+	r = &running{site: at, job: j, id: rand.Text(), ground: &ground{}, began: time.Now()}
+	for _, dir := range []*string{&r.tmp, &r.shm} {
+		if *dir, err = os.MkdirTemp(*dir, "job-"); err != nil {
+			return nil, errors.Join(err, r.ground.leave())
+		}
+		r.ground.Cleanup(func() { os.RemoveAll(*dir) })
 	}
-	defer func() { err = errors.Join(err, os.RemoveAll(r.tmp), os.RemoveAll(r.shm)) }()
-	began := time.Now()
-	if err := r.start(); err != nil {
+	if err := r.ground.run(r.start); err != nil {
 		r.signalAll(syscall.SIGKILL)
-		return o, err
+		return nil, errors.Join(err, r.ground.leave())
 	}
 	disturbing, stop := context.WithCancel(ctx)
-	defer stop()
-	if j.strangers > 0 {
-		go r.disturb(disturbing)
+	r.stop = stop
+	if j.strangers > 0 && j.mode != far {
+		r.others.Go(func() { r.disturb(disturbing) })
 	}
-	if j.failure.name == killed {
-		go r.killLater(disturbing)
+	switch j.failure.name {
+	case killed:
+		r.others.Go(func() { r.killLater(disturbing) })
+	case cut:
+		r.others.Go(func() { r.cutLater(disturbing) })
+	case none:
+	default:
+		r.others.Go(func() { r.watch(disturbing) })
 	}
-	o.hung = !r.wait(ctx, time.After(j.limit))
-	o.took = time.Since(began)
-	stop()
+	return r, nil
+}
+
+// end waits for the job's end.
+func (r *running) end(ctx context.Context) (o outcome) {
+	o.hung = !r.wait(ctx)
+	o.took = time.Since(r.began)
+	r.stop()
+	r.others.Wait() // or they might cut off a machine of the next job
 	r.finish(o.hung)
 	for _, p := range r.processes {
 		o.ends = append(o.ends, ending{p.rank, exitCode(p.cmd.ProcessState), p.output.String()})
 	}
-	o.stays, o.visits = r.leftovers(), int(r.visits.Load())
+	o.stays = r.leftovers()
 	r.signalAll(syscall.SIGKILL)
-	return o, nil
+	o.struck, o.stall = r.struck.Load(), r.pulse.worst(r.began)
+	if err := r.ground.leave(); err != nil {
+		o.stays = append(o.stays, err.Error())
+	}
+	o.visits = int(r.visits.Load())
+	return o
 }
 
 // exitCode is the code of a process, as shells count.
@@ -99,14 +141,21 @@ func (r *running) start() error {
 	if err != nil {
 		return err
 	}
+	host, ports := "127.0.0.1", slices.Repeat([]int{port}, r.job.ranks)
+	if r.job.mode == machines && r.machines != nil {
+		host = r.machines[0].Addr
+	}
+	if r.job.mode == far {
+		r.besiege(ports)
+	}
 	share := r.job.ranks / r.job.agents
-	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id, "EURYALE_TOKEN="+rand.Text()+rand.Text(),
-		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", share),
-		"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port))
+	env = append(env, envRole+"="+roleRank, "EURYALE_JOB=soak-"+r.id,
+		"EURYALE_TOKEN="+rand.Text()+rand.Text(), "MASTER_ADDR="+host,
+		fmt.Sprintf("WORLD_SIZE=%d", r.job.ranks), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", share))
 	for rank := range r.job.ranks {
-		own := []string{fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank%share), fmt.Sprintf("GROUP_RANK=%d", rank/share)}
-		err := r.startProcess(rank, slices.Concat(env, own))
-		if err != nil {
+		own := []string{fmt.Sprintf("RANK=%d", rank), fmt.Sprintf("LOCAL_RANK=%d", rank%share),
+			fmt.Sprintf("GROUP_RANK=%d", rank/share), fmt.Sprintf("MASTER_PORT=%d", ports[rank])}
+		if err := r.startProcess(rank, slices.Concat(env, own)); err != nil {
 			return err
 		}
 	}
@@ -124,20 +173,19 @@ func (r *running) environment() []string {
 	if j.topology != "" {
 		env = append(env, "EURYALE_TOPOLOGY="+j.topology)
 	}
+	if j.backend != "" {
+		env = append(env, "EURYALE_BACKEND="+j.backend)
+	}
+	if j.tls {
+		env = append(env, "EURYALE_TLS=1")
+	}
+	if j.mode == saves {
+		env = append(env, fmt.Sprintf("%s=%d", envPart, j.part), envDir+"="+r.dir)
+	}
 	if j.failure.injected() {
 		env = append(env, "EURYALE_FAULT="+j.failure.String())
 	}
 	return env
-}
-
-// freePort returns a port on which nobody listens now.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
 func (r *running) startProcess(rank int, env []string) error {
@@ -147,6 +195,11 @@ func (r *running) startProcess(rank int, env []string) error {
 	}
 	p := &process{rank: rank, cmd: exec.Command(program), ended: make(chan struct{})}
 	p.cmd.Env = env
+	if r.job.mode == machines && r.machines != nil {
+		if p.cmd, err = r.onMachine(p.cmd, r.job.machineOf(rank)); err != nil {
+			return err
+		}
+	}
 	p.cmd.Stdout, p.cmd.Stderr = &p.output, &p.output
 	p.cmd.WaitDelay = pipeDelay
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
@@ -162,18 +215,27 @@ func (r *running) startProcess(rank int, env []string) error {
 }
 
 // wait waits for all processes that end by themselves, and reports whether they
-// did in time.
-func (r *running) wait(ctx context.Context, late <-chan time.Time) bool {
+// did in time: that is longer where they wait for cores.
+func (r *running) wait(ctx context.Context) bool {
+	late := time.NewTimer(r.job.limit)
+	defer late.Stop()
 	for _, p := range r.processes {
 		if r.job.failure.name == stop && p.rank == r.job.failure.rank {
 			continue
 		}
-		select {
-		case <-p.ended:
-		case <-late:
-			return false
-		case <-ctx.Done():
-			return true
+		for ended := false; !ended; {
+			select {
+			case <-p.ended:
+				ended = true
+			case <-late.C:
+				more := r.job.limit + 2*wakes*r.pulse.worst(r.began) - time.Since(r.began)
+				if more <= 0 {
+					return false
+				}
+				late.Reset(more)
+			case <-ctx.Done():
+				return true
+			}
 		}
 	}
 	return true
@@ -213,6 +275,20 @@ func (r *running) killLater(ctx context.Context) {
 		for _, pid := range processesOf(r.id, fmt.Sprintf("RANK=%d", r.job.failure.rank)) {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
+		r.struck.Store(time.Now().UnixMicro())
+	}
+}
+
+// cutLater cuts the machine of a rank off at its time.
+func (r *running) cutLater(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(r.job.failure.after):
+		m := r.machines[r.job.machineOf(r.job.failure.rank)]
+		r.ground.Cleanup(func() { m.Mend(r.ground) })
+		if err := r.ground.run(func() error { m.Cut(r.ground); return nil }); err == nil {
+			r.struck.Store(time.Now().UnixMicro())
+		}
 	}
 }
 
@@ -238,6 +314,21 @@ func processesOf(id string, also ...string) (pids []int) {
 	return pids
 }
 
+// onMachine makes a command one that runs on a machine, with directories there that are the job's.
+func (r *running) onMachine(cmd *exec.Cmd, machine int) (*exec.Cmd, error) {
+	m := r.machines[machine]
+	tmp, shm := filepath.Join(r.tmp, m.Name), filepath.Join(m.Shm(), r.id)
+	for _, dir := range []string{tmp, shm} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, err
+		}
+		r.ground.Cleanup(func() { os.RemoveAll(dir) })
+	}
+	there := m.Command(cmd)
+	there.Env = append(there.Env, "TMPDIR="+tmp, "EURYALE_SHM_DIR=/dev/shm/"+r.id)
+	return there, nil
+}
+
 // leftovers returns the processes and files that are left of the job, after a while for ended
 // processes to vanish. The directory of join records stays.
 func (r *running) leftovers() (found []string) {
@@ -246,18 +337,25 @@ func (r *running) leftovers() (found []string) {
 		for _, pid := range processesOf(r.id) {
 			found = append(found, fmt.Sprintf("process %d", pid))
 		}
-		found = append(append(found, files(r.tmp)...), files(r.shm)...)
+		found = append(append(found, r.files(r.tmp)...), r.files(r.shm)...)
+		for _, m := range r.machines {
+			found = append(found, r.files(filepath.Join(m.Shm(), r.id))...)
+		}
 		if len(found) == 0 || time.Now().After(end) {
 			return found
 		}
 	}
 }
 
-// files returns the files in a directory, except the directory of join records.
-func files(dir string) (found []string) {
-	meetings := fmt.Sprintf("euryale-%d", os.Getuid())
+// files returns the files in a directory, if there is one, except the directories of machines and of
+// join records.
+func (r *running) files(dir string) (found []string) {
+	known := []string{".", fmt.Sprintf("euryale-%d", os.Getuid())}
+	for _, m := range r.machines {
+		known = append(known, m.Name)
+	}
 	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
-		if name, _ := filepath.Rel(dir, path); name != "." && name != meetings {
+		if name, _ := filepath.Rel(dir, path); !slices.Contains(known, name) {
 			found = append(found, "file "+name)
 		}
 		return err

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -111,9 +112,16 @@ var errLeft = errors.New("left")
 // run runs the program on comm. It closes the groups, and not comm.
 func (j job) run(comm backend.Communicator, build sync.Locker) (err error) {
 	m := &member{job: j, rank: comm.Rank(), build: build, layers: []backend.Communicator{comm}}
-	defer func() { err = errors.Join(err, m.close()) }()
+	if j.mode == saves {
+		return m.save()
+	}
+	defer func() {
+		if err == nil || !j.abrupt {
+			err = errors.Join(err, m.close())
+		}
+	}()
 	for i, s := range j.steps {
-		if i == j.failure.step && m.rank == j.failure.rank {
+		if i == j.failure.step && (m.rank == j.failure.rank || j.failure.name == inside) {
 			if err := m.fail(); err != nil {
 				return err
 			}
@@ -148,6 +156,8 @@ func (m *member) fail() error {
 	case locked:
 		m.build.Lock()
 		return errors.New("the rank gives up and holds the lock")
+	case inside:
+		return m.panics()
 	case goexit:
 		runtime.Goexit()
 	case stuck:
@@ -155,6 +165,29 @@ func (m *member) fail() error {
 	}
 	return nil
 }
+
+// panics runs a collective that all ranks call. The rank that fails says that its call was checked, but
+// its buffer is too short, in larger memory. Whoever checks it again refuses it.
+func (m *member) panics() error {
+	comm := m.layers[0]
+	P := comm.Size()
+	what := backend.Collective{Kind: backend.AllToAll, Splits: slices.Repeat([]int{3}, P*P)}
+	dst, src := backend.Of(make([]float32, 3*P)), backend.Of(make([]float32, 3*P))
+	if m.rank != m.job.failure.rank {
+		return backend.Run(comm, what, dst, src)
+	}
+	base := backend.Wrap(comm)
+	w, err := base.Pass(nil, what, P*P*3, dst, src.Slice(0, 2))
+	if err == nil {
+		err = w.Join(context.Background())
+	}
+	err = fmt.Errorf("a collective that should panic: %w", cmp.Or(err, errNoPanic))
+	comm.Abort(err)
+	return err
+}
+
+// errNoPanic is the error of a collective that took what it should not.
+var errNoPanic = errors.New("it did not")
 
 func (m *member) step(s step) error {
 	comm := m.layers[s.layer]

@@ -23,7 +23,7 @@ const (
 
 // disturb connects to every port that the job listens on, until ctx has ended.
 func (r *running) disturb(ctx context.Context) {
-	rng := rand.New(rand.NewPCG(r.job.seed, uint64(r.job.number)+1))
+	rng := r.job.rng()
 	known := map[string]bool{}
 	for ctx.Err() == nil {
 		for _, addr := range listening(r.id, known) {
@@ -35,6 +35,9 @@ func (r *running) disturb(ctx context.Context) {
 		time.Sleep(lookTime)
 	}
 }
+
+// rng is the source of what strangers do.
+func (j job) rng() *rand.Rand { return rand.New(rand.NewPCG(j.seed, uint64(j.number)+1)) }
 
 // speech is what a stranger says: nothing, noise, or the beginning of a handshake
 // and then what no rank would say.

@@ -24,6 +24,7 @@ type training struct {
 	comm         backend.Communicator
 	steps        int
 	hooks        bool
+	who          int // added to ranks: another training has other data
 	g            *gorgonia.ExprGraph
 	data, params gorgonia.Nodes // x and w
 }
@@ -45,13 +46,18 @@ func (m *member) train(comm backend.Communicator, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(t.run(m, d), d.Close())
+	if err = t.run(m, d); err != nil && m.job.abrupt {
+		return err
+	}
+	return errors.Join(err, d.Close())
 }
 
 func (t *training) vector(name string, k, n int) *gorgonia.Node {
 	v := tensor.New(tensor.WithShape(n), tensor.Of(tensor.Float32))
 	return gorgonia.NewVector(t.g, tensor.Float32, gorgonia.WithName(fmt.Sprint(name, k)), gorgonia.WithShape(n), gorgonia.WithValue(v))
 }
+
+func values(n *gorgonia.Node) []float32 { return n.Value().(*tensor.Dense).Float32s() }
 
 func (t *training) run(m *member, d *autograd.DataParallel) error {
 	m.build.Lock()
@@ -62,7 +68,7 @@ func (t *training) run(m *member, d *autograd.DataParallel) error {
 	}
 	defer vm.Close()
 	for step := range t.steps {
-		if err := t.step(d, vm, step); err != nil {
+		if err := t.step(d, vm, autograd.SGD{Rate: rate}, step); err != nil {
 			return err
 		}
 	}
@@ -101,11 +107,12 @@ func (t *training) machine(d *autograd.DataParallel) (gorgonia.VM, error) {
 }
 
 // step is one step of training.
-func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, step int) error {
+func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, solver gorgonia.Solver,
+	step int) error {
 	for k, n := range t.data {
-		values := n.Value().(*tensor.Dense).Float32s()
-		for i := range values {
-			values[i] = at(k, i, step, t.comm.Rank())
+		x := values(n)
+		for i := range x {
+			x[i] = at(k, i, step, t.who+t.comm.Rank())
 		}
 	}
 	if err := vm.RunAll(); err != nil {
@@ -116,13 +123,13 @@ func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, step int) erro
 		return err
 	}
 	vm.Reset()
-	return autograd.SGD{Rate: rate}.Step(grads)
+	return solver.Step(grads)
 }
 
 // check compares the parameters with what training leads to.
 func (t *training) check() error {
 	for k, n := range t.params {
-		for i, got := range n.Value().(*tensor.Dense).Float32s() {
+		for i, got := range values(n) {
 			var want float32
 			for step := range t.steps {
 				for r := range t.comm.Size() {

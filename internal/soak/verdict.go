@@ -11,10 +11,11 @@ import (
 
 // The kinds of anomaly.
 const (
-	hang    = "hang"
+	hang    = "hangs"
 	unnamed = "unnamed"
 	left    = "left"
 	wrong   = "wrong"
+	late    = "late"
 )
 
 // anomaly is something wrong about a job.
@@ -42,15 +43,30 @@ type outcome struct {
 	ends   []ending
 	stays  []string // what is left of it: processes and files
 	visits int      // of strangers
+	struck int64    // when the failure happened, in microseconds, if that was seen
+	stall  time.Duration
+	parts  []outcome // of jobs that are several
+}
+
+// said is what all processes have said.
+func (o outcome) said() string {
+	var all strings.Builder
+	for _, e := range o.ends {
+		all.WriteString(e.output)
+	}
+	return all.String()
 }
 
 // said is a rank's report of its end.
-type said struct{ word, text string }
+type said struct {
+	word, text string
+	at         int64 // in microseconds
+}
 
 var (
-	rankSaid     = regexp.MustCompile(`(?m)soak: rank=(\d+) (\w+) (".*")$`)
+	rankSaid     = regexp.MustCompile(`(?m)soak: rank=(\d+) (\w+)(?: at=(\d+))? (".*")$`)
 	runSaid      = regexp.MustCompile(`(?m)soak: run error (".*")$`)
-	launcherSaid = regexp.MustCompile(`(?m)soak: launcher rank=(\d+) code=(\d+) (".*")$`)
+	launcherSaid = regexp.MustCompile(`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
 	// blames matches how errors blame a rank: the one that caused the others comes first.
 	blames = regexp.MustCompile(`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
 )
@@ -70,12 +86,12 @@ func blamed(text string) int {
 }
 
 // absentees is how errors list the ranks that did not come in time.
-var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)`)
+var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not take part`)
 
 // missed reports whether an error lists a rank among those that did not come in time.
 func missed(text string, rank int) bool {
 	found := absentees.FindStringSubmatch(text)
-	return found != nil && slices.Contains(strings.Split(found[1], ", "), strconv.Itoa(rank))
+	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "), strconv.Itoa(rank))
 }
 
 // unquote is the inverse of %q, for what this program has printed itself.
@@ -89,6 +105,9 @@ func unquote(text string) string {
 
 // judge compares an outcome with the expected one.
 func (j job) judge(o outcome) (found []anomaly) {
+	if o.parts != nil {
+		return j.judgeSaves(o)
+	}
 	if len(o.stays) > 0 {
 		found = append(found, anomaly{left, strings.Join(o.stays, ", ")})
 	}
@@ -96,19 +115,18 @@ func (j job) judge(o outcome) (found []anomaly) {
 		return append(found, anomaly{hang, fmt.Sprintf("it had not ended after %v", o.took)})
 	}
 	ranks := map[int]said{}
-	var output strings.Builder
-	for _, e := range o.ends {
-		output.WriteString(e.output)
-	}
-	for _, line := range rankSaid.FindAllStringSubmatch(output.String(), -1) {
+	output := o.said()
+	for _, line := range rankSaid.FindAllStringSubmatch(output, -1) {
 		rank, _ := strconv.Atoi(line[1])
-		ranks[rank] = said{line[2], unquote(line[3])}
+		at, _ := strconv.ParseInt(line[3], 10, 64)
+		ranks[rank] = said{line[2], unquote(line[4]), at}
 	}
 	for rank := range j.ranks {
 		found = append(found, j.judgeRank(rank, ranks)...)
 	}
-	found = append(found, j.judgeLauncher(output.String())...)
-	return append(found, j.judgeEnds(o.ends, output.String())...)
+	found = append(found, j.judgeLauncher(output)...)
+	found = append(found, j.judgeLate(o, ranks)...)
+	return append(found, j.judgeEnds(o.ends, output)...)
 }
 
 // judgeRank judges the report of one rank.
@@ -119,6 +137,10 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 		return nil // Close replaces memory from Alloc by zeros, also while it is read
 	case s.word == wordWrong:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d: %s", rank, s.text)}}
+	case s.word == wordLocked && j.mode == saves && j.part != resumes:
+		return nil // by the other part
+	case j.failure.name == cut:
+		return j.judgeCut(rank, s)
 	case rank == j.failure.rank && j.failure.name != none:
 		return j.judgeVictim(s)
 	case s.word == wordDone && j.mayEndWell(rank):
@@ -141,12 +163,31 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 	return nil
 }
 
+// judgeCut judges the report of a rank of machines of which one was cut off: it blames one on the other
+// side, unless all was over.
+func (j job) judgeCut(rank int, s said) []anomaly {
+	lost := j.machineOf(j.failure.rank)
+	for other := range j.ranks {
+		there := (j.machineOf(rank) == lost) != (j.machineOf(other) == lost)
+		names := s.word == wordError && (blamed(s.text) == other || missed(s.text, other))
+		if s.word == wordDone || there && names {
+			return nil
+		}
+	}
+	text := fmt.Sprintf("rank %d, when machine %d was cut off: %s %s", rank, lost, s.word, s.text)
+	return []anomaly{{unnamed, text}}
+}
+
 // judgeVictim judges the report of the rank that failed.
 func (j job) judgeVictim(s said) []anomaly {
 	var want []string
 	switch j.failure.name {
 	case leave:
 		want = []string{wordLeft}
+	case inside:
+		want = []string{"", wordError} // some backends check again
+	case inSave:
+		want = []string{"", wordDone} // it may have been too late
 	case abort, locked:
 		want = []string{wordError}
 	case closed, killed:
@@ -165,7 +206,9 @@ func (j job) judgeVictim(s said) []anomaly {
 }
 
 // certain reports whether the failure happens before the job can end.
-func (j job) certain() bool { return !slices.Contains([]string{none, killed, closed}, j.failure.name) }
+func (j job) certain() bool {
+	return !slices.Contains([]string{none, killed, closed, cut, inSave}, j.failure.name)
+}
 
 // mayEndWell reports whether a survivor may have ended before the failure.
 func (j job) mayEndWell(rank int) bool {
@@ -181,7 +224,8 @@ func (j job) mayBeSilent() bool {
 	case launched:
 		return j.failure.name != none
 	case goroutines:
-		return j.failure.name == panics || j.failure.name != none && j.failure.step == 0 && j.failure.call <= 1
+		early := j.failure.name != none && j.failure.step == 0 && j.failure.call <= 1
+		return early || j.failure.panics()
 	}
 	return false
 }
@@ -194,10 +238,10 @@ var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1,
 func (j job) judgeLauncher(output string) []anomaly {
 	if line := launcherSaid.FindStringSubmatch(output); line != nil {
 		if line[1] != strconv.Itoa(j.failure.rank) {
-			return []anomaly{{unnamed, "the launcher: " + unquote(line[3])}}
+			return []anomaly{{unnamed, "the launcher: " + unquote(line[4])}}
 		}
 		if code, ok := codes[j.failure.name]; ok && line[2] != strconv.Itoa(code) {
-			return []anomaly{{unnamed, fmt.Sprintf("the launcher ends with %s, not %d: %s", line[2], code, unquote(line[3]))}}
+			return []anomaly{{unnamed, fmt.Sprintf("the launcher ends with %s, not %d: %s", line[2], code, unquote(line[4]))}}
 		}
 		return nil
 	}
@@ -208,7 +252,7 @@ func (j job) judgeLauncher(output string) []anomaly {
 		}
 		return nil
 	}
-	if j.certain() && (j.mode == launched || j.mode == goroutines && j.failure.name != panics) {
+	if j.certain() && (j.mode == launched || j.mode == goroutines && !j.failure.panics()) {
 		return []anomaly{{unnamed, "the job ended well in spite of the failure"}}
 	}
 	return nil
@@ -219,11 +263,15 @@ func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
 	if strings.Contains(output, "unexpected fault address") || strings.Contains(output, "fatal error:") || strings.Contains(output, "DATA RACE") {
 		found = append(found, anomaly{wrong, "a fault of the memory or the runtime"})
 	}
-	if strings.Contains(output, "panic: ") && j.failure.name != panics {
+	panicked := strings.Contains(output, "panic: ")
+	if panicked && !j.failure.panics() {
 		found = append(found, anomaly{wrong, "a panic"})
 	}
 	for _, e := range ends {
 		hit := j.failure.name != none && (e.rank < 0 || e.rank == j.failure.rank)
+		if j.failure.name == inside && hit && e.code == 2 && !panicked {
+			found = append(found, anomaly{wrong, e.whose() + " does not print its panic"})
+		}
 		if e.code > 1 && !hit || e.code == 1 && j.failure.name == none {
 			found = append(found, anomaly{wrong, fmt.Sprintf("%s ended with %d", e.whose(), e.code)})
 		}
