@@ -53,7 +53,8 @@ type Job struct {
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet.
+	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet: a second
+	// job needs a directory of its own. Launchers of several machines may share one.
 	// "" is for none.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
@@ -145,7 +146,7 @@ func (j Job) check() error {
 			return err
 		}
 	}
-	return checkLogs(j.LogDir)
+	return j.checkLogs()
 }
 
 // attempt runs the ranks once; n counts from 0.
@@ -154,7 +155,7 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	if err != nil {
 		return err
 	}
-	logs, err := openLogs(j.LogDir, n, j.first(), j.Ranks)
+	logs, err := j.openLogs(n)
 	if err != nil {
 		return err
 	}
