@@ -28,6 +28,12 @@
 //     second signal kills at once. After SIGQUIT ranks have at least five seconds
 //     to print their stacks. They first print their last collectives, because the
 //     launcher sets EURYALE_LAST_CALLS.
+//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup. After 5
+//     seconds they are named with their state in the kernel, after 15 more, or at
+//     the next signal, the launcher ends without them.
+//   - Several machines. Each launcher sees its own ranks only. If one of them is
+//     stopped, or held in the kernel, for EURYALE_TIMEOUT, the ranks of other machines
+//     have given it up, so the launcher ends its ranks.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -40,5 +46,6 @@
 //	watch.go, rank.go  follow one attempt, one process
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
+//	stuck.go           says where a rank hangs
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -65,9 +66,27 @@ type Job struct {
 	// Signals brings the signals to pass to the ranks, such as from
 	// signal.Notify; nil for none.
 	Signals <-chan os.Signal
-	// Notice takes lines for the user: that all ranks are restarted, and why. nil
-	// drops them.
+	// Notice takes lines for the user: that all ranks are restarted, and why, and which
+	// SIGKILL does not end. nil drops them.
 	Notice func(text string)
+
+	times times
+}
+
+// times are the times of the launcher that tests shorten; 0 stands for those of defaultTimes.
+type times struct {
+	kill   time.Duration // from SIGKILL until ranks that are still there are named
+	giveUp time.Duration // from then until the launcher ends without them
+	look   time.Duration // between looks at ranks that may be stopped
+}
+
+// defaultTimes give processes time to free the memory of several GPUs.
+func defaultTimes() times { return times{5 * time.Second, 15 * time.Second, time.Second} }
+
+// orDefault puts the default in the place of each 0.
+func (t times) orDefault() times {
+	d := defaultTimes()
+	return times{cmp.Or(t.kill, d.kill), cmp.Or(t.giveUp, d.giveUp), cmp.Or(t.look, d.look)}
 }
 
 // Machines is the place of this machine in a job on several. Each has a launcher of its own, with
@@ -99,15 +118,16 @@ func (m *Machines) check() error {
 // error is a [*Failed] if a rank failed in the last attempt, an [*Interrupted] after
 // a signal, the cause of ctx, or an error of the start or the output.
 //
+// A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
+// 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
+//
 // Run locks the calling goroutine to its thread: the kernel kills the processes that
 // a thread has started when the thread ends.
 func Run(ctx context.Context, j Job) error {
 	if err := j.check(); err != nil {
 		return err
 	}
-	if j.Grace == 0 {
-		j.Grace = DefaultGrace
-	}
+	j.Grace, j.times = cmp.Or(j.Grace, DefaultGrace), j.times.orDefault()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
@@ -119,13 +139,18 @@ func Run(ctx context.Context, j Job) error {
 	for n := 0; ; n++ {
 		err := j.attempt(ctx, path, n)
 		var f *Failed
-		if !errors.As(err, &f) || f.Usage() || n == j.MaxRestarts {
+		if !errors.As(err, &f) || f.Usage() || len(f.Hang) > 0 || n == j.MaxRestarts {
 			return err
 		}
 		j.Stdin = nil // its beginning is lost
-		if j.Notice != nil {
-			j.Notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", f.summary(), n+1, j.MaxRestarts))
-		}
+		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", f.summary(), n+1, j.MaxRestarts))
+	}
+}
+
+// notice says something to the user.
+func (j Job) notice(text string) {
+	if j.Notice != nil {
+		j.Notice(text)
 	}
 }
 
@@ -160,10 +185,8 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 		return err
 	}
 	w := newWatch(j, path, env, logs)
-	if err = w.start(); err == nil {
-		err = w.run(ctx)
-	}
-	return errors.Join(err, closeLogs(logs))
+	w.start()
+	return errors.Join(w.run(ctx), closeLogs(logs))
 }
 
 // environment returns the variables that all ranks of an attempt share. Each attempt
