@@ -38,6 +38,11 @@
 // report it after the timeout. Text of peers is escaped before it becomes part
 // of an error.
 //
+// A rank shows its proof to whoever listens at rank 0's address, and without TLS to whoever reads
+// along. They cannot use it, but they can test guesses of the token against it at leisure. So
+// between machines the token must be random ("euryale token" prints one): a word, a name or a date
+// of 16 letters is found by a dictionary.
+//
 // The proof keeps strangers out, but says nothing of what follows it: whoever sits on the wire can
 // read and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for
 // that connection only (channel binding, RFC 9266), so that there are no keys and no certificates

@@ -172,7 +172,11 @@ func (d doctor) environment() []finding {
 		switch {
 		case !strings.HasPrefix(name, "EURYALE_"):
 		case !slices.Contains(variables, name):
-			findings = append(findings, finding{about: name, err: errors.New("nothing reads this variable: is it misspelt? There are " + strings.Join(variables, ", "))})
+			meant := "There are " + strings.Join(variables, ", ")
+			if one := nearest(name, variables); one != "" {
+				meant = fmt.Sprintf("Did you mean %s?", one)
+			}
+			findings = append(findings, finding{about: name, err: errors.New("nothing reads this variable: is it misspelt? " + meant)})
 		case name == "EURYALE_TOKEN":
 			findings = append(findings, finding{about: name, text: "is set"}) // a secret
 		default:

@@ -22,7 +22,7 @@ import (
 type explainCmd struct {
 	Collective string     `arg:"" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	Size       bench.Size `arg:"" help:"Bytes of the largest buffer; K, M and G are powers of two."`
-	N          int        `short:"n" help:"Number of ranks; those of the topology, else 2, if not given."`
+	N          *int       `short:"n" help:"Number of ranks; those of the topology, else 2, if not given."`
 	DType      string     `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
 	Op         string     `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
 	Device     string     `placeholder:"MODEL" help:"Model of the GPUs, such as \"NVIDIA H200\"; this machine's if not given."`
@@ -112,8 +112,8 @@ func (e *explainCmd) question() (q question, err error) {
 
 // ranks returns the number of ranks: -n, else that of the topology, else 2.
 func (e *explainCmd) ranks() int {
-	if e.N != 0 {
-		return e.N
+	if e.N != nil {
+		return *e.N
 	}
 	topology, _ := e.topology()
 	var M, D int

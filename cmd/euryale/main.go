@@ -30,6 +30,7 @@ type cli struct {
 	Explain explainCmd `cmd:"" help:"Explain which algorithm a collective uses, with the candidates and their times."`
 	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`
 	Doctor  doctorCmd  `cmd:"" help:"Report what this build and machine can use, and why not the rest."`
+	Token   tokenCmd   `cmd:"" help:"Print a new secret for EURYALE_TOKEN."`
 	Help    helpCmd    `cmd:"" help:"Describe a command, like COMMAND --help."`
 }
 
@@ -113,7 +114,7 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(s.err, "euryale: %v%s (see euryale --help)\n", err, hint(args))
+		fmt.Fprintf(s.err, "euryale: %s%s (see euryale --help)\n", plain(err), hint(args))
 		return usageCode
 	}
 	return exitCode(ctx, command.Run(s), s)
@@ -122,6 +123,12 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 // vars are the values in help texts and defaults.
 func vars() kong.Vars {
 	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
+}
+
+// plain is what the parser says of a value, as a sentence.
+func plain(err error) string {
+	return strings.NewReplacer("expected value value", "expected a value",
+		` but got "EOL" (<EOL>)`, ", but nothing follows").Replace(err.Error())
 }
 
 // hint translates a flag of another launcher, "" if args has none.

@@ -109,7 +109,7 @@ func (m *Machines) check() error {
 	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
 		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all machines reach, and a free port there", m.Rendezvous)
 	case m.Token == "":
-		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text on all of them, such as that of openssl rand -hex 32")
+		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text on all of them, such as that of euryale token")
 	}
 	return nil
 }
@@ -125,6 +125,9 @@ func (m *Machines) check() error {
 // a thread has started when the thread ends.
 func Run(ctx context.Context, j Job) error {
 	if err := j.check(); err != nil {
+		return wrongJob{err}
+	}
+	if err := j.checkLogs(); err != nil {
 		return err
 	}
 	j.Grace, j.times = cmp.Or(j.Grace, DefaultGrace), j.times.orDefault()
@@ -167,12 +170,18 @@ func (j Job) check() error {
 		return errors.New("a job on several machines cannot be restarted: the launchers do not know of each other")
 	}
 	if j.Machines != nil {
-		if err := j.Machines.check(); err != nil {
-			return err
-		}
+		return j.Machines.check()
 	}
-	return j.checkLogs()
+	return nil
 }
+
+// wrongJob is the error of a job that there cannot be.
+type wrongJob struct{ error }
+
+func (e wrongJob) Unwrap() error { return e.error }
+
+// ExitCode is 2, that of wrong usage.
+func (wrongJob) ExitCode() int { return usageCode }
 
 // attempt runs the ranks once; n counts from 0.
 func (j Job) attempt(ctx context.Context, path string, n int) error {
