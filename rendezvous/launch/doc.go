@@ -43,6 +43,7 @@
 //
 //	launch.go          the job and its attempts
 //	program.go         finds or builds the program, in the directory of scratch.go
+//	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one process
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print

@@ -36,7 +36,9 @@ func DefaultRanks() int { return min(runtime.NumCPU(), 8) }
 // Job is what to run.
 type Job struct {
 	// Program is an executable, or the directory of a Go package, which is built
-	// first, into a temporary directory that is removed at the end.
+	// first, into a temporary directory that is removed at the end. A script whose first
+	// line does not say what runs it is run by /bin/sh, if its name ends in .sh or has no
+	// such end.
 	Program string
 	// Args go to the program as they are.
 	Args []string
@@ -139,6 +141,11 @@ func Run(ctx context.Context, j Job) error {
 		return err
 	}
 	defer remove()
+	command, err := interpreted(path)
+	if err != nil {
+		return err
+	}
+	path, j.Args = command[0], append(command[1:], j.Args...)
 	for n := 0; ; n++ {
 		err := j.attempt(ctx, path, n)
 		var f *Failed

@@ -67,7 +67,7 @@ func (w *watch) start() {
 		}
 		if err != nil {
 			w.ranks = w.ranks[:i]
-			w.why = fmt.Errorf("start rank %d: %w", r.number, err)
+			w.why = fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
 			w.signal(syscall.SIGKILL)
 			return
 		}
