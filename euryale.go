@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fault"
@@ -91,6 +92,9 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, closeAll(own))
 	}
 	recorder := observe.New(w.Rank, remembered)
+	if w.Waits == nil {
+		w.Waits = sayWaits(os.Stderr, w, recorder)
+	}
 	comm, err := connect(ctx, w, backends, recorder)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
@@ -102,6 +106,22 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	}
 	file.watch(recorder, w.Down())
 	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, parts: parts{localRanks: w.LocalSize}, unwatch: unwatch}, nil
+}
+
+// sayWaits returns a [rendezvous.World.Waits] that says once for whom this rank waits, in which
+// call, and when that ends.
+func sayWaits(to io.Writer, w *rendezvous.World, recorder *observe.Recorder) func(string, time.Duration) {
+	var once sync.Once
+	return func(ranks string, waited time.Duration) {
+		once.Do(func() {
+			call := "a collective"
+			if last, ok := recorder.Last(); ok {
+				call = fmt.Sprintf("%v on %s", last.Header, last.Comm)
+			}
+			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; EURYALE_TIMEOUT=%gs ends this\n",
+				w.Rank, waited.Round(time.Second), call, ranks, w.Timeout.Seconds())
+		})
+	}
 }
 
 // connect connects on the backend that the ranks choose. The recorder is told of phases.
