@@ -17,7 +17,10 @@
 // Rank 0 serves the store over TCP, and every rank keeps one connection to it
 // open. When all ranks are on one machine the store listens on a free port of
 // the loopback interface; address and token reach the other ranks through the
-// join record, a file that only the user can read. On several machines the store
+// join record, a file that only the user can read. It is in the first of these
+// directories that belongs to the user alone, and so the same for all ranks:
+// $XDG_RUNTIME_DIR/euryale, $TMPDIR/euryale-UID, or, since any user can take the
+// place of the latter in /tmp, one in the user's cache. On several machines the store
 // listens on MASTER_ADDR:MASTER_PORT, and every rank needs the same
 // EURYALE_TOKEN, of at least 16 bytes.
 //
