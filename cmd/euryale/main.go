@@ -31,7 +31,9 @@ type cli struct {
 	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`
 	Doctor  doctorCmd  `cmd:"" help:"Report what this build and machine can use, and why not the rest."`
 	Token   tokenCmd   `cmd:"" help:"Print a new secret for EURYALE_TOKEN."`
-	Help    helpCmd    `cmd:"" help:"Describe a command, like COMMAND --help."`
+
+	Completion completionCmd `cmd:"" help:"Print what makes a shell complete command lines."`
+	Help       helpCmd       `cmd:"" help:"Describe a command, like COMMAND --help."`
 }
 
 // streams are what a command reads and writes.
@@ -42,7 +44,7 @@ type streams struct {
 
 // helpCmd is "euryale help".
 type helpCmd struct {
-	Command []string `arg:"" optional:"" help:"The command to describe; an overview if not given."`
+	Command []string `arg:"" optional:"" predictor:"command" help:"The command to describe; an overview if not given."`
 }
 
 // Run prints the help text.
@@ -108,6 +110,9 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 	if err != nil {
 		fmt.Fprintln(s.err, "euryale:", err)
 		return usageCode
+	}
+	if completing(parser) {
+		return 0
 	}
 	if len(args) == 0 {
 		args = []string{"--help"}

@@ -21,12 +21,12 @@ import (
 type runCmd struct {
 	N           rankCount     `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
-	LogDir      string        `placeholder:"DIR" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
+	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
 	Nnodes      int           `name:"nnodes" default:"1" help:"Number of machines, each with -n ranks. Start the command on each."`
 	NodeRank    int           `default:"0" help:"Number of this machine, from 0."`
 	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there."`
-	Command     []string      `arg:"" passthrough:"" name:"program" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
+	Command     []string      `arg:"" passthrough:"" name:"program" predictor:"file" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
 // Help says what the one-line help leaves out.
