@@ -224,8 +224,11 @@ func TestTooOldToSplit(t *testing.T) {
 	f := newRig(t)
 	f.old = fmt.Errorf("%w: NCCL 2.10.3 cannot split groups", backend.ErrUnsupported)
 	b := f.nccl()
-	if text, err := b.Describe(); err != nil || !strings.Contains(text, "2.10.3 cannot split") {
+	if text, err := b.Describe(); err != nil || strings.Contains(text, "cannot") {
 		t.Errorf("it is described as %q, %v", text, err)
+	}
+	if lacks := b.Lacks(); !slices.Equal(lacks, []string{"NCCL 2.10.3 cannot split groups", "NCCL 2.10.3 cannot split groups"}) {
+		t.Errorf("it lacks %q", lacks)
 	}
 	backendtest.Each(t, connect(t, b, 2, time.Minute), checkWithoutSplit)
 }

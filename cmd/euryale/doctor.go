@@ -258,6 +258,9 @@ func backends() []finding {
 		if text, err := describe(b); f.err == nil && (text != "" || err != nil) {
 			f.text, f.err = "available: "+text, err
 		}
+		if l, ok := b.(interface{ Lacks() []string }); ok && f.err == nil {
+			f.text = strings.Join(append([]string{f.text}, l.Lacks()...), "; ")
+		}
 		findings = append(findings, f)
 	}
 	return findings
