@@ -71,7 +71,8 @@ type Error struct {
 // Error names the rank, the collective, the peer and the cause. It leaves out a
 // collective that the cause names.
 func (e *Error) Error() string {
-	s, cause := e.Members.Rank(e.Rank)+" of "+e.Comm, e.Cause.Error()
+	s := e.Members.Rank(e.Rank) + " of " + e.Comm
+	cause := strings.Replace(e.Cause.Error(), s+": ", "", 1) // where an error of a call was given to Abort
 	if e.Call != "" && !strings.Contains(cause, e.Call) {
 		s += ": " + e.Call
 	}

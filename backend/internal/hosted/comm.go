@@ -269,7 +269,7 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
 	p, err := c.Connect(part, among)
 	if err != nil {
-		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
 	return p, nil
 }
