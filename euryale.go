@@ -60,6 +60,9 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
+	if s, ok := comm.(*session); ok {
+		s.unreport = reportDown(os.Getenv("EURYALE_REPORT"), world)
+	}
 	return comm, nil
 }
 
@@ -323,6 +326,7 @@ type session struct {
 	trace    *traceFile
 	parts    parts
 	unwatch  func() // SIGQUIT
+	unreport func() // the end of reports to a launcher; nil for none
 	once     sync.Once
 	err      error
 }
@@ -343,6 +347,9 @@ func (s *session) Recorder() *observe.Recorder { return s.recorder }
 func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
+		if s.unreport != nil {
+			s.unreport()
+		}
 		s.tell()
 		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(), closeAll(s.own))
 		s.trace.close()

@@ -37,7 +37,7 @@ Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that
 
 With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt has the standard input.
 
-With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only: those of the others learn of a failure from their job.
+With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
 
 Examples: euryale run -n 4 ./examples/digits --epochs 3;
 EURYALE_TOKEN=... euryale run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`

@@ -31,9 +31,10 @@
 //   - Ranks that SIGKILL does not end, such as those of a frozen cgroup. After 5
 //     seconds they are named with their state in the kernel, after 15 more, or at
 //     the next signal, the launcher ends without them.
-//   - Several machines. Each launcher sees its own ranks only. If one of them is
-//     stopped, or held in the kernel, for EURYALE_TIMEOUT, the ranks of other machines
-//     have given it up, so the launcher ends its ranks.
+//   - Several machines. Each launcher sees its own ranks only, but they tell it over a
+//     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
+//     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
+//     stopped, or held in the kernel, for so long: the others have given that one up.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -45,6 +46,7 @@
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one process
+//	report.go          hears of ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
 //	stuck.go           says where a rank hangs

@@ -201,6 +201,12 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 		return err
 	}
 	w := newWatch(j, path, env, logs)
+	if j.Machines != nil {
+		if err := w.openReports(); err != nil {
+			w.reports.close()
+			return errors.Join(err, closeLogs(logs))
+		}
+	}
 	w.start()
 	return errors.Join(w.run(ctx), closeLogs(logs))
 }
@@ -217,7 +223,7 @@ func (j Job) environment(attempt int) ([]string, error) {
 		return nil, err
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
-		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL="})
+		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT="})
 	if !slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=") }) {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}

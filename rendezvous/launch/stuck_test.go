@@ -213,3 +213,36 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// elsewhere is a job of one rank on machine 1 of two. Its program is a script.
+func elsewhere(script string) (Job, *output) {
+	job, out, _ := shell(1, script)
+	job.Machines = &Machines{Count: 2, Number: 1, Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
+	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=300ms")
+	return job, out
+}
+
+func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
+	job, out := elsewhere(`echo pid $$; echo "rank 0 is down: it was killed" >&${EURYALE_REPORT%%:*}; while :; do sleep 0.01; done`)
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	err := await(t, ended)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent || !strings.Contains(err.Error(), "as seen by the job: rank 0 is down: it was killed") {
+		t.Errorf("%v", err)
+	}
+	pid := out.await(t, 1, "pid ")[0]
+	gone(t, pid[strings.LastIndex(pid, " ")+1:])
+}
+
+func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
+	job, _ := elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 5`)
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Cause != Ended || f.ExitCode() != 5 {
+		t.Errorf("%v", err)
+	}
+	job, _ = elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 0`)
+	if err := Run(t.Context(), job); err != nil {
+		t.Errorf("%v", err)
+	}
+}

@@ -27,6 +27,8 @@ type watch struct {
 	ranks  []*rank
 	exits  chan ending
 
+	reports  reports       // on several machines
+	report   string        // that was heard first
 	patience time.Duration // how long ranks wait for each other
 
 	mu   sync.Mutex
@@ -36,9 +38,10 @@ type watch struct {
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
 
-	killed bool // SIGKILL was sent
-	named  bool // the ranks were named that it has not ended
-	left   bool // the launcher ends without them
+	patient bool // the timer is that of hear, which any failure here replaces
+	killed  bool // SIGKILL was sent
+	named   bool // the ranks were named that it has not ended
+	left    bool // the launcher ends without them
 }
 
 // newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
@@ -82,6 +85,7 @@ func (w *watch) run(ctx context.Context) error {
 	var tellers sync.WaitGroup
 	defer tellers.Wait()
 	defer told()
+	defer w.reports.close()
 	var looks <-chan time.Time
 	if w.job.Machines != nil {
 		ticker := time.NewTicker(w.job.times.look)
@@ -104,6 +108,8 @@ func (w *watch) run(ctx context.Context) error {
 			w.stop(syscall.SIGTERM, context.Cause(ctx))
 		case <-w.timer:
 			w.late()
+		case text := <-w.reports.first:
+			w.hear(text)
 		case <-looks:
 			w.endStopped()
 		}
@@ -120,6 +126,9 @@ func (w *watch) outcome() error {
 		w.why = w.screen.failure()
 	}
 	f := verdict(w.ends)
+	if f != nil && f.Cause != Ended && f.Seen == "" && w.report != "" {
+		f.Seen = "the job: " + w.report
+	}
 	switch {
 	case w.why != nil && f != nil && len(f.Hang) > 0:
 		return fmt.Errorf("%w\n%s", w.why, strings.Join(f.Hang, "\n"))
@@ -137,7 +146,8 @@ func (w *watch) ended(e ending) {
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
-	if e.failed() && w.timer == nil {
+	if e.failed() && w.idle() {
+		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
 	}
 }
@@ -154,8 +164,12 @@ func (w *watch) stop(s syscall.Signal, why error) {
 	w.signal(s)
 }
 
+// idle reports whether the ranks have not been told to end, and are not to be soon.
+func (w *watch) idle() bool { return w.timer == nil || w.patient }
+
 // signal sends a signal to all ranks, and SIGKILL after the grace.
 func (w *watch) signal(s syscall.Signal) {
+	w.patient = false
 	for _, r := range w.ranks {
 		r.look()
 		r.signal(s)
@@ -219,7 +233,7 @@ func (w *watch) endStopped() {
 		}
 		late = late || time.Duration(r.halts)*w.job.times.look >= w.patience
 	}
-	if late && w.timer == nil {
+	if late && w.idle() {
 		w.signal(syscall.SIGTERM)
 	}
 }
