@@ -113,7 +113,9 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 
 // sayWaits returns a [rendezvous.World.Waits] that says once for whom this rank waits, in which
 // call, and when that ends.
-func sayWaits(to io.Writer, w *rendezvous.World, recorder *observe.Recorder) func(string, time.Duration) {
+func sayWaits(
+	to io.Writer, w *rendezvous.World, recorder *observe.Recorder,
+) func(ranks string, waited time.Duration) {
 	var once sync.Once
 	return func(ranks string, waited time.Duration) {
 		once.Do(func() {
@@ -121,7 +123,8 @@ func sayWaits(to io.Writer, w *rendezvous.World, recorder *observe.Recorder) fun
 			if last, ok := recorder.Last(); ok {
 				call = fmt.Sprintf("%v on %s", last.Header, last.Comm)
 			}
-			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; EURYALE_TIMEOUT=%gs ends this\n",
+			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; "+
+				"EURYALE_TIMEOUT=%gs ends this\n",
 				w.Rank, waited.Round(time.Second), call, ranks, w.Timeout.Seconds())
 		})
 	}

@@ -11,8 +11,8 @@ import (
 
 // go build leaves a program in the directory where it is called: here, or where its source is.
 func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
-	list := exec.Command("go", "list", "-f", `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`, "./...")
-	out, err := list.Output()
+	const programs = `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`
+	out, err := exec.Command("go", "list", "-f", programs, "./...").Output()
 	if err != nil {
 		t.Fatal(err)
 	}

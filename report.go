@@ -23,9 +23,14 @@ func reportDown(where string, w *rendezvous.World) (stop func()) {
 	over := make(chan struct{})
 	go func() {
 		select {
-		case <-w.Down():
-			report(where, w.Failure().Error())
 		case <-over:
+			return
+		case <-w.Down():
+		}
+		select {
+		case <-over: // first
+		default:
+			report(where, w.Failure().Error())
 		}
 	}()
 	return func() { close(over) }

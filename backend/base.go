@@ -73,8 +73,8 @@ func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, er
 	return b.checked.StartChecked(q, c, count, dst, src)
 }
 
-// Refuse returns what Start of comm returns for an error of Check: it names the rank, unless err does
-// so, as that of a communicator inside comm.
+// Refuse returns what Start of comm returns for an error of Check: it names the rank, unless err
+// does so already, as errors of a communicator inside comm do.
 func Refuse(comm Communicator, err error) error {
 	name := RankOf(comm)
 	if strings.Contains(err.Error(), name+": ") {

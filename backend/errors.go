@@ -72,7 +72,8 @@ type Error struct {
 // collective that the cause names.
 func (e *Error) Error() string {
 	s := e.Members.Rank(e.Rank) + " of " + e.Comm
-	cause := strings.Replace(e.Cause.Error(), s+": ", "", 1) // where an error of a call was given to Abort
+	// The cause names the rank, too, where an error of a call was given to Abort.
+	cause := strings.Replace(e.Cause.Error(), s+": ", "", 1)
 	if e.Call != "" && !strings.Contains(cause, e.Call) {
 		s += ": " + e.Call
 	}

@@ -21,9 +21,12 @@ func TestErrorsNameTheirRankOnce(t *testing.T) {
 	}{
 		{inner, name + ": bad argument"},
 		{backend.Refuse(comm, inner), name + ": bad argument"},
-		{backend.Refuse(comm, fmt.Errorf("a sparse allreduce: %w", inner)), "a sparse allreduce: " + name + ": bad argument"},
-		{&backend.Error{Comm: comm.Name(), Rank: 1, Peer: -1, Cause: fmt.Errorf("aborted: %w", inner)}, name + ": aborted: bad argument"},
-		{&backend.Error{Comm: comm.Name(), Rank: 1, Peer: 0, Call: "allreduce", Cause: inner}, name + ": allreduce: because of rank 0: bad argument"},
+		{backend.Refuse(comm, fmt.Errorf("a sparse allreduce: %w", inner)),
+			"a sparse allreduce: " + name + ": bad argument"},
+		{&backend.Error{Comm: "test", Rank: 1, Peer: -1, Cause: fmt.Errorf("aborted: %w", inner)},
+			name + ": aborted: bad argument"},
+		{&backend.Error{Comm: "test", Rank: 1, Peer: 0, Call: "allreduce", Cause: inner},
+			name + ": allreduce: because of rank 0: bad argument"},
 	} {
 		if c.err.Error() != c.want || strings.Count(c.err.Error(), name) != 1 {
 			t.Errorf("%q, want %q", c.err, c.want)

@@ -89,7 +89,8 @@ func cacheRecords() string {
 	if err != nil {
 		return ""
 	}
-	return filepath.Join(cache, "euryale", fmt.Sprintf("join-%.6x", sha256.Sum256([]byte(machine()))))
+	name := sha256.Sum256([]byte(machine()))
+	return filepath.Join(cache, "euryale", fmt.Sprintf("join-%.6x", name))
 }
 
 // awaitRecordDir waits until a rank has made the directory. A launcher that only

@@ -83,7 +83,8 @@ func (b *Backend) Lacks() (lacks []string) {
 	}
 	for _, err := range []error{lib.splits(), lib.encrypts()} {
 		if err != nil {
-			lacks = append(lacks, strings.TrimPrefix(err.Error(), backend.ErrUnsupported.Error()+": "))
+			_, what, _ := strings.Cut(err.Error(), backend.ErrUnsupported.Error()+": ")
+			lacks = append(lacks, what)
 		}
 	}
 	return lacks

@@ -39,12 +39,16 @@ func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
 }
 
 func TestCompletionPrintsWhatAShellReads(t *testing.T) {
-	for shell, want := range map[string]string{"bash": " euryale\n", "zsh": "bashcompinit", "fish": "complete -f -c euryale"} {
-		if _, out, err := commandLine("completion", shell); !strings.Contains(out, want) || err != "" {
+	for shell, want := range map[string]string{
+		"bash": " euryale\n", "zsh": "bashcompinit", "fish": "complete -f -c euryale",
+	} {
+		_, out, err := commandLine("completion", shell)
+		if !strings.Contains(out, want) || err != "" {
 			t.Errorf("%s: %q, %q", shell, out, err)
 		}
 	}
-	if code, _, err := commandLine("completion", "csh"); code != usageCode || !strings.Contains(err, "bash") {
+	code, _, err := commandLine("completion", "csh")
+	if code != usageCode || !strings.Contains(err, "bash") {
 		t.Errorf("csh: %d, %q", code, err)
 	}
 }

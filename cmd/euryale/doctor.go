@@ -176,7 +176,8 @@ func (d doctor) environment() []finding {
 			if one := nearest(name, variables); one != "" {
 				meant = fmt.Sprintf("Did you mean %s?", one)
 			}
-			findings = append(findings, finding{about: name, err: errors.New("nothing reads this variable: is it misspelt? " + meant)})
+			err := errors.New("nothing reads this variable: is it misspelt? " + meant)
+			findings = append(findings, finding{about: name, err: err})
 		case name == "EURYALE_TOKEN":
 			findings = append(findings, finding{about: name, text: "is set"}) // a secret
 		default:

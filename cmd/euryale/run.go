@@ -134,8 +134,9 @@ func (c *runCmd) split(flags []*kong.Flag) (program string, args []string, err e
 	if len(words) > 0 && words[0] == "--" {
 		words = words[1:]
 	} else if len(words) > 0 && strings.HasPrefix(words[0], "-") {
-		return "", nil, usageError{fmt.Errorf("run has no flag %s: %sflags of the program come after it%s",
-			words[0], meantFlag(words[0], flags), hint(words[:1]))}
+		err := fmt.Errorf("run has no flag %s: %sflags of the program come after it%s",
+			words[0], meantFlag(words[0], flags), hint(words[:1]))
+		return "", nil, usageError{err}
 	}
 	if len(words) == 0 {
 		return "", nil, usageError{errors.New("run which program? Give an executable or the directory of a Go package")}

@@ -110,7 +110,8 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 	var launchers []*exec.Cmd
 	outputs := make([]strings.Builder, 2)
 	for n := range 2 {
-		cmd := command(t, "run", "--nnodes=2", fmt.Sprint("--node-rank=", n), fmt.Sprint("--rendezvous=127.0.0.1:", port), "-n", "1", self, brokenRank, "hang")
+		cmd := command(t, "run", "--nnodes=2", fmt.Sprint("--node-rank=", n), "-n", "1",
+			fmt.Sprint("--rendezvous=127.0.0.1:", port), self, brokenRank, "hang")
 		cmd.Env = append(cmd.Env, "EURYALE_TIMEOUT=1s", "EURYALE_TOKEN=0123456789abcdef")
 		cmd.Stdout, cmd.Stderr = &outputs[n], &outputs[n]
 		if err := cmd.Start(); err != nil {
@@ -122,10 +123,10 @@ func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
 	}
 	for n, cmd := range launchers {
 		cmd.Wait() // the exit code says it
-		text := outputs[n].String()
+		code, text := cmd.ProcessState.ExitCode(), outputs[n].String()
 		want := []string{"because of rank 1", "euryale: rank 1 failed: it took no part any more"}[n]
-		if cmd.ProcessState.ExitCode() != 1 || !strings.Contains(text, want) {
-			t.Errorf("machine %d: exit code %d, no %q in %s", n, cmd.ProcessState.ExitCode(), want, text)
+		if code != 1 || !strings.Contains(text, want) {
+			t.Errorf("machine %d: exit code %d, no %q in %s", n, code, want, text)
 		}
 	}
 }

@@ -89,7 +89,8 @@ func (t *trainer) resume(epochs int) error {
 	}
 	var kept past
 	if err := t.parallel.Load(t.checkpoint, t.solver, &kept); err != nil {
-		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w", t.checkpoint, err)
+		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w",
+			t.checkpoint, err)
 	}
 	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err

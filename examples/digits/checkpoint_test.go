@@ -183,7 +183,8 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 	}
 	for _, checkpoint := range []string{dir, letter} {
 		cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 1, checkpoint })
-		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), "cannot go on from "+checkpoint+" (to begin anew, name another directory): ") {
+		want := "cannot go on from " + checkpoint + " (to begin anew, name another directory): "
+		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v", err)
 		}
 		if _, err := os.Stat(letter); err != nil {

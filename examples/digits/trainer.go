@@ -314,7 +314,8 @@ func (t *trainer) line(epochs int, images float64, took time.Duration, bar *prog
 	}
 	epoch := fmt.Sprintf("epoch %d/%d", t.past.Epochs, epochs)
 	if t.past.Step > 0 { // --steps has ended within it
-		epoch = fmt.Sprintf("epoch %d/%d, step %d of %d", t.past.Epochs+1, epochs, t.past.Step, t.sampler.Steps())
+		epoch = fmt.Sprintf("epoch %d/%d, step %d of %d",
+			t.past.Epochs+1, epochs, t.past.Step, t.sampler.Steps())
 	}
 	_, err = fmt.Fprintf(t.out, "%s: loss=%.4f accuracy=%.4f images/s=%.0f%s\n",
 		epoch, t.past.Loss, accuracy, images/took.Seconds(), share)

@@ -70,7 +70,8 @@ func (t *trainer) resume() error {
 	}
 	var kept past
 	if err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept); err != nil {
-		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w", t.checkpoint, err)
+		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w",
+			t.checkpoint, err)
 	}
 	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err

@@ -287,8 +287,10 @@ func TestLongWaitsAreSaidBeforeTheTimeout(t *testing.T) {
 		m.Step(start, c.look)
 		m.Step(now, c.look)
 		for i, want := range [][]int{c.want, nil} {
-			if got, waited := m.Awaited(now, &c.look); !slices.Equal(got, want) || got != nil && waited != c.waited {
-				t.Errorf("%v of %v, time %d: %v after %v, want %v", c.waited, c.timeout, i, got, waited, want)
+			got, waited := m.Awaited(now, &c.look)
+			if !slices.Equal(got, want) || got != nil && waited != c.waited {
+				t.Errorf("%v of %v, time %d: %v after %v, want %v",
+					c.waited, c.timeout, i, got, waited, want)
 			}
 		}
 	}

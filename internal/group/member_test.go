@@ -194,7 +194,9 @@ func TestRankThatWaitsForLongSaysSoOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ms, bs, ws := members(t, 3, 0)
 		var said []string
-		ws[1].Waits = func(ranks string, waited time.Duration) { said = append(said, fmt.Sprint(ranks, " ", waited)) }
+		ws[1].Waits = func(ranks string, waited time.Duration) {
+			said = append(said, fmt.Sprint(ranks, " ", waited))
+		}
 		bs[1].Post(header(1, 8), true)
 		bs[2].Post(header(1, 8), true)
 		for range 50 {

@@ -111,7 +111,8 @@ func (m *Machines) check() error {
 	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
 		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all machines reach, and a free port there", m.Rendezvous)
 	case m.Token == "":
-		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text on all of them, such as that of euryale token")
+		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text " +
+			"on all of them, such as that of euryale token")
 	}
 	return nil
 }
@@ -153,7 +154,8 @@ func Run(ctx context.Context, j Job) error {
 			return err
 		}
 		j.Stdin = nil // its beginning is lost
-		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", f.summary(), n+1, j.MaxRestarts))
+		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)",
+			f.summary(), n+1, j.MaxRestarts))
 	}
 }
 

@@ -31,8 +31,8 @@ func (j Job) checkLogs() error {
 }
 
 func earlierLogs(dir, name string, err error) error {
-	return fmt.Errorf("directory %s has %s, the logs of an earlier job (%w): name another directory, or remove them",
-		dir, name, err)
+	return fmt.Errorf("directory %s has %s, the logs of an earlier job (%w): "+
+		"name another directory, or remove them", dir, name, err)
 }
 
 func attemptDir(attempt int) string { return fmt.Sprintf("attempt_%d", attempt) }

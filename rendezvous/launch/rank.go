@@ -172,7 +172,8 @@ func (r *rank) hang() string {
 	if !r.alive {
 		return ""
 	}
-	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, state(os.DirFS("/"), r.cmd.Process.Pid))
+	where := state(os.DirFS("/"), r.cmd.Process.Pid)
+	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)
 }
 
 // halted reports whether the rank is stopped, or waits in the kernel where no signal reaches it.

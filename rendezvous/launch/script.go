@@ -28,12 +28,14 @@ func interpreted(path string) (command []string, err error) {
 	case !ok || !script && slices.Contains(line, 0): // not to be read, or no text
 		return []string{path}, nil
 	case whole && bytes.HasSuffix(line, []byte("\r")):
-		return nil, fmt.Errorf(`program %s is a script with Windows line ends (CRLF), so that it cannot run: sed -i 's/\r$//' %[1]s`, path)
+		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so that it cannot run: "+
+			`sed -i 's/\r$//' %[1]s`, path)
 	case script:
 		return []string{path}, checkInterpreter(path, strings.Fields(string(asks)))
 	}
 	if kind := filepath.Ext(path); kind != "" && kind != ".sh" {
-		return nil, fmt.Errorf("program %s has no #! line that says what runs it: add one, or start what runs it, as in euryale run python3 train.py", path)
+		return nil, fmt.Errorf("program %s has no #! line that says what runs it: add one, "+
+			"or start what runs it, as in euryale run python3 train.py", path)
 	}
 	return []string{"/bin/sh", path}, nil
 }
@@ -55,7 +57,8 @@ func checkInterpreter(path string, words []string) error {
 		return fmt.Errorf("program %s: its first line names no program after #!", path)
 	}
 	if _, err := os.Stat(words[0]); err != nil {
-		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be reached (%w)", path, words[0], err)
+		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be reached (%w)",
+			path, words[0], err)
 	}
 	return nil
 }
@@ -64,9 +67,11 @@ func checkInterpreter(path string, words []string) error {
 func explainStart(err error) error {
 	switch {
 	case errors.Is(err, syscall.ENOEXEC):
-		return fmt.Errorf("%w: it is not a program for this machine, %s/%s", err, runtime.GOOS, runtime.GOARCH)
+		return fmt.Errorf("%w: it is not a program for this machine, %s/%s",
+			err, runtime.GOOS, runtime.GOARCH)
 	case errors.Is(err, syscall.ENOENT): // it was found before
-		return fmt.Errorf("%w: the loader that it was linked for is missing, as for another C library (ldd says which)", err)
+		return fmt.Errorf("%w: the loader that it was linked for is missing, "+
+			"as for another C library (ldd says which)", err)
 	}
 	return err
 }

@@ -54,9 +54,11 @@ func frozen(root fs.FS, cgroups string) string {
 		}
 		dir, file, word := path.Join("sys/fs/cgroup", parts[2]), "cgroup.freeze", "1"
 		if strings.Contains(parts[1], "freezer") { // version 1
-			dir, file, word = path.Join("sys/fs/cgroup/freezer", parts[2]), "freezer.state", "FROZEN"
+			dir, file = path.Join("sys/fs/cgroup/freezer", parts[2]), "freezer.state"
+			word = "FROZEN"
 		}
-		if text, err := fs.ReadFile(root, path.Join(dir, file)); err == nil && string(bytes.TrimSpace(text)) == word {
+		text, err := fs.ReadFile(root, path.Join(dir, file))
+		if err == nil && string(bytes.TrimSpace(text)) == word {
 			return dir
 		}
 	}

@@ -82,7 +82,9 @@ func traced(t *testing.T, job *Job) (ended chan error, signals chan os.Signal, h
 	t.Cleanup(func() {
 		syscall.Kill(holder, syscall.SIGKILL)
 		gone(t, strconv.Itoa(held))
-		for end := time.Now().Add(long); runtime.NumGoroutine() > before && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		end := time.Now().Add(long)
+		for runtime.NumGoroutine() > before && time.Now().Before(end) {
+			time.Sleep(time.Millisecond)
 		}
 		if now := runtime.NumGoroutine(); now > before {
 			t.Errorf("%d goroutines, %d before", now, before)
@@ -179,8 +181,7 @@ func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
 
 func TestRankThatIsStoppedWhileItsJobIsOnSeveralMachinesIsEnded(t *testing.T) {
 	// Ranks on other machines give it up after EURYALE_TIMEOUT, and their launchers end them.
-	job, out, _ := shell(1, `echo pid $$; kill -STOP $$; echo went on`)
-	job.Machines = &Machines{Count: 2, Number: 1, Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
+	job, out := elsewhere(`echo pid $$; kill -STOP $$; echo went on`)
 	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=100ms")
 	job.times.look = 20 * time.Millisecond
 	ended := make(chan error, 1)
@@ -195,8 +196,7 @@ func TestRankThatIsStoppedWhileItsJobIsOnSeveralMachinesIsEnded(t *testing.T) {
 }
 
 func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
-	job, out, _ := shell(1, `echo pid $$; kill -STOP $$; echo went on`)
-	job.Machines = &Machines{Count: 2, Number: 1, Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
+	job, out := elsewhere(`echo pid $$; kill -STOP $$; echo went on`)
 	job.Env, job.times.look = append(os.Environ(), "EURYALE_TIMEOUT=1h"), time.Millisecond
 	ended := make(chan error, 1)
 	go func() { ended <- Run(context.Background(), job) }()
@@ -217,7 +217,7 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 // elsewhere is a job of one rank on machine 1 of two. Its program is a script.
 func elsewhere(script string) (Job, *output) {
 	job, out, _ := shell(1, script)
-	job.Machines = &Machines{Count: 2, Number: 1, Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
+	job.Machines = &Machines{2, 1, "127.0.0.1:1", "0123456789abcdef"}
 	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=300ms")
 	return job, out
 }
@@ -228,7 +228,7 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent || !strings.Contains(err.Error(), "as seen by the job: rank 0 is down: it was killed") {
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent || f.Seen != "the job: rank 0 is down: it was killed" {
 		t.Errorf("%v", err)
 	}
 	pid := out.await(t, 1, "pid ")[0]

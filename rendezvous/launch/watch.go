@@ -47,7 +47,8 @@ type watch struct {
 // newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
 // that is nil.
 func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
-	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks), patience: rendezvous.DefaultTimeout}
+	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
+	w.patience = rendezvous.DefaultTimeout
 	if set, err := rendezvous.ReadTimeout(lookup(env)); err == nil {
 		w.patience = set
 	}
@@ -195,7 +196,8 @@ func (w *watch) late() {
 		w.named = true
 		for _, r := range w.ranks {
 			if text := r.hang(); text != "" {
-				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next signal", text, w.job.times.giveUp))
+				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next signal",
+					text, w.job.times.giveUp))
 			}
 		}
 		w.timer = time.After(w.job.times.giveUp)
