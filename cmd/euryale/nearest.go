@@ -47,7 +47,8 @@ func editDistance(a, b string) int {
 func unread(environ []string) (names []string) {
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
-		if strings.HasPrefix(name, "EURYALE_") && !slices.Contains(variables, name) {
+		ours := strings.HasPrefix(name, "EURYALE_") && !strings.HasPrefix(name, "EURYALE_TEST_")
+		if ours && !slices.Contains(variables, name) {
 			names = append(names, name)
 		}
 	}
