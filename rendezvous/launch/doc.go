@@ -34,7 +34,7 @@
 //   - Several machines. Each launcher sees its own ranks only, but they tell it over a
 //     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
 //     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
-//     stopped, or held in the kernel, for so long: the others have given that one up.
+//     stopped, or held in the kernel, for twice as long: the others have given it up.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next

@@ -224,8 +224,9 @@ func (w *watch) leave() {
 }
 
 // endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks
-// on other machines have given it up. Their launchers have ended them then, and this one would
-// not get to know. While this process is stopped, too, no time is counted.
+// on other machines have given it up: they may begin to wait for it a little later. Their launchers
+// have ended them then, and this one would not get to know. While this process is stopped, too, no
+// time is counted.
 func (w *watch) endStopped() {
 	late := false
 	for _, r := range w.ranks {
@@ -233,7 +234,7 @@ func (w *watch) endStopped() {
 		if !r.halted() {
 			r.halts = 0
 		}
-		late = late || time.Duration(r.halts)*w.job.times.look >= w.patience
+		late = late || time.Duration(r.halts)*w.job.times.look >= 2*w.patience
 	}
 	if late && w.idle() {
 		w.signal(syscall.SIGTERM)
