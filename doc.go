@@ -72,6 +72,8 @@
 //	EURYALE_NCCL      the NCCL to open: a file, or the directory of libnccl.so.2
 //	EURYALE_JOB       the job's name, and so which ranks belong together; launchers set it
 //	EURYALE_PORT      the port of the ranks' store, where machines are several
+//	EURYALE_REPORT    set by `euryale run` on several machines: the pipe on which ranks
+//	                  say that the job has lost a rank
 //	EURYALE_TERMINAL  set by `euryale run` on the rank whose standard error is shown on a
 //	                  terminal, so that it may draw a progress bar
 //	EURYALE_FULL      "1": tests run the full product of their cases

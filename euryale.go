@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fault"
@@ -59,6 +60,9 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
+	if s, ok := comm.(*session); ok {
+		s.unreport = reportDown(os.Getenv("EURYALE_REPORT"), world)
+	}
 	return comm, nil
 }
 
@@ -91,6 +95,9 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 		return nil, errors.Join(err, closeAll(own))
 	}
 	recorder := observe.New(w.Rank, remembered)
+	if w.LongWait == nil {
+		w.LongWait = sayLongWait(os.Stderr, w, recorder)
+	}
 	comm, err := connect(ctx, w, backends, recorder)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
@@ -102,6 +109,25 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	}
 	file.watch(recorder, w.Down())
 	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, parts: parts{localRanks: w.LocalSize}, unwatch: unwatch}, nil
+}
+
+// sayLongWait returns a [rendezvous.World.LongWait] that says once for whom this rank waits, in which
+// call, and when that ends.
+func sayLongWait(
+	to io.Writer, w *rendezvous.World, recorder *observe.Recorder,
+) func(ranks string, waited time.Duration) {
+	var once sync.Once
+	return func(ranks string, waited time.Duration) {
+		once.Do(func() {
+			call := "a collective"
+			if last, ok := recorder.Last(); ok {
+				call = fmt.Sprintf("%v on %s", last.Header, last.Comm)
+			}
+			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; "+
+				"EURYALE_TIMEOUT=%gs ends this\n",
+				w.Rank, waited.Round(time.Second), call, ranks, w.Timeout.Seconds())
+		})
+	}
 }
 
 // connect connects on the backend that the ranks choose. The recorder is told of phases.
@@ -303,6 +329,7 @@ type session struct {
 	trace    *traceFile
 	parts    parts
 	unwatch  func() // SIGQUIT
+	unreport func() // the end of reports to a launcher; nil for none
 	once     sync.Once
 	err      error
 }
@@ -323,6 +350,9 @@ func (s *session) Recorder() *observe.Recorder { return s.recorder }
 func (s *session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
+		if s.unreport != nil {
+			s.unreport()
+		}
 		s.tell()
 		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(), closeAll(s.own))
 		s.trace.close()

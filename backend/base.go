@@ -3,6 +3,7 @@ package backend
 import (
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // Wrapper is a Communicator over others: it adds one idea and owns them.
@@ -72,8 +73,15 @@ func (b *Base) Pass(q Queue, c Collective, count int, dst, src Buffer) (Work, er
 	return b.checked.StartChecked(q, c, count, dst, src)
 }
 
-// Refuse returns what Start of comm returns for an error of Check: it names the rank.
-func Refuse(comm Communicator, err error) error { return fmt.Errorf("%s: %w", RankOf(comm), err) }
+// Refuse returns what Start of comm returns for an error of Check: it names the rank, unless err
+// does so already, as errors of a communicator inside comm do.
+func Refuse(comm Communicator, err error) error {
+	name := RankOf(comm)
+	if strings.Contains(err.Error(), name+": ") {
+		return err
+	}
+	return fmt.Errorf("%s: %w", name, err)
+}
 
 // RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does not
 // add operands of type d in it.

@@ -71,7 +71,9 @@ type Error struct {
 // Error names the rank, the collective, the peer and the cause. It leaves out a
 // collective that the cause names.
 func (e *Error) Error() string {
-	s, cause := e.Members.Rank(e.Rank)+" of "+e.Comm, e.Cause.Error()
+	s := e.Members.Rank(e.Rank) + " of " + e.Comm
+	// The cause names the rank, too, where an error of a call was given to Abort.
+	cause := strings.Replace(e.Cause.Error(), s+": ", "", 1)
 	if e.Call != "" && !strings.Contains(cause, e.Call) {
 		s += ": " + e.Call
 	}

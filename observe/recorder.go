@@ -127,6 +127,19 @@ func (r *Recorder) kept() (all []Event) {
 	return all
 }
 
+// Last returns the call that was started last, and whether there was one. It asks nobody whether
+// the call has ended.
+func (r *Recorder) Last() (Event, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.next == 0 {
+		return Event{}, false
+	}
+	this := *r.record(r.next - 1)
+	this.settle(r.ticks.scale())
+	return this.event(r.ticks.epoch), true
+}
+
 // Dropped returns how many collectives were recorded and are no longer kept.
 func (r *Recorder) Dropped() uint64 {
 	r.mu.Lock()

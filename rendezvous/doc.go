@@ -17,7 +17,10 @@
 // Rank 0 serves the store over TCP, and every rank keeps one connection to it
 // open. When all ranks are on one machine the store listens on a free port of
 // the loopback interface; address and token reach the other ranks through the
-// join record, a file that only the user can read. On several machines the store
+// join record, a file that only the user can read. It is in the first of these
+// directories that belongs to the user alone, and so the same for all ranks:
+// $XDG_RUNTIME_DIR/euryale, $TMPDIR/euryale-UID, or, since any user can take the
+// place of the latter in /tmp, one in the user's cache. On several machines the store
 // listens on MASTER_ADDR:MASTER_PORT, and every rank needs the same
 // EURYALE_TOKEN, of at least 16 bytes.
 //
@@ -38,6 +41,11 @@
 // dropped this way tries again. A mistyped token looks like a stranger to both sides, so both
 // report it after the timeout. Text of peers is escaped before it becomes part
 // of an error.
+//
+// A rank shows its proof to whoever listens at rank 0's address, and without TLS to whoever reads
+// along. They cannot use it, but they can test guesses of the token against it at leisure. So
+// between machines the token must be random ("euryale token" prints one): a word, a name or a date
+// of 16 letters is found by a dictionary.
 //
 // The proof keeps strangers out, but says nothing of what follows it: whoever sits on the wire can
 // read and change that. With EURYALE_TLS=1 every connection is TLS 1.3, and the proofs hold for

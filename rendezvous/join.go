@@ -160,7 +160,7 @@ func (e Env) near(ctx context.Context) (bool, error) {
 const minToken = 16
 
 // makeToken is a command that prints a token.
-const makeToken = "openssl rand -hex 32"
+const makeToken = "euryale token"
 
 // isHere reports whether an address is one of this machine.
 func isHere(ctx context.Context, addr string) bool {

@@ -562,6 +562,13 @@ func TestMeetingFilesArePrivate(t *testing.T) {
 	}
 }
 
+// homeless takes away the directories where ranks meet if they cannot in TMPDIR.
+func homeless(t *testing.T) {
+	for _, name := range []string{"XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"} {
+		t.Setenv(name, "")
+	}
+}
+
 func TestUnsafeDirectoryIsRefused(t *testing.T) {
 	for what, make := range map[string]func(dir string) error{
 		"open to others": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755)) },
@@ -569,7 +576,7 @@ func TestUnsafeDirectoryIsRefused(t *testing.T) {
 		"a file":         func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
 	} {
 		run := t.TempDir()
-		t.Setenv("XDG_RUNTIME_DIR", "")
+		homeless(t)
 		t.Setenv("TMPDIR", run)
 		if err := make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))); err != nil {
 			t.Fatal(err)
@@ -629,7 +636,7 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 		t.Skip("only root can give files to others")
 	}
 	dir := t.TempDir()
-	t.Setenv("XDG_RUNTIME_DIR", "")
+	homeless(t)
 	t.Setenv("TMPDIR", dir)
 	if err := os.Rename(makeDir(t, 0o700, 65534), filepath.Join(dir, "euryale-0")); err != nil {
 		t.Fatal(err)
@@ -639,6 +646,34 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v lacks %q", err, part)
 		}
+	}
+}
+
+func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
+	temp, home := t.TempDir(), filepath.Join(t.TempDir(), "home")
+	all := local(t, 3, long)
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("XDG_CACHE_HOME", home)
+	t.Setenv("TMPDIR", temp)
+	// A link is refused like a directory of another user, and needs no rights to make.
+	taken := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
+	if err := os.Symlink(othersDir(t), taken); err != nil {
+		t.Fatal(err)
+	}
+	ws, errs := joinAll(t, all)
+	if err := errors.Join(errs...); err != nil {
+		t.Error(err)
+	}
+	closeWorlds(ws)
+	dirs, err := filepath.Glob(filepath.Join(home, "euryale", "join-*"))
+	if err != nil || len(dirs) != 1 {
+		t.Fatalf("%q, %v", dirs, err)
+	}
+	if left, err := os.ReadDir(dirs[0]); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if info, err := os.Stat(dirs[0]); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("%v, %v", info, err)
 	}
 }
 

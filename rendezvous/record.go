@@ -75,7 +75,22 @@ func recordDirs() []string {
 	if run := os.Getenv("XDG_RUNTIME_DIR"); run != "" && checkOwner(run) == nil {
 		dirs = append([]string{filepath.Join(run, "euryale")}, dirs...)
 	}
+	if cache := cacheRecords(); cache != "" {
+		dirs = append(dirs, cache)
+	}
 	return dirs
+}
+
+// cacheRecords returns the directory of join records in the user's cache, "" if the user has none.
+// Other users cannot take its place, as they can in /tmp. Machines may share it, so its name is
+// this one's.
+func cacheRecords() string {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	name := sha256.Sum256([]byte(machine()))
+	return filepath.Join(cache, "euryale", fmt.Sprintf("join-%.6x", name))
 }
 
 // awaitRecordDir waits until a rank has made the directory. A launcher that only
@@ -94,6 +109,9 @@ func awaitRecordDir(ctx context.Context) error {
 func recordDir() (string, error) {
 	var problem error
 	for _, dir := range recordDirs() {
+		if dir == cacheRecords() {
+			os.MkdirAll(filepath.Dir(dir), 0o700) // or makePrivate says why not
+		}
 		err := makePrivate(dir)
 		if err == nil {
 			return dir, nil

@@ -15,9 +15,14 @@ import (
 // proofs cover a secret of the connection that only its two ends can compute ("tls-exporter", RFC
 // 9266). So whoever sits between two ranks, with a TLS connection to each, has no proof to show:
 // those that pass by are for other connections. Certificates prove nothing then. The server's is
-// made for the occasion, and the client takes any. A key derived from the token would let a
-// stranger test guesses of the token against a certificate; this way strangers get nothing that
-// depends on it.
+// made for the occasion, and the client takes any. A key derived from the token would let every
+// stranger who connects test guesses of the token against a certificate; this way a server gives
+// strangers nothing that depends on the token.
+//
+// A client does: it proves the token first, to whoever listens where it expects rank 0. Who takes
+// that address before rank 0 does can test guesses against the proof, on his own machine and as
+// fast as he likes; without TLS, so can who only reads along. A guess of 128 random bits or more
+// is hopeless, one of a word is not.
 
 // secured makes the connections of a rank's listener TLS 1.3 if the rank uses that. It closes the
 // listener if it fails.

@@ -108,6 +108,10 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
+	// LongWait is told when this rank has waited for others for 20 seconds, or for a third of Timeout
+	// if that is longer: for "rank 0" or "ranks 0, 2", which have not begun the call. A group of
+	// ranks tells it once. It is set before the first communicator is made; nil is for nobody.
+	LongWait func(ranks string, waited time.Duration)
 	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
 	TLS bool
 	// Store is shared by all ranks. Its calls also end when a rank is lost, with the

@@ -65,19 +65,29 @@ func (b *Backend) Available() error {
 	return err
 }
 
-// Describe returns NCCL's version and where it was found, and what it is too old for.
+// Describe returns NCCL's version and where it was found.
 func (b *Backend) Describe() (string, error) {
 	lib, err := b.library()
 	if err != nil {
 		return "", err
 	}
-	text := fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path())
+	return fmt.Sprintf("NCCL %s (%s)", versionText(lib.version()), lib.path()), nil
+}
+
+// Lacks returns what NCCL is too old for, which few jobs need: to split groups, and to encrypt what
+// it sends between machines. It is empty without NCCL.
+func (b *Backend) Lacks() (lacks []string) {
+	lib, err := b.library()
+	if err != nil {
+		return nil
+	}
 	for _, err := range []error{lib.splits(), lib.encrypts()} {
 		if err != nil {
-			text += ": " + err.Error()
+			_, what, _ := strings.Cut(err.Error(), backend.ErrUnsupported.Error()+": ")
+			lacks = append(lacks, what)
 		}
 	}
-	return text, nil
+	return lacks
 }
 
 // Close closes the devices that the backend has opened. Communicators and

@@ -106,7 +106,7 @@ func (c *Communicator) Free(b backend.Buffer) error {
 		return err
 	}
 	if err := c.memory.release(b); err != nil {
-		return fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return backend.Refuse(c, err)
 	}
 	return nil
 }
@@ -115,7 +115,7 @@ func (c *Communicator) Free(b backend.Buffer) error {
 // old for it is an error on each, and the group stays usable.
 func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	if err := c.lib.splits(); err != nil {
-		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
 	var part *Communicator
 	err := c.meet(splitKind, func() (err error) {

@@ -224,8 +224,12 @@ func TestTooOldToSplit(t *testing.T) {
 	f := newRig(t)
 	f.old = fmt.Errorf("%w: NCCL 2.10.3 cannot split groups", backend.ErrUnsupported)
 	b := f.nccl()
-	if text, err := b.Describe(); err != nil || !strings.Contains(text, "2.10.3 cannot split") {
+	if text, err := b.Describe(); err != nil || strings.Contains(text, "cannot") {
 		t.Errorf("it is described as %q, %v", text, err)
+	}
+	const what = "NCCL 2.10.3 cannot split groups" // the rig says so of all that it cannot
+	if lacks := b.Lacks(); !slices.Equal(lacks, []string{what, what}) {
+		t.Errorf("it lacks %q", lacks)
 	}
 	backendtest.Each(t, connect(t, b, 2, time.Minute), checkWithoutSplit)
 }

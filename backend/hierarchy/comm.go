@@ -233,7 +233,7 @@ func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
 	tell := group.Among(c.ctx, c.world, keyOf(part.Name())+"/split", part)
 	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
 	if err != nil {
-		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
 	o := c.plan.Options
 	o.Hooks = c.hooks

@@ -347,7 +347,7 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 		p, err = join(c.world, part, c.sharing(), c.spin)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
 	return p, nil
 }

@@ -25,10 +25,10 @@ import (
 // benchCmd measures a collective over a range of sizes.
 type benchCmd struct {
 	N          int           `short:"n" default:"${ranks}" help:"Number of ranks (default: as euryale run, one per CPU, 8 at most; here ${ranks}); under a launcher, its number counts."`
-	Backend    string        `help:"Backend to measure; the first that every rank can use if not given, as for programs."`
-	Collective string        `default:"allreduce" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
-	DType      string        `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
-	Op         string        `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
+	Backend    string        `predictor:"backend" help:"Backend to measure; the first that every rank can use if not given, as for programs."`
+	Collective string        `default:"allreduce" predictor:"collective" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
+	DType      string        `name:"dtype" default:"f32" predictor:"dtype" help:"f16, bf16, f32, f64, i32, i64 or u8."`
+	Op         string        `default:"sum" predictor:"op" help:"sum, avg, prod, min or max, where the collective reduces."`
 	Root       int           `help:"Root, where the collective has one."`
 	Min        bench.Size    `default:"1K" help:"First size in bytes; K, M and G are powers of two."`
 	Max        bench.Size    `default:"64M" help:"Largest size."`

@@ -152,7 +152,7 @@ func machine() finding {
 // the source and with the documentation of package euryale.
 var variables = []string{
 	"EURYALE_ALONE", "EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_CUBLAS", "EURYALE_CUDNN", "EURYALE_FAULT", "EURYALE_FULL", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LAST_CALLS", "EURYALE_LOWLATENCY", "EURYALE_MPI", "EURYALE_NCCL",
-	"EURYALE_PLAN", "EURYALE_PORT", "EURYALE_SHM_DIR", "EURYALE_TERMINAL", "EURYALE_TIMEOUT", "EURYALE_TLS", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
+	"EURYALE_PLAN", "EURYALE_PORT", "EURYALE_REPORT", "EURYALE_SHM_DIR", "EURYALE_TERMINAL", "EURYALE_TIMEOUT", "EURYALE_TLS", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
 }
 
 // environment reports which job this process would join, and the variables that affect it.
@@ -172,7 +172,12 @@ func (d doctor) environment() []finding {
 		switch {
 		case !strings.HasPrefix(name, "EURYALE_"):
 		case !slices.Contains(variables, name):
-			findings = append(findings, finding{about: name, err: errors.New("nothing reads this variable: is it misspelt? There are " + strings.Join(variables, ", "))})
+			meant := "There are " + strings.Join(variables, ", ")
+			if one := nearest(name, variables); one != "" {
+				meant = fmt.Sprintf("Did you mean %s?", one)
+			}
+			err := errors.New("nothing reads this variable: is it misspelt? " + meant)
+			findings = append(findings, finding{about: name, err: err})
 		case name == "EURYALE_TOKEN":
 			findings = append(findings, finding{about: name, text: "is set"}) // a secret
 		default:
@@ -253,6 +258,9 @@ func backends() []finding {
 		f := finding{"backend " + b.Name(), "available", b.Available()}
 		if text, err := describe(b); f.err == nil && (text != "" || err != nil) {
 			f.text, f.err = "available: "+text, err
+		}
+		if l, ok := b.(interface{ Lacks() []string }); ok && f.err == nil {
+			f.text = strings.Join(append([]string{f.text}, l.Lacks()...), "; ")
 		}
 		findings = append(findings, f)
 	}

@@ -12,7 +12,7 @@ import (
 
 // envCmd prepares a machine for builds with tag gpu.
 type envCmd struct {
-	Dir string `type:"path" placeholder:"DIR" help:"Directory for the headers and libraries of the build; one in the user's cache if not given."`
+	Dir string `type:"path" placeholder:"DIR" predictor:"directory" help:"Directory for the headers and libraries of the build; one in the user's cache if not given."`
 }
 
 // Help is what --help says below the flags' titles.

@@ -20,21 +20,21 @@ import (
 
 // explainCmd explains which algorithm a collective would use.
 type explainCmd struct {
-	Collective string     `arg:"" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
+	Collective string     `arg:"" predictor:"collective" help:"allreduce, reducescatter, allgather, alltoall, broadcast, reduce, gather or scatter."`
 	Size       bench.Size `arg:"" help:"Bytes of the largest buffer; K, M and G are powers of two."`
-	N          int        `short:"n" help:"Number of ranks; those of the topology, else 2, if not given."`
-	DType      string     `name:"dtype" default:"f32" help:"f16, bf16, f32, f64, i32, i64 or u8."`
-	Op         string     `default:"sum" help:"sum, avg, prod, min or max, where the collective reduces."`
+	N          *int       `short:"n" help:"Number of ranks; those of the topology, else 2, if not given."`
+	DType      string     `name:"dtype" default:"f32" predictor:"dtype" help:"f16, bf16, f32, f64, i32, i64 or u8."`
+	Op         string     `default:"sum" predictor:"op" help:"sum, avg, prod, min or max, where the collective reduces."`
 	Device     string     `placeholder:"MODEL" help:"Model of the GPUs, such as \"NVIDIA H200\"; this machine's if not given."`
-	Link       string     `placeholder:"CLASS" help:"How GPUs of a machine are connected: pcie, cube-mesh or fully-connected; as this machine's if not given, and fully-connected with --device."`
-	Backend    string     `help:"host or tcp; if not given, of GPUs if there are any, else host on one machine and tcp on several."`
+	Link       string     `placeholder:"CLASS" predictor:"link" help:"How GPUs of a machine are connected: pcie, cube-mesh or fully-connected; as this machine's if not given, and fully-connected with --device."`
+	Backend    string     `predictor:"backend" help:"host or tcp; if not given, of GPUs if there are any, else host on one machine and tcp on several."`
 	LowLatency string     `name:"lowlatency" env:"EURYALE_LOWLATENCY" default:"auto" help:"auto, off, or an algorithm to use wherever it can be."`
 	Topology   string     `placeholder:"MxD" help:"Machines x devices that there are, such as 2x4: shows the hierarchical plan. If not given, what EURYALE_TOPOLOGY declares of this machine."`
 	Hierarchy  string     `env:"EURYALE_HIERARCHY" help:"auto, always or never, and options, such as auto,exchange=bf16; auto if not given, but always where EURYALE_TOPOLOGY declares machines."`
 	Inside     string     `placeholder:"LINK" help:"Links inside a machine: latency and bandwidth, such as 3us+200GB/s; as measured, else round numbers, if not given."`
 	Between    string     `placeholder:"LINK" help:"Links between machines; 1/10 stands for a tenth of the bandwidth inside."`
 	Scale      bool       `help:"Predict the times of 8 to 4,096 ranks, on machines with as many devices as --topology says."`
-	Plot       string     `placeholder:"FILE" help:"Draw what --scale predicts, as .svg or .png."`
+	Plot       string     `placeholder:"FILE" predictor:"file" help:"Draw what --scale predicts, as .svg or .png."`
 }
 
 // Help is what --help says below the flags' titles.
@@ -112,8 +112,8 @@ func (e *explainCmd) question() (q question, err error) {
 
 // ranks returns the number of ranks: -n, else that of the topology, else 2.
 func (e *explainCmd) ranks() int {
-	if e.N != 0 {
-		return e.N
+	if e.N != nil {
+		return *e.N
 	}
 	topology, _ := e.topology()
 	var M, D int

@@ -30,7 +30,10 @@ type cli struct {
 	Explain explainCmd `cmd:"" help:"Explain which algorithm a collective uses, with the candidates and their times."`
 	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`
 	Doctor  doctorCmd  `cmd:"" help:"Report what this build and machine can use, and why not the rest."`
-	Help    helpCmd    `cmd:"" help:"Describe a command, like COMMAND --help."`
+	Token   tokenCmd   `cmd:"" help:"Print a new secret for EURYALE_TOKEN."`
+
+	Completion completionCmd `cmd:"" help:"Print what makes a shell complete command lines."`
+	Help       helpCmd       `cmd:"" help:"Describe a command, like COMMAND --help."`
 }
 
 // streams are what a command reads and writes.
@@ -41,7 +44,7 @@ type streams struct {
 
 // helpCmd is "euryale help".
 type helpCmd struct {
-	Command []string `arg:"" optional:"" help:"The command to describe; an overview if not given."`
+	Command []string `arg:"" optional:"" predictor:"command" help:"The command to describe; an overview if not given."`
 }
 
 // Run prints the help text.
@@ -108,12 +111,15 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 		fmt.Fprintln(s.err, "euryale:", err)
 		return usageCode
 	}
+	if completing(parser) {
+		return 0
+	}
 	if len(args) == 0 {
 		args = []string{"--help"}
 	}
 	command, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintf(s.err, "euryale: %v%s (see euryale --help)\n", err, hint(args))
+		fmt.Fprintf(s.err, "euryale: %s%s (see euryale --help)\n", plain(err), hint(args))
 		return usageCode
 	}
 	return exitCode(ctx, command.Run(s), s)
@@ -122,6 +128,12 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 // vars are the values in help texts and defaults.
 func vars() kong.Vars {
 	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
+}
+
+// plain is what the parser says of a value, as a sentence.
+func plain(err error) string {
+	return strings.NewReplacer("expected value value", "expected a value",
+		` but got "EOL" (<EOL>)`, ", but nothing follows").Replace(err.Error())
 }
 
 // hint translates a flag of another launcher, "" if args has none.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 )
@@ -32,6 +33,15 @@ func TestCommandLines(t *testing.T) {
 		{"fly", usageCode, "", "unexpected argument fly"},
 		{"run", usageCode, "", `expected "<program> ..."`},
 		{"run -n", usageCode, "", "expected"},
+		{"run -n -1 /bin/true", usageCode, "", "-1 is not a number of ranks: write 1 to 1024"},
+		{"run -n", usageCode, "", "--n: expected a value, but nothing follows"},
+		{"bench --min", usageCode, "", "--min: expected a value, but nothing follows"},
+		{"explain allreduce 1M -n 0", usageCode, "", "0 ranks: there must be at least 1"},
+		{"bnch", usageCode, "", `did you mean "bench"?`},
+		{"run --max-restart 2 /bin/true", usageCode, "", "did you mean --max-restarts? flags of"},
+		{"run --grce=2s /bin/true", usageCode, "", "run has no flag --grce: did you mean --grace?"},
+		{"run --rendezvous host:0 /bin/true", usageCode, "", "HOST:PORT"},
+		{"run --rendezvous host:1 /bin/true", usageCode, "", "EURYALE_TOKEN"},
 		{"run -n two /bin/true", usageCode, "", "two"},
 		{"run -n 0 /bin/true", usageCode, "", "write 1 to 1024"},
 		{"run -n 9223372036854775807 /bin/true", usageCode, "", "write 1 to 1024"},
@@ -41,7 +51,7 @@ func TestCommandLines(t *testing.T) {
 		{"run --grace 0s /bin/true", usageCode, "", "must be positive"},
 		{"run --grace soon /bin/true", usageCode, "", "soon"},
 		{"run -n 2 /bin/sh -c exit\t2 -n 4", usageCode, "", "-n came after the program"},
-		{"run --fast /bin/true", usageCode, "", "run has no flag --fast"},
+		{"run --fast /bin/true", usageCode, "", "run has no flag --fast: see"},
 		{"run --nproc_per_node=2 /bin/true", usageCode, "", "instead of --nproc_per_node write -n"},
 		{"run -np 2 /bin/true", usageCode, "", "instead of -np write -n"},
 		{"bench --nproc-per-node 2", usageCode, "", "instead of --nproc-per-node write -n"},
@@ -80,5 +90,37 @@ func TestFoundErrorsNameEuryaleTwice(t *testing.T) {
 	exitCode(t.Context(), errors.New("euryale: no backend"), &streams{err: &out})
 	if out.String() != "euryale: no backend\n" {
 		t.Errorf("%q", out.String())
+	}
+}
+
+func TestRunSaysWhichVariablesNothingReads(t *testing.T) {
+	t.Setenv("EURYALE_TIMOUT", "5s")
+	t.Setenv("EURYALE_XYZZY", "1")
+	t.Setenv("EURYALE_TIMEOUT", "9s")
+	code, _, err := commandLine("run", "-n", "2", "/bin/true")
+	for _, want := range []string{
+		"euryale: nothing reads the variable EURYALE_TIMOUT: did you mean EURYALE_TIMEOUT?\n",
+		"euryale: nothing reads the variable EURYALE_XYZZY: see euryale doctor\n",
+	} {
+		if code != 0 || strings.Count(err, want) != 1 {
+			t.Errorf("code %d, no %q in %q", code, want, err)
+		}
+	}
+	if strings.Count(err, "\n") != 2 {
+		t.Errorf("%q", err)
+	}
+}
+
+func TestTokensAreRandomAndFitAnAddress(t *testing.T) {
+	seen := map[string]bool{}
+	for range 3 {
+		code, out, err := commandLine("token")
+		token := strings.TrimSpace(out)
+		// 26 letters of 5 bits are 130 bits.
+		plain := url.QueryEscape(token) == token
+		if code != 0 || err != "" || len(token) < 26 || !plain || seen[token] {
+			t.Errorf("code %d: %q %q", code, out, err)
+		}
+		seen[token] = true
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -19,12 +21,12 @@ import (
 type runCmd struct {
 	N           rankCount     `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
-	LogDir      string        `placeholder:"DIR" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on."`
+	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
 	Nnodes      int           `name:"nnodes" default:"1" help:"Number of machines, each with -n ranks. Start the command on each."`
 	NodeRank    int           `default:"0" help:"Number of this machine, from 0."`
 	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there."`
-	Command     []string      `arg:"" passthrough:"" name:"program" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
+	Command     []string      `arg:"" passthrough:"" name:"program" predictor:"file" help:"An executable or the directory of a Go package, which is built first. Everything after it goes to the program."`
 }
 
 // Help says what the one-line help leaves out.
@@ -35,7 +37,7 @@ Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that
 
 With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt has the standard input.
 
-With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only: those of the others learn of a failure from their job.
+With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
 
 Examples: euryale run -n 4 ./examples/digits --epochs 3;
 EURYALE_TOKEN=... euryale run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
@@ -60,11 +62,12 @@ func (c *runCmd) Validate() error {
 
 // Run starts the ranks and waits for them. It passes signals on to them, so it does not
 // use the context that a signal ends.
-func (c *runCmd) Run(s *streams) error {
-	program, args, err := c.split()
+func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
+	program, args, err := c.split(parsed.Flags())
 	if err != nil {
 		return err
 	}
+	warnOfUnread(s)
 	var machines *launch.Machines
 	if c.Nnodes > 1 || c.Rendezvous != "" {
 		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous, Token: os.Getenv("EURYALE_TOKEN")}
@@ -109,11 +112,16 @@ func misplaced(err error, args []string) error {
 // rankCount is a number of ranks that one machine can start.
 type rankCount int
 
-// UnmarshalText reads the number. Its limit keeps a typing error from taking all memory.
-func (n *rankCount) UnmarshalText(text []byte) error {
-	parsed, err := strconv.Atoi(string(text))
+// Decode reads the number, also one that looks like a flag, such as -1. Its limit keeps a typing
+// error from taking all memory.
+func (n *rankCount) Decode(c *kong.DecodeContext) error {
+	token := c.Scan.Pop()
+	if token.IsEOL() {
+		return errors.New("expected a value, but nothing follows")
+	}
+	parsed, err := strconv.Atoi(token.String())
 	if err != nil || parsed < 1 || parsed > launch.MaxRanks {
-		return fmt.Errorf("%q is not a number of ranks: write 1 to %d", text, launch.MaxRanks)
+		return fmt.Errorf("%s is not a number of ranks: write 1 to %d", token, launch.MaxRanks)
 	}
 	*n = rankCount(parsed)
 	return nil
@@ -121,15 +129,30 @@ func (n *rankCount) UnmarshalText(text []byte) error {
 
 // split separates the program from its arguments. Kong passes everything from the first
 // word on that is not a known flag.
-func (c *runCmd) split() (program string, args []string, err error) {
+func (c *runCmd) split(flags []*kong.Flag) (program string, args []string, err error) {
 	words := c.Command
 	if len(words) > 0 && words[0] == "--" {
 		words = words[1:]
 	} else if len(words) > 0 && strings.HasPrefix(words[0], "-") {
-		return "", nil, usageError{fmt.Errorf("run has no flag %s: see euryale run --help; flags of the program come after it%s", words[0], hint(words[:1]))}
+		err := fmt.Errorf("run has no flag %s: %sflags of the program come after it%s",
+			words[0], meantFlag(words[0], flags), hint(words[:1]))
+		return "", nil, usageError{err}
 	}
 	if len(words) == 0 {
 		return "", nil, usageError{errors.New("run which program? Give an executable or the directory of a Go package")}
 	}
 	return words[0], words[1:], nil
+}
+
+// meantFlag says which flag a wrong one may mean, or where they are.
+func meantFlag(wrong string, flags []*kong.Flag) string {
+	name, _, _ := strings.Cut(wrong, "=")
+	var names []string
+	for _, f := range flags {
+		names = append(names, "--"+f.Name)
+	}
+	if meant := nearest(name, names); meant != "" {
+		return fmt.Sprintf("did you mean %s? ", meant)
+	}
+	return "see euryale run --help; "
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -95,6 +96,48 @@ func fail(comm backend.Communicator, way string) {
 	case "hang":
 		select {}
 	}
+}
+
+func TestEveryLauncherOfAJobEndsWhenARankHangs(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	port, err := freePort()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var launchers []*exec.Cmd
+	outputs := make([]strings.Builder, 2)
+	for n := range 2 {
+		cmd := command(t, "run", "--nnodes=2", fmt.Sprint("--node-rank=", n), "-n", "1",
+			fmt.Sprint("--rendezvous=127.0.0.1:", port), self, brokenRank, "hang")
+		cmd.Env = append(cmd.Env, "EURYALE_TIMEOUT=1s", "EURYALE_TOKEN=0123456789abcdef")
+		cmd.Stdout, cmd.Stderr = &outputs[n], &outputs[n]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+		defer timer.Stop()
+		launchers = append(launchers, cmd)
+	}
+	for n, cmd := range launchers {
+		cmd.Wait() // the exit code says it
+		code, text := cmd.ProcessState.ExitCode(), outputs[n].String()
+		want := []string{"because of rank 1", "euryale: rank 1 failed: it took no part any more"}[n]
+		if code != 1 || !strings.Contains(text, want) {
+			t.Errorf("machine %d: exit code %d, no %q in %s", n, code, want, text)
+		}
+	}
+}
+
+// freePort returns a port that nobody listens on.
+func freePort() (int, error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	return ln.Addr().(*net.TCPAddr).Port, ln.Close()
 }
 
 // broken returns euryale run of ranks of which one fails.

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Two machines of two ranks each. Run on both, with the same EURYALE_TOKEN (for instance of: openssl rand -hex 32):
+# Two machines of two ranks each. Run on both, with the same EURYALE_TOKEN (from: euryale token):
 #
 #	sh two-machines.sh 0 10.99.0.1:29500 ./digits     # on machine 0, whose address this is
 #	sh two-machines.sh 1 10.99.0.1:29500 ./digits     # on machine 1

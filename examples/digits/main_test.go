@@ -233,7 +233,7 @@ func TestStepsEndInTheMiddleOfAnEpoch(t *testing.T) {
 		}
 		return printed
 	}
-	if printed := run(25, dir); !strings.Contains(printed, "epoch 2/2: ") || !strings.Contains(lastLine(printed), " epochs=1 ") {
+	if printed := run(25, dir); !strings.Contains(printed, "epoch 2/2, step 3 of 22: ") || !strings.Contains(lastLine(printed), " epochs=1 ") {
 		t.Errorf("25 steps of 22 in an epoch print %q", printed)
 	}
 	if got, want := params(t, run(40, dir)), params(t, run(40, "")); got != want {

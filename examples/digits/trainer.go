@@ -312,8 +312,13 @@ func (t *trainer) line(epochs int, images float64, took time.Duration, bar *prog
 	if !t.inPlan { // whose runs do not tell it
 		share = fmt.Sprintf(" communication=%.0f%%", 100*waited.Seconds()/took.Seconds())
 	}
-	_, err = fmt.Fprintf(t.out, "epoch %d/%d: loss=%.4f accuracy=%.4f images/s=%.0f%s\n",
-		t.past.Epochs+min(1, t.past.Step), epochs, t.past.Loss, accuracy, images/took.Seconds(), share)
+	epoch := fmt.Sprintf("epoch %d/%d", t.past.Epochs, epochs)
+	if t.past.Step > 0 { // --steps has ended within it
+		epoch = fmt.Sprintf("epoch %d/%d, step %d of %d",
+			t.past.Epochs+1, epochs, t.past.Step, t.sampler.Steps())
+	}
+	_, err = fmt.Fprintf(t.out, "%s: loss=%.4f accuracy=%.4f images/s=%.0f%s\n",
+		epoch, t.past.Loss, accuracy, images/took.Seconds(), share)
 	return err
 }
 

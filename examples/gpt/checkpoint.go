@@ -72,7 +72,8 @@ func (t *trainer) resume() error {
 	case errors.Is(err, fs.ErrNotExist): // training begins
 		return nil
 	case err != nil:
-		return fmt.Errorf("--checkpoint: %w, or name another directory to begin anew", err)
+		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w",
+			t.checkpoint, err)
 	}
 	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err

@@ -101,6 +101,7 @@ type Machine struct {
 	// absent are the ranks that it waits for, from patience on, for want of a better answer.
 	absent   []int
 	patience time.Duration
+	said     bool // that it waits for long
 }
 
 // NewMachine returns the machine of a rank of a group in which a rank waits for others, or
@@ -210,6 +211,27 @@ func (l Look) step(m *Machine, now time.Time) *End {
 		return m.wait(now, l)
 	}
 	return nil
+}
+
+// longWait is how long a rank waits for another before it says so.
+const longWait = 20 * time.Second
+
+// Awaited returns the ranks that this one has waited for so long that the user should know, and
+// for how long, before the timeout ends the job. It does so once in the life of a group: a rank
+// that evaluates alone for half a minute does it again.
+func (m *Machine) Awaited(now time.Time, l *Look) (ranks []int, waited time.Duration) {
+	waited = now.Sub(m.since)
+	least := max(longWait, m.timeout/3)
+	if m.said || m.state != Working || m.wants == 0 || waited < least || least >= m.timeout {
+		return nil, 0
+	}
+	for p, begun := range l.Begun {
+		if p != m.rank && begun < m.wants {
+			ranks = append(ranks, p)
+		}
+	}
+	m.said = ranks != nil
+	return ranks, waited
 }
 
 // finish ends the group once the calls that every rank has begun are done.

@@ -2,6 +2,7 @@ package group_test
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -263,5 +264,34 @@ func TestDeadlineIsWhenTimeAloneChangesTheState(t *testing.T) {
 	}
 	if m.Step(m.Deadline(), wants(0, begun(3, 3, 2))) == nil {
 		t.Error("nothing happens at the deadline")
+	}
+}
+
+func TestLongWaitsAreSaidBeforeTheTimeout(t *testing.T) {
+	for _, c := range []struct {
+		timeout, waited time.Duration
+		look            group.Look
+		want            []int
+	}{
+		{time.Minute, 19 * time.Second, wants(3, begun(2, 3, 3)), nil},
+		{time.Minute, 20 * time.Second, wants(3, begun(2, 3, 3)), []int{0}},
+		{time.Minute, 20 * time.Second, wants(3, begun(2, 3, 2)), []int{0, 2}},
+		{time.Minute, 20 * time.Second, wants(3, begun(3, 3, 3)), nil}, // for its device
+		{time.Minute, 20 * time.Second, wants(0, begun(2, 3, 2)), nil},
+		{20 * time.Second, 20 * time.Second, wants(3, begun(2, 3, 3)), nil},
+		{5 * time.Minute, 99 * time.Second, wants(3, begun(2, 3, 3)), nil},
+		{5 * time.Minute, 100 * time.Second, wants(3, begun(2, 3, 3)), []int{0}},
+	} {
+		m, start := group.NewMachine(1, backend.Members{4, 5, 6}, c.timeout), time.Unix(0, 0)
+		now := start.Add(c.waited)
+		m.Step(start, c.look)
+		m.Step(now, c.look)
+		for i, want := range [][]int{c.want, nil} {
+			got, waited := m.Awaited(now, &c.look)
+			if !slices.Equal(got, want) || got != nil && waited != c.waited {
+				t.Errorf("%v of %v, time %d: %v after %v, want %v",
+					c.waited, c.timeout, i, got, waited, want)
+			}
+		}
 	}
 }

@@ -90,15 +90,24 @@ func (m *Member) Own(err error) bool {
 // Check looks at the group, and returns why it has ended, or nil. wants is the number of the
 // first call that is not done and compared here, 0 if all are.
 func (m *Member) Check(wants uint64) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := time.Now()
-	if m.err.Load() == nil {
-		m.see(now, wants)
-		m.end(m.machine.Step(now, &m.look))
-		m.shows(now)
+	if ranks, waited := m.step(wants); ranks != nil && m.World.LongWait != nil {
+		m.World.LongWait(m.Members.Ranks(ranks...), waited)
 	}
 	return m.Failure("")
+}
+
+// step lets the machine look at the group, and returns what [Machine.Awaited] does.
+func (m *Member) step(wants uint64) (awaited []int, waited time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.err.Load() != nil {
+		return nil, 0
+	}
+	now := time.Now()
+	m.see(now, wants)
+	m.end(m.machine.Step(now, &m.look))
+	m.shows(now)
+	return m.machine.Awaited(now, &m.look)
 }
 
 // see fills in what there is to see. m.mu is held.

@@ -3,9 +3,12 @@ package group_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -185,4 +188,25 @@ func TestALostRankThatHasAbortedIsNamedWithItsReason(t *testing.T) {
 		ms[r].Tell(group.Down{Failure: &rendezvous.Failure{Rank: 1, Cause: errors.New("connection lost")}})
 		ended(t, ms[r], "no more data", backend.ErrAborted)
 	}
+}
+
+func TestRankThatWaitsForLongSaysSoOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ms, bs, ws := members(t, 3, 0)
+		var said []string
+		ws[1].LongWait = func(ranks string, waited time.Duration) {
+			said = append(said, fmt.Sprint(ranks, " ", waited))
+		}
+		bs[1].Post(header(1, 8), true)
+		bs[2].Post(header(1, 8), true)
+		for range 50 {
+			if err := ms[1].Check(1); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+		}
+		if want := []string{"rank 0 20s"}; !slices.Equal(said, want) {
+			t.Errorf("said %q, want %q", said, want)
+		}
+	})
 }

@@ -28,6 +28,13 @@
 //     second signal kills at once. After SIGQUIT ranks have at least five seconds
 //     to print their stacks. They first print their last collectives, because the
 //     launcher sets EURYALE_LAST_CALLS.
+//   - Ranks that SIGKILL does not end, such as those of a frozen cgroup. After 5
+//     seconds they are named with their state in the kernel, after 15 more, or at
+//     the next signal, the launcher ends without them.
+//   - Several machines. Each launcher sees its own ranks only, but they tell it over a
+//     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
+//     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
+//     stopped, or held in the kernel, for twice as long: the others have given it up.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -37,8 +44,11 @@
 //
 //	launch.go          the job and its attempts
 //	program.go         finds or builds the program, in the directory of scratch.go
+//	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one process
+//	report.go          hears of ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
+//	stuck.go           says where a rank hangs
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

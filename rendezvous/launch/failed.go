@@ -20,6 +20,8 @@ const (
 	Stopped
 	// Absent: other ranks waited for it until the launcher ended it.
 	Absent
+	// Stuck: other ranks waited for it, and SIGKILL did not end it.
+	Stuck
 )
 
 // Failed is the error of a job in which a rank failed.
@@ -30,6 +32,7 @@ type Failed struct {
 	Lines  []string           // its last lines on standard error, if they were read
 	Seen   string             // unless it Ended, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
+	Hang   []string           // where the ranks hang that SIGKILL did not end
 
 	elsewhere []int // the ranks of other machines that its error blames
 	usage     bool
@@ -55,6 +58,9 @@ func (e *Failed) Error() string {
 		}
 		fmt.Fprintf(&b, "\nthen failed or were stopped: %s", strings.Join(text, ", "))
 	}
+	for _, text := range e.Hang {
+		b.WriteString("\n" + text)
+	}
 	return b.String()
 }
 
@@ -79,6 +85,8 @@ func (e *Failed) how() string {
 		return "it was stopped by a signal such as SIGSTOP, so the launcher ended it"
 	case Absent:
 		return "it took no part any more, so the launcher ended it"
+	case Stuck:
+		return "SIGKILL did not end it, so the launcher ended without it"
 	}
 	if !e.Status.Signaled() {
 		return fmt.Sprintf("exit status %d", e.Status.ExitStatus())

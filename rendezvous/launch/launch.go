@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -35,7 +36,9 @@ func DefaultRanks() int { return min(runtime.NumCPU(), 8) }
 // Job is what to run.
 type Job struct {
 	// Program is an executable, or the directory of a Go package, which is built
-	// first, into a temporary directory that is removed at the end.
+	// first, into a temporary directory that is removed at the end. A script whose first
+	// line does not say what runs it is run by /bin/sh, if its name ends in .sh or has no
+	// such end.
 	Program string
 	// Args go to the program as they are.
 	Args []string
@@ -53,7 +56,8 @@ type Job struct {
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet.
+	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet: a second
+	// job needs a directory of its own. Launchers of several machines may share one.
 	// "" is for none.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
@@ -64,9 +68,27 @@ type Job struct {
 	// Signals brings the signals to pass to the ranks, such as from
 	// signal.Notify; nil for none.
 	Signals <-chan os.Signal
-	// Notice takes lines for the user: that all ranks are restarted, and why. nil
-	// drops them.
+	// Notice takes lines for the user: that all ranks are restarted, and why, and which
+	// SIGKILL does not end. nil drops them.
 	Notice func(text string)
+
+	times times
+}
+
+// times are the times of the launcher that tests shorten; 0 stands for those of defaultTimes.
+type times struct {
+	kill   time.Duration // from SIGKILL until ranks that are still there are named
+	giveUp time.Duration // from then until the launcher ends without them
+	look   time.Duration // between looks at ranks that may be stopped
+}
+
+// defaultTimes give processes time to free the memory of several GPUs.
+func defaultTimes() times { return times{5 * time.Second, 15 * time.Second, time.Second} }
+
+// orDefault puts the default in the place of each 0.
+func (t times) orDefault() times {
+	d := defaultTimes()
+	return times{cmp.Or(t.kill, d.kill), cmp.Or(t.giveUp, d.giveUp), cmp.Or(t.look, d.look)}
 }
 
 // Machines is the place of this machine in a job on several. Each has a launcher of its own, with
@@ -89,7 +111,8 @@ func (m *Machines) check() error {
 	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
 		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all machines reach, and a free port there", m.Rendezvous)
 	case m.Token == "":
-		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text on all of them, such as that of openssl rand -hex 32")
+		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text " +
+			"on all of them, such as that of euryale token")
 	}
 	return nil
 }
@@ -98,15 +121,19 @@ func (m *Machines) check() error {
 // error is a [*Failed] if a rank failed in the last attempt, an [*Interrupted] after
 // a signal, the cause of ctx, or an error of the start or the output.
 //
+// A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
+// 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
+//
 // Run locks the calling goroutine to its thread: the kernel kills the processes that
 // a thread has started when the thread ends.
 func Run(ctx context.Context, j Job) error {
 	if err := j.check(); err != nil {
+		return wrongJob{err}
+	}
+	if err := j.checkLogs(); err != nil {
 		return err
 	}
-	if j.Grace == 0 {
-		j.Grace = DefaultGrace
-	}
+	j.Grace, j.times = cmp.Or(j.Grace, DefaultGrace), j.times.orDefault()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
@@ -115,16 +142,27 @@ func Run(ctx context.Context, j Job) error {
 		return err
 	}
 	defer remove()
+	command, err := interpreted(path)
+	if err != nil {
+		return err
+	}
+	path, j.Args = command[0], append(command[1:], j.Args...)
 	for n := 0; ; n++ {
 		err := j.attempt(ctx, path, n)
 		var f *Failed
-		if !errors.As(err, &f) || f.Usage() || n == j.MaxRestarts {
+		if !errors.As(err, &f) || f.Usage() || len(f.Hang) > 0 || n == j.MaxRestarts {
 			return err
 		}
 		j.Stdin = nil // its beginning is lost
-		if j.Notice != nil {
-			j.Notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", f.summary(), n+1, j.MaxRestarts))
-		}
+		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)",
+			f.summary(), n+1, j.MaxRestarts))
+	}
+}
+
+// notice says something to the user.
+func (j Job) notice(text string) {
+	if j.Notice != nil {
+		j.Notice(text)
 	}
 }
 
@@ -141,12 +179,18 @@ func (j Job) check() error {
 		return errors.New("a job on several machines cannot be restarted: the launchers do not know of each other")
 	}
 	if j.Machines != nil {
-		if err := j.Machines.check(); err != nil {
-			return err
-		}
+		return j.Machines.check()
 	}
-	return checkLogs(j.LogDir)
+	return nil
 }
+
+// wrongJob is the error of a job that there cannot be.
+type wrongJob struct{ error }
+
+func (e wrongJob) Unwrap() error { return e.error }
+
+// ExitCode is 2, that of wrong usage.
+func (wrongJob) ExitCode() int { return usageCode }
 
 // attempt runs the ranks once; n counts from 0.
 func (j Job) attempt(ctx context.Context, path string, n int) error {
@@ -154,15 +198,19 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	if err != nil {
 		return err
 	}
-	logs, err := openLogs(j.LogDir, n, j.first(), j.Ranks)
+	logs, err := j.openLogs(n)
 	if err != nil {
 		return err
 	}
 	w := newWatch(j, path, env, logs)
-	if err = w.start(); err == nil {
-		err = w.run(ctx)
+	if j.Machines != nil {
+		if err := w.openReports(); err != nil {
+			w.reports.close()
+			return errors.Join(err, closeLogs(logs))
+		}
 	}
-	return errors.Join(err, closeLogs(logs))
+	w.start()
+	return errors.Join(w.run(ctx), closeLogs(logs))
 }
 
 // environment returns the variables that all ranks of an attempt share. Each attempt
@@ -177,7 +225,7 @@ func (j Job) environment(attempt int) ([]string, error) {
 		return nil, err
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
-		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL="})
+		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT="})
 	if !slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=") }) {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}

@@ -40,6 +40,10 @@ func TestMain(m *testing.M) {
 	case "builder": // of the package that its argument names
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})
+	case "traced": // a rank that SIGKILL does not end, and others
+		beTraced()
+	case "tracer": // holds the process that its argument names
+		beTracer()
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}

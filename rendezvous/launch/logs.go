@@ -3,43 +3,86 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// checkLogs returns an error if dir holds logs of an earlier job: they must be neither
-// overwritten nor mixed with new ones.
-func checkLogs(dir string) error {
-	if dir == "" {
+// Logs are only ever made, never opened: other users may have put links where they go, in a
+// directory such as one in /tmp, and an earlier job's logs must be neither overwritten nor mixed
+// with new ones. So files are made with O_EXCL, which follows no link either, and an os.Root
+// keeps links of directories from leading elsewhere.
+
+// checkLogs returns an error if Job.LogDir holds logs already. They would only be found when an
+// attempt begins, after the build or in a restart.
+func (j Job) checkLogs() error {
+	if j.LogDir == "" {
 		return nil
 	}
-	if _, err := os.Lstat(attemptDir(dir, 0)); err == nil {
-		return fmt.Errorf("directory %s holds the logs of an earlier job: remove them, or name another directory", dir)
+	name := "attempt_*"
+	if j.Machines != nil { // the launcher of another machine may have made the directory
+		name = filepath.Join(attemptDir(0), logName(j.first()))
 	}
-	return nil
+	found, err := fs.Glob(os.DirFS(j.LogDir), name)
+	if err != nil || len(found) == 0 {
+		return err
+	}
+	return earlierLogs(j.LogDir, found[0], fs.ErrExist)
 }
 
-func attemptDir(dir string, attempt int) string {
-	return filepath.Join(dir, fmt.Sprintf("attempt_%d", attempt))
+func earlierLogs(dir, name string, err error) error {
+	return fmt.Errorf("directory %s has %s, the logs of an earlier job (%w): "+
+		"name another directory, or remove them", dir, name, err)
 }
 
-// openLogs makes the log files of an attempt, one for each rank; none if dir is "".
-func openLogs(dir string, attempt, first, ranks int) (logs []*os.File, err error) {
-	if dir == "" {
+func attemptDir(attempt int) string { return fmt.Sprintf("attempt_%d", attempt) }
+
+func logName(rank int) string { return fmt.Sprintf("rank_%d.log", rank) }
+
+// openLogs makes the log files of an attempt, one for each rank; none without Job.LogDir.
+func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
+	if j.LogDir == "" {
 		return nil, nil
 	}
-	dir = attemptDir(dir, attempt)
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return nil, fmt.Errorf("make the directory for logs: %w", err)
+	dir, err := j.makeLogDir(attempt)
+	if err != nil {
+		return nil, err
 	}
-	for r := first; r < first+ranks; r++ {
-		f, err := os.Create(filepath.Join(dir, fmt.Sprintf("rank_%d.log", r)))
+	defer dir.Close()
+	for r := j.first(); r < j.first()+j.Ranks; r++ {
+		f, err := dir.OpenFile(logName(r), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err), closeLogs(logs))
 		}
 		logs = append(logs, f)
 	}
 	return logs, nil
+}
+
+// makeLogDir makes the directory of an attempt. On several machines, which may share Job.LogDir,
+// the launcher of another may have made it.
+func (j Job) makeLogDir(attempt int) (*os.Root, error) {
+	if err := os.MkdirAll(j.LogDir, 0o777); err != nil {
+		return nil, fmt.Errorf("make the directory for logs: %w", err)
+	}
+	all, err := os.OpenRoot(j.LogDir)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory for logs: %w", err)
+	}
+	defer all.Close()
+	name := attemptDir(attempt)
+	err = all.Mkdir(name, 0o777)
+	if errors.Is(err, fs.ErrExist) && j.Machines == nil {
+		return nil, earlierLogs(j.LogDir, name, err)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make the directory for logs: %w", err)
+	}
+	dir, err := all.OpenRoot(name)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory for logs: %w", err)
+	}
+	return dir, nil
 }
 
 func closeLogs(logs []*os.File) error {

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // resolve returns the executable that name means. If resolve has built it, remove
@@ -126,6 +127,9 @@ func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err er
 		err = context.Cause(ctx)
 	}
 	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
-	<-ended
+	select {
+	case <-ended:
+	case <-time.After(defaultTimes().kill): // the kernel holds it, as a hung file system does
+	}
 	return err, true
 }

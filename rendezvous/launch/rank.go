@@ -32,6 +32,7 @@ type rank struct {
 	alive   bool // not yet waited for, so that its number is its own
 	asked   bool // it was signalled
 	stopped bool // it was stopped when look looked
+	halts   int  // for how many looks in a row it was halted; only watch.endStopped counts
 }
 
 // command prepares a rank. log takes its output besides, nil for none.
@@ -162,4 +163,24 @@ func (r *rank) signal(s syscall.Signal) {
 	if r.stopped {
 		syscall.Kill(-r.cmd.Process.Pid, syscall.SIGCONT)
 	}
+}
+
+// hang says where the rank hangs, "" if it has ended.
+func (r *rank) hang() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.alive {
+		return ""
+	}
+	where := state(os.DirFS("/"), r.cmd.Process.Pid)
+	return fmt.Sprintf("rank %d has not ended after SIGKILL: %s", r.number, where)
+}
+
+// halted reports whether the rank is stopped, or waits in the kernel where no signal reaches it.
+func (r *rank) halted() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
+	letter := stateLetter(string(stat))
+	return r.alive && err == nil && (letter == "T" || letter == "D")
 }

@@ -28,16 +28,21 @@ func (w *watch) tell(ctx context.Context, e ending) {
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}
-	env, err := rendezvous.ReadEnv(func(name string) string {
-		for _, entry := range slices.Backward(r.cmd.Env) {
+	env, err := rendezvous.ReadEnv(lookup(r.cmd.Env))
+	if err == nil { // otherwise no rank can join
+		rendezvous.Ended(ctx, env, r.number, cause) // no effect if all have joined
+	}
+}
+
+// lookup returns the getenv of an environment, whose later entries count.
+func lookup(env []string) func(string) string {
+	return func(name string) string {
+		for _, entry := range slices.Backward(env) {
 			if value, ok := strings.CutPrefix(entry, name+"="); ok {
 				return value
 			}
 		}
 		return ""
-	})
-	if err == nil { // otherwise no rank can join
-		rendezvous.Ended(ctx, env, r.number, cause) // no effect if all have joined
 	}
 }
 

@@ -23,13 +23,14 @@ type ending struct {
 	status  syscall.WaitStatus
 	asked   bool     // the launcher had signalled it before
 	stopped bool     // it was stopped, as by SIGSTOP, when the launcher looked
+	hang    string   // where it hangs, if SIGKILL has not ended it
 	lines   []string // its last lines on standard error
 	blames  []int    // the ranks that its last error names, see blamed
 	blaming string   // that error
 }
 
 // failed reports whether the rank did not end well.
-func (e ending) failed() bool { return e.status != 0 || e.stopped }
+func (e ending) failed() bool { return e.status != 0 || e.stopped || e.hang != "" }
 
 // crashed reports whether its last lines are those of a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
@@ -43,6 +44,8 @@ func isCrash(line string) bool { return crashText.MatchString(line) }
 // cause says how the rank failed, given that it failed first.
 func (e ending) cause() Cause {
 	switch {
+	case e.hang != "":
+		return Stuck
 	case e.stopped:
 		return Stopped
 	case e.asked && (e.status.Signaled() || e.status == 0):
@@ -74,6 +77,9 @@ func verdict(ends []ending) *Failed {
 		}
 	}
 	for _, e := range failed {
+		if e.hang != "" {
+			v.Hang = append(v.Hang, e.hang)
+		}
 		if e.rank == first.rank {
 			continue
 		}

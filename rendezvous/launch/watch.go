@@ -4,9 +4,13 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 const (
@@ -23,18 +27,31 @@ type watch struct {
 	ranks  []*rank
 	exits  chan ending
 
+	reports  reports       // on several machines
+	report   string        // that was heard first
+	patience time.Duration // how long ranks wait for each other
+
 	mu   sync.Mutex
 	ends []ending // of the ranks that have ended; only run changes them, under mu
 
 	why   error            // why the job was told to end, other than by a rank
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
+
+	patient bool // the timer is that of hear, which any failure here replaces
+	killed  bool // SIGKILL was sent
+	named   bool // the ranks were named that it has not ended
+	left    bool // the launcher ends without them
 }
 
 // newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
 // that is nil.
 func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
+	w.patience = rendezvous.DefaultTimeout
+	if set, err := rendezvous.ReadTimeout(lookup(env)); err == nil {
+		w.patience = set
+	}
 	for r := range j.Ranks {
 		var log *os.File
 		if logs != nil {
@@ -45,26 +62,22 @@ func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 	return w
 }
 
-// start starts all ranks, or none.
-func (w *watch) start() error {
+// start starts all ranks. If one does not start, run ends those before it.
+func (w *watch) start() {
 	for i, r := range w.ranks {
 		err := w.input(r)
 		if err == nil {
 			err = r.cmd.Start()
 		}
 		if err != nil {
-			for _, s := range w.ranks[:i] {
-				s.signal(syscall.SIGKILL)
-			}
-			for range i {
-				<-w.exits
-			}
-			return fmt.Errorf("start rank %d: %w", r.number, err)
+			w.ranks = w.ranks[:i]
+			w.why = fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
+			w.signal(syscall.SIGKILL)
+			return
 		}
 		r.alive = true
 		go func() { w.exits <- r.wait() }()
 	}
-	return nil
 }
 
 // run watches the ranks to their end.
@@ -73,8 +86,15 @@ func (w *watch) run(ctx context.Context) error {
 	var tellers sync.WaitGroup
 	defer tellers.Wait()
 	defer told()
+	defer w.reports.close()
+	var looks <-chan time.Time
+	if w.job.Machines != nil {
+		ticker := time.NewTicker(w.job.times.look)
+		defer ticker.Stop()
+		looks = ticker.C
+	}
 	over := ctx.Done()
-	for len(w.ends) < len(w.ranks) {
+	for len(w.ends) < len(w.ranks) && !w.left {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
@@ -88,16 +108,34 @@ func (w *watch) run(ctx context.Context) error {
 			over = nil
 			w.stop(syscall.SIGTERM, context.Cause(ctx))
 		case <-w.timer:
-			w.signal(w.next)
+			w.late()
+		case text := <-w.reports.first:
+			w.hear(text)
+		case <-looks:
+			w.endStopped()
 		}
 	}
+	if w.left {
+		w.leave()
+	}
+	return w.outcome()
+}
+
+// outcome is the error of the attempt.
+func (w *watch) outcome() error {
 	if w.why == nil { // the last writes may have failed
 		w.why = w.screen.failure()
 	}
-	if w.why != nil {
-		return w.why
+	f := verdict(w.ends)
+	if f != nil && f.Cause != Ended && f.Seen == "" && w.report != "" {
+		f.Seen = "the job: " + w.report
 	}
-	if f := verdict(w.ends); f != nil {
+	switch {
+	case w.why != nil && f != nil && len(f.Hang) > 0:
+		return fmt.Errorf("%w\n%s", w.why, strings.Join(f.Hang, "\n"))
+	case w.why != nil:
+		return w.why
+	case f != nil:
 		return f
 	}
 	return nil
@@ -109,13 +147,16 @@ func (w *watch) ended(e ending) {
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
-	if e.failed() && w.timer == nil {
+	if e.failed() && w.idle() {
+		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
 	}
 }
 
-// stop tells the ranks to end. The second call kills them.
+// stop tells the ranks to end. The second call kills them. Another one leaves those that
+// SIGKILL has not ended.
 func (w *watch) stop(s syscall.Signal, why error) {
+	w.left = w.named
 	if w.why != nil {
 		s = syscall.SIGKILL
 	} else {
@@ -124,15 +165,78 @@ func (w *watch) stop(s syscall.Signal, why error) {
 	w.signal(s)
 }
 
+// idle reports whether the ranks have not been told to end, and are not to be soon.
+func (w *watch) idle() bool { return w.timer == nil || w.patient }
+
 // signal sends a signal to all ranks, and SIGKILL after the grace.
 func (w *watch) signal(s syscall.Signal) {
+	w.patient = false
 	for _, r := range w.ranks {
 		r.look()
 		r.signal(s)
 	}
-	grace := w.job.Grace
-	if s == syscall.SIGQUIT {
-		grace = max(grace, quitTime)
+	switch {
+	case w.killed: // the timer is about what follows
+	case s == syscall.SIGKILL:
+		w.killed, w.timer = true, time.After(w.job.times.kill)
+	case s == syscall.SIGQUIT:
+		w.timer, w.next = time.After(max(w.job.Grace, quitTime)), syscall.SIGKILL
+	default:
+		w.timer, w.next = time.After(w.job.Grace), syscall.SIGKILL
 	}
-	w.timer, w.next = time.After(grace), syscall.SIGKILL
+}
+
+// late goes on with what comes after a wait: the next signal, or without ranks that SIGKILL has
+// not ended.
+func (w *watch) late() {
+	switch {
+	case !w.killed:
+		w.signal(w.next)
+	case !w.named:
+		w.named = true
+		for _, r := range w.ranks {
+			if text := r.hang(); text != "" {
+				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next signal",
+					text, w.job.times.giveUp))
+			}
+		}
+		w.timer = time.After(w.job.times.giveUp)
+	default:
+		w.left = true
+	}
+}
+
+// leave records as ended the ranks that SIGKILL has not ended.
+func (w *watch) leave() {
+	for _, r := range w.ranks {
+		if text := r.hang(); text != "" {
+			e := ending{rank: r.number, at: time.Now(), asked: true, hang: text}
+			r.tail.tell(&e)
+			w.ended(e)
+		}
+	}
+	for len(w.ends) < len(w.ranks) { // the others have ended, and their output is being read
+		e := <-w.exits
+		if !slices.ContainsFunc(w.ends, func(known ending) bool { return known.rank == e.rank }) {
+			w.ended(e)
+		}
+	}
+}
+
+// endStopped tells the ranks to end if one is stopped, or held in the kernel, so long that ranks
+// on other machines have given it up: they may begin to wait for it a little later. Their launchers
+// have ended them then, and this one would not get to know. While this process is stopped, too, no
+// time is counted.
+func (w *watch) endStopped() {
+	late := false
+	for _, r := range w.ranks {
+		r.halts++
+		if !r.halted() {
+			r.halts = 0
+		}
+		late = late || time.Duration(r.halts)*w.job.times.look >= 2*w.patience
+	}
+	if late && w.idle() {
+		w.signal(syscall.SIGTERM)
+	}
 }

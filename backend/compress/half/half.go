@@ -232,7 +232,7 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, count int
 	case errors.As(err, &inner):
 		return nil, c.restate(inner.error, k.text)
 	case err != nil:
-		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
+		return nil, backend.Refuse(c, fmt.Errorf("%v: %w", what, err))
 	}
 	c.counters.Calls++
 	share := what.Kind.BusFactor(c.Size())

@@ -181,20 +181,20 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	do, home, err := c.stepsFor(q, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
+		return nil, backend.Refuse(c, fmt.Errorf("a sparse %v: %w", what, err))
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.heads.reap()
 	k, err := c.prepare(home, what, dst, src)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, err)
 	}
 	r := k.residual
 	r.begin()
 	if err := k.start(q, do); err != nil {
 		r.revoke()
-		return nil, fmt.Errorf("%s: a sparse %v: %w", backend.RankOf(c), what, err)
+		return nil, backend.Refuse(c, fmt.Errorf("a sparse %v: %w", what, err))
 	}
 	r.before, r.last = r.last, k
 	return k, nil

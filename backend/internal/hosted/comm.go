@@ -270,7 +270,7 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 		Gone: c.Member.Gone}
 	p, err := c.Connect(part, among)
 	if err != nil {
-		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
+		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
 	return p, nil
 }

@@ -1,0 +1,38 @@
+package backend_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+)
+
+func TestErrorsNameTheirRankOnce(t *testing.T) {
+	comm := reference.New("test", 2, time.Minute)[1]
+	name := backend.RankOf(comm)
+	inner := backend.Refuse(comm, backend.ErrArgument)
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{inner, name + ": bad argument"},
+		{backend.Refuse(comm, inner), name + ": bad argument"},
+		{backend.Refuse(comm, fmt.Errorf("a sparse allreduce: %w", inner)),
+			"a sparse allreduce: " + name + ": bad argument"},
+		{&backend.Error{Comm: "test", Rank: 1, Peer: -1, Cause: fmt.Errorf("aborted: %w", inner)},
+			name + ": aborted: bad argument"},
+		{&backend.Error{Comm: "test", Rank: 1, Peer: 0, Call: "allreduce", Cause: inner},
+			name + ": allreduce: because of rank 0: bad argument"},
+	} {
+		if c.err.Error() != c.want || strings.Count(c.err.Error(), name) != 1 {
+			t.Errorf("%q, want %q", c.err, c.want)
+		}
+		if !errors.Is(c.err, backend.ErrArgument) {
+			t.Errorf("%v is not ErrArgument any more", c.err)
+		}
+	}
+}

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("digits", nil, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"euryale ru":                     "run",
+		"euryale to":                     "token",
+		"euryale run --max":              "--max-restarts",
+		"euryale run -n 4 --gr":          "--grace",
+		"euryale run -n 4 ./di":          "./digits",
+		"euryale bench --dtype b":        "bf16",
+		"euryale bench --collective all": "allgather allreduce alltoall",
+		"euryale bench --op m":           "max min",
+		"euryale explain all":            "allgather allreduce alltoall",
+		"euryale explain --backend ho":   "host",
+		"euryale explain --link pc":      "pcie",
+		"euryale help ex":                "explain",
+		"euryale completion b":           "bash",
+		"euryale fly":                    "",
+	} {
+		t.Setenv("COMP_LINE", line)
+		_, out, stderr := commandLine("anything")
+		got := strings.Fields(out)
+		slices.Sort(got)
+		if strings.Join(got, " ") != want || stderr != "" {
+			t.Errorf("%s: %q, %q, want %q", line, got, stderr, want)
+		}
+	}
+}
+
+func TestCompletionPrintsWhatAShellReads(t *testing.T) {
+	for shell, want := range map[string]string{
+		"bash": " euryale\n", "zsh": "bashcompinit", "fish": "complete -f -c euryale",
+	} {
+		_, out, err := commandLine("completion", shell)
+		if !strings.Contains(out, want) || err != "" {
+			t.Errorf("%s: %q, %q", shell, out, err)
+		}
+	}
+	code, _, err := commandLine("completion", "csh")
+	if code != usageCode || !strings.Contains(err, "bash") {
+		t.Errorf("csh: %d, %q", code, err)
+	}
+}

@@ -1,0 +1,94 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// trap is a victim's file and the command that links logs/attempt_1/rank_0.log to it, as another
+// user can in a directory that he may write.
+func trap(t *testing.T) (logs, victim, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	logs, victim = filepath.Join(dir, "logs"), filepath.Join(dir, "victim")
+	if err := os.WriteFile(victim, []byte("secret"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	attempt := filepath.Join(logs, "attempt_1")
+	return logs, victim, fmt.Sprintf("mkdir -p %[1]s; ln -sf %[2]s %[1]s/rank_0.log; ln -sf %[2]s %[1]s/rank_1.log", attempt, victim)
+}
+
+func untouched(t *testing.T, victim string) {
+	t.Helper()
+	if text, err := os.ReadFile(victim); err != nil || string(text) != "secret" {
+		t.Errorf("the victim's file holds %q (%v)", text, err)
+	}
+}
+
+func TestLogsOfAnyAttemptAreRefusedBeforeAnyRankStarts(t *testing.T) {
+	logs, victim, script := trap(t)
+	job, _, _ := shell(1, script)
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	job, out, _ := shell(2, `echo started; exit 3`)
+	job.LogDir, job.MaxRestarts = logs, 1
+	err := Run(t.Context(), job)
+	var f *Failed
+	if err == nil || errors.As(err, &f) || !strings.Contains(err.Error(), "attempt_1, the logs of an earlier job") || out.String() != "" {
+		t.Errorf("%v; output %q", err, out)
+	}
+	untouched(t, victim)
+}
+
+func TestLogsFollowNoLinkMadeBetweenAttempts(t *testing.T) {
+	logs, victim, script := trap(t)
+	job, _, _ := shell(2, script+`; exit 3`)
+	job.LogDir, job.MaxRestarts = logs, 1
+	if err := Run(t.Context(), job); !errors.Is(err, fs.ErrExist) {
+		t.Errorf("attempt 1 wrote its logs over what was there: %v", err)
+	}
+	untouched(t, victim)
+}
+
+func TestLogsDoNotLeaveTheirDirectory(t *testing.T) {
+	logs, elsewhere := t.TempDir(), t.TempDir()
+	if err := os.Symlink(elsewhere, filepath.Join(logs, "attempt_0")); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*Machines{nil, {Count: 1, Rendezvous: "127.0.0.1:1", Token: "t"}} {
+		job, _, _ := shell(1, `echo started`)
+		job.LogDir, job.Machines = logs, m
+		if err := Run(t.Context(), job); err == nil {
+			t.Error("no error")
+		}
+	}
+	if files, _ := os.ReadDir(elsewhere); len(files) > 0 {
+		t.Errorf("%v", files)
+	}
+}
+
+func TestMachinesShareADirectoryForLogs(t *testing.T) {
+	logs := filepath.Join(t.TempDir(), "logs")
+	for n := range 2 {
+		job, _, _ := shell(2, `echo rank $RANK`)
+		job.LogDir, job.Machines = logs, &Machines{2, n, "127.0.0.1:1", "0123456789abcdef"}
+		if err := Run(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		if err := Run(t.Context(), job); !errors.Is(err, fs.ErrExist) {
+			t.Errorf("machine %d wrote over its earlier logs: %v", n, err)
+		}
+	}
+	for r := range 4 {
+		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
+		if want := fmt.Sprintf("rank %d\n", r); err != nil || string(text) != want {
+			t.Errorf("rank %d: %q, %v", r, text, err)
+		}
+	}
+}

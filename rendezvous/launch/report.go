@@ -1,0 +1,63 @@
+package launch
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"syscall"
+	"time"
+)
+
+// reports are what ranks say of their job: that it has lost a rank, which may be on another machine.
+// They come over a pipe that all ranks inherit. Nothing else would tell this launcher: a rank that
+// hangs in its program does not get to the call that would fail.
+type reports struct {
+	first       chan string // the first line
+	read, write *os.File
+}
+
+// reportFile is the number of the pipe's file in ranks: the first that Go passes on.
+const reportFile = 3
+
+// openReports opens the pipe, and tells the ranks of it, which have not been started yet.
+func (w *watch) openReports() error {
+	read, write, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
+	}
+	w.reports = reports{make(chan string, 1), read, write}
+	info, err := write.Stat()
+	if err != nil {
+		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
+	}
+	stat, _ := info.Sys().(*syscall.Stat_t)
+	for _, r := range w.ranks {
+		r.cmd.ExtraFiles = []*os.File{write}
+		// By its inode a rank knows that it is still this pipe, and no file of a script's.
+		r.cmd.Env = append(r.cmd.Env, fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, stat.Ino))
+	}
+	go func() { // ends with the pipe
+		lines := bufio.NewScanner(read)
+		if lines.Scan() {
+			w.reports.first <- lines.Text()
+		}
+	}()
+	return nil
+}
+
+func (r reports) close() {
+	if r.read != nil {
+		r.read.Close()
+		r.write.Close()
+	}
+}
+
+// hear takes the report that the job has lost a rank. Ranks of this machine learn it in their next
+// call, and end by themselves. One that takes longer than ranks wait for each other hangs.
+func (w *watch) hear(report string) {
+	w.report = report
+	if w.timer == nil {
+		w.patient = true
+		w.timer, w.next = time.After(w.patience), syscall.SIGTERM
+	}
+}

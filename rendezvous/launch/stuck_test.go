@@ -1,0 +1,248 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// beTraced is a rank whose number 1 SIGKILL does not end: as long as a process that traces it does
+// not let it go, it stays. The other ranks fail after a line of input.
+func beTraced() {
+	rank := os.Getenv("RANK")
+	if rank != "1" {
+		fmt.Println("ready", rank)
+		io.ReadAll(os.Stdin)
+		if os.Getenv("LAUNCH_TEST_FAIL") == rank {
+			fmt.Fprintln(os.Stderr, "because of rank 1: timeout: no sign of rank 1 for 1s")
+			os.Exit(5)
+		}
+		select {}
+	}
+	if err := unix.Prctl(unix.PR_SET_PTRACER, unix.PR_SET_PTRACER_ANY, 0, 0, 0); err != nil {
+		fmt.Fprintln(os.Stderr, err) // without that restriction there is nothing to permit
+	}
+	tracer := exec.Command(os.Args[0], strconv.Itoa(os.Getpid()))
+	tracer.Env = append(os.Environ(), asHelper+"=tracer")
+	tracer.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // the launcher kills this rank's group
+	out, err := tracer.StdoutPipe()
+	if err == nil {
+		err = tracer.Start()
+	}
+	if err != nil {
+		panic(err)
+	}
+	io.ReadFull(out, make([]byte, 1)) // it traces this process now
+	fmt.Println("tracer", tracer.Process.Pid, "of", os.Getpid())
+	select {}
+}
+
+// beTracer traces the process that its argument names until it is killed.
+func beTracer() {
+	runtime.LockOSThread()
+	pid, err := strconv.Atoi(os.Args[1])
+	if err == nil {
+		err = unix.PtraceSeize(pid)
+	}
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println()
+	time.Sleep(time.Hour)
+}
+
+// traced is a job of two ranks of which SIGKILL does not end number 1, and the process that holds
+// it. free lets it end.
+func traced(t *testing.T, job *Job) (ended chan error, signals chan os.Signal, held, holder int) {
+	t.Helper()
+	out := newOutput()
+	signals, ended = make(chan os.Signal, 4), make(chan error, 1)
+	job.Program, job.Ranks, job.Signals = os.Args[0], 2, signals
+	job.Stdout, job.Stderr, job.times.kill = out, out, 100*time.Millisecond
+	job.Env = append(os.Environ(), append(job.Env, asHelper+"=traced")...)
+	before := runtime.NumGoroutine()
+	go func() { ended <- Run(context.Background(), *job) }()
+	out.await(t, 1, "ready")
+	line := out.await(t, 1, "tracer")[0]
+	if _, err := fmt.Sscanf(line, "[1] tracer %d of %d", &holder, &held); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		syscall.Kill(holder, syscall.SIGKILL)
+		gone(t, strconv.Itoa(held))
+		end := time.Now().Add(long)
+		for runtime.NumGoroutine() > before && time.Now().Before(end) {
+			time.Sleep(time.Millisecond)
+		}
+		if now := runtime.NumGoroutine(); now > before {
+			t.Errorf("%d goroutines, %d before", now, before)
+		}
+	})
+	return ended, signals, held, holder
+}
+
+func await(t *testing.T, ended chan error) error {
+	t.Helper()
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(long):
+		t.Fatal("the launcher waits for a rank that does not end")
+		return nil
+	}
+}
+
+func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
+	in, fail, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	notices := make(chan string, 4)
+	job := Job{Stdin: in, MaxRestarts: 3, Notice: func(text string) { notices <- text }, Env: []string{"LAUNCH_TEST_FAIL=0"}}
+	job.times.giveUp = 100 * time.Millisecond
+	ended, _, held, holder := traced(t, &job)
+	fail.Close()
+	err = await(t, ended)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Stuck || f.ExitCode() != 1 {
+		t.Fatalf("%v", err)
+	}
+	for _, text := range []string{<-notices, err.Error()} {
+		for _, want := range []string{
+			"rank 1 has not ended", "SIGKILL", fmt.Sprintf("process %d", held), "state Z", fmt.Sprintf("process %d traces it", holder),
+		} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in %q", want, text)
+			}
+		}
+	}
+	if len(notices) > 0 {
+		t.Errorf("a restart beside a rank that is still there: %s", <-notices)
+	}
+}
+
+func TestSignalsEndTheLauncherOfARankThatDoesNotEnd(t *testing.T) {
+	notices := make(chan string, 4)
+	job := Job{Notice: func(text string) { notices <- text }}
+	job.times.giveUp = time.Hour
+	ended, signals, held, _ := traced(t, &job)
+	signals <- syscall.SIGINT
+	signals <- syscall.SIGINT
+	<-notices
+	signals <- syscall.SIGTERM
+	err := await(t, ended)
+	var i *Interrupted
+	if !errors.As(err, &i) || i.ExitCode() != 130 || !strings.Contains(err.Error(), fmt.Sprintf("process %d", held)) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
+	files := fstest.MapFS{
+		"proc/1/stat":   {Data: []byte("1 (a) b) D 0 1 1")},
+		"proc/1/wchan":  {Data: []byte("rpc_wait_bit_killable")},
+		"proc/1/status": {Data: []byte("Name:\ta\nTracerPid:\t0\n")},
+		"proc/1/cgroup": {Data: []byte("9:name=systemd:/x\n6:cpu,freezer:/jobs/7\n0::/y\n")},
+		"sys/fs/cgroup/freezer/jobs/7/freezer.state": {Data: []byte("FROZEN\n")},
+		"proc/2/stat":                            {Data: []byte("2 (b) D 0 1 1")},
+		"proc/2/wchan":                           {Data: []byte("0")},
+		"proc/2/status":                          {Data: []byte("TracerPid:\t0\n")},
+		"proc/2/cgroup":                          {Data: []byte("0::/slice/job\n")},
+		"sys/fs/cgroup/slice/job/cgroup.freeze":  {Data: []byte("1\n")},
+		"proc/3/stat":                            {Data: []byte("3 (c) S 0 1 1")},
+		"proc/3/wchan":                           {Data: []byte("do_nanosleep")},
+		"proc/3/cgroup":                          {Data: []byte("0::/slice/free\n")},
+		"sys/fs/cgroup/slice/free/cgroup.freeze": {Data: []byte("0\n")},
+	}
+	for pid, want := range map[int]string{
+		1: "process 1 is in state D (uninterruptible sleep), in rpc_wait_bit_killable; its cgroup /sys/fs/cgroup/freezer/jobs/7 is frozen",
+		2: "process 2 is in state D (uninterruptible sleep); its cgroup /sys/fs/cgroup/slice/job is frozen",
+		3: "process 3 is in state S, in do_nanosleep",
+		4: "process 4 has no state in /proc",
+	} {
+		if got := state(files, pid); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+func TestRankThatIsStoppedWhileItsJobIsOnSeveralMachinesIsEnded(t *testing.T) {
+	// Ranks on other machines give it up after EURYALE_TIMEOUT, and their launchers end them.
+	job, out := elsewhere(`echo pid $$; kill -STOP $$; echo went on`)
+	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=100ms")
+	job.times.look = 20 * time.Millisecond
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	pid := out.await(t, 1, "pid ")[0]
+	err := await(t, ended)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Stopped {
+		t.Errorf("%v", err)
+	}
+	gone(t, pid[strings.LastIndex(pid, " ")+1:])
+}
+
+func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
+	job, out := elsewhere(`echo pid $$; kill -STOP $$; echo went on`)
+	job.Env, job.times.look = append(os.Environ(), "EURYALE_TIMEOUT=1h"), time.Millisecond
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	line := out.await(t, 1, "pid ")[0]
+	pid, err := strconv.Atoi(line[strings.LastIndex(line, " ")+1:])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for !strings.Contains(state(os.DirFS("/"), pid), "state T") {
+		time.Sleep(time.Millisecond)
+	}
+	syscall.Kill(pid, syscall.SIGCONT)
+	if err := await(t, ended); err != nil {
+		t.Error(err)
+	}
+}
+
+// elsewhere is a job of one rank on machine 1 of two. Its program is a script.
+func elsewhere(script string) (Job, *output) {
+	job, out, _ := shell(1, script)
+	job.Machines = &Machines{2, 1, "127.0.0.1:1", "0123456789abcdef"}
+	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=300ms")
+	return job, out
+}
+
+func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
+	job, out := elsewhere(`echo pid $$; echo "rank 0 is down: it was killed" >&${EURYALE_REPORT%%:*}; while :; do sleep 0.01; done`)
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	err := await(t, ended)
+	var f *Failed
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent || f.Seen != "the job: rank 0 is down: it was killed" {
+		t.Errorf("%v", err)
+	}
+	pid := out.await(t, 1, "pid ")[0]
+	gone(t, pid[strings.LastIndex(pid, " ")+1:])
+}
+
+func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
+	job, _ := elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 5`)
+	var f *Failed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Cause != Ended || f.ExitCode() != 5 {
+		t.Errorf("%v", err)
+	}
+	job, _ = elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 0`)
+	if err := Run(t.Context(), job); err != nil {
+		t.Errorf("%v", err)
+	}
+}
