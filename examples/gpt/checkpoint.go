@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/autograd"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // past is the progress of a training: what it needs to resume beside weights and solver.
