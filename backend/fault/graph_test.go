@@ -36,7 +36,7 @@ func replays(t *testing.T, k testenv.Kind, plan Plan, launches int) (before [2]i
 			return err
 		}
 		graph, err := q.Capture(func() error { return errors.Join(start(c), start(part), start(c)) })
-		if err != nil {
+		if errs[rank] = err; err != nil { // the other rank may have launched, and failed, already
 			return err
 		}
 		for errs[rank] == nil && before[rank] < launches {
