@@ -18,7 +18,7 @@ import (
 // This file keeps the shape of the module: what may import what, and that
 // everything exported is explained.
 //
-//	examples, cmd -> vm -> autograd -> ops -> backend -> rendezvous
+//	examples, cmd -> vm -> autograd, ops -> backend -> rendezvous
 //	leaves and wrappers -> backend, kernels; kernels -> backend
 //	euryale -> backend/*, rendezvous
 

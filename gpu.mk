@@ -3,7 +3,9 @@
 
 GPU_SDK := .gpu-sdk
 CLANG_CUDA ?= clang++-19
-CLANG_HOST ?= $(CLANG_CUDA)
+# Any clang from 15 on builds the emulator: the one of the kernels, else the newest one here.
+CLANG_HOST ?= $(or $(shell for c in $(CLANG_CUDA) clang++ clang++-22 clang++-21 clang++-20 clang++-18 clang++-17 clang++-16 clang++-15; do \
+	v=$$($$c -dumpversion 2>/dev/null) && [ "$${v%%.*}" -ge 15 ] && echo $$c && break; done),no-clang)
 PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps
 
 .PHONY: gpu-sdk gpu gpu-binaries gpu-test gpu-emulated
@@ -50,6 +52,7 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 # wait too long: minutes of calls back to back. Processes that share one device, as machines of their own, go by NCCL.
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: gpu-sdk
+	@[ $(CLANG_HOST) != no-clang ] || { echo 'make gpu-emulated: no clang++ from version 15 on is here: install one (apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
 	@mkdir -p bin/emulated/old
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl

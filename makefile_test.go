@@ -3,6 +3,7 @@ package euryale_test
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -36,6 +37,36 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 					t.Errorf("%s: make help does not describe %s", file, name)
 				}
 			}
+		}
+	}
+}
+
+// The emulator of GPUs is built by any clang from version 15 on; where there is none, make says so.
+func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
+	program, err := exec.LookPath("make")
+	if err != nil {
+		t.Skip("needs make")
+	}
+	for _, test := range []struct{ name, version, want string }{
+		{"clang++-19", "19.1.0", "clang++-19"},
+		{"clang++", "15.0.7", "clang++"},
+		{"clang++-17", "17.0.6", "clang++-17"},
+		{"clang++", "14.0.0", "no-clang"},
+		{"g++", "15.0.0", "no-clang"},
+	} {
+		dir := t.TempDir() // all that the shell finds
+		script := "#!/bin/sh\necho " + test.version + "\n"
+		if err := os.WriteFile(filepath.Join(dir, test.name), []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		plan := exec.Command(program, "-n", "gpu-emulated")
+		plan.Env = []string{"PATH=" + dir}
+		out, _ := plan.Output() // what else make asks for is not there
+		if want := "\n" + test.want + " -std=c++17"; !strings.Contains(string(out), want) {
+			t.Errorf("%s %s: make does not run %s:\n%s", test.name, test.version, test.want, out)
+		}
+		if !strings.Contains(string(out), "no clang++ from version 15 on is here") {
+			t.Error("make has no message for that")
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // inventory is what a model is: all that its results depend on besides the data of a run. New
@@ -54,13 +55,6 @@ const (
 	frozenPrefix  = "frozen."
 	averagePrefix = "average."
 )
-
-// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
-// shares those of the batch norm.
-type averaging interface {
-	Stats() (mean, variance tensor.Tensor)
-	SetStats(mean, variance tensor.Tensor) error
-}
 
 // drawing is an operation of package ops/nn.
 type drawing interface {
@@ -192,7 +186,7 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 		}
 		seen[g] = true
 		for _, n := range g.AllNodes() {
-			if a, ok := n.Op().(averaging); ok {
+			if a, ok := n.Op().(stock.Averaging); ok {
 				if err := v.average(a, seen); err != nil {
 					*v = was
 					return err
@@ -205,7 +199,7 @@ func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 }
 
 // average adds the averages of a batch norm, unless they are among those seen.
-func (v *inventory) average(a averaging, seen map[any]bool) error {
+func (v *inventory) average(a stock.Averaging, seen map[any]bool) error {
 	mean, variance := a.Stats()
 	if seen[mean] {
 		return nil

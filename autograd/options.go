@@ -141,7 +141,8 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 // have trained without Sync, a variable with a gradient that [New] was not given, random numbers
 // that a checkpoint cannot keep, what an old checkpoint lacks, one that Load passes over because it is
 // damaged, and an older one that Save cannot remove. Rank 0 says it, each once. Ranks
-// need not have the same.
+// need not have the same. Say must not call the DataParallel, or the machine of package vm that
+// reports: both may hold their locks meanwhile.
 func WithNotice(say func(text string)) Option {
 	return func(o *options) { o.notice = say; o.given("WithNotice", "say", say) }
 }

@@ -21,7 +21,7 @@ import "fmt"
 //
 // A queue may lack functions: they return ErrUnsupported. It embeds
 // [NotImplemented] and adds what it has. Matrix products are not part of
-// Arithmetic yet.
+// Arithmetic: devices have them apart.
 type Arithmetic interface {
 	// Zero: for i { dst[i] = 0 }
 	Zero(dst Buffer) error

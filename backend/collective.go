@@ -30,7 +30,7 @@ const (
 // NaN if any operand is NaN, and order -0 before +0.
 //
 // Backends that add floats in another order, or round more often, say so in their
-// package comments: nccl and hierarchy do.
+// package comments: packages gpu, for NCCL, and hierarchy do.
 type ReduceOp uint8
 
 // The reductions. Sum is the zero value.

@@ -47,10 +47,11 @@ type GraphQueue interface {
 // Recording is a [Graph] in the making. Communicators whose calls are recorded take part in it.
 // The zero Recording is an empty one.
 type Recording struct {
-	mu     sync.Mutex
-	all    []Participant
-	before []func(q Queue) error
-	over   atomic.Bool
+	mu       sync.Mutex
+	all      []Participant
+	before   []func(q Queue) error
+	launched []func()
+	over     atomic.Bool
 }
 
 // Recorded reports whether what is started on a queue is recorded in a graph.
@@ -99,6 +100,14 @@ func (r *Recording) Follow(wait func(q Queue) error) {
 	r.before = append(r.before, wait)
 }
 
+// OnLaunch makes each Launch of the graph call f before it does anything else, in the order of
+// these calls. It is for who counts what runs: a capture runs nothing.
+func (r *Recording) OnLaunch(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.launched = append(r.launched, f)
+}
+
 // Complete is for Queues, before the end of a capture on q.
 func (r *Recording) Complete(q Queue) error {
 	var errs []error
@@ -124,9 +133,10 @@ type Replayer interface {
 
 // Graph is recorded work, see [GraphQueue].
 type Graph struct {
-	queue  Queue
-	all    []Participant // by the names of their groups
-	forget []func()
+	queue    Queue
+	all      []Participant // by the names of their groups
+	launched []func()      // see [Recording.OnLaunch]
+	forget   []func()
 
 	mu       sync.Mutex            // guards what follows, and is held while a replay is started
 	replayer Replayer              // nil once it is freed
@@ -136,7 +146,7 @@ type Graph struct {
 
 // NewGraph is for Queues: it returns the graph of what was recorded on q.
 func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
-	g := &Graph{queue: q, all: r.all, before: r.before, replayer: replayer}
+	g := &Graph{queue: q, all: r.all, launched: r.launched, before: r.before, replayer: replayer}
 	// Replays of several graphs take the locks of communicators in one order.
 	slices.SortFunc(g.all, func(a, b Participant) int { return cmp.Compare(a.Of().Name(), b.Of().Name()) })
 	g.mu.Lock() // which a communicator that has ended meanwhile waits for
@@ -158,6 +168,9 @@ func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
 // Errors: those of Start of each communicator; ErrClosed after Close. Once a communicator in the
 // graph has ended, its error: such a graph cannot be launched any more.
 func (g *Graph) Launch(q Queue) (Work, error) {
+	for _, f := range g.launched { // which may end a communicator, and so the graph
+		f()
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.replayer == nil {

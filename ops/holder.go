@@ -101,7 +101,7 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 //	owner    = minimum of all ranks' owners
 //	kept[i]  = owner[i] == r ? v[i] : 0
 //
-// Owners are integers of the size of v's elements. There is no kernel that
+// Owners are integers of the size of v's elements. Eager arithmetic has no function that
 // selects, but to multiply the bits of v, as an integer, by 1 or 0 does it, for
 // infinities and NaN too.
 func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {

@@ -19,7 +19,9 @@ import (
 // closes the machine, and what was added up is lost.
 //
 // Cost: a pass over the gradients in each run, and memory for the sums, which is that of the buckets
-// with [WithDataParallel]. An error of a run discards what was added up.
+// with [WithDataParallel]. An error of a run discards what was added up:
+// the next run begins a step anew. An error of giving nodes their values, after the run, discards
+// nothing: the run counts, and the last one of a step has made its step.
 //
 // New returns ErrArgument if n is not positive, and without [WithSolver].
 func Accumulate(n int) Option {

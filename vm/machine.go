@@ -66,7 +66,7 @@ func Keep(nodes ...*gorgonia.Node) Option {
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise
 // in training (gorgonia.TrainModeOp) are told so. Machines without it tell them that they
-// train.
+// train. New returns ErrArgument with [WithSolver]: an evaluation trains nothing.
 func Eval() Option { return func(m *Machine) { m.training = false } }
 
 // New returns a machine for a graph, on a device; nil is the host. Build the graph before,

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -95,17 +96,10 @@ func mix[T float32 | float64](average, batch []T, momentum, scale float64) {
 	}
 }
 
-// averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
-// shares those of the batch norm.
-type averaging interface {
-	Stats() (mean, variance tensor.Tensor)
-	SetStats(mean, variance tensor.Tensor) error
-}
-
 // setTraining tells an operation whether it trains. Averages stay as they are: by itself,
 // SetTraining throws them away.
 func setTraining(op gorgonia.TrainModeOp, on bool) error {
-	a, ok := op.(averaging)
+	a, ok := op.(stock.Averaging)
 	if !ok || !on {
 		return op.SetTraining(on)
 	}

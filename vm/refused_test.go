@@ -1,12 +1,15 @@
 package vm_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -83,5 +86,15 @@ func TestIntegersOfOneShapeStillRun(t *testing.T) {
 		if got := sum.Value().Data().([]int); len(got) != 8 || got[0] != 2 || got[2] != 4 {
 			t.Fatalf("got %v", got)
 		}
+	}
+}
+
+// Options that contradict each other are refused, with both names.
+func TestASolverInEvaluationIsRefused(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	_, err := vm.New(m.g, nil, vm.Eval(), vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...))
+	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "WithSolver") ||
+		!strings.Contains(err.Error(), "Eval") {
+		t.Errorf("the error is %v", err)
 	}
 }

@@ -96,6 +96,10 @@ func (m *Machine) hold() error {
 	if err = errors.Join(err, m.share()); s == nil || err != nil {
 		return err
 	}
+	if !m.training {
+		return fmt.Errorf("vm: WithSolver: %w: with Eval, too: an evaluation trains nothing, "+
+			"so leave one of the two out", backend.ErrArgument)
+	}
 	s.limit = limit
 	if err := s.group(); err != nil {
 		return fmt.Errorf("vm: WithSolver: %w", err)

@@ -33,6 +33,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 
 	"gorgonia.org/cu"
@@ -49,13 +50,18 @@ type recording struct {
 	mu     sync.Mutex
 	queues []*Queue
 	events []cu.Event       // recorded meanwhile
+	behind map[*Queue]seen  // what the next work of a queue comes after
 	kept   []backend.Buffer // scratch memory of kernels, which replays use
 }
 
+// seen is how many events of each queue of a recording come before a point. It does not change.
+type seen map[*Queue]int
+
 // captured is an event of a recording.
 type captured struct {
-	in    *recording
-	event cu.Event
+	in     *recording
+	event  cu.Event
+	before seen // it and those before it
 }
 
 // Recording implements [backend.GraphQueue].
@@ -70,7 +76,7 @@ func (q *Queue) Recording() *backend.Recording {
 // meanwhile, but not the queues that are recorded. What kernels take of memory for themselves
 // stays with the graph. Move takes memory of the host from AllocHost only.
 func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
-	r := &recording{}
+	r := &recording{behind: map[*Queue]seen{}}
 	x := &graphExec{device: q.device}
 	err := q.device.on("capture", func() error {
 		if err := r.add(q); err != nil {
@@ -114,6 +120,7 @@ func (r *recording) add(q *Queue) error {
 	q.recording.Store(r)
 	q.launcher.Separate()
 	r.queues = append(r.queues, q)
+	r.behind[q] = seen{}
 	return nil
 }
 
@@ -142,7 +149,10 @@ func (r *recording) mark(q *Queue) (e Event, err error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.events = append(r.events, event)
-		e = Event{queue: q, captured: &captured{r, event}}
+		before := maps.Clone(r.behind[q])
+		before[q]++
+		r.behind[q] = before
+		e = Event{queue: q, captured: &captured{r, event, before}}
 		return event.Record(q.stream)
 	})
 	return e, err
@@ -170,7 +180,32 @@ func (q *Queue) join(e Event) error {
 		return fmt.Errorf("%w: the queue is being recorded into another graph", backend.ErrArgument)
 	}
 	q.launcher.Separate()
+	in.follow(q, e.captured.before)
 	return q.device.on("wait for an event", func() error { return q.stream.Wait(e.captured.event, 0) })
+}
+
+// follow notes that what is recorded on q from now on comes after an event, and those before it.
+func (r *recording) follow(q *Queue, before seen) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	behind := maps.Clone(r.behind[q])
+	for of, n := range before {
+		behind[of] = max(behind[of], n)
+	}
+	r.behind[q] = behind
+}
+
+// Joined reports whether what is recorded on the queue from now on comes after an event of the
+// same recording.
+func (q *Queue) Joined(e backend.Event) bool {
+	own, ok := e.(Event)
+	r := q.recording.Load()
+	if !ok || own.captured == nil || own.captured.in != r {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.behind[q][own.queue] >= own.captured.before[own.queue]
 }
 
 // keep leaves memory to the graph.

@@ -140,9 +140,9 @@ func (q *queue) start(run func(on backend.Queue) error) error {
 	return run(q.Queue)
 }
 
-// order returns the order of a replay: of those nodes that may come next, the one that was
-// recorded last. All queues must have been ordered before the end of the one that the graph was recorded on.
-func (r *recording) order(origin *queue) ([]int, error) {
+// joined reports for each node whether the next one of a queue comes after it. mu is held, or nothing is
+// recorded any more.
+func (r *recording) joined(q *queue) []bool {
 	joined := make([]bool, len(r.nodes))
 	var join func(nodes []int)
 	join = func(nodes []int) {
@@ -153,8 +153,27 @@ func (r *recording) order(origin *queue) ([]int, error) {
 			}
 		}
 	}
-	join(r.ends[origin])
-	if slices.Contains(joined, false) {
+	join(r.ends[q])
+	return joined
+}
+
+// Joined reports whether what is recorded on the queue from now on comes after an event.
+func (q *queue) Joined(e backend.Event) bool {
+	c, ok := e.(captured)
+	r := q.recording.Load()
+	if !ok || c.in != r {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	joined := r.joined(q)
+	return !slices.ContainsFunc(c.after, func(i int) bool { return !joined[i] })
+}
+
+// order returns the order of a replay: of those nodes that may come next, the one that was
+// recorded last. All queues must have been ordered before the end of the one that the graph was recorded on.
+func (r *recording) order(origin *queue) ([]int, error) {
+	if slices.Contains(r.joined(origin), false) {
 		return nil, fmt.Errorf("fakedevice: %w: the capture ends while another queue that it has forked to is not joined", backend.ErrArgument)
 	}
 	var order []int

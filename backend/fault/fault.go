@@ -45,6 +45,10 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 // Start implements [backend.Communicator].
 func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
+	if into := c.recording(q); into != nil {
+		w, err := c.Base.Start(q, what, dst, src)
+		return c.recorded(into, what, w, err)
+	}
 	c.count()
 	return c.Base.Start(q, what, dst, src)
 }
@@ -52,8 +56,37 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 // StartChecked implements [backend.CheckedStarter].
 func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
+	if into := c.recording(q); into != nil {
+		w, err := c.Pass(q, what, count, dst, src)
+		return c.recorded(into, what, w, err)
+	}
 	c.count()
 	return c.Pass(q, what, count, dst, src)
+}
+
+// recording returns what a call on q is recorded into, nil if it runs, or if nothing is counted.
+func (c *Communicator) recording(q backend.Queue) *backend.Recording {
+	if c.calls == nil {
+		return nil
+	}
+	if q == nil {
+		q = c.Device().Default()
+	}
+	if g, ok := q.(backend.GraphQueue); ok {
+		return g.Recording()
+	}
+	return nil
+}
+
+// recorded has each replay of a graph count a call of it that was recorded.
+func (c *Communicator) recorded(into *backend.Recording, what backend.Collective, w backend.Work, err error) (backend.Work, error) {
+	if err == nil {
+		into.OnLaunch(func() {
+			defer backend.AbortOnPanic(c, &what)
+			c.count()
+		})
+	}
+	return w, err
 }
 
 // count counts a call. The one of the plan does not come back from here.

@@ -106,11 +106,24 @@ func (p *captured) Err() error {
 func (p *captured) Complete(q backend.Queue) error {
 	p.c.order.Lock()
 	defer p.c.order.Unlock()
+	end := p.end
 	p.last, p.end, p.c.recording = nil, nil, nil
+	// CUDA finds queues that are not joined, but not behind a call of NCCL, which sets what
+	// its nodes depend on itself.
+	if s, err := p.c.stream(q); err != nil || end != nil && !s.Joined(end) {
+		return errors.Join(err, p.unjoined())
+	}
 	if len(p.calls) < 2 {
 		return nil
 	}
 	return q.Fill(p.c.progress.onDevice(), 0)
+}
+
+// unjoined is the error of a capture that ends beside a call.
+func (p *captured) unjoined() error {
+	last := p.calls[len(p.calls)-1]
+	text, _, _ := strings.Cut(last.String(), " (call")
+	return fmt.Errorf("%w: %s: the capture ends while the queue of %s is not joined: let the queue that is recorded wait for the call before the end", backend.ErrArgument, backend.RankOf(p.c), text)
 }
 
 // Made implements [backend.Participant].

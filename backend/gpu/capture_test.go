@@ -268,8 +268,9 @@ func capturesForkAndJoin(c *Communicator) error {
 				return nil
 			})
 		}
-		if _, err := fork(false); err == nil {
-			return errors.New("a side queue that is not joined again is no error")
+		_, err = fork(false)
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "is not joined") {
+			return fmt.Errorf("a side queue that is not joined again: %w", err)
 		}
 		graph, err := fork(true)
 		if err != nil {

@@ -70,6 +70,9 @@ type Stream interface {
 	Stream() uintptr
 	// Recording is that of [backend.GraphQueue].
 	Recording() *backend.Recording
+	// Joined reports whether what is recorded on the queue from now on comes after an event of
+	// the same recording.
+	Joined(e backend.Event) bool
 }
 
 // exchanger is a queue's kernels that exchange data with peers.

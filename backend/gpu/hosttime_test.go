@@ -26,6 +26,7 @@ type instant struct {
 type queue = Stream // whose method has the name of the interface
 
 func (*instant) Recording() *backend.Recording                { return nil }
+func (*instant) Joined(backend.Event) bool                    { return true }
 func (*instant) Name() string                                 { return "instant" }
 func (d *instant) Default() backend.Queue                     { return d }
 func (*instant) Alloc(int) (b backend.Buffer, err error)      { return b, nil }

@@ -22,7 +22,7 @@ type Options struct {
 	// zero value, does not.
 	Link Link
 	// Staging is the memory that operands are shown in, in bytes, twice; 0 means
-	// 16 MiB. Larger calls take more rounds.
+	// 64 MiB. Larger calls take more rounds.
 	Staging int
 	// Halved is the size in bytes of f32 from which on calls that may travel as 16 bits
 	// do; 0 means what was measured to win, below 0 none do.

@@ -9,7 +9,7 @@
 //
 //	accuracy=0.9889 loss=0.1522 epochs=12 ranks=1 backend=host seconds=11.1
 //
-// The images are embedded: see package examples/internal/handwritten.
+// The images are embedded: see package examples/handwritten.
 package main
 
 import (
@@ -30,7 +30,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/examples/internal/handwritten"
+	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )

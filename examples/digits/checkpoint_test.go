@@ -12,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // kept is what a training ends with on each rank.

@@ -48,7 +48,7 @@
 //
 // The exit code is 2 for a wrong command line and 1 for other failures.
 //
-// The images are embedded: see package examples/internal/handwritten.
+// The images are embedded: see package examples/handwritten.
 package main
 
 import (
@@ -66,7 +66,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // config is the parsed command line.

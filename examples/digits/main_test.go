@@ -13,8 +13,8 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
-	"github.com/euryale-ml/euryale/examples/internal/handwritten"
+	"github.com/euryale-ml/euryale/examples/cli"
+	"github.com/euryale-ml/euryale/examples/handwritten"
 )
 
 // train runs the example on ranks of this process and returns what they print.

@@ -11,7 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/examples/internal/handwritten"
+	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/vm"
 )
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 

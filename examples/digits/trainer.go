@@ -16,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
-	"github.com/euryale-ml/euryale/examples/internal/handwritten"
+	"github.com/euryale-ml/euryale/examples/cli"
+	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/vm"
 )
 

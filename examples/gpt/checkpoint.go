@@ -7,7 +7,7 @@ import (
 	"io/fs"
 
 	"github.com/euryale-ml/euryale/autograd"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // past is the progress of a training: what it needs to resume beside weights and solver.

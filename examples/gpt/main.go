@@ -53,7 +53,7 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/examples/internal/cli"
+	"github.com/euryale-ml/euryale/examples/cli"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/vm"
 )

@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 )
 
 // Path is the path of Gorgonia's module and package.
@@ -16,6 +17,13 @@ const (
 	Gradients        = "gradients"
 	Undifferentiated = "undifferentiated nodes"
 )
+
+// Averaging is an operation that keeps moving averages: a batch norm, and its gradient, which
+// shares those of the batch norm.
+type Averaging interface {
+	Stats() (mean, variance tensor.Tensor)
+	SetStats(mean, variance tensor.Tensor) error
+}
 
 // Struct returns the struct of an operation, which may be a pointer to it; the zero Value for none.
 func Struct(op gorgonia.Op) reflect.Value {

@@ -50,6 +50,7 @@ struct Driver {
 	int (*capture)(void *stream, int *status, uint64_t *id, void **graph, void *, void *);
 	int (*object)(void **object, void *data, void (*destroy)(void *), unsigned, unsigned);
 	int (*retain)(void *graph, void *object, unsigned, unsigned);
+	int (*depend)(void *stream, void *nodes, size_t n, unsigned);
 };
 
 static const Driver &driver() {
@@ -65,6 +66,7 @@ static const Driver &driver() {
 			reinterpret_cast<decltype(Driver::capture)>(look("cuStreamGetCaptureInfo_v2")),
 			reinterpret_cast<decltype(Driver::object)>(look("cuUserObjectCreate")),
 			reinterpret_cast<decltype(Driver::retain)>(look("cuGraphRetainUserObject")),
+			reinterpret_cast<decltype(Driver::depend)>(look("cuStreamUpdateCaptureDependencies")),
 		};
 	}();
 	return d;
@@ -791,7 +793,10 @@ static int record(std::unique_ptr<Job> job, void *graph) {
 		changed.notify_all();
 	}, 1, 1);
 	driver().retain(graph, object, 1, 1);
-	return driver().launch(kept->stream, [](void *p) { static_cast<Job *>(p)->run(); }, kept) == 0 ? success : invalid_argument;
+	if (driver().launch(kept->stream, [](void *p) { static_cast<Job *>(p)->run(); }, kept) != 0)
+		return invalid_argument;
+	// NCCL launches on a stream of its own, and sets what the caller's depends on.
+	return driver().depend(kept->stream, nullptr, 0, 1) == 0 ? success : invalid_argument;
 }
 
 static int launch(std::unique_ptr<Job> job) {

@@ -127,6 +127,7 @@ struct Graph {
 struct Node {
 	std::function<void()> f;
 	std::vector<int> after;
+	bool own = false; // a library has set what depends on it: nobody looks whether it is joined
 };
 
 // A capture of one stream, or of several that were ordered behind it.
@@ -251,8 +252,9 @@ static int order(const Capture &c, const std::vector<int> &ends, Graph *g) {
 				joined[i] = true, join(c.nodes[i].after);
 	};
 	join(ends);
-	if (std::count(joined.begin(), joined.end(), false))
-		return capture_unjoined;
+	for (size_t i = 0; i < joined.size(); i++)
+		if (!joined[i] && !c.nodes[i].own)
+			return capture_unjoined;
 	while (g->work.size() < c.nodes.size())
 		for (int i = int(c.nodes.size()) - 1; i >= 0; i--)
 			if (!done[i] && std::all_of(c.nodes[i].after.begin(), c.nodes[i].after.end(), [&](int k) { return done[k]; })) {
@@ -286,6 +288,13 @@ DRIVER cuStreamGetCaptureInfo_v2(Stream *s, int *status, u64 *id, Capture **grap
 		*id = ADDRESS(s->capture.get());
 	if (graph)
 		*graph = s->capture.get();
+	return success;
+}
+// Sets the dependencies of a stream to its last nodes: such nodes are not missed at the end of a capture.
+DRIVER cuStreamUpdateCaptureDependencies(Stream *s, void *, size_t, unsigned) {
+	std::lock_guard<std::recursive_mutex> held(capture_lock);
+	for (int i : s->last)
+		s->capture->nodes[i].own = true;
 	return success;
 }
 DRIVER cuUserObjectCreate(UserObject **object, void *data, void (*destroy)(void *), unsigned, unsigned) { return *object = new UserObject{data, destroy}, success; }
