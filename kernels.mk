@@ -1,7 +1,7 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
-PTX_BASE := $(patsubst %.cu,%.ptx,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
+PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard kernels/cuda/*.cu))
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
@@ -9,16 +9,16 @@ PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 # One GPU architecture: what later ones run too; and newer ones where their instructions
 # pay. Fused multiply-adds are written where they are meant, so that results are those of
 # the host.
-kernels/cuda/%.ptx $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
-kernels/cuda/%.sm_80.ptx: ARCHITECTURE := sm_80
-kernels/cuda/%.sm_90.ptx: ARCHITECTURE := sm_90
-kernels/cuda/%.sm_90a.ptx: ARCHITECTURE := sm_90a
+kernels/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
+kernels/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
+kernels/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
+kernels/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
 	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
 .PHONY: kernels ptx ptx-check nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
 # have changed since kernels/cuda/checked.sum was committed. They are called as make, not as $(MAKE), since
@@ -30,30 +30,30 @@ kernels:
 		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
 	fi
 
-# Compile all kernels to the PTX that is committed. All, because a checkout keeps no times.
+# Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout keeps no times.
 ptx: $(PTX)
 
 define compile-ptx
 	@tmp=$$(mktemp) && trap 'rm -f $$tmp' EXIT && \
 	$(CLANG_CUDA) $(CLANG_CUDA_FLAGS) -S -o $$tmp $< && \
 	{ echo "// Code generated from $(<F) by clang $$($(CLANG_CUDA) -dumpversion); DO NOT EDIT."; \
-	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } > $@
+	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } | $(if $(filter %.gz,$@),gzip -9n,cat) > $@
 	@echo "$@"
 endef
 
-kernels/cuda/%.ptx: kernels/cuda/%.cu always
+kernels/cuda/%.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
 kernels/fuse/%.ptx: kernels/fuse/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_80.ptx: kernels/cuda/%.cu always
+kernels/cuda/%.sm_80.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_90.ptx: kernels/cuda/%.cu always
+kernels/cuda/%.sm_90.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
-kernels/cuda/%.sm_90a.ptx: kernels/cuda/%.cu always
+kernels/cuda/%.sm_90a.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
 # CUDA 12 has the last ptxas for compute capability 7.0.
@@ -65,8 +65,8 @@ PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
 ptx-check:
 	@[ -x $(PTXAS) ] || $(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
 	@{ printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)); \
-	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9a]*\)\.ptx,-arch=\1 &,'; } | \
-		xargs -P "$$(nproc)" -L 1 $(PTXAS) -o /dev/null
+	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9a]*\)\.ptx\.gz,-arch=\1 &,'; } | \
+		xargs -P "$$(nproc)" -L 1 sh -c 'gzip -dc $$1 | $(PTXAS) $$0 -o /dev/null -'
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
 NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
@@ -78,6 +78,6 @@ nvcc:
 	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
 		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
-		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx=)),$(ptx) $(ptx)); \
-		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx=)) | sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \
+		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx.gz=)),$(ptx) $(ptx)); \
+		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx.gz=)) | sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \
 		xargs -P "$$(nproc)" -L 1 sh -c '$(NVCC) -arch=$$1 -o $(CURDIR)/bin/nvcc/$$0.ptx $$2.cu'

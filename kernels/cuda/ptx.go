@@ -1,8 +1,10 @@
 package cuda
 
 import (
+	"compress/gzip"
 	"embed"
 	"fmt"
+	"io"
 	"io/fs"
 	"iter"
 	"maps"
@@ -14,7 +16,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-//go:embed *.ptx
+// modules are compressed: as text they would be half of a small program.
+//
+//go:embed *.ptx.gz
 var modules embed.FS
 
 // Compute capabilities, 7.0 as 70: Volta is the oldest that the kernels run on, Hopper the first
@@ -69,19 +73,51 @@ func parseKernels(kernels string, capability int) (dir string, target int, err e
 // instructions that newer devices lack.
 const targetMark = "sm_"
 
+// compressed is what the names of compressed texts end with.
+const compressed = ".gz"
+
+// namesIn returns the files with PTX in a directory.
+func namesIn(dir fs.FS) ([]string, error) {
+	plain, err := fs.Glob(dir, "*.ptx")
+	if err != nil {
+		return nil, err
+	}
+	short, err := fs.Glob(dir, "*.ptx"+compressed)
+	return append(plain, short...), err
+}
+
+// read returns the text of a file.
+func read(dir fs.FS, name string) (string, error) {
+	f, err := dir.Open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var text io.Reader = f
+	if strings.HasSuffix(name, compressed) {
+		if text, err = gzip.NewReader(f); err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	data, err := io.ReadAll(text)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", name, err)
+	}
+	return string(data), nil
+}
+
 // textsIn returns the texts in a directory for a compute capability, on devices of that one or of a newer one.
 func textsIn(dir fs.FS, capability, device int) (map[string]string, error) {
-	names, err := fs.Glob(dir, "*.ptx")
+	names, err := namesIn(dir)
 	if err != nil {
 		return nil, err
 	}
 	texts := make(map[string]string, len(names))
 	for family, v := range newest(names, capability, device) {
-		data, err := fs.ReadFile(dir, v.file)
+		text, err := read(dir, v.file)
 		if err != nil {
 			return nil, fmt.Errorf("PTX: %w", err)
 		}
-		text := string(data)
 		if capability >= Hopper {
 			text = withPDL(text)
 		}
@@ -101,7 +137,7 @@ type variant struct {
 func newest(names []string, capability, device int) map[string]variant {
 	variants := map[string]variant{}
 	for _, name := range names {
-		family, number, found := strings.Cut(strings.TrimSuffix(name, ".ptx"), "."+targetMark)
+		family, number, found := strings.Cut(strings.TrimSuffix(strings.TrimSuffix(name, compressed), ".ptx"), "."+targetMark)
 		number, alone := strings.CutSuffix(number, "a")
 		target, err := strconv.Atoi(number)
 		if !found {
@@ -121,7 +157,7 @@ func Describe(kernels string, capability int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	names, err := fs.Glob(modules, "*.ptx")
+	names, err := namesIn(modules)
 	if err != nil {
 		return "", err
 	}

@@ -130,11 +130,11 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		data, err := modules.ReadFile(file.Name())
+		text, err := read(modules, file.Name())
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, text, _ := strings.Cut(string(data), "\n.target "+targetMark)
+		_, text, _ = strings.Cut(text, "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
 		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target, target)[family] != (variant{target, file.Name()}) {
 			t.Errorf("%s is for sm_%d", file.Name(), target)
@@ -156,7 +156,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 }
 
 func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
-	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "sum.sm_90b.ptx", "late.sm_90.ptx"}
+	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx.gz", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "sum.sm_90b.ptx", "late.sm_90.ptx"}
 	for _, test := range []struct {
 		capability int
 		want       map[string]variant
@@ -164,10 +164,10 @@ func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
 		{61, map[string]variant{}},
 		{70, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
 		{75, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
-		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
-		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {80, "sparse.sm_80.ptx"}}},
-		{90, map[string]variant{"sum": {90, "sum.sm_90a.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
-		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx"}, "sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {80, "sparse.sm_80.ptx"}}},
+		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {80, "sparse.sm_80.ptx"}}},
+		{90, map[string]variant{"sum": {90, "sum.sm_90a.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
 	} {
 		for range 2 {
 			if got := newest(names, test.capability, test.capability); !maps.Equal(got, test.want) {
