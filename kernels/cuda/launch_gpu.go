@@ -84,10 +84,10 @@ import (
 // Loaded holds the kernels of one context.
 type Loaded struct {
 	context    C.CUcontext
-	capability int               // of the device
-	target     int               // for which fused kernels are written
-	texts      map[string]string // the PTX of each family
-	homes      map[Entry]string  // the family of each kernel
+	capability int                              // of the device
+	target     int                              // for which fused kernels are written
+	sources    map[string]source                // the PTX of each family
+	homes      func() (map[Entry]string, error) // the family of each kernel
 
 	loading sync.Mutex // held while the driver compiles
 	modules []cu.Module
@@ -114,7 +114,7 @@ func load(kernels string) (*Loaded, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts, err := ptxWith(kernels, capability)
+	sources, err := ptxWith(kernels, capability)
 	if err != nil {
 		return nil, fmt.Errorf("find the kernels: %w", err)
 	}
@@ -123,22 +123,33 @@ func load(kernels string) (*Loaded, error) {
 		return nil, err
 	}
 	l := &Loaded{
-		capability: capability, target: target, texts: texts, homes: map[Entry]string{},
+		capability: capability, target: target, sources: sources,
+		homes:  sync.OnceValues(func() (map[Entry]string, error) { return homesIn(sources) }),
 		loaded: map[string]bool{}, written: map[string]map[string]*function{}, functions: map[Entry]*function{},
 	}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
 		return nil, fmt.Errorf("find the kernels: %s", describe(code))
 	}
-	for family, text := range texts {
+	return l, nil
+}
+
+// homesIn returns the family of each kernel.
+func homesIn(sources map[string]source) (map[Entry]string, error) {
+	homes := map[Entry]string{}
+	for family, s := range sources {
+		text, err := s.text()
+		if err != nil {
+			return nil, err
+		}
 		for name := range bodies(text) {
 			e, err := parseEntry(name)
 			if err != nil {
 				return nil, fmt.Errorf("find the kernels: family %s: %w", family, err)
 			}
-			l.homes[e] = family
+			homes[e] = family
 		}
 	}
-	return l, nil
+	return homes, nil
 }
 
 // capability returns the compute capability of the current context's device.
@@ -192,9 +203,13 @@ func (l *Loaded) enter(f func() error) error {
 
 // load loads a family. loading is held.
 func (l *Loaded) load(family string) error {
-	text, ok := l.texts[family]
+	of, ok := l.sources[family]
 	if !ok {
 		return errors.New("there are none of that name")
+	}
+	text, err := of.text()
+	if err != nil {
+		return err
 	}
 	functions, err := l.module(text)
 	if err != nil {
@@ -221,7 +236,11 @@ func (l *Loaded) find(e Entry) (*function, error) {
 	if f := l.look(e); f != nil {
 		return f, nil
 	}
-	family, ok := l.homes[e]
+	homes, err := l.homes()
+	if err != nil {
+		return nil, err
+	}
+	family, ok := homes[e]
 	if !ok {
 		return nil, fmt.Errorf("there is no kernel %v", e)
 	}

@@ -28,26 +28,33 @@ const (
 	Hopper = 90
 )
 
+// source is a text that is read when it is needed: all of them take a tenth of a second.
+type source struct {
+	dir  fs.FS
+	file string
+	pdl  bool // it is made to take part in programmatic dependent launch
+}
+
 // ptxWith returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
 // family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
 // kernels take part in programmatic dependent launch. The value of EURYALE_KERNELS changes that, unless it is
 // empty. "sm_70" selects the kernels for compute capability 7.0, which newer devices run, too. Anything else
 // names a directory whose PTX replaces that of the same families, to compare compilers.
-func ptxWith(kernels string, capability int) (map[string]string, error) {
+func ptxWith(kernels string, capability int) (map[string]source, error) {
 	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {
 		return nil, err
 	}
-	texts, err := textsIn(modules, target, capability)
+	sources, err := sourcesIn(modules, target, capability)
 	if err != nil || dir == "" {
-		return texts, err
+		return sources, err
 	}
-	others, err := textsIn(os.DirFS(dir), target, capability)
+	others, err := sourcesIn(os.DirFS(dir), target, capability)
 	if err == nil && len(others) == 0 {
 		err = fmt.Errorf("EURYALE_KERNELS=%s has no file *.ptx", dir)
 	}
-	maps.Copy(texts, others)
-	return texts, err
+	maps.Copy(sources, others)
+	return sources, err
 }
 
 // parseKernels returns the directory that EURYALE_KERNELS names, if any, and the compute
@@ -86,44 +93,40 @@ func namesIn(dir fs.FS) ([]string, error) {
 	return append(plain, short...), err
 }
 
-// read returns the text of a file.
-func read(dir fs.FS, name string) (string, error) {
-	f, err := dir.Open(name)
+// text reads the text.
+func (s source) text() (string, error) {
+	f, err := s.dir.Open(s.file)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("PTX: %w", err)
 	}
 	defer f.Close()
-	var text io.Reader = f
-	if strings.HasSuffix(name, compressed) {
-		if text, err = gzip.NewReader(f); err != nil {
-			return "", fmt.Errorf("%s: %w", name, err)
+	var plain io.Reader = f
+	if strings.HasSuffix(s.file, compressed) {
+		if plain, err = gzip.NewReader(f); err != nil {
+			return "", fmt.Errorf("PTX %s: %w", s.file, err)
 		}
 	}
-	data, err := io.ReadAll(text)
+	data, err := io.ReadAll(plain)
 	if err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
+		return "", fmt.Errorf("PTX %s: %w", s.file, err)
+	}
+	if s.pdl {
+		return withPDL(string(data)), nil
 	}
 	return string(data), nil
 }
 
-// textsIn returns the texts in a directory for a compute capability, on devices of that one or of a newer one.
-func textsIn(dir fs.FS, capability, device int) (map[string]string, error) {
+// sourcesIn returns the texts in a directory for a compute capability, on devices of that one or of a newer one.
+func sourcesIn(dir fs.FS, capability, device int) (map[string]source, error) {
 	names, err := namesIn(dir)
 	if err != nil {
 		return nil, err
 	}
-	texts := make(map[string]string, len(names))
+	sources := make(map[string]source, len(names))
 	for family, v := range newest(names, capability, device) {
-		text, err := read(dir, v.file)
-		if err != nil {
-			return nil, fmt.Errorf("PTX: %w", err)
-		}
-		if capability >= Hopper {
-			text = withPDL(text)
-		}
-		texts[family] = text
+		sources[family] = source{dir, v.file, capability >= Hopper}
 	}
-	return texts, nil
+	return sources, nil
 }
 
 // variant is one of the files of a family: the oldest compute capability that it is for.

@@ -32,7 +32,7 @@ var (
 
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := ptxWith("", Volta)
+	texts, err := textsWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +72,17 @@ func parseSignature(t *testing.T, e Entry, text string) signature {
 	return s
 }
 
+// textsWith is ptxWith, read.
+func textsWith(kernels string, capability int) (map[string]string, error) {
+	sources, err := ptxWith(kernels, capability)
+	texts := map[string]string{}
+	for family, s := range sources {
+		text, failed := s.text()
+		texts[family], err = text, errors.Join(err, failed)
+	}
+	return texts, err
+}
+
 func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 	types := []string{"b8", "b16", "b32", "b64", "b128", "f16", "bf16", "f32", "f64", "i32", "i64", "u8"}
 	all := signatures(t)
@@ -92,7 +103,7 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 var targets = []int{Volta, 80, Hopper}
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := ptxWith("", Volta)
+	texts, err := textsWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +113,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		}
 	}
 	for _, capability := range []int{Volta, 75, 80, 89} {
-		texts, err := ptxWith("", capability)
+		texts, err := textsWith("", capability)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +123,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 			}
 		}
 	}
-	if _, err := ptxWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
+	if _, err := textsWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
 		t.Errorf("devices before Volta: %v", err)
 	}
 }
@@ -130,7 +141,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		text, err := read(modules, file.Name())
+		text, err := source{dir: modules, file: file.Name()}.text()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,14 +202,14 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 		{"sm_70", 90, 70}, {"sm_70", 70, 70}, {"sm_75", 80, 75}, {"sm_80", 90, 80}, {"sm_90", 90, 90},
 		{"sm_90", 80, 0}, {"sm_61", 90, 0}, {"sm_", 90, 0}, {"sm_90a", 90, 0},
 	} {
-		texts, err := ptxWith(test.kernels, test.capability)
+		texts, err := textsWith(test.kernels, test.capability)
 		if test.as == 0 {
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "EURYALE_KERNELS="+test.kernels) {
 				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
 			}
 			continue
 		}
-		want, _ := ptxWith("", test.as)
+		want, _ := textsWith("", test.as)
 		if err != nil || !maps.Equal(texts, want) {
 			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels, test.capability, test.as, err)
 		}
@@ -243,12 +254,12 @@ func computesAsTheHost(t *testing.T, family, text string) {
 }
 
 func TestVariantsHaveTheSameKernels(t *testing.T) {
-	base, err := ptxWith("", Volta)
+	base, err := textsWith("", Volta)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, capability := range targets {
-		texts, err := ptxWith("", capability)
+		texts, err := textsWith("", capability)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -409,7 +420,7 @@ func products(k Kernels, n int) error {
 // TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs, and of no others.
 func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := ptxWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
+	if _, err := textsWith(dir, 90); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("a directory without PTX: %v", err)
 	}
 	of := func(target string) string {
@@ -427,11 +438,11 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		{80, of("sm_80"), of("sm_80")},
 		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
 	} {
-		embedded, err := ptxWith("", test.capability)
+		embedded, err := textsWith("", test.capability)
 		if err != nil {
 			t.Fatal(err)
 		}
-		texts, err := ptxWith(dir, test.capability)
+		texts, err := textsWith(dir, test.capability)
 		if err != nil {
 			t.Fatal(err)
 		}
