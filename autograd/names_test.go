@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // shaped is a variable whose elements count up from a number.
@@ -249,7 +250,7 @@ func TestCheckpointsOfFormat1Load(t *testing.T) {
 type format1 struct {
 	params gorgonia.Nodes
 	frozen *gorgonia.Node
-	norm   averaging
+	norm   stock.Averaging
 }
 
 func newFormat1() (m format1, err error) {

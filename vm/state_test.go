@@ -251,9 +251,9 @@ func checkpointed(what, dir string) error {
 	return errors.Join(err, wrong, unread, dp.Check(), machine.Close(), own.Close())
 }
 
-// TestEvaluationIsTheSameAfterLoad: a model with a batch norm, frozen parameters and a dropout
+// TestEvaluationIsTheSameAfterLoadInAnotherProcess: a model with a batch norm, frozen parameters and a dropout
 // evaluates the same before Save and after Load in other processes, on as many ranks and on one.
-func TestEvaluationIsTheSameAfterLoad(t *testing.T) {
+func TestEvaluationIsTheSameAfterLoadInAnotherProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	dir := "EURYALE_TEST_CHECKPOINT=" + path
 	var want string
