@@ -54,7 +54,7 @@ func readHead(path string) ([]byte, bool) {
 // checkInterpreter checks the words after #!.
 func checkInterpreter(path string, words []string) error {
 	if len(words) == 0 {
-		return fmt.Errorf("program %s: its first line names no program after #!", path)
+		return fmt.Errorf("program %s: its first line, #!, names no program", path)
 	}
 	if _, err := os.Stat(words[0]); err != nil {
 		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be reached (%w)",
