@@ -38,7 +38,7 @@ func TestProgramsThatTheKernelCannotStartAreExplained(t *testing.T) {
 		{"dosenv", "#!/usr/bin/env sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)"}},
 		{"dosbare", "echo hello\r\n", []string{"Windows line ends (CRLF)"}},
 		{"gone", "#! /no/such/python3 -u\n", []string{"its first line asks for /no/such/python3", "does not exist"}},
-		{"nobody", "#!\n", []string{"its first line names no program"}},
+		{"nobody", "#!\n", []string{"its first line, #!, names no program"}},
 		{"train.py", "import sys\n", []string{"no #! line", "train.py"}},
 		{"zeros", "\x00\x01\x02\x03", []string{"exec format error", "not a program for this machine"}},
 	} {
