@@ -96,6 +96,12 @@ func rank(name string) error {
 		)
 	case "killed":
 		return in(name, 0, false, killed)
+	case "foreign": // each rank is a job of Open MPI
+		const base = "OMPI_MCA_orte_tmpdir_base"
+		own := filepath.Join(os.Getenv(base), os.Getenv("RANK"))
+		if err := errors.Join(os.Mkdir(own, 0o700), os.Setenv(base, own)); err != nil {
+			return err
+		}
 	}
 	return in(name, 0, false, splits)
 }
