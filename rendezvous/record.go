@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -97,11 +96,24 @@ func cacheRecords() string {
 // reports an end does not make it.
 func awaitRecordDir(ctx context.Context) error {
 	for ; ctx.Err() == nil; pause(ctx, pollTime) {
-		if slices.ContainsFunc(recordDirs(), func(dir string) bool { _, err := os.Lstat(dir); return err == nil }) {
+		if recordDirMade() {
 			return nil
 		}
 	}
 	return context.Cause(ctx)
+}
+
+// recordDirMade reports whether recordDir has nothing to make.
+func recordDirMade() bool {
+	for _, dir := range recordDirs() {
+		if _, err := os.Lstat(dir); err != nil {
+			return false
+		}
+		if makePrivate(dir) == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // recordDir returns the first directory that only this user can write. It makes
