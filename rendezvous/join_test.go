@@ -677,6 +677,37 @@ func TestRanksMeetAlthoughAnotherUserHasTakenTheirDirectory(t *testing.T) {
 	}
 }
 
+// Who only reports an end makes no directory: it waits for the one that ranks make, although their
+// user has met in the cache before.
+func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
+	temp := t.TempDir()
+	homeless(t)
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("TMPDIR", temp)
+	if err := os.MkdirAll(cacheRecords(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if recordDirMade() {
+		t.Error("the directory in TMPDIR is still to be made")
+	}
+	dir := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
+	for what, make := range map[string]func() error{
+		"theirs":          func() error { return os.Mkdir(dir, 0o700) },
+		"another's":       func() error { return os.Symlink(temp, dir) },
+		"of no safe mode": func() error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755)) },
+	} {
+		if err := make(); err != nil {
+			t.Fatal(err)
+		}
+		if !recordDirMade() {
+			t.Errorf("%s: ranks meet there, or in the cache", what)
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func makeDir(t *testing.T, mode os.FileMode, owner int) string {
 	t.Helper()
 	dir := t.TempDir()
