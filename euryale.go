@@ -111,8 +111,8 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	return &session{Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file, parts: parts{localRanks: w.LocalSize}, unwatch: unwatch}, nil
 }
 
-// sayLongWait returns a [rendezvous.World.LongWait] that says once for whom this rank waits, in which
-// call, and when that ends.
+// sayLongWait returns a [rendezvous.World.LongWait] that says once for whom this rank waits, in
+// which call, and when that ends.
 func sayLongWait(
 	to io.Writer, w *rendezvous.World, recorder *observe.Recorder,
 ) func(ranks string, waited time.Duration) {

@@ -71,7 +71,8 @@ func (ps *parts) failure() error {
 	return err
 }
 
-// close closes the groups that are open, and those to come: no call of theirs goes on without the job.
+// close closes the groups that are open, and those to come: no call of theirs goes on without the
+// job.
 func (ps *parts) close() error {
 	ps.mu.Lock()
 	ps.closed = true

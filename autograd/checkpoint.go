@@ -31,25 +31,27 @@ import (
 // Errors, on all ranks: a solver whose state cannot be read (of Gorgonia's only VanillaSolver has
 // none: use a [Solver] of this package); [ErrLocked] if another job saves to dir; ErrArgument for
 // parameters without a name, or with the same name as another (see [SaveWeights]), and while a step
-// is in progress, from the first hook, the begin of Accumulate, or the first run of a step of package
-// vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file system and of
-// the communicator.
-func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
+// is in progress, from the first hook, the begin of Accumulate, or the first run of a step of
+// package vm, to its end; ErrMismatch if ranks have trained without a Sync; those of the file
+// system and of the communicator.
+func (d *DataParallel) Save(
+	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
+) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error {
 		return d.save(dir, solver, progress, opts, false)
 	})
 }
 
 // Load restores what Save has written, and unmarshals its progress; a nil progress ignores it.
-// dir is a directory of Save, or one checkpoint in it. Of the former Load takes the newest checkpoint
-// that is whole, and says if there is a newer one that is not ([WithNotice]). Load is collective.
-// Build the graph before. The program must have parameters with the same names, in any order, the
-// same batch norms and options, and the same settings of the solver, which are not in the checkpoint.
-// With a compression that keeps residuals, and with WithPartial, the order of parameters must be the
-// same, too, and with checkpoints of older versions, which number parameters.
-// Checkpoints of older versions lack the number of parameters, the reduction and the compression's
-// options; Load does not compare these then. They lack moving averages and frozen parameters, too:
-// these stay as they are, and Load says so ([WithNotice]).
+// dir is a directory of Save, or one checkpoint in it. Of the former Load takes the newest
+// checkpoint that is whole, and says if there is a newer one that is not ([WithNotice]). Load is
+// collective. Build the graph before. The program must have parameters with the same names, in any
+// order, the same batch norms and options, and the same settings of the solver, which are not in
+// the checkpoint. With a compression that keeps residuals, and with WithPartial, the order of
+// parameters must be the same, too, and with checkpoints of older versions, which number
+// parameters. Checkpoints of older versions lack the number of parameters, the reduction and the
+// compression's options; Load does not compare these then. They lack moving averages and frozen
+// parameters, too: these stay as they are, and Load says so ([WithNotice]).
 //
 // Gorgonia's machines throw moving averages away when they are made for training. Make a
 // gorgonia.NewTapeMachine before Load.
@@ -60,13 +62,15 @@ func (d *DataParallel) Save(dir string, solver gorgonia.Solver, progress any, op
 //
 // [WeightsOnly] loads parameters, frozen variables and moving averages alone, for another solver.
 //
-// To change the reduction or the compression and keep the solver's state, load with the old one, Close
-// d, and pass the same parameters to another New. Residuals then start empty; their content is lost.
+// To change the reduction or the compression and keep the solver's state, load with the old one,
+// Close d, and pass the same parameters to another New. Residuals then start empty; their content
+// is lost.
 //
-// Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that is
-// damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed on
-// any rank; those of the communicator. If a rank fails later (a device is lost, or a [Stateful] that
-// is not a [Checker] refuses its state), ranks may differ, so that error ends d like one of Sync.
+// Errors, on all ranks: fs.ErrNotExist if dir has no checkpoint, so that training begins; one that
+// is damaged or does not fit, or ErrArgument while a step is in progress; then nothing has changed
+// on any rank; those of the communicator. If a rank fails later (a device is lost, or a [Stateful]
+// that is not a [Checker] refuses its state), ranks may differ, so that error ends d like one of
+// Sync.
 func (d *DataParallel) Load(dir string, solver gorgonia.Solver, progress any,
 	opts ...LoadOption) error {
 	return d.collectively(backend.ForLoad, "load "+dir, func() error {

@@ -20,9 +20,10 @@ import (
 //
 // It is Algorithm 1 of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent
 // neural networks" (arXiv:1211.5063), over all parameters at once like PyTorch's
-// clip_grad_norm_, which adds 1e-6 to the norm before it divides: this function does not. The gradients of Sync are the same on all ranks, so the norm and the
-// clipped gradients are, too, and ClipNorm communicates nothing. With [WithPartial] each rank
-// has its own gradients and its own norm.
+// clip_grad_norm_, which adds 1e-6 to the norm before it divides: this function does not. The
+// gradients of Sync are the same on all ranks, so the norm and the clipped gradients are, too, and
+// ClipNorm communicates nothing. With [WithPartial] each rank has its own gradients and its own
+// norm.
 //
 // Cost: one pass over the gradients, and a second one if they are clipped. On a device it
 // waits for the norm and needs memory for a copy of the largest gradient.

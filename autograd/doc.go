@@ -32,8 +32,8 @@
 //	 	}
 //
 // Each of these calls returns an error, which the example ignores. Every rank makes the same
-// calls in the same order. NewSampler, New, Save, SaveAsync, Load, Check, Mean, Sum, Any and Evaluation wait for all
-// ranks, so never call them under "if comm.Rank() == 0".
+// calls in the same order. NewSampler, New, Save, SaveAsync, Load, Check, Mean, Sum, Any and
+// Evaluation wait for all ranks, so never call them under "if comm.Rank() == 0".
 //
 // With one more change per layer the communication overlaps the backward pass:
 //
@@ -179,11 +179,12 @@
 // [DataParallel.Save] and Load keep everything that training depends on: the model, the residuals
 // of a compression, and the state of solvers that are [Stateful]. Training resumes with the same
 // bits in a program with the same options, also on another number of ranks unless ranks have state
-// of their own. Each checkpoint is a directory in the one that Save is given, and Load takes the newest
-// that is whole; docs/checkpoints.md describes them. Call both between steps: after Sync, and before the next RunAll. Where ranks have
-// parts of the parameters ([WithParts]), a checkpoint has the whole.
+// of their own. Each checkpoint is a directory in the one that Save is given, and Load takes the
+// newest that is whole; docs/checkpoints.md describes them. Call both between steps: after Sync,
+// and before the next RunAll. Where ranks have parts of the parameters ([WithParts]), a checkpoint
+// has the whole.
 //
 // [DataParallel.SaveAsync] writes behind the training. Tensors have the names of the graph's nodes:
-// [SaveWeights] and [LoadWeights] write and read a model alone, and [WeightsOnly] makes Load take it
-// for another solver. A program without other ranks passes [Solo] to [New].
+// [SaveWeights] and [LoadWeights] write and read a model alone, and [WeightsOnly] makes Load take
+// it for another solver. A program without other ranks passes [Solo] to [New].
 package autograd

@@ -62,13 +62,13 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	return x, nil
 }
 
-// Pulls says how the machine brings parameters to where their values are. Save, Load, Check and Hash
-// call it first, on the goroutine that calls them.
+// Pulls says how the machine brings parameters to where their values are. Save, Load, Check and
+// Hash call it first, on the goroutine that calls them.
 func (x *Exchange) Pulls(pull func() error) { x.pull = pull }
 
-// Copying starts copies, on a device, of what it has newer than host memory, and copies other memory at
-// once. What it returns brings the copies to the host, in the same order, and may be called once, by
-// another goroutine.
+// Copying starts copies, on a device, of what it has newer than host memory, and copies other
+// memory at once. What it returns brings the copies to the host, in the same order, and may be
+// called once, by another goroutine.
 type Copying func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
 // Copies says how the machine copies parameters and what the solver of a Fusion keeps for them, for

@@ -49,7 +49,7 @@ type namedTensor struct {
 	what      string // in messages
 }
 
-// checkNames returns an error unless each tensor has a name of its own.
+// checkNames returns an error unless all names are valid and unique.
 func checkNames(all []namedTensor) error {
 	const rename = "give each variable a name of its own (gorgonia.WithName): the tensors of a " +
 		"file have them"

@@ -139,8 +139,8 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 
 // WithNotice says where what a user should know is reported, in place of standard error: that ranks
 // have trained without Sync, a variable with a gradient that [New] was not given, random numbers
-// that a checkpoint cannot keep, what an old checkpoint lacks, one that Load passes over because it is
-// damaged, and an older one that Save cannot remove. Rank 0 says it, each once. Ranks
+// that a checkpoint cannot keep, what an old checkpoint lacks, one that Load passes over because it
+// is damaged, and an older one that Save cannot remove. Rank 0 says it, each once. Ranks
 // need not have the same. Say must not call the DataParallel, or the machine of package vm that
 // reports: both may hold their locks meanwhile.
 func WithNotice(say func(text string)) Option {

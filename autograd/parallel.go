@@ -433,8 +433,8 @@ func (d *DataParallel) Err() error {
 	return d.err
 }
 
-// Close waits for all-reduces in progress and for a [DataParallel.SaveAsync], whose error it returns,
-// and frees the memory of d. The gradients that Sync
+// Close waits for all-reduces in progress and for a [DataParallel.SaveAsync], whose error it
+// returns, and frees the memory of d. The gradients that Sync
 // has returned must not be used after it. The communicator reuses the memory of the buckets at
 // its next Alloc after all ranks have closed. Close d before the communicator and the engine.
 // Later calls do nothing.

@@ -63,7 +63,9 @@ func damaged(is, written string) error {
 func vector(b backend.Buffer) stored { return stored{[]int{b.Len()}, b} }
 
 // writeTensors writes tensors to a file, by name, with what is said of them.
-func writeTensors(path string, tensors map[string]stored, said remarks) (f checkpoint.File, err error) {
+func writeTensors(
+	path string, tensors map[string]stored, said remarks,
+) (f checkpoint.File, err error) {
 	names := slices.Sorted(maps.Keys(tensors))
 	header, at := map[string]json.RawMessage{}, 0
 	for _, name := range names {

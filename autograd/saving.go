@@ -14,29 +14,31 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied what
-// the checkpoint is to have, and a goroutine writes that. The checkpoint has the bits that Save would
-// have written instead. SaveAsync is collective.
+// SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied
+// what the checkpoint is to have, and a goroutine writes that. The checkpoint has the bits that
+// Save would have written instead. SaveAsync is collective.
 //
-// A machine of package vm on a device copies parameters and the solver's state there, and fetches the
-// copies while steps go on. The device needs memory for them, which stays until the machine's Close;
-// where there is too little, and everywhere else, copies are made on the host. With [WithParts] ranks
-// exchange the whole first.
+// A machine of package vm on a device copies parameters and the solver's state there, and fetches
+// the copies while steps go on. The device needs memory for them, which stays until the machine's
+// Close; where there is too little, and everywhere else, copies are made on the host. With
+// [WithParts] ranks exchange the whole first.
 //
 // The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
-// own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save, Load
-// or Close does it, and Close is collective then. Each of these waits for the last SaveAsync and
-// returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
+// own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save,
+// Load or Close does it, and Close is collective then. Each of these waits for the last SaveAsync
+// and returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
 //
 // Errors: those of Save that are known before files are written.
-func (d *DataParallel) SaveAsync(dir string, solver gorgonia.Solver, progress any, opts ...SaveOption) error {
+func (d *DataParallel) SaveAsync(
+	dir string, solver gorgonia.Solver, progress any, opts ...SaveOption,
+) error {
 	return d.collectively(backend.ForSave, "save "+dir, func() error {
 		return d.save(dir, solver, progress, opts, true)
 	})
 }
 
-// saving is a Save, from its draft to the checkpoint. Once it is started, the goroutine of run has it
-// until done.
+// saving is a Save, from its draft to the checkpoint. Once it is started, the goroutine of run has
+// it until done.
 type saving struct {
 	dir, id string
 	held    int // locks before it
@@ -112,7 +114,9 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 // take notes what is to be written.
 func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onDevice bool) error {
 	s.record = d.record(solver)
-	s.record.Stamp = checkpoint.Stamp{ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned}
+	s.record.Stamp = checkpoint.Stamp{
+		ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned,
+	}
 	s.known = d.saves.known
 	if err := d.settle(); err != nil {
 		return err
@@ -284,8 +288,8 @@ func (s *saving) commit(files []checkpoint.File) error {
 	}
 	s.record.Stamp = done
 	if err := checkpoint.Prune(s.dir, r.Training, s.options.keep); err != nil {
-		s.notices = append(s.notices, fmt.Sprintf("%s is saved, and an older checkpoint cannot be removed: %v",
-			done.Name, err))
+		s.notices = append(s.notices, fmt.Sprintf(
+			"%s is saved, and an older checkpoint cannot be removed: %v", done.Name, err))
 	}
 	return nil
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// Solo returns a communicator of one rank on the host, which exchanges nothing: a program that trains
-// alone passes it to [New] to save and load checkpoints, or to vm.WithDataParallel for the options of
-// this package, also where the machine is on a device.
+// Solo returns a communicator of one rank on the host, which exchanges nothing: a program that
+// trains alone passes it to [New] to save and load checkpoints, or to vm.WithDataParallel for the
+// options of this package, also where the machine is on a device.
 //
 //	dp, err := autograd.New(autograd.Solo(), learnables)
 //	...
@@ -34,7 +34,9 @@ func (solo) Err() error                { return nil }
 func (solo) Close() error              { return nil }
 
 // Start implements [backend.Communicator]: whatever is exchanged with nobody is a copy.
-func (s solo) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s solo) Start(
+	q backend.Queue, c backend.Collective, dst, src backend.Buffer,
+) (backend.Work, error) {
 	if _, err := c.Check(0, 1, dst, src); err != nil {
 		return nil, err
 	}

@@ -20,9 +20,9 @@ import (
 )
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such
-// as Python's safetensors.numpy.load_file. nodes are what the model is: its learnables, and variables
-// that nothing trains. The moving averages of the batch norms in their graphs are written with them.
-// It needs no solver and no communicator, and is not collective: call it on one rank.
+// as Python's safetensors.numpy.load_file. nodes are what the model is: its learnables, and
+// variables that nothing trains. The moving averages of the batch norms in their graphs are written
+// with them. It needs no solver and no communicator, and is not collective: call it on one rank.
 //
 // Tensors have the names, shapes and dtypes of their nodes. Averages are named
 // batchnorm.0.running_mean and batchnorm.0.running_var, and so on, in the order of the graph.
@@ -43,21 +43,21 @@ func SaveWeights(path string, nodes gorgonia.Nodes) error {
 }
 
 // LoadWeights gives variables the values that a file has for their names, in place, and the moving
-// averages of the batch norms in their graphs. path is a file of [SaveWeights] or of another program,
-// or a checkpoint of [DataParallel.Save], whose solver it ignores. It is not collective: load before
-// [New], which gives all ranks the model of rank 0, or on all ranks.
+// averages of the batch norms in their graphs. path is a file of [SaveWeights] or of another
+// program, or a checkpoint of [DataParallel.Save], whose solver it ignores. It is not collective:
+// load before [New], which gives all ranks the model of rank 0, or on all ranks.
 //
-// The variables and the file must have the same names, in any order. To fine-tune a model with a new
-// head, load without the head, or pass [NonStrict]:
+// The variables and the file must have the same names, in any order. To fine-tune a model with a
+// new head, load without the head, or pass [NonStrict]:
 //
 //	err := autograd.LoadWeights("pretrained.safetensors", body, autograd.NonStrict(nil))
 //
 // A machine of package vm on a device takes the values over in its next run: call its Pull before
 // LoadWeights if it has run.
 //
-// Errors: ErrArgument for variables that the file has not, and for tensors that no variable has, with
-// their names, for other shapes or dtypes, and for nodes as of SaveWeights; a damaged file; those of
-// the file system. After an error nothing has changed.
+// Errors: ErrArgument for variables that the file has not, and for tensors that no variable has,
+// with their names, for other shapes or dtypes, and for nodes as of SaveWeights; a damaged file;
+// those of the file system. After an error nothing has changed.
 func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) error {
 	err := backend.Given("", "options", options)
 	if err == nil {
@@ -81,10 +81,10 @@ type weightsOptions struct {
 	report  func(missing, unexpected []string)
 }
 
-// NonStrict makes LoadWeights load what the variables and the file have in common, like strict=False
-// of PyTorch's load_state_dict. Shapes and dtypes must still agree. report is told the names of
-// variables that the file has not, which keep their values, and of tensors that no variable has; nil
-// tells nobody.
+// NonStrict makes LoadWeights load what the variables and the file have in common, like
+// strict=False of PyTorch's load_state_dict. Shapes and dtypes must still agree. report is told the
+// names of variables that the file has not, which keep their values, and of tensors that no
+// variable has; nil tells nobody.
 func NonStrict(report func(missing, unexpected []string)) WeightsOption {
 	return func(o *weightsOptions) { o.partial, o.report = true, report }
 }
@@ -99,8 +99,8 @@ type loadOptions struct {
 
 // WeightsOnly makes Load restore parameters, variables of [WithFrozen] and moving averages, such as
 // for fine-tuning: the program may have another solver, other options and another number of ranks
-// than the checkpoint. The solver begins anew: a [Solver] of this package forgets its state. So does the count of steps
-// that names checkpoints: what follows is another training.
+// than the checkpoint. The solver begins anew: a [Solver] of this package forgets its state. So
+// does the count of steps that names checkpoints: what follows is another training.
 // Residuals of a compression and the step of random numbers stay as they are. [LoadWeights] is for
 // models with other parameters, such as a new head.
 func WeightsOnly() LoadOption { return func(o *loadOptions) { o.weightsOnly = true } }
@@ -116,8 +116,7 @@ func loadOptionsOf(opts []LoadOption) loadOptions {
 	return o
 }
 
-// ofWeights returns the record that the program would write itself, but for what the record says of
-// the weights.
+// ofWeights returns the record of this program with the weights that r describes.
 func (r record) ofWeights(program record) record {
 	program.Format, program.Frozen, program.Averages = r.Format, r.Frozen, r.Averages
 	program.Progress, program.Stamp = r.Progress, r.Stamp

@@ -55,11 +55,11 @@ func (g *gate) accept(take func(net.Conn)) {
 	}
 }
 
-// crowd holds the connections that have not proven the token yet, in two halls: those that have said
-// nothing, and those that have said hello. When a hall is full, one of its connections is dropped: of
-// the source that has most places there, a random one. So strangers take places from each other as
-// long as other sources have fewer. From a rank's own source, they leave it a chance in each attempt,
-// whatever the time that its messages take.
+// crowd holds the connections that have not proven the token yet, in two halls: those that have
+// said nothing, and those that have said hello. When a hall is full, one of its connections is
+// dropped: of the source that has most places there, a random one. So strangers take places from
+// each other as long as other sources have fewer. From a rank's own source, they leave it a chance
+// in each attempt, whatever the time that its messages take.
 type crowd struct {
 	mu    sync.Mutex
 	halls [2]hall

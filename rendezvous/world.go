@@ -243,8 +243,8 @@ func (w *World) failureOf(cause error) *Failure {
 	return f
 }
 
-// NewsTime returns how long to wait for the store to take the news that a rank is lost. They are sent
-// all the same if it does not answer in that time.
+// NewsTime returns how long to wait for the store to take the news that a rank is lost. They are
+// sent all the same if it does not answer in that time.
 func (w *World) NewsTime(lost int) time.Duration {
 	c, ok := w.inner.(*client)
 	if !ok {

@@ -23,10 +23,10 @@ import (
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
 // their host tensors; the solver's State fetches its state, and Save and Load of
-// [Machine.DataParallel] both. gorgonia.Let with another tensor, and SetState, take effect in the next RunAll.
-// Write into a learnable's own tensor only between Pull and the next RunAll: what the host writes
-// at other times is lost. Gradients have no value on the host unless their nodes are given to
-// [Keep].
+// [Machine.DataParallel] both. gorgonia.Let with another tensor, and SetState, take effect in the
+// next RunAll. Write into a learnable's own tensor only between Pull and the next RunAll: what the
+// host writes at other times is lost. Gradients have no value on the host unless their nodes are
+// given to [Keep].
 //
 // Where ranks exchange gradients, use [WithDataParallel], too, or call the solver after autograd's
 // Sync: otherwise each rank trains for itself.

@@ -140,8 +140,8 @@ func (q *queue) start(run func(on backend.Queue) error) error {
 	return run(q.Queue)
 }
 
-// joined reports for each node whether the next one of a queue comes after it. mu is held, or nothing is
-// recorded any more.
+// joined reports for each node whether the next one of a queue comes after it. mu is held, or
+// nothing is recorded any more.
 func (r *recording) joined(q *queue) []bool {
 	joined := make([]bool, len(r.nodes))
 	var join func(nodes []int)
@@ -171,7 +171,8 @@ func (q *queue) Joined(e backend.Event) bool {
 }
 
 // order returns the order of a replay: of those nodes that may come next, the one that was
-// recorded last. All queues must have been ordered before the end of the one that the graph was recorded on.
+// recorded last. All queues must have been ordered before the end of the one that the graph was
+// recorded on.
 func (r *recording) order(origin *queue) ([]int, error) {
 	if slices.Contains(r.joined(origin), false) {
 		return nil, fmt.Errorf("fakedevice: %w: the capture ends while another queue that it has forked to is not joined", backend.ErrArgument)

@@ -23,8 +23,8 @@
 // refused for their arguments are. The "call 23" of an error is another number: a group's calls with those
 // of Init, Alloc and Split.
 //
-// A collective that is recorded in a [backend.Graph] counts each time the graph is launched, not when it
-// is recorded. Launch counts all collectives of the graph before any of them starts.
+// A collective that is recorded in a [backend.Graph] counts each time the graph is launched, not
+// when it is recorded. Launch counts all collectives of the graph before any of them starts.
 //
 // The fault happens before the call reaches the communicator below, so the other
 // ranks find it missing. It happens once.

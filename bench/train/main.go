@@ -13,8 +13,8 @@
 // included. --profile prints the ten steps of the plan that took longest when they ran one by one, and
 // the ten operations.
 //
-// --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for how
-// long the training waits for a SaveAsync, and for a Save.
+// --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
+// how long the training waits for a SaveAsync, and for a Save.
 //
 // On the host, --peer takes turns with another program, a round each, and writes the medians of both and of
 // the ratios of rounds: with PyTorch, run by the Python that is named, or with Gorgonia's tape machine on the

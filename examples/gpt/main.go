@@ -34,8 +34,8 @@
 //
 //	euryale run -n 2 --max-restarts 3 ./examples/gpt --checkpoint /tmp/gpt
 //
-// DIR/step-.../model.safetensors is a safetensors file. DIR may hold other files, and the training may
-// be resumed on another layout, or another number of ranks.
+// DIR/step-.../model.safetensors is a safetensors file. DIR may hold other files, and the training
+// may be resumed on another layout, or another number of ranks.
 //
 // Files: main.go is the command line, corpus.go the text, model.go the model and what it writes, and
 // trainer.go the training. The exit code is 2 for a wrong command line and 1 for other failures.

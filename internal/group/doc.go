@@ -20,15 +20,15 @@
 //
 // A rank that others wait for may be waiting itself, for one that they have heard and it has not. So a
 // rank whose time has passed gives those that are late ReportGrace to report first, unless it knows that
-// they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too: the job is asked
-// who keeps the late ones from going on, see [rendezvous.World.Missing].
+// they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too: the job is
+// asked who keeps the late ones from going on, see [rendezvous.World.Missing].
 //
 // The rank that finds an end makes a [Report], publishes it on the [Board], and turns it
 // into its own error by [Report.Cause]. The others read it there and have the same cause.
 // The first report wins: a rank that finds an end a moment later takes it for its own, unless it
-// was told of a lost rank, or called Abort. The loss of a rank yields to a report which that rank has
-// published ([End.Heeds]). Before its program has the error, a rank leaves word with the job whom it
-// blames, which counts if the program ends at once: see [rendezvous.World.Will].
+// was told of a lost rank, or called Abort. The loss of a rank yields to a report which that rank
+// has published ([End.Heeds]). Before its program has the error, a rank leaves word with the job
+// whom it blames, which counts if the program ends at once: see [rendezvous.World.Will].
 //
 // Reports have ranks of the group. Texts, which users read, have those of the job:
 // see [backend.Members].

@@ -18,8 +18,8 @@ type Sharing struct {
 	Rank    int // this one
 	Members backend.Members
 	Dir     string // the tmpfs
-	// Gone returns why nothing comes from a rank any more, nil if something may. It is nil where nobody
-	// can tell.
+	// Gone returns why nothing comes from a rank any more, nil if something may. It is nil where
+	// nobody can tell.
 	Gone func(r int) error
 }
 
@@ -39,9 +39,9 @@ var errUnseen = errors.New("the ranks do not see each other's processes")
 // nothing, but takes part. Several groups may do so at once over one Gatherer,
 // each with its leader.
 //
-// If this rank alone ends in between, because another goroutine closes the group, others may have all
-// that they need, and wait for it in what the memory is for: leave, if it is not nil, shows them there
-// that this rank has left.
+// If this rank alone ends in between, because another goroutine closes the group, others may have
+// all that they need, and wait for it in what the memory is for: leave, if it is not nil, shows
+// them there that this rank has left.
 func (s Sharing) HandOver(leader, nbytes int, leave func(*shm.Share)) (*shm.Share, error) {
 	h := handover{Sharing: s, leader: leader, nbytes: nbytes}
 	err := h.byProcess()

@@ -52,8 +52,9 @@ type (
 		Stopped []rendezvous.Process
 		Late    []int // ranks whose part of the call has not come, and
 		Sure    bool  // that they wait for nobody before they send it
-		// Asks says that the job is being asked who keeps the ranks of [Machine.Absent] from going on, and
-		// Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None is no answer.
+		// Asks says that the job is being asked who keeps the ranks of [Machine.Absent] from going on,
+		// and Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None is no
+		// answer.
 		Asks    bool
 		Missing []int
 	}
@@ -110,8 +111,8 @@ func NewMachine(rank int, members backend.Members, timeout time.Duration) Machin
 	return Machine{rank: rank, members: members, timeout: timeout, patience: min(timeout/8, time.Second)}
 }
 
-// Absent returns the ranks of the group that this one has waited for longer than patience: an eighth of the
-// timeout, a second at most. It is nil if there are none.
+// Absent returns the ranks of the group that this one has waited for longer than patience: an
+// eighth of the timeout, a second at most. It is nil if there are none.
 func (m *Machine) Absent() []int { return m.absent }
 
 // Impatient reports whether the rank has waited so long.
@@ -154,7 +155,8 @@ func (m *Machine) Step(now time.Time, e Event) *End {
 }
 
 // Heeds reports whether a report that another rank has published first takes the place of the end:
-// always, where the end is a finding that yields; of a loss, if the rank that is lost has published it.
+// always, where the end is a finding that yields; of a loss, if the rank that is lost has published
+// it.
 func (e *End) Heeds(first Report) bool {
 	return e.Publish && first.Rank != e.Report.Rank && (e.Yields || first.explains(e.Report))
 }
@@ -249,8 +251,8 @@ const askPause = 5 * time.Millisecond
 // wait judges the ranks that this one waits for. One that is absent may itself be waiting in the call
 // before, for a part that has come here and not there, and then it knows better whom to blame: this rank
 // gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have begun it,
-// and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits in another group is
-// found by asking.
+// and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits in another
+// group is found by asking.
 func (m *Machine) wait(now time.Time, l Look) *End {
 	var absent []int // once it has waited for long
 	impatient, overdue := m.Impatient(now), now.Sub(m.since) >= m.timeout+m.grace

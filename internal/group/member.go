@@ -140,8 +140,9 @@ func (m *Member) Deadline() time.Time {
 	return m.machine.Deadline()
 }
 
-// Gone returns why rank r has no part any more in what the ranks of the group begin: the group has ended,
-// or that rank has closed it. It is nil if nothing of that is known. No call is under way here.
+// Gone returns why rank r has no part any more in what the ranks of the group begin: the group has
+// ended, or that rank has closed it. It is nil if nothing of that is known. No call is under way
+// here.
 func (m *Member) Gone(r int) error {
 	if m.Check(0) != nil {
 		return m.Failure("split")

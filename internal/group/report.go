@@ -32,7 +32,8 @@ type Report struct {
 	Text         string
 }
 
-// lost returns the rank of the job that the report calls lost, or from which there is no sign; -1 if none.
+// lost returns the rank of the job that the report calls lost, or from which there is no sign; -1
+// if none.
 func (r Report) lost() int {
 	if r.Reason == Lost || r.Reason == TimedOut {
 		return r.Lost
@@ -45,8 +46,8 @@ func LostRank(m backend.Members, f *rendezvous.Failure) Report {
 	return Report{Reason: Lost, Peer: slices.Index(m, f.Rank), Lost: f.Rank, Text: f.Cause.Error()}
 }
 
-// explains reports whether a rank that is lost by now has published r: it ended because of what it had
-// found, which says more than its loss does.
+// explains reports whether a rank that is lost by now has published r: it ended because of what it
+// had found, which says more than its loss does.
 func (r Report) explains(loss Report) bool {
 	return loss.Reason == Lost && loss.Peer >= 0 && r.Rank == loss.Peer
 }
@@ -72,8 +73,9 @@ func ClosedWithout(m backend.Members, p int) Report {
 	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}
 }
 
-// Missing reports that ranks of the job did not take part in time, in this group or in one that ranks
-// of this group wait in. [Absent] is for ranks of the group, and for processes that are stopped.
+// Missing reports that ranks of the job did not take part in time, in this group or in one that
+// ranks of this group wait in. [Absent] is for ranks of the group, and for processes that are
+// stopped.
 func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
 	inside := make([]int, len(ranks))
 	for i, r := range ranks {

@@ -38,8 +38,8 @@ func NewStoreHealth(w *rendezvous.World, key string) *StoreHealth {
 	return h
 }
 
-// listen waits for a report. The store's own timeouts do not end it, but the cause of a failure of the
-// job may be a timeout as well.
+// listen waits for a report. The store's own timeouts do not end it, but the cause of a failure of
+// the job may be a timeout as well.
 func (h *StoreHealth) listen(ctx context.Context, w *rendezvous.World) {
 	for {
 		report, err := h.world.Store.Get(ctx, h.key)
@@ -69,8 +69,8 @@ func (h *StoreHealth) Closed(int) bool { return false }
 // Close implements [Health].
 func (h *StoreHealth) Close() {}
 
-// Publish implements [Health]. It waits for the store, at most 250 ms, hardly if that has not answered
-// before. If the store is lost,
+// Publish implements [Health]. It waits for the store, at most 250 ms, hardly if that has not
+// answered before. If the store is lost,
 // the others end because of that.
 func (h *StoreHealth) Publish(r Report) {
 	ctx, cancel := context.WithTimeout(context.Background(), min(publishTime, h.world.NewsTime(r.lost())))

@@ -22,8 +22,8 @@ type Machine struct {
 	others []*Machine
 }
 
-// T is what this package needs of a [testing.T] where machines are made: programs that are tests have
-// one of their own.
+// T is what this package needs of a [testing.T] where machines are made: programs that are tests
+// have one of their own.
 type T interface {
 	Helper()
 	Cleanup(func())

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Far passes connections on to an address, by a way that takes bytes a while in each direction, until
-// the test ends. It returns the port of 127.0.0.1 to connect to.
+// Far passes connections on to an address, by a way that takes bytes a while in each direction,
+// until the test ends. It returns the port of 127.0.0.1 to connect to.
 func Far(t T, addr string, delay time.Duration) (port int) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,8 +68,8 @@ func late(to, from net.Conn, delay time.Duration) {
 	from.Close()
 }
 
-// Storm has strangers connect to an address from a source, so many in a second, until the test ends.
-// They say what says does, and then nothing. It returns how many have come.
+// Storm has strangers connect to an address from a source, so many in a second, until the test
+// ends. They say what says does, and then nothing. It returns how many have come.
 func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.Int64 {
 	t.Helper()
 	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}

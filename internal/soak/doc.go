@@ -23,10 +23,10 @@
 //
 //   - machines: two or three machines, which are network namespaces (as root; else
 //     EURYALE_TOPOLOGY declares them), of one to three ranks. One of them may be cut off.
-//   - far: each rank reaches rank 0 over a relay, with a round trip of 50 ms, and 3,000 strangers come
-//     in a second, 1,500 with TLS.
-//   - saves: two jobs train and save to one directory, which also has files of the user's. A rank of
-//     one may be killed in a Save. A third job resumes.
+//   - far: each rank reaches rank 0 over a relay, with a round trip of 50 ms, and 3,000 strangers
+//     come in a second, 1,500 with TLS.
+//   - saves: two jobs train and save to one directory, which also has files of the user's. A rank
+//     of one may be killed in a Save. A third job resumes.
 //
 // All of this is a function of the seed and the job's number, except times: a job that failed once
 // may have to run several times to fail again.
@@ -38,12 +38,12 @@
 //     than the job may take, so that failures must be detected without it.
 //   - unnamed: the first rank that the error of each survivor blames is the one that failed. The
 //     launcher names the same rank and exits with its code.
-//   - wrong: results are correct, jobs without a failure succeed, and ranks end by their own error, not
-//     by a fault or a panic. A panic in a collective is printed. A job that resumes goes on with the
+//   - wrong: results are correct, jobs without a failure succeed, and ranks end by their own error,
+//     not by a fault or a panic. A panic in a collective is printed. A job that resumes goes on with the
 //     bits of the checkpoint that was saved last. Of two jobs that save to one directory, one may end
 //     with the error of the lock. Files of the user's stay as they are.
-//   - late: survivors say what they lost within a second of a death, or of the timeout where only that
-//     tells (two timeouts and a second if a machine is cut off during Init). To this is added what six wake-ups take on this machine at this time, since a soak
+//   - late: survivors say what they lost within a second of a death, or of the timeout where only
+//     that tells (two timeouts and a second if a machine is cut off during Init). To this is added what six wake-ups take on this machine at this time, since a soak
 //     may share it.
 //   - left: no process is left, and no file in the job's TMPDIR and EURYALE_SHM_DIR.
 package main

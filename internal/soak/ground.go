@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
-// ground is what a job needs besides its processes: machines, relays, strangers. It is a [proctest.T]
-// of a program that is no test.
+// ground is what a job needs besides its processes: machines, relays, strangers. It is a
+// [proctest.T] of a program that is no test.
 type ground struct {
 	mu       sync.Mutex
 	cleanups []func()

@@ -24,8 +24,8 @@ const (
 	farewell = time.Second
 )
 
-// pulse measures how late the machine wakes up a thread that only sleeps: what has waited for a core
-// that long is not the fault of what is tested.
+// pulse measures how late the machine wakes up a thread that only sleeps: what has waited for a
+// core that long is not the fault of what is tested.
 type pulse struct {
 	mu    sync.Mutex
 	skips []skip
@@ -127,8 +127,8 @@ func (j job) judgeLate(o outcome, ranks map[int]said) (found []anomaly) {
 	return found
 }
 
-// allowed is how long after a failure a survivor may take, all cores being there. Before all have met,
-// only the timeout tells who does not come.
+// allowed is how long after a failure a survivor may take, all cores being there. Before all have
+// met, only the timeout tells who does not come.
 func (j job) allowed(met bool) time.Duration {
 	d := promise
 	if j.failure.silent() && j.failure.name != killed || !met {

@@ -28,8 +28,8 @@ const (
 // progress is what a checkpoint says of where it is from.
 type progress struct{ Part, Step int }
 
-// partOf returns one of the jobs that save to one directory: 0, to which the failure happens, and 1 at
-// the same time, and then the one that resumes.
+// partOf returns one of the jobs that save to one directory: 0, to which the failure happens, and 1
+// at the same time, and then the one that resumes.
 func (j job) partOf(part int) job {
 	j.part, j.agents = part, 1
 	j.delays = slices.Clone(j.delays)
@@ -112,8 +112,8 @@ func (m *member) saveOne(d *autograd.DataParallel, dir string, solver gorgonia.S
 	return nil
 }
 
-// follows compares the parameters with those after some steps: each with the bits that the formula of
-// Momentum gives, which is exact here.
+// follows compares the parameters with those after some steps: each with the bits that the formula
+// of Momentum gives, which is exact here.
 func (t *training) follows(steps int) error {
 	for k, n := range t.params {
 		for i, got := range values(n) {
@@ -179,8 +179,8 @@ func (j job) executeSaves(ctx context.Context, at site) (o outcome, err error) {
 	return o, nil
 }
 
-// harmed returns what is wrong about the directory in the end: files of the user's that have changed,
-// and what an interrupted Save has left.
+// harmed returns what is wrong about the directory in the end: files of the user's that have
+// changed, and what an interrupted Save has left.
 func harmed(dir string) (found []string) {
 	for _, name := range theirs {
 		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(text) != name {
@@ -197,8 +197,8 @@ var (
 	resumesSaid = regexp.MustCompile(`soak: resumes rank=\d+ (nothing|part=(\d+) step=(\d+))\n`)
 )
 
-// judgeSaves judges the three jobs, and what the last one has resumed: the checkpoint that was saved
-// last, or one whose Save was interrupted after it.
+// judgeSaves judges the three jobs, and what the last one has resumed: the checkpoint that was
+// saved last, or one whose Save was interrupted after it.
 func (j job) judgeSaves(o outcome) (found []anomaly) {
 	if len(o.stays) > 0 {
 		found = append(found, anomaly{wrong, fmt.Sprint("the directory: ", o.stays)})

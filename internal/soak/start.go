@@ -347,8 +347,8 @@ func (r *running) leftovers() (found []string) {
 	}
 }
 
-// files returns the files in a directory, if there is one, except the directories of machines and of
-// join records.
+// files returns the files in a directory, if there is one, except the directories of machines and
+// of join records.
 func (r *running) files(dir string) (found []string) {
 	known := []string{".", fmt.Sprintf("euryale-%d", os.Getuid())}
 	for _, m := range r.machines {

@@ -166,8 +166,8 @@ func (m *member) fail() error {
 	return nil
 }
 
-// panics runs a collective that all ranks call. The rank that fails says that its call was checked, but
-// its buffer is too short, in larger memory. Whoever checks it again refuses it.
+// panics runs a collective that all ranks call. The rank that fails says that its call was checked,
+// but its buffer is too short, in larger memory. Whoever checks it again refuses it.
 func (m *member) panics() error {
 	comm := m.layers[0]
 	P := comm.Size()

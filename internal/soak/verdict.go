@@ -163,8 +163,8 @@ func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 	return nil
 }
 
-// judgeCut judges the report of a rank of machines of which one was cut off: it blames one on the other
-// side, unless all was over.
+// judgeCut judges the report of a rank of machines of which one was cut off: it blames one on the
+// other side, unless all was over.
 func (j job) judgeCut(rank int, s said) []anomaly {
 	lost := j.machineOf(j.failure.rank)
 	for other := range j.ranks {

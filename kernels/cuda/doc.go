@@ -4,8 +4,9 @@
 // compiled ahead to PTX (make ptx), which is embedded here by gzip and which drivers
 // since CUDA 11 compile for devices since the V100. A family.ptx.gz is for compute capability 7.0
 // and newer. Where instructions of newer devices pay, there is a family.sm_80.ptx.gz,
-// family.sm_90.ptx.gz or family.sm_90a.ptx.gz (9.0 alone), too, and a device takes the newest that it runs. All
-// variants give the same bits, except products and attention of 16-bit floats. EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
+// family.sm_90.ptx.gz or family.sm_90a.ptx.gz (9.0 alone), too, and a device takes the newest that
+// it runs. All variants give the same bits, except products and attention of 16-bit floats.
+// EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
 // launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next

@@ -116,7 +116,8 @@ func (s source) text() (string, error) {
 	return string(data), nil
 }
 
-// sourcesIn returns the texts in a directory for a compute capability, on devices of that one or of a newer one.
+// sourcesIn returns the texts in a directory for a compute capability, on devices of that one or of
+// a newer one.
 func sourcesIn(dir fs.FS, capability, device int) (map[string]source, error) {
 	names, err := namesIn(dir)
 	if err != nil {
@@ -140,7 +141,8 @@ type variant struct {
 func newest(names []string, capability, device int) map[string]variant {
 	variants := map[string]variant{}
 	for _, name := range names {
-		family, number, found := strings.Cut(strings.TrimSuffix(strings.TrimSuffix(name, compressed), ".ptx"), "."+targetMark)
+		stem := strings.TrimSuffix(strings.TrimSuffix(name, compressed), ".ptx")
+		family, number, found := strings.Cut(stem, "."+targetMark)
 		number, alone := strings.CutSuffix(number, "a")
 		target, err := strconv.Atoi(number)
 		if !found {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// reports are what ranks say of their job: that it has lost a rank, which may be on another machine.
-// They come over a pipe that all ranks inherit. Nothing else would tell this launcher: a rank that
-// hangs in its program does not get to the call that would fail.
+// reports are what ranks say of their job: that it has lost a rank, which may be on another
+// machine. They come over a pipe that all ranks inherit. Nothing else would tell this launcher: a
+// rank that hangs in its program does not get to the call that would fail.
 type reports struct {
 	first       chan string // the first line
 	read, write *os.File

@@ -74,7 +74,7 @@ func makeDir(dir string) (made []string, err error) {
 	return made, SyncDir(above)
 }
 
-// Reader reads a file of a checkpoint from its begin to its end.
+// Reader reads a file of a checkpoint from its beginning to its end.
 type Reader struct {
 	Bytes int64 // how long it is
 	f     *os.File

@@ -67,7 +67,7 @@ func (l *Lock) open(path string) (err error) {
 // noLocks are the errors of file systems that have no locks.
 var noLocks = []error{syscall.ENOSYS, syscall.ENOLCK, syscall.EOPNOTSUPP}
 
-// take locks the file, and writes who has done it.
+// take locks the file, and writes the holder's name into it.
 func (l *Lock) take(holder string) error {
 	err := flock(l.f, syscall.LOCK_EX|syscall.LOCK_NB)
 	switch {

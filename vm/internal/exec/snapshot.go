@@ -14,11 +14,14 @@ type snapshots struct {
 	side backend.Queue // brings the copies to the host while the main queue goes on
 }
 
-// Snapshot starts copies, behind what was started, of what the device has newer than host memory that
-// was bound, and copies other memory at once. fetch brings the copies to the host, in the same order.
-// Another goroutine may call it, once; the next Snapshot and Close must wait for it. The device needs
-// memory for the copies. Where there is too little, Snapshot waits for copies on the host.
-func (e *Executor) Snapshot(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error) {
+// Snapshot starts copies, behind what was started, of what the device has newer than host memory
+// that was bound, and copies other memory at once. fetch brings the copies to the host, in the same
+// order. Another goroutine may call it, once; the next Snapshot and Close must wait for it. The
+// device needs memory for the copies. Where there is too little, Snapshot waits for copies on the
+// host.
+func (e *Executor) Snapshot(
+	memory []backend.Buffer,
+) (fetch func() ([]backend.Buffer, error), err error) {
 	newer, nbytes := e.newer(), 0
 	all, from := make([]backend.Buffer, len(memory)), make([]backend.Buffer, len(memory))
 	for i, m := range memory {
@@ -57,7 +60,8 @@ func (e *Executor) Snapshot(memory []backend.Buffer) (fetch func() ([]backend.Bu
 	}, err
 }
 
-// newer returns the copies whose elements are newer than those of the host, by their addresses there.
+// newer returns the copies whose elements are newer than those of the host, by their addresses
+// there.
 func (e *Executor) newer() map[uintptr]*residence.Copy {
 	all := map[uintptr]*residence.Copy{}
 	for _, c := range e.resident {
@@ -100,8 +104,8 @@ func (s *snapshots) free(d Device) (err error) {
 	return err
 }
 
-// download brings memory of a device to new host memory, which is like memory. Where from is empty it
-// is there already.
+// download brings memory of a device to new host memory, which is like memory. Where from is empty
+// it is there already.
 func download(by interface {
 	Move(dst, src backend.Buffer) error
 }, to, from, memory []backend.Buffer) error {
