@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -17,18 +16,12 @@ import (
 // The elements of a value have an order, the row-major one, in which it is one long list. A reshape
 // is then nothing, and every other view is a way to read a list: see [tensor].
 type meaning struct {
-	instrs  map[instruction]int32
-	terms   map[term]int32
-	lists   map[list]int32
-	shapes  map[ir.Dims]int32
-	layouts map[axes]int32
-	known   map[strided]int32 // layouts by shape and strides
-	plain   map[[2]int]int32  // layouts of a whole list, by its length and how often each element comes
-	fewer   map[[2]int]int32  // layouts without repetitions, by layout and how many
-	axes    []axes            // by layout
-	made    []instruction     // by number: how it is computed, if element by element
-	copies  map[int32]tensor  // what a copy is one of
+	made    numbers[term] // how values are computed
+	ops     map[ir.Op]int // numbers of operations
+	shapes  numbers[ir.Dims]
+	layouts numbers[axes]
 	scratch fuse.Program
+	loads   []tensor // of the operands of a loop
 	values  []tensor // of the instructions of a loop
 }
 
@@ -47,51 +40,52 @@ type axes struct {
 	many bool // more axes than there is room for
 }
 
-// strided is a layout as operands give it.
-type strided struct{ shape, strides ir.Dims }
-
-// instruction is a value that is computed element by element.
-type instruction struct {
-	op    fuse.Op
+// term is how a value is computed, or a list of operands.
+type term struct {
+	form  form
+	op    fuse.Op // element by element
 	dtype backend.DType
-	bits  uint64
+	bits  uint64 // of a constant or of another operation, or which of several values it is
 	args  [4]tensor
 }
 
-// term is a value that is computed in another way: by an operation, from a list of operands.
-type term struct {
-	op     ir.Op
-	dtype  backend.DType
-	shape  int32
-	args   int32
-	effect int // how many effects there were before it, if it has one
+// form says what a term is.
+type form uint8
+
+const (
+	byFunction  form = iota // of args, element by element
+	fromOutside             // number bits of what args say
+	byReduction             // of args
+	byCopy                  // of args, whose layout no other layout can read through
+	besides                 // value number bits of the operation that gives args
+	byExchange              // of args, in bucket number bits
+	byOperation             // number bits, of a list of operands
+	operandList             // a list, and one operand more
+)
+
+// hash returns a hash of what is in use.
+func (t *term) hash() hash {
+	h := hash(0).and(uint64(t.form) | uint64(t.op)<<8 | uint64(t.dtype)<<16).and(t.bits)
+	for i := range t.args {
+		if t.args[i] == (tensor{}) {
+			break
+		}
+		h = h.and(uint64(t.args[i].value) | uint64(t.args[i].layout)<<32).and(uint64(t.args[i].off))
+	}
+	return h
 }
 
-// list is operands: those before, and one more.
-type list struct {
-	before int32
-	arg    tensor
-	shape  int32
-	dtype  backend.DType
-}
-
-// before is what lies in memory that is not the arena's when a run begins: a vector of a solver, a
-// sum of runs.
-type before struct {
+// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
+// runs.
+type memory struct {
 	kind          Kind
 	index, vector int
 }
 
-// String implements [ir.Op].
-func (b before) String() string { return fmt.Sprintf("kind %d of variable %d", b.kind, b.index) }
-
 // newMeaning has room for about n values.
 func newMeaning(n int) *meaning {
-	return &meaning{
-		instrs: make(map[instruction]int32, n), terms: make(map[term]int32, n/2), lists: make(map[list]int32, n/2), shapes: map[ir.Dims]int32{},
-		layouts: map[axes]int32{}, known: map[strided]int32{}, plain: map[[2]int]int32{}, fewer: map[[2]int]int32{}, copies: map[int32]tensor{},
-		made: make([]instruction, 0, 2*n),
-	}
+	return &meaning{made: newNumbers[term](3 * n), ops: map[ir.Op]int{},
+		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32)}
 }
 
 // add puts an axis inside of the others.
@@ -128,40 +122,29 @@ func (a *axes) repeats() int {
 }
 
 // layout returns the number of a layout.
-func (m *meaning) layout(a axes) int32 {
-	id, ok := m.layouts[a]
-	if !ok {
-		id = int32(len(m.axes))
-		m.layouts[a], m.axes = id, append(m.axes, a)
+func (m *meaning) layout(a *axes) int32 {
+	h := hash(0)
+	for _, x := range a.at[:a.n] {
+		h = h.and(uint64(x.size)).and(uint64(x.stride))
 	}
-	return id
+	return m.layouts.of(a, h)
 }
 
 // strided returns the layout of a shape whose axes have strides.
 func (m *meaning) strided(shape, strides ir.Dims) int32 {
-	id, ok := m.known[strided{shape, strides}]
-	if !ok {
-		var a axes
-		for i := range shape.Len() {
-			a.add(shape.At(i), strides.At(i))
-		}
-		id = m.layout(a)
-		m.known[strided{shape, strides}] = id
+	var a axes
+	for i := range shape.Len() {
+		a.add(shape.At(i), strides.At(i))
 	}
-	return id
+	return m.layout(&a)
 }
 
 // list returns the layout of n elements, each repeated.
 func (m *meaning) list(n, repeated int) int32 {
-	id, ok := m.plain[[2]int{n, repeated}]
-	if !ok {
-		var a axes
-		a.add(n, 1)
-		a.add(repeated, 0)
-		id = m.layout(a)
-		m.plain[[2]int{n, repeated}] = id
-	}
-	return id
+	var a axes
+	a.add(n, 1)
+	a.add(repeated, 0)
+	return m.layout(&a)
 }
 
 // once returns the layout without n repetitions of each element.
@@ -169,32 +152,27 @@ func (m *meaning) once(layout int32, n int) int32 {
 	if n == 1 {
 		return layout
 	}
-	id, ok := m.fewer[[2]int{int(layout), n}]
-	if !ok {
-		a := m.axes[layout]
-		if a.n--; a.at[a.n].size > n {
-			a.at[a.n].size /= n
-			a.n++
-		} else {
-			a.at[a.n].size, a.at[a.n].stride = 0, 0
-		}
-		id = m.layout(a)
-		m.fewer[[2]int{int(layout), n}] = id
+	a := m.layouts.keys[layout]
+	if a.n--; a.at[a.n].size > n {
+		a.at[a.n].size /= n
+		a.n++
+	} else {
+		a.at[a.n].size, a.at[a.n].stride = 0, 0
 	}
-	return id
+	return m.layout(&a)
 }
 
 // size returns the number of elements of a tensor.
-func (m *meaning) size(t tensor) int { return m.axes[t.layout].size() }
+func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 
 // read returns the elements of t at the places that a layout names, from place off on.
 func (m *meaning) read(t tensor, off int, layout int32) tensor {
 	y, ok := m.through(t, off, layout)
 	if !ok {
-		y = tensor{m.copy(t), layout, off}
+		y = tensor{m.number(term{form: byCopy, args: [4]tensor{t}}), layout, off}
 	}
-	for of, copied := m.copies[y.value]; copied; of, copied = m.copies[y.value] {
-		inner, ok := m.through(of, y.off, y.layout)
+	for of := &m.made.keys[y.value]; of.form == byCopy; of = &m.made.keys[y.value] {
+		inner, ok := m.through(of.args[0], y.off, y.layout)
 		if !ok {
 			break
 		}
@@ -203,18 +181,11 @@ func (m *meaning) read(t tensor, off int, layout int32) tensor {
 	return y
 }
 
-// copy returns the number of the list of a tensor's elements.
-func (m *meaning) copy(t tensor) int32 {
-	n := m.term(term{op: ir.Copy{}, args: m.operand(0, t, ir.Dims{}, 0)})
-	m.copies[n] = t
-	return n
-}
-
 // through returns read(t, off, layout) as elements of the list that t has its elements of; false if
 // no layout names them. Places of t have one digit for each of its axes, and reading along an axis
 // must change digits without a carry.
 func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
-	of := &m.axes[t.layout]
+	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
 		return tensor{t.value, layout, t.off + off}, true
 	}
@@ -235,7 +206,7 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 	}
 	from := follow(off, 1)
 	var y axes
-	for _, x := range m.axes[layout].at[:m.axes[layout].n] {
+	for _, x := range m.layouts.keys[layout].at[:m.layouts.keys[layout].n] {
 		outer := x
 		var parts []struct{ size, stride int } // of what is read along one axis, one for each axis of t
 		for j := of.n - 1; j > 0; j-- {
@@ -260,57 +231,57 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 			return tensor{}, false
 		}
 	}
-	return tensor{t.value, m.layout(y), t.off + from}, !y.many
+	return tensor{t.value, m.layout(&y), t.off + from}, !y.many
 }
 
-// number returns a new number, or that of an equal instruction.
-func (m *meaning) number(i instruction) int32 {
-	n, ok := m.instrs[i]
-	if !ok {
-		n = int32(len(m.made))
-		m.instrs[i], m.made = n, append(m.made, i)
-	}
-	return n
-}
+// number returns the number of a term.
+func (m *meaning) number(t term) int32 { return m.made.of(&t, t.hash()) }
 
-// term returns a new number, or that of an equal term.
-func (m *meaning) term(t term) int32 {
-	n, ok := m.terms[t]
+// apply returns the number of an operation on a list of operands, after some effects if it has
+// one.
+func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32, effects int) int32 {
+	n, ok := m.ops[op]
 	if !ok {
-		n = int32(len(m.made))
-		m.terms[t], m.made = n, append(m.made, instruction{})
+		n = len(m.ops)
+		m.ops[op] = n
 	}
-	return n
+	return m.number(term{form: byOperation, dtype: d, bits: uint64(n) | uint64(effects)<<32,
+		args: [4]tensor{{operands, m.shape(shape), 0}}})
 }
 
 // operand returns a list with one operand more.
 func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
-	l := list{before, t, m.shape(shape), dtype}
-	n, ok := m.lists[l]
-	if !ok {
-		n = int32(len(m.lists) + 1)
-		m.lists[l] = n
-	}
-	return n
+	return m.number(term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape), 0}}})
 }
 
 func (m *meaning) shape(s ir.Dims) int32 {
-	n, ok := m.shapes[s]
-	if !ok {
-		n = int32(len(m.shapes))
-		m.shapes[s] = n
+	h := hash(0)
+	for i := range s.Len() {
+		h = h.and(uint64(s.At(i)))
 	}
-	return n
+	return m.shapes.of(&s, h)
 }
 
 // outside returns n elements that come from outside.
-func (m *meaning) outside(op ir.Op, d backend.DType, n int) tensor {
-	return tensor{m.term(term{op: op, dtype: d}), m.list(n, 1), 0}
+func (m *meaning) outside(of memory, d backend.DType, n int) tensor {
+	return tensor{m.origin(of, d), m.list(n, 1), 0}
+}
+
+// origin returns the number of what a run finds in memory.
+func (m *meaning) origin(of memory, d backend.DType) int32 {
+	return m.number(term{form: fromOutside, dtype: d, bits: uint64(of.index),
+		args: [4]tensor{{int32(of.kind), 0, of.vector}}})
+}
+
+// result returns n elements that an operation gives besides those of x.
+func (m *meaning) result(index int, x tensor, n int) tensor {
+	value := m.number(term{form: besides, bits: uint64(index), args: [4]tensor{x}})
+	return tensor{value, m.list(n, 1), 0}
 }
 
 // constant is a number, n times.
 func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
-	return tensor{m.number(instruction{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
+	return tensor{m.number(term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
 }
 
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
@@ -334,7 +305,8 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 			sizes = sizes.Insert(sizes.Len(), sign*size)
 		}
 	}
-	return m.term(term{op: ir.Reduce{Op: op, Axes: sizes}, dtype: d, args: m.operand(0, t, ir.Dims{}, 0)}), n
+	return m.number(term{form: byReduction, dtype: d, bits: uint64(op),
+		args: [4]tensor{t, {0, m.shape(sizes), 0}}}), n
 }
 
 // run returns what each instruction of a loop computes, until the next call. loads are what the
@@ -353,7 +325,7 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 			values = append(values, m.constant(c.Type, c.Bits, n))
 		case c.Op == fuse.Index:
 			places := tensor{layout: m.strided(ir.Of(p.Shape...), ir.Of(p.Indices[c.Args[0]]...))}
-			values = append(values, m.elementwise(instruction{op: c.Op, dtype: c.Type}, n, places))
+			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type}, n, places))
 		case c.Op.FoldsRows():
 			last := len(p.Shape) - 1
 			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape, func(axis int) bool { return axis == last })
@@ -363,7 +335,7 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 			for i, a := range c.Args[:c.Op.Operands()] {
 				args[i] = values[a]
 			}
-			values = append(values, m.elementwise(instruction{op: c.Op, dtype: c.Type, bits: c.Bits}, n, args[:c.Op.Operands()]...))
+			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type, bits: c.Bits}, n, args[:c.Op.Operands()]...))
 		}
 	}
 	m.values = values
@@ -382,10 +354,10 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 
 // elementwise returns an instruction's value for n elements. What its operands repeat is computed
 // once: a loop over rows has it once for each row, and a program may have it once, too.
-func (m *meaning) elementwise(i instruction, n int, args ...tensor) tensor {
+func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
 	repeated := n
 	for _, a := range args {
-		repeated = gcd(repeated, m.axes[a.layout].repeats())
+		repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
 	}
 	for k, a := range args {
 		a.layout = m.once(a.layout, repeated)
@@ -403,7 +375,7 @@ func gcd(a, b int) int {
 
 // do returns op(args...), element by element, in the dtype of the last operand.
 func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
-	return m.elementwise(instruction{op: op, dtype: fuse.Type(d)}, m.size(args[0]), args...)
+	return m.elementwise(term{op: op, dtype: fuse.Type(d)}, m.size(args[0]), args...)
 }
 
 // program returns what each value of a program is, and its effects.
@@ -418,7 +390,7 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 		case ir.Elementwise(v.Op):
 			values[i] = m.element(p, v, values)
 		default:
-			values[i] = m.operation(p, v, values, &done)
+			values[i] = m.other(p, v, values, &done)
 		}
 	}
 	return values, done
@@ -426,30 +398,46 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 
 // leaf returns a value from outside.
 func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
-	if s, ok := op.(ir.Scalar); ok {
-		m.reset(nil)
-		c := m.scratch.Code[m.scratch.Const(fuse.Type(d), s.Float())]
-		return m.constant(c.Type, c.Bits, n)
+	switch op := op.(type) {
+	case ir.Input:
+		return m.outside(memory{Input, op.Index, 0}, d, n)
+	case ir.Constant:
+		return m.outside(memory{Constant, op.Index, 0}, d, n)
 	}
-	return m.outside(op, d, n)
+	return m.float(d, op.(ir.Scalar).Float(), n)
+}
+
+// float returns n times a number.
+func (m *meaning) float(d backend.DType, x float64, n int) tensor {
+	m.reset()
+	c := m.scratch.Code[m.scratch.Const(fuse.Type(d), x)]
+	return m.constant(c.Type, c.Bits, n)
 }
 
 // reset makes the scratch program an empty one over a shape.
-func (m *meaning) reset(shape []int) {
-	m.scratch = fuse.Program{Shape: shape, Code: m.scratch.Code[:0], Indices: m.scratch.Indices[:0]}
+func (m *meaning) reset(shape ...int) {
+	m.scratch = fuse.Program{Shape: append(m.scratch.Shape[:0], shape...),
+		Code: m.scratch.Code[:0], Indices: m.scratch.Indices[:0]}
+	m.loads = m.loads[:0]
+}
+
+// load adds an operand to the scratch program.
+func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
+	m.scratch.Code = append(m.scratch.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(d),
+		Args: [4]fuse.Value{len(m.loads)}})
+	m.loads = append(m.loads, x)
+	return len(m.scratch.Code) - 1
 }
 
 // element returns a value that is computed element by element.
 func (m *meaning) element(p *ir.Program, v ir.Value, values []tensor) tensor {
-	m.reset(v.Shape.Slice())
-	loads, args := make([]tensor, 0, 3), make([]fuse.Value, 0, 3)
-	for k, a := range v.Args {
-		loads = append(loads, values[a])
-		args = append(args, k)
-		m.scratch.Code = append(m.scratch.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(p.Values[a].DType), Args: [4]fuse.Value{k}})
+	m.reset(v.Shape.Slice()...)
+	args := make([]fuse.Value, 0, 3)
+	for _, a := range v.Args {
+		args = append(args, m.load(values[a], p.Values[a].DType))
 	}
 	y := compute(&m.scratch, v, args)
-	return m.run(&m.scratch, loads)[y]
+	return m.run(&m.scratch, m.loads)[y]
 }
 
 // view returns a value that shares the memory of its operand.
@@ -460,7 +448,7 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 	case ir.Reshape:
 		return x
 	case ir.Result:
-		return tensor{m.term(term{op: op, args: m.operand(0, x, ir.Dims{}, 0)}), m.list(v.Shape.Size(), 1), 0}
+		return m.result(op.Index, x, v.Shape.Size())
 	case ir.Permute:
 		rows := strides
 		for i := range op.Axes.Len() {
@@ -479,8 +467,8 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 	return m.read(x, off, m.strided(v.Shape, strides))
 }
 
-// operation returns a value of any other kind.
-func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
+// other returns a value of any other kind.
+func (m *meaning) other(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
 		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
 		return tensor{y, m.list(n, 1), 0}
@@ -489,27 +477,26 @@ func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, done *ef
 	for _, a := range v.Args {
 		args = m.operand(args, values[a], p.Values[a].Shape, p.Values[a].DType)
 	}
-	y := done.term(m, term{op: v.Op, dtype: v.DType, shape: m.shape(v.Shape), args: args})
+	y := done.apply(m, v.Op, v.DType, v.Shape, args)
 	return tensor{y, m.list(v.Shape.Size(), 1), 0}
 }
 
 // effects are the terms of operations with an effect, in the order in which they run.
 type effects []int32
 
-// term is [meaning.term]. Operations with an effect are not equal: they differ in how many were
-// before.
-func (e *effects) term(m *meaning, t term) int32 {
-	if !ir.Effect(t.op) || t.op.(ir.Opaque).Index == Squares {
-		return m.term(t)
+// apply is [meaning.apply]. Operations with an effect are not equal: they differ in how
+// many were before.
+func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims, operands int32) int32 {
+	if !ir.Effect(op) || op.(ir.Opaque).Index == Squares {
+		return m.apply(op, d, shape, operands, 0)
 	}
-	t.effect = len(*e) + 1
-	*e = append(*e, m.term(t))
-	return (*e)[t.effect-1]
+	*e = append(*e, m.apply(op, d, shape, operands, len(*e)+1))
+	return (*e)[len(*e)-1]
 }
 
 // leaves returns what a sum is one of, however its additions are nested.
 func (m *meaning) leaves(sum tensor) (all []tensor) {
-	if i := m.made[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
+	if i := m.made.keys[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
 		return slices.Concat(m.leaves(i.args[0]), m.leaves(i.args[1]))
 	}
 	return []tensor{sum}

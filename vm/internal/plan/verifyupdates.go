@@ -17,14 +17,15 @@ func (r *proof) results(kind int) error {
 	if n := len(r.plan.Results); n != norm && (n != norm+1 || r.plan.Norm != norm) {
 		return fmt.Errorf("%d results, the program has %d", n, norm)
 	}
-	for i, ref := range r.plan.Results {
+	for i := range r.plan.Results {
 		if i == norm {
 			continue // see clipping
 		}
+		ref := &r.plan.Results[i]
 		if err := r.fits(ref); err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		if b := r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
+		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
 			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results",
 				i, b.Offset, r.plan.ResultBytes)
 		}
@@ -32,7 +33,7 @@ func (r *proof) results(kind int) error {
 		if err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		v := r.plan.of.Values[want[i]]
+		v := &r.plan.of.Values[want[i]]
 		got := r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides))
 		if ref.Shape != v.Shape || ref.DType != v.DType || got != r.wanted[want[i]] {
 			return fmt.Errorf("result %d in a run of kind %d is not %v of %s",
@@ -69,32 +70,33 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 	return nil
 }
 
-// receive returns what comes back.
-func (r *proof) receive(op Receive) (results []tensor, err error) {
+// receive adds what comes back.
+func (r *proof) receive(op Receive) error {
 	if op.Bucket > len(r.sent) {
-		return nil, fmt.Errorf("nothing has been sent")
+		return fmt.Errorf("nothing has been sent")
 	}
 	for _, x := range r.sent[op.Bucket-1] {
-		results = append(results, r.exchanged(op.Bucket, x))
+		r.gives = append(r.gives, r.exchanged(op.Bucket, x))
 	}
-	return results, nil
+	return nil
 }
 
 // exchanged is what ranks make of a gradient in a bucket.
 func (r *proof) exchanged(bucket int, x tensor) tensor {
-	return tensor{r.term(term{op: Receive{bucket}, args: r.operand(0, x, ir.Dims{}, 0)}), r.list(r.size(x), 1), 0}
+	value := r.number(term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
+	return tensor{value, r.list(r.size(x), 1), 0}
 }
 
 // ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
 // of them.
 func (r *proof) ended(kind int) error {
 	last := kind == r.plan.Accumulation.Kinds()-1
-	want := map[before]tensor{} // else what was before
+	want := map[int32]tensor{} // by the number of what was there before; else it stays
 	var gradients []tensor
 	for i := range r.plan.updates {
 		sum, to := r.sum(kind, i)
 		if gradients = append(gradients, sum); !last {
-			want[to] = sum
+			want[r.origin(to, r.dtype(i))] = sum
 		}
 	}
 	if last {
@@ -106,7 +108,7 @@ func (r *proof) ended(kind int) error {
 		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
 			continue
 		}
-		key := before{b.Kind, b.Index, b.Vector}
+		key := r.origin(b.memory(), b.DType)
 		x, changes := want[key]
 		delete(want, key)
 		switch c := r.present[i]; {
@@ -119,21 +121,22 @@ func (r *proof) ended(kind int) error {
 		}
 	}
 	for key := range want {
-		return fmt.Errorf("no step updates %v", key)
+		of := r.made.keys[key]
+		return fmt.Errorf("no step updates kind %d of variable %d", of.args[0].value, of.bits)
 	}
 	return nil
 }
 
 // sum returns the gradient of an update after a run, with those of runs before, and where it is
 // kept.
-func (r *proof) sum(kind, update int) (tensor, before) {
+func (r *proof) sum(kind, update int) (tensor, memory) {
 	a, id := r.plan.Accumulation, r.gradient(update)
 	v, x := r.plan.of.Values[id], r.wanted[id]
-	slot := func(level int) before {
+	slot := func(level int) memory {
 		if level == a.top() {
-			return before{Slot, update, 0}
+			return memory{Slot, update, 0}
 		}
-		return before{Partial, update, level}
+		return memory{Partial, update, level}
 	}
 	if !a.Several() {
 		return x, slot(0)
@@ -146,7 +149,7 @@ func (r *proof) sum(kind, update int) (tensor, before) {
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
-func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
+func (r *proof) updated(gradients []tensor, want map[int32]tensor) error {
 	for i, u := range r.plan.updates {
 		d := r.dtype(i)
 		if u.Bucket > 0 {
@@ -161,13 +164,8 @@ func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
 		return err
 	}
 	for i, u := range r.plan.updates {
-		values, err := r.update(u, gradients[i], factor, r.dtype(i))
-		if err != nil {
+		if err := r.update(u, gradients[i], factor, r.dtype(i), want); err != nil {
 			return err
-		}
-		want[before{Input, u.Input, 0}] = values[0]
-		for k, x := range values[1:] {
-			want[before{State, u.Input, k}] = x
 		}
 	}
 	return nil
@@ -184,55 +182,36 @@ func (r *proof) dtype(update int) backend.DType {
 	return r.plan.of.Values[r.gradient(update)].DType
 }
 
-// float returns n times a number.
-func (r *proof) float(d backend.DType, x float64, n int) tensor {
-	return r.leaf(ir.ScalarOf(x), d, n)
-}
-
-// update returns what an update makes of its variable and of what is kept for it.
-func (r *proof) update(u Update, dw, factor tensor, d backend.DType) ([]tensor, error) {
+// update adds what an update makes of its variable and of what is kept for it.
+func (r *proof) update(u Update, dw, factor tensor, d backend.DType, want map[int32]tensor) error {
 	n := r.size(dw)
-	r.reset([]int{n})
-	p := &r.scratch
-	var loads []tensor
-	load := func(x tensor) fuse.Value {
-		loads = append(loads, x)
-		return p.Load(d, 0)
-	}
-	w := load(r.leaf(ir.Input{Index: u.Input}, d, n))
-	var kept []fuse.Value
-	for k := range u.Kept {
-		kept = append(kept, load(r.outside(before{State, u.Input, k}, d, n)))
-	}
 	if u.Limit > 0 {
 		factor.layout = r.list(1, n)
 		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
 	}
-	settings := map[int]fuse.Value{}
+	r.reset(n)
+	load := func(x tensor) fuse.Value { return r.load(x, d) }
+	w := load(r.outside(memory{Input, u.Input, 0}, d, n))
+	var kept []fuse.Value
+	for k := range u.Kept {
+		kept = append(kept, load(r.outside(memory{State, u.Input, k}, d, n)))
+	}
 	setting := func(i int) fuse.Value {
-		x, ok := settings[i]
-		if !ok {
-			number := r.outside(before{Setting, i, 0}, d, 1)
-			x = load(tensor{number.value, r.list(1, n), 0})
-			settings[i] = x
-		}
-		return x
+		return load(tensor{r.origin(memory{Setting, i, 0}, d), r.list(1, n), 0})
 	}
-	old := slices.Concat([]fuse.Value{w}, kept)
-	value, vectors, err := u.Rule(p, w, load(dw), kept, setting)
+	value, vectors, err := u.Rule(&r.scratch, w, load(dw), kept, setting)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	all := r.meaning.run(p, loads)
-	var values []tensor
-	for k, x := range slices.Concat([]fuse.Value{value}, vectors) {
-		y := all[x]
+	all := r.meaning.run(&r.scratch, r.loads)
+	for k, x := range slices.Insert(vectors, 0, value) {
+		old, y := r.loads[k], all[x]
 		if u.Limit > 0 {
-			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, all[old[k]])
+			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, old)
 		}
-		values = append(values, y)
+		want[old.value] = y
 	}
-	return values, nil
+	return nil
 }
 
 // cast returns x in another dtype.
@@ -249,12 +228,12 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	if len(r.plan.updates) == 0 || r.plan.updates[0].Limit == 0 {
 		return factor, nil
 	}
-	at, err := r.find(r.plan.Results[r.plan.Norm])
+	at, err := r.find(&r.plan.Results[r.plan.Norm])
 	if err != nil {
 		return factor, fmt.Errorf("the norm of the gradients: %w", err)
 	}
 	norm := at.tensor
-	root := r.made[norm.value]
+	root := r.made.keys[norm.value]
 	if root.op != fuse.Sqrt {
 		return factor, fmt.Errorf("the norm of the gradients is no root")
 	}
