@@ -20,8 +20,10 @@ type meaning struct {
 	ops     map[ir.Op]int // numbers of operations
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
+	lists   [64]list // some of the layouts that were asked for last
 	scratch fuse.Program
 	loads   []tensor // of the operands of a loop
+	places  []fuse.Value
 	values  []tensor // of the instructions of a loop
 }
 
@@ -38,6 +40,12 @@ type axes struct {
 	n    int
 	at   [ir.MaxDims]struct{ size, stride int }
 	many bool // more axes than there is room for
+}
+
+// list is the layout of n elements, each repeated: its number plus 1.
+type list struct {
+	n, repeated int
+	layout      int32
 }
 
 // term is how a value is computed, or a list of operands.
@@ -121,6 +129,18 @@ func (a *axes) repeats() int {
 	return 1
 }
 
+// span returns the number of elements from the first one that are reached over.
+func (a *axes) span() int {
+	last := 0
+	for _, x := range a.at[:a.n] {
+		if x.size == 0 {
+			return 0
+		}
+		last += (x.size - 1) * x.stride
+	}
+	return last + 1
+}
+
 // layout returns the number of a layout.
 func (m *meaning) layout(a *axes) int32 {
 	h := hash(0)
@@ -141,17 +161,18 @@ func (m *meaning) strided(shape, strides ir.Dims) int32 {
 
 // list returns the layout of n elements, each repeated.
 func (m *meaning) list(n, repeated int) int32 {
-	var a axes
-	a.add(n, 1)
-	a.add(repeated, 0)
-	return m.layout(&a)
+	last := &m.lists[hash(n).and(uint64(repeated))>>32%hash(len(m.lists))]
+	if last.n != n || last.repeated != repeated || last.layout == 0 {
+		var a axes
+		a.add(n, 1)
+		a.add(repeated, 0)
+		*last = list{n, repeated, m.layout(&a) + 1}
+	}
+	return last.layout - 1
 }
 
 // once returns the layout without n repetitions of each element.
 func (m *meaning) once(layout int32, n int) int32 {
-	if n == 1 {
-		return layout
-	}
 	a := m.layouts.keys[layout]
 	if a.n--; a.at[a.n].size > n {
 		a.at[a.n].size /= n
@@ -169,7 +190,7 @@ func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 func (m *meaning) read(t tensor, off int, layout int32) tensor {
 	y, ok := m.through(t, off, layout)
 	if !ok {
-		y = tensor{m.number(term{form: byCopy, args: [4]tensor{t}}), layout, off}
+		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), layout, off}
 	}
 	for of := &m.made.keys[y.value]; of.form == byCopy; of = &m.made.keys[y.value] {
 		inner, ok := m.through(of.args[0], y.off, y.layout)
@@ -235,7 +256,7 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 }
 
 // number returns the number of a term.
-func (m *meaning) number(t term) int32 { return m.made.of(&t, t.hash()) }
+func (m *meaning) number(t *term) int32 { return m.made.of(t, t.hash()) }
 
 // apply returns the number of an operation on a list of operands, after some effects if it has
 // one.
@@ -245,13 +266,13 @@ func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32
 		n = len(m.ops)
 		m.ops[op] = n
 	}
-	return m.number(term{form: byOperation, dtype: d, bits: uint64(n) | uint64(effects)<<32,
+	return m.number(&term{form: byOperation, dtype: d, bits: uint64(n) | uint64(effects)<<32,
 		args: [4]tensor{{operands, m.shape(shape), 0}}})
 }
 
 // operand returns a list with one operand more.
 func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
-	return m.number(term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape), 0}}})
+	return m.number(&term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape), 0}}})
 }
 
 func (m *meaning) shape(s ir.Dims) int32 {
@@ -269,19 +290,19 @@ func (m *meaning) outside(of memory, d backend.DType, n int) tensor {
 
 // origin returns the number of what a run finds in memory.
 func (m *meaning) origin(of memory, d backend.DType) int32 {
-	return m.number(term{form: fromOutside, dtype: d, bits: uint64(of.index),
+	return m.number(&term{form: fromOutside, dtype: d, bits: uint64(of.index),
 		args: [4]tensor{{int32(of.kind), 0, of.vector}}})
 }
 
 // result returns n elements that an operation gives besides those of x.
 func (m *meaning) result(index int, x tensor, n int) tensor {
-	value := m.number(term{form: besides, bits: uint64(index), args: [4]tensor{x}})
+	value := m.number(&term{form: besides, bits: uint64(index), args: [4]tensor{x}})
 	return tensor{value, m.list(n, 1), 0}
 }
 
 // constant is a number, n times.
 func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
-	return tensor{m.number(term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
+	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
 }
 
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
@@ -305,7 +326,7 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 			sizes = sizes.Insert(sizes.Len(), sign*size)
 		}
 	}
-	return m.number(term{form: byReduction, dtype: d, bits: uint64(op),
+	return m.number(&term{form: byReduction, dtype: d, bits: uint64(op),
 		args: [4]tensor{t, {0, m.shape(sizes), 0}}}), n
 }
 
@@ -317,7 +338,8 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 		n *= size
 	}
 	values := m.values[:0]
-	for _, c := range p.Code {
+	for i := range p.Code {
+		c := &p.Code[i]
 		switch {
 		case c.Op == fuse.Load:
 			values = append(values, loads[c.Args[0]])
@@ -360,10 +382,12 @@ func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
 		repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
 	}
 	for k, a := range args {
-		a.layout = m.once(a.layout, repeated)
+		if repeated > 1 {
+			a.layout = m.once(a.layout, repeated)
+		}
 		i.args[k] = a
 	}
-	return tensor{m.number(i), m.list(n/repeated, repeated), 0}
+	return tensor{m.number(&i), m.list(n/repeated, repeated), 0}
 }
 
 func gcd(a, b int) int {
@@ -409,16 +433,18 @@ func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
 
 // float returns n times a number.
 func (m *meaning) float(d backend.DType, x float64, n int) tensor {
-	m.reset()
+	m.reset(ir.Dims{})
 	c := m.scratch.Code[m.scratch.Const(fuse.Type(d), x)]
 	return m.constant(c.Type, c.Bits, n)
 }
 
 // reset makes the scratch program an empty one over a shape.
-func (m *meaning) reset(shape ...int) {
-	m.scratch = fuse.Program{Shape: append(m.scratch.Shape[:0], shape...),
-		Code: m.scratch.Code[:0], Indices: m.scratch.Indices[:0]}
-	m.loads = m.loads[:0]
+func (m *meaning) reset(shape ir.Dims) {
+	m.loads, m.scratch.Shape = m.loads[:0], m.scratch.Shape[:0]
+	m.scratch.Code, m.scratch.Indices = m.scratch.Code[:0], m.scratch.Indices[:0]
+	for i := range shape.Len() {
+		m.scratch.Shape = append(m.scratch.Shape, shape.At(i))
+	}
 }
 
 // load adds an operand to the scratch program.
@@ -431,12 +457,12 @@ func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
 
 // element returns a value that is computed element by element.
 func (m *meaning) element(p *ir.Program, v ir.Value, values []tensor) tensor {
-	m.reset(v.Shape.Slice()...)
-	args := make([]fuse.Value, 0, 3)
+	m.reset(v.Shape)
+	m.places = m.places[:0]
 	for _, a := range v.Args {
-		args = append(args, m.load(values[a], p.Values[a].DType))
+		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
-	y := compute(&m.scratch, v, args)
+	y := compute(&m.scratch, v, m.places)
 	return m.run(&m.scratch, m.loads)[y]
 }
 

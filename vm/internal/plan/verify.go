@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -40,6 +41,7 @@ type proof struct {
 	limit   int32    // the first number that no value of the program has
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
+	origins []int32  // by buffer: the number of what lies there before a run
 	present []content
 	covers  []cover
 	live    []int   // buffers of the arena that have a value, by place
@@ -64,21 +66,27 @@ type cover struct {
 	result int // -1 for several
 }
 
-// know finds which buffers are the same memory.
+// know finds which buffers are the same memory, whatever their dtypes.
 func (r *proof) know() {
-	first := map[int32]int{}
-	r.spaces = make([]int, len(r.plan.Buffers))
-	for i, b := range r.plan.Buffers {
+	r.spaces, r.origins = make([]int, len(r.plan.Buffers)), make([]int32, len(r.plan.Buffers))
+	first := make([]int, len(r.made.keys)+len(r.plan.Buffers)) // 1 + a buffer, by number
+	for i := range r.plan.Buffers {
+		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
 		switch b.Kind {
 		case Arena, Setting, Scalar:
 			continue
 		}
-		of := r.origin(b.memory(), 0) // whatever its dtype
-		if _, ok := first[of]; !ok {
-			first[of] = i
+		of := &first[r.origin(b.memory(), 0)]
+		if *of == 0 {
+			*of = i + 1
 		}
-		r.spaces[i] = first[of]
+		r.spaces[i] = *of - 1
+	}
+	for i := range r.plan.Buffers {
+		if b := &r.plan.Buffers[i]; b.Kind != Arena && b.Kind != Scalar {
+			r.origins[i] = r.origin(b.memory(), b.DType)
+		}
 	}
 	r.limit = int32(len(r.made.keys))
 }
@@ -114,31 +122,26 @@ func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
 	r.present = make([]content, len(r.plan.Buffers))
 	r.covers = make([]cover, len(r.plan.Buffers))
-	for i, b := range r.plan.Buffers {
-		c := content{step: -1, gone: -1}
+	for i := range r.plan.Buffers {
+		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
 		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {
 		case Scalar:
-			c.tensor = r.leaf(ir.Scalar{Bits: b.Bits}, b.DType, n)
+			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case Arena:
 			c.step, c.gone = -2, -2
 		case Slot:
-			if c.tensor = r.before(b, n); !r.plan.Accumulation.Several() {
+			if c.tensor = (tensor{r.origins[i], r.list(n, 1), 0}); !r.plan.Accumulation.Several() {
 				c.step, c.gone = -2, -2 // nothing yet
 			}
 		default:
-			c.tensor = r.before(b, n)
+			c.tensor = tensor{r.origins[i], r.list(n, 1), 0}
 		}
 		r.present[i] = c
 	}
 }
 
 // memory says which memory a buffer is, if it is not the arena's.
-func (b Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
-
-// before is what lies in the memory of a buffer before a run.
-func (r *proof) before(b Buffer, n int) tensor {
-	return r.outside(b.memory(), b.DType, n)
-}
+func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
 
 // step runs a step.
 func (r *proof) step(i int, s Step) error {
@@ -256,13 +259,13 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (err erro
 	shape := ir.Of(p.Shape...)
 	r.loads = r.loads[:0]
 	for k, in := range p.Inputs {
-		from, strides := &refs[k], ir.Of(in.Strides...)
-		reach := Ref{Shape: shape, Strides: strides}.Span()
+		from, layout := &refs[k], r.strided(shape, ir.Of(in.Strides...))
+		reach := r.layouts.keys[layout].span()
 		if in.DType != from.DType || reach > from.Span() {
 			return fmt.Errorf("it reads %d elements of %v where %d of %v are",
 				reach, in.DType, from.Span(), from.DType)
 		}
-		r.loads = append(r.loads, r.read(args[k], from.Offset, r.strided(shape, strides)))
+		r.loads = append(r.loads, r.read(args[k], from.Offset, layout))
 	}
 	values := r.meaning.run(p, r.loads)
 	for k, out := range p.Outputs {

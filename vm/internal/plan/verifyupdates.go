@@ -83,7 +83,7 @@ func (r *proof) receive(op Receive) error {
 
 // exchanged is what ranks make of a gradient in a bucket.
 func (r *proof) exchanged(bucket int, x tensor) tensor {
-	value := r.number(term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
+	value := r.number(&term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
 	return tensor{value, r.list(r.size(x), 1), 0}
 }
 
@@ -104,13 +104,13 @@ func (r *proof) ended(kind int) error {
 			return err
 		}
 	}
-	for i, b := range r.plan.Buffers {
+	for i := range r.plan.Buffers {
+		b := &r.plan.Buffers[i]
 		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
 			continue
 		}
-		key := r.origin(b.memory(), b.DType)
-		x, changes := want[key]
-		delete(want, key)
+		x, changes := want[r.origins[i]]
+		delete(want, r.origins[i])
 		switch c := r.present[i]; {
 		case changes && c.tensor != x:
 			return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
@@ -189,7 +189,7 @@ func (r *proof) update(u Update, dw, factor tensor, d backend.DType, want map[in
 		factor.layout = r.list(1, n)
 		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
 	}
-	r.reset(n)
+	r.reset(ir.Of(n))
 	load := func(x tensor) fuse.Value { return r.load(x, d) }
 	w := load(r.outside(memory{Input, u.Input, 0}, d, n))
 	var kept []fuse.Value
