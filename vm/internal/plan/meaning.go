@@ -308,7 +308,8 @@ func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
 func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int, reduced func(axis int) bool) (y int32, n int) {
-	var sizes ir.Dims // of kept axes, and of reduced ones less than 0
+	var sizes [ir.MaxDims]int // of kept axes, and of reduced ones less than 0
+	last := -1
 	n = 1
 	for i, size := range shape {
 		if size == 1 {
@@ -320,14 +321,16 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 		} else {
 			n *= size
 		}
-		if last := sizes.Len() - 1; last >= 0 && sizes.At(last)*sign > 0 {
-			sizes = sizes.With(last, sizes.At(last)*size)
+		if last >= 0 && sizes[last]*sign > 0 {
+			sizes[last] *= size
 		} else {
-			sizes = sizes.Insert(sizes.Len(), sign*size)
+			last++
+			sizes[last] = sign * size
 		}
 	}
+	shape = sizes[:last+1]
 	return m.number(&term{form: byReduction, dtype: d, bits: uint64(op),
-		args: [4]tensor{t, {0, m.shape(sizes), 0}}}), n
+		args: [4]tensor{t, {0, m.shape(ir.Of(shape...)), 0}}}), n
 }
 
 // run returns what each instruction of a loop computes, until the next call. loads are what the

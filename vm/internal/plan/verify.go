@@ -49,8 +49,9 @@ type proof struct {
 	done    effects
 	sent    [][]tensor       // by bucket: what is exchanged, after its Send
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
-	args    []tensor         // of a step
-	gives   []tensor
+	args    []operand        // of a step
+	gives   []tensor         // what it computes
+	arena   []int            // buffers that it writes
 }
 
 // content is what lies in memory.
@@ -58,6 +59,12 @@ type content struct {
 	tensor
 	step int // that has written it, -1 if none has
 	gone int // the step that has written over it, or has sent it, -1 if it is there
+}
+
+// operand is what a step finds in a buffer, and how far it may read.
+type operand struct {
+	tensor
+	span int
 }
 
 // cover is a result of a step that overlaps memory.
@@ -173,7 +180,8 @@ func (r *proof) operands(s Step) error {
 	r.args = r.args[:0]
 	for k := range s.Args {
 		a := &s.Args[k]
-		if err := r.fits(a); err != nil {
+		span := a.Span()
+		if err := r.fits(a, span); err != nil {
 			return err
 		}
 		at, err := r.find(a)
@@ -183,15 +191,15 @@ func (r *proof) operands(s Step) error {
 		if err != nil {
 			return err
 		}
-		r.args = append(r.args, at.tensor)
+		r.args = append(r.args, operand{at.tensor, span})
 	}
 	return nil
 }
 
-// fits returns an error if a value is not what its buffer has.
-func (r *proof) fits(a *Ref) error {
+// fits returns an error if a value, which reaches over span elements, is not what its buffer has.
+func (r *proof) fits(a *Ref, span int) error {
 	b, size := &r.plan.Buffers[a.Buffer], a.DType.Size()
-	if first, end := a.Offset*size, (a.Offset+a.Span())*size; first < 0 || end > b.Bytes {
+	if first, end := a.Offset*size, (a.Offset+span)*size; first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d",
 			a.Shape, first, end, b.Bytes)
 	}
@@ -242,7 +250,9 @@ func (r *proof) compute(s Step) error {
 		}
 		return nil
 	case Send:
-		r.gives = append(r.gives, r.args...)
+		for _, x := range r.args {
+			r.gives = append(r.gives, x.tensor)
+		}
 		return nil
 	case Receive:
 		return r.receive(op)
@@ -251,7 +261,7 @@ func (r *proof) compute(s Step) error {
 }
 
 // loop adds what a loop computes.
-func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (err error) {
+func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err error) {
 	if len(p.Inputs) != len(refs) || len(p.Outputs) != len(dsts) {
 		return fmt.Errorf("a loop of %d operands and %d results has %d and %d",
 			len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
@@ -261,11 +271,11 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (err erro
 	for k, in := range p.Inputs {
 		from, layout := &refs[k], r.strided(shape, ir.Of(in.Strides...))
 		reach := r.layouts.keys[layout].span()
-		if in.DType != from.DType || reach > from.Span() {
+		if in.DType != from.DType || reach > args[k].span {
 			return fmt.Errorf("it reads %d elements of %v where %d of %v are",
-				reach, in.DType, from.Span(), from.DType)
+				reach, in.DType, args[k].span, from.DType)
 		}
-		r.loads = append(r.loads, r.read(args[k], from.Offset, layout))
+		r.loads = append(r.loads, r.read(args[k].tensor, from.Offset, layout))
 	}
 	values := r.meaning.run(p, r.loads)
 	for k, out := range p.Outputs {
@@ -321,7 +331,7 @@ func (r *proof) operation(s Step) error {
 	args := int32(0)
 	for k := range s.Args {
 		a := &s.Args[k]
-		x := r.read(r.args[k], a.Offset, r.strided(a.Shape, a.Strides))
+		x := r.read(r.args[k].tensor, a.Offset, r.strided(a.Shape, a.Strides))
 		args = r.operand(args, x, a.Shape, a.DType)
 	}
 	first := tensor{r.done.apply(r.meaning, s.Op, s.Dsts[0].DType, s.Dsts[0].Shape, args),
@@ -338,7 +348,7 @@ func (r *proof) operation(s Step) error {
 		r.gives = append(r.gives, r.lying(y, d))
 	}
 	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
-		r.parts[r.gives[0].value] = r.args[0]
+		r.parts[r.gives[0].value] = r.args[0].tensor
 	}
 	return nil
 }
@@ -432,7 +442,7 @@ func (r *proof) alone(i int, s Step) error {
 // cover notes which memory that has a value now the results of a step overlap. Results must not
 // overlap each other.
 func (r *proof) cover(step int, dsts []Ref) error {
-	var arena []int // buffers
+	arena := r.arena[:0]
 	for j := range dsts {
 		d := &dsts[j]
 		covers := r.spaces[d.Buffer : d.Buffer+1]
@@ -450,10 +460,13 @@ func (r *proof) cover(step int, dsts []Ref) error {
 			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))
 		}
 	}
+	if r.arena = arena; len(arena) < 2 {
+		return nil
+	}
 	slices.SortFunc(arena, func(x, y int) int {
 		return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset)
 	})
-	for k := range max(0, len(arena)-1) {
+	for k := range len(arena) - 1 {
 		b, next := &r.plan.Buffers[arena[k]], &r.plan.Buffers[arena[k+1]]
 		if b.Offset+b.Bytes > next.Offset {
 			return fmt.Errorf("it writes two results at @%d", next.Offset)

@@ -22,7 +22,7 @@ func (r *proof) results(kind int) error {
 			continue // see clipping
 		}
 		ref := &r.plan.Results[i]
-		if err := r.fits(ref); err != nil {
+		if err := r.fits(ref, ref.Span()); err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
 		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
