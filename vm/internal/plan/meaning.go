@@ -27,19 +27,17 @@ type meaning struct {
 	values  []tensor // of the instructions of a loop
 }
 
-// tensor is a list of elements: those of a computed list (value) that a layout names, from element
-// off on.
-type tensor struct {
-	value, layout int32
-	off           int
-}
+// tensor is a list of elements: those of a computed list (value) that a layout names.
+type tensor struct{ value, layout int32 }
 
-// axes is a layout: which elements the list has, with axes of neighbours that could be one taken
-// together, and none of length 1. Two layouts name the same elements only if they are equal.
+// axes is a layout: which elements the list has, from element off on, with axes of neighbours that
+// could be one taken together, and none of length 1. Two layouts name the same elements only if
+// they are equal.
 type axes struct {
-	n    int
-	at   [ir.MaxDims]struct{ size, stride int }
+	off  int
+	n    int32
 	many bool // more axes than there is room for
+	at   [ir.MaxDims]struct{ size, stride int }
 }
 
 // list is the layout of n elements, each repeated: its number plus 1.
@@ -78,7 +76,7 @@ func (t *term) hash() hash {
 		if t.args[i] == (tensor{}) {
 			break
 		}
-		h = h.and(uint64(t.args[i].value) | uint64(t.args[i].layout)<<32).and(uint64(t.args[i].off))
+		h = h.and(uint64(t.args[i].value) | uint64(t.args[i].layout)<<32)
 	}
 	return h
 }
@@ -104,7 +102,7 @@ func (a *axes) add(size, stride int) {
 	case last >= 0 && a.at[last].stride == size*stride:
 		a.at[last].size *= size
 		a.at[last].stride = stride
-	case a.n == len(a.at):
+	case int(a.n) == len(a.at):
 		a.many = true
 	default:
 		a.at[a.n].size, a.at[a.n].stride = size, stride
@@ -143,20 +141,20 @@ func (a *axes) span() int {
 
 // layout returns the number of a layout.
 func (m *meaning) layout(a *axes) int32 {
-	h := hash(0)
+	h := hash(0).and(uint64(a.off))
 	for _, x := range a.at[:a.n] {
 		h = h.and(uint64(x.size)).and(uint64(x.stride))
 	}
 	return m.layouts.of(a, h)
 }
 
-// strided returns the layout of a shape whose axes have strides.
-func (m *meaning) strided(shape, strides ir.Dims) int32 {
-	var a axes
+// strided returns the layout of a shape whose axes have strides, from element off on.
+func strided(off int, shape, strides ir.Dims) axes {
+	a := axes{off: off}
 	for i := range shape.Len() {
 		a.add(shape.At(i), strides.At(i))
 	}
-	return m.layout(&a)
+	return a
 }
 
 // list returns the layout of n elements, each repeated.
@@ -171,29 +169,35 @@ func (m *meaning) list(n, repeated int) int32 {
 	return last.layout - 1
 }
 
-// once returns the layout without n repetitions of each element.
-func (m *meaning) once(layout int32, n int) int32 {
-	a := m.layouts.keys[layout]
+// once takes n repetitions of each element away.
+func (a *axes) once(n int) {
 	if a.n--; a.at[a.n].size > n {
 		a.at[a.n].size /= n
 		a.n++
 	} else {
 		a.at[a.n].size, a.at[a.n].stride = 0, 0
 	}
+}
+
+// once returns the layout without n repetitions of each element.
+func (m *meaning) once(layout int32, n int) int32 {
+	a := m.layouts.keys[layout]
+	a.once(n)
 	return m.layout(&a)
 }
 
 // size returns the number of elements of a tensor.
 func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 
-// read returns the elements of t at the places that a layout names, from place off on.
-func (m *meaning) read(t tensor, off int, layout int32) tensor {
-	y, ok := m.through(t, off, layout)
+// read returns the elements of t at the places that a layout names.
+func (m *meaning) read(t tensor, a *axes) tensor {
+	y, ok := m.through(t, a)
 	if !ok {
-		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), layout, off}
+		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), m.layout(a)}
 	}
 	for of := &m.made.keys[y.value]; of.form == byCopy; of = &m.made.keys[y.value] {
-		inner, ok := m.through(of.args[0], y.off, y.layout)
+		b := m.layouts.keys[y.layout]
+		inner, ok := m.through(of.args[0], &b)
 		if !ok {
 			break
 		}
@@ -202,17 +206,19 @@ func (m *meaning) read(t tensor, off int, layout int32) tensor {
 	return y
 }
 
-// through returns read(t, off, layout) as elements of the list that t has its elements of; false if
-// no layout names them. Places of t have one digit for each of its axes, and reading along an axis
+// through returns read(t, a) as elements of the list that t has its elements of; false if no
+// layout names them. Places of t have one digit for each of its axes, and reading along an axis
 // must change digits without a carry.
-func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
+func (m *meaning) through(t tensor, a *axes) (tensor, bool) {
 	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
-		return tensor{t.value, layout, t.off + off}, true
+		y := *a
+		y.off += of.off
+		return tensor{t.value, m.layout(&y)}, true
 	}
 	var place [ir.MaxDims]int // the size of what is inside of each axis
 	inside := 1
-	for j := of.n - 1; j >= 0; j-- {
+	for j := int(of.n) - 1; j >= 0; j-- {
 		place[j] = inside
 		inside *= of.at[j].size
 	}
@@ -225,12 +231,11 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 		}
 		return stride
 	}
-	from := follow(off, 1)
-	var y axes
-	for _, x := range m.layouts.keys[layout].at[:m.layouts.keys[layout].n] {
+	y := axes{off: of.off + follow(a.off, 1)}
+	for _, x := range a.at[:a.n] {
 		outer := x
 		var parts []struct{ size, stride int } // of what is read along one axis, one for each axis of t
-		for j := of.n - 1; j > 0; j-- {
+		for j := int(of.n) - 1; j > 0; j-- {
 			carry := place[j-1] // from the axis j
 			if outer.stride == 0 || outer.stride >= carry || carry%outer.stride != 0 {
 				continue
@@ -252,7 +257,7 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 			return tensor{}, false
 		}
 	}
-	return tensor{t.value, m.layout(&y), t.off + from}, !y.many
+	return tensor{t.value, m.layout(&y)}, !y.many
 }
 
 // number returns the number of a term.
@@ -267,12 +272,12 @@ func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32
 		m.ops[op] = n
 	}
 	return m.number(&term{form: byOperation, dtype: d, bits: uint64(n) | uint64(effects)<<32,
-		args: [4]tensor{{operands, m.shape(shape), 0}}})
+		args: [4]tensor{{operands, m.shape(shape)}}})
 }
 
 // operand returns a list with one operand more.
 func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
-	return m.number(&term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape), 0}}})
+	return m.number(&term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape)}}})
 }
 
 func (m *meaning) shape(s ir.Dims) int32 {
@@ -285,24 +290,24 @@ func (m *meaning) shape(s ir.Dims) int32 {
 
 // outside returns n elements that come from outside.
 func (m *meaning) outside(of memory, d backend.DType, n int) tensor {
-	return tensor{m.origin(of, d), m.list(n, 1), 0}
+	return tensor{m.origin(of, d), m.list(n, 1)}
 }
 
 // origin returns the number of what a run finds in memory.
 func (m *meaning) origin(of memory, d backend.DType) int32 {
 	return m.number(&term{form: fromOutside, dtype: d, bits: uint64(of.index),
-		args: [4]tensor{{int32(of.kind), 0, of.vector}}})
+		args: [4]tensor{{int32(of.kind), int32(of.vector)}}})
 }
 
 // result returns n elements that an operation gives besides those of x.
 func (m *meaning) result(index int, x tensor, n int) tensor {
 	value := m.number(&term{form: besides, bits: uint64(index), args: [4]tensor{x}})
-	return tensor{value, m.list(n, 1), 0}
+	return tensor{value, m.list(n, 1)}
 }
 
 // constant is a number, n times.
 func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
-	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
+	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n)}
 }
 
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
@@ -330,7 +335,7 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 	}
 	shape = sizes[:last+1]
 	return m.number(&term{form: byReduction, dtype: d, bits: uint64(op),
-		args: [4]tensor{t, {0, m.shape(ir.Of(shape...)), 0}}}), n
+		args: [4]tensor{t, {0, m.shape(ir.Of(shape...))}}}), n
 }
 
 // run returns what each instruction of a loop computes, until the next call. loads are what the
@@ -349,12 +354,13 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 		case c.Op == fuse.Const:
 			values = append(values, m.constant(c.Type, c.Bits, n))
 		case c.Op == fuse.Index:
-			places := tensor{layout: m.strided(ir.Of(p.Shape...), ir.Of(p.Indices[c.Args[0]]...))}
-			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type}, n, places))
+			places := strided(0, ir.Of(p.Shape...), ir.Of(p.Indices[c.Args[0]]...))
+			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type}, n,
+				tensor{layout: m.layout(&places)}))
 		case c.Op.FoldsRows():
 			last := len(p.Shape) - 1
 			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape, func(axis int) bool { return axis == last })
-			values = append(values, tensor{sum, m.list(rows, p.Shape[last]), 0})
+			values = append(values, tensor{sum, m.list(rows, p.Shape[last])})
 		default:
 			var args [4]tensor
 			for i, a := range c.Args[:c.Op.Operands()] {
@@ -390,7 +396,7 @@ func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
 		}
 		i.args[k] = a
 	}
-	return tensor{m.number(&i), m.list(n/repeated, repeated), 0}
+	return tensor{m.number(&i), m.list(n/repeated, repeated)}
 }
 
 func gcd(a, b int) int {
@@ -493,21 +499,22 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 			}
 		}
 	}
-	return m.read(x, off, m.strided(v.Shape, strides))
+	a := strided(off, v.Shape, strides)
+	return m.read(x, &a)
 }
 
 // other returns a value of any other kind.
 func (m *meaning) other(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
 		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
-		return tensor{y, m.list(n, 1), 0}
+		return tensor{y, m.list(n, 1)}
 	}
 	args := int32(0)
 	for _, a := range v.Args {
 		args = m.operand(args, values[a], p.Values[a].Shape, p.Values[a].DType)
 	}
 	y := done.apply(m, v.Op, v.DType, v.Shape, args)
-	return tensor{y, m.list(v.Shape.Size(), 1), 0}
+	return tensor{y, m.list(v.Shape.Size(), 1)}
 }
 
 // effects are the terms of operations with an effect, in the order in which they run.

@@ -137,11 +137,11 @@ func (r *proof) begin() {
 		case Arena:
 			c.step, c.gone = -2, -2
 		case Slot:
-			if c.tensor = (tensor{r.origins[i], r.list(n, 1), 0}); !r.plan.Accumulation.Several() {
+			if c.tensor = (tensor{r.origins[i], r.list(n, 1)}); !r.plan.Accumulation.Several() {
 				c.step, c.gone = -2, -2 // nothing yet
 			}
 		default:
-			c.tensor = tensor{r.origins[i], r.list(n, 1), 0}
+			c.tensor = tensor{r.origins[i], r.list(n, 1)}
 		}
 		r.present[i] = c
 	}
@@ -269,13 +269,13 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 	shape := ir.Of(p.Shape...)
 	r.loads = r.loads[:0]
 	for k, in := range p.Inputs {
-		from, layout := &refs[k], r.strided(shape, ir.Of(in.Strides...))
-		reach := r.layouts.keys[layout].span()
+		from, places := &refs[k], strided(refs[k].Offset, shape, ir.Of(in.Strides...))
+		reach := places.span()
 		if in.DType != from.DType || reach > args[k].span {
 			return fmt.Errorf("it reads %d elements of %v where %d of %v are",
 				reach, in.DType, args[k].span, from.DType)
 		}
-		r.loads = append(r.loads, r.read(args[k].tensor, from.Offset, layout))
+		r.loads = append(r.loads, r.read(args[k].tensor, &places))
 	}
 	values := r.meaning.run(p, r.loads)
 	for k, out := range p.Outputs {
@@ -287,7 +287,7 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 		if out.Folded {
 			of, n := r.fold(out.Op, fuse.Type(out.DType), y, p.Shape,
 				func(axis int) bool { return p.Reduced[axis] })
-			y = tensor{of, r.list(n, 1), 0}
+			y = tensor{of, r.list(n, 1)}
 		}
 		if y, err = r.stored(y, d, shape, out); err != nil {
 			return err
@@ -300,7 +300,7 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 // stored returns what is in the buffer of d when all elements of y are stored: each element of the
 // buffer must get one.
 func (r *proof) stored(y tensor, d *Ref, shape ir.Dims, out fuse.Output) (tensor, error) {
-	to := r.layouts.keys[r.strided(shape, ir.Of(out.Strides...))]
+	to := strided(0, shape, ir.Of(out.Strides...))
 	if out.Folded {
 		to = axes{}
 		for i, stride := range out.Strides {
@@ -311,7 +311,7 @@ func (r *proof) stored(y tensor, d *Ref, shape ir.Dims, out fuse.Output) (tensor
 	}
 	repeated := to.repeats()
 	if repeated > 1 {
-		to = r.layouts.keys[r.once(r.layout(&to), repeated)]
+		to.once(repeated)
 		if r.layouts.keys[y.layout].repeats()%repeated != 0 {
 			return y, errors.New("it writes several values to one place")
 		}
@@ -331,11 +331,12 @@ func (r *proof) operation(s Step) error {
 	args := int32(0)
 	for k := range s.Args {
 		a := &s.Args[k]
-		x := r.read(r.args[k].tensor, a.Offset, r.strided(a.Shape, a.Strides))
+		places := strided(a.Offset, a.Shape, a.Strides)
+		x := r.read(r.args[k].tensor, &places)
 		args = r.operand(args, x, a.Shape, a.DType)
 	}
 	first := tensor{r.done.apply(r.meaning, s.Op, s.Dsts[0].DType, s.Dsts[0].Shape, args),
-		r.list(s.Dsts[0].Shape.Size(), 1), 0}
+		r.list(s.Dsts[0].Shape.Size(), 1)}
 	for k := range s.Dsts {
 		d, y := &s.Dsts[k], first
 		if k > 0 {
@@ -385,7 +386,7 @@ func (r *proof) lying(y tensor, d *Ref) tensor {
 	for _, i := range order {
 		a.add(d.Shape.At(i), rows.At(i))
 	}
-	return r.read(y, 0, r.layout(&a))
+	return r.read(y, &a)
 }
 
 // write puts a value into the memory of a buffer, over what lies there.

@@ -34,7 +34,8 @@ func (r *proof) results(kind int) error {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
 		v := &r.plan.of.Values[want[i]]
-		got := r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides))
+		places := strided(ref.Offset, ref.Shape, ref.Strides)
+		got := r.read(at.tensor, &places)
 		if ref.Shape != v.Shape || ref.DType != v.DType || got != r.wanted[want[i]] {
 			return fmt.Errorf("result %d in a run of kind %d is not %v of %s",
 				i, kind, v.Op, v.Name)
@@ -84,7 +85,7 @@ func (r *proof) receive(op Receive) error {
 // exchanged is what ranks make of a gradient in a bucket.
 func (r *proof) exchanged(bucket int, x tensor) tensor {
 	value := r.number(&term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
-	return tensor{value, r.list(r.size(x), 1), 0}
+	return tensor{value, r.list(r.size(x), 1)}
 }
 
 // ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
@@ -197,7 +198,7 @@ func (r *proof) update(u Update, dw, factor tensor, d backend.DType, want map[in
 		kept = append(kept, load(r.outside(memory{State, u.Input, k}, d, n)))
 	}
 	setting := func(i int) fuse.Value {
-		return load(tensor{r.origin(memory{Setting, i, 0}, d), r.list(1, n), 0})
+		return load(tensor{r.origin(memory{Setting, i, 0}, d), r.list(1, n)})
 	}
 	value, vectors, err := u.Rule(&r.scratch, w, load(dw), kept, setting)
 	if err != nil {
@@ -244,7 +245,7 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 			all := func(int) bool { return true }
 			squares := r.do(fuse.Mul, backend.F64, x, x)
 			of, _ := r.fold(backend.Sum, backend.F64, squares, []int{r.size(x)}, all)
-			want = append(want, tensor{of, r.list(1, 1), 0})
+			want = append(want, tensor{of, r.list(1, 1)})
 		}
 	}
 	sum := root.args[0]
