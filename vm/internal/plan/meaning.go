@@ -20,7 +20,7 @@ type meaning struct {
 	ops     map[ir.Op]int // numbers of operations
 	shapes  numbers[ir.Dims]
 	layouts numbers[axes]
-	lists   [64]list // some of the layouts that were asked for last
+	lists   [32]list // some of the layouts that were asked for last
 	scratch fuse.Program
 	loads   []tensor // of the operands of a loop
 	places  []fuse.Value
@@ -90,7 +90,7 @@ type memory struct {
 
 // newMeaning has room for about n values.
 func newMeaning(n int) *meaning {
-	return &meaning{made: newNumbers[term](3 * n), ops: map[ir.Op]int{},
+	return &meaning{made: newNumbers[term](2 * n), ops: map[ir.Op]int{},
 		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32)}
 }
 

@@ -18,12 +18,12 @@ type slot struct {
 
 // newNumbers has room for about n keys.
 func newNumbers[K comparable](n int) numbers[K] {
-	return numbers[K]{make([]K, 0, n), make([]slot, 1<<bits.Len(uint(2*n)))}
+	return numbers[K]{make([]K, 0, n), make([]slot, 1<<bits.Len(uint(4*n/3)))}
 }
 
 // of returns the number of a key.
 func (t *numbers[K]) of(key *K, h hash) int32 {
-	if 2*len(t.keys) >= len(t.slots) {
+	if 4*len(t.keys) >= 3*len(t.slots) {
 		t.grow()
 	}
 	upper := uint32(h >> 32)
