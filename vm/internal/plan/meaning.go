@@ -148,6 +148,15 @@ func (m *meaning) layout(a *axes) int32 {
 	return m.layouts.of(a, h)
 }
 
+// looped is strided for a loop.
+func looped(off int, shape, strides []int) axes {
+	a := axes{off: off}
+	for i, size := range shape {
+		a.add(size, strides[i])
+	}
+	return a
+}
+
 // strided returns the layout of a shape whose axes have strides, from element off on.
 func strided(off int, shape, strides ir.Dims) axes {
 	a := axes{off: off}
@@ -212,6 +221,9 @@ func (m *meaning) read(t tensor, a *axes) tensor {
 func (m *meaning) through(t tensor, a *axes) (tensor, bool) {
 	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
+		if of.off == 0 {
+			return tensor{t.value, m.layout(a)}, true
+		}
 		y := *a
 		y.off += of.off
 		return tensor{t.value, m.layout(&y)}, true
@@ -354,7 +366,7 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 		case c.Op == fuse.Const:
 			values = append(values, m.constant(c.Type, c.Bits, n))
 		case c.Op == fuse.Index:
-			places := strided(0, ir.Of(p.Shape...), ir.Of(p.Indices[c.Args[0]]...))
+			places := looped(0, p.Shape, p.Indices[c.Args[0]])
 			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type}, n,
 				tensor{layout: m.layout(&places)}))
 		case c.Op.FoldsRows():
@@ -414,7 +426,8 @@ func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
 // program returns what each value of a program is, and its effects.
 func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 	values = make([]tensor, len(p.Values))
-	for i, v := range p.Values {
+	for i := range p.Values {
+		v := &p.Values[i]
 		switch {
 		case ir.Leaf(v.Op):
 			values[i] = m.leaf(v.Op, v.DType, v.Shape.Size())
@@ -465,18 +478,18 @@ func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
 }
 
 // element returns a value that is computed element by element.
-func (m *meaning) element(p *ir.Program, v ir.Value, values []tensor) tensor {
+func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	m.reset(v.Shape)
 	m.places = m.places[:0]
 	for _, a := range v.Args {
 		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
-	y := compute(&m.scratch, v, m.places)
+	y := compute(&m.scratch, *v, m.places)
 	return m.run(&m.scratch, m.loads)[y]
 }
 
 // view returns a value that shares the memory of its operand.
-func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
+func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
 	x, shape := values[v.Args[0]], p.Values[v.Args[0]].Shape
 	off, strides := 0, shape.Strides()
 	switch op := v.Op.(type) {
@@ -504,7 +517,7 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 }
 
 // other returns a value of any other kind.
-func (m *meaning) other(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
+func (m *meaning) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
 		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
 		return tensor{y, m.list(n, 1)}

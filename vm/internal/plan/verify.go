@@ -101,7 +101,8 @@ func (r *proof) know() {
 // run runs the steps of a kind of run, and compares.
 func (r *proof) run(kind int) error {
 	r.begin()
-	for i, s := range r.plan.Steps {
+	for i := range r.plan.Steps {
+		s := &r.plan.Steps[i]
 		if !s.Runs.Has(kind) {
 			continue
 		}
@@ -116,7 +117,7 @@ func (r *proof) run(kind int) error {
 	}
 	if err != nil {
 		if r.first >= 0 {
-			s := r.plan.Steps[r.first]
+			s := &r.plan.Steps[r.first]
 			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program does not)", err, r.first, s.Op, s.Name)
 		}
 		return err
@@ -151,7 +152,7 @@ func (r *proof) begin() {
 func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
 
 // step runs a step.
-func (r *proof) step(i int, s Step) error {
+func (r *proof) step(i int, s *Step) error {
 	if err := r.operands(s); err != nil {
 		return err
 	}
@@ -176,7 +177,7 @@ func (r *proof) step(i int, s Step) error {
 }
 
 // operands finds what lies in the buffers of a step's operands.
-func (r *proof) operands(s Step) error {
+func (r *proof) operands(s *Step) error {
 	r.args = r.args[:0]
 	for k := range s.Args {
 		a := &s.Args[k]
@@ -231,7 +232,7 @@ func (r *proof) find(a *Ref) (content, error) {
 
 // compute finds what a step computes of what is in the buffers of its operands: what is then in
 // those of its results.
-func (r *proof) compute(s Step) error {
+func (r *proof) compute(s *Step) error {
 	r.gives = r.gives[:0]
 	switch op := s.Op.(type) {
 	case Loop:
@@ -266,10 +267,10 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 		return fmt.Errorf("a loop of %d operands and %d results has %d and %d",
 			len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
 	}
-	shape := ir.Of(p.Shape...)
 	r.loads = r.loads[:0]
-	for k, in := range p.Inputs {
-		from, places := &refs[k], strided(refs[k].Offset, shape, ir.Of(in.Strides...))
+	for k := range p.Inputs {
+		in := &p.Inputs[k]
+		from, places := &refs[k], looped(refs[k].Offset, p.Shape, in.Strides)
 		reach := places.span()
 		if in.DType != from.DType || reach > args[k].span {
 			return fmt.Errorf("it reads %d elements of %v where %d of %v are",
@@ -278,8 +279,8 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 		r.loads = append(r.loads, r.read(args[k].tensor, &places))
 	}
 	values := r.meaning.run(p, r.loads)
-	for k, out := range p.Outputs {
-		d := &dsts[k]
+	for k := range p.Outputs {
+		d, out := &dsts[k], &p.Outputs[k]
 		y := values[out.Value]
 		if out.DType != d.DType {
 			return fmt.Errorf("it writes %v where %v are", out.DType, d.DType)
@@ -289,7 +290,7 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 				func(axis int) bool { return p.Reduced[axis] })
 			y = tensor{of, r.list(n, 1)}
 		}
-		if y, err = r.stored(y, d, shape, out); err != nil {
+		if y, err = r.stored(y, d, p.Shape, out); err != nil {
 			return err
 		}
 		r.gives = append(r.gives, y)
@@ -299,13 +300,13 @@ func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err err
 
 // stored returns what is in the buffer of d when all elements of y are stored: each element of the
 // buffer must get one.
-func (r *proof) stored(y tensor, d *Ref, shape ir.Dims, out fuse.Output) (tensor, error) {
-	to := strided(0, shape, ir.Of(out.Strides...))
+func (r *proof) stored(y tensor, d *Ref, shape []int, out *fuse.Output) (tensor, error) {
+	to := looped(0, shape, out.Strides)
 	if out.Folded {
 		to = axes{}
 		for i, stride := range out.Strides {
-			if stride > 0 || shape.At(i) == 1 {
-				to.add(shape.At(i), stride)
+			if stride > 0 || shape[i] == 1 {
+				to.add(shape[i], stride)
 			}
 		}
 	}
@@ -327,7 +328,7 @@ func (r *proof) stored(y tensor, d *Ref, shape ir.Dims, out fuse.Output) (tensor
 }
 
 // operation adds what a step of any other kind computes.
-func (r *proof) operation(s Step) error {
+func (r *proof) operation(s *Step) error {
 	args := int32(0)
 	for k := range s.Args {
 		a := &s.Args[k]
@@ -363,7 +364,7 @@ func (r *proof) whole(d *Ref) bool {
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
-func fills(s Step, d *Ref) bool {
+func fills(s *Step, d *Ref) bool {
 	switch s.Op.(type) {
 	case ir.Attention, ir.AttentionGrad:
 		return d.Span() == d.Shape.Size()
@@ -405,7 +406,7 @@ func (r *proof) write(buffer int, c content) {
 
 // alone returns an error if a step writes over what it, or the product before it that runs it,
 // still reads.
-func (r *proof) alone(i int, s Step) error {
+func (r *proof) alone(i int, s *Step) error {
 	for k := range s.Dsts {
 		if at := s.Dsts[k].Step; at != i {
 			return fmt.Errorf("it writes a value of step %d", at)
@@ -490,7 +491,7 @@ func (r *proof) covered(buffer int) (from, to int) {
 
 // aligned reports whether a step reads each element of operand k only where it writes it, in result
 // j.
-func aligned(s Step, j, k int) bool {
+func aligned(s *Step, j, k int) bool {
 	d, a := &s.Dsts[j], &s.Args[k]
 	var loop *fuse.Program
 	switch op := s.Op.(type) {
