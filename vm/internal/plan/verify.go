@@ -22,7 +22,7 @@ import (
 // [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
-	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}}
+	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}, traces: map[rule]*trace{}}
 	r.wanted, r.due = m.program(p.of)
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
@@ -42,12 +42,15 @@ type proof struct {
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
 	origins []int32  // by buffer: the number of what lies there before a run
+	buffers []int    // by such a number: 1 + the buffer, 0 for none
 	present []content
 	covers  []cover
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor       // by bucket: what is exchanged, after its Send
+	sent    [][]tensor // by bucket: what is exchanged, after its Send
+	ends    []end      // by buffer
+	traces  map[rule]*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
 	gives   []tensor         // what it computes
@@ -96,6 +99,12 @@ func (r *proof) know() {
 		}
 	}
 	r.limit = int32(len(r.made.keys))
+	r.buffers = make([]int, r.limit)
+	for i, origin := range r.origins {
+		if b := &r.plan.Buffers[i]; b.Kind != Arena && b.Kind != Scalar && r.spaces[i] == i {
+			r.buffers[origin] = i + 1
+		}
+	}
 }
 
 // run runs the steps of a kind of run, and compares.
@@ -129,7 +138,7 @@ func (r *proof) run(kind int) error {
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
 	r.present = make([]content, len(r.plan.Buffers))
-	r.covers = make([]cover, len(r.plan.Buffers))
+	r.covers, r.ends = make([]cover, len(r.plan.Buffers)), make([]end, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
 		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {

@@ -92,16 +92,18 @@ func (r *proof) exchanged(bucket int, x tensor) tensor {
 // of them.
 func (r *proof) ended(kind int) error {
 	last := kind == r.plan.Accumulation.Kinds()-1
-	want := map[int32]tensor{} // by the number of what was there before; else it stays
-	var gradients []tensor
-	for i := range r.plan.updates {
+	gradients := make([]tensor, len(r.plan.updates))
+	for i := range gradients {
 		sum, to := r.sum(kind, i)
-		if gradients = append(gradients, sum); !last {
-			want[r.origin(to, r.dtype(i))] = sum
+		if gradients[i] = sum; last {
+			continue
+		}
+		if err := r.end(r.origin(to, r.dtype(i)), sum); err != nil {
+			return err
 		}
 	}
 	if last {
-		if err := r.updated(gradients, want); err != nil {
+		if err := r.updated(gradients); err != nil {
 			return err
 		}
 	}
@@ -110,21 +112,31 @@ func (r *proof) ended(kind int) error {
 		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
 			continue
 		}
-		x, changes := want[r.origins[i]]
-		delete(want, r.origins[i])
-		switch c := r.present[i]; {
-		case changes && c.tensor != x:
+		switch c, end := &r.present[i], r.ends[i]; {
+		case end.changes && c.tensor != end.tensor:
 			return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
-		case !changes && c.step >= 0 && (b.Kind == Input || b.Kind == State):
+		case !end.changes && c.step >= 0 && (b.Kind == Input || b.Kind == State):
 			return fmt.Errorf("step %d changes %s", c.step, b.Name)
-		case !changes && c.step >= 0:
+		case !end.changes && c.step >= 0:
 			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
 		}
 	}
-	for key := range want {
-		of := r.made.keys[key]
+	return nil
+}
+
+// end is what a buffer must have after a run: what was there before, unless it changes.
+type end struct {
+	tensor
+	changes bool
+}
+
+// end notes what must lie, after a run, where something lies before.
+func (r *proof) end(origin int32, x tensor) error {
+	if origin >= r.limit || r.buffers[origin] == 0 {
+		of := r.made.keys[origin]
 		return fmt.Errorf("no step updates kind %d of variable %d", of.args[0].value, of.bits)
 	}
+	r.ends[r.buffers[origin]-1] = end{x, true}
 	return nil
 }
 
@@ -150,9 +162,9 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
-func (r *proof) updated(gradients []tensor, want map[int32]tensor) error {
-	for i, u := range r.plan.updates {
-		d := r.dtype(i)
+func (r *proof) updated(gradients []tensor) error {
+	for i := range r.plan.updates {
+		u, d := &r.plan.updates[i], r.dtype(i)
 		if u.Bucket > 0 {
 			gradients[i] = r.exchanged(u.Bucket, gradients[i])
 		}
@@ -164,8 +176,8 @@ func (r *proof) updated(gradients []tensor, want map[int32]tensor) error {
 	if err != nil {
 		return err
 	}
-	for i, u := range r.plan.updates {
-		if err := r.update(u, gradients[i], factor, r.dtype(i), want); err != nil {
+	for i := range r.plan.updates {
+		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i)); err != nil {
 			return err
 		}
 	}
@@ -183,34 +195,76 @@ func (r *proof) dtype(update int) backend.DType {
 	return r.plan.of.Values[r.gradient(update)].DType
 }
 
-// update adds what an update makes of its variable and of what is kept for it.
-func (r *proof) update(u Update, dw, factor tensor, d backend.DType, want map[int32]tensor) error {
-	n := r.size(dw)
-	if u.Limit > 0 {
-		factor.layout = r.list(1, n)
-		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
+// rule names updates that make the same of their operands.
+type rule struct {
+	group, kept int
+	dtype       backend.DType
+}
+
+// trace is an update of n elements: a loop over the variable, what is kept for it, the gradient and
+// some settings.
+type trace struct {
+	loop     fuse.Program
+	settings []int
+	values   []fuse.Value // what becomes of the variable and of what is kept
+}
+
+// trace returns what an update does.
+func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
+	key := rule{u.Group, u.Kept, d}
+	if t, ok := r.traces[key]; ok {
+		return t, nil
 	}
-	r.reset(ir.Of(n))
-	load := func(x tensor) fuse.Value { return r.load(x, d) }
-	w := load(r.outside(memory{Input, u.Input, 0}, d, n))
+	r.reset(ir.Of(1))
+	load := func() fuse.Value { return r.load(tensor{}, d) }
+	t, w := &trace{}, load()
 	var kept []fuse.Value
-	for k := range u.Kept {
-		kept = append(kept, load(r.outside(memory{State, u.Input, k}, d, n)))
+	for range u.Kept {
+		kept = append(kept, load())
 	}
-	setting := func(i int) fuse.Value {
-		return load(tensor{r.origin(memory{Setting, i, 0}, d), r.list(1, n)})
+	value, kept, err := u.Rule(&r.scratch, w, load(), kept, func(i int) fuse.Value {
+		t.settings = append(t.settings, i)
+		return load()
+	})
+	if err != nil {
+		return nil, err
 	}
-	value, vectors, err := u.Rule(&r.scratch, w, load(dw), kept, setting)
+	t.loop = fuse.Program{Shape: []int{1}, Code: slices.Clone(r.scratch.Code)}
+	t.values = slices.Concat([]fuse.Value{value}, kept)
+	r.traces[key] = t
+	return t, nil
+}
+
+// update notes what an update makes of its variable and of what is kept for it.
+func (r *proof) update(u *Update, dw, factor tensor, d backend.DType) error {
+	t, err := r.trace(u, d)
 	if err != nil {
 		return err
 	}
-	all := r.meaning.run(&r.scratch, r.loads)
-	for k, x := range slices.Insert(vectors, 0, value) {
-		old, y := r.loads[k], all[x]
+	n := r.size(dw)
+	all, one := r.list(n, 1), r.list(1, n)
+	if u.Limit > 0 {
+		factor.layout = one
+		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
+	}
+	r.loads = append(r.loads[:0], tensor{r.origin(memory{Input, u.Input, 0}, d), all})
+	for k := range u.Kept {
+		r.loads = append(r.loads, tensor{r.origin(memory{State, u.Input, k}, d), all})
+	}
+	r.loads = append(r.loads, dw)
+	for _, i := range t.settings {
+		r.loads = append(r.loads, tensor{r.origin(memory{Setting, i, 0}, d), one})
+	}
+	t.loop.Shape[0] = n
+	values := r.meaning.run(&t.loop, r.loads)
+	for k, x := range t.values {
+		old, y := r.loads[k], values[x]
 		if u.Limit > 0 {
 			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, old)
 		}
-		want[old.value] = y
+		if err := r.end(old.value, y); err != nil {
+			return err
+		}
 	}
 	return nil
 }
