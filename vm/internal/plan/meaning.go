@@ -90,7 +90,7 @@ type memory struct {
 
 // newMeaning has room for about n values.
 func newMeaning(n int) *meaning {
-	return &meaning{made: newNumbers[term](2 * n), ops: map[ir.Op]int{},
+	return &meaning{made: newNumbers[term](n + n/2), ops: map[ir.Op]int{},
 		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32)}
 }
 
@@ -400,7 +400,9 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
 	repeated := n
 	for _, a := range args {
-		repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
+		if repeated > 1 {
+			repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
+		}
 	}
 	for k, a := range args {
 		if repeated > 1 {

@@ -42,7 +42,7 @@ type proof struct {
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
 	origins []int32  // by buffer: the number of what lies there before a run
-	buffers []int    // by such a number: 1 + the buffer, 0 for none
+	buffers []int32  // by such a number: 1 + the buffer, 0 for none
 	present []content
 	covers  []cover
 	live    []int   // buffers of the arena that have a value, by place
@@ -78,31 +78,26 @@ type cover struct {
 
 // know finds which buffers are the same memory, whatever their dtypes.
 func (r *proof) know() {
-	r.spaces, r.origins = make([]int, len(r.plan.Buffers)), make([]int32, len(r.plan.Buffers))
-	first := make([]int, len(r.made.keys)+len(r.plan.Buffers)) // 1 + a buffer, by number
+	n := len(r.plan.Buffers)
+	r.spaces, r.origins = make([]int, n), make([]int32, n)
+	first := make([]int32, len(r.made.keys)+2*n) // 1 + a buffer, by number
 	for i := range r.plan.Buffers {
 		b := &r.plan.Buffers[i]
-		r.spaces[i] = i
-		switch b.Kind {
-		case Arena, Setting, Scalar:
+		if r.spaces[i] = i; b.Kind == Arena || b.Kind == Scalar {
 			continue
 		}
-		of := &first[r.origin(b.memory(), 0)]
-		if *of == 0 {
-			*of = i + 1
+		if of := &first[r.origin(b.memory(), 0)]; *of == 0 || b.Kind == Setting {
+			*of = int32(i + 1)
+		} else {
+			r.spaces[i] = int(*of - 1)
 		}
-		r.spaces[i] = *of - 1
-	}
-	for i := range r.plan.Buffers {
-		if b := &r.plan.Buffers[i]; b.Kind != Arena && b.Kind != Scalar {
-			r.origins[i] = r.origin(b.memory(), b.DType)
-		}
+		r.origins[i] = r.origin(b.memory(), b.DType)
 	}
 	r.limit = int32(len(r.made.keys))
-	r.buffers = make([]int, r.limit)
+	r.buffers = make([]int32, r.limit)
 	for i, origin := range r.origins {
 		if b := &r.plan.Buffers[i]; b.Kind != Arena && b.Kind != Scalar && r.spaces[i] == i {
-			r.buffers[origin] = i + 1
+			r.buffers[origin] = int32(i + 1)
 		}
 	}
 }
@@ -406,7 +401,11 @@ func (r *proof) write(buffer int, c content) {
 		for _, x := range r.live[from:to] {
 			r.present[x].gone = c.step
 		}
-		if b.Bytes > 0 {
+		switch {
+		case b.Bytes == 0:
+		case to == from+1:
+			r.live[from] = buffer
+		default:
 			r.live = slices.Replace(r.live, from, to, buffer)
 		}
 	}
