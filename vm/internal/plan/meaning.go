@@ -91,7 +91,9 @@ type memory struct {
 // newMeaning has room for about n values.
 func newMeaning(n int) *meaning {
 	return &meaning{made: newNumbers[term](n + n/2), ops: map[ir.Op]int{},
-		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32)}
+		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32),
+		loads: make([]tensor, 0, 16), values: make([]tensor, 0, 32),
+		scratch: fuse.Program{Shape: make([]int, 0, ir.MaxDims), Code: make([]fuse.Instr, 0, 16)}}
 }
 
 // add puts an axis inside of the others.
@@ -521,7 +523,8 @@ func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
 // other returns a value of any other kind.
 func (m *meaning) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
-		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
+		m.reset(p.Values[v.Args[0]].Shape)
+		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, r.Axes.Has)
 		return tensor{y, m.list(n, 1)}
 	}
 	args := int32(0)

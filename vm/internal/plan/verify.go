@@ -22,7 +22,8 @@ import (
 // [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
-	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}, traces: map[rule]*trace{}}
+	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}, traces: map[rule]*trace{},
+		live: make([]int, 0, len(p.Buffers)), args: make([]operand, 0, 16)}
 	r.wanted, r.due = m.program(p.of)
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
