@@ -22,8 +22,8 @@ import (
 // [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
-	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}, traces: map[rule]*trace{},
-		live: make([]int, 0, len(p.Buffers)), args: make([]operand, 0, 16)}
+	r := &proof{meaning: m, plan: p, live: make([]int, 0, len(p.Buffers)),
+		args: make([]operand, 0, 16)}
 	r.wanted, r.due = m.program(p.of)
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
@@ -42,16 +42,13 @@ type proof struct {
 	limit   int32    // the first number that no value of the program has
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
-	origins []int32  // by buffer: the number of what lies there before a run
-	buffers []int32  // by such a number: 1 + the buffer, 0 for none
+	buffers []int32  // by origin, whatever the dtype: 1 + the buffer, 0 for none
 	present []content
-	covers  []cover
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
 	sent    [][]tensor // by bucket: what is exchanged, after its Send
-	ends    []end      // by buffer
-	traces  map[rule]*trace
+	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
 	gives   []tensor         // what it computes
@@ -63,6 +60,13 @@ type content struct {
 	tensor
 	step int // that has written it, -1 if none has
 	gone int // the step that has written over it, or has sent it, -1 if it is there
+	cover
+}
+
+// cover is a result of a step that overlaps memory.
+type cover struct {
+	by     int // 1 + the step's number
+	result int // -1 for several
 }
 
 // operand is what a step finds in a buffer, and how far it may read.
@@ -71,36 +75,24 @@ type operand struct {
 	span int
 }
 
-// cover is a result of a step that overlaps memory.
-type cover struct {
-	step   int // 1 + its number
-	result int // -1 for several
-}
-
 // know finds which buffers are the same memory, whatever their dtypes.
 func (r *proof) know() {
-	n := len(r.plan.Buffers)
-	r.spaces, r.origins = make([]int, n), make([]int32, n)
-	first := make([]int32, len(r.made.keys)+2*n) // 1 + a buffer, by number
+	r.spaces = make([]int, len(r.plan.Buffers))
+	r.buffers = make([]int32, len(r.made.keys)+len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b := &r.plan.Buffers[i]
-		if r.spaces[i] = i; b.Kind == Arena || b.Kind == Scalar {
+		r.spaces[i] = i
+		switch b.Kind {
+		case Arena, Setting, Scalar:
 			continue
 		}
-		if of := &first[r.origin(b.memory(), 0)]; *of == 0 || b.Kind == Setting {
+		if of := &r.buffers[r.origin(b.memory(), 0)]; *of == 0 {
 			*of = int32(i + 1)
 		} else {
 			r.spaces[i] = int(*of - 1)
 		}
-		r.origins[i] = r.origin(b.memory(), b.DType)
 	}
 	r.limit = int32(len(r.made.keys))
-	r.buffers = make([]int32, r.limit)
-	for i, origin := range r.origins {
-		if b := &r.plan.Buffers[i]; b.Kind != Arena && b.Kind != Scalar && r.spaces[i] == i {
-			r.buffers[origin] = int32(i + 1)
-		}
-	}
 }
 
 // run runs the steps of a kind of run, and compares.
@@ -134,7 +126,6 @@ func (r *proof) run(kind int) error {
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
 	r.present = make([]content, len(r.plan.Buffers))
-	r.covers, r.ends = make([]cover, len(r.plan.Buffers)), make([]end, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
 		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {
@@ -143,11 +134,11 @@ func (r *proof) begin() {
 		case Arena:
 			c.step, c.gone = -2, -2
 		case Slot:
-			if c.tensor = (tensor{r.origins[i], r.list(n, 1)}); !r.plan.Accumulation.Several() {
+			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.Several() {
 				c.step, c.gone = -2, -2 // nothing yet
 			}
 		default:
-			c.tensor = tensor{r.origins[i], r.list(n, 1)}
+			c.tensor = r.outside(b.memory(), b.DType, n)
 		}
 		r.present[i] = c
 	}
@@ -173,7 +164,7 @@ func (r *proof) step(i int, s *Step) error {
 		r.first = i
 	}
 	for k := range s.Dsts {
-		r.write(s.Dsts[k].Buffer, content{r.gives[k], i, -1})
+		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
 	if send, ok := s.Op.(Send); ok {
 		return r.send(i, send, s.Dsts)
@@ -355,7 +346,7 @@ func (r *proof) operation(s *Step) error {
 		r.gives = append(r.gives, r.lying(y, d))
 	}
 	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
-		r.parts[r.gives[0].value] = r.args[0].tensor
+		r.parts = map[int32]tensor{r.gives[0].value: r.args[0].tensor}
 	}
 	return nil
 }
@@ -429,8 +420,8 @@ func (r *proof) alone(i int, s *Step) error {
 		return err
 	}
 	covered := func(a *Ref) (cover, bool) {
-		c := r.covers[r.spaces[a.Buffer]]
-		return c, c.step == i+1
+		c := r.present[r.spaces[a.Buffer]].cover
+		return c, c.by == i+1
 	}
 	for k := range s.Args {
 		a := &s.Args[k]
@@ -462,10 +453,10 @@ func (r *proof) cover(step int, dsts []Ref) error {
 			covers, arena = r.live[from:to], append(arena, d.Buffer)
 		}
 		for _, x := range covers {
-			if r.covers[x].step == step+1 {
+			if r.present[x].by == step+1 {
 				j = -1
 			}
-			r.covers[x] = cover{step + 1, j}
+			r.present[x].cover = cover{step + 1, j}
 		}
 		if j < 0 && r.plan.Buffers[d.Buffer].Kind != Arena {
 			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))

@@ -98,45 +98,40 @@ func (r *proof) ended(kind int) error {
 		if gradients[i] = sum; last {
 			continue
 		}
-		if err := r.end(r.origin(to, r.dtype(i)), sum); err != nil {
+		if err := r.left(to, r.dtype(i), sum, kind); err != nil {
 			return err
 		}
 	}
 	if last {
-		if err := r.updated(gradients); err != nil {
+		if err := r.updated(gradients, kind); err != nil {
 			return err
 		}
 	}
 	for i := range r.plan.Buffers {
-		b := &r.plan.Buffers[i]
-		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
-			continue
-		}
-		switch c, end := &r.present[i], r.ends[i]; {
-		case end.changes && c.tensor != end.tensor:
-			return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
-		case !end.changes && c.step >= 0 && (b.Kind == Input || b.Kind == State):
+		b, c := &r.plan.Buffers[i], &r.present[i]
+		outside := b.Kind == Input || b.Kind == State
+		switch {
+		case c.step < 0 || r.spaces[i] != i:
+		case outside:
 			return fmt.Errorf("step %d changes %s", c.step, b.Name)
-		case !end.changes && c.step >= 0:
+		case !last && (b.Kind == Slot || b.Kind == Partial):
 			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
 		}
 	}
 	return nil
 }
 
-// end is what a buffer must have after a run: what was there before, unless it changes.
-type end struct {
-	tensor
-	changes bool
-}
-
-// end notes what must lie, after a run, where something lies before.
-func (r *proof) end(origin int32, x tensor) error {
-	if origin >= r.limit || r.buffers[origin] == 0 {
-		of := r.made.keys[origin]
-		return fmt.Errorf("no step updates kind %d of variable %d", of.args[0].value, of.bits)
+// left compares what lies in memory after a run with what must lie there.
+func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
+	n := r.origin(of, 0)
+	if int(n) >= len(r.buffers) || r.buffers[n] == 0 {
+		return fmt.Errorf("no step updates kind %d of variable %d", of.kind, of.index)
 	}
-	r.ends[r.buffers[origin]-1] = end{x, true}
+	i := r.buffers[n] - 1
+	if b := &r.plan.Buffers[i]; b.DType != d || r.present[i].tensor != x {
+		return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
+	}
+	r.present[i].step = -1 // it may change
 	return nil
 }
 
@@ -162,7 +157,7 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
-func (r *proof) updated(gradients []tensor) error {
+func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
 		if u.Bucket > 0 {
@@ -177,7 +172,7 @@ func (r *proof) updated(gradients []tensor) error {
 		return err
 	}
 	for i := range r.plan.updates {
-		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i)); err != nil {
+		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i), kind); err != nil {
 			return err
 		}
 	}
@@ -195,48 +190,46 @@ func (r *proof) dtype(update int) backend.DType {
 	return r.plan.of.Values[r.gradient(update)].DType
 }
 
-// rule names updates that make the same of their operands.
-type rule struct {
+// trace is an update of n elements by the rule of a group: a loop over the variable, what is kept
+// for it, the gradient and some settings.
+type trace struct {
 	group, kept int
 	dtype       backend.DType
-}
-
-// trace is an update of n elements: a loop over the variable, what is kept for it, the gradient and
-// some settings.
-type trace struct {
-	loop     fuse.Program
-	settings []int
-	values   []fuse.Value // what becomes of the variable and of what is kept
+	loop        fuse.Program
+	settings    []int
+	values      []fuse.Value // what becomes of the variable and of what is kept
 }
 
 // trace returns what an update does.
 func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
-	key := rule{u.Group, u.Kept, d}
-	if t, ok := r.traces[key]; ok {
-		return t, nil
+	for _, t := range r.traces {
+		if t.group == u.Group && t.kept == u.Kept && t.dtype == d {
+			return t, nil
+		}
 	}
-	r.reset(ir.Of(1))
-	load := func() fuse.Value { return r.load(tensor{}, d) }
-	t, w := &trace{}, load()
-	var kept []fuse.Value
-	for range u.Kept {
-		kept = append(kept, load())
+	t, operands := &trace{group: u.Group, kept: u.Kept, dtype: d}, 0
+	t.loop = fuse.Program{Shape: []int{1}, Code: make([]fuse.Instr, 0, 16)}
+	load := func() fuse.Value {
+		t.loop.Code = append(t.loop.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(d),
+			Args: [4]fuse.Value{operands}})
+		operands++
+		return len(t.loop.Code) - 1
 	}
-	value, kept, err := u.Rule(&r.scratch, w, load(), kept, func(i int) fuse.Value {
+	w, kept := load(), make([]fuse.Value, u.Kept)
+	for k := range kept {
+		kept[k] = load()
+	}
+	value, kept, err := u.Rule(&t.loop, w, load(), kept, func(i int) fuse.Value {
 		t.settings = append(t.settings, i)
 		return load()
 	})
-	if err != nil {
-		return nil, err
-	}
-	t.loop = fuse.Program{Shape: []int{1}, Code: slices.Clone(r.scratch.Code)}
-	t.values = slices.Concat([]fuse.Value{value}, kept)
-	r.traces[key] = t
-	return t, nil
+	t.values, r.traces = append([]fuse.Value{value}, kept...), append(r.traces, t)
+	return t, err
 }
 
-// update notes what an update makes of its variable and of what is kept for it.
-func (r *proof) update(u *Update, dw, factor tensor, d backend.DType) error {
+// update compares what a variable and what is kept for it have become with what an update makes of
+// them.
+func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) error {
 	t, err := r.trace(u, d)
 	if err != nil {
 		return err
@@ -247,9 +240,15 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType) error {
 		factor.layout = one
 		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
 	}
-	r.loads = append(r.loads[:0], tensor{r.origin(memory{Input, u.Input, 0}, d), all})
-	for k := range u.Kept {
-		r.loads = append(r.loads, tensor{r.origin(memory{State, u.Input, k}, d), all})
+	of := func(k int) memory {
+		if k == 0 {
+			return memory{Input, u.Input, 0}
+		}
+		return memory{State, u.Input, k - 1}
+	}
+	r.loads = r.loads[:0]
+	for k := range 1 + u.Kept {
+		r.loads = append(r.loads, tensor{r.origin(of(k), d), all})
 	}
 	r.loads = append(r.loads, dw)
 	for _, i := range t.settings {
@@ -258,11 +257,11 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType) error {
 	t.loop.Shape[0] = n
 	values := r.meaning.run(&t.loop, r.loads)
 	for k, x := range t.values {
-		old, y := r.loads[k], values[x]
+		y := values[x]
 		if u.Limit > 0 {
-			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, old)
+			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
 		}
-		if err := r.end(old.value, y); err != nil {
+		if err := r.left(of(k), d, y, kind); err != nil {
 			return err
 		}
 	}
