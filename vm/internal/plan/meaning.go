@@ -406,18 +406,22 @@ func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
 			repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
 		}
 	}
-	for k, a := range args {
-		if repeated > 1 {
-			a.layout = m.once(a.layout, repeated)
+	copy(i.args[:], args)
+	if repeated > 1 { // else skip a division
+		n /= repeated
+		for k, a := range args {
+			i.args[k].layout = m.once(a.layout, repeated)
 		}
-		i.args[k] = a
 	}
-	return tensor{m.number(&i), m.list(n/repeated, repeated)}
+	return tensor{m.number(&i), m.list(n, repeated)}
 }
 
 func gcd(a, b int) int {
-	for b > 0 {
+	for b > 1 {
 		a, b = b, a%b
+	}
+	if b == 1 {
+		return 1
 	}
 	return a
 }
@@ -494,13 +498,15 @@ func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
 
 // view returns a value that shares the memory of its operand.
 func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
-	x, shape := values[v.Args[0]], p.Values[v.Args[0]].Shape
-	off, strides := 0, shape.Strides()
+	x, shape := values[v.Args[0]], &p.Values[v.Args[0]].Shape
 	switch op := v.Op.(type) {
 	case ir.Reshape:
 		return x
 	case ir.Result:
 		return m.result(op.Index, x, v.Shape.Size())
+	}
+	off, strides := 0, shape.Strides()
+	switch op := v.Op.(type) {
 	case ir.Permute:
 		rows := strides
 		for i := range op.Axes.Len() {
