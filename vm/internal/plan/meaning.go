@@ -369,18 +369,18 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 			values = append(values, m.constant(c.Type, c.Bits, n))
 		case c.Op == fuse.Index:
 			places := looped(0, p.Shape, p.Indices[c.Args[0]])
-			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type}, n,
-				tensor{layout: m.layout(&places)}))
+			t := term{op: c.Op, dtype: c.Type, args: [4]tensor{{layout: m.layout(&places)}}}
+			values = append(values, m.elementwise(&t, 1, n))
 		case c.Op.FoldsRows():
 			last := len(p.Shape) - 1
 			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape, func(axis int) bool { return axis == last })
 			values = append(values, tensor{sum, m.list(rows, p.Shape[last])})
 		default:
-			var args [4]tensor
-			for i, a := range c.Args[:c.Op.Operands()] {
-				args[i] = values[a]
+			t, operands := term{op: c.Op, dtype: c.Type, bits: c.Bits}, c.Op.Operands()
+			for i, a := range c.Args[:operands] {
+				t.args[i] = values[a]
 			}
-			values = append(values, m.elementwise(term{op: c.Op, dtype: c.Type, bits: c.Bits}, n, args[:c.Op.Operands()]...))
+			values = append(values, m.elementwise(&t, operands, n))
 		}
 	}
 	m.values = values
@@ -399,28 +399,27 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 
 // elementwise returns an instruction's value for n elements. What its operands repeat is computed
 // once: a loop over rows has it once for each row, and a program may have it once, too.
-func (m *meaning) elementwise(i term, n int, args ...tensor) tensor {
+func (m *meaning) elementwise(t *term, operands, n int) tensor {
 	repeated := n
-	for _, a := range args {
+	for _, a := range t.args[:operands] {
 		if repeated > 1 {
 			repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
 		}
 	}
-	copy(i.args[:], args)
-	if repeated > 1 { // else skip a division
+	if repeated > 1 {
 		n /= repeated
-		for k, a := range args {
-			i.args[k].layout = m.once(a.layout, repeated)
+		for k := range operands {
+			t.args[k].layout = m.once(t.args[k].layout, repeated)
 		}
 	}
-	return tensor{m.number(&i), m.list(n, repeated)}
+	return tensor{m.number(t), m.list(n, repeated)}
 }
 
 func gcd(a, b int) int {
 	for b > 1 {
 		a, b = b, a%b
 	}
-	if b == 1 {
+	if b == 1 { // as it mostly is
 		return 1
 	}
 	return a
@@ -428,7 +427,9 @@ func gcd(a, b int) int {
 
 // do returns op(args...), element by element, in the dtype of the last operand.
 func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
-	return m.elementwise(term{op: op, dtype: fuse.Type(d)}, m.size(args[0]), args...)
+	t := term{op: op, dtype: fuse.Type(d)}
+	copy(t.args[:], args)
+	return m.elementwise(&t, len(args), m.size(args[0]))
 }
 
 // program returns what each value of a program is, and its effects.
