@@ -22,9 +22,9 @@ type meaning struct {
 	layouts numbers[axes]
 	lists   [32]list // some of the layouts that were asked for last
 	scratch fuse.Program
-	loads   []tensor // of the operands of a loop
-	places  []fuse.Value
-	values  []tensor // of the instructions of a loop
+	loads   []tensor     // of the operands of a loop
+	places  []fuse.Value // of these in the scratch program
+	values  []tensor     // of the instructions of a loop
 }
 
 // tensor is a list of elements: those of a computed list (value) that a layout names.
@@ -279,7 +279,8 @@ func (m *meaning) number(t *term) int32 { return m.made.of(t, t.hash()) }
 
 // apply returns the number of an operation on a list of operands, after some effects if it has
 // one.
-func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32, effects int) int32 {
+func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32,
+	effects int) int32 {
 	n, ok := m.ops[op]
 	if !ok {
 		n = len(m.ops)
@@ -291,9 +292,11 @@ func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32
 
 // operand returns a list with one operand more.
 func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
-	return m.number(&term{form: operandList, dtype: dtype, args: [4]tensor{t, {before, m.shape(shape)}}})
+	return m.number(&term{form: operandList, dtype: dtype,
+		args: [4]tensor{t, {before, m.shape(shape)}}})
 }
 
+// shape returns the number of a shape.
 func (m *meaning) shape(s ir.Dims) int32 {
 	h := hash(0)
 	for i := range s.Len() {
@@ -326,7 +329,8 @@ func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
 
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
-func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int, reduced func(axis int) bool) (y int32, n int) {
+func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
+	reduced func(axis int) bool) (y int32, n int) {
 	var sizes [ir.MaxDims]int // of kept axes, and of reduced ones less than 0
 	last := -1
 	n = 1
@@ -373,7 +377,8 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 			values = append(values, m.elementwise(&t, 1, n))
 		case c.Op.FoldsRows():
 			last := len(p.Shape) - 1
-			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape, func(axis int) bool { return axis == last })
+			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape,
+				func(axis int) bool { return axis == last })
 			values = append(values, tensor{sum, m.list(rows, p.Shape[last])})
 		default:
 			t, operands := term{op: c.Op, dtype: c.Type, bits: c.Bits}, c.Op.Operands()
@@ -547,7 +552,8 @@ type effects []int32
 
 // apply is [meaning.apply]. Operations with an effect are not equal: they differ in how
 // many were before.
-func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims, operands int32) int32 {
+func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims,
+	operands int32) int32 {
 	if !ir.Effect(op) || op.(ir.Opaque).Index == Squares {
 		return m.apply(op, d, shape, operands, 0)
 	}

@@ -115,7 +115,8 @@ func (r *proof) run(kind int) error {
 	if err != nil {
 		if r.first >= 0 {
 			s := &r.plan.Steps[r.first]
-			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program does not)", err, r.first, s.Op, s.Name)
+			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program "+
+				"does not)", err, r.first, s.Op, s.Name)
 		}
 		return err
 	}
@@ -378,7 +379,9 @@ func (r *proof) lying(y tensor, d *Ref) tensor {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(d.Strides.At(b), d.Strides.At(a)) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(d.Strides.At(b), d.Strides.At(a))
+	})
 	var a axes
 	for _, i := range order {
 		a.add(d.Shape.At(i), rows.At(i))

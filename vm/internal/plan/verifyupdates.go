@@ -307,7 +307,8 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	}
 	got := r.leaves(sum)
 	if !equalSets(got, want) {
-		return factor, fmt.Errorf("the norm of the gradients adds up the squares of %d, not of the %d that count", len(got), len(want))
+		return factor, fmt.Errorf("the norm of the gradients adds up the squares of %d, not of "+
+			"the %d that count", len(got), len(want))
 	}
 	return r.factor(norm), nil
 }
