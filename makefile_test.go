@@ -1,10 +1,13 @@
 package euryale_test
 
 import (
+	"bytes"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -36,6 +39,48 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 				if name != "always" && !described[name] { // always is no target of a person's
 					t.Errorf("%s: make help does not describe %s", file, name)
 				}
+			}
+		}
+	}
+}
+
+// Tests that run on every kind of device run on GPUs, too: on the emulated ones, and as programs
+// that .ci/gpu runs.
+func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
+	makefile, err := os.ReadFile("gpu.mk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(".ci/gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrappers := regexp.MustCompile(`for dir in (.*);`).FindSubmatch(script)
+	packages := map[string]bool{}
+	err = filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") || file == "makefile_test.go" {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		if bytes.Contains(text, []byte("testenv.OnDevices()")) || bytes.Contains(text, []byte("testenv.Kinds()")) {
+			packages[filepath.ToSlash(filepath.Dir(file))] = true
+		}
+		return err
+	})
+	if err != nil || len(packages) == 0 || wrappers == nil {
+		t.Fatal(packages, err)
+	}
+	tested, _, _ := strings.Cut(string(makefile)[strings.Index(string(makefile), "GPU_TESTED :="):], "\n\n")
+	for dir := range packages {
+		program := "bin/test/" + strings.ReplaceAll(dir, "/", "-") + ".test"
+		wrapper := slices.Contains(strings.Fields(string(wrappers[1])), strings.TrimPrefix(dir, "backend/"))
+		for what, is := range map[string]bool{
+			"GPU_TESTED":   slices.Contains(strings.Fields(tested), dir),
+			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).Match(makefile),
+			".ci/gpu":      wrapper || bytes.Contains(script, []byte(program)),
+		} {
+			if !is {
+				t.Errorf("%s lacks %s", what, dir)
 			}
 		}
 	}
