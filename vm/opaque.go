@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
@@ -122,7 +123,7 @@ func newCall(o read.Opaque) (*call, error) {
 	for _, n := range o.Args {
 		v, memory, err := newValue(n)
 		if err != nil {
-			return nil, fmt.Errorf("vm: operand %v of %v: %w", n, o.Node, err)
+			return nil, fmt.Errorf("vm: operand %s of %s: %w", stock.Label(n), stock.Label(o.Node), err)
 		}
 		c.values, c.memory = append(c.values, v), append(c.memory, memory)
 	}

@@ -2,6 +2,7 @@
 package stock
 
 import (
+	"fmt"
 	"reflect"
 
 	"gorgonia.org/gorgonia"
@@ -10,6 +11,9 @@ import (
 
 // Path is the path of Gorgonia's module and package.
 const Path = "gorgonia.org/gorgonia"
+
+// Unnamed is what Gorgonia calls a variable without a name.
+const Unnamed = "%!s(<nil>)()"
 
 // The groups of nodes that gorgonia.Grad makes. Where it differentiates an operation by all
 // operands, it leaves some in the second one that nobody has asked for.
@@ -57,6 +61,17 @@ func Operands(n *gorgonia.Node) gorgonia.Nodes {
 		return nil
 	}
 	return *(*gorgonia.Nodes)(f.Addr().UnsafePointer())
+}
+
+// Label returns the name of a node for messages: "unnamed(2, 3)" for a variable without one.
+func Label(n *gorgonia.Node) string {
+	switch {
+	case n == nil:
+		return "nil"
+	case n.Op() == nil && n.Name() == Unnamed:
+		return fmt.Sprintf("unnamed%v", n.Shape())
+	}
+	return n.Name()
 }
 
 // Group returns the group that Gorgonia has put a node in, "" for another version of Gorgonia.

@@ -98,7 +98,7 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {
-			return nil, fmt.Errorf("vm: node %v: %w", n, err)
+			return nil, fmt.Errorf("vm: node %s: %w", stock.Label(n), err)
 		}
 	}
 	if err := r.averageStatistics(); err != nil {
@@ -191,7 +191,7 @@ func (g *Graph) input(n *gorgonia.Node) error {
 	if err != nil {
 		return err
 	}
-	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: n.Name()})
+	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: stock.Label(n)})
 	g.Inputs = append(g.Inputs, n)
 	return nil
 }
@@ -201,7 +201,7 @@ func (g *Graph) constant(n *gorgonia.Node) error {
 	if err != nil {
 		return err
 	}
-	v := ir.Value{Shape: shape, DType: dtype, Name: n.Name()}
+	v := ir.Value{Shape: shape, DType: dtype, Name: stock.Label(n)}
 	if x, ok := number(n.Value()); ok && shape.Len() == 0 {
 		v.Op = ir.ScalarOf(x)
 	} else {
