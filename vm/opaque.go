@@ -145,11 +145,26 @@ func (c *call) headers() []gorgonia.Value {
 	return fresh
 }
 
+// explained adds to an error of one of Gorgonia's operations what it does not say: its operands, and
+// what to do.
+func (c *call) explained(err error) error {
+	if stock.Name(c.Op) == "" {
+		return err
+	}
+	advice := "docs/ops.md lists what to use in place of Gorgonia's operations"
+	for _, n := range c.Args {
+		if dt := n.Dtype(); dt != tensor.Float32 && dt != tensor.Float64 {
+			advice = "convert the operands to floats by gorgonia.ConvType"
+		}
+	}
+	return fmt.Errorf("%s, by Gorgonia: %w: %s", stock.Operation(c.Node), err, advice)
+}
+
 // Call implements [exec.Opaque].
 func (c *call) Call() (backend.Buffer, error) {
 	v, err := c.Op.Do(c.headers()...)
 	if err != nil {
-		return backend.Buffer{}, err
+		return backend.Buffer{}, c.explained(err)
 	}
 	if v == nil {
 		return backend.Buffer{}, errors.New("its Do gives no value")

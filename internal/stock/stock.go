@@ -4,6 +4,7 @@ package stock
 import (
 	"fmt"
 	"reflect"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -72,6 +73,15 @@ func Label(n *gorgonia.Node) string {
 		return fmt.Sprintf("unnamed%v", n.Shape())
 	}
 	return n.Name()
+}
+
+// Operation describes an operation of a node for messages: "A × B of x int(2, 3), y int(3, 4)".
+func Operation(n *gorgonia.Node) string {
+	var operands []string
+	for _, x := range Operands(n) {
+		operands = append(operands, fmt.Sprintf("%s %v%v", Label(x), x.Dtype(), x.Shape()))
+	}
+	return fmt.Sprintf("%v of %s", n.Op(), strings.Join(operands, ", "))
 }
 
 // Group returns the group that Gorgonia has put a node in, "" for another version of Gorgonia.

@@ -166,8 +166,8 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 			return err
 		}
 		if t.floats && !b.float() {
-			return fmt.Errorf("an operation on %v: Gorgonia computes it for Float32 and Float64 only: "+
-				"convert the operand by gorgonia.ConvType", b.nodes[0].Dtype())
+			return fmt.Errorf("%s: Gorgonia computes it for Float32 and Float64 only: "+
+				"convert the operand by gorgonia.ConvType", stock.Operation(n))
 		}
 		if id = b.typed(t.build); b.problem != nil {
 			return b.problem
