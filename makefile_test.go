@@ -115,3 +115,35 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 		}
 	}
 }
+
+// make vuln fails where a module calls what is vulnerable, and says so where the database of
+// vulnerabilities cannot be reached.
+func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
+	program, err := exec.LookPath("make")
+	if err != nil {
+		t.Skip("needs make")
+	}
+	const unreached = "govulncheck: fetching vulnerabilities: dial tcp: no such host\nexit status 1"
+	for _, test := range []struct {
+		says, code, require string
+		want                string
+		fails               bool
+	}{
+		{"No vulnerabilities found.", "0", "", ".: No vulnerabilities found.\n", false},
+		{"Vulnerability #1: GO-2026-0001", "1", "", ".: Vulnerability #1: GO-2026-0001\n", true},
+		{unreached, "1", "", "nothing is checked: https://vuln.go.dev cannot be reached: no such host\nRC", false},
+		{unreached, "1", "REQUIRE_VULN=1", "nothing is checked", true},
+	} {
+		golang := filepath.Join(t.TempDir(), "go")
+		script := "#!/bin/sh\necho '" + test.says + "'\nexit " + test.code + "\n"
+		if err := os.WriteFile(golang, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		vuln := exec.Command(program, "--no-print-directory", "vuln", "GO="+golang)
+		vuln.Env = append(os.Environ(), "VULN_DB=https://vuln.go.dev", test.require)
+		out, err := vuln.CombinedOutput()
+		if (err != nil) != test.fails || !strings.Contains(string(out)+"RC", test.want) {
+			t.Errorf("govulncheck says %q: %v\n%s", test.says, err, out)
+		}
+	}
+}
