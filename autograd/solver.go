@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
@@ -138,7 +139,7 @@ func isNil(x any) bool {
 // named returns the name of a parameter that is a node, for messages.
 func named(p gorgonia.ValueGrad) string {
 	if n, ok := p.(*gorgonia.Node); ok && n != nil {
-		return " (" + n.Name() + ")"
+		return " (" + stock.Label(n) + ")"
 	}
 	return ""
 }
