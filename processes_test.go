@@ -36,6 +36,9 @@ func rank(name string) error {
 	if name == "says its place" {
 		return saysItsPlace()
 	}
+	if name == "says when it is there" {
+		return saysWhenItIsThere()
+	}
 	if name == "joins twice" {
 		return joinsTwice()
 	}

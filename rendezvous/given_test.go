@@ -17,17 +17,20 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 			w.Close()
 		}
 	}()
-	if err := worlds[1].inner.Set(t.Context(), rankKey("vote", 1), []byte("b")); err != nil {
-		t.Fatal(err)
-	}
-	if v := worlds[0].given(rankKey("vote", 1)); v != nil {
-		t.Errorf("without a failure there is no hurry: %q", v)
+	vote := gathering{key: "vote", size: 2}
+	for _, w := range worlds {
+		if v := worlds[0].given(vote); v != nil {
+			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
+		}
+		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank), []byte{byte(w.Rank)}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := worlds[1].Fail(errors.New("gone")); err != nil {
 		t.Fatal(err)
 	}
 	<-worlds[0].Down()
-	if v := worlds[0].given(rankKey("vote", 1)); string(v) != "b" {
+	if v := worlds[0].given(vote); len(v) != 2 || v[1][0] != 1 {
 		t.Errorf("got %q", v)
 	}
 	var f *Failure

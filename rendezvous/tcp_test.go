@@ -135,7 +135,7 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 		change func(*identity)
 		want   string
 	}{
-		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 2, rank 1 (process 1001 on h) has 7"},
+		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 7"},
 		"build":    {func(id *identity) { id.build = "c" }, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
 		"job":      {func(id *identity) { id.job = "k" }, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
 		"size":     {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 4"},

@@ -85,7 +85,7 @@ func keyOf(name string) string {
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
 func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
-	tell := group.Among(ctx, c.world, c.key+"/connect", c.Base)
+	tell := group.OverStore(ctx, c.world, c.key+"/connect", c.Capabilities().Members...)
 	ranks, err := c.agree(tell, l, o)
 	if err != nil || !c.plan.layered() {
 		return err
@@ -230,8 +230,9 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	tell := group.Among(c.ctx, c.world, keyOf(part.Name())+"/split", part)
-	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
+	ranks := part.Capabilities().Members
+	tell := group.OverStore(c.ctx, c.world, keyOf(part.Name())+"/split", ranks...)
+	members, err := group.Exchange(tell, ranks, c.Rank())
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}

@@ -19,38 +19,13 @@ import (
 // have different lengths.
 type Gatherer func(note []byte) ([][]byte, error)
 
-// OverStore returns the Gatherer of all ranks of a world. key is used by nobody else.
-func OverStore(ctx context.Context, w *rendezvous.World, key string) Gatherer {
+// OverStore returns the Gatherer of some ranks of a world, of all without members. key is used by
+// nobody else. A round takes one round trip to the rank that serves the store.
+func OverStore(ctx context.Context, w *rendezvous.World, key string, members ...int) Gatherer {
 	round := 0
 	return func(note []byte) ([][]byte, error) {
 		round++
-		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note)
-	}
-}
-
-// Among returns the Gatherer of the ranks of comm, over the store of their world. key begins with
-// comm's name, and is used by nobody else.
-func Among(ctx context.Context, w *rendezvous.World, key string, comm backend.Communicator) Gatherer {
-	round, members := 0, comm.Capabilities().Members
-	return func(note []byte) ([][]byte, error) {
-		round++
-		at := func(r int) string { return fmt.Sprintf("%s/%d/%d", key, round, r) }
-		if err := w.Store.Set(ctx, at(comm.Rank()), note); err != nil {
-			return nil, err
-		}
-		notes := make([][]byte, comm.Size())
-		for r := range notes {
-			var err error
-			notes[r], err = w.Store.Get(ctx, at(r))
-			var of interface{ Blames() int }
-			switch {
-			case errors.As(err, &of): // another rank is lost, or holds a store that does not answer
-				return nil, err
-			case err != nil:
-				return nil, fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
-			}
-		}
-		return notes, nil
+		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note, members...)
 	}
 }
 

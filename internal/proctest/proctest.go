@@ -50,34 +50,57 @@ type Rank struct {
 // gives them. Ranks that still run are killed at the end of the test.
 func Start(t *testing.T, name string, P int, env ...string) []Rank {
 	t.Helper()
+	alone := func(cmd *exec.Cmd) *exec.Cmd { return cmd }
+	return start(t, name, []func(*exec.Cmd) *exec.Cmd{alone}, "127.0.0.1", P, env)
+}
+
+// StartOn is Start on several machines, each of which has the same number of the P ranks.
+func StartOn(t *testing.T, machines []*Machine, name string, P int, env ...string) []Rank {
+	t.Helper()
+	var places []func(*exec.Cmd) *exec.Cmd
+	for _, m := range machines {
+		places = append(places, m.Command)
+	}
+	return start(t, name, places, machines[0].Addr, P, env)
+}
+
+// start starts the P ranks of a job at places, of which each makes a command one that runs there.
+func start(t *testing.T, name string, places []func(*exec.Cmd) *exec.Cmd, addr string, P int, env []string) []Rank {
+	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)
-	port := freePort(t)
+	port, local := freePort(t), P/len(places)
 	ranks := make([]Rank, P)
 	for r := range ranks {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), scenario+"="+name,
 			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", P),
-			fmt.Sprintf("LOCAL_RANK=%d", r), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", P),
-			"MASTER_ADDR=127.0.0.1", fmt.Sprintf("MASTER_PORT=%d", port),
+			fmt.Sprintf("LOCAL_RANK=%d", r%local), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", local),
+			"MASTER_ADDR="+addr, fmt.Sprintf("MASTER_PORT=%d", port),
 			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
 		cmd.Env = append(cmd.Env, env...)
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			cmd.Process.Kill()
-			io.Copy(io.Discard, out)
-			cmd.Wait()
-		})
-		ranks[r] = Rank{cmd, bufio.NewScanner(out)}
+		ranks[r] = run(t, places[r/local](cmd))
 	}
 	return ranks
+}
+
+// run starts a rank's process.
+func run(t *testing.T, cmd *exec.Cmd) Rank {
+	t.Helper()
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		io.Copy(io.Discard, out)
+		cmd.Wait()
+	})
+	return Rank{cmd, bufio.NewScanner(out)}
 }
 
 // freePort returns a port on which nobody listens now.
