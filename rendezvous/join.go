@@ -370,16 +370,43 @@ func machine() string {
 // place numbers the machines in the order of their first ranks, and the ranks
 // of each in the order of all.
 func (w *World) place(machines []string) {
-	nodes := map[string]int{}
+	numbers := map[string]int{}
 	ranksOf := map[string]int{}
 	for r, name := range machines {
-		if _, ok := nodes[name]; !ok {
-			nodes[name] = len(nodes)
+		if _, ok := numbers[name]; !ok {
+			numbers[name] = len(numbers)
 		}
+		w.nodes = append(w.nodes, numbers[name])
 		if r == w.Rank {
-			w.Node, w.LocalRank = nodes[name], ranksOf[name]
+			w.Node, w.LocalRank = numbers[name], ranksOf[name]
 		}
 		ranksOf[name]++
 	}
 	w.LocalSize = ranksOf[machines[w.Rank]]
+}
+
+// Nodes returns the Node of every rank. A World from [Join] knows them. In another, whose ranks
+// are on several machines, the first call is collective.
+func (w *World) Nodes(ctx context.Context) ([]int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.nodes != nil {
+		return slices.Clone(w.nodes), nil
+	}
+	if w.LocalSize == w.Size {
+		return slices.Repeat([]int{w.Node}, w.Size), nil
+	}
+	const what = "tell the others on which machine it is"
+	told, err := w.gather(ctx, what, "euryale/nodes", strconv.AppendInt(nil, int64(w.Node), 10))
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]int, w.Size)
+	for r, text := range told {
+		if nodes[r], err = strconv.Atoi(string(text)); err != nil {
+			return nil, w.wrap(what, fmt.Errorf("rank %d says %q", r, text))
+		}
+	}
+	w.nodes = nodes
+	return slices.Clone(nodes), nil
 }

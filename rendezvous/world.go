@@ -120,6 +120,9 @@ type World struct {
 
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
+	mu    sync.Mutex
+	nodes []int // the machine of each rank; nil if that is not known
+
 	inner    Store // whose calls do not end with a lost rank or after Timeout
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure

@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -40,62 +39,76 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
 	}
-	c, err := connect(w, group.Whole(w), among)
+	c, err := connect(w, []group.Part{group.Whole(w)}, among)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend tcp: %w", w.Rank, w.Name, err)
 	}
-	return c, nil
+	return c[0], nil
 }
 
-// connect makes the communicator of a part of the ranks that gather: in shared memory if the job
-// has several machines and the part is on one of them. It fails on all ranks or on none. A rank
-// in no part gets nil, but takes part.
-func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend.Communicator, error) {
-	m := &mesh{world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
-	addr, err := m.listen(part)
-	err = among.Gather.Vote(among.Members, err)
-	var site hosted.Site
-	if err == nil {
-		site, err = hosted.Locate(w, part, among, addr)
+// connect makes the communicators of parts of the ranks that gather, at once: in shared memory if
+// the job has several machines and the part is on one of them. It fails on all ranks or on none. A
+// rank in no part gets nil, but takes part. Where ranks of a machine cannot share memory,
+// connections replace it.
+func connect(
+	w *rendezvous.World, parts []group.Part, among group.Sharing,
+) ([]backend.Communicator, error) {
+	all, err := connectBy(w, parts, among, true)
+	if errors.Is(err, group.ErrNoMemory) {
+		all, err = connectBy(w, parts, among, false)
 	}
-	if err != nil {
-		return nil, errors.Join(err, m.close())
+	return all, err
+}
+
+// connectBy is connect with shared memory, or without.
+func connectBy(
+	w *rendezvous.World, parts []group.Part, among group.Sharing, memory bool,
+) ([]backend.Communicator, error) {
+	places := new(group.Places)
+	meshes, steps := make([]*mesh, len(parts)), []group.Step{places}
+	for i, part := range parts {
+		site, err := hosted.NewSite(w, part, among, places, memory)
+		if err != nil {
+			return nil, err
+		}
+		meshes[i] = &mesh{Site: site, world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
+		steps = append(append(steps, site.Steps()...), meshes[i])
 	}
-	err = among.Gather.Vote(among.Members, m.dial(site))
-	err = errors.Join(err, m.close())
-	var board group.Board
-	if err == nil {
-		board, err = among.Board(w, site.Across)
+	if err := among.Form(nil, steps...); err != nil {
+		return nil, err
 	}
-	var local backend.Communicator
-	if err == nil {
-		local, err = host.Join(w, site.Inside, among, site.Here)
+	all := make([]backend.Communicator, len(parts))
+	for i, m := range meshes {
+		if all[i] = m.Local(); m.Across.Rank >= 0 {
+			all[i] = m.communicator(among)
+		}
 	}
-	if err != nil {
-		return nil, errors.Join(err, m.discard())
-	}
-	if site.Across.Rank < 0 {
-		return local, nil
-	}
+	return all, nil
+}
+
+// communicator returns the communicator of a part whose ranks are connected.
+func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 	return hosted.New(hosted.Config{
-		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true, Tree: true,
+		Backend: Backend{}.Name(), World: m.world, Part: m.Across, Among: among, Board: m.Board(), Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			e := &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
+			e := &engine{Comm: c, links: m.links, wait: newWait(m.Site, m.world.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
 			c.Member.Late = e.late
 			return e
 		},
-		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
-			return connect(w, part, among)
+		Connect: func(parts []group.Part, among group.Sharing) ([]backend.Communicator, error) {
+			return connect(m.world, parts, among)
 		},
-	}), nil
+	})
 }
 
-// mesh makes the connections of one rank of a part: to the ranks before it, from those behind.
+// mesh is the step of making the connections of one rank of a part across machines: to the ranks
+// before it, from those behind.
 type mesh struct {
+	*hosted.Site
 	world    *rendezvous.World
 	name     string
-	listener *rendezvous.Listener // nil for a rank in no part
+	listener *rendezvous.Listener // nil for a rank in no such part
 	links    []*link              // by rank of the part, once all are there
 
 	mu    sync.Mutex
@@ -104,15 +117,37 @@ type mesh struct {
 	some  chan struct{} // a connection has come, or has failed
 }
 
-// listen returns where this rank listens for the others of its part.
-func (m *mesh) listen(part group.Part) (addr string, err error) {
-	if part.Rank < 0 {
+// Offer implements [group.Step]: it listens for the others, and tells them where.
+func (m *mesh) Offer(pass int) (any, error) {
+	if pass > 0 || m.Across.Rank < 0 {
 		return "", nil
 	}
+	var err error
 	if m.listener, err = m.world.Listen(m.name, m.accept); err != nil {
 		return "", err
 	}
 	return m.listener.Addr(), nil
+}
+
+// Take implements [group.Step].
+func (m *mesh) Take(pass int, offers group.Offers) error {
+	if pass > 0 || m.Across.Rank < 0 {
+		return nil
+	}
+	addrs, err := group.Read[string](offers)
+	if err != nil {
+		return err
+	}
+	return m.dial(addrs)
+}
+
+// End implements [group.Step].
+func (m *mesh) End(outcome error) error {
+	err := m.close()
+	if outcome != nil {
+		err = errors.Join(err, m.discard())
+	}
+	return err
 }
 
 // accept takes a connection that another rank has made.
@@ -134,31 +169,51 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 	}
 }
 
-// dial connects to the ranks of the part before this one, and waits for those behind it.
-func (m *mesh) dial(site hosted.Site) error {
-	part := site.Across
-	if part.Rank < 0 {
-		return nil
-	}
+// dial connects to the ranks of the part before this one, all at once, and waits for those behind
+// it. Addresses are those of the ranks that gather.
+func (m *mesh) dial(addrs []string) error {
+	part := m.Across
 	m.links = make([]*link, len(part.Ranks))
 	ctx, cancel := context.WithTimeout(context.Background(), m.world.Timeout)
 	defer cancel()
+	failed := make(chan error, 1)
+	keep := func(at int, l *link, err error) {
+		if m.links[at] = l; err == nil {
+			return
+		}
+		select {
+		case failed <- err:
+			cancel() // the others need not wait
+		default: // its consequence
+		}
+	}
+	var all sync.WaitGroup
 	for at := range part.Rank {
-		conn, err := m.world.Dial(ctx, m.name, part.Members[at], site.Addrs[at])
-		if err != nil {
-			return err
-		}
-		if m.links[at], err = take(conn); err != nil {
-			return err
-		}
+		all.Go(func() {
+			l, err := m.reach(ctx, part.Members[at], addrs[part.Ranks[at]])
+			keep(at, l, err)
+		})
 	}
 	for at := part.Rank + 1; at < len(part.Ranks); at++ {
-		var err error
-		if m.links[at], err = m.wait(ctx, part.Members[at]); err != nil {
-			return err
-		}
+		l, err := m.wait(ctx, part.Members[at])
+		keep(at, l, err)
 	}
-	return nil
+	all.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+// reach returns a connection to a rank of the job.
+func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) {
+	conn, err := m.world.Dial(ctx, m.name, rank, addr)
+	if err != nil {
+		return nil, err
+	}
+	return take(conn)
 }
 
 // wait returns the connection that a rank of the job has made.

@@ -110,8 +110,11 @@ func (r *Refusal) Unwrap() []error {
 	return slices.DeleteFunc([]error{r.kind, r.own}, func(err error) bool { return err == nil })
 }
 
-// kinds are the sentinels that a Refusal passes on: their numbers are those of this array.
-func kinds() []error { return []error{nil, backend.ErrArgument, backend.ErrUnsupported, errUnseen} }
+// kinds are the sentinels that a Refusal passes on: their numbers are those of this array. Later
+// ones may wrap earlier ones.
+func kinds() []error {
+	return []error{nil, backend.ErrArgument, backend.ErrUnsupported, ErrNoMemory, errUnseen}
+}
 
 // Vote tells every rank whether all can go on: mine is this rank's problem. The error is a
 // [*Refusal], the same on every rank, unless the notes do not get through. The members
@@ -121,6 +124,12 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 	if err != nil {
 		return errors.Join(mine, err)
 	}
+	return verdict(m, mine, notes)
+}
+
+// verdict returns the outcome of a vote: the problem of the first rank that has one. What another
+// way may mend counts for less.
+func verdict(m backend.Members, mine error, notes [][]byte) error {
 	var refusal *Refusal
 	for r, note := range notes {
 		if len(note) == 0 {
@@ -130,8 +139,7 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 		if k := int(note[0]); k < len(kinds()) {
 			found.kind = kinds()[k]
 		}
-		// What another way may mend counts for less.
-		if refusal == nil || refusal.kind == errUnseen && found.kind != errUnseen {
+		if refusal == nil || mendable(refusal.kind) && !mendable(found.kind) {
 			refusal = found
 		}
 	}
@@ -143,6 +151,8 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 	}
 	return refusal
 }
+
+func mendable(problem error) bool { return errors.Is(problem, ErrNoMemory) }
 
 // problemNote encodes a problem as its kind and its text, nil as nothing.
 func problemNote(problem error) []byte {
@@ -167,6 +177,12 @@ type Part struct {
 	Members backend.Members
 }
 
+// Together reports whether all ranks of the part are on one machine: nodes are those of the
+// job's ranks.
+func (p Part) Together(nodes []int) bool {
+	return !slices.ContainsFunc(p.Members, func(r int) bool { return nodes[r] != nodes[p.Members[0]] })
+}
+
 // Whole is all ranks of a world.
 func Whole(w *rendezvous.World) Part {
 	part := Part{Name: w.Name, Rank: w.Rank}
@@ -176,17 +192,33 @@ func Whole(w *rendezvous.World) Part {
 	return part
 }
 
+// Pass is what a rank passes to a split.
+type Pass struct{ Color, Key int }
+
+// Splitter is a communicator that can be split in several ways at once, in as many round trips as
+// in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and pass
+// the same. Their gatherer is not the communicator itself, which may have calls under way. Parts are
+// nil for a rank that passes a negative color.
+type Splitter interface {
+	SplitAll(g Gatherer, ways [][]Pass) ([]backend.Communicator, error)
+}
+
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and
 // then by rank. A rank that passes a negative color is in none, but takes part.
 func (m *Member) Split(g Gatherer, color, key int) (Part, error) {
-	type pass struct{ Color, Key int }
-	all, err := Exchange(g, m.Members, pass{color, key})
+	all, err := Exchange(g, m.Members, Pass{color, key})
 	if err != nil {
 		return Part{}, err
 	}
+	return m.PartOf(all), nil
+}
+
+// PartOf is Split where every rank knows what all ranks pass.
+func (m *Member) PartOf(all []Pass) Part {
+	color := all[m.Rank].Color
 	part := Part{Name: fmt.Sprintf("%s/%d.%d", m.Name, m.splits.Add(1), color), Number: -1, Rank: -1}
 	if color < 0 {
-		return part, nil
+		return part
 	}
 	var colors []int
 	for r, p := range all {
@@ -204,7 +236,7 @@ func (m *Member) Split(g Gatherer, color, key int) (Part, error) {
 	for _, r := range part.Ranks {
 		part.Members = append(part.Members, m.Members[r])
 	}
-	return part, nil
+	return part
 }
 
 // AgreeOnAlloc gives every rank the state of every rank, and an error on every rank, after

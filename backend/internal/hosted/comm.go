@@ -48,9 +48,9 @@ type Config struct {
 	Direct    bool // as in [backend.Capabilities]
 	Tree      bool // it adds any number of operands in a tree; two have one order
 	NewEngine func(*Comm) Engine
-	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
-	// part gets nil, but takes part.
-	Connect func(part group.Part, among group.Sharing) (backend.Communicator, error)
+	// Connect makes the communicators of parts, at once. It fails on all ranks or on none; a rank
+	// in no part gets nil, but takes part.
+	Connect func(parts []group.Part, among group.Sharing) ([]backend.Communicator, error)
 }
 
 // Comm is one rank of a group.
@@ -76,7 +76,10 @@ type Comm struct {
 	closing atomic.Bool
 }
 
-var _ backend.CheckedStarter = (*Comm)(nil)
+var (
+	_ backend.CheckedStarter = (*Comm)(nil)
+	_ group.Splitter         = (*Comm)(nil)
+)
 
 // New returns a rank of a connected group.
 func New(c Config) *Comm {
@@ -266,10 +269,28 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
-	p, err := c.Connect(part, among)
+	parts, err := c.connect(gather, part)
+	if err != nil {
+		return nil, err
+	}
+	return parts[0], nil
+}
+
+// SplitAll implements [group.Splitter].
+func (c *Comm) SplitAll(g group.Gatherer, ways [][]group.Pass) ([]backend.Communicator, error) {
+	var parts []group.Part
+	for _, all := range ways {
+		parts = append(parts, c.Member.PartOf(all))
+	}
+	return c.connect(g, parts...)
+}
+
+// connect connects the ranks of parts, over a gatherer of this communicator's ranks.
+func (c *Comm) connect(g group.Gatherer, parts ...group.Part) ([]backend.Communicator, error) {
+	among := group.Sharing{Gather: g, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
+	made, err := c.Connect(parts, among)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
-	return p, nil
+	return made, nil
 }
