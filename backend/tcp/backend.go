@@ -39,7 +39,7 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
 	}
-	c, err := connect(w, []group.Part{group.Whole(w)}, among)
+	c, err := connect(w, []group.Part{group.Whole(w)}, among, nil)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend tcp: %w", w.Rank, w.Name, err)
 	}
@@ -48,21 +48,21 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 
 // connect makes the communicators of parts of the ranks that gather, at once: in shared memory if
 // the job has several machines and the part is on one of them. It fails on all ranks or on none. A
-// rank in no part gets nil, but takes part. Where ranks of a machine cannot share memory,
-// connections replace it.
+// rank in no part gets nil, but takes part. problem is why this rank cannot. Where ranks of a
+// machine cannot share memory, connections replace it.
 func connect(
-	w *rendezvous.World, parts []group.Part, among group.Sharing,
+	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error,
 ) ([]backend.Communicator, error) {
-	all, err := connectBy(w, parts, among, true)
+	all, err := connectBy(w, parts, among, problem, true)
 	if errors.Is(err, group.ErrNoMemory) {
-		all, err = connectBy(w, parts, among, false)
+		all, err = connectBy(w, parts, among, problem, false)
 	}
 	return all, err
 }
 
 // connectBy is connect with shared memory, or without.
 func connectBy(
-	w *rendezvous.World, parts []group.Part, among group.Sharing, memory bool,
+	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error, memory bool,
 ) ([]backend.Communicator, error) {
 	places := new(group.Places)
 	meshes, steps := make([]*mesh, len(parts)), []group.Step{places}
@@ -74,7 +74,7 @@ func connectBy(
 		meshes[i] = &mesh{Site: site, world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
 		steps = append(append(steps, site.Steps()...), meshes[i])
 	}
-	if err := among.Form(nil, steps...); err != nil {
+	if err := among.Form(problem, steps...); err != nil {
 		return nil, err
 	}
 	all := make([]backend.Communicator, len(parts))
@@ -96,8 +96,8 @@ func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 			c.Member.Late = e.late
 			return e
 		},
-		Connect: func(parts []group.Part, among group.Sharing) ([]backend.Communicator, error) {
-			return connect(m.world, parts, among)
+		Connect: func(parts []group.Part, among group.Sharing, problem error) ([]backend.Communicator, error) {
+			return connect(m.world, parts, among, problem)
 		},
 	})
 }

@@ -88,6 +88,24 @@ func Exchange[T any](g Gatherer, m backend.Members, mine T) ([]T, error) {
 	return all, nil
 }
 
+// Agree is Exchange and a vote in one round: problem is why this rank cannot go on, see
+// [Gatherer.Vote].
+func Agree[T any](g Gatherer, m backend.Members, mine T, problem error) ([]T, error) {
+	type told struct {
+		Problem []byte
+		Value   T
+	}
+	notes, err := Exchange(g, m, told{problemNote(problem), mine})
+	if err != nil {
+		return nil, errors.Join(problem, err)
+	}
+	problems, all := make([][]byte, len(notes)), make([]T, len(notes))
+	for r, note := range notes {
+		problems[r], all[r] = note.Problem, note.Value
+	}
+	return all, verdict(m, problem, problems)
+}
+
 // Refusal is why ranks do not go on together: the problem of the first rank that has one. It
 // says the same on every rank.
 type Refusal struct {
@@ -198,9 +216,10 @@ type Pass struct{ Color, Key int }
 // Splitter is a communicator that can be split in several ways at once, in as many round trips as
 // in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and pass
 // the same. Their gatherer is not the communicator itself, which may have calls under way. Parts are
-// nil for a rank that passes a negative color.
+// nil for a rank that passes a negative color. It fails on all ranks or on none: problem is why this
+// rank cannot go on.
 type Splitter interface {
-	SplitAll(g Gatherer, ways [][]Pass) ([]backend.Communicator, error)
+	SplitAll(g Gatherer, ways [][]Pass, problem error) ([]backend.Communicator, error)
 }
 
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and

@@ -57,34 +57,26 @@ func (s Sharing) Form(problem error, steps ...Step) error {
 
 // pass is one pass of Form.
 func (s Sharing) pass(n int, problem error, steps []Step) error {
-	type told struct {
-		Problem []byte
-		Offers  []json.RawMessage
-	}
-	mine := told{Offers: make([]json.RawMessage, len(steps))}
+	mine := make([]json.RawMessage, len(steps))
 	for i, step := range steps {
 		offer, err := step.Offer(n)
 		problem = worse(problem, err)
-		if mine.Offers[i], err = json.Marshal(offer); err != nil {
+		if mine[i], err = json.Marshal(offer); err != nil {
 			problem = worse(problem, err)
 		}
 	}
-	mine.Problem = problemNote(problem)
-	all, err := Exchange(s.Gather, s.Members, mine)
+	all, err := Agree(s.Gather, s.Members, mine, problem)
 	if err != nil {
-		return errors.Join(problem, err)
+		return err
 	}
-	problems, offers := make([][]byte, len(all)), make([][]json.RawMessage, len(steps))
-	for r, t := range all {
-		if problems[r] = t.Problem; len(t.Offers) != len(steps) {
-			return fmt.Errorf("%s connects in %d steps, this rank in %d", s.Members.Rank(r), len(t.Offers), len(steps))
+	offers := make([][]json.RawMessage, len(steps))
+	for r, theirs := range all {
+		if len(theirs) != len(steps) {
+			return fmt.Errorf("%s connects in %d steps, this rank in %d", s.Members.Rank(r), len(theirs), len(steps))
 		}
-		for i, offer := range t.Offers {
+		for i, offer := range theirs {
 			offers[i] = append(offers[i], offer)
 		}
-	}
-	if err := verdict(s.Members, problem, problems); err != nil {
-		return err
 	}
 	return s.Gather.Vote(s.Members, s.take(n, steps, offers))
 }

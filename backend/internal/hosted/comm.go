@@ -49,8 +49,8 @@ type Config struct {
 	Tree      bool // it adds any number of operands in a tree; two have one order
 	NewEngine func(*Comm) Engine
 	// Connect makes the communicators of parts, at once. It fails on all ranks or on none; a rank
-	// in no part gets nil, but takes part.
-	Connect func(parts []group.Part, among group.Sharing) ([]backend.Communicator, error)
+	// in no part gets nil, but takes part. The error is why this rank cannot.
+	Connect func([]group.Part, group.Sharing, error) ([]backend.Communicator, error)
 }
 
 // Comm is one rank of a group.
@@ -269,7 +269,7 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	parts, err := c.connect(gather, part)
+	parts, err := c.connect(gather, nil, part)
 	if err != nil {
 		return nil, err
 	}
@@ -277,18 +277,22 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 }
 
 // SplitAll implements [group.Splitter].
-func (c *Comm) SplitAll(g group.Gatherer, ways [][]group.Pass) ([]backend.Communicator, error) {
+func (c *Comm) SplitAll(
+	g group.Gatherer, ways [][]group.Pass, problem error,
+) ([]backend.Communicator, error) {
 	var parts []group.Part
 	for _, all := range ways {
 		parts = append(parts, c.Member.PartOf(all))
 	}
-	return c.connect(g, parts...)
+	return c.connect(g, problem, parts...)
 }
 
 // connect connects the ranks of parts, over a gatherer of this communicator's ranks.
-func (c *Comm) connect(g group.Gatherer, parts ...group.Part) ([]backend.Communicator, error) {
+func (c *Comm) connect(
+	g group.Gatherer, problem error, parts ...group.Part,
+) ([]backend.Communicator, error) {
 	among := group.Sharing{Gather: g, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir}
-	made, err := c.Connect(parts, among)
+	made, err := c.Connect(parts, among, problem)
 	if err != nil {
 		return nil, fmt.Errorf("%s: split: %w", backend.RankOf(c), err)
 	}
