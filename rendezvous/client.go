@@ -22,8 +22,9 @@ type client struct {
 	server identity
 	me     identity
 	token  string
-	next   successor   // serves the failure detector once the server has left
-	moved  atomic.Bool // this rank has left the server for its successor
+	next   successor              // serves the failure detector once the server has left
+	host   atomic.Pointer[string] // where other machines reach this rank, if not by link
+	moved  atomic.Bool            // this rank has left the server for its successor
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
