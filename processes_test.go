@@ -36,8 +36,11 @@ func rank(name string) error {
 	if name == "says its place" {
 		return saysItsPlace()
 	}
-	if name == "says when it is there" {
+	switch name {
+	case "says when it is there":
 		return saysWhenItIsThere()
+	case "sums":
+		return sums()
 	}
 	if name == "joins twice" {
 		return joinsTwice()

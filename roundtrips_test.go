@@ -2,12 +2,14 @@ package euryale_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
@@ -38,6 +40,50 @@ func initTime(t *testing.T, machines, P int, roundTrip time.Duration, env ...str
 		began, ended = max(began, from), max(ended, to)
 	}
 	return time.Duration(ended - began)
+}
+
+// Ranks of one machine, and of several, do without shared memory where there is none.
+func TestSocketsNeedNoSharedMemory(t *testing.T) {
+	sums := func(t *testing.T, ranks []proctest.Rank) {
+		for _, p := range ranks {
+			p.Says(t, "sum 6")
+		}
+	}
+	env := []string{"EURYALE_SHM_DIR=/proc", "EURYALE_BACKEND=tcp", "EURYALE_HIERARCHY=always"}
+	t.Run("one machine", func(t *testing.T) { sums(t, proctest.Start(t, "sums", 4, env...)) })
+	t.Run("machines", func(t *testing.T) {
+		sums(t, proctest.StartOn(t, proctest.Machines(t, 2, proctest.Wire{}), "sums", 4, env...))
+	})
+}
+
+// Rank 0's machine may know itself by another name than the others do.
+func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
+	m := proctest.Machines(t, 2, proctest.Wire{})
+	for _, own := range []string{"localhost", "0.0.0.0"} {
+		t.Run(own, func(t *testing.T) {
+			for _, p := range proctest.StartOn(t, m, "sums", 4, "OWN_ADDR="+own) {
+				p.Says(t, "sum 6")
+			}
+		})
+	}
+}
+
+// sums adds the numbers of the ranks.
+func sums() error {
+	if own := os.Getenv("OWN_ADDR"); own != "" && os.Getenv("RANK") == "0" {
+		os.Setenv("MASTER_ADDR", own)
+	}
+	if own := os.Getenv("OWN_ADDR"); own != "" && os.Getenv("RANK") == "1" {
+		os.Setenv("MASTER_ADDR", "localhost")
+	}
+	comm, err := euryale.Init(context.Background())
+	if err != nil {
+		return err
+	}
+	x := []float32{float32(comm.Rank())}
+	err = backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, backend.Of(x), backend.Of(x))
+	fmt.Println("sum", x[0])
+	return errors.Join(err, comm.Close())
 }
 
 func TestTableOfRoundTrips(t *testing.T) {
