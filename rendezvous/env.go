@@ -31,6 +31,8 @@ type Env struct {
 	TLS bool
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
+	// Note is what the rank tells all others as it joins: see [World.Notes].
+	Note string
 }
 
 // howToStart is the advice in errors about an environment that no launcher sets.

@@ -341,19 +341,22 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+self()))
+	mine := packString(packString(packString(nil, rand.Text()[:8]), self()), e.Note)
+	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, mine)
 	if err != nil {
 		w.Fail(err) // fails if the store is lost, which all ranks notice
 		w.Close()
 		return nil, err
 	}
-	selves := make([]string, len(told))
+	selves, notes := make([]string, len(told)), make([]string, len(told))
 	for r := range told {
-		var unique string
-		if unique, selves[r], _ = strings.Cut(string(told[r]), "\n"); r == 0 {
+		u := unpacker{rest: told[r]}
+		unique := u.string()
+		if selves[r], notes[r] = u.string(), u.string(); r == 0 {
 			w.Name += "-" + unique
 		}
 	}
+	w.notes = notes
 	if machines := w.readSelves(selves); e.LocalSize < e.Size {
 		w.place(machines)
 		err = w.findOut(ctx)

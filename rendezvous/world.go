@@ -120,6 +120,8 @@ type World struct {
 
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
+	notes []string // of the Envs of all ranks, if they have joined
+
 	mu    sync.Mutex
 	nodes []int // the machine of each rank; nil if that is not known
 
@@ -177,6 +179,9 @@ func Local(size int, timeout time.Duration) ([]*World, error) {
 	}
 	return worlds, nil
 }
+
+// Notes returns the Note of every rank's Env, nil in a World that is not from [Join].
+func (w *World) Notes() []string { return slices.Clone(w.notes) }
 
 // Down is closed when a rank is lost. Failure then says which.
 func (w *World) Down() <-chan struct{} { return w.down.Done() }
