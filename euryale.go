@@ -138,7 +138,7 @@ func choose(ctx context.Context, w *rendezvous.World, backends []backend.Backend
 	if err != nil {
 		return nil, err
 	}
-	comm, err := first(ctx, w, candidates)
+	comm, err := first(ctx, w, candidates, infos)
 	if err != nil {
 		return nil, err
 	}
@@ -158,9 +158,9 @@ func choose(ctx context.Context, w *rendezvous.World, backends []backend.Backend
 // first connects on the first backend that can carry these ranks: more ranks than
 // GPUs, say, are found out when they connect. The error is then ErrUnsupported on
 // every rank, so all go on to the next.
-func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backend) (backend.Communicator, error) {
+func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backend, infos []rankInfo) (backend.Communicator, error) {
 	for i, b := range candidates {
-		comm, err := b.Connect(ctx, w)
+		comm, err := connectBy(ctx, w, b, infos)
 		if !errors.Is(err, backend.ErrUnsupported) || i == len(candidates)-1 {
 			return comm, err
 		}
@@ -170,6 +170,20 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 		}
 	}
 	return nil, errNoBackend
+}
+
+// connectBy connects on a backend, with the groups of hierarchical calls where it can do that at once.
+func connectBy(
+	ctx context.Context, w *rendezvous.World, b backend.Backend, infos []rankInfo,
+) (backend.Communicator, error) {
+	if c, ok := b.(group.Connector); ok {
+		ways, err := likelySplits(ctx, w, infos)
+		if err != nil {
+			return nil, err
+		}
+		return c.ConnectSplit(ctx, w, ways)
+	}
+	return b.Connect(ctx, w)
 }
 
 // lowLatency checks EURYALE_LOWLATENCY, which package gpu goes by, whatever the backend.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -32,6 +33,20 @@ func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Commun
 	return h, nil
 }
 
+// likelySplits returns the ways in which hierarchical calls will split the ranks, as far as that is
+// known before they connect: whether they run at all depends on what rank 0 has measured.
+func likelySplits(ctx context.Context, w *rendezvous.World, infos []rankInfo) ([][]group.Pass, error) {
+	l, err := layoutOf(ctx, w, nil, infos)
+	if err != nil {
+		return nil, err
+	}
+	o, err := hierarchy.ParseOptions(infos[0].Hierarchy, infos[0].Topology != "")
+	if err != nil || l.Machines() == 1 || o.Mode == hierarchy.Never || o.Mode == hierarchy.Auto && l.Devices() == 1 {
+		return nil, nil // what is wrong is said later
+	}
+	return l.Ways(), nil
+}
+
 // modelOf returns what measured speeds of links are found by.
 func modelOf(d backend.Device) string {
 	if m, ok := d.(interface{ Model() string }); ok {
@@ -40,42 +55,63 @@ func modelOf(d backend.Device) string {
 	return d.Name()
 }
 
-// topology returns where the ranks are: what EURYALE_TOPOLOGY declares, else what
-// they find out; and how they run there, with devices like d. The outcome is the same
-// on every rank, but for the links: those of rank 0 count.
+// topology returns where the ranks are, and how they run there with devices like d. The outcome is
+// the same on every rank, but for the links: those of rank 0 count.
 func topology(
 	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
 ) (l hierarchy.Layout, o hierarchy.Options, err error) {
+	if l, err = layoutOf(ctx, w, d, infos); err != nil {
+		return l, o, err
+	}
+	declared := infos[0].Topology != ""
+	if w.Rank == 0 {
+		nodes, err := w.Nodes(ctx)
+		if err != nil {
+			return l, o, err
+		}
+		together := hierarchy.Discover(identitiesOf(nodes, infos)).Machines() == 1
+		s := hierarchy.Setting{Layout: l, Model: modelOf(d), Declared: declared, Together: together}
+		o, _, err = s.Options(infos[0].Hierarchy)
+		return l, o, named(w, err)
+	}
+	o, err = hierarchy.ParseOptions(infos[0].Hierarchy, declared)
+	return l, o, named(w, err)
+}
+
+// named says on which rank an error is.
+func named(w *rendezvous.World, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("rank %d: %w", w.Rank, err)
+}
+
+// layoutOf returns where the ranks are: what EURYALE_TOPOLOGY declares, else what they find out.
+// Without a device, where they are on a bus does not count.
+func layoutOf(
+	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
+) (l hierarchy.Layout, err error) {
 	for r, i := range infos {
 		if first := infos[0]; i.Topology != first.Topology || i.Hierarchy != first.Hierarchy {
-			return l, o, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
+			return l, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
 				w.Rank, first.Topology, first.Hierarchy, r, i.Topology, i.Hierarchy)
 		}
 	}
+	if declared := infos[0].Topology; declared != "" {
+		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
+			return l, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
+		}
+		return l, nil
+	}
 	ids, err := identities(ctx, w, d, infos)
 	if err != nil {
-		return l, o, err
+		return l, err
 	}
-	found, declared := hierarchy.Discover(ids), infos[0].Topology
-	if l = found; declared != "" {
-		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
-			return l, o, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
-		}
-	}
-	if w.Rank == 0 {
-		s := hierarchy.Setting{Layout: l, Model: modelOf(d), Declared: declared != "", Together: found.Machines() == 1}
-		o, _, err = s.Options(infos[0].Hierarchy)
-	} else {
-		o, err = hierarchy.ParseOptions(infos[0].Hierarchy, declared != "")
-	}
-	if err != nil {
-		return l, o, fmt.Errorf("rank %d: %w", w.Rank, err)
-	}
-	return l, o, nil
+	return hierarchy.Discover(ids), nil
 }
 
 // identities returns which ranks share a machine, and where their devices are. Devices on a bus are
-// known only now, so their ranks tell each other.
+// known only once they are open, so their ranks tell each other then.
 func identities(
 	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
 ) ([]hierarchy.Identity, error) {
@@ -83,11 +119,7 @@ func identities(
 	if err != nil {
 		return nil, err
 	}
-	ids := make([]hierarchy.Identity, len(infos))
-	for r, i := range infos {
-		// The World knows which ranks share a machine. NCCL_HOSTID may part one.
-		ids[r].Machine = fmt.Sprintf("%d %s", nodes[r], i.NCCLHost)
-	}
+	ids := identitiesOf(nodes, infos)
 	g, ok := d.(interface{ PCIBusID() string })
 	if !ok {
 		return ids, nil
@@ -97,4 +129,14 @@ func identities(
 		ids[r].Bus = string(buses[r])
 	}
 	return ids, err
+}
+
+// identitiesOf returns which ranks share a machine: those of one World.Node, but NCCL_HOSTID may
+// part them.
+func identitiesOf(nodes []int, infos []rankInfo) []hierarchy.Identity {
+	ids := make([]hierarchy.Identity, len(infos))
+	for r, i := range infos {
+		ids[r].Machine = fmt.Sprintf("%d %s", nodes[r], i.NCCLHost)
+	}
+	return ids
 }

@@ -92,6 +92,10 @@ func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
 	tell := group.OverStore(ctx, c.world, c.key+"/connect", members...)
 	ranks, err := c.agree(tell, l, o)
 	if err != nil || !c.plan.layered() {
+		if flat, ok := c.Communicator.(group.Splitter); ok {
+			_, closed := flat.SplitAll(tell, nil, nil)
+			err = errors.Join(err, closed)
+		}
 		return err
 	}
 	if err := c.open(c.Communicator, tell, ranks); err != nil {

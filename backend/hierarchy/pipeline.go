@@ -38,19 +38,14 @@ func (p *pipeline) open(
 		}
 		return tell.Vote(members, err)
 	}
-	var ways [][]group.Pass
-	var of []Phase
-	for i, way := range p.ways() {
-		if way != nil {
-			ways, of = append(ways, way), append(of, Phase(i))
-		}
-	}
-	made, err := all.SplitAll(tell, ways, p.prepare(flat.Device()))
+	made, err := all.SplitAll(tell, p.plan.Layout.Ways(), p.prepare(flat.Device()))
 	if err != nil {
 		return fmt.Errorf("communicators for the phases: %w", err)
 	}
-	for i, part := range made {
-		p.parts[of[i]] = part
+	for i, way := range p.plan.Layout.ways() {
+		if way != nil {
+			p.parts[i], made = made[0], made[1:]
+		}
 	}
 	p.parts[Remainder] = flat
 	return nil
@@ -59,9 +54,18 @@ func (p *pipeline) open(
 // nowhere is the color of a rank in no part.
 const nowhere = -1
 
-// ways returns what every rank passes to the split for a phase, nil where there is none.
-func (p *pipeline) ways() (ways [phases][]group.Pass) {
-	l := p.plan.Layout
+// Ways returns what every rank passes to the splits that [New] makes, those that there are.
+func (l Layout) Ways() (ways [][]group.Pass) {
+	for _, way := range l.ways() {
+		if way != nil {
+			ways = append(ways, way)
+		}
+	}
+	return ways
+}
+
+// ways returns what every rank passes to the split for each phase, nil where there is none.
+func (l Layout) ways() (ways [phases][]group.Pass) {
 	for _, at := range l.at {
 		rail, machine := at.device, at.machine
 		if rail >= l.fewest() {
@@ -83,7 +87,7 @@ func (p *pipeline) ways() (ways [phases][]group.Pass) {
 
 // split makes the communicators of the phases one by one.
 func (p *pipeline) split(flat backend.Communicator) error {
-	for i, way := range p.ways() {
+	for i, way := range p.plan.Layout.ways() {
 		if way == nil {
 			continue
 		}

@@ -31,19 +31,35 @@ func (Backend) Name() string { return "tcp" }
 // Available returns nil: there is nothing to install.
 func (Backend) Available() error { return nil }
 
+var _ group.Connector = Backend{}
+
 // Connect implements [backend.Backend].
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+	return b.ConnectSplit(ctx, w, nil)
+}
+
+// ConnectSplit implements [group.Connector].
+func (b Backend) ConnectSplit(
+	ctx context.Context, w *rendezvous.World, ways [][]group.Pass,
+) (backend.Communicator, error) {
 	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
 	defer cancel()
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "tcp/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
 	}
-	c, err := connect(w, []group.Part{group.Whole(w)}, among, nil)
+	parts := []group.Part{group.Whole(w)}
+	for i, all := range ways {
+		parts = append(parts, parts[0].Split(fmt.Sprintf("with%d", i), all))
+	}
+	made, err := connect(w, parts, among, nil)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend tcp: %w", w.Rank, w.Name, err)
 	}
-	return c[0], nil
+	if c, ok := made[0].(*hosted.Comm); ok {
+		c.Ready = hosted.Ready{Ways: ways, Parts: made[1:]}
+	}
+	return made[0], nil
 }
 
 // connect makes the communicators of parts of the ranks that gather, at once: in shared memory if

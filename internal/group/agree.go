@@ -219,7 +219,15 @@ type Pass struct{ Color, Key int }
 // nil for a rank that passes a negative color. It fails on all ranks or on none: problem is why this
 // rank cannot go on.
 type Splitter interface {
+	// SplitAll splits. Without ways it gives up what [Connector.ConnectSplit] has made.
 	SplitAll(g Gatherer, ways [][]Pass, problem error) ([]backend.Communicator, error)
+}
+
+// Connector is a backend that connects the ranks of a world and of its parts at once, in as many
+// round trips as the ranks alone.
+type Connector interface {
+	// ConnectSplit is Connect. The parts are for a SplitAll in the same ways.
+	ConnectSplit(ctx context.Context, w *rendezvous.World, ways [][]Pass) (backend.Communicator, error)
 }
 
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and
@@ -234,26 +242,32 @@ func (m *Member) Split(g Gatherer, color, key int) (Part, error) {
 
 // PartOf is Split where every rank knows what all ranks pass.
 func (m *Member) PartOf(all []Pass) Part {
-	color := all[m.Rank].Color
-	part := Part{Name: fmt.Sprintf("%s/%d.%d", m.Name, m.splits.Add(1), color), Number: -1, Rank: -1}
+	whole := Part{Name: m.Name, Rank: m.Rank, Members: m.Members}
+	return whole.Split(fmt.Sprint(m.splits.Add(1)), all)
+}
+
+// Split returns the part of this rank, by what all ranks pass. The name tells ways apart.
+func (p Part) Split(name string, all []Pass) Part {
+	color := all[p.Rank].Color
+	part := Part{Name: fmt.Sprintf("%s/%s.%d", p.Name, name, color), Number: -1, Rank: -1}
 	if color < 0 {
 		return part
 	}
 	var colors []int
-	for r, p := range all {
-		if p.Color >= 0 {
-			colors = append(colors, p.Color)
+	for r, pass := range all {
+		if pass.Color >= 0 {
+			colors = append(colors, pass.Color)
 		}
-		if p.Color == color {
+		if pass.Color == color {
 			part.Ranks = append(part.Ranks, r)
 		}
 	}
 	slices.Sort(colors)
 	part.Number, _ = slices.BinarySearch(slices.Compact(colors), color)
 	slices.SortStableFunc(part.Ranks, func(a, b int) int { return cmp.Compare(all[a].Key, all[b].Key) })
-	part.Rank = slices.Index(part.Ranks, m.Rank)
+	part.Rank = slices.Index(part.Ranks, p.Rank)
 	for _, r := range part.Ranks {
-		part.Members = append(part.Members, m.Members[r])
+		part.Members = append(part.Members, p.Members[r])
 	}
 	return part
 }
