@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"context"
 	"errors"
 	"testing"
 )
@@ -36,5 +37,23 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 	var f *Failure
 	if _, err := worlds[0].AllGather(t.Context(), "later", []byte("a")); !errors.As(err, &f) || f.Rank != 1 {
 		t.Errorf("a later call: %v", err)
+	}
+}
+
+// slow is a store at the end of a long way: what it answers to a Get comes too late.
+type slow struct{ Store }
+
+func (slow) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
+
+// A rank whose answer is late knows that all have come, and blames nobody.
+func TestLateAnswerIsNoFailure(t *testing.T) {
+	w, err := New(Env{Job: "j", Size: 1, LocalSize: 1, Timeout: soon}, slow{NewMemStore()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	values, err := w.AllGather(t.Context(), "k", []byte("v"))
+	if err != nil || len(values) != 1 || string(values[0]) != "v" {
+		t.Errorf("got %q, %v", values, err)
 	}
 }

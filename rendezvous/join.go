@@ -359,7 +359,7 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	w.notes = notes
 	if machines := w.readSelves(selves); e.LocalSize < e.Size {
 		w.place(machines)
-		err = w.findOut(ctx)
+		err = w.findOut()
 	}
 	if err != nil {
 		w.Fail(err)
@@ -374,7 +374,8 @@ const hostKey = "euryale/host"
 
 // findOut finds out where other machines reach this rank, once all have joined. Ranks of rank 0's
 // machine may have come to it by loopback: rank 0 tells them by which address the others came.
-func (w *World) findOut(ctx context.Context) error {
+func (w *World) findOut() error {
+	ctx := context.Background() // World.Timeout bounds it
 	if s, ok := w.inner.(*hostStore); ok {
 		w.host = s.server.outward()
 		return w.Store.Set(ctx, hostKey, []byte(w.host))

@@ -302,10 +302,7 @@ func (w *World) gather(
 			return values, nil
 		}
 	case errors.Is(err, context.DeadlineExceeded):
-		err = w.late(what, g, err)
-	}
-	if errors.As(err, new(*MissingError)) {
-		return nil, err
+		return w.late(what, g, err)
 	}
 	return nil, w.wrap(what, err)
 }
@@ -331,9 +328,9 @@ func (w *World) given(g gathering) [][]byte {
 	return values
 }
 
-// late turns the error of an all-gather that took too long into one that names every missing
-// rank. After the timeout the store can still say which ranks have come.
-func (w *World) late(what string, g gathering, err error) error {
+// late is gather after its time has passed. The store can still say which ranks have come, and the
+// error names every missing one. If all have, the way was long, and their values are there.
+func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	values, lookErr := w.gatherer().peek(ctx, g)
@@ -342,7 +339,7 @@ func (w *World) late(what string, g gathering, err error) error {
 		case <-w.watched:
 		case <-ctx.Done():
 		}
-		return unanswered{err}
+		return nil, w.wrap(what, unanswered{err})
 	}
 	var missing []int
 	for i, v := range values {
@@ -350,10 +347,10 @@ func (w *World) late(what string, g gathering, err error) error {
 			missing = append(missing, g.member(i))
 		}
 	}
-	if len(missing) == 0 {
-		return err
+	if len(missing) > 0 {
+		return nil, &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
 	}
-	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
+	return values, nil
 }
 
 // unanswered is the error of a call that a working store answers at once.

@@ -50,8 +50,6 @@ func tooMany(ranks int) error {
 
 // Connect implements [backend.Backend]. All ranks of w must be on one machine.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	c, err := b.connect(ctx, w)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend host: %w", w.Rank, w.Name, err)

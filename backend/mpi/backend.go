@@ -53,8 +53,6 @@ func (Backend) Close() error {
 // Connect implements [backend.Backend]. It begins MPI if this process has not done so. MPI must give
 // every rank of the job the number that it has there.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "mpi/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"

@@ -42,8 +42,6 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 func (b Backend) ConnectSplit(
 	ctx context.Context, w *rendezvous.World, ways [][]group.Pass,
 ) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "tcp/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
