@@ -39,22 +39,14 @@ func (s Sharing) HandOver(leader, nbytes int) (*shm.Share, error) {
 }
 
 // Board makes the boards of the parts of a group, one for each: in memory where the ranks of
-// a part share a machine and memory, else over connections. It fails on every rank or on none. A
-// rank in no part gets no board, but takes part.
+// a part share a machine, else over connections. It fails on every rank or on none. A rank in
+// no part gets no board, but takes part.
 func (s Sharing) Board(w *rendezvous.World, part Part) (Board, error) {
-	b, err := s.board(w, part, true)
-	if errors.Is(err, ErrNoMemory) {
-		b, err = s.board(w, part, false)
-	}
-	return b, err
-}
-
-func (s Sharing) board(w *rendezvous.World, part Part, memory bool) (Board, error) {
 	nodes, err := w.Nodes(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	b := s.Boarding(w, part, memory && part.Together(nodes))
+	b := s.Boarding(w, part, part.Together(nodes))
 	if err := s.Form(nil, b.Steps()...); err != nil {
 		return nil, err
 	}
