@@ -121,7 +121,9 @@ func connect(
 }
 
 // choose connects on the backend that the ranks choose. The recorder is told of phases.
-func choose(ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder) (backend.Communicator, error) {
+func choose(
+	ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder,
+) (backend.Communicator, error) {
 	if err := lowLatency(); err != nil {
 		return nil, err
 	}
@@ -158,7 +160,9 @@ func choose(ctx context.Context, w *rendezvous.World, backends []backend.Backend
 // first connects on the first backend that can carry these ranks: more ranks than
 // GPUs, say, are found out when they connect. The error is then ErrUnsupported on
 // every rank, so all go on to the next.
-func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backend, infos []rankInfo) (backend.Communicator, error) {
+func first(
+	ctx context.Context, w *rendezvous.World, candidates []backend.Backend, infos []rankInfo,
+) (backend.Communicator, error) {
 	for i, b := range candidates {
 		comm, err := connectBy(ctx, w, b, infos)
 		if !errors.Is(err, backend.ErrUnsupported) || i == len(candidates)-1 {
@@ -172,7 +176,8 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 	return nil, errNoBackend
 }
 
-// connectBy connects on a backend, with the groups of hierarchical calls where it can do that at once.
+// connectBy connects on a backend, with the groups of hierarchical calls where it can do that at
+// once.
 func connectBy(
 	ctx context.Context, w *rendezvous.World, b backend.Backend, infos []rankInfo,
 ) (backend.Communicator, error) {
@@ -290,7 +295,7 @@ func exchangeInfos(
 	infos := make([]rankInfo, len(notes))
 	for r, note := range notes {
 		if err := json.Unmarshal([]byte(note), &infos[r]); err != nil {
-			return nil, fmt.Errorf("rank %d: rank %d has told what cannot be read: %w", w.Rank, r, err)
+			return nil, fmt.Errorf("rank %d: what rank %d tells cannot be read: %w", w.Rank, r, err)
 		}
 	}
 	return infos, nil
@@ -298,7 +303,9 @@ func exchangeInfos(
 
 // vote returns the backends that are available on every rank, at least one. Every
 // rank sees the same, so all choose the same.
-func vote(w *rendezvous.World, backends []backend.Backend, all []rankInfo) ([]backend.Backend, error) {
+func vote(
+	w *rendezvous.World, backends []backend.Backend, all []rankInfo,
+) ([]backend.Backend, error) {
 	var off []int // ranks that do not compare calls
 	for r, info := range all {
 		if !info.Verify {
@@ -320,8 +327,8 @@ func vote(w *rendezvous.World, backends []backend.Backend, all []rankInfo) ([]ba
 		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
-			if shared := host.New().Name(); w.Rank == 0 && b.Name() == shared && w.LocalSize == w.Size {
-				fmt.Fprintf(os.Stderr, "euryale: not using backend %s, the fastest on one machine: %v\n", shared, problem)
+			if w.Rank == 0 && b.Name() == host.New().Name() && w.LocalSize == w.Size {
+				fmt.Fprintf(os.Stderr, "euryale: not using the fastest backend of one machine: %v\n", problem)
 			}
 			continue
 		}

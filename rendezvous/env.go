@@ -162,7 +162,8 @@ func (e Env) checkAddr() error {
 	ip, err := netip.ParseAddr(addr)
 	switch {
 	case err == nil && ip.IsUnspecified() && e.Rank > 0:
-		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d could dial: set it to the name or address of rank 0's machine", addr, e.Rank)
+		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d could dial: "+
+			"set it to the name or address of rank 0's machine", addr, e.Rank)
 	case err == nil:
 		return nil
 	}
@@ -177,9 +178,11 @@ func (e Env) checkAddr() error {
 		instead = "MASTER_ADDR=" + addr
 	}
 	_, err = netip.ParseAddr(addr)
+	noName := strings.ContainsAny(addr, " \t/,;@[]:") || strings.Trim(addr, "0123456789.") == ""
 	switch {
-	case err != nil && (addr == "" || strings.ContainsAny(addr, " \t/,;@[]:") || strings.Trim(addr, "0123456789.") == ""):
-		return fmt.Errorf("MASTER_ADDR=%q is neither a name nor an IP address: set it to one of rank 0's machine, and MASTER_PORT to a free port of it", e.Addr)
+	case err != nil && noName:
+		return fmt.Errorf("MASTER_ADDR=%q is neither a name nor an IP address: "+
+			"set it to one of rank 0's machine, and MASTER_PORT to a free port of it", e.Addr)
 	case addr != e.Addr:
 		return fmt.Errorf("MASTER_ADDR=%q is not a name or an IP address alone: write %s", e.Addr, instead)
 	}
@@ -319,7 +322,9 @@ func (r *envReader) alone() Env {
 			continue
 		}
 		const most = 60 // bytes of a value in the message
-		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not there or not known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank", sign.name, most, text, howToStart)
+		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not there or not "+
+			"known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank",
+			sign.name, most, text, howToStart)
 	}
 	return e
 }
@@ -333,8 +338,10 @@ type sign struct {
 }
 
 func signs() (all []sign) {
-	for _, name := range []string{"PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PBS_TASKNUM", "AWS_BATCH_JOB_NUM_NODES",
-		"_CONDOR_NPROCS", "HOROVOD_SIZE", "JSM_NAMESPACE_SIZE"} {
+	for _, name := range []string{
+		"PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PBS_TASKNUM", "AWS_BATCH_JOB_NUM_NODES",
+		"_CONDOR_NPROCS", "HOROVOD_SIZE", "JSM_NAMESPACE_SIZE",
+	} {
 		all = append(all, sign{name, 1, strconv.Atoi})
 	}
 	for _, name := range []string{"PET_NNODES", "NNODES"} {
@@ -343,7 +350,9 @@ func signs() (all []sign) {
 	for _, name := range []string{"PET_NODE_RANK", "NODE_RANK"} {
 		all = append(all, sign{name, 0, strconv.Atoi})
 	}
-	for _, name := range []string{"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "VC_TASK_INDEX", "JOB_COMPLETION_INDEX"} {
+	for _, name := range []string{
+		"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "VC_TASK_INDEX", "JOB_COMPLETION_INDEX",
+	} {
 		all = append(all, sign{name, -1, strconv.Atoi})
 	}
 	return append(all, sign{"TF_CONFIG", 1, tasksOf})

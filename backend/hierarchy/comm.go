@@ -236,7 +236,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 func membersOf(comm backend.Communicator, w *rendezvous.World) (backend.Members, error) {
 	members := comm.Capabilities().Members
 	if members == nil && comm.Size() < w.Size {
-		return nil, fmt.Errorf("%w: a group of %d of the job's %d ranks whose Capabilities have no Members",
+		return nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
 			backend.ErrUnsupported, comm.Size(), w.Size)
 	}
 	return members, nil

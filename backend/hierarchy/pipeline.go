@@ -74,7 +74,8 @@ func (l Layout) ways() (ways [phases][]group.Pass) {
 		if len(l.machines[machine]) == 1 {
 			machine = nowhere
 		}
-		inside, between := group.Pass{Color: machine, Key: at.device}, group.Pass{Color: rail, Key: at.machine}
+		inside := group.Pass{Color: machine, Key: at.device}
+		between := group.Pass{Color: rail, Key: at.machine}
 		if l.most() > 1 {
 			ways[Reduce] = append(ways[Reduce], inside)
 			ways[Gather] = append(ways[Gather], inside)

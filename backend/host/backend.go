@@ -65,7 +65,8 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one machine", backend.ErrUnsupported, w.LocalSize, w.Size)
 	}
 	whole := group.Whole(w)
-	among := group.Sharing{Gather: group.OverStore(ctx, w, "host/connect"), Rank: w.Rank, Dir: b.dir()}
+	gather := group.OverStore(ctx, w, "host/connect")
+	among := group.Sharing{Gather: gather, Rank: w.Rank, Dir: b.dir()}
 	places, region := new(group.Places), Region(whole, among)
 	if err := among.Form(nil, places, region); err != nil {
 		return nil, err

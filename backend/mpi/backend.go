@@ -96,7 +96,9 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), numbers: make([]handle, max(1, messages*(c.Size()-1))), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: ranks > cores}
 		},
-		Connect: func(parts []group.Part, among group.Sharing, problem error) (all []backend.Communicator, err error) {
+		Connect: func(parts []group.Part, among group.Sharing, problem error) (
+			all []backend.Communicator, err error,
+		) {
 			if err := among.Gather.Vote(among.Members, problem); err != nil {
 				return nil, err
 			}

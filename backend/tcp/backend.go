@@ -85,7 +85,10 @@ func connectBy(
 		if err != nil {
 			return nil, err
 		}
-		meshes[i] = &mesh{Site: site, world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
+		meshes[i] = &mesh{
+			Site: site, world: w, name: "tcp " + part.Name,
+			came: map[int]*link{}, some: make(chan struct{}, 1),
+		}
 		steps = append(append(steps, site.Steps()...), meshes[i])
 	}
 	if err := among.Form(problem, steps...); err != nil {
@@ -103,14 +106,17 @@ func connectBy(
 // communicator returns the communicator of a part whose ranks are connected.
 func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 	return hosted.New(hosted.Config{
-		Backend: Backend{}.Name(), World: m.world, Part: m.Across, Among: among, Board: m.Board(), Compares: true, Direct: true, Tree: true,
+		Backend: Backend{}.Name(), World: m.world, Part: m.Across, Among: among, Board: m.Board(),
+		Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			e := &engine{Comm: c, links: m.links, wait: newWait(m.Site, m.world.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
 			c.Member.Late = e.late
 			return e
 		},
-		Connect: func(parts []group.Part, among group.Sharing, problem error) ([]backend.Communicator, error) {
+		Connect: func(parts []group.Part, among group.Sharing, problem error) (
+			[]backend.Communicator, error,
+		) {
 			return connect(m.world, parts, among, problem)
 		},
 	})

@@ -198,7 +198,8 @@ type Part struct {
 // Together reports whether all ranks of the part are on one machine: nodes are those of the
 // job's ranks.
 func (p Part) Together(nodes []int) bool {
-	return !slices.ContainsFunc(p.Members, func(r int) bool { return nodes[r] != nodes[p.Members[0]] })
+	elsewhere := func(r int) bool { return nodes[r] != nodes[p.Members[0]] }
+	return !slices.ContainsFunc(p.Members, elsewhere)
 }
 
 // Whole is all ranks of a world.
@@ -214,10 +215,10 @@ func Whole(w *rendezvous.World) Part {
 type Pass struct{ Color, Key int }
 
 // Splitter is a communicator that can be split in several ways at once, in as many round trips as
-// in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and pass
-// the same. Their gatherer is not the communicator itself, which may have calls under way. Parts are
-// nil for a rank that passes a negative color. It fails on all ranks or on none: problem is why this
-// rank cannot go on.
+// in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and
+// pass the same. Their gatherer is not the communicator itself, which may have calls under way.
+// Parts are nil for a rank that passes a negative color. It fails on all ranks or on none: problem
+// is why this rank cannot go on.
 type Splitter interface {
 	// SplitAll splits. Without ways it gives up what [Connector.ConnectSplit] has made.
 	SplitAll(g Gatherer, ways [][]Pass, problem error) ([]backend.Communicator, error)
@@ -227,7 +228,9 @@ type Splitter interface {
 // round trips as the ranks alone.
 type Connector interface {
 	// ConnectSplit is Connect. The parts are for a SplitAll in the same ways.
-	ConnectSplit(ctx context.Context, w *rendezvous.World, ways [][]Pass) (backend.Communicator, error)
+	ConnectSplit(
+		ctx context.Context, w *rendezvous.World, ways [][]Pass,
+	) (backend.Communicator, error)
 }
 
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and

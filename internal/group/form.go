@@ -72,7 +72,8 @@ func (s Sharing) pass(n int, problem error, steps []Step) error {
 	offers := make([][]json.RawMessage, len(steps))
 	for r, theirs := range all {
 		if len(theirs) != len(steps) {
-			return fmt.Errorf("%s connects in %d steps, this rank in %d", s.Members.Rank(r), len(theirs), len(steps))
+			return fmt.Errorf("%s connects in %d steps, this rank in %d",
+				s.Members.Rank(r), len(theirs), len(steps))
 		}
 		for i, offer := range theirs {
 			offers[i] = append(offers[i], offer)

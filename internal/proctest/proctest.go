@@ -65,7 +65,9 @@ func StartOn(t *testing.T, machines []*Machine, name string, P int, env ...strin
 }
 
 // start starts the P ranks of a job at places, of which each makes a command one that runs there.
-func start(t *testing.T, name string, places []func(*exec.Cmd) *exec.Cmd, addr string, P int, env []string) []Rank {
+func start(
+	t *testing.T, name string, places []func(*exec.Cmd) *exec.Cmd, addr string, P int, env []string,
+) []Rank {
 	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)

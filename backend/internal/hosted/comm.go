@@ -52,9 +52,12 @@ type Config struct {
 	NewEngine func(*Comm) Engine
 	// Connect makes the communicators of parts, at once. It fails on all ranks or on none; a rank
 	// in no part gets nil, but takes part. The error is why this rank cannot.
-	Connect func([]group.Part, group.Sharing, error) ([]backend.Communicator, error)
+	Connect Connect
 	Ready   Ready
 }
+
+// Connect is [Config.Connect].
+type Connect = func([]group.Part, group.Sharing, error) ([]backend.Communicator, error)
 
 // Ready are communicators of parts that were connected with the group.
 type Ready struct {

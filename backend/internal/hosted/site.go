@@ -33,7 +33,10 @@ func NewSite(
 		return nil, err
 	}
 	memory = memory && part.Together(nodes)
-	s := &Site{Inside: group.Part{Rank: -1}, Across: part, world: w, among: among, nodes: nodes, places: places}
+	s := &Site{
+		Inside: group.Part{Rank: -1}, Across: part,
+		world: w, among: among, nodes: nodes, places: places,
+	}
 	if memory && w.LocalSize < w.Size {
 		s.Inside, s.Across = s.Across, s.Inside
 	}
