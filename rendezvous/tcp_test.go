@@ -517,6 +517,7 @@ func FuzzReadFrame(f *testing.F) {
 			t.Fatalf("%q is not printable", text)
 		}
 		(&server{table: newTable()}).do(got)
+		unpackGathering(got.body)
 	})
 }
 
@@ -529,6 +530,9 @@ func FuzzServer(f *testing.F) {
 	frame{kind: kindGet, id: 3, body: packString(nil, "never")}.writeTo(&requests)
 	frame{kind: kindCancel, id: 3}.writeTo(&requests)
 	frame{kind: kindSwap, id: 4, body: packBytes(packBytes(packString(nil, "k"), []byte("v")), nil)}.writeTo(&requests)
+	all := gathering{key: "all", size: 3, rank: 1, value: []byte("v")}
+	frame{kind: kindGather, id: 5, body: all.pack(0)}.writeTo(&requests)
+	frame{kind: kindPeek, id: 6, body: all.pack(1)}.writeTo(&requests)
 	frame{kind: kindBye}.writeTo(&requests)
 	f.Add(true, requests.Bytes())
 	f.Add(false, requests.Bytes())
