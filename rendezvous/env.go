@@ -161,7 +161,7 @@ func (e Env) checkAddr() error {
 	}
 	ip, err := netip.ParseAddr(addr)
 	switch {
-	case err == nil && ip.IsUnspecified() && e.Rank > 0:
+	case err == nil && ip.IsUnspecified() && e.Rank != e.LocalRank: // not on rank 0's machine
 		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d could dial: "+
 			"set it to the name or address of rank 0's machine", addr, e.Rank)
 	case err == nil:

@@ -204,10 +204,12 @@ func TestAddressThatNobodyCanDialIsRefusedAtOnce(t *testing.T) {
 		}
 		t.Errorf("MASTER_ADDR=%s: %v, want %q", addr, err, want)
 	}
-	vars := map[string]string{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
-		"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}
-	if _, err := ReadEnv(getenv(vars)); err != nil {
-		t.Errorf("rank 0 may listen at all addresses: %v", err)
+	for _, rank := range []string{"0", "1"} {
+		vars := map[string]string{"RANK": rank, "WORLD_SIZE": "4", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2",
+			"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}
+		if _, err := ReadEnv(getenv(vars)); err != nil {
+			t.Errorf("rank %s of the machine that listens at all addresses: %v", rank, err)
+		}
 	}
 }
 
