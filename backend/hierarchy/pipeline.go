@@ -54,8 +54,8 @@ func (p *pipeline) open(
 // nowhere is the color of a rank in no part.
 const nowhere = -1
 
-// Ways returns what every rank passes to the splits that [New] makes, those that there are.
-func (l Layout) Ways() (ways [][]group.Pass) {
+// Ways returns what every rank passes to each of the splits that [New] makes.
+func (l Layout) Ways() (ways [][]struct{ Color, Key int }) {
 	for _, way := range l.ways() {
 		if way != nil {
 			ways = append(ways, way)

@@ -212,7 +212,7 @@ func Whole(w *rendezvous.World) Part {
 }
 
 // Pass is what a rank passes to a split.
-type Pass struct{ Color, Key int }
+type Pass = struct{ Color, Key int }
 
 // Splitter is a communicator that can be split in several ways at once, in as many round trips as
 // in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and
