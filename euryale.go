@@ -2,6 +2,7 @@ package euryale
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,11 +52,13 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
+	backends, own := orOwn(backends)
+	env.Note, _ = tellOf(backends) // connect finds the error again, and then the others hear of it
 	world, err := rendezvous.Join(ctx, env)
 	if err != nil {
-		return nil, fmt.Errorf("euryale: %w", err)
+		return nil, fmt.Errorf("euryale: %w", errors.Join(err, closeAll(own)))
 	}
-	comm, err := Connect(ctx, world, backends...)
+	comm, err := connect(ctx, world, backends, own)
 	if err != nil {
 		leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
@@ -64,6 +67,16 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 		s.unreport = reportDown(os.Getenv("EURYALE_REPORT"), world)
 	}
 	return comm, nil
+}
+
+// orOwn returns the backends of the caller or, where there are none, this module's, whose devices
+// close with the communicator.
+func orOwn(backends []backend.Backend) (all, own []backend.Backend) {
+	if len(backends) == 0 {
+		own = Backends()
+		return own, own
+	}
+	return backends, nil
 }
 
 // errNoBackend is the outcome of a vote that all ranks count alike.
@@ -85,11 +98,14 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends", backends); err != nil {
 		return nil, err
 	}
-	var own []backend.Backend // whose devices close with the communicator
-	if len(backends) == 0 {
-		own = Backends()
-		backends = own
-	}
+	backends, own := orOwn(backends)
+	return connect(ctx, w, backends, own)
+}
+
+// connect is Connect with backends, of which own close with the communicator.
+func connect(
+	ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
+) (backend.Communicator, error) {
 	file, err := openTrace(w.Rank)
 	if err != nil {
 		return nil, errors.Join(err, closeAll(own))
@@ -98,7 +114,7 @@ func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backe
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}
-	comm, err := connect(ctx, w, backends, recorder)
+	comm, err := choose(ctx, w, backends, recorder)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), closeAll(own), file.discard())
 	}
@@ -130,12 +146,10 @@ func sayLongWait(
 	}
 }
 
-// connect connects on the backend that the ranks choose. The recorder is told of phases.
-func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder) (backend.Communicator, error) {
-	verify, err := verifying()
-	if err != nil {
-		return nil, err
-	}
+// choose connects on the backend that the ranks choose. The recorder is told of phases.
+func choose(
+	ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder,
+) (backend.Communicator, error) {
 	if err := lowLatency(); err != nil {
 		return nil, err
 	}
@@ -143,16 +157,21 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 	if err != nil {
 		return nil, err
 	}
-	candidates, err := vote(ctx, w, backends, verify)
+	infos, err := exchangeInfos(ctx, w, backends)
 	if err != nil {
 		return nil, err
 	}
-	comm, err := first(ctx, w, candidates)
+	verify := infos[w.Rank].Verify
+	candidates, err := vote(w, backends, infos)
+	if err != nil {
+		return nil, err
+	}
+	comm, err := first(ctx, w, candidates, infos)
 	if err != nil {
 		return nil, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
-	if comm, err = withHierarchy(ctx, w, group.Compared(comm), recorder); err != nil {
+	if comm, err = withHierarchy(ctx, w, group.Compared(comm), infos, recorder); err != nil {
 		return nil, err
 	}
 	if compare := comm.Capabilities().Verify; compare != nil {
@@ -167,9 +186,11 @@ func connect(ctx context.Context, w *rendezvous.World, backends []backend.Backen
 // first connects on the first backend that can carry these ranks: more ranks than
 // GPUs, say, are found out when they connect. The error is then ErrUnsupported on
 // every rank, so all go on to the next.
-func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backend) (backend.Communicator, error) {
+func first(
+	ctx context.Context, w *rendezvous.World, candidates []backend.Backend, infos []rankInfo,
+) (backend.Communicator, error) {
 	for i, b := range candidates {
-		comm, err := b.Connect(ctx, w)
+		comm, err := connectBy(ctx, w, b, infos)
 		if !errors.Is(err, backend.ErrUnsupported) || i == len(candidates)-1 {
 			return comm, err
 		}
@@ -179,6 +200,21 @@ func first(ctx context.Context, w *rendezvous.World, candidates []backend.Backen
 		}
 	}
 	return nil, errNoBackend
+}
+
+// connectBy connects on a backend, with the groups of hierarchical calls where it can do that at
+// once.
+func connectBy(
+	ctx context.Context, w *rendezvous.World, b backend.Backend, infos []rankInfo,
+) (backend.Communicator, error) {
+	if c, ok := b.(group.Connector); ok {
+		ways, err := likelySplits(ctx, w, infos)
+		if err != nil {
+			return nil, err
+		}
+		return c.ConnectSplit(ctx, w, ways)
+	}
+	return b.Connect(ctx, w)
 }
 
 // lowLatency checks EURYALE_LOWLATENCY, which package gpu goes by, whatever the backend.
@@ -233,11 +269,15 @@ func verifying() (bool, error) {
 	}
 }
 
-// rankInfo is what a rank tells the others before they choose a backend.
+// rankInfo is all that a rank tells the others before they choose a backend. Every rank decides by
+// the infos of all, so all decide the same.
 type rankInfo struct {
-	Verify   bool   // whether it compares calls
-	Only     string // the only backend that it may use, "" for any
-	Backends []availability
+	Verify    bool   // whether it compares calls
+	Only      string // the only backend that it may use, "" for any
+	Backends  []availability
+	NCCLHost  string // NCCL_HOSTID, which may part ranks of one machine
+	Topology  string // EURYALE_TOPOLOGY
+	Hierarchy string // EURYALE_HIERARCHY
 }
 
 // availability is what a rank has to say about one backend.
@@ -246,15 +286,52 @@ type availability struct {
 	Problem string // "" if available
 }
 
+// tellOf returns the rankInfo of this rank as a note.
+func tellOf(backends []backend.Backend) (string, error) {
+	verify, err := verifying()
+	if err != nil {
+		return "", err
+	}
+	only := os.Getenv("EURYALE_BACKEND")
+	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
+		os.Getenv("NCCL_HOSTID"), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")})
+	return string(note), err
+}
+
+// exchangeInfos returns the infos of all ranks: those that they have told in Init, or, where not
+// all have joined by it, those that they tell now.
+func exchangeInfos(
+	ctx context.Context, w *rendezvous.World, backends []backend.Backend,
+) ([]rankInfo, error) {
+	notes := w.Notes()
+	if notes == nil || slices.Contains(notes, "") {
+		mine, err := tellOf(backends)
+		if err != nil {
+			return nil, err
+		}
+		told, err := w.AllGather(ctx, "euryale/info", []byte(mine))
+		if err != nil {
+			return nil, err
+		}
+		notes = nil
+		for _, note := range told {
+			notes = append(notes, string(note))
+		}
+	}
+	infos := make([]rankInfo, len(notes))
+	for r, note := range notes {
+		if err := json.Unmarshal([]byte(note), &infos[r]); err != nil {
+			return nil, fmt.Errorf("rank %d: what rank %d tells cannot be read: %w", w.Rank, r, err)
+		}
+	}
+	return infos, nil
+}
+
 // vote returns the backends that are available on every rank, at least one. Every
 // rank sees the same, so all choose the same.
-func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, verify bool) ([]backend.Backend, error) {
-	only := os.Getenv("EURYALE_BACKEND")
-	mine := rankInfo{verify, only, availabilities(backends, only)}
-	all, err := group.Exchange(group.OverStore(ctx, w, "euryale/vote"), nil, mine)
-	if err != nil {
-		return nil, err
-	}
+func vote(
+	w *rendezvous.World, backends []backend.Backend, all []rankInfo,
+) ([]backend.Backend, error) {
 	var off []int // ranks that do not compare calls
 	for r, info := range all {
 		if !info.Verify {
@@ -276,6 +353,9 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, 
 		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
+			if w.Rank == 0 && b.Name() == host.New().Name() && w.LocalSize == w.Size {
+				fmt.Fprintf(os.Stderr, "euryale: not using the fastest backend of one machine: %v\n", problem)
+			}
 			continue
 		}
 		candidates = append(candidates, b)
@@ -288,7 +368,7 @@ func vote(ctx context.Context, w *rendezvous.World, backends []backend.Backend, 
 		for _, b := range backends {
 			names = append(names, b.Name())
 		}
-		problems = []string{fmt.Sprintf("EURYALE_BACKEND asks for %q: the backends are %s", only, strings.Join(names, ", "))}
+		problems = []string{fmt.Sprintf("EURYALE_BACKEND asks for %q: the backends are %s", all[w.Rank].Only, strings.Join(names, ", "))}
 	}
 	return nil, fmt.Errorf("rank %d: %w: %s", w.Rank, errNoBackend, strings.Join(problems, "; "))
 }

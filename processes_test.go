@@ -36,6 +36,12 @@ func rank(name string) error {
 	if name == "says its place" {
 		return saysItsPlace()
 	}
+	switch name {
+	case "says when it is there":
+		return saysWhenItIsThere()
+	case "sums":
+		return sums()
+	}
 	if name == "joins twice" {
 		return joinsTwice()
 	}
@@ -339,7 +345,7 @@ func TestRanksCheckAllOrNone(t *testing.T) {
 func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 	for _, bad := range []struct{ name, env, want string }{
 		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", `asks for "carrier-pigeon": the backends are nccl, host, tcp, mpi`},
-		{"no shared memory", "EURYALE_SHM_DIR=/proc", "EURYALE_SHM_DIR"},
+		{"no shared memory", "EURYALE_BACKEND=host EURYALE_SHM_DIR=/proc", "name a writable tmpfs in EURYALE_SHM_DIR"},
 		{"rank out of range", "RANK=7", "RANK"},
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
 		{"unknown check", "EURYALE_CHECK=no", "use on or off"},
@@ -351,7 +357,7 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh push], auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
-			p := proctest.Start(t, "ends well", 1, bad.env)[0]
+			p := proctest.Start(t, "ends well", 1, strings.Fields(bad.env)...)[0]
 			said := p.Next()
 			p.End()
 			if !strings.Contains(said, bad.want) || p.ProcessState.Success() {

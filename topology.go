@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
@@ -16,8 +15,8 @@ import (
 // withHierarchy makes the collectives of ranks on several machines hierarchical. On one
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
 // owns comm, also when it fails. If EURYALE_HIERARCHY asks for spans, the recorder has them.
-func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator, recorder *observe.Recorder) (backend.Communicator, error) {
-	layout, o, err := topology(ctx, w, comm.Device())
+func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator, infos []rankInfo, recorder *observe.Recorder) (backend.Communicator, error) {
+	layout, o, err := topology(ctx, w, comm.Device(), infos)
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
 	}
@@ -34,6 +33,20 @@ func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Commun
 	return h, nil
 }
 
+// likelySplits returns the ways in which hierarchical calls will split the ranks, as far as that is
+// known before they connect: whether they run at all depends on what rank 0 has measured.
+func likelySplits(ctx context.Context, w *rendezvous.World, infos []rankInfo) ([][]group.Pass, error) {
+	l, err := layoutOf(ctx, w, nil, infos)
+	if err != nil {
+		return nil, err
+	}
+	o, err := hierarchy.ParseOptions(infos[0].Hierarchy, infos[0].Topology != "")
+	if err != nil || l.Machines() == 1 || o.Mode == hierarchy.Never || o.Mode == hierarchy.Auto && l.Devices() == 1 {
+		return nil, nil // what is wrong is said later
+	}
+	return l.Ways(), nil
+}
+
 // modelOf returns what measured speeds of links are found by.
 func modelOf(d backend.Device) string {
 	if m, ok := d.(interface{ Model() string }); ok {
@@ -42,66 +55,88 @@ func modelOf(d backend.Device) string {
 	return d.Name()
 }
 
-// busOf returns where a device is on the PCI bus, "" if it is on none.
-func busOf(d backend.Device) string {
-	if g, ok := d.(interface{ PCIBusID() string }); ok {
-		return g.PCIBusID()
-	}
-	return ""
-}
-
-// place is what a rank tells the others of where it is.
-type place struct {
-	Identity  hierarchy.Identity
-	Topology  string // EURYALE_TOPOLOGY
-	Hierarchy string // EURYALE_HIERARCHY
-}
-
-// topology returns where the ranks are: what EURYALE_TOPOLOGY declares, else what
-// they find out; and how they run there, with devices like d. The outcome is the same
-// on every rank, but for the links: those of rank 0 count.
-func topology(ctx context.Context, w *rendezvous.World, d backend.Device) (l hierarchy.Layout, o hierarchy.Options, err error) {
-	places, err := exchangePlaces(ctx, w, busOf(d))
-	if err != nil {
+// topology returns where the ranks are, and how they run there with devices like d. The outcome is
+// the same on every rank, but for the links: those of rank 0 count.
+func topology(
+	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
+) (l hierarchy.Layout, o hierarchy.Options, err error) {
+	if l, err = layoutOf(ctx, w, d, infos); err != nil {
 		return l, o, err
 	}
-	ids := make([]hierarchy.Identity, len(places))
-	for r, p := range places {
-		ids[r] = p.Identity
-	}
-	found, declared := hierarchy.Discover(ids), places[0].Topology
-	if l = found; declared != "" {
-		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
-			return l, o, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
-		}
-	}
+	declared := infos[0].Topology != ""
 	if w.Rank == 0 {
-		s := hierarchy.Setting{Layout: l, Model: modelOf(d), Declared: declared != "", Together: found.Machines() == 1}
-		o, _, err = s.Options(places[0].Hierarchy)
-	} else {
-		o, err = hierarchy.ParseOptions(places[0].Hierarchy, declared != "")
+		nodes, err := w.Nodes(ctx)
+		if err != nil {
+			return l, o, err
+		}
+		together := hierarchy.Discover(identitiesOf(nodes, infos)).Machines() == 1
+		s := hierarchy.Setting{Layout: l, Model: modelOf(d), Declared: declared, Together: together}
+		o, _, err = s.Options(infos[0].Hierarchy)
+		return l, o, named(w, err)
 	}
-	if err != nil {
-		return l, o, fmt.Errorf("rank %d: %w", w.Rank, err)
-	}
-	return l, o, nil
+	o, err = hierarchy.ParseOptions(infos[0].Hierarchy, declared)
+	return l, o, named(w, err)
 }
 
-// exchangePlaces gives every rank the place of every rank, and tells them where this one's
-// device is. All must declare the same.
-func exchangePlaces(ctx context.Context, w *rendezvous.World, bus string) ([]place, error) {
-	// The World knows which ranks share a machine. NCCL_HOSTID may part one.
-	id := hierarchy.Identity{Machine: fmt.Sprintf("%d %s", w.Node, os.Getenv("NCCL_HOSTID")), Bus: bus}
-	mine := place{id, os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")}
-	places, err := group.Exchange(group.OverStore(ctx, w, "euryale/place"), nil, mine)
+// named says on which rank an error is.
+func named(w *rendezvous.World, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("rank %d: %w", w.Rank, err)
+}
+
+// layoutOf returns where the ranks are: what EURYALE_TOPOLOGY declares, else what they find out.
+// Without a device, where they are on a bus does not count.
+func layoutOf(
+	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
+) (l hierarchy.Layout, err error) {
+	for r, i := range infos {
+		if first := infos[0]; i.Topology != first.Topology || i.Hierarchy != first.Hierarchy {
+			return l, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
+				w.Rank, first.Topology, first.Hierarchy, r, i.Topology, i.Hierarchy)
+		}
+	}
+	if declared := infos[0].Topology; declared != "" {
+		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
+			return l, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
+		}
+		return l, nil
+	}
+	ids, err := identities(ctx, w, d, infos)
+	if err != nil {
+		return l, err
+	}
+	return hierarchy.Discover(ids), nil
+}
+
+// identities returns which ranks share a machine, and where their devices are. Devices on a bus are
+// known only once they are open, so their ranks tell each other then.
+func identities(
+	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
+) ([]hierarchy.Identity, error) {
+	nodes, err := w.Nodes(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for r, p := range places {
-		if p.Topology != places[0].Topology || p.Hierarchy != places[0].Hierarchy {
-			return nil, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
-				w.Rank, places[0].Topology, places[0].Hierarchy, r, p.Topology, p.Hierarchy)
-		}
+	ids := identitiesOf(nodes, infos)
+	g, ok := d.(interface{ PCIBusID() string })
+	if !ok {
+		return ids, nil
 	}
-	return places, nil
+	buses, err := w.AllGather(ctx, "euryale/bus", []byte(g.PCIBusID()))
+	for r := range buses {
+		ids[r].Bus = string(buses[r])
+	}
+	return ids, err
+}
+
+// identitiesOf returns which ranks share a machine: those of one World.Node, but NCCL_HOSTID may
+// part them.
+func identitiesOf(nodes []int, infos []rankInfo) []hierarchy.Identity {
+	ids := make([]hierarchy.Identity, len(infos))
+	for r, i := range infos {
+		ids[r].Machine = fmt.Sprintf("%d %s", nodes[r], i.NCCLHost)
+	}
+	return ids
 }

@@ -22,8 +22,9 @@ type client struct {
 	server identity
 	me     identity
 	token  string
-	next   successor   // serves the failure detector once the server has left
-	moved  atomic.Bool // this rank has left the server for its successor
+	next   successor              // serves the failure detector once the server has left
+	host   atomic.Pointer[string] // where other machines reach this rank, if not by link
+	moved  atomic.Bool            // this rank has left the server for its successor
 	closed context.Context
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
@@ -145,10 +146,11 @@ func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, erro
 	case f := <-reply:
 		return result(f)
 	case <-ctx.Done():
-		if k != kindGet { // which waits for its key
+		if waits := k == kindGet || k == kindGather; waits {
+			c.cancel(id)
+		} else {
 			c.silent.Store(true)
 		}
-		c.cancel(k, id)
 		return nil, context.Cause(ctx)
 	case <-c.link.over.Done():
 	}
@@ -192,12 +194,9 @@ func (c *client) forget(id uint64) {
 	delete(c.calls, id)
 }
 
-// cancel lets the server forget a Get. If the queue is full it does nothing, and the
-// reply will be dropped.
-func (c *client) cancel(k kind, id uint64) {
-	if k != kindGet {
-		return
-	}
+// cancel lets the server forget a call that waits. If the queue is full it does nothing, and
+// the reply will be dropped.
+func (c *client) cancel(id uint64) {
 	select {
 	case c.link.out <- frame{kind: kindCancel, id: id}:
 	default:

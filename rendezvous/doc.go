@@ -22,7 +22,12 @@
 // $XDG_RUNTIME_DIR/euryale, $TMPDIR/euryale-UID, or, since any user can take the
 // place of the latter in /tmp, one in the user's cache. On several machines the store
 // listens on MASTER_ADDR:MASTER_PORT, and every rank needs the same
-// EURYALE_TOKEN, of at least 16 bytes.
+// EURYALE_TOKEN, of at least 16 bytes. Where MASTER_ADDR is a loopback address on rank 0, or
+// 0.0.0.0, it listens on all addresses: the others may have another name for its machine.
+//
+// On a long way the number of round trips counts. A rank joins in four: one for TCP, two for the
+// proofs, and one in which all ranks tell each other who they are. TLS adds one. [World.AllGather]
+// takes one for any number of ranks.
 //
 // What launchers call a node need not be a machine: two agents of torchrun may
 // run on one. So the ranks compare host name and boot ID in Join, and World.Node

@@ -2,8 +2,10 @@ package rendezvous
 
 import (
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -29,6 +31,8 @@ type Env struct {
 	TLS bool
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
+	// Note is what the rank tells all others as it joins: see [World.Notes].
+	Note string
 }
 
 // howToStart is the advice in errors about an environment that no launcher sets.
@@ -81,9 +85,11 @@ func (e *EnvError) ExitCode() int { return 2 }
 // Hydra does not name a job either: its ranks are those that one of its proxies started.
 //
 // Without a launcher the process is a job of one rank. But if other variables are those
-// of a job that this package cannot read (PMI_SIZE or SLURM_STEP_NUM_TASKS above 1,
-// PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, JOB_COMPLETION_INDEX alone), that is an error, because
-// all its ranks would train alone. EURYALE_ALONE=1 makes it a job of one rank.
+// of a job that this package cannot read, that is an error, because all its ranks would train
+// alone: PMI_SIZE, SLURM_STEP_NUM_TASKS, PBS_TASKNUM, AWS_BATCH_JOB_NUM_NODES, _CONDOR_NPROCS,
+// HOROVOD_SIZE, JSM_NAMESPACE_SIZE, NNODES or PET_NNODES above 1, NODE_RANK or PET_NODE_RANK above
+// 0, a TF_CONFIG of several tasks, and any PMIX_RANK, PALS_RANKID, FLUX_TASK_RANK, VC_TASK_INDEX or
+// JOB_COMPLETION_INDEX. EURYALE_ALONE=1 makes it a job of one rank.
 //
 // EURYALE_TIMEOUT is a duration, such as 90s or 5m, or a number of seconds.
 // EURYALE_TLS=1 encrypts the connections between ranks; it must be set on all of them.
@@ -112,6 +118,9 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 		e = r.alone()
 	}
 	r.common(&e)
+	if err := e.checkAddr(); err != nil {
+		r.fail("%w", err)
+	}
 	if err := e.check(); err != nil {
 		r.fail("%w: %s", err, howToStart)
 	}
@@ -140,6 +149,42 @@ func (e Env) check() error {
 		return fmt.Errorf("local rank %d is out of range: there are %d local ranks, 0 to %d", e.LocalRank, e.LocalSize, e.LocalSize-1)
 	case e.Timeout <= 0:
 		return fmt.Errorf("rank %d: a timeout of %v: it must be positive", e.Rank, e.Timeout)
+	}
+	return nil
+}
+
+// checkAddr returns an error for a MASTER_ADDR that nobody could dial, where it is needed.
+func (e Env) checkAddr() error {
+	addr := e.Addr
+	if addr == "" || e.LocalSize >= e.Size {
+		return nil
+	}
+	ip, err := netip.ParseAddr(addr)
+	switch {
+	case err == nil && ip.IsUnspecified() && e.Rank != e.LocalRank: // not on rank 0's machine
+		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d could dial: "+
+			"set it to the name or address of rank 0's machine", addr, e.Rank)
+	case err == nil:
+		return nil
+	}
+	if _, rest, ok := strings.Cut(addr, "://"); ok {
+		addr = strings.TrimRight(rest, "/")
+	}
+	instead := "MASTER_ADDR=" + addr
+	if host, port, err := net.SplitHostPort(addr); err == nil {
+		addr, instead = host, fmt.Sprintf("MASTER_ADDR=%s and MASTER_PORT=%s", host, port)
+	} else if ip, ok := strings.CutPrefix(addr, "["); ok {
+		addr = strings.TrimSuffix(ip, "]")
+		instead = "MASTER_ADDR=" + addr
+	}
+	_, err = netip.ParseAddr(addr)
+	noName := strings.ContainsAny(addr, " \t/,;@[]:") || strings.Trim(addr, "0123456789.") == ""
+	switch {
+	case err != nil && noName:
+		return fmt.Errorf("MASTER_ADDR=%q is neither a name nor an IP address: "+
+			"set it to one of rank 0's machine, and MASTER_PORT to a free port of it", e.Addr)
+	case addr != e.Addr:
+		return fmt.Errorf("MASTER_ADDR=%q is not a name or an IP address alone: write %s", e.Addr, instead)
 	}
 	return nil
 }
@@ -268,18 +313,69 @@ func (r *envReader) alone() Env {
 	if r.yes("EURYALE_ALONE", "for a job of one rank") {
 		return e
 	}
-	for _, sign := range []struct {
-		name  string
-		above int // only greater values are a sign
-	}{
-		{"PMI_SIZE", 1}, {"SLURM_STEP_NUM_TASKS", 1},
-		{"PMIX_RANK", -1}, {"PALS_RANKID", -1}, {"FLUX_TASK_RANK", -1}, {"JOB_COMPLETION_INDEX", -1},
-	} {
-		if text := r.first(sign.name); text != "" && r.countOr(0, sign.name) > sign.above {
-			r.fail("%s=%s is the sign of a job of several ranks, whose other variables are not there or not known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank", sign.name, text, howToStart)
+	for _, sign := range signs() {
+		text := r.first(sign.name)
+		if text == "" {
+			continue
 		}
+		if count, err := sign.count(text); err == nil && count <= sign.above {
+			continue
+		}
+		const most = 60 // bytes of a value in the message
+		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not there or not "+
+			"known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank",
+			sign.name, most, text, howToStart)
 	}
 	return e
+}
+
+// sign is a variable of jobs that this package cannot read. One that it cannot make sense of is a
+// sign, too.
+type sign struct {
+	name  string
+	above int                            // only greater counts are a sign
+	count func(text string) (int, error) // of what the value says
+}
+
+func signs() (all []sign) {
+	for _, name := range []string{
+		"PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PBS_TASKNUM", "AWS_BATCH_JOB_NUM_NODES",
+		"_CONDOR_NPROCS", "HOROVOD_SIZE", "JSM_NAMESPACE_SIZE",
+	} {
+		all = append(all, sign{name, 1, strconv.Atoi})
+	}
+	for _, name := range []string{"PET_NNODES", "NNODES"} {
+		all = append(all, sign{name, 1, mostNodes})
+	}
+	for _, name := range []string{"PET_NODE_RANK", "NODE_RANK"} {
+		all = append(all, sign{name, 0, strconv.Atoi})
+	}
+	for _, name := range []string{
+		"PMIX_RANK", "PALS_RANKID", "FLUX_TASK_RANK", "VC_TASK_INDEX", "JOB_COMPLETION_INDEX",
+	} {
+		all = append(all, sign{name, -1, strconv.Atoi})
+	}
+	return append(all, sign{"TF_CONFIG", 1, tasksOf})
+}
+
+// mostNodes reads a number of nodes as torchrun takes it: 2, or 1:4 for a range.
+func mostNodes(text string) (int, error) {
+	if _, most, ok := strings.Cut(text, ":"); ok {
+		text = most
+	}
+	return strconv.Atoi(text)
+}
+
+// tasksOf counts the tasks of a TF_CONFIG.
+func tasksOf(text string) (tasks int, err error) {
+	var config struct {
+		Cluster map[string][]string `json:"cluster"`
+	}
+	err = json.Unmarshal([]byte(text), &config)
+	for _, addrs := range config.Cluster {
+		tasks += len(addrs)
+	}
+	return tasks, err
 }
 
 func (r *envReader) torchrun() Env {

@@ -94,6 +94,10 @@ func TestReadEnv(t *testing.T) {
 			Env{Launcher: "srun", Job: "slurm-41.0", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Port: 61440 + 656}},
 		"a Slurm allocation alone": {
 			vars{"SLURM_JOB_ID": "41", "SLURM_STEP_NUM_TASKS": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
+		"signs of one rank": {
+			vars{"PET_NNODES": "1", "PET_NODE_RANK": "0", "NNODES": "1:1", "NODE_RANK": "0", "PBS_TASKNUM": "1", "AWS_BATCH_JOB_NUM_NODES": "1", "_CONDOR_NPROCS": "1",
+				"TF_CONFIG": `{"cluster": {"worker": ["a:1"]}}`, "HOROVOD_SIZE": "1", "JSM_NAMESPACE_SIZE": "1"},
+			Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher"}},
 		"alone, as it says": {
 			vars{"PMIX_RANK": "3", "EURYALE_ALONE": "1", "EURYALE_TLS": "1"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", TLS: true}},
 		"timeout in seconds": {vars{"EURYALE_TIMEOUT": "1.5"}, Env{Job: "alone", Size: 1, LocalSize: 1, Launcher: "no launcher", Timeout: 1500 * time.Millisecond}},
@@ -141,9 +145,26 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"indexed job, no address": {vars{"JOB_COMPLETION_INDEX": "2", "WORLD_SIZE": "4"}, "MASTER_ADDR and MASTER_PORT"},
 		"sign of an indexed job":  {vars{"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX=2|EURYALE_ALONE=1"},
 		"sign of a Slurm step":    {vars{"SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS=4|EURYALE_ALONE=1"},
-		"encrypted or not":        {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|set it to 1`},
-		"alone or not":            {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
-		"no count of Slurm":       {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
+
+		"sign of torchrun's agents": {vars{"PET_NNODES": "2"}, "PET_NNODES=2|EURYALE_ALONE=1|RANK, WORLD_SIZE"},
+		"sign of a range of agents": {vars{"PET_NNODES": "1:4"}, "PET_NNODES=1:4|EURYALE_ALONE=1"},
+		"sign of an agent":          {vars{"PET_NODE_RANK": "1"}, "PET_NODE_RANK=1|EURYALE_ALONE=1"},
+		"sign of PBS":               {vars{"PBS_TASKNUM": "2"}, "PBS_TASKNUM=2|EURYALE_ALONE=1"},
+		"sign of AWS Batch":         {vars{"AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS_BATCH_JOB_NUM_NODES=2|EURYALE_ALONE=1"},
+		"sign of HTCondor":          {vars{"_CONDOR_NPROCS": "3"}, "_CONDOR_NPROCS=3|EURYALE_ALONE=1"},
+		"sign of Volcano":           {vars{"VC_TASK_INDEX": "0"}, "VC_TASK_INDEX=0|EURYALE_ALONE=1"},
+		"sign of TensorFlow": {vars{"TF_CONFIG": `{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}`},
+			`TF_CONFIG={"cluster"|EURYALE_ALONE=1`},
+		"sign of TensorFlow, spoilt": {vars{"TF_CONFIG": `{"cluster"`}, `TF_CONFIG={"cluster" is the sign`},
+		"sign of nodes":              {vars{"NNODES": "2"}, "NNODES=2|EURYALE_ALONE=1"},
+		"sign of a node":             {vars{"NODE_RANK": "1", "NNODES": "2"}, "NNODES=2|EURYALE_ALONE=1"},
+		"sign of a node alone":       {vars{"NODE_RANK": "1"}, "NODE_RANK=1|EURYALE_ALONE=1"},
+		"sign of Horovod":            {vars{"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2|EURYALE_ALONE=1"},
+		"sign of jsrun":              {vars{"JSM_NAMESPACE_SIZE": "2"}, "JSM_NAMESPACE_SIZE=2|EURYALE_ALONE=1"},
+
+		"encrypted or not":  {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|set it to 1`},
+		"alone or not":      {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
+		"no count of Slurm": {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ReadEnv(getenv(c.vars))
@@ -157,6 +178,38 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestAddressThatNobodyCanDialIsRefusedAtOnce(t *testing.T) {
+	for addr, want := range map[string]string{
+		"[fd77::1]":            "write MASTER_ADDR=fd77::1",
+		"[fd77::1]:29500":      "write MASTER_ADDR=fd77::1 and MASTER_PORT=29500",
+		"tcp://":               "neither a name nor an IP address",
+		"tcp://10.0.0.1:29500": "write MASTER_ADDR=10.0.0.1 and MASTER_PORT=29500",
+		"tcp://node-0/":        "write MASTER_ADDR=node-0",
+		"node-0:29500":         "write MASTER_ADDR=node-0 and MASTER_PORT=29500",
+		"10.0.0.256":           "neither a name nor an IP address",
+		"node 0":               "neither a name nor an IP address",
+		"a,b":                  "neither a name nor an IP address",
+		"0.0.0.0":              "nothing that rank 1 could dial: set it to the name or address of rank 0's machine",
+		"::":                   "nothing that rank 1 could dial",
+		"fd77::1":              "", "fe80::1%eth0": "", "10.0.0.1": "", "node-0": "", "train_0.ns.svc.": "", "localhost": "",
+	} {
+		vars := map[string]string{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+			"MASTER_ADDR": addr, "MASTER_PORT": "29500"}
+		_, err := ReadEnv(getenv(vars))
+		if want == "" && err == nil || want != "" && err != nil && strings.Contains(err.Error(), want) {
+			continue
+		}
+		t.Errorf("MASTER_ADDR=%s: %v, want %q", addr, err, want)
+	}
+	for _, rank := range []string{"0", "1"} {
+		vars := map[string]string{"RANK": rank, "WORLD_SIZE": "4", "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2",
+			"MASTER_ADDR": "0.0.0.0", "MASTER_PORT": "29500"}
+		if _, err := ReadEnv(getenv(vars)); err != nil {
+			t.Errorf("rank %s of the machine that listens at all addresses: %v", rank, err)
+		}
 	}
 }
 

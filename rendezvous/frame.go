@@ -32,7 +32,7 @@ const (
 	kindGet                     // key                  -> kindDone: value, nothing else
 	kindAdd                     // key, delta           -> kindDone: sum
 	kindSwap                    // key, old, new        -> kindDone: swapped, current
-	kindCancel                  // the id of a Get whose caller no longer waits; no reply
+	kindCancel                  // the id of a wait whose caller no longer waits; no reply
 	kindBye                     // both: a clean leave, nothing follows; server: failure
 	kindDone                    // server: a result
 	kindFailed                  // server: the text of an error
@@ -40,6 +40,8 @@ const (
 	kindServing                 // client: the address where it does
 	kindMove                    // server: the address where another rank does
 	kindWill                    // server: what its end is to be put down to
+	kindGather                  // all-gather, see [gathering.pack] -> kindDone: values, once all are there
+	kindPeek                    // the same                         -> kindDone: values, nil where there is none
 	kindEnd
 )
 

@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"context"
 	"errors"
 	"testing"
 )
@@ -17,21 +18,42 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 			w.Close()
 		}
 	}()
-	if err := worlds[1].inner.Set(t.Context(), rankKey("vote", 1), []byte("b")); err != nil {
-		t.Fatal(err)
-	}
-	if v := worlds[0].given(rankKey("vote", 1)); v != nil {
-		t.Errorf("without a failure there is no hurry: %q", v)
+	vote := gathering{key: "vote", size: 2}
+	for _, w := range worlds {
+		if v := worlds[0].given(vote); v != nil {
+			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
+		}
+		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank), []byte{byte(w.Rank)}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if err := worlds[1].Fail(errors.New("gone")); err != nil {
 		t.Fatal(err)
 	}
 	<-worlds[0].Down()
-	if v := worlds[0].given(rankKey("vote", 1)); string(v) != "b" {
+	if v := worlds[0].given(vote); len(v) != 2 || v[1][0] != 1 {
 		t.Errorf("got %q", v)
 	}
 	var f *Failure
 	if _, err := worlds[0].AllGather(t.Context(), "later", []byte("a")); !errors.As(err, &f) || f.Rank != 1 {
 		t.Errorf("a later call: %v", err)
+	}
+}
+
+// slow is a store at the end of a long way: what it answers to a Get comes too late.
+type slow struct{ Store }
+
+func (slow) Get(ctx context.Context, _ string) ([]byte, error) { return nil, ended(ctx) }
+
+// A rank whose answer is late knows that all have come, and blames nobody.
+func TestLateAnswerIsNoFailure(t *testing.T) {
+	w, err := New(Env{Job: "j", Size: 1, LocalSize: 1, Timeout: soon}, slow{NewMemStore()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	values, err := w.AllGather(t.Context(), "k", []byte("v"))
+	if err != nil || len(values) != 1 || string(values[0]) != "v" {
+		t.Errorf("got %q, %v", values, err)
 	}
 }

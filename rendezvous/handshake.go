@@ -16,7 +16,7 @@ import (
 
 const (
 	// protocol is the version of what is said after the handshake.
-	protocol = 3
+	protocol = 4
 	magic    = "euryale\n"
 	// handshakeTime bounds the handshake on the server's side. A client first waits as
 	// long, and twice as long in each further attempt.

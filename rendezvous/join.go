@@ -194,9 +194,9 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 		return nil, nil, err
 	}
 	s := serve(ln, token, me, e.Timeout)
-	end := func() {}
+	end, where := func() {}, ""
 	if near {
-		if end, err = announce(ctx, e, recordValue{addr: ln.Addr().String(), token: token}); err != nil {
+		if end, where, err = announce(ctx, e, recordValue{addr: ln.Addr().String(), token: token}); err != nil {
 			s.stop()
 			return nil, nil, err
 		}
@@ -207,16 +207,19 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 		if refused := s.turnedAway(); err != nil && refused != nil && !strings.Contains(err.Error(), errors.Unwrap(refused).Error()) {
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
 		}
+		if errors.As(err, new(*MissingError)) && near {
+			err = fmt.Errorf("%w; the others look for rank 0's address in %s", err, where)
+		}
 		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size && at.IP.IsLoopback() {
-			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set MASTER_ADDR to an IP address of rank 0's machine, and EURYALE_TOKEN", err, at)
+			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set MASTER_ADDR to an IP address of rank 0's machine, and EURYALE_TOKEN to %d bytes or more", err, at, minToken)
 		}
 		return err
 	}
 	return s.open(), joined, nil
 }
 
-// announce publishes the join record of rank 0, until end is called.
-func announce(ctx context.Context, e Env, v recordValue) (end func(), err error) {
+// announce publishes the join record of rank 0, until end is called, and returns where.
+func announce(ctx context.Context, e Env, v recordValue) (end func(), where string, err error) {
 	if e.Token != "" {
 		v.token = "" // every rank has it
 	}
@@ -225,9 +228,9 @@ func announce(ctx context.Context, e Env, v recordValue) (end func(), err error)
 		err = m.publish(ctx, v)
 	}
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return m.end, nil
+	return m.end, m.where(), nil
 }
 
 // dialRank0 is connect on the other ranks.
@@ -289,7 +292,9 @@ func (e Env) dialMaster(ctx context.Context, _ Env, me identity) (*client, error
 func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.Port)) }
 
 // listen opens rank 0's port: on loopback if no other machine takes part, else
-// on the one address that the others know.
+// on the one address that the others know. What rank 0 itself knows may be loopback, where a
+// service's name leads the others to it: with a token that cannot be guessed it listens on all
+// addresses then.
 func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
 	if near {
@@ -298,6 +303,9 @@ func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	addr, err := e.reachable(ctx)
 	if err != nil {
 		return nil, err
+	}
+	if ip := net.ParseIP(addr); ip.IsUnspecified() || ip.IsLoopback() && len(e.Token) >= minToken {
+		addr = ""
 	}
 	ln, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, strconv.Itoa(e.Port)))
 	switch {
@@ -333,23 +341,69 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	if err != nil {
 		return nil, errors.Join(err, store.Close())
 	}
-	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, []byte(rand.Text()[:8]+"\n"+self()))
+	mine := packString(packString(packString(nil, rand.Text()[:8]), self()), e.Note)
+	told, err := w.gather(ctx, fmt.Sprintf("join job %s", e.Job), joinKey, mine)
 	if err != nil {
 		w.Fail(err) // fails if the store is lost, which all ranks notice
 		w.Close()
 		return nil, err
 	}
-	selves := make([]string, len(told))
+	selves, notes := make([]string, len(told)), make([]string, len(told))
 	for r := range told {
-		var unique string
-		if unique, selves[r], _ = strings.Cut(string(told[r]), "\n"); r == 0 {
+		u := unpacker{rest: told[r]}
+		unique := u.string()
+		if selves[r], notes[r] = u.string(), u.string(); r == 0 {
 			w.Name += "-" + unique
 		}
 	}
+	w.notes = notes
 	if machines := w.readSelves(selves); e.LocalSize < e.Size {
 		w.place(machines)
+		err = w.findOut()
+	}
+	if err != nil {
+		w.Fail(err)
+		w.Close()
+		return nil, err
 	}
 	return w, nil
+}
+
+// hostKey has the address by which other machines reach rank 0's.
+const hostKey = "euryale/host"
+
+// findOut finds out where other machines reach this rank, once all have joined. Ranks of rank 0's
+// machine may have come to it by loopback: rank 0 tells them by which address the others came.
+func (w *World) findOut() error {
+	ctx := context.Background() // World.Timeout bounds it
+	if s, ok := w.inner.(*hostStore); ok {
+		w.host = s.server.outward()
+		return w.Store.Set(ctx, hostKey, []byte(w.host))
+	}
+	if w.LocalSize == w.Size || w.Node != w.nodes[0] || !net.ParseIP(w.host).IsLoopback() {
+		return nil
+	}
+	host, err := w.Store.Get(ctx, hostKey)
+	w.host = string(host)
+	if c, ok := w.inner.(*client); ok {
+		c.host.Store(&w.host)
+	}
+	return err
+}
+
+// outward returns the address at which members have come from other machines, or else from this.
+func (s *server) outward() string {
+	host := hostOf(s.ln.Addr())
+	if ip := net.ParseIP(host); !ip.IsUnspecified() {
+		return host
+	}
+	host = loopbackHost
+	for _, m := range s.connected() {
+		if at := hostOf(m.link.conn.LocalAddr()); !net.ParseIP(at).IsLoopback() {
+			host = at
+		}
+	}
+	return host
 }
 
 // machine returns a unique name of this machine or container. It alone decides
@@ -370,16 +424,43 @@ func machine() string {
 // place numbers the machines in the order of their first ranks, and the ranks
 // of each in the order of all.
 func (w *World) place(machines []string) {
-	nodes := map[string]int{}
+	numbers := map[string]int{}
 	ranksOf := map[string]int{}
 	for r, name := range machines {
-		if _, ok := nodes[name]; !ok {
-			nodes[name] = len(nodes)
+		if _, ok := numbers[name]; !ok {
+			numbers[name] = len(numbers)
 		}
+		w.nodes = append(w.nodes, numbers[name])
 		if r == w.Rank {
-			w.Node, w.LocalRank = nodes[name], ranksOf[name]
+			w.Node, w.LocalRank = numbers[name], ranksOf[name]
 		}
 		ranksOf[name]++
 	}
 	w.LocalSize = ranksOf[machines[w.Rank]]
+}
+
+// Nodes returns the Node of every rank. A World from [Join] knows them. In another, whose ranks
+// are on several machines, the first call is collective.
+func (w *World) Nodes(ctx context.Context) ([]int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.nodes != nil {
+		return slices.Clone(w.nodes), nil
+	}
+	if w.LocalSize == w.Size {
+		return slices.Repeat([]int{w.Node}, w.Size), nil
+	}
+	const what = "tell the others on which machine it is"
+	told, err := w.gather(ctx, what, "euryale/nodes", strconv.AppendInt(nil, int64(w.Node), 10))
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]int, w.Size)
+	for r, text := range told {
+		if nodes[r], err = strconv.Atoi(string(text)); err != nil {
+			return nil, w.wrap(what, fmt.Errorf("rank %d says %q", r, text))
+		}
+	}
+	w.nodes = nodes
+	return slices.Clone(nodes), nil
 }

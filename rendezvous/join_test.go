@@ -800,11 +800,64 @@ func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 
 func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 	all := distant(t, 2)
+	all[0].Token = "guessed"
 	_, errs := joinAll(t, all[:1])
-	for _, part := range []string{"rank 1 did not take part", "ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN"} {
+	for _, part := range []string{"rank 1 did not take part", "ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), part) {
 			t.Errorf("%v lacks %q", errs[0], part)
 		}
+	}
+}
+
+// A controller may give rank 0 its own name, or all of its addresses, and the others a name of it.
+func TestRank0ThatKnowsNoAddressOfItsOwnIsReached(t *testing.T) {
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	outside := "127.0.0.1" // where there is no network
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok && !n.IP.IsLoopback() && n.IP.To4() != nil {
+			outside = n.IP.String()
+		}
+	}
+	for _, own := range []string{"localhost", "127.0.0.1", "0.0.0.0"} {
+		t.Run(own, func(t *testing.T) {
+			all := distant(t, 3)
+			for r := range all {
+				all[r].Addr, all[r].Timeout = outside, long
+			}
+			all[0].Addr, all[1].Addr = own, "localhost"
+			ws, errs := joinAll(t, all)
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			defer closeWorlds(ws)
+			ln, err := ws[0].Listen("n", func(_ int, conn net.Conn) { conn.Close() })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			if host, _, _ := net.SplitHostPort(ln.Addr()); host != outside {
+				t.Errorf("rank 0 is at %s, want %s", host, outside)
+			}
+			conn, err := ws[2].Dial(t.Context(), "n", 0, ln.Addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn.Close()
+		})
+	}
+}
+
+func TestDirectoriesThatDifferAreNamed(t *testing.T) {
+	dirs := []string{t.TempDir(), t.TempDir()}
+	short := []string{"EURYALE_TIMEOUT=500ms"}
+	for r := range dirs {
+		t.Run(fmt.Sprint("rank ", r), func(t *testing.T) {
+			ps := start(t, dirs[r], 2, []int{r}, short...)
+			ps[r].expect(t, long, "rank", `XDG_RUNTIME_DIR="`+dirs[r]+`"`, "TMPDIR=", "the same on all ranks")
+		})
 	}
 }
 

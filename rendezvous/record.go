@@ -305,6 +305,9 @@ func (m *joinRecord) find(ctx context.Context, e Env, me identity) (*client, err
 			pause(ctx, pollTime)
 		}
 		if ctx.Err() != nil {
+			if last == nil {
+				last = fmt.Errorf("its address has not come to %s", m.where())
+			}
 			return nil, notFound(ctx, last)
 		}
 	}
@@ -320,10 +323,13 @@ func (m *joinRecord) awaitChange(ctx context.Context, v recordValue) {
 	}
 }
 
+// where names the directory of the record, and what it follows from.
+func (m *joinRecord) where() string {
+	return fmt.Sprintf("%s: that follows from XDG_RUNTIME_DIR=%q and TMPDIR=%q here, which must be the same on all ranks of a machine",
+		filepath.Dir(m.path), os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"))
+}
+
 // notFound is the error of a rank that did not find rank 0.
 func notFound(ctx context.Context, last error) error {
-	if last == nil {
-		last = errors.New("its address was not published")
-	}
 	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and see that all ranks are of one job", context.Cause(ctx), last)
 }

@@ -226,6 +226,8 @@ func (s *server) converse(m *member) error {
 			err = m.serving(f)
 		case kindGet:
 			err = s.get(m, f)
+		case kindGather, kindPeek:
+			err = s.gather(m, f)
 		case kindSet, kindAdd, kindSwap:
 			body, failed := s.do(m, f)
 			err = m.answer(f.id, body, failed)
@@ -306,27 +308,36 @@ func truth(b bool) int64 {
 func (s *server) get(m *member, f frame) error {
 	u := unpacker{rest: f.body}
 	key := u.string()
-	err := errors.Join(u.done(), checkPair(key, nil))
-	ctx, ok := m.begin(f.id)
-	if err == nil && !ok {
-		err = fmt.Errorf("a rank may wait for at most %d keys at once", waiting)
-	}
-	if err != nil {
+	if err := errors.Join(u.done(), checkPair(key, nil)); err != nil {
 		return m.answer(f.id, nil, err)
+	}
+	return s.await(m, f, func(ctx context.Context) ([]byte, error) { return s.table.get(ctx, key) })
+}
+
+// await starts to wait for the answer of a request, until the rank cancels it.
+func (s *server) await(m *member, f frame, wait func(ctx context.Context) ([]byte, error)) error {
+	ctx, ok := m.begin(f.id)
+	if !ok {
+		return m.answer(f.id, nil, fmt.Errorf("a rank may wait for at most %d keys at once", waiting))
 	}
 	m.gets.Go(func() {
 		defer m.cancel(f.id)
-		value, err := s.table.get(ctx, key)
+		value, err := wait(ctx)
 		if err != nil {
 			return // cancelled
 		}
 		answer := frame{kind: kindDone, id: f.id, body: value}
-		if key == downKey {
+		if f.asks(downKey) {
 			answer.sent = m.news()
 		}
 		m.link.send(m.ctx, answer) // the reader sees a lost connection too
 	})
 	return nil
+}
+
+// asks reports whether a frame is a Get of a key.
+func (f frame) asks(key string) bool {
+	return f.kind == kindGet && string(f.body) == string(packString(nil, key))
 }
 
 // news returns told, once, and nil after that.

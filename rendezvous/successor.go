@@ -145,15 +145,19 @@ func (c *client) follow(f frame) {
 	})
 }
 
-// serveNext makes this rank the server for others. It listens on the local address of
-// its connection to the current server, which the others can reach, too.
+// serveNext makes this rank the server for others. It listens where they can reach it, too: on the
+// local address of its connection to the current server, unless it has been told another.
 func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	at, ok := c.link.conn.LocalAddr().(*net.TCPAddr)
 	if !ok {
 		return nil, "", errors.New("the connection to the store has no address")
 	}
+	host := at.IP.String()
+	if told := c.host.Load(); told != nil {
+		host = *told
+	}
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
-	ln, err := config.Listen(c.closed, "tcp", net.JoinHostPort(at.IP.String(), "0"))
+	ln, err := config.Listen(c.closed, "tcp", net.JoinHostPort(host, "0"))
 	if err == nil {
 		ln, err = secured(ln, c.me)
 	}

@@ -135,7 +135,7 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 		change func(*identity)
 		want   string
 	}{
-		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 7"},
+		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 4, rank 1 (process 1001 on h) has 7"},
 		"build":    {func(id *identity) { id.build = "c" }, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
 		"job":      {func(id *identity) { id.job = "k" }, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
 		"size":     {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 4"},
@@ -514,6 +514,7 @@ func FuzzReadFrame(f *testing.F) {
 			t.Fatalf("%q is not printable", text)
 		}
 		(&server{table: newTable()}).do(&member{}, got)
+		unpackGathering(got.body)
 	})
 }
 
@@ -526,6 +527,9 @@ func FuzzServer(f *testing.F) {
 	frame{kind: kindGet, id: 3, body: packString(nil, "never")}.writeTo(&requests)
 	frame{kind: kindCancel, id: 3}.writeTo(&requests)
 	frame{kind: kindSwap, id: 4, body: packBytes(packBytes(packString(nil, "k"), []byte("v")), nil)}.writeTo(&requests)
+	all := gathering{key: "all", size: 3, rank: 1, value: []byte("v")}
+	frame{kind: kindGather, id: 5, body: all.pack(0)}.writeTo(&requests)
+	frame{kind: kindPeek, id: 6, body: all.pack(1)}.writeTo(&requests)
 	frame{kind: kindBye}.writeTo(&requests)
 	f.Add(true, requests.Bytes())
 	f.Add(false, requests.Bytes())

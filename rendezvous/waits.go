@@ -157,7 +157,7 @@ func (w *World) askAfter(ctx context.Context, ranks []int, asked map[int]bool) (
 			continue
 		}
 		all.Go(func() {
-			value, err := w.look(ctx, waitsPrefix+strconv.Itoa(r))
+			value, err := look(ctx, w.inner, waitsPrefix+strconv.Itoa(r))
 			answers[i], errs[i] = decodeRanks(string(value), w.Size), err
 		})
 	}

@@ -82,7 +82,7 @@ func TestNobodyWillsHisOwnFailure(t *testing.T) {
 		if err := w[1].Will(errors.New("no more data"), long); err != nil {
 			t.Error(err)
 		}
-		if v, err := w[0].look(within(t, long), willKey(1)); v != nil || err != nil {
+		if v, err := look(within(t, long), w[0].inner, willKey(1)); v != nil || err != nil {
 			t.Errorf("the store has %q, %v", v, err)
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -125,6 +126,11 @@ type World struct {
 
 	processes []Process // of this rank's machine, as far as their numbers are known here
 
+	notes []string // of the Envs of all ranks, if they have joined
+
+	mu    sync.Mutex
+	nodes []int // the machine of each rank; nil if that is not known
+
 	inner    Store // whose calls do not end with a lost rank or after Timeout
 	down     context.Context
 	lose     context.CancelCauseFunc // its cause is the first *Failure
@@ -179,6 +185,9 @@ func Local(size int, timeout time.Duration) ([]*World, error) {
 	}
 	return worlds, nil
 }
+
+// Notes returns the Note of every rank's Env, nil in a World that is not from [Join].
+func (w *World) Notes() []string { return slices.Clone(w.notes) }
 
 // Down is closed when a rank is lost. Failure then says which.
 func (w *World) Down() <-chan struct{} { return w.down.Done() }
@@ -276,87 +285,84 @@ func (w *World) Barrier(ctx context.Context, key string) error {
 }
 
 // AllGather returns the values of all ranks, in rank order, once every rank has
-// called it with the same key. Each key is used once in the life of a job.
+// called it with the same key. Each key is used once in the life of a job. With members, which
+// are the same on every rank that calls it, it returns the values of those ranks, in their order.
+// It takes one round trip to rank 0 from when the last rank calls it.
 //
 // Errors: [*MissingError] names the ranks that did not call it in time;
 // [*Failure] a rank that was lost; [ErrClosed].
-func (w *World) AllGather(ctx context.Context, key string, value []byte) ([][]byte, error) {
-	return w.gather(ctx, fmt.Sprintf("all-gather %q", key), key, value)
+func (w *World) AllGather(
+	ctx context.Context, key string, value []byte, members ...int,
+) ([][]byte, error) {
+	return w.gather(ctx, fmt.Sprintf("all-gather %q", key), key, value, members...)
 }
 
 // gather is AllGather; what names it in errors.
-func (w *World) gather(ctx context.Context, what, key string, value []byte) ([][]byte, error) {
+func (w *World) gather(
+	ctx context.Context, what, key string, value []byte, members ...int,
+) ([][]byte, error) {
+	g := gathering{key: key, size: w.Size, members: members, rank: w.Rank, value: value}
 	ctx, cancel := w.bound(ctx)
 	defer cancel()
-	_, first, err := w.inner.CompareAndSwap(ctx, rankKey(key, w.Rank), nil, copied(value))
-	if err != nil {
-		return nil, w.blame(what, key, 0, err)
-	}
-	if !first {
-		return nil, w.wrap(what, errors.New("the key was used before: every call needs its own key"))
-	}
-	values := make([][]byte, w.Size)
-	for r := range values {
-		if values[r], err = w.inner.Get(ctx, rankKey(key, r)); err == nil {
-			continue
-		}
+	values, err := w.gatherer().gather(ctx, g)
+	switch {
+	case err == nil:
+		return values, nil
+	case w.Failure() != nil:
 		// A rank may fail right after it has set its value: a later call reports that.
-		if values[r] = w.given(rankKey(key, r)); values[r] == nil {
-			return nil, w.blame(what, key, r, err)
+		if values := w.given(g); values != nil {
+			return values, nil
 		}
+	case errors.Is(err, context.DeadlineExceeded):
+		return w.late(what, g, err)
 	}
-	return values, nil
+	return nil, w.wrap(what, err)
+}
+
+// gatherer returns the store as one that gathers.
+func (w *World) gatherer() gatherer {
+	if g, ok := w.inner.(gatherer); ok {
+		return g
+	}
+	return oneByOne{w.inner}
 }
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
-// given returns the value of a key that was set before the job failed, or nil.
-func (w *World) given(key string) []byte {
-	if w.Failure() == nil {
-		return nil
-	}
+// given returns the values that were set before the job failed, or nil if one was not.
+func (w *World) given(g gathering) [][]byte {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
-	v, err := w.look(ctx, key)
-	if err != nil {
+	values, err := w.gatherer().peek(ctx, g)
+	if err != nil || slices.ContainsFunc(values, func(v []byte) bool { return v == nil }) {
 		return nil
 	}
-	return v
+	return values
 }
 
-// look reads a value without waiting. It returns nil if the key is not set.
-func (w *World) look(ctx context.Context, key string) ([]byte, error) {
-	v, _, err := w.inner.CompareAndSwap(ctx, key, []byte{0}, []byte{0}) // swapped for itself
-	return v, err
-}
-
-// blame turns the error of waiting for rank r into one that names every missing rank
-// from r on.
-func (w *World) blame(what, key string, r int, err error) error {
-	if w.Failure() != nil || !errors.Is(err, context.DeadlineExceeded) {
-		return w.wrap(what, err)
-	}
-	// After the timeout the store can still say which ranks have come.
-	look, cancel := context.WithTimeout(context.Background(), newsTime)
+// late is gather after its time has passed. The store can still say which ranks have come, and the
+// error names every missing one. If all have, the way was long, and their values are there.
+func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
+	values, lookErr := w.gatherer().peek(ctx, g)
+	if lookErr != nil {
+		select { // rank 0 may have found the failure first and left: wait for its report
+		case <-w.watched:
+		case <-ctx.Done():
+		}
+		return nil, w.wrap(what, unanswered{err})
+	}
 	var missing []int
-	for s := r; s < w.Size; s++ {
-		v, lookErr := w.look(look, rankKey(key, s))
-		if lookErr != nil {
-			select { // rank 0 may have found the failure first and left: wait for its report
-			case <-w.watched:
-			case <-look.Done():
-			}
-			return w.wrap(what, unanswered{err})
-		}
+	for i, v := range values {
 		if v == nil {
-			missing = append(missing, s)
+			missing = append(missing, g.member(i))
 		}
 	}
-	if len(missing) == 0 {
-		return w.wrap(what, err)
+	if len(missing) > 0 {
+		return nil, &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
 	}
-	return &MissingError{Rank: w.Rank, What: what, Ranks: missing, Cause: err}
+	return values, nil
 }
 
 // unanswered is the error of a call that a working store answers at once.
@@ -375,7 +381,7 @@ func (u unanswered) Blames() int { return 0 }
 func (w *World) answers(key string) bool {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
-	_, err := w.look(ctx, key)
+	_, err := look(ctx, w.inner, key)
 	return err == nil
 }
 

@@ -85,12 +85,20 @@ func keyOf(name string) string {
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
 func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
-	tell := group.Among(ctx, c.world, c.key+"/connect", c.Base)
-	ranks, err := c.agree(tell, l, o)
-	if err != nil || !c.plan.layered() {
+	members, err := membersOf(c.Communicator, c.world)
+	if err != nil {
 		return err
 	}
-	if err := tell.Vote(ranks, c.open(c.Communicator)); err != nil {
+	tell := group.OverStore(ctx, c.world, c.key+"/connect", members...)
+	ranks, err := c.agree(tell, l, o)
+	if err != nil || !c.plan.layered() {
+		if flat, ok := c.Communicator.(group.Splitter); ok {
+			_, closed := flat.SplitAll(tell, nil, nil)
+			err = errors.Join(err, closed)
+		}
+		return err
+	}
+	if err := c.open(c.Communicator, tell, ranks); err != nil {
 		return err
 	}
 	c.verify.Store(c.Base.Capabilities().Verify != nil)
@@ -114,18 +122,14 @@ type terms struct {
 // agree makes the plan of all ranks, if they were given the same, and returns their numbers in
 // the world.
 func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks backend.Members, err error) {
-	members := c.Capabilities().Members
 	o, own := o.filled()
 	if l.Size() != c.Size() {
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
 	}
-	if err := tell.Vote(members, own); err != nil {
-		return nil, err
-	}
 	nothing := backend.Host(backend.F32, nil, 0)
 	divided := c.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
 	mine := terms{c.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
-	all, err := group.Exchange(tell, members, mine)
+	all, err := group.Agree(tell, c.Capabilities().Members, mine, own)
 	if err != nil {
 		return nil, err
 	}
@@ -228,10 +232,24 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return layered, nil
 }
 
+// membersOf returns the job's ranks of a communicator, nil for all.
+func membersOf(comm backend.Communicator, w *rendezvous.World) (backend.Members, error) {
+	members := comm.Capabilities().Members
+	if members == nil && comm.Size() < w.Size {
+		return nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
+			backend.ErrUnsupported, comm.Size(), w.Size)
+	}
+	return members, nil
+}
+
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	tell := group.Among(c.ctx, c.world, keyOf(part.Name())+"/split", part)
-	members, err := group.Exchange(tell, part.Capabilities().Members, c.Rank())
+	ranks, err := membersOf(part, c.world)
+	if err != nil {
+		return nil, err
+	}
+	tell := group.OverStore(c.ctx, c.world, keyOf(part.Name())+"/split", ranks...)
+	members, err := group.Exchange(tell, ranks, c.Rank())
 	if err != nil {
 		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 )
 
 // pipeline is what the phases of a rank's slices run on.
@@ -24,35 +25,75 @@ type pipeline struct {
 // layered reports whether anything can be hierarchical.
 func (p *pipeline) layered() bool { return p.parts[Remainder] != nil }
 
-// open makes all of it. What it has made when it fails, close gives back.
-func (p *pipeline) open(flat backend.Communicator) error {
-	if err := p.split(flat); err != nil {
-		return err
+// open makes all of it, for a communicator of some members. It fails on every rank or on none.
+// What it has made when it fails, close gives back.
+func (p *pipeline) open(
+	flat backend.Communicator, tell group.Gatherer, members backend.Members,
+) error {
+	all, ok := flat.(group.Splitter)
+	if !ok {
+		err := p.split(flat)
+		if err == nil {
+			err = p.prepare(flat.Device())
+		}
+		return tell.Vote(members, err)
 	}
-	return p.prepare(flat.Device())
+	made, err := all.SplitAll(tell, p.plan.Layout.Ways(), p.prepare(flat.Device()))
+	if err != nil {
+		return fmt.Errorf("communicators for the phases: %w", err)
+	}
+	for i, way := range p.plan.Layout.ways() {
+		if way != nil {
+			p.parts[i], made = made[0], made[1:]
+		}
+	}
+	p.parts[Remainder] = flat
+	return nil
 }
 
 // nowhere is the color of a rank in no part.
 const nowhere = -1
 
-// split makes the communicators of the phases.
+// Ways returns what every rank passes to each of the splits that [New] makes.
+func (l Layout) Ways() (ways [][]struct{ Color, Key int }) {
+	for _, way := range l.ways() {
+		if way != nil {
+			ways = append(ways, way)
+		}
+	}
+	return ways
+}
+
+// ways returns what every rank passes to the split for each phase, nil where there is none.
+func (l Layout) ways() (ways [phases][]group.Pass) {
+	for _, at := range l.at {
+		rail, machine := at.device, at.machine
+		if rail >= l.fewest() {
+			rail = nowhere
+		}
+		if len(l.machines[machine]) == 1 {
+			machine = nowhere
+		}
+		inside := group.Pass{Color: machine, Key: at.device}
+		between := group.Pass{Color: rail, Key: at.machine}
+		if l.most() > 1 {
+			ways[Reduce] = append(ways[Reduce], inside)
+			ways[Gather] = append(ways[Gather], inside)
+		}
+		ways[Exchange] = append(ways[Exchange], between)
+		ways[Broadcast] = append(ways[Broadcast], between)
+	}
+	return ways
+}
+
+// split makes the communicators of the phases one by one.
 func (p *pipeline) split(flat backend.Communicator) error {
-	here, l := p.place, p.plan.Layout
-	rail, machine := here.device, here.machine
-	if rail >= l.fewest() {
-		rail = nowhere
-	}
-	if len(l.machines[machine]) == 1 {
-		machine = nowhere
-	}
-	inside := func() (backend.Communicator, error) { return flat.Split(machine, here.device) }
-	between := func() (backend.Communicator, error) { return flat.Split(rail, here.machine) }
-	ways := [phases]func() (backend.Communicator, error){Reduce: inside, Exchange: between, Broadcast: between, Gather: inside}
-	for i, way := range ways {
-		if way == nil || l.most() == 1 && (Phase(i) == Reduce || Phase(i) == Gather) {
+	for i, way := range p.plan.Layout.ways() {
+		if way == nil {
 			continue
 		}
-		part, err := way()
+		mine := way[flat.Rank()]
+		part, err := flat.Split(mine.Color, mine.Key)
 		if err != nil {
 			return fmt.Errorf("a communicator for %v: %w", Phase(i), err)
 		}

@@ -50,8 +50,6 @@ func tooMany(ranks int) error {
 
 // Connect implements [backend.Backend]. All ranks of w must be on one machine.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	c, err := b.connect(ctx, w)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend host: %w", w.Rank, w.Name, err)
@@ -66,34 +64,36 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	if w.LocalSize < w.Size { // on every rank
 		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one machine", backend.ErrUnsupported, w.LocalSize, w.Size)
 	}
-	places, err := group.Exchange(group.OverStore(ctx, w, "host/place"), nil, group.Here())
-	if err != nil {
+	whole := group.Whole(w)
+	gather := group.OverStore(ctx, w, "host/connect")
+	among := group.Sharing{Gather: gather, Rank: w.Rank, Dir: b.dir()}
+	places, region := new(group.Places), Region(whole, among)
+	if err := among.Form(nil, places, region); err != nil {
 		return nil, err
 	}
-	among := group.Sharing{Gather: group.OverStore(ctx, w, "host/region"), Rank: w.Rank, Dir: b.dir()}
-	return Join(w, group.Whole(w), among, places)
+	return Join(w, whole, among, places.Of(whole.Ranks), region.Share()), nil
 }
 
-// Join makes the communicators of parts whose ranks share a machine, for a backend that reaches
-// further. It is collective over all ranks that gather. places are those of the part's ranks. A rank in
-// another part, or in none, passes a Part of rank -1, gets nil and takes part.
-func Join(w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place) (backend.Communicator, error) {
+// Region returns the step of making what the ranks of a part share, for a backend that reaches
+// further. A rank in no part passes a Part of rank -1: it makes nothing, and takes part.
+func Region(part group.Part, among group.Sharing) *group.Handover {
 	if part.Rank < 0 {
-		_, err := among.HandOver(among.Rank, 0, nil)
-		return nil, err
+		return among.Handover(among.Rank, 0, nil)
 	}
-	inProcess, cores := group.Census(places, part.Rank)
-	return join(w, part, among, spinBudgetFor(len(part.Ranks), inProcess, cores))
-}
-
-func join(w *rendezvous.World, part group.Part, among group.Sharing, spin spinBudget) (backend.Communicator, error) {
 	size := len(part.Ranks)
-	s, err := among.HandOver(part.Ranks[0], regionBytes(size), func(s *shm.Share) {
+	return among.Handover(part.Ranks[0], regionBytes(size), func(s *shm.Share) {
 		r := newRegion(s, part.Rank, size)
 		health{&r}.Close()
 	})
-	if err != nil {
-		return nil, err
-	}
-	return newComm(part.Name, part.Rank, part.Members, w, among.Dir, spin, s), nil
+}
+
+// Join makes the communicator of a part whose ranks share a machine. places are those of the
+// part's ranks, and region what its [Region] has made.
+func Join(
+	w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place,
+	region *shm.Share,
+) backend.Communicator {
+	inProcess, cores := group.Census(places, part.Rank)
+	spin := spinBudgetFor(len(part.Ranks), inProcess, cores)
+	return newComm(part.Name, part.Rank, part.Members, w, among.Dir, spin, region)
 }

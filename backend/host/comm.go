@@ -340,16 +340,14 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	var p backend.Communicator
-	if color < 0 { // it makes nothing, for nobody
-		_, err = c.sharing().HandOver(c.rank, 0, nil)
-	} else {
-		p, err = join(c.world, part, c.sharing(), c.spin)
-	}
-	if err != nil {
+	region := Region(part, c.sharing())
+	if err := c.sharing().Form(nil, region); err != nil {
 		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
-	return p, nil
+	if color < 0 {
+		return nil, nil
+	}
+	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.spin, region.Share()), nil
 }
 
 func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {

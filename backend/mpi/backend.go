@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -54,8 +53,6 @@ func (Backend) Close() error {
 // Connect implements [backend.Backend]. It begins MPI if this process has not done so. MPI must give
 // every rank of the job the number that it has there.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "mpi/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
@@ -75,7 +72,8 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 // the job has several machines and the part is on one of them. It fails on all ranks or on none. A
 // rank in no part gets nil, but takes part.
 func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent handle) (backend.Communicator, error) {
-	site, err := hosted.Locate(w, part, among, "")
+	places := new(group.Places)
+	site, err := hosted.NewSite(w, part, among, places, true)
 	if err != nil {
 		return nil, err
 	}
@@ -84,34 +82,43 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 		color = -1
 	}
 	mine, err := here.split(w, parent, color, site.Across.Rank)
-	if err := among.Gather.Vote(among.Members, err); err != nil {
-		return nil, err
-	}
-	board, err := among.Board(w, site.Across)
-	if err != nil {
+	if err := among.Form(err, append(site.Steps(), places)...); err != nil {
 		return nil, err // MPI keeps its communicator: to free it takes all ranks
 	}
-	if local, err := host.Join(w, site.Inside, among, site.Here); local != nil || err != nil {
-		return local, errors.Join(err, release(board))
-	}
 	if site.Across.Rank < 0 {
-		return nil, nil
+		return site.Local(), nil
 	}
+	board := site.Board()
 	_, shared := board.(*group.Memory)
+	ranks, _, cores := site.Here()
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), numbers: make([]handle, max(1, messages*(c.Size()-1))), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: site.Crowded()}
+			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), numbers: make([]handle, max(1, messages*(c.Size()-1))), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: ranks > cores}
 		},
-		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
-			return connect(w, part, among, mine)
+		Connect: func(parts []group.Part, among group.Sharing, problem error) (
+			all []backend.Communicator, err error,
+		) {
+			if err := among.Gather.Vote(among.Members, problem); err != nil {
+				return nil, err
+			}
+			for _, part := range parts { // each by a collective call of MPI
+				c, err := connect(w, part, among, mine)
+				if err != nil {
+					return nil, errors.Join(err, closeAll(all))
+				}
+				all = append(all, c)
+			}
+			return all, nil
 		},
 	}), nil
 }
 
-func release(b group.Board) error {
-	if b == nil {
-		return nil
+func closeAll(some []backend.Communicator) (err error) {
+	for _, c := range some {
+		if c != nil {
+			err = errors.Join(err, c.Close())
+		}
 	}
-	return b.Release()
+	return err
 }

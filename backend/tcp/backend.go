@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -34,74 +33,105 @@ func (Backend) Name() string { return "tcp" }
 // Available returns nil: there is nothing to install.
 func (Backend) Available() error { return nil }
 
+var _ group.Connector = Backend{}
+
 // Connect implements [backend.Backend].
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	ctx, cancel := context.WithTimeout(ctx, w.Timeout)
-	defer cancel()
+	return b.ConnectSplit(ctx, w, nil)
+}
+
+// ConnectSplit implements [group.Connector].
+func (b Backend) ConnectSplit(
+	ctx context.Context, w *rendezvous.World, ways [][]group.Pass,
+) (backend.Communicator, error) {
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "tcp/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
 		among.Dir = "/dev/shm"
 	}
-	c, err := connect(w, group.Whole(w), among)
+	parts := []group.Part{group.Whole(w)}
+	for i, all := range ways {
+		parts = append(parts, parts[0].Split(fmt.Sprintf("with%d", i), all))
+	}
+	made, err := connect(w, parts, among, nil)
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend tcp: %w", w.Rank, w.Name, err)
 	}
-	return c, nil
+	if c, ok := made[0].(*hosted.Comm); ok {
+		c.Ready = hosted.Ready{Ways: ways, Parts: made[1:]}
+	}
+	return made[0], nil
 }
 
-// connect makes the communicator of a part of the ranks that gather: in shared memory if the job
-// has several machines and the part is on one of them. It fails on all ranks or on none. A rank
-// in no part gets nil, but takes part.
-func connect(w *rendezvous.World, part group.Part, among group.Sharing) (backend.Communicator, error) {
-	m := &mesh{world: w, name: "tcp " + part.Name, came: map[int]*link{}, some: make(chan struct{}, 1)}
-	addr, err := m.listen(part)
-	err = among.Gather.Vote(among.Members, err)
-	var site hosted.Site
-	if err == nil {
-		site, err = hosted.Locate(w, part, among, addr)
+// connect makes the communicators of parts of the ranks that gather, at once: in shared memory if
+// the job has several machines and the part is on one of them. It fails on all ranks or on none. A
+// rank in no part gets nil, but takes part. problem is why this rank cannot. Where ranks of a
+// machine cannot share memory, connections replace it.
+func connect(
+	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error,
+) ([]backend.Communicator, error) {
+	all, err := connectBy(w, parts, among, problem, true)
+	if errors.Is(err, group.ErrNoMemory) {
+		all, err = connectBy(w, parts, among, problem, false)
 	}
-	if err != nil {
-		return nil, errors.Join(err, m.close())
-	}
-	err = among.Gather.Vote(among.Members, m.dial(site, among))
-	err = errors.Join(err, m.close())
-	var board group.Board
-	if err == nil {
-		board, err = among.Board(w, site.Across)
-	}
-	var local backend.Communicator
-	if err == nil {
-		local, err = host.Join(w, site.Inside, among, site.Here)
-	}
-	if err != nil {
-		if board != nil { // ranks that have all they need are not to wait for this one
-			board.Close()
-			err = errors.Join(err, board.Release())
+	return all, err
+}
+
+// connectBy is connect with shared memory, or without.
+func connectBy(
+	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error, memory bool,
+) ([]backend.Communicator, error) {
+	places := new(group.Places)
+	meshes, steps := make([]*mesh, len(parts)), []group.Step{places}
+	for i, part := range parts {
+		site, err := hosted.NewSite(w, part, among, places, memory)
+		if err != nil {
+			return nil, err
 		}
-		return nil, errors.Join(err, m.discard())
+		meshes[i] = &mesh{
+			Site: site, world: w, among: among, name: "tcp " + part.Name,
+			came: map[int]*link{}, some: make(chan struct{}, 1),
+		}
+		steps = append(append(steps, site.Steps()...), meshes[i])
 	}
-	if site.Across.Rank < 0 {
-		return local, nil
+	if err := among.Form(problem, steps...); err != nil {
+		return nil, err
 	}
+	all := make([]backend.Communicator, len(parts))
+	for i, m := range meshes {
+		if all[i] = m.Local(); m.Across.Rank >= 0 {
+			all[i] = m.communicator(among)
+		}
+	}
+	return all, nil
+}
+
+// communicator returns the communicator of a part whose ranks are connected.
+func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 	return hosted.New(hosted.Config{
-		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: true, Direct: true, Tree: true,
+		Backend: Backend{}.Name(), World: m.world, Part: m.Across, Among: among, Board: m.Board(),
+		Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			e := &engine{Comm: c, links: m.links, wait: newWait(site, w.TLS),
+			e := &engine{Comm: c, links: m.links, wait: newWait(m.Site, m.world.TLS),
 				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
 			c.Member.Late = e.late
 			return e
 		},
-		Connect: func(part group.Part, among group.Sharing) (backend.Communicator, error) {
-			return connect(w, part, among)
+		Connect: func(parts []group.Part, among group.Sharing, problem error) (
+			[]backend.Communicator, error,
+		) {
+			return connect(m.world, parts, among, problem)
 		},
-	}), nil
+	})
 }
 
-// mesh makes the connections of one rank of a part: to the ranks before it, from those behind.
+// mesh is the step of making the connections of one rank of a part across machines: to the ranks
+// before it, from those behind.
 type mesh struct {
+	*hosted.Site
 	world    *rendezvous.World
+	among    group.Sharing
 	name     string
-	listener *rendezvous.Listener // nil for a rank in no part
+	listener *rendezvous.Listener // nil for a rank in no such part
 	links    []*link              // by rank of the part, once all are there
 
 	mu    sync.Mutex
@@ -110,15 +140,37 @@ type mesh struct {
 	some  chan struct{} // a connection has come, or has failed
 }
 
-// listen returns where this rank listens for the others of its part.
-func (m *mesh) listen(part group.Part) (addr string, err error) {
-	if part.Rank < 0 {
+// Offer implements [group.Step]: it listens for the others, and tells them where.
+func (m *mesh) Offer(pass int) (any, error) {
+	if pass > 0 || m.Across.Rank < 0 {
 		return "", nil
 	}
+	var err error
 	if m.listener, err = m.world.Listen(m.name, m.accept); err != nil {
 		return "", err
 	}
 	return m.listener.Addr(), nil
+}
+
+// Take implements [group.Step].
+func (m *mesh) Take(pass int, offers group.Offers) error {
+	if pass > 0 || m.Across.Rank < 0 {
+		return nil
+	}
+	addrs, err := group.Read[string](offers)
+	if err != nil {
+		return err
+	}
+	return m.dial(addrs)
+}
+
+// End implements [group.Step].
+func (m *mesh) End(outcome error) error {
+	err := m.close()
+	if outcome != nil {
+		err = errors.Join(err, m.discard())
+	}
+	return err
 }
 
 // accept takes a connection that another rank has made.
@@ -140,32 +192,52 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 	}
 }
 
-// dial connects to the ranks of the part before this one, and waits for those behind it.
-func (m *mesh) dial(site hosted.Site, among group.Sharing) error {
-	part := site.Across
-	if part.Rank < 0 {
-		return nil
-	}
+// dial connects to the ranks of the part before this one, all at once, and waits for those behind
+// it. Addresses are those of the ranks that gather.
+func (m *mesh) dial(addrs []string) error {
+	part := m.Across
 	m.links = make([]*link, len(part.Ranks))
 	ctx, cancel := context.WithTimeout(context.Background(), m.world.Timeout)
 	defer cancel()
+	failed := make(chan error, 1)
+	keep := func(at int, l *link, err error) {
+		if m.links[at] = l; err == nil {
+			return
+		}
+		select {
+		case failed <- err:
+			cancel() // the others need not wait
+		default: // its consequence
+		}
+	}
+	var all sync.WaitGroup
 	for at := range part.Rank {
-		conn, err := m.world.Dial(ctx, m.name, part.Members[at], site.Addrs[at])
-		if err != nil {
-			return err
-		}
-		if m.links[at], err = take(conn); err != nil {
-			return err
-		}
+		all.Go(func() {
+			l, err := m.reach(ctx, part.Members[at], addrs[part.Ranks[at]])
+			keep(at, l, err)
+		})
 	}
 	for at := part.Rank + 1; at < len(part.Ranks); at++ {
-		var err error
-		gone := func() error { return among.Lost(part.Ranks[at]) }
-		if m.links[at], err = m.wait(ctx, part.Members[at], gone); err != nil {
-			return err
-		}
+		gone := func() error { return m.among.Lost(part.Ranks[at]) }
+		l, err := m.wait(ctx, part.Members[at], gone)
+		keep(at, l, err)
 	}
-	return nil
+	all.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return nil
+	}
+}
+
+// reach returns a connection to a rank of the job.
+func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) {
+	conn, err := m.world.Dial(ctx, m.name, rank, addr)
+	if err != nil {
+		return nil, err
+	}
+	return take(conn)
 }
 
 // goneLook is between two looks whether the rank that is to connect may still do so.

@@ -35,12 +35,12 @@ const (
 
 // newWait returns how a rank waits. With TLS it sleeps at once: its
 // goroutines that encrypt need the core.
-func newWait(site hosted.Site, encrypted bool) wait {
-	inProcess, cores := group.Census(site.Here, site.Me)
+func newWait(site *hosted.Site, encrypted bool) wait {
+	ranks, inProcess, cores := site.Here()
 	switch {
 	case inProcess > 1:
 		return wait{spin: time.Millisecond, yield: true}
-	case len(site.Here) > cores || encrypted:
+	case ranks > cores || encrypted:
 		return wait{}
 	}
 	return wait{spin: spinTime}

@@ -19,39 +19,13 @@ import (
 // have different lengths.
 type Gatherer func(note []byte) ([][]byte, error)
 
-// OverStore returns the Gatherer of all ranks of a world. key is used by nobody else.
-func OverStore(ctx context.Context, w *rendezvous.World, key string) Gatherer {
+// OverStore returns the Gatherer of some ranks of a world, of all without members. key is used by
+// nobody else. A round takes one round trip to the rank that serves the store.
+func OverStore(ctx context.Context, w *rendezvous.World, key string, members ...int) Gatherer {
 	round := 0
 	return func(note []byte) ([][]byte, error) {
 		round++
-		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note)
-	}
-}
-
-// Among returns the Gatherer of the ranks of comm, over the store of their world. key begins with
-// comm's name, and is used by nobody else.
-func Among(ctx context.Context, w *rendezvous.World, key string, comm backend.Communicator) Gatherer {
-	round, members := 0, comm.Capabilities().Members
-	return func(note []byte) ([][]byte, error) {
-		round++
-		at := func(r int) string { return fmt.Sprintf("%s/%d/%d", key, round, r) }
-		if err := w.Store.Set(ctx, at(comm.Rank()), note); err != nil {
-			return nil, err
-		}
-		notes := make([][]byte, comm.Size())
-		for r := range notes {
-			var err error
-			notes[r], err = w.Store.Get(ctx, at(r))
-			var of interface{ Blames() int }
-			switch {
-			case errors.As(err, &of): // another rank is lost, or holds a store that does not answer
-				return nil, err
-			case err != nil:
-				err = fmt.Errorf("because of %s, which has not told how it is to connect: %w", members.Rank(r), err)
-				return nil, blaming{err, jobRank(members, r)}
-			}
-		}
-		return notes, nil
+		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note, members...)
 	}
 }
 
@@ -114,6 +88,24 @@ func Exchange[T any](g Gatherer, m backend.Members, mine T) ([]T, error) {
 	return all, nil
 }
 
+// Agree is Exchange and a vote in one round: problem is why this rank cannot go on, see
+// [Gatherer.Vote].
+func Agree[T any](g Gatherer, m backend.Members, mine T, problem error) ([]T, error) {
+	type told struct {
+		Problem []byte
+		Value   T
+	}
+	notes, err := Exchange(g, m, told{problemNote(problem), mine})
+	if err != nil {
+		return nil, errors.Join(problem, err)
+	}
+	problems, all := make([][]byte, len(notes)), make([]T, len(notes))
+	for r, note := range notes {
+		problems[r], all[r] = note.Problem, note.Value
+	}
+	return all, verdict(m, problem, problems)
+}
+
 // Refusal is why ranks do not go on together: the problem of the first rank that has one. It
 // says the same on every rank.
 type Refusal struct {
@@ -136,8 +128,11 @@ func (r *Refusal) Unwrap() []error {
 	return slices.DeleteFunc([]error{r.kind, r.own}, func(err error) bool { return err == nil })
 }
 
-// kinds are the sentinels that a Refusal passes on: their numbers are those of this array.
-func kinds() []error { return []error{nil, backend.ErrArgument, backend.ErrUnsupported, errUnseen} }
+// kinds are the sentinels that a Refusal passes on: their numbers are those of this array. Later
+// ones may wrap earlier ones.
+func kinds() []error {
+	return []error{nil, backend.ErrArgument, backend.ErrUnsupported, ErrNoMemory, errUnseen}
+}
 
 // Vote tells every rank whether all can go on: mine is this rank's problem. The error is a
 // [*Refusal], the same on every rank, unless the notes do not get through. The members
@@ -147,6 +142,12 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 	if err != nil {
 		return errors.Join(mine, err)
 	}
+	return verdict(m, mine, notes)
+}
+
+// verdict returns the outcome of a vote: the problem of the first rank that has one. What another
+// way may mend counts for less.
+func verdict(m backend.Members, mine error, notes [][]byte) error {
 	var refusal *Refusal
 	for r, note := range notes {
 		if len(note) == 0 {
@@ -156,8 +157,7 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 		if k := int(note[0]); k < len(kinds()) {
 			found.kind = kinds()[k]
 		}
-		// What another way may mend counts for less.
-		if refusal == nil || refusal.kind == errUnseen && found.kind != errUnseen {
+		if refusal == nil || mendable(refusal.kind) && !mendable(found.kind) {
 			refusal = found
 		}
 	}
@@ -169,6 +169,8 @@ func (g Gatherer) Vote(m backend.Members, mine error) error {
 	}
 	return refusal
 }
+
+func mendable(problem error) bool { return errors.Is(problem, ErrNoMemory) }
 
 // problemNote encodes a problem as its kind and its text, nil as nothing.
 func problemNote(problem error) []byte {
@@ -193,6 +195,13 @@ type Part struct {
 	Members backend.Members
 }
 
+// Together reports whether all ranks of the part are on one machine: nodes are those of the
+// job's ranks.
+func (p Part) Together(nodes []int) bool {
+	elsewhere := func(r int) bool { return nodes[r] != nodes[p.Members[0]] }
+	return !slices.ContainsFunc(p.Members, elsewhere)
+}
+
 // Whole is all ranks of a world.
 func Whole(w *rendezvous.World) Part {
 	part := Part{Name: w.Name, Rank: w.Rank}
@@ -202,35 +211,68 @@ func Whole(w *rendezvous.World) Part {
 	return part
 }
 
+// Pass is what a rank passes to a split.
+type Pass = struct{ Color, Key int }
+
+// Splitter is a communicator that can be split in several ways at once, in as many round trips as
+// in one: into the parts of each, by what its ranks pass. The ranks know that of all ranks, and
+// pass the same. Their gatherer is not the communicator itself, which may have calls under way.
+// Parts are nil for a rank that passes a negative color. It fails on all ranks or on none: problem
+// is why this rank cannot go on.
+type Splitter interface {
+	// SplitAll splits. Without ways it gives up what [Connector.ConnectSplit] has made.
+	SplitAll(g Gatherer, ways [][]Pass, problem error) ([]backend.Communicator, error)
+}
+
+// Connector is a backend that connects the ranks of a world and of its parts at once, in as many
+// round trips as the ranks alone.
+type Connector interface {
+	// ConnectSplit is Connect. The parts are for a SplitAll in the same ways.
+	ConnectSplit(
+		ctx context.Context, w *rendezvous.World, ways [][]Pass,
+	) (backend.Communicator, error)
+}
+
 // Split finds the part of this rank: the ranks that pass the same color, ordered by key and
 // then by rank. A rank that passes a negative color is in none, but takes part.
 func (m *Member) Split(g Gatherer, color, key int) (Part, error) {
-	type pass struct{ Color, Key int }
-	all, err := Exchange(g, m.Members, pass{color, key})
+	all, err := Exchange(g, m.Members, Pass{color, key})
 	if err != nil {
 		return Part{}, err
 	}
-	part := Part{Name: fmt.Sprintf("%s/%d.%d", m.Name, m.splits.Add(1), color), Number: -1, Rank: -1}
+	return m.PartOf(all), nil
+}
+
+// PartOf is Split where every rank knows what all ranks pass.
+func (m *Member) PartOf(all []Pass) Part {
+	whole := Part{Name: m.Name, Rank: m.Rank, Members: m.Members}
+	return whole.Split(fmt.Sprint(m.splits.Add(1)), all)
+}
+
+// Split returns the part of this rank, by what all ranks pass. The name tells ways apart.
+func (p Part) Split(name string, all []Pass) Part {
+	color := all[p.Rank].Color
+	part := Part{Name: fmt.Sprintf("%s/%s.%d", p.Name, name, color), Number: -1, Rank: -1}
 	if color < 0 {
-		return part, nil
+		return part
 	}
 	var colors []int
-	for r, p := range all {
-		if p.Color >= 0 {
-			colors = append(colors, p.Color)
+	for r, pass := range all {
+		if pass.Color >= 0 {
+			colors = append(colors, pass.Color)
 		}
-		if p.Color == color {
+		if pass.Color == color {
 			part.Ranks = append(part.Ranks, r)
 		}
 	}
 	slices.Sort(colors)
 	part.Number, _ = slices.BinarySearch(slices.Compact(colors), color)
 	slices.SortStableFunc(part.Ranks, func(a, b int) int { return cmp.Compare(all[a].Key, all[b].Key) })
-	part.Rank = slices.Index(part.Ranks, m.Rank)
+	part.Rank = slices.Index(part.Ranks, p.Rank)
 	for _, r := range part.Ranks {
-		part.Members = append(part.Members, m.Members[r])
+		part.Members = append(part.Members, p.Members[r])
 	}
-	return part, nil
+	return part
 }
 
 // AgreeOnAlloc gives every rank the state of every rank, and an error on every rank, after

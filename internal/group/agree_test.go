@@ -5,21 +5,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
-
-// part is a communicator as Among sees it.
-type part struct {
-	backend.Communicator
-	rank    int
-	members backend.Members
-}
-
-func (p part) Rank() int                          { return p.rank }
-func (p part) Size() int                          { return len(p.members) }
-func (p part) Capabilities() backend.Capabilities { return backend.Capabilities{Members: p.members} }
 
 // Who waits in vain tells the job which rank did not come, and is not taken for it.
 func TestRankThatDoesNotTellIsTheOneThatIsDown(t *testing.T) {
@@ -30,7 +18,7 @@ func TestRankThatDoesNotTellIsTheOneThatIsDown(t *testing.T) {
 	for _, w := range worlds {
 		defer w.Close()
 	}
-	tell := group.Among(t.Context(), worlds[1], "test", part{rank: 0, members: backend.Members{1, 3}})
+	tell := group.OverStore(t.Context(), worlds[1], "test", 1, 3)
 	_, err = tell([]byte("here"))
 	var of interface{ Blames() int }
 	if !errors.As(err, &of) || of.Blames() != 3 {

@@ -1,11 +1,11 @@
 package group
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/shm"
@@ -31,8 +31,11 @@ func (s Sharing) Lost(r int) error {
 	return s.Gone(r)
 }
 
+// ErrNoMemory says that ranks of one machine cannot share memory, which connections can replace.
+var ErrNoMemory = errors.New("no shared memory")
+
 // errUnseen says that a rank cannot open its leader's file through /proc.
-var errUnseen = errors.New("the ranks do not see each other's processes")
+var errUnseen = fmt.Errorf("%w: the ranks do not see each other's processes", ErrNoMemory)
 
 // HandOver maps nbytes of shared memory, made by rank leader, on every rank, or
 // fails on every rank. A rank that is its own leader and asks for nothing gets
@@ -43,164 +46,188 @@ var errUnseen = errors.New("the ranks do not see each other's processes")
 // all that they need, and wait for it in what the memory is for: leave, if it is not nil, shows
 // them there that this rank has left.
 func (s Sharing) HandOver(leader, nbytes int, leave func(*shm.Share)) (*shm.Share, error) {
-	h := handover{Sharing: s, leader: leader, nbytes: nbytes}
-	err := h.byProcess()
-	if errors.Is(err, errUnseen) {
-		err = h.byName()
+	h := s.Handover(leader, nbytes, leave)
+	if err := s.Form(nil, h); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		if h.share != nil && leave != nil {
-			leave(h.share)
-		}
-		return nil, errors.Join(err, h.discard())
-	}
-	if h.share != nil {
-		h.share.Release()
-	}
-	return h.share, nil
+	return h.Share(), nil
 }
 
 // Board makes the boards of the parts of a group, one for each: in memory where the ranks of
 // a part share a machine, else over connections. It fails on every rank or on none. A rank in
 // no part gets no board, but takes part.
 func (s Sharing) Board(w *rendezvous.World, part Part) (Board, error) {
-	if w.LocalSize == w.Size {
-		return s.memory(part)
-	}
-	type place struct {
-		Node int
-		Addr string
-	}
-	mine := place{Node: w.Node}
-	var b *Sockets
-	var err error
-	if part.Rank >= 0 {
-		if b, err = NewSockets(w, part.Name, part.Members, part.Rank); err == nil {
-			mine.Addr = b.Addr()
-		}
-	}
-	err = s.Gather.Vote(s.Members, err)
-	var all []place
-	if err == nil {
-		all, err = Exchange(s.Gather, s.Members, mine)
-	}
-	apart := err == nil && slices.ContainsFunc(part.Ranks, func(r int) bool { return all[r].Node != w.Node })
-	if b != nil && !apart {
-		err = errors.Join(err, b.Release())
-	}
+	nodes, err := w.Nodes(context.Background())
 	if err != nil {
 		return nil, err
 	}
-	if !apart {
-		return s.memory(part)
-	}
-	if _, err := s.HandOver(s.Rank, 0, nil); err != nil { // that of other parts
-		b.Close()
-		return nil, errors.Join(err, b.Release())
-	}
-	addrs := make([]string, len(part.Ranks))
-	for i, r := range part.Ranks {
-		addrs[i] = all[r].Addr
-	}
-	b.Open(addrs)
-	return b, nil
-}
-
-// memory is Board where no rank of this one's part is on another machine.
-func (s Sharing) memory(part Part) (Board, error) {
-	leader, nbytes := s.Rank, 0 // a rank in no part makes nothing, for nobody
-	if part.Rank >= 0 {
-		leader, nbytes = part.Ranks[0], MemoryBytes(len(part.Ranks))
-	}
-	share, err := s.HandOver(leader, nbytes, func(share *shm.Share) {
-		NewMemory(share, part.Rank, len(part.Ranks)).Close()
-	})
-	if err != nil || share == nil {
+	b := s.Boarding(w, part, part.Together(nodes))
+	if err := s.Form(nil, b.Steps()...); err != nil {
 		return nil, err
 	}
-	return NewMemory(share, part.Rank, len(part.Ranks)), nil
+	return b.Board(), nil
 }
 
-// handover is what one rank knows of it.
-type handover struct {
+// Boarding makes the board of a part.
+type Boarding struct {
+	part    Part
+	memory  *Handover
+	sockets *connected
+}
+
+// Boarding returns what makes the board of a part, or nothing for a rank in none: in memory, or
+// over connections.
+func (s Sharing) Boarding(w *rendezvous.World, part Part, memory bool) *Boarding {
+	b := &Boarding{part: part, memory: s.Handover(s.Rank, 0, nil), sockets: &connected{world: w}}
+	switch {
+	case part.Rank >= 0 && memory:
+		b.memory = s.Handover(part.Ranks[0], MemoryBytes(len(part.Ranks)), func(share *shm.Share) {
+			NewMemory(share, part.Rank, len(part.Ranks)).Close()
+		})
+	case part.Rank >= 0:
+		b.sockets.part = part
+	}
+	return b
+}
+
+// Steps returns the steps of making it.
+func (b *Boarding) Steps() []Step { return []Step{b.memory, b.sockets} }
+
+// Board returns the board once the steps were taken, nil where there is none.
+func (b *Boarding) Board() Board {
+	switch {
+	case b.memory.share != nil:
+		return NewMemory(b.memory.share, b.part.Rank, len(b.part.Ranks))
+	case b.sockets.board != nil:
+		return b.sockets.board
+	}
+	return nil
+}
+
+// connected is the step of a board over connections.
+type connected struct {
+	world *rendezvous.World
+	part  Part // none if there is no such board
+	board *Sockets
+}
+
+func (c *connected) Offer(pass int) (any, error) {
+	if pass > 0 || c.part.Ranks == nil {
+		return "", nil
+	}
+	b, err := NewSockets(c.world, c.part.Name, c.part.Members, c.part.Rank)
+	if err != nil {
+		return "", err
+	}
+	c.board = b
+	return b.Addr(), nil
+}
+
+func (c *connected) Take(pass int, offers Offers) error {
+	if pass > 0 || c.board == nil {
+		return nil
+	}
+	all, err := Read[string](offers)
+	if err != nil {
+		return err
+	}
+	addrs := make([]string, len(c.part.Ranks))
+	for i, r := range c.part.Ranks {
+		addrs[i] = all[r]
+	}
+	c.board.Open(addrs)
+	return nil
+}
+
+func (c *connected) End(outcome error) error {
+	if outcome == nil || c.board == nil {
+		return nil
+	}
+	c.board.Close() // ranks that have all they need are not to wait for this one
+	return c.board.Release()
+}
+
+// Handover is the step of sharing memory that one rank has made.
+type Handover struct {
 	Sharing
 	leader int
 	nbytes int
+	leave  func(*shm.Share) // nil for nothing
 	share  *shm.Share
 	offer  shm.Offer // of the leader
+	link   string    // the path of the memory, while it has one
 }
 
-func (h *handover) discard() error {
+// Handover returns the step of [Sharing.HandOver].
+func (s Sharing) Handover(leader, nbytes int, leave func(*shm.Share)) *Handover {
+	return &Handover{Sharing: s, leader: leader, nbytes: nbytes, leave: leave}
+}
+
+// Share returns the memory once the step was taken, nil where there is none.
+func (h *Handover) Share() *shm.Share { return h.share }
+
+// offered is what a leader tells: its offer, and in the second pass a name in the directory, for
+// those that could not open the offer.
+type offered struct {
+	Memory shm.Offer
+	Name   string
+}
+
+// Offer implements [Step].
+func (h *Handover) Offer(pass int) (any, error) {
+	var mine offered
+	if h.leader != h.Rank || h.nbytes == 0 {
+		return mine, nil
+	}
+	var err error
+	if pass == 0 {
+		if h.share, err = shm.New(h.Dir, h.nbytes); err == nil {
+			mine.Memory, err = h.share.Offer()
+		}
+	} else if mine.Name, err = h.share.Link(h.Dir); err == nil {
+		h.link = filepath.Join(h.Dir, mine.Name)
+	}
+	if err != nil {
+		return mine, fmt.Errorf("%w: %w", ErrNoMemory, err)
+	}
+	return mine, nil
+}
+
+// Take implements [Step].
+func (h *Handover) Take(pass int, offers Offers) error {
+	all, err := Read[offered](offers)
+	if err != nil || h.leader == h.Rank || h.share != nil {
+		return err
+	}
+	if pass == 0 {
+		h.offer = all[h.leader].Memory
+		if h.share, err = h.offer.Open(h.nbytes); err != nil {
+			return fmt.Errorf("%w: %w", errUnseen, err)
+		}
+		return nil
+	}
+	h.share, err = h.offer.OpenNamed(filepath.Join(h.Dir, all[h.leader].Name), h.nbytes)
+	if err != nil {
+		return fmt.Errorf("%w: %w: they must share the directory (EURYALE_SHM_DIR) then", errUnseen, err)
+	}
+	return nil
+}
+
+// End implements [Step].
+func (h *Handover) End(outcome error) error {
+	if h.link != "" {
+		os.Remove(h.link)
+	}
 	if h.share == nil {
 		return nil
 	}
+	if outcome == nil {
+		h.share.Release()
+		return nil
+	}
+	if h.leave != nil {
+		h.leave(h.share)
+	}
+	defer func() { h.share = nil }()
 	return h.share.Unmap()
-}
-
-// byProcess makes the memory, which the others open in the leader's process. Every rank
-// has the same error.
-func (h *handover) byProcess() error {
-	var mine shm.Offer
-	var err error
-	if h.leader == h.Rank && h.nbytes > 0 {
-		if h.share, err = shm.New(h.Dir, h.nbytes); err == nil {
-			mine, err = h.share.Offer()
-		}
-	}
-	if h.offer, err = ask(h, mine, err); err == nil && h.leader != h.Rank {
-		if h.share, err = h.offer.Open(h.nbytes); err != nil {
-			err = fmt.Errorf("%w: %w", errUnseen, err)
-		}
-	}
-	return h.vote(err)
-}
-
-// byName gives the memory a name in the directory while those open it that could not.
-func (h *handover) byName() error {
-	var name string
-	var err error
-	if h.leader == h.Rank && h.share != nil {
-		if name, err = h.share.Link(h.Dir); err == nil {
-			defer os.Remove(filepath.Join(h.Dir, name))
-		}
-	}
-	if name, err = ask(h, name, err); err == nil && h.leader != h.Rank && h.share == nil {
-		h.share, err = h.offer.OpenNamed(filepath.Join(h.Dir, name), h.nbytes)
-		if err != nil {
-			err = fmt.Errorf("%w: %w: they must share the directory (EURYALE_SHM_DIR) then", errUnseen, err)
-		}
-	}
-	return h.vote(err)
-}
-
-// lost is an error of the Gatherer, after which nobody asks again.
-type lost struct{ error }
-
-func (l lost) Unwrap() error { return l.error }
-
-// ask returns what this rank's leader tells.
-func ask[T any](h *handover, mine T, err error) (theirs T, _ error) {
-	type told struct {
-		What    T
-		Problem string
-	}
-	t := told{What: mine}
-	if err != nil {
-		t.Problem = err.Error()
-	}
-	all, err := Exchange(h.Gather, h.Members, t)
-	if err != nil {
-		return theirs, lost{err}
-	}
-	if problem := all[h.leader].Problem; problem != "" {
-		return theirs, fmt.Errorf("%s made none: %s", h.Members.Rank(h.leader), problem)
-	}
-	return all[h.leader].What, nil
-}
-
-func (h *handover) vote(mine error) error {
-	if errors.As(mine, new(lost)) {
-		return mine
-	}
-	return h.Gather.Vote(h.Members, mine)
 }

@@ -27,6 +27,37 @@ func Here() Place {
 	return p
 }
 
+// Places is a [Step] that tells the ranks where each of them is.
+type Places struct{ all []Place }
+
+// Offer implements [Step].
+func (p *Places) Offer(pass int) (any, error) {
+	if pass > 0 {
+		return nil, nil
+	}
+	return Here(), nil
+}
+
+// Take implements [Step].
+func (p *Places) Take(pass int, offers Offers) (err error) {
+	if pass == 0 {
+		p.all, err = Read[Place](offers)
+	}
+	return err
+}
+
+// End implements [Step].
+func (p *Places) End(error) error { return nil }
+
+// Of returns the places of some ranks of those that have told them.
+func (p *Places) Of(ranks []int) []Place {
+	var some []Place
+	for _, r := range ranks {
+		some = append(some, p.all[r])
+	}
+	return some
+}
+
 // Census counts the ranks in the process of rank r, and the cores that the ranks of all places
 // may use between them.
 func Census(places []Place, r int) (inProcess, cores int) {

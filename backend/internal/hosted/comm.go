@@ -1,8 +1,10 @@
 package hosted
 
 import (
+	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -48,9 +50,19 @@ type Config struct {
 	Direct    bool // as in [backend.Capabilities]
 	Tree      bool // it adds any number of operands in a tree; two have one order
 	NewEngine func(*Comm) Engine
-	// Connect makes the communicator of a part. It fails on all ranks or on none; a rank in no
-	// part gets nil, but takes part.
-	Connect func(part group.Part, among group.Sharing) (backend.Communicator, error)
+	// Connect makes the communicators of parts, at once. It fails on all ranks or on none; a rank
+	// in no part gets nil, but takes part. The error is why this rank cannot.
+	Connect Connect
+	Ready   Ready
+}
+
+// Connect is [Config.Connect].
+type Connect = func([]group.Part, group.Sharing, error) ([]backend.Communicator, error)
+
+// Ready are communicators of parts that were connected with the group.
+type Ready struct {
+	Ways  [][]group.Pass // in which the group is split
+	Parts []backend.Communicator
 }
 
 // Comm is one rank of a group.
@@ -70,13 +82,16 @@ type Comm struct {
 
 	busy sync.Mutex // held while a call runs
 
-	memory sync.Mutex
+	memory sync.Mutex                 // guards Ready, too
 	given  map[uintptr]backend.Buffer // by Alloc, and not yet freed
 
 	closing atomic.Bool
 }
 
-var _ backend.CheckedStarter = (*Comm)(nil)
+var (
+	_ backend.CheckedStarter = (*Comm)(nil)
+	_ group.Splitter         = (*Comm)(nil)
+)
 
 // New returns a rank of a connected group.
 func New(c Config) *Comm {
@@ -208,7 +223,7 @@ func (c *Comm) Close() error {
 	c.Member.Leave()
 	c.busy.Lock() // a call under way has ended
 	defer c.busy.Unlock()
-	if err := c.Engine.Close(well); err != nil {
+	if err := errors.Join(c.takeReady().close(), c.Engine.Close(well)); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
@@ -266,11 +281,62 @@ func (c *Comm) Split(color, key int) (backend.Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	among := group.Sharing{Gather: gather, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir,
+	parts, err := c.connect(gather, nil, part)
+	if err != nil {
+		return nil, err
+	}
+	return parts[0], nil
+}
+
+// SplitAll implements [group.Splitter].
+func (c *Comm) SplitAll(
+	g group.Gatherer, ways [][]group.Pass, problem error,
+) ([]backend.Communicator, error) {
+	ready := c.takeReady()
+	if len(ways) > 0 && reflect.DeepEqual(ready.Ways, ways) {
+		if err := g.Vote(c.Part.Members, problem); err != nil {
+			return nil, errors.Join(backend.Refuse(c, fmt.Errorf("split: %w", err)), ready.close())
+		}
+		return ready.Parts, nil
+	}
+	if err := ready.close(); err != nil || len(ways) == 0 {
+		return nil, err
+	}
+	var parts []group.Part
+	for _, all := range ways {
+		parts = append(parts, c.Member.PartOf(all))
+	}
+	return c.connect(g, problem, parts...)
+}
+
+// takeReady returns what is ready, once.
+func (c *Comm) takeReady() Ready {
+	c.memory.Lock()
+	defer c.memory.Unlock()
+	ready := c.Ready
+	c.Ready = Ready{}
+	return ready
+}
+
+// close closes the parts.
+func (r Ready) close() (err error) {
+	for _, part := range r.Parts {
+		if part != nil {
+			err = errors.Join(err, part.Close())
+		}
+	}
+	return err
+}
+
+// connect connects the ranks of parts, over a gatherer of this communicator's ranks.
+func (c *Comm) connect(
+	g group.Gatherer, problem error, parts ...group.Part,
+) ([]backend.Communicator, error) {
+	among := group.Sharing{Gather: g, Rank: c.Rank(), Members: c.Part.Members, Dir: c.Among.Dir,
 		Gone: c.Member.Gone}
-	p, err := c.Connect(part, among)
+	made, err := c.Connect(parts, among, problem)
 	if err != nil {
 		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))
 	}
-	return p, nil
+	return made, nil
 }

@@ -1,54 +1,79 @@
 package hosted
 
 import (
+	"context"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Site is where the ranks of a part are.
+// Site is how the ranks of a part connect.
 type Site struct {
 	// Inside is the part if it is in shared memory: on one machine of several. Otherwise Across
 	// is. The other one has Rank -1.
 	Inside, Across group.Part
-	Here           []group.Place // of the ranks of the part that are on this machine
-	Me             int           // this rank among them
-	Addrs          []string      // of the ranks of the part
+
+	world    *rendezvous.World
+	among    group.Sharing
+	nodes    []int
+	places   *group.Places // of all ranks that gather
+	region   *group.Handover
+	boarding *group.Boarding
 }
 
-// Locate finds out where the ranks of a part are, among those that gather, and tells them where
-// this one listens, "" for nowhere. It is collective.
-func Locate(w *rendezvous.World, part group.Part, among group.Sharing, addr string) (Site, error) {
-	type end struct {
-		Addr  string
-		Node  int
-		Place group.Place
-	}
-	all, err := group.Exchange(among.Gather, among.Members, end{addr, w.Node, group.Here()})
+// NewSite returns how the ranks of a part connect, among those that gather. Without memory they
+// use connections also on one machine.
+func NewSite(
+	w *rendezvous.World, part group.Part, among group.Sharing, places *group.Places, memory bool,
+) (*Site, error) {
+	nodes, err := w.Nodes(context.Background())
 	if err != nil {
-		return Site{}, err
+		return nil, err
 	}
-	s := Site{Inside: group.Part{Rank: -1}, Across: part}
-	for i, r := range part.Ranks {
-		s.Addrs = append(s.Addrs, all[r].Addr)
-		if all[r].Node != w.Node {
-			continue
-		}
-		if i == part.Rank {
-			s.Me = len(s.Here)
-		}
-		s.Here = append(s.Here, all[r].Place)
+	memory = memory && part.Together(nodes)
+	s := &Site{
+		Inside: group.Part{Rank: -1}, Across: part,
+		world: w, among: among, nodes: nodes, places: places,
 	}
-	if w.LocalSize < w.Size && len(s.Here) == len(part.Ranks) {
+	if memory && w.LocalSize < w.Size {
 		s.Inside, s.Across = s.Across, s.Inside
 	}
+	s.region = host.Region(s.Inside, among)
+	s.boarding = among.Boarding(w, s.Across, memory)
 	return s, nil
 }
 
-// Crowded reports whether this machine has more of the ranks than cores for them.
-func (s Site) Crowded() bool {
-	if len(s.Here) == 0 {
-		return false
+// Steps returns the steps of connecting, but for the places.
+func (s *Site) Steps() []group.Step { return append(s.boarding.Steps(), s.region) }
+
+// Board returns the board of a part across, once the steps were taken.
+func (s *Site) Board() group.Board { return s.boarding.Board() }
+
+// Local returns the communicator of a part inside, and nil for one across.
+func (s *Site) Local() backend.Communicator {
+	if s.Inside.Rank < 0 {
+		return nil
 	}
-	_, cores := group.Census(s.Here, s.Me)
-	return len(s.Here) > cores
+	places := s.places.Of(s.Inside.Ranks)
+	return host.Join(s.world, s.Inside, s.among, places, s.region.Share())
+}
+
+// Here counts the ranks of a part across that are on this machine, those of them that are in this
+// process, and the cores that they may use.
+func (s *Site) Here() (ranks, inProcess, cores int) {
+	var here []int
+	me := 0
+	for i, r := range s.Across.Ranks {
+		if s.nodes[s.Across.Members[i]] != s.nodes[s.world.Rank] {
+			continue
+		}
+		if i == s.Across.Rank {
+			me = len(here)
+		}
+		here = append(here, r)
+	}
+	inProcess, cores = group.Census(s.places.Of(here), me)
+	return len(here), inProcess, cores
 }

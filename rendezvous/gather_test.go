@@ -1,0 +1,87 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+)
+
+// gathererOf returns a store as one that gathers.
+func gathererOf(s Store) gatherer {
+	if g, ok := s.(gatherer); ok {
+		return g
+	}
+	return oneByOne{s}
+}
+
+// Values are long enough here to come in several answers.
+func TestEveryStoreGathers(t *testing.T) {
+	onStores(t, func(t *testing.T, s []Store) {
+		ctx := within(t, long)
+		ask := func(key string, r int, members ...int) gathering {
+			value := bytes.Repeat([]byte{byte(r)}, MaxValue-r)
+			return gathering{key: key, size: len(s), members: members, rank: r, value: value}
+		}
+		got := make(chan [][]byte, len(s))
+		for r := range s {
+			go func() {
+				values, err := gathererOf(s[r]).gather(ctx, ask("all", r))
+				if err != nil {
+					t.Errorf("rank %d: %v", r, err)
+				}
+				got <- values
+			}()
+		}
+		for range s {
+			for r, v := range <-got {
+				if !bytes.Equal(v, ask("", r).value) {
+					t.Errorf("the value of rank %d has %d bytes", r, len(v))
+				}
+			}
+		}
+		if _, err := gathererOf(s[1]).gather(ctx, ask("all", 1)); err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
+			t.Errorf("for the second time: %v", err)
+		}
+		short, cancel := context.WithCancel(ctx)
+		cancel()
+		if _, err := gathererOf(s[2]).gather(short, ask("some", 2, 2, 0)); !errors.Is(err, context.Canceled) {
+			t.Errorf("without rank 0: %v", err)
+		}
+		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil { // it may have come before the end
+			t.Fatal(err)
+		}
+		for _, r := range []int{1, 0} {
+			values, err := gathererOf(s[r]).peek(ctx, ask("some", r, 2, 0))
+			if err != nil || len(values) != 2 || values[0] == nil || values[1] != nil {
+				t.Errorf("rank %d sees %d values, %v", r, len(values), err)
+			}
+		}
+		values, err := gathererOf(s[0]).gather(ctx, ask("some", 0, 2, 0))
+		if err != nil || len(values) != 2 || len(values[0]) != 0 || len(values[1]) != MaxValue {
+			t.Errorf("rank 0 has %d values, %v", len(values), err)
+		}
+	})
+}
+
+func TestGatheringsThatNobodySendsAreRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		g    gathering
+		from int
+	}{
+		"no ranks":         {gathering{key: "k"}, 0},
+		"too many ranks":   {gathering{key: "k", size: MaxRanks + 1}, 0},
+		"from beyond":      {gathering{key: "k", size: 2}, 2},
+		"from before":      {gathering{key: "k", size: 2}, -1},
+		"a long key":       {gathering{key: strings.Repeat("k", MaxKey), size: 2}, 0},
+		"too many members": {gathering{key: "k", size: 2, members: make([]int, MaxRanks+2)}, 0},
+	} {
+		if _, _, err := unpackGathering(c.g.pack(c.from)); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	if _, _, err := unpackGathering([]byte("garbage")); err == nil {
+		t.Error("garbage: no error")
+	}
+}
