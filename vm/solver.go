@@ -181,6 +181,12 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	if err != nil {
 		return nil, err
 	}
+	group := map[*gorgonia.Node]int{}
+	for k, g := range s.groups {
+		for _, n := range g.Params {
+			group[n] = k
+		}
+	}
 	parts, divided := m.parts()
 	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
@@ -196,7 +202,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
+			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
 			Scale: scale, Rule: s.fusion.Update(i)}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
