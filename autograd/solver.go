@@ -171,8 +171,9 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 		values[i] = all[i].w
 	}
 	if i, k, shared := residence.Overlap(values); shared {
-		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a "+
-			"step would update it twice", solver, backend.ErrArgument, i, k)
+		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are one tensor, which "+
+			"each step would update twice: use one node in both places", solver,
+			backend.ErrArgument, i, k)
 	}
 	return all, nil
 }
