@@ -374,7 +374,8 @@ func TestAForgottenParameterIsReported(t *testing.T) {
 			}
 			return d.Close()
 		})
-		if want := "gradients of w1, which autograd.New was not given"; forgotten != (len(said.all) == 1) ||
+		const want = "gradients of w1, which autograd.New was not given"
+		if forgotten != (len(said.all) == 1) ||
 			forgotten && !strings.Contains(said.all[0], want) {
 			t.Errorf("forgotten %v: said %q", forgotten, said.all)
 		}

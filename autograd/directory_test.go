@@ -216,7 +216,9 @@ func TestFoundAMountPointCannotBeSavedTo(t *testing.T) {
 
 // A file of another Save is refused, with both Saves named, and an older checkpoint is loaded.
 func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
-	for name, opts := range map[string][]Option{checkpoint.ModelName: nil, checkpoint.RankName(1): compressions["topk"]} {
+	for name, opts := range map[string][]Option{
+		checkpoint.ModelName: nil, checkpoint.RankName(1): compressions["topk"],
+	} {
 		dir := t.TempDir()
 		step := func(n int) string { return filepath.Join(dir, fmt.Sprintf("step-%08d", n)) }
 		var said []string
@@ -249,7 +251,8 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 			t.Errorf("%s: the notices are %q", name, said)
 		}
 		// It was another training from there: what is damaged stays, and so does the one before.
-		if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000002 step-00000003 step-00000003.1" {
+		const want = ".euryale-lock step-00000001 step-00000002 step-00000003 step-00000003.1"
+		if got := names(t, dir); got != want {
 			t.Errorf("there is %s", got)
 		}
 	}
@@ -274,8 +277,11 @@ func TestLoadTakesTheNewestThatIsWhole(t *testing.T) {
 	}
 	for name, damage := range map[string]func(dir string) error{
 		"no record": remove(checkpoint.RecordName), "no model": remove(checkpoint.ModelName),
-		"a rank's is missing": remove(checkpoint.RankName(1)), "an empty record": cut(checkpoint.RecordName, 0),
-		"a model cut off": cut(checkpoint.ModelName, 100), "a bit of rank 1": flip, "nothing": os.RemoveAll,
+		"a rank's is missing": remove(checkpoint.RankName(1)),
+		"an empty record":     cut(checkpoint.RecordName, 0),
+		"a model cut off":     cut(checkpoint.ModelName, 100),
+		"a bit of rank 1":     flip,
+		"nothing":             os.RemoveAll,
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -327,7 +333,9 @@ func TestWhereThereIsNoCheckpointTrainingBegins(t *testing.T) {
 		if err := l.saved(filepath.Join(dir, "other"), 1); err != nil {
 			return err
 		}
-		for _, none := range []string{dir, filepath.Join(dir, "run"), filepath.Join(dir, "other", "step-00000009")} {
+		for _, none := range []string{
+			dir, filepath.Join(dir, "run"), filepath.Join(dir, "other", "step-00000009"),
+		} {
 			if err := l.d.Load(none, l.solver, nil); !errors.Is(err, fs.ErrNotExist) ||
 				strings.Contains(err.Error(), ".old") {
 				return fmt.Errorf("rank %d: the error is %v", l.comm.Rank(), err)
@@ -367,7 +375,8 @@ func TestCheckpointsMoveByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	teach(t, 2, heavyBall, func(l *lesson) error {
-		if err := errors.Join(l.loads(run, 2), l.loads(best, 1), l.loads(bad, 3), l.loads(copied, 3)); err != nil {
+		err := errors.Join(l.loads(run, 2), l.loads(best, 1), l.loads(bad, 3), l.loads(copied, 3))
+		if err != nil {
 			return err
 		}
 		// The copy goes on by itself.
@@ -405,7 +414,8 @@ func TestATrainingThatGoesBackRemovesNothing(t *testing.T) {
 		)
 	})
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 1) }) // begun anew
-	if got := names(t, dir); got != ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 step-00000007" {
+	const want = ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 step-00000007"
+	if got := names(t, dir); got != want {
 		t.Errorf("there is %s", got)
 	}
 	teach(t, 2, heavyBall, func(l *lesson) error { // the last one saved is the newest

@@ -79,8 +79,9 @@ func TestFoundFilesAreReadAsFarAsTheirHeaderSays(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	teach(t, 1, heavyBall, func(l *lesson) error { return l.d.Save(dir, l.solver, nil) })
 	for file, want := range map[string]string{
-		checkpoint.ModelName:  "model.safetensors: it has 1073741824 bytes, the record says ",
-		checkpoint.RecordName: "checkpoint.json: it has 1073741824 bytes, and a record has at most 100000000",
+		checkpoint.ModelName: "model.safetensors: it has 1073741824 bytes, the record says ",
+		checkpoint.RecordName: "checkpoint.json: it has 1073741824 bytes, " +
+			"and a record has at most 100000000",
 	} {
 		path := filepath.Join(newest(t, dir), file)
 		good, err := os.Stat(path)

@@ -71,7 +71,8 @@ func TestGroupsAreUpdatedByTheirSolvers(t *testing.T) {
 		}
 	}
 	for i := range params {
-		if got, want := params[i].Value().Data(), apart[i].Value().Data(); !slices.Equal(got.([]float64), want.([]float64)) {
+		got, want := params[i].Value().Data().([]float64), apart[i].Value().Data().([]float64)
+		if !slices.Equal(got, want) {
 			t.Errorf("parameter %d is %v, want %v", i, got, want)
 		}
 	}
@@ -165,12 +166,14 @@ func TestGroupsResume(t *testing.T) {
 		err = other.Load(dir, resumed, nil)
 		steps(resumed, again, 3, 5)
 		for i := range params {
-			if got, want := again[i].Value().Data().([]float64), params[i].Value().Data().([]float64); !slices.Equal(got, want) {
+			got, want := again[i].Value().Data().([]float64), params[i].Value().Data().([]float64)
+			if !slices.Equal(got, want) {
 				err = errors.Join(err, fmt.Errorf("parameter %d is %v, want %v", i, got, want))
 			}
 		}
-		swapped, err2 := NewGroups(again, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1],
-			again[3]}}, Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
+		swapped, err2 := NewGroups(again,
+			Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[1], again[3]}},
+			Group{&AdamW{Rate: 1}, gorgonia.Nodes{again[0], again[4]}},
 			Group{&SGD{Rate: 1}, again[2:3]})
 		refused := other.Load(dir, swapped, nil)
 		if !errors.Is(refused, backend.ErrArgument) ||
@@ -193,9 +196,14 @@ func TestGroupsRefuseStatesOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for want, damage := range map[string]func(map[string]backend.Buffer){
-		"the state has group.3.adam.m.0": func(s map[string]backend.Buffer) { s["group.3.adam.m.0"] = s["group.0.adam.m.0"] },
-		"the state has group.2.adam.m.0": func(s map[string]backend.Buffer) { s["group.2.adam.m.0"] = s["group.0.adam.m.0"] },
-		"group 0: autograd: Groups: bad argument: its state is of 1 parameters, and it has 2": func(s map[string]backend.Buffer) {
+		"the state has group.3.adam.m.0": func(s map[string]backend.Buffer) {
+			s["group.3.adam.m.0"] = s["group.0.adam.m.0"]
+		},
+		"the state has group.2.adam.m.0": func(s map[string]backend.Buffer) {
+			s["group.2.adam.m.0"] = s["group.0.adam.m.0"]
+		},
+		"group 0: autograd: Groups: bad argument: " +
+			"its state is of 1 parameters, and it has 2": func(s map[string]backend.Buffer) {
 			delete(s, "group.0.adam.m.1")
 			delete(s, "group.0.adam.v.1")
 		},

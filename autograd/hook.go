@@ -45,7 +45,8 @@ import (
 func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	i := slices.IndexFunc(d.params, func(p *param) bool { return p.node == w })
 	if i < 0 {
-		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New", d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
+		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New",
+			d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
 	}
 	p := d.params[i]
 	if p.hooked != nil {

@@ -110,14 +110,16 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 		"solver.adam.m/block0.weight": "F64[6]", "solver.adam.v/block0.weight": "F64[6]",
 		`solver.adam.m/b/"ias"-ä`: "F64[3]", `solver.adam.v/b/"ias"-ä`: "F64[3]",
 		"solver.adam.steps": "I64[1]"}
-	if got := headerOf(t, filepath.Join(newest(t, dir), checkpoint.ModelName)); !maps.Equal(got, want) {
+	got := headerOf(t, filepath.Join(newest(t, dir), checkpoint.ModelName))
+	if !maps.Equal(got, want) {
 		t.Errorf("the file has %v, want %v", got, want)
 	}
 	want = map[string]string{"block0.weight": "F64[2 3]", `b/"ias"-ä`: "F64[3]",
 		"solver.group.1.momentum.velocity/block0.weight": "F64[6]",
 		`solver.group.0.adam.m/b/"ias"-ä`:                "F64[3]",
 		`solver.group.0.adam.v/b/"ias"-ä`:                "F64[3]", "solver.group.0.adam.steps": "I64[1]"}
-	if got := headerOf(t, filepath.Join(newest(t, dir+"-groups"), checkpoint.ModelName)); !maps.Equal(got, want) {
+	got = headerOf(t, filepath.Join(newest(t, dir+"-groups"), checkpoint.ModelName))
+	if !maps.Equal(got, want) {
 		t.Errorf("the file of groups has %v, want %v", got, want)
 	}
 }
@@ -138,7 +140,9 @@ func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 		}
 		return NewGroups(p, Group{&AdamW{Rate: 0.5}, in("a", "ccc")}, Group{&AdamW{Rate: 0.25}, in("bb")})
 	}
-	for name, solver := range map[string]func(gorgonia.Nodes) (Solver, error){"adam": adam, "groups": groups} {
+	for name, solver := range map[string]func(gorgonia.Nodes) (Solver, error){
+		"adam": adam, "groups": groups,
+	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			all(t, 1, func(r rank) error {
@@ -166,7 +170,8 @@ func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 }
 
 // saveAndGoOn saves after two steps, and makes two more.
-func saveAndGoOn(r rank, p gorgonia.Nodes, solver func(gorgonia.Nodes) (Solver, error), dir string) error {
+func saveAndGoOn(r rank, p gorgonia.Nodes, solver func(gorgonia.Nodes) (Solver, error),
+	dir string) error {
 	s, err := solver(p)
 	if err != nil {
 		return err
@@ -186,8 +191,9 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 		model []shaped
 		want  string
 	}{
-		"empty":      {[]shaped{{"", 1, []int{2}}}, "parameter 0: bad argument: it has no name"},
-		"bytes":      {[]shaped{{"bad\xff", 1, []int{2}}}, `parameter 0, "bad\xff": bad argument: its name is not UTF-8`},
+		"empty": {[]shaped{{"", 1, []int{2}}}, "parameter 0: bad argument: it has no name"},
+		"bytes": {[]shaped{{"bad\xff", 1, []int{2}}},
+			`parameter 0, "bad\xff": bad argument: its name is not UTF-8`},
 		"metadata":   {[]shaped{{"__metadata__", 1, []int{2}}}, "is that of the file's metadata"},
 		"solver":     {[]shaped{{"solver.x", 1, []int{2}}}, `begins with "solver."`},
 		"duplicates": {twice, `parameter 1, "w": bad argument: its name is also the name of parameter 0`},
@@ -281,7 +287,8 @@ func newFormat1() (m format1, err error) {
 	m.params = nodes(shaped{"a.weight", 0, []int{2, 3}}, shaped{"a.bias", 0, []int{3}})
 	g := m.params[0].Graph()
 	m.frozen = shaped{"frozen", 0, []int{2}}.in(g)
-	_, _, _, m.norm, err = gorgonia.BatchNorm(shaped{"x", 1, []int{4, 3, 1, 1}}.in(g), nil, nil, 0.5, 1e-5)
+	x := shaped{"x", 1, []int{4, 3, 1, 1}}.in(g)
+	_, _, _, m.norm, err = gorgonia.BatchNorm(x, nil, nil, 0.5, 1e-5)
 	return m, err
 }
 
@@ -293,7 +300,8 @@ func (m format1) check() error {
 		want []float64
 	}{
 		{m.params[0].Value(), []float64{1, 2, 3, 4, 5, 6}}, {m.params[1].Value(), []float64{10, 11, 12}},
-		{m.frozen.Value(), []float64{100, 101}}, {mean, []float64{1, 2, 3}}, {variance, []float64{4, 5, 6}},
+		{m.frozen.Value(), []float64{100, 101}}, {mean, []float64{1, 2, 3}},
+		{variance, []float64{4, 5, 6}},
 	} {
 		if got := numbers(tt.got); !slices.Equal(got, tt.want) {
 			return fmt.Errorf("it has %v, want %v", got, tt.want)

@@ -16,7 +16,8 @@ import (
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
-	w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+	w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2),
+		gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
 	with := func(options ...Option) error {
 		d, err := New(comm, gorgonia.Nodes{w}, options...)
 		if err == nil {
@@ -31,13 +32,16 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	}
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
 	nilargs.Check(t, map[string]nilargs.Call{
-		"Agree":       {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
-		"Any":         {F: Any, Args: []any{comm, true}},
-		"ClipNorm":    {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
-		"Evaluation":  {F: Evaluation, Args: []any{comm, 4, 2}},
-		"Fuse":        {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
-		"Mean":        {F: Mean, Args: []any{comm, &one}},
-		"NewGroups":   {F: func(params gorgonia.Nodes) error { _, err := NewGroups(params); return err }, Args: []any{gorgonia.Nodes{w}}},
+		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
+		"Any":        {F: Any, Args: []any{comm, true}},
+		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},
+		"Evaluation": {F: Evaluation, Args: []any{comm, 4, 2}},
+		"Fuse":       {F: Fuse, Args: []any{&SGD{Rate: 1}, func() error { return nil }}},
+		"Mean":       {F: Mean, Args: []any{comm, &one}},
+		"NewGroups": {F: func(params gorgonia.Nodes) error {
+			_, err := NewGroups(params)
+			return err
+		}, Args: []any{gorgonia.Nodes{w}}},
 		"LoadWeights": {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
 		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
 		"New":         {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
@@ -48,10 +52,15 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error {
 			return with(WithCompression(c))
 		}, Args: []any{compress}},
-		"WithParts":  {F: func(c backend.Communicator, _ map[string]int) error { return with(WithParts(c, nil)) }, Args: []any{comm, map[string]int{}}},
+		"WithParts": {F: func(c backend.Communicator, _ map[string]int) error {
+			return with(WithParts(c, nil))
+		}, Args: []any{comm, map[string]int{}}},
 		"WithRandom": {F: func(r Random) error { return with(WithRandom(r)) }, Args: []any{nil}},
-		"WithFrozen": {F: func(variables ...*gorgonia.Node) error { return with(WithFrozen(variables...)) }, Args: []any{w}},
-		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) }, Args: []any{func(string) {}}},
+		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
+			return with(WithFrozen(variables...))
+		}, Args: []any{w}},
+		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) },
+			Args: []any{func(string) {}}},
 	}, map[string]string{
 		"Agree.problem": "nil is no problem",
 		"Fuse.pull":     "nil has nothing to pull",

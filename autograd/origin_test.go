@@ -108,7 +108,8 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 	// As it was written then.
 	old := `{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},"crc32c":"2d87ea63"}`
 	before := t.TempDir()
-	if err := os.WriteFile(filepath.Join(before, checkpoint.RecordName), []byte(old), 0o666); err != nil {
+	record := filepath.Join(before, checkpoint.RecordName)
+	if err := os.WriteFile(record, []byte(old), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := readRecord(before); err != nil || !r.Compression || r.origin != (origin{}) {

@@ -148,7 +148,8 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solv
 	var files []map[string]stored
 	for i, l := range layouts {
 		run("", l.groups, l.parts, fmt.Sprint(i))
-		file, err := readTensors(filepath.Join(newest(t, filepath.Join(dir, fmt.Sprint(i))), checkpoint.ModelName))
+		file, err := readTensors(filepath.Join(newest(t, filepath.Join(dir, fmt.Sprint(i))),
+			checkpoint.ModelName))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -228,7 +228,8 @@ func (t *training) spoiledStep(at int) error {
 
 // dropping trains a layer with dropout, and returns its parameter: six steps, with a checkpoint in the middle, or the
 // last three from that checkpoint, after loaded.
-func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random, opts ...Option) ([]byte, error) {
+func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
+	opts ...Option) ([]byte, error) {
 	const batch, features = 4, 6
 	r.build.Lock()
 	g := gorgonia.NewGraph()
@@ -274,7 +275,8 @@ func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random, op
 // checkpoint of other random numbers is refused.
 func TestDropoutResumes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
-	run := func(load func(*nn.Random), random func() *nn.Random, opts func(*nn.Random) []Option) [2][]byte {
+	run := func(load func(*nn.Random), random func() *nn.Random,
+		opts func(*nn.Random) []Option) [2][]byte {
 		var got [2][]byte
 		all(t, len(got), func(r rank) (err error) {
 			own := random()
@@ -288,7 +290,8 @@ func TestDropoutResumes(t *testing.T) {
 	found := func(*nn.Random) []Option { return nil } // in the graph
 	load := func(*nn.Random) {}
 	want := run(nil, seeded, kept)
-	if got := run(load, seeded, kept); !bytes.Equal(got[0], want[0]) || !bytes.Equal(got[1], want[1]) || !bytes.Equal(got[0], got[1]) {
+	if got := run(load, seeded, kept); !bytes.Equal(got[0], want[0]) ||
+		!bytes.Equal(got[1], want[1]) || !bytes.Equal(got[0], got[1]) {
 		t.Errorf("parameters are %x after a checkpoint, %x without", got, want)
 	}
 	for _, opts := range []func(*nn.Random) []Option{kept, found} {

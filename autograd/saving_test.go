@@ -63,7 +63,8 @@ func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 				})
 			}
 			train(func(tr *training, dir string) error { return tr.d.Save(dir, tr.solver, nil) }, "save")
-			train(func(tr *training, dir string) error { return tr.d.SaveAsync(dir, tr.solver, nil) }, "async")
+			train(func(tr *training, dir string) error { return tr.d.SaveAsync(dir, tr.solver, nil) },
+				"async")
 			for _, step := range []string{"2", "3"} {
 				err := sameTensors(t, filepath.Join(dir, "async"+step), filepath.Join(dir, "save"+step))
 				if err != nil {

@@ -22,7 +22,8 @@ func TestATrainingAloneSavesAndLoads(t *testing.T) {
 	if err = errors.Join(err, err2); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(d.Load(dir, resumed, nil), stepped(resumed, got, 3), d.Check(), d.Close()); err != nil {
+	err = errors.Join(d.Load(dir, resumed, nil), stepped(resumed, got, 3), d.Check(), d.Close())
+	if err != nil {
 		t.Fatal(err)
 	}
 	for i, n := range got {

@@ -125,7 +125,9 @@ func operandsIn(p gorgonia.ValueGrad) (o operands, err error) {
 	case err != nil:
 		return o, err
 	case isNil(dw):
-		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each RunAll with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before Step: %w", backend.ErrArgument)
+		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each RunAll "+
+			"with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before Step: %w",
+			backend.ErrArgument)
 	}
 	return operandsOf(w, dw)
 }

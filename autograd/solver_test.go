@@ -227,7 +227,9 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 			t.Errorf("Step returns %v, Fuse %v", err, fused)
 		}
 	}
-	for _, s := range []Solver{&SGD{}, &Momentum{}, &Nesterov{Momentum: 0.9}, &RMSProp{}, &Adam{}, &AdamW{}} {
+	for _, s := range []Solver{
+		&SGD{}, &Momentum{}, &Nesterov{Momentum: 0.9}, &RMSProp{}, &Adam{}, &AdamW{},
+	} {
 		if s.SetRate(0); s.Step([]gorgonia.ValueGrad{pair{w, dw}}) != nil {
 			t.Errorf("%T refuses a rate of 0 that a schedule may have", s)
 		}

@@ -164,7 +164,8 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
+	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from "+
+		"the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
 		backend.ErrUnsupported, solver)
 }
 
@@ -191,13 +192,17 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
 		if !ok && l.Format == numberedFormat {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: it is of an older version, so load it in a model whose parameters have the same names and order", backend.ErrArgument, p, p.index)
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: it is of an older "+
+				"version, so load it in a model whose parameters have the same names and order",
+				backend.ErrArgument, p, p.index)
 		}
 		if !ok {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose parameters have the same names", backend.ErrArgument, p)
+			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose parameters "+
+				"have the same names", backend.ErrArgument, p)
 		}
 		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
-			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the model the checkpoint's sizes, or load another checkpoint",
+			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the "+
+				"model the checkpoint's sizes, or load another checkpoint",
 				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype, p.shape)
 		}
 		if _, err := p.value(); err != nil {
@@ -298,7 +303,9 @@ func (r record) fitsRanks(want record) error {
 	if r.Partial {
 		what = "the parameters and the solver of WithPartial"
 	}
-	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s are of each rank its own: start the program with %d ranks (euryale run -n %d), or load another checkpoint",
+	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s are of "+
+		"each rank its own: start the program with %d ranks (euryale run -n %d), or load "+
+		"another checkpoint",
 		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
 }
 

@@ -120,10 +120,13 @@ func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 		model []shaped
 		wants []string
 	}{
-		"another name":  {[]shaped{zero("a", 2, 3), zero("c", 3)}, []string{"the file has no c", "no variable is named b", "NonStrict"}},
-		"more":          {[]shaped{zero("a", 2, 3), zero("b", 3), zero("c", 3)}, []string{"the file has no c"}},
-		"fewer":         {[]shaped{zero("b", 3)}, []string{"no variable is named a, which the file has"}},
-		"another shape": {[]shaped{zero("b", 3), zero("a", 3, 2)}, []string{"a is f64(2, 3), in this program f64(3, 2)"}},
+		"another name": {[]shaped{zero("a", 2, 3), zero("c", 3)},
+			[]string{"the file has no c", "no variable is named b", "NonStrict"}},
+		"more": {[]shaped{zero("a", 2, 3), zero("b", 3), zero("c", 3)},
+			[]string{"the file has no c"}},
+		"fewer": {[]shaped{zero("b", 3)}, []string{"no variable is named a, which the file has"}},
+		"another shape": {[]shaped{zero("b", 3), zero("a", 3, 2)},
+			[]string{"a is f64(2, 3), in this program f64(3, 2)"}},
 	} {
 		p := nodes(tt.model...)
 		err := LoadWeights(file, p)
@@ -141,7 +144,8 @@ func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 	var missing, unexpected []string
 	p := nodes(zero("c", 4), zero("a", 2, 3))
 	err := LoadWeights(file, p, NonStrict(func(m, u []string) { missing, unexpected = m, u }))
-	if err != nil || !slices.Equal(missing, []string{"c"}) || !slices.Equal(unexpected, []string{"b"}) ||
+	if err != nil || !slices.Equal(missing, []string{"c"}) ||
+		!slices.Equal(unexpected, []string{"b"}) ||
 		numbers(p[1].Value())[5] != 6 || numbers(p[0].Value())[3] != 3 {
 		t.Errorf("%v: missing %v, unexpected %v, model %v", err, missing, unexpected, p[1].Value())
 	}
@@ -155,7 +159,8 @@ func TestWeightsThatDoNotFitChangeNothing(t *testing.T) {
 func TestWeightsOnlyLoadsForAnotherSolver(t *testing.T) {
 	for _, saved := range []string{"plain", "topk", "partial"} {
 		for _, loaded := range []string{"plain", "threshold", "partial"} {
-			t.Run(saved+" to "+loaded, func(t *testing.T) { weightsOnly(t, compressions[saved], compressions[loaded]) })
+			t.Run(saved+" to "+loaded,
+				func(t *testing.T) { weightsOnly(t, compressions[saved], compressions[loaded]) })
 		}
 	}
 }
@@ -178,7 +183,8 @@ func weightsOnly(t *testing.T, saved, loaded []Option) {
 		if !errors.Is(refused, backend.ErrArgument) || !strings.Contains(refused.Error(), "WeightsOnly") {
 			err = errors.Join(err, fmt.Errorf("Load of another solver's: %w", refused))
 		}
-		err = errors.Join(err, l.d.Load(dir, l.solver, &progress, WeightsOnly()), sameBits(l.values(), want))
+		err = errors.Join(err, l.d.Load(dir, l.solver, &progress, WeightsOnly()),
+			sameBits(l.values(), want))
 		if steps := l.solver.(*Adam).kept.steps; steps != 0 || progress.Step != 3 {
 			err = errors.Join(err, fmt.Errorf("after %d steps, with progress %d", steps, progress.Step))
 		}

@@ -20,7 +20,8 @@ func trap(t *testing.T) (logs, victim, script string) {
 		t.Fatal(err)
 	}
 	attempt := filepath.Join(logs, "attempt_1")
-	return logs, victim, fmt.Sprintf("mkdir -p %[1]s; ln -sf %[2]s %[1]s/rank_0.log; ln -sf %[2]s %[1]s/rank_1.log", attempt, victim)
+	return logs, victim, fmt.Sprintf("mkdir -p %[1]s; ln -sf %[2]s %[1]s/rank_0.log; "+
+		"ln -sf %[2]s %[1]s/rank_1.log", attempt, victim)
 }
 
 func untouched(t *testing.T, victim string) {
@@ -40,7 +41,9 @@ func TestLogsOfAnyAttemptAreRefusedBeforeAnyRankStarts(t *testing.T) {
 	job.LogDir, job.MaxRestarts = logs, 1
 	err := Run(t.Context(), job)
 	var f *Failed
-	if err == nil || errors.As(err, &f) || !strings.Contains(err.Error(), "attempt_1, the logs of an earlier job") || out.String() != "" {
+	const want = "attempt_1, the logs of an earlier job"
+	if err == nil || errors.As(err, &f) || !strings.Contains(err.Error(), want) ||
+		out.String() != "" {
 		t.Errorf("%v; output %q", err, out)
 	}
 	untouched(t, victim)

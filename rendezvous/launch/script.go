@@ -28,8 +28,8 @@ func interpreted(path string) (command []string, err error) {
 	case !ok || !script && slices.Contains(line, 0): // not to be read, or no text
 		return []string{path}, nil
 	case whole && bytes.HasSuffix(line, []byte("\r")):
-		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so that it cannot run: "+
-			`sed -i 's/\r$//' %[1]s`, path)
+		return nil, fmt.Errorf("program %s is a script with Windows line ends (CRLF), so that it "+
+			"cannot run: "+`sed -i 's/\r$//' %[1]s`, path)
 	case script:
 		return []string{path}, checkInterpreter(path, strings.Fields(string(asks)))
 	}
@@ -57,7 +57,8 @@ func checkInterpreter(path string, words []string) error {
 		return fmt.Errorf("program %s: its first line, #!, names no program", path)
 	}
 	if _, err := os.Stat(words[0]); err != nil {
-		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be reached (%w)",
+		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be "+
+			"reached (%w)",
 			path, words[0], err)
 	}
 	return nil

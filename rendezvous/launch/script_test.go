@@ -18,12 +18,18 @@ func executable(t *testing.T, name string, text []byte) string {
 }
 
 func TestScriptWithoutAnInterpreterRunsInTheShell(t *testing.T) {
-	for name, text := range map[string]string{"train": "echo $RANK $1 ${0##*/}\n", "train.sh": "\n# a comment\necho $RANK $1 ${0##*/}"} {
+	for name, text := range map[string]string{
+		"train":    "echo $RANK $1 ${0##*/}\n",
+		"train.sh": "\n# a comment\necho $RANK $1 ${0##*/}",
+	} {
 		out := newOutput()
-		if err := Run(t.Context(), Job{Program: executable(t, name, []byte(text)), Args: []string{"-x"}, Ranks: 2, Stdout: out}); err != nil {
+		program := executable(t, name, []byte(text))
+		job := Job{Program: program, Args: []string{"-x"}, Ranks: 2, Stdout: out}
+		if err := Run(t.Context(), job); err != nil {
 			t.Error(err)
 		}
-		if got, want := strings.Join(sorted(out.String()), ""), "[0] 0 -x "+name+"\n[1] 1 -x "+name+"\n"; got != want {
+		want := "[0] 0 -x " + name + "\n[1] 1 -x " + name + "\n"
+		if got := strings.Join(sorted(out.String()), ""); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -37,7 +43,8 @@ func TestProgramsThatTheKernelCannotStartAreExplained(t *testing.T) {
 		{"dos", "#!/bin/sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)", `sed -i 's/\r$//'`}},
 		{"dosenv", "#!/usr/bin/env sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)"}},
 		{"dosbare", "echo hello\r\n", []string{"Windows line ends (CRLF)"}},
-		{"gone", "#! /no/such/python3 -u\n", []string{"its first line asks for /no/such/python3", "does not exist"}},
+		{"gone", "#! /no/such/python3 -u\n",
+			[]string{"its first line asks for /no/such/python3", "does not exist"}},
 		{"nobody", "#!\n", []string{"its first line, #!, names no program"}},
 		{"train.py", "import sys\n", []string{"no #! line", "train.py"}},
 		{"zeros", "\x00\x01\x02\x03", []string{"exec format error", "not a program for this machine"}},

@@ -111,7 +111,8 @@ func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	}
 	defer in.Close()
 	notices := make(chan string, 4)
-	job := Job{Stdin: in, MaxRestarts: 3, Notice: func(text string) { notices <- text }, Env: []string{"LAUNCH_TEST_FAIL=0"}}
+	job := Job{Stdin: in, MaxRestarts: 3, Notice: func(text string) { notices <- text },
+		Env: []string{"LAUNCH_TEST_FAIL=0"}}
 	job.times.giveUp = 100 * time.Millisecond
 	ended, _, held, holder := traced(t, &job)
 	fail.Close()
@@ -122,7 +123,8 @@ func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	}
 	for _, text := range []string{<-notices, err.Error()} {
 		for _, want := range []string{
-			"rank 1 has not ended", "SIGKILL", fmt.Sprintf("process %d", held), "state Z", fmt.Sprintf("process %d traces it", holder),
+			"rank 1 has not ended", "SIGKILL", fmt.Sprintf("process %d", held), "state Z",
+			fmt.Sprintf("process %d traces it", holder),
 		} {
 			if !strings.Contains(text, want) {
 				t.Errorf("no %q in %q", want, text)
@@ -145,7 +147,8 @@ func TestSignalsEndTheLauncherOfARankThatDoesNotEnd(t *testing.T) {
 	signals <- syscall.SIGTERM
 	err := await(t, ended)
 	var i *Interrupted
-	if !errors.As(err, &i) || i.ExitCode() != 130 || !strings.Contains(err.Error(), fmt.Sprintf("process %d", held)) {
+	if !errors.As(err, &i) || i.ExitCode() != 130 ||
+		!strings.Contains(err.Error(), fmt.Sprintf("process %d", held)) {
 		t.Errorf("%v", err)
 	}
 }
@@ -168,8 +171,10 @@ func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
 		"sys/fs/cgroup/slice/free/cgroup.freeze": {Data: []byte("0\n")},
 	}
 	for pid, want := range map[int]string{
-		1: "process 1 is in state D (uninterruptible sleep), in rpc_wait_bit_killable; its cgroup /sys/fs/cgroup/freezer/jobs/7 is frozen",
-		2: "process 2 is in state D (uninterruptible sleep); its cgroup /sys/fs/cgroup/slice/job is frozen",
+		1: "process 1 is in state D (uninterruptible sleep), in rpc_wait_bit_killable; its cgroup " +
+			"/sys/fs/cgroup/freezer/jobs/7 is frozen",
+		2: "process 2 is in state D (uninterruptible sleep); its cgroup /sys/fs/cgroup/slice/job is " +
+			"frozen",
 		3: "process 3 is in state S, in do_nanosleep",
 		4: "process 4 has no state in /proc",
 	} {
@@ -228,7 +233,8 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent || f.Seen != "the job: rank 0 is down: it was killed" {
+	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent ||
+		f.Seen != "the job: rank 0 is down: it was killed" {
 		t.Errorf("%v", err)
 	}
 	pid := out.await(t, 1, "pid ")[0]

@@ -40,7 +40,8 @@ func (s saves) save(step uint64, text string, pinned bool) Stamp {
 		s.Fatal(err)
 	}
 	stamp := Stamp{ID: id, Training: s.training, Step: step, Pinned: pinned, Files: []File{f}}
-	if stamp, err = Commit(s.dir, all, stamp, func(s Stamp) ([]byte, error) { return Seal(s) }); err == nil {
+	stamp, err = Commit(s.dir, all, stamp, func(s Stamp) ([]byte, error) { return Seal(s) })
+	if err == nil {
 		err = Prune(s.dir, s.training, s.keep)
 	}
 	if err != nil {
@@ -148,16 +149,31 @@ func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 1}
 	path := func(parts ...string) string { return filepath.Join(append([]string{s.dir}, parts...)...) }
 	for name, change := range map[string]func(checkpoint string) error{
-		"a file was added":              func(c string) error { return write(filepath.Join(c, "notes"), "mine") },
-		"a file was replaced":           func(c string) error { return write(filepath.Join(c, ModelName), "mine, and longer") },
-		"a directory was added":         func(c string) error { return os.Mkdir(filepath.Join(c, "empty"), 0o777) },
-		"a file has another name":       func(c string) error { return os.Rename(filepath.Join(c, ModelName), filepath.Join(c, "m")) },
-		"the record has a record of it": func(c string) error { return write(filepath.Join(c, RecordName+".bak"), "mine") },
-		"it has another name":           func(c string) error { return os.Rename(c, path("best")) },
-		"it has the name of another":    func(c string) error { return os.Rename(c, path("step-00009999")) },
-		"the record is damaged":         func(c string) error { return write(filepath.Join(c, RecordName), "{}") },
+		"a file was added": func(c string) error {
+			return write(filepath.Join(c, "notes"), "mine")
+		},
+		"a file was replaced": func(c string) error {
+			return write(filepath.Join(c, ModelName), "mine, and longer")
+		},
+		"a directory was added": func(c string) error {
+			return os.Mkdir(filepath.Join(c, "empty"), 0o777)
+		},
+		"a file has another name": func(c string) error {
+			return os.Rename(filepath.Join(c, ModelName), filepath.Join(c, "m"))
+		},
+		"the record has a record of it": func(c string) error {
+			return write(filepath.Join(c, RecordName+".bak"), "mine")
+		},
+		"it has another name": func(c string) error { return os.Rename(c, path("best")) },
+		"it has the name of another": func(c string) error {
+			return os.Rename(c, path("step-00009999"))
+		},
+		"the record is damaged": func(c string) error {
+			return write(filepath.Join(c, RecordName), "{}")
+		},
 		"the record leads elsewhere": func(c string) error {
-			text, err := Seal(Stamp{ID: "../" + filepath.Base(out), Training: s.training, Name: filepath.Base(c), Files: []File{{Name: ModelName, Bytes: 1}}})
+			text, err := Seal(Stamp{ID: "../" + filepath.Base(out), Training: s.training,
+				Name: filepath.Base(c), Files: []File{{Name: ModelName, Bytes: 1}}})
 			return errors.Join(err, write(filepath.Join(c, RecordName), string(text)))
 		},
 		"it is elsewhere": func(c string) error {
@@ -166,7 +182,8 @@ func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 		},
 		"a file is elsewhere": func(c string) error {
 			there := filepath.Join(out, "model")
-			return errors.Join(os.Rename(filepath.Join(c, ModelName), there), os.Symlink(there, filepath.Join(c, ModelName)))
+			return errors.Join(os.Rename(filepath.Join(c, ModelName), there),
+				os.Symlink(there, filepath.Join(c, ModelName)))
 		},
 		"it is another training's": func(string) error { return nil },
 	} {
@@ -220,7 +237,8 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 		write(filepath.Join(Draft(dir, id), ModelName), "x"),
 	)
 	gone := []string{
-		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"), draft(marker, RecordName, ModelName), Draft(dir, id),
+		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"),
+		draft(marker, RecordName, ModelName), Draft(dir, id),
 	}
 	link := Draft(dir, NewID())
 	must(t, os.Symlink(out, link))
