@@ -46,7 +46,9 @@ var arrows = []arrow{
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/...", []string{"backend", "rendezvous", "ops/...", "internal/..."}},
-	{"autograd/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/..."}},
+	{"autograd/...", []string{
+		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
+	}},
 	{"layers", []string{"backend", "ops/..."}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "internal/stock", "vm/internal/ir"}},

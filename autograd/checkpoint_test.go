@@ -537,8 +537,9 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		solver        func() gorgonia.Solver
 		opts          []Option
 	}{
-		"there is none":     {"topk", "topk", os.RemoveAll, same, nil},
-		"a rank is missing": {"topk", "topk", func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
+		"there is none": {"topk", "topk", os.RemoveAll, same, nil},
+		"a rank is missing": {"topk", "topk",
+			func(dir string) error { return os.Remove(filepath.Join(dir, rank1)) }, same, nil},
 		"cut off": {"topk", "topk",
 			edit(checkpoint.ModelName, func(b []byte) []byte { return b[:len(b)-4] }), same, nil},
 		"a bit of the model": {"topk", "topk", flip(checkpoint.ModelName), same, nil},
@@ -555,7 +556,8 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 			rename(checkpoint.RecordName, `"turn": 0`, `"turn": 99`), same, nil},
 		"no compression": {"topk", "plain", nothing, same, nil},
 		"other buckets":  {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
-		"another solver": {"topk", "topk", nothing, func() gorgonia.Solver { return SGD{Rate: 0.1} }, nil},
+		"another solver": {"topk", "topk", nothing,
+			func() gorgonia.Solver { return SGD{Rate: 0.1} }, nil},
 		"other progress": {"plain", "plain",
 			rename(checkpoint.RecordName, `"loss": 7`, `"loss": {}`), same, nil},
 		"rank 1 lacks a residual":               {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},

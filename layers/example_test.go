@@ -59,7 +59,7 @@ func trained(l *layers.Layout, build sync.Locker) (float64, error) {
 // rank, and on two that divide the heads, the MLP and the vocabulary.
 func ExampleBuilder() {
 	for _, ranks := range []int{1, 2} {
-		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+		rank := func(comm backend.Communicator, build sync.Locker) error {
 			l, err := layers.NewLayout(comm, 1, 1, ranks) // data x sequence x tensor
 			if err != nil {
 				return err
@@ -69,8 +69,8 @@ func ExampleBuilder() {
 				fmt.Printf("%v: loss %.6f\n", l, loss)
 			}
 			return errors.Join(err, l.Close())
-		})
-		if err != nil {
+		}
+		if err := euryale.Run(context.Background(), ranks, rank); err != nil {
 			log.Fatal(err)
 		}
 	}

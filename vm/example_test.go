@@ -65,7 +65,7 @@ func ExampleNew_lastBatch() {
 // step. Each rank has a sample of its own here, and all have the same parameters after each step.
 func ExampleWithDataParallel() {
 	samples := [][]float64{{1, 0, 4}, {0, 1, 8}} // x and y of each rank
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, build sync.Locker) error {
+	rank := func(comm backend.Communicator, build sync.Locker) error {
 		own := samples[comm.Rank()]
 		build.Lock() // Gorgonia builds one graph at a time
 		w := tensor.New(tensor.WithBacking([]float64{0, 0}))
@@ -91,8 +91,8 @@ func ExampleWithDataParallel() {
 			}
 		}
 		return errors.Join(m.DataParallel().Check(), m.Close()) // the ranks have the same model
-	})
-	if err != nil {
+	}
+	if err := euryale.Run(context.Background(), 2, rank); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

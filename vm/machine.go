@@ -343,7 +343,8 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 	}
 	for _, n := range nodes {
 		if !slices.Contains(m.read.Inputs, n) {
-			return fmt.Errorf("vm: Pull of %s, which is not a variable of the machine's graph", stock.Label(n))
+			return fmt.Errorf("vm: Pull of %s, which is not a variable of the machine's graph",
+				stock.Label(n))
 		}
 	}
 	return m.pull(func(in input) bool { return slices.Contains(nodes, in.node) })

@@ -145,8 +145,8 @@ func (c *call) headers() []gorgonia.Value {
 	return fresh
 }
 
-// explained adds to an error of one of Gorgonia's operations what it does not say: its operands, and
-// what to do.
+// explained adds to an error of one of Gorgonia's operations what it does not say: its operands,
+// and what to do.
 func (c *call) explained(err error) error {
 	if stock.Name(c.Op) == "" {
 		return err

@@ -48,8 +48,7 @@ func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
 			"x int(2, 3)", "make both tensors of one shape", "gorgonia.ConvType"}},
 		{"a product of Int", func(g *gorgonia.ExprGraph) {
 			must(gorgonia.Mul(images(g, tensor.Int, 2, 3), images(g, tensor.Int, 3, 2)))
-		}, []string{"A × B of x int(2, 3), x int(3, 2): Gorgonia computes it for Float32 and Float64 only",
-			convert}},
+		}, []string{"A × B of x int(2, 3), x int(3, 2): ", "Float32 and Float64 only", convert}},
 		{"a sum over axes of products of Int", func(g *gorgonia.ExprGraph) {
 			x := images(g, tensor.Int, 2, 3)
 			must(gorgonia.Tensordot([]int{0}, []int{0}, x, x))
@@ -94,7 +93,8 @@ func (r refused) check(t *testing.T) {
 	}
 }
 
-// An error of one of Gorgonia's operations in a run says which one, of which operands, and what to do.
+// An error of one of Gorgonia's operations in a run says which one, of which operands, and what to
+// do.
 func TestErrorsOfGorgoniaSayWhatToDo(t *testing.T) {
 	g := gorgonia.NewGraph()
 	mask := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Bool)),
@@ -103,7 +103,8 @@ func TestErrorsOfGorgoniaSayWhatToDo(t *testing.T) {
 	for range 3 {
 		err := m.RunAll()
 		for _, part := range []string{
-			"Σ[1] of mask bool(2, 3), by Gorgonia: ", "No methods found for Sum for bool", "gorgonia.ConvType",
+			"Σ[1] of mask bool(2, 3), by Gorgonia: ", "No methods found for Sum for bool",
+			"gorgonia.ConvType",
 		} {
 			if err == nil || !strings.Contains(err.Error(), part) {
 				t.Errorf("%v does not say %q", err, part)

@@ -193,14 +193,19 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
-			return nil, fmt.Errorf("vm: WithSolver: %s is not a variable of the machine's graph", stock.Label(n))
+			return nil, fmt.Errorf("vm: WithSolver: %s is not a variable of the machine's graph",
+				stock.Label(n))
 		}
 		if autograd.Hooked(n) {
-			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: use the learnable itself and WithDataParallel, or call the solver's Step after Sync", backend.ErrUnsupported, stock.Label(n))
+			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %s "+
+				"(autograd's Hook), and the run would not wait for it: use the learnable itself and "+
+				"WithDataParallel, or call the solver's Step after Sync",
+				backend.ErrUnsupported, stock.Label(n))
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
-			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad before vm.New", stock.Label(n))
+			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad before vm.New",
+				stock.Label(n))
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,

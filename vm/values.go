@@ -32,13 +32,18 @@ func (in input) memory() (backend.Buffer, error) {
 			"with gorgonia.Let, or with Set if it is of layers.Tokens", stock.Label(in.node))
 	}
 	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", stock.Label(in.node), v.Shape(), want)
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for "+
+			"%v: for another shape, such as a smaller last batch, make a second graph and machine "+
+			"whose parameters have the same tensors (see the example of vm.New)",
+			stock.Label(in.node), v.Shape(), want)
 	}
 	if v.Dtype() != in.node.Dtype() {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", stock.Label(in.node), v.Dtype(), in.node.Dtype())
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v",
+			stock.Label(in.node), v.Dtype(), in.node.Dtype())
 	}
 	if t, ok := v.(*tensor.Dense); ok && in.written && !residence.RowMajor(t) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a solver changes it: it must be contiguous", stock.Label(in.node), t.Strides())
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a "+
+			"solver changes it: it must be contiguous", stock.Label(in.node), t.Strides())
 	}
 	memory, err := dense(v)
 	if err != nil {

@@ -40,8 +40,8 @@ func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error)
 //
 // A negative axis counts from the last. [Concat] is the inverse.
 //
-// Dtypes, gradient and cost: those of [Slice], for each part. Errors: [ops.ErrShape] if x has no such axis,
-// a length is less than 1 or they do not add up to that of x; [ops.ErrDType].
+// Dtypes, gradient and cost: those of [Slice], for each part. Errors: [ops.ErrShape] if x has no
+// such axis, a length is less than 1 or they do not add up to that of x; [ops.ErrDType].
 func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	axis, err := resolve(axis, x)
 	if err != nil {

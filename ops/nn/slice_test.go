@@ -133,7 +133,8 @@ func TestSliceErrors(t *testing.T) {
 	_, err = Concat(0, x, count(2, 3).node(g, "z", tensor.Float32))
 	checkRefused(t, err, ops.ErrDType, "operand 1 is float32, another one is float64")
 	_, err = Slice(0, 0, 1, 1, gorgonia.NewVector(g, tensor.Uint8, gorgonia.WithShape(2)))
-	checkRefused(t, err, ops.ErrDType, "operand 0 is uint8: it can be Float32, Float64, Int, Int64 or Int32")
+	checkRefused(t, err, ops.ErrDType,
+		"operand 0 is uint8: it can be Float32, Float64, Int, Int64 or Int32")
 	_, err = SoftMax(0, indices([]int{2}, 0, 1).node(g, "i", tensor.Int))
 	checkRefused(t, err, ops.ErrDType, "operand 0 is int: this operation is for Float32 and Float64")
 	_, err = Concat(0, x, indices([]int{1, 3}, 0, 1, 2).node(g, "j", tensor.Int))
@@ -151,7 +152,8 @@ func TestIntegersAreMoved(t *testing.T) {
 		{[]int32{1, 2, -1 << 31, -4, 5, 1<<31 - 1}, []int32{-1 << 31, 2, 1<<31 - 1, 5}},
 	} {
 		g := gorgonia.NewGraph()
-		x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(test.backing)), gorgonia.WithName("x"))
+		value := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(test.backing))
+		x := gorgonia.NodeFromAny(g, value, gorgonia.WithName("x"))
 		parts, err := Split(1, []int{1, 1, 1}, x)
 		if err != nil {
 			t.Fatal(err)
@@ -171,7 +173,8 @@ func TestIntegersAreMoved(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !reflect.DeepEqual(v.Data(), test.want) || !slices.Equal(v.Shape(), tensor.Shape{2, 2}) {
-				t.Errorf("columns 2 and 1 of %v are %v of shape %v, want %v", x.Dtype(), v.Data(), v.Shape(), test.want)
+				t.Errorf("columns 2 and 1 of %v are %v of shape %v, want %v",
+					x.Dtype(), v.Data(), v.Shape(), test.want)
 			}
 			m.Reset()
 		}

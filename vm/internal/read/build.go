@@ -69,7 +69,9 @@ func (b *builder) opaque() ir.ID {
 
 // add adds a value.
 func (b *builder) add(op ir.Op, shape ir.Dims, dtype backend.DType, args ...ir.ID) ir.ID {
-	return b.Program.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: dtype, Name: stock.Label(b.node)})
+	return b.Program.Add(ir.Value{
+		Op: op, Args: args, Shape: shape, DType: dtype, Name: stock.Label(b.node),
+	})
 }
 
 func (b *builder) of(id ir.ID) ir.Value { return b.Program.Values[id] }

@@ -191,7 +191,9 @@ func (g *Graph) input(n *gorgonia.Node) error {
 	if err != nil {
 		return err
 	}
-	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: stock.Label(n)})
+	g.values[n] = g.Program.Add(ir.Value{
+		Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: stock.Label(n),
+	})
 	g.Inputs = append(g.Inputs, n)
 	return nil
 }

@@ -177,8 +177,8 @@ func (b *builder) binary() ir.ID {
 	return id
 }
 
-// undefined returns why Gorgonia's Do of other dtypes than floats does not compute a function of two
-// operands, nil if it does.
+// undefined returns why Gorgonia's Do of other dtypes than floats does not compute a function of
+// two operands, nil if it does.
 func (b *builder) undefined(f fuse.Op) error {
 	const convert = "convert them by gorgonia.ConvType"
 	x, y := b.nodes[0], b.nodes[1]
