@@ -41,6 +41,24 @@ func TestProgramsCompileInAUsersModule(t *testing.T) {
 	}
 }
 
+// The module is not published, so no page says to get it from where modules are.
+func TestPagesSayHowToUseACheckout(t *testing.T) {
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	published := regexp.MustCompile(`go (get|install) [^\n]*github\.com/euryale-ml/euryale`)
+	for _, page := range append(pages, "README.md", "CONTRIBUTING.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if found := published.Find(text); found != nil {
+			t.Errorf("%s says %q", page, found)
+		}
+	}
+}
+
 // copyProgram copies the files of a program, without those of its tests.
 func copyProgram(t *testing.T, from, to string) {
 	t.Helper()
