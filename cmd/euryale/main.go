@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"reflect"
 	"strconv"
 	"strings"
 	"syscall"
@@ -105,6 +106,7 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 		kong.Exit(exit),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.KindMapper(reflect.Int, kong.MapperFunc(wholeNumber)),
 		vars(),
 	)
 	if err != nil {
@@ -128,6 +130,21 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 // vars are the values in help texts and defaults.
 func vars() kong.Vars {
 	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
+}
+
+// wholeNumber reads the value of a flag, also one that looks like a flag, such as -1: the command
+// says what its limits are.
+func wholeNumber(c *kong.DecodeContext, to reflect.Value) error {
+	token := c.Scan.Pop()
+	if token.IsEOL() {
+		return errors.New("expected a value, but nothing follows")
+	}
+	n, err := strconv.Atoi(token.String())
+	if err != nil {
+		return fmt.Errorf("%s is not a whole number", token)
+	}
+	to.SetInt(int64(n))
+	return nil
 }
 
 // plain is what the parser says of a value, as a sentence.
