@@ -193,7 +193,8 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 		cfg.epochs++
 	}
 	cfg.checkpoint = letter
-	if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), "name another directory") {
+	want := "cannot go on from " + letter + " (to begin anew, name another directory): "
+	if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("the error is %v", err)
 	}
 	if text, err := os.ReadFile(letter); err != nil || string(text) != "mine" {
