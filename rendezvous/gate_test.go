@@ -119,6 +119,9 @@ func TestStrangersDoNotKeepARankOutThatIsFarAway(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		for _, source := range []string{"127.0.0.2", "127.0.0.1"} {
 			for _, says := range []bool{false, true} {
+				if tls && says && proctest.Race {
+					continue // it would measure the race detector's cost of a TLS handshake
+				}
 				t.Run(fmt.Sprintf("TLS %v, from %s, hello %v", tls, source, says), func(t *testing.T) {
 					testFarRank(t, tls, source, says)
 				})
@@ -157,7 +160,7 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 		pause(ctx, time.Millisecond)
 	}
 	began, before := time.Now(), came.Load()
-	c, err := e.dialMaster(within(t, time.Minute), e, you)
+	c, err := e.dialMaster(within(t, 3*time.Minute), e, you) // on a machine with other work
 	if err != nil {
 		t.Fatalf("after %v and %d strangers: %v", time.Since(began), came.Load(), err)
 	}

@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 // mixedAcrossQueues is acrossQueues with random calls of many kinds and lengths on a few
@@ -16,7 +16,7 @@ import (
 func (s *suite) mixedAcrossQueues(P int) error {
 	const operands, chunk, calls = 5, 40, 24
 	long := 1 << 17
-	if testranks.Race { // which makes kernels slow
+	if proctest.Race { // which makes kernels slow
 		long >>= 3
 	}
 	return s.ranks(P, func(c backend.Communicator) error {

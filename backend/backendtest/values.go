@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/proctest"
 )
 
 // sizes returns the lengths of operands that are boundaries of something, but
@@ -243,7 +243,7 @@ func (s *suite) results(P int) error {
 // the largest operand.
 func (s *suite) largeResults(P int) error {
 	some, large := 1, large // one in so many
-	if testranks.Race {     // which makes every element slow
+	if proctest.Race {      // which makes every element slow
 		large >>= 3
 	}
 	if !s.full {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -171,7 +171,7 @@ func TestErrorOfAnotherGroupIsNotOwn(t *testing.T) {
 }
 
 func TestCheckAllocatesNothing(t *testing.T) {
-	if testranks.Race {
+	if proctest.Race {
 		t.Skip("the race detector allocates")
 	}
 	ms, _, _ := members(t, 2, time.Minute)

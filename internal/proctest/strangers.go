@@ -2,11 +2,15 @@ package proctest
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Far passes connections on to an address, by a way that takes bytes a while in each direction,
@@ -26,12 +30,12 @@ func Far(t T, addr string, delay time.Duration) (port int) {
 	})
 	running.Go(func() {
 		for near, err := ln.Accept(); err == nil; near, err = ln.Accept() {
-			there, err := net.Dial("tcp", addr)
-			if err != nil {
-				near.Close()
-				continue
-			}
 			running.Go(func() {
+				there, err := net.Dial("tcp", addr)
+				if err != nil {
+					near.Close()
+					return
+				}
 				defer context.AfterFunc(ctx, func() { near.Close() })()
 				var both sync.WaitGroup
 				both.Go(func() { late(there, near, delay) })
@@ -68,11 +72,15 @@ func late(to, from net.Conn, delay time.Duration) {
 	from.Close()
 }
 
+// crowded bounds the strangers that are there at once, where a store holds 1,024. More would only fill
+// the kernel's queue of connections on a machine that has no time to accept them.
+const crowded = 2048
+
 // Storm has strangers connect to an address from a source, so many in a second, until the test
 // ends. They say what says does, and then nothing. It returns how many have come.
 func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.Int64 {
 	t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}}
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(source)}, Control: portLater}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	t.Cleanup(func() {
@@ -80,7 +88,9 @@ func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.In
 		running.Wait()
 	})
 	var came atomic.Int64
+	present := make(chan struct{}, crowded)
 	visit := func() {
+		defer func() { <-present }()
 		conn, err := dialer.DialContext(ctx, "tcp", addr)
 		if err != nil {
 			return
@@ -96,9 +106,23 @@ func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.In
 		for began, n := time.Now(), 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
 			due := int(time.Since(began).Seconds() * float64(second))
 			for n = max(n, due-second/20); n < due; n++ { // no burst after it has waited for a core
-				running.Go(visit)
+				select {
+				case present <- struct{}{}:
+					running.Go(visit)
+				default:
+				}
 			}
 		}
 	})
 	return &came
+}
+
+// portLater has a port chosen when the peer's address is known. Without it a storm on a loaded machine
+// spends its time in bind, which looks for a port that no connection of any peer has.
+func portLater(_, _ string, socket syscall.RawConn) error {
+	var failed error
+	err := socket.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	})
+	return errors.Join(err, failed)
 }

@@ -10,7 +10,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/proctest"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -139,7 +139,7 @@ func TestCrossEntropyErrors(t *testing.T) {
 // A machine hides the error of an operation; ops.Cause finds it.
 func TestCause(t *testing.T) {
 	for _, lisp := range []bool{false, true} {
-		if lisp && testranks.Race {
+		if lisp && proctest.Race {
 			continue // Gorgonia's lisp machine has a race when an operation fails
 		}
 		g, _, _ := graph(t, tensor.Float64, []operand{count(2, 3), indices([]int{2}, 0, 3)}, two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {

@@ -1,6 +1,6 @@
 //go:build !race
 
-package testranks
+package proctest
 
 // Race says that the race detector slows everything down.
 const Race = false
