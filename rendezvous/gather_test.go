@@ -85,3 +85,24 @@ func TestGatheringsThatNobodySendsAreRefused(t *testing.T) {
 		t.Error("garbage: no error")
 	}
 }
+
+// What all have given by then is told although ctx has ended with a cause, as where a rank leaves
+// right after an all-gather.
+func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, w []*World) {
+		left := errors.New("rank 1 has left")
+		ctx, cancel := context.WithCancelCause(within(t, long))
+		cancel(left)
+		if _, err := w[0].AllGather(ctx, "k", []byte("a")); !errors.Is(err, left) {
+			t.Errorf("without rank 1: %v", err)
+		}
+		for r, value := range []string{"a", "b"} { // that of rank 0 may have come before the end
+			if err := w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if v, err := w[0].AllGather(ctx, "k", []byte("a")); err != nil || string(bytes.Join(v, nil)) != "ab" {
+			t.Errorf("all have given theirs: %q, %v", v, err)
+		}
+	})
+}
