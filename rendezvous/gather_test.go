@@ -41,12 +41,14 @@ func TestEveryStoreGathers(t *testing.T) {
 				}
 			}
 		}
-		if _, err := gathererOf(s[1]).gather(ctx, ask("all", 1)); err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
+		_, err := gathererOf(s[1]).gather(ctx, ask("all", 1))
+		if err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
 			t.Errorf("for the second time: %v", err)
 		}
 		short, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, err := gathererOf(s[2]).gather(short, ask("some", 2, 2, 0)); !errors.Is(err, context.Canceled) {
+		_, err = gathererOf(s[2]).gather(short, ask("some", 2, 2, 0))
+		if !errors.Is(err, context.Canceled) {
 			t.Errorf("without rank 0: %v", err)
 		}
 		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil { // it may have come before the end
@@ -101,7 +103,8 @@ func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if v, err := w[0].AllGather(ctx, "k", []byte("a")); err != nil || string(bytes.Join(v, nil)) != "ab" {
+		v, err := w[0].AllGather(ctx, "k", []byte("a"))
+		if err != nil || string(bytes.Join(v, nil)) != "ab" {
 			t.Errorf("all have given theirs: %q, %v", v, err)
 		}
 	})
