@@ -7,10 +7,12 @@ MINUTES ?= 5
 SEED ?= 1
 JOB ?=
 STATICCHECK_VERSION := v0.8.2
+GOVULNCHECK_VERSION := v1.9.0
+VULN_DB ?= https://vuln.go.dev
 
 BLAS ?=
 
-.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench bench-blas size mpi lint help
+.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -129,6 +131,16 @@ lint: simd-lint
 	CGO_ENABLED=0 $(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
 	CGO_ENABLED=0 $(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
+
+# Look for known vulnerabilities in what the modules call, where their database (VULN_DB) can be reached:
+# elsewhere nothing is checked, which REQUIRE_VULN=1 makes a failure.
+vuln:
+	@status=0; for module in . $(SIMD)/gen examples/cluster/check; do \
+		text=$$($(GO) -C $$module run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) -db $(VULN_DB) ./... 2>&1) || status=1; \
+		case $$text in *'fetching vulnerabilities: '*) \
+			echo "make vuln: nothing is checked: $(VULN_DB) cannot be reached: $${text##*: }" | head -1; exit $${REQUIRE_VULN:-0} ;; esac; \
+		printf '%s\n' "$$module: $$text"; \
+	done; exit $$status
 
 # List the targets, each with the first sentence of the comment right above it.
 help:

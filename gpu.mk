@@ -25,7 +25,8 @@ gpu: gpu-sdk
 	@mkdir -p bin
 	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./cmd/... ./examples/...
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half ops autograd vm bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half backend/fault \
+	ops autograd layers vm bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
 # and tests as programs. They are stripped, since they travel.
@@ -64,9 +65,9 @@ gpu-emulated: gpu-sdk
 	. ./$(GPU_SDK)/env && EMULATED_DEVICES=1 $(EMULATED) -run 'OfAnotherMachine|TestKilledProcess$$' ./backend/gpu ./vm
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
 	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu$$' -skip 'Processes|Killed' ./autograd
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu$$' -skip 'Processes|Killed' ./autograd ./layers
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU' ./vm

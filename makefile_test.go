@@ -1,10 +1,13 @@
 package euryale_test
 
 import (
+	"bytes"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -41,6 +44,48 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 	}
 }
 
+// Tests that run on every kind of device run on GPUs, too: on the emulated ones, and as programs
+// that .ci/gpu runs.
+func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
+	makefile, err := os.ReadFile("gpu.mk")
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(".ci/gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrappers := regexp.MustCompile(`for dir in (.*);`).FindSubmatch(script)
+	packages := map[string]bool{}
+	err = filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
+		if err != nil || !strings.HasSuffix(file, "_test.go") || file == "makefile_test.go" {
+			return err
+		}
+		text, err := os.ReadFile(file)
+		if bytes.Contains(text, []byte("testenv.OnDevices()")) || bytes.Contains(text, []byte("testenv.Kinds()")) {
+			packages[filepath.ToSlash(filepath.Dir(file))] = true
+		}
+		return err
+	})
+	if err != nil || len(packages) == 0 || wrappers == nil {
+		t.Fatal(packages, err)
+	}
+	tested, _, _ := strings.Cut(string(makefile)[strings.Index(string(makefile), "GPU_TESTED :="):], "\n\n")
+	for dir := range packages {
+		program := "bin/test/" + strings.ReplaceAll(dir, "/", "-") + ".test"
+		wrapper := slices.Contains(strings.Fields(string(wrappers[1])), strings.TrimPrefix(dir, "backend/"))
+		for what, is := range map[string]bool{
+			"GPU_TESTED":   slices.Contains(strings.Fields(tested), dir),
+			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).Match(makefile),
+			".ci/gpu":      wrapper || bytes.Contains(script, []byte(program)),
+		} {
+			if !is {
+				t.Errorf("%s lacks %s", what, dir)
+			}
+		}
+	}
+}
+
 // The emulator of GPUs is built by any clang from version 15 on; where there is none, make says so.
 func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 	program, err := exec.LookPath("make")
@@ -67,6 +112,38 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 		}
 		if !strings.Contains(string(out), "no clang++ from version 15 on is here") {
 			t.Error("make has no message for that")
+		}
+	}
+}
+
+// make vuln fails where a module calls what is vulnerable, and says so where the database of
+// vulnerabilities cannot be reached.
+func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
+	program, err := exec.LookPath("make")
+	if err != nil {
+		t.Skip("needs make")
+	}
+	const unreached = "govulncheck: fetching vulnerabilities: dial tcp: no such host\nexit status 1"
+	for _, test := range []struct {
+		says, code, require string
+		want                string
+		fails               bool
+	}{
+		{"No vulnerabilities found.", "0", "", ".: No vulnerabilities found.\n", false},
+		{"Vulnerability #1: GO-2026-0001", "1", "", ".: Vulnerability #1: GO-2026-0001\n", true},
+		{unreached, "1", "", "nothing is checked: https://vuln.go.dev cannot be reached: no such host\nRC", false},
+		{unreached, "1", "REQUIRE_VULN=1", "nothing is checked", true},
+	} {
+		golang := filepath.Join(t.TempDir(), "go")
+		script := "#!/bin/sh\necho '" + test.says + "'\nexit " + test.code + "\n"
+		if err := os.WriteFile(golang, []byte(script), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		vuln := exec.Command(program, "--no-print-directory", "vuln", "GO="+golang)
+		vuln.Env = append(os.Environ(), "VULN_DB=https://vuln.go.dev", test.require)
+		out, err := vuln.CombinedOutput()
+		if (err != nil) != test.fails || !strings.Contains(string(out)+"RC", test.want) {
+			t.Errorf("govulncheck says %q: %v\n%s", test.says, err, out)
 		}
 	}
 }

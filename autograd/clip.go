@@ -9,6 +9,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // ClipNorm scales gradients by one factor so that their global norm, the square root of the
@@ -64,8 +65,11 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 
 // nameOf names a parameter in an error.
 func nameOf(g gorgonia.ValueGrad, i int) string {
-	if n, ok := g.(interface{ Name() string }); ok {
-		return fmt.Sprintf("parameter %d, %s,", i, n.Name())
+	switch p := g.(type) {
+	case *gorgonia.Node:
+		return fmt.Sprintf("parameter %d, %s,", i, stock.Label(p))
+	case interface{ Name() string }: // a gradient of Sync
+		return fmt.Sprintf("parameter %d, %s,", i, p.Name())
 	}
 	return fmt.Sprintf("parameter %d", i)
 }

@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Group is some of a model's parameters, and the solver that updates them.
@@ -62,7 +63,7 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	for i := range g.of {
 		g.of[i] = member{part: -1}
 		if slices.Index(params, params[i]) != i {
-			return nil, refuseGroups("%s is twice among the parameters", nodeName(params[i]))
+			return nil, refuseGroups("%s is twice among the parameters", stock.Label(params[i]))
 		}
 	}
 	for k, group := range groups {
@@ -72,7 +73,7 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 	}
 	for i, at := range g.of {
 		if at.part < 0 {
-			return nil, refuseGroups("parameter %d, %s, is in no group", i, nodeName(params[i]))
+			return nil, refuseGroups("parameter %d, %s, is in no group", i, stock.Label(params[i]))
 		}
 	}
 	return g, nil
@@ -95,11 +96,11 @@ func (g *Groups) add(params gorgonia.Nodes, group Group) error {
 		i := slices.Index(params, n)
 		switch {
 		case i < 0:
-			return refuseGroups("%s is not among the parameters", nodeName(n))
+			return refuseGroups("%s is not among the parameters", stock.Label(n))
 		case g.of[i].part == k:
-			return refuseGroups("%s is in it twice", nodeName(n))
+			return refuseGroups("%s is in it twice", stock.Label(n))
 		case g.of[i].part >= 0:
-			return refuseGroups("%s is in group %d, too", nodeName(n), g.of[i].part)
+			return refuseGroups("%s is in group %d, too", stock.Label(n), g.of[i].part)
 		}
 		g.of[i].part = k
 		numbers = append(numbers, i)
@@ -129,14 +130,6 @@ func (g *Groups) List() []Group {
 
 func refuseGroups(format string, args ...any) error {
 	return fmt.Errorf("autograd: Groups: %w: %w", backend.ErrArgument, fmt.Errorf(format, args...))
-}
-
-// nodeName names a node that may be nil.
-func nodeName(n *gorgonia.Node) string {
-	if n == nil {
-		return "nil"
-	}
-	return n.Name()
 }
 
 // Step updates the parameters in place, which it is given in the order of NewGroups. Errors are

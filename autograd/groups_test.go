@@ -247,7 +247,7 @@ func TestSolversRefuseOneParameterTwice(t *testing.T) {
 		p := vectors(1)
 		err := newSolver().Step(append(pairsOf(t, p, 0), pairsOf(t, p, 0)...))
 		if !errors.Is(err, backend.ErrArgument) ||
-			!strings.Contains(err.Error(), "parameters 0 and 1 are the same memory") {
+			!strings.Contains(err.Error(), "parameters 0 and 1 are one tensor") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Hook returns a node that the model uses in place of the parameter w, so that w's
@@ -44,7 +45,7 @@ import (
 func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	i := slices.IndexFunc(d.params, func(p *param) bool { return p.node == w })
 	if i < 0 {
-		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %v, which was not given to New", d.comm.Rank(), d.comm.Name(), backend.ErrArgument, w)
+		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New", d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
 	}
 	p := d.params[i]
 	if p.hooked != nil {
@@ -143,7 +144,7 @@ func (d *DataParallel) tellUntrained(g *gorgonia.ExprGraph) {
 	for _, n := range g.AllNodes() {
 		if n.Op() == nil && n.Deriv() != nil && g.To(n.Deriv().ID()).Len() == 0 &&
 			!d.model.declares(n) {
-			left = append(left, n.Name())
+			left = append(left, stock.Label(n))
 		}
 	}
 	if len(left) > 0 {

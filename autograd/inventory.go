@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -77,7 +76,7 @@ func (v *inventory) take(o options) error {
 	for i, n := range o.frozen {
 		err := v.freezable(n)
 		if err == nil && slices.Index(o.frozen, n) != i {
-			err = fmt.Errorf("%w: %s is given twice", backend.ErrArgument, n.Name())
+			err = fmt.Errorf("%w: %s is given twice", backend.ErrArgument, stock.Label(n))
 		}
 		if err != nil {
 			return fmt.Errorf("WithFrozen: %w", err)
@@ -107,20 +106,20 @@ func (v *inventory) freezable(n *gorgonia.Node) error {
 	default:
 		return nil
 	}
-	return fmt.Errorf("%w: %s %s", backend.ErrArgument, n.Name(), why)
+	return fmt.Errorf("%w: %s %s", backend.ErrArgument, stock.Label(n), why)
 }
 
 // frozenPiece returns the piece of a variable.
 func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 	was, err := hostMemory(n.Value())
 	if err != nil {
-		return piece{}, fmt.Errorf("%w: %s %w", backend.ErrArgument, n.Name(), err)
+		return piece{}, fmt.Errorf("%w: %s %w", backend.ErrArgument, stock.Label(n), err)
 	}
 	return piece{
 		node:  n,
-		key:   fmt.Sprintf("%s%d.%s", frozenPrefix, i, n.Name()),
+		key:   frozenPrefix + strconv.Itoa(i) + "." + n.Name(),
 		file:  n.Name(),
-		name:  "frozen parameter " + n.Name(),
+		name:  "frozen parameter " + stock.Label(n),
 		shape: append([]int{}, n.Shape()...), dtype: was.DType(),
 		memory: func() (backend.Buffer, error) {
 			now, err := hostMemory(n.Value())
@@ -129,7 +128,7 @@ func frozenPiece(i int, n *gorgonia.Node) (piece, error) {
 					now.DType(), n.Value().Shape())
 			}
 			if err != nil {
-				return now, fmt.Errorf("frozen parameter %s %w", n.Name(), err)
+				return now, fmt.Errorf("frozen parameter %s %w", stock.Label(n), err)
 			}
 			return now, nil
 		},
@@ -236,12 +235,8 @@ func (v *inventory) draw(op gorgonia.Op) {
 		}
 		return
 	}
-	t := reflect.TypeOf(op)
-	if t != nil && t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	stock := t != nil && t.PkgPath() == "gorgonia.org/gorgonia"
-	if stock && (t.Name() == "dropoutOp" || t.Name() == "randomOp") {
+	switch stock.Name(op) {
+	case "dropoutOp", "randomOp":
 		v.lose(op)
 	}
 }

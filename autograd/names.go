@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // In a file the tensors have the names of the graph's nodes, so that other programs find them and
@@ -27,13 +28,12 @@ import (
 const (
 	numberedFormat = 1 // with the keys as names
 	solverPrefix   = "solver."
-	unnamed        = "%!s(<nil>)()" // what Gorgonia calls a variable without a name
 )
 
 // checkName returns an error for a name that a file cannot give to a tensor.
 func checkName(name string) error {
 	switch {
-	case name == "" || name == unnamed:
+	case name == "" || name == stock.Unnamed:
 		return fmt.Errorf("%w: it has no name", backend.ErrArgument)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%w: its name is not UTF-8", backend.ErrArgument)
@@ -77,13 +77,17 @@ func checkNames(all []namedTensor) error {
 func (v *inventory) tensors() (all []namedTensor) {
 	for _, p := range v.learnables {
 		what := fmt.Sprintf("parameter %d", p.index)
-		if p.name != unnamed {
+		if p.node.Name() != stock.Unnamed {
 			what += fmt.Sprintf(", %q", p.name)
 		}
-		all = append(all, namedTensor{p.key(), p.name, what})
+		all = append(all, namedTensor{p.key(), p.node.Name(), what})
 	}
 	for _, p := range v.pieces() {
-		all = append(all, namedTensor{p.key, p.file, fmt.Sprintf("%s, %q", p.name, p.file)})
+		what := p.name
+		if p.file != stock.Unnamed {
+			what += fmt.Sprintf(", %q", p.file)
+		}
+		all = append(all, namedTensor{p.key, p.file, what})
 	}
 	return all
 }
@@ -116,7 +120,7 @@ func (d *DataParallel) fileNames(solver gorgonia.Solver) map[string]string {
 	for i, p := range d.params {
 		prefixes, number := vectorKeys(solver, i)
 		for _, prefix := range prefixes {
-			name := solverPrefix + strings.TrimSuffix(prefix, ".") + "/" + p.name
+			name := solverPrefix + strings.TrimSuffix(prefix, ".") + "/" + p.node.Name()
 			all[prefix+strconv.Itoa(number)] = name
 		}
 	}

@@ -216,6 +216,30 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 	}
 }
 
+// Errors about a variable without a name say that it has none, and its shape.
+func TestErrorsSayThatAVariableHasNoName(t *testing.T) {
+	p := nodes(shaped{"", 1, []int{2}}, shaped{"", 3, []int{3}})
+	empty := gorgonia.NewVector(p[0].Graph(), tensor.Float64, gorgonia.WithShape(4))
+	d, err := New(Solo(), p[:1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, hooked := d.Hook(p[1])
+	_, missing := New(Solo(), gorgonia.Nodes{empty})
+	_, twice := NewGroups(p[:1], Group{&SGD{Rate: 1}, gorgonia.Nodes{p[0], p[0]}})
+	_, frozen := New(Solo(), p[:1], WithFrozen(p[0]))
+	errs := []error{
+		hooked, missing, twice, frozen, SaveWeights(filepath.Join(t.TempDir(), "w"), p[:1]),
+		(&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{p[1]}),
+	}
+	for i, err := range append(errs, d.Close())[:len(errs)] {
+		if err == nil || strings.Contains(err.Error(), "%!") ||
+			!strings.Contains(err.Error(), "unnamed(") {
+			t.Errorf("error %d is %v", i, err)
+		}
+	}
+}
+
 // TestCheckpointsOfFormat1Load: those of versions that numbered tensors in place of naming them, of
 // a model with frozen variables, moving averages and groups.
 func TestCheckpointsOfFormat1Load(t *testing.T) {

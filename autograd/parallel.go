@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // DataParallel keeps a model the same on all ranks while each rank trains on its own data:
@@ -720,4 +721,4 @@ func (g gradient) Value() gorgonia.Value { return g.node.Value() }
 func (g gradient) Grad() (gorgonia.Value, error) { return g.view, nil }
 
 // Name returns the parameter's name, for the messages of solvers.
-func (g gradient) Name() string { return g.node.Name() }
+func (g gradient) Name() string { return stock.Label(g.node) }

@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // param is one parameter of the model.
@@ -40,7 +41,7 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	if n == nil {
 		return nil, fmt.Errorf("parameter %d is nil", i)
 	}
-	p := &param{node: n, index: i, name: n.Name(), shape: n.Shape()}
+	p := &param{node: n, index: i, name: stock.Label(n), shape: n.Shape()}
 	if n.Op() != nil {
 		return nil, fmt.Errorf("parameter %d, %s, is the result of an operation: parameters are input nodes", i, p.name)
 	}

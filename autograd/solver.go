@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
@@ -138,7 +139,7 @@ func isNil(x any) bool {
 // named returns the name of a parameter that is a node, for messages.
 func named(p gorgonia.ValueGrad) string {
 	if n, ok := p.(*gorgonia.Node); ok && n != nil {
-		return " (" + n.Name() + ")"
+		return " (" + stock.Label(n) + ")"
 	}
 	return ""
 }
@@ -170,8 +171,9 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 		values[i] = all[i].w
 	}
 	if i, k, shared := residence.Overlap(values); shared {
-		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are the same memory: a "+
-			"step would update it twice", solver, backend.ErrArgument, i, k)
+		return nil, fmt.Errorf("autograd: %s: %w: parameters %d and %d are one tensor, which "+
+			"each step would update twice: use one node in both places", solver,
+			backend.ErrArgument, i, k)
 	}
 	return all, nil
 }

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"gorgonia.org/gorgonia"
@@ -73,7 +74,7 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 			r.Buckets = append(r.Buckets, b.data.Len())
 		}
 		for _, p := range d.params {
-			r.Order = append(r.Order, p.name)
+			r.Order = append(r.Order, p.node.Name())
 		}
 	}
 	return r
@@ -145,7 +146,9 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 const parameterPrefix = "parameter."
 
 // key names a parameter in memory, and in files of format 1.
-func (p *param) key() string { return fmt.Sprintf("%s%d.%s", parameterPrefix, p.index, p.name) }
+func (p *param) key() string {
+	return parameterPrefix + strconv.Itoa(p.index) + "." + p.node.Name()
+}
 
 // dims returns the shape as a list, empty for a scalar.
 func (p *param) dims() []int { return append([]int{}, p.shape...) }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // undeclared are variables that have other values on other ranks, and are neither parameters nor
@@ -43,7 +44,7 @@ func (x *Exchange) Compare(variables gorgonia.Nodes) error {
 		return nil
 	}
 	name := func(n *gorgonia.Node) string {
-		return fmt.Sprintf("%s %v%v", n.Name(), n.Dtype(), n.Shape())
+		return fmt.Sprintf("%s %v%v", stock.Label(n), n.Dtype(), n.Shape())
 	}
 	mine, differ := map[string]string{}, map[string]bool{}
 	for _, n := range variables {
@@ -87,7 +88,7 @@ func (x *Exchange) Begin() {
 	var names []string
 	for i, n := range x.nodes {
 		if sumOf(n) == x.sums[i] {
-			names = append(names, n.Name())
+			names = append(names, stock.Label(n))
 		}
 	}
 	x.nodes, x.sums = nil, nil

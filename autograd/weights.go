@@ -17,6 +17,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 )
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such
@@ -153,7 +154,7 @@ func weights(nodes gorgonia.Nodes) (v inventory, err error) {
 		if err != nil {
 			return v, err
 		}
-		p.name = "the variable " + n.Name()
+		p.name = "the variable " + stock.Label(n)
 		v.frozen = append(v.frozen, p)
 	}
 	if err := v.findIn(nodes); err != nil {

@@ -127,3 +127,36 @@ func ExampleWithHooks() {
 	// 12000 bytes, 0 calls failed
 	// <nil>
 }
+
+// Start returns at once: the rank computes while others are waited for, and Join returns what the
+// collective ended with. Here an all-reduce of each half is under way while the next is computed.
+func ExampleCommunicator_start() {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		sum := backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}
+		x := make([]float64, 4)
+		var started []backend.Work
+		for _, half := range [][]float64{x[:2], x[2:]} {
+			for i := range half {
+				half[i] = float64(comm.Rank() + i)
+			}
+			w, err := comm.Start(nil, sum, backend.Of(half), backend.Of(half)) // half is in use now
+			if err != nil {
+				return err
+			}
+			started = append(started, w)
+		}
+		for _, w := range started {
+			if err := w.Join(context.Background()); err != nil {
+				return err
+			}
+		}
+		if comm.Rank() == 0 {
+			fmt.Println(x)
+		}
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// [1 3 1 3]
+	// <nil>
+}

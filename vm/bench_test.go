@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -83,6 +84,28 @@ func BenchmarkStep(b *testing.B) {
 				run(b, tape)
 				tape.Reset()
 			}
+		})
+	}
+}
+
+// BenchmarkPlan measures planning with AdamW, and how much of its time the proof takes: at most a
+// tenth.
+func BenchmarkPlan(b *testing.B) {
+	for _, name := range slices.Sorted(maps.Keys(steadyModels)) {
+		b.Run(name, func(b *testing.B) {
+			m := steadyModels[name](b, tensor.Float32)
+			ours := solving(b, m, nil, &autograd.AdamW{Rate: 1e-4, WeightDecay: 0.01})
+			defer ours.Close()
+			var shares []float64
+			for b.Loop() {
+				whole, proof, err := ours.Planning()
+				if err != nil {
+					b.Fatal(err)
+				}
+				shares = append(shares, 100*float64(proof)/float64(whole))
+			}
+			slices.Sort(shares)
+			b.ReportMetric(shares[len(shares)/2], "%proof")
 		})
 	}
 }

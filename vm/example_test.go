@@ -1,12 +1,18 @@
 package vm_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log"
+	"sync"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -53,4 +59,44 @@ func ExampleNew_lastBatch() {
 	// Output:
 	// 2 rows: loss 40 parameters [2 4]
 	// 1 rows: loss 2 parameters [3 4]
+}
+
+// A machine trains by itself: each RunAll ends with an all-reduce of the gradients and the solver's
+// step. Each rank has a sample of its own here, and all have the same parameters after each step.
+func ExampleWithDataParallel() {
+	samples := [][]float64{{1, 0, 4}, {0, 1, 8}} // x and y of each rank
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, build sync.Locker) error {
+		own := samples[comm.Rank()]
+		build.Lock() // Gorgonia builds one graph at a time
+		w := tensor.New(tensor.WithBacking([]float64{0, 0}))
+		x, y, weights, loss := graphOf(1, w)
+		build.Unlock()
+		m, err := vm.New(x.Graph(), nil, vm.WithDataParallel(comm), // gradients are averaged
+			vm.WithSolver(&autograd.SGD{Rate: 1}, weights))
+		if err != nil {
+			return err
+		}
+		gorgonia.Let(x, tensor.New(tensor.WithShape(1, 2), tensor.WithBacking(own[:2])))
+		gorgonia.Let(y, tensor.New(tensor.WithShape(1), tensor.WithBacking(own[2:])))
+		for step := range 3 {
+			if err := m.RunAll(); err != nil {
+				return errors.Join(err, m.Close())
+			}
+			mean := (*loss).Data().(float64)
+			if err := autograd.Mean(comm, &mean); err != nil {
+				return errors.Join(err, m.Close())
+			}
+			if comm.Rank() == 0 {
+				fmt.Println("step", step, "loss", mean, "parameters", weights.Value().Data())
+			}
+		}
+		return errors.Join(m.DataParallel().Check(), m.Close()) // the ranks have the same model
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// step 0 loss 20 parameters [2 4]
+	// step 1 loss 5 parameters [3 6]
+	// step 2 loss 1.25 parameters [3.5 7]
 }

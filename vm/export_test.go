@@ -1,6 +1,27 @@
 package vm
 
-import "github.com/euryale-ml/euryale/vm/internal/plan"
+import (
+	"time"
+
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
 
 // WithLimits makes a machine plan within other limits.
 func WithLimits(l plan.Limits) Option { return func(m *Machine) { m.limits = l } }
+
+// Planning plans a machine's program again. It returns how long that takes, and how long of it the
+// proof. The machine runs no more.
+func (m *Machine) Planning() (whole, proof time.Duration, err error) {
+	updates, err := m.updates()
+	if err != nil {
+		return 0, 0, err
+	}
+	began := time.Now()
+	p, err := m.limits.New(&m.read.Program, updates...)
+	if err != nil {
+		return 0, 0, err
+	}
+	whole, began = time.Since(began), time.Now()
+	err = plan.Verify(p)
+	return whole, time.Since(began), err
+}

@@ -12,6 +12,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
@@ -342,7 +343,7 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 	}
 	for _, n := range nodes {
 		if !slices.Contains(m.read.Inputs, n) {
-			return fmt.Errorf("vm: Pull of %v, which is not a variable of the machine's graph", n)
+			return fmt.Errorf("vm: Pull of %s, which is not a variable of the machine's graph", stock.Label(n))
 		}
 	}
 	return m.pull(func(in input) bool { return slices.Contains(nodes, in.node) })

@@ -107,6 +107,11 @@ func TestOperationsOfPackageNNOnGPU(t *testing.T) {
 	operationsOfPackageNN(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
+// TestLabelsOfTimeStepsAreSlicesOnGPU moves integers by the GPU.
+func TestLabelsOfTimeStepsAreSlicesOnGPU(t *testing.T) {
+	labelsOfTimeStepsAreSlices(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // TestDropoutOnGPU compares masks with those by Do.
 func TestDropoutOnGPU(t *testing.T) {
 	dropoutIsThatOfItsDo(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})

@@ -112,6 +112,60 @@ func operationsOfPackageNN(t *testing.T, devices map[string]func(testing.TB) bac
 	}
 }
 
+// TestLabelsOfTimeStepsAreSlices: labels [time, batch] are cut into those of each step, and joined
+// in another order, on the device.
+func TestLabelsOfTimeStepsAreSlices(t *testing.T) { labelsOfTimeStepsAreSlices(t, devices) }
+
+func labelsOfTimeStepsAreSlices(
+	t *testing.T, devices map[string]func(testing.TB) backend.Device,
+) {
+	g := gorgonia.NewGraph()
+	of := func(name string, shape []int, backing any) *gorgonia.Node {
+		v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+		return gorgonia.NodeFromAny(g, v, gorgonia.WithName(name))
+	}
+	all := of("labels", []int{3, 2}, []int{0, 2, nn.NoLabel, 1, 2, 0})
+	w := of("w", []int{2, 3}, []float64{3, 1, 2, 5, 4, 6})
+	steps, err := nn.Split(0, []int{1, 1, 1}, all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined := must(nn.Concat(1, steps[2], steps[0]))
+	var loss *gorgonia.Node
+	for _, step := range steps {
+		row := must(gorgonia.Reshape(step, tensor.Shape{2}))
+		cost := must(nn.CrossEntropy(nn.NoLabel, w, row))
+		if loss != nil {
+			cost = must(gorgonia.Add(loss, cost))
+		}
+		loss = cost
+	}
+	grads, err := gorgonia.Grad(loss, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dw := grads[0]
+	want := valuesByDo(t, g)
+	for where, device := range devices {
+		m, err := vm.New(g, device(t), vm.Keep(joined, loss, dw))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := m.Plan().String(); !strings.Contains(text, "host_ops=0") {
+			t.Errorf("%s: operations run by Do in\n%s", where, text)
+		}
+		for range 3 {
+			run(t, m)
+			if got := fmt.Sprint(joined.Value().Data()); got != "[2 0 0 2]" {
+				t.Errorf("%s: labels 2 and 0 are %s", where, got)
+			}
+			compare(t, where+": loss", loss.Value(), want[loss], 1e-12)
+			compare(t, where+": gradient", dw.Value(), want[dw], 1e-12)
+		}
+		_ = m.Close()
+	}
+}
+
 // A label out of range makes the loss NaN: a loop cannot return an error.
 func TestLabelOutOfRange(t *testing.T) {
 	for _, wrong := range []int{-1, 4} {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
@@ -122,7 +123,7 @@ func newCall(o read.Opaque) (*call, error) {
 	for _, n := range o.Args {
 		v, memory, err := newValue(n)
 		if err != nil {
-			return nil, fmt.Errorf("vm: operand %v of %v: %w", n, o.Node, err)
+			return nil, fmt.Errorf("vm: operand %s of %s: %w", stock.Label(n), stock.Label(o.Node), err)
 		}
 		c.values, c.memory = append(c.values, v), append(c.memory, memory)
 	}
@@ -144,11 +145,26 @@ func (c *call) headers() []gorgonia.Value {
 	return fresh
 }
 
+// explained adds to an error of one of Gorgonia's operations what it does not say: its operands, and
+// what to do.
+func (c *call) explained(err error) error {
+	if stock.Name(c.Op) == "" {
+		return err
+	}
+	advice := "docs/ops.md lists what to use in place of Gorgonia's operations"
+	for _, n := range c.Args {
+		if dt := n.Dtype(); dt != tensor.Float32 && dt != tensor.Float64 {
+			advice = "convert the operands to floats by gorgonia.ConvType"
+		}
+	}
+	return fmt.Errorf("%s, by Gorgonia: %w: %s", stock.Operation(c.Node), err, advice)
+}
+
 // Call implements [exec.Opaque].
 func (c *call) Call() (backend.Buffer, error) {
 	v, err := c.Op.Do(c.headers()...)
 	if err != nil {
-		return backend.Buffer{}, err
+		return backend.Buffer{}, c.explained(err)
 	}
 	if v == nil {
 		return backend.Buffer{}, errors.New("its Do gives no value")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 )
@@ -201,7 +202,7 @@ func (m *Machine) agree(problem error) error {
 func names(nodes gorgonia.Nodes) string {
 	var all []string
 	for _, n := range nodes {
-		all = append(all, n.Name())
+		all = append(all, stock.Label(n))
 	}
 	return strings.Join(all, ", ")
 }

@@ -8,7 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -83,6 +85,58 @@ func TestPlanFileErrors(t *testing.T) {
 		t.Setenv("EURYALE_PLAN", path)
 		if _, err := vm.New(mlp(t, tensor.Float32).g, nil); !errors.Is(err, want) || !strings.Contains(err.Error(), "EURYALE_PLAN") {
 			t.Errorf("%s: %v, want %v", path, err, want)
+		}
+	}
+}
+
+// Nothing of a drawing is cut off: it is as wide as its longest line, in any font, and as high as
+// its last one.
+func TestPlanFileIsAsWideAsItsLines(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.svg")
+	t.Setenv("EURYALE_PLAN", path)
+	m := &model{g: gorgonia.NewGraph()}
+	long := m.variable(strings.Repeat("block <0> & ä ", 60), tensor.Float64, 2, 3)
+	machine(t, must(gorgonia.Exp(long)).Graph())
+	file, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var picture struct {
+		Width  float64 `xml:"width,attr"`
+		Height float64 `xml:"height,attr"`
+		Letter float64 `xml:"font-size,attr"`
+		Lines  []struct {
+			X      float64 `xml:"x,attr"`
+			Y      float64 `xml:"y,attr"`
+			Length float64 `xml:"textLength,attr"`
+			Text   string  `xml:",chardata"`
+		} `xml:"text"`
+		Bars []struct {
+			X     float64 `xml:"x,attr"`
+			Width float64 `xml:"width,attr"`
+		} `xml:"rect"`
+	}
+	if err := xml.Unmarshal(file, &picture); err != nil {
+		t.Fatal(err)
+	}
+	longest := 0
+	for _, line := range picture.Lines {
+		letters := utf8.RuneCountInString(line.Text)
+		longest = max(longest, letters)
+		if line.X+line.Length > picture.Width || line.Y+picture.Letter > picture.Height {
+			t.Errorf("%q ends at (%v, %v) of (%v, %v)",
+				line.Text, line.X+line.Length, line.Y, picture.Width, picture.Height)
+		}
+		if line.Length < picture.Letter/2*float64(letters) {
+			t.Errorf("%q is squeezed into %v", line.Text, line.Length)
+		}
+	}
+	if longest < 800 {
+		t.Errorf("the longest line has %d letters", longest)
+	}
+	for _, bar := range picture.Bars {
+		if bar.X+bar.Width > picture.Width {
+			t.Errorf("a bar ends at %v of %v", bar.X+bar.Width, picture.Width)
 		}
 	}
 }

@@ -23,6 +23,7 @@ type refused struct {
 // What Gorgonia implements for floats only, and what has no elements, is an error of New that says
 // what to do, not one of RunAll, and no panic.
 func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
+	const convert = "gorgonia.ConvType"
 	images := func(g *gorgonia.ExprGraph, dt tensor.Dtype, shape ...int) *gorgonia.Node {
 		return gorgonia.NewTensor(g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName("x"),
 			gorgonia.WithInit(gorgonia.RangedFrom(1)))
@@ -43,7 +44,27 @@ func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
 		}, []string{"im2col", "int", "Float32 and Float64 only"}},
 		{"an Int tensor times a number", func(g *gorgonia.ExprGraph) {
 			must(gorgonia.HadamardProd(images(g, tensor.Int, 2, 3), gorgonia.NewConstant(2)))
-		}, []string{"⊙", "a tensor and a number of int", "make both tensors of one shape", "gorgonia.ConvType"}},
+		}, []string{"⊙", "one operand is a tensor and one a number",
+			"x int(2, 3)", "make both tensors of one shape", "gorgonia.ConvType"}},
+		{"a product of Int", func(g *gorgonia.ExprGraph) {
+			must(gorgonia.Mul(images(g, tensor.Int, 2, 3), images(g, tensor.Int, 3, 2)))
+		}, []string{"A × B of x int(2, 3), x int(3, 2): Gorgonia computes it for Float32 and Float64 only",
+			convert}},
+		{"a sum over axes of products of Int", func(g *gorgonia.ExprGraph) {
+			x := images(g, tensor.Int, 2, 3)
+			must(gorgonia.Tensordot([]int{0}, []int{0}, x, x))
+		}, []string{"Tensordot", "x int(2, 3)", "Float32 and Float64 only", convert}},
+		{"a softmax of Uint8", func(g *gorgonia.ExprGraph) {
+			must(gorgonia.SoftMax(images(g, tensor.Uint8, 2, 3)))
+		}, []string{"Softmax", "x uint8(2, 3)", "Float32 and Float64 only", convert}},
+		{"a power of Int", func(g *gorgonia.ExprGraph) {
+			x := images(g, tensor.Int, 2, 3)
+			must(gorgonia.Pow(x, x))
+		}, []string{"^", "x int(2, 3), x int(2, 3)", "Float32 and Float64 only", convert}},
+		{"a sum of Bools", func(g *gorgonia.ExprGraph) {
+			x := gorgonia.NewVector(g, tensor.Bool, gorgonia.WithShape(3), gorgonia.WithName("mask"))
+			must(gorgonia.Add(x, x))
+		}, []string{"+", "mask bool(3)", "numbers only", convert}},
 		{"a variable without elements", func(g *gorgonia.ExprGraph) {
 			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3), gorgonia.WithName("empty"))
 			must(gorgonia.Square(x))
@@ -69,6 +90,24 @@ func (r refused) check(t *testing.T) {
 	for _, part := range r.want {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error does not say %q: %v", part, err)
+		}
+	}
+}
+
+// An error of one of Gorgonia's operations in a run says which one, of which operands, and what to do.
+func TestErrorsOfGorgoniaSayWhatToDo(t *testing.T) {
+	g := gorgonia.NewGraph()
+	mask := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Bool)),
+		gorgonia.WithName("mask"))
+	m := machine(t, g, vm.Keep(must(gorgonia.Sum(mask, 1))))
+	for range 3 {
+		err := m.RunAll()
+		for _, part := range []string{
+			"Σ[1] of mask bool(2, 3), by Gorgonia: ", "No methods found for Sum for bool", "gorgonia.ConvType",
+		} {
+			if err == nil || !strings.Contains(err.Error(), part) {
+				t.Errorf("%v does not say %q", err, part)
+			}
 		}
 	}
 }

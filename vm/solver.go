@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -127,7 +128,7 @@ func (s *solving) group() (err error) {
 	for i, n := range all {
 		if slices.Index(all, n) != i {
 			return fmt.Errorf("%w: the learnable %s is given twice: each step would update it "+
-				"twice", backend.ErrArgument, n.Name())
+				"twice", backend.ErrArgument, stock.Label(n))
 		}
 		if v := n.Value(); v != nil {
 			values[i], _ = dense(v) // RunAll says what is wrong with a value
@@ -157,7 +158,7 @@ func untied(learnables gorgonia.Nodes, values []backend.Buffer) error {
 	if i, k, tied := residence.Overlap(values); tied {
 		return fmt.Errorf("%w: the learnables %s and %s are one tensor, which each step would "+
 			"update twice: use one node in both places", backend.ErrArgument,
-			learnables[i].Name(), learnables[k].Name())
+			stock.Label(learnables[i]), stock.Label(learnables[k]))
 	}
 	return nil
 }
@@ -181,22 +182,28 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	if err != nil {
 		return nil, err
 	}
+	group := map[*gorgonia.Node]int{}
+	for k, g := range s.groups {
+		for _, n := range g.Params {
+			group[n] = k
+		}
+	}
 	parts, divided := m.parts()
 	scale, updates := m.scale(), make([]plan.Update, len(s.learnables))
 	for i, n := range s.learnables {
 		input := slices.Index(m.read.Inputs, n)
 		if input < 0 {
-			return nil, fmt.Errorf("vm: WithSolver: %v is not a variable of the machine's graph", n)
+			return nil, fmt.Errorf("vm: WithSolver: %s is not a variable of the machine's graph", stock.Label(n))
 		}
 		if autograd.Hooked(n) {
-			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: use the learnable itself and WithDataParallel, or call the solver's Step after Sync", backend.ErrUnsupported, n)
+			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %v (autograd's Hook), and the run would not wait for it: use the learnable itself and WithDataParallel, or call the solver's Step after Sync", backend.ErrUnsupported, stock.Label(n))
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
-			return nil, fmt.Errorf("vm: WithSolver: %v has no gradient: call gorgonia.Grad before vm.New", n)
+			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad before vm.New", stock.Label(n))
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
-			Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
+			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
 			Scale: scale, Rule: s.fusion.Update(i)}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
@@ -240,7 +247,7 @@ func (s *solving) bind(e *exec.Executor) error {
 	for i, n := range s.learnables {
 		memory, err := dense(n.Value())
 		if err != nil {
-			return fmt.Errorf("vm: the value of %s: %w", n.Name(), err)
+			return fmt.Errorf("vm: the value of %s: %w", stock.Label(n), err)
 		}
 		changed = changed || memory != s.params[i]
 		s.params[i] = memory

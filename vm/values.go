@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
@@ -28,20 +29,20 @@ func (in input) memory() (backend.Buffer, error) {
 	v := in.node.Value()
 	if v == nil {
 		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one "+
-			"with gorgonia.Let, or with Set if it is of layers.Tokens", in.node.Name())
+			"with gorgonia.Let, or with Set if it is of layers.Tokens", stock.Label(in.node))
 	}
 	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", in.node.Name(), v.Shape(), want)
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for another shape, such as a smaller last batch, make a second graph and machine whose parameters have the same tensors (see the example of vm.New)", stock.Label(in.node), v.Shape(), want)
 	}
 	if v.Dtype() != in.node.Dtype() {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", in.node.Name(), v.Dtype(), in.node.Dtype())
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v", stock.Label(in.node), v.Dtype(), in.node.Dtype())
 	}
 	if t, ok := v.(*tensor.Dense); ok && in.written && !residence.RowMajor(t) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a solver changes it: it must be contiguous", in.node.Name(), t.Strides())
+		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has the strides %v, and a solver changes it: it must be contiguous", stock.Label(in.node), t.Strides())
 	}
 	memory, err := dense(v)
 	if err != nil {
-		return memory, fmt.Errorf("vm: the value of %s: %w", in.node.Name(), err)
+		return memory, fmt.Errorf("vm: the value of %s: %w", stock.Label(in.node), err)
 	}
 	return memory, nil
 }
@@ -111,14 +112,14 @@ type shown struct {
 func (m *Machine) show(n *gorgonia.Node) error {
 	id, ok := m.read.Value(n)
 	if !ok {
-		return fmt.Errorf("vm: %v is not a node of the machine's graph that has a value", n)
+		return fmt.Errorf("vm: %s is not a node of the machine's graph that has a value", stock.Label(n))
 	}
 	if !slices.Contains(m.read.Computed, n) || slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n }) {
 		return nil
 	}
 	v, memory, err := newValue(n)
 	if err != nil {
-		return fmt.Errorf("vm: node %v: %w", n, err)
+		return fmt.Errorf("vm: node %s: %w", stock.Label(n), err)
 	}
 	m.shown = append(m.shown, shown{n, m.result(id), v, memory})
 	return nil

@@ -2,7 +2,9 @@
 package stock
 
 import (
+	"fmt"
 	"reflect"
+	"strings"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -10,6 +12,9 @@ import (
 
 // Path is the path of Gorgonia's module and package.
 const Path = "gorgonia.org/gorgonia"
+
+// Unnamed is what Gorgonia calls a variable without a name.
+const Unnamed = "%!s(<nil>)()"
 
 // The groups of nodes that gorgonia.Grad makes. Where it differentiates an operation by all
 // operands, it leaves some in the second one that nobody has asked for.
@@ -57,6 +62,26 @@ func Operands(n *gorgonia.Node) gorgonia.Nodes {
 		return nil
 	}
 	return *(*gorgonia.Nodes)(f.Addr().UnsafePointer())
+}
+
+// Label returns the name of a node for messages: "unnamed(2, 3)" for a variable without one.
+func Label(n *gorgonia.Node) string {
+	switch {
+	case n == nil:
+		return "nil"
+	case n.Op() == nil && n.Name() == Unnamed:
+		return fmt.Sprintf("unnamed%v", n.Shape())
+	}
+	return n.Name()
+}
+
+// Operation describes an operation of a node for messages: "A × B of x int(2, 3), y int(3, 4)".
+func Operation(n *gorgonia.Node) string {
+	var operands []string
+	for _, x := range Operands(n) {
+		operands = append(operands, fmt.Sprintf("%s %v%v", Label(x), x.Dtype(), x.Shape()))
+	}
+	return fmt.Sprintf("%v of %s", n.Op(), strings.Join(operands, ", "))
 }
 
 // Group returns the group that Gorgonia has put a node in, "" for another version of Gorgonia.

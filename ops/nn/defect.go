@@ -25,7 +25,7 @@ type Defect struct {
 // nn.Dropout".
 func (d Defect) String() string {
 	if d.Node.Op() == nil {
-		return fmt.Sprintf("%s: %s: use %s", d.Node.Name(), d.What, d.Instead)
+		return fmt.Sprintf("%s: %s: use %s", stock.Label(d.Node), d.What, d.Instead)
 	}
 	return fmt.Sprintf("%v: %s: use %s", d.Node.Op(), d.What, d.Instead)
 }

@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"errors"
 	"fmt"
 	"hash"
 	"hash/fnv"
@@ -36,6 +37,9 @@ type indexed interface {
 	indices() int
 }
 
+// mover is a Spec that only moves elements, whatever they are.
+type mover interface{ moves() }
+
 // gradient is a Spec that computes the gradient of one operand, and what it is applied to: numbers
 // of operands, result, or dy. An operand without a gradient has no Spec.
 type gradient struct {
@@ -54,7 +58,7 @@ type Op struct {
 	Spec  Spec
 	In    []tensor.Shape // of the operands
 	Out   tensor.Shape   // of the result
-	DType tensor.Dtype   // of all but indices: Float32 or Float64
+	DType tensor.Dtype   // of all but indices: Float32 or Float64, or integers that are moved
 }
 
 var (
@@ -116,8 +120,8 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 		}
 		return nil
 	}
-	if dt != tensor.Float32 && dt != tensor.Float64 {
-		return fmt.Errorf("%w: operand %d is %v: operations are for Float32 and Float64", ops.ErrDType, i, dt)
+	if err := o.computes(dt); err != nil {
+		return fmt.Errorf("%w: operand %d is %v: %w", ops.ErrDType, i, dt, err)
 	}
 	if o.DType.Type != nil && o.DType != dt {
 		return fmt.Errorf("%w: operand %d is %v, another one is %v", ops.ErrDType, i, dt, o.DType)
@@ -125,6 +129,19 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	o.DType = dt
 	return nil
 }
+
+// computes returns what is wrong with a dtype of operands.
+func (o *Op) computes(dt tensor.Dtype) error {
+	switch _, moves := o.Spec.(mover); {
+	case isFloat(dt), moves && (dt == tensor.Int || dt == tensor.Int64 || dt == tensor.Int32):
+		return nil
+	case moves:
+		return errors.New("it can be Float32, Float64, Int, Int64 or Int32")
+	}
+	return errors.New("this operation is for Float32 and Float64")
+}
+
+func isFloat(dt tensor.Dtype) bool { return dt == tensor.Float32 || dt == tensor.Float64 }
 
 // indices returns the number of the operand that has indices, -1 if none has.
 func (o *Op) indices() int {
@@ -183,7 +200,7 @@ func (o *Op) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	}
 	var y gorgonia.Value
 	var err error
-	if o.DType == tensor.Float32 {
+	if o.DType.Size() == 4 { // integers are moved as floats of their size
 		y, err = run(o, inputs, o.Spec.f32)
 	} else {
 		y, err = run(o, inputs, o.Spec.f64)
@@ -259,12 +276,12 @@ func (o *Op) Draws() any {
 	return nil
 }
 
-// DiffWRT says that all operands but indices have a gradient. Where there is none, asking for it
+// DiffWRT says that all operands but integers have a gradient. Where there is none, asking for it
 // gives an error that says why.
 func (o *Op) DiffWRT(int) []bool {
 	which := make([]bool, len(o.In))
 	for i := range which {
-		which[i] = i != o.indices()
+		which[i] = isFloat(o.dtype(i))
 	}
 	return which
 }

@@ -20,7 +20,9 @@ import (
 // A negative axis counts from the last. gorgonia.Slice merges slices whose bounds differ by a
 // multiple of 256, and drops the last element where step does not divide the length.
 //
-// Gradient: dy at the elements that were taken, zeros elsewhere.
+// x may be Float32, Float64, Int, Int64 or Int32, as labels are.
+//
+// Gradient: dy at the elements that were taken, zeros elsewhere. Integers have none.
 // Cost: a copy of y; backward a copy of x.
 // Errors: [ops.ErrShape] if x has no such axis or no such elements; [ops.ErrDType].
 func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -38,7 +40,7 @@ func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error)
 //
 // A negative axis counts from the last. [Concat] is the inverse.
 //
-// Gradient and cost: those of [Slice], for each part. Errors: [ops.ErrShape] if x has no such axis,
+// Dtypes, gradient and cost: those of [Slice], for each part. Errors: [ops.ErrShape] if x has no such axis,
 // a length is less than 1 or they do not add up to that of x; [ops.ErrDType].
 func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	axis, err := resolve(axis, x)
@@ -73,9 +75,9 @@ func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 //	in   x[k]  [d..., n[k], e...]
 //	out  y     [d..., sum of n, e...]
 //
-// A negative axis counts from the last. [Split] is the inverse.
+// A negative axis counts from the last. [Split] is the inverse. All x have one dtype of [Slice].
 //
-// Gradient: the part of dy that came from x[k].
+// Gradient: the part of dy that came from x[k]. Integers have none.
 // Cost: a copy of y; backward a copy of dy.
 // Errors: [ops.ErrShape] if there is no node, no such axis, or other lengths differ; [ops.ErrDType].
 func Concat(axis int, x ...*gorgonia.Node) (*gorgonia.Node, error) {
@@ -116,6 +118,8 @@ func (s SliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 func (s SliceSpec) gradients(in []tensor.Shape) []gradient {
 	return []gradient{{UnsliceSpec{s.Axis, s.Start, s.Step, in[0][s.Axis]}, []int{dy}}}
 }
+
+func (s SliceSpec) moves() {}
 
 func (s SliceSpec) f32(y array[float32], x []array[float32]) error { return slice(s, y, x[0]) }
 func (s SliceSpec) f64(y array[float64], x []array[float64]) error { return slice(s, y, x[0]) }
@@ -201,6 +205,8 @@ func (s ConcatSpec) gradients(in []tensor.Shape) []gradient {
 	}
 	return g
 }
+
+func (s ConcatSpec) moves() {}
 
 func (s ConcatSpec) f32(y array[float32], x []array[float32]) error { return concat(s, y, x) }
 func (s ConcatSpec) f64(y array[float64], x []array[float64]) error { return concat(s, y, x) }

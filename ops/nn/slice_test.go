@@ -2,6 +2,8 @@ package nn
 
 import (
 	"errors"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -130,8 +132,51 @@ func TestSliceErrors(t *testing.T) {
 	checkRefused(t, err, backend.ErrArgument, "there is nothing to join")
 	_, err = Concat(0, x, count(2, 3).node(g, "z", tensor.Float32))
 	checkRefused(t, err, ops.ErrDType, "operand 1 is float32, another one is float64")
-	_, err = Slice(0, 0, 1, 1, indices([]int{2}, 0, 1).node(g, "i", tensor.Int))
-	checkRefused(t, err, ops.ErrDType, "operand 0 is int")
+	_, err = Slice(0, 0, 1, 1, gorgonia.NewVector(g, tensor.Uint8, gorgonia.WithShape(2)))
+	checkRefused(t, err, ops.ErrDType, "operand 0 is uint8: it can be Float32, Float64, Int, Int64 or Int32")
+	_, err = SoftMax(0, indices([]int{2}, 0, 1).node(g, "i", tensor.Int))
+	checkRefused(t, err, ops.ErrDType, "operand 0 is int: this operation is for Float32 and Float64")
+	_, err = Concat(0, x, indices([]int{1, 3}, 0, 1, 2).node(g, "j", tensor.Int))
+	checkRefused(t, err, ops.ErrDType, "operand 1 is int, another one is float64")
+}
+
+// Slices, parts and joins of integers keep every bit, and the tape machine runs them.
+func TestIntegersAreMoved(t *testing.T) {
+	const far = 1<<62 + 1 // which no float has
+	for _, test := range []struct {
+		backing, want any
+	}{
+		{[]int{1, 2, far, -4, 5, -far}, []int{far, 2, -far, 5}},
+		{[]int64{1, 2, far, -4, 5, -far}, []int64{far, 2, -far, 5}},
+		{[]int32{1, 2, -1 << 31, -4, 5, 1<<31 - 1}, []int32{-1 << 31, 2, 1<<31 - 1, 5}},
+	} {
+		g := gorgonia.NewGraph()
+		x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 3), tensor.WithBacking(test.backing)), gorgonia.WithName("x"))
+		parts, err := Split(1, []int{1, 1, 1}, x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		y, err := Concat(1, parts[2], parts[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if y.Op().(*Op).DiffWRT(2)[0] {
+			t.Errorf("a join of %v has a gradient", x.Dtype())
+		}
+		var v gorgonia.Value
+		gorgonia.Read(y, &v)
+		m := gorgonia.NewTapeMachine(g)
+		for range 3 {
+			if err := m.RunAll(); err != nil {
+				t.Fatal(err)
+			}
+			if !reflect.DeepEqual(v.Data(), test.want) || !slices.Equal(v.Shape(), tensor.Shape{2, 2}) {
+				t.Errorf("columns 2 and 1 of %v are %v of shape %v, want %v", x.Dtype(), v.Data(), v.Shape(), test.want)
+			}
+			m.Reset()
+		}
+		_ = m.Close()
+	}
 }
 
 // A value that does not fit the node is an error that names both shapes.

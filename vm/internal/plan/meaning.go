@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -17,81 +16,84 @@ import (
 // The elements of a value have an order, the row-major one, in which it is one long list. A reshape
 // is then nothing, and every other view is a way to read a list: see [tensor].
 type meaning struct {
-	instrs  map[instruction]int32
-	terms   map[term]int32
-	lists   map[list]int32
-	shapes  map[ir.Dims]int32
-	layouts map[axes]int32
-	known   map[strided]int32 // layouts by shape and strides
-	plain   map[[2]int]int32  // layouts of a whole list, by its length and how often each element comes
-	fewer   map[[2]int]int32  // layouts without repetitions, by layout and how many
-	axes    []axes            // by layout
-	made    []instruction     // by number: how it is computed, if element by element
-	copies  map[int32]tensor  // what a copy is one of
+	made    numbers[term] // how values are computed
+	ops     map[ir.Op]int // numbers of operations
+	shapes  numbers[ir.Dims]
+	layouts numbers[axes]
+	lists   [32]list // some of the layouts that were asked for last
 	scratch fuse.Program
-	values  []tensor // of the instructions of a loop
+	loads   []tensor     // of the operands of a loop
+	places  []fuse.Value // of these in the scratch program
+	values  []tensor     // of the instructions of a loop
 }
 
-// tensor is a list of elements: those of a computed list (value) that a layout names, from element
-// off on.
-type tensor struct {
-	value, layout int32
-	off           int
-}
+// tensor is a list of elements: those of a computed list (value) that a layout names.
+type tensor struct{ value, layout int32 }
 
-// axes is a layout: which elements the list has, with axes of neighbours that could be one taken
-// together, and none of length 1. Two layouts name the same elements only if they are equal.
+// axes is a layout: which elements the list has, from element off on, with axes of neighbours that
+// could be one taken together, and none of length 1. Two layouts name the same elements only if
+// they are equal.
 type axes struct {
-	n    int
-	at   [ir.MaxDims]struct{ size, stride int }
+	off  int
+	n    int32
 	many bool // more axes than there is room for
+	at   [ir.MaxDims]struct{ size, stride int }
 }
 
-// strided is a layout as operands give it.
-type strided struct{ shape, strides ir.Dims }
+// list is the layout of n elements, each repeated: its number plus 1.
+type list struct {
+	n, repeated int
+	layout      int32
+}
 
-// instruction is a value that is computed element by element.
-type instruction struct {
-	op    fuse.Op
+// term is how a value is computed, or a list of operands.
+type term struct {
+	form  form
+	op    fuse.Op // element by element
 	dtype backend.DType
-	bits  uint64
+	bits  uint64 // of a constant or of another operation, or which of several values it is
 	args  [4]tensor
 }
 
-// term is a value that is computed in another way: by an operation, from a list of operands.
-type term struct {
-	op     ir.Op
-	dtype  backend.DType
-	shape  int32
-	args   int32
-	effect int // how many effects there were before it, if it has one
+// form says what a term is.
+type form uint8
+
+const (
+	byFunction  form = iota // of args, element by element
+	fromOutside             // number bits of what args say
+	byReduction             // of args
+	byCopy                  // of args, whose layout no other layout can read through
+	besides                 // value number bits of the operation that gives args
+	byExchange              // of args, in bucket number bits
+	byOperation             // number bits, of a list of operands
+	operandList             // a list, and one operand more
+)
+
+// hash returns a hash of what is in use.
+func (t *term) hash() hash {
+	h := hash(0).and(uint64(t.form) | uint64(t.op)<<8 | uint64(t.dtype)<<16).and(t.bits)
+	for i := range t.args {
+		if t.args[i] == (tensor{}) {
+			break
+		}
+		h = h.and(uint64(t.args[i].value) | uint64(t.args[i].layout)<<32)
+	}
+	return h
 }
 
-// list is operands: those before, and one more.
-type list struct {
-	before int32
-	arg    tensor
-	shape  int32
-	dtype  backend.DType
-}
-
-// before is what lies in memory that is not the arena's when a run begins: a vector of a solver, a
-// sum of runs.
-type before struct {
+// memory is what a run finds that is not the arena's: a variable, a vector of a solver, a sum of
+// runs.
+type memory struct {
 	kind          Kind
 	index, vector int
 }
 
-// String implements [ir.Op].
-func (b before) String() string { return fmt.Sprintf("kind %d of variable %d", b.kind, b.index) }
-
 // newMeaning has room for about n values.
 func newMeaning(n int) *meaning {
-	return &meaning{
-		instrs: make(map[instruction]int32, n), terms: make(map[term]int32, n/2), lists: make(map[list]int32, n/2), shapes: map[ir.Dims]int32{},
-		layouts: map[axes]int32{}, known: map[strided]int32{}, plain: map[[2]int]int32{}, fewer: map[[2]int]int32{}, copies: map[int32]tensor{},
-		made: make([]instruction, 0, 2*n),
-	}
+	return &meaning{made: newNumbers[term](n + n/2), ops: map[ir.Op]int{},
+		shapes: newNumbers[ir.Dims](16), layouts: newNumbers[axes](32),
+		loads: make([]tensor, 0, 16), values: make([]tensor, 0, 32),
+		scratch: fuse.Program{Shape: make([]int, 0, ir.MaxDims), Code: make([]fuse.Instr, 0, 16)}}
 }
 
 // add puts an axis inside of the others.
@@ -102,7 +104,7 @@ func (a *axes) add(size, stride int) {
 	case last >= 0 && a.at[last].stride == size*stride:
 		a.at[last].size *= size
 		a.at[last].stride = stride
-	case a.n == len(a.at):
+	case int(a.n) == len(a.at):
 		a.many = true
 	default:
 		a.at[a.n].size, a.at[a.n].stride = size, stride
@@ -127,74 +129,86 @@ func (a *axes) repeats() int {
 	return 1
 }
 
-// layout returns the number of a layout.
-func (m *meaning) layout(a axes) int32 {
-	id, ok := m.layouts[a]
-	if !ok {
-		id = int32(len(m.axes))
-		m.layouts[a], m.axes = id, append(m.axes, a)
+// span returns the number of elements from the first one that are reached over.
+func (a *axes) span() int {
+	last := 0
+	for _, x := range a.at[:a.n] {
+		if x.size == 0 {
+			return 0
+		}
+		last += (x.size - 1) * x.stride
 	}
-	return id
+	return last + 1
 }
 
-// strided returns the layout of a shape whose axes have strides.
-func (m *meaning) strided(shape, strides ir.Dims) int32 {
-	id, ok := m.known[strided{shape, strides}]
-	if !ok {
-		var a axes
-		for i := range shape.Len() {
-			a.add(shape.At(i), strides.At(i))
-		}
-		id = m.layout(a)
-		m.known[strided{shape, strides}] = id
+// layout returns the number of a layout.
+func (m *meaning) layout(a *axes) int32 {
+	h := hash(0).and(uint64(a.off))
+	for _, x := range a.at[:a.n] {
+		h = h.and(uint64(x.size)).and(uint64(x.stride))
 	}
-	return id
+	return m.layouts.of(a, h)
+}
+
+// looped is strided for a loop.
+func looped(off int, shape, strides []int) axes {
+	a := axes{off: off}
+	for i, size := range shape {
+		a.add(size, strides[i])
+	}
+	return a
+}
+
+// strided returns the layout of a shape whose axes have strides, from element off on.
+func strided(off int, shape, strides ir.Dims) axes {
+	a := axes{off: off}
+	for i := range shape.Len() {
+		a.add(shape.At(i), strides.At(i))
+	}
+	return a
 }
 
 // list returns the layout of n elements, each repeated.
 func (m *meaning) list(n, repeated int) int32 {
-	id, ok := m.plain[[2]int{n, repeated}]
-	if !ok {
+	last := &m.lists[hash(n).and(uint64(repeated))>>32%hash(len(m.lists))]
+	if last.n != n || last.repeated != repeated || last.layout == 0 {
 		var a axes
 		a.add(n, 1)
 		a.add(repeated, 0)
-		id = m.layout(a)
-		m.plain[[2]int{n, repeated}] = id
+		*last = list{n, repeated, m.layout(&a) + 1}
 	}
-	return id
+	return last.layout - 1
+}
+
+// once takes n repetitions of each element away.
+func (a *axes) once(n int) {
+	if a.n--; a.at[a.n].size > n {
+		a.at[a.n].size /= n
+		a.n++
+	} else {
+		a.at[a.n].size, a.at[a.n].stride = 0, 0
+	}
 }
 
 // once returns the layout without n repetitions of each element.
 func (m *meaning) once(layout int32, n int) int32 {
-	if n == 1 {
-		return layout
-	}
-	id, ok := m.fewer[[2]int{int(layout), n}]
-	if !ok {
-		a := m.axes[layout]
-		if a.n--; a.at[a.n].size > n {
-			a.at[a.n].size /= n
-			a.n++
-		} else {
-			a.at[a.n].size, a.at[a.n].stride = 0, 0
-		}
-		id = m.layout(a)
-		m.fewer[[2]int{int(layout), n}] = id
-	}
-	return id
+	a := m.layouts.keys[layout]
+	a.once(n)
+	return m.layout(&a)
 }
 
 // size returns the number of elements of a tensor.
-func (m *meaning) size(t tensor) int { return m.axes[t.layout].size() }
+func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 
-// read returns the elements of t at the places that a layout names, from place off on.
-func (m *meaning) read(t tensor, off int, layout int32) tensor {
-	y, ok := m.through(t, off, layout)
+// read returns the elements of t at the places that a layout names.
+func (m *meaning) read(t tensor, a *axes) tensor {
+	y, ok := m.through(t, a)
 	if !ok {
-		y = tensor{m.copy(t), layout, off}
+		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), m.layout(a)}
 	}
-	for of, copied := m.copies[y.value]; copied; of, copied = m.copies[y.value] {
-		inner, ok := m.through(of, y.off, y.layout)
+	for of := &m.made.keys[y.value]; of.form == byCopy; of = &m.made.keys[y.value] {
+		b := m.layouts.keys[y.layout]
+		inner, ok := m.through(of.args[0], &b)
 		if !ok {
 			break
 		}
@@ -203,24 +217,22 @@ func (m *meaning) read(t tensor, off int, layout int32) tensor {
 	return y
 }
 
-// copy returns the number of the list of a tensor's elements.
-func (m *meaning) copy(t tensor) int32 {
-	n := m.term(term{op: ir.Copy{}, args: m.operand(0, t, ir.Dims{}, 0)})
-	m.copies[n] = t
-	return n
-}
-
-// through returns read(t, off, layout) as elements of the list that t has its elements of; false if
-// no layout names them. Places of t have one digit for each of its axes, and reading along an axis
+// through returns read(t, a) as elements of the list that t has its elements of; false if no
+// layout names them. Places of t have one digit for each of its axes, and reading along an axis
 // must change digits without a carry.
-func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
-	of := &m.axes[t.layout]
+func (m *meaning) through(t tensor, a *axes) (tensor, bool) {
+	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
-		return tensor{t.value, layout, t.off + off}, true
+		if of.off == 0 {
+			return tensor{t.value, m.layout(a)}, true
+		}
+		y := *a
+		y.off += of.off
+		return tensor{t.value, m.layout(&y)}, true
 	}
 	var place [ir.MaxDims]int // the size of what is inside of each axis
 	inside := 1
-	for j := of.n - 1; j >= 0; j-- {
+	for j := int(of.n) - 1; j >= 0; j-- {
 		place[j] = inside
 		inside *= of.at[j].size
 	}
@@ -233,12 +245,11 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 		}
 		return stride
 	}
-	from := follow(off, 1)
-	var y axes
-	for _, x := range m.axes[layout].at[:m.axes[layout].n] {
+	y := axes{off: of.off + follow(a.off, 1)}
+	for _, x := range a.at[:a.n] {
 		outer := x
 		var parts []struct{ size, stride int } // of what is read along one axis, one for each axis of t
-		for j := of.n - 1; j > 0; j-- {
+		for j := int(of.n) - 1; j > 0; j-- {
 			carry := place[j-1] // from the axis j
 			if outer.stride == 0 || outer.stride >= carry || carry%outer.stride != 0 {
 				continue
@@ -260,63 +271,68 @@ func (m *meaning) through(t tensor, off int, layout int32) (tensor, bool) {
 			return tensor{}, false
 		}
 	}
-	return tensor{t.value, m.layout(y), t.off + from}, !y.many
+	return tensor{t.value, m.layout(&y)}, !y.many
 }
 
-// number returns a new number, or that of an equal instruction.
-func (m *meaning) number(i instruction) int32 {
-	n, ok := m.instrs[i]
-	if !ok {
-		n = int32(len(m.made))
-		m.instrs[i], m.made = n, append(m.made, i)
-	}
-	return n
-}
+// number returns the number of a term.
+func (m *meaning) number(t *term) int32 { return m.made.of(t, t.hash()) }
 
-// term returns a new number, or that of an equal term.
-func (m *meaning) term(t term) int32 {
-	n, ok := m.terms[t]
+// apply returns the number of an operation on a list of operands, after some effects if it has
+// one.
+func (m *meaning) apply(op ir.Op, d backend.DType, shape ir.Dims, operands int32,
+	effects int) int32 {
+	n, ok := m.ops[op]
 	if !ok {
-		n = int32(len(m.made))
-		m.terms[t], m.made = n, append(m.made, instruction{})
+		n = len(m.ops)
+		m.ops[op] = n
 	}
-	return n
+	return m.number(&term{form: byOperation, dtype: d, bits: uint64(n) | uint64(effects)<<32,
+		args: [4]tensor{{operands, m.shape(shape)}}})
 }
 
 // operand returns a list with one operand more.
 func (m *meaning) operand(before int32, t tensor, shape ir.Dims, dtype backend.DType) int32 {
-	l := list{before, t, m.shape(shape), dtype}
-	n, ok := m.lists[l]
-	if !ok {
-		n = int32(len(m.lists) + 1)
-		m.lists[l] = n
-	}
-	return n
+	return m.number(&term{form: operandList, dtype: dtype,
+		args: [4]tensor{t, {before, m.shape(shape)}}})
 }
 
+// shape returns the number of a shape.
 func (m *meaning) shape(s ir.Dims) int32 {
-	n, ok := m.shapes[s]
-	if !ok {
-		n = int32(len(m.shapes))
-		m.shapes[s] = n
+	h := hash(0)
+	for i := range s.Len() {
+		h = h.and(uint64(s.At(i)))
 	}
-	return n
+	return m.shapes.of(&s, h)
 }
 
 // outside returns n elements that come from outside.
-func (m *meaning) outside(op ir.Op, d backend.DType, n int) tensor {
-	return tensor{m.term(term{op: op, dtype: d}), m.list(n, 1), 0}
+func (m *meaning) outside(of memory, d backend.DType, n int) tensor {
+	return tensor{m.origin(of, d), m.list(n, 1)}
+}
+
+// origin returns the number of what a run finds in memory.
+func (m *meaning) origin(of memory, d backend.DType) int32 {
+	return m.number(&term{form: fromOutside, dtype: d, bits: uint64(of.index),
+		args: [4]tensor{{int32(of.kind), int32(of.vector)}}})
+}
+
+// result returns n elements that an operation gives besides those of x.
+func (m *meaning) result(index int, x tensor, n int) tensor {
+	value := m.number(&term{form: besides, bits: uint64(index), args: [4]tensor{x}})
+	return tensor{value, m.list(n, 1)}
 }
 
 // constant is a number, n times.
 func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
-	return tensor{m.number(instruction{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n), 0}
+	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n)}
 }
 
 // fold returns the reduction of t, whose elements are those of a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
-func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int, reduced func(axis int) bool) (y int32, n int) {
-	var sizes ir.Dims // of kept axes, and of reduced ones less than 0
+func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
+	reduced func(axis int) bool) (y int32, n int) {
+	var sizes [ir.MaxDims]int // of kept axes, and of reduced ones less than 0
+	last := -1
 	n = 1
 	for i, size := range shape {
 		if size == 1 {
@@ -328,13 +344,16 @@ func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []i
 		} else {
 			n *= size
 		}
-		if last := sizes.Len() - 1; last >= 0 && sizes.At(last)*sign > 0 {
-			sizes = sizes.With(last, sizes.At(last)*size)
+		if last >= 0 && sizes[last]*sign > 0 {
+			sizes[last] *= size
 		} else {
-			sizes = sizes.Insert(sizes.Len(), sign*size)
+			last++
+			sizes[last] = sign * size
 		}
 	}
-	return m.term(term{op: ir.Reduce{Op: op, Axes: sizes}, dtype: d, args: m.operand(0, t, ir.Dims{}, 0)}), n
+	shape = sizes[:last+1]
+	return m.number(&term{form: byReduction, dtype: d, bits: uint64(op),
+		args: [4]tensor{t, {0, m.shape(ir.Of(shape...))}}}), n
 }
 
 // run returns what each instruction of a loop computes, until the next call. loads are what the
@@ -345,25 +364,28 @@ func (m *meaning) run(p *fuse.Program, loads []tensor) []tensor {
 		n *= size
 	}
 	values := m.values[:0]
-	for _, c := range p.Code {
+	for i := range p.Code {
+		c := &p.Code[i]
 		switch {
 		case c.Op == fuse.Load:
 			values = append(values, loads[c.Args[0]])
 		case c.Op == fuse.Const:
 			values = append(values, m.constant(c.Type, c.Bits, n))
 		case c.Op == fuse.Index:
-			places := tensor{layout: m.strided(ir.Of(p.Shape...), ir.Of(p.Indices[c.Args[0]]...))}
-			values = append(values, m.elementwise(instruction{op: c.Op, dtype: c.Type}, n, places))
+			places := looped(0, p.Shape, p.Indices[c.Args[0]])
+			t := term{op: c.Op, dtype: c.Type, args: [4]tensor{{layout: m.layout(&places)}}}
+			values = append(values, m.elementwise(&t, 1, n))
 		case c.Op.FoldsRows():
 			last := len(p.Shape) - 1
-			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape, func(axis int) bool { return axis == last })
-			values = append(values, tensor{sum, m.list(rows, p.Shape[last]), 0})
+			sum, rows := m.fold(rowFold(c.Op), c.Type, values[c.Args[0]], p.Shape,
+				func(axis int) bool { return axis == last })
+			values = append(values, tensor{sum, m.list(rows, p.Shape[last])})
 		default:
-			var args [4]tensor
-			for i, a := range c.Args[:c.Op.Operands()] {
-				args[i] = values[a]
+			t, operands := term{op: c.Op, dtype: c.Type, bits: c.Bits}, c.Op.Operands()
+			for i, a := range c.Args[:operands] {
+				t.args[i] = values[a]
 			}
-			values = append(values, m.elementwise(instruction{op: c.Op, dtype: c.Type, bits: c.Bits}, n, args[:c.Op.Operands()]...))
+			values = append(values, m.elementwise(&t, operands, n))
 		}
 	}
 	m.values = values
@@ -382,34 +404,44 @@ func rowFold(o fuse.Op) backend.ReduceOp {
 
 // elementwise returns an instruction's value for n elements. What its operands repeat is computed
 // once: a loop over rows has it once for each row, and a program may have it once, too.
-func (m *meaning) elementwise(i instruction, n int, args ...tensor) tensor {
+func (m *meaning) elementwise(t *term, operands, n int) tensor {
 	repeated := n
-	for _, a := range args {
-		repeated = gcd(repeated, m.axes[a.layout].repeats())
+	for _, a := range t.args[:operands] {
+		if repeated > 1 {
+			repeated = gcd(repeated, m.layouts.keys[a.layout].repeats())
+		}
 	}
-	for k, a := range args {
-		a.layout = m.once(a.layout, repeated)
-		i.args[k] = a
+	if repeated > 1 {
+		n /= repeated
+		for k := range operands {
+			t.args[k].layout = m.once(t.args[k].layout, repeated)
+		}
 	}
-	return tensor{m.number(i), m.list(n/repeated, repeated), 0}
+	return tensor{m.number(t), m.list(n, repeated)}
 }
 
 func gcd(a, b int) int {
-	for b > 0 {
+	for b > 1 {
 		a, b = b, a%b
+	}
+	if b == 1 { // as it mostly is
+		return 1
 	}
 	return a
 }
 
 // do returns op(args...), element by element, in the dtype of the last operand.
 func (m *meaning) do(op fuse.Op, d backend.DType, args ...tensor) tensor {
-	return m.elementwise(instruction{op: op, dtype: fuse.Type(d)}, m.size(args[0]), args...)
+	t := term{op: op, dtype: fuse.Type(d)}
+	copy(t.args[:], args)
+	return m.elementwise(&t, len(args), m.size(args[0]))
 }
 
 // program returns what each value of a program is, and its effects.
 func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 	values = make([]tensor, len(p.Values))
-	for i, v := range p.Values {
+	for i := range p.Values {
+		v := &p.Values[i]
 		switch {
 		case ir.Leaf(v.Op):
 			values[i] = m.leaf(v.Op, v.DType, v.Shape.Size())
@@ -418,7 +450,7 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 		case ir.Elementwise(v.Op):
 			values[i] = m.element(p, v, values)
 		default:
-			values[i] = m.operation(p, v, values, &done)
+			values[i] = m.other(p, v, values, &done)
 		}
 	}
 	return values, done
@@ -426,41 +458,61 @@ func (m *meaning) program(p *ir.Program) (values []tensor, done effects) {
 
 // leaf returns a value from outside.
 func (m *meaning) leaf(op ir.Op, d backend.DType, n int) tensor {
-	if s, ok := op.(ir.Scalar); ok {
-		m.reset(nil)
-		c := m.scratch.Code[m.scratch.Const(fuse.Type(d), s.Float())]
-		return m.constant(c.Type, c.Bits, n)
+	switch op := op.(type) {
+	case ir.Input:
+		return m.outside(memory{Input, op.Index, 0}, d, n)
+	case ir.Constant:
+		return m.outside(memory{Constant, op.Index, 0}, d, n)
 	}
-	return m.outside(op, d, n)
+	return m.float(d, op.(ir.Scalar).Float(), n)
+}
+
+// float returns n times a number.
+func (m *meaning) float(d backend.DType, x float64, n int) tensor {
+	m.reset(ir.Dims{})
+	c := m.scratch.Code[m.scratch.Const(fuse.Type(d), x)]
+	return m.constant(c.Type, c.Bits, n)
 }
 
 // reset makes the scratch program an empty one over a shape.
-func (m *meaning) reset(shape []int) {
-	m.scratch = fuse.Program{Shape: shape, Code: m.scratch.Code[:0], Indices: m.scratch.Indices[:0]}
+func (m *meaning) reset(shape ir.Dims) {
+	m.loads, m.scratch.Shape = m.loads[:0], m.scratch.Shape[:0]
+	m.scratch.Code, m.scratch.Indices = m.scratch.Code[:0], m.scratch.Indices[:0]
+	for i := range shape.Len() {
+		m.scratch.Shape = append(m.scratch.Shape, shape.At(i))
+	}
+}
+
+// load adds an operand to the scratch program.
+func (m *meaning) load(x tensor, d backend.DType) fuse.Value {
+	m.scratch.Code = append(m.scratch.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(d),
+		Args: [4]fuse.Value{len(m.loads)}})
+	m.loads = append(m.loads, x)
+	return len(m.scratch.Code) - 1
 }
 
 // element returns a value that is computed element by element.
-func (m *meaning) element(p *ir.Program, v ir.Value, values []tensor) tensor {
-	m.reset(v.Shape.Slice())
-	loads, args := make([]tensor, 0, 3), make([]fuse.Value, 0, 3)
-	for k, a := range v.Args {
-		loads = append(loads, values[a])
-		args = append(args, k)
-		m.scratch.Code = append(m.scratch.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(p.Values[a].DType), Args: [4]fuse.Value{k}})
+func (m *meaning) element(p *ir.Program, v *ir.Value, values []tensor) tensor {
+	m.reset(v.Shape)
+	m.places = m.places[:0]
+	for _, a := range v.Args {
+		m.places = append(m.places, m.load(values[a], p.Values[a].DType))
 	}
-	y := compute(&m.scratch, v, args)
-	return m.run(&m.scratch, loads)[y]
+	y := compute(&m.scratch, *v, m.places)
+	return m.run(&m.scratch, m.loads)[y]
 }
 
 // view returns a value that shares the memory of its operand.
-func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
-	x, shape := values[v.Args[0]], p.Values[v.Args[0]].Shape
-	off, strides := 0, shape.Strides()
+func (m *meaning) view(p *ir.Program, v *ir.Value, values []tensor) tensor {
+	x, shape := values[v.Args[0]], &p.Values[v.Args[0]].Shape
 	switch op := v.Op.(type) {
 	case ir.Reshape:
 		return x
 	case ir.Result:
-		return tensor{m.term(term{op: op, args: m.operand(0, x, ir.Dims{}, 0)}), m.list(v.Shape.Size(), 1), 0}
+		return m.result(op.Index, x, v.Shape.Size())
+	}
+	off, strides := 0, shape.Strides()
+	switch op := v.Op.(type) {
 	case ir.Permute:
 		rows := strides
 		for i := range op.Axes.Len() {
@@ -476,40 +528,42 @@ func (m *meaning) view(p *ir.Program, v ir.Value, values []tensor) tensor {
 			}
 		}
 	}
-	return m.read(x, off, m.strided(v.Shape, strides))
+	a := strided(off, v.Shape, strides)
+	return m.read(x, &a)
 }
 
-// operation returns a value of any other kind.
-func (m *meaning) operation(p *ir.Program, v ir.Value, values []tensor, done *effects) tensor {
+// other returns a value of any other kind.
+func (m *meaning) other(p *ir.Program, v *ir.Value, values []tensor, done *effects) tensor {
 	if r, ok := v.Op.(ir.Reduce); ok {
-		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], p.Values[v.Args[0]].Shape.Slice(), r.Axes.Has)
-		return tensor{y, m.list(n, 1), 0}
+		m.reset(p.Values[v.Args[0]].Shape)
+		y, n := m.fold(r.Op, fuse.Type(v.DType), values[v.Args[0]], m.scratch.Shape, r.Axes.Has)
+		return tensor{y, m.list(n, 1)}
 	}
 	args := int32(0)
 	for _, a := range v.Args {
 		args = m.operand(args, values[a], p.Values[a].Shape, p.Values[a].DType)
 	}
-	y := done.term(m, term{op: v.Op, dtype: v.DType, shape: m.shape(v.Shape), args: args})
-	return tensor{y, m.list(v.Shape.Size(), 1), 0}
+	y := done.apply(m, v.Op, v.DType, v.Shape, args)
+	return tensor{y, m.list(v.Shape.Size(), 1)}
 }
 
 // effects are the terms of operations with an effect, in the order in which they run.
 type effects []int32
 
-// term is [meaning.term]. Operations with an effect are not equal: they differ in how many were
-// before.
-func (e *effects) term(m *meaning, t term) int32 {
-	if !ir.Effect(t.op) || t.op.(ir.Opaque).Index == Squares {
-		return m.term(t)
+// apply is [meaning.apply]. Operations with an effect are not equal: they differ in how
+// many were before.
+func (e *effects) apply(m *meaning, op ir.Op, d backend.DType, shape ir.Dims,
+	operands int32) int32 {
+	if !ir.Effect(op) || op.(ir.Opaque).Index == Squares {
+		return m.apply(op, d, shape, operands, 0)
 	}
-	t.effect = len(*e) + 1
-	*e = append(*e, m.term(t))
-	return (*e)[t.effect-1]
+	*e = append(*e, m.apply(op, d, shape, operands, len(*e)+1))
+	return (*e)[len(*e)-1]
 }
 
 // leaves returns what a sum is one of, however its additions are nested.
 func (m *meaning) leaves(sum tensor) (all []tensor) {
-	if i := m.made[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
+	if i := m.made.keys[sum.value]; i.op == fuse.Add && m.size(sum) == 1 {
 		return slices.Concat(m.leaves(i.args[0]), m.leaves(i.args[1]))
 	}
 	return []tensor{sum}

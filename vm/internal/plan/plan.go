@@ -71,10 +71,11 @@ func (r Ref) Dense() bool {
 func (r Ref) Span() int {
 	last := 0
 	for i := range r.Shape.Len() {
-		if r.Shape.At(i) == 0 {
+		size := r.Shape.At(i)
+		if size == 0 {
 			return 0
 		}
-		last += (r.Shape.At(i) - 1) * r.Strides.At(i)
+		last += (size - 1) * r.Strides.At(i)
 	}
 	return last + 1
 }

@@ -238,6 +238,42 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 	}
 }
 
+// TestUpdatesOfOneGroupAreProvenByItsRule: also one whose plan was made with another rule, which is
+// not its group's.
+func TestUpdatesOfOneGroupAreProvenByItsRule(t *testing.T) {
+	ascent := func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+		return p.Do(fuse.Add, w, p.Do(fuse.Mul, setting(0), dw)), kept, nil
+	}
+	p, dv, dw := backward()
+	p.Results = []ir.ID{dv}
+	for group, want := range []string{"is not what it must be", ""} {
+		_, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Rule: descent},
+			Update{Input: 2, Gradient: dw, Kept: 1, Group: group, Rule: ascent})
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("group %d: %v, want %q", group, err, want)
+		}
+	}
+}
+
+// TestNumbersAreThoseOfAMap: in the order in which keys come, also if many have one hash.
+func TestNumbersAreThoseOfAMap(t *testing.T) {
+	for _, bits := range []int{0, 4, 64} {
+		r, table, want := rand.New(rand.NewPCG(1, uint64(bits))), newNumbers[int](1), map[int]int32{}
+		for range 2000 {
+			key := r.IntN(500)
+			n, ok := want[key]
+			if !ok {
+				n = int32(len(want))
+				want[key] = n
+			}
+			if got := table.of(&key, hash(0).and(uint64(key))<<(64-bits)); got != n {
+				t.Fatalf("%d bits: key %d has the number %d, want %d", bits, key, got, n)
+			}
+		}
+	}
+}
+
 // TestAnEffectThatNobodyReadsIsProven: an operation with an effect that is left out, runs twice or
 // before another one is found, although no result depends on it.
 func TestAnEffectThatNobodyReadsIsProven(t *testing.T) {

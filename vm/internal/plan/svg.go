@@ -4,13 +4,15 @@ import (
 	"fmt"
 	"html"
 	"strings"
+	"unicode/utf8"
 )
 
 // The drawing's sizes, in pixels.
 const (
-	svgWidth  = 1200
-	svgArena  = 480 // height of the arena
-	svgLine   = 14  // height of a line of text
+	svgWidth  = 1200 // of the arena, with the margins
+	svgArena  = 480  // height of the arena
+	svgLine   = 14   // height of a line of text
+	svgLetter = 6.6  // width of a letter, whatever the font
 	svgMargin = 20
 )
 
@@ -20,10 +22,14 @@ const (
 func (p *Plan) SVG() string {
 	lines := strings.Split(strings.TrimSpace(p.String()), "\n")
 	top := svgMargin + svgArena + 2*svgLine
+	width := float64(svgWidth)
+	for _, line := range lines {
+		width = max(width, 2*svgMargin+svgTextWidth(line))
+	}
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="monospace" font-size="%d">`+"\n",
-		svgWidth, top+(len(lines)+1)*svgLine, svgLine-3)
-	fmt.Fprintf(&b, `<text x="%d" y="%d">%d bytes by %d steps</text>`+"\n", svgMargin, svgLine, p.ArenaBytes, len(p.Steps))
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" `+
+		`font-family="monospace" font-size="%d">`+"\n", width, top+(len(lines)+1)*svgLine, svgLine-3)
+	svgText(&b, svgLine, fmt.Sprintf("%d bytes by %d steps", p.ArenaBytes, len(p.Steps)))
 	names := p.writers()
 	for i, buffer := range p.Buffers {
 		if buffer.Kind == Arena && buffer.Last >= 0 && buffer.Bytes > 0 {
@@ -31,10 +37,21 @@ func (p *Plan) SVG() string {
 		}
 	}
 	for i, line := range lines {
-		fmt.Fprintf(&b, `<text x="%d" y="%d" xml:space="preserve">%s</text>`+"\n", svgMargin, top+i*svgLine, html.EscapeString(line))
+		svgText(&b, top+i*svgLine, line)
 	}
 	b.WriteString("</svg>\n")
 	return b.String()
+}
+
+// svgTextWidth returns the width of a line of text.
+func svgTextWidth(line string) float64 { return svgLetter * float64(utf8.RuneCountInString(line)) }
+
+// svgText draws a line of text. Its length is given, so that no font is wider than the drawing.
+func svgText(b *strings.Builder, y int, line string) {
+	if line != "" {
+		fmt.Fprintf(b, `<text x="%d" y="%d" textLength="%.1f" lengthAdjust="spacingAndGlyphs" `+
+			`xml:space="preserve">%s</text>`+"\n", svgMargin, y, svgTextWidth(line), html.EscapeString(line))
+	}
 }
 
 // writers returns, for each buffer, the steps that write to it.

@@ -14,6 +14,7 @@ type Update struct {
 	Input    int   // the variable
 	Gradient ir.ID // of the program
 	Kept     int   // how many vectors like the variable are kept from run to run
+	Group    int   // updates of one group have the same Rule
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/euryale-ml/euryale/kernels/fuse"
@@ -21,7 +22,8 @@ import (
 // [meaning].
 func Verify(p *Plan) error {
 	m := newMeaning(len(p.of.Values))
-	r := &proof{meaning: m, plan: p, parts: map[int32]tensor{}}
+	r := &proof{meaning: m, plan: p, live: make([]int, 0, len(p.Buffers)),
+		args: make([]operand, 0, 16)}
 	r.wanted, r.due = m.program(p.of)
 	r.know()
 	for kind := range p.Accumulation.Kinds() {
@@ -40,12 +42,17 @@ type proof struct {
 	limit   int32    // the first number that no value of the program has
 	first   int      // the step that was the first to compute something else, -1 for none
 	spaces  []int    // by buffer: its memory, which other buffers may have, too
+	buffers []int32  // by origin, whatever the dtype: 1 + the buffer, 0 for none
 	present []content
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor       // by bucket: what is exchanged, after its Send
+	sent    [][]tensor // by bucket: what is exchanged, after its Send
+	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
+	args    []operand        // of a step
+	gives   []tensor         // what it computes
+	arena   []int            // buffers that it writes
 }
 
 // content is what lies in memory.
@@ -53,36 +60,46 @@ type content struct {
 	tensor
 	step int // that has written it, -1 if none has
 	gone int // the step that has written over it, or has sent it, -1 if it is there
+	cover
 }
 
-// know finds which buffers are the same memory.
+// cover is a result of a step that overlaps memory.
+type cover struct {
+	by     int // 1 + the step's number
+	result int // -1 for several
+}
+
+// operand is what a step finds in a buffer, and how far it may read.
+type operand struct {
+	tensor
+	span int
+}
+
+// know finds which buffers are the same memory, whatever their dtypes.
 func (r *proof) know() {
-	type space struct {
-		Kind
-		index, vector int
-		bits          uint64
-	}
-	same := map[space]int{}
 	r.spaces = make([]int, len(r.plan.Buffers))
-	for i, b := range r.plan.Buffers {
+	r.buffers = make([]int32, len(r.made.keys)+len(r.plan.Buffers))
+	for i := range r.plan.Buffers {
+		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
-		if b.Kind == Arena {
+		switch b.Kind {
+		case Arena, Setting, Scalar:
 			continue
 		}
-		s := space{b.Kind, b.Index, b.Vector, b.Bits}
-		if first, ok := same[s]; ok && b.Kind != Setting && b.Kind != Scalar {
-			r.spaces[i] = first
+		if of := &r.buffers[r.origin(b.memory(), 0)]; *of == 0 {
+			*of = int32(i + 1)
 		} else {
-			same[s] = i
+			r.spaces[i] = int(*of - 1)
 		}
 	}
-	r.limit = int32(len(r.made))
+	r.limit = int32(len(r.made.keys))
 }
 
 // run runs the steps of a kind of run, and compares.
 func (r *proof) run(kind int) error {
 	r.begin()
-	for i, s := range r.plan.Steps {
+	for i := range r.plan.Steps {
+		s := &r.plan.Steps[i]
 		if !s.Runs.Has(kind) {
 			continue
 		}
@@ -97,8 +114,9 @@ func (r *proof) run(kind int) error {
 	}
 	if err != nil {
 		if r.first >= 0 {
-			s := r.plan.Steps[r.first]
-			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program does not)", err, r.first, s.Op, s.Name)
+			s := &r.plan.Steps[r.first]
+			err = fmt.Errorf("%w (step %d, %v of %s, is the first to compute what the program "+
+				"does not)", err, r.first, s.Op, s.Name)
 		}
 		return err
 	}
@@ -109,53 +127,45 @@ func (r *proof) run(kind int) error {
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
 	r.present = make([]content, len(r.plan.Buffers))
-	for i, b := range r.plan.Buffers {
-		c := content{step: -1, gone: -1}
+	for i := range r.plan.Buffers {
+		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
 		switch n := b.Bytes / max(1, b.DType.Size()); b.Kind {
-		case Input:
-			c.tensor = r.leaf(ir.Input{Index: b.Index}, b.DType, n)
-		case Constant:
-			c.tensor = r.leaf(ir.Constant{Index: b.Index}, b.DType, n)
 		case Scalar:
-			c.tensor = r.leaf(ir.Scalar{Bits: b.Bits}, b.DType, n)
+			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case Arena:
 			c.step, c.gone = -2, -2
 		case Slot:
-			if c.tensor = r.before(b, n); !r.plan.Accumulation.Several() {
+			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.Several() {
 				c.step, c.gone = -2, -2 // nothing yet
 			}
 		default:
-			c.tensor = r.before(b, n)
+			c.tensor = r.outside(b.memory(), b.DType, n)
 		}
 		r.present[i] = c
 	}
 }
 
-// before is what lies in the memory of a buffer before a run.
-func (r *proof) before(b Buffer, n int) tensor {
-	return r.outside(before{b.Kind, b.Index, b.Vector}, b.DType, n)
-}
+// memory says which memory a buffer is, if it is not the arena's.
+func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
 
 // step runs a step.
-func (r *proof) step(i int, s Step) error {
-	args, err := r.operands(s)
-	if err != nil {
+func (r *proof) step(i int, s *Step) error {
+	if err := r.operands(s); err != nil {
 		return err
 	}
 	if err := r.alone(i, s); err != nil {
 		return err
 	}
-	results, err := r.compute(s, args)
-	if err != nil {
+	if err := r.compute(s); err != nil {
 		return err
 	}
 	other := func(t tensor) bool { return t.value >= r.limit }
 	_, update := s.Op.(Joined)
-	if !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(results, other) {
+	if !update && s.Runs == 0 && r.first < 0 && slices.ContainsFunc(r.gives, other) {
 		r.first = i
 	}
-	for k, d := range s.Dsts {
-		r.write(d.Buffer, content{results[k], i, -1})
+	for k := range s.Dsts {
+		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
 	if send, ok := s.Op.(Send); ok {
 		return r.send(i, send, s.Dsts)
@@ -163,28 +173,31 @@ func (r *proof) step(i int, s Step) error {
 	return nil
 }
 
-// operands returns what lies in the buffers of a step's operands.
-func (r *proof) operands(s Step) (args []tensor, err error) {
-	for _, a := range s.Args {
-		if err := r.fits(a); err != nil {
-			return nil, err
+// operands finds what lies in the buffers of a step's operands.
+func (r *proof) operands(s *Step) error {
+	r.args = r.args[:0]
+	for k := range s.Args {
+		a := &s.Args[k]
+		span := a.Span()
+		if err := r.fits(a, span); err != nil {
+			return err
 		}
 		at, err := r.find(a)
 		if _, back := s.Op.(Receive); back && at.step == a.Step && at.gone == a.Step {
 			err = nil // it has left, and nobody has written over it
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		args = append(args, at.tensor)
+		r.args = append(r.args, operand{at.tensor, span})
 	}
-	return args, nil
+	return nil
 }
 
-// fits returns an error if a value is not what its buffer has.
-func (r *proof) fits(a Ref) error {
-	b := r.plan.Buffers[a.Buffer]
-	if first, end := a.Offset*a.DType.Size(), (a.Offset+a.Span())*a.DType.Size(); first < 0 || end > b.Bytes {
+// fits returns an error if a value, which reaches over span elements, is not what its buffer has.
+func (r *proof) fits(a *Ref, span int) error {
+	b, size := &r.plan.Buffers[a.Buffer], a.DType.Size()
+	if first, end := a.Offset*size, (a.Offset+span)*size; first < 0 || end > b.Bytes {
 		return fmt.Errorf("an operand of shape %v reaches over bytes %d to %d of %d",
 			a.Shape, first, end, b.Bytes)
 	}
@@ -196,17 +209,17 @@ func (r *proof) fits(a Ref) error {
 }
 
 // find returns what lies in the buffer of a value. It must be there, and the last that was written.
-func (r *proof) find(a Ref) (content, error) {
-	b, c := r.plan.Buffers[a.Buffer], r.present[r.spaces[a.Buffer]]
+func (r *proof) find(a *Ref) (content, error) {
+	kind, c := r.plan.Buffers[a.Buffer].Kind, r.present[r.spaces[a.Buffer]]
 	switch {
 	case c.gone >= 0 && c.step == a.Step:
 		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it",
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && b.Kind != Arena && b.Kind != Slot:
+	case c.step != a.Step && kind != Arena && kind != Slot:
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
-			r.plan.text(a), c.step)
+			r.plan.text(*a), c.step)
 	case c.step != a.Step:
 		return c, fmt.Errorf("the value of step %d is read, but step %d has written over it",
 			a.Step, c.step)
@@ -214,86 +227,90 @@ func (r *proof) find(a Ref) (content, error) {
 	return c, nil
 }
 
-// compute returns what a step computes of what is in the buffers of its operands, as what is then
-// in those of its results.
-func (r *proof) compute(s Step, args []tensor) (results []tensor, err error) {
+// compute finds what a step computes of what is in the buffers of its operands: what is then in
+// those of its results.
+func (r *proof) compute(s *Step) error {
+	r.gives = r.gives[:0]
 	switch op := s.Op.(type) {
 	case Loop:
-		return r.loop(op.Program, s.Dsts, s.Args, args)
+		return r.loop(op.Program, s.Dsts, s.Args, r.args)
 	case Joined:
-		dsts, refs := s.Dsts, s.Args
+		dsts, refs, args := s.Dsts, s.Args, r.args
 		for _, p := range op.Programs {
 			o, n := len(p.Outputs), len(p.Inputs)
 			if o > len(dsts) || n > len(refs) {
-				return nil, errors.New("it has fewer operands than its loops")
+				return errors.New("it has fewer operands than its loops")
 			}
-			some, err := r.loop(p, dsts[:o], refs[:n], args[:n])
-			if err != nil {
-				return nil, err
+			if err := r.loop(p, dsts[:o], refs[:n], args[:n]); err != nil {
+				return err
 			}
-			results = append(results, some...)
 			dsts, refs, args = dsts[o:], refs[n:], args[n:]
 		}
-		return results, nil
+		return nil
 	case Send:
-		return args, nil
+		for _, x := range r.args {
+			r.gives = append(r.gives, x.tensor)
+		}
+		return nil
 	case Receive:
 		return r.receive(op)
 	}
-	return r.operation(s, args)
+	return r.operation(s)
 }
 
-// loop returns what a loop computes.
-func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []tensor) (results []tensor, err error) {
+// loop adds what a loop computes.
+func (r *proof) loop(p *fuse.Program, dsts, refs []Ref, args []operand) (err error) {
 	if len(p.Inputs) != len(refs) || len(p.Outputs) != len(dsts) {
-		return nil, fmt.Errorf("a loop of %d operands and %d results has %d and %d",
+		return fmt.Errorf("a loop of %d operands and %d results has %d and %d",
 			len(p.Inputs), len(p.Outputs), len(refs), len(dsts))
 	}
-	shape := ir.Of(p.Shape...)
-	loads := make([]tensor, len(refs))
-	for k, in := range p.Inputs {
-		reach := Ref{Shape: shape, Strides: ir.Of(in.Strides...)}.Span()
-		if in.DType != refs[k].DType || reach > refs[k].Span() {
-			return nil, fmt.Errorf("it reads %d elements of %v where %d of %v are",
-				reach, in.DType, refs[k].Span(), refs[k].DType)
+	r.loads = r.loads[:0]
+	for k := range p.Inputs {
+		in := &p.Inputs[k]
+		from, places := &refs[k], looped(refs[k].Offset, p.Shape, in.Strides)
+		reach := places.span()
+		if in.DType != from.DType || reach > args[k].span {
+			return fmt.Errorf("it reads %d elements of %v where %d of %v are",
+				reach, in.DType, args[k].span, from.DType)
 		}
-		loads[k] = r.read(args[k], refs[k].Offset, r.strided(shape, ir.Of(in.Strides...)))
+		r.loads = append(r.loads, r.read(args[k].tensor, &places))
 	}
-	values := r.meaning.run(p, loads)
-	for k, out := range p.Outputs {
-		d := dsts[k]
+	values := r.meaning.run(p, r.loads)
+	for k := range p.Outputs {
+		d, out := &dsts[k], &p.Outputs[k]
 		y := values[out.Value]
 		if out.DType != d.DType {
-			return nil, fmt.Errorf("it writes %v where %v are", out.DType, d.DType)
+			return fmt.Errorf("it writes %v where %v are", out.DType, d.DType)
 		}
 		if out.Folded {
-			of, n := r.fold(out.Op, fuse.Type(out.DType), y, p.Shape, func(axis int) bool { return p.Reduced[axis] })
-			y = tensor{of, r.list(n, 1), 0}
+			of, n := r.fold(out.Op, fuse.Type(out.DType), y, p.Shape,
+				func(axis int) bool { return p.Reduced[axis] })
+			y = tensor{of, r.list(n, 1)}
 		}
-		if y, err = r.stored(y, d, shape, out); err != nil {
-			return nil, err
+		if y, err = r.stored(y, d, p.Shape, out); err != nil {
+			return err
 		}
-		results = append(results, y)
+		r.gives = append(r.gives, y)
 	}
-	return results, nil
+	return nil
 }
 
 // stored returns what is in the buffer of d when all elements of y are stored: each element of the
 // buffer must get one.
-func (r *proof) stored(y tensor, d Ref, shape ir.Dims, out fuse.Output) (tensor, error) {
-	to := r.axes[r.strided(shape, ir.Of(out.Strides...))]
+func (r *proof) stored(y tensor, d *Ref, shape []int, out *fuse.Output) (tensor, error) {
+	to := looped(0, shape, out.Strides)
 	if out.Folded {
 		to = axes{}
 		for i, stride := range out.Strides {
-			if stride > 0 || shape.At(i) == 1 {
-				to.add(shape.At(i), stride)
+			if stride > 0 || shape[i] == 1 {
+				to.add(shape[i], stride)
 			}
 		}
 	}
 	repeated := to.repeats()
 	if repeated > 1 {
-		to = r.axes[r.once(r.layout(to), repeated)]
-		if r.axes[y.layout].repeats()%repeated != 0 {
+		to.once(repeated)
+		if r.layouts.keys[y.layout].repeats()%repeated != 0 {
 			return y, errors.New("it writes several values to one place")
 		}
 		y.layout = r.once(y.layout, repeated)
@@ -302,47 +319,49 @@ func (r *proof) stored(y tensor, d Ref, shape ir.Dims, out fuse.Output) (tensor,
 	gaps := to.n > 1 || to.n == 1 && to.at[0].stride != 1 || to.size() != n
 	if gaps || !r.whole(d) || n*d.DType.Size() != r.plan.Buffers[d.Buffer].Bytes {
 		return y, fmt.Errorf("it writes outside of the arena, or with gaps: %d elements for %s",
-			n, r.plan.text(d))
+			n, r.plan.text(*d))
 	}
 	return y, nil
 }
 
-// operation returns what a step of any other kind computes.
-func (r *proof) operation(s Step, in []tensor) (results []tensor, err error) {
+// operation adds what a step of any other kind computes.
+func (r *proof) operation(s *Step) error {
 	args := int32(0)
-	for k, a := range s.Args {
-		args = r.operand(args, r.read(in[k], a.Offset, r.strided(a.Shape, a.Strides)), a.Shape, a.DType)
+	for k := range s.Args {
+		a := &s.Args[k]
+		places := strided(a.Offset, a.Shape, a.Strides)
+		x := r.read(r.args[k].tensor, &places)
+		args = r.operand(args, x, a.Shape, a.DType)
 	}
-	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
-		defer func() { r.parts[results[0].value] = in[0] }()
-	}
-	first := r.done.term(r.meaning, term{op: s.Op, dtype: s.Dsts[0].DType,
-		shape: r.shape(s.Dsts[0].Shape), args: args})
-	for k, d := range s.Dsts {
-		y := tensor{first, r.list(d.Shape.Size(), 1), 0}
+	first := tensor{r.done.apply(r.meaning, s.Op, s.Dsts[0].DType, s.Dsts[0].Shape, args),
+		r.list(s.Dsts[0].Shape.Size(), 1)}
+	for k := range s.Dsts {
+		d, y := &s.Dsts[k], first
 		if k > 0 {
-			x := tensor{first, r.list(s.Dsts[0].Shape.Size(), 1), 0}
-			y.value = r.term(term{op: ir.Result{Index: k}, args: r.operand(0, x, ir.Dims{}, 0)})
+			y = r.result(k, first, d.Shape.Size())
 		}
 		if !r.whole(d) || !fills(s, d) {
-			return nil, fmt.Errorf("it writes outside of the arena, or with gaps: %s",
-				r.plan.text(d))
+			return fmt.Errorf("it writes outside of the arena, or with gaps: %s",
+				r.plan.text(*d))
 		}
-		results = append(results, r.lying(y, d))
+		r.gives = append(r.gives, r.lying(y, d))
 	}
-	return results, nil
+	if op, ok := s.Op.(ir.Opaque); ok && op.Index == Squares {
+		r.parts = map[int32]tensor{r.gives[0].value: r.args[0].tensor}
+	}
+	return nil
 }
 
 // whole reports whether a value is all of its buffer, and that is memory which steps may write.
-func (r *proof) whole(d Ref) bool {
-	b := r.plan.Buffers[d.Buffer]
+func (r *proof) whole(d *Ref) bool {
+	b := &r.plan.Buffers[d.Buffer]
 	inside := b.Offset >= 0 && b.Offset+b.Bytes <= r.plan.ArenaBytes
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
 		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Written)
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
-func fills(s Step, d Ref) bool {
+func fills(s *Step, d *Ref) bool {
 	switch s.Op.(type) {
 	case ir.Attention, ir.AttentionGrad:
 		return d.Span() == d.Shape.Size()
@@ -352,7 +371,7 @@ func fills(s Step, d Ref) bool {
 
 // lying returns the elements of y in the order in which they lie in memory, as strides say that
 // have no gaps.
-func (r *proof) lying(y tensor, d Ref) tensor {
+func (r *proof) lying(y tensor, d *Ref) tensor {
 	if d.Dense() {
 		return y
 	}
@@ -360,22 +379,28 @@ func (r *proof) lying(y tensor, d Ref) tensor {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(d.Strides.At(b), d.Strides.At(a)) })
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(d.Strides.At(b), d.Strides.At(a))
+	})
 	var a axes
 	for _, i := range order {
 		a.add(d.Shape.At(i), rows.At(i))
 	}
-	return r.read(y, 0, r.layout(a))
+	return r.read(y, &a)
 }
 
 // write puts a value into the memory of a buffer, over what lies there.
 func (r *proof) write(buffer int, c content) {
-	if b := r.plan.Buffers[buffer]; b.Kind == Arena {
+	if b := &r.plan.Buffers[buffer]; b.Kind == Arena {
 		from, to := r.covered(buffer)
 		for _, x := range r.live[from:to] {
 			r.present[x].gone = c.step
 		}
-		if b.Bytes > 0 {
+		switch {
+		case b.Bytes == 0:
+		case to == from+1:
+			r.live[from] = buffer
+		default:
 			r.live = slices.Replace(r.live, from, to, buffer)
 		}
 	}
@@ -384,71 +409,81 @@ func (r *proof) write(buffer int, c content) {
 
 // alone returns an error if a step writes over what it, or the product before it that runs it,
 // still reads.
-func (r *proof) alone(i int, s Step) error {
-	for _, d := range s.Dsts {
-		if d.Step != i {
-			return fmt.Errorf("it writes a value of step %d", d.Step)
+func (r *proof) alone(i int, s *Step) error {
+	for k := range s.Dsts {
+		if at := s.Dsts[k].Step; at != i {
+			return fmt.Errorf("it writes a value of step %d", at)
 		}
 	}
 	switch s.Op.(type) {
 	case Send, Receive: // of memory that is the same before and after
 		return nil
 	}
-	over, err := r.over(s.Dsts)
-	if err != nil {
+	if err := r.cover(i, s.Dsts); err != nil {
 		return err
 	}
-	for k, a := range s.Args {
-		if j, ok := over[r.spaces[a.Buffer]]; ok && (j < 0 || !aligned(s, j, k)) {
-			return fmt.Errorf("it writes over an operand, %s", r.plan.text(a))
+	covered := func(a *Ref) (cover, bool) {
+		c := r.present[r.spaces[a.Buffer]].cover
+		return c, c.by == i+1
+	}
+	for k := range s.Args {
+		a := &s.Args[k]
+		if c, ok := covered(a); ok && (c.result < 0 || !aligned(s, c.result, k)) {
+			return fmt.Errorf("it writes over an operand, %s", r.plan.text(*a))
 		}
 	}
 	if s.Epilogue {
-		for _, a := range r.plan.Steps[i-1].Args {
-			if _, ok := over[r.spaces[a.Buffer]]; ok {
+		product := r.plan.Steps[i-1].Args
+		for k := range product {
+			if _, ok := covered(&product[k]); ok {
 				return fmt.Errorf("it writes over an operand of the product before it, %s",
-					r.plan.text(a))
+					r.plan.text(product[k]))
 			}
 		}
 	}
 	return nil
 }
 
-// over returns which memory that has a value now results overlap: by which of them, -1 for several.
-// Results must not overlap each other.
-func (r *proof) over(dsts []Ref) (map[int]int, error) {
-	over := make(map[int]int, len(dsts))
-	var arena []int // buffers
-	for j, d := range dsts {
-		covers := []int{r.spaces[d.Buffer]}
+// cover notes which memory that has a value now the results of a step overlap. Results must not
+// overlap each other.
+func (r *proof) cover(step int, dsts []Ref) error {
+	arena := r.arena[:0]
+	for j := range dsts {
+		d := &dsts[j]
+		covers := r.spaces[d.Buffer : d.Buffer+1]
 		if r.plan.Buffers[d.Buffer].Kind == Arena {
 			from, to := r.covered(d.Buffer)
 			covers, arena = r.live[from:to], append(arena, d.Buffer)
 		}
 		for _, x := range covers {
-			if _, another := over[x]; another {
+			if r.present[x].by == step+1 {
 				j = -1
 			}
-			over[x] = j
+			r.present[x].cover = cover{step + 1, j}
 		}
 		if j < 0 && r.plan.Buffers[d.Buffer].Kind != Arena {
-			return nil, fmt.Errorf("it writes two results at %s", r.plan.text(d))
+			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))
 		}
 	}
-	slices.SortFunc(arena, func(x, y int) int { return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset) })
-	for k := range max(0, len(arena)-1) {
-		if b := r.plan.Buffers[arena[k]]; b.Offset+b.Bytes > r.plan.Buffers[arena[k+1]].Offset {
-			return nil, fmt.Errorf("it writes two results at @%d",
-				r.plan.Buffers[arena[k+1]].Offset)
+	if r.arena = arena; len(arena) < 2 {
+		return nil
+	}
+	slices.SortFunc(arena, func(x, y int) int {
+		return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset)
+	})
+	for k := range len(arena) - 1 {
+		b, next := &r.plan.Buffers[arena[k]], &r.plan.Buffers[arena[k+1]]
+		if b.Offset+b.Bytes > next.Offset {
+			return fmt.Errorf("it writes two results at @%d", next.Offset)
 		}
 	}
-	return over, nil
+	return nil
 }
 
 // covered returns which of the buffers of the arena that have a value share bytes with one:
 // live[from:to].
 func (r *proof) covered(buffer int) (from, to int) {
-	b := r.plan.Buffers[buffer]
+	b := &r.plan.Buffers[buffer]
 	from, _ = slices.BinarySearchFunc(r.live, b.Offset+1, func(x, end int) int {
 		return cmp.Compare(r.plan.Buffers[x].Offset+r.plan.Buffers[x].Bytes, end)
 	})
@@ -459,8 +494,8 @@ func (r *proof) covered(buffer int) (from, to int) {
 
 // aligned reports whether a step reads each element of operand k only where it writes it, in result
 // j.
-func aligned(s Step, j, k int) bool {
-	d, a := s.Dsts[j], s.Args[k]
+func aligned(s *Step, j, k int) bool {
+	d, a := &s.Dsts[j], &s.Args[k]
 	var loop *fuse.Program
 	switch op := s.Op.(type) {
 	case Loop:

@@ -17,14 +17,15 @@ func (r *proof) results(kind int) error {
 	if n := len(r.plan.Results); n != norm && (n != norm+1 || r.plan.Norm != norm) {
 		return fmt.Errorf("%d results, the program has %d", n, norm)
 	}
-	for i, ref := range r.plan.Results {
+	for i := range r.plan.Results {
 		if i == norm {
 			continue // see clipping
 		}
-		if err := r.fits(ref); err != nil {
+		ref := &r.plan.Results[i]
+		if err := r.fits(ref, ref.Span()); err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		if b := r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
+		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
 			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results",
 				i, b.Offset, r.plan.ResultBytes)
 		}
@@ -32,8 +33,9 @@ func (r *proof) results(kind int) error {
 		if err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		v := r.plan.of.Values[want[i]]
-		got := r.read(at.tensor, ref.Offset, r.strided(ref.Shape, ref.Strides))
+		v := &r.plan.of.Values[want[i]]
+		places := strided(ref.Offset, ref.Shape, ref.Strides)
+		got := r.read(at.tensor, &places)
 		if ref.Shape != v.Shape || ref.DType != v.DType || got != r.wanted[want[i]] {
 			return fmt.Errorf("result %d in a run of kind %d is not %v of %s",
 				i, kind, v.Op, v.Name)
@@ -69,71 +71,80 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 	return nil
 }
 
-// receive returns what comes back.
-func (r *proof) receive(op Receive) (results []tensor, err error) {
+// receive adds what comes back.
+func (r *proof) receive(op Receive) error {
 	if op.Bucket > len(r.sent) {
-		return nil, fmt.Errorf("nothing has been sent")
+		return fmt.Errorf("nothing has been sent")
 	}
 	for _, x := range r.sent[op.Bucket-1] {
-		results = append(results, r.exchanged(op.Bucket, x))
+		r.gives = append(r.gives, r.exchanged(op.Bucket, x))
 	}
-	return results, nil
+	return nil
 }
 
 // exchanged is what ranks make of a gradient in a bucket.
 func (r *proof) exchanged(bucket int, x tensor) tensor {
-	return tensor{r.term(term{op: Receive{bucket}, args: r.operand(0, x, ir.Dims{}, 0)}), r.list(r.size(x), 1), 0}
+	value := r.number(&term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
+	return tensor{value, r.list(r.size(x), 1)}
 }
 
 // ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
 // of them.
 func (r *proof) ended(kind int) error {
 	last := kind == r.plan.Accumulation.Kinds()-1
-	want := map[before]tensor{} // else what was before
-	var gradients []tensor
-	for i := range r.plan.updates {
+	gradients := make([]tensor, len(r.plan.updates))
+	for i := range gradients {
 		sum, to := r.sum(kind, i)
-		if gradients = append(gradients, sum); !last {
-			want[to] = sum
+		if gradients[i] = sum; last {
+			continue
 		}
-	}
-	if last {
-		if err := r.updated(gradients, want); err != nil {
+		if err := r.left(to, r.dtype(i), sum, kind); err != nil {
 			return err
 		}
 	}
-	for i, b := range r.plan.Buffers {
-		if b.Kind != Input && b.Kind != State && (last || b.Kind != Slot && b.Kind != Partial) || r.spaces[i] != i {
-			continue
+	if last {
+		if err := r.updated(gradients, kind); err != nil {
+			return err
 		}
-		key := before{b.Kind, b.Index, b.Vector}
-		x, changes := want[key]
-		delete(want, key)
-		switch c := r.present[i]; {
-		case changes && c.tensor != x:
-			return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
-		case !changes && c.step >= 0 && (b.Kind == Input || b.Kind == State):
+	}
+	for i := range r.plan.Buffers {
+		b, c := &r.plan.Buffers[i], &r.present[i]
+		outside := b.Kind == Input || b.Kind == State
+		switch {
+		case c.step < 0 || r.spaces[i] != i:
+		case outside:
 			return fmt.Errorf("step %d changes %s", c.step, b.Name)
-		case !changes && c.step >= 0:
+		case !last && (b.Kind == Slot || b.Kind == Partial):
 			return fmt.Errorf("step %d writes over %s", c.step, b.Name)
 		}
 	}
-	for key := range want {
-		return fmt.Errorf("no step updates %v", key)
+	return nil
+}
+
+// left compares what lies in memory after a run with what must lie there.
+func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
+	n := r.origin(of, 0)
+	if int(n) >= len(r.buffers) || r.buffers[n] == 0 {
+		return fmt.Errorf("no step updates kind %d of variable %d", of.kind, of.index)
 	}
+	i := r.buffers[n] - 1
+	if b := &r.plan.Buffers[i]; b.DType != d || r.present[i].tensor != x {
+		return fmt.Errorf("%s is not what it must be after a run of kind %d", b.Name, kind)
+	}
+	r.present[i].step = -1 // it may change
 	return nil
 }
 
 // sum returns the gradient of an update after a run, with those of runs before, and where it is
 // kept.
-func (r *proof) sum(kind, update int) (tensor, before) {
+func (r *proof) sum(kind, update int) (tensor, memory) {
 	a, id := r.plan.Accumulation, r.gradient(update)
 	v, x := r.plan.of.Values[id], r.wanted[id]
-	slot := func(level int) before {
+	slot := func(level int) memory {
 		if level == a.top() {
-			return before{Slot, update, 0}
+			return memory{Slot, update, 0}
 		}
-		return before{Partial, update, level}
+		return memory{Partial, update, level}
 	}
 	if !a.Several() {
 		return x, slot(0)
@@ -146,9 +157,9 @@ func (r *proof) sum(kind, update int) (tensor, before) {
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
-func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
-	for i, u := range r.plan.updates {
-		d := r.dtype(i)
+func (r *proof) updated(gradients []tensor, kind int) error {
+	for i := range r.plan.updates {
+		u, d := &r.plan.updates[i], r.dtype(i)
 		if u.Bucket > 0 {
 			gradients[i] = r.exchanged(u.Bucket, gradients[i])
 		}
@@ -160,14 +171,9 @@ func (r *proof) updated(gradients []tensor, want map[before]tensor) error {
 	if err != nil {
 		return err
 	}
-	for i, u := range r.plan.updates {
-		values, err := r.update(u, gradients[i], factor, r.dtype(i))
-		if err != nil {
+	for i := range r.plan.updates {
+		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i), kind); err != nil {
 			return err
-		}
-		want[before{Input, u.Input, 0}] = values[0]
-		for k, x := range values[1:] {
-			want[before{State, u.Input, k}] = x
 		}
 	}
 	return nil
@@ -184,55 +190,82 @@ func (r *proof) dtype(update int) backend.DType {
 	return r.plan.of.Values[r.gradient(update)].DType
 }
 
-// float returns n times a number.
-func (r *proof) float(d backend.DType, x float64, n int) tensor {
-	return r.leaf(ir.ScalarOf(x), d, n)
+// trace is an update of n elements by the rule of a group: a loop over the variable, what is kept
+// for it, the gradient and some settings.
+type trace struct {
+	group, kept int
+	dtype       backend.DType
+	loop        fuse.Program
+	settings    []int
+	values      []fuse.Value // what becomes of the variable and of what is kept
 }
 
-// update returns what an update makes of its variable and of what is kept for it.
-func (r *proof) update(u Update, dw, factor tensor, d backend.DType) ([]tensor, error) {
+// trace returns what an update does.
+func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
+	for _, t := range r.traces {
+		if t.group == u.Group && t.kept == u.Kept && t.dtype == d {
+			return t, nil
+		}
+	}
+	t, operands := &trace{group: u.Group, kept: u.Kept, dtype: d}, 0
+	t.loop = fuse.Program{Shape: []int{1}, Code: make([]fuse.Instr, 0, 16)}
+	load := func() fuse.Value {
+		t.loop.Code = append(t.loop.Code, fuse.Instr{Op: fuse.Load, Type: fuse.Type(d),
+			Args: [4]fuse.Value{operands}})
+		operands++
+		return len(t.loop.Code) - 1
+	}
+	w, kept := load(), make([]fuse.Value, u.Kept)
+	for k := range kept {
+		kept[k] = load()
+	}
+	value, kept, err := u.Rule(&t.loop, w, load(), kept, func(i int) fuse.Value {
+		t.settings = append(t.settings, i)
+		return load()
+	})
+	t.values, r.traces = append([]fuse.Value{value}, kept...), append(r.traces, t)
+	return t, err
+}
+
+// update compares what a variable and what is kept for it have become with what an update makes of
+// them.
+func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) error {
+	t, err := r.trace(u, d)
+	if err != nil {
+		return err
+	}
 	n := r.size(dw)
-	r.reset([]int{n})
-	p := &r.scratch
-	var loads []tensor
-	load := func(x tensor) fuse.Value {
-		loads = append(loads, x)
-		return p.Load(d, 0)
-	}
-	w := load(r.leaf(ir.Input{Index: u.Input}, d, n))
-	var kept []fuse.Value
-	for k := range u.Kept {
-		kept = append(kept, load(r.outside(before{State, u.Input, k}, d, n)))
-	}
+	all, one := r.list(n, 1), r.list(1, n)
 	if u.Limit > 0 {
-		factor.layout = r.list(1, n)
+		factor.layout = one
 		dw = r.do(fuse.Mul, d, dw, r.cast(d, backend.F64, factor))
 	}
-	settings := map[int]fuse.Value{}
-	setting := func(i int) fuse.Value {
-		x, ok := settings[i]
-		if !ok {
-			number := r.outside(before{Setting, i, 0}, d, 1)
-			x = load(tensor{number.value, r.list(1, n), 0})
-			settings[i] = x
+	of := func(k int) memory {
+		if k == 0 {
+			return memory{Input, u.Input, 0}
 		}
-		return x
+		return memory{State, u.Input, k - 1}
 	}
-	old := slices.Concat([]fuse.Value{w}, kept)
-	value, vectors, err := u.Rule(p, w, load(dw), kept, setting)
-	if err != nil {
-		return nil, err
+	r.loads = r.loads[:0]
+	for k := range 1 + u.Kept {
+		r.loads = append(r.loads, tensor{r.origin(of(k), d), all})
 	}
-	all := r.meaning.run(p, loads)
-	var values []tensor
-	for k, x := range slices.Concat([]fuse.Value{value}, vectors) {
-		y := all[x]
+	r.loads = append(r.loads, dw)
+	for _, i := range t.settings {
+		r.loads = append(r.loads, tensor{r.origin(memory{Setting, i, 0}, d), one})
+	}
+	t.loop.Shape[0] = n
+	values := r.meaning.run(&t.loop, r.loads)
+	for k, x := range t.values {
+		y := values[x]
 		if u.Limit > 0 {
-			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, all[old[k]])
+			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
 		}
-		values = append(values, y)
+		if err := r.left(of(k), d, y, kind); err != nil {
+			return err
+		}
 	}
-	return values, nil
+	return nil
 }
 
 // cast returns x in another dtype.
@@ -249,12 +282,12 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	if len(r.plan.updates) == 0 || r.plan.updates[0].Limit == 0 {
 		return factor, nil
 	}
-	at, err := r.find(r.plan.Results[r.plan.Norm])
+	at, err := r.find(&r.plan.Results[r.plan.Norm])
 	if err != nil {
 		return factor, fmt.Errorf("the norm of the gradients: %w", err)
 	}
 	norm := at.tensor
-	root := r.made[norm.value]
+	root := r.made.keys[norm.value]
 	if root.op != fuse.Sqrt {
 		return factor, fmt.Errorf("the norm of the gradients is no root")
 	}
@@ -265,7 +298,7 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 			all := func(int) bool { return true }
 			squares := r.do(fuse.Mul, backend.F64, x, x)
 			of, _ := r.fold(backend.Sum, backend.F64, squares, []int{r.size(x)}, all)
-			want = append(want, tensor{of, r.list(1, 1), 0})
+			want = append(want, tensor{of, r.list(1, 1)})
 		}
 	}
 	sum := root.args[0]
@@ -274,7 +307,8 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	}
 	got := r.leaves(sum)
 	if !equalSets(got, want) {
-		return factor, fmt.Errorf("the norm of the gradients adds up the squares of %d, not of the %d that count", len(got), len(want))
+		return factor, fmt.Errorf("the norm of the gradients adds up the squares of %d, not of "+
+			"the %d that count", len(got), len(want))
 	}
 	return r.factor(norm), nil
 }

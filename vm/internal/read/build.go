@@ -36,7 +36,7 @@ func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, 
 	for _, a := range operands {
 		id, ok := g.values[a]
 		if !ok {
-			return nil, fmt.Errorf("its operand %v has no value", a)
+			return nil, fmt.Errorf("its operand %s has no value", stock.Label(a))
 		}
 		b.args = append(b.args, id)
 	}
@@ -61,7 +61,7 @@ func (b *builder) typed(build func(b *builder) ir.ID) ir.ID {
 func (b *builder) opaque() ir.ID {
 	id := b.Program.Add(ir.Value{
 		Op:   ir.Opaque{Index: len(b.Opaques), Name: b.node.Op().String()},
-		Args: slices.Clone(b.args), Shape: b.shape, DType: b.dtype, Name: b.node.Name(),
+		Args: slices.Clone(b.args), Shape: b.shape, DType: b.dtype, Name: stock.Label(b.node),
 	})
 	b.Opaques = append(b.Opaques, Opaque{Op: b.node.Op(), Node: b.node, Args: b.nodes})
 	return id
@@ -69,7 +69,7 @@ func (b *builder) opaque() ir.ID {
 
 // add adds a value.
 func (b *builder) add(op ir.Op, shape ir.Dims, dtype backend.DType, args ...ir.ID) ir.ID {
-	return b.Program.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: dtype, Name: b.node.Name()})
+	return b.Program.Add(ir.Value{Op: op, Args: args, Shape: shape, DType: dtype, Name: stock.Label(b.node)})
 }
 
 func (b *builder) of(id ir.ID) ir.Value { return b.Program.Values[id] }

@@ -98,7 +98,7 @@ func New(g *gorgonia.ExprGraph, training bool, norms Norms) (*Graph, error) {
 	known := fields{}
 	for _, n := range sorted {
 		if err := r.read(n, known); err != nil {
-			return nil, fmt.Errorf("vm: node %v: %w", n, err)
+			return nil, fmt.Errorf("vm: node %s: %w", stock.Label(n), err)
 		}
 	}
 	if err := r.averageStatistics(); err != nil {
@@ -166,8 +166,8 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 			return err
 		}
 		if t.floats && !b.float() {
-			return fmt.Errorf("an operation on %v: Gorgonia computes it for Float32 and Float64 only: "+
-				"convert the operand by gorgonia.ConvType", b.nodes[0].Dtype())
+			return fmt.Errorf("%s: Gorgonia computes it for Float32 and Float64 only: "+
+				"convert the operand by gorgonia.ConvType", stock.Operation(n))
 		}
 		if id = b.typed(t.build); b.problem != nil {
 			return b.problem
@@ -191,7 +191,7 @@ func (g *Graph) input(n *gorgonia.Node) error {
 	if err != nil {
 		return err
 	}
-	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: n.Name()})
+	g.values[n] = g.Program.Add(ir.Value{Op: ir.Input{Index: len(g.Inputs)}, Shape: shape, DType: dtype, Name: stock.Label(n)})
 	g.Inputs = append(g.Inputs, n)
 	return nil
 }
@@ -201,7 +201,7 @@ func (g *Graph) constant(n *gorgonia.Node) error {
 	if err != nil {
 		return err
 	}
-	v := ir.Value{Shape: shape, DType: dtype, Name: n.Name()}
+	v := ir.Value{Shape: shape, DType: dtype, Name: stock.Label(n)}
 	if x, ok := number(n.Value()); ok && shape.Len() == 0 {
 		v.Op = ir.ScalarOf(x)
 	} else {

@@ -22,20 +22,11 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 	case nn.ByIndicesGradSpec:
 		return b.gatherGrad(b.args[0], b.args[1], s.Axis)
 	}
-	if !b.float() {
-		return none
+	if id := b.moved(spec); id >= 0 || !b.float() {
+		return id
 	}
 	x := b.args[0]
 	switch s := spec.(type) {
-	case nn.SliceSpec:
-		return b.add(ir.Slice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
-	case nn.UnsliceSpec:
-		return b.add(ir.Unslice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
-	case nn.ConcatSpec:
-		if len(b.args) == 1 {
-			return x
-		}
-		return b.add(ir.Concat{Axis: s.Axis}, b.shape, b.dtype, b.args...)
 	case nn.SoftMaxSpec:
 		return b.add(ir.SoftMax{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x)
 	case nn.SoftMaxGradSpec:
@@ -64,6 +55,23 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.normGrad(s)
 	}
 	return b.products(spec)
+}
+
+// moved adds the value of an operation that moves elements of any dtype.
+func (b *builder) moved(spec nn.Spec) ir.ID {
+	x := b.args[0]
+	switch s := spec.(type) {
+	case nn.SliceSpec:
+		return b.add(ir.Slice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
+	case nn.UnsliceSpec:
+		return b.add(ir.Unslice{Axis: s.Axis, Start: s.Start, Step: s.Step}, b.shape, b.dtype, x)
+	case nn.ConcatSpec:
+		if len(b.args) == 1 {
+			return x
+		}
+		return b.add(ir.Concat{Axis: s.Axis}, b.shape, b.dtype, b.args...)
+	}
+	return none
 }
 
 // local is an operation of package ops that may give part of its operand, from index start of an axis on, and

@@ -5,7 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -33,10 +36,12 @@ var Types = map[string]Type{
 
 	"linAlgBinOp": {
 		Fields: []string{"āBinaryOperator gorgonia.āBinaryOperator", "transA bool", "transB bool"},
+		floats: true,
 		build:  (*builder).product,
 	},
 	"tensordotOp": {
 		Fields: []string{"aAxes []int", "bAxes []int", "aDims int", "bDims int", "retDims int"},
+		floats: true,
 		build:  (*builder).tensordot,
 	},
 
@@ -71,7 +76,11 @@ var Types = map[string]Type{
 		return b.gatherGrad(b.args[1], b.args[2], b.int("axis"))
 	}},
 
-	"softmaxOp":     {Fields: []string{"shape tensor.Shape", "axis int", "isLog bool"}, build: (*builder).softmax},
+	"softmaxOp": {
+		Fields: []string{"shape tensor.Shape", "axis int", "isLog bool"},
+		floats: true,
+		build:  (*builder).softmax,
+	},
 	"softmaxDiffOp": {Fields: []string{"softmaxOp *gorgonia.softmaxOp"}, build: (*builder).softmaxGrad},
 
 	"im2colOp": {
@@ -146,17 +155,14 @@ func (b *builder) unary() ir.ID {
 	return b.add(ir.Unary{Op: f}, b.of(b.args[0]).Shape, b.dtype, b.args[0])
 }
 
-// binary adds a function of two operands. Gorgonia's Do of other dtypes than floats does not take a
-// number beside a tensor.
+// binary adds a function of two operands.
 func (b *builder) binary() ir.ID {
 	name, _, _ := strings.Cut(b.node.Op().String(), " ") // "+ false": retSame follows
 	f, ok := binaryFuncs[name]
 	if !ok {
 		return none
 	}
-	if !b.of(b.args[0]).DType.Float() && b.nodes[0].IsScalar() != b.nodes[1].IsScalar() {
-		b.problem = fmt.Errorf("%s of a tensor and a number of %v: Gorgonia computes it for Float32 and "+
-			"Float64 only: make both tensors of one shape, or convert them by gorgonia.ConvType", name, b.nodes[0].Dtype())
+	if b.problem = b.undefined(f); b.problem != nil {
 		return none
 	}
 	if id := b.rectified(f); id >= 0 {
@@ -169,6 +175,28 @@ func (b *builder) binary() ir.ID {
 	id := b.pointwise(f, dtype)
 	b.dtype = dtype
 	return id
+}
+
+// undefined returns why Gorgonia's Do of other dtypes than floats does not compute a function of two
+// operands, nil if it does.
+func (b *builder) undefined(f fuse.Op) error {
+	const convert = "convert them by gorgonia.ConvType"
+	x, y := b.nodes[0], b.nodes[1]
+	only := ""
+	switch {
+	case b.of(b.args[0]).DType.Float():
+		return nil
+	case x.Dtype() == tensor.Bool && f != fuse.Equal && f != fuse.NotEqual:
+		only = "numbers only: " + convert
+	case x.IsScalar() != y.IsScalar():
+		only = "Float32 and Float64 only where one operand is a tensor and one a number: " +
+			"make both tensors of one shape, or " + convert
+	case f == fuse.Pow:
+		only = "Float32 and Float64 only: " + convert
+	default:
+		return nil
+	}
+	return fmt.Errorf("%s: Gorgonia computes it for %s", stock.Operation(b.node), only)
 }
 
 // pointwise adds a function of two operands, of which one may be a number.

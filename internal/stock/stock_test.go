@@ -1,0 +1,29 @@
+package stock
+
+import (
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+)
+
+// A label is the node's name, or says that a variable has none.
+func TestLabelsSayThatAVariableHasNoName(t *testing.T) {
+	g := gorgonia.NewGraph()
+	unnamed := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3))
+	named := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3), gorgonia.WithName("w"))
+	sum, err := gorgonia.Add(unnamed, named)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unnamed.Name() != Unnamed {
+		t.Errorf("Gorgonia calls a variable without a name %q", unnamed.Name())
+	}
+	for want, n := range map[string]*gorgonia.Node{
+		"unnamed(2, 3)": unnamed, "w": named, "nil": nil, sum.Name(): sum,
+	} {
+		if got := Label(n); got != want {
+			t.Errorf("the label is %q, want %q", got, want)
+		}
+	}
+}

@@ -1,0 +1,80 @@
+package layers_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// model is a transformer with one block, which predicts the next of 5 tokens.
+func model(l *layers.Layout) (b *layers.Builder, in, out *layers.Tokens, loss layers.Node) {
+	const batch, positions, vocabulary, width, seed = 1, 4, 5, 8, 1
+	b = layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, seed)
+	in, out = b.Tokens("in", 1, batch, positions), b.Tokens("out", 1, batch, positions)
+	words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width) // divided along axis 0
+	x := b.To(b.Embedding(words, in), layers.Tensor, layers.Replicated)
+	x = b.Positions("positions", x)
+	o := layers.AttentionOptions{Heads: 2, Causal: true}
+	x = b.Add(x, b.Attention("attention", b.LayerNorm("norm1", x), o))
+	x = b.Add(x, b.MLP("mlp", b.LayerNorm("norm2", x), 2*width))
+	return b, in, out, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), out)
+}
+
+// trained runs five steps as one rank of a layout, and returns the loss of the last.
+func trained(l *layers.Layout, build sync.Locker) (float64, error) {
+	build.Lock() // Gorgonia builds one graph at a time
+	b, in, out, loss := model(l)
+	learnables, err := b.Grad(loss)
+	build.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	m, err := vm.New(b.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, learnables...),
+		vm.WithDataParallel(l.Data, autograd.WithSum(),
+			autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
+	if err != nil {
+		return 0, err
+	}
+	for range 5 {
+		err := errors.Join(in.Set([]int{0, 1, 2, 3}), out.Set([]int{1, 2, 3, 4}), m.RunAll())
+		if err != nil {
+			return 0, errors.Join(err, m.Close())
+		}
+	}
+	return loss.Value().Data().(float64), m.Close()
+}
+
+// One program trains a transformer on any layout of the ranks, and gets the same model: here on one
+// rank, and on two that divide the heads, the MLP and the vocabulary.
+func ExampleBuilder() {
+	for _, ranks := range []int{1, 2} {
+		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+			l, err := layers.NewLayout(comm, 1, 1, ranks) // data x sequence x tensor
+			if err != nil {
+				return err
+			}
+			loss, err := trained(l, build)
+			if err == nil && comm.Rank() == 0 {
+				fmt.Printf("%v: loss %.6f\n", l, loss)
+			}
+			return errors.Join(err, l.Close())
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// dp1xsp1xtp1: loss 0.740613
+	// dp1xsp1xtp2: loss 0.740613
+}

@@ -1,0 +1,58 @@
+package vm_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// Messages about a variable without a name say that it has none, and its shape.
+func TestMessagesSayThatAVariableHasNoName(t *testing.T) {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 3))
+	cost := must(gorgonia.Sum(must(gorgonia.Square(x))))
+	other := gorgonia.NewMatrix(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2, 3))
+	m := machine(t, g, vm.Keep(x))
+	if text := m.Plan().String(); strings.Contains(text, "%!") {
+		t.Errorf("the plan is\n%s", text)
+	}
+	built := func(options ...vm.Option) error { _, err := vm.New(g, nil, options...); return err }
+	solved := func(learnables ...*gorgonia.Node) error {
+		return built(vm.WithSolver(&autograd.SGD{Rate: 1}, learnables...))
+	}
+	errs := map[string]error{
+		"no value":          m.RunAll(),
+		"no gradient":       solved(x),
+		"given twice":       solved(x, x),
+		"of another graph":  solved(other),
+		"pulled, of others": m.Pull(other),
+		"kept, of others":   built(vm.Keep(other)),
+	}
+	if _, err := gorgonia.Grad(cost, x); err != nil {
+		t.Fatal(err)
+	}
+	view, err := tensor.New(tensor.WithShape(2, 6), tensor.Of(tensor.Float64)).
+		Slice(nil, gorgonia.S(0, 6, 2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	training := machine(t, g, vm.WithSolver(&autograd.SGD{Rate: 1}, x))
+	if err := gorgonia.Let(x, view); err != nil {
+		t.Fatal(err)
+	}
+	for run := range 3 {
+		errs[fmt.Sprint("a view in run ", run)] = training.RunAll()
+	}
+	for what, err := range errs {
+		if err == nil || strings.Contains(err.Error(), "%!") ||
+			!strings.Contains(err.Error(), "unnamed(2, 3)") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
