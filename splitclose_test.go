@@ -24,11 +24,14 @@ func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
 		draws = 200
 	}
 	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
-		t.Run(name, func(t *testing.T) {
-			for range draws {
-				splitBesideClose(t, b)
-			}
-		})
+		for _, topology := range []string{"", "2x2"} { // flat, and hierarchical
+			t.Run(name+topology, func(t *testing.T) {
+				t.Setenv("EURYALE_TOPOLOGY", topology)
+				for range draws {
+					splitBesideClose(t, b)
+				}
+			})
+		}
 	}
 }
 

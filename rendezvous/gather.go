@@ -97,7 +97,8 @@ func (g *gathering) pack(from int) []byte {
 // unpackGathering is the inverse of pack. It has no value where none is to be set.
 func unpackGathering(b []byte) (g gathering, from int, err error) {
 	u := unpacker{rest: b}
-	g.key, g.size, from, g.rank, g.value = u.string(), int(u.int()), int(u.int()), int(u.int()), u.bytes()
+	g.key, g.size, from, g.rank = u.string(), int(u.int()), int(u.int()), int(u.int())
+	g.value = u.bytes()
 	for len(u.rest) > 0 && !u.bad && len(g.members) <= MaxRanks {
 		g.members = append(g.members, int(u.int()))
 	}

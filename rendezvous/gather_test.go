@@ -41,12 +41,14 @@ func TestEveryStoreGathers(t *testing.T) {
 				}
 			}
 		}
-		if _, err := gathererOf(s[1]).gather(ctx, ask("all", 1)); err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
+		_, err := gathererOf(s[1]).gather(ctx, ask("all", 1))
+		if err == nil || !strings.Contains(err.Error(), errUsed.Error()) {
 			t.Errorf("for the second time: %v", err)
 		}
 		short, cancel := context.WithCancel(ctx)
 		cancel()
-		if _, err := gathererOf(s[2]).gather(short, ask("some", 2, 2, 0)); !errors.Is(err, context.Canceled) {
+		_, err = gathererOf(s[2]).gather(short, ask("some", 2, 2, 0))
+		if !errors.Is(err, context.Canceled) {
 			t.Errorf("without rank 0: %v", err)
 		}
 		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil { // it may have come before the end
@@ -84,4 +86,26 @@ func TestGatheringsThatNobodySendsAreRefused(t *testing.T) {
 	if _, _, err := unpackGathering([]byte("garbage")); err == nil {
 		t.Error("garbage: no error")
 	}
+}
+
+// What all have given by then is told although ctx has ended with a cause, as where a rank leaves
+// right after an all-gather.
+func TestAllGatherEndsWithTheCauseUnlessAllHaveGiven(t *testing.T) {
+	onWorlds(t, 2, func(t *testing.T, w []*World) {
+		left := errors.New("rank 1 has left")
+		ctx, cancel := context.WithCancelCause(within(t, long))
+		cancel(left)
+		if _, err := w[0].AllGather(ctx, "k", []byte("a")); !errors.Is(err, left) {
+			t.Errorf("without rank 1: %v", err)
+		}
+		for r, value := range []string{"a", "b"} { // that of rank 0 may have come before the end
+			if err := w[1].Store.Set(within(t, long), rankKey("k", r), []byte(value)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		v, err := w[0].AllGather(ctx, "k", []byte("a"))
+		if err != nil || string(bytes.Join(v, nil)) != "ab" {
+			t.Errorf("all have given theirs: %q, %v", v, err)
+		}
+	})
 }

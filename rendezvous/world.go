@@ -290,7 +290,8 @@ func (w *World) Barrier(ctx context.Context, key string) error {
 // It takes one round trip to rank 0 from when the last rank calls it.
 //
 // Errors: [*MissingError] names the ranks that did not call it in time;
-// [*Failure] a rank that was lost; [ErrClosed].
+// [*Failure] a rank that was lost; [ErrClosed]; the cause with which ctx was cancelled, unless all
+// have called it by then.
 func (w *World) AllGather(
 	ctx context.Context, key string, value []byte, members ...int,
 ) ([][]byte, error) {
@@ -308,13 +309,13 @@ func (w *World) gather(
 	switch {
 	case err == nil:
 		return values, nil
-	case w.Failure() != nil:
-		// A rank may fail right after it has set its value: a later call reports that.
+	case w.Failure() == nil && errors.Is(err, context.DeadlineExceeded):
+		return w.late(what, g, err)
+	case w.Failure() != nil || context.Cause(ctx) != ctx.Err():
+		// A rank may fail or leave right after it has set its value: a later call reports that.
 		if values := w.given(g); values != nil {
 			return values, nil
 		}
-	case errors.Is(err, context.DeadlineExceeded):
-		return w.late(what, g, err)
 	}
 	return nil, w.wrap(what, err)
 }

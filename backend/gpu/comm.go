@@ -242,6 +242,12 @@ func (c *Communicator) Device() backend.Device { return c.dev }
 // Err returns the error that ended the communicator, or nil.
 func (c *Communicator) Err() error { return c.member.Err() }
 
+var _ group.Presence = (*Communicator)(nil)
+
+// Gone returns why nothing comes from rank r any more, because it has closed the communicator or
+// that has ended, or nil.
+func (c *Communicator) Gone(r int) error { return c.member.Gone(r) }
+
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *Communicator) Capabilities() backend.Capabilities {
 	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Rows: c.runsRows}

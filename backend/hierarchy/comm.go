@@ -85,11 +85,10 @@ func keyOf(name string) string {
 // connect makes what New returns. What goes wrong on one rank all ranks are told, so that
 // none waits for it.
 func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
-	members, err := membersOf(c.Communicator, c.world)
+	tell, _, err := group.Among(ctx, c.world, c.key+"/connect", c.Communicator)
 	if err != nil {
 		return err
 	}
-	tell := group.OverStore(ctx, c.world, c.key+"/connect", members...)
 	ranks, err := c.agree(tell, l, o)
 	if err != nil || !c.plan.layered() {
 		if flat, ok := c.Communicator.(group.Splitter); ok {
@@ -232,23 +231,12 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	return layered, nil
 }
 
-// membersOf returns the job's ranks of a communicator, nil for all.
-func membersOf(comm backend.Communicator, w *rendezvous.World) (backend.Members, error) {
-	members := comm.Capabilities().Members
-	if members == nil && comm.Size() < w.Size {
-		return nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
-			backend.ErrUnsupported, comm.Size(), w.Size)
-	}
-	return members, nil
-}
-
 // over makes a part hierarchical.
 func (c *Communicator) over(part backend.Communicator) (*Communicator, error) {
-	ranks, err := membersOf(part, c.world)
+	tell, ranks, err := group.Among(c.ctx, c.world, keyOf(part.Name())+"/split", part)
 	if err != nil {
 		return nil, err
 	}
-	tell := group.OverStore(c.ctx, c.world, keyOf(part.Name())+"/split", ranks...)
 	members, err := group.Exchange(tell, ranks, c.Rank())
 	if err != nil {
 		return nil, backend.Refuse(c, fmt.Errorf("split: %w", err))

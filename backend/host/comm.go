@@ -83,6 +83,9 @@ func (c *comm) Capabilities() backend.Capabilities {
 // Err returns the error that ended the communicator, or nil.
 func (c *comm) Err() error { return c.member.Err() }
 
+// Gone implements [group.Presence].
+func (c *comm) Gone(r int) error { return c.member.Gone(r) }
+
 // Start implements [backend.Communicator].
 func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -27,6 +28,64 @@ func OverStore(ctx context.Context, w *rendezvous.World, key string, members ...
 		round++
 		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note, members...)
 	}
+}
+
+// Presence is a communicator whose ranks see who still takes part.
+type Presence interface {
+	// Gone returns why rank r has no part any more in what the ranks of the group begin: the group
+	// has ended, or that rank has closed it. It is nil if nothing of that is known.
+	Gone(r int) error
+}
+
+// Among returns the Gatherer of the ranks of comm over the store of their world, and their numbers
+// in it, nil for all. A rank that closes comm lets nobody wait, if comm is a [Presence]. key is
+// used by nobody else.
+func Among(
+	ctx context.Context, w *rendezvous.World, key string, comm backend.Communicator,
+) (Gatherer, backend.Members, error) {
+	members := comm.Capabilities().Members
+	if members == nil && comm.Size() < w.Size {
+		return nil, nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
+			backend.ErrUnsupported, comm.Size(), w.Size)
+	}
+	round := 0
+	return func(note []byte) ([][]byte, error) {
+		round++
+		ctx, over := attended(ctx, comm)
+		defer over()
+		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note, members...)
+	}, members, nil
+}
+
+// goneLook is between two looks for ranks that leave.
+const goneLook = 10 * time.Millisecond
+
+// attended returns ctx ending when another rank of comm is gone, with why, if comm sees that.
+func attended(ctx context.Context, comm backend.Communicator) (context.Context, func()) {
+	seen, ok := backend.As[Presence](comm)
+	if !ok {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		tick := time.NewTicker(goneLook)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			for r := range comm.Size() {
+				if r == comm.Rank() {
+					continue
+				}
+				if err := seen.Gone(r); err != nil {
+					cancel(err)
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 // Framed returns the Gatherer over an exchange of notes that have one length on all ranks, of

@@ -2,9 +2,11 @@ package group_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -28,5 +30,59 @@ func TestRankThatDoesNotTellIsTheOneThatIsDown(t *testing.T) {
 	<-worlds[0].Down()
 	if f := worlds[0].Failure(); f.Rank != 3 {
 		t.Errorf("the job says %v", f)
+	}
+}
+
+// part is a communicator of two ranks, whose peer may leave.
+type part struct {
+	backend.Communicator
+	left chan struct{} // closed when it has
+}
+
+var errLeft = errors.New("rank 1 has left")
+
+func (part) Rank() int { return 0 }
+func (part) Size() int { return 2 }
+
+func (part) Capabilities() backend.Capabilities {
+	return backend.Capabilities{Members: backend.Members{1, 3}}
+}
+
+func (p part) Gone(r int) error {
+	select {
+	case <-p.left:
+		return errLeft
+	default:
+		return nil
+	}
+}
+
+// Who waits in the store for a rank that closes the group hears of that, however far the timeout is.
+func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
+	worlds, err := rendezvous.Local(4, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range worlds {
+		defer w.Close()
+	}
+	comm := part{left: make(chan struct{})}
+	tell, members, err := group.Among(t.Context(), worlds[1], "test", comm)
+	if err != nil || !slices.Equal(members, backend.Members{1, 3}) {
+		t.Fatalf("%v, %v", members, err)
+	}
+	peer := group.OverStore(t.Context(), worlds[3], "test", members...)
+	go peer([]byte("b"))
+	if notes, err := tell([]byte("a")); err != nil || string(slices.Concat(notes...)) != "ab" {
+		t.Errorf("with rank 3: %q, %v", notes, err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := tell([]byte("again"))
+		ended <- err
+	}()
+	close(comm.left)
+	if err := <-ended; !errors.Is(err, errLeft) {
+		t.Errorf("without it: %v", err)
 	}
 }

@@ -54,7 +54,7 @@
 // # Agreement
 //
 // Ranks agree by a [Gatherer], which gives every rank the notes of all; then all decide the
-// same. It goes over the job's store ([OverStore]), a board ([Member.OverBoard]) or
+// same. It goes over the job's store ([OverStore], [Among]), a board ([Member.OverBoard]) or
 // collectives ([Framed]). [Exchange] is one of values, [Gatherer.Vote] finds out whether all
 // can go on, [Member.Split] makes parts, [Sharing.Form] makes what ranks need to connect, and
 // [Compared] compares the calls of a communicator that has no board.

@@ -140,12 +140,13 @@ func (m *Member) Deadline() time.Time {
 	return m.machine.Deadline()
 }
 
-// Gone returns why rank r has no part any more in what the ranks of the group begin: the group has
-// ended, or that rank has closed it. It is nil if nothing of that is known. No call is under way
-// here.
+// Gone implements [Presence].
 func (m *Member) Gone(r int) error {
-	if m.Check(0) != nil {
-		return m.Failure("split")
+	if err := m.Failure("split"); err != nil {
+		return err
+	}
+	if report, ok := m.Health.Reported(); ok {
+		return report.Cause(m.Members)
 	}
 	if m.Health.Closed(r) {
 		return ClosedWithout(m.Members, r).Cause(m.Members)

@@ -91,6 +91,7 @@ type Comm struct {
 var (
 	_ backend.CheckedStarter = (*Comm)(nil)
 	_ group.Splitter         = (*Comm)(nil)
+	_ group.Presence         = (*Comm)(nil)
 )
 
 // New returns a rank of a connected group.
@@ -209,6 +210,9 @@ func (c *Comm) Failure(k *Call) error {
 	}
 	return c.Member.Failure(k.Header.String())
 }
+
+// Gone implements [group.Presence].
+func (c *Comm) Gone(r int) error { return c.Member.Gone(r) }
 
 // Abort implements [backend.Communicator].
 func (c *Comm) Abort(cause error) { c.Member.Abort(cause) }
