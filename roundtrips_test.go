@@ -118,7 +118,8 @@ func TestInitOverALongWay(t *testing.T) {
 	for _, c := range []struct{ machines, P int }{{2, 2}, {3, 3}, {6, 6}, {2, 4}, {3, 6}} {
 		for tls, limit := range []time.Duration{4 * time.Second, 6 * time.Second} {
 			t.Run(fmt.Sprintf("%d ranks of %d machines, TLS=%d", c.P, c.machines, tls), func(t *testing.T) {
-				took := initTime(t, c.machines, c.P, roundTrip, fmt.Sprint("EURYALE_TLS=", tls), "EURYALE_TIMEOUT=5s")
+				took := initTime(t, c.machines, c.P, roundTrip,
+					fmt.Sprint("EURYALE_TLS=", tls), "EURYALE_TIMEOUT=5s")
 				t.Logf("%v, %.1f round trips", took, float64(took)/float64(roundTrip))
 				if took > limit {
 					t.Errorf("it takes %v, more than %v", took, limit)
