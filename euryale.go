@@ -79,7 +79,7 @@ func orOwn(backends []backend.Backend) (all, own []backend.Backend) {
 	return backends, nil
 }
 
-// errNoBackend is the outcome of a vote that all ranks count alike.
+// errNoBackend: no backend works on every rank. All ranks reach this verdict together.
 var errNoBackend = errors.New("no backend works on every rank")
 
 // leave tells the other ranks why this one leaves, unless they know already. That

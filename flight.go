@@ -17,7 +17,7 @@ import (
 const dumpTime = time.Second
 
 // lastCallsOnQuit writes the last collectives to w when the process gets SIGQUIT,
-// and then lets the signal do what it does else: a Go program prints the stacks of
+// and then re-raises it, so the default action runs: a Go program prints the stacks of
 // its goroutines and ends. setting is EURYALE_LAST_CALLS, the number of
 // collectives; without it the signal is left alone. stop ends the watch.
 func lastCallsOnQuit(setting string, recorder *observe.Recorder, w io.Writer) (stop func(), err error) {

@@ -146,7 +146,7 @@ func (b *bucket) origin(purpose backend.Purpose) *backend.Origin {
 	}
 }
 
-// slot is that of the bucket's calls: 0 is for those that have none.
+// slot is the slot of the bucket's calls: 0 is for those that have none.
 func (b *bucket) slot() int { return b.index + 1 }
 
 // staged reports whether the bucket is copied to the communicator's device and

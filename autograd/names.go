@@ -38,7 +38,7 @@ func checkName(name string) error {
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%w: its name is not UTF-8", backend.ErrArgument)
 	case name == remarksName:
-		return fmt.Errorf("%w: its name is that of the file's metadata", backend.ErrArgument)
+		return fmt.Errorf("%w: the file's metadata has this name", backend.ErrArgument)
 	}
 	return nil
 }

@@ -194,7 +194,7 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 		"empty": {[]shaped{{"", 1, []int{2}}}, "parameter 0: bad argument: it has no name"},
 		"bytes": {[]shaped{{"bad\xff", 1, []int{2}}},
 			`parameter 0, "bad\xff": bad argument: its name is not UTF-8`},
-		"metadata":   {[]shaped{{"__metadata__", 1, []int{2}}}, "is that of the file's metadata"},
+		"metadata":   {[]shaped{{"__metadata__", 1, []int{2}}}, "the file's metadata has this name"},
 		"solver":     {[]shaped{{"solver.x", 1, []int{2}}}, `begins with "solver."`},
 		"duplicates": {twice, `parameter 1, "w": bad argument: its name is also the name of parameter 0`},
 	} {

@@ -497,7 +497,7 @@ func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 	return nil
 }
 
-// DType returns the dtype of a call, which is that of the buffer that every rank
+// DType returns the dtype of a call: the dtype of the buffer that every rank
 // passes: the destination of a Broadcast or Scatter, the source otherwise.
 func (c Collective) DType(dst, src Buffer) DType { return c.dtype(&dst, &src) }
 

@@ -229,7 +229,7 @@ func TestEvenIsEven(t *testing.T) {
 	}
 }
 
-// TestAdjointIsTheAdjoint checks that the sum over ranks of <A x, y> is that of
+// TestAdjointIsTheAdjoint checks that the sum over ranks of <A x, y> equals that of
 // <x, A' y>, on small integers, where it is exact.
 func TestAdjointIsTheAdjoint(t *testing.T) {
 	for _, kind := range backend.Kinds() {

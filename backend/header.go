@@ -23,7 +23,7 @@ type Header struct {
 	DType      DType
 	Algorithm  Algorithm
 	Exact      bool
-	// Association is that of the call.
+	// Association of the call.
 	Association Association
 	Origin      *Origin // nil if it says nothing
 	Original    Original

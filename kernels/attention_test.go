@@ -44,7 +44,7 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 	}
 }
 
-// TestAttentionOfAllTypes: other dtypes give what f64 gives, except for rounding, and the gradient is that of
+// TestAttentionOfAllTypes: other dtypes give what f64 gives, except for rounding, and the gradient equals that of
 // finite differences.
 func TestAttentionOfAllTypes(t *testing.T) {
 	run := func(a AttentionGrad) [][]float64 {

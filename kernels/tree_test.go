@@ -92,7 +92,7 @@ func TestTreeAddsNeighboursFirst(t *testing.T) {
 	}
 }
 
-// The sum of a rank's terms in a tree, and of the ranks' sums, is that of all terms.
+// The sum of a rank's terms in a tree, and of the ranks' sums, is the sum of all terms.
 func TestTreesOfTreesAreTheTree(t *testing.T) {
 	const leaves = 16
 	xs := operands[float64](leaves, 100)

@@ -94,7 +94,7 @@ const Undivided = -1
 // ranks of different positions give; over the Tensor group it is Split, or Replicated. Operations of
 // this package that take a Replicated learnable and an x of another placement make it Copied.
 //
-// The name is that of the node, and of its tensor in a checkpoint. The values follow from it, from
+// The node and its tensor in a checkpoint have the name. The values follow from it, from
 // the seed and from the shape.
 //
 // Errors: [backend.ErrArgument] if the name is taken; [ops.ErrShape] if the axis does not

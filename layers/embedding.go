@@ -24,7 +24,7 @@ type Tokens struct {
 }
 
 // Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch] with
-// axis 0. axis is that of the sequence. batch is that of this rank's replica, the same on all ranks.
+// axis 0. axis is the axis of the sequence. batch is the batch of this rank's replica, the same on all ranks.
 func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 	t := &Tokens{name: name, b: b, shape: shape, axis: axis}
 	b.apply("Tokens "+name, func() (Node, error) {

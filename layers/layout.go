@@ -22,7 +22,7 @@ type Sizes struct{ DP, SP, TP int }
 func (s Sizes) String() string { return fmt.Sprintf("dp%dxsp%dxtp%d", s.DP, s.SP, s.TP) }
 
 // NewLayout divides the ranks of a communicator. data, sequence and tensor are numbers of ranks, whose
-// product is that of all; data may be 0 for what the others leave. It is collective. Close the layout
+// product is the number of all ranks; data may be 0 for what the others leave. It is collective. Close the layout
 // before comm.
 //
 // Errors: [backend.ErrArgument] if the numbers do not fit; those of Split.

@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// deviation is that of GPT-2's weights.
+// deviation is the standard deviation of GPT-2's weights.
 const deviation = 0.02
 
 // Columns is a linear layer whose weights the Tensor group divides by columns: each rank has a part
@@ -169,7 +169,7 @@ func reshape(x *gorgonia.Node, shape ...int) (*gorgonia.Node, error) {
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = gelu(x w1 + c1) w2 + c2, placed like x
 //
-// Learnables have the name with ".in" and ".out". The GELU is that of GPT-2, nn.GELUTanh.
+// Learnables have the name with ".in" and ".out". The GELU is GPT-2's, nn.GELUTanh.
 //
 // Cost: 4*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
 // Errors: [ErrPlacement] if x is a partial sum, or meets its learnables without a split along the

@@ -155,7 +155,7 @@ func summed(operand string, x Node) error {
 	return nil
 }
 
-// alike checks that this rank's part of y is that of x, where both are placed alike: two groups that divide
+// alike checks that this rank has the same part of y as of x, where both are placed alike: two groups that divide
 // one axis do so in one of two orders.
 func alike(operand string, y, x Node) error {
 	if p := x.place[Sequence]; p.split() && p == x.place[Tensor] && y.inner != x.inner {

@@ -29,7 +29,7 @@ func (r *record) settle(tick scale) {
 	}
 }
 
-// event is that of a call that is settled.
+// event returns the event of a call that is settled.
 func (r *record) event(epoch time.Time) Event {
 	e := Event{
 		Comm: r.comm.Name(), Rank: r.comm.Rank(), Queue: r.queue,

@@ -98,7 +98,7 @@ func (r *Recorder) clear(some []record) {
 func (r *Recorder) End(id uint64, err error) {
 	now := max(r.ticks.now(), 1)
 	r.mu.Lock()
-	if id >= r.first() { // else its record is that of another call
+	if id >= r.first() { // else another call has its record
 		this := r.record(id)
 		this.err, this.work = err, nil
 		if !r.finish(this.part, err) {

@@ -94,7 +94,7 @@ func uneven(rng *rand.Rand, P int, dt tensor.Dtype) []sample {
 }
 
 // along returns every operation with one axis, which has the given lengths.
-// shape is that of the whole.
+// shape is the shape of the whole.
 func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, name string, opts ...Option) []sample {
 	at := (axis + len(shape)) % len(shape)
 	wholes := randomArrs(rng, P, dt, shape...)

@@ -269,7 +269,7 @@ func (p *onDevice) value(b backend.Buffer, dt tensor.Dtype, shape tensor.Shape) 
 	return t, nil
 }
 
-// run does not wait: an error that is not known at once is that of the first copy of
+// run does not wait: an error that is not known at once comes with the first copy of
 // a value to the host, or of the next call, because communication errors are sticky.
 func (p *onDevice) run(c backend.Collective, dst, src backend.Buffer) error {
 	q := p.engine.Queue()

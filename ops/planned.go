@@ -23,7 +23,7 @@ type planned struct {
 
 var _ worker = (*planned)(nil)
 
-// alignment is that of device memory, which kernels read in vectors.
+// alignment of device memory, which kernels read in vectors.
 const alignment = 256
 
 // aligned returns how much memory n bytes take.
@@ -41,7 +41,7 @@ func (p *planned) scratch(d backend.DType, n int) (backend.Buffer, error) {
 	return b, nil
 }
 
-// run does not wait: an error that is not known at once is that of the work.
+// run does not wait: an error that is not known at once comes with the work.
 func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error) {
 	if p.work, err = p.comm.Start(p.queue, c, dst, src); err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// site is the place of an op in a graph. The zero value is that of an op outside of one.
+// site is the place of an op in a graph. An op outside of a graph has the zero value.
 type site struct {
 	origin  *backend.Origin // what ranks compare, nil outside of a graph
 	operand string          // the name of its operand, for errors

@@ -204,7 +204,7 @@ func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 	k := p.kernels()
 	sent := o.states.Sent(o.state, dx)
 	if sent.Len() == 0 {
-		return fmt.Errorf("%w: the reduction of state %d has not run yet: its gradient is that of a run", backend.ErrArgument, o.state)
+		return fmt.Errorf("%w: the reduction of state %d has not run yet: only a run has a gradient", backend.ErrArgument, o.state)
 	}
 	bits := bitsOf(dx.DType())
 	picked, err := p.scratch(bits, dx.Len())

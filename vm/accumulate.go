@@ -18,7 +18,7 @@ import (
 // change of the solver's settings, and nothing has changed then. Close is ErrArgument, too: it
 // closes the machine, and what was added up is lost.
 //
-// Cost: a pass over the gradients in each run, and memory for the sums, which is that of the buckets
+// Cost: a pass over the gradients in each run, and memory for the sums: the memory of the buckets
 // with [WithDataParallel]. An error of a run discards what was added up:
 // the next run begins a step anew. An error of giving nodes their values, after the run, discards
 // nothing: the run counts, and the last one of a step has made its step.
@@ -44,7 +44,7 @@ func Accumulate(n int) Option {
 //	}
 //	loss, err := autograd.TreeMean(comm, losses)
 //
-// The norm of [ClipNorm] is that of the sum, added up parameter by parameter. Moving averages of batch
+// [ClipNorm] takes the norm of the sum, added up parameter by parameter. Moving averages of batch
 // norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek the
 // random numbers to the first sample of each micro-batch. The bits are those of autograd's Accumulate
 // with its WithTree. They are the same on processors of one kind: what a rank computes of a micro-batch
@@ -68,7 +68,7 @@ type micro struct {
 	all         int  // micro-batches of all ranks, with WithTree
 }
 
-// kind is that of the next run.
+// kind returns the kind of the next run.
 func (b *micro) kind() int { return b.Kind(b.done) }
 
 // last reports whether the next run ends a step.

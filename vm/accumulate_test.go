@@ -91,7 +91,7 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 	return err
 }
 
-// TestAccumulateClipped: the norm is that of the sum, and there is one for each step.
+// TestAccumulateClipped: the norm is the norm of the sum, one for each step.
 func TestAccumulateClipped(t *testing.T) {
 	for where, device := range devices {
 		m := product(t, vector(1, 2), vector(3, 4)) // each gradient is the other vector

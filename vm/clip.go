@@ -13,7 +13,7 @@ import (
 // limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
-// With autograd.WithParts the norm is that of the whole gradients, the same bits on all ranks that have the
+// With autograd.WithParts it is the norm of the whole gradients, the same bits on all ranks that have the
 // parts: each adds up the squares of its parts, the first one also those of the gradients that all have, and
 // an all-gather of 8 bytes adds up the sums.
 //

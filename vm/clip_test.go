@@ -116,7 +116,7 @@ func TestClipNormRefused(t *testing.T) {
 	}
 }
 
-// TestClipNormOfAllRanks: the norm is that of the gradients of all ranks, and all stay alike.
+// TestClipNormOfAllRanks: the norm covers the gradients of all ranks, and all stay alike.
 func TestClipNormOfAllRanks(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
 		const P = 3

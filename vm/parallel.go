@@ -32,7 +32,7 @@ import (
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its
 // learnables wait for it. On a device that records graphs the all-reduce is part of the graph. Some
 // communicators cannot be recorded: hierarchical ones, and sparse compressions. Their all-reduces
-// run between graphs, with the same bits. A gradient that is given to [Keep] is that of this rank.
+// run between graphs, with the same bits. [Keep] returns the gradient of this rank alone.
 //
 // New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
 // have other learnables, solvers, settings of these or operations between exchanges. An error in the middle of RunAll

@@ -48,7 +48,7 @@ func newSyncModel(t testing.TB, dt tensor.Dtype, samples int) *syncModel {
 	h = must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{samples, 12})), w))
 	h = norm(h, "1", 1, 4)
 	trained := m.params
-	m.params = append(slices.Clone(trained), m.x) // whose gradient is that of a layer before
+	m.params = append(slices.Clone(trained), m.x) // whose gradient a layer before would get
 	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(h, m.y)))))))
 	m.params = trained
 	return m

@@ -243,7 +243,7 @@ func forget(g *gorgonia.ExprGraph, computed, none []*gorgonia.Node) {
 	}
 	for _, n := range computed {
 		if bound(n) {
-			// Gorgonia can only unbind all nodes of a graph. The error is that of another shape.
+			// Gorgonia can only unbind all nodes of a graph. So the error is the one for another shape.
 			_ = gorgonia.UnsafeLet(n, nothing{shape: n.Shape(), dtype: n.Dtype()})
 		}
 	}

@@ -81,7 +81,7 @@ type user struct {
 
 func newCache(s source) *cache { return &cache{source: s, idle: map[int][]*span{}} }
 
-// leastSize is that of the smallest span.
+// leastSize is the size of the smallest span.
 const leastSize = 512
 
 // sizeOf rounds a size up to one that is used again: to a power of two up to

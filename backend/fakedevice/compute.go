@@ -34,50 +34,50 @@ func (q *queue) Multiply(p kernels.Product) error {
 // ConvolutionScratch returns 0: convolutions need no scratch.
 func (q *queue) ConvolutionScratch(kernels.Convolution) (int, error) { return 0, nil }
 
-// Convolve is that of [kernels.Host].
+// Convolve has the meaning of [kernels.Host.Convolve].
 func (q *queue) Convolve(c kernels.Convolution, dst, x, y, _ backend.Buffer) error {
 	return q.drained(check.Convolve(c, dst, x, y), func(b []backend.Buffer) error {
 		return kernels.Host{}.Convolve(c, b[0], b[1], b[2])
 	}, dst, x, y)
 }
 
-// Im2Col is that of [kernels.Host].
+// Im2Col has the meaning of [kernels.Host.Im2Col].
 func (q *queue) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
 	return q.drained(check.Im2Col(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Im2Col(b[0], b[1], i) }, dst, src)
 }
 
-// Col2Im is that of [kernels.Host].
+// Col2Im has the meaning of [kernels.Host.Col2Im].
 func (q *queue) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
 	return q.drained(check.Col2Im(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Col2Im(b[0], b[1], i) }, dst, src)
 }
 
-// MaxPool is that of [kernels.Host].
+// MaxPool has the meaning of [kernels.Host.MaxPool].
 func (q *queue) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
 	return q.drained(check.MaxPool(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.MaxPool(b[0], b[1], i) }, dst, src)
 }
 
-// MaxPoolGrad is that of [kernels.Host].
+// MaxPoolGrad has the meaning of [kernels.Host.MaxPoolGrad].
 func (q *queue) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
 	return q.drained(check.MaxPoolGrad(dx, x, dy, i), func(b []backend.Buffer) error {
 		return kernels.Host{}.MaxPoolGrad(b[0], b[1], b[2], i)
 	}, dx, x, dy)
 }
 
-// TakeRows is that of [kernels.Host].
+// TakeRows has the meaning of [kernels.Host.TakeRows].
 func (q *queue) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	return q.drained(check.TakeRows(dst, src, indices, r), func(b []backend.Buffer) error {
 		return kernels.Host{}.TakeRows(b[0], b[1], b[2], r)
 	}, dst, src, indices)
 }
 
-// AddRows is that of [kernels.Host].
+// AddRows has the meaning of [kernels.Host.AddRows].
 func (q *queue) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	return q.drained(check.AddRows(dst, src, indices, r), func(b []backend.Buffer) error {
 		return kernels.Host{}.AddRows(b[0], b[1], b[2], r)
 	}, dst, src, indices)
 }
 
-// Attention is that of [kernels.Host].
+// Attention has the meaning of [kernels.Host.Attention].
 func (q *queue) Attention(a kernels.Attention) error {
 	return q.drained(check.Attention(a), func(b []backend.Buffer) error {
 		a := a
@@ -86,7 +86,7 @@ func (q *queue) Attention(a kernels.Attention) error {
 	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
 }
 
-// AttentionGrad is that of [kernels.Host].
+// AttentionGrad has the meaning of [kernels.Host.AttentionGrad].
 func (q *queue) AttentionGrad(a kernels.AttentionGrad) error {
 	return q.drained(check.AttentionGrad(a), func(b []backend.Buffer) error {
 		a := a

@@ -136,7 +136,7 @@ func (p *captured) String() string {
 	return text
 }
 
-// header is that of replay number p.replays as call seq.
+// header returns the header of replay number p.replays as call seq.
 func (p *captured) header(seq uint64) backend.Header {
 	h := backend.Collective{Kind: replayKind, Origin: &p.origin}.Header(seq, len(p.calls), backend.U8)
 	h.State, h.Original.Hash = p.replays, p.hash

@@ -68,7 +68,7 @@ type Stream interface {
 	backend.Queue
 	// Stream returns the CUstream.
 	Stream() uintptr
-	// Recording is that of [backend.GraphQueue].
+	// Recording implements [backend.GraphQueue].
 	Recording() *backend.Recording
 	// Joined reports whether what is recorded on the queue from now on comes after an event of
 	// the same recording.

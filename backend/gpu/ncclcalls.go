@@ -95,7 +95,7 @@ func (k *call) reduction(to []step, what int32, root int, src, dst backend.Buffe
 		src: src.Addr(), dst: dst.Addr(), count: uint64(src.Len())})
 }
 
-// scattered appends an even reduce-scatter, whose count is that of a chunk.
+// scattered appends an even reduce-scatter. Its count is the elements of a chunk.
 func (k *call) scattered(to []step) []step {
 	if k.count == 0 {
 		return to

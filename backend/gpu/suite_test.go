@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// suite is that of ranks which a backend connects that is made of the fake one.
+// suite tests ranks that a backend connects which is made of the fake one.
 func suite(t *testing.T, connects func(*Backend) backend.Backend, sizes ...int) backendtest.Options {
 	g := newRig(t)
 	g.openDevices(t, slices.Max(sizes))

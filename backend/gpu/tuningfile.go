@@ -6,7 +6,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/tuning"
 )
 
-// section is that of the tables in the user's file.
+// section names the tables in the user's file.
 const section = "lowlatency"
 
 // Measured returns the rows of the user's file, if there is one, and those of Shipped

@@ -414,7 +414,7 @@ func (k *numbered) check(c *Communicator) error {
 	return nil
 }
 
-// The order of additions is that of the doc: devices inside a machine, then
+// The doc says the order of additions: devices inside a machine, then
 // machines.
 func TestFloatsAreAddedInTheDocumentedOrder(t *testing.T) {
 	const n = 600

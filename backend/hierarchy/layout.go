@@ -257,7 +257,7 @@ func (l Layout) of(members []int) Layout {
 }
 
 // run is rows of an operand, one for each rank, that follow each other among the
-// devices' rows, or the machines': row k of rows is that of rank first + k*stride.
+// devices' rows, or the machines': row k of rows belongs to rank first + k*stride.
 type run struct{ row, first, stride, rows int }
 
 // runsOf lists the ranks device by device, and on each device machine by machine:

@@ -81,7 +81,7 @@ type Measurement struct {
 	Source   string `json:"source"` // where the numbers come from
 }
 
-// section is that of the links in the user's file.
+// section names the links in the user's file.
 const section = "hierarchy"
 
 // Measured returns what was measured on machines of a layout, false if nothing was.

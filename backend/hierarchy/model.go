@@ -197,7 +197,7 @@ func (l Links) time(g leg) float64 {
 	return link.time(g.messages, g.bytes)
 }
 
-// flatTime is that of the flat communicator.
+// flatTime returns the time of the flat communicator.
 func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 	least := math.Inf(1)
 	for _, way := range p.flatLegs(kind, float64(nbytes)) {
@@ -261,7 +261,7 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 	}
 }
 
-// layeredTime is that of a pipeline of slices, in nanoseconds: the first one goes
+// layeredTime returns the time of a pipeline of slices, in nanoseconds: the first one goes
 // through all phases, and each later one adds what it needs of the busiest: of a kind of
 // link, or of the host, which starts every phase.
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {

@@ -35,8 +35,7 @@ type Options struct {
 	// (see [backend.Call]), on the queue of the phase. An observe.Recorder keeps them, with
 	// their times. nil costs nothing.
 	Hooks backend.Hooks `json:"-"`
-	// Spans is how many phases of slices who makes the Hooks is to keep; 0 means that there
-	// are no Hooks.
+	// Spans is how many phase records the Hooks keep; 0 disables them.
 	Spans int
 }
 

@@ -172,7 +172,7 @@ type admission struct {
 	work backend.Work
 }
 
-// Join implements [backend.Event]. Its error is that of ctx alone: the call has
+// Join implements [backend.Event]. It returns the error of ctx alone: the call has
 // the other ones.
 func (g admission) Join(ctx context.Context) error {
 	err := g.work.Join(ctx)

@@ -141,7 +141,7 @@ func (a *scratch) pieces(shard backend.Buffer) []backend.Buffer {
 	return all
 }
 
-// staging is where what the rail sends is put.
+// staging is the send buffer of the rail.
 func (a *scratch) staging() backend.Buffer {
 	if a.D > 1 {
 		return a.shard((a.device + 1) % a.D)

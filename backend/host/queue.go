@@ -71,7 +71,7 @@ var _ backend.TimedQueue = (*Queue)(nil)
 
 func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
-// QueueOf returns the queue that q means: nil is that of the calling goroutine. Queues of other
+// QueueOf returns the queue that q means: nil means the queue of the calling goroutine. Queues of other
 // devices are an ErrArgument. For other communicators of host memory.
 func QueueOf(q backend.Queue) (backend.Queue, error) {
 	switch q.(type) {

@@ -61,7 +61,7 @@ func (e *engine) meet(k *hosted.Call) error {
 			e.met = k.Header.Seq
 			return nil
 		case look >= looks:
-			_ = e.Member.Check(k.Header.Seq) // its error is that of Failure
+			_ = e.Member.Check(k.Header.Seq) // Failure returns the same error
 			wait.Pause()
 		}
 		if err := e.Failure(k); err != nil {

@@ -27,7 +27,7 @@ type cell struct {
 	ratios   []float64 // the median of each repeat's rounds
 }
 
-// ratio is that of the first rounds. Later ones are made for cells that looked slow, so an
+// ratio compares the first rounds. Later ones are made for cells that looked slow, so an
 // average of them would favor the new version.
 func (c cell) ratio() float64 { return c.ratios[0] }
 

@@ -14,7 +14,7 @@ import (
 // expElements is a vector that fits into a second-level cache.
 const expElements = 1 << 16
 
-// expName is that of the exponential function for -only.
+// expName names the exponential function for -only.
 var expName = fmt.Sprintf("exp_f32/%d/1", expElements)
 
 // compareExp measures the exponential function of f32, as a loop of a plan has it, in turns with that of Gorgonia's tensors,

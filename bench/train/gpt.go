@@ -9,7 +9,7 @@ import (
 // transformer is a GPT whose classifier shares the embedding's weights.
 type transformer struct{ vocabulary, batch, context, width, heads, layers int }
 
-// deviation is that of GPT-2's weights.
+// deviation is the standard deviation of GPT-2's weights.
 const deviation = 0.02
 
 // loss predicts random tokens.

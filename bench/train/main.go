@@ -341,7 +341,7 @@ func medianRatio(ours, theirs []float64) float64 {
 
 func round1(x float64) float64 { return math.Round(x*10) / 10 }
 
-// value is that of a scalar.
+// value returns the value of a scalar.
 func value(n *gorgonia.Node) float64 {
 	x, _ := n.Value().Data().(float32)
 	return float64(x)

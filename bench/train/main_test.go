@@ -75,7 +75,7 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 	}
 }
 
-// A peer takes turns; the ratio is that of the rounds.
+// A peer takes turns; the ratio is the ratio of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder
 	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--peer", "gorgonia"}); err != nil {

@@ -199,7 +199,7 @@ func TestMachinesLearn(t *testing.T) {
 }
 
 // TestMachinesTrainATransformer: samples are divided between machines and weights inside them, or sequences between
-// machines, and the loss is that of one rank.
+// machines, and the loss is the loss of one rank.
 func TestMachinesTrainATransformer(t *testing.T) {
 	if !full() {
 		t.Skip("examples/digits is the sample: set EURYALE_FULL=1")

@@ -35,7 +35,7 @@ type Samples struct {
 func (s Samples) Count() int { return len(s.Classes) }
 
 // Load returns the images to train on, and those that are held out, which are a
-// fifth of a shuffle by seed. shape is that of an image.
+// fifth of a shuffle by seed. shape is the shape of an image.
 func Load(seed uint64, shape []int) (train, heldOut Samples, err error) {
 	records, err := csv.NewReader(strings.NewReader(digitsCSV)).ReadAll()
 	if err != nil {

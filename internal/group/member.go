@@ -80,7 +80,7 @@ func (m *Member) Failure(call string) error {
 	return &named
 }
 
-// Own reports whether err is that of Err: an error of another group, which this one was split
+// Own reports whether err is the error of Err: an error of another group, which this one was split
 // from, say, is not.
 func (m *Member) Own(err error) bool {
 	var sticky *backend.Error

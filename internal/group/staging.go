@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Staged runs a call of comm that was given host memory on copies on comm's device: start is
-// given those in place of dst and src, and starts the call on q. What is on the device already
+// Staged runs a call on host buffers: it copies src to comm's device, calls start with the copies,
+// which starts the call on q, and copies dst back. What is on the device already
 // stays as it is, and so does a buffer of no elements, which stands for one that this rank does
 // not use. Staged returns when the call is done, since somebody must copy the result back.
 func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer, start func(dst, src backend.Buffer) (backend.Work, error)) (w backend.Work, err error) {

@@ -55,7 +55,7 @@ func RowMajor(t *tensor.Dense) bool {
 	return true
 }
 
-// OnHost reports whether a tensor of n elements is in host memory even if its Engine is that of a
+// OnHost reports whether a tensor of n elements is in host memory even if its Engine belongs to a
 // device. One element is, with axes or without, because Gorgonia reads such tensors itself.
 func OnHost(n int) bool { return n == 1 }
 

@@ -94,7 +94,7 @@ const (
 	margin = 12 * time.Second
 	// siege is how much longer a job may take beside a storm of strangers.
 	siege = 20 * time.Second
-	// longTimeout is that of the other jobs: a job that waits for it hangs.
+	// longTimeout is the timeout of the other jobs: a job that waits for it hangs.
 	longTimeout = time.Minute
 	// mostMachines is how many machines a job is on at most.
 	mostMachines = 3

@@ -75,7 +75,7 @@ func (j job) asRank() int {
 	}
 	code := j.say(rank, err) // at once: Close may take a while
 	if errors.Is(err, errLeft) {
-		comm.Close() // its error is that of the rank that leaves
+		comm.Close() // it returns the error of the rank that leaves
 	}
 	return code
 }

@@ -43,7 +43,7 @@ func HostRow() (offset, nbytes int) { return hostsAt, MaxPeers * 8 }
 // device sets to 1 + the rank that did not come within the limit.
 const StatusBytes = 8
 
-// Place says where an operand lies in a window. The zero Place is that of memory
+// Place says where an operand lies in a window. The zero Place means memory
 // which the other ranks do not reach, or cannot use as it is.
 type Place uint64
 

@@ -92,7 +92,7 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	return g.parts * g.m * g.n * c.DType.Size(), nil
 }
 
-// Convolve is that of [kernels.Host] with fused multiply-adds. The patches are never in memory.
+// Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are never in memory.
 // scratch has the bytes that [Kernels.ConvolutionScratch] says.
 //
 // Errors: those of [kernels.Check] and of ConvolutionScratch; ErrArgument if scratch is too small.

@@ -14,7 +14,7 @@ import (
 const maxAxes = 6
 
 // axes are the lengths of a tensor and the strides of its elements in the
-// source, slowest first. size is that of an element, in bytes.
+// source, slowest first. size is the size of an element, in bytes.
 type axes struct {
 	dims, strides [maxAxes]int
 	n             int
@@ -342,7 +342,7 @@ const (
 )
 
 // others are the axes of a permutation that are neither the last nor the source's
-// fastest, with their strides, and stride is that of the source's fastest in the destination.
+// fastest, with their strides. stride is the stride of the source's fastest axis in the destination.
 func (a axes) others(fast int) (dims, dst, src []int, stride int) {
 	last := a.n - 1
 	var to [maxAxes]int // the destination's strides

@@ -5,7 +5,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// Im2Col is that of [kernels.Host].
+// Im2Col has the meaning of [kernels.Host.Im2Col].
 func (k Kernels) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
 	if err := check.Im2Col(dst, src, i); err != nil {
 		return err
@@ -13,7 +13,7 @@ func (k Kernels) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
 	return k.images("im2col", i, dst.Len(), nil, dst, src)
 }
 
-// Col2Im is that of [kernels.Host], with the same bits.
+// Col2Im has the meaning and bits of [kernels.Host.Col2Im].
 func (k Kernels) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
 	if err := check.Col2Im(dst, src, i); err != nil {
 		return err
@@ -21,7 +21,7 @@ func (k Kernels) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
 	return k.images("col2im", i, dst.Len(), nil, dst, src)
 }
 
-// MaxPool is that of [kernels.Host].
+// MaxPool has the meaning of [kernels.Host.MaxPool].
 func (k Kernels) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
 	if err := check.MaxPool(dst, src, i); err != nil {
 		return err
@@ -29,7 +29,7 @@ func (k Kernels) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
 	return k.images("maxpool", i, dst.Len(), rectified(i), dst, src)
 }
 
-// MaxPoolGrad is that of [kernels.Host], with the same bits. Where windows do not overlap, each image is
+// MaxPoolGrad has the meaning and bits of [kernels.Host.MaxPoolGrad]. Where windows do not overlap, each image is
 // read and written once.
 func (k Kernels) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
 	if err := check.MaxPoolGrad(dx, x, dy, i); err != nil {

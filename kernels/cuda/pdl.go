@@ -65,7 +65,7 @@ func traitsOf(body string) traits {
 }
 
 // succession is what the next launch on a stream has to know of the launches before it. The
-// zero succession is that of a new stream.
+// zero succession belongs to a new stream.
 type succession struct {
 	last     traits
 	separate bool // the next kernel waits for what is before it by a full dependency

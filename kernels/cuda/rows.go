@@ -12,7 +12,7 @@ const (
 	rowsBlocks = 1024 // of addrows at most, about as many as are under way on an H100: each reads all indices
 )
 
-// TakeRows is that of [kernels.Host].
+// TakeRows has the meaning of [kernels.Host.TakeRows].
 func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	if err := check.TakeRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
 		return err
@@ -22,7 +22,7 @@ func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) erro
 	return k.launcher.Launch(c)
 }
 
-// AddRows is that of [kernels.Host], with the same bits. A block reads all indices and adds the rows
+// AddRows has the meaning and bits of [kernels.Host.AddRows]. A block reads all indices and adds the rows
 // that are in its part of the table: besides dst and the rows, up to 1,024 times the indices are read,
 // out of the second-level cache.
 func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {

@@ -32,7 +32,7 @@ func show(g *gorgonia.ExprGraph, nodes ...*gorgonia.Node) {
 	}
 }
 
-// gradient is that of the sum of y squared.
+// gradient belongs to the sum of y squared.
 func gradient(y, x *gorgonia.Node) *gorgonia.Node {
 	dx, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(y)))), x)
 	if err != nil {

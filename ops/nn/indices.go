@@ -97,7 +97,7 @@ func inRange(indices []int, n int) error {
 	return nil
 }
 
-// ByIndicesGradSpec is the gradient of [ByIndicesSpec] by x, from dy and indices. Length is that of
+// ByIndicesGradSpec is the gradient of [ByIndicesSpec] by x, from dy and indices. Length is the length of
 // the axis of x.
 type ByIndicesGradSpec struct{ Axis, Length int }
 

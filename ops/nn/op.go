@@ -170,7 +170,7 @@ func typeOf(shape tensor.Shape, dt tensor.Dtype) hm.Type {
 	return gorgonia.TensorType{Dims: len(shape), Of: dt}
 }
 
-// dtype is that of operand i.
+// dtype returns the dtype of operand i.
 func (o *Op) dtype(i int) tensor.Dtype {
 	if i == o.indices() {
 		return tensor.Int

@@ -48,7 +48,7 @@ func (s BatchedMatMulSpec) String() string {
 	return fmt.Sprintf("BatchedMatMul{%s%s}", letter(s.TransA), letter(s.TransB))
 }
 
-// letter is that of BLAS for a transposition.
+// letter returns BLAS's letter for a transposition.
 func letter(transposed bool) string {
 	if transposed {
 		return "T"

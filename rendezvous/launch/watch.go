@@ -38,7 +38,7 @@ type watch struct {
 	timer <-chan time.Time // when next is sent, nil for never
 	next  syscall.Signal
 
-	patient bool // the timer is that of hear, which any failure here replaces
+	patient bool // the timer belongs to hear, and any failure here replaces it
 	killed  bool // SIGKILL was sent
 	named   bool // the ranks were named that it has not ended
 	left    bool // the launcher ends without them

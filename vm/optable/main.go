@@ -1,4 +1,4 @@
-// Command optable prints what every operation of Gorgonia computes: whether its value is that of a
+// Command optable prints what every operation of Gorgonia computes: whether its value equals that of a
 // plain loop, and whether its gradient is the derivative of that loop. Its output is docs/ops.md.
 //
 //	go run ./vm/optable        print the table

@@ -162,7 +162,7 @@ func layoutRows() []row {
 	return slices.Concat(rows, overwritingRows(), keepRows(), diagonalRows(), conversionRows())
 }
 
-// overwritingRows compute with a reshaped operand, whose memory is that of x.
+// overwritingRows compute with a reshaped operand, which shares the memory of x.
 func overwritingRows() []row {
 	double := func(f node1) node1 {
 		return func(x *gorgonia.Node) (*gorgonia.Node, error) {

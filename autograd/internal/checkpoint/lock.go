@@ -105,7 +105,7 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// Of reports whether the lock is that of a directory.
+// Of reports whether the lock is a directory's.
 func (l *Lock) Of(dir string) bool {
 	is, err := os.Stat(filepath.Join(dir, lockName))
 	mine, own := l.f.Stat()

@@ -79,7 +79,7 @@ func NewChecksum() hash.Hash32 { return crc32.New(table()) }
 // Text returns a checksum as it is written in files.
 func Text(h hash.Hash32) string { return fmt.Sprintf("%08x", h.Sum32()) }
 
-// The checksum of a record is its last member. It is that of the text without it, on one line.
+// The checksum of a record is its last member. It covers the text without it, on one line.
 const seal = `,"crc32c":"%08x"}`
 
 var sealed = regexp.MustCompile(`,"crc32c":"([0-9a-f]{8})"}$`)

@@ -32,7 +32,7 @@
 //   - F16: numbers from 65520 on become infinite, and so does the result, on every
 //     rank. Below 2^-14 precision fades; below 2^-25 nothing is left. Scale the
 //     loss if gradients are that small.
-//   - BF16: the range is that of f32, with 8 bits of precision. Numbers from
+//   - BF16: the range of f32, with 8 bits of precision. Numbers from
 //     (2-2^-8)*2^127 on, about 3.396e38, become infinite, of f32 as of f64.
 //   - NaN and infinities travel as what they are.
 //
@@ -43,7 +43,7 @@
 // docs/benchmarks.md has the measurements.
 //
 // Otherwise one cast before and one after run on the queue of the call. The second one also
-// scales a sum (CastScale). The memory for it is that of the largest operand in 16 bits.
+// scales a sum (CastScale). It takes as much memory as the largest operand in 16 bits.
 // Nothing stops the host.
 //
 // A caller that copies tensors into the operand anyway, as package autograd does with
@@ -57,7 +57,7 @@
 //
 // # Origin
 //
-// The idea is that of Apache SINGA's synchHalf and fusedSynchHalf. There the sum
+// The idea comes from Apache SINGA's synchHalf and fusedSynchHalf. There the sum
 // was divided after the reduction, so that it could overflow; the 16-bit buffers
 // of one call could be overwritten by the next, as nothing ordered the two; and
 // the buffers had a fixed size that nothing checked.

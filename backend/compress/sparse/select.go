@@ -117,7 +117,7 @@ func (s *selector) move(w *kernels.Selection, v []float32, lo, n int) {
 
 // remainder is what stays of v when seen was sent: nothing of what is not a number. The
 // difference is exact where seen is v rounded, and where it is the largest number of BF16;
-// where it is that of F16, 65504, as long as v is below 2^29: from there on, f32 has only
+// where it is the largest of F16, 65504, as long as v is below 2^29: from there on, f32 has only
 // every 64th number, and rounds.
 func remainder(v, seen float32) float32 {
 	if seen-seen != 0 {

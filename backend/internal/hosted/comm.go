@@ -174,7 +174,7 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 		return nil, err
 	}
 	if c.done != nil && c.last != q {
-		_ = c.done.Wait(q) // its error is that of the group, which run looks at
+		_ = c.done.Wait(q) // it returns the error of the group, which run looks at
 	}
 	if queued {
 		k.Splits = slices.Clone(k.Splits) // the caller may change them

@@ -5,7 +5,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// SoftMax is that of rows of n elements.
+// SoftMax is a softmax of rows of n elements.
 func SoftMax(d backend.DType, rows, n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{rows, n}}
 	x := p.Load(d, n, 1)
@@ -14,7 +14,7 @@ func SoftMax(d backend.DType, rows, n int) *fuse.Program {
 	return p
 }
 
-// LayerNorm is that of rows of n elements, with gain and bias; the mean and the inverse of the deviation are
+// LayerNorm is a layer norm of rows of n elements, with gain and bias; the mean and the inverse of the deviation are
 // outputs, too.
 func LayerNorm(d backend.DType, rows, n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{rows, n}}

@@ -9,7 +9,7 @@ type Windows struct {
 	Pixels        []int // of a window: their distances from its first one, which only grow
 }
 
-// longestStride is that of windows that vectors read.
+// longestStride bounds the strides of windows that vectors read.
 const longestStride = 2
 
 // Largest finds the largest pixel of each window: most[i] is the pixel of place i, in row-major

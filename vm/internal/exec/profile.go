@@ -51,7 +51,7 @@ func (e *Executor) newClock() clock {
 	return &hostClock{device: e.device}
 }
 
-// deviceClock is that of a queue.
+// deviceClock is the clock of a queue.
 type deviceClock struct {
 	queue backend.TimedQueue
 	marks []backend.TimedEvent

@@ -58,7 +58,7 @@ type (
 	// Where is a where c is not 0, b elsewhere: of operands c, a, b of one shape.
 	Where struct{}
 	// Dropout is x / (1-P) where the random number of the element is at least P, and 0 elsewhere: of
-	// operands x, step and first sample, which are integers, of one shape. The number is that of
+	// operands x, step and first sample, which are integers, of one shape. The number comes from
 	// fuse.Uniform, with the first axis as samples.
 	Dropout struct {
 		P        float64
@@ -106,7 +106,7 @@ type (
 		Axis int
 		Log  bool
 	}
-	// Attention is that of package kernels, of q [B, H, Queries, Size], k and v [B, H, Keys, Size]: y
+	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k and v [B, H, Keys, Size]: y
 	// like q, and lse [B, H, Queries] as result 1.
 	Attention struct {
 		Causal bool
@@ -130,7 +130,7 @@ type (
 	// Col2Im is the gradient of Im2Col: it adds patches up to images.
 	Col2Im struct{ Window Window }
 	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of dy
-	// and w, or dw of x and dy. Planning makes it of products of patches. TF32 is that of MatMul.
+	// and w, or dw of x and dy. Planning makes it of products of patches. TF32 means what it means in MatMul.
 	Convolution struct {
 		Pass   kernels.Pass
 		Window Window

@@ -25,7 +25,7 @@ type Program struct {
 	Values []Value
 	// Results are the values that are wanted after a run.
 	Results []ID
-	// Precision is that of the products of F32, which planning puts into them.
+	// Precision of the products of F32, which planning puts into them.
 	Precision Precision
 }
 

@@ -22,7 +22,7 @@ type Accumulation struct {
 func (a Accumulation) Several() bool { return a.Runs > 1 }
 
 // Kinds returns how many kinds of runs there are: runs of one kind have the same steps. The last
-// kind is that of the last run of a step of the solver, which has updates and exchanges, too.
+// kind is the kind of the last run of a step of the solver, which has updates and exchanges, too.
 func (a Accumulation) Kinds() int {
 	switch {
 	case !a.Several():

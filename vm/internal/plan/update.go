@@ -25,7 +25,7 @@ type Update struct {
 	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
 	// no bound. With a norm that is not finite, no update changes anything.
 	Limit float64
-	// Parts says that ranks have parts of the variables: the norm is that of all, and the operation
+	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
 	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several ranks, of
 	// which another one counts them.
 	Parts, Uncounted bool
@@ -159,7 +159,7 @@ func (l *layouter) number(index int, dw Ref) Ref {
 }
 
 // updating appends the step of one update, or adds it to the one before. The loop has one axis, or the gradient's axes if
-// that has gaps. factor is that of clipping, nil for none.
+// that has gaps. factor is the factor of clipping, nil for none.
 func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {

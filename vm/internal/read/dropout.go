@@ -36,7 +36,7 @@ func (b *builder) changing(vector *tensor.Dense, dtype backend.DType) ir.ID {
 	return b.add(ir.Constant{Index: index}, ir.Of(vector.Shape()[0]), dtype)
 }
 
-// dropout is that of training, and x itself in evaluation.
+// dropout adds a Dropout when training; in evaluation it returns x.
 func (b *builder) dropout(s nn.DropoutSpec) ir.ID {
 	x := b.args[0]
 	shape := b.of(x).Shape

@@ -124,7 +124,7 @@ func (v *vectors) addTail(acc []vec, x, n reg.Register) {
 // choice is an operation on two vectors.
 type choice func(v *vectors, a vec, b Op) vec
 
-// writeExtreme writes a maximum or minimum. better is that of numbers. If it is a zero, no element is beyond
+// writeExtreme writes a maximum or minimum. better compares numbers. If it is a zero, no element is beyond
 // it, and combine makes its sign of the signs of all. Whether there is a NaN is noted apart.
 func (v *vectors) writeExtreme(name string, better, combine choice) {
 	TEXT(name+v.suffix(), NOSPLIT, "func(x *"+v.goType()+", n int) "+v.goType())
