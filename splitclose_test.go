@@ -2,8 +2,10 @@ package euryale_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -68,4 +70,48 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 	if longest > 20*time.Second {
 		t.Errorf("a rank has waited for %v: %q", longest, said)
 	}
+}
+
+// TestSplitBesideAbortNamesTheRank: whoever waits inside a Split when another rank aborts learns which
+// one it was, and not that a wait was cancelled or that a rank has closed which heard of it before.
+func TestSplitBesideAbortNamesTheRank(t *testing.T) {
+	t.Setenv("EURYALE_TIMEOUT", "60s")
+	draws := 10
+	if isFull() {
+		draws = 200
+	}
+	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
+		for _, topology := range []string{"", "2x2"} {
+			t.Run(name+topology, func(t *testing.T) {
+				t.Setenv("EURYALE_TOPOLOGY", topology)
+				for range draws {
+					splitBesideAbort(t, b)
+				}
+			})
+		}
+	}
+}
+
+func splitBesideAbort(t *testing.T, b backend.Backend) {
+	euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+		if err := backend.Barrier(comm); err != nil {
+			return err
+		}
+		if comm.Rank() == 1 {
+			go func() {
+				time.Sleep(rand.N(20 * time.Millisecond))
+				comm.Abort(errors.New("enough"))
+			}()
+		}
+		for {
+			part, err := comm.Split(0, 0)
+			if err != nil {
+				if comm.Rank() != 1 && !strings.Contains(err.Error(), "rank 1") {
+					t.Errorf("rank %d: %v", comm.Rank(), err)
+				}
+				return err
+			}
+			part.Close()
+		}
+	}, b)
 }

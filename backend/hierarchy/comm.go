@@ -222,10 +222,14 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	}
 	layered, err := c.over(part)
 	if err != nil {
-		part.Close()
-		if sticky := c.failure("split"); sticky != nil {
-			return nil, sticky
+		if c.ctx.Err() != nil && c.member != nil { // the group ends: who is to blame is said in a moment
+			<-c.member.Over()
 		}
+		if sticky := c.failure("split"); sticky != nil {
+			part.Abort(sticky) // ranks that wait in the part hear why this one leaves
+			err = sticky
+		}
+		part.Close()
 		return nil, err
 	}
 	return layered, nil

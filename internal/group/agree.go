@@ -70,14 +70,16 @@ func attended(ctx context.Context, comm backend.Communicator) (context.Context, 
 	go func() {
 		tick := time.NewTicker(goneLook)
 		defer tick.Stop()
-		for ctx.Err() == nil {
-			for r := range comm.Size() {
-				if r == comm.Rank() {
-					continue
-				}
-				if err := seen.Gone(r); err != nil {
-					cancel(err)
-				}
+		for closed := (time.Time{}); ctx.Err() == nil; {
+			err := absent(seen, comm)
+			switch {
+			case err == nil:
+			case !errors.Is(err, backend.ErrClosed):
+				cancel(err)
+			case closed.IsZero():
+				closed = time.Now()
+			case time.Since(closed) > ReportGrace: // it did not close because of what is on its way here
+				cancel(err)
 			}
 			select {
 			case <-ctx.Done():
@@ -86,6 +88,20 @@ func attended(ctx context.Context, comm backend.Communicator) (context.Context, 
 		}
 	}()
 	return ctx, func() { cancel(nil) }
+}
+
+// absent returns why another rank of comm is gone: rather than that one has closed, what the group
+// has ended with.
+func absent(seen Presence, comm backend.Communicator) (why error) {
+	for r := range comm.Size() {
+		if r == comm.Rank() {
+			continue
+		}
+		if err := seen.Gone(r); err != nil && (why == nil || errors.Is(why, backend.ErrClosed)) {
+			why = err
+		}
+	}
+	return why
 }
 
 // Framed returns the Gatherer over an exchange of notes that have one length on all ranks, of

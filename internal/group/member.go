@@ -146,7 +146,8 @@ func (m *Member) Gone(r int) error {
 		return err
 	}
 	if report, ok := m.Health.Reported(); ok {
-		return report.Cause(m.Members)
+		return &backend.Error{Comm: m.Name, Members: m.Members, Rank: m.Rank, Peer: report.Peer,
+			Call: "split", Cause: report.Cause(m.Members)}
 	}
 	if m.Health.Closed(r) {
 		return ClosedWithout(m.Members, r).Cause(m.Members)
