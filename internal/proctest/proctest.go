@@ -100,25 +100,6 @@ func start(t *testing.T, name string, machines []*Machine, perMachine int, env [
 	return ranks
 }
 
-// run starts a rank's process.
-func run(t *testing.T, cmd *exec.Cmd) Rank {
-	t.Helper()
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		cmd.Process.Kill()
-		io.Copy(io.Discard, out)
-		cmd.Wait()
-	})
-	return Rank{cmd, bufio.NewScanner(out)}
-}
-
 // freePort returns a port on which nobody listens now.
 func freePort(t *testing.T) int {
 	t.Helper()
