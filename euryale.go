@@ -368,7 +368,8 @@ func vote(
 		for _, b := range backends {
 			names = append(names, b.Name())
 		}
-		problems = []string{fmt.Sprintf("EURYALE_BACKEND asks for %q: the backends are %s", all[w.Rank].Only, strings.Join(names, ", "))}
+		problems = []string{fmt.Sprintf("EURYALE_BACKEND asks for %q: the backends are %s",
+			all[w.Rank].Only, strings.Join(names, ", "))}
 	}
 	return nil, fmt.Errorf("rank %d: %w: %s", w.Rank, errNoBackend, strings.Join(problems, "; "))
 }

@@ -96,10 +96,7 @@ func testedOnDevices(t *testing.T) (packages []string) {
 
 // The emulator of GPUs is built by any clang from version 15 on; where there is none, make says so.
 func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
-	program, err := exec.LookPath("make")
-	if err != nil {
-		t.Skip("needs make")
-	}
+	program := lookMake(t)
 	for _, test := range []struct{ name, version, want string }{
 		{"clang++-19", "19.1.0", "clang++-19"},
 		{"clang++", "15.0.7", "clang++"},
@@ -124,13 +121,20 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 	}
 }
 
+// lookMake returns the path of make.
+func lookMake(t *testing.T) string {
+	t.Helper()
+	program, err := exec.LookPath("make")
+	if err != nil {
+		t.Skip("needs make, which `make test` has")
+	}
+	return program
+}
+
 // make vuln fails where a module calls what is vulnerable, and says so where the database of
 // vulnerabilities cannot be reached.
 func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
-	program, err := exec.LookPath("make")
-	if err != nil {
-		t.Skip("needs make")
-	}
+	program := lookMake(t)
 	const unreached = "govulncheck: fetching vulnerabilities: dial tcp: no such host\nexit status 1"
 	for _, test := range []struct {
 		says, code, require string

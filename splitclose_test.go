@@ -109,6 +109,7 @@ func splitBesideAbort(t *testing.T, b backend.Backend) {
 				if comm.Rank() != 1 && !strings.Contains(err.Error(), "rank 1") {
 					t.Errorf("rank %d: %v", comm.Rank(), err)
 				}
+				comm.Close() // others may see this before they hear of the abort
 				return err
 			}
 			part.Close()

@@ -56,7 +56,7 @@ func modelOf(d backend.Device) string {
 }
 
 // topology returns where the ranks are, and how they run there with devices like d. The outcome is
-// the same on every rank, but for the links: those of rank 0 count.
+// the same on every rank, except the links, of which rank 0 has those that count.
 func topology(
 	ctx context.Context, w *rendezvous.World, d backend.Device, infos []rankInfo,
 ) (l hierarchy.Layout, o hierarchy.Options, err error) {

@@ -44,8 +44,8 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 	}
 }
 
-// TestAttentionOfAllTypes: other dtypes give what f64 gives, except for rounding, and the gradient equals that of
-// finite differences.
+// TestAttentionOfAllTypes: other dtypes give what f64 gives, except for rounding, and the gradient
+// equals that of finite differences.
 func TestAttentionOfAllTypes(t *testing.T) {
 	run := func(a AttentionGrad) [][]float64 {
 		if err := errors.Join(Host{}.Attention(a.Attention), Host{}.AttentionGrad(a)); err != nil {

@@ -62,7 +62,7 @@ func ExampleNew_lastBatch() {
 }
 
 // A machine trains by itself: each RunAll ends with an all-reduce of the gradients and the solver's
-// step. Each rank has a sample of its own here, and all have the same parameters after each step.
+// step. Here each rank has its own sample, and all have the same parameters after each step.
 func ExampleWithDataParallel() {
 	samples := [][]float64{{1, 0, 4}, {0, 1, 8}} // x and y of each rank
 	rank := func(comm backend.Communicator, build sync.Locker) error {

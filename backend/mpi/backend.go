@@ -94,7 +94,11 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 	return hosted.New(hosted.Config{
 		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
-			return &engine{Comm: c, lib: here.lib, mpi: mine, request: new(request), numbers: make([]handle, max(1, messages*(c.Size()-1))), terms: make([]backend.Buffer, c.Size()), shared: shared, crowded: ranks > cores}
+			return &engine{
+				Comm: c, lib: here.lib, mpi: mine, request: new(request),
+				numbers: make([]handle, max(1, messages*(c.Size()-1))),
+				terms:   make([]backend.Buffer, c.Size()), shared: shared, crowded: ranks > cores,
+			}
 		},
 		Connect: func(parts []group.Part, among group.Sharing, problem error) (
 			all []backend.Communicator, err error,
@@ -105,20 +109,11 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 			for _, part := range parts { // each by a collective call of MPI
 				c, err := connect(w, part, among, mine)
 				if err != nil {
-					return nil, errors.Join(err, closeAll(all))
+					return nil, errors.Join(err, hosted.CloseAll(all))
 				}
 				all = append(all, c)
 			}
 			return all, nil
 		},
 	}), nil
-}
-
-func closeAll(some []backend.Communicator) (err error) {
-	for _, c := range some {
-		if c != nil {
-			err = errors.Join(err, c.Close())
-		}
-	}
-	return err
 }

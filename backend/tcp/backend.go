@@ -1,13 +1,11 @@
 package tcp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"sync"
-	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
@@ -199,6 +197,8 @@ func (m *mesh) dial(addrs []string) error {
 	m.links = make([]*link, len(part.Ranks))
 	ctx, cancel := context.WithTimeout(context.Background(), m.world.Timeout)
 	defer cancel()
+	ctx, over := m.among.Attended(ctx)
+	defer over()
 	failed := make(chan error, 1)
 	keep := func(at int, l *link, err error) {
 		if m.links[at] = l; err == nil {
@@ -218,8 +218,7 @@ func (m *mesh) dial(addrs []string) error {
 		})
 	}
 	for at := part.Rank + 1; at < len(part.Ranks); at++ {
-		gone := func() error { return m.among.Lost(part.Ranks[at]) }
-		l, err := m.wait(ctx, part.Members[at], gone)
+		l, err := m.wait(ctx, part.Members[at])
 		keep(at, l, err)
 	}
 	all.Wait()
@@ -240,25 +239,20 @@ func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) 
 	return take(conn)
 }
 
-// goneLook is between two looks whether the rank that is to connect may still do so.
-const goneLook = 10 * time.Millisecond
-
-// wait returns the connection that a rank of the job has made, if it may still come.
-func (m *mesh) wait(ctx context.Context, rank int, gone func() error) (*link, error) {
-	tick := time.NewTicker(goneLook)
-	defer tick.Stop()
+// wait returns the connection that a rank of the job has made, until ctx ends.
+func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	for {
-		err := gone() // before the look for what it may have sent
-		l, wrong := m.given(rank)
-		if err = cmp.Or(wrong, err); l != nil || err != nil {
+		if l, err := m.given(rank); l != nil || err != nil {
 			return l, err
 		}
 		select {
 		case <-m.some:
-		case <-tick.C:
 		case <-m.world.Down():
 			return nil, m.world.Failure()
 		case <-ctx.Done():
+			if why := context.Cause(ctx); !errors.Is(why, context.DeadlineExceeded) {
+				return nil, why
+			}
 			return nil, fmt.Errorf("%w: no connection from rank %d for %v", backend.ErrTimeout, rank, m.world.Timeout)
 		}
 	}

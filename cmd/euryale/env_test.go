@@ -52,7 +52,8 @@ func TestEnvPreparesABuild(t *testing.T) {
 // TestEnvSaysWhereLibrariesAre: a library is found by its variable and on the library path; without one the script says what to install.
 func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 	dir := t.TempDir()
-	file := filepath.Join(dir, "libcublas.so.13") // the newest one is looked for first, also where the system has it
+	// The newest one is looked for first, also where the system has it.
+	file := filepath.Join(dir, "libcublas.so.13")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -48,10 +48,14 @@ func Among(
 		return nil, nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
 			backend.ErrUnsupported, comm.Size(), w.Size)
 	}
+	var gone func(r int) error
+	if seen, ok := backend.As[Presence](comm); ok {
+		gone = seen.Gone
+	}
 	round := 0
 	return func(note []byte) ([][]byte, error) {
 		round++
-		ctx, over := attended(ctx, comm)
+		ctx, over := attended(ctx, gone, comm.Rank(), comm.Size())
 		defer over()
 		return w.AllGather(ctx, fmt.Sprintf("%s/%d", key, round), note, members...)
 	}, members, nil
@@ -60,10 +64,13 @@ func Among(
 // goneLook is between two looks for ranks that leave.
 const goneLook = 10 * time.Millisecond
 
-// attended returns ctx ending when another rank of comm is gone, with why, if comm sees that.
-func attended(ctx context.Context, comm backend.Communicator) (context.Context, func()) {
-	seen, ok := backend.As[Presence](comm)
-	if !ok {
+// attended returns ctx ending when another of some ranks than this one is gone, with why. gone says
+// that of a rank; it is nil where nobody can tell. That a rank has closed counts after ReportGrace:
+// it may have closed because of an end that is on its way here.
+func attended(
+	ctx context.Context, gone func(r int) error, rank, ranks int,
+) (context.Context, func()) {
+	if gone == nil {
 		return ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -71,14 +78,14 @@ func attended(ctx context.Context, comm backend.Communicator) (context.Context, 
 		tick := time.NewTicker(goneLook)
 		defer tick.Stop()
 		for closed := (time.Time{}); ctx.Err() == nil; {
-			err := absent(seen, comm)
+			err := absent(gone, rank, ranks)
 			switch {
 			case err == nil:
 			case !errors.Is(err, backend.ErrClosed):
 				cancel(err)
 			case closed.IsZero():
 				closed = time.Now()
-			case time.Since(closed) > ReportGrace: // it did not close because of what is on its way here
+			case time.Since(closed) > ReportGrace:
 				cancel(err)
 			}
 			select {
@@ -90,14 +97,14 @@ func attended(ctx context.Context, comm backend.Communicator) (context.Context, 
 	return ctx, func() { cancel(nil) }
 }
 
-// absent returns why another rank of comm is gone: rather than that one has closed, what the group
-// has ended with.
-func absent(seen Presence, comm backend.Communicator) (why error) {
-	for r := range comm.Size() {
-		if r == comm.Rank() {
+// absent returns why another rank is gone: rather than that one has closed, what the group has ended
+// with.
+func absent(gone func(r int) error, rank, ranks int) (why error) {
+	for r := range ranks {
+		if r == rank {
 			continue
 		}
-		if err := seen.Gone(r); err != nil && (why == nil || errors.Is(why, backend.ErrClosed)) {
+		if err := gone(r); err != nil && (why == nil || errors.Is(why, backend.ErrClosed)) {
 			why = err
 		}
 	}

@@ -23,12 +23,9 @@ type Sharing struct {
 	Gone func(r int) error
 }
 
-// Lost is Gone, nil where nobody can tell.
-func (s Sharing) Lost(r int) error {
-	if s.Gone == nil {
-		return nil
-	}
-	return s.Gone(r)
+// Attended returns ctx ending when another rank is gone, with why: a step waits no longer.
+func (s Sharing) Attended(ctx context.Context) (context.Context, func()) {
+	return attended(ctx, s.Gone, s.Rank, len(s.Members))
 }
 
 // ErrNoMemory says that ranks of one machine cannot share memory, which connections can replace.

@@ -227,7 +227,7 @@ func (c *Comm) Close() error {
 	c.Member.Leave()
 	c.busy.Lock() // a call under way has ended
 	defer c.busy.Unlock()
-	if err := errors.Join(c.takeReady().close(), c.Engine.Close(well)); err != nil {
+	if err := errors.Join(CloseAll(c.takeReady().Parts), c.Engine.Close(well)); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
@@ -299,11 +299,11 @@ func (c *Comm) SplitAll(
 	ready := c.takeReady()
 	if len(ways) > 0 && reflect.DeepEqual(ready.Ways, ways) {
 		if err := g.Vote(c.Part.Members, problem); err != nil {
-			return nil, errors.Join(backend.Refuse(c, fmt.Errorf("split: %w", err)), ready.close())
+			return nil, errors.Join(backend.Refuse(c, fmt.Errorf("split: %w", err)), CloseAll(ready.Parts))
 		}
 		return ready.Parts, nil
 	}
-	if err := ready.close(); err != nil || len(ways) == 0 {
+	if err := CloseAll(ready.Parts); err != nil || len(ways) == 0 {
 		return nil, err
 	}
 	var parts []group.Part
@@ -322,9 +322,9 @@ func (c *Comm) takeReady() Ready {
 	return ready
 }
 
-// close closes the parts.
-func (r Ready) close() (err error) {
-	for _, part := range r.Parts {
+// CloseAll closes parts, of which those that this rank is not in are nil.
+func CloseAll(parts []backend.Communicator) (err error) {
+	for _, part := range parts {
 		if part != nil {
 			err = errors.Join(err, part.Close())
 		}

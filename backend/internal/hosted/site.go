@@ -45,7 +45,8 @@ func NewSite(
 	return s, nil
 }
 
-// Steps returns the steps of connecting, but for the places.
+// Steps returns the steps of connecting, except the places, which one step tells for all
+// parts.
 func (s *Site) Steps() []group.Step { return append(s.boarding.Steps(), s.region) }
 
 // Board returns the board of a part across, once the steps were taken.
