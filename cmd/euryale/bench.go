@@ -48,7 +48,10 @@ type benchCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (benchCmd) Help() string {
-	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0; the mean is the slowest rank's, and bandwidths are computed from it. Bytes are counted as in nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, and the buffer of all chunks otherwise. Every result is verified; the command fails if an element is wrong.
+	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0; the mean is the
+slowest rank's, and bandwidths are computed from it. Bytes are counted as in nccl-tests: the whole
+buffer of an all-reduce, reduce or broadcast, and the buffer of all chunks otherwise. Every result
+is verified; the command fails if an element is wrong.
 
 On GPUs half of the time goes to batches of calls that are started without waiting in between. stream is the time of a call in such a batch, from which bandwidths are computed; host is the host's time to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
