@@ -65,7 +65,7 @@ func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l 
 	c := &Communicator{Base: backend.Wrap(flat), world: w, key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.connect(ctx, l, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), closeAll(c.others()), c.release())
+		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.closeParts(), c.release())
 	}
 	return c, nil
 }
@@ -260,24 +260,28 @@ func (c *Communicator) Err() error {
 
 // Close implements [backend.Communicator].
 func (c *Communicator) Close() (err error) {
-	all := append(c.others(), c.Communicator) // flat may wait for what its parts free
-	c.ending.Do(func() {                      // who sees a phase end because of this waits until all have
+	c.ending.Do(func() { // who sees a phase end because of this waits until all have
 		if c.member != nil {
 			c.member.Close()
 		}
-		err = closeAll(all)
+		err = errors.Join(c.closeParts(), c.Communicator.Close())
 	})
-	if err := errors.Join(err, closeAll(all), c.release()); err != nil {
+	if err := errors.Join(err, c.closeParts(), c.Communicator.Close(), c.release()); err != nil {
 		return fmt.Errorf("%s: close: %w", backend.RankOf(c), err)
 	}
 	return nil
 }
 
-func closeAll(some []backend.Communicator) error {
-	var errs []error
-	for _, part := range some {
-		errs = append(errs, part.Close())
+// closeParts closes the communicators besides flat, which may wait for what they free. It closes
+// them at once: each may wait a while for a peer that is lost, and the caller has that to report.
+func (c *Communicator) closeParts() error {
+	parts := c.others()
+	errs := make([]error, len(parts))
+	var all sync.WaitGroup
+	for i, part := range parts {
+		all.Go(func() { errs[i] = part.Close() })
 	}
+	all.Wait()
 	return errors.Join(errs...)
 }
 

@@ -2,6 +2,9 @@ package group
 
 import "github.com/euryale-ml/euryale/rendezvous"
 
+// PartTime is how long a rank that leaves waits for others.
+const PartTime = partTime
+
 // Kill takes a rank off the board as the end of its process does: without a word.
 func (b *Sockets) Kill() {
 	b.end()

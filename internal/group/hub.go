@@ -143,22 +143,28 @@ func (h *hub) dismiss(term uint64) {
 	h.tellAll(fact{kind: factBye, number: term})
 }
 
-// hangUp waits for the ranks to leave, for d at most, and leaves those that stay.
-func (h *hub) hangUp(d time.Duration) {
-	for end := time.Now().Add(d); ; time.Sleep(200 * time.Microsecond) {
-		h.mu.Lock()
-		n := len(h.lines)
-		if n > 0 && time.Now().After(end) {
-			for l := range h.lines {
-				l.conn.Close()
-			}
-			n = 0
-		}
-		h.mu.Unlock()
-		if n == 0 {
-			return
+// hangUp waits for the ranks to leave that are not lost, for d at most, and leaves those that stay.
+func (h *hub) hangUp(d time.Duration, down func(rank int) bool) {
+	for end := time.Now().Add(d); h.attended(down) && time.Now().Before(end); {
+		time.Sleep(200 * time.Microsecond)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for l := range h.lines {
+		l.conn.Close()
+	}
+}
+
+// attended reports whether a rank is connected that is not lost.
+func (h *hub) attended(down func(rank int) bool) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for l := range h.lines {
+		if !down(l.rank) {
+			return true
 		}
 	}
+	return false
 }
 
 // write sends a rank what there is for it.

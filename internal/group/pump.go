@@ -211,7 +211,7 @@ func (p *pump) part() bool {
 			return true
 		default:
 		}
-		if answered {
+		if answered || p.down(p.server(p.term)) {
 			break
 		}
 	}

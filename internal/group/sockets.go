@@ -345,7 +345,7 @@ func (b *Sockets) Release() error {
 		<-b.done
 	}
 	b.hub.dismiss(b.elsewhere())
-	b.hub.hangUp(partTime)
+	b.hub.hangUp(partTime, b.down)
 	b.end()
 	return b.listener.Close()
 }
@@ -376,11 +376,17 @@ func (b *Sockets) hears(rank int, heard bool) {
 	b.unheard[rank] = !heard
 }
 
-// misses reports whether a rank did not answer when it was heard of last.
+// misses reports whether a rank is lost, or did not answer when it was heard of last.
 func (b *Sockets) misses(rank int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.unheard[rank]
+	return b.unheard[rank] || b.down(rank)
+}
+
+// down reports whether the job has lost a rank: nobody who leaves waits for that one.
+func (b *Sockets) down(rank int) bool {
+	f := b.world.Failure()
+	return f != nil && f.Rank == b.members[rank]
 }
 
 // follow goes to the server of a term, if it is a later one, with all that follow this rank.

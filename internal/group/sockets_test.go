@@ -162,6 +162,40 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	soon(t, "rank 1 hears rank 0", func() bool { return !bs[1].Misses(0) })
 }
 
+// Whoever leaves has an error to report, and a lost rank never says goodbye: neither to the rank
+// that serves it, nor as the server of others.
+func TestSocketsLeaveWithoutWaitingForALostRank(t *testing.T) {
+	for _, lost := range []int{0, 2} {
+		t.Run(fmt.Sprintf("rank %d is lost", lost), func(t *testing.T) {
+			const trials = 3 // of which one runs without a pause of this machine
+			fastest := time.Hour
+			for range trials {
+				bs := sockets(t, 4, time.Minute)
+				works(t, bs, 1, 10)
+				proceed := bs[lost].Stall()
+				bs[lost].World().Fail(errors.New("stopped"))
+				var longest time.Duration
+				for r, b := range bs {
+					<-b.World().Down()
+					if r == lost {
+						continue
+					}
+					start := time.Now()
+					if err := b.Release(); err != nil {
+						t.Error(err)
+					}
+					longest = max(longest, time.Since(start))
+				}
+				fastest = min(fastest, longest)
+				proceed()
+			}
+			if fastest >= group.PartTime {
+				t.Errorf("a rank leaves after %v: it has waited for the lost one", fastest)
+			}
+		})
+	}
+}
+
 // watched returns the members of a group of sockets, with a watchdog that compares their calls.
 func watched(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []*group.Sockets) {
 	t.Helper()
