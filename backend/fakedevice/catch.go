@@ -27,7 +27,7 @@ func (d *Device) Catch(f func()) (err error) {
 			return
 		}
 		at, ok := cause.(fault)
-		if !ok || !d.Owns(at.Addr()) {
+		if !ok || !d.owns(at.Addr()) {
 			panic(cause)
 		}
 		err = fmt.Errorf("fakedevice: %w: %s, in %s: start a kernel, or copy it to the host first", ErrTouched, d.describe(at.Addr()), culprit())

@@ -166,8 +166,8 @@ func (m *Machine) Peak() int {
 	return m.peak
 }
 
-// Owns reports whether an address is one of the machine's devices', allocated or not.
-func (m *Machine) Owns(addr uintptr) bool {
+// owns reports whether an address is one of the machine's devices', allocated or not.
+func (m *Machine) owns(addr uintptr) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.ContainsFunc(m.reserved, func(r []byte) bool {

@@ -12,10 +12,10 @@
 //
 // This is how continuous integration runs, on any machine, the code that is
 // meant for GPUs: machines of package vm, and, with [Over], collectives on device
-// tensors.
+// memory.
 //
 //	d, err := fakedevice.New(host.Device{})       // what stands behind it
-//	e, err := cuda.NewEngine(d, nil)
+//	m, err := vm.New(graph, d)
 //	comm := fakedevice.Over(hostComm, d)
 //
 // A [Machine] has several devices: GPUs that reach each other's memory, with streams and events
