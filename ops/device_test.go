@@ -160,10 +160,8 @@ func TestHolderKeepsBits(t *testing.T) {
 				t.Fatal(err)
 			}
 			for r := range P {
-				for i, got := range dxs[r].data {
-					if math.IsNaN(got) != math.IsNaN(want[r][i]) || !math.IsNaN(got) && math.Float64bits(got) != math.Float64bits(want[r][i]) {
-						t.Errorf("%v, rank %d: element %d is %v, want %v", dt, r, i, got, want[r][i])
-					}
+				if !slices.EqualFunc(dxs[r].data, want[r], sameBits) {
+					t.Errorf("%v, rank %d: %v, want %v", dt, r, dxs[r].data, want[r])
 				}
 			}
 		}
@@ -180,6 +178,71 @@ func TestHolderKeepsBits(t *testing.T) {
 			}
 		}
 	})
+}
+
+// sameBits reports whether two numbers have the same bits, or are both not a number.
+func sameBits(a, b float64) bool {
+	return math.Float64bits(a) == math.Float64bits(b) || math.IsNaN(a) && math.IsNaN(b)
+}
+
+// TestHolderKeepsBitsOnTheDevice: in the memory of a device, too, where plans of package vm start it.
+func TestHolderKeepsBitsOnTheDevice(t *testing.T) {
+	nan, inf, zero := math.NaN(), math.Inf(1), math.Copysign(0, -1)
+	floats := [][]float64{{1, 0, nan, 0, 1, -7}, {0, 1, nan, 1, 0, -8}, {1, 1, nan, 1, 1, -7},
+		{inf, inf, nan, nan, zero, -3}, {inf, 0, nan, 0, zero, -3}, {0, inf, 0, nan, 0, 0}}
+	integers := [][]float64{{1, 5, 2}, {3, 5, 2}, {3, 5, 2}, {10, 20, 30}, {0, 20, 30}, {10, 0, 0}}
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		g := ranksOn(t, 2, k)
+		for dt, c := range map[tensor.Dtype][][]float64{
+			tensor.Float64: floats, tensor.Float32: floats,
+			tensor.Int64: integers, tensor.Int32: integers, tensor.Uint8: integers,
+		} {
+			err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
+				r := comm.Rank()
+				got, err := holdOnDevice(comm, dt, c[r], c[2], c[3])
+				if want := c[4+r]; err == nil && !slices.EqualFunc(got, want, sameBits) {
+					err = fmt.Errorf("rank %d: %v, want %v", r, got, want)
+				}
+				return err
+			})
+			if err != nil {
+				t.Errorf("%v: %v", dt, err)
+			}
+		}
+	})
+}
+
+// holdOnDevice returns the elements of v that a rank holds: computed from x, y and v on the device.
+func holdOnDevice(comm backend.Communicator, dt tensor.Dtype, x, y, v []float64) ([]float64, error) {
+	op := &holderOp{comm: comm, dtype: dt, shape: tensor.Shape{len(x)}}
+	memory, err := comm.Device().Alloc(4*alignment + op.Scratch())
+	if err != nil {
+		return nil, err
+	}
+	q, operands := comm.Device().Default(), make([]backend.Buffer, 3)
+	for i, data := range [][]float64{x, y, v} {
+		values, err := memoryOf(arr{op.shape, data}.value(dt))
+		if err != nil {
+			return nil, err
+		}
+		at := i * alignment
+		operands[i] = memory.Slice(at, at+values.NBytes()).As(values.DType())
+		if err := q.Move(operands[i], values); err != nil {
+			return nil, err
+		}
+	}
+	kept := memory.Slice(3*alignment, 3*alignment+operands[0].NBytes()).As(operands[0].DType())
+	scratch := memory.Slice(4*alignment, memory.Len())
+	if _, err := op.StartOn(q, kept, scratch, operands...); err != nil {
+		return nil, err
+	}
+	got, err := onHost{comm}.here(kept)
+	if err != nil {
+		return nil, err
+	}
+	value, result, err := fresh(dt, op.shape)
+	copy(result.Bytes(), got.Bytes())
+	return valueArr(value).data, errors.Join(err, comm.Device().Free(memory))
 }
 
 // TestAbortNamesRankStaged: a collective that another rank has ended is an error that says which,
