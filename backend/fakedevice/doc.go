@@ -27,8 +27,6 @@
 //	m.Fail = func(ordinal int, doing string, nbytes int) error { ... }
 //	d, err := m.GPU(0, fakedevice.Properties{Product: "NVIDIA H200", Capability: 90})
 //
-// A fault on a goroutine of the test becomes an error with [Device.Catch]; one
-// on another goroutine ends the process with the runtime's "unexpected fault
-// address" and the stack of the culprit. [Device.Close] reports what was not
-// freed.
+// A fault ends the process with the runtime's "unexpected fault address" and the stack of the
+// culprit. [Device.Close] reports what was not freed.
 package fakedevice
