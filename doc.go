@@ -17,8 +17,8 @@
 //
 // Any goroutine may call Close and Abort at any moment, for example in a signal
 // handler. Calls of other goroutines then end with [backend.ErrClosed] or
-// [backend.ErrAborted]. With GPUs Close also closes the rank's device, so stop
-// using engines before.
+// [backend.ErrAborted]. With GPUs Close also closes the rank's device, so
+// close machines on it before.
 //
 // # What Init composes
 //

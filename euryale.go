@@ -93,7 +93,7 @@ func leave(w *rendezvous.World, why error) {
 
 // Connect makes the communicator of a world that the caller has joined; closing
 // it closes the world, and without backends of the caller's own the rank's GPU:
-// close engines before. Init and Run do this for you. It is collective.
+// close machines on it before. Init and Run do this for you. It is collective.
 func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backend) (backend.Communicator, error) {
 	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends", backends); err != nil {
 		return nil, err

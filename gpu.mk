@@ -66,8 +66,8 @@ gpu-emulated: gpu-sdk
 	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
-	. ./$(GPU_SDK)/env && EURYALE_TEST_DEVICE=cuda $(EMULATED) ./backend/cuda
+	. ./$(GPU_SDK)/env && $(EMULATED) ./backend/cuda
 	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/gpu
 	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu$$' -skip 'Processes|Killed' ./autograd ./layers
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu' -skip 'Processes|Killed' ./autograd ./layers
 	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU' ./vm

@@ -80,7 +80,7 @@ func testedOnDevices(t *testing.T) (packages []string) {
 			return err
 		}
 		text, err := os.ReadFile(file)
-		for _, kinds := range []string{"testenv.OnDevices()", "testenv.Kinds()"} {
+		for _, kinds := range []string{"testenv.OnDevices()", "testenv.OnHosts()"} {
 			if bytes.Contains(text, []byte(kinds)) {
 				packages = append(packages, filepath.ToSlash(filepath.Dir(file)))
 			}

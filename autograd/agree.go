@@ -79,7 +79,8 @@ func framed(comm backend.Communicator) group.Gatherer {
 // gather returns the notes of all ranks, which must be of the same length.
 func gather(comm backend.Communicator, note []byte) ([][]byte, error) {
 	all := make([]byte, comm.Size()*len(note))
-	err := exchange(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(note))
+	c := backend.Collective{Kind: backend.AllGather}
+	err := group.RunOnHost(comm, c, backend.Of(all), backend.Of(note))
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 )
@@ -24,9 +23,8 @@ import (
 // rank is what the body of one rank of a test gets.
 type rank struct {
 	*testing.T
-	comm   backend.Communicator
-	engine *cuda.Engine // of the device that models are on, nil for the host
-	build  sync.Locker
+	comm  backend.Communicator
+	build sync.Locker
 }
 
 // each runs a body as every rank of a world, and returns their errors. A rank
@@ -48,7 +46,7 @@ func eachOn(t *testing.T, k testenv.Kind, size int, body func(r rank) error) []e
 	t.Helper()
 	var build sync.Mutex
 	return testranks.Run(size, k.Connect(t, size), func(r *testenv.Rank) error {
-		return body(rank{t, r.Comm, r.Engine, &build})
+		return body(rank{t, r.Comm, &build})
 	})
 }
 

@@ -18,7 +18,7 @@ import (
 // While a step is under way nothing is saved, loaded or averaged, and training goes on with
 // the bits of a run where nobody has tried, wherever parameters are.
 func TestAStepUnderWayIsNotDisturbed(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, name := range slices.Sorted(maps.Keys(compressions)) {
 			// A bucket for each parameter, and one for all.
 			for _, size := range []int{1, 1 << 20} {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
-	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -48,14 +48,8 @@ func (c *guarded) copy(dst, src backend.Buffer) error {
 func (c *guarded) check(d *DataParallel) error {
 	used, now := make([]bool, c.memory.Len()), make([]byte, c.memory.Len())
 	for _, b := range d.buckets {
-		parts := []backend.Buffer{b.data}
-		if b.half != 0 {
-			parts = append(parts, b.grads)
-		}
-		for _, part := range parts {
-			for i := range part.NBytes() {
-				used[int(part.Addr()-c.memory.Addr())+i] = true
-			}
+		for i := range b.data.NBytes() {
+			used[int(b.data.Addr()-c.memory.Addr())+i] = true
 		}
 	}
 	if err := c.copy(backend.Of(now), c.memory); err != nil {
@@ -105,44 +99,16 @@ func sizes() []int {
 	return s
 }
 
-// copied returns a copy of a value in host memory.
-func (r rank) copied(v gorgonia.Value) (backend.Buffer, error) {
-	if t, ok := v.(*tensor.Dense); ok && residence.Engine[engine](v) != nil {
-		onHost, err := r.engine.ToHost(t)
-		if err != nil {
-			return backend.Buffer{}, err
-		}
-		v = onHost
-	}
+// copied returns a copy of a value.
+func copied(v gorgonia.Value) (backend.Buffer, error) {
 	b, _, err := elements(v)
-	c := make([]float64, (b.NBytes()+7)/8) // aligned for both dtypes
-	memory := backend.Of(c).As(b.DType()).Slice(0, b.Len())
-	copy(memory.Bytes(), b.Bytes())
-	return memory, err
-}
-
-// move moves the values of nodes to the rank's device, if it has one.
-func (r rank) move(nodes gorgonia.Nodes) error {
-	for _, n := range nodes {
-		t, ok := n.Value().(*tensor.Dense)
-		if !ok || r.engine == nil {
-			continue
-		}
-		onDevice, err := r.engine.ToDevice(t)
-		if err == nil {
-			err = gorgonia.UnsafeLet(n, onDevice)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return clone(b), err
 }
 
 // TestBucketsEqualSingleReductions: on NCCL of integers, since it adds in an order
 // that depends on where in a bucket a number is.
 func TestBucketsEqualSingleReductions(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(size), func(t *testing.T) {
 				allOn(t, k, size, func(r rank) error {
@@ -177,10 +143,6 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 		grads = append(grads, drawn(g, draw, fmt.Sprintf("g%d", i), dt, n))
 	}
 	r.build.Unlock()
-	if err := errors.Join(r.move(params), r.move(grads)); err != nil {
-		return err
-	}
-	defer r.free(append(params, grads...))
 	d, err := New(c, params, opts...)
 	if err != nil {
 		return err
@@ -191,7 +153,7 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 	}
 	before := make([]backend.Buffer, len(grads))
 	for i := range grads {
-		if before[i], err = r.copied(grads[i].Value()); err != nil {
+		if before[i], err = copied(grads[i].Value()); err != nil {
 			return err
 		}
 	}
@@ -201,7 +163,8 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 	}
 	for i := range grads {
 		want := before[i]
-		if err := exchange(r.comm, backend.Collective{Kind: backend.AllReduce, Op: d.op}, want, want); err != nil {
+		sum := backend.Collective{Kind: backend.AllReduce, Op: d.op}
+		if err := group.RunOnHost(r.comm, sum, want, want); err != nil {
 			return err
 		}
 		v, err := got[i].Grad()
@@ -211,7 +174,7 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 		if fmt.Sprintf("%T", v) != fmt.Sprintf("%T", params[i].Value()) || !v.Shape().Eq(params[i].Shape()) {
 			return fmt.Errorf("gradient %d is a %T%v, its parameter a %T%v", i, v, v.Shape(), params[i].Value(), params[i].Shape())
 		}
-		reduced, err := r.copied(v)
+		reduced, err := copied(v)
 		if err != nil {
 			return err
 		}
@@ -323,6 +286,11 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 	}
 }
 
+// distant is the Engine of tensors in memory that the host cannot reach.
+type distant struct{ tensor.StdEng }
+
+func (distant) AllocAccessible() bool { return false }
+
 func TestParametersThatDoNotQualify(t *testing.T) {
 	g := gorgonia.NewGraph()
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -331,15 +299,19 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 	if err := matrix.T(); err != nil {
 		t.Fatal(err)
 	}
+	far := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float32{1, 2}))
+	tensor.WithEngine(distant{})(far)
 	for name, tt := range map[string]struct {
 		params gorgonia.Nodes
 		want   string
 	}{
-		"nil":        {gorgonia.Nodes{nil}, "parameter 0 is nil"},
-		"twice":      {gorgonia.Nodes{good, good}, "parameters 0 and 1 are the same node, good"},
-		"no value":   {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("v"), gorgonia.WithShape(3))}, "v, has no value"},
-		"a result":   {gorgonia.Nodes{gorgonia.Must(gorgonia.Square(good))}, "is the result of an operation"},
-		"integers":   {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Int, gorgonia.WithName("i"), gorgonia.WithShape(2), gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{1, 2}))))}, "tensor of int"},
+		"nil":      {gorgonia.Nodes{nil}, "parameter 0 is nil"},
+		"twice":    {gorgonia.Nodes{good, good}, "parameters 0 and 1 are the same node, good"},
+		"no value": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("v"), gorgonia.WithShape(3))}, "v, has no value"},
+		"a result": {gorgonia.Nodes{gorgonia.Must(gorgonia.Square(good))}, "is the result of an operation"},
+		"integers": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Int, gorgonia.WithName("i"), gorgonia.WithShape(2), gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{1, 2}))))}, "tensor of int"},
+		"far away": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("far"),
+			gorgonia.WithShape(2), gorgonia.WithValue(far))}, "is in the memory of a device"},
 		"transposed": {gorgonia.Nodes{gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("t"), gorgonia.WithShape(3, 2), gorgonia.WithValue(matrix))}, "must be contiguous, in row order"},
 	} {
 		all(t, 1, func(r rank) error {
@@ -353,48 +325,49 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 
 // TestGradientsInAnyOrder: gradients can be views that are not contiguous.
 func TestGradientsInAnyOrder(t *testing.T) {
-	inAnyOrder(t, testenv.Hosts, func(r rank, opts []Option) error {
-		r.build.Lock()
-		g := gorgonia.NewGraph()
-		w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
-		r.build.Unlock()
-		d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
-		if err != nil {
-			return err
-		}
-		defer d.Close()
-		transposed := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6}))
-		transposed.T()
-		whole := tensor.New(tensor.WithShape(3, 4), tensor.WithBacking([]float32{0, 1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0}))
-		slice, err := whole.Slice(nil, tensor.S(1, 3))
-		if err != nil {
-			return err
-		}
-		columns := tensor.New(tensor.WithShape(3, 2), tensor.AsFortran([]float32{1, 2, 3, 4, 5, 6}))
-		for name, v := range map[string]gorgonia.Value{"transposed": transposed, "slice": slice.(*tensor.Dense), "by columns": columns} {
-			r.build.Lock()
-			dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
-			r.build.Unlock()
-			if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
-				return err
-			}
-			grads, err := d.Sync()
-			if err != nil {
-				return err
-			}
-			got, _ := grads[0].Grad()
-			if !slices.Equal(got.Data().([]float32), []float32{1, 2, 3, 4, 5, 6}) {
-				r.Errorf("%s: %v", name, got.Data())
-			}
-		}
-		return nil
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
+		allOn(t, k, 1, func(r rank) error { return inAnyOrder(r, nil) })
+		allOn(t, k, 2, func(r rank) error {
+			return inAnyOrder(r, []Option{WithCompression(half.Wrap(backend.BF16))})
+		})
 	})
 }
 
-// inAnyOrder runs a body with gradients that are packed as they are, and that are rounded.
-func inAnyOrder(t *testing.T, k testenv.Kind, body func(r rank, opts []Option) error) {
-	allOn(t, k, 1, func(r rank) error { return body(r, nil) })
-	allOn(t, k, 2, func(r rank) error { return body(r, []Option{WithCompression(half.Wrap(backend.BF16))}) })
+func inAnyOrder(r rank, opts []Option) error {
+	r.build.Lock()
+	g := gorgonia.NewGraph()
+	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
+	r.build.Unlock()
+	d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	transposed := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6}))
+	transposed.T()
+	whole := tensor.New(tensor.WithShape(3, 4), tensor.WithBacking([]float32{0, 1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0}))
+	slice, err := whole.Slice(nil, tensor.S(1, 3))
+	if err != nil {
+		return err
+	}
+	columns := tensor.New(tensor.WithShape(3, 2), tensor.AsFortran([]float32{1, 2, 3, 4, 5, 6}))
+	for name, v := range map[string]gorgonia.Value{"transposed": transposed, "slice": slice.(*tensor.Dense), "by columns": columns} {
+		r.build.Lock()
+		dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
+		r.build.Unlock()
+		if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
+			return err
+		}
+		grads, err := d.Sync()
+		if err != nil {
+			return err
+		}
+		got, _ := grads[0].Grad()
+		if !slices.Equal(got.Data().([]float32), []float32{1, 2, 3, 4, 5, 6}) {
+			r.Errorf("%s: %v", name, got.Data())
+		}
+	}
+	return nil
 }
 
 func TestScalarsConstantsAndUnusedParameters(t *testing.T) {

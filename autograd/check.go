@@ -75,7 +75,8 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 // number of ranks and on the host or on devices. It is not collective: [DataParallel.Check]
 // compares ranks.
 //
-// Cost: a hash of the parameters, for which those on a device are copied to the host.
+// Cost: a hash of the parameters, for which those that a machine has on a device are
+// copied to the host.
 //
 // Errors: a parameter that was bound to another kind of value; those of a device.
 func (d *DataParallel) Hash() (string, error) {

@@ -31,7 +31,7 @@ func clipLinear(r rank, limit func(norm float64) float64) error {
 	}
 	defer vm.Close()
 	err = m.clip(d, vm, limit)
-	return errors.Join(err, d.Close(), m.free(append(m.data, m.params...)))
+	return errors.Join(err, d.Close())
 }
 
 func (m *linear) clip(d *DataParallel, vm gorgonia.VM, limit func(norm float64) float64) error {
@@ -46,7 +46,7 @@ func (m *linear) clip(d *DataParallel, vm gorgonia.VM, limit func(norm float64) 
 			total += g * g
 		}
 	}
-	if err := errors.Join(m.feed(0), vm.RunAll()); err != nil {
+	if err := m.run(vm, 0); err != nil {
 		return err
 	}
 	grads, err := d.Sync()
@@ -60,7 +60,7 @@ func (m *linear) clip(d *DataParallel, vm gorgonia.VM, limit func(norm float64) 
 	}
 	for p, g := range grads {
 		v, _ := g.Grad()
-		got, err := m.copied(v)
+		got, err := copied(v)
 		if err != nil {
 			return err
 		}
@@ -77,7 +77,7 @@ func (m *linear) clip(d *DataParallel, vm gorgonia.VM, limit func(norm float64) 
 }
 
 func TestClipNormIsOfAllGradientsTogether(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, limit := range []func(norm float64) float64{
 			func(float64) float64 { return 0.125 },
 			func(norm float64) float64 { return norm },

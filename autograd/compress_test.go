@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
@@ -24,9 +26,9 @@ func fitWithMomentum(r rank, opts ...Option) (values [][]byte, err error) {
 	return values, errors.Join(err, solver.Close())
 }
 
-// Training on a device, with momentum and with compressed gradients, ends with the
-// bits of the host. NCCL rounds averages of 16 bits in its own way.
-func TestMomentumAndCompressionOnDevice(t *testing.T) {
+// Training whose ranks communicate on a device, with momentum and with compressed gradients, ends
+// with the bits of the host. NCCL rounds averages of 16 bits in its own way.
+func TestMomentumAndCompressionStaged(t *testing.T) {
 	var names []string
 	for name := range compressions {
 		if name != "partial" { // ranks end differently
@@ -44,7 +46,7 @@ func TestMomentumAndCompressionOnDevice(t *testing.T) {
 			return err
 		})
 	}
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, name := range names {
 			allOn(t, k, 2, func(r rank) error {
 				got, err := fitWithMomentum(r, compressions[name]...)
@@ -60,9 +62,9 @@ func TestMomentumAndCompressionOnDevice(t *testing.T) {
 	})
 }
 
-// Counters prove that gradients on a device travel compressed.
-func TestGradientsOnDeviceTravelCompressed(t *testing.T) {
-	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+// Counters prove that gradients that are staged travel compressed.
+func TestStagedGradientsTravelCompressed(t *testing.T) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for name, check := range map[string]func(comm backend.Communicator) error{
 			"bf16": func(comm backend.Communicator) error {
 				c, _ := backend.As[*half.Communicator](comm)
@@ -95,46 +97,33 @@ func TestGradientsOnDeviceTravelCompressed(t *testing.T) {
 				if err != nil {
 					err = fmt.Errorf("%s: %w", name, err)
 				}
-				return errors.Join(err, d.Close(), r.free(append(m.data, m.params...)))
+				return errors.Join(err, d.Close())
 			})
 		}
 	})
 }
 
-// A state that was read on a device is the one that a resumed solver goes on from.
-func TestMomentumResumesOnDevice(t *testing.T) {
-	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		allOn(t, k, 1, func(r rank) error {
-			m, err := newQuadratic(r)
-			if err != nil {
-				return err
-			}
-			a, b := &Momentum{Rate: 0.1, Momentum: 0.5}, &Momentum{Rate: 0.1, Momentum: 0.5}
-			step := func(s *Momentum) error {
-				dw, err := r.engine.ToDevice(uniform(rand.New(rand.NewPCG(1, 2)), 5, 3))
-				if err != nil {
-					return err
-				}
-				err = s.Step([]gorgonia.ValueGrad{gradient{m.params[0], dw}})
-				return errors.Join(err, r.engine.Free(dw, int64(dw.MemSize())))
-			}
-			if err := errors.Join(step(a), step(a)); err != nil {
-				return err
-			}
-			state, err := a.State()
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(b.SetState(state), step(a), step(b)); err != nil {
-				return err
-			}
-			x, errX := a.State()
-			y, errY := b.State()
-			err = errors.Join(errX, errY, a.Close(), b.Close(), r.free(append(m.data, m.params...)))
-			if key := velocityOf + "0"; err == nil && !bytes.Equal(x[key].Bytes(), y[key].Bytes()) {
-				err = errors.New("the velocities differ")
-			}
-			return err
-		})
+// Ranks that compress gradients differently are told so before any of them travels.
+func TestAnotherCompressionIsAnError(t *testing.T) {
+	errs := each(t, 2, func(r rank) error {
+		dtype := backend.F16
+		if r.comm.Rank() == 1 {
+			dtype = backend.BF16
+		}
+		r.build.Lock()
+		w := random(gorgonia.NewGraph(), rand.New(rand.NewPCG(1, 1)), "w", tensor.Float32, 4)
+		r.build.Unlock()
+		_, err := New(r.comm, gorgonia.Nodes{w}, WithCompression(half.Wrap(dtype)))
+		return err
 	})
+	for r, err := range errs {
+		for _, part := range []string{
+			"gradients are compressed by half (f16) on rank 0", "by half (bf16) on rank 1",
+			fmt.Sprintf("rank %d of", r),
+		} {
+			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), part) {
+				t.Errorf("rank %d: the error %v does not contain %q", r, err, part)
+			}
+		}
+	}
 }

@@ -15,8 +15,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -31,19 +29,12 @@ type quadratic struct {
 }
 
 func newQuadratic(r rank) (*quadratic, error) {
-	e := r.engine
 	r.build.Lock()
 	defer r.build.Unlock()
 	m := &quadratic{g: gorgonia.NewGraph()}
 	rng := rand.New(rand.NewPCG(uint64(r.comm.Rank()), 31)) // every rank begins with other values
 	for _, name := range []string{"x", "y", "w1", "w2", "b"} {
 		v := uniform(rng, 5, 3)
-		if e != nil {
-			var err error
-			if v, err = e.ToDevice(v); err != nil {
-				return nil, err
-			}
-		}
 		n := gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(5, 3), gorgonia.WithValue(v))
 		if len(m.data) < 2 {
 			m.data = append(m.data, n)
@@ -72,74 +63,7 @@ func (m *quadratic) machine(r rank, use func(*gorgonia.Node) *gorgonia.Node) (vm
 	if err != nil {
 		return nil, err
 	}
-	return r.machine(m.g)
-}
-
-// machine returns a machine for a graph, whose inputs and gradients are on the rank's device if it has one.
-func (r rank) machine(g *gorgonia.ExprGraph) (vm gorgonia.VM, err error) {
-	if r.engine == nil {
-		return gorgonia.NewTapeMachine(g), nil
-	}
-	m := &besideDevice{r: r, inputs: g.Inputs()}
-	err = m.onHost(func() error {
-		m.VM = gorgonia.NewTapeMachine(g)
-		return nil
-	})
-	return m, err
-}
-
-// besideDevice computes on the host with inputs that are on a device, and puts the gradients there.
-type besideDevice struct {
-	gorgonia.VM
-	r      rank
-	inputs gorgonia.Nodes
-}
-
-func (m *besideDevice) RunAll() error {
-	m.r.engine.Reset()
-	if err := m.onHost(m.VM.RunAll); err != nil {
-		return err
-	}
-	for _, n := range m.inputs {
-		if n.Deriv() == nil {
-			continue
-		}
-		g, ok := n.Deriv().Value().(*tensor.Dense)
-		if !ok || residence.OnHost(g.Shape().TotalSize()) {
-			continue
-		}
-		memory, err := m.r.engine.Buffer(g)
-		if err != nil {
-			return err
-		}
-		onDevice, err := m.r.engine.Tensor(memory, g.Dtype(), g.Shape()...)
-		if err == nil {
-			err = gorgonia.UnsafeLet(n.Deriv(), onDevice)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// onHost runs f while the inputs are on the host.
-func (m *besideDevice) onHost(f func() error) (err error) {
-	for _, n := range m.inputs {
-		t, ok := n.Value().(*tensor.Dense)
-		if !ok || residence.Engine[engine](t) == nil {
-			continue
-		}
-		copied, err := m.r.engine.ToHost(t)
-		if err == nil {
-			err = gorgonia.UnsafeLet(n, copied)
-		}
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, gorgonia.UnsafeLet(n, t)) }()
-	}
-	return f()
+	return gorgonia.NewTapeMachine(m.g), nil
 }
 
 // fit trains a quadratic and returns the bytes of its parameters.
@@ -153,18 +77,7 @@ func fit(r rank, hooks bool, solver gorgonia.Solver, opts ...Option) ([][]byte, 
 		return nil, err
 	}
 	values, err := m.fit(r, d, hooks, solver)
-	return values, errors.Join(err, d.Close(), r.free(append(m.data, m.params...)))
-}
-
-// free gives back the tensors of nodes.
-func (r rank) free(nodes gorgonia.Nodes) error {
-	var all error
-	for _, n := range nodes {
-		if t, ok := n.Value().(*tensor.Dense); ok && r.engine != nil {
-			all = errors.Join(all, r.engine.Free(t, int64(t.MemSize())))
-		}
-	}
-	return all
+	return values, errors.Join(err, d.Close())
 }
 
 func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Solver) (values [][]byte, err error) {
@@ -181,18 +94,10 @@ func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Sol
 		return nil, err
 	}
 	defer vm.Close()
-	copies := func() int64 {
-		if r.engine == nil {
-			return 0
-		}
-		s := r.engine.Stats()
-		return s.Uploads + s.Downloads
-	}
 	for range 20 {
 		if err := vm.RunAll(); err != nil {
 			return nil, errors.Join(err, d.Err())
 		}
-		before := copies()
 		grads, err := d.Sync()
 		if err != nil {
 			return nil, err
@@ -201,9 +106,6 @@ func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Sol
 			return nil, err
 		}
 		vm.Reset()
-		if n := copies() - before; n != 0 {
-			return nil, fmt.Errorf("%d tensors were copied between host and device", n)
-		}
 	}
 	for _, p := range d.params {
 		b, err := p.bytes()
@@ -215,11 +117,10 @@ func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Sol
 	return values, d.Check()
 }
 
-// TestTrainingOnDevice: models whose parameters and gradients are on a device, and models on the host
-// whose ranks communicate on a device, end with the bits of a model on the host, and Sync and the solver
-// copy no tensor between host and device. NCCL adds more than two numbers in an
-// order of its own: there the end is the same but for rounding.
-func TestTrainingOnDevice(t *testing.T) {
+// TestTrainingStaged: models whose ranks communicate on a device end with the bits of those whose
+// ranks communicate on the host. NCCL adds more than two numbers in an order of its own: there
+// the end is the same but for rounding.
+func TestTrainingStaged(t *testing.T) {
 	type setting struct {
 		hooks bool
 		opts  []Option
@@ -242,7 +143,7 @@ func TestTrainingOnDevice(t *testing.T) {
 			}
 			return nil
 		})
-		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, size, func(r rank) error {
 				for i, s := range settings {
 					got, err := fit(r, s.hooks, SGD{Rate: 0.1}, s.opts...)
@@ -300,126 +201,11 @@ func TestSolversOfTheHostWorkStaged(t *testing.T) {
 	})
 }
 
-// TestGradientsInAnyOrderOnDevice: gradients can be views of device tensors, and
-// tensors on the host.
-func TestGradientsInAnyOrderOnDevice(t *testing.T) {
-	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		inAnyOrder(t, k, func(r rank, opts []Option) error {
-			e := r.engine
-			value, err := e.ToDevice(uniform(rand.New(rand.NewPCG(1, 1)), 3, 2))
-			if err != nil {
-				return err
-			}
-			r.build.Lock()
-			g := gorgonia.NewGraph()
-			w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(value))
-			r.build.Unlock()
-			d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
-			if err != nil {
-				return err
-			}
-			defer d.Close()
-			transposed, err := e.ToDevice(tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6})))
-			if err == nil {
-				err = transposed.T()
-			}
-			if err != nil {
-				return err
-			}
-			onHost := tensor.New(tensor.WithShape(3, 2), tensor.WithBacking([]float32{1, 2, 3, 4, 5, 6}))
-			for name, v := range map[string]gorgonia.Value{"transposed": transposed, "host": onHost} {
-				r.build.Lock()
-				dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
-				r.build.Unlock()
-				if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
-					return err
-				}
-				grads, err := d.Sync()
-				if err != nil {
-					return err
-				}
-				view, _ := grads[0].Grad()
-				got, err := e.ToHost(view.(tensor.Tensor))
-				if err != nil {
-					return err
-				}
-				if !slices.Equal(got.Data().([]float32), []float32{1, 2, 3, 4, 5, 6}) {
-					r.Errorf("%s: %v", name, got.Data())
-				}
-			}
-			return nil
-		})
-	})
-}
-
-// TestMisplacedParametersAreErrors: with what to do.
-func TestMisplacedParametersAreErrors(t *testing.T) {
-	testenv.Each(t, testenv.OnDevices(), checkMisplaced)
-}
-
-func checkMisplaced(t *testing.T, k testenv.Kind) {
-	refused := func(comm backend.Communicator, params gorgonia.Nodes, want string) error {
-		d, err := New(comm, params)
-		if err == nil {
-			return errors.Join(errors.New("no error"), d.Close())
-		}
-		if !strings.Contains(err.Error(), want) {
-			return fmt.Errorf("%w, want %q", err, want)
-		}
-		return nil
-	}
-	allOn(t, k, 2, func(r rank) error {
-		m, err := newQuadratic(r)
-		if err != nil {
-			return err
-		}
-		other := r
-		var closeOther func() error
-		if other.engine, closeOther, err = testenv.NewEngine(r.comm.Device()); err != nil {
-			return err
-		}
-		mixed, err := newQuadratic(other)
-		if err != nil {
-			return err
-		}
-		hostRank := r
-		hostRank.engine = nil
-		onHost, err := newQuadratic(hostRank)
-		if err != nil {
-			return err
-		}
-		tensor.WithEngine(r.engine)(onHost.params[0].Value().(*tensor.Dense)) // as a machine does
-		return errors.Join(
-			refused(elsewhere{r.comm}, m.params, "w1, is on the device "+r.comm.Device().Name()+", and the communicator is on host"),
-			refused(r.comm, gorgonia.Nodes{m.params[0], mixed.params[1]}, "use one engine for a model"),
-			refused(r.comm, onHost.params, "move it to "+r.comm.Device().Name()+" with the engine's ToDevice first"),
-			closeOther())
-	})
-	errs := eachOn(t, k, 2, func(r rank) error {
-		if r.comm.Rank() == 1 {
-			r.engine = nil
-		}
-		_, err := fit(r, false, SGD{Rate: 0.1})
-		return err
-	})
-	for _, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "parameter 0 is w1 f32(5, 3) on a device on rank 0, but parameter 0 is w1 f32(5, 3) on rank 1") {
-			t.Errorf("one rank on a device: %v", err)
-		}
-	}
-}
-
-// elsewhere is a communicator of one rank on the host.
-type elsewhere struct{ backend.Communicator }
-
-func (elsewhere) Device() backend.Device { return host.Device{} }
-func (elsewhere) Size() int              { return 1 }
-
-// TestErrorOfPeerEndsTheStepOnDevice: it names the rank and the bucket that was
+// TestErrorOfPeerEndsAStagedStep: it names the rank and the bucket that was
 // leaving when the news came.
-func TestErrorOfPeerEndsTheStepOnDevice(t *testing.T) {
+func TestErrorOfPeerEndsAStagedStep(t *testing.T) {
 	cause := errors.New("no more coffee")
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		if k == testenv.Hosts {
 			return // another test has it
 		}

@@ -91,11 +91,11 @@
 //
 // # Solvers
 //
-// [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on the host and on devices, with
-// the same bits, and checkpoints contain their state. [Groups] gives groups of parameters a solver
-// each. A [Schedule] gives the rate of each step, and [ClipNorm] bounds
-// the gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does not
-// change the parameters. Of them, checkpoints support only VanillaSolver.
+// [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on tensors of the host and in
+// machines of package vm, with the same bits, and checkpoints contain their state. [Groups] gives
+// groups of parameters a solver each. A [Schedule] gives the rate of each step, and [ClipNorm]
+// bounds the gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does
+// not change the parameters. Of them, checkpoints support only VanillaSolver.
 //
 // # Micro-batches, evaluation, decisions
 //
@@ -133,27 +133,13 @@
 //
 // # Devices
 //
-// Graphs train on devices by package vm, whose machines exchange gradients themselves (vm.WithDataParallel).
-// This package does it for programs that compute gradients there by other means, and give them to
-// [DataParallel.UseGradients].
+// Graphs train on devices by package vm, whose machines exchange gradients in the memory of the
+// device (vm.WithDataParallel).
 //
-// A parameter that was moved to a device, with the ToDevice of an engine of package cuda, has
-// its gradient there. A bucket then costs one launch and one all-reduce. When its last gradient has
-// arrived, one kernel on the engine's queue packs all of them. The bucket is reduced on another
-// queue, ordered after the kernel by an event. Nothing is
-// unpacked, because the gradients that Sync returns are tensors of the engine over the bucket. No
-// tensor goes through the host. The engine must be that of the communicator's device, and all ranks
-// must have the same parameters on devices.
-//
-// A gradient that is on the host is copied to the device. One that is there must not change before Sync has
-// returned.
-//
-// Scalars and tensors of one element are on the host, also in such a model. They have their own
-// buckets, which are copied to the device and back. A model on the host whose ranks communicate on
-// devices is copied in the same way, and every solver and machine works as without devices.
-//
-// Gorgonia's solvers zero a used gradient from the host, which faults for one in device memory: use
-// a [Solver] of this package. Gorgonia's machines and BindDualValues touch such gradients, too.
+// Gorgonia's machines compute on the host, and parameters and gradients are tensors of the host. If
+// ranks communicate on devices, each bucket is copied to the device, reduced there, and copied
+// back, behind the backward pass where hooks are used. Every solver and machine works as without
+// devices.
 //
 // # Fewer bytes
 //
@@ -165,14 +151,6 @@
 //
 // Parameters are broadcast uncompressed. With [WithPartial] ranks exchange no gradients at all: each
 // applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.
-//
-// Gradients that travel as 16-bit floats are rounded in the pass that packs them
-// (StartRounded of [backend.Capabilities]). The exception are gradients that must first be
-// copied to the communicator's device. On a device, each bucket takes three steps: one kernel
-// casts its gradients to 16 bits, one all-reduce sums them, and one kernel widens and scales
-// the result into the bucket, of which the gradients of Sync are views. The two kernels read 6
-// and write 6 bytes for each element of f32, and the 16-bit gradients take memory beside the buckets. Where the all-reduce
-// rounds on its way (Transport of [backend.Capabilities]) a bucket is packed as it is.
 //
 // # Checkpoints
 //

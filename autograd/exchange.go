@@ -24,8 +24,8 @@ type Exchange struct {
 // nil for the host, which starts the all-reduces, too.
 //
 // Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a
-// gradient is part of a plan or is not, for parameters that an engine has moved to a device, and
-// for a device other than the communicator's, unless there is one rank.
+// gradient is part of a plan or is not, and for a device other than the communicator's, unless
+// there is one rank.
 func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -35,21 +35,18 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	refuse := func(why string) error {
 		return d.named(fmt.Errorf("%w: %s", backend.ErrUnsupported, why))
 	}
-	e, _ := commonEngine(d.params)
 	switch device := d.comm.Device(); {
 	case d.partial:
 		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after each run")
 	case d.unused:
 		return nil, refuse("WithUnused: a machine computes the gradients of its learnables in " +
 			"each run: leave the option out, and learnables without a gradient out of WithSolver")
-	case e != nil:
-		return nil, refuse("parameters are on a device: a machine moves them there itself")
 	case on != nil && on.Name() != device.Name() && d.comm.Size() > 1:
 		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on %s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
 	x := &Exchange{d: d, slots: make([]backend.Buffer, len(d.params))}
 	for _, b := range d.buckets {
-		memory, at := b.near, 0
+		memory, at := b.host, 0
 		if on != nil {
 			memory = b.data
 		}
@@ -122,7 +119,11 @@ func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err 
 			w, err = b.start(d.through, d.reduction(b))
 			return err
 		}
-		if err := follow(b.queue, behind); err != nil {
+		done, err := behind.Record()
+		if err == nil {
+			err = b.queue.Wait(done)
+		}
+		if err != nil {
 			return err
 		}
 		w, err = d.through.Start(b.queue, d.reduction(b), b.data, b.data)

@@ -189,7 +189,7 @@ func (f *Fusion) vectorsTo(model map[string]stored) {
 	for k, p := range f.parts {
 		for i, vectors := range p.kept.vectors {
 			for j, v := range vectors {
-				model[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = vector(v.Buffer)
+				model[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = vector(v)
 			}
 		}
 	}
@@ -225,9 +225,7 @@ func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 			at = f.of[i]
 		}
 		f.vectors[i] = f.vectors[i][:0]
-		for _, v := range f.parts[at.part].kept.vectors[at.param] {
-			f.vectors[i] = append(f.vectors[i], v.Buffer)
-		}
+		f.vectors[i] = append(f.vectors[i], f.parts[at.part].kept.vectors[at.param]...)
 	}
 	return f.vectors, nil
 }

@@ -152,7 +152,7 @@ func (plain) Capabilities() backend.Capabilities { return backend.Capabilities{}
 // Over two machines buckets are on several queues, wherever parameters are, and training
 // gives the bits that it gives with one.
 func TestBucketsInFlightBetweenMachines(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		var one, several [4][][]byte
 		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator { return plain{c} })
 		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator { return c })
@@ -174,7 +174,7 @@ func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte, wrap 
 			return err
 		}
 		r.Comm = h
-		values[h.Rank()], err = fit(rank{t, wrap(h), r.Engine, &build}, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
+		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
 		if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
 			err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
 		}

@@ -13,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
@@ -148,8 +149,6 @@ func hostMemory(v gorgonia.Value) (backend.Buffer, error) {
 	switch {
 	case !ok:
 		return backend.Buffer{}, fmt.Errorf("is a tensor of %v, which is not supported", v.Dtype())
-	case residence.Engine[engine](v) != nil:
-		return backend.Buffer{}, errors.New("is on a device: a machine of package vm moves it there")
 	case dense && !residence.RowMajor(t):
 		return backend.Buffer{}, errors.New("is a view or transposed: its value must be contiguous")
 	}
@@ -317,7 +316,7 @@ func (v *inventory) share(comm backend.Communicator) error {
 	all := make([]byte, len(note))
 	comm = backend.Label(comm, backend.ForNew)
 	c := backend.Collective{Kind: backend.Broadcast}
-	if err := exchange(comm, c, backend.Of(all), backend.Of(note)); err != nil {
+	if err := group.RunOnHost(comm, c, backend.Of(all), backend.Of(note)); err != nil {
 		return fmt.Errorf("frozen parameters and moving averages: %w", err)
 	}
 	if v.random != nil {

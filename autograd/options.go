@@ -86,9 +86,6 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 //	autograd.WithCompression(half.Wrap(backend.BF16))
 //	autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
 //
-// What travels as 16 bits is rounded as it is packed, if what compress
-// returns takes rounded operands itself (StartRounded of [backend.Capabilities]).
-//
 // Each bucket has its own State key, so that package sparse keeps a residual for
 // each. [DataParallel.Comm] has the counters. A checkpoint names the compression by its
 // Describe() string, if it has that method, else by its type, and is loaded with the same

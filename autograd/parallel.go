@@ -64,12 +64,8 @@ type DataParallel struct {
 // which is the order in which the model uses them, because buckets fill from the end. Only the
 // values may differ; on all ranks except 0 New overwrites them in place.
 //
-// Tensors are on the host or, moved with the engine's ToDevice before, on the communicator's
-// device: see the package comment.
-//
-// Cost: memory for one copy of the parameters, from the communicator's Alloc, and for one in 16
-// bits if gradients are rounded as they are packed; another copy on the host for parameters on
-// the host while the communicator is on a device; one broadcast for each bucket.
+// Cost: memory for one copy of the parameters, from the communicator's Alloc; another copy on the
+// host if the communicator is on a device; one broadcast for each bucket.
 //
 // Errors: parameters that do not qualify, two nodes of one tensor among them; [backend.ErrMismatch]
 // on every rank, naming what differs, if the ranks pass different parameters or options;
@@ -100,7 +96,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		}
 	}
 	labelled := backend.Label(comm, backend.ForNew)
-	params, err := examineAll(comm.Device(), nodes)
+	params, err := examineAll(nodes)
 	if err = errors.Join(missing, o.missing, err, o.check()); err != nil {
 		return nil, agreeOnParams(labelled, "", nil, err)
 	}
@@ -124,9 +120,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}
-	err = d.round()
-	description := describe(params, d.buckets, o) + d.model.String()
-	if err = agreeOnParams(labelled, description, params, err); err == nil {
+	description := describe(params, o, d.compressor()) + d.model.String()
+	if err = agreeOnParams(labelled, description, params, nil); err == nil {
 		err = d.prepareBuckets()
 	}
 	err = d.parts.connect(params, err)
@@ -135,29 +130,6 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	}
 	d.parts = d.parts.whole()
 	return d, nil
-}
-
-// round decides which buckets are rounded as they are packed: all that travel rounded, except
-// those that are staged to the communicator's device.
-func (d *DataParallel) round() error {
-	can := d.through.Capabilities()
-	if can.StartRounded == nil || d.partial {
-		return nil
-	}
-	host, err := onHost(d.comm.Device())
-	if err != nil {
-		return err
-	}
-	for _, b := range d.buckets {
-		first := b.params[0]
-		if first.engine == nil && !host {
-			continue
-		}
-		b.rounded = can.StartRounded
-		b.half = can.Rounded(d.reduction(b), first.dtype, b.count())
-		b.kernels = d.comm.Device().Default()
-	}
-	return nil
 }
 
 // reduction is the call that combines the gradients of a bucket.
@@ -175,9 +147,7 @@ func (d *DataParallel) prepareBuckets() error {
 	if d.memory, err = d.alloc(span(d.buckets)); err != nil {
 		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	if err := place(d.buckets, d.memory); err != nil {
-		return err
-	}
+	place(d.buckets, d.memory)
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
 		p.tree = d.tree
@@ -216,7 +186,7 @@ func (d *DataParallel) openQueues() error {
 	return nil
 }
 
-func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
+func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
 	if len(nodes) == 0 {
 		return nil, errors.New("there are no parameters")
 	}
@@ -230,13 +200,7 @@ func examineAll(device backend.Device, nodes gorgonia.Nodes) ([]*param, error) {
 			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia "+
 				"merges input nodes of the same name and shape", backend.ErrArgument, first, i, p.name)
 		}
-		if err := p.reachable(device); err != nil {
-			return nil, fmt.Errorf("parameter %d, %s, %w", i, p.name, err)
-		}
 		params[i] = p
-	}
-	if _, err := commonEngine(params); err != nil {
-		return nil, err
 	}
 	return params, untied(params)
 }
@@ -256,20 +220,6 @@ func untied(params []*param) error {
 			backend.ErrArgument, i, params[i].name, k, params[k].name)
 	}
 	return nil
-}
-
-// commonEngine returns the engine of the parameters that are on a device, nil if
-// none is. Buckets are ordered by its queue.
-func commonEngine(params []*param) (e engine, err error) {
-	for _, p := range params {
-		if e != nil && p.engine != nil && p.engine != e {
-			return nil, fmt.Errorf("parameter %d, %s, has another engine than one before it: use one engine for a model", p.index, p.name)
-		}
-		if p.engine != nil {
-			e = p.engine
-		}
-	}
-	return e, nil
 }
 
 // alloc returns the memory of the buckets.
@@ -301,12 +251,9 @@ func (d *DataParallel) broadcast() error {
 // exchange runs a collective on the parameters of a bucket.
 func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 	for _, p := range b.params {
-		if err := p.load(p.slot, p.node.Value()); err != nil {
+		if err := p.load(p.node.Value()); err != nil {
 			return err
 		}
-	}
-	if err := b.pack(); err != nil {
-		return err
 	}
 	work, err := b.start(d.comm, c)
 	if err == nil {
@@ -336,9 +283,8 @@ func (d *DataParallel) exchange(b *bucket, c backend.Collective) error {
 // valid until the next RunAll or the Close of d or of the communicator.
 //
 // Cost: one all-reduce for each bucket, of which those that hooks have started overlap the
-// backward pass; one copy of every gradient, which also rounds it if it travels rounded; one
-// zeroing of each parameter without a gradient. On a device each is one launch for each bucket.
-// Buckets of parameters on the host are copied to the communicator's device and back.
+// backward pass; one copy of every gradient; one zeroing of each parameter without a gradient. If
+// the communicator is on a device, buckets are copied there and back.
 //
 // Errors: ErrArgument if no parameter has a gradient or one does not fit its parameter, and before
 // the last micro-batch of [DataParallel.Accumulate]; those of the communicator, with rank, bucket
@@ -437,7 +383,7 @@ func (d *DataParallel) Err() error {
 // Close waits for all-reduces in progress and for a [DataParallel.SaveAsync], whose error it
 // returns, and frees the memory of d. The gradients that Sync
 // has returned must not be used after it. The communicator reuses the memory of the buckets at
-// its next Alloc after all ranks have closed. Close d before the communicator and the engine.
+// its next Alloc after all ranks have closed. Close d before the communicator.
 // Later calls do nothing.
 //
 // Close returns an error, and still closes d, in the middle of a step (ErrArgument), whose
@@ -495,14 +441,8 @@ func (d *DataParallel) free() error {
 	if d.through != d.comm {
 		all = errors.Join(all, d.through.Close())
 	}
-	for _, p := range d.params {
-		all = errors.Join(all, p.sums.free(p))
-	}
 	if d.memory.Len() == 0 {
 		return all
-	}
-	if e, _ := commonEngine(d.params); e != nil { // its queue may still use the memory
-		all = errors.Join(all, drain(e.Queue()))
 	}
 	if d.comm.Size() > 1 {
 		return errors.Join(all, d.comm.Free(d.memory))
@@ -576,33 +516,26 @@ func (d *DataParallel) put(p *param, g gorgonia.Value) error {
 		if err := p.hold(g); err != nil {
 			return err
 		}
-		return p.arrived()
+		p.arrived()
+		return nil
 	}
 	if !p.held {
-		if err := p.load(p.grad, g); err != nil {
+		if err := p.load(g); err != nil {
 			return fmt.Errorf("%w: %w", backend.ErrArgument, err)
 		}
-		return p.arrived()
-	}
-	if g != nil {
+	} else if g != nil {
 		if err := p.hold(g); err != nil {
 			return err
 		}
 	}
-	if err := p.store(p.grad, p.slot); err != nil {
-		return err
-	}
-	return p.arrived()
+	p.arrived()
+	return nil
 }
 
-// arrived records that p has its gradient, and packs the bucket if p was the last.
-func (p *param) arrived() error {
+// arrived records that p has its gradient.
+func (p *param) arrived() {
 	p.full = true
 	p.bucket.missing--
-	if p.bucket.missing > 0 {
-		return nil
-	}
-	return p.bucket.pack()
 }
 
 // complete fills the slots that hooks have not filled.
@@ -615,12 +548,10 @@ func (d *DataParallel) complete() error {
 		if p.full {
 			continue
 		}
-		if g := left[p]; g != nil || p.held || p.tree.adds() {
-			err = d.put(p, g)
-		} else {
-			err = errors.Join(p.zero(), p.arrived())
-		}
-		if err != nil {
+		if g := left[p]; g == nil && !p.held && !p.tree.adds() {
+			clear(p.slot.Bytes())
+			p.arrived()
+		} else if err := d.put(p, g); err != nil {
 			return err
 		}
 	}
@@ -656,12 +587,12 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	return left, nil
 }
 
-// clear zeroes the gradients to which Gorgonia adds those of the next run; it does so only on
-// the host. All gradients were copied before, because two parameters can share a gradient.
+// clear zeroes the gradients to which Gorgonia adds those of the next run. All gradients were
+// copied before, because two parameters can share a gradient.
 func (d *DataParallel) clear() {
 	for _, p := range d.params {
 		g, err := p.node.Grad()
-		if err == nil && g != nil && !d.shared[g] && residence.Engine[engine](g) == nil {
+		if err == nil && g != nil && !d.shared[g] {
 			gorgonia.ZeroValue(g)
 		}
 	}
@@ -675,7 +606,7 @@ func (d *DataParallel) depart() error {
 			continue
 		}
 		b := d.buckets[d.leaving]
-		work, err := b.reduce(d.through, d.reduction(b))
+		work, err := b.start(d.through, d.reduction(b))
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}

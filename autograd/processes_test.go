@@ -61,9 +61,6 @@ func process(k testenv.Kind) error {
 		return err
 	}
 	r := rank{comm: own.Comm, build: new(sync.Mutex)}
-	if k.OnDevice() {
-		r.engine = own.Engine
-	}
 	if err := errors.Join(runGraph(r), trainLinear(r)); err != nil {
 		r.comm.Abort(err)
 		return err
@@ -84,10 +81,6 @@ func runGraph(r rank) error {
 	P := r.comm.Size()
 	g := gorgonia.NewGraph()
 	x, w := r.counting(g, "x", r.comm.Rank(), 2, 3, 2*P), r.counting(g, "w", 10+r.comm.Rank(), 2, 3*P, 2)
-	if err := r.move(gorgonia.Nodes{x, w}); err != nil {
-		return err
-	}
-	defer r.free(gorgonia.Nodes{x, w})
 	y, err := ops.AllToAll(r.comm, 2, 1, x)
 	if err != nil {
 		return err
@@ -99,10 +92,7 @@ func runGraph(r rank) error {
 	if err != nil {
 		return err
 	}
-	m, err := r.machine(g)
-	if err != nil {
-		return err
-	}
+	m := gorgonia.NewTapeMachine(g)
 	defer m.Close()
 	var want []float32
 	for i := range 2 * 3 * 2 * P {
@@ -117,7 +107,7 @@ func runGraph(r rank) error {
 		if err := m.RunAll(); err != nil {
 			return ops.Cause(err)
 		}
-		got, err := r.copied(grads[0].Value())
+		got, err := copied(grads[0].Value())
 		if err != nil {
 			return err
 		}
@@ -183,7 +173,7 @@ func startJob(t *testing.T, k testenv.Kind, P int, env ...string) []proctest.Ran
 
 // processKinds are those that the ranks of a job can be of.
 func processKinds() []testenv.Kind {
-	return slices.DeleteFunc(testenv.Kinds(), func(k testenv.Kind) bool { return k == testenv.Devices || k == testenv.Staged })
+	return slices.DeleteFunc(testenv.OnHosts(), func(k testenv.Kind) bool { return k == testenv.Staged })
 }
 
 // TestProcesses runs a graph and trains with each rank in its own process.

@@ -17,7 +17,7 @@ import (
 )
 
 func TestMeanSumAndAnyAreTheSameOnAllRanks(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, size := range []int{1, 2, 3} {
 			allOn(t, k, size, func(r rank) error {
 				own, P := float64(r.comm.Rank()), float64(size)
@@ -197,7 +197,7 @@ func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
 }
 
 func TestHashIsOfTheParametersInOrder(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		allOn(t, k, 2, func(r rank) error {
 			return r.trainQuadratic(func(t *training) error {
 				values, err := t.values()

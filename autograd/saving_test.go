@@ -50,7 +50,7 @@ func sameTensors(t *testing.T, dir, other string) error {
 // TestSaveAsyncHasTheBitsOfSave: although the training goes on while files are written, wherever
 // parameters are, and whatever ranks have of their own. Another SaveAsync waits for the first.
 func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, name := range slices.Sorted(maps.Keys(compressions)) {
 			dir := t.TempDir()
 			opts := append([]Option{WithBuckets(1, 1)}, compressions[name]...)

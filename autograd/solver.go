@@ -9,17 +9,17 @@ import (
 	"strings"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
 // [RMSProp], [Adam] and [AdamW], and [Groups] of them. They update parameters of float32 and
-// float64, tensors and scalars, on the host and on devices, with the same bits on both. They set
-// gradients to zero, as Gorgonia's solvers do.
+// float64, tensors and scalars, of the host. A machine of package vm computes their steps where its
+// parameters are, with the same bits. They set gradients to zero, as Gorgonia's solvers do.
 //
 // Step is given the same parameters in the same order each time, those of
 // [DataParallel.Sync] for example. A Step that returns an error for its arguments has
@@ -35,8 +35,7 @@ type Solver interface {
 	Checker
 	// SetRate sets the learning rate of the steps that follow, which may be 0. See [Schedule].
 	SetRate(rate float64)
-	// Close forgets the state, and frees what of it is on a device. Close a solver
-	// before the engine.
+	// Close forgets the state.
 	Close() error
 }
 
@@ -77,16 +76,15 @@ type rule struct {
 
 // updater is the solver itself, with the settings that it has when it updates.
 type updater interface {
-	// update is given the arithmetic of where all its operands are: a parameter, its
-	// gradient, which it may overwrite, what is kept for it, and then the scratch of the rule.
+	// update is given arithmetic and operands: a parameter, its gradient, which it may
+	// overwrite, what is kept for it, and then the scratch of the rule.
 	update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
 }
 
 // kept is the state of a solver.
 type kept struct {
 	steps   int64
-	vectors [][]placed // for each parameter those of the rule, all zeros at first
-	scratch [][]placed // on devices, like vectors; the host has one for all
+	vectors [][]backend.Buffer // for each parameter those of the rule, all zeros at first
 	// last is the machine that computed the last step, nil if there is none: it has the vectors.
 	last *fused
 }
@@ -99,17 +97,8 @@ func (s *kept) present() error {
 	return s.last.pull()
 }
 
-// placed is memory like that of a parameter, where that is.
-type placed struct {
-	backend.Buffer
-	engine engine // of its device, nil on the host
-}
-
 // operands are a parameter and its gradient.
-type operands struct {
-	w, dw  backend.Buffer
-	engine engine // of the device where both are, nil on the host
-}
+type operands struct{ w, dw backend.Buffer }
 
 // operandsIn returns the operands of a parameter, once both are there.
 func operandsIn(p gorgonia.ValueGrad) (o operands, err error) {
@@ -146,9 +135,9 @@ func named(p gorgonia.ValueGrad) string {
 	return ""
 }
 
-// hostPiece is how many elements of a parameter are updated at a time on the host: the
-// operands of a piece stay in the cache between the passes of a rule.
-const hostPiece = 2048
+// pieceLength is how many elements of a parameter are updated at a time: the operands of a piece
+// stay in the cache between the passes of a rule.
+const pieceLength = 2048
 
 // step updates all parameters.
 func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
@@ -192,12 +181,7 @@ func (s *kept) prepare(r rule, all []operands) error {
 func (s *kept) update(r rule, all []operands) error {
 	s.steps++
 	for i, o := range all {
-		if o.engine != nil && r.scratch > 0 && s.scratch[i] == nil {
-			for range r.scratch {
-				s.scratch[i] = append(s.scratch[i], placed{Buffer: zeros(o.w)})
-			}
-		}
-		if err := r.apply(o, s.vectors[i], s.scratch[i]); err != nil {
+		if err := r.apply(o, s.vectors[i]); err != nil {
 			return fmt.Errorf("autograd: %s: parameter %d: %w", r.name, i, err)
 		}
 	}
@@ -205,35 +189,20 @@ func (s *kept) update(r rule, all []operands) error {
 }
 
 // apply updates one parameter.
-func (r rule) apply(o operands, vectors, scratch []placed) error {
-	k := arithmeticOf(o.engine)
-	piece := o.w.Len()
-	if o.engine == nil {
-		piece = hostPiece
-	}
+func (r rule) apply(o operands, vectors []backend.Buffer) error {
+	k := kernels.Host{}
 	buffers := make([]backend.Buffer, len(vectors)+r.scratch)
-	if o.engine == nil {
-		for i := range r.scratch {
-			buffers[len(vectors)+i] = room(o.w.DType(), min(piece, o.w.Len()))
-		}
+	scratch := buffers[len(vectors):]
+	for i := range scratch {
+		scratch[i] = room(o.w.DType(), min(pieceLength, o.w.Len()))
 	}
-	for at := 0; at < o.w.Len(); at += piece {
-		to := min(at+piece, o.w.Len())
+	for at := 0; at < o.w.Len(); at += pieceLength {
+		to := min(at+pieceLength, o.w.Len())
 		for i := range vectors {
-			if err := vectors[i].moveTo(o.engine); err != nil {
-				return err
-			}
 			buffers[i] = vectors[i].Slice(at, to)
 		}
-		for i := range r.scratch {
-			if o.engine == nil {
-				buffers[len(vectors)+i] = buffers[len(vectors)+i].Slice(0, to-at)
-				continue
-			}
-			if err := scratch[i].moveTo(o.engine); err != nil {
-				return err
-			}
-			buffers[len(vectors)+i] = scratch[i].Buffer
+		for i := range scratch {
+			scratch[i] = scratch[i].Slice(0, to-at)
 		}
 		dw := o.dw.Slice(at, to)
 		if err := r.update(k, o.w.Slice(at, to), dw, buffers); err != nil {
@@ -292,15 +261,12 @@ type number struct {
 // fit makes the vectors, or checks that they are those of the parameters.
 func (s *kept) fit(r rule, all []operands) error {
 	if s.vectors == nil {
-		s.vectors = make([][]placed, len(all))
+		s.vectors = make([][]backend.Buffer, len(all))
 		for i, o := range all {
 			for range r.keep {
-				s.vectors[i] = append(s.vectors[i], placed{Buffer: zeros(o.w)})
+				s.vectors[i] = append(s.vectors[i], zeros(o.w))
 			}
 		}
-	}
-	if s.scratch == nil {
-		s.scratch = make([][]placed, len(all))
 	}
 	if len(all) != len(s.vectors) {
 		return fmt.Errorf("%d parameters, its state is of %d", len(all), len(s.vectors))
@@ -310,11 +276,8 @@ func (s *kept) fit(r rule, all []operands) error {
 			return r.keepsOthers(len(s.vectors[i]))
 		}
 		for _, v := range s.vectors[i] {
-			switch {
-			case v.Len() != o.w.Len() || v.DType() != o.w.DType():
+			if !alike(v, o.w) {
 				return fmt.Errorf("parameter %d is %d %v, its state is of %d %v", i, o.w.Len(), o.w.DType(), v.Len(), v.DType())
-			case v.engine != nil && v.engine != o.engine:
-				return fmt.Errorf("parameter %d is not where it was in the last Step: use another %s", i, r.name)
 			}
 		}
 	}
@@ -327,19 +290,15 @@ func (r rule) keepsOthers(has int) error {
 		"momentum is on or off from the beginning", backend.ErrArgument, has, len(r.keep))
 }
 
-// state implements [Stateful]. It waits for devices.
+// state implements [Stateful].
 func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
 	if err := s.present(); err != nil {
 		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
 	state := s.counted(r)
 	for i, vectors := range s.vectors {
-		for k := range vectors {
-			v, err := vectors[k].toHost()
-			if err != nil {
-				return nil, fmt.Errorf("autograd: %s: %s of parameter %d: %w", r.name, r.keep[k], i, err)
-			}
-			state[fmt.Sprint(r.keep[k], i)] = v
+		for k, v := range vectors {
+			state[fmt.Sprint(r.keep[k], i)] = clone(v)
 		}
 	}
 	return state, nil
@@ -361,14 +320,11 @@ func (s *kept) set(r rule, state map[string]backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	if err := s.close(); err != nil {
-		return err
-	}
-	s.steps = steps
+	*s = kept{last: s.last, steps: steps}
 	for _, buffers := range stored {
-		var vectors []placed
+		var vectors []backend.Buffer
 		for _, b := range buffers {
-			vectors = append(vectors, placed{Buffer: clone(b)})
+			vectors = append(vectors, clone(b))
 		}
 		s.vectors = append(s.vectors, vectors)
 	}
@@ -465,45 +421,8 @@ func (r rule) refuse(format string, args ...any) error {
 
 // close implements [Solver].
 func (s *kept) close() error {
-	var all error
-	for _, vectors := range slices.Concat(s.vectors, s.scratch) {
-		for _, v := range vectors {
-			if v.engine != nil {
-				all = errors.Join(all, drain(v.engine.Queue()), v.engine.Device().Free(v.As(backend.U8)))
-			}
-		}
-	}
 	*s = kept{last: s.last}
-	return all
-}
-
-// moveTo moves a vector that is on the host to a device, if e is not nil.
-func (v *placed) moveTo(e engine) error {
-	if e == nil || v.engine != nil {
-		return nil
-	}
-	memory, err := e.Device().Alloc(v.NBytes())
-	if err != nil {
-		return err
-	}
-	onHost := v.Buffer
-	v.Buffer, v.engine = memory.As(v.DType()), e
-	if err := e.Queue().Move(v.Buffer, onHost); err != nil {
-		return err
-	}
-	return drain(e.Queue()) // the host memory is in use until then
-}
-
-// toHost returns a copy.
-func (v *placed) toHost() (backend.Buffer, error) {
-	if v.engine == nil {
-		return clone(v.Buffer), nil
-	}
-	onHost := zeros(v.Buffer)
-	if err := v.engine.Queue().Move(onHost, v.Buffer); err != nil {
-		return onHost, err
-	}
-	return onHost, drain(v.engine.Queue())
+	return nil
 }
 
 // zeros returns host memory like b, aligned for every dtype.
@@ -526,14 +445,10 @@ func alike(a, b backend.Buffer) bool { return a.DType() == b.DType() && a.Len() 
 
 // operandsOf returns the memory of a parameter and of its gradient.
 func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
-	o.engine = residence.Engine[engine](w)
-	if e := residence.Engine[engine](dw); e != o.engine {
-		return o, fmt.Errorf("is not where its gradient is: move one of them")
-	}
-	if o.w, err = memoryOf(o.engine, w); err != nil {
+	if o.w, err = memoryOf(w); err != nil {
 		return o, err
 	}
-	if o.dw, err = memoryOf(o.engine, dw); err != nil {
+	if o.dw, err = memoryOf(dw); err != nil {
 		return o, fmt.Errorf("has a gradient that %w", err)
 	}
 	if !alike(o.w, o.dw) {
@@ -542,12 +457,8 @@ func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
 	return o, nil
 }
 
-// memoryOf returns the memory of a contiguous value, on the device of e or, if that is
-// nil, on the host.
-func memoryOf(e engine, v gorgonia.Value) (backend.Buffer, error) {
-	if e != nil {
-		return onDevice(e, v.(*tensor.Dense))
-	}
+// memoryOf returns the memory of a contiguous value.
+func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 	memory, dense, err := elements(v)
 	if err == nil && !dense {
 		err = errors.New("is not contiguous")

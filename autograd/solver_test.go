@@ -95,7 +95,7 @@ func (o operand) get(t *tensor.Dense, i int) float64 {
 }
 
 func TestSolversComputeTheirFormulas(t *testing.T) {
-	const n = 2*hostPiece + 3 // several pieces, the last one short
+	const n = 2*pieceLength + 3 // several pieces, the last one short
 	for name, newSolver := range solvers {
 		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float32: 2e-5, tensor.Float64: 1e-13} {
 			s, want := newSolver(), make([]formula, n)
@@ -155,7 +155,7 @@ func TestSolversHaveTheBitsOfTheHostEverywhere(t *testing.T) {
 			want[r.comm.Rank()], err = train(r)
 			return err
 		})
-		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			allOn(t, k, len(want), func(r rank) error {
 				got, err := train(r)
 				if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
@@ -171,7 +171,7 @@ func TestSolversHaveTheBitsOfTheHostEverywhere(t *testing.T) {
 // takes nothing from what it did before.
 func TestSolversResumeEverywhere(t *testing.T) {
 	for name, newSolver := range solvers {
-		testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			want := make([][][]byte, 2)
 			resume := func(f func(t *training) error) {

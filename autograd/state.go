@@ -122,11 +122,11 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 	}
 	model := map[string]stored{}
 	for _, p := range d.params {
-		memory, err := p.bytes()
+		value, err := p.value()
 		if err != nil {
 			return nil, err
 		}
-		model[p.key()] = stored{p.dims(), backend.Of(memory).As(p.dtype)}
+		model[p.key()] = stored{p.dims(), value}
 	}
 	if err := d.model.store(model); err != nil {
 		return nil, err
@@ -367,19 +367,10 @@ func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 
 // fill gives the parameters of a bucket their values, through their slots.
 func (b *bucket) fill(model map[string]stored) error {
-	e := b.params[0].engine
 	for _, p := range b.params {
-		t := model[p.key()].data
-		if e == nil {
-			copy(p.slot.Bytes(), t.Bytes())
-		} else if err := e.Queue().Move(p.slot, t); err != nil {
-			return err
-		}
+		copy(p.slot.Bytes(), model[p.key()].data.Bytes())
 	}
-	if err := b.unpack(); err != nil || e == nil {
-		return err
-	}
-	return drain(e.Queue()) // the host memory is in use until then
+	return b.unpack()
 }
 
 func buffers(tensors map[string]stored) map[string]backend.Buffer {

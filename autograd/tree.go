@@ -2,7 +2,6 @@ package autograd
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 	"math/bits"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // WithTree makes training give the same bits on any number of ranks. A step is n micro-batches,
@@ -176,46 +176,19 @@ type sums struct {
 }
 
 // prepare allocates the sums of p.
-func (s *sums) prepare(t *tree, p *param) (err error) {
+func (s *sums) prepare(t *tree, p *param) {
 	if len(s.levels) > 0 {
-		return nil
-	}
-	alloc := func() (b backend.Buffer) {
-		if p.engine == nil {
-			return zeros(p.slot)
-		}
-		memory, lacking := p.engine.Device().Alloc(p.slot.NBytes())
-		err = errors.Join(err, lacking)
-		return memory.As(p.dtype)
+		return
 	}
 	for range t.top() {
-		s.levels = append(s.levels, alloc())
+		s.levels = append(s.levels, zeros(p.slot))
 	}
-	s.levels, s.none = append(s.levels, p.slot), alloc()
-	if err != nil {
-		return fmt.Errorf("sums of micro-batches of %v: %w", p, err)
-	}
-	return nil
-}
-
-// free gives the memory of the sums of p back.
-func (s *sums) free(p *param) (err error) {
-	if p.engine != nil && len(s.levels) > 0 {
-		for _, b := range append(s.levels[:len(s.levels)-1], s.none) {
-			if b.Len() > 0 {
-				err = errors.Join(err, p.engine.Device().Free(b))
-			}
-		}
-	}
-	*s = sums{}
-	return err
+	s.levels, s.none = append(s.levels, p.slot), zeros(p.slot)
 }
 
 // add adds the gradient of the present micro-batch, nil for none, to the sums that it completes.
 func (p *param) add(t *tree, g gorgonia.Value) error {
-	if err := p.sums.prepare(t, p); err != nil {
-		return err
-	}
+	p.sums.prepare(t, p)
 	src := p.sums.none
 	if g != nil {
 		var err error
@@ -224,7 +197,7 @@ func (p *param) add(t *tree, g gorgonia.Value) error {
 		}
 		p.held = true
 	}
-	k, kept := arithmeticOf(p.engine), p.sums.levels
+	k, kept := kernels.Host{}, p.sums.levels
 	levels, to := t.branches()
 	for level := range to + 1 {
 		if levels>>level&1 == 0 {
@@ -248,7 +221,7 @@ func (d *DataParallel) divide() error {
 		return nil
 	}
 	for _, b := range d.buckets {
-		if err := arithmeticOf(b.params[0].engine).Scale(b.near, b.near, d.scale); err != nil {
+		if err := (kernels.Host{}).Scale(b.host, b.host, d.scale); err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}
 	}

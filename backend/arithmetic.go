@@ -98,17 +98,6 @@ type Arithmetic interface {
 	// of stride 0; a slice starts later in its buffer. There are at most
 	// MaxAxes axes, strides are in elements and not negative.
 	CopyStrided(dst, src Buffer, shape, strides []int) error
-
-	// MultiTensorCopy copies many buffers, on a GPU in one launch:
-	//
-	//	for k { for i { dsts[k][i] = T(srcs[k][i]) } }
-	//
-	// It packs tensors into one buffer, and unpacks them. The buffers of a pair have
-	// the same length, and the same dtype; or both are floats, and elements are
-	// rounded as by Cast, on a GPU in one launch where all pairs are of one F32 or F64
-	// and one F16 or BF16. No destination overlaps another buffer, which is not
-	// checked but within a pair.
-	MultiTensorCopy(dsts, srcs []Buffer) error
 }
 
 // MaxAxes is the largest number of axes of [Arithmetic.CopyStrided].

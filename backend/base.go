@@ -97,14 +97,6 @@ func RefuseRows(comm Communicator, what Collective) error {
 // Unwrap implements [Wrapper].
 func (b Base) Unwrap() []Communicator { return []Communicator{b.Communicator} }
 
-// Capabilities returns those of the inner communicator, except StartRounded: a wrapper
-// sees every call in Start.
-func (b Base) Capabilities() Capabilities {
-	c := b.Communicator.Capabilities()
-	c.Rounded, c.StartRounded = nil, nil
-	return c
-}
-
 // As returns the first of comm and the communicators it wraps, outermost
 // first, that is a T: a way to reach counters, state or explanations of one
 // layer.

@@ -42,16 +42,6 @@ type Capabilities struct {
 	// permission. It rounds every operand once, accumulates an average in 32 bits and
 	// rounds that once, and a sum is the average times Size. nil means always d.
 	Transport func(c Collective, d DType, count int) DType
-
-	// Rounded returns the dtype of the rounded operand that StartRounded takes for a
-	// call of count elements of dtype d, or 0 if the call goes to Start as it is. Both
-	// are nil if the communicator has no use for rounded operands.
-	Rounded func(c Collective, d DType, count int) DType
-	// StartRounded is Start with a source that the caller has converted to Rounded's
-	// dtype, by Cast or in the same pass as another copy (MultiTensorCopy). The source is
-	// overwritten and shares no memory with dst, which has the dtype that Start takes.
-	// Results have the bits that Start gives, and ranks may start one call by either.
-	StartRounded func(q Queue, c Collective, dst, src Buffer) (Work, error)
 }
 
 // TransportOf returns what Transport does, also where it is nil.
@@ -87,7 +77,6 @@ func (c Capabilities) String() string {
 		{"cuts and joins rows", c.Rows != nil},
 		{"compares calls", c.Verify != nil},
 		{"sends 16 bits where allowed", c.Transport != nil},
-		{"takes rounded operands", c.StartRounded != nil},
 	} {
 		if can.it {
 			list = append(list, can.what)

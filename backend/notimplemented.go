@@ -65,6 +65,3 @@ func (NotImplemented) ReduceAxis(_ ReduceOp, _, _, _ Buffer, _, _, _ int) error 
 
 // CopyStrided returns ErrUnsupported.
 func (NotImplemented) CopyStrided(_, _ Buffer, _, _ []int) error { return lacking("CopyStrided") }
-
-// MultiTensorCopy returns ErrUnsupported.
-func (NotImplemented) MultiTensorCopy(_, _ []Buffer) error { return lacking("MultiTensorCopy") }

@@ -159,18 +159,3 @@ func (Host) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	}
 	return nil
 }
-
-// MultiTensorCopy implements [backend.Arithmetic].
-func (Host) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
-	if err := (Check{}).MultiTensorCopy(dsts, srcs); err != nil {
-		return err
-	}
-	for k, dst := range dsts {
-		if dst.DType() == srcs[k].DType() {
-			copy(dst.Bytes(), srcs[k].Bytes())
-		} else {
-			cast(dst, srcs[k])
-		}
-	}
-	return nil
-}

@@ -108,26 +108,6 @@ func (c Check) CopyStrided(dst, src backend.Buffer, shape, strides []int) error 
 	return c.place("copystrided", dst, src)
 }
 
-// MultiTensorCopy implements [backend.Arithmetic].
-func (c Check) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
-	if len(dsts) != len(srcs) {
-		return fmt.Errorf("%w: copymany of %d buffers into %d", backend.ErrArgument, len(srcs), len(dsts))
-	}
-	for k, dst := range dsts {
-		if overlap(dst, srcs[k]) {
-			return fmt.Errorf("%w: copymany: destination %d overlaps its source", backend.ErrArgument, k)
-		}
-		same := c.alike
-		if dst.DType() != srcs[k].DType() && dst.DType().Float() && srcs[k].DType().Float() {
-			same = c.floats
-		}
-		if err := same("copymany", dst, srcs[k]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // elementwise checks dst and one operand of an element-wise function.
 func (c Check) elementwise(op fmt.Stringer, dst, x backend.Buffer) error {
 	if err := matching(op.String(), dst, x); err != nil {

@@ -1,7 +1,6 @@
 package kernels
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"math"
@@ -458,67 +457,6 @@ func TestCopyStridedIsTheLoop(t *testing.T) {
 		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64], testCopyStrided[byte])
 }
 
-// Between floats of two types, each pair is its own Cast.
-func TestCopyManyIsCasts(t *testing.T) {
-	floats := []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64}
-	var dsts, srcs, want []backend.Buffer
-	memory := func(d backend.DType, n int) backend.Buffer {
-		return backend.Of(make([]float64, n+1)).As(d).Slice(1, n+1)
-	}
-	for _, from := range floats {
-		for _, to := range floats {
-			for _, n := range []int{0, 1, 7, 1030} {
-				src, dst, one := memory(from, n), memory(to, n), memory(to, n)
-				random(src, rand.New(rand.NewPCG(3, uint64(n))))
-				same := (Host{}).Cast
-				if from == to {
-					same = (Host{}).Copy
-				}
-				if err := same(one, src); err != nil {
-					t.Fatal(err)
-				}
-				dsts, srcs, want = append(dsts, dst), append(srcs, src), append(want, one)
-			}
-		}
-	}
-	if err := (Host{}).MultiTensorCopy(dsts, srcs); err != nil {
-		t.Fatal(err)
-	}
-	for k, dst := range dsts {
-		if !bytes.Equal(dst.Bytes(), want[k].Bytes()) {
-			t.Errorf("%d %v to %v differ", dst.Len(), srcs[k].DType(), dst.DType())
-		}
-	}
-}
-
-// random fills a buffer with any bits.
-func random(b backend.Buffer, rng *rand.Rand) {
-	for i := range b.Bytes() {
-		b.Bytes()[i] = byte(rng.Uint32())
-	}
-}
-
-func TestCopyManyIsCopies(t *testing.T) {
-	flat := make([]float32, 16)
-	var dsts, srcs []backend.Buffer
-	for k, n := range []int{3, 0, 1} {
-		src := make([]float32, n)
-		for i := range src {
-			src[i] = float32(10*k + i + 1)
-		}
-		dsts, srcs = append(dsts, backend.Of(flat[4*k:4*k+n])), append(srcs, backend.Of(src))
-	}
-	if err := (Host{}).MultiTensorCopy(dsts, srcs); err != nil {
-		t.Fatal(err)
-	}
-	if want := []float32{1, 2, 3, 0, 0, 0, 0, 0, 21, 0, 0, 0, 0, 0, 0, 0}; !slices.Equal(flat, want) {
-		t.Errorf("%v, want %v", flat, want)
-	}
-	if err := (Host{}).MultiTensorCopy(nil, nil); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 	all := make([]float32, 9)
 	a, b, overlapping := backend.Of(all[:4]), backend.Of(make([]float32, 5)), backend.Of(all[2:6])
@@ -551,12 +489,6 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"strided negative":   h.CopyStrided(a, b, []int{4}, []int{-1}),
 		"strided overlap":    h.CopyStrided(a, overlapping, []int{4}, []int{1}),
 		"strided many axes":  h.CopyStrided(a, b, make([]int, 9), make([]int, 9)),
-		"many of one":        h.MultiTensorCopy([]backend.Buffer{a}, nil),
-		"many lengths":       h.MultiTensorCopy([]backend.Buffer{a, a}, []backend.Buffer{a.Slice(0, 0), b}),
-		"many overlap":       h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{overlapping}),
-		"many integers":      h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]int32, a.Len()))}),
-		"many halves":        h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{backend.Of(make([]backend.BFloat16, a.Len()+1))}),
-		"many on a device":   h.MultiTensorCopy([]backend.Buffer{a}, []backend.Buffer{device}),
 		"move lengths":       onDevice.Move(a, b),
 		"move host":          h.Move(a, device),
 		"host on device":     onDevice.Unary(backend.Neg, a, a),

@@ -48,11 +48,6 @@ type HeadRows struct {
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
 }
 
-// DenseHeads are rows in row-major order of [batch, heads, n, size].
-func DenseHeads(b backend.Buffer, heads, n, size int) HeadRows {
-	return HeadRows{Buffer: b, Batch: heads * n * size, Head: n * size, Row: size}
-}
-
 // Seen returns how many keys query i sees: the first ones.
 func (a *Attention) Seen(i int) int {
 	if !a.Causal {

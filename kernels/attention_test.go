@@ -36,11 +36,11 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 	return AttentionGrad{
 		Attention: Attention{
 			Batch: batch, Heads: heads, Queries: queries, Keys: keys, Size: size, Causal: true, Scale: 0.5,
-			Q: DenseHeads(alloc(d, ofQ), heads, queries, size), K: DenseHeads(alloc(d, ofK), heads, keys, size), V: DenseHeads(alloc(d, ofK), heads, keys, size),
-			Y: DenseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics, batch*heads*queries),
+			Q: denseHeads(alloc(d, ofQ), heads, queries, size), K: denseHeads(alloc(d, ofK), heads, keys, size), V: denseHeads(alloc(d, ofK), heads, keys, size),
+			Y: denseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics, batch*heads*queries),
 		},
-		DY: DenseHeads(alloc(d, ofQ), heads, queries, size), DQ: DenseHeads(alloc(d, ofQ), heads, queries, size),
-		DK: DenseHeads(alloc(d, ofK), heads, keys, size), DV: DenseHeads(alloc(d, ofK), heads, keys, size), Sums: alloc(statistics, batch*heads*queries),
+		DY: denseHeads(alloc(d, ofQ), heads, queries, size), DQ: denseHeads(alloc(d, ofQ), heads, queries, size),
+		DK: denseHeads(alloc(d, ofK), heads, keys, size), DV: denseHeads(alloc(d, ofK), heads, keys, size), Sums: alloc(statistics, batch*heads*queries),
 	}
 }
 
@@ -233,7 +233,7 @@ func keep[T float, S backend.Element](r HeadRows, i, heads, size int, rows []flo
 
 // statistics are the rows of a.LSE and the like: of one element.
 func (a *Attention) statistics(b backend.Buffer) HeadRows {
-	return DenseHeads(b, a.Heads, a.Queries, 1)
+	return denseHeads(b, a.Heads, a.Queries, 1)
 }
 
 // dot returns the product of two vectors.
@@ -301,4 +301,9 @@ func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
 		keep[T, S](a.DV, h, a.Heads, a.Size, dv)
 		keep[T, T](a.statistics(a.Sums), h, a.Heads, 1, sums)
 	}
+}
+
+// denseHeads are rows in row-major order of [batch, heads, n, size].
+func denseHeads(b backend.Buffer, heads, n, size int) HeadRows {
+	return HeadRows{Buffer: b, Batch: heads * n * size, Head: n * size, Row: size}
 }

@@ -52,7 +52,7 @@ func thereAndBack(s, g int, there, back []Option) constructor {
 }
 
 func TestAllToAllEqualsDefinition(t *testing.T) {
-	for _, k := range testenv.Kinds() {
+	for _, k := range testenv.OnHosts() {
 		for _, P := range []int{1, 2, 4} {
 			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
@@ -76,7 +76,7 @@ func TestAllToAllEqualsDefinition(t *testing.T) {
 
 // checkAllToAll checks an AllToAll and that it is undone by the one with the
 // axes exchanged.
-func checkAllToAll(t *testing.T, g *group, rng *rand.Rand, dt tensor.Dtype, dims, s, to int) {
+func checkAllToAll(t *testing.T, g *team, rng *rand.Rand, dt tensor.Dtype, dims, s, to int) {
 	t.Helper()
 	P := len(g.comms)
 	at := (s + dims) % dims
@@ -109,7 +109,7 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 		{"within an axis, gathered", []int{2, 9}, 1, 1, nil, []int{3, 1, 2}, []int{3, 1, 2}, nil},
 	}
 	for _, c := range cases {
-		for _, k := range testenv.Kinds() {
+		for _, k := range testenv.OnHosts() {
 			t.Run(fmt.Sprint(c.name, " ", k), func(t *testing.T) {
 				P := max(len(c.scatter), len(c.gather))
 				g := ranksOn(t, P, k)

@@ -14,7 +14,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
@@ -26,14 +25,14 @@ func sumOverRanks(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, 
 // chunks.
 func TestAllReduceOfAnyLength(t *testing.T) {
 	lengths := []int{1, 2, 7, 8, 31, 255, 256, 257, 511, 4095, 65537, 1<<20 + 3}
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
 				rng := rand.New(rand.NewPCG(23, uint64(P)))
 				for i, n := range lengths {
 					for d, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int32, tensor.Int64} {
-						if !full() && k != testenv.GPUs && (i+d)%4 != 0 {
+						if !full() && !k.OnGPU() && (i+d)%4 != 0 {
 							continue
 						}
 						xs := randomArrs(rng, P, dt, n)
@@ -50,7 +49,7 @@ func TestAllReduceOfAnyLength(t *testing.T) {
 // the sum but for its rounding, P+1 units in the last place of the sum of the
 // magnitudes.
 func TestAllReduceOfRandomNumbers(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) {
 				trials := 50
@@ -63,7 +62,7 @@ func TestAllReduceOfRandomNumbers(t *testing.T) {
 	})
 }
 
-func checkRandom(t *testing.T, g *group, trials int) {
+func checkRandom(t *testing.T, g *team, trials int) {
 	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(24, uint64(P)))
 	for trial := range trials {
@@ -97,11 +96,11 @@ func checkRandom(t *testing.T, g *group, trials int) {
 
 // TestOperandsAtAnyOffset reduces slices that begin where no vector does.
 func TestOperandsAtAnyOffset(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Uint8} {
 			for offset := 1; offset <= 15; offset++ {
-				err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return reduceFrom(g, comm, dt, offset) })
+				err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return reduceFrom(comm, dt, offset) })
 				if err != nil {
 					t.Errorf("%v from %d: %v", dt, offset, err)
 				}
@@ -110,16 +109,10 @@ func TestOperandsAtAnyOffset(t *testing.T) {
 	})
 }
 
-func reduceFrom(g *group, comm backend.Communicator, dt tensor.Dtype, offset int) error {
-	r, n := comm.Rank(), 37
+func reduceFrom(comm backend.Communicator, dt tensor.Dtype, offset int) error {
+	const n = 37
 	whole := randomArr(rand.New(rand.NewPCG(25, uint64(offset))), dt, n+15)
 	x := whole.value(dt).(*tensor.Dense)
-	if g.engines[r] != nil {
-		var err error
-		if x, err = g.toDevice(r, x); err != nil {
-			return err
-		}
-	}
 	slice, err := x.Slice(tensor.S(offset, offset+n))
 	if err != nil {
 		return err
@@ -128,22 +121,21 @@ func reduceFrom(g *group, comm backend.Communicator, dt tensor.Dtype, offset int
 	if err != nil {
 		return err
 	}
-	got, err := g.arr(r, y)
 	want := arr{[]int{n}, whole.data[offset : offset+n]}.scaled(float64(comm.Size()))
-	if err == nil && !got.equal(want) {
-		err = fmt.Errorf("%v, want %v", got, want)
+	if got := valueArr(y); !got.equal(want) {
+		return fmt.Errorf("%v, want %v", got, want)
 	}
-	return err
+	return nil
 }
 
-// TestInputMayBeFreedAtOnce: when an operation returns, its operand's memory may
-// be given back and filled with something else.
-func TestInputMayBeFreedAtOnce(t *testing.T) {
-	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+// TestInputMayBeChangedAtOnce: when an operation returns, its operand's memory may be filled with
+// something else.
+func TestInputMayBeChangedAtOnce(t *testing.T) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
 			for i := range 1000 {
-				if err := freeAtOnce(g, comm, i); err != nil {
+				if err := changeAtOnce(comm, i); err != nil {
 					return fmt.Errorf("call %d: %w", i, err)
 				}
 			}
@@ -155,47 +147,35 @@ func TestInputMayBeFreedAtOnce(t *testing.T) {
 	})
 }
 
-func freeAtOnce(g *group, comm backend.Communicator, call int) error {
+func changeAtOnce(comm backend.Communicator, call int) error {
 	const n = 1000
-	r := comm.Rank()
 	x := newArr(n)
 	for i := range x.data {
 		x.data[i] = float64(call + i)
 	}
-	onDevice, err := g.toDevice(r, x.value(tensor.Float32))
+	v := x.value(tensor.Float32).(*tensor.Dense)
+	y, err := newAllReduce(comm, tensor.Float32, tensor.Shape{n}).Do(v)
 	if err != nil {
 		return err
 	}
-	y, err := newAllReduce(comm, tensor.Float32, tensor.Shape{n}).Do(onDevice)
-	if err != nil {
-		return err
+	v.Zero()
+	if got, want := valueArr(y), x.scaled(float64(comm.Size())); !got.equal(want) {
+		return fmt.Errorf("%v, want %v", got, want)
 	}
-	if err := g.free(r); err != nil {
-		return err
-	}
-	if _, err := g.toDevice(r, newArr(n).value(tensor.Float32)); err != nil {
-		return err
-	}
-	got, err := g.arr(r, y)
-	if want := x.scaled(float64(comm.Size())); err == nil && !got.equal(want) {
-		err = fmt.Errorf("%v, want %v", got, want)
-	}
-	g.engines[r].Reset()
-	return errors.Join(err, g.free(r))
+	return nil
 }
 
 // TestOverlappingGroups reduces over all ranks and over those of the same parity
-// in turn, in graphs of their own and, on a device, on their own queues, while
-// ranks come at random times.
+// in turn, while ranks come at random times.
 func TestOverlappingGroups(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkOverlapping(t, ranksOn(t, P, k)) })
 		}
 	})
 }
 
-func checkOverlapping(t *testing.T, g *group) {
+func checkOverlapping(t *testing.T, g *team) {
 	times := 1000
 	if testing.Short() {
 		times = 200
@@ -208,26 +188,19 @@ func checkOverlapping(t *testing.T, g *group) {
 		if err != nil {
 			return err
 		}
-		all, closeAll, err := newLane(comm, g.engines[r], float64(P*(P+1)/2))
-		if err != nil {
-			return err
-		}
+		all := newLane(comm, float64(P*(P+1)/2))
 		total := 0.0
 		for other := r % parities; other < P; other += parities {
 			total += float64(other + 1)
 		}
-		some, closeSome, err := newLane(part, g.engines[r], total)
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, closeAll(), closeSome(), part.Close()) }()
+		some := newLane(part, total)
+		defer func() { err = errors.Join(err, part.Close()) }()
 		rng := rand.New(rand.NewPCG(26, uint64(r)))
 		for i := range times {
 			if rng.IntN(4) == 0 {
 				time.Sleep(time.Duration(rng.IntN(100)) * time.Microsecond)
 			}
-			look := i%10 == 0 // which waits
-			if err := errors.Join(all.run(r, look), some.run(r, look)); err != nil {
+			if err := errors.Join(all.run(r), some.run(r)); err != nil {
 				return fmt.Errorf("call %d: %w", i, err)
 			}
 		}
@@ -239,46 +212,23 @@ func checkOverlapping(t *testing.T, g *group) {
 }
 
 // lane is a sum over the ranks of a group, of tensors that hold one more than the
-// rank in the world, with its own engine.
+// rank in the world.
 type lane struct {
-	e    *cuda.Engine // nil for the host
 	op   *collectiveOp
 	want float64
 }
 
 const laneLength = 777
 
-// newLane makes a lane on the device of an engine, on the host if that is nil.
-func newLane(comm backend.Communicator, like *cuda.Engine, want float64) (*lane, func() error, error) {
-	l := &lane{op: newAllReduce(comm, tensor.Float32, tensor.Shape{laneLength}), want: want}
-	if like == nil {
-		return l, func() error { return nil }, nil
-	}
-	e, closeEngine, err := testenv.NewEngine(like.Device())
-	l.e = e
-	return l, closeEngine, err
+func newLane(comm backend.Communicator, want float64) *lane {
+	return &lane{newAllReduce(comm, tensor.Float32, tensor.Shape{laneLength}), want}
 }
 
-// run starts a sum, of a rank of the world, and looks at what it gives if asked to.
-func (l *lane) run(rank int, look bool) error {
-	x := arr{[]int{laneLength}, slices.Repeat([]float64{float64(rank + 1)}, laneLength)}.value(tensor.Float32)
-	if l.e != nil {
-		onDevice, err := l.e.ToDevice(x.(*tensor.Dense))
-		if err != nil {
-			return err
-		}
-		defer l.e.Free(onDevice, int64(onDevice.MemSize()))
-		x = onDevice
-	}
-	y, err := l.op.Do(x)
-	if err != nil || !look {
+// run computes the sum as a rank of the world, and looks at it.
+func (l *lane) run(rank int) error {
+	y, err := l.op.Do(arr{[]int{laneLength}, slices.Repeat([]float64{float64(rank + 1)}, laneLength)}.value(tensor.Float32))
+	if err != nil {
 		return err
-	}
-	if l.e != nil {
-		if y, err = l.e.ToHost(y.(*tensor.Dense)); err != nil {
-			return err
-		}
-		l.e.Reset()
 	}
 	if got := valueArr(y).data; slices.Min(got) != l.want || slices.Max(got) != l.want {
 		return fmt.Errorf("%v, want %v", got, l.want)

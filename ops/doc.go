@@ -11,7 +11,7 @@
 //
 // Operations work on tensors with any number of axes, and on scalars if the
 // operation has no axis. They work on Float64, Float32, Int, Int64, Int32 and
-// Byte, in the tape machine and in the lisp machine, in host and device memory.
+// Byte, in the tape machine, in the lisp machine, and in plans of package vm.
 // Shapes are checked when the graph is built: constructors return errors that
 // wrap [ErrShape], [ErrDType] or [backend.ErrArgument]. Errors at run time wrap
 // those of [backend.Communicator]. Gorgonia's machines hide them in errors of
@@ -57,30 +57,9 @@
 // collective is part of the machine's CUDA graph, except [SparseAllReduce], which runs between graphs. Nothing goes
 // through the host.
 //
-// An operation on its own, by Do, works on a tensor in the memory of the communicator's device, too: one that
-// an engine of package cuda has moved there. Nothing goes through the host, and the host does not wait:
-//
-//   - Cutting and joining along an axis, copies of transposed and sliced operands,
-//     the search for the holder of a maximum, and scaling are kernels on the
-//     engine's queue: one to cut and one to join, or one for each rank if lengths
-//     differ. Collectives are started on that queue, too.
-//   - Results and scratch memory are in the engine's arena. They are valid until
-//     its Reset.
-//   - An error that is not known when a collective is started is reported by the
-//     next one, because communication errors are sticky, or by the first copy to the
-//     host: ToHost waits for the collectives of its engine and fails with them, so
-//     that the result of a failed collective is never read.
-//
-// Scalars and tensors of one element are on the host, because Gorgonia reads them
-// there. An operation on scalars, or with a result of one element, copies it to the
-// device and back, waits, and reports errors at once. Graphs on the host whose ranks
-// communicate on devices work in the same way: each operation copies its operand to
-// the device and the result back.
-//
-// A tensor on one device and a communicator on another are an error; nothing is sent
-// then. Gorgonia's own machines do not compute on tensors of a device. Without gorgonia.WithEngine they
-// access device memory from the host: a fault in Gorgonia, mostly before an
-// operation of this package could return an error.
+// In Gorgonia's machines, which compute on the host, operations take tensors of the host, also
+// where ranks communicate on devices: what a collective sends and receives is then copied to the
+// device and back, and the host waits. A tensor that is not in host memory is an error.
 //
 // # Gradients
 //

@@ -149,7 +149,7 @@ func only(root, P int, a arr) []arr {
 }
 
 // check runs the sample and compares.
-func (s sample) check(t *testing.T, g *group, dt tensor.Dtype) {
+func (s sample) check(t *testing.T, g *team, dt tensor.Dtype) {
 	t.Helper()
 	ys, err := g.forward(dt, s.xs, s.op)
 	if err != nil {
@@ -163,7 +163,7 @@ func (s sample) check(t *testing.T, g *group, dt tensor.Dtype) {
 }
 
 func TestForwardEqualsReference(t *testing.T) {
-	for _, k := range testenv.Kinds() {
+	for _, k := range testenv.OnHosts() {
 		for _, P := range []int{1, 2, 3, 4, 5, 8} {
 			if k != testenv.Hosts && P > 4 && !full() {
 				continue

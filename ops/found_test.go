@@ -127,7 +127,7 @@ func TestNodesOfOneRankDoNotCount(t *testing.T) {
 }
 
 // unlike builds a graph that is alike on both ranks only where they communicate.
-func (g *group) unlike(r int, machine func(*gorgonia.ExprGraph) gorgonia.VM) (gorgonia.VM, error) {
+func (g *team) unlike(r int, machine func(*gorgonia.ExprGraph) gorgonia.VM) (gorgonia.VM, error) {
 	g.build.Lock()
 	defer g.build.Unlock()
 	comm, graph := g.comms[r], gorgonia.NewGraph()
@@ -190,7 +190,7 @@ func TestFoundDownDivides(t *testing.T) {
 	for _, P := range []int{2, 3, 49} {
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			differs := false
-			p := onHost{stub{size: P}, stub{size: P}.Device().Default()}
+			p := onHost{stub{size: P}}
 			for i := 1; i < 100; i++ {
 				x := float64(i)
 				got := arr{[]int{1}, []float64{x}}

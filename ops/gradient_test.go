@@ -32,7 +32,7 @@ func inner(as, bs []arr) float64 {
 // for every linear operation whose gradient is exact. The numbers are small
 // integers; only Avg divides.
 func TestGradientIsTheAdjoint(t *testing.T) {
-	for _, k := range testenv.Kinds() {
+	for _, k := range testenv.OnHosts() {
 		for _, P := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprint(k, P), func(t *testing.T) {
 				g := ranksOn(t, P, k)
@@ -74,7 +74,7 @@ func linearSamples(rng *rand.Rand, P int) []sample {
 	return all
 }
 
-func checkAdjoint(t *testing.T, g *group, rng *rand.Rand, s sample) {
+func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 	t.Helper()
 	dys := make([]arr, len(s.ys))
 	for r, y := range s.ys {
@@ -102,10 +102,10 @@ func checkAdjoint(t *testing.T, g *group, rng *rand.Rand, s sample) {
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
 // over the ranks of their gradients for this rank's chunk.
 func TestGatherIsUndoneByReduceScatter(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
 }
 
-func checkGatherIsUndone(t *testing.T, g *group) {
+func checkGatherIsUndone(t *testing.T, g *team) {
 	const P = 3
 	rng := rand.New(rand.NewPCG(5, 0))
 	lens := []int{2, 0, 1}
@@ -131,14 +131,14 @@ func checkGatherIsUndone(t *testing.T, g *group) {
 // TestGradScale checks the formulas of the gather and split pairs for up, down,
 // unscaled and any number, on gradients that differ between the ranks.
 func TestGradScale(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{1, 2, 4} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkGradScale(t, ranksOn(t, P, k)) })
 		}
 	})
 }
 
-func checkGradScale(t *testing.T, g *group) {
+func checkGradScale(t *testing.T, g *team) {
 	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(6, uint64(P)))
 	lens := backend.Even(P+2, P)
@@ -183,10 +183,10 @@ func checkGradScale(t *testing.T, g *group) {
 
 // TestExtremumGradientGoesToLowestHolder has a tie and a NaN.
 func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkHolder(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkHolder(t, ranksOn(t, 3, k)) })
 }
 
-func checkHolder(t *testing.T, g *group) {
+func checkHolder(t *testing.T, g *team) {
 	nan := math.NaN()
 	xs := []arr{
 		{[]int{6}, []float64{1, 5, 2, 0, 1, nan}},
@@ -341,7 +341,7 @@ func TestFiniteDifferences(t *testing.T) {
 	}
 }
 
-func checkDifferences(t *testing.T, g *group, op constructor) {
+func checkDifferences(t *testing.T, g *team, op constructor) {
 	const step, tolerance = 1e-5, 1e-6
 	P := len(g.comms)
 	losses := make([]float64, P)
@@ -437,14 +437,14 @@ func (b *barrier) wait() {
 // TestGradientsHaveGradients: the gradient of an AllToAll is an AllToAll, whose
 // gradient is the first one again; likewise for the other linear operations.
 func TestGradientsHaveGradients(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{2, 3} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkTwice(t, ranksOn(t, P, k)) })
 		}
 	})
 }
 
-func checkTwice(t *testing.T, g *group) {
+func checkTwice(t *testing.T, g *team) {
 	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(8, 0))
 	for _, s := range linearSamples(rng, P) {
@@ -457,7 +457,7 @@ func checkTwice(t *testing.T, g *group) {
 			if err != nil {
 				return nil, err
 			}
-			dy := g.node(comm.Rank(), x.Graph(), "between", tensor.Float64, newArr(y.Shape()...))
+			dy := newArr(y.Shape()...).node(x.Graph(), "between", tensor.Float64)
 			dx, err := gradient(x, y, dy)
 			if err != nil {
 				return nil, err
@@ -470,7 +470,7 @@ func checkTwice(t *testing.T, g *group) {
 }
 
 // checkClose is check with room for one rounding, which Avg needs.
-func (s sample) checkClose(t *testing.T, g *group) {
+func (s sample) checkClose(t *testing.T, g *team) {
 	t.Helper()
 	ys, err := g.forward(tensor.Float64, s.xs, s.op)
 	if err != nil {

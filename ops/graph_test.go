@@ -27,14 +27,14 @@ import (
 // TestResultsShareNoMemory: changing a result leaves the operand as it was, also
 // where the operation only copies, and no operation writes to its operand.
 func TestResultsShareNoMemory(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, P := range []int{1, 2} {
 			t.Run(fmt.Sprint(P), func(t *testing.T) { checkSharing(t, ranksOn(t, P, k)) })
 		}
 	})
 }
 
-func checkSharing(t *testing.T, g *group) {
+func checkSharing(t *testing.T, g *team) {
 	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(9, uint64(P)))
 	for _, s := range samples(rng, P, tensor.Float64) {
@@ -47,8 +47,8 @@ func checkSharing(t *testing.T, g *group) {
 			if err != nil {
 				return err
 			}
-			if got, err := g.arr(r, x); err != nil || !got.equal(s.xs[r]) {
-				return fmt.Errorf("the operand is now %v (%v)", got, err)
+			if got := valueArr(x); !got.equal(s.xs[r]) {
+				return fmt.Errorf("the operand is now %v", got)
 			}
 			if y == x {
 				if P != 1 {
@@ -56,11 +56,11 @@ func checkSharing(t *testing.T, g *group) {
 				}
 				return nil
 			}
-			if err := g.fill(r, y, 99.0); err != nil {
+			if err := y.(*tensor.Dense).Memset(99.0); err != nil {
 				return err
 			}
-			if got, err := g.arr(r, x); err != nil || !got.equal(s.xs[r]) {
-				return fmt.Errorf("changing the result has changed the operand to %v (%v)", got, err)
+			if got := valueArr(x); !got.equal(s.xs[r]) {
+				return fmt.Errorf("changing the result has changed the operand to %v", got)
 			}
 			return nil
 		})
@@ -70,24 +70,8 @@ func checkSharing(t *testing.T, g *group) {
 	}
 }
 
-// fill overwrites a tensor.
-func (g *group) fill(r int, v gorgonia.Value, with float64) error {
-	t := v.(*tensor.Dense)
-	if e := g.engines[r]; e != nil && product(t.Shape()) > 1 {
-		return e.Memset(t, with)
-	}
-	return t.Memset(with)
-}
-
-// runOnce runs an operation on a value, on the rank's device if it has one, and
-// returns the values of x and y.
-func (g *group) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op constructor) (x, y gorgonia.Value, err error) {
-	r := comm.Rank()
-	if g.engines[r] != nil && product(v.Shape()) > 0 {
-		if v, err = g.toDevice(r, v); err != nil {
-			return nil, nil, err
-		}
-	}
+// runOnce runs an operation on a value, and returns the values of x and y.
+func (g *team) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op constructor) (x, y gorgonia.Value, err error) {
 	build.Lock()
 	graph := gorgonia.NewGraph()
 	node := gorgonia.NewTensor(graph, v.Dtype(), v.Shape().Dims(), gorgonia.WithName("x"), gorgonia.WithShape(v.Shape()...), gorgonia.WithValue(v))
@@ -96,7 +80,7 @@ func (g *group) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia
 		build.Unlock()
 		return nil, nil, err
 	}
-	m := g.machine(r, graph)
+	m := gorgonia.NewTapeMachine(graph)
 	build.Unlock()
 	defer m.Close()
 	if err := m.RunAll(); err != nil {
@@ -167,7 +151,7 @@ func TestStridedOperands(t *testing.T) {
 	})
 }
 
-func checkStrided(t *testing.T, g *group, d *tensor.Dense) {
+func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 	P := len(g.comms)
 	want := byCoordinates(t, d)
 	lens := backend.Even(want.shape[0], P)
@@ -237,10 +221,10 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 
 // TestTransposedGradient: the gradient that comes in may be a transposed tensor.
 func TestTransposedGradient(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
 }
 
-func checkTransposed(t *testing.T, g *group) {
+func checkTransposed(t *testing.T, g *team) {
 	const P = 2
 	rng := rand.New(rand.NewPCG(11, 0))
 	xs, dys := randomArrs(rng, P, tensor.Float64, 4, 3), randomArrs(rng, P, tensor.Float64, 6, 2)
@@ -257,17 +241,17 @@ func checkTransposed(t *testing.T, g *group) {
 		r := comm.Rank()
 		build.Lock()
 		graph := gorgonia.NewGraph()
-		x := g.node(r, graph, "x", tensor.Float64, xs[r])
+		x := xs[r].node(graph, "x", tensor.Float64)
 		y, err := AllToAll(comm, 0, 1, x)
 		if err == nil {
-			dy := g.node(r, gorgonia.NewGraph(), "dy", tensor.Float64, dys[r]).Value().(*tensor.Dense)
+			dy := dys[r].node(gorgonia.NewGraph(), "dy", tensor.Float64).Value().(*tensor.Dense)
 			err = dy.T()
 			turned := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithName("dy"), gorgonia.WithShape(dy.Shape()...), gorgonia.WithValue(dy))
 			if err == nil {
 				x, err = gradient(x, y, turned)
 			}
 		}
-		m := g.machine(r, graph)
+		m := gorgonia.NewTapeMachine(graph)
 		build.Unlock()
 		if err != nil {
 			return err
@@ -276,11 +260,10 @@ func checkTransposed(t *testing.T, g *group) {
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		got, err := g.arr(r, x.Value())
-		if err == nil && !got.equal(want[r]) {
-			err = fmt.Errorf("%v, want %v", got, want[r])
+		if got := valueArr(x.Value()); !got.equal(want[r]) {
+			return fmt.Errorf("%v, want %v", got, want[r])
 		}
-		return err
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -434,7 +417,7 @@ func TestBranchesDoNotDeadlock(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkBranches(t, ranksOn(t, 2, k)) })
 }
 
-func checkBranches(t *testing.T, g *group) {
+func checkBranches(t *testing.T, g *team) {
 	const P = 2
 	seeds := 200
 	if testing.Short() {

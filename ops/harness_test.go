@@ -1,7 +1,6 @@
 package ops
 
 import (
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -15,7 +14,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testenv"
 	"github.com/euryale-ml/euryale/internal/testranks"
 )
@@ -25,96 +23,33 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // full reports whether to test every combination rather than a sample.
 func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// group is ranks that are goroutines of this process.
-type group struct {
-	ranks   []*testenv.Rank
-	comms   []backend.Communicator
-	engines []*cuda.Engine    // of each rank, nil where graphs run on the host
-	inputs  [][]*tensor.Dense // of each rank's graph, on its device
-	build   sync.Mutex        // held while a rank builds a graph
+// team is ranks that are goroutines of this process.
+type team struct {
+	ranks []*testenv.Rank
+	comms []backend.Communicator
+	build sync.Mutex // held while a rank builds a graph
 }
 
 // ranks connects P ranks over shared memory.
-func ranks(t testing.TB, P int) *group { return ranksOn(t, P, testenv.Hosts) }
+func ranks(t testing.TB, P int) *team { return ranksOn(t, P, testenv.Hosts) }
 
-// ranksOn connects P ranks. It skips the test where the machine has too few
-// devices.
-func ranksOn(t testing.TB, P int, k testenv.Kind) *group {
+// ranksOn connects P ranks. It skips the test where the machine has too few devices.
+func ranksOn(t testing.TB, P int, k testenv.Kind) *team {
 	t.Helper()
-	g := &group{inputs: make([][]*tensor.Dense, P)}
-	g.ranks = testranks.New(t, P, 20*time.Second, k.Connect(t, P)).Ranks
+	g := &team{ranks: testranks.New(t, P, 20*time.Second, k.Connect(t, P)).Ranks}
 	for _, r := range g.ranks {
-		g.comms, g.engines = append(g.comms, r.Comm), append(g.engines, r.Engine)
+		g.comms = append(g.comms, r.Comm)
 	}
 	return g
 }
 
 // wrap puts a wrapper, which is closed instead, around the communicator of rank r.
-func (g *group) wrap(r int, c backend.Communicator) { g.comms[r], g.ranks[r].Comm = c, c }
+func (g *team) wrap(r int, c backend.Communicator) { g.comms[r], g.ranks[r].Comm = c, c }
 
-// node makes an input node of rank r that holds a.
-func (g *group) node(r int, graph *gorgonia.ExprGraph, name string, dt tensor.Dtype, a arr) *gorgonia.Node {
-	n := a.node(graph, name, dt)
-	if t, ok := n.Value().(*tensor.Dense); ok && g.engines[r] != nil && len(a.data) > 0 {
-		onDevice, err := g.toDevice(r, t)
-		if err == nil {
-			err = gorgonia.UnsafeLet(n, onDevice)
-		}
-		if err != nil {
-			panic(err)
-		}
-	}
-	return n
-}
-
-// toDevice copies a value to the device of rank r, until free.
-func (g *group) toDevice(r int, v gorgonia.Value) (*tensor.Dense, error) {
-	t, err := g.engines[r].ToDevice(v.(*tensor.Dense))
-	if err == nil {
-		g.inputs[r] = append(g.inputs[r], t)
-	}
-	return t, err
-}
-
-// free gives back what toDevice took for rank r, and results.
-func (g *group) free(r int) error {
-	var all error
-	if e := g.engines[r]; e != nil {
-		e.Reset()
-	}
-	for _, t := range g.inputs[r] {
-		all = errors.Join(all, g.engines[r].Free(t, int64(t.MemSize())))
-	}
-	g.inputs[r] = nil
-	return all
-}
-
-// machine returns the tape machine of rank r. On a device it runs graphs of collectives alone.
-func (g *group) machine(r int, graph *gorgonia.ExprGraph) gorgonia.VM {
-	if e := g.engines[r]; e != nil {
-		return gorgonia.NewTapeMachine(graph, gorgonia.WithEngine(e))
-	}
-	return gorgonia.NewTapeMachine(graph)
-}
-
-// arr reads a value of rank r.
-func (g *group) arr(r int, v gorgonia.Value) (arr, error) {
-	t, ok := v.(*tensor.Dense)
-	if e := g.engines[r]; e != nil && ok && product(t.Shape()) > 0 {
-		onHost, err := e.ToHost(t)
-		if err != nil {
-			return arr{}, err
-		}
-		return arr{slices.Clone(t.Shape()), valueArr(onHost).data}, nil
-	}
-	return valueArr(v), nil
-}
-
-// run runs f on every rank at once, and then frees its inputs. A rank that fails
-// ends the others.
-func (g *group) run(f func(comm backend.Communicator, build sync.Locker) error) error {
+// run runs f on every rank at once. A rank that fails ends the others.
+func (g *team) run(f func(comm backend.Communicator, build sync.Locker) error) error {
 	return testranks.All(len(g.comms), func(r int) error {
-		err := errors.Join(f(g.comms[r], &g.build), g.free(r))
+		err := f(g.comms[r], &g.build)
 		if err != nil {
 			g.comms[r].Abort(err)
 		}
@@ -127,7 +62,7 @@ type constructor func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.No
 
 // forward runs an operation on each rank's x in the tape machine and returns
 // each rank's y.
-func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error) {
+func (g *team) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error) {
 	ys := make([]arr, len(xs))
 	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
 		r := comm.Rank()
@@ -135,11 +70,11 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 			build.Lock()
 			defer build.Unlock()
 			graph := gorgonia.NewGraph()
-			y, err := op(comm, g.node(r, graph, "x", dt, xs[r]))
+			y, err := op(comm, xs[r].node(graph, "x", dt))
 			if err != nil {
 				return nil, nil, err
 			}
-			return g.machine(r, graph), y, nil
+			return gorgonia.NewTapeMachine(graph), y, nil
 		}()
 		if err != nil {
 			return err
@@ -148,9 +83,7 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		if ys[r], err = g.arr(r, y.Value()); err != nil {
-			return err
-		}
+		ys[r] = valueArr(y.Value())
 		if !slices.Equal(ys[r].shape, y.Shape()) {
 			return fmt.Errorf("the value has shape %v, the node %v", ys[r].shape, y.Shape())
 		}
@@ -160,7 +93,7 @@ func (g *group) forward(dt tensor.Dtype, xs []arr, op constructor) ([]arr, error
 }
 
 // pullback runs an operation forward and, by its SymDiff, backward from dys.
-func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dxs []arr, err error) {
+func (g *team) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dxs []arr, err error) {
 	ys, dxs = make([]arr, len(xs)), make([]arr, len(xs))
 	err = g.run(func(comm backend.Communicator, build sync.Locker) error {
 		r := comm.Rank()
@@ -168,16 +101,16 @@ func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dx
 			build.Lock()
 			defer build.Unlock()
 			graph := gorgonia.NewGraph()
-			x := g.node(r, graph, "x", dt, xs[r])
+			x := xs[r].node(graph, "x", dt)
 			y, err := op(comm, x)
 			if err != nil {
 				return nil, nil, nil, err
 			}
-			dx, err := gradient(x, y, g.node(r, graph, "dy", dt, dys[r]))
+			dx, err := gradient(x, y, dys[r].node(graph, "dy", dt))
 			if err != nil {
 				return nil, nil, nil, err
 			}
-			return g.machine(r, graph), y, dx, nil
+			return gorgonia.NewTapeMachine(graph), y, dx, nil
 		}()
 		if err != nil {
 			return err
@@ -186,11 +119,8 @@ func (g *group) pullback(dt tensor.Dtype, xs, dys []arr, op constructor) (ys, dx
 		if err := m.RunAll(); err != nil {
 			return Cause(err)
 		}
-		if ys[r], err = g.arr(r, y.Value()); err != nil {
-			return err
-		}
-		dxs[r], err = g.arr(r, dx.Value())
-		return err
+		ys[r], dxs[r] = valueArr(y.Value()), valueArr(dx.Value())
+		return nil
 	})
 	return ys, dxs, err
 }

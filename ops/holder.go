@@ -75,23 +75,20 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 			return nil, err
 		}
 	}
-	return at(o.comm, inputs, func(p place) (gorgonia.Value, error) {
+	return at(o.comm, func(p onHost) (gorgonia.Value, error) {
 		var xyv [3]backend.Buffer
 		for i, v := range inputs {
-			x, err := read(p, v)
+			x, err := read(v)
 			if err != nil {
 				return nil, err
 			}
 			xyv[i] = x.Buffer
 		}
-		memory, value, err := p.fresh(o.dtype, o.shape)
+		kept, memory, err := fresh(o.dtype, o.shape)
 		if err != nil {
 			return nil, err
 		}
-		if err := o.fill(p, memory, xyv[0], xyv[1], xyv[2]); err != nil {
-			return nil, err
-		}
-		return value()
+		return kept, o.fill(p, memory, xyv[0], xyv[1], xyv[2])
 	})
 }
 
@@ -214,9 +211,6 @@ func (o *holderOp) SymDiff(inputs gorgonia.Nodes, _, grad *gorgonia.Node) (gorgo
 func (o *holderOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
 	grad, err := output.Grad()
 	if err != nil {
-		return o.fail(err)
-	}
-	if err := notOnDevice(inputs[0].Value(), grad); err != nil {
 		return o.fail(err)
 	}
 	dv, err := o.Do(inputs[0].Value(), inputs[1].Value(), grad)

@@ -10,9 +10,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/testenv"
 )
 
-// counted is a place whose kernels are counted.
+// counted is a worker whose kernels are counted.
 type counted struct {
-	place
+	worker
 	calls *countedKernels
 }
 
@@ -42,37 +42,33 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 		calls int
 	}{"even": {[]int{3, 3, 3, 3}, 1}, "uneven": {[]int{3, 2, 4, 3}, P}} {
 		testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-			g := ranksOn(t, 1, k)
-			e := g.engines[0]
-			x, err := g.toDevice(0, tensor.New(tensor.WithShape(2, 12, 5), tensor.WithBacking(tensor.Range(tensor.Float32, 0, 120))))
+			comm := ranksOn(t, 1, k).comms[0]
+			q := comm.Device().Default()
+			memory, err := comm.Device().Alloc(4 * 512)
 			if err != nil {
 				t.Fatal(err)
 			}
-			here := &onDevice{comm: g.comms[0], engine: e}
+			x, back := memory.As(backend.F32).Slice(0, 120), memory.As(backend.F32).Slice(128, 248)
+			numbers := tensor.Range(tensor.Float32, 0, 120).([]float32)
+			if err := q.Move(x, backend.Of(numbers)); err != nil {
+				t.Fatal(err)
+			}
+			here := &planned{comm: comm, queue: q, rest: memory.Slice(4*256, 4*512)}
 			p := counted{here, &countedKernels{Arithmetic: here.kernels()}}
-			in, err := read(p, x)
-			if err != nil {
-				t.Fatal(err)
-			}
-			packed, err := transform{scatter: 1, gather: none, cut: c.cut}.pack(p, in, 0, P)
+			shape := tensor.Shape{2, 12, 5}
+			packed, err := transform{scatter: 1, gather: none, cut: c.cut}.pack(p, operand{x, shape}, 0, P)
 			if err != nil || p.calls.n != c.calls {
 				t.Errorf("%s: cut by %d kernels, want %d (%v)", name, p.calls.n, c.calls, err)
 			}
-			back, value, err := p.fresh(tensor.Float32, x.Shape())
-			if err == nil {
-				err = join(p, operand{back, x.Shape()}, packed, 1, c.cut)
-			}
+			err = join(p, operand{back, shape}, packed, 1, c.cut)
 			if err != nil || p.calls.n != 2*c.calls {
 				t.Errorf("%s: joined by %d kernels, want %d (%v)", name, p.calls.n-c.calls, c.calls, err)
 			}
-			y, err := value()
-			if err != nil {
-				t.Fatal(err)
+			got, err := onHost{comm}.here(back)
+			if err != nil || !slices.Equal(backend.View[float32](got), numbers) {
+				t.Errorf("%s: there and back: %v (%v)", name, backend.View[float32](got), err)
 			}
-			if got, err := g.arr(0, y); err != nil || !slices.Equal(got.data, widened(tensor.Range(tensor.Float32, 0, 120).([]float32))) {
-				t.Errorf("%s: there and back: %v (%v)", name, got, err)
-			}
-			if err := g.free(0); err != nil {
+			if err := comm.Device().Free(memory); err != nil {
 				t.Error(err)
 			}
 		})

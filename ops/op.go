@@ -11,7 +11,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/residence"
 )
 
 // collectiveOp is the op of every collective: one transform forward, one
@@ -165,9 +164,6 @@ func (o *collectiveOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes
 	if err != nil {
 		return o.fail(err)
 	}
-	if err := notOnDevice(inputs[0].Value(), dy); err != nil {
-		return o.fail(err)
-	}
 	dx, err := o.pullback(inputs[0].Value(), output.Value(), dy)
 	if err != nil {
 		return o.fail(err)
@@ -203,17 +199,6 @@ func accumulateInto(n *gorgonia.Node, dx gorgonia.Value) error {
 		return err
 	}
 	return accumulate(sum, dx)
-}
-
-// notOnDevice returns an error if values are on a device: only the lisp machine calls
-// DoDiff, and it adds gradients up in host memory.
-func notOnDevice(values ...gorgonia.Value) error {
-	for _, v := range values {
-		if e := residence.Engine[engine](v); e != nil {
-			return fmt.Errorf("%w: the lisp machine on tensors of the device %s: differentiate with gorgonia.Grad and run the graph by vm.New", backend.ErrUnsupported, e.Device().Name())
-		}
-	}
-	return nil
 }
 
 // linear reports whether the op is a linear map, whose gradient is the backward

@@ -17,7 +17,7 @@ import (
 type network func(comm backend.Communicator, g *gorgonia.ExprGraph) (loss *gorgonia.Node, wrt gorgonia.Nodes, err error)
 
 // grads runs a network on every rank and returns each rank's gradients.
-func (g *group) grads(net network) ([][]arr, error) {
+func (g *team) grads(net network) ([][]arr, error) {
 	all := make([][]arr, len(g.comms))
 	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
 		build.Lock()

@@ -41,6 +41,8 @@ func (p *planned) scratch(d backend.DType, n int) (backend.Buffer, error) {
 	return b, nil
 }
 
+func (p *planned) here(b backend.Buffer) (backend.Buffer, error) { return b, nil }
+
 // run does not wait: an error that is not known at once comes with the work.
 func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error) {
 	if p.work, err = p.comm.Start(p.queue, c, dst, src); err != nil {
@@ -53,7 +55,12 @@ func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error)
 func start(o communicating, q backend.Queue, scratch backend.Buffer, f func(p worker) error) (backend.Work, error) {
 	comm, _ := o.place()
 	p := &planned{comm: comm, queue: q, rest: scratch}
-	if err := residence.Bound(comm.Device(), func() error { return f(p) }); err != nil {
+	unbind, err := residence.Bind(comm.Device())
+	if err != nil {
+		return nil, o.fail(err)
+	}
+	defer unbind()
+	if err := f(p); err != nil {
 		return p.work, o.fail(err)
 	}
 	return p.work, nil

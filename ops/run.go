@@ -15,19 +15,16 @@ func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorg
 	if err := check(v, in, dt); err != nil {
 		return nil, err
 	}
-	return at(comm, []gorgonia.Value{v}, func(p place) (gorgonia.Value, error) {
-		x, err := read(p, v)
+	return at(comm, func(p onHost) (gorgonia.Value, error) {
+		x, err := read(v)
 		if err != nil {
 			return nil, err
 		}
-		memory, value, err := p.fresh(dt, out)
+		y, memory, err := fresh(dt, out)
 		if err != nil {
 			return nil, err
 		}
-		if err := t.fill(p, origin, operand{memory, out}, x, comm.Rank(), comm.Size()); err != nil {
-			return nil, err
-		}
-		return value()
+		return y, t.fill(p, origin, operand{memory, out}, x, comm.Rank(), comm.Size())
 	})
 }
 

@@ -122,19 +122,16 @@ func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p worker, y, x
 	if err := check(inputs[0], c.shape, c.dtype); err != nil {
 		return nil, err
 	}
-	return at(c.comm, inputs, func(p place) (gorgonia.Value, error) {
-		x, err := read(p, inputs[0])
+	return at(c.comm, func(p onHost) (gorgonia.Value, error) {
+		x, err := read(inputs[0])
 		if err != nil {
 			return nil, err
 		}
-		memory, value, err := p.fresh(c.dtype, c.shape)
+		y, memory, err := fresh(c.dtype, c.shape)
 		if err != nil {
 			return nil, err
 		}
-		if err := f(p, memory, x.Buffer); err != nil {
-			return nil, err
-		}
-		return value()
+		return y, f(p, memory, x.Buffer)
 	})
 }
 
@@ -152,9 +149,6 @@ func (o *sparseOp) SymDiff(_ gorgonia.Nodes, output, grad *gorgonia.Node) (gorgo
 func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
 	dy, err := output.Grad()
 	if err != nil {
-		return o.fail(err)
-	}
-	if err := notOnDevice(inputs[0].Value(), dy); err != nil {
 		return o.fail(err)
 	}
 	dx, err := (&sentOp{o.sparseCall, o.at.gradient(o.origin())}).Do(dy, output.Value())
@@ -202,7 +196,10 @@ func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 // reduce multiplies the bits of the gradient, as integers, by 1 or 0: see holderOp.
 func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 	k := p.kernels()
-	sent := o.states.Sent(o.state, dx)
+	sent, err := p.here(o.states.Sent(o.state, dx))
+	if err != nil {
+		return err
+	}
 	if sent.Len() == 0 {
 		return fmt.Errorf("%w: the reduction of state %d has not run yet: only a run has a gradient", backend.ErrArgument, o.state)
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // thinned makes the group's communicators sparse.
-func (g *group) thinned(t *testing.T, how sparse.Selection) {
+func (g *team) thinned(t *testing.T, how sparse.Selection) {
 	t.Helper()
 	for r, comm := range g.comms {
 		c, err := sparse.New(comm, how)
@@ -52,7 +52,7 @@ func sentOf(a arr, limit float64) arr {
 }
 
 func TestSparseGradientIsStraightThroughToWhatWasSent(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
 				t.Run(fmt.Sprintf("%v %v", op, dt), func(t *testing.T) { checkStraightThrough(t, k, dt, op) })
@@ -221,7 +221,7 @@ func TestSparseArguments(t *testing.T) {
 
 // AllReduce over 16 bits is the compressed one: y and dx travel as such.
 func TestCompressedAllReduceHasItsGradient(t *testing.T) {
-	testenv.Each(t, testenv.Kinds(), func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		wires := make([]*half.Communicator, 2)
 		for r, comm := range g.comms {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // bufferDType returns the backend's name for a dtype of Gorgonia.
@@ -42,8 +43,11 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 // read returns v as an operand. What is not in row-major order in its memory (a
 // transposed tensor, a slice of columns) is copied into that order; v itself is
 // never written to.
-func read(p place, v gorgonia.Value) (operand, error) {
-	memory, err := p.read(v)
+func read(v gorgonia.Value) (operand, error) {
+	memory, err := memoryOf(v)
+	if err == nil {
+		memory, err = rowMajor(memory, v)
+	}
 	if err != nil {
 		return operand{}, err
 	}
@@ -61,7 +65,7 @@ func memoryOf(v gorgonia.Value) (backend.Buffer, error) {
 
 // rowMajor returns the elements of v in row-major order, of which x is the
 // memory: x itself if they are, otherwise a copy.
-func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
+func rowMajor(x backend.Buffer, v gorgonia.Value) (backend.Buffer, error) {
 	dense, ok := v.(*tensor.Dense)
 	if !ok || residence.RowMajor(dense) {
 		return x, nil
@@ -70,11 +74,8 @@ func rowMajor(p place, x backend.Buffer, v gorgonia.Value) (backend.Buffer, erro
 	if err := residence.Within(x.Len(), shape, strides); err != nil {
 		return backend.Buffer{}, err
 	}
-	y, err := p.scratch(x.DType(), product(shape))
-	if err != nil {
-		return y, err
-	}
-	return y, residence.CopyStrided(p.kernels(), y, x, shape, strides)
+	y := scratch(x.DType(), product(shape))
+	return y, residence.CopyStrided(kernels.Host{}, y, x, shape, strides)
 }
 
 // scratch returns zeroed host memory.
@@ -82,7 +83,7 @@ func scratch(d backend.DType, n int) backend.Buffer {
 	return backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
 }
 
-// fresh returns a new value on the host, zero, and its memory: a scalar for a
+// fresh returns a new value, zero, and its memory: a scalar for a
 // scalar's shape, otherwise a tensor.
 func fresh(dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, backend.Buffer, error) {
 	var v gorgonia.Value

@@ -81,7 +81,9 @@ func (a *attentionBench) measure(name string, operations float64, f func() error
 // memory.
 func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	elements, rows := batch*heads*n*size, batch*heads*n
-	dense := func() kernels.HeadRows { return kernels.DenseHeads(a.alloc(d, elements), heads, n, size) }
+	dense := func() kernels.HeadRows {
+		return kernels.HeadRows{Buffer: a.alloc(d, elements), Batch: heads * n * size, Head: n * size, Row: size}
+	}
 	p := kernels.Attention{Batch: batch, Heads: heads, Queries: n, Keys: n, Size: size, Scale: 1 / math.Sqrt(float64(size)),
 		Q: dense(), K: dense(), V: dense(), Y: dense(), LSE: a.alloc(backend.F32, rows)}
 	g := kernels.AttentionGrad{Attention: p, DY: dense(), DQ: dense(), DK: dense(), DV: dense(), Sums: a.alloc(backend.F32, rows)}

@@ -50,7 +50,7 @@ func process(k testenv.Kind) error {
 		return err
 	}
 	var ended *backend.Error
-	if err := trainUntil(connect, w, func(int) bool { return false }); !errors.As(err, &ended) {
+	if err := trainUntil(k, connect, w, func(int) bool { return false }); !errors.As(err, &ended) {
 		return fmt.Errorf("no error of the communicator: %w", err)
 	}
 	fmt.Println("ended:", strings.ReplaceAll(ended.Error(), "\n", " "))
@@ -58,7 +58,7 @@ func process(k testenv.Kind) error {
 	if err != nil {
 		return err
 	}
-	if err := trainUntil(connect, alone[0], func(step int) bool { return step == 5 }); err != nil {
+	if err := trainUntil(k, connect, alone[0], func(step int) bool { return step == 5 }); err != nil {
 		return err
 	}
 	fmt.Println("trained again")
@@ -66,13 +66,13 @@ func process(k testenv.Kind) error {
 }
 
 // trainUntil connects and trains.
-func trainUntil(connect testenv.Connect, w *rendezvous.World, enough func(step int) bool) error {
+func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World, enough func(step int) bool) error {
 	r, err := connect(w)
 	if err != nil {
 		return err
 	}
 	var device backend.Device
-	if r.Engine != nil {
+	if k.OnDevice() {
 		device = r.Comm.Device()
 	}
 	m := mlp(new(testing.T), tensor.Float32)

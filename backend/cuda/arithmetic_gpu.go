@@ -16,14 +16,13 @@ import (
 type arithmetic struct {
 	gpukernels.Arithmetic
 	queue *Queue
-	lists lists
 }
 
 var _ backend.Arithmetic = (*arithmetic)(nil)
 
 func newArithmetic(q *Queue) *arithmetic {
 	l := launcher{q, q.launcher}
-	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q, lists{queue: q}}
+	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q}
 }
 
 // launcher launches as long as the queue is open.

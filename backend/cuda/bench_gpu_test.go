@@ -10,7 +10,6 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // BenchmarkGPUBandwidth reports the bytes read and written per second, and their share
@@ -79,12 +78,17 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 	for _, t := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
 		n := nbytes / t.Size()
 		permute := func(name string, dims, perm []int) {
-			count := 1
-			for _, x := range dims {
-				count *= x
+			count, strides := 1, make([]int, len(dims))
+			for i := len(dims) - 1; i >= 0; i-- {
+				strides[i] = count
+				count *= dims[i]
+			}
+			var toDims, toStrides []int
+			for _, axis := range perm {
+				toDims, toStrides = append(toDims, dims[axis]), append(toStrides, strides[axis])
 			}
 			measure(fmt.Sprintf("%s/%v", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
-				return a.Permute(y.As(t).Slice(0, count), x.As(t).Slice(0, count), dims, perm)
+				return a.Gather(y.As(t).Slice(0, count), x.As(t).Slice(0, count), toDims, toStrides)
 			})
 		}
 		permute("transpose", []int{n / 1024, 1024}, []int{1, 0})
@@ -104,64 +108,6 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			permute(fmt.Sprint("channels", channels, "/last"), []int{8, channels, n / 8 / channels}, []int{0, 2, 1})
 		}
 	}
-	// Parts, as they are aligned to their places, and as they are not.
-	for _, parts := range []int{64, 1000} {
-		for _, odd := range []int{0, 1} {
-			p := piecesOf(b, d, x.As(backend.F32), backend.F32, nbytes/4, parts, odd)
-			name := fmt.Sprintf("%d", parts)
-			if odd > 0 {
-				name += "/odd"
-			}
-			measure("pack/"+name, 8*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Pack(y, t, w) })
-			measure("unpack/"+name, 8*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Unpack(t, w, y) })
-			for _, half := range []backend.DType{backend.F16, backend.BF16} { // rounded on the way
-				p := piecesOf(b, d, x.As(backend.F32), half, nbytes/4, parts, odd)
-				measure(fmt.Sprintf("pack/f32-%v/%s", half, name), 6*p.elements, func(y, _ backend.Buffer) error { t, w := p.next(); return a.Pack(y, t, w) })
-			}
-		}
-	}
-}
-
-// pieces are tables, used by turns.
-type pieces struct {
-	tables   []gpukernels.Table
-	words    []backend.Buffer
-	elements int // of each
-	turn     int
-}
-
-func (p *pieces) next() (gpukernels.Table, backend.Buffer) {
-	p.turn = (p.turn + 1) % len(p.tables)
-	return p.tables[p.turn], p.words[p.turn]
-}
-
-// piecesOf cuts each n elements of a buffer of F32 into parts, in another order than in
-// the flat buffer, which is of dtype to, each of the same length if it is odd.
-func piecesOf(b *testing.B, d *Device, x backend.Buffer, to backend.DType, n, parts, odd int) *pieces {
-	length := n / parts &^ 3
-	if odd > 0 {
-		length -= odd
-	}
-	p := &pieces{elements: length * parts}
-	for at := 0; at < x.Len(); at += n {
-		var buffers []backend.Buffer
-		var offsets []int
-		for i := range parts {
-			start := at + i*(n/parts&^3)
-			buffers = append(buffers, x.Slice(start, start+length))
-			offsets = append(offsets, to.Size()*length*(parts-1-i))
-		}
-		table, err := tableOf(backend.F32, to, buffers, offsets)
-		ok(b, err)
-		host := make([]int64, len(table.Words()))
-		for i, w := range table.Words() {
-			host[i] = int64(w)
-		}
-		on := allocate(b, d, 8*len(host)).As(backend.I64)
-		ok(b, d.main.arithmetic.Move(on, backend.Of(host)))
-		p.tables, p.words = append(p.tables, table), append(p.words, on)
-	}
-	return p
 }
 
 // BenchmarkGPUHostTime reports what starting something costs the host.

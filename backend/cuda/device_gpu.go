@@ -75,7 +75,6 @@ type Device struct {
 var (
 	_ backend.Device   = (*Device)(nil)
 	_ residence.Binder = (*Device)(nil)
-	_ owner            = (*Device)(nil)
 )
 
 // Available returns nil if there is a GPU and a driver that is new enough, and

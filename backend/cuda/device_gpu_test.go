@@ -219,15 +219,15 @@ func TestGPUKnowsItsMemory(t *testing.T) {
 		addr uintptr
 		want bool
 	}{
-		"first": {b.Addr(), true}, "last": {b.Addr() + 999, true}, "pinned": {host.Addr(), false},
+		"first": {b.Addr(), true}, "last": {b.Addr() + 999, true},
 		"heap": {backend.Of(heap).Addr(), false}, "null": {0, false},
 	} {
-		if got := d.Owns(c.addr); got != c.want {
+		if got := d.Holds(c.addr); got != c.want {
 			t.Errorf("%s: %v", what, got)
 		}
 	}
 	ok(t, d.Free(b))
-	if !d.Owns(b.Addr()) {
+	if !d.Holds(b.Addr()) {
 		t.Error("cached memory is not the device's")
 	}
 	ok(t, d.FreeHost(host))
@@ -477,8 +477,8 @@ func TestGPUDevicesReachEachOther(t *testing.T) {
 	if got := read(t, e.main, y); got[0] != 5 || got[1<<20-1] != 5 {
 		t.Error("a kernel read another device's memory wrongly")
 	}
-	if !e.Owns(x.Addr()) {
-		t.Error("the memory of another device is taken for the host's")
+	if e.Holds(x.Addr()) || !d.Holds(x.Addr()) {
+		t.Error("a device takes another one's memory for its own")
 	}
 }
 
@@ -610,8 +610,8 @@ func importAndAdd(t *testing.T, d *Device, text string) {
 	if got := read(t, d.main, b); got[0] != 40 || got[999] != 40 {
 		t.Fatalf("imported %v", got[0])
 	}
-	if !d.Owns(b.Addr()) {
-		t.Error("imported memory is taken for the host's")
+	if !d.Holds(b.Addr()) {
+		t.Error("imported memory is not the device's")
 	}
 	ok(t, errors.Join(d.main.arithmetic.Fill(b, 42), d.main.drain(), d.CloseImport(b)))
 }

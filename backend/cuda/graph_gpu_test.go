@@ -75,7 +75,7 @@ func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 		if err := errors.Join(<-done, q.Wait(before)); err != nil {
 			return err
 		}
-		return errors.Join(q.ReduceAxis(backend.Sum, y, x, scratch, 1, n, 1), q.MultiTensorCopy([]backend.Buffer{b}, []backend.Buffer{a}))
+		return errors.Join(q.ReduceAxis(backend.Sum, y, x, scratch, 1, n, 1), q.Copy(b, a))
 	}))
 	for range 3 {
 		must[backend.Work](t)(g.Launch(nil))

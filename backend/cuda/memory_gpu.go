@@ -2,11 +2,6 @@
 
 package cuda
 
-/*
-#include <cuda.h>
-*/
-import "C"
-
 import (
 	"errors"
 	"fmt"
@@ -88,12 +83,10 @@ func (d *Device) Free(b backend.Buffer) error {
 		return err
 	}
 	var lines []line
-	var errs []error
 	for _, q := range d.open() {
 		lines = append(lines, q)
-		errs = append(errs, q.arithmetic.lists.forget(b))
 	}
-	return d.named("free", errors.Join(errors.Join(errs...), d.memory.give(b.Addr(), lines...)))
+	return d.named("free", d.memory.give(b.Addr(), lines...))
 }
 
 // Alloc returns memory for use on this queue, from now on. It is not zeroed, and
@@ -145,12 +138,6 @@ func (d *Device) FreeMemory() (free, total int, err error) {
 	return free, total, err
 }
 
-// Owns implements [owner]: it reports whether an address is memory of a device,
-// of this one or another, whoever allocated it.
-func (d *Device) Owns(addr uintptr) bool {
-	return d.memory.owns(addr) || d.kind(addr) == C.CU_MEMORYTYPE_DEVICE
-}
-
 // Holds reports whether an address is memory of this device, whoever allocated
 // it.
 func (d *Device) Holds(addr uintptr) bool {
@@ -163,14 +150,4 @@ func (d *Device) Holds(addr uintptr) bool {
 	}
 	defer unbind()
 	return ordinalOf(addr) == d.ordinal
-}
-
-// kind asks the driver about an address: 0 if it does not know it.
-func (d *Device) kind(addr uintptr) C.CUmemorytype {
-	unbind, err := d.Bind()
-	if err != nil {
-		return 0
-	}
-	defer unbind()
-	return C.CUmemorytype(kindOf(addr))
 }

@@ -232,7 +232,7 @@ func (q *Queue) usable() error {
 
 // close waits and frees. If the context is broken, there is nothing to wait for.
 func (q *Queue) close() error {
-	errs := []error{q.arithmetic.lists.close(), q.drain()}
+	errs := []error{q.drain()}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.closed.Store(true)

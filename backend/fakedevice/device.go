@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"sort"
-	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
@@ -164,15 +163,6 @@ func (m *Machine) Peak() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.peak
-}
-
-// Owns reports whether an address is one of the machine's devices', allocated or not.
-func (m *Machine) Owns(addr uintptr) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.ContainsFunc(m.reserved, func(r []byte) bool {
-		return addr-uintptr(unsafe.Pointer(unsafe.SliceData(r))) < uintptr(len(r))
-	})
 }
 
 // behind returns the host memory behind a buffer of the device.

@@ -12,10 +12,10 @@
 //
 // This is how continuous integration runs, on any machine, the code that is
 // meant for GPUs: machines of package vm, and, with [Over], collectives on device
-// tensors.
+// memory.
 //
 //	d, err := fakedevice.New(host.Device{})       // what stands behind it
-//	e, err := cuda.NewEngine(d, nil)
+//	m, err := vm.New(graph, d)
 //	comm := fakedevice.Over(hostComm, d)
 //
 // A [Machine] has several devices: GPUs that reach each other's memory, with streams and events
@@ -27,8 +27,6 @@
 //	m.Fail = func(ordinal int, doing string, nbytes int) error { ... }
 //	d, err := m.GPU(0, fakedevice.Properties{Product: "NVIDIA H200", Capability: 90})
 //
-// A fault on a goroutine of the test becomes an error with [Device.Catch]; one
-// on another goroutine ends the process with the runtime's "unexpected fault
-// address" and the stack of the culprit. [Device.Close] reports what was not
-// freed.
+// A fault ends the process with the runtime's "unexpected fault address" and the stack of the
+// culprit. [Device.Close] reports what was not freed.
 package fakedevice

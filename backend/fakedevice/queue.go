@@ -177,10 +177,3 @@ func (q *queue) CopyStrided(dst, src backend.Buffer, shape, strides []int) error
 		return on.CopyStrided(b[0], b[1], shape, strides)
 	}, dst, src)
 }
-
-func (q *queue) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
-	all := append(slices.Clone(dsts), srcs...)
-	return q.on(check.MultiTensorCopy(dsts, srcs), func(on backend.Queue, b []backend.Buffer) error {
-		return on.MultiTensorCopy(b[:len(dsts)], b[len(dsts):])
-	}, all...)
-}

@@ -91,8 +91,3 @@ func (q queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error
 	return q.kernel(kernels.Check{}.CopyStrided(dst, src, shape, strides),
 		func(h kernels.Host) error { return h.CopyStrided(dst, src, shape, strides) })
 }
-
-func (q queued) MultiTensorCopy(dsts, srcs []backend.Buffer) error {
-	dsts, srcs = slices.Clone(dsts), slices.Clone(srcs)
-	return q.kernel(kernels.Check{}.MultiTensorCopy(dsts, srcs), func(h kernels.Host) error { return h.MultiTensorCopy(dsts, srcs) })
-}

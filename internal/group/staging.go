@@ -16,7 +16,11 @@ func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer,
 	s := staging{device: comm.Device()}
 	nearDst, dstErr := s.near(dst)
 	nearSrc, srcErr := s.near(src)
-	defer func() { err = errors.Join(err, s.free()) }()
+	defer func() {
+		if left := s.free(); left != nil { // else err stays what it is, for type assertions
+			err = errors.Join(err, left)
+		}
+	}()
 	err = errors.Join(dstErr, srcErr)
 	if err == nil && !onDevice(src) {
 		err = q.Move(nearSrc, src)

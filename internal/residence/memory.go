@@ -16,7 +16,7 @@ import (
 func Memory(v any, d backend.DType) (backend.Buffer, error) {
 	switch v := v.(type) {
 	case *tensor.Dense:
-		if !v.IsNativelyAccessible() && !OnHost(v.Shape().TotalSize()) {
+		if !v.IsNativelyAccessible() {
 			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device (engine %T): copy it to the host", backend.ErrUnsupported, v.Engine())
 		}
 		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil

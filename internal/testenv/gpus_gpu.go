@@ -56,10 +56,6 @@ func needGPUs(t testing.TB, P int) []*cuda.Device {
 	return gpus.open[:P]
 }
 
-// results is room for what the graph of any test computes, reserved before
-// collectives start.
-const results = 256 << 20
-
 // connectGPUs connects P ranks with NCCL, rank r on GPU r.
 func connectGPUs(t testing.TB, P int) Connect {
 	t.Helper()
@@ -75,23 +71,15 @@ func connectGPUs(t testing.TB, P int) Connect {
 // win. When all is closed, the device must have as much memory in use as before.
 func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, error) {
 	before := d.MemoryStats().InUse
-	e, closeEngine, err := NewEngine(d)
-	if err == nil {
-		err = e.Reserve(results)
-	}
+	comm, err := b.Connect(context.Background(), w)
 	if err != nil {
 		return nil, err
 	}
-	comm, err := b.Connect(context.Background(), w)
-	if err != nil {
-		return nil, errors.Join(err, closeEngine())
-	}
-	return &Rank{w, comm, e, func() error {
-		err := closeEngine()
+	return &Rank{w, comm, func() error {
 		if after := d.MemoryStats().InUse; after != before {
-			err = errors.Join(err, fmt.Errorf("%s has %d bytes in use, %d before", d.Name(), after, before))
+			return fmt.Errorf("%s has %d bytes in use, %d before", d.Name(), after, before)
 		}
-		return err
+		return nil
 	}}, nil
 }
 

@@ -1,4 +1,4 @@
-// Package testenv says where the tests of ops and autograd run: on the host, on
+// Package testenv says where the tests of ops, autograd and vm run: on the host, on
 // guarded memory that stands in for a device, and on GPUs, with the same bodies.
 package testenv
 
@@ -9,35 +9,35 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// Kind is where graphs are and where their ranks communicate.
+// Kind is where graphs run and where their ranks communicate. Tensors are on the host: machines of
+// package vm that run on a device copy them there.
 type Kind string
 
 const (
 	Hosts      Kind = "host"       // all on the host
-	Devices    Kind = "device"     // all on guarded memory, on its own queue
+	Devices    Kind = "device"     // all on guarded memory
 	Staged     Kind = "staged"     // graphs on the host, communication on guarded memory
 	GPUs       Kind = "gpu"        // all on GPUs, a rank on each, with NCCL
 	GPUsStaged Kind = "gpu staged" // graphs on the host, communication on GPUs
 )
 
-// Kinds lists every kind that this build has.
-func Kinds() []Kind { return append([]Kind{Hosts, Devices, Staged}, gpuKinds()...) }
+// kinds lists every kind that this build has.
+func kinds() []Kind { return append([]Kind{Hosts, Devices, Staged}, gpuKinds()...) }
 
-// OnDevices lists those whose graphs are on a device.
+// OnDevices lists those whose graphs run on a device.
 func OnDevices() []Kind {
-	return slices.DeleteFunc(Kinds(), func(k Kind) bool { return !k.OnDevice() })
+	return slices.DeleteFunc(kinds(), func(k Kind) bool { return !k.OnDevice() })
 }
 
-// OnHosts lists those whose graphs are on the host.
-func OnHosts() []Kind { return slices.DeleteFunc(Kinds(), Kind.OnDevice) }
+// OnHosts lists those whose graphs run on the host.
+func OnHosts() []Kind { return slices.DeleteFunc(kinds(), Kind.OnDevice) }
 
-// OnDevice reports whether graphs are on a device.
+// OnDevice reports whether graphs run on a device.
 func (k Kind) OnDevice() bool { return k == Devices || k == GPUs }
 
 // OnGPU reports whether ranks communicate on GPUs.
@@ -52,9 +52,8 @@ func Each(t *testing.T, list []Kind, test func(t *testing.T, k Kind)) {
 
 // Rank is one rank of a test.
 type Rank struct {
-	World  *rendezvous.World
-	Comm   backend.Communicator // a wrapper that replaces it is closed instead
-	Engine *cuda.Engine         // of the device where graphs are, nil for the host
+	World *rendezvous.World
+	Comm  backend.Communicator // a wrapper that replaces it is closed instead
 
 	closeDevice func() error
 }
@@ -71,25 +70,11 @@ func (k Kind) Connect(t testing.TB, P int) Connect {
 	t.Helper()
 	switch {
 	case k.OnGPU():
-		return k.graphs(connectGPUs(t, P))
+		return connectGPUs(t, P)
 	case k != Hosts:
-		return k.graphs(connectGuarded)
+		return connectGuarded
 	}
 	return Host
-}
-
-// graphs leaves out the engine where graphs are on the host.
-func (k Kind) graphs(connect Connect) Connect {
-	if k.OnDevice() {
-		return connect
-	}
-	return func(w *rendezvous.World) (*Rank, error) {
-		r, err := connect(w)
-		if err == nil {
-			r.Engine = nil
-		}
-		return r, err
-	}
 }
 
 // Host connects a rank on the host. It is a [Connect].
@@ -111,19 +96,5 @@ func connectGuarded(w *rendezvous.World) (*Rank, error) {
 	if err != nil {
 		return nil, errors.Join(err, inner.Close())
 	}
-	e, closeEngine, err := NewEngine(d)
-	if err != nil {
-		return nil, errors.Join(err, inner.Close(), d.Close())
-	}
-	return &Rank{w, fakedevice.Over(inner, d), e, func() error { return errors.Join(closeEngine(), d.Close()) }}, nil
-}
-
-// NewEngine returns an engine on its own queue.
-func NewEngine(d backend.Device) (*cuda.Engine, func() error, error) {
-	q, err := d.NewQueue()
-	if err != nil {
-		return nil, nil, err
-	}
-	e, err := cuda.NewEngine(d, q)
-	return e, func() error { return errors.Join(e.Close(), q.Close()) }, err
+	return &Rank{w, fakedevice.Over(inner, d), d.Close}, nil
 }

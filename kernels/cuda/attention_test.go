@@ -84,7 +84,7 @@ func (h heads) String() string {
 
 // rows returns how n rows of each head lie.
 func (h heads) rows(b backend.Buffer, n int) kernels.HeadRows {
-	r := kernels.DenseHeads(b, h.heads, n, h.size)
+	r := denseHeads(b, h.heads, n, h.size)
 	if h.between {
 		r.Head, r.Row = h.size, h.heads*h.size
 	}
@@ -178,7 +178,7 @@ func attentions(k Kernels, n int) error {
 		}
 		for _, size := range sizes {
 			x, lse := device(d, 1<<40, n*size), device(statistics, 1<<41, n)
-			rows := kernels.DenseHeads(x, 1, n, size)
+			rows := denseHeads(x, 1, n, size)
 			a := kernels.Attention{Batch: 1, Heads: 1, Queries: n, Keys: n, Size: size, Scale: 1, Q: rows, K: rows, V: rows, Y: rows, LSE: lse}
 			errs = append(errs, k.Attention(a), k.AttentionGrad(kernels.AttentionGrad{Attention: a, DY: rows, DQ: rows, DK: rows, DV: rows, Sums: lse}))
 		}
@@ -188,9 +188,14 @@ func attentions(k Kernels, n int) error {
 
 func TestHeadsTooLarge(t *testing.T) {
 	x := device(backend.F32, 1<<40, 257)
-	rows := kernels.DenseHeads(x, 1, 1, 257)
+	rows := denseHeads(x, 1, 1, 257)
 	a := kernels.Attention{Batch: 1, Heads: 1, Queries: 1, Keys: 1, Size: 257, Scale: 1, Q: rows, K: rows, V: rows, Y: rows, LSE: x.Slice(0, 1)}
 	if err := New(newValidator(t)).Attention(a); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("a head of 257 elements: %v", err)
 	}
+}
+
+// denseHeads are rows in row-major order of [batch, heads, n, size].
+func denseHeads(b backend.Buffer, heads, n, size int) kernels.HeadRows {
+	return kernels.HeadRows{Buffer: b, Batch: heads * n * size, Head: n * size, Row: size}
 }

@@ -268,50 +268,26 @@ template <int N, class T> DEVICE void load_any(T (&x)[N], const T *p) {
 	__builtin_memcpy(x, y, sizeof y);
 }
 
-// Those who divide work among them: all threads of a grid, or of a block.
-struct OfGrid {
-	static DEVICE u64 thread() { return thread_index(); }
-	static DEVICE u64 threads() { return thread_count(); }
-};
-struct OfBlock {
-	static DEVICE u64 thread() { return thread_x(); }
-	static DEVICE u64 threads() { return threads_x(); }
-};
-
 // each_between does to(dst[i], src[i]) for all of n elements, of two types. Vectors are
-// 16 bytes of the smaller type, and aligned in dst, wherever they are in src. Each thread
-// reads K of them before it writes any.
-template <class By = OfGrid, u32 K = 1, class To, class From, class Convert>
-DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
+// 16 bytes of the smaller type, and aligned in dst, wherever they are in src.
+template <class To, class From, class Convert> DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
 	constexpr u32 N = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
 	u64 head = least(n, (-ADDRESS(dst) & 15) / sizeof(To)), vectors = (n - head) / N;
 	bool together = aligned(ADDRESS(src + head), 16);
-	for (u64 start = By::thread(); start < vectors; start += K * By::threads()) {
-		From x[K][N];
+	for (u64 i = thread_index(); i < vectors; i += thread_count()) {
+		From x[N];
+		To y[N];
+		if (together)
+			load(x, src + head + i * N);
+		else
+			load_any(x, src + head + i * N);
 #pragma unroll
-		for (u32 j = 0; j < K; j++) {
-			u64 i = start + j * By::threads();
-			if (j > 0 && i >= vectors)
-				continue;
-			if (together)
-				load(x[j], src + head + i * N);
-			else
-				load_any(x[j], src + head + i * N);
-		}
-#pragma unroll
-		for (u32 j = 0; j < K; j++) {
-			u64 i = start + j * By::threads();
-			if (j > 0 && i >= vectors)
-				continue;
-			To y[N];
-#pragma unroll
-			for (u32 k = 0; k < N; k++)
-				to(y[k], x[j][k]);
-			store(dst + head + i * N, y);
-		}
+		for (u32 k = 0; k < N; k++)
+			to(y[k], x[k]);
+		store(dst + head + i * N, y);
 	}
-	for (u64 i = By::thread(); i < head; i += By::threads())
+	for (u64 i = thread_index(); i < head; i += thread_count())
 		to(dst[i], src[i]);
-	for (u64 i = head + vectors * N + By::thread(); i < n; i += By::threads())
+	for (u64 i = head + vectors * N + thread_index(); i < n; i += thread_count())
 		to(dst[i], src[i]);
 }

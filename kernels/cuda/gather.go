@@ -68,35 +68,6 @@ func (k Kernels) halves(dst, src backend.Buffer, a axes) error {
 		k.Gather(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()), rest.dims[:a.n], a.strides[:a.n]))
 }
 
-// Permute permutes the axes of src, which has the shape dims and is contiguous:
-// axis i of dst is axis perm[i] of src.
-func (k Kernels) Permute(dst, src backend.Buffer, dims, perm []int) error {
-	if len(perm) != len(dims) || !isPermutation(perm) {
-		return fmt.Errorf("%w: permute: %v is not a permutation of %d axes", backend.ErrArgument, perm, len(dims))
-	}
-	strides := make([]int, len(dims))
-	stride := 1
-	for i := len(dims) - 1; i >= 0; i-- {
-		strides[i] = stride
-		stride *= dims[i]
-	}
-	toDims, toStrides := make([]int, len(dims)), make([]int, len(dims))
-	for i, p := range perm {
-		toDims[i], toStrides[i] = dims[p], strides[p]
-	}
-	return k.Gather(dst, src, toDims, toStrides)
-}
-
-func isPermutation(perm []int) bool {
-	sorted := slices.Sorted(slices.Values(perm))
-	for i, p := range sorted {
-		if p != i {
-			return false
-		}
-	}
-	return true
-}
-
 func checkGather(dst, src backend.Buffer, dims, strides []int) error {
 	if len(dims) != len(strides) {
 		return fmt.Errorf("%w: gather of %d axes with %d strides", backend.ErrArgument, len(dims), len(strides))

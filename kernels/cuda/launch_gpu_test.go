@@ -81,7 +81,7 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 		run  func(*testing.T, machine)
 	}{
 		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast}, {"scale", testScale}, {"reduce", testReduce},
-		{"gather", testGather}, {"pack", testPack}, {"unary", testUnary}, {"binary", testBinary}, {"sum", testSum},
+		{"gather", testGather}, {"unary", testUnary}, {"binary", testBinary}, {"sum", testSum},
 		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite", testNotFinite},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, openGPU(t, 64<<20)) })

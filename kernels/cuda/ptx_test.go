@@ -354,9 +354,9 @@ func calls(k Kernels, n int) error {
 				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s), k.ScalarBinary(op, x, s, y)))
 			}
 		}
-		add(errors.Join(gathers(k, d, n), sums(k, d, n), packs(k, d, n), exchanges(k, d, n)))
+		add(errors.Join(gathers(k, d, n), sums(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n), roundings(k, n), halvings(k, n), products(k, n), windows(k, n), indexed(k, n), convolutions(k, n), attentions(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n), products(k, n), windows(k, n), indexed(k, n), convolutions(k, n), attentions(k, n)))
 	return errors.Join(errs...)
 }
 
@@ -367,12 +367,12 @@ func gathers(k Kernels, d backend.DType, n int) error {
 	x, y = x.Slice(0, n*n), y.Slice(0, n*n)
 	wide := func(b backend.Buffer) backend.Buffer { return device(d, b.Addr(), n*n*16) }
 	return errors.Join(
-		k.Permute(x, y, []int{n, n}, []int{1, 0}),
-		k.Permute(x3, y3, []int{n, 3}, []int{1, 0}),
-		k.Permute(x3, y3, []int{3, n}, []int{1, 0}),
-		k.Permute(x4, y4, []int{4, n}, []int{1, 0}),
-		k.Permute(wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
-		k.Permute(wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
+		permute(k, x, y, []int{n, n}, []int{1, 0}),
+		permute(k, x3, y3, []int{n, 3}, []int{1, 0}),
+		permute(k, x3, y3, []int{3, n}, []int{1, 0}),
+		permute(k, x4, y4, []int{4, n}, []int{1, 0}),
+		permute(k, wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
+		permute(k, wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
 		k.Gather(x, y, []int{n, n}, []int{1, 0}),
 		k.Gather(x, y, []int{n, n}, []int{0, 1}),
 	)
@@ -389,15 +389,6 @@ func sums(k Kernels, d backend.DType, n int) error {
 		errs = append(errs, k.Sum(device(d, 1<<40, outer*inner), device(d, 1<<41, outer*shape[1]*inner), outer, shape[1], inner, scratch))
 	}
 	return errors.Join(errs...)
-}
-
-func packs(k Kernels, d backend.DType, n int) error {
-	t, err := NewTable([]backend.Buffer{device(d, 1<<40, n), {}, device(d, 1<<41, n)}, []int{0, 5, n * d.Size()})
-	if err != nil {
-		return err
-	}
-	flat, table := device(d, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
-	return errors.Join(k.Pack(flat, t, table), k.Unpack(t, table, flat))
 }
 
 // products makes products of every type, in large tiles and in small ones.
@@ -446,23 +437,10 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(texts) != len(embedded) || texts["sum"] != test.sum || texts["sparse"] != test.sparse || texts["pack"] != embedded["pack"] {
+		if len(texts) != len(embedded) || texts["sum"] != test.sum || texts["sparse"] != test.sparse || texts["move"] != embedded["move"] {
 			t.Errorf("%d families, embedded %d: sum %q, sparse %q", len(texts), len(embedded), texts["sum"], texts["sparse"])
 		}
 	}
-}
-
-// roundings makes every call of Pack that rounds n elements.
-func roundings(k Kernels, n int) error {
-	var errs []error
-	for _, from := range wides {
-		for _, to := range halves {
-			t, err := NewRoundingTable(from, to, []backend.Buffer{device(from, 1<<40, n), {}, device(from, 1<<41, n)}, []int{0, 5, 2 * n})
-			flat, table := device(to, 1<<42, 2*n), device(backend.U8, 1<<43, len(t.Words())*8)
-			errs = append(errs, err, k.Pack(flat, t, table))
-		}
-	}
-	return errors.Join(errs...)
 }
 
 func TestEveryCallFitsThePTX(t *testing.T) {
@@ -481,7 +459,7 @@ func TestEveryCallFitsThePTX(t *testing.T) {
 	for _, d := range backend.DTypes() {
 		for _, width := range []int{1, 2, 3, 4, 8, 16} {
 			n := 24 * width
-			if err := New(v).Permute(device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width}, []int{1, 0, 2}); err != nil {
+			if err := permute(New(v), device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width}, []int{1, 0, 2}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -569,7 +547,7 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		for _, d := range c.dims {
 			n *= d
 		}
-		err := k.Permute(device(c.d, 1<<40, n), device(c.d, 1<<41, n), c.dims, c.perm)
+		err := permute(k, device(c.d, 1<<40, n), device(c.d, 1<<41, n), c.dims, c.perm)
 		if err != nil || v.last.Entry.String() != c.want {
 			t.Errorf("%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry, c.want, err)
 		}
@@ -594,7 +572,7 @@ func TestTranspositionsPassStrides(t *testing.T) {
 			n *= d
 		}
 		var l calling
-		if err := New(&l).Permute(device(backend.BF16, 1<<40, n), device(backend.BF16, 1<<41, n), c.dims, c.perm); err != nil || len(l) != 1 {
+		if err := permute(New(&l), device(backend.BF16, 1<<40, n), device(backend.BF16, 1<<41, n), c.dims, c.perm); err != nil || len(l) != 1 {
 			t.Fatalf("%v by %v: %d calls, %v", c.dims, c.perm, len(l), err)
 		}
 		if got := l[0].Params()[2:][:len(c.want)]; !slices.Equal(got, c.want) {
@@ -679,7 +657,7 @@ func TestTilesAtBoundaries(t *testing.T) {
 		{backend.U8, 272, 144, 4},
 	} {
 		x, y := device(c.d, 1<<40, 3*c.m*c.n), device(c.d, 1<<41, 3*c.m*c.n)
-		err := k.Permute(x, y, []int{3, c.n, c.m}, []int{0, 2, 1})
+		err := permute(k, x, y, []int{3, c.n, c.m}, []int{0, 2, 1})
 		if err != nil || v.last.Grid != (Size{uint32(3 * c.want), 1}) {
 			t.Errorf("%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n, c.m, v.last.Entry, v.last.Grid, c.want, err)
 		}
@@ -691,19 +669,6 @@ func TestArgumentsAreChecked(t *testing.T) {
 	x, y, short := device(backend.F32, 1<<40, 4), device(backend.F32, 1<<41, 4), device(backend.F32, 1<<42, 3)
 	integer, host := device(backend.I32, 1<<40, 4), backend.Of(make([]float32, 4))
 	half := device(backend.F16, 1<<40, 4)
-	table, err := NewTable([]backend.Buffer{x}, []int{8})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, negative := NewTable([]backend.Buffer{x}, []int{-8})
-	_, missing := NewTable([]backend.Buffer{x}, nil)
-	_, onHost := NewTable([]backend.Buffer{host}, []int{0})
-	rounding, err := NewRoundingTable(backend.F32, backend.BF16, []backend.Buffer{x}, []int{0})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, widening := NewRoundingTable(backend.BF16, backend.F32, []backend.Buffer{half}, []int{0})
-	_, other := NewRoundingTable(backend.F64, backend.F16, []backend.Buffer{x}, []int{0})
 	for name, err := range map[string]error{
 		"host memory":       k.Copy(x, host),
 		"zero host":         k.Zero(host),
@@ -721,21 +686,9 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"gather negative":   k.Gather(x, y, []int{4}, []int{-1}),
 		"gather dtype":      k.Gather(x, integer, []int{4}, []int{1}),
 		"gather host":       k.Gather(x, host, []int{4}, []int{1}),
-		"permute twice":     k.Permute(x, y, []int{2, 2}, []int{0, 0}),
-		"permute axes":      k.Permute(x, y, []int{4}, []int{0, 1}),
 		"sum shape":         k.Sum(x, y, 2, 2, 1, backend.Buffer{}),
 		"sum negative":      k.Sum(x, y, -1, -4, 1, backend.Buffer{}),
 		"sum without place": k.Sum(x.Slice(0, 1), device(backend.F32, 1<<41, 1<<20), 1, 1<<20, 1, y),
-		"pack short":        k.Pack(x, table, device(backend.U8, 1<<43, 1<<10)),
-		"pack table":        k.Pack(device(backend.F32, 1<<42, 8), table, device(backend.U8, 1<<43, 8)),
-		"pack host":         k.Pack(host, table, device(backend.U8, 1<<43, 1<<10)),
-		"pack rounded":      k.Pack(half.Slice(0, 3), rounding, device(backend.U8, 1<<43, 1<<10)),
-		"unpack rounded":    k.Unpack(rounding, device(backend.U8, 1<<43, 1<<10), x),
-		"table widening":    widening,
-		"table of others":   other,
-		"table negative":    negative,
-		"table offsets":     missing,
-		"table host":        onHost,
 	} {
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -750,7 +703,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"pow of integers": k.Binary(backend.Pow, integer, integer, integer),
 		"unknown op":      k.Unary(0, x, y),
 		"many sources":    k.Reduce(backend.Sum, x, many...),
-		"seven axes":      k.Permute(big, device(backend.F32, 1<<41, 1<<7), seven, []int{6, 5, 4, 3, 2, 1, 0}),
+		"seven axes":      permute(k, big, device(backend.F32, 1<<41, 1<<7), seven, []int{6, 5, 4, 3, 2, 1, 0}),
 		"sum of halves":   k.Sum(half.Slice(0, 1), half, 1, 4, 1, backend.Buffer{}),
 	} {
 		if !errors.Is(err, backend.ErrUnsupported) {

@@ -199,7 +199,6 @@ func suite(t *testing.T, m machine) {
 	t.Run("scale", func(t *testing.T) { testScale(t, m) })
 	t.Run("reduce", func(t *testing.T) { testReduce(t, m) })
 	t.Run("gather", func(t *testing.T) { testGather(t, m) })
-	t.Run("pack", func(t *testing.T) { testPack(t, m) })
 	t.Run("unary", func(t *testing.T) { testUnary(t, m) })
 	t.Run("binary", func(t *testing.T) { testBinary(t, m) })
 	t.Run("sum", func(t *testing.T) { testSum(t, m) })
@@ -442,7 +441,7 @@ func testGather(t *testing.T, m machine) {
 				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
 				name := fmt.Sprintf("permute of %v %v by %v + %v", c.dims, d, c.perm, offset)
 				dims, strides := permuted(c.dims, c.perm)
-				b.run(name, dst, func() error { return b.device.Permute(dst.device, src.device, c.dims, c.perm) },
+				b.run(name, dst, func() error { return b.device.Gather(dst.device, src.device, dims, strides) },
 					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
 			}
 		}
@@ -471,6 +470,14 @@ func testGather(t *testing.T, m machine) {
 	}
 }
 
+// permute gathers a permutation of the axes of src.
+func permute(k Kernels, dst, src backend.Buffer, dims, perm []int) error {
+	toDims, toStrides := permuted(dims, perm)
+	return k.Gather(dst, src, toDims, toStrides)
+}
+
+// permuted returns the shape of a tensor whose axis i is axis perm[i] of one in row-major order,
+// and where its elements are there.
 func permuted(dims, perm []int) (toDims, toStrides []int) {
 	strides := make([]int, len(dims))
 	stride := 1
@@ -501,111 +508,6 @@ func gatherLoop(dst, src backend.Buffer, dims, strides []int) error {
 		}
 	}
 	return nil
-}
-
-func testPack(t *testing.T, m machine) {
-	b := newBench(t, m, 8)
-	b.pack([]int{1, 1000, 0, 7, packPiece/4 - 1, packPiece / 4, packPiece/4 + 1, 40000, 3, 0})
-	// As many buffers as a block has threads, and more: the search takes another step.
-	for _, n := range []int{1, 2, packThreads - 1, packThreads, packThreads + 1, 3*packThreads + 5} {
-		sizes := make([]int, n)
-		for i := range sizes {
-			sizes[i] = 1 + i*37%90
-		}
-		sizes[n/2] = 3 * packPiece / 4
-		b.reset(uint64(n))
-		b.pack(sizes)
-	}
-	for _, from := range wides {
-		for _, to := range halves {
-			whole := packPiece / from.Size()
-			for start := range 8 { // elements after a multiple of 16 bytes
-				b.reset(uint64(start))
-				b.packRounded(from, to, start, []int{1, 1000, 0, 7, whole - 1, whole, whole + 1, 5*whole + 3, 3, 0})
-			}
-			b.reset(0)
-			b.packRounded(from, to, 0, []int{1 << 16})
-			b.packRounded(from, to, 0, []int{0, 0})
-		}
-	}
-}
-
-// packRounded packs floats of so many elements as 16-bit ones, at any alignment; those of
-// 1<<16 elements hold the bits that decide a rounding.
-func (b *bench) packRounded(from, to backend.DType, start int, sizes []int) {
-	b.t.Helper()
-	var buffers []operand
-	var onDevice []backend.Buffer
-	var offsets []int
-	end := 2 * start
-	for i, n := range sizes {
-		o := b.alloc(from, n, i%3)
-		if n == 1<<16 {
-			everyHalf(o.host)
-		}
-		buffers, onDevice = append(buffers, o), append(onDevice, o.device)
-		end += 2 * (i % 5)
-		offsets = append(offsets, end)
-		end += n * to.Size()
-	}
-	flat := b.alloc(to, end/2+12, 0)
-	table, err := NewRoundingTable(from, to, onDevice, offsets)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	words := b.alloc(backend.I64, len(table.Words()), 0)
-	for i, w := range table.Words() {
-		backend.View[int64](words.host)[i] = int64(w)
-	}
-	name := fmt.Sprintf("pack of %d buffers of %v as %v + %d", len(sizes), from, to, start)
-	b.run(name, flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
-		for i, o := range buffers {
-			lo := offsets[i] / 2
-			if err := b.host.Cast(flat.host.Slice(lo, lo+o.host.Len()), o.host); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// pack packs and unpacks buffers of so many elements, at any alignment.
-func (b *bench) pack(sizes []int) {
-	b.t.Helper()
-	var buffers []operand
-	var onDevice []backend.Buffer
-	var offsets []int
-	end := 0
-	for i, n := range sizes {
-		o := b.alloc(backend.F32, n, i%3)
-		buffers, onDevice = append(buffers, o), append(onDevice, o.device)
-		end += 4 * (i % 5)
-		offsets = append(offsets, end)
-		end += o.host.NBytes()
-	}
-	flat := b.alloc(backend.U8, end+12, 4)
-	table, err := NewTable(onDevice, offsets)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	words := b.alloc(backend.I64, len(table.Words()), 0)
-	for i, w := range table.Words() {
-		backend.View[int64](words.host)[i] = int64(w)
-	}
-	name := fmt.Sprintf("pack of %d buffers", len(sizes))
-	b.run(name, flat, func() error { return b.device.Pack(flat.device, table, words.device) }, func() error {
-		for i, o := range buffers {
-			copy(flat.host.Bytes()[offsets[i]:], o.host.Bytes())
-		}
-		return nil
-	})
-	b.randomise(flat.host)
-	b.run("un"+name, operand{}, func() error { return b.device.Unpack(table, words.device, flat.device) }, func() error {
-		for i, o := range buffers {
-			copy(o.host.Bytes(), flat.host.Bytes()[offsets[i]:])
-		}
-		return nil
-	})
 }
 
 type number interface {

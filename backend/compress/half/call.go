@@ -12,8 +12,8 @@ type call struct {
 	c        *Communicator
 	what     backend.Collective
 	count    int
-	dst, src backend.Buffer // src is in 16 bits if it is rounded already
-	text     string         // for errors
+	dst, src backend.Buffer
+	text     string // for errors
 }
 
 // innerError is one of inner, of what it was asked for.
@@ -63,9 +63,6 @@ func (k *call) run(q backend.Queue) (*work, error) {
 
 // rounded returns the operand in 16 bits, to be reduced in place.
 func (k *call) rounded(q backend.Queue) (backend.Buffer, error) {
-	if k.src.DType() == k.c.half {
-		return k.src, nil
-	}
 	half, err := k.c.room(q, k.src.Len())
 	if err != nil {
 		return half, err

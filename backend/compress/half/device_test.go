@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -27,8 +26,7 @@ func at(t testing.TB, k testenv.Kind, P int, half backend.DType, f func(c *Commu
 
 // Sums of small integers are exact among two ranks.
 func TestIntegersAreExactOnDevices(t *testing.T) {
-	list := slices.DeleteFunc(testenv.OnDevices(), func(k testenv.Kind) bool { return !k.OnDevice() })
-	testenv.Each(t, list, func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for _, half := range halves {
 			at(t, k, 2, half, func(c *Communicator) error {
 				for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter} {
@@ -91,8 +89,7 @@ func integers(c *Communicator, kind backend.Kind, op backend.ReduceOp, n int) er
 
 // A call in a graph travels as 16 bits in each replay, also between eager calls.
 func TestGraphsTravelAsHalf(t *testing.T) {
-	list := slices.DeleteFunc(testenv.OnDevices(), func(k testenv.Kind) bool { return !k.OnDevice() })
-	testenv.Each(t, list, func(t *testing.T, k testenv.Kind) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		at(t, k, 2, backend.BF16, func(c *Communicator) error {
 			q, ok := c.Device().Default().(backend.GraphQueue)
 			if !ok {

@@ -46,11 +46,6 @@
 // scales a sum (CastScale). It takes as much memory as the largest operand in 16 bits.
 // Nothing stops the host.
 //
-// A caller that copies tensors into the operand anyway, as package autograd does with
-// buckets of gradients, can cast in that copy and give the operand in 16 bits
-// ([backend.Capabilities].StartRounded). Each element of f32 then costs 12 bytes of memory
-// traffic besides the collective, where a copy, a cast and a cast back cost 20.
-//
 // A call is not cut into parts whose casts could run beside collectives: that loses more than
 // it gains (128 MiB on two H200: 366 us whole, 421 in two parts). Among processes of one host, 16 bits
 // are slower than 32: a call moves memory there, and casts take the processors.

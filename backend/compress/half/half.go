@@ -142,7 +142,7 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 // Capabilities implements [backend.Communicator].
 func (c *Communicator) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()
-	caps.Transport, caps.Rounded, caps.StartRounded = c.travels, c.Rounded, c.StartRounded
+	caps.Transport = c.travels
 	caps.Tree = nil
 	return caps
 }
@@ -153,43 +153,6 @@ func (c *Communicator) travels(what backend.Collective, d backend.DType, count i
 		return c.half
 	}
 	return c.transport(what, d, count)
-}
-
-// Rounded is that of Capabilities: what travels as 16 bits can be given as 16 bits, except in
-// calls that inner rounds itself.
-func (c *Communicator) Rounded(what backend.Collective, d backend.DType, count int) backend.DType {
-	if c.Size() == 1 || !shrinks(what, d) || c.halves(what, d, count) {
-		return 0
-	}
-	return c.half
-}
-
-// StartRounded is that of Capabilities.
-func (c *Communicator) StartRounded(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
-	count, err := c.checkRounded(what, dst, src)
-	if err != nil {
-		return nil, backend.Refuse(c, err)
-	}
-	if q == nil {
-		q = c.Device().Default()
-	}
-	return c.calls.Start(q, true, func() (backend.Work, error) { return c.start(q, what, count, dst, src) })
-}
-
-// checkRounded is Check for a call whose operand is rounded.
-func (c *Communicator) checkRounded(what backend.Collective, dst, src backend.Buffer) (count int, err error) {
-	if c.Size() == 1 || !shrinks(what, dst.DType()) || src.DType() != c.half {
-		return 0, fmt.Errorf("%w: %v of %v into %v: what is rounded is what Rounded says", backend.ErrArgument, what, src.DType(), dst.DType())
-	}
-	if overlap(dst, src) {
-		return 0, fmt.Errorf("%w: %v: the rounded operand overlaps the destination", backend.ErrArgument, what)
-	}
-	return what.Check(c.Rank(), c.Size(), dst.As(c.half).Slice(0, dst.Len()), src)
-}
-
-// overlap reports whether two buffers have memory in common.
-func overlap(a, b backend.Buffer) bool {
-	return a.Len() > 0 && b.Len() > 0 && a.Addr() < b.Addr()+uintptr(b.NBytes()) && b.Addr() < a.Addr()+uintptr(a.NBytes())
 }
 
 // pass starts a call that travels as it is.
@@ -216,8 +179,8 @@ func (c *Communicator) halves(what backend.Collective, d backend.DType, count in
 	return what.Kind == backend.AllReduce && d == backend.F32 && c.transport(allowHalf(what, c.half), d, count) == c.half
 }
 
-// start starts a call that travels as 16 bits: inner casts on the way, or cast (unless the
-// operand is rounded already), average, cast back.
+// start starts a call that travels as 16 bits: inner casts on the way, or cast, average, cast
+// back.
 func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -18,9 +18,7 @@ import (
 )
 
 // kinds are the places of the tests: on the host, on guarded memory, on GPUs.
-func kinds() []testenv.Kind {
-	return slices.DeleteFunc(testenv.Kinds(), func(k testenv.Kind) bool { return k == testenv.Staged || k == testenv.GPUsStaged })
-}
+func kinds() []testenv.Kind { return append([]testenv.Kind{testenv.Hosts}, testenv.OnDevices()...) }
 
 // everywhere is group, in every place.
 func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
@@ -300,7 +298,7 @@ func TestDevicesGiveTheBitsOfTheHost(t *testing.T) {
 				})
 			}
 			compare(t, testenv.Hosts)
-			list := kinds()[1:]
+			list := testenv.OnDevices()
 			if test.ordered {
 				list = slices.DeleteFunc(list, testenv.Kind.OnGPU)
 			}

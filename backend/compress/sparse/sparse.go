@@ -267,13 +267,19 @@ func operandOf(state int, x backend.Buffer) operand {
 }
 
 // Sent returns what this rank has sent in the last call with a state of [Communicator.NewState] and
-// an operand like x, where it belongs, and zeros elsewhere: s of the package comment. It is written
-// in the order of the call's queue and lives until Close; the next call writes over it. It is empty
-// before the first call.
+// an operand of the dtype and length of x, where it belongs, and zeros elsewhere: s of the package
+// comment. It is where that operand was, on the host or the device. It is written in the order of
+// the call's queue and lives until Close; the next call writes over it. It is empty before the
+// first call.
 func (c *Communicator) Sent(state int, x backend.Buffer) backend.Buffer {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.sent[operandOf(state, x)]
+	of := operandOf(state, x)
+	if sent, ok := c.sent[of]; ok {
+		return sent
+	}
+	of.device = !of.device
+	return c.sent[of]
 }
 
 // Explain says how the last call with a state was sent, and why: the bytes that a rank

@@ -13,7 +13,6 @@
 #include "../ll128.cu"
 #include "../mesh.cu"
 #include "../move.cu"
-#include "../pack.cu"
 #include "../reduce.cu"
 #include "../rows.cu"
 #include "../scale.cu"
