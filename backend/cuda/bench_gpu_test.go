@@ -10,6 +10,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // BenchmarkGPUBandwidth reports the bytes read and written per second, and their share
@@ -87,8 +88,19 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			for _, axis := range perm {
 				toDims, toStrides = append(toDims, dims[axis]), append(toStrides, strides[axis])
 			}
-			measure(fmt.Sprintf("%s/%v", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
-				return a.Gather(y.As(t).Slice(0, count), x.As(t).Slice(0, count), toDims, toStrides)
+			measure(fmt.Sprintf("%s/%v/gather", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
+				return a.CopyStrided(y.As(t).Slice(0, count), x.As(t).Slice(0, count), toDims, toStrides)
+			})
+			p, to := &fuse.Program{Shape: toDims}, make([]int, len(toDims))
+			for i, n := len(toDims)-1, 1; i >= 0; i-- {
+				to[i] = n
+				n *= toDims[i]
+			}
+			p.Store(p.Load(t, toStrides...), t, to...)
+			loop, err := q.Fuse(p)
+			ok(b, err)
+			measure(fmt.Sprintf("%s/%v/fused", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
+				return loop.Run([]backend.Buffer{y.As(t).Slice(0, count)}, []backend.Buffer{x.As(t).Slice(0, count)}, backend.Buffer{})
 			})
 		}
 		permute("transpose", []int{n / 1024, 1024}, []int{1, 0})
