@@ -1,4 +1,4 @@
-package euryale_test
+package repolint_test
 
 import (
 	"fmt"
