@@ -63,7 +63,7 @@ arm64:
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|size|soak|proctest|testenv|tuning|mutate)
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/conventions|proctest|testenv|tuning)
 VALUES := ReferencePasses|SimulationOfEachMessage|TuneMeasures|KeepTheContract/two-shot|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8|OfTwoMachines$$
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
@@ -100,11 +100,11 @@ manifests:
 
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:
-	@$(GO) run ./internal/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
+	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:
-	@$(GO) run ./vm/stocktests
+	@$(GO) run ./internal/tools/stocktests
 
 # Time all-reduces among two and four processes, and the kernels.
 bench:
@@ -118,7 +118,7 @@ bench-blas:
 
 # Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
 size:
-	@$(GO) test -json ./... | $(GO) run ./internal/size
+	@$(GO) test -json ./... | $(GO) run ./internal/tools/size
 
 # Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it is set.
 mpi:

@@ -33,7 +33,7 @@ func TestPageHasTheReasons(t *testing.T) {
 	}
 	for _, why := range reasons {
 		if !strings.Contains(string(text), "| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {
-			t.Errorf("%s is not in the page: run go run ./vm/stocktests -w", why.test)
+			t.Errorf("%s is not in the page: run go run ./internal/tools/stocktests -w", why.test)
 		}
 	}
 }

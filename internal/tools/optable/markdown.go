@@ -10,7 +10,7 @@ import (
 // head is the text above the tables.
 const head = `# Operations of Gorgonia
 
-This page is the output of ` + "`go run ./vm/optable`" + `; a test compares them. A line of a table is about one operation, and about several
+This page is the output of ` + "`go run ./internal/tools/optable`" + `; a test compares them. A line of a table is about one operation, and about several
 graphs with it: other shapes, axes of length 1, four axes, and operands that are computed and read twice. Each graph of Gorgonia
 v0.9.18 is built in float64 and float32.
 
@@ -61,7 +61,7 @@ func output(said []verdict) string {
 		}
 		said = said[len(s.rows):]
 	}
-	fmt.Fprintf(&b, "\n## Gorgonia's own tests\n\n`go run ./vm/stocktests` runs Gorgonia's tests with a hook. %s", ownTests)
+	fmt.Fprintf(&b, "\n## Gorgonia's own tests\n\n`go run ./internal/tools/stocktests` runs Gorgonia's tests with a hook. %s", ownTests)
 	return fmt.Sprintf("%s%d of %d graphs are right in all columns, %d in package vm.\n%s", head, good, total, here, b.String())
 }
 

@@ -47,7 +47,7 @@ var judged = sync.OnceValues(verdicts)
 
 // docs/ops.md is what the command prints.
 func TestPageIsTheOutput(t *testing.T) {
-	committed, err := os.ReadFile(filepath.Join(folder, "../..", page))
+	committed, err := os.ReadFile(filepath.Join(folder, "../../..", page))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,12 +62,12 @@ func TestPageIsTheOutput(t *testing.T) {
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {
-			t.Fatalf("line %d of %s is out of date: run `go run ./vm/optable -w` in the root of the module and read what changed\ngot  %s\nwant %s",
+			t.Fatalf("line %d of %s is out of date: run `go run ./internal/tools/optable -w` in the root of the module and read what changed\ngot  %s\nwant %s",
 				i+1, page, line, strings.Join(want[min(i, len(want)):min(i+1, len(want))], ""))
 		}
 	}
 	if len(strings.Split(got, "\n")) != len(want) {
-		t.Fatalf("%s has more lines than the output: run `go run ./vm/optable -w` in the root of the module", page)
+		t.Fatalf("%s has more lines than the output: run `go run ./internal/tools/optable -w` in the root of the module", page)
 	}
 }
 

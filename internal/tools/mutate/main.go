@@ -1,6 +1,6 @@
 // Command mutate breaks lines of the module, one at a time, and says which test notices:
 //
-//	go run ./internal/mutate [-full] [-race] [host gpu group sparse rendezvous nonfinite]
+//	go run ./internal/tools/mutate [-full] [-race] [host gpu group sparse rendezvous nonfinite]
 //
 // The lines are listed in mutations.go. The files stay as they are: the go command is told to
 // compile others in their place. Each mutation runs the tests of its packages as `make test`

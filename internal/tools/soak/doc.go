@@ -1,7 +1,7 @@
 // Command soak runs random jobs, most of them with a random failure, for a given time, and
 // reports the jobs that did not end as they should:
 //
-//	make soak MINUTES=5 SEED=1        # go run ./internal/soak -minutes 5 -seed 1
+//	make soak MINUTES=5 SEED=1        # go run ./internal/tools/soak -minutes 5 -seed 1
 //	make soak SEED=1 JOB=17           # job 17 of this seed again, with its output
 //
 // The last lines are the number of jobs of each kind, which is how they are started, and of each

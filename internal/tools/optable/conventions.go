@@ -7,9 +7,9 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/internal/testing/conventions"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
-	"github.com/euryale-ml/euryale/vm/internal/conventions"
 )
 
 // conventionsHead is the text above the table of conventions, after the number of cases and the
@@ -19,7 +19,7 @@ const conventionsHead = `
 
 Each row runs an operation on NaN, infinities, the largest and the least numbers, zeros of both signs
 and equal numbers, in float64 and float32, and compares results and gradients with those of PyTorch
-%s: %d cases, which are recorded in ` + "`vm/internal/conventions`" + `. **vm** is package vm, on the host
+%s: %d cases, which are recorded in ` + "`internal/testing/conventions`" + `. **vm** is package vm, on the host
 and on a GPU, and **tape machine** Gorgonia's; a test holds all of them to this table. Operations with
 ` + "`nn.`" + ` are of package ops/nn. Where a result of PyTorch is NaN, vm's is NaN, unless the table says
 otherwise.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -39,6 +40,34 @@ func TestGeneratedAndInternalFilesAreKnown(t *testing.T) {
 		if importable(name) != want {
 			t.Errorf("%s is importable: %v", name, !want)
 		}
+	}
+}
+
+func TestPackagesThatOnlyTestsReachAreTests(t *testing.T) {
+	const imports = "\nimport _ \"" + module
+	files := []file{
+		{"cmd/run/main.go", []byte("package main" + imports + "\"")},
+		{"run.go", []byte("package euryale" + imports + "/deep\"")},
+		{"deep/a.go", []byte("package deep")},
+		{"deep/a_test.go", []byte("package deep" + imports + "/suite\"")},
+		{"suite/a.go", []byte("package suite" + imports + "/fake\"")},
+		{"fake/a.go", []byte("package fake" + imports + "/deep\"")},
+		{"internal/tools/soak/main.go", []byte("package main" + imports + "/suite\"")},
+		{"deep/emulator/a.cpp", nil},
+		{"deep/a.c", nil},
+	}
+	reached, err := product(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var test []string
+	for _, f := range files {
+		if f.isTest(reached) {
+			test = append(test, f.name)
+		}
+	}
+	if want := []string{"deep/a_test.go", "suite/a.go", "fake/a.go", "deep/emulator/a.cpp"}; !slices.Equal(test, want) {
+		t.Errorf("%q are for tests, want %q", test, want)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Command ab compares the speed of two versions of Euryale:
 //
-//	go run ./bench/ab --old DIR [--new DIR] [--rounds 5]
+//	go run ./internal/tools/ab --old DIR [--new DIR] [--rounds 5]
 //
 // DIR is a source tree, which is built, or a program that was built from one. The two
 // programs run `euryale bench` in turn: all collectives from 1 KiB to 64 MiB, among 2, 4 and 8

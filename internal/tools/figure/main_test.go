@@ -10,19 +10,19 @@ import (
 
 func TestCommittedFigureIsOfTheResults(t *testing.T) {
 	again := filepath.Join(t.TempDir(), "again.svg")
-	if err := run(again, filepath.Join("..", "results")); err != nil {
+	if err := run(again, filepath.Join("..", "..", "..", "bench", "results")); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(again)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := os.ReadFile(filepath.Join("..", "..", "docs", "allreduce.svg"))
+	want, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "allreduce.svg"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Error("docs/allreduce.svg is not what the results give: run go run ./bench/figure")
+		t.Error("docs/allreduce.svg is not what the results give: run go run ./internal/tools/figure")
 	}
 }
 

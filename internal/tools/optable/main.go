@@ -1,8 +1,8 @@
 // Command optable prints what every operation of Gorgonia computes: whether its value equals that of a
 // plain loop, and whether its gradient is the derivative of that loop. Its output is docs/ops.md.
 //
-//	go run ./vm/optable        print the table
-//	go run ./vm/optable -w     write it to docs/ops.md, from the root of the module
+//	go run ./internal/tools/optable        print the table
+//	go run ./internal/tools/optable -w     write it to docs/ops.md, from the root of the module
 //
 // Every row builds a small graph and runs it in float64 and float32. The gradient comes from
 // gorgonia.Grad in the tape machine, and from the lisp machine; both are compared with central

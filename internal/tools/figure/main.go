@@ -1,7 +1,7 @@
 // Command figure draws the time of an all-reduce against its size, as docs/allreduce.svg
 // shows it, from the JSON lines in bench/results:
 //
-//	go run ./bench/figure [-o docs/allreduce.svg]
+//	go run ./internal/tools/figure [-o docs/allreduce.svg]
 //
 // The upper panel has ranks as processes on a host, the lower one ranks with a GPU each.
 package main

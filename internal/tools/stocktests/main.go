@@ -1,7 +1,7 @@
 // Command stocktests runs Gorgonia's own tests through package vm:
 //
-//	go run ./vm/stocktests      print what differs
-//	go run ./vm/stocktests -w   write the table of docs/ops.md, too
+//	go run ./internal/tools/stocktests      print what differs
+//	go run ./internal/tools/stocktests -w   write the table of docs/ops.md, too
 //
 // It copies Gorgonia v0.9.18 from the module cache to a temporary folder and puts a hook into the
 // RunAll of the tape machine and of the lisp machine. Whenever a test or an example has run a
@@ -34,7 +34,7 @@ import (
 var hooks embed.FS
 
 // page is the table's file, of package optable, which puts it into docs/ops.md.
-const page = "vm/optable/stocktests.md"
+const page = "internal/tools/optable/stocktests.md"
 
 func main() {
 	write := flag.Bool("w", false, "write "+page)
