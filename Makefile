@@ -63,7 +63,7 @@ arm64:
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/conventions|proctest|testenv|tuning)
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ReferencePasses|SimulationOfEachMessage|TuneMeasures|KeepTheContract/two-shot|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8|OfTwoMachines$$
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep

@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 const (

@@ -53,8 +53,8 @@ var arrows = []arrow{
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/residence", "internal/stock", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
-	{"vm/internal/interpret", []string{"backend", "kernels/...", "vm/internal/ir"}}, // for tests
-	{"vm/internal/graphs", []string{"backend", "layers", "ops/..."}},                // for tests
+	{"vm/internal/interpret", []string{"backend", "kernels/...", "vm/internal/ir"}},
+	{"vm/internal/graphs", []string{"backend", "layers", "ops/..."}},
 	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "internal/workers", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
 	{"bench", []string{"backend"}},
@@ -70,11 +70,19 @@ var arrows = []arrow{
 	{"internal/tools/...", []string{"bench/..."}},
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/residence", []string{"backend"}},
-	{"internal/testing/conventions", []string{"ops/nn"}},        // for tests
-	{"internal/testranks", []string{"rendezvous"}},              // for tests
-	{"internal/nilargs", []string{"backend"}},                   // for tests
-	{"internal/testenv", []string{"backend/...", "rendezvous"}}, // for tests
+	{"internal/testing/testranks", []string{"rendezvous"}},
+	{"internal/testing/nilargs", []string{"backend"}},
+	{"internal/testing/testenv", []string{"backend/...", "rendezvous"}},
+	{"internal/testing/conventions", []string{"ops/nn"}},
+	{"internal/testing/fusetest", []string{"backend", "kernels", "kernels/fuse"}},
+	{"internal/testing/...", nil},
 	{"internal/...", []string{"internal/..."}},
+}
+
+// forTests are the packages that only tests, each other and the tools import.
+var forTests = []string{
+	"internal/testing/...", "backend/backendtest/...", "backend/fakedevice", "vm/internal/graphs",
+	"vm/internal/interpret",
 }
 
 // fence says which packages may import something from outside the module, and
@@ -134,6 +142,10 @@ func wrongArrow(pkg, file, imported string) string {
 	target := strings.TrimPrefix(strings.TrimPrefix(imported, module), "/")
 	if target == "" {
 		target = "."
+	}
+	tests := withinAny(pkg, forTests) || within(pkg, "internal/tools/...")
+	if withinAny(target, forTests) && !tests {
+		return fmt.Sprintf("%s imports %s, which is for tests only", file, imported)
 	}
 	for _, a := range arrows {
 		if !within(pkg, a.packages) {
@@ -261,6 +273,12 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"cmd/euryale/run.go", "github.com/alecthomas/kong", true},
 		{"cmd/euryale/run.go", gorgonia, false},
 		{"internal/tools/optable/main.go", gorgonia, true},
+		{"internal/group/hub.go", module + "/internal/shm", true},
+		{"internal/group/hub.go", module + "/internal/testing/testranks", false},
+		{"backend/host/comm.go", module + "/internal/testing/proctest", false},
+		{"backend/backendtest/suite.go", module + "/internal/testing/testranks", true},
+		{"cmd/euryale/run.go", module + "/backend/fakedevice", false},
+		{"internal/tools/soak/main.go", module + "/internal/testing/proctest", true},
 		{"internal/tools/ab/main.go", module + "/bench", true},
 		{"internal/tools/ab/main.go", module + "/backend", false},
 		{"ops/nn/softmax.go", module + "/vm", false},

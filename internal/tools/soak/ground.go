@@ -10,7 +10,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // ground is what a job needs besides its processes: machines, relays, strangers. It is a

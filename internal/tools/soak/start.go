@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 const (
