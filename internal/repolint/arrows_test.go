@@ -20,7 +20,8 @@ import (
 //
 //	examples, cmd -> vm -> autograd, ops -> backend -> rendezvous
 //	ops, autograd, leaves, wrappers -> backend, kernels; kernels -> backend
-//	euryale -> backend/*, rendezvous
+//	euryale -> internal/session -> backend/*, internal/group, observe, rendezvous
+//	internal/testing -> what it tests; nothing but tests and tools imports it
 
 const module = "github.com/euryale-ml/euryale"
 
@@ -61,7 +62,7 @@ var arrows = []arrow{
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels", "kernels/fuse"}},
 	{"bench/...", []string{"bench/..."}},
-	{".", []string{"backend/...", "internal/group", "observe", "rendezvous"}},
+	{".", []string{"backend/...", "internal/buildlock", "internal/session", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
@@ -69,6 +70,11 @@ var arrows = []arrow{
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
 	{"internal/tools/...", []string{"bench/..."}},
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
+	{"internal/session", []string{
+		"backend", "backend/fault", "backend/gpu", "backend/hierarchy", "backend/host",
+		"internal/group", "observe", "rendezvous",
+	}},
+	{"internal/buildlock", []string{"backend"}},
 	{"internal/residence", []string{"backend"}},
 	{"internal/testing/testranks", []string{"rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend"}},
@@ -79,7 +85,13 @@ var arrows = []arrow{
 	{"internal/...", []string{"internal/..."}},
 }
 
-// forTests are the packages that only tests, each other and the tools import.
+// reserved are packages that only some import, whatever the arrows say.
+var reserved = []struct{ packages, importers []string }{
+	{[]string{"internal/session", "internal/buildlock"}, []string{"."}},
+	{forTests, append([]string{"internal/tools/..."}, forTests...)},
+}
+
+// forTests are the packages that tests share.
 var forTests = []string{
 	"internal/testing/...", "backend/backendtest/...", "backend/fakedevice", "vm/internal/graphs",
 	"vm/internal/interpret",
@@ -143,9 +155,10 @@ func wrongArrow(pkg, file, imported string) string {
 	if target == "" {
 		target = "."
 	}
-	tests := withinAny(pkg, forTests) || within(pkg, "internal/tools/...")
-	if withinAny(target, forTests) && !tests {
-		return fmt.Sprintf("%s imports %s, which is for tests only", file, imported)
+	for _, r := range reserved {
+		if withinAny(target, r.packages) && !withinAny(pkg, r.importers) {
+			return fmt.Sprintf("%s imports %s, which is for %s only", file, imported, strings.Join(r.importers, ", "))
+		}
 	}
 	for _, a := range arrows {
 		if !within(pkg, a.packages) {
@@ -264,7 +277,13 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"autograd/bucket.go", module + "/ops", false},
 		{"autograd/bucket.go", module + "/backend", true},
 		{"autograd/bucket.go", module + "/examples/digits", false},
-		{"euryale.go", module + "/observe", true},
+		{"euryale.go", module + "/internal/session", true},
+		{"euryale.go", module + "/observe", false},
+		{"internal/session/session.go", module + "/observe", true},
+		{"internal/session/session.go", module + "/backend/tcp", false},
+		{"internal/buildlock/buildlock.go", module + "/backend", true},
+		{"internal/buildlock/buildlock.go", module + "/internal/session", false},
+		{"cmd/euryale/run.go", module + "/internal/session", false},
 		{"euryale.go", module + "/rendezvous", true},
 		{"euryale.go", module + "/ops", false},
 		{"euryale.go", gorgonia, false},

@@ -1,34 +1,34 @@
-package euryale
+package session
 
 import (
-	"context"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 	var out strings.Builder
-	err := Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error {
-		recorder, _ := backend.As[interface{ Recorder() *observe.Recorder }](comm)
-		w := &rendezvous.World{Rank: 3, Timeout: time.Minute}
-		say := sayLongWait(&out, w, recorder.Recorder())
-		x := backend.Of([]float32{1, 2, 3})
-		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
-			return err
-		}
-		say("ranks 0, 2", 20003*time.Millisecond)
-		say("rank 0", 20*time.Second)
-		return nil
-	})
+	worlds, err := rendezvous.Local(1, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
+	comm, err := Connect(t.Context(), worlds[0], []backend.Backend{host.New()}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer comm.Close()
+	say := sayLongWait(&out, &rendezvous.World{Rank: 3, Timeout: time.Minute}, comm.Recorder())
+	x := backend.Of([]float32{1, 2, 3})
+	if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+		t.Fatal(err)
+	}
+	say("ranks 0, 2", 20003*time.Millisecond)
+	say("rank 0", 20*time.Second)
 	got := out.String()
 	for _, want := range []string{
 		"euryale: rank 3 has waited 20s in allreduce(sum) of 3 f32 (call ", " on local-",

@@ -1,4 +1,4 @@
-package euryale
+package buildlock
 
 import (
 	"fmt"
@@ -10,25 +10,29 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// buildLock is the lock that the ranks of [Run] share. It knows which rank holds
+// Lock is the lock that the ranks of a job share. It knows which rank holds
 // it: a rank that waits in a collective call meanwhile waits for ever if
 // another one needs the lock to get to that call.
-type buildLock struct {
+type Lock struct {
 	timeout time.Duration
-	free    chan struct{}            // has a token while no rank holds the lock
-	holder  atomic.Pointer[rankLock] // nil while no rank does
-	taken   atomic.Uint64            // how often it was taken, to notice a change of the holder
+	free    chan struct{}        // has a token while no rank holds the lock
+	holder  atomic.Pointer[Rank] // nil while no rank does
+	taken   atomic.Uint64        // how often it was taken, to notice a change of the holder
 }
 
-func newBuildLock(timeout time.Duration) *buildLock {
-	l := &buildLock{timeout: timeout, free: make(chan struct{}, 1)}
+// New makes a lock; a rank that waits for it for longer than timeout ends the job.
+func New(timeout time.Duration) *Lock {
+	l := &Lock{timeout: timeout, free: make(chan struct{}, 1)}
 	l.free <- struct{}{}
 	return l
 }
 
-// rankLock is the lock as one rank has it.
-type rankLock struct {
-	build *buildLock
+// Rank returns the lock as rank r has it.
+func (l *Lock) Rank(r int) *Rank { return &Rank{build: l, rank: r} }
+
+// Rank is the lock as one rank has it.
+type Rank struct {
+	build *Lock
 	rank  int
 	comm  backend.Communicator
 	call  atomic.Pointer[waitingCall] // of this rank, begun with the lock, nil for none
@@ -37,7 +41,7 @@ type rankLock struct {
 	err error // why a wait for the lock was given up
 }
 
-var _ sync.Locker = (*rankLock)(nil)
+var _ sync.Locker = (*Rank)(nil)
 
 // waitingCall is a collective call.
 type waitingCall struct {
@@ -53,8 +57,8 @@ const (
 	stallTime = time.Second
 )
 
-// Lock waits for the lock. See [Run] for how the wait ends otherwise.
-func (l *rankLock) Lock() {
+// Lock waits for the lock. See euryale.Run for how the wait ends otherwise.
+func (l *Rank) Lock() {
 	look := time.NewTicker(lookTime)
 	defer look.Stop()
 	taken, since := l.build.taken.Load(), time.Now()
@@ -79,9 +83,10 @@ func (l *rankLock) Lock() {
 }
 
 // Unlock gives the lock to a rank that waits for it, if this rank holds it.
-func (l *rankLock) Unlock() { l.release() }
+func (l *Rank) Unlock() { l.Release() }
 
-func (l *rankLock) release() {
+// Release is Unlock, for a rank that has ended.
+func (l *Rank) Release() {
 	if l.build.holder.CompareAndSwap(l, nil) {
 		l.build.free <- struct{}{}
 	}
@@ -89,7 +94,7 @@ func (l *rankLock) release() {
 
 // endStall ends the job if this rank, which holds the lock, is stuck in a collective
 // call while another one waits for the lock.
-func (l *rankLock) endStall(waiting int) {
+func (l *Rank) endStall(waiting int) {
 	call := l.call.Load()
 	if call == nil || time.Since(call.since) < stallTime {
 		return
@@ -99,7 +104,7 @@ func (l *rankLock) endStall(waiting int) {
 }
 
 // giveUp ends the job and this goroutine.
-func (l *rankLock) giveUp(holder int) {
+func (l *Rank) giveUp(holder int) {
 	err := fmt.Errorf("rank %d has waited for the build lock of euryale.Run for %v, all of which rank %d has held it: unlock after building (EURYALE_TIMEOUT sets how long to wait)",
 		l.rank, l.build.timeout, holder)
 	l.mu.Lock()
@@ -109,26 +114,33 @@ func (l *rankLock) giveUp(holder int) {
 	runtime.Goexit()
 }
 
-// gaveUp returns why a wait for the lock was given up, or nil.
-func (l *rankLock) gaveUp() error {
+// GaveUp returns why a wait for the lock was given up, or nil.
+func (l *Rank) GaveUp() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
+// Watch returns comm with its calls watched: those that the rank begins while it holds the lock.
+// Call it before the rank can take the lock.
+func (l *Rank) Watch(comm backend.Communicator) backend.Communicator {
+	l.comm = comm
+	return &building{backend.Wrap(comm), l}
+}
+
 // held reports whether this rank holds the lock.
-func (l *rankLock) held() bool { return l.build.holder.Load() == l }
+func (l *Rank) held() bool { return l.build.holder.Load() == l }
 
 // enter notes that the rank, which holds the lock, begins a collective call.
-func (l *rankLock) enter(what string) { l.call.Store(&waitingCall{what, time.Now()}) }
+func (l *Rank) enter(what string) { l.call.Store(&waitingCall{what, time.Now()}) }
 
 // exit notes that the rank is back.
-func (l *rankLock) exit() { l.call.Store(nil) }
+func (l *Rank) exit() { l.call.Store(nil) }
 
 // building is the communicator of a rank that may hold the build lock.
 type building struct {
 	backend.Base
-	lock *rankLock
+	lock *Rank
 }
 
 // Start implements [backend.Communicator].

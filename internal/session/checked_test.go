@@ -1,4 +1,4 @@
-package euryale
+package session
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/buildlock"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -61,10 +62,10 @@ func wrappers(t *testing.T) map[string]struct {
 		"half":    {wrap: half.Wrap(backend.BF16)},
 		"sparse":  {wrap: sparse.Wrap(sparse.TopK(0.5))},
 		"fault":   {always(func(c backend.Communicator) backend.Communicator { return fault.New(c, fault.Plan{Rank: 1}) }), true},
-		"session": {always(func(c backend.Communicator) backend.Communicator { return &session{Base: backend.Wrap(c)} }), true},
+		"session": {always(func(c backend.Communicator) backend.Communicator { return &Session{Base: backend.Wrap(c)} }), true},
 		"part":    {always(func(c backend.Communicator) backend.Communicator { return &part{Base: backend.Wrap(c)} }), true},
 		"building": {always(func(c backend.Communicator) backend.Communicator {
-			return &building{backend.Wrap(c), &rankLock{build: &buildLock{}}}
+			return buildlock.New(time.Minute).Rank(0).Watch(c)
 		}), true},
 	}
 }

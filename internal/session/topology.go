@@ -1,4 +1,4 @@
-package euryale
+package session
 
 import (
 	"context"

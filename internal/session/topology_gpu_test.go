@@ -1,6 +1,6 @@
 //go:build gpu
 
-package euryale
+package session
 
 import "github.com/euryale-ml/euryale/backend/cuda"
 

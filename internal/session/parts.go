@@ -1,4 +1,4 @@
-package euryale
+package session
 
 import (
 	"cmp"
@@ -119,19 +119,19 @@ func (p *part) Close() error {
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (s *session) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (s *Session) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	return s.Pass(q, what, count, dst, src)
 }
 
 // Split implements [backend.Communicator].
-func (s *session) Split(color, key int) (backend.Communicator, error) {
+func (s *Session) Split(color, key int) (backend.Communicator, error) {
 	comm, err := s.Communicator.Split(color, key)
 	return s.parts.adopt(s.Communicator, comm, err)
 }
 
-// tell tells the job if the communicator or a group of it has failed, unless the
+// Tell tells the job if the communicator or a group of it has failed, unless the
 // job knows of a failure already.
-func (s *session) tell() {
+func (s *Session) Tell() {
 	err := cmp.Or(s.Communicator.Err(), s.parts.failure())
 	if err != nil && s.world.Failure() == nil {
 		s.world.Fail(err)

@@ -1,4 +1,4 @@
-package euryale
+package session
 
 import (
 	"fmt"
@@ -12,6 +12,10 @@ import (
 
 // maxReport bounds a report, in bytes, so that it is one write to a pipe.
 const maxReport = 1024
+
+// ReportDown tells a launcher when the job has lost a rank, until the session closes. where is
+// EURYALE_REPORT. Call it once, before others have the session.
+func (s *Session) ReportDown(where string) { s.unreport = reportDown(where, s.world) }
 
 // reportDown tells the launcher when the job of w has lost a rank, until stop is called. Launchers
 // of several machines do not know of each other, and this rank may hang in its program, where it
