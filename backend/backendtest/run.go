@@ -74,8 +74,8 @@ type suite struct {
 	full  bool          // the full product, not a sample of it
 	limit time.Duration // how long the ranks of a scenario may take together
 
-	notes  rendezvous.Store // see tell
-	groups int              // how many were made
+	notes  notes // see tell
+	groups int   // how many were made
 }
 
 func newSuite(o Options) *suite {
