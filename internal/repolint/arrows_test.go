@@ -218,6 +218,7 @@ func skipped(name, base string) bool {
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {
+	atRoot(t)
 	files := sources(t)
 	for _, f := range files {
 		if f.test() {
@@ -318,6 +319,7 @@ func TestWrongImportsAreFound(t *testing.T) {
 }
 
 func TestEverythingExportedIsExplained(t *testing.T) {
+	atRoot(t)
 	explained := map[string]bool{}
 	for _, f := range sources(t) {
 		if f.test() {

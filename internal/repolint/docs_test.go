@@ -53,6 +53,7 @@ func declared(t *testing.T, file string) map[string]bool {
 
 // What the pages cite and link to exists.
 func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
+	atRoot(t)
 	pages, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 // go build leaves a program in the directory where it is called: here, or where its source is.
 func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
+	atRoot(t)
 	const programs = `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`
 	out, err := exec.Command("go", "list", "-f", programs, "./...").Output()
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 
 // make help describes every target, in a whole sentence.
 func TestFoundMakeHelpCutsSentences(t *testing.T) {
+	atRoot(t)
 	if _, err := exec.LookPath("make"); err != nil {
 		t.Skip("needs make")
 	}
@@ -47,6 +48,7 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 // Tests that run on every kind of device run on GPUs, too: on the emulated ones, and as programs
 // that .ci/gpu runs.
 func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
+	atRoot(t)
 	makefile, err := os.ReadFile("gpu.mk")
 	if err != nil {
 		t.Fatal(err)
@@ -96,6 +98,7 @@ func testedOnDevices(t *testing.T) (packages []string) {
 
 // The emulator of GPUs is built by any clang from version 15 on; where there is none, make says so.
 func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
+	atRoot(t)
 	program := lookMake(t)
 	for _, test := range []struct{ name, version, want string }{
 		{"clang++-19", "19.1.0", "clang++-19"},
@@ -134,6 +137,7 @@ func lookMake(t *testing.T) string {
 // make vuln fails where a module calls what is vulnerable, and says so where the database of
 // vulnerabilities cannot be reached.
 func TestVulnSaysWhereNothingIsChecked(t *testing.T) {
+	atRoot(t)
 	program := lookMake(t)
 	const unreached = "govulncheck: fetching vulnerabilities: dial tcp: no such host\nexit status 1"
 	for _, test := range []struct {

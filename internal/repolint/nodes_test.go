@@ -14,6 +14,7 @@ import (
 // Messages name nodes by stock.Label: Gorgonia's own name of a variable without one is
 // "%!s(<nil>)()". What this module calls a node is known by the names of its variables.
 func TestMessagesNameNodesByTheirLabels(t *testing.T) {
+	atRoot(t)
 	nodes := []string{"n", "w", "x", "y", "node", "Node", "root", "loss", "cost"}
 	formats := []string{"Errorf", "Sprintf", "Fprintf"}
 	files, found := token.NewFileSet(), 0

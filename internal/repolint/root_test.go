@@ -1,33 +1,23 @@
 package repolint_test
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 )
 
-// TestMain runs the tests at the root of the module, so that they name files as a reader does.
-func TestMain(m *testing.M) {
-	if err := toRoot(); err != nil {
-		fmt.Fprintln(os.Stderr, "repolint:", err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
-// toRoot changes to the nearest directory above this one that has a go.mod.
-func toRoot() error {
-	dir, err := os.Getwd()
-	if err != nil {
-		return err
-	}
-	for at := dir; ; at = filepath.Dir(at) {
-		if _, err := os.Stat(filepath.Join(at, "go.mod")); err == nil {
-			return os.Chdir(at)
+// atRoot runs the rest of a test at the root of the module, so that it names files as a reader
+// does. A test does so itself, since the go command caches its outcome by the files that it reads
+// from then on.
+func atRoot(t *testing.T) {
+	t.Helper()
+	at, err := os.Getwd()
+	for err == nil && at != filepath.Dir(at) {
+		if _, none := os.Stat(filepath.Join(at, "go.mod")); none == nil {
+			t.Chdir(at)
+			return
 		}
-		if at == filepath.Dir(at) {
-			return fmt.Errorf("no go.mod in %s, nor above it", dir)
-		}
+		at = filepath.Dir(at)
 	}
+	t.Fatal("there is no go.mod here, nor above", err)
 }

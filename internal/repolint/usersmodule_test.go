@@ -12,6 +12,7 @@ import (
 // TestProgramsCompileInAUsersModule: what README says of a checkout works, for its program and for
 // copies of the examples.
 func TestProgramsCompileInAUsersModule(t *testing.T) {
+	atRoot(t)
 	checkout, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
@@ -43,6 +44,7 @@ func TestProgramsCompileInAUsersModule(t *testing.T) {
 
 // The module is not published, so no page says to get it from where modules are.
 func TestPagesSayHowToUseACheckout(t *testing.T) {
+	atRoot(t)
 	pages, err := filepath.Glob("docs/*.md")
 	if err != nil {
 		t.Fatal(err)
