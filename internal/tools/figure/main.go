@@ -63,7 +63,7 @@ func run(output, results string) error {
 	for _, p := range panels {
 		c := chart.Chart{Title: "All-reduce of f32, " + p.title, X: "bytes", Y: "time of a call", XText: chart.Bytes, YText: chart.Micros}
 		for _, s := range p.series {
-			points, err := read(filepath.Join(results, s.file), p.ranks)
+			points, err := read(filepath.Join(results, s.file[:len("2026-11")], s.file), p.ranks)
 			if err != nil {
 				return err
 			}
