@@ -631,7 +631,7 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 }
 
 // Close ends a group whose graphs nobody has closed: NCCL's end waits for them.
-func TestGroupsCloseWithGraphs(t *testing.T) {
+func TestGraphsEndWithTheirGroups(t *testing.T) {
 	for _, use := range []Algorithm{NCCL, TwoShot} {
 		g := newRig(t)
 		o := options()

@@ -137,7 +137,7 @@ func TestHierarchyOnGPU(t *testing.T) {
 
 // By the device's clock, nothing begins before what it waits for has begun, and nothing on
 // a queue before what is ahead of it has ended.
-func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
+func TestSpansAreInTheOrderOfThePhasesOnGPU(t *testing.T) {
 	const buckets = 3
 	g := needGPUs(t)
 	for _, l := range g.layouts()[:len(g)/2] {
