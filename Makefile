@@ -59,19 +59,24 @@ full-fuzz:
 # Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
 # assembly. Left out are tests that start processes: this machine cannot run their programs by itself.
 arm64:
-	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 -skip Process ./kernels/... ./internal/workers ./vm ./vm/internal/...
+	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 -skip '^TestKilledProcess$$|^TestEvaluationIsTheSameAfterLoadInAnotherProcess$$' ./kernels/... ./internal/workers ./vm ./vm/internal/...
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(size|soak|proctest|testenv|tuning|mutate)
-VALUES := ReferencePasses|SimulationOfEachMessage|TuneMeasures|KeepTheContract/two-shot|EveryLayout|AnyCaseGives|NothingGrows|DeviceMemoryIsNever|Communicator.*/P=8|OfTwoMachines$$
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
+VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
+VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8|^TestCommunicatorOfTwoMachines$$
+
+# What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends.
+OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close|^TestCompressionIsClosed$$
+OVERLAPPED := $(OVERLAPPED)|^TestAStepUnderWay|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
 race: export GORACE := atexit_sleep_ms=0
 race:
 	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
-	$(GO) test -race -short -vet=off -run 'InFlight|Bucket|UnderWay|Close|Accumul|DataParallel' ./autograd ./vm
+	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' ./autograd ./vm
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
@@ -83,7 +88,7 @@ fuzz:
 # Run jobs of two and three machines, which are network namespaces (as root): over slow and lossy
 # wires, with every loss of a rank, a launcher, a machine or a link. The last line counts failures.
 netns:
-	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run 'Machine|Networks' ./cmd/euryale ./internal/group 2>&1 | awk ' \
+	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run '^TestMachines|BetweenNetworks$$' ./cmd/euryale ./internal/group 2>&1 | awk ' \
 		{ print } /--- FAIL|^FAIL\t/ { failures++ } \
 		match($$0, /[0-9]+_machines/) { n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
 		END { printf "machines=%d failures=%d\n", machines, failures; exit !machines || failures }'
@@ -91,7 +96,7 @@ netns:
 # Stop 200 ranks and kill 200, of jobs on three machines of two ranks each, while other programs want the cores. All
 # other ranks must name the right one: a killed one within a second, a stopped one a second after EURYALE_TIMEOUT.
 names:
-	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 -run 'TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
+	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 -run '^TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
 		grep -E 'names_test|--- FAIL|^(ok|FAIL)|stops='
 
 # Check the manifests of examples/cluster by the types of Kubernetes' API.
@@ -100,11 +105,11 @@ manifests:
 
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:
-	@$(GO) run ./internal/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
+	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:
-	@$(GO) run ./vm/stocktests
+	@$(GO) run ./internal/tools/stocktests
 
 # Time all-reduces among two and four processes, and the kernels.
 bench:
@@ -118,7 +123,7 @@ bench-blas:
 
 # Print the size of the module by a fixed rule: lines, exported identifiers, tests that pass.
 size:
-	@$(GO) test -json ./... | $(GO) run ./internal/size
+	@$(GO) test -json ./... | $(GO) run ./internal/tools/size
 
 # Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it is set.
 mpi:

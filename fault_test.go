@@ -11,7 +11,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fault"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 func TestInjectedKillIsNamedByEveryOtherRank(t *testing.T) {

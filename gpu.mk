@@ -44,7 +44,7 @@ gpu-test: gpu-sdk
 EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
-TESTED_ALREADY := AttentionOnGPU|GPUComputes.*/(gather|reduce|binary|select|combine)|SameFunctions
+TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)|^TestGPUAndEmulator
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 
@@ -60,14 +60,14 @@ gpu-emulated: gpu-sdk
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
 	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
-	. ./$(GPU_SDK)/env && $(EMULATED) -run GPU -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'NCCLOnGPU|AllocateNothing|OneGPU|DeviceGoesOn|Cycles|KernelsEnd|LeaveNo|Queued|Aborted|GivenBack|Noticed|AndDevicesGoOn|ClosesEarly' ./backend/gpu
-	. ./$(GPU_SDK)/env && EMULATED_DEVICES=1 $(EMULATED) -run 'OfAnotherMachine|TestKilledProcess$$' ./backend/gpu ./vm
-	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run 'OldLibrary|DeviceGoesOn' ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -short -run 'SameBits|Graphs|ShareAGPU/3|CubeMeshOf' -skip Killed ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'GPU|/.*gpu' -skip 'OfMachines|OfAnotherMachine' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
+	. ./$(GPU_SDK)/env && EMULATED_DEVICES=1 $(EMULATED) -run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' ./backend/gpu ./vm
+	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run '^TestLibraryThatIsOld|^TestNCCLAbort' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -short -run '^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh|^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3|^TestGraphs' ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	. ./$(GPU_SDK)/env && $(EMULATED) ./backend/cuda
-	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run 'GPUVariants|SameBitsOnGPU|CubeMeshOf' ./kernels/cuda ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip 'Processes|Killed' ./ops
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu' -skip 'Processes|Killed' ./autograd ./layers
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU' ./vm
+	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' ./kernels/cuda ./backend/gpu
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
+	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
+	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU$$' ./vm

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // Programs often end as soon as they have an error, without Close: the ranks that end so must not

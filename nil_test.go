@@ -9,7 +9,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // saysWhenItIsThere prints when Init begins and ends, in nanoseconds. It is the second Init: in the

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/buildlock"
+	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -41,12 +43,12 @@ func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build 
 	if err != nil {
 		return fmt.Errorf("euryale: %w", err)
 	}
-	build := newBuildLock(timeout)
+	build := buildlock.New(timeout)
 	errs := make([]error, n)
 	var all sync.WaitGroup
 	for r, w := range worlds {
 		all.Go(func() {
-			m := &member{world: w, lock: &rankLock{build: build, rank: r}}
+			m := &member{world: w, lock: build.Rank(r)}
 			defer func() { errs[r] = m.end(recover()) }()
 			m.run(ctx, rank, backends)
 		})
@@ -84,19 +86,19 @@ var errGoexit = errors.New("its goroutine was ended by runtime.Goexit, as t.Fata
 // member is one rank of Run.
 type member struct {
 	world    *rendezvous.World
-	lock     *rankLock
-	comm     backend.Communicator // nil until it is connected
+	lock     *buildlock.Rank
+	session  *session.Session // nil until it is connected
 	returned bool
 	err      error // if returned
 }
 
 // run connects and runs the rank. The rank may end the goroutine on the way.
 func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) {
-	if m.comm, m.err = Connect(ctx, m.world, backends...); m.err == nil {
-		stop := context.AfterFunc(ctx, func() { m.comm.Abort(context.Cause(ctx)) })
+	backends, own := orOwn(backends)
+	if m.session, m.err = session.Connect(ctx, m.world, backends, own); m.err == nil {
+		stop := context.AfterFunc(ctx, func() { m.session.Abort(context.Cause(ctx)) })
 		defer stop()
-		m.lock.comm = m.comm
-		m.err = rank(&building{backend.Wrap(m.comm), m.lock}, m.lock)
+		m.err = rank(m.lock.Watch(m.session), m.lock)
 	}
 	m.returned = true
 }
@@ -105,25 +107,23 @@ func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.L
 // It tells the others before it releases the lock, so that they do not begin
 // what can no longer succeed.
 func (m *member) end(panicked any) error {
-	defer m.lock.release()
+	defer m.lock.Release()
 	switch {
 	case panicked != nil:
 		m.err = &PanicError{Rank: m.world.Rank, Value: panicked, Stack: debug.Stack()}
 	case !m.returned:
-		m.err = cmp.Or(m.lock.gaveUp(), errGoexit)
+		m.err = cmp.Or(m.lock.GaveUp(), errGoexit)
 	}
 	switch {
 	case m.err == nil:
-		return m.comm.Close()
-	case m.comm == nil:
-		leave(m.world, m.err)
+		return m.session.Close()
+	case m.session == nil:
+		session.Leave(m.world, m.err)
 		return fmt.Errorf("euryale: %w", m.err)
 	}
-	if s, ok := m.comm.(*session); ok {
-		s.tell() // the rank's error may not say which rank it follows from
-	}
-	leave(m.world, m.err)
-	m.comm.Close() // the error of the rank says more
+	m.session.Tell() // the rank's error may not say which rank it follows from
+	session.Leave(m.world, m.err)
+	m.session.Close() // the error of the rank says more
 	if errors.As(m.err, new(*backend.Error)) || errors.As(m.err, new(*PanicError)) {
 		return m.err // which names the rank
 	}

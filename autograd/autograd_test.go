@@ -16,8 +16,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // rank is what the body of one rank of a test gets.

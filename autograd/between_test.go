@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // While a step is under way nothing is saved, loaded or averaged, and training goes on with

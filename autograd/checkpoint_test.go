@@ -20,7 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // lesson is a model in training on one rank.

@@ -15,7 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // fitWithMomentum is fit with a solver that has state, and gives back its memory.

@@ -18,8 +18,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

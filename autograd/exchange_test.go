@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // TestExchange: gradients that are written into the slots come back as Sync would return them, and

@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // overlapping is a communicator that says how many calls it works on at once, and

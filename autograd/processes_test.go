@@ -15,8 +15,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/rendezvous"
 )

@@ -13,7 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 func TestMeanSumAndAnyAreTheSameOnAllRanks(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // tensorsOf returns the tensors of all files of the newest checkpoint in a directory.

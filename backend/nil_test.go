@@ -6,7 +6,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest/reference"
-	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {

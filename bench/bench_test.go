@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

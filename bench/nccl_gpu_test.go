@@ -13,7 +13,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -67,7 +67,7 @@ func measureAll(comm backend.Communicator, configs []bench.Config, check func(be
 	return nil
 }
 
-func TestEveryCollectiveIsRightOnGPUs(t *testing.T) {
+func TestEveryCollectiveIsRightOnGPU(t *testing.T) {
 	b, ranks := needNCCL(t)
 	for _, P := range []int{1, ranks} {
 		var configs []bench.Config
@@ -89,7 +89,7 @@ func TestEveryCollectiveIsRightOnGPUs(t *testing.T) {
 	}
 }
 
-func TestEveryTypeAndReductionIsRightOnGPUs(t *testing.T) {
+func TestEveryTypeAndReductionIsRightOnGPU(t *testing.T) {
 	b, P := needNCCL(t)
 	var configs []bench.Config
 	for _, d := range backend.DTypes() {
@@ -107,7 +107,7 @@ func TestEveryTypeAndReductionIsRightOnGPUs(t *testing.T) {
 }
 
 // A join costs the host more than a call that nobody waits for.
-func TestBatchesAreFasterThanJoinedCallsOnGPUs(t *testing.T) {
+func TestBatchesAreFasterThanJoinedCallsOnGPU(t *testing.T) {
 	b, P := needNCCL(t)
 	c := config(backend.AllReduce)
 	c.Min, c.Max, c.Iters, c.Budget = 1024, 1024, 0, 200*time.Millisecond

@@ -11,7 +11,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm"

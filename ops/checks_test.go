@@ -14,7 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 func sumOverRanks(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {

@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // attention is a graph of an AllToAll, an AllReduce, a product by element and a

@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -7,8 +7,8 @@
 //   - [Join] makes the World of a process from its [Env], the variables that
 //     Euryale's launcher, torchrun, mpirun, mpiexec or srun set ([ReadEnv]).
 //   - [Local] makes the Worlds of ranks that are goroutines of one process.
-//   - [New] makes the World of a rank over any [Store]: those of this package,
-//     [NewMemStore] and [NewFileStore], or one from outside.
+//   - [New] makes the World of a rank over any [Store]: [NewMemStore], or one
+//     from outside.
 //   - [Ended] is for launchers: it tells a job that a rank ended before it
 //     joined.
 //

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // guest is a connection from an address, for a crowd.

@@ -38,18 +38,6 @@ var stores = map[string]func(t *testing.T, n int) []Store{
 		}
 		return all
 	},
-	"file": func(t *testing.T, n int) []Store {
-		dir := t.TempDir()
-		all := make([]Store, n)
-		for i := range all {
-			s, err := NewFileStore(dir)
-			if err != nil {
-				t.Fatal(err)
-			}
-			all[i] = s
-		}
-		return all
-	},
 	"tcp": func(t *testing.T, n int) []Store {
 		s := startServer(t, n)
 		all := []Store{s.open()}
@@ -372,10 +360,4 @@ func TestManyWaitersAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 	})
-}
-
-func TestFileStoreNeedsItsDirectory(t *testing.T) {
-	if _, err := NewFileStore("/proc/none/store"); err == nil || !strings.Contains(err.Error(), "choose a directory") {
-		t.Errorf("NewFileStore in /proc: %v", err)
-	}
 }

@@ -16,7 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // tcpServer starts a server that the test's end stops.

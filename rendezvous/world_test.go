@@ -23,8 +23,8 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 		}
 		return all
 	},
-	"file": func(t *testing.T, size int) []*World { return over(t, stores["file"](t, size)) },
-	"tcp":  func(t *testing.T, size int) []*World { return over(t, stores["tcp"](t, size)) },
+	"mem": func(t *testing.T, size int) []*World { return over(t, stores["mem"](t, size)) },
+	"tcp": func(t *testing.T, size int) []*World { return over(t, stores["tcp"](t, size)) },
 	"tls": func(t *testing.T, size int) []*World {
 		all := local(t, size, long)
 		for r := range all {

@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/conventions"
 	"github.com/euryale-ml/euryale/vm"
-	"github.com/euryale-ml/euryale/vm/internal/conventions"
 )
 
 // TestNumbersThatAreNotFiniteAreAsInPyTorch computes operations on NaN, infinities, the largest and

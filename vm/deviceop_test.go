@@ -18,8 +18,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/fakedevice"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm"
 )

@@ -20,8 +20,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	blocks "github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"

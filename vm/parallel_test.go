@@ -20,9 +20,9 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )

@@ -13,8 +13,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )

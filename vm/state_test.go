@@ -14,9 +14,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"

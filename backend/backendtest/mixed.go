@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // mixedAcrossQueues is acrossQueues with random calls of many kinds and lengths on a few

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -5,17 +5,19 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-
-	"github.com/euryale-ml/euryale/rendezvous"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
 )
 
 // RunRank is [Run] for one rank of a job of size processes on one machine, each of which calls it with the
-// same options. Their New gives a Group of the rank's own communicator alone. By notes, a store that
-// starts no goroutines, scenarios tell ranks what the others do. RunRank returns the first failure: a
+// same options. Their New gives a Group of the rank's own communicator alone. notes is an empty directory
+// of the job: by files in it scenarios tell ranks what the others do. RunRank returns the first failure: a
 // process that ends with it ends the others, which would wait for it.
-func RunRank(o Options, size int, notes rendezvous.Store) error {
+func RunRank(o Options, size int, notes string) error {
 	s := newSuite(o)
-	s.notes = notes
+	s.notes = directory(notes)
 	for _, c := range scenarios {
 		if size < c.atLeast {
 			continue
@@ -25,6 +27,45 @@ func RunRank(o Options, size int, notes rendezvous.Store) error {
 		}
 	}
 	return nil
+}
+
+// notes are what scenarios tell ranks beside the communicators, each once.
+type notes interface {
+	Set(ctx context.Context, key string, text []byte) error
+	// Get waits for a note.
+	Get(ctx context.Context, key string) ([]byte, error)
+}
+
+// directory has each note in a file, since ranks that are processes share nothing else.
+type directory string
+
+// lookTime is between two looks for a note.
+const lookTime = time.Millisecond
+
+func (d directory) path(key string) string { return filepath.Join(string(d), url.PathEscape(key)) }
+
+// Set implements notes.
+func (d directory) Set(_ context.Context, key string, text []byte) error {
+	whole := d.path(key)
+	if err := os.WriteFile(whole+".new", text, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(whole+".new", whole)
+}
+
+// Get implements notes.
+func (d directory) Get(ctx context.Context, key string) ([]byte, error) {
+	for {
+		text, err := os.ReadFile(d.path(key))
+		if !errors.Is(err, os.ErrNotExist) {
+			return text, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(lookTime):
+		}
+	}
 }
 
 // note returns the key of a note among the ranks of the group that was made last.

@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -74,8 +74,8 @@ type suite struct {
 	full  bool          // the full product, not a sample of it
 	limit time.Duration // how long the ranks of a scenario may take together
 
-	notes  rendezvous.Store // see tell
-	groups int              // how many were made
+	notes  notes // see tell
+	groups int   // how many were made
 }
 
 func newSuite(o Options) *suite {

@@ -10,7 +10,7 @@ import (
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // sizes returns the lengths of operands that are boundaries of something, but

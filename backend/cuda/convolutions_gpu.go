@@ -176,7 +176,7 @@ func fitsDNN(v kernels.Convolution) bool {
 }
 
 // oursIsFaster reports whether a kernel of ours was faster than cuDNN's deterministic algorithm where it has
-// no tensor cores: see bench/results/2026-11-23-h100-convolutions.txt. So are gradients by filters, 1.05 to
+// no tensor cores: see 2026-11-23-h100-convolutions.txt. So are gradients by filters, 1.05 to
 // 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
 func oursIsFaster(v kernels.Convolution) bool {
 	if v.DType != backend.F32 || v.TF32 {

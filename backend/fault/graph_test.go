@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // replays runs graphs of collectives as two ranks, to rank 1 of which plan happens: an eager call,

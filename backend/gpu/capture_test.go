@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // recorded are collectives of floats that a graph is made of, of which NCCL and kernels run some.
@@ -631,7 +631,7 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 }
 
 // Close ends a group whose graphs nobody has closed: NCCL's end waits for them.
-func TestGroupsCloseWithGraphs(t *testing.T) {
+func TestGraphsEndWithTheirGroups(t *testing.T) {
 	for _, use := range []Algorithm{NCCL, TwoShot} {
 		g := newRig(t)
 		o := options()

@@ -37,7 +37,7 @@ var algorithms = [algorithmCount]algorithm{
 // packetBytes is the largest operand that travels in packets, of which half is flags.
 // Larger ones travel in lines, of which a sixteenth is. Among four H200, packets were 0.6
 // to 0.8 us faster up to 32 KiB, the same at 64, and 0.5 slower at 128; among two, lines
-// were as fast (bench/results/2026-11-21-h200x4-lowlatency.txt, h200x2-lowlatency.txt).
+// were as fast (bench/results/2026-11/2026-11-21-h200x4-lowlatency.txt, h200x2-lowlatency.txt).
 const packetBytes = 128 << 10
 
 // mostLL is what each rank can push to all others: in lines, where those arrive whole.
@@ -170,7 +170,7 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 // moves (W-1)/W over the links, as Push does, and the two permutations around it read and write x each, which
 // is 4x of the device's memory and two launches more. Push reads x and writes it, and in between what comes through
 // staging. Among two ranks on one H200, where only these passes count, it took 0.5 to 0.7 of the time
-// (bench/results/2026-11-23-h200-alltoall.md).
+// (bench/results/2026-11/2026-11-23-h200-alltoall.md).
 func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	longest := nbytes
 	if what.Splits != nil {

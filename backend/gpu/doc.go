@@ -50,7 +50,7 @@
 // NCCL 2.28 hangs if only some ranks pass registered memory (seen with an all-gather of 8 MiB),
 // and nothing keeps callers from doing so. Registration would gain 8 to 11 % in
 // all-gathers from 16 MiB, nothing in other reductions, and cost up to 63 % in
-// broadcasts (four H200, 2026-11-21, bench/results).
+// broadcasts (four H200, bench/results/2026-11/2026-11-21-h200x4-nccl-registration.txt).
 //
 // # Algorithms
 //
@@ -138,7 +138,8 @@
 //
 // # The end
 //
-// The driver waits for a device's kernels before it frees memory there, and among
+// The driver waits for a device's kernels before it frees memory there
+// (bench/results/2026-11/2026-11-21-h200x2-driver-waits.txt), and among
 // ranks of one process NCCL frees that of all when the last one leaves. So closing a part
 // finishes in the background; otherwise a rank could block in Close while another rank on
 // the same device waits for it. Closing the whole group waits for all parts.

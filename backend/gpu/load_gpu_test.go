@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 )
 
-func TestMissingLibrarySaysWhatToDo(t *testing.T) {
+func TestLibraryThatIsMissingSaysWhatToDo(t *testing.T) {
 	t.Setenv("EURYALE_NCCL", t.TempDir())
 	_, err := load()
 	if err == nil || !strings.Contains(err.Error(), "EURYALE_NCCL") || !strings.Contains(err.Error(), "2.18") {
@@ -22,7 +22,7 @@ func TestMissingLibrarySaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestOtherLibraryIsRefused(t *testing.T) {
+func TestLibraryOfAnotherKindIsRefused(t *testing.T) {
 	for _, path := range []string{"/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6"} {
 		if _, err := os.Stat(path); err != nil {
 			continue
@@ -46,8 +46,8 @@ func TestLibraryTellsItsVersion(t *testing.T) {
 	}
 }
 
-// TestOldLibraryDoesAllButSplit: run it with EURYALE_NCCL naming one before 2.18.
-func TestOldLibraryDoesAllButSplit(t *testing.T) {
+// TestLibraryThatIsOldDoesAllButSplit: run it with EURYALE_NCCL naming one before 2.18.
+func TestLibraryThatIsOldDoesAllButSplit(t *testing.T) {
 	lib, err := load()
 	if err != nil {
 		lacking(t, err.Error())

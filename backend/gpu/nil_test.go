@@ -3,7 +3,7 @@ package gpu
 import (
 	"testing"
 
-	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {

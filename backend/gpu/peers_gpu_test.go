@@ -19,7 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	compared "github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 )
@@ -536,7 +536,7 @@ func (g *gpus) onShared(t testing.TB, size int, o Options) ([]*Communicator, []b
 	return comms, queues
 }
 
-func TestSeveralRanksShareAGPU(t *testing.T) {
+func TestAlgorithmsForRanksOfOneDeviceOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	for _, size := range []int{2, 3, 5, 6, 7, 8} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
@@ -549,7 +549,7 @@ func TestSeveralRanksShareAGPU(t *testing.T) {
 }
 
 // A cube mesh whose ranks share devices: kernels use those pads that they would reach.
-func TestCubeMeshOfRanksThatShareAGPU(t *testing.T) {
+func TestAlgorithmsOfACubeMeshOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	o := forced(Mesh)
 	o.Link = CubeMesh
@@ -714,7 +714,7 @@ func (g gate) open(q backend.Queue) error {
 // A kernel that is behind other work as its group ends writes to the other rank once it
 // comes to its turn. That one has closed by then, and its memory must not be another's.
 // NCCL is left out: it may wait for the work itself, on all devices of a process.
-func TestQueuedKernelsWriteToNobodyElseOnGPU(t *testing.T) {
+func TestKernelsBehindOthersWriteToNobodyElseOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, a := range Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) { g.queued(t, a) })
@@ -768,7 +768,7 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 }
 
 // A device may be closed while another rank's kernels could still write to its memory.
-func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
+func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	observer, err := cuda.Open(0)
 	if err != nil {
@@ -806,7 +806,7 @@ func TestDevicesCloseBeforeTheirMemoryIsGivenBackOnGPU(t *testing.T) {
 // A kernel that was stopped has ended like any other, and its call was started by all ranks.
 // It is not done for that. On the other rank, which has found everything that it needs, it
 // may be.
-func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
+func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, a := range Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) {
@@ -854,7 +854,7 @@ func TestAbortedCallIsNotDoneOnGPU(t *testing.T) {
 	}
 }
 
-func TestHostMemoryIsNoticedOnGPU(t *testing.T) {
+func TestKernelsNoticeHostMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	b := g.with(forced(OneShot))
 	var said atomic.Int64
@@ -880,7 +880,7 @@ func TestHostMemoryIsNoticedOnGPU(t *testing.T) {
 	}
 }
 
-func TestGroupsLeaveNoMemoryOnGPU(t *testing.T) {
+func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	inUse := func() (n [2]int) { return [2]int{g.all[0].MemoryStats().InUse, g.all[1].MemoryStats().InUse} }
 	for end, f := range map[string]func(t *testing.T, comms []*Communicator){

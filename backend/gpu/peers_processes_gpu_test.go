@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // reduceByKernels is a process of a job, named by its algorithm: it reduces until that fails,

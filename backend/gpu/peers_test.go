@@ -17,7 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 

@@ -13,7 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -141,7 +141,7 @@ func howMany(t *testing.T, atLeast int) int {
 	return min(n, 4)
 }
 
-func TestKilledRankIsNamedAndDevicesGoOn(t *testing.T) {
+func TestNCCLProcessesNameAKilledOneOnGPU(t *testing.T) {
 	P := howMany(t, 2)
 	for _, victim := range []int{0, P - 1} {
 		t.Run(fmt.Sprint(victim), func(t *testing.T) {
@@ -196,7 +196,7 @@ func TestProcessesThatDisagreeNameBothSides(t *testing.T) {
 	}
 }
 
-func TestProcessThatClosesEarlyIsNamed(t *testing.T) {
+func TestNCCLProcessesNameOneThatClosesOnGPU(t *testing.T) {
 	for r, p := range start(t, "closes early", howMany(t, 2)) {
 		if r != 1 {
 			p.Says(t, "error:", "rank 1 has closed")

@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -111,14 +111,14 @@ func TestNCCLOnGPU(t *testing.T) {
 	})
 }
 
-func TestTwoMachinesOfNCCLOnGPU(t *testing.T) {
+func TestNCCLOfTwoMachinesOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	backendtest.RunWrapper(t, backendtest.Options{
 		New: backendtest.Over(machines{g.Backend}, group.Compared), Sizes: []int{2}, OwnOrder: true, Copy: g.copy,
 	})
 }
 
-func TestCallsAllocateNothingOnGPU(t *testing.T) {
+func TestNCCLAllocatesNothingOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	c := g.nccl(t, 1, time.Minute)[0] // AllocsPerRun counts the whole process
 	err := with(c, 1000, func(x backend.Buffer) error {
@@ -137,7 +137,7 @@ func TestCallsAllocateNothingOnGPU(t *testing.T) {
 	}
 }
 
-func TestTwoRanksOnOneGPUAreRefused(t *testing.T) {
+func TestNCCLRefusesRanksOfOneDeviceOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	g.open = func(int) (Device, error) { return g.all[0], nil }
 	_, err := backendtest.Over(g.Backend)(2, time.Minute)
@@ -146,9 +146,9 @@ func TestTwoRanksOnOneGPUAreRefused(t *testing.T) {
 	}
 }
 
-// TestDeviceGoesOnAfterAbort aborts a kernel that waits for a peer, and calls
+// TestNCCLAbortLeavesADeviceThatWorksOnGPU aborts a kernel that waits for a peer, and calls
 // that are queued behind it.
-func TestDeviceGoesOnAfterAbort(t *testing.T) {
+func TestNCCLAbortLeavesADeviceThatWorksOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, calls := range []int{1, 20} {
 		comms := g.nccl(t, 2, time.Minute)
@@ -178,8 +178,8 @@ func TestDeviceGoesOnAfterAbort(t *testing.T) {
 	}
 }
 
-// TestCyclesLeaveNoMemory connects and aborts, with a call stuck on one rank.
-func TestCyclesLeaveNoMemory(t *testing.T) {
+// TestNCCLLeavesNoMemoryOnGPU connects and aborts, with a call stuck on one rank.
+func TestNCCLLeavesNoMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	cycles := 10
 	if os.Getenv("EURYALE_FULL") == "1" {

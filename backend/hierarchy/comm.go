@@ -170,7 +170,7 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 // inFlight is how many calls keep links inside and between machines busy, though each
 // call has phases on one of them alone: for 64 buckets of 25 MiB, among two machines of
 // two over sockets, four calls at a time take 0.78 of the time of one at a time (part 4 of
-// bench/results/2026-11-21-h200x2-hierarchy-machines.txt).
+// bench/results/2026-11/2026-11-21-h200x2-hierarchy-machines.txt).
 const inFlight = 4
 
 // Capabilities implements [backend.Communicator]. Where nothing is hierarchical, flat has

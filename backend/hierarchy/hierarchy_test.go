@@ -21,7 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"

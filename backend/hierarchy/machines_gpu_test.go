@@ -18,8 +18,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -238,7 +238,7 @@ func startMachines(t *testing.T, l Layout, scenario string) []proctest.Rank {
 	return proctest.Start(t, l.String()+" "+scenario, l.Size())
 }
 
-func TestCallsOfMachinesEqualFlat(t *testing.T) {
+func TestMachinesEqualFlatCallsOnGPU(t *testing.T) {
 	for _, l := range machineLayouts(t) {
 		t.Run(l.String(), func(t *testing.T) {
 			for r, p := range startMachines(t, l, "calls") {
@@ -250,7 +250,7 @@ func TestCallsOfMachinesEqualFlat(t *testing.T) {
 	}
 }
 
-func TestBucketsOfMachinesOverlap(t *testing.T) {
+func TestMachinesOverlapBucketsOnGPU(t *testing.T) {
 	needGPUs(t) // on one, processes take turns
 	l := machineLayouts(t)[0]
 	ranks := startMachines(t, l, "buckets")
@@ -270,7 +270,7 @@ func TestBucketsOfMachinesOverlap(t *testing.T) {
 	}
 }
 
-func TestAbortInEveryPhaseOfMachines(t *testing.T) {
+func TestMachinesAbortInEveryPhaseOnGPU(t *testing.T) {
 	l := machineLayouts(t)[0]
 	for _, phase := range communicating {
 		t.Run(phase.String(), func(t *testing.T) {
@@ -295,7 +295,7 @@ func TestAbortInEveryPhaseOfMachines(t *testing.T) {
 	}
 }
 
-func TestRankOfAnotherMachineDies(t *testing.T) {
+func TestMachinesNameADeadRankOnGPU(t *testing.T) {
 	l := machineLayouts(t)[0]
 	ranks := startMachines(t, l, "dies")
 	died, _ := moment(t, ranks[3].Next(), "dies")

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend/backendtest/reference"
-	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -15,8 +15,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // gpus are the devices of a test, four or two.
@@ -137,7 +137,7 @@ func TestHierarchyOnGPU(t *testing.T) {
 
 // By the device's clock, nothing begins before what it waits for has begun, and nothing on
 // a queue before what is ahead of it has ended.
-func TestSpansOnGPUAreInTheOrderOfThePhases(t *testing.T) {
+func TestSpansAreInTheOrderOfThePhasesOnGPU(t *testing.T) {
 	const buckets = 3
 	g := needGPUs(t)
 	for _, l := range g.layouts()[:len(g)/2] {

@@ -13,7 +13,7 @@ import (
 // step. Where ranks outnumber cores, a step takes switches between them, and it is
 // crowdedOneShotBytes. From directBytes on, ranks look whether all operands are in
 // memory from Alloc, which takes a step. Measured on 16 cores and on 2: see
-// bench/results/2026-11-21-xeon16-host-tuning.md and 2026-11-23-epyc2-host.md.
+// bench/results/2026-11/2026-11-21-xeon16-host-tuning.md and 2026-11-23-epyc2-host.md.
 const (
 	oneShotBytes        = 2 << 10
 	crowdedOneShotBytes = 64 << 10

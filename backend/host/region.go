@@ -15,7 +15,7 @@ import (
 const (
 	page = 4096
 	// rawBytes and resultBytes are the parts of a slot. Others were tried: see
-	// bench/results/2026-11-21-xeon16-host-tuning.md.
+	// bench/results/2026-11/2026-11-21-xeon16-host-tuning.md.
 	rawBytes    = 256 << 10
 	resultBytes = rawBytes/2 + page // a chunk of a block among two ranks or more
 	slotBytes   = rawBytes + resultBytes

@@ -112,7 +112,7 @@ func (c *comm) post(k *call) {
 	}
 	if k.announce != nil {
 		// While lines are on their way, of which one is asked for first: a call of 4 bytes takes 190
-		// of 220 ns. See bench/results/2026-11-23-epyc2-host.md.
+		// of 220 ns. See bench/results/2026-11/2026-11-23-epyc2-host.md.
 		next := c.rank + 1
 		if next == c.size {
 			next = 0

@@ -181,7 +181,7 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 	return nil
 }
 
-// How all-reduces among the ranks of one machine are done (bench/results/2026-11-23-epyc2-mpi.md).
+// How all-reduces among the ranks of one machine are done (2026-11-23-epyc2-mpi.md).
 const (
 	// directRanks is among how many ranks all of them are direct. Among more, they are if a chunk has
 	// directBytes: MPI needs fewer messages for smaller ones.

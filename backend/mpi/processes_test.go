@@ -20,7 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/mpi"
 	"github.com/euryale-ml/euryale/internal/group"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -77,11 +77,11 @@ func rank(name string) error {
 			return errors.Join(calls(c), nothing(c), splits(c))
 		}), mpi.New().Close())
 	case "suite":
-		return pass(func(env rendezvous.Env, store rendezvous.Store) error {
-			return errors.Join(in("first", 0, false, splits), suite(env.Size, store)) // the first one begins MPI
+		return pass(func(size int) error {
+			return errors.Join(in("first", 0, false, splits), suite(size)) // the first one begins MPI
 		})
 	case "given up":
-		return pass(func(rendezvous.Env, rendezvous.Store) error { return in(name, 0, true, givenUp) })
+		return pass(func(int) error { return in(name, 0, true, givenUp) })
 	case "life":
 		return errors.Join(
 			in("splits", 0, false, splits),
@@ -143,7 +143,7 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 }
 
 // suite runs backendtest in separate groups, each in its own world.
-func suite(size int, store rendezvous.Store) error {
+func suite(size int) error {
 	made := 0
 	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
 		made++
@@ -153,35 +153,36 @@ func suite(size int, store rendezvous.Store) error {
 		}
 		lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
 		return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close}, nil
-	}}, size, store)
+	}}, size, os.Getenv(notes))
 }
 
 // pass notes that a body has passed, after which MPI does not end: a call waits in it for good. So the
 // launcher ends all ranks when the first one ends.
-func pass(body func(env rendezvous.Env, store rendezvous.Store) error) error {
+func pass(body func(size int) error) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	store, err := rendezvous.NewFileStore(os.Getenv(notes))
-	if err != nil {
+	if err := body(env.Size); err != nil {
 		return err
 	}
-	if err := body(env, store); err != nil {
+	dir := os.Getenv(notes)
+	if err := os.WriteFile(passed(dir, env.Rank), nil, 0o600); err != nil {
 		return err
 	}
-	if err := store.Set(context.Background(), passed(env.Rank), nil); err != nil {
-		return err
+	for allPassed(dir, env.Size) != nil {
+		time.Sleep(time.Millisecond) // there is nothing else to wait for
 	}
-	return allPassed(context.Background(), store, env.Size)
+	return nil
 }
 
-func passed(rank int) string { return fmt.Sprint("passed ", rank) }
+// passed is the file of a rank that has passed.
+func passed(dir string, rank int) string { return filepath.Join(dir, fmt.Sprint("passed ", rank)) }
 
-// allPassed waits until every rank has passed.
-func allPassed(ctx context.Context, store rendezvous.Store, size int) error {
+// allPassed says which rank has not passed.
+func allPassed(dir string, size int) error {
 	for r := range size {
-		if _, err := store.Get(ctx, passed(r)); err != nil {
+		if _, err := os.Stat(passed(dir, r)); err != nil {
 			return fmt.Errorf("rank %d has not passed: %w", r, err)
 		}
 	}
@@ -419,13 +420,7 @@ func (l launcher) passes(t *testing.T, scenario string, n int) {
 	dir := t.TempDir()
 	l.env = append(slices.Clone(l.env), "EURYALE_FULL=0", notes+"="+dir)
 	out, _ := l.run(t, scenario, n) // the launcher's verdict is its own
-	store, err := rendezvous.NewFileStore(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	if err := allPassed(ctx, store, n); err != nil {
+	if err := allPassed(dir, n); err != nil {
 		t.Errorf("%v:\n%s", err, out)
 	}
 }

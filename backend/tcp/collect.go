@@ -14,7 +14,7 @@ const (
 	// all at once: beyond, what that costs more in bytes is more than it saves in a second step.
 	oneShotBytes = 64 << 10
 	// pairBytes holds for two ranks. They send as much in two steps as in one, and each adds up
-	// half, which is worth a second step from 1 MiB on (bench/results/2026-11-23-epyc2-tcp.md).
+	// half, which is worth a second step from 1 MiB on (2026-11-23-epyc2-tcp.md).
 	pairBytes = 512 << 10
 	// segmentBytes is what is added up at a time, and sent on, while the next arrive: what
 	// the processor's cache holds for several ranks. Up to ahead segments are received before

@@ -136,7 +136,7 @@ const nearby = time.Millisecond
 
 // unpace takes the congestion control BBR from a connection whose round trip is short. It paces what is sent by
 // the rate that it has seen, which in the bursts of collectives is far from what the link can do: without it
-// calls from 256 KiB on take half of the time (bench/results/2026-11-23-epyc2-tcp.md). Reno is in every
+// calls from 256 KiB on take half of the time (2026-11-23-epyc2-tcp.md). Reno is in every
 // kernel. Any other choice of the administrator's stays.
 func unpace(fd int, short time.Duration) error {
 	control, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
@@ -164,14 +164,14 @@ const (
 	// wholeBytes is that bound where the operand is no larger: two ranks then send at the same
 	// time and receive at the same time, and do not contend for sockets that one reads and the
 	// other fills. That takes 0.8 of the time at 1 MiB, but more at 16 MiB, which leave the
-	// caches (bench/results/2026-11-23-epyc2-tcp.md).
+	// caches (bench/results/2026-11/2026-11-23-epyc2-tcp.md).
 	wholeBytes = 2 << 20
 	// large is from how many bytes on a system call tells the runtime that it may take long.
 	// Below, that would cost more than it helps.
 	large = 64 << 10
 	// packedBytes is up to how many bytes pieces travel by way of one buffer: to copy them costs
 	// less than a vector of pieces costs the kernel, which is 0.3 us of 5
-	// (bench/results/2026-11-23-epyc2-tcp.md).
+	// (bench/results/2026-11/2026-11-23-epyc2-tcp.md).
 	packedBytes = 4 << 10
 )
 

@@ -86,7 +86,7 @@ func TestMatrixCountsLinks(t *testing.T) {
 	}
 }
 
-func TestDoctorTriesTheGPUsOfThisMachine(t *testing.T) {
+func TestDoctorTriesThisMachineOnGPU(t *testing.T) {
 	n := countGPUs(t)
 	g, err := openGPUs()
 	if err != nil {
@@ -136,7 +136,7 @@ func TestDoctorsSelfTestsRunOnNCCL(t *testing.T) {
 	}
 }
 
-func TestDoctorRunsWithNCCL(t *testing.T) {
+func TestDoctorRunsOnNCCL(t *testing.T) {
 	n := needNCCL(t)
 	out, err := command(t, "doctor").CombinedOutput()
 	if err != nil {
@@ -154,7 +154,7 @@ func TestDoctorRunsWithNCCL(t *testing.T) {
 	}
 }
 
-func TestBenchMeasuresNCCL(t *testing.T) {
+func TestBenchRunsOnNCCL(t *testing.T) {
 	n := min(needNCCL(t), 4)
 	args := []string{"bench", "--backend=nccl", fmt.Sprint("--n=", n), "--min=1K", "--max=1M", "--factor=32", "--time=40ms", "--json"}
 	for _, extra := range [][]string{{"--inproc"}, {}, {"--alloc", "--in-place"}} {

@@ -160,7 +160,7 @@ func TestPatternsDiffer(t *testing.T) {
 	}
 }
 
-func TestDoctorExaminesGPUs(t *testing.T) {
+func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 	all := standIns(t, 2)
 	asked, closed := -1, false
 	d := doctor{

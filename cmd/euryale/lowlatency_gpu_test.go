@@ -176,7 +176,7 @@ func sumAndTrain(comm backend.Communicator, build sync.Locker) (err error) {
 	return nil
 }
 
-func TestTuneMeasuresAndExplainKnowsGPUs(t *testing.T) {
+func TestTuneMeasuresWhatExplainKnowsOnGPU(t *testing.T) {
 	if needNCCL(t) < 2 {
 		t.Skip("one GPU")
 	}

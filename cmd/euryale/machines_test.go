@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/internal/proctest"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 const (
@@ -127,7 +127,7 @@ func TestMachinesRunABenchmark(t *testing.T) {
 }
 
 // Links between machines are measured where they are, inside in shared memory, and explained afterwards.
-func TestTuneMeasuresTheLinksOfTwoMachines(t *testing.T) {
+func TestMachinesTuneTheirLinks(t *testing.T) {
 	file := noTuning(t)
 	machines := proctest.Machines(t, 2, proctest.Wire{})
 	startJob(t, machines, command(t).Path, "bench", "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms").succeeds(t)
@@ -266,9 +266,9 @@ func losses(machines int) []loss {
 // sample are the losses that are tested by default.
 var sample = []string{"kill -9 of rank 2", "kill -9 of launcher 1", "machine 1 is not heard"}
 
-// TestLossesAreNamedOnEveryMachine: within a second where connections end, else within the timeout.
+// TestMachinesNameEveryLoss: within a second where connections end, else within the timeout.
 // Nothing is left anywhere.
-func TestLossesAreNamedOnEveryMachine(t *testing.T) {
+func TestMachinesNameEveryLoss(t *testing.T) {
 	program := example(t, "digits")
 	sizes := []int{2}
 	if full() {

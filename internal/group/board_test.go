@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -19,7 +19,7 @@
 // Two-shot pushes as well, without flags in the data, as NCCL's protocol Simple does: operands
 // to the staging of the rank that adds them up, and its sums to where every rank wants them.
 // NVLink carries writes better than reads: 256 MiB each way between two H200 took 736 us written
-// and 802 us read (bench/results/2026-11-23-h200x2-push.txt). The others read operands where
+// and 802 us read (2026-11-23-h200x2-push.txt). The others read operands where
 // they are.
 //
 // Flags of the blocks guard both. Whole units of 16 bytes at multiples of 16 travel

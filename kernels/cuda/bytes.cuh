@@ -22,7 +22,7 @@ template <class B, class I> DEVICE void copy_units(B *dst, const B *src, I n, I 
 
 // As copy_units of 16 bytes, from `shift` bytes after src, which is more than 0:
 // every unit that is read holds bytes that are asked for. This has 95 to 111 %
-// of the speed of the driver's copy (H200, bench/results/2026-11-22-h200-kernels.txt); four
+// of the speed of the driver's copy (H200, bench/results/2026-11/2026-11-22-h200-kernels.txt); four
 // units at a time, and units as wide as both addresses allow, if that is 4 bytes, took up to a
 // fifth longer.
 template <class I> DEVICE void copy_shifted(u32 *dst, const u32 *src, u32 shift, I n, I thread, I threads) {

@@ -3,7 +3,7 @@ package cuda
 // QueueFamilies are the families of kernels that a queue may launch at any time, in captures and while other
 // ranks wait: the arithmetic of package backend and the steps of sparse collectives. A device loads them when
 // it is opened. They are a fifth of what there is to compile, by the time that ptxas takes for sm_90
-// (bench/results/2026-11-23-ptxas-families.md).
+// (bench/results/2026-11/2026-11-23-ptxas-families.md).
 func QueueFamilies() []string {
 	return []string{"binary", "cast", "gather", "move", "reduce", "scale", "sparse", "sum", "unary", "widen"}
 }

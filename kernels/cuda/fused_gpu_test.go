@@ -14,8 +14,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/fusetest"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
 )
 
 // onDevice is a case whose memory is in an arena, apart by at least 16 bytes.

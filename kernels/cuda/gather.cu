@@ -125,7 +125,7 @@ DEVICE Run find_run(u32 i, const Axes &axes) {
 // thread writes 16 bytes, which are aligned in dst, and come from one run or two,
 // wherever those begin. Two or four times that were 12 and 20 % slower (H200,
 // 2026-11-21). Reads that leave the L1 cache out were 9 % slower, and other kinds of writes,
-// or reads of 128 bytes into the L2 cache, as fast (bench/results/2026-11-22-h200-heads.txt).
+// or reads of 128 bytes into the L2 cache, as fast (2026-11-22-h200-heads.txt).
 KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes, Turns turns) {
 	const Divisor &length = axes.lengths[4];
 	i64 begin = (i64)(turn(turns) * 128 + thread_x()) * 16 - (i64)(ADDRESS(dst) & 15), end = begin + 16;
@@ -230,7 +230,7 @@ DEVICE Tile find(const Tiles &tiles, u32 t) {
 //
 // Where rows are not aligned, elements of 4 bytes have 93 to 97 % of the speed of the driver's
 // copy for 16 MiB, 90 to 98 % for 64 MiB and 86 to 94 % for 256 MiB; those of 8 bytes 103 to
-// 107 %, 97 to 101 % and 93 to 96 % (H200, bench/results/2026-11-22-h200-kernels.txt). In tiles of
+// 107 %, 97 to 101 % and 93 to 96 % (H200, 2026-11-22-h200-kernels.txt). In tiles of
 // 64 x 64, those of 4 bytes were 3 to 5 % slower.
 constexpr u32 sector = 32;
 
@@ -296,7 +296,7 @@ DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
 //
 // Of the speed of the driver's copy, bytes have 89 to 98 % for 16 MiB, 89 to 90 % for 64 MiB and
 // 86 to 91 % for 256 MiB; halves 89 to 99 %, 91 to 95 % and 88 to 90 % (H200,
-// bench/results/2026-11-22-h200-kernels.txt). Vectors of 16 bytes on either side were slower by
+// 2026-11-22-h200-kernels.txt). Vectors of 16 bytes on either side were slower by
 // up to 14 % for 16 MiB. Tiles of twice as many rows of halves were 3 to 8 % slower for 16 MiB
 // and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with `transpose`. To
 // read 128 bytes into the L2 cache where any of them is read was no difference (2026-11-22-h200-tiles.txt).
@@ -490,7 +490,7 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 // } } }
 //
 // 3, 4 and 8 planes have 94 to 108 % of the speed of the driver's copy for 16 MiB, 95 to 102 %
-// for 64 MiB and 92 to 100 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt). With
+// for 64 MiB and 92 to 100 % for 256 MiB (H200, 2026-11-22-h200-kernels.txt). With
 // gather bytes took 2 to 3 times as long, larger elements up to twice. Words of 4 bytes in place
 // of 8 were up to 11 % slower for halves and elements of 4 bytes.
 template <class B>
@@ -568,7 +568,7 @@ DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
 // found once.
 //
 // 3, 4 and 8 planes have 100 to 109 % of the speed of the driver's copy for 16 MiB, 96 to 103 %
-// for 64 MiB and 92 to 100 % for 256 MiB (H200, bench/results/2026-11-22-h200-kernels.txt); 7
+// for 64 MiB and 92 to 100 % for 256 MiB (H200, 2026-11-22-h200-kernels.txt); 7
 // planes that are not aligned about a tenth less. Elements that were written to shared memory
 // where they are in dst took bytes and halves up to a fifth longer, and gather took elements of 4
 // bytes a tenth. Pieces of 16 KiB were 2 % slower for bytes, and for halves 3 to 4 % slower for 16
@@ -629,7 +629,7 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 // pixels as vectors of 16 bytes, whole sectors.
 //
 // This has 106 % of the speed of the driver's copy for 16 MiB, 98 % for 64 MiB and 96 % for 256 MiB
-// (H200, bench/results/2026-11-22-h200-kernels.txt); join took 1.34 to 1.46 times as long, and half
+// (H200, 2026-11-22-h200-kernels.txt); join took 1.34 to 1.46 times as long, and half
 // as many words 1.15 times.
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
 	constexpr u32 C = 3, K = 4, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector

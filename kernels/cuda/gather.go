@@ -183,7 +183,7 @@ func (a axes) transposed() int {
 // by it, or joined. Else it returns -1. Planes are long enough for their ends, parts of 32
 // bytes, to be a sixteenth of them at most. Elements of 8 bytes are as fast to join with
 // gather: 99 to 110 % of the speed of the driver's copy (H200,
-// bench/results/2026-11-22-h200-kernels.txt).
+// bench/results/2026-11/2026-11-22-h200-kernels.txt).
 func (a axes) planes() int {
 	const short, long = 16, 1024 // elements, bytes
 	last := a.n - 1
@@ -306,7 +306,7 @@ var (
 // last: they fill the multiprocessors that would else wait for the last ones. 16 matrices of 1047
 // x 1001 bytes are 7 % faster so. For 256 MiB those were 3 % slower. Bands of about the same
 // height made bytes in rows of 1001 up to 6 % faster there, where one of nine rows had been a
-// band of its own (H200, bench/results/2026-11-22-h200-tiles.txt).
+// band of its own (H200, bench/results/2026-11/2026-11-22-h200-tiles.txt).
 const (
 	bandHeight = 8        // rows of tiles that are done at a time, about
 	cached     = 32 << 20 // bytes of both operands

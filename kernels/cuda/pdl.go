@@ -15,7 +15,7 @@ import (
 // Back to back, PDL makes copies, casts and permutes of 16 MiB 10 to 23 % faster and those
 // of 64 MiB 2 to 11 %, and it takes up to 0.9 us off the host's time for a launch. Kernels that
 // execute launch_dependents before they end are between 3 % faster and 15 % slower, so these do
-// not (H200, bench/results/2026-11-22-h200-early.txt and -kernels.txt).
+// not (H200, bench/results/2026-11/2026-11-22-h200-early.txt and -kernels.txt).
 func withPDL(text string) string {
 	var b strings.Builder
 	inEntry := false

@@ -653,7 +653,7 @@ DEVICE void give(f64 &y, f32 x) { y = widen(x); }
 // A block sums in shared memory, so that the result is written once. Ranks take turns, but
 // what a thread adds first is read for two ranks at once: a turn is shorter than a read. On
 // an H200, 5 % of 2^25 elements from each of four ranks take 88 us so, 93.5 with four ranks
-// at once, and 101 with each in its turn (bench/results/2026-11-21-h200-sparse-kernels.txt).
+// at once, and 101 with each in its turn (2026-11-21-h200-sparse-kernels.txt).
 template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m, f32 divisor) {
 	constexpr u32 width = 8192, group = 32; // elements; ranks whose places are looked up at a time
 	constexpr u32 ahead = 2, few = 2;       // ranks; entries of a thread: 6 % of all

@@ -26,7 +26,7 @@ const (
 // as large as the k-th, up to a few standard deviations. With twice as many, an H200 takes
 // 12 us longer for a top-k of such a bucket, whether of 1 or of 5 %: what fewer of them
 // leave as candidates costs less than to read them
-// (bench/results/2026-11-21-h200-sparse-kernels.txt).
+// (bench/results/2026-11/2026-11-21-h200-sparse-kernels.txt).
 const (
 	samples     = 1 << 15
 	fewest      = 8 // elements for each sample

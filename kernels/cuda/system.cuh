@@ -22,7 +22,7 @@
 // Small grids back to back are faster with release_successors: 3.3 us instead of 3.8 for sums of
 // 1 KiB. Where blocks meet more than once, or threads take more than one turn, waiting blocks are in
 // the way: with it, LL128 two-shot took 0.4 us longer for 1 KiB, and LL128 0.3 us for 1 MiB (two
-// H200, bench/results/2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
+// H200, 2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
 #if HOPPER
 DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void release_successors() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

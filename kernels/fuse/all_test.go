@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/fusetest"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
 )
 
 // descent is one step of momentum along n parameters, with a rate.

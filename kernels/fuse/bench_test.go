@@ -7,8 +7,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/fusetest"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
 )
 
 // chain is one computation, as a program and as a graph of Gorgonia.

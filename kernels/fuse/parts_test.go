@@ -6,9 +6,9 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/fusetest"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
 )
 
 // largePrograms are of several parts each.

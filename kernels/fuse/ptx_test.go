@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/fusetest"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
-	"github.com/euryale-ml/euryale/kernels/fuse/fusetest"
 )
 
 // half and toHalf convert binary16, which package kernels proves.

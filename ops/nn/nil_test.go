@@ -6,7 +6,7 @@ import (
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
-	"github.com/euryale-ml/euryale/internal/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {

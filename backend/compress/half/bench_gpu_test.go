@@ -14,7 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/backend/gpu"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // BenchmarkGPUAllReduce times sums of f32 in place, in turn, in one run, and reports the

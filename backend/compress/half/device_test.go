@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // at runs f on P ranks over 16 bits, in a place.

@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/testenv"
-	"github.com/euryale-ml/euryale/internal/testranks"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
 
 // BenchmarkGPUAllReduce compares ways to reduce the same f32 operand with NCCL, one

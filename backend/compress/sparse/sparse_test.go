@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/host"
-	"github.com/euryale-ml/euryale/internal/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/kernels"
 )
 

@@ -14,7 +14,7 @@ const Repeat = 16
 // may be dst. The results are the same at each level that has some. Those of rounded functions are
 // right up to four units in the last place, float32 up to three: of all float32 the largest errors are 0.84 of
 // log, 0.87 of log1p, 1.05 of exp, 1.44 of expm1, 1.67 of softplus, 1.83 of log2, 2.33 of erf, 2.40 of sigmoid
-// and 2.42 of tanh (bench/results/2026-11-23-epyc2-vector.md). All others have the bits of the loop, except those
+// and 2.42 of tanh (2026-11-23-epyc2-vector.md). All others have the bits of the loop, except those
 // of a NaN.
 func Unary[T Float](l Level, op backend.UnaryOp, dst, x []T) bool {
 	if len(dst) == 0 {

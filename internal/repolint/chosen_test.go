@@ -1,0 +1,79 @@
+package repolint_test
+
+import (
+	"go/ast"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// chosen are the patterns of -run and -skip, of go test and of test programs.
+var chosen = regexp.MustCompile(`-(?:test\.)?(?:run|skip) ('[^']*'|\S+)`)
+
+// Tests are chosen by the beginning of their names, or by an end that says what they run on: a
+// piece of a name could be in another one, too. What is chosen exists.
+func TestTestsAreChosenByPrefix(t *testing.T) {
+	atRoot(t)
+	plan, err := exec.Command(lookMake(t), "-n", "race", "arm64", "netns", "names", "gpu-emulated",
+		"CLANG_HOST=clang++").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := os.ReadFile(".ci/gpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := declaredTests(t)
+	patterns := chosen.FindAllStringSubmatch(string(plan)+string(script), -1)
+	for _, found := range patterns {
+		for _, pattern := range alternatives(strings.Trim(found[1], "'\"")) {
+			name, _, _ := strings.Cut(pattern, "/")
+			if name == "" || pattern == "^$" { // parts of any test, no test
+				continue
+			}
+			if !regexp.MustCompile(`^\^(Test|Example)|^(OnGPU|OnNCCL|BetweenNetworks)\$$`).MatchString(name) {
+				t.Errorf("%q is a piece of a name", pattern)
+			}
+			if exp, err := regexp.Compile(name); err != nil || !slices.ContainsFunc(names, exp.MatchString) {
+				t.Errorf("%q names no test", pattern)
+			}
+		}
+	}
+	if len(patterns) < 40 {
+		t.Errorf("only %d choices were found", len(patterns))
+	}
+}
+
+// alternatives splits a pattern at each | that is not in parentheses.
+func alternatives(pattern string) (all []string) {
+	begin, depth := 0, 0
+	for i, c := range pattern {
+		switch c {
+		case '(':
+			depth++
+		case ')':
+			depth--
+		case '|':
+			if depth == 0 {
+				all, begin = append(all, pattern[begin:i]), i+1
+			}
+		}
+	}
+	return append(all, pattern[begin:])
+}
+
+// declaredTests returns the names of tests and examples, whatever their build tags.
+func declaredTests(t *testing.T) (names []string) {
+	t.Helper()
+	for _, f := range sources(t) {
+		for _, d := range f.Decls {
+			if d, ok := d.(*ast.FuncDecl); ok && f.test() && d.Recv == nil {
+				names = append(names, d.Name.Name)
+			}
+		}
+	}
+	return names
+}

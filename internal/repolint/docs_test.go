@@ -1,0 +1,89 @@
+package repolint_test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+var (
+	// citation is code that a page names: `directory/file.go:Name`.
+	citation = regexp.MustCompile("`([\\w./-]+\\.go):(\\w+)`")
+	// sourceFile is a file that a page names: `directory/file.ext`.
+	sourceFile = regexp.MustCompile("`((?:autograd|backend|bench|cmd|docs|examples|gpu|internal|kernels|observe|ops|rendezvous)/[\\w./-]+\\.\\w+)`")
+	// link is a relative link of a page.
+	link = regexp.MustCompile(`\]\(([\w./-]+)\)`)
+)
+
+// declared returns the names that a Go file declares: functions and methods, types, their fields
+// and methods, constants and variables.
+func declared(t *testing.T, file string) map[string]bool {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Error(err)
+		return nil
+	}
+	names := map[string]bool{}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			names[n.Name.Name] = true
+			return false
+		case *ast.TypeSpec:
+			names[n.Name.Name] = true
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				names[name.Name] = true
+			}
+		case *ast.Field:
+			for _, name := range n.Names {
+				names[name.Name] = true
+			}
+		}
+		return true
+	})
+	return names
+}
+
+// What the pages cite and link to exists.
+func TestLinksOfTheDocsLeadSomewhere(t *testing.T) {
+	atRoot(t)
+	pages, err := filepath.Glob("docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cited := 0
+	for _, page := range append(pages, "README.md", "CHANGELOG.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range citation.FindAllStringSubmatch(string(text), -1) {
+			cited++
+			if file, name := found[1], found[2]; !declared(t, file)[name] {
+				t.Errorf("%s cites %s, which is not declared in %s", page, name, file)
+			}
+		}
+		for _, found := range sourceFile.FindAllStringSubmatch(string(text), -1) {
+			if file := found[1]; !strings.Contains(file, "...") {
+				if _, err := os.Stat(file); err != nil {
+					t.Errorf("%s names a file that does not exist: %v", page, err)
+				}
+			}
+		}
+		for _, found := range link.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), found[1])); err != nil {
+				t.Errorf("%s links to a file that does not exist: %v", page, err)
+			}
+		}
+	}
+	if cited < 50 {
+		t.Errorf("only %d citations were found", cited)
+	}
+}

@@ -1,0 +1,33 @@
+package repolint_test
+
+import (
+	"os"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// go build leaves a program in the directory where it is called: here, or where its source is.
+func TestProgramsThatGoBuildLeavesAreIgnored(t *testing.T) {
+	atRoot(t)
+	const programs = `{{if eq .Name "main"}}{{.ImportPath}}{{end}}`
+	out, err := exec.Command("go", "list", "-f", programs, "./...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(".gitignore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ignored := strings.Fields(string(text))
+	for program := range strings.FieldsSeq(string(out)) {
+		dir := strings.TrimPrefix(program, "github.com/euryale-ml/euryale/")
+		for _, left := range []string{"/" + path.Base(dir), "/" + path.Join(dir, path.Base(dir))} {
+			if !slices.Contains(ignored, left) {
+				t.Errorf(".gitignore lacks %s", left)
+			}
+		}
+	}
+}

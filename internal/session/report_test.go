@@ -1,0 +1,79 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	where := placeOf(t, write)
+	worlds, err := rendezvous.Local(2, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range worlds {
+		defer w.Close()
+	}
+	stop := reportDown(where, worlds[1])
+	defer stop()
+	reportDown("", worlds[1])() // nobody asks
+	reportDown(where, worlds[0])()
+	worlds[0].Fail(errors.New("out of\nmemory" + strings.Repeat(".", 2*maxReport)))
+	got := make([]byte, 4*maxReport)
+	n, err := read.Read(got)
+	line := string(got[:n])
+	if err != nil || !strings.HasPrefix(line, "rank 0 is down: out of memory...") || len(line) != maxReport+1 || line[maxReport] != '\n' {
+		t.Errorf("%q, %v", line, err)
+	}
+	write.Close()
+	if more, err := io.ReadAll(read); err != nil || len(more) > 0 {
+		t.Errorf("then %q, %v", more, err)
+	}
+}
+
+// placeOf is what a launcher says of a file.
+func placeOf(t *testing.T, f *os.File) string {
+	t.Helper()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fmt.Sprintf("%d:%d", f.Fd(), info.Sys().(*syscall.Stat_t).Ino)
+}
+
+func TestFilesOfTheUserTakeNoReport(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "mine")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	for _, where := range []string{placeOf(t, f), fmt.Sprintf("%d:1", write.Fd()), fmt.Sprintf("%d", write.Fd()), "x:1", "-1:1", ":"} {
+		report(where, "rank 0 is down")
+	}
+	write.Close()
+	if text, err := io.ReadAll(read); err != nil || len(text) > 0 {
+		t.Errorf("another pipe got %q, %v", text, err)
+	}
+	if text, err := os.ReadFile(path); err != nil || len(text) > 0 {
+		t.Errorf("the file holds %q, %v", text, err)
+	}
+}

@@ -1,0 +1,142 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// remembered is how many collectives the flight recorder keeps.
+const remembered = 2048
+
+// Session is the outermost communicator: it owns the world.
+type Session struct {
+	backend.Base
+	world    *rendezvous.World
+	own      []backend.Backend
+	recorder *observe.Recorder
+	trace    *traceFile
+	parts    parts
+	unwatch  func() // SIGQUIT
+	unreport func() // the end of reports to a launcher; nil for none
+	once     sync.Once
+	err      error
+}
+
+// Capabilities implements [backend.Communicator].
+func (s *Session) Capabilities() backend.Capabilities {
+	c := s.Communicator.Capabilities()
+	c.LocalRanks = s.world.LocalSize
+	return c
+}
+
+// Recorder returns the flight recorder of this rank.
+func (s *Session) Recorder() *observe.Recorder { return s.recorder }
+
+// Close closes the communicator and its groups, leaves the job, and writes the trace. If the
+// communicator or a group of it has failed the job is told, so that nobody waits
+// for this rank, or takes it for the one that is to blame.
+func (s *Session) Close() error {
+	s.once.Do(func() {
+		s.unwatch()
+		if s.unreport != nil {
+			s.unreport()
+		}
+		s.Tell()
+		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(), CloseBackends(s.own))
+		s.trace.close()
+		s.err = errors.Join(s.err, s.world.Close())
+	})
+	return s.err
+}
+
+// Connect connects w on the best of backends that all ranks can use. Those of own close with the
+// session, and if Connect fails. It is collective.
+func Connect(
+	ctx context.Context, w *rendezvous.World, backends, own []backend.Backend,
+) (*Session, error) {
+	file, err := openTrace(w.Rank)
+	if err != nil {
+		return nil, errors.Join(err, CloseBackends(own))
+	}
+	recorder := observe.New(w.Rank, remembered)
+	if w.LongWait == nil {
+		w.LongWait = sayLongWait(os.Stderr, w, recorder)
+	}
+	comm, err := choose(ctx, w, backends, recorder)
+	if err != nil {
+		return nil, errors.Join(err, recorder.Close(), CloseBackends(own), file.discard())
+	}
+	comm = backend.WithHooks(comm, recorder)
+	unwatch, err := lastCallsOnQuit(recorder)
+	if err != nil {
+		return nil, errors.Join(err, comm.Close(), recorder.Close(), CloseBackends(own), file.discard())
+	}
+	file.watch(recorder, w.Down())
+	return &Session{
+		Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file,
+		parts: parts{localRanks: w.LocalSize}, unwatch: unwatch,
+	}, nil
+}
+
+// lastCallsOnQuit has the recorder write its last calls on SIGQUIT, as many as EURYALE_LAST_CALLS
+// says, until stop is called.
+func lastCallsOnQuit(recorder *observe.Recorder) (stop func(), err error) {
+	setting := os.Getenv("EURYALE_LAST_CALLS")
+	n, err := strconv.Atoi(setting)
+	if setting != "" && (err != nil || n < 0) {
+		return nil, fmt.Errorf("EURYALE_LAST_CALLS=%q is not a number of collectives", setting)
+	}
+	return recorder.WriteLastOnQuit(os.Stderr, n), nil
+}
+
+// CloseBackends closes the backends that have something to close.
+func CloseBackends(backends []backend.Backend) error {
+	var errs []error
+	for _, b := range backends {
+		if c, ok := b.(io.Closer); ok {
+			errs = append(errs, c.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// errNoBackend: no backend works on every rank. All ranks reach this verdict together.
+var errNoBackend = errors.New("no backend works on every rank")
+
+// Leave tells the other ranks why this one leaves, unless they know already. That
+// it may not reach them is no news: they notice that it is gone.
+func Leave(w *rendezvous.World, why error) {
+	if w.Failure() == nil && !errors.Is(why, errNoBackend) {
+		w.Fail(why)
+	}
+	w.Close()
+}
+
+// sayLongWait returns a [rendezvous.World.LongWait] that says once for whom this rank waits, in
+// which call, and when that ends.
+func sayLongWait(
+	to io.Writer, w *rendezvous.World, recorder *observe.Recorder,
+) func(ranks string, waited time.Duration) {
+	var once sync.Once
+	return func(ranks string, waited time.Duration) {
+		once.Do(func() {
+			call := "a collective"
+			if last, ok := recorder.Last(); ok {
+				call = fmt.Sprintf("%v on %s", last.Header, last.Comm)
+			}
+			fmt.Fprintf(to, "euryale: rank %d has waited %v in %s for %s, which did not begin it; "+
+				"EURYALE_TIMEOUT=%gs ends this\n",
+				w.Rank, waited.Round(time.Second), call, ranks, w.Timeout.Seconds())
+		})
+	}
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/internal/testing/conventions"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// conventionsHead is the text above the table of conventions, after the number of cases and the
+// version of PyTorch.
+const conventionsHead = `
+## Numbers that are not finite, ties and kinks
+
+Each row runs an operation on NaN, infinities, the largest and the least numbers, zeros of both signs
+and equal numbers, in float64 and float32, and compares results and gradients with those of PyTorch
+%s: %d cases, which are recorded in ` + "`internal/testing/conventions`" + `. **vm** is package vm, on the host
+and on a GPU, and **tape machine** Gorgonia's; a test holds all of them to this table. Operations with
+` + "`nn.`" + ` are of package ops/nn. Where a result of PyTorch is NaN, vm's is NaN, unless the table says
+otherwise.
+
+| operation | vm | tape machine |
+|---|---|---|
+`
+
+// conventionsTail is what no case of the table shows.
+const conventionsTail = `
+The sign of 0 is 0, as in PyTorch. Gorgonia's machines agree for tensors, and say 1 for the number 0 and
+-1 for -0: in Sign of a number, and in the gradient of its Abs.
+
+An attention's query that sees no key gives 0, as in PyTorch: only causal attention with more queries
+than keys has such queries. A row of -Inf that a graph makes by adding a mask is NaN in SoftMax, as in
+PyTorch. Norms over batches and groups follow nn.LayerNorm. nn.CrossEntropy is NaN in vm where a label
+is out of range, and an error in the tape machine.
+`
+
+// document is the page: the tables of operations, with what every row says, and the one of
+// conventions.
+func document(said []verdict) (string, error) {
+	section, err := conventionsSection()
+	return output(said) + section, err
+}
+
+// ourPowerNormRows are nn.Norm of numbers of both signs.
+func ourPowerNormRows() []row {
+	along := func(p, axis int) node1 {
+		return func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.Norm(p, axis, x) }
+	}
+	loop := func(p float64) func(array) array {
+		return func(x array) array { return powerNorm(p)(x.apply(math.Abs)) }
+	}
+	return []row{
+		of1("nn.Norm(1, 1, x), (3, 3)", []int{3, 3}, along(1, 1), loop(1)),
+		of1("nn.Norm(2, 1, x), (3, 3)", []int{3, 3}, along(2, 1), loop(2)),
+		of1("nn.Norm(3, 1, x), (3, 3)", []int{3, 3}, along(3, 1), loop(3)),
+	}
+}
+
+// conventionsSection is the section of the page.
+func conventionsSection() (string, error) {
+	cases, version, err := conventions.Cases()
+	if err != nil {
+		return "", err
+	}
+	lines, err := conventions.Lines(map[conventions.Engine]conventions.Machine{
+		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
+		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
+	})
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, conventionsHead, version, len(cases))
+	for _, l := range lines {
+		tape := said(l.Says[conventions.Tape])
+		if strings.HasPrefix(l.Op, "MaxPool2D") {
+			tape = "NaN is lost; a window without a number above the least one gives that, " +
+				"and its backward pass ends the program"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", l.Op, said(l.Says[conventions.VM]), tape)
+	}
+	return b.String() + conventionsTail, nil
+}
+
+// said joins the conventions that are not PyTorch's.
+func said(conventions []string) string {
+	if len(conventions) == 0 {
+		return "as PyTorch"
+	}
+	return strings.Join(conventions, "; ")
+}

@@ -1,0 +1,39 @@
+package main
+
+import (
+	"os"
+	"strings"
+	"testing"
+)
+
+// A difference counts as explained only if its test and its operation have a reason.
+func TestUnknownDifferencesAreReported(t *testing.T) {
+	known := result{"TestMaxPool2D_asymmetricPadding", "tape", "differs", "MaxPool{1, 3, 32, 32}", ""}
+	other := known
+	other.Node = "Σ[0]"
+	text, unexplained := table([]result{known, {Test: "TestAdd", Machine: "tape", Outcome: "agree"}})
+	if unexplained != nil || !strings.Contains(text, "2 tests") || !strings.Contains(text, "in 1 of them") ||
+		!strings.Contains(text, "| `TestMaxPool2D_asymmetricPadding` | `MaxPool` |") {
+		t.Errorf("unexplained %q in\n%s", unexplained, text)
+	}
+	failed := result{Test: "TestAdd", Outcome: "vm fails"}
+	for _, r := range []result{other, failed, {Test: "TestAdd", Outcome: "vm panics"}} {
+		_, unexplained := table([]result{known, r})
+		if len(unexplained) != 1 || !strings.Contains(unexplained[0], r.Test) {
+			t.Errorf("%+v is not reported: %q", r, unexplained)
+		}
+	}
+}
+
+// The table of docs/ops.md is one that the command can have written.
+func TestPageHasTheReasons(t *testing.T) {
+	text, err := os.ReadFile("../optable/stocktests.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, why := range reasons {
+		if !strings.Contains(string(text), "| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {
+			t.Errorf("%s is not in the page: run go run ./internal/tools/stocktests -w", why.test)
+		}
+	}
+}
