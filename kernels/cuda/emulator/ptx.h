@@ -64,54 +64,69 @@ template <class T> std::function<T(T, T, T)> floating(const std::string &op) {
 	return all.at(op);
 }
 
-// The integer of a type that a register holds, and the register that holds a result.
-inline u64 extend(const std::string &t, u64 x) {
-	return t == "s32" ? u64(i64(i32(x))) : t == "u32" || t == "b32" ? u32(x) : t == "u16" ? u16(x) : x;
-}
-inline u64 cut(const std::string &t, u64 x) { return t.substr(1) == "32" ? u32(x) : x; }
+// An integer type, in registers of 64 bits. A text is parsed once, and runs for every thread: what
+// an instruction computes compares no strings.
+struct Integer {
+	int unused; // bits of a register
+	bool sign;
+
+	explicit Integer(const std::string &t)
+		: unused(t == "pred" ? 0 : 64 - std::stoi(t.substr(1))), sign(t[0] == 's') {}
+	u64 extend(u64 x) const { return sign ? u64(i64(x << unused) >> unused) : x << unused >> unused; }
+	u64 cut(u64 x) const { return unused == 32 ? u32(x) : x; }
+	bool less(u64 a, u64 b) const { return sign ? i64(a) < i64(b) : a < b; }
+};
 
 inline Function integral(const std::vector<std::string> &parts) {
-	const std::string op = parts[0], t = parts.back();
-	bool sign = t[0] == 's', wide = parts.size() > 2 && parts[1] == "wide";
-	u32 width = t.substr(1) == "32" ? 32 : 64;
-	auto less = [sign](u64 a, u64 b) { return sign ? i64(a) < i64(b) : a < b; };
-	std::map<std::string, Function> all = {
-		{"add", [](u64 a, u64 b, u64) { return a + b; }}, {"sub", [](u64 a, u64 b, u64) { return a - b; }},
-		{"mul", [](u64 a, u64 b, u64) { return a * b; }}, {"mad", [](u64 a, u64 b, u64 c) { return a * b + c; }},
-		{"and", [](u64 a, u64 b, u64) { return a & b; }}, {"or", [](u64 a, u64 b, u64) { return a | b; }},
-		{"xor", [](u64 a, u64 b, u64) { return a ^ b; }}, {"neg", [](u64 a, u64, u64) { return 0 - a; }},
-		{"not", [](u64 a, u64, u64) { return ~a & 1; }}, {"shl", [](u64 a, u64 b, u64) { return a << b; }},
-		{"shr", [sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; }},
-		{"div", [sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; }},
-		{"min", [less](u64 a, u64 b, u64) { return less(a, b) ? a : b; }},
-		{"max", [less](u64 a, u64 b, u64) { return less(a, b) ? b : a; }},
+	const std::string op = parts[0];
+	const Integer t(parts.back());
+	const bool wide = parts.size() > 2 && parts[1] == "wide", sign = t.sign;
+	const u32 width = 64 - t.unused;
+	// Each operation is compiled into the function that extends its operands and cuts its result.
+	auto of = [=](auto f) -> Function {
+		if (wide)
+			return [=](u64 a, u64 b, u64 c) { return f(t.extend(a), t.extend(b), c); };
+		return [=](u64 a, u64 b, u64 c) { return t.cut(f(t.extend(a), t.extend(b), t.extend(c))); };
 	};
-	Function f = all.at(op);
 	if (op == "mul" && parts[1] == "hi")
-		f = [width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); };
-	return [=](u64 a, u64 b, u64 c) {
-		return wide ? f(extend(t, a), extend(t, b), c) : cut(t, f(extend(t, a), extend(t, b), extend(t, c)));
+		return of([width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); });
+	const std::map<std::string, Function> all = {
+		{"add", of([](u64 a, u64 b, u64) { return a + b; })}, {"sub", of([](u64 a, u64 b, u64) { return a - b; })},
+		{"mul", of([](u64 a, u64 b, u64) { return a * b; })}, {"mad", of([](u64 a, u64 b, u64 c) { return a * b + c; })},
+		{"and", of([](u64 a, u64 b, u64) { return a & b; })}, {"or", of([](u64 a, u64 b, u64) { return a | b; })},
+		{"xor", of([](u64 a, u64 b, u64) { return a ^ b; })}, {"neg", of([](u64 a, u64, u64) { return 0 - a; })},
+		{"not", of([](u64 a, u64, u64) { return ~a & 1; })}, {"shl", of([](u64 a, u64 b, u64) { return a << b; })},
+		{"shr", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; })},
+		{"div", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })},
+		{"min", of([t](u64 a, u64 b, u64) { return t.less(a, b) ? a : b; })},
+		{"max", of([t](u64 a, u64 b, u64) { return t.less(a, b) ? b : a; })},
 	};
+	return all.at(op);
 }
 
-inline bool holds(const std::string &op, bool less, bool equal, bool greater) {
-	return op == "lt" ? less : op == "le" ? less || equal : op == "gt" ? greater : op == "ge" ? greater || equal : op == "eq" ? equal : !equal;
-}
+// Which of less, equal and greater a comparison is true of.
+struct Comparison {
+	bool less, equal, greater;
+
+	explicit Comparison(const std::string &op)
+		: less(op == "lt" || op == "le" || op == "ne"), equal(op == "eq" || op == "le" || op == "ge"),
+		  greater(op == "gt" || op == "ge" || op == "ne") {}
+	bool holds(bool is_less, bool is_equal) const { return is_less ? less : is_equal ? equal : greater; }
+};
 
 // 1 or 0. Comparisons of floats that end in u are also true of a NaN.
-inline Function comparison(std::string op, const std::string &t) {
-	if (t[0] != 'f')
-		return [=](u64 a, u64 b, u64) -> u64 {
-			a = extend(t, a), b = extend(t, b);
-			bool less = t[0] == 's' ? i64(a) < i64(b) : a < b;
-			return holds(op, less, a == b, !less && a != b);
+inline Function comparison(std::string op, const std::string &type) {
+	if (type[0] != 'f')
+		return [c = Comparison(op), t = Integer(type)](u64 a, u64 b, u64) -> u64 {
+			a = t.extend(a), b = t.extend(b);
+			return c.holds(t.less(a, b), a == b);
 		};
-	bool unordered = op == "nan" || op.back() == 'u';
+	bool unordered = op == "nan" || op.back() == 'u', ordered = op != "nan";
 	if (op.size() > 2 && unordered)
 		op.pop_back();
-	return [=](u64 a, u64 b, u64) -> u64 {
-		f64 x = t == "f32" ? single(a) : bits_as<f64>(a), y = t == "f32" ? single(b) : bits_as<f64>(b);
-		return x != x || y != y ? unordered : op != "na" && holds(op, x < y, x == y, x > y);
+	return [c = Comparison(op), ordered, unordered, single_bits = type == "f32"](u64 a, u64 b, u64) -> u64 {
+		f64 x = single_bits ? single(a) : bits_as<f64>(a), y = single_bits ? single(b) : bits_as<f64>(b);
+		return x != x || y != y ? unordered : ordered && c.holds(x < y, x == y);
 	};
 }
 
@@ -128,30 +143,26 @@ inline Function conversion(const std::string &rounding, const std::string &d, co
 		return [=](u64 a, u64, u64) { return brain(a); };
 	if (d == "bf16x2")
 		return [=](u64 a, u64 b, u64) { return brain(a) << 16 | brain(b); };
-	auto result = [d](f64 x) { return d == "f32" ? from((f32)x) : from(x); };
 	if (s[0] != 'f' && d[0] != 'f')
-		return [=](u64 a, u64, u64) { return cut(d, extend(s, a)); };
+		return [from = Integer(s), to = Integer(d)](u64 a, u64, u64) { return to.cut(from.extend(a)); };
+	if (s[0] != 'f' && d == "f32") // rounded once
+		return [t = Integer(s)](u64 a, u64, u64) { a = t.extend(a); return from(t.sign ? (f32)(i64)a : (f32)a); };
 	if (s[0] != 'f')
-		return [=](u64 a, u64, u64) {
-			a = extend(s, a);
-			if (d == "f32") // rounded once
-				return s[0] == 's' ? from((f32)(i64)a) : from((f32)a);
-			return s[0] == 's' ? from((f64)(i64)a) : from((f64)a);
-		};
-	auto read = [s](u64 a) -> f64 {
-		return s == "f16" ? widen(f16{(u16)a}) : s == "f32" ? single(a) : bits_as<f64>(a);
-	};
+		return [t = Integer(s)](u64 a, u64, u64) { a = t.extend(a); return from(t.sign ? (f64)(i64)a : (f64)a); };
 	if (d == "f16")
 		return [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; };
-	if (d[0] == 'f')
-		return [=](u64 a, u64, u64) {
-			f64 x = read(a);
-			return result(rounding == "rpi" ? std::ceil(x) : rounding == "rmi" ? std::floor(x) : x);
-		};
-	return [=](u64 a, u64, u64) {
-		f64 x = std::trunc(read(a));
-		return cut(d, d == "s32" ? saturate<i32>(x) : saturate<i64>(x));
+	auto rounded = [up = rounding == "rpi", down = rounding == "rmi"](f64 x) { return up ? std::ceil(x) : down ? std::floor(x) : x; };
+	auto of = [=](auto read) -> Function {
+		if (d == "f32")
+			return [=](u64 a, u64, u64) { return from((f32)rounded(read(a))); };
+		if (d == "f64")
+			return [=](u64 a, u64, u64) { return from(rounded(read(a))); };
+		if (d == "s32")
+			return [=](u64 a, u64, u64) { return (u64)(u32)saturate<i32>(std::trunc(read(a))); };
+		return [=](u64 a, u64, u64) { return saturate<i64>(std::trunc(read(a))); };
 	};
+	return s == "f16" ? of([](u64 a) -> f64 { return widen(f16{(u16)a}); })
+		: s == "f32" ? of([](u64 a) -> f64 { return single(a); }) : of([](u64 a) { return bits_as<f64>(a); });
 }
 
 inline Function evaluator(const std::vector<std::string> &parts) {
