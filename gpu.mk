@@ -41,7 +41,7 @@ gpu-binaries: gpu-sdk
 gpu-test: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -vet=off ./...
 
-EMULATOR_FLAGS := -std=c++17 -O2 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
+EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)|^TestGPUAndEmulator
