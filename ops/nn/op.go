@@ -7,12 +7,15 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -24,11 +27,19 @@ type Spec interface {
 	fmt.Stringer
 	// shape returns the shape of the result, or what is wrong with the operands' shapes.
 	shape(in []tensor.Shape) (tensor.Shape, error)
-	// f32 and f64 write the result, which is zero before, to y.
-	f32(y array[float32], x []array[float32]) error
-	f64(y array[float64], x []array[float64]) error
 	// gradients returns the gradient of each operand, nothing if there is none.
 	gradients(in []tensor.Shape) []gradient
+}
+
+// programmed is a Spec with a program, which adds the result to what a builder makes of operands.
+type programmed interface {
+	program(b program.Builder, x ...program.Value) program.Value
+}
+
+// looped is a Spec with loops, which write the result, zero before, to y.
+type looped interface {
+	f32(y array[float32], x []array[float32]) error
+	f64(y array[float64], x []array[float64]) error
 }
 
 // indexed is a Spec with an operand of indices, which are of tensor.Int and have no gradient.
@@ -59,6 +70,8 @@ type Op struct {
 	In    []tensor.Shape // of the operands
 	Out   tensor.Shape   // of the result
 	DType tensor.Dtype   // of all but indices: Float32 or Float64, or integers that are moved
+
+	hosts sync.Pool // of compiled programs, *program.Host
 }
 
 var (
@@ -198,17 +211,85 @@ func (o *Op) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 			return nil, o.fail(fmt.Errorf("operand %d: %w", i, err))
 		}
 	}
-	var y gorgonia.Value
-	var err error
-	if o.DType.Size() == 4 { // integers are moved as floats of their size
-		y, err = run(o, inputs, o.Spec.f32)
-	} else {
-		y, err = run(o, inputs, o.Spec.f64)
-	}
+	y, err := o.compute(inputs)
 	if err != nil {
 		return nil, o.fail(err)
 	}
 	return y, nil
+}
+
+func (o *Op) compute(inputs []gorgonia.Value) (gorgonia.Value, error) {
+	s, ok := o.Spec.(looped)
+	switch {
+	case !ok:
+		return o.evaluate(inputs)
+	case o.DType.Size() == 4: // integers are moved as floats of their size
+		return run(o, inputs, s.f32)
+	}
+	return run(o, inputs, s.f64)
+}
+
+// Program adds the result to what a builder makes, given the operands. It reports false if the
+// operation has none.
+func (o *Op) Program(b program.Builder, x ...program.Value) (y program.Value, ok bool) {
+	s, ok := o.Spec.(programmed)
+	if ok {
+		y = s.program(b, x...)
+	}
+	return y, ok
+}
+
+// evaluate runs the program. What it compiles is kept for the next run.
+func (o *Op) evaluate(inputs []gorgonia.Value) (gorgonia.Value, error) {
+	var src []backend.Buffer
+	for i, v := range inputs {
+		d, _ := residence.DType(v.Dtype()) // which check has compared
+		memory, err := residence.Elements(v, d)
+		if err != nil {
+			return nil, fmt.Errorf("operand %d: %w", i, err)
+		}
+		src = append(src, memory)
+	}
+	y, dst, err := o.fresh()
+	if err != nil {
+		return nil, err
+	}
+	host, err := o.compiled(src, dst.DType())
+	if err != nil {
+		return nil, err
+	}
+	defer o.hosts.Put(host)
+	return y, host.Run(dst, src...)
+}
+
+// compiled returns the compiled program, which no other goroutine runs.
+func (o *Op) compiled(src []backend.Buffer, d backend.DType) (*program.Host, error) {
+	if host, ok := o.hosts.Get().(*program.Host); ok {
+		return host, nil
+	}
+	var in []program.Tensor
+	for i, x := range src {
+		in = append(in, program.Tensor{Shape: o.In[i], DType: x.DType()})
+	}
+	return program.Compile(in, program.Tensor{Shape: o.Out, DType: d}, func(b program.Builder, x ...program.Value) program.Value {
+		y, _ := o.Program(b, x...)
+		return y
+	})
+}
+
+// fresh returns a new value for the result, and its elements.
+func (o *Op) fresh() (y gorgonia.Value, memory backend.Buffer, err error) {
+	switch {
+	case len(o.Out) > 0:
+		y = tensor.New(tensor.Of(o.DType), tensor.WithShape(o.Out.Clone()...))
+	case o.DType == tensor.Float32:
+		y = gorgonia.NewF32(0)
+	default:
+		y = gorgonia.NewF64(0)
+	}
+	d, _ := residence.DType(o.DType)
+	memory, err = residence.Elements(y, d)
+	return y, memory, err
 }
 
 func run[T float](o *Op, inputs []gorgonia.Value, compute func(y array[T], x []array[T]) error) (gorgonia.Value, error) {

@@ -1,8 +1,6 @@
 package read
 
 import (
-	"math"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -11,7 +9,11 @@ import (
 
 // ours adds the value of an operation of package nn. Norms, activations and pools are made of
 // operations that planning fuses, and forward and backward pass share what they both need.
-func (b *builder) ours(spec nn.Spec) ir.ID {
+func (b *builder) ours(o *nn.Op) ir.ID {
+	if y, ok := o.Program(primitives{b}, valuesOf(b.args)...); ok {
+		return ir.ID(y)
+	}
+	spec := o.Spec
 	switch s := spec.(type) {
 	case nn.CrossEntropySpec:
 		return b.crossEntropy(s.Ignore)
@@ -33,12 +35,6 @@ func (b *builder) ours(spec nn.Spec) ir.ID {
 		return b.add(ir.SoftMaxGrad{Axis: s.Axis, Log: s.Log}, b.shape, b.dtype, x, b.args[1])
 	case nn.DropoutSpec:
 		return b.dropout(s)
-	case nn.GELUSpec:
-		half, _ := b.gelu(x, s.Tanh)
-		return b.two(fuse.Mul, x, half)
-	case nn.GELUGradSpec:
-		half, slope := b.gelu(x, s.Tanh)
-		return b.two(fuse.Mul, b.args[1], b.two(fuse.Add, half, b.two(fuse.Mul, x, slope)))
 	case nn.LayerNormSpec:
 		z, _ := b.normalized(x, s.Epsilon, b.last(x))
 		return b.two(fuse.Add, b.two(fuse.Mul, z, b.args[1]), b.args[2])
@@ -174,22 +170,6 @@ func (b *builder) two(f fuse.Op, x, y ir.ID) ir.ID {
 // with adds a function of x and a number.
 func (b *builder) with(f fuse.Op, x ir.ID, number float64) ir.ID {
 	return b.two(f, x, b.add(ir.ScalarOf(number), ir.Dims{}, b.dtype))
-}
-
-// gelu adds y/x of the function and its derivative by x.
-func (b *builder) gelu(x ir.ID, approximate bool) (half, slope ir.ID) {
-	if !approximate {
-		half = b.with(fuse.Mul, b.with(fuse.Add, b.one(fuse.Erf, b.with(fuse.Mul, x, 1/math.Sqrt2)), 1), 0.5)
-		density := b.one(fuse.Exp, b.with(fuse.Mul, b.one(fuse.Square, x), -0.5))
-		return half, b.with(fuse.Mul, density, 1/math.Sqrt(2*math.Pi))
-	}
-	const cubic = 0.044715
-	scale := math.Sqrt(2 / math.Pi)
-	t := b.one(fuse.Tanh, b.with(fuse.Mul, b.two(fuse.Add, x, b.with(fuse.Mul, b.one(fuse.Cube, x), cubic)), scale))
-	half = b.with(fuse.Mul, b.with(fuse.Add, t, 1), 0.5)
-	du := b.with(fuse.Add, b.with(fuse.Mul, b.one(fuse.Square, x), 3*cubic*scale/2), scale/2)
-	rest := b.with(fuse.Add, b.one(fuse.Neg, b.one(fuse.Square, t)), 1)
-	return half, b.two(fuse.Mul, rest, du)
 }
 
 // sumRows adds the sum over all axes but the last.

@@ -307,7 +307,7 @@ func (b *builder) reduceAxes(f backend.ReduceOp, x ir.ID, axes ...int) ir.ID {
 	if len(axes) == 0 {
 		return x
 	}
-	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.dtype, x)
+	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.of(x).DType, x)
 }
 
 func (b *builder) size() ir.ID {
