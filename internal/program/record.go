@@ -43,7 +43,10 @@ func (r *recorder) add(n node) Value {
 }
 
 // Of implements [Builder].
-func (r *recorder) Of(x Value) Tensor { return r.nodes[x].Tensor }
+func (r *recorder) Of(x Value) Tensor {
+	t := r.nodes[x].Tensor
+	return Tensor{slices.Clone(t.Shape), t.DType}
+}
 
 // Number implements [Builder].
 func (r *recorder) Number(number float64, like Value) Value {

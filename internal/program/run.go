@@ -21,6 +21,9 @@ type step struct {
 	to, from []backend.Buffer // of the run under way
 }
 
+// Operands returns the number of operands.
+func (h *Host) Operands() int { return len(h.in) }
+
 // Run computes the result, dst, from operands. All are in row-major order, and what Compile was
 // told.
 //

@@ -46,7 +46,7 @@ var arrows = []arrow{
 	{"backend/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
-	{"ops/nn", []string{"backend", "kernels/fuse", "ops/...", "internal/..."}},
+	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
 	{"ops/...", []string{"backend", "kernels", "rendezvous", "ops/...", "internal/..."}},
 	{"autograd/...", []string{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",

@@ -33,7 +33,7 @@
 // gives an [Error], which [ops.Cause] extracts from the error of a Gorgonia machine.
 //
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. A machine
-// reads an operation from its [Op]: the [Spec] is a small comparable struct with exported fields.
+// reads an operation from the program of its [Op], which its own Do runs, too.
 //
 // Gradients can be differentiated again where the operation is linear in each operand (Slice, Split,
 // Concat, ByIndices, the pools and the products); the others give [ops.ErrGradient].

@@ -19,7 +19,7 @@ import (
 // Cost: one pass over x; backward one over x and dy.
 // Errors: [ops.ErrDType].
 // Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
-func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", GELUSpec{}, x) }
+func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", geluSpec{}, x) }
 
 // GELUTanh returns the approximation of [GELU] that GPT-2 uses.
 //
@@ -29,33 +29,33 @@ func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", 
 // Gradient: dx = dy * ((1 + tanh(u))/2 + x * (1 - tanh(u)**2)/2 * du/dx).
 // Cost and errors: those of GELU.
 func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("GELUTanh", "x", GELUSpec{Tanh: true}, x)
+	return build("GELUTanh", "x", geluSpec{Tanh: true}, x)
 }
 
-// GELUSpec is [GELU], or [GELUTanh] if Tanh is set.
-type GELUSpec struct{ Tanh bool }
+// geluSpec is [GELU], or [GELUTanh] if Tanh is set.
+type geluSpec struct{ Tanh bool }
 
 // String returns "GELU" or "GELUTanh".
-func (s GELUSpec) String() string {
+func (s geluSpec) String() string {
 	if s.Tanh {
 		return "GELUTanh"
 	}
 	return "GELU"
 }
 
-func (s GELUSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s geluSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s GELUSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{GELUGradSpec(s), []int{0, dy}}}
+func (s geluSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{geluGradSpec(s), []int{0, dy}}}
 }
 
-func (s GELUSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s geluSpec) program(b program.Builder, x ...program.Value) program.Value {
 	half, _ := s.parts(b, x[0])
 	return b.Do(fuse.Mul, x[0], half)
 }
 
 // parts adds y/x and its derivative by x.
-func (s GELUSpec) parts(b program.Builder, x program.Value) (half, slope program.Value) {
+func (s geluSpec) parts(b program.Builder, x program.Value) (half, slope program.Value) {
 	if !s.Tanh {
 		erf := b.Do(fuse.Erf, program.With(b, fuse.Mul, x, 1/math.Sqrt2))
 		half = program.With(b, fuse.Mul, program.With(b, fuse.Add, erf, 1), 0.5)
@@ -73,17 +73,17 @@ func (s GELUSpec) parts(b program.Builder, x program.Value) (half, slope program
 	return half, b.Do(fuse.Mul, rest, du)
 }
 
-// GELUGradSpec is the gradient of [GELUSpec], from x and dy.
-type GELUGradSpec struct{ Tanh bool }
+// geluGradSpec is the gradient of [geluSpec], from x and dy.
+type geluGradSpec struct{ Tanh bool }
 
 // String returns "GELUGrad" or "GELUTanhGrad".
-func (s GELUGradSpec) String() string { return GELUSpec(s).String() + "Grad" }
+func (s geluGradSpec) String() string { return geluSpec(s).String() + "Grad" }
 
-func (s GELUGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s geluGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s GELUGradSpec) gradients([]tensor.Shape) []gradient { return nil }
+func (s geluGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s GELUGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	half, slope := GELUSpec(s).parts(b, x[0])
+func (s geluGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	half, slope := geluSpec(s).parts(b, x[0])
 	return b.Do(fuse.Mul, x[1], b.Do(fuse.Add, half, b.Do(fuse.Mul, x[0], slope)))
 }
