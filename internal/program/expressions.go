@@ -1,8 +1,6 @@
 package program
 
 import (
-	"slices"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
@@ -85,29 +83,29 @@ func SoftMaxGrad(b Builder, y, dy Value, axis int, log bool) Value {
 	return b.Do(fuse.Mul, y, b.Do(fuse.Sub, dy, sum))
 }
 
-// AveragePool is the mean of each patch of images [b, c, h, w], of which pixels outside are 0.
+// AveragePool is the mean of each patch of images [b, c, h, w], of which pixels outside are 0. Every
+// plane is an image of its own, so that patches lie in the order of the result.
 func AveragePool(b Builder, x Value, w Window) Value {
-	image, n := b.Of(x).Shape, w.Kernel[0]*w.Kernel[1]
-	if w.whole(image) {
+	s, n := b.Of(x).Shape, w.Kernel[0]*w.Kernel[1]
+	if w.whole(s) {
 		return With(b, fuse.Mul, Sum(b, x, 2, 3), 1/float64(n))
 	}
-	rows, columns := w.Places(image[2], image[3])
-	patches := b.Reshape(b.Patches(w, x), image[0], rows, columns, image[1], n)
-	means := With(b, fuse.Mul, Sum(b, patches, 4), 1/float64(n))
-	return b.Permute(b.Reshape(means, image[0], rows, columns, image[1]), 0, 3, 1, 2)
+	rows, columns := w.Places(s[2], s[3])
+	patches := b.Patches(w, b.Reshape(x, s[0]*s[1], 1, s[2], s[3]))
+	means := With(b, fuse.Mul, Sum(b, patches, 3), 1/float64(n))
+	return b.Reshape(means, s[0], s[1], rows, columns)
 }
 
 // AveragePoolGrad gives every pixel of a patch its share of dy, for images of a height and width.
 func AveragePoolGrad(b Builder, dy Value, w Window, height, width int) Value {
-	n := w.Kernel[0] * w.Kernel[1]
+	s, n := b.Of(dy).Shape, w.Kernel[0]*w.Kernel[1]
 	share := With(b, fuse.Mul, dy, 1/float64(n))
-	s := slices.Clone(b.Of(dy).Shape)
 	if image := []int{s[0], s[1], height, width}; w.whole(image) {
 		return b.Broadcast(share, image...)
 	}
-	share = b.Reshape(b.Permute(share, 0, 2, 3, 1), s[0], s[2], s[3], s[1], 1)
-	patches := b.Reshape(b.Broadcast(share, s[0], s[2], s[3], s[1], n), s[0], s[2], s[3], s[1]*n)
-	return b.Images(w, patches, height, width)
+	planes := s[0] * s[1]
+	patches := b.Broadcast(b.Reshape(share, planes, s[2], s[3], 1), planes, s[2], s[3], n)
+	return b.Reshape(b.Images(w, patches, height, width), s[0], s[1], height, width)
 }
 
 // whole reports whether the window is the whole image.

@@ -9,7 +9,10 @@ const sums = 16
 // i%16, each of which begins with -0, and then sum j+8 is added to sum j, j+4 to j, j+2 to j, and j+1 to j.
 // That is as many sums as vectors can add at a time without waiting for each other.
 func Sum[T Float](l Level, x []T) float64 {
-	if len(x) > 0 && l > Go {
+	if len(x) <= sums/2 {
+		return shortSum(x)
+	}
+	if l > Go {
 		return sum(l, &x[0], len(x))
 	}
 	var s [sums]float64
@@ -23,6 +26,22 @@ func Sum[T Float](l Level, x []T) float64 {
 		for j := range n {
 			s[j] += s[j+n]
 		}
+	}
+	return s[0]
+}
+
+// shortSum is Sum of at most half as many elements as there are sums, in less time than it takes to
+// begin with vectors. A sum without an element leaves the one that it is added to as it is.
+func shortSum[T Float](x []T) float64 {
+	s, n := [sums / 2]float64{math.Copysign(0, -1)}, len(x)
+	for i, e := range x {
+		s[i] = float64(e)
+	}
+	for apart := sums / 4; apart > 0; apart /= 2 {
+		for j := 0; j+apart < n; j++ {
+			s[j] += s[j+apart]
+		}
+		n = min(n, apart)
 	}
 	return s[0]
 }
