@@ -32,7 +32,8 @@ type AttentionOptions struct {
 //
 // Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale w (dy vᵀ - sum(dy y)), dq = ds k and
 // dk = dsᵀ q.
-// Cost: 4*batch*heads*queries*keys*d operations, half of them if it is causal; backward 2.5 times that.
+// Cost: 4*batch*heads*queries*keys*d operations, half of them if it is causal; backward 2.5 times that,
+// and in the tape machine for each of the three gradients again.
 // Nothing of queries x keys is kept. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs,
 // which take d up to 256.
 // Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale is negative or not

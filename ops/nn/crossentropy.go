@@ -30,7 +30,7 @@ const NoLabel = -100
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in rows that are ignored. Labels
 // have none.
-// Cost: two passes over the logits; backward three, and no other memory than dlogits.
+// Cost: one pass over the logits; backward one, and no other memory than dlogits.
 // Errors: [ops.ErrShape] if labels do not have the shape of the logits without the last axis;
 // [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
 // out of range.

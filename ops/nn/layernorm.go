@@ -20,13 +20,12 @@ import (
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // Mean and variance are those of the n elements of a row; the variance divides by n. A row whose
-// variance is no finite number of the type it is computed in is NaN (in PyTorch NaN or 0): with float32 in
-// a machine of package vm that begins at deviations of about 1e19, in the tape machine, which
-// computes in float64, at 1e154.
+// variance is no finite number is NaN (in PyTorch NaN or 0): in float32 that begins at deviations of
+// about 1e19.
 //
 // Gradient: dbias is the sum of dy over all rows, dgain that of dy * z, where z is the normalised
 // x; dx = (g - mean(g) - z * mean(g * z)) / sqrt(variance + epsilon), where g = dy * gain.
-// Cost: three passes over x; backward each gradient computes mean and variance again.
+// Cost: one pass over x; backward each gradient computes mean and variance again.
 // Errors: [ops.ErrShape] if x is a scalar, or gain or bias is not of the length of the last axis;
 // [backend.ErrArgument] if epsilon is negative or not a number; [ops.ErrDType].
 // Source: Ba, Kiros and Hinton, Layer Normalization, 2016.

@@ -119,6 +119,9 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	if slices.ContainsFunc(shape, func(d int) bool { return d < 1 }) {
 		return fmt.Errorf("%w: operand %d has shape %v, without elements", ops.ErrShape, i, shape)
 	}
+	if len(shape) > backend.MaxAxes {
+		return fmt.Errorf("%w: operand %d has shape %v: there may be %d axes", ops.ErrShape, i, shape, backend.MaxAxes)
+	}
 	o.in = append(o.in, shape.Clone())
 	if i == o.indices() {
 		if dt != tensor.Int {

@@ -19,7 +19,7 @@ import (
 //
 // Gradient: dy, divided by the size of the kernel, is added to every pixel of its window, in the
 // order of the windows.
-// Cost: a pass over the windows, forward and backward.
+// Cost: a pass over the windows, and memory for their pixels, forward and backward.
 // Errors: [ops.ErrShape] if x is not of 4 axes or the kernel does not fit into the padded image;
 // [backend.ErrArgument] if a kernel or stride is less than 1, or the padding negative or as large as
 // the kernel; [ops.ErrDType].

@@ -21,8 +21,7 @@ import (
 // Batches may have any number of axes, also none.
 //
 // Gradient: da = dc bᵀ and db = aᵀ dc, exchanged likewise.
-// Cost: 2*batch*m*k*n operations; backward twice that, without copies of transposed operands. These
-// are plain loops, slower than the BLAS of gorgonia.BatchedMatMul; package vm multiplies faster.
+// Cost: 2*batch*m*k*n operations; backward twice that, without copies of transposed operands.
 // Errors: [ops.ErrShape] if a and b have fewer than two axes or do not fit; [ops.ErrDType].
 func BatchedMatMul(transA, transB bool, a, b *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("BatchedMatMul", "a b", batchedMatMulSpec{transA, transB}, a, b)

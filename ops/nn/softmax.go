@@ -18,7 +18,7 @@ import (
 // changed by a Log of it, and takes the first axis of a column.
 //
 // Gradient: dx = y * (dy - sum(dy * y)), along n.
-// Cost: three passes over x.
+// Cost: one pass over x, along the last axis; along others three.
 // Errors: [ops.ErrShape] if x has no such axis; [ops.ErrDType].
 func SoftMax(axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	return buildSoftMax("SoftMax", axis, false, x)
@@ -32,7 +32,7 @@ func SoftMax(axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 // A negative axis counts from the last. For a loss of labels use [CrossEntropy].
 //
 // Gradient: dx = dy - exp(y) * sum(dy), along n.
-// Cost: three passes over x.
+// Cost: one pass over x, along the last axis; along others three.
 // Errors: [ops.ErrShape] if x has no such axis; [ops.ErrDType].
 func LogSoftMax(axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	return buildSoftMax("LogSoftMax", axis, true, x)
