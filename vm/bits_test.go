@@ -21,13 +21,19 @@ func TestDoHasTheBitsOfAPlan(t *testing.T) {
 	all := slices.Clone(ours)
 	for _, shape := range [][]int{{67, 768}, {65, 9000}, {3, 40, 1500}} {
 		n := shape[len(shape)-1]
-		add := func(name string, build func(x ...*gorgonia.Node) (*gorgonia.Node, error), shapes ...[]int) {
+		type builds = func(x ...*gorgonia.Node) (*gorgonia.Node, error)
+		add := func(name string, build builds, shapes ...[]int) {
 			test := ours[0]
-			test.name, test.build, test.shapes = fmt.Sprint(name, " ", shape), build, append([][]int{shape}, shapes...)
+			test.name, test.build = fmt.Sprint(name, " ", shape), build
+			test.shapes = append([][]int{shape}, shapes...)
 			all = append(all, test)
 		}
-		add("softmax", func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(-1, x[0]) })
-		add("softmax of columns", func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.LogSoftMax(0, x[0]) })
+		add("softmax", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.SoftMax(-1, x[0])
+		})
+		add("softmax of columns", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.LogSoftMax(0, x[0])
+		})
 		add("gelu", chain(nn.GELU))
 		add("layer norm", func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.LayerNorm(1e-5, x[0], x[1], x[2])

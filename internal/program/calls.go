@@ -8,7 +8,9 @@ import (
 )
 
 // called adds a value that a kernel computes, and what it gives besides.
-func (r *recorder) called(y Tensor, call func(dst, src []backend.Buffer) error, besides []Tensor, x ...Value) (v Value, others []Value) {
+func (r *recorder) called(
+	y Tensor, call kernel, besides []Tensor, x ...Value,
+) (v Value, others []Value) {
 	v = r.add(node{Tensor: y, args: x, call: call, besides: besides})
 	for i, t := range besides {
 		others = append(others, r.add(node{Tensor: t, args: []Value{v}, result: i + 1}))
@@ -127,7 +129,8 @@ func (w Window) images(b, c, h, width int) kernels.Images {
 func (r *recorder) Patches(w Window, images Value) Value {
 	of := r.Of(images)
 	i := w.images(of.Shape[0], of.Shape[1], of.Shape[2], of.Shape[3])
-	v, _ := r.called(Tensor{[]int{i.Batch, i.OutH, i.OutW, i.C * i.KernelH * i.KernelW}, of.DType}, func(dst, src []backend.Buffer) error {
+	shape := []int{i.Batch, i.OutH, i.OutW, i.C * i.KernelH * i.KernelW}
+	v, _ := r.called(Tensor{shape, of.DType}, func(dst, src []backend.Buffer) error {
 		return kernels.Host{}.Im2Col(dst[0], src[0], i)
 	}, nil, images)
 	return v
@@ -137,7 +140,8 @@ func (r *recorder) Patches(w Window, images Value) Value {
 func (r *recorder) Images(w Window, patches Value, height, width int) Value {
 	of := r.Of(patches)
 	i := w.images(of.Shape[0], of.Shape[3]/(w.Kernel[0]*w.Kernel[1]), height, width)
-	v, _ := r.called(Tensor{[]int{i.Batch, i.C, height, width}, of.DType}, func(dst, src []backend.Buffer) error {
+	shape := []int{i.Batch, i.C, height, width}
+	v, _ := r.called(Tensor{shape, of.DType}, func(dst, src []backend.Buffer) error {
 		return kernels.Host{}.Col2Im(dst[0], src[0], i)
 	}, nil, patches)
 	return v

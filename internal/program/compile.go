@@ -91,7 +91,8 @@ func (c *compiler) value(v Value) {
 // waits reports whether a value is one number, which the loops that read it compute.
 func (c *compiler) waits(v Value) bool {
 	n := &c.nodes[v]
-	return n.emit != nil && size(n.Shape) == 1 && !n.placed && (c.open == nil || !slices.Equal(c.open.Shape, n.Shape))
+	return n.emit != nil && size(n.Shape) == 1 && !n.placed &&
+		(c.open == nil || !slices.Equal(c.open.Shape, n.Shape))
 }
 
 // ready reports whether the open loop can read a value: unless it is one of its folds.
@@ -198,8 +199,9 @@ func (c *compiler) run(l *loop) {
 	})
 }
 
-func (c *compiler) step(dst, src []place, run func(dst, src []backend.Buffer) error) {
-	c.host.steps = append(c.host.steps, step{dst, src, run, make([]backend.Buffer, len(dst)), make([]backend.Buffer, len(src))})
+func (c *compiler) step(dst, src []place, run kernel) {
+	to, from := make([]backend.Buffer, len(dst)), make([]backend.Buffer, len(src))
+	c.host.steps = append(c.host.steps, step{dst, src, run, to, from})
 }
 
 // room returns memory for a value in row-major order: that of the result, or new memory.
@@ -254,7 +256,8 @@ func (c *compiler) scatter(v Value) {
 	n := &c.nodes[v]
 	y := c.room(v)
 	if len(n.args) == 1 {
-		c.step([]place{y}, nil, func(dst, _ []backend.Buffer) error { return kernels.Host{}.Zero(dst[0]) })
+		zero := func(dst, _ []backend.Buffer) error { return kernels.Host{}.Zero(dst[0]) }
+		c.step([]place{y}, nil, zero)
 	}
 	for i, x := range n.args {
 		c.copy(n.DType, n.into(y, i), c.memory(x))

@@ -17,8 +17,8 @@ type loop struct {
 	dst, src []place
 }
 
-// Rows are folded in a loop if they have at most longRow elements, or at most shortRow and there are
-// fewer than manyRows of them, as in plans, so that sums are added in the same order.
+// Rows are folded in a loop if they have at most longRow elements, or at most shortRow where there
+// are fewer than manyRows of them: as in plans, so that sums are added in the same order.
 const (
 	shortRow = 8192
 	longRow  = 65536
@@ -44,7 +44,8 @@ func across(shape, axes []int) bool {
 // oncePerRow reports whether a shape has one element for each row of a loop.
 func oncePerRow(shape, loop []int) bool {
 	last := len(loop) - 1
-	return len(shape) == len(loop) && last >= 0 && shape[last] == 1 && slices.Equal(shape[:last], loop[:last])
+	return len(shape) == len(loop) && last >= 0 && shape[last] == 1 &&
+		slices.Equal(shape[:last], loop[:last])
 }
 
 func newLoop(shape []int) *loop {
@@ -73,7 +74,7 @@ func (l *loop) reduce(op backend.ReduceOp, axes []int, x fuse.Value, d backend.D
 	l.Fold(op, x, d, to.along(l.Shape)...)
 }
 
-// admits reports whether a fold of axes may join the loop: of its rows, or of axes that others fold.
+// admits reports whether a fold may join the loop: one of its rows, or of axes that others fold.
 func (l *loop) admits(shape, axes []int) bool {
 	if !slices.Equal(shape, l.Shape) {
 		return false

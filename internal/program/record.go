@@ -15,7 +15,7 @@ type node struct {
 
 	// emit adds the instructions of one element, given those of the operands. placed says that they
 	// depend on where the element is.
-	emit   func(p *fuse.Program, x []fuse.Value) fuse.Value
+	emit   instructions
 	placed bool
 	// axes are folded by fold.
 	axes []int
@@ -27,10 +27,16 @@ type node struct {
 	// into returns where in the value, which is zeros before, operand i is copied to.
 	into func(y place, i int) place
 	// call computes the value, and others besides, from operands in row-major order.
-	call    func(dst, src []backend.Buffer) error
+	call    kernel
 	besides []Tensor
 	result  int // of the call of the operand, from 1 on
 }
+
+// instructions adds those of one element to a loop.
+type instructions func(p *fuse.Program, x []fuse.Value) fuse.Value
+
+// kernel computes values from others.
+type kernel func(dst, src []backend.Buffer) error
 
 // recorder is the Builder of [Compile]: it notes what a program does.
 type recorder struct{ nodes []node }
@@ -57,7 +63,7 @@ func (r *recorder) Number(number float64, like Value) Value {
 }
 
 // elements adds a value that is computed element by element.
-func (r *recorder) elements(d backend.DType, placed bool, emit func(p *fuse.Program, x []fuse.Value) fuse.Value, x ...Value) Value {
+func (r *recorder) elements(d backend.DType, placed bool, emit instructions, x ...Value) Value {
 	var shapes [][]int
 	for _, v := range x {
 		shapes = append(shapes, r.Of(v).Shape)
@@ -167,9 +173,8 @@ func (r *recorder) Slice(x Value, axis, start, step, n int) Value {
 func (r *recorder) Unslice(x Value, axis, start, step, n int) Value {
 	of := r.Of(x)
 	taken := of.Shape[axis]
-	return r.add(node{Tensor: Tensor{with(of.Shape, axis, n), of.DType}, args: []Value{x}, into: func(y place, _ int) place {
-		return y.sliced(axis, start, step, taken)
-	}})
+	into := func(y place, _ int) place { return y.sliced(axis, start, step, taken) }
+	return r.add(node{Tensor: Tensor{with(of.Shape, axis, n), of.DType}, args: []Value{x}, into: into})
 }
 
 // Concat implements [Builder].
@@ -180,9 +185,8 @@ func (r *recorder) Concat(axis int, x ...Value) Value {
 		starts = append(starts, n)
 	}
 	first := r.Of(x[0])
-	return r.add(node{Tensor: Tensor{with(first.Shape, axis, n), first.DType}, args: x, into: func(y place, i int) place {
-		return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i])
-	}})
+	into := func(y place, i int) place { return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i]) }
+	return r.add(node{Tensor: Tensor{with(first.Shape, axis, n), first.DType}, args: x, into: into})
 }
 
 // with returns a shape with another length of an axis.

@@ -17,7 +17,7 @@ type Host struct {
 // step is one kernel.
 type step struct {
 	dst, src []place
-	run      func(dst, src []backend.Buffer) error
+	run      kernel
 	to, from []backend.Buffer // of the run under way
 }
 
@@ -33,12 +33,12 @@ func (h *Host) Run(dst backend.Buffer, src ...backend.Buffer) error {
 		return fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(src), len(h.in))
 	}
 	for i, x := range src {
-		if x.DType() != h.in[i].DType || x.Len() != size(h.in[i].Shape) {
-			return fmt.Errorf("%w: operand %d has %d %v, want %v %v", backend.ErrArgument, i, x.Len(), x.DType(), h.in[i].Shape, h.in[i].DType)
+		if err := h.in[i].fits(x); err != nil {
+			return fmt.Errorf("operand %d: %w", i, err)
 		}
 	}
-	if dst.DType() != h.out.DType || dst.Len() != size(h.out.Shape) {
-		return fmt.Errorf("%w: the result has %d %v, want %v %v", backend.ErrArgument, dst.Len(), dst.DType(), h.out.Shape, h.out.DType)
+	if err := h.out.fits(dst); err != nil {
+		return fmt.Errorf("the result: %w", err)
 	}
 	n := copy(h.memory, src)
 	h.memory[n] = dst
@@ -52,6 +52,15 @@ func (h *Host) Run(dst backend.Buffer, src ...backend.Buffer) error {
 		}
 	}
 	return nil
+}
+
+// fits returns what is wrong with memory for a tensor.
+func (t Tensor) fits(b backend.Buffer) error {
+	if b.DType() == t.DType && b.Len() == size(t.Shape) {
+		return nil
+	}
+	return fmt.Errorf("%w: it has %d %v, want %v %v",
+		backend.ErrArgument, b.Len(), b.DType(), t.Shape, t.DType)
 }
 
 // bind finds the memory of places.

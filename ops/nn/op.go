@@ -120,7 +120,8 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 		return fmt.Errorf("%w: operand %d has shape %v, without elements", ops.ErrShape, i, shape)
 	}
 	if len(shape) > backend.MaxAxes {
-		return fmt.Errorf("%w: operand %d has shape %v: there may be %d axes", ops.ErrShape, i, shape, backend.MaxAxes)
+		return fmt.Errorf("%w: operand %d has shape %v: there may be %d axes",
+			ops.ErrShape, i, shape, backend.MaxAxes)
 	}
 	o.in = append(o.in, shape.Clone())
 	if i == o.indices() {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"slices"
+	"sync"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -261,4 +263,26 @@ func agreeWithLoops(t *testing.T, o *Op, x []gorgonia.Value, seen map[reflect.Ty
 			agreeWithLoops(t, back[i], choose(g.of, x, y, dy), seen, depth-1)
 		}
 	}
+}
+
+// TestAnOperationRunsOnSeveralGoroutines: each run has memory of its own.
+func TestAnOperationRunsOnSeveralGoroutines(t *testing.T) {
+	_, x, y := graph(t, tensor.Float64, []operand{normal(1, 40, 300)}, softmaxer(0))
+	op := y.Op()
+	want, err := op.Do(x[0].Value())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for range 20 {
+				got, err := op.Do(x[0].Value())
+				if err != nil || !slices.Equal(numbers(t, got), numbers(t, want)) {
+					t.Errorf("another result, or %v", err)
+				}
+			}
+		})
+	}
+	group.Wait()
 }

@@ -20,8 +20,8 @@ func (b *builder) ours(o *nn.Op) ir.ID {
 	return ir.ID(o.Program(primitives{b}, x...))
 }
 
-// local is an operation of package ops that may give part of its operand, from index start of an axis on, and
-// communicate nothing.
+// local is an operation of package ops that may give part of its operand, from index start of an
+// axis on, and communicate nothing.
 type local interface {
 	Local() (axis, start int, ok bool)
 }

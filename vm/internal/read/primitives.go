@@ -25,13 +25,20 @@ func valuesOf(ids []ir.ID) []program.Value {
 
 func (p primitives) of(x program.Value) ir.Value { return p.builder.of(ir.ID(x)) }
 
-// put adds a value with the dtype of its last operand.
-func (p primitives) put(op ir.Op, shape ir.Dims, x ...program.Value) program.Value {
+// as adds a value.
+func (p primitives) as(
+	d backend.DType, op ir.Op, shape ir.Dims, x ...program.Value,
+) program.Value {
 	var args []ir.ID
 	for _, v := range x {
 		args = append(args, ir.ID(v))
 	}
-	return program.Value(p.add(op, shape, p.of(x[len(x)-1]).DType, args...))
+	return program.Value(p.add(op, shape, d, args...))
+}
+
+// put adds a value with the dtype of its last operand.
+func (p primitives) put(op ir.Op, shape ir.Dims, x ...program.Value) program.Value {
+	return p.as(p.of(x[len(x)-1]).DType, op, shape, x...)
 }
 
 // Of implements [program.Builder].
@@ -71,7 +78,7 @@ func (p primitives) Do(f fuse.Op, x ...program.Value) program.Value {
 		return p.put(ir.Binary{Op: f}, shape, x...)
 	}
 	if d := p.of(x[1]).DType; p.of(x[0]).DType != d {
-		x[0] = program.Value(p.add(ir.Cast{}, shape, d, ir.ID(x[0])))
+		x[0] = p.as(d, ir.Cast{}, shape, x[0])
 	}
 	return p.put(ir.Where{}, shape, x...)
 }
@@ -83,11 +90,11 @@ func (p primitives) Select(axis int, labels, x, y program.Value) program.Value {
 }
 
 // Dropout implements [program.Builder].
-func (p primitives) Dropout(probability float64, seed, op uint32, x, step, first program.Value) program.Value {
-	all, shape := p.together([]program.Value{step, first, x})
-	all = []program.Value{all[2], all[0], all[1]}
-	id := p.add(ir.Dropout{P: probability, Seed: seed, Op: op}, shape, p.of(x).DType, ir.ID(all[0]), ir.ID(all[1]), ir.ID(all[2]))
-	return program.Value(id)
+func (p primitives) Dropout(
+	probability float64, seed, op uint32, x, step, first program.Value,
+) program.Value {
+	all, shape := p.together([]program.Value{x, step, first})
+	return p.as(p.of(x).DType, ir.Dropout{P: probability, Seed: seed, Op: op}, shape, all...)
 }
 
 // Reduce implements [program.Builder].
@@ -140,20 +147,21 @@ func (p primitives) Concat(axis int, x ...program.Value) program.Value {
 
 // Gather implements [program.Builder].
 func (p primitives) Gather(x, list program.Value, axis int) program.Value {
-	shape, indices := p.of(x).Shape, p.of(list).Shape
+	v, indices := p.of(x), p.of(list).Shape
 	n := indices.Size()
-	taken := p.add(ir.Gather{Axis: axis}, shape.With(axis, n), p.of(x).DType, ir.ID(x), p.reshape(ir.ID(list), ir.Of(n)))
+	shape := v.Shape.With(axis, n)
+	taken := p.as(v.DType, ir.Gather{Axis: axis}, shape, x, p.Reshape(list, n))
 	whole := slices.Concat(shape.Slice()[:axis], indices.Slice(), shape.Slice()[axis+1:])
-	return program.Value(p.reshape(taken, ir.Of(whole...)))
+	return p.Reshape(taken, whole...)
 }
 
 // GatherGrad implements [program.Builder].
 func (p primitives) GatherGrad(dy, list program.Value, axis, n int) program.Value {
-	shape, indices := p.of(dy).Shape.Slice(), p.of(list).Shape
-	before, behind := shape[:axis], shape[axis+indices.Len():]
+	v, indices := p.of(dy), p.of(list).Shape
+	before, behind := v.Shape.Slice()[:axis], v.Shape.Slice()[axis+indices.Len():]
 	rows := p.Reshape(dy, slices.Concat(before, []int{indices.Size()}, behind)...)
 	whole := ir.Of(slices.Concat(before, []int{n}, behind)...)
-	return program.Value(p.add(ir.GatherGrad{Axis: axis}, whole, p.of(dy).DType, ir.ID(rows), p.reshape(ir.ID(list), ir.Of(indices.Size()))))
+	return p.as(v.DType, ir.GatherGrad{Axis: axis}, whole, rows, p.Reshape(list, indices.Size()))
 }
 
 // MatMul implements [program.Builder].
@@ -165,13 +173,15 @@ func (p primitives) MatMul(transA, transB bool, a, b program.Value) program.Valu
 func (p primitives) Attention(o program.Attention, q, k, v program.Value) (y, lse program.Value) {
 	of := p.of(q)
 	y = p.put(ir.Attention{Causal: o.Causal, Scale: o.Scale}, of.Shape, q, k, v)
-	return y, program.Value(p.add(ir.Result{Index: 1}, of.Shape.Without(3), ir.Statistics(of.DType), ir.ID(y)))
+	return y, p.as(ir.Statistics(of.DType), ir.Result{Index: 1}, of.Shape.Without(3), y)
 }
 
 // AttentionGrad implements [program.Builder].
-func (p primitives) AttentionGrad(o program.Attention, q, k, v, y, lse, dy program.Value) (dq, dk, dv program.Value) {
-	shape := p.of(k).Shape
-	dq = p.put(ir.AttentionGrad{Causal: o.Causal, Scale: o.Scale}, p.of(q).Shape, q, k, v, y, lse, dy)
+func (p primitives) AttentionGrad(
+	o program.Attention, q, k, v, y, lse, dy program.Value,
+) (dq, dk, dv program.Value) {
+	shape, op := p.of(k).Shape, ir.AttentionGrad{Causal: o.Causal, Scale: o.Scale}
+	dq = p.put(op, p.of(q).Shape, q, k, v, y, lse, dy)
 	return dq, p.put(ir.Result{Index: 1}, shape, dq), p.put(ir.Result{Index: 2}, shape, dq)
 }
 
@@ -186,12 +196,14 @@ func windowOf(w program.Window) ir.Window {
 func (p primitives) Patches(w program.Window, images program.Value) program.Value {
 	s := p.of(images).Shape
 	rows, columns := w.Places(s.At(2), s.At(3))
-	return p.put(ir.Im2Col{Window: windowOf(w)}, ir.Of(s.At(0), rows, columns, s.At(1)*w.Kernel[0]*w.Kernel[1]), images)
+	shape := ir.Of(s.At(0), rows, columns, s.At(1)*w.Kernel[0]*w.Kernel[1])
+	return p.put(ir.Im2Col{Window: windowOf(w)}, shape, images)
 }
 
 // Images implements [program.Builder].
 func (p primitives) Images(w program.Window, patches program.Value, height, width int) program.Value {
 	s := p.of(patches).Shape
 	planes := s.At(3) / (w.Kernel[0] * w.Kernel[1])
-	return p.put(ir.Col2Im{Window: windowOf(w)}, ir.Of(s.At(0), planes, height, width), patches)
+	shape := ir.Of(s.At(0), planes, height, width)
+	return p.put(ir.Col2Im{Window: windowOf(w)}, shape, patches)
 }
