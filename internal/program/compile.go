@@ -201,7 +201,7 @@ func (c *compiler) run(l *loop) {
 
 func (c *compiler) step(dst, src []place, run kernel) {
 	to, from := make([]backend.Buffer, len(dst)), make([]backend.Buffer, len(src))
-	c.host.steps = append(c.host.steps, step{dst, src, run, to, from})
+	c.host.steps = append(c.host.steps, step{spans(dst), spans(src), run, to, from})
 }
 
 // room returns memory for a value in row-major order: that of the result, or new memory.

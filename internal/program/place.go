@@ -54,3 +54,15 @@ func (p place) sliced(axis, start, step, n int) place {
 	p.shape, p.strides = with(p.shape, axis, n), with(p.strides, axis, step*p.strides[axis])
 	return p
 }
+
+// spans returns what elements of buffers places reach.
+func spans(places []place) (all []span) {
+	for _, p := range places {
+		last := p.offset
+		for axis, n := range p.shape {
+			last += (n - 1) * p.strides[axis]
+		}
+		all = append(all, span{p.slot, p.offset, last + 1})
+	}
+	return all
+}

@@ -16,7 +16,7 @@ type Host struct {
 
 // step is one kernel.
 type step struct {
-	dst, src []place
+	dst, src []span
 	run      kernel
 	to, from []backend.Buffer // of the run under way
 }
@@ -63,14 +63,12 @@ func (t Tensor) fits(b backend.Buffer) error {
 		backend.ErrArgument, b.Len(), b.DType(), t.Shape, t.DType)
 }
 
-// bind finds the memory of places.
-func (h *Host) bind(to []backend.Buffer, places []place) {
-	for i, p := range places {
-		b := h.memory[p.slot]
-		n := b.Len()
-		if p.dense() {
-			n = p.offset + size(p.shape)
-		}
-		to[i] = b.Slice(p.offset, n)
+// span are elements of the buffer of a slot.
+type span struct{ slot, first, end int }
+
+// bind finds the memory of spans.
+func (h *Host) bind(to []backend.Buffer, spans []span) {
+	for i, s := range spans {
+		to[i] = h.memory[s.slot].Slice(s.first, s.end)
 	}
 }

@@ -31,19 +31,36 @@ func Sum[T Float](l Level, x []T) float64 {
 }
 
 // shortSum is Sum of at most half as many elements as there are sums, in less time than it takes to
-// begin with vectors. A sum without an element leaves the one that it is added to as it is.
+// begin with vectors.
 func shortSum[T Float](x []T) float64 {
-	s, n := [sums / 2]float64{math.Copysign(0, -1)}, len(x)
-	for i, e := range x {
-		s[i] = float64(e)
+	none := math.Copysign(0, -1)
+	a, b, c, d := none, none, none, none
+	switch len(x) {
+	case 8:
+		d = float64(x[7])
+		fallthrough
+	case 7:
+		c = float64(x[6])
+		fallthrough
+	case 6:
+		b = float64(x[5])
+		fallthrough
+	case 5:
+		a = float64(x[4])
+		fallthrough
+	case 4:
+		d += float64(x[3])
+		fallthrough
+	case 3:
+		c += float64(x[2])
+		fallthrough
+	case 2:
+		b += float64(x[1])
+		fallthrough
+	case 1:
+		a += float64(x[0])
 	}
-	for apart := sums / 4; apart > 0; apart /= 2 {
-		for j := 0; j+apart < n; j++ {
-			s[j] += s[j+apart]
-		}
-		n = min(n, apart)
-	}
-	return s[0]
+	return (a + c) + (b + d)
 }
 
 // Max returns the greatest of at least one element, NaN if one is NaN. -0 is less than +0.
