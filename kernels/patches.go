@@ -20,17 +20,42 @@ func (p *patching[T]) Run(image, _ int) {
 	at := image * p.OutH * p.OutW * p.C * p.KernelH * p.KernelW
 	for oh := range p.OutH {
 		for ow := range p.OutW {
-			for row := range p.C * p.KernelH {
-				h := oh*p.StrideH - p.PadH + row%p.KernelH*p.DilationH
-				run := p.patches[at:][:p.KernelW]
-				at += p.KernelW
-				if h >= 0 && h < p.H {
-					p.run(run, pixels[(row/p.KernelH*p.H+h)*p.W:][:p.W], ow*p.StrideW-p.PadW)
-				} else if !p.add {
-					clear(run)
-				}
+			for plane := range p.C {
+				p.patch(p.patches[at:][:p.KernelH*p.KernelW], pixels[plane*p.H*p.W:][:p.H*p.W],
+					oh*p.StrideH-p.PadH, ow*p.StrideW-p.PadW)
+				at += p.KernelH * p.KernelW
 			}
 		}
+	}
+}
+
+// patch copies or adds what a window shows of a plane, from a row and a column on.
+func (p *patching[T]) patch(patch, plane []T, h, w int) {
+	for ; len(patch) > 0; h += p.DilationH {
+		run := patch[:p.KernelW]
+		patch = patch[p.KernelW:]
+		switch inside := h >= 0 && h < p.H; {
+		case inside && p.DilationW == 1 && w >= 0 && w+p.KernelW <= p.W:
+			p.whole(run, plane[h*p.W+w:])
+		case inside:
+			p.run(run, plane[h*p.W:][:p.W], w)
+		case !p.add:
+			clear(run)
+		}
+	}
+}
+
+// whole is run of neighbouring pixels, all inside of the image.
+func (p *patching[T]) whole(run, pixels []T) {
+	pixels = pixels[:len(run)]
+	if p.add {
+		for k, x := range run {
+			pixels[k] += x
+		}
+		return
+	}
+	for k := range run {
+		run[k] = pixels[k]
 	}
 }
 

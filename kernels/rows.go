@@ -81,13 +81,15 @@ func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 }
 
 // indexing is the task of TakeRows and AddRows. A part of AddRows is some columns of a table, so that
-// each element is added up by one worker, in order. A part of TakeRows is some rows.
+// each element is added up by one worker, in order: all columns, if there is one worker. A part of
+// TakeRows is some rows.
 type indexing[T float] struct {
 	Rows
 	rows, table []T
 	add         bool
 	i32         []int32 // the indices, as one or the other
 	i64         []int64
+	columns     int // of a part
 	perTable    int // parts
 }
 
@@ -103,7 +105,10 @@ func runRows[T float](pool *workers.Pool, t indexing[T], indices backend.Buffer,
 	} else {
 		t.i64 = backend.View[int64](indices)
 	}
-	t.perTable = (r.Width + columnsOfPart - 1) / columnsOfPart
+	if t.columns = columnsOfPart; pool.Size() == 1 {
+		t.columns = max(r.Width, 1)
+	}
+	t.perTable = (r.Width + t.columns - 1) / t.columns
 	if !t.add {
 		t.perTable = (indices.Len() + t.perPart() - 1) / t.perPart()
 	}
@@ -132,7 +137,7 @@ func (t *indexing[T]) Run(part, _ int) {
 	n, b := len(t.i32)+len(t.i64), part/t.perTable
 	table, rows := t.table[b*t.Count*t.Width:][:t.Count*t.Width], t.rows[b*n*t.Width:][:n*t.Width]
 	if part %= t.perTable; t.add {
-		t.addColumns(table, rows, part*columnsOfPart, min((part+1)*columnsOfPart, t.Width))
+		t.addColumns(table, rows, part*t.columns, min((part+1)*t.columns, t.Width))
 		return
 	}
 	for k := part * t.perPart(); k < min((part+1)*t.perPart(), n); k++ {

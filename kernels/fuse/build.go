@@ -47,6 +47,47 @@ func (p *Program) Do(o Op, args ...Value) Value {
 	return p.add(c)
 }
 
+// Select returns a where a label, of I32 or I64, is the place of the element along an axis of the
+// loop, and b elsewhere.
+func (p *Program) Select(axis int, label, a, b Value) Value {
+	along := make([]int, len(p.Shape))
+	along[axis] = 1
+	here := p.Cast(backend.I32, p.Index(along...))
+	return p.Do(Where, p.Do(Equal, p.place32(label), here), a, b)
+}
+
+// place32 returns the place along an axis that a label names, -1 for one beyond 31 bits: devices
+// compare 32 bits at once, and axes have no more.
+func (p *Program) place32(label Value) Value {
+	t := p.typeOf(label)
+	low := p.Cast(backend.I32, label)
+	if t == backend.I32 {
+		return low
+	}
+	exact := p.Do(Equal, p.Cast(t, low), label)
+	return p.Do(Where, exact, low, p.Const(backend.I32, -1))
+}
+
+// Dropout returns x / (1-probability) where the random number of the element is at least the
+// probability, and 0 elsewhere. The number is that of Uniform for the key (seed, op), the step, the
+// first sample plus the place along the first axis of the loop, and the element of the sample. step
+// and first are I64.
+func (p *Program) Dropout(probability float64, seed, op uint32, x, step, first Value) Value {
+	t := p.typeOf(x)
+	key := p.Const(backend.I64, 0)
+	p.Code[key].Bits = uint64(op)<<32 | uint64(seed) // not every key is a float64
+	sample, element, n := make([]int, len(p.Shape)), make([]int, len(p.Shape)), 1
+	sample[0] = 1
+	for axis := len(p.Shape) - 1; axis > 0; axis-- {
+		element[axis] = n
+		n *= p.Shape[axis]
+	}
+	u := p.Do(Uniform, key, step, p.Do(Add, first, p.Index(sample...)), p.Index(element...))
+	p.Code[u].Type = t
+	keep := p.Do(GreaterEqual, u, p.Const(t, probability))
+	return p.Do(Where, keep, p.Do(Mul, x, p.Const(t, 1/(1-probability))), p.Const(t, 0))
+}
+
 // Cast converts a value to type F32, F64, I32 or I64; a value of the type stays as it is.
 func (p *Program) Cast(d backend.DType, x Value) Value {
 	if p.typeOf(x) == d {

@@ -105,14 +105,23 @@ func (h *host) along(k Value, strides []int) *cursor {
 }
 
 // borrowed reports whether the value of an input is its memory: a run whose elements are
-// computed in their own type. The value of an output is copied, since the memory may be that of another
-// output, which is stored first.
+// computed in their own type.
 func (h *host) borrowed(k Value) bool {
 	c := h.p.Code[k]
 	v := h.values[k]
 	return v.kind != single && !v.fixed && h.p.Inputs[c.Args[0]].DType == c.Type &&
-		h.located(h.along(k, h.layout.inputs[c.Args[0]])) != nil &&
-		!slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Value == k })
+		h.located(h.along(k, h.layout.inputs[c.Args[0]])) != nil && !h.kept(k)
+}
+
+// kept reports whether a value that is stored needs memory of its own, or is loaded to that of its
+// output: its input may be the memory of another output, which is stored first.
+func (h *host) kept(k Value) bool {
+	stored := func(o Output) bool { return o.Value == k }
+	if len(h.p.Outputs) > 1 {
+		return slices.ContainsFunc(h.p.Outputs, stored)
+	}
+	only := h.p.Outputs[0]
+	return stored(only) && !only.Folded && h.located(h.cursor(h.layout.outputs[0], false)) != nil
 }
 
 // load returns the step that loads an input.

@@ -9,6 +9,8 @@ const (
 	// longRow is from how many elements on a block ends where the innermost axis does, so that operands
 	// are read where they lie. Shorter runs are gathered into blocks of whole rows.
 	longRow = blockSize / 2
+	// copyBlock is how much is copied at a time where a block needs no memory.
+	copyBlock = 1 << 15
 	// partWork is how much a part computes at least, in additions of an element, of which the host does
 	// about ten in a nanosecond: 15 us, since to start a part takes about 1.
 	partWork = 150_000
@@ -25,6 +27,8 @@ func (h *host) divide() {
 	case h.rows != nil:
 		h.block = max(blockSize/h.inner, 1) * h.inner
 		h.cut = h.block == h.inner
+	case h.copies():
+		h.block = min(max(copyBlock/h.inner, 1)*h.inner, h.n)
 	case axes == 1:
 		h.block = min(blockSize, h.n)
 	case h.inner >= longRow:
@@ -37,6 +41,15 @@ func (h *host) divide() {
 	unit, most := h.unit()
 	h.part = multiple(max(partWork/h.work(), (h.n+most-1)/most, 1), unit)
 	h.parts = (h.n + h.part - 1) / h.part
+}
+
+// copies reports whether the loop only copies elements that are one run of memory, which needs no block
+// of them.
+func (h *host) copies() bool {
+	in, out := h.p.Inputs, h.p.Outputs
+	return len(h.p.Code) == 1 && h.p.Code[0].Op == Load && len(out) == 1 && !out[0].Folded &&
+		in[0].DType == out[0].DType && in[0].DType == h.p.Code[0].Type &&
+		h.cursor(h.layout.inputs[0], false).dense() && !h.cursor(h.layout.outputs[0], false).dense()
 }
 
 // multiple returns the least multiple of unit that is not less than n.

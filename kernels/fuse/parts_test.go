@@ -181,3 +181,43 @@ func TestEpiloguesByRows(t *testing.T) {
 		t.Error("an operand that is the same for all images is read once for all blocks, which begin with an image")
 	}
 }
+
+// TestScatteredCopies: a copy of one run of memory to rows that lie apart, in several parts, writes
+// those rows alone.
+func TestScatteredCopies(t *testing.T) {
+	pool := workers.New(3)
+	defer pool.Close()
+	for _, inner := range []int{1, 33, 600, 40_000} {
+		rows, apart := 400_000/inner+1, inner+3
+		p := &fuse.Program{Shape: []int{rows, inner}}
+		p.Store(p.Load(backend.F32, inner, 1), backend.F32, apart, 1)
+		src, dst := make([]float32, rows*inner), make([]float32, rows*apart)
+		for i := range src {
+			src[i] = float32(i)
+		}
+		for _, workers := range []*workers.Pool{nil, pool} {
+			loop, err := fuse.Host(p, workers)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				for i := range dst {
+					dst[i] = -1
+				}
+				err := loop.Run([]backend.Buffer{backend.Of(dst)}, []backend.Buffer{backend.Of(src)}, backend.Buffer{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, got := range dst {
+					want := float32(-1)
+					if i%apart < inner {
+						want = float32(i/apart*inner + i%apart)
+					}
+					if got != want {
+						t.Fatalf("rows of %d: element %d is %v, want %v", inner, i, got, want)
+					}
+				}
+			}
+		}
+	}
+}

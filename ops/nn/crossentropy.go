@@ -9,6 +9,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -28,23 +30,23 @@ const NoLabel = -100
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in rows that are ignored. Labels
 // have none.
-// Cost: two passes over the logits; backward three, and no other memory than dlogits.
+// Cost: one pass over the logits; backward one, and no other memory than dlogits.
 // Errors: [ops.ErrShape] if labels do not have the shape of the logits without the last axis;
 // [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
 // out of range.
 func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("CrossEntropy", "logits labels", CrossEntropySpec{ignore}, logits, labels)
+	return build("CrossEntropy", "logits labels", crossEntropySpec{ignore}, logits, labels)
 }
 
-// CrossEntropySpec is [CrossEntropy] of logits and labels.
-type CrossEntropySpec struct{ Ignore int }
+// crossEntropySpec is [CrossEntropy] of logits and labels.
+type crossEntropySpec struct{ Ignore int }
 
 // String returns "CrossEntropy{ignore -100}".
-func (s CrossEntropySpec) String() string { return fmt.Sprintf("CrossEntropy{ignore %d}", s.Ignore) }
+func (s crossEntropySpec) String() string { return fmt.Sprintf("CrossEntropy{ignore %d}", s.Ignore) }
 
-func (s CrossEntropySpec) indices() int { return 1 }
+func (s crossEntropySpec) indices() int { return 1 }
 
-func (s CrossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	logits, labels := in[0], in[1]
 	if len(logits) < 2 || !slices.Equal(labels, logits[:len(logits)-1]) {
 		return nil, fmt.Errorf("%w: logits have shape %v and labels %v: want (d..., n) and (d...)", ops.ErrShape, logits, labels)
@@ -52,108 +54,94 @@ func (s CrossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{}, nil
 }
 
-func (s CrossEntropySpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{CrossEntropyGradSpec(s), []int{0, 1, dy}}, {}}
+func (s crossEntropySpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{crossEntropyGradSpec(s), []int{0, 1, dy}}, {}}
 }
 
-func (s CrossEntropySpec) f32(y array[float32], x []array[float32]) error {
-	return crossEntropy(s, y, x[0], x[1].ints)
+// targets are what a cross-entropy and its gradient need of the labels, for each row.
+type targets struct {
+	labels program.Value // -1 where a label is ignored
+	right  program.Value // 1, 0 if a label is ignored or out of range
+	others program.Value // 0, NaN if a label is out of range: what counts where it is not right
+	number program.Value // of labels that are not ignored, at least 1
 }
 
-func (s CrossEntropySpec) f64(y array[float64], x []array[float64]) error {
-	return crossEntropy(s, y, x[0], x[1].ints)
-}
-
-func crossEntropy[T float](s CrossEntropySpec, loss, logits array[T], labels []int) error {
-	n := len(logits.data) / len(labels)
-	counted, err := counting(labels, n, s.Ignore)
-	if err != nil || counted == 0 {
-		return err
+func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Value) targets {
+	shape := b.Of(logits).Shape
+	last := len(shape) - 1
+	classes := float64(shape[last])
+	shape[last] = 1
+	labels = b.Reshape(labels, shape...)
+	counts := program.With(b, fuse.NotEqual, labels, float64(s.Ignore))
+	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, labels, 0), program.With(b, fuse.Less, labels, classes))
+	wrong := b.Do(fuse.Mul, counts, program.With(b, fuse.NotEqual, inside, 1))
+	zero, one := b.Number(0, logits), b.Number(1, logits)
+	number := program.Sum(b, b.Do(fuse.Where, counts, one, zero), program.Axes(b, labels, 0)...)
+	return targets{
+		labels: program.With(b, fuse.Sub, b.Do(fuse.Mul, program.With(b, fuse.Add, labels, 1), counts), 1),
+		right:  b.Do(fuse.Mul, counts, inside),
+		others: b.Do(fuse.Where, wrong, b.Number(math.NaN(), logits), zero),
+		number: program.With(b, fuse.Maximum, number, 1),
 	}
-	sum := 0.0
-	for i, label := range labels {
-		if label == s.Ignore {
-			continue
+}
+
+// logSum is the logits less the largest of their row, and the logarithm of the sum of their
+// exponentials: the difference is the logarithm of the softmax. Loss and gradient share both.
+func logSum(b program.Builder, logits program.Value) (less, log program.Value) {
+	last := len(b.Of(logits).Shape) - 1
+	less = b.Do(fuse.Sub, logits, b.Reduce(backend.Max, logits, last))
+	return less, b.Do(fuse.Log, program.Sum(b, b.Do(fuse.Exp, less), last))
+}
+
+// program chooses the label before the logarithm is subtracted, so that it takes no extra pass over
+// a row.
+func (s crossEntropySpec) program(b program.Builder, x ...program.Value) program.Value {
+	t := s.targets(b, x[0], x[1])
+	last := len(b.Of(x[0]).Shape) - 1
+	less, log := logSum(b, x[0])
+	chosen := program.Sum(b, b.Select(last, t.labels, less, b.Number(0, less)), last)
+	each := b.Do(fuse.Where, t.right, b.Do(fuse.Sub, chosen, log), t.others)
+	return b.Do(fuse.Neg, b.Do(fuse.Div, program.Sum(b, each, program.Axes(b, each, 0)...), t.number))
+}
+
+func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
+	n := in[0][len(in[0])-1]
+	for k, label := range labels {
+		if label != s.Ignore && (label < 0 || label >= n) {
+			return fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k, label, n-1)
 		}
-		row := logits.data[i*n : (i+1)*n]
-		most, total := exponentials(row)
-		sum += math.Log(total) + (most - float64(row[label])) // equal logits cancel
 	}
-	loss.data[0] = T(sum / float64(counted))
 	return nil
 }
 
-// counting returns how many labels count, and checks them.
-func counting(labels []int, n, ignore int) (counted int, err error) {
-	for k, label := range labels {
-		if label == ignore {
-			continue
-		}
-		if label < 0 || label >= n {
-			return 0, fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k, label, n-1)
-		}
-		counted++
-	}
-	return counted, nil
-}
-
-// exponentials returns the largest element of a row, and the sum of exp(x - largest).
-func exponentials[T float](row []T) (most, sum float64) {
-	most = math.Inf(-1)
-	for _, v := range row {
-		most = max(most, float64(v))
-	}
-	for _, v := range row {
-		sum += math.Exp(float64(v) - most)
-	}
-	return most, sum
-}
-
-// CrossEntropyGradSpec is the gradient of [CrossEntropySpec] by the logits, from logits, labels and
+// crossEntropyGradSpec is the gradient of [crossEntropySpec] by the logits, from logits, labels and
 // the gradient of the loss.
-type CrossEntropyGradSpec struct{ Ignore int }
+type crossEntropyGradSpec struct{ Ignore int }
 
 // String returns "CrossEntropyGrad{ignore -100}".
-func (s CrossEntropyGradSpec) String() string {
+func (s crossEntropyGradSpec) String() string {
 	return fmt.Sprintf("CrossEntropyGrad{ignore %d}", s.Ignore)
 }
 
-func (s CrossEntropyGradSpec) indices() int { return 1 }
+func (s crossEntropyGradSpec) indices() int { return 1 }
 
-func (s CrossEntropyGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s crossEntropyGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return in[0].Clone(), nil
 }
 
-func (s CrossEntropyGradSpec) gradients([]tensor.Shape) []gradient { return nil }
+func (s crossEntropyGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s CrossEntropyGradSpec) f32(dx array[float32], x []array[float32]) error {
-	return crossEntropyGrad(s, dx, x[0], x[1].ints, x[2])
+func (s crossEntropyGradSpec) check(labels []int, in []tensor.Shape) error {
+	return crossEntropySpec(s).check(labels, in)
 }
 
-func (s CrossEntropyGradSpec) f64(dx array[float64], x []array[float64]) error {
-	return crossEntropyGrad(s, dx, x[0], x[1].ints, x[2])
-}
-
-func crossEntropyGrad[T float](s CrossEntropyGradSpec, dx, logits array[T], labels []int, dy array[T]) error {
-	n := len(logits.data) / len(labels)
-	counted, err := counting(labels, n, s.Ignore)
-	if err != nil || counted == 0 {
-		return err
-	}
-	scale := float64(dy.data[0]) / float64(counted)
-	for i, label := range labels {
-		if label == s.Ignore {
-			continue
-		}
-		row, to := logits.data[i*n:(i+1)*n], dx.data[i*n:(i+1)*n]
-		most, total := exponentials(row)
-		for k, v := range row {
-			p := math.Exp(float64(v)-most) / total
-			if k == label {
-				p--
-			}
-			to[k] = T(p * scale)
-		}
-	}
-	return nil
+// program is (probability - 1 at the label) * dy / number, where the label is right.
+func (s crossEntropyGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	t := crossEntropySpec(s).targets(b, x[0], x[1])
+	last := len(b.Of(x[0]).Shape) - 1
+	less, log := logSum(b, x[0])
+	p := b.Do(fuse.Exp, b.Do(fuse.Sub, less, log))
+	away := b.Select(last, t.labels, program.With(b, fuse.Add, p, -1), p)
+	share := b.Do(fuse.Div, x[2], t.number)
+	return b.Do(fuse.Where, t.right, b.Do(fuse.Mul, away, share), t.others)
 }

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -34,11 +35,11 @@ func Dropout(p float64, random *Random, x *gorgonia.Node) (*gorgonia.Node, error
 	if random == nil {
 		return nil, fmt.Errorf("nn: Dropout: %w: random is nil: make one with NewRandom", backend.ErrArgument)
 	}
-	return build("Dropout", "x", DropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
+	return build("Dropout", "x", dropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
 }
 
-// DropoutSpec is [Dropout], or its gradient, which applies the mask to dy.
-type DropoutSpec struct {
+// dropoutSpec is [Dropout], or its gradient, which applies the mask to dy.
+type dropoutSpec struct {
 	P        float64 // probability of zero
 	Mask     *Mask
 	Gradient bool
@@ -77,7 +78,7 @@ func (m *Mask) Draw() error {
 }
 
 // String returns "Dropout{0.1, #3}", with the number of the Dropout.
-func (s DropoutSpec) String() string {
+func (s dropoutSpec) String() string {
 	name := "Dropout"
 	if s.Gradient {
 		name = "DropoutGrad"
@@ -86,52 +87,29 @@ func (s DropoutSpec) String() string {
 }
 
 // SetTraining switches between training and evaluation, of the gradient, too.
-func (s DropoutSpec) SetTraining(on bool) error {
+func (s dropoutSpec) SetTraining(on bool) error {
 	s.Mask.mu.Lock()
 	defer s.Mask.mu.Unlock()
 	s.Mask.evaluation = !on
 	return nil
 }
 
-func (s DropoutSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s dropoutSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if len(in[0]) == 0 {
 		return nil, fmt.Errorf("%w: x is a scalar", ops.ErrShape)
 	}
 	return in[0].Clone(), nil
 }
 
-func (s DropoutSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{DropoutSpec{s.P, s.Mask, true}, []int{dy}}}
+func (s dropoutSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{dropoutSpec{s.P, s.Mask, true}, []int{dy}}}
 }
 
-func (s DropoutSpec) f32(y array[float32], x []array[float32]) error { return dropout(s, y, x[0]) }
-func (s DropoutSpec) f64(y array[float64], x []array[float64]) error { return dropout(s, y, x[0]) }
-
-func dropout[T float](s DropoutSpec, y, x array[T]) error {
-	if !s.Mask.Training() {
-		copy(y.data, x.data)
-		return nil
+// program gets the step and the first sample, of training, besides x.
+func (s dropoutSpec) program(b program.Builder, x ...program.Value) program.Value {
+	if len(x) == 1 {
+		return x[0]
 	}
-	if !s.Gradient {
-		if err := s.Mask.Draw(); err != nil {
-			return err
-		}
-	}
-	step, first, _ := s.Mask.Random.at()
-	key := [2]uint32{s.Mask.Random.Seed(), s.Mask.Op}
-	p, scale := T(s.P), T(1/(1-s.P))
-	sample := len(x.data) / x.shape[0]
-	for i := range x.shape[0] {
-		row, to := x.data[i*sample:(i+1)*sample], y.data[i*sample:(i+1)*sample]
-		var u [4]T
-		for k, v := range row {
-			if k%len(u) == 0 {
-				u = uniforms[T](key, step, first+uint64(i), k/len(u))
-			}
-			if u[k%len(u)] >= p {
-				to[k] = v * scale
-			}
-		}
-	}
-	return nil
+	step, first := b.Slice(x[1], 0, 0, 1, 1), b.Slice(x[1], 0, 1, 1, 1)
+	return b.Dropout(s.P, s.Mask.Random.Seed(), s.Mask.Op, x[0], step, first)
 }

@@ -5,6 +5,9 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // GELU returns the Gaussian error linear unit of every element.
@@ -16,7 +19,7 @@ import (
 // Cost: one pass over x; backward one over x and dy.
 // Errors: [ops.ErrDType].
 // Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016.
-func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", GELUSpec{}, x) }
+func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", geluSpec{}, x) }
 
 // GELUTanh returns the approximation of [GELU] that GPT-2 uses.
 //
@@ -26,70 +29,61 @@ func GELU(x *gorgonia.Node) (*gorgonia.Node, error) { return build("GELU", "x", 
 // Gradient: dx = dy * ((1 + tanh(u))/2 + x * (1 - tanh(u)**2)/2 * du/dx).
 // Cost and errors: those of GELU.
 func GELUTanh(x *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("GELUTanh", "x", GELUSpec{Tanh: true}, x)
+	return build("GELUTanh", "x", geluSpec{Tanh: true}, x)
 }
 
-// GELUSpec is [GELU], or [GELUTanh] if Tanh is set.
-type GELUSpec struct{ Tanh bool }
+// geluSpec is [GELU], or [GELUTanh] if Tanh is set.
+type geluSpec struct{ Tanh bool }
 
 // String returns "GELU" or "GELUTanh".
-func (s GELUSpec) String() string {
+func (s geluSpec) String() string {
 	if s.Tanh {
 		return "GELUTanh"
 	}
 	return "GELU"
 }
 
-func (s GELUSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s geluSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s GELUSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{GELUGradSpec(s), []int{0, dy}}}
+func (s geluSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{geluGradSpec(s), []int{0, dy}}}
 }
 
-func (s GELUSpec) f32(y array[float32], x []array[float32]) error { return gelu(s, y, x[0]) }
-func (s GELUSpec) f64(y array[float64], x []array[float64]) error { return gelu(s, y, x[0]) }
-
-func gelu[T float](s GELUSpec, y, x array[T]) error {
-	for i, v := range x.data {
-		half, _ := geluParts(s.Tanh, float64(v))
-		y.data[i] = T(float64(v) * half)
-	}
-	return nil
+func (s geluSpec) program(b program.Builder, x ...program.Value) program.Value {
+	half, _ := s.parts(b, x[0])
+	return b.Do(fuse.Mul, x[0], half)
 }
 
-// geluParts returns y/x and its derivative by x.
-func geluParts(approximate bool, x float64) (half, slope float64) {
-	if !approximate {
-		return (1 + math.Erf(x/math.Sqrt2)) / 2, math.Exp(-x*x/2) / math.Sqrt(2*math.Pi)
+// parts adds y/x and its derivative by x.
+func (s geluSpec) parts(b program.Builder, x program.Value) (half, slope program.Value) {
+	if !s.Tanh {
+		erf := b.Do(fuse.Erf, program.With(b, fuse.Mul, x, 1/math.Sqrt2))
+		half = program.With(b, fuse.Mul, program.With(b, fuse.Add, erf, 1), 0.5)
+		density := b.Do(fuse.Exp, program.With(b, fuse.Mul, b.Do(fuse.Square, x), -0.5))
+		return half, program.With(b, fuse.Mul, density, 1/math.Sqrt(2*math.Pi))
 	}
 	const cubic = 0.044715
 	scale := math.Sqrt(2 / math.Pi)
-	t := math.Tanh(scale * (x + cubic*x*x*x))
-	return (1 + t) / 2, (1 - t*t) / 2 * scale * (1 + 3*cubic*x*x)
+	u := b.Do(fuse.Add, x, program.With(b, fuse.Mul, b.Do(fuse.Cube, x), cubic))
+	t := b.Do(fuse.Tanh, program.With(b, fuse.Mul, u, scale))
+	half = program.With(b, fuse.Mul, program.With(b, fuse.Add, t, 1), 0.5)
+	du := program.With(b, fuse.Mul, b.Do(fuse.Square, x), 3*cubic*scale/2)
+	du = program.With(b, fuse.Add, du, scale/2)
+	rest := program.With(b, fuse.Add, b.Do(fuse.Neg, b.Do(fuse.Square, t)), 1)
+	return half, b.Do(fuse.Mul, rest, du)
 }
 
-// GELUGradSpec is the gradient of [GELUSpec], from x and dy.
-type GELUGradSpec struct{ Tanh bool }
+// geluGradSpec is the gradient of [geluSpec], from x and dy.
+type geluGradSpec struct{ Tanh bool }
 
 // String returns "GELUGrad" or "GELUTanhGrad".
-func (s GELUGradSpec) String() string { return GELUSpec(s).String() + "Grad" }
+func (s geluGradSpec) String() string { return geluSpec(s).String() + "Grad" }
 
-func (s GELUGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s geluGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s GELUGradSpec) gradients([]tensor.Shape) []gradient { return nil }
+func (s geluGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s GELUGradSpec) f32(dx array[float32], x []array[float32]) error {
-	return geluGrad(s, dx, x[0], x[1])
-}
-
-func (s GELUGradSpec) f64(dx array[float64], x []array[float64]) error {
-	return geluGrad(s, dx, x[0], x[1])
-}
-
-func geluGrad[T float](s GELUGradSpec, dx, x, dy array[T]) error {
-	for i, v := range x.data {
-		half, slope := geluParts(s.Tanh, float64(v))
-		dx.data[i] = T(float64(dy.data[i]) * (half + float64(v)*slope))
-	}
-	return nil
+func (s geluGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	half, slope := geluSpec(s).parts(b, x[0])
+	return b.Do(fuse.Mul, x[1], b.Do(fuse.Add, half, b.Do(fuse.Mul, x[0], slope)))
 }

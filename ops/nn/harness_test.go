@@ -11,6 +11,8 @@ import (
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // operand is a tensor of float64 that tests make, or of indices.
@@ -75,22 +77,18 @@ func numbers(t *testing.T, v gorgonia.Value) []float64 {
 	if v == nil {
 		t.Fatal("there is no value")
 	}
-	if v.Dtype() == tensor.Float32 {
-		small, err := elements[float32](v)
-		if err != nil {
-			t.Fatal(err)
-		}
-		wide := make([]float64, len(small))
-		for i, x := range small {
-			wide[i] = float64(x)
-		}
-		return wide
-	}
-	wide, err := elements[float64](v)
+	memory, err := elements(v)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return slices.Clone(wide)
+	if memory.DType() == backend.F64 {
+		return slices.Clone(backend.View[float64](memory))
+	}
+	wide := make([]float64, memory.Len())
+	for i, x := range backend.View[float32](memory) {
+		wide[i] = float64(x)
+	}
+	return wide
 }
 
 // graph makes the nodes of the operands and of the result.

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -29,7 +30,7 @@ func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nn: ByIndices: %w", err)
 	}
-	return build("ByIndices", "x indices", ByIndicesSpec{axis}, x, indices)
+	return build("ByIndices", "x indices", byIndicesSpec{axis}, x, indices)
 }
 
 // Embedding selects rows of a matrix of weights: [ByIndices] of axis 0.
@@ -43,48 +44,34 @@ func Embedding(weights, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	if weights != nil && len(weights.Shape()) != 2 {
 		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix", ops.ErrShape, weights.Shape())
 	}
-	return build("Embedding", "weights indices", ByIndicesSpec{0}, weights, indices)
+	return build("Embedding", "weights indices", byIndicesSpec{0}, weights, indices)
 }
 
-// ByIndicesSpec is [ByIndices] of x and indices, with an axis that is not negative.
-type ByIndicesSpec struct{ Axis int }
+// byIndicesSpec is [ByIndices] of x and indices, with an axis that is not negative.
+type byIndicesSpec struct{ Axis int }
 
 // String returns "ByIndices{axis 0}".
-func (s ByIndicesSpec) String() string { return fmt.Sprintf("ByIndices{axis %d}", s.Axis) }
+func (s byIndicesSpec) String() string { return fmt.Sprintf("ByIndices{axis %d}", s.Axis) }
 
-func (s ByIndicesSpec) indices() int { return 1 }
+func (s byIndicesSpec) indices() int { return 1 }
 
-func (s ByIndicesSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s byIndicesSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if len(in[1]) == 0 {
 		return nil, fmt.Errorf("%w: indices is a scalar", ops.ErrShape)
 	}
 	return slices.Concat(in[0][:s.Axis], in[1], in[0][s.Axis+1:]), nil
 }
 
-func (s ByIndicesSpec) gradients(in []tensor.Shape) []gradient {
-	return []gradient{{ByIndicesGradSpec{s.Axis, in[0][s.Axis]}, []int{dy, 1}}, {}}
+func (s byIndicesSpec) gradients(in []tensor.Shape) []gradient {
+	return []gradient{{byIndicesGradSpec{s.Axis, in[0][s.Axis]}, []int{dy, 1}}, {}}
 }
 
-func (s ByIndicesSpec) f32(y array[float32], x []array[float32]) error {
-	return byIndices(s, y, x[0], x[1].ints)
+func (s byIndicesSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Gather(x[0], x[1], s.Axis)
 }
 
-func (s ByIndicesSpec) f64(y array[float64], x []array[float64]) error {
-	return byIndices(s, y, x[0], x[1].ints)
-}
-
-func byIndices[T float](s ByIndicesSpec, y, x array[T], indices []int) error {
-	before, along, behind := around(x.shape, s.Axis)
-	if err := inRange(indices, along); err != nil {
-		return err
-	}
-	for i := range before {
-		for k, index := range indices {
-			from := (i*along + index) * behind
-			copy(y.data[(i*len(indices)+k)*behind:][:behind], x.data[from:from+behind])
-		}
-	}
-	return nil
+func (s byIndicesSpec) check(indices []int, in []tensor.Shape) error {
+	return inRange(indices, in[0][s.Axis])
 }
 
 // inRange checks indices of n elements.
@@ -97,45 +84,29 @@ func inRange(indices []int, n int) error {
 	return nil
 }
 
-// ByIndicesGradSpec is the gradient of [ByIndicesSpec] by x, from dy and indices. Length is the length of
+// byIndicesGradSpec is the gradient of [byIndicesSpec] by x, from dy and indices. Length is the length of
 // the axis of x.
-type ByIndicesGradSpec struct{ Axis, Length int }
+type byIndicesGradSpec struct{ Axis, Length int }
 
 // String returns "ByIndicesGrad{axis 0, of 50257}".
-func (s ByIndicesGradSpec) String() string {
+func (s byIndicesGradSpec) String() string {
 	return fmt.Sprintf("ByIndicesGrad{axis %d, of %d}", s.Axis, s.Length)
 }
 
-func (s ByIndicesGradSpec) indices() int { return 1 }
+func (s byIndicesGradSpec) indices() int { return 1 }
 
-func (s ByIndicesGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s byIndicesGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return slices.Concat(in[0][:s.Axis], tensor.Shape{s.Length}, in[0][s.Axis+len(in[1]):]), nil
 }
 
-func (s ByIndicesGradSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{ByIndicesSpec{s.Axis}, []int{dy, 1}}, {}}
+func (s byIndicesGradSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{byIndicesSpec{s.Axis}, []int{dy, 1}}, {}}
 }
 
-func (s ByIndicesGradSpec) f32(dx array[float32], x []array[float32]) error {
-	return byIndicesGrad(s, dx, x[0], x[1].ints)
+func (s byIndicesGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.GatherGrad(x[0], x[1], s.Axis, s.Length)
 }
 
-func (s ByIndicesGradSpec) f64(dx array[float64], x []array[float64]) error {
-	return byIndicesGrad(s, dx, x[0], x[1].ints)
-}
-
-func byIndicesGrad[T float](s ByIndicesGradSpec, dx, dy array[T], indices []int) error {
-	before, along, behind := around(dx.shape, s.Axis)
-	if err := inRange(indices, along); err != nil {
-		return err
-	}
-	for i := range before {
-		for k, index := range indices {
-			to, from := (i*along+index)*behind, (i*len(indices)+k)*behind
-			for j := range behind {
-				dx.data[to+j] += dy.data[from+j]
-			}
-		}
-	}
-	return nil
+func (s byIndicesGradSpec) check(indices []int, _ []tensor.Shape) error {
+	return inRange(indices, s.Length)
 }

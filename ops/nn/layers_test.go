@@ -58,7 +58,7 @@ func TestByIndices(t *testing.T) {
 	checkGradient(t, []operand{normal(1, 3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0))
 	checkDistinct(t, []operand{count(2, 2), three}, by(0), by(1))
 	checkGradient(t, []operand{normal(1, 3, 2), indices([]int{3}, 4, 0, 4)}, two(func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
-		return apply(ByIndicesGradSpec{0, 5}, dy, i)
+		return apply(byIndicesGradSpec{0, 5}, dy, i)
 	}))
 }
 

@@ -10,7 +10,9 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // Norm returns the p-norm of x along an axis, which the result does not have.
@@ -33,103 +35,65 @@ func Norm(p, axis int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	if p < 1 {
 		return nil, fmt.Errorf("nn: Norm: %w: p is %d, want at least 1", backend.ErrArgument, p)
 	}
-	return build("Norm", "x", NormSpec{p, axis}, x)
+	return build("Norm", "x", normSpec{p, axis}, x)
 }
 
-// NormSpec is [Norm], with an axis that is not negative.
-type NormSpec struct{ P, Axis int }
+// normSpec is [Norm], with an axis that is not negative.
+type normSpec struct{ P, Axis int }
 
 // String returns "Norm{p 3, axis 1}".
-func (s NormSpec) String() string { return fmt.Sprintf("Norm{p %d, axis %d}", s.P, s.Axis) }
+func (s normSpec) String() string { return fmt.Sprintf("Norm{p %d, axis %d}", s.P, s.Axis) }
 
-func (s NormSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s normSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return slices.Delete(in[0].Clone(), s.Axis, s.Axis+1), nil
 }
 
-func (s NormSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{NormGradSpec(s), []int{0, result, dy}}}
+func (s normSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{normGradSpec(s), []int{0, result, dy}}}
 }
 
-func (s NormSpec) f32(y array[float32], x []array[float32]) error { return norm(s, y, x[0]) }
-func (s NormSpec) f64(y array[float64], x []array[float64]) error { return norm(s, y, x[0]) }
-
-func norm[T float](s NormSpec, y, x array[T]) error {
-	line := 0
-	lines(x.shape, s.Axis, func(at func(k int) int, n int) {
-		sum := 0.0
-		for k := range n {
-			sum += power(math.Abs(float64(x.data[at(k)])), s.P)
-		}
-		y.data[line] = T(root(sum, s.P))
-		line++
-	})
-	return nil
-}
-
-// power returns x^n.
-func power(x float64, n int) float64 {
-	switch n {
-	case 0:
-		return 1
+func (s normSpec) program(b program.Builder, x ...program.Value) program.Value {
+	sum := program.Sum(b, power(b, b.Do(fuse.Abs, x[0]), s.P), s.Axis)
+	switch s.P {
 	case 1:
-		return x
+		return sum
 	case 2:
-		return x * x
+		return b.Do(fuse.Sqrt, sum)
 	}
-	return math.Pow(x, float64(n))
+	return program.With(b, fuse.Pow, sum, 1/float64(s.P))
 }
 
-func root(x float64, n int) float64 {
+// power is x^n for n of at least 1.
+func power(b program.Builder, x program.Value, n int) program.Value {
 	switch n {
 	case 1:
 		return x
 	case 2:
-		return math.Sqrt(x)
+		return b.Do(fuse.Square, x)
 	}
-	return math.Pow(x, 1/float64(n))
+	return program.With(b, fuse.Pow, x, float64(n))
 }
 
-// NormGradSpec is the gradient of [NormSpec], from x, its result y and dy.
-type NormGradSpec struct{ P, Axis int }
+// normGradSpec is the gradient of [normSpec], from x, its result y and dy.
+type normGradSpec struct{ P, Axis int }
 
 // String returns "NormGrad{p 3, axis 1}".
-func (s NormGradSpec) String() string { return fmt.Sprintf("NormGrad{p %d, axis %d}", s.P, s.Axis) }
+func (s normGradSpec) String() string { return fmt.Sprintf("NormGrad{p %d, axis %d}", s.P, s.Axis) }
 
-func (s NormGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s normGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s NormGradSpec) gradients([]tensor.Shape) []gradient { return nil }
+func (s normGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 
-func (s NormGradSpec) f32(dx array[float32], x []array[float32]) error {
-	return normGrad(s, dx, x[0], x[1], x[2])
-}
-
-func (s NormGradSpec) f64(dx array[float64], x []array[float64]) error {
-	return normGrad(s, dx, x[0], x[1], x[2])
-}
-
-func normGrad[T float](s NormGradSpec, dx, x, y, dy array[T]) error {
-	line := 0
-	lines(x.shape, s.Axis, func(at func(k int) int, n int) {
-		size, d := float64(y.data[line]), float64(dy.data[line])
-		line++
-		for k := range n {
-			if e := float64(x.data[at(k)]); size != 0 {
-				dx.data[at(k)] = T(sign(e) * power(math.Abs(e)/size, s.P-1) * d)
-			}
-		}
-	})
-	return nil
-}
-
-// sign returns 1, -1, or x itself if it is 0 or NaN.
-func sign(x float64) float64 {
-	switch {
-	case x > 0:
-		return 1
-	case x < 0:
-		return -1
+func (s normGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	shape := b.Of(x[0]).Shape
+	shape[s.Axis] = 1
+	y, dy := b.Reshape(x[1], shape...), b.Reshape(x[2], shape...)
+	dx := b.Do(fuse.Sign, x[0])
+	if s.P > 1 {
+		share := b.Do(fuse.Div, b.Do(fuse.Abs, x[0]), y)
+		dx = b.Do(fuse.Mul, dx, power(b, share, s.P-1))
 	}
-	return x
+	return b.Do(fuse.Where, y, b.Do(fuse.Mul, dx, dy), b.Number(0, y))
 }
 
 // wrongNorm finds gorgonia.Norm of odd p by its last node: pow(sum(pow(x, p)), 1/p).

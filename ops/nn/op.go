@@ -7,43 +7,45 @@ import (
 	"hash/fnv"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/chewxy/hm"
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// Spec says what an operation computes. It is one of the structs of this package, such as
-// [SliceSpec]. Their exported fields are all that the result depends on besides the operands.
-// Specs are comparable: equal ones compute the same from the same operands.
-type Spec interface {
+// spec says what an operation computes. It is a comparable struct, whose fields are all that the
+// result depends on besides the operands: equal ones compute the same from the same operands.
+type spec interface {
 	// String names the operation and its parameters: "Slice{axis 1, 256:512}".
 	fmt.Stringer
 	// shape returns the shape of the result, or what is wrong with the operands' shapes.
 	shape(in []tensor.Shape) (tensor.Shape, error)
-	// f32 and f64 write the result, which is zero before, to y.
-	f32(y array[float32], x []array[float32]) error
-	f64(y array[float64], x []array[float64]) error
+	// program adds the result to what a builder makes, given the operands.
+	program(b program.Builder, x ...program.Value) program.Value
 	// gradients returns the gradient of each operand, nothing if there is none.
 	gradients(in []tensor.Shape) []gradient
 }
 
-// indexed is a Spec with an operand of indices, which are of tensor.Int and have no gradient.
+// indexed is a spec with an operand of indices, which are of tensor.Int and have no gradient.
 type indexed interface {
 	// indices returns the number of that operand.
 	indices() int
+	// check returns what is wrong with indices, before the program runs.
+	check(indices []int, in []tensor.Shape) error
 }
 
-// mover is a Spec that only moves elements, whatever they are.
+// mover is a spec that only moves elements, whatever they are.
 type mover interface{ moves() }
 
-// gradient is a Spec that computes the gradient of one operand, and what it is applied to: numbers
-// of operands, result, or dy. An operand without a gradient has no Spec.
+// gradient is a spec that computes the gradient of one operand, and what it is applied to: numbers
+// of operands, result, or dy. An operand without a gradient has no spec.
 type gradient struct {
-	spec Spec
+	spec spec
 	of   []int
 }
 
@@ -53,12 +55,16 @@ const (
 	dy
 )
 
-// Op is an operation of a graph: a Spec, and the operands that it was built for.
+// Op is an operation of a graph: what it computes, and the operands that it was built for.
 type Op struct {
-	Spec  Spec
-	In    []tensor.Shape // of the operands
-	Out   tensor.Shape   // of the result
-	DType tensor.Dtype   // of all but indices: Float32 or Float64, or integers that are moved
+	spec  spec
+	in    []tensor.Shape // of the operands
+	out   tensor.Shape   // of the result
+	dtype tensor.Dtype   // of all but indices: Float32 or Float64, or integers that are moved
+
+	hosts sync.Pool // of compiled programs, *program.Host
+	mu    sync.Mutex
+	back  []*Op // see backward
 }
 
 var (
@@ -67,9 +73,9 @@ var (
 	_ gorgonia.TrainModeOp = (*Op)(nil)
 )
 
-// build applies a Spec to nodes. name is the constructor's, and operands are what it calls them, or
+// build applies a spec to nodes. name is the constructor's, and operands are what it calls them, or
 // all of them.
-func build(name, operands string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+func build(name, operands string, s spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	for i, n := range x {
 		if n != nil {
 			continue
@@ -87,15 +93,15 @@ func build(name, operands string, s Spec, x ...*gorgonia.Node) (*gorgonia.Node, 
 	return y, nil
 }
 
-func apply(s Spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
-	o := &Op{Spec: s}
+func apply(s spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	o := &Op{spec: s}
 	for i, n := range x {
 		if err := o.take(n, i); err != nil {
 			return nil, err
 		}
 	}
 	var err error
-	if o.Out, err = s.shape(o.In); err != nil {
+	if o.out, err = s.shape(o.in); err != nil {
 		return nil, err
 	}
 	return gorgonia.ApplyOp(o, x...)
@@ -113,7 +119,11 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	if slices.ContainsFunc(shape, func(d int) bool { return d < 1 }) {
 		return fmt.Errorf("%w: operand %d has shape %v, without elements", ops.ErrShape, i, shape)
 	}
-	o.In = append(o.In, shape.Clone())
+	if len(shape) > backend.MaxAxes {
+		return fmt.Errorf("%w: operand %d has shape %v: there may be %d axes",
+			ops.ErrShape, i, shape, backend.MaxAxes)
+	}
+	o.in = append(o.in, shape.Clone())
 	if i == o.indices() {
 		if dt != tensor.Int {
 			return fmt.Errorf("%w: operand %d is %v: indices are Int", ops.ErrDType, i, dt)
@@ -123,16 +133,16 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	if err := o.computes(dt); err != nil {
 		return fmt.Errorf("%w: operand %d is %v: %w", ops.ErrDType, i, dt, err)
 	}
-	if o.DType.Type != nil && o.DType != dt {
-		return fmt.Errorf("%w: operand %d is %v, another one is %v", ops.ErrDType, i, dt, o.DType)
+	if o.dtype.Type != nil && o.dtype != dt {
+		return fmt.Errorf("%w: operand %d is %v, another one is %v", ops.ErrDType, i, dt, o.dtype)
 	}
-	o.DType = dt
+	o.dtype = dt
 	return nil
 }
 
 // computes returns what is wrong with a dtype of operands.
 func (o *Op) computes(dt tensor.Dtype) error {
-	switch _, moves := o.Spec.(mover); {
+	switch _, moves := o.spec.(mover); {
 	case isFloat(dt), moves && (dt == tensor.Int || dt == tensor.Int64 || dt == tensor.Int32):
 		return nil
 	case moves:
@@ -145,22 +155,22 @@ func isFloat(dt tensor.Dtype) bool { return dt == tensor.Float32 || dt == tensor
 
 // indices returns the number of the operand that has indices, -1 if none has.
 func (o *Op) indices() int {
-	if s, ok := o.Spec.(indexed); ok {
+	if s, ok := o.spec.(indexed); ok {
 		return s.indices()
 	}
 	return -1
 }
 
 // Arity returns the number of operands.
-func (o *Op) Arity() int { return len(o.In) }
+func (o *Op) Arity() int { return len(o.in) }
 
 // Type returns the function from the types of the operands to that of the result.
 func (o *Op) Type() hm.Type {
-	types := make([]hm.Type, 0, len(o.In)+1)
-	for i, shape := range o.In {
-		types = append(types, typeOf(shape, o.dtype(i)))
+	types := make([]hm.Type, 0, len(o.in)+1)
+	for i, shape := range o.in {
+		types = append(types, typeOf(shape, o.dtypeOf(i)))
 	}
-	return hm.NewFnType(append(types, typeOf(o.Out, o.DType))...)
+	return hm.NewFnType(append(types, typeOf(o.out, o.dtype))...)
 }
 
 func typeOf(shape tensor.Shape, dt tensor.Dtype) hm.Type {
@@ -170,69 +180,104 @@ func typeOf(shape tensor.Shape, dt tensor.Dtype) hm.Type {
 	return gorgonia.TensorType{Dims: len(shape), Of: dt}
 }
 
-// dtype returns the dtype of operand i.
-func (o *Op) dtype(i int) tensor.Dtype {
+// dtypeOf returns the dtype of operand i.
+func (o *Op) dtypeOf(i int) tensor.Dtype {
 	if i == o.indices() {
 		return tensor.Int
 	}
-	return o.DType
+	return o.dtype
 }
 
 // InferShape returns the shape of the result.
 func (o *Op) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
 	for i, input := range inputs {
-		if shape, ok := input.(tensor.Shape); !ok || i >= len(o.In) || !slices.Equal(shape, o.In[i]) {
-			return nil, o.fail(fmt.Errorf("%w: operand %d has shape %v, the graph was built for %v", ops.ErrShape, i, input, o.In))
+		if shape, ok := input.(tensor.Shape); !ok || i >= len(o.in) || !slices.Equal(shape, o.in[i]) {
+			return nil, o.fail(fmt.Errorf("%w: operand %d has shape %v, the graph was built for %v", ops.ErrShape, i, input, o.in))
 		}
 	}
-	return o.Out.Clone(), nil
+	return o.out.Clone(), nil
+}
+
+// Program adds the result to what a builder makes, given the operands. A Dropout in training has
+// one more: its step and its first sample, a vector of integers.
+func (o *Op) Program(b program.Builder, x ...program.Value) program.Value {
+	return o.spec.program(b, x...)
 }
 
 // Do computes the result on the host, in new memory.
 func (o *Op) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
-	if len(inputs) != len(o.In) {
-		return nil, o.fail(fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), len(o.In)))
-	}
-	for i, v := range inputs {
-		if err := check(v, o.In[i], o.dtype(i)); err != nil {
-			return nil, o.fail(fmt.Errorf("operand %d: %w", i, err))
-		}
-	}
-	var y gorgonia.Value
-	var err error
-	if o.DType.Size() == 4 { // integers are moved as floats of their size
-		y, err = run(o, inputs, o.Spec.f32)
-	} else {
-		y, err = run(o, inputs, o.Spec.f64)
-	}
+	y, err := o.compute(inputs)
 	if err != nil {
 		return nil, o.fail(err)
 	}
 	return y, nil
 }
 
-func run[T float](o *Op, inputs []gorgonia.Value, compute func(y array[T], x []array[T]) error) (gorgonia.Value, error) {
-	x := make([]array[T], len(inputs))
-	for i, v := range inputs {
-		x[i].shape = o.In[i]
-		var err error
-		if i == o.indices() {
-			x[i].ints, err = elements[int](v)
-		} else {
-			x[i].data, err = elements[T](v)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("operand %d: %w", i, err)
-		}
-	}
-	v, memory, err := fresh[T](o.Out, o.DType)
+func (o *Op) compute(inputs []gorgonia.Value) (gorgonia.Value, error) {
+	src, err := o.operands(inputs)
 	if err != nil {
 		return nil, err
 	}
-	return v, compute(array[T]{shape: o.Out, data: memory}, x)
+	if mask, forward := o.Mask(); mask != nil && mask.Training() {
+		if forward {
+			err = mask.Draw()
+		}
+		step, first, _ := mask.Random.at()
+		src = append(src, backend.Of([]int64{int64(step), int64(first)}))
+	}
+	if err != nil {
+		return nil, err
+	}
+	y, dst, err := fresh(o.out, o.dtype)
+	if err != nil {
+		return nil, err
+	}
+	host, err := o.compiled(src, dst.DType())
+	if err != nil {
+		return nil, err
+	}
+	defer o.hosts.Put(host)
+	return y, host.Run(dst, src...)
 }
 
-func (o *Op) fail(err error) error { return &Error{o.Spec.String(), err} }
+// operands returns the elements of values, which are what the graph was built for.
+func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error) {
+	if len(inputs) != len(o.in) {
+		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), len(o.in))
+	}
+	for i, v := range inputs {
+		if err := check(v, o.in[i], o.dtypeOf(i)); err != nil {
+			return nil, fmt.Errorf("operand %d: %w", i, err)
+		}
+		memory, err := elements(v)
+		if err != nil {
+			return nil, fmt.Errorf("operand %d: %w", i, err)
+		}
+		src = append(src, memory)
+	}
+	if s, ok := o.spec.(indexed); ok {
+		return src, s.check(integers(src[s.indices()]), o.in)
+	}
+	return src, nil
+}
+
+// compiled returns the compiled program of these operands, which no other goroutine runs.
+func (o *Op) compiled(src []backend.Buffer, d backend.DType) (*program.Host, error) {
+	if host, ok := o.hosts.Get().(*program.Host); ok && host.Operands() == len(src) {
+		return host, nil
+	}
+	var in []program.Tensor
+	for i, x := range src {
+		shape := tensor.Shape{x.Len()} // of the state of a Dropout
+		if i < len(o.in) {
+			shape = o.in[i]
+		}
+		in = append(in, program.Tensor{Shape: shape, DType: x.DType()})
+	}
+	return program.Compile(in, program.Tensor{Shape: o.out, DType: d}, o.spec.program)
+}
+
+func (o *Op) fail(err error) error { return &Error{o.spec.String(), err} }
 
 // ReturnsPtr returns true: the result is its own value.
 func (o *Op) ReturnsPtr() bool { return true }
@@ -243,9 +288,9 @@ func (o *Op) CallsExtern() bool { return false }
 // OverwritesInput returns -1: operands are never written to.
 func (o *Op) OverwritesInput() int { return -1 }
 
-// WriteHash writes every field of the Spec, the shapes and the dtype.
+// WriteHash writes every field of the spec, the shapes and the dtype.
 func (o *Op) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "euryale %T %+v %v %v %v", o.Spec, o.Spec, o.In, o.Out, o.DType)
+	fmt.Fprintf(h, "euryale %T %+v %v %v %v", o.spec, o.spec, o.in, o.out, o.dtype)
 }
 
 // Hashcode returns the hash of what WriteHash writes.
@@ -256,22 +301,31 @@ func (o *Op) Hashcode() uint32 {
 }
 
 // String returns the operation and its parameters: "Slice{axis 1, 256:512}".
-func (o *Op) String() string { return o.Spec.String() }
+func (o *Op) String() string { return o.spec.String() }
 
 // SetTraining switches a [Dropout] on or off. Gorgonia's machines call it when they are made:
 // gorgonia.EvalMode switches to evaluation. Other operations do the same in both modes.
 func (o *Op) SetTraining(on bool) error {
-	if s, ok := o.Spec.(gorgonia.TrainModeOp); ok {
+	if s, ok := o.spec.(gorgonia.TrainModeOp); ok {
 		return s.SetTraining(on)
 	}
 	return nil
 }
 
+// Mask returns the mask of a Dropout or of its gradient, nil for other operations, and whether it
+// is the forward pass, which draws.
+func (o *Op) Mask() (m *Mask, forward bool) {
+	if s, ok := o.spec.(dropoutSpec); ok {
+		return s.Mask, !s.Gradient
+	}
+	return nil, false
+}
+
 // Draws returns the [*Random] that the operation draws from, nil for none. Package autograd keeps
 // it in checkpoints.
 func (o *Op) Draws() any {
-	if s, ok := o.Spec.(DropoutSpec); ok {
-		return s.Mask.Random
+	if m, _ := o.Mask(); m != nil {
+		return m.Random
 	}
 	return nil
 }
@@ -279,9 +333,9 @@ func (o *Op) Draws() any {
 // DiffWRT says that all operands but integers have a gradient. Where there is none, asking for it
 // gives an error that says why.
 func (o *Op) DiffWRT(int) []bool {
-	which := make([]bool, len(o.In))
+	which := make([]bool, len(o.in))
 	for i := range which {
-		which[i] = isFloat(o.dtype(i))
+		which[i] = isFloat(o.dtypeOf(i))
 	}
 	return which
 }
@@ -306,7 +360,7 @@ func (o *Op) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgon
 
 // DoDiff adds the gradients to those of the operands.
 func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
-	gradients, err := o.gradients()
+	back, gradients, err := o.backward()
 	if err != nil {
 		return err
 	}
@@ -322,7 +376,7 @@ func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *
 		if g.spec == nil {
 			continue
 		}
-		dx, err := o.pullback(g, choose(g.of, values, output.Value(), grad))
+		dx, err := back[i].Do(choose(g.of, values, output.Value(), grad)...)
 		if err == nil {
 			err = accumulate(inputs[i], dx)
 		}
@@ -333,21 +387,33 @@ func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *
 	return nil
 }
 
-// pullback computes one gradient.
-func (o *Op) pullback(g gradient, x []gorgonia.Value) (gorgonia.Value, error) {
-	back := &Op{Spec: g.spec, DType: o.DType}
-	for _, v := range x {
-		back.In = append(back.In, v.Shape().Clone())
+// backward returns the operations of the gradients, nil where there is none. They are made once.
+func (o *Op) backward() ([]*Op, []gradient, error) {
+	gradients, err := o.gradients()
+	if err != nil {
+		return nil, nil, err
 	}
-	var err error
-	if back.Out, err = g.spec.shape(back.In); err != nil {
-		return nil, err
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.back != nil {
+		return o.back, gradients, nil
 	}
-	return back.Do(x...)
+	back := make([]*Op, len(gradients))
+	for i, g := range gradients {
+		if g.spec == nil {
+			continue
+		}
+		back[i] = &Op{spec: g.spec, dtype: o.dtype, in: choose(g.of, o.in, o.out, o.out)}
+		if back[i].out, err = g.spec.shape(back[i].in); err != nil {
+			return nil, nil, o.fail(err)
+		}
+	}
+	o.back = back
+	return back, gradients, nil
 }
 
 func (o *Op) gradients() ([]gradient, error) {
-	g := o.Spec.gradients(o.In)
+	g := o.spec.gradients(o.in)
 	if len(g) == 0 {
 		return nil, o.fail(fmt.Errorf("%w: gradients of this operation cannot be differentiated again", ops.ErrGradient))
 	}

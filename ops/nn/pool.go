@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -18,12 +19,12 @@ import (
 //
 // Gradient: dy, divided by the size of the kernel, is added to every pixel of its window, in the
 // order of the windows.
-// Cost: a pass over the windows, forward and backward.
+// Cost: a pass over the windows, and memory for their pixels, forward and backward.
 // Errors: [ops.ErrShape] if x is not of 4 axes or the kernel does not fit into the padded image;
 // [backend.ErrArgument] if a kernel or stride is less than 1, or the padding negative or as large as
 // the kernel; [ops.ErrDType].
 func AvgPool2D(kernel, pad, stride [2]int, x *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("AvgPool2D", "x", AvgPool2DSpec{kernel, pad, stride}, x)
+	return build("AvgPool2D", "x", avgPool2DSpec{kernel, pad, stride}, x)
 }
 
 // GlobalAvgPool2D returns the mean of every channel of images: [AvgPool2D] with a kernel as large as
@@ -40,18 +41,18 @@ func GlobalAvgPool2D(x *gorgonia.Node) (*gorgonia.Node, error) {
 	if x != nil && len(x.Shape()) == 4 {
 		kernel = [2]int(x.Shape()[2:])
 	}
-	return build("GlobalAvgPool2D", "x", AvgPool2DSpec{Kernel: kernel, Stride: [2]int{1, 1}}, x)
+	return build("GlobalAvgPool2D", "x", avgPool2DSpec{Kernel: kernel, Stride: [2]int{1, 1}}, x)
 }
 
-// AvgPool2DSpec is [AvgPool2D]. Pad is on both sides of an axis.
-type AvgPool2DSpec struct{ Kernel, Pad, Stride [2]int }
+// avgPool2DSpec is [AvgPool2D]. Pad is on both sides of an axis.
+type avgPool2DSpec struct{ Kernel, Pad, Stride [2]int }
 
 // String returns "AvgPool2D{kernel [2 2], pad [0 0], stride [2 2]}".
-func (s AvgPool2DSpec) String() string {
+func (s avgPool2DSpec) String() string {
 	return fmt.Sprintf("AvgPool2D{kernel %v, pad %v, stride %v}", s.Kernel, s.Pad, s.Stride)
 }
 
-func (s AvgPool2DSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s avgPool2DSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if len(in[0]) != 4 {
 		return nil, fmt.Errorf("%w: x has shape %v, want (b, c, h, w)", ops.ErrShape, in[0])
 	}
@@ -70,75 +71,33 @@ func (s AvgPool2DSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return out, nil
 }
 
-func (s AvgPool2DSpec) gradients(in []tensor.Shape) []gradient {
-	return []gradient{{AvgPool2DGradSpec{s, [2]int(in[0][2:])}, []int{dy}}}
+func (s avgPool2DSpec) gradients(in []tensor.Shape) []gradient {
+	return []gradient{{avgPool2DGradSpec{s, [2]int(in[0][2:])}, []int{dy}}}
 }
 
-func (s AvgPool2DSpec) f32(y array[float32], x []array[float32]) error { return avgPool(s, y, x[0]) }
-func (s AvgPool2DSpec) f64(y array[float64], x []array[float64]) error { return avgPool(s, y, x[0]) }
-
-func avgPool[T float](s AvgPool2DSpec, y, x array[T]) error {
-	size := float64(s.Kernel[0] * s.Kernel[1])
-	s.windows(x.shape, y.shape, func(window int, pixels []int) {
-		sum := 0.0
-		for _, p := range pixels {
-			sum += float64(x.data[p])
-		}
-		y.data[window] = T(sum / size)
-	})
-	return nil
+func (s avgPool2DSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return program.AveragePool(b, x[0], program.Window(s))
 }
 
-// windows calls f for every window with the places of its pixels.
-func (s AvgPool2DSpec) windows(image, out tensor.Shape, f func(window int, pixels []int)) {
-	height, width := image[2], image[3]
-	var pixels []int
-	for window := range product(out) {
-		plane, row, column := window/(out[2]*out[3]), window/out[3]%out[2], window%out[3]
-		top, left := row*s.Stride[0]-s.Pad[0], column*s.Stride[1]-s.Pad[1]
-		pixels = pixels[:0]
-		for i := max(top, 0); i < min(top+s.Kernel[0], height); i++ {
-			for j := max(left, 0); j < min(left+s.Kernel[1], width); j++ {
-				pixels = append(pixels, (plane*height+i)*width+j)
-			}
-		}
-		f(window, pixels)
-	}
-}
-
-// AvgPool2DGradSpec is the gradient of the pooling of images of a height and width, from dy.
-type AvgPool2DGradSpec struct {
-	Pool  AvgPool2DSpec
+// avgPool2DGradSpec is the gradient of the pooling of images of a height and width, from dy.
+type avgPool2DGradSpec struct {
+	Pool  avgPool2DSpec
 	Image [2]int
 }
 
 // String returns "AvgPool2DGrad{kernel [2 2], pad [0 0], stride [2 2], image [28 28]}".
-func (s AvgPool2DGradSpec) String() string {
+func (s avgPool2DGradSpec) String() string {
 	return fmt.Sprintf("AvgPool2DGrad{kernel %v, pad %v, stride %v, image %v}", s.Pool.Kernel, s.Pool.Pad, s.Pool.Stride, s.Image)
 }
 
-func (s AvgPool2DGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s avgPool2DGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{in[0][0], in[0][1], s.Image[0], s.Image[1]}, nil
 }
 
-func (s AvgPool2DGradSpec) gradients([]tensor.Shape) []gradient {
+func (s avgPool2DGradSpec) gradients([]tensor.Shape) []gradient {
 	return []gradient{{s.Pool, []int{dy}}}
 }
 
-func (s AvgPool2DGradSpec) f32(dx array[float32], x []array[float32]) error {
-	return avgPoolGrad(s, dx, x[0])
-}
-
-func (s AvgPool2DGradSpec) f64(dx array[float64], x []array[float64]) error {
-	return avgPoolGrad(s, dx, x[0])
-}
-
-func avgPoolGrad[T float](s AvgPool2DGradSpec, dx, dy array[T]) error {
-	size := T(s.Pool.Kernel[0] * s.Pool.Kernel[1])
-	s.Pool.windows(dx.shape, dy.shape, func(window int, pixels []int) {
-		for _, p := range pixels {
-			dx.data[p] += dy.data[window] / size
-		}
-	})
-	return nil
+func (s avgPool2DGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return program.AveragePoolGrad(b, x[0], program.Window(s.Pool), s.Image[0], s.Image[1])
 }

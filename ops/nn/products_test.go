@@ -40,7 +40,7 @@ func TestOuterProd(t *testing.T) {
 	for _, trans := range []bool{false, true} {
 		n := map[bool]int{false: 4, true: 3}[trans]
 		checkGradient(t, []operand{normal(1, 3, 4), normal(2, n)}, two(func(m, v *gorgonia.Node) (*gorgonia.Node, error) {
-			return apply(MatVecSpec{trans}, m, v)
+			return apply(matVecSpec{trans}, m, v)
 		}))
 	}
 }
@@ -75,7 +75,7 @@ func TestAvgPool2D(t *testing.T) {
 	checkGradient(t, []operand{normal(1, 1, 1, 4, 4)}, averaged(3, 0, 1))
 	checkGradient(t, []operand{normal(1, 2, 2, 3, 3)}, one(GlobalAvgPool2D))
 	checkGradient(t, []operand{normal(1, 1, 1, 2, 2)}, one(func(dy *gorgonia.Node) (*gorgonia.Node, error) {
-		return apply(AvgPool2DGradSpec{AvgPool2DSpec{[2]int{2, 2}, [2]int{}, [2]int{2, 2}}, [2]int{5, 4}}, dy)
+		return apply(avgPool2DGradSpec{avgPool2DSpec{[2]int{2, 2}, [2]int{}, [2]int{2, 2}}, [2]int{5, 4}}, dy)
 	}))
 	checkDistinct(t, []operand{count(1, 1, 4, 4)}, averaged(2, 0, 2), averaged(2, 1, 2), averaged(2, 0, 1), averaged(4, 0, 2), one(GlobalAvgPool2D))
 }

@@ -69,30 +69,3 @@ func (r *Random) at() (step, first, drawn uint64) {
 	defer r.mu.Unlock()
 	return r.step, r.first, r.drawn
 }
-
-// philox returns the four random words of a counter and a key: Philox4x32-10 of Salmon, Moraes,
-// Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, 2011.
-func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
-	const rounds, m0, m1, w0, w1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
-	for range rounds {
-		p, q := uint64(counter[0])*m0, uint64(counter[2])*m1
-		counter = [4]uint32{uint32(q>>32) ^ counter[1] ^ key[0], uint32(q), uint32(p>>32) ^ counter[3] ^ key[1], uint32(p)}
-		key[0] += w0
-		key[1] += w1
-	}
-	return counter
-}
-
-// uniforms returns the random numbers in [0, 1) of four elements of a sample: elements 4*quad to
-// 4*quad+3. The numbers are those of fuse.Uniform, which has 24 bits in float32 and 32 in float64.
-func uniforms[T float](key [2]uint32, step, sample uint64, quad int) (u [4]T) {
-	words := philox([4]uint32{uint32(quad), uint32(sample), uint32(step), uint32(step >> 32)}, key)
-	for i, w := range words {
-		if _, small := any(u[i]).(float32); small {
-			u[i] = T(w>>8) / (1 << 24)
-		} else {
-			u[i] = T(float64(w) / (1 << 32))
-		}
-	}
-	return u
-}

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -30,7 +31,7 @@ func Slice(axis, start, end, step int, x *gorgonia.Node) (*gorgonia.Node, error)
 	if err != nil {
 		return nil, fmt.Errorf("nn: Slice: %w", err)
 	}
-	return build("Slice", "x", SliceSpec{axis, start, end, step}, x)
+	return build("Slice", "x", sliceSpec{axis, start, end, step}, x)
 }
 
 // Split cuts x along an axis into parts of the given lengths, in order. The axis stays.
@@ -61,7 +62,7 @@ func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	var parts gorgonia.Nodes
 	start := 0
 	for _, n := range lengths {
-		part, err := build("Split", "x", SliceSpec{axis, start, start + n, 1}, x)
+		part, err := build("Split", "x", sliceSpec{axis, start, start + n, 1}, x)
 		if err != nil {
 			return nil, err
 		}
@@ -88,21 +89,21 @@ func Concat(axis int, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	if err != nil {
 		return nil, fmt.Errorf("nn: Concat: %w", err)
 	}
-	return build("Concat", "x", ConcatSpec{axis}, x...)
+	return build("Concat", "x", concatSpec{axis}, x...)
 }
 
-// SliceSpec is [Slice] with an axis that is not negative.
-type SliceSpec struct{ Axis, Start, End, Step int }
+// sliceSpec is [Slice] with an axis that is not negative.
+type sliceSpec struct{ Axis, Start, End, Step int }
 
 // String returns "Slice{axis 1, 256:512}", with the step if it is not 1.
-func (s SliceSpec) String() string {
+func (s sliceSpec) String() string {
 	if s.Step != 1 {
 		return fmt.Sprintf("Slice{axis %d, %d:%d:%d}", s.Axis, s.Start, s.End, s.Step)
 	}
 	return fmt.Sprintf("Slice{axis %d, %d:%d}", s.Axis, s.Start, s.End)
 }
 
-func (s SliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s sliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	n := in[0][s.Axis]
 	if s.Start < 0 || s.Start >= s.End || s.End > n {
 		return nil, fmt.Errorf("%w: elements %d to %d of axis %d, whose length is %d", ops.ErrShape, s.Start, s.End, s.Axis, n)
@@ -115,71 +116,51 @@ func (s SliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return out, nil
 }
 
-func (s SliceSpec) gradients(in []tensor.Shape) []gradient {
-	return []gradient{{UnsliceSpec{s.Axis, s.Start, s.Step, in[0][s.Axis]}, []int{dy}}}
+func (s sliceSpec) gradients(in []tensor.Shape) []gradient {
+	return []gradient{{unsliceSpec{s.Axis, s.Start, s.Step, in[0][s.Axis]}, []int{dy}}}
 }
 
-func (s SliceSpec) moves() {}
+func (s sliceSpec) moves() {}
 
-func (s SliceSpec) f32(y array[float32], x []array[float32]) error { return slice(s, y, x[0]) }
-func (s SliceSpec) f64(y array[float64], x []array[float64]) error { return slice(s, y, x[0]) }
-
-func slice[T float](s SliceSpec, y, x array[T]) error {
-	before, along, behind := around(x.shape, s.Axis)
-	n := y.shape[s.Axis]
-	for i := range before {
-		for k := range n {
-			from := (i*along + s.Start + k*s.Step) * behind
-			copy(y.data[(i*n+k)*behind:][:behind], x.data[from:from+behind])
-		}
-	}
-	return nil
+func (s sliceSpec) program(b program.Builder, x ...program.Value) program.Value {
+	n := (s.End - s.Start + s.Step - 1) / s.Step
+	return b.Slice(x[0], s.Axis, s.Start, s.Step, n)
 }
 
-// UnsliceSpec is the gradient of [Slice]: zeros with Length elements along Axis, and x at elements
+// unsliceSpec is the gradient of [Slice]: zeros with Length elements along Axis, and x at elements
 // Start, Start+Step, ... of them.
-type UnsliceSpec struct{ Axis, Start, Step, Length int }
+type unsliceSpec struct{ Axis, Start, Step, Length int }
 
 // String returns "Unslice{axis 1, from 256, of 768}", with the step if it is not 1.
-func (s UnsliceSpec) String() string {
+func (s unsliceSpec) String() string {
 	if s.Step != 1 {
 		return fmt.Sprintf("Unslice{axis %d, from %d by %d, of %d}", s.Axis, s.Start, s.Step, s.Length)
 	}
 	return fmt.Sprintf("Unslice{axis %d, from %d, of %d}", s.Axis, s.Start, s.Length)
 }
 
-func (s UnsliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s unsliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	out := in[0].Clone()
 	out[s.Axis] = s.Length
 	return out, nil
 }
 
-func (s UnsliceSpec) gradients(in []tensor.Shape) []gradient {
+func (s unsliceSpec) gradients(in []tensor.Shape) []gradient {
 	end := s.Start + (in[0][s.Axis]-1)*s.Step + 1
-	return []gradient{{SliceSpec{s.Axis, s.Start, end, s.Step}, []int{dy}}}
+	return []gradient{{sliceSpec{s.Axis, s.Start, end, s.Step}, []int{dy}}}
 }
 
-func (s UnsliceSpec) f32(y array[float32], x []array[float32]) error { return unslice(s, y, x[0]) }
-func (s UnsliceSpec) f64(y array[float64], x []array[float64]) error { return unslice(s, y, x[0]) }
-
-func unslice[T float](s UnsliceSpec, y, x array[T]) error {
-	before, along, behind := around(x.shape, s.Axis)
-	for i := range before {
-		for k := range along {
-			to := (i*s.Length + s.Start + k*s.Step) * behind
-			copy(y.data[to:to+behind], x.data[(i*along+k)*behind:])
-		}
-	}
-	return nil
+func (s unsliceSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Unslice(x[0], s.Axis, s.Start, s.Step, s.Length)
 }
 
-// ConcatSpec is [Concat] with an axis that is not negative.
-type ConcatSpec struct{ Axis int }
+// concatSpec is [Concat] with an axis that is not negative.
+type concatSpec struct{ Axis int }
 
 // String returns "Concat{axis 1}".
-func (s ConcatSpec) String() string { return fmt.Sprintf("Concat{axis %d}", s.Axis) }
+func (s concatSpec) String() string { return fmt.Sprintf("Concat{axis %d}", s.Axis) }
 
-func (s ConcatSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+func (s concatSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	out := in[0].Clone()
 	out[s.Axis] = 0
 	for i, shape := range in {
@@ -195,30 +176,19 @@ func (s ConcatSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return out, nil
 }
 
-func (s ConcatSpec) gradients(in []tensor.Shape) []gradient {
+func (s concatSpec) gradients(in []tensor.Shape) []gradient {
 	g := make([]gradient, len(in))
 	start := 0
 	for i, shape := range in {
 		end := start + shape[s.Axis]
-		g[i] = gradient{SliceSpec{s.Axis, start, end, 1}, []int{dy}}
+		g[i] = gradient{sliceSpec{s.Axis, start, end, 1}, []int{dy}}
 		start = end
 	}
 	return g
 }
 
-func (s ConcatSpec) moves() {}
+func (s concatSpec) moves() {}
 
-func (s ConcatSpec) f32(y array[float32], x []array[float32]) error { return concat(s, y, x) }
-func (s ConcatSpec) f64(y array[float64], x []array[float64]) error { return concat(s, y, x) }
-
-func concat[T float](s ConcatSpec, y array[T], x []array[T]) error {
-	before, _, _ := around(y.shape, s.Axis)
-	place := 0
-	for i := range before {
-		for _, part := range x {
-			row := len(part.data) / before
-			place += copy(y.data[place:], part.data[i*row:(i+1)*row])
-		}
-	}
-	return nil
+func (s concatSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Concat(s.Axis, x...)
 }

@@ -99,7 +99,7 @@ func TestConcat(t *testing.T) {
 
 // The gradient of a slice is an operation with a gradient, so gradients have gradients.
 func TestUnslice(t *testing.T) {
-	unslicer := one(func(x *gorgonia.Node) (*gorgonia.Node, error) { return apply(UnsliceSpec{1, 1, 2, 6}, x) })
+	unslicer := one(func(x *gorgonia.Node) (*gorgonia.Node, error) { return apply(unsliceSpec{1, 1, 2, 6}, x) })
 	checkForward(t, []operand{count(2, 2)}, unslicer, of([]int{2, 6}, 0, 1, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0), 0)
 	checkGradient(t, []operand{count(2, 2)}, unslicer)
 }

@@ -10,34 +10,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/ops"
 )
-
-// float are the types that operations compute with.
-type float interface{ float32 | float64 }
-
-// array is an operand or a result on the host: elements in row-major order. One of indices has ints
-// and no data.
-type array[T float] struct {
-	shape tensor.Shape
-	data  []T
-	ints  []int
-}
-
-// around returns how many elements are before, along and behind an axis: element (i, k, j) is at
-// (i*along + k)*behind + j.
-func around(shape tensor.Shape, axis int) (before, along, behind int) {
-	return product(shape[:axis]), shape[axis], product(shape[axis+1:])
-}
-
-// product returns the number of elements of a shape, 1 for a scalar's.
-func product(shape tensor.Shape) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
-}
 
 // resolve checks an axis of x. A negative one counts from the last.
 func resolve(axis int, x *gorgonia.Node) (int, error) {
@@ -68,15 +43,18 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 }
 
 // elements returns the elements of a value in row-major order. They may be its own memory.
-func elements[T float | int](v gorgonia.Value) ([]T, error) {
-	d, _ := residence.DType(v.Dtype()) // which check has compared
-	memory, err := residence.Elements(v, d)
-	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(memory.Bytes()))), memory.Len()), err
+func elements(v gorgonia.Value) (backend.Buffer, error) {
+	d, _ := residence.DType(v.Dtype()) // which Op.take has checked
+	return residence.Elements(v, d)
+}
+
+// integers returns elements of tensor.Int.
+func integers(memory backend.Buffer) []int {
+	return unsafe.Slice((*int)(memory.Pointer()), memory.Len())
 }
 
 // fresh returns a new value of zeros, and its elements.
-func fresh[T float](shape tensor.Shape, dt tensor.Dtype) (gorgonia.Value, []T, error) {
-	var v gorgonia.Value
+func fresh(shape tensor.Shape, dt tensor.Dtype) (v gorgonia.Value, memory backend.Buffer, err error) {
 	switch {
 	case len(shape) > 0:
 		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))
@@ -85,37 +63,26 @@ func fresh[T float](shape tensor.Shape, dt tensor.Dtype) (gorgonia.Value, []T, e
 	default:
 		v = gorgonia.NewF64(0)
 	}
-	memory, err := elements[T](v)
+	memory, err = elements(v)
 	return v, memory, err
 }
 
-// accumulate adds dx to the gradient of a node.
+// accumulate adds dx to the gradient of a node, whose memory is in row-major order.
 func accumulate(n *gorgonia.Node, dx gorgonia.Value) error {
 	sum, err := n.Grad()
 	if err != nil {
 		return err
 	}
-	if dx.Dtype() == tensor.Float32 {
-		return add[float32](sum, dx)
-	}
-	return add[float64](sum, dx)
-}
-
-// add adds the elements of x to those of sum, whose memory is in row-major order.
-func add[T float](sum, x gorgonia.Value) error {
-	if err := check(sum, x.Shape(), x.Dtype()); err != nil {
+	if err := check(sum, dx.Shape(), dx.Dtype()); err != nil {
 		return fmt.Errorf("the gradient so far: %w", err)
 	}
-	to, err := elements[T](sum)
+	to, err := elements(sum)
 	if err != nil {
 		return err
 	}
-	from, err := elements[T](x)
+	from, err := elements(dx)
 	if err != nil {
 		return err
 	}
-	for i, v := range from {
-		to[i] += v
-	}
-	return nil
+	return kernels.Host{}.Binary(backend.Add, to, to, from)
 }

@@ -80,16 +80,8 @@ func ownRules() []Rule {
 			func(c Case, d Difference) bool {
 				return c.DType == "f32" && math.IsInf(d.X[0], 1) && math.IsInf(d.Got, 1)
 			}},
-		{"in float32 the gradient of what overflows float32, but not float64, is a number",
-			[]string{"nn.GELUTanh"}, []Engine{Tape},
-			func(c Case, d Difference) bool { return c.DType == "f32" && d.gradient() && math.Abs(d.X[0]) > 1e18 }},
 		{"NaN where the variance overflows, in PyTorch NaN or 0", []string{"nn.LayerNorm"}, both,
 			func(_ Case, d Difference) bool { return isNaN(d.Got) && d.Want == 0 }},
-		{"in float32 right where only float32's variance overflows",
-			[]string{"nn.LayerNorm"}, []Engine{Tape},
-			func(c Case, d Difference) bool {
-				return c.DType == "f32" && !isNaN(d.Got) && (isNaN(d.Want) || d.Want == 0)
-			}},
 		{"the gradient of an ignored row is 0, in PyTorch NaN if a logit is not finite",
 			[]string{"nn.CrossEntropy"}, both,
 			func(c Case, d Difference) bool {

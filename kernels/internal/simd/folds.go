@@ -9,7 +9,10 @@ const sums = 16
 // i%16, each of which begins with -0, and then sum j+8 is added to sum j, j+4 to j, j+2 to j, and j+1 to j.
 // That is as many sums as vectors can add at a time without waiting for each other.
 func Sum[T Float](l Level, x []T) float64 {
-	if len(x) > 0 && l > Go {
+	if len(x) <= sums/2 {
+		return shortSum(x)
+	}
+	if l > Go {
 		return sum(l, &x[0], len(x))
 	}
 	var s [sums]float64
@@ -25,6 +28,39 @@ func Sum[T Float](l Level, x []T) float64 {
 		}
 	}
 	return s[0]
+}
+
+// shortSum is Sum of at most half as many elements as there are sums, in less time than it takes to
+// begin with vectors.
+func shortSum[T Float](x []T) float64 {
+	none := math.Copysign(0, -1)
+	a, b, c, d := none, none, none, none
+	switch len(x) {
+	case 8:
+		d = float64(x[7])
+		fallthrough
+	case 7:
+		c = float64(x[6])
+		fallthrough
+	case 6:
+		b = float64(x[5])
+		fallthrough
+	case 5:
+		a = float64(x[4])
+		fallthrough
+	case 4:
+		d += float64(x[3])
+		fallthrough
+	case 3:
+		c += float64(x[2])
+		fallthrough
+	case 2:
+		b += float64(x[1])
+		fallthrough
+	case 1:
+		a += float64(x[0])
+	}
+	return (a + c) + (b + d)
 }
 
 // Max returns the greatest of at least one element, NaN if one is NaN. -0 is less than +0.

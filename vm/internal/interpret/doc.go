@@ -12,5 +12,5 @@
 //   - number.go: numbers with bounds, and functions of them
 //   - sum.go: sums in any order
 //   - interpret.go: programs, and operations that move elements
-//   - layers.go: softmax, attention, and operations with windows
+//   - layers.go: attention, and operations with windows
 package interpret

@@ -12,10 +12,6 @@ import (
 // layer evaluates the operations of layers.
 func (a arithmetic) layer(v ir.Value, args []Array) (Array, error) {
 	switch op := v.Op.(type) {
-	case ir.SoftMax:
-		return a.softmax(v, op, args[0]), nil
-	case ir.SoftMaxGrad:
-		return a.softmaxGrad(v, op, args[0], args[1]), nil
 	case ir.Convolution:
 		return a.convolved(v, op, args), nil
 	case ir.MaxPool:
@@ -33,65 +29,6 @@ func (a arithmetic) layer(v ir.Value, args []Array) (Array, error) {
 		return a.maxPoolGrad(v, op, args[0], args[1]), nil
 	}
 	return Array{}, fmt.Errorf("no such operation %T", v.Op)
-}
-
-// along calls f with each run of places along an axis.
-func along(shape ir.Dims, axis int, f func(at []int)) {
-	stride := shape.Strides().At(axis)
-	each(shape.With(axis, 1), func(_ int, i []int) {
-		at := make([]int, shape.At(axis))
-		for k := range at {
-			at[k] = place(shape, i) + k*stride
-		}
-		f(at)
-	})
-}
-
-func (a arithmetic) softmax(v ir.Value, op ir.SoftMax, x Array) Array {
-	y := Array{Shape: v.Shape, Data: make([]Number, len(x.Data))}
-	along(v.Shape, op.Axis, func(at []int) {
-		var row []Number
-		for _, i := range at {
-			row = append(row, x.Data[i])
-		}
-		most, total := largest(row), a.sum()
-		for i := range row {
-			row[i] = a.sub(row[i], most)
-			total.add(a.do(fuse.Exp, row[i]))
-		}
-		for k, i := range at {
-			if op.Log {
-				y.Data[i] = a.sub(row[k], a.do(fuse.Log, total.result()))
-			} else {
-				y.Data[i] = a.div(a.do(fuse.Exp, row[k]), total.result())
-			}
-		}
-	})
-	return y
-}
-
-// softmaxGrad is y*(dy - sum(y*dy)), or dy - exp(y)*sum(dy) of the logarithm.
-func (a arithmetic) softmaxGrad(v ir.Value, op ir.SoftMaxGrad, y, dy Array) Array {
-	dx := Array{Shape: v.Shape, Data: make([]Number, len(y.Data))}
-	along(v.Shape, op.Axis, func(at []int) {
-		s := a.sum()
-		for _, i := range at {
-			if op.Log {
-				s.add(dy.Data[i])
-			} else {
-				s.product(y.Data[i], dy.Data[i])
-			}
-		}
-		total := s.result()
-		for _, i := range at {
-			if op.Log {
-				dx.Data[i] = a.sub(dy.Data[i], a.mul(a.do(fuse.Exp, y.Data[i]), total))
-			} else {
-				dx.Data[i] = a.mul(y.Data[i], a.sub(dy.Data[i], total))
-			}
-		}
-	})
-	return dx
 }
 
 // eachWeight calls f with each key that a query sees: their places in the arrays, and the key's

@@ -51,7 +51,7 @@ func arity(op Op) int {
 		return 0
 	case Concat, Opaque:
 		return -1
-	case Binary, MatMul, SoftMaxGrad, Convolution, MaxPoolGrad, Gather, GatherGrad:
+	case Binary, MatMul, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
 	case Select, Where, Dropout, Attention:
 		return 3
@@ -121,7 +121,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, Select, Where, Dropout, SoftMax, SoftMaxGrad:
+	case Unary, Binary, Copy, Cast, Select, Where, Dropout:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

@@ -96,16 +96,6 @@ type (
 
 // Layers.
 type (
-	// SoftMax is exp(x-max)/sum(exp(x-max)) along Axis, or its logarithm.
-	SoftMax struct {
-		Axis int
-		Log  bool
-	}
-	// SoftMaxGrad is dx of SoftMax from y and dy.
-	SoftMaxGrad struct {
-		Axis int
-		Log  bool
-	}
 	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k and v [B, H, Keys, Size]: y
 	// like q, and lse [B, H, Queries] as result 1.
 	Attention struct {
@@ -226,12 +216,6 @@ func (o MatMul) String() string {
 }
 
 // String implements [Op].
-func (o SoftMax) String() string { return logged("softmax", o.Axis, o.Log) }
-
-// String implements [Op].
-func (o SoftMaxGrad) String() string { return logged("softmax-grad", o.Axis, o.Log) }
-
-// String implements [Op].
 func (o Attention) String() string { return causal("attention", o.Causal) }
 
 // String implements [Op].
@@ -285,13 +269,6 @@ func rectified(name string, relu bool) string {
 		name = "relu-" + name
 	}
 	return name + " "
-}
-
-func logged(name string, axis int, log bool) string {
-	if log {
-		name = "log-" + name
-	}
-	return fmt.Sprintf("%s axis %d", name, axis)
 }
 
 func causal(name string, causal bool) string {

@@ -31,6 +31,16 @@ func images(p *ir.Program) *ir.Program {
 	})
 }
 
+// lowering adds what takes the place of one value.
+type lowering struct {
+	*numbering
+	of ir.Value
+}
+
+func (l *lowering) add(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
+	return l.simplest(ir.Value{Op: op, Args: args, Shape: shape, DType: l.of.DType, Name: l.of.Name})
+}
+
 // convolution is the product of patches [B*OH*OW, C*KH*KW] with the transpose of filters [L, C*KH*KW],
 // or the gradient by the filters: that of the transpose of dy [B*OH*OW, L] with patches.
 func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {

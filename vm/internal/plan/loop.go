@@ -161,38 +161,11 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 	case ir.Cast:
 		return p.Cast(fuse.Type(v.DType), args[0])
 	case ir.Select:
-		along := make([]int, v.Shape.Len())
-		along[op.Axis] = 1
-		here := p.Index(along...)
-		return p.Do(fuse.Where, p.Do(fuse.Equal, place32(p, args[0]), p.Cast(backend.I32, here)), args[1], args[2])
+		return p.Select(op.Axis, args[0], args[1], args[2])
 	case ir.Where:
 		return p.Do(fuse.Where, args...)
 	case ir.Dropout:
-		return dropout(p, v, op, args)
+		return p.Dropout(op.P, op.Seed, op.Op, args[0], args[1], args[2])
 	}
 	return args[0] // Copy
-}
-
-// place32 adds the place along an axis that an index names, -1 for one beyond 31 bits: devices compare 32 bits at once,
-// and axes have no more.
-func place32(p *fuse.Program, index fuse.Value) fuse.Value {
-	t := p.Code[index].Type
-	low := p.Cast(backend.I32, index)
-	if t == backend.I32 {
-		return low
-	}
-	return p.Do(fuse.Where, p.Do(fuse.Equal, p.Cast(t, low), index), low, p.Const(backend.I32, -1))
-}
-
-// dropout adds the instructions of a dropout: a number for each element, and a choice.
-func dropout(p *fuse.Program, v ir.Value, op ir.Dropout, args []fuse.Value) fuse.Value {
-	t := fuse.Type(v.DType)
-	key := p.Const(backend.I64, 0)
-	p.Code[key].Bits = uint64(op.Op)<<32 | uint64(op.Seed) // not every key is a float64
-	sample, element := make([]int, v.Shape.Len()), v.Shape.Strides().With(0, 0)
-	sample[0] = 1
-	u := p.Do(fuse.Uniform, key, args[1], p.Do(fuse.Add, args[2], p.Index(sample...)), p.Index(element.Slice()...))
-	p.Code[u].Type = t
-	keep := p.Do(fuse.GreaterEqual, u, p.Const(t, op.P))
-	return p.Do(fuse.Where, keep, p.Do(fuse.Mul, args[0], p.Const(t, 1/(1-op.P))), p.Const(t, 0))
 }

@@ -180,7 +180,7 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 	precision := p.Precision
 	p = prune(together(prune(simplify(withGradients(p, updates)))))
-	p = prune(lower(images(join(p))))
+	p = prune(images(join(p)))
 	p = prune(precise(p, precision))
 	return p, p.Check()
 }

@@ -6,6 +6,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -31,23 +32,28 @@ func (b *builder) batchMoments(x ir.ID) moments {
 		return known
 	}
 	shape := b.of(x).Shape
-	mean, variance, _ := b.moments(x, b.channelAxes(x)...)
-	m := moments{mean, variance, shape.Size() / shape.At(1)}
+	mean, variance := program.Moments(primitives{b}, program.Value(x), b.channelAxes(x)...)
+	m := moments{ir.ID(mean), ir.ID(variance), shape.Size() / shape.At(1)}
 	if !b.synced() {
 		return m
 	}
-	one := b.of(mean).Shape
+	one := b.of(m.mean).Shape
 	gather := backend.Collective{Kind: backend.AllGather}
-	all := b.collective(gather, "batch norm", b.pair(mean, variance))
+	all := b.collective(gather, "batch norm", b.pair(m.mean, m.variance))
 	ranks, channels := b.norms.Comm.Size(), shape.At(1)
 	means, variances := b.row(all, 0, ir.Of(ranks, channels)), b.row(all, 1, ir.Of(ranks, channels))
 	whole := b.mean(means, 0)
-	between := b.one(fuse.Square, b.two(fuse.Sub, means, whole))
+	between := b.do(fuse.Square, b.do(fuse.Sub, means, whole))
 	m.mean = b.reshape(whole, one)
-	m.variance = b.reshape(b.mean(b.two(fuse.Add, variances, between), 0), one)
+	m.variance = b.reshape(b.mean(b.do(fuse.Add, variances, between), 0), one)
 	m.samples *= b.norms.Comm.Size()
 	b.whole[x] = m
 	return m
+}
+
+// mean adds the mean along axes, which stay with length 1.
+func (b *builder) mean(x ir.ID, axes ...int) ir.ID {
+	return ir.ID(program.Mean(primitives{b}, program.Value(x), axes...))
 }
 
 // pair adds [1, 2, C] of two values of C elements.
@@ -65,22 +71,24 @@ func (b *builder) row(x ir.ID, i int, shape ir.Dims) ir.ID {
 
 // standardized adds z = (x - mean) * scale, and scale, 1 / sqrt(variance + epsilon).
 func (b *builder) standardized(x ir.ID, m moments) (z, scale ir.ID) {
-	scale = b.deviation(m.variance, b.number("epsilon"))
-	return b.two(fuse.Mul, b.two(fuse.Sub, x, m.mean), scale), scale
+	zs, scales := program.Standardized(primitives{b}, program.Value(x),
+		program.Value(m.mean), program.Value(m.variance), b.number("epsilon"))
+	return ir.ID(zs), ir.ID(scales)
 }
 
 // standardizedGrad adds dx of standardized from dz. The means over the batches of several ranks
 // are one all-reduce.
 func (b *builder) standardizedGrad(z, scale, dz ir.ID) ir.ID {
 	axes := b.channelAxes(z)
-	mean, along := b.mean(dz, axes...), b.mean(b.two(fuse.Mul, dz, z), axes...)
+	mean, along := b.mean(dz, axes...), b.mean(b.do(fuse.Mul, dz, z), axes...)
 	if b.synced() {
 		one := b.of(mean).Shape
 		average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 		means := b.collective(average, "batch norm's gradient", b.pair(mean, along))
 		mean, along = b.row(means, 0, one), b.row(means, 1, one)
 	}
-	return b.backward(z, scale, dz, mean, along)
+	all := valuesOf([]ir.ID{z, scale, dz, mean, along})
+	return ir.ID(program.StandardizedGrad(primitives{b}, all[0], all[1], all[2], all[3], all[4]))
 }
 
 // collective adds what a collective of the ranks of batch norms makes of x.

@@ -174,7 +174,7 @@ func (g *Graph) read(n *gorgonia.Node, known fields) error {
 		}
 	}
 	if o, ok := op.(*nn.Op); ok {
-		id = b.typed(func(b *builder) ir.ID { return b.ours(o.Spec) })
+		id = b.typed(func(b *builder) ir.ID { return b.ours(o) })
 	}
 	if o, ok := op.(local); ok {
 		id = b.typed(func(b *builder) ir.ID { return b.local(o) })

@@ -59,7 +59,7 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 		x, negative := compared.Args[0], compared.Op == ir.Binary{Op: fuse.Less}
 		switch {
 		case other == x && !negative:
-			return b.one(fuse.Relu, x)
+			return b.do(fuse.Relu, x)
 		case other == x || stock.Group(b.node) == stock.Gradients:
 			return b.below(x, other, negative)
 		}
@@ -69,9 +69,10 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 
 // below adds y where x < 0 and 0 elsewhere, or the other way round.
 func (b *builder) below(x, y ir.ID, inside bool) ir.ID {
-	less, zero := b.with(fuse.Less, x, 0), b.fill(b.of(y).Shape, 0)
+	zero := b.scalar(0)
+	less := b.do(fuse.Less, x, zero)
 	if inside {
-		return b.where(less, y, zero)
+		return b.do(fuse.Where, less, y, zero)
 	}
-	return b.where(less, zero, y)
+	return b.do(fuse.Where, less, zero, y)
 }

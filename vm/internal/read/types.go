@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
@@ -307,7 +308,7 @@ func (b *builder) reduceAxes(f backend.ReduceOp, x ir.ID, axes ...int) ir.ID {
 	if len(axes) == 0 {
 		return x
 	}
-	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.dtype, x)
+	return b.add(ir.Reduce{Op: f, Axes: ir.Of(axes...)}, shape, b.of(x).DType, x)
 }
 
 func (b *builder) size() ir.ID {
@@ -462,7 +463,8 @@ func (b *builder) softmaxAxis() int {
 
 func (b *builder) softmax() ir.ID {
 	if axis := b.softmaxAxis(); b.float() && axis >= 0 && axis < b.shape.Len() {
-		return b.add(ir.SoftMax{Axis: axis, Log: b.bool("isLog")}, b.shape, b.dtype, b.args[0])
+		x := program.Value(b.args[0])
+		return ir.ID(program.SoftMax(primitives{b}, x, axis, b.bool("isLog")))
 	}
 	return none
 }
@@ -470,7 +472,8 @@ func (b *builder) softmax() ir.ID {
 func (b *builder) softmaxGrad() ir.ID {
 	y, dy := b.reshape(b.args[1], b.shape), b.reshape(b.args[2], b.shape)
 	if axis := b.softmaxAxis(); b.float() && y >= 0 && dy >= 0 && axis >= 0 && axis < b.shape.Len() {
-		return b.add(ir.SoftMaxGrad{Axis: axis, Log: b.bool("isLog")}, b.shape, b.dtype, y, dy)
+		dx := program.SoftMaxGrad(primitives{b}, program.Value(y), program.Value(dy), axis, b.bool("isLog"))
+		return ir.ID(dx)
 	}
 	return none
 }

@@ -35,22 +35,3 @@ func (b *builder) changing(vector *tensor.Dense, dtype backend.DType) ir.ID {
 	b.Constants, b.Changing = append(b.Constants, vector), append(b.Changing, index)
 	return b.add(ir.Constant{Index: index}, ir.Of(vector.Shape()[0]), dtype)
 }
-
-// dropout adds a Dropout when training; in evaluation it returns x.
-func (b *builder) dropout(s nn.DropoutSpec) ir.ID {
-	x := b.args[0]
-	shape := b.of(x).Shape
-	switch {
-	case !b.training:
-		return x
-	case shape.Len() == 0:
-		return none
-	case !s.Gradient:
-		b.Masks = append(b.Masks, s.Mask)
-	}
-	state := b.random(s.Mask.Random)
-	at := func(i int) ir.ID {
-		return b.expand(b.add(ir.Slice{Axis: 0, Start: i, Step: 1}, ir.Of(1), backend.I64, state), shape)
-	}
-	return b.add(ir.Dropout{P: s.P, Seed: s.Mask.Random.Seed(), Op: s.Mask.Op}, shape, b.dtype, x, at(0), at(1))
-}

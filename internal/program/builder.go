@@ -1,0 +1,87 @@
+package program
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// Value names a value of a [Builder].
+type Value int
+
+// Tensor is the shape and the dtype of a value.
+type Tensor struct {
+	Shape []int
+	DType backend.DType
+}
+
+// Builder adds the values of a program. Each primitive returns a new value, which depends on its
+// arguments alone. A Builder does not check them: who calls it knows that shapes and dtypes fit.
+//
+// The first primitives compute element by element, and fold. Their operands may differ in axes of
+// length 1, which are repeated, and in missing first axes, which have length 1 then. Neighbours
+// with one shape become one loop; what has one element for each row of that shape joins it, too.
+type Builder interface {
+	// Of returns the shape and the dtype of a value.
+	Of(x Value) Tensor
+	// Number is a constant of the dtype of another value, without axes.
+	Number(number float64, like Value) Value
+	// Do is a function of package fuse, with the dtype of the last operand: comparisons give 1 or
+	// 0 of it. The first operand of Where may have any dtype; other operands have one dtype.
+	Do(f fuse.Op, x ...Value) Value
+	// Select is x where a label is the place of the element along an axis, and y elsewhere. Labels
+	// are integers, x and y have one dtype, and at least one of the three has the whole axis.
+	Select(axis int, labels, x, y Value) Value
+	// Dropout is x / (1-p) where the random number of the element is at least p, and 0 elsewhere.
+	// The numbers are those of fuse.Uniform for the key (seed, op), the step, the first sample plus
+	// the place along the first axis, and the element of the sample.
+	Dropout(p float64, seed, op uint32, x, step, first Value) Value
+	// Reduce folds axes by Sum or Max. They stay, with length 1.
+	Reduce(op backend.ReduceOp, x Value, axes ...int) Value
+
+	// Reshape has the elements of x in row-major order.
+	Reshape(x Value, shape ...int) Value
+	// Permute makes axis i of axis axes[i] of x.
+	Permute(x Value, axes ...int) Value
+	// Broadcast repeats axes of length 1.
+	Broadcast(x Value, shape ...int) Value
+	// Slice takes n elements of an axis: start, start+step, ...
+	Slice(x Value, axis, start, step, n int) Value
+	// Unslice is the gradient of Slice: zeros with n elements along the axis, among them those of x.
+	Unslice(x Value, axis, start, step, n int) Value
+	// Concat joins values along an axis.
+	Concat(axis int, x ...Value) Value
+	// Gather takes the elements of an axis that a list of integers names.
+	Gather(x, list Value, axis int) Value
+	// GatherGrad is the gradient of Gather: zeros with n elements along the axis, to which those of
+	// dy are added in the order of the list.
+	GatherGrad(dy, list Value, axis, n int) Value
+
+	// MatMul multiplies matrices, the last two axes, of which transA and transB exchange those of an
+	// operand. All other axes are equal.
+	MatMul(transA, transB bool, a, b Value) Value
+	// Attention has the meaning of kernels.Attention of q [b, h, queries, d], and of k and v
+	// [b, h, keys, d]. lse is for the gradient.
+	Attention(o Attention, q, k, v Value) (y, lse Value)
+	// AttentionGrad are the gradients of Attention.
+	AttentionGrad(o Attention, q, k, v, y, lse, dy Value) (dq, dk, dv Value)
+	// Patches makes of images [b, c, h, w] their patches [b, oh, ow, c*kh*kw].
+	Patches(w Window, images Value) Value
+	// Images is the gradient of Patches: it adds patches up to images of a height and width.
+	Images(w Window, patches Value, height, width int) Value
+}
+
+// Attention are the parameters of an attention: see kernels.Attention.
+type Attention struct {
+	Causal bool
+	Scale  float64
+}
+
+// Window says which pixels of an image are seen at each place: a kernel, the padding before and
+// behind the image, and the stride, of height and width.
+type Window struct{ Kernel, Pad, Stride [2]int }
+
+// Places returns at how many places an image of height h and width w is seen.
+func (w Window) Places(h, width int) (rows, columns int) {
+	at := func(i, n int) int { return (n+2*w.Pad[i]-w.Kernel[i])/w.Stride[i] + 1 }
+	return at(0, h), at(1, width)
+}

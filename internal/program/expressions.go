@@ -1,0 +1,114 @@
+package program
+
+import (
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// With is a function of x and a number.
+func With(b Builder, f fuse.Op, x Value, number float64) Value {
+	return b.Do(f, x, b.Number(number, x))
+}
+
+// Sum is the sum along axes, which stay with length 1.
+func Sum(b Builder, x Value, axes ...int) Value { return b.Reduce(backend.Sum, x, axes...) }
+
+// Mean is the mean along axes, which stay with length 1.
+func Mean(b Builder, x Value, axes ...int) Value {
+	n := 1
+	for _, axis := range axes {
+		n *= b.Of(x).Shape[axis]
+	}
+	return With(b, fuse.Mul, Sum(b, x, axes...), 1/float64(n))
+}
+
+// Axes returns the axes of x from first on.
+func Axes(b Builder, x Value, first int) (axes []int) {
+	for axis := first; axis < len(b.Of(x).Shape); axis++ {
+		axes = append(axes, axis)
+	}
+	return axes
+}
+
+// Moments are mean and variance along axes, which stay with length 1. The variance divides by the
+// number of elements.
+func Moments(b Builder, x Value, axes ...int) (mean, variance Value) {
+	mean = Mean(b, x, axes...)
+	return mean, Mean(b, b.Do(fuse.Square, b.Do(fuse.Sub, x, mean)), axes...)
+}
+
+// Standardized is z = (x - mean) * scale, and scale = 1 / sqrt(variance + epsilon): NaN if the
+// variance overflows, where 0 would make zeros of numbers that differ.
+func Standardized(b Builder, x, mean, variance Value, epsilon float64) (z, scale Value) {
+	scale = b.Do(fuse.InvSqrt, With(b, fuse.Add, variance, epsilon))
+	scale = b.Do(fuse.Add, scale, b.Do(fuse.Sub, variance, variance)) // 0, or NaN
+	return b.Do(fuse.Mul, b.Do(fuse.Sub, x, mean), scale), scale
+}
+
+// StandardizedGrad is dx of Standardized by moments of x: (dz - mean(dz) - z mean(dz z)) * scale.
+func StandardizedGrad(b Builder, z, scale, dz, mean, meanAlong Value) Value {
+	along := b.Do(fuse.Mul, z, meanAlong)
+	return b.Do(fuse.Mul, b.Do(fuse.Sub, b.Do(fuse.Sub, dz, mean), along), scale)
+}
+
+// Normalized is Standardized by the moments of x along axes.
+func Normalized(b Builder, x Value, epsilon float64, axes ...int) (z, scale Value) {
+	mean, variance := Moments(b, x, axes...)
+	return Standardized(b, x, mean, variance, epsilon)
+}
+
+// NormalizedGrad is dx of Normalized from dz.
+func NormalizedGrad(b Builder, x, dz Value, epsilon float64, axes ...int) Value {
+	z, scale := Normalized(b, x, epsilon, axes...)
+	mean, along := Mean(b, dz, axes...), Mean(b, b.Do(fuse.Mul, dz, z), axes...)
+	return StandardizedGrad(b, z, scale, dz, mean, along)
+}
+
+// SoftMax is exp(x-max) / sum(exp(x-max)) along an axis, or its logarithm.
+func SoftMax(b Builder, x Value, axis int, log bool) Value {
+	less := b.Do(fuse.Sub, x, b.Reduce(backend.Max, x, axis))
+	exp := b.Do(fuse.Exp, less)
+	if log {
+		return b.Do(fuse.Sub, less, b.Do(fuse.Log, Sum(b, exp, axis)))
+	}
+	return b.Do(fuse.Div, exp, Sum(b, exp, axis))
+}
+
+// SoftMaxGrad is dx of SoftMax from y and dy: y (dy - sum(dy y)), or dy - exp(y) sum(dy).
+func SoftMaxGrad(b Builder, y, dy Value, axis int, log bool) Value {
+	if log {
+		return b.Do(fuse.Sub, dy, b.Do(fuse.Mul, b.Do(fuse.Exp, y), Sum(b, dy, axis)))
+	}
+	sum := Sum(b, b.Do(fuse.Mul, dy, y), axis)
+	return b.Do(fuse.Mul, y, b.Do(fuse.Sub, dy, sum))
+}
+
+// AveragePool is the mean of each patch of images [b, c, h, w]; pixels outside are 0. Every plane is
+// an image of its own, so that patches lie in the order of the result.
+func AveragePool(b Builder, x Value, w Window) Value {
+	s, n := b.Of(x).Shape, w.Kernel[0]*w.Kernel[1]
+	if w.whole(s) {
+		return With(b, fuse.Mul, Sum(b, x, 2, 3), 1/float64(n))
+	}
+	rows, columns := w.Places(s[2], s[3])
+	patches := b.Patches(w, b.Reshape(x, s[0]*s[1], 1, s[2], s[3]))
+	means := With(b, fuse.Mul, Sum(b, patches, 3), 1/float64(n))
+	return b.Reshape(means, s[0], s[1], rows, columns)
+}
+
+// AveragePoolGrad gives every pixel of a patch its share of dy, for images of a height and width.
+func AveragePoolGrad(b Builder, dy Value, w Window, height, width int) Value {
+	s, n := b.Of(dy).Shape, w.Kernel[0]*w.Kernel[1]
+	share := With(b, fuse.Mul, dy, 1/float64(n))
+	if image := []int{s[0], s[1], height, width}; w.whole(image) {
+		return b.Broadcast(share, image...)
+	}
+	planes := s[0] * s[1]
+	patches := b.Broadcast(b.Reshape(share, planes, s[2], s[3], 1), planes, s[2], s[3], n)
+	return b.Reshape(b.Images(w, patches, height, width), s[0], s[1], height, width)
+}
+
+// whole reports whether the window is the whole image.
+func (w Window) whole(image []int) bool {
+	return w.Pad == [2]int{} && w.Kernel == [2]int(image[2:])
+}

@@ -1,0 +1,209 @@
+package read
+
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// primitives is a builder as that of programs of operations. Its values are the [ir.ID]s.
+type primitives struct{ *builder }
+
+var _ program.Builder = primitives{}
+
+// valuesOf returns the names of values for a program.
+func valuesOf(ids []ir.ID) []program.Value {
+	var list []program.Value
+	for _, id := range ids {
+		list = append(list, program.Value(id))
+	}
+	return list
+}
+
+func (p primitives) of(x program.Value) ir.Value { return p.builder.of(ir.ID(x)) }
+
+// as adds a value.
+func (p primitives) as(
+	d backend.DType, op ir.Op, shape ir.Dims, x ...program.Value,
+) program.Value {
+	var args []ir.ID
+	for _, v := range x {
+		args = append(args, ir.ID(v))
+	}
+	return program.Value(p.add(op, shape, d, args...))
+}
+
+// put adds a value with the dtype of its last operand.
+func (p primitives) put(op ir.Op, shape ir.Dims, x ...program.Value) program.Value {
+	return p.as(p.of(x[len(x)-1]).DType, op, shape, x...)
+}
+
+// Of implements [program.Builder].
+func (p primitives) Of(x program.Value) program.Tensor {
+	v := p.of(x)
+	return program.Tensor{Shape: v.Shape.Slice(), DType: v.DType}
+}
+
+// Number implements [program.Builder].
+func (p primitives) Number(number float64, like program.Value) program.Value {
+	return program.Value(p.add(ir.ScalarOf(number), ir.Dims{}, p.of(like).DType))
+}
+
+// together repeats values to a common shape.
+func (p primitives) together(x []program.Value) (all []program.Value, shape ir.Dims) {
+	var shapes [][]int
+	for _, v := range x {
+		shapes = append(shapes, p.of(v).Shape.Slice())
+	}
+	common := program.Common(shapes...)
+	for i, v := range x {
+		for len(shapes[i]) < len(common) {
+			shapes[i] = slices.Insert(shapes[i], 0, 1)
+		}
+		all = append(all, p.Broadcast(p.Reshape(v, shapes[i]...), common...))
+	}
+	return all, ir.Of(common...)
+}
+
+// Do implements [program.Builder].
+func (p primitives) Do(f fuse.Op, x ...program.Value) program.Value {
+	x, shape := p.together(x)
+	switch {
+	case len(x) == 1:
+		return p.put(ir.Unary{Op: f}, shape, x...)
+	case len(x) == 2:
+		return p.put(ir.Binary{Op: f}, shape, x...)
+	}
+	if d := p.of(x[1]).DType; p.of(x[0]).DType != d {
+		x[0] = p.as(d, ir.Cast{}, shape, x[0])
+	}
+	return p.put(ir.Where{}, shape, x...)
+}
+
+// Select implements [program.Builder].
+func (p primitives) Select(axis int, labels, x, y program.Value) program.Value {
+	all, shape := p.together([]program.Value{labels, x, y})
+	return p.put(ir.Select{Axis: axis}, shape, all...)
+}
+
+// Dropout implements [program.Builder].
+func (p primitives) Dropout(
+	probability float64, seed, op uint32, x, step, first program.Value,
+) program.Value {
+	all, shape := p.together([]program.Value{x, step, first})
+	return p.as(p.of(x).DType, ir.Dropout{P: probability, Seed: seed, Op: op}, shape, all...)
+}
+
+// Reduce implements [program.Builder].
+func (p primitives) Reduce(op backend.ReduceOp, x program.Value, axes ...int) program.Value {
+	kept := p.of(x).Shape
+	for _, axis := range axes {
+		kept = kept.With(axis, 1)
+	}
+	return program.Value(p.reshape(p.reduceAxes(op, ir.ID(x), axes...), kept))
+}
+
+// Reshape implements [program.Builder].
+func (p primitives) Reshape(x program.Value, shape ...int) program.Value {
+	return program.Value(p.reshape(ir.ID(x), ir.Of(shape...)))
+}
+
+// Permute implements [program.Builder].
+func (p primitives) Permute(x program.Value, axes ...int) program.Value {
+	return program.Value(p.permute(ir.ID(x), axes...))
+}
+
+// Broadcast implements [program.Builder].
+func (p primitives) Broadcast(x program.Value, shape ...int) program.Value {
+	return program.Value(p.broadcast(ir.ID(x), ir.Of(shape...)))
+}
+
+// Slice implements [program.Builder].
+func (p primitives) Slice(x program.Value, axis, start, step, n int) program.Value {
+	shape := p.of(x).Shape.With(axis, n)
+	return p.put(ir.Slice{Axis: axis, Start: start, Step: step}, shape, x)
+}
+
+// Unslice implements [program.Builder].
+func (p primitives) Unslice(x program.Value, axis, start, step, n int) program.Value {
+	shape := p.of(x).Shape.With(axis, n)
+	return p.put(ir.Unslice{Axis: axis, Start: start, Step: step}, shape, x)
+}
+
+// Concat implements [program.Builder].
+func (p primitives) Concat(axis int, x ...program.Value) program.Value {
+	if len(x) == 1 {
+		return x[0]
+	}
+	n := 0
+	for _, v := range x {
+		n += p.of(v).Shape.At(axis)
+	}
+	return p.put(ir.Concat{Axis: axis}, p.of(x[0]).Shape.With(axis, n), x...)
+}
+
+// Gather implements [program.Builder].
+func (p primitives) Gather(x, list program.Value, axis int) program.Value {
+	v, indices := p.of(x), p.of(list).Shape
+	n := indices.Size()
+	shape := v.Shape.With(axis, n)
+	taken := p.as(v.DType, ir.Gather{Axis: axis}, shape, x, p.Reshape(list, n))
+	whole := slices.Concat(shape.Slice()[:axis], indices.Slice(), shape.Slice()[axis+1:])
+	return p.Reshape(taken, whole...)
+}
+
+// GatherGrad implements [program.Builder].
+func (p primitives) GatherGrad(dy, list program.Value, axis, n int) program.Value {
+	v, indices := p.of(dy), p.of(list).Shape
+	before, behind := v.Shape.Slice()[:axis], v.Shape.Slice()[axis+indices.Len():]
+	rows := p.Reshape(dy, slices.Concat(before, []int{indices.Size()}, behind)...)
+	whole := ir.Of(slices.Concat(before, []int{n}, behind)...)
+	return p.as(v.DType, ir.GatherGrad{Axis: axis}, whole, rows, p.Reshape(list, indices.Size()))
+}
+
+// MatMul implements [program.Builder].
+func (p primitives) MatMul(transA, transB bool, a, b program.Value) program.Value {
+	return program.Value(p.matMul(ir.MatMul{TransA: transA, TransB: transB}, ir.ID(a), ir.ID(b)))
+}
+
+// Attention implements [program.Builder].
+func (p primitives) Attention(o program.Attention, q, k, v program.Value) (y, lse program.Value) {
+	of := p.of(q)
+	y = p.put(ir.Attention{Causal: o.Causal, Scale: o.Scale}, of.Shape, q, k, v)
+	return y, p.as(ir.Statistics(of.DType), ir.Result{Index: 1}, of.Shape.Without(3), y)
+}
+
+// AttentionGrad implements [program.Builder].
+func (p primitives) AttentionGrad(
+	o program.Attention, q, k, v, y, lse, dy program.Value,
+) (dq, dk, dv program.Value) {
+	shape, op := p.of(k).Shape, ir.AttentionGrad{Causal: o.Causal, Scale: o.Scale}
+	dq = p.put(op, p.of(q).Shape, q, k, v, y, lse, dy)
+	return dq, p.put(ir.Result{Index: 1}, shape, dq), p.put(ir.Result{Index: 2}, shape, dq)
+}
+
+func windowOf(w program.Window) ir.Window {
+	return ir.Window{
+		H: w.Kernel[0], W: w.Kernel[1], PadH: w.Pad[0], PadW: w.Pad[1],
+		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: 1, DilationW: 1,
+	}
+}
+
+// Patches implements [program.Builder].
+func (p primitives) Patches(w program.Window, images program.Value) program.Value {
+	s := p.of(images).Shape
+	rows, columns := w.Places(s.At(2), s.At(3))
+	shape := ir.Of(s.At(0), rows, columns, s.At(1)*w.Kernel[0]*w.Kernel[1])
+	return p.put(ir.Im2Col{Window: windowOf(w)}, shape, images)
+}
+
+// Images implements [program.Builder].
+func (p primitives) Images(w program.Window, patches program.Value, height, width int) program.Value {
+	s := p.of(patches).Shape
+	planes := s.At(3) / (w.Kernel[0] * w.Kernel[1])
+	shape := ir.Of(s.At(0), planes, height, width)
+	return p.put(ir.Col2Im{Window: windowOf(w)}, shape, patches)
+}
