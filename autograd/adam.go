@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // Adam is the solver of Kingma and Ba, "Adam: A Method for Stochastic Optimization"
@@ -26,8 +27,7 @@ type Adam struct {
 	Beta1, Beta2 float64 // 0 for 0.9 and 0.999
 	Epsilon      float64 // 0 for 1e-8
 
-	rated bool // by SetRate
-	kept  kept
+	kept
 }
 
 // AdamW is [Adam] with decoupled weight decay, of Loshchilov and Hutter, "Decoupled Weight
@@ -41,8 +41,7 @@ type AdamW struct {
 	Epsilon      float64 // 0 for 1e-8
 	WeightDecay  float64 // 0 for none; PyTorch's default is 0.01
 
-	rated bool // by SetRate
-	kept  kept
+	kept
 }
 
 var (
@@ -50,127 +49,85 @@ var (
 	_ Solver = (*AdamW)(nil)
 )
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *Adam) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.kept.step(s.rule(), params)
-}
-
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *AdamW) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.kept.step(s.rule(), params)
-}
-
-func (s *Adam) check() error {
-	return cmp.Or(checkRate("Adam", s.Rate, s.rated), s.settings().check())
-}
-
-func (s *AdamW) check() error {
-	return cmp.Or(checkRate("AdamW", s.Rate, s.rated), s.settings().check())
-}
-
-func (s *Adam) memory() *kept  { return &s.kept }
-func (s *AdamW) memory() *kept { return &s.kept }
-func (s *Adam) rule() rule     { return adamRule("Adam", s) }
-func (s *AdamW) rule() rule    { return adamRule("AdamW", s) }
-
 func (s *Adam) settings() adam {
-	return adam{"Adam", s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8), 0}
+	return adam{s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8), 0}
 }
 
 func (s *AdamW) settings() adam {
-	return adam{"AdamW", s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8), s.WeightDecay}
+	return adam{s.Rate, cmp.Or(s.Beta1, 0.9), cmp.Or(s.Beta2, 0.999), cmp.Or(s.Epsilon, 1e-8),
+		s.WeightDecay}
 }
 
 // adam is what Adam and AdamW have in common.
-type adam struct {
-	solver                                   string
-	rate, beta1, beta2, epsilon, weightDecay float64
+type adam struct{ rate, beta1, beta2, epsilon, weightDecay float64 }
+
+func (a adam) check(name string, rated bool) error {
+	infinite := math.Inf(1)
+	return cmp.Or(checkRate(name, a.rate, rated), checkNumbers(name, number{"Rate", a.rate, infinite},
+		number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
+		number{"Epsilon", a.epsilon, infinite}, number{"WeightDecay", a.weightDecay, infinite}))
 }
 
-func (a adam) check() error {
-	return checkNumbers(a.solver, number{"Rate", a.rate, math.Inf(1)}, number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
-		number{"Epsilon", a.epsilon, math.Inf(1)}, number{"WeightDecay", a.weightDecay, math.Inf(1)})
+func (s *Adam) check() error  { return s.settings().check("Adam", s.rated) }
+func (s *AdamW) check() error { return s.settings().check("AdamW", s.rated) }
+
+func (s *Adam) rule() rule  { return adamRule("Adam", &s.Rate, s.update) }
+func (s *AdamW) rule() rule { return adamRule("AdamW", &s.Rate, s.update) }
+
+func (s *Adam) update(u *Update)  { s.settings().update(u) }
+func (s *AdamW) update(u *Update) { s.settings().update(u) }
+
+func adamRule(name string, rate *float64, update func(u *Update)) rule {
+	return rule{name: name, rate: rate, keep: []string{"adam.m.", "adam.v."}, counter: "adam.steps",
+		update: update}
 }
 
-func adamRule(name string, s updater) rule {
-	return rule{name: name, keep: []string{"adam.m.", "adam.v."}, counter: "adam.steps", updater: s}
-}
-
-func (s *Adam) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
-	return s.settings().update(k, w, dw, kept[0], kept[1], float64(s.kept.steps))
-}
-
-func (s *AdamW) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
-	return s.settings().update(k, w, dw, kept[0], kept[1], float64(s.kept.steps))
-}
-
-// update needs no memory beside its operands: dw becomes (1-Beta1)*dw, which is added to m,
-// and then its square, which is added to v.
-func (a adam) update(k backend.Arithmetic, w, dw, m, v backend.Buffer, t float64) error {
-	part1, part2 := 1-a.beta1, 1-a.beta2
+// update adds (1-Beta1)*dw to m, and its square to v, multiplied by what makes it (1-Beta2)*dw*dw.
+func (a adam) update(u *Update) {
+	part1, part2, t := 1-a.beta1, 1-a.beta2, float64(u.Step())
 	unbias1, unbias2 := 1-math.Pow(a.beta1, t), 1-math.Pow(a.beta2, t)
-	return inOrder(
-		func() error { return decay(k, w, a.rate, a.weightDecay) },
-		func() error { return k.Scale(m, m, a.beta1) },
-		func() error { return k.Scale(dw, dw, part1) },
-		func() error { return k.Binary(backend.Add, m, m, dw) },
-		func() error { return k.Scale(v, v, a.beta2) },
-		func() error { return k.Binary(backend.Mul, dw, dw, dw) },
-		func() error { return k.Scale(dw, dw, part2/(part1*part1)) },
-		func() error { return k.Binary(backend.Add, v, v, dw) },
-		func() error { return k.Unary(backend.Sqrt, dw, v) },
-		func() error { return k.Scale(dw, dw, 1/math.Sqrt(unbias2)) },
-		func() error { return k.BinaryScalar(backend.Add, dw, dw, a.epsilon, false) },
-		func() error { return k.Binary(backend.Div, dw, m, dw) },
-		func() error { return k.Scale(dw, dw, a.rate/unbias1) },
-		func() error { return k.Binary(backend.Sub, w, w, dw) },
-	)
+	w, m := decayed(u, a.weightDecay), u.With(fuse.Mul, u.Kept(0), a.beta1)
+	g := u.With(fuse.Mul, u.Gradient(), part1)
+	m = u.Do(fuse.Add, m, g)
+	v := u.With(fuse.Mul, u.Kept(1), a.beta2)
+	v = u.Do(fuse.Add, v, u.With(fuse.Mul, u.Do(fuse.Mul, g, g), part2/(part1*part1)))
+	root := u.With(fuse.Mul, u.Do(fuse.Sqrt, v), 1/math.Sqrt(unbias2))
+	by := u.Do(fuse.Div, m, u.With(fuse.Add, root, a.epsilon))
+	u.SetKept(0, m)
+	u.SetKept(1, v)
+	u.SetParam(u.Do(fuse.Sub, w, u.With(fuse.Mul, by, a.rate/unbias1)))
 }
+
+// Step updates the parameters in place. Errors are those of [Solver].
+func (s *Adam) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
 
 // SetRate implements [Solver].
-func (s *Adam) SetRate(rate float64) { s.Rate, s.rated = rate, true }
-
-// SetRate implements [Solver].
-func (s *AdamW) SetRate(rate float64) { s.Rate, s.rated = rate, true }
+func (s *Adam) SetRate(rate float64) { setRate(s, rate) }
 
 // State implements [Stateful].
-func (s *Adam) State() (map[string]backend.Buffer, error) {
-	return s.kept.state(s.rule())
-}
-
-// State implements [Stateful].
-func (s *AdamW) State() (map[string]backend.Buffer, error) {
-	return s.kept.state(s.rule())
-}
+func (s *Adam) State() (map[string]backend.Buffer, error) { return savedState(s) }
 
 // SetState implements [Stateful].
-func (s *Adam) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.rule(), state)
-}
-
-// SetState implements [Stateful].
-func (s *AdamW) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.rule(), state)
-}
+func (s *Adam) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
 func (s *Adam) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.rule(), state, params)
+	return checkState(s, state, params)
 }
+
+// Step updates the parameters in place. Errors are those of [Solver].
+func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+
+// SetRate implements [Solver].
+func (s *AdamW) SetRate(rate float64) { setRate(s, rate) }
+
+// State implements [Stateful].
+func (s *AdamW) State() (map[string]backend.Buffer, error) { return savedState(s) }
+
+// SetState implements [Stateful].
+func (s *AdamW) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
 func (s *AdamW) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.rule(), state, params)
+	return checkState(s, state, params)
 }
-
-// Close implements [Solver].
-func (s *Adam) Close() error { return s.kept.close() }
-
-// Close implements [Solver].
-func (s *AdamW) Close() error { return s.kept.close() }

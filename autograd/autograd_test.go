@@ -687,7 +687,7 @@ func TestCompressionIsClosed(t *testing.T) {
 				if differ && r.comm.Rank() == 1 {
 					opts = append(opts, WithSum())
 				}
-				err := r.teach(SGD{}, func(*lesson) error { return nil }, opts...)
+				err := r.teach(&SGD{}, func(*lesson) error { return nil }, opts...)
 				if errors.Is(err, backend.ErrMismatch) != differ || closed != 1 {
 					return fmt.Errorf("closed %d times, the error is %w", closed, err)
 				}

@@ -407,7 +407,7 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "*gorgonia.AdamSolver cannot be read") {
 			return fmt.Errorf("the error is %v", err)
 		}
-		for _, solver := range []gorgonia.Solver{SGD{Rate: 0.1}, &SGD{}, gorgonia.NewVanillaSolver(), heavyBall()} {
+		for _, solver := range []gorgonia.Solver{&SGD{Rate: 0.1}, &SGD{}, gorgonia.NewVanillaSolver(), heavyBall()} {
 			if err := errors.Join(l.d.Save(dir, solver, nil), l.d.Load(dir, solver, nil)); err != nil {
 				return err
 			}
@@ -557,7 +557,7 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		"no compression": {"topk", "plain", nothing, same, nil},
 		"other buckets":  {"topk", "topk", nothing, same, []Option{WithBuckets(5000, 5000)}},
 		"another solver": {"topk", "topk", nothing,
-			func() gorgonia.Solver { return SGD{Rate: 0.1} }, nil},
+			func() gorgonia.Solver { return &SGD{Rate: 0.1} }, nil},
 		"other progress": {"plain", "plain",
 			rename(checkpoint.RecordName, `"loss": 7`, `"loss": {}`), same, nil},
 		"rank 1 lacks a residual":               {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
@@ -627,11 +627,11 @@ func (s stubborn) SetState(map[string]backend.Buffer) error {
 // What fails on one rank after others have changed ends training on all.
 func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
-	teach(t, 2, func() gorgonia.Solver { return stubborn{SGD{}, false} }, func(l *lesson) error {
+	teach(t, 2, func() gorgonia.Solver { return stubborn{&SGD{}, false} }, func(l *lesson) error {
 		if err := l.d.Save(dir, l.solver, nil); err != nil {
 			return err
 		}
-		err := l.d.Load(dir, stubborn{SGD{}, l.comm.Rank() == 1}, nil)
+		err := l.d.Load(dir, stubborn{&SGD{}, l.comm.Rank() == 1}, nil)
 		if err == nil || !strings.Contains(err.Error(), "ranks may differ") || !strings.Contains(err.Error(), "rank 1 cannot go on: no") {
 			return fmt.Errorf("the error is %v", err)
 		}

@@ -90,7 +90,7 @@ func TestStagedGradientsTravelCompressed(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				_, err = m.fit(r, d, true, SGD{Rate: 0.1})
+				_, err = m.fit(r, d, true, &SGD{Rate: 0.1})
 				if err == nil {
 					err = check(d.Comm())
 				}

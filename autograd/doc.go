@@ -93,7 +93,8 @@
 //
 // [SGD], [Momentum], [Nesterov], [RMSProp], [Adam] and [AdamW] work on tensors of the host and in
 // machines of package vm, with the same bits, and checkpoints contain their state. [Groups] gives
-// groups of parameters a solver each. A [Schedule] gives the rate of each step, and [ClipNorm]
+// groups of parameters a solver each. [Custom] is a solver of one's own, given as the update of one
+// element. A [Schedule] gives the rate of each step, and [ClipNorm]
 // bounds the gradients. All solvers of Gorgonia v0.9.18 work on the host, except AdamW, which does
 // not change the parameters. Of them, checkpoints support only VanillaSolver.
 //

@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // regression is a line through samples: its loss is the mean of (w*x + b - y)^2.
@@ -155,4 +156,48 @@ func Example() {
 	// epoch 20: loss 0.001, w and b are [2.96] and [-1.00]
 	// goes on after epoch 20 on 4 ranks
 	// epoch 40: loss 0.000, w and b are [3.00] and [-1.00]
+}
+
+// newLion returns the solver of Chen et al., "Symbolic Discovery of Optimization Algorithms"
+// (arXiv:2302.06675), Algorithm 2.
+func newLion(rate, beta1, beta2, weightDecay float64) autograd.Solver {
+	update := func(u *autograd.Update) {
+		mean := func(beta float64) fuse.Value {
+			return u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(0), beta),
+				u.With(fuse.Mul, u.Gradient(), 1-beta))
+		}
+		w := u.With(fuse.Mul, u.Param(), 1-u.Rate()*weightDecay)
+		step := u.With(fuse.Mul, u.Do(fuse.Sign, mean(beta1)), u.Rate())
+		u.SetParam(u.Do(fuse.Sub, w, step))
+		u.SetKept(0, mean(beta2))
+	}
+	return &autograd.Custom{Name: "lion", Rate: rate, Keep: []string{"m"}, Update: update}
+}
+
+// Lion is a solver that this package does not have. It is written as the update of one element,
+// which Step and machines of package vm compute.
+func ExampleCustom() {
+	g := gorgonia.NewGraph()
+	w := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"),
+		gorgonia.WithValue(tensor.New(tensor.WithBacking([]float64{1, -2}))))
+	loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(w))))
+	if _, err := gorgonia.Grad(loss, w); err != nil {
+		log.Fatal(err)
+	}
+	machine, solver := gorgonia.NewTapeMachine(g), newLion(0.25, 0.9, 0.99, 0)
+	defer machine.Close()
+	for range 3 {
+		if err := machine.RunAll(); err != nil {
+			log.Fatal(err)
+		}
+		if err := solver.Step([]gorgonia.ValueGrad{w}); err != nil {
+			log.Fatal(err)
+		}
+		machine.Reset()
+		fmt.Println(w.Value().Data())
+	}
+	// Output:
+	// [0.75 -1.75]
+	// [0.5 -1.5]
+	// [0.25 -1.25]
 }

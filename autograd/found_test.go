@@ -143,7 +143,7 @@ func TestFoundASaveThatFailsLeavesNothing(t *testing.T) {
 				case "refused":
 					return notSaved(l, dir, gorgonia.NewAdamSolver(), want)
 				case "unreadable":
-					return notSaved(l, dir, unreadable{}, want)
+					return notSaved(l, dir, &unreadable{}, want)
 				}
 				if err := l.d.Save(dir, l.solver, func() {}); l.comm.Rank() == 0 && (err == nil || !strings.Contains(err.Error(), want)) {
 					return fmt.Errorf("the error is %v", err)

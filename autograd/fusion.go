@@ -1,7 +1,6 @@
 package autograd
 
 import (
-	"errors"
 	"fmt"
 
 	"gorgonia.org/gorgonia"
@@ -17,9 +16,9 @@ type Fusion struct {
 	parts []*fused // one, or the solvers of Groups
 	of    []member // of each parameter; nil for one part, which has all
 	// What Next and Vectors returned last: a step allocates nothing.
-	settings []float64
-	vectors  [][]backend.Buffer
-	params   [][]backend.Buffer // of each part
+	numbers []float64
+	vectors [][]backend.Buffer
+	params  [][]backend.Buffer // of each part
 }
 
 // member is where a parameter is: its number within a part.
@@ -31,20 +30,8 @@ type fused struct {
 	rule   rule
 	kept   *kept
 	pull   func() error
-	// A step notes its settings here: operands are numbered, and nothing is computed.
-	notes    trace
-	settings []float64
-	values   []fuse.Value
-	passes   int // of the rule when Fuse was called
-	params   []operands
-}
-
-// ruled is a solver of this package.
-type ruled interface {
-	Solver
-	check() error
-	rule() rule
-	memory() *kept
+	script script // of the last step
+	params []operands
 }
 
 // Fuse prepares a solver for somebody who computes its steps. pull brings what it keeps back to
@@ -88,17 +75,10 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 		return nil, err
 	}
 	f := &fused{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
-	f.notes.program, f.values = &fuse.Program{}, make([]fuse.Value,
-		2+len(f.rule.keep)+f.rule.scratch)
-	f.notes.setting = func(x float64) fuse.Value {
-		f.settings = append(f.settings, x)
-		return 0
-	}
-	if err := f.note(); err != nil {
+	if err := f.script.rewrite(f.rule, f.kept.steps+1); err != nil {
 		return nil, err
 	}
-	f.passes = len(f.settings)
-	return f, nil
+	return f, f.script.accept(f.rule)
 }
 
 // Release ends what Fuse began. Bring everything back before.
@@ -142,28 +122,22 @@ func (f *Fusion) part(param int) int {
 // Kept returns how many vectors the solver keeps for a parameter.
 func (f *Fusion) Kept(param int) int { return len(f.parts[f.part(param)].rule.keep) }
 
-// Update adds the update of one element to a program: w is an element of a parameter, dw of its
-// gradient, and kept of each vector, all of one type. setting returns the value of a number that
-// Next returns. Update returns what becomes of w and of kept.
-type Update func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
-	setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
-
-// Update returns the update of a parameter.
-func (f *Fusion) Update(param int) Update {
+// Update returns a function that adds the update of one element of a parameter to a program: w is
+// an element of the parameter, dw of its gradient, and kept of each vector, all of one type.
+// number returns the value of a number that Next returns. The function returns what becomes of w
+// and of kept.
+func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	number func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 	part, first := f.parts[f.part(param)], 0
 	for _, before := range f.parts[:f.part(param)] {
-		first += before.passes
+		first += len(before.script.numbers)
 	}
 	return func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
-		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
-		settings := first
-		t := &trace{program: p, setting: func(float64) fuse.Value {
-			settings++
-			return setting(settings - 1)
-		}}
-		values := append([]fuse.Value{w, dw}, kept...)
-		err := t.follow(part.rule, append(values, make([]fuse.Value, part.rule.scratch)...))
-		return t.values[0], t.values[2:len(values)], err
+		number func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+		var u Update
+		err := u.write(part.rule, part.kept.steps+1, p, append([]fuse.Value{w, dw}, kept...),
+			func(i int) fuse.Value { return number(first + i) })
+		return u.next[0], u.next[1:], err
 	}
 }
 
@@ -245,24 +219,24 @@ func (f *fused) fit(params []backend.Buffer) error {
 // Next returns the numbers that the updates of the next step are computed with. They depend on
 // the rate and on the number of steps, and are overwritten by another Next.
 //
-// Errors: settings that the solver's Step would refuse, or that need other passes than those
-// when Fuse was called, such as a first WeightDecay; those of another Fusion's pull.
+// Errors: settings that the solver's Step would refuse; ErrArgument for an update with other
+// operations than when Fuse was called, such as a first WeightDecay; those of another Fusion's pull.
 func (f *Fusion) Next() ([]float64, error) {
-	f.settings = f.settings[:0]
+	f.numbers = f.numbers[:0]
 	for _, p := range f.parts {
 		if err := p.next(); err != nil {
 			return nil, err
 		}
-		f.settings = append(f.settings, p.settings...)
+		f.numbers = append(f.numbers, p.script.numbers...)
 	}
-	return f.settings, nil
+	return f.numbers, nil
 }
 
 func (f *fused) next() error {
 	if err := f.solver.check(); err != nil {
 		return err
 	}
-	if err := f.note(); err != nil {
+	if err := f.script.rewrite(f.rule, f.kept.steps+1); err != nil {
 		return err
 	}
 	if f.kept.last != f {
@@ -271,9 +245,10 @@ func (f *fused) next() error {
 		}
 		f.kept.last = f
 	}
-	if len(f.settings) != f.passes {
-		return fmt.Errorf("autograd: %s: %w: WeightDecay is on or off from the beginning: make "+
-			"another machine", f.rule.name, backend.ErrArgument)
+	if f.script.changed() {
+		return fmt.Errorf("autograd: %s: %w: its update has other operations than when the machine "+
+			"was made, as with a first WeightDecay: make another machine", f.rule.name,
+			backend.ErrArgument)
 	}
 	return nil
 }
@@ -283,76 +258,4 @@ func (f *Fusion) Stepped() {
 	for _, p := range f.parts {
 		p.kept.steps++
 	}
-}
-
-// note finds the settings of the next step.
-func (f *fused) note() error {
-	f.kept.steps++ // which rules go by
-	defer func() { f.kept.steps-- }()
-	f.settings, f.notes.program.Code = f.settings[:0], f.notes.program.Code[:0]
-	clear(f.values)
-	return f.notes.follow(f.rule, f.values)
-}
-
-// trace is an arithmetic that adds the passes of a rule to a program in place of computing them.
-// Operands are buffers of one element, which stand for values by their addresses.
-type trace struct {
-	backend.Arithmetic // nil: rules use nothing but the methods below
-
-	program  *fuse.Program
-	setting  func(x float64) fuse.Value // a factor or a summand of the rule
-	operands []backend.Buffer
-	values   []fuse.Value // what the operands are now
-	err      error
-}
-
-// follow runs a rule on w, dw, what is kept, and scratch.
-func (t *trace) follow(r rule, values []fuse.Value) error {
-	t.values = values
-	for len(t.operands) < len(values) {
-		t.operands = append(t.operands, backend.Of(make([]float64, 1)))
-	}
-	t.err = nil
-	return errors.Join(r.update(t, t.operands[0], t.operands[1], t.operands[2:len(values)]), t.err)
-}
-
-// at returns the number of an operand.
-func (t *trace) at(b backend.Buffer) int {
-	for i, o := range t.operands {
-		if o.Addr() == b.Addr() {
-			return i
-		}
-	}
-	t.err = fmt.Errorf("autograd: %w: a rule with operands besides those of a step", backend.ErrUnsupported)
-	return 0
-}
-
-// do adds an instruction whose result takes the place of dst.
-func (t *trace) do(dst backend.Buffer, op fuse.Op, args ...fuse.Value) error {
-	t.values[t.at(dst)] = t.program.Do(op, args...)
-	return nil
-}
-
-// Scale implements [backend.Arithmetic].
-func (t *trace) Scale(dst, src backend.Buffer, factor float64) error {
-	return t.do(dst, fuse.Mul, t.values[t.at(src)], t.setting(factor))
-}
-
-// Unary implements [backend.Arithmetic].
-func (t *trace) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
-	return t.do(dst, fuse.OfUnary(op), t.values[t.at(x)])
-}
-
-// Binary implements [backend.Arithmetic].
-func (t *trace) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return t.do(dst, fuse.OfBinary(op), t.values[t.at(x)], t.values[t.at(y)])
-}
-
-// BinaryScalar implements [backend.Arithmetic].
-func (t *trace) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
-	args := []fuse.Value{t.values[t.at(x)], t.setting(s)}
-	if reverse {
-		args[0], args[1] = args[1], args[0]
-	}
-	return t.do(dst, fuse.OfBinary(op), args...)
 }

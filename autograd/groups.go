@@ -291,7 +291,7 @@ func (g *Groups) Close() error {
 func (g *Groups) String() string {
 	var all []string
 	for k, s := range g.groups {
-		all = append(all, fmt.Sprintf("%T of parameters %s", s, ranges(g.params[k])))
+		all = append(all, fmt.Sprintf("%s of parameters %s", kindOf(s), ranges(g.params[k])))
 	}
 	return "groups: " + strings.Join(all, ", ")
 }
@@ -317,12 +317,15 @@ func ranges(numbers []int) string {
 // state say.
 func kindOf(solver gorgonia.Solver) string {
 	g, ok := solver.(*Groups)
+	if s, custom := solver.(*Custom); custom {
+		return fmt.Sprintf("%T %s", s, s.Name)
+	}
 	if !ok {
 		return fmt.Sprintf("%T", solver)
 	}
 	var all []string
 	for k, s := range g.groups {
-		all = append(all, fmt.Sprintf("%T of %d parameters", s, len(g.params[k])))
+		all = append(all, fmt.Sprintf("%s of %d parameters", kindOf(s), len(g.params[k])))
 	}
 	return "groups: " + strings.Join(all, ", ")
 }

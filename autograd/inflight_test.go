@@ -174,7 +174,7 @@ func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte, wrap 
 			return err
 		}
 		r.Comm = h
-		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, SGD{Rate: 0.1}, WithBuckets(1, 1))
+		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, &SGD{Rate: 0.1}, WithBuckets(1, 1))
 		if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
 			err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
 		}

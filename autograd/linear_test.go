@@ -162,7 +162,7 @@ func (m *linear) step(d *DataParallel, vm gorgonia.VM, step int) error {
 		return err
 	}
 	vm.Reset()
-	return SGD{Rate: linearRate}.Step(grads)
+	return (&SGD{Rate: linearRate}).Step(grads)
 }
 
 // end returns what training must lead to.

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // Momentum is stochastic gradient descent with momentum, and with decay of the weights if
@@ -21,67 +22,49 @@ type Momentum struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
 
-	rated bool // by SetRate
-	kept  kept
+	kept
 }
 
 var _ Solver = (*Momentum)(nil)
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *Momentum) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.kept.step(s.rule(), params)
-}
-
 func (s *Momentum) check() error {
-	return cmp.Or(checkRate("Momentum", s.Rate, s.rated), checkNumbers("Momentum", number{"Rate", s.Rate, math.Inf(1)}, number{"Momentum", s.Momentum, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}))
+	infinite := math.Inf(1)
+	return cmp.Or(checkRate("Momentum", s.Rate, s.rated),
+		checkNumbers("Momentum", number{"Rate", s.Rate, infinite},
+			number{"Momentum", s.Momentum, infinite},
+			number{"WeightDecay", s.WeightDecay, infinite}))
 }
-
-func (s *Momentum) memory() *kept { return &s.kept }
 
 // velocityOf names the velocity of a parameter in the state.
 const velocityOf = "momentum.velocity."
 
 func (s *Momentum) rule() rule {
-	return rule{name: "Momentum", keep: []string{velocityOf}, updater: s}
+	return rule{name: "Momentum", rate: &s.Rate, keep: []string{velocityOf}, update: s.update}
 }
 
-func (s *Momentum) update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error {
-	v := kept[0]
-	return inOrder(
-		func() error { return k.Scale(v, v, s.Momentum) },
-		func() error { return k.Scale(dw, dw, s.Rate) },
-		func() error { return k.Binary(backend.Sub, v, v, dw) },
-		func() error {
-			if s.WeightDecay == 0 {
-				return nil
-			}
-			return inOrder(
-				func() error { return k.Scale(dw, w, s.Rate*s.WeightDecay) }, // the gradient is used
-				func() error { return k.Binary(backend.Sub, v, v, dw) },
-			)
-		},
-		func() error { return k.Binary(backend.Add, w, w, v) },
-	)
+func (s *Momentum) update(u *Update) {
+	v := u.With(fuse.Mul, u.Kept(0), s.Momentum)
+	v = u.Do(fuse.Sub, v, u.With(fuse.Mul, u.Gradient(), s.Rate))
+	if s.WeightDecay != 0 {
+		v = u.Do(fuse.Sub, v, u.With(fuse.Mul, u.Param(), s.Rate*s.WeightDecay))
+	}
+	u.SetKept(0, v)
+	u.SetParam(u.Do(fuse.Add, u.Param(), v))
 }
+
+// Step updates the parameters in place. Errors are those of [Solver].
+func (s *Momentum) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
 
 // SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.
-func (s *Momentum) SetRate(rate float64) { s.Rate, s.rated = rate, true }
+func (s *Momentum) SetRate(rate float64) { setRate(s, rate) }
 
 // State implements [Stateful].
-func (s *Momentum) State() (map[string]backend.Buffer, error) { return s.kept.state(s.rule()) }
+func (s *Momentum) State() (map[string]backend.Buffer, error) { return savedState(s) }
 
 // SetState implements [Stateful].
-func (s *Momentum) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.rule(), state)
-}
+func (s *Momentum) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
 func (s *Momentum) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.rule(), state, params)
+	return checkState(s, state, params)
 }
-
-// Close implements [Solver].
-func (s *Momentum) Close() error { return s.kept.close() }

@@ -208,7 +208,7 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				err = d.Save(dir, SGD{Rate: 1}, nil)
+				err = d.Save(dir, &SGD{Rate: 1}, nil)
 				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), tt.want) ||
 					!strings.Contains(err.Error(), "gorgonia.WithName") {
 					return fmt.Errorf("the error is %w, want %q", err, tt.want)

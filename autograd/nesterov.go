@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // Nesterov is stochastic gradient descent with Nesterov's momentum, in the form of Sutskever,
@@ -23,20 +24,10 @@ type Nesterov struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
 
-	rated bool // by SetRate
-	kept  kept
+	kept
 }
 
 var _ Solver = (*Nesterov)(nil)
-
-// Step updates the parameters in place. Errors are those of [Solver], and ErrArgument for a
-// Momentum of 0, with which there is nothing of Nesterov's: use [SGD].
-func (s *Nesterov) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.kept.step(s.rule(), params)
-}
 
 func (s *Nesterov) check() error {
 	infinite := math.Inf(1)
@@ -47,52 +38,41 @@ func (s *Nesterov) check() error {
 		checkPositive("Nesterov", "Momentum", s.Momentum, "use SGD"))
 }
 
-func (s *Nesterov) memory() *kept { return &s.kept }
-
 func (s *Nesterov) rule() rule {
-	return rule{name: "Nesterov", keep: []string{"nesterov.buffer."}, scratch: 1, updater: s}
+	return rule{name: "Nesterov", rate: &s.Rate, keep: []string{"nesterov.buffer."},
+		update: s.update}
 }
 
-func (s *Nesterov) update(k backend.Arithmetic, w, dw backend.Buffer, v []backend.Buffer) error {
-	b, t := v[0], v[1]
-	return inOrder(
-		func() error { return decayGradient(k, dw, w, t, s.WeightDecay) },
-		func() error { return k.Scale(b, b, s.Momentum) },
-		func() error { return k.Binary(backend.Add, b, b, dw) },
-		func() error { return k.Scale(t, b, s.Momentum) },
-		func() error { return k.Binary(backend.Add, dw, dw, t) },
-		func() error { return k.Scale(dw, dw, s.Rate) },
-		func() error { return k.Binary(backend.Sub, w, w, dw) },
-	)
+func (s *Nesterov) update(u *Update) {
+	g := withDecay(u, s.WeightDecay)
+	b := u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(0), s.Momentum), g)
+	u.SetKept(0, b)
+	g = u.Do(fuse.Add, g, u.With(fuse.Mul, b, s.Momentum))
+	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, g, s.Rate)))
 }
 
-// decayGradient adds part*w to a gradient, by way of scratch t. Whether there are passes depends on
-// part alone, so that the passes of a rule are the same in each step.
-func decayGradient(k backend.Arithmetic, dw, w, t backend.Buffer, part float64) error {
+// withDecay returns the gradient plus part*w.
+func withDecay(u *Update, part float64) fuse.Value {
 	if part == 0 {
-		return nil
+		return u.Gradient()
 	}
-	return inOrder(
-		func() error { return k.Scale(t, w, part) },
-		func() error { return k.Binary(backend.Add, dw, dw, t) },
-	)
+	return u.Do(fuse.Add, u.Gradient(), u.With(fuse.Mul, u.Param(), part))
 }
+
+// Step updates the parameters in place. Errors are those of [Solver], and ErrArgument for a
+// Momentum of 0, with which there is nothing of Nesterov's: use [SGD].
+func (s *Nesterov) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
 
 // SetRate implements [Solver].
-func (s *Nesterov) SetRate(rate float64) { s.Rate, s.rated = rate, true }
+func (s *Nesterov) SetRate(rate float64) { setRate(s, rate) }
 
 // State implements [Stateful].
-func (s *Nesterov) State() (map[string]backend.Buffer, error) { return s.kept.state(s.rule()) }
+func (s *Nesterov) State() (map[string]backend.Buffer, error) { return savedState(s) }
 
 // SetState implements [Stateful].
-func (s *Nesterov) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.rule(), state)
-}
+func (s *Nesterov) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
 func (s *Nesterov) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.rule(), state, params)
+	return checkState(s, state, params)
 }
-
-// Close implements [Solver].
-func (s *Nesterov) Close() error { return s.kept.close() }

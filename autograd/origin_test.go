@@ -86,10 +86,10 @@ func TestCheckpointsWithMoreOrFewerParameters(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			err = d.Save(filepath.Join(dir, fmt.Sprint(n)), SGD{}, nil)
+			err = d.Save(filepath.Join(dir, fmt.Sprint(n)), &SGD{}, nil)
 			if n == 2 {
 				err = errors.Join(err,
-					refused(d.Load(filepath.Join(dir, "4"), SGD{}, nil), "in the checkpoint the number of parameters is 4", "in this program the number of parameters is 2"))
+					refused(d.Load(filepath.Join(dir, "4"), &SGD{}, nil), "in the checkpoint the number of parameters is 4", "in this program the number of parameters is 2"))
 			}
 			if err = errors.Join(err, d.Close()); err != nil {
 				return err
@@ -213,7 +213,7 @@ func TestAnErrorOfOneRankIsSaidOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	errs := make([]string, 2)
-	teach(t, len(errs), func() gorgonia.Solver { return SGD{} }, func(l *lesson) error {
+	teach(t, len(errs), func() gorgonia.Solver { return &SGD{} }, func(l *lesson) error {
 		err := l.d.Save(filepath.Join(file, "checkpoint"), l.solver, nil)
 		if err == nil {
 			return errors.New("it was saved in a file")

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // RMSProp is the solver of Hinton's lecture 6e of "Neural Networks for Machine Learning" (2012),
@@ -29,19 +30,10 @@ type RMSProp struct {
 	WeightDecay float64 // 0 for none
 	Momentum    float64 // 0 for none, from the first step on
 
-	rated bool // by SetRate
-	kept  kept
+	kept
 }
 
 var _ Solver = (*RMSProp)(nil)
-
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *RMSProp) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return s.kept.step(s.rule(), params)
-}
 
 func (s *RMSProp) check() error {
 	if len(s.kept.vectors) > 0 && (len(s.kept.vectors[0]) > 1) != (s.Momentum != 0) {
@@ -55,58 +47,42 @@ func (s *RMSProp) check() error {
 			number{"WeightDecay", s.WeightDecay, infinite}))
 }
 
-func (s *RMSProp) memory() *kept { return &s.kept }
-
 func (s *RMSProp) rule() rule {
 	const square, momentum = "rmsprop.square.", "rmsprop.momentum."
+	r := rule{name: "RMSProp", rate: &s.Rate, keep: []string{square, momentum}, update: s.update}
 	if s.Momentum == 0 {
-		return rule{name: "RMSProp", keep: []string{square}, without: []string{momentum},
-			scratch: 1, updater: s}
+		r.keep, r.without = r.keep[:1], r.keep[1:]
 	}
-	return rule{name: "RMSProp", keep: []string{square, momentum}, scratch: 1, updater: s}
+	return r
 }
 
-func (s *RMSProp) update(k backend.Arithmetic, w, dw backend.Buffer, v []backend.Buffer) error {
-	alpha, square, t := cmp.Or(s.Alpha, 0.99), v[0], v[len(v)-1]
-	return inOrder(
-		func() error { return decayGradient(k, dw, w, t, s.WeightDecay) },
-		func() error { return k.Scale(square, square, alpha) },
-		func() error { return k.Binary(backend.Mul, t, dw, dw) },
-		func() error { return k.Scale(t, t, 1-alpha) },
-		func() error { return k.Binary(backend.Add, square, square, t) },
-		func() error { return k.Unary(backend.Sqrt, t, square) },
-		func() error { return k.BinaryScalar(backend.Add, t, t, cmp.Or(s.Epsilon, 1e-8), false) },
-		func() error { return k.Binary(backend.Div, dw, dw, t) },
-		func() error {
-			if len(v) == 2 {
-				return k.Scale(dw, dw, s.Rate)
-			}
-			b := v[1]
-			return inOrder(
-				func() error { return k.Scale(b, b, s.Momentum) },
-				func() error { return k.Binary(backend.Add, b, b, dw) },
-				func() error { return k.Scale(dw, b, s.Rate) },
-			)
-		},
-		func() error { return k.Binary(backend.Sub, w, w, dw) },
-	)
+func (s *RMSProp) update(u *Update) {
+	alpha := cmp.Or(s.Alpha, 0.99)
+	g := withDecay(u, s.WeightDecay)
+	square := u.With(fuse.Mul, u.Kept(0), alpha)
+	square = u.Do(fuse.Add, square, u.With(fuse.Mul, u.Do(fuse.Mul, g, g), 1-alpha))
+	u.SetKept(0, square)
+	q := u.Do(fuse.Div, g, u.With(fuse.Add, u.Do(fuse.Sqrt, square), cmp.Or(s.Epsilon, 1e-8)))
+	if s.Momentum != 0 {
+		q = u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(1), s.Momentum), q)
+		u.SetKept(1, q)
+	}
+	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, q, s.Rate)))
 }
+
+// Step updates the parameters in place. Errors are those of [Solver].
+func (s *RMSProp) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
 
 // SetRate implements [Solver].
-func (s *RMSProp) SetRate(rate float64) { s.Rate, s.rated = rate, true }
+func (s *RMSProp) SetRate(rate float64) { setRate(s, rate) }
 
 // State implements [Stateful].
-func (s *RMSProp) State() (map[string]backend.Buffer, error) { return s.kept.state(s.rule()) }
+func (s *RMSProp) State() (map[string]backend.Buffer, error) { return savedState(s) }
 
 // SetState implements [Stateful].
-func (s *RMSProp) SetState(state map[string]backend.Buffer) error {
-	return s.kept.set(s.rule(), state)
-}
+func (s *RMSProp) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
 func (s *RMSProp) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
-	return s.kept.check(s.rule(), state, params)
+	return checkState(s, state, params)
 }
-
-// Close implements [Solver].
-func (s *RMSProp) Close() error { return s.kept.close() }

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // SGD is stochastic gradient descent, with decay of the weights if WeightDecay is not 0:
@@ -20,55 +21,47 @@ type SGD struct {
 	Rate        float64
 	WeightDecay float64 // 0 for none
 
-	rated bool // by SetRate
+	kept
 }
 
 var _ Solver = (*SGD)(nil)
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s SGD) Step(params []gorgonia.ValueGrad) error {
-	if err := s.check(); err != nil {
-		return err
-	}
-	return new(kept).step(s.rule(), params)
+func (s *SGD) check() error {
+	infinite := math.Inf(1)
+	return cmp.Or(checkRate("SGD", s.Rate, s.rated),
+		checkNumbers("SGD", number{"Rate", s.Rate, infinite},
+			number{"WeightDecay", s.WeightDecay, infinite}))
 }
 
-func (s SGD) check() error {
-	return cmp.Or(checkRate("SGD", s.Rate, s.rated), checkNumbers("SGD", number{"Rate", s.Rate, math.Inf(1)}, number{"WeightDecay", s.WeightDecay, math.Inf(1)}))
+func (s *SGD) rule() rule { return rule{name: "SGD", rate: &s.Rate, update: s.update} }
+
+func (s *SGD) update(u *Update) {
+	w := decayed(u, s.WeightDecay)
+	u.SetParam(u.Do(fuse.Add, w, u.With(fuse.Mul, u.Gradient(), -s.Rate)))
 }
 
-func (s SGD) memory() *kept { return new(kept) }
-
-func (s *SGD) rule() rule { return rule{name: "SGD", updater: s} }
-
-func (s *SGD) update(k backend.Arithmetic, w, dw backend.Buffer, _ []backend.Buffer) error {
-	return inOrder(
-		func() error { return decay(k, w, s.Rate, s.WeightDecay) },
-		func() error { return k.Scale(dw, dw, -s.Rate) },
-		func() error { return k.Binary(backend.Add, w, w, dw) },
-	)
-}
-
-// decay makes parameters smaller: w *= 1 - rate*part. Whether there is a pass does not depend on
-// the rate, so that the passes of a rule are the same in each step.
-func decay(k backend.Arithmetic, w backend.Buffer, rate, part float64) error {
+// decayed returns the parameter, made smaller by decay: w *= 1 - rate*part. Whether it is does not
+// depend on the rate, so that an update has the same operations in each step.
+func decayed(u *Update, part float64) fuse.Value {
 	if part == 0 {
-		return nil
+		return u.Param()
 	}
-	return k.Scale(w, w, 1-rate*part)
+	return u.With(fuse.Mul, u.Param(), 1-u.Rate()*part)
 }
+
+// Step updates the parameters in place. Errors are those of [Solver].
+func (s *SGD) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
 
 // SetRate implements [Solver].
-func (s *SGD) SetRate(rate float64) { s.Rate, s.rated = rate, true }
+func (s *SGD) SetRate(rate float64) { setRate(s, rate) }
 
-// State implements [Stateful]: there is none.
-func (SGD) State() (map[string]backend.Buffer, error) { return nil, nil }
+// State implements [Stateful].
+func (s *SGD) State() (map[string]backend.Buffer, error) { return savedState(s) }
 
 // SetState implements [Stateful].
-func (SGD) SetState(map[string]backend.Buffer) error { return nil }
+func (s *SGD) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
 
 // CheckState implements [Checker].
-func (SGD) CheckState(map[string]backend.Buffer, []backend.Buffer) error { return nil }
-
-// Close implements [Solver].
-func (SGD) Close() error { return nil }
+func (s *SGD) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
+	return checkState(s, state, params)
+}

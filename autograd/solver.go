@@ -13,11 +13,10 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
-// [RMSProp], [Adam] and [AdamW], and [Groups] of them. They update parameters of float32 and
+// [RMSProp], [Adam] and [AdamW], [Custom], whose [Update] is one's own, and [Groups] of them. They update parameters of float32 and
 // float64, tensors and scalars, of the host. A machine of package vm computes their steps where its
 // parameters are, with the same bits. They set gradients to zero, as Gorgonia's solvers do.
 //
@@ -61,32 +60,84 @@ type Checker interface {
 	CheckState(state map[string]backend.Buffer, of []backend.Buffer) error
 }
 
+// ruled is a solver of this package, one for all parameters.
+type ruled interface {
+	Solver
+	check() error // of the settings
+	rule() rule
+	memory() *kept
+}
+
 // rule is how a solver updates parameters.
 type rule struct {
-	name string   // of the solver, in errors
+	name string // of the solver, in errors
+	rate *float64
 	keep []string // the vectors kept for each parameter, by their names in the state
 	// without are vectors that the rule would keep with other settings: a state that has them
 	// is of a solver with these.
 	without []string
-	scratch int // vectors that an update needs beside those that are kept
 	// counter is the name of the number of steps in the state, empty if none is kept.
 	counter string
-	updater
+	update  func(u *Update)
 }
 
-// updater is the solver itself, with the settings that it has when it updates.
-type updater interface {
-	// update is given arithmetic and operands: a parameter, its gradient, which it may
-	// overwrite, what is kept for it, and then the scratch of the rule.
-	update(k backend.Arithmetic, w, dw backend.Buffer, kept []backend.Buffer) error
-}
-
-// kept is the state of a solver.
+// kept is the state of a solver, and what a step needs. Solvers embed it.
 type kept struct {
+	rated   bool // by SetRate
 	steps   int64
 	vectors [][]backend.Buffer // for each parameter those of the rule, all zeros at first
 	// last is the machine that computed the last step, nil if there is none: it has the vectors.
 	last *fused
+
+	script  script
+	loops   map[size]*loop
+	numbers map[backend.DType]backend.Buffer // of the step, by the dtype of parameters
+}
+
+// memory returns the state of a solver.
+func (s *kept) memory() *kept { return s }
+
+// Close implements [Solver].
+func (s *kept) Close() error {
+	s.reset(0)
+	return nil
+}
+
+// reset forgets the state.
+func (s *kept) reset(steps int64) {
+	*s = kept{rated: s.rated, steps: steps, last: s.last}
+}
+
+// step is Step of a solver.
+func step(s ruled, params []gorgonia.ValueGrad) error {
+	if err := s.check(); err != nil {
+		return err
+	}
+	r, k := s.rule(), s.memory()
+	all, err := operandsOfAll(r.name, params)
+	if err == nil {
+		err = k.prepare(r, all)
+	}
+	if err != nil {
+		return err
+	}
+	return k.update(r, all)
+}
+
+// setRate is SetRate of a solver.
+func setRate(s ruled, rate float64) { *s.rule().rate, s.memory().rated = rate, true }
+
+// savedState is State of a solver.
+func savedState(s ruled) (map[string]backend.Buffer, error) { return s.memory().state(s.rule()) }
+
+// setState is SetState of a solver.
+func setState(s ruled, state map[string]backend.Buffer) error {
+	return s.memory().set(s.rule(), state)
+}
+
+// checkState is CheckState of a solver.
+func checkState(s ruled, state map[string]backend.Buffer, params []backend.Buffer) error {
+	return s.memory().takes(s.rule(), state, params)
 }
 
 // present brings vectors back that a machine has.
@@ -135,22 +186,6 @@ func named(p gorgonia.ValueGrad) string {
 	return ""
 }
 
-// pieceLength is how many elements of a parameter are updated at a time: the operands of a piece
-// stay in the cache between the passes of a rule.
-const pieceLength = 2048
-
-// step updates all parameters.
-func (s *kept) step(r rule, params []gorgonia.ValueGrad) error {
-	all, err := operandsOfAll(r.name, params)
-	if err != nil {
-		return err
-	}
-	if err := s.prepare(r, all); err != nil {
-		return err
-	}
-	return s.update(r, all)
-}
-
 // operandsOfAll returns the memory of parameters and gradients, or why a solver refuses them.
 func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, error) {
 	all, values := make([]operands, len(params)), make([]backend.Buffer, len(params))
@@ -169,60 +204,68 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 	return all, nil
 }
 
-// prepare makes the state fit, or refuses the parameters. It changes none of them.
+// prepare makes the state fit and compiles the update, or refuses the parameters. It changes none
+// of them.
 func (s *kept) prepare(r rule, all []operands) error {
 	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {
 		return fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
+	if err := s.script.rewrite(r, s.steps+1); err != nil {
+		return err
+	}
+	if s.script.changed() {
+		if err := s.script.accept(r); err != nil {
+			return err
+		}
+		s.loops, s.numbers = map[size]*loop{}, map[backend.DType]backend.Buffer{}
+	}
+	for _, o := range all {
+		if err := s.compile(r, size{o.w.DType(), o.w.Len()}); err != nil {
+			return fmt.Errorf("autograd: %s: %w", r.name, err)
+		}
+	}
 	return nil
+}
+
+// compile makes the loop for parameters of a size, and room for numbers, unless they are there.
+func (s *kept) compile(r rule, of size) (err error) {
+	if of.length == 0 || s.loops[of] != nil {
+		return nil
+	}
+	if _, ok := s.numbers[of.dtype]; !ok {
+		s.numbers[of.dtype] = room(of.dtype, len(s.script.numbers))
+	}
+	s.loops[of], err = newLoop(r, s.steps+1, of)
+	return err
 }
 
 // update updates all parameters, once prepare has taken them.
 func (s *kept) update(r rule, all []operands) error {
 	s.steps++
+	for _, b := range s.numbers {
+		setNumbers(b, s.script.numbers)
+	}
 	for i, o := range all {
-		if err := r.apply(o, s.vectors[i]); err != nil {
+		if o.w.Len() == 0 {
+			continue
+		}
+		l := s.loops[size{o.w.DType(), o.w.Len()}]
+		if err := l.run(o, s.vectors[i], s.numbers[o.w.DType()]); err != nil {
 			return fmt.Errorf("autograd: %s: parameter %d: %w", r.name, i, err)
 		}
 	}
 	return nil
 }
 
-// apply updates one parameter.
-func (r rule) apply(o operands, vectors []backend.Buffer) error {
-	k := kernels.Host{}
-	buffers := make([]backend.Buffer, len(vectors)+r.scratch)
-	scratch := buffers[len(vectors):]
-	for i := range scratch {
-		scratch[i] = room(o.w.DType(), min(pieceLength, o.w.Len()))
+// setNumbers rounds numbers to the dtype of a buffer.
+func setNumbers(b backend.Buffer, numbers []float64) {
+	if b.DType() == backend.F64 {
+		copy(backend.View[float64](b), numbers)
+		return
 	}
-	for at := 0; at < o.w.Len(); at += pieceLength {
-		to := min(at+pieceLength, o.w.Len())
-		for i := range vectors {
-			buffers[i] = vectors[i].Slice(at, to)
-		}
-		for i := range scratch {
-			scratch[i] = scratch[i].Slice(0, to-at)
-		}
-		dw := o.dw.Slice(at, to)
-		if err := r.update(k, o.w.Slice(at, to), dw, buffers); err != nil {
-			return err
-		}
-		if err := k.Zero(dw); err != nil {
-			return err
-		}
+	for i, x := range numbers {
+		backend.View[float32](b)[i] = float32(x)
 	}
-	return nil
-}
-
-// inOrder runs the passes of a rule until one fails.
-func inOrder(passes ...func() error) error {
-	for _, pass := range passes {
-		if err := pass(); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // checkRate returns an error for a rate that nobody has set. In a step of a schedule it may be 0.
@@ -260,7 +303,7 @@ type number struct {
 
 // fit makes the vectors, or checks that they are those of the parameters.
 func (s *kept) fit(r rule, all []operands) error {
-	if s.vectors == nil {
+	if s.vectors == nil || len(r.keep) == 0 {
 		s.vectors = make([][]backend.Buffer, len(all))
 		for i, o := range all {
 			for range r.keep {
@@ -307,7 +350,7 @@ func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
 // counted returns a state with the number of steps alone, if there is one.
 func (s *kept) counted(r rule) map[string]backend.Buffer {
 	state := map[string]backend.Buffer{}
-	if r.counter != "" && s.vectors != nil {
+	if r.counter != "" && s.steps > 0 {
 		state[r.counter] = backend.Of([]int64{s.steps})
 	}
 	return state
@@ -320,7 +363,7 @@ func (s *kept) set(r rule, state map[string]backend.Buffer) error {
 	if err != nil {
 		return err
 	}
-	*s = kept{last: s.last, steps: steps}
+	s.reset(steps)
 	for _, buffers := range stored {
 		var vectors []backend.Buffer
 		for _, b := range buffers {
@@ -331,9 +374,9 @@ func (s *kept) set(r rule, state map[string]backend.Buffer) error {
 	return nil
 }
 
-// check implements [Checker]: the state has vectors for each parameter, in their order, but
+// takes implements [Checker]: the state has vectors for each parameter, in their order, but
 // for those that Step is not given; and none before the first Step.
-func (s *kept) check(r rule, state map[string]backend.Buffer, params []backend.Buffer) error {
+func (s *kept) takes(r rule, state map[string]backend.Buffer, params []backend.Buffer) error {
 	_, stored, err := r.parse(state)
 	if err != nil {
 		return err
@@ -393,10 +436,10 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 			stored[i] = append(stored[i], v)
 		}
 	}
-	if r.counter == "" || len(stored) == 0 {
+	n, ok := state[r.counter]
+	if r.counter == "" || len(stored) == 0 && (!ok || len(r.keep) > 0) {
 		return 0, stored, nil
 	}
-	n, ok := state[r.counter]
 	if !ok || n.DType() != backend.I64 || n.Len() != 1 || backend.View[int64](n)[0] < 1 {
 		return 0, nil, r.refuse("the state has no %s, the number of steps", r.counter)
 	}
@@ -417,12 +460,6 @@ func (r rule) owner(name string) (param int, ok bool) {
 // refuse is an error about a state.
 func (r rule) refuse(format string, args ...any) error {
 	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name, fmt.Errorf(format, args...))
-}
-
-// close implements [Solver].
-func (s *kept) close() error {
-	*s = kept{last: s.last}
-	return nil
 }
 
 // zeros returns host memory like b, aligned for every dtype.

@@ -44,6 +44,8 @@ import (
 // Machines for several shapes of a batch may have one solver, for learnables with the same tensors in
 // the same order.
 //
+// A solver of one's own is an autograd.Custom: vm.WithSolver(newLion(1e-4), learnables...).
+//
 // New returns an error for a learnable without a gradient, ErrUnsupported for solvers of other
 // packages and for learnables with autograd's Hook, and ErrArgument, with names, if there are no
 // learnables, if one is given twice, and if two are nodes of one tensor. A variable with a gradient

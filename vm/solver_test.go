@@ -36,6 +36,22 @@ var solvers = map[string]func() autograd.Solver{
 	},
 	"adam":  func() autograd.Solver { return &autograd.Adam{Rate: 0.01} },
 	"adamw": func() autograd.Solver { return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1} },
+	"lion":  lion,
+}
+
+// lion is a solver that only this test has: arXiv:2302.06675, Algorithm 2.
+func lion() autograd.Solver {
+	mix := func(u *autograd.Update, beta float64) fuse.Value {
+		return u.Do(fuse.Add, u.With(fuse.Mul, u.Kept(0), beta),
+			u.With(fuse.Mul, u.Gradient(), 1-beta))
+	}
+	update := func(u *autograd.Update) {
+		w := u.With(fuse.Mul, u.Param(), 1-u.Rate()*0.1)
+		sign := u.Do(fuse.Sign, mix(u, 0.9))
+		u.SetParam(u.Do(fuse.Sub, w, u.With(fuse.Mul, sign, u.Rate())))
+		u.SetKept(0, mix(u, 0.99))
+	}
+	return &autograd.Custom{Name: "lion", Rate: 0.01, Keep: []string{"m"}, Update: update}
 }
 
 // solving returns a machine with a solver.

@@ -68,7 +68,7 @@ func (t *training) run(m *member, d *autograd.DataParallel) error {
 	}
 	defer vm.Close()
 	for step := range t.steps {
-		if err := t.step(d, vm, autograd.SGD{Rate: rate}, step); err != nil {
+		if err := t.step(d, vm, &autograd.SGD{Rate: rate}, step); err != nil {
 			return err
 		}
 	}
