@@ -67,6 +67,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{"..."}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
+	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
 	{"internal/tools/...", []string{"bench/..."}},
@@ -113,7 +114,8 @@ var fences = []fence{
 	{"gorgonia.org", []string{
 		"ops/...", "layers", "autograd/...", "vm", "vm/internal/read", "vm/internal/graphs",
 		"bench/train", "bench/blas", "examples/...", "internal/residence", "internal/stock",
-		"internal/testing/conventions", "internal/tools/optable", "internal/tools/soak",
+		"internal/testing/conventions", "internal/tools/demo", "internal/tools/optable",
+		"internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
