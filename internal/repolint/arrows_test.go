@@ -65,7 +65,10 @@ var arrows = []arrow{
 	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "internal/buildlock", "internal/session", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
-	{"examples/...", []string{"..."}},
+	{"examples/...", []string{ // what a user's module may import, too
+		".", "autograd", "backend/...", "examples/handwritten", "layers", "observe", "ops/...",
+		"rendezvous/...", "vm",
+	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
@@ -308,6 +311,10 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"ops/nn/softmax.go", module + "/vm", false},
 		{"ops/nn/softmax.go", module + "/ops", true},
 		{"examples/digits/main.go", module, true},
+		{"examples/digits/main.go", module + "/examples/handwritten", true},
+		{"examples/digits/main.go", module + "/examples/convnet", false},
+		{"examples/digits/main.go", module + "/internal/buildlock", false},
+		{"examples/digits/main.go", module + "/vm/internal/plan", false},
 		{"examples/digits/main.go", gorgonia, true},
 		{"bench/measure.go", module + "/backend", true},
 		{"bench/measure.go", module + "/backend/host", false},
