@@ -96,7 +96,7 @@ func (g gpt) build(b *layers.Builder) (tokens, targets *layers.Tokens, loss laye
 	return tokens, targets, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
 }
 
-// needs returns the bytes that a training in bfloat16 takes until it has done some steps: with none,
+// needs returns the bytes that training and evaluation in bfloat16 take until it has done some steps: with none,
 // those that are planned.
 func (g gpt) needs(steps int) (int, error) {
 	return peak(g.ranks, func(comm backend.Communicator, build sync.Locker) error {
@@ -107,7 +107,14 @@ func (g gpt) needs(steps int) (int, error) {
 		build.Lock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 		tokens, targets, loss := g.build(b)
-		learnables, err := b.Grad(loss)
+		build.Unlock()
+		evaluation, err := vm.New(b.Graph(), comm.Device(), vm.Keep(loss.Node),
+			vm.WithPrecision(vm.BF16), vm.Eval())
+		if err != nil {
+			return err
+		}
+		build.Lock()
+		learnables, err := b.Grad(loss) // behind the evaluation, which has no gradients
 		build.Unlock()
 		if err != nil {
 			return err
@@ -122,7 +129,7 @@ func (g gpt) needs(steps int) (int, error) {
 		for range steps {
 			err = errors.Join(err, tokens.Set(ids), targets.Set(ids), m.RunAll())
 		}
-		return errors.Join(err, m.Close(), l.Close())
+		return errors.Join(err, m.Close(), evaluation.Close(), l.Close())
 	})
 }
 
