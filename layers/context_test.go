@@ -96,8 +96,8 @@ func (g gpt) build(b *layers.Builder) (tokens, targets *layers.Tokens, loss laye
 	return tokens, targets, b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
 }
 
-// needs returns the bytes that training and evaluation in bfloat16 take until it has done some steps: with none,
-// those that are planned.
+// needs returns the bytes that training and evaluation in bfloat16 take until some steps are done:
+// with none, those that are planned.
 func (g gpt) needs(steps int) (int, error) {
 	return peak(g.ranks, func(comm backend.Communicator, build sync.Locker) error {
 		l, err := layers.NewLayout(comm, 1, g.ranks, 1)
@@ -177,7 +177,8 @@ func TestLongestContext(t *testing.T) {
 				one = g.context
 			}
 			growth := float64(g.context) / float64(one*W)
-			t.Logf("learned %v: W=%d context=%d MiB=%d growth=%.3f W", learned, W, g.context, needed>>20, growth)
+			t.Logf("learned %v: W=%d context=%d MiB=%d growth=%.3f W",
+				learned, W, g.context, needed>>20, growth)
 			if growth < 0.95 && !learned {
 				t.Errorf("%d ranks fit a context of %d, one rank %d", W, g.context, one)
 			}

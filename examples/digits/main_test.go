@@ -57,6 +57,9 @@ func (n *notice) Write(p []byte) (int, error) {
 	return n.Buffer.Write(p)
 }
 
+// last is what the example ends with.
+var last = regexp.MustCompile(`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host\n$`)
+
 // TestRanksLearn: with any number of ranks, and started again with what a checkpoint has.
 func TestRanksLearn(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
@@ -74,9 +77,10 @@ func TestRanksLearn(t *testing.T) {
 		}
 		said := out.String()
 		if !strings.Contains(said, run.first) || strings.Contains(said, run.absent) {
-			t.Errorf("%d ranks %s: no %q, or a %q, in\n%s", run.ranks, run.flags, run.first, run.absent, said)
+			t.Errorf("%d ranks %s: no %q, or a %q, in\n%s",
+				run.ranks, run.flags, run.first, run.absent, said)
 		}
-		end := regexp.MustCompile(`is a \d\n.*accuracy=(\S+) ranks=(\d+) backend=host\n$`).FindStringSubmatch(said)
+		end := last.FindStringSubmatch(said)
 		if end == nil || end[2] != strconv.Itoa(run.ranks) {
 			t.Fatalf("%d ranks: no accuracy in\n%s", run.ranks, said)
 		}
@@ -94,7 +98,8 @@ func TestAnInterruptSaves(t *testing.T) {
 	running.Signals, running.Grace = signals, time.Minute
 	out.text, out.f = "epoch 2/", func() { signals <- syscall.SIGINT }
 	err := launch.Run(t.Context(), running)
-	if interrupted := (*launch.Interrupted)(nil); !errors.As(err, &interrupted) || !strings.Contains(out.String(), "accuracy=") {
+	interrupted := (*launch.Interrupted)(nil)
+	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "accuracy=") {
 		t.Fatalf("it ends with %v\n%s", err, out)
 	}
 	again, said := job(t, 2, "-epochs 1 -checkpoint "+dir)
@@ -105,7 +110,8 @@ func TestAnInterruptSaves(t *testing.T) {
 
 func TestUnknownDeviceIsAnError(t *testing.T) {
 	job, out := job(t, 1, "-device tpu")
-	if err := launch.Run(t.Context(), job); err == nil || !strings.Contains(out.String(), "use auto or cpu") {
+	err := launch.Run(t.Context(), job)
+	if err == nil || !strings.Contains(out.String(), "use auto or cpu") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -1,18 +1,19 @@
-// Command gpt trains a GPT on text, character by character. Ranks divide the samples of a batch, the
-// positions of each sample (--sp), the weights (--tp), or any product of the three.
+// Command gpt trains a GPT on text, character by character. Ranks divide the samples of a batch,
+// the positions of each sample (--sp), the weights (--tp), or any product of the three.
 //
 //	euryale run -n 2 ./examples/gpt
 //	euryale run -n 4 ./examples/gpt --sp 2 --tp 2
-//	euryale run -n 8 ./examples/gpt --precision bf16 --layers 12 --width 768 --heads 12 --context 1024
+//	euryale run -n 8 ./examples/gpt --precision bf16 --layers 12 --width 768 --heads 12
 //
 // The text is the source of Go's standard library; --data PATH takes a file, or the files of a
-// folder. One file in twenty is held out for evaluation; of fewer files, the last tenth of the text.
+// folder. One file in twenty is held out for evaluation; of fewer files, the last tenth of the
+// text.
 //
-// The model is a GPT-2 of bytes: learned positions, layer norms before each block, a classifier that
-// shares the embedding's weights. It is trained by AdamW with a warm-up and a cosine schedule, and
-// the global norm of its gradients is clipped. Every layout computes the same model on the same
-// batches, so losses agree except for rounding. With --tree N the bits agree, on any number of ranks
-// that divide the samples: gradients are added in a tree of N micro-batches.
+// The model is a GPT-2 of bytes: learned positions, layer norms before each block, a classifier
+// that shares the embedding's weights. It is trained by AdamW with a warm-up and a cosine schedule,
+// and the global norm of its gradients is clipped. Every layout computes the same model on the same
+// batches, so losses agree except for rounding. With --tree N the bits agree, on any number of
+// ranks that divide the samples: gradients are added in a tree of N micro-batches.
 //
 // Rank 0 prints a line for each --every steps, at the end a text by the model, and a last line for
 // programs. loss is the mean of the last 20 steps, eval the loss of held-out text, and params the
@@ -65,15 +66,15 @@ func main() {
 	flag.IntVar(&cfg.heads, "heads", 4, "heads of attention: a divisor of the width")
 	flag.IntVar(&cfg.context, "context", 64, "characters that the model sees at most")
 	flag.IntVar(&cfg.batch, "batch", 12, "samples in a step, of all ranks together")
-	flag.IntVar(&cfg.tree, "tree", 0, "add the gradients of so many micro-batches in a tree; 0: by rank")
+	flag.IntVar(&cfg.tree, "tree", 0, "add gradients in a tree of so many micro-batches; 0: by rank")
 	flag.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
 	flag.IntVar(&cfg.every, "every", 250, "steps between two evaluations, and two checkpoints")
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
 	flag.IntVar(&cfg.sp, "sp", 1, "ranks that divide the positions of each sample")
 	flag.IntVar(&cfg.tp, "tp", 1, "ranks that divide the weights")
-	flag.StringVar(&cfg.device, "device", "auto", "where to compute: cpu, or auto for a GPU if there is one")
+	flag.StringVar(&cfg.device, "device", "auto", "cpu, or auto for a GPU if there is one")
 	flag.StringVar(&cfg.precision, "precision", "f32", "of products: f32, tf32 or bf16")
-	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save the training here, and go on with what is there")
+	flag.StringVar(&cfg.checkpoint, "checkpoint", "", "save here, and go on with what is there")
 	flag.Parse()
 	if err := cfg.check(); err != nil {
 		fmt.Fprintln(os.Stderr, "gpt:", err)

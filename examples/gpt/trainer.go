@@ -196,8 +196,8 @@ func (t *trainer) over(text []byte, starts []int, m *vm.Machine) float64 {
 	return losses[0]
 }
 
-// evaluate prints the losses of the steps since the last line, and of samples that are spread evenly
-// over the text that was held out.
+// evaluate prints the losses of the steps since the last line, and of samples that are spread
+// evenly over the text that was held out.
 func (t *trainer) evaluate(speed float64) {
 	starts := make([]int, evalBatches*t.batch)
 	for i := range starts {
@@ -210,7 +210,8 @@ func (t *trainer) evaluate(speed float64) {
 	t.past.Eval = mean(losses)
 	done := len(t.past.Losses)
 	since := t.past.Losses[(done-1)/t.every*t.every:]
-	t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f", done, t.steps, mean(since), t.past.Eval, speed)
+	t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f",
+		done, t.steps, mean(since), t.past.Eval, speed)
 }
 
 // report verifies that all ranks have the same model, and prints what it has learnt.

@@ -48,7 +48,8 @@ var examples = map[string]struct {
 }
 
 // flagged matches a definition of a flag.
-var flagged = regexp.MustCompile(`\bflags?\.(?:Bool|Duration|Float64|Func|Int|String|Uint64|Var)(?:Var)?\(`)
+var flagged = regexp.MustCompile(
+	`\bflags?\.(?:Bool|Duration|Float64|Func|Int|String|Uint64|Var)(?:Var)?\(`)
 
 // TestExamplesAreProgramsToCopy: each is short, imports what users may, and runs on two ranks in a
 // module of its own.
