@@ -65,7 +65,7 @@ arm64:
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
 UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
-VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8|^TestCommunicatorOfTwoMachines$$
+VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8|^TestCommunicatorOfTwoMachines$$|^TestLongestContext$$
 
 # What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends.
 OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close|^TestCompressionIsClosed$$

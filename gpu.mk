@@ -23,16 +23,16 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 gpu: gpu-sdk
 	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
 	@mkdir -p bin
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./cmd/... ./examples/...
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./cmd/... ./examples/... ./internal/tools/demo
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half backend/fault \
 	ops autograd layers vm bench cmd/euryale
 
-# Build what .ci/gpu runs on a machine with GPUs and without Go: the command, an example,
+# Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
 # and tests as programs. They are stripped, since they travel.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./examples/digits ./examples/convnet ./bench/train
+	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
 	. ./$(GPU_SDK)/env && for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
 	done

@@ -455,7 +455,7 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 // TestTrainingEqualsOneRank: a transformer with an embedding and its classifier has the losses of
 // one rank on every layout, step by step.
 func TestTrainingEqualsOneRank(t *testing.T) {
-	want := losses(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
+	want := losses(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
 	if !(want[len(want)-1] < want[0]) {
 		t.Fatalf("the losses of one rank are %v", want)
 	}
@@ -464,13 +464,26 @@ func TestTrainingEqualsOneRank(t *testing.T) {
 			if along && s.TP == 1 {
 				continue
 			}
-			t.Run(fmt.Sprintf("%v along %v", s, along), func(t *testing.T) { near(t, "losses", losses(t, s, along), want, 1e-10) })
+			t.Run(fmt.Sprintf("%v along %v", s, along), func(t *testing.T) { near(t, "losses", losses(t, testenv.Hosts, s, along), want, 1e-10) })
 		}
 	}
 }
 
+// TestTrainingEqualsOneRankOnDevices: so have those of ranks on devices, whose memory the host cannot
+// touch.
+func TestTrainingEqualsOneRankOnDevices(t *testing.T) {
+	want := losses(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for _, s := range []layers.Sizes{{DP: 1, SP: 2, TP: 2}, {DP: 2, SP: 1, TP: 2}} {
+			t.Run(s.String(), func(t *testing.T) {
+				near(t, "losses", losses(t, k, s, s.DP == 1), want, 1e-10)
+			})
+		}
+	})
+}
+
 // losses trains for some steps.
-func losses(t *testing.T, s layers.Sizes, along bool) []float64 {
+func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 {
 	t.Helper()
 	const vocabulary, batch, steps = 11, 4, 4
 	ids := make([]int, batch*positions)
@@ -478,7 +491,7 @@ func losses(t *testing.T, s layers.Sizes, along bool) []float64 {
 		ids[i] = (i*i + i/3) % vocabulary
 	}
 	all := make([]float64, steps)
-	within(t, testenv.Hosts, s, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+	within(t, k, s, func(l *layers.Layout, device backend.Device, build sync.Locker) error {
 		build.Lock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 		own := batch / s.DP
@@ -496,7 +509,7 @@ func losses(t *testing.T, s layers.Sizes, along bool) []float64 {
 		if err != nil {
 			return err
 		}
-		machine, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node), vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), vm.WithDataParallel(l.Data, autograd.WithSum()))
+		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node), vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), vm.WithDataParallel(l.Data, autograd.WithSum()))
 		if err != nil {
 			return err
 		}

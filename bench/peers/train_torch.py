@@ -67,7 +67,7 @@ class ConvNet(nn.Module):
 
 
 class Digits(nn.Module):
-    """The convolutional network of examples/digits: two convolutions of 3x3 with pooling, a linear layer."""
+    """A convolutional network for images of 8x8: two convolutions of 3x3 with pooling, a linear layer."""
 
     def __init__(self):
         super().__init__()

@@ -136,7 +136,7 @@ func perceptron(batch int, widths ...int) func(b *builder) *gorgonia.Node {
 	}
 }
 
-// digits is the convolutional network of examples/digits: two convolutions of 3x3 with pooling, a linear layer.
+// digits is a convolutional network for images of 8x8: two convolutions of 3x3 with pooling, a linear layer.
 func digits(batch int) func(b *builder) *gorgonia.Node {
 	const side, classes = 8, 10
 	return func(b *builder) *gorgonia.Node {

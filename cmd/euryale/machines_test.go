@@ -60,15 +60,20 @@ func TestLaunchersShareAJob(t *testing.T) {
 
 const secret = "0123456789abcdef0123456789abcdef"
 
-// example builds an example with tags, for tests that train on machines.
-func example(t *testing.T, name string, tags ...string) string {
+// built builds a program with tags, for tests that train on machines.
+func built(t *testing.T, folder string, tags ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
-	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-tags="+strings.Join(tags, ","), "-o", program, "../../examples/"+name).CombinedOutput(); err != nil {
-		t.Fatalf("build examples/%s: %v\n%s", name, err, out)
+	program := filepath.Join(t.TempDir(), filepath.Base(folder))
+	cmd := exec.Command("go", "build", "-ldflags=-s -w", "-tags="+strings.Join(tags, ","),
+		"-o", program, "../../"+folder)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("build %s: %v\n%s", folder, err, out)
 	}
 	return program
 }
+
+// demo is the program that most of these tests train with.
+const demo = "internal/tools/demo"
 
 // job is one of several machines, each with a launcher of two ranks.
 type job struct {
@@ -143,10 +148,10 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 	}
 }
 
-// trained is the last line of digits.
+// trained is the last line of the demo.
 var trained = regexp.MustCompile(`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
 
-// learned returns what digits ends with on a backend. It sees by itself that all ranks have the same.
+// learned returns what the demo ends with on a backend. It sees by itself that all ranks have the same.
 func learned(t *testing.T, out, backend string) string {
 	t.Helper()
 	end := trained.FindStringSubmatch(out)
@@ -158,7 +163,7 @@ func learned(t *testing.T, out, backend string) string {
 
 // TestMachinesLearn: the same over every wire, and without hierarchy what shared memory learns.
 func TestMachinesLearn(t *testing.T) {
-	train := []string{example(t, "digits"), "--epochs", "5"}
+	train := []string{built(t, demo), "--epochs", "5"}
 	onHost, err := command(t, append([]string{"run", "-n", "4"}, train...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, onHost)
@@ -202,12 +207,17 @@ func TestMachinesLearn(t *testing.T) {
 // machines, and the loss is the loss of one rank.
 func TestMachinesTrainATransformer(t *testing.T) {
 	if !full() {
-		t.Skip("examples/digits is the sample: set EURYALE_FULL=1")
+		t.Skip("TestMachinesLearn is the sample: set EURYALE_FULL=1")
 	}
-	train := append([]string{example(t, "gpt")}, strings.Fields("--data synthetic --layers 2 --width 32 --context 33 --steps 40 --warmup 10 --lr 1e-2 --sample 0")...)
+	text, err := filepath.Abs("../../docs/benchmarks.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	flags := "--layers 2 --width 32 --context 33 --steps 40 --lr 1e-2 --data " + text
+	train := append([]string{built(t, "examples/gpt")}, strings.Fields(flags)...)
 	loss := func(printed string) (loss, eval float64) {
 		t.Helper()
-		end := regexp.MustCompile(`loss=(\S+) eval=(\S+) tokens_per_second=`).FindStringSubmatch(printed)
+		end := regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=`).FindStringSubmatch(printed)
 		if end == nil {
 			t.Fatalf("no training:\n%s", printed)
 		}
@@ -221,7 +231,7 @@ func TestMachinesTrainATransformer(t *testing.T) {
 		t.Fatalf("%v\n%s", err, alone)
 	}
 	want, wantEval := loss(string(alone))
-	for _, layout := range []string{"--dp 2 --tp 2", "--sp 2 --tp 2", "--dp 2 --sp 2"} {
+	for _, layout := range []string{"--tp 2", "--sp 2 --tp 2", "--sp 2"} {
 		t.Run(layout, func(t *testing.T) {
 			got, eval := loss(startJob(t, proctest.Machines(t, 2, proctest.Wire{}), append(train, strings.Fields(layout)...)...).succeeds(t))
 			if math.Abs(got-want) > 1e-3 || math.Abs(eval-wantEval) > 1e-3 {
@@ -269,7 +279,7 @@ var sample = []string{"kill -9 of rank 2", "kill -9 of launcher 1", "machine 1 i
 // TestMachinesNameEveryLoss: within a second where connections end, else within the timeout.
 // Nothing is left anywhere.
 func TestMachinesNameEveryLoss(t *testing.T) {
-	program := example(t, "digits")
+	program := built(t, demo)
 	sizes := []int{2}
 	if full() {
 		sizes = append(sizes, 3)
@@ -352,7 +362,7 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 		t.Skip("EURYALE_FULL=1 runs it")
 	}
 	const epochs = "--epochs=5"
-	program := example(t, "digits", "mpi")
+	program := built(t, demo, "mpi")
 	onHost, err := command(t, "run", "-n", "4", program, epochs).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, onHost)

@@ -44,6 +44,7 @@ func run(comm backend.Communicator, out io.Writer) error {
 	if err := backend.Run(comm, c, backend.Of(sum), backend.Of(x)); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(out, "rank %d of %d: my vector is %v, the sum of all is %v\n", comm.Rank(), comm.Size(), x, sum)
+	_, err := fmt.Fprintf(out, "rank %d of %d: my vector is %v, the sum of all is %v\n",
+		comm.Rank(), comm.Size(), x, sum)
 	return err
 }

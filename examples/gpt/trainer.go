@@ -1,373 +1,237 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
-	"sync"
+	"io/fs"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-	"gonum.org/v1/plot/plotter"
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/bench/chart"
-	"github.com/euryale-ml/euryale/examples/cli"
 	"github.com/euryale-ml/euryale/layers"
-	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// What is not worth a flag.
 const (
 	clipNorm    = 1.0 // of the gradients
 	weightDecay = 0.01
 	beta2       = 0.99 // few tokens in a step
 	finalRate   = 0.1  // of the highest
+	longestRise = 100  // of the learning rate, in steps
 	evalBatches = 20
 	lastLosses  = 20 // of the loss that is printed last
-	untimed     = 5  // steps, where there are enough of them
+
+	seed        = 1    // of the first weights, the batches, and what the model writes
+	deviation   = 0.02 // GPT-2's, of embeddings
+	written     = 300  // characters
+	temperature = 0.8  // less than 1, so that likely characters become more likely
 )
 
 // trainer is a model that all ranks train.
 type trainer struct {
 	config
-	comm       backend.Communicator
-	layout     *layers.Layout
-	build      sync.Locker
-	device     backend.Device // nil for the host
-	out        io.Writer
-	corpus     corpus
-	evaluation windows
-	bigram     float64
-
-	runs            int            // of a step on this rank, each of a micro-batch
+	comm            backend.Communicator
+	layout          *layers.Layout
+	device          backend.Device // nil for the host
+	corpus          corpus
+	micro, runs     int            // micro-batches of a step on all replicas, and on this one
 	tokens, targets *layers.Tokens // of a micro-batch
 	loss            layers.Node
 	learnables      gorgonia.Nodes
-	parameters      int // elements, of the whole model
 	machine, eval   *vm.Machine
 	solver          *autograd.AdamW
-	random          *nn.Random // of dropouts
 	rate            autograd.Schedule
-
-	past  past
-	began time.Time     // of the training in this process
-	took  time.Duration // for the steps that are timed
-	timed int           // steps, negative until memory is touched and kernels are compiled
+	began           time.Time
+	past            past
 }
 
-func newTrainer(comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) (t *trainer, err error) {
-	t = &trainer{config: cfg, comm: comm, build: build, out: out, random: nn.NewRandom(uint32(cfg.seed)), solver: &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}}
-	t.rate = autograd.Warmup(cfg.warmUp, autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-cfg.warmUp)))
-	if t.corpus, err = loadCorpus(cfg.data, cfg.seed); err == nil {
-		err = t.corpus.check(cfg.context)
-	}
-	// Machines may have different versions of Go.
-	if err := autograd.Agree(comm, "the text has the SHA-256 "+t.corpus.hash(), err); err != nil {
-		return nil, cli.UsageError{Err: err}
-	}
-	if t.device, err = cli.Device(cfg.device, comm); err != nil {
-		return nil, err
-	}
-	t.layout, err = layers.NewLayout(comm, cfg.sizes.DP, cfg.sizes.SP, cfg.sizes.TP)
-	if errors.Is(err, backend.ErrArgument) {
-		return nil, cli.Usage("--dp, --sp, --tp: %w", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	if err := t.prepare(); err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	return t, nil
+// past is what a checkpoint has besides weights and solver.
+type past struct {
+	Training string    // what must be the same on resuming
+	Losses   []float64 // of each step
+	Eval     float64   // of held-out text, after the last evaluation
 }
 
-// prepare makes the model and the machines.
-func (t *trainer) prepare() error {
-	if err := t.divide(); err != nil {
-		return cli.UsageError{Err: err}
+func newTrainer(comm backend.Communicator, cfg config) *trainer {
+	t := &trainer{config: cfg, comm: comm, corpus: loadCorpus(cfg.data), began: time.Now()}
+	if cfg.device == "auto" {
+		t.device = comm.Device()
 	}
-	exchange, err := cli.Compression(t.compress, true)
-	if err != nil {
-		return err
+	t.solver = &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
+	rise := min(longestRise, cfg.steps/10)
+	t.rate = autograd.Warmup(rise, autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise)))
+	all := slices.Concat(t.corpus.characters, t.corpus.training, t.corpus.heldOut)
+	cfg.data = fmt.Sprintf("%x", sha256.Sum256(all))
+	cfg.device, cfg.checkpoint, cfg.every, cfg.sp, cfg.tp = "", "", 0, 0, 0
+	t.past.Training = fmt.Sprintf("%+v", cfg) // what the bits depend on
+	var err error
+	if least := cfg.context + 2; min(len(t.corpus.training), len(t.corpus.heldOut)) < least {
+		err = fmt.Errorf("--data: %d characters are needed, and as many held out", least)
 	}
-	t.past.Flags = t.flags()
-	t.evaluation = t.corpus.evaluation(evalBatches*t.batch, t.context)
-	t.bigram = t.corpus.bigram(t.evaluation)
+	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
+	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
+	t.micro, t.runs = t.layout.DP, 1
+	if cfg.tree > 0 {
+		t.micro, t.runs = cfg.tree, must(autograd.TreeShare(cfg.tree, t.layout.DP))
+	}
+	if cfg.batch%t.micro != 0 {
+		check(fmt.Errorf("--batch is %d: use a multiple of %d, its micro-batches", cfg.batch, t.micro))
+	}
+	t.compile()
+	return t
+}
 
-	t.build.Lock()
-	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, t.seed)
-	samples := t.batch / t.microBatches
-	if t.reduction == tree {
+// compile makes the graph and its machines.
+func (t *trainer) compile() {
+	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, seed)
+	samples := t.batch / t.micro
+	if t.tree > 0 { // the loss is a mean; else it is a part of the mean, to be summed
 		b.Batches(1)
-	} else {
-		b.Batches(t.microBatches)
 	}
-	t.tokens, t.targets = b.Tokens("tokens", 1, samples, t.context), b.Tokens("targets", 1, samples, t.context)
-	t.loss = b.CrossEntropy(t.logits(b, t.tokens, len(t.corpus.characters), t.random), t.targets)
-	err = b.Err()
-	t.build.Unlock()
-	if err != nil {
-		return cli.UsageError{Err: err}
-	}
-	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(t.precision)}
-	if t.eval, err = vm.New(b.Graph(), t.device, append(options, vm.Eval())...); err != nil {
-		return err
-	}
-	t.build.Lock()
-	t.learnables, err = b.Grad(t.loss) // behind the machine for evaluation, which has no gradients
-	t.parameters = b.Parameters()
-	t.build.Unlock()
-	if err != nil {
-		return err
-	}
-	exchange = append(exchange, autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided()))
-	if t.reduction == tree {
-		options = append(options, vm.WithTree(t.microBatches))
+	t.tokens = b.Tokens("tokens", 1, samples, t.context)
+	t.targets = b.Tokens("targets", 1, samples, t.context)
+	t.loss = b.CrossEntropy(t.logits(b, t.tokens, len(t.corpus.characters)), t.targets)
+	check(b.Err())
+	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(precisions[t.precision])}
+	t.eval = must(vm.New(b.Graph(), t.device, append(options, vm.Eval())...))
+	t.learnables = must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
+	exchange := []autograd.Option{autograd.WithParts(t.layout.Comm(layers.Tensor), b.Divided())}
+	if t.tree > 0 {
+		options = append(options, vm.WithTree(t.tree))
 	} else {
 		exchange = append(exchange, autograd.WithSum())
-		options = append(options, vm.Accumulate(t.runs))
 	}
-	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.WithDataParallel(t.layout.Data, exchange...), vm.ClipNorm(clipNorm))
-	t.machine, err = vm.New(b.Graph(), t.device, options...)
-	return err
+	options = append(options, vm.WithSolver(t.solver, t.learnables...), vm.ClipNorm(clipNorm),
+		vm.WithDataParallel(t.layout.Data, exchange...))
+	t.machine = must(vm.New(b.Graph(), t.device, options...))
 }
 
-// divide divides batches into the micro-batches of all replicas.
-func (t *trainer) divide() (err error) {
-	replicas := t.layout.DP
-	if t.microBatches == 0 {
-		t.microBatches = replicas
+// train trains until all steps are done, or until a signal on any rank ends it, and reports which.
+func (t *trainer) train(ctx context.Context) (done bool) {
+	if t.checkpoint != "" {
+		t.resume()
 	}
-	switch {
-	case t.batch%t.microBatches != 0:
-		return fmt.Errorf("--batch is %d: it does not divide into %d micro-batches for %d replicas: use a multiple", t.batch, t.microBatches, replicas)
-	case t.reduction == tree:
-		t.runs, err = autograd.TreeShare(t.microBatches, replicas)
-		return err
-	case t.microBatches%replicas != 0:
-		return fmt.Errorf("--micro-batches is %d: they do not divide among %d replicas: use a multiple", t.microBatches, replicas)
-	}
-	t.runs = t.microBatches / replicas
-	return nil
-}
-
-func (t *trainer) close() error {
-	return errors.Join(t.closeMachines(), t.solver.Close(), t.layout.Close())
-}
-
-func (t *trainer) closeMachines() error {
-	var errs []error
-	for _, m := range []*vm.Machine{t.machine, t.eval} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
-	}
-	t.machine, t.eval = nil, nil
-	return errors.Join(errs...)
-}
-
-// print prints a line on rank 0.
-func (t *trainer) print(format string, args ...any) error {
-	if t.comm.Rank() != 0 {
-		return nil
-	}
-	_, err := fmt.Fprintf(t.out, format+"\n", args...)
-	return err
-}
-
-// train trains until all steps are done, or until ctx ends and the training is saved.
-func (t *trainer) train(ctx context.Context) error {
-	t.began = time.Now()
-	if err := t.introduce(); err != nil {
-		return err
-	}
-	if err := t.resume(); err != nil {
-		return err
-	}
-	left := t.steps - len(t.past.Losses)
-	if left == 0 {
-		return nil
-	}
-	t.timed = -min(untimed, left/2)
-	bar := progressbar.DefaultSilent(int64(left))
-	if t.comm.Rank() == 0 {
-		bar = cli.Bar(left)
-	}
-	for step := len(t.past.Losses); step < t.steps; step++ {
-		if err := t.step(step); err != nil {
-			return errors.Join(fmt.Errorf("step %d: %w", step+1, err), bar.Clear())
-		}
-		bar.Add(1) // an error of drawing is no reason to stop
-		due := (step+1)%t.evalEvery == 0 || step+1 == t.steps
+	took, first := time.Duration(0), len(t.past.Losses)
+	for step := first; step < t.steps; step++ {
+		t.solver.SetRate(t.rate(step))
+		began := time.Now()
+		t.past.Losses = append(t.past.Losses, t.over(t.corpus.training, t.random(step), t.machine))
+		took += time.Since(began)
+		due := (step+1)%t.every == 0 || step+1 == t.steps
 		if due {
-			bar.Clear()
-			if err := t.line(); err != nil {
-				return err
-			}
+			t.evaluate(float64((step+1-first)*t.batch*t.context) / took.Seconds())
 		}
-		if err := t.keep(ctx, step+1); err != nil {
-			return errors.Join(err, bar.Clear())
+		if t.checkpoint == "" {
+			continue
+		}
+		stop := must(autograd.Any(t.comm, ctx.Err() != nil))
+		if due || stop {
+			check(t.machine.DataParallel().Save(t.checkpoint, t.solver, t.past))
+		}
+		if stop {
+			t.print("saved in %s after step %d: start it again to go on", t.checkpoint, step+1)
+			return false
 		}
 	}
-	return bar.Finish()
+	return true
 }
 
-// introduce prints what is trained.
-func (t *trainer) introduce() error {
-	return errors.Join(
-		t.print("%d parameters, %d characters, %d bytes to train on, %d held out: a bigram model of them has a loss of %.4f",
-			t.parameters, len(t.corpus.characters), len(t.corpus.training), len(t.corpus.heldOut), t.bigram),
-		t.print("6N + 12LHQT = %.4g floating-point operations for each token", t.operations(t.parameters)))
+// resume restores the training from its checkpoint, if there is one.
+func (t *trainer) resume() {
+	var kept past
+	err := t.machine.DataParallel().Load(t.checkpoint, t.solver, &kept)
+	if errors.Is(err, fs.ErrNotExist) { // training begins
+		return
+	}
+	check(err)
+	if kept.Training != t.past.Training {
+		check(fmt.Errorf("--checkpoint: it is of a training with %s, and this one is with %s",
+			kept.Training, t.past.Training))
+	}
+	t.past = kept
+	t.print("going on after step %d, from %s", len(kept.Losses), t.checkpoint)
 }
 
-// over runs a machine on this rank's micro-batches of a batch, and returns the loss of the whole batch. It is
-// collective.
-func (t *trainer) over(batch windows, m *vm.Machine) (float64, error) {
+// random returns where the samples of a step begin, the same for every layout.
+func (t *trainer) random(step int) []int {
+	r := rand.New(rand.NewPCG(seed, uint64(step)))
+	starts := make([]int, t.batch)
+	for i := range starts {
+		starts[i] = r.IntN(len(t.corpus.training) - t.context)
+	}
+	return starts
+}
+
+// over runs a machine on this rank's micro-batches of a batch, whose samples begin in a text at
+// starts, and returns the loss of the whole batch. It is collective.
+func (t *trainer) over(text []byte, starts []int, m *vm.Machine) float64 {
 	losses := make([]float64, t.runs)
 	for i := range losses {
-		samples, first := t.batch/t.microBatches, t.layout.Replica*t.runs+i
-		tokens, targets := batch.part(first*samples, (first+1)*samples).tokens()
-		if err := errors.Join(t.tokens.Set(tokens), t.targets.Set(targets)); err != nil {
-			return 0, err
+		samples := t.batch / t.micro
+		mine := starts[(t.layout.Replica*t.runs+i)*samples:][:samples]
+		var tokens, targets []int // which are the tokens behind them
+		for _, start := range mine {
+			for i := range t.context {
+				tokens = append(tokens, int(text[start+i]))
+				targets = append(targets, int(text[start+i+1]))
+			}
 		}
-		t.random.Seek(uint64(len(t.past.Losses)), first*samples)
-		if err := m.RunAll(); err != nil {
-			return 0, err
-		}
+		check(errors.Join(t.tokens.Set(tokens), t.targets.Set(targets), m.RunAll()))
 		losses[i] = float64(t.loss.Value().Data().(float32))
 	}
-	if t.reduction == tree {
-		return autograd.TreeMean(t.layout.Data, losses)
+	if t.tree > 0 {
+		return must(autograd.TreeMean(t.layout.Data, losses))
 	}
-	loss := 0.0
-	for _, share := range losses {
-		loss += share
-	}
-	err := autograd.Sum(t.layout.Data, &loss)
-	return loss, err
+	check(autograd.Sum(t.layout.Data, &losses[0])) // there is one
+	return losses[0]
 }
 
-// step trains on one batch.
-func (t *trainer) step(step int) error {
-	batch := t.corpus.random(t.seed, step, t.batch, t.context)
-	t.solver.SetRate(t.rate(step))
-	began := time.Now()
-	loss, err := t.over(batch, t.machine)
-	if t.timed++; t.timed > 0 {
-		t.took += time.Since(began)
+// evaluate prints the losses of the steps since the last line, and of samples that are spread
+// evenly over the text that was held out.
+func (t *trainer) evaluate(speed float64) {
+	starts := make([]int, evalBatches*t.batch)
+	for i := range starts {
+		starts[i] = i * (len(t.corpus.heldOut) - t.context - 1) / (len(starts) - 1)
 	}
-	t.past.Losses = append(t.past.Losses, loss)
-	return err
-}
-
-// heldOutLoss returns the loss of text that was held out. It is collective.
-func (t *trainer) heldOutLoss() (float64, error) {
-	sum := 0.0
-	for i := range evalBatches {
-		loss, err := t.over(t.evaluation.part(i*t.batch, (i+1)*t.batch), t.eval)
-		if err != nil {
-			return 0, fmt.Errorf("evaluate: %w", err)
-		}
-		sum += loss
+	losses := make([]float64, evalBatches)
+	for i := range losses {
+		losses[i] = t.over(t.corpus.heldOut, starts[i*t.batch:], t.eval)
 	}
-	return sum / evalBatches, nil
-}
-
-// line evaluates the model, and prints how the training is.
-func (t *trainer) line() error {
-	since := 0
-	if n := len(t.past.Evals); n > 0 {
-		since = t.past.Evals[n-1].Step
-	}
-	loss, err := t.heldOutLoss()
-	if err != nil {
-		return err
-	}
+	t.past.Eval = mean(losses)
 	done := len(t.past.Losses)
-	t.past.Evals = append(t.past.Evals, eval{done, loss})
-	return t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f %s", done, t.steps, mean(t.past.Losses[since:]), loss, t.speed(), t.utilisation())
-}
-
-// speed returns the tokens of all ranks in a second of training.
-func (t *trainer) speed() float64 {
-	if t.took == 0 {
-		return 0 // nothing was left to do
-	}
-	return float64(t.timed*t.batch*t.context) / t.took.Seconds()
-}
-
-// utilisation says how many operations that is, and which part of the peak of all ranks' devices.
-func (t *trainer) utilisation() string {
-	rate := t.speed() * t.operations(t.parameters)
-	text := fmt.Sprintf("GFLOP/s=%.0f", rate/1e9)
-	if peak := peakOf(t.device, t.precision); peak > 0 {
-		text += fmt.Sprintf(" utilisation=%.1f%%", 100*rate/(peak*float64(t.comm.Size())))
-	}
-	return text
+	since := t.past.Losses[(done-1)/t.every*t.every:]
+	t.print("step %d/%d: loss=%.4f eval=%.4f tokens/s=%.0f",
+		done, t.steps, mean(since), t.past.Eval, speed)
 }
 
 // report verifies that all ranks have the same model, and prints what it has learnt.
-func (t *trainer) report() error {
+func (t *trainer) report() {
 	data := t.machine.DataParallel()
-	if err := errors.Join(t.machine.Pull(t.learnables...), data.Check()); err != nil {
-		return err
-	}
-	params, err := data.Hash()
-	if err != nil {
-		return err
-	}
-	if err := t.closeMachines(); err != nil { // another one writes, which needs memory
-		return err
-	}
-	text, err := t.write(t.layout, t.build, t.device, t.corpus, t.learnables, t.sample)
-	if err != nil {
-		return fmt.Errorf("write: %w", err)
-	}
-	if t.plot != "" && t.comm.Rank() == 0 {
-		if err := t.draw(); err != nil {
-			return fmt.Errorf("--plot: %w", err)
-		}
-	}
-	if t.sample > 0 {
-		if err := t.print("%s", text); err != nil {
-			return err
-		}
-	}
-	where := "host"
-	if t.device != nil {
-		where = t.device.Name()
-	}
+	check(errors.Join(t.machine.Pull(t.learnables...), data.Check()))
+	params := must(data.Hash())
+	check(errors.Join(t.machine.Close(), t.eval.Close())) // another one writes, which needs memory
+	t.print("%s", t.write())
 	n := len(t.past.Losses)
-	return t.print("loss=%.4f eval=%.4f tokens_per_second=%.0f ranks=%d layout=%v device=%s params=%s seconds=%.1f",
-		mean(t.past.Losses[max(0, n-lastLosses):]), t.past.Evals[len(t.past.Evals)-1].Loss, t.speed(), t.comm.Size(), t.layout, where, params, time.Since(t.began).Seconds())
+	t.print("loss=%.4f eval=%.4f ranks=%d layout=%v backend=%s params=%s seconds=%.1f",
+		mean(t.past.Losses[max(0, n-lastLosses):]), t.past.Eval, t.comm.Size(), t.layout,
+		t.comm.Capabilities().Backend, params, time.Since(t.began).Seconds())
 }
 
-// draw draws the losses.
-func (t *trainer) draw() error {
-	const points = 100 // of the curve
-	n := len(t.past.Losses)
-	var training, heldOut, bigram plotter.XYs
-	for start, size := 0, max(1, n/points); start < n; start += size {
-		end := min(n, start+size)
-		training = append(training, plotter.XY{X: float64(end), Y: mean(t.past.Losses[start:end])})
+// print prints a line on rank 0.
+func (t *trainer) print(format string, args ...any) {
+	if t.comm.Rank() == 0 {
+		fmt.Printf(format+"\n", args...)
 	}
-	for _, e := range t.past.Evals {
-		heldOut = append(heldOut, plotter.XY{X: float64(e.Step), Y: e.Loss})
-	}
-	for _, step := range []int{1, n} {
-		bigram = append(bigram, plotter.XY{X: float64(step), Y: t.bigram})
-	}
-	return chart.Save(t.plot, chart.Chart{
-		Title: fmt.Sprintf("gpt: %d layers, %d wide, %d parameters, layout %v", t.layers, t.width, t.parameters, t.layout),
-		X:     "step", Y: "loss",
-		Curves: []chart.Curve{{Name: "training", Points: training}, {Name: "held out", Points: heldOut}, {Name: "bigram model", Points: bigram}},
-	})
 }
 
 func mean(xs []float64) float64 {
@@ -375,5 +239,58 @@ func mean(xs []float64) float64 {
 	for _, x := range xs {
 		sum += x
 	}
-	return sum / float64(max(1, len(xs)))
+	return sum / float64(len(xs))
+}
+
+// logits builds the model: the scores of the character behind each position, split over the
+// Sequence and the Tensor group.
+func (cfg config) logits(b *layers.Builder, tokens *layers.Tokens, vocabulary int) layers.Node {
+	words := b.Learn("words", layers.Normal(deviation), 0, vocabulary, cfg.width)
+	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	x = b.Positions("positions", x)
+	how := layers.AttentionOptions{Heads: cfg.heads, Causal: true}
+	for i := range cfg.layers {
+		name := fmt.Sprint("block", i)
+		x = b.Add(x, b.Attention(name+".attention", b.LayerNorm(name+".norm1", x), how))
+		x = b.Add(x, b.MLP(name+".mlp", b.LayerNorm(name+".norm2", x), 4*cfg.width))
+	}
+	return b.Logits(b.LayerNorm("norm", x), words)
+}
+
+// write returns what a trained model writes: all ranks draw the same. It is collective.
+func (t *trainer) write() string {
+	b := layers.NewBuilder(gorgonia.NewGraph(), t.layout, tensor.Float32, seed)
+	tokens, vocabulary := b.Tokens("tokens", 1, 1, t.context), len(t.corpus.characters)
+	logits := b.To(t.logits(b, tokens, vocabulary), layers.Tensor, layers.Replicated)
+	logits = b.To(logits, layers.Sequence, layers.Replicated)
+	check(b.Err())
+	for i, w := range b.Learnables() {
+		check(gorgonia.Let(w, t.learnables[i].Value()))
+	}
+	m := must(vm.New(b.Graph(), t.device, vm.Eval(), vm.Keep(logits.Node)))
+	defer m.Close()
+	text := []int{max(0, bytes.IndexByte(t.corpus.characters, '\n'))}
+	characters := make([]byte, written)
+	r := rand.New(rand.NewPCG(seed, written))
+	for i := range characters {
+		seen := text[max(0, len(text)-t.context):]
+		window := make([]int, t.context) // what is behind the text changes nothing
+		copy(window, seen)
+		check(tokens.Set(window))
+		check(m.RunAll())
+		next := draw(r, logits.Value().Data().([]float32)[(len(seen)-1)*vocabulary:][:vocabulary])
+		text, characters[i] = append(text, next), t.corpus.characters[next]
+	}
+	return strings.ToValidUTF8(string(characters), "\uFFFD")
+}
+
+// draw returns a token by the scores of all, by Gumbel's trick.
+func draw(r *rand.Rand, scores []float32) (token int) {
+	best := math.Inf(-1)
+	for i, s := range scores {
+		if x := float64(s)/temperature - math.Log(r.ExpFloat64()); x > best {
+			token, best = i, x
+		}
+	}
+	return token
 }

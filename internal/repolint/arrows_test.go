@@ -65,8 +65,12 @@ var arrows = []arrow{
 	{"bench/...", []string{"bench/..."}},
 	{".", []string{"backend/...", "internal/buildlock", "internal/session", "rendezvous"}},
 	{"cmd/...", []string{"..."}},
-	{"examples/...", []string{"..."}},
+	{"examples/...", []string{ // what a user's module may import, too
+		".", "autograd", "backend/...", "examples/handwritten", "layers", "observe", "ops/...",
+		"rendezvous/...", "vm",
+	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
+	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
 	{"internal/tools/...", []string{"bench/..."}},
@@ -113,7 +117,8 @@ var fences = []fence{
 	{"gorgonia.org", []string{
 		"ops/...", "layers", "autograd/...", "vm", "vm/internal/read", "vm/internal/graphs",
 		"bench/train", "bench/blas", "examples/...", "internal/residence", "internal/stock",
-		"internal/testing/conventions", "internal/tools/optable", "internal/tools/soak",
+		"internal/testing/conventions", "internal/tools/demo", "internal/tools/optable",
+		"internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
@@ -306,6 +311,10 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"ops/nn/softmax.go", module + "/vm", false},
 		{"ops/nn/softmax.go", module + "/ops", true},
 		{"examples/digits/main.go", module, true},
+		{"examples/digits/main.go", module + "/examples/handwritten", true},
+		{"examples/digits/main.go", module + "/examples/convnet", false},
+		{"examples/digits/main.go", module + "/internal/buildlock", false},
+		{"examples/digits/main.go", module + "/vm/internal/plan", false},
 		{"examples/digits/main.go", gorgonia, true},
 		{"bench/measure.go", module + "/backend", true},
 		{"bench/measure.go", module + "/backend/host", false},

@@ -1,26 +1,25 @@
 package repolint_test
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// TestProgramsCompileInAUsersModule: what README says of a checkout works, for its program and for
-// copies of the examples.
-func TestProgramsCompileInAUsersModule(t *testing.T) {
+// TestReadmesProgramCompilesInAUsersModule: what README says of a checkout works.
+func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	atRoot(t)
 	checkout, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	for _, example := range []string{"allreduce", "convnet", "digits", "gpt", "gradient"} {
-		copyProgram(t, filepath.Join("examples", example), filepath.Join(dir, example))
-	}
 	readme, err := os.ReadFile("README.md")
 	if err != nil {
 		t.Fatal(err)
@@ -29,16 +28,99 @@ func TestProgramsCompileInAUsersModule(t *testing.T) {
 	if program == nil || !strings.Contains(string(readme), "go work init . ") {
 		t.Fatal("README.md has no program, or does not say how to use a checkout")
 	}
-	writeFile(t, filepath.Join(dir, "readme", "main.go"), program[1])
-	for _, args := range [][]string{
-		{"mod", "init", "example.com/mine"}, {"work", "init", ".", checkout}, {"build", "./..."},
-	} {
-		cmd := exec.Command("go", args...)
-		cmd.Dir = dir
-		cmd.Env = append(os.Environ(), "GOWORK=", "GOFLAGS=", "GOPROXY=off")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+	writeFile(t, filepath.Join(dir, "main.go"), program[1])
+	inModule(t, dir, "mod", "init", "example.com/mine")
+	inModule(t, dir, "work", "init", ".", checkout)
+	inModule(t, dir, "build", "-o", os.DevNull, ".")
+}
+
+// examples are the programs to copy: the most lines and flags that each may have, and how a test
+// runs it.
+var examples = map[string]struct {
+	lines, flags int
+	args, prints string
+}{
+	"allreduce": {50, 0, "", "the sum of all is [3 30 300]"},
+	"gradient":  {40, 0, "", "loss 9 gradient 12"},
+	"digits":    {150, 5, "-epochs 2", "epoch 2/2: loss="},
+	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
+	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
+}
+
+// flagged matches a definition of a flag.
+var flagged = regexp.MustCompile(
+	`\bflags?\.(?:Bool|Duration|Float64|Func|Int|String|Uint64|Var)(?:Var)?\(`)
+
+// TestExamplesAreProgramsToCopy: each is short, imports what users may, and runs on two ranks in a
+// module of its own.
+func TestExamplesAreProgramsToCopy(t *testing.T) {
+	atRoot(t)
+	checkout, err := filepath.Abs(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines, flags := map[string]int{}, map[string]int{}
+	for _, f := range sources(t) { // all are read, so that no outcome is that of other sources
+		parts := strings.Split(f.name, "/")
+		if len(parts) != 3 || parts[0] != "examples" || f.test() || f.Name.Name != "main" {
+			continue
 		}
+		text, err := os.ReadFile(f.name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines[parts[1]] += bytes.Count(text, []byte("\n"))
+		flags[parts[1]] += len(flagged.FindAll(text, -1))
+	}
+	for name := range lines {
+		e, listed := examples[name]
+		if !listed || lines[name] > e.lines || flags[name] > e.flags {
+			t.Errorf("examples/%s has %d lines and %d flags: it may have %d and %d",
+				name, lines[name], flags[name], e.lines, e.flags)
+		}
+	}
+	if len(lines) != len(examples) {
+		t.Errorf("there are %d examples, want %d", len(lines), len(examples))
+	}
+	for name, e := range examples {
+		dir := filepath.Join(t.TempDir(), name)
+		copyProgram(t, filepath.Join("examples", name), dir)
+		ownModule(t, dir, checkout)
+		inModule(t, dir, "build", "-o", "program", ".")
+		t.Chdir(dir) // where the program finds its arguments
+		var out, errs bytes.Buffer
+		job := launch.Job{
+			Program: "./program", Args: strings.Fields(e.args), Ranks: 2, Stdout: &out, Stderr: &errs,
+		}
+		if err := launch.Run(t.Context(), job); err != nil || !strings.Contains(out.String(), e.prints) {
+			t.Errorf("%s: %v, and no %q in\n%s%s", name, err, e.prints, out.String(), errs.String())
+		}
+		t.Chdir(checkout)
+	}
+}
+
+// ownModule makes a folder a module that uses a checkout, with the versions that the checkout has.
+func ownModule(t *testing.T, dir, checkout string) {
+	t.Helper()
+	for _, name := range []string{"go.mod", "go.sum"} {
+		text, err := os.ReadFile(filepath.Join(checkout, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		writeFile(t, filepath.Join(dir, name), text)
+	}
+	inModule(t, dir, "mod", "edit", "-module=example.com/mine", "-require="+module+"@v0.0.0",
+		"-replace="+module+"="+checkout)
+}
+
+// inModule runs the go command in the folder of a user's module.
+func inModule(t *testing.T, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", args...)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "PWD="+dir, "GOWORK=", "GOFLAGS=", "GOPROXY=off")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("go %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 

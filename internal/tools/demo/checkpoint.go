@@ -7,7 +7,6 @@ import (
 	"io/fs"
 
 	"github.com/euryale-ml/euryale/autograd"
-	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // past is the progress of a training: what it needs to resume beside weights, solver and
@@ -80,7 +79,7 @@ func (t *trainer) stopped(ctx context.Context) error {
 			return err
 		}
 	}
-	return cli.Stopped(ctx)
+	return stoppedBy(ctx)
 }
 
 // resume restores the training from its checkpoint, if there is one.
@@ -97,11 +96,11 @@ func (t *trainer) resume(epochs int) error {
 		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w",
 			t.checkpoint, err)
 	}
-	if err := cli.SameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
+	if err := sameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err
 	}
 	if kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0 {
-		return cli.Usage("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)
+		return usage("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)
 	}
 	t.past, t.resumed = kept, kept
 	return nil

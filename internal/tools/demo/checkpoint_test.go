@@ -11,8 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-
-	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // kept is what a training ends with on each rank.
@@ -91,13 +89,13 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 					mine = ctx
 					tr.rate = func(step int) float64 {
 						if step == stopAt {
-							cancel(cli.Interrupted{Signal: syscall.SIGINT})
+							cancel(interrupted{Signal: syscall.SIGINT})
 						}
 						return rate(step)
 					}
 				}
 				err := tr.train(mine, 2)
-				if !errors.As(err, new(cli.Interrupted)) || cli.ExitCode(err) != 128+int(syscall.SIGTERM) && cli.ExitCode(err) != 128+int(syscall.SIGINT) {
+				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) && exitCode(err) != 128+int(syscall.SIGINT) {
 					return fmt.Errorf("it ends with %v", err)
 				}
 				if got := tr.past.Epochs*tr.sampler.Steps() + tr.past.Step; got != stopAt+1 {

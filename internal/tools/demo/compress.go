@@ -7,7 +7,6 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/compress/half"
 	"github.com/euryale-ml/euryale/backend/compress/sparse"
-	"github.com/euryale-ml/euryale/examples/cli"
 )
 
 // exchange returns how ranks exchange gradients or weights, as the command line says.
@@ -17,7 +16,7 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 		// A bucket is averaged in each step: of the default size, one holds the whole model.
 		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket, partialBucket))
 	}
-	compressed, err := cli.Compression(cfg.compress, !cfg.noFeedback)
+	compressed, err := compression(cfg.compress, !cfg.noFeedback)
 	return append(opts, compressed...), err
 }
 

@@ -16,7 +16,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
-	"github.com/euryale-ml/euryale/examples/cli"
 	"github.com/euryale-ml/euryale/examples/handwritten"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -59,11 +58,11 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	}
 	arch, err := architectureOf(cfg.model)
 	if err != nil {
-		return nil, cli.UsageError{Err: err}
+		return nil, usageError{Err: err}
 	}
 	exchange, err := cfg.exchange()
 	if err != nil {
-		return nil, cli.UsageError{Err: err}
+		return nil, usageError{Err: err}
 	}
 	if t.training, t.heldOut, err = handwritten.Load(cfg.seed, arch.input); err != nil {
 		return nil, err
@@ -71,12 +70,12 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	share := 1 // micro-batches of a step
 	if cfg.inTree() {
 		if share, err = autograd.TreeShare(cfg.microBatches, comm.Size()); err != nil {
-			return nil, cli.Usage("--micro-batches: %w", err)
+			return nil, usage("--micro-batches: %w", err)
 		}
 	}
 	t.sums = make([]float64, share)
 	if t.sampler, err = autograd.NewSampler(comm, t.training.Count(), cfg.batch, cfg.seed); err != nil {
-		return nil, cli.Usage("--batch: %w", err)
+		return nil, usage("--batch: %w", err)
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
 	t.rate = cfg.rateAt(cmp.Or(cfg.steps, cfg.epochs*t.sampler.Steps()))
@@ -327,7 +326,7 @@ func (t *trainer) progress(steps int) *progressbar.ProgressBar {
 	if t.out == nil || t.comm.Rank() != 0 {
 		return progressbar.DefaultSilent(int64(steps))
 	}
-	return cli.Bar(steps)
+	return progressBar(steps)
 }
 
 // report verifies that all ranks ended with the same model, and prints its accuracy.

@@ -13,29 +13,28 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/examples/cli"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
-// actAsDigits is a variable that makes this test binary the example.
-const actAsDigits = "RUN_AS_DIGITS"
+// actAsDemo is a variable that makes this test binary the program.
+const actAsDemo = "RUN_AS_DEMO"
 
 func TestMain(m *testing.M) {
-	if os.Getenv(actAsDigits) != "" {
+	if os.Getenv(actAsDemo) != "" {
 		main()
 		return
 	}
 	os.Exit(m.Run())
 }
 
-// program returns the example as users run it: this binary, in this test.
+// program returns the program as users run it: this binary, in this test.
 func program(t *testing.T) string {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv(actAsDigits, "1")
+	t.Setenv(actAsDemo, "1")
 	return self
 }
 
@@ -216,11 +215,11 @@ func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 }
 
 func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
-	digits := program(t)
+	demo := program(t)
 	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
-		cmd := exec.Command(digits, strings.Fields(args)...)
+		cmd := exec.Command(demo, strings.Fields(args)...)
 		said, err := cmd.CombinedOutput()
-		if cmd.ProcessState.ExitCode() != cli.UsageCode {
+		if cmd.ProcessState.ExitCode() != usageCode {
 			t.Errorf("%s: %v: %s", args, err, said)
 		}
 	}
@@ -228,9 +227,9 @@ func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 
 // Under euryale run, standard error is no terminal of rank 0, but shown on one.
 func TestFoundTheProgressBarNeverShowsUnderTheLauncher(t *testing.T) {
-	digits := program(t)
+	demo := program(t)
 	for terminal, want := range map[string]bool{"1": true, "": false} {
-		cmd := exec.Command(digits, "--epochs", "1")
+		cmd := exec.Command(demo, "--epochs", "1")
 		cmd.Env = append(os.Environ(), "EURYALE_TERMINAL="+terminal)
 		var errs bytes.Buffer
 		cmd.Stderr = &errs

@@ -86,7 +86,7 @@ func drawLosses(cfg config) error {
 		return fmt.Errorf("--plot: %w", err)
 	}
 	c := chart.Chart{
-		Title: fmt.Sprintf("digits: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
+		Title: fmt.Sprintf("demo: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
 		X:     "bytes sent by a rank", Y: "training loss", XText: chart.Bytes,
 	}
 	for i, way := range ways {

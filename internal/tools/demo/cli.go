@@ -1,6 +1,4 @@
-// Package cli is what the examples share besides their training: its start, exit codes, signals, devices, ways
-// to compress gradients, checkpoints to resume from, a progress bar.
-package cli
+package main
 
 import (
 	"context"
@@ -26,27 +24,27 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// UsageCode is the exit code of a wrong command line.
-const UsageCode = 2
+// usageCode is the exit code of a wrong command line.
+const usageCode = 2
 
-// UsageError is the error of a wrong command line.
-type UsageError struct{ Err error }
+// usageError is the error of a wrong command line.
+type usageError struct{ Err error }
 
 // Error implements error.
-func (e UsageError) Error() string { return e.Err.Error() }
+func (e usageError) Error() string { return e.Err.Error() }
 
 // Unwrap returns what is wrong.
-func (e UsageError) Unwrap() error { return e.Err }
+func (e usageError) Unwrap() error { return e.Err }
 
-// ExitCode is UsageCode.
-func (UsageError) ExitCode() int { return UsageCode }
+// ExitCode is usageCode.
+func (usageError) ExitCode() int { return usageCode }
 
-// Usage returns a UsageError.
-func Usage(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+// usage returns a usageError.
+func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// Parse parses a command line. --help prints all flags; an error does not, or they would be all that a
+// parseArgs parses a command line. --help prints all flags; an error does not, or they would be all that a
 // launcher shows of the last lines.
-func Parse(flags *flag.FlagSet, args []string) error {
+func parseArgs(flags *flag.FlagSet, args []string) error {
 	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
 	flags.SetOutput(os.Stderr)
@@ -55,13 +53,13 @@ func Parse(flags *flag.FlagSet, args []string) error {
 		flags.Usage()
 		return err
 	case err != nil:
-		return Usage("%w: see --help", err)
+		return usage("%w: see --help", err)
 	}
 	return nil
 }
 
-// ExitCode returns the exit code of an outcome: that of the error, or 1.
-func ExitCode(err error) int {
+// exitCode returns the exit code of an outcome: that of the error, or 1.
+func exitCode(err error) int {
 	if err == nil {
 		return 0
 	}
@@ -72,21 +70,21 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// Exit ends the program with the exit code of an outcome, and says what failed.
-func Exit(name string, err error) {
-	if err != nil && !errors.As(err, new(Interrupted)) { // that was said on rank 0
+// exit ends the program with the exit code of an outcome, and says what failed.
+func exit(name string, err error) {
+	if err != nil && !errors.As(err, new(interrupted)) { // that was said on rank 0
 		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
 	}
-	os.Exit(ExitCode(err))
+	os.Exit(exitCode(err))
 }
 
-// Train joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a signal ([Signals]);
+// inJob joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a signal ([untilSignal]);
 // otherwise a signal ends the program at once. Graphs are built under the lock.
-func Train(saves bool, run func(ctx context.Context, comm backend.Communicator, build sync.Locker) error) error {
+func inJob(saves bool, run func(ctx context.Context, comm backend.Communicator, build sync.Locker) error) error {
 	ctx := context.Background()
 	if saves {
 		var stop func()
-		ctx, stop = Signals()
+		ctx, stop = untilSignal()
 		defer stop()
 	}
 	comm, err := euryale.Init(ctx)
@@ -95,24 +93,24 @@ func Train(saves bool, run func(ctx context.Context, comm backend.Communicator, 
 	}
 	// The lock is for ranks that share a process; here each has its own.
 	err = run(ctx, comm, new(sync.Mutex))
-	if err != nil && !errors.As(err, new(Interrupted)) {
+	if err != nil && !errors.As(err, new(interrupted)) {
 		comm.Abort(err) // so that the others learn of it at once
 	}
 	return errors.Join(err, comm.Close())
 }
 
-// Interrupted is the error of a training that a signal has ended.
-type Interrupted struct{ Signal syscall.Signal }
+// interrupted is the error of a training that a signal has ended.
+type interrupted struct{ Signal syscall.Signal }
 
 // Error implements error.
-func (i Interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.Signal) }
+func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %v", i.Signal) }
 
 // ExitCode is 128 plus the number of the signal, as in shells.
-func (i Interrupted) ExitCode() int { return 128 + int(i.Signal) }
+func (i interrupted) ExitCode() int { return 128 + int(i.Signal) }
 
-// Signals returns a context that SIGTERM or SIGINT ends; its cause is an [Interrupted]. A second
+// untilSignal returns a context that SIGTERM or SIGINT ends; its cause is an [interrupted]. A second
 // signal ends the program.
-func Signals() (_ context.Context, stop func()) {
+func untilSignal() (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
@@ -121,7 +119,7 @@ func Signals() (_ context.Context, stop func()) {
 		case s := <-signals:
 			signal.Stop(signals)
 			number, _ := s.(syscall.Signal)
-			cancel(Interrupted{number})
+			cancel(interrupted{number})
 		case <-ctx.Done():
 		}
 	}()
@@ -131,37 +129,37 @@ func Signals() (_ context.Context, stop func()) {
 	}
 }
 
-// Stopped returns why a training ends that this rank or another one was told to end.
-func Stopped(ctx context.Context) error {
+// stoppedBy returns why a training ends that this rank or another one was told to end.
+func stoppedBy(ctx context.Context) error {
 	if ctx.Err() == nil {
-		return Interrupted{syscall.SIGTERM}
+		return interrupted{syscall.SIGTERM}
 	}
 	return context.Cause(ctx)
 }
 
-// CheckDevice checks the value of --device: cpu, gpu or auto.
-func CheckDevice(name string) error {
+// checkDevice checks the value of --device: cpu, gpu or auto.
+func checkDevice(name string) error {
 	if !slices.Contains([]string{"cpu", "gpu", "auto"}, name) {
 		return fmt.Errorf("--device %s: use cpu, gpu or auto", name)
 	}
 	return nil
 }
 
-// Device returns where a rank computes by the value of --device; nil is the host.
-func Device(name string, comm backend.Communicator) (backend.Device, error) {
+// chooseDevice returns where a rank computes by the value of --device; nil is the host.
+func chooseDevice(name string, comm backend.Communicator) (backend.Device, error) {
 	d := comm.Device()
 	switch onHost := d == nil || d.Name() == "host"; {
 	case name == "gpu" && onHost:
-		return nil, Usage("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
+		return nil, usage("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
 	case name == "cpu" || onHost:
 		return nil, nil
 	}
 	return d, nil
 }
 
-// Compression returns how gradients travel by the value of --compress: none, f16, bf16, topk=0.05 or
+// compression returns how gradients travel by the value of --compress: none, f16, bf16, topk=0.05 or
 // threshold=0.001. feedback keeps what was not sent for the next step.
-func Compression(flag string, feedback bool) ([]autograd.Option, error) {
+func compression(flag string, feedback bool) ([]autograd.Option, error) {
 	var sparsely []sparse.Option
 	if !feedback {
 		sparsely = append(sparsely, sparse.WithoutFeedback())
@@ -190,12 +188,12 @@ func Compression(flag string, feedback bool) ([]autograd.Option, error) {
 	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", flag)
 }
 
-// SameFlags returns an error unless a training of a checkpoint was started with the flags of this one.
-func SameFlags(dir, kept, flags string) error {
+// sameFlags returns an error unless a training of a checkpoint was started with the flags of this one.
+func sameFlags(dir, kept, flags string) error {
 	if kept == flags {
 		return nil
 	}
-	return Usage("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
+	return usage("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
 		dir, differing(kept, flags), differing(flags, kept))
 }
 
@@ -206,8 +204,8 @@ func differing(flags, others string) string {
 	return strings.Join(mine, " ")
 }
 
-// Bar returns a progress bar of a training, which shows on a terminal only.
-func Bar(steps int) *progressbar.ProgressBar {
+// progressBar returns a progress bar of a training, which shows on a terminal only.
+func progressBar(steps int) *progressbar.ProgressBar {
 	if !rendezvous.Terminal(os.Getenv) {
 		return progressbar.DefaultSilent(int64(steps))
 	}

@@ -33,7 +33,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 	if out, err := exec.Command("python3", "-c", "import torch").CombinedOutput(); err != nil {
 		t.Skipf("needs PyTorch (pip install torch): %s", bytes.TrimSpace(out))
 	}
-	digits := program(t)
+	demo := program(t)
 	for name, c := range map[string]struct {
 		args  string // with the port
 		token string
@@ -52,7 +52,7 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 			outs := make([]bytes.Buffer, len(agents))
 			for n := range agents {
 				all := append([]string{"-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", fmt.Sprint("--node-rank=", n)}, args...)
-				agents[n] = exec.CommandContext(ctx, "python3", append(all, "--no-python", digits, "--epochs", "10")...)
+				agents[n] = exec.CommandContext(ctx, "python3", append(all, "--no-python", demo, "--epochs", "10")...)
 				agents[n].Env = append(os.Environ(), "EURYALE_TOKEN="+c.token)
 				agents[n].Stdout, agents[n].Stderr = &outs[n], &outs[n]
 				if err := agents[n].Start(); err != nil {
@@ -84,7 +84,7 @@ func freePort(t *testing.T) int {
 
 // A rank whose variables were set by hand says who is missing, or what is.
 func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
-	digits := program(t)
+	demo := program(t)
 	for name, c := range map[string]struct {
 		vars []string
 		code int
@@ -95,7 +95,7 @@ func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
 		"signs of a job":            {[]string{"FLUX_TASK_RANK=1"}, 2, []string{"FLUX_TASK_RANK", "EURYALE_ALONE=1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cmd := exec.Command(digits)
+			cmd := exec.Command(demo)
 			cmd.Env = append(os.Environ(), c.vars...)
 			out, err := cmd.CombinedOutput()
 			if cmd.ProcessState.ExitCode() != c.code {
