@@ -20,6 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), that
@@ -72,7 +73,7 @@ func load() (library, error) {
 // find opens the first library that can be opened.
 func find(c *C.struct_euryale_nccl) (string, error) {
 	var all []error
-	for _, path := range cuda.LibraryPlaces("EURYALE_NCCL", soname, "nccl") {
+	for _, path := range cuda.LibraryPlaces(env.NCCL, soname, "nccl") {
 		text := C.CString(path)
 		why := C.euryale_nccl_open(c, text)
 		C.free(unsafe.Pointer(text))

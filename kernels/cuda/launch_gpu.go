@@ -79,6 +79,8 @@ import (
 	"unsafe"
 
 	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Loaded holds the kernels of one context.
@@ -107,7 +109,7 @@ type function struct {
 
 // Load finds the kernels for the device of the calling thread's context, and loads none:
 // [Loaded.Prepare] does, or the first launch. EURYALE_KERNELS may name other kernels: see [ptxWith].
-func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
+func Load() (*Loaded, error) { return load(env.Kernels.Text(os.Getenv)) }
 
 func load(kernels string) (*Loaded, error) {
 	capability, err := capability()

@@ -204,7 +204,7 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 	} {
 		texts, err := textsWith(test.kernels, test.capability)
 		if test.as == 0 {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "EURYALE_KERNELS="+test.kernels) {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels)) {
 				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
 			}
 			continue

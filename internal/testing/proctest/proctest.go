@@ -22,6 +22,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // scenario is the variable that makes a test binary a rank; its value is the name.
@@ -144,7 +146,7 @@ func (r Rank) End() (last string) {
 // the cores for seconds, and so may emulated kernels, which spin. That still excludes waiting
 // for the limit of a call, a minute where tests do not set it.
 func Within(promise time.Duration) time.Duration {
-	if os.Getenv("EURYALE_FULL") == "1" || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
+	if env.Full.Set(os.Getenv) || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
 		return promise
 	}
 	return max(promise, 20*time.Second)
