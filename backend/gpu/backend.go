@@ -181,7 +181,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
-	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
+	err = c.connect(ctx, func() (ncclComm, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}

@@ -201,7 +201,7 @@ type pair struct {
 	ending atomic.Bool // nothing is called any more
 }
 
-var _ engine = (*pair)(nil)
+var _ ncclComm = (*pair)(nil)
 
 // enter keeps the pair's memory until exit.
 func (p *pair) enter() error {
@@ -223,7 +223,7 @@ func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
 	return &pair{lib: d, dev: dev, c: c, rank: rank}, nil
 }
 
-func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
+func (d *dynamic) join(dev Device, id []byte, size, rank int) (ncclComm, error) {
 	if len(id) != C.sizeof_struct_euryale_id {
 		return nil, fmt.Errorf("the unique id has %d bytes, want %d", len(id), C.sizeof_struct_euryale_id)
 	}
@@ -268,7 +268,7 @@ func (s *single) ready() (bool, error) {
 	}
 }
 
-func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
+func (s *single) fork(int, int) (ncclComm, error) { return nil, s.lib.splits() }
 
 // abort of one that still connects comes once that has finished, whenever it does.
 func (s *single) abort() error {
@@ -284,7 +284,7 @@ func (s *single) abort() error {
 	return nil
 }
 
-func (p *pair) fork(color, key int) (engine, error) {
+func (p *pair) fork(color, key int) (ncclComm, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
@@ -299,7 +299,7 @@ func (p *pair) fork(color, key int) (engine, error) {
 }
 
 // begun returns p if it is on its way.
-func (p *pair) begun(what string, code C.int) (engine, error) {
+func (p *pair) begun(what string, code C.int) (ncclComm, error) {
 	if code != C.EURYALE_SUCCESS && code != C.EURYALE_IN_PROGRESS {
 		return nil, errors.Join(p.lib.nccl(what, code), p.abort())
 	}
@@ -351,7 +351,7 @@ func (p *pair) connected() (bool, error) {
 	}
 }
 
-func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
+func (p *pair) run(stream uintptr, steps []ncclStep, event uintptr) error {
 	if err := p.enter(); err != nil {
 		return err
 	}

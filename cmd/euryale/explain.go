@@ -173,7 +173,7 @@ func survey(ranks int) (model string, link gpu.Link, err error) {
 	if len(devices) < 2 {
 		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
 	}
-	m, err := gpu.Survey(devices)
+	m, err := gpu.SurveyOf(devices)
 	return m.Model, m.Link, err
 }
 
@@ -195,7 +195,7 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return e.callsOnHost(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
-	text, err := gpu.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
+	text, err := gpu.Survey{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n", err
 }
 

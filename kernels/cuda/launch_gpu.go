@@ -352,7 +352,7 @@ func (s *Stream) find(e Entry) (*function, error) {
 }
 
 // Launch implements [Launcher].
-func (s *Stream) Launch(c Call) error {
+func (s *Stream) Launch(c Launch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, err := s.find(c.Entry)
@@ -363,7 +363,7 @@ func (s *Stream) Launch(c Call) error {
 }
 
 // start launches a kernel. mu is held.
-func (s *Stream) start(f *function, c Call) error {
+func (s *Stream) start(f *function, c Launch) error {
 	pdl := C.int(0)
 	if s.before.overlaps(f.traits) {
 		pdl = 1

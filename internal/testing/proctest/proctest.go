@@ -57,13 +57,13 @@ func Start(t *testing.T, name string, P int, env ...string) []Rank {
 }
 
 // StartOn is Start for a job of perMachine ranks on each of several machines.
-func StartOn(t *testing.T, name string, machines []*Machine, perMachine int, env ...string) []Rank {
+func StartOn(t *testing.T, name string, machines []*Namespace, perMachine int, env ...string) []Rank {
 	t.Helper()
 	return start(t, name, machines, perMachine, env)
 }
 
 // start starts the ranks of a job: perMachine of them on each machine, or all on this one.
-func start(t *testing.T, name string, machines []*Machine, perMachine int, env []string) []Rank {
+func start(t *testing.T, name string, machines []*Namespace, perMachine int, env []string) []Rank {
 	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)
