@@ -31,50 +31,51 @@
 //
 // # Environment
 //
-//	EURYALE_BACKEND   use this backend only
-//	EURYALE_CHECK     "off" on every rank: do not compare their calls
-//	EURYALE_FAULT     "kill", "stop", "panic", "exit" or "abort", and ",rank=R,call=N":
-//	                  inject this fault into rank R at its N-th collective, on the
-//	                  job's first attempt; see package fault
-//	EURYALE_TIMEOUT   how long to wait for another rank (a Go duration; 60s)
-//	EURYALE_TRACE     write a Chrome trace of the last collectives to this file,
-//	                  with ".RANK.json" appended, when the communicator closes or
-//	                  a rank is lost
-//	EURYALE_LAST_CALLS how many of its last collectives a rank prints to standard
-//	                  error on SIGQUIT, before the stacks (none; "euryale run" sets 10)
-//	EURYALE_SHM_DIR   the tmpfs for shared memory (/dev/shm)
-//	EURYALE_TOKEN     the job's secret; needed on several machines, 16 bytes or more
-//	EURYALE_TLS       "1" on every rank: encrypt the connections between ranks
-//	EURYALE_ALONE     "1": a job of one rank, whatever signs of a larger one there
-//	                  are; see [rendezvous.ReadEnv]
-//	EURYALE_TOPOLOGY  machines x devices ("2x4", "2x4:minor", or the machine of each
-//	                  rank, "0,0,1,1") instead of what the ranks find out; see
-//	                  package hierarchy
-//	EURYALE_HIERARCHY "always", "never" or "auto": when collectives go machine by
-//	                  machine (auto; always if a topology is declared); and how, after
-//	                  commas: "exchange=bf16" sends sums in 16 bits between machines,
-//	                  "spans=4096" times phases; see hierarchy.ParseOptions
-//	EURYALE_LOWLATENCY "off", "auto", or the algorithm to use wherever it can be
-//	                  ("ll", "ll128-two-shot", "one-shot", "two-shot"): see
-//	                  package gpu
-//	EURYALE_PLAN      write the plan of a [github.com/euryale-ml/euryale/vm.Machine] to
-//	                  this file, which ends in .txt or .svg, when it is made; that of
-//	                  an evaluation to the file with .eval before this end
-//	EURYALE_TUNING    the file of what `euryale bench --tune` has measured, instead
-//	                  of euryale/tuning.json in the user's cache directory
-//	EURYALE_KERNELS   sm_70: the GPU kernels of an older compute capability, to try them;
-//	                  or a directory of PTX to take the place of the kernels that are
-//	                  embedded, to compare compilers
-//	EURYALE_CUBLAS    the cuBLAS to open: a file, or the directory of libcublas.so; "off" uses none
-//	EURYALE_CUDNN     the cuDNN to open: a file, or the directory of libcudnn.so; "off" uses none
-//	EURYALE_MPI       the MPI library to open: a file, or the directory of libmpi_abi.so or
-//	                  libmpi.so; see package mpi
-//	EURYALE_NCCL      the NCCL to open: a file, or the directory of libnccl.so.2
-//	EURYALE_JOB       the job's name, and so which ranks belong together; launchers set it
-//	EURYALE_PORT      the port of the ranks' store, where machines are several
-//	EURYALE_REPORT    set by `euryale run` on several machines: the pipe on which ranks
-//	                  say that the job has lost a rank
-//	EURYALE_TERMINAL  set by `euryale run` on the rank whose standard error is shown on a
-//	                  terminal, so that it may draw a progress bar
-//	EURYALE_FULL      "1": tests run the full product of their cases
+//	EURYALE_BACKEND     use this backend only: host, tcp, mpi or nccl
+//	EURYALE_TIMEOUT     how long to wait for another rank: 90s, 5m or a number of seconds
+//	                    (default: 60s)
+//	EURYALE_CHECK       off on every rank: do not compare their calls (default: on)
+//	EURYALE_TRACE       write a Chrome trace of the last collectives to this file, with
+//	                    .RANK.json appended, when the communicator closes or a rank is lost
+//	EURYALE_LAST_CALLS  how many of its last collectives a rank prints to standard error on
+//	                    SIGQUIT, before the stacks (default: 0; euryale run sets 10)
+//	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt or
+//	                    .svg, when it is made; the plan of an evaluation goes to the file
+//	                    with .eval before this end
+//	EURYALE_FAULT       kill, stop, panic, exit or abort, and ,rank=R,call=N: inject this
+//	                    fault into rank R at its N-th collective, on the job's first attempt;
+//	                    see package fault
+//	EURYALE_TOPOLOGY    machines x devices (2x4, 2x4:minor, or the machine of each rank,
+//	                    0,0,1,1) instead of what the ranks find out; see package hierarchy
+//	EURYALE_HIERARCHY   always, never or auto: when collectives go machine by machine; and
+//	                    how, after commas: exchange=bf16 sends sums in 16 bits between
+//	                    machines, spans=4096 times phases; see hierarchy.ParseOptions
+//	                    (default: auto; always if a topology is declared)
+//	EURYALE_LOWLATENCY  off, auto, or the algorithm to use wherever it can be (ll,
+//	                    ll128-two-shot, one-shot, two-shot); see package gpu (default: auto)
+//	EURYALE_JOB         the job's name, and so which ranks belong together; launchers set it
+//	EURYALE_TOKEN       the job's secret; needed on several machines, 16 bytes or more
+//	EURYALE_TLS         1 on every rank: encrypt the connections between ranks (default: 0)
+//	EURYALE_PORT        the port of the ranks' store, where machines are several and
+//	                    MASTER_PORT is taken
+//	EURYALE_ALONE       1: a job of one rank, whatever signs of a larger one there are; see
+//	                    rendezvous.ReadEnv (default: 0)
+//	EURYALE_SHM_DIR     the tmpfs for shared memory (default: /dev/shm)
+//	EURYALE_TUNING      the file of what euryale bench --tune has measured (default:
+//	                    euryale/tuning.json in the user's cache directory)
+//	EURYALE_KERNELS     sm_70: the GPU kernels of an older compute capability, to try them;
+//	                    or a directory of PTX to take the place of the kernels that are
+//	                    embedded, to compare compilers
+//	EURYALE_CUBLAS      the cuBLAS to open: a file, or the directory of libcublas.so; off
+//	                    uses none
+//	EURYALE_CUDNN       the cuDNN to open: a file, or the directory of libcudnn.so; off uses
+//	                    none
+//	EURYALE_NCCL        the NCCL to open: a file, or the directory of libnccl.so.2
+//	EURYALE_MPI         the MPI library to open: a file, or the directory of libmpi_abi.so or
+//	                    libmpi.so; see package mpi
+//	EURYALE_REPORT      set by euryale run on several machines: the pipe on which ranks say
+//	                    that the job has lost a rank
+//	EURYALE_TERMINAL    set by euryale run on the rank whose standard error is shown on a
+//	                    terminal, so that it may draw a progress bar (default: 0)
+//	EURYALE_FULL        1: tests run the full product of their cases (default: 0)
 package euryale

@@ -11,6 +11,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/mpi"
 	"github.com/euryale-ml/euryale/backend/tcp"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -22,7 +23,7 @@ import (
 func Backends() []backend.Backend {
 	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
-	dir := os.Getenv("EURYALE_SHM_DIR")
+	dir := env.ShmDir.Read(os.Getenv)
 	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir}, mpi.Backend{Dir: dir}}
 }
 
@@ -37,13 +38,13 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err := backend.Given("euryale.Init", "ctx", ctx, "backends", backends); err != nil {
 		return nil, err
 	}
-	env, err := rendezvous.ReadEnv(os.Getenv)
+	job, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	backends, own := orOwn(backends)
-	env.Note, _ = session.Note(backends) // Connect says what is wrong, to all
-	world, err := rendezvous.Join(ctx, env)
+	job.Note, _ = session.Note(backends) // Connect says what is wrong, to all
+	world, err := rendezvous.Join(ctx, job)
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", errors.Join(err, session.CloseBackends(own)))
 	}
@@ -52,7 +53,7 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 		session.Leave(world, err)
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
-	s.ReportDown(os.Getenv("EURYALE_REPORT"))
+	s.ReportDown(env.Report.Read(os.Getenv))
 	return s, nil
 }
 

@@ -89,7 +89,7 @@ func (c *tally) String() string {
 }
 
 // start starts the job: on machines of its own, or on this one, which is declared to be several.
-func (l loss) start(t *testing.T, machines []*proctest.Machine) []proctest.Rank {
+func (l loss) start(t *testing.T, machines []*proctest.Namespace) []proctest.Rank {
 	name := "ends at once"
 	if l.lingers {
 		name = "ends a while after"
@@ -104,7 +104,7 @@ func (l loss) start(t *testing.T, machines []*proctest.Machine) []proctest.Rank 
 }
 
 // happens starts a job, loses a rank, and judges what the others say.
-func (l loss) happens(t *testing.T, machines []*proctest.Machine, count *tally) {
+func (l loss) happens(t *testing.T, machines []*proctest.Namespace, count *tally) {
 	ps := l.start(t, machines)
 	for try := 1; !areUnderWay(ps); try++ {
 		if try == 3 { // Init has the same timeout, which other programs may use up
@@ -151,7 +151,7 @@ func areUnderWay(ps []proctest.Rank) bool {
 
 // lose does it.
 func (l loss) lose(
-	t *testing.T, ps []proctest.Rank, victim int, machines []*proctest.Machine, count *tally,
+	t *testing.T, ps []proctest.Rank, victim int, machines []*proctest.Namespace, count *tally,
 ) {
 	switch l.how {
 	case stopped, killed:
@@ -215,7 +215,7 @@ func loaded(t *testing.T, n int) {
 }
 
 // trials runs each of some losses at the same time as others.
-func trials(t *testing.T, losses []loss, times int, machines []*proctest.Machine, count *tally) {
+func trials(t *testing.T, losses []loss, times int, machines []*proctest.Namespace, count *tally) {
 	t.Run("trials", func(t *testing.T) {
 		for i := range times {
 			for _, l := range losses {

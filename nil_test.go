@@ -16,7 +16,7 @@ import (
 func TestNilArgumentsAreErrors(t *testing.T) {
 	none := func(backend.Communicator, sync.Locker) error { return nil }
 	ctx := t.Context()
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"Connect": {F: euryale.Connect, Args: []any{ctx, &rendezvous.World{}, host.New()}},
 		"Init":    {F: euryale.Init, Args: []any{ctx, host.New()}},
 		"Run":     {F: euryale.Run, Args: []any{ctx, 1, none, host.New()}},

@@ -8,10 +8,10 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// Exchange is the buckets of a [DataParallel] for somebody who computes gradients where they are
-// exchanged, and applies them: a machine of package vm. It takes the place of Sync, with the same
-// all-reduces and the same bits. Calls are those of one goroutine.
-type Exchange struct {
+// Buckets lets a vm.Machine write gradients straight into the buckets of a [DataParallel], start
+// their all-reduces and apply the results. It replaces Sync, with the same all-reduces and the same
+// bits. One goroutine makes all its calls.
+type Buckets struct {
 	d     *DataParallel
 	slots []backend.Buffer // by parameter
 	pull  func() error     // brings the model to where its values are; nil where it always is
@@ -20,13 +20,13 @@ type Exchange struct {
 	undeclared
 }
 
-// Exchange gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
+// Buckets gives the buckets away: Sync is an error from now on. Gradients are computed on a device,
 // nil for the host, which starts the all-reduces, too.
 //
 // Errors: ErrUnsupported for [WithPartial], which exchanges no gradients, for [WithUnused], since a
 // gradient is part of a plan or is not, and for a device other than the communicator's, unless
 // there is one rank.
-func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
+func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if err := d.usable(); err != nil {
@@ -44,7 +44,7 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 	case on != nil && on.Name() != device.Name() && d.comm.Size() > 1:
 		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on %s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
-	x := &Exchange{d: d, slots: make([]backend.Buffer, len(d.params))}
+	x := &Buckets{d: d, slots: make([]backend.Buffer, len(d.params))}
 	for _, b := range d.buckets {
 		memory, at := b.host, 0
 		if on != nil {
@@ -61,7 +61,7 @@ func (d *DataParallel) Exchange(on backend.Device) (*Exchange, error) {
 
 // Pulls says how the machine brings parameters to where their values are. Save, Load, Check and
 // Hash call it first, on the goroutine that calls them.
-func (x *Exchange) Pulls(pull func() error) { x.pull = pull }
+func (x *Buckets) Pulls(pull func() error) { x.pull = pull }
 
 // Copying starts copies, on a device, of what it has newer than host memory, and copies other
 // memory at once. What it returns brings the copies to the host, in the same order, and may be
@@ -70,10 +70,10 @@ type Copying func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, erro
 
 // Copies says how the machine copies parameters and what the solver of a Fusion keeps for them, for
 // [DataParallel.SaveAsync].
-func (x *Exchange) Copies(by *Fusion, copying Copying) { x.by, x.copy = by, copying }
+func (x *Buckets) Copies(by *Fusion, copying Copying) { x.by, x.copy = by, copying }
 
 // Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
-func (x *Exchange) Copied() {
+func (x *Buckets) Copied() {
 	x.d.mu.Lock()
 	s := x.d.pending
 	x.d.mu.Unlock()
@@ -92,7 +92,7 @@ func (d *DataParallel) pull() error {
 
 // Buckets returns the parameters of each bucket, by their numbers in New, in the order in which
 // buckets leave. It is nil on a single rank, which exchanges nothing.
-func (x *Exchange) Buckets() [][]int {
+func (x *Buckets) Buckets() [][]int {
 	if len(x.d.queues) == 0 {
 		return nil
 	}
@@ -106,13 +106,13 @@ func (x *Exchange) Buckets() [][]int {
 }
 
 // Slot returns where the gradient of a parameter is written, and then found combined.
-func (x *Exchange) Slot(param int) backend.Buffer { return x.slots[param] }
+func (x *Buckets) Slot(param int) backend.Buffer { return x.slots[param] }
 
 // Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
 // host, which has done it. On a queue that is recorded the all-reduce is, too.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
-func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err error) {
+func (x *Buckets) Start(bucket int, behind backend.Queue) (w backend.Work, err error) {
 	d, b := x.d, x.d.buckets[bucket]
 	err = residence.Bound(d.comm.Device(), func() error {
 		if behind == nil {
@@ -136,7 +136,7 @@ func (x *Exchange) Start(bucket int, behind backend.Queue) (w backend.Work, err 
 }
 
 // Finish waits for what Start has started, and returns its error, which names the bucket.
-func (x *Exchange) Finish(bucket int, w backend.Work) error {
+func (x *Buckets) Finish(bucket int, w backend.Work) error {
 	b := x.d.buckets[bucket]
 	err := residence.Bound(x.d.comm.Device(), func() error {
 		if x.slots[b.params[0].index].Device() {
@@ -151,7 +151,7 @@ func (x *Exchange) Finish(bucket int, w backend.Work) error {
 }
 
 // MicroBatches returns how many micro-batches a step has on all ranks ([WithTree]), 0 without.
-func (x *Exchange) MicroBatches() int {
+func (x *Buckets) MicroBatches() int {
 	if x.d.tree == nil {
 		return 0
 	}
@@ -160,7 +160,7 @@ func (x *Exchange) MicroBatches() int {
 
 // Accumulated says how many of the runs of a step have accumulated their gradients, 0 between
 // steps: in the middle, Save, Load and Close are errors.
-func (x *Exchange) Accumulated(done, of int) {
+func (x *Buckets) Accumulated(done, of int) {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
 	x.d.done, x.d.of = done, of
@@ -170,7 +170,7 @@ func (x *Exchange) Accumulated(done, of int) {
 }
 
 // Applied counts a step whose gradients were applied, for [DataParallel.Save].
-func (x *Exchange) Applied() {
+func (x *Buckets) Applied() {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
 	x.d.saves.steps++
@@ -178,10 +178,10 @@ func (x *Exchange) Applied() {
 
 // Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and 1
 // otherwise.
-func (x *Exchange) Scale() float64 { return x.d.scale }
+func (x *Buckets) Scale() float64 { return x.d.scale }
 
 // Gather returns the notes of all ranks, in their order; all have the same length. It is collective.
-func (x *Exchange) Gather(note []byte) (notes [][]byte, err error) {
+func (x *Buckets) Gather(note []byte) (notes [][]byte, err error) {
 	err = residence.Bound(x.d.comm.Device(), func() error {
 		notes, err = gather(backend.Label(x.d.comm, backend.ForMachine), note)
 		return err
@@ -190,14 +190,14 @@ func (x *Exchange) Gather(note []byte) (notes [][]byte, err error) {
 }
 
 // All reports whether a condition holds on all ranks. It is collective.
-func (x *Exchange) All(condition bool) (bool, error) {
+func (x *Buckets) All(condition bool) (bool, error) {
 	not, err := Any(x.d.comm, !condition)
 	return !not, err
 }
 
 // Fail ends the DataParallel with the error of a step, which the ranks may have exchanged in part, and
 // returns it with the rank's name. Err returns it, too.
-func (x *Exchange) Fail(err error) error {
+func (x *Buckets) Fail(err error) error {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
 	if x.d.err != nil {

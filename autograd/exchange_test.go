@@ -25,7 +25,7 @@ func TestExchange(t *testing.T) {
 				return err
 			}
 			defer d.Close()
-			x, err := d.Exchange(nil)
+			x, err := d.Buckets(nil)
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ func TestExchangeOfOneRank(t *testing.T) {
 			return err
 		}
 		defer d.Close()
-		x, err := d.Exchange(nil)
+		x, err := d.Buckets(nil)
 		if err == nil && x.Buckets() != nil {
 			err = fmt.Errorf("buckets %v", x.Buckets())
 		}

@@ -31,7 +31,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	compress := func(c backend.Communicator) (backend.Communicator, error) { return c, nil }
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"Agree":      {F: Agree, Args: []any{comm, "all", errors.New("a problem")}},
 		"Any":        {F: Any, Args: []any{comm, true}},
 		"ClipNorm":   {F: ClipNorm, Args: []any{[]gorgonia.ValueGrad{w}, 1.0}},

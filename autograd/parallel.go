@@ -50,7 +50,7 @@ type DataParallel struct {
 	closed   bool
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
-	given    *Exchange               // to somebody who takes the place of Sync
+	given    *Buckets                // to somebody who takes the place of Sync
 	saves    saves
 	pending  *saving // what the last SaveAsync has not ended
 }

@@ -278,7 +278,7 @@ func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver
 }
 
 // Parts returns what divides the parameters, nil without [WithParts], and whether each is a part.
-func (x *Exchange) Parts() (comm backend.Communicator, divided []bool) {
+func (x *Buckets) Parts() (comm backend.Communicator, divided []bool) {
 	s := x.d.parts
 	if s == nil || !slices.ContainsFunc(s.lengths, func(l []int) bool { return l != nil }) {
 		return nil, nil

@@ -303,9 +303,9 @@ func (r record) fitsRanks(want record) error {
 	if r.Partial {
 		what = "the parameters and the solver of WithPartial"
 	}
-	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s are of "+
-		"each rank its own: start the program with %d ranks (euryale run -n %d), or load "+
-		"another checkpoint",
+	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s "+
+		"belong to individual ranks: start with %d ranks (euryale run -n %d), or load another "+
+		"checkpoint",
 		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
 }
 

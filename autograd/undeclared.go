@@ -37,9 +37,9 @@ func sumOf(n *gorgonia.Node) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Compare finds the variables that have other values on other ranks, for [Exchange.Begin]. It is
+// Compare finds the variables that have other values on other ranks, for [Buckets.Begin]. It is
 // collective. Cost: a hash of each variable, and an all-gather of the hashes.
-func (x *Exchange) Compare(variables gorgonia.Nodes) error {
+func (x *Buckets) Compare(variables gorgonia.Nodes) error {
 	if x.d.comm.Size() == 1 {
 		return nil
 	}
@@ -78,7 +78,7 @@ func (x *Exchange) Compare(variables gorgonia.Nodes) error {
 // Begin is called before each run. Before the second one it reports the variables that differ
 // between ranks and that the program has not changed: data that it gave once, or parameters that it
 // has not declared.
-func (x *Exchange) Begin() {
+func (x *Buckets) Begin() {
 	if x.nodes == nil {
 		return
 	}

@@ -13,7 +13,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
 	x := backend.Of([]float32{1})
 	const forBackends = "it is for those who implement communicators, and returns no error"
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"Barrier": {F: backend.Barrier, Args: []any{comm}},
 		"Run":     {F: backend.Run, Args: []any{comm, backend.Collective{Kind: backend.AllReduce}, x, x}},
 	}, map[string]string{

@@ -25,7 +25,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return NewBuilder(graph, layout, dtype, seed).Err()
 	}
 	g := gorgonia.NewGraph()
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"NewBuilder": {F: build, Args: []any{g, layout, tensor.Float32, uint64(1)}},
 		"NewLayout":  {F: NewLayout, Args: []any{comm, 1, 1, 1}},
 	}, map[string]string{

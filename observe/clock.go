@@ -21,8 +21,8 @@ type clock struct {
 // milliseconds, which beyond 8 s has coarser steps than the clock.
 const farthest = 4 * time.Second
 
-// part is a part of a call, on a queue of a device that has a clock.
-type part struct {
+// timedPart is a part of a call, on a queue of a device that has a clock.
+type timedPart struct {
 	name       string
 	queue      backend.TimedQueue
 	start, end backend.TimedEvent // nil without a clock, and once the times are known
@@ -83,11 +83,11 @@ func (c *clock) record(q backend.TimedQueue) backend.TimedEvent {
 }
 
 // begin returns the part that a call is, nil if it is a whole one. mu is held.
-func (r *Recorder) begin(c *backend.Call) *part {
+func (r *Recorder) begin(c *backend.Call) *timedPart {
 	if c.Part == "" {
 		return nil
 	}
-	p := &part{name: c.Part}
+	p := &timedPart{name: c.Part}
 	if timed, ok := c.Queue.(backend.TimedQueue); ok && r.clock != nil {
 		p.queue, p.start = timed, r.clock.record(timed)
 	}
@@ -95,7 +95,7 @@ func (r *Recorder) begin(c *backend.Call) *part {
 }
 
 // finish reports whether the device is to say when the part ends. mu is held.
-func (r *Recorder) finish(p *part, err error) bool {
+func (r *Recorder) finish(p *timedPart, err error) bool {
 	if p == nil || p.start == nil {
 		return false
 	}
@@ -109,7 +109,7 @@ func (r *Recorder) finish(p *part, err error) bool {
 }
 
 // forget takes the events of a part back.
-func (c *clock) forget(p *part) {
+func (c *clock) forget(p *timedPart) {
 	for _, e := range []*backend.TimedEvent{&p.start, &p.end} {
 		if *e != nil {
 			c.idle, *e = append(c.idle, *e), nil

@@ -39,7 +39,7 @@ type record struct {
 	from, to   time.Duration // since the epoch: the device's times of a part, or those of start and end once somebody has asked
 	err        error
 	work       backend.Work // nil from end on
-	part       *part        // nil for a whole call
+	part       *timedPart   // nil for a whole call
 }
 
 // New returns a recorder of the last n calls of rank; n below 1 counts as 1.

@@ -16,7 +16,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
 	x := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName("x"))
 	some := Splits(2)
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"AllGather":                  {F: AllGather, Args: []any{comm, 0, x, some}},
 		"AllReduce":                  {F: AllReduce, Args: []any{comm, backend.Sum, x}},
 		"AllToAll":                   {F: AllToAll, Args: []any{comm, 0, 0, x, AllToAllSplits(nil, nil)}},

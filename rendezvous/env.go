@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Env is what a rank must know to join its job. [ReadEnv] fills it in.
@@ -210,26 +213,23 @@ func (r *envReader) first(names ...string) string {
 
 // count reads a number of at least 0 that must be there, from the first of the
 // variables that is set.
-func (r *envReader) count(names ...string) int {
+func (r *envReader) count(names ...env.Count) int {
+	var missing []string
 	for _, name := range names {
-		if r.getenv(name) != "" {
+		if r.getenv(string(name)) != "" {
 			return r.countOr(0, name)
 		}
+		missing = append(missing, string(name))
 	}
-	r.fail("%s is not set: %s", strings.Join(names, " or "), howToStart)
+	r.fail("%s is not set: %s", strings.Join(missing, " or "), howToStart)
 	return 0
 }
 
 // countOr is count with a value for a variable that is not set.
-func (r *envReader) countOr(otherwise int, name string) int {
-	text := r.getenv(name)
-	if text == "" {
-		return otherwise
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 0 {
-		r.fail("%s=%q is not a number of 0 or more: %s", name, text, howToStart)
-		return otherwise
+func (r *envReader) countOr(otherwise int, name env.Count) int {
+	n, err := name.Read(r.getenv, otherwise)
+	if err != nil {
+		r.fail("%w: %s", err, howToStart)
 	}
 	return n
 }
@@ -242,20 +242,17 @@ func (r *envReader) fail(format string, args ...any) {
 
 // common reads what all launchers share.
 func (r *envReader) common(e *Env) {
-	if job := r.first("EURYALE_JOB"); job != "" {
-		e.Job = job
-	}
-	e.Job = short(e.Job)
-	e.Token = r.first("EURYALE_TOKEN")
-	e.TLS = r.yes("EURYALE_TLS", "to encrypt the connections between ranks")
+	e.Job = short(cmp.Or(env.Job.Read(r.getenv), e.Job))
+	e.Token = env.Token.Read(r.getenv)
+	e.TLS = r.yes(env.TLS)
 	if addr := r.first("MASTER_ADDR"); addr != "" {
 		e.Addr = addr
 	}
-	e.Port = r.countOr(e.Port, "MASTER_PORT")
+	e.Port = r.countOr(e.Port, env.MasterPort)
 	if r.first("TORCHELASTIC_USE_AGENT_STORE") == "True" {
 		e.Port = portOf(e.Port)
 	}
-	e.Port = r.countOr(e.Port, "EURYALE_PORT")
+	e.Port = r.countOr(e.Port, env.Port)
 	if e.Port > 65535 {
 		r.fail("port %d is out of range: ports are 1 to 65535", e.Port)
 	}
@@ -267,28 +264,17 @@ func (r *envReader) common(e *Env) {
 }
 
 // yes reads a variable that is 1 or 0.
-func (r *envReader) yes(name, what string) bool {
-	value := r.first(name)
-	if value != "" && value != "0" && value != "1" {
-		r.fail("%s=%q: set it to 1 %s", name, value, what)
+func (r *envReader) yes(name env.Flag) bool {
+	set, err := name.Read(r.getenv)
+	if err != nil {
+		r.fail("%w", err)
 	}
-	return value == "1"
+	return set
 }
 
 // ReadTimeout reads EURYALE_TIMEOUT by getenv: [DefaultTimeout] if it is not set.
 func ReadTimeout(getenv func(string) string) (time.Duration, error) {
-	text := getenv("EURYALE_TIMEOUT")
-	if text == "" {
-		return DefaultTimeout, nil
-	}
-	d, err := time.ParseDuration(text)
-	if seconds, secondsErr := strconv.ParseFloat(text, 64); secondsErr == nil {
-		d, err = time.Duration(seconds*float64(time.Second)), nil
-	}
-	if err != nil || d <= 0 {
-		return 0, fmt.Errorf("EURYALE_TIMEOUT=%q is not a time above 0: write 90s, 5m or a number of seconds", text)
-	}
-	return d, nil
+	return env.Timeout.Read(getenv, DefaultTimeout)
 }
 
 // short makes a job's name printable and short enough for a handshake, and keeps it
@@ -310,7 +296,7 @@ func short(job string) string {
 // alone is the job of a process that no launcher started.
 func (r *envReader) alone() Env {
 	e := Env{Launcher: "no launcher", Job: "alone", Size: 1, LocalSize: 1}
-	if r.yes("EURYALE_ALONE", "for a job of one rank") {
+	if r.yes(env.Alone) {
 		return e
 	}
 	for _, sign := range signs() {
@@ -380,10 +366,10 @@ func tasksOf(text string) (tasks int, err error) {
 
 func (r *envReader) torchrun() Env {
 	e := Env{Launcher: "torchrun"}
-	if r.has("EURYALE_JOB") {
+	if r.has(string(env.Job)) {
 		e.Launcher = "euryale run"
 	}
-	e.Rank, e.Size = r.count("RANK"), r.count("WORLD_SIZE")
+	e.Rank, e.Size = r.count(env.Rank), r.count(env.WorldSize)
 	if e.Size > 1 {
 		r.needJob("RANK and WORLD_SIZE")
 	}
@@ -395,7 +381,7 @@ func (r *envReader) torchrun() Env {
 	}
 	switch {
 	case r.has("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-		e.LocalRank, e.LocalSize = r.count("LOCAL_RANK"), r.count("LOCAL_WORLD_SIZE")
+		e.LocalRank, e.LocalSize = r.count(env.LocalRank), r.count(env.LocalSize)
 	case loopback(r.first("MASTER_ADDR")):
 		e.LocalRank, e.LocalSize = e.Rank, e.Size
 	default:
@@ -407,7 +393,7 @@ func (r *envReader) torchrun() Env {
 // kubernetes reads an indexed job, whose pods are a rank each. Kubernetes numbers them, and the
 // manifest says the rest.
 func (r *envReader) kubernetes() Env {
-	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count("WORLD_SIZE"), LocalSize: 1}
+	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count(env.WorldSize), LocalSize: 1}
 	if e.Size > 1 && !(r.has("MASTER_ADDR") && r.has("MASTER_PORT")) {
 		r.fail("JOB_COMPLETION_INDEX and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: set them in the manifest to the name of the pod of index 0 in its headless Service, and to a port")
 	}
@@ -417,7 +403,7 @@ func (r *envReader) kubernetes() Env {
 
 // needJob makes sure that a variable distinguishes two jobs.
 func (r *envReader) needJob(given string) {
-	if !r.has("MASTER_PORT", "EURYALE_JOB") {
+	if !r.has(string(env.MasterPort), string(env.Job)) {
 		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one job find each other: set one of them to the same on all ranks, and to another for each job", given)
 	}
 }

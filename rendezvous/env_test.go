@@ -126,7 +126,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"rank out of range":       {vars{"EURYALE_JOB": "j", "RANK": "2", "WORLD_SIZE": "2"}, "rank 2 is out of range|0 to 1"},
 		"no ranks":                {vars{"RANK": "0", "WORLD_SIZE": "0"}, "0 ranks|at least 1"},
 		"negative rank":           {vars{"RANK": "-1", "WORLD_SIZE": "2"}, `RANK="-1"`},
-		"garbage":                 {vars{"RANK": "one", "WORLD_SIZE": "2"}, `RANK="one" is not a number`},
+		"garbage":                 {vars{"RANK": "one", "WORLD_SIZE": "2"}, `RANK="one": use a number of 0 or more`},
 		"local size over size":    {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3"}, "3 local ranks"},
 		"local rank out of range": {vars{"EURYALE_JOB": "j", "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "local rank 2 is out of range"},
 		"port":                    {vars{"MASTER_PORT": "70000"}, "port 70000 is out of range"},
@@ -162,7 +162,7 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 		"sign of Horovod":            {vars{"HOROVOD_SIZE": "2"}, "HOROVOD_SIZE=2|EURYALE_ALONE=1"},
 		"sign of jsrun":              {vars{"JSM_NAMESPACE_SIZE": "2"}, "JSM_NAMESPACE_SIZE=2|EURYALE_ALONE=1"},
 
-		"encrypted or not":  {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|set it to 1`},
+		"encrypted or not":  {vars{"EURYALE_TLS": "on"}, `EURYALE_TLS="on"|use 1 or 0`},
 		"alone or not":      {vars{"EURYALE_ALONE": "yes"}, `EURYALE_ALONE="yes"`},
 		"no count of Slurm": {vars{"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", "SLURM_NNODES": "2"}, "SLURM_TASKS_PER_NODE is not set"},
 	} {

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // hydra reads the variables of Hydra, the process manager of MPICH, Intel MPI
@@ -24,7 +26,7 @@ func (r *envReader) hydra() Env {
 	// they have one proxy.
 	if e.LocalSize < e.Size {
 		r.needJob("the variables of " + e.Launcher)
-	} else if !r.has("EURYALE_JOB") {
+	} else if !r.has(string(env.Job)) {
 		parent, err := launcherProcess(r.first("PMI_RANK", mvapich+"RANK"))
 		if err != nil {
 			r.fail("find the process that started this rank: %w: set EURYALE_JOB to the same text on all ranks, and to another for each job", err)

@@ -4,6 +4,8 @@ import (
 	"os"
 
 	"golang.org/x/term"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Terminal reports whether a line that a program rewrites on standard error, such
@@ -11,5 +13,5 @@ import (
 // run" passes such lines on to one, as it does for rank 0. It tells the rank by
 // EURYALE_TERMINAL=1, which getenv, such as os.Getenv, reads.
 func Terminal(getenv func(string) string) bool {
-	return getenv("EURYALE_TERMINAL") == "1" || term.IsTerminal(int(os.Stderr.Fd()))
+	return env.Terminal.Set(getenv) || term.IsTerminal(int(os.Stderr.Fd()))
 }

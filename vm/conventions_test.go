@@ -53,7 +53,7 @@ func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
 }
 
 // conventional runs a case three times.
-func conventional(t *testing.T, e conventions.Engine, c conventions.Case, machine conventions.Machine) {
+func conventional(t *testing.T, e conventions.Runner, c conventions.Case, machine conventions.Maker) {
 	t.Helper()
 	all, err := c.Compute(3, machine)
 	if err != nil {
@@ -88,7 +88,7 @@ func sameResults(a, b conventions.Results) bool {
 
 // TestEveryConventionIsSeen: docs/ops.md has no convention that no engine follows.
 func TestEveryConventionIsSeen(t *testing.T) {
-	lines, err := conventions.Lines(map[conventions.Engine]conventions.Machine{
+	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
 		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
 		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
 	})

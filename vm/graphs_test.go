@@ -73,8 +73,8 @@ var exactSolvers = map[string]func() autograd.Solver{
 	"adamw": func() autograd.Solver { return &autograd.AdamW{Rate: 0.25, WeightDecay: 0.5} },
 }
 
-func (b bench) place() graphs.Place {
-	return graphs.Place{Comm: b.comm, Layout: b.layout, Random: nn.NewRandom(1)}
+func (b bench) place() graphs.Needs {
+	return graphs.Needs{Comm: b.comm, Layout: b.layout, Random: nn.NewRandom(1)}
 }
 
 // draw draws the trial of a seed.
@@ -121,7 +121,7 @@ type gradedGraph struct {
 	*graphs.Built
 	learnables gorgonia.Nodes
 	variables  gorgonia.Nodes
-	place      graphs.Place
+	place      graphs.Needs
 	loss       gorgonia.Value
 }
 

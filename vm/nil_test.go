@@ -27,7 +27,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	if err := m.Pull(w, nil); err == nil {
 		t.Error("Pull of nil is no error")
 	}
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"New":    {F: vm.New, Args: []any{g, nil, vm.Eval()}},
 		"Keep":   {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) }, Args: []any{w}},
 		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) }, Args: []any{func(string) {}}},

@@ -69,14 +69,14 @@ func (m *Machine) placeOps() {
 // calls are the operations that only the graph knows.
 type calls struct {
 	machine *Machine
-	byDo    []*call // by their numbers, nil for those that run on the device
+	byDo    []*opaque // by their numbers, nil for those that run on the device
 }
 
 var _ exec.Graph = calls{}
 
 // newCalls returns those of the machine's graph.
 func (m *Machine) newCalls() (calls, error) {
-	c := calls{m, make([]*call, len(m.read.Opaques))}
+	c := calls{m, make([]*opaque, len(m.read.Opaques))}
 	for i, o := range m.read.Opaques {
 		if m.deviceOp(i) != nil {
 			continue
@@ -101,18 +101,18 @@ func (c calls) Placed(i int) exec.Placed {
 // Opaque implements [exec.Graph].
 func (c calls) Opaque(i int) exec.Opaque { return c.byDo[i] }
 
-// call is an operation that runs by its Do. Its operands lie in host memory of its own, so that
+// opaque is an operation that runs by its Do. Its operands lie in host memory of its own, so that
 // an operation may keep them until its next run, as with other machines.
-type call struct {
+type opaque struct {
 	read.Opaque
 	values []gorgonia.Value // never given to Do, which may change their shapes
 	memory []backend.Buffer
 }
 
-var _ exec.Opaque = (*call)(nil)
+var _ exec.Opaque = (*opaque)(nil)
 
-func newCall(o read.Opaque) (*call, error) {
-	c := &call{Opaque: o}
+func newCall(o read.Opaque) (*opaque, error) {
+	c := &opaque{Opaque: o}
 	for _, t := range o.Room {
 		memory, err := memoryOf(t)
 		if err != nil {
@@ -131,11 +131,11 @@ func newCall(o read.Opaque) (*call, error) {
 }
 
 // Arg implements [exec.Opaque].
-func (c *call) Arg(i int) backend.Buffer { return c.memory[i] }
+func (c *opaque) Arg(i int) backend.Buffer { return c.memory[i] }
 
 // headers returns the operands with headers of their own: an operation that reshapes or transposes
 // an operand finds it as it was in the next run.
-func (c *call) headers() []gorgonia.Value {
+func (c *opaque) headers() []gorgonia.Value {
 	fresh := slices.Clone(c.values)
 	for i, v := range fresh {
 		if t, ok := v.(*tensor.Dense); ok {
@@ -147,7 +147,7 @@ func (c *call) headers() []gorgonia.Value {
 
 // explained adds to an error of one of Gorgonia's operations what it does not say: its operands,
 // and what to do.
-func (c *call) explained(err error) error {
+func (c *opaque) explained(err error) error {
 	if stock.Name(c.Op) == "" {
 		return err
 	}
@@ -161,7 +161,7 @@ func (c *call) explained(err error) error {
 }
 
 // Call implements [exec.Opaque].
-func (c *call) Call() (backend.Buffer, error) {
+func (c *opaque) Call() (backend.Buffer, error) {
 	v, err := c.Op.Do(c.headers()...)
 	if err != nil {
 		return backend.Buffer{}, c.explained(err)

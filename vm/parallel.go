@@ -52,7 +52,7 @@ type parallel struct {
 	comm     backend.Communicator
 	options  []autograd.Option
 	data     *autograd.DataParallel // nil until New has connected
-	exchange *autograd.Exchange
+	exchange *autograd.Buckets
 	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
@@ -92,7 +92,7 @@ func (m *Machine) aloneWith() *parallel {
 	if err != nil {
 		return nil
 	}
-	if p.exchange, err = p.data.Exchange(nil); err != nil {
+	if p.exchange, err = p.data.Buckets(nil); err != nil {
 		return nil
 	}
 	m.lend(p.exchange)
@@ -105,7 +105,7 @@ func (m *Machine) aloneWith() *parallel {
 }
 
 // lend says how the machine gives away what it has on its device.
-func (m *Machine) lend(x *autograd.Exchange) {
+func (m *Machine) lend(x *autograd.Buckets) {
 	x.Pulls(m.pullLearnables)
 	if m.device != nil {
 		x.Copies(m.solver.fusion, m.snapshot)
@@ -216,7 +216,7 @@ func (m *Machine) buckets() ([]int, error) {
 	}
 	if p.exchange == nil {
 		var err error
-		if p.exchange, err = p.data.Exchange(m.device); err != nil {
+		if p.exchange, err = p.data.Buckets(m.device); err != nil {
 			return nil, fmt.Errorf("vm: WithDataParallel: %w", err)
 		}
 		m.lend(p.exchange)
@@ -242,7 +242,7 @@ func (m *Machine) parts() (comm backend.Communicator, divided []bool) {
 }
 
 // exchanging returns what the executor exchanges gradients by.
-func (m *Machine) exchanging() exec.Exchange {
+func (m *Machine) exchanging() exec.Buckets {
 	if m.parallel == nil {
 		return nil
 	}

@@ -7,13 +7,14 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, or as a drawing of
 // the arena. The file of a machine of [Eval] has ".eval" before the end of its name, plan.eval.txt. A
 // machine of the same kind that is made later writes over it.
 func (m *Machine) writePlan() error {
-	to := os.Getenv("EURYALE_PLAN")
+	to := env.Plan.Text(os.Getenv)
 	if to == "" {
 		return nil
 	}
@@ -23,13 +24,13 @@ func (m *Machine) writePlan() error {
 	case ".svg":
 		text = m.plan.SVG
 	default:
-		return fmt.Errorf("vm: EURYALE_PLAN: %w: %q: end its name in .txt or .svg", backend.ErrArgument, to)
+		return fmt.Errorf("vm: %w", env.Plan.Wrong(to, fmt.Errorf("%w: end its name in .txt or .svg", backend.ErrArgument)))
 	}
 	if !m.training {
 		to = strings.TrimSuffix(to, filepath.Ext(to)) + ".eval" + filepath.Ext(to)
 	}
 	if err := os.WriteFile(to, []byte(text()), 0o666); err != nil {
-		return fmt.Errorf("vm: EURYALE_PLAN: %w", err)
+		return fmt.Errorf("vm: %w", env.Plan.Wrong(to, err))
 	}
 	return nil
 }

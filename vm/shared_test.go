@@ -275,7 +275,7 @@ func TestOutOfMemory(t *testing.T) {
 	} {
 		d := fake(t).(*fakedevice.Device)
 		left := test.room
-		d.Machine.Fail = func(_ int, doing string, nbytes int) error {
+		d.Host.Fail = func(_ int, doing string, nbytes int) error {
 			if doing != "alloc" {
 				return nil
 			}

@@ -48,8 +48,8 @@ type mixed struct {
 	started []string
 }
 
-// part is where a call reads or writes.
-type part struct{ operand, lo, n int }
+// extent is where a call reads or writes.
+type extent struct{ operand, lo, n int }
 
 func (m *mixed) round(calls int) error {
 	if err := m.fill(); err != nil {
@@ -104,12 +104,12 @@ func (m *mixed) start() (backend.Work, error) {
 	return m.c.Start(m.qs[at], what, m.buffer(dst), m.buffer(src))
 }
 
-func (m *mixed) buffer(p part) backend.Buffer {
+func (m *mixed) buffer(p extent) backend.Buffer {
 	return m.vs[p.operand].bytes.As(backend.F32).Slice(p.lo, p.lo+p.n)
 }
 
 // choose returns a call. Where a sum could become too large to be exact, it is a maximum.
-func (m *mixed) choose() (what backend.Collective, dst, src part) {
+func (m *mixed) choose() (what backend.Collective, dst, src extent) {
 	P, whole := m.c.Size(), len(m.want[0][0])
 	what = []backend.Collective{
 		{Kind: backend.AllReduce}, {Kind: backend.AllReduce}, {Kind: backend.AllReduce, Op: backend.Max},
@@ -119,7 +119,7 @@ func (m *mixed) choose() (what backend.Collective, dst, src part) {
 	if m.rng.IntN(4) == 0 {
 		count = 1 // fewer elements than ranks, where there are no chunks
 	}
-	dst, src = part{m.rng.IntN(len(m.vs)), 0, count}, part{m.rng.IntN(len(m.vs)), 0, count}
+	dst, src = extent{m.rng.IntN(len(m.vs)), 0, count}, extent{m.rng.IntN(len(m.vs)), 0, count}
 	switch what.Kind {
 	case backend.ReduceScatter:
 		src.n *= P
@@ -146,7 +146,7 @@ func (m *mixed) choose() (what backend.Collective, dst, src part) {
 }
 
 // apply does to the operands of all ranks what a call should.
-func (m *mixed) apply(what backend.Collective, dst, src part) {
+func (m *mixed) apply(what backend.Collective, dst, src extent) {
 	in := make([][]float32, m.c.Size())
 	for r := range in {
 		in[r] = slices.Clone(m.want[src.operand][r][src.lo : src.lo+src.n])

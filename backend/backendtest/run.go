@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -79,7 +80,7 @@ type suite struct {
 }
 
 func newSuite(o Options) *suite {
-	s := &suite{Options: o, full: os.Getenv("EURYALE_FULL") == "1", limit: limit, notes: rendezvous.NewMemStore()}
+	s := &suite{Options: o, full: env.Full.Set(os.Getenv), limit: limit, notes: rendezvous.NewMemStore()}
 	s.Integers = cmp.Or(s.Integers, backend.I64)
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }

@@ -31,7 +31,7 @@ type launcher struct {
 	*gpukernels.Stream
 }
 
-func (l launcher) Launch(c gpukernels.Call) error {
+func (l launcher) Launch(c gpukernels.Launch) error {
 	if err := l.queue.usable(); err != nil {
 		return err
 	}

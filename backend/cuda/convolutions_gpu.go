@@ -19,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -50,7 +51,7 @@ func (c *Convolutions) open() error {
 		return nil
 	}
 	c.opened = true
-	if os.Getenv("EURYALE_CUDNN") == "off" {
+	if env.CUDNN.Off(os.Getenv) {
 		c.missing = errors.New("EURYALE_CUDNN=off")
 		return nil
 	}

@@ -4,14 +4,16 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Library is a library of NVIDIA's that programs open at run time, where they find it.
 type Library struct {
-	Name     string // "cuBLAS"
-	Variable string // of the environment: names the file or its folder, or "off"
-	Install  string // how to get it
-	Without  string // what runs without it
+	Name     string      // "cuBLAS"
+	Variable env.Library // names the file or its folder, or is "off"
+	Install  string      // how to get it
+	Without  string      // what runs without it
 
 	sonames  []string // the newest first
 	packages []string // of pip, by their folders
@@ -20,7 +22,7 @@ type Library struct {
 // CUBLAS multiplies matrices: see [Products].
 func CUBLAS() Library {
 	return Library{
-		"cuBLAS", "EURYALE_CUBLAS", "the CUDA toolkit, or pip install nvidia-cublas", "matrix products, by slower kernels of Euryale",
+		"cuBLAS", env.CUBLAS, "the CUDA toolkit, or pip install nvidia-cublas", "matrix products, by slower kernels of Euryale",
 		[]string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}, []string{"cu13", "cublas"},
 	}
 }
@@ -28,7 +30,7 @@ func CUBLAS() Library {
 // CUDNN convolves images: see [Convolutions].
 func CUDNN() Library {
 	return Library{
-		"cuDNN", "EURYALE_CUDNN", "pip install nvidia-cudnn-cu13, or NVIDIA's packages", "convolutions, by kernels of Euryale",
+		"cuDNN", env.CUDNN, "pip install nvidia-cudnn-cu13, or NVIDIA's packages", "convolutions, by kernels of Euryale",
 		[]string{"libcudnn.so.9", "libcudnn.so.8"}, []string{"cudnn"},
 	}
 }
@@ -65,12 +67,9 @@ func (l Library) Find() string {
 // library path, the CUDA toolkit (CUDA_HOME), and where pip puts NVIDIA's wheels, of which packages
 // are the folders below site-packages/nvidia. If the environment variable is set, the file that it
 // names, or that of this soname in the directory that it names, is the only place.
-func LibraryPlaces(variable, soname string, packages ...string) []string {
-	if named := os.Getenv(variable); named != "" {
-		if info, err := os.Stat(named); err == nil && info.IsDir() {
-			named = filepath.Join(named, soname)
-		}
-		return []string{named}
+func LibraryPlaces(variable env.Library, soname string, packages ...string) []string {
+	if named := variable.Read(os.Getenv, soname); named != nil {
+		return named
 	}
 	list := []string{soname}
 	for _, home := range []string{os.Getenv("CUDA_HOME"), "/usr/local/cuda"} {

@@ -19,6 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -47,7 +48,7 @@ type Products struct {
 // [Products.Library].
 func (q *Queue) NewProducts() (*Products, error) {
 	p := &Products{queue: q}
-	if os.Getenv("EURYALE_CUBLAS") == "off" {
+	if env.CUBLAS.Off(os.Getenv) {
 		p.missing = errors.New("EURYALE_CUBLAS=off")
 		return p, nil
 	}

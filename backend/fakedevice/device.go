@@ -21,9 +21,9 @@ const (
 )
 
 // Device is a [backend.Device] whose memory faults when the host touches it: the only one of
-// its [Machine], or that of a [GPU].
+// its [Host], or that of a [GPU].
 type Device struct {
-	*Machine
+	*Host
 	ordinal int // -1 if it is the only one
 	main    *queue
 	copies  residence.Copies
@@ -44,11 +44,11 @@ func (b block) end() uintptr { return b.addr + uintptr(b.memory.Len()) }
 // New returns a device with the memory and queues of another one behind it,
 // which must be the host.
 func New(host backend.Device) (*Device, error) {
-	m, err := NewMachine(host)
+	m, err := NewHost(host)
 	if err != nil {
 		return nil, err
 	}
-	d := &Device{Machine: m, ordinal: -1}
+	d := &Device{Host: m, ordinal: -1}
 	d.main = d.queueOn(host.Default())
 	return d, nil
 }
@@ -142,12 +142,12 @@ func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
 
 // find returns the index of the last block that starts at addr or before, -1 if
 // there is none.
-func (m *Machine) find(addr uintptr) int {
+func (m *Host) find(addr uintptr) int {
 	return sort.Search(len(m.blocks), func(i int) bool { return m.blocks[i].addr > addr }) - 1
 }
 
 // Live returns how many allocations there are, and their bytes.
-func (m *Machine) Live() (n, nbytes int) {
+func (m *Host) Live() (n, nbytes int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, b := range m.blocks {
@@ -159,7 +159,7 @@ func (m *Machine) Live() (n, nbytes int) {
 }
 
 // Peak returns the most bytes that were allocated at a time, those of communicators among them.
-func (m *Machine) Peak() int {
+func (m *Host) Peak() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.peak

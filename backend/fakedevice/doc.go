@@ -18,12 +18,12 @@
 //	m, err := vm.New(graph, d)
 //	comm := fakedevice.Over(hostComm, d)
 //
-// A [Machine] has several devices: GPUs that reach each other's memory, with streams and events
-// by number, pinned memory and imports, as package gpu uses them. [Machine].Fail makes any of
-// that fail, or block, when a test wants it, and [Machine].Exchange stands for the kernels by which
+// A [Host] has several devices: GPUs that reach each other's memory, with streams and events
+// by number, pinned memory and imports, as package gpu uses them. [Host].Fail makes any of
+// that fail, or block, when a test wants it, and [Host].Exchange stands for the kernels by which
 // ranks exchange data. NCCL itself is a fake of that package's tests.
 //
-//	m, err := fakedevice.NewMachine(host.Device{})
+//	m, err := fakedevice.NewHost(host.Device{})
 //	m.Fail = func(ordinal int, doing string, nbytes int) error { ... }
 //	d, err := m.GPU(0, fakedevice.Properties{Product: "NVIDIA H200", Capability: 90})
 //

@@ -21,7 +21,7 @@ type Properties struct {
 	Switches   int      // NVLinks to switches
 }
 
-// GPU is a device of a [Machine], as communicators of GPUs use it.
+// GPU is a device of a [Host], as communicators of GPUs use it.
 type GPU struct {
 	*Device
 	Properties
@@ -57,7 +57,7 @@ func (d *GPU) NVLinks() (direct []string, switches int) { return d.Direct, d.Swi
 // Bind does nothing.
 func (d *GPU) Bind() (unbind func(), err error) { return func() {}, nil }
 
-// Retain does nothing: what is freed late is freed on the [Machine].
+// Retain does nothing: what is freed late is freed on the [Host].
 func (d *GPU) Retain() error { return nil }
 
 // Release does nothing.
@@ -68,10 +68,10 @@ func (d *GPU) Disown(backend.Buffer) error { return nil }
 
 // fail asks the test.
 func (d *Device) fail(doing string, nbytes int) error {
-	if d.Machine.Fail == nil {
+	if d.Host.Fail == nil {
 		return nil
 	}
-	return d.Machine.Fail(d.ordinal, doing, nbytes)
+	return d.Host.Fail(d.ordinal, doing, nbytes)
 }
 
 // Holds reports whether an address is allocated memory of this device.
@@ -149,7 +149,7 @@ func (d *GPU) FreeHost(b backend.Buffer) error {
 }
 
 // Pinned returns the memory from AllocHost at an address, nothing if there is none.
-func (m *Machine) Pinned(addr uintptr) backend.Buffer {
+func (m *Host) Pinned(addr uintptr) backend.Buffer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.pinned[addr]
@@ -159,7 +159,7 @@ func (m *Machine) Pinned(addr uintptr) backend.Buffer {
 type event struct{ recorded, done int }
 
 // NewEvent returns an event, by its number.
-func (m *Machine) NewEvent() (uintptr, error) {
+func (m *Host) NewEvent() (uintptr, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	h := m.handle()
@@ -168,7 +168,7 @@ func (m *Machine) NewEvent() (uintptr, error) {
 }
 
 // FreeEvent ends an event.
-func (m *Machine) FreeEvent(number uintptr) error {
+func (m *Host) FreeEvent(number uintptr) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.events, number)
@@ -176,7 +176,7 @@ func (m *Machine) FreeEvent(number uintptr) error {
 }
 
 // EventDone reports whether the last record of an event is done, if there was one.
-func (m *Machine) EventDone(number uintptr) (bool, error) {
+func (m *Host) EventDone(number uintptr) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	e := m.events[number]
@@ -184,7 +184,7 @@ func (m *Machine) EventDone(number uintptr) (bool, error) {
 }
 
 // RecordEvent records an event on a stream.
-func (m *Machine) RecordEvent(stream, number uintptr) error {
+func (m *Host) RecordEvent(stream, number uintptr) error {
 	m.mu.Lock()
 	e := m.events[number]
 	if e == nil {
@@ -228,11 +228,11 @@ func (d *GPU) WaitEvent(stream, number uintptr) error {
 func (q *queue) Stream() uintptr { return q.handle }
 
 // Exchange runs a kernel by which ranks exchange data, as the test has it.
-func (q *queue) Exchange(p *cuda.Peers, x *cuda.Exchange) error {
-	if q.device.Machine.Exchange == nil {
+func (q *queue) Exchange(p *cuda.Peers, x *cuda.PeerCall) error {
+	if q.device.Host.Exchange == nil {
 		return fmt.Errorf("fakedevice: %w: kernels of several ranks", backend.ErrUnsupported)
 	}
-	return q.device.Machine.Exchange(q.device.ordinal, q.handle, p, x)
+	return q.device.Host.Exchange(q.device.ordinal, q.handle, p, x)
 }
 
 // fillPinned sets a word of pinned memory, once everything before is done.
@@ -241,7 +241,7 @@ func (q *queue) fillPinned(words backend.Buffer, value float64) error {
 	return q.Wait(then(func() { atomic.StoreUint32(at, uint32(value)) }))
 }
 
-// late is an event that happens late: see [Machine].Busy.
+// late is an event that happens late: see [Host].Busy.
 type late struct {
 	backend.Event
 	busy chan struct{}

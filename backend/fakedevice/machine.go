@@ -14,15 +14,15 @@ import (
 	"github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// Machine is what devices share that reach each other's memory: addresses, and what stands
+// Host is what devices share that reach each other's memory: addresses, and what stands
 // behind them; streams and events by number; and the failures that a test wants.
-type Machine struct {
+type Host struct {
 	// Fail, if not nil, is asked before a device does something: "alloc", "copy", "pin", "unpin",
 	// "export", "import", "close import", "peer access", "wait for an event". Its error is the
 	// device's, but for a copy, which then does nothing, as on a link that is broken. It may block.
 	Fail func(ordinal int, doing string, nbytes int) error
 	// Exchange, if not nil, runs the kernels by which ranks exchange data.
-	Exchange func(ordinal int, stream uintptr, p *cuda.Peers, x *cuda.Exchange) error
+	Exchange func(ordinal int, stream uintptr, p *cuda.Peers, x *cuda.PeerCall) error
 	// Busy, if not nil, has events happen late for those who wait for a limited time only: once it
 	// is closed.
 	Busy chan struct{}
@@ -48,10 +48,10 @@ type Machine struct {
 	pinned  map[uintptr]backend.Buffer // by address
 }
 
-// NewMachine returns a machine whose devices have the memory and queues of another one behind
+// NewHost returns a machine whose devices have the memory and queues of another one behind
 // them, which must be the host.
-func NewMachine(host backend.Device) (*Machine, error) {
-	m := &Machine{
+func NewHost(host backend.Device) (*Host, error) {
+	m := &Host{
 		host: host, idle: map[idle][]backend.Buffer{}, devices: map[int]*GPU{},
 		streams: map[uintptr]*queue{}, events: map[uintptr]*event{}, imports: map[uintptr]int{}, pinned: map[uintptr]backend.Buffer{},
 	}
@@ -60,7 +60,7 @@ func NewMachine(host backend.Device) (*Machine, error) {
 }
 
 // reserve has addresses come from a new part of the address space, of nbytes or more. mu is held.
-func (m *Machine) reserve(nbytes uintptr) error {
+func (m *Host) reserve(nbytes uintptr) error {
 	size := (nbytes + chunk - 1) / chunk * chunk
 	more, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 	if err != nil {
@@ -73,7 +73,7 @@ func (m *Machine) reserve(nbytes uintptr) error {
 }
 
 // GPU returns a device of the machine, which it makes once. Its default queue runs by itself.
-func (m *Machine) GPU(ordinal int, p Properties) (*GPU, error) {
+func (m *Host) GPU(ordinal int, p Properties) (*GPU, error) {
 	m.mu.Lock()
 	d := m.devices[ordinal]
 	m.mu.Unlock()
@@ -84,7 +84,7 @@ func (m *Machine) GPU(ordinal int, p Properties) (*GPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	d = &GPU{&Device{Machine: m, ordinal: ordinal}, p}
+	d = &GPU{&Device{Host: m, ordinal: ordinal}, p}
 	d.main = d.queueOn(q)
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,7 +93,7 @@ func (m *Machine) GPU(ordinal int, p Properties) (*GPU, error) {
 }
 
 // CloseGPUs ends the GPUs, which can be made anew.
-func (m *Machine) CloseGPUs() error {
+func (m *Host) CloseGPUs() error {
 	m.mu.Lock()
 	all := slices.Collect(maps.Values(m.devices))
 	clear(m.devices)
@@ -107,7 +107,7 @@ func (m *Machine) CloseGPUs() error {
 
 // Close ends the machine and its GPUs; addresses mean nothing any more. Memory that was not
 // freed, imports that were not closed among it, is an error.
-func (m *Machine) Close() error {
+func (m *Host) Close() error {
 	errs := []error{m.CloseGPUs()}
 	n, nbytes := m.Live()
 	m.mu.Lock()
@@ -130,13 +130,13 @@ func (m *Machine) Close() error {
 }
 
 // Move copies between the host and any device, and waits.
-func (m *Machine) Move(dst, src backend.Buffer) error {
-	d := &Device{Machine: m, ordinal: -1}
+func (m *Host) Move(dst, src backend.Buffer) error {
+	d := &Device{Host: m, ordinal: -1}
 	return (&queue{device: d, Queue: m.host.Default()}).Move(dst, src)
 }
 
 // Imports returns how many imports are open.
-func (m *Machine) Imports() int {
+func (m *Host) Imports() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	n := 0
@@ -147,13 +147,13 @@ func (m *Machine) Imports() int {
 }
 
 // handle returns a number for a stream or an event. mu is held.
-func (m *Machine) handle() uintptr {
+func (m *Host) handle() uintptr {
 	m.handles++
 	return m.handles
 }
 
 // Submit runs f on a stream, in its order.
-func (m *Machine) Submit(stream uintptr, f func()) error {
+func (m *Host) Submit(stream uintptr, f func()) error {
 	m.mu.Lock()
 	q := m.streams[stream]
 	m.mu.Unlock()
@@ -165,7 +165,7 @@ func (m *Machine) Submit(stream uintptr, f func()) error {
 
 // OnFree calls f once the graph that a stream is recorded into is freed and all its replays have
 // ended, as CUDA does for libraries. It reports false, and does nothing, if it is not recorded.
-func (m *Machine) OnFree(stream uintptr, f func()) bool {
+func (m *Host) OnFree(stream uintptr, f func()) bool {
 	m.mu.Lock()
 	r := m.streams[stream].recording.Load()
 	m.mu.Unlock()

@@ -63,7 +63,7 @@ func (d *Device) reuse(of idle) (memory backend.Buffer, ok bool) {
 }
 
 // drop gives idle memory back to the host.
-func (m *Machine) drop() error {
+func (m *Host) drop() error {
 	var errs []error
 	for _, all := range m.idle {
 		for _, memory := range all {
@@ -76,7 +76,7 @@ func (m *Machine) drop() error {
 
 // Allocs returns how often memory was taken from the host. What a queue uses again
 // does not count.
-func (m *Machine) Allocs() int {
+func (m *Host) Allocs() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.allocs

@@ -42,7 +42,7 @@ func (d *Device) inner(q backend.Queue) (backend.Queue, error) {
 		return nil, nil
 	}
 	own, ok := q.(*queue)
-	if !ok || own.device.Machine != d.Machine {
+	if !ok || own.device.Host != d.Host {
 		return nil, fmt.Errorf("fakedevice: %w: a %T that is not a queue of this device", backend.ErrArgument, q)
 	}
 	return own.Queue, nil

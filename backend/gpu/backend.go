@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -136,7 +137,7 @@ func (b *Backend) device(ordinal int) (Device, error) {
 }
 
 func (b *Backend) dir() string {
-	for _, dir := range []string{b.Dir, os.Getenv("EURYALE_SHM_DIR")} {
+	for _, dir := range []string{b.Dir, env.ShmDir.Read(os.Getenv)} {
 		if dir != "" {
 			return dir
 		}
@@ -180,7 +181,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
-	err = c.connect(ctx, func() (engine, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
+	err = c.connect(ctx, func() (ncclComm, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -192,12 +193,7 @@ func (b *Backend) options() (Options, error) {
 	if b.Options != nil {
 		return *b.Options, nil
 	}
-	mode := os.Getenv("EURYALE_LOWLATENCY")
-	o, err := Parse(mode)
-	if err != nil {
-		return o, fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
-	}
-	return o, nil
+	return Asked()
 }
 
 // notice passes the first text about host memory on.
@@ -209,7 +205,7 @@ func (b *Backend) notice(text string) {
 
 // prepare does what a rank can do alone. The others learn from its rankInfo what failed.
 func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
-	mine := rankInfo{Node: w.Node, Host: os.Getenv("NCCL_HOSTID")}
+	mine := rankInfo{Node: w.Node, Host: env.NCCLHostID.Read(os.Getenv)}
 	refuse := func(err error) (library, Device, rankInfo) {
 		mine.Error, mine.Unsupported = err.Error(), errors.Is(err, backend.ErrUnsupported)
 		return nil, nil, mine

@@ -19,7 +19,7 @@ type algorithm struct {
 	lines  bool                                            // it needs lines to arrive whole
 	next   Algorithm                                       // what does its calls where they are too large, or lines do not arrive whole
 	most   func(c *choice) int                             // the largest operand in bytes, nil for any
-	place  func(m *peerMemory, x *peers.Exchange, k *call) // the kernel of an all-reduce, and where its operands are; nil for NCCL
+	place  func(m *peerMemory, x *peers.PeerCall, k *call) // the kernel of an all-reduce, and where its operands are; nil for NCCL
 	name   string
 }
 

@@ -69,15 +69,15 @@ type Communicator struct {
 
 	kernelsOf Stream                       // where a kernel of ours was started last
 	kernels   exchanger                    // its
-	exchange  peers.Exchange               // the one that is being started
+	exchange  peers.PeerCall               // the one that is being started
 	used      [algorithmCount]atomic.Int64 // calls; may be read without
 
 	// order guards these, too.
-	engine   engine // nil before connect
+	engine   ncclComm // nil before connect
 	scratch  backend.Buffer
 	memory   *peerMemory
 	call     call // the one that is being started, kept here so that it is not allocated
-	steps    []step
+	steps    []ncclStep
 	operands []backend.Buffer
 	gather   group.Gatherer // over the board
 
@@ -105,7 +105,7 @@ func newComm(b *base, part group.Part, board group.Board, by *choice) *Communica
 	size := len(part.Members)
 	c := &Communicator{
 		base: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members, board: board,
-		steps: make([]step, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
+		steps: make([]ncclStep, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
 	c.main, _ = b.dev.Default().(Stream)
@@ -119,7 +119,7 @@ func newComm(b *base, part group.Part, board group.Board, by *choice) *Communica
 
 // connect makes the engine that begin begins, and everything that must not be
 // made while other ranks wait on their devices. It fails on every rank or on none.
-func (c *Communicator) connect(ctx context.Context, begin func() (engine, error)) error {
+func (c *Communicator) connect(ctx context.Context, begin func() (ncclComm, error)) error {
 	if err := c.prepare(ctx, begin); err != nil {
 		return c.ended(c.member.Broken(err), "connect")
 	}
@@ -132,7 +132,7 @@ func (c *Communicator) connect(ctx context.Context, begin func() (engine, error)
 	return c.ended(c.member.Broken(err), "connect")
 }
 
-func (c *Communicator) prepare(ctx context.Context, begin func() (engine, error)) error {
+func (c *Communicator) prepare(ctx context.Context, begin func() (ncclComm, error)) error {
 	c.order.Lock()
 	defer c.order.Unlock()
 	err := c.bound(func() (err error) { c.engine, err = begin(); return err })

@@ -78,7 +78,7 @@ type Stream interface {
 // exchanger is a queue's kernels that exchange data with peers.
 type exchanger interface {
 	backend.Arithmetic
-	Exchange(p *peers.Peers, x *peers.Exchange) error
+	Exchange(p *peers.Peers, x *peers.PeerCall) error
 }
 
 // drain waits for everything started on a queue so far.

@@ -85,7 +85,7 @@ func (c *Communicator) freeGraphs() {
 
 // lastEngine returns the engine once no call is being started, or when that
 // takes too long. No call is started afterwards, since the group has ended.
-func (c *Communicator) lastEngine() engine {
+func (c *Communicator) lastEngine() ncclComm {
 	for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
 		if time.Now().After(deadline) {
 			return c.engine
@@ -132,9 +132,9 @@ func (c *Communicator) Abort(cause error) {
 // watched is a comm as the watchdog of its group sees it.
 type watched struct{ *Communicator }
 
-var _ group.Engine = watched{}
+var _ group.Watched = watched{}
 
-// Wants implements [group.Engine]. A kernel that has given up waiting is news, too.
+// Wants implements [group.Watched]. A kernel that has given up waiting is news, too.
 func (c watched) Wants() uint64 {
 	wants := c.wants()
 	if wants == 0 && c.status.late() >= 0 {
@@ -154,7 +154,7 @@ func (c *Communicator) wants() uint64 {
 	return 0
 }
 
-// Advance implements [group.Engine].
+// Advance implements [group.Watched].
 func (c watched) Advance() error {
 	c.look()
 	if err := c.gaveUp(""); err != nil {
@@ -169,7 +169,7 @@ func (c watched) Advance() error {
 	return c.background()
 }
 
-// Stop implements [group.Engine].
+// Stop implements [group.Watched].
 func (c watched) Stop() { c.destroy() }
 
 // background returns an error that NCCL has found by itself. Between machines that may be the

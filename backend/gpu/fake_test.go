@@ -21,11 +21,11 @@ import (
 // data do what NCCL would.
 type rig struct {
 	*fake
-	*fakedevice.Machine
+	*fakedevice.Host
 
 	mu      sync.Mutex
 	said    map[int]int              // how often a rank was told of host memory
-	seen    map[int][]peers.Exchange // the kernels' last calls, by ordinal of the device
+	seen    map[int][]peers.PeerCall // the kernels' last calls, by ordinal of the device
 	groups  map[uintptr]*ring        // of kernels, by the pads of the ranks
 	wires   func(rank int) Wires     // nil means all are connected
 	fault   func(rank int, doing string) error
@@ -41,11 +41,11 @@ const maxSeen = 100
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	machine, err := fakedevice.NewMachine(host.Device{})
+	machine, err := fakedevice.NewHost(host.Device{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{fake: newFake(machine), Machine: machine, said: map[int]int{}, seen: map[int][]peers.Exchange{}, groups: map[uintptr]*ring{}}
+	g := &rig{fake: newFake(machine), Host: machine, said: map[int]int{}, seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
 	machine.Fail, machine.Exchange = g.failing, g.exchange
 	t.Cleanup(func() {
 		if err := machine.Close(); err != nil {
@@ -196,7 +196,7 @@ func (w Wires) with(switches int) Wires {
 }
 
 // exchange keeps the call, and does what the kernel does: by the fake's mail.
-func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Exchange) error {
+func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.PeerCall) error {
 	var driver peers.Launcher
 	g.look(func() { driver = g.driver })
 	if driver != nil {
@@ -217,7 +217,7 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Exc
 		case call.Way == peers.AllToAll:
 			e.permute(&call, p.Size)
 		default:
-			e.group([]step{s})
+			e.group([]ncclStep{s})
 		}
 	})
 	if err != nil || x.Event == 0 {
@@ -227,8 +227,8 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Exc
 }
 
 // kernelStep is what NCCL would do in the place of a kernel.
-func kernelStep(x *peers.Exchange) step {
-	s := step{what: stepAllReduce, dtype: ncclType(x.Src.DType()), op: ncclOp(x.Op), src: x.Src.Addr(), dst: x.Dst.Addr(), count: uint64(x.Src.Len())}
+func kernelStep(x *peers.PeerCall) ncclStep {
+	s := ncclStep{what: stepAllReduce, dtype: ncclType(x.Src.DType()), op: ncclOp(x.Op), src: x.Src.Addr(), dst: x.Dst.Addr(), count: uint64(x.Src.Len())}
 	switch x.Way {
 	case peers.ReduceScatter:
 		s.what, s.count = stepReduceScatter, uint64(x.Dst.Len())
@@ -239,7 +239,7 @@ func kernelStep(x *peers.Exchange) step {
 }
 
 // permute is an all-to-all of pieces in rows.
-func (e *fakeEngine) permute(x *peers.Exchange, size int) {
+func (e *fakeEngine) permute(x *peers.PeerCall, size int) {
 	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
 	count, err := what.Check(e.rank, size, x.Dst, x.Src)
 	d := x.Src.DType()
@@ -288,7 +288,7 @@ func (g *rig) kernel(p *peers.Peers) *fakeEngine {
 }
 
 // last returns the last of a rank's calls.
-func (g *rig) last(rank int) peers.Exchange {
+func (g *rig) last(rank int) peers.PeerCall {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	calls := g.seen[rank]

@@ -19,7 +19,7 @@ import (
 
 // fake is a library.
 type fake struct {
-	machine *fakedevice.Machine
+	machine *fakedevice.Host
 
 	mu      sync.Mutex
 	changed *sync.Cond // anything below has
@@ -45,7 +45,7 @@ type ring struct {
 	mail   map[[2]int][][]byte // by source and destination
 }
 
-func newFake(m *fakedevice.Machine) *fake {
+func newFake(m *fakedevice.Host) *fake {
 	f := &fake{machine: m, rings: map[string]*ring{}}
 	f.changed = sync.NewCond(&f.mu)
 	return f
@@ -91,7 +91,7 @@ func (f *fake) until(ok func() bool) {
 	}
 }
 
-func (f *fake) join(dev Device, id []byte, size, rank int) (engine, error) {
+func (f *fake) join(dev Device, id []byte, size, rank int) (ncclComm, error) {
 	return f.enter(f.machine.Move, string(id), size, rank), nil
 }
 
@@ -157,7 +157,7 @@ func (e *fakeEngine) ready() (ok bool, err error) {
 	return ok, err
 }
 
-func (e *fakeEngine) fork(color, key int) (engine, error) {
+func (e *fakeEngine) fork(color, key int) (ncclComm, error) {
 	e.forks++
 	part := &fakeEngine{fake: e.fake}
 	if color >= 0 {
@@ -192,7 +192,7 @@ func (e *fakeEngine) abort() error {
 	return nil
 }
 
-func (e *fakeEngine) run(stream uintptr, steps []step, event uintptr) error {
+func (e *fakeEngine) run(stream uintptr, steps []ncclStep, event uintptr) error {
 	if err := e.fake.refuse.Load(); err != nil {
 		return *err
 	}
@@ -237,7 +237,7 @@ func (e *fakeEngine) write(addr uintptr, x []byte) {
 }
 
 // group runs steps: first all that give, then all that take.
-func (e *fakeEngine) group(steps []step) {
+func (e *fakeEngine) group(steps []ncclStep) {
 	for i := range steps {
 		e.give(&steps[i])
 	}
@@ -252,9 +252,9 @@ var fakeTypes = map[int32]backend.DType{0: backend.U8, 6: backend.F16, 9: backen
 
 var fakeOps = [...]backend.ReduceOp{ncclSum: backend.Sum, ncclProd: backend.Prod, ncclMax: backend.Max, ncclMin: backend.Min, ncclAvg: backend.Avg}
 
-func (s *step) nbytes() int { return int(s.count) * fakeTypes[s.dtype].Size() }
+func (s *ncclStep) nbytes() int { return int(s.count) * fakeTypes[s.dtype].Size() }
 
-func (e *fakeEngine) give(s *step) {
+func (e *fakeEngine) give(s *ncclStep) {
 	n, P := s.nbytes(), e.ring.size
 	switch s.what {
 	case stepCopy:
@@ -282,7 +282,7 @@ func (e *fakeEngine) give(s *step) {
 	}
 }
 
-func (e *fakeEngine) take(s *step) bool {
+func (e *fakeEngine) take(s *ncclStep) bool {
 	n := s.nbytes()
 	switch s.what {
 	case stepRecv, stepBroadcast:
@@ -310,7 +310,7 @@ func (e *fakeEngine) take(s *step) bool {
 // fit is what comes of ranks that disagree on a length.
 func fit(x []byte, n int) []byte { return append(slices.Clone(x), make([]byte, n)...)[:n] }
 
-func (e *fakeEngine) combine(s *step, n int) bool {
+func (e *fakeEngine) combine(s *ncclStep, n int) bool {
 	var xs []backend.Buffer
 	for p := range e.ring.size {
 		x, ok := e.receive(p)

@@ -161,11 +161,11 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 	}
 	made := newComm(c.base, part, board, newChoice(decide(c.asked, infos)))
 	made.part = true
-	return made, c.member.Broken(made.connect(ctx, func() (engine, error) { return e, nil }))
+	return made, c.member.Broken(made.connect(ctx, func() (ncclComm, error) { return e, nil }))
 }
 
 // fork makes the engine of a part; nil for a rank that takes none.
-func (c *Communicator) fork(ctx context.Context, number, rank int) (e engine, err error) {
+func (c *Communicator) fork(ctx context.Context, number, rank int) (e ncclComm, err error) {
 	err = c.bound(func() error { e, err = c.engine.fork(number, rank); return err })
 	if err != nil {
 		return nil, err

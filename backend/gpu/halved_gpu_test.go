@@ -67,5 +67,5 @@ func (c *Communicator) halveBy(q backend.Queue, half backend.DType, blocks, line
 	whole := c.memory.peers
 	defer func() { c.memory.peers = whole }()
 	c.memory.peers.Blocks, c.memory.peers.Lines = blocks, lines
-	return c.startWay(q, peers.Exchange{Way: peers.Halved, Half: half, Dst: x, Src: x})
+	return c.startWay(q, peers.PeerCall{Way: peers.Halved, Half: half, Dst: x, Src: x})
 }

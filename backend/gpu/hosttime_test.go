@@ -34,7 +34,7 @@ func (*instant) Bind() (func(), error)                        { return func() {}
 func (*instant) Holds(uintptr) bool                           { return true }
 func (*instant) Close() error                                 { return nil }
 func (*instant) Stream() uintptr                              { return 1 }
-func (*instant) Exchange(*peers.Peers, *peers.Exchange) error { return nil }
+func (*instant) Exchange(*peers.Peers, *peers.PeerCall) error { return nil }
 func (*instant) EventDone(uintptr) (bool, error)              { return true, nil }
 
 // instantGroup returns ranks on such devices, with what Init puts around a communicator.

@@ -20,13 +20,13 @@ func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
 // launchKernel starts a call by one of our kernels, and records event behind it.
 func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 	x := &c.exchange
-	*x = peers.Exchange{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src, Event: event}
+	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src, Event: event}
 	c.memory.place(x, k)
 	return c.exchanges(q, x)
 }
 
 // exchanges launches x. order is held.
-func (c *Communicator) exchanges(q Stream, x *peers.Exchange) error {
+func (c *Communicator) exchanges(q Stream, x *peers.PeerCall) error {
 	if q != c.kernelsOf {
 		k, ok := q.(exchanger)
 		if !ok {
@@ -39,7 +39,7 @@ func (c *Communicator) exchanges(q Stream, x *peers.Exchange) error {
 
 // place says how the kernel of a call is launched: which one it is, and where in the windows
 // its operands are.
-func (m *peerMemory) place(x *peers.Exchange, k *call) {
+func (m *peerMemory) place(x *peers.PeerCall, k *call) {
 	switch k.what.Kind {
 	case backend.ReduceScatter:
 		x.Way, x.Source = peers.ReduceScatter, m.placeOf(k.src, k.dst.NBytes())
@@ -52,25 +52,25 @@ func (m *peerMemory) place(x *peers.Exchange, k *call) {
 	}
 }
 
-func (m *peerMemory) placeLL(x *peers.Exchange, k *call) {
+func (m *peerMemory) placeLL(x *peers.PeerCall, k *call) {
 	if x.Way = peers.LL128; k.src.NBytes() <= packetBytes {
 		x.Way = peers.LL
 	}
 }
 
-func (m *peerMemory) placeLL128TwoShot(x *peers.Exchange, _ *call) { x.Way = peers.LL128TwoShot }
+func (m *peerMemory) placeLL128TwoShot(x *peers.PeerCall, _ *call) { x.Way = peers.LL128TwoShot }
 
-func (m *peerMemory) placeMesh(x *peers.Exchange, _ *call) { x.Way = peers.Mesh }
+func (m *peerMemory) placeMesh(x *peers.PeerCall, _ *call) { x.Way = peers.Mesh }
 
-func (m *peerMemory) placeHalved(x *peers.Exchange, k *call) {
+func (m *peerMemory) placeHalved(x *peers.PeerCall, k *call) {
 	x.Way, x.Half = peers.Halved, k.what.AllowHalf
 }
 
-func (m *peerMemory) placeTwoShot(x *peers.Exchange, k *call) {
+func (m *peerMemory) placeTwoShot(x *peers.PeerCall, k *call) {
 	x.Way, x.Target = peers.TwoShot, m.placeOf(k.dst, k.dst.NBytes())
 }
 
-func (m *peerMemory) placeOneShot(x *peers.Exchange, k *call) {
+func (m *peerMemory) placeOneShot(x *peers.PeerCall, k *call) {
 	if x.Way = peers.OneShot; k.dst.Addr() != k.src.Addr() {
 		x.Source = m.placeOf(k.src, k.src.NBytes())
 	}
@@ -78,7 +78,7 @@ func (m *peerMemory) placeOneShot(x *peers.Exchange, k *call) {
 
 // placeOf returns where memory lies in the windows, 0 if nowhere. unit is the size of
 // what must be whole units.
-func (m *peerMemory) placeOf(b backend.Buffer, unit int) peers.Place {
+func (m *peerMemory) placeOf(b backend.Buffer, unit int) peers.InWindow {
 	if !peers.Placeable(b.Addr(), unit) {
 		return 0
 	}

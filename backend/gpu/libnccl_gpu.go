@@ -20,6 +20,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // The oldest versions: that has what is used (ncclAvg and 16-bit brain floats), that
@@ -72,7 +73,7 @@ func load() (library, error) {
 // find opens the first library that can be opened.
 func find(c *C.struct_euryale_nccl) (string, error) {
 	var all []error
-	for _, path := range cuda.LibraryPlaces("EURYALE_NCCL", soname, "nccl") {
+	for _, path := range cuda.LibraryPlaces(env.NCCL, soname, "nccl") {
 		text := C.CString(path)
 		why := C.euryale_nccl_open(c, text)
 		C.free(unsafe.Pointer(text))
@@ -200,7 +201,7 @@ type pair struct {
 	ending atomic.Bool // nothing is called any more
 }
 
-var _ engine = (*pair)(nil)
+var _ ncclComm = (*pair)(nil)
 
 // enter keeps the pair's memory until exit.
 func (p *pair) enter() error {
@@ -222,7 +223,7 @@ func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
 	return &pair{lib: d, dev: dev, c: c, rank: rank}, nil
 }
 
-func (d *dynamic) join(dev Device, id []byte, size, rank int) (engine, error) {
+func (d *dynamic) join(dev Device, id []byte, size, rank int) (ncclComm, error) {
 	if len(id) != C.sizeof_struct_euryale_id {
 		return nil, fmt.Errorf("the unique id has %d bytes, want %d", len(id), C.sizeof_struct_euryale_id)
 	}
@@ -267,7 +268,7 @@ func (s *single) ready() (bool, error) {
 	}
 }
 
-func (s *single) fork(int, int) (engine, error) { return nil, s.lib.splits() }
+func (s *single) fork(int, int) (ncclComm, error) { return nil, s.lib.splits() }
 
 // abort of one that still connects comes once that has finished, whenever it does.
 func (s *single) abort() error {
@@ -283,7 +284,7 @@ func (s *single) abort() error {
 	return nil
 }
 
-func (p *pair) fork(color, key int) (engine, error) {
+func (p *pair) fork(color, key int) (ncclComm, error) {
 	if err := p.enter(); err != nil {
 		return nil, err
 	}
@@ -298,7 +299,7 @@ func (p *pair) fork(color, key int) (engine, error) {
 }
 
 // begun returns p if it is on its way.
-func (p *pair) begun(what string, code C.int) (engine, error) {
+func (p *pair) begun(what string, code C.int) (ncclComm, error) {
 	if code != C.EURYALE_SUCCESS && code != C.EURYALE_IN_PROGRESS {
 		return nil, errors.Join(p.lib.nccl(what, code), p.abort())
 	}
@@ -350,7 +351,7 @@ func (p *pair) connected() (bool, error) {
 	}
 }
 
-func (p *pair) run(stream uintptr, steps []step, event uintptr) error {
+func (p *pair) run(stream uintptr, steps []ncclStep, event uintptr) error {
 	if err := p.enter(); err != nil {
 		return err
 	}

@@ -18,21 +18,21 @@ type library interface {
 	encrypt(key string) error
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
-	join(dev Device, id []byte, size, rank int) (engine, error)
+	join(dev Device, id []byte, size, rank int) (ncclComm, error)
 }
 
-// engine is one rank's communicator of NCCL. Where nothing else is said, its
+// ncclComm is one rank's communicator of NCCL. Where nothing else is said, its
 // device is bound by the caller, and one call is made at a time.
-type engine interface {
+type ncclComm interface {
 	// ready goes on with join or fork, and reports whether it is through. It
 	// binds the device itself.
 	ready() (bool, error)
 	// fork begins to make the engine of a part: color -1 takes no part. The
 	// engine it is called on is not used until the new one is ready.
-	fork(color, key int) (engine, error)
+	fork(color, key int) (ncclComm, error)
 	// run starts steps on a stream, as one group if they are several, and marks
 	// the stream with event if that is not 0.
-	run(stream uintptr, steps []step, event uintptr) error
+	run(stream uintptr, steps []ncclStep, event uintptr) error
 	// failed returns the error that NCCL has found in the background.
 	failed() error
 	// close frees the engine, on which nothing is under way. It waits for every
@@ -44,8 +44,8 @@ type engine interface {
 	abort() error
 }
 
-// step is one call of NCCL, or a copy on the device. The C code reads it.
-type step struct {
+// ncclStep is one call of NCCL, or a copy on the device. The C code reads it.
+type ncclStep struct {
 	what     int32
 	peer     int32 // or root
 	dtype    int32

@@ -9,7 +9,7 @@ import (
 )
 
 // Machine describes a group that need not exist: ranks on devices of one model.
-type Machine struct {
+type Survey struct {
 	Model string
 	Link  Link
 	Ranks int
@@ -18,7 +18,7 @@ type Machine struct {
 
 // Explain is [Communicator.Explain] of a group of the machine's, by a table and an
 // algorithm to force, both as in [Options].
-func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string, error) {
+func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string, error) {
 	if m.Ranks < 1 {
 		return "", fmt.Errorf("%w: a group of %d ranks", backend.ErrArgument, m.Ranks)
 	}
@@ -38,7 +38,7 @@ func (m Machine) Explain(o Options, what backend.Collective, d backend.DType, nb
 }
 
 // Algorithms returns what sums of the group may run on, NCCL first.
-func (m Machine) Algorithms() []Algorithm {
+func (m Survey) Algorithms() []Algorithm {
 	p, why := decide(Options{Link: m.Link}.settings(), m.ranks())
 	if why != "" {
 		return []Algorithm{NCCL}
@@ -47,7 +47,7 @@ func (m Machine) Algorithms() []Algorithm {
 }
 
 // ranks are what the ranks would tell each other.
-func (m Machine) ranks() []rankInfo {
+func (m Survey) ranks() []rankInfo {
 	all := make([]rankInfo, m.Ranks)
 	for r := range all {
 		all[r] = rankInfo{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}}
@@ -55,24 +55,24 @@ func (m Machine) ranks() []rankInfo {
 	return all
 }
 
-// Survey returns the machine of ranks on these devices. It fails if they are no GPUs, or of
+// SurveyOf returns the machine of ranks on these devices. It fails if they are no GPUs, or of
 // different models.
-func Survey(devices []backend.Device) (Machine, error) {
+func SurveyOf(devices []backend.Device) (Survey, error) {
 	if err := backend.Given("gpu.Survey", "devices", devices); err != nil {
-		return Machine{}, err
+		return Survey{}, err
 	}
-	m := Machine{Ranks: len(devices)}
+	m := Survey{Ranks: len(devices)}
 	var wires []Wires
 	for _, d := range devices {
 		g, ok := d.(Device)
 		if !ok {
-			return Machine{}, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
+			return Survey{}, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
 		}
 		if m.Model == "" {
 			m.Model = g.Model()
 		}
 		if g.Model() != m.Model {
-			return Machine{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), g.Model())
+			return Survey{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), g.Model())
 		}
 		w := wiresOf(g)
 		m.Tears = m.Tears || w.Tears

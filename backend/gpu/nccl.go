@@ -28,7 +28,7 @@ func (c *Communicator) launchNCCL(q Stream, k *call, event uintptr) error {
 
 // run hands steps to NCCL, unless the group has ended: whoever ends it waits only so long
 // for a call that is being started, and then takes the engine away.
-func (c *Communicator) run(q Stream, steps []step, event uintptr) error {
+func (c *Communicator) run(q Stream, steps []ncclStep, event uintptr) error {
 	if c.member.Err() != nil {
 		return c.member.Failure("")
 	}

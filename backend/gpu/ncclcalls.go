@@ -47,7 +47,7 @@ func (k *call) route() route {
 }
 
 // steps appends what NCCL does for a call that needs no arithmetic but its own.
-func (k *call) steps(to []step) []step {
+func (k *call) steps(to []ncclStep) []ncclStep {
 	if k.P == 1 {
 		return k.copyAll(to)
 	}
@@ -84,28 +84,28 @@ func (k *call) ifRoot(b backend.Buffer) backend.Buffer {
 }
 
 // copyAll is any call of one rank alone.
-func (k *call) copyAll(to []step) []step { return copied(to, k.src, k.dst) }
+func (k *call) copyAll(to []ncclStep) []ncclStep { return copied(to, k.src, k.dst) }
 
 // reduction appends a reduction of all of src.
-func (k *call) reduction(to []step, what int32, root int, src, dst backend.Buffer) []step {
+func (k *call) reduction(to []ncclStep, what int32, root int, src, dst backend.Buffer) []ncclStep {
 	if src.Len() == 0 {
 		return to
 	}
-	return append(to, step{what: what, peer: int32(root), dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
+	return append(to, ncclStep{what: what, peer: int32(root), dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
 		src: src.Addr(), dst: dst.Addr(), count: uint64(src.Len())})
 }
 
 // scattered appends an even reduce-scatter. Its count is the elements of a chunk.
-func (k *call) scattered(to []step) []step {
+func (k *call) scattered(to []ncclStep) []ncclStep {
 	if k.count == 0 {
 		return to
 	}
-	return append(to, step{what: stepReduceScatter, dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
+	return append(to, ncclStep{what: stepReduceScatter, dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
 		src: k.src.Addr(), dst: k.dst.Addr(), count: uint64(k.count)})
 }
 
 // reduceChunks appends a reduction to each owner of a chunk.
-func (k *call) reduceChunks(to []step) []step {
+func (k *call) reduceChunks(to []ncclStep) []ncclStep {
 	for r := range k.P {
 		lo, hi := k.what.Chunk(r, k.P, k.count)
 		dst := backend.Buffer{}
@@ -120,7 +120,7 @@ func (k *call) reduceChunks(to []step) []step {
 // exchange appends a call in which each pair of ranks moves at most one piece
 // each way. A rank's own piece goes the same way, since a copy would wait for
 // NCCL's kernel, or make it wait.
-func (k *call) exchange(to []step) []step {
+func (k *call) exchange(to []ncclStep) []ncclStep {
 	for i := range k.P {
 		p := (k.rank + i) % k.P
 		out, in := k.pieces(p)
@@ -169,7 +169,7 @@ func (k *call) chunk(b backend.Buffer, p int) backend.Buffer {
 }
 
 // moved appends a step that moves bytes; for an all-gather, src's.
-func moved(to []step, what int32, peer int, src, dst backend.Buffer) []step {
+func moved(to []ncclStep, what int32, peer int, src, dst backend.Buffer) []ncclStep {
 	nbytes := src.NBytes()
 	if what == stepRecv {
 		nbytes = dst.NBytes()
@@ -177,15 +177,15 @@ func moved(to []step, what int32, peer int, src, dst backend.Buffer) []step {
 	if nbytes == 0 {
 		return to
 	}
-	return append(to, step{what: what, peer: int32(peer), dtype: ncclUint8, src: src.Addr(), dst: dst.Addr(), count: uint64(nbytes)})
+	return append(to, ncclStep{what: what, peer: int32(peer), dtype: ncclUint8, src: src.Addr(), dst: dst.Addr(), count: uint64(nbytes)})
 }
 
 // copied appends a copy on the device, unless it is one to the same place.
-func copied(to []step, src, dst backend.Buffer) []step {
+func copied(to []ncclStep, src, dst backend.Buffer) []ncclStep {
 	if src.NBytes() == 0 || src.Addr() == dst.Addr() {
 		return to
 	}
-	return append(to, step{what: stepCopy, src: src.Addr(), dst: dst.Addr(), count: uint64(src.NBytes())})
+	return append(to, ncclStep{what: stepCopy, src: src.Addr(), dst: dst.Addr(), count: uint64(src.NBytes())})
 }
 
 // block is a part of a composed reduction: elements off up to off+n of each
@@ -229,7 +229,7 @@ func (b *block) slot(p int) backend.Buffer {
 
 // collect appends the steps that bring every rank's piece of a span to its
 // owner.
-func (b *block) collect(to []step) []step {
+func (b *block) collect(to []ncclStep) []ncclStep {
 	k := b.k
 	for i := 1; i < k.P; i++ {
 		p := (k.rank + i) % k.P
@@ -269,7 +269,7 @@ func (b *block) result() backend.Buffer {
 }
 
 // spread appends the steps that bring the results where they belong.
-func (b *block) spread(to []step) []step {
+func (b *block) spread(to []ncclStep) []ncclStep {
 	k := b.k
 	if k.what.Kind == backend.ReduceScatter {
 		return to

@@ -11,8 +11,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		_, err := New(open).device(0)
 		return err
 	}
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"New":    {F: first, Args: []any{nil}},
-		"Survey": {F: Survey, Args: []any{nil}},
+		"Survey": {F: SurveyOf, Args: []any{nil}},
 	}, nil)
 }

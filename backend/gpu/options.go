@@ -2,7 +2,10 @@ package gpu
 
 import (
 	"fmt"
+	"os"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Options say how a group is made. Those that all ranks must share are rank 0's.
@@ -47,6 +50,14 @@ func Parse(mode string) (Options, error) {
 		return Options{}, fmt.Errorf("%w, auto or off", err)
 	}
 	return Options{Force: force, Off: force == NCCL}, nil
+}
+
+// Asked returns the options that EURYALE_LOWLATENCY asks for, the defaults if it is not set. The
+// error for a value that [Parse] does not know names the variable.
+func Asked() (Options, error) {
+	mode := env.LowLatency.Text(os.Getenv)
+	o, err := Parse(mode)
+	return o, env.LowLatency.Wrong(mode, err)
 }
 
 // settings are what rank 0 decides.

@@ -80,7 +80,7 @@ func BenchmarkGraph(b *testing.B) {
 				way = peers.LL128
 			}
 			for range sums {
-				c.exchange = peers.Exchange{Way: way, Dst: x, Src: x}
+				c.exchange = peers.PeerCall{Way: way, Dst: x, Src: x}
 				if err := c.exchanges(q.(Stream), &c.exchange); err != nil {
 					return err
 				}
@@ -159,7 +159,7 @@ func ways(size, nbytes int) (list []comparison) {
 			continue
 		}
 		way := comparison{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			e := peers.Exchange{Way: w, Dst: x, Src: x}
+			e := peers.PeerCall{Way: w, Dst: x, Src: x}
 			if w == peers.TwoShot {
 				e.Source = c.memory.placeOf(x, x.NBytes())
 				e.Target = e.Source
@@ -175,7 +175,7 @@ func ways(size, nbytes int) (list []comparison) {
 		list = append(list, comparison{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			c.order.Lock()
 			defer c.order.Unlock()
-			c.exchange = peers.Exchange{Way: w, Dst: x, Src: x}
+			c.exchange = peers.PeerCall{Way: w, Dst: x, Src: x}
 			return c.exchanges(q.(Stream), &c.exchange)
 		}})
 	}
@@ -183,7 +183,7 @@ func ways(size, nbytes int) (list []comparison) {
 }
 
 // startWay is start of a sum in a way that is not chosen by the size.
-func (c *Communicator) startWay(q backend.Queue, x peers.Exchange) error {
+func (c *Communicator) startWay(q backend.Queue, x peers.PeerCall) error {
 	c.order.Lock()
 	defer c.order.Unlock()
 	w, event, err := c.begin(q.(Stream), &sum, x.Src.Len(), x.Src.DType())

@@ -467,7 +467,7 @@ func (s *shared) splits() error          { return backend.ErrUnsupported }
 func (s *shared) devices() (int, error)  { return s.size, nil }
 func (s *shared) newID() ([]byte, error) { return s.fake.newID() }
 
-func (s *shared) join(dev Device, id []byte, size, rank int) (engine, error) {
+func (s *shared) join(dev Device, id []byte, size, rank int) (ncclComm, error) {
 	return &sharedEngine{s.fake.enter(nil, string(id), size, rank), s, dev}, nil
 }
 
@@ -478,7 +478,7 @@ type sharedEngine struct {
 }
 
 // run is done when it returns.
-func (e *sharedEngine) run(stream uintptr, steps []step, event uintptr) error {
+func (e *sharedEngine) run(stream uintptr, steps []ncclStep, event uintptr) error {
 	q := e.shared.queues[stream]
 	if err := drain(context.Background(), q); err != nil {
 		return err

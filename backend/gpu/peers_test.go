@@ -318,7 +318,7 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			use            Algorithm
 			what           backend.Collective
 			dst, src       backend.Buffer
-			source, target peers.Place
+			source, target peers.InWindow
 		}{
 			{TwoShot, sum, floats, floats, 0, peers.PlaceIn(1, at)},
 			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
@@ -332,7 +332,7 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
 			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
-			var x peers.Exchange
+			var x peers.PeerCall
 			c.memory.place(&x, &call{what: test.what, use: test.use, dst: test.dst, src: test.src})
 			if x.Source != test.source || x.Target != test.target {
 				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what, x.Source, x.Target, test.source, test.target)

@@ -27,7 +27,8 @@ func (k *call) writes() bool {
 	return k.rank == k.what.Root || k.what.Kind != backend.Reduce && k.what.Kind != backend.Gather
 }
 
-// staged runs a call that was given host memory on copies of it on the device.
+// staged runs a call on host buffers: it copies src to the device, runs the call there, and copies
+// dst back.
 func (c *Communicator) staged(q Stream, k *call) (backend.Work, error) {
 	c.noticeHost(k.what)
 	copies := *k // and not k, which would take memory in every call

@@ -104,28 +104,28 @@ func TestRowIsPrinted(t *testing.T) {
 func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 	noFile(t)
 	for _, test := range []struct {
-		machine Machine
+		machine Survey
 		o       Options
 		what    backend.Collective
 		bytes   int
 		want    []string
 	}{
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "nccl 26.0 us"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": nccl: it is switched off"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": nccl: there are kernels for"}},
-		{Machine{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": nccl\n", "euryale bench --tune measures"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
-		{Machine{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: nccl"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
-		{Machine{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
-		{Machine{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "nccl 26.0 us"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": nccl: it is switched off"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": nccl: there are kernels for"}},
+		{Survey{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": nccl\n", "euryale bench --tune measures"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: nccl"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
+		{Survey{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
 	} {
 		text, err := test.machine.Explain(test.o, test.what, backend.F32, test.bytes)
 		if err != nil {
@@ -142,7 +142,7 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		kind  backend.Kind
 		dtype backend.DType
 	}{{0, backend.AllReduce, backend.F32}, {2, 0, backend.F32}, {2, 200, backend.F32}, {2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
-		_, err := Machine{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{}, backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
+		_, err := Survey{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{}, backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%+v: %v", wrong, err)
 		}

@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // noFile makes the user one without a file, and returns where it would be.
 func noFile(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "tuning.json")
-	t.Setenv(tuning.Variable, path)
+	t.Setenv(string(env.Tuning), path)
 	return path
 }
 

@@ -27,7 +27,7 @@ type fakeDriver struct {
 	walks [][]string
 }
 
-func (d *fakeDriver) Launch(peers.Call) error {
+func (d *fakeDriver) Launch(peers.Launch) error {
 	pcs := make([]uintptr, 100)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs)])
 	var walk []string

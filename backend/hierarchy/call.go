@@ -101,7 +101,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	k.forget()
 	c.seq++
 	c.stats.Flat++
-	at := step{phase: Remainder}
+	at := slicePhase{phase: Remainder}
 	k.works = append(k.works, begun{at, w})
 	c.recent.calls = append(c.recent.calls[:0], earlier{call: k, flat: true})
 	if !c.onHost {
@@ -177,13 +177,13 @@ type call struct {
 	looked int
 
 	// What follows is of the slice that is being started.
-	at   step
+	at   slicePhase
 	work backend.Work // the last one on the stream of at; nil if kernels came last
 }
 
 // begun is a collective of a phase.
 type begun struct {
-	at   step
+	at   slicePhase
 	work backend.Work
 }
 
@@ -230,7 +230,7 @@ func (k *call) Done() bool {
 
 // outcome is the error of a Join, which may be that of its context. Another one
 // has ended all phases, but those that compute may still be at it.
-func (k *call) outcome(ctx context.Context, at step, err error) error {
+func (k *call) outcome(ctx context.Context, at slicePhase, err error) error {
 	if stopped := ctx.Err(); stopped != nil && errors.Is(err, stopped) {
 		return err
 	}

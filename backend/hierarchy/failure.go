@@ -28,13 +28,13 @@ func (c *Communicator) failure(call string) error {
 
 // fail ends the group because a phase of call k ended with err, unless it has ended. It
 // returns the error of the call.
-func (c *Communicator) fail(k *call, at step, err error) error {
+func (c *Communicator) fail(k *call, at slicePhase, err error) error {
 	return c.failAs(k.header.String(), &k.header, at, err)
 }
 
 // failAs is fail for a call that is no collective if h is nil. It returns when all
 // communicators have ended, whoever has ended them: an admission must not open before.
-func (c *Communicator) failAs(what string, h *backend.Header, at step, err error) error {
+func (c *Communicator) failAs(what string, h *backend.Header, at slicePhase, err error) error {
 	if c.member.Err() == nil {
 		c.member.Tell(c.found(h, at, err))
 		<-c.member.Over() // the watchdog ends a doubt
@@ -50,7 +50,7 @@ func (c *Communicator) seen(err error, what string) error {
 	if !c.layered() || !errors.As(err, &e) {
 		return err
 	}
-	return c.failAs(what, nil, step{phase: Remainder}, err)
+	return c.failAs(what, nil, slicePhase{phase: Remainder}, err)
 }
 
 // stop ends every communicator of this rank, all at once: on a GPU each may take
@@ -81,9 +81,9 @@ func (c *Communicator) Abort(cause error) {
 // How long a rank waits for others, the communicators of the phases decide.
 type watched struct{ *Communicator }
 
-var _ group.Engine = watched{}
+var _ group.Watched = watched{}
 
-// Wants implements [group.Engine].
+// Wants implements [group.Watched].
 func (c watched) Wants() uint64 {
 	calls, ok := c.underWay()
 	switch {
@@ -95,7 +95,7 @@ func (c watched) Wants() uint64 {
 	return 0
 }
 
-// Advance implements [group.Engine]. It looks at the calls that may be under way, up to the
+// Advance implements [group.Watched]. It looks at the calls that may be under way, up to the
 // first that is. A call that is being started will find out by itself.
 func (c watched) Advance() error {
 	calls, _ := c.underWay()
@@ -123,7 +123,7 @@ func (c watched) underWay() (calls []*call, ok bool) {
 	return calls, true
 }
 
-// Stop implements [group.Engine].
+// Stop implements [group.Watched].
 func (c watched) Stop() { c.stop() }
 
 // pending reports whether a call is under way. One whose phase has failed is not. Queues of the
@@ -146,7 +146,7 @@ func (k *call) pending() (some bool) {
 }
 
 // found is what an error of a phase is to the group.
-func (c *Communicator) found(h *backend.Header, at step, err error) group.Event {
+func (c *Communicator) found(h *backend.Header, at slicePhase, err error) group.Event {
 	f := group.Found{Report: c.report(at, err), Cause: fmt.Errorf("%v: %w", at, bare(err))}
 	lost, aborted := c.world.Failure(), errors.Is(err, backend.ErrAborted)
 	switch r := &f.Report; {
@@ -169,7 +169,7 @@ func (c *Communicator) found(h *backend.Header, at step, err error) group.Event 
 }
 
 // report makes the report of an error of a phase.
-func (c *Communicator) report(at step, err error) group.Report {
+func (c *Communicator) report(at slicePhase, err error) group.Report {
 	own, members := c.Rank(), c.member.Members
 	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: members[own], Text: fmt.Sprintf("%v, on %s: %v", at, members.Rank(own), bare(err))}
 	var e *backend.Error

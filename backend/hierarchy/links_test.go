@@ -11,12 +11,12 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 func TestMeasurementsAreKeptByMachines(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
-	t.Setenv(tuning.Variable, path)
+	t.Setenv(string(env.Tuning), path)
 	of := func(M, D int, declared bool, step time.Duration) Measurement {
 		links := DefaultLinks()
 		links.Step = step
@@ -46,7 +46,7 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 
 func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
-	t.Setenv(tuning.Variable, path)
+	t.Setenv(string(env.Tuning), path)
 	for _, text := range []string{"{", `{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

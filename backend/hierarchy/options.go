@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Options are how to run; the zero value is good. Those of rank 0 count for
@@ -139,7 +140,7 @@ func ParseOptions(text string, declared bool) (Options, error) {
 			err = fmt.Errorf("%w: the %s is there twice", backend.ErrArgument, about)
 		}
 		if err != nil {
-			return o, fmt.Errorf("EURYALE_HIERARCHY=%q: %w: %s", text, err, grammar)
+			return o, env.Hierarchy.Wrong(text, fmt.Errorf("%w: %s", err, grammar))
 		}
 		said = append(said, about)
 	}

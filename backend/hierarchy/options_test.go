@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 func TestOptionsAreParsed(t *testing.T) {
@@ -49,7 +49,7 @@ func TestOptionsAreParsed(t *testing.T) {
 }
 
 func TestOptionsFollowFromTheSetting(t *testing.T) {
-	t.Setenv(tuning.Variable, filepath.Join(t.TempDir(), "tuning.json"))
+	t.Setenv(string(env.Tuning), filepath.Join(t.TempDir(), "tuning.json"))
 	real, declared := tenth(), tenth()
 	declared.Step = 77 * time.Microsecond
 	grid := Grid(2, 2, MachineMajor)

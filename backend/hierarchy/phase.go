@@ -40,14 +40,14 @@ func (p Phase) String() string {
 	return phaseNames[p]
 }
 
-// step is a phase of one slice of a call.
-type step struct {
+// slicePhase is a phase of one slice of a call.
+type slicePhase struct {
 	phase  Phase
 	slice  int // from 0
 	slices int
 }
 
-func (s step) String() string {
+func (s slicePhase) String() string {
 	if s.slices <= 1 {
 		return s.phase.String()
 	}

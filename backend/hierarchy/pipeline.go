@@ -168,7 +168,7 @@ func (p *pipeline) close(d backend.Device) error {
 // begin, so that nobody is sent what a failed phase has left behind.
 type admission struct {
 	call *call
-	at   step
+	at   slicePhase
 	work backend.Work
 }
 
@@ -189,7 +189,7 @@ func (g admission) Join(ctx context.Context) error {
 func (g admission) Done() bool { return g.work.Done() }
 
 // after orders queue q after a work of call k.
-func (c *Communicator) after(q backend.Queue, k *call, at step, w backend.Work) error {
+func (c *Communicator) after(q backend.Queue, k *call, at slicePhase, w backend.Work) error {
 	if c.onHost {
 		return q.Wait(admission{k, at, w})
 	}

@@ -32,7 +32,7 @@ func (k *call) launch(ready backend.Event) error {
 		return err
 	}
 	for i := range k.cut.Slices {
-		k.at, k.work = step{phase: phases, slice: i, slices: k.cut.Slices}, nil
+		k.at, k.work = slicePhase{phase: phases, slice: i, slices: k.cut.Slices}, nil
 		if err := k.slice(i*k.cut.piece, min((i+1)*k.cut.piece, share)); err != nil {
 			return err
 		}
@@ -348,7 +348,7 @@ func (k *call) remainder() error {
 		return nil
 	}
 	what.Origin, what.Exact, what.Original.Hash = k.what.Origin, k.what.Exact, fingerprint(k.header)
-	k.at, k.work = step{phase: phases}, nil
+	k.at, k.work = slicePhase{phase: phases}, nil
 	if err := k.collective(Remainder, what, dst, src); err != nil {
 		return err
 	}

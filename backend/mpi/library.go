@@ -1,11 +1,10 @@
 package mpi
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // handle is one of MPI's.
@@ -56,15 +55,8 @@ func places(getenv func(string) string) []string {
 	standard := []string{"libmpi_abi.so.1", "libmpi_abi.so.0", "libmpi_abi.so"}
 	open := []string{"libmpi.so.40"}
 	hydra := []string{"libmpi.so.12", "libmpich.so.12"}
-	if named := getenv("EURYALE_MPI"); named != "" {
-		if info, err := os.Stat(named); err != nil || !info.IsDir() {
-			return []string{named}
-		}
-		var all []string
-		for _, name := range slices.Concat(standard, open, hydra) {
-			all = append(all, filepath.Join(named, name))
-		}
-		return all
+	if named := env.MPI.Read(getenv, slices.Concat(standard, open, hydra)...); named != nil {
+		return named
 	}
 	if getenv("OMPI_COMM_WORLD_SIZE") != "" {
 		return slices.Concat(open, standard, hydra)

@@ -79,7 +79,7 @@ func connectBy(
 	w *rendezvous.World, parts []group.Part, among group.Sharing, problem error, memory bool,
 ) ([]backend.Communicator, error) {
 	places := new(group.Places)
-	meshes, steps := make([]*mesh, len(parts)), []group.Step{places}
+	meshes, steps := make([]*mesh, len(parts)), []group.Resource{places}
 	for i, part := range parts {
 		site, err := hosted.NewSite(w, part, among, places, memory)
 		if err != nil {
@@ -138,7 +138,7 @@ type mesh struct {
 	some  chan struct{} // a connection has come, or has failed
 }
 
-// Offer implements [group.Step]: it listens for the others, and tells them where.
+// Offer implements [group.Resource]: it listens for the others, and tells them where.
 func (m *mesh) Offer(pass int) (any, error) {
 	if pass > 0 || m.Across.Rank < 0 {
 		return "", nil
@@ -150,7 +150,7 @@ func (m *mesh) Offer(pass int) (any, error) {
 	return m.listener.Addr(), nil
 }
 
-// Take implements [group.Step].
+// Take implements [group.Resource].
 func (m *mesh) Take(pass int, offers group.Offers) error {
 	if pass > 0 || m.Across.Rank < 0 {
 		return nil
@@ -162,7 +162,7 @@ func (m *mesh) Take(pass int, offers group.Offers) error {
 	return m.dial(addrs)
 }
 
-// End implements [group.Step].
+// End implements [group.Resource].
 func (m *mesh) End(outcome error) error {
 	err := m.close()
 	if outcome != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
@@ -69,21 +70,21 @@ Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale 
 // Run measures as one rank of a job that a launcher started, or starts the
 // ranks itself. Results go to the output, notes about JSON lines to the other.
 func (b *benchCmd) Run(ctx context.Context, s *streams) error {
-	env, err := rendezvous.ReadEnv(os.Getenv)
+	job, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
 	switch {
-	case b.Peer != "" && (b.InProc || env.Size > 1 || b.N == 1 || b.Tune || b.Compress != nil):
+	case b.Peer != "" && (b.InProc || job.Size > 1 || b.N == 1 || b.Tune || b.Compress != nil):
 		return usageError{errors.New("bench: --peer starts two processes or more of either library itself, and takes none of --inproc, --tune and --compress")}
 	case b.Peer != "":
 		return b.besidePeer(ctx, s)
-	case b.InProc && env.Size > 1:
-		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", env.Launcher, env.Size)}
+	case b.InProc && job.Size > 1:
+		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", job.Launcher, job.Size)}
 	case b.InProc:
 		return b.asGoroutines(ctx, s)
-	case env.Size > 1:
-		return b.asRank(ctx, env.Size, s)
+	case job.Size > 1:
+		return b.asRank(ctx, job.Size, s)
 	case b.N == 1: // no launcher needed, and a process that has one ends here
 		return b.asRank(ctx, 1, s)
 	default:
@@ -129,8 +130,8 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if b.Tune && os.Getenv("EURYALE_HIERARCHY") == "" { // what was measured before must not say what can be
-		if err := os.Setenv("EURYALE_HIERARCHY", "always"); err != nil {
+	if b.Tune && env.Hierarchy.Text(os.Getenv) == "" { // what was measured before must not say what can be
+		if err := os.Setenv(string(env.Hierarchy), "always"); err != nil {
 			return err
 		}
 	}

@@ -11,7 +11,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -39,8 +39,8 @@ const selfTestTime = time.Minute
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
 	// These are for the ranks of a job, not for those of a self test.
-	for _, name := range []string{"EURYALE_FAULT", "EURYALE_TOPOLOGY", "EURYALE_HIERARCHY"} {
-		if err := os.Unsetenv(name); err != nil {
+	for _, name := range []env.Grammar{env.Fault, env.Topology, env.Hierarchy} {
+		if err := os.Unsetenv(string(name)); err != nil {
 			return fmt.Errorf("doctor: %w", err)
 		}
 	}
@@ -69,7 +69,7 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 	r.add(build(), machine())
 	r.add(d.environment()...)
 	r.add(measurements())
-	r.add(sharedMemory(d.getenv("EURYALE_SHM_DIR")), loopback(ctx))
+	r.add(sharedMemory(env.ShmDir.Read(d.getenv)), loopback(ctx))
 	n := d.gpus(ctx, r)
 	r.add(backends()...)
 	works := false
@@ -148,41 +148,43 @@ func machine() finding {
 	return finding{about: "machine", text: text}
 }
 
-// variables are the environment variables that Euryale reads. A test compares them with
-// the source and with the documentation of package euryale.
-var variables = []string{
-	"EURYALE_ALONE", "EURYALE_BACKEND", "EURYALE_CHECK", "EURYALE_CUBLAS", "EURYALE_CUDNN", "EURYALE_FAULT", "EURYALE_FULL", "EURYALE_HIERARCHY", "EURYALE_JOB", "EURYALE_KERNELS", "EURYALE_LAST_CALLS", "EURYALE_LOWLATENCY", "EURYALE_MPI", "EURYALE_NCCL",
-	"EURYALE_PLAN", "EURYALE_PORT", "EURYALE_REPORT", "EURYALE_SHM_DIR", "EURYALE_TERMINAL", "EURYALE_TIMEOUT", "EURYALE_TLS", "EURYALE_TOKEN", "EURYALE_TOPOLOGY", "EURYALE_TRACE", "EURYALE_TUNING",
-}
-
 // environment reports which job this process would join, and the variables that affect it.
 func (d doctor) environment() []finding {
-	env, err := rendezvous.ReadEnv(d.getenv)
+	job, err := rendezvous.ReadEnv(d.getenv)
 	f := finding{about: "environment", err: err}
 	switch {
 	case err != nil:
-	case env.Size == 1:
-		f.text = fmt.Sprintf("%s: a program started here is a job of one rank", env.Launcher)
+	case job.Size == 1:
+		f.text = fmt.Sprintf("%s: a program started here is a job of one rank", job.Launcher)
 	default:
-		f.text = fmt.Sprintf("%s: rank %d of %d, job %s", env.Launcher, env.Rank, env.Size, env.Job)
+		f.text = fmt.Sprintf("%s: rank %d of %d, job %s", job.Launcher, job.Rank, job.Size, job.Job)
 	}
-	findings := []finding{f}
-	for _, entry := range d.environ {
-		name, value, _ := strings.Cut(entry, "=")
-		switch {
-		case !strings.HasPrefix(name, "EURYALE_"):
-		case !slices.Contains(variables, name):
-			meant := "There are " + strings.Join(variables, ", ")
-			if one := nearest(name, variables); one != "" {
-				meant = fmt.Sprintf("Did you mean %s?", one)
-			}
-			err := errors.New("nothing reads this variable: is it misspelt? " + meant)
-			findings = append(findings, finding{about: name, err: err})
-		case name == "EURYALE_TOKEN":
-			findings = append(findings, finding{about: name, text: "is set"}) // a secret
+	return append(append([]finding{f}, d.variables()...), d.unread()...)
+}
+
+// variables reports those of Euryale's variables that are set, and whether they can be read.
+func (d doctor) variables() (findings []finding) {
+	for _, v := range env.All() {
+		switch text := d.getenv(v.Name()); {
+		case v.Foreign || text == "":
+		case v.Secret:
+			findings = append(findings, finding{about: v.Name(), text: "is set"})
 		default:
-			findings = append(findings, finding{about: name, text: value})
+			findings = append(findings, finding{about: v.Name(), text: text, err: v.Check(d.getenv)})
 		}
+	}
+	return findings
+}
+
+// unread reports the variables that may be misspelt.
+func (d doctor) unread() (findings []finding) {
+	for _, name := range env.Unread(d.environ) {
+		meant := "There are " + strings.Join(env.Names(), ", ")
+		if one := nearest(name, env.Names()); one != "" {
+			meant = fmt.Sprintf("Did you mean %s?", one)
+		}
+		err := errors.New("nothing reads this variable: is it misspelt? " + meant)
+		findings = append(findings, finding{about: name, err: err})
 	}
 	return findings
 }

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale"
-	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // examine returns the report of a doctor whose self tests end as told, in an
@@ -102,7 +102,7 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 
 func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tuning.json")
-	t.Setenv(tuning.Variable, file)
+	t.Setenv(string(env.Tuning), file)
 	for text, want := range map[string]string{"": "until euryale bench --tune", "{}": "ok  " + file, "no JSON": "delete it"} {
 		if text != "" {
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {

@@ -44,7 +44,7 @@ func (e envCmd) Run(ctx context.Context, s *streams) error {
 // found is a comment of the script that says where programs find a library on this machine, or how to get it.
 func found(l cuda.Library) string {
 	switch path := l.Find(); {
-	case os.Getenv(l.Variable) == "off":
+	case l.Variable.Off(os.Getenv):
 		return fmt.Sprintf("# %s: %s=off: without it run %s.\n", l.Name, l.Variable, l.Without)
 	case path != "":
 		return fmt.Sprintf("# %s: %s\n", l.Name, path)

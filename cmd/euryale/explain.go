@@ -16,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // explainCmd explains which algorithm a collective would use.
@@ -28,9 +29,9 @@ type explainCmd struct {
 	Device     string     `placeholder:"MODEL" help:"Model of the GPUs, such as \"NVIDIA H200\"; this machine's if not given."`
 	Link       string     `placeholder:"CLASS" predictor:"link" help:"How GPUs of a machine are connected: pcie, cube-mesh or fully-connected; as this machine's if not given, and fully-connected with --device."`
 	Backend    string     `predictor:"backend" help:"host or tcp; if not given, of GPUs if there are any, else host on one machine and tcp on several."`
-	LowLatency string     `name:"lowlatency" env:"EURYALE_LOWLATENCY" default:"auto" help:"auto, off, or an algorithm to use wherever it can be."`
+	LowLatency string     `name:"lowlatency" help:"auto, off, or an algorithm to use wherever it can be; if not given, what EURYALE_LOWLATENCY says, or auto."`
 	Topology   string     `placeholder:"MxD" help:"Machines x devices that there are, such as 2x4: shows the hierarchical plan. If not given, what EURYALE_TOPOLOGY declares of this machine."`
-	Hierarchy  string     `env:"EURYALE_HIERARCHY" help:"auto, always or never, and options, such as auto,exchange=bf16; auto if not given, but always where EURYALE_TOPOLOGY declares machines."`
+	Hierarchy  string     `help:"auto, always or never, and options, such as auto,exchange=bf16; if not given, what EURYALE_HIERARCHY says, or auto, but always where EURYALE_TOPOLOGY declares machines."`
 	Inside     string     `placeholder:"LINK" help:"Links inside a machine: latency and bandwidth, such as 3us+200GB/s; as measured, else round numbers, if not given."`
 	Between    string     `placeholder:"LINK" help:"Links between machines; 1/10 stands for a tenth of the bandwidth inside."`
 	Scale      bool       `help:"Predict the times of 8 to 4,096 ranks, on machines with as many devices as --topology says."`
@@ -135,7 +136,7 @@ func (e *explainCmd) topology() (text string, declared bool) {
 	if e.Topology != "" {
 		return e.Topology, false
 	}
-	text = os.Getenv("EURYALE_TOPOLOGY")
+	text = env.Topology.Text(os.Getenv)
 	return text, text != ""
 }
 
@@ -172,13 +173,21 @@ func survey(ranks int) (model string, link gpu.Link, err error) {
 	if len(devices) < 2 {
 		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
 	}
-	m, err := gpu.Survey(devices)
+	m, err := gpu.SurveyOf(devices)
 	return m.Model, m.Link, err
+}
+
+// options returns what is asked of Euryale's kernels: by the flag, else by the variable.
+func (e *explainCmd) options() (gpu.Options, error) {
+	if e.LowLatency != "" {
+		return gpu.Parse(e.LowLatency)
+	}
+	return gpu.Asked()
 }
 
 // calls explains the choice of an algorithm on one machine.
 func (e *explainCmd) calls(q question) (string, error) {
-	o, err := gpu.Parse(e.LowLatency)
+	o, err := e.options()
 	if err != nil {
 		return "", usageError{err}
 	}
@@ -186,7 +195,7 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return e.callsOnHost(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
-	text, err := gpu.Machine{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
+	text, err := gpu.Survey{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n", err
 }
 
@@ -230,7 +239,7 @@ func (e *explainCmd) plan(q question) (string, error) {
 	}
 	// A declaration is explained for ranks that are all on this machine.
 	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()), Declared: declared, Together: declared}
-	o, source, err := s.Options(e.Hierarchy)
+	o, source, err := s.Options(cmp.Or(e.Hierarchy, env.Hierarchy.Text(os.Getenv)))
 	if err != nil {
 		return "", err
 	}

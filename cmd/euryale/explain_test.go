@@ -18,7 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/backend/tcp"
-	"github.com/euryale-ml/euryale/internal/tuning"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -27,7 +27,7 @@ import (
 func noTuning(t *testing.T) (file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "tuning.json")
-	t.Setenv(tuning.Variable, file)
+	t.Setenv(string(env.Tuning), file)
 	return file
 }
 

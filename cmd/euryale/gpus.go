@@ -95,7 +95,7 @@ func algorithms(usable []usableGPU) finding {
 	for _, c := range usable {
 		devices = append(devices, c.device())
 	}
-	m, err := gpu.Survey(devices)
+	m, err := gpu.SurveyOf(devices)
 	if err != nil {
 		f.text = "nccl: " + err.Error()
 		return f
@@ -104,7 +104,7 @@ func algorithms(usable []usableGPU) finding {
 	return f
 }
 
-func algorithmsText(m gpu.Machine) string {
+func algorithmsText(m gpu.Survey) string {
 	text := fmt.Sprintf("all-reduces among %d %s, %v: nccl", m.Ranks, m.Model, m.Link)
 	for _, a := range m.Algorithms()[1:] {
 		text += ", " + a.String()

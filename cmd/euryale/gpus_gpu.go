@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/env"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
@@ -108,7 +109,7 @@ func (d *device) facts() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", text, err)
 	}
-	kernels, err := gpukernels.Describe(os.Getenv("EURYALE_KERNELS"), arch)
+	kernels, err := gpukernels.Describe(env.Kernels.Text(os.Getenv), arch)
 	return text + "\nkernels: " + kernels + libraries, err
 }
 

@@ -192,16 +192,16 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 
 func TestDoctorSaysWhatAllReducesRunOn(t *testing.T) {
 	for _, test := range []struct {
-		m    gpu.Machine
+		m    gpu.Survey
 		want string
 	}{
-		{gpu.Machine{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, ll, ll128-two-shot, one-shot, two-shot;"},
-		{gpu.Machine{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 8}, "8 Tesla V100, cube-mesh: nccl, mesh;"},
-		{gpu.Machine{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 4}, "4 Tesla V100, cube-mesh: nccl;"},
-		{gpu.Machine{Model: "NVIDIA A40", Link: gpu.FullyConnected, Ranks: 2, Tears: true}, "2 NVIDIA A40, fully-connected: nccl, ll, one-shot, two-shot;"},
-		{gpu.Machine{Model: "Tesla T4", Link: gpu.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, ll, one-shot, two-shot;"},
-		{gpu.Machine{Model: "Tesla T4", Link: gpu.Unknown, Ranks: 4}, "4 Tesla T4, unknown: nccl;"},
-		{gpu.Machine{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 16}, "16 NVIDIA H200, fully-connected: nccl;"},
+		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, ll, ll128-two-shot, one-shot, two-shot;"},
+		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 8}, "8 Tesla V100, cube-mesh: nccl, mesh;"},
+		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 4}, "4 Tesla V100, cube-mesh: nccl;"},
+		{gpu.Survey{Model: "NVIDIA A40", Link: gpu.FullyConnected, Ranks: 2, Tears: true}, "2 NVIDIA A40, fully-connected: nccl, ll, one-shot, two-shot;"},
+		{gpu.Survey{Model: "Tesla T4", Link: gpu.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, ll, one-shot, two-shot;"},
+		{gpu.Survey{Model: "Tesla T4", Link: gpu.Unknown, Ranks: 4}, "4 Tesla T4, unknown: nccl;"},
+		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 16}, "16 NVIDIA H200, fully-connected: nccl;"},
 	} {
 		if got := algorithmsText(test.m); !strings.HasPrefix(got, "all-reduces among "+test.want) {
 			t.Errorf("%+v: %q, want %q", test.m, got, test.want)

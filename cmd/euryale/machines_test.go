@@ -77,12 +77,12 @@ const demo = "internal/tools/demo"
 
 // job is one of several machines, each with a launcher of two ranks.
 type job struct {
-	machines  []*proctest.Machine
+	machines  []*proctest.Namespace
 	launchers []*proctest.Program
 }
 
 // startJob starts a program on machines.
-func startJob(t *testing.T, machines []*proctest.Machine, program ...string) job {
+func startJob(t *testing.T, machines []*proctest.Namespace, program ...string) job {
 	t.Helper()
 	j := job{machines: machines}
 	for i, m := range machines {
@@ -396,7 +396,7 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 
 // startedBy returns the arguments of a launcher before the program, for each machine on which it is
 // started. The shell is used in place of ssh.
-func startedBy(launcher, shell string, machines []*proctest.Machine) (args [][]string) {
+func startedBy(launcher, shell string, machines []*proctest.Namespace) (args [][]string) {
 	var hosts []string
 	for _, m := range machines {
 		hosts = append(hosts, m.Addr+":2")

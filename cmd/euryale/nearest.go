@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 	"os"
-	"slices"
-	"strings"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // misspelling is the most letters by which a word may differ from the one that was meant.
@@ -42,24 +42,11 @@ func editDistance(a, b string) int {
 	return row[len(b)]
 }
 
-// unread returns the variables of an environment that are named like Euryale's, but that nothing
-// reads.
-func unread(environ []string) (names []string) {
-	for _, entry := range environ {
-		name, _, _ := strings.Cut(entry, "=")
-		ours := strings.HasPrefix(name, "EURYALE_") && !strings.HasPrefix(name, "EURYALE_TEST_")
-		if ours && !slices.Contains(variables, name) {
-			names = append(names, name)
-		}
-	}
-	return names
-}
-
 // warnOfUnread says which variables nothing reads. A job would go on without what they ask for.
 func warnOfUnread(s *streams) {
-	for _, name := range unread(os.Environ()) {
+	for _, name := range env.Unread(os.Environ()) {
 		advice := "see euryale doctor"
-		if meant := nearest(name, variables); meant != "" {
+		if meant := nearest(name, env.Names()); meant != "" {
 			advice = fmt.Sprintf("did you mean %s?", meant)
 		}
 		fmt.Fprintf(s.err, "euryale: nothing reads the variable %s: %s\n", name, advice)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -70,7 +71,7 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	warnOfUnread(s)
 	var machines *launch.Machines
 	if c.Nnodes > 1 || c.Rendezvous != "" {
-		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous, Token: os.Getenv("EURYALE_TOKEN")}
+		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous, Token: env.Token.Read(os.Getenv)}
 	}
 	signals, stop := jobSignals()
 	defer stop()

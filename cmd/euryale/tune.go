@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/hierarchy"
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // tuned are the collectives and types that have kernels. All-gathers move bytes, so one
@@ -60,7 +61,7 @@ func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 
 // tunable returns an error, before ranks are started, if there is nothing to measure.
 func tunable(chosen backend.Backend) error {
-	if chosen.Name() != (host.Backend{}).Name() || os.Getenv("EURYALE_TOPOLOGY") != "" {
+	if chosen.Name() != (host.Backend{}).Name() || env.Topology.Text(os.Getenv) != "" {
 		return nil
 	}
 	return fmt.Errorf("bench: --tune measures GPUs and links between machines, and there are neither%s. "+
@@ -279,7 +280,7 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	}
 	m := hierarchy.Measurement{
 		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(), Devices: l.Devices(),
-		Declared: os.Getenv("EURYALE_TOPOLOGY") != "", Links: links, Source: t.source(),
+		Declared: env.Topology.Text(os.Getenv) != "", Links: links, Source: t.source(),
 	}
 	machines := fmt.Sprintf("%d machines x %d devices", m.Machines, m.Devices)
 	if m.Devices == 0 {

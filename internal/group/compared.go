@@ -107,7 +107,7 @@ func (c *compared) refused(what backend.Collective, err error) error {
 }
 
 // behind starts a call behind an exchange that is still under way.
-func (c *compared) behind(x *exchange, q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) behind(x *comparison, q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()

@@ -3,7 +3,7 @@
 //
 // # Who is to blame
 //
-// [Machine] decides. It is a pure state machine: events go in, with the time at which they
+// [Arbiter] decides. It is a pure state machine: events go in, with the time at which they
 // happen, and at most one [End] comes out.
 //
 //	          Found (in doubt), a rank has closed without taking part

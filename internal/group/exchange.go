@@ -11,8 +11,8 @@ import (
 // sheet is the memory of an exchange.
 type sheet struct{ all, mine []byte }
 
-// exchange is the comparison of one call's headers.
-type exchange struct {
+// comparison is the comparison of one call's headers.
+type comparison struct {
 	c      *compared
 	header backend.Header
 	digest uint64 // of header
@@ -25,11 +25,11 @@ type exchange struct {
 }
 
 // exchange starts the exchange of a header on q. c.mu is held.
-func (c *compared) exchange(q backend.Queue, h backend.Header) (*exchange, error) {
+func (c *compared) exchange(q backend.Queue, h backend.Header) (*comparison, error) {
 	if err := c.failure(h); err != nil {
 		return nil, err
 	}
-	x := &exchange{c: c, header: h, sheet: c.sheet()}
+	x := &comparison{c: c, header: h, sheet: c.sheet()}
 	x.digest = h.Put((*[backend.HeaderSize]byte)(x.sheet.mine))
 	var err error
 	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
@@ -57,7 +57,7 @@ func (c *compared) sheet() *sheet {
 
 // finish waits for the exchange and compares. A mismatch aborts inner, because
 // the call itself is behind the exchange already.
-func (x *exchange) finish() {
+func (x *comparison) finish() {
 	x.err = x.outcome(x.work.Join(context.Background()))
 	if errors.Is(x.err, backend.ErrMismatch) {
 		x.c.Base.Abort(x.err)
@@ -69,7 +69,7 @@ func (x *exchange) finish() {
 //
 // Every rank receives the same headers. So when two differ every rank finds
 // one that is not its own, by itself, and nobody needs to be told.
-func (x *exchange) outcome(err error) error {
+func (x *comparison) outcome(err error) error {
 	if err != nil {
 		return x.named(err)
 	}
@@ -86,7 +86,7 @@ func (x *exchange) outcome(err error) error {
 }
 
 // named returns an error of the exchange as one of the call it is for.
-func (x *exchange) named(err error) error {
+func (x *comparison) named(err error) error {
 	var e *backend.Error
 	if !errors.As(err, &e) {
 		return err
@@ -110,7 +110,7 @@ func (c *compared) failure(h backend.Header) error {
 // work is a call that was started behind its exchange.
 type work struct {
 	inner backend.Work
-	x     *exchange
+	x     *comparison
 }
 
 // Wait orders q after the collective; a mismatch comes out of Join, or of the

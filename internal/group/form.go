@@ -9,9 +9,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Step is one of the things that ranks make together when they connect: memory that they share,
+// Resource is one of the things that ranks make together when they connect: memory that they share,
 // a board, connections.
-type Step interface {
+type Resource interface {
 	// Offer prepares this rank's part, and returns what the others must know. It waits for nobody.
 	// Pass is 0, and then 1 if the ranks do not see each other's processes: steps that have
 	// succeeded then do nothing.
@@ -43,7 +43,7 @@ func Read[T any](o Offers) ([]T, error) {
 // Form takes steps together, of which every rank has the same number. It fails on all ranks or on
 // none: problem is why this one cannot take part. It costs one exchange, what the slowest step
 // waits for, and a vote.
-func (s Sharing) Form(problem error, steps ...Step) error {
+func (s Sharing) Form(problem error, steps ...Resource) error {
 	err := s.pass(0, problem, steps)
 	if errors.Is(err, errUnseen) {
 		err = s.pass(1, nil, steps)
@@ -56,7 +56,7 @@ func (s Sharing) Form(problem error, steps ...Step) error {
 }
 
 // pass is one pass of Form.
-func (s Sharing) pass(n int, problem error, steps []Step) error {
+func (s Sharing) pass(n int, problem error, steps []Resource) error {
 	mine := make([]json.RawMessage, len(steps))
 	for i, step := range steps {
 		offer, err := step.Offer(n)
@@ -83,7 +83,7 @@ func (s Sharing) pass(n int, problem error, steps []Step) error {
 }
 
 // take has all steps take their offers.
-func (s Sharing) take(n int, steps []Step, offers [][]json.RawMessage) (problem error) {
+func (s Sharing) take(n int, steps []Resource, offers [][]json.RawMessage) (problem error) {
 	errs := make([]error, len(steps))
 	var all sync.WaitGroup
 	for i, step := range steps {

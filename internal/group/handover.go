@@ -88,7 +88,7 @@ func (s Sharing) Boarding(w *rendezvous.World, part Part, memory bool) *Boarding
 }
 
 // Steps returns the steps of making it.
-func (b *Boarding) Steps() []Step { return []Step{b.memory, b.sockets} }
+func (b *Boarding) Steps() []Resource { return []Resource{b.memory, b.sockets} }
 
 // Board returns the board once the steps were taken, nil where there is none.
 func (b *Boarding) Board() Board {
@@ -170,7 +170,7 @@ type offered struct {
 	Name   string
 }
 
-// Offer implements [Step].
+// Offer implements [Resource].
 func (h *Handover) Offer(pass int) (any, error) {
 	var mine offered
 	if h.leader != h.Rank || h.nbytes == 0 {
@@ -190,7 +190,7 @@ func (h *Handover) Offer(pass int) (any, error) {
 	return mine, nil
 }
 
-// Take implements [Step].
+// Take implements [Resource].
 func (h *Handover) Take(pass int, offers Offers) error {
 	all, err := Read[offered](offers)
 	if err != nil || h.leader == h.Rank || h.share != nil {
@@ -210,7 +210,7 @@ func (h *Handover) Take(pass int, offers Offers) error {
 	return nil
 }
 
-// End implements [Step].
+// End implements [Resource].
 func (h *Handover) End(outcome error) error {
 	if h.link != "" {
 		os.Remove(h.link)

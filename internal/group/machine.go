@@ -35,7 +35,7 @@ const (
 
 // Event is what a rank learns of its group: [Look], [Found], [Down], [Abort] or [Close].
 type Event interface {
-	step(m *Machine, now time.Time) *End
+	step(m *Arbiter, now time.Time) *End
 }
 
 // The events.
@@ -48,11 +48,11 @@ type (
 		Reported *Report // of another rank, nil if there is none
 		Closed   []bool
 		Begun    []uint64 // the number of the last call that each rank has begun
-		// What follows is wanted once [Machine.Deadline] has passed.
+		// What follows is wanted once [Arbiter.Deadline] has passed.
 		Stopped []rendezvous.Process
 		Late    []int // ranks whose part of the call has not come, and
 		Sure    bool  // that they wait for nobody before they send it
-		// Asks says that the job is being asked who keeps the ranks of [Machine.Absent] from going on,
+		// Asks says that the job is being asked who keeps the ranks of [Arbiter.Absent] from going on,
 		// and Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None is no
 		// answer.
 		Asks    bool
@@ -85,7 +85,7 @@ type End struct {
 
 // Machine decides when a group ends for one rank, and who is to blame. It has no clock and
 // starts nothing: [Member] tells it what happens, and when.
-type Machine struct {
+type Arbiter struct {
 	rank    int
 	members backend.Members
 	timeout time.Duration
@@ -105,27 +105,27 @@ type Machine struct {
 	said     bool // that it waits for long
 }
 
-// NewMachine returns the machine of a rank of a group in which a rank waits for others, or
+// NewArbiter returns the arbiter of a rank of a group in which a rank waits for others, or
 // for its device, no longer than timeout.
-func NewMachine(rank int, members backend.Members, timeout time.Duration) Machine {
-	return Machine{rank: rank, members: members, timeout: timeout, patience: min(timeout/8, time.Second)}
+func NewArbiter(rank int, members backend.Members, timeout time.Duration) Arbiter {
+	return Arbiter{rank: rank, members: members, timeout: timeout, patience: min(timeout/8, time.Second)}
 }
 
 // Absent returns the ranks of the group that this one has waited for longer than patience: an
 // eighth of the timeout, a second at most. It is nil if there are none.
-func (m *Machine) Absent() []int { return m.absent }
+func (m *Arbiter) Absent() []int { return m.absent }
 
 // Impatient reports whether the rank has waited so long.
-func (m *Machine) Impatient(now time.Time) bool {
+func (m *Arbiter) Impatient(now time.Time) bool {
 	return m.state == Working && m.wants > 0 && now.Sub(m.since) >= m.patience
 }
 
 // State returns the state.
-func (m *Machine) State() State { return m.state }
+func (m *Arbiter) State() State { return m.state }
 
 // Deadline returns when the next Look must come at the latest, zero if time alone changes
 // nothing.
-func (m *Machine) Deadline() time.Time {
+func (m *Arbiter) Deadline() time.Time {
 	switch {
 	case m.state == Doubting || m.state == Finishing:
 		return m.until
@@ -137,7 +137,7 @@ func (m *Machine) Deadline() time.Time {
 
 // Step takes what has happened. It returns the end of the group the first time that there
 // is one, and nil otherwise.
-func (m *Machine) Step(now time.Time, e Event) *End {
+func (m *Arbiter) Step(now time.Time, e Event) *End {
 	if m.state == Ended {
 		return nil
 	}
@@ -162,7 +162,7 @@ func (e *End) Heeds(first Report) bool {
 }
 
 // told returns the end that this rank tells the others.
-func (m *Machine) told(f Found) *End {
+func (m *Arbiter) told(f Found) *End {
 	f.Report.Rank = m.rank
 	if f.Cause == nil {
 		f.Cause = f.Report.Cause(m.members)
@@ -171,7 +171,7 @@ func (m *Machine) told(f Found) *End {
 }
 
 // step waits for a better reason if there is doubt, unless there is a reason already.
-func (f Found) step(m *Machine, now time.Time) *End {
+func (f Found) step(m *Arbiter, now time.Time) *End {
 	if f.Doubt == 0 {
 		return m.told(f)
 	}
@@ -181,20 +181,20 @@ func (f Found) step(m *Machine, now time.Time) *End {
 	return nil
 }
 
-func (d Down) step(m *Machine, _ time.Time) *End {
+func (d Down) step(m *Arbiter, _ time.Time) *End {
 	return &End{Report: LostRank(m.members, d.Failure), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, d.Failure), Publish: true}
 }
 
-func (a Abort) step(m *Machine, _ time.Time) *End {
+func (a Abort) step(m *Arbiter, _ time.Time) *End {
 	return &End{Report: AbortedBy(m.members, m.rank, a.Cause), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, a.Cause), Publish: true}
 }
 
-func (Close) step(m *Machine, _ time.Time) *End {
+func (Close) step(m *Arbiter, _ time.Time) *End {
 	return &End{Report: Report{Reason: Closed, Rank: m.rank, Peer: -1},
 		Cause: fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)}
 }
 
-func (l Look) step(m *Machine, now time.Time) *End {
+func (l Look) step(m *Arbiter, now time.Time) *End {
 	if l.Wants != m.wants || l.Wants == 0 {
 		m.wants, m.since, m.grace, m.heeds = l.Wants, now, 0, false
 	}
@@ -221,7 +221,7 @@ const longWait = 20 * time.Second
 // Awaited returns the ranks that this one has waited for so long that the user should know, and
 // for how long, before the timeout ends the job. It does so once in the life of a group: a rank
 // that evaluates alone for half a minute does it again.
-func (m *Machine) Awaited(now time.Time, l *Look) (ranks []int, waited time.Duration) {
+func (m *Arbiter) Awaited(now time.Time, l *Look) (ranks []int, waited time.Duration) {
 	waited = now.Sub(m.since)
 	least := max(longWait, m.timeout/3)
 	if m.said || m.state != Working || m.wants == 0 || waited < least || least >= m.timeout {
@@ -237,7 +237,7 @@ func (m *Machine) Awaited(now time.Time, l *Look) (ranks []int, waited time.Dura
 }
 
 // finish ends the group once the calls that every rank has begun are done.
-func (m *Machine) finish(now time.Time, l Look) *End {
+func (m *Arbiter) finish(now time.Time, l Look) *End {
 	done := l.Wants == 0 || l.Wants > m.common
 	if done || !now.Before(m.until) {
 		return &m.reason
@@ -253,7 +253,7 @@ const askPause = 5 * time.Millisecond
 // gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have begun it,
 // and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits in another
 // group is found by asking.
-func (m *Machine) wait(now time.Time, l Look) *End {
+func (m *Arbiter) wait(now time.Time, l Look) *End {
 	var absent []int // once it has waited for long
 	impatient, overdue := m.Impatient(now), now.Sub(m.since) >= m.timeout+m.grace
 	sure := false

@@ -161,7 +161,7 @@ func TestVerdicts(t *testing.T) {
 }
 
 func play(t *testing.T, steps []step) {
-	m := group.NewMachine(1, backend.Members{4, 5, 6}, time.Second)
+	m := group.NewArbiter(1, backend.Members{4, 5, 6}, time.Second)
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	for i, s := range steps {
 		end := m.Step(start.Add(time.Duration(s.ms)*time.Millisecond), s.event)
@@ -199,9 +199,9 @@ func TestWhoWaitsIsNotBlamed(t *testing.T) {
 		for _, first := range [][2]int{{0, 0}, {10, 0}, {30, 0}, {0, 20}} { // ms of the first looks
 			var report *group.Report
 			blamed, published := [2]int{-1, -1}, 0
-			var machines [2]group.Machine
+			var machines [2]group.Arbiter
 			for i, r := range waiters {
-				machines[i] = group.NewMachine(r, backend.Members{0, 1, 2, 3, 4, 5}, timeout*time.Millisecond)
+				machines[i] = group.NewArbiter(r, backend.Members{0, 1, 2, 3, 4, 5}, timeout*time.Millisecond)
 			}
 			for ms := range 2 * timeout {
 				for i, l := range looks {
@@ -241,7 +241,7 @@ func TestOwnFindingsArePublished(t *testing.T) {
 		{group.Close{}, false},
 		{group.Look{Begun: begun(0, 0, 0), Closed: closed(), Reported: aborted}, false},
 	} {
-		m := group.NewMachine(1, backend.Members{4, 5, 6}, time.Second)
+		m := group.NewArbiter(1, backend.Members{4, 5, 6}, time.Second)
 		if end := m.Step(time.Now(), c.event); end == nil || end.Publish != c.publish {
 			t.Errorf("%T: %+v, want it published: %v", c.event, end, c.publish)
 		}
@@ -250,7 +250,7 @@ func TestOwnFindingsArePublished(t *testing.T) {
 
 func TestDeadlineIsWhenTimeAloneChangesTheState(t *testing.T) {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	m := group.NewMachine(1, backend.Members{4, 5, 6}, time.Second)
+	m := group.NewArbiter(1, backend.Members{4, 5, 6}, time.Second)
 	if d := m.Deadline(); !d.IsZero() {
 		t.Errorf("a rank that waits for nothing has a deadline, %v", d)
 	}
@@ -282,7 +282,7 @@ func TestLongWaitsAreSaidBeforeTheTimeout(t *testing.T) {
 		{5 * time.Minute, 99 * time.Second, wants(3, begun(2, 3, 3)), nil},
 		{5 * time.Minute, 100 * time.Second, wants(3, begun(2, 3, 3)), []int{0}},
 	} {
-		m, start := group.NewMachine(1, backend.Members{4, 5, 6}, c.timeout), time.Unix(0, 0)
+		m, start := group.NewArbiter(1, backend.Members{4, 5, 6}, c.timeout), time.Unix(0, 0)
 		now := start.Add(c.waited)
 		m.Step(start, c.look)
 		m.Step(now, c.look)

@@ -35,7 +35,7 @@ type Member struct {
 	over chan struct{} // closed by the first error
 
 	mu      sync.Mutex // guards what follows
-	machine Machine
+	machine Arbiter
 	look    Look // memory for the next one
 	inquiry *inquiry
 
@@ -49,7 +49,7 @@ type Member struct {
 func NewMember(c Config) *Member {
 	size := len(c.Members)
 	return &Member{
-		Config: c, machine: NewMachine(c.Rank, c.Members, cmp.Or(c.Timeout, c.World.Timeout)),
+		Config: c, machine: NewArbiter(c.Rank, c.Members, cmp.Or(c.Timeout, c.World.Timeout)),
 		look: Look{Closed: make([]bool, size), Begun: make([]uint64, size)},
 		over: make(chan struct{}), left: make(chan struct{}),
 	}
@@ -96,7 +96,7 @@ func (m *Member) Check(wants uint64) error {
 	return m.Failure("")
 }
 
-// step lets the machine look at the group, and returns what [Machine.Awaited] does.
+// step lets the machine look at the group, and returns what [Arbiter.Awaited] does.
 func (m *Member) step(wants uint64) (awaited []int, waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -228,8 +228,8 @@ func (m *Member) Leave() {
 	m.watched.Wait()
 }
 
-// Engine is what runs the calls of a group, as the watchdog sees it.
-type Engine interface {
+// Watched is what runs the calls of a group, as the watchdog sees it.
+type Watched interface {
 	// Wants returns the number of the first call that is not done and compared here, 0 if
 	// all are.
 	Wants() uint64
@@ -249,9 +249,9 @@ const (
 
 // Watch starts to watch the group until Leave: it ends it when the job loses a rank and, with
 // an Engine, when it cannot go on for another reason, also if nobody joins a call.
-func (m *Member) Watch(e Engine) { m.watched.Go(func() { m.watch(e) }) }
+func (m *Member) Watch(e Watched) { m.watched.Go(func() { m.watch(e) }) }
 
-func (m *Member) watch(e Engine) {
+func (m *Member) watch(e Watched) {
 	down := m.World.Down()
 	if e == nil {
 		select {

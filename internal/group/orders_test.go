@@ -43,7 +43,7 @@ func downOf(rank int, cause string) group.Event {
 // judged plays an order, and returns the rank that rank 1 blames. A loss without a will comes only
 // after the finder's report: a rank has told what it has found when its program gets the error.
 func judged(order []int) (peer int, names string) {
-	m := group.NewMachine(1, backend.Members{0, 1, 2}, time.Second)
+	m := group.NewArbiter(1, backend.Members{0, 1, 2}, time.Second)
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	report := group.Missing(nil, backend.Members{0, 1, 2}, []int{2}, time.Second)
 	look := group.Look{Wants: 3, Begun: begun(2, 3, 2), Closed: closed()}
@@ -152,7 +152,7 @@ func TestWhoHeedsWhom(t *testing.T) {
 		{"Abort", group.Abort{Cause: errors.New("no more data")}, by(0), false},
 		{"Close", group.Close{}, by(0), false},
 	} {
-		m := group.NewMachine(1, of, time.Second)
+		m := group.NewArbiter(1, of, time.Second)
 		end := m.Step(time.Now(), c.event)
 		if end == nil || end.Heeds(c.first) != c.heeds {
 			t.Errorf("%s: %+v heeds a report of rank %d: want %v", c.what, end, c.first.Rank, c.heeds)

@@ -27,10 +27,10 @@ func Here() Place {
 	return p
 }
 
-// Places is a [Step] that tells the ranks where each of them is.
+// Places is a [Resource] that tells the ranks where each of them is.
 type Places struct{ all []Place }
 
-// Offer implements [Step].
+// Offer implements [Resource].
 func (p *Places) Offer(pass int) (any, error) {
 	if pass > 0 {
 		return nil, nil
@@ -38,7 +38,7 @@ func (p *Places) Offer(pass int) (any, error) {
 	return Here(), nil
 }
 
-// Take implements [Step].
+// Take implements [Resource].
 func (p *Places) Take(pass int, offers Offers) (err error) {
 	if pass == 0 {
 		p.all, err = Read[Place](offers)
@@ -46,7 +46,7 @@ func (p *Places) Take(pass int, offers Offers) (err error) {
 	return err
 }
 
-// End implements [Step].
+// End implements [Resource].
 func (p *Places) End(error) error { return nil }
 
 // Of returns the places of some ranks of those that have told them.

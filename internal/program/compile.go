@@ -15,8 +15,8 @@ type compiler struct {
 	host   *Host
 	result Value
 	users  [][]Value // by value, if it is needed
-	at     map[Value]place
-	beside map[Value][]place // what a call gives besides
+	at     map[Value]strided
+	beside map[Value][]strided // what a call gives besides
 	open   *loop
 	err    error
 }
@@ -26,11 +26,11 @@ type compiler struct {
 //
 // Errors: backend.ErrArgument if a program is not one, or out does not fit it.
 func Compile(in []Tensor, out Tensor, build func(b Builder, x ...Value) Value) (*Host, error) {
-	c := &compiler{at: map[Value]place{}, beside: map[Value][]place{}}
+	c := &compiler{at: map[Value]strided{}, beside: map[Value][]strided{}}
 	var x []Value
 	for i, t := range in {
 		x = append(x, c.add(node{Tensor: t}))
-		c.at[x[i]] = place{i, 0, t.Shape, rowMajor(t.Shape)}
+		c.at[x[i]] = strided{i, 0, t.Shape, rowMajor(t.Shape)}
 	}
 	c.host = &Host{in: in, out: out, memory: make([]backend.Buffer, len(in)+1)}
 	c.result = build(&c.recorder, x...)
@@ -101,7 +101,7 @@ func (c *compiler) ready(v Value) bool {
 		return true
 	}
 	if _, ok := c.at[v]; ok {
-		return !slices.ContainsFunc(c.open.dst, func(p place) bool { return p.slot == c.at[v].slot })
+		return !slices.ContainsFunc(c.open.dst, func(p strided) bool { return p.slot == c.at[v].slot })
 	}
 	for _, x := range c.nodes[v].args {
 		if !c.ready(x) {
@@ -199,15 +199,15 @@ func (c *compiler) run(l *loop) {
 	})
 }
 
-func (c *compiler) step(dst, src []place, run kernel) {
+func (c *compiler) step(dst, src []strided, run kernel) {
 	to, from := make([]backend.Buffer, len(dst)), make([]backend.Buffer, len(src))
-	c.host.steps = append(c.host.steps, step{spans(dst), spans(src), run, to, from})
+	c.host.steps = append(c.host.steps, kernelRun{spans(dst), spans(src), run, to, from})
 }
 
 // room returns memory for a value in row-major order: that of the result, or new memory.
-func (c *compiler) room(v Value) place {
+func (c *compiler) room(v Value) strided {
 	n := &c.nodes[v]
-	p := place{len(c.host.in), 0, n.Shape, rowMajor(n.Shape)}
+	p := strided{len(c.host.in), 0, n.Shape, rowMajor(n.Shape)}
 	if v != c.result {
 		p.slot = c.slot(n.Tensor)
 	}
@@ -223,7 +223,7 @@ func (c *compiler) slot(t Tensor) int {
 }
 
 // memory returns where a value lies, after steps that compute it.
-func (c *compiler) memory(v Value) place {
+func (c *compiler) memory(v Value) strided {
 	if _, ok := c.at[v]; !ok {
 		if c.open == nil || !slices.Contains(c.open.members, v) {
 			c.close()
@@ -238,15 +238,15 @@ func (c *compiler) memory(v Value) place {
 }
 
 // copy adds a step that copies.
-func (c *compiler) copy(d backend.DType, to, from place) {
+func (c *compiler) copy(d backend.DType, to, from strided) {
 	l := newLoop(to.shape)
 	l.store(l.load(d, from), d, to)
 	c.run(l)
 }
 
 // dense returns a copy in row-major order.
-func (c *compiler) dense(x place, d backend.DType) place {
-	y := place{c.slot(Tensor{x.shape, d}), 0, x.shape, rowMajor(x.shape)}
+func (c *compiler) dense(x strided, d backend.DType) strided {
+	y := strided{c.slot(Tensor{x.shape, d}), 0, x.shape, rowMajor(x.shape)}
 	c.copy(d, y, x)
 	return y
 }
@@ -257,7 +257,7 @@ func (c *compiler) scatter(v Value) {
 	y := c.room(v)
 	if len(n.args) == 1 {
 		zero := func(dst, _ []backend.Buffer) error { return kernels.Host{}.Zero(dst[0]) }
-		c.step([]place{y}, nil, zero)
+		c.step([]strided{y}, nil, zero)
 	}
 	for i, x := range n.args {
 		c.copy(n.DType, n.into(y, i), c.memory(x))
@@ -268,7 +268,7 @@ func (c *compiler) scatter(v Value) {
 // call adds the step of a kernel.
 func (c *compiler) call(v Value) {
 	n := &c.nodes[v]
-	var src []place
+	var src []strided
 	for _, x := range n.args {
 		p := c.memory(x)
 		if !p.dense() {
@@ -277,9 +277,9 @@ func (c *compiler) call(v Value) {
 		src = append(src, p)
 	}
 	c.at[v] = c.room(v)
-	dst := []place{c.at[v]}
+	dst := []strided{c.at[v]}
 	for _, t := range n.besides {
-		dst = append(dst, place{c.slot(t), 0, t.Shape, rowMajor(t.Shape)})
+		dst = append(dst, strided{c.slot(t), 0, t.Shape, rowMajor(t.Shape)})
 	}
 	c.beside[v] = dst[1:]
 	c.step(dst, src, n.call)
@@ -290,6 +290,6 @@ func (c *compiler) finish() {
 	p := c.memory(c.result)
 	c.close()
 	if slot := len(c.host.in); p.slot != slot && c.err == nil {
-		c.copy(c.host.out.DType, place{slot, 0, p.shape, rowMajor(p.shape)}, p)
+		c.copy(c.host.out.DType, strided{slot, 0, p.shape, rowMajor(p.shape)}, p)
 	}
 }

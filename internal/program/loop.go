@@ -14,7 +14,7 @@ type loop struct {
 	values   map[Value]fuse.Value // members, what they read, and what is computed along with them
 	members  []Value
 	rows     bool // whether it has folds of rows
-	dst, src []place
+	dst, src []strided
 }
 
 // Rows are folded in a loop if they have at most longRow elements, or at most shortRow where there
@@ -53,19 +53,19 @@ func newLoop(shape []int) *loop {
 }
 
 // load returns the element of what lies in memory.
-func (l *loop) load(d backend.DType, from place) fuse.Value {
+func (l *loop) load(d backend.DType, from strided) fuse.Value {
 	l.src = append(l.src, from)
 	return l.Load(d, from.along(l.Shape)...)
 }
 
 // store adds an output.
-func (l *loop) store(x fuse.Value, d backend.DType, to place) {
+func (l *loop) store(x fuse.Value, d backend.DType, to strided) {
 	l.dst = append(l.dst, to)
 	l.Store(x, d, to.along(l.Shape)...)
 }
 
 // reduce adds a folded output.
-func (l *loop) reduce(op backend.ReduceOp, axes []int, x fuse.Value, d backend.DType, to place) {
+func (l *loop) reduce(op backend.ReduceOp, axes []int, x fuse.Value, d backend.DType, to strided) {
 	l.Reduced = make([]bool, len(l.Shape))
 	for _, axis := range axes {
 		l.Reduced[axis] = true

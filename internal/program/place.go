@@ -2,8 +2,8 @@ package program
 
 import "slices"
 
-// place is where a value lies: elements of the buffer of a slot, in steps of strides.
-type place struct {
+// strided is where a value lies: elements of the buffer of a slot, in steps of strides.
+type strided struct {
 	slot, offset   int
 	shape, strides []int
 }
@@ -28,7 +28,7 @@ func size(shape []int) int {
 }
 
 // dense reports whether elements lie in row-major order, without gaps.
-func (p place) dense() bool {
+func (p strided) dense() bool {
 	for i, stride := range rowMajor(p.shape) {
 		if p.shape[i] > 1 && p.strides[i] != stride {
 			return false
@@ -38,7 +38,7 @@ func (p place) dense() bool {
 }
 
 // along returns the strides along the axes of a loop, whose shape p is repeated to.
-func (p place) along(loop []int) []int {
+func (p strided) along(loop []int) []int {
 	strides := make([]int, len(loop))
 	for i, length := range p.shape {
 		if length > 1 {
@@ -49,14 +49,14 @@ func (p place) along(loop []int) []int {
 }
 
 // sliced returns n elements of an axis.
-func (p place) sliced(axis, start, step, n int) place {
+func (p strided) sliced(axis, start, step, n int) strided {
 	p.offset += start * p.strides[axis]
 	p.shape, p.strides = with(p.shape, axis, n), with(p.strides, axis, step*p.strides[axis])
 	return p
 }
 
 // spans returns what elements of buffers places reach.
-func spans(places []place) (all []span) {
+func spans(places []strided) (all []span) {
 	for _, p := range places {
 		last := p.offset
 		for axis, n := range p.shape {

@@ -22,10 +22,10 @@ type node struct {
 	fold backend.ReduceOp
 	// view returns where the value lies in the memory of its operand, false if a copy must be made
 	// of that. One that renames axes has the elements of its operand in the same order.
-	view    func(x place) (y place, ok bool)
+	view    func(x strided) (y strided, ok bool)
 	renames bool
 	// into returns where in the value, which is zeros before, operand i is copied to.
-	into func(y place, i int) place
+	into func(y strided, i int) strided
 	// call computes the value, and others besides, from operands in row-major order.
 	call    kernel
 	besides []Tensor
@@ -126,7 +126,7 @@ func (r *recorder) Reduce(op backend.ReduceOp, x Value, axes ...int) Value {
 }
 
 // viewed adds a value in the memory of another one.
-func (r *recorder) viewed(x Value, shape []int, view func(x place) (place, bool)) Value {
+func (r *recorder) viewed(x Value, shape []int, view func(x strided) (strided, bool)) Value {
 	return r.add(node{Tensor: Tensor{shape, r.Of(x).DType}, args: []Value{x}, view: view})
 }
 
@@ -135,8 +135,8 @@ func (r *recorder) Reshape(x Value, shape ...int) Value {
 	if slices.Equal(shape, r.Of(x).Shape) {
 		return x
 	}
-	v := r.viewed(x, slices.Clone(shape), func(x place) (place, bool) {
-		return place{x.slot, x.offset, shape, rowMajor(shape)}, x.dense()
+	v := r.viewed(x, slices.Clone(shape), func(x strided) (strided, bool) {
+		return strided{x.slot, x.offset, shape, rowMajor(shape)}, x.dense()
 	})
 	r.nodes[v].renames = true
 	return v
@@ -150,21 +150,21 @@ func (r *recorder) Permute(x Value, axes ...int) Value {
 		}
 		return to
 	}
-	return r.viewed(x, permuted(r.Of(x).Shape), func(x place) (place, bool) {
-		return place{x.slot, x.offset, permuted(x.shape), permuted(x.strides)}, true
+	return r.viewed(x, permuted(r.Of(x).Shape), func(x strided) (strided, bool) {
+		return strided{x.slot, x.offset, permuted(x.shape), permuted(x.strides)}, true
 	})
 }
 
 // Broadcast implements [Builder].
 func (r *recorder) Broadcast(x Value, shape ...int) Value {
-	return r.viewed(x, shape, func(x place) (place, bool) {
-		return place{x.slot, x.offset, shape, x.along(shape)}, true
+	return r.viewed(x, shape, func(x strided) (strided, bool) {
+		return strided{x.slot, x.offset, shape, x.along(shape)}, true
 	})
 }
 
 // Slice implements [Builder].
 func (r *recorder) Slice(x Value, axis, start, step, n int) Value {
-	return r.viewed(x, with(r.Of(x).Shape, axis, n), func(x place) (place, bool) {
+	return r.viewed(x, with(r.Of(x).Shape, axis, n), func(x strided) (strided, bool) {
 		return x.sliced(axis, start, step, n), true
 	})
 }
@@ -173,7 +173,7 @@ func (r *recorder) Slice(x Value, axis, start, step, n int) Value {
 func (r *recorder) Unslice(x Value, axis, start, step, n int) Value {
 	of := r.Of(x)
 	taken := of.Shape[axis]
-	into := func(y place, _ int) place { return y.sliced(axis, start, step, taken) }
+	into := func(y strided, _ int) strided { return y.sliced(axis, start, step, taken) }
 	return r.add(node{Tensor: Tensor{with(of.Shape, axis, n), of.DType}, args: []Value{x}, into: into})
 }
 
@@ -185,7 +185,7 @@ func (r *recorder) Concat(axis int, x ...Value) Value {
 		starts = append(starts, n)
 	}
 	first := r.Of(x[0])
-	into := func(y place, i int) place { return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i]) }
+	into := func(y strided, i int) strided { return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i]) }
 	return r.add(node{Tensor: Tensor{with(first.Shape, axis, n), first.DType}, args: x, into: into})
 }
 

@@ -8,14 +8,14 @@ import (
 
 // Host runs a program on host memory, on the calling goroutine. One run may be under way at a time.
 type Host struct {
-	steps  []step
+	steps  []kernelRun
 	in     []Tensor
 	out    Tensor
 	memory []backend.Buffer // by slots: operands, the result, and what is kept between steps
 }
 
-// step is one kernel.
-type step struct {
+// kernelRun is one kernel.
+type kernelRun struct {
 	dst, src []span
 	run      kernel
 	to, from []backend.Buffer // of the run under way

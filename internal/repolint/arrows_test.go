@@ -63,7 +63,8 @@ var arrows = []arrow{
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels", "kernels/fuse"}},
 	{"bench/...", []string{"bench/..."}},
-	{".", []string{"backend/...", "internal/buildlock", "internal/session", "rendezvous"}},
+	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/session", "rendezvous"}},
+	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
 		".", "autograd", "backend/...", "examples/handwritten", "layers", "observe", "ops/...",
@@ -77,7 +78,7 @@ var arrows = []arrow{
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/session", []string{
 		"backend", "backend/fault", "backend/gpu", "backend/hierarchy", "backend/host",
-		"internal/group", "observe", "rendezvous",
+		"internal/env", "internal/group", "observe", "rendezvous",
 	}},
 	{"internal/buildlock", []string{"backend"}},
 	{"internal/program", []string{"backend", "kernels/..."}},
@@ -87,6 +88,7 @@ var arrows = []arrow{
 	{"internal/testing/testenv", []string{"backend/...", "rendezvous"}},
 	{"internal/testing/conventions", []string{"ops/nn"}},
 	{"internal/testing/fusetest", []string{"backend", "kernels", "kernels/fuse"}},
+	{"internal/testing/proctest", []string{"internal/env"}},
 	{"internal/testing/...", nil},
 	{"internal/...", []string{"internal/..."}},
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/fault"
 	"github.com/euryale-ml/euryale/backend/gpu"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -88,17 +89,14 @@ func connectBy(
 
 // lowLatency checks EURYALE_LOWLATENCY, which package gpu goes by, whatever the backend.
 func lowLatency() error {
-	mode := os.Getenv("EURYALE_LOWLATENCY")
-	if _, err := gpu.Parse(mode); err != nil {
-		return fmt.Errorf("EURYALE_LOWLATENCY=%q: %w", mode, err)
-	}
-	return nil
+	_, err := gpu.Asked()
+	return err
 }
 
 // plannedFault reads EURYALE_FAULT. The plan is nil where there is none, and where
 // the job has been restarted.
 func plannedFault(size int) (*fault.Plan, error) {
-	text := os.Getenv("EURYALE_FAULT")
+	text := env.Fault.Text(os.Getenv)
 	if text == "" {
 		return nil, nil
 	}
@@ -107,9 +105,9 @@ func plannedFault(size int) (*fault.Plan, error) {
 		err = plan.Check(size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("EURYALE_FAULT: %w", err)
+		return nil, env.Fault.Wrong(text, err)
 	}
-	if restarts := os.Getenv("TORCHELASTIC_RESTART_COUNT"); restarts != "" && restarts != "0" {
+	if restarts := env.Restarts.Read(os.Getenv); restarts != "" && restarts != "0" {
 		return nil, nil
 	}
 	return &plan, nil

@@ -10,20 +10,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
-
-// verifying reads EURYALE_CHECK.
-func verifying() (bool, error) {
-	switch v := os.Getenv("EURYALE_CHECK"); v {
-	case "", "on":
-		return true, nil
-	case "off":
-		return false, nil
-	default:
-		return false, fmt.Errorf("EURYALE_CHECK=%q: use on or off", v)
-	}
-}
 
 // rankInfo is all that a rank tells the others before they choose a backend. Every rank decides by
 // the infos of all, so all decide the same.
@@ -44,13 +33,13 @@ type availability struct {
 
 // Note returns the rankInfo of this rank as a note.
 func Note(backends []backend.Backend) (string, error) {
-	verify, err := verifying()
+	verify, err := env.Check.Read(os.Getenv)
 	if err != nil {
 		return "", err
 	}
-	only := os.Getenv("EURYALE_BACKEND")
+	only := env.Backend.Read(os.Getenv)
 	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
-		os.Getenv("NCCL_HOSTID"), os.Getenv("EURYALE_TOPOLOGY"), os.Getenv("EURYALE_HIERARCHY")})
+		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(os.Getenv)})
 	return string(note), err
 }
 

@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -91,10 +91,9 @@ func Connect(
 // lastCallsOnQuit has the recorder write its last calls on SIGQUIT, as many as EURYALE_LAST_CALLS
 // says, until stop is called.
 func lastCallsOnQuit(recorder *observe.Recorder) (stop func(), err error) {
-	setting := os.Getenv("EURYALE_LAST_CALLS")
-	n, err := strconv.Atoi(setting)
-	if setting != "" && (err != nil || n < 0) {
-		return nil, fmt.Errorf("EURYALE_LAST_CALLS=%q is not a number of collectives", setting)
+	n, err := env.LastCalls.Read(os.Getenv, 0)
+	if err != nil {
+		return nil, err
 	}
 	return recorder.WriteLastOnQuit(os.Stderr, n), nil
 }

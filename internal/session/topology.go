@@ -7,6 +7,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -99,7 +100,7 @@ func layoutOf(
 	}
 	if declared := infos[0].Topology; declared != "" {
 		if l, err = hierarchy.Parse(declared, w.Size); err != nil {
-			return l, fmt.Errorf("rank %d: EURYALE_TOPOLOGY: %w", w.Rank, err)
+			return l, named(w, env.Topology.Wrong(declared, err))
 		}
 		return l, nil
 	}

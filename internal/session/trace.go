@@ -7,6 +7,7 @@ import (
 	"os"
 	"sync"
 
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/observe"
 )
 
@@ -23,7 +24,7 @@ type traceFile struct {
 // openTrace makes the file that EURYALE_TRACE asks for: before the work, so that a place
 // where there can be none is known before it.
 func openTrace(rank int) (*traceFile, error) {
-	to := os.Getenv("EURYALE_TRACE")
+	to := env.Trace.Read(os.Getenv)
 	if to == "" {
 		return nil, nil
 	}

@@ -13,19 +13,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-)
 
-// Variable is the environment variable with the path of another file.
-const Variable = "EURYALE_TUNING"
+	"github.com/euryale-ml/euryale/internal/env"
+)
 
 // Path returns the name of the file, whether or not it exists.
 func Path() (string, error) {
-	if path := os.Getenv(Variable); path != "" {
+	if path := env.Tuning.Read(os.Getenv); path != "" {
 		return path, nil
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("the user has no cache directory: name a file in %s: %w", Variable, err)
+		return "", fmt.Errorf("the user has no cache directory: name a file in %s: %w", env.Tuning, err)
 	}
 	return filepath.Join(cache, "euryale", "tuning.json"), nil
 }
@@ -67,7 +66,7 @@ func Update[T any](section string, change func(rows []T) []T) (path string, err 
 		return path, err
 	}
 	if err := replace(path, append(text, '\n')); err != nil {
-		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path, err, Variable)
+		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path, err, env.Tuning)
 	}
 	return path, nil
 }

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // at makes a file the user's, with this text unless it is "".
 func at(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "of", "mine.json")
-	t.Setenv(Variable, path)
+	t.Setenv(string(env.Tuning), path)
 	if text == "" {
 		return path
 	}
@@ -53,14 +55,14 @@ func TestRowsAreKeptBySection(t *testing.T) {
 }
 
 func TestFileIsInTheCacheDirectory(t *testing.T) {
-	t.Setenv(Variable, "")
+	t.Setenv(string(env.Tuning), "")
 	t.Setenv("XDG_CACHE_HOME", "/somewhere")
 	if path, err := Path(); err != nil || path != "/somewhere/euryale/tuning.json" {
 		t.Errorf("%q, %v", path, err)
 	}
 	t.Setenv("XDG_CACHE_HOME", "")
 	t.Setenv("HOME", "")
-	if _, err := Path(); err == nil || !strings.Contains(err.Error(), Variable) {
+	if _, err := Path(); err == nil || !strings.Contains(err.Error(), string(env.Tuning)) {
 		t.Error(err)
 	}
 	if rows, err := Read[int]("a"); err != nil || rows != nil {
@@ -86,7 +88,7 @@ func TestBrokenFileIsNamed(t *testing.T) {
 
 func TestFileThatCannotBeWrittenIsNamed(t *testing.T) {
 	path := at(t, "{}") + "/below"
-	t.Setenv(Variable, path)
+	t.Setenv(string(env.Tuning), path)
 	if _, err := Update("a", add(1)); err == nil || !strings.Contains(err.Error(), path) {
 		t.Error(err)
 	}

@@ -43,13 +43,13 @@ func HostRow() (offset, nbytes int) { return hostsAt, MaxPeers * 8 }
 // device sets to 1 + the rank that did not come within the limit.
 const StatusBytes = 8
 
-// Place says where an operand lies in a window. The zero Place means memory
+// InWindow says where an operand lies in a window. The zero Place means memory
 // which the other ranks do not reach, or cannot use as it is.
-type Place uint64
+type InWindow uint64
 
 // PlaceIn returns the place at an offset in bytes in a window, from 1 on; window 0
 // is staging.
-func PlaceIn(window, offset int) Place { return Place(window)<<48 | Place(offset) }
+func PlaceIn(window, offset int) InWindow { return InWindow(window)<<48 | InWindow(offset) }
 
 // Placeable reports whether memory of nbytes at addr can be used where it is: ranks
 // move whole units between them.
@@ -100,16 +100,16 @@ func (w Way) String() string {
 	return ways[w].name
 }
 
-// Exchange is a call of all peers. All but the buffers and their places is the same
+// PeerCall is a call of all peers. All but the buffers and their places is the same
 // on every rank.
-type Exchange struct {
+type PeerCall struct {
 	Way      Way
 	Op       backend.ReduceOp // Sum or Avg
 	Tree     bool             // adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
 	Dst, Src backend.Buffer   // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source for
 	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot and AllToAll.
-	Source, Target Place
+	Source, Target InWindow
 	Splits         []int         // of AllToAll, as in [backend.Collective]
 	Rows           *backend.Rows // of AllToAll, nil for pieces that lie one after the other
 	Half           backend.DType // F16 or BF16: what travels of a Halved call
@@ -125,7 +125,7 @@ type Exchange struct {
 //	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
-func (k Kernels) Exchange(p *Peers, x *Exchange) error {
+func (k Kernels) Exchange(p *Peers, x *PeerCall) error {
 	if err := x.check(p); err != nil {
 		return err
 	}
@@ -135,12 +135,12 @@ func (k Kernels) Exchange(p *Peers, x *Exchange) error {
 		}
 		return nil
 	}
-	var c Call
+	var c Launch
 	x.fill(&c, p)
 	return k.launcher.Launch(c)
 }
 
-func (x *Exchange) check(p *Peers) error {
+func (x *PeerCall) check(p *Peers) error {
 	if p.Size < 2 || p.Size > MaxPeers || p.Rank < 0 || p.Rank >= p.Size {
 		return fmt.Errorf("%w: %v of rank %d of %d: there are 2 to %d ranks", backend.ErrArgument, x.Way, p.Rank, p.Size, MaxPeers)
 	}
@@ -226,7 +226,7 @@ const (
 // 1 MiB, and up to 155 % for two shots in lines of 32 MiB, which had no pipeline yet; to sums of up to 64 KiB,
 // and to two shots with barriers, it was no difference (2026-11-21-h200x4-lowlatency.txt).
 // Other numbers of threads in a block were not measured.
-func (x *Exchange) fill(c *Call, p *Peers) {
+func (x *PeerCall) fill(c *Launch, p *Peers) {
 	c.Event = x.Event
 	if x.Way == LL128TwoShot || x.Way == Halved {
 		x.ll128TwoShot(c, p)
@@ -296,7 +296,7 @@ func (p *Peers) rounds(lines, room int) (some, rounds int) {
 func (p *Peers) piece(shares int) uint64 { return uint64(p.Staging / vector / shares) }
 
 // pass passes the struct Group, which comes first.
-func (p *Peers) pass(c *Call, op backend.ReduceOp) {
+func (p *Peers) pass(c *Launch, op backend.ReduceOp) {
 	divisor := 1
 	if op == backend.Avg {
 		divisor = p.Size

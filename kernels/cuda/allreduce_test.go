@@ -24,9 +24,9 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 		p := peersOf(size)
 		x, y := device(d, 1<<40, n), device(d, 1<<41, n)
 		all := device(d, 1<<42, n*size)
-		errs = append(errs, k.Exchange(p, &Exchange{Way: AllGather, Dst: all, Src: x}))
+		errs = append(errs, k.Exchange(p, &PeerCall{Way: AllGather, Dst: all, Src: x}))
 		if d.Size() > 1 {
-			errs = append(errs, k.Exchange(p, &Exchange{Way: AllToAll, Dst: device(d, 1<<43, n*size), Src: all}))
+			errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43, n*size), Src: all}))
 		}
 		for _, op := range backend.ReduceOps() {
 			if !Adds(d, op) {
@@ -34,16 +34,16 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 			}
 			for _, way := range []Way{LL, LL128, LL128TwoShot, OneShot, TwoShot} {
 				if n*d.Size() <= p.room(way) {
-					errs = append(errs, k.Exchange(p, &Exchange{Way: way, Op: op, Dst: y, Src: x}))
+					errs = append(errs, k.Exchange(p, &PeerCall{Way: way, Op: op, Dst: y, Src: x}))
 				}
 			}
-			errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
+			errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
 			if d == backend.F32 {
-				errs = append(errs, k.Exchange(p, &Exchange{Way: ReduceScatter, Op: op, Tree: true, Dst: y, Src: all}),
-					k.Exchange(p, &Exchange{Way: OneShot, Op: op, Tree: true, Dst: y, Src: x}), k.Exchange(p, &Exchange{Way: TwoShot, Op: op, Tree: true, Dst: y, Src: x}))
+				errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Tree: true, Dst: y, Src: all}),
+					k.Exchange(p, &PeerCall{Way: OneShot, Op: op, Tree: true, Dst: y, Src: x}), k.Exchange(p, &PeerCall{Way: TwoShot, Op: op, Tree: true, Dst: y, Src: x}))
 			}
 			if size == meshRanks {
-				errs = append(errs, k.Exchange(p, &Exchange{Way: Mesh, Op: op, Dst: y, Src: x}))
+				errs = append(errs, k.Exchange(p, &PeerCall{Way: Mesh, Op: op, Dst: y, Src: x}))
 			}
 		}
 	}
@@ -63,7 +63,7 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
 		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512}, {AllToAll, 64 << 10, 2, 512}, {AllToAll, 1 << 30, 128, 512},
 	} {
-		x := Exchange{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
+		x := PeerCall{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
 		switch test.way {
 		case ReduceScatter:
 			x.Src = device(backend.F32, 1<<41, test.nbytes)
@@ -82,7 +82,7 @@ func TestGridsCanBeLimited(t *testing.T) {
 	p := peersOf(2)
 	p.Blocks = 3
 	x := device(backend.F32, 1<<40, 1<<20)
-	if err := New(v).Exchange(p, &Exchange{Way: TwoShot, Dst: x, Src: x}); err != nil || v.last.Grid.X != 3 {
+	if err := New(v).Exchange(p, &PeerCall{Way: TwoShot, Dst: x, Src: x}); err != nil || v.last.Grid.X != 3 {
 		t.Errorf("grid %v, %v", v.last.Grid, err)
 	}
 }
@@ -93,26 +93,26 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 	small.Packets = 3
 	for name, test := range map[string]struct {
 		p    *Peers
-		x    Exchange
+		x    PeerCall
 		want error
 	}{
-		"one rank":          {peersOf(1), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"nine ranks":        {peersOf(9), Exchange{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"lengths":           {peersOf(2), Exchange{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
-		"chunks":            {peersOf(4), Exchange{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
-		"types":             {peersOf(2), Exchange{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
-		"host memory":       {peersOf(2), Exchange{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
-		"no way":            {peersOf(2), Exchange{Dst: x, Src: x}, backend.ErrArgument},
-		"no room":           {small, Exchange{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
-		"wrong op":          {peersOf(2), Exchange{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
-		"no mesh":           {peersOf(4), Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"no neighbours":     {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, Exchange{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"a tree of packets": {peersOf(2), Exchange{Way: LL, Tree: true, Dst: x, Src: x}, backend.ErrUnsupported},
-		"odd elements":      {peersOf(2), Exchange{Way: AllToAll, Dst: y.As(backend.U8), Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
-		"bytes":             {peersOf(2), Exchange{Way: AllToAll, Dst: x.As(backend.U8), Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
-		"no rows":           {peersOf(2), Exchange{Way: AllToAll, Dst: x, Src: y.Slice(0, 8), Rows: &backend.Rows{}}, backend.ErrArgument},
-		"a piece too large": {peersOf(2), Exchange{Way: AllToAll, Dst: device(backend.F32, 1<<42, 1<<29+9), Src: device(backend.F32, 1<<41, 2), Splits: []int{1, 1, 1<<29 + 8, 1}}, backend.ErrArgument},
-		"wrong numbers":     {peersOf(2), Exchange{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
+		"one rank":          {peersOf(1), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"nine ranks":        {peersOf(9), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
+		"lengths":           {peersOf(2), PeerCall{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
+		"chunks":            {peersOf(4), PeerCall{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
+		"types":             {peersOf(2), PeerCall{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
+		"host memory":       {peersOf(2), PeerCall{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
+		"no way":            {peersOf(2), PeerCall{Dst: x, Src: x}, backend.ErrArgument},
+		"no room":           {small, PeerCall{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
+		"wrong op":          {peersOf(2), PeerCall{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
+		"no mesh":           {peersOf(4), PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"no neighbours":     {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"a tree of packets": {peersOf(2), PeerCall{Way: LL, Tree: true, Dst: x, Src: x}, backend.ErrUnsupported},
+		"odd elements":      {peersOf(2), PeerCall{Way: AllToAll, Dst: y.As(backend.U8), Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
+		"bytes":             {peersOf(2), PeerCall{Way: AllToAll, Dst: x.As(backend.U8), Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
+		"no rows":           {peersOf(2), PeerCall{Way: AllToAll, Dst: x, Src: y.Slice(0, 8), Rows: &backend.Rows{}}, backend.ErrArgument},
+		"a piece too large": {peersOf(2), PeerCall{Way: AllToAll, Dst: device(backend.F32, 1<<42, 1<<29+9), Src: device(backend.F32, 1<<41, 2), Splits: []int{1, 1, 1<<29 + 8, 1}}, backend.ErrArgument},
+		"wrong numbers":     {peersOf(2), PeerCall{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -147,7 +147,7 @@ func TestCallsAmongPeersAllocateNothing(t *testing.T) {
 	v := &counting{}
 	k, p := New(v), peersOf(2)
 	b := device(backend.F32, 1<<40, 1024)
-	for _, x := range []Exchange{
+	for _, x := range []PeerCall{
 		{Way: TwoShot, Dst: b, Src: b},
 		{Way: AllToAll, Dst: b, Src: device(backend.F32, 1<<41, 1024), Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}},
 	} {
@@ -163,7 +163,7 @@ func TestCallsAmongPeersAllocateNothing(t *testing.T) {
 
 type counting struct{ n int }
 
-func (c *counting) Launch(Call) error { c.n++; return nil }
+func (c *counting) Launch(Launch) error { c.n++; return nil }
 
 // Several devices run the sources at a time, with random lengths, types, grids,
 // alignments, places and delays. EURYALE_FULL=1 makes 1,000 calls of each kind among

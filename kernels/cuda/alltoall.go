@@ -10,7 +10,7 @@ import (
 const MaxPiece = 1 << 31
 
 // piece returns how many bytes rank s sends to rank r.
-func (x *Exchange) piece(p *Peers, s, r int) int {
+func (x *PeerCall) piece(p *Peers, s, r int) int {
 	d := x.Src.DType().Size()
 	if x.Splits == nil {
 		return x.Src.Len() / p.Size * d
@@ -19,7 +19,7 @@ func (x *Exchange) piece(p *Peers, s, r int) int {
 }
 
 // rows returns how many rows the source of rank s and the destination of rank r have.
-func (x *Exchange) rows(s, r int) (src, dst int) {
+func (x *PeerCall) rows(s, r int) (src, dst int) {
 	if x.Rows == nil {
 		return 1, 1
 	}
@@ -27,7 +27,7 @@ func (x *Exchange) rows(s, r int) (src, dst int) {
 }
 
 // longest returns the bytes of the longest piece of an AllToAll in whole units, 0 for other calls.
-func (x *Exchange) longest(p *Peers) (n int) {
+func (x *PeerCall) longest(p *Peers) (n int) {
 	if x.Way != AllToAll {
 		return 0
 	}
@@ -40,7 +40,7 @@ func (x *Exchange) longest(p *Peers) (n int) {
 }
 
 // checkPieces checks an AllToAll.
-func (x *Exchange) checkPieces(p *Peers) error {
+func (x *PeerCall) checkPieces(p *Peers) error {
 	what := backend.Collective{Kind: backend.AllToAll, Splits: x.Splits, Rows: x.Rows}
 	if _, err := what.Check(p.Rank, p.Size, x.Dst, x.Src); err != nil {
 		return err
@@ -55,7 +55,7 @@ func (x *Exchange) checkPieces(p *Peers) error {
 }
 
 // allToAll makes c the call. The struct Pieces of the kernel comes last.
-func (x *Exchange) allToAll(c *Call, p *Peers) {
+func (x *PeerCall) allToAll(c *Launch, p *Peers) {
 	var src, dst, there [MaxPeers]uint32
 	var at, pitch [MaxPeers]uint64
 	srcRows, dstRows := x.rows(p.Rank, p.Rank)

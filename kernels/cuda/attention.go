@@ -66,27 +66,27 @@ func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
 }
 
 // attentionCall returns the call of a kernel whose blocks share n rows of each head.
-func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Call, error) {
+func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Launch, error) {
 	if wrong != nil {
-		return Call{}, wrong
+		return Launch{}, wrong
 	}
 	d := a.Y.Buffer.DType()
 	for _, size := range headSizes[d] {
 		if a.Size <= size {
 			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}
-			return Call{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{attentionThreads, 1}}, nil
+			return Launch{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{attentionThreads, 1}}, nil
 		}
 	}
-	return Call{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device", backend.ErrUnsupported, a.Size)
+	return Launch{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device", backend.ErrUnsupported, a.Size)
 }
 
-func (c *Call) rowsOf(operands ...kernels.HeadRows) {
+func (c *Launch) rowsOf(operands ...kernels.HeadRows) {
 	for _, r := range operands {
 		c.pass(word(r.Buffer), uint64(r.Batch), uint64(r.Head), uint64(r.Row))
 	}
 }
 
-func (c *Call) heads(a *kernels.Attention) {
+func (c *Launch) heads(a *kernels.Attention) {
 	causal := uint64(0)
 	if a.Causal {
 		causal = 1

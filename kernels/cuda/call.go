@@ -1,8 +1,8 @@
 package cuda
 
-// Call is one launch. It is a value that holds everything, so that making one
+// Launch is one launch. It is a value that holds everything, so that making one
 // costs no allocation.
-type Call struct {
+type Launch struct {
 	Entry Entry
 	Grid  Size
 	Block Size
@@ -18,18 +18,18 @@ type Size struct{ X, Y uint32 }
 
 // Params returns the parameters. Each is one word of 64 bits, or several in a
 // row, so that their bytes are what the driver copies to the kernel.
-func (c *Call) Params() []uint64 {
+func (c *Launch) Params() []uint64 {
 	if c.many != nil {
 		return c.many
 	}
 	return c.few[:c.n]
 }
 
-func (c *Call) pass(words ...uint64) { c.n += copy(c.few[c.n:], words) }
+func (c *Launch) pass(words ...uint64) { c.n += copy(c.few[c.n:], words) }
 
 // Launcher starts kernels in order: a stream of a device.
 type Launcher interface {
-	Launch(Call) error
+	Launch(Launch) error
 }
 
 const (
@@ -50,13 +50,13 @@ func blocks(n, each int) uint32 { return uint32(min(max(over(n, each), 1), maxBl
 
 // linear is the geometry of kernels that go over elements in vectors; nbytes is
 // the size of the operand of which a vector is 16 bytes.
-func (c *Call) linear(nbytes int) {
+func (c *Launch) linear(nbytes int) {
 	c.Grid, c.Block = Size{blocks(nbytes, threads*vector), 1}, Size{threads, 1}
 }
 
 // rows is the geometry of kernels that go over rows of width units: a block is
 // as wide as a row needs, up to all its threads.
-func (c *Call) rows(rows, width int) {
+func (c *Launch) rows(rows, width int) {
 	x := powerOfTwo(width, threads)
 	y := threads / x
 	// The y axis of a grid is the short one.

@@ -11,7 +11,7 @@ func (k Kernels) CastScale(dst, src backend.Buffer, factor float64) error {
 	if err := check.CastScale(dst, src, factor); err != nil || dst.Len() == 0 {
 		return err
 	}
-	c := Call{Entry: Entry{Verb: "widen", Op: src.DType().String(), Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "widen", Op: src.DType().String(), Type: dst.DType().String()}}
 	c.linear(src.NBytes())
 	c.pass(word(dst), word(src), uint64(dst.Len()), math.Float64bits(factor))
 	return k.launcher.Launch(c)

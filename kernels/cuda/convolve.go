@@ -115,7 +115,7 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if err := k.launchConvolve(c, g, to, a, b); err != nil || g.parts == 1 {
 		return err
 	}
-	sum := Call{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()}, Block: Size{threads, 1}}
+	sum := Launch{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()}, Block: Size{threads, 1}}
 	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
 	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
 	return k.launcher.Launch(sum)
@@ -126,7 +126,7 @@ func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a, b b
 	if c.Pass == kernels.FilterGradient {
 		verb = "convolvefilters"
 	}
-	call := Call{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()}, Block: Size{threads, 1}}
+	call := Launch{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()}, Block: Size{threads, 1}}
 	call.Grid = Size{uint32(g.tiles()), uint32(g.parts)}
 	call.pass(word(dst), word(left), word(image), uint64(c.Pass), uint64(g.part))
 	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW, c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW} {

@@ -12,7 +12,7 @@
 // launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next
 // kernel start before they end.
 //
-// [Kernels] turns a call of [backend.Arithmetic] into a [Call]: the name of an
+// [Kernels] turns a call of [backend.Arithmetic] into a [Launch]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and
 // touches no device; a [Launcher] does the rest. Under tag gpu, Load returns one
 // that launches on a stream of gorgonia.org/cu.

@@ -61,7 +61,7 @@ func (k Kernels) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
 	if dst.Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: cmp.Or(unaryVerbs[op], op.String()), Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: cmp.Or(unaryVerbs[op], op.String()), Type: dst.DType().String()}}
 	c.linear(dst.NBytes())
 	c.pass(word(dst), word(x), uint64(dst.Len()))
 	return k.launcher.Launch(c)
@@ -100,7 +100,7 @@ func (k Kernels) binary(op backend.BinaryOp, dst, like backend.Buffer, x, y uint
 	case dst.Len() == 0:
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: cmp.Or(binaryVerbs[op], op.String()), Type: d.String()}}
+	c := Launch{Entry: Entry{Verb: cmp.Or(binaryVerbs[op], op.String()), Type: d.String()}}
 	c.linear(dst.NBytes())
 	c.pass(word(dst), x, y, uint64(dst.Len()), s.bits)
 	return k.launcher.Launch(c)

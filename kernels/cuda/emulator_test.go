@@ -104,7 +104,7 @@ func (e *emulator) Read(data []byte) error {
 	return nil
 }
 
-func (e *emulator) Launch(c Call) error {
+func (e *emulator) Launch(c Launch) error {
 	e.line.Reset()
 	fmt.Fprintf(&e.line, "%v %x %x %x %x", c.Entry, c.Grid.X, c.Grid.Y, c.Block.X, c.Block.Y)
 	for _, w := range c.Params() {

@@ -138,7 +138,7 @@ func (s *Stream) launchAll(v *variantOf, params []uint64) error {
 	defer s.mu.Unlock()
 	for i, l := range v.kernel.Launches {
 		f := v.functions[i]
-		c := Call{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads), 1}, many: params}
+		c := Launch{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads), 1}, many: params}
 		if l.Params != nil {
 			v.chosen = v.chosen[:0]
 			for _, number := range l.Params {

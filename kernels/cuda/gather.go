@@ -208,7 +208,7 @@ const maxIndex = 1 << 31
 
 // passAxes passes axes as divisors, and their strides: as many as there is room
 // for, those in front of length 1.
-func (c *Call) passAxes(room int, dims []int, strides ...[]int) {
+func (c *Launch) passAxes(room int, dims []int, strides ...[]int) {
 	unused := room - len(dims)
 	for range unused {
 		c.passDivisor(1)
@@ -225,7 +225,7 @@ func (c *Call) passAxes(room int, dims []int, strides ...[]int) {
 }
 
 // passDivisor passes what divides by d: d, the multiplier and the shift.
-func (c *Call) passDivisor(d int) {
+func (c *Launch) passDivisor(d int) {
 	shift := 31 + bits.Len(uint(d-1))
 	multiplier := (1<<shift + uint64(d) - 1) / uint64(d)
 	c.pass(uint64(d)|multiplier<<32, uint64(shift))
@@ -240,7 +240,7 @@ const (
 // gather goes along the destination.
 func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
 	n := dst.NBytes() / a.size
-	c := Call{Entry: Entry{Verb: "gather", Type: unitTypes[a.size]}}
+	c := Launch{Entry: Entry{Verb: "gather", Type: unitTypes[a.size]}}
 	c.Grid, c.Block = Size{uint32(over(n, gatherThreads*gatherEach)), 1}, Size{gatherThreads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[0]))
 	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
@@ -252,7 +252,7 @@ func (k Kernels) gather(dst, src backend.Buffer, a axes) error {
 // may lie there in part.
 func (k Kernels) gatherRuns(dst, src backend.Buffer, a axes) error {
 	vectors := over(int(word(dst)%vector)+dst.NBytes(), vector)
-	c := Call{Entry: Entry{Verb: "gather", Op: "runs", Type: "b8"}}
+	c := Launch{Entry: Entry{Verb: "gather", Op: "runs", Type: "b8"}}
 	c.Grid, c.Block = Size{uint32(over(vectors, gatherThreads)), 1}, Size{gatherThreads, 1}
 	c.pass(word(dst), word(src), uint64(dst.NBytes()), uint64(a.strides[0]))
 	c.passAxes(maxAxes-1, a.dims[1:a.n], a.strides[1:a.n])
@@ -261,7 +261,7 @@ func (k Kernels) gatherRuns(dst, src backend.Buffer, a axes) error {
 }
 
 // passTurns passes the order of the blocks: see Turns in gather.cu.
-func (c *Call) passTurns(a axes) {
+func (c *Launch) passTurns(a axes) {
 	blocks, count := int(c.Grid.X), 1
 	outer := 1
 	if i := a.n - 3; i >= 0 && a.strides[i] < a.strides[i+1] {
@@ -337,7 +337,7 @@ func (k Kernels) transpose(dst, src backend.Buffer, a axes, fast int) error {
 	for _, s := range srcs {
 		all |= uint64(a.size * s)
 	}
-	c := Call{Entry: Entry{Verb: "transpose", Type: unitTypes[a.size]}}
+	c := Launch{Entry: Entry{Verb: "transpose", Type: unitTypes[a.size]}}
 	var t tiling
 	if unitOf(all) == vector {
 		c.Entry.Op, t = "wide", wide[a.size]
@@ -383,7 +383,7 @@ func (k Kernels) split(dst, src backend.Buffer, a axes, fast int) error {
 	dims, dsts, srcs, stride := a.others(fast)
 	each := (splitBytes/powerOfTwo(count, 16) - sector) / a.size // a multiple of sectors
 	pieces := over(n, each)
-	c := Call{Entry: Entry{Verb: "transpose", Op: "split", Type: unitTypes[a.size]}}
+	c := Launch{Entry: Entry{Verb: "transpose", Op: "split", Type: unitTypes[a.size]}}
 	c.Grid, c.Block = Size{uint32(dst.NBytes() / (count * n * a.size) * pieces), 1}, Size{threads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(stride))
 	c.passDivisor(count)
@@ -399,7 +399,7 @@ func (k Kernels) join(dst, src backend.Buffer, a axes, fast int) error {
 	last := a.n - 1
 	count, n := a.dims[last], a.dims[fast]
 	dims, dsts, srcs, _ := a.others(fast)
-	c := Call{Entry: Entry{Verb: "transpose", Op: "join", Type: unitTypes[a.size]}, Block: Size{threads, 1}}
+	c := Launch{Entry: Entry{Verb: "transpose", Op: "join", Type: unitTypes[a.size]}, Block: Size{threads, 1}}
 	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[last]))
 	pieces := over(n, blockOf3)
 	if count == 3 && a.size == 1 {

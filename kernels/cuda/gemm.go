@@ -33,7 +33,7 @@ func (k Kernels) Multiply(p kernels.Product) error {
 		side, small = largeF64Tile, smallF64Tile
 	}
 	batch := max(p.Batch, 1)
-	c := Call{Entry: Entry{Verb: "gemm", Op: in.String(), Type: out.String()}, Block: Size{threads, 1}}
+	c := Launch{Entry: Entry{Verb: "gemm", Op: in.String(), Type: out.String()}, Block: Size{threads, 1}}
 	if over(p.M, side)*over(p.N, side)*batch < enoughTiles {
 		side, c.Entry.Verb = small, "gemmsmall"
 	}

@@ -55,7 +55,7 @@ func (k Kernels) images(verb string, i kernels.Images, n int, more []uint64, ope
 	if operands[0].Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: verb, Type: operands[0].DType().String()}}
+	c := Launch{Entry: Entry{Verb: verb, Type: operands[0].DType().String()}}
 	c.Grid, c.Block = Size{blocks(n, threads), 1}, Size{threads, 1}
 	for _, b := range operands {
 		c.pass(word(b))

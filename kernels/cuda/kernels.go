@@ -37,7 +37,7 @@ func (k Kernels) fill(dst backend.Buffer, bits uint64) error {
 	if dst.Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "fill", Type: unitTypes[dst.DType().Size()]}}
+	c := Launch{Entry: Entry{Verb: "fill", Type: unitTypes[dst.DType().Size()]}}
 	c.linear(dst.NBytes())
 	c.pass(word(dst), uint64(dst.Len()), bits)
 	return k.launcher.Launch(c)
@@ -53,7 +53,7 @@ func (k Kernels) Copy(dst, src backend.Buffer) error {
 	if n == 0 || dst.Addr() == src.Addr() {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "copy", Type: "b8"}}
+	c := Launch{Entry: Entry{Verb: "copy", Type: "b8"}}
 	// Large copies go faster with several accesses of a thread under way, small
 	// ones with more blocks.
 	each := threads * vector
@@ -80,7 +80,7 @@ func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, sr
 	size := dst.DType().Size()
 	unit := unitOf(uint64(dst.Addr()) | uint64(src.Addr()) | uint64(dstPitch*size) | uint64(srcPitch*size) | uint64(width*size))
 	units := func(elements int) uint64 { return uint64(elements * size / unit) }
-	c := Call{Entry: Entry{Verb: "copy2d", Type: unitTypes[unit]}}
+	c := Launch{Entry: Entry{Verb: "copy2d", Type: unitTypes[unit]}}
 	c.rows(rows, width*size/unit)
 	c.pass(word(dst), units(dstPitch), word(src), units(srcPitch), units(width), uint64(rows))
 	return k.launcher.Launch(c)
@@ -101,7 +101,7 @@ func (k Kernels) Cast(dst, src backend.Buffer) error {
 	if dst.Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "cast", Op: from.String(), Type: to.String()}}
+	c := Launch{Entry: Entry{Verb: "cast", Op: from.String(), Type: to.String()}}
 	c.linear(min(dst.NBytes(), src.NBytes()))
 	c.pass(word(dst), word(src), uint64(dst.Len()))
 	return k.launcher.Launch(c)
@@ -115,7 +115,7 @@ func (k Kernels) Scale(dst, src backend.Buffer, factor float64) error {
 	if dst.Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "scale", Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "scale", Type: dst.DType().String()}}
 	c.linear(dst.NBytes())
 	c.pass(word(dst), word(src), uint64(dst.Len()), math.Float64bits(factor))
 	return k.launcher.Launch(c)
@@ -132,7 +132,7 @@ func (k Kernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend
 	if dst.Len() == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "reduce", Op: op.String(), Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "reduce", Op: op.String(), Type: dst.DType().String()}}
 	if len(srcs) <= fewSources {
 		c.linear(dst.NBytes())
 		c.pass(word(dst), uint64(dst.Len()), uint64(len(srcs)))

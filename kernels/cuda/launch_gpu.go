@@ -79,6 +79,8 @@ import (
 	"unsafe"
 
 	"gorgonia.org/cu"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // Loaded holds the kernels of one context.
@@ -107,7 +109,7 @@ type function struct {
 
 // Load finds the kernels for the device of the calling thread's context, and loads none:
 // [Loaded.Prepare] does, or the first launch. EURYALE_KERNELS may name other kernels: see [ptxWith].
-func Load() (*Loaded, error) { return load(os.Getenv("EURYALE_KERNELS")) }
+func Load() (*Loaded, error) { return load(env.Kernels.Text(os.Getenv)) }
 
 func load(kernels string) (*Loaded, error) {
 	capability, err := capability()
@@ -350,7 +352,7 @@ func (s *Stream) find(e Entry) (*function, error) {
 }
 
 // Launch implements [Launcher].
-func (s *Stream) Launch(c Call) error {
+func (s *Stream) Launch(c Launch) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f, err := s.find(c.Entry)
@@ -361,7 +363,7 @@ func (s *Stream) Launch(c Call) error {
 }
 
 // start launches a kernel. mu is held.
-func (s *Stream) start(f *function, c Call) error {
+func (s *Stream) start(f *function, c Launch) error {
 	pdl := C.int(0)
 	if s.before.overlaps(f.traits) {
 		pdl = 1

@@ -113,10 +113,10 @@ func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
 
 func TestGPUErrorsNameTheKernel(t *testing.T) {
 	g := openGPU(t, 1<<10)
-	if err := g.Launch(Call{Entry: Entry{Verb: "cosine", Type: "f32"}}); err == nil {
+	if err := g.Launch(Launch{Entry: Entry{Verb: "cosine", Type: "f32"}}); err == nil {
 		t.Error("an unknown kernel was launched")
 	}
-	c := Call{Entry: Entry{Verb: "fill", Type: "b8"}, Grid: Size{1, 1}, Block: Size{4096, 1}}
+	c := Launch{Entry: Entry{Verb: "fill", Type: "b8"}, Grid: Size{1, 1}, Block: Size{4096, 1}}
 	c.pass(uint64(g.addr), 1, 0)
 	if err := g.Launch(c); err == nil {
 		t.Error("a block of 4096 threads was launched")

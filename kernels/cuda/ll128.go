@@ -19,13 +19,13 @@ const (
 )
 
 // halves reports whether there is a kernel for a Halved call.
-func (x *Exchange) halves() bool {
+func (x *PeerCall) halves() bool {
 	return x.Src.DType() == backend.F32 && (x.Half == backend.F16 || x.Half == backend.BF16)
 }
 
 // ll128TwoShot fills in the call of an LL128TwoShot or Halved exchange. A Halved one sends the
 // average and the kernel turns it into a sum, so that no 16-bit sum overflows.
-func (x *Exchange) ll128TwoShot(c *Call, p *Peers) {
+func (x *PeerCall) ll128TwoShot(c *Launch, p *Peers) {
 	travels, op := x.Src.DType(), x.Op
 	if x.Way == Halved {
 		travels, op = x.Half, backend.Avg

@@ -14,7 +14,7 @@ func halvings(k Kernels, n int) error {
 		x, y := device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n)
 		for _, half := range halves {
 			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
-				errs = append(errs, k.Exchange(peersOf(size), &Exchange{Way: Halved, Op: op, Half: half, Dst: y, Src: x}))
+				errs = append(errs, k.Exchange(peersOf(size), &PeerCall{Way: Halved, Op: op, Half: half, Dst: y, Src: x}))
 			}
 		}
 	}
@@ -27,16 +27,16 @@ func TestOnlyFloatsAreHalved(t *testing.T) {
 	small.Lines = 7
 	for name, test := range map[string]struct {
 		p    *Peers
-		x    Exchange
+		x    PeerCall
 		want error
 	}{
-		"no half":    {peersOf(2), Exchange{Way: Halved, Dst: y, Src: x}, backend.ErrUnsupported},
-		"wide":       {peersOf(2), Exchange{Way: Halved, Half: backend.F32, Dst: y, Src: x}, backend.ErrUnsupported},
-		"of halves":  {peersOf(2), Exchange{Way: Halved, Half: backend.F16, Dst: y.As(backend.F16), Src: x.As(backend.F16)}, backend.ErrUnsupported},
-		"of doubles": {peersOf(2), Exchange{Way: Halved, Half: backend.F16, Dst: y.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
-		"wrong op":   {peersOf(2), Exchange{Way: Halved, Half: backend.F16, Op: backend.Max, Dst: y, Src: x}, backend.ErrUnsupported},
-		"lengths":    {peersOf(2), Exchange{Way: Halved, Half: backend.F16, Dst: y, Src: x.Slice(0, 4)}, backend.ErrArgument},
-		"no room":    {small, Exchange{Way: Halved, Half: backend.F16, Dst: y, Src: x}, backend.ErrArgument},
+		"no half":    {peersOf(2), PeerCall{Way: Halved, Dst: y, Src: x}, backend.ErrUnsupported},
+		"wide":       {peersOf(2), PeerCall{Way: Halved, Half: backend.F32, Dst: y, Src: x}, backend.ErrUnsupported},
+		"of halves":  {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F16), Src: x.As(backend.F16)}, backend.ErrUnsupported},
+		"of doubles": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
+		"wrong op":   {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Op: backend.Max, Dst: y, Src: x}, backend.ErrUnsupported},
+		"lengths":    {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x.Slice(0, 4)}, backend.ErrArgument},
+		"no room":    {small, PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x}, backend.ErrArgument},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -52,7 +52,7 @@ func TestHalvedRoundsHaveRoom(t *testing.T) {
 		for _, n := range []int{1, 59, 60, 61, 1 << 20, 1<<25 + 7} {
 			p := peersOf(size)
 			x := device(backend.F32, 1<<40, n)
-			if err := New(v).Exchange(p, &Exchange{Way: Halved, Half: backend.BF16, Dst: x, Src: x}); err != nil {
+			if err := New(v).Exchange(p, &PeerCall{Way: Halved, Half: backend.BF16, Dst: x, Src: x}); err != nil {
 				t.Fatal(err)
 			}
 			words := v.last.Params()

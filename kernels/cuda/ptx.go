@@ -3,6 +3,7 @@ package cuda
 import (
 	"compress/gzip"
 	"embed"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // modules are compressed: as text they would be half of a small program.
@@ -51,7 +53,7 @@ func ptxWith(kernels string, capability int) (map[string]source, error) {
 	}
 	others, err := sourcesIn(os.DirFS(dir), target, capability)
 	if err == nil && len(others) == 0 {
-		err = fmt.Errorf("EURYALE_KERNELS=%s has no file *.ptx", dir)
+		err = env.Kernels.Wrong(dir, errors.New("it has no file *.ptx"))
 	}
 	maps.Copy(sources, others)
 	return sources, err
@@ -69,8 +71,9 @@ func parseKernels(kernels string, capability int) (dir string, target int, err e
 	}
 	target, err = strconv.Atoi(number)
 	if err != nil || target < Volta || target > capability {
-		return "", 0, fmt.Errorf("%w: EURYALE_KERNELS=%s: this device runs kernels for sm_%d to sm_%d; a directory of that name is ./%s",
-			backend.ErrArgument, kernels, Volta, capability, kernels)
+		return "", 0, env.Kernels.Wrong(kernels, fmt.Errorf(
+			"%w: this device runs kernels for sm_%d to sm_%d; a directory of that name is ./%s",
+			backend.ErrArgument, Volta, capability, kernels))
 	}
 	return "", target, nil
 }

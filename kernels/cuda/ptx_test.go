@@ -204,7 +204,7 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 	} {
 		texts, err := textsWith(test.kernels, test.capability)
 		if test.as == 0 {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "EURYALE_KERNELS="+test.kernels) {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels)) {
 				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
 			}
 			continue
@@ -293,14 +293,14 @@ func parametersOf(text string) map[string]string {
 type validator struct {
 	known map[Entry]signature
 	seen  map[Entry]int
-	last  Call
+	last  Launch
 }
 
 func newValidator(t *testing.T) *validator {
 	return &validator{known: signatures(t), seen: map[Entry]int{}}
 }
 
-func (v *validator) Launch(c Call) error {
+func (v *validator) Launch(c Launch) error {
 	v.seen[c.Entry]++
 	v.last = c
 	s, ok := v.known[c.Entry]
@@ -480,7 +480,7 @@ func TestGeometryAtBoundaries(t *testing.T) {
 		}
 	}
 	for width, want := range map[int]Size{1: {1, 256}, 3: {4, 64}, 256: {256, 1}, 1000: {256, 1}} {
-		var c Call
+		var c Launch
 		c.rows(1<<20, width)
 		if c.Block != want {
 			t.Errorf("rows of %d: block %+v, want %+v", width, c.Block, want)
@@ -584,7 +584,7 @@ func TestTranspositionsPassStrides(t *testing.T) {
 // Every divisor is right where quotients change, up to the largest dividend.
 func TestDivisorsDivide(t *testing.T) {
 	for _, d := range []int{1, 2, 3, 5, 7, 10, 16, 641, 1000, 1 << 16, 1<<16 + 1, 1<<30 - 1, 1 << 30, 1<<30 + 1, maxIndex - 1} {
-		var c Call
+		var c Launch
 		c.passDivisor(d)
 		value, multiplier, shift := c.Params()[0]&math.MaxUint32, c.Params()[0]>>32, c.Params()[1]
 		for _, q := range []int{0, 1, 2, maxIndex / d / 2, maxIndex/d - 1, maxIndex / d} {
@@ -601,9 +601,9 @@ func TestDivisorsDivide(t *testing.T) {
 }
 
 // calling is a Launcher that keeps all calls.
-type calling []Call
+type calling []Launch
 
-func (l *calling) Launch(c Call) error {
+func (l *calling) Launch(c Launch) error {
 	*l = append(*l, c)
 	return nil
 }
@@ -715,7 +715,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 // counter is a Launcher that keeps nothing.
 type counter struct{ n int }
 
-func (c *counter) Launch(call Call) error {
+func (c *counter) Launch(call Launch) error {
 	c.n += len(call.Params())
 	return nil
 }

@@ -37,8 +37,8 @@ func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	return k.launcher.Launch(c)
 }
 
-func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Call {
-	c := Call{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()}, Block: Size{threads, 1}}
+func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
+	c := Launch{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()}, Block: Size{threads, 1}}
 	c.pass(word(dst), word(src), word(indices))
 	for _, n := range []int{indices.Len(), r.Before, r.Count, r.Width} {
 		c.pass(uint64(n))

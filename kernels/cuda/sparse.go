@@ -124,7 +124,7 @@ func (k Kernels) begin(s *kernels.Selection, p selecting) error {
 	if s.K > 0 && p.rank == 0 {
 		above = math.MaxUint32 // no candidates
 	}
-	c := Call{Entry: Entry{Verb: "begin", Type: unitTypes[8]}}
+	c := Launch{Entry: Entry{Verb: "begin", Type: unitTypes[8]}}
 	c.Grid, c.Block = Size{blocks(p.cleared, threads), 1}, Size{threads, 1}
 	c.pass(word(s.Out.Head), uint64(s.Out.Head.Len()), uint64(s.Fingerprint), word(s.Scratch), uint64(p.cleared),
 		word(s.Notes), uint64(s.Notes.Len()), above)
@@ -136,14 +136,14 @@ func (k Kernels) pick(s *kernels.Selection, out kernels.Message, dense, x backen
 	if s.Saturate {
 		how |= selectsClips
 	}
-	c := Call{Entry: Entry{Verb: "select", Type: out.Values.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "select", Type: out.Values.DType().String()}}
 	c.Grid, c.Block = Size{uint32(tiles(s.X.Len())), 1}, Size{threads, 1}
 	c.passMessage(out)
 	c.pass(word(dense), word(x), word(s.Residual), uint64(s.X.Len()), how, cut)
 	return k.launcher.Launch(c)
 }
 
-func (c *Call) passMessage(m kernels.Message) {
+func (c *Launch) passMessage(m kernels.Message) {
 	c.pass(word(m.Head), word(m.Values), word(m.Index), uint64(m.Values.Len()))
 }
 
@@ -183,7 +183,7 @@ func (k Kernels) bound(s *kernels.Selection, p selecting) error {
 	if p.rank == 0 {
 		return nil
 	}
-	c := Call{Entry: Entry{Verb: "sample", Type: "f32"}}
+	c := Launch{Entry: Entry{Verb: "sample", Type: "f32"}}
 	c.Grid, c.Block = Size{blocks(p.samples, threads), 1}, Size{threads, 1}
 	c.pass(p.at(s, p.counts), p.at(s, p.sample), word(s.X), word(s.Residual), uint64(s.X.Len()), uint64(p.samples), p.at(s, p.cut))
 	if err := k.launcher.Launch(c); err != nil {
@@ -194,8 +194,8 @@ func (k Kernels) bound(s *kernels.Selection, p selecting) error {
 	return k.launcher.Launch(c)
 }
 
-func oneBlock(verb string) Call {
-	return Call{Entry: Entry{Verb: verb, Type: unitTypes[4]}, Grid: Size{1, 1}, Block: Size{threads, 1}}
+func oneBlock(verb string) Launch {
+	return Launch{Entry: Entry{Verb: verb, Type: unitTypes[4]}, Grid: Size{1, 1}, Block: Size{threads, 1}}
 }
 
 // histogramBlocks keep a device busy with a whole vector, and find a list of a
@@ -205,7 +205,7 @@ const histogramBlocks = 512
 // digits counts the bits of the candidates, or of all, in three steps.
 func (k Kernels) digits(s *kernels.Selection, p selecting, list kernels.Message, v backend.Buffer) error {
 	for step := range 3 {
-		c := Call{Entry: Entry{Verb: "histogram", Type: unitTypes[4]}}
+		c := Launch{Entry: Entry{Verb: "histogram", Type: unitTypes[4]}}
 		c.Grid, c.Block = Size{min(blocks(v.Len(), selectTile), histogramBlocks), 1}, Size{threads, 1}
 		c.pass(p.at(s, p.digits), uint64(step))
 		c.passMessage(list)
@@ -234,7 +234,7 @@ func (k Kernels) take(s *kernels.Selection, list kernels.Message, p selecting, c
 	if s.Saturate {
 		how = selectsClips
 	}
-	c := Call{Entry: Entry{Verb: "take", Type: s.Out.Values.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "take", Type: s.Out.Values.DType().String()}}
 	c.Grid, c.Block = Size{uint32(tiles(p.room)), 1}, Size{threads, 1}
 	c.passMessage(s.Out)
 	c.passMessage(list)
@@ -247,7 +247,7 @@ func (k Kernels) Combine(dst backend.Buffer, m kernels.Messages, divisor int) er
 	if err := check.Combine(dst, m, divisor); err != nil || dst.Len() == 0 {
 		return err
 	}
-	c := Call{Entry: Entry{Verb: "combine", Op: m.DType.String(), Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "combine", Op: m.DType.String(), Type: dst.DType().String()}}
 	c.Grid, c.Block = Size{uint32(over(dst.Len(), combineTile)), 1}, Size{threads, 1}
 	c.pass(word(dst), uint64(dst.Len()), word(m.All), uint64(m.NBytes), uint64(m.Ranks), uint64(m.Values), uint64(m.Index),
 		uint64(m.Capacity), uint64(divisor))
@@ -262,7 +262,7 @@ func (k Kernels) NotFinite(note, x backend.Buffer) error {
 	if err := k.Zero(note); err != nil || x.Len() == 0 {
 		return err
 	}
-	c := Call{Entry: Entry{Verb: "notfinite", Type: x.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "notfinite", Type: x.DType().String()}}
 	c.linear(x.NBytes())
 	c.pass(word(note), word(x), uint64(x.Len()))
 	return k.launcher.Launch(c)

@@ -203,7 +203,7 @@ func (w *stopwatch) mark() error {
 	return e.Record(w.stream)
 }
 
-func (w *stopwatch) Launch(c Call) error {
+func (w *stopwatch) Launch(c Launch) error {
 	w.names = append(w.names, c.Entry.Verb)
 	if err := w.launcher.Launch(c); err != nil {
 		return err

@@ -88,7 +88,7 @@ func (k Kernels) Sum(dst, src backend.Buffer, outer, n, inner int, scratch backe
 // sumSegments sums each segment of s elements of the middle axis.
 func (k Kernels) sumSegments(dst, src backend.Buffer, outer, n, inner, s int) error {
 	segments := over(n, s)
-	c := Call{Entry: Entry{Verb: "sumrows", Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "sumrows", Type: dst.DType().String()}}
 	if inner == 1 {
 		x := powerOfTwo(s, threads)
 		c.Block = Size{uint32(x), uint32(threads / x)}

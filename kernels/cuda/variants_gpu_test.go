@@ -69,7 +69,7 @@ func (p pairing) sum(t *testing.T, way Way, d backend.DType, xs [2][]byte) [2][]
 		y := backend.OnDevice(d, at(ys+rank*pairedBytes), pairedBytes/d.Size())
 		group := Peers{Rank: rank, Size: 2, Pads: [MaxPeers]uintptr{at(0), at(pad)}, Status: at(status), Limit: 10 * time.Second,
 			Packets: pairedPackets, Lines: pairedLines, Blocks: 16}
-		if err := p.k[rank].Exchange(&group, &Exchange{Way: way, Dst: y, Src: y}); err != nil {
+		if err := p.k[rank].Exchange(&group, &PeerCall{Way: way, Dst: y, Src: y}); err != nil {
 			t.Fatal(err)
 		}
 	}

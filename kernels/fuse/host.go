@@ -30,9 +30,9 @@ type host struct {
 	parts  int
 	values []extent
 
-	machines []*machine // one for each worker
-	folds    []fold     // of each output that is folded, nil of others
-	direct   []direct   // of each output
+	machines []*evaluator // one for each worker
+	folds    []fold       // of each output that is folded, nil of others
+	direct   []direct     // of each output
 
 	dst, src []backend.Buffer // of the run under way
 }
@@ -42,7 +42,7 @@ type fold interface {
 	// begin comes before the first part.
 	begin()
 	// add returns the step that folds a value that has an element for each of the block.
-	add(m *machine, x Value) step
+	add(m *evaluator, x Value) blockFunc
 	// finish stores what was folded.
 	finish() error
 }
@@ -158,23 +158,23 @@ func (t *task) Run(part, worker int) {
 	h.Elements(part*h.part, min((part+1)*h.part, h.n), worker)
 }
 
-// machine is what one worker needs to run a program: blocks for values, and steps that compute them.
-type machine struct {
+// evaluator is what one worker needs to run a program: blocks for values, and steps that compute them.
+type evaluator struct {
 	*host
 	blocks
 	worker int
 	turn   int // the part under way
 
-	first                   []step // when a part begins
-	loads, computes, stores []step // of each block
+	first                   []blockFunc // when a part begins
+	loads, computes, stores []blockFunc // of each block
 	err                     error
 }
 
 // step does elements lo to lo+n, with n up to a block.
-type step func(lo, n int) error
+type blockFunc func(lo, n int) error
 
-func newMachine(h *host, worker int) *machine {
-	m := &machine{host: h, blocks: makeBlocks(len(h.p.Code)), worker: worker}
+func newMachine(h *host, worker int) *evaluator {
+	m := &evaluator{host: h, blocks: makeBlocks(len(h.p.Code)), worker: worker}
 	m.place()
 	for k, c := range h.p.Code {
 		switch c.Op {
@@ -202,7 +202,7 @@ func newMachine(h *host, worker int) *machine {
 }
 
 // add appends the step that computes value k, or copies it.
-func (m *machine) add(k Value, to *[]step, do step) {
+func (m *evaluator) add(k Value, to *[]blockFunc, do blockFunc) {
 	if m.values[k].fixed {
 		to = &m.first
 	}
@@ -210,7 +210,7 @@ func (m *machine) add(k Value, to *[]step, do step) {
 }
 
 // run computes the elements from lo to hi.
-func (m *machine) run(lo, hi int) error {
+func (m *evaluator) run(lo, hi int) error {
 	m.bind()
 	for _, do := range m.first {
 		if err := do(0, min(m.block, m.n)); err != nil {
@@ -222,7 +222,7 @@ func (m *machine) run(lo, hi int) error {
 		if m.cut {
 			n = min(n, m.inner-lo%m.inner)
 		}
-		for _, steps := range [...][]step{m.loads, m.computes, m.stores} {
+		for _, steps := range [...][]blockFunc{m.loads, m.computes, m.stores} {
 			for _, do := range steps {
 				if err := do(lo, n); err != nil {
 					return fmt.Errorf("element %d: %w", lo, err)

@@ -27,7 +27,7 @@ func (h *host) hasVectors(c Instr) bool {
 
 // compute returns the step of an instruction. Operands have as many elements as the result, but vector
 // instructions take one for all, too.
-func (m *machine) compute(k int, c Instr) step {
+func (m *evaluator) compute(k int, c Instr) blockFunc {
 	for i, x := range c.Args[:c.Op.Operands()] {
 		kind := m.values[x].kind
 		if kind != m.values[k].kind && !(kind == single && m.inVectors(c)) {
@@ -42,7 +42,7 @@ func (m *machine) compute(k int, c Instr) step {
 }
 
 // instruction returns the step that computes the first n elements.
-func (m *machine) instruction(k int, c Instr) step {
+func (m *evaluator) instruction(k int, c Instr) blockFunc {
 	t, a := c.Type, c.Args
 	switch {
 	case m.inVectors(c) && t == backend.F32:
@@ -72,7 +72,7 @@ func (m *machine) instruction(k int, c Instr) step {
 }
 
 // inVectors returns the step of an instruction for which there are vector instructions.
-func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) step {
+func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) blockFunc {
 	a := c.Args
 	if c.Op == Where {
 		return func(_, n int) error { simd.Where(level, v[k][:n], v[a[0]], v[a[1]], v[a[2]]); return nil }
@@ -90,7 +90,7 @@ func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) step {
 type float interface{ float32 | float64 }
 
 // rounded returns the step of Sin, Cos or Erf.
-func rounded[T float](v [][]T, k, x int, o Op) step {
+func rounded[T float](v [][]T, k, x int, o Op) blockFunc {
 	f := map[Op]func(float64) float64{Sin: sine, Cos: cosine, Erf: math.Erf}[o]
 	return func(_, n int) error {
 		d, x := v[k][:n], v[x][:n]
@@ -102,7 +102,7 @@ func rounded[T float](v [][]T, k, x int, o Op) step {
 }
 
 // where returns the step of Where.
-func (m *machine) where(k int, c Instr) step {
+func (m *evaluator) where(k int, c Instr) blockFunc {
 	switch c.Type {
 	case backend.F32:
 		return whereOf(m, m.f32, k, c)
@@ -114,7 +114,7 @@ func (m *machine) where(k int, c Instr) step {
 	return whereOf(m, m.i64, k, c)
 }
 
-func whereOf[T any](m *machine, v [][]T, k int, c Instr) step {
+func whereOf[T any](m *evaluator, v [][]T, k int, c Instr) blockFunc {
 	switch m.typeOf(c.Args[0]) {
 	case backend.F32:
 		return choose(v, m.f32, k, c.Args)
@@ -126,7 +126,7 @@ func whereOf[T any](m *machine, v [][]T, k int, c Instr) step {
 	return choose(v, m.i64, k, c.Args)
 }
 
-func choose[T any, C number](v [][]T, conditions [][]C, k int, args [4]Value) step {
+func choose[T any, C number](v [][]T, conditions [][]C, k int, args [4]Value) blockFunc {
 	return func(_, n int) error {
 		d, c, a, b := v[k][:n], conditions[args[0]][:n], v[args[1]][:n], v[args[2]][:n]
 		for i := range d {
@@ -145,7 +145,7 @@ type number interface {
 }
 
 // cast returns the step of a Cast.
-func (m *machine) cast(k int, c Instr) step {
+func (m *evaluator) cast(k int, c Instr) blockFunc {
 	switch c.Type {
 	case backend.F32:
 		return castTo(m, m.f32, k, c, convert[float32], convert[float32], convert[float32], convert[float32])
@@ -157,7 +157,7 @@ func (m *machine) cast(k int, c Instr) step {
 	return castTo(m, m.i64, k, c, truncate64[float32], truncate64[float64], convert[int64], convert[int64])
 }
 
-func castTo[T number](m *machine, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) step {
+func castTo[T number](m *evaluator, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) blockFunc {
 	switch x := c.Args[0]; m.typeOf(x) {
 	case backend.F32:
 		return convertEach(v, m.f32, k, x, f32)
@@ -170,7 +170,7 @@ func castTo[T number](m *machine, v [][]T, k int, c Instr, f32 func(float32) T, 
 	}
 }
 
-func convertEach[T, S number](to [][]T, from [][]S, k, x int, f func(S) T) step {
+func convertEach[T, S number](to [][]T, from [][]S, k, x int, f func(S) T) blockFunc {
 	return func(_, n int) error {
 		d, s := to[k][:n], from[x][:n]
 		for i := range d {
@@ -210,7 +210,7 @@ func truncate64[S float](x S) int64 {
 }
 
 // random returns the step of Uniform. Neighbours often share the words of one counter.
-func random[T float](v [][]T, in [][]int64, k int, args [4]Value, f func(uint32) T) step {
+func random[T float](v [][]T, in [][]int64, k int, args [4]Value, f func(uint32) T) blockFunc {
 	return func(_, n int) error {
 		d := v[k][:n]
 		keys, steps, samples, elements := in[args[0]][:n], in[args[1]][:n], in[args[2]][:n], in[args[3]][:n]

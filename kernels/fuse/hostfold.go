@@ -16,7 +16,7 @@ type folded[T number, A int64 | float64] struct {
 	output  int
 	op      backend.ReduceOp
 	count   A // elements that are folded into one
-	v       func(m *machine) [][]T
+	v       func(m *evaluator) [][]T
 	folding folding[T, A]
 	sums    []A
 	apart   int    // accumulators of a part, if they are its own
@@ -46,17 +46,17 @@ func integers[T int32 | int64]() folding[T, int64] {
 func (h *host) fold(k int, out Output) fold {
 	switch Type(out.DType) {
 	case backend.F32:
-		return newFold(h, k, out, func(m *machine) [][]float32 { return m.f32 }, math.Inf(1), floats[float32]())
+		return newFold(h, k, out, func(m *evaluator) [][]float32 { return m.f32 }, math.Inf(1), floats[float32]())
 	case backend.F64:
-		return newFold(h, k, out, func(m *machine) [][]float64 { return m.f64 }, math.Inf(1), floats[float64]())
+		return newFold(h, k, out, func(m *evaluator) [][]float64 { return m.f64 }, math.Inf(1), floats[float64]())
 	case backend.I32:
-		return newFold(h, k, out, func(m *machine) [][]int32 { return m.i32 }, math.MaxInt32, integers[int32]())
+		return newFold(h, k, out, func(m *evaluator) [][]int32 { return m.i32 }, math.MaxInt32, integers[int32]())
 	}
-	return newFold(h, k, out, func(m *machine) [][]int64 { return m.i64 }, math.MaxInt64, integers[int64]())
+	return newFold(h, k, out, func(m *evaluator) [][]int64 { return m.i64 }, math.MaxInt64, integers[int64]())
 }
 
 // newFold takes the largest number, with which a minimum begins.
-func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *machine) [][]T, largest A, by folding[T, A]) fold {
+func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *evaluator) [][]T, largest A, by folding[T, A]) fold {
 	all, kept := h.layout.size()
 	f := &folded[T, A]{h: h, output: k, op: out.Op, count: A(all / kept), v: v, folding: by, sums: make([]A, kept)}
 	if h.split() {
@@ -103,7 +103,7 @@ func (h *host) keptCursor(strides []int) cursor {
 func (f *folded[T, A]) begin() { fill(f.sums, f.initial) }
 
 // add implements [fold].
-func (f *folded[T, A]) add(m *machine, x Value) step {
+func (f *folded[T, A]) add(m *evaluator, x Value) blockFunc {
 	v := f.v(m)
 	from := cursor{shape: m.layout.shape, strides: m.layout.dense()} // of the accumulators, along the loop
 	return func(lo, n int) error {
@@ -250,7 +250,7 @@ func wrapTo[T byte | int32 | int64](d []T, x []int64) {
 
 // foldRows returns the step that folds the rows of value x, which has an element for each of the block,
 // into value k.
-func (m *machine) foldRows(k Value, op backend.ReduceOp, x Value) step {
+func (m *evaluator) foldRows(k Value, op backend.ReduceOp, x Value) blockFunc {
 	switch m.typeOf(k) {
 	case backend.F32:
 		return foldRowsOf(m, m.f32, k, x, op, floats[float32](), initial[float32](op, math.Inf(1)))
@@ -262,7 +262,7 @@ func (m *machine) foldRows(k Value, op backend.ReduceOp, x Value) step {
 	return foldRowsOf(m, m.i64, k, x, op, integers[int64](), initial[int64](op, int64(math.MaxInt64)))
 }
 
-func foldRowsOf[T number, A int64 | float64](m *machine, v [][]T, k, x Value, op backend.ReduceOp, by folding[T, A], initial A) step {
+func foldRowsOf[T number, A int64 | float64](m *evaluator, v [][]T, k, x Value, op backend.ReduceOp, by folding[T, A], initial A) blockFunc {
 	if m.values[k].kind == single {
 		return func(_, n int) error {
 			fill(v[k], T(by.run(m.level, op, initial, v[x][:n])))

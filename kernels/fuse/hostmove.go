@@ -125,7 +125,7 @@ func (h *host) kept(k Value) bool {
 }
 
 // load returns the step that loads an input.
-func (m *machine) load(k int, c Instr) step {
+func (m *evaluator) load(k int, c Instr) blockFunc {
 	input := c.Args[0]
 	d, strides := m.p.Inputs[input].DType, m.layout.inputs[input]
 	if m.values[k].kind == single {
@@ -167,7 +167,7 @@ func (m *machine) load(k int, c Instr) step {
 
 // span returns where a block of value k begins, and how many elements it has: of the loop, or of
 // its rows.
-func (m *machine) span(k Value, lo, n int) (int, int) {
+func (m *evaluator) span(k Value, lo, n int) (int, int) {
 	if m.values[k].kind == perRow {
 		return lo / m.inner, n / m.inner
 	}
@@ -175,7 +175,7 @@ func (m *machine) span(k Value, lo, n int) (int, int) {
 }
 
 // loadOne returns the step that loads one element for all of a block.
-func (m *machine) loadOne(k Value, input int, t backend.DType) step {
+func (m *evaluator) loadOne(k Value, input int, t backend.DType) blockFunc {
 	from := m.cursor(m.layout.inputs[input], false)
 	return func(lo, _ int) error {
 		at := from.seek(lo)
@@ -207,7 +207,7 @@ func fill[T any](block []T, x T) {
 }
 
 // constant returns the step that sets a constant.
-func (m *machine) constant(k int, c Instr) step {
+func (m *evaluator) constant(k int, c Instr) blockFunc {
 	return func(int, int) error {
 		switch c.Type {
 		case backend.F32:
@@ -225,7 +225,7 @@ func (m *machine) constant(k int, c Instr) step {
 }
 
 // each returns the number of a value that has an element for each of the loop: k, or copies of it.
-func (m *machine) each(k Value) Value {
+func (m *evaluator) each(k Value) Value {
 	if m.values[k].kind == perElement {
 		return k
 	}
@@ -235,7 +235,7 @@ func (m *machine) each(k Value) Value {
 	}
 	m.copied[k] = true
 	m.reserve(copies, t, m.block)
-	var do step
+	var do blockFunc
 	switch t {
 	case backend.F32:
 		do = spreadFloat(m, m.f32, copies, k)
@@ -251,7 +251,7 @@ func (m *machine) each(k Value) Value {
 }
 
 // spread returns the step that copies a value to each element that it belongs to.
-func spread[T any](m *machine, v [][]T, to, from int) step {
+func spread[T any](m *evaluator, v [][]T, to, from int) blockFunc {
 	if m.values[from].kind == single {
 		return func(_, n int) error { fill(v[to][:n], v[from][0]); return nil }
 	}
@@ -263,7 +263,7 @@ func spread[T any](m *machine, v [][]T, to, from int) step {
 	}
 }
 
-func spreadFloat[T simd.Float](m *machine, v [][]T, to, from int) step {
+func spreadFloat[T simd.Float](m *evaluator, v [][]T, to, from int) blockFunc {
 	if m.values[from].kind == single {
 		return func(_, n int) error { simd.Spread(m.level, v[to][:n], v[from][:1], n); return nil }
 	}
@@ -357,7 +357,7 @@ func scatterOf[T any](to, block []T, c *cursor) {
 }
 
 // index returns the step that computes an index expression.
-func (m *machine) index(k int, c Instr) step {
+func (m *evaluator) index(k int, c Instr) blockFunc {
 	from := m.along(k, m.layout.indices[c.Args[0]])
 	return func(lo, n int) error {
 		if m.values[k].kind == single {

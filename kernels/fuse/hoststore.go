@@ -48,7 +48,7 @@ func overlap(a, b backend.Buffer) bool {
 
 // toOutput makes a step that computes value k do it in the memory of its output, if there is one where it
 // can.
-func (m *machine) toOutput(k Value, do step) step {
+func (m *evaluator) toOutput(k Value, do blockFunc) blockFunc {
 	o := slices.IndexFunc(m.direct, func(d direct) bool { return d.possible && d.value == k })
 	if o < 0 {
 		return do
@@ -66,7 +66,7 @@ func (m *machine) toOutput(k Value, do step) step {
 }
 
 // store returns the step that stores a value.
-func (m *machine) store(k int, out Output) step {
+func (m *evaluator) store(k int, out Output) blockFunc {
 	strides, value := m.layout.outputs[k], out.Value
 	kind := m.values[value].kind
 	rows := m.rows != nil && kind != perElement && strides[len(strides)-1] == 0 // once for each row
@@ -86,7 +86,7 @@ func (m *machine) store(k int, out Output) step {
 }
 
 // storeTo returns the step that stores a value of type t to output k.
-func (m *machine) storeTo(k int, to *cursor, value Value, t, d backend.DType) step {
+func (m *evaluator) storeTo(k int, to *cursor, value Value, t, d backend.DType) blockFunc {
 	if located := m.located(to); located != nil {
 		return func(lo, n int) error {
 			at := located(lo)

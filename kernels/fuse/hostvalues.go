@@ -173,7 +173,7 @@ func (b *blocks) extra(d backend.DType, n int) int {
 
 // place gives every value a block. Blocks of values that are not needed any more are used again. What is
 // loaded, or computed when a part begins, takes none that was used before.
-func (m *machine) place() {
+func (m *evaluator) place() {
 	last := m.lastUses()
 	at := make([]region, len(m.p.Code))
 	var idle []region
@@ -201,7 +201,7 @@ func (m *machine) place() {
 }
 
 // bind makes the values blocks of the worker's memory, where the pool has it.
-func (m *machine) bind() {
+func (m *evaluator) bind() {
 	if m.size == 0 || m.memory != nil && m.pool == nil {
 		return
 	}

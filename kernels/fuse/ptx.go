@@ -163,7 +163,7 @@ func (w *writer) count(first, end, step string, body func(i string)) {
 }
 
 // element writes the values of the elements at a place, and stores them.
-func (w *writer) element(at *place) {
+func (w *writer) element(at *coordinates) {
 	values := w.values(at)
 	for k, out := range w.p.Outputs {
 		if !out.Folded {
@@ -174,7 +174,7 @@ func (w *writer) element(at *place) {
 
 // values writes the instructions: for each value the registers of its lanes, or one if all
 // are the same.
-func (w *writer) values(at *place) [][]string {
+func (w *writer) values(at *coordinates) [][]string {
 	values := make([][]string, len(w.p.Code))
 	for k, c := range w.p.Code {
 		switch c.Op {

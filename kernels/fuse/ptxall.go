@@ -228,7 +228,7 @@ func (j *joined) find(lo, hi int, found string) {
 
 // elements writes the loop of a block over its part of the program's elements, and the rest of these, which the first
 // block has.
-func (j *joined) elements(element func(at *place)) {
+func (j *joined) elements(element func(at *coordinates)) {
 	thread := j.toWord(j.get(b32, "mov.u32", "%tid.x"))
 	width := bits.TrailingZeros(uint(j.lanes))
 	turns := j.get(j.word, j.op("shr.u"), j.length, strconv.Itoa(width))
@@ -253,13 +253,13 @@ func (j *joined) fold() {
 	f := &folder{writer: j.writer, rows: true, along: threads}
 	f.shared = true
 	sums, out := f.identities(), j.p.Outputs[0]
-	j.elements(func(at *place) { f.turn(at, [][]string{sums[0][:j.lanes]}) })
+	j.elements(func(at *coordinates) { f.turn(at, [][]string{sums[0][:j.lanes]}) })
 	thread := j.get(b32, "mov.u32", "%tid.x")
 	held := j.get(b32, "mad.lo.u32", thread, "8", j.get(b32, "mov.u32", "held"))
 	sum := f.tree(out, f.foldLanes(out, sums[0])[0], held, thread)
 	skip := j.label()
 	j.line("@%s bra %s;", j.get(pred, "setp.ne.u32", thread, "0"), skip)
-	at := &place{axes: []int{0}, coords: []string{j.toWord(j.block)}, offsets: map[string]string{}}
+	at := &coordinates{axes: []int{0}, coords: []string{j.toWord(j.block)}, offsets: map[string]string{}}
 	j.store(j.outputs[0], out.DType, []int{1}, []string{sum}, at)
 	j.line("%s:", skip)
 }

@@ -265,7 +265,7 @@ func (f *folder) combine(op backend.ReduceOp, t backend.DType, x, y string) stri
 }
 
 // turn writes the elements at a place, stores outputs that are not folded, and folds the others.
-func (f *folder) turn(at *place, sums [][]string) {
+func (f *folder) turn(at *coordinates, sums [][]string) {
 	values := f.values(at)
 	folded := 0
 	for k, out := range f.p.Outputs {
@@ -317,7 +317,7 @@ func (f *folder) tree(out Output, x, held, along string) string {
 }
 
 // storeFolded writes the store of folded output k among those: of the result, or of a segment's.
-func (f *folder) storeFolded(k int, out Output, lanes []string, at *place, output, segment string) {
+func (f *folder) storeFolded(k int, out Output, lanes []string, at *coordinates, output, segment string) {
 	t := Type(out.DType)
 	if f.segments > 1 {
 		f.storePartial(f.partial[k], t, lanes, output, segment)
@@ -343,7 +343,7 @@ func (f *folder) storeFolded(k int, out Output, lanes []string, at *place, outpu
 // storePartial stores the result of a segment: [outputs, segments] of rows, [segments, outputs]
 // of columns.
 func (f *folder) storePartial(m memory, t backend.DType, lanes []string, output, segment string) {
-	at := &place{axes: []int{0, 1}, coords: []string{output, segment}, offsets: map[string]string{}}
+	at := &coordinates{axes: []int{0, 1}, coords: []string{output, segment}, offsets: map[string]string{}}
 	strides := []int{f.segments, 1}
 	if !f.rows {
 		strides = []int{len(lanes), f.outputs * len(lanes)}

@@ -8,9 +8,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// place is where in the loop a thread is: its coordinates along some axes, behind those of another place.
-type place struct {
-	before  *place
+// coordinates is where in the loop a thread is: its coordinates along some axes, behind those of another place.
+type coordinates struct {
+	before  *coordinates
 	axes    []int
 	coords  []string
 	offsets map[string]string // of operands, by their strides along the axes
@@ -34,8 +34,8 @@ func (w *writer) toWord(r string) string {
 
 // place writes the coordinates of element i along axes, where the innermost axis of the loop
 // counts in lanes.
-func (w *writer) place(before *place, axes []int, i string) *place {
-	at := &place{before: before, axes: axes, coords: make([]string, len(axes)), offsets: map[string]string{}}
+func (w *writer) place(before *coordinates, axes []int, i string) *coordinates {
+	at := &coordinates{before: before, axes: axes, coords: make([]string, len(axes)), offsets: map[string]string{}}
 	for k := len(axes) - 1; k >= 0; k-- {
 		inner := axes[k] == len(w.l.shape)-1
 		extent := w.l.shape[axes[k]]
@@ -70,7 +70,7 @@ func (w *writer) divide(i string, d int) string {
 }
 
 // offset returns the offset of a place in elements, "" for 0.
-func (w *writer) offset(strides []int, at *place) string {
+func (w *writer) offset(strides []int, at *coordinates) string {
 	if at == nil {
 		return ""
 	}
@@ -100,7 +100,7 @@ func (w *writer) offset(strides []int, at *place) string {
 }
 
 // address writes the address of an operand's element at a place.
-func (w *writer) address(m memory, d backend.DType, strides []int, at *place) string {
+func (w *writer) address(m memory, d backend.DType, strides []int, at *coordinates) string {
 	base := m.base
 	if base == "" {
 		base = w.get(b64, "ld.param.u64", fmt.Sprintf("[%s]", w.param(m.param)))
@@ -159,7 +159,7 @@ func cell(d backend.DType) (name string, c class) {
 }
 
 // load writes the loads of an operand: a register for each lane, or one for all.
-func (w *writer) load(m memory, d backend.DType, strides []int, at *place) []string {
+func (w *writer) load(m memory, d backend.DType, strides []int, at *coordinates) []string {
 	count, accesses := w.access(d, strides)
 	address := w.address(m, d, strides, at)
 	name, c := cell(d)
@@ -197,7 +197,7 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *place) []str
 }
 
 // store writes the stores of an output.
-func (w *writer) store(m memory, d backend.DType, strides []int, values []string, at *place) {
+func (w *writer) store(m memory, d backend.DType, strides []int, values []string, at *coordinates) {
 	count, accesses := w.access(d, strides)
 	address := w.address(m, d, strides, at)
 	name, _ := cell(d)
@@ -247,7 +247,7 @@ func vectorOf(group []string) string {
 }
 
 // indexValue writes an index expression: a register for each lane, or one for all.
-func (w *writer) indexValue(strides []int, at *place) []string {
+func (w *writer) indexValue(strides []int, at *coordinates) []string {
 	r := w.offset(strides, at)
 	switch {
 	case r == "":

@@ -37,12 +37,12 @@ type rower struct {
 	slots   int    // of a turn
 	several bool   // turns
 
-	at    *place     // of the row
-	alike [][]string // values that are alike along the row
-	only  []*slot    // of the only turn
-	own   string     // the number of the thread among those of its row
-	here  string     // what the thread has in shared memory
-	first string     // what the first thread of the row has there
+	at    *coordinates // of the row
+	alike [][]string   // values that are alike along the row
+	only  []*slot      // of the only turn
+	own   string       // the number of the thread among those of its row
+	here  string       // what the thread has in shared memory
+	first string       // what the first thread of the row has there
 
 	across  *folder      // of outputs that are folded across rows, whose segments are those of blocks
 	turn    string       // the number of the row among those of the block
@@ -51,7 +51,7 @@ type rower struct {
 
 // slot is a vector of a row, or an element.
 type slot struct {
-	at     *place
+	at     *coordinates
 	exists string // a predicate, "" for always
 	values [][]string
 }

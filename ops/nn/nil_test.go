@@ -17,7 +17,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
 	ones := [2]int{1, 1}
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"Attention":       {F: Attention, Args: []any{four, four, four, AttentionOptions{}}},
 		"AvgPool2D":       {F: AvgPool2D, Args: []any{ones, [2]int{}, ones, four}},
 		"BatchedMatMul":   {F: BatchedMatMul, Args: []any{false, false, four, four}},

@@ -11,7 +11,7 @@ import (
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"New": {F: New, Args: []any{comm, backend.F16}},
 	}, map[string]string{"Wrap": "what it returns is New"})
 	if _, err := Wrap(backend.F16)(nil); err == nil {

@@ -10,7 +10,7 @@ import (
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
-	nilargs.Check(t, map[string]nilargs.Call{
+	nilargs.Check(t, map[string]nilargs.Use{
 		"New": {F: New, Args: []any{comm, TopK(0.5), WithStrict()}},
 	}, map[string]string{"Wrap": "what it returns is New", "WithValues": "a number"})
 	if _, err := Wrap(TopK(0.5))(nil); err == nil {

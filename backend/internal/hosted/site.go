@@ -47,7 +47,7 @@ func NewSite(
 
 // Steps returns the steps of connecting, except the places, which one step tells for all
 // parts.
-func (s *Site) Steps() []group.Step { return append(s.boarding.Steps(), s.region) }
+func (s *Site) Steps() []group.Resource { return append(s.boarding.Steps(), s.region) }
 
 // Board returns the board of a part across, once the steps were taken.
 func (s *Site) Board() group.Board { return s.boarding.Board() }

@@ -63,11 +63,11 @@ type Results struct {
 }
 
 // Machine makes a machine for a graph.
-type Machine func(*gorgonia.ExprGraph) (gorgonia.VM, error)
+type Maker func(*gorgonia.ExprGraph) (gorgonia.VM, error)
 
 // Compute runs the case a number of times in a machine, and returns the results of each time. It
 // fails if the machine does, also by a panic.
-func (c Case) Compute(times int, machine Machine) (all []Results, err error) {
+func (c Case) Compute(times int, machine Maker) (all []Results, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = fmt.Errorf("conventions: %s of %s: panic: %v", c.Op, c.DType, r)

@@ -8,20 +8,20 @@ import (
 	"strings"
 )
 
-// Engine is what computes a graph.
-type Engine string
+// Runner is what computes a graph.
+type Runner string
 
 // The engines. Package vm computes the same on the host and on a GPU.
 const (
-	VM   Engine = "vm"
-	Tape Engine = "tape machine"
+	VM   Runner = "vm"
+	Tape Runner = "tape machine"
 )
 
 // Rule is a convention of an engine that is not PyTorch's.
 type Rule struct {
 	Says    string // in the words of docs/ops.md
 	ops     []string
-	engines []Engine
+	engines []Runner
 	holds   func(c Case, d Difference) bool
 }
 
@@ -30,7 +30,7 @@ func Rules() []Rule {
 	return slices.Concat(sharedRules(), kinks(), ownRules(), tapeRules(), assemblyRules())
 }
 
-var both = []Engine{VM, Tape}
+var both = []Runner{VM, Tape}
 
 // sharedRules are of operations that both engines compute alike.
 func sharedRules() []Rule {
@@ -46,7 +46,7 @@ func sharedRules() []Rule {
 			[]string{"MaxBetween", "MinBetween"}, both,
 			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == d.X[1] }},
 		{"beside NaN the second one has the gradient, in PyTorch both",
-			[]string{"MaxBetween", "MinBetween"}, []Engine{VM},
+			[]string{"MaxBetween", "MinBetween"}, []Runner{VM},
 			func(_ Case, d Difference) bool {
 				return d.Of == "dx0" && (isNaN(d.X[0]) || isNaN(d.X[1])) && d.Got == 0
 			}},
@@ -55,7 +55,7 @@ func sharedRules() []Rule {
 			func(_ Case, d Difference) bool {
 				return d.gradient() && math.Abs(d.Got) > math.Abs(d.Want) && d.Want != 0
 			}},
-		{"beside NaN the gradient is 0, in PyTorch NaN", []string{"Max"}, []Engine{VM},
+		{"beside NaN the gradient is 0, in PyTorch NaN", []string{"Max"}, []Runner{VM},
 			func(_ Case, d Difference) bool { return d.gradient() && isNaN(d.Want) && d.Got == 0 }},
 	}
 }
@@ -67,7 +67,7 @@ func kinks() []Rule {
 			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == 0 && d.Want == 0 }},
 		{"the gradient at 0 is dy, in PyTorch alpha*dy", []string{"LeakyRelu"}, both,
 			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == 0 }},
-		{"the gradient at NaN is dy, in PyTorch alpha*dy", []string{"LeakyRelu"}, []Engine{VM},
+		{"the gradient at NaN is dy, in PyTorch alpha*dy", []string{"LeakyRelu"}, []Runner{VM},
 			func(_ Case, d Difference) bool { return d.gradient() && math.IsNaN(d.X[0]) && d.Got == 4*d.Want }},
 	}
 }
@@ -95,7 +95,7 @@ func ownRules() []Rule {
 // tapeRules are of Gorgonia's operations in its own machine.
 func tapeRules() []Rule {
 	isNaN := math.IsNaN
-	tape := []Engine{Tape}
+	tape := []Runner{Tape}
 	return []Rule{
 		{"an infinity is NaN where it is multiplied by 0: -Inf, and gradients",
 			[]string{"Rectify"}, tape,
@@ -125,7 +125,7 @@ func assemblyRules() []Rule {
 		return nil
 	}
 	return []Rule{
-		{"numbers below the normal ones are wrong", []string{"Log"}, []Engine{Tape},
+		{"numbers below the normal ones are wrong", []string{"Log"}, []Runner{Tape},
 			func(_ Case, d Difference) bool { return math.Abs(d.X[0]) < 1.2e-38 }},
 	}
 }
@@ -140,7 +140,7 @@ func (c Case) name() string {
 }
 
 // Explain returns the rules that the differences from PyTorch follow, and those that follow none.
-func (c Case) Explain(e Engine, got Results) (follow []string, others []Difference) {
+func (c Case) Explain(e Runner, got Results) (follow []string, others []Difference) {
 	rules := Rules()
 	for _, d := range c.Differences(got) {
 		i := slices.IndexFunc(rules, func(r Rule) bool {
@@ -158,16 +158,16 @@ func (c Case) Explain(e Engine, got Results) (follow []string, others []Differen
 
 // Unsafe reports whether the engine cannot run the case: Gorgonia's tape machine ends the program
 // where the backward pass of a pool finds no largest element.
-func (c Case) Unsafe(e Engine) bool { return e == Tape && strings.HasPrefix(c.Op, "MaxPool2D") }
+func (c Case) Unsafe(e Runner) bool { return e == Tape && strings.HasPrefix(c.Op, "MaxPool2D") }
 
 // Line is what an engine does with an operation.
 type Line struct {
 	Op   string
-	Says map[Engine][]string // in the order of Rules; nothing if the engine does as PyTorch
+	Says map[Runner][]string // in the order of Rules; nothing if the engine does as PyTorch
 }
 
 // Lines computes all cases on the engines. It fails if one differs from PyTorch by no rule.
-func Lines(machines map[Engine]Machine) ([]Line, error) {
+func Lines(machines map[Runner]Maker) ([]Line, error) {
 	cases, _, err := Cases()
 	if err != nil {
 		return nil, err
@@ -177,7 +177,7 @@ func Lines(machines map[Engine]Machine) ([]Line, error) {
 		at := slices.IndexFunc(lines, func(l Line) bool { return l.Op == c.name() })
 		if at < 0 {
 			at = len(lines)
-			lines = append(lines, Line{c.name(), map[Engine][]string{}})
+			lines = append(lines, Line{c.name(), map[Runner][]string{}})
 		}
 		for e, machine := range machines {
 			if c.Unsafe(e) {

@@ -17,9 +17,9 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Call is a call that succeeds or fails for another reason than nil: F is the function, or one with
+// Use is a call that succeeds or fails for another reason than nil: F is the function, or one with
 // the same parameters that uses what the function returns; its last result is an error.
-type Call struct {
+type Use struct {
 	F    any
 	Args []any
 }
@@ -29,7 +29,7 @@ type Call struct {
 // parameter. Each exported function is in the table or, with the reason, in except, unless its
 // parameters are numbers, strings and the like. Parameters for which nil has a meaning are in
 // except as "Function.parameter".
-func Check(t *testing.T, table map[string]Call, except map[string]string) {
+func Check(t *testing.T, table map[string]Use, except map[string]string) {
 	t.Helper()
 	declared := functions(t)
 	for name := range table {
@@ -100,7 +100,7 @@ func names(f *ast.FuncType) (all []string) {
 	return all
 }
 
-func (c Call) check(t *testing.T, name string, parameters []string, except map[string]string) {
+func (c Use) check(t *testing.T, name string, parameters []string, except map[string]string) {
 	t.Helper()
 	f := reflect.TypeOf(c.F)
 	for i, parameter := range parameters {
@@ -136,7 +136,7 @@ func nilable(t reflect.Type) bool {
 }
 
 // with calls the function with another argument. A panic is an error.
-func (c Call) with(i int, nothing reflect.Value) (err error) {
+func (c Use) with(i int, nothing reflect.Value) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = fmt.Errorf("it panicked: %v", v)

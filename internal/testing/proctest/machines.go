@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// Machine is a machine of its own, as far as ranks can tell: a network namespace with its own address,
+// Namespace is a machine of its own, as far as ranks can tell: a network namespace with its own address,
 // /dev/shm and temporary directory. All are of this host's cores and memory.
-type Machine struct {
+type Namespace struct {
 	Name, Addr string
 
 	port   Wire   // how it is connected
 	dir    string // a tmpfs of its own
-	others []*Machine
+	others []*Namespace
 }
 
 // T is what this package needs of a [testing.T] where machines are made: programs that are tests
@@ -37,12 +37,12 @@ type T interface {
 // Machines makes n machines on one network for a test, each connected to it by a wire. The test's end
 // kills what runs on them and removes them. Where that takes rights that the test does not have, it is
 // skipped, and with REQUIRE_NETNS=1 it fails.
-func Machines(t T, n int, wire Wire) []*Machine {
+func Machines(t T, n int, wire Wire) []*Namespace {
 	t.Helper()
 	hub := fmt.Sprintf("eu%d%s", os.Getpid(), strings.ToLower(rand.Text()[:3]))
-	all := make([]*Machine, n)
+	all := make([]*Namespace, n)
 	for i := range all {
-		all[i] = &Machine{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d", i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
+		all[i] = &Namespace{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d", i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
 	}
 	need(t, "netns add "+hub, "-n "+hub+" link add hub type bridge", "-n "+hub+" link set hub up")
 	t.Cleanup(func() { ip("netns", "delete", hub) })
@@ -81,7 +81,7 @@ func lacking(t T, what string, err error) {
 }
 
 // start makes the machine, and connects it to a hub, where its end of the wire has its name.
-func (m *Machine) start(t T, hub string) {
+func (m *Namespace) start(t T, hub string) {
 	t.Helper()
 	need(t, "netns add "+m.Name)
 	t.Cleanup(func() { ip("netns", "delete", m.Name) })
@@ -109,13 +109,13 @@ func (m *Machine) start(t T, hub string) {
 }
 
 // Shm returns the directory that is the machine's /dev/shm.
-func (m *Machine) Shm() string { return filepath.Join(m.dir, "shm") }
+func (m *Namespace) Shm() string { return filepath.Join(m.dir, "shm") }
 
 // mount has a command see the machine's /dev/shm.
 const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
 
 // Command makes a command one that runs on the machine. The process is the command's own.
-func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
+func (m *Namespace) Command(cmd *exec.Cmd) *exec.Cmd {
 	there := exec.Command("ip", append([]string{"netns", "exec", m.Name, "sh", "-c", mount, m.dir}, cmd.Args...)...)
 	there.Env = cmd.Env
 	if there.Env == nil {
@@ -128,7 +128,7 @@ func (m *Machine) Command(cmd *exec.Cmd) *exec.Cmd {
 
 // Shell writes a script that launchers can use in place of ssh: with options, which it ignores, a
 // machine's Addr and a command, it runs the command there.
-func Shell(t T, machines []*Machine) (path string) {
+func Shell(t T, machines []*Namespace) (path string) {
 	t.Helper()
 	text := "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\naddr=$1\nshift\ncase $addr in\n"
 	for _, m := range machines {
@@ -143,7 +143,7 @@ func Shell(t T, machines []*Machine) (path string) {
 }
 
 // Cut cuts the machine off: nothing reaches it, and nothing it sends reaches others.
-func (m *Machine) Cut(t T) {
+func (m *Namespace) Cut(t T) {
 	t.Helper()
 	if err := ip("-n", m.Name, "link", "set", "eth0", "down"); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func (m *Machine) Cut(t T) {
 }
 
 // Mend ends what Cut and Mute have done.
-func (m *Machine) Mend(t T) {
+func (m *Namespace) Mend(t T) {
 	t.Helper()
 	for _, command := range []string{"link set eth0 up", "neighbour flush nud permanent dev eth0"} {
 		if err := ip(strings.Fields("-n " + m.Name + " " + command)...); err != nil {
@@ -162,7 +162,7 @@ func (m *Machine) Mend(t T) {
 
 // Mute has nothing that the machine sends reach others, while what they send reaches it: its frames
 // are for an interface that nobody has.
-func (m *Machine) Mute(t T) {
+func (m *Namespace) Mute(t T) {
 	t.Helper()
 	for _, other := range m.others {
 		if other == m {
@@ -175,7 +175,7 @@ func (m *Machine) Mute(t T) {
 }
 
 // processes returns what runs on the machine.
-func (m *Machine) processes(t T) (pids []int) {
+func (m *Namespace) processes(t T) (pids []int) {
 	t.Helper()
 	out, err := exec.Command("ip", "netns", "pids", m.Name).Output()
 	if err != nil {
@@ -192,7 +192,7 @@ func (m *Machine) processes(t T) (pids []int) {
 }
 
 // Signal sends a signal to all processes of the machine.
-func (m *Machine) Signal(t T, s syscall.Signal) {
+func (m *Namespace) Signal(t T, s syscall.Signal) {
 	t.Helper()
 	for _, pid := range m.processes(t) {
 		syscall.Kill(pid, s) // it may have ended
@@ -200,7 +200,7 @@ func (m *Machine) Signal(t T, s syscall.Signal) {
 }
 
 // Ranks returns the processes of the machine that have a rank, by their ranks.
-func (m *Machine) Ranks(t T) map[int]int {
+func (m *Namespace) Ranks(t T) map[int]int {
 	t.Helper()
 	ranks := map[int]int{}
 	for _, pid := range m.processes(t) {
@@ -223,7 +223,7 @@ func (m *Machine) Ranks(t T) map[int]int {
 
 // IsEmpty checks that nothing is left on the machine: no process, and no file in /dev/shm or the
 // temporary directory. What has been killed may take a moment.
-func (m *Machine) IsEmpty(t T) {
+func (m *Namespace) IsEmpty(t T) {
 	t.Helper()
 	if !m.await(t, func() bool { return len(m.processes(t)) == 0 }) {
 		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output() // for the message
@@ -238,7 +238,7 @@ func (m *Machine) IsEmpty(t T) {
 }
 
 // await waits for something, for some seconds at most.
-func (m *Machine) await(t T, what func() bool) bool {
+func (m *Namespace) await(t T, what func() bool) bool {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if what() {

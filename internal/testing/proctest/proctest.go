@@ -22,6 +22,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/env"
 )
 
 // scenario is the variable that makes a test binary a rank; its value is the name.
@@ -55,13 +57,13 @@ func Start(t *testing.T, name string, P int, env ...string) []Rank {
 }
 
 // StartOn is Start for a job of perMachine ranks on each of several machines.
-func StartOn(t *testing.T, name string, machines []*Machine, perMachine int, env ...string) []Rank {
+func StartOn(t *testing.T, name string, machines []*Namespace, perMachine int, env ...string) []Rank {
 	t.Helper()
 	return start(t, name, machines, perMachine, env)
 }
 
 // start starts the ranks of a job: perMachine of them on each machine, or all on this one.
-func start(t *testing.T, name string, machines []*Machine, perMachine int, env []string) []Rank {
+func start(t *testing.T, name string, machines []*Namespace, perMachine int, env []string) []Rank {
 	t.Helper()
 	secret := make([]byte, 16)
 	rand.Read(secret)
@@ -144,7 +146,7 @@ func (r Rank) End() (last string) {
 // the cores for seconds, and so may emulated kernels, which spin. That still excludes waiting
 // for the limit of a call, a minute where tests do not set it.
 func Within(promise time.Duration) time.Duration {
-	if os.Getenv("EURYALE_FULL") == "1" || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
+	if env.Full.Set(os.Getenv) || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
 		return promise
 	}
 	return max(promise, 20*time.Second)

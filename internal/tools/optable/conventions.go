@@ -67,7 +67,7 @@ func conventionsSection() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	lines, err := conventions.Lines(map[conventions.Engine]conventions.Machine{
+	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
 		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
 		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
 	})

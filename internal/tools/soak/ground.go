@@ -93,7 +93,7 @@ func (g *ground) leave() error {
 }
 
 // machines makes machines, or returns nil where that takes rights that the soak does not have.
-func (g *ground) machines() (all []*proctest.Machine, err error) {
+func (g *ground) machines() (all []*proctest.Namespace, err error) {
 	if os.Getuid() != 0 {
 		return nil, nil
 	}

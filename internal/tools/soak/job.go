@@ -117,7 +117,7 @@ type job struct {
 	topology  string          // for EURYALE_TOPOLOGY
 	strangers int             // that connect to each port of the job
 	delays    []time.Duration // before Init, by rank
-	steps     []step
+	steps     []action
 	limit     time.Duration // by when all ranks must have ended
 }
 

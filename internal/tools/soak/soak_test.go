@@ -152,7 +152,7 @@ func TestJobFollowsFromSeedAndNumber(t *testing.T) {
 // quiet is a job of two ranks; what it is to come to is in the cases below.
 func quiet(m mode, failure string) job {
 	j := newJob(1, 1)
-	j.mode, j.ranks, j.steps = m, 2, []step{{verb: meet}}
+	j.mode, j.ranks, j.steps = m, 2, []action{{verb: meet}}
 	j.failure.name, j.failure.rank = failure, 1
 	return j
 }

@@ -38,9 +38,9 @@ type process struct {
 
 // site is where a job runs.
 type site struct {
-	tmp, shm string              // where it has directories
-	machines []*proctest.Machine // nil if they cannot be made
-	dir      string              // that it saves to, if it does
+	tmp, shm string                // where it has directories
+	machines []*proctest.Namespace // nil if they cannot be made
+	dir      string                // that it saves to, if it does
 	pulse    *pulse
 }
 

@@ -28,23 +28,23 @@ const (
 	part   verb = "part"   // rank 0 leaves, the others go on in a group
 )
 
-// step is one step of the program that all ranks run. A Split makes a new layer, in which each
+// action is one step of the program that all ranks run. A Split makes a new layer, in which each
 // rank is in one group or in none. Layer 0 is the job.
-type step struct {
+type action struct {
 	verb   verb
 	layer  int    // on which it is
 	seed   uint64 // of its random numbers
 	colors []int  // of a split, by rank of the job
 }
 
-func (s step) String() string { return fmt.Sprintf("%s on layer %d", s.verb, s.layer) }
+func (s action) String() string { return fmt.Sprintf("%s on layer %d", s.verb, s.layer) }
 
 // newSteps makes a random program for ranks ranks.
-func newSteps(rng *rand.Rand, ranks int) []step {
-	steps := []step{{verb: meet}}
+func newSteps(rng *rand.Rand, ranks int) []action {
+	steps := []action{{verb: meet}}
 	layers := 1
 	for range 5 + rng.IntN(40) {
-		s := step{verb: pick(rng, call, call, call, call, call, call, queued, queued, alloc, train, split), layer: rng.IntN(layers), seed: rng.Uint64()}
+		s := action{verb: pick(rng, call, call, call, call, call, call, queued, queued, alloc, train, split), layer: rng.IntN(layers), seed: rng.Uint64()}
 		if s.verb == split {
 			s.colors = make([]int, ranks)
 			for r := range s.colors {
@@ -55,15 +55,15 @@ func newSteps(rng *rand.Rand, ranks int) []step {
 		steps = append(steps, s)
 	}
 	if rng.IntN(12) > 0 {
-		return append(steps, step{verb: meet})
+		return append(steps, action{verb: meet})
 	}
-	s := step{verb: part, colors: make([]int, ranks)}
+	s := action{verb: part, colors: make([]int, ranks)}
 	s.colors[0] = -1
-	return append(steps, s, step{verb: call, layer: layers, seed: rng.Uint64()}, step{verb: meet, layer: layers})
+	return append(steps, s, action{verb: call, layer: layers, seed: rng.Uint64()}, action{verb: meet, layer: layers})
 }
 
 // members returns which ranks are in a group of each layer.
-func members(steps []step, ranks int) [][]bool {
+func members(steps []action, ranks int) [][]bool {
 	layers := [][]bool{slices.Repeat([]bool{true}, ranks)}
 	for _, s := range steps {
 		if s.colors == nil {
@@ -80,7 +80,7 @@ func members(steps []step, ranks int) [][]bool {
 
 // calls returns how many collectives a rank starts at least: those of trainings
 // are not counted.
-func calls(steps []step, ranks, rank int) (n int) {
+func calls(steps []action, ranks, rank int) (n int) {
 	in := members(steps, ranks)
 	for _, s := range steps {
 		if slices.Contains([]verb{call, queued, alloc, meet}, s.verb) && in[s.layer][rank] {
@@ -91,8 +91,8 @@ func calls(steps []step, ranks, rank int) (n int) {
 }
 
 // stays returns how many steps a rank takes part in: rank 0 may leave early.
-func stays(steps []step, rank int) int {
-	if i := slices.IndexFunc(steps, func(s step) bool { return s.verb == part }); i >= 0 && rank == 0 {
+func stays(steps []action, rank int) int {
+	if i := slices.IndexFunc(steps, func(s action) bool { return s.verb == part }); i >= 0 && rank == 0 {
 		return i
 	}
 	return len(steps)
@@ -189,7 +189,7 @@ func (m *member) panics() error {
 // errNoPanic is the error of a collective that took what it should not.
 var errNoPanic = errors.New("it did not")
 
-func (m *member) step(s step) error {
+func (m *member) step(s action) error {
 	comm := m.layers[s.layer]
 	if comm == nil && s.colors != nil {
 		m.layers = append(m.layers, nil)
@@ -217,7 +217,7 @@ func (m *member) step(s step) error {
 }
 
 // random makes the collective of a step, and checks its result.
-func random(comm backend.Communicator, s step) error {
+func random(comm backend.Communicator, s action) error {
 	rng := rand.New(rand.NewPCG(s.seed, 1))
 	P := comm.Size()
 	what := backend.Collective{Kind: pick(rng, backend.Kinds()...)}

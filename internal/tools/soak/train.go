@@ -106,7 +106,7 @@ func (t *training) machine(d *autograd.DataParallel) (gorgonia.VM, error) {
 	return gorgonia.NewTapeMachine(t.g, gorgonia.BindDualValues(t.params...)), nil
 }
 
-// step is one step of training.
+// action is one step of training.
 func (t *training) step(d *autograd.DataParallel, vm gorgonia.VM, solver gorgonia.Solver,
 	step int) error {
 	for k, n := range t.data {

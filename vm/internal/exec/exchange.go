@@ -7,8 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Exchange is how ranks exchange gradients: that of package autograd. Buckets have numbers from 0.
-type Exchange interface {
+// Buckets is how ranks exchange gradients: [autograd.Buckets], say. Buckets have numbers from 0.
+type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged.
 	Slot(update int) backend.Buffer
 	// Start starts the exchange of a bucket behind what was started on a queue, nil for the host.
@@ -22,7 +22,7 @@ type Exchange interface {
 
 // exchanges are those of a run.
 type exchanges struct {
-	Exchange
+	Buckets
 	started
 }
 

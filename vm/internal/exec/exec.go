@@ -54,10 +54,10 @@ type step struct {
 // New makes a plan ready to run on a device. It allocates the arena; g has the operations that only the
 // graph knows, nil if there are none, and exchange is how ranks exchange gradients, nil if
 // the plan does not. After an error nothing is left of it.
-func New(p *plan.Plan, d Device, g Graph, exchange Exchange) (*Executor, error) {
+func New(p *plan.Plan, d Device, g Graph, exchange Buckets) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Exchange: exchange},
+		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Buckets: exchange},
 		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
@@ -129,7 +129,7 @@ func (e *Executor) prepare() error {
 
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
-	if e.exchanges.Exchange != nil && b.Kind == plan.Slot {
+	if e.exchanges.Buckets != nil && b.Kind == plan.Slot {
 		return e.exchanges.Slot(b.Index), nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())

@@ -85,7 +85,7 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 	if errors.Is(err, backend.ErrUnsupported) {
 		graph, err = nil, nil
 	}
-	if e.exchanges.Exchange != nil && s.exchanges() {
+	if e.exchanges.Buckets != nil && s.exchanges() {
 		all, failed := e.exchanges.All(graph != nil)
 		if err = errors.Join(err, failed); graph != nil && !all {
 			err = errors.Join(err, graph.Close())

@@ -10,7 +10,7 @@ import (
 // drawing is a graph that is being drawn. It is built meanwhile, which tells the shapes of results.
 type drawing struct {
 	*Graph
-	Place
+	Needs
 	next    Next
 	scratch *Built
 	sizes   []int // of axes
@@ -22,10 +22,10 @@ type drawing struct {
 const most = 300
 
 // Draw draws a graph of about n operations.
-func Draw(p Place, n int, next Next) *Graph {
+func Draw(p Needs, n int, next Next) *Graph {
 	d := &drawing{
 		Graph: &Graph{DType: []tensor.Dtype{tensor.Float32, tensor.Float64}[next(2)]},
-		Place: p, next: next, last: -1, list: table,
+		Needs: p, next: next, last: -1, list: table,
 	}
 	if next(2) == 0 {
 		d.Whole = true
@@ -74,7 +74,7 @@ func (d *drawing) append(v Value) int {
 	i := len(d.Values)
 	v.when = d.next(1 << 16)
 	d.Values, d.scratch.Nodes = append(d.Values, v), append(d.scratch.Nodes, nil)
-	err := d.add(construction{d.Place, d.scratch.Graph, i, d.scratch}, d.scratch.Nodes)
+	err := d.add(construction{d.Needs, d.scratch.Graph, i, d.scratch}, d.scratch.Nodes)
 	if err != nil || d.scratch.Nodes[i].Shape().TotalSize() > most {
 		d.Values, d.scratch.Nodes = d.Values[:i], d.scratch.Nodes[:i]
 		return -1

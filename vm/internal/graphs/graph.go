@@ -38,9 +38,9 @@ type Value struct {
 	when   int  // values with lower numbers are added first, where operands are there
 }
 
-// Place is what graphs need besides nodes: a communicator for collectives, and a layout for
+// Needs is what graphs need besides nodes: a communicator for collectives, and a layout for
 // blocks of package layers. Where they are nil, graphs have neither. Random is for dropouts.
-type Place struct {
+type Needs struct {
 	Comm   backend.Communicator
 	Layout *layers.Layout
 	Random *nn.Random
@@ -48,7 +48,7 @@ type Place struct {
 
 // construction is a graph of Gorgonia that is being built.
 type construction struct {
-	Place
+	Needs
 	graph *gorgonia.ExprGraph
 	value int // that is built
 	built *Built
@@ -77,7 +77,7 @@ func newBuilt(g *Graph) *Built {
 }
 
 // Build makes a graph of Gorgonia of the values that the loss depends on, or that are kept.
-func (g *Graph) Build(p Place) (*Built, error) {
+func (g *Graph) Build(p Needs) (*Built, error) {
 	b := newBuilt(g)
 	b.Nodes = make(gorgonia.Nodes, len(g.Values))
 	var left []int

@@ -24,13 +24,13 @@ type operation struct {
 }
 
 type (
-	node   = *gorgonia.Node
-	shape  = tensor.Shape
-	unary  = func(x node) (node, error)
-	binary = func(x, y node) (node, error)
-	needs  = []need
-	place  = construction
-	comm   = backend.Communicator
+	node     = *gorgonia.Node
+	shape    = tensor.Shape
+	unary    = func(x node) (node, error)
+	binary   = func(x, y node) (node, error)
+	needs    = []need
+	position = construction
+	comm     = backend.Communicator
 )
 
 var (
@@ -140,12 +140,12 @@ var table = []operation{
 	{name: "SoftMax", axes: []int{2, 3, 4}, fit: along(nn.SoftMax), rough: true},
 	{name: "LogSoftMax", axes: []int{2, 3, 4}, fit: along(nn.LogSoftMax), rough: true},
 	{name: "LayerNorm", rough: true, axes: rows, fit: func(_ *drawing, x shape) (needs, build) {
-		return numbers(last(x), last(x)), func(_ place, x ...node) (node, error) {
+		return numbers(last(x), last(x)), func(_ position, x ...node) (node, error) {
 			return nn.LayerNorm(0.5, x[0], x[1], x[2])
 		}
 	}},
 	{name: "BatchNorm", rough: true, axes: images, fit: func(_ *drawing, x shape) (needs, build) {
-		return numbers(channel(x), channel(x)), func(_ place, x ...node) (node, error) {
+		return numbers(channel(x), channel(x)), func(_ position, x ...node) (node, error) {
 			y, _, _, _, err := gorgonia.BatchNorm(x[0], x[1], x[2], 0.1, 0.5)
 			return y, err
 		}
@@ -156,7 +156,7 @@ var table = []operation{
 		}
 	}},
 	{name: "CrossEntropy", rough: true, axes: rows, fit: func(_ *drawing, x shape) (needs, build) {
-		return integers(x[:len(x)-1], x[len(x)-1]), func(_ place, x ...node) (node, error) {
+		return integers(x[:len(x)-1], x[len(x)-1]), func(_ position, x ...node) (node, error) {
 			return nn.CrossEntropy(0, x[0], x[1])
 		}
 	}},
@@ -183,7 +183,7 @@ var table = []operation{
 		keys := x.Clone()
 		keys[2] += d.next(2)
 		o := nn.AttentionOptions{Causal: d.next(2) == 0, Scale: 0.25}
-		return numbers(keys, keys), func(_ place, x ...node) (node, error) {
+		return numbers(keys, keys), func(_ position, x ...node) (node, error) {
 			return nn.Attention(x[0], x[1], x[2], o)
 		}
 	}},
@@ -257,7 +257,7 @@ var table = []operation{
 		return integers(shape{d.size(), d.size()}, x[0]), plain2(nn.Embedding)
 	}},
 	{name: "Dropout", axes: anyAxes, fit: func(*drawing, shape) (needs, build) {
-		return nil, func(c place, x ...node) (node, error) {
+		return nil, func(c position, x ...node) (node, error) {
 			return nn.Dropout(0.5, c.Random, x[0])
 		}
 	}},
@@ -315,12 +315,12 @@ func must(n node, err error) node { return gorgonia.Must(n, err) }
 
 // plain is a build of one operand.
 func plain(f unary) build {
-	return func(_ place, x ...node) (node, error) { return f(x[0]) }
+	return func(_ position, x ...node) (node, error) { return f(x[0]) }
 }
 
 // plain2 is a build of two operands.
 func plain2(f binary) build {
-	return func(_ place, x ...node) (node, error) { return f(x[0], x[1]) }
+	return func(_ position, x ...node) (node, error) { return f(x[0], x[1]) }
 }
 
 // alone fits every operand.
@@ -445,7 +445,7 @@ func collective(name string, f func(c comm, axis int, x node) (node, error)) ope
 		if d.Comm == nil {
 			return nil, nil
 		}
-		return nil, func(c place, x ...node) (node, error) { return f(c.Comm, axis, x[0]) }
+		return nil, func(c position, x ...node) (node, error) { return f(c.Comm, axis, x[0]) }
 	}}
 }
 
@@ -458,7 +458,7 @@ func block(kind string, f layer) operation {
 		if d.Layout == nil || x[2]%2 != 0 || x[0] < 1 {
 			return nil, nil
 		}
-		return nil, func(c place, x ...node) (node, error) {
+		return nil, func(c position, x ...node) (node, error) {
 			b := layers.NewBuilder(c.graph, c.Layout, x[0].Dtype(), 1)
 			y := f(b, name(c.value), layers.Whole(x[0]))
 			c.learn(b.Learnables())

@@ -93,7 +93,7 @@ func (r Runs) Has(kind int) bool { return r == 0 || r>>kind&1 == 1 }
 
 // kept returns the sums of runs of a gradient that are kept, the largest last.
 func (l *layouter) kept(update int, dw Ref, name string) []Ref {
-	a, kept := l.exchange.accumulation, l.exchange.sums[update]
+	a, kept := l.bucketing.accumulation, l.bucketing.sums[update]
 	for level := len(kept); level <= a.top(); level++ {
 		b := Buffer{Kind: Partial, Index: update, Vector: level, Name: "sum of " + name}
 		if level == a.top() {
@@ -101,7 +101,7 @@ func (l *layouter) kept(update int, dw Ref, name string) []Ref {
 		}
 		kept = append(kept, l.buffer(b, dw.Shape, dw.DType, -1))
 	}
-	l.exchange.sums[update] = kept
+	l.bucketing.sums[update] = kept
 	for level := range kept { // a reshape may be between
 		kept[level].Shape, kept[level].Strides = dw.Shape, dw.Shape.Strides()
 	}
@@ -114,19 +114,19 @@ func (l *layouter) firstRun(update int, s Step) Step {
 	to := l.kept(update, s.Dsts[0], s.Name)[0]
 	to.Step = len(l.plan.Steps)
 	s.Dsts, s.Runs = []Ref{to}, 1
-	l.exchange.first[update] = true
+	l.bucketing.first[update] = true
 	return s
 }
 
 // accumulate appends the steps that add a gradient to those of the runs before, of which each run has
 // at most one, and returns where the sum of all lies in the end.
 func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
-	a, kept := l.exchange.accumulation, l.kept(update, dw, name)
+	a, kept := l.bucketing.accumulation, l.kept(update, dw, name)
 	sum := kept[a.top()]
 	var before []int
 	for kind := range a.Kinds() {
 		add, to := a.sum(kind)
-		if kind == 0 && l.exchange.first[update] {
+		if kind == 0 && l.bucketing.first[update] {
 			continue
 		}
 		if kind > 0 && slices.Equal(add, before) { // and to the same place
@@ -152,7 +152,7 @@ func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
 // gradient loads a gradient as updates apply it: the sum of all runs and ranks, scaled.
 func (l *layouter) gradient(b *loopBuilder, dw Ref) fuse.Value {
 	x := b.load(l.plan, dw)
-	if s := l.exchange.scale; s != 0 && s != 1 {
+	if s := l.bucketing.scale; s != 0 && s != 1 {
 		x = b.program.Do(fuse.Mul, x, b.program.Const(fuse.Type(dw.DType), s))
 	}
 	return x

@@ -21,8 +21,8 @@ func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket-1)
 // String implements [ir.Op].
 func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket-1) }
 
-// exchange is what the ranks exchange.
-type exchange struct {
+// bucketing is what the ranks exchange.
+type bucketing struct {
 	gradients []ir.ID       // by update
 	buckets   [][]int       // the updates of each bucket: the first one has number 1
 	direct    map[ir.ID]int // values that are computed in the slot of an update, or where a first run keeps them
@@ -36,8 +36,8 @@ type exchange struct {
 
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
-func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) exchange {
-	x := exchange{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]bool{}}
+func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
+	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]bool{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -67,7 +67,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 // send appends the exchange of those buckets whose gradients are computed. Buckets leave in
 // their order.
 func (l *layouter) send() {
-	x := &l.exchange
+	x := &l.bucketing
 	for n := len(x.sent); n < len(x.buckets); n++ {
 		if slices.ContainsFunc(x.buckets[n], func(update int) bool { return !l.computed(x.gradients[update]) }) {
 			return
@@ -90,9 +90,9 @@ func (l *layouter) computed(id ir.ID) bool {
 
 // slot returns a gradient where it is exchanged, after a copy if it was computed elsewhere.
 func (l *layouter) slot(update int) Ref {
-	id := l.exchange.gradients[update]
+	id := l.bucketing.gradients[update]
 	r := l.ref(id)
-	if l.exchange.accumulation.Several() {
+	if l.bucketing.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
@@ -103,8 +103,8 @@ func (l *layouter) slot(update int) Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
-	for i, r := range l.exchanged(Receive{bucket}, l.exchange.sent[bucket-1]) {
-		refs[l.exchange.buckets[bucket-1][i]] = r
+	for i, r := range l.exchanged(Receive{bucket}, l.bucketing.sent[bucket-1]) {
+		refs[l.bucketing.buckets[bucket-1][i]] = r
 	}
 }
 
@@ -114,7 +114,7 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	for i := range results {
 		results[i].Step = len(l.plan.Steps)
 	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange", Runs: l.exchange.accumulation.lastRun()})
+	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange", Runs: l.bucketing.accumulation.lastRun()})
 	return results
 }
 

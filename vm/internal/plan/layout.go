@@ -14,7 +14,7 @@ type layouter struct {
 	placed  []bool
 	dense   map[Ref]Ref     // copies of views in row-major order
 	beside  map[ir.ID][]Ref // what the operation of a value gives besides, from result 1 on
-	exchange
+	bucketing
 	settings map[setting]Ref
 }
 
@@ -40,7 +40,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	for _, r := range p.Results[:n] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
-	l.plan.Accumulation = l.exchange.accumulation
+	l.plan.Accumulation = l.bucketing.accumulation
 	return l.plan, l.update(updates, p.Results[n:])
 }
 
@@ -114,11 +114,11 @@ func (l *layouter) step(id ir.ID) {
 		l.exchangeHeads(id, dsts)
 	}
 	l.beside[id] = dsts[1:]
-	if update, direct := l.exchange.direct[id]; direct && l.exchange.accumulation.Several() && len(dsts) == 1 && dsts[0].Dense() {
+	if update, direct := l.bucketing.direct[id]; direct && l.bucketing.accumulation.Several() && len(dsts) == 1 && dsts[0].Dense() {
 		l.plan.Steps = append(l.plan.Steps, l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
 		dsts[0].Step = len(l.plan.Steps)
 		l.put(id, dsts[0])
-		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name, Runs: l.exchange.accumulation.laterRuns()})
+		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name, Runs: l.bucketing.accumulation.laterRuns()})
 		return
 	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})
@@ -166,7 +166,7 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
 	r := l.result(v.Shape, v.DType, v.Name)
-	if update, direct := l.exchange.direct[id]; direct && !l.exchange.accumulation.Several() {
+	if update, direct := l.bucketing.direct[id]; direct && !l.bucketing.accumulation.Several() {
 		b := &l.plan.Buffers[r.Buffer]
 		b.Kind, b.Index = Slot, update
 	}

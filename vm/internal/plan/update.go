@@ -112,19 +112,19 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	first := len(l.plan.Steps)
 	defer func() {
 		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Runs = l.exchange.accumulation.lastRun()
+			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
 		}
 	}()
 	var factor *Ref
 	received := 0
 	if len(updates) > 0 && updates[0].Limit > 0 {
-		for ; received < len(l.exchange.buckets); received++ {
+		for ; received < len(l.bucketing.buckets); received++ {
 			l.receive(received+1, refs)
 		}
 		r := l.clip(updates, refs)
 		factor = &r
 	}
-	for bucket := range len(l.exchange.buckets) + 1 {
+	for bucket := range len(l.bucketing.buckets) + 1 {
 		if bucket > received {
 			l.receive(bucket, refs)
 		}

@@ -13,8 +13,8 @@ type element interface {
 	float() bool
 	lanes(l level) int       // how many are loaded and stored at a time
 	prepare(l level) element // with its constants in registers
-	load(l level, p part, from Mem) []reg.VecVirtual
-	store(l level, p part, xs []reg.VecVirtual, to Mem) // may change xs
+	load(l level, p slot, from Mem) []reg.VecVirtual
+	store(l level, p slot, xs []reg.VecVirtual, to Mem) // may change xs
 }
 
 // plain is a type that is computed with as it is in memory.
@@ -38,16 +38,16 @@ func (e plain) float() bool           { return e.floating }
 func (e plain) lanes(l level) int     { return l.bits / 8 / e.size }
 func (e plain) prepare(level) element { return e }
 
-func (e plain) load(l level, p part, from Mem) []reg.VecVirtual {
+func (e plain) load(l level, p slot, from Mem) []reg.VecVirtual {
 	x := l.vector()
 	move(e.size, p, from, x)
 	return []reg.VecVirtual{x}
 }
 
-func (e plain) store(_ level, p part, xs []reg.VecVirtual, to Mem) { put(e.size, p, xs[0], to) }
+func (e plain) store(_ level, p slot, xs []reg.VecVirtual, to Mem) { put(e.size, p, xs[0], to) }
 
 // move loads a vector of elements of so many bytes. What is not in the part becomes 0.
-func move(bytes int, p part, from Mem, x reg.VecVirtual) {
+func move(bytes int, p slot, from Mem, x reg.VecVirtual) {
 	if p.shape == whole {
 		VMOVUPS(from, x)
 		return
@@ -77,7 +77,7 @@ func move(bytes int, p part, from Mem, x reg.VecVirtual) {
 }
 
 // put stores a part of a vector of elements of so many bytes.
-func put(bytes int, p part, x reg.VecVirtual, to Mem) {
+func put(bytes int, p slot, x reg.VecVirtual, to Mem) {
 	if p.shape == whole {
 		VMOVUPS(x, to)
 		return
@@ -119,7 +119,7 @@ func (f16) float() bool             { return true }
 func (f16) lanes(l level) int       { return l.bits / 32 }
 func (e f16) prepare(level) element { return e }
 
-func (f16) load(l level, p part, from Mem) []reg.VecVirtual {
+func (f16) load(l level, p slot, from Mem) []reg.VecVirtual {
 	x := l.vector()
 	if p.shape == whole {
 		VCVTPH2PS(from, x)
@@ -130,7 +130,7 @@ func (f16) load(l level, p part, from Mem) []reg.VecVirtual {
 	return []reg.VecVirtual{x}
 }
 
-func (f16) store(l level, p part, xs []reg.VecVirtual, to Mem) {
+func (f16) store(l level, p slot, xs []reg.VecVirtual, to Mem) {
 	const nearestEven = 0
 	if p.shape == whole {
 		VCVTPS2PH(Imm(nearestEven), xs[0], to)
@@ -159,7 +159,7 @@ func (bf16) prepare(l level) element {
 	return bf16{one: constant(l, 1), bias: constant(l, 0x7fff), quiet: constant(l, 0x400000)}
 }
 
-func (bf16) load(l level, p part, from Mem) []reg.VecVirtual {
+func (bf16) load(l level, p slot, from Mem) []reg.VecVirtual {
 	x := l.vector()
 	if p.shape == whole {
 		VPMOVZXWD(from, x)
@@ -171,7 +171,7 @@ func (bf16) load(l level, p part, from Mem) []reg.VecVirtual {
 	return []reg.VecVirtual{x}
 }
 
-func (e bf16) store(l level, p part, xs []reg.VecVirtual, to Mem) {
+func (e bf16) store(l level, p slot, xs []reg.VecVirtual, to Mem) {
 	x, nan, rounded := xs[0], l.vector(), l.vector()
 	VPSRLD(Imm(16), x, rounded)
 	VANDPS(e.one, rounded, rounded) // the last bit that stays
@@ -209,7 +209,7 @@ func (bf16Pairs) prepare(l level) element {
 	return bf16Pairs{one: constant(l, 1), bias: constant(l, 0x7fff), upper: constant(l, 0xffff0000)}
 }
 
-func (e bf16Pairs) load(l level, p part, from Mem) []reg.VecVirtual {
+func (e bf16Pairs) load(l level, p slot, from Mem) []reg.VecVirtual {
 	even, odd := l.vector(), l.vector()
 	move(2, p, from, odd)
 	VPSLLD(Imm(16), odd, even)
@@ -217,7 +217,7 @@ func (e bf16Pairs) load(l level, p part, from Mem) []reg.VecVirtual {
 	return []reg.VecVirtual{even, odd}
 }
 
-func (e bf16Pairs) store(l level, p part, xs []reg.VecVirtual, to Mem) {
+func (e bf16Pairs) store(l level, p slot, xs []reg.VecVirtual, to Mem) {
 	for _, x := range xs {
 		up := l.vector()
 		VPSRLD(Imm(16), x, up)

@@ -60,8 +60,8 @@ const (
 	single       // the first element
 )
 
-// part is a vector's place in memory.
-type part struct {
+// slot is a vector's place in memory.
+type slot struct {
 	shape
 	mask reg.Register
 }
@@ -83,19 +83,19 @@ func (c cursor) advance(elements, srcBytes, dstBytes int) {
 
 // loops goes over all elements: several vectors at a time, then one, then what is left. body computes
 // count vectors at the cursor.
-func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int, body func(p part, count int)) {
+func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int, body func(p slot, count int)) {
 	many, one, rest, done := name+"Many", name+"One", name+"Rest", name+"Done"
 	Label(many)
 	CMPQ(c.left, I32(int32(l.vectors*lanes)))
 	JLT(LabelRef(one))
-	body(part{shape: whole}, l.vectors)
+	body(slot{shape: whole}, l.vectors)
 	c.advance(l.vectors*lanes, srcBytes, dstBytes)
 	JMP(LabelRef(many))
 
 	Label(one)
 	CMPQ(c.left, I32(int32(lanes)))
 	JLT(LabelRef(rest))
-	body(part{shape: whole}, 1)
+	body(slot{shape: whole}, 1)
 	c.advance(lanes, srcBytes, dstBytes)
 	JMP(LabelRef(one))
 
@@ -107,9 +107,9 @@ func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int, body 
 		MOVQ(I64(-1), bits)
 		BZHIQ(c.left, bits, bits)
 		KMOVQ(bits, mask)
-		body(part{masked, mask}, 1)
+		body(slot{masked, mask}, 1)
 	} else {
-		body(part{shape: single}, 1)
+		body(slot{shape: single}, 1)
 		c.advance(1, srcBytes, dstBytes)
 		JMP(LabelRef(rest))
 	}
@@ -146,7 +146,7 @@ func reduction(l level, t element) {
 		Label(name)
 		o := newOperation(l, t, name, sources)
 		lanes := t.lanes(l)
-		l.loops(name, c, lanes, t.bytes(), t.bytes(), func(p part, count int) {
+		l.loops(name, c, lanes, t.bytes(), t.bytes(), func(p slot, count int) {
 			acc := make([][]reg.VecVirtual, count)
 			source, next := GP64(), GP64()
 			at := func(v int) Mem { return Mem{Base: source, Index: offset, Scale: 1, Disp: v * lanes * t.bytes()} }
@@ -201,7 +201,7 @@ func conversion(l level, name string, from, to element, scaled bool) {
 		broadcast(from.bytes(), Load(Param("factor"), XMM()).(reg.VecVirtual), factor)
 	}
 	lanes := from.lanes(l)
-	l.loops("", c, lanes, from.bytes(), to.bytes(), func(p part, count int) {
+	l.loops("", c, lanes, from.bytes(), to.bytes(), func(p slot, count int) {
 		xs := make([][]reg.VecVirtual, count)
 		for v := range xs {
 			xs[v] = from.load(l, p, Mem{Base: src, Index: c.src, Scale: 1, Disp: v * lanes * from.bytes()})

@@ -1,0 +1,86 @@
+package env
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// set is an environment of one variable.
+func set(name, text string) func(string) string {
+	return func(asked string) string {
+		if asked == name {
+			return text
+		}
+		return ""
+	}
+}
+
+func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
+	for name, test := range map[string]struct{ text, use string }{
+		"EURYALE_TLS":        {"yes", "use 1 or 0"},
+		"EURYALE_CHECK":      {"no", "use on or off"},
+		"EURYALE_LAST_CALLS": {"-1", "use a number of 0 or more"},
+		"EURYALE_TIMEOUT":    {"0", "use a time above 0, such as 90s"},
+	} {
+		for _, v := range All() {
+			if v.Name() != name {
+				continue
+			}
+			err := v.Check(set(name, test.text))
+			if want := name + `="` + test.text + `": ` + test.use; err == nil || !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("the error is %v, want %s", err, want)
+			}
+		}
+	}
+	if err := Fault.Wrong("x", os.ErrInvalid); err.Error() != `EURYALE_FAULT="x": invalid argument` {
+		t.Error(err)
+	}
+}
+
+func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
+	none := func(string) string { return "" }
+	for _, v := range All() {
+		if err := v.Check(none); err != nil {
+			t.Error(err)
+		}
+	}
+	if d, err := Timeout.Read(none, time.Second); d != time.Second || err != nil {
+		t.Error(d, err)
+	}
+	if on, err := Check.Read(none); !on || err != nil {
+		t.Error(on, err)
+	}
+	if n, err := Port.Read(none, 7); n != 7 || err != nil {
+		t.Error(n, err)
+	}
+}
+
+func TestLibraryNamesAFileOrFilesOfADirectory(t *testing.T) {
+	dir := t.TempDir()
+	if got := MPI.Read(set("EURYALE_MPI", dir), "a", "b"); !slices.Equal(got, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}) {
+		t.Error(got)
+	}
+	if got := MPI.Read(set("EURYALE_MPI", "/opt/libmpi.so"), "a"); !slices.Equal(got, []string{"/opt/libmpi.so"}) {
+		t.Error(got)
+	}
+	if !CUDNN.Off(set("EURYALE_CUDNN", "off")) || CUDNN.Off(set("EURYALE_CUDNN", "")) {
+		t.Error("off is not read")
+	}
+}
+
+func TestNamesAreUniqueAndExplained(t *testing.T) {
+	seen := map[string]bool{}
+	for _, v := range All() {
+		if seen[v.Name()] || v.Help == "" || strings.HasPrefix(v.Name(), "EURYALE_") == v.Foreign {
+			t.Errorf("%+v", v)
+		}
+		seen[v.Name()] = true
+	}
+	if got := Unread([]string{"EURYALE_TIMOUT=1", "EURYALE_TEST_X=1", "EURYALE_TIMEOUT=1"}); !slices.Equal(got, []string{"EURYALE_TIMOUT"}) {
+		t.Error(got)
+	}
+}

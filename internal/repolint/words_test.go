@@ -1,0 +1,81 @@
+package repolint_test
+
+import (
+	"go/ast"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// meanings are the words that have named several things, and for each the packages whose types of
+// that name mean the same one.
+var meanings = map[string]struct {
+	is       string
+	packages []string
+}{
+	"machine":  {"what runs a graph of Gorgonia", []string{"vm"}},
+	"exchange": {"no type: say of what", nil},
+	"call": {"a collective under way, as one rank or its hooks see it", []string{
+		"backend", "backend/backendtest/...", "backend/compress/...", "backend/gpu", "backend/hierarchy",
+		"backend/host", "backend/internal/hosted",
+	}},
+	"engine": {"what moves the data of a group's calls", []string{
+		"backend/internal/hosted", "backend/mpi", "backend/tcp",
+	}},
+	"part":  {"a group that a split makes", []string{"internal/group", "internal/session"}},
+	"place": {"where a rank runs", []string{"backend/hierarchy", "internal/group"}},
+	"step":  {"an operation of a plan", []string{"vm/internal/exec", "vm/internal/plan"}},
+}
+
+// A word that names types of several packages means one thing in all of them.
+func TestTypesOfOneNameMeanOneThing(t *testing.T) {
+	atRoot(t)
+	for _, f := range sources(t) {
+		if f.test() {
+			continue
+		}
+		pkg := path.Dir(f.name)
+		for _, name := range typesOf(f.File) {
+			m, ok := meanings[strings.ToLower(name)]
+			if ok && !withinAny(pkg, m.packages) {
+				t.Errorf("%s: type %s: elsewhere this word is %s: take another", f.name, name, m.is)
+			}
+		}
+	}
+}
+
+// Each row of meanings is of types that there are.
+func TestMeaningsAreOfTypesThatThereAre(t *testing.T) {
+	atRoot(t)
+	used := map[string][]string{} // packages, by word
+	for _, f := range sources(t) {
+		for _, name := range typesOf(f.File) {
+			word := strings.ToLower(name)
+			used[word] = append(used[word], path.Dir(f.name))
+		}
+	}
+	for word, m := range meanings {
+		for _, pattern := range m.packages {
+			if !slices.ContainsFunc(used[word], func(pkg string) bool { return within(pkg, pattern) }) {
+				t.Errorf("no type is named %s in %s", word, pattern)
+			}
+		}
+	}
+}
+
+// typesOf returns the names of the types that a file declares at its top level.
+func typesOf(f *ast.File) (names []string) {
+	for _, decl := range f.Decls {
+		d, ok := decl.(*ast.GenDecl)
+		if !ok {
+			continue
+		}
+		for _, spec := range d.Specs {
+			if s, ok := spec.(*ast.TypeSpec); ok {
+				names = append(names, s.Name.Name)
+			}
+		}
+	}
+	return names
+}
