@@ -55,6 +55,39 @@ func TestReadersOfVariablesAreFound(t *testing.T) {
 	}
 }
 
+// A variable in the table that no code reads is an option that means nothing.
+func TestEveryVariableOfTheTableIsRead(t *testing.T) {
+	atRoot(t)
+	used := map[string]bool{}
+	var table []string
+	for _, f := range sources(t) {
+		if f.test() {
+			continue
+		}
+		ast.Inspect(f.File, func(n ast.Node) bool {
+			switch x := n.(type) {
+			case *ast.SelectorExpr:
+				if of, ok := x.X.(*ast.Ident); ok && of.Name == "env" {
+					used[x.Sel.Name] = true
+				}
+			case *ast.ValueSpec:
+				if f.name == "internal/env/table.go" && len(x.Values) == 1 && isOurs(stringOf(x.Values[0])) {
+					table = append(table, x.Names[0].Name)
+				}
+			}
+			return true
+		})
+	}
+	if len(table) == 0 {
+		t.Fatal("internal/env/table.go declares no variable")
+	}
+	for _, name := range table {
+		if !used[name] {
+			t.Errorf("nothing reads env.%s", name)
+		}
+	}
+}
+
 // variablesRead returns the variables that a file names to read them: in a call, unless it sets
 // them, in a constant, in a composite literal, or in a tag of a flag.
 func variablesRead(f *ast.File) (names []string) {
