@@ -159,5 +159,5 @@ func (p *param) hold(g gorgonia.Value) error {
 		copy(p.slot.Bytes(), src.Bytes())
 		return nil
 	}
-	return kernels.Host{}.Binary(backend.Add, p.slot, p.slot, src)
+	return kernels.Host{}.Reduce(backend.Sum, p.slot, p.slot, src)
 }

@@ -205,9 +205,9 @@ func (p *param) add(t *tree, g gorgonia.Value) error {
 		}
 		sum := kept[level]
 		if levels>>level == 1 { // the last one
-			return k.Binary(backend.Add, kept[to], sum, src)
+			return k.Reduce(backend.Sum, kept[to], sum, src)
 		}
-		if err := k.Binary(backend.Add, sum, sum, src); err != nil {
+		if err := k.Reduce(backend.Sum, sum, sum, src); err != nil {
 			return err
 		}
 		src = sum

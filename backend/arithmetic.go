@@ -2,8 +2,8 @@ package backend
 
 import "fmt"
 
-// Arithmetic is what a [Queue] computes: the steps around collectives, and what
-// solvers need. Every call is started on the queue, in order.
+// Arithmetic is what a [Queue] computes: the steps around collectives. Everything else
+// is a program of package kernels/fuse. Every call is started on the queue, in order.
 //
 // Buffers of one call are of the queue's device and have the same dtype, and the
 // same length where nothing else is said. dst may be the same run of memory as a
@@ -12,10 +12,9 @@ import "fmt"
 // ErrUnsupported; both are found before anything is written.
 //
 // The loops in the comments are the meaning, on every device bit for bit. The
-// exceptions are the functions that [UnaryOp] and [BinaryOp] mark as rounded, the
-// order of ReduceAxis, and the bits of a NaN. Operands of 16-bit floats are
-// widened to 32 bits, computed with, and the result is rounded once, to nearest
-// even. A product followed by a sum is never fused. Integers wrap.
+// exceptions are the functions that [BinaryOp] marks as rounded, and the bits of a
+// NaN. Operands of 16-bit floats are widened to 32 bits, computed with, and the
+// result is rounded once, to nearest even. A product followed by a sum is never fused. Integers wrap.
 //
 // Scalars are float64 and become elements first, as in Fill.
 //
@@ -58,34 +57,11 @@ type Arithmetic interface {
 	// that the type holds; a float is rounded to nearest even.
 	Fill(dst Buffer, value float64) error
 
-	// Unary: for i { dst[i] = op(x[i]) }
-	Unary(op UnaryOp, dst, x Buffer) error
-
 	// Binary: for i { dst[i] = op(x[i], y[i]) }
 	Binary(op BinaryOp, dst, x, y Buffer) error
 
 	// BinaryScalar: for i { dst[i] = op(x[i], T(s)) }, or op(T(s), x[i]) if reverse.
 	BinaryScalar(op BinaryOp, dst, x Buffer, s float64, reverse bool) error
-
-	// ReduceAxis combines the elements along the middle axis of src[outer][n][inner]:
-	//
-	//	for o := range outer { for i := range inner {
-	//		dst[o*inner+i] = fold(src[o*n*inner+i], src[(o*n+1)*inner+i], ...)
-	//	} }
-	//
-	// outer = inner = 1 folds the whole of src. op is Sum, Min or Max, with the
-	// meaning given at [ReduceOp]; others are ErrUnsupported. The sum of no elements
-	// is 0; their Min and Max are ErrArgument.
-	//
-	// The order of additions is a fixed tree: it depends on outer, n and inner
-	// alone, so that every rank with the same device gets the same bits. It is not
-	// the same on every device.
-	//
-	// scratch is of src's dtype, has at least ReduceAxisScratch elements, and overlaps
-	// nothing.
-	ReduceAxis(op ReduceOp, dst, src, scratch Buffer, outer, n, inner int) error
-	// ReduceAxisScratch returns how much scratch ReduceAxis needs, in elements.
-	ReduceAxisScratch(outer, n, inner int) int
 
 	// CopyStrided copies a strided tensor into row-major order:
 	//

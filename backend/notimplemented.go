@@ -44,23 +44,12 @@ func (NotImplemented) Move(_, _ Buffer) error { return lacking("Move") }
 // Fill returns ErrUnsupported.
 func (NotImplemented) Fill(Buffer, float64) error { return lacking("Fill") }
 
-// Unary returns ErrUnsupported.
-func (NotImplemented) Unary(UnaryOp, Buffer, Buffer) error { return lacking("Unary") }
-
 // Binary returns ErrUnsupported.
 func (NotImplemented) Binary(BinaryOp, Buffer, Buffer, Buffer) error { return lacking("Binary") }
 
 // BinaryScalar returns ErrUnsupported.
 func (NotImplemented) BinaryScalar(BinaryOp, Buffer, Buffer, float64, bool) error {
 	return lacking("BinaryScalar")
-}
-
-// ReduceAxisScratch returns 0.
-func (NotImplemented) ReduceAxisScratch(_, _, _ int) int { return 0 }
-
-// ReduceAxis returns ErrUnsupported.
-func (NotImplemented) ReduceAxis(_ ReduceOp, _, _, _ Buffer, _, _, _ int) error {
-	return lacking("ReduceAxis")
 }
 
 // CopyStrided returns ErrUnsupported.

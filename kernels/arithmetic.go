@@ -31,7 +31,7 @@ func (Host) Fill(dst backend.Buffer, value float64) error {
 	return nil
 }
 
-// Unary implements [backend.Arithmetic].
+// Unary: for i { dst[i] = op(x[i]) }. It is the loop of package fuse on the host.
 func (Host) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
 	if err := (Check{}).Unary(op, dst, x); err != nil {
 		return err
@@ -99,45 +99,6 @@ func (h Host) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64
 		if err := h.Binary(op, dst.Slice(lo, hi), a, b); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// ReduceAxisScratch returns 0: partial results are on the stack.
-func (Host) ReduceAxisScratch(_, _, _ int) int { return 0 }
-
-// ReduceAxis implements [backend.Arithmetic]. Runs of 32 elements are combined in
-// order, then runs of 32 of the results, and so on until one is left:
-//
-//	func fold(x) {
-//		for len(x) > 1 { x = for each run of 32 { run[0] op run[1] op ... } }
-//		return x[0]
-//	}
-//
-// This loses less to rounding than one long sum.
-func (h Host) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	if err := (Check{}).ReduceAxis(op, dst, src, scratch, outer, n, inner); err != nil {
-		return err
-	}
-	if n == 0 {
-		return h.Zero(dst)
-	}
-	f := folding{op, outer, n, inner}
-	switch dst.DType() {
-	case backend.F16:
-		foldHalf[backend.Float16](f, dst, src)
-	case backend.BF16:
-		foldHalf[backend.BFloat16](f, dst, src)
-	case backend.F32:
-		fold[float32](f, dst, src)
-	case backend.F64:
-		fold[float64](f, dst, src)
-	case backend.I32:
-		fold[int32](f, dst, src)
-	case backend.I64:
-		fold[int64](f, dst, src)
-	case backend.U8:
-		fold[byte](f, dst, src)
 	}
 	return nil
 }

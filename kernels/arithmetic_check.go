@@ -25,7 +25,7 @@ func (c Check) Fill(dst backend.Buffer, value float64) error {
 	return c.place("fill", dst)
 }
 
-// Unary implements [backend.Arithmetic].
+// Unary checks operands of [Host.Unary].
 func (c Check) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
 	if err := takes(op, op.Takes, dst.DType()); err != nil {
 		return err
@@ -53,30 +53,6 @@ func (c Check) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float6
 		return err
 	}
 	return c.elementwise(op, dst, x)
-}
-
-// ReduceAxisScratch implements [backend.Arithmetic].
-func (c Check) ReduceAxisScratch(_, _, _ int) int { return 0 }
-
-// ReduceAxis implements [backend.Arithmetic]. How long the scratch must be is not for it
-// to say.
-func (c Check) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	switch {
-	case op != backend.Sum && op != backend.Min && op != backend.Max:
-		return fmt.Errorf("%w: reduceaxis by %v: use sum, min or max", backend.ErrUnsupported, op)
-	case dst.DType() != src.DType() || !dst.DType().Valid():
-		return fmt.Errorf("%w: reduceaxis of %v into %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
-	case outer < 0 || n < 0 || inner < 0 || src.Len() != outer*n*inner || dst.Len() != outer*inner:
-		return fmt.Errorf("%w: reduceaxis of %d elements as [%d][%d][%d] into %d: the lengths do not fit",
-			backend.ErrArgument, src.Len(), outer, n, inner, dst.Len())
-	case n == 0 && op != backend.Sum && dst.Len() > 0:
-		return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, op)
-	case overlap(dst, src) || overlap(dst, scratch) || overlap(src, scratch):
-		return fmt.Errorf("%w: reduceaxis: destination, source and scratch must not overlap", backend.ErrArgument)
-	case scratch.Len() > 0 && scratch.DType() != src.DType():
-		return fmt.Errorf("%w: reduceaxis of %v with scratch of %v", backend.ErrArgument, src.DType(), scratch.DType())
-	}
-	return c.place("reduceaxis", dst, src, scratch)
 }
 
 // CopyStrided implements [backend.Arithmetic].

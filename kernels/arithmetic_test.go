@@ -340,79 +340,6 @@ func TestFill(t *testing.T) {
 	}
 }
 
-// foldMeaning is the definition of the order, literally.
-func foldMeaning[T number](op backend.ReduceOp, x []T) T {
-	if len(x) == 0 {
-		return 0
-	}
-	for len(x) > 1 {
-		var next []T
-		for len(x) > 0 {
-			n := min(run, len(x))
-			acc := x[0]
-			for _, v := range x[1:n] {
-				switch op {
-				case backend.Sum:
-					acc += v
-				case backend.Min:
-					acc = min(acc, v)
-				case backend.Max:
-					acc = max(acc, v)
-				}
-			}
-			next, x = append(next, acc), x[n:]
-		}
-		x = next
-	}
-	return x[0]
-}
-
-func testFold[T number, S backend.Element](t *testing.T) {
-	for _, op := range []backend.ReduceOp{backend.Sum, backend.Min, backend.Max} {
-		for _, shape := range [][3]int{
-			{1, 1, 1}, {1, 31, 1}, {1, 32, 1}, {1, 33, 1}, {1, 1024, 1}, {1, 1025, 1}, {1, 33000, 1}, {3, 7, 1}, {5, 100, 1},
-			{1, 5, 4}, {2, 33, 3}, {2, 1100, 2}, {1, 3, width}, {1, 3, width + 1}, {2, 40, 2*width + 3}, {0, 3, 4}, {3, 4, 0},
-		} {
-			outer, n, inner := shape[0], shape[1], shape[2]
-			src := numbers[S](outer*n*inner, 5)
-			for i, x := range src { // Inf and -Inf would hide the order
-				if v := value(x); v-v != 0 && i%7 != 0 {
-					src[i] = round[S](float64(i%13) + 0.1)
-				}
-			}
-			dst, intact := guarded[S](outer*inner, 2)
-			if err := (Host{}).ReduceAxis(op, backend.Of(dst), backend.Of(src), backend.Buffer{}, outer, n, inner); err != nil || !intact() {
-				t.Fatalf("%v of %v: error %v, guards whole: %v", op, shape, err, intact())
-			}
-			for o := range outer {
-				for i := range inner {
-					column := make([]T, n)
-					for k := range column {
-						column[k] = round[T](value(src[(o*n+k)*inner+i]))
-					}
-					want := round[S](value(any(foldMeaning(op, column)).(T)))
-					if got := dst[o*inner+i]; !agree(got, want, 0) {
-						t.Fatalf("%v of %v at %d, %d: %v, want %v", op, shape, o, i, value(got), value(want))
-					}
-				}
-			}
-		}
-	}
-}
-
-func TestFoldHasTheOrderOfItsDefinition(t *testing.T) {
-	forEachDType(t, testFold[float32, backend.Float16], testFold[float32, backend.BFloat16], testFold[float32, float32],
-		testFold[float64, float64], testFold[int32, int32], testFold[int64, int64], testFold[byte, byte])
-}
-
-func TestSumOfNothingIsZero(t *testing.T) {
-	dst := []float32{5, 5, 5}
-	err := Host{}.ReduceAxis(backend.Sum, backend.Of(dst), backend.Of([]float32(nil)), backend.Buffer{}, 1, 0, 3)
-	if err != nil || dst[0] != 0 || dst[2] != 0 {
-		t.Errorf("%v, %v", dst, err)
-	}
-}
-
 func testCopyStrided[T backend.Element](t *testing.T) {
 	src := make([]T, 2*3*4*5)
 	for i := range src {
@@ -479,10 +406,6 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 		"binary lengths":     h.Binary(backend.Add, a, a, b),
 		"binary overlap":     h.Binary(backend.Add, a, overlapping, a),
 		"scalar of integers": h.BinaryScalar(backend.Add, i, i, 0.5, false),
-		"fold lengths":       h.ReduceAxis(backend.Sum, a, b, backend.Buffer{}, 1, 5, 4),
-		"fold negative":      h.ReduceAxis(backend.Sum, a, a, backend.Buffer{}, -2, -2, 1),
-		"fold in place":      h.ReduceAxis(backend.Sum, a, a, backend.Buffer{}, 4, 1, 1),
-		"max of nothing":     h.ReduceAxis(backend.Max, a, backend.Of([]float32(nil)), backend.Buffer{}, 4, 0, 1),
 		"strided past":       h.CopyStrided(a, b, []int{4}, []int{2}),
 		"strided lengths":    h.CopyStrided(a, b, []int{3}, []int{1}),
 		"strided axes":       h.CopyStrided(a, b, []int{4}, nil),
@@ -500,7 +423,6 @@ func TestArgumentsOfArithmeticAreChecked(t *testing.T) {
 	for name, err := range map[string]error{
 		"exp of integers": h.Unary(backend.Exp, i, i),
 		"pow of integers": h.Binary(backend.Pow, i, i, i),
-		"fold by prod":    h.ReduceAxis(backend.Prod, a, a, backend.Buffer{}, 4, 1, 1),
 	} {
 		if !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
@@ -515,12 +437,11 @@ func TestArithmeticAllocatesNothing(t *testing.T) {
 	for _, d := range []backend.DType{backend.F16, backend.F32, backend.I64} {
 		a := backend.Of(make([]byte, 4096)).As(d)
 		b := backend.Of(make([]byte, 4096)).As(d)
-		one := backend.Of(make([]byte, 8)).As(d).Slice(0, 1)
 		shape, strides := []int{b.Len() / 2, 2}, []int{1, b.Len() / 2}
 		var h Host
 		allocs := testing.AllocsPerRun(10, func() {
 			if errors.Join(h.Fill(a, 1), h.Unary(backend.Neg, a, a), h.Binary(backend.Add, a, a, b),
-				h.BinaryScalar(backend.Mul, a, a, 2, false), h.ReduceAxis(backend.Sum, one, a, backend.Buffer{}, 1, a.Len(), 1),
+				h.BinaryScalar(backend.Mul, a, a, 2, false),
 				h.CopyStrided(a, b, shape, strides)) != nil {
 				t.Error("failed")
 			}
@@ -533,14 +454,12 @@ func TestArithmeticAllocatesNothing(t *testing.T) {
 
 func BenchmarkArithmetic(b *testing.B) {
 	const n = 1 << 16
-	x, y, one := backend.Of(make([]float32, n)), backend.Of(make([]float32, n)), backend.Of(make([]float32, 1))
+	x, y := backend.Of(make([]float32, n)), backend.Of(make([]float32, n))
 	var h Host
 	for name, f := range map[string]func() error{
 		"add":       func() error { return h.Binary(backend.Add, y, y, x) },
 		"mulscalar": func() error { return h.BinaryScalar(backend.Mul, y, x, 2, false) },
 		"exp":       func() error { return h.Unary(backend.Exp, y, x) },
-		"sum":       func() error { return h.ReduceAxis(backend.Sum, one, x, backend.Buffer{}, 1, n, 1) },
-		"sumrows":   func() error { return h.ReduceAxis(backend.Sum, y.Slice(0, 256), x, backend.Buffer{}, 1, 256, 256) },
 		"transpose": func() error { return h.CopyStrided(y, x, []int{256, 256}, []int{1, 256}) },
 	} {
 		b.Run(fmt.Sprintf("%s/%d", name, n), func(b *testing.B) {

@@ -414,13 +414,6 @@ func TestGPUKernelsAreThoseOfTheHost(t *testing.T) {
 				yd, yh := tr.operand(dt, 1, n, 0)
 				zd, zh := tr.operand(dt, 2, n, 0)
 				at := fmt.Sprintf("of %d %v + %d", n, dt, offset)
-				for _, op := range backend.UnaryOps() {
-					if op.Takes(dt) && !op.Rounded() {
-						tr.compare(t, fmt.Sprint(op, " ", at), func(a backend.Arithmetic, dev bool) error {
-							return a.Unary(op, pick(dev, zd, zh), pick(dev, xd, xh))
-						})
-					}
-				}
 				for _, op := range backend.BinaryOps() {
 					if !op.Takes(dt) || op.Rounded() {
 						continue

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // A graph runs what was recorded, on two queues, and nothing runs in the capture.
@@ -63,7 +64,10 @@ func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 	x, y := allocate(t, d, 4*n).As(backend.F32), allocate(t, d, 4).As(backend.F32)
 	a, b := x.Slice(0, n/2), x.Slice(n/2, n)
 	ok(t, other.Fill(x, 1))
-	scratch := allocate(t, d, 4*max(q.ReduceAxisScratch(1, n, 1), 1)).As(backend.F32)
+	p := &fuse.Program{Shape: []int{n}, Reduced: []bool{true}}
+	p.Fold(backend.Sum, p.Load(backend.F32, 1), backend.F32, 0)
+	sum := must[fuse.Loop](t)(q.Fuse(p))
+	scratch := allocate(t, d, max(sum.Scratch(), 1))
 	before := must[backend.Event](t)(other.Record())
 	held := must[backend.Buffer](t)(d.Alloc(4 * n))
 	g := must[*backend.Graph](t)(q.Capture(func() error {
@@ -75,7 +79,7 @@ func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 		if err := errors.Join(<-done, q.Wait(before)); err != nil {
 			return err
 		}
-		return errors.Join(q.ReduceAxis(backend.Sum, y, x, scratch, 1, n, 1), q.Copy(b, a))
+		return errors.Join(sum.Run([]backend.Buffer{y}, []backend.Buffer{x}, scratch), q.Copy(b, a))
 	}))
 	for range 3 {
 		must[backend.Work](t)(g.Launch(nil))

@@ -148,10 +148,6 @@ func (q *queue) Fill(dst backend.Buffer, value float64) error {
 	return q.on(check.Fill(dst, value), func(on backend.Queue, b []backend.Buffer) error { return on.Fill(b[0], value) }, dst)
 }
 
-func (q *queue) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
-	return q.on(check.Unary(op, dst, x), func(on backend.Queue, b []backend.Buffer) error { return on.Unary(op, b[0], b[1]) }, dst, x)
-}
-
 func (q *queue) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
 	return q.on(check.Binary(op, dst, x, y), func(on backend.Queue, b []backend.Buffer) error { return on.Binary(op, b[0], b[1], b[2]) }, dst, x, y)
 }
@@ -160,16 +156,6 @@ func (q *queue) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float
 	return q.on(check.BinaryScalar(op, dst, x, s, reverse), func(on backend.Queue, b []backend.Buffer) error {
 		return on.BinaryScalar(op, b[0], b[1], s, reverse)
 	}, dst, x)
-}
-
-func (q *queue) ReduceAxisScratch(outer, n, inner int) int {
-	return q.Queue.ReduceAxisScratch(outer, n, inner)
-}
-
-func (q *queue) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	return q.on(check.ReduceAxis(op, dst, src, scratch, outer, n, inner), func(on backend.Queue, b []backend.Buffer) error {
-		return on.ReduceAxis(op, b[0], b[1], b[2], outer, n, inner)
-	}, dst, src, scratch)
 }
 
 func (q *queue) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // bucketCount is how many buckets an operation of the benchmark all-reduces.
@@ -102,7 +103,8 @@ type bucketRank struct {
 	srcs, dsts []backend.Buffer
 	results    backend.Buffer // of all buckets
 	total      backend.Buffer // the sum of the pattern over the ranks
-	scratch    backend.Buffer
+	wrong      fuse.Loop      // see extremesOf
+	scratch    backend.Buffer // of wrong
 	ends       backend.Buffer // the extremes of each bucket, see verify
 	starting   time.Duration  // what the last operation took the host
 	close      func() error   // the queues, and frees the memory
@@ -152,12 +154,17 @@ func bucketsOn(d *cuda.Device) (*bucketRank, error) {
 	if err != nil {
 		return nil, err
 	}
-	scratch := d.Default().ReduceAxisScratch(1, n, 1)
+	wrong, err := extremesOf(d.Default().(fuse.Queue), n)
+	if err != nil {
+		return nil, err
+	}
+	scratch := (wrong.Scratch() + 3) / 4
 	memory, err := d.Alloc(4 * (2*bucketCount*n + n + scratch + 2*bucketCount))
 	if err != nil {
 		return nil, err
 	}
 	x := bucketsIn(memory.As(backend.F32), n, scratch)
+	x.wrong = wrong
 	for range 4 {
 		q, err := d.NewQueue()
 		if err != nil {
@@ -173,6 +180,16 @@ func bucketsOn(d *cuda.Device) (*bucketRank, error) {
 		return errors.Join(err, d.Free(memory))
 	}
 	return x, nil
+}
+
+// extremesOf returns the program that folds the difference between a result of n elements and the
+// pattern to its extremes.
+func extremesOf(q fuse.Queue, n int) (fuse.Loop, error) {
+	p := &fuse.Program{Shape: []int{n}, Reduced: []bool{true}}
+	wrong := p.Do(fuse.Sub, p.Load(backend.F32, 1), p.Load(backend.F32, 1))
+	p.Fold(backend.Min, wrong, backend.F32, 0)
+	p.Fold(backend.Max, wrong, backend.F32, 0)
+	return q.Fuse(p)
 }
 
 // bucketsIn divides the memory of a rank.
@@ -314,17 +331,15 @@ func averages(spans []Span) string {
 	return strings.Join(text, ", ")
 }
 
-// verify leaves in every element of a result what the bucket should add to the
-// pattern, and compares the extremes. That does not take the data to the host.
+// verify compares the extremes of what each bucket has added to the pattern. That does not take the
+// data to the host.
 func (x *bucketRank) verify() error {
 	q, W := x.c.Device().Default(), x.c.Size()
 	k := q
 	var err error
 	for i, dst := range x.dsts {
-		err = errors.Join(err,
-			k.Binary(backend.Sub, dst, dst, x.total),
-			k.ReduceAxis(backend.Min, x.ends.Slice(2*i, 2*i+1), dst, x.scratch, 1, dst.Len(), 1),
-			k.ReduceAxis(backend.Max, x.ends.Slice(2*i+1, 2*i+2), dst, x.scratch, 1, dst.Len(), 1))
+		ends := []backend.Buffer{x.ends.Slice(2*i, 2*i+1), x.ends.Slice(2*i+1, 2*i+2)}
+		err = errors.Join(err, x.wrong.Run(ends, []backend.Buffer{dst, x.total}, x.scratch.As(backend.U8)))
 	}
 	ends := make([]float32, x.ends.Len())
 	if err := errors.Join(err, k.Move(backend.Of(ends), x.ends), drained(q)); err != nil {

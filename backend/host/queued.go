@@ -64,10 +64,6 @@ func (q queued) Fill(dst backend.Buffer, value float64) error {
 	return q.kernel(kernels.Check{}.Fill(dst, value), func(h kernels.Host) error { return h.Fill(dst, value) })
 }
 
-func (q queued) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
-	return q.kernel(kernels.Check{}.Unary(op, dst, x), func(h kernels.Host) error { return h.Unary(op, dst, x) })
-}
-
 func (q queued) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
 	return q.kernel(kernels.Check{}.Binary(op, dst, x, y), func(h kernels.Host) error { return h.Binary(op, dst, x, y) })
 }
@@ -75,15 +71,6 @@ func (q queued) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
 func (q queued) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
 	return q.kernel(kernels.Check{}.BinaryScalar(op, dst, x, s, reverse),
 		func(h kernels.Host) error { return h.BinaryScalar(op, dst, x, s, reverse) })
-}
-
-func (q queued) ReduceAxisScratch(outer, n, inner int) int {
-	return kernels.Host{}.ReduceAxisScratch(outer, n, inner)
-}
-
-func (q queued) ReduceAxis(op backend.ReduceOp, dst, src, scratch backend.Buffer, outer, n, inner int) error {
-	return q.kernel(kernels.Check{}.ReduceAxis(op, dst, src, scratch, outer, n, inner),
-		func(h kernels.Host) error { return h.ReduceAxis(op, dst, src, scratch, outer, n, inner) })
 }
 
 func (q queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {

@@ -39,28 +39,8 @@ func adapted(t *testing.T, m machine, seed uint64) (*bench, Arithmetic) {
 
 // testArithmetic compares every function that is not rounded with the host's.
 func testArithmetic(t *testing.T, m machine) {
-	t.Run("unary", func(t *testing.T) { adaptUnary(t, m) })
 	t.Run("binary", func(t *testing.T) { adaptBinary(t, m) })
-	t.Run("fold", func(t *testing.T) { adaptFold(t, m) })
 	t.Run("strided", func(t *testing.T) { adaptStrided(t, m) })
-}
-
-func adaptUnary(t *testing.T, m machine) {
-	b, a := adapted(t, m, 21)
-	for _, op := range backend.UnaryOps() {
-		for _, d := range backend.DTypes() {
-			for _, n := range []int{0, 1, 33, 1025} {
-				if !op.Takes(d) || op.Rounded() {
-					continue
-				}
-				b.reset(uint64(n))
-				dst, x := b.alloc(d, n, 1), b.alloc(d, n, 0)
-				name := fmt.Sprintf("%v of %d %v", op, n, d)
-				b.run(name, dst, func() error { return a.Unary(op, dst.device, x.device) }, func() error { return b.host.Unary(op, dst.host, x.host) })
-				b.run(name+" in place", x, func() error { return a.Unary(op, x.device, x.device) }, func() error { return b.host.Unary(op, x.host, x.host) })
-			}
-		}
-	}
 }
 
 func adaptBinary(t *testing.T, m machine) {
@@ -89,37 +69,6 @@ func adaptBinary(t *testing.T, m machine) {
 	b.run("fill", x, func() error { return a.Fill(x.device, 1.0/3) }, func() error { return b.host.Fill(x.host, 1.0/3) })
 	if err := a.Fill(backend.OnDevice(backend.U8, x.device.Addr(), 1), 256); !errors.Is(err, backend.ErrArgument) {
 		t.Error(err)
-	}
-}
-
-func adaptFold(t *testing.T, m machine) {
-	b, a := adapted(t, m, 23)
-	for _, shape := range [][3]int{{1, 1, 1}, {1, 7, 1}, {1, 20000, 1}, {3, 65, 1}, {3, 9, 5}, {1, 100, 7}, {4, 2, 3}, {0, 3, 1}, {3, 3, 0}} {
-		outer, n, inner := shape[0], shape[1], shape[2]
-		for _, d := range backend.DTypes() {
-			for _, op := range []backend.ReduceOp{backend.Sum, backend.Min, backend.Max} {
-				b.reset(1)
-				dst, src := b.alloc(d, outer*inner, 1), b.alloc(d, outer*n*inner, 0)
-				for i := range src.host.Len() { // sums of small numbers are exact
-					if err := b.host.Fill(src.host.Slice(i, i+1), float64(b.rnd.IntN(2))); err != nil {
-						t.Fatal(err)
-					}
-				}
-				scratch, err := a.room.Take(d, a.ReduceAxisScratch(outer, n, inner))
-				if err != nil {
-					t.Fatal(err)
-				}
-				name := fmt.Sprintf("%v of %v %v", op, shape, d)
-				fold := func() error { return a.ReduceAxis(op, dst.device, src.device, scratch, outer, n, inner) }
-				if half(d) && n > 256 {
-					continue // a sum of many 16-bit floats is rounded
-				}
-				b.run(name, dst, fold, func() error { return b.host.ReduceAxis(op, dst.host, src.host, backend.Buffer{}, outer, n, inner) })
-				if err := a.room.Give(scratch); err != nil {
-					t.Fatal(err)
-				}
-			}
-		}
 	}
 }
 

@@ -13,20 +13,10 @@ type Scalar struct {
 	dtype backend.DType
 }
 
-// Functions whose kernels have other names. Exp, Log, Tanh, Sigmoid and Log2 differ from the exact
-// result by less than 1, 1, 2, 3 and 2 units of the last place, Expm1, Log1p and Softplus by less
-// than 4.
-var (
-	unaryVerbs  = map[backend.UnaryOp]string{backend.Inv: "inverse"}
-	binaryVerbs = map[backend.BinaryOp]string{
-		backend.Less: "lt", backend.LessEqual: "lte", backend.Greater: "gt", backend.GreaterEqual: "gte",
-		backend.Equal: "eq", backend.NotEqual: "ne",
-	}
-)
-
-// hasUnary reports whether one kernel computes a function of elements of a type.
-func hasUnary(op backend.UnaryOp, d backend.DType) bool {
-	return arithmetic(d) && op.Takes(d) && op != backend.Cube && op != backend.InvSqrt
+// binaryVerbs are functions whose kernels have other names.
+var binaryVerbs = map[backend.BinaryOp]string{
+	backend.Less: "lt", backend.LessEqual: "lte", backend.Greater: "gt", backend.GreaterEqual: "gte",
+	backend.Equal: "eq", backend.NotEqual: "ne",
 }
 
 // hasBinary reports whether one kernel computes a function of elements of a type.
@@ -48,23 +38,6 @@ func (k Kernels) Fill(dst backend.Buffer, value Scalar) error {
 		return fmt.Errorf("%w: fill of %v with a scalar of %v", backend.ErrArgument, dst.DType(), value.dtype)
 	}
 	return k.fill(dst, value.bits)
-}
-
-// Unary: for i { dst[i] = op(x[i]) }. dst may be x.
-func (k Kernels) Unary(op backend.UnaryOp, dst, x backend.Buffer) error {
-	if err := check.Copy(dst, x); err != nil {
-		return err
-	}
-	if !hasUnary(op, dst.DType()) {
-		return fmt.Errorf("%w: no kernel %s of %v", backend.ErrUnsupported, op, dst.DType())
-	}
-	if dst.Len() == 0 {
-		return nil
-	}
-	c := Launch{Entry: Entry{Verb: cmp.Or(unaryVerbs[op], op.String()), Type: dst.DType().String()}}
-	c.linear(dst.NBytes())
-	c.pass(word(dst), word(x), uint64(dst.Len()))
-	return k.launcher.Launch(c)
 }
 
 // Binary: for i { dst[i] = op(x[i], y[i]) }. dst may be x or y.

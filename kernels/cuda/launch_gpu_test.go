@@ -81,33 +81,10 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 		run  func(*testing.T, machine)
 	}{
 		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast}, {"scale", testScale}, {"reduce", testReduce},
-		{"gather", testGather}, {"unary", testUnary}, {"binary", testBinary}, {"sum", testSum},
+		{"gather", testGather}, {"binary", testBinary},
 		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite", testNotFinite},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, openGPU(t, 64<<20)) })
-	}
-}
-
-// What is not exact by definition has the same bits all the same, because every
-// operation in it is defined.
-func TestGPUAndEmulatorGiveTheSameFunctions(t *testing.T) {
-	g := openGPU(t, 1<<20)
-	e := startEmulator(t, compiled(t, "emulator"), 1<<20)
-	for _, d := range []backend.DType{backend.F32, backend.F64} {
-		for _, op := range []backend.UnaryOp{backend.Exp, backend.Log, backend.Tanh, backend.Sigmoid} {
-			a, b := newBench(t, g, 1), newBench(t, e, 1)
-			n := 10000
-			x, y := a.alloc(d, n, 0), a.alloc(d, n, 0)
-			b.used = a.used
-			copy(b.shadow, a.shadow)
-			onEmulator, from := backend.OnDevice(d, emulatedBase+x.device.Addr()-uintptr(g.addr), n), backend.OnDevice(d, emulatedBase+y.device.Addr()-uintptr(g.addr), n)
-			if err := b.m.Write(b.shadow[:b.used]); err != nil {
-				t.Fatal(err)
-			}
-			a.run(op.String(), x, func() error { return a.device.Unary(op, x.device, y.device) }, func() error {
-				return errors.Join(b.device.Unary(op, onEmulator, from), b.m.Read(a.shadow[:a.used]))
-			})
-		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"testing"
 	"unsafe"
 
@@ -199,9 +198,7 @@ func suite(t *testing.T, m machine) {
 	t.Run("scale", func(t *testing.T) { testScale(t, m) })
 	t.Run("reduce", func(t *testing.T) { testReduce(t, m) })
 	t.Run("gather", func(t *testing.T) { testGather(t, m) })
-	t.Run("unary", func(t *testing.T) { testUnary(t, m) })
 	t.Run("binary", func(t *testing.T) { testBinary(t, m) })
-	t.Run("sum", func(t *testing.T) { testSum(t, m) })
 	t.Run("images", func(t *testing.T) { testImages(t, m) })
 	t.Run("rows", func(t *testing.T) { testRows(t, m) })
 	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
@@ -514,120 +511,6 @@ type number interface {
 	float32 | float64 | int32 | int64
 }
 
-// exactly is the meaning of the functions whose results are exact.
-func exactly[T number](op backend.UnaryOp, x T) T {
-	switch op {
-	case backend.Neg:
-		return -x
-	case backend.Abs:
-		if float, ok := any(x).(float32); ok {
-			return any(float32(math.Abs(float64(float)))).(T)
-		}
-		if float, ok := any(x).(float64); ok {
-			return any(math.Abs(float)).(T)
-		}
-		if x < 0 {
-			return -x
-		}
-		return x
-	case backend.Sign:
-		if x > 0 {
-			return 1
-		}
-		if x < 0 {
-			return T(0) - 1
-		}
-		return x
-	case backend.Square:
-		return x * x
-	case backend.Relu:
-		if x < 0 {
-			return 0
-		}
-		return x
-	case backend.Inv:
-		return 1 / x
-	default: // Sqrt
-		return T(math.Sqrt(float64(x)))
-	}
-}
-
-func testUnary(t *testing.T, m machine) {
-	b := newBench(t, m, 9)
-	unaryOf[float32](b)
-	unaryOf[float64](b)
-	unaryOf[int32](b)
-	unaryOf[int64](b)
-	nearOf[float32](b, 3e-7)
-	nearOf[float64](b, 6e-16)
-}
-
-func unaryOf[T interface {
-	number
-	backend.Element
-}](b *bench) {
-	d := backend.DTypeOf[T]()
-	for _, op := range []backend.UnaryOp{backend.Neg, backend.Abs, backend.Sign, backend.Square, backend.Relu, backend.Inv, backend.Sqrt} {
-		for _, n := range b.lengths() {
-			for offset := range 2 {
-				if !hasUnary(op, d) {
-					continue
-				}
-				b.reset(uint64(n))
-				dst, x := b.alloc(d, n, 0), b.alloc(d, n, offset)
-				b.run(fmt.Sprintf("%s of %d %v + %d", op, n, d, offset), dst, func() error { return b.device.Unary(op, dst.device, x.device) }, func() error {
-					for i, v := range backend.View[T](x.host) {
-						backend.View[T](dst.host)[i] = exactly(op, v)
-					}
-					return nil
-				})
-			}
-		}
-	}
-}
-
-// nearOf compares the elementary functions with those of package math.
-func nearOf[T interface {
-	float32 | float64
-	backend.Element
-}](b *bench, tolerance float64) {
-	d := backend.DTypeOf[T]()
-	smallest := float64(math.SmallestNonzeroFloat32)
-	if d == backend.F64 {
-		smallest = math.SmallestNonzeroFloat64
-	}
-	log := func(x float64) float64 {
-		if x < 0x1p-1022 { // math.Log is wrong for subnormals on some machines
-			return math.Log(x*0x1p54) - 54*math.Ln2
-		}
-		return math.Log(x)
-	}
-	functions := map[backend.UnaryOp]func(float64) float64{backend.Exp: math.Exp, backend.Log: log, backend.Tanh: math.Tanh,
-		backend.Sigmoid: func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }}
-	for op, f := range functions {
-		b.reset(1)
-		n := 4099
-		dst, x := b.alloc(d, n, 0), b.alloc(d, n, 0)
-		if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Unary(op, dst.device, x.device)); err != nil {
-			b.t.Fatal(err)
-		}
-		xs := slices.Clone(backend.View[T](x.host))
-		if err := b.m.Read(b.shadow[:b.used]); err != nil {
-			b.t.Fatal(err)
-		}
-		for i, got := range backend.View[T](dst.host) {
-			want := float64(T(f(float64(xs[i]))))
-			if op == backend.Sigmoid && xs[i] < -700 {
-				continue // e^-x overflows in the formula above
-			}
-			off := math.Abs(float64(got) - want)
-			if same := float64(got) == want || got != got && want != want; !same && !(off <= tolerance*math.Abs(want)+2*smallest) {
-				b.t.Errorf("%s of %v %v is %v, want %v", op, d, xs[i], got, want)
-			}
-		}
-	}
-}
-
 func compute[T number](op backend.BinaryOp, x, y T) T {
 	one := func(b bool) T {
 		if b {
@@ -732,50 +615,6 @@ func powersOf[T interface {
 		if !same && !(math.Abs(float64(got-want)) <= 1e-15*math.Abs(float64(want))) {
 			b.t.Errorf("pow(%v, %v) is %v, want %v", x, y, got, want)
 		}
-	}
-}
-
-func testSum(t *testing.T, m machine) {
-	b := newBench(t, m, 11)
-	sumOf[float32](b)
-	sumOf[float64](b)
-	sumOf[int32](b)
-	sumOf[int64](b)
-}
-
-// sumOf sums small integers, so that every order gives the same.
-func sumOf[T interface {
-	number
-	backend.Element
-}](b *bench) {
-	d := backend.DTypeOf[T]()
-	for _, shape := range [][3]int{{1, 0, 1}, {1, 1, 1}, {1, 33, 1}, {1, 8192, 1}, {1, 8193, 1}, {3, 20000, 1}, {1200, 10, 1}, {5, 300, 1},
-		{1, 100, 7}, {2, 600, 33}, {1, 513, 2}, {3, 5, 1000}, {4, 1, 3}, {0, 3, 1}, {3, 3, 0}} {
-		outer, n, inner := shape[0], shape[1], shape[2]
-		b.reset(1)
-		dst, src := b.alloc(d, outer*inner, 1), b.alloc(d, outer*n*inner, 0)
-		xs := backend.View[T](src.host)
-		for i := range xs {
-			xs[i] = T(b.rnd.IntN(16))
-		}
-		// The scratch is last: nothing is compared there.
-		guarded := b.used
-		scratch := b.alloc(d, sumScratch(outer, n, inner), 0)
-		b.used = guarded
-		b.run(fmt.Sprintf("sum of %v %v", shape, d), dst, func() error {
-			return b.device.Sum(dst.device, src.device, outer, n, inner, scratch.device)
-		}, func() error {
-			for o := range outer {
-				for c := range inner {
-					var sum T
-					for i := range n {
-						sum += xs[(o*n+i)*inner+c]
-					}
-					backend.View[T](dst.host)[o*inner+c] = sum
-				}
-			}
-			return nil
-		})
 	}
 }
 

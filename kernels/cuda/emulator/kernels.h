@@ -17,6 +17,4 @@
 #include "../rows.cu"
 #include "../scale.cu"
 #include "../sparse.cu"
-#include "../sum.cu"
-#include "../unary.cu"
 #include "../widen.cu"
