@@ -44,7 +44,7 @@ gpu-test: gpu-sdk
 EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
 	-shared -fPIC -fvisibility-inlines-hidden
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
-TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)|^TestGPUAndEmulator
+TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 

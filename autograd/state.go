@@ -312,8 +312,8 @@ func (r record) fitsRanks(want record) error {
 		what = "the parameters and the solver of WithPartial"
 	}
 	return fmt.Errorf("%w: the checkpoint was written by %d ranks, this program has %d, and %s "+
-		"belong to individual ranks: start with %d ranks (euryale run -n %d), or load another "+
-		"checkpoint",
+		"belong to individual ranks: start the program with %d ranks (euryale run -n %d), or load "+
+		"another checkpoint",
 		backend.ErrArgument, r.Ranks, want.Ranks, what, r.Ranks, r.Ranks)
 }
 

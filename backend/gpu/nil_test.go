@@ -12,7 +12,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		return err
 	}
 	nilargs.Check(t, map[string]nilargs.Use{
-		"New":    {F: first, Args: []any{nil}},
-		"Survey": {F: SurveyOf, Args: []any{nil}},
+		"New":      {F: first, Args: []any{nil}},
+		"SurveyOf": {F: SurveyOf, Args: []any{nil}},
 	}, nil)
 }
