@@ -119,7 +119,7 @@ func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Sol
 
 // TestTrainingStaged: models whose ranks communicate on a device end with the bits of those whose
 // ranks communicate on the host. NCCL adds more than two numbers in an order of its own: there
-// the end is the same but for rounding.
+// the end is the same except for rounding.
 func TestTrainingStaged(t *testing.T) {
 	type setting struct {
 		hooks bool

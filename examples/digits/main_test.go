@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -27,34 +27,17 @@ func TestMain(m *testing.M) {
 }
 
 // job runs the example on ranks that are processes.
-func job(t *testing.T, ranks int, flags string) (launch.Job, *notice) {
+func job(t *testing.T, ranks int, flags string) (launch.Job, *proctest.Notice) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var out notice
+	var out proctest.Notice
 	return launch.Job{
 		Program: self, Ranks: ranks, Args: strings.Fields(flags), Stdout: &out, Stderr: &out,
 		Env: append(os.Environ(), actAsDigits+"=1"),
 	}, &out
-}
-
-// notice calls f once text has been written.
-type notice struct {
-	bytes.Buffer
-	text string
-	f    func()
-}
-
-func (n *notice) Write(p []byte) (int, error) {
-	defer func() {
-		if n.f != nil && strings.Contains(n.String(), n.text) {
-			n.f()
-			n.f = nil
-		}
-	}()
-	return n.Buffer.Write(p)
 }
 
 // last is what the example ends with.
@@ -96,7 +79,7 @@ func TestAnInterruptSaves(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	running, out := job(t, 2, "-epochs 1000000 -checkpoint "+dir)
 	running.Signals, running.Grace = signals, time.Minute
-	out.text, out.f = "epoch 2/", func() { signals <- syscall.SIGINT }
+	out.Text, out.Then = "epoch 2/", func() { signals <- syscall.SIGINT }
 	err := launch.Run(t.Context(), running)
 	interrupted := (*launch.Interrupted)(nil)
 	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "accuracy=") {

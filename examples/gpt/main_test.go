@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -240,7 +241,7 @@ func TestALostRankChangesNothing(t *testing.T) {
 }
 
 // TestTheSameBitsOnAnyCoresAndRanks: in a tree the order of additions depends on neither; and by
-// rank the loss is the same but for rounding.
+// rank the loss is the same except for rounding.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	flags, tree := small(repeating(t))+" --steps 6", " --tree 4"
 	runs := [][2]int{{1, 1}, {1, 2}, {2, 2}, {4, 1}} // ranks and cores
@@ -282,23 +283,6 @@ func TestResumesOnOtherLayouts(t *testing.T) {
 	}
 }
 
-// notice calls f once text has been written.
-type notice struct {
-	bytes.Buffer
-	text string
-	f    func()
-}
-
-func (n *notice) Write(p []byte) (int, error) {
-	defer func() {
-		if n.f != nil && strings.Contains(n.String(), n.text) {
-			n.f()
-			n.f = nil
-		}
-	}()
-	return n.Buffer.Write(p)
-}
-
 // TestASignalSaves: a training that is told to end is saved on all ranks after the same step, and
 // goes on from there to the bits of one that was not stopped.
 func TestASignalSaves(t *testing.T) {
@@ -307,7 +291,7 @@ func TestASignalSaves(t *testing.T) {
 	flags += " --checkpoint " + filepath.Join(t.TempDir(), "state")
 	j, _, errs := job(t, 2, flags)
 	signals := make(chan os.Signal, 1)
-	out := &notice{text: "step 100/", f: func() { signals <- syscall.SIGINT }}
+	out := &proctest.Notice{Text: "step 100/", Then: func() { signals <- syscall.SIGINT }}
 	j.Stdout, j.Signals, j.Grace, j.MaxRestarts = out, signals, time.Minute, 0
 	err := launch.Run(t.Context(), j)
 	interrupted := (*launch.Interrupted)(nil)

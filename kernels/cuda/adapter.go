@@ -14,7 +14,7 @@ type Room interface {
 	Give(b backend.Buffer) error
 }
 
-// Arithmetic is [backend.Arithmetic], but for Move, out of [Kernels] and their
+// Arithmetic is [backend.Arithmetic], except for Move, out of [Kernels] and their
 // own names of functions. Some functions are computed in several launches:
 //
 //   - 16-bit floats are widened first, in memory: three launches;

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os/exec"
 	"regexp"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -94,4 +95,22 @@ func (o *output) read() (text string, more <-chan struct{}) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.text.String(), o.more
+}
+
+// Notice keeps what is written, and calls Then once Text is in it.
+type Notice struct {
+	bytes.Buffer
+	Text string
+	Then func()
+}
+
+// Write implements [io.Writer].
+func (n *Notice) Write(p []byte) (int, error) {
+	defer func() {
+		if n.Then != nil && strings.Contains(n.String(), n.Text) {
+			n.Then()
+			n.Then = nil
+		}
+	}()
+	return n.Buffer.Write(p)
 }

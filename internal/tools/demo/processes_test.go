@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -103,27 +104,10 @@ func TestFourProcessesOfMpirunLearn(t *testing.T) {
 	learned(t, string(out), "4")
 }
 
-// notice calls f once text has been written.
-type notice struct {
-	bytes.Buffer
-	text string
-	f    func()
-}
-
-func (n *notice) Write(p []byte) (int, error) {
-	defer func() {
-		if n.f != nil && strings.Contains(n.String(), n.text) {
-			n.f()
-			n.f = nil
-		}
-	}()
-	return n.Buffer.Write(p)
-}
-
 func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	signals := make(chan os.Signal, 1)
-	out := notice{text: "epoch 2/", f: func() { signals <- syscall.SIGTERM }}
+	out := proctest.Notice{Text: "epoch 2/", Then: func() { signals <- syscall.SIGTERM }}
 	var errs bytes.Buffer
 	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
 	err := launch.Run(t.Context(), job)
