@@ -2,7 +2,6 @@ package fuse_test
 
 import (
 	"math"
-	"math/big"
 	"math/rand/v2"
 	"testing"
 
@@ -15,8 +14,6 @@ import (
 // the host and of the PTX, with sums of 1400 bits. Some numbers are next to multiples of pi/2.
 func TestSinesOfLargeNumbersAreRight(t *testing.T) {
 	near := []float64{math.Ldexp(6381956970095103, 797), math.MaxFloat64, 0x1p1023, 0x1p31, 1e22, 1e300}
-	pi := exact(0).Mul(exact(16), exactArctan(5))
-	pi.Sub(pi, exact(0).Mul(exact(4), exactArctan(239)))
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
 		near = append(near, math.Ldexp(1+r.Float64(), 29+r.IntN(994)))
@@ -40,7 +37,7 @@ func TestSinesOfLargeNumbersAreRight(t *testing.T) {
 		for _, o := range []fuse.Op{fuse.Sin, fuse.Cos} {
 			for engine, got := range wavesOf(t, o, d, x) {
 				for i, e := range x {
-					want := exactWave(pi, e, o == fuse.Cos)
+					want := fusetest.Wave(e, o == fuse.Cos)
 					if off := units(d, got[i], want); off >= 4 {
 						t.Errorf("%v: %v(%v) of %v is %v, want %v", engine, o, e, d, got[i], want)
 					}
@@ -95,46 +92,4 @@ func doubles(b backend.Buffer) []float64 {
 		y = append(y, float64(e))
 	}
 	return y
-}
-
-const exactBits = 1400
-
-func exact(x float64) *big.Float { return new(big.Float).SetPrec(exactBits).SetFloat64(x) }
-
-// exactWave returns sin(x), or cos(x) as sin(x + pi/2).
-func exactWave(pi *big.Float, x float64, cosine bool) float64 {
-	if math.IsNaN(x) || math.IsInf(x, 0) {
-		return math.NaN()
-	}
-	angle, quarter := exact(x), exact(0).Quo(pi, exact(2))
-	if cosine {
-		angle.Add(angle, quarter)
-	}
-	turns, _ := exact(0).Quo(angle, pi).Int(nil)
-	angle.Sub(angle, exact(0).Mul(pi, exact(0).SetInt(turns)))
-	sum, term, square := exact(0), exact(0).Set(angle), exact(0).Mul(angle, angle)
-	for k := 1.0; k < 100; k += 2 {
-		sum.Add(sum, term)
-		term.Mul(term, square)
-		term.Quo(term, exact(-(k+1)*(k+2)))
-	}
-	if turns.Bit(0) == 1 {
-		sum.Neg(sum)
-	}
-	y, _ := sum.Float64()
-	return y
-}
-
-// exactArctan returns arctan(1/n).
-func exactArctan(n float64) *big.Float {
-	sum, power := exact(0), exact(0).Quo(exact(1), exact(n))
-	for k := 1.0; k < 1300; k += 2 {
-		if term := exact(0).Quo(power, exact(k)); int(k)%4 == 1 {
-			sum.Add(sum, term)
-		} else {
-			sum.Sub(sum, term)
-		}
-		power.Quo(power, exact(n*n))
-	}
-	return sum
 }

@@ -56,7 +56,9 @@ func TestHostComputesWhatProgramsSay(t *testing.T) {
 
 func FuzzHost(f *testing.F) {
 	f.Add(uint64(1), uint64(2), uint16(100))
-	f.Add(uint64(49), uint64(56), uint16(101)) // an index that an i32 wraps to 0
+	f.Add(uint64(49), uint64(56), uint16(101))  // an index that an i32 wraps to 0
+	f.Add(uint64(250), uint64(215), uint16(89)) // two rounded numbers that may be equal
+	f.Add(uint64(52), uint64(168), uint16(46))  // the sine of 3e38
 	f.Fuzz(func(t *testing.T, a, b uint64, size uint16) {
 		run(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000))
 	})

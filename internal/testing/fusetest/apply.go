@@ -58,6 +58,10 @@ func bound(o fuse.Op, v number, args []number) number {
 	if last := args[len(args)-1]; divides && math.Abs(last.f) <= last.err || divides && math.Abs(args[0].f) <= args[0].err {
 		v.loose = true
 	}
+	if equality := o == fuse.Equal || o == fuse.NotEqual; equality &&
+		math.Abs(args[0].f-args[1].f) <= args[0].err+args[1].err {
+		v.loose = true // no corner need be where the operands meet
+	}
 	if o == fuse.Pow && args[0].f < args[0].err && args[1].err > 0 {
 		v.loose = true // of negative numbers, only integers are powers
 	}
@@ -153,13 +157,20 @@ func floats1(o fuse.Op, t backend.DType, x float64) float64 {
 		return 1 / round(t, math.Sqrt(x))
 	case fuse.Sigmoid:
 		return 1 / (1 + math.Exp(-x))
+	case fuse.Sin, fuse.Cos:
+		if math.Abs(x) > 1<<29 {
+			return Wave(x, o == fuse.Cos)
+		} else if o == fuse.Sin {
+			return math.Sin(x)
+		}
+		return math.Cos(x)
 	case fuse.Softplus:
 		return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))
 	}
 	return map[fuse.Op]func(float64) float64{
 		fuse.Sqrt: math.Sqrt, fuse.Ceil: math.Ceil, fuse.Floor: math.Floor, fuse.Exp: math.Exp, fuse.Expm1: math.Expm1,
 		fuse.Log: math.Log, fuse.Log2: binaryLogarithm, fuse.Log1p: math.Log1p, fuse.Tanh: math.Tanh,
-		fuse.Sin: math.Sin, fuse.Cos: math.Cos, fuse.Erf: math.Erf,
+		fuse.Erf: math.Erf,
 	}[o](x)
 }
 
