@@ -24,7 +24,8 @@ func Backends() []backend.Backend {
 	gpus := gpu.New(gpu.Open)
 	gpus.Notice = func(text string) { fmt.Fprintln(os.Stderr, "euryale:", text) }
 	dir := env.ShmDir.Read(os.Getenv)
-	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir}, mpi.Backend{Dir: dir}}
+	return []backend.Backend{gpus, host.Backend{Dir: dir}, tcp.Backend{Dir: dir},
+		mpi.Backend{Dir: dir}}
 }
 
 // Init connects this process to the other ranks of its job and returns their
@@ -70,8 +71,10 @@ func orOwn(backends []backend.Backend) (all, own []backend.Backend) {
 // Connect makes the communicator of a world that the caller has joined; closing
 // it closes the world, and without backends of the caller's own the rank's GPU:
 // close machines on it before. Init and Run do this for you. It is collective.
-func Connect(ctx context.Context, w *rendezvous.World, backends ...backend.Backend) (backend.Communicator, error) {
-	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends", backends); err != nil {
+func Connect(ctx context.Context, w *rendezvous.World,
+	backends ...backend.Backend) (backend.Communicator, error) {
+	if err := backend.Given("euryale.Connect", "ctx", ctx, "w", w, "backends",
+		backends); err != nil {
 		return nil, err
 	}
 	backends, own := orOwn(backends)

@@ -37,10 +37,12 @@ func ExampleInit() {
 // Four ranks as goroutines of this process. They hold the lock while they build their graphs, since
 // Gorgonia builds one at a time, and never while they wait for each other.
 func ExampleRun() {
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		build sync.Locker) error {
 		build.Lock()
 		g := gorgonia.NewGraph()
-		x := gorgonia.NewScalar(g, gorgonia.Float64, gorgonia.WithName("x"), gorgonia.WithValue(float64(comm.Rank()+1)))
+		x := gorgonia.NewScalar(g, gorgonia.Float64, gorgonia.WithName("x"),
+			gorgonia.WithValue(float64(comm.Rank()+1)))
 		total, err := ops.AllReduce(comm, backend.Sum, x)
 		build.Unlock()
 		if err != nil {
@@ -64,7 +66,8 @@ func ExampleRun() {
 
 // A rank that returns an error ends the job: the others' calls fail, and Run returns its error.
 func ExampleRun_failure() {
-	err := euryale.Run(context.Background(), 3, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 3, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		if comm.Rank() == 2 {
 			return fmt.Errorf("no data for rank 2")
 		}
@@ -74,7 +77,8 @@ func ExampleRun_failure() {
 	// Output: rank 2: no data for rank 2
 }
 
-// A test that needs every rank's world makes them itself, and connects them on the backend it names.
+// A test that needs every rank's world makes them itself, and connects them on the backend it
+// names.
 func ExampleConnect() {
 	worlds, err := rendezvous.Local(2, 10*time.Second)
 	if err != nil {
@@ -89,7 +93,8 @@ func ExampleConnect() {
 			}
 			defer comm.Close() // and with it the world
 			mine, all := []int64{10 + int64(comm.Rank())}, make([]int64, 2)
-			if err := backend.Run(comm, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine)); err != nil {
+			if err := backend.Run(comm, backend.Collective{Kind: backend.AllGather},
+				backend.Of(all), backend.Of(mine)); err != nil {
 				log.Fatal(err)
 			}
 			if comm.Rank() == 0 {
@@ -103,18 +108,21 @@ func ExampleConnect() {
 
 // Split makes a group of the ranks that pass the same color: here the even ranks and the odd ones.
 func Example_groups() {
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		group, err := comm.Split(comm.Rank()%2, comm.Rank())
 		if err != nil {
 			return err
 		}
 		defer group.Close()
 		x := []float64{float64(comm.Rank())}
-		if err := backend.Run(group, backend.Collective{Kind: backend.AllReduce}, backend.Of(x), backend.Of(x)); err != nil {
+		if err := backend.Run(group, backend.Collective{Kind: backend.AllReduce}, backend.Of(x),
+			backend.Of(x)); err != nil {
 			return err
 		}
 		if comm.Rank() == 3 {
-			fmt.Println("rank 3 is rank", group.Rank(), "of", group.Size(), "odd ranks, whose sum is", x[0])
+			fmt.Println("rank 3 is rank", group.Rank(), "of", group.Size(),
+				"odd ranks, whose sum is", x[0])
 		}
 		return nil
 	})

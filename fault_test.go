@@ -45,7 +45,8 @@ func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
 	} {
 		for _, restarts := range []string{"", "1"} {
 			began := time.Now()
-			for _, p := range proctest.Start(t, "ends well", 2, "EURYALE_FAULT="+bad.plan, "TORCHELASTIC_RESTART_COUNT="+restarts) {
+			for _, p := range proctest.Start(t, "ends well", 2, "EURYALE_FAULT="+bad.plan,
+				"TORCHELASTIC_RESTART_COUNT="+restarts) {
 				p.Says(t, "EURYALE_FAULT", bad.want)
 			}
 			if took := time.Since(began); took > 10*time.Second {
@@ -56,7 +57,8 @@ func TestBadFaultIsFoundByInitOnEveryRank(t *testing.T) {
 }
 
 func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
-	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		if _, ok := backend.As[*fault.Communicator](comm); ok {
 			t.Error("calls go through package fault")
 		}
@@ -66,7 +68,8 @@ func TestFaultCostsNothingWhereThereIsNone(t *testing.T) {
 		t.Error(err)
 	}
 	t.Setenv("EURYALE_FAULT", "abort,rank=0,call=2")
-	err = euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+	err = euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		if err := backend.Barrier(comm); err != nil {
 			t.Error(err)
 		}
@@ -134,7 +137,8 @@ func TestFoundErrorBlamesTheRankThatItBeganWith(t *testing.T) {
 				heard = backend.Barrier(comm)
 				return heard
 			})
-			if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") || strings.Contains(heard.Error(), "because of rank 0") {
+			if heard == nil || !strings.Contains(heard.Error(), "because of rank 1: ") ||
+				strings.Contains(heard.Error(), "because of rank 0") {
 				t.Errorf("rank 2 heard %v", heard)
 			}
 		})

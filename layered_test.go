@@ -23,12 +23,14 @@ var topologies = []string{"", "2x2", "2x2:minor", "0,1,1,0", "4x1"}
 
 // onTopologies runs a rank of four on every topology, which gives numbers that must
 // be those of the flat one, and makes so many hierarchical calls.
-func onTopologies(t *testing.T, calls int, rank func(comm backend.Communicator, build sync.Locker) ([]float32, error)) {
+func onTopologies(t *testing.T, calls int, rank func(comm backend.Communicator,
+	build sync.Locker) ([]float32, error)) {
 	t.Helper()
 	var flat [4][]float32
 	for _, topology := range topologies {
 		t.Setenv("EURYALE_TOPOLOGY", topology)
-		err := euryale.Run(context.Background(), len(flat), func(comm backend.Communicator, build sync.Locker) error {
+		err := euryale.Run(context.Background(), len(flat), func(comm backend.Communicator,
+			build sync.Locker) error {
 			got, err := rank(comm, build)
 			if err != nil {
 				return err
@@ -62,17 +64,21 @@ func counting(rank int, shape ...int) *tensor.Dense {
 }
 
 func TestNodesAreHierarchicalForwardAndBackward(t *testing.T) {
-	for name, op := range map[string]func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error){
+	for name, op := range map[string]func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node,
+		error){
 		"AllReduce": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return ops.AllReduce(c, backend.Avg, x)
 		},
 		"ReduceScatter": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return ops.ReduceScatter(c, backend.Sum, 0, x)
 		},
-		"AllGather": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) { return ops.AllGather(c, 1, x) },
+		"AllGather": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return ops.AllGather(c, 1, x)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			onTopologies(t, 2, func(comm backend.Communicator, build sync.Locker) ([]float32, error) {
+			onTopologies(t, 2, func(comm backend.Communicator, build sync.Locker) ([]float32,
+				error) {
 				return pullback(comm, build, op)
 			})
 		})
@@ -80,7 +86,8 @@ func TestNodesAreHierarchicalForwardAndBackward(t *testing.T) {
 }
 
 // pullback returns y and dx of y = op(x), for the loss sum of w*y.
-func pullback(comm backend.Communicator, build sync.Locker, op func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error)) ([]float32, error) {
+func pullback(comm backend.Communicator, build sync.Locker, op func(backend.Communicator,
+	*gorgonia.Node) (*gorgonia.Node, error)) ([]float32, error) {
 	build.Lock()
 	y, dx, g, err := graph(comm, op)
 	build.Unlock()
@@ -95,13 +102,16 @@ func pullback(comm backend.Communicator, build sync.Locker, op func(backend.Comm
 	return append(slices.Clone(y.Value().Data().([]float32)), dx.Value().Data().([]float32)...), nil
 }
 
-func graph(comm backend.Communicator, op func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error)) (y, dx *gorgonia.Node, g *gorgonia.ExprGraph, err error) {
+func graph(comm backend.Communicator, op func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node,
+	error)) (y, dx *gorgonia.Node, g *gorgonia.ExprGraph, err error) {
 	g = gorgonia.NewGraph()
-	x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(8, 3), gorgonia.WithName("x"), gorgonia.WithValue(counting(comm.Rank(), 8, 3)))
+	x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(8, 3), gorgonia.WithName("x"),
+		gorgonia.WithValue(counting(comm.Rank(), 8, 3)))
 	if y, err = op(comm, x); err != nil {
 		return nil, nil, nil, err
 	}
-	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(y.Shape()...), gorgonia.WithName("w"), gorgonia.WithValue(counting(comm.Rank()+4, y.Shape()...)))
+	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(y.Shape()...),
+		gorgonia.WithName("w"), gorgonia.WithValue(counting(comm.Rank()+4, y.Shape()...)))
 	weighted, err := gorgonia.HadamardProd(w, y)
 	if err != nil {
 		return nil, nil, nil, err
@@ -126,8 +136,11 @@ func TestDataParallelIsHierarchical(t *testing.T) {
 		g := gorgonia.NewGraph()
 		var params, outs gorgonia.Nodes
 		for i := range buckets {
-			x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(4, 6), gorgonia.WithName(fmt.Sprint("x", i)), gorgonia.WithValue(counting(comm.Rank()+i, 4, 6)))
-			w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(6, 8), gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithValue(counting(i, 6, 8)))
+			x := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(4, 6),
+				gorgonia.WithName(fmt.Sprint("x", i)), gorgonia.WithValue(
+					counting(comm.Rank()+i, 4, 6)))
+			w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(6, 8),
+				gorgonia.WithName(fmt.Sprint("w", i)), gorgonia.WithValue(counting(i, 6, 8)))
 			params, outs = append(params, w), append(outs, gorgonia.Must(gorgonia.Mul(x, w)))
 		}
 		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.ReduceAdd(outs))))

@@ -28,7 +28,8 @@ func tuned(t *testing.T) (file string, inside hierarchy.Link) {
 	t.Setenv("EURYALE_TUNING", filepath.Join(t.TempDir(), "tuning.json"))
 	inside = hierarchy.Link{Latency: 123 * time.Microsecond, Bandwidth: 7e9}
 	links := hierarchy.Links{Inside: inside, Between: hierarchy.Link{Bandwidth: 1}}
-	file, err := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true, Links: links}.Keep()
+	file, err := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2,
+		Declared: true, Links: links}.Keep()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,7 +40,8 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	t.Setenv("EURYALE_HIERARCHY", "auto")
 	_, inside := tuned(t)
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		h, _ := backend.As[*hierarchy.Communicator](comm)
 		// This is one machine, whatever is declared.
 		if got := h.Plan().Options.Links; got.Inside != inside || got.Between != inside {
@@ -63,8 +65,11 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 func TestFoundSpansTakeAllMemory(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")
 	t.Setenv("EURYALE_HIERARCHY", "always,spans=99999999999")
-	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, host.New())
-	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "1048576 spans at most") {
+	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
+		return nil
+	}, host.New())
+	if !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "1048576 spans at most") {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -74,11 +79,13 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	t.Setenv("EURYALE_HIERARCHY", "always,exchange=bf16,spans=64,slots=3,slice=65536")
 	const n = 1 << 10
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		h, _ := backend.As[*hierarchy.Communicator](comm)
 		o := h.Plan().Options
 		o.Links = nil
-		if want := (hierarchy.Options{Mode: hierarchy.Always, Exchange: backend.BF16, Spans: 64, Slots: 3, SliceBytes: 1 << 16}); o != want {
+		if want := (hierarchy.Options{Mode: hierarchy.Always, Exchange: backend.BF16, Spans: 64,
+			Slots: 3, SliceBytes: 1 << 16}); o != want {
 			return fmt.Errorf("options %+v, want %+v", o, want)
 		}
 		x := backend.Of(make([]float32, n))
@@ -90,7 +97,8 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 			return fmt.Errorf("%d bytes between machines, want %d", got, n)
 		}
 		session, _ := backend.As[interface{ Recorder() *observe.Recorder }](comm)
-		if events := session.Recorder().Events(); !slices.ContainsFunc(events, func(e observe.Event) bool { return e.Part == "add" && e.Header.Count == n }) {
+		if events := session.Recorder().Events(); !slices.ContainsFunc(events,
+			func(e observe.Event) bool { return e.Part == "add" && e.Header.Count == n }) {
 			return fmt.Errorf("no phase is on the timeline: %+v", events)
 		}
 		return nil
@@ -160,8 +168,11 @@ func TestBrokenTuningFileIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
-	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error { return nil }, host.New())
-	if err == nil || !strings.Contains(err.Error(), file) || !strings.Contains(err.Error(), "delete it") {
+	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error {
+		return nil
+	}, host.New())
+	if err == nil || !strings.Contains(err.Error(), file) ||
+		!strings.Contains(err.Error(), "delete it") {
 		t.Error(err)
 	}
 }

@@ -99,7 +99,8 @@ func (l loss) start(t *testing.T, machines []*proctest.Namespace) []proctest.Ran
 		return proctest.StartOn(t, name, machines[:l.machines], l.perMachine, env...)
 	}
 	_, own := ownDirectory(t)
-	env = append(append(env, own...), fmt.Sprintf("EURYALE_TOPOLOGY=%dx%d", l.machines, l.perMachine))
+	env = append(append(env, own...), fmt.Sprintf("EURYALE_TOPOLOGY=%dx%d", l.machines,
+		l.perMachine))
 	return proctest.Start(t, name, l.machines*l.perMachine, env...)
 }
 
@@ -236,7 +237,8 @@ func isFull() bool { return os.Getenv("EURYALE_FULL") == "1" }
 // to be several, quiet and loaded.
 func TestTheLostRankIsNamedByProgramsThatEndAtOnce(t *testing.T) {
 	losses := []loss{
-		{stopped, 2, 2, false}, {killed, 2, 2, false}, {stopped, 2, 2, true}, {stopped, 3, 1, false},
+		{stopped, 2, 2, false}, {killed, 2, 2, false}, {stopped, 2, 2, true}, {stopped, 3, 1,
+			false},
 	}
 	burners, times := []int{0}, 1
 	if isFull() {

@@ -221,7 +221,8 @@ func TestKilledRankIsNamedByEveryOtherRankWithinASecond(t *testing.T) {
 					if took := time.Since(killed); took > proctest.Within(time.Second) {
 						t.Errorf("rank %d ended %v after the kill", r, took)
 					}
-					if !strings.Contains(said, fmt.Sprintf("rank %d is down", victim)) || !strings.Contains(said, "allreduce(sum) of 65536 f32") {
+					if !strings.Contains(said, fmt.Sprintf("rank %d is down", victim)) ||
+						!strings.Contains(said, "allreduce(sum) of 65536 f32") {
 						t.Errorf("rank %d said %q", r, said)
 					}
 				}
@@ -280,7 +281,8 @@ func TestStoppedRankIsNamedAfterTheTimeout(t *testing.T) {
 				if took := time.Since(stopped); took > proctest.Within(1500*time.Millisecond) {
 					t.Errorf("rank %d ended %v after the stop", r, took)
 				}
-				if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") || !strings.Contains(said, "timeout") {
+				if !strings.Contains(said, "rank 1") || !strings.Contains(said, "allreduce") ||
+					!strings.Contains(said, "timeout") {
 					t.Errorf("rank %d said %q", r, said)
 				}
 			}
@@ -306,7 +308,8 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 				ps := proctest.Start(t, name, 3, "EURYALE_TIMEOUT=1s", "EURYALE_BACKEND="+backend)
 				underWay(t, ps)
 				for _, r := range []int{0, 2} {
-					if said := ps[r].Next(); !strings.Contains(said, want) || !strings.Contains(said, "rank 1") {
+					if said := ps[r].Next(); !strings.Contains(said, want) ||
+						!strings.Contains(said, "rank 1") {
 						t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
 					}
 				}
@@ -318,7 +321,8 @@ func TestRankThatGoesItsOwnWayIsNamed(t *testing.T) {
 func TestProcessesEndWell(t *testing.T) {
 	for _, backend := range onHosts {
 		dir, env := ownDirectory(t)
-		for r, p := range proctest.Start(t, "ends well", 4, append(env, "EURYALE_BACKEND="+backend)...) {
+		for r, p := range proctest.Start(t, "ends well", 4,
+			append(env, "EURYALE_BACKEND="+backend)...) {
 			said := p.End()
 			if !p.ProcessState.Success() {
 				t.Errorf("%s: rank %d: %v, said %q", backend, r, p.ProcessState, said)
@@ -331,7 +335,8 @@ func TestProcessesEndWell(t *testing.T) {
 func TestRanksCheckAllOrNone(t *testing.T) {
 	const want = "EURYALE_CHECK is off on ranks [1] of 3"
 	for r, p := range proctest.Start(t, "one rank does not check", 3, "EURYALE_TIMEOUT=5s") {
-		if said := p.Next(); !strings.Contains(said, want) || !strings.Contains(said, "set it to the same on every rank") {
+		if said := p.Next(); !strings.Contains(said, want) ||
+			!strings.Contains(said, "set it to the same on every rank") {
 			t.Errorf("rank %d said %q, which does not contain %q", r, said, want)
 		}
 	}
@@ -344,8 +349,10 @@ func TestRanksCheckAllOrNone(t *testing.T) {
 
 func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 	for _, bad := range []struct{ name, env, want string }{
-		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon", `asks for "carrier-pigeon": the backends are nccl, host, tcp, mpi`},
-		{"no shared memory", "EURYALE_BACKEND=host EURYALE_SHM_DIR=/proc", "name a writable tmpfs in EURYALE_SHM_DIR"},
+		{"unknown backend", "EURYALE_BACKEND=carrier-pigeon",
+			`asks for "carrier-pigeon": the backends are nccl, host, tcp, mpi`},
+		{"no shared memory", "EURYALE_BACKEND=host EURYALE_SHM_DIR=/proc",
+			"name a writable tmpfs in EURYALE_SHM_DIR"},
 		{"rank out of range", "RANK=7", "RANK"},
 		{"size zero", "WORLD_SIZE=0", "WORLD_SIZE"},
 		{"unknown check", "EURYALE_CHECK=no", "use on or off"},
@@ -375,15 +382,19 @@ func (pigeon) Available() error { return errors.New("the pigeon is asleep") }
 
 func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 	backends := append([]backend.Backend{pigeon{}}, euryale.Backends()...)
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		return backend.Barrier(comm)
 	}, backends...)
 	if err != nil {
 		t.Error(err)
 	}
 	t.Setenv("EURYALE_BACKEND", "pigeon") // of the others nothing is said
-	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, backends...)
-	if err == nil || !strings.HasSuffix(strings.Split(err.Error(), "\n")[0], "no backend works on every rank: pigeon on rank 0: the pigeon is asleep") {
+	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
+		return nil
+	}, backends...)
+	if err == nil || !strings.HasSuffix(strings.Split(err.Error(), "\n")[0],
+		"no backend works on every rank: pigeon on rank 0: the pigeon is asleep") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -391,7 +402,8 @@ func TestRanksVoteForABackendThatAllCanUse(t *testing.T) {
 func TestDeclaredMachinesAreUsed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	const n = 1000
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		h, ok := backend.As[*hierarchy.Communicator](comm)
 		if !ok {
 			return errors.New("no hierarchy")
@@ -428,7 +440,8 @@ func (crowded) Connect(context.Context, *rendezvous.World) (backend.Communicator
 
 func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 	backends := append([]backend.Backend{crowded{}}, euryale.Backends()...)
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		if name := comm.Capabilities().Backend; name != "host" {
 			return fmt.Errorf("on %s", name)
 		}
@@ -437,7 +450,9 @@ func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error { return nil }, crowded{})
+	err = euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
+		return nil
+	}, crowded{})
 	if !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("got %v", err)
 	}
@@ -446,7 +461,8 @@ func TestBackendThatCannotCarryTheRanksIsPassedOver(t *testing.T) {
 func TestErrorOfARankEndsTheOthers(t *testing.T) {
 	broken := errors.New("out of data")
 	began := time.Now()
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		if comm.Rank() == 2 {
 			return broken
 		}
@@ -475,7 +491,10 @@ func TestCancellingTheContextEndsEveryRank(t *testing.T) {
 func TestTraceIsWrittenOnClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "run")
 	t.Setenv("EURYALE_TRACE", path)
-	if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error { return backend.Barrier(comm) }); err != nil {
+	if err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
+		return backend.Barrier(comm)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for r := range 2 {
@@ -493,11 +512,13 @@ func TestTraceIsWrittenOnClose(t *testing.T) {
 
 func TestFoundBadPlaceForTheTraceIsAnErrorBeforeTheWork(t *testing.T) {
 	t.Setenv("EURYALE_TRACE", filepath.Join(t.TempDir(), "no", "such", "directory"))
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		t.Error("the work has begun")
 		return nil
 	})
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE") || !errors.Is(err, fs.ErrNotExist) {
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE") ||
+		!errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -508,7 +529,10 @@ func TestFoundTraceThatCannotBeWrittenIsNoErrorOfTheWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("EURYALE_TRACE", filepath.Join(dir, "run"))
-	if err := euryale.Run(context.Background(), 1, func(comm backend.Communicator, _ sync.Locker) error { return backend.Barrier(comm) }); err != nil {
+	if err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+		_ sync.Locker) error {
+		return backend.Barrier(comm)
+	}); err != nil {
 		t.Error(err)
 	}
 }

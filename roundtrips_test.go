@@ -36,7 +36,8 @@ func saysWhenItIsThere() error {
 // data takes half of roundTrip to get to another machine.
 func initTime(t *testing.T, machines, P int, roundTrip time.Duration, env ...string) time.Duration {
 	t.Helper()
-	m := proctest.Machines(t, machines, proctest.Wire{Delay: roundTrip / 4}) // each way has two wires
+	// each way has two wires
+	m := proctest.Machines(t, machines, proctest.Wire{Delay: roundTrip / 4})
 	var began, ended int64
 	for r, p := range proctest.StartOn(t, "says when it is there", m, P/machines, env...) {
 		var from, to int64
@@ -86,7 +87,8 @@ func sums() error {
 		return err
 	}
 	x := []float32{float32(comm.Rank())}
-	err = backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, backend.Of(x), backend.Of(x))
+	err = backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, backend.Of(x),
+		backend.Of(x))
 	fmt.Println("sum", x[0])
 	return errors.Join(err, comm.Close())
 }
@@ -117,19 +119,21 @@ func TestInitOverALongWay(t *testing.T) {
 	const roundTrip = 200 * time.Millisecond
 	for _, c := range []struct{ machines, P int }{{2, 2}, {3, 3}, {6, 6}, {2, 4}, {3, 6}} {
 		for tls, limit := range []time.Duration{4 * time.Second, 6 * time.Second} {
-			t.Run(fmt.Sprintf("%d ranks of %d machines, TLS=%d", c.P, c.machines, tls), func(t *testing.T) {
-				took := initTime(t, c.machines, c.P, roundTrip,
-					fmt.Sprint("EURYALE_TLS=", tls), "EURYALE_TIMEOUT=5s")
-				t.Logf("%v, %.1f round trips", took, float64(took)/float64(roundTrip))
-				if took > limit {
-					t.Errorf("it takes %v, more than %v", took, limit)
-				}
-			})
+			t.Run(fmt.Sprintf("%d ranks of %d machines, TLS=%d", c.P, c.machines, tls),
+				func(t *testing.T) {
+					took := initTime(t, c.machines, c.P, roundTrip,
+						fmt.Sprint("EURYALE_TLS=", tls), "EURYALE_TIMEOUT=5s")
+					t.Logf("%v, %.1f round trips", took, float64(took)/float64(roundTrip))
+					if took > limit {
+						t.Errorf("it takes %v, more than %v", took, limit)
+					}
+				})
 		}
 	}
 	t.Run("longer than a timeout", func(t *testing.T) { // which is of each wait
 		const timeout = 7500 * time.Millisecond
-		took := initTime(t, 3, 6, 3*roundTrip, "EURYALE_TLS=1", fmt.Sprint("EURYALE_TIMEOUT=", timeout))
+		took := initTime(t, 3, 6, 3*roundTrip, "EURYALE_TLS=1", fmt.Sprint("EURYALE_TIMEOUT=",
+			timeout))
 		if took < timeout {
 			t.Errorf("it takes %v, which proves nothing", took)
 		}

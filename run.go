@@ -31,8 +31,10 @@ import (
 // for the lock for longer than EURYALE_TIMEOUT without a change of its holder
 // ends, by runtime.Goexit, and the job with it. Unlock does nothing on a rank
 // that does not hold the lock.
-func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error, backends ...backend.Backend) error {
-	if err := backend.Given("euryale.Run", "ctx", ctx, "rank", rank, "backends", backends); err != nil {
+func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build sync.Locker) error,
+	backends ...backend.Backend) error {
+	if err := backend.Given("euryale.Run", "ctx", ctx, "rank", rank, "backends",
+		backends); err != nil {
 		return err
 	}
 	timeout, err := rendezvous.ReadTimeout(os.Getenv)
@@ -81,7 +83,8 @@ func (e *PanicError) Unwrap() error {
 }
 
 // errGoexit is the error of a rank whose goroutine has ended without a return.
-var errGoexit = errors.New("its goroutine was ended by runtime.Goexit, as t.Fatal and t.FailNow do: return an error instead")
+var errGoexit = errors.New("its goroutine was ended by runtime.Goexit, as t.Fatal and t.FailNow " +
+	"do: return an error instead")
 
 // member is one rank of Run.
 type member struct {
@@ -93,7 +96,8 @@ type member struct {
 }
 
 // run connects and runs the rank. The rank may end the goroutine on the way.
-func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.Locker) error, backends []backend.Backend) {
+func (m *member) run(ctx context.Context, rank func(backend.Communicator, sync.Locker) error,
+	backends []backend.Backend) {
 	backends, own := orOwn(backends)
 	if m.session, m.err = session.Connect(ctx, m.world, backends, own); m.err == nil {
 		stop := context.AfterFunc(ctx, func() { m.session.Abort(context.Cause(ctx)) })

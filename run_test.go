@@ -19,7 +19,8 @@ import (
 
 // runEnds runs three ranks and fails the test if Run takes longer than limit or
 // returns an error without the words.
-func runEnds(t *testing.T, limit time.Duration, want string, rank func(comm backend.Communicator, build sync.Locker) error) error {
+func runEnds(t *testing.T, limit time.Duration, want string, rank func(comm backend.Communicator,
+	build sync.Locker) error) error {
 	t.Helper()
 	ended := make(chan error, 1)
 	go func() { ended <- euryale.Run(context.Background(), 3, rank) }()
@@ -40,7 +41,8 @@ const soon = 20 * time.Second
 
 func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
 	broken := errors.New("cannot build")
-	err := runEnds(t, soon, "cannot build", func(comm backend.Communicator, build sync.Locker) error {
+	err := runEnds(t, soon, "cannot build", func(comm backend.Communicator,
+		build sync.Locker) error {
 		build.Lock()
 		if comm.Rank() == 1 {
 			return broken
@@ -57,7 +59,8 @@ func TestFoundRankThatReturnsWithTheBuildLockEndsTheOthers(t *testing.T) {
 func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 	const size = 2
 	var errs [size]error
-	err := euryale.Run(context.Background(), size, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), size, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		part, err := comm.Split(0, 0)
 		if err != nil {
 			return err
@@ -80,19 +83,23 @@ func TestFoundCloseEndsTheCallsOfGroups(t *testing.T) {
 			t.Errorf("rank %d: the error is %v, want ErrClosed", r, err)
 		}
 	}
-	if err := errs[1]; err == nil || !strings.Contains(err.Error(), "Close was called on this rank") {
+	if err := errs[1]; err == nil ||
+		!strings.Contains(err.Error(), "Close was called on this rank") {
 		t.Errorf("the rank that closed says %v", err)
 	}
 }
 
 func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		alone, err := comm.Split(comm.Rank(), 0)
 		if err != nil {
 			return err
 		}
-		if a, b := comm.Capabilities().LocalRanks, alone.Capabilities().LocalRanks; a != 2 || b != 2 {
-			t.Errorf("rank %d of 2 on one machine is said to share it with %d ranks, and in a group of its own with %d", comm.Rank(), a, b)
+		if a, b := comm.Capabilities().LocalRanks, alone.Capabilities().LocalRanks; a != 2 ||
+			b != 2 {
+			t.Errorf("rank %d of 2 on one machine is said to share it with %d ranks, and in a "+
+				"group of its own with %d", comm.Rank(), a, b)
 		}
 		return alone.Close()
 	}, host.New())
@@ -103,7 +110,8 @@ func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
 
 func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
 	broken := errors.New("boo")
-	err := runEnds(t, soon, "rank 2 panicked: boo", func(comm backend.Communicator, build sync.Locker) error {
+	err := runEnds(t, soon, "rank 2 panicked: boo", func(comm backend.Communicator,
+		build sync.Locker) error {
 		build.Lock()
 		if comm.Rank() == 2 {
 			panic(broken)
@@ -112,7 +120,8 @@ func TestFoundRankThatPanicsWithTheBuildLockEndsTheOthers(t *testing.T) {
 		return backend.Barrier(comm)
 	})
 	var p *euryale.PanicError
-	if !errors.As(err, &p) || p.Rank != 2 || !errors.Is(err, broken) || !strings.Contains(string(p.Stack), "TestFoundRankThatPanics") {
+	if !errors.As(err, &p) || p.Rank != 2 || !errors.Is(err, broken) ||
+		!strings.Contains(string(p.Stack), "TestFoundRankThatPanics") {
 		t.Errorf("the error of Run does not say where the rank has panicked: %v", err)
 	}
 }
@@ -121,16 +130,18 @@ func TestAPanicInACallEndsRun(t *testing.T) {
 	for _, name := range []string{"host", "tcp"} {
 		t.Setenv("EURYALE_BACKEND", name)
 		heard := make([]error, 3)
-		err := runEnds(t, soon, "rank 1 panicked: backend: Buffer.Slice(1, 2)", func(comm backend.Communicator, _ sync.Locker) error {
-			heard[comm.Rank()] = panicsInACall(comm, false)
-			return heard[comm.Rank()]
-		})
+		err := runEnds(t, soon, "rank 1 panicked: backend: Buffer.Slice(1, 2)",
+			func(comm backend.Communicator, _ sync.Locker) error {
+				heard[comm.Rank()] = panicsInACall(comm, false)
+				return heard[comm.Rank()]
+			})
 		var p *euryale.PanicError
 		if !errors.As(err, &p) || !strings.Contains(string(p.Stack), "panicsInACall") {
 			t.Errorf("%s: the error of Run does not say where the rank has panicked: %v", name, err)
 		}
 		for _, r := range []int{0, 2} {
-			if heard[r] == nil || !strings.Contains(heard[r].Error(), "because of rank 1") || !strings.Contains(heard[r].Error(), "panicked in alltoall: backend: Buffer.Slice") {
+			if heard[r] == nil || !strings.Contains(heard[r].Error(), "because of rank 1") ||
+				!strings.Contains(heard[r].Error(), "panicked in alltoall: backend: Buffer.Slice") {
 				t.Errorf("%s: rank %d heard %v", name, r, heard[r])
 			}
 		}
@@ -142,8 +153,10 @@ func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
 		x := backend.Of([]float32{1, 2, 3, 4})
 		for _, kind := range backend.Kinds() {
 			what := backend.Collective{Kind: kind, Root: comm.Rank()}
-			for _, nothing := range []backend.Buffer{backend.Host(backend.F32, nil, 4), backend.Host(backend.F32, nil, -4)} {
-				if err := backend.Run(comm, what, nothing, nothing); !errors.Is(err, backend.ErrArgument) {
+			for _, nothing := range []backend.Buffer{backend.Host(backend.F32, nil, 4),
+				backend.Host(backend.F32, nil, -4)} {
+				if err := backend.Run(comm, what, nothing, nothing); !errors.Is(
+					err, backend.ErrArgument) {
 					t.Errorf("%v of %d elements at nil: %v", kind, nothing.Len(), err)
 				}
 			}
@@ -156,22 +169,25 @@ func TestANilBufferIsAnErrorOfTheCall(t *testing.T) {
 }
 
 func TestFoundRankThatEndsItsGoroutineWithTheBuildLockEndsTheOthers(t *testing.T) {
-	runEnds(t, soon, "rank 0: its goroutine was ended by runtime.Goexit", func(comm backend.Communicator, build sync.Locker) error {
-		build.Lock()
-		if comm.Rank() == 0 {
-			runtime.Goexit()
-		}
-		build.Unlock()
-		return backend.Barrier(comm)
-	})
+	runEnds(t, soon, "rank 0: its goroutine was ended by runtime.Goexit",
+		func(comm backend.Communicator, build sync.Locker) error {
+			build.Lock()
+			if comm.Rank() == 0 {
+				runtime.Goexit()
+			}
+			build.Unlock()
+			return backend.Barrier(comm)
+		})
 }
 
 func TestFoundCollectiveUnderTheBuildLockIsNamed(t *testing.T) {
-	runEnds(t, soon, "while it holds the build lock", func(comm backend.Communicator, build sync.Locker) error {
+	runEnds(t, soon, "while it holds the build lock", func(comm backend.Communicator,
+		build sync.Locker) error {
 		build.Lock()
 		defer build.Unlock()
 		g := gorgonia.NewGraph()
-		w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(4, 6), gorgonia.WithInit(gorgonia.Ones()), gorgonia.WithName("w"))
+		w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(4, 6),
+			gorgonia.WithInit(gorgonia.Ones()), gorgonia.WithName("w"))
 		dp, err := autograd.New(comm, gorgonia.Nodes{w})
 		if err != nil {
 			return err
@@ -191,7 +207,8 @@ func TestFoundBuildLockThatIsNeverReleasedIsNamed(t *testing.T) {
 
 func TestBuildLockIsHeldByOneRankAtATime(t *testing.T) {
 	held := 0
-	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+		build sync.Locker) error {
 		for range 100 {
 			build.Lock()
 			held++
@@ -224,5 +241,7 @@ func TestFoundRunHeedsTheTimeout(t *testing.T) {
 		return err
 	})
 	t.Setenv("EURYALE_TIMEOUT", "soon")
-	runEnds(t, soon, "EURYALE_TIMEOUT", func(backend.Communicator, sync.Locker) error { return nil })
+	runEnds(t, soon, "EURYALE_TIMEOUT", func(backend.Communicator, sync.Locker) error {
+		return nil
+	})
 }

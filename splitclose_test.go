@@ -72,8 +72,9 @@ func splitBesideClose(t *testing.T, b backend.Backend) {
 	}
 }
 
-// TestSplitBesideAbortNamesTheRank: whoever waits inside a Split when another rank aborts learns which
-// one it was, and not that a wait was cancelled or that a rank has closed which heard of it before.
+// TestSplitBesideAbortNamesTheRank: whoever waits inside a Split when another rank aborts learns
+// which one it was, and not that a wait was cancelled or that a rank has closed which heard of it
+// before.
 func TestSplitBesideAbortNamesTheRank(t *testing.T) {
 	t.Setenv("EURYALE_TIMEOUT", "60s")
 	draws := 10

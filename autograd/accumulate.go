@@ -48,10 +48,12 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 	err := d.usable()
 	if err == nil {
 		if err = d.betweenSteps(); err == nil && n < 1 {
-			err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument, n)
+			err = fmt.Errorf("%w: %d micro-batches: there must be at least 1",
+				backend.ErrArgument, n)
 		}
 		if t := d.tree; err == nil && t != nil && n != t.share {
-			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which each of %d ranks runs %d (WithTree)", backend.ErrArgument, n, t.all, d.comm.Size(), t.share)
+			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which each of %d ranks "+
+				"runs %d (WithTree)", backend.ErrArgument, n, t.all, d.comm.Size(), t.share)
 		}
 		if err != nil {
 			err = d.named(fmt.Errorf("accumulate: %w", err))
@@ -136,7 +138,8 @@ func (d *DataParallel) holdAll() error {
 	}
 	d.clear()
 	if hooks && !caught {
-		return fmt.Errorf("%w: the hooks have caught no gradient: run the graph once in each micro-batch, and Reset the machine after it", backend.ErrArgument)
+		return fmt.Errorf("%w: the hooks have caught no gradient: run the graph once in each "+
+			"micro-batch, and Reset the machine after it", backend.ErrArgument)
 	}
 	return nil
 }

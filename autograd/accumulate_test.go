@@ -60,7 +60,8 @@ func (m *linear) accumulated(hooks bool, opts []Option) error {
 					}
 				}
 				if float64(x) != want {
-					return fmt.Errorf("hooks %v, step %d: gradient %d of parameter %d is %v, want %v", hooks, step, i, p, x, want)
+					return fmt.Errorf("hooks %v, step %d: gradient %d of parameter %d is %v, "+
+						"want %v", hooks, step, i, p, x, want)
 				}
 			}
 		}
@@ -71,7 +72,8 @@ func (m *linear) accumulated(hooks bool, opts []Option) error {
 func TestFoundAccumulationDropsNoBatch(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		// Sums of a few small integers are exact in 16 bits, too.
-		for _, opts := range [][]Option{{WithSum()}, {WithSum(), WithBuckets(1, 600)}, {WithSum(), WithCompression(half.Wrap(backend.F16))}, {WithPartial()}} {
+		for _, opts := range [][]Option{{WithSum()}, {WithSum(), WithBuckets(1, 600)},
+			{WithSum(), WithCompression(half.Wrap(backend.F16))}, {WithPartial()}} {
 			allOn(t, k, 2, func(r rank) error {
 				for _, hooks := range []bool{false, true} {
 					m, err := newLinear(r)
@@ -129,7 +131,8 @@ func TestAccumulationIsTheWholeBatch(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		for _, s := range []setting{{hooks: "none"}, {hooks: "none", dual: true}, {hooks: "some"}, {hooks: "all", dual: true}, {hooks: "none", lisp: true}, {hooks: "all", lisp: true}} {
+		for _, s := range []setting{{hooks: "none"}, {hooks: "none", dual: true}, {hooks: "some"},
+			{hooks: "all", dual: true}, {hooks: "none", lisp: true}, {hooks: "all", lisp: true}} {
 			got, err := gradients(r, s, 3)
 			if err != nil {
 				return fmt.Errorf("%+v: %w", s, err)
@@ -180,8 +183,13 @@ func TestAccumulationMisused(t *testing.T) {
 		}
 		run := func(i int) error { return l.run(i) }
 		for want, misuse := range map[string]func() error{
-			"0 micro-batches: there must be at least 1":                      func() error { return l.d.Accumulate(0, run) },
-			"micro-batch 1: bad argument: the hooks have caught no gradient": func() error { return l.d.Accumulate(3, run) }, // without Reset
+			"0 micro-batches: there must be at least 1": func() error {
+				return l.d.Accumulate(0, run)
+			},
+			// without Reset
+			"micro-batch 1: bad argument: the hooks have caught no gradient": func() error {
+				return l.d.Accumulate(3, run)
+			},
 			"micro-batch 0: oops": func() error {
 				return l.d.Accumulate(3, func(i int) error { return errors.Join(l.run(i), oops) })
 			},
@@ -197,7 +205,8 @@ func TestAccumulationMisused(t *testing.T) {
 		if err := l.run(1); err != nil {
 			return err
 		}
-		if err := l.d.Accumulate(1, run); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") {
+		if err := l.d.Accumulate(1, run); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "a step is in progress") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		if err := l.finish(); err != nil {
@@ -206,7 +215,8 @@ func TestAccumulationMisused(t *testing.T) {
 		err := l.d.Accumulate(2, func(i int) error {
 			defer l.vm.Reset()
 			if i == 1 {
-				if err := l.d.Save(dir, l.solver, nil); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") {
+				if err := l.d.Save(dir, l.solver, nil); !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(err.Error(), "a step is in progress") {
 					return fmt.Errorf("the error of Save is %v", err)
 				}
 			}
@@ -215,7 +225,8 @@ func TestAccumulationMisused(t *testing.T) {
 		if err = errors.Join(err, l.finish()); err != nil {
 			return err
 		}
-		if err := l.d.Accumulate(2, runTwice); err == nil || !strings.Contains(err.Error(), "has a second gradient in one step") {
+		if err := l.d.Accumulate(2, runTwice); err == nil ||
+			!strings.Contains(err.Error(), "has a second gradient in one step") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return nil
@@ -246,7 +257,9 @@ func TestFoundParameterWithoutAGradientIsAnError(t *testing.T) {
 				return err
 			}
 			_, err = d.Sync()
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "no gradient has reached unused f32(2, 3)") || !strings.Contains(err.Error(), "pass WithUnused") {
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "no gradient has reached unused f32(2, 3)") ||
+				!strings.Contains(err.Error(), "pass WithUnused") {
 				return fmt.Errorf("hooks %s: the error is %v", hooks, err)
 			}
 			return d.Close()
@@ -266,7 +279,8 @@ func TestFoundTrainingWithoutSyncIsAnError(t *testing.T) {
 			if err := l.solver.Step(gorgonia.NodesToValueGrads(l.m.params)); err != nil {
 				return err
 			}
-			if err := l.d.Save(dir, l.solver, nil); err == nil || !strings.Contains(err.Error(), told) {
+			if err := l.d.Save(dir, l.solver, nil); err == nil ||
+				!strings.Contains(err.Error(), told) {
 				r.Errorf("the error of Save is %v", err)
 			}
 			return nil
@@ -422,14 +436,16 @@ func TestFoundAdamWOfGorgoniaIsRefusedInWords(t *testing.T) {
 			return err
 		}
 		err := l.d.Step(l.solver)
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "use autograd.AdamW") {
+		if !errors.Is(err, backend.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "use autograd.AdamW") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		if err := l.d.Step(&AdamW{Rate: 0.1}); err != nil { // nothing was lost
 			return err
 		}
 		err = l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "use autograd.AdamW") {
+		if !errors.Is(err, backend.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "use autograd.AdamW") {
 			return fmt.Errorf("the error of Save is %v", err)
 		}
 		return l.d.Check()

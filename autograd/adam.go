@@ -63,9 +63,10 @@ type adam struct{ rate, beta1, beta2, epsilon, weightDecay float64 }
 
 func (a adam) check(name string, rated bool) error {
 	infinite := math.Inf(1)
-	return cmp.Or(checkRate(name, a.rate, rated), checkNumbers(name, number{"Rate", a.rate, infinite},
-		number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
-		number{"Epsilon", a.epsilon, infinite}, number{"WeightDecay", a.weightDecay, infinite}))
+	return cmp.Or(checkRate(name, a.rate, rated),
+		checkNumbers(name, number{"Rate", a.rate, infinite},
+			number{"Beta1", a.beta1, 1}, number{"Beta2", a.beta2, 1},
+			number{"Epsilon", a.epsilon, infinite}, number{"WeightDecay", a.weightDecay, infinite}))
 }
 
 func (s *Adam) check() error  { return s.settings().check("Adam", s.rated) }

@@ -44,7 +44,8 @@ func agree(comm backend.Communicator, description string, wrong error) error {
 
 // agreeAndGather is agree, and returns a note of each rank, which is sent along; none on a single
 // rank. All notes have the same length.
-func agreeAndGather(comm backend.Communicator, description string, note []byte, wrong error) ([][]byte, error) {
+func agreeAndGather(comm backend.Communicator, description string, note []byte,
+	wrong error) ([][]byte, error) {
 	if comm.Size() == 1 {
 		return nil, wrong
 	}
@@ -73,7 +74,9 @@ func agreeAndGather(comm backend.Communicator, description string, note []byte, 
 
 // framed is gather for notes of any lengths.
 func framed(comm backend.Communicator) group.Gatherer {
-	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) { return gather(comm, note) })
+	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
+		return gather(comm, note)
+	})
 }
 
 // gather returns the notes of all ranks, which must be of the same length.
@@ -104,7 +107,8 @@ func disagreement(texts [][]byte, mine int, wrong error) error {
 	for r := range lines {
 		for i := range max(len(lines[0]), len(lines[r])) {
 			if a, b := line(lines[0], i), line(lines[r], i); a != b {
-				return fmt.Errorf("%w: %s on rank 0, but %s on rank %d: every rank must pass the same parameters in the same order, and the same options",
+				return fmt.Errorf("%w: %s on rank 0, but %s on rank %d: every rank must pass the "+
+					"same parameters in the same order, and the same options",
 					backend.ErrMismatch, a, b, r)
 			}
 		}

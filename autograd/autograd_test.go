@@ -73,7 +73,8 @@ func (c *recorder) note(format string, args ...any) {
 	c.events = append(c.events, fmt.Sprintf(format, args...))
 }
 
-func (c *recorder) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *recorder) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	c.note("%v slot %d", what, what.State)
 	return c.Communicator.Start(q, what, dst, src)
 }
@@ -83,7 +84,9 @@ func (c *recorder) Start(q backend.Queue, what backend.Collective, dst, src back
 func (c *recorder) reductions() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(c.events), func(s string) bool { return strings.HasSuffix(s, "slot 0") })
+	return slices.DeleteFunc(slices.Clone(c.events), func(s string) bool {
+		return strings.HasSuffix(s, "slot 0")
+	})
 }
 
 func uniform(rng *rand.Rand, shape ...int) *tensor.Dense {
@@ -119,17 +122,21 @@ func must(build func()) (err error) {
 const features, classes = 36, 4
 
 func newParam(g *gorgonia.ExprGraph, rng *rand.Rand, name string, shape ...int) *gorgonia.Node {
-	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...), gorgonia.WithValue(uniform(rng, shape...)))
+	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name),
+		gorgonia.WithShape(shape...), gorgonia.WithValue(uniform(rng, shape...)))
 }
 
 // data of batch samples; the loss is the mean over them.
 func (m *model) inputs(batch int, shape ...int) {
-	m.x = gorgonia.NewTensor(m.g, tensor.Float32, len(shape)+1, gorgonia.WithName("x"), gorgonia.WithShape(append([]int{batch}, shape...)...))
-	m.y = gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName("y"), gorgonia.WithShape(batch, classes))
+	m.x = gorgonia.NewTensor(m.g, tensor.Float32, len(shape)+1, gorgonia.WithName("x"),
+		gorgonia.WithShape(append([]int{batch}, shape...)...))
+	m.y = gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName("y"),
+		gorgonia.WithShape(batch, classes))
 }
 
 func (m *model) meanSquare(out *gorgonia.Node) {
-	m.loss = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Sub(out, m.y))))))
+	m.loss = gorgonia.Must(
+		gorgonia.Mean(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Sub(out, m.y))))))
 }
 
 // newMLP has two layers and biases, of which b2 is added without a broadcast
@@ -281,8 +288,10 @@ func (m *model) feed(step, global, first int) {
 	rng := rand.New(rand.NewPCG(uint64(step), 99))
 	x, y := uniform(rng, global, features), uniform(rng, global, classes)
 	local := m.y.Shape()[0]
-	gorgonia.Let(m.x, tensor.New(tensor.WithShape(m.x.Shape()...), tensor.WithBacking(x.Float32s()[first*features:(first+local)*features])))
-	gorgonia.Let(m.y, tensor.New(tensor.WithShape(m.y.Shape()...), tensor.WithBacking(y.Float32s()[first*classes:(first+local)*classes])))
+	gorgonia.Let(m.x, tensor.New(tensor.WithShape(m.x.Shape()...),
+		tensor.WithBacking(x.Float32s()[first*features:(first+local)*features])))
+	gorgonia.Let(m.y, tensor.New(tensor.WithShape(m.y.Shape()...),
+		tensor.WithBacking(y.Float32s()[first*classes:(first+local)*classes])))
 }
 
 // run is runOn the host.
@@ -326,11 +335,14 @@ func checkClose(t *testing.T, got, want [][]float32, rtol, atol float32) {
 func TestTrainingEqualsSingleProcess(t *testing.T) {
 	for name, m := range map[string]func(int, uint64) *model{"mlp": newMLP, "cnn": newCNN} {
 		t.Run(name, func(t *testing.T) {
-			s := setting{model: m, global: 8, steps: 50, solver: momentum, hooks: "all", opts: []Option{WithBuckets(1, 300)}}
+			s := setting{model: m, global: 8, steps: 50, solver: momentum, hooks: "all",
+				opts: []Option{WithBuckets(1, 300)}}
 			want := s.run(t, 1)
 			testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 				for _, size := range []int{2, 4} {
-					t.Run(fmt.Sprint(size), func(t *testing.T) { checkClose(t, s.runOn(t, k, size), want, 1e-5, 1e-6) })
+					t.Run(fmt.Sprint(size), func(t *testing.T) {
+						checkClose(t, s.runOn(t, k, size), want, 1e-5, 1e-6)
+					})
 				}
 			})
 		})
@@ -340,7 +352,8 @@ func TestTrainingEqualsSingleProcess(t *testing.T) {
 func TestHooksChangeNoBit(t *testing.T) {
 	for name, m := range map[string]func(int, uint64) *model{"mlp": newMLP, "cnn": newCNN} {
 		t.Run(name, func(t *testing.T) {
-			s := setting{model: m, global: 4, steps: 5, solver: momentum, hooks: "none", opts: []Option{WithBuckets(1, 300)}}
+			s := setting{model: m, global: 4, steps: 5, solver: momentum, hooks: "none",
+				opts: []Option{WithBuckets(1, 300)}}
 			want := s.run(t, 2)
 			for _, hooks := range []string{"none", "some", "all"} {
 				for _, dual := range []bool{false, true} {
@@ -427,11 +440,17 @@ func TestLispMachine(t *testing.T) {
 
 func TestEverySolver(t *testing.T) {
 	solvers := map[string]func() gorgonia.Solver{
-		"vanilla":  func() gorgonia.Solver { return gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)) },
+		"vanilla": func() gorgonia.Solver {
+			return gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1))
+		},
 		"momentum": momentum,
-		"adam":     func() gorgonia.Solver { return gorgonia.NewAdamSolver(gorgonia.WithLearnRate(0.01)) },
-		"rmsprop":  func() gorgonia.Solver { return gorgonia.NewRMSPropSolver(gorgonia.WithLearnRate(0.01)) },
-		"adagrad":  func() gorgonia.Solver { return gorgonia.NewAdaGradSolver() },
+		"adam": func() gorgonia.Solver {
+			return gorgonia.NewAdamSolver(gorgonia.WithLearnRate(0.01))
+		},
+		"rmsprop": func() gorgonia.Solver {
+			return gorgonia.NewRMSPropSolver(gorgonia.WithLearnRate(0.01))
+		},
+		"adagrad": func() gorgonia.Solver { return gorgonia.NewAdaGradSolver() },
 	}
 	for name, solver := range solvers {
 		t.Run(name, func(t *testing.T) {
@@ -488,7 +507,9 @@ func (o *probe) Do(in ...gorgonia.Value) (gorgonia.Value, error) {
 func (o *probe) DiffWRT(int) []bool { return []bool{true} }
 
 func (o *probe) SymDiff(_ gorgonia.Nodes, _, dy *gorgonia.Node) (gorgonia.Nodes, error) {
-	dx, err := gorgonia.ApplyOp(&probe{identity{o.d, o.p, "probe"}, func() { o.d.comm.(*recorder).note("backward of layer 1") }}, dy)
+	dx, err := gorgonia.ApplyOp(&probe{identity{o.d, o.p, "probe"}, func() {
+		o.d.comm.(*recorder).note("backward of layer 1")
+	}}, dy)
 	return gorgonia.Nodes{dx}, err
 }
 
@@ -501,7 +522,8 @@ func TestBucketLeavesInsideBackward(t *testing.T) {
 		m := &model{g: gorgonia.NewGraph()}
 		r.build.Lock()
 		m.inputs(2, features)
-		w1, w2, w3 := newParam(m.g, rng, "w1", features, 8), newParam(m.g, rng, "w2", 8, 8), newParam(m.g, rng, "w3", 8, classes)
+		w1, w2, w3 := newParam(m.g, rng, "w1", features, 8), newParam(m.g, rng, "w2", 8, 8),
+			newParam(m.g, rng, "w3", 8, classes)
 		m.params = gorgonia.Nodes{w1, w2, w3}
 		r.build.Unlock()
 		d, err := New(c, m.params, WithBuckets(1, 1))
@@ -512,7 +534,8 @@ func TestBucketLeavesInsideBackward(t *testing.T) {
 		m.forward = func(use func(*gorgonia.Node) *gorgonia.Node) error {
 			return must(func() {
 				h := gorgonia.Must(gorgonia.Tanh(gorgonia.Must(gorgonia.Mul(m.x, use(w1)))))
-				h = gorgonia.Must(gorgonia.ApplyOp(&probe{identity: identity{d, d.params[0], "pass"}}, h))
+				h = gorgonia.Must(
+					gorgonia.ApplyOp(&probe{identity: identity{d, d.params[0], "pass"}}, h))
 				h = gorgonia.Must(gorgonia.Tanh(gorgonia.Must(gorgonia.Mul(h, use(w2)))))
 				m.meanSquare(gorgonia.Must(gorgonia.Mul(h, use(w3))))
 			})
@@ -538,11 +561,13 @@ func TestBucketLeavesInsideBackward(t *testing.T) {
 		events[c.Rank()] = c.reductions()
 		return nil
 	})
-	step := []string{"allreduce(avg) slot 1", "allreduce(avg) slot 2", "backward of layer 1", "allreduce(avg) slot 3", "end of the run"}
+	step := []string{"allreduce(avg) slot 1", "allreduce(avg) slot 2", "backward of layer 1",
+		"allreduce(avg) slot 3", "end of the run"}
 	want := slices.Repeat(step, 3)
 	for r := range events {
 		if !slices.Equal(events[r], want) {
-			t.Errorf("rank %d: events\n%s\nwant\n%s", r, strings.Join(events[r], "\n"), strings.Join(want, "\n"))
+			t.Errorf("rank %d: events\n%s\nwant\n%s", r, strings.Join(events[r], "\n"),
+				strings.Join(want, "\n"))
 		}
 	}
 }
@@ -595,7 +620,8 @@ func checkAccumulation(t *testing.T, k testenv.Kind) {
 		one, two, again := after(1), after(2), after(1)
 		for i := range one {
 			if err == nil && (two[i] != 2*one[i] || again[i] != one[i]) {
-				return fmt.Errorf("gradient %d: %v after one run, %v after two, %v after one again", i, one[i], two[i], again[i])
+				return fmt.Errorf("gradient %d: %v after one run, %v after two, %v after one again",
+					i, one[i], two[i], again[i])
 			}
 		}
 		return err
@@ -629,7 +655,9 @@ func TestErrorOfPeerEndsTheStep(t *testing.T) {
 		cause := errors.New("no more coffee")
 		begin := time.Now()
 		errs := each(t, 3, func(r rank) error {
-			s := setting{model: newMLP, global: 6, steps: 100, solver: func() gorgonia.Solver { return &stopping{comm: r.comm, cause: cause} }, hooks: hooks}
+			s := setting{model: newMLP, global: 6, steps: 100, solver: func() gorgonia.Solver {
+				return &stopping{comm: r.comm, cause: cause}
+			}, hooks: hooks}
 			_, err := s.train(r, r.comm)
 			return err
 		})
@@ -642,7 +670,8 @@ func TestErrorOfPeerEndsTheStep(t *testing.T) {
 				t.Errorf("hooks %s: rank %d: %v, want an abort", hooks, i, err)
 				continue
 			}
-			for _, part := range []string{"no more coffee", fmt.Sprintf("rank %d", i), "bucket 0", "b2", "w1"} {
+			for _, part := range []string{"no more coffee", fmt.Sprintf("rank %d", i), "bucket 0",
+				"b2", "w1"} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("hooks %s: rank %d: error %q does not name %q", hooks, i, err, part)
 				}
@@ -682,7 +711,9 @@ func TestCompressionIsClosed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			all(t, 2, func(r rank) error {
 				closed := 0
-				compress := func(c backend.Communicator) (backend.Communicator, error) { return closing{c, &closed}, nil }
+				compress := func(c backend.Communicator) (backend.Communicator, error) {
+					return closing{c, &closed}, nil
+				}
 				opts := []Option{WithCompression(compress)}
 				if differ && r.comm.Rank() == 1 {
 					opts = append(opts, WithSum())

@@ -28,11 +28,14 @@ func TestAStepUnderWayIsNotDisturbed(t *testing.T) {
 					dir := filepath.Join(t.TempDir(), "checkpoint")
 					allOn(t, k, len(want), func(r rank) error {
 						return r.trainQuadratic(func(t *training) error {
-							if err := errors.Join(t.steps(2), t.save(dir), t.steps(2), t.run()); err != nil {
+							if err := errors.Join(t.steps(2), t.save(dir), t.steps(2),
+								t.run()); err != nil {
 								return err
 							}
 							if disturbed {
-								if err := unchanged(t.d, t.solver, func() error { return t.disturb(dir) }); err != nil {
+								if err := unchanged(t.d, t.solver, func() error {
+									return t.disturb(dir)
+								}); err != nil {
 									return fmt.Errorf("%s: %w", name, err)
 								}
 							}
@@ -42,7 +45,8 @@ func TestAStepUnderWayIsNotDisturbed(t *testing.T) {
 							got, err := t.values()
 							if !disturbed {
 								want[r.comm.Rank()] = got
-							} else if err == nil && !slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
+							} else if err == nil &&
+								!slices.EqualFunc(got, want[r.comm.Rank()], bytes.Equal) {
 								err = fmt.Errorf("%s: other bits", name)
 							}
 							return err
@@ -65,7 +69,9 @@ func (t *training) disturb(dir string) error {
 	}
 	for _, what := range slices.Sorted(maps.Keys(tries)) { // the same order on all ranks
 		err := tries[what]()
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "a step is in progress") || !strings.Contains(err.Error(), "call Sync first") {
+		if !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "a step is in progress") ||
+			!strings.Contains(err.Error(), "call Sync first") {
 			return fmt.Errorf("%s: the error is %v", what, err)
 		}
 	}
@@ -80,11 +86,13 @@ func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
 	for _, opts := range [][]Option{nil, {WithPartial()}} {
 		lateStep(t, opts, func(l *lesson, late bool) error {
 			err := l.d.Save(filepath.Join(l.TempDir(), "checkpoint"), l.solver, nil)
-			if err == nil || strings.Count(err.Error(), "a step is in progress") != 1 || !strings.Contains(err.Error(), "rank 1 cannot go on") {
+			if err == nil || strings.Count(err.Error(), "a step is in progress") != 1 ||
+				!strings.Contains(err.Error(), "rank 1 cannot go on") {
 				return fmt.Errorf("the error is %v", err)
 			}
 			if errors.Is(err, backend.ErrArgument) == late {
-				return fmt.Errorf("on rank %d the error is %v: only who has a step is to blame", l.comm.Rank(), err)
+				return fmt.Errorf("on rank %d the error is %v: only who has a step is to blame",
+					l.comm.Rank(), err)
 			}
 			if late {
 				if err := l.run(0); err != nil {
@@ -102,7 +110,8 @@ func TestAverageWaitsForAStepUnderWay(t *testing.T) {
 		if late {
 			return errors.Join(l.d.Average(), l.run(0), l.sync())
 		}
-		if err := l.d.Average(); !errors.Is(err, backend.ErrArgument) || strings.Count(err.Error(), "a step is in progress") != 1 {
+		if err := l.d.Average(); !errors.Is(err, backend.ErrArgument) ||
+			strings.Count(err.Error(), "a step is in progress") != 1 {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return l.finish()
@@ -134,7 +143,9 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 			var want [2][][]float32
 			all(t, len(want), func(r rank) error {
 				return r.teachHooked("none", heavyBall(), func(l *lesson) error {
-					if err := errors.Join(l.steps(0, saved), l.run(saved), l.d.Save(dir, l.solver, nil), l.finish(), l.steps(saved+1, whole)); err != nil {
+					if err := errors.Join(l.steps(0, saved), l.run(saved),
+						l.d.Save(dir, l.solver, nil), l.finish(), l.steps(saved+1,
+							whole)); err != nil {
 						return err
 					}
 					want[l.comm.Rank()] = l.values()
@@ -143,7 +154,8 @@ func TestSaveBeforeSyncWithoutHooks(t *testing.T) {
 			})
 			all(t, len(want), func(r rank) error {
 				return r.teachHooked("none", heavyBall(), func(l *lesson) error {
-					if err := errors.Join(l.d.Load(dir, l.solver, nil), l.steps(saved, whole)); err != nil {
+					if err := errors.Join(l.d.Load(dir, l.solver, nil),
+						l.steps(saved, whole)); err != nil {
 						return err
 					}
 					return sameBits(l.values(), want[l.comm.Rank()])
@@ -176,8 +188,8 @@ func TestAStepOfMicroBatchesIsNotDisturbed(t *testing.T) {
 	}
 }
 
-// disturbMicroBatches trains for two steps, and then does the second one again, disturbed. It leaves a
-// step in progress.
+// disturbMicroBatches trains for two steps, and then does the second one again, disturbed. It
+// leaves a step in progress.
 func (l *lesson) disturbMicroBatches(dir string, n int) error {
 	accumulate := func(f func(done int) error) error {
 		return l.d.Accumulate(n, func(i int) error {
@@ -201,7 +213,8 @@ func (l *lesson) disturbMicroBatches(dir string, n int) error {
 	err := errors.Join(accumulate(nothing), l.finish(), l.d.Save(dir, l.solver, nil))
 	err = errors.Join(err, accumulate(nothing), l.finish())
 	want := l.values()
-	err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb), disturb(n), l.finish())
+	err = errors.Join(err, l.d.Load(dir, l.solver, nil), accumulate(disturb), disturb(n),
+		l.finish())
 	return errors.Join(err, refused, sameBits(l.values(), want), accumulate(nothing))
 }
 

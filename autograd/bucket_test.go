@@ -65,12 +65,14 @@ func (c *guarded) check(d *DataParallel) error {
 
 // random returns a node of size elements bound to random values, a scalar if
 // size is 0.
-func random(g *gorgonia.ExprGraph, rng *rand.Rand, name string, dt tensor.Dtype, size int) *gorgonia.Node {
+func random(g *gorgonia.ExprGraph, rng *rand.Rand, name string, dt tensor.Dtype,
+	size int) *gorgonia.Node {
 	return drawn(g, rng.NormFloat64, name, dt, size)
 }
 
 // drawn is random with numbers of any kind.
-func drawn(g *gorgonia.ExprGraph, draw func() float64, name string, dt tensor.Dtype, size int) *gorgonia.Node {
+func drawn(g *gorgonia.ExprGraph, draw func() float64, name string, dt tensor.Dtype,
+	size int) *gorgonia.Node {
 	n := max(size, 1)
 	f32, f64 := make([]float32, n), make([]float64, n)
 	for i := range n {
@@ -84,9 +86,11 @@ func drawn(g *gorgonia.ExprGraph, draw func() float64, name string, dt tensor.Dt
 	case size == 0:
 		return gorgonia.NewScalar(g, dt, append(opts, gorgonia.WithValue(f64[0]))...)
 	case dt == tensor.Float32:
-		return gorgonia.NewVector(g, dt, append(opts, gorgonia.WithShape(n), gorgonia.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(f32))))...)
+		return gorgonia.NewVector(g, dt, append(opts, gorgonia.WithShape(n),
+			gorgonia.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(f32))))...)
 	}
-	return gorgonia.NewVector(g, dt, append(opts, gorgonia.WithShape(n), gorgonia.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(f64))))...)
+	return gorgonia.NewVector(g, dt, append(opts, gorgonia.WithShape(n),
+		gorgonia.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(f64))))...)
 }
 
 // sizes are those of 50 parameters, 0 for a scalar.
@@ -117,7 +121,8 @@ func TestBucketsEqualSingleReductions(t *testing.T) {
 					if k.OnGPU() {
 						draw = func() float64 { return float64(rng.IntN(9) - 4) }
 					}
-					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)}, {WithBuckets(1000, 3000), WithSum()}} {
+					for _, opts := range [][]Option{nil, {WithBuckets(1, 1)},
+						{WithBuckets(1000, 3000), WithSum()}} {
 						if err := reduceFifty(r, draw, opts); err != nil {
 							return err
 						}
@@ -171,15 +176,18 @@ func reduceFifty(r rank, draw func() float64, opts []Option) error {
 		if err != nil {
 			return err
 		}
-		if fmt.Sprintf("%T", v) != fmt.Sprintf("%T", params[i].Value()) || !v.Shape().Eq(params[i].Shape()) {
-			return fmt.Errorf("gradient %d is a %T%v, its parameter a %T%v", i, v, v.Shape(), params[i].Value(), params[i].Shape())
+		if fmt.Sprintf("%T", v) != fmt.Sprintf("%T", params[i].Value()) ||
+			!v.Shape().Eq(params[i].Shape()) {
+			return fmt.Errorf("gradient %d is a %T%v, its parameter a %T%v", i, v, v.Shape(),
+				params[i].Value(), params[i].Shape())
 		}
 		reduced, err := copied(v)
 		if err != nil {
 			return err
 		}
 		if !bytes.Equal(reduced.Bytes(), want.Bytes()) {
-			return fmt.Errorf("gradient %d of %d elements differs from its own all-reduce", i, want.Len())
+			return fmt.Errorf("gradient %d of %d elements differs from its own all-reduce", i,
+				want.Len())
 		}
 	}
 	if c.memory.Len() == 0 {
@@ -245,14 +253,20 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 		opts   []Option
 		want   []string
 	}{
-		"order": {[]pair{common[1], common[0], common[2]}, nil, []string{"parameter 0 is a f32(4) on rank 0", "parameter 0 is b f32(4) on rank 2"}},
-		"shape": {[]pair{common[0], {"b", tensor.Float32, 5}, common[2]}, nil, []string{"b f32(4) on rank 0", "b f32(5) on rank 2"}},
-		"dtype": {[]pair{common[0], common[1], {"c", tensor.Float32, 2}}, nil, []string{"c f64(2) on rank 0", "c f32(2) on rank 2"}},
-		"fewer": {common[:2], nil, []string{"the number of parameters is 3 on rank 0", "is 2 on rank 2"}},
-		"op":    {common, []Option{WithSum()}, []string{"the reduction is avg on rank 0", "sum on rank 2"}},
+		"order": {[]pair{common[1], common[0], common[2]}, nil,
+			[]string{"parameter 0 is a f32(4) on rank 0", "parameter 0 is b f32(4) on rank 2"}},
+		"shape": {[]pair{common[0], {"b", tensor.Float32, 5}, common[2]}, nil,
+			[]string{"b f32(4) on rank 0", "b f32(5) on rank 2"}},
+		"dtype": {[]pair{common[0], common[1], {"c", tensor.Float32, 2}}, nil,
+			[]string{"c f64(2) on rank 0", "c f32(2) on rank 2"}},
+		"fewer": {common[:2], nil, []string{"the number of parameters is 3 on rank 0",
+			"is 2 on rank 2"}},
+		"op": {common, []Option{WithSum()}, []string{"the reduction is avg on rank 0",
+			"sum on rank 2"}},
 		"sizes": {common, []Option{WithBuckets(7, 8)}, []string{"7 and 8 bytes on rank 2"}},
 		"none":  {nil, nil, []string{"rank 2 cannot go on: there are no parameters"}},
-		"bad":   {common, []Option{WithBuckets(0, 8)}, []string{"rank 2 cannot go on: buckets of 0 and 8 bytes"}},
+		"bad": {common, []Option{WithBuckets(0, 8)},
+			[]string{"rank 2 cannot go on: buckets of 0 and 8 bytes"}},
 	} {
 		testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 			errs := eachOn(t, k, 3, func(r rank) error {
@@ -274,7 +288,8 @@ func TestDifferentLayoutsAreAnErrorOnAllRanks(t *testing.T) {
 				}
 				for _, part := range append(tt.want, fmt.Sprintf("rank %d of", r.comm.Rank())) {
 					if !strings.Contains(err.Error(), part) {
-						r.Errorf("%s: rank %d: error %q does not contain %q", name, r.comm.Rank(), err, part)
+						r.Errorf("%s: rank %d: error %q does not contain %q", name, r.comm.Rank(),
+							err, part)
 					}
 				}
 				return backend.Barrier(r.comm) // the communicator is still usable
@@ -305,17 +320,24 @@ func TestParametersThatDoNotQualify(t *testing.T) {
 		params gorgonia.Nodes
 		want   string
 	}{
-		"nil":      {gorgonia.Nodes{nil}, "parameter 0 is nil"},
-		"twice":    {gorgonia.Nodes{good, good}, "parameters 0 and 1 are the same node, good"},
-		"no value": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("v"), gorgonia.WithShape(3))}, "v, has no value"},
-		"a result": {gorgonia.Nodes{gorgonia.Must(gorgonia.Square(good))}, "is the result of an operation"},
-		"integers": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Int, gorgonia.WithName("i"), gorgonia.WithShape(2), gorgonia.WithValue(tensor.New(tensor.WithBacking([]int{1, 2}))))}, "tensor of int"},
+		"nil":   {gorgonia.Nodes{nil}, "parameter 0 is nil"},
+		"twice": {gorgonia.Nodes{good, good}, "parameters 0 and 1 are the same node, good"},
+		"no value": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("v"),
+			gorgonia.WithShape(3))}, "v, has no value"},
+		"a result": {gorgonia.Nodes{gorgonia.Must(gorgonia.Square(good))},
+			"is the result of an operation"},
+		"integers": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Int, gorgonia.WithName("i"),
+			gorgonia.WithShape(2), gorgonia.WithValue(
+				tensor.New(tensor.WithBacking([]int{1, 2}))))}, "tensor of int"},
 		"far away": {gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName("far"),
 			gorgonia.WithShape(2), gorgonia.WithValue(far))}, "is in the memory of a device"},
-		"transposed": {gorgonia.Nodes{gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("t"), gorgonia.WithShape(3, 2), gorgonia.WithValue(matrix))}, "must be contiguous, in row order"},
+		"transposed": {gorgonia.Nodes{gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("t"),
+			gorgonia.WithShape(3, 2), gorgonia.WithValue(matrix))},
+			"must be contiguous, in row order"},
 	} {
 		all(t, 1, func(r rank) error {
-			if _, err := New(r.comm, tt.params); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := New(r.comm, tt.params); err == nil ||
+				!strings.Contains(err.Error(), tt.want) {
 				t.Errorf("%s: error %v, want %q", name, err, tt.want)
 			}
 			return nil
@@ -336,24 +358,29 @@ func TestGradientsInAnyOrder(t *testing.T) {
 func inAnyOrder(r rank, opts []Option) error {
 	r.build.Lock()
 	g := gorgonia.NewGraph()
-	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2), gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
+	w := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("w"), gorgonia.WithShape(3, 2),
+		gorgonia.WithValue(tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))))
 	r.build.Unlock()
 	d, err := New(r.comm, gorgonia.Nodes{w}, opts...)
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	transposed := tensor.New(tensor.WithShape(2, 3), tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6}))
+	transposed := tensor.New(tensor.WithShape(2, 3),
+		tensor.WithBacking([]float32{1, 3, 5, 2, 4, 6}))
 	transposed.T()
-	whole := tensor.New(tensor.WithShape(3, 4), tensor.WithBacking([]float32{0, 1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0}))
+	whole := tensor.New(tensor.WithShape(3, 4),
+		tensor.WithBacking([]float32{0, 1, 2, 0, 0, 3, 4, 0, 0, 5, 6, 0}))
 	slice, err := whole.Slice(nil, tensor.S(1, 3))
 	if err != nil {
 		return err
 	}
 	columns := tensor.New(tensor.WithShape(3, 2), tensor.AsFortran([]float32{1, 2, 3, 4, 5, 6}))
-	for name, v := range map[string]gorgonia.Value{"transposed": transposed, "slice": slice.(*tensor.Dense), "by columns": columns} {
+	for name, v := range map[string]gorgonia.Value{"transposed": transposed,
+		"slice": slice.(*tensor.Dense), "by columns": columns} {
 		r.build.Lock()
-		dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
+		dw := gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName(name),
+			gorgonia.WithShape(3, 2), gorgonia.WithValue(v))
 		r.build.Unlock()
 		if err := d.UseGradients(gorgonia.Nodes{dw}); err != nil {
 			return err
@@ -387,7 +414,8 @@ func fitLine(r rank, hooks, dual bool) error {
 		return gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName(name), gorgonia.WithValue(v))
 	}
 	w, b, c, u := scalar("w", 0), scalar("b", 0), scalar("c", 1), scalar("u", 5)
-	x, y := gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("x")), gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("y"))
+	x, y := gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("x")),
+		gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("y"))
 	params := gorgonia.Nodes{w, u, b, c}
 	r.build.Unlock()
 	d, err := New(r.comm, params, WithUnused())
@@ -404,7 +432,9 @@ func fitLine(r rank, hooks, dual bool) error {
 	var vm gorgonia.VM
 	r.build.Lock()
 	err = must(func() {
-		error := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Mul(use(w), x)), use(b))), y))
+		error := gorgonia.Must(
+			gorgonia.Sub(gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Mul(use(w), x)),
+				use(b))), y))
 		loss := gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Square(error)), use(c)))
 		if _, err := gorgonia.Grad(loss, w, b, c); err != nil {
 			panic(err)
@@ -443,10 +473,12 @@ func fitLine(r rank, hooks, dual bool) error {
 		}
 		vm.Reset()
 	}
-	got := []float64{w.Value().Data().(float64), b.Value().Data().(float64), u.Value().Data().(float64)}
+	got := []float64{w.Value().Data().(float64), b.Value().Data().(float64),
+		u.Value().Data().(float64)}
 	for i, want := range []float64{2, -1, 5} {
 		if math.Abs(got[i]-want) > 0.01 {
-			return fmt.Errorf("hooks %v, dual values %v: w, b, u = %v, want 2, -1, 5", hooks, dual, got)
+			return fmt.Errorf("hooks %v, dual values %v: w, b, u = %v, want 2, -1, 5", hooks,
+				dual, got)
 		}
 	}
 	return d.Check()
@@ -457,41 +489,47 @@ func TestMisuseIsAnError(t *testing.T) {
 		name, want string
 		misuse     func(m *model, d *DataParallel, vm gorgonia.VM) error
 	}{
-		{"two runs", "has a second gradient in one step: call Sync after each RunAll", func(m *model, d *DataParallel, vm gorgonia.VM) error {
-			if err := vm.RunAll(); err != nil {
-				return err
-			}
-			vm.Reset()
-			return vm.RunAll()
-		}},
-		{"no run", "no parameter has a gradient", func(m *model, d *DataParallel, vm gorgonia.VM) error {
+		{"two runs", "has a second gradient in one step: call Sync after each RunAll",
+			func(m *model, d *DataParallel, vm gorgonia.VM) error {
+				if err := vm.RunAll(); err != nil {
+					return err
+				}
+				vm.Reset()
+				return vm.RunAll()
+			}},
+		{"no run", "no parameter has a gradient", func(m *model, d *DataParallel,
+			vm gorgonia.VM) error {
 			_, err := d.Sync()
 			return err
 		}},
-		{"unknown hook", "was not given to New", func(m *model, d *DataParallel, vm gorgonia.VM) error {
+		{"unknown hook", "was not given to New", func(m *model, d *DataParallel,
+			vm gorgonia.VM) error {
 			_, err := d.Hook(m.x)
 			return err
 		}},
-		{"too few gradients", "1 gradients for 4 parameters", func(m *model, d *DataParallel, vm gorgonia.VM) error {
+		{"too few gradients", "1 gradients for 4 parameters", func(m *model, d *DataParallel,
+			vm gorgonia.VM) error {
 			return d.UseGradients(gorgonia.Nodes{m.x})
 		}},
-		{"wrong gradient", "gradient of w1 f32(36, 16) is a f32(2, 4)", func(m *model, d *DataParallel, vm gorgonia.VM) error {
-			for _, p := range d.params {
-				p.hooked = nil
-			}
-			if err := d.UseGradients(gorgonia.Nodes{m.y, m.y, m.y, m.y}); err != nil {
+		{"wrong gradient", "gradient of w1 f32(36, 16) is a f32(2, 4)",
+			func(m *model, d *DataParallel, vm gorgonia.VM) error {
+				for _, p := range d.params {
+					p.hooked = nil
+				}
+				if err := d.UseGradients(gorgonia.Nodes{m.y, m.y, m.y, m.y}); err != nil {
+					return err
+				}
+				_, err := d.Sync()
 				return err
-			}
-			_, err := d.Sync()
-			return err
-		}},
+			}},
 		{"after Close", "closed", func(m *model, d *DataParallel, vm gorgonia.VM) error {
 			if err := d.Close(); err != nil {
 				return err
 			}
 			return vm.RunAll()
 		}},
-		{"rebound", "bound to another kind of value", func(m *model, d *DataParallel, vm gorgonia.VM) error {
+		{"rebound", "bound to another kind of value", func(m *model, d *DataParallel,
+			vm gorgonia.VM) error {
 			v := tensor.New(tensor.WithShape(16, features), tensor.Of(tensor.Float32))
 			if err := errors.Join(v.T(), gorgonia.Let(m.params[0], v)); err != nil {
 				return err
@@ -514,7 +552,8 @@ func TestMisuseIsAnError(t *testing.T) {
 				}
 				defer vm.Close()
 				m.feed(0, 2, 0)
-				if err := tt.misuse(m, d, vm); err == nil || !strings.Contains(err.Error(), tt.want) {
+				if err := tt.misuse(m, d, vm); err == nil ||
+					!strings.Contains(err.Error(), tt.want) {
 					t.Errorf("error %v, want %q", err, tt.want)
 				}
 				return nil
@@ -585,7 +624,8 @@ func checkCheck(t *testing.T, k testenv.Kind) {
 			m.params[2].Value().Data().([]float32)[5]++
 		}
 		err = d.Check()
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "w2 f32(16, 4) is not the same on rank 2 as on rank 0") {
+		if !errors.Is(err, backend.ErrMismatch) ||
+			!strings.Contains(err.Error(), "w2 f32(16, 4) is not the same on rank 2 as on rank 0") {
 			r.Errorf("error %v", err)
 		}
 		return nil

@@ -102,7 +102,8 @@ func (d *DataParallel) Hash() (string, error) {
 		return d.hashRest(h)
 	})
 	if err != nil {
-		return "", fmt.Errorf("autograd: rank %d of %s: hash: %w", d.comm.Rank(), d.comm.Name(), err)
+		return "", fmt.Errorf("autograd: rank %d of %s: hash: %w", d.comm.Rank(),
+			d.comm.Name(), err)
 	}
 	return hex.EncodeToString(h.Sum(nil)), nil
 }

@@ -94,7 +94,8 @@ func (d *DataParallel) collectively(purpose backend.Purpose, what string, f func
 		return f()
 	})
 	if err != nil {
-		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(), what, err)
+		return fmt.Errorf("autograd: rank %d of %s: %s: %w", d.comm.Rank(), d.comm.Name(),
+			what, err)
 	}
 	return nil
 }
@@ -146,7 +147,8 @@ func (d *DataParallel) find(dir string, solver gorgonia.Solver, progress any,
 		damaged := errors.As(err, new(*checkpoint.Damaged))
 		if err = d.agree(l.describe(), err); err == nil {
 			if c.passed != nil {
-				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is whole: %v",
+				d.say(fmt.Sprintf("%s is loaded, since there is no newer checkpoint that is "+
+					"whole: %v",
 					path, c.passed))
 			}
 			return l, nil
@@ -183,7 +185,8 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 		return l, err
 	}
 	if l.Turn < 0 || l.Turn >= len(d.buckets) {
-		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
+		return l, fmt.Errorf("%w: the checkpoint is of turn %d, this program has %d buckets: "+
+			"load another checkpoint", backend.ErrArgument, l.Turn, len(d.buckets))
 	}
 	if d.ranksDiffer() && !l.weightsOnly {
 		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank())); err != nil {

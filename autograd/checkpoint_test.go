@@ -36,13 +36,15 @@ type lesson struct {
 const lessonBatch = 12 // of all ranks
 
 // teach runs f on size ranks.
-func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+func teach(t *testing.T, size int, solver func() gorgonia.Solver, f func(l *lesson) error,
+	opts ...Option) {
 	t.Helper()
 	teachOn(t, testenv.Hosts, size, solver, f, opts...)
 }
 
 // teachOn is teach for ranks that communicate where k says.
-func teachOn(t *testing.T, k testenv.Kind, size int, solver func() gorgonia.Solver, f func(l *lesson) error, opts ...Option) {
+func teachOn(t *testing.T, k testenv.Kind, size int, solver func() gorgonia.Solver,
+	f func(l *lesson) error, opts ...Option) {
 	t.Helper()
 	allOn(t, k, size, func(r rank) error {
 		return r.teach(solver(), f, opts...)
@@ -54,12 +56,14 @@ func (r rank) teach(solver gorgonia.Solver, f func(l *lesson) error, opts ...Opt
 }
 
 // teachHooked is teach with hooks as a setting has them.
-func (r rank) teachHooked(hooks string, solver gorgonia.Solver, f func(l *lesson) error, opts ...Option) (err error) {
+func (r rank) teachHooked(hooks string, solver gorgonia.Solver, f func(l *lesson) error,
+	opts ...Option) (err error) {
 	l := &lesson{rank: r, solver: solver}
 	r.build.Lock()
 	l.m = newMLP(lessonBatch/r.comm.Size(), uint64(r.comm.Rank()))
 	r.build.Unlock()
-	if l.d, err = New(r.comm, l.m.params, append([]Option{WithBuckets(100, 300)}, opts...)...); err != nil {
+	if l.d, err = New(r.comm, l.m.params, append([]Option{WithBuckets(100, 300)},
+		opts...)...); err != nil {
 		return err
 	}
 	r.build.Lock()
@@ -143,12 +147,14 @@ func heavyBall() gorgonia.Solver { return &Momentum{Rate: 0.05, Momentum: 0.9} }
 
 // compressions are what gradients may travel through.
 var compressions = map[string][]Option{
-	"plain":     nil,
-	"bf16":      {WithCompression(half.Wrap(backend.BF16))},
-	"topk":      {WithCompression(sparse.Wrap(sparse.TopK(0.05)))},
-	"fallback":  {WithCompression(sparse.Wrap(sparse.TopK(0.9)))}, // whose messages would be more bytes
-	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002), sparse.WithValues(backend.F16)))},
-	"partial":   {WithPartial()},
+	"plain": nil,
+	"bf16":  {WithCompression(half.Wrap(backend.BF16))},
+	"topk":  {WithCompression(sparse.Wrap(sparse.TopK(0.05)))},
+	// whose messages would be more bytes
+	"fallback": {WithCompression(sparse.Wrap(sparse.TopK(0.9)))},
+	"threshold": {WithCompression(sparse.Wrap(sparse.Threshold(0.002),
+		sparse.WithValues(backend.F16)))},
+	"partial": {WithPartial()},
 }
 
 func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
@@ -164,12 +170,15 @@ func TestMomentumComputesTheBitsOfItsFormula(t *testing.T) {
 			v[i] = float32(float32(0.9)*v[i]) - float32(float32(0.1)*g)
 			want[i] += v[i]
 		}
-		if err := sameBits([][]float32{w, grad}, [][]float32{want, make([]float32, 3)}); err != nil {
+		if err := sameBits([][]float32{w, grad},
+			[][]float32{want, make([]float32, 3)}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]}, "with a gradient of 2": {w, dw[:2]}} {
-		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil || !strings.Contains(err.Error(), name) {
+	for name, p := range map[string]pair{"parameter 0 is 2 f32, its state is of 3": {w[:2], dw[:2]},
+		"with a gradient of 2": {w, dw[:2]}} {
+		if err := s.Step([]gorgonia.ValueGrad{p}); err == nil ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("the error is %v, want %q", err, name)
 		}
 	}
@@ -196,7 +205,8 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 		if !ok {
 			return errors.New("no half.Communicator")
 		}
-		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Dense != 2*n.Bytes || n.Bytes == 0 {
+		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Dense != 2*n.Bytes ||
+			n.Bytes == 0 {
 			return fmt.Errorf("the counters of half are %+v", n)
 		}
 		return nil
@@ -206,7 +216,8 @@ func TestCompressionActsOnTheTrainingPath(t *testing.T) {
 			return err
 		}
 		c, _ := backend.As[*sparse.Communicator](l.d.Comm())
-		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Entries == 0 || 2*n.Bytes > n.DenseBytes {
+		if n := c.Counters(); n.Calls != int64(steps*len(l.d.buckets)) || n.Entries == 0 ||
+			2*n.Bytes > n.DenseBytes {
 			return fmt.Errorf("the counters of sparse are %+v", n)
 		}
 		return nil
@@ -226,7 +237,9 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 		}, WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithStrict())))
 	})
 	for _, err := range errs {
-		if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), "bucket 0 (b2)") || !strings.Contains(err.Error(), "operand of rank 1 with state 1") {
+		if !errors.Is(err, sparse.ErrNotFinite) ||
+			!strings.Contains(err.Error(), "bucket 0 (b2)") ||
+			!strings.Contains(err.Error(), "operand of rank 1 with state 1") {
 			t.Errorf("the error is %v", err)
 		}
 	}
@@ -238,7 +251,8 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 func TestASpoiledStepIsLeftOut(t *testing.T) {
 	const feature = 5
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
-		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1), sparse.Threshold(0.002)} {
+		for _, how := range []sparse.Selection{sparse.TopK(0.05), sparse.TopK(1),
+			sparse.Threshold(0.002)} {
 			for _, buckets := range []Option{WithBuckets(1<<20, 1<<20), WithBuckets(100, 300)} {
 				var want [2][][]float32
 				for _, spoiled := range []bool{false, true} {
@@ -247,7 +261,9 @@ func TestASpoiledStepIsLeftOut(t *testing.T) {
 							return err
 						}
 						if spoiled {
-							if err := unchanged(l.d, l.solver, func() error { return l.spoiledStep(feature) }); err != nil {
+							if err := unchanged(l.d, l.solver, func() error {
+								return l.spoiledStep(feature)
+							}); err != nil {
 								return err
 							}
 						}
@@ -277,7 +293,8 @@ func (l *lesson) spoiledStep(feature int) error {
 	err := l.step(50)
 	l.spoil = nil
 	l.vm.Reset()
-	blame := fmt.Sprintf("the step is skipped on all ranks: the gradient of w1 f32(36, 16) on rank 1, element %d: bucket", 16*feature)
+	blame := fmt.Sprintf("the step is skipped on all ranks: the gradient of w1 f32(36, 16) on "+
+		"rank 1, element %d: bucket", 16*feature)
 	if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) {
 		return fmt.Errorf("the error is %v", err)
 	}
@@ -310,7 +327,8 @@ func TestEveryPartIsAveragedInTurn(t *testing.T) {
 						want = 1.5 + float32(j%7) // the mean of the ranks
 					}
 					if v[j] != want {
-						return fmt.Errorf("turn %d: element %d of %v is %v, want %v", i, j, p, v[j], want)
+						return fmt.Errorf("turn %d: element %d of %v is %v, want %v", i, j, p, v[j],
+							want)
 					}
 				}
 				if p.bucket.index == i {
@@ -404,11 +422,14 @@ func TestSolversWithHiddenStateAreNotSaved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	teach(t, 2, func() gorgonia.Solver { return gorgonia.NewAdamSolver() }, func(l *lesson) error {
 		err := l.d.Save(dir, l.solver, nil)
-		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "*gorgonia.AdamSolver cannot be read") {
+		if !errors.Is(err, backend.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "*gorgonia.AdamSolver cannot be read") {
 			return fmt.Errorf("the error is %v", err)
 		}
-		for _, solver := range []gorgonia.Solver{&SGD{Rate: 0.1}, &SGD{}, gorgonia.NewVanillaSolver(), heavyBall()} {
-			if err := errors.Join(l.d.Save(dir, solver, nil), l.d.Load(dir, solver, nil)); err != nil {
+		for _, solver := range []gorgonia.Solver{&SGD{Rate: 0.1}, &SGD{},
+			gorgonia.NewVanillaSolver(), heavyBall()} {
+			if err := errors.Join(l.d.Save(dir, solver, nil),
+				l.d.Load(dir, solver, nil)); err != nil {
 				return err
 			}
 		}
@@ -494,7 +515,9 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 		}
 	}
 	replace := func(file, from, to string) damage {
-		return edit(file, func(b []byte) []byte { return bytes.Replace(b, []byte(from), []byte(to), 1) })
+		return edit(file, func(b []byte) []byte {
+			return bytes.Replace(b, []byte(from), []byte(to), 1)
+		})
 	}
 	// A name of the same length, which nobody asks for, in a file that nobody can tell is changed.
 	rename := func(file, from, to string) damage {
@@ -577,13 +600,20 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 			func() gorgonia.Solver { return &SGD{Rate: 0.1} }, nil},
 		"other progress": {"plain", "plain",
 			rename(checkpoint.RecordName, `"loss": 7`, `"loss": {}`), same, nil},
-		"rank 1 lacks a residual":               {"topk", "topk", rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
-		"rank 1 lacks a residual of a fallback": {"fallback", "fallback", rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
-		"rank 1 lacks counts":                   {"threshold", "threshold", rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
-		"rank 1 lacks a state":                  {"threshold", "threshold", without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
-		"a residual is half":                    {"topk", "topk", tensor(rank1, "sparse.residual.2", half), same, nil},
-		"a residual is integers":                {"topk", "topk", tensor(rank1, "sparse.residual.2", asI32), same, nil},
-		"a state of another length":             {"fallback", "fallback", tensor(rank1, "sparse.counts.2", longer), same, nil},
+		"rank 1 lacks a residual": {"topk", "topk",
+			rename(rank1, `sparse.residual.1"`, `sparse.residual.9"`), same, nil},
+		"rank 1 lacks a residual of a fallback": {"fallback", "fallback",
+			rename(rank1, `sparse.residual.1"`, `sparse.another1.1"`), same, nil},
+		"rank 1 lacks counts": {"threshold", "threshold",
+			rename(rank1, `sparse.counts.1"`, `sparse.counts.9"`), same, nil},
+		"rank 1 lacks a state": {"threshold", "threshold",
+			without(rank1, "sparse.counts.1", "sparse.residual.1"), same, nil},
+		"a residual is half": {"topk", "topk", tensor(rank1, "sparse.residual.2",
+			half), same, nil},
+		"a residual is integers": {"topk", "topk", tensor(rank1, "sparse.residual.2",
+			asI32), same, nil},
+		"a state of another length": {"fallback", "fallback",
+			tensor(rank1, "sparse.counts.2", longer), same, nil},
 		"a velocity is missing": {"plain", "plain",
 			rename(checkpoint.ModelName, velocity+"b1", velocity+"b7"), same, nil},
 		"the last one is missing": {"plain", "plain",
@@ -601,7 +631,8 @@ func TestCheckpointsThatDoNotFitChangeNothing(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			type progress struct{ Loss int }
 			teach(t, 2, heavyBall, func(l *lesson) error {
-				return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, map[string]int{"loss": 7}))
+				return errors.Join(l.steps(0, 2),
+					l.d.Save(dir, l.solver, map[string]int{"loss": 7}))
 			}, compressions[tt.saved]...)
 			if err := tt.damage(newest(t, dir)); err != nil {
 				t.Fatal(err)
@@ -649,10 +680,12 @@ func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 			return err
 		}
 		err := l.d.Load(dir, stubborn{&SGD{}, l.comm.Rank() == 1}, nil)
-		if err == nil || !strings.Contains(err.Error(), "ranks may differ") || !strings.Contains(err.Error(), "rank 1 cannot go on: no") {
+		if err == nil || !strings.Contains(err.Error(), "ranks may differ") ||
+			!strings.Contains(err.Error(), "rank 1 cannot go on: no") {
 			return fmt.Errorf("the error is %v", err)
 		}
-		if err := l.d.Save(dir, l.solver, nil); err == nil || !strings.Contains(err.Error(), "ranks may differ") {
+		if err := l.d.Save(dir, l.solver, nil); err == nil ||
+			!strings.Contains(err.Error(), "ranks may differ") {
 			return fmt.Errorf("it goes on: %v", err)
 		}
 		return nil
@@ -662,7 +695,8 @@ func TestLoadThatFailsHalfwayEndsAllRanks(t *testing.T) {
 // Whatever bit of a file is another one, that is an error or makes no difference.
 func TestEveryDamagedBitIsNoticed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "t.safetensors")
-	want := map[string]stored{"a": {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})}, "b": vector(backend.Of([]int64{7}))}
+	want := map[string]stored{"a": {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
+		"b": vector(backend.Of([]int64{7}))}
 	if _, err := writeTensors(path, want, remarks{}); err != nil {
 		t.Fatal(err)
 	}
@@ -672,7 +706,8 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 	}
 	same := func(got map[string]stored) bool {
 		return maps.EqualFunc(got, want, func(x, y stored) bool {
-			return slices.Equal(x.shape, y.shape) && x.data.DType() == y.data.DType() && bytes.Equal(x.data.Bytes(), y.data.Bytes())
+			return slices.Equal(x.shape, y.shape) && x.data.DType() == y.data.DType() &&
+				bytes.Equal(x.data.Bytes(), y.data.Bytes())
 		})
 	}
 	noticed := 0
@@ -686,7 +721,8 @@ func TestEveryDamagedBitIsNoticed(t *testing.T) {
 		}
 		file[bit/8] ^= 1 << (bit % 8)
 	}
-	if got, err := decodeTensors(bytes.NewReader(file), int64(len(file))); err != nil || !same(got) || noticed < 7*len(file) {
+	if got, err := decodeTensors(bytes.NewReader(file), int64(len(file))); err != nil ||
+		!same(got) || noticed < 7*len(file) {
 		t.Errorf("%d of %d bits were noticed; unharmed: %+v, %v", noticed, 8*len(file), got, err)
 	}
 }
@@ -708,7 +744,8 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 		t.Fatalf("%d tensors: %v", len(got), err)
 	}
 	for name, w := range want {
-		if g := got[name]; !slices.Equal(g.shape, w.shape) || g.data.DType() != w.data.DType() || !bytes.Equal(g.data.Bytes(), w.data.Bytes()) {
+		if g := got[name]; !slices.Equal(g.shape, w.shape) || g.data.DType() != w.data.DType() ||
+			!bytes.Equal(g.data.Bytes(), w.data.Bytes()) {
 			t.Errorf("%s came back as %v %v", name, g.shape, g.data.DType())
 		}
 	}
@@ -716,9 +753,11 @@ func TestTensorsComeBackAsTheyWere(t *testing.T) {
 
 func FuzzDecodeTensors(f *testing.F) {
 	file := func(header string, data int) []byte {
-		return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), make([]byte, data)...)
+		return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...),
+			make([]byte, data)...)
 	}
-	f.Add(file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"x":"y"}}`, 8))
+	f.Add(file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"x":"y"}}`,
+		8))
 	f.Add(file(`{"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8))
 	f.Add(file(`{"a":{"dtype":"F64","shape":[-1,-1],"data_offsets":[8,0]}}`, 8))
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -751,7 +790,8 @@ func TestVelocitiesAreOfSomeParameters(t *testing.T) {
 		}
 	}
 	for _, bad := range [][]int{{6}, {5, 3}, {3, 4, 3, 5, 5}, {4, 4}} {
-		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(err, backend.ErrArgument) {
+		if err := new(Momentum).CheckState(state(bad...), params); !errors.Is(
+			err, backend.ErrArgument) {
 			t.Errorf("%v: the error is %v, want ErrArgument", bad, err)
 		}
 	}

@@ -31,7 +31,8 @@ import (
 // names the first such parameter, and nothing has changed.
 func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err error) {
 	if !(limit > 0) {
-		return 0, fmt.Errorf("autograd: clip: %w: a limit of %v: it must be positive", backend.ErrArgument, limit)
+		return 0, fmt.Errorf("autograd: clip: %w: a limit of %v: it must be positive",
+			backend.ErrArgument, limit)
 	}
 	if err := backend.Given("autograd.ClipNorm", "grads", grads); err != nil {
 		return 0, err
@@ -43,7 +44,9 @@ func ClipNorm(grads []gorgonia.ValueGrad, limit float64) (norm float64, err erro
 			return 0, fmt.Errorf("autograd: clip: the gradient of %s %w", nameOf(g, i), err)
 		}
 		if total += squares(all[i]); math.IsNaN(total) || math.IsInf(total, 0) {
-			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes the norm %v: skip this step, or use a lower rate", backend.ErrArgument, nameOf(g, i), math.Sqrt(total))
+			return math.Sqrt(total), fmt.Errorf("autograd: clip: %w: the gradient of %s makes "+
+				"the norm %v: skip this step, or use a lower rate", backend.ErrArgument, nameOf(
+				g, i), math.Sqrt(total))
 		}
 	}
 	if norm = math.Sqrt(total); norm <= limit {

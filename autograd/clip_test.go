@@ -99,7 +99,8 @@ func TestClipNormRefusesWhatItCannotClip(t *testing.T) {
 		"parameter 1 makes the norm +Inf":     {1, float32(math.Inf(-1))},
 	} {
 		grads := []float32{3, 4}
-		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads}, pair{grads, []float32{tt.dw, 1}}}, tt.limit)
+		_, err := ClipNorm([]gorgonia.ValueGrad{pair{grads, grads},
+			pair{grads, []float32{tt.dw, 1}}}, tt.limit)
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
 		}

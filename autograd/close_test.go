@@ -18,7 +18,8 @@ func square(r rank) (gorgonia.VM, gorgonia.Nodes, error) {
 	r.build.Lock()
 	defer r.build.Unlock()
 	g := gorgonia.NewGraph()
-	w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(128, 512), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+	w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(128, 512),
+		gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
 	loss, err := gorgonia.Sum(gorgonia.Must(gorgonia.Square(w)))
 	if err != nil {
 		return nil, nil, err
@@ -66,7 +67,10 @@ func TestFoundCloseWhileTrainingIsAnError(t *testing.T) {
 	for round := range 6 {
 		end, want := backend.Communicator.Close, backend.ErrClosed
 		if round%3 == 2 {
-			end = func(c backend.Communicator) error { c.Abort(errors.New("interrupted")); return nil }
+			end = func(c backend.Communicator) error {
+				c.Abort(errors.New("interrupted"))
+				return nil
+			}
 			want = backend.ErrAborted
 		}
 		for i, err := range each(t, 2, func(r rank) error {
@@ -80,7 +84,8 @@ func TestFoundCloseWhileTrainingIsAnError(t *testing.T) {
 		}) {
 			// The other rank may also hear that this one has failed.
 			if !errors.Is(err, want) && (i == round%2 || !errors.Is(err, backend.ErrAborted)) {
-				t.Errorf("round %d, rank %d: the error is %v, want one that wraps %q", round, i, err, want)
+				t.Errorf("round %d, rank %d: the error is %v, want one that wraps %q", round, i,
+					err, want)
 			}
 		}
 	}
@@ -105,7 +110,8 @@ func TestFoundCloseGivesTheBucketsBack(t *testing.T) {
 			}
 		}
 		if after := sharedMappings(); after >= before+times {
-			return fmt.Errorf("%d pieces of shared memory before %d times New and Close, %d after", before, times, after)
+			return fmt.Errorf("%d pieces of shared memory before %d times New and Close, %d after",
+				before, times, after)
 		}
 		return nil
 	})

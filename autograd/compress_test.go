@@ -50,7 +50,8 @@ func TestMomentumAndCompressionStaged(t *testing.T) {
 		for _, name := range names {
 			allOn(t, k, 2, func(r rank) error {
 				got, err := fitWithMomentum(r, compressions[name]...)
-				if err == nil && !(k.OnGPU() && name == "bf16") && !slices.EqualFunc(got, want[name], bytes.Equal) {
+				if err == nil && !(k.OnGPU() && name == "bf16") &&
+					!slices.EqualFunc(got, want[name], bytes.Equal) {
 					err = errors.New("other bits than on the host")
 				}
 				if err != nil {

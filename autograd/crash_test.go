@@ -253,10 +253,12 @@ func copyOf(t *testing.T, dir string) string {
 // stop runs a job that fails at the point, and another one that goes on for another step.
 func (p point) stop(t *testing.T, dir string, rank int, how string, want [2][2]string, steps int) {
 	log := filepath.Join(t.TempDir(), "log")
-	first := job(t, dir, steps, straced(rank, "-f -o %s -e trace=%s -e inject=%[2]s:%[3]s:when=%[4]d",
-		log, p.call, how, p.number)...)
+	first := job(t, dir, steps,
+		straced(rank, "-f -o %s -e trace=%s -e inject=%[2]s:%[3]s:when=%[4]d",
+			log, p.call, how, p.number)...)
 	text, err := os.ReadFile(log)
-	happened := strings.Contains(string(text), "INJECTED") || strings.Contains(string(text), "SIGKILL")
+	happened := strings.Contains(string(text), "INJECTED") ||
+		strings.Contains(string(text), "SIGKILL")
 	if err != nil || !happened {
 		t.Errorf("nothing has happened at %s: %v: %q", p.text, err, first)
 	}

@@ -37,11 +37,13 @@ var _ Solver = (*Custom)(nil)
 func (s *Custom) check() error {
 	for i, name := range append([]string{s.Name}, s.Keep...) {
 		if name == "" || strings.ContainsFunc(name, notInName) {
-			return fmt.Errorf("autograd: Custom: %w: the name %q: it must be letters, digits, - and _",
+			return fmt.Errorf("autograd: Custom: %w: the name %q: it must be letters, digits, - "+
+				"and _",
 				backend.ErrArgument, name)
 		}
 		if i > 0 && slices.Index(s.Keep, name) != i-1 {
-			return fmt.Errorf("autograd: %s: %w: Keep has %q twice", s.Name, backend.ErrArgument, name)
+			return fmt.Errorf("autograd: %s: %w: Keep has %q twice", s.Name, backend.ErrArgument,
+				name)
 		}
 	}
 	if s.Update == nil {

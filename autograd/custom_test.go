@@ -191,7 +191,8 @@ func TestACustomSolverWithoutVectorsCountsSteps(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := inverse()
-	err = errors.Join(again.CheckState(state, []backend.Buffer{backend.Of(w)}), again.SetState(state))
+	err = errors.Join(again.CheckState(state, []backend.Buffer{backend.Of(w)}),
+		again.SetState(state))
 	for range 2 { // -1/3, -1/4
 		err = errors.Join(err, again.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}}))
 	}
@@ -237,13 +238,18 @@ func TestACustomSolverThatIsNoneIsRefused(t *testing.T) {
 		"Rate is 0":                 with(func(s *Custom) { s.Rate = 0 }),
 		"asks for vector 1, and 1":  does(func(u *Update) { u.SetParam(u.Kept(1)) }),
 		"asks for vector -1, and 1": does(func(u *Update) { u.SetKept(-1, u.Param()) }),
-		"sum-row does not compute":  does(func(u *Update) { u.SetParam(u.Do(fuse.SumRow, u.Param())) }),
-		"wrong number of operands":  does(func(u *Update) { u.SetParam(u.Do(fuse.Add, u.Param())) }),
-		"value 99 is":               does(func(u *Update) { u.SetParam(99) }),
+		"sum-row does not compute": does(func(u *Update) {
+			u.SetParam(u.Do(fuse.SumRow, u.Param()))
+		}),
+		"wrong number of operands": does(func(u *Update) {
+			u.SetParam(u.Do(fuse.Add, u.Param()))
+		}),
+		"value 99 is": does(func(u *Update) { u.SetParam(99) }),
 	} {
 		w := []float32{1}
 		err := s.Step([]gorgonia.ValueGrad{pair{w, []float32{1}}})
-		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) || w[0] != 1 {
+		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) ||
+			w[0] != 1 {
 			t.Errorf("the error is %v, want %q; the parameter is %v", err, want, w[0])
 		}
 		if _, fused := Fuse(s, nil); fused == nil || fused.Error() != err.Error() {

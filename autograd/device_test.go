@@ -35,23 +35,27 @@ func newQuadratic(r rank) (*quadratic, error) {
 	rng := rand.New(rand.NewPCG(uint64(r.comm.Rank()), 31)) // every rank begins with other values
 	for _, name := range []string{"x", "y", "w1", "w2", "b"} {
 		v := uniform(rng, 5, 3)
-		n := gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(5, 3), gorgonia.WithValue(v))
+		n := gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName(name),
+			gorgonia.WithShape(5, 3), gorgonia.WithValue(v))
 		if len(m.data) < 2 {
 			m.data = append(m.data, n)
 		} else {
 			m.params = append(m.params, n)
 		}
 	}
-	m.params = append(m.params, gorgonia.NewScalar(m.g, tensor.Float32, gorgonia.WithName("s"), gorgonia.WithValue(rng.Float32())))
+	m.params = append(m.params, gorgonia.NewScalar(m.g, tensor.Float32, gorgonia.WithName("s"),
+		gorgonia.WithValue(rng.Float32())))
 	return m, nil
 }
 
 // machine adds the loss, with use(w) where w is used.
-func (m *quadratic) machine(r rank, use func(*gorgonia.Node) *gorgonia.Node) (vm gorgonia.VM, err error) {
+func (m *quadratic) machine(r rank, use func(*gorgonia.Node) *gorgonia.Node) (vm gorgonia.VM,
+	err error) {
 	r.build.Lock()
 	defer r.build.Unlock()
 	err = must(func() {
-		h := gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.HadamardProd(use(m.params[0]), m.data[0]))))
+		h := gorgonia.Must(
+			gorgonia.Square(gorgonia.Must(gorgonia.HadamardProd(use(m.params[0]), m.data[0]))))
 		h = gorgonia.Must(gorgonia.HadamardProd(h, use(m.params[1])))
 		h = gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Add(h, use(m.params[2]))), m.data[1]))
 		loss := gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(h))))
@@ -80,7 +84,8 @@ func fit(r rank, hooks bool, solver gorgonia.Solver, opts ...Option) ([][]byte, 
 	return values, errors.Join(err, d.Close())
 }
 
-func (m *quadratic) fit(r rank, d *DataParallel, hooks bool, solver gorgonia.Solver) (values [][]byte, err error) {
+func (m *quadratic) fit(r rank, d *DataParallel, hooks bool,
+	solver gorgonia.Solver) (values [][]byte, err error) {
 	var failed error
 	vm, err := m.machine(r, func(w *gorgonia.Node) *gorgonia.Node {
 		if !hooks {
@@ -133,7 +138,8 @@ func TestTrainingStaged(t *testing.T) {
 		want := make([][][]byte, len(settings))
 		all(t, size, func(r rank) error {
 			for i, s := range settings {
-				got, err := fit(r, s.hooks, gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)), s.opts...)
+				got, err := fit(r, s.hooks, gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)),
+					s.opts...)
 				if err != nil {
 					return err
 				}
@@ -156,7 +162,8 @@ func TestTrainingStaged(t *testing.T) {
 						err = errors.New("other bits than on the host")
 					}
 					if err != nil {
-						return fmt.Errorf("%d ranks, hooks %v, setting %d: %w", size, s.hooks, i, err)
+						return fmt.Errorf("%d ranks, hooks %v, setting %d: %w", size, s.hooks,
+							i, err)
 					}
 				}
 				return nil
@@ -214,7 +221,9 @@ func TestErrorOfPeerEndsAStagedStep(t *testing.T) {
 			return err
 		})
 		for i, err := range errs {
-			if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d", i)) || !strings.Contains(err.Error(), "bucket ") {
+			if !errors.Is(err, backend.ErrAborted) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("rank %d", i)) ||
+				!strings.Contains(err.Error(), "bucket ") {
 				t.Errorf("rank %d: %v", i, err)
 			}
 		}

@@ -152,7 +152,9 @@ func names(t *testing.T, dir string) string {
 // A directory that the user names is the user's: files in it, beside it and behind links stay.
 func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 	home := t.TempDir()
-	path := func(parts ...string) string { return filepath.Join(append([]string{home}, parts...)...) }
+	path := func(parts ...string) string {
+		return filepath.Join(append([]string{home}, parts...)...)
+	}
 	for _, dir := range []string{"project/src", "project.old", "project.new", "elsewhere"} {
 		if err := os.MkdirAll(path(dir), 0o777); err != nil {
 			t.Fatal(err)
@@ -196,7 +198,8 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 	if info, err := os.Lstat(path("link")); err != nil || info.Mode()&fs.ModeSymlink == 0 {
 		t.Errorf("the link is %v: %v", info, err)
 	}
-	if got := names(t, path("elsewhere")); got != ".euryale-lock photo step-00000005 step-00000006" {
+	if got := names(
+		t, path("elsewhere")); got != ".euryale-lock photo step-00000005 step-00000006" {
 		t.Errorf("behind the link there is %s", got)
 	}
 }
@@ -414,7 +417,8 @@ func TestATrainingThatGoesBackRemovesNothing(t *testing.T) {
 		)
 	})
 	teach(t, 2, heavyBall, func(l *lesson) error { return l.saved(dir, 1) }) // begun anew
-	const want = ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 step-00000007"
+	const want = ".euryale-lock step-00000001 step-00000003 step-00000004 step-00000005 " +
+		"step-00000007"
 	if got := names(t, dir); got != want {
 		t.Errorf("there is %s", got)
 	}

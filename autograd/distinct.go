@@ -13,7 +13,8 @@ import (
 // goroutines of one process and have a parameter in the same memory: they would write over each
 // other's values and gradients. Goroutines exchange addresses, processes nothing more than in
 // agree.
-func agreeOnParams(comm backend.Communicator, description string, params []*param, wrong error) error {
+func agreeOnParams(comm backend.Communicator, description string, params []*param,
+	wrong error) error {
 	process := sha256.Sum256([]byte(rendezvous.ThisProcess()))
 	processes, err := agreeAndGather(comm, description, process[:8], wrong)
 	if err != nil {

@@ -100,10 +100,10 @@
 //
 // # Micro-batches, evaluation, decisions
 //
-// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in their order
-// or, with [WithTree], in one for any number of ranks.
-// [Evaluation] divides any number of samples among ranks so that each is seen once, and [Sum]
-// adds the counts. [Any] lets ranks stop together: early, or when one of them is told to stop.
+// [DataParallel.Accumulate] adds the gradients of several RunAll before anything is sent, in their
+// order or, with [WithTree], in one for any number of ranks. [Evaluation] divides any number of
+// samples among ranks so that each is seen once, and [Sum] adds the counts. [Any] lets ranks stop
+// together: early, or when one of them is told to stop.
 //
 // # What is detected
 //
@@ -111,10 +111,10 @@
 // for a graph with hooks that ran twice. Close and Save return an error if a solver was given
 // gradients and Sync was never called, which rank 0 also prints at Close, and in the middle of a
 // step. New refuses two nodes of one tensor, and goroutines that share tensors; it compares
-// parameters and options among ranks, and NewSampler and Evaluation compare their numbers. A variable
-// with a gradient that New was not given is reported ([WithNotice]). One mistake is not detected: a graph without hooks that runs
-// several times before a Sync, without Accumulate. Gorgonia then overwrites the gradients, or adds
-// them with BindDualValues.
+// parameters and options among ranks, and NewSampler and Evaluation compare their numbers. A
+// variable with a gradient that New was not given is reported ([WithNotice]). One mistake is not
+// detected: a graph without hooks that runs several times before a Sync, without Accumulate.
+// Gorgonia then overwrites the gradients, or adds them with BindDualValues.
 //
 // # Buckets
 //
@@ -150,8 +150,8 @@
 //	dp, err := autograd.New(comm, params, autograd.WithCompression(half.Wrap(backend.BF16)))
 //	dp, err := autograd.New(comm, params, autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01))))
 //
-// Parameters are broadcast uncompressed. With [WithPartial] ranks exchange no gradients at all: each
-// applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.
+// Parameters are broadcast uncompressed. With [WithPartial] ranks exchange no gradients at all:
+// each applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.
 //
 // # Checkpoints
 //

@@ -18,7 +18,8 @@ func twoModels(r rank) (a, b *DataParallel, err error) {
 	r.build.Lock()
 	for i, name := range []string{"a", "b"} {
 		g := gorgonia.NewGraph()
-		nodes[i] = gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(4), gorgonia.WithInit(gorgonia.Ones()))}
+		nodes[i] = gorgonia.Nodes{gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName(name),
+			gorgonia.WithShape(4), gorgonia.WithInit(gorgonia.Ones()))}
 	}
 	r.build.Unlock()
 	if a, err = New(r.comm, nodes[0], WithPartial()); err != nil {
@@ -35,7 +36,8 @@ func found(t *testing.T, body func(r rank, a, b *DataParallel) error) [2]error {
 	all(t, 2, func(r rank) error {
 		a, b, err := twoModels(r)
 		if err == nil {
-			errs[r.comm.Rank()] = body(r, a, b) // a rank that fails is not declared failed: the other finds out itself
+			// a rank that fails is not declared failed: the other finds out itself
+			errs[r.comm.Rank()] = body(r, a, b)
 		}
 		return err
 	})
@@ -46,13 +48,24 @@ func found(t *testing.T, body func(r rank, a, b *DataParallel) error) [2]error {
 func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
 	var number float64
 	for name, alone := range map[string]func(d *DataParallel, dir string) error{
-		"DataParallel.Save":    func(d *DataParallel, dir string) error { return d.Save(dir, nil, nil) },
-		"DataParallel.Load":    func(d *DataParallel, dir string) error { return d.Load(dir, nil, nil) },
+		"DataParallel.Save": func(d *DataParallel, dir string) error {
+			return d.Save(dir, nil, nil)
+		},
+		"DataParallel.Load": func(d *DataParallel, dir string) error {
+			return d.Load(dir, nil, nil)
+		},
 		"DataParallel.Check":   func(d *DataParallel, _ string) error { return d.Check() },
 		"DataParallel.Average": func(d *DataParallel, _ string) error { return d.AverageAll() },
-		"autograd.Mean":        func(d *DataParallel, _ string) error { return Mean(d.comm, &number) },
-		"autograd.Sum":         func(d *DataParallel, _ string) error { return Sum(d.comm, &number) },
-		"autograd.Any":         func(d *DataParallel, _ string) error { _, err := Any(d.comm, true); return err },
+		"autograd.Mean": func(d *DataParallel, _ string) error {
+			return Mean(d.comm, &number)
+		},
+		"autograd.Sum": func(d *DataParallel, _ string) error {
+			return Sum(d.comm, &number)
+		},
+		"autograd.Any": func(d *DataParallel, _ string) error {
+			_, err := Any(d.comm, true)
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -63,8 +76,11 @@ func TestFoundSaveOnOneRankSaysCallItEverywhere(t *testing.T) {
 				one := backend.Of([]float32{1})
 				return backend.Run(r.comm, backend.Collective{Kind: backend.AllReduce}, one, one)
 			}) {
-				for _, part := range []string{"rank 0 called " + name + ": ", "rank 1 called allreduce(sum) of 1 f32", ": call " + name + " on every rank, not on some of them"} {
-					if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), part) {
+				for _, part := range []string{"rank 0 called " + name + ": ",
+					"rank 1 called allreduce(sum) of 1 f32", ": call " + name +
+						" on every rank, not on some of them"} {
+					if !errors.Is(err, backend.ErrMismatch) ||
+						!strings.Contains(err.Error(), part) {
 						t.Errorf("rank %d: the error is %v, want %q", i, err, part)
 					}
 				}

@@ -34,7 +34,9 @@ func newRegression(batch int) *regression {
 	m.x = tensor.New(tensor.WithShape(batch, 1), tensor.Of(tensor.Float64))
 	m.y = tensor.New(tensor.WithShape(batch, 1), tensor.Of(tensor.Float64))
 	for _, name := range []string{"w", "b"} {
-		m.params = append(m.params, gorgonia.NewMatrix(m.graph, tensor.Float64, gorgonia.WithName(name), gorgonia.WithShape(1, 1), gorgonia.WithInit(gorgonia.Zeroes())))
+		m.params = append(m.params, gorgonia.NewMatrix(m.graph, tensor.Float64,
+			gorgonia.WithName(name), gorgonia.WithShape(1, 1), gorgonia.WithInit(
+				gorgonia.Zeroes())))
 	}
 	return m
 }
@@ -53,7 +55,8 @@ func (m *regression) build(dp *autograd.DataParallel) error {
 		return err
 	}
 	line = gorgonia.Must(gorgonia.BroadcastAdd(line, b, nil, []byte{0}))
-	m.loss = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Sub(line, y))))))
+	m.loss = gorgonia.Must(
+		gorgonia.Mean(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Sub(line, y))))))
 	if _, err := gorgonia.Grad(m.loss, m.params...); err != nil {
 		return err
 	}
@@ -68,7 +71,8 @@ func samples() (x, y *tensor.Dense) {
 		xs[i] = float64(i)/16 - 1
 		ys[i] = 3*xs[i] - 1
 	}
-	return tensor.New(tensor.WithShape(32, 1), tensor.WithBacking(xs)), tensor.New(tensor.WithShape(32, 1), tensor.WithBacking(ys))
+	return tensor.New(tensor.WithShape(32, 1), tensor.WithBacking(xs)),
+		tensor.New(tensor.WithShape(32, 1), tensor.WithBacking(ys))
 }
 
 // progress is what a checkpoint keeps beside parameters and solver.
@@ -113,7 +117,8 @@ func train(comm backend.Communicator, build sync.Locker, dir string, epochs int)
 	for ; at.Epoch < epochs; at.Epoch++ {
 		loss = 0
 		for i, which := range sampler.Epoch(at.Epoch) {
-			if err := errors.Join(autograd.Rows(m.x, x, which), autograd.Rows(m.y, y, which)); err != nil {
+			if err := errors.Join(autograd.Rows(m.x, x, which),
+				autograd.Rows(m.y, y, which)); err != nil {
 				return err
 			}
 			if err := m.machine.RunAll(); err != nil {
@@ -127,11 +132,13 @@ func train(comm backend.Communicator, build sync.Locker, dir string, epochs int)
 			m.machine.Reset()
 		}
 	}
-	if err := errors.Join(autograd.Mean(comm, &loss), dp.Save(dir, solver, at), dp.Check()); err != nil {
+	if err := errors.Join(autograd.Mean(comm, &loss), dp.Save(dir, solver, at),
+		dp.Check()); err != nil {
 		return err
 	}
 	if comm.Rank() == 0 {
-		fmt.Printf("epoch %d: loss %.3f, w and b are %.2f and %.2f\n", at.Epoch, loss, m.params[0].Value().Data(), m.params[1].Value().Data())
+		fmt.Printf("epoch %d: loss %.3f, w and b are %.2f and %.2f\n", at.Epoch, loss,
+			m.params[0].Value().Data(), m.params[1].Value().Data())
 	}
 	return nil
 }
@@ -145,7 +152,8 @@ func Example() {
 	defer os.RemoveAll(dir)
 	checkpoint := filepath.Join(dir, "checkpoint")
 	for _, stage := range []struct{ ranks, epochs int }{{2, 20}, {4, 40}} {
-		err := euryale.Run(context.Background(), stage.ranks, func(comm backend.Communicator, build sync.Locker) error {
+		err := euryale.Run(context.Background(), stage.ranks, func(comm backend.Communicator,
+			build sync.Locker) error {
 			return train(comm, build, checkpoint, stage.epochs)
 		})
 		if err != nil {

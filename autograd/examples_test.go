@@ -24,7 +24,8 @@ func (p parameter) Value() gorgonia.Value         { return p.value }
 func (p parameter) Grad() (gorgonia.Value, error) { return p.gradient, nil }
 
 func newParameter(value, gradient []float64) parameter {
-	return parameter{tensor.New(tensor.WithBacking(value)), tensor.New(tensor.WithBacking(gradient))}
+	return parameter{tensor.New(tensor.WithBacking(value)),
+		tensor.New(tensor.WithBacking(gradient))}
 }
 
 // The first step of Adam has the length of its rate, whatever the gradient.
@@ -68,7 +69,8 @@ func ExampleClipNorm() {
 }
 
 func ExampleRows() {
-	images := tensor.New(tensor.WithShape(4, 2), tensor.WithBacking([]float32{0, 1, 10, 11, 20, 21, 30, 31}))
+	images := tensor.New(tensor.WithShape(4, 2),
+		tensor.WithBacking([]float32{0, 1, 10, 11, 20, 21, 30, 31}))
 	batch := tensor.New(tensor.WithShape(3, 2), tensor.Of(tensor.Float32))
 	if err := autograd.Rows(batch, images, []int{3, 1}); err != nil {
 		log.Fatal(err)
@@ -140,7 +142,10 @@ func ExampleEvaluation() {
 
 // onRanks runs f on ranks that are goroutines of this process.
 func onRanks(n int, f func(comm backend.Communicator) error) {
-	err := euryale.Run(context.Background(), n, func(comm backend.Communicator, _ sync.Locker) error { return f(comm) })
+	err := euryale.Run(context.Background(), n, func(comm backend.Communicator,
+		_ sync.Locker) error {
+		return f(comm)
+	})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -200,7 +205,8 @@ func ExampleAny() {
 
 // A batch of 8 samples on each rank, in micro-batches of 2.
 func ExampleDataParallel_Accumulate() {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		build sync.Locker) error {
 		const micro = 4
 		x, y := samples()
 		build.Lock()
@@ -221,7 +227,8 @@ func ExampleDataParallel_Accumulate() {
 		err = dp.Accumulate(micro, func(i int) error {
 			first := 2 * (micro*comm.Rank() + i)
 			which := []int{first, first + 1}
-			if err := errors.Join(autograd.Rows(m.x, x, which), autograd.Rows(m.y, y, which)); err != nil {
+			if err := errors.Join(autograd.Rows(m.x, x, which),
+				autograd.Rows(m.y, y, which)); err != nil {
 				return err
 			}
 			defer m.machine.Reset()
@@ -246,8 +253,8 @@ func ExampleDataParallel_Accumulate() {
 	// Output: the mean over 16 samples is a quarter of [20.75]
 }
 
-// A checkpoint holds parameters, the solver's state and the program's own progress. Another job loads
-// it, here on another number of ranks.
+// A checkpoint holds parameters, the solver's state and the program's own progress. Another job
+// loads it, here on another number of ranks.
 func ExampleDataParallel_Save() {
 	dir, err := os.MkdirTemp("", "example")
 	if err != nil {
@@ -255,10 +262,13 @@ func ExampleDataParallel_Save() {
 	}
 	defer os.RemoveAll(dir)
 	checkpoint := filepath.Join(dir, "checkpoint")
-	with := func(ranks int, f func(comm backend.Communicator, dp *autograd.DataParallel, w *gorgonia.Node) error) {
-		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+	with := func(ranks int, f func(comm backend.Communicator, dp *autograd.DataParallel,
+		w *gorgonia.Node) error) {
+		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator,
+			build sync.Locker) error {
 			build.Lock()
-			w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithName("w"), gorgonia.WithShape(2),
+			w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithName("w"),
+				gorgonia.WithShape(2),
 				gorgonia.WithValue(tensor.New(tensor.WithBacking([]float64{1, 2}))))
 			build.Unlock()
 			dp, err := autograd.New(comm, gorgonia.Nodes{w})
@@ -330,7 +340,8 @@ func ExampleNonStrict() {
 	model := func(head string, body float64) gorgonia.Nodes {
 		g := gorgonia.NewGraph()
 		return gorgonia.Nodes{
-			gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("body"), gorgonia.WithValue(body)),
+			gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("body"),
+				gorgonia.WithValue(body)),
 			gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName(head), gorgonia.WithValue(1.0)),
 		}
 	}

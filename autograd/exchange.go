@@ -37,12 +37,14 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 	}
 	switch device := d.comm.Device(); {
 	case d.partial:
-		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after each run")
+		return nil, refuse("with WithPartial ranks exchange no gradients: call Average after " +
+			"each run")
 	case d.unused:
 		return nil, refuse("WithUnused: a machine computes the gradients of its learnables in " +
 			"each run: leave the option out, and learnables without a gradient out of WithSolver")
 	case on != nil && on.Name() != device.Name() && d.comm.Size() > 1:
-		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on %s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
+		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on "+
+			"%s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
 	x := &Buckets{d: d, slots: make([]backend.Buffer, len(d.params))}
 	for _, b := range d.buckets {
@@ -176,11 +178,12 @@ func (x *Buckets) Applied() {
 	x.d.saves.steps++
 }
 
-// Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and 1
-// otherwise.
+// Scale is what the combined gradients are to be multiplied by: with [WithTree] they are sums, and
+// 1 otherwise.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
-// Gather returns the notes of all ranks, in their order; all have the same length. It is collective.
+// Gather returns the notes of all ranks, in their order; all have the same length. It is
+// collective.
 func (x *Buckets) Gather(note []byte) (notes [][]byte, err error) {
 	err = residence.Bound(x.d.comm.Device(), func() error {
 		notes, err = gather(backend.Label(x.d.comm, backend.ForMachine), note)
@@ -195,8 +198,8 @@ func (x *Buckets) All(condition bool) (bool, error) {
 	return !not, err
 }
 
-// Fail ends the DataParallel with the error of a step, which the ranks may have exchanged in part, and
-// returns it with the rank's name. Err returns it, too.
+// Fail ends the DataParallel with the error of a step, which the ranks may have exchanged in part,
+// and returns it with the rank's name. Err returns it, too.
 func (x *Buckets) Fail(err error) error {
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()

@@ -14,61 +14,63 @@ import (
 // TestExchange: gradients that are written into the slots come back as Sync would return them, and
 // Sync is refused.
 func TestExchange(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
-		allOn(t, k, 3, func(r rank) error {
-			m, err := newQuadratic(r)
-			if err != nil {
-				return err
-			}
-			d, err := New(r.comm, m.params, WithBuckets(1, 100))
-			if err != nil {
-				return err
-			}
-			defer d.Close()
-			x, err := d.Buckets(nil)
-			if err != nil {
-				return err
-			}
-			if _, err := d.Sync(); !errors.Is(err, backend.ErrArgument) {
-				return fmt.Errorf("Sync: %v", err)
-			}
-			for i, p := range d.params {
-				slot := backend.View[float32](x.Slot(i))
-				if len(slot) != p.size {
-					return fmt.Errorf("a slot of %d elements for %v", len(slot), p)
-				}
-				for j := range slot {
-					slot[j] = float32(3*i + r.comm.Rank())
-				}
-			}
-			var order []int
-			for b, params := range x.Buckets() {
-				w, err := x.Start(b, nil)
-				if err == nil {
-					err = x.Finish(b, w)
-				}
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Staged},
+		func(t *testing.T, k testenv.Kind) {
+			allOn(t, k, 3, func(r rank) error {
+				m, err := newQuadratic(r)
 				if err != nil {
 					return err
 				}
-				order = append(order, params...)
-			}
-			if !slices.Equal(order, []int{3, 2, 1, 0}) {
-				return fmt.Errorf("parameters leave in the order %v", order)
-			}
-			for i := range d.params {
-				for _, got := range backend.View[float32](x.Slot(i)) {
-					if got != float32(3*i+1) {
-						return fmt.Errorf("gradient %d is %v", i, got)
+				d, err := New(r.comm, m.params, WithBuckets(1, 100))
+				if err != nil {
+					return err
+				}
+				defer d.Close()
+				x, err := d.Buckets(nil)
+				if err != nil {
+					return err
+				}
+				if _, err := d.Sync(); !errors.Is(err, backend.ErrArgument) {
+					return fmt.Errorf("Sync: %v", err)
+				}
+				for i, p := range d.params {
+					slot := backend.View[float32](x.Slot(i))
+					if len(slot) != p.size {
+						return fmt.Errorf("a slot of %d elements for %v", len(slot), p)
+					}
+					for j := range slot {
+						slot[j] = float32(3*i + r.comm.Rank())
 					}
 				}
-			}
-			lost := errors.New("lost")
-			if err := x.Fail(lost); !errors.Is(err, lost) || d.Err() == nil || !errors.Is(x.Fail(errors.New("later")), lost) {
-				return fmt.Errorf("Fail: %v, %v", err, d.Err())
-			}
-			return nil
+				var order []int
+				for b, params := range x.Buckets() {
+					w, err := x.Start(b, nil)
+					if err == nil {
+						err = x.Finish(b, w)
+					}
+					if err != nil {
+						return err
+					}
+					order = append(order, params...)
+				}
+				if !slices.Equal(order, []int{3, 2, 1, 0}) {
+					return fmt.Errorf("parameters leave in the order %v", order)
+				}
+				for i := range d.params {
+					for _, got := range backend.View[float32](x.Slot(i)) {
+						if got != float32(3*i+1) {
+							return fmt.Errorf("gradient %d is %v", i, got)
+						}
+					}
+				}
+				lost := errors.New("lost")
+				if err := x.Fail(lost); !errors.Is(err, lost) || d.Err() == nil ||
+					!errors.Is(x.Fail(errors.New("later")), lost) {
+					return fmt.Errorf("Fail: %v, %v", err, d.Err())
+				}
+				return nil
+			})
 		})
-	})
 }
 
 // TestExchangeOfOneRank: there is nothing to exchange.
@@ -100,13 +102,15 @@ func TestAgree(t *testing.T) {
 			text    string
 			problem error
 			want    string
-		}{{"a\nb", nil, ""}, {"a\nb", broken, "rank 1 cannot go on: no memory"}, {"a\nc", nil, "b on rank 0, but c on rank 1"}} {
+		}{{"a\nb", nil, ""}, {"a\nb", broken, "rank 1 cannot go on: no memory"}, {"a\nc", nil,
+			"b on rank 0, but c on rank 1"}} {
 			text, problem := "a\nb", error(nil)
 			if mine {
 				text, problem = test.text, test.problem
 			}
 			err := Agree(r.comm, text, problem)
-			if test.want == "" && err != nil || test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
+			if test.want == "" && err != nil || test.want != "" &&
+				(err == nil || !strings.Contains(err.Error(), test.want)) {
 				return fmt.Errorf("%v, want %q", err, test.want)
 			}
 			if problem != nil && !errors.Is(err, problem) {

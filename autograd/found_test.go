@@ -27,7 +27,8 @@ func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
 		adam := func() gorgonia.Solver { return &Adam{Rate: 0.01} }
 		var at, end [][]float32 // of two ranks, which do not stop
 		teach(t, 2, adam, func(l *lesson) error {
-			err := errors.Join(l.steps(0, saved), l.d.Save(dir, l.solver, map[string]int{"step": saved}))
+			err := errors.Join(l.steps(0, saved),
+				l.d.Save(dir, l.solver, map[string]int{"step": saved}))
 			if l.comm.Rank() == 0 {
 				at = l.values()
 			}
@@ -39,7 +40,8 @@ func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
 		for _, size := range []int{1, 3, 4} {
 			teach(t, size, adam, func(l *lesson) error {
 				var p struct{ Step int }
-				if err := errors.Join(l.step(7), l.d.Load(dir, l.solver, &p)); err != nil || p.Step != saved {
+				if err := errors.Join(l.step(7), l.d.Load(dir, l.solver, &p)); err != nil ||
+					p.Step != saved {
 					return fmt.Errorf("%s: step %d: %w", name, p.Step, err)
 				}
 				if err := sameBits(l.values(), at); err != nil {
@@ -60,14 +62,17 @@ func TestFoundCheckpointsLoadOnAnotherNumberOfRanks(t *testing.T) {
 }
 
 func TestFoundStateOfRanksNeedsTheirNumber(t *testing.T) {
-	for name, what := range map[string]string{"topk": "the residuals of sparse (topk=0.05,", "partial": "the parameters and the solver of WithPartial"} {
+	for name, what := range map[string]string{"topk": "the residuals of sparse (topk=0.05,",
+		"partial": "the parameters and the solver of WithPartial"} {
 		dir := filepath.Join(t.TempDir(), "checkpoint")
 		teach(t, 2, heavyBall, func(l *lesson) error {
 			return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, nil))
 		}, compressions[name]...)
 		teach(t, 3, heavyBall, func(l *lesson) error {
 			return unchanged(l.d, l.solver, func() error {
-				return refused(l.d.Load(dir, l.solver, nil), dir, "written by 2 ranks, this program has 3", what, "start the program with 2 ranks (euryale run -n 2)")
+				return refused(l.d.Load(dir, l.solver, nil), dir,
+					"written by 2 ranks, this program has 3", what, "start the program with 2 "+
+						"ranks (euryale run -n 2)")
 			})
 		}, compressions[name]...)
 	}
@@ -132,7 +137,8 @@ type unreadable struct{ SGD }
 func (unreadable) State() (map[string]backend.Buffer, error) { return nil, errors.New("no state") }
 
 func TestFoundASaveThatFailsLeavesNothing(t *testing.T) {
-	for name, want := range map[string]string{"refused": "*gorgonia.AdamSolver cannot be read", "unreadable": "no state", "no progress": "unsupported type"} {
+	for name, want := range map[string]string{"refused": "*gorgonia.AdamSolver cannot be read",
+		"unreadable": "no state", "no progress": "unsupported type"} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
 			teach(t, 2, heavyBall, func(l *lesson) error {
@@ -145,7 +151,8 @@ func TestFoundASaveThatFailsLeavesNothing(t *testing.T) {
 				case "unreadable":
 					return notSaved(l, dir, &unreadable{}, want)
 				}
-				if err := l.d.Save(dir, l.solver, func() {}); l.comm.Rank() == 0 && (err == nil || !strings.Contains(err.Error(), want)) {
+				if err := l.d.Save(dir, l.solver, func() {}); l.comm.Rank() == 0 &&
+					(err == nil || !strings.Contains(err.Error(), want)) {
 					return fmt.Errorf("the error is %v", err)
 				}
 				// Rank 0 removes it, and the others do not wait for that.
@@ -189,7 +196,8 @@ func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
 	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	file = append(file, make([]byte, 8)...)
 	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
-	if err == nil || !strings.Contains(err.Error(), "its tensors have 16 bytes, and the file has 8 for them") {
+	if err == nil || !strings.Contains(err.Error(), "its tensors have 16 bytes, and the file has "+
+		"8 for them") {
 		t.Errorf("the error is %v", err)
 	}
 }

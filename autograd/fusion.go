@@ -69,7 +69,8 @@ func Fuse(s Solver, pull func() error) (*Fusion, error) {
 func newFused(s Solver, pull func() error) (*fused, error) {
 	r, ok := s.(ruled)
 	if !ok {
-		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd", backend.ErrUnsupported, s)
+		return nil, fmt.Errorf("autograd: %w: a %T is not a solver of package autograd",
+			backend.ErrUnsupported, s)
 	}
 	if err := r.check(); err != nil {
 		return nil, err
@@ -220,7 +221,8 @@ func (f *fused) fit(params []backend.Buffer) error {
 // the rate and on the number of steps, and are overwritten by another Next.
 //
 // Errors: settings that the solver's Step would refuse; ErrArgument for an update with other
-// operations than when Fuse was called, such as a first WeightDecay; those of another Fusion's pull.
+// operations than when Fuse was called, such as a first WeightDecay; those of another Fusion's
+// pull.
 func (f *Fusion) Next() ([]float64, error) {
 	f.numbers = f.numbers[:0]
 	for _, p := range f.parts {
@@ -246,8 +248,9 @@ func (f *fused) next() error {
 		f.kept.last = f
 	}
 	if f.script.changed() {
-		return fmt.Errorf("autograd: %s: %w: its update has other operations than when the machine "+
-			"was made, as with a first WeightDecay: make another machine", f.rule.name,
+		return fmt.Errorf(
+			"autograd: %s: %w: its update has other operations than when the machine "+
+				"was made, as with a first WeightDecay: make another machine", f.rule.name,
 			backend.ErrArgument)
 	}
 	return nil

@@ -55,7 +55,8 @@ func NewGroups(params gorgonia.Nodes, groups ...Group) (*Groups, error) {
 		return nil, err
 	}
 	for k, group := range groups {
-		if err := backend.Given("autograd.NewGroups", "Solver", group.Solver, "Params", group.Params); err != nil {
+		if err := backend.Given("autograd.NewGroups", "Solver", group.Solver, "Params",
+			group.Params); err != nil {
 			return nil, fmt.Errorf("group %d: %w", k, err)
 		}
 	}

@@ -177,7 +177,8 @@ func TestGroupsResume(t *testing.T) {
 			Group{&SGD{Rate: 1}, again[2:3]})
 		refused := other.Load(dir, swapped, nil)
 		if !errors.Is(refused, backend.ErrArgument) ||
-			!strings.Contains(refused.Error(), "group.0.adam.m/w0, which is of none of these groups") {
+			!strings.Contains(refused.Error(),
+				"group.0.adam.m/w0, which is of none of these groups") {
 			err = errors.Join(err, fmt.Errorf("other groups: %w", refused))
 		}
 		return errors.Join(err, err2)

@@ -45,8 +45,9 @@ import (
 func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	i := slices.IndexFunc(d.params, func(p *param) bool { return p.node == w })
 	if i < 0 {
-		return nil, fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New",
-			d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
+		return nil,
+			fmt.Errorf("autograd: rank %d of %s: %w: hook of %s, which was not given to New",
+				d.comm.Rank(), d.comm.Name(), backend.ErrArgument, stock.Label(w))
 	}
 	p := d.params[i]
 	if p.hooked != nil {
@@ -54,7 +55,8 @@ func (d *DataParallel) Hook(w *gorgonia.Node) (*gorgonia.Node, error) {
 	}
 	y, err := gorgonia.ApplyOp(&hook{identity{d, p, "hook"}}, w)
 	if err != nil {
-		return nil, fmt.Errorf("autograd: rank %d of %s: hook of %v: %w", d.comm.Rank(), d.comm.Name(), p, err)
+		return nil, fmt.Errorf("autograd: rank %d of %s: hook of %v: %w", d.comm.Rank(),
+			d.comm.Name(), p, err)
 	}
 	p.hooked = y
 	return y, nil
@@ -81,7 +83,8 @@ func Hooked(w *gorgonia.Node) bool {
 // Errors: ErrArgument if there is not one node for each parameter.
 func (d *DataParallel) UseGradients(grads gorgonia.Nodes) error {
 	if len(grads) != len(d.params) || slices.Contains(grads, nil) {
-		return fmt.Errorf("autograd: rank %d of %s: %w: %d gradients for %d parameters, or one is nil",
+		return fmt.Errorf("autograd: rank %d of %s: %w: %d gradients for %d parameters, or one "+
+			"is nil",
 			d.comm.Rank(), d.comm.Name(), backend.ErrArgument, len(grads), len(d.params))
 	}
 	for i, p := range d.params {
@@ -98,7 +101,8 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 		return err
 	}
 	if p.full {
-		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each RunAll, or run micro-batches by Accumulate", backend.ErrArgument, p))
+		return d.fail(fmt.Errorf("%w: %v has a second gradient in one step: call Sync after each "+
+			"RunAll, or run micro-batches by Accumulate", backend.ErrArgument, p))
 	}
 	err := residence.Bound(d.comm.Device(), func() error {
 		if d.holding {
@@ -174,8 +178,10 @@ func (p *param) bypassed() error {
 	users := p.node.Graph().To(p.node.ID())
 	for users.Next() {
 		user := users.Node().(*gorgonia.Node)
-		if op, ok := user.Op().(gorgonia.SDOp); ok && user != p.hooked && slices.Contains(op.DiffWRT(op.Arity()), true) {
-			return fmt.Errorf("%w: %v has a hook, but %v uses it directly: use what Hook returned everywhere", backend.ErrArgument, p, user.Op())
+		if op, ok := user.Op().(gorgonia.SDOp); ok && user != p.hooked &&
+			slices.Contains(op.DiffWRT(op.Arity()), true) {
+			return fmt.Errorf("%w: %v has a hook, but %v uses it directly: use what Hook "+
+				"returned everywhere", backend.ErrArgument, p, user.Op())
 		}
 	}
 	return nil

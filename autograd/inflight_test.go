@@ -40,7 +40,8 @@ func (c *overlapping) Capabilities() backend.Capabilities {
 	return caps
 }
 
-func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *overlapping) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if what.Kind == backend.AllReduce && what.State > 0 {
 		c.slots, c.queues = append(c.slots, what.State), append(c.queues, q)
 	}
@@ -95,7 +96,8 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 					}
 					queues := len(l.d.queues)
 					if n := len(l.d.buckets); queues != tt.want || n != 4 {
-						return fmt.Errorf("%d queues for %d buckets, want %d for 4", queues, n, tt.want)
+						return fmt.Errorf("%d queues for %d buckets, want %d for 4", queues, n,
+							tt.want)
 					}
 					if tt.opts != nil { // a compression starts further calls
 						return nil
@@ -105,7 +107,8 @@ func TestBucketsAreSpreadOverQueues(t *testing.T) {
 					}
 					for i, q := range c.queues {
 						if q != l.d.queues[i%queues] {
-							return fmt.Errorf("bucket %d is on another queue than number %d", i, i%queues)
+							return fmt.Errorf("bucket %d is on another queue than number %d", i,
+								i%queues)
 						}
 					}
 					return nil
@@ -154,8 +157,12 @@ func (plain) Capabilities() backend.Capabilities { return backend.Capabilities{}
 func TestBucketsInFlightBetweenMachines(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		var one, several [4][][]byte
-		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator { return plain{c} })
-		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator { return c })
+		trainBetweenMachines(t, k, one[:], func(c backend.Communicator) backend.Communicator {
+			return plain{c}
+		})
+		trainBetweenMachines(t, k, several[:], func(c backend.Communicator) backend.Communicator {
+			return c
+		})
 		for r := range one {
 			if len(one[r]) == 0 || !slices.EqualFunc(one[r], several[r], bytes.Equal) {
 				t.Errorf("rank %d: other bits with several buckets in flight", r)
@@ -165,16 +172,19 @@ func TestBucketsInFlightBetweenMachines(t *testing.T) {
 }
 
 // trainBetweenMachines trains a quadratic on two machines of two.
-func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte, wrap func(backend.Communicator) backend.Communicator) {
+func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte,
+	wrap func(backend.Communicator) backend.Communicator) {
 	t.Helper()
 	var build sync.Mutex
 	errs := testranks.Run(len(values), k.Connect(t, len(values)), func(r *testenv.Rank) error {
-		h, err := hierarchy.New(t.Context(), r.World, r.Comm, hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
+		h, err := hierarchy.New(t.Context(), r.World, r.Comm,
+			hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
 		if err != nil {
 			return err
 		}
 		r.Comm = h
-		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, &SGD{Rate: 0.1}, WithBuckets(1, 1))
+		values[h.Rank()], err = fit(rank{t, wrap(h), &build}, true, &SGD{Rate: 0.1},
+			WithBuckets(1, 1))
 		if err == nil && h.Stats().Calls < 20*3 { // steps and buckets; one element is not worth it
 			err = fmt.Errorf("%d hierarchical calls", h.Stats().Calls)
 		}

@@ -401,7 +401,8 @@ func (d *DataParallel) settle() error {
 		}
 	}
 	for _, op := range d.model.unkept {
-		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training that is "+
+		d.say(fmt.Sprintf("the checkpoint does not keep the random numbers of %s: a training "+
+			"that is "+
 			"loaded goes on with others; those of one nn.Random, in nn.Dropout, are kept", op))
 	}
 	return nil
@@ -464,17 +465,20 @@ func (v *inventory) fits(l loaded) error {
 	} {
 		if n.has != n.want && n.has > 0 {
 			return fmt.Errorf("%w: the checkpoint has %d %s, and this program %d: build the same "+
-				"graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what, n.want)
+				"graph before Load, or load another checkpoint", backend.ErrArgument, n.has, n.what,
+				n.want)
 		}
 	}
 	for _, p := range v.kept(l.record) {
 		t, ok := l.model[p.key]
 		switch {
 		case !ok:
-			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the same "+
+			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
+				"same "+
 				"names", backend.ErrArgument, p.name, p.file)
 		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
-			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the model the "+
+			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the "+
+				"model the "+
 				"checkpoint's sizes, or load another checkpoint",
 				backend.ErrArgument, p.name, t.data.DType(), t.shape, p.dtype, p.shape)
 		}

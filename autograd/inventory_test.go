@@ -38,7 +38,8 @@ func newNormed(r rank, drop float64) (*normed, error) {
 	own := float64(r.comm.Rank())
 	variable := func(name string, values ...float64) *gorgonia.Node {
 		v := tensor.New(tensor.WithShape(len(values), 1), tensor.WithBacking(values))
-		return gorgonia.NewMatrix(m.g, gorgonia.Float64, gorgonia.WithName(name), gorgonia.WithValue(v))
+		return gorgonia.NewMatrix(m.g, gorgonia.Float64, gorgonia.WithName(name),
+			gorgonia.WithValue(v))
 	}
 	m.x = variable("x", 1+own, 2+own, 4+own, 5+own)
 	m.frozen = variable("frozen", 1+own, 1, 1, 1)
@@ -202,13 +203,15 @@ func loadNormed(r rank, drop float64, dir string, want []float64) error {
 	solver := &Momentum{Rate: 0.125, Momentum: 0.5}
 	err = d.Load(dir, solver, nil)
 	if got := numbers(m.x.Value())[0]; got != float64(1+r.comm.Rank()) {
-		err = errors.Join(err, fmt.Errorf("Load has changed the data of rank %d: %v", r.comm.Rank(), got))
+		err = errors.Join(err, fmt.Errorf("Load has changed the data of rank %d: %v", r.comm.Rank(),
+			got))
 	}
 	err = errors.Join(err, feedRank0(m))
 	y, wrong := m.evaluate()
 	got := slices.Concat(y, m.averages(), []float64{float64(m.random.Step())})
 	if err == nil && !slices.Equal(got, want) {
-		err = fmt.Errorf("after Load evaluation, averages and step are %v, before Save %v", got, want)
+		err = fmt.Errorf("after Load evaluation, averages and step are %v, before Save %v", got,
+			want)
 	}
 	return errors.Join(err, wrong, d.Check(), solver.Close(), d.Close())
 }
@@ -219,9 +222,12 @@ var spoils = map[string]func(m *normed) error{
 		m.frozen.Value().Data().([]float64)[3]++
 		return nil
 	},
-	"moving mean of batch norm 0":            func(m *normed) error { return m.setAverages(8, 1) },
-	"moving variance of batch norm 0":        func(m *normed) error { return m.setAverages(0, 8) },
-	"the seed or the step of random numbers": func(m *normed) error { m.random.Next(0); return nil },
+	"moving mean of batch norm 0":     func(m *normed) error { return m.setAverages(8, 1) },
+	"moving variance of batch norm 0": func(m *normed) error { return m.setAverages(0, 8) },
+	"the seed or the step of random numbers": func(m *normed) error {
+		m.random.Next(0)
+		return nil
+	},
 }
 
 // TestCheckAndHashCoverTheModel: ranks that differ in anything but their data are found by Check,

@@ -36,7 +36,8 @@ func (b *bucket) String() string {
 	case 2:
 		return fmt.Sprintf("bucket %d (%s, %s)", b.index, first, last)
 	}
-	return fmt.Sprintf("bucket %d (%s, ..., %s: %d parameters)", b.index, first, last, len(b.params))
+	return fmt.Sprintf("bucket %d (%s, ..., %s: %d parameters)", b.index, first, last,
+		len(b.params))
 }
 
 // plan divides parameters among buckets, each of one dtype, in the order in
@@ -167,7 +168,8 @@ func (b *bucket) finish(w backend.Work) error {
 	err := w.Join(context.Background())
 	if b.staged() {
 		if lost := drain(b.queue); lost != nil {
-			return lost // and not that a gradient is not finite, which would leave out the step alone
+			// and not that a gradient is not finite, which would leave out the step alone
+			return lost
 		}
 	}
 	return err

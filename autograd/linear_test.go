@@ -50,7 +50,8 @@ func newLinear(r rank) (*linear, error) {
 
 func (m *linear) node(name string, shape []int) *gorgonia.Node {
 	v := tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))
-	return gorgonia.NewTensor(m.g, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...), gorgonia.WithValue(v))
+	return gorgonia.NewTensor(m.g, tensor.Float32, len(shape), gorgonia.WithName(name),
+		gorgonia.WithShape(shape...), gorgonia.WithValue(v))
 }
 
 // feed gives the data of a step to the graph.
@@ -83,10 +84,19 @@ func (m *linear) build(d *DataParallel, hooks bool) (gorgonia.VM, error) {
 	sum := func(x *gorgonia.Node) *gorgonia.Node { return gorgonia.Must(gorgonia.Sum(x)) }
 	err := must(func() {
 		x := m.data[0]
-		loss := sum(gorgonia.Must(gorgonia.HadamardProd(gorgonia.Must(gorgonia.Transpose(use(m.params[0]), 1, 0)), x)))
-		loss = gorgonia.Must(gorgonia.Add(loss, sum(gorgonia.Must(gorgonia.BroadcastHadamardProd(use(m.params[1]), x, []byte{0}, nil)))))
+		loss := sum(
+			gorgonia.Must(
+				gorgonia.HadamardProd(gorgonia.Must(gorgonia.Transpose(use(m.params[0]), 1, 0)),
+					x)))
+		loss = gorgonia.Must(
+			gorgonia.Add(
+				loss, sum(gorgonia.Must(gorgonia.BroadcastHadamardProd(use(m.params[1]), x,
+					[]byte{0}, nil)))))
 		for i := range linearLengths {
-			loss = gorgonia.Must(gorgonia.Add(loss, sum(gorgonia.Must(gorgonia.HadamardProd(use(m.params[2+i]), m.data[1+i])))))
+			loss = gorgonia.Must(
+				gorgonia.Add(
+					loss,
+					sum(gorgonia.Must(gorgonia.HadamardProd(use(m.params[2+i]), m.data[1+i])))))
 		}
 		if _, err := gorgonia.Grad(loss, m.params...); err != nil {
 			panic(err)
@@ -145,8 +155,10 @@ func (m *linear) steps(d *DataParallel, hooks bool) error {
 		if err != nil {
 			return err
 		}
-		if want := m.end(p, n.Shape().TotalSize(), d.op); !slices.Equal(backend.View[float32](got), want) {
-			return fmt.Errorf("hooks %v, parameter %d ends at %v, want %v", hooks, p, backend.View[float32](got), want)
+		if want := m.end(p, n.Shape().TotalSize(), d.op); !slices.Equal(backend.View[float32](got),
+			want) {
+			return fmt.Errorf("hooks %v, parameter %d ends at %v, want %v", hooks, p,
+				backend.View[float32](got), want)
 		}
 	}
 	return d.Check()

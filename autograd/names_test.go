@@ -95,7 +95,8 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 	all(t, 1, func(r rank) error {
 		p := nodes(weight, bias)
 		adam := &Adam{Rate: 1}
-		groups, err := NewGroups(p, Group{&Adam{Rate: 1}, p[1:]}, Group{heavyBall().(Solver), p[:1]})
+		groups, err := NewGroups(p, Group{&Adam{Rate: 1}, p[1:]}, Group{heavyBall().(Solver),
+			p[:1]})
 		if err != nil {
 			return err
 		}
@@ -117,7 +118,8 @@ func TestTensorsOfACheckpointHaveTheNamesOfNodes(t *testing.T) {
 	want = map[string]string{"block0.weight": "F64[2 3]", `b/"ias"-ä`: "F64[3]",
 		"solver.group.1.momentum.velocity/block0.weight": "F64[6]",
 		`solver.group.0.adam.m/b/"ias"-ä`:                "F64[3]",
-		`solver.group.0.adam.v/b/"ias"-ä`:                "F64[3]", "solver.group.0.adam.steps": "I64[1]"}
+		`solver.group.0.adam.v/b/"ias"-ä`:                "F64[3]",
+		"solver.group.0.adam.steps":                      "I64[1]"}
 	got = headerOf(t, filepath.Join(newest(t, dir+"-groups"), checkpoint.ModelName))
 	if !maps.Equal(got, want) {
 		t.Errorf("the file of groups has %v, want %v", got, want)
@@ -138,7 +140,8 @@ func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 			}
 			return own
 		}
-		return NewGroups(p, Group{&AdamW{Rate: 0.5}, in("a", "ccc")}, Group{&AdamW{Rate: 0.25}, in("bb")})
+		return NewGroups(p, Group{&AdamW{Rate: 0.5}, in("a", "ccc")},
+			Group{&AdamW{Rate: 0.25}, in("bb")})
 	}
 	for name, solver := range map[string]func(gorgonia.Nodes) (Solver, error){
 		"adam": adam, "groups": groups,
@@ -148,7 +151,8 @@ func TestCheckpointsLoadByNameInAnyOrder(t *testing.T) {
 			all(t, 1, func(r rank) error {
 				want := nodes(model...)
 				err := saveAndGoOn(r, want, solver, dir)
-				got := nodes(shaped{"ccc", 0, []int{2}}, shaped{"a", 0, []int{2}}, shaped{"bb", 0, []int{2}})
+				got := nodes(shaped{"ccc", 0, []int{2}}, shaped{"a", 0, []int{2}},
+					shaped{"bb", 0, []int{2}})
 				s, err2 := solver(got)
 				if err = errors.Join(err, err2); err != nil {
 					return err
@@ -194,9 +198,11 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 		"empty": {[]shaped{{"", 1, []int{2}}}, "parameter 0: bad argument: it has no name"},
 		"bytes": {[]shaped{{"bad\xff", 1, []int{2}}},
 			`parameter 0, "bad\xff": bad argument: its name is not UTF-8`},
-		"metadata":   {[]shaped{{"__metadata__", 1, []int{2}}}, "the file's metadata has this name"},
-		"solver":     {[]shaped{{"solver.x", 1, []int{2}}}, `begins with "solver."`},
-		"duplicates": {twice, `parameter 1, "w": bad argument: its name is also the name of parameter 0`},
+		"metadata": {[]shaped{{"__metadata__", 1, []int{2}}},
+			"the file's metadata has this name"},
+		"solver": {[]shaped{{"solver.x", 1, []int{2}}}, `begins with "solver."`},
+		"duplicates": {twice,
+			`parameter 1, "w": bad argument: its name is also the name of parameter 0`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
@@ -209,7 +215,8 @@ func TestNamesThatAFileCannotHaveAreRefusedBySave(t *testing.T) {
 					return err
 				}
 				err = d.Save(dir, &SGD{Rate: 1}, nil)
-				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), tt.want) ||
+				if !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(err.Error(), tt.want) ||
 					!strings.Contains(err.Error(), "gorgonia.WithName") {
 					return fmt.Errorf("the error is %w, want %q", err, tt.want)
 				}
@@ -270,7 +277,8 @@ func TestCheckpointsOfFormat1Load(t *testing.T) {
 			return err
 		}
 		if adam.kept.steps != 1 || progress.Step != 7 {
-			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.kept.steps, progress.Step)
+			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.kept.steps,
+				progress.Step)
 		}
 		return errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil))
 	})
@@ -299,7 +307,8 @@ func (m format1) check() error {
 		got  gorgonia.Value
 		want []float64
 	}{
-		{m.params[0].Value(), []float64{1, 2, 3, 4, 5, 6}}, {m.params[1].Value(), []float64{10, 11, 12}},
+		{m.params[0].Value(), []float64{1, 2, 3, 4, 5, 6}}, {m.params[1].Value(),
+			[]float64{10, 11, 12}},
 		{m.frozen.Value(), []float64{100, 101}}, {mean, []float64{1, 2, 3}},
 		{variance, []float64{4, 5, 6}},
 	} {

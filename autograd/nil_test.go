@@ -49,7 +49,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Rows":        {F: Rows, Args: []any{rows, rows, []int{0}}},
 		"Sum":         {F: Sum, Args: []any{comm, &one}},
 		"TreeMean":    {F: TreeMean, Args: []any{comm, []float64{1}}},
-		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator, error)) error {
+		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator,
+			error)) error {
 			return with(WithCompression(c))
 		}, Args: []any{compress}},
 		"WithParts": {F: func(c backend.Communicator, _ map[string]int) error {
@@ -71,7 +72,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	if Hooked(nil) {
 		t.Error("a nil node has a hook")
 	}
-	if err := (&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{nil}); !errors.Is(err, backend.ErrArgument) {
+	if err := (&SGD{Rate: 1}).Step([]gorgonia.ValueGrad{nil}); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Errorf("Step of nil: %v", err)
 	}
 }

@@ -43,11 +43,14 @@ func (o options) check() error {
 	case o.first < 1 || o.rest < 1:
 		return fmt.Errorf("buckets of %d and %d bytes: they must hold at least 1", o.first, o.rest)
 	case o.partial && o.op == backend.Sum:
-		return errors.New("WithPartial averages parameters and sends no gradients, so WithSum has no meaning: leave out one of them")
+		return errors.New("WithPartial averages parameters and sends no gradients, so WithSum " +
+			"has no meaning: leave out one of them")
 	case o.partial && o.compress != nil:
-		return errors.New("WithPartial sends parameters, which must not be compressed, and no gradients: leave out WithCompression")
+		return errors.New("WithPartial sends parameters, which must not be compressed, and no " +
+			"gradients: leave out WithCompression")
 	case o.partial && o.parts != nil:
-		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no meaning: leave out one of them")
+		return errors.New("WithPartial lets ranks have different parameters, so WithParts has no " +
+			"meaning: leave out one of them")
 	}
 	return nil
 }
@@ -92,7 +95,10 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 // one, or with one whose Resumes(description string) says that it fits. For steps that a
 // NaN spoils see [DataParallel.Sync].
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
-	return func(o *options) { o.compress = compress; o.given("WithCompression", "compress", compress) }
+	return func(o *options) {
+		o.compress = compress
+		o.given("WithCompression", "compress", compress)
+	}
 }
 
 // Random is where the random numbers of a model come from, such as the [nn.Random] of dropouts:

@@ -34,17 +34,29 @@ func TestCheckpointsOfAnotherProgram(t *testing.T) {
 		saved, loaded []Option
 		want          []string // what the error says; none if it is loaded
 	}{
-		"mean, sum":      {nil, sum, []string{"in the checkpoint the reduction is avg", "in this program the reduction is sum"}},
-		"sum, mean":      {sum, nil, []string{"in the checkpoint the reduction is sum", "in this program the reduction is avg"}},
-		"bf16, f16":      {bf16, f16, []string{"compressed by half (bf16)", "compressed by half (f16)"}},
-		"bf16, none":     {bf16, nil, []string{"compressed by half (bf16)", "compressed by nothing"}},
-		"density":        {through(sparse.TopK(0.05)), through(sparse.TopK(0.5)), []string{"sparse (topk=0.05,", "sparse (topk=0.5,"}},
-		"threshold":      {through(sparse.Threshold(0.1)), through(sparse.Threshold(0.2)), []string{"threshold=0.1,", "threshold=0.2,"}},
-		"values":         {through(sparse.TopK(0.5), sparse.WithValues(backend.F16)), through(sparse.TopK(0.5)), []string{"values f16", "values f32"}},
-		"feedback":       {through(sparse.TopK(0.5)), through(sparse.TopK(0.5), sparse.WithoutFeedback()), []string{"feedback true", "feedback false"}},
-		"another":        {bf16, []Option{WithCompression(compressedByAnother)}, []string{"half (bf16)", "compressed by autograd.another"}},
-		"the same":       {bf16, bf16, nil},
-		"strict besides": {through(sparse.TopK(0.5)), through(sparse.TopK(0.5), sparse.WithStrict()), nil}, // the same bits
+		"mean, sum": {nil, sum, []string{"in the checkpoint the reduction is avg",
+			"in this program the reduction is sum"}},
+		"sum, mean": {sum, nil, []string{"in the checkpoint the reduction is sum",
+			"in this program the reduction is avg"}},
+		"bf16, f16": {bf16, f16, []string{"compressed by half (bf16)",
+			"compressed by half (f16)"}},
+		"bf16, none": {bf16, nil, []string{"compressed by half (bf16)",
+			"compressed by nothing"}},
+		"density": {through(sparse.TopK(0.05)), through(sparse.TopK(0.5)),
+			[]string{"sparse (topk=0.05,", "sparse (topk=0.5,"}},
+		"threshold": {through(sparse.Threshold(0.1)), through(sparse.Threshold(0.2)),
+			[]string{"threshold=0.1,", "threshold=0.2,"}},
+		"values": {through(sparse.TopK(0.5), sparse.WithValues(backend.F16)),
+			through(sparse.TopK(0.5)), []string{"values f16", "values f32"}},
+		"feedback": {through(sparse.TopK(0.5)),
+			through(sparse.TopK(0.5), sparse.WithoutFeedback()), []string{"feedback true",
+				"feedback false"}},
+		"another": {bf16, []Option{WithCompression(compressedByAnother)},
+			[]string{"half (bf16)", "compressed by autograd.another"}},
+		"the same": {bf16, bf16, nil},
+		// the same bits
+		"strict besides": {through(sparse.TopK(0.5)),
+			through(sparse.TopK(0.5), sparse.WithStrict()), nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "checkpoint")
@@ -58,7 +70,9 @@ func TestCheckpointsOfAnotherProgram(t *testing.T) {
 				if tt.want == nil {
 					return l.d.Load(dir, l.solver, nil)
 				}
-				return unchanged(l.d, l.solver, func() error { return refused(l.d.Load(dir, l.solver, nil), tt.want...) })
+				return unchanged(l.d, l.solver, func() error {
+					return refused(l.d.Load(dir, l.solver, nil), tt.want...)
+				})
 			}, tt.loaded...)
 		})
 	}
@@ -89,7 +103,9 @@ func TestCheckpointsWithMoreOrFewerParameters(t *testing.T) {
 			err = d.Save(filepath.Join(dir, fmt.Sprint(n)), &SGD{}, nil)
 			if n == 2 {
 				err = errors.Join(err,
-					refused(d.Load(filepath.Join(dir, "4"), &SGD{}, nil), "in the checkpoint the number of parameters is 4", "in this program the number of parameters is 2"))
+					refused(d.Load(filepath.Join(dir, "4"), &SGD{}, nil),
+						"in the checkpoint the number of parameters is 4",
+						"in this program the number of parameters is 2"))
 			}
 			if err = errors.Join(err, d.Close()); err != nil {
 				return err
@@ -106,7 +122,8 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 		return errors.Join(l.steps(0, 2), l.d.Save(dir, l.solver, map[string]int{"step": 2}))
 	})
 	// As it was written then.
-	old := `{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},"crc32c":"2d87ea63"}`
+	old :=
+		`{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},"crc32c":"2d87ea63"}`
 	before := t.TempDir()
 	record := filepath.Join(before, checkpoint.RecordName)
 	if err := os.WriteFile(record, []byte(old), 0o666); err != nil {
@@ -157,7 +174,8 @@ func TestAnotherCompressionAfterLoad(t *testing.T) {
 		r.build.Unlock()
 		for _, name := range []string{"topk", "bf16"} {
 			var err error
-			if l.d, err = New(r.comm, l.m.params, append([]Option{WithBuckets(100, 300)}, compressions[name]...)...); err != nil {
+			if l.d, err = New(r.comm, l.m.params, append([]Option{WithBuckets(100, 300)},
+				compressions[name]...)...); err != nil {
 				return err
 			}
 			if name == "bf16" {
@@ -196,7 +214,8 @@ func TestProgressThatIsNotThere(t *testing.T) {
 		}
 		for _, progress := range []any{new(int), new(own), 7} {
 			err := unchanged(l.d, l.solver, func() error {
-				return refused(l.d.Load(dir, l.solver, progress), "the checkpoint has no progress: pass nil")
+				return refused(l.d.Load(dir, l.solver, progress),
+					"the checkpoint has no progress: pass nil")
 			})
 			if err = errors.Join(err, l.d.Err()); err != nil {
 				return fmt.Errorf("a %T: %w", progress, err)
@@ -222,7 +241,8 @@ func TestAnErrorOfOneRankIsSaidOnce(t *testing.T) {
 		return nil
 	})
 	for r, text := range errs {
-		if strings.Count(text, "not a directory") != 1 || strings.Count(text, "rank 0 cannot go on: ") != 1 || strings.Contains(text, "\n") {
+		if strings.Count(text, "not a directory") != 1 ||
+			strings.Count(text, "rank 0 cannot go on: ") != 1 || strings.Contains(text, "\n") {
 			t.Errorf("on rank %d the error is %q", r, text)
 		}
 	}

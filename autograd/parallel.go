@@ -39,10 +39,11 @@ type DataParallel struct {
 
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
-	mu       sync.Mutex
-	leaving  int  // the first bucket that has not left in this step
-	holding  bool // a micro-batch runs that is not the last
-	done, of int  // micro-batches of the step in progress that are accumulated; of is 0 between steps
+	mu      sync.Mutex
+	leaving int  // the first bucket that has not left in this step
+	holding bool // a micro-batch runs that is not the last
+	// micro-batches of the step in progress that are accumulated; of is 0 between steps
+	done, of int
 	initial  bool // nothing has used the parameters since New has set them, with these checksums
 	began    []uint32
 	turn     int   // the bucket whose parameters are averaged next
@@ -89,7 +90,8 @@ func New(comm backend.Communicator, params gorgonia.Nodes, opts ...Option) (*Dat
 
 func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*DataParallel, error) {
 	o := options{op: backend.Avg, first: firstBucket, rest: restBuckets, notice: toStandardError}
-	missing := backend.Given("autograd.New", "params", nodes, "opts", opts) // of which all ranks hear
+	// of which all ranks hear
+	missing := backend.Given("autograd.New", "params", nodes, "opts", opts)
 	for _, opt := range opts {
 		if opt != nil {
 			opt(&o)
@@ -114,7 +116,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op,
+		reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
 		model: model, notice: o.notice, said: map[string]bool{},
 		params: params, buckets: plan(params, o.first, o.rest)}
 	if tree != nil && o.op == backend.Avg {
@@ -198,7 +201,8 @@ func examineAll(nodes gorgonia.Nodes) ([]*param, error) {
 		}
 		if first := slices.Index(nodes, n); first != i {
 			return nil, fmt.Errorf("%w: parameters %d and %d are the same node, %s: Gorgonia "+
-				"merges input nodes of the same name and shape", backend.ErrArgument, first, i, p.name)
+				"merges input nodes of the same name and shape", backend.ErrArgument, first, i,
+				p.name)
 		}
 		params[i] = p
 	}
@@ -233,7 +237,8 @@ func (d *DataParallel) alloc(nbytes int) (backend.Buffer, error) {
 // broadcast gives every rank the parameters of rank 0, through the buckets.
 func (d *DataParallel) broadcast() error {
 	for _, b := range d.buckets {
-		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast, Origin: b.origin(backend.ForNew)}); err != nil {
+		if err := d.exchange(b, backend.Collective{Kind: backend.Broadcast,
+			Origin: b.origin(backend.ForNew)}); err != nil {
 			return err
 		}
 	}
@@ -299,7 +304,8 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 		return nil, err
 	}
 	if d.given != nil {
-		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them", backend.ErrArgument))
+		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them",
+			backend.ErrArgument))
 	}
 	if err := residence.Bound(d.comm.Device(), d.step); errors.As(err, new(skippedStep)) {
 		d.empty()
@@ -342,7 +348,8 @@ func (d *DataParallel) Step(solver gorgonia.Solver) error {
 // supported returns an error for a solver that would train nothing.
 func supported(solver gorgonia.Solver) error {
 	if _, ok := solver.(*gorgonia.AdamW); ok {
-		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would leave the parameters unchanged: use autograd.AdamW", backend.ErrUnsupported)
+		return fmt.Errorf("%w: Gorgonia's AdamW only takes gradients of its own nodes and would "+
+			"leave the parameters unchanged: use autograd.AdamW", backend.ErrUnsupported)
 	}
 	return nil
 }
@@ -426,7 +433,9 @@ func (d *DataParallel) apart() error {
 			return err
 		}
 		if is != d.began[i] {
-			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never called: each rank has trained alone; give solvers the gradients that Sync returns", backend.ErrMismatch, p.name)
+			return fmt.Errorf("%w: parameter %s has changed since New, and Sync was never "+
+				"called: each rank has trained alone; give solvers the gradients that Sync returns",
+				backend.ErrMismatch, p.name)
 		}
 	}
 	return nil
@@ -456,7 +465,8 @@ func (d *DataParallel) usable() error {
 		return d.err
 	}
 	if d.closed {
-		return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(), backend.ErrClosed)
+		return fmt.Errorf("autograd: rank %d of %s: %w", d.comm.Rank(), d.comm.Name(),
+			backend.ErrClosed)
 	}
 	return nil
 }
@@ -579,9 +589,13 @@ func (d *DataParallel) reached() (map[*param]gorgonia.Value, error) {
 	}
 	switch {
 	case len(unused) == len(d.params):
-		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the graph is built, RunAll before Sync, and Reset before the next RunAll", backend.ErrArgument)
+		return nil, fmt.Errorf("%w: no parameter has a gradient: call gorgonia.Grad when the "+
+			"graph is built, RunAll before Sync, and Reset before the next RunAll",
+			backend.ErrArgument)
 	case len(unused) > 0 && !d.unused:
-		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, which counts it as zeros",
+		return nil, fmt.Errorf("%w: no gradient has reached %s: the loss does not depend on it, "+
+			"or gorgonia.Grad was not asked for it: do not give it to New, or pass WithUnused, "+
+			"which counts it as zeros",
 			backend.ErrArgument, strings.Join(unused, " and "))
 	}
 	return left, nil

@@ -38,10 +38,12 @@ func examine(i int, n *gorgonia.Node) (*param, error) {
 	}
 	p := &param{node: n, index: i, name: stock.Label(n), shape: n.Shape()}
 	if n.Op() != nil {
-		return nil, fmt.Errorf("parameter %d, %s, is the result of an operation: parameters are input nodes", i, p.name)
+		return nil, fmt.Errorf("parameter %d, %s, is the result of an operation: parameters are "+
+			"input nodes", i, p.name)
 	}
 	if n.Value() == nil {
-		return nil, fmt.Errorf("parameter %d, %s, has no value: bind one with WithInit, WithValue or Let first", i, p.name)
+		return nil, fmt.Errorf("parameter %d, %s, has no value: bind one with WithInit, "+
+			"WithValue or Let first", i, p.name)
 	}
 	value, err := p.memory()
 	if err != nil {

@@ -46,7 +46,8 @@ func (d *DataParallel) average(buckets int) error {
 	err := residence.Bound(d.comm.Device(), func() error {
 		for range buckets {
 			b := d.buckets[d.turn]
-			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true, State: b.slot(), Origin: b.origin(backend.ForAverage)}
+			c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, Exact: true,
+				State: b.slot(), Origin: b.origin(backend.ForAverage)}
 			if err := d.exchange(b, c); err != nil {
 				return err
 			}
@@ -76,6 +77,7 @@ var _ backend.Wrapper = borrowed{}
 func (borrowed) Close() error { return nil }
 
 // StartChecked implements [backend.CheckedStarter].
-func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (b borrowed) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	return b.Pass(q, what, count, dst, src)
 }

@@ -14,34 +14,39 @@ import (
 
 // WithParts says that some parameters are parts of larger ones, of which the ranks of comm have the
 // others: tensor parallelism. axes has the axis along which each of them is divided, by the name of
-// its node; all other parameters are the same on all ranks of comm. Parts may have different lengths, and
-// lie in the order of the ranks.
+// its node; all other parameters are the same on all ranks of comm. Parts may have different
+// lengths, and lie in the order of the ranks.
 //
 //	layout, err := layers.NewLayout(comm, 0, 1, 2)
 //	...
 //	vm.WithDataParallel(layout.Data, autograd.WithSum(), autograd.WithParts(layout.Comm(layers.Tensor), b.Divided()))
 //
-// A checkpoint has the whole parameters and the whole state of the solver, so that it does not depend on
-// how they are divided, and may be loaded by ranks with other parts, or with no parts. [DataParallel.Hash] is that
-// of the whole, and the norm of vm.ClipNorm counts each element once. [DataParallel.Check] also compares
-// what is the same on all ranks of comm.
+// A checkpoint has the whole parameters and the whole state of the solver, so that it does not
+// depend on how they are divided, and may be loaded by ranks with other parts, or with no parts.
+// [DataParallel.Hash] is that of the whole, and the norm of vm.ClipNorm counts each element once.
+// [DataParallel.Check] also compares what is the same on all ranks of comm.
 //
-// The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash are
-// collective over both communicators. comm must stay open until Close.
+// The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash
+// are collective over both communicators. comm must stay open until Close.
 //
-// Errors: ErrArgument for a name that no parameter has, or an axis that it does not have; [backend.ErrMismatch] if
-// ranks of comm have other parameters. Of more than one rank, Save and Load return ErrUnsupported with a
-// compression that keeps residuals, and with solvers of other packages.
+// Errors: ErrArgument for a name that no parameter has, or an axis that it does not have;
+// [backend.ErrMismatch] if ranks of comm have other parameters. Of more than one rank, Save and
+// Load return ErrUnsupported with a compression that keeps residuals, and with solvers of other
+// packages.
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
-	return func(o *options) { o.parts = &parts{comm: comm, axes: axes}; o.given("WithParts", "comm", comm) }
+	return func(o *options) {
+		o.parts = &parts{comm: comm, axes: axes}
+		o.given("WithParts", "comm", comm)
+	}
 }
 
-// parts are what the ranks of a communicator have of the parameters that they divide. Methods may be
-// called on nil: nothing is divided.
+// parts are what the ranks of a communicator have of the parameters that they divide. Methods may
+// be called on nil: nothing is divided.
 type parts struct {
-	comm    backend.Communicator
-	axes    map[string]int
-	lengths [][]int // of the ranks' parts along the axis, by parameter; nil for one that is not divided
+	comm backend.Communicator
+	axes map[string]int
+	// of the ranks' parts along the axis, by parameter; nil for one that is not divided
+	lengths [][]int
 }
 
 // whole returns nil where one rank has all parts.
@@ -100,12 +105,14 @@ func (s *parts) describe(text *strings.Builder, params []*param) error {
 		dims := p.dims()
 		if divided {
 			if axis < 0 || axis >= len(dims) || found[p.name] {
-				return fmt.Errorf("WithParts: %w: axis %d of parameter %v: it must be one of its axes, and the name that of one parameter", backend.ErrArgument, axis, p)
+				return fmt.Errorf("WithParts: %w: axis %d of parameter %v: it must be one of its "+
+					"axes, and the name that of one parameter", backend.ErrArgument, axis, p)
 			}
 			dims = slices.Delete(dims, axis, axis+1)
 		}
 		found[p.name] = true
-		fmt.Fprintf(text, "parameter %s is %v%v, divided along an axis: %v (%d)\n", p.name, p.dtype, dims, divided, axis)
+		fmt.Fprintf(text, "parameter %s is %v%v, divided along an axis: %v (%d)\n", p.name, p.dtype,
+			dims, divided, axis)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.axes)) {
 		if !found[name] {
@@ -129,8 +136,8 @@ func (s *parts) agree(err error) error {
 // divided reports whether a parameter is a part.
 func (s *parts) divided(param int) bool { return s != nil && s.lengths[param] != nil }
 
-// join returns the whole of this rank's part of a parameter, or of what belongs to it element by element. It is
-// collective.
+// join returns the whole of this rank's part of a parameter, or of what belongs to it element by
+// element. It is collective.
 func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	shape, part := s.wholeShape(p), slices.Clone(p.dims())
 	axis, size := s.axes[p.name], p.dtype.Size()
@@ -145,7 +152,9 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	start := 0
 	for r, note := range notes {
 		part[axis] = s.lengths[p.index][r]
-		spans(shape, part, axis, start, size, func(at, from, n int) { copy(whole.Bytes()[at:at+n], note[from:from+n]) })
+		spans(shape, part, axis, start, size, func(at, from, n int) {
+			copy(whole.Bytes()[at:at+n], note[from:from+n])
+		})
 		start += part[axis]
 	}
 	return stored{shape, whole}, nil
@@ -158,7 +167,9 @@ func (s *parts) cut(p *param, whole backend.Buffer) stored {
 		start += n
 	}
 	mine := room(p.dtype, p.size)
-	spans(s.wholeShape(p), p.dims(), s.axes[p.name], start, p.dtype.Size(), func(at, to, n int) { copy(mine.Bytes()[to:to+n], whole.Bytes()[at:at+n]) })
+	spans(s.wholeShape(p), p.dims(), s.axes[p.name], start, p.dtype.Size(), func(at, to, n int) {
+		copy(mine.Bytes()[to:to+n], whole.Bytes()[at:at+n])
+	})
 	return stored{p.dims(), mine}
 }
 
@@ -172,7 +183,8 @@ func (s *parts) wholeShape(p *param) []int {
 	return shape
 }
 
-// spans calls f with each run of bytes that a part has in the whole: at in the whole, from in the part, n bytes.
+// spans calls f with each run of bytes that a part has in the whole: at in the whole, from in the
+// part, n bytes.
 func spans(shape, part []int, axis, start, size int, f func(at, from, n int)) {
 	row := product(shape[axis+1:]) * size
 	n := part[axis] * row
@@ -189,9 +201,10 @@ func product(shape []int) int {
 	return n
 }
 
-// wholeState returns the whole of what this rank would write of a checkpoint, unless a rank has a problem. It is
-// collective.
-func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver, problem error) (map[string]stored, error) {
+// wholeState returns the whole of what this rank would write of a checkpoint, unless a rank has a
+// problem. It is collective.
+func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solver,
+	problem error) (map[string]stored, error) {
 	s := d.parts
 	if s == nil {
 		return model, problem
@@ -221,8 +234,8 @@ func (s *parts) joined(p *param, mine stored) (stored, error) {
 	return whole, err
 }
 
-// ownState replaces what is whole in a checkpoint by this rank's parts. What does not fit stays, for others to
-// refuse.
+// ownState replaces what is whole in a checkpoint by this rank's parts. What does not fit stays,
+// for others to refuse.
 func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver) error {
 	if d.parts == nil {
 		return nil
@@ -235,7 +248,9 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 		t := model[name]
 		shape := d.parts.wholeShape(p)
 		if t.data.DType() != p.dtype || t.data.Len() != product(shape) {
-			return fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of parameter %s is %v%v", backend.ErrArgument, name, t.data.DType(), t.shape, p.name, p.dtype, shape)
+			return fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of parameter %s "+
+				"is %v%v", backend.ErrArgument, name, t.data.DType(), t.shape, p.name, p.dtype,
+				shape)
 		}
 		cut := d.parts.cut(p, t.data)
 		if strings.HasPrefix(name, parameterPrefix) {
@@ -247,9 +262,10 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 	return nil
 }
 
-// divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters themselves,
-// and what the solver keeps for them.
-func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver) (map[string]*param, error) {
+// divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters
+// themselves, and what the solver keeps for them.
+func (d *DataParallel) divisible(model map[string]stored,
+	solver gorgonia.Solver) (map[string]*param, error) {
 	owner := func(string) (int, bool) { return 0, false }
 	switch s := solver.(type) {
 	case *gorgonia.VanillaSolver:
@@ -258,10 +274,12 @@ func (d *DataParallel) divisible(model map[string]stored, solver gorgonia.Solver
 	case ruled:
 		owner = s.rule().owner
 	default:
-		return nil, fmt.Errorf("%w: WithParts: what a %T keeps cannot be divided: use a solver of package autograd", backend.ErrUnsupported, solver)
+		return nil, fmt.Errorf("%w: WithParts: what a %T keeps cannot be divided: use a solver "+
+			"of package autograd", backend.ErrUnsupported, solver)
 	}
 	if _, ok := d.compression(); ok {
-		return nil, fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
+		return nil, fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
+			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
 	}
 	of := map[string]*param{}
 	for _, p := range d.params {
@@ -295,7 +313,9 @@ func (d *DataParallel) checkParts() error {
 	if d.parts == nil {
 		return nil
 	}
-	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool { return d.parts.divided(p.index) })
+	same := slices.DeleteFunc(slices.Clone(d.params), func(p *param) bool {
+		return d.parts.divided(p.index)
+	})
 	comm := backend.Label(d.parts.comm, backend.ForCheck)
 	return alikeOn(comm, slices.Concat(items(same), d.model.rest()), nil)
 }

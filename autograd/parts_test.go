@@ -32,9 +32,10 @@ type dividedModel struct {
 	*DataParallel
 }
 
-// newDivided makes the part of a model that a rank of comm has: elements and gradients follow from where they are
-// in the whole.
-func newDivided(r rank, data, comm backend.Communicator, opts ...Option) (m dividedModel, err error) {
+// newDivided makes the part of a model that a rank of comm has: elements and gradients follow from
+// where they are in the whole.
+func newDivided(r rank, data, comm backend.Communicator, opts ...Option) (m dividedModel,
+	err error) {
 	r.build.Lock()
 	graph := gorgonia.NewGraph()
 	for _, name := range []string{"w", "v", "u"} {
@@ -47,7 +48,8 @@ func newDivided(r rank, data, comm backend.Communicator, opts ...Option) (m divi
 			}
 			shape[axis] = parts[comm.Rank()]
 		}
-		values, slopes := make([]float32, tensor.Shape(shape).TotalSize()), make([]float32, tensor.Shape(shape).TotalSize())
+		values, slopes := make([]float32, tensor.Shape(shape).TotalSize()),
+			make([]float32, tensor.Shape(shape).TotalSize())
 		for i := range values {
 			at := slices.Clone(shape) // coordinates
 			for axis, rest := len(shape)-1, i; axis >= 0; axis-- {
@@ -61,12 +63,16 @@ func newDivided(r rank, data, comm backend.Communicator, opts ...Option) (m divi
 			}
 			slopes[i] = 1 / values[i]
 		}
-		n := gorgonia.NewTensor(graph, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...), gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(values))))
+		n := gorgonia.NewTensor(graph, tensor.Float32, len(shape), gorgonia.WithName(name),
+			gorgonia.WithShape(shape...), gorgonia.WithValue(tensor.New(tensor.WithShape(shape...),
+				tensor.WithBacking(values))))
 		m.params = append(m.params, n)
-		m.grads = append(m.grads, gradient{n, tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slopes))})
+		m.grads = append(m.grads,
+			gradient{n, tensor.New(tensor.WithShape(shape...), tensor.WithBacking(slopes))})
 	}
 	r.build.Unlock()
-	m.DataParallel, err = New(data, m.params, append(opts, WithSum(), WithParts(comm, dividedAxes))...)
+	m.DataParallel, err = New(data, m.params,
+		append(opts, WithSum(), WithParts(comm, dividedAxes))...)
 	return m, err
 }
 
@@ -81,7 +87,8 @@ func (m dividedModel) step(s Solver) error {
 }
 
 // ofParts runs a body as the ranks of data groups times ranks with parts.
-func ofParts(t *testing.T, groups, parts int, body func(r rank, data, comm backend.Communicator) error) []error {
+func ofParts(t *testing.T, groups, parts int,
+	body func(r rank, data, comm backend.Communicator) error) []error {
 	t.Helper()
 	return each(t, groups*parts, func(r rank) error {
 		data, err := r.comm.Split(r.comm.Rank()%parts, r.comm.Rank())
@@ -114,32 +121,33 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solv
 	hashes := map[string]bool{}
 	run := func(from string, groups, parts int, to string) {
 		t.Helper()
-		for i, err := range ofParts(t, groups, parts, func(r rank, data, comm backend.Communicator) error {
-			m, err := newDivided(r, data, comm)
-			if err != nil {
-				return err
-			}
-			solver, err := newSolver(m.params)
-			if err != nil {
-				return err
-			}
-			if from != "" {
-				if err := m.Load(filepath.Join(dir, from), solver, nil); err != nil {
+		for i, err := range ofParts(t, groups, parts,
+			func(r rank, data, comm backend.Communicator) error {
+				m, err := newDivided(r, data, comm)
+				if err != nil {
 					return err
 				}
-			}
-			if err := errors.Join(m.step(solver), m.Check()); err != nil {
-				return err
-			}
-			if to != "" {
-				return errors.Join(m.Save(filepath.Join(dir, to), solver, nil), m.Close())
-			}
-			hash, err := m.Hash()
-			if data.Rank() == 0 && comm.Rank() == 0 {
-				hashes[hash] = true
-			}
-			return errors.Join(err, m.Close())
-		}) {
+				solver, err := newSolver(m.params)
+				if err != nil {
+					return err
+				}
+				if from != "" {
+					if err := m.Load(filepath.Join(dir, from), solver, nil); err != nil {
+						return err
+					}
+				}
+				if err := errors.Join(m.step(solver), m.Check()); err != nil {
+					return err
+				}
+				if to != "" {
+					return errors.Join(m.Save(filepath.Join(dir, to), solver, nil), m.Close())
+				}
+				hash, err := m.Hash()
+				if data.Rank() == 0 && comm.Rank() == 0 {
+					hashes[hash] = true
+				}
+				return errors.Join(err, m.Close())
+			}) {
 			if err != nil {
 				t.Fatalf("%d x %d from %q: rank %d: %v", groups, parts, from, i, err)
 			}
@@ -157,7 +165,8 @@ func partsMakeTheWhole(t *testing.T, newSolver func(params gorgonia.Nodes) (Solv
 	}
 	for i, l := range layouts {
 		if !maps.EqualFunc(files[i], files[0], sameStored) {
-			t.Errorf("the checkpoint of %d parts has other bytes than that of a whole model", l.parts)
+			t.Errorf("the checkpoint of %d parts has other bytes than that of a whole model",
+				l.parts)
 		}
 		run(fmt.Sprint((i+1)%len(layouts)), l.groups, l.parts, "")
 	}
@@ -190,7 +199,8 @@ func TestPartsRefused(t *testing.T) {
 			_, err := New(data, gorgonia.Nodes{n}, WithPartial(), WithParts(comm, nil))
 			return err
 		},
-		"parameter u f32(3) is not the same on rank 1": func(r rank, data, comm backend.Communicator) error {
+		"parameter u f32(3) is not the same on rank 1": func(r rank, data,
+			comm backend.Communicator) error {
 			m, err := newDivided(r, data, comm)
 			if err != nil {
 				return err

@@ -80,7 +80,8 @@ func process(k testenv.Kind) error {
 func runGraph(r rank) error {
 	P := r.comm.Size()
 	g := gorgonia.NewGraph()
-	x, w := r.counting(g, "x", r.comm.Rank(), 2, 3, 2*P), r.counting(g, "w", 10+r.comm.Rank(), 2, 3*P, 2)
+	x, w := r.counting(g, "x", r.comm.Rank(), 2, 3, 2*P), r.counting(g, "w", 10+r.comm.Rank(), 2,
+		3*P, 2)
 	y, err := ops.AllToAll(r.comm, 2, 1, x)
 	if err != nil {
 		return err
@@ -88,7 +89,8 @@ func runGraph(r rank) error {
 	if y, err = ops.AllReduce(r.comm, backend.Sum, gorgonia.Must(gorgonia.Square(y))); err != nil {
 		return err
 	}
-	grads, err := gorgonia.Grad(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y, w)))), x)
+	grads, err := gorgonia.Grad(
+		gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y, w)))), x)
 	if err != nil {
 		return err
 	}
@@ -128,7 +130,8 @@ func (r rank) counting(g *gorgonia.ExprGraph, name string, seed int, shape ...in
 		data[i] = float32(count(seed, i))
 	}
 	v := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
-	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...), gorgonia.WithValue(v))
+	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name),
+		gorgonia.WithShape(shape...), gorgonia.WithValue(v))
 }
 
 // trainForever trains until a peer is lost, and returns the error.
@@ -173,7 +176,9 @@ func startJob(t *testing.T, k testenv.Kind, P int, env ...string) []proctest.Ran
 
 // processKinds are those that the ranks of a job can be of.
 func processKinds() []testenv.Kind {
-	return slices.DeleteFunc(testenv.OnHosts(), func(k testenv.Kind) bool { return k == testenv.Staged })
+	return slices.DeleteFunc(testenv.OnHosts(), func(k testenv.Kind) bool {
+		return k == testenv.Staged
+	})
 }
 
 // TestProcesses runs a graph and trains with each rank in its own process.
@@ -206,7 +211,8 @@ func TestKilledProcessEndsTheStep(t *testing.T) {
 		if took := time.Since(killed); took > proctest.Within(3*time.Second) {
 			t.Errorf("rank 0 ended after %v", took)
 		}
-		if !strings.Contains(said, "failed: ") || !strings.Contains(said, "rank 1") || !strings.Contains(said, "bucket 0") {
+		if !strings.Contains(said, "failed: ") || !strings.Contains(said, "rank 1") ||
+			!strings.Contains(said, "bucket 0") {
 			t.Errorf("rank 0 said %q", said)
 		}
 	})

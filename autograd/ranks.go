@@ -77,7 +77,8 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 }
 
 // sum returns the sums over all ranks, added in rank order.
-func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64) ([]float64, error) {
+func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64) ([]float64,
+	error) {
 	var note []byte
 	for _, n := range numbers {
 		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(*n))

@@ -62,7 +62,8 @@ func TestMeanKeepsItsNumbersAfterAnError(t *testing.T) {
 }
 
 func TestRowsGathersAnyDtype(t *testing.T) {
-	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int, tensor.Int64, tensor.Uint8, tensor.Bool, tensor.Complex128} {
+	for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int, tensor.Int64,
+		tensor.Uint8, tensor.Bool, tensor.Complex128} {
 		for _, shape := range [][]int{{5}, {5, 3}, {5, 2, 3}} {
 			src := tensor.New(tensor.WithShape(shape...), tensor.Of(dt))
 			for i := range src.Raw {
@@ -109,15 +110,24 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 		dst, src *tensor.Dense
 		rows     []int
 	}{
-		"row 1 of the batch is number 5: there are 5, from 0":         {dense(f32, 2, 3), dense(f32, 5, 3), []int{4, 5}},
-		"row 0 of the batch is number -1":                             {dense(f32, 2, 3), dense(f32, 5, 3), []int{-1}},
-		"3 rows for a tensor (2, 3), which has room for 2":            {dense(f32, 2, 3), dense(f32, 5, 3), []int{0, 1, 2}},
-		"rows of float32(3) for rows of float32(4): they must be ali": {dense(f32, 2, 4), dense(f32, 5, 3), []int{0}},
-		"rows of float64(3) for rows of float32(3)":                   {dense(f32, 2, 3), dense(tensor.Float64, 5, 3), []int{0}},
-		"a tensor (5, 3) is a scalar, a view or transposed":           {dense(f32, 2, 3), transposed, []int{0}},
-		"a tensor (5) is a scalar, a view or transposed":              {dense(f32, 2), column.(*tensor.Dense), []int{0}},
-		"a tensor () is a scalar":                                     {tensor.New(tensor.FromScalar(float32(1))), dense(f32, 5, 3), []int{0}},
-		"a tensor of string: numbers and bool are supported":          {dense(tensor.String, 2), dense(tensor.String, 5), []int{0}},
+		"row 1 of the batch is number 5: there are 5, from 0": {dense(f32, 2, 3),
+			dense(f32, 5, 3), []int{4, 5}},
+		"row 0 of the batch is number -1": {dense(f32, 2, 3),
+			dense(f32, 5, 3), []int{-1}},
+		"3 rows for a tensor (2, 3), which has room for 2": {dense(f32, 2, 3),
+			dense(f32, 5, 3), []int{0, 1, 2}},
+		"rows of float32(3) for rows of float32(4): they must be ali": {dense(f32, 2, 4),
+			dense(f32, 5, 3), []int{0}},
+		"rows of float64(3) for rows of float32(3)": {dense(f32, 2, 3),
+			dense(tensor.Float64, 5, 3), []int{0}},
+		"a tensor (5, 3) is a scalar, a view or transposed": {dense(f32, 2, 3),
+			transposed, []int{0}},
+		"a tensor (5) is a scalar, a view or transposed": {dense(f32, 2),
+			column.(*tensor.Dense), []int{0}},
+		"a tensor () is a scalar": {tensor.New(
+			tensor.FromScalar(float32(1))), dense(f32, 5, 3), []int{0}},
+		"a tensor of string: numbers and bool are supported": {dense(tensor.String, 2),
+			dense(tensor.String, 5), []int{0}},
 	} {
 		if tt.dst.Dtype() == f32 && tt.dst.Dims() > 0 {
 			tt.dst.Float32s()[0] = 7
@@ -133,7 +143,8 @@ func TestRowsRefusesWhatDoesNotFit(t *testing.T) {
 }
 
 func TestRowsAllocatesNothing(t *testing.T) {
-	src, dst := tensor.New(tensor.WithShape(100, 64), tensor.Of(tensor.Float32)), tensor.New(tensor.WithShape(10, 64), tensor.Of(tensor.Float32))
+	src, dst := tensor.New(tensor.WithShape(100, 64), tensor.Of(tensor.Float32)),
+		tensor.New(tensor.WithShape(10, 64), tensor.Of(tensor.Float32))
 	rows := []int{1, 3, 5, 7, 9, 11, 13, 15, 17, 19}
 	if n := testing.AllocsPerRun(100, func() {
 		if err := Rows(dst, src, rows); err != nil {
@@ -158,7 +169,8 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 						steps = len(shares)
 					}
 					if len(shares) != steps {
-						t.Errorf("%d samples: rank %d has %d steps, rank 0 has %d", n, r, len(shares), steps)
+						t.Errorf("%d samples: rank %d has %d steps, rank 0 has %d", n, r,
+							len(shares), steps)
 					}
 					for _, share := range shares {
 						if len(share) > local {
@@ -171,7 +183,8 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 				}
 				for i := range n {
 					if seen[i] != 1 {
-						t.Errorf("%d samples on %d ranks: sample %d is seen %d times", n, size, i, seen[i])
+						t.Errorf("%d samples on %d ranks: sample %d is seen %d times", n, size, i,
+							seen[i])
 					}
 				}
 				if len(seen) != n {
@@ -188,7 +201,8 @@ func TestEvaluationSeesEverySampleOnce(t *testing.T) {
 }
 
 func TestFoundSamplerNamesEachBatchOnce(t *testing.T) {
-	for want, tt := range map[string][2]int{"use 64": {10, 64}, "use 2": {1, 2}, "use 48 or 51": {50, 3}} {
+	for want, tt := range map[string][2]int{"use 64": {10, 64}, "use 2": {1, 2},
+		"use 48 or 51": {50, 3}} {
 		if _, err := newSampler(0, tt[1], 1000, tt[0], 0); err == nil ||
 			!strings.HasSuffix(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)

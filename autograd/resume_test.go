@@ -116,7 +116,8 @@ func TestResumeEverywhere(t *testing.T) {
 			})
 			allOn(t, k, len(want), func(r rank) error {
 				return r.trainQuadratic(func(t *training) error {
-					if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil), t.steps(5)); err != nil {
+					if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil),
+						t.steps(5)); err != nil {
 						return fmt.Errorf("%s: %w", name, err)
 					}
 					got, err := t.values()
@@ -176,7 +177,9 @@ func TestASpoiledStepIsLeftOutEverywhere(t *testing.T) {
 					err := unchanged(t.d, t.solver, func() error {
 						err := t.spoiledStep(7)
 						blame := "the gradient of b f32(5, 3)"
-						if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) || !strings.Contains(err.Error(), "on rank 1, element 7: ") {
+						if !errors.Is(err, sparse.ErrNotFinite) ||
+							!strings.Contains(err.Error(), blame) ||
+							!strings.Contains(err.Error(), "on rank 1, element 7: ") {
 							return fmt.Errorf("the error is %v", err)
 						}
 						return nil
@@ -205,22 +208,25 @@ func (t *training) spoiledStep(at int) error {
 	return errors.Join(err, gorgonia.UnsafeLet(y, good))
 }
 
-// dropping trains a layer with dropout, and returns its parameter: six steps, with a checkpoint in the middle, or the
-// last three from that checkpoint, after loaded.
+// dropping trains a layer with dropout, and returns its parameter: six steps, with a checkpoint in
+// the middle, or the last three from that checkpoint, after loaded.
 func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
 	opts ...Option) ([]byte, error) {
 	const batch, features = 4, 6
 	r.build.Lock()
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(batch, features), gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.Ones()))
-	w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(features, 1), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(batch, features),
+		gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.Ones()))
+	w := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(features, 1),
+		gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
 	dropped, err := nn.Dropout(0.5, random, x)
 	r.build.Unlock()
 	if err != nil {
 		return nil, err
 	}
 	y := gorgonia.Must(gorgonia.Mul(dropped, w))
-	if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(y)))), w); err != nil {
+	if _, err := gorgonia.Grad(gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(y)))),
+		w); err != nil {
 		return nil, err
 	}
 	solver := &Momentum{Rate: 0.01, Momentum: 0.9}
@@ -250,8 +256,8 @@ func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
 	return trained, errors.Join(err, unread, machine.Close(), solver.Close(), d.Close())
 }
 
-// TestDropoutResumes: masks after a checkpoint are those of a training that did not stop, on each rank, and a
-// checkpoint of other random numbers is refused.
+// TestDropoutResumes: masks after a checkpoint are those of a training that did not stop, on each
+// rank, and a checkpoint of other random numbers is refused.
 func TestDropoutResumes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	run := func(load func(*nn.Random), random func() *nn.Random,
@@ -293,6 +299,7 @@ func TestDropoutResumes(t *testing.T) {
 	}
 	again := func(r *nn.Random) { r.Seek(0, r.First()) }
 	if got := run(again, seeded, found); bytes.Equal(got[0], want[0]) {
-		t.Error("a training that begins with the masks of step 0 again has the same parameters: the test shows nothing")
+		t.Error("a training that begins with the masks of step 0 again has the same parameters: " +
+			"the test shows nothing")
 	}
 }

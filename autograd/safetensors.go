@@ -56,7 +56,8 @@ func checksum(entries map[string]json.RawMessage) hash.Hash32 {
 }
 
 func damaged(is, written string) error {
-	return fmt.Errorf("its checksum is %s, it was written with %s: the file is damaged, load another checkpoint", is, written)
+	return fmt.Errorf("its checksum is %s, it was written with %s: the file is damaged, load "+
+		"another checkpoint", is, written)
 }
 
 // vector returns a tensor of one axis.
@@ -73,7 +74,8 @@ func writeTensors(
 			return f, fmt.Errorf("tensor %q: %w", name, err)
 		}
 		t := tensors[name]
-		text, err := json.Marshal(entry{strings.ToUpper(t.data.DType().String()), t.shape, [2]int{at, at + t.data.NBytes()}})
+		text, err := json.Marshal(entry{strings.ToUpper(t.data.DType().String()), t.shape,
+			[2]int{at, at + t.data.NBytes()}})
 		if err != nil {
 			return f, err
 		}
@@ -215,13 +217,15 @@ func decodeEntries(header map[string]json.RawMessage, nbytes int64) (map[string]
 		}
 		from, to := int64(e.Offsets[0]), int64(e.Offsets[1])
 		if from < 0 || to < from || to > nbytes {
-			return nil, fmt.Errorf("tensor %q has bytes %d to %d, and the file has %d: it is damaged, load another checkpoint", name, from, to, nbytes)
+			return nil, fmt.Errorf("tensor %q has bytes %d to %d, and the file has %d: it is "+
+				"damaged, load another checkpoint", name, from, to, nbytes)
 		}
 		entries[name] = e
 		sum += to - from
 	}
 	if sum != nbytes {
-		return nil, fmt.Errorf("its tensors have %d bytes, and the file has %d for them: the file is damaged, load another checkpoint", sum, nbytes)
+		return nil, fmt.Errorf("its tensors have %d bytes, and the file has %d for them: the "+
+			"file is damaged, load another checkpoint", sum, nbytes)
 	}
 	return entries, nil
 }

@@ -48,10 +48,12 @@ func newSampler(rank, size, n, batch int, seed uint64) (*Sampler, error) {
 	case batch < 1:
 		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d", backend.ErrArgument, batch)
 	case batch%size != 0:
-		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide among %d ranks: use %s",
+		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide among %d "+
+			"ranks: use %s",
 			backend.ErrArgument, batch, size, divisible(batch, size))
 	case n < batch:
-		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d", backend.ErrArgument, n, batch)
+		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d",
+			backend.ErrArgument, n, batch)
 	}
 	return &Sampler{n: n, batch: batch, rank: rank, size: size, seed: seed}, nil
 }
@@ -136,7 +138,8 @@ func Evaluation(comm backend.Communicator, n, local int) ([][]int, error) {
 
 func evaluation(rank, size, n, local int) ([][]int, error) {
 	if n < 0 || local < 1 {
-		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
+		return nil, fmt.Errorf("autograd: evaluation: %w: %d samples, %d of them at a time: "+
+			"there must be at least 0, and 1 at a time", backend.ErrArgument, n, local)
 	}
 	local = min(local, max(n, 1)) // which changes nothing, and keeps the sums in range
 	var shares [][]int

@@ -91,7 +91,8 @@ func TestSamplerShuffles(t *testing.T) {
 		t.Error("the same seed and epoch give other batches")
 	}
 	for _, other := range [][2]int{{1, 1}, {0, 2}} {
-		if slices.EqualFunc(base, batches(t, 100, 10, 1, other[0], uint64(other[1]), false), slices.Equal[[]int]) {
+		if slices.EqualFunc(base, batches(t, 100, 10, 1, other[0], uint64(other[1]), false),
+			slices.Equal[[]int]) {
 			t.Errorf("epoch %d of seed %d is epoch 0 of seed 1", other[0], other[1])
 		}
 	}

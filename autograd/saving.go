@@ -279,7 +279,8 @@ func (s *saving) commit(files []checkpoint.File) error {
 		r.Training = checkpoint.NewID()
 	}
 	r.Files = files
-	done, err := checkpoint.Commit(s.dir, all, r.Stamp, func(stamp checkpoint.Stamp) ([]byte, error) {
+	done, err := checkpoint.Commit(s.dir, all, r.Stamp, func(stamp checkpoint.Stamp) ([]byte,
+		error) {
 		r.Stamp = stamp
 		return checkpoint.Seal(r)
 	})

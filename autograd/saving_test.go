@@ -62,11 +62,15 @@ func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 					}, opts...)
 				})
 			}
-			train(func(tr *training, dir string) error { return tr.d.Save(dir, tr.solver, nil) }, "save")
-			train(func(tr *training, dir string) error { return tr.d.SaveAsync(dir, tr.solver, nil) },
+			train(func(tr *training, dir string) error { return tr.d.Save(dir, tr.solver, nil) },
+				"save")
+			train(func(tr *training, dir string) error {
+				return tr.d.SaveAsync(dir, tr.solver, nil)
+			},
 				"async")
 			for _, step := range []string{"2", "3"} {
-				err := sameTensors(t, filepath.Join(dir, "async"+step), filepath.Join(dir, "save"+step))
+				err := sameTensors(t, filepath.Join(dir, "async"+step),
+					filepath.Join(dir, "save"+step))
 				if err != nil {
 					t.Errorf("%s, step %s: %v", name, step, err)
 				}
@@ -92,7 +96,8 @@ func TestSaveAsyncNeedsNoOtherCall(t *testing.T) {
 			}
 		}
 		var at struct{ Step int }
-		err = errors.Join(err, l.steps(2, 4), l.d.Load(dir, l.solver, &at), sameBits(l.values(), want))
+		err = errors.Join(err, l.steps(2, 4), l.d.Load(dir, l.solver, &at),
+			sameBits(l.values(), want))
 		for step := range 3 { // the last two stay
 			err = errors.Join(err, l.steps(2+step, 3+step), l.d.SaveAsync(dir, l.solver, nil))
 		}
@@ -132,7 +137,8 @@ func errorBehind(t *testing.T, opts []Option) {
 			}
 			err := errors.Join(tr.steps(1), lost(), tr.steps(1))
 			failed := tr.d.Save(dir, tr.solver, nil)
-			if failed == nil || !strings.Contains(failed.Error(), "SaveAsync to "+dir+", of step 1") {
+			if failed == nil ||
+				!strings.Contains(failed.Error(), "SaveAsync to "+dir+", of step 1") {
 				err = errors.Join(err, fmt.Errorf("the next Save returns %w", failed))
 			}
 			err = errors.Join(err, lost())

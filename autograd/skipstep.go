@@ -46,7 +46,8 @@ func (b *bucket) blame(n notFinite) error {
 	_, rank, index := n.NotFinite()
 	for _, p := range b.params {
 		if index < p.size {
-			return fmt.Errorf("the gradient of %v on rank %d, element %d: %v: %w", p, rank, index, b, n)
+			return fmt.Errorf("the gradient of %v on rank %d, element %d: %v: %w", p, rank, index,
+				b, n)
 		}
 		index -= p.size
 	}

@@ -16,9 +16,10 @@ import (
 )
 
 // Solver is what the solvers of this package have in common: [SGD], [Momentum], [Nesterov],
-// [RMSProp], [Adam] and [AdamW], [Custom], whose [Update] is one's own, and [Groups] of them. They update parameters of float32 and
-// float64, tensors and scalars, of the host. A machine of package vm computes their steps where its
-// parameters are, with the same bits. They set gradients to zero, as Gorgonia's solvers do.
+// [RMSProp], [Adam] and [AdamW], [Custom], whose [Update] is one's own, and [Groups] of them. They
+// update parameters of float32 and float64, tensors and scalars, of the host. A machine of package
+// vm computes their steps where its parameters are, with the same bits. They set gradients to zero,
+// as Gorgonia's solvers do.
 //
 // Step is given the same parameters in the same order each time, those of
 // [DataParallel.Sync] for example. A Step that returns an error for its arguments has
@@ -165,8 +166,10 @@ func operandsIn(p gorgonia.ValueGrad) (o operands, err error) {
 	case err != nil:
 		return o, err
 	case isNil(dw):
-		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each RunAll "+
-			"with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before Step: %w",
+		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each "+
+			"RunAll "+
+			"with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before "+
+			"Step: %w",
 			backend.ErrArgument)
 	}
 	return operandsOf(w, dw)
@@ -271,7 +274,8 @@ func setNumbers(b backend.Buffer, numbers []float64) {
 // checkRate returns an error for a rate that nobody has set. In a step of a schedule it may be 0.
 func checkRate(solver string, rate float64, set bool) error {
 	if rate == 0 && !set {
-		return fmt.Errorf("autograd: %s: %w: Rate is 0, so no parameter would change: set it, or call SetRate", solver, backend.ErrArgument)
+		return fmt.Errorf("autograd: %s: %w: Rate is 0, so no parameter would change: set it, or "+
+			"call SetRate", solver, backend.ErrArgument)
 	}
 	return nil
 }
@@ -280,7 +284,8 @@ func checkRate(solver string, rate float64, set bool) error {
 func checkNumbers(solver string, numbers ...number) error {
 	for _, n := range numbers {
 		if !(n.value >= 0 && n.value < n.limit) {
-			return fmt.Errorf("autograd: %s: %w: %s is %v: it must be at least 0 and less than %v", solver, backend.ErrArgument, n.name, n.value, n.limit)
+			return fmt.Errorf("autograd: %s: %w: %s is %v: it must be at least 0 and less than %v",
+				solver, backend.ErrArgument, n.name, n.value, n.limit)
 		}
 	}
 	return nil
@@ -320,7 +325,8 @@ func (s *kept) fit(r rule, all []operands) error {
 		}
 		for _, v := range s.vectors[i] {
 			if !alike(v, o.w) {
-				return fmt.Errorf("parameter %d is %d %v, its state is of %d %v", i, o.w.Len(), o.w.DType(), v.Len(), v.DType())
+				return fmt.Errorf("parameter %d is %d %v, its state is of %d %v", i, o.w.Len(),
+					o.w.DType(), v.Len(), v.DType())
 			}
 		}
 	}
@@ -386,7 +392,8 @@ func (s *kept) takes(r rule, state map[string]backend.Buffer, params []backend.B
 		v := vectors[0]
 		at := slices.IndexFunc(left, func(w backend.Buffer) bool { return alike(v, w) })
 		if at < 0 {
-			return r.refuse("%s%d of the state is %d %v: none of the last %d of %d parameters is like it",
+			return r.refuse("%s%d of the state is %d %v: none of the last %d of %d parameters is "+
+				"like it",
 				r.keep[0], i, v.Len(), v.DType(), len(left), len(params))
 		}
 		left = left[at+1:]
@@ -399,7 +406,8 @@ func (s *kept) takes(r rule, state map[string]backend.Buffer, params []backend.B
 
 // parse returns what a state has of the rule: the number of steps, and for each parameter
 // its vectors, which are alike.
-func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]backend.Buffer, err error) {
+func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]backend.Buffer,
+	err error) {
 	count := func(prefix string) (found int) {
 		for name := range state {
 			if strings.HasPrefix(name, prefix) {
@@ -420,7 +428,8 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 			stored = make([][]backend.Buffer, found)
 		}
 		if found != len(stored) {
-			return 0, nil, r.refuse("the state has %s for %d parameters, and %s for %d", r.keep[0], len(stored), prefix, found)
+			return 0, nil, r.refuse("the state has %s for %d parameters, and %s for %d", r.keep[0],
+				len(stored), prefix, found)
 		}
 		for i := range stored {
 			v, ok := state[fmt.Sprint(prefix, i)]
@@ -431,7 +440,8 @@ func (r rule) parse(state map[string]backend.Buffer) (steps int64, stored [][]ba
 				return 0, nil, r.refuse("%s%d %w", prefix, i, err)
 			}
 			if k > 0 && !alike(v, stored[i][0]) {
-				return 0, nil, r.refuse("%s%d is %d %v, and %s%d is not like it", prefix, i, v.Len(), v.DType(), r.keep[0], i)
+				return 0, nil, r.refuse("%s%d is %d %v, and %s%d is not like it", prefix, i,
+					v.Len(), v.DType(), r.keep[0], i)
 			}
 			stored[i] = append(stored[i], v)
 		}
@@ -459,7 +469,8 @@ func (r rule) owner(name string) (param int, ok bool) {
 
 // refuse is an error about a state.
 func (r rule) refuse(format string, args ...any) error {
-	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name, fmt.Errorf(format, args...))
+	return fmt.Errorf("%w: autograd: %s: %w", backend.ErrArgument, r.name,
+		fmt.Errorf(format, args...))
 }
 
 // zeros returns host memory like b, aligned for every dtype.
@@ -489,7 +500,8 @@ func operandsOf(w, dw gorgonia.Value) (o operands, err error) {
 		return o, fmt.Errorf("has a gradient that %w", err)
 	}
 	if !alike(o.w, o.dw) {
-		return o, fmt.Errorf("is %d %v with a gradient of %d %v: they must be alike", o.w.Len(), o.w.DType(), o.dw.Len(), o.dw.DType())
+		return o, fmt.Errorf("is %d %v with a gradient of %d %v: they must be alike", o.w.Len(),
+			o.w.DType(), o.dw.Len(), o.dw.DType())
 	}
 	return o, nil
 }

@@ -97,9 +97,11 @@ func (o operand) get(t *tensor.Dense, i int) float64 {
 func TestSolversComputeTheirFormulas(t *testing.T) {
 	const n = 4099 // several blocks of the host, the last one short
 	for name, newSolver := range solvers {
-		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float32: 2e-5, tensor.Float64: 1e-13} {
+		for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float32: 2e-5,
+			tensor.Float64: 1e-13} {
 			s, want := newSolver(), make([]formula, n)
-			o := operand{tensor.New(tensor.WithShape(n), tensor.Of(dt)), tensor.New(tensor.WithShape(n), tensor.Of(dt))}
+			o := operand{tensor.New(tensor.WithShape(n), tensor.Of(dt)),
+				tensor.New(tensor.WithShape(n), tensor.Of(dt))}
 			for i := range want {
 				want[i].w = float64(i%17) / 16
 				o.set(o.w, i, want[i].w)
@@ -190,7 +192,8 @@ func TestSolversResumeEverywhere(t *testing.T) {
 				return err
 			})
 			resume(func(t *training) error {
-				if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil), t.steps(4)); err != nil {
+				if err := errors.Join(t.steps(2), t.d.Load(dir, t.solver, nil),
+					t.steps(4)); err != nil {
 					return err
 				}
 				got, err := t.values()
@@ -235,7 +238,8 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 		}
 	}
 	stepped := &Adam{Rate: 1}
-	if err := stepped.Step([]gorgonia.ValueGrad{pair{slices.Clone(w), slices.Clone(dw)}}); err != nil {
+	if err := stepped.Step([]gorgonia.ValueGrad{pair{slices.Clone(w), slices.Clone(dw)}}); err !=
+		nil {
 		t.Fatal(err)
 	}
 	state, err := stepped.State()
@@ -244,19 +248,39 @@ func TestSolversRefuseWhatDoesNotFit(t *testing.T) {
 	}
 	of := []backend.Buffer{backend.Of(w)}
 	for want, damage := range map[string]func(map[string]backend.Buffer){
-		"the state has no adam.steps":                                  func(s map[string]backend.Buffer) { delete(s, "adam.steps") },
-		"the state has adam.m. for 1 parameters, and adam.v. for 0":    func(s map[string]backend.Buffer) { delete(s, "adam.v.0") },
-		"the state has no adam.v.0, and others after it":               func(s map[string]backend.Buffer) { s["adam.v.7"] = s["adam.v.0"]; delete(s, "adam.v.0") },
-		"adam.v.0 is 2 f32, and adam.m.0 is not like it":               func(s map[string]backend.Buffer) { s["adam.v.0"] = backend.Of(w[:2]) },
-		"adam.m.0 is a tensor of i32":                                  func(s map[string]backend.Buffer) { s["adam.m.0"] = backend.Of([]int32{1, 2, 3}) },
-		"adam.m.0 of the state is 2 f32: none of the last 1 of 1 para": func(s map[string]backend.Buffer) { s["adam.m.0"], s["adam.v.0"] = backend.Of(w[:2]), backend.Of(w[:2]) },
+		"the state has no adam.steps": func(
+			s map[string]backend.Buffer) {
+			delete(s, "adam.steps")
+		},
+		"the state has adam.m. for 1 parameters, and adam.v. for 0": func(
+			s map[string]backend.Buffer) {
+			delete(s, "adam.v.0")
+		},
+		"the state has no adam.v.0, and others after it": func(
+			s map[string]backend.Buffer) {
+			s["adam.v.7"] = s["adam.v.0"]
+			delete(s, "adam.v.0")
+		},
+		"adam.v.0 is 2 f32, and adam.m.0 is not like it": func(
+			s map[string]backend.Buffer) {
+			s["adam.v.0"] = backend.Of(w[:2])
+		},
+		"adam.m.0 is a tensor of i32": func(
+			s map[string]backend.Buffer) {
+			s["adam.m.0"] = backend.Of([]int32{1, 2, 3})
+		},
+		"adam.m.0 of the state is 2 f32: none of the last 1 of 1 para": func(
+			s map[string]backend.Buffer) {
+			s["adam.m.0"], s["adam.v.0"] = backend.Of(w[:2]), backend.Of(w[:2])
+		},
 	} {
 		damaged := map[string]backend.Buffer{}
 		for name, b := range state {
 			damaged[name] = b
 		}
 		damage(damaged)
-		if err := new(Adam).CheckState(damaged, of); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if err := new(Adam).CheckState(damaged, of); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("the error is %v, want %q", err, want)
 		}
 	}

@@ -19,18 +19,20 @@ import (
 // record describes a checkpoint.
 type record struct {
 	checkpoint.Stamp
-	Format      int             `json:"format"`
-	Ranks       int             `json:"ranks"`
-	Solver      string          `json:"solver"`
-	Partial     bool            `json:"partial"`
-	Turn        int             `json:"turn"` // of partial averaging
-	Compression bool            `json:"compression"`
-	Buckets     []int           `json:"buckets,omitempty"` // elements, where residuals or turns belong to them
-	Random      *randomState    `json:"random,omitempty"`
-	Frozen      int             `json:"frozen,omitempty"`   // variables of WithFrozen
-	Averages    int             `json:"averages,omitempty"` // moving averages of batch norms
-	Order       []string        `json:"order,omitempty"`    // of parameters, where buckets are compared
-	Progress    json.RawMessage `json:"progress,omitempty"`
+	Format      int    `json:"format"`
+	Ranks       int    `json:"ranks"`
+	Solver      string `json:"solver"`
+	Partial     bool   `json:"partial"`
+	Turn        int    `json:"turn"` // of partial averaging
+	Compression bool   `json:"compression"`
+	// elements, where residuals or turns belong to them
+	Buckets  []int        `json:"buckets,omitempty"`
+	Random   *randomState `json:"random,omitempty"`
+	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
+	Averages int          `json:"averages,omitempty"` // moving averages of batch norms
+	// of parameters, where buckets are compared
+	Order    []string        `json:"order,omitempty"`
+	Progress json.RawMessage `json:"progress,omitempty"`
 	origin
 
 	numbered string // the solver, as in format 1
@@ -65,7 +67,8 @@ const format = 2
 
 func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
-		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), numbered: numberedKind(solver), Partial: d.partial, Turn: d.turn,
+		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), numbered: numberedKind(
+			solver), Partial: d.partial, Turn: d.turn,
 		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 	}
@@ -164,9 +167,10 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 	case *gorgonia.VanillaSolver:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from "+
-		"the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
-		backend.ErrUnsupported, solver)
+	return nil,
+		fmt.Errorf("%w: the state of a %T cannot be read, so training could not go on from "+
+			"the checkpoint: use a solver of package autograd, or one that is autograd.Stateful",
+			backend.ErrUnsupported, solver)
 }
 
 // loaded is what a rank has read of a checkpoint.
@@ -181,7 +185,8 @@ func (l loaded) describe() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "the checkpoint is of %v\n", l.Stamp)
 	for _, name := range slices.Sorted(maps.Keys(l.own)) {
-		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(), l.own[name].shape)
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(),
+			l.own[name].shape)
 	}
 	return s.String()
 }
@@ -192,18 +197,22 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 	for _, p := range d.params {
 		t, ok := l.model[p.key()]
 		if !ok && l.Format == numberedFormat {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: it is of an older "+
+			return fmt.Errorf("%w: the checkpoint has no parameter %v at place %d: it is of an "+
+				"older "+
 				"version, so load it in a model whose parameters have the same names and order",
 				backend.ErrArgument, p, p.index)
 		}
 		if !ok {
-			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose parameters "+
+			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose "+
+				"parameters "+
 				"have the same names", backend.ErrArgument, p)
 		}
 		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
-			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: give the "+
+			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: "+
+				"give the "+
 				"model the checkpoint's sizes, or load another checkpoint",
-				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype, p.shape)
+				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype,
+				p.shape)
 		}
 		if _, err := p.value(); err != nil {
 			return err
@@ -286,7 +295,8 @@ func (r record) fits(want record) error {
 			if r.Parameters != want.Parameters {
 				instead = "load what both have in common (LoadWeights with NonStrict)"
 			}
-			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program what the "+
+			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program "+
+				"what the "+
 				"checkpoint has, %s, or load another checkpoint",
 				backend.ErrArgument, has[i], wants[i], instead)
 		}

@@ -16,9 +16,10 @@ import (
 )
 
 // WithTree makes training give the same bits on any number of ranks. A step is n micro-batches,
-// whoever runs them: each rank runs the same number ([TreeShare]) of consecutive ones, rank 0 the first, by
-// [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and divided by n
-// (with [WithSum] they are not), so let the loss of a micro-batch be the mean over its samples:
+// whoever runs them: each rank runs the same number ([TreeShare]) of consecutive ones, rank 0 the
+// first, by [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and
+// divided by n (with [WithSum] they are not), so let the loss of a micro-batch be the mean over its
+// samples:
 //
 //	share, err := autograd.TreeShare(8, comm.Size())
 //	dp, err := autograd.New(comm, params, autograd.WithTree(8))
@@ -30,13 +31,13 @@ import (
 // on every rank: ranks are on processors or GPUs of one kind, and random numbers depend on the
 // micro-batch.
 //
-// Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P ranks,
-// and a pass over the gradients that divides them. Between ranks a sum in a tree costs what another
-// one costs.
+// Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P
+// ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs what
+// another one costs.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
-// [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type in a tree
-// ([backend.Capabilities]).
+// [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
+// in a tree ([backend.Capabilities]).
 func WithTree(n int) Option { return func(o *options) { o.tree, o.inTree = n, true } }
 
 // TreeShare returns how many of n micro-batches each of so many ranks runs in a step with
@@ -47,17 +48,20 @@ func WithTree(n int) Option { return func(o *options) { o.tree, o.inTree = n, tr
 func TreeShare(n, ranks int) (share int, err error) {
 	switch {
 	case n < 1 || ranks < 1:
-		return 0, fmt.Errorf("%w: %d micro-batches on %d ranks: there must be at least 1 of both", backend.ErrArgument, n, ranks)
+		return 0, fmt.Errorf("%w: %d micro-batches on %d ranks: there must be at least 1 of both",
+			backend.ErrArgument, n, ranks)
 	case n%ranks != 0:
-		return 0, fmt.Errorf("%w: %d micro-batches do not divide among %d ranks: %s", backend.ErrArgument, n, ranks, whatDivides(n, ranks))
+		return 0, fmt.Errorf("%w: %d micro-batches do not divide among %d ranks: %s",
+			backend.ErrArgument, n, ranks, whatDivides(n, ranks))
 	case ranks > 1 && bits.OnesCount(uint(n/ranks)) > 1:
-		return 0, fmt.Errorf("%w: %d micro-batches are %d for each of %d ranks, which is no power of two: %s", backend.ErrArgument, n, n/ranks, ranks, whatDivides(n, ranks))
+		return 0, fmt.Errorf("%w: %d micro-batches are %d for each of %d ranks, which is no "+
+			"power of two: %s", backend.ErrArgument, n, n/ranks, ranks, whatDivides(n, ranks))
 	}
 	return n / ranks, nil
 }
 
-// whatDivides says which numbers of ranks work with n micro-batches, and which numbers of micro-batches
-// with so many ranks.
+// whatDivides says which numbers of ranks work with n micro-batches, and which numbers of
+// micro-batches with so many ranks.
 func whatDivides(n, ranks int) string {
 	var list []string
 	for p := 1; p <= n; p++ {
@@ -69,15 +73,16 @@ func whatDivides(n, ranks int) string {
 	if last := len(list) - 1; last > 0 {
 		works = strings.Join(list[:last], ", ") + " or " + list[last]
 	}
-	return fmt.Sprintf("use %s ranks, or %d, %d or %d micro-batches", works, ranks, 2*ranks, 4*ranks)
+	return fmt.Sprintf("use %s ranks, or %d, %d or %d micro-batches", works, ranks, 2*ranks,
+		4*ranks)
 }
 
-// TreeMean returns the mean of numbers of micro-batches, such as their losses, of which each rank has as
-// many: those of rank 0 come first. It is collective. Numbers are added in float64 in the tree of
-// [WithTree], so that the mean has the same bits on any number of ranks.
+// TreeMean returns the mean of numbers of micro-batches, such as their losses, of which each rank
+// has as many: those of rank 0 come first. It is collective. Numbers are added in float64 in the
+// tree of [WithTree], so that the mean has the same bits on any number of ranks.
 //
-// Cost: one all-gather of 8 bytes for each number. Errors are those of the communicator; ErrArgument
-// without numbers.
+// Cost: one all-gather of 8 bytes for each number. Errors are those of the communicator;
+// ErrArgument without numbers.
 func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err error) {
 	if err := backend.Given("autograd.TreeMean", "comm", comm); err != nil {
 		return 0, err
@@ -97,7 +102,8 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 		})
 	}
 	if err != nil {
-		return 0, fmt.Errorf("autograd: rank %d of %s: tree mean: %w", comm.Rank(), comm.Name(), err)
+		return 0, fmt.Errorf("autograd: rank %d of %s: tree mean: %w", comm.Rank(),
+			comm.Name(), err)
 	}
 	var all []float64
 	for _, note := range notes {
@@ -130,7 +136,8 @@ func (t *tree) adds() bool { return t != nil && t.share > 1 }
 // complete returns an error unless all micro-batches of a step have run.
 func (t *tree) complete() error {
 	if t.adds() && t.begun < t.share {
-		return fmt.Errorf("%w: %d of the %d micro-batches that a step has on this rank have run (WithTree): run all by Accumulate", backend.ErrArgument, t.begun, t.share)
+		return fmt.Errorf("%w: %d of the %d micro-batches that a step has on this rank have run "+
+			"(WithTree): run all by Accumulate", backend.ErrArgument, t.begun, t.share)
 	}
 	return nil
 }
@@ -145,12 +152,17 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 	case err != nil:
 		return nil, fmt.Errorf("WithTree: %w", err)
 	case o.partial || o.compress != nil:
-		return nil, fmt.Errorf("WithTree: %w: with WithPartial ranks have no common sum, and with WithCompression it depends on what each rank has rounded: leave them out", backend.ErrArgument)
+		return nil, fmt.Errorf("WithTree: %w: with WithPartial ranks have no common sum, and "+
+			"with WithCompression it depends on what each rank has rounded: leave them out",
+			backend.ErrArgument)
 	}
 	can := comm.Capabilities().Tree
 	for _, p := range params {
 		if comm.Size() > 1 && !slices.Contains(can, p.dtype) {
-			return nil, fmt.Errorf("WithTree: %w", backend.RefuseTree(comm, backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, p.dtype))
+			return nil,
+				fmt.Errorf("WithTree: %w",
+					backend.RefuseTree(comm, backend.Collective{Kind: backend.AllReduce,
+						Association: backend.Tree}, p.dtype))
 		}
 	}
 	return &tree{all: o.tree, share: share}, nil
@@ -159,8 +171,8 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 // top is the level of the largest sum that a rank keeps: that of level k has 2^k micro-batches.
 func (t *tree) top() int { return bits.Len(uint(t.share-1)) - 1 }
 
-// branches returns the levels of the sums that the gradients of the present micro-batch are added to, one
-// after the other, as a set of bits, and the level that the result has.
+// branches returns the levels of the sums that the gradients of the present micro-batch are added
+// to, one after the other, as a set of bits, and the level that the result has.
 func (t *tree) branches() (levels uint, to int) {
 	if t.run == t.share-1 {
 		return uint(t.run), t.top()

@@ -15,20 +15,25 @@ import (
 )
 
 func TestTreeShare(t *testing.T) {
-	for _, c := range []struct{ n, ranks, want int }{{8, 1, 8}, {8, 2, 4}, {8, 8, 1}, {6, 1, 6}, {6, 3, 2}, {5, 5, 1}, {12, 3, 4}} {
+	for _, c := range []struct{ n, ranks, want int }{{8, 1, 8}, {8, 2, 4}, {8, 8, 1}, {6, 1, 6},
+		{6, 3, 2}, {5, 5, 1}, {12, 3, 4}} {
 		if got, err := TreeShare(c.n, c.ranks); got != c.want || err != nil {
-			t.Errorf("%d micro-batches on %d ranks: %d (%v), want %d", c.n, c.ranks, got, err, c.want)
+			t.Errorf("%d micro-batches on %d ranks: %d (%v), want %d", c.n, c.ranks, got, err,
+				c.want)
 		}
 	}
 	for _, c := range []struct {
 		n, ranks int
 		want     string
 	}{
-		{8, 3, "8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or 12 micro-batches"},
-		{12, 2, "12 micro-batches are 6 for each of 2 ranks, which is no power of two: use 1, 3, 6 or 12 ranks"},
+		{8, 3, "8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or " +
+			"12 micro-batches"},
+		{12, 2, "12 micro-batches are 6 for each of 2 ranks, which is no power of two: use 1, 3, " +
+			"6 or 12 ranks"},
 		{0, 1, "0 micro-batches on 1 ranks"},
 	} {
-		if _, err := TreeShare(c.n, c.ranks); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), c.want) {
+		if _, err := TreeShare(c.n, c.ranks); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), c.want) {
 			t.Errorf("the error is %v, want %q", err, c.want)
 		}
 	}
@@ -70,7 +75,8 @@ func TestTreeMeanDependsOnNoRanks(t *testing.T) {
 			share := n / P
 			got, err := TreeMean(r.comm, numbers[r.comm.Rank()*share:(r.comm.Rank()+1)*share])
 			if got != want {
-				err = errors.Join(err, fmt.Errorf("%d ranks have a mean of %v, want %v", P, got, want))
+				err = errors.Join(err, fmt.Errorf("%d ranks have a mean of %v, want %v", P, got,
+					want))
 			}
 			return err
 		})
@@ -83,11 +89,13 @@ func TestTreeMeanDependsOnNoRanks(t *testing.T) {
 	})
 }
 
-// Gradients are the mean in the tree of micro-batches on any number of ranks: with hooks, without, and where
-// the first micro-batch has none, which counts as zeros.
+// Gradients are the mean in the tree of micro-batches on any number of ranks: with hooks, without,
+// and where the first micro-batch has none, which counts as zeros.
 func TestTreeOfGradients(t *testing.T) {
 	const n, size = 8, 3
-	x := func(i, k int) float32 { return float32(math.Sin(float64(1+i*size+k)) * math.Exp2(float64(i%4*6))) }
+	x := func(i, k int) float32 {
+		return float32(math.Sin(float64(1+i*size+k)) * math.Exp2(float64(i%4*6)))
+	}
 	mean := func(from int) []float32 {
 		all := make([]float32, size)
 		for k := range all {
@@ -111,8 +119,10 @@ func TestTreeOfGradients(t *testing.T) {
 			all(t, P, func(r rank) error {
 				// The loss is the sum of w times a constant, which is its gradient.
 				g := gorgonia.NewGraph()
-				w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(size), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Zeroes()))
-				c := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(size), gorgonia.WithName("c"), gorgonia.WithInit(gorgonia.Zeroes()))
+				w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(size),
+					gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Zeroes()))
+				c := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(size),
+					gorgonia.WithName("c"), gorgonia.WithInit(gorgonia.Zeroes()))
 				d, err := New(r.comm, gorgonia.Nodes{w}, WithTree(n))
 				if err != nil {
 					return err
@@ -150,7 +160,8 @@ func TestTreeOfGradients(t *testing.T) {
 					}
 					v, _ := grads[0].Grad()
 					if got := v.Data().([]float32); !slices.Equal(got, mean(from)) {
-						return fmt.Errorf("%s, step %d: %d ranks have the gradient %v, want %v", way, step, P, got, mean(from))
+						return fmt.Errorf("%s, step %d: %d ranks have the gradient %v, want %v",
+							way, step, P, got, mean(from))
 					}
 				}
 				return nil
@@ -179,13 +190,15 @@ func TestAStepInATreeIsAllItsMicroBatches(t *testing.T) {
 			defer vm.Reset()
 			return m.run(vm, 0)
 		}
-		if err := d.Accumulate(4, run); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "each of 2 ranks runs 2") {
+		if err := d.Accumulate(4, run); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "each of 2 ranks runs 2") {
 			return fmt.Errorf("twice as many micro-batches: %v", err)
 		}
 		if err := run(0); err != nil {
 			return err
 		}
-		if _, err := d.Sync(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "0 of the 2 micro-batches") {
+		if _, err := d.Sync(); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "0 of the 2 micro-batches") {
 			return fmt.Errorf("none of them: %v", err)
 		}
 		return nil

@@ -97,7 +97,9 @@ func (x *Buckets) Begin() {
 	}
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
-	x.d.say(fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are "+
-		"parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks and "+
-		"checkpoints have those of rank 0", strings.Join(names, ", ")))
+	x.d.say(
+		fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are "+
+			"parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks "+
+			"and "+
+			"checkpoints have those of rank 0", strings.Join(names, ", ")))
 }

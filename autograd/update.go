@@ -181,7 +181,8 @@ func newLoop(r rule, step int64, s size) (*loop, error) {
 	for _, x := range append(u.next, p.Const(s.dtype, 0)) {
 		p.Store(x, s.dtype, 1)
 	}
-	l := &loop{dst: make([]backend.Buffer, len(p.Outputs)), src: make([]backend.Buffer, len(p.Inputs))}
+	l := &loop{dst: make([]backend.Buffer, len(p.Outputs)), src: make([]backend.Buffer,
+		len(p.Inputs))}
 	l.Loop, err = fuse.Host(p, nil)
 	return l, err
 }

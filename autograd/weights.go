@@ -224,7 +224,8 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 		case !ok:
 			missing = append(missing, p.file)
 		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
-			return fmt.Errorf("%w: in the file %s is %v%v, in this program %v%v: give the model the "+
+			return fmt.Errorf("%w: in the file %s is %v%v, in this program %v%v: give the model "+
+				"the "+
 				"file's sizes, or leave this one out", backend.ErrArgument, p.file, t.data.DType(),
 				tensor.Shape(t.shape), p.dtype, tensor.Shape(p.shape))
 		}
@@ -265,7 +266,8 @@ func (o weightsOptions) check(missing, unexpected []string) error {
 	if wrong == nil {
 		return nil
 	}
-	return fmt.Errorf("%w: %s: pass all variables of the model, or NonStrict to load what they have "+
+	return fmt.Errorf("%w: %s: pass all variables of the model, or NonStrict to load what they "+
+		"have "+
 		"in common", backend.ErrArgument, strings.Join(wrong, "; "))
 }
 

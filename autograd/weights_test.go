@@ -68,7 +68,8 @@ func TestWeightsAreTheWholeModelByName(t *testing.T) {
 		}
 	}
 	want := map[string][]float64{"a.weight": {1, 2, 3, 4, 5, 6}, "a.bias": {10, 11, 12},
-		"frozen": {100, 101}, "batchnorm.0.running_mean": {1, 2, 3}, "batchnorm.0.running_var": {4, 5, 6}}
+		"frozen": {100, 101}, "batchnorm.0.running_mean": {1, 2, 3}, "batchnorm.0.running_var": {4,
+			5, 6}}
 	if got := valuesOf(t, file); !maps.EqualFunc(got, want, slices.Equal) {
 		t.Errorf("the file has %v, want %v", got, want)
 	}
@@ -180,13 +181,15 @@ func weightsOnly(t *testing.T, saved, loaded []Option) {
 		var progress struct{ Step int }
 		err := l.steps(0, 2) // of which nothing is left
 		refused := l.d.Load(dir, l.solver, &progress)
-		if !errors.Is(refused, backend.ErrArgument) || !strings.Contains(refused.Error(), "WeightsOnly") {
+		if !errors.Is(refused, backend.ErrArgument) || !strings.Contains(refused.Error(),
+			"WeightsOnly") {
 			err = errors.Join(err, fmt.Errorf("Load of another solver's: %w", refused))
 		}
 		err = errors.Join(err, l.d.Load(dir, l.solver, &progress, WeightsOnly()),
 			sameBits(l.values(), want))
 		if steps := l.solver.(*Adam).kept.steps; steps != 0 || progress.Step != 3 {
-			err = errors.Join(err, fmt.Errorf("after %d steps, with progress %d", steps, progress.Step))
+			err = errors.Join(err, fmt.Errorf("after %d steps, with progress %d", steps,
+				progress.Step))
 		}
 		return errors.Join(err, l.steps(2, 4), l.d.Load(dir, l.solver, nil, WeightsOnly()))
 	}, loaded...)

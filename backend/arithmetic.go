@@ -14,7 +14,8 @@ import "fmt"
 // The loops in the comments are the meaning, on every device bit for bit. The
 // exceptions are the functions that [BinaryOp] marks as rounded, and the bits of a
 // NaN. Operands of 16-bit floats are widened to 32 bits, computed with, and the
-// result is rounded once, to nearest even. A product followed by a sum is never fused. Integers wrap.
+// result is rounded once, to nearest even. A product followed by a sum is never fused. Integers
+// wrap.
 //
 // Scalars are float64 and become elements first, as in Fill.
 //
@@ -164,8 +165,9 @@ const (
 )
 
 var binaryNames = [...]string{
-	Add: "add", Sub: "sub", Mul: "mul", Div: "div", Pow: "pow", Minimum: "minimum", Maximum: "maximum",
-	Less: "less", LessEqual: "lessequal", Greater: "greater", GreaterEqual: "greaterequal",
+	Add: "add", Sub: "sub", Mul: "mul", Div: "div", Pow: "pow", Minimum: "minimum",
+	Maximum: "maximum",
+	Less:    "less", LessEqual: "lessequal", Greater: "greater", GreaterEqual: "greaterequal",
 	Equal: "equal", NotEqual: "notequal",
 }
 

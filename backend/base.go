@@ -47,7 +47,8 @@ type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
 	// Of either it may never have heard.
-	if d := what.DType(dst, src); what.Association == Tree && !slices.Contains(c.Capabilities().Tree, d) {
+	if d := what.DType(dst, src); what.Association == Tree &&
+		!slices.Contains(c.Capabilities().Tree, d) {
 		return nil, RefuseTree(c, what, d)
 	}
 	if what.Rows != nil && !c.Capabilities().RunsRows(what, what.DType(dst, src), count) {
@@ -83,15 +84,18 @@ func Refuse(comm Communicator, err error) error {
 	return fmt.Errorf("%s: %w", name, err)
 }
 
-// RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does not
-// add operands of type d in it.
+// RefuseTree returns what Start of comm returns for a call in the association [Tree] if comm does
+// not add operands of type d in it.
 func RefuseTree(comm Communicator, what Collective, d DType) error {
-	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use backend host or tcp, or f32 on GPUs of one machine, and do not compress", ErrUnsupported, what, d))
+	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use "+
+		"backend host or tcp, or f32 on GPUs of one machine, and do not compress", ErrUnsupported,
+		what, d))
 }
 
 // RefuseRows returns what Start of comm returns for an AllToAll with Rows if comm does not run it.
 func RefuseRows(comm Communicator, what Collective) error {
-	return Refuse(comm, fmt.Errorf("%w: %v: it takes pieces that lie one after the other: pack and join them, as ops does, or ask its Capabilities", ErrUnsupported, what))
+	return Refuse(comm, fmt.Errorf("%w: %v: it takes pieces that lie one after the other: pack "+
+		"and join them, as ops does, or ask its Capabilities", ErrUnsupported, what))
 }
 
 // Unwrap implements [Wrapper].

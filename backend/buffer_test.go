@@ -32,7 +32,8 @@ func TestBufferNamesTheSlice(t *testing.T) {
 
 func TestEmptyBuffersHoldNothing(t *testing.T) {
 	for name, b := range map[string]backend.Buffer{
-		"zero": {}, "nil": backend.Of[int32](nil), "empty": backend.Of([]int32{}), "end": backend.Of([]int32{1}).Slice(1, 1),
+		"zero": {}, "nil": backend.Of[int32](nil), "empty": backend.Of([]int32{}),
+		"end": backend.Of([]int32{1}).Slice(1, 1),
 	} {
 		if b.Len() != 0 || b.Bytes() != nil || backend.View[int32](b) != nil || b.Device() {
 			t.Errorf("%s: %+v is not empty", name, b)
@@ -52,8 +53,10 @@ func TestDeviceBufferIsNotTouched(t *testing.T) {
 
 func TestEveryElementHasItsDType(t *testing.T) {
 	got := []backend.DType{
-		backend.DTypeOf[backend.Float16](), backend.DTypeOf[backend.BFloat16](), backend.DTypeOf[float32](),
-		backend.DTypeOf[float64](), backend.DTypeOf[int32](), backend.DTypeOf[int64](), backend.DTypeOf[byte](),
+		backend.DTypeOf[backend.Float16](), backend.DTypeOf[backend.BFloat16](),
+		backend.DTypeOf[float32](),
+		backend.DTypeOf[float64](), backend.DTypeOf[int32](), backend.DTypeOf[int64](),
+		backend.DTypeOf[byte](),
 	}
 	for i, d := range backend.DTypes() {
 		if got[i] != d || d.Size() == 0 || !d.Valid() {
@@ -85,14 +88,17 @@ func TestErrorNamesEverything(t *testing.T) {
 	cause := &backend.MismatchError{Rank: 1, Peer: 3,
 		Mine:   backend.Collective{Kind: backend.AllReduce}.Header(4, 8, backend.F32),
 		Theirs: backend.Collective{Kind: backend.Broadcast, Root: 2}.Header(4, 8, backend.F32)}
-	err := error(&backend.Error{Comm: "job/1", Rank: 1, Peer: 3, Call: "allreduce(sum)", Cause: cause})
-	for _, part := range []string{"rank 1 of job/1", "allreduce(sum) of 8 f32", "rank 3", "broadcast(root 2)", "call 4"} {
+	err := error(&backend.Error{Comm: "job/1", Rank: 1, Peer: 3, Call: "allreduce(sum)",
+		Cause: cause})
+	for _, part := range []string{"rank 1 of job/1", "allreduce(sum) of 8 f32", "rank 3",
+		"broadcast(root 2)", "call 4"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("the error %q does not say %q", err, part)
 		}
 	}
 	if !errors.Is(err, backend.ErrMismatch) || errors.Is(err, backend.ErrTimeout) {
-		t.Errorf("%v is ErrMismatch: %v, ErrTimeout: %v", err, errors.Is(err, backend.ErrMismatch), errors.Is(err, backend.ErrTimeout))
+		t.Errorf("%v is ErrMismatch: %v, ErrTimeout: %v", err, errors.Is(err, backend.ErrMismatch),
+			errors.Is(err, backend.ErrTimeout))
 	}
 	own := &backend.Error{Comm: "job", Rank: 1, Peer: -1, Cause: backend.ErrClosed}
 	if got, want := own.Error(), "rank 1 of job: closed"; got != want {

@@ -25,7 +25,8 @@ type Capabilities struct {
 	// do at once, and not round a ring: calls take fewer messages that wait for each other.
 	Direct bool
 
-	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It refuses calls of others.
+	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It
+	// refuses calls of others.
 	Tree []DType
 
 	// Rows reports whether it runs an AllToAll with Rows, of count elements of dtype d, as one pass

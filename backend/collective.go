@@ -25,9 +25,9 @@ const (
 // ReduceOp says how AllReduce, ReduceScatter and Reduce combine the ranks.
 //
 // Ranks are combined in rank order, unless the call's [Association] is another one.
-// 16-bit floats are accumulated in 32 bits and rounded once. Avg divides the sum by P once, at the end (integers
-// truncate towards zero); integer sums and products wrap. Min and Max return
-// NaN if any operand is NaN, and order -0 before +0.
+// 16-bit floats are accumulated in 32 bits and rounded once. Avg divides the sum by P once, at the
+// end (integers truncate towards zero); integer sums and products wrap. Min and Max return NaN if
+// any operand is NaN, and order -0 before +0.
 //
 // Backends that add floats in another order, or round more often, say so in their
 // package comments: packages gpu, for NCCL, and hierarchy do.
@@ -70,8 +70,8 @@ const (
 
 // Collective describes one call. It is a small value, the same on every rank.
 //
-// Its 80 bytes are a multiple of 16: a copy of 72 ends with 16 that overlap those before, and to copy that
-// copy, as each layer does, a processor waits until it is in the cache: 3 ns a layer.
+// Its 80 bytes are a multiple of 16: a copy of 72 ends with 16 that overlap those before, and to
+// copy that copy, as each layer does, a processor waits until it is in the cache: 3 ns a layer.
 type Collective struct {
 	Kind Kind
 	Op   ReduceOp
@@ -114,9 +114,10 @@ type Collective struct {
 	Original Original
 }
 
-// Rows is the layout of the operands of an AllToAll: each consists of rows, and a row of a part of each
-// piece, in rank order, all parts of a piece being equally long. A piece is its parts, one row after
-// the other. So an axis of a tensor is cut, or joined, in place: the axes before it are the rows.
+// Rows is the layout of the operands of an AllToAll: each consists of rows, and a row of a part of
+// each piece, in rank order, all parts of a piece being equally long. A piece is its parts, one row
+// after the other. So an axis of a tensor is cut, or joined, in place: the axes before it are the
+// rows.
 //
 //	x [2, 3, P*4], cut along the last axis: 6 rows, of 4 elements of each piece
 type Rows struct {
@@ -342,8 +343,10 @@ func (c Collective) Check(r, P int, dst, src Buffer) (count int, err error) {
 // check is Check without a copy of c.
 func (c *Collective) check(r, P int, dst, src Buffer) (count int, err error) {
 	// The most frequent call is on the way to a device, several times: what it takes counts.
-	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto && c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 &&
-		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && dst.named() && src.named() && (dst.Addr() == src.Addr() || !dst.overlaps(src)) {
+	if c.Kind == AllReduce && c.Op.Valid() && c.Association == InRankOrder && c.Algorithm == Auto &&
+		c.AllowHalf == 0 && c.Splits == nil && uint64(c.State) <= math.MaxUint32 &&
+		dst.dtype == src.dtype && src.dtype.Valid() && dst.n == src.n && dst.named() &&
+		src.named() && (dst.Addr() == src.Addr() || !dst.overlaps(src)) {
 		return src.n, nil
 	}
 	return c.checkAny(r, P, dst, src)
@@ -356,7 +359,8 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 	}
 	count, wantSrc, wantDst := src.n, src.n, src.n
 	if src.n < 0 || dst.n < 0 {
-		return 0, fmt.Errorf("%w: %v: source and destination of rank %d have %d and %d elements", ErrArgument, *c, r, src.n, dst.n)
+		return 0, fmt.Errorf("%w: %v: source and destination of rank %d have %d and %d elements",
+			ErrArgument, *c, r, src.n, dst.n)
 	}
 	if c.Kind != AllReduce { // which need not ask the table
 		t := &table[c.Kind]
@@ -366,13 +370,16 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 		wantSrc, wantDst = t.src(c.layout(), r, P, count), t.dst(c.layout(), r, P, count)
 	}
 	if c.AllowHalf != 0 && src.dtype != F32 {
-		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument, *c, src.dtype)
+		return 0, fmt.Errorf("%w: %v: %v does not travel in 16 bits, only f32 does", ErrArgument,
+			*c, src.dtype)
 	}
 	if wantSrc >= 0 && src.n != wantSrc {
-		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, *c, r, src.n, wantSrc)
+		return 0, fmt.Errorf("%w: %v: source of rank %d has %d elements, want %d", ErrArgument, *c,
+			r, src.n, wantSrc)
 	}
 	if wantDst >= 0 && dst.n != wantDst {
-		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument, *c, r, dst.n, wantDst)
+		return 0, fmt.Errorf("%w: %v: destination of rank %d has %d elements, want %d", ErrArgument,
+			*c, r, dst.n, wantDst)
 	}
 	if wantSrc >= 0 && !src.named() || wantDst >= 0 && !dst.named() {
 		return 0, fmt.Errorf("%w: %v: a buffer of rank %d is a nil pointer", ErrArgument, *c, r)
@@ -399,21 +406,27 @@ func (c *Collective) valid(P int) error {
 	case c.Kind.Reduces() && !c.Op.Valid():
 		return fmt.Errorf("%w: %v: unknown reduction %v", ErrArgument, c.Kind, c.Op)
 	case c.Kind.Rooted() && (c.Root < 0 || c.Root >= P):
-		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d", ErrArgument, c.Kind, c.Root, P, P-1)
+		return fmt.Errorf("%w: %v: root %d is out of range: there are %d ranks, 0 to %d",
+			ErrArgument, c.Kind, c.Root, P, P-1)
 	case int(c.Association) >= len(associations):
 		return fmt.Errorf("%w: %v: unknown association %v", ErrArgument, c.Kind, c.Association)
 	case c.Association != InRankOrder && (!c.Kind.Reduces() || c.Op != Sum && c.Op != Avg):
 		return fmt.Errorf("%w: %v: only sums and averages have an association", ErrArgument, *c)
 	case c.Association != InRankOrder && c.AllowHalf != 0:
-		return fmt.Errorf("%w: %v: what is rounded on its way has no fixed bits: leave out AllowHalf", ErrArgument, *c)
+		return fmt.Errorf("%w: %v: what is rounded on its way has no fixed bits: leave out "+
+			"AllowHalf", ErrArgument, *c)
 	case int(c.Algorithm) >= len(algorithms):
 		return fmt.Errorf("%w: %v: unknown algorithm %v", ErrArgument, c.Kind, c.Algorithm)
-	case c.AllowHalf != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg || c.AllowHalf != F16 && c.AllowHalf != BF16):
-		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits", ErrArgument, *c)
+	case c.AllowHalf != 0 && (c.Kind != AllReduce || c.Op != Sum && c.Op != Avg ||
+		c.AllowHalf != F16 && c.AllowHalf != BF16):
+		return fmt.Errorf("%w: %v: only sums and averages by all-reduce travel in 16 bits",
+			ErrArgument, *c)
 	case c.Rows != nil && (c.Kind != AllToAll || len(c.Rows.Src) != P || len(c.Rows.Dst) != P):
-		return fmt.Errorf("%w: %v: rows are for an all-to-all, with a number for each of %d ranks", ErrArgument, c.Kind, P)
+		return fmt.Errorf("%w: %v: rows are for an all-to-all, with a number for each of %d ranks",
+			ErrArgument, c.Kind, P)
 	case uint64(c.State) > math.MaxUint32: // or negative
-		return fmt.Errorf("%w: %v: state %d: use a number from 1 to %d for an operand that wrappers keep state of, or 0", ErrArgument, *c, c.State, uint32(math.MaxUint32))
+		return fmt.Errorf("%w: %v: state %d: use a number from 1 to %d for an operand that "+
+			"wrappers keep state of, or 0", ErrArgument, *c, c.State, uint32(math.MaxUint32))
 	}
 	if c.Splits == nil {
 		return nil
@@ -423,15 +436,18 @@ func (c *Collective) valid(P int) error {
 		return fmt.Errorf("%w: %v has no chunks, so it takes no splits", ErrArgument, c.Kind)
 	}
 	if len(c.Splits) != want {
-		return fmt.Errorf("%w: %v among %d ranks takes %d splits, got %d", ErrArgument, c.Kind, P, want, len(c.Splits))
+		return fmt.Errorf("%w: %v among %d ranks takes %d splits, got %d", ErrArgument, c.Kind, P,
+			want, len(c.Splits))
 	}
 	all := 0
 	for i, n := range c.Splits {
 		if n < 0 {
-			return fmt.Errorf("%w: %v: split %d is negative (%d elements)", ErrArgument, c.Kind, i, n)
+			return fmt.Errorf("%w: %v: split %d is negative (%d elements)", ErrArgument, c.Kind,
+				i, n)
 		}
 		if all += n; all < 0 {
-			return fmt.Errorf("%w: %v: the splits add up to more elements than there can be", ErrArgument, c.Kind)
+			return fmt.Errorf("%w: %v: the splits add up to more elements than there can be",
+				ErrArgument, c.Kind)
 		}
 	}
 	return nil
@@ -446,7 +462,9 @@ func (c *Collective) checkRows(P, count int) error {
 				n = c.Splits[s*P+r]
 			}
 			if src < 1 || dst < 1 || n%src != 0 || n%dst != 0 {
-				return fmt.Errorf("%w: %v: the %d elements from rank %d to rank %d do not divide into %d rows of the source and %d of the destination", ErrArgument, *c, n, s, r, src, dst)
+				return fmt.Errorf("%w: %v: the %d elements from rank %d to rank %d do not divide "+
+					"into %d rows of the source and %d of the destination", ErrArgument, *c, n, s,
+					r, src, dst)
 			}
 		}
 	}
@@ -464,7 +482,8 @@ func (c *Collective) count(t *row, r, P int, dst, src Buffer) (int, error) {
 	}
 	per := f(c.layout(), r, P, 1) // elements for each element of the count: 1 or P
 	if n%per != 0 {
-		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits", ErrArgument, *c, n, P)
+		return 0, fmt.Errorf("%w: %v: %d elements do not divide into %d equal chunks: pass splits",
+			ErrArgument, *c, n, P)
 	}
 	return n / per, nil
 }
@@ -473,7 +492,8 @@ func (c *Collective) count(t *row, r, P int, dst, src Buffer) (int, error) {
 // that are both used.
 func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 	if !src.dtype.Valid() || src.dtype != dst.dtype {
-		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype", ErrArgument, *c, src.dtype, dst.dtype)
+		return fmt.Errorf("%w: %v: source is %v, destination is %v: they must be the same dtype",
+			ErrArgument, *c, src.dtype, dst.dtype)
 	}
 	if !dst.overlaps(src) {
 		return nil
@@ -492,7 +512,8 @@ func (c *Collective) checkPair(r, P, count int, dst, src Buffer) error {
 		inPlace = dst.Slice(lo, hi).same(src)
 	}
 	if !inPlace {
-		return fmt.Errorf("%w: %v: source and destination overlap, but not as an in-place call of rank %d", ErrArgument, *c, r)
+		return fmt.Errorf("%w: %v: source and destination overlap, but not as an in-place call "+
+			"of rank %d", ErrArgument, *c, r)
 	}
 	return nil
 }
@@ -554,10 +575,12 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 		case Avg:
 			scale = 1 / float64(P)
 		default:
-			return Collective{}, 0, fmt.Errorf("%w: %v is not linear, so it has no adjoint", ErrUnsupported, c)
+			return Collective{}, 0, fmt.Errorf("%w: %v is not linear, so it has no adjoint",
+				ErrUnsupported, c)
 		}
 	}
-	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Exact: c.Exact, State: c.State}
+	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Exact: c.Exact,
+		State: c.State}
 	switch {
 	case c.Kind == AllReduce:
 		adj.Op, adj.Association, scale = c.Op, c.Association, 1

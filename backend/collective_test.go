@@ -39,13 +39,18 @@ func TestLengthRules(t *testing.T) {
 		unevenCount          int
 	}{
 		{backend.AllReduce, [P]int{4, 4, 4}, [P]int{4, 4, 4}, [P]int{}, [P]int{}, 0},
-		{backend.ReduceScatter, [P]int{12, 12, 12}, [P]int{4, 4, 4}, [P]int{5, 5, 5}, [P]int{2, 0, 3}, 5},
-		{backend.AllGather, [P]int{4, 4, 4}, [P]int{12, 12, 12}, [P]int{2, 0, 3}, [P]int{5, 5, 5}, 5},
-		{backend.AllToAll, [P]int{12, 12, 12}, [P]int{12, 12, 12}, [P]int{3, 4, 4}, [P]int{4, 2, 5}, 11},
+		{backend.ReduceScatter, [P]int{12, 12, 12}, [P]int{4, 4, 4}, [P]int{5, 5, 5},
+			[P]int{2, 0, 3}, 5},
+		{backend.AllGather, [P]int{4, 4, 4}, [P]int{12, 12, 12}, [P]int{2, 0, 3},
+			[P]int{5, 5, 5}, 5},
+		{backend.AllToAll, [P]int{12, 12, 12}, [P]int{12, 12, 12}, [P]int{3, 4, 4},
+			[P]int{4, 2, 5}, 11},
 		{backend.Broadcast, [P]int{-1, 4, -1}, [P]int{4, 4, 4}, [P]int{}, [P]int{}, 0},
 		{backend.Reduce, [P]int{4, 4, 4}, [P]int{-1, 4, -1}, [P]int{}, [P]int{}, 0},
-		{backend.Gather, [P]int{4, 4, 4}, [P]int{-1, 12, -1}, [P]int{2, 0, 3}, [P]int{-1, 5, -1}, 5},
-		{backend.Scatter, [P]int{-1, 12, -1}, [P]int{4, 4, 4}, [P]int{-1, 5, -1}, [P]int{2, 0, 3}, 5},
+		{backend.Gather, [P]int{4, 4, 4}, [P]int{-1, 12, -1}, [P]int{2, 0, 3},
+			[P]int{-1, 5, -1}, 5},
+		{backend.Scatter, [P]int{-1, 12, -1}, [P]int{4, 4, 4}, [P]int{-1, 5, -1},
+			[P]int{2, 0, 3}, 5},
 	}
 	for _, k := range cases {
 		c := backend.Collective{Kind: k.kind, Root: root}
@@ -60,7 +65,8 @@ func TestLengthRules(t *testing.T) {
 func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int) {
 	t.Helper()
 	check := func(r, dst, src int) (int, error) {
-		return c.Check(r, P, backend.Of(make([]float32, max(dst, 0))), backend.Of(make([]float32, max(src, 0))))
+		return c.Check(r, P, backend.Of(make([]float32, max(dst, 0))),
+			backend.Of(make([]float32, max(src, 0))))
 	}
 	for r := range P {
 		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
@@ -69,12 +75,14 @@ func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int
 		for _, off := range []int{-1, 1} {
 			if src[r]+off >= 0 && src[r] >= 0 && dst[r] >= 0 {
 				if _, err := check(r, dst[r], src[r]+off); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%v, rank %d, source of %d: the error is %v, want ErrArgument", c, r, src[r]+off, err)
+					t.Errorf("%v, rank %d, source of %d: the error is %v, want ErrArgument", c, r,
+						src[r]+off, err)
 				}
 			}
 			if dst[r]+off >= 0 && dst[r] >= 0 && src[r] >= 0 {
 				if _, err := check(r, dst[r]+off, src[r]); !errors.Is(err, backend.ErrArgument) {
-					t.Errorf("%v, rank %d, destination of %d: the error is %v, want ErrArgument", c, r, dst[r]+off, err)
+					t.Errorf("%v, rank %d, destination of %d: the error is %v, want ErrArgument", c,
+						r, dst[r]+off, err)
 				}
 			}
 		}
@@ -86,7 +94,8 @@ func checkLengths(t *testing.T, c backend.Collective, count int, src, dst [P]int
 			dst[r] = 19
 		}
 		if got, err := check(r, dst[r], src[r]); err != nil || got != count {
-			t.Errorf("%v, rank %d, ignored buffers in use: count %d, want %d, error %v", c, r, got, count, err)
+			t.Errorf("%v, rank %d, ignored buffers in use: count %d, want %d, error %v", c, r, got,
+				count, err)
 		}
 	}
 }
@@ -107,7 +116,8 @@ func TestInPlaceIsAllowedAtOnePlace(t *testing.T) {
 				}
 				lo, _ := c.Chunk(r, P, count)
 				for at := range 40 {
-					large, small := backend.Of(mem[20:20+max(nsrc, ndst)]), backend.Of(mem[at:at+min(nsrc, ndst)])
+					large, small := backend.Of(mem[20:20+max(nsrc, ndst)]),
+						backend.Of(mem[at:at+min(nsrc, ndst)])
 					dst, src := small, large
 					if ndst > nsrc {
 						dst, src = large, small
@@ -116,7 +126,8 @@ func TestInPlaceIsAllowedAtOnePlace(t *testing.T) {
 					apart := at+small.Len() <= 20 || at >= 20+large.Len()
 					inPlace := at == 20+lo && kind != backend.AllToAll
 					if (err == nil) != (apart || inPlace) {
-						t.Errorf("%v, rank %d: %d elements at %d, %d at 20: error %v", c, r, small.Len(), at, large.Len(), err)
+						t.Errorf("%v, rank %d: %d elements at %d, %d at 20: error %v", c, r,
+							small.Len(), at, large.Len(), err)
 					}
 				}
 			}
@@ -143,8 +154,10 @@ func TestAllToAllOfOneRankMayBeInPlace(t *testing.T) {
 }
 
 func TestSplitsThatOverflowAreRefused(t *testing.T) {
-	c := backend.Collective{Kind: backend.ReduceScatter, Splits: []int{math.MaxInt, math.MaxInt, 2}} // the sum wraps to 0
-	if _, err := c.Check(2, P, backend.Of(make([]byte, 2)), backend.Of([]byte{})); !errors.Is(err, backend.ErrArgument) {
+	// the sum wraps to 0
+	c := backend.Collective{Kind: backend.ReduceScatter, Splits: []int{math.MaxInt, math.MaxInt, 2}}
+	if _, err := c.Check(2, P, backend.Of(make([]byte, 2)), backend.Of([]byte{})); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Errorf("the error is %v, want ErrArgument", err)
 	}
 }
@@ -155,7 +168,8 @@ func TestChunksFillTheOperand(t *testing.T) {
 		for r := range P {
 			lo, hi := c.Chunk(r, P, count)
 			if lo != at || hi < lo {
-				t.Errorf("splits %v: the chunk of rank %d is %d to %d, want it to begin at %d", splits, r, lo, hi, at)
+				t.Errorf("splits %v: the chunk of rank %d is %d to %d, want it to begin at %d",
+					splits, r, lo, hi, at)
 			}
 			at = hi
 		}
@@ -184,7 +198,8 @@ func TestPairsFillBothOperands(t *testing.T) {
 				received += n
 			}
 			if sent != nsrc || received != ndst {
-				t.Errorf("rank %d sends %d of %d and receives %d of %d", r, sent, nsrc, received, ndst)
+				t.Errorf("rank %d sends %d of %d and receives %d of %d", r, sent, nsrc, received,
+					ndst)
 			}
 		}
 	}
@@ -193,7 +208,8 @@ func TestPairsFillBothOperands(t *testing.T) {
 func TestOnlySumsOfFloatsTravelIn16Bits(t *testing.T) {
 	x, y := backend.Of(make([]float32, 4)), backend.Of(make([]float64, 4))
 	good := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, AllowHalf: backend.BF16}
-	if n, err := good.Check(0, 2, x, x); err != nil || n != 4 || good.String() != "allreduce(avg, as bf16)" {
+	if n, err := good.Check(0, 2, x, x); err != nil || n != 4 ||
+		good.String() != "allreduce(avg, as bf16)" {
 		t.Errorf("%v of %d: %v", good, n, err)
 	}
 	for name, test := range map[string]struct {
@@ -356,8 +372,10 @@ func TestUnknownValuesPrint(t *testing.T) {
 
 func TestBusFactors(t *testing.T) {
 	for kind, want := range map[backend.Kind]float64{
-		backend.AllReduce: 1.5, backend.ReduceScatter: 0.75, backend.AllGather: 0.75, backend.AllToAll: 0.75,
-		backend.Broadcast: 1, backend.Reduce: 1, backend.Gather: 0.75, backend.Scatter: 0.75, backend.Kind(99): 0,
+		backend.AllReduce: 1.5, backend.ReduceScatter: 0.75, backend.AllGather: 0.75,
+		backend.AllToAll:  0.75,
+		backend.Broadcast: 1, backend.Reduce: 1, backend.Gather: 0.75, backend.Scatter: 0.75,
+		backend.Kind(99): 0,
 	} {
 		if got := kind.BusFactor(4); got != want {
 			t.Errorf("%v: %v, want %v", kind, got, want)
@@ -376,16 +394,20 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 		}
 	}
 	for want, c := range map[string]backend.Collective{
-		"only sums and averages":   {Kind: backend.AllReduce, Op: backend.Max, Association: backend.Tree},
-		"has no fixed bits":        {Kind: backend.AllReduce, Association: backend.Tree, AllowHalf: backend.BF16},
+		"only sums and averages": {Kind: backend.AllReduce, Op: backend.Max,
+			Association: backend.Tree},
+		"has no fixed bits": {Kind: backend.AllReduce, Association: backend.Tree,
+			AllowHalf: backend.BF16},
 		"unknown association Asso": {Kind: backend.AllReduce, Association: backend.Tree + 1},
 		"have an association":      {Kind: backend.Broadcast, Association: backend.Tree},
 	} {
-		if _, err := c.Check(0, 4, x, x); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := c.Check(0, 4, x, x); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	adjoint, _, err := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}.Adjoint(4)
+	adjoint, _, err := backend.Collective{Kind: backend.AllReduce,
+		Association: backend.Tree}.Adjoint(4)
 	if err != nil || adjoint.Association != backend.Tree {
 		t.Errorf("the adjoint of a sum in a tree is %v (%v)", adjoint, err)
 	}
@@ -393,27 +415,37 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 
 func TestOnlyAllToAllsHaveRows(t *testing.T) {
 	x, y := backend.Of(make([]float32, 12)), backend.Of(make([]float32, 12))
-	c := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 3}, Dst: []int{6, 1}}}
-	if count, err := c.Check(0, 2, y, x); count != 6 || err != nil || c.String() != "alltoall(in rows)" {
+	c := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 3},
+		Dst: []int{6, 1}}}
+	if count, err := c.Check(0, 2, y, x); count != 6 || err != nil ||
+		c.String() != "alltoall(in rows)" {
 		t.Errorf("%v: count %d, %v", c, count, err)
 	}
 	for want, c := range map[string]backend.Collective{
-		"rows are for an all-to-all":                                 {Kind: backend.AllGather, Rows: c.Rows},
-		"a number for each of 2 ranks":                               {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2}, Dst: []int{6, 1}}},
-		"from rank 0 to rank 0 do not divide into 4 rows":            {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{4, 1}, Dst: []int{1, 1}}},
-		"do not divide into 1 rows of the source and 4 of the desti": {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{1, 1}, Dst: []int{1, 4}}},
-		"the 5 elements from rank 0 to rank 1":                       {Kind: backend.AllToAll, Splits: []int{6, 5, 6, 6}, Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{2, 2}}},
-		"0 rows of the source":                                       {Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{0, 1}, Dst: []int{1, 1}}},
+		"rows are for an all-to-all": {Kind: backend.AllGather,
+			Rows: c.Rows},
+		"a number for each of 2 ranks": {Kind: backend.AllToAll,
+			Rows: &backend.Rows{Src: []int{2}, Dst: []int{6, 1}}},
+		"from rank 0 to rank 0 do not divide into 4 rows": {Kind: backend.AllToAll,
+			Rows: &backend.Rows{Src: []int{4, 1}, Dst: []int{1, 1}}},
+		"do not divide into 1 rows of the source and 4 of the desti": {Kind: backend.AllToAll,
+			Rows: &backend.Rows{Src: []int{1, 1}, Dst: []int{1, 4}}},
+		"the 5 elements from rank 0 to rank 1": {Kind: backend.AllToAll,
+			Splits: []int{6, 5, 6, 6}, Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{2, 2}}},
+		"0 rows of the source": {Kind: backend.AllToAll,
+			Rows: &backend.Rows{Src: []int{0, 1}, Dst: []int{1, 1}}},
 	} {
 		src := x
 		if c.Splits != nil {
 			src = x.Slice(0, 11)
 		}
-		if _, err := c.Check(0, 2, y, src); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := c.Check(0, 2, y, src); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	if adjoint, _, err := c.Adjoint(2); err != nil || adjoint.Rows.Src[0] != 6 || adjoint.Rows.Dst[1] != 3 {
+	if adjoint, _, err := c.Adjoint(2); err != nil || adjoint.Rows.Src[0] != 6 ||
+		adjoint.Rows.Dst[1] != 3 {
 		t.Errorf("the adjoint is %v in rows %v (%v)", adjoint, adjoint.Rows, err)
 	}
 }

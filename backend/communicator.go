@@ -101,7 +101,9 @@ func Barrier(comm Communicator) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: ForBarrier}}, b, b), comm.Device().Free(b))
+	return errors.Join(
+		Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: ForBarrier}}, b, b),
+		comm.Device().Free(b))
 }
 
 // RankOf names this rank of comm for messages: "rank 3 (2 of the group) of run-1/1.0".

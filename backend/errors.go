@@ -119,7 +119,8 @@ func (e *MismatchError) remedy() string {
 	mine, theirs := e.Mine.origin().Purpose, e.Theirs.origin().Purpose
 	switch {
 	case mine == ForReplay && theirs == ForReplay:
-		return "every rank must record the same collectives in a graph, and launch the same graphs in the same order"
+		return "every rank must record the same collectives in a graph, and launch the same " +
+			"graphs in the same order"
 	case mine != theirs && mine.everywhere() && theirs.everywhere():
 		return fmt.Sprintf("call both %v and %v on every rank, in the same order", mine, theirs)
 	case mine != theirs && mine.everywhere():

@@ -34,7 +34,8 @@ type counted struct {
 	calls *atomic.Int64
 }
 
-func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *counted) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	c.calls.Add(1)
 	return c.Base.Start(q, what, dst, src)
 }
@@ -48,9 +49,11 @@ func (c *counted) Capabilities() backend.Capabilities {
 // A backend of one's own is passed to Run, Init or Connect.
 func ExampleBase() {
 	var calls atomic.Int64
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		x := backend.Of([]float32{1, 2})
-		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, x, x); err != nil {
+		if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, x,
+			x); err != nil {
 			return err
 		}
 		if comm.Rank() == 0 {
@@ -108,12 +111,14 @@ func (v *volume) End(_ uint64, err error) {
 
 // Counters and metrics attach to a communicator by hooks.
 func ExampleWithHooks() {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		var v volume
 		comm = backend.WithHooks(comm, &v)
 		x := backend.Of(make([]float32, 1000))
 		for range 3 {
-			if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, x, x); err != nil {
+			if err := backend.Run(comm, backend.Collective{Kind: backend.AllReduce,
+				Op: backend.Sum}, x, x); err != nil {
 				return err
 			}
 		}
@@ -131,7 +136,8 @@ func ExampleWithHooks() {
 // Start returns at once: the rank computes while others are waited for, and Join returns what the
 // collective ended with. Here an all-reduce of each half is under way while the next is computed.
 func ExampleCommunicator_start() {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		sum := backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}
 		x := make([]float64, 4)
 		var started []backend.Work

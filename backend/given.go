@@ -18,7 +18,8 @@ func Given(function string, arguments ...any) error {
 			if function != "" {
 				function += ": "
 			}
-			return fmt.Errorf("%w: %s%v%s is nil", ErrArgument, function, arguments[i], strings.TrimRight(where, " "))
+			return fmt.Errorf("%w: %s%v%s is nil", ErrArgument, function, arguments[i],
+				strings.TrimRight(where, " "))
 		}
 	}
 	return nil

@@ -32,8 +32,8 @@ type GraphQueue interface {
 	Queue
 	// Capture records what f starts on the queue; nothing of it runs. Another queue of the device
 	// takes part once it waits for an event of a queue that does, or for a Work that was
-	// recorded, and f must order the first queue behind it again before it returns: that is how work
-	// runs side by side.
+	// recorded, and f must order the first queue behind it again before it returns: that is how
+	// work runs side by side.
 	//
 	// f starts work and returns. It must not wait for the device, copy to or from memory of Go,
 	// or ask a communicator for more than Start: take and share memory before. Operands, and
@@ -93,7 +93,8 @@ func (r *Recording) Participant(of Communicator, make func() Participant) Partic
 	return p
 }
 
-// Follow makes replays come after what runs already: wait orders the queue of the first one after that.
+// Follow makes replays come after what runs already: wait orders the queue of the first one after
+// that.
 func (r *Recording) Follow(wait func(q Queue) error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -148,7 +149,9 @@ type Graph struct {
 func NewGraph(q Queue, r *Recording, replayer Replayer) *Graph {
 	g := &Graph{queue: q, all: r.all, launched: r.launched, before: r.before, replayer: replayer}
 	// Replays of several graphs take the locks of communicators in one order.
-	slices.SortFunc(g.all, func(a, b Participant) int { return cmp.Compare(a.Of().Name(), b.Of().Name()) })
+	slices.SortFunc(g.all, func(a, b Participant) int {
+		return cmp.Compare(a.Of().Name(), b.Of().Name())
+	})
 	g.mu.Lock() // which a communicator that has ended meanwhile waits for
 	defer g.mu.Unlock()
 	for _, p := range g.all {
@@ -185,7 +188,8 @@ func (g *Graph) Launch(q Queue) (Work, error) {
 		q = g.queue
 	}
 	if c, ok := q.(GraphQueue); !ok || c.Recording() != nil {
-		return nil, fmt.Errorf("%w: a graph cannot be launched on a queue that is being recorded, or on a %T", ErrArgument, q)
+		return nil, fmt.Errorf("%w: a graph cannot be launched on a queue that is being "+
+			"recorded, or on a %T", ErrArgument, q)
 	}
 	for _, wait := range g.before {
 		if err := wait(q); err != nil {
@@ -270,7 +274,8 @@ type eventWork struct{ Event }
 func (w eventWork) Wait(q Queue) error { return q.Wait(w.Event) }
 
 // errRecorded is what nobody can wait for.
-var errRecorded = fmt.Errorf("%w: this was recorded in a graph, where it orders queues: join the Work of the graph's Launch", ErrArgument)
+var errRecorded = fmt.Errorf("%w: this was recorded in a graph, where it orders queues: join the "+
+	"Work of the graph's Launch", ErrArgument)
 
 // RecordedEvent is for Queues: an event that was recorded in a graph. It never happens, and an
 // event of a Queue adds what it is to be waited for by.

@@ -102,14 +102,18 @@ func (c *Collective) hashSplits() uint64 {
 // has a name or axes; otherwise those bytes mean nothing.
 func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 	kind := kindWord(h.Kind, h.Op, h.DType, h.Algorithm, h.Exact)
-	return put(b, h.Seq, uint64(h.Count), h.Splits, uint64(h.Generation)|uint64(uint32(h.Root))<<32, uint64(h.State), kind, uint64(h.Association)<<32, &h.Original, h.Origin)
+	return put(b, h.Seq, uint64(h.Count), h.Splits, uint64(h.Generation)|uint64(uint32(h.Root))<<32,
+		uint64(h.State), kind, uint64(h.Association)<<32, &h.Original, h.Origin)
 }
 
-// PutHeader is [Header.Put] of the [Collective.Header] of a call, which it does not make: that takes 8 ns.
-func (c *Collective) PutHeader(b *[HeaderSize]byte, seq uint64, count int, d DType) (digest uint64) {
+// PutHeader is [Header.Put] of the [Collective.Header] of a call, which it does not make: that
+// takes 8 ns.
+func (c *Collective) PutHeader(b *[HeaderSize]byte, seq uint64, count int,
+	d DType) (digest uint64) {
 	op, root, splits := c.compared()
 	kind := kindWord(c.Kind, op, d, c.Algorithm, c.Exact)
-	return put(b, seq, uint64(count), splits, uint64(uint32(root))<<32, uint64(uint32(c.State)), kind, uint64(c.Association)<<32, &c.Original, c.Origin)
+	return put(b, seq, uint64(count), splits, uint64(uint32(root))<<32, uint64(uint32(c.State)),
+		kind, uint64(c.Association)<<32, &c.Original, c.Origin)
 }
 
 // kindWord is the word at 48 of a header without Origin.
@@ -122,7 +126,8 @@ func kindWord(k Kind, op ReduceOp, d DType, a Algorithm, exact bool) uint64 {
 }
 
 // put writes the words of a header, to which it adds what asked and o say.
-func put(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint64, original *Original, o *Origin) (digest uint64) {
+func put(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint64,
+	original *Original, o *Origin) (digest uint64) {
 	le := binary.LittleEndian
 	asked |= uint64(original.Op)<<8 | uint64(original.DType)<<16 | uint64(original.Transport)<<24
 	if o != nil {
@@ -183,10 +188,13 @@ func GetHeader(b *[HeaderSize]byte) Header {
 	h := Header{
 		Seq: le.Uint64(b[0:]), Count: int64(le.Uint64(b[8:])), Splits: le.Uint64(b[16:]),
 		Generation: le.Uint32(b[32:]), Root: int32(le.Uint32(b[36:])), State: le.Uint32(b[40:]),
-		Kind: Kind(b[48]), Op: ReduceOp(b[49]), DType: DType(b[50]), Algorithm: Algorithm(b[51]), Exact: b[52] != 0, Association: Association(b[60]),
-		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[57]), DType: DType(b[58]), Transport: DType(b[59])},
+		Kind: Kind(b[48]), Op: ReduceOp(b[49]), DType: DType(b[50]), Algorithm: Algorithm(b[51]),
+		Exact: b[52] != 0, Association: Association(b[60]),
+		Original: Original{Hash: le.Uint64(b[24:]), Op: ReduceOp(b[57]), DType: DType(b[58]),
+			Transport: DType(b[59])},
 	}
-	o := Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[53]), Cut: b[55], Join: b[56], Shape: Shape{kind: b[54]}}
+	o := Origin{Ordinal: le.Uint32(b[44:]), Purpose: Purpose(b[53]), Cut: b[55], Join: b[56],
+		Shape: Shape{kind: b[54]}}
 	if b[half-1] != 0 {
 		o.Shape.get(b[half:])
 		copy(o.Name[:], b[88:120])
@@ -216,13 +224,15 @@ func (h Header) String() string {
 	h = h.Asked()
 	o := h.origin()
 	if o.Purpose == ForReplay {
-		return fmt.Sprintf("replay %d of a graph of %d collectives #%08x (call %d)", h.State, h.Count, uint32(h.Original.Hash), h.Seq)
+		return fmt.Sprintf("replay %d of a graph of %d collectives #%08x (call %d)", h.State,
+			h.Count, uint32(h.Original.Hash), h.Seq)
 	}
 	var s strings.Builder
 	if o.Purpose.method() {
 		fmt.Fprintf(&s, "%v: ", o.Purpose)
 	}
-	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Association: h.Association, Root: int(h.Root)})
+	fmt.Fprintf(&s, "%v of ", Collective{Kind: h.Kind, Op: h.Op, Association: h.Association,
+		Root: int(h.Root)})
 	if o.Name != (Name{}) {
 		fmt.Fprintf(&s, "%v, ", o.Name)
 	}

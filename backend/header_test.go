@@ -27,7 +27,8 @@ func TestHeaderRoundTrip(t *testing.T) {
 
 func TestHeaderOfARankThatDoesNotCompareSaysSo(t *testing.T) {
 	err := &backend.MismatchError{Mine: backend.Header{Seq: 1, Kind: backend.AllReduce}, Peer: 1}
-	if s := err.Error(); !strings.Contains(s, "rank 1 called something that it does not compare (the check is off there)") {
+	if s := err.Error(); !strings.Contains(s, "rank 1 called something that it does not compare "+
+		"(the check is off there)") {
 		t.Error(s)
 	}
 }
@@ -77,21 +78,29 @@ func TestHeaderLeavesOutWhatDoesNotMatter(t *testing.T) {
 // TestHeaderBytesAreFixed: ranks that were built from different versions compare bytes.
 func TestHeaderBytesAreFixed(t *testing.T) {
 	c := backend.Collective{
-		Kind: backend.Reduce, Op: backend.Max, Association: backend.Tree, Root: 0x11121314, Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
-		Splits:   []int{1, 2},
-		Origin:   &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334, Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName("w1")},
-		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Transport: backend.BF16, Hash: 0x5152535455565758},
+		Kind: backend.Reduce, Op: backend.Max, Association: backend.Tree, Root: 0x11121314,
+		Algorithm: backend.TwoShot, Exact: true, State: 0x21222324,
+		Splits: []int{1, 2},
+		Origin: &backend.Origin{Purpose: backend.ForSave, Ordinal: 0x31323334,
+			Shape: backend.ShapeOf(4, 5, 6, 7, 8, 9), Cut: 0x41, Join: 0x42, Name: backend.MakeName(
+				"w1")},
+		Original: backend.Original{Op: backend.Prod, DType: backend.F64, Transport: backend.BF16,
+			Hash: 0x5152535455565758},
 	}
 	h := c.Header(0x6162636465666768, 0x7172737475767778, backend.F16)
 	var b, direct [backend.HeaderSize]byte
-	if digest := h.Put(&b); c.PutHeader(&direct, h.Seq, int(h.Count), h.DType) != digest || direct != b {
+	if digest := h.Put(&b); c.PutHeader(&direct, h.Seq, int(h.Count), h.DType) != digest ||
+		direct != b {
 		t.Errorf("the bytes of a header are\n%x, and as PutHeader writes them\n%x", b, direct)
 	}
 	h.Generation = 0x81828384
 	h.Put(&b)
-	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" + "84838281" + "14131211" + "24232221" + "34333231" +
-		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "01" + "0000" + "01" +
-		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" + "7731" + strings.Repeat("00", 30+8)
+	want := "6867666564636261" + "7877767574737271" + "67e0c86303981777" + "5857565554535251" +
+		"84838281" + "14131211" + "24232221" + "34333231" +
+		"06" + "04" + "01" + "02" + "01" + "0b" + "07" + "41" + "42" + "02" + "04" + "02" + "01" +
+		"0000" + "01" +
+		"04000000" + "05000000" + "06000000" + "07000000" + "08000000" + "09000000" + "7731" +
+		strings.Repeat("00", 30+8)
 	if got := hex.EncodeToString(b[:]); got != want {
 		t.Errorf("the bytes of a header are\n%s, want\n%s", got, want)
 	}
@@ -100,7 +109,8 @@ func TestHeaderBytesAreFixed(t *testing.T) {
 // TestHeadersWithoutNamesAreOneCacheLine: what the second half holds does not matter then, and
 // stays what it was.
 func TestHeadersWithoutNamesAreOneCacheLine(t *testing.T) {
-	for _, origin := range []*backend.Origin{nil, {}, {Purpose: backend.ForSync, Ordinal: 3, Cut: 1, Shape: backend.ShapeOf()}} {
+	for _, origin := range []*backend.Origin{nil, {}, {Purpose: backend.ForSync, Ordinal: 3, Cut: 1,
+		Shape: backend.ShapeOf()}} {
 		h := backend.Collective{Kind: backend.AllReduce, Origin: origin}.Header(7, 8, backend.F32)
 		var clean [backend.HeaderSize]byte
 		used := [backend.HeaderSize]byte(bytes.Repeat([]byte{0xa5}, backend.HeaderSize))
@@ -110,7 +120,8 @@ func TestHeadersWithoutNamesAreOneCacheLine(t *testing.T) {
 		if rest := used[64:]; !bytes.Equal(rest, bytes.Repeat([]byte{0xa5}, len(rest))) {
 			t.Errorf("%+v: the second half became %x", origin, rest)
 		}
-		if got, want := backend.GetHeader(&used), backend.GetHeader(&clean); !reflect.DeepEqual(got, want) {
+		if got, want := backend.GetHeader(&used), backend.GetHeader(&clean); !reflect.DeepEqual(
+			got, want) {
 			t.Errorf("%+v: read as %v, want %v", origin, got, want)
 		}
 	}
@@ -139,34 +150,62 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 		"other rows": with(func(c *backend.Collective) {
 			c.Kind, c.Rows = backend.AllToAll, &backend.Rows{Src: []int{1}, Dst: []int{2}}
 		}),
-		"no rows":      with(func(c *backend.Collective) { c.Kind = backend.AllToAll }),
-		"algorithm":    with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
-		"state":        with(func(c *backend.Collective) { c.State = 1 }),
-		"association":  with(func(c *backend.Collective) { c.Association = backend.Tree }),
-		"exact":        with(func(c *backend.Collective) { c.Exact = true }),
-		"purpose":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Purpose: backend.ForSave} }),
-		"ordinal":      with(func(c *backend.Collective) { c.Origin = &backend.Origin{Ordinal: 1} }),
-		"scalar":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf()} }),
-		"shape":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(2, 3)} }),
-		"other shape":  with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(3, 2)} }),
-		"many axes":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 1, 6)} }),
-		"other axes":   with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 6, 1)} }),
-		"long axis":    with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.ShapeOf(1 << 32)} }),
-		"layout":       with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("w, b")} }),
-		"other layout": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Shape: backend.LayoutOf("b, w")} }),
-		"name":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Name: backend.MakeName("x")} }),
+		"no rows":     with(func(c *backend.Collective) { c.Kind = backend.AllToAll }),
+		"algorithm":   with(func(c *backend.Collective) { c.Algorithm = backend.OneShot }),
+		"state":       with(func(c *backend.Collective) { c.State = 1 }),
+		"association": with(func(c *backend.Collective) { c.Association = backend.Tree }),
+		"exact":       with(func(c *backend.Collective) { c.Exact = true }),
+		"purpose": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Purpose: backend.ForSave}
+		}),
+		"ordinal": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Ordinal: 1}
+		}),
+		"scalar": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf()}
+		}),
+		"shape": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf(2, 3)}
+		}),
+		"other shape": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf(3, 2)}
+		}),
+		"many axes": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 1, 6)}
+		}),
+		"other axes": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf(1, 1, 1, 1, 1, 6, 1)}
+		}),
+		"long axis": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.ShapeOf(1 << 32)}
+		}),
+		"layout": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.LayoutOf("w, b")}
+		}),
+		"other layout": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Shape: backend.LayoutOf("b, w")}
+		}),
+		"name": with(func(c *backend.Collective) {
+			c.Origin = &backend.Origin{Name: backend.MakeName("x")}
+		}),
 		"long name": with(func(c *backend.Collective) {
 			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 33))}
 		}),
 		"longer name": with(func(c *backend.Collective) {
 			c.Origin = &backend.Origin{Name: backend.MakeName(strings.Repeat("x", 34))}
 		}),
-		"cut":         with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
-		"join":        with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
-		"asked op":    with(func(c *backend.Collective) { c.Original = backend.Original{Op: backend.Avg} }),
-		"asked dtype": with(func(c *backend.Collective) { c.Original = backend.Original{DType: backend.F64} }),
-		"asked wire":  with(func(c *backend.Collective) { c.Original = backend.Original{Transport: backend.BF16} }),
-		"asked call":  with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
+		"cut":  with(func(c *backend.Collective) { c.Origin = &backend.Origin{Cut: 1} }),
+		"join": with(func(c *backend.Collective) { c.Origin = &backend.Origin{Join: 1} }),
+		"asked op": with(func(c *backend.Collective) {
+			c.Original = backend.Original{Op: backend.Avg}
+		}),
+		"asked dtype": with(func(c *backend.Collective) {
+			c.Original = backend.Original{DType: backend.F64}
+		}),
+		"asked wire": with(func(c *backend.Collective) {
+			c.Original = backend.Original{Transport: backend.BF16}
+		}),
+		"asked call": with(func(c *backend.Collective) { c.Original = backend.Original{Hash: 1} }),
 	}
 	bytes, digests := map[[backend.HeaderSize]byte]string{}, map[uint64]string{}
 	for name, h := range headers {
@@ -182,7 +221,8 @@ func TestHeadersOfDifferentCallsDiffer(t *testing.T) {
 }
 
 func TestHeaderPrintsTheCall(t *testing.T) {
-	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5, Algorithm: backend.TwoShot}
+	c := backend.Collective{Kind: backend.Reduce, Op: backend.Max, Root: 2, State: 5,
+		Algorithm: backend.TwoShot}
 	got := c.Header(17, 1024, backend.BF16).String()
 	if want := "reduce(max, root 2) of 1024 bf16 by two-shot with state 5 (call 17)"; got != want {
 		t.Errorf("got %q, want %q", got, want)
@@ -197,7 +237,8 @@ func TestFoundNegativeStateIsRefused(t *testing.T) {
 	for _, state := range []int{-1, -4, -1 << 24, 1 << 32} {
 		for _, dst := range []backend.Buffer{x, y} {
 			_, err := backend.Collective{Kind: backend.AllReduce, State: state}.Check(0, 2, dst, x)
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprint(state)) {
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), fmt.Sprint(state)) {
 				t.Errorf("state %d: the error is %v, want ErrArgument", state, err)
 			}
 		}
@@ -208,9 +249,11 @@ func TestFoundNegativeStateIsRefused(t *testing.T) {
 // hash of package hierarchy beside each other, whatever the hash is.
 func TestFoundHashesOfWrappersDoNotMix(t *testing.T) {
 	for _, hash := range []uint64{0, 1, 1 << 24, 1<<32 + 7, 1<<64 - 1} {
-		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 5, Original: backend.Original{Op: backend.Sum, DType: backend.F64, Hash: hash}}
+		c := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 5,
+			Original: backend.Original{Op: backend.Sum, DType: backend.F64, Hash: hash}}
 		h := c.Header(1, 8, backend.BF16)
-		want := backend.Collective{Kind: backend.AllReduce, State: 5, Original: backend.Original{Hash: hash}}.Header(1, 8, backend.F64)
+		want := backend.Collective{Kind: backend.AllReduce, State: 5,
+			Original: backend.Original{Hash: hash}}.Header(1, 8, backend.F64)
 		if h.Asked() != want {
 			t.Errorf("hash %d: %v was asked for, want %v", hash, h.Asked(), want)
 		}
@@ -223,18 +266,25 @@ func TestFoundHashesOfWrappersDoNotMix(t *testing.T) {
 
 func TestMismatchSaysWhatToDo(t *testing.T) {
 	of := func(p backend.Purpose) backend.Header {
-		return backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: p}}.Header(7, 40, backend.U8)
+		return backend.Collective{Kind: backend.AllGather,
+			Origin: &backend.Origin{Purpose: p}}.Header(7, 40, backend.U8)
 	}
 	for _, test := range []struct {
 		mine, theirs backend.Purpose
 		want         string
 	}{
-		{backend.ForSave, backend.ForSync, ": call DataParallel.Save on every rank, not on some of them"},
-		{backend.ForGraph, backend.ForCheck, ": call DataParallel.Check on every rank, not on some of them"},
-		{backend.ForLoad, backend.ForSave, ": call both DataParallel.Load and DataParallel.Save on every rank, in the same order"},
-		{backend.ForSave, backend.ForSave, ": every rank must start the same collectives in the same order"},
-		{backend.ForSync, backend.ForGraph, ": every rank must start the same collectives in the same order"},
-		{backend.ForCaller, backend.Purpose(200), ": every rank must start the same collectives in the same order"},
+		{backend.ForSave, backend.ForSync, ": call DataParallel.Save on every rank, not on some " +
+			"of them"},
+		{backend.ForGraph, backend.ForCheck, ": call DataParallel.Check on every rank, not on " +
+			"some of them"},
+		{backend.ForLoad, backend.ForSave, ": call both DataParallel.Load and DataParallel.Save " +
+			"on every rank, in the same order"},
+		{backend.ForSave, backend.ForSave, ": every rank must start the same collectives in the " +
+			"same order"},
+		{backend.ForSync, backend.ForGraph, ": every rank must start the same collectives in the " +
+			"same order"},
+		{backend.ForCaller, backend.Purpose(200), ": every rank must start the same collectives " +
+			"in the same order"},
 	} {
 		m := &backend.MismatchError{Rank: 1, Mine: of(test.mine), Theirs: of(test.theirs)}
 		if !strings.HasSuffix(m.Error(), test.want) {

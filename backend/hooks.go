@@ -39,14 +39,15 @@ type Call struct {
 	Part string
 }
 
-// Announcer is a CheckedStarter that runs calls on their caller, and says when hooks are best told of
-// one: while what the call has sent is on its way.
+// Announcer is a CheckedStarter that runs calls on their caller, and says when hooks are best told
+// of one: while what the call has sent is on its way.
 type Announcer interface {
 	CheckedStarter
-	// StartAnnounced is StartChecked on the device's default queue. It calls announce once for each call,
-	// also for one that fails, in the order of the calls and before the call waits for another one or
-	// for a rank. It returns the id that announce has returned.
-	StartAnnounced(announce Announce, c Collective, count int, dst, src Buffer) (id uint64, w Work, err error)
+	// StartAnnounced is StartChecked on the device's default queue. It calls announce once for each
+	// call, also for one that fails, in the order of the calls and before the call waits for
+	// another one or for a rank. It returns the id that announce has returned.
+	StartAnnounced(announce Announce, c Collective, count int, dst, src Buffer) (id uint64, w Work,
+		err error)
 }
 
 // Announce tells of a call, and returns a name for it. It must not keep the pointers.
@@ -55,7 +56,8 @@ type Announce func(c *Collective, count int, dst, src *Buffer) (id uint64)
 // WithHooks returns inner with hooks told of its calls, and of those of its parts. It owns
 // inner. Calls with wrong arguments are not told of, nor those that are recorded in a graph.
 func WithHooks(inner Communicator, hooks Hooks) Communicator {
-	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks, call: Call{Comm: inner}}
+	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks,
+		call: Call{Comm: inner}}
 	c.announcer, _ = inner.(Announcer)
 	c.announce = c.announced // here, because it is allocated
 	return c
@@ -126,7 +128,8 @@ func (c *hooked) startTold(q Queue, what *Collective, count int, dst, src Buffer
 		c.end(w, nil)
 		return inner, nil
 	}
-	if !dst.Device() && !src.Device() && inner.Done() { // on a device it is not, and to ask takes time
+	// on a device it is not, and to ask takes time
+	if !dst.Device() && !src.Device() && inner.Done() {
 		c.end(w, inner.Join(context.Background()))
 		return inner, nil
 	}

@@ -44,7 +44,8 @@ func (answering) Name() string { return "answering" }
 func (answering) Rank() int { return 0 }
 func (answering) Size() int { return 2 }
 
-func (a answering) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (a answering) Start(backend.Queue, backend.Collective, backend.Buffer,
+	backend.Buffer) (backend.Work, error) {
 	return a.start()
 }
 
@@ -99,11 +100,13 @@ func TestHooksAreToldOfEachCallOnce(t *testing.T) {
 			t.Errorf("Join gave %v, Done %v", err, w.Done())
 		}
 	}
-	if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x, x.Slice(0, 1)); !errors.Is(err, backend.ErrArgument) {
+	if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce}, x,
+		x.Slice(0, 1)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("the error of a wrong call is %v, want ErrArgument", err)
 	}
 	want := []string{
-		"start 1 of 16 bytes", "end 101: <nil>", "start 2 of 16 bytes", "end 102: broken", "start 3 of 16 bytes", "end 103: broken",
+		"start 1 of 16 bytes", "end 101: <nil>", "start 2 of 16 bytes", "end 102: broken",
+		"start 3 of 16 bytes", "end 103: broken",
 		"start 4 of 16 bytes", "start 5 of 16 bytes", "end 105: <nil>", "end 104: broken",
 	}
 	if !slices.Equal(h.told, want) {

@@ -15,13 +15,18 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	const forBackends = "it is for those who implement communicators, and returns no error"
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Barrier": {F: backend.Barrier, Args: []any{comm}},
-		"Run":     {F: backend.Run, Args: []any{comm, backend.Collective{Kind: backend.AllReduce}, x, x}},
+		"Run": {F: backend.Run, Args: []any{comm, backend.Collective{Kind: backend.AllReduce},
+			x, x}},
 	}, map[string]string{
-		"AbortOnPanic": forBackends, "As": "it finds none", "Digest": forBackends, "Finished": "nil is success",
-		"GetHeader": forBackends, "Given": "it is what says so", "Host": "a call with the buffer is an error",
-		"Label": forBackends, "NewGraph": forBackends, "Of": "a slice", "OnDevice": "numbers", "Panicked": forBackends,
-		"RankOf": forBackends, "Recorded": "nil is not recorded", "RecordedWork": forBackends,
-		"Refuse": forBackends, "RefuseRows": forBackends, "RefuseTree": forBackends, "View": "a buffer",
+		"AbortOnPanic": forBackends, "As": "it finds none", "Digest": forBackends,
+		"Finished":  "nil is success",
+		"GetHeader": forBackends, "Given": "it is what says so",
+		"Host":  "a call with the buffer is an error",
+		"Label": forBackends, "NewGraph": forBackends, "Of": "a slice", "OnDevice": "numbers",
+		"Panicked": forBackends,
+		"RankOf":   forBackends, "Recorded": "nil is not recorded", "RecordedWork": forBackends,
+		"Refuse": forBackends, "RefuseRows": forBackends, "RefuseTree": forBackends,
+		"View":      "a buffer",
 		"WithHooks": forBackends, "Wrap": forBackends,
 	})
 	if _, ok := backend.As[backend.Wrapper](nil); ok {

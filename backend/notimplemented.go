@@ -24,7 +24,9 @@ func (NotImplemented) Zero(Buffer) error { return lacking("Zero") }
 func (NotImplemented) Copy(_, _ Buffer) error { return lacking("Copy") }
 
 // Copy2D returns ErrUnsupported.
-func (NotImplemented) Copy2D(_ Buffer, _ int, _ Buffer, _, _, _ int) error { return lacking("Copy2D") }
+func (NotImplemented) Copy2D(_ Buffer, _ int, _ Buffer, _, _, _ int) error {
+	return lacking("Copy2D")
+}
 
 // Cast returns ErrUnsupported.
 func (NotImplemented) Cast(_, _ Buffer) error { return lacking("Cast") }

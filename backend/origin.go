@@ -15,34 +15,38 @@ type Purpose uint8
 
 // The purposes. A number keeps its meaning: new ones are added at the end.
 const (
-	ForCaller     Purpose = iota // the program started the collective itself
-	ForGraph                     // a node of a graph, by package ops
-	ForGradient                  // the gradient of a node, in a machine that makes no nodes for gradients
-	ForBarrier                   // Barrier
-	ForAlloc                     // Communicator.Alloc
-	ForSplit                     // Communicator.Split
-	ForConnect                   // Backend.Connect
-	ForNew                       // autograd.New
-	ForSync                      // DataParallel.Sync
-	ForAverage                   // DataParallel.Average and AverageAll
-	ForCheck                     // DataParallel.Check
-	ForSave                      // DataParallel.Save
-	ForLoad                      // DataParallel.Load
-	ForMean                      // autograd.Mean
-	ForSum                       // autograd.Sum
-	ForAny                       // autograd.Any
-	ForReplay                    // Graph.Launch
-	ForMachine                   // vm.New
-	ForSampler                   // autograd.NewSampler
-	ForEvaluation                // autograd.Evaluation
+	ForCaller Purpose = iota // the program started the collective itself
+	ForGraph                 // a node of a graph, by package ops
+	// the gradient of a node, in a machine that makes no nodes for gradients
+	ForGradient
+	ForBarrier    // Barrier
+	ForAlloc      // Communicator.Alloc
+	ForSplit      // Communicator.Split
+	ForConnect    // Backend.Connect
+	ForNew        // autograd.New
+	ForSync       // DataParallel.Sync
+	ForAverage    // DataParallel.Average and AverageAll
+	ForCheck      // DataParallel.Check
+	ForSave       // DataParallel.Save
+	ForLoad       // DataParallel.Load
+	ForMean       // autograd.Mean
+	ForSum        // autograd.Sum
+	ForAny        // autograd.Any
+	ForReplay     // Graph.Launch
+	ForMachine    // vm.New
+	ForSampler    // autograd.NewSampler
+	ForEvaluation // autograd.Evaluation
 )
 
 var purposes = [...]string{
-	ForCaller: "a collective", ForGraph: "a node of a graph", ForGradient: "the gradient of a node", ForBarrier: "Barrier",
-	ForAlloc: "Alloc", ForSplit: "Split", ForConnect: "Connect",
-	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average", ForCheck: "DataParallel.Check",
-	ForSave: "DataParallel.Save", ForLoad: "DataParallel.Load",
-	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any", ForReplay: "Graph.Launch",
+	ForCaller: "a collective", ForGraph: "a node of a graph", ForGradient: "the gradient of a node",
+	ForBarrier: "Barrier",
+	ForAlloc:   "Alloc", ForSplit: "Split", ForConnect: "Connect",
+	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average",
+	ForCheck: "DataParallel.Check",
+	ForSave:  "DataParallel.Save", ForLoad: "DataParallel.Load",
+	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
+	ForReplay:  "Graph.Launch",
 	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
 }
 

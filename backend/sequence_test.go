@@ -39,18 +39,25 @@ func TestSequenceWaitsWhereItMust(t *testing.T) {
 		{"two queues, no kernels", a, b, false, false, 0},
 	} {
 		var s backend.Sequence
-		w := &waiter{err: errors.New("the call has failed")} // which is no reason not to start the next
-		if _, err := s.Start(test.first, test.own, func() (backend.Work, error) { return w, nil }); err != nil {
+		// which is no reason not to start the next
+		w := &waiter{err: errors.New("the call has failed")}
+		if _, err := s.Start(test.first, test.own, func() (backend.Work, error) {
+			return w, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Start(test.next, test.ownToo, func() (backend.Work, error) { return nil, errors.New("refused") }); err == nil || err.Error() != "refused" {
+		if _, err := s.Start(test.next, test.ownToo, func() (backend.Work, error) {
+			return nil, errors.New("refused")
+		}); err == nil || err.Error() != "refused" {
 			t.Errorf("%s: the error is %v", test.name, err)
 		}
 		if w.waits != test.want {
 			t.Errorf("%s: %d waits, want %d", test.name, w.waits, test.want)
 		}
 		// What was refused is not what the next one follows.
-		if _, err := s.Start(&line{name: "c"}, true, func() (backend.Work, error) { return w, nil }); err != nil || w.waits != test.want+1 {
+		if _, err := s.Start(&line{name: "c"}, true, func() (backend.Work, error) {
+			return w, nil
+		}); err != nil || w.waits != test.want+1 {
 			t.Errorf("%s: after a refusal: %d waits, %v", test.name, w.waits, err)
 		}
 	}
@@ -67,11 +74,14 @@ func TestSequenceRemembersKernels(t *testing.T) {
 		own  bool
 		work *waiter
 	}{{a, true, own}, {a, false, pass}, {b, false, pass}, {c, false, pass}} {
-		if _, err := s.Start(call.on, call.own, func() (backend.Work, error) { return call.work, nil }); err != nil {
+		if _, err := s.Start(call.on, call.own, func() (backend.Work, error) {
+			return call.work, nil
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if own.waits != 2 || pass.waits != 0 {
-		t.Errorf("%d queues wait for the call with kernels, want 2; %d for the others", own.waits, pass.waits)
+		t.Errorf("%d queues wait for the call with kernels, want 2; %d for the others", own.waits,
+			pass.waits)
 	}
 }

@@ -51,7 +51,9 @@ type wrap func(backend.Communicator) backend.Communicator
 // guarded wraps ranks in memory that the host cannot touch, as a GPU's is. At the
 // end everything must have been freed.
 func guarded(t *testing.T) wrap {
-	return func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, newGuard(t)) }
+	return func(c backend.Communicator) backend.Communicator {
+		return fakedevice.Over(c, newGuard(t))
+	}
 }
 
 func newGuard(t *testing.T) *fakedevice.Device {
@@ -98,7 +100,8 @@ type later struct {
 
 func (l later) Device() backend.Device { return l.device }
 
-func (l later) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (l later) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
+	error) {
 	if q == nil {
 		q = l.device.queue
 	}
@@ -113,7 +116,8 @@ func config(k backend.Kind) bench.Config {
 }
 
 func TestEveryCollectiveIsRight(t *testing.T) {
-	for place, wrap := range map[string]wrap{"host": asIs, "device": guarded(t), "queue": queued(t)} {
+	for place, wrap := range map[string]wrap{"host": asIs, "device": guarded(t),
+		"queue": queued(t)} {
 		for _, k := range backend.Kinds() {
 			for _, P := range []int{1, 2, 3} {
 				for _, inPlace := range []bool{false, true} {
@@ -129,7 +133,8 @@ func TestEveryCollectiveIsRight(t *testing.T) {
 					}
 					for _, r := range results {
 						if wrong := implausible(r, place != "host"); wrong != "" {
-							t.Errorf("%v on %d ranks, %s, in place %v: %s: %+v", k, P, place, inPlace, wrong, r)
+							t.Errorf("%v on %d ranks, %s, in place %v: %s: %+v", k, P, place,
+								inPlace, wrong, r)
 						}
 					}
 				}
@@ -143,9 +148,11 @@ func implausible(r bench.Result, device bool) string {
 	switch {
 	case r.Wrong != 0:
 		return "wrong elements"
-	case r.P50Micros <= 0 || r.P99Micros < r.P50Micros || r.MeanMicros <= 0 || r.AlgBW <= 0 || r.Iters != 3:
+	case r.P50Micros <= 0 || r.P99Micros < r.P50Micros || r.MeanMicros <= 0 || r.AlgBW <= 0 ||
+		r.Iters != 3:
 		return "times"
-	case device != (r.StreamMicros > 0) || device != (r.HostMicros > 0) || r.HostMicros > r.StreamMicros:
+	case device != (r.StreamMicros > 0) || device != (r.HostMicros > 0) ||
+		r.HostMicros > r.StreamMicros:
 		return "times of a batch"
 	}
 	per := r.MeanMicros
@@ -210,7 +217,8 @@ func TestEveryTypeAndReductionIsRight(t *testing.T) {
 			for _, P := range []int{3, 5} {
 				for _, r := range measure(t, P, c, asIs) {
 					if r.Wrong != 0 {
-						t.Errorf("%v of %v on %d ranks: %d wrong of %d bytes", op, d, P, r.Wrong, r.Bytes)
+						t.Errorf("%v of %v on %d ranks: %d wrong of %d bytes", op, d, P, r.Wrong,
+							r.Bytes)
 					}
 				}
 			}
@@ -221,7 +229,8 @@ func TestEveryTypeAndReductionIsRight(t *testing.T) {
 // liar changes the first byte of every result on its rank 1.
 type liar struct{ backend.Communicator }
 
-func (l liar) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (l liar) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
+	error) {
 	w, err := l.Communicator.Start(q, c, dst, src)
 	if err == nil && l.Rank() == 1 && dst.DType() == backend.F32 {
 		dst.Bytes()[0] ^= 1
@@ -232,7 +241,8 @@ func (l liar) Start(q backend.Queue, c backend.Collective, dst, src backend.Buff
 // spoiler zeroes an element of every result of its rank 1, by a kernel.
 type spoiler struct{ backend.Communicator }
 
-func (s spoiler) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s spoiler) Start(q backend.Queue, c backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	w, err := s.Communicator.Start(q, c, dst, src)
 	if err == nil && s.Rank() == 1 && dst.DType() == backend.F32 {
 		err = s.Device().Default().Zero(dst.Slice(3, 4))
@@ -242,7 +252,8 @@ func (s spoiler) Start(q backend.Queue, c backend.Collective, dst, src backend.B
 
 func TestWrongElementsOnADeviceAreCounted(t *testing.T) {
 	wrap := guarded(t)
-	for _, r := range measure(t, 2, config(backend.AllReduce), func(c backend.Communicator) backend.Communicator { return spoiler{wrap(c)} }) {
+	for _, r := range measure(t, 2, config(backend.AllReduce),
+		func(c backend.Communicator) backend.Communicator { return spoiler{wrap(c)} }) {
 		if r.Wrong != 1 {
 			t.Errorf("%d wrong, want 1", r.Wrong)
 		}
@@ -251,7 +262,8 @@ func TestWrongElementsOnADeviceAreCounted(t *testing.T) {
 
 func TestWrongElementsAreCounted(t *testing.T) {
 	for _, k := range []backend.Kind{backend.AllReduce, backend.AllToAll, backend.Scatter} {
-		for _, r := range measure(t, 2, config(k), func(c backend.Communicator) backend.Communicator { return liar{c} }) {
+		for _, r := range measure(t, 2, config(k),
+			func(c backend.Communicator) backend.Communicator { return liar{c} }) {
 			if r.Wrong != 1 {
 				t.Errorf("%v: %d wrong, want 1", k, r.Wrong)
 			}
@@ -262,7 +274,8 @@ func TestWrongElementsAreCounted(t *testing.T) {
 // lazy moves nothing.
 type lazy struct{ backend.Communicator }
 
-func (l lazy) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (l lazy) Start(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
+	error) {
 	if dst.DType() != backend.U8 {
 		return l.Communicator.Start(q, c, dst, src)
 	}
@@ -272,7 +285,9 @@ func (l lazy) Start(q backend.Queue, c backend.Collective, dst, src backend.Buff
 func TestNoResultIsWrongEverywhere(t *testing.T) {
 	c := config(backend.AllGather)
 	c.DType = backend.U8
-	for _, r := range measure(t, 3, c, func(c backend.Communicator) backend.Communicator { return lazy{c} }) {
+	for _, r := range measure(t, 3, c, func(c backend.Communicator) backend.Communicator {
+		return lazy{c}
+	}) {
 		// 0xa5 is the right value of some elements.
 		if all := 3 * r.Bytes; r.Wrong < all*9/10 || r.Wrong > all {
 			t.Errorf("%d wrong of %d", r.Wrong, all)
@@ -297,7 +312,9 @@ func TestErrorsOfTheCommunicatorEndIt(t *testing.T) {
 			comm.Abort(cause)
 			return nil
 		}
-		return bench.Measure(comm, config(backend.AllReduce), func(bench.Result) error { return nil })
+		return bench.Measure(comm, config(backend.AllReduce), func(bench.Result) error {
+			return nil
+		})
 	})
 	if err == nil || !strings.Contains(err.Error(), "enough") {
 		t.Errorf("error is %v", err)
@@ -310,7 +327,8 @@ func TestBytesAreThoseOfNCCLTests(t *testing.T) {
 		bytes int
 	}{
 		{backend.AllReduce, 1000}, {backend.Broadcast, 1000}, {backend.Reduce, 1000},
-		{backend.AllGather, 996}, {backend.ReduceScatter, 996}, {backend.AllToAll, 996}, {backend.Gather, 996}, {backend.Scatter, 996},
+		{backend.AllGather, 996}, {backend.ReduceScatter, 996}, {backend.AllToAll, 996},
+		{backend.Gather, 996}, {backend.Scatter, 996},
 	} {
 		c := config(test.kind)
 		c.Min, c.Max = 1000, 1000
@@ -338,17 +356,21 @@ func TestTinySizesAreRoundedUpOnce(t *testing.T) {
 
 func TestBadConfigsSayWhatIsWrong(t *testing.T) {
 	for want, change := range map[string]func(*bench.Config){
-		"unknown collective":     func(c *bench.Config) { c.Collective.Kind = 99 },
-		"unknown reduction":      func(c *bench.Config) { c.Collective.Op = 99 },
-		"root 2 is out of range": func(c *bench.Config) { c.Collective.Kind, c.Collective.Root = backend.Reduce, 2 },
-		"even chunks":            func(c *bench.Config) { c.Collective.Splits = []int{1, 2} },
-		"unknown dtype":          func(c *bench.Config) { c.DType = 0 },
-		"at least 1":             func(c *bench.Config) { c.Min = 0 },
-		"is below the smallest":  func(c *bench.Config) { c.Max = 1 },
-		"at least 2":             func(c *bench.Config) { c.Factor = 1 },
-		"timed calls":            func(c *bench.Config) { c.Iters = -1 },
-		"must be positive":       func(c *bench.Config) { c.Iters = 0 },
-		"cannot be in place":     func(c *bench.Config) { c.Collective.Kind, c.InPlace = backend.AllToAll, true },
+		"unknown collective": func(c *bench.Config) { c.Collective.Kind = 99 },
+		"unknown reduction":  func(c *bench.Config) { c.Collective.Op = 99 },
+		"root 2 is out of range": func(c *bench.Config) {
+			c.Collective.Kind, c.Collective.Root = backend.Reduce, 2
+		},
+		"even chunks":           func(c *bench.Config) { c.Collective.Splits = []int{1, 2} },
+		"unknown dtype":         func(c *bench.Config) { c.DType = 0 },
+		"at least 1":            func(c *bench.Config) { c.Min = 0 },
+		"is below the smallest": func(c *bench.Config) { c.Max = 1 },
+		"at least 2":            func(c *bench.Config) { c.Factor = 1 },
+		"timed calls":           func(c *bench.Config) { c.Iters = -1 },
+		"must be positive":      func(c *bench.Config) { c.Iters = 0 },
+		"cannot be in place": func(c *bench.Config) {
+			c.Collective.Kind, c.InPlace = backend.AllToAll, true
+		},
 	} {
 		c := config(backend.AllReduce)
 		change(&c)
@@ -359,7 +381,8 @@ func TestBadConfigsSayWhatIsWrong(t *testing.T) {
 }
 
 func TestSizesReadAndPrint(t *testing.T) {
-	for text, want := range map[string]bench.Size{"1": 1, "1000": 1000, "1k": 1 << 10, "64KiB": 64 << 10, "3MB": 3 << 20, "2G": 2 << 30} {
+	for text, want := range map[string]bench.Size{"1": 1, "1000": 1000, "1k": 1 << 10,
+		"64KiB": 64 << 10, "3MB": 3 << 20, "2G": 2 << 30} {
 		var s bench.Size
 		if err := s.UnmarshalText([]byte(text)); err != nil || s != want {
 			t.Errorf("%q reads as %d, %v; want %d", text, s, err, want)
@@ -389,7 +412,8 @@ func TestJSONLineHasTheAgreedKeys(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &keys); err != nil {
 		t.Fatal(err)
 	}
-	for _, key := range []string{"collective", "backend", "ranks", "dtype", "bytes", "p50_us", "p99_us", "algbw_gbps", "busbw_gbps", "wrong"} {
+	for _, key := range []string{"collective", "backend", "ranks", "dtype", "bytes", "p50_us",
+		"p99_us", "algbw_gbps", "busbw_gbps", "wrong"} {
 		if _, ok := keys[key]; !ok {
 			t.Errorf("no key %q in %s", key, out.String())
 		}

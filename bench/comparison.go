@@ -57,7 +57,8 @@ func NewComparison(comm backend.Communicator, nbytes int, clock Clock) (*Compari
 		c.run.memory.staging = make([]byte, wordsBytes)
 	}
 	if c.run.words, err = comm.Alloc(wordsBytes); err != nil { // last, as in run.prepare
-		return nil, errors.Join(fmt.Errorf("bench: get memory that all ranks can reach: %w", err), c.Close())
+		return nil, errors.Join(fmt.Errorf("bench: get memory that all ranks can reach: %w", err),
+			c.Close())
 	}
 	return c, nil
 }
@@ -73,7 +74,8 @@ func (c *Comparison) Close() error { return c.run.free() }
 // a round each way makes one call that synchronizes the ranks and then a timed batch of
 // calls, with one wait at its end. All rounds together take about as long as budget. Race
 // is collective; the ways must not depend on the rank.
-func (c *Comparison) Race(budget time.Duration, ways ...func() (backend.Work, error)) ([]float64, error) {
+func (c *Comparison) Race(budget time.Duration, ways ...func() (backend.Work, error)) ([]float64,
+	error) {
 	if len(ways) > maxWays {
 		return nil, fmt.Errorf("bench: a race of %d ways: there is room for %d", len(ways), maxWays)
 	}
@@ -96,12 +98,14 @@ func (c *Comparison) Race(budget time.Duration, ways ...func() (backend.Work, er
 		slices.Sort(times[i])
 		medians[i] = micros(quantile(times[i], 0.5)) / float64(batches[i])
 	}
-	return medians, together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, medians)
+	return medians, together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max},
+		medians)
 }
 
 // plan warms up. It returns the calls of each way in a batch and the number of rounds,
 // which rank 0 decides for all.
-func (c *Comparison) plan(budget time.Duration, ways []func() (backend.Work, error)) (batches []int64, rounds int, err error) {
+func (c *Comparison) plan(budget time.Duration, ways []func() (backend.Work, error)) (
+	batches []int64, rounds int, err error) {
 	chosen := make([]int64, len(ways)+1)
 	round := time.Duration(1)
 	for i, way := range ways {
@@ -135,7 +139,8 @@ func (c *Comparison) few(way func() (backend.Work, error)) (int, error) {
 		}
 	}
 	longest := []int64{int64(took)}
-	if err := together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, longest); err != nil {
+	if err := together(&c.run, backend.Collective{Kind: backend.AllReduce, Op: backend.Max},
+		longest); err != nil {
 		return 0, err
 	}
 	if time.Duration(longest[0]) > batchTime {

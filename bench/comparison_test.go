@@ -23,7 +23,8 @@ func TestComparisonTellsWaysApart(t *testing.T) {
 					return err
 				}
 				call := func() (backend.Work, error) {
-					return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(), c.Buffer())
+					return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
+						c.Buffer())
 				}
 				slow := func() (backend.Work, error) {
 					if comm.Rank() == 1 { // whose time is the one that counts
@@ -89,7 +90,8 @@ func TestComparisonGoesByItsClock(t *testing.T) {
 		}
 		way := func() (backend.Work, error) {
 			clock.calls++
-			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(), c.Buffer())
+			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
+				c.Buffer())
 		}
 		micros, err := c.Race(time.Millisecond, way)
 		if err == nil && micros[0] != 1000 {

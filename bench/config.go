@@ -45,7 +45,8 @@ func (c Config) Check(P int) error {
 	case k.Kind.Reduces() && !k.Op.Valid():
 		return fmt.Errorf("bench: unknown reduction %v: use one of %v", k.Op, backend.ReduceOps())
 	case k.Kind.Rooted() && (k.Root < 0 || k.Root >= P):
-		return fmt.Errorf("bench: root %d is out of range: there are %d ranks, 0 to %d", k.Root, P, P-1)
+		return fmt.Errorf("bench: root %d is out of range: there are %d ranks, 0 to %d", k.Root,
+			P, P-1)
 	case k.Splits != nil || k.State != 0:
 		return fmt.Errorf("bench: only even chunks are measured, and no state")
 	case !c.DType.Valid():
@@ -57,7 +58,8 @@ func (c Config) Check(P int) error {
 	case c.Factor < 2:
 		return fmt.Errorf("bench: sizes grow by a factor of %d: it must be at least 2", c.Factor)
 	case c.Iters < 0 || c.Iters > MaxIters:
-		return fmt.Errorf("bench: %d timed calls: it must be 1 to %d, or 0 to choose by time", c.Iters, MaxIters)
+		return fmt.Errorf("bench: %d timed calls: it must be 1 to %d, or 0 to choose by time",
+			c.Iters, MaxIters)
 	case c.Iters == 0 && c.Budget <= 0:
 		return fmt.Errorf("bench: a time of %v for each size: it must be positive", c.Budget)
 	case c.InPlace && k.Kind == backend.AllToAll && P > 1:
@@ -145,7 +147,8 @@ func (s *Size) UnmarshalText(text []byte) error {
 	}
 	n, err := strconv.Atoi(digits)
 	if err != nil || n < 0 || n > math.MaxInt/int(unit) {
-		return fmt.Errorf("%q is not a size: write a number of bytes, or one with K, M or G (powers of two)", text)
+		return fmt.Errorf("%q is not a size: write a number of bytes, or one with K, M or G "+
+			"(powers of two)", text)
 	}
 	*s = Size(n) * unit
 	return nil

@@ -35,7 +35,8 @@ func Measure(comm backend.Communicator, c Config, each func(Result) error) (err 
 	if err := c.Check(comm.Size()); err != nil {
 		return err
 	}
-	r := &run{comm: comm, cfg: c, memory: memory{device: comm.Device()}, times: make([]time.Duration, MaxIters)}
+	r := &run{comm: comm, cfg: c, memory: memory{device: comm.Device()},
+		times: make([]time.Duration, MaxIters)}
 	defer func() { err = errors.Join(err, r.free()) }()
 	if err := r.prepare(); err != nil {
 		return fmt.Errorf("bench: %w", err)
@@ -175,7 +176,8 @@ func (r *run) measure(n int) (Result, error) {
 		return Result{}, err
 	}
 	slowest := []float64{result.MeanMicros, result.StreamMicros, result.HostMicros}
-	if err := together(r, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, slowest); err != nil {
+	if err := together(r, backend.Collective{Kind: backend.AllReduce, Op: backend.Max},
+		slowest); err != nil {
 		return Result{}, err
 	}
 	result.MeanMicros, result.StreamMicros, result.HostMicros = slowest[0], slowest[1], slowest[2]
@@ -352,11 +354,14 @@ func (t trial) result(iters int) Result {
 		n *= t.comm.Size()
 	}
 	r := Result{
-		Collective: c.Collective.Kind.String(), Backend: t.comm.Capabilities().Backend, Ranks: t.comm.Size(),
+		Collective: c.Collective.Kind.String(), Backend: t.comm.Capabilities().Backend,
+		Ranks: t.comm.Size(),
 		DType: c.DType.String(), Bytes: n * c.DType.Size(),
-		P50Micros: micros(quantile(times, 0.5)), P99Micros: micros(quantile(times, 0.99)), MeanMicros: mean,
-		Algorithm: c.Collective.Algorithm.String(), Alloc: c.Alloc, InPlace: c.InPlace, Iters: iters,
-		kind: c.Collective.Kind,
+		P50Micros: micros(quantile(times, 0.5)), P99Micros: micros(quantile(times, 0.99)),
+		MeanMicros: mean,
+		Algorithm:  c.Collective.Algorithm.String(), Alloc: c.Alloc, InPlace: c.InPlace,
+		Iters: iters,
+		kind:  c.Collective.Kind,
 	}
 	if c.Collective.Kind.Reduces() {
 		r.Op = c.Collective.Op.String()

@@ -42,7 +42,8 @@ func needNCCL(t *testing.T) (b backend.Backend, ranks int) {
 
 // measureOnGPUs measures each configuration on the same communicator and gives
 // check the results of rank 0.
-func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Config, check func(bench.Config, bench.Result)) {
+func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Config,
+	check func(bench.Config, bench.Result)) {
 	t.Helper()
 	errs := testranks.Run(P, func(w *rendezvous.World) (backend.Communicator, error) {
 		return b.Connect(context.Background(), w)
@@ -52,7 +53,8 @@ func measureOnGPUs(t *testing.T, b backend.Backend, P int, configs []bench.Confi
 	}
 }
 
-func measureAll(comm backend.Communicator, configs []bench.Config, check func(bench.Config, bench.Result)) error {
+func measureAll(comm backend.Communicator, configs []bench.Config,
+	check func(bench.Config, bench.Result)) error {
 	for _, c := range configs {
 		err := bench.Measure(comm, c, func(r bench.Result) error {
 			if comm.Rank() == 0 {
@@ -83,7 +85,8 @@ func TestEveryCollectiveIsRightOnGPU(t *testing.T) {
 		}
 		measureOnGPUs(t, b, P, configs, func(c bench.Config, r bench.Result) {
 			if wrong := implausible(r, true); wrong != "" {
-				t.Errorf("%v on %d GPUs, in place %v: %s: %+v", c.Collective, P, c.InPlace, wrong, r)
+				t.Errorf("%v on %d GPUs, in place %v: %s: %+v", c.Collective, P, c.InPlace,
+					wrong, r)
 			}
 		})
 	}
@@ -101,7 +104,8 @@ func TestEveryTypeAndReductionIsRightOnGPU(t *testing.T) {
 	}
 	measureOnGPUs(t, b, P, configs, func(c bench.Config, r bench.Result) {
 		if r.Wrong != 0 {
-			t.Errorf("%v of %v on %d GPUs: %d wrong of %d bytes", c.Collective, c.DType, P, r.Wrong, r.Bytes)
+			t.Errorf("%v of %v on %d GPUs: %d wrong of %d bytes", c.Collective, c.DType, P, r.Wrong,
+				r.Bytes)
 		}
 	})
 }
@@ -112,7 +116,8 @@ func TestBatchesAreFasterThanJoinedCallsOnGPU(t *testing.T) {
 	c := config(backend.AllReduce)
 	c.Min, c.Max, c.Iters, c.Budget = 1024, 1024, 0, 200*time.Millisecond
 	measureOnGPUs(t, b, P, []bench.Config{c}, func(_ bench.Config, r bench.Result) {
-		t.Logf("%d GPUs: stream %.2f us, host %.2f us, p50 %.2f us", P, r.StreamMicros, r.HostMicros, r.P50Micros)
+		t.Logf("%d GPUs: stream %.2f us, host %.2f us, p50 %.2f us", P, r.StreamMicros,
+			r.HostMicros, r.P50Micros)
 		if r.StreamMicros >= r.MeanMicros {
 			t.Errorf("%+v", r)
 		}

@@ -96,9 +96,11 @@ func encode(d backend.DType, values []int64, divisor int) []byte {
 		case backend.F64:
 			backend.View[float64](buf)[i] = exact(i)
 		case backend.F16:
-			backend.View[backend.Float16](buf)[i] = backend.Float16(float16.Fromfloat32(float32(exact(i))))
+			backend.View[backend.Float16](buf)[i] = backend.Float16(
+				float16.Fromfloat32(float32(exact(i))))
 		case backend.BF16:
-			backend.View[backend.BFloat16](buf)[i] = backend.BFloat16(math.Float32bits(float32(exact(i))) >> 16)
+			backend.View[backend.BFloat16](buf)[i] = backend.BFloat16(
+				math.Float32bits(float32(exact(i))) >> 16)
 		}
 	}
 	return out

@@ -65,7 +65,8 @@ func (r Result) onDevice() bool { return r.StreamMicros > 0 }
 
 // WriteJSON writes the result as one line.
 func (r Result) WriteJSON(w io.Writer) error {
-	for _, x := range []*float64{&r.P50Micros, &r.P99Micros, &r.AlgBW, &r.BusBW, &r.MeanMicros, &r.StreamMicros, &r.HostMicros, &r.PeerMicros, &r.Ratio} {
+	for _, x := range []*float64{&r.P50Micros, &r.P99Micros, &r.AlgBW, &r.BusBW, &r.MeanMicros,
+		&r.StreamMicros, &r.HostMicros, &r.PeerMicros, &r.Ratio} {
 		*x = math.Round(*x*1e4) / 1e4
 	}
 	return json.NewEncoder(w).Encode(r)
@@ -76,10 +77,13 @@ func (r Result) WriteJSON(w io.Writer) error {
 func WriteTitles(w io.Writer, device bool) error {
 	names, units := "", ""
 	if device {
-		names, units = fmt.Sprintf(" %11s %9s", "stream", "host"), fmt.Sprintf(" %11s %9s", "(us)", "(us)")
+		names, units = fmt.Sprintf(" %11s %9s", "stream", "host"), fmt.Sprintf(" %11s %9s", "(us)",
+			"(us)")
 	}
-	_, err := fmt.Fprintf(w, "#%11s %12s %6s %5s%s %11s %11s %11s %7s %9s %9s %7s\n#%11s %12s %6s %5s%s %11s %11s %11s %7s %9s %9s %7s\n",
-		"size", "count", "dtype", "op", names, "p50", "p99", "mean", "iters", "algbw", "busbw", "wrong",
+	_, err := fmt.Fprintf(w, "#%11s %12s %6s %5s%s %11s %11s %11s %7s %9s %9s %7s\n#%11s %12s "+
+		"%6s %5s%s %11s %11s %11s %7s %9s %9s %7s\n",
+		"size", "count", "dtype", "op", names, "p50", "p99", "mean", "iters", "algbw", "busbw",
+		"wrong",
 		"(bytes)", "(elements)", "", "", units, "(us)", "(us)", "(us)", "", "(GB/s)", "(GB/s)", "")
 	return err
 }
@@ -97,6 +101,7 @@ func (r Result) WriteRow(w io.Writer) error {
 		stream = fmt.Sprintf(" %11.2f %9.2f", r.StreamMicros, r.HostMicros)
 	}
 	_, err := fmt.Fprintf(w, " %11d %12d %6s %5s%s %11.2f %11.2f %11.2f %7d %9.3f %9.3f %7d\n",
-		r.Bytes, count, r.DType, op, stream, r.P50Micros, r.P99Micros, r.MeanMicros, r.Iters, r.AlgBW, r.BusBW, r.Wrong)
+		r.Bytes, count, r.DType, op, stream, r.P50Micros, r.P99Micros, r.MeanMicros, r.Iters,
+		r.AlgBW, r.BusBW, r.Wrong)
 	return err
 }

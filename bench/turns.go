@@ -47,9 +47,11 @@ func Turns(rounds int, run func(program int) (map[int]float64, error)) ([]Pair, 
 			if before <= 0 || after <= 0 {
 				return nil, fmt.Errorf("bench: %d bytes were not measured by both programs", nbytes)
 			}
-			first, second, ratios = append(first, before), append(second, after), append(ratios, after/before)
+			first, second, ratios = append(first, before), append(second, after),
+				append(ratios, after/before)
 		}
-		pairs = append(pairs, Pair{nbytes, [2]float64{Median(first), Median(second)}, Median(ratios)})
+		pairs = append(pairs, Pair{nbytes, [2]float64{Median(first), Median(second)},
+			Median(ratios)})
 	}
 	return pairs, nil
 }
@@ -72,7 +74,8 @@ func ReadJSON(r io.Reader) ([]Result, error) {
 			return nil, fmt.Errorf("bench: %w in the line %q", err, lines.Text())
 		}
 		if result.Wrong > 0 {
-			return nil, fmt.Errorf("bench: %s of %d bytes has %d wrong elements", result.Collective, result.Bytes, result.Wrong)
+			return nil, fmt.Errorf("bench: %s of %d bytes has %d wrong elements", result.Collective,
+				result.Bytes, result.Wrong)
 		}
 		all = append(all, result)
 	}

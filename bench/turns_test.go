@@ -17,7 +17,8 @@ func TestMedianOfInversesIsTheInverse(t *testing.T) {
 		for i := range inverse {
 			inverse[i] = 1 / inverse[i]
 		}
-		if got, other := bench.Median(x), bench.Median(inverse); !near(got, want) || !near(other, 1/want) {
+		if got, other := bench.Median(x), bench.Median(inverse); !near(got, want) ||
+			!near(other, 1/want) {
 			t.Errorf("the median is %v, want %v; of the inverses %v", got, want, other)
 		}
 	}
@@ -25,7 +26,8 @@ func TestMedianOfInversesIsTheInverse(t *testing.T) {
 
 func TestProgramsRunInTurnAndRatiosArePaired(t *testing.T) {
 	var order []int
-	factors := []float64{1.05, 0.9, 1.06} // the second program takes, in a machine that becomes slower
+	// the second program takes, in a machine that becomes slower
+	factors := []float64{1.05, 0.9, 1.06}
 	pairs, err := bench.Turns(3, func(program int) (map[int]float64, error) {
 		round := len(order) / 2
 		order = append(order, program)
@@ -38,21 +40,27 @@ func TestProgramsRunInTurnAndRatiosArePaired(t *testing.T) {
 	if err != nil || !slices.Equal(order, []int{0, 1, 1, 0, 0, 1}) {
 		t.Fatalf("the order is %v, the error %v", order, err)
 	}
-	if len(pairs) != 2 || pairs[0].Bytes != 8 || !near(pairs[0].Ratio, 1.05) || !near(pairs[0].Micros[0], 2) || !near(pairs[1].Ratio, 1) {
+	if len(pairs) != 2 || pairs[0].Bytes != 8 || !near(pairs[0].Ratio, 1.05) ||
+		!near(pairs[0].Micros[0], 2) || !near(pairs[1].Ratio, 1) {
 		t.Errorf("the pairs are %v", pairs)
 	}
-	if _, err := bench.Turns(1, func(program int) (map[int]float64, error) { return map[int]float64{8 << program: 1}, nil }); err == nil {
+	if _, err := bench.Turns(1, func(program int) (map[int]float64, error) {
+		return map[int]float64{8 << program: 1}, nil
+	}); err == nil {
 		t.Error("sizes that one of the programs lacks are no error")
 	}
 }
 
 func TestLinesOfResultsAreRead(t *testing.T) {
-	got, err := bench.ReadJSON(strings.NewReader(`{"collective":"allreduce","bytes":1024,"p50_us":2,"wrong":0}` + "\n"))
+	got, err := bench.ReadJSON(
+		strings.NewReader(`{"collective":"allreduce","bytes":1024,"p50_us":2,"wrong":0}` + "\n"))
 	if err != nil || len(got) != 1 || got[0].Bytes != 1024 || got[0].P50Micros != 2 {
 		t.Errorf("read %v, %v", got, err)
 	}
-	for text, want := range map[string]string{"": "no results", "{": "in the line", `{"collective":"allreduce","bytes":8,"wrong":2}`: "2 wrong elements"} {
-		if _, err := bench.ReadJSON(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+	for text, want := range map[string]string{"": "no results", "{": "in the line",
+		`{"collective":"allreduce","bytes":8,"wrong":2}`: "2 wrong elements"} {
+		if _, err := bench.ReadJSON(strings.NewReader(text)); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: the error is %v", text, err)
 		}
 	}

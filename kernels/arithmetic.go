@@ -66,9 +66,11 @@ func (Host) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
 	case backend.BF16:
 		binaryHalf[backend.BFloat16](op, dst, x, y)
 	case backend.F32:
-		binaryFloat(op, backend.View[float32](dst), backend.View[float32](x), backend.View[float32](y))
+		binaryFloat(op, backend.View[float32](dst), backend.View[float32](x),
+			backend.View[float32](y))
 	case backend.F64:
-		binaryFloat(op, backend.View[float64](dst), backend.View[float64](x), backend.View[float64](y))
+		binaryFloat(op, backend.View[float64](dst), backend.View[float64](x),
+			backend.View[float64](y))
 	case backend.I32:
 		binaryInt(op, backend.View[int32](dst), backend.View[int32](x), backend.View[int32](y))
 	case backend.I64:
@@ -81,7 +83,8 @@ func (Host) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
 
 // BinaryScalar implements [backend.Arithmetic]. It fills a block with the scalar
 // and goes through Binary, so that there is one loop for each function.
-func (h Host) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+func (h Host) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
+	reverse bool) error {
 	if err := (Check{}).BinaryScalar(op, dst, x, s, reverse); err != nil {
 		return err
 	}
@@ -112,7 +115,8 @@ func (Host) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	case 1:
 		copyStrided(backend.View[byte](dst), backend.View[byte](src), shape, strides)
 	case 2:
-		copyStrided(backend.View[backend.Float16](dst), backend.View[backend.Float16](src), shape, strides)
+		copyStrided(backend.View[backend.Float16](dst), backend.View[backend.Float16](src), shape,
+			strides)
 	case 4:
 		copyStrided(backend.View[float32](dst), backend.View[float32](src), shape, strides)
 	case 8:

@@ -58,28 +58,34 @@ func (c Check) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float6
 // CopyStrided implements [backend.Arithmetic].
 func (c Check) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	if dst.DType() != src.DType() || !dst.DType().Valid() {
-		return fmt.Errorf("%w: copystrided from %v to %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
+		return fmt.Errorf("%w: copystrided from %v to %v: the dtypes must be the same",
+			backend.ErrArgument, src.DType(), dst.DType())
 	}
 	if len(shape) != len(strides) || len(shape) > backend.MaxAxes {
-		return fmt.Errorf("%w: copystrided of shape %v by strides %v: one stride for each axis, of at most %d axes",
+		return fmt.Errorf("%w: copystrided of shape %v by strides %v: one stride for each axis, "+
+			"of at most %d axes",
 			backend.ErrArgument, shape, strides, backend.MaxAxes)
 	}
 	n, last := 1, 0
 	for axis, d := range shape {
 		if d < 0 || strides[axis] < 0 {
-			return fmt.Errorf("%w: copystrided of shape %v by strides %v: nothing may be negative", backend.ErrArgument, shape, strides)
+			return fmt.Errorf("%w: copystrided of shape %v by strides %v: nothing may be negative",
+				backend.ErrArgument, shape, strides)
 		}
 		n *= d
 		last += (d - 1) * strides[axis]
 	}
 	switch {
 	case n != dst.Len():
-		return fmt.Errorf("%w: copystrided of shape %v into %d elements", backend.ErrArgument, shape, dst.Len())
+		return fmt.Errorf("%w: copystrided of shape %v into %d elements", backend.ErrArgument,
+			shape, dst.Len())
 	case n > 0 && last >= src.Len():
-		return fmt.Errorf("%w: copystrided of shape %v by strides %v reads element %d, the source has %d",
+		return fmt.Errorf("%w: copystrided of shape %v by strides %v reads element %d, the "+
+			"source has %d",
 			backend.ErrArgument, shape, strides, last, src.Len())
 	case n > 0 && overlap(dst, src):
-		return fmt.Errorf("%w: copystrided: the destination overlaps the source", backend.ErrArgument)
+		return fmt.Errorf("%w: copystrided: the destination overlaps the source",
+			backend.ErrArgument)
 	}
 	return c.place("copystrided", dst, src)
 }
@@ -90,7 +96,8 @@ func (c Check) elementwise(op fmt.Stringer, dst, x backend.Buffer) error {
 		return err
 	}
 	if dst.Addr() != x.Addr() && overlap(dst, x) {
-		return fmt.Errorf("%w: %v: the destination overlaps an operand without being the same", backend.ErrArgument, op)
+		return fmt.Errorf("%w: %v: the destination overlaps an operand without being the same",
+			backend.ErrArgument, op)
 	}
 	return c.place(op.String(), dst, x)
 }
@@ -128,7 +135,8 @@ func scalar(kernel string, d backend.DType, value float64) error {
 		return nil
 	}
 	if !(value >= lo && value < hi) || value != math.Trunc(value) {
-		return fmt.Errorf("%w: %s with %v, which is not a %v", backend.ErrArgument, kernel, value, d)
+		return fmt.Errorf("%w: %s with %v, which is not a %v", backend.ErrArgument, kernel,
+			value, d)
 	}
 	return nil
 }

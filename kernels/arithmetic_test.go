@@ -60,7 +60,8 @@ func round[T backend.Element](x float64) T {
 func numbers[T backend.Element](n int, seed uint64) []T {
 	special := []float64{0, 1, 2, 3, 200, -1, -2, -7}
 	if backend.DTypeOf[T]().Float() {
-		special = append(special, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 0.1, -0.3, 1e-7, 6e4, -5e-5)
+		special = append(special, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 0.1,
+			-0.3, 1e-7, 6e4, -5e-5)
 	}
 	rng := rand.New(rand.NewPCG(seed, 1))
 	xs := make([]T, n)
@@ -244,7 +245,8 @@ func testUnary[T backend.Element](t *testing.T) {
 					t.Fatalf("%v(%v) = %v, want %v", op, value(x[i]), value(dst[i]), value(want))
 				}
 			}
-			if err := (Host{}).Unary(op, backend.Of(x), backend.Of(x)); err != nil || !sameBits(x, dst) {
+			if err := (Host{}).Unary(op, backend.Of(x), backend.Of(x)); err != nil ||
+				!sameBits(x, dst) {
 				t.Fatalf("%v of %d in place differs: %v", op, n, err)
 			}
 		}
@@ -256,7 +258,8 @@ func sameBits[T backend.Element](x, y []T) bool {
 }
 
 func TestUnaryIsTheFormula(t *testing.T) {
-	forEachDType(t, testUnary[backend.Float16], testUnary[backend.BFloat16], testUnary[float32], testUnary[float64],
+	forEachDType(t, testUnary[backend.Float16], testUnary[backend.BFloat16], testUnary[float32],
+		testUnary[float64],
 		testUnary[int32], testUnary[int64], testUnary[byte])
 }
 
@@ -279,11 +282,13 @@ func testBinary[T backend.Element](t *testing.T) {
 			ulps := slack(op.Rounded())
 			for i := range dst {
 				if want := binaryMeaning(op, x[i], y[i]); !agree(dst[i], want, ulps) {
-					t.Fatalf("%v(%v, %v) = %v, want %v", op, value(x[i]), value(y[i]), value(dst[i]), value(want))
+					t.Fatalf("%v(%v, %v) = %v, want %v", op, value(x[i]), value(y[i]),
+						value(dst[i]), value(want))
 				}
 			}
 			testScalar(t, op, x)
-			if err := (Host{}).Binary(op, backend.Of(y), backend.Of(x), backend.Of(y)); err != nil || !sameBits(y, dst) {
+			if err := (Host{}).Binary(op, backend.Of(y), backend.Of(x),
+				backend.Of(y)); err != nil || !sameBits(y, dst) {
 				t.Fatalf("%v of %d in place differs: %v", op, n, err)
 			}
 		}
@@ -294,7 +299,8 @@ func testScalar[T backend.Element](t *testing.T, op backend.BinaryOp, x []T) {
 	for _, s := range []float64{0, 1, 3, 7} {
 		for _, reverse := range []bool{false, true} {
 			dst, intact := guarded[T](len(x), 1)
-			if err := (Host{}).BinaryScalar(op, backend.Of(dst), backend.Of(x), s, reverse); err != nil || !intact() {
+			if err := (Host{}).BinaryScalar(op, backend.Of(dst), backend.Of(x), s,
+				reverse); err != nil || !intact() {
 				t.Fatalf("%v: error %v, guards whole: %v", op, err, intact())
 			}
 			for i := range dst {
@@ -303,7 +309,8 @@ func testScalar[T backend.Element](t *testing.T, op backend.BinaryOp, x []T) {
 					a, b = b, a
 				}
 				if want := binaryMeaning(op, a, b); !agree(dst[i], want, slack(op.Rounded())) {
-					t.Fatalf("%v(%v, %v) = %v, want %v", op, value(a), value(b), value(dst[i]), value(want))
+					t.Fatalf("%v(%v, %v) = %v, want %v", op, value(a), value(b), value(dst[i]),
+						value(want))
 				}
 			}
 		}
@@ -311,7 +318,8 @@ func testScalar[T backend.Element](t *testing.T, op backend.BinaryOp, x []T) {
 }
 
 func TestBinaryIsTheFormula(t *testing.T) {
-	forEachDType(t, testBinary[backend.Float16], testBinary[backend.BFloat16], testBinary[float32], testBinary[float64],
+	forEachDType(t, testBinary[backend.Float16], testBinary[backend.BFloat16], testBinary[float32],
+		testBinary[float64],
 		testBinary[int32], testBinary[int64], testBinary[byte])
 }
 
@@ -330,12 +338,14 @@ func testFill[T backend.Element](t *testing.T) {
 }
 
 func TestFill(t *testing.T) {
-	forEachDType(t, testFill[backend.Float16], testFill[backend.BFloat16], testFill[float32], testFill[float64],
+	forEachDType(t, testFill[backend.Float16], testFill[backend.BFloat16], testFill[float32],
+		testFill[float64],
 		testFill[int32], testFill[int64], testFill[byte])
 	var once [1]backend.Float16
 	// Just over the midpoint of 1 and its successor; rounding to 32 bits first
 	// would make it the midpoint, and that even.
-	if err := (Host{}).Fill(backend.Of(once[:]), 1+0x1p-11+0x1p-40); err != nil || once[0] != 0x3c01 {
+	if err := (Host{}).Fill(backend.Of(once[:]), 1+0x1p-11+0x1p-40); err != nil ||
+		once[0] != 0x3c01 {
 		t.Errorf("fill rounds twice: %#x %v", once[0], err)
 	}
 }
@@ -363,7 +373,8 @@ func testCopyStrided[T backend.Element](t *testing.T) {
 			n *= d
 		}
 		dst, intact := guarded[T](n, 1)
-		if err := (Host{}).CopyStrided(backend.Of(dst), backend.Of(src), c.shape, c.strides); err != nil || !intact() {
+		if err := (Host{}).CopyStrided(backend.Of(dst), backend.Of(src), c.shape,
+			c.strides); err != nil || !intact() {
 			t.Fatalf("%v: error %v, guards whole: %v", c, err, intact())
 		}
 		for i := range dst {
@@ -380,8 +391,10 @@ func testCopyStrided[T backend.Element](t *testing.T) {
 }
 
 func TestCopyStridedIsTheLoop(t *testing.T) {
-	forEachDType(t, testCopyStrided[backend.Float16], testCopyStrided[backend.BFloat16], testCopyStrided[float32],
-		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64], testCopyStrided[byte])
+	forEachDType(t, testCopyStrided[backend.Float16], testCopyStrided[backend.BFloat16],
+		testCopyStrided[float32],
+		testCopyStrided[float64], testCopyStrided[int32], testCopyStrided[int64],
+		testCopyStrided[byte])
 }
 
 func TestArgumentsOfArithmeticAreChecked(t *testing.T) {

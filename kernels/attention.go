@@ -13,9 +13,9 @@ import (
 //	lse[i] = log of the sum over j of exp(s[i,j])
 //	y[i,c] = sum over j of exp(s[i,j] - lse[i]) v[j,c]
 //
-// Operands and results are f32, f64 or bf16, of one dtype. It is computed in f32 where they are f32 or
-// bf16, the exponentials are rounded to the dtype of v before they are multiplied with it, and each
-// implementation adds in an order of its own, with the same bits in every run.
+// Operands and results are f32, f64 or bf16, of one dtype. It is computed in f32 where they are f32
+// or bf16, the exponentials are rounded to the dtype of v before they are multiplied with it, and
+// each implementation adds in an order of its own, with the same bits in every run.
 type Attention struct {
 	Batch, Heads  int
 	Queries, Keys int // of each head
@@ -42,7 +42,8 @@ type AttentionGrad struct {
 	Sums           backend.Buffer // room like LSE
 }
 
-// HeadRows is an operand or a result of [Attention]: Size neighbouring elements for each query or key of each head.
+// HeadRows is an operand or a result of [Attention]: Size neighbouring elements for each query or
+// key of each head.
 type HeadRows struct {
 	Buffer           backend.Buffer
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
@@ -82,15 +83,18 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 		return err
 	}
 	if a.Sums.DType() != a.LSE.DType() || a.Sums.Len() != a.LSE.Len() {
-		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v", backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
+		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v",
+			backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
 	}
-	return c.place("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.DY.Buffer, a.Sums)
+	return c.place("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.DY.Buffer,
+		a.Sums)
 }
 
 // check checks sizes and dtypes.
 func (a *Attention) check() error {
 	if min(a.Batch, a.Heads, a.Queries, a.Keys, a.Size) < 1 || !(a.Scale > 0) {
-		return fmt.Errorf("%w: attention of %d x %d heads, %d queries, %d keys of %d elements, scale %v: all are at least 1, and the scale is more than 0",
+		return fmt.Errorf("%w: attention of %d x %d heads, %d queries, %d keys of %d elements, "+
+			"scale %v: all are at least 1, and the scale is more than 0",
 			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.Scale)
 	}
 	d, statistics := a.Y.Buffer.DType(), backend.F32
@@ -99,10 +103,12 @@ func (a *Attention) check() error {
 		statistics = backend.F64
 	case backend.F32, backend.BF16:
 	default:
-		return fmt.Errorf("%w: attention of %v: of f32, f64 and bf16 only", backend.ErrUnsupported, d)
+		return fmt.Errorf("%w: attention of %v: of f32, f64 and bf16 only",
+			backend.ErrUnsupported, d)
 	}
 	if n := a.Batch * a.Heads * a.Queries; a.LSE.DType() != statistics || a.LSE.Len() != n {
-		return fmt.Errorf("%w: attention of %v: lse has %d %v, want %d %v", backend.ErrArgument, d, a.LSE.Len(), a.LSE.DType(), n, statistics)
+		return fmt.Errorf("%w: attention of %v: lse has %d %v, want %d %v", backend.ErrArgument, d,
+			a.LSE.Len(), a.LSE.DType(), n, statistics)
 	}
 	return nil
 }
@@ -111,11 +117,13 @@ func (a *Attention) check() error {
 func (a *Attention) fit(operands map[string]HeadRows, n int) error {
 	for name, r := range operands {
 		if d := r.Buffer.DType(); d != a.Y.Buffer.DType() {
-			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d, a.Y.Buffer.DType())
+			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d,
+				a.Y.Buffer.DType())
 		}
 		need := (a.Batch-1)*r.Batch + (a.Heads-1)*r.Head + (n-1)*r.Row + a.Size
 		if min(r.Batch, r.Head, r.Row) < 0 || r.Buffer.Len() < need {
-			return fmt.Errorf("%w: attention: %s takes %d elements at steps of %d, %d, %d; its buffer has %d",
+			return fmt.Errorf("%w: attention: %s takes %d elements at steps of %d, %d, %d; its "+
+				"buffer has %d",
 				backend.ErrArgument, name, need, r.Batch, r.Head, r.Row, r.Buffer.Len())
 		}
 	}

@@ -35,12 +35,18 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 	ofQ, ofK := batch*heads*queries*size, batch*heads*keys*size
 	return AttentionGrad{
 		Attention: Attention{
-			Batch: batch, Heads: heads, Queries: queries, Keys: keys, Size: size, Causal: true, Scale: 0.5,
-			Q: denseHeads(alloc(d, ofQ), heads, queries, size), K: denseHeads(alloc(d, ofK), heads, keys, size), V: denseHeads(alloc(d, ofK), heads, keys, size),
-			Y: denseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics, batch*heads*queries),
+			Batch: batch, Heads: heads, Queries: queries, Keys: keys, Size: size, Causal: true,
+			Scale: 0.5,
+			Q:     denseHeads(alloc(d, ofQ), heads, queries, size), K: denseHeads(alloc(d, ofK),
+				heads,
+				keys, size), V: denseHeads(alloc(d, ofK), heads, keys, size),
+			Y: denseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics,
+				batch*heads*queries),
 		},
-		DY: denseHeads(alloc(d, ofQ), heads, queries, size), DQ: denseHeads(alloc(d, ofQ), heads, queries, size),
-		DK: denseHeads(alloc(d, ofK), heads, keys, size), DV: denseHeads(alloc(d, ofK), heads, keys, size), Sums: alloc(statistics, batch*heads*queries),
+		DY: denseHeads(alloc(d, ofQ), heads, queries, size), DQ: denseHeads(alloc(d, ofQ), heads,
+			queries, size),
+		DK: denseHeads(alloc(d, ofK), heads, keys, size), DV: denseHeads(alloc(d, ofK), heads, keys,
+			size), Sums: alloc(statistics, batch*heads*queries),
 	}
 }
 
@@ -52,7 +58,8 @@ func TestAttentionOfAllTypes(t *testing.T) {
 			t.Fatal(err)
 		}
 		var all [][]float64
-		for _, b := range []backend.Buffer{a.Y.Buffer, a.LSE, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer} {
+		for _, b := range []backend.Buffer{a.Y.Buffer, a.LSE, a.DQ.Buffer, a.DK.Buffer,
+			a.DV.Buffer} {
 			wide := make([]float64, b.Len())
 			if err := (Host{}).Cast(backend.Of(wide), b); err != nil {
 				t.Fatal(err)
@@ -93,14 +100,20 @@ func TestAttentionOfAllTypes(t *testing.T) {
 
 func TestAttentionIsChecked(t *testing.T) {
 	for name, spoil := range map[string]func(a *AttentionGrad){
-		"no keys":              func(a *AttentionGrad) { a.Keys = 0 },
-		"no scale":             func(a *AttentionGrad) { a.Scale = math.NaN() },
-		"a short operand":      func(a *AttentionGrad) { a.V.Buffer = a.V.Buffer.Slice(1, a.V.Buffer.Len()) },
-		"a step back":          func(a *AttentionGrad) { a.Q.Row = -1 },
-		"another dtype":        func(a *AttentionGrad) { a.DY.Buffer = a.DY.Buffer.As(backend.I32) },
-		"short statistics":     func(a *AttentionGrad) { a.LSE = a.LSE.Slice(1, a.LSE.Len()) },
-		"no room":              func(a *AttentionGrad) { a.Sums = backend.Buffer{} },
-		"a short result":       func(a *AttentionGrad) { a.DK.Buffer = a.DK.Buffer.Slice(1, a.DK.Buffer.Len()) },
+		"no keys":  func(a *AttentionGrad) { a.Keys = 0 },
+		"no scale": func(a *AttentionGrad) { a.Scale = math.NaN() },
+		"a short operand": func(a *AttentionGrad) {
+			a.V.Buffer = a.V.Buffer.Slice(1, a.V.Buffer.Len())
+		},
+		"a step back": func(a *AttentionGrad) { a.Q.Row = -1 },
+		"another dtype": func(a *AttentionGrad) {
+			a.DY.Buffer = a.DY.Buffer.As(backend.I32)
+		},
+		"short statistics": func(a *AttentionGrad) { a.LSE = a.LSE.Slice(1, a.LSE.Len()) },
+		"no room":          func(a *AttentionGrad) { a.Sums = backend.Buffer{} },
+		"a short result": func(a *AttentionGrad) {
+			a.DK.Buffer = a.DK.Buffer.Slice(1, a.DK.Buffer.Len())
+		},
 		"operands of integers": func(a *AttentionGrad) { a.Y.Buffer = a.Y.Buffer.As(backend.I32) },
 	} {
 		a := heads(t, backend.F32)
@@ -116,8 +129,8 @@ func TestAttentionIsChecked(t *testing.T) {
 	}
 }
 
-// shapes are of one block and of several, with parts of a head, queries that see no key, and keys that no
-// query of a block sees.
+// shapes are of one block and of several, with parts of a head, queries that see no key, and keys
+// that no query of a block sees.
 var shapes = []Attention{
 	{Batch: 1, Heads: 2, Queries: 70, Keys: 70, Size: 8, Causal: true},
 	{Batch: 2, Heads: 1, Queries: 33, Keys: 20, Size: 5, Causal: true},
@@ -136,7 +149,8 @@ func interleaved[T float](shape Attention) AttentionGrad {
 		for i := range x {
 			x[i] = T(rnd.NormFloat64())
 		}
-		return HeadRows{Buffer: backend.Of(x), Batch: n * a.Heads * a.Size, Head: a.Size, Row: a.Heads * a.Size}
+		return HeadRows{Buffer: backend.Of(x), Batch: n * a.Heads * a.Size, Head: a.Size,
+			Row: a.Heads * a.Size}
 	}
 	statistics := func() backend.Buffer { return backend.Of(make([]T, a.Batch*a.Heads*a.Queries)) }
 	a.Q, a.Y, a.DY, a.DQ = rows(a.Queries), rows(a.Queries), rows(a.Queries), rows(a.Queries)
@@ -159,7 +173,8 @@ func TestAttentionIsThePlainLoops(t *testing.T) {
 	}
 }
 
-func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Attention, tolerance float64) {
+func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Attention,
+	tolerance float64) {
 	t.Helper()
 	want, got := interleaved[T](shape), interleaved[T](shape)
 	attention[T, T](&want.Attention)
@@ -172,8 +187,10 @@ func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Atte
 		wanted := backend.View[T](want.results()[k])
 		for i, x := range backend.View[T](result) {
 			w := float64(wanted[i])
-			if math.Abs(float64(x)-w) > tolerance*max(1, math.Abs(w)) || math.IsNaN(float64(x)) != math.IsNaN(w) {
-				t.Errorf("shape %d at level %v: element %d of result %d is %v, want %v", n, level, i, k, x, w)
+			if math.Abs(float64(x)-w) > tolerance*max(1, math.Abs(w)) ||
+				math.IsNaN(float64(x)) != math.IsNaN(w) {
+				t.Errorf("shape %d at level %v: element %d of result %d is %v, want %v", n, level,
+					i, k, x, w)
 				break
 			}
 		}
@@ -199,7 +216,10 @@ func TestAttentionHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 		if !bytes.Equal(got, want) {
 			t.Errorf("%d workers give other bits than one", size)
 		}
-		if n := testing.AllocsPerRun(5, func() { _ = h.Attention(a.Attention); _ = h.AttentionGrad(a) }); size == 1 && n > 0 {
+		if n := testing.AllocsPerRun(5, func() {
+			_ = h.Attention(a.Attention)
+			_ = h.AttentionGrad(a)
+		}); size == 1 && n > 0 {
 			t.Errorf("%v allocations", n)
 		}
 		pool.Close()
@@ -256,7 +276,8 @@ func attention[T float, S backend.Element](a *Attention) {
 	scores := make([]float64, a.Keys)
 	for h := range a.Batch * a.Heads {
 		q := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
+		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys,
+			a.Size)
 		y, lse := make([]float64, a.Queries*a.Size), make([]float64, a.Queries)
 		for i := range a.Queries {
 			seen, most := scores[:a.Seen(i)], math.Inf(-1)
@@ -281,8 +302,10 @@ func attention[T float, S backend.Element](a *Attention) {
 func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
 	row := func(x []float64, i int) []float64 { return x[i*a.Size:][:a.Size] }
 	for h := range a.Batch * a.Heads {
-		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads, a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys, a.Size)
+		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads,
+			a.Queries, a.Size)
+		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys,
+			a.Size)
 		y := head[T, S](a.Y, h, a.Heads, a.Queries, a.Size)
 		lse, sums := backend.View[T](a.LSE)[h*a.Queries:], make([]float64, a.Queries)
 		dq, dk, dv := make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))

@@ -9,8 +9,10 @@ import (
 // CastScale implements [backend.Arithmetic].
 func (c Check) CastScale(dst, src backend.Buffer, _ float64) error {
 	from, to := src.DType(), dst.DType()
-	if dst.Len() != src.Len() || from != backend.F16 && from != backend.BF16 || to != backend.F32 && to != backend.F64 {
-		return fmt.Errorf("%w: castscale of %d %v to %d %v: 16-bit floats to f32 or f64, of the same length",
+	if dst.Len() != src.Len() || from != backend.F16 && from != backend.BF16 || to != backend.F32 &&
+		to != backend.F64 {
+		return fmt.Errorf("%w: castscale of %d %v to %d %v: 16-bit floats to f32 or f64, of the "+
+			"same length",
 			backend.ErrArgument, src.Len(), from, dst.Len(), to)
 	}
 	return c.place("castscale", dst, src)

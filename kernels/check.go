@@ -23,22 +23,27 @@ func (c Check) Zero(dst backend.Buffer) error { return c.place("zero", dst) }
 func (c Check) Copy(dst, src backend.Buffer) error { return c.alike("copy", dst, src) }
 
 // Copy2D implements [backend.Arithmetic].
-func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
 	if dst.DType() != src.DType() || !dst.DType().Valid() {
-		return fmt.Errorf("%w: copy2d from %v to %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
+		return fmt.Errorf("%w: copy2d from %v to %v: the dtypes must be the same",
+			backend.ErrArgument, src.DType(), dst.DType())
 	}
 	if width < 0 || rows < 0 || dstPitch < width || srcPitch < width {
-		return fmt.Errorf("%w: copy2d of %d rows of %d elements with pitches %d and %d: a pitch must be at least the width, nothing negative",
+		return fmt.Errorf("%w: copy2d of %d rows of %d elements with pitches %d and %d: a pitch "+
+			"must be at least the width, nothing negative",
 			backend.ErrArgument, rows, width, dstPitch, srcPitch)
 	}
 	if width == 0 || rows == 0 {
 		return nil
 	}
 	if need := (rows-1)*dstPitch + width; dst.Len() < need {
-		return fmt.Errorf("%w: copy2d writes %d elements, the destination has %d", backend.ErrArgument, need, dst.Len())
+		return fmt.Errorf("%w: copy2d writes %d elements, the destination has %d",
+			backend.ErrArgument, need, dst.Len())
 	}
 	if need := (rows-1)*srcPitch + width; src.Len() < need {
-		return fmt.Errorf("%w: copy2d reads %d elements, the source has %d", backend.ErrArgument, need, src.Len())
+		return fmt.Errorf("%w: copy2d reads %d elements, the source has %d", backend.ErrArgument,
+			need, src.Len())
 	}
 	return c.place("copy2d", dst, src)
 }
@@ -87,7 +92,8 @@ func (c Check) alike(kernel string, dst, src backend.Buffer) error {
 
 // fit reports whether alike has nothing to say.
 func (c Check) fit(dst, src *backend.Buffer) bool {
-	return dst.Len() == src.Len() && dst.DType() == src.DType() && dst.DType().Valid() && c.reaches(dst) && c.reaches(src)
+	return dst.Len() == src.Len() && dst.DType() == src.DType() && dst.DType().Valid() &&
+		c.reaches(dst) && c.reaches(src)
 }
 
 // reaches reports whether the kernel runs where b is.
@@ -97,7 +103,9 @@ func (c Check) reaches(b *backend.Buffer) bool { return b.Len() == 0 || b.Device
 func (c Check) place(kernel string, buffers ...backend.Buffer) error {
 	for i := range buffers {
 		if !c.reaches(&buffers[i]) {
-			return fmt.Errorf("%w: %s: buffer is host memory where device memory is needed, or the other way round: use the kernels of a queue of that memory's device", backend.ErrArgument, kernel)
+			return fmt.Errorf("%w: %s: buffer is host memory where device memory is needed, or "+
+				"the other way round: use the kernels of a queue of that memory's device",
+				backend.ErrArgument, kernel)
 		}
 	}
 	return nil

@@ -14,8 +14,8 @@ import (
 //
 // with the pixels (h, w) of [Images], of which those outside of the image are zeros. (It is the
 // correlation, as everywhere in machine learning.) The sum is of the dtype, f32 or f64. Each
-// implementation adds in an order of its own, with or without fused multiply-adds, and gives the same
-// bits in every run; all agree where the sums are exact.
+// implementation adds in an order of its own, with or without fused multiply-adds, and gives the
+// same bits in every run; all agree where the sums are exact.
 type Convolution struct {
 	Images
 	Filters int
@@ -41,7 +41,8 @@ const (
 
 // String returns the name of the pass.
 func (p Pass) String() string {
-	return [...]string{Forward: "convolution", InputGradient: "convolution-input-grad", FilterGradient: "convolution-filter-grad"}[p]
+	return [...]string{Forward: "convolution", InputGradient: "convolution-input-grad",
+		FilterGradient: "convolution-filter-grad"}[p]
 }
 
 // Columns returns the number of elements of one filter.
@@ -61,21 +62,24 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 		return fmt.Errorf("%w: %v of %v into %v", backend.ErrArgument, v.Pass, v.DType, dst.DType())
 	}
 	x, w, y := v.lengths()
-	lengths := [...][]int{Forward: {y, x, w}, InputGradient: {x, y, w}, FilterGradient: {w, x, y}}[v.Pass]
+	lengths := [...][]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+		FilterGradient: {w, x, y}}[v.Pass]
 	return c.images(v.Pass.String(), v.Images, lengths, dst, a, b)
 }
 
-// Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB each,
-// and for 16 sums of the gradient of filters, or filters in another order.
+// Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB
+// each, and for 16 sums of the gradient of filters, or filters in another order.
 func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
 	}
 	pool, level := h.pool(), simd.Best()
 	if v.DType == backend.F32 {
-		convolve(pool, level, &v, backend.View[float32](dst), backend.View[float32](a), backend.View[float32](b))
+		convolve(pool, level, &v, backend.View[float32](dst), backend.View[float32](a),
+			backend.View[float32](b))
 	} else {
-		convolve(pool, level, &v, backend.View[float64](dst), backend.View[float64](a), backend.View[float64](b))
+		convolve(pool, level, &v, backend.View[float64](dst), backend.View[float64](a),
+			backend.View[float64](b))
 	}
 	return nil
 }

@@ -14,7 +14,8 @@ import (
 // TestConvolutionIsAProductOfPatches compares all passes with Im2Col, Multiply and Col2Im.
 func TestConvolutionIsAProductOfPatches(t *testing.T) {
 	c := Convolution{
-		Images:  Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3},
+		Images: Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2,
+			PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3},
 		Filters: 4, DType: backend.F64,
 	}
 	nx, nw, ny := c.lengths()
@@ -36,9 +37,15 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 		of := patches[b*places*c.Columns():][:places*c.Columns()]
 		from := b * c.Filters * places
 		errs := errors.Join(
-			Host{}.Multiply(Product{M: c.Filters, N: places, K: c.Columns(), Alpha: 1, A: matrix(w, c.Columns(), false), B: matrix(of, c.Columns(), true), C: matrix(y[from:], places, false)}),
-			Host{}.Multiply(Product{M: c.Filters, N: c.Columns(), K: places, Alpha: 1, Beta: 1, A: matrix(dy[from:], places, false), B: matrix(of, c.Columns(), false), C: matrix(dw, c.Columns(), false)}),
-			Host{}.Multiply(Product{M: places, N: c.Columns(), K: c.Filters, Alpha: 1, A: matrix(dy[from:], places, true), B: matrix(w, c.Columns(), false), C: matrix(of, c.Columns(), false)}))
+			Host{}.Multiply(Product{M: c.Filters, N: places, K: c.Columns(), Alpha: 1,
+				A: matrix(w, c.Columns(), false), B: matrix(of, c.Columns(), true), C: matrix(
+					y[from:], places, false)}),
+			Host{}.Multiply(Product{M: c.Filters, N: c.Columns(), K: places, Alpha: 1, Beta: 1,
+				A: matrix(dy[from:], places, false), B: matrix(of, c.Columns(), false), C: matrix(
+					dw, c.Columns(), false)}),
+			Host{}.Multiply(Product{M: places, N: c.Columns(), K: c.Filters, Alpha: 1,
+				A: matrix(dy[from:], places, true), B: matrix(w, c.Columns(), false), C: matrix(
+					of, c.Columns(), false)}))
 		if errs != nil {
 			t.Fatal(errs)
 		}
@@ -53,7 +60,8 @@ func TestConvolutionIsAProductOfPatches(t *testing.T) {
 	}{{Forward, x, w, y}, {InputGradient, dy, w, dx}, {FilterGradient, x, dy, dw}} {
 		c.Pass = test.pass
 		got := make([]float64, len(test.want))
-		if err := (Host{}).Convolve(c, backend.Of(got), backend.Of(test.a), backend.Of(test.b)); err != nil {
+		if err := (Host{}).Convolve(c, backend.Of(got), backend.Of(test.a),
+			backend.Of(test.b)); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(got, test.want) {
@@ -88,17 +96,25 @@ func plainly[T float](v *Convolution, dst, a, b []T) {
 	}
 }
 
-// convolutions are of one image and of several in a unit, of bands of rows, with padding, strides and
-// dilations, with places that see no pixel and pixels that no place sees.
+// convolutions are of one image and of several in a unit, of bands of rows, with padding, strides
+// and dilations, with places that see no pixel and pixels that no place sees.
 var convolutions = []Convolution{
-	{Images: Images{Batch: 3, C: 2, H: 5, W: 7, OutH: 5, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 5},
-	{Images: Images{Batch: 17, C: 3, H: 7, W: 7, OutH: 7, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 13},
-	{Images: Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 4},
-	{Images: Images{Batch: 2, C: 1, H: 9, W: 40, OutH: 3, OutW: 38, KernelH: 3, KernelW: 3, StrideH: 3, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
-	{Images: Images{Batch: 1, C: 40, H: 16, W: 17, OutH: 17, OutW: 18, KernelH: 8, KernelW: 8, PadH: 4, PadW: 4, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 1},
-	{Images: Images{Batch: 2, C: 2, H: 2, W: 3, OutH: 6, OutW: 7, KernelH: 1, KernelW: 1, PadH: 2, PadW: 2, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
-	{Images: Images{Batch: 2, C: 2, H: 8, W: 8, OutH: 3, OutW: 3, KernelH: 2, KernelW: 1, PadH: 0, PadW: 0, StrideH: 3, StrideW: 3, DilationH: 1, DilationW: 1}, Filters: 3},
-	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+	{Images: Images{Batch: 3, C: 2, H: 5, W: 7, OutH: 5, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1,
+		PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 5},
+	{Images: Images{Batch: 17, C: 3, H: 7, W: 7, OutH: 7, OutW: 7, KernelH: 3, KernelW: 3, PadH: 1,
+		PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 13},
+	{Images: Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1,
+		PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 4},
+	{Images: Images{Batch: 2, C: 1, H: 9, W: 40, OutH: 3, OutW: 38, KernelH: 3, KernelW: 3,
+		StrideH: 3, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+	{Images: Images{Batch: 1, C: 40, H: 16, W: 17, OutH: 17, OutW: 18, KernelH: 8, KernelW: 8,
+		PadH: 4, PadW: 4, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 1},
+	{Images: Images{Batch: 2, C: 2, H: 2, W: 3, OutH: 6, OutW: 7, KernelH: 1, KernelW: 1, PadH: 2,
+		PadW: 2, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
+	{Images: Images{Batch: 2, C: 2, H: 8, W: 8, OutH: 3, OutW: 3, KernelH: 2, KernelW: 1, PadH: 0,
+		PadW: 0, StrideH: 3, StrideW: 3, DilationH: 1, DilationW: 1}, Filters: 3},
+	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1,
+		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
 }
 
 // TestConvolutionsAreThePlainLoops: sums of small integers are exact.
@@ -115,10 +131,12 @@ func TestConvolutionsAreThePlainLoops(t *testing.T) {
 	}
 }
 
-func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level simd.Level, c Convolution) {
+func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level simd.Level,
+	c Convolution) {
 	t.Helper()
 	x, w, y := c.lengths()
-	of := map[Pass][3]int{Forward: {y, x, w}, InputGradient: {x, y, w}, FilterGradient: {w, x, y}}[c.Pass]
+	of := map[Pass][3]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+		FilterGradient: {w, x, y}}[c.Pass]
 	var operands [3][]T // the result has a guard of 16 elements
 	for i := range operands {
 		operands[i] = make([]T, of[i]+16)
@@ -129,18 +147,23 @@ func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level 
 	want, got := make([]T, of[0]), operands[0]
 	guard := slices.Clone(got[of[0]:])
 	plainly(&c, want, operands[1][:of[1]], operands[2][:of[2]])
-	convolve(pool, level, &c, got[:of[0]:of[0]], operands[1][:of[1]:of[1]], operands[2][:of[2]:of[2]])
+	convolve(pool, level, &c, got[:of[0]:of[0]], operands[1][:of[1]:of[1]],
+		operands[2][:of[2]:of[2]])
 	if !slices.Equal(got[:of[0]], want) {
-		t.Errorf("convolution %d: %v of %T at level %v is not that of the plain loops", n, c.Pass, got, level)
+		t.Errorf("convolution %d: %v of %T at level %v is not that of the plain loops", n, c.Pass,
+			got, level)
 	}
 	if !slices.Equal(got[of[0]:], guard) {
-		t.Errorf("convolution %d: %v of %T at level %v writes behind its result", n, c.Pass, got, level)
+		t.Errorf("convolution %d: %v of %T at level %v writes behind its result", n, c.Pass, got,
+			level)
 	}
 }
 
 // The bits are those of one worker, and with a pool nothing is allocated.
 func TestConvolutionsHaveTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
-	c := Convolution{Images: Images{Batch: 40, C: 4, H: 14, W: 14, OutH: 14, OutW: 14, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 8}
+	c := Convolution{Images: Images{Batch: 40, C: 4, H: 14, W: 14, OutH: 14, OutW: 14, KernelH: 3,
+		KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1},
+		Filters: 8}
 	nx, nw, ny := c.lengths()
 	random := rand.New(rand.NewPCG(1, 2))
 	numbers := func(n int) []float32 {
@@ -167,7 +190,9 @@ func TestConvolutionsHaveTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 			if !slices.Equal(got, want) {
 				t.Errorf("%v by %d workers has other bits", c.Pass, size)
 			}
-			if n := testing.AllocsPerRun(1, func() { convolve(pool, simd.Best(), &c, got, a, b) }); size == 1 && n > 0 {
+			if n := testing.AllocsPerRun(1, func() {
+				convolve(pool, simd.Best(), &c, got, a, b)
+			}); size == 1 && n > 0 {
 				t.Errorf("%v: %v allocations", c.Pass, n)
 			}
 			pool.Close()
@@ -177,7 +202,8 @@ func TestConvolutionsHaveTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 
 func TestConvolutionsThatDoNotFitAreRefused(t *testing.T) {
 	c := Convolution{Images: small, Filters: 2, DType: backend.F32}
-	x, w, y := backend.Of(make([]float32, 9)), backend.Of(make([]float32, 8)), backend.Of(make([]float32, 8))
+	x, w, y := backend.Of(make([]float32, 9)), backend.Of(make([]float32, 8)),
+		backend.Of(make([]float32, 8))
 	if err := (Host{}).Convolve(c, y, x, w); err != nil {
 		t.Error(err)
 	}

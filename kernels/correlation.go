@@ -14,7 +14,8 @@ import (
 //   - FilterGradient: dw^T = the sum of patches(x) dy^T.
 //
 // The work is cut into units: a few small images, or some rows of places of a large one, so that
-// their patches fit into the second-level cache. (Im2col of whole batches, as in Caffe, goes through memory.)
+// their patches fit into the second-level cache. (Im2col of whole batches, as in Caffe, goes
+// through memory.)
 type correlation[T float] struct {
 	level simd.Level
 	pool  *workers.Pool
@@ -44,12 +45,13 @@ const (
 	patchesOfUnit = 64 << 10
 	// placesOfUnit bounds the places of a unit of several images: a product has good speed by then.
 	placesOfUnit = 256
-	// placesOfTile is how many places a narrow tile of a product has. Those of the last one are wasted
-	// where there are fewer.
+	// placesOfTile is how many places a narrow tile of a product has. Those of the last one are
+	// wasted where there are fewer.
 	placesOfTile = 16
 	// flopsOfPart is how much work a part has at least: about 20 us.
 	flopsOfPart = 2 << 20
-	// flopsOfRow is what it costs to copy what one pixel of the window shows of a row of places: about 5 ns.
+	// flopsOfRow is what it costs to copy what one pixel of the window shows of a row of places:
+	// about 5 ns.
 	flopsOfRow = 500
 	// partialSums is how many sums of filters there are: the order of additions is the same for any
 	// number of workers.
@@ -62,12 +64,15 @@ const (
 func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst, a, b []T) {
 	c := correlation[T]{
 		level: level, pool: pool, pass: v.Pass,
-		window: window{v.KernelH, v.KernelW, v.DilationH, v.DilationW, v.StrideH, v.StrideW, v.OutH, v.OutW},
-		frame:  frame{v.PadH, v.PadW, 1, 1},
-		batch:  v.Batch, planes: v.C, h: v.H, w: v.W, filters: v.Filters, src: a, dst: dst, weights: b,
+		window: window{v.KernelH, v.KernelW, v.DilationH, v.DilationW, v.StrideH, v.StrideW, v.OutH,
+			v.OutW},
+		frame: frame{v.PadH, v.PadW, 1, 1},
+		batch: v.Batch, planes: v.C, h: v.H, w: v.W, filters: v.Filters, src: a, dst: dst,
+		weights: b,
 	}
 	if v.Pass == InputGradient {
-		c.frame = frame{(v.KernelH-1)*v.DilationH - v.PadH, (v.KernelW-1)*v.DilationW - v.PadW, v.StrideH, v.StrideW}
+		c.frame = frame{(v.KernelH-1)*v.DilationH - v.PadH, (v.KernelW-1)*v.DilationW - v.PadW,
+			v.StrideH, v.StrideW}
 		c.strideH, c.strideW, c.outH, c.outW = 1, 1, v.H, v.W
 		c.planes, c.h, c.w, c.filters = v.Filters, v.OutH, v.OutW, v.C
 	}
@@ -80,7 +85,8 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 	}
 	c.cut()
 	parts := (c.units() + c.perPart - 1) / c.perPart
-	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 && e.Divides(parts, c.filters*c.outH*c.outW) {
+	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 &&
+		e.Divides(parts, c.filters*c.outH*c.outW) {
 		c.epilogue = e
 	}
 	switch v.Pass {
@@ -102,12 +108,14 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 	}
 }
 
-// flipped returns the weights with which gradients of images are a convolution, [C, Filters, KernelH, KernelW].
+// flipped returns the weights with which gradients of images are a convolution, [C, Filters,
+// KernelH, KernelW].
 func flipped[T float](pool *workers.Pool, v *Convolution, weights []T) []T {
 	to, window := workers.Scratch[T](pool, workers.Shared, len(weights)), v.KernelH*v.KernelW
 	for f := range v.Filters {
 		for c := range v.C {
-			from, turned := weights[(f*v.C+c)*window:][:window], to[(c*v.Filters+f)*window:][:window]
+			from, turned := weights[(f*v.C+c)*window:][:window],
+				to[(c*v.Filters+f)*window:][:window]
 			for k, x := range from {
 				turned[window-1-k] = x
 			}
@@ -197,14 +205,17 @@ func (u *unit[T]) reserve(worker int) {
 
 // frameH and frameW return how many rows and columns some rows of places see.
 func (w *window) frameH(rows int) int { return (rows-1)*w.strideH + (w.kernelH-1)*w.dilationH + 1 }
-func (w *window) frameW() int         { return (w.outW-1)*w.strideW + (w.kernelW-1)*w.dilationW + 1 }
+func (w *window) frameW() int {
+	return (w.outW-1)*w.strideW + (w.kernelW-1)*w.dilationW + 1
+}
 
 // lay puts the images among zeros.
 func (u *unit[T]) lay() {
 	height, width := u.frameH(u.rows), u.frameW()
 	clear(u.framed)
 	for plane := range u.images * u.planes {
-		from, to := u.src[(u.image*u.planes+plane)*u.h*u.w:][:u.h*u.w], u.framed[plane*height*width:][:height*width]
+		from, to := u.src[(u.image*u.planes+plane)*u.h*u.w:][:u.h*u.w],
+			u.framed[plane*height*width:][:height*width]
 		for y := range u.h {
 			if at := y*u.stepH + u.top - u.row*u.strideH; at >= 0 && at < height {
 				u.layRow(to[at*width:][:width], from[y*u.w:][:u.w])
@@ -235,7 +246,8 @@ func (u *unit[T]) cutOut() {
 	for plane := range u.planes {
 		for k := range u.kernelH * u.kernelW {
 			for image := range u.images {
-				first := (image*u.planes+plane)*height*width + k/u.kernelW*u.dilationH*width + k%u.kernelW*u.dilationW
+				first := (image*u.planes+plane)*height*width + k/u.kernelW*u.dilationH*width +
+					k%u.kernelW*u.dilationW
 				u.show(to, u.framed[first:], u.strideH*width)
 				to = to[u.rows*u.outW:]
 			}
@@ -243,8 +255,8 @@ func (u *unit[T]) cutOut() {
 	}
 }
 
-// show copies what one pixel of the window shows of an image whose rows are pitch apart. It may write
-// behind that.
+// show copies what one pixel of the window shows of an image whose rows are pitch apart. It may
+// write behind that.
 func (u *unit[T]) show(to, from []T, pitch int) {
 	if u.strideW == 1 && u.outW <= simd.CopyWidth[T]() {
 		simd.CopyRows(u.level, to, from, u.outW, pitch, u.rows, u.outW)
@@ -289,7 +301,8 @@ func (u *unit[T]) addFilters(part int, first bool) {
 	columns, places := u.columns(), u.outH*u.outW
 	for image := range u.images {
 		from := u.weights[(u.image+image)*u.filters*places+u.row*u.outW:]
-		simd.TransposeRows(u.level, u.other[image*u.rows*u.outW*u.filters:], from, u.filters, places, u.filters, u.rows*u.outW)
+		simd.TransposeRows(u.level, u.other[image*u.rows*u.outW*u.filters:], from, u.filters,
+			places, u.filters, u.rows*u.outW)
 	}
 	p := simd.Product[T]{
 		M: columns, N: u.filters, K: u.width, Alpha: 1, Beta: 1,

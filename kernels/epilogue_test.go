@@ -30,7 +30,8 @@ func (d *doubling) All() {
 	}
 }
 
-// TestEpiloguesFollowTheirProduct: each element is finished before it is doubled, once, in parts or afterwards.
+// TestEpiloguesFollowTheirProduct: each element is finished before it is doubled, once, in parts or
+// afterwards.
 func TestEpiloguesFollowTheirProduct(t *testing.T) {
 	pool := workers.New(2)
 	defer pool.Close()
@@ -59,12 +60,14 @@ func TestEpiloguesFollowTheirProduct(t *testing.T) {
 	for _, shape := range []struct {
 		batch, m, n, k int
 		rows           bool // whether parts have whole rows
-	}{{1, 64, 128, 64, true}, {70, 13, 33, 17, true}, {1, 600, 32, 100, true}, {1, 96, 640, 96, false}} {
+	}{{1, 64, 128, 64, true}, {70, 13, 33, 17, true}, {1, 600, 32, 100, true}, {1, 96, 640, 96,
+		false}} {
 		for _, divides := range []bool{true, false} {
 			d := &doubling{data: make([]float32, shape.batch*shape.m*shape.n), divides: divides}
 			check("product", d, divides && shape.rows, h.Multiply(Product{
 				Batch: shape.batch, M: shape.m, N: shape.n, K: shape.k, Alpha: 1, Epilogue: d,
-				A: Matrix{Buffer: ones(shape.batch * shape.m * shape.k), Pitch: shape.k, Stride: shape.m * shape.k},
+				A: Matrix{Buffer: ones(shape.batch * shape.m * shape.k), Pitch: shape.k,
+					Stride: shape.m * shape.k},
 				B: Matrix{Buffer: ones(shape.k * shape.n), Pitch: shape.n},
 				C: Matrix{Buffer: backend.Of(d.data), Pitch: shape.n, Stride: shape.m * shape.n},
 			}))
@@ -74,18 +77,22 @@ func TestEpiloguesFollowTheirProduct(t *testing.T) {
 		side  int
 		pass  Pass
 		whole bool // whether parts have whole images
-	}{{4, Forward, true}, {20, InputGradient, true}, {60, Forward, false}, {4, FilterGradient, false}} {
+	}{{4, Forward, true}, {20, InputGradient, true}, {60, Forward, false}, {4, FilterGradient,
+		false}} {
 		c := Convolution{
 			Images: Images{
-				Batch: 20, C: 20, H: images.side, W: images.side, OutH: images.side, OutW: images.side,
+				Batch: 20, C: 20, H: images.side, W: images.side, OutH: images.side,
+				OutW:    images.side,
 				KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1,
 			},
 			Filters: 20, Pass: images.pass, DType: backend.F32,
 		}
 		x, w, y := c.lengths()
-		n := [...][3]int{Forward: {y, x, w}, InputGradient: {x, y, w}, FilterGradient: {w, x, y}}[images.pass]
+		n := [...][3]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+			FilterGradient: {w, x, y}}[images.pass]
 		d := &doubling{data: make([]float32, n[0]), divides: true}
 		c.Epilogue = d
-		check(images.pass.String(), d, images.whole, h.Convolve(c, backend.Of(d.data), ones(n[1]), ones(n[2])))
+		check(images.pass.String(), d, images.whole, h.Convolve(c, backend.Of(d.data), ones(n[1]),
+			ones(n[2])))
 	}
 }

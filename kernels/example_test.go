@@ -19,7 +19,8 @@ func ExampleHost_Reduce() {
 		return x
 	}
 	sum, result := bf16(0), make([]float32, 1)
-	if err := (kernels.Host{}).Reduce(backend.Sum, sum, bf16(1), bf16(1.0/256), bf16(1.0/256)); err != nil {
+	if err := (kernels.Host{}).Reduce(backend.Sum, sum, bf16(1), bf16(1.0/256),
+		bf16(1.0/256)); err != nil {
 		log.Fatal(err)
 	}
 	if err := (kernels.Host{}).Cast(backend.Of(result), sum); err != nil {
@@ -33,7 +34,8 @@ func ExampleHost_Reduce() {
 func ExampleHost_Copy2D() {
 	matrix := []float32{0, 1, 2, 3, 10, 11, 12, 13}
 	columns := make([]float32, 4)
-	if err := (kernels.Host{}).Copy2D(backend.Of(columns), 2, backend.Of(matrix[1:]), 4, 2, 2); err != nil {
+	if err := (kernels.Host{}).Copy2D(backend.Of(columns), 2, backend.Of(matrix[1:]), 4, 2,
+		2); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(columns)

@@ -13,7 +13,8 @@ func TestWidenF16IsExactForEveryValue(t *testing.T) {
 	for i := range 1 << 16 {
 		want := float16.Frombits(uint16(i)).Float32()
 		got := widen(backend.Float16(i))
-		if math.Float32bits(got) != math.Float32bits(want) && want == want || (want == want) != (got == got) {
+		if math.Float32bits(got) != math.Float32bits(want) && want == want ||
+			(want == want) != (got == got) {
 			t.Fatalf("widen(%#04x) = %v, want %v", i, got, want)
 		}
 	}
@@ -42,7 +43,8 @@ func neighbours(f func(float32), widen func(uint16) float32) {
 			continue
 		}
 		mid := float32((float64(a) + float64(b)) / 2)
-		for _, x := range []float32{a, mid, math.Nextafter32(mid, 0), math.Nextafter32(mid, float32(math.Inf(1))),
+		for _, x := range []float32{a, mid, math.Nextafter32(mid, 0),
+			math.Nextafter32(mid, float32(math.Inf(1))),
 			math.Nextafter32(mid, float32(math.Inf(-1))), math.Nextafter32(a, 0)} {
 			f(x)
 		}
@@ -56,8 +58,10 @@ func TestNarrowF16RoundsToNearestEven(t *testing.T) {
 			t.Fatalf("narrow(%v %#x) = %#04x, want %#04x", x, math.Float32bits(x), got, want)
 		}
 	}, func(b uint16) float32 { return float16.Frombits(b).Float32() })
-	for _, x := range []float32{65504, 65519.996, 65520, 1e30, float32(math.Inf(1)), float32(math.Inf(-1)), 1e-30, -1e-30} {
-		if got, want := uint16(narrow[backend.Float16](x)), float16.Fromfloat32(x).Bits(); got != want {
+	for _, x := range []float32{65504, 65519.996, 65520, 1e30, float32(math.Inf(1)),
+		float32(math.Inf(-1)), 1e-30, -1e-30} {
+		if got, want := uint16(narrow[backend.Float16](x)),
+			float16.Fromfloat32(x).Bits(); got != want {
 			t.Errorf("narrow(%v) = %#04x, want %#04x", x, got, want)
 		}
 	}

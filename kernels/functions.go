@@ -7,7 +7,8 @@ import "math"
 // about twice as long.
 
 // rounded32 is rounded for float32.
-var rounded32 = [...]func(float64) float64{exp32, expm132, log32, log232, log1p32, tanh32, sigmoid32, softplus32}
+var rounded32 = [...]func(float64) float64{
+	exp32, expm132, log32, log232, log1p32, tanh32, sigmoid32, softplus32}
 
 // exp32 leaves what is far beyond float32 to package math.
 func exp32(x float64) float64 {
@@ -17,8 +18,9 @@ func exp32(x float64) float64 {
 	return power32(x)
 }
 
-// power32 is e^x = 2^k e^r with |r| <= ln 2 / 2, and e^r by its series: the error is below 2^-27 of the
-// result. |x| is at most 700. It is short enough to be inlined, so that neighbours of a loop overlap.
+// power32 is e^x = 2^k e^r with |r| <= ln 2 / 2, and e^r by its series: the error is below 2^-27 of
+// the result. |x| is at most 700. It is short enough to be inlined, so that neighbours of a loop
+// overlap.
 func power32(x float64) float64 {
 	shifted := x*math.Log2E + nearest // whose low bits are the integer next to it
 	r := x - (shifted-nearest)*math.Ln2

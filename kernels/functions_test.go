@@ -11,9 +11,11 @@ import (
 // The functions of float32 are right up to one unit in the last place, at all magnitudes.
 func TestFunctionsOfFloat32AreAccurate(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	xs := []float64{0, math.Copysign(0, -1), 1, -1, math.Inf(1), math.Inf(-1), math.NaN(), math.MaxFloat32, 0x1p-149, -0x1p-149, 88.72284, 88.7229, -103.9, -87.4}
+	xs := []float64{0, math.Copysign(0, -1), 1, -1, math.Inf(1), math.Inf(-1), math.NaN(),
+		math.MaxFloat32, 0x1p-149, -0x1p-149, 88.72284, 88.7229, -103.9, -87.4}
 	for range 200000 {
-		xs = append(xs, math.Ldexp(2*r.Float64()-1, r.IntN(40)-30), r.NormFloat64()*20, math.Ldexp(r.Float64(), r.IntN(270)-148))
+		xs = append(xs, math.Ldexp(2*r.Float64()-1, r.IntN(40)-30), r.NormFloat64()*20,
+			math.Ldexp(r.Float64(), r.IntN(270)-148))
 	}
 	for _, op := range backend.UnaryOps() {
 		if !op.Rounded() {

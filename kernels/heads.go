@@ -8,18 +8,19 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// Attention on the host goes through the queries of a head in blocks: the scores of a block with all keys
-// that it sees are one product and stay in the cache, so that nothing is rescaled as in FlashAttention.
-// Products need keys and values with their elements in columns, which are transposed once for each part.
+// Attention on the host goes through the queries of a head in blocks: the scores of a block with
+// all keys that it sees are one product and stay in the cache, so that nothing is rescaled as in
+// FlashAttention. Products need keys and values with their elements in columns, which are
+// transposed once for each part.
 
 const (
-	// queriesOfBlock is how many queries a block has at most: what a causal block computes for nothing grows
-	// with it.
+	// queriesOfBlock is how many queries a block has at most: what a causal block computes for
+	// nothing grows with it.
 	queriesOfBlock = 32
 	// scoresOfBlock bounds the scores of a block, in elements: 128 KiB of f32.
 	scoresOfBlock = 32 << 10
-	// queriesOfPart is how many queries of a head a part has. The transposition of the keys is a small
-	// share of it.
+	// queriesOfPart is how many queries of a head a part has. The transposition of the keys is a
+	// small share of it.
 	queriesOfPart = 256
 )
 
@@ -32,7 +33,8 @@ type attending[T float, S backend.Element] struct {
 	block  int // queries
 }
 
-func newAttending[T float, S backend.Element](pool *workers.Pool, level simd.Level, a Attention) attending[T, S] {
+func newAttending[T float, S backend.Element](pool *workers.Pool, level simd.Level,
+	a Attention) attending[T, S] {
 	return attending[T, S]{
 		level: level, pool: pool, a: AttentionGrad{Attention: a}, chunks: (a.Queries + queriesOfPart - 1) / queriesOfPart,
 		block: min(max(scoresOfBlock/a.Keys, 1), queriesOfBlock),
@@ -44,7 +46,8 @@ func attend[T float, S backend.Element](pool *workers.Pool, level simd.Level, a 
 	workers.Run(pool, a.Batch*a.Heads*t.chunks, forward[T, S]{t})
 }
 
-func attendGrad[T float, S backend.Element](pool *workers.Pool, level simd.Level, a *AttentionGrad) {
+func attendGrad[T float, S backend.Element](pool *workers.Pool, level simd.Level,
+	a *AttentionGrad) {
 	t := newAttending[T, S](pool, level, a.Attention)
 	t.a = *a
 	workers.Run(pool, a.Batch*a.Heads, backward[T, S]{t})
@@ -79,9 +82,10 @@ func (t *attending[T, S]) own(n int) int {
 	return 0
 }
 
-// open returns the n vectors of a head from number first on: where they are, or in scratch, converted if they are
-// to be read.
-func (t *attending[T, S]) open(r HeadRows, head, first, n int, scratch *room[T], read bool) vectors[T] {
+// open returns the n vectors of a head from number first on: where they are, or in scratch,
+// converted if they are to be read.
+func (t *attending[T, S]) open(r HeadRows, head, first, n int, scratch *room[T],
+	read bool) vectors[T] {
 	at := r.place(head, t.a.Heads) + first*r.Row
 	if !t.converted() {
 		return vectors[T]{backend.View[T](r.Buffer)[at:], r.Row}
@@ -110,8 +114,8 @@ func (t *attending[T, S]) product(p simd.Product[T], alpha, beta T) {
 	simd.Multiply(t.level, &p)
 }
 
-// exps computes the exponentials of rows of scores minus a number for each, of the keys that each query
-// sees; those of the others are 0.
+// exps computes the exponentials of rows of scores minus a number for each, of the keys that each
+// query sees; those of the others are 0.
 func (t *attending[T, S]) exps(scores []T, width, first int, minus []T) {
 	a := &t.a
 	for i, m := range minus {
@@ -178,9 +182,12 @@ func (t *forward[T, S]) Run(part, worker int) {
 	head, first := part/t.chunks, part%t.chunks*queriesOfPart
 	queries := min(queriesOfPart, a.Queries-first)
 	keys := a.Seen(first + queries - 1)
-	scratch := room[T](workers.Scratch[T](t.pool, worker, a.Size*keys+t.block*(keys+1)+t.own(2*keys+2*queries)))
-	turned, scores, most := scratch.take(a.Size*keys), scratch.take(t.block*keys), scratch.take(t.block)
-	q, y := t.open(a.Q, head, first, queries, &scratch, true), t.open(a.Y, head, first, queries, &scratch, false)
+	scratch := room[T](workers.Scratch[T](t.pool, worker, a.Size*keys+t.block*(keys+1)+t.own(
+		2*keys+2*queries)))
+	turned, scores, most := scratch.take(a.Size*keys), scratch.take(t.block*keys),
+		scratch.take(t.block)
+	q, y := t.open(a.Q, head, first, queries, &scratch, true), t.open(a.Y, head, first, queries,
+		&scratch, false)
 	k, v := t.open(a.K, head, 0, keys, &scratch, true), t.open(a.V, head, 0, keys, &scratch, true)
 	simd.TransposeRows(t.level, turned, k.rows, keys, k.pitch, keys, a.Size)
 	lse := backend.View[T](a.LSE)[head*a.Queries+first:]
@@ -188,14 +195,16 @@ func (t *forward[T, S]) Run(part, worker int) {
 		rows := min(t.block, queries-i)
 		width := a.Seen(first + i + rows - 1)
 		t.product(simd.Product[T]{
-			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: turned, BStep: keys, C: scores, CPitch: width,
+			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: turned,
+			BStep: keys, C: scores, CPitch: width,
 		}, T(a.Scale), 0)
 		for r := range rows {
 			most[r] = largestOf(scores[r*width:][:a.Seen(first+i+r)])
 		}
 		t.exps(scores, width, first+i, most[:rows])
 		t.product(simd.Product[T]{
-			M: rows, N: a.Size, K: width, A: scores, ARow: width, AStep: 1, B: v.rows, BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
+			M: rows, N: a.Size, K: width, A: scores, ARow: width, AStep: 1, B: v.rows,
+			BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
 		}, 1, 0)
 		for r := range rows {
 			sum := sumOf(scores[r*width:][:width])
@@ -262,14 +271,19 @@ type operands[T float] struct {
 func (t *backward[T, S]) Run(head, worker int) {
 	a := &t.a
 	queries, keys := a.Queries, a.Keys
-	scratch := room[T](workers.Scratch[T](t.pool, worker, 2*a.Size*keys+2*t.block*keys+t.own(4*queries+4*keys)))
+	scratch := room[T](workers.Scratch[T](t.pool, worker, 2*a.Size*keys+2*t.block*keys+t.own(
+		4*queries+4*keys)))
 	o := operands[T]{
 		turnedK: scratch.take(a.Size * keys), turnedV: scratch.take(a.Size * keys),
 		weights: scratch.take(t.block * keys), grads: scratch.take(t.block * keys),
-		q: t.open(a.Q, head, 0, queries, &scratch, true), k: t.open(a.K, head, 0, keys, &scratch, true), v: t.open(a.V, head, 0, keys, &scratch, true),
-		y: t.open(a.Y, head, 0, queries, &scratch, true), dy: t.open(a.DY, head, 0, queries, &scratch, true),
-		dq: t.open(a.DQ, head, 0, queries, &scratch, false), dk: t.open(a.DK, head, 0, keys, &scratch, false), dv: t.open(a.DV, head, 0, keys, &scratch, false),
-		lse: backend.View[T](a.LSE)[head*queries:][:queries], sums: backend.View[T](a.Sums)[head*queries:][:queries],
+		q: t.open(a.Q, head, 0, queries, &scratch, true), k: t.open(a.K, head, 0, keys, &scratch,
+			true), v: t.open(a.V, head, 0, keys, &scratch, true),
+		y: t.open(a.Y, head, 0, queries, &scratch, true), dy: t.open(a.DY, head, 0, queries,
+			&scratch, true),
+		dq: t.open(a.DQ, head, 0, queries, &scratch, false), dk: t.open(a.DK, head, 0, keys,
+			&scratch, false), dv: t.open(a.DV, head, 0, keys, &scratch, false),
+		lse: backend.View[T](a.LSE)[head*queries:][:queries], sums: backend.View[T](
+			a.Sums)[head*queries:][:queries],
 	}
 	simd.TransposeRows(t.level, o.turnedK, o.k.rows, keys, o.k.pitch, keys, a.Size)
 	simd.TransposeRows(t.level, o.turnedV, o.v.rows, keys, o.v.pitch, keys, a.Size)
@@ -283,7 +297,8 @@ func (t *backward[T, S]) Run(head, worker int) {
 	t.put(a.DV, head, 0, keys, o.dv)
 }
 
-// addBlock computes dq of a block of queries, and what it adds to dk and dv, which it only writes if beta is 0.
+// addBlock computes dq of a block of queries, and what it adds to dk and dv, which it only writes
+// if beta is 0.
 func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	a := &t.a
 	width := a.Seen(first + rows - 1)
@@ -301,7 +316,8 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	}
 	add := simd.Product[T]{M: width, N: a.Size, K: rows, ARow: 1, AStep: width}
 	dv, dk := add, add
-	dv.A, dv.B, dv.BStep, dv.C, dv.CPitch = o.weights, o.dy.from(first), o.dy.pitch, o.dv.rows, o.dv.pitch
+	dv.A, dv.B, dv.BStep, dv.C, dv.CPitch = o.weights, o.dy.from(first), o.dy.pitch, o.dv.rows,
+		o.dv.pitch
 	t.product(dv, 1, beta)
 	ds := o.grads[:rows*width]
 	if !simd.Binary(t.level, backend.Mul, ds, ds, o.weights[:len(ds)]) {
@@ -312,6 +328,7 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	dk.A, dk.B, dk.BStep, dk.C, dk.CPitch = ds, o.q.from(first), o.q.pitch, o.dk.rows, o.dk.pitch
 	t.product(dk, T(a.Scale), beta)
 	t.product(simd.Product[T]{
-		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1, B: o.k.rows, BStep: o.k.pitch, C: o.dq.from(first), CPitch: o.dq.pitch,
+		M: rows, N: a.Size, K: width, A: ds, ARow: width, AStep: 1, B: o.k.rows, BStep: o.k.pitch,
+		C: o.dq.from(first), CPitch: o.dq.pitch,
 	}, T(a.Scale), 0)
 }

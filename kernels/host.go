@@ -42,7 +42,8 @@ func (Host) Copy(dst, src backend.Buffer) error {
 }
 
 // Copy2D implements [backend.Arithmetic].
-func (Host) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (Host) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
 	if err := (Check{}).Copy2D(dst, dstPitch, src, srcPitch, width, rows); err != nil {
 		return err
 	}
@@ -82,7 +83,8 @@ func (Host) Scale(dst, src backend.Buffer, factor float64) error {
 	case backend.BF16:
 		scaleHalf[backend.BFloat16](dst, src, float32(factor))
 	case backend.F32:
-		simd.Scale(simd.Best(), backend.View[float32](dst), backend.View[float32](src), float32(factor))
+		simd.Scale(simd.Best(), backend.View[float32](dst), backend.View[float32](src),
+			float32(factor))
 	case backend.F64:
 		simd.Scale(simd.Best(), backend.View[float64](dst), backend.View[float64](src), factor)
 	case backend.I32:

@@ -92,7 +92,8 @@ func testReduce[T backend.Element](t *testing.T) {
 						values[s] = make([]float64, n)
 						slices_[s], _ = guarded[T](n, s%3)
 						for i := range n {
-							values[s][i] = float64(rnd.IntN(4)) // exact in every type, also as a product of 8
+							// exact in every type, also as a product of 8
+							values[s][i] = float64(rnd.IntN(4))
 							if op == backend.Prod {
 								values[s][i] = float64(rnd.IntN(2) + 1)
 							}
@@ -116,11 +117,13 @@ func testReduce[T backend.Element](t *testing.T) {
 							column[s] = values[s][i]
 						}
 						if want := exact[T](reference(op, column, float)); dst[i] != want {
-							t.Fatalf("%v of %d sources, n=%d, alias %d, element %d: %v, want %v", op, sources, n, alias, i, dst[i], want)
+							t.Fatalf("%v of %d sources, n=%d, alias %d, element %d: %v, want %v",
+								op, sources, n, alias, i, dst[i], want)
 						}
 					}
 					if !intact() {
-						t.Fatalf("%v of %d sources, n=%d: wrote outside the destination", op, sources, n)
+						t.Fatalf("%v of %d sources, n=%d: wrote outside the destination", op,
+							sources, n)
 					}
 				}
 			}
@@ -155,7 +158,8 @@ func TestMinMaxPropagateNaNAndOrderZeros(t *testing.T) {
 	nan, neg := math.NaN(), math.Copysign(0, -1)
 	for _, op := range []backend.ReduceOp{backend.Min, backend.Max} {
 		dst := make([]float64, 3)
-		err := (Host{}).Reduce(op, backend.Of(dst), backend.Of([]float64{nan, 1, 0}), backend.Of([]float64{1, nan, neg}))
+		err := (Host{}).Reduce(op, backend.Of(dst), backend.Of([]float64{nan, 1, 0}),
+			backend.Of([]float64{1, nan, neg}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +196,8 @@ func TestScale(t *testing.T) {
 		(Host{}).Scale(backend.Of(f), backend.Of(f), 0.5),
 		(Host{}).Scale(backend.Of(i), backend.Of(i), 0.5),
 		(Host{}).Scale(backend.Of(h), backend.Of(h), 0.25))
-	if err != nil || !slices.Equal(f, []float32{.5, -1, 1.5}) || !slices.Equal(i, []int32{2, -2, 3}) || widen(h[0]) != .75 {
+	if err != nil || !slices.Equal(f, []float32{.5, -1, 1.5}) ||
+		!slices.Equal(i, []int32{2, -2, 3}) || widen(h[0]) != .75 {
 		t.Errorf("%v %v %v %v", f, i, widen(h[0]), err)
 	}
 }
@@ -200,15 +205,20 @@ func TestScale(t *testing.T) {
 func TestCastBetweenAllFloats(t *testing.T) {
 	values := []float64{0, 1, -2, 0.5, 96}
 	make_ := map[backend.DType]func() backend.Buffer{
-		backend.F16: func() backend.Buffer { return floats[backend.Float16](values) }, backend.BF16: func() backend.Buffer { return floats[backend.BFloat16](values) },
-		backend.F32: func() backend.Buffer { return floats[float32](values) }, backend.F64: func() backend.Buffer { return floats[float64](values) },
+		backend.F16: func() backend.Buffer {
+			return floats[backend.Float16](values)
+		}, backend.BF16: func() backend.Buffer { return floats[backend.BFloat16](values) },
+		backend.F32: func() backend.Buffer {
+			return floats[float32](values)
+		}, backend.F64: func() backend.Buffer { return floats[float64](values) },
 	}
 	for from, source := range make_ {
 		for to, destination := range make_ {
 			want := destination()
 			dst := destination()
 			clear(dst.Bytes())
-			if err := (Host{}).Cast(dst, source()); err != nil || !slices.Equal(dst.Bytes(), want.Bytes()) {
+			if err := (Host{}).Cast(dst, source()); err != nil ||
+				!slices.Equal(dst.Bytes(), want.Bytes()) {
 				t.Errorf("%v to %v: %v, %v", from, to, dst.Bytes(), err)
 			}
 		}
@@ -224,7 +234,8 @@ func floats[T backend.Element](values []float64) backend.Buffer {
 }
 
 func TestArgumentsAreChecked(t *testing.T) {
-	a, b, i := backend.Of(make([]float32, 4)), backend.Of(make([]float32, 5)), backend.Of(make([]int32, 4))
+	a, b, i := backend.Of(make([]float32, 4)), backend.Of(make([]float32, 5)),
+		backend.Of(make([]int32, 4))
 	device := backend.OnDevice(backend.F32, 0x1000, 4)
 	h := Host{}
 	for name, err := range map[string]error{
@@ -278,7 +289,8 @@ func TestKernelsAllocateNothing(t *testing.T) {
 		srcs := []backend.Buffer{a, a, a}
 		var h Host
 		allocs := testing.AllocsPerRun(10, func() {
-			if errors.Join(h.Reduce(backend.Avg, a, srcs...), h.Scale(a, a, 2), h.Copy(a, a)) != nil {
+			if errors.Join(h.Reduce(backend.Avg, a, srcs...), h.Scale(a, a, 2),
+				h.Copy(a, a)) != nil {
 				t.Error("failed")
 			}
 		})

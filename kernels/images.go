@@ -7,8 +7,9 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// Images says what a convolution or a pooling sees: images of C planes of H x W pixels, and a window of
-// KernelH x KernelW pixels at OutH x OutW places. The pixel (kh, kw) of the window at place (oh, ow) is
+// Images says what a convolution or a pooling sees: images of C planes of H x W pixels, and a
+// window of KernelH x KernelW pixels at OutH x OutW places. The pixel (kh, kw) of the window at
+// place (oh, ow) is
 //
 //	h = oh*StrideH - PadH + kh*DilationH
 //	w = ow*StrideW - PadW + kw*DilationW
@@ -37,8 +38,10 @@ func (i *Images) patches() int { return i.places() * i.KernelH * i.KernelW }
 
 // images checks sizes, lengths and dtypes.
 func (c Check) images(kernel string, i Images, lengths []int, buffers ...backend.Buffer) error {
-	if min(i.Batch, i.C, i.H, i.W, i.OutH, i.OutW, i.PadH, i.PadW) < 0 || min(i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW) < 1 {
-		return fmt.Errorf("%w: %s of %+v: sizes and padding are at least 0; kernel, strides and dilations at least 1", backend.ErrArgument, kernel, i)
+	if min(i.Batch, i.C, i.H, i.W, i.OutH, i.OutW, i.PadH, i.PadW) < 0 ||
+		min(i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW) < 1 {
+		return fmt.Errorf("%w: %s of %+v: sizes and padding are at least 0; kernel, strides and "+
+			"dilations at least 1", backend.ErrArgument, kernel, i)
 	}
 	d := buffers[0].DType()
 	if d != backend.F32 && d != backend.F64 {
@@ -46,7 +49,8 @@ func (c Check) images(kernel string, i Images, lengths []int, buffers ...backend
 	}
 	for n, b := range buffers {
 		if b.DType() != d || b.Len() != lengths[n] {
-			return fmt.Errorf("%w: %s of %+v: operand %d has %d %v, want %d %v", backend.ErrArgument, kernel, i, n, b.Len(), b.DType(), lengths[n], d)
+			return fmt.Errorf("%w: %s of %+v: operand %d has %d %v, want %d %v",
+				backend.ErrArgument, kernel, i, n, b.Len(), b.DType(), lengths[n], d)
 		}
 	}
 	return c.place(kernel, buffers...)
@@ -80,9 +84,11 @@ func (h Host) Im2Col(dst, src backend.Buffer, i Images) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runPatches(h.pool(), patching[float32]{i, backend.View[float32](dst), backend.View[float32](src), false})
+		runPatches(h.pool(), patching[float32]{i, backend.View[float32](dst), backend.View[float32](
+			src), false})
 	} else {
-		runPatches(h.pool(), patching[float64]{i, backend.View[float64](dst), backend.View[float64](src), false})
+		runPatches(h.pool(), patching[float64]{i, backend.View[float64](dst), backend.View[float64](
+			src), false})
 	}
 	return nil
 }
@@ -95,9 +101,11 @@ func (h Host) Col2Im(dst, src backend.Buffer, i Images) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runPatches(h.pool(), patching[float32]{i, backend.View[float32](src), backend.View[float32](dst), true})
+		runPatches(h.pool(), patching[float32]{i, backend.View[float32](src), backend.View[float32](
+			dst), true})
 	} else {
-		runPatches(h.pool(), patching[float64]{i, backend.View[float64](src), backend.View[float64](dst), true})
+		runPatches(h.pool(), patching[float64]{i, backend.View[float64](src), backend.View[float64](
+			dst), true})
 	}
 	return nil
 }
@@ -113,9 +121,11 @@ func (h Host) MaxPool(dst, src backend.Buffer, i Images) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](src), y: backend.View[float32](dst)})
+		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](src),
+			y: backend.View[float32](dst)})
 	} else {
-		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](src), y: backend.View[float64](dst)})
+		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](src),
+			y: backend.View[float64](dst)})
 	}
 	return nil
 }
@@ -130,9 +140,11 @@ func (h Host) MaxPoolGrad(dx, x, dy backend.Buffer, i Images) error {
 		return err
 	}
 	if x.DType() == backend.F32 {
-		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](x), y: backend.View[float32](dy), dx: backend.View[float32](dx)})
+		runPools(h.pool(), simd.Best(), pooling[float32]{Images: i, x: backend.View[float32](x),
+			y: backend.View[float32](dy), dx: backend.View[float32](dx)})
 	} else {
-		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](x), y: backend.View[float64](dy), dx: backend.View[float64](dx)})
+		runPools(h.pool(), simd.Best(), pooling[float64]{Images: i, x: backend.View[float64](x),
+			y: backend.View[float64](dy), dx: backend.View[float64](dx)})
 	}
 	return nil
 }

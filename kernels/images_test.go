@@ -13,7 +13,8 @@ import (
 )
 
 // A 3x3 image, windows of 2x2 with padding 1 and stride 2: 2x2 places.
-var small = Images{Batch: 1, C: 1, H: 3, W: 3, OutH: 2, OutW: 2, KernelH: 2, KernelW: 2, PadH: 1, PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
+var small = Images{Batch: 1, C: 1, H: 3, W: 3, OutH: 2, OutW: 2, KernelH: 2, KernelW: 2, PadH: 1,
+	PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
 
 func TestPatchesOfASmallImage(t *testing.T) {
 	x := []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}
@@ -43,10 +44,12 @@ func TestLargestPixelsOfASmallImage(t *testing.T) {
 	if want := []float64{1, 5, 4, 8}; !slices.Equal(y, want) {
 		t.Errorf("the largest pixels are %v, want %v", y, want)
 	}
-	if err := (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1, 2, 3, 4}), small); err != nil {
+	if err := (Host{}).MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float64{1, 2, 3, 4}),
+		small); err != nil {
 		t.Fatal(err)
 	}
-	if want := []float64{1, 2, 0, 3, 0, 0, 0, 4, 0}; !slices.Equal(dx, want) { // the first of equal ones
+	// the first of equal ones
+	if want := []float64{1, 2, 0, 3, 0, 0, 0, 4, 0}; !slices.Equal(dx, want) {
 		t.Errorf("the gradient is %v, want %v", dx, want)
 	}
 }
@@ -90,12 +93,14 @@ func TestPoolsPassNaNAndInfinities(t *testing.T) {
 				want[c.at] = 3
 			}
 			x, dy := backend.Of(c.x), backend.Of([]float64{3})
-			err := errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of), Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of))
+			err := errors.Join(Host{}.MaxPool(backend.Of(y), x, c.of),
+				Host{}.MaxPoolGrad(backend.Of(dx), x, dy, c.of))
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !sameNumber(y[0], c.y) || !slices.Equal(dx, want) {
-				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of, y, dx, c.y, want)
+				t.Errorf("%v, %+v: the pool is %v and its gradient %v, want %v and %v", c.x, c.of,
+					y, dx, c.y, want)
 			}
 		}
 	}
@@ -103,13 +108,15 @@ func TestPoolsPassNaNAndInfinities(t *testing.T) {
 
 func sameNumber[T float](x, y T) bool { return x == y || x != x && y != y }
 
-// TestRectifiedPools: negative pixels are seen as zeros, and have no gradient where they are the first
-// of those.
+// TestRectifiedPools: negative pixels are seen as zeros, and have no gradient where they are the
+// first of those.
 func TestRectifiedPools(t *testing.T) {
-	i := Images{Batch: 1, C: 1, H: 1, W: 6, OutH: 1, OutW: 3, KernelH: 1, KernelW: 2, StrideH: 1, StrideW: 2, DilationH: 1, DilationW: 1, Rectified: true}
+	i := Images{Batch: 1, C: 1, H: 1, W: 6, OutH: 1, OutW: 3, KernelH: 1, KernelW: 2, StrideH: 1,
+		StrideW: 2, DilationH: 1, DilationW: 1, Rectified: true}
 	x := []float32{-1, 2, -3, 0, 0, -4}
 	y, dx := make([]float32, 3), make([]float32, 6)
-	err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i), Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i))
+	err := errors.Join(Host{}.MaxPool(backend.Of(y), backend.Of(x), i),
+		Host{}.MaxPoolGrad(backend.Of(dx), backend.Of(x), backend.Of([]float32{5, 6, 7}), i))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,18 +133,22 @@ func TestPoolsAreTheLoop(t *testing.T) {
 	up := func(n int) int { return 1 + r.IntN(n) }
 	for range 400 {
 		i := Images{
-			Batch: up(2), C: up(70), H: up(9), W: up(40), OutH: up(5), OutW: up(20), KernelH: up(3), KernelW: up(3), PadH: r.IntN(2), PadW: r.IntN(2),
-			StrideH: up(3), StrideW: up(3), DilationH: up(2), DilationW: up(2), Rectified: r.IntN(2) == 0,
+			Batch: up(2), C: up(70), H: up(9), W: up(40), OutH: up(5), OutW: up(20), KernelH: up(3),
+			KernelW: up(3), PadH: r.IntN(2), PadW: r.IntN(2),
+			StrideH: up(3), StrideW: up(3), DilationH: up(2), DilationW: up(2), Rectified: r.IntN(
+				2) == 0,
 		}
 		if r.IntN(2) == 0 { // most pools are like this
-			i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW, i.PadH, i.PadW = 2, 2, 2, 2, 1, 1, 0, 0
+			i.KernelH, i.KernelW, i.StrideH, i.StrideW, i.DilationH, i.DilationW, i.PadH,
+				i.PadW = 2, 2, 2, 2, 1, 1, 0, 0
 			i.OutH, i.OutW = i.H/2, i.W/2
 		}
 		x, dy, strange := make([]float32, i.pixels()), make([]float32, i.places()), r.IntN(3) == 0
 		for n := range x {
 			x[n] = float32(r.IntN(9) - 5)
 			if strange && r.IntN(3) > 0 {
-				x[n] = float32([]float64{math.NaN(), math.Inf(1), math.Inf(-1), math.Inf(-1)}[r.IntN(4)])
+				x[n] = float32([]float64{math.NaN(), math.Inf(1), math.Inf(-1),
+					math.Inf(-1)}[r.IntN(4)])
 			}
 		}
 		for n := range dy {
@@ -149,7 +160,8 @@ func TestPoolsAreTheLoop(t *testing.T) {
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: gotY})
 			runPools(pool, level, pooling[float32]{Images: i, x: x, y: dy, dx: gotDX})
 			if !slices.EqualFunc(gotY, y, sameNumber) || !slices.Equal(gotDX, dx) {
-				t.Fatalf("%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i, gotY, gotDX, y, dx)
+				t.Fatalf("%v of %+v: the pool is %v and its gradient %v, want %v and %v", level, i,
+					gotY, gotDX, y, dx)
 			}
 		}
 	}
@@ -162,7 +174,8 @@ func poolLoop(i Images, x, dy []float32) (y, dx []float32) {
 		plane, oh, ow := place/(i.OutH*i.OutW), place/i.OutW%i.OutH, place%i.OutW
 		most, at := float32(math.Inf(-1)), -1
 		for k := range i.KernelH * i.KernelW {
-			h, w := oh*i.StrideH-i.PadH+k/i.KernelW*i.DilationH, ow*i.StrideW-i.PadW+k%i.KernelW*i.DilationW
+			h, w := oh*i.StrideH-i.PadH+k/i.KernelW*i.DilationH,
+				ow*i.StrideW-i.PadW+k%i.KernelW*i.DilationW
 			if h < 0 || h >= i.H || w < 0 || w >= i.W {
 				continue
 			}
@@ -184,7 +197,8 @@ func poolLoop(i Images, x, dy []float32) (y, dx []float32) {
 
 // TestColumnsAndImagesAreAdjoint: <Im2Col x, p> = <x, Col2Im p>, also for windows that overlap.
 func TestColumnsAndImagesAreAdjoint(t *testing.T) {
-	i := Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1, PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}
+	i := Images{Batch: 2, C: 3, H: 7, W: 6, OutH: 4, OutW: 3, KernelH: 3, KernelW: 2, PadH: 1,
+		PadW: 2, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}
 	x, p := make([]float64, i.pixels()), make([]float64, i.patches())
 	for n := range x {
 		x[n] = float64(n%7 - 3)
@@ -193,7 +207,8 @@ func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 		p[n] = float64(n%5 - 2)
 	}
 	forward, backward := make([]float64, len(p)), make([]float64, len(x))
-	if err := errors.Join((Host{}).Im2Col(backend.Of(forward), backend.Of(x), i), (Host{}).Col2Im(backend.Of(backward), backend.Of(p), i)); err != nil {
+	if err := errors.Join((Host{}).Im2Col(backend.Of(forward), backend.Of(x), i),
+		(Host{}).Col2Im(backend.Of(backward), backend.Of(p), i)); err != nil {
 		t.Fatal(err)
 	}
 	left, right := 0.0, 0.0
@@ -210,15 +225,18 @@ func TestColumnsAndImagesAreAdjoint(t *testing.T) {
 
 func TestImagesThatDoNotFitAreRefused(t *testing.T) {
 	x := backend.Of(make([]float32, 9))
-	if err := (Host{}).Im2Col(backend.Of(make([]float32, 15)), x, small); !errors.Is(err, backend.ErrArgument) {
+	if err := (Host{}).Im2Col(backend.Of(make([]float32, 15)), x, small); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Errorf("too few patches: %v", err)
 	}
 	wrong := small
 	wrong.StrideH = 0
-	if err := (Host{}).MaxPool(backend.Of(make([]float32, 4)), x, wrong); !errors.Is(err, backend.ErrArgument) {
+	if err := (Host{}).MaxPool(backend.Of(make([]float32, 4)), x, wrong); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Errorf("a stride of 0: %v", err)
 	}
-	if err := (Host{}).MaxPool(backend.Of(make([]int32, 4)), backend.Of(make([]int32, 9)), small); !errors.Is(err, backend.ErrUnsupported) {
+	if err := (Host{}).MaxPool(backend.Of(make([]int32, 4)), backend.Of(make([]int32, 9)),
+		small); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("integers: %v", err)
 	}
 }

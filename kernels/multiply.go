@@ -9,9 +9,9 @@ import (
 )
 
 // Multiply computes a product by tiles that stay in registers, of operands that are packed into
-// caches where this pays (Goto and van de Geijn, ACM TOMS 34(3), 2008). Blocks of C are the parts that workers
-// run. K is never divided among them, so the bits do not depend on their number; they do depend on
-// the processor's vector instructions.
+// caches where this pays (Goto and van de Geijn, ACM TOMS 34(3), 2008). Blocks of C are the parts
+// that workers run. K is never divided among them, so the bits do not depend on their number; they
+// do depend on the processor's vector instructions.
 func (h Host) Multiply(p Product) error { return h.multiply(p, simd.Best()) }
 
 func (h Host) multiply(p Product, l simd.Level) error {
@@ -38,7 +38,8 @@ func (h Host) multiply(p Product, l simd.Level) error {
 // multiply computes a product of S into D with sums of T.
 func multiply[T float, S, D backend.Element](pool *workers.Pool, p Product, l simd.Level) {
 	m := multiplication[T, S, D]{
-		Product: p, a: backend.View[S](p.A.Buffer), b: backend.View[S](p.B.Buffer), c: backend.View[D](p.C.Buffer),
+		Product: p, a: backend.View[S](p.A.Buffer), b: backend.View[S](p.B.Buffer),
+		c:     backend.View[D](p.C.Buffer),
 		level: l, pool: pool, blocks: blocksOf[T, S](&p, l),
 	}
 	dense := p.C.Pitch == p.N && (p.batch() == 1 || p.C.Stride == p.M*p.N)
@@ -72,8 +73,8 @@ type blocks struct {
 	aInPlace, bInPlace      bool // an operand is read where it lies
 }
 
-// What fits into the caches of a core: half of a second-level cache of 1 MiB has a block of B, and three quarters
-// of a first-level cache of 32 KiB a strip of A.
+// What fits into the caches of a core: half of a second-level cache of 1 MiB has a block of B, and
+// three quarters of a first-level cache of 32 KiB a strip of A.
 const (
 	blockBytes = 512 << 10
 	stripBytes = 24 << 10
@@ -83,8 +84,8 @@ const (
 	conflictBytes = 2 << 10
 )
 
-// blocksOf chooses the blocks. Parts become smaller until there are enough for many cores, or until one
-// has little to compute.
+// blocksOf chooses the blocks. Parts become smaller until there are enough for many cores, or until
+// one has little to compute.
 func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 	size := sizeOf[T]()
 	b := blocks{together: 1, height: simd.TileRows(l), width: simd.PanelWidth[T](l)}
@@ -112,8 +113,8 @@ func blocksOf[T float, S backend.Element](p *Product, l simd.Level) blocks {
 	return b
 }
 
-// Below leastWork, in multiply-adds of vectors of 16, a part costs more to give to a worker than it has;
-// it takes about 30 us. enoughParts occupy many cores alike.
+// Below leastWork, in multiply-adds of vectors of 16, a part costs more to give to a worker than it
+// has; it takes about 30 us. enoughParts occupy many cores alike.
 const (
 	leastWork   = 100_000
 	enoughParts = 16
@@ -138,8 +139,8 @@ func readable(a Matrix, rows, depth, size int) bool {
 	return rows <= 4 || a.Pitch*size%conflictBytes != 0
 }
 
-// evenly divides n into as few blocks of at most `most` as there can be, and returns the size of one: a
-// multiple of unit.
+// evenly divides n into as few blocks of at most `most` as there can be, and returns the size of
+// one: a multiple of unit.
 func evenly(n, most, unit int) int {
 	most = max(most/unit, 1) * unit
 	return ceil(ceil(n, max(ceil(n, most), 1)), unit) * unit

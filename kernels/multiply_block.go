@@ -6,8 +6,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// Run computes a block of C, of one or several products. Blocks that follow each other have the same
-// columns of B.
+// Run computes a block of C, of one or several products. Blocks that follow each other have the
+// same columns of B.
 func (m *multiplication[T, S, D]) Run(part, worker int) {
 	row := part % m.rowBlocks
 	column := part / m.rowBlocks % m.columnParts
@@ -117,7 +117,8 @@ func (m *multiplication[T, S, D]) packPanel(panel, wide []T, b []S, columns, dep
 }
 
 // multiplyStrips multiplies rows of A, from i and step k.
-func (m *multiplication[T, S, D]) multiplyStrips(p *packing[T], t simd.Product[T], a []S, i, rows, k int) {
+func (m *multiplication[T, S, D]) multiplyStrips(p *packing[T], t simd.Product[T], a []S, i, rows,
+	k int) {
 	row, column := m.A.Steps()
 	a = a[i*row+k*column:]
 	if m.aInPlace {
@@ -151,7 +152,8 @@ func (m *multiplication[T, S, D]) packStrip(t *simd.Product[T], a []S) {
 }
 
 // widenRows copies a matrix.
-func widenRows[T float, S backend.Element](dst []T, src []S, dstPitch, srcPitch, rows, columns int) {
+func widenRows[T float, S backend.Element](dst []T, src []S, dstPitch, srcPitch, rows,
+	columns int) {
 	for i := range rows {
 		load(dst[i*dstPitch:][:columns], src[i*srcPitch:][:columns])
 	}

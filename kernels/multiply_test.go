@@ -18,14 +18,16 @@ var productTypes = [][2]backend.DType{
 	{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16, backend.F32},
 }
 
-// productShapes are batches of M x N x K: without a step, smaller than a tile, with edges of tiles and
-// panels, several blocks of rows, of columns and of K, few rows and few columns.
+// productShapes are batches of M x N x K: without a step, smaller than a tile, with edges of tiles
+// and panels, several blocks of rows, of columns and of K, few rows and few columns.
 func productShapes() [][4]int {
 	shapes := [][4]int{
-		{1, 1, 1, 1}, {1, 3, 5, 2}, {2, 4, 65, 3}, {2, 3, 4, 0}, {3, 13, 33, 17}, {1, 1, 259, 40}, {1, 25, 1, 70}, {1, 29, 47, 360}, {5, 8, 8, 8},
+		{1, 1, 1, 1}, {1, 3, 5, 2}, {2, 4, 65, 3}, {2, 3, 4, 0}, {3, 13, 33, 17}, {1, 1, 259, 40},
+		{1, 25, 1, 70}, {1, 29, 47, 360}, {5, 8, 8, 8},
 	}
 	if os.Getenv("EURYALE_FULL") != "" {
-		shapes = append(shapes, [][4]int{{1, 500, 40, 3}, {1, 3, 700, 5}, {1, 12, 32, 700}, {1, 300, 400, 50}, {40, 20, 20, 20}, {1, 31, 512, 512}}...)
+		shapes = append(shapes, [][4]int{{1, 500, 40, 3}, {1, 3, 700, 5}, {1, 12, 32, 700},
+			{1, 300, 400, 50}, {40, 20, 20, 20}, {1, 31, 512, 512}}...)
 	}
 	return shapes
 }
@@ -38,7 +40,8 @@ func TestMultiplyIsTheTripleLoop(t *testing.T) {
 					m := newMultiplied(t, types, shape, flags&1 != 0, flags&2 != 0)
 					m.Beta = float64(flags >> 2 * 2)
 					if err := m.check(level, nil); err != nil {
-						t.Fatalf("%v: %v of %v, transposed %02b, beta %v: %v", level, shape, types, flags&3, m.Beta, err)
+						t.Fatalf("%v: %v of %v, transposed %02b, beta %v: %v", level, shape, types,
+							flags&3, m.Beta, err)
 					}
 				}
 			}
@@ -53,7 +56,8 @@ type multiplied struct {
 }
 
 // newMultiplied returns a product. If there is a batch, all of it has the same B.
-func newMultiplied(t *testing.T, types [2]backend.DType, shape [4]int, transposeA, transposeB bool) *multiplied {
+func newMultiplied(t *testing.T, types [2]backend.DType, shape [4]int, transposeA,
+	transposeB bool) *multiplied {
 	t.Helper()
 	batch, M, N, K := shape[0], shape[1], shape[2], shape[3]
 	m := &multiplied{Product: Product{Batch: batch, M: M, N: N, K: K, Alpha: 0.5}}
@@ -118,7 +122,8 @@ func FuzzMultiply(f *testing.F) {
 	f.Add(uint16(1), uint16(300), uint16(9), uint8(1), uint8(0x0a))
 	f.Fuzz(func(t *testing.T, M, N, K uint16, batch, flags uint8) {
 		shape := [4]int{int(batch%4) + 1, int(M%150) + 1, int(N%350) + 1, int(K % 400)}
-		m := newMultiplied(t, productTypes[int(flags>>4)%len(productTypes)], shape, flags&1 != 0, flags&2 != 0)
+		m := newMultiplied(t, productTypes[int(flags>>4)%len(productTypes)], shape, flags&1 != 0,
+			flags&2 != 0)
 		if flags&4 != 0 {
 			m.Beta = -1
 		}
@@ -134,7 +139,8 @@ func FuzzMultiply(f *testing.F) {
 
 // Products have the same bits with any number of workers, of numbers that sums round.
 func TestMultiplyHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
-	for _, shape := range [][4]int{{1, 100, 130, 400}, {70, 10, 20, 30}, {1, 2, 3000, 100}, {1, 700, 3, 90}} {
+	for _, shape := range [][4]int{{1, 100, 130, 400}, {70, 10, 20, 30}, {1, 2, 3000, 100},
+		{1, 700, 3, 90}} {
 		var before []float32
 		for n := 1; n <= 3; n++ {
 			pool := workers.New(n)
@@ -160,8 +166,10 @@ func TestMultiplyHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 func TestMultiplyKeepsNaNAndInfWhereTheyBelong(t *testing.T) {
 	for _, level := range simd.Levels() {
 		for _, special := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
-			m := newMultiplied(t, [2]backend.DType{backend.F32, backend.F32}, [4]int{1, 14, 35, 20}, false, false)
-			a, b, c := backend.View[float32](m.A.Buffer), backend.View[float32](m.B.Buffer), backend.View[float32](m.C.Buffer)
+			m := newMultiplied(t, [2]backend.DType{backend.F32, backend.F32}, [4]int{1, 14, 35, 20},
+				false, false)
+			a, b, c := backend.View[float32](m.A.Buffer), backend.View[float32](m.B.Buffer),
+				backend.View[float32](m.C.Buffer)
 			for i := range b {
 				b[i] = 1
 			}
@@ -172,7 +180,8 @@ func TestMultiplyKeepsNaNAndInfWhereTheyBelong(t *testing.T) {
 			for i := range m.M * m.N {
 				x := float64(c[i/m.N*m.C.Pitch+i%m.N])
 				if finite := !math.IsNaN(x) && !math.IsInf(x, 0); finite != (i/m.N != 13) {
-					t.Fatalf("%v: with %v in the last row of A, row %d has %v", level, special, i/m.N, x)
+					t.Fatalf("%v: with %v in the last row of A, row %d has %v", level, special,
+						i/m.N, x)
 				}
 			}
 		}

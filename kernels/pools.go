@@ -19,13 +19,15 @@ type pooling[T float] struct {
 
 	windows simd.Windows // of one plane
 	pitch   int          // of the rows that windows see
-	framed  int          // elements of a copy of a plane among -Inf, for windows that go beyond it; 0 if none does
+	// elements of a copy of a plane among -Inf, for windows that go beyond it; 0 if none does
+	framed int
 }
 
 const (
 	// pixelsOfPart is how many pixels of windows a part sees at least: about 10 us.
 	pixelsOfPart = 1 << 15
-	// pixelsTogether is how many of several planes are looked at together, and stay in the first-level cache.
+	// pixelsTogether is how many of several planes are looked at together, and stay in the
+	// first-level cache.
 	pixelsTogether = 1 << 12
 )
 
@@ -34,7 +36,8 @@ func runPools[T float](pool *workers.Pool, level simd.Level, p pooling[T]) {
 		clear(p.dx)
 		return
 	}
-	seen := window{p.KernelH, p.KernelW, p.DilationH, p.DilationW, p.StrideH, p.StrideW, p.OutH, p.OutW}
+	seen := window{p.KernelH, p.KernelW, p.DilationH, p.DilationW, p.StrideH, p.StrideW, p.OutH,
+		p.OutW}
 	height, width := seen.frameH(p.OutH), seen.frameW()
 	p.pitch = p.W
 	if p.PadH > 0 || p.PadW > 0 || height > p.H || width > p.W {
@@ -44,7 +47,8 @@ func runPools[T float](pool *workers.Pool, level simd.Level, p pooling[T]) {
 	for k := range pixels {
 		pixels[k] = k/p.KernelW*p.DilationH*p.pitch + k%p.KernelW*p.DilationW
 	}
-	p.windows = simd.Windows{Rows: p.OutH, Columns: p.OutW, Pitch: p.StrideH * p.pitch, Stride: p.StrideW, Pixels: pixels}
+	p.windows = simd.Windows{Rows: p.OutH, Columns: p.OutW, Pitch: p.StrideH * p.pitch,
+		Stride: p.StrideW, Pixels: pixels}
 	p.level, p.pool, p.together = level, pool, 1
 	seenByPlane := p.OutH * p.OutW * len(pixels)
 	if p.framed == 0 && p.H == p.OutH*p.StrideH {

@@ -14,11 +14,12 @@ import (
 //		C[b](i, j) = Alpha*sum + Beta*C[b](i, j)
 //	}
 //
-// A and B have the same dtype, a float. C has that dtype, or is f32 where they have 16 bits. The sum
-// is of f64 where A and B are, otherwise of f32, and is rounded once to the dtype of C. Where Beta is
-// 0, C is only written: what it held, NaN included, does not matter. Each implementation adds in an
-// order of its own, with or without fused multiply-adds, and gives the same bits in every run; all
-// agree where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in parts.
+// A and B have the same dtype, a float. C has that dtype, or is f32 where they have 16 bits. The
+// sum is of f64 where A and B are, otherwise of f32, and is rounded once to the dtype of C. Where
+// Beta is 0, C is only written: what it held, NaN included, does not matter. Each implementation
+// adds in an order of its own, with or without fused multiply-adds, and gives the same bits in
+// every run; all agree where the sums are exact. [Host.Multiply] may add up terms of Alpha*A in
+// parts.
 type Product struct {
 	Batch   int // how many products; 0 stands for 1
 	M, N, K int // A is M x K, B is K x N, C is M x N
@@ -33,12 +34,13 @@ type Product struct {
 	Epilogue Epilogue
 }
 
-// Epilogue is a loop over the elements of the result of a product or a convolution, such as bias and
-// activation. It runs on what a part has just finished, which is still in a cache then, where parts have whole
-// rows or images: so do those of products of few columns. Elements are numbered in row-major order.
+// Epilogue is a loop over the elements of the result of a product or a convolution, such as bias
+// and activation. It runs on what a part has just finished, which is still in a cache then, where
+// parts have whole rows or images: so do those of products of few columns. Elements are numbered in
+// row-major order.
 type Epilogue interface {
-	// Divides reports whether it may run in so many parts, each of a multiple of n elements, and would not
-	// be divided into more by itself.
+	// Divides reports whether it may run in so many parts, each of a multiple of n elements, and
+	// would not be divided into more by itself.
 	Divides(parts, n int) bool
 	// Elements runs it from element lo up to hi on a worker of the pool.
 	Elements(lo, hi, worker int)
@@ -73,15 +75,19 @@ func (p *Product) Empty() bool { return p.M == 0 || p.N == 0 }
 // Multiply checks a product.
 func (c Check) Multiply(p Product) error {
 	if p.Batch < 0 || p.M < 0 || p.N < 0 || p.K < 0 {
-		return fmt.Errorf("%w: multiply %d x [%d,%d] by [%d,%d]: nothing may be negative", backend.ErrArgument, p.Batch, p.M, p.K, p.K, p.N)
+		return fmt.Errorf("%w: multiply %d x [%d,%d] by [%d,%d]: nothing may be negative",
+			backend.ErrArgument, p.Batch, p.M, p.K, p.K, p.N)
 	}
 	in, out := p.A.Buffer.DType(), p.C.Buffer.DType()
-	if p.B.Buffer.DType() != in || !in.Float() || out != in && (out != backend.F32 || in.Size() != 2) {
-		return fmt.Errorf("%w: multiply %v by %v into %v: operands are floats of one dtype, and so is the result, or f32 for operands of 16 bits",
+	if p.B.Buffer.DType() != in || !in.Float() || out != in && (out != backend.F32 ||
+		in.Size() != 2) {
+		return fmt.Errorf("%w: multiply %v by %v into %v: operands are floats of one dtype, and "+
+			"so is the result, or f32 for operands of 16 bits",
 			backend.ErrArgument, in, p.B.Buffer.DType(), out)
 	}
 	if p.C.Transposed {
-		return fmt.Errorf("%w: multiply into a transposed matrix: swap the operands and transpose both instead", backend.ErrArgument)
+		return fmt.Errorf("%w: multiply into a transposed matrix: swap the operands and "+
+			"transpose both instead", backend.ErrArgument)
 	}
 	if p.Empty() {
 		return nil
@@ -96,7 +102,8 @@ func (c Check) Multiply(p Product) error {
 		}
 	}
 	if one := (p.M-1)*p.C.Pitch + p.N; p.batch() > 1 && p.C.Stride < one {
-		return fmt.Errorf("%w: multiply: the results of a batch are %d elements apart and take %d each: they would overlap", backend.ErrArgument, p.C.Stride, one)
+		return fmt.Errorf("%w: multiply: the results of a batch are %d elements apart and take "+
+			"%d each: they would overlap", backend.ErrArgument, p.C.Stride, one)
 	}
 	if p.K == 0 {
 		return c.place("multiply", p.C.Buffer)
@@ -110,13 +117,15 @@ func (m Matrix) fits(name string, batch, rows, columns int) error {
 		rows, columns = columns, rows
 	}
 	if m.Pitch < columns || m.Stride < 0 {
-		return fmt.Errorf("%w: multiply: rows of %s have %d elements, and a pitch of %d, in matrices %d apart", backend.ErrArgument, name, columns, m.Pitch, m.Stride)
+		return fmt.Errorf("%w: multiply: rows of %s have %d elements, and a pitch of %d, in "+
+			"matrices %d apart", backend.ErrArgument, name, columns, m.Pitch, m.Stride)
 	}
 	if rows == 0 || columns == 0 {
 		return nil
 	}
 	if need := (batch-1)*m.Stride + (rows-1)*m.Pitch + columns; m.Buffer.Len() < need {
-		return fmt.Errorf("%w: multiply: %s takes %d elements, its buffer has %d", backend.ErrArgument, name, need, m.Buffer.Len())
+		return fmt.Errorf("%w: multiply: %s takes %d elements, its buffer has %d",
+			backend.ErrArgument, name, need, m.Buffer.Len())
 	}
 	return nil
 }

@@ -10,7 +10,8 @@ import (
 
 // matrixOf returns rows x columns small integers of dtype d, which begin with `seed`, in rows of
 // pitch elements, as they are or transposed, and the numbers themselves.
-func matrixOf(t *testing.T, d backend.DType, batch, rows, columns, more, seed int, transposed bool) (Matrix, []float64) {
+func matrixOf(t *testing.T, d backend.DType, batch, rows, columns, more, seed int,
+	transposed bool) (Matrix, []float64) {
 	t.Helper()
 	inRows, inColumns := rows, columns
 	if transposed {
@@ -42,7 +43,8 @@ func castTo(t *testing.T, d backend.DType, numbers []float64) backend.Buffer {
 
 func TestMultiplyRefusesWhatDoesNotFit(t *testing.T) {
 	f32 := func(n int) backend.Buffer { return backend.Of(make([]float32, n)) }
-	good := Product{M: 2, N: 3, K: 4, Alpha: 1, A: Matrix{Buffer: f32(8), Pitch: 4}, B: Matrix{Buffer: f32(12), Pitch: 3}, C: Matrix{Buffer: f32(6), Pitch: 3}}
+	good := Product{M: 2, N: 3, K: 4, Alpha: 1, A: Matrix{Buffer: f32(8), Pitch: 4},
+		B: Matrix{Buffer: f32(12), Pitch: 3}, C: Matrix{Buffer: f32(6), Pitch: 3}}
 	for want, change := range map[string]func(p *Product){
 		"negative":           func(p *Product) { p.K = -1 },
 		"one dtype":          func(p *Product) { p.A.Buffer = backend.Of(make([]float64, 8)) },
@@ -54,7 +56,8 @@ func TestMultiplyRefusesWhatDoesNotFit(t *testing.T) {
 	} {
 		p := good
 		change(&p)
-		if err := (Host{}).Multiply(p); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if err := (Host{}).Multiply(p); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error of the argument with %q", err, want)
 		}
 	}

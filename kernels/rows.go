@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/workers"
 )
 
-// Rows are tables [Before, Count, Width], of each of which the rows that a list of n indices names are
-// taken: they are [Before, n, Width]. Indices are I32 or I64, and the same for all tables.
+// Rows are tables [Before, Count, Width], of each of which the rows that a list of n indices names
+// are taken: they are [Before, n, Width]. Indices are I32 or I64, and the same for all tables.
 type Rows struct {
 	Before, Count, Width int
 }
@@ -27,11 +27,15 @@ func (c Check) rows(kernel string, r Rows, table, taken, indices backend.Buffer)
 		return fmt.Errorf("%w: %s of %v: of f32 and f64 only", backend.ErrUnsupported, kernel, d)
 	}
 	if d := indices.DType(); d != backend.I32 && d != backend.I64 {
-		return fmt.Errorf("%w: %s by indices of %v: want i32 or i64", backend.ErrUnsupported, kernel, d)
+		return fmt.Errorf("%w: %s by indices of %v: want i32 or i64", backend.ErrUnsupported,
+			kernel, d)
 	}
-	if n := indices.Len(); taken.DType() != table.DType() || table.Len() != r.table() || taken.Len() != r.taken(n) {
-		return fmt.Errorf("%w: %s of %+v by %d indices: the table has %d %v, want %d; the rows have %d %v, want %d", backend.ErrArgument,
-			kernel, r, n, table.Len(), table.DType(), r.table(), taken.Len(), taken.DType(), r.taken(n))
+	if n := indices.Len(); taken.DType() != table.DType() || table.Len() != r.table() ||
+		taken.Len() != r.taken(n) {
+		return fmt.Errorf("%w: %s of %+v by %d indices: the table has %d %v, want %d; the rows "+
+			"have %d %v, want %d", backend.ErrArgument,
+			kernel, r, n, table.Len(), table.DType(), r.table(), taken.Len(), taken.DType(),
+			r.taken(n))
 	}
 	return c.place(kernel, table, taken, indices)
 }
@@ -56,9 +60,11 @@ func (h Host) TakeRows(dst, src, indices backend.Buffer, r Rows) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](dst), table: backend.View[float32](src)}, indices, r)
+		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](dst),
+			table: backend.View[float32](src)}, indices, r)
 	} else {
-		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](dst), table: backend.View[float64](src)}, indices, r)
+		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](dst),
+			table: backend.View[float64](src)}, indices, r)
 	}
 	return nil
 }
@@ -73,16 +79,18 @@ func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 		return err
 	}
 	if dst.DType() == backend.F32 {
-		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src), table: backend.View[float32](dst), add: true}, indices, r)
+		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src),
+			table: backend.View[float32](dst), add: true}, indices, r)
 	} else {
-		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src), table: backend.View[float64](dst), add: true}, indices, r)
+		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src),
+			table: backend.View[float64](dst), add: true}, indices, r)
 	}
 	return nil
 }
 
-// indexing is the task of TakeRows and AddRows. A part of AddRows is some columns of a table, so that
-// each element is added up by one worker, in order: all columns, if there is one worker. A part of
-// TakeRows is some rows.
+// indexing is the task of TakeRows and AddRows. A part of AddRows is some columns of a table, so
+// that each element is added up by one worker, in order: all columns, if there is one worker. A
+// part of TakeRows is some rows.
 type indexing[T float] struct {
 	Rows
 	rows, table []T

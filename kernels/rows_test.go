@@ -12,21 +12,25 @@ import (
 func TestRowsAreTakenAndAdded(t *testing.T) {
 	r := Rows{Before: 2, Count: 3, Width: 2}
 	table := []float64{1, 2, 3, 4, 5, 6, -1, -2, -3, -4, -5, -6}
-	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 3}), "i32": backend.Of([]int32{2, 0, 2, -1})} {
+	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 3}),
+		"i32": backend.Of([]int32{2, 0, 2, -1})} {
 		rows := make([]float64, 16)
 		if err := (Host{}).TakeRows(backend.Of(rows), backend.Of(table), indices, r); err != nil {
 			t.Fatal(err)
 		}
 		nan := math.NaN()
 		want := []float64{5, 6, 1, 2, 5, 6, nan, nan, -5, -6, -1, -2, -5, -6, nan, nan}
-		if !slices.EqualFunc(rows, want, func(a, b float64) bool { return a == b || a != a && b != b }) {
+		if !slices.EqualFunc(rows, want, func(a, b float64) bool {
+			return a == b || a != a && b != b
+		}) {
 			t.Errorf("%s: the rows are %v, want %v", name, rows, want)
 		}
 		back := []float64{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9}
 		if err := (Host{}).AddRows(backend.Of(back), backend.Of(rows), indices, r); err != nil {
 			t.Fatal(err)
 		}
-		if want := []float64{1, 2, 0, 0, 10, 12, -1, -2, 0, 0, -10, -12}; !slices.Equal(back, want) {
+		if want := []float64{1, 2, 0, 0, 10, 12, -1, -2, 0, 0, -10, -12}; !slices.Equal(
+			back, want) {
 			t.Errorf("%s: the sums are %v, want %v", name, back, want)
 		}
 	}
@@ -35,7 +39,8 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 // Sums are in the order of the indices, in the type of the elements.
 func TestRowsAreAddedInOrder(t *testing.T) {
 	sum := make([]float32, 1)
-	err := Host{}.AddRows(backend.Of(sum), backend.Of([]float32{1, 1 << 24, 1}), backend.Of([]int64{0, 0, 0}), Rows{1, 1, 1})
+	err := Host{}.AddRows(backend.Of(sum), backend.Of([]float32{1, 1 << 24, 1}),
+		backend.Of([]int64{0, 0, 0}), Rows{1, 1, 1})
 	if err != nil || sum[0] != 1<<24 {
 		t.Errorf("%v, %v", sum, err)
 	}
@@ -47,7 +52,8 @@ func TestRowsThatDoNotFitAreRefused(t *testing.T) {
 	if err := (Host{}).TakeRows(x, x, i, r); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("too many rows: %v", err)
 	}
-	if err := (Host{}).AddRows(x, x.Slice(0, 4), x.Slice(0, 2), r); !errors.Is(err, backend.ErrUnsupported) {
+	if err := (Host{}).AddRows(x, x.Slice(0, 4), x.Slice(0, 2), r); !errors.Is(
+		err, backend.ErrUnsupported) {
 		t.Errorf("indices of f32: %v", err)
 	}
 	if err := (Host{}).AddRows(i, i, i, Rows{1, 2, 1}); !errors.Is(err, backend.ErrUnsupported) {

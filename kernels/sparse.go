@@ -100,16 +100,23 @@ func (c Check) Select(s *Selection) error {
 	d := s.Out.Values.DType()
 	switch {
 	case n == 0 || n > MaxSelect:
-		return fmt.Errorf("%w: select from %d elements: at least one, and %d at most", backend.ErrUnsupported, n, MaxSelect)
-	case s.X.DType() != backend.F32 || s.Residual.Len() > 0 && (s.Residual.DType() != backend.F32 || s.Residual.Len() != n):
-		return fmt.Errorf("%w: select from %d %v with a residual of %d %v: both must be f32, of the same length",
+		return fmt.Errorf("%w: select from %d elements: at least one, and %d at most",
+			backend.ErrUnsupported, n, MaxSelect)
+	case s.X.DType() != backend.F32 || s.Residual.Len() > 0 && (s.Residual.DType() != backend.F32 ||
+		s.Residual.Len() != n):
+		return fmt.Errorf("%w: select from %d %v with a residual of %d %v: both must be f32, of "+
+			"the same length",
 			backend.ErrArgument, n, s.X.DType(), s.Residual.Len(), s.Residual.DType())
 	case s.Dense.Len() > 0 && (s.Dense.DType() != backend.F32 || s.Dense.Len() != n):
-		return fmt.Errorf("%w: select from %d f32 to %d %v", backend.ErrArgument, n, s.Dense.Len(), s.Dense.DType())
-	case s.Out.Head.DType() != backend.I64 || s.Out.Head.Len() != HeadWords || s.Out.Index.Len() != s.Out.Values.Len() ||
+		return fmt.Errorf("%w: select from %d f32 to %d %v", backend.ErrArgument, n, s.Dense.Len(),
+			s.Dense.DType())
+	case s.Out.Head.DType() != backend.I64 || s.Out.Head.Len() != HeadWords ||
+		s.Out.Index.Len() != s.Out.Values.Len() ||
 		s.Out.Values.Len() > 0 && s.Out.Index.DType() != backend.I32:
-		return fmt.Errorf("%w: select to a message with a head of %d %v, %d values and %d %v", backend.ErrArgument,
-			s.Out.Head.Len(), s.Out.Head.DType(), s.Out.Values.Len(), s.Out.Index.Len(), s.Out.Index.DType())
+		return fmt.Errorf("%w: select to a message with a head of %d %v, %d values and %d %v",
+			backend.ErrArgument,
+			s.Out.Head.Len(), s.Out.Head.DType(), s.Out.Values.Len(), s.Out.Index.Len(),
+			s.Out.Index.DType())
 	case d != backend.F32 && d != backend.F16 && d != backend.BF16:
 		return fmt.Errorf("%w: select values as %v: use f32, f16 or bf16", backend.ErrArgument, d)
 	case s.K < 0 || s.K > n:
@@ -119,28 +126,36 @@ func (c Check) Select(s *Selection) error {
 	case overlap(s.Residual, s.X) || overlap(s.Residual, s.Dense):
 		return fmt.Errorf("%w: select: the residual overlaps an operand", backend.ErrArgument)
 	}
-	return c.place("select", s.X, s.Residual, s.Dense, s.Out.Head, s.Out.Values, s.Out.Index, s.Notes, s.Scratch)
+	return c.place("select", s.X, s.Residual, s.Dense, s.Out.Head, s.Out.Values, s.Out.Index,
+		s.Notes, s.Scratch)
 }
 
 // Combine checks the arguments, so that implementations need not.
 func (c Check) Combine(dst backend.Buffer, m Messages, divisor int) error {
 	switch {
 	case dst.DType() != backend.F32 && dst.DType() != backend.F64 || dst.Len() > MaxSelect:
-		return fmt.Errorf("%w: combine %d %v: use f32 or f64, %d elements at most", backend.ErrUnsupported, dst.Len(), dst.DType(), MaxSelect)
+		return fmt.Errorf("%w: combine %d %v: use f32 or f64, %d elements at most",
+			backend.ErrUnsupported, dst.Len(), dst.DType(), MaxSelect)
 	case m.DType != backend.F32 && m.DType != backend.F16 && m.DType != backend.BF16:
 		return fmt.Errorf("%w: combine values of %v", backend.ErrArgument, m.DType)
-	case m.Ranks < 1 || divisor < 1 || m.NBytes%8 != 0 || m.Values%8 != 0 || m.Index%8 != 0 || m.Values < 8*HeadWords ||
-		m.Values+m.Capacity*m.DType.Size() > m.NBytes || m.Index+4*m.Capacity > m.NBytes || m.All.NBytes() < m.Ranks*m.NBytes:
-		return fmt.Errorf("%w: combine %d messages of %d bytes, with %d entries at %d and %d, in %d bytes, divided by %d",
-			backend.ErrArgument, m.Ranks, m.NBytes, m.Capacity, m.Values, m.Index, m.All.NBytes(), divisor)
+	case m.Ranks < 1 || divisor < 1 || m.NBytes%8 != 0 || m.Values%8 != 0 || m.Index%8 != 0 ||
+		m.Values < 8*HeadWords ||
+		m.Values+m.Capacity*m.DType.Size() > m.NBytes || m.Index+4*m.Capacity > m.NBytes ||
+		m.All.NBytes() < m.Ranks*m.NBytes:
+		return fmt.Errorf("%w: combine %d messages of %d bytes, with %d entries at %d and %d, in "+
+			"%d bytes, divided by %d",
+			backend.ErrArgument, m.Ranks, m.NBytes, m.Capacity, m.Values, m.Index, m.All.NBytes(),
+			divisor)
 	}
 	return c.place("combine", dst, m.All)
 }
 
 // NotFinite checks the arguments, so that implementations need not.
 func (c Check) NotFinite(note, x backend.Buffer) error {
-	if note.DType() != backend.I64 || note.Len() != 1 || x.DType() != backend.F32 && x.DType() != backend.F64 {
-		return fmt.Errorf("%w: look for NaN in %d %v, to %d %v", backend.ErrArgument, x.Len(), x.DType(), note.Len(), note.DType())
+	if note.DType() != backend.I64 || note.Len() != 1 || x.DType() != backend.F32 &&
+		x.DType() != backend.F64 {
+		return fmt.Errorf("%w: look for NaN in %d %v, to %d %v", backend.ErrArgument, x.Len(),
+			x.DType(), note.Len(), note.DType())
 	}
 	return c.place("notfinite", note, x)
 }
@@ -158,7 +173,9 @@ func (Host) Select(s *Selection) error {
 	}
 	head := backend.View[int64](s.Out.Head)
 	head[0], head[1], head[2] = s.Fingerprint, 0, 0
-	if slices.ContainsFunc(backend.View[int64](s.Notes), func(note int64) bool { return note != 0 }) {
+	if slices.ContainsFunc(backend.View[int64](s.Notes), func(note int64) bool {
+		return note != 0
+	}) {
 		return nil
 	}
 	v := backend.View[float32](s.Residual)
@@ -256,7 +273,8 @@ func (Host) Combine(dst backend.Buffer, m Messages, divisor int) error {
 		n := int(min(uint64(sent), uint64(m.Capacity)))
 		index := backend.View[int32](message.Slice(m.Index, m.Index+4*n).As(backend.I32))
 		values := make([]float32, n)
-		if err := (Host{}).Cast(backend.Of(values), message.Slice(m.Values, m.Values+n*m.DType.Size()).As(m.DType)); err != nil {
+		if err := (Host{}).Cast(backend.Of(values),
+			message.Slice(m.Values, m.Values+n*m.DType.Size()).As(m.DType)); err != nil {
 			return err
 		}
 		for j, i := range index {

@@ -11,20 +11,23 @@ import (
 // ReduceIn is Reduce in an association. Only sums and averages have one other than rank order.
 //
 // Cost of a tree: that of Reduce, with log2(len(srcs)) blocks of scratch in the first-level cache.
-func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
+func (h Host) ReduceIn(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
+	srcs ...backend.Buffer) error {
 	if err := (Check{}).Reduce(op, dst, srcs...); err != nil {
 		return err
 	}
 	if a != backend.InRankOrder && (a != backend.Tree || op != backend.Sum && op != backend.Avg) {
-		return fmt.Errorf("%w: reduce by %v, %v: only sums and averages have an association", backend.ErrArgument, op, a)
+		return fmt.Errorf("%w: reduce by %v, %v: only sums and averages have an association",
+			backend.ErrArgument, op, a)
 	}
 	h.ReduceChecked(a, op, dst, srcs)
 	return nil
 }
 
-// ReduceChecked is ReduceIn of arguments that it would not refuse. To check a few elements takes as long as
-// to add them.
-func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
+// ReduceChecked is ReduceIn of arguments that it would not refuse. To check a few elements takes as
+// long as to add them.
+func (Host) ReduceChecked(a backend.Association, op backend.ReduceOp, dst backend.Buffer,
+	srcs []backend.Buffer) {
 	if a == backend.InRankOrder || len(srcs) < 3 { // two operands have one order
 		simd.Reduce(simd.Best(), op, dst, srcs)
 		return

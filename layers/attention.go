@@ -19,7 +19,8 @@ type AttentionOptions struct {
 // width returns the width of a head.
 func (o AttentionOptions) width(n int) (int, error) {
 	if o.Heads < 1 || n%o.Heads != 0 {
-		return 0, fmt.Errorf("%w: %d heads of a width of %d: use a divisor of the width", backend.ErrArgument, o.Heads, n)
+		return 0, fmt.Errorf("%w: %d heads of a width of %d: use a divisor of the width",
+			backend.ErrArgument, o.Heads, n)
 	}
 	return n / o.Heads, nil
 }
@@ -31,14 +32,13 @@ func (o AttentionOptions) width(n int) (int, error) {
 //
 // Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out".
 //
-// Heads are divided by the Tensor group, and each rank's heads among the ranks of its Sequence group:
-// one all-to-all of queries, keys and values together, attention over all positions, and one all-to-all
-// of the result.
+// Heads are divided by the Tensor group, and each rank's heads among the ranks of its Sequence
+// group: one all-to-all of queries, keys and values together, attention over all positions, and one
+// all-to-all of the result.
 //
-// Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads; the
-// collectives of the package comment.
-// Errors: [ErrPlacement]; [backend.ErrArgument] if heads do not divide n; [ops.ErrShape] if there are
-// fewer heads than ranks that divide them.
+// Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads;
+// the collectives of the package comment. Errors: [ErrPlacement]; [backend.ErrArgument] if heads do
+// not divide n; [ops.ErrShape] if there are fewer heads than ranks that divide them.
 func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 	return b.within("Attention "+name, func() Node {
 		qkv := b.project(name+".qkv", x, o, 3)
@@ -61,7 +61,8 @@ func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions
 	return b.within("CrossAttention "+name, func() Node {
 		q := b.at(b.project(name+".q", x, o, 1), 0)
 		kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
-		y := b.Attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o.Causal)
+		y := b.Attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)},
+			o.Causal)
 		return b.merge(name+".out", y, x)
 	})
 }
@@ -69,7 +70,8 @@ func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions
 // sequenceAxis returns the axis along which the Sequence group divides x.
 func sequenceAxis(x Node) int { return int(x.place[Sequence]) }
 
-// project returns count projections of x: [., ., count, heads, d], with all positions of this rank's heads.
+// project returns count projections of x: [., ., count, heads, d], with all positions of this
+// rank's heads.
 func (b *Builder) project(name string, x Node, o AttentionOptions, count int) Node {
 	return b.projectTo(name, x, o, count, lastOf(x))
 }
@@ -120,9 +122,9 @@ func (b *Builder) merge(name string, y, x Node) Node {
 //	     k, v  [batch, keys, heads, d], or [keys, batch, heads, d]
 //	out  y     like q
 //
-// positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over the
-// Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions of
-// its heads.
+// positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over
+// the Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions
+// of its heads.
 //
 // Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
 func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
@@ -131,9 +133,11 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 			name := [...]string{"q", "k", "v"}[i]
 			axis := positions[min(i, 1)]
 			if x.Dims() != 4 || axis != 0 && axis != 1 {
-				return Node{}, fmt.Errorf("%w: %s has shape %v, with positions along axis %d: want 4 axes, and positions along 0 or 1", ops.ErrShape, name, x.Shape(), axis)
+				return Node{}, fmt.Errorf("%w: %s has shape %v, with positions along axis %d: "+
+					"want 4 axes, and positions along 0 or 1", ops.ErrShape, name, x.Shape(), axis)
 			}
-			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x), whole(name, x, axis), whole(name, x, 3)); err != nil {
+			if err := firstOf(require(name, x, Sequence, Split(2)), summed(name, x),
+				whole(name, x, axis), whole(name, x, 3)); err != nil {
 				return Node{}, err
 			}
 			if x.place[Tensor] != q.place[Tensor] {
@@ -146,11 +150,13 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 		var operands [3]*gorgonia.Node
 		for i, x := range []Node{q, k, v} {
 			var err error
-			if operands[i], err = gorgonia.Transpose(x.Node, headsFirst[positions[min(i, 1)]]...); err != nil {
+			if operands[i], err = gorgonia.Transpose(x.Node,
+				headsFirst[positions[min(i, 1)]]...); err != nil {
 				return Node{}, err
 			}
 		}
-		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{Causal: causal})
+		y, err := nn.Attention(operands[0], operands[1], operands[2],
+			nn.AttentionOptions{Causal: causal})
 		if err != nil {
 			return Node{}, err
 		}

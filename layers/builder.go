@@ -29,27 +29,30 @@ type Builder struct {
 	err        error
 }
 
-// NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or Float64,
-// and begin with values that follow from the seed.
-func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype, seed uint64) *Builder {
+// NewBuilder returns a builder of a graph, for a layout. Learnables are of dtype, Float32 or
+// Float64, and begin with values that follow from the seed.
+func NewBuilder(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
+	seed uint64) *Builder {
 	b := &Builder{graph: graph, layout: layout, dtype: dtype, seed: seed, names: map[string]bool{}}
 	if b.err = backend.Given("layers.NewBuilder", "graph", graph, "layout", layout); b.err != nil {
 		return b
 	}
 	b.batches = layout.DP
 	if dtype != tensor.Float32 && dtype != tensor.Float64 {
-		b.err = fmt.Errorf("layers: %w: learnables of %v: use Float32 or Float64", ops.ErrDType, dtype)
+		b.err = fmt.Errorf("layers: %w: learnables of %v: use Float32 or Float64", ops.ErrDType,
+			dtype)
 	}
 	return b
 }
 
-// Batches says how many batches like the graph's a step has, of whose samples [Builder.CrossEntropy] is a share of the mean: one for
-// each replica unless it is called before, n for each replica with vm.Accumulate(n). With vm.WithTree it is 1: gradients
-// are a mean then.
+// Batches says how many batches like the graph's a step has, of whose samples
+// [Builder.CrossEntropy] is a share of the mean: one for each replica unless it is called before, n
+// for each replica with vm.Accumulate(n). With vm.WithTree it is 1: gradients are a mean then.
 func (b *Builder) Batches(n int) {
 	b.apply("Batches", func() (Node, error) {
 		if n < 1 {
-			return Node{}, fmt.Errorf("%w: %d batches: there must be at least 1", backend.ErrArgument, n)
+			return Node{}, fmt.Errorf("%w: %d batches: there must be at least 1",
+				backend.ErrArgument, n)
 		}
 		b.batches = n
 		return Node{}, nil
@@ -91,8 +94,8 @@ const Undivided = -1
 
 // Learn returns a learnable of a shape, which the Tensor group divides along an axis, or not
 // (Undivided). It is Copied over the Sequence group, since the exchange of gradients adds up what
-// ranks of different positions give; over the Tensor group it is Split, or Replicated. Operations of
-// this package that take a Replicated learnable and an x of another placement make it Copied.
+// ranks of different positions give; over the Tensor group it is Split, or Replicated. Operations
+// of this package that take a Replicated learnable and an x of another placement make it Copied.
 //
 // The node and its tensor in a checkpoint have the name. The values follow from it, from
 // the seed and from the shape.
@@ -111,7 +114,8 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 		case axis >= len(shape) || axis < Undivided:
 			return n, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
 		case axis != Undivided && shape[axis] < b.layout.TP:
-			return n, fmt.Errorf("%w: axis %d of shape %v is divided among %d ranks, and each needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
+			return n, fmt.Errorf("%w: axis %d of shape %v is divided among %d ranks, and each "+
+				"needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
 		}
 		b.names[name] = true
 		values, own := b.initial(name, init, shape), slices.Clone(shape)
@@ -152,7 +156,8 @@ func cut[T any](values []T, shape []int, axis, start, end int) []T {
 
 // variable returns a variable of the builder's dtype.
 func (b *Builder) variable(name string, shape []int, values []float64) *gorgonia.Node {
-	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name),
+	return gorgonia.NewTensor(b.graph, b.dtype, len(shape), gorgonia.WithShape(shape...),
+		gorgonia.WithName(name),
 		gorgonia.WithValue(b.tensor(shape, values)))
 }
 
@@ -213,8 +218,8 @@ func (b *Builder) Parameters() int {
 	return total
 }
 
-// Divided returns the axis of each learnable that the Tensor group divides, by name, for autograd.WithParts: other
-// learnables are the same on all ranks of the group.
+// Divided returns the axis of each learnable that the Tensor group divides, by name, for
+// autograd.WithParts: other learnables are the same on all ranks of the group.
 func (b *Builder) Divided() map[string]int {
 	axes := map[string]int{}
 	for _, w := range b.learnables {

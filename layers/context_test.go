@@ -160,9 +160,10 @@ func TestLongestContext(t *testing.T) {
 	model, memory := gpt{blocks: 1, width: 64, context: 1 << 10}, 8<<20
 	kinds := []bool{false}
 	if full() {
-		model, memory, kinds = gpt{blocks: 8, width: 512, context: 20 << 10}, 4<<30, []bool{false, true}
-		// Trainers that have closed would wait for the collector in as much memory as those at work:
-		// 8 GiB instead of 4.
+		model, memory, kinds = gpt{blocks: 8, width: 512, context: 20 << 10}, 4<<30,
+			[]bool{false, true}
+		// Trainers that have closed would wait for the collector in as much memory as those at
+		// work: 8 GiB instead of 4.
 		defer debug.SetMemoryLimit(debug.SetMemoryLimit(3 << 30))
 	}
 	for _, learned := range kinds {

@@ -71,8 +71,8 @@
 // [Builder.Attention], [Builder.CrossAttention] and [Builder.MLP] enter and leave tensor-parallel
 // work by themselves: what they return is placed like their x. There are two ways to hold x between
 // them. Replicated over the Tensor group, each block costs an all-reduce forward and one
-// backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the same
-// bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
+// backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the
+// same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
 // Recomputation in Large Transformer Models", 2022).
 //
 // Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives
@@ -83,14 +83,14 @@
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
-// whole and keeps its part, so that every layout begins with the same model. Masks of [Builder.Dropout] follow
-// from where an element is in the whole.
+// whole and keeps its part, so that every layout begins with the same model. Masks of
+// [Builder.Dropout] follow from where an element is in the whole.
 //
 // # Norms of gradients, and checkpoints
 //
-// [Builder.Divided] says which learnables are parts: others are the same on all ranks of a Tensor group. With
-// autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have whole learnables, which
-// any layout may load.
+// [Builder.Divided] says which learnables are parts: others are the same on all ranks of a Tensor
+// group. With autograd.WithParts, vm.ClipNorm counts each element once, and checkpoints have whole
+// learnables, which any layout may load.
 //
 // # Checked operations and others
 //

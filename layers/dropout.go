@@ -15,13 +15,14 @@ import (
 //	in   x  [batch, positions, d...] Split(1) over the Sequence group, or [positions, batch, d...] Split(0)
 //	out  y  like x, and placed like x
 //
-// Whether an element is zero follows from the seed and step of random, the number of this Dropout, the sample's number in
-// the batch of all replicas, and the element's place in the whole sample: every layout trains alike. Call
-// random.Next(l.Replica * batch) after each run.
+// Whether an element is zero follows from the seed and step of random, the number of this Dropout,
+// the sample's number in the batch of all replicas, and the element's place in the whole sample:
+// every layout trains alike. Call random.Next(l.Replica * batch) after each run.
 //
 // Gradient: that of nn.Dropout, with the same mask.
 // Cost: that of nn.Dropout; where ranks divide x, each draws the mask of the whole.
-// Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of nn.Dropout.
+// Errors: [ErrPlacement] if x is a partial sum, or not split along the sequence; those of
+// nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	return b.apply("Dropout", func() (Node, error) {
 		if err := backend.Given("", "random", random); err != nil {
@@ -39,13 +40,15 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 			y, err := nn.Dropout(p, random, x.Node)
 			return Place(y, x), err
 		}
-		axes := make([]int, len(whole)) // batch first, and back: a Dropout counts samples along axis 0
+		// batch first, and back: a Dropout counts samples along axis 0
+		axes := make([]int, len(whole))
 		for i := range axes {
 			axes[i] = i
 		}
 		axes[1-positions], axes[positions] = 0, 1
 		whole[0], whole[1] = whole[axes[0]], whole[axes[1]]
-		ones := b.variable(fmt.Sprint("ones", whole), whole, slices.Repeat([]float64{1}, size(whole)))
+		ones := b.variable(fmt.Sprint("ones", whole), whole, slices.Repeat([]float64{1},
+			size(whole)))
 		mask, err := nn.Dropout(p, random, ones)
 		if err == nil && positions == 0 {
 			mask, err = gorgonia.Transpose(mask, axes...)

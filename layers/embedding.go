@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// Tokens are numbers of a vocabulary, an input of the graph: one for each position of the samples of
-// this rank's replica. The Sequence group divides them.
+// Tokens are numbers of a vocabulary, an input of the graph: one for each position of the samples
+// of this rank's replica. The Sequence group divides them.
 type Tokens struct {
 	name   string
 	b      *Builder
@@ -23,8 +23,9 @@ type Tokens struct {
 	inputs []func(ids []int) error
 }
 
-// Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch] with
-// axis 0. axis is the axis of the sequence. batch is the batch of this rank's replica, the same on all ranks.
+// Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch]
+// with axis 0. axis is the axis of the sequence. batch is the batch of this rank's replica, the
+// same on all ranks.
 func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 	t := &Tokens{name: name, b: b, shape: shape, axis: axis}
 	b.apply("Tokens "+name, func() (Node, error) {
@@ -32,7 +33,8 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 			return Node{}, fmt.Errorf("%w: shape %v has no axis %d", ops.ErrShape, shape, axis)
 		}
 		if shape[axis] < b.layout.SP {
-			return Node{}, fmt.Errorf("%w: %d positions are divided among %d ranks, and each needs one: use fewer ranks", ops.ErrShape, shape[axis], b.layout.SP)
+			return Node{}, fmt.Errorf("%w: %d positions are divided among %d ranks, and each "+
+				"needs one: use fewer ranks", ops.ErrShape, shape[axis], b.layout.SP)
 		}
 		return Node{}, nil
 	})
@@ -45,11 +47,13 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 // Errors: [backend.ErrArgument] for a wrong number of tokens, or one that is not in the vocabulary.
 func (t *Tokens) Set(ids []int) error {
 	if len(ids) != size(t.shape) {
-		return fmt.Errorf("layers: %w: %d tokens for %s, of shape %v", backend.ErrArgument, len(ids), t.name, t.shape)
+		return fmt.Errorf("layers: %w: %d tokens for %s, of shape %v", backend.ErrArgument,
+			len(ids), t.name, t.shape)
 	}
 	for i, id := range ids {
 		if id < 0 || id >= t.end {
-			return fmt.Errorf("layers: %w: token %d of %s is %d, out of range 0 to %d", backend.ErrArgument, i, t.name, id, t.end-1)
+			return fmt.Errorf("layers: %w: token %d of %s is %d, out of range 0 to %d",
+				backend.ErrArgument, i, t.name, id, t.end-1)
 		}
 	}
 	start, end := t.b.layout.part(Sequence, t.shape[t.axis])
@@ -64,7 +68,8 @@ func (t *Tokens) Set(ids []int) error {
 
 // place returns a node without a value that is placed like the tokens.
 func (t *Tokens) place() Node {
-	return Node{place: [2]Placement{Split(t.axis), Replicated}, parts: [2][]int{backend.Even(t.shape[t.axis], t.b.layout.SP), nil}}
+	return Node{place: [2]Placement{Split(t.axis), Replicated},
+		parts: [2][]int{backend.Even(t.shape[t.axis], t.b.layout.SP), nil}}
 }
 
 // own returns the shape of this rank's tokens.
@@ -75,8 +80,8 @@ func (t *Tokens) own() []int {
 	return own
 }
 
-// numbers adds an input of the rank's tokens as numbers from start, of a vocabulary of which the rank
-// has start to end; others are none.
+// numbers adds an input of the rank's tokens as numbers from start, of a vocabulary of which the
+// rank has start to end; others are none.
 func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
 	if t.end == 0 || vocabulary < t.end {
 		t.end = vocabulary
@@ -169,11 +174,13 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		if err := backend.Given("", "tokens", tokens); err != nil {
 			return Node{}, err
 		}
-		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0), Replicated)); err != nil {
+		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor,
+			Split(0), Replicated)); err != nil {
 			return Node{}, err
 		}
 		if words.Dims() != 2 {
-			return Node{}, fmt.Errorf("%w: words have shape %v: want a matrix", ops.ErrShape, words.Shape())
+			return Node{}, fmt.Errorf("%w: words have shape %v: want a matrix", ops.ErrShape,
+				words.Shape())
 		}
 		n, start, end := b.vocabulary(words)
 		y := tokens.place()
@@ -185,7 +192,8 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		y.place[Tensor] = Partial
 		if b.layout.TP > 1 {
 			shape := tokens.own()
-			y.Node, err = gorgonia.BroadcastHadamardProd(y.Node, tokens.mask(start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
+			y.Node, err = gorgonia.BroadcastHadamardProd(y.Node,
+				tokens.mask(start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
 		}
 		return y, err
 	})
@@ -196,7 +204,8 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 //	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
-// The learnable, [positions, n], has the name. Each rank has the whole of it: [Builder.Sinusoids] needs less memory.
+// The learnable, [positions, n], has the name. Each rank has the whole of it: [Builder.Sinusoids]
+// needs less memory.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) Positions(name string, x Node) Node {
@@ -223,9 +232,9 @@ func (b *Builder) Positions(name string, x Node) Node {
 	})
 }
 
-// Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those of
-// p / 10000^(2i/n), times the scale (Vaswani et al., "Attention Is All You Need", 2017). A scale like the deviation
-// of x leaves room for what x says.
+// Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those
+// of p / 10000^(2i/n), times the scale (Vaswani et al., "Attention Is All You Need", 2017). A scale
+// like the deviation of x leaves room for what x says.
 //
 //	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
@@ -257,7 +266,8 @@ func (b *Builder) Sinusoids(scale float64, x Node) Node {
 	})
 }
 
-// alongSequence returns the axis of the positions of [batch, positions, n] or [positions, batch, n].
+// alongSequence returns the axis of the positions of [batch, positions, n] or [positions, batch,
+// n].
 func alongSequence(x Node) (axis int, err error) {
 	axis = sequenceAxis(x)
 	if axis != 0 && axis != 1 || x.Dims() != 3 {

@@ -29,7 +29,8 @@ import (
 // full reports whether to test every combination rather than a sample.
 func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// block builds what is tested from inputs, which are split along the sequence over the Sequence group.
+// block builds what is tested from inputs, which are split along the sequence over the Sequence
+// group.
 type block func(b *layers.Builder, in ...layers.Node) layers.Node
 
 // Five heads and sequences of 9 and 7 divide among no group of 2 or 4.
@@ -50,7 +51,8 @@ var blocks = map[string]block{
 	},
 	"transformer": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		x := b.Sinusoids(0.5, b.Positions("p", in[0]))
-		x = b.Add(x, b.Attention("a", b.LayerNorm("n1", x), layers.AttentionOptions{Heads: heads, Causal: true}))
+		x = b.Add(x, b.Attention("a", b.LayerNorm("n1", x), layers.AttentionOptions{Heads: heads,
+			Causal: true}))
 		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
 	},
 	"dropout": func(b *layers.Builder, in ...layers.Node) layers.Node {
@@ -58,10 +60,12 @@ var blocks = map[string]block{
 		random.Next(5)
 		return b.Dropout(0.25, random, b.Dropout(0.5, random, in[0]))
 	},
-	"positions that the tensor group divides first": func(b *layers.Builder, in ...layers.Node) layers.Node {
+	"positions that the tensor group divides first": func(b *layers.Builder,
+		in ...layers.Node) layers.Node {
 		over := in[0].Placed(layers.Sequence)
 		x := b.To(b.To(in[0], layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
-		x = b.Sinusoids(0.5, b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence, over)))
+		x = b.Sinusoids(0.5, b.Positions("p", b.To(b.To(x, layers.Tensor, over), layers.Sequence,
+			over)))
 		return b.To(b.To(x, layers.Sequence, layers.Replicated), layers.Tensor, layers.Replicated)
 	},
 }
@@ -74,8 +78,10 @@ type outcome struct {
 	divided   map[string]int // the axis of a learnable that the Tensor group divides
 }
 
-// within runs a function as all ranks of a layout, with the device of its machines, nil for the host.
-func within(t *testing.T, k testenv.Kind, s layers.Sizes, f func(l *layers.Layout, device backend.Device, build sync.Locker) error) {
+// within runs a function as all ranks of a layout, with the device of its machines, nil for the
+// host.
+func within(t *testing.T, k testenv.Kind, s layers.Sizes,
+	f func(l *layers.Layout, device backend.Device, build sync.Locker) error) {
 	t.Helper()
 	var build sync.Mutex
 	P := s.DP * s.SP * s.TP
@@ -108,9 +114,10 @@ func within(t *testing.T, k testenv.Kind, s layers.Sizes, f func(l *layers.Layou
 	}
 }
 
-// outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result with
-// fixed numbers.
-func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, batch, axis int, along bool, name string, options ...vm.Option) []outcome {
+// outcomes runs a block on all ranks of a layout. Its loss is the sum of products of the result
+// with fixed numbers.
+func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, batch, axis int,
+	along bool, name string, options ...vm.Option) []outcome {
 	t.Helper()
 	all := make([]outcome, s.SP*s.TP)
 	var mu sync.Mutex
@@ -136,7 +143,9 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 			return err
 		}
 		scale(b.Learnables())
-		loss := gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(y.Node, variable(b, "c", dt, y.Shape()...)))))
+		loss := gorgonia.Must(
+			gorgonia.Sum(
+				gorgonia.Must(gorgonia.HadamardProd(y.Node, variable(b, "c", dt, y.Shape()...)))))
 		if name != "cross-attention" {
 			inputs = inputs[:1]
 		}
@@ -153,11 +162,15 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 		if err != nil {
 			return err
 		}
-		if dt == tensor.Float32 && len(options) > 0 && moves32.MatchString(machine.Plan().String()) { // in bf16
-			return errors.Join(fmt.Errorf("an all-to-all moves f32: %v", machine.Plan()), machine.Close())
+		// in bf16
+		if dt == tensor.Float32 && len(options) > 0 &&
+			moves32.MatchString(machine.Plan().String()) {
+			return errors.Join(fmt.Errorf("an all-to-all moves f32: %v", machine.Plan()),
+				machine.Close())
 		}
 		if device != nil && !strings.Contains(machine.Plan().String(), "host_ops=0") {
-			return errors.Join(fmt.Errorf("something runs on the host: %v", machine.Plan()), machine.Close())
+			return errors.Join(fmt.Errorf("something runs on the host: %v", machine.Plan()),
+				machine.Close())
 		}
 		if err := machine.RunAll(); err != nil {
 			return errors.Join(ops.Cause(err), machine.Close())
@@ -192,7 +205,8 @@ func variable(b *layers.Builder, name string, dt tensor.Dtype, shape ...int) *go
 	if dt == tensor.Float32 {
 		backing = converted[float32](values)
 	}
-	return gorgonia.NewTensor(b.Graph(), dt, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...),
+	return gorgonia.NewTensor(b.Graph(), dt, len(shape), gorgonia.WithName(name),
+		gorgonia.WithShape(shape...),
 		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))))
 }
 
@@ -215,7 +229,8 @@ func scale(learnables gorgonia.Nodes) {
 	}
 }
 
-// bias gives biases numbers other than zero, which follow from where they are in the whole. It is collective.
+// bias gives biases numbers other than zero, which follow from where they are in the whole. It is
+// collective.
 func bias(l *layers.Layout, b *layers.Builder) error {
 	divided := b.Divided()
 	for _, n := range b.Learnables() {
@@ -278,30 +293,36 @@ func numbers(v gorgonia.Value) []float64 {
 func sequenced() []layers.Sizes {
 	all := []layers.Sizes{{DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 3}, {DP: 1, SP: 2, TP: 2}}
 	if full() {
-		all = append(all, layers.Sizes{DP: 1, SP: 3, TP: 1}, layers.Sizes{DP: 1, SP: 4, TP: 1}, layers.Sizes{DP: 1, SP: 1, TP: 2}, layers.Sizes{DP: 1, SP: 1, TP: 4})
+		all = append(all, layers.Sizes{DP: 1, SP: 3, TP: 1}, layers.Sizes{DP: 1, SP: 4, TP: 1},
+			layers.Sizes{DP: 1, SP: 1, TP: 2}, layers.Sizes{DP: 1, SP: 1, TP: 4})
 	}
 	return all
 }
 
-// TestBlockEqualsOneRank: results and all gradients of each block are those of one rank, for samples
-// or positions first, and with x replicated or split along the sequence over the Tensor group.
+// TestBlockEqualsOneRank: results and all gradients of each block are those of one rank, for
+// samples or positions first, and with x replicated or split along the sequence over the Tensor
+// group.
 func TestBlockEqualsOneRank(t *testing.T) {
 	batches, dtypes := []int{3}, map[tensor.Dtype]float64{tensor.Float64: 1e-10}
 	if full() {
-		batches, dtypes = []int{1, 3, 4}, map[tensor.Dtype]float64{tensor.Float64: 1e-10, tensor.Float32: 1e-6}
+		batches, dtypes = []int{1, 3, 4}, map[tensor.Dtype]float64{tensor.Float64: 1e-10,
+			tensor.Float32: 1e-6}
 	}
 	for name := range blocks {
 		for dt, tolerance := range dtypes {
 			for _, batch := range batches {
 				for axis := range 2 {
-					want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, dt, batch, axis, false, name)[0]
+					want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, dt, batch,
+						axis, false, name)[0]
 					for _, s := range sequenced() {
 						for _, along := range []bool{false, true} {
 							if along && s.TP == 1 || !along && axis == 0 && s.TP > 1 && !full() {
 								continue
 							}
-							t.Run(fmt.Sprintf("%s/%v/batch %d/axis %d/%v/along %v", name, dt, batch, axis, s, along), func(t *testing.T) {
-								compare(t, s, outcomes(t, testenv.Hosts, s, dt, batch, axis, along, name), want, tolerance)
+							t.Run(fmt.Sprintf("%s/%v/batch %d/axis %d/%v/along %v", name, dt, batch,
+								axis, s, along), func(t *testing.T) {
+								compare(t, s, outcomes(t, testenv.Hosts, s, dt, batch, axis, along,
+									name), want, tolerance)
 							})
 						}
 					}
@@ -311,15 +332,18 @@ func TestBlockEqualsOneRank(t *testing.T) {
 	}
 }
 
-// TestBlockEqualsOneRankOnDevices: so are those of ranks on devices, where nothing goes through the host.
+// TestBlockEqualsOneRankOnDevices: so are those of ranks on devices, where nothing goes through the
+// host.
 func TestBlockEqualsOneRankOnDevices(t *testing.T) {
 	const batch, axis, tolerance = 3, 1, 1e-10
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name := range blocks {
-			want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float64, batch, axis, false, name)[0]
+			want := outcomes(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float64,
+				batch, axis, false, name)[0]
 			for _, s := range append(sequenced(), layers.Sizes{DP: 1, SP: 1, TP: 2}) {
 				t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
-					compare(t, s, outcomes(t, k, s, tensor.Float64, batch, axis, s.TP > 1, name), want, tolerance)
+					compare(t, s, outcomes(t, k, s, tensor.Float64, batch, axis, s.TP > 1, name),
+						want, tolerance)
 				})
 			}
 		}
@@ -329,23 +353,26 @@ func TestBlockEqualsOneRankOnDevices(t *testing.T) {
 // moves32 is an all-to-all between heads and positions of f32.
 var moves32 = regexp.MustCompile(`f32\(\d+,\d+,.*\) = AllToAll`)
 
-// TestBlockEqualsOneRankInBF16: so are those of products and attention in bf16, and all-to-alls move bf16.
+// TestBlockEqualsOneRankInBF16: so are those of products and attention in bf16, and all-to-alls
+// move bf16.
 func TestBlockEqualsOneRankInBF16(t *testing.T) {
 	const batch, axis, tolerance = 3, 1, 1e-2
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name := range blocks {
-			want := outcomes(t, k, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float32, batch, axis, false, name, vm.WithPrecision(vm.BF16))[0]
+			want := outcomes(t, k, layers.Sizes{DP: 1, SP: 1, TP: 1}, tensor.Float32, batch, axis,
+				false, name, vm.WithPrecision(vm.BF16))[0]
 			for _, s := range sequenced() {
 				t.Run(fmt.Sprintf("%s/%v", name, s), func(t *testing.T) {
-					compare(t, s, outcomes(t, k, s, tensor.Float32, batch, axis, s.TP > 1, name, vm.WithPrecision(vm.BF16)), want, tolerance)
+					compare(t, s, outcomes(t, k, s, tensor.Float32, batch, axis, s.TP > 1, name,
+						vm.WithPrecision(vm.BF16)), want, tolerance)
 				})
 			}
 		}
 	})
 }
 
-// compare compares what ranks have with what one rank has. Gradients of learnables are added up over the
-// Sequence group, whose ranks have the same part.
+// compare compares what ranks have with what one rank has. Gradients of learnables are added up
+// over the Sequence group, whose ranks have the same part.
 func compare(t *testing.T, s layers.Sizes, got []outcome, want outcome, tolerance float64) {
 	t.Helper()
 	for r, o := range got {
@@ -354,7 +381,8 @@ func compare(t *testing.T, s layers.Sizes, got []outcome, want outcome, toleranc
 	for name, whole := range want.gradients {
 		if name == "x0" || name == "x1" {
 			for r, o := range got {
-				near(t, fmt.Sprintf("rank %d: gradient of %s", r, name), o.gradients[name], whole, tolerance)
+				near(t, fmt.Sprintf("rank %d: gradient of %s", r, name), o.gradients[name], whole,
+					tolerance)
 			}
 			continue
 		}
@@ -410,8 +438,8 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// TestDownUpEqualsOneRank: operations of package ops with the scales of the mean, Down on entry and Up
-// on exit, have the gradients of one rank, if those of learnables are averaged.
+// TestDownUpEqualsOneRank: operations of package ops with the scales of the mean, Down on entry and
+// Up on exit, have the gradients of one rank, if those of learnables are averaged.
 func TestDownUpEqualsOneRank(t *testing.T) {
 	const P, n = 3, 7
 	lengths := ops.Splits(backend.Even(n, P)...)
@@ -420,12 +448,17 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 	err := g.All(func(r *testenv.Rank) error {
 		build.Lock()
 		graph := gorgonia.NewGraph()
-		x := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(n, 1), gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(n, 1), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7}))))
-		w := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(1, 1), gorgonia.WithName("w"), gorgonia.WithValue(tensor.New(tensor.WithShape(1, 1), tensor.WithBacking([]float64{3}))))
+		x := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(n, 1),
+			gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(n, 1),
+				tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7}))))
+		w := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithShape(1, 1),
+			gorgonia.WithName("w"), gorgonia.WithValue(tensor.New(tensor.WithShape(1, 1),
+				tensor.WithBacking([]float64{3}))))
 		part, err := ops.SplitForwardGatherBackward(r.Comm, 0, ops.Down(r.Comm), x, lengths)
 		var y *gorgonia.Node
 		if err == nil {
-			y, err = ops.GatherForwardSplitBackward(r.Comm, 0, ops.Up(r.Comm), gorgonia.Must(gorgonia.Mul(part, w)), lengths)
+			y, err = ops.GatherForwardSplitBackward(r.Comm, 0, ops.Up(r.Comm),
+				gorgonia.Must(gorgonia.Mul(part, w)), lengths)
 		}
 		if err == nil {
 			_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x, w)
@@ -443,7 +476,8 @@ func TestDownUpEqualsOneRank(t *testing.T) {
 			dw := numbers(w.Deriv().Value())[0]
 			err = autograd.Mean(r.Comm, &dw)
 			near(t, "gradient of w", []float64{dw}, []float64{28}, 1e-12)
-			near(t, "gradient of x", numbers(x.Deriv().Value()), []float64{3, 3, 3, 3, 3, 3, 3}, 1e-12)
+			near(t, "gradient of x", numbers(x.Deriv().Value()), []float64{3, 3, 3, 3, 3, 3, 3},
+				1e-12)
 		}
 		return errors.Join(err, machine.Close())
 	})
@@ -459,18 +493,22 @@ func TestTrainingEqualsOneRank(t *testing.T) {
 	if !(want[len(want)-1] < want[0]) {
 		t.Fatalf("the losses of one rank are %v", want)
 	}
-	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 1, TP: 3}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
+	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1},
+		{DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 1, TP: 3}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2},
+		{DP: 1, SP: 2, TP: 2}} {
 		for _, along := range []bool{false, true} {
 			if along && s.TP == 1 {
 				continue
 			}
-			t.Run(fmt.Sprintf("%v along %v", s, along), func(t *testing.T) { near(t, "losses", losses(t, testenv.Hosts, s, along), want, 1e-10) })
+			t.Run(fmt.Sprintf("%v along %v", s, along), func(t *testing.T) {
+				near(t, "losses", losses(t, testenv.Hosts, s, along), want, 1e-10)
+			})
 		}
 	}
 }
 
-// TestTrainingEqualsOneRankOnDevices: so have those of ranks on devices, whose memory the host cannot
-// touch.
+// TestTrainingEqualsOneRankOnDevices: so have those of ranks on devices, whose memory the host
+// cannot touch.
 func TestTrainingEqualsOneRankOnDevices(t *testing.T) {
 	want := losses(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false)
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
@@ -495,7 +533,8 @@ func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 
 		build.Lock()
 		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
 		own := batch / s.DP
-		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own, positions)
+		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own,
+			positions)
 		words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
 		over := layers.Replicated
 		if along {
@@ -509,7 +548,9 @@ func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 
 		if err != nil {
 			return err
 		}
-		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node), vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...), vm.WithDataParallel(l.Data, autograd.WithSum()))
+		machine, err := vm.New(b.Graph(), device, vm.Keep(loss.Node),
+			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
+			vm.WithDataParallel(l.Data, autograd.WithSum()))
 		if err != nil {
 			return err
 		}

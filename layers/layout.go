@@ -10,8 +10,9 @@ import (
 // Layout is how the ranks of a communicator divide the work. See the package comment.
 type Layout struct {
 	Sizes
-	Data    backend.Communicator // the ranks that add up gradients: those with this rank's part of the weights
-	Replica int                  // the number of this rank's samples among the DP parts of a batch
+	// the ranks that add up gradients: those with this rank's part of the weights
+	Data    backend.Communicator
+	Replica int // the number of this rank's samples among the DP parts of a batch
 	groups  [2]backend.Communicator
 }
 
@@ -21,9 +22,9 @@ type Sizes struct{ DP, SP, TP int }
 // String returns "dp2xsp2xtp1".
 func (s Sizes) String() string { return fmt.Sprintf("dp%dxsp%dxtp%d", s.DP, s.SP, s.TP) }
 
-// NewLayout divides the ranks of a communicator. data, sequence and tensor are numbers of ranks, whose
-// product is the number of all ranks; data may be 0 for what the others leave. It is collective. Close the layout
-// before comm.
+// NewLayout divides the ranks of a communicator. data, sequence and tensor are numbers of ranks,
+// whose product is the number of all ranks; data may be 0 for what the others leave. It is
+// collective. Close the layout before comm.
 //
 // Errors: [backend.ErrArgument] if the numbers do not fit; those of Split.
 func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, error) {
@@ -35,7 +36,8 @@ func NewLayout(comm backend.Communicator, data, sequence, tensor int) (*Layout, 
 		data = ranks / (sequence * tensor)
 	}
 	if data < 1 || sequence < 1 || tensor < 1 || data*sequence*tensor != ranks {
-		return nil, fmt.Errorf("layers: %w: a layout of %d x %d x %d (data x sequence x tensor; data 0 is what the others leave) for %d ranks: use numbers whose product is %d",
+		return nil, fmt.Errorf("layers: %w: a layout of %d x %d x %d (data x sequence x tensor; "+
+			"data 0 is what the others leave) for %d ranks: use numbers whose product is %d",
 			backend.ErrArgument, data, sequence, tensor, ranks, ranks)
 	}
 	rank := comm.Rank()

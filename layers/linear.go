@@ -28,13 +28,16 @@ const deviation = 0.02
 func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
 	return b.apply("Columns "+name, func() (Node, error) {
 		last := x.Dims() - 1
-		if err := firstOf(divided("x", x), whole("x", x, last), require("x", x, Tensor, Copied)); err != nil {
+		if err := firstOf(divided("x", x), whole("x", x, last),
+			require("x", x, Tensor, Copied)); err != nil {
 			return Node{}, err
 		}
 		if axis < 0 || axis >= len(out) {
-			return Node{}, fmt.Errorf("%w: axis %d of results of shape %v is to be divided", ops.ErrShape, axis, out)
+			return Node{}, fmt.Errorf("%w: axis %d of results of shape %v is to be divided",
+				ops.ErrShape, axis, out)
 		}
-		w := b.Learn(name+".weight", Normal(deviation), 1+axis, append([]int{x.Shape()[last]}, out...)...)
+		w := b.Learn(name+".weight", Normal(deviation), 1+axis, append([]int{x.Shape()[last]},
+			out...)...)
 		c := b.Learn(name+".bias", Constant(0), axis, out...)
 		if b.err != nil {
 			return Node{}, b.err
@@ -47,8 +50,8 @@ func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
 	})
 }
 
-// Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x, and
-// gives one term of a sum.
+// Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
+// and gives one term of a sum.
 //
 //	in   x  [d..., in...]  with the given number of axes in; Split along one of them over the Tensor group
 //	out  y  [d..., out]    y = x w, Partial
@@ -62,7 +65,8 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 	return b.apply("Rows "+name, func() (Node, error) {
 		first := x.Dims() - in
 		if in < 1 || first < 1 {
-			return Node{}, fmt.Errorf("%w: the last %d axes of x, of shape %v, are the input", ops.ErrShape, in, x.Shape())
+			return Node{}, fmt.Errorf("%w: the last %d axes of x, of shape %v, are the input",
+				ops.ErrShape, in, x.Shape())
 		}
 		var inputs []Placement
 		for axis := x.Dims() - 1; axis >= first; axis-- {
@@ -196,7 +200,8 @@ func (b *Builder) within(name string, f func() Node) Node {
 // enter is where x enters tensor-parallel work.
 func (b *Builder) enter(x Node) Node { return b.To(x, Tensor, Copied) }
 
-// leave is where tensor-parallel work ends: its terms y are added up, placed like x, and get a bias.
+// leave is where tensor-parallel work ends: its terms y are added up, placed like x, and get a
+// bias.
 func (b *Builder) leave(name string, y, x Node) Node {
 	return b.Bias(name, b.To(y, Tensor, x.place[Tensor]))
 }
@@ -216,8 +221,8 @@ func (b *Builder) GELU(x Node) Node {
 
 // Add is x + y, of one shape and one placement.
 //
-// Errors: [ErrPlacement] if the placements differ: a value that every rank has, say, would be added to
-// a partial sum once for each rank. [ops.ErrShape] if the shapes do.
+// Errors: [ErrPlacement] if the placements differ: a value that every rank has, say, would be added
+// to a partial sum once for each rank. [ops.ErrShape] if the shapes do.
 func (b *Builder) Add(x, y Node) Node {
 	return b.apply("Add", func() (Node, error) {
 		for _, g := range []Group{Sequence, Tensor} {
@@ -233,7 +238,8 @@ func (b *Builder) Add(x, y Node) Node {
 			return Node{}, err
 		}
 		if !x.Shape().Eq(y.Shape()) {
-			return Node{}, fmt.Errorf("%w: x has shape %v, and y %v", ops.ErrShape, x.Shape(), y.Shape())
+			return Node{}, fmt.Errorf("%w: x has shape %v, and y %v", ops.ErrShape, x.Shape(),
+				y.Shape())
 		}
 		n, err := gorgonia.Add(x.Node, y.Node)
 		return Place(n, x), err

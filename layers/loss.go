@@ -28,7 +28,9 @@ func (b *Builder) Logits(x, words Node) Node {
 		x := b.enter(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
-			if err := firstOf(divided("x", x), whole("x", x, last), require("words", words, Sequence, Copied), require("words", words, Tensor, Split(0))); err != nil {
+			if err := firstOf(divided("x", x), whole("x", x, last),
+				require("words", words, Sequence, Copied), require("words", words, Tensor,
+					Split(0))); err != nil {
 				return Node{}, err
 			}
 			shape := x.Shape()
@@ -47,8 +49,8 @@ func (b *Builder) Logits(x, words Node) Node {
 	})
 }
 
-// CrossEntropy is the share of this rank in the loss: minus the logarithm of the probability of each
-// target, as a mean over all positions of all samples of all replicas.
+// CrossEntropy is the share of this rank in the loss: minus the logarithm of the probability of
+// each target, as a mean over all positions of all samples of all replicas.
 //
 //	in   logits   [d..., vocabulary]   Split along the last axis over the Tensor group
 //	     targets  [d...]
@@ -57,8 +59,8 @@ func (b *Builder) Logits(x, words Node) Node {
 // The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
 // samples. [Builder.Batches] changes of how many batches it is the mean.
 //
-// In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and ranks
-// exchange these, one number for each position and rank, and the share.
+// In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and
+// ranks exchange these, one number for each position and rank, and the share.
 //
 // Cost: that of nn.CrossEntropy over the rank's logits, which backward writes once.
 // Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
@@ -68,12 +70,14 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 			return Node{}, err
 		}
 		last := logits.Dims() - 1
-		if err := firstOf(require("logits", logits, Tensor, Split(last)), require("logits", logits, Sequence, Split(targets.axis))); err != nil {
+		if err := firstOf(require("logits", logits, Tensor, Split(last)),
+			require("logits", logits, Sequence, Split(targets.axis))); err != nil {
 			return Node{}, err
 		}
 		shape := logits.Shape()
 		if !slices.Equal(shape[:last], targets.own()) {
-			return Node{}, fmt.Errorf("%w: logits have shape %v on this rank, and targets %v", ops.ErrShape, shape, targets.own())
+			return Node{}, fmt.Errorf("%w: logits have shape %v on this rank, and targets %v",
+				ops.ErrShape, shape, targets.own())
 		}
 		flat, err := reshape(logits.Node, size(shape[:last]), shape[last])
 		if err != nil {
@@ -98,11 +102,12 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 	})
 }
 
-// shared is the mean cross-entropy of logits of which each rank of the Tensor group has some columns.
-// own is the mean over the targets in this rank's columns, of its columns alone. The sum over
-// these targets lacks, for each, the difference between the logarithms of the sums of
+// shared is the mean cross-entropy of logits of which each rank of the Tensor group has some
+// columns. own is the mean over the targets in this rank's columns, of its columns alone. The sum
+// over these targets lacks, for each, the difference between the logarithms of the sums of
 // exponentials, over all columns and over this rank's.
-func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start, end int) (*gorgonia.Node, error) {
+func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
+	end int) (*gorgonia.Node, error) {
 	rows, comm := logits.Shape()[0], b.layout.groups[Tensor]
 	part, err := logSumExp(logits)
 	if err != nil {
@@ -172,13 +177,15 @@ func (b *Builder) number(x float64) any {
 
 // Grad adds the gradients of the loss by all learnables, and returns the learnables.
 //
-// The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group. Where
-// ranks of l.Data have different gradients, these are terms of a sum: train with autograd.WithSum.
+// The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group.
+// Where ranks of l.Data have different gradients, these are terms of a sum: train with
+// autograd.WithSum.
 //
 // Errors: [Builder.Err]; [ErrPlacement]; a learnable on which the loss does not depend.
 func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
 	b.apply("Grad", func() (Node, error) {
-		if err := firstOf(require("loss", loss, Sequence, Partial, Replicated), require("loss", loss, Tensor, Replicated)); err != nil {
+		if err := firstOf(require("loss", loss, Sequence, Partial, Replicated),
+			require("loss", loss, Tensor, Replicated)); err != nil {
 			return Node{}, err
 		}
 		_, err := gorgonia.Grad(loss.Node, b.Learnables()...)

@@ -14,8 +14,8 @@ import (
 // To places x differently over a group: the package comment has the table of collectives and of
 // their gradients.
 //
-// Where both groups divide one axis, the group that has divided it last comes first. Every rank needs
-// a part: an axis that is shorter than its group is an error.
+// Where both groups divide one axis, the group that has divided it last comes first. Every rank
+// needs a part: an axis that is shorter than its group is an error.
 //
 // Cost: that of the collective; none in a group of one rank.
 // Errors: [ErrPlacement] if no collective leads from one to the other; [ops.ErrShape]; those of
@@ -30,11 +30,14 @@ func (b *Builder) move(x Node, g Group, to Placement) (Node, error) {
 	case from == to:
 		return x, nil
 	case collective(from, to) == "":
-		return Node{}, fmt.Errorf("%w: x, of shape %v, is %v over the %v group: no collective makes it %v", ErrPlacement, x.Shape(), from, g, to)
+		return Node{}, fmt.Errorf("%w: x, of shape %v, is %v over the %v group: no collective "+
+			"makes it %v", ErrPlacement, x.Shape(), from, g, to)
 	case from.split() && from == other && x.inner != g:
-		return Node{}, fmt.Errorf("%w: axis %d of x was divided by the %v group after the %v group: move it over the %v group first", ErrPlacement, int(from), 1-g, g, 1-g)
+		return Node{}, fmt.Errorf("%w: axis %d of x was divided by the %v group after the %v "+
+			"group: move it over the %v group first", ErrPlacement, int(from), 1-g, g, 1-g)
 	case int(to) >= x.Dims():
-		return Node{}, fmt.Errorf("%w: there is no axis %d to split: x has shape %v", ops.ErrShape, int(to), x.Shape())
+		return Node{}, fmt.Errorf("%w: there is no axis %d to split: x has shape %v", ops.ErrShape,
+			int(to), x.Shape())
 	}
 	comm := b.layout.groups[g]
 	y := x
@@ -43,10 +46,12 @@ func (b *Builder) move(x Node, g Group, to Placement) (Node, error) {
 		n, shortest := x.Shape()[to], x.Shape()[to]
 		if to == other {
 			y.inner = g
-			shortest = slices.Min(x.parts[1-g]) // so that all ranks report what one has too little of
+			// so that all ranks report what one has too little of
+			shortest = slices.Min(x.parts[1-g])
 		}
 		if shortest < comm.Size() {
-			return Node{}, fmt.Errorf("%w: axis %d of x, of shape %v, is divided among the %d ranks of the %v group, and each needs a part: use fewer ranks",
+			return Node{}, fmt.Errorf("%w: axis %d of x, of shape %v, is divided among the %d "+
+				"ranks of the %v group, and each needs a part: use fewer ranks",
 				ops.ErrShape, int(to), x.Shape(), comm.Size(), g)
 		}
 		y.parts[g] = backend.Even(n, comm.Size())
@@ -75,7 +80,8 @@ func exchange(comm backend.Communicator, x, y Node, g Group) (*gorgonia.Node, er
 	case from.split() && to == Copied:
 		return ops.AllGather(comm, int(from), x.Node, had)
 	case from.split() && to.split():
-		return ops.AllToAll(comm, int(to), int(from), x.Node, ops.AllToAllSplits(y.parts[g], x.parts[g]))
+		return ops.AllToAll(comm, int(to), int(from), x.Node, ops.AllToAllSplits(y.parts[g],
+			x.parts[g]))
 	case to == Replicated:
 		return ops.ReduceFromParallel(comm, x.Node)
 	case to == Copied:
@@ -85,7 +91,8 @@ func exchange(comm backend.Communicator, x, y Node, g Group) (*gorgonia.Node, er
 }
 
 // own returns this rank's part along an axis.
-func own(comm backend.Communicator, x *gorgonia.Node, axis int, parts []int) (*gorgonia.Node, error) {
+func own(comm backend.Communicator, x *gorgonia.Node, axis int, parts []int) (*gorgonia.Node,
+	error) {
 	start := 0
 	for _, n := range parts[:comm.Rank()] {
 		start += n

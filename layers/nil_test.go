@@ -21,7 +21,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer layout.Close()
-	build := func(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype, seed uint64) error {
+	build := func(graph *gorgonia.ExprGraph, layout *Layout, dtype tensor.Dtype,
+		seed uint64) error {
 		return NewBuilder(graph, layout, dtype, seed).Err()
 	}
 	g := gorgonia.NewGraph()
@@ -32,7 +33,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Place": "the operation that uses the node has the error",
 		"Whole": "the operation that uses the node has the error",
 	})
-	x := Whole(gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(2, 2), gorgonia.WithName("x")))
+	x := Whole(gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithShape(2, 2),
+		gorgonia.WithName("x")))
 	for name, use := range map[string]func(b *Builder){
 		"x":       func(b *Builder) { b.GELU(Whole(nil)) },
 		"init":    func(b *Builder) { b.Learn("w", nil, -1, 2) },
@@ -41,7 +43,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"random":  func(b *Builder) { b.Dropout(0.5, nil, x) },
 	} {
 		b := NewBuilder(g, layout, tensor.Float32, 1)
-		if use(b); !errors.Is(b.Err(), backend.ErrArgument) || !strings.Contains(b.Err().Error(), name+" is nil") {
+		if use(b); !errors.Is(b.Err(), backend.ErrArgument) || !strings.Contains(b.Err().Error(),
+			name+" is nil") {
 			t.Errorf("%s is nil: %v", name, b.Err())
 		}
 	}

@@ -12,8 +12,8 @@ const epsilon = 1e-5
 //	in   x  [d..., n]
 //	out  y  [d..., n]   placed like x
 //
-// Gain and bias, [n], have the name with ".gain" and ".bias". Where x is split over the Tensor group,
-// too, their gradients are all-reduced in it.
+// Gain and bias, [n], have the name with ".gain" and ".bias". Where x is split over the Tensor
+// group, too, their gradients are all-reduced in it.
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) LayerNorm(name string, x Node) Node {
@@ -23,7 +23,8 @@ func (b *Builder) LayerNorm(name string, x Node) Node {
 			return Node{}, err
 		}
 		n := x.Shape()[last]
-		gain, bias := b.Learn(name+".gain", Constant(1), Undivided, n), b.Learn(name+".bias", Constant(0), Undivided, n)
+		gain, bias := b.Learn(name+".gain", Constant(1), Undivided, n),
+			b.Learn(name+".bias", Constant(0), Undivided, n)
 		if b.err != nil {
 			return Node{}, b.err
 		}

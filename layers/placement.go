@@ -9,8 +9,8 @@ import (
 	"gorgonia.org/gorgonia"
 )
 
-// ErrPlacement is what errors of a wrong composition wrap: an operand is placed so that the result or
-// a gradient would be wrong.
+// ErrPlacement is what errors of a wrong composition wrap: an operand is placed so that the result
+// or a gradient would be wrong.
 var ErrPlacement = errors.New("wrong placement")
 
 // Group is a kind of group of ranks that divide a node.
@@ -25,15 +25,16 @@ const (
 // String returns "sequence" or "tensor".
 func (g Group) String() string { return [...]string{"sequence", "tensor"}[g] }
 
-// Placement is how the ranks of a group hold a node: Replicated, Copied, Partial or [Split] along an
-// axis. See the package comment.
+// Placement is how the ranks of a group hold a node: Replicated, Copied, Partial or [Split] along
+// an axis. See the package comment.
 type Placement int
 
 // The placements besides Split.
 const (
 	Replicated Placement = -1 - iota // the same on every rank, and so is the gradient
-	Copied                           // the same on every rank; the gradient is the sum of the ranks'
-	Partial                          // the sum of the ranks' values
+	// the same on every rank; the gradient is the sum of the ranks'
+	Copied
+	Partial // the sum of the ranks' values
 )
 
 // Split is the placement of parts along an axis.
@@ -123,10 +124,12 @@ func misplaced(operand string, x Node, g Group, want ...Placement) error {
 	for _, to := range want {
 		names = append(names, to.String())
 		if c := collective(from, to); c != "" {
-			missing = append(missing, fmt.Sprintf("%s: To(%s, layers.%s, %s)", c, operand, title(g), to.expression()))
+			missing = append(missing, fmt.Sprintf("%s: To(%s, layers.%s, %s)", c, operand, title(g),
+				to.expression()))
 		}
 	}
-	err := fmt.Errorf("%w: %s, of shape %v, is %v over the %v group, and must be %s", ErrPlacement, operand, x.Shape(), from, g, strings.Join(names, " or "))
+	err := fmt.Errorf("%w: %s, of shape %v, is %v over the %v group, and must be %s", ErrPlacement,
+		operand, x.Shape(), from, g, strings.Join(names, " or "))
 	if missing == nil {
 		return fmt.Errorf("%w: no collective leads there: use what it was made from", err)
 	}
@@ -155,16 +158,18 @@ func summed(operand string, x Node) error {
 	return nil
 }
 
-// alike checks that this rank has the same part of y as of x, where both are placed alike: two groups that divide
-// one axis do so in one of two orders.
+// alike checks that this rank has the same part of y as of x, where both are placed alike: two
+// groups that divide one axis do so in one of two orders.
 func alike(operand string, y, x Node) error {
 	if p := x.place[Sequence]; p.split() && p == x.place[Tensor] && y.inner != x.inner {
-		return fmt.Errorf("%w: %s, of shape %v, was divided along axis %d by the %v group last, and the other operand by the %v group: divide both in one order",
+		return fmt.Errorf("%w: %s, of shape %v, was divided along axis %d by the %v group last, "+
+			"and the other operand by the %v group: divide both in one order",
 			ErrPlacement, operand, y.Shape(), int(p), y.inner, x.inner)
 	}
 	for g := range x.parts {
 		if x.place[g].split() && !slices.Equal(x.parts[g], y.parts[g]) {
-			return fmt.Errorf("%w: the %v group divides %s into lengths of %v, and the other operand into %v",
+			return fmt.Errorf("%w: the %v group divides %s into lengths of %v, and the other "+
+				"operand into %v",
 				ErrPlacement, Group(g), operand, y.parts[g], x.parts[g])
 		}
 	}
@@ -181,6 +186,8 @@ func whole(operand string, x Node, axis int) error {
 	return nil
 }
 
-// Whole gives a node that every rank has the same of, such as an input, its placement: Replicated over
-// both groups.
-func Whole(n *gorgonia.Node) Node { return Node{Node: n, place: [2]Placement{Replicated, Replicated}} }
+// Whole gives a node that every rank has the same of, such as an input, its placement: Replicated
+// over both groups.
+func Whole(n *gorgonia.Node) Node {
+	return Node{Node: n, place: [2]Placement{Replicated, Replicated}}
+}

@@ -26,64 +26,93 @@ func TestWrongPlacement(t *testing.T) {
 		want  string
 		build func(b *layers.Builder, x layers.Node) layers.Node // x is replicated
 	}{
-		{"replicated meets learnables", "missing a split: To(x, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node { return b.LayerNorm("n", x) }},
-		{"columns without entry", "missing a copy whose gradient is all-reduced: To(x, layers.Tensor, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
+		{"replicated meets learnables", "missing a split: To(x, layers.Sequence, layers.Split(1))",
+			func(b *layers.Builder, x layers.Node) layers.Node { return b.LayerNorm("n", x) }},
+		{"columns without entry", "missing a copy whose gradient is all-reduced: To(x, " +
+			"layers.Tensor, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
 			return b.Columns("c", b.To(x, seq, layers.Split(1)), 0, 4)
 		}},
-		{"partial sum in a function", "missing an all-reduce: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node { return b.GELU(partial(b, x)) }},
-		{"partial sum and replicated", "missing an all-reduce: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+		{"partial sum in a function", "missing an all-reduce: To(x, layers.Tensor, " +
+			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+			return b.GELU(partial(b, x))
+		}},
+		{"partial sum and replicated", "missing an all-reduce: To(x, layers.Tensor, " +
+			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
 			return b.Add(partial(b, x), b.To(x, seq, layers.Split(1)))
 		}},
-		{"bias of a partial sum", "missing an all-reduce", func(b *layers.Builder, x layers.Node) layers.Node { return b.Bias("b", partial(b, x)) }},
-		{"norm of divided features", "missing an all-gather: To(x, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+		{"bias of a partial sum", "missing an all-reduce",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.Bias("b",
+					partial(b, x))
+			}},
+		{"norm of divided features", "missing an all-gather: To(x, layers.Tensor, " +
+			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
 			return b.LayerNorm("n", b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(2)))
 		}},
-		{"attention of a part of the positions", "missing an all-to-all: To(q, layers.Sequence, layers.Split(2))", func(b *layers.Builder, x layers.Node) layers.Node {
+		{"attention of a part of the positions", "missing an all-to-all: To(q, layers.Sequence, " +
+			"layers.Split(2))", func(b *layers.Builder, x layers.Node) layers.Node {
 			x = b.To(x, seq, layers.Split(1))
-			q := layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
+			q := layers.Place(
+				gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
 			return b.Attend(q, q, q, [2]int{1, 1}, true)
 		}},
-		{"sum of different parts", "missing an all-to-all: To(y, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node {
-			return b.Add(b.To(x, seq, layers.Split(1)), b.To(x, seq, layers.Split(0)))
-		}},
-		{"part and whole", "missing a split: To(y, layers.Sequence, layers.Split(1))", func(b *layers.Builder, x layers.Node) layers.Node {
-			return b.Add(b.To(x, seq, layers.Split(1)), x)
-		}},
-		{"wrong order", "move it over the tensor group first", func(b *layers.Builder, x layers.Node) layers.Node {
-			return b.To(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), seq, layers.Replicated)
-		}},
-		{"parts in different orders", "divide both in one order", func(b *layers.Builder, x layers.Node) layers.Node {
-			return b.Add(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), b.To(b.To(x, tp, layers.Split(1)), seq, layers.Split(1)))
-		}},
-		{"attention of positions that tensor ranks divide", "missing an all-gather: To(q, layers.Tensor, layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
-			x = layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, 4, 2, 2})), x)
-			q := b.To(b.To(x, seq, layers.Split(2)), tp, layers.Split(1))
-			return b.Attend(q, q, q, [2]int{1, 1}, true)
-		}},
-		{"words that were gathered", "missing a copy whose gradient is all-reduced: To(words, layers.Sequence, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
-			words := b.To(b.To(b.Learn("w", layers.Constant(1), layers.Undivided, 4, 4), seq, layers.Split(0)), seq, layers.Replicated)
+		{"sum of different parts", "missing an all-to-all: To(y, layers.Sequence, layers.Split(1))",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.Add(b.To(x, seq, layers.Split(1)), b.To(x, seq, layers.Split(0)))
+			}},
+		{"part and whole", "missing a split: To(y, layers.Sequence, layers.Split(1))",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.Add(b.To(x, seq, layers.Split(1)), x)
+			}},
+		{"wrong order", "move it over the tensor group first",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.To(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)), seq,
+					layers.Replicated)
+			}},
+		{"parts in different orders", "divide both in one order",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.Add(b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(1)),
+					b.To(b.To(x, tp, layers.Split(1)), seq, layers.Split(1)))
+			}},
+		{"attention of positions that tensor ranks divide",
+			"missing an all-gather: To(q, layers.Tensor, layers.Replicated)",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				x = layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, 4, 2, 2})),
+					x)
+				q := b.To(b.To(x, seq, layers.Split(2)), tp, layers.Split(1))
+				return b.Attend(q, q, q, [2]int{1, 1}, true)
+			}},
+		{"words that were gathered", "missing a copy whose gradient is all-reduced: To(words, " +
+			"layers.Sequence, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
+			words := b.To(b.To(b.Learn("w", layers.Constant(1), layers.Undivided, 4, 4), seq,
+				layers.Split(0)), seq, layers.Replicated)
 			return b.Embedding(words, b.Tokens("t", 1, 1, 4))
 		}},
-		{"no way back", "no collective makes it replicated", func(b *layers.Builder, x layers.Node) layers.Node {
-			return b.To(b.To(x, tp, layers.Copied), tp, layers.Replicated)
-		}},
-		{"loss counted by each rank", "no collective leads there", func(b *layers.Builder, x layers.Node) layers.Node {
-			b.Grad(layers.Place(gorgonia.Must(gorgonia.Sum(x.Node)), b.To(x, tp, layers.Copied)))
-			return x
-		}},
+		{"no way back", "no collective makes it replicated",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				return b.To(b.To(x, tp, layers.Copied), tp, layers.Replicated)
+			}},
+		{"loss counted by each rank", "no collective leads there",
+			func(b *layers.Builder, x layers.Node) layers.Node {
+				b.Grad(layers.Place(gorgonia.Must(gorgonia.Sum(x.Node)),
+					b.To(x, tp, layers.Copied)))
+				return x
+			}},
 	} {
 		for ranks := 1; ranks <= 2; ranks++ {
 			t.Run(c.name, func(t *testing.T) {
-				within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: ranks, TP: 1}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
-					build.Lock()
-					defer build.Unlock()
-					b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-					c.build(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
-					if err := b.Err(); !errors.Is(err, layers.ErrPlacement) || !strings.Contains(err.Error(), c.want) {
-						t.Errorf("%v, want %q", err, c.want)
-					}
-					return nil
-				})
+				within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: ranks, TP: 1},
+					func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+						build.Lock()
+						defer build.Unlock()
+						b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+						c.build(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
+						if err := b.Err(); !errors.Is(err, layers.ErrPlacement) ||
+							!strings.Contains(err.Error(), c.want) {
+							t.Errorf("%v, want %q", err, c.want)
+						}
+						return nil
+					})
 			})
 		}
 	}
@@ -97,42 +126,50 @@ func partial(b *layers.Builder, x layers.Node) layers.Node {
 
 // TestRefused: arguments that cannot be.
 func TestRefused(t *testing.T) {
-	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1}, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
-		build.Lock()
-		defer build.Unlock()
-		for want, f := range map[string]func(b *layers.Builder, x layers.Node){
-			"each needs a part": func(b *layers.Builder, x layers.Node) {
-				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), layers.AttentionOptions{Heads: 1})
-			},
-			"use a divisor": func(b *layers.Builder, x layers.Node) {
-				b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), layers.AttentionOptions{Heads: 3})
-			},
-			"another learnable": func(b *layers.Builder, _ layers.Node) {
-				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
-				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
-			},
-			"x has shape": func(b *layers.Builder, x layers.Node) {
-				b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
-			},
-			"want 4 axes": func(b *layers.Builder, x layers.Node) { b.Attend(x, x, x, [2]int{1, 1}, true) },
-			"no axis 7":   func(b *layers.Builder, x layers.Node) { b.To(x, layers.Tensor, layers.Split(7)) },
-		} {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 2, TP: 1},
+		func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+			build.Lock()
+			defer build.Unlock()
+			for want, f := range map[string]func(b *layers.Builder, x layers.Node){
+				"each needs a part": func(b *layers.Builder, x layers.Node) {
+					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
+						layers.AttentionOptions{Heads: 1})
+				},
+				"use a divisor": func(b *layers.Builder, x layers.Node) {
+					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)),
+						layers.AttentionOptions{Heads: 3})
+				},
+				"another learnable": func(b *layers.Builder, _ layers.Node) {
+					b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+					b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+				},
+				"x has shape": func(b *layers.Builder, x layers.Node) {
+					b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
+				},
+				"want 4 axes": func(b *layers.Builder, x layers.Node) {
+					b.Attend(x, x, x, [2]int{1, 1}, true)
+				},
+				"no axis 7": func(b *layers.Builder, x layers.Node) {
+					b.To(x, layers.Tensor, layers.Split(7))
+				},
+			} {
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+				f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
+				if err := b.Err(); err == nil || !strings.Contains(err.Error(), want) ||
+					!errors.Is(err, backend.ErrArgument) && !errors.Is(err, ops.ErrShape) {
+					t.Errorf("%v, want %q", err, want)
+				}
+			}
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-			f(b, layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4)))
-			if err := b.Err(); err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, backend.ErrArgument) && !errors.Is(err, ops.ErrShape) {
-				t.Errorf("%v, want %q", err, want)
+			tokens := b.Tokens("t", 1, 1, 4)
+			b.Embedding(b.Learn("w", layers.Constant(1), 0, 3, 2), tokens)
+			for _, ids := range [][]int{{0, 1, 2, 3}, {0}} {
+				if err := tokens.Set(ids); !errors.Is(err, backend.ErrArgument) {
+					t.Errorf("tokens %v: %v", ids, err)
+				}
 			}
-		}
-		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-		tokens := b.Tokens("t", 1, 1, 4)
-		b.Embedding(b.Learn("w", layers.Constant(1), 0, 3, 2), tokens)
-		for _, ids := range [][]int{{0, 1, 2, 3}, {0}} {
-			if err := tokens.Set(ids); !errors.Is(err, backend.ErrArgument) {
-				t.Errorf("tokens %v: %v", ids, err)
-			}
-		}
-		return nil
-	})
+			return nil
+		})
 }
 
 // A model whose tokens nobody has set does not train on zeros: the first run is an error that names
@@ -140,7 +177,8 @@ func TestRefused(t *testing.T) {
 func TestTokensThatAreNotSetAreAnError(t *testing.T) {
 	for _, tp := range []int{1, 2} { // with a mask of the vocabulary
 		sizes := layers.Sizes{DP: 1, SP: 1, TP: tp}
-		within(t, testenv.Hosts, sizes, func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+		within(t, testenv.Hosts, sizes, func(l *layers.Layout, _ backend.Device,
+			build sync.Locker) error {
 			build.Lock()
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 			tokens := b.Tokens("text", 1, 1, 4)

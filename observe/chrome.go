@@ -45,7 +45,8 @@ func (r *Recorder) WriteChrome(w io.Writer) error {
 
 // label names a process or a thread.
 func label(what string, pid, tid int, name string) chromeEvent {
-	return chromeEvent{Name: what, Phase: "M", Process: pid, Thread: tid, Args: map[string]any{"name": name}}
+	return chromeEvent{Name: what, Phase: "M", Process: pid, Thread: tid,
+		Args: map[string]any{"name": name}}
 }
 
 func queueName(q int) string {

@@ -93,7 +93,8 @@ func timing(t *testing.T, n int) (*Recorder, *fakeQueue) {
 // phase times a part of 10 us.
 func phase(r *Recorder, q *fakeQueue, call int) {
 	comm := reference.New("test", 1, time.Minute)[0]
-	id := r.Start(&backend.Call{Comm: comm, Queue: q, Header: backend.Header{Seq: uint64(call)}, Part: "add"})
+	id := r.Start(&backend.Call{Comm: comm, Queue: q, Header: backend.Header{Seq: uint64(call)},
+		Part: "add"})
 	q.now += 10 * time.Microsecond
 	r.End(id, nil)
 }
@@ -125,7 +126,9 @@ func TestPartsAreTimedOnceTheDeviceHasGotThere(t *testing.T) {
 	}
 	for call, e := range ended(r) {
 		start := origin.Add(time.Duration(call) * time.Second)
-		if e.Part != "add" || e.Header.Seq != uint64(call) || e.Start.Sub(start).Abs() > time.Microsecond || (e.End.Sub(e.Start)-10*time.Microsecond).Abs() > time.Microsecond {
+		if e.Part != "add" || e.Header.Seq != uint64(call) ||
+			e.Start.Sub(start).Abs() > time.Microsecond ||
+			(e.End.Sub(e.Start)-10*time.Microsecond).Abs() > time.Microsecond {
 			t.Errorf("part of call %d: %+v", call, e)
 		}
 	}
@@ -172,7 +175,8 @@ func TestTimesAreAsExactHoursLater(t *testing.T) {
 			t.Fatalf("part %d begins %v after the one before, want %v", i, got, gap)
 		}
 	}
-	if late := all[len(all)-1].Start.Sub(origin.Add((parts - 1) * gap)); len(all) != parts || late.Abs() > time.Millisecond {
+	if late := all[len(all)-1].Start.Sub(origin.Add((parts - 1) * gap)); len(all) != parts ||
+		late.Abs() > time.Millisecond {
 		t.Errorf("%d parts, the last one off by %v", len(all), late)
 	}
 }

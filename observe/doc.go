@@ -31,8 +31,8 @@
 //
 // Three locks, two readings of the clock and no allocation for a call on a queue that runs on
 // the caller; two locks, one reading and 40 bytes on any other, and again one lock and one
-// reading in Join. The clock is the processor's counter where Linux keeps time by it (ticks.go), at 10 ns a
-// reading instead of 25 on an AMD EPYC. BenchmarkRecording measures it. Before a launch on an H200 it was 0.2 to
-// 0.3 us, once caches were warm, with one lock less (2026-11-22-h200-host-time.txt,
-// part 4).
+// reading in Join. The clock is the processor's counter where Linux keeps time by it (ticks.go), at
+// 10 ns a reading instead of 25 on an AMD EPYC. BenchmarkRecording measures it. Before a launch on
+// an H200 it was 0.2 to 0.3 us, once caches were warm, with one lock less
+// (2026-11-22-h200-host-time.txt, part 4).
 package observe

@@ -19,7 +19,8 @@ type Event struct {
 	Err    error
 }
 
-// settle finds out the times of a call, which then stay: the length of a tick is known better later.
+// settle finds out the times of a call, which then stay: the length of a tick is known better
+// later.
 func (r *record) settle(tick scale) {
 	if r.from == 0 {
 		r.from = tick.since(r.start)

@@ -18,7 +18,8 @@ func (r *Recorder) WriteLast(w io.Writer, n int) error {
 	fmt.Fprintf(&b, "rank %d: the last %d of %d collectives:\n", r.rank, len(events), total)
 	now := time.Now()
 	for _, e := range events {
-		fmt.Fprintf(&b, "    %s %s on %s: %s\n", e.Start.Format("15:04:05.000000"), e.what(), e.Comm, e.outcome(now))
+		fmt.Fprintf(&b, "    %s %s on %s: %s\n", e.Start.Format("15:04:05.000000"), e.what(),
+			e.Comm, e.outcome(now))
 	}
 	if _, err := w.Write(b.Bytes()); err != nil {
 		return fmt.Errorf("trace: %w", err)

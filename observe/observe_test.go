@@ -61,15 +61,18 @@ func TestLastCallsAreKept(t *testing.T) {
 		tr := c.(recorded).rec
 		events := tr.Events()
 		if len(events) != 4 || tr.Dropped() != 6 {
-			return fmt.Errorf("%d events kept and %d dropped, want 4 and 6", len(events), tr.Dropped())
+			return fmt.Errorf("%d events kept and %d dropped, want 4 and 6", len(events),
+				tr.Dropped())
 		}
 		for i, e := range events {
 			want := allReduce.Header(uint64(7+i), 7+i, backend.F32)
-			if e.Header != want || e.Bytes != int64(4*(7+i)) || e.Comm != "test" || e.Rank != c.Rank() || e.Queue != 0 || e.Err != nil {
+			if e.Header != want || e.Bytes != int64(4*(7+i)) || e.Comm != "test" ||
+				e.Rank != c.Rank() || e.Queue != 0 || e.Err != nil {
 				return fmt.Errorf("event %d is %+v, want %v", i, e, want)
 			}
 			if e.End.Before(e.Start) || i > 0 && e.Start.Before(events[i-1].End) {
-				return fmt.Errorf("event %d lasts from %v to %v, after one to %v", i, e.Start, e.End, events[max(i-1, 0)].End)
+				return fmt.Errorf("event %d lasts from %v to %v, after one to %v", i, e.Start,
+					e.End, events[max(i-1, 0)].End)
 			}
 		}
 		return nil
@@ -96,7 +99,8 @@ func TestErrorsAreKeptAfterClose(t *testing.T) {
 
 func TestWrongCallsAreNotRecorded(t *testing.T) {
 	c := group(1, time.Minute, 4).Comms[0].(recorded)
-	if err := backend.Run(c, allReduce, backend.Of([]float32{1}), backend.Of([]float64{1})); !errors.Is(err, backend.ErrArgument) {
+	if err := backend.Run(c, allReduce, backend.Of([]float32{1}),
+		backend.Of([]float64{1})); !errors.Is(err, backend.ErrArgument) {
 		t.Fatalf("the error is %v, want ErrArgument", err)
 	}
 	if events := c.rec.Events(); len(events) != 0 {
@@ -140,7 +144,8 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	}
 	events := c.rec.Events()
 	if events[0].End != joined || events[1].End.IsZero() {
-		t.Fatalf("the ends are %v and %v, want %v and some time", events[0].End, events[1].End, joined)
+		t.Fatalf("the ends are %v and %v, want %v and some time", events[0].End, events[1].End,
+			joined)
 	}
 }
 
@@ -154,8 +159,10 @@ func TestPartsShareTheRing(t *testing.T) {
 			return err
 		}
 		events := c.(recorded).rec.Events()
-		if len(events) != 2 || events[0].Comm != c.Name() || events[1].Comm != part.Name() || events[1].Rank != 1-c.Rank() {
-			return fmt.Errorf("the events are %+v, want one of %s and one of %s", events, c.Name(), part.Name())
+		if len(events) != 2 || events[0].Comm != c.Name() || events[1].Comm != part.Name() ||
+			events[1].Rank != 1-c.Rank() {
+			return fmt.Errorf("the events are %+v, want one of %s and one of %s", events, c.Name(),
+				part.Name())
 		}
 		return nil
 	})
@@ -208,7 +215,8 @@ func TestChromeTraceIsReadable(t *testing.T) {
 // silent is a communicator whose calls do nothing.
 type silent struct{ backend.Communicator }
 
-func (silent) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (silent) Start(backend.Queue, backend.Collective, backend.Buffer,
+	backend.Buffer) (backend.Work, error) {
 	return backend.Finished(nil), nil
 }
 
@@ -235,15 +243,17 @@ func TestShortLivedQueuesAreForgotten(t *testing.T) {
 }
 
 func BenchmarkAllReduce(b *testing.B) {
-	backendtest.Bench(b, backendtest.Options{Sizes: []int{1, 2}, New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-		return group(size, timeout, 100), nil
-	}})
+	backendtest.Bench(b, backendtest.Options{Sizes: []int{1, 2},
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return group(size, timeout, 100), nil
+		}})
 }
 
 func TestLastCallsAreWrittenAsText(t *testing.T) {
 	c := group(2, 50*time.Millisecond, 4).Comms[0].(recorded)
 	var empty, two, all bytes.Buffer
-	if err := c.rec.WriteLast(&empty, 3); err != nil || empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
+	if err := c.rec.WriteLast(&empty, 3); err != nil ||
+		empty.String() != "rank 0: the last 0 of 0 collectives:\n" {
 		t.Errorf("%q, %v", empty.String(), err)
 	}
 	for range 6 {
@@ -256,10 +266,12 @@ func TestLastCallsAreWrittenAsText(t *testing.T) {
 	}
 	for text, want := range map[string]int{two.String(): 2, all.String(): 4} {
 		lines := strings.Split(strings.TrimSpace(text), "\n")
-		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) || len(lines) != 1+want {
+		if lines[0] != fmt.Sprintf("rank 0: the last %d of 6 collectives:", want) ||
+			len(lines) != 1+want {
 			t.Errorf("%q", text)
 		}
-		if last := lines[len(lines)-1]; !strings.Contains(last, " allreduce(sum) of 1 f32 (call 6) on test: failed: ") {
+		if last := lines[len(lines)-1]; !strings.Contains(
+			last, " allreduce(sum) of 1 f32 (call 6) on test: failed: ") {
 			t.Errorf("%q", last)
 		}
 	}

@@ -33,7 +33,8 @@ func TestLastCallsAreWrittenOnQuitWhichThenGoesOn(t *testing.T) {
 	for range 2 { // the signal itself, and once it is passed on
 		<-quit
 	}
-	if text := <-out; !strings.HasPrefix(text, "rank 3: the last 0 of 0 collectives") || len(out) > 0 {
+	if text := <-out; !strings.HasPrefix(text, "rank 3: the last 0 of 0 collectives") ||
+		len(out) > 0 {
 		t.Errorf("%q, and %d more", text, len(out))
 	}
 }

@@ -35,11 +35,13 @@ type record struct {
 	queue      int
 	header     backend.Header
 	bytes      int
-	start, end stamp         // end is 0 while nobody knows that the call has ended
-	from, to   time.Duration // since the epoch: the device's times of a part, or those of start and end once somebody has asked
-	err        error
-	work       backend.Work // nil from end on
-	part       *timedPart   // nil for a whole call
+	start, end stamp // end is 0 while nobody knows that the call has ended
+	// since the epoch: the device's times of a part, or those of start and end once somebody has
+	// asked
+	from, to time.Duration
+	err      error
+	work     backend.Work // nil from end on
+	part     *timedPart   // nil for a whole call
 }
 
 // New returns a recorder of the last n calls of rank; n below 1 counts as 1.
@@ -72,7 +74,8 @@ func (r *Recorder) Start(c *backend.Call) (id uint64) {
 	this.comm, this.queue, this.bytes, this.work = c.Comm, r.number(c.Queue), c.Bytes, c.Work
 	this.part = r.begin(c)
 	this.start = r.ticks.now()
-	this.header = c.Header // last: it was just written in pieces, and a copy waits until they are in the cache
+	// last: it was just written in pieces, and a copy waits until they are in the cache
+	this.header = c.Header
 	if r.place++; r.place == len(r.records) {
 		r.place = 0
 	}

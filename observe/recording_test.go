@@ -12,7 +12,8 @@ import (
 // later is a communicator whose calls end when they are joined.
 type later struct{ backend.Communicator }
 
-func (later) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (later) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work,
+	error) {
 	return joined{}, nil
 }
 
@@ -24,7 +25,8 @@ func (joined) Join(context.Context) error { return nil }
 
 func BenchmarkRecording(b *testing.B) {
 	x := backend.Of(make([]float32, 8))
-	for name, comm := range map[string]backend.Communicator{"caller": silent{reference.New("test", 1, time.Minute)[0]}, "queued": later{reference.New("test", 1, time.Minute)[0]}} {
+	for name, comm := range map[string]backend.Communicator{"caller": silent{reference.New("test",
+		1, time.Minute)[0]}, "queued": later{reference.New("test", 1, time.Minute)[0]}} {
 		b.Run(name, func(b *testing.B) {
 			c := backend.WithHooks(comm, New(0, 1000))
 			b.ReportAllocs()

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// ticks is the clock of the recorder, which reads it twice a call. Where the system's own clock is the
-// processor's counter, it is that counter, which takes a third of the time to read; what a stamp means
-// is found out when somebody asks, from a second reading of both. Elsewhere it is the system's clock.
+// ticks is the clock of the recorder, which reads it twice a call. Where the system's own clock is
+// the processor's counter, it is that counter, which takes a third of the time to read; what a
+// stamp means is found out when somebody asks, from a second reading of both. Elsewhere it is the
+// system's clock.
 type ticks struct {
 	epoch   time.Time
 	counter bool
@@ -35,8 +36,8 @@ func (t *ticks) now() stamp {
 	return stamp(time.Since(t.epoch))
 }
 
-// tries is how often both clocks are read for one reading at the same time: in between, the system may
-// run something else.
+// tries is how often both clocks are read for one reading at the same time: in between, the system
+// may run something else.
 const tries = 5
 
 // both reads the system's clock and the counter at once.

@@ -60,7 +60,8 @@ func TestAllToAllEqualsDefinition(t *testing.T) {
 				for dims := 1; dims <= 5; dims++ {
 					for a := -dims; a < dims; a++ {
 						for b := -dims; b < dims; b++ {
-							for d, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int64, tensor.Int32, tensor.Uint8} {
+							for d, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32,
+								tensor.Int64, tensor.Int32, tensor.Uint8} {
 								if !full() && (a+2*b+3*d+dims)%5 != 0 {
 									continue
 								}
@@ -94,17 +95,22 @@ func checkAllToAll(t *testing.T, g *team, rng *rand.Rand, dt tensor.Dtype, dims,
 // heads, and 2, on 4 ranks, and a sequence of 9 on 2 ranks.
 func TestAllToAllDividesUnevenly(t *testing.T) {
 	cases := []struct {
-		name                    string
-		shape                   []int // [batch, sequence, heads, width] of rank 0, where gather counts
+		name string
+		// [batch, sequence, heads, width] of rank 0, where gather counts
+		shape                   []int
 		s, g                    int
 		scatter, gather         []int
 		backScatter, backGather []int
 	}{
-		{"7 heads on 4 ranks", []int{2, 3, 7, 2}, 2, 1, []int{2, 2, 2, 1}, nil, nil, []int{2, 2, 2, 1}},
-		{"2 heads on 4 ranks", []int{2, 3, 2, 2}, 2, 1, []int{1, 1, 0, 0}, nil, nil, []int{1, 1, 0, 0}},
+		{"7 heads on 4 ranks", []int{2, 3, 7, 2}, 2, 1, []int{2, 2, 2, 1}, nil, nil,
+			[]int{2, 2, 2, 1}},
+		{"2 heads on 4 ranks", []int{2, 3, 2, 2}, 2, 1, []int{1, 1, 0, 0}, nil, nil,
+			[]int{1, 1, 0, 0}},
 		{"sequence 9 on 2 ranks", []int{2, 5, 4, 2}, 2, 1, nil, []int{5, 4}, []int{5, 4}, nil},
-		{"sequence 9 and 3 heads on 2 ranks", []int{2, 5, 3, 2}, -2, 1, []int{1, 2}, []int{5, 4}, []int{5, 4}, []int{1, 2}},
-		{"one rank has no sequence", []int{1, 0, 4}, 2, 1, nil, []int{0, 3, 1, 2}, []int{0, 3, 1, 2}, nil},
+		{"sequence 9 and 3 heads on 2 ranks", []int{2, 5, 3, 2}, -2, 1, []int{1, 2}, []int{5, 4},
+			[]int{5, 4}, []int{1, 2}},
+		{"one rank has no sequence", []int{1, 0, 4}, 2, 1, nil, []int{0, 3, 1, 2},
+			[]int{0, 3, 1, 2}, nil},
 		{"within an axis, scattered", []int{2, 6}, 1, 1, []int{3, 1, 2}, nil, nil, []int{3, 1, 2}},
 		{"within an axis, gathered", []int{2, 9}, 1, 1, nil, []int{3, 1, 2}, []int{3, 1, 2}, nil},
 	}
@@ -113,7 +119,8 @@ func TestAllToAllDividesUnevenly(t *testing.T) {
 			t.Run(fmt.Sprint(c.name, " ", k), func(t *testing.T) {
 				P := max(len(c.scatter), len(c.gather))
 				g := ranksOn(t, P, k)
-				for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int32, tensor.Uint8} {
+				for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int32,
+					tensor.Uint8} {
 					rng := rand.New(rand.NewPCG(3, 0))
 					s, to := (c.s+len(c.shape))%len(c.shape), c.g
 					var xs []arr
@@ -162,7 +169,8 @@ func TestUnevenNeedsSplits(t *testing.T) {
 		for r := range c.P {
 			x := newArr(2, 3, c.n, 2).node(gorgonia.NewGraph(), "x", tensor.Float64)
 			_, err := AllToAll(stub{rank: r, size: c.P}, 2, 1, x)
-			want := fmt.Sprintf("axis 2 of shape (2, 3, %d, 2) has length %d, which does not divide among %d ranks: pass AllToAllSplits", c.n, c.n, c.P)
+			want := fmt.Sprintf("axis 2 of shape (2, 3, %d, 2) has length %d, which does not "+
+				"divide among %d ranks: pass AllToAllSplits", c.n, c.n, c.P)
 			if !errors.Is(err, ErrShape) || !strings.Contains(err.Error(), want) {
 				t.Errorf("rank %d: %v, want %q", r, err, want)
 			}
@@ -170,8 +178,8 @@ func TestUnevenNeedsSplits(t *testing.T) {
 	}
 }
 
-// TestPiecesArePermutedByTheCommunicator: one that takes rows gets x and y as they lie, also backward, and a plan
-// gives no memory for copies of them.
+// TestPiecesArePermutedByTheCommunicator: one that takes rows gets x and y as they lie, also
+// backward, and a plan gives no memory for copies of them.
 func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
 	for kind, want := range map[testenv.Kind]bool{testenv.Devices: true, testenv.Hosts: false} {
 		for _, comm := range ranksOn(t, 2, kind).comms {
@@ -186,21 +194,25 @@ func TestPiecesArePermutedByTheCommunicator(t *testing.T) {
 				{tensor.Float64, 1, 1, AllToAllSplits(nil, nil), true},
 				{tensor.Uint8, 2, 1, AllToAllSplits(nil, nil), false},
 			} {
-				y, err := AllToAll(comm, c.s, c.g, newArr(3, 4, 6).node(gorgonia.NewGraph(), "x", c.dt), c.options)
+				y, err := AllToAll(comm, c.s, c.g, newArr(3, 4, 6).node(gorgonia.NewGraph(), "x",
+					c.dt), c.options)
 				if err != nil {
 					t.Fatal(err)
 				}
 				op := y.Op().(*collectiveOp)
 				for _, op := range []*collectiveOp{op, op.inverse()} {
-					if got := op.fwd.rows != nil; got != (want && c.rows) || (op.Scratch() == 0) != got {
-						t.Errorf("%v of %v on %s: rows %v, %d bytes of scratch", op, c.dt, kind, op.fwd.rows, op.Scratch())
+					if got := op.fwd.rows != nil; got != (want && c.rows) ||
+						(op.Scratch() == 0) != got {
+						t.Errorf("%v of %v on %s: rows %v, %d bytes of scratch", op, c.dt, kind,
+							op.fwd.rows, op.Scratch())
 					}
 				}
 			}
 		}
 	}
 	// What lies together needs no rows.
-	y, err := AllToAll(ranksOn(t, 2, testenv.Devices).comms[0], 0, 0, newArr(4, 6).node(gorgonia.NewGraph(), "x", tensor.Float32))
+	y, err := AllToAll(ranksOn(t, 2, testenv.Devices).comms[0], 0, 0,
+		newArr(4, 6).node(gorgonia.NewGraph(), "x", tensor.Float32))
 	if err != nil || y.Op().(*collectiveOp).fwd.rows != nil {
 		t.Errorf("%v, %v", y, err)
 	}

@@ -57,7 +57,8 @@ type builder struct {
 
 // build makes the node of the operation. The axes of fwd are as the user gave
 // them. backward returns the backward transform of the resolved forward one.
-func build(name string, comm backend.Communicator, x *gorgonia.Node, fwd transform, opts []Option, backward func(fwd transform, P int) (transform, error)) (*gorgonia.Node, error) {
+func build(name string, comm backend.Communicator, x *gorgonia.Node, fwd transform, opts []Option,
+	backward func(fwd transform, P int) (transform, error)) (*gorgonia.Node, error) {
 	y, err := func() (*gorgonia.Node, error) {
 		b, err := newBuilder(comm, x, opts)
 		if err != nil {
@@ -84,7 +85,8 @@ func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*bu
 		return nil, err
 	}
 	if t, ok := x.Type().(gorgonia.TensorType); ok && t.Dims != len(b.shape) {
-		return nil, fmt.Errorf("%w: x is a %v, but its shape is %v: give it one with gorgonia.WithShape", ErrShape, t, b.shape)
+		return nil, fmt.Errorf("%w: x is a %v, but its shape is %v: give it one with "+
+			"gorgonia.WithShape", ErrShape, t, b.shape)
 	}
 	for _, option := range opts {
 		option(&b.lengths)
@@ -92,7 +94,8 @@ func newBuilder(comm backend.Communicator, x *gorgonia.Node, opts []Option) (*bu
 	return b, nil
 }
 
-func (b *builder) node(fwd transform, backward func(fwd transform, P int) (transform, error)) (*gorgonia.Node, error) {
+func (b *builder) node(fwd transform, backward func(fwd transform, P int) (transform, error)) (
+	*gorgonia.Node, error) {
 	op, err := b.op(fwd, backward)
 	if err != nil {
 		return nil, err
@@ -104,7 +107,8 @@ func (b *builder) node(fwd transform, backward func(fwd transform, P int) (trans
 }
 
 // op returns the operation of a transform.
-func (b *builder) op(fwd transform, backward func(fwd transform, P int) (transform, error)) (*collectiveOp, error) {
+func (b *builder) op(fwd transform, backward func(fwd transform, P int) (transform, error)) (
+	*collectiveOp, error) {
 	fwd, err := b.resolve(fwd)
 	if err != nil {
 		return nil, err
@@ -114,8 +118,10 @@ func (b *builder) op(fwd transform, backward func(fwd transform, P int) (transfo
 	if err != nil {
 		return nil, err
 	}
-	op := &collectiveOp{comm: b.comm, fwd: fwd, bwd: bwd, dtype: b.dtype, in: b.shape, out: fwd.shape(b.shape, r, P)}
-	op.fwd.rows, op.bwd.rows = fwd.layout(b.comm, b.moved, op.in), bwd.layout(b.comm, b.moved, op.out)
+	op := &collectiveOp{comm: b.comm, fwd: fwd, bwd: bwd, dtype: b.dtype, in: b.shape,
+		out: fwd.shape(b.shape, r, P)}
+	op.fwd.rows, op.bwd.rows = fwd.layout(b.comm, b.moved, op.in), bwd.layout(b.comm, b.moved,
+		op.out)
 	return op, nil
 }
 
@@ -124,9 +130,11 @@ func (b *builder) resolve(t transform) (transform, error) {
 	P := b.comm.Size()
 	switch {
 	case t.kind.Reduces() && !t.op.Valid():
-		return t, fmt.Errorf("%w: unknown reduction %v: use one of %v", backend.ErrArgument, t.op, backend.ReduceOps())
+		return t, fmt.Errorf("%w: unknown reduction %v: use one of %v", backend.ErrArgument, t.op,
+			backend.ReduceOps())
 	case t.kind.Rooted() && (t.root < 0 || t.root >= P):
-		return t, fmt.Errorf("%w: root %d is out of range: there are %d ranks, 0 to %d", backend.ErrArgument, t.root, P, P-1)
+		return t, fmt.Errorf("%w: root %d is out of range: there are %d ranks, 0 to %d",
+			backend.ErrArgument, t.root, P, P-1)
 	}
 	t.scale = 1
 	var err error
@@ -162,7 +170,8 @@ func (b *builder) resolveAxis(t *transform) (err error) {
 func (b *builder) resolvePair(t *transform) (err error) {
 	const option = "AllToAllSplits"
 	if b.lengths.single {
-		return fmt.Errorf("%w: AllToAll has two axes: use %s in place of Splits", backend.ErrArgument, option)
+		return fmt.Errorf("%w: AllToAll has two axes: use %s in place of Splits",
+			backend.ErrArgument, option)
 	}
 	if t.scatter, err = b.axis(t.scatter); err != nil {
 		return err
@@ -183,7 +192,8 @@ func (b *builder) resolvePair(t *transform) (err error) {
 		return err
 	}
 	if scatter != nil {
-		return fmt.Errorf("%w: axis %d is scattered and gathered: give %s one list, and nil for the other", ErrShape, t.scatter, option)
+		return fmt.Errorf("%w: axis %d is scattered and gathered: give %s one list, and nil for "+
+			"the other", ErrShape, t.scatter, option)
 	}
 	t.join = gather
 	return b.checkEqualPieces(t.gather, gather)
@@ -196,7 +206,8 @@ func (b *builder) axis(axis int) (int, error) {
 		return 0, fmt.Errorf("%w: x is a scalar and has no axis %d", ErrShape, axis)
 	}
 	if axis < -dims || axis >= dims {
-		return 0, fmt.Errorf("%w: axis %d is out of range: x has shape %v, axes %d to %d", ErrShape, axis, b.shape, -dims, dims-1)
+		return 0, fmt.Errorf("%w: axis %d is out of range: x has shape %v, axes %d to %d", ErrShape,
+			axis, b.shape, -dims, dims-1)
 	}
 	if axis < 0 {
 		axis += dims
@@ -209,7 +220,8 @@ func (b *builder) chunks(axis int, lens []int, option string) ([]int, error) {
 	n, P := b.shape[axis], b.comm.Size()
 	if lens == nil {
 		if n%P != 0 {
-			return nil, fmt.Errorf("%w: axis %d of shape %v has length %d, which does not divide among %d ranks: pass %s with a length for each rank, such as %v",
+			return nil, fmt.Errorf("%w: axis %d of shape %v has length %d, which does not divide "+
+				"among %d ranks: pass %s with a length for each rank, such as %v",
 				ErrShape, axis, b.shape, n, P, option, backend.Even(n, P))
 		}
 		return slices.Repeat([]int{n / P}, P), nil
@@ -218,7 +230,8 @@ func (b *builder) chunks(axis int, lens []int, option string) ([]int, error) {
 		return nil, err
 	}
 	if total := sum(lens); total != n {
-		return nil, fmt.Errorf("%w: %s %v add up to %d, but axis %d of shape %v has length %d", ErrShape, option, lens, total, axis, b.shape, n)
+		return nil, fmt.Errorf("%w: %s %v add up to %d, but axis %d of shape %v has length %d",
+			ErrShape, option, lens, total, axis, b.shape, n)
 	}
 	return lens, nil
 }
@@ -233,7 +246,8 @@ func (b *builder) parts(axis int, lens []int, option string) ([]int, error) {
 		return nil, err
 	}
 	if lens[r] != n {
-		return nil, fmt.Errorf("%w: %s %v say that x of rank %d has length %d along axis %d, but its shape is %v", ErrShape, option, lens, r, lens[r], axis, b.shape)
+		return nil, fmt.Errorf("%w: %s %v say that x of rank %d has length %d along axis %d, but "+
+			"its shape is %v", ErrShape, option, lens, r, lens[r], axis, b.shape)
 	}
 	return lens, nil
 }
@@ -247,7 +261,8 @@ func (b *builder) checkEqualPieces(axis int, lens []int) error {
 	}
 	r, P := b.comm.Rank(), b.comm.Size()
 	if want := P * lens[r]; b.shape[axis] != want {
-		return fmt.Errorf("%w: %s %v say that rank %d sends %d to each of %d ranks along axis %d, %d together, but the shape of its x is %v",
+		return fmt.Errorf("%w: %s %v say that rank %d sends %d to each of %d ranks along axis "+
+			"%d, %d together, but the shape of its x is %v",
 			ErrShape, option, lens, r, lens[r], P, axis, want, b.shape)
 	}
 	return nil
@@ -256,11 +271,13 @@ func (b *builder) checkEqualPieces(axis int, lens []int) error {
 // checkLengths checks a list by itself.
 func (b *builder) checkLengths(lens []int, option string) error {
 	if P := b.comm.Size(); len(lens) != P {
-		return fmt.Errorf("%w: %s has %d lengths for %d ranks: pass one for each", ErrShape, option, len(lens), P)
+		return fmt.Errorf("%w: %s has %d lengths for %d ranks: pass one for each", ErrShape, option,
+			len(lens), P)
 	}
 	for r, n := range lens {
 		if n < 0 {
-			return fmt.Errorf("%w: %s %v: the length for rank %d is negative", ErrShape, option, lens, r)
+			return fmt.Errorf("%w: %s %v: the length for rank %d is negative", ErrShape, option,
+				lens, r)
 		}
 	}
 	return nil
@@ -277,7 +294,8 @@ func exact(fwd transform, P int) (transform, error) {
 // checkScale checks the factor of a gradient.
 func checkScale(scale float64) error {
 	if math.IsNaN(scale) || math.IsInf(scale, 0) {
-		return fmt.Errorf("%w: the scale of the gradient is %v: use a number, Up, Down or Unscaled", backend.ErrArgument, scale)
+		return fmt.Errorf("%w: the scale of the gradient is %v: use a number, Up, Down or Unscaled",
+			backend.ErrArgument, scale)
 	}
 	return nil
 }

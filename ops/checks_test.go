@@ -31,12 +31,14 @@ func TestAllReduceOfAnyLength(t *testing.T) {
 				g := ranksOn(t, P, k)
 				rng := rand.New(rand.NewPCG(23, uint64(P)))
 				for i, n := range lengths {
-					for d, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int32, tensor.Int64} {
+					for d, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Int32,
+						tensor.Int64} {
 						if !full() && !k.OnGPU() && (i+d)%4 != 0 {
 							continue
 						}
 						xs := randomArrs(rng, P, dt, n)
-						s := sample{fmt.Sprintf("%d %v", n, dt), sumOverRanks, xs, repeat(combine(backend.Sum, dt, xs), P)}
+						s := sample{fmt.Sprintf("%d %v", n, dt), sumOverRanks, xs,
+							repeat(combine(backend.Sum, dt, xs), P)}
 						s.check(t, g, dt)
 					}
 				}
@@ -100,7 +102,9 @@ func TestOperandsAtAnyOffset(t *testing.T) {
 		g := ranksOn(t, 2, k)
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64, tensor.Uint8} {
 			for offset := 1; offset <= 15; offset++ {
-				err := g.run(func(comm backend.Communicator, _ sync.Locker) error { return reduceFrom(comm, dt, offset) })
+				err := g.run(func(comm backend.Communicator, _ sync.Locker) error {
+					return reduceFrom(comm, dt, offset)
+				})
 				if err != nil {
 					t.Errorf("%v from %d: %v", dt, offset, err)
 				}
@@ -226,7 +230,8 @@ func newLane(comm backend.Communicator, want float64) *lane {
 
 // run computes the sum as a rank of the world, and looks at it.
 func (l *lane) run(rank int) error {
-	y, err := l.op.Do(arr{[]int{laneLength}, slices.Repeat([]float64{float64(rank + 1)}, laneLength)}.value(tensor.Float32))
+	y, err := l.op.Do(arr{[]int{laneLength}, slices.Repeat([]float64{float64(rank + 1)},
+		laneLength)}.value(tensor.Float32))
 	if err != nil {
 		return err
 	}

@@ -33,9 +33,9 @@ func newStep(comm backend.Communicator) func(*gorgonia.Node) (*gorgonia.Node, er
 	return func(x *gorgonia.Node) (*gorgonia.Node, error) { return AllToAll(comm, 2, 1, x) }
 }
 
-// TestStagedGraphTakesNoMemory runs a graph of host tensors forward and backward, many times, where ranks
-// communicate on the host or on a device: memory does not grow, and loss and gradients have the bits that they
-// have on the host. Graphs on devices are package vm's.
+// TestStagedGraphTakesNoMemory runs a graph of host tensors forward and backward, many times, where
+// ranks communicate on the host or on a device: memory does not grow, and loss and gradients have
+// the bits that they have on the host. Graphs on devices are package vm's.
 func TestStagedGraphTakesNoMemory(t *testing.T) { testenv.Each(t, testenv.OnHosts(), checkSteady) }
 
 func checkSteady(t *testing.T, k testenv.Kind) {
@@ -153,7 +153,8 @@ func TestHolderKeepsBits(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, P, k)
 		for _, dt := range []tensor.Dtype{tensor.Float64, tensor.Float32} {
-			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			_, dxs, err := g.pullback(dt, x, []arr{v, newArr(6)}, func(comm backend.Communicator,
+				x *gorgonia.Node) (*gorgonia.Node, error) {
 				return Reduce(comm, backend.Max, 0, x)
 			})
 			if err != nil {
@@ -166,14 +167,16 @@ func TestHolderKeepsBits(t *testing.T) {
 			}
 		}
 		for _, dt := range []tensor.Dtype{tensor.Int64, tensor.Int32, tensor.Int, tensor.Uint8} {
-			_, dxs, err := g.pullback(dt, []arr{{[]int{3}, []float64{1, 5, 2}}, {[]int{3}, []float64{3, 5, 2}}}, repeat(arr{[]int{3}, []float64{10, 20, 30}}, P),
+			_, dxs, err := g.pullback(dt, []arr{{[]int{3}, []float64{1, 5, 2}},
+				{[]int{3}, []float64{3, 5, 2}}}, repeat(arr{[]int{3}, []float64{10, 20, 30}}, P),
 				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 					return AllReduce(comm, backend.Max, x)
 				})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) || !slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
+			if !slices.Equal(dxs[0].data, []float64{0, 40, 60}) ||
+				!slices.Equal(dxs[1].data, []float64{20, 0, 0}) {
 				t.Errorf("%v: %v", dt, dxs)
 			}
 		}
@@ -185,7 +188,8 @@ func sameBits(a, b float64) bool {
 	return math.Float64bits(a) == math.Float64bits(b) || math.IsNaN(a) && math.IsNaN(b)
 }
 
-// TestHolderKeepsBitsOnTheDevice: in the memory of a device, too, where plans of package vm start it.
+// TestHolderKeepsBitsOnTheDevice: in the memory of a device, too, where plans of package vm start
+// it.
 func TestHolderKeepsBitsOnTheDevice(t *testing.T) {
 	nan, inf, zero := math.NaN(), math.Inf(1), math.Copysign(0, -1)
 	floats := [][]float64{{1, 0, nan, 0, 1, -7}, {0, 1, nan, 1, 0, -8}, {1, 1, nan, 1, 1, -7},
@@ -213,7 +217,8 @@ func TestHolderKeepsBitsOnTheDevice(t *testing.T) {
 }
 
 // holdOnDevice returns the elements of v that a rank holds: computed from x, y and v on the device.
-func holdOnDevice(comm backend.Communicator, dt tensor.Dtype, x, y, v []float64) ([]float64, error) {
+func holdOnDevice(comm backend.Communicator, dt tensor.Dtype, x, y, v []float64) ([]float64,
+	error) {
 	op := &holderOp{comm: comm, dtype: dt, shape: tensor.Shape{len(x)}}
 	memory, err := comm.Device().Alloc(4*alignment + op.Scratch())
 	if err != nil {
@@ -251,7 +256,8 @@ func TestAbortNamesRankStaged(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		g := ranksOn(t, 2, k)
 		g.comms[1].Abort(errors.New("the test has had enough"))
-		_, err := newAllReduce(g.comms[0], tensor.Float64, tensor.Shape{2, 3}).Do(newArr(2, 3).value(tensor.Float64))
+		_, err := newAllReduce(g.comms[0], tensor.Float64, tensor.Shape{2, 3}).Do(
+			newArr(2, 3).value(tensor.Float64))
 		text, rank := fmt.Sprint(err), "rank 0 of "+g.comms[0].Name()
 		if !errors.Is(err, backend.ErrAborted) || strings.Count(text, rank) != 1 ||
 			!strings.Contains(text, rank+": because of rank 1: aborted") {
@@ -284,7 +290,8 @@ func TestThreadIsBound(t *testing.T) {
 	comm := ranksOn(t, 1, testenv.Staged).comms[0]
 	d := &bindingDevice{Device: comm.Device()}
 	op := newAllReduce(bindingComm{comm, d}, tensor.Float64, tensor.Shape{2})
-	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil || d.bound != 1 || d.unbound != 1 {
+	if _, err := op.Do(arr{[]int{2}, []float64{1, 2}}.value(tensor.Float64)); err != nil ||
+		d.bound != 1 || d.unbound != 1 {
 		t.Errorf("%v, bound %d times, unbound %d times", err, d.bound, d.unbound)
 	}
 }
@@ -292,7 +299,8 @@ func TestThreadIsBound(t *testing.T) {
 // TestStridedOperandsOfManyAxes: more than one kernel takes.
 func TestStridedOperandsOfManyAxes(t *testing.T) {
 	shape := slices.Repeat([]int{2}, backend.MaxAxes+2)
-	d := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(tensor.Range(tensor.Float64, 0, product(shape))))
+	d := tensor.New(tensor.WithShape(shape...),
+		tensor.WithBacking(tensor.Range(tensor.Float64, 0, product(shape))))
 	axes := make([]int, len(shape))
 	for i := range axes {
 		axes[i] = len(axes) - 1 - i
@@ -301,7 +309,8 @@ func TestStridedOperandsOfManyAxes(t *testing.T) {
 		t.Fatal(err)
 	}
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
-		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
+		op := &collectiveOp{comm: ranksOn(t, 1, k).comms[0], fwd: transform{scatter: none,
+			gather: none, scale: 1}, dtype: tensor.Float64, in: shape, out: shape}
 		y, err := op.Do(d)
 		if err != nil {
 			t.Fatal(err)

@@ -52,10 +52,10 @@
 //
 // # Devices
 //
-// The same graph runs on a GPU by a machine of package vm whose device is the communicator's. Operations are steps
-// of its plan: they work in the plan's memory, cutting and joining along an axis is one kernel each, and a
-// collective is part of the machine's CUDA graph, except [SparseAllReduce], which runs between graphs. Nothing goes
-// through the host.
+// The same graph runs on a GPU by a machine of package vm whose device is the communicator's.
+// Operations are steps of its plan: they work in the plan's memory, cutting and joining along an
+// axis is one kernel each, and a collective is part of the machine's CUDA graph, except
+// [SparseAllReduce], which runs between graphs. Nothing goes through the host.
 //
 // In Gorgonia's machines, which compute on the host, operations take tensors of the host, also
 // where ranks communicate on devices: what a collective sends and receives is then copied to the

@@ -17,15 +17,18 @@ import (
 
 // onRanks runs the same program on n ranks, which are goroutines of this process. Each builds its
 // graph and runs it. The values of the nodes that build returns are printed in rank order.
-func onRanks(n int, build func(comm backend.Communicator, g *gorgonia.ExprGraph) (gorgonia.Nodes, error)) {
+func onRanks(n int, build func(comm backend.Communicator, g *gorgonia.ExprGraph) (gorgonia.Nodes,
+	error)) {
 	lines := make([]string, n)
-	err := euryale.Run(context.Background(), n, func(comm backend.Communicator, lock sync.Locker) error {
+	err := euryale.Run(context.Background(), n, func(comm backend.Communicator,
+		lock sync.Locker) error {
 		lock.Lock() // Gorgonia builds one graph at a time
 		g := gorgonia.NewGraph()
 		nodes, err := build(comm, g)
 		values := make([]gorgonia.Value, len(nodes))
 		for i, node := range nodes {
-			gorgonia.Read(node, &values[i]) // a machine reuses the memory of nodes that nobody reads
+			// a machine reuses the memory of nodes that nobody reads
+			gorgonia.Read(node, &values[i])
 		}
 		lock.Unlock()
 		if err != nil {
@@ -153,8 +156,8 @@ func ExampleSplits() {
 	// rank 1: [5 6 7] [1 2 3 4 5 6 7]
 }
 
-// Sequence parallelism: rank r has two positions of all four heads before, and all four positions of
-// two heads after. x[position, head] is 10*position + head.
+// Sequence parallelism: rank r has two positions of all four heads before, and all four positions
+// of two heads after. x[position, head] is 10*position + head.
 func ExampleAllToAll() {
 	onRanks(2, func(comm backend.Communicator, g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
 		p := 20 * float64(comm.Rank())
@@ -225,8 +228,9 @@ func ExampleScatter() {
 	// rank 1: [3 4] [0 0 0 0]
 }
 
-// Both ranks have x, each works on its chunk, and both get the whole result. As both compute the same
-// loss, the gather scales gradients Up and the split scales them Down: dx is 2*x, as on one rank.
+// Both ranks have x, each works on its chunk, and both get the whole result. As both compute the
+// same loss, the gather scales gradients Up and the split scales them Down: dx is 2*x, as on one
+// rank.
 func ExampleGatherForwardSplitBackward() {
 	onRanks(2, func(comm backend.Communicator, g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
 		x := vector(g, 1, 2, 3, 4)
@@ -246,11 +250,12 @@ func ExampleGatherForwardSplitBackward() {
 	// rank 1: [3 4] [1 2 3 4] [2 4 6 8]
 }
 
-// Tensor parallelism: y = sum(x * w), where each rank has half of the weights. x is the same on both
-// ranks, and so is its gradient.
+// Tensor parallelism: y = sum(x * w), where each rank has half of the weights. x is the same on
+// both ranks, and so is its gradient.
 func ExampleCopyToParallel() {
 	onRanks(2, func(comm backend.Communicator, g *gorgonia.ExprGraph) (gorgonia.Nodes, error) {
-		x := gorgonia.NewScalar(g, gorgonia.Float64, gorgonia.WithName("x"), gorgonia.WithValue(2.0))
+		x := gorgonia.NewScalar(g, gorgonia.Float64, gorgonia.WithName("x"),
+			gorgonia.WithValue(2.0))
 		w := gorgonia.NewConstant(float64(3 + 2*comm.Rank())) // 3 and 5
 		enter, err := ops.CopyToParallel(comm, x)
 		if err != nil {
@@ -274,7 +279,8 @@ func ExampleCopyToParallel() {
 
 // A Gorgonia machine hides the error that made it fail. Cause finds it.
 func ExampleCause() {
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, lock sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		lock sync.Locker) error {
 		lock.Lock()
 		g := gorgonia.NewGraph()
 		_, err := ops.AllReduce(comm, backend.Sum, vector(g, 1, 2))
@@ -290,7 +296,8 @@ func ExampleCause() {
 		defer machine.Close()
 		err = machine.RunAll()
 		if comm.Rank() == 0 {
-			fmt.Println(errors.Is(err, backend.ErrClosed), errors.Is(ops.Cause(err), backend.ErrClosed))
+			fmt.Println(errors.Is(err, backend.ErrClosed),
+				errors.Is(ops.Cause(err), backend.ErrClosed))
 		}
 		return nil
 	})

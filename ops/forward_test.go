@@ -37,23 +37,27 @@ func wholeSamples(rng *rand.Rand, P int, dt tensor.Dtype) []sample {
 		xs := randomArrs(rng, P, dt, shape...)
 		for _, op := range reductions() {
 			sum := combine(op, dt, xs)
-			all = append(all, sample{fmt.Sprintf("AllReduce %v %v", op, shape), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return AllReduce(comm, op, x)
-			}, xs, repeat(sum, P)})
+			all = append(all, sample{fmt.Sprintf("AllReduce %v %v", op, shape),
+				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+					return AllReduce(comm, op, x)
+				}, xs, repeat(sum, P)})
 			for _, root := range roots(P) {
-				all = append(all, sample{fmt.Sprintf("Reduce %v to %d %v", op, root, shape), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return Reduce(comm, op, root, x)
-				}, xs, only(root, P, sum)})
+				all = append(all, sample{fmt.Sprintf("Reduce %v to %d %v", op, root, shape),
+					func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+						return Reduce(comm, op, root, x)
+					}, xs, only(root, P, sum)})
 			}
 		}
 		for _, root := range roots(P) {
-			all = append(all, sample{fmt.Sprintf("Broadcast from %d %v", root, shape), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-				return Broadcast(comm, root, x)
-			}, xs, repeat(xs[root], P)})
+			all = append(all, sample{fmt.Sprintf("Broadcast from %d %v", root, shape),
+				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+					return Broadcast(comm, root, x)
+				}, xs, repeat(xs[root], P)})
 		}
 		all = append(all,
 			sample{fmt.Sprintf("CopyToParallel %v", shape), CopyToParallel, xs, xs},
-			sample{fmt.Sprintf("ReduceFromParallel %v", shape), ReduceFromParallel, xs, repeat(combine(backend.Sum, dt, xs), P)})
+			sample{fmt.Sprintf("ReduceFromParallel %v", shape), ReduceFromParallel, xs,
+				repeat(combine(backend.Sum, dt, xs), P)})
 	}
 	return all
 }
@@ -88,14 +92,16 @@ func uneven(rng *rand.Rand, P int, dt tensor.Dtype) []sample {
 		lens[rng.IntN(P)] = 2
 		shape := []int{2, 3, 2}
 		shape[axis] = sum(lens)
-		all = append(all, along(rng, P, dt, axis, shape, lens, fmt.Sprintf("%v along axis %d of %v", lens, axis, shape), Splits(lens...))...)
+		all = append(all, along(rng, P, dt, axis, shape, lens, fmt.Sprintf("%v along axis %d of %v",
+			lens, axis, shape), Splits(lens...))...)
 	}
 	return all
 }
 
 // along returns every operation with one axis, which has the given lengths.
 // shape is the shape of the whole.
-func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, name string, opts ...Option) []sample {
+func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, name string,
+	opts ...Option) []sample {
 	at := (axis + len(shape)) % len(shape)
 	wholes := randomArrs(rng, P, dt, shape...)
 	parts := wholes[0].cut(at, lens)
@@ -104,24 +110,29 @@ func along(rng *rand.Rand, P int, dt tensor.Dtype, axis int, shape, lens []int, 
 		all = append(all, sample{op + " " + name, c, xs, ys})
 	}
 	for _, op := range reductions() {
-		add("ReduceScatter "+op.String(), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		add("ReduceScatter "+op.String(), func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return ReduceScatter(comm, op, axis, x, opts...)
 		}, wholes, combine(op, dt, wholes).cut(at, lens))
 	}
 	add("AllGather", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return AllGather(comm, axis, x, opts...)
 	}, parts, repeat(wholes[0], P))
-	add("GatherForwardSplitBackward", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	add("GatherForwardSplitBackward", func(comm backend.Communicator, x *gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return GatherForwardSplitBackward(comm, axis, Up(comm), x, opts...)
 	}, parts, repeat(wholes[0], P))
-	add("SplitForwardGatherBackward", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	add("SplitForwardGatherBackward", func(comm backend.Communicator, x *gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return SplitForwardGatherBackward(comm, axis, Down(comm), x, opts...)
 	}, repeat(wholes[0], P), parts)
 	for _, root := range roots(P) {
-		add(fmt.Sprint("Gather to ", root), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		add(fmt.Sprint("Gather to ", root), func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return Gather(comm, root, axis, x, opts...)
 		}, parts, only(root, P, wholes[0]))
-		add(fmt.Sprint("Scatter from ", root), func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		add(fmt.Sprint("Scatter from ", root), func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return Scatter(comm, root, axis, x, opts...)
 		}, wholes, wholes[root].cut(at, lens))
 	}

@@ -15,7 +15,8 @@ import (
 
 // disagree runs a graph of each rank's own on two ranks. Both must find out, and name
 // both sides, of which each is one of the given texts.
-func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Communicator) error, sides ...string) {
+func disagree(t *testing.T, build func(g *gorgonia.ExprGraph, comm backend.Communicator) error,
+	sides ...string) {
 	t.Helper()
 	g := ranks(t, 2)
 	errs := make([]error, 2)
@@ -53,24 +54,28 @@ func TestFoundShapesAreCompared(t *testing.T) {
 		shape := [][]int{{4, 6}, {6, 4}}[comm.Rank()]
 		_, err := AllReduce(comm, backend.Sum, newArr(shape...).node(g, "x", tensor.Float64))
 		return err
-	}, "allreduce(sum) of x, (4, 6) f64", "allreduce(sum) of x, (6, 4) f64", "rank 0 called", "rank 1 called")
+	}, "allreduce(sum) of x, (4, 6) f64", "allreduce(sum) of x, (6, 4) f64", "rank 0 called",
+		"rank 1 called")
 }
 
 func TestFoundOrderIsCompared(t *testing.T) {
 	disagree(t, func(g *gorgonia.ExprGraph, comm backend.Communicator) error {
 		names := [][]string{{"a", "b"}, {"b", "a"}}[comm.Rank()]
 		for _, name := range names {
-			if _, err := AllReduce(comm, backend.Sum, newArr(4, 6).node(g, name, tensor.Float64)); err != nil {
+			if _, err := AllReduce(comm, backend.Sum,
+				newArr(4, 6).node(g, name, tensor.Float64)); err != nil {
 				return err
 			}
 		}
 		return nil
-	}, "allreduce(sum) of a, (4, 6) f64 (call 1, collective 1 of its graph)", "allreduce(sum) of b, (4, 6) f64 (call 1, collective 1 of its graph)")
+	}, "allreduce(sum) of a, (4, 6) f64 (call 1, collective 1 of its graph)",
+		"allreduce(sum) of b, (4, 6) f64 (call 1, collective 1 of its graph)")
 }
 
 func TestFoundAxesAreCompared(t *testing.T) {
 	disagree(t, func(g *gorgonia.ExprGraph, comm backend.Communicator) error {
-		_, err := AllToAll(comm, comm.Rank(), 1-comm.Rank(), newArr(4, 4).node(g, "x", tensor.Float64))
+		_, err := AllToAll(comm, comm.Rank(), 1-comm.Rank(),
+			newArr(4, 4).node(g, "x", tensor.Float64))
 		return err
 	}, "along axes 0→1", "along axes 1→0")
 }
@@ -172,10 +177,12 @@ func TestFoundErrorsSayItOnce(t *testing.T) {
 	defer m.Close()
 	err := Cause(m.RunAll())
 	var e *Error
-	if !errors.As(err, &e) || e.Op != "AllReduce{sum}" || e.Rank != 0 || e.Comm != g.comms[0].Name() {
+	if !errors.As(err, &e) || e.Op != "AllReduce{sum}" || e.Rank != 0 ||
+		e.Comm != g.comms[0].Name() {
 		t.Fatalf("the error is %#v", err)
 	}
-	if text := err.Error(); !strings.HasPrefix(text, "AllReduce{sum} of the result of ") || !strings.Contains(text, " (4, 6) f64: rank 0 of "+g.comms[0].Name()+": ") {
+	if text := err.Error(); !strings.HasPrefix(text, "AllReduce{sum} of the result of ") ||
+		!strings.Contains(text, " (4, 6) f64: rank 0 of "+g.comms[0].Name()+": ") {
 		t.Errorf("the error %q begins with something else", text)
 	}
 	for _, once := range []string{"AllReduce", "(4, 6)", "rank 0", g.comms[0].Name(), "enough"} {
@@ -201,7 +208,8 @@ func TestFoundDownDivides(t *testing.T) {
 				want, product := x/float64(P), x*(1/float64(P))
 				if dt == tensor.Float32 {
 					backend.View[float32](memory)[0] = float32(x)
-					want, product = float64(float32(x)/float32(P)), float64(float32(x)*float32(1/float64(P)))
+					want, product = float64(float32(x)/float32(P)),
+						float64(float32(x)*float32(1/float64(P)))
 				} else {
 					backend.View[float64](memory)[0] = x
 				}

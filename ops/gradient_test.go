@@ -67,7 +67,8 @@ func linearSamples(rng *rand.Rand, P int) []sample {
 				shape[s] *= P
 				xs := randomArrs(rng, P, tensor.Float64, shape...)
 				ys := allToAll(xs, s, to, func(int) []int { return backend.Even(shape[s], P) })
-				all = append(all, sample{fmt.Sprintf("AllToAll %d to %d of %v", s, to, shape), newAllToAll(s, to), xs, ys})
+				all = append(all, sample{fmt.Sprintf("AllToAll %d to %d of %v", s, to, shape),
+					newAllToAll(s, to), xs, ys})
 			}
 		}
 	}
@@ -86,7 +87,8 @@ func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 	}
 	for r := range dxs {
 		if !slices.Equal(dxs[r].shape, s.xs[r].shape) {
-			t.Fatalf("%s: rank %d: gradient of shape %v, want %v", s.name, r, dxs[r].shape, s.xs[r].shape)
+			t.Fatalf("%s: rank %d: gradient of shape %v, want %v", s.name, r, dxs[r].shape,
+				s.xs[r].shape)
 		}
 	}
 	left, right := inner(ys, dys), inner(s.xs, dxs)
@@ -102,7 +104,9 @@ func checkAdjoint(t *testing.T, g *team, rng *rand.Rand, s sample) {
 // TestGatherIsUndoneByReduceScatter: the exact gradient of AllGather is the sum
 // over the ranks of their gradients for this rank's chunk.
 func TestGatherIsUndoneByReduceScatter(t *testing.T) {
-	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkGatherIsUndone(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
+		checkGatherIsUndone(t, ranksOn(t, 3, k))
+	})
 }
 
 func checkGatherIsUndone(t *testing.T, g *team) {
@@ -114,7 +118,8 @@ func checkGatherIsUndone(t *testing.T, g *team) {
 		xs = append(xs, randomArr(rng, tensor.Float64, 2, n))
 	}
 	dys := randomArrs(rng, P, tensor.Float64, 2, 3)
-	_, dxs, err := g.pullback(tensor.Float64, xs, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	_, dxs, err := g.pullback(tensor.Float64, xs, dys, func(comm backend.Communicator,
+		x *gorgonia.Node) (*gorgonia.Node, error) {
 		return AllGather(comm, 1, x, Splits(lens...))
 	})
 	if err != nil {
@@ -155,27 +160,33 @@ func checkGradScale(t *testing.T, g *team) {
 	}
 	for _, k := range scales {
 		dys := randomArrs(rng, P, tensor.Float64, 2, P+2, 3)
-		ys, dxs, err := g.pullback(tensor.Float64, parts, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		ys, dxs, err := g.pullback(tensor.Float64, parts, dys, func(comm backend.Communicator,
+			x *gorgonia.Node) (*gorgonia.Node, error) {
 			return GatherForwardSplitBackward(comm, 1, k.of(comm), x, Splits(lens...))
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for r := range P {
-			if want := dys[r].cut(1, lens)[r].scaled(k.want); !ys[r].equal(whole) || !dxs[r].equal(want) {
-				t.Errorf("gather, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
+			if want := dys[r].cut(1, lens)[r].scaled(k.want); !ys[r].equal(whole) ||
+				!dxs[r].equal(want) {
+				t.Errorf("gather, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r],
+					want)
 			}
 		}
 		chunks := randomArr(rng, tensor.Float64, 2, P+2, 3).cut(1, lens)
-		ys, dxs, err = g.pullback(tensor.Float64, repeat(whole, P), chunks, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-			return SplitForwardGatherBackward(comm, 1, k.of(comm), x, Splits(lens...))
-		})
+		ys, dxs, err = g.pullback(tensor.Float64, repeat(whole, P), chunks,
+			func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+				return SplitForwardGatherBackward(comm, 1, k.of(comm), x, Splits(lens...))
+			})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for r := range P {
-			if want := concat(1, chunks).scaled(k.want); !ys[r].equal(parts[r]) || !dxs[r].equal(want) {
-				t.Errorf("split, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r], want)
+			if want := concat(1, chunks).scaled(k.want); !ys[r].equal(parts[r]) ||
+				!dxs[r].equal(want) {
+				t.Errorf("split, %d ranks, scale %v: rank %d: %v, want %v", P, k.want, r, dxs[r],
+					want)
 			}
 		}
 	}
@@ -183,7 +194,9 @@ func checkGradScale(t *testing.T, g *team) {
 
 // TestExtremumGradientGoesToLowestHolder has a tie and a NaN.
 func TestExtremumGradientGoesToLowestHolder(t *testing.T) {
-	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkHolder(t, ranksOn(t, 3, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
+		checkHolder(t, ranksOn(t, 3, k))
+	})
 }
 
 func checkHolder(t *testing.T, g *team) {
@@ -198,7 +211,9 @@ func checkHolder(t *testing.T, g *team) {
 		backend.Min: {0, 2, 0, 1, 0, 0},
 	}
 	const P = 3
-	whole := []arr{{[]int{6}, []float64{1, 2, 3, 4, 5, 6}}, {[]int{6}, []float64{10, 20, 30, 40, 50, 60}}, {[]int{6}, []float64{100, 200, 300, 400, 500, 600}}}
+	whole := []arr{{[]int{6}, []float64{1, 2, 3, 4, 5, 6}},
+		{[]int{6}, []float64{10, 20, 30, 40, 50, 60}}, {[]int{6}, []float64{100, 200, 300, 400, 500,
+			600}}}
 	cases := []struct {
 		name     string
 		make     func(op backend.ReduceOp) constructor
@@ -252,11 +267,13 @@ func TestProdHasNoGradient(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64)); !errors.Is(err, ErrGradient) {
+	if _, err := gradient(x, y, newArr(3).node(g, "dy", tensor.Float64)); !errors.Is(
+		err, ErrGradient) {
 		t.Errorf("SymDiff: %v", err)
 	}
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(y)), x)
-	if err == nil || !strings.Contains(err.Error(), "AllReduce{prod} of x (3) f64: rank 0 of world: no gradient: a product over the ranks is not linear") {
+	if err == nil || !strings.Contains(err.Error(), "AllReduce{prod} of x (3) f64: rank 0 of "+
+		"world: no gradient: a product over the ranks is not linear") {
 		t.Errorf("Grad: %v", err)
 	}
 }
@@ -270,7 +287,8 @@ type composed struct {
 	vm       gorgonia.VM
 }
 
-func newComposed(comm backend.Communicator, op constructor, x, a arr, w func(shape []int) arr) (*composed, error) {
+func newComposed(comm backend.Communicator, op constructor, x, a arr,
+	w func(shape []int) arr) (*composed, error) {
 	g := gorgonia.NewGraph()
 	c := &composed{x: x.node(g, "x", tensor.Float64), a: a.node(g, "a", tensor.Float64)}
 	h, err := gorgonia.Mul(c.x, c.a)
@@ -313,13 +331,16 @@ func TestFiniteDifferences(t *testing.T) {
 		"AllToAll 1 to 1": newAllToAll(1, 1),
 	}
 	for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max, backend.Min} {
-		cases["AllReduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		cases["AllReduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return AllReduce(comm, op, x)
 		}
-		cases["Reduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		cases["Reduce "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return Reduce(comm, op, 1, x)
 		}
-		cases["ReduceScatter "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		cases["ReduceScatter "+op.String()] = func(comm backend.Communicator, x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return ReduceScatter(comm, op, 1, x)
 		}
 	}
@@ -351,7 +372,8 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 		r := comm.Rank()
 		rng := rand.New(rand.NewPCG(7, uint64(r)))
 		build.Lock()
-		c, err := newComposed(comm, op, gaussian(rng, 2, 3), gaussian(rng, 3, 4), func(shape []int) arr { return gaussian(rng, shape...) })
+		c, err := newComposed(comm, op, gaussian(rng, 2, 3), gaussian(rng, 3, 4),
+			func(shape []int) arr { return gaussian(rng, shape...) })
 		build.Unlock()
 		if err != nil {
 			return err
@@ -391,7 +413,8 @@ func checkDifferences(t *testing.T, g *team, op constructor) {
 					}
 					slope := (at[0] - at[1]) / (2 * step)
 					if owner == r && math.Abs(slope-grads[k][i]) > tolerance {
-						return fmt.Errorf("operand %d, element %d: gradient %v, slope %v", k, i, grads[k][i], slope)
+						return fmt.Errorf("operand %d, element %d: gradient %v, slope %v", k, i,
+							grads[k][i], slope)
 					}
 				}
 			}
@@ -499,9 +522,12 @@ func TestExtremumGradientHasGradient(t *testing.T) {
 			r := comm.Rank()
 			build.Lock()
 			graph := gorgonia.NewGraph()
-			x, dy := xs[r].node(graph, "x", tensor.Float64), newArr(3).node(graph, "dy", tensor.Float64)
+			x, dy := xs[r].node(graph, "x", tensor.Float64), newArr(3).node(graph, "dy",
+				tensor.Float64)
 			loss, err := chain(x,
-				func(x *gorgonia.Node) (*gorgonia.Node, error) { return AllReduce(comm, backend.Max, x) },
+				func(x *gorgonia.Node) (*gorgonia.Node, error) {
+					return AllReduce(comm, backend.Max, x)
+				},
 				func(y *gorgonia.Node) (*gorgonia.Node, error) { return gradient(x, y, dy) },
 				func(dx *gorgonia.Node) (*gorgonia.Node, error) {
 					return gorgonia.HadamardProd(dx, ws[r].node(graph, "w", tensor.Float64))

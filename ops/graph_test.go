@@ -38,7 +38,8 @@ func checkSharing(t *testing.T, g *team) {
 	P := len(g.comms)
 	rng := rand.New(rand.NewPCG(9, uint64(P)))
 	for _, s := range samples(rng, P, tensor.Float64) {
-		if !strings.Contains(s.name, "[2 3]") && !strings.Contains(s.name, "[4]") && !strings.Contains(s.name, "[2]") {
+		if !strings.Contains(s.name, "[2 3]") && !strings.Contains(s.name, "[4]") &&
+			!strings.Contains(s.name, "[2]") {
 			continue
 		}
 		err := g.run(func(comm backend.Communicator, build sync.Locker) error {
@@ -71,10 +72,12 @@ func checkSharing(t *testing.T, g *team) {
 }
 
 // runOnce runs an operation on a value, and returns the values of x and y.
-func (g *team) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value, op constructor) (x, y gorgonia.Value, err error) {
+func (g *team) runOnce(comm backend.Communicator, build sync.Locker, v gorgonia.Value,
+	op constructor) (x, y gorgonia.Value, err error) {
 	build.Lock()
 	graph := gorgonia.NewGraph()
-	node := gorgonia.NewTensor(graph, v.Dtype(), v.Shape().Dims(), gorgonia.WithName("x"), gorgonia.WithShape(v.Shape()...), gorgonia.WithValue(v))
+	node := gorgonia.NewTensor(graph, v.Dtype(), v.Shape().Dims(), gorgonia.WithName("x"),
+		gorgonia.WithShape(v.Shape()...), gorgonia.WithValue(v))
 	result, err := op(comm, node)
 	if err != nil {
 		build.Unlock()
@@ -116,7 +119,8 @@ func TestStridedOperands(t *testing.T) {
 		return v.(*tensor.Dense)
 	}
 	fill := func(shape ...int) *tensor.Dense {
-		return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(tensor.Range(tensor.Float64, 0, product(shape))))
+		return tensor.New(tensor.WithShape(shape...),
+			tensor.WithBacking(tensor.Range(tensor.Float64, 0, product(shape))))
 	}
 	transposed := fill(3, 4)
 	sliced := fill(2, 3, 4)
@@ -130,17 +134,19 @@ func TestStridedOperands(t *testing.T) {
 		t.Fatal(err)
 	}
 	cases := map[string]*tensor.Dense{
-		"transposed":              transposed,
-		"transposed and moved":    moved,
-		"transposed in 3 axes":    sliced,
-		"slice of a transposed":   must(sliced.Slice(tensor.S(1, 3))),
-		"columns":                 must(fill(4, 6).Slice(nil, tensor.S(1, 5))),
-		"a column":                must(fill(4, 6).Slice(nil, tensor.S(2))),
-		"rows":                    must(fill(6, 4).Slice(tensor.S(1, 5))),
-		"middle of 3 axes":        must(fill(2, 5, 4).Slice(nil, tensor.S(1, 3))),
-		"middle and end":          must(fill(4, 5, 4).Slice(nil, tensor.S(1, 3), tensor.S(2, 4))),
-		"column-major":            tensor.New(tensor.WithShape(4, 3), tensor.AsFortran(slices.Clone(fill(12).Data().([]float64)))),
-		"column-major vector":     tensor.New(tensor.WithShape(4, 1), tensor.AsFortran([]float64{1, 2, 3, 4})),
+		"transposed":            transposed,
+		"transposed and moved":  moved,
+		"transposed in 3 axes":  sliced,
+		"slice of a transposed": must(sliced.Slice(tensor.S(1, 3))),
+		"columns":               must(fill(4, 6).Slice(nil, tensor.S(1, 5))),
+		"a column":              must(fill(4, 6).Slice(nil, tensor.S(2))),
+		"rows":                  must(fill(6, 4).Slice(tensor.S(1, 5))),
+		"middle of 3 axes":      must(fill(2, 5, 4).Slice(nil, tensor.S(1, 3))),
+		"middle and end":        must(fill(4, 5, 4).Slice(nil, tensor.S(1, 3), tensor.S(2, 4))),
+		"column-major": tensor.New(tensor.WithShape(4, 3),
+			tensor.AsFortran(slices.Clone(fill(12).Data().([]float64)))),
+		"column-major vector": tensor.New(tensor.WithShape(4, 1),
+			tensor.AsFortran([]float64{1, 2, 3, 4})),
 		"column-major transposed": columnMajorTransposed(t),
 	}
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
@@ -156,16 +162,19 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 	want := byCoordinates(t, d)
 	lens := backend.Even(want.shape[0], P)
 	for op, c := range map[string]sample{
-		"AllReduce": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"AllReduce": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
+			error) {
 			return AllReduce(comm, backend.Max, x)
 		}, nil, repeat(want, P)},
-		"ReduceScatter": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"ReduceScatter": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
+			error) {
 			return ReduceScatter(comm, backend.Min, 0, x, Splits(lens...))
 		}, nil, want.cut(0, lens)},
 		"Split": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return SplitForwardGatherBackward(comm, 0, Unscaled, x, Splits(lens...))
 		}, nil, want.cut(0, lens)},
-		"AllGather": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		"AllGather": {"", func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
+			error) {
 			return AllGather(comm, -1, x)
 		}, nil, repeat(concat(len(want.shape)-1, repeat(want, P)), P)},
 	} {
@@ -188,7 +197,8 @@ func checkStrided(t *testing.T, g *team, d *tensor.Dense) {
 }
 
 func columnMajorTransposed(t *testing.T) *tensor.Dense {
-	d := tensor.New(tensor.WithShape(3, 4), tensor.AsFortran([]float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}))
+	d := tensor.New(tensor.WithShape(3, 4), tensor.AsFortran([]float64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9,
+		10, 11}))
 	if err := d.T(); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +209,8 @@ func columnMajorTransposed(t *testing.T) *tensor.Dense {
 func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 	t.Helper()
 	a := newArr(slices.Clone(d.Shape())...)
-	if len(a.shape) == 1 || len(d.Strides()) != len(a.shape) { // At does not take vectors with strides
+	// At does not take vectors with strides
+	if len(a.shape) == 1 || len(d.Strides()) != len(a.shape) {
 		step := 1
 		if len(d.Strides()) == 1 {
 			step = d.Strides()[0]
@@ -221,7 +232,9 @@ func byCoordinates(t *testing.T, d *tensor.Dense) arr {
 
 // TestTransposedGradient: the gradient that comes in may be a transposed tensor.
 func TestTransposedGradient(t *testing.T) {
-	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkTransposed(t, ranksOn(t, 2, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
+		checkTransposed(t, ranksOn(t, 2, k))
+	})
 }
 
 func checkTransposed(t *testing.T, g *team) {
@@ -246,7 +259,8 @@ func checkTransposed(t *testing.T, g *team) {
 		if err == nil {
 			dy := dys[r].node(gorgonia.NewGraph(), "dy", tensor.Float64).Value().(*tensor.Dense)
 			err = dy.T()
-			turned := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithName("dy"), gorgonia.WithShape(dy.Shape()...), gorgonia.WithValue(dy))
+			turned := gorgonia.NewMatrix(graph, tensor.Float64, gorgonia.WithName("dy"),
+				gorgonia.WithShape(dy.Shape()...), gorgonia.WithValue(dy))
 			if err == nil {
 				x, err = gradient(x, y, turned)
 			}
@@ -288,8 +302,12 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 		"0 to 0":        newAllToAll(0, 0),
 		"0 to 1 uneven": newAllToAll(0, 1, AllToAllSplits([]int{1, 3}, nil)),
 		"0 to 1 other":  newAllToAll(0, 1, AllToAllSplits([]int{3, 1}, nil)),
-		"gather 0":      func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) { return AllGather(c, 0, x) },
-		"gather 1":      func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) { return AllGather(c, 1, x) },
+		"gather 0": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return AllGather(c, 0, x)
+		},
+		"gather 1": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return AllGather(c, 1, x)
+		},
 		"gather uneven": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return AllGather(c, 0, x, Splits(4, 2))
 		},
@@ -299,8 +317,12 @@ func TestDifferentOpsHashDifferently(t *testing.T) {
 		"unscaled": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return GatherForwardSplitBackward(c, 0, Unscaled, x)
 		},
-		"broadcast 0": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) { return Broadcast(c, 0, x) },
-		"broadcast 1": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) { return Broadcast(c, 1, x) },
+		"broadcast 0": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return Broadcast(c, 0, x)
+		},
+		"broadcast 1": func(c backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+			return Broadcast(c, 1, x)
+		},
 	}
 	g := gorgonia.NewGraph()
 	x := newArr(4, 4).node(g, "x", tensor.Float64)
@@ -349,7 +371,8 @@ func TestHashIsTheSameOnEveryRank(t *testing.T) {
 // forest builds branches that do not depend on one another, each with
 // collectives, and their gradients. Rank r of a graph that is not uniform also
 // has computations of its own, some equal to each other on some ranks only.
-func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.ExprGraph, gorgonia.Nodes, error) {
+func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.ExprGraph,
+	gorgonia.Nodes, error) {
 	rng := rand.New(rand.NewPCG(12, seed))
 	g := gorgonia.NewGraph()
 	var leaves, losses gorgonia.Nodes
@@ -414,7 +437,9 @@ func forest(comm backend.Communicator, seed uint64, uniform bool) (*gorgonia.Exp
 // TestBranchesDoNotDeadlock runs graphs with independent branches that hold
 // collectives, with every rank at its own pace.
 func TestBranchesDoNotDeadlock(t *testing.T) {
-	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) { checkBranches(t, ranksOn(t, 2, k)) })
+	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
+		checkBranches(t, ranksOn(t, 2, k))
+	})
 }
 
 func checkBranches(t *testing.T, g *team) {
@@ -509,14 +534,17 @@ func TestOrderIsTheSameInEveryProcess(t *testing.T) {
 	}
 	var want []byte
 	for i := range 3 {
-		cmd := exec.Command(os.Args[0], "-test.run=^TestOrderIsTheSameInEveryProcess$", "-test.count=1")
+		cmd := exec.Command(os.Args[0], "-test.run=^TestOrderIsTheSameInEveryProcess$",
+			"-test.count=1")
 		cmd.Env = append(os.Environ(), key+"=1")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 		lines := bytes.Split(out, []byte("\n"))
-		lines = slices.DeleteFunc(lines, func(l []byte) bool { return !bytes.HasPrefix(l, []byte("order:")) })
+		lines = slices.DeleteFunc(lines, func(l []byte) bool {
+			return !bytes.HasPrefix(l, []byte("order:"))
+		})
 		out = bytes.Join(lines, nil)
 		if len(lines) != 20 || i > 0 && !bytes.Equal(out, want) {
 			t.Fatalf("process %d:\n%s\nbefore:\n%s", i, out, want)
@@ -542,7 +570,8 @@ func TestNothingGrows(t *testing.T) {
 	err := g.run(func(comm backend.Communicator, build sync.Locker) error {
 		rng := rand.New(rand.NewPCG(13, 0))
 		build.Lock()
-		c, err := newComposed(comm, newAllToAll(1, 0), gaussian(rng, 16, 8), gaussian(rng, 8, 32), func(shape []int) arr { return gaussian(rng, shape...) })
+		c, err := newComposed(comm, newAllToAll(1, 0), gaussian(rng, 16, 8), gaussian(rng, 8, 32),
+			func(shape []int) arr { return gaussian(rng, shape...) })
 		build.Unlock()
 		if err != nil {
 			return err
@@ -587,7 +616,8 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 	err := testranks.All(1, func(r int) error {
 		comm := g.comms[r]
 		graph := gorgonia.NewGraph()
-		if _, err := AllReduce(comm, backend.Sum, newArr(3).node(graph, "x", tensor.Float64)); err != nil {
+		if _, err := AllReduce(comm, backend.Sum,
+			newArr(3).node(graph, "x", tensor.Float64)); err != nil {
 			return err
 		}
 		m := gorgonia.NewTapeMachine(graph)
@@ -595,7 +625,9 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 		return Cause(m.RunAll())
 	})
 	var failed *backend.Error
-	if !errors.As(err, &failed) || !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "AllReduce{sum} of x (3) f64: rank 0 of "+g.comms[0].Name()+": because of rank 1: ") {
+	if !errors.As(err, &failed) || !errors.Is(err, backend.ErrAborted) ||
+		!strings.Contains(err.Error(),
+			"AllReduce{sum} of x (3) f64: rank 0 of "+g.comms[0].Name()+": because of rank 1: ") {
 		t.Errorf("%v", err)
 	}
 	if other := context.Canceled; Cause(other) != other || Cause(nil) != nil {
@@ -606,16 +638,22 @@ func TestErrorsNameOpAndRank(t *testing.T) {
 // TestValuesAreCheckedAtRunTime: a value that was bound to a node later and does
 // not fit, is an error before anything is sent.
 func TestValuesAreCheckedAtRunTime(t *testing.T) {
-	op := &collectiveOp{comm: stub{size: 2}, fwd: transform{kind: backend.AllReduce, scatter: none, gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2, 3}, out: tensor.Shape{2, 3}}
-	device := tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float64), tensor.FromMemory(uintptr(unsafe.Pointer(new([6]float64))), 48), tensor.WithEngine(deviceEngine{}))
+	op := &collectiveOp{comm: stub{size: 2}, fwd: transform{kind: backend.AllReduce, scatter: none,
+		gather: none, scale: 1}, dtype: tensor.Float64, in: tensor.Shape{2, 3},
+		out: tensor.Shape{2, 3}}
+	device := tensor.New(tensor.WithShape(2, 3), tensor.Of(tensor.Float64),
+		tensor.FromMemory(uintptr(unsafe.Pointer(new([6]float64))), 48), tensor.WithEngine(
+			deviceEngine{}))
 	cases := []struct {
 		v    gorgonia.Value
 		is   error
 		want string
 	}{
 		{nil, backend.ErrArgument, "the operand has no value"},
-		{newArr(3, 2).value(tensor.Float64), ErrShape, "the value has shape (3, 2), the graph was built for (2, 3)"},
-		{newArr(2, 3).value(tensor.Float32), ErrDType, "the value is float32, the graph was built for float64"},
+		{newArr(3, 2).value(tensor.Float64), ErrShape, "the value has shape (3, 2), the graph " +
+			"was built for (2, 3)"},
+		{newArr(2, 3).value(tensor.Float32), ErrDType, "the value is float32, the graph was " +
+			"built for float64"},
 		{gorgonia.NewF64(1), ErrShape, "the value has shape ()"},
 		{device, backend.ErrUnsupported, "the value is in the memory of a device"},
 	}

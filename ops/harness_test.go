@@ -268,7 +268,8 @@ func (a arr) node(g *gorgonia.ExprGraph, name string, dt tensor.Dtype) *gorgonia
 	if len(a.shape) == 0 {
 		return gorgonia.NewScalar(g, dt, gorgonia.WithName(name), gorgonia.WithValue(a.value(dt)))
 	}
-	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...), gorgonia.WithName(name), gorgonia.WithValue(a.value(dt)))
+	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...),
+		gorgonia.WithName(name), gorgonia.WithValue(a.value(dt)))
 }
 
 func (a arr) value(dt tensor.Dtype) gorgonia.Value {
@@ -369,5 +370,6 @@ func valueArr(v gorgonia.Value) arr {
 }
 
 func dtypes() []tensor.Dtype {
-	return []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int64, tensor.Int32, tensor.Int, tensor.Uint8}
+	return []tensor.Dtype{tensor.Float64, tensor.Float32, tensor.Int64, tensor.Int32, tensor.Int,
+		tensor.Uint8}
 }

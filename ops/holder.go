@@ -106,7 +106,8 @@ func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 	r, P := o.comm.Rank(), o.comm.Size()
 	bits := bitsOf(v.DType())
 	if bits == backend.U8 && P > 255 {
-		return fmt.Errorf("%w: gradient of Min or Max of bytes among %d ranks, at most 255: use a wider dtype", backend.ErrUnsupported, P)
+		return fmt.Errorf("%w: gradient of Min or Max of bytes among %d ranks, at most 255: use "+
+			"a wider dtype", backend.ErrUnsupported, P)
 	}
 	owner, err := extremum(p, k, x, y)
 	if err != nil {
@@ -116,7 +117,8 @@ func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
 		func() error { return k.BinaryScalar(backend.Mul, owner, owner, float64(P-r), false) },
 		func() error { return k.BinaryScalar(backend.Sub, owner, owner, float64(P), true) },
 		func() error {
-			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min, Origin: o.at.origin}, owner, owner)
+			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min,
+				Origin: o.at.origin}, owner, owner)
 		},
 		func() error { return k.BinaryScalar(backend.Equal, owner, owner, float64(r), false) },
 	)
@@ -208,7 +210,8 @@ func (o *holderOp) SymDiff(inputs gorgonia.Nodes, _, grad *gorgonia.Node) (gorgo
 }
 
 // DoDiff adds the gradient to that of v.
-func (o *holderOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+func (o *holderOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
+	output *gorgonia.Node) error {
 	grad, err := output.Grad()
 	if err != nil {
 		return o.fail(err)

@@ -23,7 +23,8 @@ type countedKernels struct {
 	n int
 }
 
-func (k *countedKernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (k *countedKernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch,
+	width, rows int) error {
 	k.n++
 	return k.Arithmetic.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
 }
@@ -56,13 +57,15 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 			here := &planned{comm: comm, queue: q, rest: memory.Slice(4*256, 4*512)}
 			p := counted{here, &countedKernels{Arithmetic: here.kernels()}}
 			shape := tensor.Shape{2, 12, 5}
-			packed, err := transform{scatter: 1, gather: none, cut: c.cut}.pack(p, operand{x, shape}, 0, P)
+			packed, err := transform{scatter: 1, gather: none, cut: c.cut}.pack(
+				p, operand{x, shape}, 0, P)
 			if err != nil || p.calls.n != c.calls {
 				t.Errorf("%s: cut by %d kernels, want %d (%v)", name, p.calls.n, c.calls, err)
 			}
 			err = join(p, operand{back, shape}, packed, 1, c.cut)
 			if err != nil || p.calls.n != 2*c.calls {
-				t.Errorf("%s: joined by %d kernels, want %d (%v)", name, p.calls.n-c.calls, c.calls, err)
+				t.Errorf("%s: joined by %d kernels, want %d (%v)", name, p.calls.n-c.calls,
+					c.calls, err)
 			}
 			got, err := onHost{comm}.here(back)
 			if err != nil || !slices.Equal(backend.View[float32](got), numbers) {

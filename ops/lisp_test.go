@@ -17,7 +17,8 @@ import (
 // machineGrads builds loss = sum(w * op(x*x)) and returns the gradient of x, by
 // the lisp machine's DoDiff or by Grad and the tape machine. dims are 0 for
 // scalars.
-func machineGrads(comm backend.Communicator, build sync.Locker, lisp bool, dt tensor.Dtype, x arr, w func(shape []int) arr, op constructor) (arr, error) {
+func machineGrads(comm backend.Communicator, build sync.Locker, lisp bool, dt tensor.Dtype, x arr,
+	w func(shape []int) arr, op constructor) (arr, error) {
 	build.Lock()
 	graph := gorgonia.NewGraph()
 	in := x.node(graph, "x", dt)
@@ -51,7 +52,8 @@ func machineGrads(comm backend.Communicator, build sync.Locker, lisp bool, dt te
 	return valueArr(dx), nil
 }
 
-func weighted(comm backend.Communicator, x *gorgonia.Node, dt tensor.Dtype, w func(shape []int) arr, op constructor) (*gorgonia.Node, error) {
+func weighted(comm backend.Communicator, x *gorgonia.Node, dt tensor.Dtype, w func(shape []int) arr,
+	op constructor) (*gorgonia.Node, error) {
 	h, err := gorgonia.HadamardProd(x, x)
 	if err != nil {
 		return nil, err
@@ -80,7 +82,8 @@ func TestMachinesAgree(t *testing.T) {
 		for i, s := range samples(rng, P, dt) {
 			// Gorgonia's lisp machine panics on tensors without elements, and its own
 			// gradients of vectors of length 1 are wrong.
-			if strings.Contains(s.name, "prod") || empty(s) || strings.HasSuffix(s.name, "[1]") || !full() && i%3 != 0 && !strings.HasSuffix(s.name, "[]") {
+			if strings.Contains(s.name, "prod") || empty(s) || strings.HasSuffix(s.name, "[1]") ||
+				!full() && i%3 != 0 && !strings.HasSuffix(s.name, "[]") {
 				continue
 			}
 			err := g.run(func(comm backend.Communicator, build sync.Locker) error {
@@ -88,7 +91,8 @@ func TestMachinesAgree(t *testing.T) {
 				for i, lisp := range []bool{false, true} {
 					w := rand.New(rand.NewPCG(15, uint64(comm.Rank())))
 					var err error
-					got[i], err = machineGrads(comm, build, lisp, dt, s.xs[comm.Rank()], func(shape []int) arr { return randomArr(w, dt, shape...) }, s.op)
+					got[i], err = machineGrads(comm, build, lisp, dt, s.xs[comm.Rank()],
+						func(shape []int) arr { return randomArr(w, dt, shape...) }, s.op)
 					if err != nil {
 						return err
 					}

@@ -40,7 +40,8 @@ func (o *collectiveOp) place() (backend.Communicator, site) { return o.comm, o.a
 // origin returns what the op tells the other ranks of its place in the graph, except the
 // ordinal.
 func (o *collectiveOp) origin() backend.Origin {
-	origin := backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(o.fwd.common(o.in)...)}
+	origin := backend.Origin{Purpose: backend.ForGraph, Shape: backend.ShapeOf(
+		o.fwd.common(o.in)...)}
 	if o.fwd.scatter != none {
 		origin.Cut = uint8(1 + o.fwd.scatter)
 	}
@@ -140,7 +141,8 @@ func (o *collectiveOp) String() string { return fmt.Sprintf("%v@%s", o.fwd, o.co
 func (o *collectiveOp) DiffWRT(int) []bool { return []bool{true} }
 
 // SymDiff returns the node of the gradient.
-func (o *collectiveOp) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes, error) {
+func (o *collectiveOp) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes,
+	error) {
 	if err := o.differentiable(); err != nil {
 		return nil, o.fail(err)
 	}
@@ -159,7 +161,8 @@ func (o *collectiveOp) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Nod
 }
 
 // DoDiff adds the gradient to that of the input.
-func (o *collectiveOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+func (o *collectiveOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
+	output *gorgonia.Node) error {
 	dy, err := output.Grad()
 	if err != nil {
 		return o.fail(err)
@@ -210,7 +213,8 @@ func (o *collectiveOp) linear() bool {
 // differentiable returns an error that says why there is no gradient.
 func (o *collectiveOp) differentiable() error {
 	if o.fwd.kind.Reduces() && o.fwd.op == backend.Prod {
-		return fmt.Errorf("%w: a product over the ranks is not linear and needs every other rank's factor: reduce the sum of logarithms instead", ErrGradient)
+		return fmt.Errorf("%w: a product over the ranks is not linear and needs every other "+
+			"rank's factor: reduce the sum of logarithms instead", ErrGradient)
 	}
 	return nil
 }

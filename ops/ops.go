@@ -17,7 +17,8 @@ import (
 // extremum (a NaN, if the extremum is one). Prod: ErrGradient.
 // Cost: 2(P-1)/P of x sent per rank; Max and Min twice that backward.
 // Errors: ErrDType; at run time those of [backend.Communicator].
-func AllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
+func AllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node,
+	error) {
 	fwd := transform{kind: backend.AllReduce, op: op, scatter: none, gather: none}
 	return build("AllReduce", comm, x, fwd, nil, exact)
 }
@@ -37,7 +38,8 @@ func AllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node)
 // has length 1.
 // Errors: ErrShape if x is a scalar, has no such axis or n does not divide
 // among the ranks; ErrDType; at run time those of [backend.Communicator].
-func ReduceScatter(comm backend.Communicator, op backend.ReduceOp, axis int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func ReduceScatter(comm backend.Communicator, op backend.ReduceOp, axis int, x *gorgonia.Node,
+	opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.ReduceScatter, op: op, scatter: axis, gather: none}
 	return build("ReduceScatter", comm, x, fwd, opts, exact)
 }
@@ -56,7 +58,8 @@ func ReduceScatter(comm backend.Communicator, op backend.ReduceOp, axis int, x *
 // axis has length 1.
 // Errors: ErrShape if x is a scalar or has no such axis; ErrDType; at run time
 // those of [backend.Communicator].
-func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node,
+	opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.AllGather, scatter: none, gather: axis}
 	return build("AllGather", comm, x, fwd, opts, exact)
 }
@@ -82,7 +85,8 @@ func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node, opts ...Op
 // of [backend.Capabilities].
 // Errors: ErrShape if x is a scalar, has no such axis or n does not divide
 // among the ranks; ErrDType; at run time those of [backend.Communicator].
-func AllToAll(comm backend.Communicator, scatterDim, gatherDim int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func AllToAll(comm backend.Communicator, scatterDim, gatherDim int, x *gorgonia.Node,
+	opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.AllToAll, scatter: scatterDim, gather: gatherDim}
 	return build("AllToAll", comm, x, fwd, opts, exact)
 }
@@ -110,7 +114,8 @@ func Broadcast(comm backend.Communicator, root int, x *gorgonia.Node) (*gorgonia
 // ErrGradient. Gradients of y on ranks other than root have no effect.
 // Cost: x sent per rank.
 // Errors: ErrDType; at run time those of [backend.Communicator].
-func Reduce(comm backend.Communicator, op backend.ReduceOp, root int, x *gorgonia.Node) (*gorgonia.Node, error) {
+func Reduce(comm backend.Communicator, op backend.ReduceOp, root int,
+	x *gorgonia.Node) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.Reduce, op: op, root: root, scatter: none, gather: none}
 	return build("Reduce", comm, x, fwd, nil, exact)
 }
@@ -128,7 +133,8 @@ func Reduce(comm backend.Communicator, op backend.ReduceOp, root int, x *gorgoni
 // Cost: x sent per rank, y received on root.
 // Errors: ErrShape if x is a scalar or has no such axis; ErrDType; at run time
 // those of [backend.Communicator].
-func Gather(comm backend.Communicator, root, axis int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func Gather(comm backend.Communicator, root, axis int, x *gorgonia.Node,
+	opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.Gather, root: root, scatter: none, gather: axis}
 	return build("Gather", comm, x, fwd, opts, exact)
 }
@@ -145,7 +151,8 @@ func Gather(comm backend.Communicator, root, axis int, x *gorgonia.Node, opts ..
 // Cost: y received per rank, x sent by root.
 // Errors: ErrShape if x is a scalar, has no such axis or n does not divide
 // among the ranks; ErrDType; at run time those of [backend.Communicator].
-func Scatter(comm backend.Communicator, root, axis int, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func Scatter(comm backend.Communicator, root, axis int, x *gorgonia.Node,
+	opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.Scatter, root: root, scatter: axis, gather: none}
 	return build("Scatter", comm, x, fwd, opts, exact)
 }
@@ -176,10 +183,13 @@ func Down(comm backend.Communicator) float64 { return 1 / float64(comm.Size()) }
 // gradient of the gradient is AllGather.
 // Cost: as [AllGather] forward, a copy of dx backward.
 // Errors: those of AllGather; [backend.ErrArgument] if gradScale is not finite.
-func GatherForwardSplitBackward(comm backend.Communicator, axis int, gradScale float64, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func GatherForwardSplitBackward(comm backend.Communicator, axis int, gradScale float64,
+	x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{kind: backend.AllGather, scatter: none, gather: axis}
-	return build("GatherForwardSplitBackward", comm, x, fwd, opts, func(fwd transform, _ int) (transform, error) {
-		return transform{scatter: fwd.gather, gather: none, cut: fwd.join, scale: gradScale}, checkScale(gradScale)
+	return build("GatherForwardSplitBackward", comm, x, fwd, opts, func(fwd transform, _ int) (
+		transform, error) {
+		return transform{scatter: fwd.gather, gather: none, cut: fwd.join, scale: gradScale},
+			checkScale(gradScale)
 	})
 }
 
@@ -198,10 +208,13 @@ func GatherForwardSplitBackward(comm backend.Communicator, axis int, gradScale f
 // makes it that of their mean. The gradient of the gradient is the split.
 // Cost: a copy of y forward, as [AllGather] backward.
 // Errors: those of [Scatter]; [backend.ErrArgument] if gradScale is not finite.
-func SplitForwardGatherBackward(comm backend.Communicator, axis int, gradScale float64, x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
+func SplitForwardGatherBackward(comm backend.Communicator, axis int, gradScale float64,
+	x *gorgonia.Node, opts ...Option) (*gorgonia.Node, error) {
 	fwd := transform{scatter: axis, gather: none}
-	return build("SplitForwardGatherBackward", comm, x, fwd, opts, func(fwd transform, _ int) (transform, error) {
-		return transform{kind: backend.AllGather, scatter: none, gather: fwd.scatter, join: fwd.cut, scale: gradScale}, checkScale(gradScale)
+	return build("SplitForwardGatherBackward", comm, x, fwd, opts, func(fwd transform, _ int) (
+		transform, error) {
+		return transform{kind: backend.AllGather, scatter: none, gather: fwd.scatter, join: fwd.cut,
+			scale: gradScale}, checkScale(gradScale)
 	})
 }
 

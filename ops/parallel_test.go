@@ -14,7 +14,8 @@ import (
 )
 
 // network is a graph with a loss and what to differentiate it by.
-type network func(comm backend.Communicator, g *gorgonia.ExprGraph) (loss *gorgonia.Node, wrt gorgonia.Nodes, err error)
+type network func(comm backend.Communicator, g *gorgonia.ExprGraph) (loss *gorgonia.Node,
+	wrt gorgonia.Nodes, err error)
 
 // grads runs a network on every rank and returns each rank's gradients.
 func (g *team) grads(net network) ([][]arr, error) {
@@ -46,7 +47,8 @@ func (g *team) grads(net network) ([][]arr, error) {
 }
 
 // chain applies steps to a node, up to the first error.
-func chain(x *gorgonia.Node, steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) (*gorgonia.Node, error) {
+func chain(x *gorgonia.Node, steps ...func(*gorgonia.Node) (*gorgonia.Node, error)) (*gorgonia.Node,
+	error) {
 	for _, step := range steps {
 		var err error
 		if x, err = step(x); err != nil {
@@ -85,7 +87,8 @@ func near(a, b arr) bool {
 func TestTensorParallelEqualsOneRank(t *testing.T) {
 	rng := rand.New(rand.NewPCG(16, 0))
 	x, a, b, w := gaussian(rng, 3, 4), gaussian(rng, 4, 8), gaussian(rng, 8, 2), gaussian(rng, 3, 2)
-	net := func(comm backend.Communicator, g *gorgonia.ExprGraph) (*gorgonia.Node, gorgonia.Nodes, error) {
+	net := func(comm backend.Communicator, g *gorgonia.ExprGraph) (*gorgonia.Node, gorgonia.Nodes,
+		error) {
 		r, lens := comm.Rank(), backend.Even(8, comm.Size())
 		in := x.node(g, "x", tensor.Float64)
 		na := a.cut(1, lens)[r].node(g, "a", tensor.Float64)
@@ -111,7 +114,8 @@ func TestTensorParallelEqualsOneRank(t *testing.T) {
 			want := []arr{whole[0][0], whole[0][1].cut(1, lens)[r], whole[0][2].cut(0, lens)[r]}
 			for i := range want {
 				if !near(got[i], want[i]) {
-					t.Errorf("%d ranks, rank %d, gradient %d: %v, want %v", P, r, i, got[i], want[i])
+					t.Errorf("%d ranks, rank %d, gradient %d: %v, want %v", P, r, i, got[i],
+						want[i])
 				}
 			}
 		}
@@ -137,23 +141,30 @@ func TestSequenceParallelEqualsOneRank(t *testing.T) {
 		rng := rand.New(rand.NewPCG(17, uint64(c.n)))
 		x, mix, w := gaussian(rng, c.n, 3), gaussian(rng, c.n, c.n), gaussian(rng, c.n, 2)
 		a, b := gaussian(rng, 3, heads), gaussian(rng, heads, 2)
-		net := func(comm backend.Communicator, g *gorgonia.ExprGraph) (*gorgonia.Node, gorgonia.Nodes, error) {
+		net := func(comm backend.Communicator, g *gorgonia.ExprGraph) (*gorgonia.Node,
+			gorgonia.Nodes, error) {
 			var split, there, back []Option
 			if comm.Size() > 1 {
 				split = []Option{Splits(c.lens...)}
-				there, back = []Option{AllToAllSplits(c.cut, c.lens)}, []Option{AllToAllSplits(c.lens, c.cut)}
+				there, back = []Option{AllToAllSplits(c.cut, c.lens)},
+					[]Option{AllToAllSplits(c.lens, c.cut)}
 			}
-			in, na, nb := x.node(g, "x", tensor.Float64), a.node(g, "a", tensor.Float64), b.node(g, "b", tensor.Float64)
+			in, na, nb := x.node(g, "x", tensor.Float64), a.node(g, "a", tensor.Float64),
+				b.node(g, "b", tensor.Float64)
 			nmix := mix.node(g, "mix", tensor.Float64)
 			loss, err := chain(in,
 				func(x *gorgonia.Node) (*gorgonia.Node, error) {
 					return SplitForwardGatherBackward(comm, 0, Down(comm), x, split...)
 				},
 				times(na), gorgonia.Tanh,
-				func(q *gorgonia.Node) (*gorgonia.Node, error) { return AllToAll(comm, 1, 0, q, there...) },
+				func(q *gorgonia.Node) (*gorgonia.Node, error) {
+					return AllToAll(comm, 1, 0, q, there...)
+				},
 				func(q *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mul(nmix, q) },
 				gorgonia.Tanh,
-				func(o *gorgonia.Node) (*gorgonia.Node, error) { return AllToAll(comm, 0, 1, o, back...) },
+				func(o *gorgonia.Node) (*gorgonia.Node, error) {
+					return AllToAll(comm, 0, 1, o, back...)
+				},
 				times(nb), gorgonia.Tanh,
 				func(y *gorgonia.Node) (*gorgonia.Node, error) {
 					return GatherForwardSplitBackward(comm, 0, Up(comm), y, split...)
@@ -171,7 +182,8 @@ func TestSequenceParallelEqualsOneRank(t *testing.T) {
 		}
 		for r := range parts {
 			if !near(parts[r][0], whole[0][0]) {
-				t.Errorf("%v, rank %d: gradient of the input %v, want %v", c.lens, r, parts[r][0], whole[0][0])
+				t.Errorf("%v, rank %d: gradient of the input %v, want %v", c.lens, r, parts[r][0],
+					whole[0][0])
 			}
 		}
 		for i := 1; i < 3; i++ {

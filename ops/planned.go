@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 
-// What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the plan has
-// them, in row-major order, and the plan gives memory for what is computed on the way.
+// What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the
+// plan has them, in row-major order, and the plan gives memory for what is computed on the way.
 
 // planned is a queue with the memory that a plan gives to an operation.
 type planned struct {
@@ -34,7 +34,8 @@ func (p *planned) kernels() backend.Arithmetic { return p.queue }
 func (p *planned) scratch(d backend.DType, n int) (backend.Buffer, error) {
 	nbytes := n * d.Size()
 	if nbytes > p.rest.Len() {
-		return backend.Buffer{}, fmt.Errorf("%w: scratch of %d bytes, %d are left", backend.ErrArgument, nbytes, p.rest.Len())
+		return backend.Buffer{}, fmt.Errorf("%w: scratch of %d bytes, %d are left",
+			backend.ErrArgument, nbytes, p.rest.Len())
 	}
 	b := p.rest.Slice(0, nbytes).As(d)
 	p.rest = p.rest.Slice(min(aligned(nbytes), p.rest.Len()), p.rest.Len())
@@ -52,7 +53,8 @@ func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error)
 }
 
 // start runs f, which starts an operation, on a queue.
-func start(o communicating, q backend.Queue, scratch backend.Buffer, f func(p worker) error) (backend.Work, error) {
+func start(o communicating, q backend.Queue, scratch backend.Buffer,
+	f func(p worker) error) (backend.Work, error) {
 	comm, _ := o.place()
 	p := &planned{comm: comm, queue: q, rest: scratch}
 	unbind, err := residence.Bind(comm.Device())
@@ -66,7 +68,8 @@ func start(o communicating, q backend.Queue, scratch backend.Buffer, f func(p wo
 	return p.work, nil
 }
 
-// Local tells plans where y is part of x on this rank, from index start of an axis on: they compute nothing then.
+// Local tells plans where y is part of x on this rank, from index start of an axis on: they compute
+// nothing then.
 func (o *collectiveOp) Local() (axis, start int, ok bool) {
 	switch t := o.fwd; {
 	case t.kind != 0 || t.scale != 1:
@@ -81,8 +84,8 @@ func (o *collectiveOp) Local() (axis, start int, ok bool) {
 // RunsOn implements vm.DeviceOp: the communicator's device is the machine's.
 func (o *collectiveOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 
-// Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y, unless the communicator
-// takes them as they lie.
+// Scratch implements vm.DeviceOp: packed pieces of x, and received ones of y, unless the
+// communicator takes them as they lie.
 func (o *collectiveOp) Scratch() (nbytes int) {
 	if o.fwd.kind != 0 && o.fwd.packs(o.in) {
 		nbytes += aligned(product(o.in) * int(o.dtype.Size()))
@@ -93,17 +96,19 @@ func (o *collectiveOp) Scratch() (nbytes int) {
 	return nbytes
 }
 
-// Carries reports whether the operation takes operands of another dtype, too: an all-to-all or an all-gather, which move
-// elements alone. So package vm moves elements of 16 bits in plans of BF16.
+// Carries reports whether the operation takes operands of another dtype, too: an all-to-all or an
+// all-gather, which move elements alone. So package vm moves elements of 16 bits in plans of BF16.
 func (o *collectiveOp) Carries(d backend.DType) bool {
 	moves := o.fwd.kind == backend.AllToAll || o.fwd.kind == backend.AllGather
 	return moves && o.fwd.scale == 1 && (o.fwd.rows == nil || o.fwd.layout(o.comm, d, o.in) != nil)
 }
 
 // StartOn implements vm.DeviceOp.
-func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
+	x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error {
-		return o.fwd.fill(p, o.at.origin, operand{y, o.out}, operand{x[0], o.in}, o.comm.Rank(), o.comm.Size())
+		return o.fwd.fill(p, o.at.origin, operand{y, o.out}, operand{x[0], o.in}, o.comm.Rank(),
+			o.comm.Size())
 	})
 }
 
@@ -114,7 +119,8 @@ func (o *holderOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name()
 func (o *holderOp) Scratch() int { return 3 * aligned(product(o.shape)*int(o.dtype.Size())) }
 
 // StartOn implements vm.DeviceOp.
-func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
+	x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error { return o.fill(p, y, x[0], x[1], x[2]) })
 }
 
@@ -125,7 +131,8 @@ func (c *sparseCall) RunsOn(d backend.Device) bool { return c.comm.Device().Name
 func (o *sparseOp) Scratch() int { return 0 }
 
 // StartOn implements vm.DeviceOp.
-func (o *sparseOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (o *sparseOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
+	x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }
 
@@ -133,7 +140,8 @@ func (o *sparseOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...back
 func (o *sentOp) Scratch() int { return aligned(product(o.shape) * int(o.dtype.Size())) }
 
 // StartOn implements vm.DeviceOp.
-func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
+	x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }
 
@@ -141,7 +149,8 @@ func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backen
 // for it, and the shape of its result: an AllReduce, or an AllGather along the first axis, of x,
 // which is read for its dtype and shape alone. Ranks compare name and number. Errors are those of
 // [AllReduce] and [AllGather].
-func Planned(comm backend.Communicator, c backend.Collective, name string, number int, x *tensor.Dense) (
+func Planned(comm backend.Communicator, c backend.Collective, name string, number int,
+	x *tensor.Dense) (
 	gorgonia.Op, tensor.Shape, error,
 ) {
 	if err := backend.Given("ops.Planned", "comm", comm, "x", x); err != nil {

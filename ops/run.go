@@ -11,7 +11,8 @@ import (
 )
 
 // run applies t to a value of shape in, and returns a new value of shape out.
-func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorgonia.Value, dt tensor.Dtype, in, out tensor.Shape) (gorgonia.Value, error) {
+func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorgonia.Value,
+	dt tensor.Dtype, in, out tensor.Shape) (gorgonia.Value, error) {
 	if err := check(v, in, dt); err != nil {
 		return nil, err
 	}
@@ -86,8 +87,8 @@ func (t transform) move(p worker, origin *backend.Origin, y, x operand, r, P int
 	return join(p, y, dst, t.gather, t.received(r, P))
 }
 
-// packs and joins report whether pieces of an operand, and of a result, lie apart, and the communicator does
-// not take them so. Pieces along the first axis lie one after the other.
+// packs and joins report whether pieces of an operand, and of a result, lie apart, and the
+// communicator does not take them so. Pieces along the first axis lie one after the other.
 func (t transform) packs(x []int) bool {
 	return t.rows == nil && t.scatter != none && product(x[:t.scatter]) != 1
 }
@@ -108,7 +109,8 @@ func (t transform) pack(p worker, x operand, r, P int) (backend.Buffer, error) {
 	lengths := t.sent(r, P)
 	if exchanges(x.Buffer, lengths) {
 		outer, width := product(x.shape[:t.scatter]), lengths[0]*product(x.shape[t.scatter+1:])
-		return packed, p.kernels().CopyStrided(packed, x.Buffer, []int{P, outer, width}, []int{width, P * width, 1})
+		return packed, p.kernels().CopyStrided(packed, x.Buffer, []int{P, outer, width},
+			[]int{width, P * width, 1})
 	}
 	rest, at := packed, 0
 	for _, n := range lengths {
@@ -128,7 +130,8 @@ func piece(k backend.Arithmetic, dst backend.Buffer, x operand, axis, at, n int)
 	}
 	inner := product(x.shape[axis+1:])
 	pitch := x.shape[axis] * inner
-	return k.Copy2D(dst, n*inner, x.Slice(at*inner, x.Len()), pitch, n*inner, product(x.shape[:axis]))
+	return k.Copy2D(dst, n*inner, x.Slice(at*inner, x.Len()), pitch, n*inner,
+		product(x.shape[:axis]))
 }
 
 // join is the inverse of pack: src holds pieces of y, of the given lengths along an
@@ -137,7 +140,8 @@ func join(p worker, y operand, src backend.Buffer, axis int, lengths []int) erro
 	inner, outer := product(y.shape[axis+1:]), product(y.shape[:axis])
 	if exchanges(y.Buffer, lengths) {
 		P, width := len(lengths), lengths[0]*inner
-		return p.kernels().CopyStrided(y.Buffer, src, []int{outer, P, width}, []int{width, outer * width, 1})
+		return p.kernels().CopyStrided(y.Buffer, src, []int{outer, P, width},
+			[]int{width, outer * width, 1})
 	}
 	at := 0
 	for _, n := range lengths {
@@ -145,7 +149,8 @@ func join(p worker, y operand, src backend.Buffer, axis int, lengths []int) erro
 		if size == 0 {
 			continue
 		}
-		err := p.kernels().Copy2D(y.Slice(at*inner, y.Len()), y.shape[axis]*inner, src.Slice(0, size), n*inner, n*inner, outer)
+		err := p.kernels().Copy2D(y.Slice(at*inner, y.Len()), y.shape[axis]*inner,
+			src.Slice(0, size), n*inner, n*inner, outer)
 		if err != nil {
 			return err
 		}

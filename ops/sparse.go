@@ -11,13 +11,13 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// sparser is a communicator with sparse all-reduces, which keep for each state a residual and what was
-// sent: that of package backend/compress/sparse.
+// sparser is a communicator with sparse all-reduces, which keep for each state a residual and what
+// was sent: that of package backend/compress/sparse.
 type sparser interface {
 	// NewState returns a state key of its own.
 	NewState() int
-	// Sent returns what this rank has sent in the last call with a state and an operand like x, empty
-	// if there was none.
+	// Sent returns what this rank has sent in the last call with a state and an operand like x,
+	// empty if there was none.
 	Sent(state int, x backend.Buffer) backend.Buffer
 }
 
@@ -46,7 +46,8 @@ type sparser interface {
 // until its Close; backward an AllReduce.
 // Errors: backend.ErrArgument if comm is not sparse or op is neither Sum nor Avg;
 // ErrDType; ErrShape; at run time those of [backend.Communicator].
-func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
+func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp,
+	x *gorgonia.Node) (*gorgonia.Node, error) {
 	y, err := sparseNode(comm, op, x)
 	if err != nil {
 		return nil, fmt.Errorf("ops: SparseAllReduce: %w", err)
@@ -54,7 +55,8 @@ func SparseAllReduce(comm backend.Communicator, op backend.ReduceOp, x *gorgonia
 	return y, nil
 }
 
-func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node, error) {
+func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node) (*gorgonia.Node,
+	error) {
 	b, err := newBuilder(comm, x, nil)
 	if err != nil {
 		return nil, err
@@ -62,17 +64,20 @@ func sparseNode(comm backend.Communicator, op backend.ReduceOp, x *gorgonia.Node
 	states, ok := comm.(sparser)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%w: %s has no sparse all-reduce: make it with package backend/compress/sparse", backend.ErrArgument, comm.Name())
+		return nil, fmt.Errorf("%w: %s has no sparse all-reduce: make it with package "+
+			"backend/compress/sparse", backend.ErrArgument, comm.Name())
 	case op != backend.Sum && op != backend.Avg:
 		return nil, fmt.Errorf("%w: a sparse %v: use sum or avg", backend.ErrArgument, op)
 	case b.dtype != tensor.Float32 && b.dtype != tensor.Float64:
-		return nil, fmt.Errorf("%w: %v: a sparse all-reduce is for Float32 and Float64", ErrDType, b.dtype)
+		return nil, fmt.Errorf("%w: %v: a sparse all-reduce is for Float32 and Float64", ErrDType,
+			b.dtype)
 	case product(b.shape) == 0:
 		return nil, fmt.Errorf("%w: x of shape %v has no elements", ErrShape, b.shape)
 	case comm.Size() == 1:
 		return x, nil
 	}
-	s := &sparseCall{comm: comm, states: states, op: op, state: states.NewState(), dtype: b.dtype, shape: b.shape}
+	s := &sparseCall{comm: comm, states: states, op: op, state: states.NewState(), dtype: b.dtype,
+		shape: b.shape}
 	return gorgonia.ApplyOp(&sparseOp{s, next(comm, x, s.origin(), true)}, x)
 }
 
@@ -91,7 +96,8 @@ func (c *sparseCall) origin() backend.Origin {
 }
 
 func (c *sparseCall) fail(op string, at site, err error) error {
-	return &Error{fmt.Sprintf("%s{%v, state %d}", op, c.op, c.state), at.operand, c.shape, c.dtype, c.comm.Name(), c.comm.Rank(), err}
+	return &Error{fmt.Sprintf("%s{%v, state %d}", op, c.op, c.state), at.operand, c.shape, c.dtype,
+		c.comm.Name(), c.comm.Rank(), err}
 }
 
 // sparseOp is the sparse all-reduce.
@@ -115,7 +121,8 @@ func (o *sparseOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 }
 
 // apply computes y of the first of n operands, in its place.
-func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p worker, y, x backend.Buffer) error) (gorgonia.Value, error) {
+func (c *sparseCall) apply(inputs []gorgonia.Value, n int,
+	f func(p worker, y, x backend.Buffer) error) (gorgonia.Value, error) {
 	if len(inputs) != n {
 		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), n)
 	}
@@ -136,17 +143,20 @@ func (c *sparseCall) apply(inputs []gorgonia.Value, n int, f func(p worker, y, x
 }
 
 func (o *sparseOp) reduce(p worker, y, x backend.Buffer) error {
-	return p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.state, Origin: o.at.origin}, y, x)
+	return p.run(backend.Collective{Kind: backend.AllReduce, Op: o.op, State: o.state,
+		Origin: o.at.origin}, y, x)
 }
 
 // SymDiff returns the node of the gradient.
 func (o *sparseOp) SymDiff(_ gorgonia.Nodes, output, grad *gorgonia.Node) (gorgonia.Nodes, error) {
-	dx, err := gorgonia.ApplyOp(&sentOp{o.sparseCall, next(o.comm, grad, o.origin(), true)}, grad, output)
+	dx, err := gorgonia.ApplyOp(&sentOp{o.sparseCall, next(o.comm, grad, o.origin(), true)}, grad,
+		output)
 	return gorgonia.Nodes{dx}, err
 }
 
 // DoDiff adds the gradient to that of the input.
-func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+func (o *sparseOp) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
+	output *gorgonia.Node) error {
 	dy, err := output.Grad()
 	if err != nil {
 		return o.fail(err)
@@ -201,7 +211,9 @@ func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 		return err
 	}
 	if sent.Len() == 0 {
-		return fmt.Errorf("%w: the reduction of state %d has not run yet: only a run has a gradient", backend.ErrArgument, o.state)
+		return fmt.Errorf(
+			"%w: the reduction of state %d has not run yet: only a run has a gradient",
+			backend.ErrArgument, o.state)
 	}
 	bits := bitsOf(dx.DType())
 	picked, err := p.scratch(bits, dx.Len())
@@ -232,7 +244,8 @@ func (o *sentOp) DiffWRT(int) []bool { return []bool{true, false} }
 
 // SymDiff returns an error: there is none.
 func (o *sentOp) SymDiff(gorgonia.Nodes, *gorgonia.Node, *gorgonia.Node) (gorgonia.Nodes, error) {
-	return nil, o.fail(fmt.Errorf("%w: the gradient of a sparse reduction depends on what was sent, and is not differentiated", ErrGradient))
+	return nil, o.fail(fmt.Errorf("%w: the gradient of a sparse reduction depends on what was "+
+		"sent, and is not differentiated", ErrGradient))
 }
 
 func (o *sentOp) place() (backend.Communicator, site) { return o.comm, o.at }

@@ -55,7 +55,9 @@ func TestSparseGradientIsStraightThroughToWhatWasSent(t *testing.T) {
 	testenv.Each(t, testenv.OnHosts(), func(t *testing.T, k testenv.Kind) {
 		for _, dt := range []tensor.Dtype{tensor.Float32, tensor.Float64} {
 			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
-				t.Run(fmt.Sprintf("%v %v", op, dt), func(t *testing.T) { checkStraightThrough(t, k, dt, op) })
+				t.Run(fmt.Sprintf("%v %v", op, dt), func(t *testing.T) {
+					checkStraightThrough(t, k, dt, op)
+				})
 			}
 		}
 	})
@@ -66,9 +68,11 @@ func checkStraightThrough(t *testing.T, k testenv.Kind, dt tensor.Dtype, op back
 	g := ranksOn(t, 2, k)
 	g.thinned(t, sparse.Threshold(limit))
 	rng := rand.New(rand.NewPCG(1, uint64(op)))
-	xs, dys := []arr{halves(rng, 20, 30), halves(rng, 20, 30)}, []arr{randomArr(rng, dt, 20, 30), randomArr(rng, dt, 20, 30)}
+	xs, dys := []arr{halves(rng, 20, 30), halves(rng, 20, 30)}, []arr{randomArr(rng, dt, 20, 30),
+		randomArr(rng, dt, 20, 30)}
 	dys[0].data[3] = math.Inf(1)
-	ys, dxs, err := g.pullback(dt, xs, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	ys, dxs, err := g.pullback(dt, xs, dys, func(comm backend.Communicator, x *gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return SparseAllReduce(comm, op, x)
 	})
 	if err != nil {
@@ -136,7 +140,8 @@ func TestSparseNodesShareNoResidual(t *testing.T) {
 				want = 4
 			}
 			for _, y := range []*gorgonia.Node{a, b} {
-				if got := valueArr(y.Value()).data; !slices.Equal(got, []float64{want, want, want, want}) {
+				if got := valueArr(y.Value()).data; !slices.Equal(
+					got, []float64{want, want, want, want}) {
 					return fmt.Errorf("run %d: %v is %v, want %v", run, y.Op(), got, want)
 				}
 			}
@@ -158,7 +163,8 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 	for i, lisp := range []bool{false, true} {
 		err := g.run(func(comm backend.Communicator, build sync.Locker) (err error) {
 			comm.(*sparse.Communicator).Reset()
-			grads[comm.Rank()][i], err = machineGrads(comm, build, lisp, tensor.Float64, xs[comm.Rank()], func([]int) arr { return w },
+			grads[comm.Rank()][i], err = machineGrads(comm, build, lisp, tensor.Float64,
+				xs[comm.Rank()], func([]int) arr { return w },
 				func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 					return SparseAllReduce(comm, backend.Avg, x)
 				})
@@ -172,14 +178,16 @@ func TestSparseIsTheSameInBothMachines(t *testing.T) {
 		zeros := 0
 		for i, dx := range both[0].data {
 			if dx != both[1].data[i] {
-				t.Errorf("rank %d: gradient %d is %v by Grad and %v by the lisp machine", r, i, dx, both[1].data[i])
+				t.Errorf("rank %d: gradient %d is %v by Grad and %v by the lisp machine", r, i, dx,
+					both[1].data[i])
 			}
 			if dx == 0 {
 				zeros++
 			}
 		}
 		if zeros != 14 {
-			t.Errorf("rank %d: %d gradients are zero, want those of 14 elements that were not sent", r, zeros)
+			t.Errorf("rank %d: %d gradients are zero, want those of 14 elements that were not sent",
+				r, zeros)
 		}
 	}
 }
@@ -202,7 +210,8 @@ func TestSparseArguments(t *testing.T) {
 		"dtype": {thin, backend.Sum, ints, ErrDType},
 		"nil":   {nil, backend.Sum, x, backend.ErrArgument},
 	} {
-		if _, err := SparseAllReduce(c.comm, c.op, c.x); !errors.Is(err, c.want) || !strings.HasPrefix(err.Error(), "ops: SparseAllReduce: ") {
+		if _, err := SparseAllReduce(c.comm, c.op, c.x); !errors.Is(err, c.want) ||
+			!strings.HasPrefix(err.Error(), "ops: SparseAllReduce: ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -235,7 +244,8 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 3))
 		xs := []arr{randomArr(rng, tensor.Float32, 50), randomArr(rng, tensor.Float32, 50)}
 		dys := []arr{randomArr(rng, tensor.Float32, 50), randomArr(rng, tensor.Float32, 50)}
-		ys, dxs, err := g.pullback(tensor.Float32, xs, dys, func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		ys, dxs, err := g.pullback(tensor.Float32, xs, dys, func(comm backend.Communicator,
+			x *gorgonia.Node) (*gorgonia.Node, error) {
 			return AllReduce(comm, backend.Sum, x)
 		})
 		if err != nil {
@@ -243,8 +253,10 @@ func TestCompressedAllReduceHasItsGradient(t *testing.T) {
 		}
 		for r := range xs {
 			for i := range xs[r].data {
-				if ys[r].data[i] != xs[0].data[i]+xs[1].data[i] || dxs[r].data[i] != dys[0].data[i]+dys[1].data[i] {
-					t.Fatalf("rank %d: element %d is %v, its gradient %v", r, i, ys[r].data[i], dxs[r].data[i])
+				if ys[r].data[i] != xs[0].data[i]+xs[1].data[i] ||
+					dxs[r].data[i] != dys[0].data[i]+dys[1].data[i] {
+					t.Fatalf("rank %d: element %d is %v, its gradient %v", r, i, ys[r].data[i],
+						dxs[r].data[i])
 				}
 			}
 			if n := wires[r].Counters(); n.Calls != 2 || n.Bytes != n.Dense/2 {

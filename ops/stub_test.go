@@ -22,7 +22,8 @@ func (s stub) Size() int            { return s.size }
 func (stub) Device() backend.Device { return host.Device{} }
 
 func (stub) Capabilities() backend.Capabilities { return backend.Capabilities{} }
-func (stub) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (stub) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work,
+	error) {
 	return nil, errStub
 }
 func (stub) Alloc(int) (backend.Buffer, error)            { return backend.Buffer{}, errStub }

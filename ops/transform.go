@@ -37,8 +37,8 @@ type transform struct {
 	// lists says it all and the other is nil.
 	cut, join []int
 
-	// rows is how the operands of an AllToAll are given to a communicator that permutes on the way; nil
-	// where pieces are packed before, and joined after.
+	// rows is how the operands of an AllToAll are given to a communicator that permutes on the way;
+	// nil where pieces are packed before, and joined after.
 	rows *backend.Rows
 
 	scale float64
@@ -46,7 +46,8 @@ type transform struct {
 
 // layout returns the rows of an AllToAll of x, nil where pieces lie one after the other, or the
 // communicator wants them so. It is the same on every rank.
-func (t transform) layout(comm backend.Communicator, d backend.DType, x tensor.Shape) *backend.Rows {
+func (t transform) layout(comm backend.Communicator, d backend.DType,
+	x tensor.Shape) *backend.Rows {
 	if t.kind != backend.AllToAll {
 		return nil
 	}
@@ -55,15 +56,17 @@ func (t transform) layout(comm backend.Communicator, d backend.DType, x tensor.S
 	if c.Splits != nil {
 		count = sum(c.Splits)
 	}
-	c.Rows = &backend.Rows{Src: rows(x, t.scatter, t.gather, t.join, P), Dst: rows(x, t.gather, t.scatter, t.cut, P)}
-	if slices.Max(c.Rows.Src)*slices.Max(c.Rows.Dst) == 1 || !comm.Capabilities().RunsRows(c, d, count) {
+	c.Rows = &backend.Rows{Src: rows(x, t.scatter, t.gather, t.join, P),
+		Dst: rows(x, t.gather, t.scatter, t.cut, P)}
+	if slices.Max(c.Rows.Src)*slices.Max(c.Rows.Dst) == 1 || !comm.Capabilities().RunsRows(
+		c, d, count) {
 		return nil
 	}
 	return c.Rows
 }
 
-// rows returns how many rows there are before an axis, by rank, if the other axis has these lengths.
-// Where there are none, one does.
+// rows returns how many rows there are before an axis, by rank, if the other axis has these
+// lengths. Where there are none, one does.
 func rows(x tensor.Shape, axis, other int, lengths []int, P int) []int {
 	all := make([]int, P)
 	for r := range all {
@@ -151,7 +154,8 @@ func length(lengths []int, r int) int {
 
 // uneven reports whether pieces differ in length.
 func (t transform) uneven() bool {
-	return len(slices.Compact(slices.Clone(t.cut))) > 1 || len(slices.Compact(slices.Clone(t.join))) > 1
+	return len(slices.Compact(slices.Clone(t.cut))) > 1 ||
+		len(slices.Compact(slices.Clone(t.join))) > 1
 }
 
 // adjoint returns the transform that carries gradients backward, for a loss that
@@ -191,8 +195,9 @@ func (t transform) name() string {
 
 // kindNames are the names of the constructors.
 var kindNames = [...]string{
-	backend.AllReduce: "AllReduce", backend.ReduceScatter: "ReduceScatter", backend.AllGather: "AllGather",
-	backend.AllToAll: "AllToAll", backend.Broadcast: "Broadcast", backend.Reduce: "Reduce",
+	backend.AllReduce: "AllReduce", backend.ReduceScatter: "ReduceScatter",
+	backend.AllGather: "AllGather",
+	backend.AllToAll:  "AllToAll", backend.Broadcast: "Broadcast", backend.Reduce: "Reduce",
 	backend.Gather: "Gather", backend.Scatter: "Scatter",
 }
 

@@ -18,7 +18,8 @@ func bufferDType(dt tensor.Dtype) (backend.DType, error) {
 	if d, ok := residence.DType(dt); ok {
 		return d, nil
 	}
-	return 0, fmt.Errorf("%w: %v: collectives are for Float64, Float32, Int, Int64, Int32 and Byte", ErrDType, dt)
+	return 0, fmt.Errorf("%w: %v: collectives are for Float64, Float32, Int, Int64, Int32 and Byte",
+		ErrDType, dt)
 }
 
 // operand is a value that the operations can read: elements in row-major order.
@@ -33,9 +34,11 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 	case v == nil:
 		return fmt.Errorf("%w: the operand has no value", backend.ErrArgument)
 	case v.Dtype() != dt:
-		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ErrDType, v.Dtype(), dt)
+		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ErrDType,
+			v.Dtype(), dt)
 	case !slices.Equal(v.Shape(), want):
-		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ErrShape, v.Shape(), want)
+		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ErrShape,
+			v.Shape(), want)
 	}
 	return nil
 }
@@ -136,7 +139,8 @@ func accumulate(dx, x gorgonia.Value) error {
 		return err
 	}
 	if dst.DType() != src.DType() {
-		return fmt.Errorf("%w: a gradient of %v is to be added to one of %v", ErrDType, x.Dtype(), dx.Dtype())
+		return fmt.Errorf("%w: a gradient of %v is to be added to one of %v", ErrDType, x.Dtype(),
+			dx.Dtype())
 	}
 	addScalar(dst, src)
 	return nil

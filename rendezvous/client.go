@@ -29,7 +29,8 @@ type client struct {
 	close  context.CancelCauseFunc
 	read   chan struct{} // closed when nothing more is read
 	wills  wills         // of the server
-	silent atomic.Bool   // the server has not answered a call that it answers at once, or is called lost
+	// the server has not answered a call that it answers at once, or is called lost
+	silent atomic.Bool
 
 	mu    sync.Mutex
 	last  uint64
@@ -38,19 +39,22 @@ type client struct {
 
 // dial connects to a store, for wait at most. ctx bounds only the connecting,
 // timeout the writing of a frame.
-func dial(ctx context.Context, addr, token string, me identity, wait, timeout time.Duration) (*client, error) {
+func dial(ctx context.Context, addr, token string, me identity, wait,
+	timeout time.Duration) (*client, error) {
 	conn, server, err := reach(ctx, addr, token, me, wait)
 	if err != nil {
 		return nil, fmt.Errorf("the store at %s: %w", addr, err)
 	}
-	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token, read: make(chan struct{}), calls: map[uint64]chan frame{}}
+	c := &client{link: newLink(conn, timeout), server: server, me: me, token: token,
+		read: make(chan struct{}), calls: map[uint64]chan frame{}}
 	c.closed, c.close = context.WithCancelCause(context.Background())
 	go c.replies()
 	return c, nil
 }
 
 // reach connects to a server that proves the token, for wait at most.
-func reach(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn, identity, error) {
+func reach(ctx context.Context, addr, token string, me identity, wait time.Duration) (net.Conn,
+	identity, error) {
 	d := net.Dialer{KeepAliveConfig: keepAlive(), Timeout: wait}
 	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -112,7 +116,8 @@ func (c *client) parting(f frame) error {
 func (c *client) told(f *Failure) *Failure {
 	if next := c.next.get(c.closed); next != nil {
 		next.CompareAndSwap(c.closed, downKey, nil, f.encode()) // no effect after another failure
-		next.Get(c.closed, downKey)                             // if this rank serves, it returns once the others know
+		// if this rank serves, it returns once the others know
+		next.Get(c.closed, downKey)
 	}
 	return f
 }
@@ -229,7 +234,8 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	if key == downKey {
-		c.told(decodeFailure(u.rest)) // before this rank ends, which would look like another failure
+		// before this rank ends, which would look like another failure
+		c.told(decodeFailure(u.rest))
 	}
 	return u.rest, nil
 }
@@ -246,7 +252,8 @@ func (c *client) Add(ctx context.Context, key string, delta int64) (int64, error
 	return sum, u.done()
 }
 
-func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
+func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
+	error) {
 	if err := checkPair(key, new); err != nil {
 		return nil, false, err
 	}
@@ -273,8 +280,9 @@ func (c *client) after(ctx context.Context, key string, err error) Store {
 	return c.next.get(ctx)
 }
 
-// newsTime returns how long to wait for the server to take news. One that has been silent before is hardly
-// waited for: it is stopped, or cut off, and what this rank has to say of that must not come late.
+// newsTime returns how long to wait for the server to take news. One that has been silent before is
+// hardly waited for: it is stopped, or cut off, and what this rank has to say of that must not come
+// late.
 func (c *client) newsTime() time.Duration {
 	if c.silent.Load() {
 		return silentTime

@@ -145,11 +145,14 @@ func (e Env) check() error {
 	case e.Size > MaxRanks:
 		return fmt.Errorf("a world of %d ranks: at most %d are possible", e.Size, MaxRanks)
 	case e.Rank < 0 || e.Rank >= e.Size:
-		return fmt.Errorf("rank %d is out of range: there are %d ranks, 0 to %d", e.Rank, e.Size, e.Size-1)
+		return fmt.Errorf("rank %d is out of range: there are %d ranks, 0 to %d", e.Rank, e.Size,
+			e.Size-1)
 	case e.LocalSize < 1 || e.LocalSize > e.Size:
-		return fmt.Errorf("rank %d: %d local ranks among %d ranks are not possible", e.Rank, e.LocalSize, e.Size)
+		return fmt.Errorf("rank %d: %d local ranks among %d ranks are not possible", e.Rank,
+			e.LocalSize, e.Size)
 	case e.LocalRank < 0 || e.LocalRank >= e.LocalSize:
-		return fmt.Errorf("local rank %d is out of range: there are %d local ranks, 0 to %d", e.LocalRank, e.LocalSize, e.LocalSize-1)
+		return fmt.Errorf("local rank %d is out of range: there are %d local ranks, 0 to %d",
+			e.LocalRank, e.LocalSize, e.LocalSize-1)
 	case e.Timeout <= 0:
 		return fmt.Errorf("rank %d: a timeout of %v: it must be positive", e.Rank, e.Timeout)
 	}
@@ -165,7 +168,8 @@ func (e Env) checkAddr() error {
 	ip, err := netip.ParseAddr(addr)
 	switch {
 	case err == nil && ip.IsUnspecified() && e.Rank != e.LocalRank: // not on rank 0's machine
-		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d could dial: "+
+		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d "+
+			"could dial: "+
 			"set it to the name or address of rank 0's machine", addr, e.Rank)
 	case err == nil:
 		return nil
@@ -187,7 +191,8 @@ func (e Env) checkAddr() error {
 		return fmt.Errorf("MASTER_ADDR=%q is neither a name nor an IP address: "+
 			"set it to one of rank 0's machine, and MASTER_PORT to a free port of it", e.Addr)
 	case addr != e.Addr:
-		return fmt.Errorf("MASTER_ADDR=%q is not a name or an IP address alone: write %s", e.Addr, instead)
+		return fmt.Errorf("MASTER_ADDR=%q is not a name or an IP address alone: write %s", e.Addr,
+			instead)
 	}
 	return nil
 }
@@ -308,8 +313,10 @@ func (r *envReader) alone() Env {
 			continue
 		}
 		const most = 60 // bytes of a value in the message
-		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not there or not "+
-			"known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a job of one rank",
+		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not "+
+			"there or not "+
+			"known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a "+
+			"job of one rank",
 			sign.name, most, text, howToStart)
 	}
 	return e
@@ -374,7 +381,8 @@ func (r *envReader) torchrun() Env {
 		r.needJob("RANK and WORLD_SIZE")
 	}
 	e.Job = "torchrun"
-	for _, name := range []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"} {
+	for _, name := range []string{"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+		"MASTER_ADDR", "MASTER_PORT"} {
 		if v := r.first(name); v != "" {
 			e.Job += "-" + v
 		}
@@ -393,9 +401,12 @@ func (r *envReader) torchrun() Env {
 // kubernetes reads an indexed job, whose pods are a rank each. Kubernetes numbers them, and the
 // manifest says the rest.
 func (r *envReader) kubernetes() Env {
-	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"), Size: r.count(env.WorldSize), LocalSize: 1}
+	e := Env{Launcher: "Kubernetes", Rank: r.count("JOB_COMPLETION_INDEX"),
+		Size: r.count(env.WorldSize), LocalSize: 1}
 	if e.Size > 1 && !(r.has("MASTER_ADDR") && r.has("MASTER_PORT")) {
-		r.fail("JOB_COMPLETION_INDEX and WORLD_SIZE are set, but not MASTER_ADDR and MASTER_PORT: set them in the manifest to the name of the pod of index 0 in its headless Service, and to a port")
+		r.fail("JOB_COMPLETION_INDEX and WORLD_SIZE are set, but not MASTER_ADDR and " +
+			"MASTER_PORT: set them in the manifest to the name of the pod of index 0 in its " +
+			"headless Service, and to a port")
 	}
 	e.Job = "kubernetes-" + r.first("MASTER_ADDR") + "-" + r.first("MASTER_PORT")
 	return e
@@ -404,7 +415,9 @@ func (r *envReader) kubernetes() Env {
 // needJob makes sure that a variable distinguishes two jobs.
 func (r *envReader) needJob(given string) {
 	if !r.has(string(env.MasterPort), string(env.Job)) {
-		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one job find each other: set one of them to the same on all ranks, and to another for each job", given)
+		r.fail("%s are set, but neither MASTER_PORT nor EURYALE_JOB, by which the ranks of one "+
+			"job find each other: set one of them to the same on all ranks, and to another for "+
+			"each job", given)
 	}
 }
 

@@ -30,7 +30,9 @@ func ExampleReadEnv() {
 	// Output:
 	// started by torchrun
 	// rank 5 of 8 with timeout 1m30s
-	// rendezvous: environment of torchrun: WORLD_SIZE is not set: start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB
+	// rendezvous: environment of torchrun: WORLD_SIZE is not set: start the program with "euryale
+	// run -n N PROGRAM", torchrun, mpirun, mpiexec or srun, or set all of RANK, WORLD_SIZE,
+	// LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB
 }
 
 // The ranks of a job share a store. AllGather gives every rank the value of each.
@@ -43,7 +45,8 @@ func ExampleLocal() {
 	for _, w := range worlds {
 		ranks.Go(func() {
 			defer w.Close()
-			values, err := w.AllGather(context.Background(), "colors", fmt.Appendf(nil, "color %d", w.Rank))
+			values, err := w.AllGather(context.Background(), "colors", fmt.Appendf(nil, "color %d",
+				w.Rank))
 			if err != nil {
 				log.Fatal(err)
 			}

@@ -40,8 +40,10 @@ const (
 	kindServing                 // client: the address where it does
 	kindMove                    // server: the address where another rank does
 	kindWill                    // server: what its end is to be put down to
-	kindGather                  // all-gather, see [gathering.pack] -> kindDone: values, once all are there
-	kindPeek                    // the same                         -> kindDone: values, nil where there is none
+	// all-gather, see [gathering.pack] -> kindDone: values, once all are there
+	kindGather
+	// the same                         -> kindDone: values, nil where there is none
+	kindPeek
 	kindEnd
 )
 

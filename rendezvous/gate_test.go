@@ -50,7 +50,8 @@ func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
 		crowd.greeted(rank)
 		visitors(crowd, true, c.stranger, c.other)
 		if rank.closed || silent.closed || !crowd.leave(rank) || !crowd.leave(silent) {
-			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed, silent.closed)
+			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed,
+				silent.closed)
 		}
 	}
 }
@@ -76,8 +77,8 @@ func TestStrangersThatSayHelloLeaveRoomForNewcomers(t *testing.T) {
 	}
 }
 
-// A rank of the strangers' own source, which has no place of its own, has a chance in each attempt: it
-// is not the one that goes for certain, after however many newcomers.
+// A rank of the strangers' own source, which has no place of its own, has a chance in each attempt:
+// it is not the one that goes for certain, after however many newcomers.
 func TestDroppedConnectionIsARandomOne(t *testing.T) {
 	stayed := 0
 	for range 200 {
@@ -113,8 +114,8 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	}
 }
 
-// A rank whose messages take 25 ms each way joins while 3,000 strangers come in a second, 1,500 with
-// TLS.
+// A rank whose messages take 25 ms each way joins while 3,000 strangers come in a second, 1,500
+// with TLS.
 func TestStrangersDoNotKeepARankOutThatIsFarAway(t *testing.T) {
 	for _, tls := range []bool{false, true} {
 		for _, source := range []string{"127.0.0.2", "127.0.0.1"} {
@@ -122,9 +123,10 @@ func TestStrangersDoNotKeepARankOutThatIsFarAway(t *testing.T) {
 				if tls && says && proctest.Race {
 					continue // it would measure the race detector's cost of a TLS handshake
 				}
-				t.Run(fmt.Sprintf("TLS %v, from %s, hello %v", tls, source, says), func(t *testing.T) {
-					testFarRank(t, tls, source, says)
-				})
+				t.Run(fmt.Sprintf("TLS %v, from %s, hello %v", tls, source, says),
+					func(t *testing.T) {
+						testFarRank(t, tls, source, says)
+					})
 			}
 		}
 	}

@@ -82,7 +82,8 @@ func look(ctx context.Context, s Store, key string) ([]byte, error) {
 // pack appends what a server is asked for: the values from one on, and the rank's own to be set
 // before where that is the first.
 func (g *gathering) pack(from int) []byte {
-	b := packInt(packInt(packInt(packString(nil, g.key), int64(g.size)), int64(from)), int64(g.rank))
+	b := packInt(packInt(packInt(packString(nil, g.key), int64(g.size)), int64(from)),
+		int64(g.rank))
 	var value []byte
 	if from == 0 {
 		value = copied(g.value)
@@ -141,7 +142,8 @@ func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]by
 func (s *server) gather(m *member, f frame) error {
 	g, from, err := unpackGathering(f.body)
 	if err == nil && f.kind == kindGather && g.value != nil {
-		if _, first := s.table.compareAndSwap(rankKey(g.key, g.rank), nil, copied(g.value)); !first {
+		if _, first := s.table.compareAndSwap(rankKey(g.key, g.rank), nil,
+			copied(g.value)); !first {
 			err = errUsed
 		}
 	}

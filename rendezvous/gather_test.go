@@ -51,7 +51,8 @@ func TestEveryStoreGathers(t *testing.T) {
 		if !errors.Is(err, context.Canceled) {
 			t.Errorf("without rank 0: %v", err)
 		}
-		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil { // it may have come before the end
+		// it may have come before the end
+		if err := s[2].Set(ctx, rankKey("some", 2), nil); err != nil {
 			t.Fatal(err)
 		}
 		for _, r := range []int{1, 0} {

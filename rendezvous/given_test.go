@@ -23,7 +23,8 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 		if v := worlds[0].given(vote); v != nil {
 			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
 		}
-		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank), []byte{byte(w.Rank)}); err != nil {
+		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank),
+			[]byte{byte(w.Rank)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,7 +36,8 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 		t.Errorf("got %q", v)
 	}
 	var f *Failure
-	if _, err := worlds[0].AllGather(t.Context(), "later", []byte("a")); !errors.As(err, &f) || f.Rank != 1 {
+	if _, err := worlds[0].AllGather(t.Context(), "later", []byte("a")); !errors.As(err, &f) ||
+		f.Rank != 1 {
 		t.Errorf("a later call: %v", err)
 	}
 }

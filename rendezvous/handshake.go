@@ -30,7 +30,8 @@ const (
 
 // errToken is the error on both sides when the other does not prove the token. A
 // stranger can cause it, so it does not end a job.
-var errToken = errors.New("the other side does not have this token: start all ranks with the same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
+var errToken = errors.New("the other side does not have this token: start all ranks with the " +
+	"same EURYALE_TOKEN, and see that no other program listens at the address of rank 0")
 
 // refusal is a permanent error: both sides have the token, but the rank does not
 // belong to the job. A stranger cannot cause one.
@@ -109,19 +110,25 @@ func Printable(text string) string {
 // match returns an error if a client does not belong to the job of server.
 func (server identity) match(client identity) error {
 	differ := func(what string, mine, theirs any, do string) error {
-		return &refusal{fmt.Sprintf("%s differ: %v has %v, %v has %v: %s", what, server, mine, client, theirs, do)}
+		return &refusal{fmt.Sprintf("%s differ: %v has %v, %v has %v: %s", what, server, mine,
+			client, theirs, do)}
 	}
 	switch {
 	case client.protocol != server.protocol:
-		return differ("protocol versions", server.protocol, client.protocol, "build all ranks from the same version of Euryale")
+		return differ("protocol versions", server.protocol, client.protocol,
+			"build all ranks from the same version of Euryale")
 	case client.build != server.build && client.ended == "": // a launcher is another program
-		return differ("builds", server.build, client.build, "start the same executable on all ranks")
+		return differ("builds", server.build, client.build,
+			"start the same executable on all ranks")
 	case client.job != server.job:
-		return differ("job names", server.job, client.job, "give every job its own address, and all its ranks the same EURYALE_JOB")
+		return differ("job names", server.job, client.job, "give every job its own address, and "+
+			"all its ranks the same EURYALE_JOB")
 	case client.size != server.size:
-		return differ("world sizes", server.size, client.size, "set the same WORLD_SIZE on all ranks")
+		return differ("world sizes", server.size, client.size,
+			"set the same WORLD_SIZE on all ranks")
 	case client.rank < 1 || client.rank >= server.size:
-		return &refusal{fmt.Sprintf("%v is out of range: there are %d ranks, and rank 0 serves the store", client, server.size)}
+		return &refusal{fmt.Sprintf("%v is out of range: there are %d ranks, and rank 0 serves "+
+			"the store", client, server.size)}
 	}
 	return nil
 }
@@ -164,7 +171,8 @@ func hearHello(conn net.Conn) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if f.kind != kindHello || len(f.body) != len(magic)+nonceSize || string(f.body[:len(magic)]) != magic {
+	if f.kind != kindHello || len(f.body) != len(magic)+nonceSize ||
+		string(f.body[:len(magic)]) != magic {
 		return nil, errStranger
 	}
 	return f.body[len(magic):], nil
@@ -192,7 +200,8 @@ func hearProven(conn net.Conn, token string, nonces []byte, kinds ...kind) (kind
 // greet is the client's side of the handshake; it takes at most wait. The client proves
 // the token first, so a server sends strangers nothing that depends on its token. A
 // [refusal] comes from a server that has proven the token.
-func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity, err error) {
+func greet(conn net.Conn, token string, me identity, wait time.Duration) (server identity,
+	err error) {
 	conn.SetDeadline(time.Now().Add(wait))
 	mine, err := hello(conn)
 	if err != nil {

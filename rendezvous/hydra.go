@@ -20,7 +20,8 @@ func (r *envReader) hydra() Env {
 	}
 	e.LocalRank, e.LocalSize = e.Rank, e.Size
 	if r.has("MPI_LOCALRANKID", "MPI_LOCALNRANKS", mvapich+"LOCAL_RANK") {
-		e.LocalRank, e.LocalSize = r.count("MPI_LOCALRANKID", mvapich+"LOCAL_RANK"), r.count("MPI_LOCALNRANKS", mvapich+"LOCAL_SIZE")
+		e.LocalRank, e.LocalSize = r.count("MPI_LOCALRANKID", mvapich+"LOCAL_RANK"),
+			r.count("MPI_LOCALNRANKS", mvapich+"LOCAL_SIZE")
 	}
 	// Nothing that all ranks are given differs between two jobs. On one machine
 	// they have one proxy.
@@ -29,7 +30,8 @@ func (r *envReader) hydra() Env {
 	} else if !r.has(string(env.Job)) {
 		parent, err := launcherProcess(r.first("PMI_RANK", mvapich+"RANK"))
 		if err != nil {
-			r.fail("find the process that started this rank: %w: set EURYALE_JOB to the same text on all ranks, and to another for each job", err)
+			r.fail("find the process that started this rank: %w: set EURYALE_JOB to the same "+
+				"text on all ranks, and to another for each job", err)
 		}
 		e.Job += "-" + parent
 	}
@@ -49,7 +51,8 @@ func launcherProcess(rank string) (string, error) {
 		isRank := false
 		for v := range bytes.SplitSeq(vars, []byte{0}) {
 			name, value, _ := strings.Cut(string(v), "=")
-			isRank = isRank || value == rank && (name == "PMI_RANK" || name == "MV2_COMM_WORLD_RANK")
+			isRank = isRank || value == rank && (name == "PMI_RANK" ||
+				name == "MV2_COMM_WORLD_RANK")
 		}
 		if err != nil || !isRank || parent == 0 { // the process of another user is no rank
 			return fmt.Sprintf("%d-%s", pid, started), nil

@@ -35,7 +35,8 @@ func Join(ctx context.Context, e Env) (*World, error) {
 	defer cancel()
 	store, joined, err := connect(ctx, e)
 	if err != nil {
-		return nil, fmt.Errorf("rendezvous: rank %d: join job %s of %d ranks: %w", e.Rank, e.Job, e.Size, err)
+		return nil, fmt.Errorf("rendezvous: rank %d: join job %s of %d ranks: %w", e.Rank, e.Job,
+			e.Size, err)
 	}
 	w, err := assemble(ctx, e, store)
 	return w, joined(err)
@@ -60,7 +61,8 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, e.Timeout, timeoutError{e.Timeout})
 	defer cancel()
 	if err := tellEnd(ctx, e, cause); err != nil {
-		return fmt.Errorf("rendezvous: tell job %s of %d ranks how rank %d ended: %w", e.Job, e.Size, rank, err)
+		return fmt.Errorf("rendezvous: tell job %s of %d ranks how rank %d ended: %w", e.Job,
+			e.Size, rank, err)
 	}
 	return nil
 }
@@ -147,11 +149,16 @@ func (e Env) near(ctx context.Context) (bool, error) {
 	case e.Token == "" && e.Addr != "" && isHere(ctx, e.Addr):
 		return true, nil
 	case e.Token == "":
-		return false, fmt.Errorf("the ranks are on several machines, so they need a shared secret: set EURYALE_TOKEN to the same random text on all ranks (such as the output of: %s)", makeToken)
+		return false, fmt.Errorf("the ranks are on several machines, so they need a shared "+
+			"secret: set EURYALE_TOKEN to the same random text on all ranks (such as the output "+
+			"of: %s)", makeToken)
 	case e.Addr == "" || e.Port == 0:
-		return false, errors.New("the ranks are on several machines: set MASTER_ADDR to the address of rank 0's machine and MASTER_PORT to a free port of it, on all ranks")
+		return false, errors.New("the ranks are on several machines: set MASTER_ADDR to the " +
+			"address of rank 0's machine and MASTER_PORT to a free port of it, on all ranks")
 	case len(e.Token) < minToken && !loopback(e.Addr):
-		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, which can be guessed: between machines it takes %d or more, the same on all ranks (such as the output of: %s)", len(e.Token), minToken, makeToken)
+		return false, fmt.Errorf("EURYALE_TOKEN has %d bytes, which can be guessed: between "+
+			"machines it takes %d or more, the same on all ranks (such as the output of: %s)",
+			len(e.Token), minToken, makeToken)
 	}
 	return false, nil
 }
@@ -196,7 +203,8 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	s := serve(ln, token, me, e.Timeout)
 	end, where := func() {}, ""
 	if near {
-		if end, where, err = announce(ctx, e, recordValue{addr: ln.Addr().String(), token: token}); err != nil {
+		if end, where, err = announce(ctx, e, recordValue{addr: ln.Addr().String(),
+			token: token}); err != nil {
 			s.stop()
 			return nil, nil, err
 		}
@@ -204,14 +212,18 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	joined := func(err error) error {
 		end()
 		s.seal()
-		if refused := s.turnedAway(); err != nil && refused != nil && !strings.Contains(err.Error(), errors.Unwrap(refused).Error()) {
+		if refused := s.turnedAway(); err != nil && refused != nil && !strings.Contains(err.Error(),
+			errors.Unwrap(refused).Error()) {
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
 		}
 		if errors.As(err, new(*MissingError)) && near {
 			err = fmt.Errorf("%w; the others look for rank 0's address in %s", err, where)
 		}
-		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size && at.IP.IsLoopback() {
-			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set MASTER_ADDR to an IP address of rank 0's machine, and EURYALE_TOKEN to %d bytes or more", err, at, minToken)
+		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size &&
+			at.IP.IsLoopback() {
+			err = fmt.Errorf("%w; ranks on other machines cannot reach %v: if there are any, set "+
+				"MASTER_ADDR to an IP address of rank 0's machine, and EURYALE_TOKEN to %d bytes "+
+				"or more", err, at, minToken)
 		}
 		return err
 	}
@@ -234,7 +246,8 @@ func announce(ctx context.Context, e Env, v recordValue) (end func(), where stri
 }
 
 // dialRank0 is connect on the other ranks.
-func dialRank0(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
+func dialRank0(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error,
+	error) {
 	find, joined := e.dialMaster, func(err error) error { return err }
 	if near {
 		m, err := newJoinRecord(e)
@@ -266,7 +279,8 @@ func lasting(err error) bool {
 // telling returns the more informative error of two attempts. A peer without the
 // token says more than a timeout.
 func telling(ctx context.Context, last, next error) error {
-	if last == nil || ctx.Err() == nil && (errors.Is(next, errToken) || !errors.Is(last, errToken)) {
+	if last == nil || ctx.Err() == nil && (errors.Is(next, errToken) ||
+		!errors.Is(last, errToken)) {
 		return next
 	}
 	return last
@@ -310,9 +324,12 @@ func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
 	ln, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, strconv.Itoa(e.Port)))
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks (that of --rendezvous, with euryale run), or EURYALE_PORT where the launcher holds MASTER_PORT or chooses it", err)
+		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks "+
+			"(that of --rendezvous, with euryale run), or EURYALE_PORT where the launcher holds "+
+			"MASTER_PORT or chooses it", err)
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 runs on", err)
+		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 "+
+			"runs on", err)
 	}
 	return ln, err
 }
@@ -329,7 +346,8 @@ func (e Env) reachable(ctx context.Context) (string, error) {
 		addrs, err = net.DefaultResolver.LookupIPAddr(ctx, e.Addr)
 	}
 	if err != nil {
-		return "", fmt.Errorf("look up MASTER_ADDR: %w: set it to an IP address of rank 0's machine", err)
+		return "",
+			fmt.Errorf("look up MASTER_ADDR: %w: set it to an IP address of rank 0's machine", err)
 	}
 	i := slices.IndexFunc(addrs, func(a net.IPAddr) bool { return !a.IP.IsLoopback() })
 	return addrs[max(i, 0)].String(), nil

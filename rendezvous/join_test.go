@@ -97,8 +97,10 @@ func start(t *testing.T, dir string, size int, ranks []int, vars ...string) map[
 	all := map[int]*process{}
 	for _, r := range ranks {
 		cmd := exec.Command(os.Args[0])
-		cmd.Env = append(os.Environ(), asRank+"=1", "XDG_RUNTIME_DIR="+dir, "EURYALE_JOB=test", "EURYALE_TIMEOUT=20s",
-			fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", size), fmt.Sprint("LOCAL_RANK=", r), fmt.Sprint("LOCAL_WORLD_SIZE=", size))
+		cmd.Env = append(os.Environ(), asRank+"=1", "XDG_RUNTIME_DIR="+dir, "EURYALE_JOB=test",
+			"EURYALE_TIMEOUT=20s",
+			fmt.Sprint("RANK=", r), fmt.Sprint("WORLD_SIZE=", size), fmt.Sprint("LOCAL_RANK=", r),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", size))
 		cmd.Env = append(cmd.Env, vars...)
 		cmd.Stderr = os.Stderr
 		in, err := cmd.StdinPipe()
@@ -175,7 +177,8 @@ func freePort(t *testing.T) int {
 
 // machines are the variables of ranks that are told to be on several machines.
 func machines(t *testing.T) []string {
-	return []string{"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "EURYALE_TOKEN=secret", "MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", freePort(t))}
+	return []string{"LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "EURYALE_TOKEN=secret",
+		"MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", freePort(t))}
 }
 
 func TestProcessesMeetAndLeave(t *testing.T) {
@@ -234,7 +237,8 @@ func TestKilledWhileMeeting(t *testing.T) {
 			dir := recordDirOf(t)
 			t.Setenv("XDG_RUNTIME_DIR", dir)
 			ps := start(t, dir, 4, []int{0, 1, 2})
-			e := Env{Launcher: "euryale run", Job: "test", Rank: 3, Size: 4, LocalRank: 3, LocalSize: 4, Timeout: long}
+			e := Env{Launcher: "euryale run", Job: "test", Rank: 3, Size: 4, LocalRank: 3,
+				LocalSize: 4, Timeout: long}
 			store := dialAs(t, e)
 			for r := range 3 {
 				if _, err := store.Get(within(t, long), rankKey(joinKey, r)); err != nil {
@@ -244,7 +248,8 @@ func TestKilledWhileMeeting(t *testing.T) {
 			ps[victim].signal(syscall.SIGKILL)
 			for r, p := range ps {
 				if r != victim {
-					p.expect(t, notice, "error", fmt.Sprintf("rank %d: join job test", r), fmt.Sprintf("rank %d is down", victim))
+					p.expect(t, notice, "error", fmt.Sprintf("rank %d: join job test", r),
+						fmt.Sprintf("rank %d is down", victim))
 				}
 			}
 			store.Close()
@@ -306,7 +311,8 @@ func joinAll(t *testing.T, all []Env) ([]*World, []error) {
 }
 
 func closeWorlds(ws []*World) {
-	each(slices.DeleteFunc(slices.Clone(ws), func(w *World) bool { return w == nil }), func(w *World) { w.Close() })
+	each(slices.DeleteFunc(slices.Clone(ws), func(w *World) bool { return w == nil }),
+		func(w *World) { w.Close() })
 }
 
 // local returns the Envs of a job on this machine.
@@ -314,7 +320,8 @@ func local(t *testing.T, size int, timeout time.Duration) []Env {
 	t.Setenv("XDG_RUNTIME_DIR", recordDirOf(t))
 	all := make([]Env, size)
 	for r := range all {
-		all[r] = Env{Job: t.Name(), Rank: r, Size: size, LocalRank: r, LocalSize: size, Timeout: timeout}
+		all[r] = Env{Job: t.Name(), Rank: r, Size: size, LocalRank: r, LocalSize: size,
+			Timeout: timeout}
 	}
 	return all
 }
@@ -365,7 +372,8 @@ func TestMissingRankIsNamedToAll(t *testing.T) {
 func TestMissingRank0IsNamed(t *testing.T) {
 	all := local(t, 2, 200*time.Millisecond)
 	_, errs := joinAll(t, all[1:])
-	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 0 is missing (timeout after 200ms") {
+	if err := errs[0]; err == nil ||
+		!strings.Contains(err.Error(), "rank 0 is missing (timeout after 200ms") {
 		t.Error(err)
 	}
 }
@@ -395,7 +403,8 @@ func TestTokenOfTheUserIsUsed(t *testing.T) {
 	all[0].Timeout, all[1].Timeout = 300*time.Millisecond, 300*time.Millisecond
 	all[1].Token = "another"
 	_, errs = joinAll(t, all)
-	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not take part") || !errors.Is(errs[0], errToken) {
+	if errs[0] == nil || !strings.Contains(errs[0].Error(), "rank 1 did not take part") ||
+		!errors.Is(errs[0], errToken) {
 		t.Errorf("rank 0: %v", errs[0])
 	}
 	if !errors.Is(errs[1], errToken) {
@@ -411,7 +420,8 @@ func distant(t *testing.T, size int) []Env {
 	port := freePort(t)
 	all := make([]Env, size)
 	for r := range all {
-		all[r] = Env{Job: "j", Rank: r, Size: size, LocalSize: 1, Node: r, Addr: "127.0.0.1", Port: port, Token: testToken, Timeout: 500 * time.Millisecond}
+		all[r] = Env{Job: "j", Rank: r, Size: size, LocalSize: 1, Node: r, Addr: "127.0.0.1",
+			Port: port, Token: testToken, Timeout: 500 * time.Millisecond}
 	}
 	return all
 }
@@ -450,7 +460,8 @@ func TestPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	if _, err := Join(t.Context(), all[0]); !errors.Is(err, syscall.EADDRINUSE) || !strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
+	if _, err := Join(t.Context(), all[0]); !errors.Is(err, syscall.EADDRINUSE) ||
+		!strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
 		t.Errorf("several machines: %v", err)
 	}
 	// On one machine the port is not needed: a launcher may hold it.
@@ -468,7 +479,8 @@ func TestPortInUse(t *testing.T) {
 func TestAddressOfAnotherMachine(t *testing.T) {
 	all := distant(t, 2)
 	all[0].Addr = elsewhere
-	if _, err := Join(t.Context(), all[0]); err == nil || !strings.Contains(err.Error(), "must be an address of the machine that rank 0 runs on") {
+	if _, err := Join(t.Context(), all[0]); err == nil ||
+		!strings.Contains(err.Error(), "must be an address of the machine that rank 0 runs on") {
 		t.Error(err)
 	}
 }
@@ -501,7 +513,8 @@ func TestNoteLeftBehindIsPassedOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stale := recordValue{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))), token: "old"}
+	stale := recordValue{addr: net.JoinHostPort("127.0.0.1", strconv.Itoa(freePort(t))),
+		token: "old"}
 	if err := m.write(stale); err != nil {
 		t.Fatal(err)
 	}
@@ -534,7 +547,8 @@ func TestTwoJobsOfOneName(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.end()
-	if _, err := Join(t.Context(), all[0]); err == nil || !strings.Contains(err.Error(), "EURYALE_JOB") {
+	if _, err := Join(t.Context(), all[0]); err == nil ||
+		!strings.Contains(err.Error(), "EURYALE_JOB") {
 		t.Error(err)
 	}
 	if _, ok := m.read(); !ok {
@@ -571,9 +585,11 @@ func homeless(t *testing.T) {
 
 func TestUnsafeDirectoryIsRefused(t *testing.T) {
 	for what, make := range map[string]func(dir string) error{
-		"open to others": func(dir string) error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755)) },
-		"a link":         func(dir string) error { return os.Symlink(t.TempDir(), dir) },
-		"a file":         func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"open to others": func(dir string) error {
+			return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755))
+		},
+		"a link": func(dir string) error { return os.Symlink(t.TempDir(), dir) },
+		"a file": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
 	} {
 		run := t.TempDir()
 		homeless(t)
@@ -581,7 +597,8 @@ func TestUnsafeDirectoryIsRefused(t *testing.T) {
 		if err := make(filepath.Join(run, fmt.Sprintf("euryale-%d", os.Getuid()))); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") || !strings.Contains(err.Error(), "set TMPDIR") {
+		if _, err := recordDir(); err == nil || !strings.Contains(err.Error(), "mode 0700") ||
+			!strings.Contains(err.Error(), "set TMPDIR") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -642,7 +659,8 @@ func TestFoundMeetingDirectoryOfAnotherUserIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := recordDir()
-	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0", "set TMPDIR to a directory of user 0"} {
+	for _, part := range []string{"euryale-0 belongs to user 65534, not to user 0",
+		"set TMPDIR to a directory of user 0"} {
 		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%v lacks %q", err, part)
 		}
@@ -692,9 +710,11 @@ func TestWhoReportsAnEndWaitsForTheDirectoryOfTheRanks(t *testing.T) {
 	}
 	dir := filepath.Join(temp, fmt.Sprintf("euryale-%d", os.Getuid()))
 	for what, make := range map[string]func() error{
-		"theirs":          func() error { return os.Mkdir(dir, 0o700) },
-		"another's":       func() error { return os.Symlink(temp, dir) },
-		"of no safe mode": func() error { return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755)) },
+		"theirs":    func() error { return os.Mkdir(dir, 0o700) },
+		"another's": func() error { return os.Symlink(temp, dir) },
+		"of no safe mode": func() error {
+			return errors.Join(os.Mkdir(dir, 0o700), os.Chmod(dir, 0o755))
+		},
 	} {
 		if err := make(); err != nil {
 			t.Fatal(err)
@@ -725,7 +745,9 @@ func TestFoundFilesOfKilledMeetingsAreSwept(t *testing.T) {
 	}
 	dir := filepath.Dir(m.path)
 	other := filepath.Join(dir, strings.Repeat("0a", keyBytes))
-	for _, path := range []string{other, other + newName, filepath.Join(dir, strings.Repeat("0b", keyBytes)) + newName, filepath.Join(dir, strings.Repeat("0c", keyBytes)) + lockName} {
+	for _, path := range []string{other, other + newName,
+		filepath.Join(dir, strings.Repeat("0b", keyBytes)) + newName, filepath.Join(
+			dir, strings.Repeat("0c", keyBytes)) + lockName} {
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -790,7 +812,8 @@ func TestFoundNodesOfOneMachineMeet(t *testing.T) {
 			}
 			for r, w := range ws {
 				if w.Node != 0 || w.LocalRank != r || w.LocalSize != 4 {
-					t.Errorf("rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank, w.LocalSize)
+					t.Errorf("rank %d: node %d, local rank %d of %d", r, w.Node, w.LocalRank,
+						w.LocalSize)
 				}
 			}
 			closeWorlds(ws)
@@ -802,7 +825,8 @@ func TestRankOfAMachineThatNobodyReachesIsExplained(t *testing.T) {
 	all := distant(t, 2)
 	all[0].Token = "guessed"
 	_, errs := joinAll(t, all[:1])
-	for _, part := range []string{"rank 1 did not take part", "ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
+	for _, part := range []string{"rank 1 did not take part",
+		"ranks on other machines cannot reach 127.0.0.1", "EURYALE_TOKEN to 16 bytes"} {
 		if errs[0] == nil || !strings.Contains(errs[0].Error(), part) {
 			t.Errorf("%v lacks %q", errs[0], part)
 		}
@@ -856,14 +880,16 @@ func TestDirectoriesThatDifferAreNamed(t *testing.T) {
 	for r := range dirs {
 		t.Run(fmt.Sprint("rank ", r), func(t *testing.T) {
 			ps := start(t, dirs[r], 2, []int{r}, short...)
-			ps[r].expect(t, long, "rank", `XDG_RUNTIME_DIR="`+dirs[r]+`"`, "TMPDIR=", "the same on all ranks")
+			ps[r].expect(t, long, "rank", `XDG_RUNTIME_DIR="`+dirs[r]+`"`, "TMPDIR=",
+				"the same on all ranks")
 		})
 	}
 }
 
 func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 	for ended := range 2 {
-		for name, all := range map[string][]Env{"one machine": local(t, 2, long), "by an address": distant(t, 2)} {
+		for name, all := range map[string][]Env{"one machine": local(t, 2, long),
+			"by an address": distant(t, 2)} {
 			if ended == 0 && name == "by an address" {
 				continue // rank 0 serves the store, so there is nobody to tell
 			}
@@ -875,7 +901,10 @@ func TestFoundRankThatEndedBeforeItJoinedIsNamed(t *testing.T) {
 				go func() { told <- Ended(ctx, all[1], ended, errors.New("exit status 0")) }()
 				_, err := Join(t.Context(), all[1-ended])
 				var f *Failure
-				if !errors.As(err, &f) || f.Rank != ended || !strings.Contains(err.Error(), fmt.Sprintf("rank %d is down: its process ended with exit status 0 before it joined", ended)) {
+				if !errors.As(err, &f) || f.Rank != ended ||
+					!strings.Contains(err.Error(),
+						fmt.Sprintf("rank %d is down: its process ended with exit status 0 "+
+							"before it joined", ended)) {
 					t.Errorf("got %v", err)
 				}
 				if ended == 0 {
@@ -924,7 +953,8 @@ func TestFoundHydraRanksFindTheirLauncher(t *testing.T) {
 			cmd := exec.Command("sh", "-c", script, os.Args[0])
 			cmd.Env = append(os.Environ(), asRank+"=launcher", "PMI_RANK=7")
 			out, err := cmd.Output()
-			if want := fmt.Sprint(os.Getpid(), "-"); err != nil || !strings.HasPrefix(string(out), want) {
+			if want := fmt.Sprint(os.Getpid(), "-"); err != nil ||
+				!strings.HasPrefix(string(out), want) {
 				t.Errorf("started by %q (%v), want process %s", out, err, want)
 			}
 		})

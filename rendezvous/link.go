@@ -23,7 +23,8 @@ type link struct {
 }
 
 func newLink(conn net.Conn, timeout time.Duration) *link {
-	l := &link{conn: conn, timeout: timeout, out: make(chan frame, queued), written: make(chan struct{})}
+	l := &link{conn: conn, timeout: timeout, out: make(chan frame, queued),
+		written: make(chan struct{})}
 	l.over, l.end = context.WithCancelCause(context.Background())
 	context.AfterFunc(l.over, func() { conn.Close() })
 	go l.write()

@@ -24,7 +24,8 @@ type Listener struct {
 // name, at the address by which this rank reaches the others. A stranger's connection
 // changes nothing: both ends prove the job's token first, as those of the store do, and
 // the proof is worth nothing under another name. Each connection is given to serve, which
-// closes it, in a goroutine of its own. With TLS it is a [*tls.Conn]. A World from [New] needs the Token of its Env.
+// closes it, in a goroutine of its own. With TLS it is a [*tls.Conn]. A World from [New] needs the
+// Token of its Env.
 func (w *World) Listen(name string, serve func(rank int, conn net.Conn)) (*Listener, error) {
 	token, err := w.Secret(name)
 	if err != nil {
@@ -50,12 +51,15 @@ func (w *World) Interface() (net.Interface, error) {
 	own := net.ParseIP(w.host)
 	all, err := net.Interfaces()
 	if err != nil {
-		return net.Interface{}, fmt.Errorf("rendezvous: rank %d: network interfaces: %w", w.Rank, err)
+		return net.Interface{}, fmt.Errorf("rendezvous: rank %d: network interfaces: %w",
+			w.Rank, err)
 	}
 	for _, i := range all {
 		addrs, err := i.Addrs()
 		if err != nil {
-			return net.Interface{}, fmt.Errorf("rendezvous: rank %d: addresses of network interface %s: %w", w.Rank, i.Name, err)
+			return net.Interface{},
+				fmt.Errorf("rendezvous: rank %d: addresses of network interface %s: %w", w.Rank,
+					i.Name, err)
 		}
 		for _, a := range addrs {
 			if n, ok := a.(*net.IPNet); ok && n.IP.Equal(own) {
@@ -63,7 +67,8 @@ func (w *World) Interface() (net.Interface, error) {
 			}
 		}
 	}
-	return net.Interface{}, fmt.Errorf("rendezvous: rank %d: no network interface of this machine has the address %s, by which it reaches rank 0", w.Rank, w.host)
+	return net.Interface{}, fmt.Errorf("rendezvous: rank %d: no network interface of this "+
+		"machine has the address %s, by which it reaches rank 0", w.Rank, w.host)
 }
 
 // Addr returns the address for [World.Dial].
@@ -98,8 +103,8 @@ func (l *Listener) take(conn net.Conn) {
 }
 
 // Dial connects to the [Listener] of a rank that has the same name, at its Addr. A storm of
-// strangers, for which the listener drops connections that have not proven the token yet, delays it:
-// it tries again until ctx ends, a rank is lost, or for Timeout.
+// strangers, for which the listener drops connections that have not proven the token yet, delays
+// it: it tries again until ctx ends, a rank is lost, or for Timeout.
 func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (net.Conn, error) {
 	token, err := w.Secret(name)
 	if err != nil {
@@ -116,11 +121,13 @@ func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (n
 			conn.Close()
 			err = fmt.Errorf("%v answers", peer)
 		}
-		if last == nil || !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		if last == nil || !errors.Is(err, context.DeadlineExceeded) &&
+			!errors.Is(err, os.ErrDeadlineExceeded) {
 			last = err
 		}
 		if !hungUp(err) || w.Failure() != nil {
-			return nil, fmt.Errorf("rendezvous: rank %d: connect to rank %d at %s: %w", w.Rank, rank, addr, last)
+			return nil, fmt.Errorf("rendezvous: rank %d: connect to rank %d at %s: %w", w.Rank,
+				rank, addr, last)
 		}
 	}
 }
@@ -138,14 +145,16 @@ func hungUp(err error) bool {
 // identity is what this rank says of itself to others than the store.
 func (w *World) identity() identity {
 	host, _ := os.Hostname() // only for messages
-	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol, job: label(w.Name), host: label(host), tls: w.TLS}
+	return identity{rank: w.Rank, size: w.Size, pid: os.Getpid(), protocol: protocol,
+		job: label(w.Name), host: label(host), tls: w.TLS}
 }
 
-// Secret derives 32 bytes from the job's token and a name: the same on all ranks, and known to nobody else. Without a
-// token, as in a World from [New] whose Env has none, it is an error.
+// Secret derives 32 bytes from the job's token and a name: the same on all ranks, and known to
+// nobody else. Without a token, as in a World from [New] whose Env has none, it is an error.
 func (w *World) Secret(name string) (string, error) {
 	if w.token == "" {
-		return "", errors.New("rendezvous: connections between ranks need a secret: give New an Env with a Token, the same on all ranks")
+		return "", errors.New("rendezvous: connections between ranks need a secret: give New an " +
+			"Env with a Token, the same on all ranks")
 	}
 	return string(mac(w.token, kindHello, []byte(w.Name+"\n"), []byte(name))), nil
 }

@@ -16,7 +16,10 @@ import (
 // greeter listens on a rank, and tells every other rank its number.
 func greeter(t *testing.T, w *World, name string) *Listener {
 	t.Helper()
-	l, err := w.Listen(name, func(rank int, conn net.Conn) { conn.Write([]byte{byte(rank)}); conn.Close() })
+	l, err := w.Listen(name, func(rank int, conn net.Conn) {
+		conn.Write([]byte{byte(rank)})
+		conn.Close()
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +37,8 @@ func TestRanksConnectToEachOther(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			if text, err := io.ReadAll(conn); err != nil || len(text) != 1 || int(text[0]) != w.Rank {
+			if text, err := io.ReadAll(conn); err != nil || len(text) != 1 ||
+				int(text[0]) != w.Rank {
 				t.Errorf("rank %d is called %v, %v", w.Rank, text, err)
 			}
 		})
@@ -53,9 +57,15 @@ func TestConnectionIsForOneNameOfOneJob(t *testing.T) {
 	l := greeter(t, worlds[0], "board")
 	defer l.Close()
 	for want, dial := range map[string]func() (net.Conn, error){
-		"another name": func() (net.Conn, error) { return worlds[1].Dial(within(t, long), "other", 0, l.Addr()) },
-		"another job":  func() (net.Conn, error) { return others[1].Dial(within(t, long), "board", 0, l.Addr()) },
-		"another rank": func() (net.Conn, error) { return worlds[1].Dial(within(t, long), "board", 1, l.Addr()) },
+		"another name": func() (net.Conn, error) {
+			return worlds[1].Dial(within(t, long), "other", 0, l.Addr())
+		},
+		"another job": func() (net.Conn, error) {
+			return others[1].Dial(within(t, long), "board", 0, l.Addr())
+		},
+		"another rank": func() (net.Conn, error) {
+			return worlds[1].Dial(within(t, long), "board", 1, l.Addr())
+		},
 	} {
 		conn, err := dial()
 		if err == nil {
@@ -76,7 +86,9 @@ func TestStrangerDoesNotReachAListener(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) { t.Error("a stranger was served") })
+	l, err := worlds[0].Listen("board", func(rank int, conn net.Conn) {
+		t.Error("a stranger was served")
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +190,8 @@ func TestStrangersDoNotDisturbAListener(t *testing.T) {
 	garbage := make([]byte, 2<<20)
 	rand.NewChaCha8([32]byte{1}).Read(garbage)
 	silentStrangers(t, l.Addr(), 300, false)
-	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage, "a handshake and garbage": append(handshake, garbage...)} {
+	for what, text := range map[string][]byte{"a replayed handshake": handshake, "garbage": garbage,
+		"a handshake and garbage": append(handshake, garbage...)} {
 		conn, err := net.Dial("tcp", l.Addr())
 		if err != nil {
 			t.Fatal(err)

@@ -145,7 +145,8 @@ func (m *memStore) Add(ctx context.Context, key string, delta int64) (int64, err
 	return m.t.add(key, delta)
 }
 
-func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
+func (m *memStore) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
+	error) {
 	if err := m.check(ctx, key, new); err != nil {
 		return nil, false, err
 	}

@@ -48,7 +48,8 @@ func (w *World) Stopped() (stopped []Process) {
 			continue // it is gone, which the failure detector tells
 		}
 		// The name before the state is in brackets, and may have any bytes.
-		if i := bytes.LastIndexByte(stat, ')'); i >= 0 && bytes.HasPrefix(bytes.TrimSpace(stat[i+1:]), []byte("T")) {
+		if i := bytes.LastIndexByte(stat, ')'); i >= 0 &&
+			bytes.HasPrefix(bytes.TrimSpace(stat[i+1:]), []byte("T")) {
 			stopped = append(stopped, p)
 		}
 	}

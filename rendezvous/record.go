@@ -51,7 +51,8 @@ func (v recordValue) encode() string {
 
 func decodeRecord(text string) (recordValue, bool) {
 	lines := strings.Split(text, "\n")
-	if len(lines) != 5 || lines[0] != recordHead || (lines[1] == "") == (lines[3] == "") || lines[4] != "" {
+	if len(lines) != 5 || lines[0] != recordHead || (lines[1] == "") == (lines[3] == "") ||
+		lines[4] != "" {
 		return recordValue{}, false
 	}
 	return recordValue{addr: lines[1], token: lines[2], ended: lines[3]}, true
@@ -63,7 +64,8 @@ func newJoinRecord(e Env) (*joinRecord, error) {
 	if err != nil {
 		return nil, err
 	}
-	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %d", e.Launcher, e.Job, e.Addr, e.Port, os.Getuid()))
+	key := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %d %d", e.Launcher, e.Job, e.Addr, e.Port,
+		os.Getuid()))
 	return &joinRecord{path: filepath.Join(dir, fmt.Sprintf("%x", key[:keyBytes]))}, nil
 }
 
@@ -133,7 +135,8 @@ func recordDir() (string, error) {
 		}
 		problem = err
 	}
-	return "", fmt.Errorf("make the directory for join records: %w: set TMPDIR to a directory of user %d on all ranks", problem, os.Getuid())
+	return "", fmt.Errorf("make the directory for join records: %w: set TMPDIR to a directory of "+
+		"user %d on all ranks", problem, os.Getuid())
 }
 
 // makePrivate makes a directory of mode 0700, or makes sure that it is one.
@@ -146,7 +149,8 @@ func makePrivate(dir string) error {
 		return err
 	}
 	if !info.IsDir() || info.Mode().Perm() != 0o700 {
-		return fmt.Errorf("%s is %v, and must be a directory (no link) with mode 0700", dir, info.Mode())
+		return fmt.Errorf("%s is %v, and must be a directory (no link) with mode 0700", dir,
+			info.Mode())
 	}
 	return checkOwner(dir)
 }
@@ -172,12 +176,15 @@ func checkOwner(path string) error {
 func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 	expire(filepath.Dir(m.path))
 	lock, err := lockFile(m.path + lockName)
-	for end := time.Now().Add(expireTime); errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(expireTime); errors.Is(err, unix.EWOULDBLOCK) &&
+		time.Now().Before(end) && ctx.Err() == nil; {
 		pause(ctx, pollTime) // another rank may be expiring records
 		lock, err = lockFile(m.path + lockName)
 	}
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return fmt.Errorf("another job with the same name is starting (it holds %s): give every job its own name in EURYALE_JOB, and see that only one process has RANK=0", m.path+lockName)
+		return fmt.Errorf("another job with the same name is starting (it holds %s): give every "+
+			"job its own name in EURYALE_JOB, and see that only one process has RANK=0",
+			m.path+lockName)
 	}
 	if err != nil {
 		return fmt.Errorf("lock the join record: %w", err)
@@ -256,7 +263,8 @@ func expire(dir string) {
 // clear removes the record of a rank 0 that was killed. The lock of a killed process
 // may outlive its connections a little.
 func (m *joinRecord) clear() {
-	for end := time.Now().Add(expireTime); time.Now().Before(end); pause(context.Background(), pollTime) {
+	for end := time.Now().Add(expireTime); time.Now().Before(end); pause(context.Background(),
+		pollTime) {
 		expire(filepath.Dir(m.path))
 		if _, err := os.Lstat(m.path + lockName); errors.Is(err, os.ErrNotExist) {
 			return
@@ -325,11 +333,13 @@ func (m *joinRecord) awaitChange(ctx context.Context, v recordValue) {
 
 // where names the directory of the record, and what it follows from.
 func (m *joinRecord) where() string {
-	return fmt.Sprintf("%s: that follows from XDG_RUNTIME_DIR=%q and TMPDIR=%q here, which must be the same on all ranks of a machine",
+	return fmt.Sprintf("%s: that follows from XDG_RUNTIME_DIR=%q and TMPDIR=%q here, which must "+
+		"be the same on all ranks of a machine",
 		filepath.Dir(m.path), os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"))
 }
 
 // notFound is the error of a rank that did not find rank 0.
 func notFound(ctx context.Context, last error) error {
-	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and see that all ranks are of one job", context.Cause(ctx), last)
+	return fmt.Errorf("rank 0 is missing (%w; last attempt: %w): look at its output, and see "+
+		"that all ranks are of one job", context.Cause(ctx), last)
 }

@@ -89,7 +89,8 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	defer stop()
 	id, err := s.receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
 		if !s.strangers.leave(conn) {
-			return errors.New("it was dropped for newer connections just when it had proven the token")
+			return errors.New("it was dropped for newer connections just when it had proven the " +
+				"token")
 		}
 		conn.SetDeadline(time.Time{})
 		m, err = s.admit(conn, id, welcome)
@@ -114,7 +115,8 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if first, ok := s.ranks[id.rank]; ok {
-		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on %s and process %d on %s: give every process its own RANK",
+		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on "+
+			"%s and process %d on %s: give every process its own RANK",
 			id.rank, first.pid, first.host, id.pid, id.host)}
 	}
 	if s.closing && failure != nil { // too late to be told as a member
@@ -123,7 +125,9 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	if s.closing {
 		return nil, fmt.Errorf("rank 0, which serves the store, has left the job: %w", ErrClosed)
 	}
-	m := &member{identity: id, link: newLink(conn, s.timeout), ends: map[uint64]context.CancelFunc{}, told: make(chan struct{}), serves: make(chan string, 1)}
+	m := &member{identity: id, link: newLink(conn, s.timeout),
+		ends: map[uint64]context.CancelFunc{}, told: make(chan struct{}), serves: make(
+			chan string, 1)}
 	m.untold = m.told
 	m.ctx, m.leave = context.WithCancel(s.over)
 	m.link.out <- welcome // the queue is new, so there is room
@@ -152,7 +156,8 @@ func (s *server) hearEnd(conn net.Conn, id identity, welcome frame) error {
 // the job fails; a stranger has no effect.
 func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.mu.Lock()
-	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(), err))
+	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(),
+		err))
 	s.mu.Unlock()
 	if lasting(err) && id.ended == "" {
 		s.fail(id.rank, err)
@@ -318,7 +323,8 @@ func (s *server) get(m *member, f frame) error {
 func (s *server) await(m *member, f frame, wait func(ctx context.Context) ([]byte, error)) error {
 	ctx, ok := m.begin(f.id)
 	if !ok {
-		return m.answer(f.id, nil, fmt.Errorf("a rank may wait for at most %d keys at once", waiting))
+		return m.answer(f.id, nil, fmt.Errorf("a rank may wait for at most %d keys at once",
+			waiting))
 	}
 	m.gets.Go(func() {
 		defer m.cancel(f.id)

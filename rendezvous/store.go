@@ -26,7 +26,8 @@ type Store interface {
 	// CompareAndSwap stores new under key if its value is old; an old of nil means
 	// that the key is not set. It returns the value after the call, nil if the key
 	// is not set, and whether this call stored it.
-	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool, err error)
+	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool,
+		err error)
 	// Close ends this rank's use of the store. Later calls do nothing.
 	Close() error
 }
@@ -49,7 +50,8 @@ func checkPair(key string, value []byte) error {
 	case len(key) > MaxKey:
 		return fmt.Errorf("the key has %d bytes, at most %d are allowed", len(key), MaxKey)
 	case len(value) > MaxValue:
-		return fmt.Errorf("the value of key %q has %d bytes, at most %d are allowed", key, len(value), MaxValue)
+		return fmt.Errorf("the value of key %q has %d bytes, at most %d are allowed", key,
+			len(value), MaxValue)
 	}
 	return nil
 }

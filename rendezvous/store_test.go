@@ -51,7 +51,8 @@ var stores = map[string]func(t *testing.T, n int) []Store{
 const testToken = "a token of the tests"
 
 func testIdentity(rank, size int) identity {
-	return identity{rank: rank, size: size, pid: 1000 + rank, protocol: protocol, build: "b", job: "j", host: "h"}
+	return identity{rank: rank, size: size, pid: 1000 + rank, protocol: protocol, build: "b",
+		job: "j", host: "h"}
 }
 
 func startServer(t *testing.T, size int) *server {
@@ -65,7 +66,8 @@ func startServer(t *testing.T, size int) *server {
 
 func connectRank(t *testing.T, s *server, rank int) *client {
 	t.Helper()
-	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size), handshakeTime, long)
+	c, err := dial(within(t, long), s.ln.Addr().String(), testToken, testIdentity(rank, s.me.size),
+		handshakeTime, long)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +159,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 					t.Errorf("rank %d: %s: no error", r, what)
 				}
 			}
-			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil, make([]byte, MaxValue+1)); err == nil {
+			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil,
+				make([]byte, MaxValue+1)); err == nil {
 				t.Errorf("rank %d: swap of a large value: no error", r)
 			}
 			if err := s[r].Set(ctx, strings.Repeat("/", MaxKey), nil); err != nil {
@@ -212,7 +215,8 @@ func TestAddIsAtomic(t *testing.T) {
 			distinct[n] = true
 		}
 		if len(distinct) != each*len(s) || !distinct[2*each*int64(len(s))] {
-			t.Errorf("%d distinct sums, want %d up to %d", len(distinct), each*len(s), 2*each*len(s))
+			t.Errorf("%d distinct sums, want %d up to %d", len(distinct), each*len(s),
+				2*each*len(s))
 		}
 		if got, err := s[1].Add(ctx, "sum", -1000); err != nil || got != 2*each*int64(len(s))-1000 {
 			t.Errorf("Add of a negative number = %d, %v", got, err)
@@ -222,7 +226,8 @@ func TestAddIsAtomic(t *testing.T) {
 		}
 		for r := range s {
 			s[r].Set(ctx, "text", []byte("abc"))
-			if _, err := s[r].Add(ctx, "text", 1); err == nil || !strings.Contains(err.Error(), "not an integer") {
+			if _, err := s[r].Add(ctx, "text", 1); err == nil ||
+				!strings.Contains(err.Error(), "not an integer") {
 				t.Errorf("rank %d: Add to a text: %v", r, err)
 			}
 		}
@@ -275,8 +280,10 @@ func TestSwapTellsUnsetFromEmpty(t *testing.T) {
 					before = nil
 				}
 				current, swapped, err := store.CompareAndSwap(ctx, key, before, []byte(new))
-				if err != nil || swapped != wantSwapped || string(current) != want || (current == nil) != wantNil {
-					t.Errorf("rank %d: swap %q for %q = %q (nil: %v), %v, %v", r, old, new, current, current == nil, swapped, err)
+				if err != nil || swapped != wantSwapped || string(current) != want ||
+					(current == nil) != wantNil {
+					t.Errorf("rank %d: swap %q for %q = %q (nil: %v), %v, %v", r, old, new, current,
+						current == nil, swapped, err)
 				}
 			}
 			try("", "x", false, "", true, false) // not set: empty is not nil
@@ -291,7 +298,8 @@ func TestSwapTellsUnsetFromEmpty(t *testing.T) {
 func TestWaitEndsWithContext(t *testing.T) {
 	onStores(t, func(t *testing.T, s []Store) {
 		for r := range s {
-			if _, err := s[r].Get(within(t, soon), "never"); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := s[r].Get(within(t, soon), "never"); !errors.Is(
+				err, context.DeadlineExceeded) {
 				t.Errorf("rank %d: after the deadline: %v", r, err)
 			}
 			ctx, cancel := context.WithCancel(context.Background())

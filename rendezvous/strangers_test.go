@@ -24,7 +24,8 @@ func unproven() map[string]frame {
 		"a welcome":               {kind: kindWelcome, body: make([]byte, 100)},
 		"a goodbye":               {kind: kindBye},
 		"a wrong proof":           {kind: kindProof, body: make([]byte, 100)},
-		"a value":                 {kind: kindSet, body: packBytes(packString(nil, downKey), []byte("1 "+text))},
+		"a value": {kind: kindSet, body: packBytes(packString(nil, downKey),
+			[]byte("1 "+text))},
 	}
 }
 
@@ -77,7 +78,9 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 			}
 			go squat(ln, f)
 			_, err = Join(t.Context(), all[1])
-			if !errors.Is(err, context.DeadlineExceeded) || strings.Contains(err.Error(), "stranger") || !strings.Contains(err.Error(), all[0].address()) {
+			if !errors.Is(err, context.DeadlineExceeded) ||
+				strings.Contains(err.Error(), "stranger") ||
+				!strings.Contains(err.Error(), all[0].address()) {
 				t.Errorf("ended by %v", err)
 			}
 			// When the squatter has gone, the job starts.
@@ -101,7 +104,8 @@ func TestFoundSquatterCannotEndARank(t *testing.T) {
 }
 
 func TestFoundTextOfPeersIsEscaped(t *testing.T) {
-	const evil, want = "a\x1b[2J\r\x07\u202e\u0085\xff b\n\tc", "a\\x1b[2J\\r\\a\\u202e\\u0085\uFFFD b\n\tc"
+	const evil, want = "a\x1b[2J\r\x07\u202e\u0085\xff b\n\tc",
+		"a\\x1b[2J\\r\\a\\u202e\\u0085\uFFFD b\n\tc"
 	if got := Printable(evil); got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -53,7 +53,8 @@ func (s *server) send(to []*member, f frame) {
 func (m *member) lead(others int) (addr string, err error) {
 	ctx, cancel := context.WithTimeout(m.ctx, newsTime)
 	defer cancel()
-	if err := m.link.send(ctx, frame{kind: kindServe, body: packInt(nil, int64(others))}); err != nil {
+	if err := m.link.send(ctx, frame{kind: kindServe, body: packInt(nil, int64(others))}); err !=
+		nil {
 		return "", err
 	}
 	select {
@@ -171,5 +172,6 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 
 // left is the error of a client whose server has said goodbye.
 func (c *client) left() error {
-	return fmt.Errorf("rank %d, which serves the store, has left the job: %w", c.server.rank, ErrClosed)
+	return fmt.Errorf("rank %d, which serves the store, has left the job: %w", c.server.rank,
+		ErrClosed)
 }

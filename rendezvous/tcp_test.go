@@ -75,7 +75,8 @@ func works(t *testing.T, s Store) {
 func TestWrongTokenIsRefused(t *testing.T) {
 	s := tcpServer(t, 3)
 	for _, token := range []string{"", "another", testToken + "x"} {
-		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3), handshakeTime, long)
+		_, err := dial(within(t, long), s.ln.Addr().String(), token, testIdentity(1, 3),
+			handshakeTime, long)
 		if !errors.Is(err, errToken) || !strings.Contains(err.Error(), "EURYALE_TOKEN") {
 			t.Errorf("token %q: %v", token, err)
 		}
@@ -109,7 +110,8 @@ func TestServerMustKnowTheToken(t *testing.T) {
 		proven(kindWelcome, "a guess", nonce, testIdentity(0, 2).pack()).writeTo(conn)
 		io.Copy(io.Discard, conn)
 	}()
-	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2), handshakeTime, long); !errors.Is(err, errToken) {
+	if _, err := dial(within(t, long), ln.Addr().String(), testToken, testIdentity(1, 2),
+		handshakeTime, long); !errors.Is(err, errToken) {
 		t.Errorf("an impostor was believed: %v", err)
 	}
 }
@@ -135,18 +137,29 @@ func TestRanksThatDoNotFitAreNamedOnBothSides(t *testing.T) {
 		change func(*identity)
 		want   string
 	}{
-		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 (process 1000 on h) has 4, rank 1 (process 1001 on h) has 7"},
-		"build":    {func(id *identity) { id.build = "c" }, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
-		"job":      {func(id *identity) { id.job = "k" }, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
-		"size":     {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process 1000 on h) has 3, rank 1 (process 1001 on h) has 4"},
-		"range":    {func(id *identity) { id.rank = 3 }, "rank 3 (process 1001 on h) is out of range: there are 3 ranks"},
-		"rank 0":   {func(id *identity) { id.rank = 0 }, "rank 0 (process 1001 on h) is out of range"},
+		"protocol": {func(id *identity) { id.protocol = 7 }, "protocol versions differ: rank 0 " +
+			"(process 1000 on h) has 4, rank 1 (process 1001 on h) has 7"},
+		"build": {func(id *identity) {
+			id.build = "c"
+		}, "builds differ: rank 0 (process 1000 on h) has b, rank 1 (process 1001 on h) has c"},
+		"job": {func(id *identity) {
+			id.job = "k"
+		}, "job names differ: rank 0 (process 1000 on h) has j, rank 1 (process 1001 on h) has k"},
+		"size": {func(id *identity) { id.size = 4 }, "world sizes differ: rank 0 (process " +
+			"1000 on h) has 3, rank 1 (process 1001 on h) has 4"},
+		"range": {func(id *identity) {
+			id.rank = 3
+		}, "rank 3 (process 1001 on h) is out of range: there are 3 ranks"},
+		"rank 0": {func(id *identity) {
+			id.rank = 0
+		}, "rank 0 (process 1001 on h) is out of range"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := tcpServer(t, 3)
 			id := testIdentity(1, 3)
 			c.change(&id)
-			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long)
+			_, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime,
+				long)
 			if !lasting(err) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("the rank gets %v", err)
 			}
@@ -163,7 +176,8 @@ func TestRankThatIsTakenIsRefused(t *testing.T) {
 	id := testIdentity(1, 3)
 	id.pid = 7
 	want := "two processes say that they are rank 1: process 1001 on h and process 7 on h"
-	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime, long); !lasting(err) || !strings.Contains(err.Error(), want) {
+	if _, err := dial(within(t, long), s.ln.Addr().String(), testToken, id, handshakeTime,
+		long); !lasting(err) || !strings.Contains(err.Error(), want) {
 		t.Error(err)
 	}
 	if f := down(t, s); !strings.Contains(f.Error(), want) {
@@ -178,7 +192,8 @@ func TestLostConnectionIsALostRank(t *testing.T) {
 	lost := rawRank(t, s, 2)
 	lost.Close()
 	v, err := watcher.Get(within(t, long), downKey)
-	if f := decodeFailure(v); err != nil || f.Rank != 2 || !strings.Contains(f.Error(), "process 1002 on h ended or was killed") {
+	if f := decodeFailure(v); err != nil || f.Rank != 2 ||
+		!strings.Contains(f.Error(), "process 1002 on h ended or was killed") {
 		t.Errorf("%v, %v", f, err)
 	}
 	watcher.Close()
@@ -242,7 +257,8 @@ func TestRank0LeavesFirst(t *testing.T) {
 		t.Errorf("Close of rank 0 took %v", took)
 	}
 	for _, w := range all[1:] {
-		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) || !strings.Contains(err.Error(), "rank 0, which serves the store, has left") {
+		if err := w.Barrier(t.Context(), "b"); !errors.Is(err, ErrClosed) ||
+			!strings.Contains(err.Error(), "rank 0, which serves the store, has left") {
 			t.Errorf("rank %d: %v", w.Rank, err)
 		}
 		if f := w.Failure(); f != nil {
@@ -396,7 +412,8 @@ func TestWaitsOfOneRankAreBounded(t *testing.T) {
 		frame{kind: kindGet, id: id, body: packString(nil, "never")}.writeTo(conn)
 	}
 	f, err := readFrame(conn, maxBody)
-	if err != nil || f.kind != kindFailed || f.id != waiting || !bytes.Contains(f.body, []byte("at most 1024 keys")) {
+	if err != nil || f.kind != kindFailed || f.id != waiting ||
+		!bytes.Contains(f.body, []byte("at most 1024 keys")) {
 		t.Errorf("%+v, %v", f, err)
 	}
 	// Cancelling one makes room.
@@ -479,7 +496,8 @@ func TestFramesComeBack(t *testing.T) {
 		t.Fatalf("%+v, %v", f, err)
 	}
 	u := unpacker{rest: f.body}
-	if s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int(); s != "text" || null != nil || empty == nil || len(empty) != 0 || n != -5 {
+	if s, null, empty, n := u.string(), u.bytes(), u.bytes(), u.int(); s != "text" || null != nil ||
+		empty == nil || len(empty) != 0 || n != -5 {
 		t.Errorf("%q, %v, %v, %d", s, null, empty, n)
 	}
 	if err := u.done(); err != nil {
@@ -522,11 +540,13 @@ func FuzzReadFrame(f *testing.F) {
 // shown the token. The server must stay up for others and leave nothing behind.
 func FuzzServer(f *testing.F) {
 	var requests bytes.Buffer
-	frame{kind: kindSet, id: 1, body: packBytes(packString(nil, "k"), []byte("v"))}.writeTo(&requests)
+	frame{kind: kindSet, id: 1, body: packBytes(packString(nil, "k"), []byte("v"))}.writeTo(
+		&requests)
 	frame{kind: kindGet, id: 2, body: packString(nil, "k")}.writeTo(&requests)
 	frame{kind: kindGet, id: 3, body: packString(nil, "never")}.writeTo(&requests)
 	frame{kind: kindCancel, id: 3}.writeTo(&requests)
-	frame{kind: kindSwap, id: 4, body: packBytes(packBytes(packString(nil, "k"), []byte("v")), nil)}.writeTo(&requests)
+	frame{kind: kindSwap, id: 4, body: packBytes(packBytes(packString(nil, "k"), []byte("v")),
+		nil)}.writeTo(&requests)
 	all := gathering{key: "all", size: 3, rank: 1, value: []byte("v")}
 	frame{kind: kindGather, id: 5, body: all.pack(0)}.writeTo(&requests)
 	frame{kind: kindPeek, id: 6, body: all.pack(1)}.writeTo(&requests)

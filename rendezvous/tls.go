@@ -40,8 +40,9 @@ func secured(ln net.Listener, me identity) (net.Listener, error) {
 		return nil, fmt.Errorf("make a certificate for TLS: %w", errors.Join(err, ln.Close()))
 	}
 	return tls.NewListener(ln, &tls.Config{
-		MinVersion:             tls.VersionTLS13,
-		Certificates:           []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: key}},
+		MinVersion: tls.VersionTLS13,
+		Certificates: []tls.Certificate{{Certificate: [][]byte{certificate},
+			PrivateKey: key}},
 		SessionTicketsDisabled: true, // a connection is made once
 	}), nil
 }
@@ -54,7 +55,8 @@ func overTLS(conn net.Conn) net.Conn {
 	})
 }
 
-// binding is the secret of a connection that proofs cover: none without TLS. Its handshake has finished.
+// binding is the secret of a connection that proofs cover: none without TLS. Its handshake has
+// finished.
 func binding(conn net.Conn) ([]byte, error) {
 	c, ok := conn.(*tls.Conn)
 	if !ok {
@@ -67,7 +69,8 @@ func binding(conn net.Conn) ([]byte, error) {
 // explainTLS says what to do about an error of the first words on a connection.
 func explainTLS(conn net.Conn, err error) error {
 	if c, ok := conn.(*tls.Conn); ok && !c.ConnectionState().HandshakeComplete {
-		return fmt.Errorf("no TLS with the other side: set EURYALE_TLS=1 on all ranks, or on none: %w", err)
+		return fmt.Errorf("no TLS with the other side: set EURYALE_TLS=1 on all ranks, or on "+
+			"none: %w", err)
 	}
 	return err
 }

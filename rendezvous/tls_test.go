@@ -12,7 +12,8 @@ import (
 
 // between accepts a connection to a listener in its place, and connects to it; with tls, it
 // encrypts both.
-func between(t *testing.T, addr string, tls bool) (ln net.Listener, ends func() (client, server net.Conn)) {
+func between(t *testing.T, addr string, tls bool) (ln net.Listener,
+	ends func() (client, server net.Conn)) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err == nil {
@@ -134,7 +135,8 @@ func TestAProofIsWorthNothingOnAnotherConnection(t *testing.T) {
 			relay(a, b, &wire)
 		}
 	}()
-	if _, err := ws[1].Dial(within(t, long), "data", 0, ln.Addr().String()); !errors.Is(err, errToken) && !errors.Is(err, io.EOF) {
+	if _, err := ws[1].Dial(within(t, long), "data", 0, ln.Addr().String()); !errors.Is(
+		err, errToken) && !errors.Is(err, io.EOF) {
 		t.Errorf("the error is %v", err)
 	}
 	<-over
@@ -151,7 +153,8 @@ func TestARankWithoutTLSIsExplained(t *testing.T) {
 	l := greeter(t, ws[0], "data")
 	defer l.Close()
 	ws[1].TLS = true
-	if _, err := ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr()); err == nil || !strings.Contains(err.Error(), "EURYALE_TLS") {
+	if _, err := ws[1].Dial(within(t, 3*retryTime), "data", 0, l.Addr()); err == nil ||
+		!strings.Contains(err.Error(), "EURYALE_TLS") {
 		t.Errorf("the error is %v", err)
 	}
 }

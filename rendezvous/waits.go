@@ -51,7 +51,8 @@ func (w *World) show() {
 	for {
 		now := w.waitsFor()
 		if now != said {
-			ctx, cancel := context.WithTimeout(w.down, w.Timeout/4) // a server that is stopped is known then
+			// a server that is stopped is known then
+			ctx, cancel := context.WithTimeout(w.down, w.Timeout/4)
 			err := w.inner.Set(ctx, waitsPrefix+strconv.Itoa(w.Rank), []byte(now))
 			cancel()
 			if err != nil {

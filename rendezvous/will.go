@@ -59,7 +59,8 @@ func (w *wills) instead(loss *Failure) *Failure {
 
 // loss is the failure that the end of a rank's connection is, without a will.
 func (id identity) loss(err error) *Failure {
-	return &Failure{id.rank, fmt.Errorf("its process %d on %s ended or was killed (connection lost: %w)",
+	return &Failure{id.rank, fmt.Errorf("its process %d on %s ended or was killed (connection "+
+		"lost: %w)",
 		id.pid, id.host, err)}
 }
 

@@ -13,7 +13,8 @@ import (
 // worldOver returns the World of a rank over a store of a server.
 func worldOver(t *testing.T, rank, size int, store Store) *World {
 	t.Helper()
-	w, err := New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size, Timeout: long}, store)
+	w, err := New(Env{Job: "j", Rank: rank, Size: size, LocalRank: rank, LocalSize: size,
+		Timeout: long}, store)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,7 +110,8 @@ func TestMissingAreThoseWhoDoNotWait(t *testing.T) {
 				t.Fatal(err)
 			}
 			for r, of := range c.waits {
-				if err := all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r), []byte(encodeRanks(of))); err != nil {
+				if err := all[r].inner.Set(t.Context(), fmt.Sprint(waitsPrefix, r),
+					[]byte(encodeRanks(of))); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -129,7 +131,8 @@ func TestWhoWaitsIsSeenToWaitWhileItDoes(t *testing.T) {
 			ctx := within(t, long)
 			for !slices.Equal(w[0].Missing(ctx, []int{1}), want) {
 				if ctx.Err() != nil {
-					t.Fatalf("%v are missing, want %v", w[0].Missing(context.Background(), []int{1}), want)
+					t.Fatalf("%v are missing, want %v", w[0].Missing(context.Background(),
+						[]int{1}), want)
 				}
 				if want[0] == 2 {
 					w[1].Waits([]int{2})

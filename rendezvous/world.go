@@ -73,7 +73,8 @@ type MissingError struct {
 
 // Error names the missing ranks.
 func (e *MissingError) Error() string {
-	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not take part in time (%v): look at their output, or raise EURYALE_TIMEOUT if they are only slow",
+	return fmt.Sprintf("rendezvous: rank %d: %s: %s did not take part in time (%v): look at "+
+		"their output, or raise EURYALE_TIMEOUT if they are only slow",
 		e.Rank, e.What, ranks(e.Ranks), e.Cause)
 }
 
@@ -109,9 +110,10 @@ type World struct {
 	LocalRank, LocalSize, Node int
 	// Timeout bounds every wait for another rank.
 	Timeout time.Duration
-	// LongWait is told when this rank has waited for others for 20 seconds, or for a third of Timeout
-	// if that is longer: for "rank 0" or "ranks 0, 2", which have not begun the call. A group of
-	// ranks tells it once. It is set before the first communicator is made; nil is for nobody.
+	// LongWait is told when this rank has waited for others for 20 seconds, or for a third of
+	// Timeout if that is longer: for "rank 0" or "ranks 0, 2", which have not begun the call. A
+	// group of ranks tells it once. It is set before the first communicator is made; nil is for
+	// nobody.
 	LongWait func(ranks string, waited time.Duration)
 	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
 	TLS bool
@@ -149,8 +151,10 @@ func New(e Env, store Store) (*World, error) {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
 	w := &World{
-		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize, Node: e.Node,
-		Timeout: e.Timeout, TLS: e.TLS, inner: store, watched: make(chan struct{}), token: e.Token, host: loopbackHost,
+		Name: e.Job, Rank: e.Rank, Size: e.Size, LocalRank: e.LocalRank, LocalSize: e.LocalSize,
+		Node:    e.Node,
+		Timeout: e.Timeout, TLS: e.TLS, inner: store, watched: make(chan struct{}), token: e.Token,
+		host: loopbackHost,
 	}
 	if at, ok := store.(rooted); ok {
 		w.token, w.host = at.root()
@@ -169,7 +173,8 @@ func New(e Env, store Store) (*World, error) {
 // Local returns the Worlds of size ranks that are goroutines of this process.
 // timeout bounds every wait for another rank; 0 means [DefaultTimeout].
 func Local(size int, timeout time.Duration) ([]*World, error) {
-	e := Env{Job: fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text()), Size: size, LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout), Token: rand.Text()}
+	e := Env{Job: fmt.Sprintf("local-%d-%.8s", os.Getpid(), rand.Text()), Size: size,
+		LocalSize: size, Timeout: cmp.Or(timeout, DefaultTimeout), Token: rand.Text()}
 	if err := e.check(); err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
@@ -370,7 +375,8 @@ func (w *World) late(what string, g gathering, err error) ([][]byte, error) {
 type unanswered struct{ error }
 
 func (u unanswered) Error() string {
-	return fmt.Sprintf("because of rank 0: the store, which it serves, does not answer: %v", u.error)
+	return fmt.Sprintf("because of rank 0: the store, which it serves, does not answer: %v",
+		u.error)
 }
 
 func (u unanswered) Unwrap() error { return u.error }
@@ -446,7 +452,8 @@ func (b bounded) Add(ctx context.Context, key string, delta int64) (int64, error
 	return sum, b.w.atOnce(fmt.Sprintf("add to key %q", key), err)
 }
 
-func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool, error) {
+func (b bounded) CompareAndSwap(ctx context.Context, key string, old, new []byte) ([]byte, bool,
+	error) {
 	ctx, cancel := b.w.bound(ctx)
 	defer cancel()
 	current, swapped, err := b.w.inner.CompareAndSwap(ctx, key, old, new)

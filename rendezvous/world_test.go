@@ -41,7 +41,8 @@ var worlds = map[string]func(t *testing.T, size int) []*World{
 func over(t *testing.T, all []Store) []*World {
 	ws := make([]*World, len(all))
 	for r, s := range all {
-		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all), Timeout: long, Token: testToken}, s)
+		w, err := New(Env{Job: "test", Rank: r, Size: len(all), LocalRank: r, LocalSize: len(all),
+			Timeout: long, Token: testToken}, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -82,7 +83,8 @@ func TestAllGatherInRankOrder(t *testing.T) {
 		onWorlds(t, size, func(t *testing.T, all []*World) {
 			each(all, func(w *World) {
 				for round := range 3 {
-					got, err := w.AllGather(t.Context(), fmt.Sprint("round", round), fmt.Appendf(nil, "%d of %d", w.Rank, round))
+					got, err := w.AllGather(t.Context(), fmt.Sprint("round", round),
+						fmt.Appendf(nil, "%d of %d", w.Rank, round))
 					if err != nil {
 						t.Errorf("rank %d: %v", w.Rank, err)
 						return
@@ -129,11 +131,13 @@ func TestMissingRanksAreNamed(t *testing.T) {
 			w.Timeout = 200 * time.Millisecond
 			err := w.Barrier(t.Context(), "b")
 			var missing *MissingError
-			if !errors.As(err, &missing) || !slices.Equal(missing.Ranks, []int{1, 3}) || !errors.Is(err, context.DeadlineExceeded) {
+			if !errors.As(err, &missing) || !slices.Equal(missing.Ranks, []int{1, 3}) ||
+				!errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("rank %d: %v", w.Rank, err)
 				return
 			}
-			for _, part := range []string{fmt.Sprintf("rank %d: barrier \"b\"", w.Rank), "ranks 1, 3 did not", "200ms"} {
+			for _, part := range []string{fmt.Sprintf("rank %d: barrier \"b\"", w.Rank),
+				"ranks 1, 3 did not", "200ms"} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("rank %d: %q lacks %q", w.Rank, err, part)
 				}
@@ -148,7 +152,8 @@ func TestKeyIsUsedOnce(t *testing.T) {
 			if err := w.Barrier(t.Context(), "b"); err != nil {
 				t.Error(err)
 			}
-			if err := w.Barrier(t.Context(), "b"); err == nil || !strings.Contains(err.Error(), "used before") {
+			if err := w.Barrier(t.Context(), "b"); err == nil ||
+				!strings.Contains(err.Error(), "used before") {
 				t.Errorf("second use: %v", err)
 			}
 		})
@@ -169,7 +174,8 @@ func TestFailReachesEveryRank(t *testing.T) {
 			}
 			var f *Failure
 			// Waits that are under way end, on the World and on its Store.
-			if err := w.Barrier(t.Context(), "b"); !errors.As(err, &f) || f.Rank != 2 || !strings.Contains(err.Error(), "rank 2 is down: out of paper") {
+			if err := w.Barrier(t.Context(), "b"); !errors.As(err, &f) || f.Rank != 2 ||
+				!strings.Contains(err.Error(), "rank 2 is down: out of paper") {
 				t.Errorf("rank %d: Barrier: %v", w.Rank, err)
 			}
 			if _, err := w.Store.Get(t.Context(), "never"); !errors.As(err, &f) || f.Rank != 2 {
@@ -187,14 +193,16 @@ func TestFailReachesEveryRank(t *testing.T) {
 }
 
 func TestFoundFailureIsOfTheRankThatItBeganWith(t *testing.T) {
-	missing := &MissingError{Rank: 2, What: "join", Ranks: []int{3}, Cause: context.DeadlineExceeded}
+	missing := &MissingError{Rank: 2, What: "join", Ranks: []int{3},
+		Cause: context.DeadlineExceeded}
 	onWorlds(t, 4, func(t *testing.T, all []*World) {
 		if err := all[2].Fail(fmt.Errorf("start: %w", missing)); err != nil {
 			t.Fatal(err)
 		}
 		for _, w := range all {
 			<-w.Down()
-			if f := w.Failure(); f.Rank != 3 || !strings.Contains(f.Error(), "rank 3 did not take part in time") {
+			if f := w.Failure(); f.Rank != 3 ||
+				!strings.Contains(f.Error(), "rank 3 did not take part in time") {
 				t.Errorf("rank %d: %v", w.Rank, f)
 			}
 		}
@@ -205,7 +213,8 @@ func TestStoreOfWorldEndsWithTimeout(t *testing.T) {
 	onWorlds(t, 2, func(t *testing.T, all []*World) {
 		all[1].Timeout = soon
 		_, err := all[1].Store.Get(t.Context(), "never")
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), `rank 1: get key "never": timeout after 30ms`) {
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), `rank 1: get key "never": timeout after 30ms`) {
 			t.Error(err)
 		}
 	})
@@ -326,7 +335,8 @@ func ended(ctx context.Context) error {
 }
 
 func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
-	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: soon}, silent{NewMemStore()})
+	w, err := New(Env{Job: "j", Rank: 1, Size: 2, LocalRank: 1, LocalSize: 2, Timeout: soon},
+		silent{NewMemStore()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -334,9 +344,11 @@ func TestFoundStoreThatDoesNotAnswerIsBlamedOnRank0(t *testing.T) {
 	_, added := w.Store.Add(t.Context(), "n", 1)
 	_, got := w.Store.Get(t.Context(), "k")
 	for what, err := range map[string]error{
-		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil), "add": added, "get": got,
+		"barrier": w.Barrier(t.Context(), "b"), "set": w.Store.Set(t.Context(), "k", nil),
+		"add": added, "get": got,
 	} {
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "because of rank 0: ") {
+		if !errors.Is(err, context.DeadlineExceeded) ||
+			!strings.Contains(err.Error(), "because of rank 0: ") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

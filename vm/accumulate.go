@@ -9,9 +9,9 @@ import (
 )
 
 // Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into
-// memory. Each RunAll adds the gradients of a micro-batch to those before; each n-th one exchanges the
-// sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n in the
-// graph. The bits are those of autograd's Accumulate.
+// memory. Each RunAll adds the gradients of a micro-batch to those before; each n-th one exchanges
+// the sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n
+// in the graph. The bits are those of autograd's Accumulate.
 //
 // Between the first run of a step and its last one a step is in progress: Save and Load of
 // [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another
@@ -28,11 +28,11 @@ func Accumulate(n int) Option {
 	return func(m *Machine) { m.micro.Runs, m.micro.accumulated = n, true }
 }
 
-// WithTree makes training give the same bits on any number of ranks, by autograd.WithTree: a step of
-// the solver is n micro-batches, whoever runs them, and their gradients are added in a fixed tree and
-// divided by n. A rank runs n/P consecutive micro-batches, as autograd.TreeShare says, each by a
-// RunAll; with one rank, or without [WithDataParallel], all n. The last of them exchanges and applies
-// the gradients.
+// WithTree makes training give the same bits on any number of ranks, by autograd.WithTree: a step
+// of the solver is n micro-batches, whoever runs them, and their gradients are added in a fixed
+// tree and divided by n. A rank runs n/P consecutive micro-batches, as autograd.TreeShare says,
+// each by a RunAll; with one rank, or without [WithDataParallel], all n. The last of them exchanges
+// and applies the gradients.
 //
 //	share, err := autograd.TreeShare(8, comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss
@@ -45,19 +45,19 @@ func Accumulate(n int) Option {
 //	loss, err := autograd.TreeMean(comm, losses)
 //
 // [ClipNorm] takes the norm of the sum, added up parameter by parameter. Moving averages of batch
-// norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek the
-// random numbers to the first sample of each micro-batch. The bits are those of autograd's Accumulate
-// with its WithTree. They are the same on processors of one kind: what a rank computes of a micro-batch
-// does not depend on the number of its cores, but may differ between levels of vector instructions, and
-// between hosts and GPUs.
+// norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek
+// the random numbers to the first sample of each micro-batch. The bits are those of autograd's
+// Accumulate with its WithTree. They are the same on processors of one kind: what a rank computes
+// of a micro-batch does not depend on the number of its cores, but may differ between levels of
+// vector instructions, and between hosts and GPUs.
 //
 // What a step in progress refuses is said at [Accumulate].
 //
-// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. With batch norms
-// an all-gather of their statistics in each step.
+// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. With batch
+// norms an all-gather of their statistics in each step.
 //
-// New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without [WithSolver];
-// ErrUnsupported if the communicator does not add in a tree.
+// New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without
+// [WithSolver]; ErrUnsupported if the communicator does not add in a tree.
 func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.all = true, n } }
 
 // micro is where a machine is among the micro-batches of a step.
@@ -99,9 +99,12 @@ func (m *Machine) share() (err error) {
 	case !b.accumulated && !b.Tree:
 		return nil
 	case b.accumulated && b.Tree:
-		err = fmt.Errorf("%w: with Accumulate, too: WithTree says how many micro-batches a step has", backend.ErrArgument)
+		err = fmt.Errorf(
+			"%w: with Accumulate, too: WithTree says how many micro-batches a step has",
+			backend.ErrArgument)
 	case m.solver == nil:
-		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument)
+		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too",
+			backend.ErrArgument)
 	case b.Tree:
 		ranks := 1
 		if m.parallel != nil && m.parallel.comm != nil {
@@ -109,7 +112,8 @@ func (m *Machine) share() (err error) {
 		}
 		b.Runs, err = autograd.TreeShare(b.all, ranks)
 	case b.Runs < 1:
-		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument, b.Runs)
+		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument,
+			b.Runs)
 	}
 	if err != nil {
 		return fmt.Errorf("vm: %s: %w", option, err)

@@ -31,18 +31,23 @@ func (m *model) shift(i int) {
 // TestAccumulate: steps of several micro-batches have the bits of autograd's Accumulate, with and
 // without other ranks.
 func TestAccumulate(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
-		for P := 1; P <= 3; P++ {
-			for name, build := range parallelModels {
-				t.Run(fmt.Sprint(P, " ", name), func(t *testing.T) { accumulates(t, k, P, build) })
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			for P := 1; P <= 3; P++ {
+				for name, build := range parallelModels {
+					t.Run(fmt.Sprint(P, " ", name), func(t *testing.T) {
+						accumulates(t, k, P, build)
+					})
+				}
 			}
-		}
-	})
+		})
 }
 
 func accumulates(t *testing.T, k testenv.Kind, P int, build func(testing.TB, tensor.Dtype) *model) {
 	t.Helper()
-	if err := testranks.Join(together(t, k, P, func(r ranked) error { return r.accumulate(build) })); err != nil {
+	if err := testranks.Join(together(t, k, P, func(r ranked) error {
+		return r.accumulate(build)
+	})); err != nil {
 		t.Error(err)
 	}
 }
@@ -84,7 +89,8 @@ func (r ranked) accumulate(build func(testing.TB, tensor.Dtype) *model) error {
 		}
 	}
 	err = errors.Join(m.Pull(within.params...), m.Close(), machine.Close(), dp.Close())
-	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want, slices.Equal) {
+	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want,
+		slices.Equal) {
 		err = errors.Join(err, fmt.Errorf("%v, by autograd %v", got, want))
 	}
 	sameState(r.t, inside, after)
@@ -117,7 +123,8 @@ func TestAccumulateRefused(t *testing.T) {
 		"0 micro-batches": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.Accumulate(0)},
 		"WithSolver":      {vm.Accumulate(2)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestAMachineAloneSavesAndLoads: without WithDataParallel, and with it on autograd.Solo, on the host
-// and on a device, a machine resumes with the same bits, and nobody needs to pull.
+// TestAMachineAloneSavesAndLoads: without WithDataParallel, and with it on autograd.Solo, on the
+// host and on a device, a machine resumes with the same bits, and nobody needs to pull.
 func TestAMachineAloneSavesAndLoads(t *testing.T) {
 	for place, device := range map[string]backend.Device{"host": nil, "device": fake(t)} {
 		for with, options := range map[string][]vm.Option{
@@ -73,14 +73,17 @@ func saveAlone(t *testing.T, device backend.Device, options []vm.Option) {
 // TestSaveBetweenMicroBatchesIsRefused: also by a machine without other ranks.
 func TestSaveBetweenMicroBatchesIsRefused(t *testing.T) {
 	m := mlp(t, tensor.Float64)
-	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...))
+	machine, err := vm.New(m.g, nil, vm.Accumulate(2), vm.WithSolver(&autograd.SGD{Rate: 1},
+		m.params...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := filepath.Join(t.TempDir(), "checkpoint")
 	for run := range 4 {
-		err := errors.Join(machine.RunAll(), machine.DataParallel().Save(dir, machine.Solver(), nil))
-		if middle := run%2 == 0; errors.Is(err, backend.ErrArgument) != middle || !middle && err != nil {
+		err := errors.Join(machine.RunAll(), machine.DataParallel().Save(dir, machine.Solver(),
+			nil))
+		if middle := run%2 == 0; errors.Is(err, backend.ErrArgument) != middle || !middle &&
+			err != nil {
 			t.Errorf("after run %d: %v", run, err)
 		}
 	}

@@ -77,16 +77,19 @@ func (a *attentionBench) measure(name string, operations float64, f func() error
 	})
 }
 
-// heads measures forward and backward, and the two products of the forward pass by cuBLAS, with scores in
-// memory.
+// heads measures forward and backward, and the two products of the forward pass by cuBLAS, with
+// scores in memory.
 func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	elements, rows := batch*heads*n*size, batch*heads*n
 	dense := func() kernels.HeadRows {
-		return kernels.HeadRows{Buffer: a.alloc(d, elements), Batch: heads * n * size, Head: n * size, Row: size}
+		return kernels.HeadRows{Buffer: a.alloc(d, elements), Batch: heads * n * size,
+			Head: n * size, Row: size}
 	}
-	p := kernels.Attention{Batch: batch, Heads: heads, Queries: n, Keys: n, Size: size, Scale: 1 / math.Sqrt(float64(size)),
-		Q: dense(), K: dense(), V: dense(), Y: dense(), LSE: a.alloc(backend.F32, rows)}
-	g := kernels.AttentionGrad{Attention: p, DY: dense(), DQ: dense(), DK: dense(), DV: dense(), Sums: a.alloc(backend.F32, rows)}
+	p := kernels.Attention{Batch: batch, Heads: heads, Queries: n, Keys: n, Size: size,
+		Scale: 1 / math.Sqrt(float64(size)),
+		Q:     dense(), K: dense(), V: dense(), Y: dense(), LSE: a.alloc(backend.F32, rows)}
+	g := kernels.AttentionGrad{Attention: p, DY: dense(), DQ: dense(), DK: dense(), DV: dense(),
+		Sums: a.alloc(backend.F32, rows)}
 	products, err := a.queue.NewProducts()
 	a.ok(err)
 	defer func() { a.ok(products.Close()) }()
@@ -97,16 +100,21 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 			name, operations = fmt.Sprintf("%v/d%d/T%d/causal", d, size, n), operations/2
 		}
 		a.measure(name+"/forward", operations, func() error { return a.queue.Attention(p) })
-		a.measure(name+"/backward", 2.5*operations, func() error { return a.queue.AttentionGrad(g) })
+		a.measure(name+"/backward", 2.5*operations, func() error {
+			return a.queue.AttentionGrad(g)
+		})
 	}
 	scores := a.alloc(d, rows*n)
 	matrix := func(b backend.Buffer, columns int, transposed bool) kernels.Matrix {
-		return kernels.Matrix{Buffer: b, Pitch: columns, Stride: n * columns, Transposed: transposed}
+		return kernels.Matrix{Buffer: b, Pitch: columns, Stride: n * columns,
+			Transposed: transposed}
 	}
 	ofScores := kernels.Product{Batch: batch * heads, M: n, N: n, K: size, Alpha: 1,
-		A: matrix(p.Q.Buffer, size, false), B: matrix(p.K.Buffer, size, true), C: matrix(scores, n, false)}
+		A: matrix(p.Q.Buffer, size, false), B: matrix(p.K.Buffer, size, true), C: matrix(scores, n,
+			false)}
 	ofValues := kernels.Product{Batch: batch * heads, M: n, N: size, K: n, Alpha: 1,
-		A: matrix(scores, n, false), B: matrix(p.V.Buffer, size, false), C: matrix(p.Y.Buffer, size, false)}
+		A: matrix(scores, n, false), B: matrix(p.V.Buffer, size, false), C: matrix(p.Y.Buffer, size,
+			false)}
 	a.measure(fmt.Sprintf("%v/d%d/T%d/products", d, size, n), 2*operations, func() error {
 		return errors.Join(products.Multiply(ofScores), products.Multiply(ofValues))
 	})
@@ -116,8 +124,8 @@ func (a *attentionBench) heads(d backend.DType, batch, heads, n, size int) {
 	a.free = nil
 }
 
-// BenchmarkAttentionOnGPU measures the kernels, with causal operations counted as half of all, and a graph
-// of f32 with attention beside one with its composition by products and a softmax.
+// BenchmarkAttentionOnGPU measures the kernels, with causal operations counted as half of all, and
+// a graph of f32 with attention beside one with its composition by products and a softmax.
 func BenchmarkAttentionOnGPU(b *testing.B) {
 	d := gpu(b)
 	q, err := d.NewQueue()

@@ -13,8 +13,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// selfAttention is causal attention of a linear layer, and a linear layer of it, for sequences longer than
-// a kernel's tile.
+// selfAttention is causal attention of a linear layer, and a linear layer of it, for sequences
+// longer than a kernel's tile.
 func selfAttention(t testing.TB) *model {
 	const batch, n, heads, size = 2, 70, 2, 8
 	const width = heads * size
@@ -30,13 +30,14 @@ func selfAttention(t testing.TB) *model {
 		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
 	}
 	y := must(nn.Attention(head("q"), head("k"), head("v"), nn.AttentionOptions{Causal: true}))
-	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{batch * n, width}))
+	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)),
+		tensor.Shape{batch * n, width}))
 	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(linear(y, "o"))))))
 	return m
 }
 
-// TestAttentionOfBF16: heads are read and written as they lie, without copies, and gradients are those of
-// f32 except for rounding.
+// TestAttentionOfBF16: heads are read and written as they lie, without copies, and gradients are
+// those of f32 except for rounding.
 func TestAttentionOfBF16(t *testing.T) { attentionOfBF16(t, devices) }
 
 func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
@@ -50,7 +51,8 @@ func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.D
 		}
 		defer half.Close()
 		run(t, half)
-		if text := half.Plan().String(); strings.Contains(text, "loop copy") || !strings.Contains(text, "attention-grad causal of @") {
+		if text := half.Plan().String(); strings.Contains(text, "loop copy") ||
+			!strings.Contains(text, "attention-grad causal of @") {
 			t.Errorf("%s: heads are copied in\n%s", where, text)
 		}
 		for i, p := range m.params {
@@ -61,7 +63,8 @@ func attentionOfBF16(t *testing.T, devices map[string]func(testing.TB) backend.D
 			}
 			for j, w := range want {
 				if math.Abs(got[j]-w) > 0.03*most {
-					t.Fatalf("%s: element %d of the gradient of %s is %v, want %v of up to %v", where, j, p.Name(), got[j], w, most)
+					t.Fatalf("%s: element %d of the gradient of %s is %v, want %v of up to %v",
+						where, j, p.Name(), got[j], w, most)
 				}
 			}
 		}

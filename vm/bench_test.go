@@ -25,7 +25,8 @@ func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
 		last := sizes[len(sizes)-1]
 		h, y := m.variable("x", dt, batch, sizes[0]), m.variable("y", dt, batch, last)
 		for i, size := range sizes[1:] {
-			w, b := m.variable(fmt.Sprint("w", i), dt, sizes[i], size), m.variable(fmt.Sprint("b", i), dt, 1, size)
+			w, b := m.variable(fmt.Sprint("w", i), dt, sizes[i], size),
+				m.variable(fmt.Sprint("b", i), dt, 1, size)
 			m.params = append(m.params, w, b)
 			h = must(gorgonia.BroadcastAdd(must(gorgonia.Mul(h, w)), b, nil, []byte{0}))
 			if i+2 < len(sizes) {
@@ -38,15 +39,17 @@ func layers(batch int, sizes ...int) func(testing.TB, tensor.Dtype) *model {
 	}
 }
 
-// stockConvnet is Gorgonia's example of that name as it is, three convolutions of 28x28 images, with
-// the sum of log-probabilities as loss and without dropout.
+// stockConvnet is Gorgonia's example of that name as it is, three convolutions of 28x28 images,
+// with the sum of log-probabilities as loss and without dropout.
 func stockConvnet(batch int) func(testing.TB, tensor.Dtype) *model {
 	return func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
 		h, y := m.variable("x", dt, batch, 1, 28, 28), m.variable("y", dt, batch, 10)
 		for _, shape := range [][]int{{32, 1, 3, 3}, {64, 32, 3, 3}, {128, 64, 3, 3}} {
-			h = must(gorgonia.Conv2d(h, m.learnable(dt, shape...), tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1}))
-			h = must(gorgonia.MaxPool2D(must(gorgonia.Rectify(h)), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
+			h = must(gorgonia.Conv2d(h, m.learnable(dt, shape...), tensor.Shape{3, 3}, []int{1, 1},
+				[]int{1, 1}, []int{1, 1}))
+			h = must(gorgonia.MaxPool2D(must(gorgonia.Rectify(h)), tensor.Shape{2, 2}, []int{0, 0},
+				[]int{2, 2}))
 		}
 		h = must(gorgonia.Reshape(h, tensor.Shape{batch, 128 * 3 * 3}))
 		h = must(gorgonia.Rectify(must(gorgonia.Mul(h, m.learnable(dt, 128*3*3, 625)))))
@@ -118,7 +121,8 @@ func BenchmarkTrain(b *testing.B) {
 	}
 }
 
-func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model, device backend.Device) {
+func benchmarkTrain(b *testing.B, build func(testing.TB, tensor.Dtype) *model,
+	device backend.Device) {
 	b.Run("within", func(b *testing.B) {
 		m := build(b, tensor.Float32)
 		benchmarkStep(b, m, device, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...))
@@ -152,44 +156,50 @@ func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.
 	}
 }
 
-// BenchmarkTree measures steps of eight micro-batches of eight samples on the host, with gradients added in
-// a tree and in order, in turns: the medians, and that of the ratios of neighbours.
+// BenchmarkTree measures steps of eight micro-batches of eight samples on the host, with gradients
+// added in a tree and in order, in turns: the medians, and that of the ratios of neighbours.
 func BenchmarkTree(b *testing.B) {
 	const micro, samples, steps = 8, 8, 10
-	for name, sizes := range map[string][]int{"64-128-10": {64, 128, 10}, "784-512-256-10": {784, 512, 256, 10}} {
+	for name, sizes := range map[string][]int{"64-128-10": {64, 128, 10},
+		"784-512-256-10": {784, 512, 256, 10}} {
 		for _, P := range []int{1, 2, 4, 8} {
 			b.Run(fmt.Sprint(name, "/", P), func(b *testing.B) {
 				times := make([][2]float64, b.N) // of a step
 				var lock sync.Mutex
-				err := testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P), func(r *testenv.Rank) error {
-					var machines [2]*vm.Machine
-					for i, how := range [2]vm.Option{vm.Accumulate(micro / P), vm.WithTree(micro)} {
-						lock.Lock()
-						m := layers(samples, sizes...)(b, tensor.Float32)
-						lock.Unlock()
-						var err error
-						machines[i], err = vm.New(m.g, nil, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm), how)
-						if err != nil {
-							return err
+				err := testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P),
+					func(r *testenv.Rank) error {
+						var machines [2]*vm.Machine
+						for i, how := range [2]vm.Option{vm.Accumulate(micro / P),
+							vm.WithTree(micro)} {
+							lock.Lock()
+							m := layers(samples, sizes...)(b, tensor.Float32)
+							lock.Unlock()
+							var err error
+							machines[i], err = vm.New(m.g, nil,
+								vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...),
+								vm.WithDataParallel(r.Comm), how)
+							if err != nil {
+								return err
+							}
+							defer machines[i].Close()
 						}
-						defer machines[i].Close()
-					}
-					for round := range 1 + b.N { // one to warm up
-						for turn := range machines {
-							i := (turn + round) % len(machines)
-							began := time.Now()
-							for range steps * micro / P {
-								if err := machines[i].RunAll(); err != nil {
-									return err
+						for round := range 1 + b.N { // one to warm up
+							for turn := range machines {
+								i := (turn + round) % len(machines)
+								began := time.Now()
+								for range steps * micro / P {
+									if err := machines[i].RunAll(); err != nil {
+										return err
+									}
+								}
+								if r.Comm.Rank() == 0 && round > 0 {
+									times[round-1][i] = float64(time.Since(began).Nanoseconds()) /
+										steps
 								}
 							}
-							if r.Comm.Rank() == 0 && round > 0 {
-								times[round-1][i] = float64(time.Since(began).Nanoseconds()) / steps
-							}
 						}
-					}
-					return nil
-				}))
+						return nil
+					}))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -202,8 +212,10 @@ func BenchmarkTree(b *testing.B) {
 					return all[len(all)/2]
 				}
 				b.ReportMetric(0, "ns/op") // of both together
-				b.ReportMetric(median(func(t [2]float64) float64 { return t[0] })/1e3, "us/step-in-order")
-				b.ReportMetric(median(func(t [2]float64) float64 { return t[1] })/1e3, "us/step-in-tree")
+				b.ReportMetric(median(func(t [2]float64) float64 { return t[0] })/1e3,
+					"us/step-in-order")
+				b.ReportMetric(median(func(t [2]float64) float64 { return t[1] })/1e3,
+					"us/step-in-tree")
 				b.ReportMetric(median(func(t [2]float64) float64 { return t[1] / t[0] }), "ratio")
 			})
 		}

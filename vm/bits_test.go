@@ -101,7 +101,8 @@ func doHasTheBits(t *testing.T, g *gorgonia.ExprGraph) {
 					rounding = 1e-13 * max(1, math.Abs(b[i]))
 				}
 				if !(math.Abs(a[i]-b[i]) <= rounding) && !(a[i] != a[i] && b[i] != b[i]) {
-					t.Fatalf("%v: element %d of %d is %v in a plan, %v by Do", n, i, len(a), a[i], b[i])
+					t.Fatalf("%v: element %d of %d is %v in a plan, %v by Do", n, i, len(a), a[i],
+						b[i])
 				}
 			}
 		}

@@ -13,9 +13,9 @@ import (
 // limit, as autograd.ClipNorm does, in the plan and after the exchange of [WithDataParallel]. The
 // norm is computed in float64; [Machine.Norm] returns it. Updates wait for all gradients.
 //
-// With autograd.WithParts it is the norm of the whole gradients, the same bits on all ranks that have the
-// parts: each adds up the squares of its parts, the first one also those of the gradients that all have, and
-// an all-gather of 8 bytes adds up the sums.
+// With autograd.WithParts it is the norm of the whole gradients, the same bits on all ranks that
+// have the parts: each adds up the squares of its parts, the first one also those of the gradients
+// that all have, and an all-gather of 8 bytes adds up the sums.
 //
 // RunAll returns an ErrArgument if the norm is NaN or infinite. The learnables and the solver's
 // state are unchanged then, on all ranks, and the next RunAll is the same step of the solver.
@@ -28,8 +28,8 @@ func ClipNorm(limit float64) Option {
 // clipping is the clipping of gradients in a machine.
 type clipping struct{ limit, norm float64 }
 
-// Norm returns the global norm of the gradients in the last run, before they were clipped: 0 before the
-// first run and without [ClipNorm].
+// Norm returns the global norm of the gradients in the last run, before they were clipped: 0 before
+// the first run and without [ClipNorm].
 func (m *Machine) Norm() float64 {
 	if m.clipping == nil {
 		return 0
@@ -43,9 +43,11 @@ func (m *Machine) limit() (float64, error) {
 	case c == nil:
 		return 0, nil
 	case !(c.limit > 0):
-		return 0, fmt.Errorf("vm: ClipNorm: %w: a limit of %v: it must be positive", backend.ErrArgument, c.limit)
+		return 0, fmt.Errorf("vm: ClipNorm: %w: a limit of %v: it must be positive",
+			backend.ErrArgument, c.limit)
 	case m.solver == nil:
-		return 0, fmt.Errorf("vm: ClipNorm: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument)
+		return 0, fmt.Errorf("vm: ClipNorm: %w: no solver applies the gradients: use WithSolver, "+
+			"too", backend.ErrArgument)
 	}
 	return m.clipping.limit, nil
 }
@@ -59,7 +61,8 @@ var _ exec.Placed = squares{}
 func (squares) Scratch() int { return 0 }
 
 // StartOn implements [exec.Placed]. On the host the ranks' sums are added in rank order.
-func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work,
+	error) {
 	if q == nil {
 		all := backend.View[float64](y)
 		copy(all, backend.View[float64](x[0]))
@@ -68,7 +71,8 @@ func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buff
 		}
 		return nil, nil
 	}
-	w, err := s.comm.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum, Exact: true, Origin: &backend.Origin{Purpose: backend.ForSum}}, y, x[0])
+	w, err := s.comm.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum,
+		Exact: true, Origin: &backend.Origin{Purpose: backend.ForSum}}, y, x[0])
 	if err != nil {
 		return nil, fmt.Errorf("ClipNorm: %w", err)
 	}
@@ -87,7 +91,8 @@ func (m *Machine) measure() error {
 	}
 	c.norm = norm[0]
 	if math.IsNaN(c.norm) || math.IsInf(c.norm, 0) {
-		return fmt.Errorf("vm: ClipNorm: %w: the norm of the gradients is %v: the step is left out: use a lower rate, or another batch", backend.ErrArgument, c.norm)
+		return fmt.Errorf("vm: ClipNorm: %w: the norm of the gradients is %v: the step is left "+
+			"out: use a lower rate, or another batch", backend.ErrArgument, c.norm)
 	}
 	return nil
 }

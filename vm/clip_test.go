@@ -25,7 +25,8 @@ func TestClipNorm(t *testing.T) { clipNorm(t, devices) }
 
 func clipNorm(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	models := maps.Clone(models)
-	models["30 learnables"] = func(t testing.TB, dt tensor.Dtype) *model { // more than a loop has operands
+	// more than a loop has operands
+	models["30 learnables"] = func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
 		sum := m.variable("x", dt, 3)
 		for i := range 30 {
@@ -86,7 +87,8 @@ func TestClipNormOfNothing(t *testing.T) {
 			pull(t, machine, m.params)
 			before := m.weights(t)
 			x.Data().([]float32)[0] = float32(math.Inf(1))
-			if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "+Inf") || !math.IsInf(machine.Norm(), 1) {
+			if err := machine.RunAll(); !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "+Inf") || !math.IsInf(machine.Norm(), 1) {
 				t.Errorf("%v, with the norm %v", err, machine.Norm())
 			}
 			pull(t, machine, m.params)
@@ -94,7 +96,8 @@ func TestClipNormOfNothing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 || !slices.Equal(m.weights(t)[1], before[1]) {
+			if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
+				!slices.Equal(m.weights(t)[1], before[1]) {
 				t.Errorf("after %d steps %v, before %v", steps, m.weights(t), before)
 			}
 			x.Data().([]float32)[0] = float32(before[0][0])
@@ -107,10 +110,12 @@ func TestClipNormOfNothing(t *testing.T) {
 func TestClipNormRefused(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	for want, options := range map[string][]vm.Option{
-		"must be positive": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.ClipNorm(math.NaN())},
-		"WithSolver":       {vm.ClipNorm(1)},
+		"must be positive": {vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+			vm.ClipNorm(math.NaN())},
+		"WithSolver": {vm.ClipNorm(1)},
 	} {
-		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), want) {
+		if _, err := vm.New(m.g, nil, options...); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -118,77 +123,87 @@ func TestClipNormRefused(t *testing.T) {
 
 // TestClipNormOfAllRanks: the norm covers the gradients of all ranks, and all stay alike.
 func TestClipNormOfAllRanks(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
-		const P = 3
-		norms := make([]float64, P)
-		err := testranks.Join(together(t, k, P, func(r ranked) error {
-			m := r.build(mlp)
-			machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)), vm.ClipNorm(1e-3))
-			if err != nil {
-				return err
-			}
-			for range 4 {
-				if err := machine.RunAll(); err != nil {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			const P = 3
+			norms := make([]float64, P)
+			err := testranks.Join(together(t, k, P, func(r ranked) error {
+				m := r.build(mlp)
+				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1},
+					m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)),
+					vm.ClipNorm(1e-3))
+				if err != nil {
 					return err
 				}
+				for range 4 {
+					if err := machine.RunAll(); err != nil {
+						return err
+					}
+				}
+				norms[r.Comm.Rank()] = machine.Norm()
+				return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(),
+					machine.Close())
+			}))
+			if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
+				t.Errorf("the norms are %v: %v", norms, err)
 			}
-			norms[r.Comm.Rank()] = machine.Norm()
-			return errors.Join(machine.Pull(m.params...), machine.DataParallel().Check(), machine.Close())
-		}))
-		if err != nil || norms[0] == 0 || norms[1] != norms[0] || norms[2] != norms[0] {
-			t.Errorf("the norms are %v: %v", norms, err)
-		}
-	})
+		})
 }
 
-// TestClipNormOfParts: ranks with parts of w, and all of v, clip by one norm, in which w counts whole and v
-// once, as the first rank has it; where it is not finite, no rank makes a step.
+// TestClipNormOfParts: ranks with parts of w, and all of v, clip by one norm, in which w counts
+// whole and v once, as the first rank has it; where it is not finite, no rank makes a step.
 func TestClipNormOfParts(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T, k testenv.Kind) {
-		const P = 3
-		err := testranks.Join(together(t, k, P, func(r ranked) error {
-			rank := r.Comm.Rank()
-			data, err := r.Comm.Split(rank, 0)
-			if err != nil {
-				return err
-			}
-			r.lock.Lock()
-			v := vector(1, 2)
-			m := product(t, v, vector(3, 4+float32(rank)))
-			r.lock.Unlock()
-			machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.ClipNorm(1),
-				vm.WithDataParallel(data, autograd.WithParts(r.Comm, map[string]int{"w": 0})))
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(machine.RunAll(), machine.Pull(m.params...)); err != nil {
-				return err
-			}
-			norm := math.Sqrt(3*3 + 4*4 + P*(1+2*2))
-			if machine.Norm() != norm || math.Abs(m.weights(t)[1][0]-(3-1/norm)) > 1e-6 {
-				t.Errorf("rank %d: the norm is %v, want %v; w is %v", rank, machine.Norm(), norm, m.weights(t)[1])
-			}
-			before := m.weights(t)
-			if rank == 1 {
-				v.Data().([]float32)[0] = float32(math.Inf(1))
-				before[0][0] = math.Inf(1)
-			}
-			err = machine.RunAll()
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "the step is left out") {
-				return fmt.Errorf("with a gradient that is not finite: %w", err)
-			}
-			if err := machine.Pull(m.params...); err != nil {
-				return err
-			}
-			for i, w := range m.weights(t) {
-				if !slices.Equal(w, before[i]) {
-					t.Errorf("rank %d: %s is %v, before %v", rank, m.params[i].Name(), w, before[i])
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			const P = 3
+			err := testranks.Join(together(t, k, P, func(r ranked) error {
+				rank := r.Comm.Rank()
+				data, err := r.Comm.Split(rank, 0)
+				if err != nil {
+					return err
 				}
+				r.lock.Lock()
+				v := vector(1, 2)
+				m := product(t, v, vector(3, 4+float32(rank)))
+				r.lock.Unlock()
+				machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1},
+					m.params...), vm.ClipNorm(1),
+					vm.WithDataParallel(data, autograd.WithParts(r.Comm, map[string]int{"w": 0})))
+				if err != nil {
+					return err
+				}
+				if err := errors.Join(machine.RunAll(), machine.Pull(m.params...)); err != nil {
+					return err
+				}
+				norm := math.Sqrt(3*3 + 4*4 + P*(1+2*2))
+				if machine.Norm() != norm || math.Abs(m.weights(t)[1][0]-(3-1/norm)) > 1e-6 {
+					t.Errorf("rank %d: the norm is %v, want %v; w is %v", rank, machine.Norm(),
+						norm,
+						m.weights(t)[1])
+				}
+				before := m.weights(t)
+				if rank == 1 {
+					v.Data().([]float32)[0] = float32(math.Inf(1))
+					before[0][0] = math.Inf(1)
+				}
+				err = machine.RunAll()
+				if !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(err.Error(), "the step is left out") {
+					return fmt.Errorf("with a gradient that is not finite: %w", err)
+				}
+				if err := machine.Pull(m.params...); err != nil {
+					return err
+				}
+				for i, w := range m.weights(t) {
+					if !slices.Equal(w, before[i]) {
+						t.Errorf("rank %d: %s is %v, before %v", rank, m.params[i].Name(), w,
+							before[i])
+					}
+				}
+				return errors.Join(machine.Close(), data.Close())
+			}))
+			if err != nil {
+				t.Error(err)
 			}
-			return errors.Join(machine.Close(), data.Close())
-		}))
-		if err != nil {
-			t.Error(err)
-		}
-	})
+		})
 }

@@ -12,11 +12,14 @@ import (
 // GPU.
 func TestNumbersThatAreNotFiniteAreAsInPyTorchOnGPU(t *testing.T) {
 	d := gpu(t)
-	asInPyTorch(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})
+	asInPyTorch(t, map[string]func(testing.TB) backend.Device{
+		"gpu": func(testing.TB) backend.Device { return d }})
 }
 
 // TestNaNWinsReductionsOnGPU is TestNaNWinsReductions on a GPU.
 func TestNaNWinsReductionsOnGPU(t *testing.T) {
 	d := gpu(t)
-	nanWins(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device { return d }})
+	nanWins(t, map[string]func(testing.TB) backend.Device{"gpu": func(testing.TB) backend.Device {
+		return d
+	}})
 }

@@ -26,7 +26,8 @@ func asInPyTorch(t *testing.T, devices map[string]func(testing.TB) backend.Devic
 		d := device(t)
 		for i, c := range cases {
 			t.Run(fmt.Sprint(where, " ", c.Op, " ", c.DType, " ", i), func(t *testing.T) {
-				conventional(t, conventions.VM, c, func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+				conventional(t, conventions.VM, c, func(g *gorgonia.ExprGraph) (gorgonia.VM,
+					error) {
 					return vm.New(g, d)
 				})
 			})
@@ -53,7 +54,8 @@ func TestOursOnTheTapeMachineAreAsInPyTorch(t *testing.T) {
 }
 
 // conventional runs a case three times.
-func conventional(t *testing.T, e conventions.Runner, c conventions.Case, machine conventions.Maker) {
+func conventional(t *testing.T, e conventions.Runner, c conventions.Case,
+	machine conventions.Maker) {
 	t.Helper()
 	all, err := c.Compute(3, machine)
 	if err != nil {
@@ -73,7 +75,8 @@ func conventional(t *testing.T, e conventions.Runner, c conventions.Case, machin
 func sameResults(a, b conventions.Results) bool {
 	same := func(x, y conventions.Numbers) bool {
 		for i := range x {
-			if math.Float64bits(x[i]) != math.Float64bits(y[i]) && !(math.IsNaN(x[i]) && math.IsNaN(y[i])) {
+			if math.Float64bits(x[i]) != math.Float64bits(y[i]) &&
+				!(math.IsNaN(x[i]) && math.IsNaN(y[i])) {
 				return false
 			}
 		}
@@ -89,8 +92,12 @@ func sameResults(a, b conventions.Results) bool {
 // TestEveryConventionIsSeen: docs/ops.md has no convention that no engine follows.
 func TestEveryConventionIsSeen(t *testing.T) {
 	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
-		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
-		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
+		conventions.VM: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+			return vm.New(g, nil)
+		},
+		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+			return gorgonia.NewTapeMachine(g), nil
+		},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -117,13 +124,15 @@ func TestNaNWinsReductions(t *testing.T) { nanWins(t, devices) }
 func nanWins(t *testing.T, devices map[string]func(testing.TB) backend.Device) {
 	for where, device := range devices {
 		d := device(t)
-		for name, reduce := range map[string]reduction{"sum": gorgonia.Sum, "mean": gorgonia.Mean, "max": gorgonia.Max} {
+		for name, reduce := range map[string]reduction{"sum": gorgonia.Sum, "mean": gorgonia.Mean,
+			"max": gorgonia.Max} {
 			for _, shape := range [][]int{{3, 5}, {1, 700}, {700, 1}, {130, 70}, {40, 1100}} {
 				for _, axes := range [][]int{{0}, {1}, {0, 1}} {
 					for dt := range tolerances {
-						t.Run(fmt.Sprint(where, " ", name, " ", shape, axes, dt), func(t *testing.T) {
-							oneNaN(t, d, reduce, dt, shape, axes)
-						})
+						t.Run(fmt.Sprint(where, " ", name, " ", shape, axes, dt),
+							func(t *testing.T) {
+								oneNaN(t, d, reduce, dt, shape, axes)
+							})
 					}
 				}
 			}
@@ -183,7 +192,8 @@ func oneNaN(t *testing.T, d backend.Device, reduce reduction, dt tensor.Dtype, s
 func TestNormsThatOverflowAreNaN(t *testing.T) {
 	for where, device := range devices {
 		d := device(t)
-		for name, build := range map[string]func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error){
+		for name, build := range map[string]func(x, gain, bias *gorgonia.Node) (*gorgonia.Node,
+			error){
 			"batch": func(x, gain, bias *gorgonia.Node) (*gorgonia.Node, error) {
 				y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, 1e-5)
 				return y, err
@@ -207,7 +217,8 @@ func TestNormsThatOverflowAreNaN(t *testing.T) {
 			}
 			for range 3 {
 				if run(t, v); !math.IsNaN(float64(m.loss.Data().(float32))) {
-					t.Errorf("%s: the loss of a %s norm of 1e30 is %v, want NaN", where, name, m.loss)
+					t.Errorf("%s: the loss of a %s norm of 1e30 is %v, want NaN", where, name,
+						m.loss)
 				}
 			}
 			if err := v.Close(); err != nil {

@@ -17,8 +17,12 @@ import (
 
 // costs are losses of a linear layer's outputs and weights, by their last operation.
 var costs = map[string]func(d, w, label *gorgonia.Node) *gorgonia.Node{
-	"mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Mean(must(gorgonia.Square(d)))) },
-	"sum":  func(d, _, _ *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(must(gorgonia.Square(d)))) },
+	"mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.Mean(must(gorgonia.Square(d))))
+	},
+	"sum": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
+		return must(gorgonia.Sum(must(gorgonia.Square(d))))
+	},
 	"minus a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
 		return must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.Square(d))))))
 	},
@@ -29,10 +33,12 @@ var costs = map[string]func(d, w, label *gorgonia.Node) *gorgonia.Node{
 		return must(gorgonia.Mean(must(gorgonia.Abs(d))))
 	},
 	"quotient": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.HadamardDiv(must(gorgonia.Sum(must(gorgonia.Square(d)))), gorgonia.NewConstant(4.0)))
+		return must(gorgonia.HadamardDiv(must(gorgonia.Sum(must(gorgonia.Square(d)))),
+			gorgonia.NewConstant(4.0)))
 	},
 	"mean and a penalty": func(d, w, _ *gorgonia.Node) *gorgonia.Node {
-		penalty := must(gorgonia.Mul(gorgonia.NewConstant(0.5), must(gorgonia.Sum(must(gorgonia.Square(w))))))
+		penalty := must(gorgonia.Mul(gorgonia.NewConstant(0.5),
+			must(gorgonia.Sum(must(gorgonia.Square(w))))))
 		return must(gorgonia.Add(must(gorgonia.Mean(must(gorgonia.Square(d)))), penalty))
 	},
 	"exponential of a mean": func(d, _, _ *gorgonia.Node) *gorgonia.Node {
@@ -40,12 +46,14 @@ var costs = map[string]func(d, w, label *gorgonia.Node) *gorgonia.Node{
 		return must(gorgonia.Exp(small))
 	},
 	"half a cross-entropy": func(d, _, label *gorgonia.Node) *gorgonia.Node {
-		return must(gorgonia.HadamardDiv(must(nn.CrossEntropy(nn.NoLabel, d, label)), gorgonia.NewConstant(2.0)))
+		return must(gorgonia.HadamardDiv(must(nn.CrossEntropy(nn.NoLabel, d, label)),
+			gorgonia.NewConstant(2.0)))
 	},
 }
 
 // layer returns a graph with one of the costs.
-func layer(t *testing.T, cost func(d, w, label *gorgonia.Node) *gorgonia.Node) (g *gorgonia.ExprGraph, w, loss *gorgonia.Node) {
+func layer(t *testing.T, cost func(d, w, label *gorgonia.Node) *gorgonia.Node) (
+	g *gorgonia.ExprGraph, w, loss *gorgonia.Node) {
 	t.Helper()
 	g = gorgonia.NewGraph()
 	given := func(name string, shape tensor.Shape, backing any) *gorgonia.Node {
@@ -118,7 +126,8 @@ func TestTheCostHasItsValueInTraining(t *testing.T) {
 
 func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
-	for _, solver := range []autograd.Solver{&autograd.SGD{Rate: 0.5}, &autograd.Momentum{Rate: 0.5}, &autograd.Adam{Rate: 0.5}, &autograd.AdamW{Rate: 0.5}} {
+	for _, solver := range []autograd.Solver{&autograd.SGD{Rate: 0.5},
+		&autograd.Momentum{Rate: 0.5}, &autograd.Adam{Rate: 0.5}, &autograd.AdamW{Rate: 0.5}} {
 		m, err := vm.New(g, nil, vm.WithSolver(solver, w))
 		if err != nil {
 			t.Fatal(err)
@@ -126,7 +135,8 @@ func TestAStepLeftInAfterWithSolverIsAnErrorThatSaysSo(t *testing.T) {
 		for range 3 {
 			run(t, m)
 			err := solver.Step(gorgonia.NodesToValueGrads(gorgonia.Nodes{w}))
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "(w)") || !strings.Contains(err.Error(), "WithSolver") {
+			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "(w)") ||
+				!strings.Contains(err.Error(), "WithSolver") {
 				t.Errorf("a Step of %T after the machine's own: %v", solver, err)
 			}
 		}

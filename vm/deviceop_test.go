@@ -24,17 +24,20 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// collectives are graphs with every kind of collective and their gradients: of pieces that lie apart or one
-// after the other, of even and uneven lengths, of transposed operands, and of extrema.
-var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error){
+// collectives are graphs with every kind of collective and their gradients: of pieces that lie
+// apart or one after the other, of even and uneven lengths, of transposed operands, and of extrema.
+var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
+	error){
 	"AllToAll": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return ops.AllToAll(comm, 1, 0, x)
 	},
 	"AllToAllUneven": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 		P := comm.Size()
-		return ops.AllToAll(comm, 0, 1, x, ops.AllToAllSplits(backend.Even(x.Shape()[0], P), slices.Repeat([]int{x.Shape()[1]}, P)))
+		return ops.AllToAll(comm, 0, 1, x, ops.AllToAllSplits(backend.Even(x.Shape()[0], P),
+			slices.Repeat([]int{x.Shape()[1]}, P)))
 	},
-	"AllReduceOfTransposed": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+	"AllReduceOfTransposed": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return ops.AllReduce(comm, backend.Sum, must(gorgonia.Transpose(x, 1, 0)))
 	},
 	"AllReduceMax": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
@@ -58,15 +61,18 @@ var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (
 		if err != nil {
 			return nil, err
 		}
-		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), must(gorgonia.Square(part)), lengths)
+		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), must(gorgonia.Square(part)),
+			lengths)
 	},
 	"OfScalars": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return ops.AllReduce(comm, backend.Avg, must(gorgonia.Sum(x)))
 	},
 }
 
-// collectiveModel has a loss that depends on y and so on the other ranks' variables, which are small integers.
-func (r ranked) collectiveModel(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error)) (*model, *gorgonia.Node) {
+// collectiveModel has a loss that depends on y and so on the other ranks' variables, which are
+// small integers.
+func (r ranked) collectiveModel(collective func(backend.Communicator,
+	*gorgonia.Node) (*gorgonia.Node, error)) (*model, *gorgonia.Node) {
 	var x *gorgonia.Node
 	m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
 		m := &model{g: gorgonia.NewGraph()}
@@ -88,15 +94,17 @@ func (r ranked) feedIntegers(x *gorgonia.Node, run int) {
 	}
 }
 
-// TestCollectivesRunOnTheDevice: no operand goes through the host, in the first run, which is step by step, and
-// in those after it, which are CUDA graphs where there are any, and no run takes memory. Losses and gradients are
-// those of a machine on the host.
+// TestCollectivesRunOnTheDevice: no operand goes through the host, in the first run, which is step
+// by step, and in those after it, which are CUDA graphs where there are any, and no run takes
+// memory. Losses and gradients are those of a machine on the host.
 func TestCollectivesRunOnTheDevice(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name, collective := range collectives {
 			for P := 2; P <= 3; P++ {
 				t.Run(fmt.Sprint(name, " ", P), func(t *testing.T) {
-					for _, err := range together(t, k, P, func(r ranked) error { return r.runsOnDevice(collective, 0) }) {
+					for _, err := range together(t, k, P, func(r ranked) error {
+						return r.runsOnDevice(collective, 0)
+					}) {
 						if err != nil {
 							t.Error(err)
 						}
@@ -107,7 +115,8 @@ func TestCollectivesRunOnTheDevice(t *testing.T) {
 	})
 }
 
-// TestSparseAllReduceRunsOnTheDevice: as other collectives, but the first run takes memory, for the residual.
+// TestSparseAllReduceRunsOnTheDevice: as other collectives, but the first run takes memory, for the
+// residual.
 func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for _, how := range []sparse.Selection{sparse.TopK(0.3), sparse.Threshold(2)} {
@@ -115,9 +124,11 @@ func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 				if r.Comm, err = sparse.New(r.Comm, how); err != nil {
 					return err
 				}
-				return errors.Join(r.runsOnDevice(func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
-					return ops.SparseAllReduce(comm, backend.Sum, x)
-				}, 1), r.Comm.Close())
+				return errors.Join(
+					r.runsOnDevice(func(comm backend.Communicator, x *gorgonia.Node) (
+						*gorgonia.Node, error) {
+						return ops.SparseAllReduce(comm, backend.Sum, x)
+					}, 1), r.Comm.Close())
 			}))
 			if err != nil {
 				t.Errorf("%v: %v", how, err)
@@ -126,8 +137,10 @@ func TestSparseAllReduceRunsOnTheDevice(t *testing.T) {
 	})
 }
 
-// runsOnDevice compares runs on the device with those of a machine on the host. From one run on they take no memory.
-func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node, error), settled int) error {
+// runsOnDevice compares runs on the device with those of a machine on the host. From one run on
+// they take no memory.
+func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Node) (*gorgonia.Node,
+	error), settled int) error {
 	const runs = 4
 	var results [2][][]float64
 	for i, device := range []backend.Device{nil, r.device} {
@@ -149,13 +162,16 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 				return errors.Join(err, m.Close())
 			}
 			if now := held(device); run >= settled && now != before {
-				return errors.Join(fmt.Errorf("run %d: the device has given out %d bytes, %d before", run, now, before), m.Close())
+				return errors.Join(
+					fmt.Errorf("run %d: the device has given out %d bytes, %d before", run, now,
+						before), m.Close())
 			}
 			dx, err := x.Grad()
 			if err != nil {
 				return errors.Join(err, m.Close())
 			}
-			results[i] = append(results[i], slices.Clone(floats(r.t, dx)), slices.Clone(floats(r.t, model.loss)))
+			results[i] = append(results[i], slices.Clone(floats(r.t, dx)),
+				slices.Clone(floats(r.t, model.loss)))
 		}
 		if err := m.Close(); err != nil {
 			return err
@@ -167,8 +183,9 @@ func (r ranked) runsOnDevice(collective func(backend.Communicator, *gorgonia.Nod
 	return nil
 }
 
-// TestLocalPartsAreViews: where an operation of ops only passes its operand on, or this rank's part of it, forward
-// or backward, a plan has no step for it. All ranks have the same x; the loss is the sum of y*y.
+// TestLocalPartsAreViews: where an operation of ops only passes its operand on, or this rank's part
+// of it, forward or backward, a plan has no step for it. All ranks have the same x; the loss is the
+// sum of y*y.
 func TestLocalPartsAreViews(t *testing.T) {
 	for name, c := range map[string]struct {
 		apply    func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error)
@@ -205,7 +222,8 @@ func TestLocalPartsAreViews(t *testing.T) {
 				return err
 			}
 			err = machine.RunAll()
-			if want, text := fmt.Sprintf("host_ops=%d", c.hostOps), machine.Plan().String(); !strings.Contains(text, want) {
+			if want, text := fmt.Sprintf("host_ops=%d", c.hostOps),
+				machine.Plan().String(); !strings.Contains(text, want) {
 				err = errors.Join(err, fmt.Errorf("no %s in %s", want, text))
 			}
 			dx, failed := x.Grad()
@@ -214,7 +232,8 @@ func TestLocalPartsAreViews(t *testing.T) {
 			}
 			for i, v := range data {
 				if got := dx.Data().([]float32)[i]; got != c.gradient*v {
-					err = errors.Join(err, fmt.Errorf("gradient %d is %v, want %v", i, got, c.gradient*v))
+					err = errors.Join(err, fmt.Errorf("gradient %d is %v, want %v", i, got,
+						c.gradient*v))
 				}
 			}
 			return err
@@ -236,15 +255,16 @@ func held(d backend.Device) (n int) {
 	return n
 }
 
-// TestDeviceOpsBesideExchanges: a graph whose ranks exchange activations in its middle and gradients at its end
-// trains to the same bits on device and host.
+// TestDeviceOpsBesideExchanges: a graph whose ranks exchange activations in its middle and
+// gradients at its end trains to the same bits on device and host.
 func TestDeviceOpsBesideExchanges(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for _, err := range together(t, k, 2, func(r ranked) error {
 			var weights [2][][]float64
 			for i, device := range []backend.Device{nil, r.device} {
 				model, x := r.collectiveModel(collectives["AllToAll"])
-				m, err := vm.New(model.g, device, vm.WithSolver(&autograd.SGD{Rate: 1. / 1024}, x), vm.WithDataParallel(r.Comm))
+				m, err := vm.New(model.g, device, vm.WithSolver(&autograd.SGD{Rate: 1. / 1024}, x),
+					vm.WithDataParallel(r.Comm))
 				if err != nil {
 					return err
 				}
@@ -319,12 +339,17 @@ func (halved) ReturnsPtr() bool      { return true }
 func (halved) CallsExtern() bool     { return false }
 func (halved) OverwritesInput() int  { return -1 }
 func (halved) WriteHash(h hash.Hash) { fmt.Fprint(h, "halved") }
-func (halved) Hashcode() uint32      { h := fnv.New32a(); h.Write([]byte("halved")); return h.Sum32() }
-func (halved) String() string        { return "halved" }
+func (halved) Hashcode() uint32 {
+	h := fnv.New32a()
+	h.Write([]byte("halved"))
+	return h.Sum32()
+}
+func (halved) String() string { return "halved" }
 
 func (halved) RunsOn(backend.Device) bool { return true }
 func (halved) Scratch() int               { return 0 }
-func (halved) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work, error) {
+func (halved) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work,
+	error) {
 	return nil, q.Scale(y, x[0], 0.5)
 }
 
@@ -345,7 +370,9 @@ func TestDeviceOp(t *testing.T) {
 						return errors.Join(err, machine.Close())
 					}
 				}
-				if want := fmt.Sprintf("host_ops=%d", map[bool]int{true: 1}[device == nil]); !strings.Contains(machine.Plan().String(), want) {
+				if want := fmt.Sprintf("host_ops=%d",
+					map[bool]int{true: 1}[device == nil]); !strings.Contains(
+					machine.Plan().String(), want) {
 					err = fmt.Errorf("no %s in %v", want, machine.Plan())
 				}
 				in, out := floats(r.t, x.Value()), floats(r.t, y.Value())

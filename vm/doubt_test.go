@@ -14,7 +14,8 @@ import (
 func TestADoubtIsReported(t *testing.T) {
 	var said []string
 	m := &Machine{
-		graph: gorgonia.NewGraph(), plan: &plan.Plan{Doubt: errors.New("step 3 reads the wrong value")},
+		graph: gorgonia.NewGraph(), plan: &plan.Plan{Doubt: errors.New(
+			"step 3 reads the wrong value")},
 		notice: func(text string) { said = append(said, text) },
 	}
 	if m.warn(); len(said) != 1 || !strings.Contains(said[0], "step 3 reads the wrong value") {

@@ -43,7 +43,8 @@ func drop(t *testing.T, n int, device backend.Device) {
 func cubed(t *testing.T) (*gorgonia.ExprGraph, *gorgonia.Node) {
 	t.Helper()
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewMatrix(g, gorgonia.Float64, gorgonia.WithShape(128, 128), gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.Ones()))
+	x := gorgonia.NewMatrix(g, gorgonia.Float64, gorgonia.WithShape(128, 128),
+		gorgonia.WithName("x"), gorgonia.WithInit(gorgonia.Ones()))
 	y := must(gorgonia.Mul(must(gorgonia.Mul(x, x)), x))
 	must(gorgonia.Sum(y))
 	return g, x
@@ -51,7 +52,8 @@ func cubed(t *testing.T) (*gorgonia.ExprGraph, *gorgonia.Node) {
 
 // collected waits until the garbage collector has done what garbage leads to.
 func collected(done func() bool) bool {
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); runtime.Gosched() {
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(
+		deadline); runtime.Gosched() {
 		runtime.GC()
 		if done() {
 			return true
@@ -71,8 +73,11 @@ func TestAMachineThatIsDroppedWithoutCloseIsCollected(t *testing.T) {
 	runtime.GC()
 	goroutines, before := runtime.NumGoroutine(), heap()
 	drop(t, 100, nil)
-	if !collected(func() bool { return runtime.NumGoroutine() <= goroutines && heap() < before+4<<20 }) {
-		t.Errorf("after 200 machines there are %d goroutines and %d MB, %d and %d before", runtime.NumGoroutine(), heap()>>20, goroutines, before>>20)
+	if !collected(func() bool {
+		return runtime.NumGoroutine() <= goroutines && heap() < before+4<<20
+	}) {
+		t.Errorf("after 200 machines there are %d goroutines and %d MB, %d and %d before",
+			runtime.NumGoroutine(), heap()>>20, goroutines, before>>20)
 	}
 }
 
@@ -100,7 +105,9 @@ func TestAMachineThatIsDroppedFreesItsDeviceWhenTheNextIsMade(t *testing.T) {
 		return held == 0 && runtime.NumGoroutine() <= goroutines
 	}) {
 		_, held := d.Live()
-		t.Errorf("after 40 machines the device has %d bytes, and there are %d goroutines, %d before", held, runtime.NumGoroutine(), goroutines)
+		t.Errorf(
+			"after 40 machines the device has %d bytes, and there are %d goroutines, %d before",
+			held, runtime.NumGoroutine(), goroutines)
 	}
 }
 

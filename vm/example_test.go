@@ -16,14 +16,18 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// graphOf is the loss sum(x w - y)^2 / 2 of a batch of rows, with parameters w that other graphs have, too.
+// graphOf is the loss sum(x w - y)^2 / 2 of a batch of rows, with parameters w that other graphs
+// have, too.
 func graphOf(rows int, w *tensor.Dense) (x, y, weights *gorgonia.Node, loss *gorgonia.Value) {
 	g := gorgonia.NewGraph()
 	x = gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(rows, 2), gorgonia.WithName("x"))
 	y = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(rows), gorgonia.WithName("y"))
-	weights = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"), gorgonia.WithValue(w))
+	weights = gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("w"),
+		gorgonia.WithValue(w))
 	wrong := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(x, weights)), y))
-	cost := gorgonia.Must(gorgonia.Mul(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(wrong)))), gorgonia.NewConstant(0.5)))
+	cost := gorgonia.Must(
+		gorgonia.Mul(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.Square(wrong)))),
+			gorgonia.NewConstant(0.5)))
 	loss = new(gorgonia.Value)
 	gorgonia.Read(cost, loss)
 	if _, err := gorgonia.Grad(cost, weights); err != nil {
@@ -46,7 +50,8 @@ func ExampleNew_lastBatch() {
 			log.Fatal(err)
 		}
 		defer m.Close()
-		gorgonia.Let(x, tensor.New(tensor.WithShape(rows, 2), tensor.WithBacking(inputs[2*at:2*(at+rows)])))
+		gorgonia.Let(x, tensor.New(tensor.WithShape(rows, 2),
+			tensor.WithBacking(inputs[2*at:2*(at+rows)])))
 		gorgonia.Let(y, tensor.New(tensor.WithShape(rows), tensor.WithBacking(targets[at:at+rows])))
 		if err := m.RunAll(); err != nil {
 			log.Fatal(err)

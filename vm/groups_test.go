@@ -70,7 +70,8 @@ func (r ranked) group() error {
 		}
 	}
 	err = m.Pull(within.params...)
-	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want, slices.Equal) {
+	if got, want := within.weights(r.t), apart.weights(r.t); !slices.EqualFunc(got, want,
+		slices.Equal) {
 		err = errors.Join(err, fmt.Errorf("%v, by autograd %v", got, want))
 	}
 	sameState(r.t, m.Solver(), after)
@@ -147,7 +148,8 @@ func TestLearnablesAreUpdatedOnce(t *testing.T) {
 		}
 	}
 	const one2 = "v and w are one tensor"
-	if _, err := vm.New(tied.g, nil, vm.WithSolver(sgd(), tied.params...)); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), one2) {
+	if _, err := vm.New(tied.g, nil, vm.WithSolver(sgd(), tied.params...)); !errors.Is(
+		err, backend.ErrArgument) || !strings.Contains(err.Error(), one2) {
 		t.Errorf("tied learnables: %v", err)
 	}
 	machine := solving(t, m, nil, sgd())

@@ -34,7 +34,8 @@ func twoLosses(seed uint64, grad func(*gorgonia.Node, ...*gorgonia.Node) (gorgon
 		for range 1 + r.IntN(3) {
 			other := nodes[r.IntN(len(nodes))]
 			if r.IntN(2) == 0 || other == y {
-				y = must([]function{gorgonia.Tanh, gorgonia.Square, gorgonia.Exp, gorgonia.Neg}[r.IntN(4)](y))
+				y = must([]function{gorgonia.Tanh, gorgonia.Square, gorgonia.Exp,
+					gorgonia.Neg}[r.IntN(4)](y))
 			} else {
 				y = must([]func(a, b *gorgonia.Node) (*gorgonia.Node, error){
 					gorgonia.Add, gorgonia.Sub, gorgonia.HadamardProd}[r.IntN(3)](y, other))
@@ -101,7 +102,8 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 			continue
 		}
 		calls := 0
-		once, _ := twoLosses(seed, func(loss *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes, error) {
+		once, _ := twoLosses(seed, func(loss *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes,
+			error) {
 			if calls++; calls > 1 {
 				return nil, errors.New("one call is enough")
 			}
@@ -126,7 +128,8 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 		}
 		switch {
 		case differ && !reported:
-			t.Errorf("seed %d: the gradient is %v, want %v, and nothing is reported", seed, got, want)
+			t.Errorf("seed %d: the gradient is %v, want %v, and nothing is reported", seed, got,
+				want)
 		case !differ && reported:
 			lucky++ // what is missing is zero
 		case differ:
@@ -136,7 +139,8 @@ func TestSecondGradIsReportedIfItIsWrong(t *testing.T) {
 		}
 	}
 	if wrong < 50 || right < 50 || lucky > 2 {
-		t.Errorf("%d graphs with a wrong gradient, %d with a right one and %d that are reported, but right",
+		t.Errorf("%d graphs with a wrong gradient, %d with a right one and %d that are reported, "+
+			"but right",
 			wrong, right, lucky)
 	}
 }

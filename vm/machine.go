@@ -197,7 +197,8 @@ func (m *Machine) compile() (err error) {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
-			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index], m.read.Inputs[b.Index].Shape(), i, b.Written})
+			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index],
+				m.read.Inputs[b.Index].Shape(), i, b.Written})
 		case plan.State, plan.Setting:
 			m.solver.place(i, b, m.read.Inputs)
 		case plan.Constant:
@@ -234,7 +235,9 @@ func (m *Machine) bind() error {
 // were added to the graph after New, other than by gorgonia.Grad after a machine of [Eval]; those
 // of operations that run by Do, with the node; with [WithDataParallel] those of the communicator,
 // after which a machine cannot run again.
-func (m *Machine) RunAll() error { return m.runBy(func() error { return m.exec.Run(m.micro.kind()) }) }
+func (m *Machine) RunAll() error {
+	return m.runBy(func() error { return m.exec.Run(m.micro.kind()) })
+}
 
 // runBy is RunAll with what starts the steps.
 func (m *Machine) runBy(start func() error) error {
@@ -307,13 +310,14 @@ type StepTime struct {
 	Op   string // what it computes, as the plan prints it
 	Node string // of the graph, the last one that it computes
 	Time time.Duration
-	// Bytes are those of its operands and results: what it must read and write, unless it reads parts of an operand.
+	// Bytes are those of its operands and results: what it must read and write, unless it reads
+	// parts of an operand.
 	Bytes int
 }
 
-// Profile is a RunAll whose steps run one by one, and returns their times in the order of the plan: by
-// the device's clock if it has one. Steps of RunAll itself may take less: on GPUs it launches many of
-// them as one graph. Profile after a few runs, when kernels are compiled.
+// Profile is a RunAll whose steps run one by one, and returns their times in the order of the plan:
+// by the device's clock if it has one. Steps of RunAll itself may take less: on GPUs it launches
+// many of them as one graph. Profile after a few runs, when kernels are compiled.
 //
 // Errors: those of RunAll.
 func (m *Machine) Profile() (times []StepTime, err error) {
@@ -332,9 +336,9 @@ func (m *Machine) Profile() (times []StepTime, err error) {
 func (m *Machine) Reset() {}
 
 // Pull copies the values of variables that a solver of [WithSolver] has changed on the machine's
-// device to their host tensors: one of this machine, or of another that shares the tensors. The host
-// may then read and write them until the next RunAll, which uploads them. It costs a copy of these
-// variables, and another one then. Variables that nothing has changed are not copied.
+// device to their host tensors: one of this machine, or of another that shares the tensors. The
+// host may then read and write them until the next RunAll, which uploads them. It costs a copy of
+// these variables, and another one then. Variables that nothing has changed are not copied.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -368,9 +372,9 @@ func (m *Machine) pull(wanted func(input) bool) error {
 	return m.exec.Pull(buffers...)
 }
 
-// Close frees a machine at once. One that is dropped without Close is freed by the garbage collector, if
-// its solver is dropped, too; what it has on a device is freed when the next machine is made there, or
-// the device is closed.
+// Close frees a machine at once. One that is dropped without Close is freed by the garbage
+// collector, if its solver is dropped, too; what it has on a device is freed when the next machine
+// is made there, or the device is closed.
 //
 // Close pulls the variables that the machine's solver changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the

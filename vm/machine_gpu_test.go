@@ -61,7 +61,8 @@ func TestSolverOnGPU(t *testing.T) {
 	}
 }
 
-// TestTrainingAndEvaluationShareParametersOnGPU is TestTrainingAndEvaluationShareParameters on a GPU.
+// TestTrainingAndEvaluationShareParametersOnGPU is TestTrainingAndEvaluationShareParameters on a
+// GPU.
 func TestTrainingAndEvaluationShareParametersOnGPU(t *testing.T) {
 	trainingAndEvaluation(t, gpu(t), func(int) {}) // cuBLAS has workspaces, too
 }
@@ -73,7 +74,8 @@ func TestMemoryIsFlatOnGPU(t *testing.T) {
 	memoryIsFlat(t, d, func() string { return fmt.Sprintf("%+v", d.MemoryStats()) })
 }
 
-// TestNothingIsLoadedInARunOnGPU: a machine has the kernels of its plan when it is made, and no others.
+// TestNothingIsLoadedInARunOnGPU: a machine has the kernels of its plan when it is made, and no
+// others.
 func TestNothingIsLoadedInARunOnGPU(t *testing.T) {
 	t.Setenv("EURYALE_CUBLAS", "off")
 	t.Setenv("EURYALE_CUDNN", "off")
@@ -109,7 +111,8 @@ func TestOperationsOfPackageNNOnGPU(t *testing.T) {
 
 // TestLabelsOfTimeStepsAreSlicesOnGPU moves integers by the GPU.
 func TestLabelsOfTimeStepsAreSlicesOnGPU(t *testing.T) {
-	labelsOfTimeStepsAreSlices(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+	labelsOfTimeStepsAreSlices(t, map[string]func(testing.TB) backend.Device{
+		"gpu": sharing(gpu(t))})
 }
 
 // TestDropoutOnGPU compares masks with those by Do.
@@ -149,8 +152,8 @@ func BenchmarkTrainOnGPU(b *testing.B) {
 	}
 }
 
-// BenchmarkConvnetOnGPU measures steps of training Gorgonia's convnet example on batches of 256, with
-// momentum in the plan: with NVIDIA's libraries and with kernels of Euryale alone.
+// BenchmarkConvnetOnGPU measures steps of training Gorgonia's convnet example on batches of 256,
+// with momentum in the plan: with NVIDIA's libraries and with kernels of Euryale alone.
 func BenchmarkConvnetOnGPU(b *testing.B) {
 	d := gpu(b)
 	for _, libraries := range []string{"", "off"} {
@@ -158,7 +161,8 @@ func BenchmarkConvnetOnGPU(b *testing.B) {
 			b.Setenv("EURYALE_CUBLAS", libraries)
 			b.Setenv("EURYALE_CUDNN", libraries)
 			m := stockConvnet(256)(b, tensor.Float32)
-			benchmarkStep(b, m, d, vm.WithSolver(&autograd.Momentum{Rate: 1e-3, Momentum: 0.9}, m.params...))
+			benchmarkStep(b, m, d, vm.WithSolver(&autograd.Momentum{Rate: 1e-3, Momentum: 0.9},
+				m.params...))
 			b.ReportMetric(float64(b.Elapsed().Microseconds())/float64(b.N), "us/step")
 		})
 	}
@@ -180,8 +184,12 @@ func TestPoolsOnGPU(t *testing.T) {
 func TestSaveAsyncOnGPU(t *testing.T) {
 	d, dir := gpu(t), t.TempDir()
 	for where, save := range map[string]func(*autograd.DataParallel, string, autograd.Solver) error{
-		"save":  func(dp *autograd.DataParallel, dir string, s autograd.Solver) error { return dp.Save(dir, s, nil) },
-		"async": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error { return dp.SaveAsync(dir, s, nil) },
+		"save": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+			return dp.Save(dir, s, nil)
+		},
+		"async": func(dp *autograd.DataParallel, dir string, s autograd.Solver) error {
+			return dp.SaveAsync(dir, s, nil)
+		},
 	} {
 		m := mlp(t, tensor.Float32)
 		machine, err := vm.New(m.g, d, vm.WithSolver(&autograd.AdamW{Rate: 0.125}, m.params...))

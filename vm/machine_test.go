@@ -50,11 +50,14 @@ func (m *model) variable(name string, dt tensor.Dtype, shape ...int) *gorgonia.N
 	if len(shape) == 0 {
 		x := ramp(dt, 1).Data()
 		if dt == tensor.Float32 {
-			return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name), gorgonia.WithValue(x.([]float32)[0]))
+			return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name),
+				gorgonia.WithValue(x.([]float32)[0]))
 		}
-		return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name), gorgonia.WithValue(x.([]float64)[0]))
+		return gorgonia.NewScalar(m.g, dt, gorgonia.WithName(name),
+			gorgonia.WithValue(x.([]float64)[0]))
 	}
-	return gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name), gorgonia.WithValue(ramp(dt, shape...)))
+	return gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
+		gorgonia.WithName(name), gorgonia.WithValue(ramp(dt, shape...)))
 }
 
 func (m *model) grad(t testing.TB, loss *gorgonia.Node) {
@@ -72,7 +75,9 @@ func mlp(t testing.TB, dt tensor.Dtype) *model {
 	w0, b0 := m.variable("w0", dt, 12, 7), m.variable("b0", dt, 1, 7)
 	w1 := m.variable("w1", dt, 7, 5)
 	m.params = gorgonia.Nodes{w0, b0, w1}
-	h := must(gorgonia.Rectify(must(gorgonia.BroadcastAdd(must(gorgonia.Mul(x, w0)), b0, nil, []byte{0}))))
+	h := must(
+		gorgonia.Rectify(must(gorgonia.BroadcastAdd(must(gorgonia.Mul(x, w0)), b0, nil,
+			[]byte{0}))))
 	p := must(gorgonia.SoftMax(must(gorgonia.Mul(h, w1))))
 	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(p, y)))))))
 	return m
@@ -82,11 +87,15 @@ func mlp(t testing.TB, dt tensor.Dtype) *model {
 func convnet(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, y := m.variable("x", dt, 4, 1, 8, 8), m.variable("y", dt, 4, 5)
-	w0, w1, w2 := m.variable("w0", dt, 3, 1, 3, 3), m.variable("w1", dt, 48, 6), m.variable("w2", dt, 6, 5)
+	w0, w1, w2 := m.variable("w0", dt, 3, 1, 3, 3), m.variable("w1", dt, 48, 6),
+		m.variable("w2", dt, 6, 5)
 	m.params = gorgonia.Nodes{w0, w1, w2}
-	h := must(gorgonia.Rectify(must(gorgonia.Conv2d(x, w0, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1}))))
+	h := must(
+		gorgonia.Rectify(must(gorgonia.Conv2d(x, w0, tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1},
+			[]int{1, 1}))))
 	h = must(gorgonia.MaxPool2D(h, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
-	h = must(gorgonia.Rectify(must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{4, 48})), w1))))
+	h = must(
+		gorgonia.Rectify(must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{4, 48})), w1))))
 	logits := must(gorgonia.Log(must(gorgonia.SoftMax(must(gorgonia.Mul(h, w2))))))
 	m.grad(t, must(gorgonia.Neg(must(gorgonia.Mean(must(gorgonia.HadamardProd(logits, y)))))))
 	return m
@@ -103,13 +112,15 @@ func constant(dt tensor.Dtype, x float64) *gorgonia.Node {
 // logistic is Gorgonia's example logisticregression, with its update of the weights.
 func logistic(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	x, y, w, b := m.variable("x", dt, 20, 6), m.variable("y", dt, 20), m.variable("w", dt, 6), m.variable("bias", dt)
+	x, y, w, b := m.variable("x", dt, 20, 6), m.variable("y", dt, 20), m.variable("w", dt, 6),
+		m.variable("bias", dt)
 	m.params = gorgonia.Nodes{w, b}
 	one := constant(dt, 1)
 	prob := must(gorgonia.Sigmoid(must(gorgonia.Add(must(gorgonia.Mul(x, w)), b))))
 	must(gorgonia.Gt(prob, constant(dt, 0.5), false))
 	first := must(gorgonia.HadamardProd(must(gorgonia.Neg(y)), must(gorgonia.Log(prob))))
-	second := must(gorgonia.HadamardProd(must(gorgonia.Sub(one, y)), must(gorgonia.Log(must(gorgonia.Sub(one, prob))))))
+	second := must(gorgonia.HadamardProd(must(gorgonia.Sub(one, y)),
+		must(gorgonia.Log(must(gorgonia.Sub(one, prob))))))
 	loss := must(gorgonia.Mean(must(gorgonia.Sub(first, second))))
 	penalty := must(gorgonia.Mul(constant(dt, 0.01), must(gorgonia.Sum(must(gorgonia.Square(w))))))
 	m.grad(t, must(gorgonia.Add(loss, penalty)))
@@ -122,7 +133,11 @@ func iris(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x, y, theta := m.variable("x", dt, 15, 5), m.variable("y", dt, 15), m.variable("theta", dt, 5)
 	m.params = gorgonia.Nodes{theta}
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(x, theta)), y)))))))
+	m.grad(
+		t,
+		must(
+			gorgonia.Mean(
+				must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(x, theta)), y)))))))
 	return m
 }
 
@@ -187,7 +202,8 @@ var devices = map[string]func(t testing.TB) backend.Device{
 	"fake": fake,
 }
 
-var models = map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet, "logistic": logistic, "iris": iris}
+var models = map[string]func(testing.TB, tensor.Dtype) *model{
+	"mlp": mlp, "convnet": convnet, "logistic": logistic, "iris": iris}
 
 func TestTrainsAsTheTapeMachine(t *testing.T) {
 	for name, build := range models {
@@ -201,8 +217,8 @@ func TestTrainsAsTheTapeMachine(t *testing.T) {
 	}
 }
 
-// TestConvolutionsAreOneOperation: no plan of a convolutional network writes patches, or rectified images
-// before they are pooled.
+// TestConvolutionsAreOneOperation: no plan of a convolutional network writes patches, or rectified
+// images before they are pooled.
 func TestConvolutionsAreOneOperation(t *testing.T) {
 	m, err := vm.New(stockConvnet(2)(t, tensor.Float32).g, nil)
 	if err != nil {
@@ -221,7 +237,8 @@ func TestConvolutionsAreOneOperation(t *testing.T) {
 }
 
 // trainsAsTheTapeMachine compares losses and gradients of some steps.
-func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *model, device backend.Device, dt tensor.Dtype, tolerance float64) {
+func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *model,
+	device backend.Device, dt tensor.Dtype, tolerance float64) {
 	tape, plan := build(t, dt), build(t, dt)
 	a := gorgonia.NewTapeMachine(tape.g, gorgonia.BindDualValues(tape.params...))
 	defer a.Close()
@@ -235,10 +252,12 @@ func trainsAsTheTapeMachine(t *testing.T, build func(testing.TB, tensor.Dtype) *
 		run(t, b)
 		compare(t, fmt.Sprintf("loss of step %d", step), plan.loss, tape.loss, tolerance)
 		for i := range plan.params {
-			compare(t, fmt.Sprintf("gradient of %v in step %d", plan.params[i], step), gradient(t, plan.params[i]), gradient(t, tape.params[i]), tolerance)
+			compare(t, fmt.Sprintf("gradient of %v in step %d", plan.params[i], step),
+				gradient(t, plan.params[i]), gradient(t, tape.params[i]), tolerance)
 		}
 		for _, m := range []*model{tape, plan} {
-			if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(gorgonia.NodesToValueGrads(m.params)); err != nil {
+			if err := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1)).Step(
+				gorgonia.NodesToValueGrads(m.params)); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -28,9 +28,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		t.Error("Pull of nil is no error")
 	}
 	nilargs.Check(t, map[string]nilargs.Use{
-		"New":    {F: vm.New, Args: []any{g, nil, vm.Eval()}},
-		"Keep":   {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) }, Args: []any{w}},
-		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) }, Args: []any{func(string) {}}},
+		"New": {F: vm.New, Args: []any{g, nil, vm.Eval()}},
+		"Keep": {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) },
+			Args: []any{w}},
+		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) },
+			Args: []any{func(string) {}}},
 		"WithSolver": {F: func(s autograd.Solver, learnables ...*gorgonia.Node) error {
 			return with(vm.WithSolver(s, learnables...))
 		}, Args: []any{solver, w}},

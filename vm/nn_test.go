@@ -22,72 +22,105 @@ var ours = []struct {
 	build  func(x ...*gorgonia.Node) (*gorgonia.Node, error)
 	host   int // operations that run by Do, gradients among them
 }{
-	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Slice(1, 1, 6, 2, x[0]) }},
-	{name: "split", shapes: [][]int{{3, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "slice", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return nn.Slice(1, 1, 6, 2, x[0])
+	}},
+	{name: "split", shapes: [][]int{{3, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		parts, err := nn.Split(1, []int{3, 3}, x[0])
 		if err != nil {
 			return nil, err
 		}
 		return gorgonia.HadamardProd(parts[0], parts[1])
 	}},
-	{name: "concat", shapes: [][]int{{2, 1, 3}, {2, 4, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Concat(1, x...) }},
-	{name: "concat of one", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.Concat(1, x...) }},
-	{name: "softmax", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(1, x[0]) }},
-	{name: "softmax of a column", shapes: [][]int{{4, 1}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(0, x[0]) }},
-	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return nn.LogSoftMax(1, x[0]) }},
+	{name: "concat", shapes: [][]int{{2, 1, 3}, {2, 4, 3}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return nn.Concat(1, x...)
+	}},
+	{name: "concat of one", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return nn.Concat(1, x...)
+	}},
+	{name: "softmax", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return nn.SoftMax(1, x[0])
+	}},
+	{name: "softmax of a column", shapes: [][]int{{4, 1}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return nn.SoftMax(0, x[0])
+	}},
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return nn.LogSoftMax(1, x[0])
+	}},
 	{name: "gelu", shapes: [][]int{{3, 4}}, build: chain(nn.GELU)},
 	{name: "gelu tanh", shapes: [][]int{{3, 4}}, build: chain(nn.GELUTanh)},
-	{name: "layer norm", shapes: [][]int{{2, 3, 5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "layer norm", shapes: [][]int{{2, 3, 5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
 	}},
-	{name: "layer norm of a vector", shapes: [][]int{{5}, {5}, {5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.LayerNorm(1e-2, x[0], x[1], x[2])
-	}},
-	{name: "norm", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "layer norm of a vector", shapes: [][]int{{5}, {5}, {5}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.LayerNorm(1e-2, x[0], x[1], x[2])
+		}},
+	{name: "norm", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return nn.Norm(3, 1, x[0])
 	}},
-	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "products", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return nn.BatchedMatMul(false, true, x[0], x[1])
 	}},
-	{name: "products, transposed", shapes: [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.BatchedMatMul(true, true, x[0], x[1])
-	}},
-	{name: "attention", shapes: [][]int{{2, 3, 5, 4}, {2, 3, 7, 4}, {2, 3, 7, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{})
-	}},
-	{name: "causal attention", shapes: [][]int{{1, 2, 6, 5}, {1, 2, 4, 5}, {1, 2, 4, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, Scale: 0.3})
-	}},
-	{name: "attention of transposed heads", shapes: [][]int{{2, 70, 3, 8}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		heads := must(gorgonia.Transpose(x[0], 0, 2, 1, 3))
-		y, err := nn.Attention(heads, heads, heads, nn.AttentionOptions{Causal: true})
-		if err != nil {
-			return nil, err
-		}
-		return gorgonia.Transpose(y, 0, 2, 1, 3)
-	}},
+	{name: "products, transposed", shapes: [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.BatchedMatMul(true, true, x[0], x[1])
+		}},
+	{name: "attention", shapes: [][]int{{2, 3, 5, 4}, {2, 3, 7, 4}, {2, 3, 7, 4}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{})
+		}},
+	{name: "causal attention", shapes: [][]int{{1, 2, 6, 5}, {1, 2, 4, 5}, {1, 2, 4, 5}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, Scale: 0.3})
+		}},
+	{name: "attention of transposed heads", shapes: [][]int{{2, 70, 3, 8}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			heads := must(gorgonia.Transpose(x[0], 0, 2, 1, 3))
+			y, err := nn.Attention(heads, heads, heads, nn.AttentionOptions{Causal: true})
+			if err != nil {
+				return nil, err
+			}
+			return gorgonia.Transpose(y, 0, 2, 1, 3)
+		}},
 	{name: "outer product", shapes: [][]int{{3}, {4}}, build: pair(nn.OuterProd, nil)},
-	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])
 	}},
 	{name: "global average pool", shapes: [][]int{{2, 3, 4, 4}}, build: chain(nn.GlobalAvgPool2D)},
-	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
-	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], 3, nn.NoLabel, 1))
 	}},
-	{name: "cross-entropy, ignoring a class", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.CrossEntropy(2, x[0], labels(x[0], 2, 1, 0, 2, 1))
-	}},
-	{name: "cross-entropy without labels", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], nn.NoLabel, nn.NoLabel))
-	}},
+	{name: "cross-entropy, ignoring a class", shapes: [][]int{{5, 3}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.CrossEntropy(2, x[0], labels(x[0], 2, 1, 0, 2, 1))
+		}},
+	{name: "cross-entropy without labels", shapes: [][]int{{2, 3}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], nn.NoLabel, nn.NoLabel))
+		}},
 }
 
 // labels is an input of integers in the graph of x.
 func labels(x *gorgonia.Node, values ...int) *gorgonia.Node {
-	return gorgonia.NodeFromAny(x.Graph(), tensor.New(tensor.WithShape(len(values)), tensor.WithBacking(values)), gorgonia.WithName("labels"))
+	return gorgonia.NodeFromAny(x.Graph(), tensor.New(tensor.WithShape(len(values)),
+		tensor.WithBacking(values)), gorgonia.WithName("labels"))
 }
 
 // TestOperationsOfPackageNN compares values and gradients of every operation with its Do.
@@ -175,7 +208,8 @@ func TestLabelOutOfRange(t *testing.T) {
 		m.grad(t, must(nn.CrossEntropy(nn.NoLabel, x, labels(x, 3, wrong))))
 		run(t, machine(t, m.g))
 		dx := floats(t, gradient(t, x))
-		if loss := floats(t, m.loss)[0]; !math.IsNaN(loss) || !math.IsNaN(dx[4]) || math.IsNaN(dx[0]) {
+		if loss := floats(t, m.loss)[0]; !math.IsNaN(loss) || !math.IsNaN(dx[4]) ||
+			math.IsNaN(dx[0]) {
 			t.Errorf("label %d: the loss is %v, the gradient %v", wrong, loss, dx)
 		}
 	}
@@ -217,7 +251,8 @@ func dropoutIsThatOfItsDo(t *testing.T, devices map[string]func(testing.TB) back
 					want := valuesByDo(t, models[0].g)
 					run(t, m)
 					for i, n := range kept[1] {
-						compare(t, fmt.Sprint("value ", i, " at ", at), n.Value(), want[kept[0][i]], 1e-5)
+						compare(t, fmt.Sprint("value ", i, " at ", at), n.Value(), want[kept[0][i]],
+							1e-5)
 					}
 				}
 			})
@@ -270,7 +305,8 @@ func TestDropout(t *testing.T) {
 	compare(t, "in evaluation", y.Value(), x.Value(), 0)
 }
 
-// An index that the host knows to be out of range is an error, on every device; nothing has run then.
+// An index that the host knows to be out of range is an error, on every device; nothing has run
+// then.
 func TestIndexOutOfRange(t *testing.T) {
 	for where, device := range devices {
 		m := &model{g: gorgonia.NewGraph()}
@@ -285,7 +321,8 @@ func TestIndexOutOfRange(t *testing.T) {
 		run(t, planned)
 		for _, wrong := range []int{-1, 4} {
 			indices.Value().Data().([]int)[1] = wrong
-			if err := planned.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprintf("index 1 is %d", wrong)) {
+			if err := planned.RunAll(); !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("index 1 is %d", wrong)) {
 				t.Errorf("%s: index %d: %v", where, wrong, err)
 			}
 		}

@@ -31,7 +31,8 @@ func (m *Machine) findNorms() error {
 		for i, t := range []tensor.Tensor{mean, variance} {
 			var err, other error
 			n.average[i], err = memoryOf(t)
-			n.batch[i], other = memoryOf(tensor.New(tensor.Of(t.Dtype()), tensor.WithShape(t.Shape()...)))
+			n.batch[i], other = memoryOf(
+				tensor.New(tensor.Of(t.Dtype()), tensor.WithShape(t.Shape()...)))
 			if err := errors.Join(err, other); err != nil {
 				return fmt.Errorf("vm: %v: %w", s.Op, err)
 			}
@@ -83,9 +84,11 @@ func (n *norm) update() {
 	samples := float64(n.Samples)
 	for i, scale := range []float64{1, samples / (samples - 1)} {
 		if n.batch[i].DType() == backend.F32 {
-			mix(backend.View[float32](n.average[i]), backend.View[float32](n.batch[i]), n.Momentum, scale)
+			mix(backend.View[float32](n.average[i]), backend.View[float32](n.batch[i]), n.Momentum,
+				scale)
 		} else {
-			mix(backend.View[float64](n.average[i]), backend.View[float64](n.batch[i]), n.Momentum, scale)
+			mix(backend.View[float64](n.average[i]), backend.View[float64](n.batch[i]), n.Momentum,
+				scale)
 		}
 	}
 }

@@ -22,7 +22,8 @@ type normed struct {
 func newNormed(dt tensor.Dtype) normed {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", dt, 3, 2, 2, 2)
-	y, _, _, op, err := gorgonia.BatchNorm(x, m.variable("gain", dt, 1, 2, 1, 1), m.variable("bias", dt, 1, 2, 1, 1), 0.25, 1e-3)
+	y, _, _, op, err := gorgonia.BatchNorm(x, m.variable("gain", dt, 1, 2, 1, 1),
+		m.variable("bias", dt, 1, 2, 1, 1), 0.25, 1e-3)
 	return normed{x, valueOf(must(y, err)), op}
 }
 
@@ -32,7 +33,8 @@ func newTrained(dt tensor.Dtype) normed {
 	m := &model{g: gorgonia.NewGraph()}
 	x, w := m.variable("x", dt, 3, 2, 2, 2), m.variable("w", dt, 3, 2, 2, 2)
 	gain, bias := m.variable("gain", dt, 1, 2, 1, 1), m.variable("bias", dt, 1, 2, 1, 1)
-	y, _, _, op, err := gorgonia.BatchNorm(must(gorgonia.HadamardProd(x, w)), gain, bias, 0.25, 1e-3)
+	y, _, _, op, err := gorgonia.BatchNorm(must(gorgonia.HadamardProd(x, w)), gain, bias, 0.25,
+		1e-3)
 	loss := must(gorgonia.Sum(must(gorgonia.Square(must(y, err)))))
 	if _, err := gorgonia.Grad(loss, w, gain, bias); err != nil {
 		panic(err)
@@ -114,9 +116,12 @@ func machineOn(t *testing.T, d backend.Device, n normed, options ...vm.Option) *
 // TestBatchNormEvaluates: in evaluation, value and gradient are those of the present averages.
 func TestBatchNormEvaluates(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
-	x := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName("x"), gorgonia.WithValue(tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float64{1, 2, 3, 4}))))
+	x := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName("x"),
+		gorgonia.WithValue(tensor.New(tensor.WithShape(2, 2),
+			tensor.WithBacking([]float64{1, 2, 3, 4}))))
 	ones := func(name string) *gorgonia.Node {
-		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(1, 2), gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
+		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(1, 2),
+			gorgonia.WithName(name), gorgonia.WithInit(gorgonia.Ones()))
 	}
 	y, _, _, op, err := gorgonia.BatchNorm(x, ones("gain"), ones("bias"), 0.1, 1)
 	m.params = gorgonia.Nodes{x}
@@ -126,7 +131,8 @@ func TestBatchNormEvaluates(t *testing.T) {
 		{[]float64{1, 0}, []float64{3, 0}, []float64{1, 3, 2, 5}, []float64{0.5, 1, 0.5, 1}},
 		{[]float64{0, 2}, []float64{0, 15}, []float64{2, 1, 4, 1.5}, []float64{1, 0.25, 1, 0.25}},
 	} {
-		if err := op.SetStats(tensor.New(tensor.WithBacking(test.mean)), tensor.New(tensor.WithBacking(test.variance))); err != nil {
+		if err := op.SetStats(tensor.New(tensor.WithBacking(test.mean)),
+			tensor.New(tensor.WithBacking(test.variance))); err != nil {
 			t.Fatal(err)
 		}
 		run(t, e)

@@ -16,27 +16,28 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
-// DeviceOp is an operation of a graph that runs in the memory of a device, as one of the steps of a plan: its
-// operands are not copied to the host, and a step that does not wait is part of a CUDA graph. The collectives
-// of package ops are DeviceOps, and a program's own operations can be. On the host, and where RunsOn says no, a
-// machine runs Do on host tensors.
+// DeviceOp is an operation of a graph that runs in the memory of a device, as one of the steps of a
+// plan: its operands are not copied to the host, and a step that does not wait is part of a CUDA
+// graph. The collectives of package ops are DeviceOps, and a program's own operations can be. On
+// the host, and where RunsOn says no, a machine runs Do on host tensors.
 //
-// One that only moves the elements of its operand may say so by a method Carries(d backend.DType) bool: whether StartOn
-// takes an operand and a result of d, too. In a plan of [BF16] it then moves half the bytes, between products.
+// One that only moves the elements of its operand may say so by a method Carries(d backend.DType)
+// bool: whether StartOn takes an operand and a result of d, too. In a plan of [BF16] it then moves
+// half the bytes, between products.
 type DeviceOp interface {
 	gorgonia.Op
 	// RunsOn reports whether the operation can run on a device.
 	RunsOn(d backend.Device) bool
 	// Scratch returns how many bytes of the device's memory StartOn needs besides.
 	Scratch() int
-	// StartOn starts y = op(x...) on q, in the order of q, and does not wait for it. y, which must be written
-	// whole, and the operands, which must not be written, lie in row-major order; scratch has at least
-	// Scratch bytes, with anything in them. An operation whose failure shows later returns what it
-	// waits for, which RunAll joins, else nil.
+	// StartOn starts y = op(x...) on q, in the order of q, and does not wait for it. y, which must
+	// be written whole, and the operands, which must not be written, lie in row-major order;
+	// scratch has at least Scratch bytes, with anything in them. An operation whose failure shows
+	// later returns what it waits for, which RunAll joins, else nil.
 	//
-	// q may be recording a CUDA graph (backend.GraphQueue), and StartOn is not called again for the launches
-	// of that graph. An operation that cannot be recorded returns ErrUnsupported then: it is called in each
-	// run instead, between the graphs of what comes before and after.
+	// q may be recording a CUDA graph (backend.GraphQueue), and StartOn is not called again for the
+	// launches of that graph. An operation that cannot be recorded returns ErrUnsupported then: it
+	// is called in each run instead, between the graphs of what comes before and after.
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
@@ -46,7 +47,8 @@ type carrier interface {
 	Carries(d backend.DType) bool
 }
 
-// deviceOp returns the operation number i of the graph as one that runs on the machine's device, nil if it does not.
+// deviceOp returns the operation number i of the graph as one that runs on the machine's device,
+// nil if it does not.
 func (m *Machine) deviceOp(i int) DeviceOp {
 	op, ok := m.read.Opaques[i].Op.(DeviceOp)
 	if !ok || m.device == nil || !op.RunsOn(m.device) {
@@ -123,7 +125,8 @@ func newCall(o read.Opaque) (*opaque, error) {
 	for _, n := range o.Args {
 		v, memory, err := newValue(n)
 		if err != nil {
-			return nil, fmt.Errorf("vm: operand %s of %s: %w", stock.Label(n), stock.Label(o.Node), err)
+			return nil, fmt.Errorf("vm: operand %s of %s: %w", stock.Label(n),
+				stock.Label(o.Node), err)
 		}
 		c.values, c.memory = append(c.values, v), append(c.memory, memory)
 	}

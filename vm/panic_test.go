@@ -34,11 +34,13 @@ func TestAPanicOfAnOperationEndsEveryRankOfARun(t *testing.T) {
 		op := &moody{}
 		r.lock.Lock()
 		g := gorgonia.NewGraph()
-		w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(3), gorgonia.WithName("w"), gorgonia.WithInit(gorgonia.Ones()))
+		w := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(3), gorgonia.WithName("w"),
+			gorgonia.WithInit(gorgonia.Ones()))
 		gorgonia.Grad(must(gorgonia.Sum(must(gorgonia.Square(w)))), w)
 		must(gorgonia.ApplyOp(op, w))
 		r.lock.Unlock()
-		m, err := vm.New(g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, w), vm.WithDataParallel(r.Comm))
+		m, err := vm.New(g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.5}, w),
+			vm.WithDataParallel(r.Comm))
 		if err != nil {
 			return err
 		}
@@ -59,7 +61,8 @@ func TestAPanicOfAnOperationEndsEveryRankOfARun(t *testing.T) {
 		if err = m.RunAll(); err == nil { // it had all that it needed of the other rank by then
 			err = m.RunAll()
 		}
-		if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "rank 1") || !strings.Contains(err.Error(), "panicked in RunAll: not today") {
+		if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "rank 1") ||
+			!strings.Contains(err.Error(), "panicked in RunAll: not today") {
 			return fmt.Errorf("the other rank's error is %v", err)
 		}
 		if took := time.Since(began); took > 10*time.Second {

@@ -19,14 +19,15 @@ import (
 )
 
 // WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the
-// gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place of
-// its Sync, and the solver applies what comes back. The bits are those of Sync and the solver's Step
-// after a run without it. Options are those of package autograd except WithPartial and WithUnused.
+// gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place
+// of its Sync, and the solver applies what comes back. The bits are those of Sync and the solver's
+// Step after a run without it. Options are those of package autograd except WithPartial and
+// WithUnused.
 //
-// New is collective: every rank makes the machine, of a graph that differs in nothing but the batch,
-// and the learnables become those of rank 0. RunAll is collective, too. Ranks that are goroutines must
-// not hold the lock of euryale.Run meanwhile. The machine runs on the communicator's device or on the
-// host. Close it before the communicator.
+// New is collective: every rank makes the machine, of a graph that differs in nothing but the
+// batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
+// goroutines must not hold the lock of euryale.Run meanwhile. The machine runs on the
+// communicator's device or on the host. Close it before the communicator.
 //
 // A gradient that no other operation reads is computed in its bucket. The all-reduce of a bucket
 // starts as soon as its gradients are computed, on its own queue, and only the updates of its
@@ -35,11 +36,12 @@ import (
 // run between graphs, with the same bits. [Keep] returns the gradient of this rank alone.
 //
 // New returns an error on all ranks if one of them cannot make its machine, or ErrMismatch if ranks
-// have other learnables, solvers, settings of these or operations between exchanges. An error in the middle of RunAll
-// is final, since other ranks may have had a part of the step. That of a communicator names rank
-// and collective. RunAll, Pull and the solver's State return it from then on, and what the machine
-// has of the learnables is lost. On a device, their host tensors remain as they were pulled last;
-// on the host, they may be those of half a step. Load a checkpoint, with a new communicator.
+// have other learnables, solvers, settings of these or operations between exchanges. An error in
+// the middle of RunAll is final, since other ranks may have had a part of the step. That of a
+// communicator names rank and collective. RunAll, Pull and the solver's State return it from then
+// on, and what the machine has of the learnables is lost. On a device, their host tensors remain as
+// they were pulled last; on the host, they may be those of half a step. Load a checkpoint, with a
+// new communicator.
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.parallel = &parallel{comm: comm, options: options}
@@ -56,8 +58,8 @@ type parallel struct {
 	failed   error // what has ended the machine; data has it, too, and may be locked by a Save
 }
 
-// localRanks returns how many ranks share this machine's cores: as the communicator says, else as the
-// launcher's variables do.
+// localRanks returns how many ranks share this machine's cores: as the communicator says, else as
+// the launcher's variables do.
 func (p *parallel) localRanks() int {
 	if p != nil && p.comm.Capabilities().LocalRanks > 0 {
 		return p.comm.Capabilities().LocalRanks
@@ -148,7 +150,9 @@ func (m *Machine) connect(problem error) error {
 	case p.comm == nil:
 		return errors.Join(problem, backend.Given("vm.WithDataParallel", "comm", p.comm))
 	case m.solver == nil:
-		problem = errors.Join(problem, fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use WithSolver, too", backend.ErrArgument))
+		problem = errors.Join(problem,
+			fmt.Errorf("vm: WithDataParallel: %w: no solver applies the gradients: use "+
+				"WithSolver, too", backend.ErrArgument))
 	}
 	err := p.agree("", problem)
 	if err == nil {
@@ -174,7 +178,8 @@ func (m *Machine) agree(problem error) error {
 	var common strings.Builder
 	if problem == nil {
 		for _, g := range m.solver.groups {
-			settings, _ := json.Marshal(g.Solver) // those that JSON has no number for, the solver refuses
+			// those that JSON has no number for, the solver refuses
+			settings, _ := json.Marshal(g.Solver)
 			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver,
 				settings)
 			if len(m.solver.groups) > 1 {
@@ -222,7 +227,8 @@ func (m *Machine) buckets() ([]int, error) {
 		m.lend(p.exchange)
 	}
 	if p.exchange.MicroBatches() != m.micro.all {
-		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs the micro-batches, so use WithTree of this package", backend.ErrArgument)
+		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs "+
+			"the micro-batches, so use WithTree of this package", backend.ErrArgument)
 	}
 	for b, bucket := range p.exchange.Buckets() {
 		for _, i := range bucket {
@@ -232,8 +238,8 @@ func (m *Machine) buckets() ([]int, error) {
 	return of, nil
 }
 
-// parts returns the ranks that have the other parts of the learnables, nil if these are whole, and whether each
-// is a part.
+// parts returns the ranks that have the other parts of the learnables, nil if these are whole, and
+// whether each is a part.
 func (m *Machine) parts() (comm backend.Communicator, divided []bool) {
 	if m.parallel == nil {
 		return nil, nil
@@ -266,8 +272,8 @@ func (p *parallel) fail(err error) error {
 	return p.failed
 }
 
-// endOnPanic ends the ranks of a machine whose run panics, in an operation of the user's, say: they wait
-// for this one. The panic goes on.
+// endOnPanic ends the ranks of a machine whose run panics, in an operation of the user's, say: they
+// wait for this one. The panic goes on.
 func (p *parallel) endOnPanic() {
 	if v := recover(); v != nil {
 		p.comm.Abort(fmt.Errorf("%s panicked in RunAll: %v", backend.RankOf(p.comm), v))

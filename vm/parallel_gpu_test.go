@@ -20,7 +20,8 @@ import (
 // TestDataParallelOnGPU is TestDataParallel on GPUs, where exchanges are part of CUDA graphs.
 func TestDataParallelOnGPU(t *testing.T) {
 	for P := 1; P <= 2; P++ {
-		for name, build := range map[string]func(testing.TB, tensor.Dtype) *model{"mlp": mlp, "convnet": convnet} {
+		for name, build := range map[string]func(testing.TB, tensor.Dtype) *model{
+			"mlp": mlp, "convnet": convnet} {
 			for _, solver := range []string{"sgd", "momentum", "adam"} {
 				t.Run(fmt.Sprint(P, " ", name, " ", solver), func(t *testing.T) {
 					trainsTogether(t, testenv.GPUs, P, solvers[solver], build)
@@ -71,7 +72,8 @@ func BenchmarkDataParallelOnGPU(b *testing.B) {
 		var alone time.Duration
 		for P := 1; P <= 2; P++ {
 			b.Run(fmt.Sprint(precision, "/", P), func(b *testing.B) {
-				took := stepsTogether(b, P, layers(1024, 784, 4096, 4096, 4096, 4096, 10), vm.WithPrecision(precision))
+				took := stepsTogether(b, P, layers(1024, 784, 4096, 4096, 4096, 4096, 10),
+					vm.WithPrecision(precision))
 				b.ReportMetric(took.Seconds()*1e3, "ms/step")
 				if P == 1 {
 					alone = took
@@ -84,7 +86,8 @@ func BenchmarkDataParallelOnGPU(b *testing.B) {
 }
 
 // stepsTogether runs b.N steps on P GPUs, and returns the time of one.
-func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *model, options ...vm.Option) time.Duration {
+func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *model,
+	options ...vm.Option) time.Duration {
 	const warmUp = 5 // steps, of which the second one records the graph
 	var lock sync.Mutex
 	var took time.Duration
@@ -97,7 +100,9 @@ func stepsTogether(b *testing.B, P int, build func(testing.TB, tensor.Dtype) *mo
 				p.Value().Data().([]float32)[i] = x / 64
 			}
 		}
-		machine, err := vm.New(m.g, r.Comm.Device(), append(options, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...), vm.WithDataParallel(r.Comm))...)
+		machine, err := vm.New(m.g, r.Comm.Device(),
+			append(options, vm.WithSolver(&autograd.Adam{Rate: 1e-4}, m.params...),
+				vm.WithDataParallel(r.Comm))...)
 		if err != nil {
 			return err
 		}

@@ -70,12 +70,18 @@ func together(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) []
 // between learnables, and read by other operations.
 var parallelModels = map[string]func(testing.TB, tensor.Dtype) *model{
 	"mlp": mlp, "convnet": convnet, "logistic": logistic,
-	"product": func(t testing.TB, _ tensor.Dtype) *model { return product(t, vector(1, 2), vector(3, 4)) },
+	"product": func(t testing.TB, _ tensor.Dtype) *model {
+		return product(t, vector(1, 2), vector(3, 4))
+	},
 	"shared": func(t testing.TB, dt tensor.Dtype) *model { // both have the same gradient
 		m := &model{g: gorgonia.NewGraph()}
 		v, w, x := m.variable("v", dt, 3, 2), m.variable("w", dt, 3, 2), m.variable("x", dt, 3, 2)
 		m.params = gorgonia.Nodes{v, w}
-		m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Add(v, w)), x)))))))
+		m.grad(
+			t,
+			must(
+				gorgonia.Mean(
+					must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Add(v, w)), x)))))))
 		return m
 	},
 }
@@ -83,23 +89,25 @@ var parallelModels = map[string]func(testing.TB, tensor.Dtype) *model{
 // TestDataParallel: ranks whose machines exchange gradients and apply them end with the bits of
 // ranks that call Sync and the solver's Step.
 func TestDataParallel(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
-		for P := 1; P <= 4; P++ {
-			for solver, make := range solvers {
-				for name, build := range parallelModels {
-					if solver != "adam" && name != "mlp" {
-						continue
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
+		func(t *testing.T, k testenv.Kind) {
+			for P := 1; P <= 4; P++ {
+				for solver, make := range solvers {
+					for name, build := range parallelModels {
+						if solver != "adam" && name != "mlp" {
+							continue
+						}
+						t.Run(fmt.Sprint(P, " ", solver, " ", name), func(t *testing.T) {
+							trainsTogether(t, k, P, make, build)
+						})
 					}
-					t.Run(fmt.Sprint(P, " ", solver, " ", name), func(t *testing.T) {
-						trainsTogether(t, k, P, make, build)
-					})
 				}
 			}
-		}
-	})
+		})
 }
 
-func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() autograd.Solver, build func(testing.TB, tensor.Dtype) *model, options ...autograd.Option) {
+func trainsTogether(t *testing.T, k testenv.Kind, P int, solver func() autograd.Solver,
+	build func(testing.TB, tensor.Dtype) *model, options ...autograd.Option) {
 	t.Helper()
 	weights := make([][][]float64, P)
 	err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
@@ -136,27 +144,31 @@ func connectMachines(w *rendezvous.World) (machineRank, error) {
 		return machineRank{}, err
 	}
 	layout := hierarchy.Grid(2, 2, hierarchy.MachineMajor)
-	comm, err := hierarchy.New(ctx, w, group.Compared(flat), layout, hierarchy.Options{Mode: hierarchy.Always})
+	comm, err := hierarchy.New(ctx, w, group.Compared(flat), layout,
+		hierarchy.Options{Mode: hierarchy.Always})
 	if err != nil {
 		return machineRank{}, errors.Join(err, flat.Close())
 	}
 	return machineRank{&testenv.Rank{World: w, Comm: comm}}, nil
 }
 
-// TestDataParallelOfMachines is TestDataParallel where all-reduces have phases inside and between machines.
+// TestDataParallelOfMachines is TestDataParallel where all-reduces have phases inside and between
+// machines.
 func TestDataParallelOfMachines(t *testing.T) {
 	for _, name := range []string{"mlp", "convnet", "shared"} {
 		t.Run(name, func(t *testing.T) {
 			var lock sync.Mutex
 			weights := make([][][]float64, 4)
-			err := testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) (err error) {
-				of := ranked{Rank: r.Rank, t: t, lock: &lock}
-				weights[r.Comm.Rank()], err = of.trainBothWays(solvers["adam"], parallelModels[name], nil)
-				if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n == 0 && err == nil {
-					err = errors.New("nothing went machine by machine")
-				}
-				return err
-			}))
+			err := testranks.Join(testranks.Run(4, connectMachines,
+				func(r machineRank) (err error) {
+					of := ranked{Rank: r.Rank, t: t, lock: &lock}
+					weights[r.Comm.Rank()], err = of.trainBothWays(solvers["adam"],
+						parallelModels[name], nil)
+					if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n == 0 && err == nil {
+						err = errors.New("nothing went machine by machine")
+					}
+					return err
+				}))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +178,8 @@ func TestDataParallelOfMachines(t *testing.T) {
 }
 
 // trainBothWays trains for some steps by Sync, and in the plan, and returns the weights.
-func (r ranked) trainBothWays(solver func() autograd.Solver, build func(testing.TB, tensor.Dtype) *model, options []autograd.Option) ([][]float64, error) {
+func (r ranked) trainBothWays(solver func() autograd.Solver,
+	build func(testing.TB, tensor.Dtype) *model, options []autograd.Option) ([][]float64, error) {
 	const steps = 5
 	options = append(slices.Clone(options), autograd.WithBuckets(1, 60))
 	apart, within := r.build(build), r.build(build)
@@ -175,7 +188,8 @@ func (r ranked) trainBothWays(solver func() autograd.Solver, build func(testing.
 	if err != nil {
 		return nil, err
 	}
-	m, err := vm.New(within.g, r.device, vm.WithSolver(inside, within.params...), vm.WithDataParallel(r.Comm, options...))
+	m, err := vm.New(within.g, r.device, vm.WithSolver(inside, within.params...),
+		vm.WithDataParallel(r.Comm, options...))
 	if err != nil {
 		return nil, err
 	}
@@ -184,7 +198,8 @@ func (r ranked) trainBothWays(solver func() autograd.Solver, build func(testing.
 			return nil, errors.Join(err, m.Close())
 		}
 	}
-	if err := errors.Join(m.Pull(within.params...), m.DataParallel().Check(), m.Close()); err != nil {
+	if err := errors.Join(m.Pull(within.params...), m.DataParallel().Check(),
+		m.Close()); err != nil {
 		return nil, err
 	}
 	got := within.weights(r.t)
@@ -196,7 +211,8 @@ func (r ranked) trainBothWays(solver func() autograd.Solver, build func(testing.
 }
 
 // trainApart trains by Sync, with the graph on the same device.
-func (r ranked) trainApart(m *model, solver autograd.Solver, steps int, options []autograd.Option) ([][]float64, error) {
+func (r ranked) trainApart(m *model, solver autograd.Solver, steps int,
+	options []autograd.Option) ([][]float64, error) {
 	dp, err := autograd.New(r.Comm, m.params, options...)
 	if err != nil {
 		return nil, err
@@ -224,45 +240,59 @@ func TestDataParallelRefused(t *testing.T) {
 		text    string
 		options func(r ranked, m *model) []vm.Option
 	}{
-		{"no solver", backend.ErrArgument, "use WithSolver, too", func(r ranked, _ *model) []vm.Option {
-			return []vm.Option{vm.WithDataParallel(r.Comm)}
-		}},
-		{"no learnables on a rank", nil, "rank 1 cannot go on: vm: WithSolver", func(r ranked, m *model) []vm.Option {
-			if r.Comm.Rank() == 1 {
-				m.params = nil
-			}
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
-		}},
-		{"other learnables", backend.ErrMismatch, "parameter 0 is w0 f32(12, 7) on rank 0, but parameter 0 is w1 f32(7, 5) on rank 2", func(r ranked, m *model) []vm.Option {
+		{"no solver", backend.ErrArgument, "use WithSolver, too",
+			func(r ranked, _ *model) []vm.Option {
+				return []vm.Option{vm.WithDataParallel(r.Comm)}
+			}},
+		{"no learnables on a rank", nil, "rank 1 cannot go on: vm: WithSolver",
+			func(r ranked, m *model) []vm.Option {
+				if r.Comm.Rank() == 1 {
+					m.params = nil
+				}
+				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+					vm.WithDataParallel(r.Comm)}
+			}},
+		{"other learnables", backend.ErrMismatch, "parameter 0 is w0 f32(12, 7) on rank 0, but " +
+			"parameter 0 is w1 f32(7, 5) on rank 2", func(r ranked, m *model) []vm.Option {
 			if r.Comm.Rank() == 2 {
 				slices.Reverse(m.params)
 			}
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
+			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				vm.WithDataParallel(r.Comm)}
 		}},
-		{"other rates", backend.ErrMismatch, `the solver's settings are {"Rate":1,`, func(r ranked, m *model) []vm.Option {
-			return []vm.Option{vm.WithSolver(&autograd.Momentum{Rate: float64(1 + r.Comm.Rank())}, m.params...), vm.WithDataParallel(r.Comm)}
-		}},
-		{"other solvers", backend.ErrMismatch, "the solver is a *autograd.SGD on rank 0, but the solver is a *autograd.Adam on rank 1", func(r ranked, m *model) []vm.Option {
+		{"other rates", backend.ErrMismatch, `the solver's settings are {"Rate":1,`,
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{vm.WithSolver(
+					&autograd.Momentum{Rate: float64(1 + r.Comm.Rank())},
+					m.params...), vm.WithDataParallel(r.Comm)}
+			}},
+		{"other solvers", backend.ErrMismatch, "the solver is a *autograd.SGD on rank 0, but the " +
+			"solver is a *autograd.Adam on rank 1", func(r ranked, m *model) []vm.Option {
 			solver := solvers["sgd"]()
 			if r.Comm.Rank() == 1 {
 				solver = solvers["adam"]()
 			}
 			return []vm.Option{vm.WithSolver(solver, m.params...), vm.WithDataParallel(r.Comm)}
 		}},
-		{"another node on a rank", nil, "is not a node of the machine's graph", func(r ranked, m *model) []vm.Option {
-			options := []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}
-			if r.Comm.Rank() == 1 {
-				options = append(options, vm.Keep(r.build(mlp).params[0]))
-			}
-			return options
-		}},
-		{"learnables that may be unused", backend.ErrUnsupported, "WithUnused", func(r ranked, m *model) []vm.Option {
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
-				vm.WithDataParallel(r.Comm, autograd.WithUnused())}
-		}},
-		{"averages of weights", backend.ErrUnsupported, "WithPartial", func(r ranked, m *model) []vm.Option {
-			return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithPartial())}
-		}},
+		{"another node on a rank", nil, "is not a node of the machine's graph",
+			func(r ranked, m *model) []vm.Option {
+				options := []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+					vm.WithDataParallel(r.Comm)}
+				if r.Comm.Rank() == 1 {
+					options = append(options, vm.Keep(r.build(mlp).params[0]))
+				}
+				return options
+			}},
+		{"learnables that may be unused", backend.ErrUnsupported, "WithUnused",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+					vm.WithDataParallel(r.Comm, autograd.WithUnused())}
+			}},
+		{"averages of weights", backend.ErrUnsupported, "WithPartial",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+					vm.WithDataParallel(r.Comm, autograd.WithPartial())}
+			}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -272,7 +302,8 @@ func TestDataParallelRefused(t *testing.T) {
 				switch {
 				case err == nil:
 					return errors.Join(errors.New("no error"), machine.Close())
-				case test.want != nil && !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text):
+				case test.want != nil && !errors.Is(err, test.want) ||
+					!strings.Contains(err.Error(), test.text):
 					return fmt.Errorf("%w, want %v with %q", err, test.want, test.text)
 				}
 				return nil
@@ -289,7 +320,8 @@ func TestDataParallelRefused(t *testing.T) {
 // with an error that blames it, at once, and leave the weights on the host of a device as they were
 // pulled last.
 func TestDataParallelEnds(t *testing.T) {
-	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, dataParallelEnds)
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
+		dataParallelEnds)
 }
 
 func dataParallelEnds(t *testing.T, k testenv.Kind) {
@@ -300,7 +332,8 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 	lost := errors.New("out of petrol")
 	errs := together(t, k, P, func(r ranked) error {
 		m := r.build(mlp)
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...), vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.Adam{Rate: 0.1}, m.params...),
+			vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 1)))
 		if err != nil {
 			return err
 		}
@@ -348,22 +381,25 @@ func dataParallelEnds(t *testing.T, k testenv.Kind) {
 	}
 }
 
-// TestDataParallelCompressed: gradients travel through compressions, also through those that a device
-// cannot record, with the bits of Sync. Buckets are under way while what runs beside them is recorded.
+// TestDataParallelCompressed: gradients travel through compressions, also through those that a
+// device cannot record, with the bits of Sync. Buckets are under way while what runs beside them is
+// recorded.
 func TestDataParallelCompressed(t *testing.T) {
 	for name, compress := range map[string]func(backend.Communicator) (backend.Communicator, error){
 		"bf16": half.Wrap(backend.BF16), "top-k": sparse.Wrap(sparse.TopK(0.3)),
 	} {
-		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}, func(t *testing.T, k testenv.Kind) {
-			t.Run(name, func(t *testing.T) {
-				trainsTogether(t, k, 2, solvers["momentum"], layers(4, 5, 6, 7, 8), autograd.WithCompression(compress))
+		testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
+			func(t *testing.T, k testenv.Kind) {
+				t.Run(name, func(t *testing.T) {
+					trainsTogether(t, k, 2, solvers["momentum"], layers(4, 5, 6, 7, 8),
+						autograd.WithCompression(compress))
+				})
 			})
-		})
 	}
 }
 
-// TestDataParallelAroundTheHost: an operation that runs by its Do during an exchange keeps exchanges
-// out of graphs, and changes no bits.
+// TestDataParallelAroundTheHost: an operation that runs by its Do during an exchange keeps
+// exchanges out of graphs, and changes no bits.
 func TestDataParallelAroundTheHost(t *testing.T) {
 	build := func(t testing.TB, dt tensor.Dtype) *model {
 		m := mlp(t, dt)
@@ -373,13 +409,15 @@ func TestDataParallelAroundTheHost(t *testing.T) {
 	trainsTogether(t, testenv.Devices, 2, solvers["adam"], build)
 	err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
 		m := r.build(build)
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm))
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+			vm.WithDataParallel(r.Comm))
 		if err != nil {
 			return err
 		}
 		text := machine.Plan().String()
 		send, _, _ := strings.Cut(text, "host counter")
-		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(send, "send bucket 0") || !strings.Contains(during, "receive bucket 0") {
+		if _, during, _ := strings.Cut(text, "host counter"); !strings.Contains(
+			send, "send bucket 0") || !strings.Contains(during, "receive bucket 0") {
 			t.Errorf("no exchange is under way while the host runs an operation:\n%v", text)
 		}
 		return machine.Close()
@@ -398,7 +436,8 @@ type eager struct {
 var _ backend.Wrapper = (*eager)(nil)
 
 // Start implements [backend.Communicator].
-func (c *eager) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *eager) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if backend.Recorded(q) {
 		c.recorded++
 	} else {
@@ -415,7 +454,8 @@ func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 	err := testranks.Join(together(t, k, 2, func(r ranked) error {
 		m := r.build(mlp)
 		comm := &eager{Base: backend.Wrap(r.Comm)}
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
 		if err != nil {
 			return err
 		}
@@ -425,8 +465,10 @@ func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 				return err
 			}
 			// The second run records one exchange for each learnable, and the ranks agree on it.
-			if want := [][2]int{{3, 0}, {1, 3}, {0, 0}, {0, 0}, {0, 0}}[step]; comm.started != want[0] || comm.recorded != want[1] {
-				t.Errorf("run %d starts %d collectives and records %d, want %v", 1+step, comm.started, comm.recorded, want)
+			if want := [][2]int{{3, 0}, {1, 3}, {0, 0}, {0, 0},
+				{0, 0}}[step]; comm.started != want[0] || comm.recorded != want[1] {
+				t.Errorf("run %d starts %d collectives and records %d, want %v", 1+step,
+					comm.started, comm.recorded, want)
 			}
 		}
 		return machine.Close()

@@ -11,8 +11,8 @@ import (
 )
 
 // writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, or as a drawing of
-// the arena. The file of a machine of [Eval] has ".eval" before the end of its name, plan.eval.txt. A
-// machine of the same kind that is made later writes over it.
+// the arena. The file of a machine of [Eval] has ".eval" before the end of its name, plan.eval.txt.
+// A machine of the same kind that is made later writes over it.
 func (m *Machine) writePlan() error {
 	to := env.Plan.Text(os.Getenv)
 	if to == "" {
@@ -24,7 +24,8 @@ func (m *Machine) writePlan() error {
 	case ".svg":
 		text = m.plan.SVG
 	default:
-		return fmt.Errorf("vm: %w", env.Plan.Wrong(to, fmt.Errorf("%w: end its name in .txt or .svg", backend.ErrArgument)))
+		return fmt.Errorf("vm: %w",
+			env.Plan.Wrong(to, fmt.Errorf("%w: end its name in .txt or .svg", backend.ErrArgument)))
 	}
 	if !m.training {
 		to = strings.TrimSuffix(to, filepath.Ext(to)) + ".eval" + filepath.Ext(to)

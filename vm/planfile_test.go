@@ -33,7 +33,8 @@ func TestPlanFile(t *testing.T) {
 		}
 		if kind == ".svg" {
 			bars, lines := drawing(t, string(text))
-			if want := strings.Split(strings.TrimSpace(m.Plan().String()), "\n"); len(lines) != len(want)+1 || lines[len(lines)-1] != want[len(want)-1] {
+			if want := strings.Split(strings.TrimSpace(m.Plan().String()), "\n"); len(lines) != len(
+				want)+1 || lines[len(lines)-1] != want[len(want)-1] {
 				t.Errorf("%d lines, the last of them %q", len(lines), lines[len(lines)-1])
 			}
 			if bars < 3 || !strings.Contains(string(text), "matmul") {
@@ -48,8 +49,10 @@ func TestPlanFileOfEvaluation(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("EURYALE_PLAN", filepath.Join(dir, "plan.txt"))
 	m := mlp(t, tensor.Float32)
-	for name, made := range map[string]*vm.Machine{"plan.txt": machine(t, m.g), "plan.eval.txt": machine(t, m.g, vm.Eval())} {
-		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(text) != made.Plan().String() {
+	for name, made := range map[string]*vm.Machine{"plan.txt": machine(t, m.g),
+		"plan.eval.txt": machine(t, m.g, vm.Eval())} {
+		if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil ||
+			string(text) != made.Plan().String() {
 			t.Errorf("%s (%v) is\n%s\nwant\n%s", name, err, text, made.Plan())
 		}
 	}
@@ -81,9 +84,11 @@ func drawing(t *testing.T, text string) (bars int, lines []string) {
 
 // TestPlanFileErrors: a file that cannot be written, or of another kind, is an error of New.
 func TestPlanFileErrors(t *testing.T) {
-	for path, want := range map[string]error{"plan.png": backend.ErrArgument, "no/such/directory/plan.txt": os.ErrNotExist} {
+	for path, want := range map[string]error{"plan.png": backend.ErrArgument,
+		"no/such/directory/plan.txt": os.ErrNotExist} {
 		t.Setenv("EURYALE_PLAN", path)
-		if _, err := vm.New(mlp(t, tensor.Float32).g, nil); !errors.Is(err, want) || !strings.Contains(err.Error(), "EURYALE_PLAN") {
+		if _, err := vm.New(mlp(t, tensor.Float32).g, nil); !errors.Is(err, want) ||
+			!strings.Contains(err.Error(), "EURYALE_PLAN") {
 			t.Errorf("%s: %v, want %v", path, err, want)
 		}
 	}

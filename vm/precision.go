@@ -7,22 +7,23 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Precision says how a machine multiplies matrices of Float32, those of attention among them. Everything else is computed in
-// Float32: sums within products, softmax, norms, losses, reductions, gradients of learnables, learnables
-// and solvers. There is no float16: its gradients underflow without a scale of the loss, which BF16
-// does not need.
+// Precision says how a machine multiplies matrices of Float32, those of attention among them.
+// Everything else is computed in Float32: sums within products, softmax, norms, losses, reductions,
+// gradients of learnables, learnables and solvers. There is no float16: its gradients underflow
+// without a scale of the loss, which BF16 does not need.
 type Precision uint8
 
 // The precisions.
 const (
 	// F32 multiplies float32.
 	F32 Precision = iota
-	// TF32 lets a GPU round operands to 10 bits of mantissa, for its tensor cores. Nothing else changes,
-	// also not on the host.
+	// TF32 lets a GPU round operands to 10 bits of mantissa, for its tensor cores. Nothing else
+	// changes, also not on the host.
 	TF32
-	// BF16 rounds operands to bfloat16, 8 bits of mantissa, except of convolutions, and also results that only loops and other
-	// products read: these lie in memory, and travel between devices, as bfloat16. Weights are rounded once in each run. The
-	// meaning is the same on every device.
+	// BF16 rounds operands to bfloat16, 8 bits of mantissa, except of convolutions, and also
+	// results that only loops and other products read: these lie in memory, and travel between
+	// devices, as bfloat16. Weights are rounded once in each run. The meaning is the same on every
+	// device.
 	BF16
 )
 
@@ -40,7 +41,8 @@ func (p Precision) String() string {
 }
 
 // WithPrecision makes the machine multiply in a precision other than [F32]. GPUs below compute
-// capability 8.0 have nothing that is faster than F32: the machine says so ([Notice]), and takes F32.
+// capability 8.0 have nothing that is faster than F32: the machine says so ([Notice]), and takes
+// F32.
 //
 // New returns ErrArgument for a precision that does not exist.
 func WithPrecision(p Precision) Option { return func(m *Machine) { m.precision = p } }
@@ -55,7 +57,8 @@ func (m *Machine) choosePrecision() error {
 	}
 	gpu, ok := m.device.(interface{ ComputeCapability() int })
 	if ok && m.precision != F32 && gpu.ComputeCapability() < tensorCores {
-		m.notice(fmt.Sprintf("%s has compute capability %.1f and multiplies in f32: %v needs 8.0", m.device.Name(), float64(gpu.ComputeCapability())/10, m.precision))
+		m.notice(fmt.Sprintf("%s has compute capability %.1f and multiplies in f32: %v needs 8.0",
+			m.device.Name(), float64(gpu.ComputeCapability())/10, m.precision))
 		m.precision = F32
 	}
 	return nil

@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestPrecisionsOnGPU: gradients in TF32 and BF16 are near those in f32 on the host, and have the same bits when
-// steps run as a graph.
+// TestPrecisionsOnGPU: gradients in TF32 and BF16 are near those in f32 on the host, and have the
+// same bits when steps run as a graph.
 func TestPrecisionsOnGPU(t *testing.T) {
 	d := gpu(t)
 	for name, build := range withAttention() {
@@ -38,7 +38,8 @@ func TestPrecisionsOnGPU(t *testing.T) {
 				}
 			}
 			for i, n := range exact.params {
-				near(t, name+" in "+p.String()+" "+n.Name(), first[i], floats(t, gradient(t, n)), roundings)
+				near(t, name+" in "+p.String()+" "+n.Name(), first[i], floats(t, gradient(t, n)),
+					roundings)
 			}
 			if err := machine.Close(); err != nil {
 				t.Error(err)

@@ -18,11 +18,13 @@ import (
 // twoMatrices is a graph of c = a b.
 func twoMatrices() (m *model, c *gorgonia.Node) {
 	m = &model{g: gorgonia.NewGraph()}
-	return m, must(gorgonia.Mul(m.variable("a", tensor.Float32, 5, 33), m.variable("b", tensor.Float32, 33, 4)))
+	return m, must(gorgonia.Mul(m.variable("a", tensor.Float32, 5, 33),
+		m.variable("b", tensor.Float32, 33, 4)))
 }
 
 // values runs a machine once and returns the values of a node.
-func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device, options ...vm.Option) []float64 {
+func values(t *testing.T, m *model, n *gorgonia.Node, device backend.Device,
+	options ...vm.Option) []float64 {
 	t.Helper()
 	once(t, m, device, append(options, vm.Keep(n))...)
 	return floats(t, n.Value())
@@ -87,24 +89,26 @@ func TestTF32OnTheHostIsF32(t *testing.T) {
 // orders, and gradients near those of f32.
 func TestTrainsInBF16(t *testing.T) {
 	for name, build := range withAttention() {
-		exact, host, device := build(t, tensor.Float32), build(t, tensor.Float32), build(t, tensor.Float32)
+		exact, host, device := build(t, tensor.Float32), build(t, tensor.Float32),
+			build(t, tensor.Float32)
 		once(t, exact, nil)
 		once(t, host, nil, vm.WithPrecision(vm.BF16))
 		once(t, device, fake(t), vm.WithPrecision(vm.BF16))
 		for i, p := range exact.params {
 			got := floats(t, gradient(t, host.params[i]))
-			near(t, name+" on a device, "+p.Name(), floats(t, gradient(t, device.params[i])), got, orders)
+			near(t, name+" on a device, "+p.Name(), floats(t, gradient(t, device.params[i])), got,
+				orders)
 			near(t, name+" in bf16, "+p.Name(), got, floats(t, gradient(t, p)), roundings)
 		}
 	}
 }
 
-// roundings is how far gradients in bf16 may be from those in f32, in parts of the largest one: some
-// roundings of 2^-9 each.
+// roundings is how far gradients in bf16 may be from those in f32, in parts of the largest one:
+// some roundings of 2^-9 each.
 const roundings = 0.03
 
-// orders is how far gradients in bf16 may be apart whose sums of f32 were added up in different orders:
-// a little of roundings, since few sums are then rounded to another number of bf16.
+// orders is how far gradients in bf16 may be apart whose sums of f32 were added up in different
+// orders: a little of roundings, since few sums are then rounded to another number of bf16.
 const orders = 1e-4
 
 // near compares gradients, up to parts of the largest element.
@@ -150,7 +154,8 @@ func parts(t testing.TB, dt tensor.Dtype) *model {
 // attending has attention of learnables, whose results and gradients are wanted, and of products.
 func attending(t testing.TB, dt tensor.Dtype) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	q, k, v, w := m.variable("q", dt, 2, 2, 3, 4), m.variable("k", dt, 2, 2, 3, 4), m.variable("v", dt, 2, 2, 3, 4), m.variable("w", dt, 2, 2, 4, 4)
+	q, k, v, w := m.variable("q", dt, 2, 2, 3, 4), m.variable("k", dt, 2, 2, 3, 4),
+		m.variable("v", dt, 2, 2, 3, 4), m.variable("w", dt, 2, 2, 4, 4)
 	m.params = gorgonia.Nodes{q, k, v, w}
 	y := must(nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}))
 	again := must(nn.BatchedMatMul(false, false, y, w))
@@ -159,8 +164,8 @@ func attending(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
-// In bf16, a weight that products read twice is rounded once, what only products read lies in memory as
-// bf16, and gradients are f32.
+// In bf16, a weight that products read twice is rounded once, what only products read lies in
+// memory as bf16, and gradients are f32.
 func TestPlanInBF16(t *testing.T) {
 	m := mlp(t, tensor.Float32)
 	machine, err := vm.New(m.g, nil, vm.WithPrecision(vm.BF16))
@@ -194,8 +199,11 @@ func TestOldDevicesMultiplyInF32(t *testing.T) {
 	want := values(t, m, c, nil)
 	for _, p := range []vm.Precision{vm.TF32, vm.BF16} {
 		var said []string
-		got := values(t, m, c, old{fake(t)}, vm.WithPrecision(p), vm.Notice(func(text string) { said = append(said, text) }))
-		if len(said) != 1 || !strings.Contains(said[0], "compute capability 7.0") || !strings.Contains(said[0], p.String()) {
+		got := values(t, m, c, old{fake(t)}, vm.WithPrecision(p), vm.Notice(func(text string) {
+			said = append(said, text)
+		}))
+		if len(said) != 1 || !strings.Contains(said[0], "compute capability 7.0") ||
+			!strings.Contains(said[0], p.String()) {
 			t.Errorf("%v: said %q", p, said)
 		}
 		for i := range want {

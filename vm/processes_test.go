@@ -58,7 +58,9 @@ func process(k testenv.Kind) error {
 	if err != nil {
 		return err
 	}
-	if err := trainUntil(k, connect, alone[0], func(step int) bool { return step == 5 }); err != nil {
+	if err := trainUntil(k, connect, alone[0], func(step int) bool {
+		return step == 5
+	}); err != nil {
 		return err
 	}
 	fmt.Println("trained again")
@@ -66,7 +68,8 @@ func process(k testenv.Kind) error {
 }
 
 // trainUntil connects and trains.
-func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World, enough func(step int) bool) error {
+func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World,
+	enough func(step int) bool) error {
 	r, err := connect(w)
 	if err != nil {
 		return err
@@ -76,7 +79,8 @@ func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World, en
 		device = r.Comm.Device()
 	}
 	m := mlp(new(testing.T), tensor.Float32)
-	machine, err := vm.New(m.g, device, vm.WithSolver(&autograd.Adam{Rate: 0.01}, m.params...), vm.WithDataParallel(r.Comm))
+	machine, err := vm.New(m.g, device, vm.WithSolver(&autograd.Adam{Rate: 0.01}, m.params...),
+		vm.WithDataParallel(r.Comm))
 	for step := 0; err == nil && !enough(step); step++ {
 		if step == 5 {
 			fmt.Println("under way") // on a device in graphs
@@ -86,8 +90,8 @@ func trainUntil(k testenv.Kind, connect testenv.Connect, w *rendezvous.World, en
 	return err
 }
 
-// TestKilledProcess: when a process is killed, the machine of the other one ends with its rank within two
-// seconds, and that process can train again.
+// TestKilledProcess: when a process is killed, the machine of the other one ends with its rank
+// within two seconds, and that process can train again.
 func TestKilledProcess(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.GPUs}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) {

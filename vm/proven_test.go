@@ -20,7 +20,8 @@ func batchLevel(t testing.TB, dt tensor.Dtype) *model {
 	less := must(gorgonia.Sub(x, must(gorgonia.Square(b))))
 	h := must(gorgonia.Tanh(must(gorgonia.Mul(less, w))))
 	level := must(gorgonia.Mean(x))
-	penalty := must(gorgonia.Sum(must(gorgonia.HadamardProd(must(gorgonia.HadamardProd(less, level)), v))))
+	penalty := must(
+		gorgonia.Sum(must(gorgonia.HadamardProd(must(gorgonia.HadamardProd(less, level)), v))))
 	m.grad(t, must(gorgonia.Add(must(gorgonia.Add(level, must(gorgonia.Sum(h)))), penalty)))
 	return m
 }
@@ -28,7 +29,8 @@ func batchLevel(t testing.TB, dt tensor.Dtype) *model {
 // TestProvenPlansTrainAsTheTapeMachine: also where an early value is read by a product, and again
 // by a value that depends on a reduction.
 func TestProvenPlansTrainAsTheTapeMachine(t *testing.T) {
-	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12, tensor.Float32: 1e-4} {
+	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-12,
+		tensor.Float32: 1e-4} {
 		ours, theirs := batchLevel(t, dt), batchLevel(t, dt)
 		machine, err := vm.New(ours.g, nil, vm.WithSolver(&autograd.SGD{Rate: 0.1}, ours.params...))
 		if err != nil {

@@ -25,7 +25,8 @@ type refused struct {
 func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
 	const convert = "gorgonia.ConvType"
 	images := func(g *gorgonia.ExprGraph, dt tensor.Dtype, shape ...int) *gorgonia.Node {
-		return gorgonia.NewTensor(g, dt, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName("x"),
+		return gorgonia.NewTensor(g, dt, len(shape), gorgonia.WithShape(shape...),
+			gorgonia.WithName("x"),
 			gorgonia.WithInit(gorgonia.RangedFrom(1)))
 	}
 	for _, test := range []refused{
@@ -61,16 +62,20 @@ func TestOperationsThatNobodyComputesAreErrorsOfNew(t *testing.T) {
 			must(gorgonia.Pow(x, x))
 		}, []string{"^", "x int(2, 3), x int(2, 3)", "Float32 and Float64 only", convert}},
 		{"a sum of Bools", func(g *gorgonia.ExprGraph) {
-			x := gorgonia.NewVector(g, tensor.Bool, gorgonia.WithShape(3), gorgonia.WithName("mask"))
+			x := gorgonia.NewVector(g, tensor.Bool, gorgonia.WithShape(3),
+				gorgonia.WithName("mask"))
 			must(gorgonia.Add(x, x))
 		}, []string{"+", "mask bool(3)", "numbers only", convert}},
 		{"a variable without elements", func(g *gorgonia.ExprGraph) {
-			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3), gorgonia.WithName("empty"))
+			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3),
+				gorgonia.WithName("empty"))
 			must(gorgonia.Square(x))
 		}, []string{"empty", "shape (0, 3) has no elements: tensors of size 0 are not supported"}},
 		{"a product without elements", func(g *gorgonia.ExprGraph) {
-			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 0), gorgonia.WithName("left"))
-			y := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3), gorgonia.WithName("right"))
+			x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 0),
+				gorgonia.WithName("left"))
+			y := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(0, 3),
+				gorgonia.WithName("right"))
 			must(gorgonia.Mul(x, y))
 		}, []string{"has no elements: tensors of size 0 are not supported"}},
 	} {
@@ -116,7 +121,8 @@ func TestErrorsOfGorgoniaSayWhatToDo(t *testing.T) {
 // Integers of one shape are added by Gorgonia's Do, and images of them are scaled up.
 func TestIntegersOfOneShapeStillRun(t *testing.T) {
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewTensor(g, tensor.Int, 4, gorgonia.WithShape(1, 1, 1, 2), gorgonia.WithName("x"),
+	x := gorgonia.NewTensor(g, tensor.Int, 4, gorgonia.WithShape(1, 1, 1, 2),
+		gorgonia.WithName("x"),
 		gorgonia.WithInit(gorgonia.RangedFrom(1)))
 	large := must(gorgonia.Upsample2D(x, 2))
 	sum := must(gorgonia.Add(large, large))

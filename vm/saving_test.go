@@ -90,8 +90,8 @@ func (d *scarce) Alloc(nbytes int) (backend.Buffer, error) {
 	return d.Device.Alloc(nbytes)
 }
 
-// TestSaveAsyncNeedsNoDeviceMemory: where the device has none left, copies are made on the host, and
-// steps go on.
+// TestSaveAsyncNeedsNoDeviceMemory: where the device has none left, copies are made on the host,
+// and steps go on.
 func TestSaveAsyncNeedsNoDeviceMemory(t *testing.T) {
 	dir := t.TempDir()
 	for _, where := range []string{"save", "async"} {

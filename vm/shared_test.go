@@ -21,7 +21,8 @@ import (
 func wide(t testing.TB, rows int, w *tensor.Dense, training bool) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	x := m.variable("x", tensor.Float64, rows, w.Shape()[0])
-	p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(w.Shape()...), gorgonia.WithName("w"), gorgonia.WithValue(w))
+	p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(w.Shape()...),
+		gorgonia.WithName("w"), gorgonia.WithValue(w))
 	m.params = gorgonia.Nodes{p}
 	loss := must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
 	if training {
@@ -43,9 +44,9 @@ func (m *model) expectLoss(t *testing.T, when string, onHost *model) {
 	}
 }
 
-// TestTrainingAndEvaluationShareParameters: whichever is made first, the device holds parameters once,
-// and evaluation needs no Pull to see what training has changed. After training the host's tensors
-// count again.
+// TestTrainingAndEvaluationShareParameters: whichever is made first, the device holds parameters
+// once, and evaluation needs no Pull to see what training has changed. After training the host's
+// tensors count again.
 func TestTrainingAndEvaluationShareParameters(t *testing.T) {
 	d := fake(t).(*fakedevice.Device)
 	trainingAndEvaluation(t, d, func(parameters int) {
@@ -56,14 +57,16 @@ func TestTrainingAndEvaluationShareParameters(t *testing.T) {
 	})
 }
 
-// trainingAndEvaluation calls holds, with the bytes of the parameters, while there are both machines.
+// trainingAndEvaluation calls holds, with the bytes of the parameters, while there are both
+// machines.
 func trainingAndEvaluation(t *testing.T, d backend.Device, holds func(parameters int)) {
 	for _, evaluatesFirst := range []bool{false, true} {
 		t.Run(fmt.Sprint("evaluates first: ", evaluatesFirst), func(t *testing.T) {
 			w, copied := ramp(tensor.Float64, 64, 100), ramp(tensor.Float64, 64, 100)
 			data := w.Data().([]float64)
 			train, eval := wide(t, 3, w, true), wide(t, 2, w, false)
-			twin, host := wide(t, 3, copied, true), wide(t, 2, copied, false) // on the host, with other tensors
+			// on the host, with other tensors
+			twin, host := wide(t, 3, copied, true), wide(t, 2, copied, false)
 			var trainer *vm.Machine
 			if !evaluatesFirst {
 				trainer = solving(t, train, d, &autograd.SGD{Rate: 0.5})
@@ -145,11 +148,12 @@ func TestShapesOfABatchShareParameters(t *testing.T) {
 	}
 }
 
-// TestShapesOfABatchShareASolver: machines for two sizes of a batch train the same parameters by one
-// solver, with the bits of its Step after runs without it, also on two devices.
+// TestShapesOfABatchShareASolver: machines for two sizes of a batch train the same parameters by
+// one solver, with the bits of its Step after runs without it, also on two devices.
 func TestShapesOfABatchShareASolver(t *testing.T) {
 	one := fake(t)
-	for where, devices := range map[string][2]backend.Device{"host": {}, "a device": {one, one}, "a device and the host": {one, nil}} {
+	for where, devices := range map[string][2]backend.Device{"host": {}, "a device": {one, one},
+		"a device and the host": {one, nil}} {
 		t.Run(where, func(t *testing.T) {
 			w, copied := ramp(tensor.Float64, 12, 5), ramp(tensor.Float64, 12, 5)
 			inside, after := &autograd.Adam{Rate: 0.1}, &autograd.Adam{Rate: 0.1}
@@ -195,8 +199,8 @@ func TestShapesOfABatchShareASolver(t *testing.T) {
 	}
 }
 
-// TestBatchesAreNoParameters: machines for one graph that get a new batch for each run, and use it one
-// after the other, find a place for it once.
+// TestBatchesAreNoParameters: machines for one graph that get a new batch for each run, and use it
+// one after the other, find a place for it once.
 func TestBatchesAreNoParameters(t *testing.T) {
 	d := fake(t).(*fakedevice.Device)
 	m := wide(t, 3, ramp(tensor.Float64, 12, 5), true)
@@ -229,7 +233,8 @@ func TestMemoryIsFlat(t *testing.T) {
 	d := fake(t).(*fakedevice.Device)
 	memoryIsFlat(t, d, func() string {
 		n, nbytes := d.Live()
-		return fmt.Sprintf("%d allocations of %d bytes, %d taken from the host", n, nbytes, d.Allocs())
+		return fmt.Sprintf("%d allocations of %d bytes, %d taken from the host", n, nbytes,
+			d.Allocs())
 	})
 }
 
@@ -270,7 +275,8 @@ func TestOutOfMemory(t *testing.T) {
 		want []string
 	}{
 		{0, []string{"the values of a run, which needs most in step", "w (51200 bytes)"}},
-		{most + 10000, []string{"51200 bytes for w:", "state 0 of w (51200 bytes)", "state 1 of w", "close other machines"}},
+		{most + 10000, []string{"51200 bytes for w:", "state 0 of w (51200 bytes)", "state 1 of w",
+			"close other machines"}},
 		{4*most + 4096, []string{"bytes for inputs and constants"}},
 	} {
 		d := fake(t).(*fakedevice.Device)

@@ -19,8 +19,9 @@ import (
 
 // WithSolver makes each RunAll end with a step of a solver, in place of
 // solver.Step(gorgonia.NodesToValueGrads(learnables)): a loop for each learnable updates it and
-// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The bits are those of the solver's Step after a run
-// without it. SetRate before a RunAll sets the rate of its step.
+// what the solver keeps for it, in place. A GPU runs those of all learnables at once. The bits are
+// those of the solver's Step after a run without it. SetRate before a RunAll sets the rate of its
+// step.
 //
 // On a device, learnables and the solver's state stay there. [Machine.Pull] copies learnables to
 // their host tensors; the solver's State fetches its state, and Save and Load of
@@ -41,8 +42,8 @@ import (
 //		vm.WithSolver(&autograd.AdamW{Rate: 1e-3}, biases...))
 //	err = m.DataParallel().Save(dir, m.Solver(), progress)
 //
-// Machines for several shapes of a batch may have one solver, for learnables with the same tensors in
-// the same order.
+// Machines for several shapes of a batch may have one solver, for learnables with the same tensors
+// in the same order.
 //
 // A solver of one's own is an autograd.Custom: vm.WithSolver(newLion(1e-4), learnables...).
 //
@@ -76,8 +77,9 @@ type solving struct {
 	fusion     *autograd.Fusion
 	states     []state
 	settings   []setting
-	params     []backend.Buffer // the memory of the learnables in the last run, nil if it was refused
-	numbers    []float64        // the settings at the beginning of a step
+	// the memory of the learnables in the last run, nil if it was refused
+	params  []backend.Buffer
+	numbers []float64 // the settings at the beginning of a step
 }
 
 // state is a vector that the solver keeps.
@@ -200,13 +202,15 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		}
 		if autograd.Hooked(n) {
 			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %s "+
-				"(autograd's Hook), and the run would not wait for it: use the learnable itself and "+
+				"(autograd's Hook), and the run would not wait for it: use the learnable itself "+
+				"and "+
 				"WithDataParallel, or call the solver's Step after Sync",
 				backend.ErrUnsupported, stock.Label(n))
 		}
 		gradient, ok := m.read.Value(n.Deriv())
 		if !ok {
-			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad before vm.New",
+			return nil, fmt.Errorf("vm: WithSolver: %s has no gradient: call gorgonia.Grad "+
+				"before vm.New",
 				stock.Label(n))
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
@@ -225,14 +229,17 @@ func (s *solving) without(nodes []*gorgonia.Node) []*gorgonia.Node {
 		return nodes
 	}
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *gorgonia.Node) bool {
-		return slices.ContainsFunc(s.learnables, func(of *gorgonia.Node) bool { return of.Deriv() == n })
+		return slices.ContainsFunc(s.learnables, func(of *gorgonia.Node) bool {
+			return of.Deriv() == n
+		})
 	})
 }
 
 // place notes a buffer of the plan that the solver binds.
 func (s *solving) place(buffer int, b plan.Buffer, inputs []*gorgonia.Node) {
 	if b.Kind == plan.State {
-		s.states = append(s.states, state{buffer, slices.Index(s.learnables, inputs[b.Index]), b.Vector})
+		s.states = append(s.states, state{buffer, slices.Index(s.learnables, inputs[b.Index]),
+			b.Vector})
 		return
 	}
 	memory := backend.Of(make([]float64, 1))

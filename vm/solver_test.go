@@ -20,10 +20,14 @@ import (
 )
 
 var solvers = map[string]func() autograd.Solver{
-	"sgd":            func() autograd.Solver { return &autograd.SGD{Rate: 0.1} },
-	"sgd decay":      func() autograd.Solver { return &autograd.SGD{Rate: 0.1, WeightDecay: 0.01} },
-	"momentum":       func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
-	"momentum decay": func() autograd.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01} },
+	"sgd":       func() autograd.Solver { return &autograd.SGD{Rate: 0.1} },
+	"sgd decay": func() autograd.Solver { return &autograd.SGD{Rate: 0.1, WeightDecay: 0.01} },
+	"momentum": func() autograd.Solver {
+		return &autograd.Momentum{Rate: 0.1, Momentum: 0.9}
+	},
+	"momentum decay": func() autograd.Solver {
+		return &autograd.Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.01}
+	},
 	"nesterov": func() autograd.Solver {
 		return &autograd.Nesterov{Rate: 0.1, Momentum: 0.9}
 	},
@@ -55,7 +59,8 @@ func lion() autograd.Solver {
 }
 
 // solving returns a machine with a solver.
-func solving(t testing.TB, m *model, device backend.Device, s autograd.Solver, options ...vm.Option) *vm.Machine {
+func solving(t testing.TB, m *model, device backend.Device, s autograd.Solver,
+	options ...vm.Option) *vm.Machine {
 	t.Helper()
 	machine, err := vm.New(m.g, device, append(options, vm.WithSolver(s, m.params...))...)
 	if err != nil {
@@ -98,7 +103,8 @@ func TestSolverInPlan(t *testing.T) {
 
 // solverInPlan: 20 steps in the plan end with the bits of 20 runs without a solver, on the same
 // device, with a Step of package autograd after each. The rate changes between steps, down to 0.
-func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver, build func() *model) {
+func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver,
+	build func() *model) {
 	const steps = 20
 	rate := autograd.Cosine(0.01, 0, steps-1)
 	apart, within := build(), build()
@@ -121,7 +127,8 @@ func solverInPlan(t *testing.T, d backend.Device, solver func() autograd.Solver,
 		compare(t, fmt.Sprint("loss of step ", step), within.loss, apart.loss, 0)
 	}
 	pull(t, b, within.params)
-	if got, want := within.weights(t), apart.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
+	if got, want := within.weights(t), apart.weights(t); !slices.EqualFunc(got, want,
+		slices.Equal) {
 		t.Errorf("after %d steps %v, want %v", steps, got, want)
 	}
 	sameState(t, inside, after)
@@ -167,7 +174,8 @@ func TestSolverMatchesTapeMachine(t *testing.T) {
 				}
 				pull(t, m, planned.params)
 				for i := range planned.params {
-					compare(t, planned.params[i].Name(), planned.params[i].Value(), stock.params[i].Value(), 1e-8)
+					compare(t, planned.params[i].Name(), planned.params[i].Value(),
+						stock.params[i].Value(), 1e-8)
 				}
 			})
 		}
@@ -236,7 +244,8 @@ func TestStepStaysOnDevice(t *testing.T) {
 	defer machine.Close()
 	run(t, machine)
 	before := d.inUse
-	const numbers, aligned, loss = 7, 256, 4 // passes of Adam with a number, the distance of uploads
+	// passes of Adam with a number, the distance of uploads
+	const numbers, aligned, loss = 7, 256, 4
 	for step := range 1000 {
 		d.moved = 0
 		run(t, machine)
@@ -264,7 +273,8 @@ func product(t testing.TB, v, w *tensor.Dense) *model {
 	m := &model{g: gorgonia.NewGraph()}
 	for i, x := range []*tensor.Dense{v, w} {
 		name := string("vw"[i])
-		m.params = append(m.params, gorgonia.NewVector(m.g, tensor.Float32, gorgonia.WithShape(2), gorgonia.WithName(name), gorgonia.WithValue(x)))
+		m.params = append(m.params, gorgonia.NewVector(m.g, tensor.Float32, gorgonia.WithShape(2),
+			gorgonia.WithName(name), gorgonia.WithValue(x)))
 	}
 	m.grad(t, must(gorgonia.Sum(must(gorgonia.HadamardProd(m.params[0], m.params[1])))))
 	return m
@@ -341,10 +351,14 @@ func TestSolverResumes(t *testing.T) {
 	for where, device := range devices {
 		t.Run(where, func(t *testing.T) {
 			d := device(t)
-			whole, begun, resumed := mlp(t, tensor.Float32), mlp(t, tensor.Float32), mlp(t, tensor.Float32)
-			solver := func() autograd.Solver { return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1} }
+			whole, begun, resumed := mlp(t, tensor.Float32), mlp(t, tensor.Float32),
+				mlp(t, tensor.Float32)
+			solver := func() autograd.Solver {
+				return &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}
+			}
 			s1, s2, s3 := solver(), solver(), solver()
-			a, b, c := solving(t, whole, d, s1), solving(t, begun, d, s2), solving(t, resumed, d, s3)
+			a, b, c := solving(t, whole, d, s1), solving(t, begun, d, s2),
+				solving(t, resumed, d, s3)
 			defer a.Close()
 			defer b.Close()
 			defer c.Close()
@@ -362,7 +376,8 @@ func TestSolverResumes(t *testing.T) {
 				t.Fatal(err)
 			}
 			for i, p := range begun.params {
-				if err := gorgonia.Let(resumed.params[i], p.Value().(*tensor.Dense).Clone()); err != nil {
+				if err := gorgonia.Let(resumed.params[i],
+					p.Value().(*tensor.Dense).Clone()); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -372,7 +387,8 @@ func TestSolverResumes(t *testing.T) {
 			}
 			pull(t, a, whole.params)
 			pull(t, c, resumed.params)
-			if got, want := resumed.weights(t), whole.weights(t); !slices.EqualFunc(got, want, slices.Equal) {
+			if got, want := resumed.weights(t), whole.weights(t); !slices.EqualFunc(got, want,
+				slices.Equal) {
 				t.Errorf("resumed: %v, want %v", got, want)
 			}
 			sameState(t, s3, s1)
@@ -385,13 +401,15 @@ type foreign struct{ autograd.Solver }
 
 // TestSolverRefused: what a machine cannot train says so in New, and a run that fails is no step.
 func TestSolverRefused(t *testing.T) {
-	refused := func(want error, text string, g *gorgonia.ExprGraph, s autograd.Solver, learnables ...*gorgonia.Node) {
+	refused := func(want error, text string, g *gorgonia.ExprGraph, s autograd.Solver,
+		learnables ...*gorgonia.Node) {
 		t.Helper()
 		m, err := vm.New(g, nil, vm.WithSolver(s, learnables...))
 		if err == nil {
 			m.Close()
 		}
-		if err == nil || want != nil && !errors.Is(err, want) || !strings.Contains(err.Error(), text) {
+		if err == nil || want != nil && !errors.Is(err, want) ||
+			!strings.Contains(err.Error(), text) {
 			t.Errorf("%v, want %v with %q", err, want, text)
 		}
 	}
@@ -409,14 +427,16 @@ func TestSolverRefused(t *testing.T) {
 	run(t, holder)
 	before := m.weights(t)
 	adam.WeightDecay = 0.1
-	if err := holder.RunAll(); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "WeightDecay") {
+	if err := holder.RunAll(); !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "WeightDecay") {
 		t.Errorf("with a decay that began later: %v", err)
 	}
 	state, err := adam.State()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 || !slices.EqualFunc(m.weights(t), before, slices.Equal) {
+	if steps := backend.View[int64](state["adam.steps"])[0]; steps != 1 ||
+		!slices.EqualFunc(m.weights(t), before, slices.Equal) {
 		t.Errorf("after a run that failed the solver counts %d steps", steps)
 	}
 	if err := holder.Close(); err != nil {
@@ -424,7 +444,8 @@ func TestSolverRefused(t *testing.T) {
 	}
 	run(t, machine(t, m.g, vm.WithSolver(adam, m.params...))) // which begins with a decay
 
-	view, err := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float32{1, 2, 3, 4})).Slice(nil, gorgonia.S(0))
+	view, err := tensor.New(tensor.WithShape(2, 2), tensor.WithBacking([]float32{1, 2, 3, 4})).
+		Slice(nil, gorgonia.S(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +453,8 @@ func TestSolverRefused(t *testing.T) {
 	if err := gorgonia.Let(p.params[0], view); err != nil {
 		t.Fatal(err)
 	}
-	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil || !strings.Contains(err.Error(), "contiguous") {
+	if err := machine(t, p.g, vm.WithSolver(sgd, p.params...)).RunAll(); err == nil ||
+		!strings.Contains(err.Error(), "contiguous") {
 		t.Errorf("a learnable that is a column: %v", err)
 	}
 }
@@ -440,21 +462,23 @@ func TestSolverRefused(t *testing.T) {
 // TestSolverLeavesExchangedGradients: where ranks exchange gradients, a machine does not apply
 // those of its rank alone.
 func TestSolverLeavesExchangedGradients(t *testing.T) {
-	err := testranks.Join(testranks.Run(1, testenv.Hosts.Connect(t, 1), func(r *testenv.Rank) error {
-		m := &model{g: gorgonia.NewGraph()}
-		w := m.variable("w", tensor.Float32, 3)
-		m.params = gorgonia.Nodes{w}
-		dp, err := autograd.New(r.Comm, m.params)
-		if err != nil {
-			return err
-		}
-		defer dp.Close()
-		m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(dp.Hook(w)))))))
-		if other, err := vm.New(m.g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, w)); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Sync") {
-			t.Errorf("%v, %v", other, err)
-		}
-		return nil
-	}))
+	err := testranks.Join(testranks.Run(1, testenv.Hosts.Connect(t, 1),
+		func(r *testenv.Rank) error {
+			m := &model{g: gorgonia.NewGraph()}
+			w := m.variable("w", tensor.Float32, 3)
+			m.params = gorgonia.Nodes{w}
+			dp, err := autograd.New(r.Comm, m.params)
+			if err != nil {
+				return err
+			}
+			defer dp.Close()
+			m.grad(t, must(gorgonia.Sum(must(gorgonia.Square(must(dp.Hook(w)))))))
+			if other, err := vm.New(m.g, nil, vm.WithSolver(&autograd.SGD{Rate: 1}, w)); !errors.Is(
+				err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "Sync") {
+				t.Errorf("%v, %v", other, err)
+			}
+			return nil
+		}))
 	if err != nil {
 		t.Fatal(err)
 	}

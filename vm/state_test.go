@@ -37,7 +37,8 @@ func newStateful(t testing.TB, rank int, drop float64) *stateful {
 	own := float64(rank)
 	variable := func(name string, values ...float64) *gorgonia.Node {
 		v := tensor.New(tensor.WithShape(len(values), 1), tensor.WithBacking(values))
-		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName(name), gorgonia.WithValue(v))
+		return gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName(name),
+			gorgonia.WithValue(v))
 	}
 	m.x = variable("x", 1+10*own, 2+10*own, 3+10*own, 4+10*own)
 	m.frozen = variable("frozen", 1+own, 1+own, 1+own, 1+own)
@@ -155,7 +156,8 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 				return fmt.Errorf("New leaves %v frozen", frozen)
 			}
 			dp := machine.DataParallel()
-			err = errors.Join(m.runs(machine, 3), machine.Pull(m.params...), dp.Save(dir, solver, nil))
+			err = errors.Join(m.runs(machine, 3), machine.Pull(m.params...),
+				dp.Save(dir, solver, nil))
 			loss := func() float64 {
 				err = errors.Join(err, m.runs(machine, 1), machine.Pull(m.params...))
 				return floats(r.t, m.loss)[0]
@@ -166,10 +168,12 @@ func TestFrozenVariablesAreOfTheModel(t *testing.T) {
 			}
 			wrong := fmt.Sprint(dp.Check())
 			if !strings.Contains(wrong, "frozen parameter frozen is not the same") {
-				err = errors.Join(err, fmt.Errorf("Check of different frozen parameters: %s", wrong))
+				err = errors.Join(err, fmt.Errorf("Check of different frozen parameters: %s",
+					wrong))
 			}
 			if loss() == want {
-				err = errors.Join(err, errors.New("frozen parameters do not matter: the test shows nothing"))
+				err = errors.Join(
+					err, errors.New("frozen parameters do not matter: the test shows nothing"))
 			}
 			err = errors.Join(err, dp.Load(dir, solver, nil))
 			if got := loss(); got != want {
@@ -234,7 +238,8 @@ func checkpointed(what, dir string) error {
 		return err
 	}
 	t := new(testing.T)
-	r, m, solver := ranked{Rank: own, t: t}, newStateful(t, env.Rank, 0.5), &autograd.Adam{Rate: 0.125}
+	r, m, solver := ranked{Rank: own, t: t}, newStateful(t, env.Rank, 0.5),
+		&autograd.Adam{Rate: 0.125}
 	machine, err := r.machine(m, solver)
 	if err != nil {
 		return err
@@ -251,8 +256,9 @@ func checkpointed(what, dir string) error {
 	return errors.Join(err, wrong, unread, dp.Check(), machine.Close(), own.Close())
 }
 
-// TestEvaluationIsTheSameAfterLoadInAnotherProcess: a model with a batch norm, frozen parameters and a dropout
-// evaluates the same before Save and after Load in other processes, on as many ranks and on one.
+// TestEvaluationIsTheSameAfterLoadInAnotherProcess: a model with a batch norm, frozen parameters
+// and a dropout evaluates the same before Save and after Load in other processes, on as many ranks
+// and on one.
 func TestEvaluationIsTheSameAfterLoadInAnotherProcess(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "checkpoint")
 	dir := "EURYALE_TEST_CHECKPOINT=" + path
@@ -267,14 +273,16 @@ func TestEvaluationIsTheSameAfterLoadInAnotherProcess(t *testing.T) {
 				want = said
 			}
 			if !strings.HasPrefix(said, "evaluation ") || said != want {
-				t.Errorf("rank %d of %d, %s: it says %q, want %q", r, job.ranks, job.what, said, want)
+				t.Errorf("rank %d of %d, %s: it says %q, want %q", r, job.ranks, job.what, said,
+					want)
 			}
 			if last := rank.End(); last != "" {
 				t.Errorf("rank %d of %d, %s: %s", r, job.ranks, job.what, last)
 			}
 		}
 	}
-	if _, err := os.Stat(filepath.Join(path, "step-00000020")); err != nil { // as many as there were
+	// as many as there were
+	if _, err := os.Stat(filepath.Join(path, "step-00000020")); err != nil {
 		t.Error(err)
 	}
 }

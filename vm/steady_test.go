@@ -23,20 +23,29 @@ func decoder(t testing.TB, dt tensor.Dtype) *model {
 		for i := range numbers {
 			numbers[i] = i * 7 % words
 		}
-		return gorgonia.NewTensor(m.g, tensor.Int, 1, gorgonia.WithName(name), gorgonia.WithShape(rows), gorgonia.WithValue(tensor.New(tensor.WithBacking(numbers))))
+		return gorgonia.NewTensor(m.g, tensor.Int, 1, gorgonia.WithName(name),
+			gorgonia.WithShape(rows), gorgonia.WithValue(tensor.New(tensor.WithBacking(numbers))))
 	}
 	table := m.learnable(dt, words, width)
 	x := must(nn.Embedding(table, indices("x")))
 	h := must(nn.LayerNorm(1e-5, x, m.learnable(dt, width), m.learnable(dt, width)))
 	part := func() *gorgonia.Node {
-		y := must(gorgonia.Reshape(must(gorgonia.Mul(h, m.learnable(dt, width, width))), tensor.Shape{batch, context, heads, size}))
+		y := must(gorgonia.Reshape(must(gorgonia.Mul(h, m.learnable(dt, width, width))),
+			tensor.Shape{batch, context, heads, size}))
 		return must(gorgonia.Transpose(y, 0, 2, 1, 3))
 	}
 	y := must(nn.Attention(part(), part(), part(), nn.AttentionOptions{Causal: true}))
 	y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)), tensor.Shape{rows, width}))
 	x = must(gorgonia.Add(x, y))
-	x = must(gorgonia.Add(x, must(gorgonia.Mul(must(nn.GELUTanh(must(gorgonia.Mul(x, m.learnable(dt, width, 4*width))))), m.learnable(dt, 4*width, width)))))
-	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, must(nn.BatchedMatMul(false, true, x, table)), indices("labels"))))
+	x = must(
+		gorgonia.Add(
+			x,
+			must(
+				gorgonia.Mul(
+					must(nn.GELUTanh(must(gorgonia.Mul(x, m.learnable(dt, width, 4*width))))),
+					m.learnable(dt, 4*width, width)))))
+	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, must(nn.BatchedMatMul(false, true, x, table)),
+		indices("labels"))))
 	return m
 }
 

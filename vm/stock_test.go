@@ -41,8 +41,8 @@ func byDo(g *gorgonia.ExprGraph) (map[*gorgonia.Node]gorgonia.Value, error) {
 	return values, nil
 }
 
-// signOfZero reports whether an operation is the sign of the number 0, which Gorgonia says is 1, or -1
-// for -0: gorgonia.Sign, and the gradient of Abs.
+// signOfZero reports whether an operation is the sign of the number 0, which Gorgonia says is 1, or
+// -1 for -0: gorgonia.Sign, and the gradient of Abs.
 func signOfZero(op gorgonia.Op, args []gorgonia.Value) bool {
 	if fmt.Sprint(op) != "sign" || len(args[0].Shape()) > 0 {
 		return false
@@ -67,7 +67,8 @@ func valuesByDo(t *testing.T, g *gorgonia.ExprGraph) map[*gorgonia.Node]gorgonia
 }
 
 // agree compares every node of a graph with the interpreter.
-func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int, devices map[string]func(testing.TB) backend.Device) {
+func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int,
+	devices map[string]func(testing.TB) backend.Device) {
 	t.Helper()
 	want := valuesByDo(t, g)
 	var computed []*gorgonia.Node
@@ -81,7 +82,9 @@ func agree(t *testing.T, g *gorgonia.ExprGraph, tolerance float64, hostOps int, 
 	}
 }
 
-func agreeOn(t *testing.T, g *gorgonia.ExprGraph, where string, device backend.Device, computed []*gorgonia.Node, want map[*gorgonia.Node]gorgonia.Value, tolerance float64, hostOps int) {
+func agreeOn(t *testing.T, g *gorgonia.ExprGraph, where string, device backend.Device,
+	computed []*gorgonia.Node, want map[*gorgonia.Node]gorgonia.Value, tolerance float64,
+	hostOps int) {
 	t.Helper()
 	m, err := vm.New(g, device, vm.Keep(computed...))
 	if err != nil {
@@ -119,78 +122,146 @@ var stock = []struct {
 	host   int  // operations that run by Do
 	plain  bool // without a gradient, or with one that is wrong or crashes by Do
 }{
-	{name: "unary", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Abs, gorgonia.Exp, gorgonia.Log, gorgonia.Sin, gorgonia.Cos, gorgonia.Neg,
-		gorgonia.Square, gorgonia.Sqrt, gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Softplus, gorgonia.Log1p, gorgonia.Expm1, gorgonia.Cube, gorgonia.Inverse)},
-	{name: "steps", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Sign, gorgonia.Ceil, gorgonia.Floor), plain: true},
-	{name: "roots", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Exp, gorgonia.InverseSqrt, gorgonia.Log2), plain: true},
+	{name: "unary", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Abs, gorgonia.Exp, gorgonia.Log,
+		gorgonia.Sin, gorgonia.Cos, gorgonia.Neg,
+		gorgonia.Square, gorgonia.Sqrt, gorgonia.Tanh, gorgonia.Sigmoid, gorgonia.Softplus,
+		gorgonia.Log1p, gorgonia.Expm1, gorgonia.Cube, gorgonia.Inverse)},
+	{name: "steps", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Sign, gorgonia.Ceil,
+		gorgonia.Floor), plain: true},
+	{name: "roots", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Exp, gorgonia.InverseSqrt,
+		gorgonia.Log2), plain: true},
 	{name: "add sub", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.Add, gorgonia.Sub)},
-	{name: "mul div", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.HadamardProd, gorgonia.HadamardDiv)},
-	{name: "scalar left", shapes: [][]int{nil, {3, 4}}, build: pair(gorgonia.Sub, gorgonia.HadamardProd)},
-	{name: "scalar right", shapes: [][]int{{3, 4}, nil}, build: pair(gorgonia.Add, gorgonia.HadamardDiv)},
+	{name: "mul div", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.HadamardProd,
+		gorgonia.HadamardDiv)},
+	{name: "scalar left", shapes: [][]int{nil, {3, 4}},
+		build: pair(gorgonia.Sub, gorgonia.HadamardProd)},
+	{name: "scalar right", shapes: [][]int{{3, 4}, nil},
+		build: pair(gorgonia.Add, gorgonia.HadamardDiv)},
 	{name: "scalars", shapes: [][]int{nil, nil}, build: pair(gorgonia.Add, gorgonia.HadamardProd)},
-	{name: "broadcast", shapes: [][]int{{3, 4}, {1, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "broadcast", shapes: [][]int{{3, 4}, {1, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.BroadcastHadamardProd(x[0], x[1], nil, []byte{0})
 	}},
-	{name: "broadcast left", shapes: [][]int{{3, 1, 2}, {3, 4, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.BroadcastSub(x[0], x[1], []byte{1}, nil)
-	}},
+	{name: "broadcast left", shapes: [][]int{{3, 1, 2}, {3, 4, 2}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.BroadcastSub(x[0], x[1], []byte{1}, nil)
+		}},
 	{name: "rectify", shapes: [][]int{{3, 4}}, build: chain(gorgonia.Rectify)},
-	{name: "leaky relu", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x[0], 0.1) }},
+	{name: "leaky relu", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.LeakyRelu(x[0], 0.1)
+	}},
 	{name: "matmul", shapes: [][]int{{3, 4}, {4, 5}}, build: pair(gorgonia.Mul, nil)},
 	{name: "matvec", shapes: [][]int{{3, 4}, {4}}, build: pair(gorgonia.Mul, nil)},
 	{name: "dot", shapes: [][]int{{4}, {4}}, build: pair(gorgonia.Mul, nil)},
 	{name: "outer", shapes: [][]int{{3}, {4}}, build: pair(gorgonia.OuterProd, nil), plain: true},
-	{name: "batched", shapes: [][]int{{2, 3, 4}, {2, 4, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "batched", shapes: [][]int{{2, 3, 4}, {2, 4, 5}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.BatchedMatMul(x[0], x[1])
 	}},
-	{name: "batched transposed", shapes: [][]int{{2, 3, 4}, {2, 5, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.BatchedMatMul(x[0], x[1], false, true)
-	}},
-	{name: "tensordot", shapes: [][]int{{2, 3, 4}, {4, 3, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "batched transposed", shapes: [][]int{{2, 3, 4}, {2, 5, 4}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.BatchedMatMul(x[0], x[1], false, true)
+		}},
+	{name: "tensordot", shapes: [][]int{{2, 3, 4}, {4, 3, 5}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.Tensordot([]int{1, 2}, []int{1, 0}, x[0], x[1])
 	}},
-	{name: "sum", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(x[0], 0, 2) }},
-	{name: "sum all", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sum(x[0]) }},
-	{name: "mean", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Mean(x[0], 1) }},
-	{name: "max", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Max(x[0], 1) }},
-	{name: "norm", shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x[0], 0, 2) }},
-	{name: "reshape", shapes: [][]int{{2, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "sum", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.Sum(x[0], 0, 2)
+	}},
+	{name: "sum all", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.Sum(x[0])
+	}},
+	{name: "mean", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.Mean(x[0], 1)
+	}},
+	{name: "max", shapes: [][]int{{2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.Max(x[0], 1)
+	}},
+	{name: "norm", shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.Norm(x[0], 0, 2)
+	}},
+	{name: "reshape", shapes: [][]int{{2, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return gorgonia.Reshape(x[0], tensor.Shape{3, 4})
 	}},
-	{name: "transpose", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "transpose", shapes: [][]int{{2, 3, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.Transpose(x[0], 2, 0, 1)
 	}},
-	{name: "slice", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "slice", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return gorgonia.Slice(x[0], gorgonia.S(1, 3), gorgonia.S(2, 5))
 	}},
-	{name: "slice of one", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "slice of one", shapes: [][]int{{4, 6}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.Slice(x[0], nil, gorgonia.S(2))
 	}},
-	{name: "concat", shapes: [][]int{{2, 3}, {4, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Concat(0, x...) }},
-	{name: "concat columns", shapes: [][]int{{2, 3}, {2, 1}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Concat(1, x...) }},
-	{name: "softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x[0]) }},
-	{name: "softmax axis", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x[0], 0) }},
-	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x[0]) }},
-	{name: "between", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.MaxBetween, gorgonia.MinBetween), plain: true},
-	{name: "conv2d", shapes: [][]int{{2, 2, 5, 6}, {3, 2, 3, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1}, []int{1, 2})
+	{name: "concat", shapes: [][]int{{2, 3}, {4, 3}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.Concat(0, x...)
 	}},
-	{name: "max pool", shapes: [][]int{{2, 2, 6, 6}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "concat columns", shapes: [][]int{{2, 3}, {2, 1}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.Concat(1, x...)
+	}},
+	{name: "softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.SoftMax(x[0])
+	}},
+	{name: "softmax axis", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.SoftMax(x[0], 0)
+	}},
+	{name: "log softmax", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
+		return gorgonia.LogSoftMax(x[0])
+	}},
+	{name: "between", shapes: [][]int{{3, 4}, {3, 4}}, build: pair(gorgonia.MaxBetween,
+		gorgonia.MinBetween), plain: true},
+	{name: "conv2d", shapes: [][]int{{2, 2, 5, 6}, {3, 2, 3, 2}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 1},
+			[]int{1, 2})
+	}},
+	{name: "max pool", shapes: [][]int{{2, 2, 6, 6}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.MaxPool2D(x[0], tensor.Shape{3, 2}, []int{1, 0}, []int{2, 2})
 	}},
-	{name: "global average", shapes: [][]int{{2, 3, 4, 5}}, build: chain(gorgonia.GlobalAveragePool2D), plain: true},
-	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.At(x[0], 1, 2) }},
-	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.DiagFlat(x[0]) }},
-	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Upsample2D(x[0], 2) }},
-	{name: "batch norm", shapes: [][]int{{3, 2, 2, 3}, {1, 2, 1, 1}, {1, 2, 1, 1}}, build: batchNorm},
-	{name: "batch norm of rows", shapes: [][]int{{6, 4}, {1, 4}, {1, 4}}, build: batchNorm},
-	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
-		return gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, 1e-5)
+	{name: "global average", shapes: [][]int{{2, 3, 4, 5}},
+		build: chain(gorgonia.GlobalAveragePool2D), plain: true},
+	{name: "at", plain: true, shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.At(x[0], 1, 2)
 	}},
-	{name: "by indices", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	{name: "diagonal", plain: true, shapes: [][]int{{5}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.DiagFlat(x[0])
+	}},
+	{name: "upsample", shapes: [][]int{{2, 2, 2, 3}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.Upsample2D(x[0], 2)
+	}},
+	{name: "batch norm", shapes: [][]int{{3, 2, 2, 3}, {1, 2, 1, 1}, {1, 2, 1, 1}},
+		build: batchNorm},
+	{name: "batch norm of rows", shapes: [][]int{{6, 4}, {1, 4}, {1, 4}}, build: batchNorm},
+	{name: "group norm", shapes: [][]int{{2, 4, 2, 2}, {2, 4, 2, 2}, {2, 4, 2, 2}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.GroupNorm(x[0], x[1], x[2], 2, 4, 1e-5)
+		}},
+	{name: "by indices", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
+		error) {
 		return gorgonia.ByIndices(x[0], labels(x[0], 4, 0, 4, 2), 0)
 	}},
-	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sparsemax(x[0]) }},
+	{name: "sparsemax", shapes: [][]int{{3, 4}}, host: 2, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return gorgonia.Sparsemax(x[0])
+	}},
 }
 
 func batchNorm(x ...*gorgonia.Node) (*gorgonia.Node, error) {
@@ -212,7 +283,8 @@ func chain(functions ...function) func(x ...*gorgonia.Node) (*gorgonia.Node, err
 }
 
 // pair applies f to two operands, and then f2, if there is one, to the first and the result.
-func pair(f, f2 func(a, b *gorgonia.Node) (*gorgonia.Node, error)) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+func pair(f, f2 func(a, b *gorgonia.Node) (*gorgonia.Node, error)) func(x ...*gorgonia.Node) (
+	*gorgonia.Node, error) {
 	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		y, err := f(x[0], x[1])
 		if err == nil && f2 != nil {

@@ -43,7 +43,8 @@ func newSyncModel(t testing.TB, dt tensor.Dtype, samples int) *syncModel {
 	m.x, m.y = m.variable("x", dt, samples, 2, 3, 3), m.variable("y", dt, samples, 4)
 	filter, w := m.variable("filter", dt, 3, 2, 2, 2), m.variable("w", dt, 12, 4)
 	m.params = gorgonia.Nodes{filter, w}
-	h := must(gorgonia.Conv2d(m.x, filter, tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1}, []int{1, 1}))
+	h := must(gorgonia.Conv2d(m.x, filter, tensor.Shape{2, 2}, []int{0, 0}, []int{1, 1},
+		[]int{1, 1}))
 	h = must(gorgonia.Tanh(norm(h, "0", 1, 3, 1, 1)))
 	h = must(gorgonia.Mul(must(gorgonia.Reshape(h, tensor.Shape{samples, 12})), w))
 	h = norm(h, "1", 1, 4)
@@ -115,7 +116,8 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 		return h, err
 	}
 	if text := machine.Plan().String(); r.device != nil && !strings.Contains(text, "host_ops=0") {
-		return h, errors.Join(fmt.Errorf("a collective goes through the host: %s", text), machine.Close())
+		return h, errors.Join(fmt.Errorf("a collective goes through the host: %s", text),
+			machine.Close())
 	}
 	for step := range syncSteps {
 		m.feed(step, rank*share)
@@ -179,7 +181,8 @@ func asOneRank(t *testing.T, histories []history, want history, tolerance float6
 		agreeing(t, "weights", h.weights, want.weights, tolerance)
 		agreeing(t, "averages", h.averages, want.averages, tolerance)
 		if !slices.Equal(h.averages, histories[0].averages) {
-			t.Errorf("rank %d has the averages %v, rank 0 %v", rank, h.averages, histories[0].averages)
+			t.Errorf("rank %d has the averages %v, rank 0 %v", rank, h.averages,
+				histories[0].averages)
 		}
 	}
 }
@@ -250,7 +253,8 @@ func TestSyncBatchNormIsChecked(t *testing.T) {
 		}
 		uneven := build(3 + r.Comm.Rank())
 		_, err := vm.New(uneven.g, nil, solver(&uneven.model), together, vm.SyncBatchNorm())
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "samples on rank 0") {
+		if !errors.Is(err, backend.ErrMismatch) ||
+			!strings.Contains(err.Error(), "samples on rank 0") {
 			return fmt.Errorf("ranks with 3 and 4 samples: %v", err)
 		}
 		return nil

@@ -35,12 +35,17 @@ type treeModel struct {
 func newTreeModel(t testing.TB, dt tensor.Dtype) *treeModel {
 	m := &treeModel{model: model{g: gorgonia.NewGraph()}, random: nn.NewRandom(5)}
 	m.x, m.y = m.variable("x", dt, treeSamples, 6), m.variable("y", dt, treeSamples, 3)
-	w0, gain, bias, w1 := m.variable("w0", dt, 6, 5), m.variable("gain", dt, 1, 5), m.variable("bias", dt, 1, 5), m.variable("w1", dt, 5, 3)
+	w0, gain, bias, w1 := m.variable("w0", dt, 6, 5), m.variable("gain", dt, 1, 5),
+		m.variable("bias", dt, 1, 5), m.variable("w1", dt, 5, 3)
 	m.params = gorgonia.Nodes{w0, gain, bias, w1}
 	h, _, _, norm, err := gorgonia.BatchNorm(must(gorgonia.Mul(m.x, w0)), gain, bias, 0.25, 1e-3)
 	m.norm = norm
 	h = must(nn.Dropout(0.25, m.random, must(gorgonia.Tanh(must(h, err)))))
-	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(h, w1)), m.y)))))))
+	m.grad(
+		t,
+		must(
+			gorgonia.Mean(
+				must(gorgonia.Square(must(gorgonia.Sub(must(gorgonia.Mul(h, w1)), m.y)))))))
 	return m
 }
 
@@ -69,13 +74,15 @@ type trained struct {
 
 func (a trained) equal(b trained) bool {
 	same := func(x, y [][]float64) bool { return slices.EqualFunc(x, y, slices.Equal) }
-	return same(a.weights, b.weights) && same(a.averages, b.averages) && a.norm == b.norm && a.loss == b.loss
+	return same(a.weights, b.weights) && same(a.averages, b.averages) && a.norm == b.norm &&
+		a.loss == b.loss
 }
 
 // train trains for some steps of n micro-batches of all ranks, of which this one runs a share.
 func (m *treeModel) train(r ranked, steps, n int, options ...vm.Option) (trained, error) {
 	share := n / r.Comm.Size()
-	machine, err := vm.New(m.g, r.device, append(options, vm.WithSolver(&autograd.Adam{Rate: 0.05}, m.params...), vm.ClipNorm(0.5))...)
+	machine, err := vm.New(m.g, r.device, append(options, vm.WithSolver(&autograd.Adam{Rate: 0.05},
+		m.params...), vm.ClipNorm(0.5))...)
 	if err != nil {
 		return trained{}, err
 	}
@@ -96,7 +103,8 @@ func (m *treeModel) train(r ranked, steps, n int, options ...vm.Option) (trained
 	result.norm = machine.Norm()
 	err = errors.Join(machine.Pull(m.params...), machine.Close())
 	mean, variance := m.norm.Stats()
-	result.weights, result.averages = m.weights(r.t), [][]float64{floats(r.t, mean), floats(r.t, variance)}
+	result.weights, result.averages = m.weights(r.t), [][]float64{floats(r.t, mean),
+		floats(r.t, variance)}
 	return result, err
 }
 
@@ -107,8 +115,8 @@ func (r ranked) treeModel(dt tensor.Dtype) *treeModel {
 	return newTreeModel(r.t, dt)
 }
 
-// TestTree: weights, norm, loss and the averages of a batch norm have the same bits on any number of
-// ranks, and with and without a communicator, and those of sums in rank order are others.
+// TestTree: weights, norm, loss and the averages of a batch norm have the same bits on any number
+// of ranks, and with and without a communicator, and those of sums in rank order are others.
 func TestTree(t *testing.T) {
 	const n, steps = 8, 3
 	ranks := []int{1, 2, 4}
@@ -127,7 +135,8 @@ func TestTree(t *testing.T) {
 			}
 			for r := range results {
 				if !results[r].equal(results[0]) {
-					t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r], results[0])
+					t.Errorf("%v: rank %d of %d has %v, rank 0 %v", dt, r, P, results[r],
+						results[0])
 				}
 			}
 			return results[0]
@@ -138,7 +147,8 @@ func TestTree(t *testing.T) {
 		}
 		for _, P := range ranks {
 			got := trainOn(P, func(r ranked) []vm.Option {
-				return []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)), vm.WithTree(n)}
+				return []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)),
+					vm.WithTree(n)}
 			})
 			if !got.equal(alone) {
 				t.Errorf("%v: %d ranks have\n%v, one without a communicator\n%v", dt, P, got, alone)
@@ -151,12 +161,15 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestTreeIsThatOfAutograd: steps in the plan have the bits of autograd's Accumulate with WithTree, on the
-// host and on devices, with as many sums as there are levels.
+// TestTreeIsThatOfAutograd: steps in the plan have the bits of autograd's Accumulate with WithTree,
+// on the host and on devices, with as many sums as there are levels.
 func TestTreeIsThatOfAutograd(t *testing.T) {
-	for _, test := range []struct{ P, n int }{{1, 1}, {1, 6}, {1, 8}, {2, 8}, {2, 2}, {3, 6}, {4, 4}} {
+	for _, test := range []struct{ P, n int }{{1, 1}, {1, 6}, {1, 8}, {2, 8}, {2, 2}, {3, 6},
+		{4, 4}} {
 		t.Run(fmt.Sprint(test.P, " ranks ", test.n), func(t *testing.T) {
-			err := testranks.Join(together(t, testenv.Hosts, test.P, func(r ranked) error { return r.treeBothWays(test.n) }))
+			err := testranks.Join(together(t, testenv.Hosts, test.P, func(r ranked) error {
+				return r.treeBothWays(test.n)
+			}))
 			if err != nil {
 				t.Error(err)
 			}
@@ -171,7 +184,8 @@ func (r ranked) treeBothWays(n int) error {
 		return err
 	}
 	apart, within := r.treeModel(tensor.Float32), r.treeModel(tensor.Float32)
-	got, err := within.train(r, steps, n, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)), vm.WithTree(n))
+	got, err := within.train(r, steps, n, vm.WithDataParallel(r.Comm, autograd.WithBuckets(1, 60)),
+		vm.WithTree(n))
 	if err != nil {
 		return err
 	}
@@ -212,13 +226,14 @@ func (r ranked) treeBothWays(n int) error {
 	return errors.Join(machine.Close(), dp.Close())
 }
 
-// TestTreeOnDevices: on a device, whose graphs hold each kind of run, the bits of several runs are those
-// of single steps.
+// TestTreeOnDevices: on a device, whose graphs hold each kind of run, the bits of several runs are
+// those of single steps.
 func TestTreeOnDevices(t *testing.T) {
 	var want [][]float64
 	for where, device := range devices {
 		m := mlp(t, tensor.Float32)
-		machine := solving(t, m, device(t), &autograd.Adam{Rate: 0.1}, vm.WithTree(6), vm.ClipNorm(0.1))
+		machine := solving(t, m, device(t), &autograd.Adam{Rate: 0.1}, vm.WithTree(6),
+			vm.ClipNorm(0.1))
 		for range 4 * 6 {
 			m.shift(1)
 			run(t, machine)
@@ -233,7 +248,8 @@ func TestTreeOnDevices(t *testing.T) {
 			for i := range got {
 				for k := range got[i] {
 					if math.Abs(got[i][k]-want[i][k]) > 1e-5 {
-						t.Errorf("%s: weight %d of %d is %v, elsewhere %v", where, k, i, got[i][k], want[i][k])
+						t.Errorf("%s: weight %d of %d is %v, elsewhere %v", where, k, i, got[i][k],
+							want[i][k])
 					}
 				}
 			}
@@ -248,16 +264,21 @@ func TestTreeRefused(t *testing.T) {
 			is      error
 			options []vm.Option
 		}{
-			{"8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or 12 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(8)}},
+			{"8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or 12 " +
+				"micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(8)}},
 			{"9 micro-batches are 3 for each of 3 ranks, which is no power of two: use 1 or 9 ranks", backend.ErrArgument, []vm.Option{vm.WithTree(9)}},
 			{"0 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(0)}},
 			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
-			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
-			{"use WithTree of this package", backend.ErrArgument, []vm.Option{vm.WithDataParallel(r.Comm, autograd.WithTree(3))}},
-			{"cannot add these operands in a tree", backend.ErrUnsupported, []vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
+			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3),
+				vm.WithDataParallel(r.Comm, autograd.WithCompression(half.Wrap(backend.BF16)))}},
+			{"use WithTree of this package", backend.ErrArgument,
+				[]vm.Option{vm.WithDataParallel(r.Comm, autograd.WithTree(3))}},
+			{"cannot add these operands in a tree", backend.ErrUnsupported,
+				[]vm.Option{vm.WithTree(3), vm.WithDataParallel(noTree{r.Comm})}},
 		} {
 			m := r.build(mlp)
-			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...), vm.WithDataParallel(r.Comm)}, test.options...)
+			options := append([]vm.Option{vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+				vm.WithDataParallel(r.Comm)}, test.options...)
 			machine, err := vm.New(m.g, nil, options...)
 			if err == nil {
 				return errors.Join(fmt.Errorf("no error, want %q", test.want), machine.Close())

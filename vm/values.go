@@ -31,11 +31,14 @@ func (in input) memory() (backend.Buffer, error) {
 		return backend.Buffer{}, fmt.Errorf("vm: the variable %s has no value: give it one "+
 			"with gorgonia.Let, or with Set if it is of layers.Tokens", stock.Label(in.node))
 	}
-	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 || v.Shape().TotalSize() != 1) {
-		return backend.Buffer{}, fmt.Errorf("vm: the value of %s has shape %v, the graph was built for "+
-			"%v: for another shape, such as a smaller last batch, make a second graph and machine "+
-			"whose parameters have the same tensors (see the example of vm.New)",
-			stock.Label(in.node), v.Shape(), want)
+	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 ||
+		v.Shape().TotalSize() != 1) {
+		return backend.Buffer{},
+			fmt.Errorf("vm: the value of %s has shape %v, the graph was built for "+
+				"%v: for another shape, such as a smaller last batch, make a second graph and "+
+				"machine "+
+				"whose parameters have the same tensors (see the example of vm.New)",
+				stock.Label(in.node), v.Shape(), want)
 	}
 	if v.Dtype() != in.node.Dtype() {
 		return backend.Buffer{}, fmt.Errorf("vm: the value of %s is %v, the graph was built for %v",
@@ -117,9 +120,12 @@ type shown struct {
 func (m *Machine) show(n *gorgonia.Node) error {
 	id, ok := m.read.Value(n)
 	if !ok {
-		return fmt.Errorf("vm: %s is not a node of the machine's graph that has a value", stock.Label(n))
+		return fmt.Errorf("vm: %s is not a node of the machine's graph that has a value",
+			stock.Label(n))
 	}
-	if !slices.Contains(m.read.Computed, n) || slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n }) {
+	if !slices.Contains(m.read.Computed, n) || slices.ContainsFunc(m.shown, func(s shown) bool {
+		return s.node == n
+	}) {
 		return nil
 	}
 	v, memory, err := newValue(n)
@@ -158,7 +164,8 @@ func (m *Machine) target(r read.Read) error {
 	return nil
 }
 
-// publish gives nodes and targets of gorgonia.Read their values, after a run or the last one of a step.
+// publish gives nodes and targets of gorgonia.Read their values, after a run or the last one of a
+// step.
 func (m *Machine) publish(last bool) error {
 	forget(m.graph, m.read.Computed, m.hidden)
 	for _, s := range m.shown {
@@ -211,7 +218,8 @@ func (m *Machine) fillDuals() error {
 				continue
 			}
 			memory, err := memoryOf(g)
-			if err == nil && (memory.Len() != s.memory.Len() || memory.DType() != s.memory.DType()) {
+			if err == nil && (memory.Len() != s.memory.Len() ||
+				memory.DType() != s.memory.DType()) {
 				err = errors.New("its dual value has another shape or dtype")
 			}
 			if err != nil {
@@ -243,7 +251,8 @@ func forget(g *gorgonia.ExprGraph, computed, none []*gorgonia.Node) {
 	}
 	for _, n := range computed {
 		if bound(n) {
-			// Gorgonia can only unbind all nodes of a graph. So the error is the one for another shape.
+			// Gorgonia can only unbind all nodes of a graph. So the error is the one for another
+			// shape.
 			_ = gorgonia.UnsafeLet(n, nothing{shape: n.Shape(), dtype: n.Dtype()})
 		}
 	}

@@ -133,7 +133,8 @@ func TestLetShape(t *testing.T) {
 	if err := gorgonia.Let(scalar, 0.5); err != nil {
 		t.Fatal(err)
 	}
-	if err := machine(t, g2).RunAll(); err == nil || !strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
+	if err := machine(t, g2).RunAll(); err == nil ||
+		!strings.Contains(err.Error(), "rate is float64, the graph was built for float32") {
 		t.Errorf("of another dtype: %v", err)
 	}
 	// Machines copy to their devices what is on the host.
@@ -142,7 +143,9 @@ func TestLetShape(t *testing.T) {
 	if err := gorgonia.Let(x, onDevice); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.RunAll(); err == nil || !strings.Contains(err.Error(), "the value of x: unsupported: the value is in the memory of a device") || !strings.Contains(err.Error(), "copy it to the host") {
+	if err := m.RunAll(); err == nil ||
+		!strings.Contains(err.Error(), "the value of x: unsupported: the value is in the memory "+
+			"of a device") || !strings.Contains(err.Error(), "copy it to the host") {
 		t.Errorf("on a device: %v", err)
 	}
 	// A column: its elements are apart in memory.
@@ -166,7 +169,8 @@ func TestSharedParameters(t *testing.T) {
 	build := func(rows int, w *tensor.Dense) (*model, *gorgonia.Node) {
 		m := &model{g: gorgonia.NewGraph()}
 		x := m.variable("x", tensor.Float64, rows, 3)
-		p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(3, 2), gorgonia.WithName("w"), gorgonia.WithValue(w))
+		p := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithShape(3, 2),
+			gorgonia.WithName("w"), gorgonia.WithValue(w))
 		m.params = gorgonia.Nodes{p}
 		return m, must(gorgonia.Sum(must(gorgonia.Mul(x, p))))
 	}
@@ -179,7 +183,8 @@ func TestSharedParameters(t *testing.T) {
 	run(t, evaluator)
 	before := eval.loss.Data().(float64)
 	run(t, trainer)
-	if err := gorgonia.NewVanillaSolver().Step(gorgonia.NodesToValueGrads(train.params)); err != nil {
+	if err := gorgonia.NewVanillaSolver().Step(
+		gorgonia.NodesToValueGrads(train.params)); err != nil {
 		t.Fatal(err)
 	}
 	if err := trainer.Pull(train.params...); err != nil {
@@ -187,7 +192,8 @@ func TestSharedParameters(t *testing.T) {
 	}
 	run(t, evaluator)
 	want := valuesByDo(t, eval.g)[sum].Data().(float64)
-	if got := eval.loss.Data().(float64); got == before || math.Abs(got-want) > 1e-12 { // in another order
+	// in another order
+	if got := eval.loss.Data().(float64); got == before || math.Abs(got-want) > 1e-12 {
 		t.Errorf("after a step the evaluation is %v, want %v; before it was %v", got, want, before)
 	}
 	if err := trainer.Pull(sum); err == nil {
@@ -225,7 +231,8 @@ func TestGradientsAreOverwritten(t *testing.T) {
 // TestChangedSlice: gorgonia.UnsafeLet may give an operation another slice between runs.
 func TestChangedSlice(t *testing.T) {
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(4), gorgonia.WithValue(vector(1, 2, 3, 4)))
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(4),
+		gorgonia.WithValue(vector(1, 2, 3, 4)))
 	y := must(gorgonia.Slice(x, gorgonia.S(0, 2)))
 	m := machine(t, g)
 	run(t, m)
@@ -306,7 +313,8 @@ func TestOpaque(t *testing.T) {
 	m := machine(t, g)
 	for runs := range 3 {
 		run(t, m)
-		if got := square.Value().Data().([]float32); op.runs != runs+1 || !slices.Equal(got, []float32{4, 16, 36}) {
+		if got := square.Value().Data().([]float32); op.runs != runs+1 ||
+			!slices.Equal(got, []float32{4, 16, 36}) {
 			t.Errorf("after %d runs it ran %d times and gives %v", runs+1, op.runs, got)
 		}
 	}
@@ -319,7 +327,8 @@ func TestOpaque(t *testing.T) {
 // TestPlansAreByWholeValues: two slices of one value differ in their limits only, and stay two.
 func TestPlansAreByWholeValues(t *testing.T) {
 	g := gorgonia.NewGraph()
-	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(6), gorgonia.WithValue(vector(1, 2, 3, 4, 5, 6)))
+	x := gorgonia.NewVector(g, tensor.Float32, gorgonia.WithShape(6),
+		gorgonia.WithValue(vector(1, 2, 3, 4, 5, 6)))
 	a := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(0, 3)))
 	b := must(gorgonia.Slice(must(gorgonia.Square(x)), gorgonia.S(3, 6)))
 	d := must(gorgonia.Sub(b, a))

@@ -12,7 +12,8 @@ import (
 )
 
 // Notice says where New reports what a user should know of the graph, such as operations that
-// Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it for all.
+// Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it
+// for all.
 func Notice(say func(text string)) Option {
 	return func(m *Machine) { m.notice = say; m.given("Notice", "say", say) }
 }
@@ -28,10 +29,12 @@ func (m *Machine) warn() {
 	}
 	env, _ := rendezvous.ReadEnv(os.Getenv) // where the variables are wrong, Init says so
 	if env.Size > 1 && m.solver != nil && m.parallel == nil && len(m.plan.Common()) == 0 {
-		m.notice(fmt.Sprintf("rank %d of %d trains on its own: give vm.New the option WithDataParallel, unless that is meant", env.Rank, env.Size))
+		m.notice(fmt.Sprintf("rank %d of %d trains on its own: give vm.New the option "+
+			"WithDataParallel, unless that is meant", env.Rank, env.Size))
 	}
 	if m.plan.Doubt != nil {
-		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
+		m.notice(fmt.Sprintf("the machine runs slower and takes more memory than it could, one "+
+			"value at a time: a fault of package vm, please report it: %v", m.plan.Doubt))
 	}
 	if left := m.untrained(); len(left) > 0 {
 		m.notice(fmt.Sprintf("the graph has gradients of %s, which no WithSolver has: they are "+
@@ -53,7 +56,8 @@ func (m *Machine) warnOf(defects []nn.Defect) {
 		case d.Tape:
 			tape = append(tape, d)
 		default:
-			m.notice("the graph has an operation of Gorgonia that is wrong on every machine: " + d.String() +
+			m.notice("the graph has an operation of Gorgonia that is wrong on every machine: " +
+				d.String() +
 				" (docs/ops.md)")
 		}
 		seen[d.What+d.Instead] = true
@@ -63,9 +67,11 @@ func (m *Machine) warnOf(defects []nn.Defect) {
 	}
 	which := "an operation of the graph wrongly: "
 	if n := len(tape); n > 1 {
-		which = fmt.Sprintf("%d kinds of operations of the graph wrongly, which nn.Defects lists. The first: ", n)
+		which = fmt.Sprintf("%d kinds of operations of the graph wrongly, which nn.Defects "+
+			"lists. The first: ", n)
 	}
-	m.notice("package vm is right, but Gorgonia's own machines compute " + which + tape[0].String() +
+	m.notice("package vm is right, but Gorgonia's own machines compute " + which +
+		tape[0].String() +
 		" (docs/ops.md)")
 }
 

@@ -31,7 +31,9 @@ func TestWrongOperationsAreReportedOnce(t *testing.T) {
 		switch {
 		case start == 0 && len(said) > 0:
 			t.Errorf("slices that are right: %q", said)
-		case start > 0 && (len(said) != 1 || !strings.Contains(said[0], "T[255:259:1...]: it is merged") || !strings.Contains(said[0], "use nn.Slice or nn.Split")):
+		case start > 0 &&
+			(len(said) != 1 || !strings.Contains(said[0], "T[255:259:1...]: it is merged") ||
+				!strings.Contains(said[0], "use nn.Slice or nn.Split")):
 			t.Errorf("slices beyond 255: %q, want one report that names nn.Slice", said)
 		}
 	}
@@ -39,7 +41,8 @@ func TestWrongOperationsAreReportedOnce(t *testing.T) {
 
 // A training in a process of a larger job, without WithDataParallel, is reported.
 func TestTrainingAloneIsReported(t *testing.T) {
-	for name, value := range map[string]string{"RANK": "1", "WORLD_SIZE": "4", "EURYALE_JOB": "test"} {
+	for name, value := range map[string]string{"RANK": "1", "WORLD_SIZE": "4",
+		"EURYALE_JOB": "test"} {
 		t.Setenv(name, value)
 	}
 	var said []string
@@ -48,7 +51,8 @@ func TestTrainingAloneIsReported(t *testing.T) {
 	if len(said) > 0 {
 		t.Errorf("a machine that does not train said %q", said)
 	}
-	machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...), vm.Notice(func(text string) { said = append(said, text) }))
+	machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+		vm.Notice(func(text string) { said = append(said, text) }))
 	if len(said) != 1 || !strings.Contains(said[0], "rank 1 of 4 trains on its own") {
 		t.Errorf("said %q", said)
 	}
@@ -61,9 +65,13 @@ func TestAForgottenLearnableIsReported(t *testing.T) {
 		options func(m *model) []vm.Option
 		said    bool
 	}{
-		"forgotten":   {func(m *model) []vm.Option { return nil }, true},
-		"kept":        {func(m *model) []vm.Option { return []vm.Option{vm.Keep(m.params[1].Deriv())} }, false},
-		"has another": {func(m *model) []vm.Option { return []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params[1])} }, false},
+		"forgotten": {func(m *model) []vm.Option { return nil }, true},
+		"kept": {func(m *model) []vm.Option {
+			return []vm.Option{vm.Keep(m.params[1].Deriv())}
+		}, false},
+		"has another": {func(m *model) []vm.Option {
+			return []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params[1])}
+		}, false},
 		"is read": {func(m *model) []vm.Option {
 			var g gorgonia.Value
 			gorgonia.Read(m.params[1].Deriv(), &g)
@@ -153,7 +161,8 @@ func TestRightGraphsAreSilent(t *testing.T) {
 	for _, all := range []map[string]func(testing.TB, tensor.Dtype) *model{models, stockExamples} {
 		for name, build := range all {
 			for _, said := range noticesOf(t, build(t, tensor.Float64).g) {
-				if name != "charRNN" || !strings.Contains(said, "log2") && !strings.Contains(said, "Softmax{-1, true}") {
+				if name != "charRNN" || !strings.Contains(said, "log2") &&
+					!strings.Contains(said, "Softmax{-1, true}") {
 					t.Errorf("%s: %q", name, said)
 				}
 			}
@@ -185,7 +194,8 @@ func TestWrongGraphsAreReported(t *testing.T) {
 	}
 	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
 	norm := func(m *model, x *gorgonia.Node, name string, epsilon float64) {
-		gain, bias := m.variable("gain"+name, tensor.Float64, 1, 4), m.variable("bias"+name, tensor.Float64, 1, 4)
+		gain, bias := m.variable("gain"+name, tensor.Float64, 1, 4),
+			m.variable("bias"+name, tensor.Float64, 1, 4)
 		y, _, _, _, err := gorgonia.BatchNorm(x, gain, bias, 0.1, epsilon)
 		must(y, err)
 	}
@@ -199,7 +209,8 @@ func TestWrongGraphsAreReported(t *testing.T) {
 			h := must(gorgonia.Exp(x))
 			grad(sum(h), x)
 			grad(sum(must(gorgonia.Square(h))), x)
-		}, []string{everywhere, "a second gorgonia.Grad", "one gorgonia.Grad of the sum of the losses"}},
+		}, []string{everywhere, "a second gorgonia.Grad",
+			"one gorgonia.Grad of the sum of the losses"}},
 		"a loss of a loss": {func(m *model) {
 			x := vector(m)
 			loss := sum(must(gorgonia.Exp(x)))
@@ -210,32 +221,40 @@ func TestWrongGraphsAreReported(t *testing.T) {
 			x := m.variable("x", tensor.Float64, 3, 4)
 			gorgonia.Read(must(gorgonia.SoftMax(x)), new(gorgonia.Value))
 			must(gorgonia.Neg(must(gorgonia.LogSoftMax(x))))
-		}, []string{everywhere, "Softmax{-1, false}()", "read 2 times", "nn.SoftMax and nn.LogSoftMax"}},
+		}, []string{everywhere, "Softmax{-1, false}()", "read 2 times",
+			"nn.SoftMax and nn.LogSoftMax"}},
 		"two batch norms": {func(m *model) {
 			x := m.variable("x", tensor.Float64, 6, 4)
 			norm(m, x, "1", 1e-5)
 			norm(m, x, "2", 0.04)
 		}, []string{everywhere, "batchnorm", "2 norms of one operand", "momentum or epsilon"}},
 		"LogSumExp": {func(m *model) { must(gorgonia.LogSumExp(vector(m), 0)) },
-			[]string{everywhere, "gorgonia.LogSumExp", "gorgonia.Log of gorgonia.Sum of gorgonia.Exp"}},
+			[]string{everywhere, "gorgonia.LogSumExp",
+				"gorgonia.Log of gorgonia.Sum of gorgonia.Exp"}},
 	})
 }
 
 // A graph that Gorgonia's machines alone compute wrongly is reported as such.
 func TestFaultsOfTheTapeMachineAreReported(t *testing.T) {
 	reported(t, map[string]wrongGraph{
-		"a mean of images": {func(m *model) { must(gorgonia.Mean(m.variable("x", tensor.Float64, 2, 3, 4, 5), 2, 3)) },
+		"a mean of images": {func(m *model) {
+			must(gorgonia.Mean(m.variable("x", tensor.Float64, 2, 3, 4, 5), 2, 3))
+		},
 			[]string{onTape, "axis 2 of shape (2, 3, 4, 5)"}},
 		"a group of 264 elements": {func(m *model) {
 			one := m.variable("gain", tensor.Float64, 1, 2, 1, 1)
-			must(gorgonia.GroupNorm(m.variable("x", tensor.Float64, 1, 2, 11, 12), one, one, 1, 2, 1e-5))
+			must(gorgonia.GroupNorm(m.variable("x", tensor.Float64, 1, 2, 11, 12), one, one, 1, 2,
+				1e-5))
 		}, []string{onTape, "GroupNorm", "264 and more elements"}},
 		"a product with a reshaped variable": {func(m *model) {
-			y := must(gorgonia.HadamardProd(must(gorgonia.Ravel(m.variable("x", tensor.Float64, 3, 4))), gorgonia.NewConstant(2.0)))
+			y := must(
+				gorgonia.HadamardProd(must(gorgonia.Ravel(m.variable("x", tensor.Float64, 3, 4))),
+					gorgonia.NewConstant(2.0)))
 			gorgonia.Read(y, new(gorgonia.Value))
 		}, []string{onTape, "⊙", "shares the memory of x"}},
 		"a pool with uneven padding": {func(m *model) {
-			must(gorgonia.MaxPool2D(m.variable("x", tensor.Float64, 1, 1, 4, 4), tensor.Shape{2, 2}, []int{0, 1, 0, 1}, []int{2, 2}))
+			must(gorgonia.MaxPool2D(m.variable("x", tensor.Float64, 1, 1, 4, 4), tensor.Shape{2, 2},
+				[]int{0, 1, 0, 1}, []int{2, 2}))
 		}, []string{onTape, "MaxPool", "padding of the other side"}},
 	})
 }
@@ -261,7 +280,8 @@ func reported(t *testing.T, graphs map[string]wrongGraph) {
 // Where a second call of Grad is right, and where nn.Grad takes its place, New is silent.
 func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
 	sum := func(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
-	for name, grad := range map[string]func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes, error){
+	for name, grad := range map[string]func(*gorgonia.Node, ...*gorgonia.Node) (gorgonia.Nodes,
+		error){
 		"gorgonia.Grad": gorgonia.Grad, "nn.Grad": nn.Grad,
 	} {
 		m := &model{g: gorgonia.NewGraph()}

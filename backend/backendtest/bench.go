@@ -15,7 +15,9 @@ func Bench(b *testing.B, o Options) {
 	for _, P := range s.Sizes {
 		for _, n := range []int{256, 16384, 1 << 20} {
 			b.Run(fmt.Sprintf("P=%d/bytes=%d", P, 4*n), func(b *testing.B) {
-				if err := s.with(P, patient, func(g *Group) error { return s.benchAllReduce(b, g, n) }); err != nil {
+				if err := s.with(P, patient, func(g *Group) error {
+					return s.benchAllReduce(b, g, n)
+				}); err != nil {
 					b.Fatal(err)
 				}
 			})

@@ -16,7 +16,8 @@ import (
 //
 // An error of the communicator is returned as it is, a wrong result is a
 // [*WrongError]. Cost: the operands of all ranks, on each.
-func Call(c backend.Communicator, q backend.Queue, what backend.Collective, d backend.DType, count int, seed uint64) error {
+func Call(c backend.Communicator, q backend.Queue, what backend.Collective, d backend.DType,
+	count int, seed uint64) error {
 	t := newTrial(what, d, c.Size(), count, integers, seed).expect()
 	_, n := lengths(what, c.Rank(), c.Size(), count)
 	var dst, src backend.Buffer

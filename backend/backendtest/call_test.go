@@ -14,7 +14,8 @@ import (
 // spoiling is a communicator that changes a bit of each result.
 type spoiling struct{ backend.Communicator }
 
-func (s spoiling) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s spoiling) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	w, err := s.Communicator.Start(q, what, dst, src)
 	if err == nil {
 		dst.Bytes()[0] ^= 1
@@ -29,7 +30,8 @@ func TestCallComparesTheResult(t *testing.T) {
 	}
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		for i, what := range []backend.Collective{
-			{Kind: backend.AllReduce, Op: backend.Prod}, {Kind: backend.Gather, Root: 2}, {Kind: backend.Scatter, Root: 1, Splits: []int{3, 0, 2}},
+			{Kind: backend.AllReduce, Op: backend.Prod}, {Kind: backend.Gather, Root: 2},
+			{Kind: backend.Scatter, Root: 1, Splits: []int{3, 0, 2}},
 			{Kind: backend.AllToAll, Splits: []int{1, 2, 3, 0, 1, 0, 4, 4, 4}},
 		} {
 			if err := backendtest.Call(c, nil, what, backend.BF16, 5, uint64(i)); err != nil {
@@ -37,7 +39,8 @@ func TestCallComparesTheResult(t *testing.T) {
 			}
 		}
 		var wrong *backendtest.WrongError
-		if err := backendtest.Call(spoiling{c}, nil, backend.Collective{Kind: backend.AllGather}, backend.F64, 5, 9); !errors.As(err, &wrong) {
+		if err := backendtest.Call(spoiling{c}, nil, backend.Collective{Kind: backend.AllGather},
+			backend.F64, 5, 9); !errors.As(err, &wrong) {
 			return fmt.Errorf("a spoiled result: %v", err)
 		}
 		return nil

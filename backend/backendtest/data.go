@@ -18,7 +18,8 @@ const (
 	normals                 // normal floats; integers of all bits, which wrap
 	specials                // NaN, infinities, zeros of both signs, subnormals
 	patterns
-	uneven // signed powers of two so far apart that float sums depend on the order; not of the product
+	// signed powers of two so far apart that float sums depend on the order; not of the product
+	uneven
 )
 
 // generate returns n elements. Products of integers stay exact because the
@@ -72,9 +73,11 @@ func specialBits(d backend.DType) []uint64 {
 	case backend.BF16:
 		return []uint64{0x7fc0, 0, 0x8000, 0x7f80, 0xff80, 0x3f80, 0xbf80, 0x7f7f, 1, 0x0080}
 	case backend.F32:
-		return []uint64{0x7fc00000, 0, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000, 0xbf800000, 0x7f7fffff, 1, 0x00800000}
+		return []uint64{0x7fc00000, 0, 0x80000000, 0x7f800000, 0xff800000, 0x3f800000, 0xbf800000,
+			0x7f7fffff, 1, 0x00800000}
 	default:
-		return []uint64{0x7ff8000000000000, 0, 1 << 63, 0x7ff << 52, 0xfff << 52, 0x3ff << 52, 0xbff << 52, 0x7fefffffffffffff, 1, 1 << 52}
+		return []uint64{0x7ff8000000000000, 0, 1 << 63, 0x7ff << 52, 0xfff << 52, 0x3ff << 52,
+			0xbff << 52, 0x7fefffffffffffff, 1, 1 << 52}
 	}
 }
 
@@ -111,7 +114,8 @@ func differ(d backend.DType, got, want []byte) error {
 	for at := 0; at < len(got); at += size {
 		g, w := got[at:at+size], want[at:at+size]
 		if !bytes.Equal(g, w) && !(isNaN(d, g) && isNaN(d, w)) {
-			return fmt.Errorf("element %d of %d %v is %s, want %s", at/size, len(got)/size, d, show(d, g), show(d, w))
+			return fmt.Errorf("element %d of %d %v is %s, want %s", at/size, len(got)/size, d,
+				show(d, g), show(d, w))
 		}
 	}
 	return nil
@@ -123,7 +127,8 @@ func show(d backend.DType, x []byte) string {
 	case backend.F16, backend.BF16, backend.F32:
 		return fmt.Sprintf("%v (%#x)", decode(d, x)[0], reversed(x))
 	case backend.F64:
-		return fmt.Sprintf("%v (%#x)", math.Float64frombits(binary.LittleEndian.Uint64(x)), reversed(x))
+		return fmt.Sprintf("%v (%#x)", math.Float64frombits(binary.LittleEndian.Uint64(x)),
+			reversed(x))
 	}
 	return fmt.Sprintf("%#x", reversed(x))
 }

@@ -5,11 +5,10 @@
 //		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New())})
 //	}
 //
-// Ranks are goroutines of the test, or processes ([RunRank]). Results are compared bit for bit with a
-// plain loop in rank order, written apart from package kernels, on memory with
-// guards around every operand. The rest of the suite is about order (queues,
-// groups, back-to-back calls) and about ends: wrong arguments, ranks that
-// disagree, abort, close, timeout, the loss of a rank.
+// Ranks are goroutines of the test, or processes ([RunRank]). Results are compared bit for bit with
+// a plain loop in rank order, written apart from package kernels, on memory with guards around
+// every operand. The rest of the suite is about order (queues, groups, back-to-back calls) and
+// about ends: wrong arguments, ranks that disagree, abort, close, timeout, the loss of a rank.
 //
 // A normal run takes every pair of parameter values and every boundary size;
 // EURYALE_FULL=1 takes the full product, more group sizes, and repeats more.

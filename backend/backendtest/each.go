@@ -36,7 +36,8 @@ func (s *suite) each(comms []backend.Communicator, f func(comm backend.Communica
 	return eachWithin(s.limit, comms, f)
 }
 
-func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm backend.Communicator) error) error {
+func eachWithin(limit time.Duration, comms []backend.Communicator,
+	f func(comm backend.Communicator) error) error {
 	ends := make(chan outcome, len(comms))
 	for _, c := range comms {
 		go func() { ends <- outcome{c.Rank(), f(c)} }()
@@ -52,7 +53,8 @@ func eachWithin(limit time.Duration, comms []backend.Communicator, f func(comm b
 				abortAll(comms, first)
 			}
 		case <-timer.C:
-			err := fmt.Errorf("stuck for %v (first error: %w); the goroutines:\n%s", limit, orNone(first), stacks())
+			err := fmt.Errorf("stuck for %v (first error: %w); the goroutines:\n%s", limit,
+				orNone(first), stacks())
 			abortAll(comms, err)
 			return err
 		}

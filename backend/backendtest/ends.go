@@ -32,7 +32,8 @@ func (s *suite) arguments(P int) error {
 				for name, k := range wrongCalls(P, vs[0].buffer(), vs[1].buffer()) {
 					w, err := c.Start(nil, k.what, k.dst, k.src)
 					if !errors.Is(err, backend.ErrArgument) || w != nil {
-						return fmt.Errorf("%s: Start gave the work %v and the error %v, want nil and ErrArgument", name, w, orNone(err))
+						return fmt.Errorf("%s: Start gave the work %v and the error %v, want nil "+
+							"and ErrArgument", name, w, orNone(err))
 					}
 				}
 			}
@@ -58,10 +59,11 @@ func wrongCalls(P int, x, y backend.Buffer) map[string]call {
 	negative := make([]int, P)
 	negative[0] = -1
 	calls := map[string]call{
-		"no kind":              {backend.Collective{}, y8, x8},
-		"unknown kind":         {with(99), y8, x8},
-		"unknown op":           {backend.Collective{Kind: backend.AllReduce, Op: 99}, y8, x8},
-		"unknown algorithm":    {backend.Collective{Kind: backend.AllReduce, Algorithm: 99}, y8, x8},
+		"no kind":      {backend.Collective{}, y8, x8},
+		"unknown kind": {with(99), y8, x8},
+		"unknown op":   {backend.Collective{Kind: backend.AllReduce, Op: 99}, y8, x8},
+		"unknown algorithm": {backend.Collective{Kind: backend.AllReduce, Algorithm: 99},
+			y8, x8},
 		"negative root":        {backend.Collective{Kind: backend.Broadcast, Root: -1}, y8, x8},
 		"root too large":       {backend.Collective{Kind: backend.Reduce, Root: P}, y8, x8},
 		"splits without chunk": {with(backend.AllReduce, 8), y8, x8},
@@ -72,16 +74,19 @@ func wrongCalls(P int, x, y backend.Buffer) map[string]call {
 		"destination shorter":  {allReduce, y.Slice(0, 7), x8},
 		"destination longer":   {with(backend.AllGather), y.Slice(0, 8*P+1), x8},
 		"source longer":        {with(backend.ReduceScatter), y8, x.Slice(0, 8*P+1)},
-		"splits of other size": {with(backend.AllGather, slices.Repeat([]int{5}, P)...), y.Slice(0, 5*P), x8},
-		"two dtypes":           {allReduce, y8.As(backend.F64), x8},
-		"no dtype":             {allReduce, backend.Buffer{}, backend.Buffer{}},
-		"shifted overlap":      {allReduce, x8, x.Slice(1, 9)},
+		"splits of other size": {with(backend.AllGather, slices.Repeat([]int{5}, P)...),
+			y.Slice(0, 5*P), x8},
+		"two dtypes":      {allReduce, y8.As(backend.F64), x8},
+		"no dtype":        {allReduce, backend.Buffer{}, backend.Buffer{}},
+		"shifted overlap": {allReduce, x8, x.Slice(1, 9)},
 	}
 	if P > 1 {
 		calls["indivisible"] = call{with(backend.AllToAll), y.Slice(0, P+1), x.Slice(0, P+1)}
 		calls["place of another rank"] = call{with(backend.AllGather), x.Slice(0, 8*P), x8}
-		calls["all-to-all in place"] = call{with(backend.AllToAll), x.Slice(0, 8*P), x.Slice(0, 8*P)}
-		calls["a row of pairs"] = call{with(backend.AllToAll, slices.Repeat([]int{8}, P)...), y.Slice(0, 8*P), x.Slice(0, 8*P)}
+		calls["all-to-all in place"] = call{with(backend.AllToAll), x.Slice(0, 8*P),
+			x.Slice(0, 8*P)}
+		calls["a row of pairs"] = call{with(backend.AllToAll, slices.Repeat([]int{8}, P)...),
+			y.Slice(0, 8*P), x.Slice(0, 8*P)}
 	}
 	return calls
 }
@@ -106,15 +111,19 @@ func (s *suite) disagreements(P int) []disagreement {
 	uneven[0], uneven[1] = 1, 3
 	return []disagreement{
 		{"kind", allReduce, bcast, 8, 8, own, own},
-		{"op", allReduce, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, 8, 8, own, own},
+		{"op", allReduce, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, 8, 8, own,
+			own},
 		{"root", bcast, backend.Collective{Kind: backend.Broadcast, Root: 1}, 8, 8, own, own},
 		{"dtype", allReduce, allReduce, 8, 8, own, other},
 		{"length", allReduce, allReduce, 8, 9, own, own},
 		{"length, by far", allReduce, allReduce, 50000, 3, own, own},
 		{"nothing", allReduce, allReduce, 0, 8, own, own},
-		{"splits", backend.Collective{Kind: backend.AllGather, Splits: two}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2 * P, 2 * P, own, own},
-		{"even and uneven", backend.Collective{Kind: backend.AllGather}, backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2, 2 * P, own, own},
-		{"algorithm", allReduce, backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, 8, 8, own, own},
+		{"splits", backend.Collective{Kind: backend.AllGather, Splits: two},
+			backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2 * P, 2 * P, own, own},
+		{"even and uneven", backend.Collective{Kind: backend.AllGather},
+			backend.Collective{Kind: backend.AllGather, Splits: uneven}, 2, 2 * P, own, own},
+		{"algorithm", allReduce, backend.Collective{Kind: backend.AllReduce,
+			Algorithm: backend.TwoShot}, 8, 8, own, own},
 		{"state", allReduce, backend.Collective{Kind: backend.AllReduce, State: 3}, 8, 8, own, own},
 	}
 }
@@ -179,7 +188,8 @@ func (s *suite) mismatch(P int) error {
 				return fmt.Errorf("it took %v to find out", took)
 			}
 			if err := backend.Barrier(c); !errors.Is(err, backend.ErrMismatch) {
-				return fmt.Errorf("the next call has the error %v, want the same again", orNone(err))
+				return fmt.Errorf("the next call has the error %v, want the same again",
+					orNone(err))
 			}
 			return nil
 		})
@@ -228,7 +238,8 @@ func ended(c backend.Communicator, err, cause error, text string) error {
 	case !errors.As(err, &e):
 		return fmt.Errorf("the error is %v, want a *backend.Error", orNone(err))
 	case e.Rank != c.Rank() || e.Comm != c.Name():
-		return fmt.Errorf("the error is of rank %d of %s, want rank %d of %s: %w", e.Rank, e.Comm, c.Rank(), c.Name(), err)
+		return fmt.Errorf("the error is of rank %d of %s, want rank %d of %s: %w", e.Rank, e.Comm,
+			c.Rank(), c.Name(), err)
 	case !errors.Is(err, cause):
 		return fmt.Errorf("the error is %w, want one that wraps %q", err, cause)
 	case !strings.Contains(err.Error(), text):
@@ -243,7 +254,8 @@ func (s *suite) sticky(c backend.Communicator, cause error) error {
 	for _, k := range s.waits() {
 		begin := time.Now()
 		if err := k.run(c); !errors.Is(err, cause) {
-			return fmt.Errorf("a later %s has the error %v, want one that wraps %q", k.name, orNone(err), cause)
+			return fmt.Errorf("a later %s has the error %v, want one that wraps %q", k.name,
+				orNone(err), cause)
 		}
 		if took := time.Since(begin); took > soon {
 			return fmt.Errorf("a later %s took %v to fail", k.name, took)
@@ -285,7 +297,8 @@ func (s *suite) waits() []wait {
 
 // woken has every rank but the last one wait, then lets the last one end the
 // group, and checks how the others end.
-func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error, check func(c backend.Communicator, err error) error) error {
+func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error,
+	check func(c backend.Communicator, err error) error) error {
 	return s.each(g.Comms, func(c backend.Communicator) error {
 		last := c.Size() - 1
 		if c.Rank() == last {
@@ -303,7 +316,8 @@ func (s *suite) woken(g *Group, w wait, end func(c backend.Communicator) error, 
 		}
 		switch took := returned.Sub(time.Unix(0, over[0])); {
 		case took < 0:
-			return fmt.Errorf("%s returned %v before the end, with the error %v", w.name, -took, orNone(err))
+			return fmt.Errorf("%s returned %v before the end, with the error %v", w.name, -took,
+				orNone(err))
 		case took > soon:
 			return fmt.Errorf("%s returned %v after the end", w.name, took)
 		}
@@ -354,13 +368,15 @@ func (s *suite) abortQueued(P int) error {
 					ws := make([]backend.Work, 3)
 					for i := range ws {
 						var err error
-						if ws[i], err = c.Start(qs[0], allReduce, vs[0].buffer(), vs[0].buffer()); err != nil {
+						if ws[i], err = c.Start(qs[0], allReduce, vs[0].buffer(),
+							vs[0].buffer()); err != nil {
 							return err
 						}
 					}
 					c.Abort(errors.New("enough"))
 					for _, w := range ws {
-						if err := ended(c, w.Join(context.Background()), backend.ErrAborted, "enough"); err != nil {
+						if err := ended(c, w.Join(context.Background()), backend.ErrAborted,
+							"enough"); err != nil {
 							return err
 						}
 					}
@@ -389,7 +405,8 @@ func (s *suite) oneRank(g *Group, rank int, f func(c backend.Communicator) error
 func (s *suite) closeWakes(P int) error {
 	name := fmt.Sprintf("rank %d", P-1)
 	return s.eachWait(P, patient, func(g *Group, w wait) error {
-		return s.woken(g, w, backend.Communicator.Close, func(c backend.Communicator, err error) error {
+		return s.woken(g, w, backend.Communicator.Close, func(c backend.Communicator,
+			err error) error {
 			if err := ended(c, err, backend.ErrClosed, name); err != nil {
 				return err
 			}
@@ -405,11 +422,13 @@ func (s *suite) closeOwn(P int) error {
 			return s.oneRank(g, P-1, func(c backend.Communicator) error {
 				closed := make(chan error, 1)
 				go func() {
-					time.Sleep(20 * time.Millisecond) // w.run waits by now, most likely: either order has the same error
+					// w.run waits by now, most likely: either order has the same error
+					time.Sleep(20 * time.Millisecond)
 					closed <- c.Close()
 				}()
 				if err := w.run(c); !errors.Is(err, backend.ErrClosed) {
-					return fmt.Errorf("%s during Close: the error is %v, want ErrClosed", w.name, orNone(err))
+					return fmt.Errorf("%s during Close: the error is %v, want ErrClosed", w.name,
+						orNone(err))
 				}
 				return <-closed
 			})
@@ -473,7 +492,8 @@ func (s *suite) timeoutAfter(P int, after time.Duration) error {
 					}
 				}
 				if err := w.run(c); err != nil && !errors.Is(err, backend.ErrTimeout) {
-					return fmt.Errorf("the call that comes too late has the error %w, want ErrTimeout", err)
+					return fmt.Errorf("the call that comes too late has the error %w, want "+
+						"ErrTimeout", err)
 				}
 				return s.sticky(c, backend.ErrTimeout)
 			}
@@ -506,7 +526,8 @@ func (s *suite) lost(P int) error {
 		}, func(c backend.Communicator, err error) error {
 			var f *rendezvous.Failure
 			if !errors.As(err, &f) || f.Rank != P-1 {
-				return fmt.Errorf("the error is %v, want one that wraps the Failure of rank %d", orNone(err), P-1)
+				return fmt.Errorf("the error is %v, want one that wraps the Failure of rank %d",
+					orNone(err), P-1)
 			}
 			if err := ended(c, err, f, "out of petrol"); err != nil {
 				return err

@@ -86,7 +86,8 @@ func (v *vector) want(f func(i int) int64) error {
 func (v *vector) free() error { return v.dev.Free(v.bytes) }
 
 // vectors makes several of n elements, runs f and frees them.
-func (s *suite) vectors(c backend.Communicator, count, n int, f func(vs []*vector) error) (err error) {
+func (s *suite) vectors(c backend.Communicator, count, n int,
+	f func(vs []*vector) error) (err error) {
 	vs := make([]*vector, count)
 	for i := range vs {
 		if vs[i], err = s.vector(c, n); err != nil {
@@ -180,7 +181,9 @@ func (s *suite) reuse(P int) error {
 		defer q.Close()
 		for i := range times {
 			err := s.vectors(c, 2, 100+i%100, func(vs []*vector) error {
-				if err := vs[0].set(func(j int) int64 { return int64(c.Rank() + i*j) }); err != nil {
+				if err := vs[0].set(func(j int) int64 {
+					return int64(c.Rank() + i*j)
+				}); err != nil {
 					return err
 				}
 				var at backend.Queue
@@ -193,7 +196,9 @@ func (s *suite) reuse(P int) error {
 				if err := vs[0].set(func(int) int64 { return -1 }); err != nil {
 					return err
 				}
-				return vs[1].want(func(j int) int64 { return sumOf(P, func(s int) int64 { return int64(s + i*j) }) })
+				return vs[1].want(func(j int) int64 {
+					return sumOf(P, func(s int) int64 { return int64(s + i*j) })
+				})
 			})
 			if err != nil {
 				return fmt.Errorf("call %d: %w", i, err)
@@ -214,7 +219,8 @@ func (s *suite) growth(P int) error {
 			return s.each(g.Comms, func(c backend.Communicator) error {
 				return s.vectors(c, 2, 257, func(vs []*vector) error {
 					for range times {
-						if err := backend.Run(c, allReduce, vs[1].buffer(), vs[0].buffer()); err != nil {
+						if err := backend.Run(c, allReduce, vs[1].buffer(),
+							vs[0].buffer()); err != nil {
 							return err
 						}
 					}
@@ -231,14 +237,17 @@ func (s *suite) growth(P int) error {
 		}
 		most := heap + max(int64(times)*16, 64<<10)
 		heapAfter, after := footprint()
-		for begin := time.Now(); (heapAfter > most || after > goroutines) && time.Since(begin) < soon; {
+		for begin := time.Now(); (heapAfter > most || after > goroutines) &&
+			time.Since(begin) < soon; {
 			heapAfter, after = footprint() // what has sent its result may not be gone yet
 		}
 		if heapAfter > most {
-			return fmt.Errorf("the heap grew from %d to %d bytes over %d calls", heap, heapAfter, times)
+			return fmt.Errorf("the heap grew from %d to %d bytes over %d calls", heap, heapAfter,
+				times)
 		}
 		if after > goroutines {
-			return fmt.Errorf("goroutines grew from %d to %d over %d calls", goroutines, after, times)
+			return fmt.Errorf("goroutines grew from %d to %d over %d calls", goroutines, after,
+				times)
 		}
 		return nil
 	})
@@ -292,7 +301,9 @@ func (s *suite) freed(P int) error {
 	times := s.times(1000)
 	return s.with(P, patient, func(g *Group) error {
 		rounds := func() error {
-			return s.each(g.Comms, func(c backend.Communicator) error { return s.allocAndFree(c, times) })
+			return s.each(g.Comms, func(c backend.Communicator) error {
+				return s.allocAndFree(c, times)
+			})
 		}
 		if err := rounds(); err != nil { // whatever is made once
 			return err
@@ -302,7 +313,8 @@ func (s *suite) freed(P int) error {
 			return err
 		}
 		if after := sharedMappings(); after >= before+times {
-			return fmt.Errorf("%d pieces of shared memory were mapped before %d times Alloc and Free, %d after", before, times, after)
+			return fmt.Errorf("%d pieces of shared memory were mapped before %d times Alloc and "+
+				"Free, %d after", before, times, after)
 		}
 		return nil
 	})

@@ -19,11 +19,17 @@ func (s *suite) split(P int) error {
 	}{
 		{"all, in the same order", func(int) int { return 0 }, func(int) int { return 0 }},
 		{"all, reversed", func(int) int { return 7 }, func(r int) int { return -r }},
-		{"odd and even, reversed", func(r int) int { return r % 2 }, func(r int) int { return P - r }},
+		{"odd and even, reversed", func(r int) int { return r % 2 }, func(r int) int {
+			return P - r
+		}},
 		{"each alone", func(r int) int { return r }, func(int) int { return 0 }},
-		{"without the last rank", func(r int) int { return -(r / max(P-1, 1)) }, func(int) int { return 0 }},
+		{"without the last rank", func(r int) int { return -(r / max(P-1, 1)) }, func(int) int {
+			return 0
+		}},
 		{"nobody", func(int) int { return -5 }, func(int) int { return 0 }},
-		{"extreme keys", func(int) int { return math.MaxInt32 }, func(r int) int { return []int{math.MaxInt, math.MinInt, 0}[r%3] }},
+		{"extreme keys", func(int) int { return math.MaxInt32 }, func(r int) int {
+			return []int{math.MaxInt, math.MinInt, 0}[r%3]
+		}},
 	}
 	return s.ranks(P, func(c backend.Communicator) error {
 		names := map[string]bool{c.Name(): true}
@@ -41,7 +47,8 @@ func (s *suite) split(P int) error {
 }
 
 // checkPart compares a part with what it must be, and closes it.
-func (s *suite) checkPart(c, part backend.Communicator, color, key func(int) int, names map[string]bool) (err error) {
+func (s *suite) checkPart(c, part backend.Communicator, color, key func(int) int,
+	names map[string]bool) (err error) {
 	me := color(c.Rank())
 	if me < 0 {
 		if part != nil {
@@ -54,8 +61,10 @@ func (s *suite) checkPart(c, part backend.Communicator, color, key func(int) int
 	}
 	defer func() { err = errors.Join(err, part.Close()) }()
 	members := membersOf(c.Size(), me, color, key)
-	if part.Size() != len(members) || part.Rank() < 0 || part.Rank() >= len(members) || members[part.Rank()] != c.Rank() {
-		return fmt.Errorf("rank %d is rank %d of %d in its part, whose members are %v", c.Rank(), part.Rank(), part.Size(), members)
+	if part.Size() != len(members) || part.Rank() < 0 || part.Rank() >= len(members) ||
+		members[part.Rank()] != c.Rank() {
+		return fmt.Errorf("rank %d is rank %d of %d in its part, whose members are %v", c.Rank(),
+			part.Rank(), part.Size(), members)
 	}
 	if names[part.Name()] {
 		return fmt.Errorf("the name %q is taken by another group", part.Name())
@@ -87,7 +96,8 @@ func (s *suite) useBoth(c, part backend.Communicator, members []int) error {
 		if err := x.set(func(int) int64 { return int64(c.Rank()) }); err != nil {
 			return err
 		}
-		if err := backend.Run(part, backend.Collective{Kind: backend.AllGather}, y.buffer(), x.buffer().Slice(0, 1)); err != nil {
+		if err := backend.Run(part, backend.Collective{Kind: backend.AllGather}, y.buffer(),
+			x.buffer().Slice(0, 1)); err != nil {
 			return err
 		}
 		if err := y.want(func(i int) int64 { return int64(members[i]) }); err != nil {
@@ -109,7 +119,8 @@ func (s *suite) sameName(c backend.Communicator) error {
 	for _, b := range []byte(c.Name()) {
 		hash = (hash*131 + int64(b)) % (1 << 24)
 	}
-	mine := func(i int) int64 { return hash * int64(1-2*i) } // the largest of both is the same only if all are
+	// the largest of both is the same only if all are
+	mine := func(i int) int64 { return hash * int64(1-2*i) }
 	return s.vectors(c, 1, 2, func(vs []*vector) error {
 		if err := vs[0].set(mine); err != nil {
 			return err
@@ -119,7 +130,8 @@ func (s *suite) sameName(c backend.Communicator) error {
 			return err
 		}
 		if err := vs[0].want(mine); err != nil {
-			return fmt.Errorf("the ranks of the group give it different names, %q here: %w", c.Name(), err)
+			return fmt.Errorf("the ranks of the group give it different names, %q here: %w",
+				c.Name(), err)
 		}
 		return nil
 	})
@@ -177,7 +189,8 @@ func (s *suite) partsName(P int) error {
 		if part.Rank() == 0 {
 			return part.Close()
 		}
-		err = ended(part, backend.Barrier(part), backend.ErrClosed, fmt.Sprintf("because of rank %d (0 of the group)", P-1))
+		err = ended(part, backend.Barrier(part), backend.ErrClosed,
+			fmt.Sprintf("because of rank %d (0 of the group)", P-1))
 		return errors.Join(err, part.Close())
 	})
 }
@@ -221,13 +234,17 @@ func (s *suite) skewed(c backend.Communicator, times int, seed uint64) error {
 				if rng.IntN(4) == 0 {
 					spin(time.Duration(rng.IntN(100)) * time.Microsecond)
 				}
-				if err := vs[0].set(func(i int) int64 { return int64(c.Rank()*call + i) }); err != nil {
+				if err := vs[0].set(func(i int) int64 {
+					return int64(c.Rank()*call + i)
+				}); err != nil {
 					return err
 				}
 				if err := start(c, qs[0], allReduce, vs[1].buffer(), vs[0].buffer()); err != nil {
 					return err
 				}
-				want := func(i int) int64 { return sumOf(c.Size(), func(s int) int64 { return int64(s*call + i) }) }
+				want := func(i int) int64 {
+					return sumOf(c.Size(), func(s int) int64 { return int64(s*call + i) })
+				}
 				if err := vs[1].want(want); err != nil {
 					return fmt.Errorf("call %d of %s: %w", call, c.Name(), err)
 				}

@@ -57,7 +57,8 @@ func (m *memory) take(nbytes, where int) (backend.Buffer, error) {
 	}
 	lo := m.used[where]
 	if lo+nbytes > m.pieces[where].Len() {
-		return backend.Buffer{}, fmt.Errorf("backendtest: %d bytes do not fit the test's memory of %d", lo+nbytes, m.pieces[where].Len())
+		return backend.Buffer{}, fmt.Errorf("backendtest: %d bytes do not fit the test's memory "+
+			"of %d", lo+nbytes, m.pieces[where].Len())
 	}
 	m.used[where] += nbytes
 	return m.pieces[where].Slice(lo, lo+nbytes), nil
@@ -119,7 +120,8 @@ func (o *operand) untouched(now []byte, lo, hi int) error {
 		case i >= o.hi:
 			return fmt.Errorf("wrote %d bytes past the end of the operand", i-o.hi+1)
 		default:
-			return fmt.Errorf("changed element %d, which it must not touch", (i-o.lo)/o.dtype.Size())
+			return fmt.Errorf("changed element %d, which it must not touch",
+				(i-o.lo)/o.dtype.Size())
 		}
 	}
 	return nil

@@ -24,7 +24,9 @@ func (s *suite) mixedAcrossQueues(P int) error {
 			return s.vectors(c, operands, chunk*P/2, func(vs []*vector) error {
 				return s.vectors(c, len(qs), long, func(busy []*vector) error {
 					for round := range s.times(60) {
-						m := &mixed{c: c, vs: vs, qs: qs, busy: busy, rng: rand.New(rand.NewPCG(uint64(round), 3)), late: rand.New(rand.NewPCG(uint64(round), uint64(c.Rank())))}
+						m := &mixed{c: c, vs: vs, qs: qs, busy: busy,
+							rng: rand.New(rand.NewPCG(uint64(round), 3)), late: rand.New(
+								rand.NewPCG(uint64(round), uint64(c.Rank())))}
 						if err := m.round(calls); err != nil {
 							return fmt.Errorf("round %d: %w, after %v", round, err, m.started)
 						}
@@ -112,8 +114,10 @@ func (m *mixed) buffer(p extent) backend.Buffer {
 func (m *mixed) choose() (what backend.Collective, dst, src extent) {
 	P, whole := m.c.Size(), len(m.want[0][0])
 	what = []backend.Collective{
-		{Kind: backend.AllReduce}, {Kind: backend.AllReduce}, {Kind: backend.AllReduce, Op: backend.Max},
-		{Kind: backend.ReduceScatter}, {Kind: backend.AllGather}, {Kind: backend.Broadcast, Root: m.rng.IntN(P)},
+		{Kind: backend.AllReduce}, {Kind: backend.AllReduce}, {Kind: backend.AllReduce,
+			Op: backend.Max},
+		{Kind: backend.ReduceScatter}, {Kind: backend.AllGather}, {Kind: backend.Broadcast,
+			Root: m.rng.IntN(P)},
 	}[m.rng.IntN(6)]
 	count := 1 + m.rng.IntN(whole/P)
 	if m.rng.IntN(4) == 0 {

@@ -91,7 +91,8 @@ func (s *suite) nothing(P int) error {
 			for _, q := range []backend.Queue{nil, b.qs[c.Rank()]} {
 				for _, t := range trials {
 					if err := t.rank(c, b.ms[c.Rank()], q); err != nil {
-						return fmt.Errorf("%v of count %d, splits %v: %w", t.what, t.count, t.what.Splits, err)
+						return fmt.Errorf("%v of count %d, splits %v: %w", t.what, t.count,
+							t.what.Splits, err)
 					}
 				}
 			}

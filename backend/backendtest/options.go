@@ -54,9 +54,11 @@ type Options struct {
 
 // Over returns an Options.New that connects b, and wraps each communicator in
 // wrap, the first one innermost.
-func Over(b backend.Backend, wrap ...func(backend.Communicator) backend.Communicator) func(int, time.Duration) (*Group, error) {
+func Over(b backend.Backend, wrap ...func(backend.Communicator) backend.Communicator) func(int,
+	time.Duration) (*Group, error) {
 	return func(size int, timeout time.Duration) (*Group, error) {
-		ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator, error) {
+		ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (
+			backend.Communicator, error) {
 			return b.Connect(context.Background(), w)
 		})
 		if err != nil {

@@ -176,11 +176,21 @@ func fold(c backend.Collective, d backend.DType, xs [][]byte) []byte {
 		}
 		return out
 	case backend.I32:
-		return foldInts(op, xs, 4, func(b []byte) int32 { return int32(binary.LittleEndian.Uint32(b)) },
-			func(b []byte, v int32) []byte { return binary.LittleEndian.AppendUint32(b, uint32(v)) })
+		return foldInts(op, xs, 4, func(b []byte) int32 {
+			return int32(binary.LittleEndian.Uint32(b))
+		},
+			func(b []byte, v int32) []byte {
+				return binary.LittleEndian.AppendUint32(b,
+					uint32(v))
+			})
 	case backend.I64:
-		return foldInts(op, xs, 8, func(b []byte) int64 { return int64(binary.LittleEndian.Uint64(b)) },
-			func(b []byte, v int64) []byte { return binary.LittleEndian.AppendUint64(b, uint64(v)) })
+		return foldInts(op, xs, 8, func(b []byte) int64 {
+			return int64(binary.LittleEndian.Uint64(b))
+		},
+			func(b []byte, v int64) []byte {
+				return binary.LittleEndian.AppendUint64(b,
+					uint64(v))
+			})
 	default:
 		return foldInts(op, xs, 1, func(b []byte) uint8 { return b[0] },
 			func(b []byte, v uint8) []byte { return append(b, v) })
@@ -250,7 +260,8 @@ func lesser[T float32 | float64](x, y T) T {
 }
 
 // foldInts is the meaning of [backend.ReduceOp] on integers, which wrap.
-func foldInts[T int32 | int64 | uint8](op backend.ReduceOp, xs [][]byte, size int, get func([]byte) T, put func([]byte, T) []byte) []byte {
+func foldInts[T int32 | int64 | uint8](op backend.ReduceOp, xs [][]byte, size int,
+	get func([]byte) T, put func([]byte, T) []byte) []byte {
 	var out []byte
 	for at := 0; at < len(xs[0]); at += size {
 		acc := get(xs[0][at:])

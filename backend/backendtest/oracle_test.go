@@ -20,18 +20,30 @@ func TestOracleKnowsTheKinds(t *testing.T) {
 		srcs  []string
 		wants []string
 	}{
-		{backend.Collective{Kind: backend.AllReduce}, 2, []string{"\x01\x02", "\x03\x04", "\xff\x05"}, []string{"\x03\x0b", "\x03\x0b", "\x03\x0b"}},
-		{backend.Collective{Kind: backend.ReduceScatter, Op: backend.Max}, 1, []string{"adg", "bcz", "abc"}, []string{"b", "d", "z"}},
-		{backend.Collective{Kind: backend.ReduceScatter, Op: backend.Max, Splits: splits}, 3, []string{"adg", "bcz", "abc"}, []string{"bd", "", "z"}},
-		{backend.Collective{Kind: backend.AllGather}, 1, []string{"a", "b", "c"}, []string{"abc", "abc", "abc"}},
-		{backend.Collective{Kind: backend.AllGather, Splits: splits}, 3, []string{"ab", "", "c"}, []string{"abc", "abc", "abc"}},
-		{backend.Collective{Kind: backend.AllToAll}, 1, []string{"abc", "def", "ghi"}, []string{"adg", "beh", "cfi"}},
-		{backend.Collective{Kind: backend.AllToAll, Splits: []int{0, 1, 2, 1, 0, 0, 0, 0, 1}}, 5, []string{"abc", "d", "e"}, []string{"d", "a", "bce"}},
-		{backend.Collective{Kind: backend.Broadcast, Root: 1}, 2, []string{"-", "ab", "-"}, []string{"ab", "ab", "ab"}},
-		{backend.Collective{Kind: backend.Reduce, Root: 2, Op: backend.Min}, 2, []string{"az", "by", "cx"}, []string{"-", "-", "ax"}},
-		{backend.Collective{Kind: backend.Gather, Root: 1}, 1, []string{"a", "b", "c"}, []string{"-", "abc", "-"}},
-		{backend.Collective{Kind: backend.Scatter, Root: 2}, 1, []string{"-", "-", "abc"}, []string{"a", "b", "c"}},
-		{backend.Collective{Kind: backend.Scatter, Root: 2, Splits: splits}, 3, []string{"-", "-", "abc"}, []string{"ab", "", "c"}},
+		{backend.Collective{Kind: backend.AllReduce}, 2, []string{"\x01\x02", "\x03\x04",
+			"\xff\x05"}, []string{"\x03\x0b", "\x03\x0b", "\x03\x0b"}},
+		{backend.Collective{Kind: backend.ReduceScatter, Op: backend.Max}, 1,
+			[]string{"adg", "bcz", "abc"}, []string{"b", "d", "z"}},
+		{backend.Collective{Kind: backend.ReduceScatter, Op: backend.Max, Splits: splits}, 3,
+			[]string{"adg", "bcz", "abc"}, []string{"bd", "", "z"}},
+		{backend.Collective{Kind: backend.AllGather}, 1, []string{"a", "b", "c"},
+			[]string{"abc", "abc", "abc"}},
+		{backend.Collective{Kind: backend.AllGather, Splits: splits}, 3, []string{"ab", "", "c"},
+			[]string{"abc", "abc", "abc"}},
+		{backend.Collective{Kind: backend.AllToAll}, 1, []string{"abc", "def", "ghi"},
+			[]string{"adg", "beh", "cfi"}},
+		{backend.Collective{Kind: backend.AllToAll, Splits: []int{0, 1, 2, 1, 0, 0, 0, 0, 1}}, 5,
+			[]string{"abc", "d", "e"}, []string{"d", "a", "bce"}},
+		{backend.Collective{Kind: backend.Broadcast, Root: 1}, 2, []string{"-", "ab", "-"},
+			[]string{"ab", "ab", "ab"}},
+		{backend.Collective{Kind: backend.Reduce, Root: 2, Op: backend.Min}, 2,
+			[]string{"az", "by", "cx"}, []string{"-", "-", "ax"}},
+		{backend.Collective{Kind: backend.Gather, Root: 1}, 1, []string{"a", "b", "c"},
+			[]string{"-", "abc", "-"}},
+		{backend.Collective{Kind: backend.Scatter, Root: 2}, 1, []string{"-", "-", "abc"},
+			[]string{"a", "b", "c"}},
+		{backend.Collective{Kind: backend.Scatter, Root: 2, Splits: splits}, 3,
+			[]string{"-", "-", "abc"}, []string{"ab", "", "c"}},
 	}
 	for _, c := range cases {
 		srcs := make([][]byte, 3)
@@ -51,8 +63,10 @@ func TestOracleKnowsTheKinds(t *testing.T) {
 			if string(got) != want {
 				t.Errorf("%v: rank %d gets %q, want %q", c.what, r, got, want)
 			}
-			if _, n := lengths(c.what, r, 3, c.count); n != len(want) && !(n < 0 && c.wants[r] == "-") {
-				t.Errorf("%v: the destination of rank %d has length %d, want %d", c.what, r, n, len(want))
+			if _, n := lengths(c.what, r, 3, c.count); n != len(want) &&
+				!(n < 0 && c.wants[r] == "-") {
+				t.Errorf("%v: the destination of rank %d has length %d, want %d", c.what, r, n,
+					len(want))
 			}
 		}
 	}
@@ -87,7 +101,8 @@ func TestOracleKnowsTheReductions(t *testing.T) {
 		for _, x := range c.xs {
 			xs = append(xs, appendFloat(nil, c.d, x))
 		}
-		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs), appendFloat(nil, c.d, c.want)); err != nil {
+		if err := differ(c.d, fold(backend.Collective{Op: c.op}, c.d, xs),
+			appendFloat(nil, c.d, c.want)); err != nil {
 			t.Errorf("%v of %v %v, %s: %v", c.op, c.xs, c.d, c.about, err)
 		}
 	}
@@ -107,8 +122,10 @@ func TestOracleAddsNeighboursInATree(t *testing.T) {
 		for _, x := range c.xs {
 			xs = append(xs, appendFloat(nil, backend.F32, x))
 		}
-		for a, want := range map[backend.Association]float64{backend.InRankOrder: c.inOrder, backend.Tree: c.inTree} {
-			if err := differ(backend.F32, fold(backend.Collective{Association: a}, backend.F32, xs), appendFloat(nil, backend.F32, want)); err != nil {
+		for a, want := range map[backend.Association]float64{backend.InRankOrder: c.inOrder,
+			backend.Tree: c.inTree} {
+			if err := differ(backend.F32, fold(backend.Collective{Association: a}, backend.F32, xs),
+				appendFloat(nil, backend.F32, want)); err != nil {
 				t.Errorf("%v of %v: %v", a, c.xs, err)
 			}
 		}
@@ -150,7 +167,9 @@ func TestPairwiseCoversEveryPair(t *testing.T) {
 		for b := a + 1; b < len(dims); b++ {
 			for x := range dims[a] {
 				for y := range dims[b] {
-					if !slices.ContainsFunc(rows, func(r []int) bool { return r[a] == x && r[b] == y }) {
+					if !slices.ContainsFunc(rows, func(r []int) bool {
+						return r[a] == x && r[b] == y
+					}) {
 						t.Errorf("no row with %d in column %d and %d in column %d", x, a, y, b)
 					}
 				}
@@ -169,7 +188,8 @@ func TestProductHasEveryRowOnce(t *testing.T) {
 	seen := map[[5]int]bool{}
 	for _, row := range product(4) {
 		if row[colKind] == 0 {
-			seen[[5]int{row[colDType], row[colSize], row[colInPlace], row[colOp], row[colAlgorithm]}] = true
+			seen[[5]int{row[colDType], row[colSize], row[colInPlace], row[colOp],
+				row[colAlgorithm]}] = true
 		}
 		for col, v := range row {
 			if v < 0 || v >= d[col] {
@@ -193,9 +213,11 @@ func TestDivideGivesValidCalls(t *testing.T) {
 					c.Splits, count = divide(kind, mode, n, P, rng)
 					for r := range P {
 						src, dst := lengths(c, r, P, count)
-						got, err := c.Check(r, P, backend.Of(make([]byte, max(dst, 0))), backend.Of(make([]byte, max(src, 0))))
+						got, err := c.Check(r, P, backend.Of(make([]byte, max(dst, 0))),
+							backend.Of(make([]byte, max(src, 0))))
 						if err != nil || got != count {
-							t.Fatalf("%v, mode %d, %d elements, rank %d of %d: count %d, want %d, error %v", c, mode, n, r, P, got, count, err)
+							t.Fatalf("%v, mode %d, %d elements, rank %d of %d: count %d, want "+
+								"%d, error %v", c, mode, n, r, P, got, count, err)
 						}
 					}
 				}

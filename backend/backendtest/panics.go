@@ -78,7 +78,8 @@ func (s *suite) panicking(c backend.Communicator, what backend.Collective) (v an
 }
 
 // besidePanic runs a call beside that of a rank which panics.
-func (s *suite) besidePanic(c backend.Communicator, what backend.Collective) (panicked bool, err error) {
+func (s *suite) besidePanic(c backend.Communicator, what backend.Collective) (panicked bool,
+	err error) {
 	n := 3 * c.Size()
 	var call error
 	err = s.vectors(c, 2, n, func(vs []*vector) error {
@@ -93,7 +94,8 @@ func (s *suite) besidePanic(c backend.Communicator, what backend.Collective) (pa
 	if took := returned.Sub(time.Unix(0, said[0])); took > soon {
 		return true, fmt.Errorf("the call returned %v after the panic", took)
 	}
-	for _, text := range []string{"panicked in " + what.Kind.String(), fmt.Sprintf("rank %d", c.Size()-1)} {
+	for _, text := range []string{"panicked in " + what.Kind.String(),
+		fmt.Sprintf("rank %d", c.Size()-1)} {
 		err = errors.Join(err, ended(c, call, backend.ErrAborted, text))
 	}
 	return true, err

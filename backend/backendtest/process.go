@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// RunRank is [Run] for one rank of a job of size processes on one machine, each of which calls it with the
-// same options. Their New gives a Group of the rank's own communicator alone. notes is an empty directory
-// of the job: by files in it scenarios tell ranks what the others do. RunRank returns the first failure: a
-// process that ends with it ends the others, which would wait for it.
+// RunRank is [Run] for one rank of a job of size processes on one machine, each of which calls it
+// with the same options. Their New gives a Group of the rank's own communicator alone. notes is an
+// empty directory of the job: by files in it scenarios tell ranks what the others do. RunRank
+// returns the first failure: a process that ends with it ends the others, which would wait for it.
 func RunRank(o Options, size int, notes string) error {
 	s := newSuite(o)
 	s.notes = directory(notes)

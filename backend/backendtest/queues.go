@@ -76,7 +76,9 @@ func (s *suite) workOrders(P int) error {
 					if err := drain(qs[0]); err != nil { // it waits for the second call
 						return err
 					}
-					if err := vs[2].want(func(i int) int64 { return int64(P * P * (round + i)) }); err != nil {
+					if err := vs[2].want(func(i int) int64 {
+						return int64(P * P * (round + i))
+					}); err != nil {
 						return fmt.Errorf("round %d: %w", round, err)
 					}
 				}
@@ -96,7 +98,8 @@ func (s *suite) acrossQueues(P int) error {
 			choice := []backend.Queue{qs[0], qs[1], nil, c.Device().Default()}
 			return s.vectors(c, calls+1, 100, func(vs []*vector) error {
 				for round := range s.times(100) {
-					value := func(i int) int64 { return int64((round + i) % 32) } // times 9^6 it has 24 bits
+					// times 9^6 it has 24 bits
+					value := func(i int) int64 { return int64((round + i) % 32) }
 					if err := vs[0].set(value); err != nil {
 						return err
 					}
@@ -115,7 +118,9 @@ func (s *suite) acrossQueues(P int) error {
 					scale := int64(1)
 					for i := range calls {
 						scale *= int64(P)
-						if err := vs[i+1].want(func(j int) int64 { return scale * value(j) }); err != nil {
+						if err := vs[i+1].want(func(j int) int64 {
+							return scale * value(j)
+						}); err != nil {
 							return fmt.Errorf("round %d, call %d: %w", round, i, err)
 						}
 					}
@@ -134,7 +139,9 @@ func (s *suite) inFlight(P int) error {
 			return s.vectors(c, calls, 300, func(vs []*vector) error {
 				ws := make([]backend.Work, calls)
 				for i, v := range vs {
-					if err := v.set(func(j int) int64 { return int64(c.Rank() + i*j) }); err != nil {
+					if err := v.set(func(j int) int64 {
+						return int64(c.Rank() + i*j)
+					}); err != nil {
 						return err
 					}
 					var err error
@@ -149,7 +156,9 @@ func (s *suite) inFlight(P int) error {
 					if err := ws[i].Join(context.Background()); err != nil {
 						return fmt.Errorf("second Join: %w", err)
 					}
-					if err := vs[i].want(func(j int) int64 { return sumOf(P, func(s int) int64 { return int64(s + i*j) }) }); err != nil {
+					if err := vs[i].want(func(j int) int64 {
+						return sumOf(P, func(s int) int64 { return int64(s + i*j) })
+					}); err != nil {
 						return fmt.Errorf("call %d: %w", i, err)
 					}
 				}
@@ -171,9 +180,17 @@ func (s *suite) sharedQueue(P int) error {
 					}
 					steps := []func() error{
 						func() error { return q.Scale(x.buffer(), x.buffer(), 2) },
-						func() error { _, err := c.Start(q, allReduce, y.buffer(), x.buffer()); return err },
+						func() error {
+							_, err := c.Start(q, allReduce, y.buffer(),
+								x.buffer())
+							return err
+						},
 						func() error { return q.Scale(x.buffer(), y.buffer(), 3) },
-						func() error { _, err := c.Start(q, allReduce, x.buffer(), x.buffer()); return err },
+						func() error {
+							_, err := c.Start(q, allReduce, x.buffer(),
+								x.buffer())
+							return err
+						},
 						func() error { return drain(q) },
 					}
 					for i, step := range steps {
@@ -181,7 +198,9 @@ func (s *suite) sharedQueue(P int) error {
 							return fmt.Errorf("step %d: %w", i, err)
 						}
 					}
-					if err := x.want(func(i int) int64 { return int64(6 * P * P * (i + round)) }); err != nil {
+					if err := x.want(func(i int) int64 {
+						return int64(6 * P * P * (i + round))
+					}); err != nil {
 						return fmt.Errorf("round %d: %w", round, err)
 					}
 				}
@@ -237,7 +256,8 @@ func joinBriefly(w backend.Work) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
 	if err := w.Join(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("a Join with a context that ended: the error is %v, want context.DeadlineExceeded", orNone(err))
+		return fmt.Errorf("a Join with a context that ended: the error is %v, want "+
+			"context.DeadlineExceeded", orNone(err))
 	}
 	return nil
 }

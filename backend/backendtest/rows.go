@@ -7,8 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// rows runs all-to-alls that change the axis along which a tensor is distributed, without copies of it, where
-// the communicator offers that, and shows that it refuses the others and goes on.
+// rows runs all-to-alls that change the axis along which a tensor is distributed, without copies of
+// it, where the communicator offers that, and shows that it refuses the others and goes on.
 func (s *suite) rows(P int) error {
 	return s.bench(P, 1<<16, func(b *bench) error {
 		rng := rand.New(rand.NewPCG(23, uint64(P)))
@@ -26,17 +26,20 @@ func (s *suite) rows(P int) error {
 			t.unsupported = !b.comms[0].Capabilities().RunsRows(what, d, count)
 			t.offset, t.where = turn%3, wheres[turn%len(wheres)]
 			if err := b.run(t, turn%4 < 2); err != nil {
-				return fmt.Errorf("%v of %d %v with splits %v in rows %v: %w", what, count, d, what.Splits, *what.Rows, err)
+				return fmt.Errorf("%v of %d %v with splits %v in rows %v: %w", what, count, d,
+					what.Splits, *what.Rows, err)
 			}
 		}
 		return nil
 	})
 }
 
-// redistribution returns a random AllToAll of a tensor [a, b, c, d, e] that is distributed along b, or d, and
-// then along the other one, and its count. Rank r has join[r] of the first and gets cut[r] of the second.
+// redistribution returns a random AllToAll of a tensor [a, b, c, d, e] that is distributed along b,
+// or d, and then along the other one, and its count. Rank r has join[r] of the first and gets
+// cut[r] of the second.
 func redistribution(rng *rand.Rand, P int) (c backend.Collective, count int) {
-	c = backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: make([]int, P), Dst: make([]int, P)}}
+	c = backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: make([]int, P),
+		Dst: make([]int, P)}}
 	a, between, inner := 1+rng.IntN(3), 1+rng.IntN(3), 1+rng.IntN(40)
 	if rng.IntN(2) == 0 {
 		inner = 8 * (1 + rng.IntN(5)) // whole units

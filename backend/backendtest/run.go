@@ -80,7 +80,8 @@ type suite struct {
 }
 
 func newSuite(o Options) *suite {
-	s := &suite{Options: o, full: env.Full.Set(os.Getenv), limit: limit, notes: rendezvous.NewMemStore()}
+	s := &suite{Options: o, full: env.Full.Set(os.Getenv), limit: limit,
+		notes: rendezvous.NewMemStore()}
 	s.Integers = cmp.Or(s.Integers, backend.I64)
 	if s.Unsupported == nil {
 		s.Unsupported = func(backend.Kind, backend.DType, backend.ReduceOp) bool { return false }

@@ -15,7 +15,8 @@ import (
 )
 
 // referenceGroup makes groups of the reference communicator, each wrapped.
-func referenceGroup(wrap func(*reference.Communicator) backend.Communicator) func(int, time.Duration) (*Group, error) {
+func referenceGroup(wrap func(*reference.Communicator) backend.Communicator) func(int,
+	time.Duration) (*Group, error) {
 	return func(size int, timeout time.Duration) (*Group, error) {
 		plain := reference.New("test", size, timeout)
 		g := &Group{Fail: plain[0].Lose}
@@ -38,13 +39,15 @@ type broken struct {
 	// after runs when a call is done.
 	after func(c backend.Communicator, what backend.Collective, dst, src backend.Buffer)
 	// instead runs instead of a call, unless it returns false.
-	instead func(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (done bool, err error)
-	abort   func(c backend.Communicator, cause error)
-	split   func(c backend.Communicator, color, key int) (backend.Communicator, error)
-	close   func(c backend.Communicator) error
+	instead func(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (
+		done bool, err error)
+	abort func(c backend.Communicator, cause error)
+	split func(c backend.Communicator, color, key int) (backend.Communicator, error)
+	close func(c backend.Communicator) error
 }
 
-func (b *broken) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (b *broken) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if b.instead != nil {
 		done, err := b.instead(b.Communicator, &what, dst, src)
 		switch {
@@ -84,13 +87,16 @@ func (b *broken) Close() error {
 }
 
 // fromTheLast sums float32 in the wrong order.
-func fromTheLast(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (bool, error) {
-	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil || what.Kind != backend.AllReduce || what.Op != backend.Sum || src.DType() != backend.F32 {
+func fromTheLast(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (bool,
+	error) {
+	if _, err := what.Check(c.Rank(), c.Size(), dst, src); err != nil ||
+		what.Kind != backend.AllReduce || what.Op != backend.Sum || src.DType() != backend.F32 {
 		return false, err
 	}
 	n := src.Len()
 	all := make([]float32, n*c.Size())
-	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), src); err != nil {
+	if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all),
+		src); err != nil {
 		return false, err
 	}
 	for i, y := 0, backend.View[float32](dst); i < n; i++ {
@@ -111,7 +117,8 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 	}{
 		{"sums from the last rank", "ResultsEqualReference", "want", broken{instead: fromTheLast}},
 		{"ignores the root", "ResultsEqualReference", "", broken{
-			instead: func(_ backend.Communicator, what *backend.Collective, _, _ backend.Buffer) (bool, error) {
+			instead: func(_ backend.Communicator, what *backend.Collective, _, _ backend.Buffer) (
+				bool, error) {
 				if what.Kind == backend.Broadcast {
 					what.Root = 0
 				}
@@ -119,7 +126,8 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 			}}},
 		{"clobbers the source", "ResultsEqualReference", "must not touch", broken{
 			after: func(_ backend.Communicator, what backend.Collective, dst, src backend.Buffer) {
-				if b := src.Bytes(); what.Kind == backend.AllReduce && len(b) > 0 && dst.Addr() != src.Addr() {
+				if b := src.Bytes(); what.Kind == backend.AllReduce && len(b) > 0 &&
+					dst.Addr() != src.Addr() {
 					b[0]++
 				}
 			}}},
@@ -145,7 +153,8 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 				}
 			}}},
 		{"cannot do f16", "ResultsEqualReference", "unsupported", broken{
-			instead: func(_ backend.Communicator, _ *backend.Collective, dst, _ backend.Buffer) (bool, error) {
+			instead: func(_ backend.Communicator, _ *backend.Collective, dst, _ backend.Buffer) (
+				bool, error) {
 				if dst.DType() == backend.F16 {
 					return false, fmt.Errorf("%w: f16", backend.ErrUnsupported)
 				}
@@ -163,21 +172,28 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 				return c.Close()
 			}}},
 		{"waits on a queue", "StartOnQueueReturnsAtOnce", "stuck", broken{
-			after: func(backend.Communicator, backend.Collective, backend.Buffer, backend.Buffer) {}}},
+			after: func(backend.Communicator, backend.Collective, backend.Buffer,
+				backend.Buffer) {
+			}}},
 		{"ignores keys", "SplitMakesGroups", "whose members are", broken{
-			split: func(c backend.Communicator, color, _ int) (backend.Communicator, error) { return c.Split(color, 0) }}},
-		{"gives parts for negative colors", "SplitMakesGroups", "split without the last rank", broken{
-			split: func(c backend.Communicator, color, key int) (backend.Communicator, error) {
-				return c.Split(max(color, 0), key)
+			split: func(c backend.Communicator, color, _ int) (backend.Communicator, error) {
+				return c.Split(color, 0)
 			}}},
-		{"ends with an argument error", "ArgumentErrorsLeaveItUsable", "after argument errors", broken{
-			instead: func(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (bool, error) {
-				_, err := what.Check(c.Rank(), c.Size(), dst, src)
-				if err != nil {
-					c.Abort(err)
-				}
-				return false, err
-			}}},
+		{"gives parts for negative colors", "SplitMakesGroups", "split without the last rank",
+			broken{
+				split: func(c backend.Communicator, color, key int) (backend.Communicator, error) {
+					return c.Split(max(color, 0), key)
+				}}},
+		{"ends with an argument error", "ArgumentErrorsLeaveItUsable", "after argument errors",
+			broken{
+				instead: func(c backend.Communicator, what *backend.Collective, dst,
+					src backend.Buffer) (bool, error) {
+					_, err := what.Check(c.Rank(), c.Size(), dst, src)
+					if err != nil {
+						c.Abort(err)
+					}
+					return false, err
+				}}},
 		{"does not tell the cause", "AbortWakesPeers", "the weather", broken{
 			abort: func(c backend.Communicator, _ error) { c.Abort(errors.New("something")) }}},
 		{"aborts late", "AbortWakesPeers", "after the end", broken{
@@ -195,11 +211,12 @@ func TestBrokenCommunicatorsAreCaught(t *testing.T) {
 			if testing.Short() && c.says == "stuck" {
 				t.Skip("it takes seconds to see that nothing happens")
 			}
-			s := newSuite(Options{New: referenceGroup(func(r *reference.Communicator) backend.Communicator {
-				b := c.broken
-				b.Communicator = r
-				return &b
-			})})
+			s := newSuite(
+				Options{New: referenceGroup(func(r *reference.Communicator) backend.Communicator {
+					b := c.broken
+					b.Communicator = r
+					return &b
+				})})
 			s.limit = 3 * time.Second
 			if !slices.Contains(wrapperScenarios, c.scenario) {
 				t.Errorf("RunWrapper leaves out %s", c.scenario)
@@ -240,22 +257,28 @@ func TestMissingVerificationIsCaught(t *testing.T) {
 }
 
 func TestListedCallThatWorksIsCaught(t *testing.T) {
-	s := newSuite(Options{New: referenceGroup(asIs), Unsupported: func(k backend.Kind, d backend.DType, op backend.ReduceOp) bool {
+	s := newSuite(Options{New: referenceGroup(asIs), Unsupported: func(k backend.Kind,
+		d backend.DType, op backend.ReduceOp) bool {
 		return k == backend.Reduce && d == backend.U8 && op == backend.Prod
 	}})
 	caught(t, s, "ResultsEqualReference", "listed as unsupported")
 }
 
 func TestListedUnsupportedPasses(t *testing.T) {
-	noHalf := func(_ backend.Kind, d backend.DType, _ backend.ReduceOp) bool { return d == backend.F16 }
-	s := newSuite(Options{Unsupported: noHalf, New: referenceGroup(func(r *reference.Communicator) backend.Communicator {
-		return &broken{Communicator: r, instead: func(c backend.Communicator, what *backend.Collective, dst, src backend.Buffer) (bool, error) {
-			if dst.DType() == backend.F16 || src.DType() == backend.F16 {
-				return false, fmt.Errorf("%w: f16", backend.ErrUnsupported)
-			}
-			return false, nil
-		}}
-	})})
+	noHalf := func(_ backend.Kind, d backend.DType, _ backend.ReduceOp) bool {
+		return d == backend.F16
+	}
+	s := newSuite(
+		Options{Unsupported: noHalf,
+			New: referenceGroup(func(r *reference.Communicator) backend.Communicator {
+				return &broken{Communicator: r, instead: func(c backend.Communicator,
+					what *backend.Collective, dst, src backend.Buffer) (bool, error) {
+					if dst.DType() == backend.F16 || src.DType() == backend.F16 {
+						return false, fmt.Errorf("%w: f16", backend.ErrUnsupported)
+					}
+					return false, nil
+				}}
+			})})
 	for _, c := range scenarios[:7] {
 		var skip errSkip
 		if err := s.try(c, 2); err != nil && !errors.As(err, &skip) {

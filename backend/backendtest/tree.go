@@ -17,7 +17,8 @@ func (s *suite) tree(P int) error {
 			return b.refusesTrees()
 		}
 		turn := 0
-		for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter, backend.Reduce} {
+		for _, kind := range []backend.Kind{backend.AllReduce, backend.ReduceScatter,
+			backend.Reduce} {
 			for _, d := range backend.DTypes() {
 				for _, n := range []int{1, 257, 65537} {
 					for i, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
@@ -26,11 +27,13 @@ func (s *suite) tree(P int) error {
 							continue
 						}
 						_, count := divide(kind, even, n, P, nil)
-						what := backend.Collective{Kind: kind, Op: op, Association: backend.Tree, Root: P / 2, Algorithm: algorithms[turn%len(algorithms)]}
+						what := backend.Collective{Kind: kind, Op: op, Association: backend.Tree,
+							Root: P / 2, Algorithm: algorithms[turn%len(algorithms)]}
 						t := newTrial(what, d, P, count, uneven, uint64(turn)).expect()
 						t.unsupported = s.Tree != nil && !s.Tree(kind, d, P)
 						if kind == backend.AllReduce && t.unsupported == slices.Contains(can, d) {
-							return fmt.Errorf("capabilities have %v as the types that are added in a tree: %v of %v is an exception", can, what, d)
+							return fmt.Errorf("capabilities have %v as the types that are added "+
+								"in a tree: %v of %v is an exception", can, what, d)
 						}
 						t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
 						if err := b.run(t, turn%4 < 2); err != nil {
@@ -64,12 +67,14 @@ func (t *trial) depends(P, n int) error {
 
 // refusesTrees shows that a sum in a tree is refused by all ranks, and is no end.
 func (b *bench) refusesTrees() error {
-	t := newTrial(backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}, backend.F32, b.comms[0].Size(), 8, integers, 1)
+	t := newTrial(backend.Collective{Kind: backend.AllReduce, Association: backend.Tree},
+		backend.F32, b.comms[0].Size(), 8, integers, 1)
 	t.unsupported = true
 	if err := b.run(t, false); err != nil {
 		return err
 	}
-	t = newTrial(backend.Collective{Kind: backend.AllReduce}, backend.F32, b.comms[0].Size(), 8, integers, 1).expect()
+	t = newTrial(backend.Collective{Kind: backend.AllReduce}, backend.F32, b.comms[0].Size(), 8,
+		integers, 1).expect()
 	if err := b.run(t, false); err != nil {
 		return fmt.Errorf("after a sum in a tree: %w", err)
 	}

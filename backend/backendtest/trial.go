@@ -26,8 +26,10 @@ type trial struct {
 }
 
 // newTrial generates the data of a trial whose results are not compared.
-func newTrial(what backend.Collective, d backend.DType, P, count int, p pattern, seed uint64) *trial {
-	t := &trial{what: what, dtype: d, count: count, srcs: make([][]byte, P), gots: make([][]byte, P),
+func newTrial(what backend.Collective, d backend.DType, P, count int, p pattern,
+	seed uint64) *trial {
+	t := &trial{what: what, dtype: d, count: count, srcs: make([][]byte, P),
+		gots:  make([][]byte, P),
 		where: func(int) (int, int) { return plain, plain }}
 	for r := range P {
 		if n, _ := lengths(what, r, P, count); n >= 0 {
@@ -88,7 +90,8 @@ func (t *trial) rank(c backend.Communicator, m *memory, q backend.Queue) error {
 }
 
 // start runs a collective on a queue to its end.
-func start(c backend.Communicator, q backend.Queue, what backend.Collective, dst, src backend.Buffer) error {
+func start(c backend.Communicator, q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) error {
 	w, err := c.Start(q, what, dst, src)
 	if err != nil {
 		return err

@@ -213,7 +213,8 @@ func meanings(P int) [][]int {
 		if row[colOp] > 0 && !backend.Kinds()[row[colKind]].Reduces() {
 			continue
 		}
-		for _, col := range []int{colInPlace, colOffset, colWhere, colAlgorithm, colRoot, colQueue} {
+		for _, col := range []int{colInPlace, colOffset, colWhere, colAlgorithm, colRoot,
+			colQueue} {
 			row[col] = len(rows) / (col + 1) % d[col]
 		}
 		row[colSize] = slices.Index(sizes(P), 257)
@@ -259,7 +260,8 @@ func (s *suite) largeResults(P int) error {
 					continue
 				}
 				row := make([]int, columns)
-				row[colKind], row[colDType], row[colOffset], row[colSplits] = int(kind-backend.AllReduce), j, i, (i+j)%splitModes
+				row[colKind], row[colDType], row[colOffset], row[colSplits] = int(
+					kind-backend.AllReduce), j, i, (i+j)%splitModes
 				row[colWhere], row[colAlgorithm] = (i+j)%2, j%len(algorithms)
 				if err := b.run(s.trial(row, P, large, uint64(i*j)), false); err != nil {
 					return err
@@ -329,14 +331,16 @@ func (b *bench) run(t *trial, queued bool) error {
 // rounding checks sums of normal numbers against float64: the error is at most
 // half a unit in the last place for each addition, and one for the rounding.
 func (s *suite) rounding(P int) error {
-	unit := map[backend.DType]float64{backend.F16: 0x1p-11, backend.BF16: 0x1p-8, backend.F32: 0x1p-24}
+	unit := map[backend.DType]float64{backend.F16: 0x1p-11, backend.BF16: 0x1p-8,
+		backend.F32: 0x1p-24}
 	return s.bench(P, 4095, func(b *bench) error {
 		for _, d := range backend.DTypes() { // in the same order on every rank
 			u, rounds := unit[d]
 			if !rounds || s.Unsupported(backend.AllReduce, d, backend.Sum) {
 				continue
 			}
-			t := newTrial(backend.Collective{Kind: backend.AllReduce}, d, P, 4095, normals, uint64(d))
+			t := newTrial(backend.Collective{Kind: backend.AllReduce}, d, P, 4095, normals,
+				uint64(d))
 			if err := b.run(t, false); err != nil {
 				return err
 			}
@@ -363,7 +367,8 @@ func (s *suite) algorithms(P int) error {
 		lengths = append(lengths, 65537/P)
 	}
 	return s.bench(P, 65537, func(b *bench) error {
-		for _, kind := range []backend.Kind{backend.AllReduce, backend.Reduce, backend.ReduceScatter} {
+		for _, kind := range []backend.Kind{backend.AllReduce, backend.Reduce,
+			backend.ReduceScatter} {
 			for _, d := range backend.DTypes() {
 				for _, n := range lengths {
 					if s.Unsupported(kind, d, backend.Sum) {
@@ -394,7 +399,8 @@ func (b *bench) sameByAll(t *trial) error {
 		}
 		for r := range t.gots {
 			if !bytes.Equal(t.gots[r], first[r]) {
-				return fmt.Errorf("%v of %d %v: %v gives other bits than %v on rank %d", t.what, t.count, t.dtype, a, backend.Auto, r)
+				return fmt.Errorf("%v of %d %v: %v gives other bits than %v on rank %d", t.what,
+					t.count, t.dtype, a, backend.Auto, r)
 			}
 		}
 	}
@@ -417,12 +423,14 @@ func (s *suite) part(P int) error {
 			if err := b.run(all, false); err != nil {
 				return err
 			}
-			few := newTrial(what, d, P, to-from, normals, 4) // the same seed gives the same first elements
+			// the same seed gives the same first elements
+			few := newTrial(what, d, P, to-from, normals, 4)
 			if err := b.run(few, false); err != nil {
 				return err
 			}
 			first := b.comms[0].Rank()
-			if err := differ(d, few.gots[first], all.gots[first][:len(few.gots[first])]); err != nil {
+			if err := differ(d, few.gots[first], all.gots[first][:len(few.gots[first])]); err !=
+				nil {
 				return fmt.Errorf("part of %v alone and within the whole: %w", d, err)
 			}
 		}
@@ -436,7 +444,8 @@ func (s *suite) average(P int) error {
 		return errSkip("AVG of f16 is not offered")
 	}
 	return s.bench(P, 1000, func(b *bench) error {
-		t := newTrial(backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F16, P, 1000, integers, 1)
+		t := newTrial(backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F16, P,
+			1000, integers, 1)
 		for r := range t.srcs {
 			t.srcs[r] = encode(backend.F16, slices.Repeat([]float32{40000, -40000}, 500))
 		}
@@ -445,8 +454,8 @@ func (s *suite) average(P int) error {
 	})
 }
 
-// sameBits runs random trials. Running one compares the results of the ranks of a process, and at the end
-// each rank compares its own with those of rank 0.
+// sameBits runs random trials. Running one compares the results of the ranks of a process, and at
+// the end each rank compares its own with those of rank 0.
 func (s *suite) sameBits(P int) error {
 	d := dims(P)
 	rng := rand.New(rand.NewPCG(uint64(P), 3))

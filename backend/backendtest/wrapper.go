@@ -43,5 +43,7 @@ func RunWrapper(t *testing.T, o Options) {
 
 // ofWrappers returns the wrapperScenarios, in the order of the suite.
 func ofWrappers() []scenario {
-	return slices.DeleteFunc(slices.Clone(scenarios), func(c scenario) bool { return !slices.Contains(wrapperScenarios, c.name) })
+	return slices.DeleteFunc(slices.Clone(scenarios), func(c scenario) bool {
+		return !slices.Contains(wrapperScenarios, c.name)
+	})
 }

@@ -100,6 +100,7 @@ func (q *Queue) CopyFrom(dst backend.Buffer, from *Device, src backend.Buffer) e
 		return err
 	}
 	return q.device.on(fmt.Sprintf("copy from %s", from.Name()), func() error {
-		return cu.MemcpyPeerAsync(cu.DevicePtr(dst.Addr()), q.device.context, cu.DevicePtr(src.Addr()), from.context, int64(dst.NBytes()), q.stream)
+		return cu.MemcpyPeerAsync(cu.DevicePtr(dst.Addr()), q.device.context,
+			cu.DevicePtr(src.Addr()), from.context, int64(dst.NBytes()), q.stream)
 	})
 }

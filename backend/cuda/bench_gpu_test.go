@@ -24,7 +24,9 @@ func BenchmarkGPUBandwidth(b *testing.B) {
 	}
 	x, y := allocate(b, d, memory), allocate(b, d, memory)
 	for _, share := range []int{16, 4, 1} {
-		b.Run(fmt.Sprintf("%dMiB", memory/share>>20), func(b *testing.B) { bandwidths(b, d, y, x, memory/share) })
+		b.Run(fmt.Sprintf("%dMiB", memory/share>>20), func(b *testing.B) {
+			bandwidths(b, d, y, x, memory/share)
+		})
 	}
 }
 
@@ -43,7 +45,8 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 	}
 	driver := func(y, x backend.Buffer) error {
 		return d.on("copy", func() error {
-			return cu.MemcpyDtoDAsync(cu.DevicePtr(y.Addr()), cu.DevicePtr(x.Addr()), int64(nbytes), q.stream)
+			return cu.MemcpyDtoDAsync(cu.DevicePtr(y.Addr()), cu.DevicePtr(x.Addr()), int64(nbytes),
+				q.stream)
 		})
 	}
 	measure := func(name string, moved int, f operation) {
@@ -61,15 +64,22 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			}
 			rate := float64(moved) * float64(b.N) / own.Seconds() / 1e9
 			b.ReportMetric(rate, "GB/s")
-			b.ReportMetric(float64(moved)/float64(2*nbytes)*drivers.Seconds()/own.Seconds(), "of-driver")
+			b.ReportMetric(float64(moved)/float64(2*nbytes)*drivers.Seconds()/own.Seconds(),
+				"of-driver")
 		})
 	}
 	measure("driver", 2*nbytes, driver)
 	measure("copy", 2*nbytes, func(y, x backend.Buffer) error { return a.Copy(y, x) })
-	measure("copy/unaligned", 2*(nbytes-16), func(y, x backend.Buffer) error { return a.Copy(y.Slice(0, nbytes-16), x.Slice(3, nbytes-13)) })
+	measure("copy/unaligned", 2*(nbytes-16), func(y, x backend.Buffer) error {
+		return a.Copy(y.Slice(0, nbytes-16), x.Slice(3, nbytes-13))
+	})
 	n := nbytes / 4
-	measure("cast/f32-bf16", 3*nbytes/2, func(y, x backend.Buffer) error { return a.Cast(y.As(backend.BF16).Slice(0, n), x.As(backend.F32)) })
-	measure("cast/bf16-f32", 3*nbytes/2, func(y, x backend.Buffer) error { return a.Cast(y.As(backend.F32), x.As(backend.BF16).Slice(0, n)) })
+	measure("cast/f32-bf16", 3*nbytes/2, func(y, x backend.Buffer) error {
+		return a.Cast(y.As(backend.BF16).Slice(0, n), x.As(backend.F32))
+	})
+	measure("cast/bf16-f32", 3*nbytes/2, func(y, x backend.Buffer) error {
+		return a.Cast(y.As(backend.F32), x.As(backend.BF16).Slice(0, n))
+	})
 	measure("cast/f32-bf16/unaligned", 3*(nbytes/2-2), func(y, x backend.Buffer) error {
 		return a.Cast(y.As(backend.BF16).Slice(0, n-1), x.As(backend.F32).Slice(1, n))
 	})
@@ -88,9 +98,11 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			for _, axis := range perm {
 				toDims, toStrides = append(toDims, dims[axis]), append(toStrides, strides[axis])
 			}
-			measure(fmt.Sprintf("%s/%v/gather", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
-				return a.CopyStrided(y.As(t).Slice(0, count), x.As(t).Slice(0, count), toDims, toStrides)
-			})
+			measure(fmt.Sprintf("%s/%v/gather", name, t), 2*count*t.Size(),
+				func(y, x backend.Buffer) error {
+					return a.CopyStrided(y.As(t).Slice(0, count), x.As(t).Slice(0, count), toDims,
+						toStrides)
+				})
 			p, to := &fuse.Program{Shape: toDims}, make([]int, len(toDims))
 			for i, n := len(toDims)-1, 1; i >= 0; i-- {
 				to[i] = n
@@ -99,9 +111,11 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 			p.Store(p.Load(t, toStrides...), t, to...)
 			loop, err := q.Fuse(p)
 			ok(b, err)
-			measure(fmt.Sprintf("%s/%v/fused", name, t), 2*count*t.Size(), func(y, x backend.Buffer) error {
-				return loop.Run([]backend.Buffer{y.As(t).Slice(0, count)}, []backend.Buffer{x.As(t).Slice(0, count)}, backend.Buffer{})
-			})
+			measure(fmt.Sprintf("%s/%v/fused", name, t), 2*count*t.Size(),
+				func(y, x backend.Buffer) error {
+					return loop.Run([]backend.Buffer{y.As(t).Slice(0, count)},
+						[]backend.Buffer{x.As(t).Slice(0, count)}, backend.Buffer{})
+				})
 		}
 		permute("transpose", []int{n / 1024, 1024}, []int{1, 0})
 		permute("permute021", []int{16, n / 16384, 1024}, []int{0, 2, 1})
@@ -116,8 +130,10 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 		permute("images", []int{8, n / 24, 3}, []int{0, 2, 1}) // channels first
 		permute("images/last", []int{8, 3, n / 24}, []int{0, 2, 1})
 		for _, channels := range []int{4, 8} {
-			permute(fmt.Sprint("channels", channels), []int{8, n / 8 / channels, channels}, []int{0, 2, 1})
-			permute(fmt.Sprint("channels", channels, "/last"), []int{8, channels, n / 8 / channels}, []int{0, 2, 1})
+			permute(fmt.Sprint("channels", channels), []int{8, n / 8 / channels, channels},
+				[]int{0, 2, 1})
+			permute(fmt.Sprint("channels", channels, "/last"), []int{8, channels, n / 8 / channels},
+				[]int{0, 2, 1})
 		}
 	}
 }

@@ -169,7 +169,8 @@ func (c *cache) grow(size int) (*span, error) {
 		addr, err = c.malloc(size)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("no room for %d bytes beside %d in use and %d cached: %w", size, c.stats.InUse, c.stats.Cached, err)
+		return nil, fmt.Errorf("no room for %d bytes beside %d in use and %d cached: %w", size,
+			c.stats.InUse, c.stats.Cached, err)
 	}
 	s := &span{addr: addr, nbytes: size}
 	c.spans = slices.Insert(c.spans, c.search(addr)+1, s)
@@ -246,7 +247,8 @@ func (c *cache) freeDisowned(addr uintptr) (ok bool, err error) {
 func (c *cache) inUse(doing string, addr uintptr) (int, error) {
 	i := c.search(addr)
 	if i < 0 || c.spans[i].addr != addr || !c.spans[i].used || c.spans[i].disowned {
-		return -1, fmt.Errorf("%w: %s of %#x, which was not allocated here or was freed before", backend.ErrArgument, doing, addr)
+		return -1, fmt.Errorf("%w: %s of %#x, which was not allocated here or was freed before",
+			backend.ErrArgument, doing, addr)
 	}
 	return i, nil
 }
@@ -314,7 +316,8 @@ func (c *cache) close() error {
 		errs = append(errs, c.source.free(s.addr))
 	}
 	if used > 0 {
-		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used, c.stats.InUse))
+		errs = append(errs, fmt.Errorf("%d allocations of %d bytes together were not freed", used,
+			c.stats.InUse))
 	}
 	c.spans, c.idle, c.stats.InUse, c.stats.Cached = disowned, nil, 0, 0
 	c.forgetRecent()

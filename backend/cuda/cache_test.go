@@ -76,7 +76,8 @@ func TestFreedMemoryIsUsedAgainInTheOrderOfAQueue(t *testing.T) {
 		t.Errorf("%#x then %#x, waiting for %v", a, b, q.waits)
 	}
 	ok(t, c.give(a, q))
-	if b := must[uintptr](t)(c.take(other, 900)); b != a || len(other.waits) != 1 || other.waits[0] != (step{q, 2}) {
+	if b := must[uintptr](t)(c.take(other, 900)); b != a || len(other.waits) != 1 ||
+		other.waits[0] != (step{q, 2}) {
 		t.Errorf("another queue got %#x and waits for %v", b, other.waits)
 	}
 	ok(t, c.give(a, q, other))
@@ -106,11 +107,13 @@ func TestCachedMemoryMakesRoom(t *testing.T) {
 	small := must[uintptr](t)(c.take(q, 2<<20))
 	kept := must[uintptr](t)(c.take(q, 512))
 	ok(t, c.give(small, q))
-	if _, err := c.take(q, 4<<20-512); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "512 in use and 2097152 cached") {
+	if _, err := c.take(q, 4<<20-512); !errors.Is(err, ErrOutOfMemory) ||
+		!strings.Contains(err.Error(), "512 in use and 2097152 cached") {
 		t.Errorf("memory that is still used was given away: %v", err)
 	}
 	q.done = q.now
-	if _, err := c.take(q, 3<<20); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "512 in use and 0 cached") {
+	if _, err := c.take(q, 3<<20); !errors.Is(err, ErrOutOfMemory) ||
+		!strings.Contains(err.Error(), "512 in use and 0 cached") {
 		t.Errorf("%v", err)
 	}
 	ok(t, c.give(kept, q))
@@ -126,7 +129,8 @@ func TestLimitHolds(t *testing.T) {
 	c.setLimit(4096)
 	q := &steps{}
 	a := must[uintptr](t)(c.take(q, 4096))
-	if _, err := c.take(q, 1); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "limit is 4096") {
+	if _, err := c.take(q, 1); !errors.Is(err, ErrOutOfMemory) ||
+		!strings.Contains(err.Error(), "limit is 4096") {
 		t.Error(err)
 	}
 	ok(t, c.give(a))
@@ -157,7 +161,8 @@ func TestOnlyWhatWasAllocatedIsFreed(t *testing.T) {
 		t.Error("the registry is wrong")
 	}
 	must[uintptr](t)(c.take(q, 1<<16))
-	if err := c.close(); err == nil || !strings.Contains(err.Error(), "1 allocations of 65536 bytes") || len(r.sizes) != 0 {
+	if err := c.close(); err == nil ||
+		!strings.Contains(err.Error(), "1 allocations of 65536 bytes") || len(r.sizes) != 0 {
 		t.Errorf("close: %v, %v left", err, r.sizes)
 	}
 }
@@ -184,7 +189,8 @@ func TestDisownedMemoryOutlivesTheCache(t *testing.T) {
 	a, b := must[uintptr](t)(c.take(q, 1000)), must[uintptr](t)(c.take(q, 1000))
 	ok(t, c.disown(a))
 	for what, err := range map[string]error{
-		"disown again": c.disown(a), "give": c.give(a, q), "disown the middle": c.disown(b + 8), "disown what is nobody's": c.disown(8),
+		"disown again": c.disown(a), "give": c.give(a, q), "disown the middle": c.disown(b + 8),
+		"disown what is nobody's": c.disown(8),
 	} {
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", what, err)

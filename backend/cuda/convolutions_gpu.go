@@ -27,10 +27,10 @@ import (
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of
 // package kernels/cuda. It is not for several goroutines at once.
 //
-// cuDNN is opened for the first convolution. It is looked for on the library path, in CUDA_HOME, and
-// where pip puts NVIDIA's wheels. EURYALE_CUDNN names its file or its folder; EURYALE_CUDNN=off does
-// without. Its algorithms are fixed, so that the bits are the same in every run, and it is used for
-// convolutions for which they are fast.
+// cuDNN is opened for the first convolution. It is looked for on the library path, in CUDA_HOME,
+// and where pip puts NVIDIA's wheels. EURYALE_CUDNN names its file or its folder; EURYALE_CUDNN=off
+// does without. Its algorithms are fixed, so that the bits are the same in every run, and it is
+// used for convolutions for which they are fast.
 type Convolutions struct {
 	queue   *Queue
 	opened  bool
@@ -59,7 +59,8 @@ func (c *Convolutions) open() error {
 		return nil
 	}
 	return c.queue.device.on("open cuDNN", func() error {
-		return c.failure("create", C.euryale_cudnn_create(c.dnn, &c.handle, C.uintptr_t(c.queue.Stream())))
+		return c.failure("create", C.euryale_cudnn_create(c.dnn, &c.handle,
+			C.uintptr_t(c.queue.Stream())))
 	})
 }
 
@@ -75,14 +76,16 @@ func openCUDNN() (*C.struct_euryale_cudnn, error) {
 		case why != nil:
 			all = append(all, errors.New(C.GoString(why)))
 		case l.missing != nil:
-			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuDNN that works is 8.0", path, C.GoString(l.missing)))
+			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuDNN that works is 8.0", path,
+				C.GoString(l.missing)))
 			C.euryale_cudnn_close(l)
 		default:
 			return l, nil
 		}
 	}
 	C.free(unsafe.Pointer(l))
-	return nil, fmt.Errorf("cuDNN was not found: install it (%s), or name libcudnn.so in EURYALE_CUDNN: %w", CUDNN().Install, errors.Join(all...))
+	return nil, fmt.Errorf("cuDNN was not found: install it (%s), or name libcudnn.so in "+
+		"EURYALE_CUDNN: %w", CUDNN().Install, errors.Join(all...))
 }
 
 // failure is a result of cuDNN as an error.
@@ -90,11 +93,12 @@ func (c *Convolutions) failure(doing string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
-	return fmt.Errorf("cuDNN: %s: %s (status %d)", doing, C.GoString(C.euryale_cudnn_error(c.dnn, code)), code)
+	return fmt.Errorf("cuDNN: %s: %s (status %d)", doing,
+		C.GoString(C.euryale_cudnn_error(c.dnn, code)), code)
 }
 
-// Library says what convolves: "cuDNN 9.10.2", or "kernels of Euryale" and why there is no cuDNN. It
-// opens cuDNN.
+// Library says what convolves: "cuDNN 9.10.2", or "kernels of Euryale" and why there is no cuDNN.
+// It opens cuDNN.
 func (c *Convolutions) Library() (string, error) {
 	if err := c.open(); err != nil {
 		return "", err
@@ -118,8 +122,8 @@ const (
 	mathFMA     = 3
 )
 
-// ConvolutionScratch returns how many bytes of scratch [Convolutions.Convolve] needs, and makes it ready
-// to be captured. It opens cuDNN.
+// ConvolutionScratch returns how many bytes of scratch [Convolutions.Convolve] needs, and makes it
+// ready to be captured. It opens cuDNN.
 //
 // Errors: those of [gpukernels.Kernels.ConvolutionScratch].
 func (c *Convolutions) ConvolutionScratch(v kernels.Convolution) (int, error) {
@@ -150,8 +154,10 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 		pass: C.int(v.Pass), _type: dnnTypes[v.DType], math: mathFMA,
 		batch: C.int(v.Batch), channels: C.int(v.C), h: C.int(v.H), w: C.int(v.W),
 		filters: C.int(v.Filters), out_h: C.int(v.OutH), out_w: C.int(v.OutW),
-		kernel_h: C.int(v.KernelH), kernel_w: C.int(v.KernelW), pad_h: C.int(v.PadH), pad_w: C.int(v.PadW),
-		stride_h: C.int(v.StrideH), stride_w: C.int(v.StrideW), dilation_h: C.int(v.DilationH), dilation_w: C.int(v.DilationW),
+		kernel_h: C.int(v.KernelH), kernel_w: C.int(v.KernelW), pad_h: C.int(v.PadH), pad_w: C.int(
+			v.PadW),
+		stride_h: C.int(v.StrideH), stride_w: C.int(v.StrideW), dilation_h: C.int(v.DilationH),
+		dilation_w: C.int(v.DilationW),
 	}
 	if v.TF32 && v.DType == backend.F32 {
 		d.math = mathDefault
@@ -168,17 +174,19 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 
 // fitsDNN reports whether all tensors have elements, less than 2^31 of them.
 func fitsDNN(v kernels.Convolution) bool {
-	for _, n := range []int{v.Batch * v.C * v.H * v.W, v.Filters * v.Columns(), v.Batch * v.Filters * v.OutH * v.OutW} {
+	for _, n := range []int{v.Batch * v.C * v.H * v.W, v.Filters * v.Columns(),
+		v.Batch * v.Filters * v.OutH * v.OutW} {
 		if n < 1 || n > math.MaxInt32 {
 			return false
 		}
 	}
-	return (v.H+2*v.PadH-v.DilationH*(v.KernelH-1)-1)/v.StrideH+1 == v.OutH && (v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
+	return (v.H+2*v.PadH-v.DilationH*(v.KernelH-1)-1)/v.StrideH+1 == v.OutH &&
+		(v.W+2*v.PadW-v.DilationW*(v.KernelW-1)-1)/v.StrideW+1 == v.OutW
 }
 
-// oursIsFaster reports whether a kernel of ours was faster than cuDNN's deterministic algorithm where it has
-// no tensor cores: see 2026-11-23-h100-convolutions.txt. So are gradients by filters, 1.05 to
-// 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
+// oursIsFaster reports whether a kernel of ours was faster than cuDNN's deterministic algorithm
+// where it has no tensor cores: see 2026-11-23-h100-convolutions.txt. So are gradients by filters,
+// 1.05 to 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
 func oursIsFaster(v kernels.Convolution) bool {
 	if v.DType != backend.F32 || v.TF32 {
 		return false
@@ -193,8 +201,8 @@ func (c *Convolutions) forget(d *C.struct_euryale_convolution) {
 	C.free(unsafe.Pointer(d))
 }
 
-// Convolve computes a convolution, in the order of the queue: see [kernels.Host.Convolve]. scratch has
-// the bytes that [Convolutions.ConvolutionScratch] says.
+// Convolve computes a convolution, in the order of the queue: see [kernels.Host.Convolve]. scratch
+// has the bytes that [Convolutions.ConvolutionScratch] says.
 //
 // Errors: those of [kernels.Check], ErrArgument if scratch is too small.
 func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
@@ -210,12 +218,15 @@ func (c *Convolutions) Convolve(v kernels.Convolution, dst, a, b, scratch backen
 		return err
 	}
 	if scratch.NBytes() < need {
-		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, v.Pass, scratch.NBytes(), need)
+		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, v.Pass,
+			scratch.NBytes(), need)
 	}
 	defer c.queue.launcher.Forget() // cuDNN may use programmatic dependent launch
 	return c.queue.device.on("convolve", func() error {
-		return c.failure(fmt.Sprintf("%v of %+v", v.Pass, v), C.euryale_cudnn_convolve(c.dnn, c.handle, known,
-			C.uintptr_t(dst.Addr()), C.uintptr_t(a.Addr()), C.uintptr_t(b.Addr()), C.uintptr_t(scratch.Addr())))
+		return c.failure(fmt.Sprintf("%v of %+v", v.Pass, v), C.euryale_cudnn_convolve(c.dnn,
+			c.handle, known,
+			C.uintptr_t(dst.Addr()), C.uintptr_t(a.Addr()), C.uintptr_t(b.Addr()), C.uintptr_t(
+				scratch.Addr())))
 	})
 }
 
@@ -236,7 +247,8 @@ func (c *Convolutions) Close() error {
 		}
 		return errors.Join(err, c.failure("destroy", C.euryale_cudnn_destroy(c.dnn, c.handle)))
 	})
-	C.free(unsafe.Pointer(c.dnn)) // the library itself stays: to close it is to unload code from every device
+	// the library itself stays: to close it is to unload code from every device
+	C.free(unsafe.Pointer(c.dnn))
 	c.dnn, c.known = nil, map[kernels.Convolution]*C.struct_euryale_convolution{}
 	return err
 }

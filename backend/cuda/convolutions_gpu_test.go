@@ -38,7 +38,8 @@ func openConvolutions(t testing.TB, d *Device, cudnn bool) (*Queue, *Convolution
 // passes are all passes of a convolution.
 func passes(v kernels.Convolution) []kernels.Convolution {
 	all := []kernels.Convolution{v, v, v}
-	for i, pass := range []kernels.Pass{kernels.Forward, kernels.InputGradient, kernels.FilterGradient} {
+	for i, pass := range []kernels.Pass{kernels.Forward, kernels.InputGradient,
+		kernels.FilterGradient} {
 		all[i].Pass = pass
 	}
 	return all
@@ -47,13 +48,15 @@ func passes(v kernels.Convolution) []kernels.Convolution {
 // lengths returns the numbers of elements of a pass's result and operands.
 func lengths(v kernels.Convolution) [3]int {
 	x, w, y := v.Batch*v.C*v.H*v.W, v.Filters*v.Columns(), v.Batch*v.Filters*v.OutH*v.OutW
-	return [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w}, kernels.FilterGradient: {w, x, y}}[v.Pass]
+	return [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w},
+		kernels.FilterGradient: {w, x, y}}[v.Pass]
 }
 
 // square returns a convolution of square images that keeps their size, with filters of 3x3.
 func square(batch, channels, size, filters int) kernels.Convolution {
 	return kernels.Convolution{Filters: filters, DType: backend.F32, Images: kernels.Images{
-		Batch: batch, C: channels, H: size, W: size, OutH: size, OutW: size, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1,
+		Batch: batch, C: channels, H: size, W: size, OutH: size, OutW: size, KernelH: 3, KernelW: 3,
+		PadH: 1, PadW: 1,
 		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1,
 	}}
 }
@@ -69,7 +72,8 @@ func TestConvolutionsOnGPU(t *testing.T) {
 			q, c := openConvolutions(t, d, cudnn)
 			t.Log(c.Library())
 			for _, dtype := range []backend.DType{backend.F32, backend.F64} {
-				for _, v := range []kernels.Convolution{square(1, 1, 1, 1), square(3, 17, 7, 40), square(2, 2, 28, 3), strided, dilated} {
+				for _, v := range []kernels.Convolution{square(1, 1, 1, 1), square(3, 17, 7, 40),
+					square(2, 2, 28, 3), strided, dilated} {
 					v.DType = dtype
 					for _, v := range passes(v) {
 						compareConvolution(t, q, c, v)
@@ -104,7 +108,8 @@ func compareConvolution(t *testing.T, q *Queue, c *Convolutions, v kernels.Convo
 }
 
 // convolutionScratch returns what a convolution needs.
-func convolutionScratch(t testing.TB, q *Queue, c *Convolutions, v kernels.Convolution) backend.Buffer {
+func convolutionScratch(t testing.TB, q *Queue, c *Convolutions,
+	v kernels.Convolution) backend.Buffer {
 	t.Helper()
 	n := must[int](t)(c.ConvolutionScratch(v))
 	if n == 0 {
@@ -149,10 +154,11 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 	}
 }
 
-// BenchmarkConvolutionsOnGPU measures the convolutions of Gorgonia's convnet example on batches of 256, and
-// larger ones, and prints TFLOP/s.
+// BenchmarkConvolutionsOnGPU measures the convolutions of Gorgonia's convnet example on batches of
+// 256, and larger ones, and prints TFLOP/s.
 func BenchmarkConvolutionsOnGPU(b *testing.B) {
-	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64), square(256, 64, 7, 128), square(64, 256, 28, 256)} {
+	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64),
+		square(256, 64, 7, 128), square(64, 256, 28, 256)} {
 		for _, v := range passes(v) {
 			name := fmt.Sprintf("%dx%dx%dx%d-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters, v.Pass)
 			b.Run(name+"cudnn=true", func(b *testing.B) { benchmarkConvolution(b, v, true) })

@@ -43,8 +43,8 @@ void euryale_cublas_close(struct euryale_cublas *l)
 	l->library = NULL;
 }
 
-int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle, uintptr_t stream, uintptr_t workspace, size_t nbytes)
-{
+int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle, uintptr_t stream,
+	uintptr_t workspace, size_t nbytes) {
 	int code = l->create(handle);
 
 	if (code == 0)
@@ -54,23 +54,29 @@ int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle,
 	return code;
 }
 
-int euryale_cublas_destroy(struct euryale_cublas *l, euryale_blas_handle handle) { return l->destroy(handle); }
+int euryale_cublas_destroy(struct euryale_cublas *l, euryale_blas_handle handle) {
+	return l->destroy(handle);
+}
 
 int euryale_cublas_version(struct euryale_cublas *l, euryale_blas_handle handle, int *version)
 {
 	return l->get_version(handle, version);
 }
 
-int euryale_cublas_multiply(struct euryale_cublas *l, euryale_blas_handle handle, const struct euryale_gemm *p)
-{
+int euryale_cublas_multiply(struct euryale_cublas *l, euryale_blas_handle handle,
+	const struct euryale_gemm *p) {
 	float alpha = (float)p->alpha, beta = (float)p->beta;
 	int wide = p->compute == COMPUTE_64F;
-	const void *by = wide ? (const void *)&p->alpha : &alpha, *keep = wide ? (const void *)&p->beta : &beta;
-	int op_a = p->transposed_a ? TRANSPOSED : NOT_TRANSPOSED, op_b = p->transposed_b ? TRANSPOSED : NOT_TRANSPOSED;
+	const void *by = wide ? (const void *)&p->alpha : &alpha,
+			   *keep = wide ? (const void *)&p->beta : &beta;
+	int op_a = p->transposed_a ? TRANSPOSED : NOT_TRANSPOSED,
+		op_b = p->transposed_b ? TRANSPOSED : NOT_TRANSPOSED;
 
 	if (p->batch == 1)
-		return l->gemm(handle, op_b, op_a, p->n, p->m, p->k, by, (const void *)p->b, p->in, p->ldb, (const void *)p->a, p->in, p->lda,
-			keep, (void *)p->c, p->out, p->ldc, p->compute, DEFAULT_ALGORITHM);
-	return l->gemm_batched(handle, op_b, op_a, p->n, p->m, p->k, by, (const void *)p->b, p->in, p->ldb, p->stride_b,
-		(const void *)p->a, p->in, p->lda, p->stride_a, keep, (void *)p->c, p->out, p->ldc, p->stride_c, p->batch, p->compute, DEFAULT_ALGORITHM);
+		return l->gemm(handle, op_b, op_a, p->n, p->m, p->k, by, (const void *)p->b, p->in, p->ldb,
+			(const void *)p->a, p->in, p->lda, keep, (void *)p->c, p->out, p->ldc, p->compute,
+			DEFAULT_ALGORITHM);
+	return l->gemm_batched(handle, op_b, op_a, p->n, p->m, p->k, by, (const void *)p->b, p->in,
+		p->ldb, p->stride_b, (const void *)p->a, p->in, p->lda, p->stride_a, keep, (void *)p->c,
+		p->out, p->ldc, p->stride_c, p->batch, p->compute, DEFAULT_ALGORITHM);
 }

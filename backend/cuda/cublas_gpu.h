@@ -17,12 +17,13 @@ struct euryale_cublas {
 	int (*get_version)(euryale_blas_handle handle, int *version);
 	int (*set_stream)(euryale_blas_handle handle, void *stream);
 	int (*set_workspace)(euryale_blas_handle handle, void *memory, size_t nbytes);
-	int (*gemm)(euryale_blas_handle handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
-		const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
+	int (*gemm)(euryale_blas_handle handle, int op_a, int op_b, int m, int n, int k,
+		const void *alpha, const void *a, int type_a, int lda, const void *b, int type_b, int ldb,
 		const void *beta, void *c, int type_c, int ldc, int compute, int algorithm);
-	int (*gemm_batched)(euryale_blas_handle handle, int op_a, int op_b, int m, int n, int k, const void *alpha,
-		const void *a, int type_a, int lda, long long stride_a, const void *b, int type_b, int ldb, long long stride_b,
-		const void *beta, void *c, int type_c, int ldc, long long stride_c, int batch, int compute, int algorithm);
+	int (*gemm_batched)(euryale_blas_handle handle, int op_a, int op_b, int m, int n, int k,
+		const void *alpha, const void *a, int type_a, int lda, long long stride_a, const void *b,
+		int type_b, int ldb, long long stride_b, const void *beta, void *c, int type_c, int ldc,
+		long long stride_c, int batch, int compute, int algorithm);
 };
 
 /* A product of matrices in rows: of columns, for cuBLAS, that of the transposes in the other order. */
@@ -41,9 +42,11 @@ const char *euryale_cublas_open(struct euryale_cublas *l, const char *path);
 void euryale_cublas_close(struct euryale_cublas *l);
 
 /* euryale_cublas_create makes a handle that works on a stream, with its memory for intermediate results. */
-int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle, uintptr_t stream, uintptr_t workspace, size_t nbytes);
+int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle, uintptr_t stream,
+	uintptr_t workspace, size_t nbytes);
 int euryale_cublas_destroy(struct euryale_cublas *l, euryale_blas_handle handle);
 int euryale_cublas_version(struct euryale_cublas *l, euryale_blas_handle handle, int *version);
-int euryale_cublas_multiply(struct euryale_cublas *l, euryale_blas_handle handle, const struct euryale_gemm *p);
+int euryale_cublas_multiply(struct euryale_cublas *l, euryale_blas_handle handle,
+	const struct euryale_gemm *p);
 
 #endif

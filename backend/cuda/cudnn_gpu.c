@@ -72,11 +72,15 @@ int euryale_cudnn_create(struct euryale_cudnn *l, euryale_dnn_handle *handle, ui
 	return code;
 }
 
-int euryale_cudnn_destroy(struct euryale_cudnn *l, euryale_dnn_handle handle) { return l->destroy(handle); }
+int euryale_cudnn_destroy(struct euryale_cudnn *l, euryale_dnn_handle handle) {
+	return l->destroy(handle);
+}
 
 size_t euryale_cudnn_version(struct euryale_cudnn *l) { return l->get_version(); }
 
-const char *euryale_cudnn_error(struct euryale_cudnn *l, int status) { return l->get_error(status); }
+const char *euryale_cudnn_error(struct euryale_cudnn *l, int status) {
+	return l->get_error(status);
+}
 
 /* choose sets algorithm and workspace. */
 static int choose(struct euryale_cudnn *l, euryale_dnn_handle handle, struct euryale_convolution *c)
@@ -86,33 +90,40 @@ static int choose(struct euryale_cudnn *l, euryale_dnn_handle handle, struct eur
 	switch (c->pass) {
 	case FORWARD:
 		c->algorithm = IMPLICIT_PRECOMP_GEMM;
-		code = l->forward_workspace(handle, c->x, c->filter, c->convolution, c->y, c->algorithm, &c->workspace);
+		code = l->forward_workspace(handle, c->x, c->filter, c->convolution, c->y, c->algorithm,
+			&c->workspace);
 		if (code == 0)
 			return 0;
 		c->algorithm = IMPLICIT_GEMM;
-		return l->forward_workspace(handle, c->x, c->filter, c->convolution, c->y, c->algorithm, &c->workspace);
+		return l->forward_workspace(handle, c->x, c->filter, c->convolution, c->y, c->algorithm,
+			&c->workspace);
 	case INPUT_GRADIENT:
 		c->algorithm = INPUT_ALGORITHM;
-		return l->input_workspace(handle, c->filter, c->y, c->convolution, c->x, c->algorithm, &c->workspace);
+		return l->input_workspace(handle, c->filter, c->y, c->convolution, c->x, c->algorithm,
+			&c->workspace);
 	default:
 		c->algorithm = FILTER_ALGORITHM;
-		return l->filter_workspace(handle, c->x, c->y, c->convolution, c->filter, c->algorithm, &c->workspace);
+		return l->filter_workspace(handle, c->x, c->y, c->convolution, c->filter, c->algorithm,
+			&c->workspace);
 	}
 }
 
-int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle, struct euryale_convolution *c)
-{
+int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle,
+	struct euryale_convolution *c) {
 	int code;
 
 	if ((code = l->create_tensor(&c->x)) != 0 || (code = l->create_tensor(&c->y)) != 0 ||
-	    (code = l->create_filter(&c->filter)) != 0 || (code = l->create_convolution(&c->convolution)) != 0)
+		(code = l->create_filter(&c->filter)) != 0 ||
+		(code = l->create_convolution(&c->convolution)) != 0)
 		return code;
 	if ((code = l->set_tensor(c->x, NCHW, c->type, c->batch, c->channels, c->h, c->w)) != 0 ||
-	    (code = l->set_tensor(c->y, NCHW, c->type, c->batch, c->filters, c->out_h, c->out_w)) != 0 ||
-	    (code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels, c->kernel_h, c->kernel_w)) != 0 ||
-	    (code = l->set_convolution(c->convolution, c->pad_h, c->pad_w, c->stride_h, c->stride_w,
-		    c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->type)) != 0 ||
-	    (code = l->set_math(c->convolution, c->math)) != 0)
+		(code = l->set_tensor(c->y, NCHW, c->type, c->batch, c->filters, c->out_h, c->out_w)) !=
+			0 ||
+		(code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels, c->kernel_h,
+			 c->kernel_w)) != 0 ||
+		(code = l->set_convolution(c->convolution, c->pad_h, c->pad_w, c->stride_h, c->stride_w,
+			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->type)) != 0 ||
+		(code = l->set_math(c->convolution, c->math)) != 0)
 		return code;
 	return choose(l, handle, c);
 }
@@ -129,9 +140,9 @@ void euryale_cudnn_forget(struct euryale_cudnn *l, struct euryale_convolution *c
 		l->destroy_tensor(c->x);
 }
 
-int euryale_cudnn_convolve(struct euryale_cudnn *l, euryale_dnn_handle handle, const struct euryale_convolution *c,
-	uintptr_t dst, uintptr_t a, uintptr_t b, uintptr_t workspace)
-{
+int euryale_cudnn_convolve(struct euryale_cudnn *l, euryale_dnn_handle handle,
+	const struct euryale_convolution *c, uintptr_t dst, uintptr_t a, uintptr_t b,
+	uintptr_t workspace) {
 	float one = 1, zero = 0;
 	double wide_one = 1, wide_zero = 0;
 	const void *alpha = c->type == TYPE_F64 ? (const void *)&wide_one : &one;
@@ -140,13 +151,13 @@ int euryale_cudnn_convolve(struct euryale_cudnn *l, euryale_dnn_handle handle, c
 
 	switch (c->pass) {
 	case FORWARD:
-		return l->forward(handle, alpha, c->x, (const void *)a, c->filter, (const void *)b, c->convolution, c->algorithm,
-			scratch, c->workspace, beta, c->y, (void *)dst);
+		return l->forward(handle, alpha, c->x, (const void *)a, c->filter, (const void *)b,
+			c->convolution, c->algorithm, scratch, c->workspace, beta, c->y, (void *)dst);
 	case INPUT_GRADIENT:
-		return l->input_gradient(handle, alpha, c->filter, (const void *)b, c->y, (const void *)a, c->convolution, c->algorithm,
-			scratch, c->workspace, beta, c->x, (void *)dst);
+		return l->input_gradient(handle, alpha, c->filter, (const void *)b, c->y, (const void *)a,
+			c->convolution, c->algorithm, scratch, c->workspace, beta, c->x, (void *)dst);
 	default:
-		return l->filter_gradient(handle, alpha, c->x, (const void *)a, c->y, (const void *)b, c->convolution, c->algorithm,
-			scratch, c->workspace, beta, c->filter, (void *)dst);
+		return l->filter_gradient(handle, alpha, c->x, (const void *)a, c->y, (const void *)b,
+			c->convolution, c->algorithm, scratch, c->workspace, beta, c->filter, (void *)dst);
 	}
 }

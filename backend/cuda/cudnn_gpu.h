@@ -27,25 +27,28 @@ struct euryale_cudnn {
 	int (*set_filter)(euryale_dnn_filter f, int type, int format, int k, int c, int h, int w);
 	int (*destroy_filter)(euryale_dnn_filter f);
 	int (*create_convolution)(euryale_dnn_convolution *c);
-	int (*set_convolution)(euryale_dnn_convolution c, int pad_h, int pad_w, int stride_h, int stride_w,
-		int dilation_h, int dilation_w, int mode, int type);
+	int (*set_convolution)(euryale_dnn_convolution c, int pad_h, int pad_w, int stride_h,
+		int stride_w, int dilation_h, int dilation_w, int mode, int type);
 	int (*set_math)(euryale_dnn_convolution c, int math);
 	int (*destroy_convolution)(euryale_dnn_convolution c);
-	int (*forward_workspace)(euryale_dnn_handle handle, euryale_dnn_tensor x, euryale_dnn_filter w, euryale_dnn_convolution c,
-		euryale_dnn_tensor y, int algorithm, size_t *nbytes);
-	int (*forward)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_tensor dx, const void *x, euryale_dnn_filter dw,
-		const void *w, euryale_dnn_convolution c, int algorithm, void *workspace, size_t nbytes,
-		const void *beta, euryale_dnn_tensor dy, void *y);
-	int (*input_workspace)(euryale_dnn_handle handle, euryale_dnn_filter w, euryale_dnn_tensor dy, euryale_dnn_convolution c,
-		euryale_dnn_tensor dx, int algorithm, size_t *nbytes);
-	int (*input_gradient)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_filter dw, const void *w, euryale_dnn_tensor ddy,
-		const void *dy, euryale_dnn_convolution c, int algorithm, void *workspace, size_t nbytes,
-		const void *beta, euryale_dnn_tensor ddx, void *dx);
-	int (*filter_workspace)(euryale_dnn_handle handle, euryale_dnn_tensor x, euryale_dnn_tensor dy, euryale_dnn_convolution c,
-		euryale_dnn_filter dw, int algorithm, size_t *nbytes);
-	int (*filter_gradient)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_tensor dx, const void *x, euryale_dnn_tensor ddy,
-		const void *dy, euryale_dnn_convolution c, int algorithm, void *workspace, size_t nbytes,
-		const void *beta, euryale_dnn_filter ddw, void *dw);
+	int (*forward_workspace)(euryale_dnn_handle handle, euryale_dnn_tensor x, euryale_dnn_filter w,
+		euryale_dnn_convolution c, euryale_dnn_tensor y, int algorithm, size_t *nbytes);
+	int (*forward)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_tensor dx,
+		const void *x, euryale_dnn_filter dw, const void *w, euryale_dnn_convolution c,
+		int algorithm, void *workspace, size_t nbytes, const void *beta, euryale_dnn_tensor dy,
+		void *y);
+	int (*input_workspace)(euryale_dnn_handle handle, euryale_dnn_filter w, euryale_dnn_tensor dy,
+		euryale_dnn_convolution c, euryale_dnn_tensor dx, int algorithm, size_t *nbytes);
+	int (*input_gradient)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_filter dw,
+		const void *w, euryale_dnn_tensor ddy, const void *dy, euryale_dnn_convolution c,
+		int algorithm, void *workspace, size_t nbytes, const void *beta, euryale_dnn_tensor ddx,
+		void *dx);
+	int (*filter_workspace)(euryale_dnn_handle handle, euryale_dnn_tensor x, euryale_dnn_tensor dy,
+		euryale_dnn_convolution c, euryale_dnn_filter dw, int algorithm, size_t *nbytes);
+	int (*filter_gradient)(euryale_dnn_handle handle, const void *alpha, euryale_dnn_tensor dx,
+		const void *x, euryale_dnn_tensor ddy, const void *dy, euryale_dnn_convolution c,
+		int algorithm, void *workspace, size_t nbytes, const void *beta, euryale_dnn_filter ddw,
+		void *dw);
 };
 
 /* The sizes of a convolution, and what cuDNN knows of it. */
@@ -72,11 +75,13 @@ const char *euryale_cudnn_error(struct euryale_cudnn *l, int status);
 
 /* euryale_cudnn_prepare makes the descriptors of c and chooses its algorithm; euryale_cudnn_forget,
  * which is called after an error, too, frees them. */
-int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle, struct euryale_convolution *c);
+int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle,
+	struct euryale_convolution *c);
 void euryale_cudnn_forget(struct euryale_cudnn *l, struct euryale_convolution *c);
 
 /* euryale_cudnn_convolve computes dst of the operands of the pass. */
-int euryale_cudnn_convolve(struct euryale_cudnn *l, euryale_dnn_handle handle, const struct euryale_convolution *c,
-	uintptr_t dst, uintptr_t a, uintptr_t b, uintptr_t workspace);
+int euryale_cudnn_convolve(struct euryale_cudnn *l, euryale_dnn_handle handle,
+	const struct euryale_convolution *c, uintptr_t dst, uintptr_t a, uintptr_t b,
+	uintptr_t workspace);
 
 #endif

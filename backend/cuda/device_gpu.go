@@ -81,10 +81,12 @@ var (
 // otherwise an error that says what is missing.
 func Available() error {
 	if err := driver.Available(); err != nil {
-		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) or newer, and a device since V100 that this process may use", err)
+		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) "+
+			"or newer, and a device since V100 that this process may use", err)
 	}
 	if v := cu.Version(); v < oldestCUDA {
-		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
+		return fmt.Errorf("%w: cuda: the driver is for CUDA %d.%d: the oldest that works is for "+
+			"CUDA 11.0 (450.36)", backend.ErrUnsupported, v/1000, v%1000/10)
 	}
 	return nil
 }
@@ -114,8 +116,8 @@ func Devices() ([]*Device, error) {
 }
 
 // Open opens a device. The kernels of queues' arithmetic are loaded when it returns; those of
-// products, convolutions, attention and collectives are loaded for what needs them: see [Device.Prepare].
-// Opening a device again gives another Device, with its own memory and queues.
+// products, convolutions, attention and collectives are loaded for what needs them: see
+// [Device.Prepare]. Opening a device again gives another Device, with its own memory and queues.
 func Open(ordinal int) (*Device, error) {
 	if err := Available(); err != nil {
 		return nil, err
@@ -126,7 +128,9 @@ func Open(ordinal int) (*Device, error) {
 	}
 	var err error
 	if d.context, err = d.device.RetainPrimaryCtx(); err != nil {
-		return nil, d.named("open", fmt.Errorf("%w: is it used exclusively by another process (nvidia-smi -q -d COMPUTE), or full?", err))
+		return nil,
+			d.named("open", fmt.Errorf("%w: is it used exclusively by another process "+
+				"(nvidia-smi -q -d COMPUTE), or full?", err))
 	}
 	if err := d.prepare(); err != nil {
 		return nil, errors.Join(d.named("open", err), d.Close())
@@ -141,7 +145,8 @@ func (d *Device) find() error {
 		return err
 	}
 	if d.ordinal < 0 || d.ordinal >= n {
-		return fmt.Errorf("%w: this process sees %d devices (CUDA_VISIBLE_DEVICES=%q)", backend.ErrArgument, n, os.Getenv("CUDA_VISIBLE_DEVICES"))
+		return fmt.Errorf("%w: this process sees %d devices (CUDA_VISIBLE_DEVICES=%q)",
+			backend.ErrArgument, n, os.Getenv("CUDA_VISIBLE_DEVICES"))
 	}
 	if d.device, err = cu.GetDevice(d.ordinal); err != nil {
 		return err
@@ -160,7 +165,8 @@ func (d *Device) find() error {
 
 func busOf(d cu.Device) (string, error) {
 	var text [32]C.char
-	if code := C.cuDeviceGetPCIBusId(&text[0], C.int(len(text)), C.CUdevice(d)); code != C.CUDA_SUCCESS {
+	if code := C.cuDeviceGetPCIBusId(&text[0], C.int(len(text)),
+		C.CUdevice(d)); code != C.CUDA_SUCCESS {
 		return "", fmt.Errorf("PCI bus id: %w", failure(int(code)))
 	}
 	return C.GoString(&text[0]), nil
@@ -189,9 +195,9 @@ func (d *Device) prepare() error {
 	return d.warm()
 }
 
-// Prepare loads families of kernels, unless they are loaded. Communicators and machines do, when they are made.
-// Kernels that nobody has prepared are loaded by their first launch, which must not be in a capture, nor
-// while what runs on the device waits for another rank.
+// Prepare loads families of kernels, unless they are loaded. Communicators and machines do, when
+// they are made. Kernels that nobody has prepared are loaded by their first launch, which must not
+// be in a capture, nor while what runs on the device waits for another rank.
 //
 // Cost: up to seconds for a family that the driver has not compiled before.
 func (d *Device) Prepare(families ...string) error {
@@ -209,7 +215,8 @@ func (d *Device) warm() error {
 	}
 	k := d.main.arithmetic
 	host := backend.Of(make([]byte, 512))
-	return errors.Join(k.Move(host, b), k.Move(b, host), k.Zero(b), k.Copy(b, b.As(backend.U8)), d.main.drain(), d.Free(b))
+	return errors.Join(k.Move(host, b), k.Move(b, host), k.Zero(b), k.Copy(b, b.As(backend.U8)),
+		d.main.drain(), d.Free(b))
 }
 
 // Close waits for the device's queues and frees everything. Memory that was not

@@ -87,12 +87,14 @@ func read(t testing.TB, q *Queue, b backend.Buffer) []byte {
 func TestGPUIsAvailable(t *testing.T) {
 	needGPU(t)
 	d := openDevice(t, 0)
-	if d.Name() != "cuda:0" || d.Ordinal() != 0 || !strings.Contains(d.PCIBusID(), ":") || d.Model() == "" {
+	if d.Name() != "cuda:0" || d.Ordinal() != 0 || !strings.Contains(d.PCIBusID(), ":") ||
+		d.Model() == "" {
 		t.Errorf("%s, ordinal %d, bus %q, model %q", d.Name(), d.Ordinal(), d.PCIBusID(), d.Model())
 	}
 	t.Logf("%s is %s at %s", d.Name(), d.Model(), d.PCIBusID())
 	for _, wrong := range []int{-1, 99} {
-		if _, err := Open(wrong); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "sees") {
+		if _, err := Open(wrong); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "sees") {
 			t.Errorf("device %d: %v", wrong, err)
 		}
 	}
@@ -151,7 +153,8 @@ func TestGPUMemoryIsZeroedAndAligned(t *testing.T) {
 	if got := read(t, other, b); !bytes.Equal(got, make([]byte, b.Len())) {
 		t.Error("memory is not zeroed for another queue")
 	}
-	for name, wrong := range map[string]backend.Buffer{"a part": b.Slice(1, 2), "nothing": {}, "unknown": backend.OnDevice(backend.U8, 4096, 1)} {
+	for name, wrong := range map[string]backend.Buffer{"a part": b.Slice(1, 2), "nothing": {},
+		"unknown": backend.OnDevice(backend.U8, 4096, 1)} {
 		if err := d.Free(wrong); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -185,7 +188,8 @@ func TestGPUMemoryEndsWithAClearError(t *testing.T) {
 	d := openDevice(t, 0)
 	_, total, err := d.FreeMemory()
 	ok(t, err)
-	if _, err := d.Alloc(2 * total); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "are free") {
+	if _, err := d.Alloc(2 * total); !errors.Is(err, ErrOutOfMemory) ||
+		!strings.Contains(err.Error(), "are free") {
 		t.Error(err)
 	}
 	free, _, err := d.FreeMemory()
@@ -205,7 +209,8 @@ func TestGPUMemoryEndsWithAClearError(t *testing.T) {
 		t.Errorf("%+v after a release", s)
 	}
 	d.SetMemoryLimit(1 << 20)
-	if _, err := d.Alloc(2 << 20); !errors.Is(err, ErrOutOfMemory) || !strings.Contains(err.Error(), "limit") {
+	if _, err := d.Alloc(2 << 20); !errors.Is(err, ErrOutOfMemory) ||
+		!strings.Contains(err.Error(), "limit") {
 		t.Error(err)
 	}
 }
@@ -314,8 +319,9 @@ func TestGPUClosedQueueSaysSo(t *testing.T) {
 	ok(t, d.Default().Wait(e))
 	_, err := q.Record()
 	for what, err := range map[string]error{
-		"record": err, "wait": q.Wait(must[backend.Event](t)(d.Default().Record())), "launch": q.Zero(x),
-		"move": q.arithmetic.Move(x, backend.Of(make([]byte, 1000))),
+		"record": err, "wait": q.Wait(must[backend.Event](t)(d.Default().Record())),
+		"launch": q.Zero(x),
+		"move":   q.arithmetic.Move(x, backend.Of(make([]byte, 1000))),
 	} {
 		if !errors.Is(err, backend.ErrClosed) || !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", what, err)
@@ -346,9 +352,11 @@ func TestGPUMovesAnyHostMemory(t *testing.T) {
 		if n == 0 {
 			continue
 		}
-		pinned, again := must[backend.Buffer](t)(d.AllocHost(n)), must[backend.Buffer](t)(d.AllocHost(n))
+		pinned, again := must[backend.Buffer](t)(d.AllocHost(n)), must[backend.Buffer](t)(
+			d.AllocHost(n))
 		copy(pinned.Bytes(), want)
-		ok(t, errors.Join(q.arithmetic.Zero(x), q.arithmetic.Move(x, pinned), q.arithmetic.Move(again, x), q.drain()))
+		ok(t, errors.Join(q.arithmetic.Zero(x), q.arithmetic.Move(x, pinned),
+			q.arithmetic.Move(again, x), q.drain()))
 		if !bytes.Equal(again.Bytes(), want) {
 			t.Errorf("%d pinned bytes came back as others", n)
 		}
@@ -359,7 +367,8 @@ func TestGPUMovesAnyHostMemory(t *testing.T) {
 	if b[1] != 2 {
 		t.Error("host to host")
 	}
-	if err := q.arithmetic.Move(backend.Of(b), backend.Of(a[:1])); !errors.Is(err, backend.ErrArgument) {
+	if err := q.arithmetic.Move(backend.Of(b), backend.Of(a[:1])); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Error(err)
 	}
 	if err := q.Zero(backend.Of(b)); !errors.Is(err, backend.ErrArgument) {
@@ -383,7 +392,8 @@ func (tr *trial) operand(d backend.DType, i, n, offset int) (device, host backen
 }
 
 // compare runs f on both sides and compares all memory.
-func (tr *trial) compare(t *testing.T, what string, f func(a backend.Arithmetic, device bool) error) {
+func (tr *trial) compare(t *testing.T, what string, f func(a backend.Arithmetic,
+	device bool) error) {
 	t.Helper()
 	for i := range tr.host.Bytes() { // small positive numbers in every type, without NaNs
 		tr.host.Bytes()[i] = byte(rand.Uint32()) & 0x3f
@@ -418,20 +428,27 @@ func TestGPUKernelsAreThoseOfTheHost(t *testing.T) {
 					if !op.Takes(dt) || op.Rounded() {
 						continue
 					}
-					tr.compare(t, fmt.Sprint(op, " ", at), func(a backend.Arithmetic, dev bool) error {
-						return a.Binary(op, pick(dev, zd, zh), pick(dev, xd, xh), pick(dev, yd, yh))
-					})
-					tr.compare(t, fmt.Sprint(op, " with a scalar ", at), func(a backend.Arithmetic, dev bool) error {
-						return a.BinaryScalar(op, pick(dev, xd, xh), pick(dev, xd, xh), 3, n == 33)
-					})
+					tr.compare(t, fmt.Sprint(op, " ", at),
+						func(a backend.Arithmetic, dev bool) error {
+							return a.Binary(op, pick(dev, zd, zh), pick(dev, xd, xh),
+								pick(dev, yd, yh))
+						})
+					tr.compare(t, fmt.Sprint(op, " with a scalar ", at),
+						func(a backend.Arithmetic, dev bool) error {
+							return a.BinaryScalar(op, pick(dev, xd, xh), pick(dev, xd, xh), 3,
+								n == 33)
+						})
 				}
 				tr.compare(t, "scale "+at, func(a backend.Arithmetic, dev bool) error {
 					return a.Scale(pick(dev, zd, zh), pick(dev, xd, xh), 0.75)
 				})
 				for _, op := range backend.ReduceOps() {
-					tr.compare(t, fmt.Sprint("reduce by ", op, " ", at), func(a backend.Arithmetic, dev bool) error {
-						return a.Reduce(op, pick(dev, zd, zh), pick(dev, xd, xh), pick(dev, yd, yh), pick(dev, zd, zh))
-					})
+					tr.compare(t, fmt.Sprint("reduce by ", op, " ", at),
+						func(a backend.Arithmetic, dev bool) error {
+							return a.Reduce(op, pick(dev, zd, zh), pick(dev, xd, xh),
+								pick(dev, yd, yh),
+								pick(dev, zd, zh))
+						})
 				}
 			}
 		}
@@ -524,21 +541,24 @@ func churn(d *Device, seed int) error {
 			return err
 		}
 		value := float64(seed*1000 + i)
-		err = errors.Join(a.Fill(y.As(backend.F32), value), a.Binary(backend.Add, x.As(backend.F32), x.As(backend.F32), y.As(backend.F32)),
+		err = errors.Join(a.Fill(y.As(backend.F32), value), a.Binary(backend.Add, x.As(backend.F32),
+			x.As(backend.F32), y.As(backend.F32)),
 			a.Move(backend.Of(out[:n]), x.As(backend.F32)), q.(*Queue).Free(y), d.Free(x))
 		if err != nil {
 			return err
 		}
 		for j, v := range out[:n] {
 			if float64(v) != value {
-				return fmt.Errorf("%s, goroutine %d, round %d: element %d of %d is %v, want %v", d.Name(), seed, i, j, n, v, value)
+				return fmt.Errorf("%s, goroutine %d, round %d: element %d of %d is %v, want %v",
+					d.Name(), seed, i, j, n, v, value)
 			}
 		}
 	}
 	return q.Close()
 }
 
-// TestGPUFamiliesAreLoadedWhenTheyAreNeeded: a device begins with what its queues may launch at any time.
+// TestGPUFamiliesAreLoadedWhenTheyAreNeeded: a device begins with what its queues may launch at any
+// time.
 func TestGPUFamiliesAreLoadedWhenTheyAreNeeded(t *testing.T) {
 	d := openDevice(t, 0)
 	want := gpukernels.QueueFamilies()
@@ -548,7 +568,9 @@ func TestGPUFamiliesAreLoadedWhenTheyAreNeeded(t *testing.T) {
 	x := allocate(t, d, 4*4*4).As(backend.F32)
 	m := kernels.Matrix{Buffer: x, Pitch: 4}
 	for range 2 { // the second product loads nothing
-		ok(t, d.main.arithmetic.Multiply(kernels.Product{A: m, B: m, C: kernels.Matrix{Buffer: allocate(t, d, 4*4*4).As(backend.F32), Pitch: 4}, M: 4, N: 4, K: 4, Alpha: 1}))
+		ok(t, d.main.arithmetic.Multiply(
+			kernels.Product{A: m, B: m, C: kernels.Matrix{Buffer: allocate(t, d, 4*4*4).As(
+				backend.F32), Pitch: 4}, M: 4, N: 4, K: 4, Alpha: 1}))
 		want = append(gpukernels.QueueFamilies(), gpukernels.Products)
 		slices.Sort(want)
 		if got := d.Families(); !slices.Equal(got, want) {
@@ -584,10 +606,13 @@ func TestGPUProcessesShareMemory(t *testing.T) {
 	if out, err := child.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	if got := read(t, d.main, whole); got[255] != 0 || got[256] != 42 || got[1255] != 42 || got[1256] != 0 {
-		t.Errorf("%v %v %v %v after the other process wrote", got[255], got[256], got[1255], got[1256])
+	if got := read(t, d.main, whole); got[255] != 0 || got[256] != 42 || got[1255] != 42 ||
+		got[1256] != 0 {
+		t.Errorf("%v %v %v %v after the other process wrote", got[255], got[256], got[1255],
+			got[1256])
 	}
-	if _, err := d.Export(backend.OnDevice(backend.U8, 4096, 1)); !errors.Is(err, backend.ErrArgument) {
+	if _, err := d.Export(backend.OnDevice(backend.U8, 4096, 1)); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Error(err)
 	}
 	if err := d.CloseImport(b); !errors.Is(err, backend.ErrArgument) {

@@ -60,7 +60,9 @@ func (d *Device) NewEvent() (event uintptr, err error) {
 
 // FreeEvent destroys an event of NewEvent.
 func (d *Device) FreeEvent(event uintptr) error {
-	return d.on("free an event", func() error { return failed(C.euryale_event_destroy(C.uintptr_t(event))) })
+	return d.on("free an event", func() error {
+		return failed(C.euryale_event_destroy(C.uintptr_t(event)))
+	})
 }
 
 // EventDone reports whether everything before the last record of an event is done. An event
@@ -77,18 +79,22 @@ func (d *Device) EventDone(event uintptr) (bool, error) {
 	case C.CUDA_ERROR_NOT_READY:
 		return false, nil
 	default:
-		return false, d.named("look for an event", fmt.Errorf("a kernel failed, and this process cannot use the device any more: %w", failed(code)))
+		return false, d.named("look for an event",
+			fmt.Errorf("a kernel failed, and this process cannot use the device any more: %w",
+				failed(code)))
 	}
 }
 
 // RecordEvent records an event on a CUstream. The device is bound.
 func (d *Device) RecordEvent(stream, event uintptr) error {
-	return d.named("record an event", failed(C.euryale_event_record(C.uintptr_t(stream), C.uintptr_t(event))))
+	return d.named("record an event",
+		failed(C.euryale_event_record(C.uintptr_t(stream), C.uintptr_t(event))))
 }
 
 // WaitEvent orders a CUstream after the last record of an event. The device is bound.
 func (d *Device) WaitEvent(stream, event uintptr) error {
-	return d.named("order a stream", failed(C.euryale_event_wait(C.uintptr_t(stream), C.uintptr_t(event))))
+	return d.named("order a stream",
+		failed(C.euryale_event_wait(C.uintptr_t(stream), C.uintptr_t(event))))
 }
 
 // failed returns a result of the driver as an error, nil for success.

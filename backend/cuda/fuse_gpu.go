@@ -10,7 +10,8 @@ import (
 var _ fuse.Joiner = (*Queue)(nil)
 
 // Fuse implements [fuse.Queue]. The kernel is compiled when it returns; operands that are
-// not aligned to [fuse.Alignment] compile another at their first Run, which a capture cannot record.
+// not aligned to [fuse.Alignment] compile another at their first Run, which a capture cannot
+// record.
 func (q *Queue) Fuse(p *fuse.Program) (fuse.Loop, error) { return q.FuseAll([]*fuse.Program{p}) }
 
 // FuseAll implements [fuse.Joiner].

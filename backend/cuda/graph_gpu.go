@@ -94,7 +94,8 @@ func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 		if err == nil {
 			make = 1
 		}
-		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), make, &x.exec)))
+		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), make,
+			&x.exec)))
 	})
 	x.kept = r.kept
 	if err != nil {
@@ -181,7 +182,9 @@ func (q *Queue) join(e Event) error {
 	}
 	q.launcher.Separate()
 	in.follow(q, e.captured.before)
-	return q.device.on("wait for an event", func() error { return q.stream.Wait(e.captured.event, 0) })
+	return q.device.on("wait for an event", func() error {
+		return q.stream.Wait(e.captured.event, 0)
+	})
 }
 
 // follow notes that what is recorded on q from now on comes after an event, and those before it.
@@ -227,7 +230,8 @@ type graphExec struct {
 func (g *graphExec) Launch(on backend.Queue) error {
 	q, ok := on.(*Queue)
 	if !ok || q.device != g.device {
-		return fmt.Errorf("%w: a graph of %s on a queue of another device", backend.ErrArgument, g.device.Name())
+		return fmt.Errorf("%w: a graph of %s on a queue of another device", backend.ErrArgument,
+			g.device.Name())
 	}
 	if err := q.usable(); err != nil {
 		return err
@@ -246,7 +250,9 @@ func (g *graphExec) Launch(on backend.Queue) error {
 func (g *graphExec) Close() error {
 	var errs []error
 	if g.exec != nil {
-		errs = append(errs, g.device.on("close a graph", func() error { return result(C.cuGraphExecDestroy(g.exec)) }))
+		errs = append(errs, g.device.on("close a graph", func() error {
+			return result(C.cuGraphExecDestroy(g.exec))
+		}))
 		g.exec = nil
 	}
 	for _, b := range g.kept {

@@ -92,15 +92,19 @@ func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 	ok(t, g.Close())
 }
 
-// What would need the host in each replay is refused, and what was refused leaves the queues usable.
+// What would need the host in each replay is refused, and what was refused leaves the queues
+// usable.
 func TestGPUCapturesRefuseTheHost(t *testing.T) {
 	d := openDevice(t, 0)
 	q, side := newQueueOf(t, d), newQueueOf(t, d)
 	x := allocate(t, d, 4).As(backend.F32)
 	for name, f := range map[string]func() error{
-		"to Go":       func() error { return q.Move(backend.Of([]float32{1}), x) },
-		"from Go":     func() error { return q.Move(x, backend.Of([]float32{1})) },
-		"capture":     func() error { _, err := q.Capture(func() error { return nil }); return err },
+		"to Go":   func() error { return q.Move(backend.Of([]float32{1}), x) },
+		"from Go": func() error { return q.Move(x, backend.Of([]float32{1})) },
+		"capture": func() error {
+			_, err := q.Capture(func() error { return nil })
+			return err
+		},
 		"no join":     func() error { return forkOnly(q, side, x) },
 		"own failure": func() error { return backend.ErrArgument },
 	} {

@@ -22,15 +22,18 @@ type Library struct {
 // CUBLAS multiplies matrices: see [Products].
 func CUBLAS() Library {
 	return Library{
-		"cuBLAS", env.CUBLAS, "the CUDA toolkit, or pip install nvidia-cublas", "matrix products, by slower kernels of Euryale",
-		[]string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}, []string{"cu13", "cublas"},
+		"cuBLAS", env.CUBLAS, "the CUDA toolkit, or pip install nvidia-cublas",
+		"matrix products, by slower kernels of Euryale",
+		[]string{"libcublas.so.13", "libcublas.so.12", "libcublas.so.11"}, []string{"cu13",
+			"cublas"},
 	}
 }
 
 // CUDNN convolves images: see [Convolutions].
 func CUDNN() Library {
 	return Library{
-		"cuDNN", env.CUDNN, "pip install nvidia-cudnn-cu13, or NVIDIA's packages", "convolutions, by kernels of Euryale",
+		"cuDNN", env.CUDNN, "pip install nvidia-cudnn-cu13, or NVIDIA's packages",
+		"convolutions, by kernels of Euryale",
 		[]string{"libcudnn.so.9", "libcudnn.so.8"}, []string{"cudnn"},
 	}
 }
@@ -43,8 +46,9 @@ func (l Library) Places() (all []string) {
 	return all
 }
 
-// Find returns the file that programs of this environment open first, without opening it; "" if there is none
-// on LD_LIBRARY_PATH, in the CUDA toolkit or in pip's folders. The loader knows other folders.
+// Find returns the file that programs of this environment open first, without opening it; "" if
+// there is none on LD_LIBRARY_PATH, in the CUDA toolkit or in pip's folders. The loader knows other
+// folders.
 func (l Library) Find() string {
 	for _, place := range l.Places() {
 		files := []string{place}
@@ -84,7 +88,8 @@ func LibraryPlaces(variable env.Library, soname string, packages ...string) []st
 	for _, root := range roots {
 		for _, site := range []string{"site-packages", "dist-packages"} {
 			for _, name := range packages {
-				list = append(list, existing(filepath.Join(root, "lib/python3*", site, "nvidia", name, "lib", soname))...)
+				list = append(list, existing(filepath.Join(root, "lib/python3*", site, "nvidia",
+					name, "lib", soname))...)
 			}
 		}
 	}

@@ -21,7 +21,8 @@ func (a allocations) malloc(nbytes int) (addr uintptr, err error) {
 		p, err := cu.MemAlloc(int64(nbytes))
 		if errors.Is(err, cu.OutOfMemory) {
 			free, total, _ := cu.MemInfo() // as far as it is known
-			return fmt.Errorf("%w: %d of %d bytes are free, other processes and libraries counted", ErrOutOfMemory, free, total)
+			return fmt.Errorf("%w: %d of %d bytes are free, other processes and libraries counted",
+				ErrOutOfMemory, free, total)
 		}
 		addr = p.Uintptr()
 		return err
@@ -46,7 +47,8 @@ func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 		return b, err
 	}
 	err = d.on("alloc", func() error {
-		if err := cu.MemsetD8Async(cu.DevicePtr(b.Addr()), 0, int64(nbytes), d.main.stream); err != nil {
+		if err := cu.MemsetD8Async(cu.DevicePtr(b.Addr()), 0, int64(nbytes),
+			d.main.stream); err != nil {
 			return err
 		}
 		return d.publish()
@@ -68,7 +70,8 @@ func (d *Device) publish() error {
 		return err
 	}
 	for _, q := range queues {
-		if err := q.After(e); err != nil && !errors.Is(err, backend.ErrClosed) { // by another goroutine
+		// by another goroutine
+		if err := q.After(e); err != nil && !errors.Is(err, backend.ErrClosed) {
 			return err
 		}
 	}
@@ -93,7 +96,8 @@ func (d *Device) Free(b backend.Buffer) error {
 // costs nothing where memory of the size was freed on this queue.
 func (q *Queue) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, q.device.named("alloc", fmt.Errorf("%w: %d bytes", backend.ErrArgument, nbytes))
+		return backend.Buffer{},
+			q.device.named("alloc", fmt.Errorf("%w: %d bytes", backend.ErrArgument, nbytes))
 	}
 	addr, err := q.device.memory.take(q, nbytes)
 	if err != nil {

@@ -45,7 +45,8 @@ func (d *Device) EnablePeerAccess(ordinal int) error {
 	}
 	return d.on(fmt.Sprintf("peer access to cuda:%d", ordinal), func() error {
 		if !can {
-			return fmt.Errorf("%w: the machine does not connect them so (nvidia-smi topo -p2p r): copy with CopyFrom", backend.ErrUnsupported)
+			return fmt.Errorf("%w: the machine does not connect them so (nvidia-smi topo -p2p "+
+				"r): copy with CopyFrom", backend.ErrUnsupported)
 		}
 		other, err := cu.GetDevice(ordinal)
 		if err != nil {
@@ -117,13 +118,16 @@ type memoryHandle struct {
 func (d *Device) Export(b backend.Buffer) ([]byte, error) {
 	base, nbytes, ok := d.memory.allocation(b.Addr())
 	if end := int(b.Addr()-base) + b.NBytes(); !ok || end > nbytes {
-		return nil, d.named("export", fmt.Errorf("%w: %d bytes at %#x are not from Alloc of this device", backend.ErrArgument, b.NBytes(), b.Addr()))
+		return nil,
+			d.named("export", fmt.Errorf("%w: %d bytes at %#x are not from Alloc of this device",
+				backend.ErrArgument, b.NBytes(), b.Addr()))
 	}
 	h := memoryHandle{Offset: uint64(b.Addr() - base), NBytes: uint64(b.NBytes())}
 	err := d.on("export", func() error {
 		var handle C.CUipcMemHandle
 		if code := C.cuIpcGetMemHandle(&handle, C.CUdeviceptr(base)); code != C.CUDA_SUCCESS {
-			return fmt.Errorf("%w: can processes share memory here (containers need --ipc=host)?", failure(int(code)))
+			return fmt.Errorf("%w: can processes share memory here (containers need --ipc=host)?",
+				failure(int(code)))
 		}
 		h.Memory = *(*[C.CU_IPC_HANDLE_SIZE]byte)(unsafe.Pointer(&handle))
 		return nil
@@ -139,13 +143,16 @@ func (d *Device) Export(b backend.Buffer) ([]byte, error) {
 func (d *Device) Import(name []byte) (backend.Buffer, error) {
 	var h memoryHandle
 	if _, err := binary.Decode(name, binary.NativeEndian, &h); err != nil {
-		return backend.Buffer{}, d.named("import", fmt.Errorf("%w: a handle of %d bytes: %w", backend.ErrArgument, len(name), err))
+		return backend.Buffer{}, d.named("import", fmt.Errorf("%w: a handle of %d bytes: %w",
+			backend.ErrArgument, len(name), err))
 	}
 	var base C.CUdeviceptr
 	err := d.on("import", func() error {
 		handle := *(*C.CUipcMemHandle)(unsafe.Pointer(&h.Memory))
-		if code := C.cuIpcOpenMemHandle(&base, handle, C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS); code != C.CUDA_SUCCESS {
-			return fmt.Errorf("%w: is the handle from another process of this machine that still has the memory?", failure(int(code)))
+		if code := C.cuIpcOpenMemHandle(&base, handle,
+			C.CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS); code != C.CUDA_SUCCESS {
+			return fmt.Errorf("%w: is the handle from another process of this machine that still "+
+				"has the memory?", failure(int(code)))
 		}
 		return nil
 	})
@@ -171,10 +178,12 @@ func (d *Device) CloseImport(b backend.Buffer) error {
 	}
 	d.mu.Unlock()
 	if len(bases) == 0 {
-		return d.named("close an import", fmt.Errorf("%w: %#x is not from Import", backend.ErrArgument, b.Addr()))
+		return d.named("close an import", fmt.Errorf("%w: %#x is not from Import",
+			backend.ErrArgument, b.Addr()))
 	}
 	return d.onRetained("close an import", func() error {
-		if code := C.cuIpcCloseMemHandle(C.CUdeviceptr(bases[len(bases)-1])); code != C.CUDA_SUCCESS {
+		if code := C.cuIpcCloseMemHandle(
+			C.CUdeviceptr(bases[len(bases)-1])); code != C.CUDA_SUCCESS {
 			return failure(int(code))
 		}
 		return nil

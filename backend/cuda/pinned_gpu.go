@@ -72,8 +72,10 @@ func freeStaging(all chan *staging) error {
 // pin returns host memory that every device of the process can copy from and to.
 func pin(nbytes int) (backend.Buffer, error) {
 	var p unsafe.Pointer
-	if code := C.cuMemHostAlloc(&p, C.size_t(max(nbytes, 1)), C.CU_MEMHOSTALLOC_PORTABLE); code != C.CUDA_SUCCESS {
-		return backend.Buffer{}, fmt.Errorf("pin %d bytes of host memory: %w", nbytes, failure(int(code)))
+	if code := C.cuMemHostAlloc(&p, C.size_t(max(nbytes, 1)),
+		C.CU_MEMHOSTALLOC_PORTABLE); code != C.CUDA_SUCCESS {
+		return backend.Buffer{}, fmt.Errorf("pin %d bytes of host memory: %w", nbytes,
+			failure(int(code)))
 	}
 	clear(unsafe.Slice((*byte)(p), nbytes))
 	return backend.Host(backend.U8, p, nbytes), nil
@@ -108,7 +110,8 @@ func (d *Device) AllocHost(nbytes int) (b backend.Buffer, err error) {
 // FreeHost gives back memory from AllocHost. Work that uses it must be done.
 func (d *Device) FreeHost(b backend.Buffer) error {
 	if b.Device() || b.Len() == 0 {
-		return d.named("free pinned memory", fmt.Errorf("%w: no pinned memory", backend.ErrArgument))
+		return d.named("free pinned memory", fmt.Errorf("%w: no pinned memory",
+			backend.ErrArgument))
 	}
 	return d.onRetained("free pinned memory", func() error { return unpin(b) })
 }
@@ -125,11 +128,13 @@ func isPinned(b backend.Buffer) bool { return kindOf(b.Addr()) == C.CU_MEMORYTYP
 // upload copies host to device memory of the same size.
 func (q *Queue) upload(dst, src backend.Buffer) error {
 	if isPinned(src) {
-		return cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Addr()), hostPointer(src), int64(src.Len()), q.stream)
+		return cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Addr()), hostPointer(src), int64(src.Len()),
+			q.stream)
 	}
 	return q.staged(src.Len(), func(s *staging, lo, hi int) error {
 		copy(s.memory.Bytes(), src.Slice(lo, hi).Bytes())
-		return cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Slice(lo, hi).Addr()), hostPointer(s.memory), int64(hi-lo), q.stream)
+		return cu.MemcpyHtoDAsync(cu.DevicePtr(dst.Slice(lo, hi).Addr()), hostPointer(s.memory),
+			int64(hi-lo), q.stream)
 	})
 }
 
@@ -137,10 +142,12 @@ func (q *Queue) upload(dst, src backend.Buffer) error {
 // host memory is pinned: somebody must copy from the staging buffer.
 func (q *Queue) download(dst, src backend.Buffer) error {
 	if isPinned(dst) {
-		return cu.MemcpyDtoHAsync(hostPointer(dst), cu.DevicePtr(src.Addr()), int64(dst.Len()), q.stream)
+		return cu.MemcpyDtoHAsync(hostPointer(dst), cu.DevicePtr(src.Addr()), int64(dst.Len()),
+			q.stream)
 	}
 	return q.staged(dst.Len(), func(s *staging, lo, hi int) error {
-		err := cu.MemcpyDtoHAsync(hostPointer(s.memory), cu.DevicePtr(src.Slice(lo, hi).Addr()), int64(hi-lo), q.stream)
+		err := cu.MemcpyDtoHAsync(hostPointer(s.memory), cu.DevicePtr(src.Slice(lo, hi).Addr()),
+			int64(hi-lo), q.stream)
 		if err == nil {
 			err = q.drain()
 		}
@@ -155,7 +162,8 @@ func (q *Queue) download(dst, src backend.Buffer) error {
 // nobody uses.
 func (q *Queue) staged(nbytes int, f func(s *staging, lo, hi int) error) error {
 	if q.recording.Load() != nil {
-		return fmt.Errorf("%w: memory of Go in a graph, which the host copies: use memory from AllocHost", backend.ErrArgument)
+		return fmt.Errorf("%w: memory of Go in a graph, which the host copies: use memory from "+
+			"AllocHost", backend.ErrArgument)
 	}
 	for lo := 0; lo < nbytes; lo += stagingBytes {
 		if err := q.stage(lo, min(lo+stagingBytes, nbytes), f); err != nil {

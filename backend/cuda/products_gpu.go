@@ -24,9 +24,9 @@ import (
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
-// workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends for
-// Hopper, and PyTorch takes. It is taken once, so that products can be captured in graphs and give
-// the same bits in every run.
+// workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends
+// for Hopper, and PyTorch takes. It is taken once, so that products can be captured in graphs and
+// give the same bits in every run.
 const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of
@@ -73,14 +73,16 @@ func openCUBLAS() (*C.struct_euryale_cublas, error) {
 		case why != nil:
 			all = append(all, errors.New(C.GoString(why)))
 		case l.missing != nil:
-			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuBLAS that works is 11.0", path, C.GoString(l.missing)))
+			all = append(all, fmt.Errorf("%s lacks %s: the oldest cuBLAS that works is 11.0", path,
+				C.GoString(l.missing)))
 			C.euryale_cublas_close(l)
 		default:
 			return l, nil
 		}
 	}
 	C.free(unsafe.Pointer(l))
-	return nil, fmt.Errorf("cuBLAS was not found: install it (%s), or name libcublas.so in EURYALE_CUBLAS: %w", CUBLAS().Install, errors.Join(all...))
+	return nil, fmt.Errorf("cuBLAS was not found: install it (%s), or name libcublas.so in "+
+		"EURYALE_CUBLAS: %w", CUBLAS().Install, errors.Join(all...))
 }
 
 // create makes the handle.
@@ -88,7 +90,8 @@ func (p *Products) create() (err error) {
 	if p.workspace, err = p.queue.Alloc(workspaceBytes); err != nil {
 		return err
 	}
-	code := C.euryale_cublas_create(p.blas, &p.handle, C.uintptr_t(p.queue.Stream()), C.uintptr_t(p.workspace.Addr()), workspaceBytes)
+	code := C.euryale_cublas_create(p.blas, &p.handle, C.uintptr_t(p.queue.Stream()),
+		C.uintptr_t(p.workspace.Addr()), workspaceBytes)
 	if err := blasError("create", code); err != nil {
 		return err
 	}
@@ -103,11 +106,14 @@ func blasError(doing string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
-	names := map[C.int]string{1: "not initialized", 3: "out of memory", 7: "invalid value", 8: "the device is too old", 11: "access to memory failed", 13: "execution failed", 14: "internal error", 15: "not supported"}
+	names := map[C.int]string{1: "not initialized", 3: "out of memory", 7: "invalid value",
+		8: "the device is too old", 11: "access to memory failed", 13: "execution failed",
+		14: "internal error", 15: "not supported"}
 	return fmt.Errorf("cuBLAS: %s: %s (status %d)", doing, names[code], code)
 }
 
-// Library says what multiplies: "cuBLAS 13.0.2", or "kernels of Euryale" and why there is no cuBLAS.
+// Library says what multiplies: "cuBLAS 13.0.2", or "kernels of Euryale" and why there is no
+// cuBLAS.
 func (p *Products) Library() string {
 	if p.blas == nil {
 		return fmt.Sprintf("kernels of Euryale: %v", p.missing)
@@ -140,9 +146,11 @@ func (p *Products) Multiply(x kernels.Product) error {
 	in := x.A.Buffer.DType()
 	g := C.struct_euryale_gemm{
 		m: C.int(x.M), n: C.int(x.N), k: C.int(x.K), batch: C.int(max(x.Batch, 1)),
-		a: C.uintptr_t(x.A.Buffer.Addr()), b: C.uintptr_t(x.B.Buffer.Addr()), c: C.uintptr_t(x.C.Buffer.Addr()),
+		a: C.uintptr_t(x.A.Buffer.Addr()), b: C.uintptr_t(x.B.Buffer.Addr()), c: C.uintptr_t(
+			x.C.Buffer.Addr()),
 		lda: C.int(x.A.Pitch), ldb: C.int(x.B.Pitch), ldc: C.int(x.C.Pitch),
-		stride_a: C.longlong(x.A.Stride), stride_b: C.longlong(x.B.Stride), stride_c: C.longlong(x.C.Stride),
+		stride_a: C.longlong(x.A.Stride), stride_b: C.longlong(x.B.Stride), stride_c: C.longlong(
+			x.C.Stride),
 		transposed_a: flag(x.A.Transposed), transposed_b: flag(x.B.Transposed),
 		in: blasTypes[in], out: blasTypes[x.C.Buffer.DType()], compute: computeF32,
 		alpha: C.double(x.Alpha), beta: C.double(x.Beta),
@@ -155,7 +163,8 @@ func (p *Products) Multiply(x kernels.Product) error {
 	}
 	defer p.queue.launcher.Forget() // cuBLAS may use programmatic dependent launch
 	return p.queue.device.on("multiply", func() error {
-		return blasError(fmt.Sprintf("product of %d x [%d,%d] by [%d,%d] %v", max(x.Batch, 1), x.M, x.K, x.K, x.N, in),
+		return blasError(fmt.Sprintf("product of %d x [%d,%d] by [%d,%d] %v", max(x.Batch, 1), x.M,
+			x.K, x.K, x.N, in),
 			C.euryale_cublas_multiply(p.blas, p.handle, &g))
 	})
 }
@@ -188,14 +197,16 @@ func (p *Products) Close() error {
 	err := p.queue.device.on("close cuBLAS", func() error {
 		var errs []error
 		if p.handle != nil {
-			errs = append(errs, p.queue.drain(), blasError("destroy", C.euryale_cublas_destroy(p.blas, p.handle)))
+			errs = append(errs, p.queue.drain(),
+				blasError("destroy", C.euryale_cublas_destroy(p.blas, p.handle)))
 		}
 		if p.workspace.Len() > 0 {
 			errs = append(errs, p.queue.Free(p.workspace))
 		}
 		return errors.Join(errs...)
 	})
-	C.free(unsafe.Pointer(p.blas)) // the library itself stays: to close it is to unload code from every device
+	// the library itself stays: to close it is to unload code from every device
+	C.free(unsafe.Pointer(p.blas))
 	p.blas = nil
 	return err
 }

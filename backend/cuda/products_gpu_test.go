@@ -56,9 +56,11 @@ func TestProductsOnGPU(t *testing.T) {
 			t.Log(p.Library())
 			for _, types := range [][2]backend.DType{
 				{backend.F32, backend.F32}, {backend.F64, backend.F64}, {backend.F16, backend.F16},
-				{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16, backend.F32},
+				{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16,
+					backend.F32},
 			} {
-				for _, shape := range [][4]int{{1, 1, 1, 1}, {1, 7, 5, 3}, {3, 33, 65, 40}, {1, 130, 140, 70}, {2, 4, 6, 0}} {
+				for _, shape := range [][4]int{{1, 1, 1, 1}, {1, 7, 5, 3}, {3, 33, 65, 40},
+					{1, 130, 140, 70}, {2, 4, 6, 0}} {
 					for flags := range 4 {
 						compareProduct(t, q, p, types, shape, flags)
 					}
@@ -69,15 +71,19 @@ func TestProductsOnGPU(t *testing.T) {
 }
 
 // compareProduct multiplies on the device and on the host.
-func compareProduct(t *testing.T, q *Queue, p *Products, types [2]backend.DType, shape [4]int, flags int) {
+func compareProduct(t *testing.T, q *Queue, p *Products, types [2]backend.DType, shape [4]int,
+	flags int) {
 	t.Helper()
 	const more = 8
-	host := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 0.5, Beta: float64(flags % 2)}
-	matrix := func(d backend.DType, rows, columns int, transposed bool) (onHost, onDevice kernels.Matrix) {
+	host := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 0.5,
+		Beta: float64(flags % 2)}
+	matrix := func(d backend.DType, rows, columns int, transposed bool) (onHost,
+		onDevice kernels.Matrix) {
 		if transposed {
 			rows, columns = columns, rows
 		}
-		m := kernels.Matrix{Pitch: columns + more, Stride: rows*(columns+more) + more, Transposed: transposed}
+		m := kernels.Matrix{Pitch: columns + more, Stride: rows*(columns+more) + more,
+			Transposed: transposed}
 		onHost, onDevice = m, m
 		onHost.Buffer = integers(t, d, max(shape[0]*m.Stride, 1))
 		onDevice.Buffer = must[backend.Buffer](t)(q.Alloc(onHost.Buffer.NBytes())).As(d)
@@ -91,7 +97,8 @@ func compareProduct(t *testing.T, q *Queue, p *Products, types [2]backend.DType,
 	host.C, device.C = matrix(types[1], host.M, host.N, false)
 	ok(t, kernels.Host{}.Multiply(host))
 	ok(t, p.Multiply(device))
-	got := backend.Of(make([]float64, host.C.Buffer.Len())).As(types[1]).Slice(0, host.C.Buffer.Len())
+	got := backend.Of(make([]float64, host.C.Buffer.Len())).As(types[1]).Slice(
+		0, host.C.Buffer.Len())
 	ok(t, q.Move(got, device.C.Buffer))
 	if !bytes.Equal(got.Bytes(), host.C.Buffer.Bytes()) {
 		t.Errorf("%v of %v, transposed %02b: device and host differ", shape, types, flags)
@@ -131,22 +138,29 @@ func BenchmarkProductsOnGPU(b *testing.B) {
 	for _, c := range []struct {
 		in, out backend.DType
 		tf32    bool
-	}{{backend.F32, backend.F32, false}, {backend.F32, backend.F32, true}, {backend.BF16, backend.F32, false}, {backend.BF16, backend.BF16, false}, {backend.F64, backend.F64, false}} {
-		for _, shape := range [][4]int{{1, 4096, 4096, 4096}, {1, 1024, 1024, 1024}, {1, 64, 4096, 4096}, {128, 512, 512, 64}} {
+	}{{backend.F32, backend.F32, false}, {backend.F32, backend.F32, true}, {backend.BF16,
+		backend.F32, false}, {backend.BF16, backend.BF16, false},
+		{backend.F64, backend.F64, false}} {
+		for _, shape := range [][4]int{{1, 4096, 4096, 4096}, {1, 1024, 1024, 1024},
+			{1, 64, 4096, 4096}, {128, 512, 512, 64}} {
 			for _, transposed := range []bool{false, true} {
 				for _, cublas := range []bool{true, false} {
 					if c.tf32 && !cublas {
 						continue
 					}
-					name := fmt.Sprintf("%v-%v/tf32=%v/%dx%dx%dx%d/bt=%v/cublas=%v", c.in, c.out, c.tf32, shape[0], shape[1], shape[2], shape[3], transposed, cublas)
-					b.Run(name, func(b *testing.B) { benchmarkProduct(b, c.in, c.out, c.tf32, shape, transposed, cublas) })
+					name := fmt.Sprintf("%v-%v/tf32=%v/%dx%dx%dx%d/bt=%v/cublas=%v", c.in, c.out,
+						c.tf32, shape[0], shape[1], shape[2], shape[3], transposed, cublas)
+					b.Run(name, func(b *testing.B) {
+						benchmarkProduct(b, c.in, c.out, c.tf32, shape, transposed, cublas)
+					})
 				}
 			}
 		}
 	}
 }
 
-func benchmarkProduct(b *testing.B, in, out backend.DType, tf32 bool, shape [4]int, transposed, cublas bool) {
+func benchmarkProduct(b *testing.B, in, out backend.DType, tf32 bool, shape [4]int, transposed,
+	cublas bool) {
 	d := openDevice(b, 0)
 	q, p := openProducts(b, d, cublas)
 	matrix := func(t backend.DType, rows, columns int, transposed bool) kernels.Matrix {
@@ -155,10 +169,13 @@ func benchmarkProduct(b *testing.B, in, out backend.DType, tf32 bool, shape [4]i
 		}
 		buffer := must[backend.Buffer](b)(q.Alloc(shape[0] * rows * columns * t.Size())).As(t)
 		b.Cleanup(func() { ok(b, q.Free(buffer)) })
-		return kernels.Matrix{Buffer: buffer, Pitch: columns, Stride: rows * columns, Transposed: transposed}
+		return kernels.Matrix{Buffer: buffer, Pitch: columns, Stride: rows * columns,
+			Transposed: transposed}
 	}
-	x := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 1, TF32: tf32}
-	x.A, x.B, x.C = matrix(in, x.M, x.K, false), matrix(in, x.K, x.N, transposed), matrix(out, x.M, x.N, false)
+	x := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 1,
+		TF32: tf32}
+	x.A, x.B, x.C = matrix(in, x.M, x.K, false), matrix(in, x.K, x.N, transposed),
+		matrix(out, x.M, x.N, false)
 	run := func(n int) {
 		for range n {
 			ok(b, p.Multiply(x))

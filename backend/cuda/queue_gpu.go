@@ -312,7 +312,8 @@ func (e Event) happened() (bool, error) {
 		return err
 	})
 	if err != nil {
-		return false, fmt.Errorf("%w: work that was started before failed, and the device cannot be used any more by this process", err)
+		return false, fmt.Errorf("%w: work that was started before failed, and the device cannot "+
+			"be used any more by this process", err)
 	}
 	return happened, nil
 }

@@ -49,7 +49,8 @@ func (q *Queue) RecordTimed(s backend.TimedEvent) error {
 func (d *Device) timedEvent(s backend.TimedEvent) (*timedEvent, error) {
 	own, ok := s.(*timedEvent)
 	if !ok || own.device != d {
-		return nil, fmt.Errorf("%w: %s: a timed event of another device", backend.ErrArgument, d.Name())
+		return nil, fmt.Errorf("%w: %s: a timed event of another device", backend.ErrArgument,
+			d.Name())
 	}
 	return own, nil
 }
@@ -106,7 +107,8 @@ func (t *Timer) Stop() error { return t.queue.RecordTimed(t.to) }
 func (t *Timer) Elapsed() (time.Duration, error) {
 	took, happened, err := t.to.Elapsed(t.from)
 	if err == nil && !happened {
-		err = fmt.Errorf("%s: read a timer: the queue has not got to its end", t.queue.device.Name())
+		err = fmt.Errorf("%s: read a timer: the queue has not got to its end",
+			t.queue.device.Name())
 	}
 	return took, err
 }

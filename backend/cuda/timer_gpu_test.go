@@ -39,7 +39,8 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 	}
 	const clock = time.Microsecond // its steps
 	first, second, both := since(1, 0), since(2, 1), since(2, 0)
-	if first < 4*time.Millisecond || second < -clock || both > took || (first+second-both).Abs() > 2*clock {
+	if first < 4*time.Millisecond || second < -clock || both > took ||
+		(first+second-both).Abs() > 2*clock {
 		t.Errorf("%v and %v, together %v; the host saw %v", first, second, both, took)
 	}
 	if back := since(0, 1); (first + back).Abs() > clock {
@@ -50,7 +51,8 @@ func TestStampsOfTwoQueuesAreComparable(t *testing.T) {
 func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
 	d := openDevice(t, 0)
 	q := newQueueOf(t, d)
-	before, after := must[backend.TimedEvent](t)(q.NewTimedEvent()), must[backend.TimedEvent](t)(q.NewTimedEvent())
+	before, after := must[backend.TimedEvent](t)(q.NewTimedEvent()), must[backend.TimedEvent](t)(
+		q.NewTimedEvent())
 	defer func() { ok(t, errors.Join(before.Close(), after.Close())) }()
 	x := allocate(t, d, 32<<20)
 	ok(t, q.RecordTimed(before))
@@ -69,7 +71,8 @@ func TestStampOfWhatIsUnderWayHasNotHappened(t *testing.T) {
 
 func TestStampsOfAnotherDeviceAreRefused(t *testing.T) {
 	d, e := openTwo(t)
-	own, other := must[backend.TimedEvent](t)(d.main.NewTimedEvent()), must[backend.TimedEvent](t)(e.main.NewTimedEvent())
+	own, other := must[backend.TimedEvent](t)(d.main.NewTimedEvent()), must[backend.TimedEvent](t)(
+		e.main.NewTimedEvent())
 	defer func() { ok(t, errors.Join(own.Close(), other.Close())) }()
 	if err := d.main.RecordTimed(other); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("the error is %v, want ErrArgument", err)

@@ -25,7 +25,8 @@ func (c *Communicator) Device() backend.Device { return c.device }
 
 // Start implements [backend.Communicator] for buffers and queues of the device. A call that is
 // recorded is started anew by each replay.
-func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if of, ok := q.(*queue); ok && of.Recording() != nil {
 		return c.record(of, call, dst, src)
 	}
@@ -37,7 +38,8 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst, src 
 }
 
 // start starts a call on a queue of the host.
-func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	hostDst, err := c.device.behind(dst)
 	if err != nil {
 		return nil, fmt.Errorf("%v: destination: %w", call, err)
@@ -58,7 +60,8 @@ func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst, 
 }
 
 // record records a call.
-func (c *Communicator) record(q *queue, call backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) record(q *queue, call backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if _, err := call.Check(c.Rank(), c.Size(), dst, src); err != nil {
 		return nil, err
 	}

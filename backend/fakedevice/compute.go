@@ -9,7 +9,8 @@ import (
 
 // drained calls kernel with the memory behind the buffers once the queue has got there: for
 // kernels that the host's queue does not have.
-func (q *queue) drained(wrong error, kernel func(b []backend.Buffer) error, buffers ...backend.Buffer) error {
+func (q *queue) drained(wrong error, kernel func(b []backend.Buffer) error,
+	buffers ...backend.Buffer) error {
 	return q.on(wrong, func(on backend.Queue, b []backend.Buffer) error {
 		e, err := on.Record()
 		if err == nil {
@@ -43,17 +44,23 @@ func (q *queue) Convolve(c kernels.Convolution, dst, x, y, _ backend.Buffer) err
 
 // Im2Col has the meaning of [kernels.Host.Im2Col].
 func (q *queue) Im2Col(dst, src backend.Buffer, i kernels.Images) error {
-	return q.drained(check.Im2Col(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Im2Col(b[0], b[1], i) }, dst, src)
+	return q.drained(check.Im2Col(dst, src, i), func(b []backend.Buffer) error {
+		return kernels.Host{}.Im2Col(b[0], b[1], i)
+	}, dst, src)
 }
 
 // Col2Im has the meaning of [kernels.Host.Col2Im].
 func (q *queue) Col2Im(dst, src backend.Buffer, i kernels.Images) error {
-	return q.drained(check.Col2Im(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.Col2Im(b[0], b[1], i) }, dst, src)
+	return q.drained(check.Col2Im(dst, src, i), func(b []backend.Buffer) error {
+		return kernels.Host{}.Col2Im(b[0], b[1], i)
+	}, dst, src)
 }
 
 // MaxPool has the meaning of [kernels.Host.MaxPool].
 func (q *queue) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
-	return q.drained(check.MaxPool(dst, src, i), func(b []backend.Buffer) error { return kernels.Host{}.MaxPool(b[0], b[1], i) }, dst, src)
+	return q.drained(check.MaxPool(dst, src, i), func(b []backend.Buffer) error {
+		return kernels.Host{}.MaxPool(b[0], b[1], i)
+	}, dst, src)
 }
 
 // MaxPoolGrad has the meaning of [kernels.Host.MaxPoolGrad].
@@ -93,5 +100,6 @@ func (q *queue) AttentionGrad(a kernels.AttentionGrad) error {
 		a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
 		a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer = b[5], b[6], b[7], b[8], b[9]
 		return kernels.Host{}.AttentionGrad(a)
-	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer)
+	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer,
+		a.Sums, a.DY.Buffer)
 }

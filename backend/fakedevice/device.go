@@ -79,7 +79,8 @@ func (d *Device) Copies() *residence.Copies { return &d.copies }
 // Alloc returns zeroed memory that only kernels can reach, aligned to 256 bytes.
 func (d *Device) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes > space {
-		return backend.Buffer{}, fmt.Errorf("fakedevice: no room for %d bytes: a device has %d GiB", nbytes, space>>30)
+		return backend.Buffer{}, fmt.Errorf("fakedevice: no room for %d bytes: a device has %d GiB",
+			nbytes, space>>30)
 	}
 	if err := d.fail("alloc", nbytes); err != nil {
 		return backend.Buffer{}, err
@@ -132,7 +133,9 @@ func (d *Device) remove(b backend.Buffer, own bool) (backend.Buffer, error) {
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
 	if i < 0 || d.blocks[i].addr != b.Addr() || d.blocks[i].own != own {
-		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: free of %#x, which Alloc did not return or which was freed before", backend.ErrArgument, b.Addr())
+		return backend.Buffer{},
+			fmt.Errorf("fakedevice: %w: free of %#x, which Alloc did not return or which was "+
+				"freed before", backend.ErrArgument, b.Addr())
 	}
 	memory := d.blocks[i].memory
 	d.blocks = slices.Delete(d.blocks, i, i+1)
@@ -171,18 +174,23 @@ func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {
 		return backend.Host(b.DType(), nil, 0), nil
 	}
 	if !b.Device() {
-		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: host memory where memory of the device is needed", backend.ErrArgument)
+		return backend.Buffer{},
+			fmt.Errorf("fakedevice: %w: host memory where memory of the device is needed",
+				backend.ErrArgument)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i := d.find(b.Addr())
 	if i < 0 || b.Addr() >= d.blocks[i].end() {
-		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v at %#x are in no allocation: freed, or of another device", backend.ErrArgument, b.Len(), b.DType(), b.Addr())
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v at %#x are in no allocation: "+
+			"freed, or of another device", backend.ErrArgument, b.Len(), b.DType(), b.Addr())
 	}
 	found := d.blocks[i]
 	lo := int(b.Addr() - found.addr)
 	if lo+b.NBytes() > found.memory.Len() {
-		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v from byte %d reach past the end of an allocation of %d bytes", backend.ErrArgument, b.Len(), b.DType(), lo, found.memory.Len())
+		return backend.Buffer{}, fmt.Errorf("fakedevice: %w: %d %v from byte %d reach past the "+
+			"end of an allocation of %d bytes", backend.ErrArgument, b.Len(), b.DType(), lo,
+			found.memory.Len())
 	}
 	return found.memory.Slice(lo, lo+b.NBytes()).As(b.DType()), nil
 }

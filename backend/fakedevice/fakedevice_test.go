@@ -131,7 +131,8 @@ func TestQueuesUseTheirMemoryAgain(t *testing.T) {
 			seen[b.Addr()] = true
 			out := make([]byte, 100)
 			err = errors.Join(of.Move(backend.Of(out), b), of.(pool).Free(b))
-			if done, recordErr := of.Record(); errors.Join(err, recordErr) != nil || done.Join(t.Context()) != nil || out[99] != 0xAB {
+			if done, recordErr := of.Record(); errors.Join(err, recordErr) != nil ||
+				done.Join(t.Context()) != nil || out[99] != 0xAB {
 				t.Fatalf("%v, holds %x", err, out[99])
 			}
 			if err := of.(pool).Free(b); !errors.Is(err, backend.ErrArgument) {
@@ -207,7 +208,8 @@ func TestCloseReportsLeaks(t *testing.T) {
 	if _, err := d.Alloc(100); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Close(); err == nil || !strings.Contains(err.Error(), "1 allocations of 100 bytes") {
+	if err := d.Close(); err == nil ||
+		!strings.Contains(err.Error(), "1 allocations of 100 bytes") {
 		t.Error(err)
 	}
 	if err := d.Close(); err != nil {
@@ -220,7 +222,8 @@ func TestCloseReportsLeaks(t *testing.T) {
 
 func TestQueuesAreOfOneDevice(t *testing.T) {
 	d, other := newDevice(t), newDevice(t)
-	for name, q := range map[string]backend.Queue{"another device": other.Default(), "the host": host.Device{}.Default()} {
+	for name, q := range map[string]backend.Queue{"another device": other.Default(),
+		"the host": host.Device{}.Default()} {
 		if _, err := d.inner(q); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
 		}

@@ -44,7 +44,8 @@ func (l *loop) of(host backend.Queue) (fuse.Loop, error) {
 	}
 	fuses, ok := host.(fuse.Queue)
 	if !ok {
-		return nil, fmt.Errorf("fakedevice: %w: a %T runs no fused programs", backend.ErrUnsupported, host)
+		return nil, fmt.Errorf("fakedevice: %w: a %T runs no fused programs",
+			backend.ErrUnsupported, host)
 	}
 	known, err := fuses.Fuse(l.program)
 	if err == nil {
@@ -62,7 +63,8 @@ func (l *loop) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
 	all := slices.Concat(dst, src)
 	if l.scratch > 0 {
 		if wrong == nil && (scratch.NBytes() < l.scratch || scratch.Addr()%fuse.Alignment != 0) {
-			wrong = fmt.Errorf("fakedevice: %w: scratch of %d bytes at %#x, want %d bytes at a multiple of %d",
+			wrong = fmt.Errorf("fakedevice: %w: scratch of %d bytes at %#x, want %d bytes at a "+
+				"multiple of %d",
 				backend.ErrArgument, scratch.NBytes(), scratch.Addr(), l.scratch, fuse.Alignment)
 		}
 		all = append(all, scratch)

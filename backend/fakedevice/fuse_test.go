@@ -25,7 +25,8 @@ func join(t *testing.T, q backend.Queue) {
 
 // upload returns memory of the device with the elements of host memory. Memory that was
 // uploaded before is the same again.
-func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer, known map[uintptr]backend.Buffer) (on []backend.Buffer) {
+func upload(t *testing.T, d *Device, q backend.Queue, list []backend.Buffer,
+	known map[uintptr]backend.Buffer) (on []backend.Buffer) {
 	t.Helper()
 	for _, b := range list {
 		if _, ok := known[b.Addr()]; !ok {
@@ -88,7 +89,9 @@ func TestFusedProgramsAreRecorded(t *testing.T) {
 	if err := q.Move(memory[0], backend.Of([]float32{1, 2, 3, 4})); err != nil {
 		t.Fatal(err)
 	}
-	graph, err := q.(backend.GraphQueue).Capture(func() error { return l.Run(memory, memory, backend.Buffer{}) })
+	graph, err := q.(backend.GraphQueue).Capture(func() error {
+		return l.Run(memory, memory, backend.Buffer{})
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,13 +122,16 @@ func TestFusedProgramsNeedTheScratchOfADevice(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, y := alloc(t, d, 4<<16).As(backend.F32), alloc(t, d, 4).As(backend.F32)
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}); !errors.Is(
+		err, backend.ErrArgument) {
 		t.Errorf("without scratch: %v", err)
 	}
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))},
+		backend.Buffer{}); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("with host memory: %v", err)
 	}
-	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x}, alloc(t, d, l.Scratch())); err != nil {
+	if err := l.Run([]backend.Buffer{y}, []backend.Buffer{x},
+		alloc(t, d, l.Scratch())); err != nil {
 		t.Error(err)
 	}
 }

@@ -93,7 +93,8 @@ func (d *GPU) Export(b backend.Buffer) ([]byte, error) {
 
 // Import returns the memory that Export has named, until CloseImport.
 func (d *GPU) Import(name []byte) (backend.Buffer, error) {
-	at, nbytes := uintptr(binary.LittleEndian.Uint64(name)), int(binary.LittleEndian.Uint64(name[8:]))
+	at, nbytes := uintptr(binary.LittleEndian.Uint64(name)),
+		int(binary.LittleEndian.Uint64(name[8:]))
 	if err := d.fail("import", nbytes); err != nil {
 		return backend.Buffer{}, err
 	}
@@ -142,7 +143,8 @@ func (d *GPU) FreeHost(b backend.Buffer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.pinned[b.Addr()]; !ok {
-		return fmt.Errorf("fakedevice: %w: free of host memory at %#x, which AllocHost did not return or which was freed before", backend.ErrArgument, b.Addr())
+		return fmt.Errorf("fakedevice: %w: free of host memory at %#x, which AllocHost did not "+
+			"return or which was freed before", backend.ErrArgument, b.Addr())
 	}
 	delete(d.pinned, b.Addr())
 	return err

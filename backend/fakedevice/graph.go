@@ -70,7 +70,8 @@ func (r *recording) add(q *queue) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !q.recording.CompareAndSwap(nil, r) {
-		return fmt.Errorf("fakedevice: %w: the queue is being recorded already", backend.ErrArgument)
+		return fmt.Errorf("fakedevice: %w: the queue is being recorded already",
+			backend.ErrArgument)
 	}
 	r.ends[q] = nil
 	return nil
@@ -124,7 +125,8 @@ func (q *queue) Wait(e backend.Event) error {
 			return err
 		}
 	case r != c.in:
-		return fmt.Errorf("fakedevice: %w: the queue is being recorded into another graph", backend.ErrArgument)
+		return fmt.Errorf("fakedevice: %w: the queue is being recorded into another graph",
+			backend.ErrArgument)
 	}
 	c.in.mu.Lock()
 	defer c.in.mu.Unlock()
@@ -175,13 +177,16 @@ func (q *queue) Joined(e backend.Event) bool {
 // recorded on.
 func (r *recording) order(origin *queue) ([]int, error) {
 	if slices.Contains(r.joined(origin), false) {
-		return nil, fmt.Errorf("fakedevice: %w: the capture ends while another queue that it has forked to is not joined", backend.ErrArgument)
+		return nil, fmt.Errorf("fakedevice: %w: the capture ends while another queue that it has "+
+			"forked to is not joined", backend.ErrArgument)
 	}
 	var order []int
 	done := make([]bool, len(r.nodes))
 	for len(order) < len(r.nodes) {
 		for i := len(r.nodes) - 1; i >= 0; i-- {
-			if !done[i] && !slices.ContainsFunc(r.nodes[i].after, func(k int) bool { return !done[k] }) {
+			if !done[i] && !slices.ContainsFunc(r.nodes[i].after, func(k int) bool {
+				return !done[k]
+			}) {
 				done[i] = true
 				order = append(order, i)
 				break
@@ -234,7 +239,8 @@ func (g *graph) Close() error {
 	return nil
 }
 
-// count counts replays under way, and frees what others have in a graph that is closed once there are none.
+// count counts replays under way, and frees what others have in a graph that is closed once there
+// are none.
 func (g *graph) count(more int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

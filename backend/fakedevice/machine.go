@@ -53,7 +53,8 @@ type Host struct {
 func NewHost(host backend.Device) (*Host, error) {
 	m := &Host{
 		host: host, idle: map[idle][]backend.Buffer{}, devices: map[int]*GPU{},
-		streams: map[uintptr]*queue{}, events: map[uintptr]*event{}, imports: map[uintptr]int{}, pinned: map[uintptr]backend.Buffer{},
+		streams: map[uintptr]*queue{}, events: map[uintptr]*event{}, imports: map[uintptr]int{},
+		pinned: map[uintptr]backend.Buffer{},
 	}
 	m.changed = sync.NewCond(&m.mu)
 	return m, m.reserve(chunk)
@@ -62,9 +63,11 @@ func NewHost(host backend.Device) (*Host, error) {
 // reserve has addresses come from a new part of the address space, of nbytes or more. mu is held.
 func (m *Host) reserve(nbytes uintptr) error {
 	size := (nbytes + chunk - 1) / chunk * chunk
-	more, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	more, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE,
+		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 	if err != nil {
-		return fmt.Errorf("fakedevice: cannot reserve %d MiB of address space (is it limited by ulimit -v?): %w", size>>20, err)
+		return fmt.Errorf("fakedevice: cannot reserve %d MiB of address space (is it limited by "+
+			"ulimit -v?): %w", size>>20, err)
 	}
 	m.reserved = append(m.reserved, more)
 	m.next = uintptr(unsafe.Pointer(unsafe.SliceData(more)))
@@ -121,10 +124,12 @@ func (m *Host) Close() error {
 	errs = append(errs, m.drop())
 	m.reserved, m.blocks = nil, nil
 	if n > 0 {
-		errs = append(errs, fmt.Errorf("fakedevice: %d allocations of %d bytes together were not freed", n, nbytes))
+		errs = append(errs, fmt.Errorf("fakedevice: %d allocations of %d bytes together were not "+
+			"freed", n, nbytes))
 	}
 	if len(m.pinned) != 0 || len(m.imports) != 0 {
-		errs = append(errs, fmt.Errorf("fakedevice: %d pieces of pinned memory and the imports %v are left", len(m.pinned), m.imports))
+		errs = append(errs, fmt.Errorf("fakedevice: %d pieces of pinned memory and the imports "+
+			"%v are left", len(m.pinned), m.imports))
 	}
 	return errors.Join(errs...)
 }

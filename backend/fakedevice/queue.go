@@ -43,7 +43,8 @@ func (d *Device) inner(q backend.Queue) (backend.Queue, error) {
 	}
 	own, ok := q.(*queue)
 	if !ok || own.device.Host != d.Host {
-		return nil, fmt.Errorf("fakedevice: %w: a %T that is not a queue of this device", backend.ErrArgument, q)
+		return nil, fmt.Errorf("fakedevice: %w: a %T that is not a queue of this device",
+			backend.ErrArgument, q)
 	}
 	return own.Queue, nil
 }
@@ -53,7 +54,8 @@ var check = kernels.Check{Device: true}
 
 // on starts kernel with the memory behind the buffers, unless the arguments were
 // found to be wrong. In a graph, memory is looked up for each replay.
-func (q *queue) on(wrong error, kernel func(on backend.Queue, b []backend.Buffer) error, buffers ...backend.Buffer) error {
+func (q *queue) on(wrong error, kernel func(on backend.Queue, b []backend.Buffer) error,
+	buffers ...backend.Buffer) error {
 	if wrong != nil {
 		return wrong
 	}
@@ -87,37 +89,53 @@ func (d *Device) allBehind(buffers []backend.Buffer) ([]backend.Buffer, error) {
 }
 
 func (q *queue) Zero(dst backend.Buffer) error {
-	return q.on(check.Zero(dst), func(on backend.Queue, b []backend.Buffer) error { return on.Zero(b[0]) }, dst)
+	return q.on(check.Zero(dst), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Zero(b[0])
+	}, dst)
 }
 
 func (q *queue) Copy(dst, src backend.Buffer) error {
 	if q.device.fail("copy", dst.NBytes()) != nil {
 		return nil // and nothing arrives
 	}
-	return q.on(check.Copy(dst, src), func(on backend.Queue, b []backend.Buffer) error { return on.Copy(b[0], b[1]) }, dst, src)
-}
-
-func (q *queue) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	return q.on(check.Copy2D(dst, dstPitch, src, srcPitch, width, rows), func(on backend.Queue, b []backend.Buffer) error {
-		return on.Copy2D(b[0], dstPitch, b[1], srcPitch, width, rows)
+	return q.on(check.Copy(dst, src), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Copy(b[0], b[1])
 	}, dst, src)
 }
 
+func (q *queue) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
+	return q.on(check.Copy2D(dst, dstPitch, src, srcPitch, width, rows),
+		func(on backend.Queue, b []backend.Buffer) error {
+			return on.Copy2D(b[0], dstPitch, b[1], srcPitch, width, rows)
+		}, dst, src)
+}
+
 func (q *queue) Cast(dst, src backend.Buffer) error {
-	return q.on(check.Cast(dst, src), func(on backend.Queue, b []backend.Buffer) error { return on.Cast(b[0], b[1]) }, dst, src)
+	return q.on(check.Cast(dst, src), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Cast(b[0], b[1])
+	}, dst, src)
 }
 
 func (q *queue) CastScale(dst, src backend.Buffer, factor float64) error {
-	return q.on(check.CastScale(dst, src, factor), func(on backend.Queue, b []backend.Buffer) error { return on.CastScale(b[0], b[1], factor) }, dst, src)
+	return q.on(check.CastScale(dst, src, factor),
+		func(on backend.Queue, b []backend.Buffer) error {
+			return on.CastScale(b[0], b[1],
+				factor)
+		}, dst, src)
 }
 
 func (q *queue) Scale(dst, src backend.Buffer, factor float64) error {
-	return q.on(check.Scale(dst, src, factor), func(on backend.Queue, b []backend.Buffer) error { return on.Scale(b[0], b[1], factor) }, dst, src)
+	return q.on(check.Scale(dst, src, factor), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Scale(b[0], b[1], factor)
+	}, dst, src)
 }
 
 func (q *queue) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	all := append([]backend.Buffer{dst}, srcs...)
-	return q.on(check.Reduce(op, dst, srcs...), func(on backend.Queue, b []backend.Buffer) error { return on.Reduce(op, b[0], b[1:]...) }, all...)
+	return q.on(check.Reduce(op, dst, srcs...), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Reduce(op, b[0], b[1:]...)
+	}, all...)
 }
 
 // Move takes host memory as it is.
@@ -145,21 +163,28 @@ func (q *queue) Fill(dst backend.Buffer, value float64) error {
 	if words := q.device.Pinned(dst.Addr()); words.Len() > 0 {
 		return q.fillPinned(words, value)
 	}
-	return q.on(check.Fill(dst, value), func(on backend.Queue, b []backend.Buffer) error { return on.Fill(b[0], value) }, dst)
+	return q.on(check.Fill(dst, value), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Fill(b[0], value)
+	}, dst)
 }
 
 func (q *queue) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return q.on(check.Binary(op, dst, x, y), func(on backend.Queue, b []backend.Buffer) error { return on.Binary(op, b[0], b[1], b[2]) }, dst, x, y)
+	return q.on(check.Binary(op, dst, x, y), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Binary(op, b[0], b[1], b[2])
+	}, dst, x, y)
 }
 
-func (q *queue) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
-	return q.on(check.BinaryScalar(op, dst, x, s, reverse), func(on backend.Queue, b []backend.Buffer) error {
-		return on.BinaryScalar(op, b[0], b[1], s, reverse)
-	}, dst, x)
+func (q *queue) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
+	reverse bool) error {
+	return q.on(check.BinaryScalar(op, dst, x, s, reverse),
+		func(on backend.Queue, b []backend.Buffer) error {
+			return on.BinaryScalar(op, b[0], b[1], s, reverse)
+		}, dst, x)
 }
 
 func (q *queue) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
-	return q.on(check.CopyStrided(dst, src, shape, strides), func(on backend.Queue, b []backend.Buffer) error {
-		return on.CopyStrided(b[0], b[1], shape, strides)
-	}, dst, src)
+	return q.on(check.CopyStrided(dst, src, shape, strides),
+		func(on backend.Queue, b []backend.Buffer) error {
+			return on.CopyStrided(b[0], b[1], shape, strides)
+		}, dst, src)
 }

@@ -13,7 +13,8 @@ var _ kernels.Sparse = (*queue)(nil)
 func sparse(on backend.Queue) (kernels.Sparse, error) {
 	s, ok := on.(kernels.Sparse)
 	if !ok {
-		return nil, fmt.Errorf("fakedevice: %w: %T is no kernels.Sparse", backend.ErrUnsupported, on)
+		return nil, fmt.Errorf("fakedevice: %w: %T is no kernels.Sparse",
+			backend.ErrUnsupported, on)
 	}
 	return s, nil
 }
@@ -27,7 +28,8 @@ func (q *queue) SelectScratch(*kernels.Selection) int { return selectScratch }
 func (q *queue) Select(s *kernels.Selection) error {
 	wrong := check.Select(s)
 	if wrong == nil && s.Scratch.NBytes() < selectScratch {
-		wrong = fmt.Errorf("fakedevice: %w: select with %d bytes of scratch, want %d", backend.ErrArgument, s.Scratch.NBytes(), selectScratch)
+		wrong = fmt.Errorf("fakedevice: %w: select with %d bytes of scratch, want %d",
+			backend.ErrArgument, s.Scratch.NBytes(), selectScratch)
 	}
 	own := *s // which the caller may use again
 	return q.on(wrong, func(on backend.Queue, b []backend.Buffer) error {

@@ -18,10 +18,10 @@
 // # What is counted
 //
 // A rank's collectives are counted in the order in which it starts them, from 1: every Start
-// on the communicator, on the groups that Split makes from it, and on their groups in turn. Init makes its own calls below this
-// package, as do Alloc and Split, and they are not counted. Calls that are
-// refused for their arguments are. The "call 23" of an error is another number: a group's calls with those
-// of Init, Alloc and Split.
+// on the communicator, on the groups that Split makes from it, and on their groups in turn. Init
+// makes its own calls below this package, as do Alloc and Split, and they are not counted. Calls
+// that are refused for their arguments are. The "call 23" of an error is another number: a group's
+// calls with those of Init, Alloc and Split.
 //
 // A collective that is recorded in a [backend.Graph] counts each time the graph is launched, not
 // when it is recorded. Launch counts all collectives of the graph before any of them starts.

@@ -14,7 +14,8 @@ import (
 // A test of what a program does when rank 1 fails at its third collective.
 func ExampleNew() {
 	plan := fault.Plan{Kind: fault.Abort, Rank: 1, Call: 3}
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		comm = fault.New(comm, plan)
 		for step := 1; ; step++ {
 			if err := backend.Barrier(comm); err != nil {
@@ -38,5 +39,6 @@ func ExampleParse() {
 	fmt.Println(err)
 	// Output:
 	// kill 1 400 <nil>
-	// bad argument: "kill,rank=1" is no fault: write kill, stop, panic, exit or abort, then the rank (from 0) and the number of its collective (from 1), such as kill,rank=1,call=400
+	// bad argument: "kill,rank=1" is no fault: write kill, stop, panic, exit or abort, then the
+	// rank (from 0) and the number of its collective (from 1), such as kill,rank=1,call=400
 }

@@ -43,7 +43,8 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 }
 
 // Start implements [backend.Communicator].
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if into := c.recording(q); into != nil {
 		w, err := c.Base.Start(q, what, dst, src)
@@ -54,7 +55,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if into := c.recording(q); into != nil {
 		w, err := c.Pass(q, what, count, dst, src)
@@ -79,7 +81,8 @@ func (c *Communicator) recording(q backend.Queue) *backend.Recording {
 }
 
 // recorded has each replay of a graph count a call of it that was recorded.
-func (c *Communicator) recorded(into *backend.Recording, what backend.Collective, w backend.Work, err error) (backend.Work, error) {
+func (c *Communicator) recorded(into *backend.Recording, what backend.Collective, w backend.Work,
+	err error) (backend.Work, error) {
 	if err == nil {
 		into.OnLaunch(func() {
 			defer backend.AbortOnPanic(c, &what)

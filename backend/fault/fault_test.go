@@ -68,7 +68,8 @@ func TestAbortNamesTheRankToAllOthers(t *testing.T) {
 			}
 		}
 		err := call(c)
-		if !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "abort,rank=1,call=4") {
+		if !errors.Is(err, backend.ErrAborted) ||
+			!strings.Contains(err.Error(), "abort,rank=1,call=4") {
 			return fmt.Errorf("the call of the fault: %w", err)
 		}
 		if want := "because of rank 1"; c.Rank() != 1 && !strings.Contains(err.Error(), want) {
@@ -135,7 +136,9 @@ func TestProcessEndsBeforeTheCallOfTheFault(t *testing.T) {
 		kind Kind
 		want func(syscall.WaitStatus) bool
 	}{
-		{Kill, func(s syscall.WaitStatus) bool { return s.Signaled() && s.Signal() == syscall.SIGKILL }},
+		{Kill, func(s syscall.WaitStatus) bool {
+			return s.Signaled() && s.Signal() == syscall.SIGKILL
+		}},
 		{Panic, func(s syscall.WaitStatus) bool { return s.ExitStatus() == 2 }},
 		{Exit, func(s syscall.WaitStatus) bool { return s.ExitStatus() == ExitCode }},
 	} {
@@ -158,7 +161,8 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 	p.Says(t, "call 1")
 	p.Says(t, "call 2")
 	var s syscall.WaitStatus
-	if _, err := syscall.Wait4(p.Process.Pid, &s, syscall.WUNTRACED, nil); err != nil || !s.Stopped() {
+	if _, err := syscall.Wait4(p.Process.Pid, &s, syscall.WUNTRACED, nil); err != nil ||
+		!s.Stopped() {
 		t.Fatalf("the process is not stopped: %#x, %v", s, err)
 	}
 	if err := p.Process.Signal(syscall.SIGCONT); err != nil {
@@ -172,7 +176,8 @@ func TestStoppedProcessGoesOnWhereItWasStopped(t *testing.T) {
 }
 
 func TestPlanIsWrittenAsItIsRead(t *testing.T) {
-	for _, p := range []Plan{{Kill, 1, 400}, {Stop, 0, 1}, {Panic, 63, 2}, {Exit, 7, 7}, {Abort, 0, 1 << 30}} {
+	for _, p := range []Plan{{Kill, 1, 400}, {Stop, 0, 1}, {Panic, 63, 2}, {Exit, 7, 7},
+		{Abort, 0, 1 << 30}} {
 		if got, err := Parse(p.String()); got != p || err != nil {
 			t.Errorf("%v is read as %v, %v", p, got, err)
 		}
@@ -184,14 +189,18 @@ func TestPlanIsWrittenAsItIsRead(t *testing.T) {
 
 func TestBadPlansAreRefusedInWords(t *testing.T) {
 	for _, text := range []string{
-		"", "kill", "kill,rank=1", "kill,call=1", "kill,rank=-1,call=1", "kill,rank=1,call=0", "kill,rank=one,call=1", "Kill,rank=1,call=1",
-		"explode,rank=1,call=1", "kill,rank=1,call=1,", "kill,rank=1,call=1,rank=2", "kill,rank=1,call=1,size=2", ",rank=1,call=1", "rank=1,call=1",
+		"", "kill", "kill,rank=1", "kill,call=1", "kill,rank=-1,call=1", "kill,rank=1,call=0",
+		"kill,rank=one,call=1", "Kill,rank=1,call=1",
+		"explode,rank=1,call=1", "kill,rank=1,call=1,", "kill,rank=1,call=1,rank=2",
+		"kill,rank=1,call=1,size=2", ",rank=1,call=1", "rank=1,call=1",
 	} {
-		if p, err := Parse(text); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "kill,rank=1,call=400") {
+		if p, err := Parse(text); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "kill,rank=1,call=400") {
 			t.Errorf("%q: %v, %v", text, p, err)
 		}
 	}
-	if err := (Plan{Kill, 2, 1}).Check(2); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "no rank 2 among 2 ranks") {
+	if err := (Plan{Kill, 2, 1}).Check(2); !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "no rank 2 among 2 ranks") {
 		t.Errorf("a rank too many: %v", err)
 	}
 	for _, p := range []Plan{{}, {Kill, 0, 0}, {Kind(9), 0, 1}, {Kill, -1, 1}} {

@@ -35,7 +35,9 @@ func replays(t *testing.T, k testenv.Kind, plan Plan, launches int) (before [2]i
 		if err := errors.Join(q.Zero(x), backend.Run(c, sum, x, x)); err != nil {
 			return err
 		}
-		graph, err := q.Capture(func() error { return errors.Join(start(c), start(part), start(c)) })
+		graph, err := q.Capture(func() error {
+			return errors.Join(start(c), start(part), start(c))
+		})
 		if errs[rank] = err; err != nil { // the other rank may have launched, and failed, already
 			return err
 		}
@@ -84,13 +86,15 @@ func TestFaultHappensAtACollectiveOfAReplay(t *testing.T) {
 				if errs[1] == nil || !strings.Contains(errs[1].Error(), plan.String()) {
 					t.Errorf("%v: rank 1 says %v", plan, errs[1])
 				}
-				if !errors.Is(errs[0], backend.ErrAborted) || !strings.Contains(errs[0].Error(), "because of rank 1") {
+				if !errors.Is(errs[0], backend.ErrAborted) || !strings.Contains(errs[0].Error(),
+					"because of rank 1") {
 					t.Errorf("%v: rank 0 says %v", plan, errs[0])
 				}
 			}
 		}
 		before, errs := replays(t, k, Plan{Abort, 1, 11}, 3)
-		if slices.ContainsFunc(errs[:], func(err error) bool { return err != nil }) || before != [2]int{3, 3} {
+		if slices.ContainsFunc(errs[:], func(err error) bool { return err != nil }) ||
+			before != [2]int{3, 3} {
 			t.Errorf("call 11 of 10: %v launches, %v", before, errs)
 		}
 	})

@@ -72,7 +72,9 @@ func Parse(text string) (Plan, error) {
 }
 
 func usage(text string) error {
-	return fmt.Errorf("%w: %q is no fault: write kill, stop, panic, exit or abort, then the rank (from 0) and the number of its collective (from 1), such as kill,rank=1,call=400", backend.ErrArgument, text)
+	return fmt.Errorf("%w: %q is no fault: write kill, stop, panic, exit or abort, then the rank "+
+		"(from 0) and the number of its collective (from 1), such as kill,rank=1,call=400",
+		backend.ErrArgument, text)
 }
 
 // Check returns nil if the plan can happen among size ranks. The error wraps
@@ -82,7 +84,8 @@ func (p Plan) Check(size int) error {
 	case p.Kind < Kill || p.Kind > Abort || p.Rank < 0 || p.Call < 1:
 		return usage(p.String())
 	case p.Rank >= size:
-		return fmt.Errorf("%w: %v: there is no rank %d among %d ranks: use 0 to %d", backend.ErrArgument, p, p.Rank, size, size-1)
+		return fmt.Errorf("%w: %v: there is no rank %d among %d ranks: use 0 to %d",
+			backend.ErrArgument, p, p.Rank, size, size-1)
 	}
 	return nil
 }

@@ -28,8 +28,8 @@ const (
 	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
 	Halved
-	// Push is the all-to-all of any layout: every rank writes its pieces to where the others want them,
-	// permuted on the way. Only calls with Rows use it.
+	// Push is the all-to-all of any layout: every rank writes its pieces to where the others want
+	// them, permuted on the way. Only calls with Rows use it.
 	Push
 
 	algorithmCount = iota

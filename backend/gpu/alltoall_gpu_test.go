@@ -18,15 +18,16 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// redistribution is an all-to-all of a tensor that is distributed along one axis, and then along another one.
+// redistribution is an all-to-all of a tensor that is distributed along one axis, and then along
+// another one.
 type redistribution struct {
 	what   backend.Collective
 	d      backend.DType
 	xs, ys [][]byte // by rank
 }
 
-// redistribute returns that of tensors of a shape. cut are the lengths that ranks get of the axis scatter, join
-// those that they have of the axis gather.
+// redistribute returns that of tensors of a shape. cut are the lengths that ranks get of the axis
+// scatter, join those that they have of the axis gather.
 func redistribute(shape []int, scatter, gather int, cut, join []int) (c backend.Collective) {
 	c.Kind, c.Rows = backend.AllToAll, &backend.Rows{}
 	before := func(axis, other, n int) int {
@@ -56,8 +57,9 @@ func redistribute(shape []int, scatter, gather int, cut, join []int) (c backend.
 	return c
 }
 
-// redistributions are random ones among size ranks: of all pairs of axes of three and four dimensions, even and
-// uneven, of runs that are whole units and that are not, of up to about most bytes.
+// redistributions are random ones among size ranks: of all pairs of axes of three and four
+// dimensions, even and uneven, of runs that are whole units and that are not, of up to about most
+// bytes.
 func redistributions(size, trials, most int) ([]redistribution, error) {
 	random := rand.New(rand.NewPCG(3, 5))
 	all := make([]redistribution, trials)
@@ -93,11 +95,14 @@ func redistributions(size, trials, most int) ([]redistribution, error) {
 				join[r] *= max(1, most/max(total, 1))
 			}
 		}
-		p := redistribution{what: redistribute(shape, scatter, gather, cut, join), d: []backend.DType{backend.BF16, backend.F32, backend.F16, backend.I32, backend.F64}[i%5]}
+		p := redistribution{what: redistribute(shape, scatter, gather, cut, join),
+			d: []backend.DType{backend.BF16, backend.F32, backend.F16, backend.I32,
+				backend.F64}[i%5]}
 		if i%3 == 0 && random.IntN(2) == 0 {
 			p.what.Splits = nil // they are even
 		}
-		if err := p.fill(size, redistribute(shape, scatter, gather, cut, join), random); err != nil {
+		if err := p.fill(size, redistribute(shape, scatter, gather, cut, join),
+			random); err != nil {
 			return nil, err
 		}
 		all[i] = p
@@ -131,7 +136,8 @@ func (p *redistribution) fill(size int, uneven backend.Collective, random *rand.
 		joined[r] = of(n)
 		for s := range size {
 			n, from, to := uneven.Pair(s, r, size, 0)
-			copy(joined[r].As(backend.U8).Slice(to*p.d.Size(), (to+n)*p.d.Size()).Bytes(), packed[s].As(backend.U8).Slice(from*p.d.Size(), (from+n)*p.d.Size()).Bytes())
+			copy(joined[r].As(backend.U8).Slice(to*p.d.Size(), (to+n)*p.d.Size()).Bytes(),
+				packed[s].As(backend.U8).Slice(from*p.d.Size(), (from+n)*p.d.Size()).Bytes())
 		}
 		y := of(n)
 		errs = append(errs, fakedevice.Join(kernels.Host{}, uneven, r, size, 0, y, joined[r]))
@@ -140,9 +146,9 @@ func (p *redistribution) fill(size int, uneven backend.Collective, random *rand.
 	return errors.Join(errs...)
 }
 
-// permuted compares all-to-alls that permute, and back, with copies on the host: see redistributions. Operands
-// have any alignment, in ordinary memory and in that of Alloc; ranks are late at random; some calls
-// are in graphs, which are replayed between others.
+// permuted compares all-to-alls that permute, and back, with copies on the host: see
+// redistributions. Operands have any alignment, in ordinary memory and in that of Alloc; ranks are
+// late at random; some calls are in graphs, which are replayed between others.
 func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trials, most int) {
 	all, err := redistributions(len(comms), trials, most)
 	if err != nil {
@@ -181,9 +187,12 @@ func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 				lo := own.IntN(3) * own.IntN(17)
 				return of.Slice(lo, lo+nbytes/p.d.Size())
 			}
-			x, y, z := part(0, len(p.xs[c.Rank()])), part(1, len(p.ys[c.Rank()])), part(2, len(p.xs[c.Rank()]))
-			if err := p.thereAndBack(c, q.(*cuda.Queue), x, y, z, late, own, trial%4 == 3); err != nil {
-				return fmt.Errorf("trial %d: %v of %v with splits %v in rows %v: %w", trial, p.what, p.d, p.what.Splits, *p.what.Rows, err)
+			x, y, z := part(0, len(p.xs[c.Rank()])), part(1, len(p.ys[c.Rank()])),
+				part(2, len(p.xs[c.Rank()]))
+			if err := p.thereAndBack(c, q.(*cuda.Queue), x, y, z, late, own,
+				trial%4 == 3); err != nil {
+				return fmt.Errorf("trial %d: %v of %v with splits %v in rows %v: %w", trial, p.what,
+					p.d, p.what.Splits, *p.what.Rows, err)
 			}
 		}
 		late.free()
@@ -196,8 +205,10 @@ func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 	}
 }
 
-// thereAndBack starts a call and its adjoint back to back, or in a graph that is replayed before and after them.
-func (p *redistribution) thereAndBack(c *Communicator, q *cuda.Queue, x, y, z backend.Buffer, late late, own *rand.Rand, graph bool) error {
+// thereAndBack starts a call and its adjoint back to back, or in a graph that is replayed before
+// and after them.
+func (p *redistribution) thereAndBack(c *Communicator, q *cuda.Queue, x, y, z backend.Buffer,
+	late late, own *rand.Rand, graph bool) error {
 	back, _, err := p.what.Adjoint(c.Size())
 	if err != nil {
 		return err
@@ -221,13 +232,16 @@ func (p *redistribution) thereAndBack(c *Communicator, q *cuda.Queue, x, y, z ba
 			return err
 		}
 	}
-	if err := errors.Join(q.Move(x.As(backend.U8), backend.Of(p.xs[c.Rank()])), late.sometimes(own, 4), replay(), q.Zero(z), start(), replay(), replay(),
+	if err := errors.Join(q.Move(x.As(backend.U8), backend.Of(p.xs[c.Rank()])),
+		late.sometimes(own, 4), replay(), q.Zero(z), start(), replay(), replay(),
 		drain(context.Background(), q)); err != nil {
 		return err
 	}
-	// Only now: a copy to the host holds pinned memory, which ranks on one device share, while it waits.
+	// Only now: a copy to the host holds pinned memory, which ranks on one device share, while it
+	// waits.
 	gotY, gotZ := make([]byte, y.NBytes()), make([]byte, z.NBytes())
-	if err := errors.Join(q.Move(backend.Of(gotY), y.As(backend.U8)), q.Move(backend.Of(gotZ), z.As(backend.U8)), drain(context.Background(), q)); err != nil {
+	if err := errors.Join(q.Move(backend.Of(gotY), y.As(backend.U8)),
+		q.Move(backend.Of(gotZ), z.As(backend.U8)), drain(context.Background(), q)); err != nil {
 		return err
 	}
 	if !bytes.Equal(gotY, p.ys[c.Rank()]) {
@@ -247,10 +261,11 @@ func TestPiecesArePermutedOnGPU(t *testing.T) {
 	}
 }
 
-// BenchmarkAllToAll compares an all-to-all of attention that permutes on its way, [batch, 16384/W, 24, 128] of bf16
-// from a sequence divided among W ranks to heads divided among them, and back, with what ops does without:
-// permute, exchange, permute. The exchange is NCCL's where each rank has a GPU. Where two ranks share
-// one it is ours, of pieces that lie together: that compares the passes over memory, and nothing of the links.
+// BenchmarkAllToAll compares an all-to-all of attention that permutes on its way, [batch, 16384/W,
+// 24, 128] of bf16 from a sequence divided among W ranks to heads divided among them, and back,
+// with what ops does without: permute, exchange, permute. The exchange is NCCL's where each rank
+// has a GPU. Where two ranks share one it is ours, of pieces that lie together: that compares the
+// passes over memory, and nothing of the links.
 func BenchmarkAllToAll(b *testing.B) {
 	g := needGPUs(b, 1)
 	for _, size := range []int{2, 4, 8} {
@@ -263,23 +278,27 @@ func BenchmarkAllToAll(b *testing.B) {
 			comms = g.group(b, size, Options{Force: Push})
 			queues = defaults(comms)
 		} else {
-			comms, queues = g.onShared(b, size, Options{Force: Push, Link: FullyConnected, Blocks: 60})
+			comms, queues = g.onShared(b, size, Options{Force: Push, Link: FullyConnected,
+				Blocks: 60})
 		}
 		for _, batch := range []int{1, 2} {
 			for _, back := range []bool{false, true} {
-				b.Run(fmt.Sprintf("ranks=%d/batch=%d/back=%v", size, batch, back), func(b *testing.B) {
-					raceAllToAll(b, comms, queues, batch, back, size > len(g.all))
-				})
+				b.Run(fmt.Sprintf("ranks=%d/batch=%d/back=%v", size, batch, back),
+					func(b *testing.B) {
+						raceAllToAll(b, comms, queues, batch, back, size > len(g.all))
+					})
 			}
 		}
 	}
 }
 
-func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, batch int, back, shared bool) {
+func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, batch int, back,
+	shared bool) {
 	const sequence, heads, width, calls = 16384, 24, 128, 20
 	size := len(comms)
 	even := func(n int) []int { return slices.Repeat([]int{n}, size) }
-	what := redistribute([]int{batch, sequence, heads, width}, 2, 1, even(heads/size), even(sequence/size))
+	what := redistribute([]int{batch, sequence, heads, width}, 2, 1, even(heads/size),
+		even(sequence/size))
 	if back {
 		what, _, _ = what.Adjoint(size) // it is linear
 	}
@@ -318,7 +337,8 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 				src, dst := x, y
 				if rows := what.Rows.Src[0]; rows > 1 {
 					src = sent
-					if err := q.CopyStrided(sent, x, []int{size, rows, n / size / rows}, []int{n / size / rows, n / rows, 1}); err != nil {
+					if err := q.CopyStrided(sent, x, []int{size, rows, n / size / rows},
+						[]int{n / size / rows, n / rows, 1}); err != nil {
 						return err
 					}
 				}
@@ -329,7 +349,8 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 					return err
 				}
 				rows := what.Rows.Dst[0]
-				return q.CopyStrided(y, received, []int{rows, size, n / size / rows}, []int{n / size / rows, n / size, 1})
+				return q.CopyStrided(y, received, []int{rows, size, n / size / rows},
+					[]int{n / size / rows, n / size, 1})
 			},
 		}
 		if err := assemble(c); err != nil {
@@ -337,7 +358,8 @@ func raceAllToAll(b *testing.B, comms []*Communicator, queues []backend.Queue, b
 		}
 		for range b.N {
 			for i, way := range ways {
-				if err := errors.Join(way(), drain(context.Background(), q), assemble(c), way(), timer.Start()); err != nil {
+				if err := errors.Join(way(), drain(context.Background(), q), assemble(c), way(),
+					timer.Start()); err != nil {
 					return err
 				}
 				for range calls {

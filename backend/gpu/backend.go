@@ -44,7 +44,8 @@ var _ backend.Backend = (*Backend)(nil)
 
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
-	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes, process: group.Process, devices: map[int]Device{}}
+	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes,
+		process: group.Process, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -61,7 +62,8 @@ func (b *Backend) Available() error {
 	}
 	n, err := lib.devices()
 	if err == nil && n == 0 {
-		err = errors.New("no GPU: it takes NVIDIA's driver and a device that this process may use (nvidia-smi, CUDA_VISIBLE_DEVICES)")
+		err = errors.New("no GPU: it takes NVIDIA's driver and a device that this process may " +
+			"use (nvidia-smi, CUDA_VISIBLE_DEVICES)")
 	}
 	return err
 }
@@ -174,14 +176,18 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 		return nil, err
 	}
 	whole := group.Whole(w)
-	board, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank, Dir: b.dir()}.Board(w, whole)
+	board, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank,
+		Dir: b.dir()}.Board(w, whole)
 	if err != nil {
 		return nil, err
 	}
-	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev, notice: b.notice, scratchLen: b.scratch,
+	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev,
+		notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
-	err = c.connect(ctx, func() (ncclComm, error) { return lib.join(dev, ranks[0].ID, w.Size, w.Rank) })
+	err = c.connect(ctx, func() (ncclComm, error) {
+		return lib.join(dev, ranks[0].ID, w.Size, w.Rank)
+	})
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
@@ -257,20 +263,25 @@ func vote(ranks []rankInfo) error {
 	taken := map[gpu]int{}
 	for r, c := range ranks {
 		if c.Unsupported {
-			return fmt.Errorf("%w: rank %d cannot take part: %s", backend.ErrUnsupported, r, strings.TrimPrefix(c.Error, backend.ErrUnsupported.Error()+": "))
+			return fmt.Errorf("%w: rank %d cannot take part: %s", backend.ErrUnsupported, r,
+				strings.TrimPrefix(c.Error, backend.ErrUnsupported.Error()+": "))
 		}
 		if c.Error != "" {
 			return fmt.Errorf("rank %d cannot take part: %s", r, c.Error)
 		}
 		if c.Version != ranks[0].Version {
-			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same (EURYALE_NCCL names it)", versionText(ranks[0].Version), r, versionText(c.Version))
+			return fmt.Errorf("rank 0 has NCCL %s, rank %d has %s: every rank must find the same "+
+				"(EURYALE_NCCL names it)", versionText(ranks[0].Version), r, versionText(c.Version))
 		}
 		if ranks[0].Settings.Shared {
 			continue
 		}
 		at := gpu{c.Node, c.Host, c.Bus}
 		if other, ok := taken[at]; ok {
-			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one rank for each GPU: start fewer ranks, show the processes more GPUs (CUDA_VISIBLE_DEVICES), or, to try several ranks on one, give each its own NCCL_HOSTID", backend.ErrUnsupported, other, r, c.Bus)
+			return fmt.Errorf("%w: ranks %d and %d are both on the GPU at %s, but NCCL takes one "+
+				"rank for each GPU: start fewer ranks, show the processes more GPUs "+
+				"(CUDA_VISIBLE_DEVICES), or, to try several ranks on one, give each its own "+
+				"NCCL_HOSTID", backend.ErrUnsupported, other, r, c.Bus)
 		}
 		taken[at] = r
 	}

@@ -29,14 +29,19 @@ type captured struct {
 
 var _ backend.Participant = (*captured)(nil)
 
-// capture records a call that was checked. Nothing is posted, and no error ends the group: nothing runs.
+// capture records a call that was checked. Nothing is posted, and no error ends the group: nothing
+// runs.
 func (c *Communicator) capture(s Stream, into *backend.Recording, k *call) (backend.Work, error) {
 	if k.onHost() {
-		return nil, fmt.Errorf("%w: %s: %v of host memory cannot be recorded in a graph, since the host copies it: copy it to the device before, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what)
+		return nil, fmt.Errorf("%w: %s: %v of host memory cannot be recorded in a graph, since "+
+			"the host copies it: copy it to the device before, or allocate it there",
+			backend.ErrArgument, backend.RankOf(c), k.what)
 	}
 	c.order.Lock()
 	defer c.order.Unlock()
-	p := into.Participant(c, func() backend.Participant { return &captured{c: c, origin: backend.Origin{Purpose: backend.ForReplay}} }).(*captured)
+	p := into.Participant(c, func() backend.Participant {
+		return &captured{c: c, origin: backend.Origin{Purpose: backend.ForReplay}}
+	}).(*captured)
 	c.recording = into
 	e, err := p.record(s, k)
 	if err != nil {
@@ -123,7 +128,9 @@ func (p *captured) Complete(q backend.Queue) error {
 func (p *captured) unjoined() error {
 	last := p.calls[len(p.calls)-1]
 	text, _, _ := strings.Cut(last.String(), " (call")
-	return fmt.Errorf("%w: %s: the capture ends while the queue of %s is not joined: let the queue that is recorded wait for the call before the end", backend.ErrArgument, backend.RankOf(p.c), text)
+	return fmt.Errorf("%w: %s: the capture ends while the queue of %s is not joined: let the "+
+		"queue that is recorded wait for the call before the end", backend.ErrArgument,
+		backend.RankOf(p.c), text)
 }
 
 // Made implements [backend.Participant].
@@ -138,7 +145,8 @@ func (p *captured) String() string {
 
 // header returns the header of replay number p.replays as call seq.
 func (p *captured) header(seq uint64) backend.Header {
-	h := backend.Collective{Kind: replayKind, Origin: &p.origin}.Header(seq, len(p.calls), backend.U8)
+	h := backend.Collective{Kind: replayKind, Origin: &p.origin}.Header(seq, len(p.calls),
+		backend.U8)
 	h.State, h.Original.Hash = p.replays, p.hash
 	return h
 }
@@ -345,7 +353,8 @@ func (c *Communicator) freeProgress() error {
 func (c *Communicator) unrecorded(doing string) error {
 	main, ok := c.dev.Default().(Stream)
 	if c.recording != nil && !c.recording.Ended() || ok && main.Recording() != nil {
-		return fmt.Errorf("%w: %s: %s during a capture, which cannot record it: call it before Capture", backend.ErrArgument, backend.RankOf(c), doing)
+		return fmt.Errorf("%w: %s: %s during a capture, which cannot record it: call it before "+
+			"Capture", backend.ErrArgument, backend.RankOf(c), doing)
 	}
 	return nil
 }

@@ -15,7 +15,8 @@ import (
 )
 
 // groupWithin is group with a timeout.
-func (g *gpus) groupWithin(t testing.TB, size int, timeout time.Duration, o Options) []*Communicator {
+func (g *gpus) groupWithin(t testing.TB, size int, timeout time.Duration,
+	o Options) []*Communicator {
 	t.Helper()
 	group, err := backendtest.Over(g.with(o))(size, timeout)
 	if err != nil {
@@ -30,7 +31,9 @@ func TestGraphsOnGPU(t *testing.T) {
 		comms := g.group(t, 2, forced(use))
 		for _, test := range graphCases {
 			if test.name != "replays" { // which counts from the start
-				t.Run(fmt.Sprintf("%s/%v", test.name, use), func(t *testing.T) { each(t, comms, test.run) })
+				t.Run(fmt.Sprintf("%s/%v", test.name, use), func(t *testing.T) {
+					each(t, comms, test.run)
+				})
 			}
 		}
 	}
@@ -57,7 +60,9 @@ func TestGraphsWatchdogOnGPU(t *testing.T) {
 		comms := g.groupWithin(t, 2, time.Second, forced(use))
 		works := halfway(t, comms, func(q backend.Queue) error { return gate.shut(q) })
 		err := works[0].Join(context.Background())
-		if !errors.Is(err, backend.ErrTimeout) || !strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") || !strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
+		if !errors.Is(err, backend.ErrTimeout) ||
+			!strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") ||
+			!strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
 			t.Errorf("%v: the error is %v", use, err)
 		}
 		for _, c := range gate.ranks {
@@ -74,6 +79,8 @@ func TestGraphsEndOnGPU(t *testing.T) {
 				endsReplays(t, g.group(t, 2, forced(use)), end.of, end.want)
 			})
 		}
-		t.Run(fmt.Sprintf("all/%v", use), func(t *testing.T) { closesWithGraphs(t, g.group(t, 2, forced(use))) })
+		t.Run(fmt.Sprintf("all/%v", use), func(t *testing.T) {
+			closesWithGraphs(t, g.group(t, 2, forced(use)))
+		})
 	}
 }

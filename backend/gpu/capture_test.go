@@ -15,7 +15,8 @@ import (
 
 // recorded are collectives of floats that a graph is made of, of which NCCL and kernels run some.
 func recorded(size int) []backend.Collective {
-	all := []backend.Collective{sum, {Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Max}}
+	all := []backend.Collective{sum, {Kind: backend.AllReduce, Op: backend.Avg},
+		{Kind: backend.AllReduce, Op: backend.Max}}
 	for _, k := range backend.Kinds() {
 		all = append(all, backend.Collective{Kind: k, Root: size - 1})
 	}
@@ -62,7 +63,8 @@ func newGraphTest(c *Communicator, all []backend.Collective) (*graphTest, func()
 	for i := range x {
 		x[i] = float32(i%7 + 10*c.Rank())
 	}
-	return g, func() error { return c.Device().Free(memory) }, errors.Join(g.q.Zero(memory), g.q.Move(g.x, backend.Of(x)), drain(context.Background(), g.q))
+	return g, func() error { return c.Device().Free(memory) }, errors.Join(g.q.Zero(memory),
+		g.q.Move(g.x, backend.Of(x)), drain(context.Background(), g.q))
 }
 
 // start starts call i on a queue, each element of x after the one before is added.
@@ -86,7 +88,8 @@ func (g *graphTest) results() ([]float32, error) {
 	var all []float32
 	for _, y := range g.ys {
 		one := make([]float32, y.Len())
-		if err := errors.Join(g.q.Move(backend.Of(one), y), drain(context.Background(), g.q)); err != nil {
+		if err := errors.Join(g.q.Move(backend.Of(one), y), drain(context.Background(),
+			g.q)); err != nil {
 			return nil, err
 		}
 		all = append(all, one...)
@@ -125,7 +128,8 @@ func TestGroupAndPartShareAGraph(t *testing.T) {
 	each(t, g.group(t, 4, same(options())), groupAndPart)
 }
 
-// A graph of all kinds gives what eager calls give, also between them, and when two graphs take turns.
+// A graph of all kinds gives what eager calls give, also between them, and when two graphs take
+// turns.
 func graphsMatchEager(c *Communicator) (err error) {
 	all := recorded(c.Size())
 	eager, free, err := newGraphTest(c, all)
@@ -143,7 +147,9 @@ func graphsMatchEager(c *Communicator) (err error) {
 	if err != nil {
 		return err
 	}
-	two, err := q.Capture(func() error { return errors.Join(graphed.startAll(q), graphed.startAll(q)) })
+	two, err := q.Capture(func() error {
+		return errors.Join(graphed.startAll(q), graphed.startAll(q))
+	})
 	if err != nil {
 		return err
 	}
@@ -207,7 +213,8 @@ func callsRunInReplaysOnly(c *Communicator) error {
 		if err := assemble(c); err != nil {
 			return err
 		}
-		if err := w.Join(context.Background()); !w.Done() || !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "Launch") {
+		if err := w.Join(context.Background()); !w.Done() || !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "Launch") {
 			return fmt.Errorf("join of a call in a graph: %v", err)
 		}
 		if err := w.Wait(q); !errors.Is(err, backend.ErrArgument) {
@@ -226,7 +233,8 @@ func callsRunInReplaysOnly(c *Communicator) error {
 			return fmt.Errorf("%d calls were counted, want 3", n)
 		}
 		got := []float32{0}
-		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q), graph.Close()); err != nil || got[0] != 8 {
+		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q),
+			graph.Close()); err != nil || got[0] != 8 {
 			return fmt.Errorf("the sum is %v: %v", got, err)
 		}
 		if _, err := graph.Launch(nil); !errors.Is(err, backend.ErrClosed) {
@@ -282,7 +290,8 @@ func capturesForkAndJoin(c *Communicator) error {
 			}
 		}
 		got := make([]float32, 2)
-		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q), graph.Close()); err != nil {
+		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q),
+			graph.Close()); err != nil {
 			return err
 		}
 		if want := []float32{78, 114}; !slices.Equal(got, want) { // ((1+1)*2*3 + 1)*2*3
@@ -325,7 +334,8 @@ func replaysFollowWhatRuns(c *Communicator) error {
 			}
 		}
 		got := []float32{0}
-		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q), graph.Close()); err != nil || got[0] != 18 {
+		if err := errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q),
+			graph.Close()); err != nil || got[0] != 18 {
 			return fmt.Errorf("%v: %w", got, err)
 		}
 		return nil
@@ -358,13 +368,15 @@ func groupAndPart(c *Communicator) error {
 			if err != nil {
 				return err
 			}
-			if err := errors.Join(w.Wait(q), w.Join(context.Background())); err != nil || !w.Done() {
+			if err := errors.Join(w.Wait(q), w.Join(context.Background())); err != nil ||
+				!w.Done() {
 				return fmt.Errorf("done %v: %w", w.Done(), err)
 			}
 		}
 		got := []float32{0}
 		err = errors.Join(q.Move(backend.Of(got), x), drain(context.Background(), q), graph.Close())
-		if err != nil || got[0] != 4096 || c.seq.Load() != 4 || part.seq.Load() != 3 { // Split is a call, too
+		// Split is a call, too
+		if err != nil || got[0] != 4096 || c.seq.Load() != 4 || part.seq.Load() != 3 {
 			return fmt.Errorf("%v, %d and %d calls: %w", got, c.seq.Load(), part.seq.Load(), err)
 		}
 		return nil
@@ -378,8 +390,10 @@ func TestReplaysThatDifferAreAMismatch(t *testing.T) {
 		eager  bool               // rank 1 starts a call in place of the replay
 		remedy string
 	}{
-		"lengths": {func(rank int) int { return 2 + rank }, false, "launch the same graphs in the same order"},
-		"eager":   {func(int) int { return 2 }, true, "call Graph.Launch on every rank"},
+		"lengths": {func(rank int) int {
+			return 2 + rank
+		}, false, "launch the same graphs in the same order"},
+		"eager": {func(int) int { return 2 }, true, "call Graph.Launch on every rank"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newRig(t)
@@ -412,7 +426,9 @@ func TestReplaysThatDifferAreAMismatch(t *testing.T) {
 						err = w.Join(context.Background())
 					}
 					var m *backend.MismatchError
-					if !errors.As(err, &m) || !strings.Contains(err.Error(), "replay") || !strings.Contains(err.Error(), "of a graph of 2 collectives") || !strings.Contains(err.Error(), test.remedy) {
+					if !errors.As(err, &m) || !strings.Contains(err.Error(), "replay") ||
+						!strings.Contains(err.Error(), "of a graph of 2 collectives") ||
+						!strings.Contains(err.Error(), test.remedy) {
 						return fmt.Errorf("the error is %w", err)
 					}
 					return graph.Close()
@@ -439,7 +455,8 @@ func capturesRefuse(c *Communicator) error {
 		_, split := c.Split(0, 0)
 		_, host := c.Start(q, sum, onHost, onHost)
 		_, wrong := c.Start(q, sum, x, x.Slice(0, 1))
-		for doing, err := range map[string]error{"before Capture": alloc, "Split": split, "copy it to the device": host, "element": wrong, "Free": c.Free(window)} {
+		for doing, err := range map[string]error{"before Capture": alloc, "Split": split,
+			"copy it to the device": host, "element": wrong, "Free": c.Free(window)} {
 			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), doing) {
 				return fmt.Errorf("the error is %v, want one with %q", err, doing)
 			}
@@ -456,15 +473,18 @@ func capturesRefuse(c *Communicator) error {
 }
 
 // stuck records graphs of n calls, and replays them; the last rank lacks the replay number last.
-func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Work, graphs []*backend.Graph, xs []backend.Buffer) {
-	works, graphs, xs = make([]backend.Work, len(comms)), make([]*backend.Graph, len(comms)), make([]backend.Buffer, len(comms))
+func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Work,
+	graphs []*backend.Graph, xs []backend.Buffer) {
+	works, graphs, xs = make([]backend.Work, len(comms)), make([]*backend.Graph, len(comms)),
+		make([]backend.Buffer, len(comms))
 	each(t, comms, func(c *Communicator) error {
 		b, err := c.Device().Alloc(64)
 		if err != nil {
 			return err
 		}
 		t.Cleanup(func() {
-			if err := errors.Join(drain(context.Background(), c.Device().Default()), c.Device().Free(b)); err != nil {
+			if err := errors.Join(drain(context.Background(), c.Device().Default()),
+				c.Device().Free(b)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -506,7 +526,8 @@ func TestReplayThatARankDoesNotJoinTimesOut(t *testing.T) {
 		err := works[0].Join(context.Background())
 		var e *backend.Error
 		if !errors.As(err, &e) || e.Peer != 1 || !errors.Is(err, backend.ErrTimeout) ||
-			!strings.Contains(err.Error(), "replay 17 of a graph of 3 collectives") || !strings.Contains(err.Error(), "at collective 1: allreduce(sum) of 16 f32") {
+			!strings.Contains(err.Error(), "replay 17 of a graph of 3 collectives") ||
+			!strings.Contains(err.Error(), "at collective 1: allreduce(sum) of 16 f32") {
 			t.Errorf("%v: the error is %v", use, err)
 		}
 	}
@@ -528,7 +549,8 @@ func halfway(t *testing.T, comms []*Communicator, hold func(q backend.Queue) err
 			return err
 		}
 		t.Cleanup(func() {
-			if err := errors.Join(drain(context.Background(), c.Device().Default()), c.Device().Free(b)); err != nil {
+			if err := errors.Join(drain(context.Background(), c.Device().Default()),
+				c.Device().Free(b)); err != nil {
 				t.Error(err)
 			}
 		})
@@ -565,12 +587,15 @@ func TestWatchdogNamesTheCollectiveOfAGraph(t *testing.T) {
 		o := options()
 		o.Force = use
 		release := make(chan struct{})
-		works := halfway(t, g.groupWithin(t, 2, 300*time.Millisecond, same(o)), func(q backend.Queue) error {
-			return g.Submit(q.(Stream).Stream(), func() { <-release })
-		})
+		works := halfway(t, g.groupWithin(t, 2, 300*time.Millisecond, same(o)),
+			func(q backend.Queue) error {
+				return g.Submit(q.(Stream).Stream(), func() { <-release })
+			})
 		err := works[0].Join(context.Background())
 		close(release)
-		if !errors.Is(err, backend.ErrTimeout) || !strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") || !strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
+		if !errors.Is(err, backend.ErrTimeout) ||
+			!strings.Contains(err.Error(), "replay 1 of a graph of 5 collectives") ||
+			!strings.Contains(err.Error(), "at collective 3: allreduce(sum) of 16 f32") {
 			t.Errorf("%v: the error is %v", use, err)
 		}
 	}
@@ -609,7 +634,8 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 	for r, w := range works[:last] {
 		err := w.Join(context.Background())
 		var e *backend.Error
-		if !errors.As(err, &e) || e.Peer != last || !errors.Is(err, want) || !strings.Contains(err.Error(), "replay 2 of a graph of 3 collectives") {
+		if !errors.As(err, &e) || e.Peer != last || !errors.Is(err, want) ||
+			!strings.Contains(err.Error(), "replay 2 of a graph of 3 collectives") {
 			t.Errorf("rank %d: the error is %v", r, err)
 		}
 		if _, err := graphs[r].Launch(nil); !errors.Is(err, want) {

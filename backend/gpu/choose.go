@@ -14,24 +14,31 @@ import (
 
 // algorithm is what an [Algorithm] can do, and how it starts a call.
 type algorithm struct {
-	mesh   bool                                            // it is for a cube mesh; others are for links between all pairs
-	chunks bool                                            // it runs reduce-scatters and all-gathers, too
-	lines  bool                                            // it needs lines to arrive whole
-	next   Algorithm                                       // what does its calls where they are too large, or lines do not arrive whole
-	most   func(c *choice) int                             // the largest operand in bytes, nil for any
-	place  func(m *peerMemory, x *peers.PeerCall, k *call) // the kernel of an all-reduce, and where its operands are; nil for NCCL
-	name   string
+	// it is for a cube mesh; others are for links between all pairs
+	mesh bool
+	// it runs reduce-scatters and all-gathers, too
+	chunks bool
+	lines  bool // it needs lines to arrive whole
+	// what does its calls where they are too large, or lines do not arrive whole
+	next Algorithm
+	// the largest operand in bytes, nil for any
+	most func(c *choice) int
+	// the kernel of an all-reduce, and where its operands are; nil for NCCL
+	place func(m *peerMemory, x *peers.PeerCall, k *call)
+	name  string
 }
 
 var algorithms = [algorithmCount]algorithm{
-	NCCL:         {name: "nccl"},
-	LL:           {name: "ll", most: (*choice).mostLL, next: LL128TwoShot, place: (*peerMemory).placeLL},
-	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot, place: (*peerMemory).placeLL128TwoShot},
-	OneShot:      {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
-	TwoShot:      {name: "two-shot", place: (*peerMemory).placeTwoShot},
-	Mesh:         {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
-	Halved:       {name: "halved", lines: true, place: (*peerMemory).placeHalved},
-	Push:         {name: "push"},
+	NCCL: {name: "nccl"},
+	LL: {name: "ll", most: (*choice).mostLL, next: LL128TwoShot,
+		place: (*peerMemory).placeLL},
+	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot,
+		place: (*peerMemory).placeLL128TwoShot},
+	OneShot: {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
+	TwoShot: {name: "two-shot", place: (*peerMemory).placeTwoShot},
+	Mesh:    {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
+	Halved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
+	Push:    {name: "push"},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
@@ -120,13 +127,14 @@ func (c *choice) trees() []backend.DType {
 	})
 }
 
-// tree is choose for calls in a tree, for which there are kernels of two algorithms. Which one is faster was
-// not measured: one shot takes those for which packets would be used.
+// tree is choose for calls in a tree, for which there are kernels of two algorithms. Which one is
+// faster was not measured: one shot takes those for which packets would be used.
 func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	switch {
 	case d != backend.F32, c.plan.Topology.Link == CubeMesh:
 		return NCCL
-	case what.Kind == backend.ReduceScatter, what.Algorithm == backend.OneShot, what.Algorithm == backend.Auto && nbytes <= packetBytes:
+	case what.Kind == backend.ReduceScatter, what.Algorithm == backend.OneShot,
+		what.Algorithm == backend.Auto && nbytes <= packetBytes:
 		return OneShot
 	}
 	return TwoShot
@@ -155,7 +163,8 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == Halved, use == Push, a.mesh != (c.plan.Topology.Link == CubeMesh), k != backend.AllReduce && !a.chunks:
+		case use == Halved, use == Push, a.mesh != (c.plan.Topology.Link == CubeMesh),
+			k != backend.AllReduce && !a.chunks:
 			return NCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
 			use = a.next
@@ -165,11 +174,12 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	}
 }
 
-// permute is choose for an all-to-all with Rows: Push at every size where NVLink connects every pair, ranks share a
-// device, or it is forced. Thresholds were not measured between devices, but bytes counted: of x bytes NCCL
-// moves (W-1)/W over the links, as Push does, and the two permutations around it read and write x each, which
-// is 4x of the device's memory and two launches more. Push reads x and writes it, and in between what comes through
-// staging. Among two ranks on one H200, where only these passes count, it took 0.5 to 0.7 of the time
+// permute is choose for an all-to-all with Rows: Push at every size where NVLink connects every
+// pair, ranks share a device, or it is forced. Thresholds were not measured between devices, but
+// bytes counted: of x bytes NCCL moves (W-1)/W over the links, as Push does, and the two
+// permutations around it read and write x each, which is 4x of the device's memory and two launches
+// more. Push reads x and writes it, and in between what comes through staging. Among two ranks on
+// one H200, where only these passes count, it took 0.5 to 0.7 of the time
 // (bench/results/2026-11/2026-11-23-h200-alltoall.md).
 func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	longest := nbytes
@@ -186,7 +196,8 @@ func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) 
 
 // runsRows implements Rows of [backend.Capabilities].
 func (c *Communicator) runsRows(what backend.Collective, d backend.DType, count int) bool {
-	return count <= math.MaxInt/d.Size() && what.Rows != nil && c.choose(&what, d, count*d.Size()) == Push
+	return count <= math.MaxInt/d.Size() && what.Rows != nil &&
+		c.choose(&what, d, count*d.Size()) == Push
 }
 
 // halve is choose for calls that may travel as 16 bits.
@@ -210,7 +221,8 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 	case use == Push:
 		return text + ": pieces are permuted on their way"
 	case !eligible(&what, d):
-		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by all-reduce and even reduce-scatter, and for even all-gather"
+		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by " +
+			"all-reduce and even reduce-scatter, and for even all-gather"
 	case use == Halved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
@@ -219,7 +231,8 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
 	}
 	if lacking > 0 {
-		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the way to the others", peers.MaxWindows-1, size(lacking))
+		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the "+
+			"way to the others", peers.MaxWindows-1, size(lacking))
 	}
 	return text + "\n" + c.row(what.Kind, d).explain(nbytes)
 }
@@ -239,11 +252,13 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 
 // Halves reports whether a call of F32 makes use of AllowHalf.
 func (c *Communicator) Halves(what backend.Collective, count int) bool {
-	return what.AllowHalf != 0 && count <= math.MaxInt/backend.F32.Size() && c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
+	return what.AllowHalf != 0 && count <= math.MaxInt/backend.F32.Size() &&
+		c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
 }
 
 // transport is the dtype that operands travel as: see [backend.Capabilities].
-func (c *Communicator) transport(what backend.Collective, d backend.DType, count int) backend.DType {
+func (c *Communicator) transport(what backend.Collective, d backend.DType,
+	count int) backend.DType {
 	if d == backend.F32 && what.Kind == backend.AllReduce && c.Halves(what, count) {
 		return what.AllowHalf
 	}
@@ -262,5 +277,6 @@ type Usage struct{ NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved, Push 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved), n(Push)}
+	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved),
+		n(Push)}
 }

@@ -63,9 +63,10 @@ type Communicator struct {
 	past    uint64        // calls up to this one are known to be done
 	seq     atomic.Uint64 // number of the last call; may be read without
 	started atomic.Uint64 // number of the last call whose event is recorded; may be read without
-	events  []uintptr     // that of call s is events[s%eventSlots]; written while state is held, too
-	member  *group.Member // the group's life
-	board   group.Board
+	// that of call s is events[s%eventSlots]; written while state is held, too
+	events []uintptr
+	member *group.Member // the group's life
+	board  group.Board
 
 	kernelsOf Stream                       // where a kernel of ours was started last
 	kernels   exchanger                    // its
@@ -81,9 +82,10 @@ type Communicator struct {
 	operands []backend.Buffer
 	gather   group.Gatherer // over the board
 
-	recording *backend.Recording // a graph that calls are recorded in; others may be, too. nil if there is none
-	graphs    graphs             // that calls were recorded in
-	progress  progress           // of the replay that runs
+	// a graph that calls are recorded in; others may be, too. nil if there is none
+	recording *backend.Recording
+	graphs    graphs   // that calls were recorded in
+	progress  progress // of the replay that runs
 
 	// state guards what follows, and is held for a moment only.
 	state sync.Mutex
@@ -96,22 +98,26 @@ type Communicator struct {
 
 	status status // of our kernels
 
-	closing    atomic.Bool
-	dismantled <-chan struct{} // closed at the end of an attempt to share memory; nil if there was none
+	closing atomic.Bool
+	// closed at the end of an attempt to share memory; nil if there was none
+	dismantled <-chan struct{}
 }
 
 // newComm returns a group that is not connected.
 func newComm(b *base, part group.Part, board group.Board, by *choice) *Communicator {
 	size := len(part.Members)
 	c := &Communicator{
-		base: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members, board: board,
+		base: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members,
+		board: board,
 		steps: make([]ncclStep, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
 	c.main, _ = b.dev.Default().(Stream)
 	c.memory = &peerMemory{c: c}
-	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members, World: b.world, Health: board, Ending: c.ending})
-	c.gather = c.member.OverBoard(board, initTime(c.timeout)) // the watchdog has the short time, for calls
+	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members,
+		World: b.world, Health: board, Ending: c.ending})
+	// the watchdog has the short time, for calls
+	c.gather = c.member.OverBoard(board, initTime(c.timeout))
 	c.verify.Store(true)
 	c.member.Watch(watched{c})
 	return c
@@ -182,7 +188,8 @@ func (c *Communicator) await(ctx context.Context, ready func() (bool, error)) er
 			return err
 		}
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("%w: the other ranks did not come in time: look at their output, or raise EURYALE_TIMEOUT", context.Cause(ctx))
+			return fmt.Errorf("%w: the other ranks did not come in time: look at their output, "+
+				"or raise EURYALE_TIMEOUT", context.Cause(ctx))
 		}
 	}
 }
@@ -192,7 +199,8 @@ func (c *Communicator) await(ctx context.Context, ready func() (bool, error)) er
 func (c *Communicator) warm(ctx context.Context) error {
 	q, ok := c.dev.Default().(Stream)
 	if !ok {
-		return fmt.Errorf("%w: the device's default queue is a %T, not a stream", backend.ErrArgument, c.dev.Default())
+		return fmt.Errorf("%w: the device's default queue is a %T, not a stream",
+			backend.ErrArgument, c.dev.Default())
 	}
 	c.last = q
 	half := c.scratch.Len() / 2
@@ -206,10 +214,12 @@ func (c *Communicator) warm(ctx context.Context) error {
 
 // warmAt starts every kind on chunks of n elements.
 func (c *Communicator) warmAt(ctx context.Context, q Stream, n, half int) error {
-	src, dst := c.scratch.Slice(0, half).As(backend.F32), c.scratch.Slice(half, 2*half).As(backend.F32)
+	src, dst := c.scratch.Slice(0, half).As(backend.F32), c.scratch.Slice(half, 2*half).As(
+		backend.F32)
 	for _, kind := range backend.Kinds() {
 		what := backend.Collective{Kind: kind}
-		k := call{what: what, count: n, dtype: backend.F32, rank: c.rank, P: c.size, dst: dst.Slice(0, n*c.size), src: src.Slice(0, n*c.size)}
+		k := call{what: what, count: n, dtype: backend.F32, rank: c.rank, P: c.size,
+			dst: dst.Slice(0, n*c.size), src: src.Slice(0, n*c.size)}
 		switch kind {
 		case backend.AllGather, backend.Gather:
 			k.src = src.Slice(0, n)
@@ -250,7 +260,8 @@ func (c *Communicator) Gone(r int) error { return c.member.Gone(r) }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *Communicator) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members, Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Rows: c.runsRows}
+	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members,
+		Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Rows: c.runsRows}
 }
 
 const (

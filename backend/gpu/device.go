@@ -35,8 +35,8 @@ type Device interface {
 	RecordEvent(stream, event uintptr) error
 	WaitEvent(stream, event uintptr) error
 
-	// Prepare loads families of package kernels/cuda, so that their first launch does not wait for what
-	// runs on the device.
+	// Prepare loads families of package kernels/cuda, so that their first launch does not wait for
+	// what runs on the device.
 	Prepare(families ...string) error
 	// Bind makes the device's context current on this thread, until unbind.
 	Bind() (unbind func(), err error)

@@ -33,9 +33,9 @@
 // Each rank has its own device: the one whose number is its local rank. Ranks on
 // several machines find each other by NCCL's sockets, over the network interface of the route to
 // rank 0 unless NCCL_SOCKET_IFNAME, or a file of NCCL's, names another, and compare
-// calls over connections: see Sockets of internal/group. With EURYALE_TLS NCCL encrypts its traffic, too, by a key
-// derived from the job's token: from 2.32 on, if it is built with TLS. This has only been tested with several machines
-// simulated on one, and encryption with no NCCL that is.
+// calls over connections: see Sockets of internal/group. With EURYALE_TLS NCCL encrypts its
+// traffic, too, by a key derived from the job's token: from 2.32 on, if it is built with TLS. This
+// has only been tested with several machines simulated on one, and encryption with no NCCL that is.
 //
 // Several machines can be tried on one: processes that set NCCL_HOSTID to different
 // names are on different machines for NCCL, which then goes over sockets between them.
@@ -66,15 +66,17 @@
 //   - [TwoShot]: each rank adds up one segment of all operands, and pushes the sum to all others.
 //   - [Mesh]: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
 //   - [Halved]: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
-//   - [Push]: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and writes it
-//     where it belongs in the destination. That is the other rank's own, if it is memory from Alloc; else
-//     the piece goes through that rank's staging, in rounds of 8 MiB, of which two are under way.
+//   - [Push]: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and
+//     writes it where it belongs in the destination. That is the other rank's own, if it is memory
+//     from Alloc; else the piece goes through that rank's staging, in rounds of 8 MiB, of which two
+//     are under way.
 //
-// Sums of f32 in the association [backend.Tree] run by one shot or two. Those of other types, and where NCCL
-// does everything, are refused, except between two ranks, whose sums have one order.
+// Sums of f32 in the association [backend.Tree] run by one shot or two. Those of other types, and
+// where NCCL does everything, are refused, except between two ranks, whose sums have one order.
 //
-// Push runs where NVLink connects every pair, or ranks share a device, for types of 2, 4 and 8 bytes. It takes
-// no memory beside the staging. That choice counts bytes: it has not been timed over NVLink yet.
+// Push runs where NVLink connects every pair, or ranks share a device, for types of 2, 4 and 8
+// bytes. It takes no memory beside the staging. That choice counts bytes: it has not been timed
+// over NVLink yet.
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
@@ -130,11 +132,11 @@
 //
 // Package internal/group decides who is to blame: it sees a rank that is lost, one that has
 // aborted or closed, errors that NCCL reports, and calls that make no progress for the World's
-// timeout. NCCL's sockets break when a rank on another machine ends, so an error that NCCL finds waits a
-// moment for news of that rank. Then which calls were done is fixed, kernels that wait are told to stop through a
-// word in host memory, and NCCL's communicator is aborted, which ends its kernels. If the host
-// cannot do that any more, our kernels end after [Options].Timeout, by the device's clock, and
-// say which rank did not come. Either way the device can be used again.
+// timeout. NCCL's sockets break when a rank on another machine ends, so an error that NCCL finds
+// waits a moment for news of that rank. Then which calls were done is fixed, kernels that wait are
+// told to stop through a word in host memory, and NCCL's communicator is aborted, which ends its
+// kernels. If the host cannot do that any more, our kernels end after [Options].Timeout, by the
+// device's clock, and say which rank did not come. Either way the device can be used again.
 //
 // # The end
 //
@@ -173,15 +175,15 @@
 //	err = w.Join(ctx)
 //
 // Arguments are checked in the capture; there is no header, no number, and nothing to join, since
-// nothing runs. The Work of a recorded call orders queues within the graph. What the host would have to do
-// for each replay is refused there with an ErrArgument: calls on host memory, Alloc, Free
-// and Split.
+// nothing runs. The Work of a recorded call orders queues within the graph. What the host would
+// have to do for each replay is refused there with an ErrArgument: calls on host memory, Alloc,
+// Free and Split.
 //
 // A replay is one call of the communicator: it has one number, one header and one event, which
 // Launch makes, once for each communicator with calls in the graph. The header has the number
 // of the replay and a digest of the calls that were recorded, so ranks that replay different
-// graphs, or one at another place of their calls, get a MismatchError. Our kernels read the number of
-// their round from the memory of the device, and NCCL's do alike. So replays, those of several
+// graphs, or one at another place of their calls, get a MismatchError. Our kernels read the number
+// of their round from the memory of the device, and NCCL's do alike. So replays, those of several
 // graphs, and other calls may follow each other in any order that is the same on all ranks.
 //
 // The watchdog watches a replay like any call. In a graph of several calls a kernel that writes one
@@ -189,16 +191,16 @@
 // error names the collective: "replay 17 of a graph of 12 collectives, at collective 5:
 // allreduce(sum) of 1048576 f32". A replay as a whole must end within the World's timeout.
 //
-// NCCL's communicator ends only after all graphs with calls of it. When the group ends, kernels are told to
-// stop, then its graphs are freed, then NCCL is aborted or closed. Launch returns the
+// NCCL's communicator ends only after all graphs with calls of it. When the group ends, kernels are
+// told to stop, then its graphs are freed, then NCCL is aborted or closed. Launch returns the
 // group's error from then on, also for the other communicators of the graph.
 //
 // # Locks
 //
-// Launch holds the lock of the [backend.Graph], then order of each communicator in it, by the names of the
-// groups: a group comes before its parts. order (a call is being started) comes before the
-// lock of the group's Member, and that before state (which calls are done). status.mu,
-// graphs.mu and teardowns.mu are taken last, and nothing under them.
+// Launch holds the lock of the [backend.Graph], then order of each communicator in it, by the names
+// of the groups: a group comes before its parts. order (a call is being started) comes before the
+// lock of the group's Member, and that before state (which calls are done). status.mu, graphs.mu
+// and teardowns.mu are taken last, and nothing under them.
 //
 // # Tests
 //

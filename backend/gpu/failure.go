@@ -86,7 +86,8 @@ func (c *Communicator) freeGraphs() {
 // lastEngine returns the engine once no call is being started, or when that
 // takes too long. No call is started afterwards, since the group has ended.
 func (c *Communicator) lastEngine() ncclComm {
-	for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(20 * time.Microsecond) {
+	for deadline := time.Now().Add(stuckTime); !c.order.TryLock(); time.Sleep(
+		20 * time.Microsecond) {
 		if time.Now().After(deadline) {
 			return c.engine
 		}

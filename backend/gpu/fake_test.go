@@ -45,7 +45,8 @@ func newRig(t testing.TB) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &rig{fake: newFake(machine), Host: machine, said: map[int]int{}, seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
+	g := &rig{fake: newFake(machine), Host: machine, said: map[int]int{},
+		seen: map[int][]peers.PeerCall{}, groups: map[uintptr]*ring{}}
 	machine.Fail, machine.Exchange = g.failing, g.exchange
 	t.Cleanup(func() {
 		if err := machine.Close(); err != nil {
@@ -70,7 +71,8 @@ func (g *rig) device(ordinal int) (Device, error) {
 	if g.wires != nil {
 		w = g.wires(ordinal)
 	}
-	p := fakedevice.Properties{Product: h200, Bus: w.Bus, Capability: 90, Reach: w.Reach, Direct: w.Direct, Switches: w.Switches}
+	p := fakedevice.Properties{Product: h200, Bus: w.Bus, Capability: 90, Reach: w.Reach,
+		Direct: w.Direct, Switches: w.Switches}
 	if w.Tears {
 		p.Capability = 89
 	}
@@ -104,7 +106,8 @@ func (r ranked) Connect(ctx context.Context, w *rendezvous.World) (backend.Commu
 }
 
 // newGroup returns the ranks of a group; each gets its own options.
-func (g *rig) newGroup(size int, timeout time.Duration, of func(rank int) Options) (*backendtest.Group, error) {
+func (g *rig) newGroup(size int, timeout time.Duration,
+	of func(rank int) Options) (*backendtest.Group, error) {
 	all := make(ranked, size)
 	for r := range all {
 		all[r] = g.backend(of(r))
@@ -127,7 +130,8 @@ func (g *rig) group(t testing.TB, size int, of func(rank int) Options) []*Commun
 }
 
 // groupWithin is group with a timeout.
-func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration, of func(rank int) Options) []*Communicator {
+func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
+	of func(rank int) Options) []*Communicator {
 	t.Helper()
 	group, err := g.newGroup(size, timeout, of)
 	if err != nil {
@@ -173,7 +177,8 @@ func holding[T backend.Element](c *Communicator, x []T, use func(b backend.Buffe
 	if err == nil {
 		err = use(typed)
 	}
-	return errors.Join(err, a.Move(backend.Of(x), typed), drain(context.Background(), c.Device().Default()), c.Device().Free(b))
+	return errors.Join(err, a.Move(backend.Of(x), typed), drain(context.Background(),
+		c.Device().Default()), c.Device().Free(b))
 }
 
 // failing is asked before a device does something.
@@ -228,7 +233,8 @@ func (g *rig) exchange(ordinal int, stream uintptr, p *peers.Peers, x *peers.Pee
 
 // kernelStep is what NCCL would do in the place of a kernel.
 func kernelStep(x *peers.PeerCall) ncclStep {
-	s := ncclStep{what: stepAllReduce, dtype: ncclType(x.Src.DType()), op: ncclOp(x.Op), src: x.Src.Addr(), dst: x.Dst.Addr(), count: uint64(x.Src.Len())}
+	s := ncclStep{what: stepAllReduce, dtype: ncclType(x.Src.DType()), op: ncclOp(x.Op),
+		src: x.Src.Addr(), dst: x.Dst.Addr(), count: uint64(x.Src.Len())}
 	switch x.Way {
 	case peers.ReduceScatter:
 		s.what, s.count = stepReduceScatter, uint64(x.Dst.Len())
@@ -244,7 +250,8 @@ func (e *fakeEngine) permute(x *peers.PeerCall, size int) {
 	count, err := what.Check(e.rank, size, x.Dst, x.Src)
 	d := x.Src.DType()
 	packed, received := make([]byte, x.Src.NBytes()), make([]byte, x.Dst.NBytes())
-	err = errors.Join(err, fakedevice.Pack(kernels.Host{}, what, e.rank, size, count, backend.Of(packed).As(d), backend.Of(e.read(x.Src.Addr(), len(packed))).As(d)))
+	err = errors.Join(err, fakedevice.Pack(kernels.Host{}, what, e.rank, size, count,
+		backend.Of(packed).As(d), backend.Of(e.read(x.Src.Addr(), len(packed))).As(d)))
 	for p := range size {
 		n, from, _ := what.Pair(e.rank, p, size, count)
 		e.post(p, packed[from*d.Size():(from+n)*d.Size()])
@@ -258,7 +265,8 @@ func (e *fakeEngine) permute(x *peers.PeerCall, size int) {
 		copy(received[to*d.Size():], fit(piece, n*d.Size()))
 	}
 	y := make([]byte, len(received))
-	err = errors.Join(err, fakedevice.Join(kernels.Host{}, what, e.rank, size, count, backend.Of(y).As(d), backend.Of(received).As(d)))
+	err = errors.Join(err, fakedevice.Join(kernels.Host{}, what, e.rank, size, count,
+		backend.Of(y).As(d), backend.Of(received).As(d)))
 	if err != nil {
 		panic(err)
 	}
@@ -284,7 +292,9 @@ func (g *rig) kernel(p *peers.Peers) *fakeEngine {
 		}
 	}
 	s := &status{words: g.Pinned(p.Status)}
-	return &fakeEngine{fake: g.fake, move: g.Move, ring: r, rank: p.Rank, stopped: func() bool { return s.flag(0).Load() != 0 }}
+	return &fakeEngine{fake: g.fake, move: g.Move, ring: r, rank: p.Rank, stopped: func() bool {
+		return s.flag(0).Load() != 0
+	}}
 }
 
 // last returns the last of a rank's calls.

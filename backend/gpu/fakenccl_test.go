@@ -248,9 +248,11 @@ func (e *fakeEngine) group(steps []ncclStep) {
 	}
 }
 
-var fakeTypes = map[int32]backend.DType{0: backend.U8, 6: backend.F16, 9: backend.BF16, 7: backend.F32, 8: backend.F64, 2: backend.I32, 4: backend.I64, 1: backend.U8}
+var fakeTypes = map[int32]backend.DType{0: backend.U8, 6: backend.F16, 9: backend.BF16,
+	7: backend.F32, 8: backend.F64, 2: backend.I32, 4: backend.I64, 1: backend.U8}
 
-var fakeOps = [...]backend.ReduceOp{ncclSum: backend.Sum, ncclProd: backend.Prod, ncclMax: backend.Max, ncclMin: backend.Min, ncclAvg: backend.Avg}
+var fakeOps = [...]backend.ReduceOp{ncclSum: backend.Sum, ncclProd: backend.Prod,
+	ncclMax: backend.Max, ncclMin: backend.Min, ncclAvg: backend.Avg}
 
 func (s *ncclStep) nbytes() int { return int(s.count) * fakeTypes[s.dtype].Size() }
 
@@ -320,7 +322,8 @@ func (e *fakeEngine) combine(s *ncclStep, n int) bool {
 		xs = append(xs, backend.Of(fit(x, n)).As(fakeTypes[s.dtype]))
 	}
 	y := make([]byte, n)
-	if err := (kernels.Host{}).Reduce(fakeOps[s.op], backend.Of(y).As(fakeTypes[s.dtype]), xs...); err != nil {
+	if err := (kernels.Host{}).Reduce(fakeOps[s.op], backend.Of(y).As(fakeTypes[s.dtype]),
+		xs...); err != nil {
 		panic(err)
 	}
 	e.write(s.dst, y)

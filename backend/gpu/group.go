@@ -76,7 +76,8 @@ func (c *Communicator) Windows() (used, lacking int) {
 // the same place, and waits for ever where one does not; callers may mix.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument,
+			backend.RankOf(c), nbytes)
 	}
 	var b backend.Buffer
 	err := c.meet(allocKind, func() (err error) {
@@ -139,7 +140,8 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 	if err != nil {
 		return nil, err
 	}
-	board, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members, Dir: c.dir}.Board(c.world, part)
+	board, err := group.Sharing{Gather: c.gather, Rank: c.rank, Members: c.members,
+		Dir: c.dir}.Board(c.world, part)
 	if err != nil {
 		return nil, err
 	}

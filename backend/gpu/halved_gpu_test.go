@@ -21,7 +21,8 @@ func BenchmarkHalved(b *testing.B) {
 		for _, c := range comms {
 			c.plan.Force = NCCL
 		}
-		for _, nbytes := range []int{1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
+		for _, nbytes := range []int{1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20,
+			128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("ranks=%d/bytes=%d", size, nbytes), func(b *testing.B) {
 				race(b, comms, halvedContests(), backend.F32, nbytes, false)
 			})
@@ -63,7 +64,8 @@ func halvedContests() []comparison {
 }
 
 // halveBy starts a Halved call with a grid and inboxes of a size, the same on every rank.
-func (c *Communicator) halveBy(q backend.Queue, half backend.DType, blocks, lines int, x backend.Buffer) error {
+func (c *Communicator) halveBy(q backend.Queue, half backend.DType, blocks, lines int,
+	x backend.Buffer) error {
 	whole := c.memory.peers
 	defer func() { c.memory.peers = whole }()
 	c.memory.peers.Blocks, c.memory.peers.Lines = blocks, lines

@@ -57,7 +57,8 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 	}
 	for r, w := range worlds {
 		d := &instant{}
-		c := newComm(&base{world: w, timeout: time.Minute, lib: d, dev: d}, group.Whole(w), group.NewMemory(share, r, size), newChoice(plan, ""))
+		c := newComm(&base{world: w, timeout: time.Minute, lib: d, dev: d}, group.Whole(w),
+			group.NewMemory(share, r, size), newChoice(plan, ""))
 		c.events, c.last = make([]uintptr, eventSlots), d
 		t.Cleanup(func() {
 			c.member.Leave()
@@ -70,8 +71,8 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 	return ranks
 }
 
-// BenchmarkHostTime reports what Start of an all-reduce of 1 KiB costs the host, with warm caches and
-// with caches that other work has used since, as the driver does in a launch.
+// BenchmarkHostTime reports what Start of an all-reduce of 1 KiB costs the host, with warm caches
+// and with caches that other work has used since, as the driver does in a launch.
 func BenchmarkHostTime(b *testing.B) {
 	start := func(c backend.Communicator) backend.Work {
 		x := backend.OnDevice(backend.F32, 1<<20, 256)

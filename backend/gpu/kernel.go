@@ -20,7 +20,8 @@ func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
 // launchKernel starts a call by one of our kernels, and records event behind it.
 func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 	x := &c.exchange
-	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src, Event: event}
+	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src,
+		Event: event}
 	c.memory.place(x, k)
 	return c.exchanges(q, x)
 }
@@ -30,7 +31,8 @@ func (c *Communicator) exchanges(q Stream, x *peers.PeerCall) error {
 	if q != c.kernelsOf {
 		k, ok := q.(exchanger)
 		if !ok {
-			return fmt.Errorf("%w: the kernels of a %T cannot exchange data", backend.ErrUnsupported, q)
+			return fmt.Errorf("%w: the kernels of a %T cannot exchange data",
+				backend.ErrUnsupported, q)
 		}
 		c.kernelsOf, c.kernels = q, k
 	}
@@ -46,7 +48,8 @@ func (m *peerMemory) place(x *peers.PeerCall, k *call) {
 	case backend.AllGather:
 		x.Way, x.Source = peers.AllGather, m.placeOf(k.src, k.src.NBytes())
 	case backend.AllToAll:
-		x.Way, x.Target, x.Splits, x.Rows = peers.AllToAll, m.placeOf(k.dst, 0), k.what.Splits, k.what.Rows
+		x.Way, x.Target, x.Splits, x.Rows = peers.AllToAll, m.placeOf(k.dst, 0), k.what.Splits,
+			k.what.Rows
 	default:
 		algorithms[k.use].place(m, x, k)
 	}
@@ -97,10 +100,12 @@ func (c *Communicator) gaveUp(call string) error {
 	if peer < 0 {
 		return nil
 	}
-	cause := fmt.Errorf("%w: %s did not take part within %v, as the device has seen", backend.ErrTimeout, c.members.Rank(peer), c.limit)
+	cause := fmt.Errorf("%w: %s did not take part within %v, as the device has seen",
+		backend.ErrTimeout, c.members.Rank(peer), c.limit)
 	c.member.Abort(cause)
 	c.destroy()
-	return &backend.Error{Comm: c.name, Members: c.members, Rank: c.rank, Peer: peer, Call: call, Cause: cause}
+	return &backend.Error{Comm: c.name, Members: c.members, Rank: c.rank, Peer: peer, Call: call,
+		Cause: cause}
 }
 
 // kernelsEnd waits for our kernels, which have been told to stop, unless they are behind other
@@ -111,6 +116,7 @@ func (c *Communicator) kernelsEnd() {
 		started += c.used[1+i].Load()
 	}
 	deadline := time.Now().Add(closeTime)
-	for wait := (spinwait.Wait{}); started > 0 && !c.idle() && time.Now().Before(deadline); wait.Pause() {
+	for wait := (spinwait.Wait{}); started > 0 && !c.idle() &&
+		time.Now().Before(deadline); wait.Pause() {
 	}
 }

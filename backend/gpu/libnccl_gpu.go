@@ -82,7 +82,9 @@ func find(c *C.struct_euryale_nccl) (string, error) {
 		}
 		all = append(all, errors.New(C.GoString(why)))
 	}
-	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install nvidia-nccl-cu13; %s or newer, %s to split groups), or name libnccl.so.2 in EURYALE_NCCL: %w",
+	return "", fmt.Errorf("NCCL was not found: install it (libnccl2, or pip install "+
+		"nvidia-nccl-cu13; %s or newer, %s to split groups), or name libnccl.so.2 in "+
+		"EURYALE_NCCL: %w",
 		versionText(oldestVersion), versionText(oldestWithSplit), errors.Join(all...))
 }
 
@@ -91,7 +93,8 @@ const soname = "libnccl.so.2"
 // check finds out whether the library is new enough.
 func (d *dynamic) check(path string) error {
 	if d.c.missing != nil {
-		return fmt.Errorf("%s lacks %s: the oldest NCCL that works is %s", path, C.GoString(d.c.missing), versionText(oldestVersion))
+		return fmt.Errorf("%s lacks %s: the oldest NCCL that works is %s", path,
+			C.GoString(d.c.missing), versionText(oldestVersion))
 	}
 	var v C.int
 	if err := d.nccl("version", C.euryale_nccl_version(d.c, &v)); err != nil {
@@ -99,7 +102,8 @@ func (d *dynamic) check(path string) error {
 	}
 	d.number = int(v)
 	if d.number < oldestVersion {
-		return fmt.Errorf("%s is NCCL %s: the oldest that works is %s", path, versionText(d.number), versionText(oldestVersion))
+		return fmt.Errorf("%s is NCCL %s: the oldest that works is %s", path, versionText(d.number),
+			versionText(oldestVersion))
 	}
 	return nil
 }
@@ -134,7 +138,8 @@ func (d *dynamic) splits() error {
 	if C.euryale_nccl_splits(d.c) != 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: NCCL %s cannot split groups: the oldest that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(oldestWithSplit))
+	return fmt.Errorf("%w: NCCL %s cannot split groups: the oldest that can is %s",
+		backend.ErrUnsupported, versionText(d.number), versionText(oldestWithSplit))
 }
 
 func (d *dynamic) path() string { return C.GoString(C.euryale_nccl_path(d.c)) }
@@ -155,7 +160,9 @@ func (d *dynamic) encrypts() error {
 	if C.euryale_nccl_encrypts(d.c) != 0 {
 		return nil
 	}
-	return fmt.Errorf("%w: NCCL %s cannot encrypt what it sends between machines: the oldest that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(oldestWithEncryption))
+	return fmt.Errorf("%w: NCCL %s cannot encrypt what it sends between machines: the oldest "+
+		"that can is %s", backend.ErrUnsupported, versionText(d.number), versionText(
+		oldestWithEncryption))
 }
 
 func (d *dynamic) encrypt(key string) error {
@@ -225,7 +232,8 @@ func (d *dynamic) newPair(dev Device, rank int) (*pair, error) {
 
 func (d *dynamic) join(dev Device, id []byte, size, rank int) (ncclComm, error) {
 	if len(id) != C.sizeof_struct_euryale_id {
-		return nil, fmt.Errorf("the unique id has %d bytes, want %d", len(id), C.sizeof_struct_euryale_id)
+		return nil, fmt.Errorf("the unique id has %d bytes, want %d", len(id),
+			C.sizeof_struct_euryale_id)
 	}
 	p, err := d.newPair(dev, rank)
 	if err != nil {
@@ -252,7 +260,8 @@ func (p *pair) joinBlocking(size int, id C.struct_euryale_id) *single {
 	go func() {
 		defer close(s.joined)
 		s.err = bind(p.dev, func() error {
-			return p.lib.nccl("join", C.euryale_nccl_join_blocking(p.lib.c, p.c, C.int(size), &id, C.int(p.rank)))
+			return p.lib.nccl("join", C.euryale_nccl_join_blocking(p.lib.c, p.c, C.int(size), &id,
+				C.int(p.rank)))
 		})
 	}()
 	return s
@@ -356,7 +365,8 @@ func (p *pair) run(stream uintptr, steps []ncclStep, event uintptr) error {
 		return err
 	}
 	defer p.exit()
-	r := C.euryale_nccl_run(p.lib.c, p.c.fast, (*C.struct_euryale_step)(unsafe.Pointer(unsafe.SliceData(steps))), C.int(len(steps)),
+	r := C.euryale_nccl_run(p.lib.c, p.c.fast, (*C.struct_euryale_step)(
+		unsafe.Pointer(unsafe.SliceData(steps))), C.int(len(steps)),
 		C.uintptr_t(stream), C.uintptr_t(event))
 	if r.cuda != C.CUDA_SUCCESS {
 		return driver("start", r.cuda)
@@ -379,7 +389,9 @@ func (p *pair) failed() error {
 func (p *pair) close() error {
 	p.ending.Store(true)
 	defer p.free()
-	return p.both("close", func(comm C.euryale_comm) C.int { return C.euryale_nccl_destroy(p.lib.c, comm) })
+	return p.both("close", func(comm C.euryale_comm) C.int {
+		return C.euryale_nccl_destroy(p.lib.c, comm)
+	})
 }
 
 // abort ends the collectives. What is being split off ends with its parent; until then

@@ -13,8 +13,8 @@ type library interface {
 	devices() (int, error)
 	// encrypts returns nil, or why encrypt is not called.
 	encrypts() error
-	// encrypt has engines that are joined from now on encrypt what they send over sockets, by a key of 32 bytes or more
-	// without zeros, the same on all ranks.
+	// encrypt has engines that are joined from now on encrypt what they send over sockets, by a key
+	// of 32 bytes or more without zeros, the same on all ranks.
 	encrypt(key string) error
 	newID() ([]byte, error)
 	// join begins to make one rank's engine of a group.
@@ -78,9 +78,11 @@ const (
 const ncclUint8 = 1
 
 func ncclType(d backend.DType) int32 {
-	return [...]int32{backend.F16: 6, backend.BF16: 9, backend.F32: 7, backend.F64: 8, backend.I32: 2, backend.I64: 4, backend.U8: ncclUint8}[d]
+	return [...]int32{backend.F16: 6, backend.BF16: 9, backend.F32: 7, backend.F64: 8,
+		backend.I32: 2, backend.I64: 4, backend.U8: ncclUint8}[d]
 }
 
 func ncclOp(o backend.ReduceOp) int32 {
-	return [...]int32{backend.Sum: ncclSum, backend.Avg: ncclAvg, backend.Prod: ncclProd, backend.Min: ncclMin, backend.Max: ncclMax}[o]
+	return [...]int32{backend.Sum: ncclSum, backend.Avg: ncclAvg, backend.Prod: ncclProd,
+		backend.Min: ncclMin, backend.Max: ncclMax}[o]
 }

@@ -12,4 +12,5 @@ func hasDriver() error { return nil }
 
 func load() (library, error) { return nil, errNoGPU }
 
-var errNoGPU = errors.New("this program was built without GPU support: build it with -tags gpu (euryale env prints the flags it takes)")
+var errNoGPU = errors.New("this program was built without GPU support: build it with -tags gpu " +
+	"(euryale env prints the flags it takes)")

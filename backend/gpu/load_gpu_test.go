@@ -17,13 +17,15 @@ import (
 func TestLibraryThatIsMissingSaysWhatToDo(t *testing.T) {
 	t.Setenv("EURYALE_NCCL", t.TempDir())
 	_, err := load()
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_NCCL") || !strings.Contains(err.Error(), "2.18") {
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_NCCL") ||
+		!strings.Contains(err.Error(), "2.18") {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestLibraryOfAnotherKindIsRefused(t *testing.T) {
-	for _, path := range []string{"/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6", "/lib/aarch64-linux-gnu/libm.so.6"} {
+	for _, path := range []string{"/lib/x86_64-linux-gnu/libm.so.6", "/lib64/libm.so.6",
+		"/lib/aarch64-linux-gnu/libm.so.6"} {
 		if _, err := os.Stat(path); err != nil {
 			continue
 		}

@@ -18,12 +18,14 @@ type Survey struct {
 
 // Explain is [Communicator.Explain] of a group of the machine's, by a table and an
 // algorithm to force, both as in [Options].
-func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string, error) {
+func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nbytes int) (string,
+	error) {
 	if m.Ranks < 1 {
 		return "", fmt.Errorf("%w: a group of %d ranks", backend.ErrArgument, m.Ranks)
 	}
 	if !what.Kind.Valid() || !d.Valid() {
-		return "", fmt.Errorf("%w: %v of %v: there is no such call", backend.ErrArgument, what.Kind, d)
+		return "", fmt.Errorf("%w: %v of %v: there is no such call", backend.ErrArgument,
+			what.Kind, d)
 	}
 	o.Link = m.Link
 	o, err := o.measured(0)
@@ -43,7 +45,9 @@ func (m Survey) Algorithms() []Algorithm {
 	if why != "" {
 		return []Algorithm{NCCL}
 	}
-	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool { return a == LL128TwoShot && !p.lines })
+	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool {
+		return a == LL128TwoShot && !p.lines
+	})
 }
 
 // ranks are what the ranks would tell each other.
@@ -72,7 +76,8 @@ func SurveyOf(devices []backend.Device) (Survey, error) {
 			m.Model = g.Model()
 		}
 		if g.Model() != m.Model {
-			return Survey{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one model", devices[0].Name(), m.Model, d.Name(), g.Model())
+			return Survey{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one "+
+				"model", devices[0].Name(), m.Model, d.Name(), g.Model())
 		}
 		w := wiresOf(g)
 		m.Tears = m.Tears || w.Tears

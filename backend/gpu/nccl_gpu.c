@@ -121,15 +121,15 @@ static struct euryale_config config(int blocking)
 	return c;
 }
 
-int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank)
-{
+int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size,
+	const struct euryale_id *id, int rank) {
 	struct euryale_config c = config(0);
 
 	return n->comm_init_rank_config(&p->root, size, *id, rank, &c);
 }
 
-int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank)
-{
+int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size,
+	const struct euryale_id *id, int rank) {
 	return n->comm_init_rank(&p->fast, size, *id, rank);
 }
 
@@ -138,8 +138,8 @@ int euryale_nccl_splits(const struct euryale_nccl *n)
 	return n->comm_init_rank_config != NULL && n->comm_split != NULL;
 }
 
-int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key, euryale_comm *part, int blocking)
-{
+int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key,
+	euryale_comm *part, int blocking) {
 	struct euryale_config c = config(blocking);
 
 	return n->comm_split(parent, color, key, part, &c);
@@ -164,8 +164,8 @@ int euryale_nccl_abort(struct euryale_nccl *n, euryale_comm comm)
 }
 
 /* one starts one step. */
-static struct euryale_result one(struct euryale_nccl *n, euryale_comm comm, const struct euryale_step *s, CUstream stream)
-{
+static struct euryale_result one(struct euryale_nccl *n, euryale_comm comm,
+	const struct euryale_step *s, CUstream stream) {
 	const void *src = (const void *)s->src;
 	void *dst = (void *)s->dst;
 	struct euryale_result r = {EURYALE_SUCCESS, CUDA_SUCCESS};
@@ -206,8 +206,8 @@ static int failed(struct euryale_result r)
 
 /* A group that was begun is ended whatever happens: else the thread's next call
  * would wait for ever inside it. */
-static struct euryale_result group(struct euryale_nccl *n, euryale_comm comm, const struct euryale_step *steps, int count, CUstream stream)
-{
+static struct euryale_result group(struct euryale_nccl *n, euryale_comm comm,
+	const struct euryale_step *steps, int count, CUstream stream) {
 	struct euryale_result r = {n->group_start(), CUDA_SUCCESS};
 	int i, end;
 
@@ -221,9 +221,8 @@ static struct euryale_result group(struct euryale_nccl *n, euryale_comm comm, co
 	return r;
 }
 
-struct euryale_result euryale_nccl_run(struct euryale_nccl *n, euryale_comm comm, const struct euryale_step *steps, int count,
-	uintptr_t stream, uintptr_t event)
-{
+struct euryale_result euryale_nccl_run(struct euryale_nccl *n, euryale_comm comm,
+	const struct euryale_step *steps, int count, uintptr_t stream, uintptr_t event) {
 	struct euryale_result r = {EURYALE_SUCCESS, CUDA_SUCCESS};
 	CUstream s = (CUstream)stream;
 

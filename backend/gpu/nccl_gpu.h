@@ -50,19 +50,26 @@ struct euryale_nccl {
 	int (*get_unique_id)(struct euryale_id *id);
 	int (*comm_init_rank)(euryale_comm *comm, int size, struct euryale_id id, int rank);
 	/* These two since 2.14 and 2.18, else NULL. */
-	int (*comm_init_rank_config)(euryale_comm *comm, int size, struct euryale_id id, int rank, struct euryale_config *config);
-	int (*comm_split)(euryale_comm comm, int color, int key, euryale_comm *part, struct euryale_config *config);
+	int (*comm_init_rank_config)(euryale_comm *comm, int size, struct euryale_id id, int rank,
+		struct euryale_config *config);
+	int (*comm_split)(euryale_comm comm, int color, int key, euryale_comm *part,
+		struct euryale_config *config);
 	int (*set_encryption)(const struct euryale_encryption *config); /* since 2.32, else NULL */
 	int (*comm_destroy)(euryale_comm comm);
 	int (*comm_abort)(euryale_comm comm);
 	int (*comm_get_async_error)(euryale_comm comm, int *result);
 	int (*group_start)(void);
 	int (*group_end)(void);
-	int (*all_reduce)(const void *src, void *dst, size_t n, int type, int op, euryale_comm comm, CUstream stream);
-	int (*reduce_scatter)(const void *src, void *dst, size_t n, int type, int op, euryale_comm comm, CUstream stream);
-	int (*all_gather)(const void *src, void *dst, size_t n, int type, euryale_comm comm, CUstream stream);
-	int (*broadcast)(const void *src, void *dst, size_t n, int type, int root, euryale_comm comm, CUstream stream);
-	int (*reduce)(const void *src, void *dst, size_t n, int type, int op, int root, euryale_comm comm, CUstream stream);
+	int (*all_reduce)(const void *src, void *dst, size_t n, int type, int op, euryale_comm comm,
+		CUstream stream);
+	int (*reduce_scatter)(const void *src, void *dst, size_t n, int type, int op, euryale_comm comm,
+		CUstream stream);
+	int (*all_gather)(const void *src, void *dst, size_t n, int type, euryale_comm comm,
+		CUstream stream);
+	int (*broadcast)(const void *src, void *dst, size_t n, int type, int root, euryale_comm comm,
+		CUstream stream);
+	int (*reduce)(const void *src, void *dst, size_t n, int type, int op, int root,
+		euryale_comm comm, CUstream stream);
 	int (*send)(const void *src, size_t n, int type, int peer, euryale_comm comm, CUstream stream);
 	int (*recv)(void *dst, size_t n, int type, int peer, euryale_comm comm, CUstream stream);
 };
@@ -119,17 +126,20 @@ int euryale_nccl_encrypts(const struct euryale_nccl *n);
 int euryale_nccl_encrypt(struct euryale_nccl *n, const char *key);
 
 int euryale_nccl_id(struct euryale_nccl *n, struct euryale_id *id);
-int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
-int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size, const struct euryale_id *id, int rank);
+int euryale_nccl_join(struct euryale_nccl *n, struct euryale_pair *p, int size,
+	const struct euryale_id *id, int rank);
+int euryale_nccl_join_blocking(struct euryale_nccl *n, struct euryale_pair *p, int size,
+	const struct euryale_id *id, int rank);
 int euryale_nccl_splits(const struct euryale_nccl *n);
-int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key, euryale_comm *part, int blocking);
+int euryale_nccl_fork(struct euryale_nccl *n, euryale_comm parent, int color, int key,
+	euryale_comm *part, int blocking);
 int euryale_nccl_state(struct euryale_nccl *n, euryale_comm comm);
 int euryale_nccl_destroy(struct euryale_nccl *n, euryale_comm comm);
 int euryale_nccl_abort(struct euryale_nccl *n, euryale_comm comm);
 
 /* euryale_nccl_run starts steps on a stream, as one group if they are several,
  * and then records event if it is not 0. */
-struct euryale_result euryale_nccl_run(struct euryale_nccl *n, euryale_comm comm, const struct euryale_step *steps, int count,
-	uintptr_t stream, uintptr_t event);
+struct euryale_result euryale_nccl_run(struct euryale_nccl *n, euryale_comm comm,
+	const struct euryale_step *steps, int count, uintptr_t stream, uintptr_t event);
 
 #endif

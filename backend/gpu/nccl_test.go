@@ -19,24 +19,36 @@ import (
 
 func TestVoteNamesWhatIsWrong(t *testing.T) {
 	good := func() []rankInfo {
-		return []rankInfo{{Bus: "0000:01", Version: 22803}, {Bus: "0000:02", Version: 22803}, {Bus: "0000:03", Version: 22803}}
+		return []rankInfo{{Bus: "0000:01", Version: 22803}, {Bus: "0000:02", Version: 22803},
+			{Bus: "0000:03", Version: 22803}}
 	}
 	for name, test := range map[string]struct {
 		spoil func(c []rankInfo)
 		want  string
 	}{
-		"nothing":                  {func([]rankInfo) {}, ""},
-		"refusal":                  {func(c []rankInfo) { c[1].Error = "no GPU" }, "rank 1 cannot take part: no GPU"},
-		"refusal of what there is": {func(c []rankInfo) { c[1].Error, c[1].Unsupported = "unsupported: too old", true }, "unsupported: rank 1 cannot take part: too old"},
-		"machines":                 {func(c []rankInfo) { c[2].Node, c[2].Bus = 1, "0000:01" }, ""},
-		"versions":                 {func(c []rankInfo) { c[1].Version = 21805 }, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
-		"one GPU":                  {func(c []rankInfo) { c[2].Bus = "0000:01" }, "ranks 0 and 2 are both on the GPU at 0000:01"},
-		"one GPU of two machines":  {func(c []rankInfo) { c[2].Bus, c[2].Host = "0000:01", "another" }, ""},
+		"nothing": {func([]rankInfo) {}, ""},
+		"refusal": {func(c []rankInfo) {
+			c[1].Error = "no GPU"
+		}, "rank 1 cannot take part: no GPU"},
+		"refusal of what there is": {func(c []rankInfo) {
+			c[1].Error, c[1].Unsupported = "unsupported: too old", true
+		}, "unsupported: rank 1 cannot take part: too old"},
+		"machines": {func(c []rankInfo) { c[2].Node, c[2].Bus = 1, "0000:01" }, ""},
+		"versions": {func(c []rankInfo) {
+			c[1].Version = 21805
+		}, "rank 0 has NCCL 2.28.3, rank 1 has 2.18.5"},
+		"one GPU": {func(c []rankInfo) {
+			c[2].Bus = "0000:01"
+		}, "ranks 0 and 2 are both on the GPU at 0000:01"},
+		"one GPU of two machines": {func(c []rankInfo) {
+			c[2].Bus, c[2].Host = "0000:01", "another"
+		}, ""},
 	} {
 		ranks := good()
 		test.spoil(ranks)
 		err := vote(ranks)
-		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(),
+			test.want) {
 			t.Errorf("%s: got %v, want %q", name, err, test.want)
 		}
 	}
@@ -71,7 +83,8 @@ func TestRoutesKeepTheMeaning(t *testing.T) {
 		{backend.Collective{Kind: backend.AllGather, Op: backend.Max}, backend.F32, 4, native},
 	} {
 		if got := routeOf(test.what, test.d, test.P); got != test.want {
-			t.Errorf("%v of %v among %d goes by %d, want %d", test.what, test.d, test.P, got, test.want)
+			t.Errorf("%v of %v among %d goes by %d, want %d", test.what, test.d, test.P, got,
+				test.want)
 		}
 	}
 }
@@ -86,8 +99,10 @@ func TestPairsOfRanksAgreeOnEveryPiece(t *testing.T) {
 	for kind, uneven := range splits {
 		for _, s := range [][]int{nil, uneven} {
 			pieces := func(r, p int) (out, in int) {
-				k := call{what: backend.Collective{Kind: kind, Root: 1, Splits: s}, count: n, dtype: backend.F32, rank: r, P: P,
-					src: backend.OnDevice(backend.F32, 1<<12, 100), dst: backend.OnDevice(backend.F32, 1<<20, 100)}
+				k := call{what: backend.Collective{Kind: kind, Root: 1, Splits: s}, count: n,
+					dtype: backend.F32, rank: r, P: P,
+					src: backend.OnDevice(backend.F32, 1<<12, 100), dst: backend.OnDevice(
+						backend.F32, 1<<20, 100)}
 				if kind == backend.AllGather || kind == backend.Gather {
 					k.src = k.src.Slice(0, lengthOf(s, r, n))
 				}
@@ -101,7 +116,8 @@ func TestPairsOfRanksAgreeOnEveryPiece(t *testing.T) {
 				for p := range P {
 					out, _ := pieces(r, p)
 					if _, in := pieces(p, r); in != out {
-						t.Errorf("%v, splits %v: rank %d sends %d elements to rank %d, which takes %d", kind, s, r, out, p, in)
+						t.Errorf("%v, splits %v: rank %d sends %d elements to rank %d, which "+
+							"takes %d", kind, s, r, out, p, in)
 					}
 				}
 			}
@@ -197,9 +213,11 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 		return with(comms[0], 4, func(mine backend.Buffer) error {
 			var errs []error
 			host := backend.Of(make([]float32, 4))
-			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine}, {host, theirs}, {theirs, host}} {
+			for _, buffers := range [][2]backend.Buffer{{mine, theirs}, {theirs, mine},
+				{host, theirs}, {theirs, host}} {
 				err := backend.Run(comms[0], allReduce, buffers[0], buffers[1])
-				if !errors.Is(err, backend.ErrArgument) || !strings.Contains(fmt.Sprint(err), "not of this rank's device, fake:0") {
+				if !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(fmt.Sprint(err), "not of this rank's device, fake:0") {
 					errs = append(errs, fmt.Errorf("got %w", err))
 				}
 			}
@@ -213,7 +231,9 @@ func TestMemoryOfAnotherDeviceIsRefused(t *testing.T) {
 		return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
 	})
 	comms[0].Abort(errors.New("enough"))
-	err = with(comms[1], 4, func(theirs backend.Buffer) error { return backend.Run(comms[0], allReduce, theirs, theirs) })
+	err = with(comms[1], 4, func(theirs backend.Buffer) error {
+		return backend.Run(comms[0], allReduce, theirs, theirs)
+	})
 	if !errors.Is(err, backend.ErrAborted) { // whose memory it is no longer matters
 		t.Errorf("after the end: %v", err)
 	}
@@ -236,7 +256,8 @@ func TestTooOldToSplit(t *testing.T) {
 
 // checkWithoutSplit checks a group that cannot be split.
 func checkWithoutSplit(c backend.Communicator) error {
-	if _, err := c.Split(0, 0); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "cannot split") {
+	if _, err := c.Split(0, 0); !errors.Is(err, backend.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "cannot split") {
 		return fmt.Errorf("split: got %w", err)
 	}
 	return with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
@@ -263,7 +284,8 @@ func TestErrorOfNCCLEndsEveryRank(t *testing.T) {
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		err := with(c, 4, func(x backend.Buffer) error { return backend.Run(c, allReduce, x, x) })
 		var sticky *backend.Error
-		if !errors.As(err, &sticky) || !strings.Contains(err.Error(), broken.Error()) || !strings.Contains(err.Error(), "allreduce") {
+		if !errors.As(err, &sticky) || !strings.Contains(err.Error(), broken.Error()) ||
+			!strings.Contains(err.Error(), "allreduce") {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
@@ -312,7 +334,8 @@ func TestPartThatCannotConnectIsAnError(t *testing.T) {
 	f.refuse.Store(&broken)
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		part, err := c.Split(c.Rank(), 0)
-		if err == nil || part != nil || !strings.Contains(err.Error(), broken.Error()) || !strings.Contains(err.Error(), "split") {
+		if err == nil || part != nil || !strings.Contains(err.Error(), broken.Error()) ||
+			!strings.Contains(err.Error(), "split") {
 			return fmt.Errorf("got %v, %w", part, err)
 		}
 		return nil
@@ -342,10 +365,12 @@ func TestMismatchThatNobodyJoinsIsFound(t *testing.T) {
 	backendtest.Each(t, comms, func(c backend.Communicator) error {
 		return with(c, 4, func(x backend.Buffer) error {
 			op := []backend.ReduceOp{backend.Sum, backend.Prod}[c.Rank()]
-			if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: op}, x, x); err != nil {
+			if _, err := c.Start(nil, backend.Collective{Kind: backend.AllReduce, Op: op}, x,
+				x); err != nil {
 				return err
 			}
-			for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(20 * time.Second); time.Now().Before(
+				deadline); time.Sleep(time.Millisecond) {
 				if err := c.(*Communicator).member.Failure(""); err != nil {
 					if !errors.Is(err, backend.ErrMismatch) {
 						return err
@@ -376,7 +401,10 @@ func TestAbortAndCloseBesideCalls(t *testing.T) {
 				}
 			})
 		}
-		all.Go(func() { time.Sleep(time.Duration(round) * time.Millisecond); comms[0].Abort(errors.New("enough")) })
+		all.Go(func() {
+			time.Sleep(time.Duration(round) * time.Millisecond)
+			comms[0].Abort(errors.New("enough"))
+		})
 		all.Go(func() { time.Sleep(time.Duration(9-round) * time.Millisecond); comms[1].Close() })
 		all.Wait()
 	}
@@ -476,7 +504,8 @@ func TestErrIsWhatEndedTheGroup(t *testing.T) {
 	comms[0].Abort(errors.New("enough"))
 	<-comms[1].(*Communicator).member.Over()
 	for _, c := range comms {
-		if err := errOf(c); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "enough") {
+		if err := errOf(c); !errors.Is(err, backend.ErrAborted) ||
+			!strings.Contains(err.Error(), "enough") {
 			t.Errorf("rank %d: %v", c.Rank(), err)
 		}
 	}

@@ -91,7 +91,8 @@ func (k *call) reduction(to []ncclStep, what int32, root int, src, dst backend.B
 	if src.Len() == 0 {
 		return to
 	}
-	return append(to, ncclStep{what: what, peer: int32(root), dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
+	return append(to, ncclStep{what: what, peer: int32(root), dtype: ncclType(k.dtype),
+		op:  ncclOp(k.what.Op),
 		src: src.Addr(), dst: dst.Addr(), count: uint64(src.Len())})
 }
 
@@ -100,7 +101,8 @@ func (k *call) scattered(to []ncclStep) []ncclStep {
 	if k.count == 0 {
 		return to
 	}
-	return append(to, ncclStep{what: stepReduceScatter, dtype: ncclType(k.dtype), op: ncclOp(k.what.Op),
+	return append(to, ncclStep{what: stepReduceScatter, dtype: ncclType(k.dtype),
+		op:  ncclOp(k.what.Op),
 		src: k.src.Addr(), dst: k.dst.Addr(), count: uint64(k.count)})
 }
 
@@ -177,7 +179,8 @@ func moved(to []ncclStep, what int32, peer int, src, dst backend.Buffer) []ncclS
 	if nbytes == 0 {
 		return to
 	}
-	return append(to, ncclStep{what: what, peer: int32(peer), dtype: ncclUint8, src: src.Addr(), dst: dst.Addr(), count: uint64(nbytes)})
+	return append(to, ncclStep{what: what, peer: int32(peer), dtype: ncclUint8, src: src.Addr(),
+		dst: dst.Addr(), count: uint64(nbytes)})
 }
 
 // copied appends a copy on the device, unless it is one to the same place.
@@ -185,7 +188,8 @@ func copied(to []ncclStep, src, dst backend.Buffer) []ncclStep {
 	if src.NBytes() == 0 || src.Addr() == dst.Addr() {
 		return to
 	}
-	return append(to, ncclStep{what: stepCopy, src: src.Addr(), dst: dst.Addr(), count: uint64(src.NBytes())})
+	return append(to, ncclStep{what: stepCopy, src: src.Addr(), dst: dst.Addr(),
+		count: uint64(src.NBytes())})
 }
 
 // block is a part of a composed reduction: elements off up to off+n of each

@@ -16,8 +16,8 @@ import (
 const interfaceNames = "NCCL_SOCKET_IFNAME"
 
 // chooseNetwork has NCCL use the interface by which the other machines reach this one, unless the
-// user has named one, and encrypt what it sends if this job does. NCCL reads the variable once in a process, when it makes its first id or
-// communicator, and so this comes before.
+// user has named one, and encrypt what it sends if this job does. NCCL reads the variable once in a
+// process, when it makes its first id or communicator, and so this comes before.
 func (b *Backend) chooseNetwork(lib library, w *rendezvous.World) error {
 	how, err := encrypt(lib, w)
 	if err != nil {
@@ -39,14 +39,17 @@ func (b *Backend) chooseNetwork(lib library, w *rendezvous.World) error {
 	}
 	if w.LocalRank == 0 && b.Notice != nil {
 		b.network.Do(func() {
-			b.Notice(fmt.Sprintf("rank %d: between machines NCCL uses network interface %s (%s), %s", w.Rank, strings.TrimPrefix(names, "="), source, how))
+			b.Notice(
+				fmt.Sprintf("rank %d: between machines NCCL uses network interface %s (%s), %s",
+					w.Rank, strings.TrimPrefix(names, "="), source, how))
 		})
 	}
 	return nil
 }
 
-// encrypt has NCCL encrypt what it sends between machines, by a key that only the ranks have, if the job's connections
-// are encrypted, and says how that went. An NCCL that cannot is used all the same.
+// encrypt has NCCL encrypt what it sends between machines, by a key that only the ranks have, if
+// the job's connections are encrypted, and says how that went. An NCCL that cannot is used all the
+// same.
 func encrypt(lib library, w *rendezvous.World) (how string, err error) {
 	if !w.TLS {
 		return "unencrypted", nil
@@ -61,8 +64,8 @@ func encrypt(lib library, w *rendezvous.World) (how string, err error) {
 	return "encrypted as EURYALE_TLS asks", lib.encrypt(hex.EncodeToString([]byte(key)))
 }
 
-// asked returns what the user asks NCCL for, and where, "" for nowhere. NCCL also reads files, in which
-// the administrator may have named the interface, and prefers the environment to them.
+// asked returns what the user asks NCCL for, and where, "" for nowhere. NCCL also reads files, in
+// which the administrator may have named the interface, and prefers the environment to them.
 func asked() (names, source string) {
 	if names := os.Getenv(interfaceNames); names != "" {
 		return names, interfaceNames
@@ -77,7 +80,8 @@ func asked() (names, source string) {
 			continue // NCCL reads those that it can
 		}
 		for line := range strings.Lines(string(text)) {
-			if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok && name == interfaceNames {
+			if name, value, ok := strings.Cut(strings.TrimSpace(line), "="); ok &&
+				name == interfaceNames {
 				return value, file
 			}
 		}

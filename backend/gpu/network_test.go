@@ -50,8 +50,10 @@ func meet(t *testing.T, addr string, tls bool) []*rendezvous.World {
 	for r := range worlds {
 		go func() {
 			var err error
-			worlds[r], err = rendezvous.Join(context.Background(), rendezvous.Env{Job: "network", Rank: r, Size: 2, LocalSize: 1, Node: r,
-				Addr: addr, Port: port, Token: strings.Repeat("0", 32), TLS: tls, Timeout: 20 * time.Second})
+			worlds[r], err = rendezvous.Join(context.Background(), rendezvous.Env{Job: "network",
+				Rank: r, Size: 2, LocalSize: 1, Node: r,
+				Addr: addr, Port: port, Token: strings.Repeat("0", 32), TLS: tls, Timeout: 20 *
+					time.Second})
 			errs <- err
 		}()
 	}
@@ -85,7 +87,8 @@ func TestNetworkInterfaceIsTheRouteToRank0(t *testing.T) {
 	} {
 		t.Run(test.about, func(t *testing.T) {
 			t.Setenv(interfaceNames, test.set)
-			if err := os.WriteFile(filepath.Join(home, ".nccl.conf"), []byte(test.file), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(home, ".nccl.conf"), []byte(test.file),
+				0o600); err != nil {
 				t.Fatal(err)
 			}
 			var said []string
@@ -128,7 +131,8 @@ func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {
 	}{
 		{"plain", false, nil, 0, "), unencrypted"},
 		{"encrypted", true, nil, 2, "), encrypted"},
-		{"an old NCCL", true, fmt.Errorf("%w: NCCL 2.28.3 cannot", backend.ErrUnsupported), 0, "), unencrypted in spite of EURYALE_TLS: unsupported: NCCL 2.28.3 cannot"},
+		{"an old NCCL", true, fmt.Errorf("%w: NCCL 2.28.3 cannot", backend.ErrUnsupported), 0,
+			"), unencrypted in spite of EURYALE_TLS: unsupported: NCCL 2.28.3 cannot"},
 	} {
 		t.Run(test.about, func(t *testing.T) {
 			t.Setenv("HOME", t.TempDir())
@@ -142,7 +146,8 @@ func TestNCCLEncryptsAsTheJobDoes(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if len(lib.keys) != test.keys || test.keys > 0 && (lib.keys[0] != lib.keys[1] || len(lib.keys[0]) != 64) {
+			if len(lib.keys) != test.keys || test.keys > 0 && (lib.keys[0] != lib.keys[1] ||
+				len(lib.keys[0]) != 64) {
 				t.Errorf("the keys are %q, want %d equal ones of 64 digits", lib.keys, test.keys)
 			}
 			if len(said) == 0 || !strings.Contains(said[0], test.says) {

@@ -90,7 +90,8 @@ func (o Options) measured(rank int) (_ Options, err error) {
 }
 
 func (o Options) settings() settings {
-	s := settings{Table: o.Table, Force: o.Force, Link: o.Link, Staging: o.Staging, Halved: o.Halved, Blocks: o.Blocks, Shared: o.SharedDevices}
+	s := settings{Table: o.Table, Force: o.Force, Link: o.Link, Staging: o.Staging,
+		Halved: o.Halved, Blocks: o.Blocks, Shared: o.SharedDevices}
 	if s.Staging <= 0 {
 		s.Staging = stagingBytes
 	}

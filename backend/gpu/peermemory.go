@@ -44,7 +44,8 @@ type window struct {
 
 // holds reports whether memory lies in this rank's part of the window.
 func (w *window) holds(b backend.Buffer) bool {
-	return w != nil && b.Addr() >= w.own.Addr() && b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len())
+	return w != nil && b.Addr() >= w.own.Addr() &&
+		b.Addr()+uintptr(b.NBytes()) <= w.own.Addr()+uintptr(w.own.Len())
 }
 
 const packets = packetBytes / 8
@@ -235,7 +236,9 @@ func (m *peerMemory) probe() error {
 	if err := m.c.gather.Vote(m.c.members, m.probeRead()); err != nil {
 		return err
 	}
-	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error { return a.Zero(m.row()) }))
+	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error {
+		return a.Zero(m.row())
+	}))
 }
 
 // do runs kernels on the default queue, to their end.
@@ -250,7 +253,8 @@ func (m *peerMemory) do(start func(a backend.Arithmetic) error) error {
 }
 
 // with runs f with device memory that holds bytes.
-func (m *peerMemory) with(bytes []byte, use func(a backend.Arithmetic, b backend.Buffer) error) error {
+func (m *peerMemory) with(bytes []byte, use func(a backend.Arithmetic,
+	b backend.Buffer) error) error {
 	b, err := m.dev.Alloc(len(bytes))
 	if err != nil {
 		return err
@@ -323,7 +327,8 @@ func (m *peerMemory) probeRead() error {
 			return fmt.Errorf("what rank %d wrote to its memory did not arrive", p)
 		}
 		if binary.LittleEndian.Uint64(back[8*p:]) != token(m.c.rank, p) {
-			return fmt.Errorf("reading the memory of rank %d gives something else than was written", p)
+			return fmt.Errorf("reading the memory of rank %d gives something else than was written",
+				p)
 		}
 	}
 	return nil
@@ -337,7 +342,9 @@ func (m *peerMemory) enter(number int, at []uintptr) error {
 		binary.LittleEndian.PutUint64(row[8*p:], uint64(addr))
 	}
 	dst := backend.OnDevice(backend.U8, m.pad.at[m.c.rank]+uintptr(offset), nbytes)
-	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error { return a.Move(dst, backend.Of(row)) }))
+	return m.c.gather.Vote(m.c.members, m.do(func(a backend.Arithmetic) error {
+		return a.Move(dst, backend.Of(row))
+	}))
 }
 
 // alloc returns nbytes of a window, on all ranks or on none.
@@ -389,7 +396,9 @@ func (m *peerMemory) unused() (windows []byte) {
 func (m *peerMemory) reclaim(unused [][]byte) error {
 	var errs []error
 	for _, i := range unused[m.c.rank] {
-		if slices.ContainsFunc(unused, func(theirs []byte) bool { return !slices.Contains(theirs, i) }) {
+		if slices.ContainsFunc(unused, func(theirs []byte) bool {
+			return !slices.Contains(theirs, i)
+		}) {
 			continue
 		}
 		w := m.windows[i]
@@ -416,7 +425,9 @@ func (m *peerMemory) release(b backend.Buffer) error {
 	}
 	i := slices.IndexFunc(m.private, func(p backend.Buffer) bool { return p.Addr() == b.Addr() })
 	if i < 0 {
-		return fmt.Errorf("%w: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument)
+		return fmt.Errorf(
+			"%w: free of memory that Alloc has not returned, or that was freed before",
+			backend.ErrArgument)
 	}
 	p := m.private[i]
 	m.private = slices.Delete(m.private, i, i+1)
@@ -451,7 +462,8 @@ func (m *peerMemory) allocSmall(nbytes int) (backend.Buffer, error) {
 		m.remainder = room
 	}
 	b := m.remainder.Slice(0, nbytes)
-	m.remainder = m.remainder.Slice(min((nbytes+align-1)/align*align, m.remainder.Len()), m.remainder.Len())
+	m.remainder = m.remainder.Slice(min((nbytes+align-1)/align*align, m.remainder.Len()),
+		m.remainder.Len())
 	return b, nil
 }
 

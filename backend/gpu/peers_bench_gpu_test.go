@@ -26,12 +26,15 @@ import (
 // and "-host" what one start takes the host. "-alloc" is with memory from Alloc,
 // "-bare" the kernel alone, without a call, "chosen" what the table chooses, with
 // check and trace as Init puts them around, "launch" any kernel, and "plain" the same by the
-// plain call of the driver, without programmatic dependent launch. Use -benchtime 200x for 200 rounds of
-// each, and 4x from 256 MiB on.
+// plain call of the driver, without programmatic dependent launch. Use -benchtime 200x for 200
+// rounds of each, and 4x from 256 MiB on.
 func BenchmarkAllReduce(b *testing.B) {
-	sizes := []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20, 512 << 20, 1 << 30}
+	sizes := []int{4, 16, 1 << 10, 4 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10,
+		512 << 10, 1 << 20, 2 << 20, 4 << 20, 10 << 20, 16 << 20, 32 << 20, 64 << 20, 256 << 20,
+		512 << 20, 1 << 30}
 	eachGroup(b, sizes, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
-		race(b, comms, append(together(b, comms, nbytes), ways(len(comms), nbytes)...), d, nbytes, false)
+		race(b, comms, append(together(b, comms, nbytes), ways(len(comms), nbytes)...), d, nbytes,
+			false)
 	})
 }
 
@@ -50,13 +53,18 @@ func BenchmarkStart(b *testing.B) {
 // knows of a replay's progress.
 func BenchmarkGraph(b *testing.B) {
 	const sums = 12
-	eachGroup(b, []int{1 << 10, 64 << 10, 1 << 20}, func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int) {
+	eachGroup(b, []int{1 << 10, 64 << 10, 1 << 20}, func(b *testing.B, comms []*Communicator,
+		d backend.DType, nbytes int) {
 		graphs := make([][2]*backend.Graph, len(comms))
-		replay := func(which int, record func(c *Communicator, q backend.Queue, x backend.Buffer) error) func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+		replay := func(which int, record func(c *Communicator, q backend.Queue,
+			x backend.Buffer) error) func(c *Communicator, q backend.Queue,
+			x backend.Buffer) error {
 			return func(c *Communicator, q backend.Queue, x backend.Buffer) (err error) {
 				g := &graphs[c.rank][which]
 				if *g == nil {
-					*g, err = q.(backend.GraphQueue).Capture(func() error { return record(c, q, x) })
+					*g, err = q.(backend.GraphQueue).Capture(func() error {
+						return record(c, q, x)
+					})
 				}
 				if err == nil {
 					_, err = (*g).Launch(nil)
@@ -87,7 +95,8 @@ func BenchmarkGraph(b *testing.B) {
 			}
 			return nil
 		}
-		race(b, comms, []comparison{{"eager", false, all}, {"graph", false, replay(0, all)}, {"graph-bare", false, replay(1, bare)}}, d, nbytes, false)
+		race(b, comms, []comparison{{"eager", false, all}, {"graph", false, replay(0, all)},
+			{"graph-bare", false, replay(1, bare)}}, d, nbytes, false)
 		for _, of := range graphs {
 			for _, g := range of {
 				if err := g.Close(); err != nil {
@@ -98,13 +107,16 @@ func BenchmarkGraph(b *testing.B) {
 	})
 }
 
-func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communicator, d backend.DType, nbytes int)) {
+func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communicator,
+	d backend.DType, nbytes int)) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
 		comms := g.group(b, size, forced(TwoShot))
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
 			for _, nbytes := range sizes {
-				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) { f(b, comms, d, nbytes) })
+				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) {
+					f(b, comms, d, nbytes)
+				})
 			}
 		}
 	}
@@ -143,7 +155,8 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 			return err
 		}},
 	}
-	chosen := comparison{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+	chosen := comparison{"chosen", false, func(c *Communicator, q backend.Queue,
+		x backend.Buffer) error {
 		_, err := whole[c.rank].Start(q, sum, x, x)
 		return err
 	}}
@@ -155,10 +168,12 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 // ways are the algorithms.
 func ways(size, nbytes int) (list []comparison) {
 	for w := peers.LL; w <= peers.TwoShot; w++ {
-		if w == peers.LL && nbytes > packetBytes || w == peers.LL128 && nbytes > llBytes(size) || w == peers.OneShot && nbytes > 16<<20 {
+		if w == peers.LL && nbytes > packetBytes || w == peers.LL128 && nbytes > llBytes(size) ||
+			w == peers.OneShot && nbytes > 16<<20 {
 			continue
 		}
-		way := comparison{w.String(), false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+		way := comparison{w.String(), false, func(c *Communicator, q backend.Queue,
+			x backend.Buffer) error {
 			e := peers.PeerCall{Way: w, Dst: x, Src: x}
 			if w == peers.TwoShot {
 				e.Source = c.memory.placeOf(x, x.NBytes())
@@ -172,12 +187,13 @@ func ways(size, nbytes int) (list []comparison) {
 			list = append(list, way)
 			continue
 		}
-		list = append(list, comparison{w.String() + "-bare", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			c.order.Lock()
-			defer c.order.Unlock()
-			c.exchange = peers.PeerCall{Way: w, Dst: x, Src: x}
-			return c.exchanges(q.(Stream), &c.exchange)
-		}})
+		list = append(list, comparison{w.String() + "-bare", false,
+			func(c *Communicator, q backend.Queue, x backend.Buffer) error {
+				c.order.Lock()
+				defer c.order.Unlock()
+				c.exchange = peers.PeerCall{Way: w, Dst: x, Src: x}
+				return c.exchanges(q.(Stream), &c.exchange)
+			}})
 	}
 	return list
 }
@@ -216,7 +232,8 @@ func newLauncher(q *cuda.Queue) (*launcher, error) {
 		return nil, err
 	}
 	handle := q.Stream()
-	stream := loaded.Launcher(*(*cu.Stream)(unsafe.Pointer(&handle))) // it is the handle and nothing else
+	// it is the handle and nothing else
+	stream := loaded.Launcher(*(*cu.Stream)(unsafe.Pointer(&handle)))
 	return &launcher{q, loaded, stream, peers.New(stream)}, nil
 }
 
@@ -238,12 +255,14 @@ func (l *launcher) close(b *testing.B) {
 }
 
 // race times a list in turn, by rounds or by single starts.
-func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DType, nbytes int, singly bool) {
+func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DType, nbytes int,
+	singly bool) {
 	var all []backend.Communicator
 	for _, c := range comms {
 		all = append(all, c)
 	}
-	times, hosts, starts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list)), make([][]time.Duration, len(list))
+	times, hosts, starts := make([][]time.Duration, len(list)), make([][]time.Duration, len(list)),
+		make([][]time.Duration, len(list))
 	b.SetBytes(int64(nbytes))
 	backendtest.Each(b, all, func(comm backend.Communicator) error {
 		c := comm.(*Communicator)
@@ -297,12 +316,14 @@ func race(b *testing.B, comms []*Communicator, list []comparison, d backend.DTyp
 
 // round returns the time of one call of many, on the device and on the host, and appends what
 // each start takes the host to each, unless that is nil.
-func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer, each *[]time.Duration) (took, host time.Duration, err error) {
+func (x comparison) round(c *Communicator, timer *cuda.Timer, memory backend.Buffer,
+	each *[]time.Duration) (took, host time.Duration, err error) {
 	// Ranks do not begin at the same time: many calls make little of that.
 	calls := time.Duration(min(200, max(50, 64<<20/memory.NBytes())))
 	q := c.Device().Default()
 	// The first call brings the ranks together.
-	if err := errors.Join(x.start(c, q, memory), drain(context.Background(), q), backend.Barrier(c), timer.Start()); err != nil {
+	if err := errors.Join(x.start(c, q, memory), drain(context.Background(), q), backend.Barrier(c),
+		timer.Start()); err != nil {
 		return 0, 0, err
 	}
 	began := time.Now()

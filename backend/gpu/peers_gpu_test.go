@@ -69,11 +69,13 @@ func TestCommunicatorOnGPU(t *testing.T) {
 	for _, force := range Algorithms()[1:] {
 		t.Run(force.String(), func(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{
-				Sizes: g.sizes(), Integers: backend.F32, Copy: g.copy, // there are no kernels for i64
+				// there are no kernels for i64
+				Sizes: g.sizes(), Integers: backend.F32, Copy: g.copy,
 				OwnOrder: true, // what is NCCL's has its order
-				New: backendtest.Over(g.with(forced(force)), compared.Compared, func(c backend.Communicator) backend.Communicator {
-					return backend.WithHooks(c, observe.New(c.Rank(), 100))
-				}),
+				New: backendtest.Over(g.with(forced(force)), compared.Compared,
+					func(c backend.Communicator) backend.Communicator {
+						return backend.WithHooks(c, observe.New(c.Rank(), 100))
+					}),
 			})
 		})
 	}
@@ -125,7 +127,8 @@ func halvedResult(op backend.ReduceOp, half backend.DType, xs [][]byte) ([]byte,
 		factor = float64(len(xs))
 	}
 	y := make([]byte, 4*n)
-	errs = append(errs, k.Reduce(backend.Avg, average, srcs...), k.CastScale(backend.Of(y).As(backend.F32), average, factor))
+	errs = append(errs, k.Reduce(backend.Avg, average, srcs...),
+		k.CastScale(backend.Of(y).As(backend.F32), average, factor))
 	return y, errors.Join(errs...)
 }
 
@@ -155,13 +158,15 @@ type example struct {
 
 // examples are random calls. Sizes in bytes are as often between one and two as between
 // 256 and 512 Ki; a few are more than a round of any algorithm has, which is rounds bytes.
-// Half of the calls of f32 travel as 16 bits, where there is a kernel for that, and a fourth add in a tree.
+// Half of the calls of f32 travel as 16 bits, where there is a kernel for that, and a fourth add in
+// a tree.
 func examples(c *Communicator, trials, rounds int) ([]example, error) {
 	random := rand.New(rand.NewPCG(7, 9))
 	all := make([]example, trials)
 	for i := range all {
 		e := example{d: []backend.DType{backend.F32, backend.F16, backend.BF16}[random.IntN(3)]}
-		e.what = backend.Collective{Kind: backend.AllReduce, Op: []backend.ReduceOp{backend.Sum, backend.Avg}[random.IntN(2)]}
+		e.what = backend.Collective{Kind: backend.AllReduce, Op: []backend.ReduceOp{backend.Sum,
+			backend.Avg}[random.IntN(2)]}
 		nbytes := int(math.Exp2(random.Float64() * 18.6)) // 400 KB
 		if i%50 == 49 || i == trials-1 {
 			nbytes = rounds + random.IntN(rounds/8)
@@ -200,7 +205,10 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 	}
 	room := 2 * (most + 1024) // for the operand and the result, wherever they begin
 	windows := make([]backend.Buffer, len(comms))
-	each(t, comms, func(c *Communicator) (err error) { windows[c.Rank()], err = c.Alloc(room); return err })
+	each(t, comms, func(c *Communicator) (err error) {
+		windows[c.Rank()], err = c.Alloc(room)
+		return err
+	})
 	eachWay(t, comms, func(c *Communicator, a Algorithm) error {
 		q := queues[c.Rank()]
 		memory, err := c.Device().Alloc(room)
@@ -218,7 +226,8 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 		}
 		k := q
 		for trial, e := range all {
-			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank()))) // others have other places
+			// others have other places
+			own := rand.New(rand.NewPCG(uint64(trial), uint64(c.Rank())))
 			n := len(e.want) / e.d.Size()
 			from := []backend.Buffer{memory, windows[c.Rank()]}[own.IntN(2)].As(e.d)
 			lo := own.IntN(3) * own.IntN(17)
@@ -228,7 +237,8 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 				lo = from.Len()/2 + own.IntN(3)*own.IntN(17)
 				dst = from.Slice(lo, lo+n)
 			}
-			if err := errors.Join(k.Move(src.As(backend.U8), backend.Of(e.xs[c.Rank()])), late.sometimes(own, 4)); err != nil {
+			if err := errors.Join(k.Move(src.As(backend.U8), backend.Of(e.xs[c.Rank()])),
+				late.sometimes(own, 4)); err != nil {
 				return err
 			}
 			w, err := c.Start(q, e.what, dst, src)
@@ -236,11 +246,14 @@ func sameBits(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 				return err
 			}
 			got := make([]byte, len(e.want))
-			if err := errors.Join(w.Join(context.Background()), k.Move(backend.Of(got), dst.As(backend.U8)), drain(context.Background(), q)); err != nil {
+			if err := errors.Join(w.Join(context.Background()),
+				k.Move(backend.Of(got), dst.As(backend.U8)), drain(context.Background(),
+					q)); err != nil {
 				return err
 			}
 			if !bytes.Equal(got, e.want) {
-				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial, e.what, n, e.d)
+				return fmt.Errorf("trial %d: %v of %d %v has other bits than the host's", trial,
+					e.what, n, e.d)
 			}
 		}
 		return nil
@@ -325,12 +338,14 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 		if err := assemble(c); err != nil {
 			return err
 		}
-		x, results := memory.As(backend.F32).Slice(0, n), memory.As(backend.F32).Slice(n, n*(batch+1))
+		x, results := memory.As(backend.F32).Slice(0, n), memory.As(backend.F32).Slice(
+			n, n*(batch+1))
 		random := rand.New(rand.NewPCG(11, uint64(c.Rank())))
 		ys := make([]float32, n*batch)
 		for first := 0; first < calls; first += batch {
 			for i := range batch {
-				if err := errors.Join(late.sometimes(random, 50), k.Fill(x, float64((first+i)%1000*(c.Rank()+1)))); err != nil {
+				if err := errors.Join(late.sometimes(random, 50),
+					k.Fill(x, float64((first+i)%1000*(c.Rank()+1)))); err != nil {
 					return err
 				}
 				if _, err := c.Start(q, sum, x, x); err != nil {
@@ -340,11 +355,13 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 					return err
 				}
 			}
-			if err := errors.Join(k.Move(backend.Of(ys), results), drain(context.Background(), q)); err != nil {
+			if err := errors.Join(k.Move(backend.Of(ys), results), drain(context.Background(),
+				q)); err != nil {
 				return err
 			}
 			for i, y := range ys {
-				if want := float32((first + i/n) % 1000 * c.Size() * (c.Size() + 1) / 2); y != want {
+				if want := float32((first + i/n) % 1000 * c.Size() * (c.Size() + 1) /
+					2); y != want {
 					return fmt.Errorf("call %d, element %d: %v, want %v", first+i/n, i%n, y, want)
 				}
 			}
@@ -357,7 +374,8 @@ func TestBackToBackCallsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
 		o := forced(TwoShot)
-		o.Staging = 64 << 10 // so that those in lines take several rounds of two shots with barriers
+		// so that those in lines take several rounds of two shots with barriers
+		o.Staging = 64 << 10
 		comms := g.group(t, size, o)
 		backToBack(t, comms, defaults(comms), 100*trials(), 1000)
 		backToBack(t, comms, defaults(comms), 5*trials(), 40_000) // in lines
@@ -369,7 +387,8 @@ func TestBackToBackCallsOnGPU(t *testing.T) {
 func TestGroupsStartInAnyOrderOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		groups := [][]*Communicator{g.group(t, size, forced(TwoShot)), g.group(t, size, forced(TwoShot))}
+		groups := [][]*Communicator{g.group(t, size, forced(TwoShot)),
+			g.group(t, size, forced(TwoShot))}
 		for _, a := range groups[0][0].Link().Algorithms()[1:] {
 			for _, group := range groups {
 				for _, c := range group {
@@ -442,13 +461,15 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 	got := make([]float32, n)
 	for i, l := range lanes {
 		k := l.queue
-		if err := errors.Join(k.Move(backend.Of(got), l.total), drain(context.Background(), l.queue)); err != nil {
+		if err := errors.Join(k.Move(backend.Of(got), l.total), drain(context.Background(),
+			l.queue)); err != nil {
 			return err
 		}
 		size := groups[i].Size()
 		want := float32(sent * size * (size + 1) / 2)
 		if j := slices.IndexFunc(got, func(v float32) bool { return v != want }); j >= 0 {
-			return fmt.Errorf("element %d of %d after %d calls is %v, want %v", j, n, calls, got[j], want)
+			return fmt.Errorf("element %d of %d after %d calls is %v, want %v", j, n, calls, got[j],
+				want)
 		}
 	}
 	return assemble(c)
@@ -597,13 +618,16 @@ func replay(c *Communicator, n, times int) error {
 	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
 	x, y, total := part(0), part(1), part(2)
 	step := func(reduce func() error) error {
-		return errors.Join(k.Fill(x, float64(c.Rank()+1)), reduce(), k.Binary(backend.Add, total, total, y))
+		return errors.Join(k.Fill(x, float64(c.Rank()+1)), reduce(), k.Binary(backend.Add, total,
+			total, y))
 	}
 	// Kernels may not wait for this rank while its memory is being taken.
 	if err := errors.Join(k.Zero(memory), drain(context.Background(), q), assemble(c)); err != nil {
 		return err
 	}
-	graph, err := q.Capture(func() error { return step(func() error { _, err := c.Start(q, sum, y, x); return err }) })
+	graph, err := q.Capture(func() error {
+		return step(func() error { _, err := c.Start(q, sum, y, x); return err })
+	})
 	if err != nil {
 		return err
 	}
@@ -618,12 +642,14 @@ func replay(c *Communicator, n, times int) error {
 		}
 	}
 	got := make([]float32, n)
-	if err := errors.Join(k.Move(backend.Of(got), total), drain(context.Background(), q)); err != nil {
+	if err := errors.Join(k.Move(backend.Of(got), total), drain(context.Background(),
+		q)); err != nil {
 		return err
 	}
 	want := float32(times * c.Size() * (c.Size() + 1) / 2)
 	if i := slices.IndexFunc(got, func(v float32) bool { return v != want }); i >= 0 {
-		return fmt.Errorf("element %d of %d after %d launches is %v, want %v", i, n, times, got[i], want)
+		return fmt.Errorf("element %d of %d after %d launches is %v, want %v", i, n, times, got[i],
+			want)
 	}
 	return errors.Join(graph.Close(), assemble(c), c.Device().Free(memory))
 }
@@ -663,13 +689,15 @@ func TestKernelsEndOnGPU(t *testing.T) {
 				t.Errorf("%v, %v: the other rank has not heard of it", a, limit)
 			}
 			var sticky *backend.Error
-			if _, err := other.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)); !errors.As(err, &sticky) || sticky.Peer != 0 || !errors.Is(err, backend.ErrAborted) {
+			if _, err := other.Start(nil, sum, x.As(backend.F32), x.As(backend.F32)); !errors.As(
+				err, &sticky) || sticky.Peer != 0 || !errors.Is(err, backend.ErrAborted) {
 				t.Errorf("%v, %v: on the other rank: %v", a, limit, err)
 			}
 			if took := time.Since(began); took > proctest.Within(2*time.Second) {
 				t.Errorf("%v, %v: it took %v", a, limit, took)
 			}
-			if err := errors.Join(c.Device().Default().Zero(x), drain(context.Background(), c.Device().Default()), c.Device().Free(x)); err != nil {
+			if err := errors.Join(c.Device().Default().Zero(x), drain(context.Background(),
+				c.Device().Default()), c.Device().Free(x)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -751,7 +779,8 @@ func (g *gpus) queued(t *testing.T, a Algorithm) {
 		t.Fatal(err)
 	}
 	bytes := make([]byte, size)
-	if err := errors.Join(gate.open(queues[0]), drain(ctx, queues[1]), g.copy(backend.Of(bytes), next)); err != nil {
+	if err := errors.Join(gate.open(queues[0]), drain(ctx, queues[1]),
+		g.copy(backend.Of(bytes), next)); err != nil {
 		t.Error(err)
 	}
 	if i := slices.IndexFunc(bytes, func(b byte) bool { return b != 0 }); i >= 0 {
@@ -777,7 +806,8 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	defer observer.Close()
 	comms, _ := g.sharing(t, 2, forced(TwoShot))
 	size := comms[0].memory.bytes()
-	if err := errors.Join(comms[0].Close(), g.all[0].Close()); err != nil { // which finds nothing that is not freed
+	// which finds nothing that is not freed
+	if err := errors.Join(comms[0].Close(), g.all[0].Close()); err != nil {
 		t.Error(err)
 	}
 	if n := comms[0].Kept(); n != size {
@@ -790,7 +820,8 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	if err := comms[1].Close(); err != nil {
 		t.Error(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() > 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() > 0; time.Sleep(
+		time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the memory is not given back")
 		}
@@ -798,7 +829,8 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 	if after, _, err := observer.FreeMemory(); err != nil || after-before < size {
 		t.Errorf("the device has %d bytes more, want %d: %v", after-before, size, err)
 	}
-	if err := comms[0].teardowns.wait(proctest.Within(time.Second), comms[0].teardowns.all()...); err != nil {
+	if err := comms[0].teardowns.wait(proctest.Within(time.Second),
+		comms[0].teardowns.all()...); err != nil {
 		t.Error(err)
 	}
 }
@@ -838,7 +870,8 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 			if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
 				t.Errorf("a call that rank 1 has not come to passes for done: %v", err)
 			}
-			if err := errors.Join(gate.open(g.all[0].Default()), drain(context.Background(), g.all[1].Default())); err != nil {
+			if err := errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
+				g.all[1].Default())); err != nil {
 				t.Error(err)
 			}
 			y := make([]float32, xs[1].Len())
@@ -882,7 +915,9 @@ func TestKernelsNoticeHostMemoryOnGPU(t *testing.T) {
 
 func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	inUse := func() (n [2]int) { return [2]int{g.all[0].MemoryStats().InUse, g.all[1].MemoryStats().InUse} }
+	inUse := func() (n [2]int) {
+		return [2]int{g.all[0].MemoryStats().InUse, g.all[1].MemoryStats().InUse}
+	}
 	for end, f := range map[string]func(t *testing.T, comms []*Communicator){
 		"close": func(*testing.T, []*Communicator) {},
 		"abort": func(t *testing.T, comms []*Communicator) {
@@ -907,7 +942,8 @@ func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 			if n := inUse(); cycle == 0 {
 				before = n
 			} else if n != before {
-				t.Fatalf("%s: %v bytes are in use after cycle %d, %v after the first", end, n, cycle, before)
+				t.Fatalf("%s: %v bytes are in use after cycle %d, %v after the first", end, n,
+					cycle, before)
 			}
 		}
 	}

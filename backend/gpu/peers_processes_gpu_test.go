@@ -83,11 +83,14 @@ func TestKilledRankIsNamedAmongKernels(t *testing.T) {
 	}
 }
 
-// A rank that is killed in the middle of replays is named as in any call, and the devices of the others go on.
+// A rank that is killed in the middle of replays is named as in any call, and the devices of the
+// others go on.
 func TestKilledRankIsNamedInGraphs(t *testing.T) {
 	size := len(needGPUs(t, 2).all)
 	for _, a := range []Algorithm{NCCL, LL, TwoShot} {
-		t.Run(a.String(), func(t *testing.T) { killed(t, inGraph+a.String(), size, "of a graph of 3 collectives") })
+		t.Run(a.String(), func(t *testing.T) {
+			killed(t, inGraph+a.String(), size, "of a graph of 3 collectives")
+		})
 	}
 }
 

@@ -68,8 +68,10 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 				want Algorithm
 			}{
 				{backend.Collective{Kind: backend.AllReduce}, backend.F32, 4, OneShot},
-				{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F32, 1 << 20, TwoShot},
-				{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, 4, TwoShot},
+				{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F32, 1 << 20,
+					TwoShot},
+				{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot},
+					backend.F32, 4, TwoShot},
 				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, OneShot},
 				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, NCCL},
 				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, NCCL},
@@ -88,10 +90,12 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 			return err
 		}
 		tree := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
-		if err := backend.Run(c, tree, x.As(backend.F64), x.As(backend.F64)); !errors.Is(err, backend.ErrUnsupported) {
+		if err := backend.Run(c, tree, x.As(backend.F64), x.As(backend.F64)); !errors.Is(
+			err, backend.ErrUnsupported) {
 			return fmt.Errorf("a tree of f64: %v", err)
 		}
-		return errors.Join(backend.Run(c, tree, x.As(backend.F32), x.As(backend.F32)), c.Device().Free(x))
+		return errors.Join(backend.Run(c, tree, x.As(backend.F32), x.As(backend.F32)),
+			c.Device().Free(x))
 	})
 	for r := range comms {
 		if x := g.last(r); !x.Tree || x.Way != peers.OneShot {
@@ -118,7 +122,9 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 				want = NCCL
 			}
 			before := c.Usage()
-			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error { return backend.Run(c, sum, b, b) }); err != nil {
+			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error {
+				return backend.Run(c, sum, b, b)
+			}); err != nil {
 				return err
 			}
 			if got := c.Usage().minus(before); got != want {
@@ -168,8 +174,10 @@ func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, NCCL},
 		{backend.Collective{Kind: backend.AllGather}, backend.I64, OneShot},
 		{backend.Collective{Kind: backend.Broadcast}, backend.F32, NCCL},
-		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32, TwoShot},
-		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64, NCCL},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32,
+			TwoShot},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64,
+			NCCL},
 	} {
 		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
@@ -177,9 +185,11 @@ func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 	}
 }
 
-// What is not pushed is refused, so that the caller packs pieces: Capabilities say which calls those are.
+// What is not pushed is refused, so that the caller packs pieces: Capabilities say which calls
+// those are.
 func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
-	even := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}}
+	even := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 2},
+		Dst: []int{1, 1}}}
 	uneven := even
 	uneven.Splits = []int{2, 2, 2, peers.MaxPiece / 2}
 	plain := backend.Collective{Kind: backend.AllToAll}
@@ -211,7 +221,8 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 		if got := c.Capabilities().RunsRows(test.what, test.dtype, test.count); got != (test.want == Push) {
 			t.Errorf("%s: capabilities say %v", name, got)
 		}
-		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(text, ": push: pieces are permuted") != (test.want == Push) {
+		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(
+			text, ": push: pieces are permuted") != (test.want == Push) {
 			t.Errorf("%s: explained as %q", name, text)
 		}
 	}
@@ -228,20 +239,25 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 		}{{0, NCCL}, {1023, NCCL}, {1024, Halved}} {
 			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
 			before := c.Usage()
-			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error { return backend.Run(c, what, b, b) }); err != nil {
+			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error {
+				return backend.Run(c, what, b, b)
+			}); err != nil {
 				return err
 			}
-			if got := c.Usage().minus(before); got != test.want || c.Halves(what, test.n) != (test.want == Halved) {
+			if got := c.Usage().minus(before); got != test.want ||
+				c.Halves(what, test.n) != (test.want == Halved) {
 				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
 			}
 		}
-		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 || x.Op != backend.Sum || x.Src.Len() != 1024 {
+		if x := g.last(c.Rank()); x.Way != peers.Halved || x.Half != backend.BF16 ||
+			x.Op != backend.Sum || x.Src.Len() != 1024 {
 			return fmt.Errorf("the kernel was asked for %+v", x)
 		}
 		if use := c.choose(&sum, backend.F32, 4096); use != NCCL {
 			return fmt.Errorf("%v without leave", use)
 		}
-		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
+		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16},
+			backend.F32, 4096); !strings.Contains(text, "halved, in 16 bits from 4 KiB on") {
 			return errors.New(text)
 		}
 		return nil
@@ -284,9 +300,11 @@ func TestDevicesThatTearLinesSendNone(t *testing.T) {
 		o.Force, o.Halved = test.force, 4
 		each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
 			if use := c.choose(&sum, backend.F32, test.nbytes); use != test.want {
-				return fmt.Errorf("%d bytes, %v forced: %v, want %v", test.nbytes, test.force, use, test.want)
+				return fmt.Errorf("%d bytes, %v forced: %v, want %v", test.nbytes, test.force, use,
+					test.want)
 			}
-			if c.Halves(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16}, 1<<20) {
+			if c.Halves(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16},
+				1<<20) {
 				return errors.New("lines travel in 16 bits")
 			}
 			return nil
@@ -324,18 +342,23 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
 			{TwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
 			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), 0, 0},
-			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0, peers.PlaceIn(1, 0)},
+			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0,
+				peers.PlaceIn(1, 0)},
 			{OneShot, sum, floats, floats, 0, 0},
 			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 			{LL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4), floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
-			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3), floats.Slice(8, 14), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4),
+				floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
+			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3),
+				floats.Slice(8, 14), 0, 0},
+			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8),
+				floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
 			var x peers.PeerCall
 			c.memory.place(&x, &call{what: test.what, use: test.use, dst: test.dst, src: test.src})
 			if x.Source != test.source || x.Target != test.target {
-				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what, x.Source, x.Target, test.source, test.target)
+				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what,
+					x.Source, x.Target, test.source, test.target)
 			}
 		}
 		return nil
@@ -363,11 +386,13 @@ func TestAllocGoesOnWithoutWindows(t *testing.T) {
 		for range most - 1 {
 			errs = append(errs, placed(smallBytes+4, true))
 		}
-		errs = append(errs, placed(32, true), placed(smallBytes+4, false), placed(smallBytes, false))
+		errs = append(errs, placed(32, true), placed(smallBytes+4, false),
+			placed(smallBytes, false))
 		if used, lacking := c.Windows(); used != most || lacking != 2*smallBytes+4 {
 			return fmt.Errorf("%d windows, %d bytes without", used, lacking)
 		}
-		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(text, "used up its 63 windows: 2 MiB") {
+		if text := c.Explain(sum, backend.F32, 1024); !strings.Contains(
+			text, "used up its 63 windows: 2 MiB") {
 			return errors.New(text)
 		}
 		if _, err := c.Alloc(8 + c.Rank()); !errors.Is(err, backend.ErrArgument) {
@@ -406,7 +431,8 @@ func TestFreedWindowsAreUsedAgain(t *testing.T) {
 			}
 		}
 		if used, lacking := c.Windows(); used > 3 || lacking != 0 {
-			return fmt.Errorf("%d windows are used, %d bytes without, and nothing is allocated", used, lacking)
+			return fmt.Errorf("%d windows are used, %d bytes without, and nothing is allocated",
+				used, lacking)
 		}
 		return nil
 	})
@@ -433,7 +459,9 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 				}
 				g.process = apart
 				comms := g.group(t, 3, same(options()))
-				alloc := func(c *Communicator) (backend.Buffer, error) { return c.Alloc(smallBytes + 1) }
+				alloc := func(c *Communicator) (backend.Buffer, error) {
+					return c.Alloc(smallBytes + 1)
+				}
 				for range windows {
 					each(t, comms, func(c *Communicator) error { _, err := alloc(c); return err })
 				}
@@ -441,7 +469,9 @@ func TestRefusedAllocLeavesNothing(t *testing.T) {
 				_, before := g.Live()
 				each(t, comms, func(c *Communicator) error {
 					b, err := alloc(c)
-					if b.Len() != 0 || err == nil || !strings.Contains(err.Error(), "rank 2 failed:") || strings.Contains(err.Error(), "freed while") {
+					if b.Len() != 0 || err == nil ||
+						!strings.Contains(err.Error(), "rank 2 failed:") ||
+						strings.Contains(err.Error(), "freed while") {
 						return fmt.Errorf("%d bytes, %w", b.Len(), err)
 					}
 					return nil
@@ -489,7 +519,8 @@ func TestKernelsGetNoMemoryOfAnotherDevice(t *testing.T) {
 		return holding(c, []float32{1}, func(mine backend.Buffer) error {
 			var errs []error
 			refused := func(err error, want error) {
-				if !errors.Is(err, want) || want == backend.ErrArgument && !strings.Contains(err.Error(), "not of this rank's device") {
+				if !errors.Is(err, want) || want == backend.ErrArgument &&
+					!strings.Contains(err.Error(), "not of this rank's device") {
 					errs = append(errs, fmt.Errorf("the error is %w, want %w", err, want))
 				}
 			}
@@ -536,7 +567,11 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			return nil
 		}
 	}
-	shared := func(int) Options { o := options(); o.SharedDevices, o.Link = true, FullyConnected; return o }
+	shared := func(int) Options {
+		o := options()
+		o.SharedDevices, o.Link = true, FullyConnected
+		return o
+	}
 	tests := map[string]struct {
 		of    func(int) Options
 		apart bool
@@ -544,15 +579,22 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 		fault func(int, string) error
 		why   string // "" if it is taken
 	}{
-		"one process":      {of: same(options())},
-		"three processes":  {of: same(options()), apart: true},
-		"no memory":        {of: same(options()), fault: on(1, "pin"), why: "rank 1 failed: as the test wants"},
-		"no export":        {of: same(options()), apart: true, fault: on(2, "export"), why: "rank 2 failed: as"},
-		"no import":        {of: same(options()), apart: true, fault: on(0, "import"), why: "rank 0 failed: memory of rank"},
-		"no peer access":   {of: same(options()), fault: on(1, "peer access"), why: "rank 1 failed: memory of rank 0"},
+		"one process":     {of: same(options())},
+		"three processes": {of: same(options()), apart: true},
+		"no memory": {of: same(options()), fault: on(1, "pin"),
+			why: "rank 1 failed: as the test wants"},
+		"no export": {of: same(options()), apart: true, fault: on(2, "export"),
+			why: "rank 2 failed: as"},
+		"no import": {of: same(options()), apart: true, fault: on(0, "import"),
+			why: "rank 0 failed: memory of rank"},
+		"no peer access": {of: same(options()), fault: on(1, "peer access"),
+			why: "rank 1 failed: memory of rank 0"},
 		"a link that lies": {of: same(options()), fault: on(2, "copy"), why: "what rank 2 wrote"},
-		"off on one rank":  {of: func(r int) Options { o := options(); o.Off = r == 2; return o }, why: "rank 2 cannot: it is switched off"},
-		"one device": {of: shared, apart: true, wires: func(rank int) Wires { return cards(1)[0].with(18) },
+		"off on one rank": {of: func(r int) Options { o := options(); o.Off = r == 2; return o },
+			why: "rank 2 cannot: it is switched off"},
+		"one device": {of: shared, apart: true, wires: func(rank int) Wires {
+			return cards(1)[0].with(18)
+		},
 			why: "ranks 0 and 1 share the device"},
 		"one device of two spellings": {of: shared, apart: true, wires: func(rank int) Wires {
 			w := Wires{Bus: "0000:1A:00.0"}.with(18)
@@ -561,7 +603,9 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			}
 			return w
 		}, why: "ranks 0 and 1 share the device"},
-		"unknown links": {of: same(options()), wires: func(rank int) Wires { return cards(3)[rank] }, why: "do not all reach"},
+		"unknown links": {of: same(options()), wires: func(rank int) Wires {
+			return cards(3)[rank]
+		}, why: "do not all reach"},
 		"a shared device": {of: shared,
 			wires: func(rank int) Wires { return cards(1)[0] }},
 	}
@@ -576,10 +620,13 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 			g.fault = nil
 			each(t, comms, func(c *Communicator) error {
 				why := c.Refused()
-				if (why == "") != (test.why == "") || !strings.Contains(why, test.why) || why != comms[0].why {
+				if (why == "") != (test.why == "") || !strings.Contains(why, test.why) ||
+					why != comms[0].why {
 					return fmt.Errorf("refused because %q, want %q", why, test.why)
 				}
-				return holding(c, []float32{1}, func(b backend.Buffer) error { return backend.Run(c, sum, b, b) })
+				return holding(c, []float32{1}, func(b backend.Buffer) error {
+					return backend.Run(c, sum, b, b)
+				})
 			})
 			if (comms[0].Usage().TwoShot > 0) != (test.why == "") {
 				t.Errorf("%+v", comms[0].Usage())
@@ -630,7 +677,8 @@ func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
 		}
 		partners := c.plan.Partners[c.Rank()]
 		if c.memory.peers.Neighbours != partners {
-			return fmt.Errorf("the kernels' neighbours are %v, want %v", c.memory.peers.Neighbours, partners)
+			return fmt.Errorf("the kernels' neighbours are %v, want %v", c.memory.peers.Neighbours,
+				partners)
 		}
 		for p, pad := range c.memory.peers.Pads[:8] {
 			if near := p == c.Rank() || slices.Contains(partners[:], p); (pad != 0) != near {
@@ -663,7 +711,9 @@ func TestWaysAreTheSameOnEveryRank(t *testing.T) {
 			for i := range 64 {
 				lo, n := i*c.Rank()%5, 1+i*i%300
 				in := func(b backend.Buffer) backend.Buffer { return b.Slice(lo, lo+n) }
-				err := holding(c, x, func(b backend.Buffer) error { return backend.Run(c, sum, in(b), in(b)) })
+				err := holding(c, x, func(b backend.Buffer) error {
+					return backend.Run(c, sum, in(b), in(b))
+				})
 				if err != nil {
 					return err
 				}
@@ -672,8 +722,10 @@ func TestWaysAreTheSameOnEveryRank(t *testing.T) {
 		})
 		for r, calls := range g.seen {
 			for i, x := range calls {
-				if x.Way != g.seen[0][i].Way || x.Src.Len() != g.seen[0][i].Src.Len() || len(calls) != 64 {
-					t.Errorf("%v, call %d of %d: %v on rank %d, %v on rank 0", force, i, len(calls), x.Way, r, g.seen[0][i].Way)
+				if x.Way != g.seen[0][i].Way || x.Src.Len() != g.seen[0][i].Src.Len() ||
+					len(calls) != 64 {
+					t.Errorf("%v, call %d of %d: %v on rank %d, %v on rank 0", force, i, len(calls),
+						x.Way, r, g.seen[0][i].Way)
 				}
 			}
 		}
@@ -691,7 +743,9 @@ func TestPartsHaveMemoryOfTheirOwn(t *testing.T) {
 		if p.why != "" || p.memory.pad.own == c.memory.pad.own {
 			return fmt.Errorf("the part shares memory, or has none: %s", p.why)
 		}
-		if err := holding(p, []float32{1}, func(b backend.Buffer) error { return backend.Run(p, sum, b, b) }); err != nil {
+		if err := holding(p, []float32{1}, func(b backend.Buffer) error {
+			return backend.Run(p, sum, b, b)
+		}); err != nil {
 			return err
 		}
 		if c.Usage() != (Usage{}) || p.Usage().TwoShot != 1 {
@@ -725,7 +779,8 @@ func TestKernelsStopOnceTheGroupHasEnded(t *testing.T) {
 				t.Error("the kernels are told to stop too soon")
 			}
 			c.state.Unlock()
-			for deadline := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(10 * time.Second); !stopped(); time.Sleep(
+				time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("the kernels are not told to stop")
 				}
@@ -758,7 +813,8 @@ func TestKernelThatGaveUpIsATimeout(t *testing.T) {
 			c.status.flag(1).Store(1 + uint32(1-c.Rank()))
 			named := func(err error) bool {
 				var e *backend.Error
-				return errors.As(err, &e) && errors.Is(err, backend.ErrTimeout) && e.Peer == 1-c.Rank()
+				return errors.As(err, &e) && errors.Is(err, backend.ErrTimeout) &&
+					e.Peer == 1-c.Rank()
 			}
 			if err := w.Join(t.Context()); !named(err) {
 				return fmt.Errorf("the error is %w", err)
@@ -842,7 +898,8 @@ func TestMemoryIsNotKeptForTheDead(t *testing.T) {
 	if err := other.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(
+		time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the memory is kept though the process is dead")
 		}
@@ -890,9 +947,11 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 		bytes int
 		want  []string
 	}{
-		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot", "nccl", "us"}},
+		{sum, backend.F32, 2 << 20, []string{"2 MiB", "2 ranks", h200, "fully-connected: two-shot",
+			"nccl", "us"}},
 		{sum, backend.F64, 1024, []string{": nccl", "f16 and bf16"}},
-		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F32, 1024, []string{"one-shot, as the call asks for"}},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F32, 1024,
+			[]string{"one-shot, as the call asks for"}},
 	} {
 		text := c.Explain(test.what, test.dtype, test.bytes)
 		for _, part := range test.want {
@@ -904,7 +963,9 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 }
 
 func TestModesAreParsed(t *testing.T) {
-	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true}, "nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL}, "push": {Force: Push}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
+	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true},
+		"nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL},
+		"push": {Force: Push}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
 		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}

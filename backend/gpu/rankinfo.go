@@ -67,10 +67,13 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 	if p.settings.Link != Unknown {
 		p.Topology = p.Topology.as(p.settings.Link, len(ranks))
 	}
-	p.lines = p.Topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w Wires) bool { return w.Tears })
+	p.lines = p.Topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w Wires) bool {
+		return w.Tears
+	})
 	switch {
 	case p.Topology.Link == Unknown:
-		return p, "the devices do not all reach each other's memory, as far as NVML and the driver say"
+		return p, "the devices do not all reach each other's memory, as far as NVML and the " +
+			"driver say"
 	case p.Topology.Link == CubeMesh && p.Topology.Partners == nil:
 		return p, fmt.Sprintf("the group has %d ranks: a cube mesh has %d", len(ranks), cubeSize)
 	}
@@ -103,7 +106,8 @@ func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
 	if q := dev.Default(); !exchanges(q) {
 		mine.Refusal = fmt.Sprintf("the queues of %s, a %T, cannot exchange data", dev.Name(), q)
 	}
-	mine.Ordinal, mine.Model, mine.Wires, mine.Room = dev.Ordinal(), dev.Model(), wiresOf(dev), dev.Multiprocessors()
+	mine.Ordinal, mine.Model, mine.Wires, mine.Room = dev.Ordinal(), dev.Model(), wiresOf(dev),
+		dev.Multiprocessors()
 }
 
 func exchanges(q backend.Queue) bool {

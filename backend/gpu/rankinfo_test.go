@@ -22,7 +22,8 @@ func TestGridsLeaveRoomForOtherGroups(t *testing.T) {
 			p.ranks = append(p.ranks, rankInfo{Room: n})
 		}
 		if got := p.grid(); got != test.want {
-			t.Errorf("%d blocks asked for, devices of %v: %d, want %d", test.asked, test.rooms, got, test.want)
+			t.Errorf("%d blocks asked for, devices of %v: %d, want %d", test.asked, test.rooms, got,
+				test.want)
 		}
 	}
 }

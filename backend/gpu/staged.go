@@ -19,7 +19,8 @@ func onHost(b backend.Buffer) bool { return b.Len() > 0 && !b.Device() }
 
 // reads reports whether this rank's src is used.
 func (k *call) reads() bool {
-	return k.rank == k.what.Root || k.what.Kind != backend.Broadcast && k.what.Kind != backend.Scatter
+	return k.rank == k.what.Root || k.what.Kind != backend.Broadcast &&
+		k.what.Kind != backend.Scatter
 }
 
 // writes reports whether this rank's dst is used.
@@ -56,7 +57,8 @@ func (c *Communicator) staged(q Stream, k *call) (backend.Work, error) {
 
 // noticeHost says, once, that a call was given host memory, which costs two copies.
 func (c *Communicator) noticeHost(what backend.Collective) {
-	c.notice(fmt.Sprintf("%s: %v was given host memory: backend nccl copies it to the GPU and back, "+
+	c.notice(fmt.Sprintf("%s: %v was given host memory: backend nccl copies it to the GPU and "+
+		"back, "+
 		"and waits for it. Give it buffers of the communicator's device, or set "+
 		"EURYALE_BACKEND=host. This is said once.", backend.RankOf(c), what))
 }

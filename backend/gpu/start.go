@@ -11,7 +11,8 @@ import (
 
 // Start implements [backend.Communicator]. Once a kernel has given up waiting for another
 // rank, it is an error that names the rank.
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -20,7 +21,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	k := call{what: what, count: count, rank: c.rank, P: c.size, dst: dst, src: src}
 	s, err := c.admit(q, &k)
@@ -41,7 +43,8 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 }
 
 // startBy is Start by an algorithm that is not chosen, for operands on the device.
-func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -74,7 +77,9 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 		return nil, c.ended(c.member.Failure(""), k.what.String())
 	}
 	if !c.holdsOperands(k) {
-		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what, c.dev.Name())
+		return nil, fmt.Errorf("%w: %s: %v of memory that is not of this rank's device, %s: copy "+
+			"it there first, or allocate it there", backend.ErrArgument, backend.RankOf(c), k.what,
+			c.dev.Name())
 	}
 	k.dtype = k.what.DType(k.dst, k.src)
 	if k.count <= math.MaxInt/k.dtype.Size() {
@@ -113,7 +118,8 @@ func (c *Communicator) stream(q backend.Queue) (Stream, error) {
 	}
 	s, ok := q.(Stream)
 	if !ok {
-		return nil, fmt.Errorf("%w: a %T is not a stream of %s", backend.ErrArgument, q, c.dev.Name())
+		return nil, fmt.Errorf("%w: a %T is not a stream of %s", backend.ErrArgument, q,
+			c.dev.Name())
 	}
 	return s, nil
 }
@@ -141,7 +147,8 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 
 // begin gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
-func (c *Communicator) begin(q Stream, what *backend.Collective, count int, d backend.DType) (w *work, event uintptr, err error) {
+func (c *Communicator) begin(q Stream, what *backend.Collective, count int,
+	d backend.DType) (w *work, event uintptr, err error) {
 	if c.member.Err() != nil {
 		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())
 	}

@@ -107,14 +107,16 @@ func TestNCCLOnGPU(t *testing.T) {
 		return backend.WithHooks(c, observe.New(c.Rank(), 100))
 	}
 	backendtest.Run(t, backendtest.Options{
-		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: append([]int{1}, g.sizes()...), OwnOrder: true, Copy: g.copy,
+		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: append([]int{1},
+			g.sizes()...), OwnOrder: true, Copy: g.copy,
 	})
 }
 
 func TestNCCLOfTwoMachinesOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	backendtest.RunWrapper(t, backendtest.Options{
-		New: backendtest.Over(machines{g.Backend}, group.Compared), Sizes: []int{2}, OwnOrder: true, Copy: g.copy,
+		New: backendtest.Over(machines{g.Backend}, group.Compared), Sizes: []int{2}, OwnOrder: true,
+		Copy: g.copy,
 	})
 }
 
@@ -212,7 +214,8 @@ func TestNCCLLeavesNoMemoryOnGPU(t *testing.T) {
 		}
 	}
 	if grown := before - free(); grown > 1<<20 {
-		t.Errorf("device memory grew by %d bytes from the 2nd to the last of %d cycles", grown, cycles)
+		t.Errorf("device memory grew by %d bytes from the 2nd to the last of %d cycles", grown,
+			cycles)
 	}
 }
 
@@ -224,7 +227,8 @@ func BenchmarkNCCL(b *testing.B) {
 	g := needGPUs(b, 2)
 	sizes := []int{1 << 10, 64 << 10, 1 << 20, 32 << 20}
 	if os.Getenv("EURYALE_FULL") == "1" {
-		sizes = []int{1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30}
+		sizes = []int{1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20,
+			64 << 20, 256 << 20, 1 << 30}
 	}
 	for _, P := range g.sizes() {
 		comms := g.nccl(b, P, time.Minute)
@@ -238,7 +242,9 @@ func BenchmarkNCCL(b *testing.B) {
 					b.SetBytes(int64(nbytes))
 					b.ReportAllocs()
 					backendtest.Each(b, whole, func(c backend.Communicator) error {
-						return with(c, nbytes/4, func(x backend.Buffer) error { return benchBackToBack(b, c, x, start) })
+						return with(c, nbytes/4, func(x backend.Buffer) error {
+							return benchBackToBack(b, c, x, start)
+						})
 					})
 				})
 			}
@@ -252,7 +258,8 @@ func ours(whole backend.Communicator, _ *Communicator, x backend.Buffer) error {
 }
 
 func bare(_ backend.Communicator, c *Communicator, x backend.Buffer) error {
-	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x, src: x}
+	k := call{what: allReduce, count: x.Len(), dtype: x.DType(), rank: c.rank, P: c.size, dst: x,
+		src: x}
 	c.steps = k.steps(c.steps[:0])
 	return c.engine.run(c.last.Stream(), c.steps, 0)
 }
@@ -261,7 +268,8 @@ func bare(_ backend.Communicator, c *Communicator, x backend.Buffer) error {
 type starter func(whole backend.Communicator, c *Communicator, x backend.Buffer) error
 
 // benchBackToBack starts calls in rounds that no queue of the driver is too short for.
-func benchBackToBack(b *testing.B, whole backend.Communicator, x backend.Buffer, start starter) error {
+func benchBackToBack(b *testing.B, whole backend.Communicator, x backend.Buffer,
+	start starter) error {
 	const round = 100
 	c, _ := backend.As[*Communicator](whole)
 	unbind, err := c.dev.Bind()

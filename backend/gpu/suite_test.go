@@ -15,7 +15,8 @@ import (
 )
 
 // suite tests ranks that a backend connects which is made of the fake one.
-func suite(t *testing.T, connects func(*Backend) backend.Backend, sizes ...int) backendtest.Options {
+func suite(t *testing.T, connects func(*Backend) backend.Backend,
+	sizes ...int) backendtest.Options {
 	g := newRig(t)
 	g.openDevices(t, slices.Max(sizes))
 	record := func(c backend.Communicator) backend.Communicator {
@@ -23,7 +24,9 @@ func suite(t *testing.T, connects func(*Backend) backend.Backend, sizes ...int) 
 	}
 	over := backendtest.Over(connects(g.nccl()), group.Compared, record)
 	return backendtest.Options{
-		New:   func(size int, timeout time.Duration) (*backendtest.Group, error) { return over(size, timeout) },
+		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
+			return over(size, timeout)
+		},
 		Sizes: sizes, OwnOrder: true, Copy: g.Move,
 	}
 }
@@ -45,5 +48,7 @@ func TestCommunicatorOfTwoMachinesOnFake(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") == "1" {
 		sizes = append(sizes, 3)
 	}
-	backendtest.RunWrapper(t, suite(t, func(b *Backend) backend.Backend { return machines{b} }, sizes...))
+	backendtest.RunWrapper(t, suite(t, func(b *Backend) backend.Backend {
+		return machines{b}
+	}, sizes...))
 }

@@ -97,7 +97,8 @@ type rowText struct {
 
 // MarshalJSON implements [json.Marshaler].
 func (r Row) MarshalJSON() ([]byte, error) {
-	text := rowText{Model: r.Model, Link: r.Link.String(), Ranks: r.Ranks, Kind: r.Kind.String(), Source: r.Source, Samples: r.Samples}
+	text := rowText{Model: r.Model, Link: r.Link.String(), Ranks: r.Ranks, Kind: r.Kind.String(),
+		Source: r.Source, Samples: r.Samples}
 	if r.DType != 0 {
 		text.DType = r.DType.String()
 	}
@@ -126,7 +127,8 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	last := 0
 	for _, s := range r.Samples {
 		if s.Bytes <= last || min(s.NCCL, s.LL, s.LL128TwoShot, s.OneShot, s.TwoShot, s.Mesh) < 0 {
-			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
+			return fmt.Errorf("the sample of %d bytes of %v among %d ranks follows that of %d, "+
+				"or has a negative time", s.Bytes, r.Kind, r.Ranks, last)
 		}
 		last = s.Bytes
 	}
@@ -135,7 +137,8 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 
 // covers reports whether r serves every call that other serves.
 func (r Row) covers(other Row) bool {
-	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks && r.Kind == other.Kind &&
+	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks &&
+		r.Kind == other.Kind &&
 		(r.DType == 0 || r.DType == other.DType)
 }
 
@@ -155,7 +158,8 @@ func (t Table) over(base Table) Table {
 func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d backend.DType) *Row {
 	for _, dtype := range []backend.DType{d, 0} {
 		i := slices.IndexFunc(t, func(r Row) bool {
-			return r.Model == model && r.Link == link && r.Ranks == ranks && r.Kind == kind && r.DType == dtype
+			return r.Model == model && r.Link == link && r.Ranks == ranks && r.Kind == kind &&
+				r.DType == dtype
 		})
 		if i >= 0 {
 			return &t[i]
@@ -251,7 +255,8 @@ func pick(all []limit, nbytes int) Algorithm {
 // explain prints the algorithm that a row chooses for a size, and the times of all.
 func (r *Row) explain(nbytes int) string {
 	if r == nil {
-		return "nothing was measured for these devices and ranks, so NCCL runs the call: euryale bench --tune measures"
+		return "nothing was measured for these devices and ranks, so NCCL runs the call: euryale " +
+			"bench --tune measures"
 	}
 	var times []string
 	for _, a := range r.Link.Algorithms() {
@@ -271,7 +276,8 @@ func (r *Row) explain(nbytes int) string {
 	if times == nil {
 		times = []string{"not measured at this size"}
 	}
-	return fmt.Sprintf("measured (%s): %s; used: %s", r.Source, strings.Join(times, ", "), strings.Join(used, ", "))
+	return fmt.Sprintf("measured (%s): %s; used: %s", r.Source, strings.Join(times, ", "),
+		strings.Join(used, ", "))
 }
 
 // size prints a number of bytes.

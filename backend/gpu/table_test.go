@@ -21,8 +21,10 @@ func TestTableChooses(t *testing.T) {
 		ranks, nbytes int
 		want          Algorithm
 	}{
-		{2, 1, LL}, {2, 64 << 10, LL}, {2, 256 << 10, LL}, {2, 1 << 20, TwoShot}, {2, 32 << 20, TwoShot}, {2, 32<<20 + 1, NCCL},
-		{4, 4, LL}, {4, 256 << 10, LL}, {4, 1 << 20, TwoShot}, {4, 10 << 20, TwoShot}, {4, 32 << 20, NCCL}, {4, 1 << 30, NCCL},
+		{2, 1, LL}, {2, 64 << 10, LL}, {2, 256 << 10, LL}, {2, 1 << 20, TwoShot}, {2, 32 << 20,
+			TwoShot}, {2, 32<<20 + 1, NCCL},
+		{4, 4, LL}, {4, 256 << 10, LL}, {4, 1 << 20, TwoShot}, {4, 10 << 20, TwoShot}, {4, 32 << 20,
+			NCCL}, {4, 1 << 30, NCCL},
 	} {
 		if got := pick(rowOf(test.ranks).limits(), test.nbytes); got != test.want {
 			t.Errorf("%d ranks, %d bytes: %v, want %v", test.ranks, test.nbytes, got, test.want)
@@ -39,7 +41,8 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 			for _, n := range []int{s.Bytes - 1, s.Bytes, s.Bytes + 1} {
 				used, nccl := r.at(pick(limits, n), n), r.at(NCCL, n)
 				if used > 1.03*nccl {
-					t.Errorf("%v, %d bytes: %v takes %.1f us, NCCL %.1f", r, n, pick(limits, n), used, nccl)
+					t.Errorf("%v, %d bytes: %v takes %.1f us, NCCL %.1f", r, n, pick(limits, n),
+						used, nccl)
 				}
 			}
 		}
@@ -58,7 +61,8 @@ func TestShippedTableIsForH200(t *testing.T) {
 	}
 	for _, ranks := range []int{2, 4} {
 		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-			if r := table.find(h200, FullyConnected, ranks, backend.AllReduce, d); r == nil || r.best(1024) == NCCL {
+			if r := table.find(h200, FullyConnected, ranks, backend.AllReduce, d); r == nil ||
+				r.best(1024) == NCCL {
 				t.Errorf("all-reduces of %v among %d ranks: %v", d, ranks, r)
 			}
 		}
@@ -73,7 +77,8 @@ func TestOtherMachinesLeaveCallsToNCCL(t *testing.T) {
 		"ranks": table.find(h200, FullyConnected, 3, backend.AllReduce, backend.F32),
 		"kind":  table.find(h200, FullyConnected, 2, backend.AllGather, backend.F32),
 	} {
-		if r != nil || pick(r.limits(), 1024) != NCCL || !strings.Contains(r.explain(1024), "tune") {
+		if r != nil || pick(r.limits(), 1024) != NCCL || !strings.Contains(r.explain(1024),
+			"tune") {
 			t.Errorf("another %s: %+v", name, r)
 		}
 	}
@@ -84,7 +89,8 @@ func TestRowOfATypeComesFirst(t *testing.T) {
 		return Row{Model: h200, Link: PCIe, Ranks: 2, Kind: backend.AllReduce, DType: d}
 	}
 	for _, table := range []Table{{row(0), row(backend.BF16)}, {row(backend.BF16), row(0)}} {
-		if r := table.find(h200, PCIe, 2, backend.AllReduce, backend.BF16); r.DType != backend.BF16 {
+		if r := table.find(h200, PCIe, 2, backend.AllReduce,
+			backend.BF16); r.DType != backend.BF16 {
 			t.Errorf("bf16 finds the row of %v", r.DType)
 		}
 		if r := table.find(h200, PCIe, 2, backend.AllReduce, backend.F32); r.DType != 0 {
@@ -95,7 +101,8 @@ func TestRowOfATypeComesFirst(t *testing.T) {
 
 func TestExplanationShowsAllTimes(t *testing.T) {
 	text := rowOf(4).explain(2 << 20)
-	for _, part := range []string{"two-shot 19.0 us", "nccl 26.0 us", "one-shot", "ll up to", "then nccl", "prototype"} {
+	for _, part := range []string{"two-shot 19.0 us", "nccl 26.0 us", "one-shot", "ll up to",
+		"then nccl", "prototype"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("%q is not in %q", part, text)
 		}
@@ -119,13 +126,19 @@ func TestTablesAreRead(t *testing.T) {
 	if _, err := parseTable([]byte(row(""))); err != nil {
 		t.Error(err)
 	}
-	old, err := parseTable([]byte(row(`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, "flagged_two_shot_us": 4}]`)))
-	if err != nil || !reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5, LL: 3, LL128TwoShot: 4}}) {
+	old, err := parseTable(
+		[]byte(
+			row(
+				`, "samples": [{"bytes": 8, "inner_us": 5, "flagged_us": 3, "flagged_two_shot_us": 4}]`)))
+	if err != nil ||
+		!reflect.DeepEqual(old[0].Samples, []Sample{{Bytes: 8, NCCL: 5, LL: 3, LL128TwoShot: 4}}) {
 		t.Errorf("a file with older names: %+v, %v", old, err)
 	}
 	for _, wrong := range []string{
-		"", "{", `[{}]`, row(`, "link": "rope"`), row(`, "collective": "sum"`), row(`, "dtype": "f7"`),
-		row(`, "samples": [{"bytes": 2}, {"bytes": 1}]`), row(`, "samples": [{"bytes": 0}]`), row(`, "samples": [{"bytes": 8, "nccl_us": -1}]`),
+		"", "{", `[{}]`, row(`, "link": "rope"`), row(`, "collective": "sum"`),
+		row(`, "dtype": "f7"`),
+		row(`, "samples": [{"bytes": 2}, {"bytes": 1}]`), row(`, "samples": [{"bytes": 0}]`),
+		row(`, "samples": [{"bytes": 8, "nccl_us": -1}]`),
 	} {
 		if _, err := parseTable([]byte(wrong)); err == nil {
 			t.Errorf("%q is read", wrong)
@@ -135,18 +148,23 @@ func TestTablesAreRead(t *testing.T) {
 
 func TestRowsThatAreCoveredAreLeftOut(t *testing.T) {
 	row := func(ranks int, d backend.DType, source string) Row {
-		return Row{Model: h200, Link: FullyConnected, Ranks: ranks, Kind: backend.AllReduce, DType: d, Source: source}
+		return Row{Model: h200, Link: FullyConnected, Ranks: ranks, Kind: backend.AllReduce,
+			DType: d, Source: source}
 	}
 	own := Table{row(2, backend.F32, "own"), row(4, 0, "own")}
-	base := Table{row(2, 0, "base"), row(4, 0, "base"), row(4, backend.F32, "base"), row(2, backend.F32, "base")}
+	base := Table{row(2, 0, "base"), row(4, 0, "base"), row(4, backend.F32, "base"),
+		row(2, backend.F32, "base")}
 	table := own.over(base)
 	for _, test := range []struct {
 		ranks int
 		dtype backend.DType
 		want  string
-	}{{2, backend.F32, "own"}, {2, backend.BF16, "base"}, {4, backend.F32, "own"}, {4, backend.F16, "own"}} {
-		if r := table.find(h200, FullyConnected, test.ranks, backend.AllReduce, test.dtype); r.Source != test.want {
-			t.Errorf("%d ranks, %v: the row is %s's, want %s's", test.ranks, test.dtype, r.Source, test.want)
+	}{{2, backend.F32, "own"}, {2, backend.BF16, "base"}, {4, backend.F32, "own"}, {4, backend.F16,
+		"own"}} {
+		if r := table.find(h200, FullyConnected, test.ranks, backend.AllReduce,
+			test.dtype); r.Source != test.want {
+			t.Errorf("%d ranks, %v: the row is %s's, want %s's", test.ranks, test.dtype, r.Source,
+				test.want)
 		}
 	}
 	if len(table) != 3 {
@@ -159,25 +177,27 @@ func TestRowsThatAreCoveredAreLeftOut(t *testing.T) {
 func prototype() Table {
 	const source = "a prototype"
 	return Table{
-		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, Source: source, Samples: []Sample{
-			{Bytes: 1 << 10, NCCL: 6.5, LL: 3.1, OneShot: 6.5, TwoShot: 6.4},
-			{Bytes: 16 << 10, NCCL: 7.3, LL: 3.5, OneShot: 7.2, TwoShot: 6.6},
-			{Bytes: 64 << 10, NCCL: 7.6, LL: 3.8, OneShot: 7.5, TwoShot: 7.3},
-			{Bytes: 256 << 10, NCCL: 8.8, LL: 5.0, OneShot: 8.4, TwoShot: 7.5},
-			{Bytes: 1 << 20, NCCL: 13.8, LL: 11.3, OneShot: 13.2, TwoShot: 10.0},
-			{Bytes: 4 << 20, NCCL: 32, OneShot: 30.6, TwoShot: 19.9},
-			{Bytes: 10 << 20, NCCL: 54, OneShot: 64, TwoShot: 38.8},
-			{Bytes: 32 << 20, NCCL: 140, OneShot: 190, TwoShot: 108},
-		}},
-		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: []Sample{
-			{Bytes: 1 << 10, NCCL: 9.5, LL: 4.2, OneShot: 6.5, TwoShot: 6.5},
-			{Bytes: 16 << 10, NCCL: 10.7, LL: 4.4, OneShot: 7.3, TwoShot: 6.8},
-			{Bytes: 64 << 10, NCCL: 11.1, LL: 5.3, OneShot: 8.2, TwoShot: 8.8},
-			{Bytes: 256 << 10, NCCL: 11.4, LL: 8.6, OneShot: 13.4, TwoShot: 9.0},
-			{Bytes: 1 << 20, NCCL: 17.1, LL: 26, OneShot: 18.4, TwoShot: 12.9},
-			{Bytes: 4 << 20, NCCL: 39.6, OneShot: 48.5, TwoShot: 28.1},
-			{Bytes: 10 << 20, NCCL: 73, OneShot: 107, TwoShot: 60.3},
-			{Bytes: 32 << 20, NCCL: 171, OneShot: 334, TwoShot: 171},
-		}},
+		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce,
+			Source: source, Samples: []Sample{
+				{Bytes: 1 << 10, NCCL: 6.5, LL: 3.1, OneShot: 6.5, TwoShot: 6.4},
+				{Bytes: 16 << 10, NCCL: 7.3, LL: 3.5, OneShot: 7.2, TwoShot: 6.6},
+				{Bytes: 64 << 10, NCCL: 7.6, LL: 3.8, OneShot: 7.5, TwoShot: 7.3},
+				{Bytes: 256 << 10, NCCL: 8.8, LL: 5.0, OneShot: 8.4, TwoShot: 7.5},
+				{Bytes: 1 << 20, NCCL: 13.8, LL: 11.3, OneShot: 13.2, TwoShot: 10.0},
+				{Bytes: 4 << 20, NCCL: 32, OneShot: 30.6, TwoShot: 19.9},
+				{Bytes: 10 << 20, NCCL: 54, OneShot: 64, TwoShot: 38.8},
+				{Bytes: 32 << 20, NCCL: 140, OneShot: 190, TwoShot: 108},
+			}},
+		{Model: "NVIDIA H200", Link: FullyConnected, Ranks: 4, Kind: backend.AllReduce,
+			Source: source, Samples: []Sample{
+				{Bytes: 1 << 10, NCCL: 9.5, LL: 4.2, OneShot: 6.5, TwoShot: 6.5},
+				{Bytes: 16 << 10, NCCL: 10.7, LL: 4.4, OneShot: 7.3, TwoShot: 6.8},
+				{Bytes: 64 << 10, NCCL: 11.1, LL: 5.3, OneShot: 8.2, TwoShot: 8.8},
+				{Bytes: 256 << 10, NCCL: 11.4, LL: 8.6, OneShot: 13.4, TwoShot: 9.0},
+				{Bytes: 1 << 20, NCCL: 17.1, LL: 26, OneShot: 18.4, TwoShot: 12.9},
+				{Bytes: 4 << 20, NCCL: 39.6, OneShot: 48.5, TwoShot: 28.1},
+				{Bytes: 10 << 20, NCCL: 73, OneShot: 107, TwoShot: 60.3},
+				{Bytes: 32 << 20, NCCL: 171, OneShot: 334, TwoShot: 171},
+			}},
 	}
 }

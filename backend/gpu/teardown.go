@@ -49,7 +49,8 @@ func settle(q backend.Queue, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	err := drain(ctx, q)
-	if errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrClosed) { // the queue is, and has waited
+	// the queue is, and has waited
+	if errors.Is(err, backend.ErrArgument) || errors.Is(err, backend.ErrClosed) {
 		return nil
 	}
 	return err
@@ -72,7 +73,9 @@ func (m *peerMemory) owned() []backend.Buffer {
 	for _, w := range m.shared() {
 		all = append(all, w.own)
 	}
-	return slices.DeleteFunc(append(all, m.private...), func(b backend.Buffer) bool { return b.Len() == 0 })
+	return slices.DeleteFunc(append(all, m.private...), func(b backend.Buffer) bool {
+		return b.Len() == 0
+	})
 }
 
 // shared lists the windows that other ranks reach.

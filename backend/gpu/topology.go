@@ -26,7 +26,8 @@ const (
 	FullyConnected
 )
 
-var linkNames = [...]string{Unknown: "unknown", PCIe: "pcie", CubeMesh: "cube-mesh", FullyConnected: "fully-connected"}
+var linkNames = [...]string{Unknown: "unknown", PCIe: "pcie", CubeMesh: "cube-mesh",
+	FullyConnected: "fully-connected"}
 
 // String returns the name: "fully-connected".
 func (l Link) String() string {
@@ -55,7 +56,8 @@ type Wires struct {
 
 // wiresOf asks a device for its connections.
 func wiresOf(d Device) Wires {
-	w := Wires{Bus: d.PCIBusID(), Reach: d.Reachable(), Tears: !peers.WholeLines(d.ComputeCapability())}
+	w := Wires{Bus: d.PCIBusID(), Reach: d.Reachable(), Tears: !peers.WholeLines(
+		d.ComputeCapability())}
 	w.Direct, w.Switches = d.NVLinks()
 	return w
 }
@@ -118,7 +120,9 @@ func matrices(all []Wires) (nvlinks, reach [][]int) {
 			}
 			links = append(links, n)
 			reached = append(reached, 0)
-			if slices.ContainsFunc(from.Reach, func(bus string) bool { return strings.EqualFold(bus, to.Bus) }) {
+			if slices.ContainsFunc(from.Reach, func(bus string) bool {
+				return strings.EqualFold(bus, to.Bus)
+			}) {
 				reached[len(reached)-1] = 1
 			}
 		}

@@ -60,7 +60,8 @@ func reachable(wires []Wires) []Wires {
 func dgx1() []Wires {
 	all := cards(8)
 	for _, l := range [][3]int{
-		{0, 1, 1}, {0, 2, 1}, {0, 3, 2}, {0, 4, 2}, {1, 2, 2}, {1, 3, 1}, {1, 5, 2}, {2, 3, 2}, {2, 6, 1}, {3, 7, 1},
+		{0, 1, 1}, {0, 2, 1}, {0, 3, 2}, {0, 4, 2}, {1, 2, 2}, {1, 3, 1}, {1, 5, 2}, {2, 3, 2},
+		{2, 6, 1}, {3, 7, 1},
 		{4, 5, 1}, {4, 6, 1}, {4, 7, 2}, {5, 6, 2}, {5, 7, 1}, {6, 7, 2},
 	} {
 		join(all, l[0], l[1], l[2])
@@ -99,7 +100,9 @@ func crossed() []Wires {
 
 func TestMatricesHaveTheirClass(t *testing.T) {
 	oneWay := pairwise(4, 1)
-	oneWay[1].Direct = slices.DeleteFunc(oneWay[1].Direct, func(bus string) bool { return bus == oneWay[2].Bus })
+	oneWay[1].Direct = slices.DeleteFunc(oneWay[1].Direct, func(bus string) bool {
+		return bus == oneWay[2].Bus
+	})
 	deadLink := pairwise(4, 2)
 	deadLink[0].Direct = deadLink[0].Direct[1:]
 	oneWayMesh := dgx1()
@@ -112,11 +115,14 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 	tests := []test{
 		{"a ring of 8", ringOf(8), Unknown}, {"a ring of 3 is complete", ringOf(3), FullyConnected},
 		{"a ring that also reaches by PCIe", reachable(ringOf(8)), PCIe},
-		{"two islands", islands(), Unknown}, {"two islands with PCIe between", reachable(islands()), PCIe},
+		{"two islands", islands(), Unknown}, {"two islands with PCIe between", reachable(islands()),
+			PCIe},
 		{"DGX-1V", dgx1(), CubeMesh}, {"DGX-1V with PCIe", reachable(dgx1()), CubeMesh},
-		{"seven of a DGX-1V", dgx1()[:7], Unknown}, {"a clique of a DGX-1V", dgx1()[:4], FullyConnected},
+		{"seven of a DGX-1V", dgx1()[:7], Unknown}, {"a clique of a DGX-1V", dgx1()[:4],
+			FullyConnected},
 		{"two relays meet", crossed(), Unknown},
-		{"a link that only one end reports", oneWay, Unknown}, {"that, with PCIe", reachable(oneWay), PCIe},
+		{"a link that only one end reports", oneWay, Unknown}, {"that, with PCIe",
+			reachable(oneWay), PCIe},
 		{"a mesh with a silent device", oneWayMesh, Unknown},
 		{"link 0 is dead, the next one works", deadLink, FullyConnected},
 		{"no NVML, no peer access", cards(4), Unknown}, {"no NVML", reachable(cards(4)), PCIe},
@@ -127,7 +133,8 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 	for n := 2; n <= 8; n++ {
 		tests = append(tests,
 			test{fmt.Sprintf("%d pairwise", n), pairwise(n, 1), FullyConnected},
-			test{fmt.Sprintf("%d at switches", n), switched(slices.Repeat([]int{18}, n)...), FullyConnected},
+			test{fmt.Sprintf("%d at switches", n), switched(slices.Repeat([]int{18}, n)...),
+				FullyConnected},
 			test{fmt.Sprintf("%d on PCIe", n), reachable(cards(n)), PCIe})
 	}
 	for _, test := range tests {

@@ -18,15 +18,19 @@ type Race func(ways []func() (backend.Work, error)) (micros []float64, err error
 // It is collective.
 //
 // Errors: ErrUnsupported if there are no kernels to choose from, and errors of race.
-func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory backend.Buffer, race Race) (Row, error) {
+func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory backend.Buffer,
+	race Race) (Row, error) {
 	what := backend.Collective{Kind: k}
 	switch {
 	case c.why != "":
-		return Row{}, fmt.Errorf("%w: %s: there is nothing to tune: %s", backend.ErrUnsupported, backend.RankOf(c), c.why)
+		return Row{}, fmt.Errorf("%w: %s: there is nothing to tune: %s", backend.ErrUnsupported,
+			backend.RankOf(c), c.why)
 	case !eligible(&what, d):
-		return Row{}, fmt.Errorf("%w: %s: there are no kernels for %v of %v", backend.ErrUnsupported, backend.RankOf(c), what, d)
+		return Row{}, fmt.Errorf("%w: %s: there are no kernels for %v of %v",
+			backend.ErrUnsupported, backend.RankOf(c), what, d)
 	}
-	row := Row{Model: c.plan.ranks[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k, DType: d}
+	row := Row{Model: c.plan.ranks[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k,
+		DType: d}
 	for _, size := range sizes {
 		t := c.trial(what, memory.As(d), size/d.Size())
 		if n := len(row.Samples); t.bytes == 0 || n > 0 && row.Samples[n-1].Bytes == t.bytes {
@@ -104,7 +108,8 @@ func (r Row) String() string {
 		dtype = r.DType.String()
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v of %s among %d ranks of %s, %v (%s)\n%12s", r.Kind, dtype, r.Ranks, r.Model, r.Link, r.Source, "bytes")
+	fmt.Fprintf(&b, "%v of %s among %d ranks of %s, %v (%s)\n%12s", r.Kind, dtype, r.Ranks, r.Model,
+		r.Link, r.Source, "bytes")
 	for _, a := range r.Link.Algorithms() {
 		fmt.Fprintf(&b, " %16v", a)
 	}

@@ -36,10 +36,13 @@ func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
 		sizes []int
 		want  []Sample
 	}{
-		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most}, []Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4, 0}}},
+		{backend.AllReduce, backend.F32, []int{1, 1024, 1025, 4096, most},
+			[]Sample{all(1024), all(4096), {most, 1, 0, 2, 3, 4, 0}}},
 		{backend.AllReduce, backend.BF16, []int{1025}, []Sample{all(1024)}},
-		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {2048, 1, 0, 0, 2, 0, 0}}},
-		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0, 0}, {most / 2, 1, 0, 0, 2, 0, 0}}},
+		{backend.ReduceScatter, backend.F16, []int{1024, 4096}, []Sample{{512, 1, 0, 0, 2, 0, 0},
+			{2048, 1, 0, 0, 2, 0, 0}}},
+		{backend.AllGather, backend.U8, []int{1024, most}, []Sample{{512, 1, 0, 0, 2, 0, 0},
+			{most / 2, 1, 0, 0, 2, 0, 0}}},
 	} {
 		t.Run(fmt.Sprint(test.kind, " ", test.dtype), func(t *testing.T) {
 			comms := newRig(t).group(t, 2, same(options()))
@@ -49,7 +52,9 @@ func TestTuneMeasuresEveryAlgorithmThatThereIs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if !reflect.DeepEqual(row.Samples, test.want) || row.Model != h200 || row.Link != FullyConnected || row.Ranks != 2 || row.Kind != test.kind || row.DType != test.dtype {
+					if !reflect.DeepEqual(row.Samples, test.want) || row.Model != h200 ||
+						row.Link != FullyConnected || row.Ranks != 2 || row.Kind != test.kind ||
+						row.DType != test.dtype {
 						return fmt.Errorf("%+v, want samples %+v", row, test.want)
 					}
 					return nil
@@ -66,7 +71,8 @@ func TestTuneSaysWhyItCannot(t *testing.T) {
 		o     Options
 		dtype backend.DType
 		why   string
-	}{{off, backend.F32, "switched off"}, {options(), backend.F64, "no kernels for allreduce(sum) of f64"}} {
+	}{{off, backend.F32, "switched off"}, {options(), backend.F64,
+		"no kernels for allreduce(sum) of f64"}} {
 		c := newRig(t).group(t, 2, same(test.o))[0]
 		_, err := c.Tune(backend.AllReduce, test.dtype, []int{1024}, backend.Buffer{}, runAll)
 		if !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), test.why) {
@@ -79,9 +85,13 @@ func TestErrorOfARaceIsTunes(t *testing.T) {
 	comms := newRig(t).group(t, 2, same(options()))
 	broken := errors.New("as the test wants")
 	var calls atomic.Int32
-	race := func([]func() (backend.Work, error)) ([]float64, error) { calls.Add(1); return nil, broken }
+	race := func([]func() (backend.Work, error)) ([]float64, error) {
+		calls.Add(1)
+		return nil, broken
+	}
 	each(t, comms, func(c *Communicator) error {
-		_, err := c.Tune(backend.AllReduce, backend.F32, []int{1024, 2048}, backend.OnDevice(backend.U8, 1<<40, 2048), race)
+		_, err := c.Tune(backend.AllReduce, backend.F32, []int{1024, 2048},
+			backend.OnDevice(backend.U8, 1<<40, 2048), race)
 		if !errors.Is(err, broken) || !strings.Contains(err.Error(), "1 KiB") {
 			return fmt.Errorf("%w", err)
 		}
@@ -94,7 +104,9 @@ func TestErrorOfARaceIsTunes(t *testing.T) {
 
 func TestRowIsPrinted(t *testing.T) {
 	text := rowFor(backend.F32, OneShot).String()
-	for _, part := range []string{"allreduce of f32 among 2 ranks of NVIDIA H200, fully-connected (test)", "two-shot", "     1048576             9.00             9.00             9.00             1.00", "one-shot\n"} {
+	for _, part := range []string{"allreduce of f32 among 2 ranks of NVIDIA H200, " +
+		"fully-connected (test)", "two-shot", "     1048576             9.00             9.00    " +
+		"         9.00             1.00", "one-shot\n"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("no %q in\n%s", part, text)
 		}
@@ -110,22 +122,41 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		bytes   int
 		want    []string
 	}{
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum, 2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "nccl 26.0 us"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024, []string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F32).Source}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024, []string{"ll, where ll is forced"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024, []string{": nccl: it is switched off"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{}, backend.Collective{Kind: backend.Broadcast}, 1024, []string{": nccl: there are kernels for"}},
-		{Survey{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024, []string{"euryale bench --tune measures"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024, []string{": nccl\n", "euryale bench --tune measures"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"cube-mesh: mesh, where mesh is forced"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024, []string{"cube-mesh: mesh"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024, []string{"has 6 ranks: a cube mesh has 8"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024, []string{"fully-connected: nccl"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true}, Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
-		{Survey{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024, []string{"do not all reach"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024, []string{"has 9 ranks: it takes 2 to 8"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{Table: prototype()}, sum,
+			2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot",
+				"nccl 26.0 us"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2},
+			Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024,
+			[]string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce,
+				backend.F32).Source}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024,
+			[]string{"ll, where ll is forced"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024,
+			[]string{": nccl: it is switched off"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 4}, Options{},
+			backend.Collective{Kind: backend.Broadcast}, 1024,
+			[]string{": nccl: there are kernels for"}},
+		{Survey{Model: "NVIDIA Z9", Link: PCIe, Ranks: 4}, Options{}, sum, 1024,
+			[]string{"euryale bench --tune measures"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024,
+			[]string{": nccl\n", "euryale bench --tune measures"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024,
+			[]string{"cube-mesh: mesh, where mesh is forced"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024,
+			[]string{"cube-mesh: mesh"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh},
+			backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024,
+			[]string{"has 6 ranks: a cube mesh has 8"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024,
+			[]string{"fully-connected: nccl"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true},
+			Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
+		{Survey{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024,
+			[]string{"do not all reach"}},
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024,
+			[]string{"has 9 ranks: it takes 2 to 8"}},
 	} {
 		text, err := test.machine.Explain(test.o, test.what, backend.F32, test.bytes)
 		if err != nil {
@@ -141,8 +172,10 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		ranks int
 		kind  backend.Kind
 		dtype backend.DType
-	}{{0, backend.AllReduce, backend.F32}, {2, 0, backend.F32}, {2, 200, backend.F32}, {2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
-		_, err := Survey{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{}, backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
+	}{{0, backend.AllReduce, backend.F32}, {2, 0, backend.F32}, {2, 200, backend.F32},
+		{2, backend.AllGather, 0}, {2, backend.AllGather, 200}} {
+		_, err := Survey{Model: h200, Link: FullyConnected, Ranks: wrong.ranks}.Explain(Options{},
+			backend.Collective{Kind: wrong.kind}, wrong.dtype, 1)
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%+v: %v", wrong, err)
 		}
@@ -153,7 +186,8 @@ func TestExplainOfWhatThereIsNotSaysSo(t *testing.T) {
 	comms := newRig(t).group(t, 2, same(options()))
 	for _, k := range []backend.Kind{backend.AllReduce, backend.AllGather, 0, 200} {
 		for _, d := range []backend.DType{0, 200} {
-			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(text, ": nccl: there are kernels for") {
+			if text := comms[0].Explain(backend.Collective{Kind: k}, d, 1024); !strings.Contains(
+				text, ": nccl: there are kernels for") {
 				t.Errorf("%v of %v: %s", k, d, text)
 			}
 		}

@@ -21,7 +21,9 @@ func Measured() (Table, error) {
 // links, ranks, collective and type, and returns the name of the file.
 func (t Table) Keep() (file string, err error) {
 	return tuning.Update(section, func(rows []Row) []Row {
-		rows = slices.DeleteFunc(rows, func(old Row) bool { return slices.ContainsFunc(t, old.replaces) })
+		rows = slices.DeleteFunc(rows, func(old Row) bool {
+			return slices.ContainsFunc(t, old.replaces)
+		})
 		return append(rows, t...)
 	})
 }

@@ -25,7 +25,8 @@ func noFile(t *testing.T) string {
 func rowFor(d backend.DType, use Algorithm) Row {
 	s := Sample{Bytes: 1 << 20, NCCL: 9, LL: 9, LL128TwoShot: 9, OneShot: 9, TwoShot: 9}
 	*s.time(use) = 1
-	return Row{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, DType: d, Source: "test", Samples: []Sample{s}}
+	return Row{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllReduce, DType: d,
+		Source: "test", Samples: []Sample{s}}
 }
 
 func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
@@ -46,8 +47,10 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	shipped := Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F16).best(4096)
-	for d, want := range map[backend.DType]Algorithm{backend.F32: TwoShot, backend.BF16: OneShot, backend.F16: shipped} {
-		if got := table.find(h200, FullyConnected, 2, backend.AllReduce, d).best(4096); got != want {
+	for d, want := range map[backend.DType]Algorithm{backend.F32: TwoShot, backend.BF16: OneShot,
+		backend.F16: shipped} {
+		if got := table.find(h200, FullyConnected, 2, backend.AllReduce, d).best(
+			4096); got != want {
 			t.Errorf("%v: %v, want %v", d, got, want)
 		}
 	}

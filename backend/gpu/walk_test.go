@@ -33,7 +33,8 @@ func (d *fakeDriver) Launch(peers.Launch) error {
 	var walk []string
 	for more := true; more; {
 		var f runtime.Frame
-		if f, more = frames.Next(); strings.HasPrefix(f.Function, "github.com/euryale-ml/euryale/") && !strings.HasSuffix(f.File, "_test.go") {
+		if f, more = frames.Next(); strings.HasPrefix(f.Function,
+			"github.com/euryale-ml/euryale/") && !strings.HasSuffix(f.File, "_test.go") {
 			walk = append(walk, strings.TrimPrefix(f.Function, "github.com/euryale-ml/euryale/"))
 		}
 	}
@@ -62,7 +63,9 @@ func TestBufferWalk(t *testing.T) {
 	g := newRig(t)
 	d := &fakeDriver{}
 	comms := g.group(t, 2, same(options()))
-	each(t, comms, func(c *Communicator) error { return allReduceNode(c, func() { g.with(func() { g.driver = d }) }) })
+	each(t, comms, func(c *Communicator) error {
+		return allReduceNode(c, func() { g.with(func() { g.driver = d }) })
+	})
 	if len(d.walks) != 2 {
 		t.Fatalf("%d kernels were launched, want one on each rank", len(d.walks))
 	}
@@ -90,7 +93,8 @@ func TestBufferWalk(t *testing.T) {
 // but that is done.
 func allReduceNode(c *Communicator, begin func()) error {
 	whole := backend.WithHooks(c, observe.New(c.Rank(), 10))
-	x := gorgonia.NewTensor(gorgonia.NewGraph(), tensor.Float32, 1, gorgonia.WithShape(1024), gorgonia.WithName("x"))
+	x := gorgonia.NewTensor(gorgonia.NewGraph(), tensor.Float32, 1, gorgonia.WithShape(1024),
+		gorgonia.WithName("x"))
 	y, err := ops.AllReduce(whole, backend.Sum, x)
 	if err != nil {
 		return err
@@ -105,7 +109,8 @@ func allReduceNode(c *Communicator, begin func()) error {
 	}
 	begin()
 	op := y.Op().(interface {
-		StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
+		StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work,
+			error)
 	})
 	w, err := op.StartOn(c.Device().Default(), out, backend.Buffer{}, in)
 	if err != nil {

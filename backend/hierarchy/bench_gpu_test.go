@@ -26,8 +26,9 @@ const bucketCount = 64
 // What runs compare: as many slices as the model chooses with other numbers of them, and
 // what it costs to time phases.
 var (
-	sliceCounts = flag.String("slices", "", "numbers of slices that BenchmarkGPUBuckets compares, such as 1,2,7")
-	keepSpans   = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
+	sliceCounts = flag.String("slices", "", "numbers of slices that BenchmarkGPUBuckets "+
+		"compares, such as 1,2,7")
+	keepSpans = flag.Int("spans", 1<<12, "Options.Spans of BenchmarkGPUBuckets")
 )
 
 // BenchmarkGPUBuckets all-reduces the buckets of a large model, hierarchical and
@@ -35,9 +36,9 @@ var (
 // "overlaps" counts pairs of phases of different buckets that were under way at the same
 // time on different kinds of links, and "in-bucket" those of different slices of one
 // bucket; "inside-ms" and "between-ms" are for how long each kind of link was in use, and
-// "both-ms" for how long both were. "start-ms" is what the host took to start all calls. Buckets in flight one at a time follow each other on
-// one queue: they overlap by no more than a phase's stamp comes after its end. Two GPUs, as 2x1, have one kind of link, and
-// so no overlaps either.
+// "both-ms" for how long both were. "start-ms" is what the host took to start all calls. Buckets in
+// flight one at a time follow each other on one queue: they overlap by no more than a phase's stamp
+// comes after its end. Two GPUs, as 2x1, have one kind of link, and so no overlaps either.
 func BenchmarkGPUBuckets(b *testing.B) {
 	ranks := bucketsOnGPUs(b, needGPUs(b))
 	for _, inFlight := range []int{1, 4} {
@@ -74,7 +75,8 @@ func (g bucketGroup) ways(b *testing.B) []way {
 			b.Fatalf("-slices %q", *sliceCounts)
 		}
 		line := cacheLine * x.c.Size()
-		all = append(all, way{name: "hierarchical/slices=" + text, sliceBytes: (x.total.NBytes()/n + line) / line * line})
+		all = append(all, way{name: "hierarchical/slices=" + text,
+			sliceBytes: (x.total.NBytes()/n + line) / line * line})
 	}
 	return all
 }
@@ -199,9 +201,11 @@ func bucketsIn(memory backend.Buffer, n, scratch int) *bucketRank {
 		return head
 	}
 	srcs := take(bucketCount * n)
-	x := &bucketRank{results: take(bucketCount * n), total: take(n), scratch: take(scratch), ends: take(2 * bucketCount)}
+	x := &bucketRank{results: take(bucketCount * n), total: take(n), scratch: take(scratch),
+		ends: take(2 * bucketCount)}
 	for i := range bucketCount {
-		x.srcs, x.dsts = append(x.srcs, part(srcs, i, bucketCount)), append(x.dsts, part(x.results, i, bucketCount))
+		x.srcs, x.dsts = append(x.srcs, part(srcs, i, bucketCount)),
+			append(x.dsts, part(x.results, i, bucketCount))
 	}
 	return x
 }
@@ -216,9 +220,11 @@ func (x *bucketRank) fill() error {
 	k := q
 	err := k.Move(x.total, backend.Of(pattern))
 	for i, src := range x.srcs {
-		err = errors.Join(err, k.BinaryScalar(backend.Add, src, x.total, float64(x.c.Rank()+i), false))
+		err = errors.Join(err, k.BinaryScalar(backend.Add, src, x.total, float64(x.c.Rank()+i),
+			false))
 	}
-	return errors.Join(err, k.BinaryScalar(backend.Mul, x.total, x.total, float64(x.c.Size()), false), drained(q))
+	return errors.Join(err, k.BinaryScalar(backend.Mul, x.total, x.total, float64(x.c.Size()),
+		false), drained(q))
 }
 
 // measure verifies results, too.
@@ -251,7 +257,8 @@ func (x *bucketRank) measure(b *testing.B, flat bool, inFlight int) error {
 // warm all-reduces once, since NCCL connects at the first call of each kind.
 func (x *bucketRank) warm(comm backend.Communicator, inFlight int) error {
 	q := x.c.Device().Default()
-	return errors.Join(x.reduce(comm, inFlight), q.Zero(x.results), drained(q), backend.Barrier(comm))
+	return errors.Join(x.reduce(comm, inFlight), q.Zero(x.results), drained(q),
+		backend.Barrier(comm))
 }
 
 // reduce all-reduces all buckets, each queue one at a time.
@@ -309,7 +316,9 @@ type linkUse struct {
 
 func linksIn(spans []Span) (u linkUse) {
 	u.Overlaps = overlaps(spans, func(a, b Span) bool { return a.Call != b.Call })
-	u.InBucket = overlaps(spans, func(a, b Span) bool { return a.Call == b.Call && a.Slice != b.Slice })
+	u.InBucket = overlaps(spans, func(a, b Span) bool {
+		return a.Call == b.Call && a.Slice != b.Slice
+	})
 	u.Inside, u.Between, u.Both = busy(spans)
 	return u
 }
@@ -325,7 +334,8 @@ func averages(spans []Span) string {
 	var text []string
 	for _, p := range Phases() {
 		if n := number[p]; n > 0 {
-			text = append(text, fmt.Sprintf("%v %d x %v", p, n, (took[p]/time.Duration(n)).Round(100*time.Nanosecond)))
+			text = append(text, fmt.Sprintf("%v %d x %v", p, n, (took[p]/time.Duration(n)).Round(
+				100*time.Nanosecond)))
 		}
 	}
 	return strings.Join(text, ", ")
@@ -339,7 +349,8 @@ func (x *bucketRank) verify() error {
 	var err error
 	for i, dst := range x.dsts {
 		ends := []backend.Buffer{x.ends.Slice(2*i, 2*i+1), x.ends.Slice(2*i+1, 2*i+2)}
-		err = errors.Join(err, x.wrong.Run(ends, []backend.Buffer{dst, x.total}, x.scratch.As(backend.U8)))
+		err = errors.Join(err, x.wrong.Run(ends, []backend.Buffer{dst, x.total},
+			x.scratch.As(backend.U8)))
 	}
 	ends := make([]float32, x.ends.Len())
 	if err := errors.Join(err, k.Move(backend.Of(ends), x.ends), drained(q)); err != nil {

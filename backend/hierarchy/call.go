@@ -15,7 +15,8 @@ import (
 // A call that is started while an earlier one is under way overlaps it if both
 // are hierarchical, are on different queues, and have no memory in common; to
 // the caller they still happen in order, since each ends after those before it.
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -24,7 +25,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if !c.layered() {
 		w, err := c.Pass(q, what, count, dst, src)
@@ -36,14 +38,17 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if q == nil {
 		q = c.Device().Default()
 	}
-	if d := what.DType(dst, src); what.Association == backend.Tree && !slices.Contains(c.Base.Capabilities().Tree, d) {
+	if d := what.DType(dst, src); what.Association == backend.Tree &&
+		!slices.Contains(c.Base.Capabilities().Tree, d) {
 		return nil, backend.RefuseTree(c, what, d)
 	}
 	if what.Rows != nil {
 		return nil, backend.RefuseRows(c, what)
 	}
 	if backend.Recorded(q) {
-		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded in a graph, since the host watches its phases: start it beside the graph", backend.ErrUnsupported, what))
+		return nil, backend.Refuse(c, fmt.Errorf("%w: %v among several nodes cannot be recorded "+
+			"in a graph, since the host watches its phases: start it beside the graph",
+			backend.ErrUnsupported, what))
 	}
 	if what.Kind == backend.Broadcast && c.Rank() != what.Root {
 		src = backend.Buffer{} // whatever it is
@@ -55,9 +60,12 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	if c.misplaced(dst) || c.misplaced(src) {
 		// Whether a call is hierarchical must not depend on where one rank has its operands.
 		if c.onHost {
-			return nil, fmt.Errorf("%w: %s: %v was given memory of a device that a queue of %s cannot reach", backend.ErrArgument, backend.RankOf(c), what, c.Device().Name())
+			return nil, fmt.Errorf("%w: %s: %v was given memory of a device that a queue of %s "+
+				"cannot reach", backend.ErrArgument, backend.RankOf(c), what, c.Device().Name())
 		}
-		return group.Staged(c, q, dst, src, func(dst, src backend.Buffer) (backend.Work, error) { return c.Start(q, what, dst, src) })
+		return group.Staged(c, q, dst, src, func(dst, src backend.Buffer) (backend.Work, error) {
+			return c.Start(q, what, dst, src)
+		})
 	}
 	if err := c.startLayered(q, k); err != nil {
 		return nil, err
@@ -82,7 +90,9 @@ func (c *Communicator) abandon(k *call, err error) error {
 }
 
 // misplaced finds memory that the kernels of the device cannot reach.
-func (c *Communicator) misplaced(b backend.Buffer) bool { return b.Len() > 0 && b.Device() == c.onHost }
+func (c *Communicator) misplaced(b backend.Buffer) bool {
+	return b.Len() > 0 && b.Device() == c.onHost
+}
 
 // startFlat passes a call to flat.
 func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error) {
@@ -143,7 +153,8 @@ func (c *Communicator) startLayered(q backend.Queue, k *call) error {
 	if err := k.launch(ready); err != nil {
 		return errors.Join(c.fail(k, k.at, err), c.drain())
 	}
-	c.recent.calls = append(c.recent.calls, earlier{dst: extentOf(k.dst), src: extentOf(k.src), call: k})
+	c.recent.calls = append(c.recent.calls, earlier{dst: extentOf(k.dst), src: extentOf(k.src),
+		call: k})
 	k.forget()
 	c.stats.Calls++
 	return nil

@@ -47,7 +47,8 @@ type countedComm struct {
 
 func (c countedComm) Device() backend.Device { return c.device }
 
-func (c countedComm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c countedComm) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	w, err := c.Communicator.Start(q.(countedQueue).Queue, what, dst, src)
 	return countedWork{w}, err
 }
@@ -74,10 +75,11 @@ func TestSlicesAddFewCallsOfTheDriver(t *testing.T) {
 		layout         Layout
 		records, waits int64 // of each slice
 	}{
-		{allReduce, Grid(2, 2, MachineMajor), 0, 3},     // exchange, add, gather
-		{allReduce, Grid(4, 1, MachineMajor), 1, 2},     // a slot is freed and waited for; add
-		{reduceScatter, Grid(2, 2, MachineMajor), 2, 4}, // the same; reduce after pack, exchange, add
-		{allGather, Grid(2, 2, MachineMajor), 1, 3},     // the same; gather, unpack
+		{allReduce, Grid(2, 2, MachineMajor), 0, 3}, // exchange, add, gather
+		{allReduce, Grid(4, 1, MachineMajor), 1, 2}, // a slot is freed and waited for; add
+		// the same; reduce after pack, exchange, add
+		{reduceScatter, Grid(2, 2, MachineMajor), 2, 4},
+		{allGather, Grid(2, 2, MachineMajor), 1, 3}, // the same; gather, unpack
 	} {
 		t.Run(fmt.Sprintf("%v as %v", test.what.Kind, test.layout), func(t *testing.T) {
 			d := guarded(t)
@@ -96,7 +98,8 @@ func TestSlicesAddFewCallsOfTheDriver(t *testing.T) {
 				}
 				want := driver{(slices - 1) * test.records, (slices - 1) * test.waits}
 				if got := (driver{all.records - one.records, all.waits - one.waits}); got != want {
-					return fmt.Errorf("%d more slices take %+v, want %+v: one slice takes %+v", slices-1, got, want, one)
+					return fmt.Errorf("%d more slices take %+v, want %+v: one slice takes %+v",
+						slices-1, got, want, one)
 				}
 				return nil
 			})
@@ -177,8 +180,10 @@ func TestCallsWaitForThoseThatShareTheirMemory(t *testing.T) {
 		if err := r.order(q, test.dst, test.src, test.flat); err != nil {
 			t.Fatal(err)
 		}
-		if test.want < 0 && len(q.events) > 0 || test.want >= 0 && (len(q.events) != 1 || q.events[0] != backend.Event(ends[test.want])) {
-			t.Errorf("%s: it waits for %d events, want call %d", test.name, len(q.events), test.want)
+		if test.want < 0 && len(q.events) > 0 || test.want >= 0 && (len(q.events) != 1 ||
+			q.events[0] != backend.Event(ends[test.want])) {
+			t.Errorf("%s: it waits for %d events, want call %d", test.name, len(q.events),
+				test.want)
 		}
 	}
 }
@@ -188,7 +193,8 @@ func TestNoMoreCallsOverlapThanAreRemembered(t *testing.T) {
 	var r recent
 	q := &awaited{}
 	for i := range 3 * maxRecent {
-		if err := r.order(q, extent{uintptr(10 * i), uintptr(10*i + 1)}, extent{}, false); err != nil {
+		if err := r.order(q, extent{uintptr(10 * i), uintptr(10*i + 1)}, extent{},
+			false); err != nil {
 			t.Fatal(err)
 		}
 		r.calls = append(r.calls, earlier{call: &call{end: make(serial.Event)}})

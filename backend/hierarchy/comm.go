@@ -58,14 +58,17 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // Errors, on every rank: ErrArgument if the layouts differ or do not fit flat, or the
 // options of a rank are wrong; those of Split, of the device and of the world's store.
 // flat is still open then.
-func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout, o Options) (*Communicator, error) {
+func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l Layout,
+	o Options) (*Communicator, error) {
 	if err := backend.Given("hierarchy.New", "ctx", ctx, "w", w, "flat", flat); err != nil {
 		return nil, err
 	}
-	c := &Communicator{Base: backend.Wrap(flat), world: w, key: keyOf(flat.Name()), pipeline: pipeline{hooks: o.Hooks}}
+	c := &Communicator{Base: backend.Wrap(flat), world: w, key: keyOf(flat.Name()),
+		pipeline: pipeline{hooks: o.Hooks}}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	if err := c.connect(ctx, l, o); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err), c.closeParts(), c.release())
+		return nil, errors.Join(fmt.Errorf("%s: hierarchy: %w", backend.RankOf(flat), err),
+			c.closeParts(), c.release())
 	}
 	return c, nil
 }
@@ -103,7 +106,8 @@ func (c *Communicator) connect(ctx context.Context, l Layout, o Options) error {
 	c.verify.Store(c.Base.Capabilities().Verify != nil)
 	c.health = group.NewStoreHealth(c.world, c.key+"/end")
 	c.member = group.NewMember(group.Config{
-		Name: c.Name(), Rank: c.Rank(), Members: ranks, World: c.world, Health: c.health, Ending: c.cancel,
+		Name: c.Name(), Rank: c.Rank(), Members: ranks, World: c.world, Health: c.health,
+		Ending:  c.cancel,
 		Timeout: math.MaxInt64, // the communicators of the phases decide how long a rank waits
 	})
 	c.member.Watch(watched{c})
@@ -120,7 +124,8 @@ type terms struct {
 
 // agree makes the plan of all ranks, if they were given the same, and returns their numbers in
 // the world.
-func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks backend.Members, err error) {
+func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks backend.Members,
+	err error) {
 	o, own := o.filled()
 	if l.Size() != c.Size() {
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
@@ -132,10 +137,12 @@ func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks ba
 	if err != nil {
 		return nil, err
 	}
-	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true, Direct: c.Capabilities().Direct}
+	c.plan = Plan{Layout: l, Options: all[0].Options, Divides: true,
+		Direct: c.Capabilities().Direct}
 	for r, t := range all {
 		if t.Places != all[0].Places {
-			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every rank the same", backend.ErrArgument, r)
+			return nil, fmt.Errorf("%w: rank %d has another topology than rank 0: give every "+
+				"rank the same", backend.ErrArgument, r)
 		}
 		ranks = append(ranks, t.World)
 		c.plan.Divides = c.plan.Divides && t.Divides
@@ -222,7 +229,8 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	}
 	layered, err := c.over(part)
 	if err != nil {
-		if c.ctx.Err() != nil && c.member != nil { // the group ends: who is to blame is said in a moment
+		// the group ends: who is to blame is said in a moment
+		if c.ctx.Err() != nil && c.member != nil {
 			<-c.member.Over()
 		}
 		if sticky := c.failure("split"); sticky != nil {

@@ -29,7 +29,8 @@ func TestDeviceMemoryIsNeverTouchedByTheHost(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					return errors.Join(everyCallEqualsFlat(c, memory, most), c.Device().Free(memory))
+					return errors.Join(everyCallEqualsFlat(c, memory, most),
+						c.Device().Free(memory))
 				})
 			})
 		}
@@ -44,7 +45,8 @@ const longest = 50_021
 func everyCallEqualsFlat(c *Communicator, memory backend.Buffer, most int) error {
 	calls := []backend.Collective{allGather}
 	for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max} {
-		calls = append(calls, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Collective{Kind: backend.ReduceScatter, Op: op})
+		calls = append(calls, backend.Collective{Kind: backend.AllReduce, Op: op},
+			backend.Collective{Kind: backend.ReduceScatter, Op: op})
 	}
 	for _, what := range calls {
 		for _, d := range []backend.DType{backend.F32, backend.BF16, backend.I32} {
@@ -60,7 +62,8 @@ func everyCallEqualsFlat(c *Communicator, memory backend.Buffer, most int) error
 
 // equalsFlatOnDevice is equalsFlat in memory of the device, whose halves are the
 // operands. It counts bytes, too.
-func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Collective, d backend.DType, count int) error {
+func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Collective,
+	d backend.DType, count int) error {
 	nsrc, ndst := lengths(what, c.Size(), count)
 	src, dst := part(memory, 0, 2).As(d).Slice(0, nsrc), part(memory, 1, 2).As(d).Slice(0, ndst)
 	in, kept := integers(d, nsrc, uint64(count), uint64(c.Rank())), make([]byte, src.NBytes())
@@ -68,7 +71,8 @@ func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Col
 	q, k, before := c.Device().Default(), c.Device().Default(), c.Stats()
 	err := errors.Join(
 		k.Move(src, bufferOf(d, in)), k.Zero(dst),
-		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept), src),
+		backend.Run(c, what, dst, src), k.Move(bufferOf(d, got), dst), k.Move(bufferOf(d, kept),
+			src),
 		k.Zero(dst),
 		backend.Run(c.Communicator, what, dst, src), k.Move(bufferOf(d, want), dst), drained(q),
 	)
@@ -84,7 +88,8 @@ func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Col
 }
 
 // bytesAreTheFormula compares what one call on n elements has sent with the doc.
-func bytesAreTheFormula(c *Communicator, before Stats, what backend.Collective, d backend.DType, n int) error {
+func bytesAreTheFormula(c *Communicator, before Stats, what backend.Collective, d backend.DType,
+	n int) error {
 	after, M, D := c.Stats(), c.plan.Layout.Machines(), c.plan.Layout.Devices()
 	S, ways, calls, thinner := (n-n%c.Size())*d.Size(), 1, 1, 1
 	if what.Kind == backend.AllReduce {
@@ -93,7 +98,8 @@ func bytesAreTheFormula(c *Communicator, before Stats, what backend.Collective, 
 	if M == 1 || S == 0 {
 		S, calls = 0, 0 // flat, which is not counted
 	}
-	if c.plan.Options.Exchange != 0 && d == backend.F32 && what.Kind.Reduces() && what.Op != backend.Max {
+	if c.plan.Options.Exchange != 0 && d == backend.F32 && what.Kind.Reduces() &&
+		what.Op != backend.Max {
 		thinner = 2
 	}
 	between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()

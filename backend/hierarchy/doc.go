@@ -19,10 +19,11 @@
 //	broadcast on the rail   the sums, to every machine
 //	all-gather inside       the shards, to every device
 //
-// Between machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to each
-// machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
+// Between machines each rank sends 2(M-1)/M * S/D bytes in 2(M-1) messages: the exchange sends to
+// each machine directly, the broadcast is an all-gather of the inner communicator. A ring over all
 // W = M*D ranks moves 2(W-1)/W * S bytes over its busiest link, in 2(W-1) steps. Flat calls that
-// send to each rank directly (backend tcp) send 2(W-D)/W * S bytes from each rank to other machines.
+// send to each rank directly (backend tcp) send 2(W-D)/W * S bytes from each rank to other
+// machines.
 //
 // A reduce-scatter ends with the addition, an all-gather begins with the broadcast. A broadcast
 // spreads the operand inside root's machine, sends the shards on the rails, and gathers them inside
@@ -77,10 +78,11 @@
 // [Plan.Explain]). The choice follows from values that are the same on every rank.
 //
 // The model has a latency and a bandwidth for each kind of link. A rank sends one message at a time
-// over each, and a message costs both (Hockney's model with one port, as in Thakur, Rabenseifner and
-// Gropp, Optimization of Collective Communication Operations in MPICH, 2005). A test compares it
-// with a simulation of every message. euryale bench --tune measures links and keeps them in the user's file ([Measured]); without a measurement they are round
-// numbers. euryale explain prints what follows from them, or from others.
+// over each, and a message costs both (Hockney's model with one port, as in Thakur, Rabenseifner
+// and Gropp, Optimization of Collective Communication Operations in MPICH, 2005). A test compares
+// it with a simulation of every message. euryale bench --tune measures links and keeps them in the
+// user's file ([Measured]); without a measurement they are round numbers. euryale explain prints
+// what follows from them, or from others.
 //
 // # Numbers
 //
@@ -93,8 +95,8 @@
 // 16-bit floats are added in 32 bits and rounded twice, once in a machine and once between
 // machines, and an average of bf16 once more where it is divided. An average divides the sum
 // once, at the end. If the operand or the exchange is f16, the sum could overflow, so each machine
-// averages first and the machines' averages are averaged. [Options].Exchange rounds f32 to 16 bits on
-// the network.
+// averages first and the machines' averages are averaged. [Options].Exchange rounds f32 to 16 bits
+// on the network.
 //
 // # Memory
 //

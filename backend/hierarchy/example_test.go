@@ -28,7 +28,8 @@ func ExampleNew() {
 			if err != nil {
 				log.Fatal(err)
 			}
-			comm, err := hierarchy.New(ctx, world, flat, layout, hierarchy.Options{Mode: hierarchy.Always})
+			comm, err := hierarchy.New(ctx, world, flat, layout,
+				hierarchy.Options{Mode: hierarchy.Always})
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -39,7 +40,8 @@ func ExampleNew() {
 				log.Fatal(err)
 			}
 			if s := comm.Stats(); comm.Rank() == 3 {
-				fmt.Println(x, "with", s.Between(), "bytes to other machines and", s.Inside(), "inside")
+				fmt.Println(x, "with", s.Between(), "bytes to other machines and", s.Inside(),
+					"inside")
 			}
 		})
 	}

@@ -171,7 +171,8 @@ func (c *Communicator) found(h *backend.Header, at slicePhase, err error) group.
 // report makes the report of an error of a phase.
 func (c *Communicator) report(at slicePhase, err error) group.Report {
 	own, members := c.Rank(), c.member.Members
-	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: members[own], Text: fmt.Sprintf("%v, on %s: %v", at, members.Rank(own), bare(err))}
+	r := group.Report{Reason: group.Aborted, Rank: own, Peer: own, Lost: members[own],
+		Text: fmt.Sprintf("%v, on %s: %v", at, members.Rank(own), bare(err))}
 	var e *backend.Error
 	var of interface{ Blames() int }
 	switch {
@@ -187,7 +188,8 @@ func (c *Communicator) report(at slicePhase, err error) group.Report {
 	case errors.As(err, &f):
 		r = group.LostRank(members, f)
 	case errors.As(err, &m):
-		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank), c.rankOf(at.phase, m.Peer)
+		r.Reason, r.Rank, r.Peer = group.Mismatch, c.rankOf(at.phase, m.Rank),
+			c.rankOf(at.phase, m.Peer)
 		mine, theirs := &r.Mine, &r.Theirs
 		if r.Peer == own { // as the other rank has reported it
 			r.Rank, r.Peer, mine, theirs = own, r.Rank, theirs, mine
@@ -236,13 +238,15 @@ func (c *Communicator) translate(r *group.Report, own *backend.Header) {
 	if own != nil {
 		var called [backend.HeaderSize]byte
 		own.Put(&called)
-		_ = store.Set(ctx, key(c.Rank()), called[:]) // if this fails the others name the phase's header
+		// if this fails the others name the phase's header
+		_ = store.Set(ctx, key(c.Rank()), called[:])
 	}
 	for _, side := range []struct {
 		rank   int
 		header *[backend.HeaderSize]byte
 	}{{r.Rank, &r.Mine}, {r.Peer, &r.Theirs}} {
-		if called, err := store.Get(ctx, key(side.rank)); err == nil && len(called) == backend.HeaderSize {
+		if called, err := store.Get(ctx, key(side.rank)); err == nil &&
+			len(called) == backend.HeaderSize {
 			copy(side.header[:], called)
 		}
 	}

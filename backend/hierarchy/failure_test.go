@@ -84,16 +84,20 @@ func kernelsOfASlice(c *Communicator, what backend.Collective, p Phase) int {
 func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
 	for _, call := range phasesOf {
 		for _, phase := range call.phases {
-			t.Run(fmt.Sprintf("%v, %v, when it is started", call.what.Kind, phase), func(t *testing.T) {
-				failsIn(t, call.what, phase, func(*probe, backend.Queue) (backend.Work, error) { return nil, errInjected })
-			})
+			t.Run(fmt.Sprintf("%v, %v, when it is started", call.what.Kind, phase),
+				func(t *testing.T) {
+					failsIn(t, call.what, phase, func(*probe, backend.Queue) (backend.Work, error) {
+						return nil, errInjected
+					})
+				})
 			if computes(phase) {
 				continue // kernels of the host cannot fail later
 			}
 			t.Run(fmt.Sprintf("%v, %v, when it runs", call.what.Kind, phase), func(t *testing.T) {
 				failsIn(t, call.what, phase, func(p *probe, q backend.Queue) (backend.Work, error) {
 					reached, err := q.Record()
-					return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1, Cause: errInjected}}, err
+					return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1,
+						Cause: errInjected}}, err
 				})
 			})
 		}
@@ -101,7 +105,8 @@ func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
 }
 
 // failsIn makes the second slice of a phase fail on rank 1; of what runs flat there is one.
-func failsIn(t *testing.T, what backend.Collective, phase Phase, injected func(*probe, backend.Queue) (backend.Work, error)) {
+func failsIn(t *testing.T, what backend.Collective, phase Phase,
+	injected func(*probe, backend.Queue) (backend.Work, error)) {
 	const culprit = 1
 	slice := 1
 	if phase == Remainder {
@@ -134,13 +139,16 @@ func failsIn(t *testing.T, what backend.Collective, phase Phase, injected func(*
 		}
 		// Ranks of the other machine may be through by the last phase, and the other rails
 		// once they have exchanged. Root's machine only sends.
-		through := what.Kind == backend.Broadcast && c.place.machine == 0 || phase >= Gather && c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange && c.place.device != culprit
+		through := what.Kind == backend.Broadcast && c.place.machine == 0 || phase >= Gather &&
+			c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange &&
+			c.place.device != culprit
 		if err == nil && !through {
 			return errors.New("the call gave no error")
 		}
 		var e *backend.Error
 		if err != nil && (!errors.As(err, &e) || e.Rank != c.Rank() || e.Comm != c.Name() ||
-			!strings.Contains(err.Error(), phase.String()) || !strings.Contains(err.Error(), errInjected.Error())) {
+			!strings.Contains(err.Error(), phase.String()) ||
+			!strings.Contains(err.Error(), errInjected.Error())) {
 			return fmt.Errorf("the error is %w", err)
 		}
 		if phase != Remainder && err != nil && !strings.Contains(err.Error(), "slice 2 of ") {
@@ -159,7 +167,8 @@ func ended(c *Communicator) error {
 	}
 	for _, n := range []int{elements, 2, 0} {
 		if err := queued(c, n); !errors.Is(err, backend.ErrAborted) {
-			return fmt.Errorf("a later call of %d elements has the error %v, want ErrAborted", n, err)
+			return fmt.Errorf("a later call of %d elements has the error %v, want ErrAborted",
+				n, err)
 		}
 	}
 	for _, inner := range c.Unwrap() {
@@ -179,9 +188,10 @@ func TestAbortInEveryPhaseWakesAllRanks(t *testing.T) {
 	for _, call := range phasesOf {
 		for _, phase := range call.phases {
 			for _, from := range []int{0, 3} {
-				t.Run(fmt.Sprintf("%v, %v, from rank %d", call.what.Kind, phase, from), func(t *testing.T) {
-					wakesFrom(t, call.what, phase, from)
-				})
+				t.Run(fmt.Sprintf("%v, %v, from rank %d", call.what.Kind, phase, from),
+					func(t *testing.T) {
+						wakesFrom(t, call.what, phase, from)
+					})
 			}
 		}
 	}
@@ -212,11 +222,13 @@ func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
 		err := queuedCall(c, what, elements)
 		woken[c.Rank()] = time.Now()
 		// The other machine may be through, and root's, which only sends.
-		through := what.Kind == backend.AllReduce && phase == Gather || what.Kind == backend.Broadcast && c.place.machine == 0
+		through := what.Kind == backend.AllReduce && phase == Gather ||
+			what.Kind == backend.Broadcast && c.place.machine == 0
 		if err == nil && !through {
 			return errors.New("the call gave no error")
 		}
-		if err != nil && (!errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), cause.Error())) {
+		if err != nil && (!errors.Is(err, backend.ErrAborted) ||
+			!strings.Contains(err.Error(), cause.Error())) {
 			return fmt.Errorf("the error is %w", err)
 		}
 		return ended(c)
@@ -236,7 +248,8 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, func() { g.Comms[3].Abort(errInjected) })
 	begin := time.Now()
 	backendtest.Each(t, g.Comms[:2], func(b backend.Communicator) error {
-		if err := queued(b.(*Communicator), elements); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "because of rank 3: aborted: a cable") {
+		if err := queued(b.(*Communicator), elements); !errors.Is(err, backend.ErrAborted) ||
+			!strings.Contains(err.Error(), "because of rank 3: aborted: a cable") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return nil
@@ -244,7 +257,9 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 	if took := time.Since(begin); took > soon {
 		t.Errorf("it took %v", took)
 	}
-	backendtest.Each(t, g.Comms[2:], func(b backend.Communicator) error { return ended(b.(*Communicator)) })
+	backendtest.Each(t, g.Comms[2:], func(b backend.Communicator) error {
+		return ended(b.(*Communicator))
+	})
 }
 
 // What a rank sends after its own phase has failed must reach nobody: a rank
@@ -315,16 +330,20 @@ func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
 			return nil, nil
 		}
 		reached, err := q.Record()
-		return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1, Cause: errInjected}}, err
+		return failed{reached, &backend.Error{Comm: p.Name(), Rank: p.Rank(), Peer: -1,
+			Cause: errInjected}}, err
 	}
-	wrap := func(c backend.Communicator) backend.Communicator { return probes(l, hook)(fakedevice.Over(c, d)) }
+	wrap := func(c backend.Communicator) backend.Communicator {
+		return probes(l, hook)(fakedevice.Over(c, d))
+	}
 	ranksOver(t, l, always(), wrap, func(c *Communicator) error {
 		x, err := d.Alloc(4 * elements)
 		if err != nil {
 			return err
 		}
 		b := x.As(backend.F32)
-		if _, err := c.Start(nil, allReduce, b, b); err != nil && !errors.Is(err, backend.ErrAborted) {
+		if _, err := c.Start(nil, allReduce, b, b); err != nil &&
+			!errors.Is(err, backend.ErrAborted) {
 			return err
 		}
 		for deadline := time.Now().Add(soon); c.Err() == nil; time.Sleep(time.Millisecond) {
@@ -332,7 +351,8 @@ func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
 				return errors.New("it goes on")
 			}
 		}
-		if err := c.Err(); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), Gather.String()) {
+		if err := c.Err(); !errors.Is(err, backend.ErrAborted) ||
+			!strings.Contains(err.Error(), Gather.String()) {
 			return fmt.Errorf("the error is %w", err)
 		}
 		return errors.Join(pastTheQueues(c), d.Free(x))
@@ -354,7 +374,8 @@ func TestMismatchNamesTheCallersCalls(t *testing.T) {
 			what, dst = reduceScatter, y
 		}
 		err := backend.Run(c, what, dst, x)
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "allreduce(sum) of 400 f32 (call 1)") ||
+		if !errors.Is(err, backend.ErrMismatch) ||
+			!strings.Contains(err.Error(), "allreduce(sum) of 400 f32 (call 1)") ||
 			!strings.Contains(err.Error(), "reducescatter(sum) of 100 f32 (call 1)") {
 			return fmt.Errorf("the error is %w", err)
 		}
@@ -370,8 +391,11 @@ func TestShapesAreComparedAcrossMachines(t *testing.T) {
 			shape = backend.ShapeOf(40, 10)
 		}
 		x := backend.Of(make([]float32, 400))
-		err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Origin: &backend.Origin{Shape: shape}}, x, x)
-		if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), "of (10, 40) f32") || !strings.Contains(err.Error(), "of (40, 10) f32") {
+		err := backend.Run(c, backend.Collective{Kind: backend.AllReduce,
+			Origin: &backend.Origin{Shape: shape}}, x, x)
+		if !errors.Is(err, backend.ErrMismatch) ||
+			!strings.Contains(err.Error(), "of (10, 40) f32") ||
+			!strings.Contains(err.Error(), "of (40, 10) f32") {
 			return fmt.Errorf("the error is %w", err)
 		}
 		return nil
@@ -388,7 +412,8 @@ func TestRefusedCallLeavesRanksInStep(t *testing.T) {
 			}
 			q.Close()
 			for _, n := range []int{elements, 2} {
-				if _, err := c.Start(q, allReduce, x.Slice(0, n), x.Slice(0, n)); !errors.Is(err, backend.ErrArgument) {
+				if _, err := c.Start(q, allReduce, x.Slice(0, n), x.Slice(0, n)); !errors.Is(
+					err, backend.ErrArgument) {
 					return fmt.Errorf("%d elements on a closed queue: %w", n, err)
 				}
 			}
@@ -437,7 +462,8 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 				}
 				calls.Store(true)
 				x := make([]float32, n)
-				if _, err := c.Start(on, allReduce, backend.Of(x), backend.Of(x)); !errors.Is(err, errInjected) || !errors.Is(err, backend.ErrAborted) {
+				if _, err := c.Start(on, allReduce, backend.Of(x), backend.Of(x)); !errors.Is(
+					err, errInjected) || !errors.Is(err, backend.ErrAborted) {
 					return fmt.Errorf("the error is %v", err)
 				}
 				for i := range x {
@@ -452,7 +478,8 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := backend.OnDevice(backend.F32, 4096, 1000)
-		if err := backend.Run(c, allReduce, x, x); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "memory of a device") {
+		if err := backend.Run(c, allReduce, x, x); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), "memory of a device") {
 			return fmt.Errorf("the error is %v", err)
 		}
 		return equalsFlat(c, allReduce, backend.F32, 1000, 1)
@@ -471,11 +498,14 @@ func TestFoundErrorsOfPhasesNameTheJobsRanksAndTheCall(t *testing.T) {
 				return errors.New("no error")
 			}
 			text := err.Error()
-			if !errors.Is(err, backend.ErrTimeout) || !strings.Contains(text, fmt.Sprintf("no sign of rank %d", missing)) {
+			if !errors.Is(err, backend.ErrTimeout) ||
+				!strings.Contains(text, fmt.Sprintf("no sign of rank %d", missing)) {
 				return fmt.Errorf("the error does not name rank %d: %w", missing, err)
 			}
-			if strings.Contains(text, "slot -") || strings.Contains(text, " u8") || strings.Count(text, g.Comms[0].Name()) != 1 {
-				return fmt.Errorf("the error speaks of calls that nobody has made, or of the group more than once: %w", err)
+			if strings.Contains(text, "slot -") || strings.Contains(text, " u8") ||
+				strings.Count(text, g.Comms[0].Name()) != 1 {
+				return fmt.Errorf("the error speaks of calls that nobody has made, or of the "+
+					"group more than once: %w", err)
 			}
 			return nil
 		})

@@ -47,14 +47,16 @@ func ranks(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 	ranksOver(t, l, o, nil, f)
 }
 
-func ranksOver(t *testing.T, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+func ranksOver(t *testing.T, l Layout, o Options,
+	wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
 	t.Helper()
 	g := connected(t, l, patient, o, wrap)
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error { return f(c.(*Communicator)) })
 }
 
 // connected returns a group that is closed with the test.
-func connected(t *testing.T, l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
+func connected(t *testing.T, l Layout, timeout time.Duration, o Options,
+	wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	t.Helper()
 	g, err := layeredGroup(l, timeout, o, wrap)
 	if err != nil {
@@ -114,7 +116,8 @@ func lengths(what backend.Collective, size, count int) (src, dst int) {
 
 // equalsFlat runs a collective hierarchically and flat, and compares every bit of
 // the results, and the source with what it was.
-func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count int, seed uint64) error {
+func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count int,
+	seed uint64) error {
 	nsrc, ndst := lengths(what, c.Size(), count)
 	src := integers(d, nsrc, seed, uint64(c.Rank()))
 	before := slices.Clone(src)
@@ -124,12 +127,14 @@ func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count
 		return err
 	}
 	if possible := c.plan.Choose(what, d, max(nsrc, ndst)).Hierarchical; possible != (c.Stats().Calls == calls+1) {
-		return fmt.Errorf("%v of %d %v: hierarchical is %v, want %v", what, count, d, !possible, possible)
+		return fmt.Errorf("%v of %d %v: hierarchical is %v, want %v", what, count, d, !possible,
+			possible)
 	}
 	if !bytes.Equal(src, before) {
 		return fmt.Errorf("%v of %d %v: the source has changed", what, count, d)
 	}
-	if err := backend.Run(c.Communicator, what, bufferOf(d, want), bufferOf(d, before)); err != nil {
+	if err := backend.Run(c.Communicator, what, bufferOf(d, want),
+		bufferOf(d, before)); err != nil {
 		return err
 	}
 	if !bytes.Equal(got, want) {
@@ -144,7 +149,8 @@ var shapes = [][2]int{{1, 4}, {2, 2}, {4, 1}, {2, 4}, {4, 2}, {3, 2}, {2, 3}}
 // layouts returns both orders of a grid, and a shuffled one.
 func layouts(M, D int) map[string]Layout {
 	return map[string]Layout{
-		"major": Grid(M, D, MachineMajor), "minor": Grid(M, D, MachineMinor), "shuffled": shuffled(M, D),
+		"major": Grid(M, D, MachineMajor), "minor": Grid(M, D, MachineMinor), "shuffled": shuffled(
+			M, D),
 	}
 }
 
@@ -152,25 +158,29 @@ func TestEveryLayoutGivesTheFlatResult(t *testing.T) {
 	for _, shape := range shapes {
 		for name, l := range layouts(shape[0], shape[1]) {
 			t.Run(fmt.Sprintf("%dx%d %s", shape[0], shape[1], name), func(t *testing.T) {
-				ranks(t, l, Options{Mode: Always, SliceBytes: 4 << 10, Slots: 2}, func(c *Communicator) error {
-					W := c.Size()
-					for i, count := range []int{1, 5, 1024} {
-						for _, what := range []backend.Collective{reduceScatter, allGather, allToAll, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
-							if err := equalsFlat(c, what, backend.I32, count, uint64(i)); err != nil {
+				ranks(t, l, Options{Mode: Always, SliceBytes: 4 << 10, Slots: 2},
+					func(c *Communicator) error {
+						W := c.Size()
+						for i, count := range []int{1, 5, 1024} {
+							for _, what := range []backend.Collective{reduceScatter, allGather,
+								allToAll, {Kind: backend.ReduceScatter, Op: backend.Avg}} {
+								if err := equalsFlat(c, what, backend.I32, count,
+									uint64(i)); err != nil {
+									return err
+								}
+							}
+						}
+						for i, n := range []int{0, 1, W - 1, W, W + 1, 5*W - 1, 1024, 4099} {
+							if err := equalsFlat(c, allReduce, backend.F32, n,
+								uint64(i)); err != nil {
 								return err
 							}
 						}
-					}
-					for i, n := range []int{0, 1, W - 1, W, W + 1, 5*W - 1, 1024, 4099} {
-						if err := equalsFlat(c, allReduce, backend.F32, n, uint64(i)); err != nil {
+						if err := broadcasts(c); err != nil {
 							return err
 						}
-					}
-					if err := broadcasts(c); err != nil {
-						return err
-					}
-					return inPlace(c)
-				})
+						return inPlace(c)
+					})
 			})
 		}
 	}
@@ -185,7 +195,8 @@ func broadcasts(c *Communicator) error {
 				return err
 			}
 		}
-		x, want := integers(backend.U8, 5000, 1, uint64(c.Rank())), integers(backend.U8, 5000, 1, uint64(root))
+		x, want := integers(backend.U8, 5000, 1, uint64(c.Rank())), integers(backend.U8, 5000, 1,
+			uint64(root))
 		b := bufferOf(backend.U8, x)
 		if err := backend.Run(c, what, b, b); err != nil || !bytes.Equal(x, want) {
 			return fmt.Errorf("%v in place: not root's operand: %w", what, err)
@@ -197,24 +208,29 @@ func broadcasts(c *Communicator) error {
 // unequal are machines with different numbers of ranks.
 var unequal = map[string]Layout{
 	"2+1": layoutOf([][]int{{0, 2}, {1}}), "1+2": layoutOf([][]int{{0}, {1, 2}}),
-	"3+2": layoutOf([][]int{{0, 1, 2}, {3, 4}}), "2+4+3": layoutOf([][]int{{0, 5}, {1, 8, 2, 7}, {3, 6, 4}}),
+	"3+2": layoutOf([][]int{{0, 1, 2}, {3, 4}}), "2+4+3": layoutOf(
+		[][]int{{0, 5}, {1, 8, 2, 7}, {3, 6, 4}}),
 }
 
 // Ranks without a rail give what they have to those that are on one.
 func TestUnequalMachinesGiveTheFlatResult(t *testing.T) {
 	for name, l := range unequal {
 		for how, o := range map[string]Options{
-			"exact": {Mode: Always, SliceBytes: 4 << 10, Slots: 2}, "in 16 bits": {Mode: Always, SliceBytes: 4 << 10, Slots: 2, Exchange: backend.BF16},
+			"exact": {Mode: Always, SliceBytes: 4 << 10, Slots: 2}, "in 16 bits": {Mode: Always,
+				SliceBytes: 4 << 10, Slots: 2, Exchange: backend.BF16},
 		} {
 			t.Run(name+" "+how, func(t *testing.T) {
 				ranks(t, l, o, func(c *Communicator) error {
 					for i, n := range []int{0, 1, c.Size() - 1, c.Size(), 1024, 4099} {
-						for _, what := range []backend.Collective{allReduce, {Kind: backend.AllReduce, Op: backend.Max}} {
+						for _, what := range []backend.Collective{allReduce,
+							{Kind: backend.AllReduce, Op: backend.Max}} {
 							if err := equalsFlat(c, what, backend.F32, n, uint64(i)); err != nil {
 								return err
 							}
 						}
-						if err := equalsFlat(c, reduceScatter, backend.I32, n, uint64(i)); err != nil { // flat
+						// flat
+						if err := equalsFlat(c, reduceScatter, backend.I32, n,
+							uint64(i)); err != nil {
 							return err
 						}
 					}
@@ -227,7 +243,8 @@ func TestUnequalMachinesGiveTheFlatResult(t *testing.T) {
 						return err
 					}
 					for i := range x {
-						if want := float32(i) + float32(c.Size()-1)/2; math.Abs(float64(x[i]-want)) > 0.05 {
+						if want := float32(i) + float32(c.Size()-1)/2; math.Abs(
+							float64(x[i]-want)) > 0.05 {
 							return fmt.Errorf("the average in place is %v", x)
 						}
 					}
@@ -270,13 +287,15 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 6))
 	for range times(100, 8) {
 		M, D := 1+rng.IntN(4), 1+rng.IntN(3)
-		l := []Layout{Grid(M, D, MachineMajor), Grid(M, D, MachineMinor), shuffled(M, D)}[rng.IntN(3)]
+		l := []Layout{Grid(M, D, MachineMajor), Grid(M, D, MachineMinor),
+			shuffled(M, D)}[rng.IntN(3)]
 		o := Options{Mode: Always, SliceBytes: 1 << (4 + rng.IntN(10)), Slots: 1 + rng.IntN(4)}
 		seed := rng.Uint64()
 		ranks(t, l, o, func(c *Communicator) error {
 			rng := rand.New(rand.NewPCG(seed, 0)) // the same on every rank
 			for i := range 10 {
-				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather, allToAll, broadcast}[rng.IntN(6)]
+				what := []backend.Collective{allReduce, allReduce, reduceScatter, allGather,
+					allToAll, broadcast}[rng.IntN(6)]
 				what.Op = backend.ReduceOps()[rng.IntN(5)]
 				d := backend.DTypes()[rng.IntN(7)]
 				if err := equalsFlat(c, what, d, rng.IntN(2000), seed+uint64(i)); err != nil {
@@ -307,12 +326,14 @@ func TestBackToBackCallsWithDelaysAreExact(t *testing.T) {
 				return nil, q.Wait(delay(time.Duration(rng.IntN(200)) * time.Microsecond))
 			}
 			l := shuffled(2, 2)
-			ranksOver(t, l, Options{Mode: Always, SliceBytes: 512, Slots: 2}, probes(l, hook), func(c *Communicator) error {
-				n, err := backToBack(c, calls, queues)
-				for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
-				}
-				return err
-			})
+			ranksOver(t, l, Options{Mode: Always, SliceBytes: 512, Slots: 2}, probes(l, hook),
+				func(c *Communicator) error {
+					n, err := backToBack(c, calls, queues)
+					for old := most.Load(); n > old &&
+						!most.CompareAndSwap(old, n); old = most.Load() {
+					}
+					return err
+				})
 			if n := most.Load(); n <= flight/2 {
 				t.Errorf("at most %d calls were in flight, of %d", n, flight)
 			}
@@ -374,7 +395,8 @@ type numbered struct {
 // startNumbered starts a call of the kind whose turn it is; some are too small to be
 // hierarchical. Element i of what rank r gives is number*(r+1) + i.
 func startNumbered(c *Communicator, q backend.Queue, number int) (*numbered, error) {
-	k := &numbered{number: number, what: []backend.Collective{allReduce, reduceScatter, allGather, allReduce, allReduce}[number%5]}
+	k := &numbered{number: number, what: []backend.Collective{allReduce, reduceScatter, allGather,
+		allReduce, allReduce}[number%5]}
 	count := 67
 	switch {
 	case number%35 == 0:
@@ -444,7 +466,8 @@ func TestFloatsAreAddedInTheDocumentedOrder(t *testing.T) {
 					}
 				}
 				y := make([]float32, n)
-				if err := backend.Run(c, allReduce, backend.Of(y), backend.Of(values(c.Rank()))); err != nil {
+				if err := backend.Run(c, allReduce, backend.Of(y),
+					backend.Of(values(c.Rank()))); err != nil {
 					return err
 				}
 				if !slices.Equal(y, total) {
@@ -461,7 +484,8 @@ func TestNaNsSurviveMinAndMax(t *testing.T) {
 		x, y := make([]float32, 8), make([]float32, 8)
 		x[2*c.Rank()] = float32(math.NaN())
 		for _, op := range []backend.ReduceOp{backend.Min, backend.Max} {
-			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op}, backend.Of(y), backend.Of(x)); err != nil {
+			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: op},
+				backend.Of(y), backend.Of(x)); err != nil {
 				return err
 			}
 			for i, v := range y {
@@ -482,7 +506,8 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 			t.Run(fmt.Sprintf("%dx%d %s", M, D, name), func(t *testing.T) {
 				ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
 					W := M * D
-					for i, what := range []backend.Collective{reduceScatter, allGather, allReduce, allToAll} {
+					for i, what := range []backend.Collective{reduceScatter, allGather, allReduce,
+						allToAll} {
 						if what.Kind == backend.AllToAll && D == 1 {
 							continue // is flat
 						}
@@ -498,20 +523,24 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 							continue // all of it is flat
 						}
 						after, ways := c.Stats(), []int64{1, 1, 2, 1}[i]
-						between, inside := after.Between()-before.Between(), after.Inside()-before.Inside()
+						between, inside := after.Between()-before.Between(),
+							after.Inside()-before.Inside()
 						want := ways * int64((M-1)*chunk*4)
 						if what.Kind == backend.AllToAll {
 							want *= int64(D) // what is sent is all the rank's own
 						}
 						if between != want {
-							return fmt.Errorf("%v: %d bytes between machines, want %d", what, between, want)
+							return fmt.Errorf("%v: %d bytes between machines, want %d", what,
+								between, want)
 						}
 						if want := ways * int64((D-1)*M*chunk*4); inside != want {
-							return fmt.Errorf("%v: %d bytes inside the machine, want %d", what, inside, want)
+							return fmt.Errorf("%v: %d bytes inside the machine, want %d", what,
+								inside, want)
 						}
 						for m, sent := range after.Sent {
 							if m != after.Machine && sent-before.Sent[m] != between/int64(M-1) {
-								return fmt.Errorf("%v: %d bytes to machine %d", what, sent-before.Sent[m], m)
+								return fmt.Errorf("%v: %d bytes to machine %d", what,
+									sent-before.Sent[m], m)
 							}
 						}
 						model := l.layeredTraffic(what.Kind, W*chunk*4)
@@ -520,7 +549,8 @@ func TestBytesBetweenMachinesAreTheFormula(t *testing.T) {
 						}
 					}
 					if p := probeOf(c); M > 1 && p.between() != c.Stats().Between() {
-						return fmt.Errorf("%d bytes are counted between machines, but %d were sent", c.Stats().Between(), p.between())
+						return fmt.Errorf("%d bytes are counted between machines, but %d were sent",
+							c.Stats().Between(), p.between())
 					}
 					return nil
 				})
@@ -544,12 +574,14 @@ func TestAveragesAsF16AreNotInfinite(t *testing.T) {
 				if kind == backend.ReduceScatter {
 					y = y[:len(x)/c.Size()]
 				}
-				if err := backend.Run(c, backend.Collective{Kind: kind, Op: backend.Avg}, backend.Of(y), backend.Of(x)); err != nil {
+				if err := backend.Run(c, backend.Collective{Kind: kind, Op: backend.Avg},
+					backend.Of(y), backend.Of(x)); err != nil {
 					return err
 				}
 				for i, got := range y {
 					if want := x[i]; got != want { // chunks begin at multiples of 3
-						return fmt.Errorf("%v of %v: element %d of the average is %v, want %v", kind, shape, i, got, want)
+						return fmt.Errorf("%v of %v: element %d of the average is %v, want %v",
+							kind, shape, i, got, want)
 					}
 				}
 			}
@@ -578,7 +610,8 @@ func TestEqualLinksTakeNoMemory(t *testing.T) {
 				return err
 			}
 			if none := c.slots.memory.Len() == 0 && len(c.others()) == 0; none != test.none {
-				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout, modes[test.o.Mode], c.slots.memory.Len(), len(c.others()))
+				return fmt.Errorf("%v, mode %v: %d bytes and %d communicators", test.layout,
+					modes[test.o.Mode], c.slots.memory.Len(), len(c.others()))
 			}
 			if s := c.Stats(); test.none && (s.Flat != 1 || s.Calls != 0) {
 				return fmt.Errorf("%v: %+v", test.layout, s)
@@ -601,7 +634,8 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 				for i := range x {
 					x[i] = float32(i % 5)
 				}
-				for _, what := range []backend.Collective{{Op: backend.Sum}, {Op: backend.Avg}, {Op: backend.Max}, {Op: backend.Avg, Exact: true}} {
+				for _, what := range []backend.Collective{{Op: backend.Sum}, {Op: backend.Avg},
+					{Op: backend.Max}, {Op: backend.Avg, Exact: true}} {
 					what.Kind = backend.AllReduce
 					op := what.Op
 					before := c.Stats().Between()
@@ -617,10 +651,12 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 					}
 					for i, v := range y {
 						if v != float32(scale*(i%5)) {
-							return fmt.Errorf("%v: element %d is %v, want %d", op, i, v, scale*(i%5))
+							return fmt.Errorf("%v: element %d is %v, want %d", op, i, v,
+								scale*(i%5))
 						}
 					}
-					if got, want := c.Stats().Between()-before, int64(2*(shape[0]-1)*len(x)/W*size); got != want {
+					if got, want := c.Stats().Between()-before,
+						int64(2*(shape[0]-1)*len(x)/W*size); got != want {
 						return fmt.Errorf("%v: %d bytes between machines, want %d", op, got, want)
 					}
 				}
@@ -645,12 +681,16 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 
 func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 	var n atomic.Int32
-	_, err := groupOf(func(int) Layout { return Grid(2, 2, Order(n.Add(1)%2)) }, 4, patient, Options{}, nil)
-	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "another topology than rank 0") {
+	_, err := groupOf(func(int) Layout { return Grid(2, 2, Order(n.Add(1)%2)) }, 4, patient,
+		Options{}, nil)
+	if !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "another topology than rank 0") {
 		t.Errorf("the error is %v", err)
 	}
-	_, err = groupOf(func(int) Layout { return Grid(2, 1, MachineMajor) }, 4, patient, Options{}, nil)
-	if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "layout of 2 ranks for 4") {
+	_, err = groupOf(func(int) Layout { return Grid(2, 1, MachineMajor) }, 4, patient,
+		Options{}, nil)
+	if !errors.Is(err, backend.ErrArgument) ||
+		!strings.Contains(err.Error(), "layout of 2 ranks for 4") {
 		t.Errorf("the error is %v", err)
 	}
 }
@@ -675,7 +715,8 @@ func TestPartsAreHierarchicalToo(t *testing.T) {
 		}
 		defer machine.Close()
 		x := []int64{1}
-		if err := backend.Run(machine, allReduce, backend.Of(x), backend.Of(x)); err != nil || x[0] != 2 {
+		if err := backend.Run(machine, allReduce, backend.Of(x), backend.Of(x)); err != nil ||
+			x[0] != 2 {
 			return fmt.Errorf("one machine counts %d ranks: %w", x[0], err)
 		}
 		return nil
@@ -686,7 +727,8 @@ func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
 	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
 		x := []int64{int64(c.Rank()), 1, 2, 3}
 		y := make([]int64, 4)
-		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.Scatter}, {Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
+		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.Scatter},
+			{Kind: backend.Reduce}, {Kind: backend.AllReduce}} {
 			n, some := 4, 4
 			switch what.Kind {
 			case backend.AllReduce:
@@ -723,7 +765,8 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 					return err
 				}
 				if got := probeOf(c).number() - before; got != want {
-					return fmt.Errorf("comparing %v: %d elements take %d flat calls, want %d", on, n, got, want)
+					return fmt.Errorf("comparing %v: %d elements take %d flat calls, want %d", on,
+						n, got, want)
 				}
 			}
 		}
@@ -762,10 +805,12 @@ func (u *unsplittable) Split(color, key int) (backend.Communicator, error) {
 
 func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	_, err := layeredGroup(Grid(2, 2, MachineMajor), patient, always(), func(c backend.Communicator) backend.Communicator {
-		return &unsplittable{Communicator: c}
-	})
-	if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), "a communicator for broadcast between machines") {
+	_, err := layeredGroup(Grid(2, 2, MachineMajor), patient, always(),
+		func(c backend.Communicator) backend.Communicator {
+			return &unsplittable{Communicator: c}
+		})
+	if !errors.Is(err, errInjected) ||
+		!strings.Contains(err.Error(), "a communicator for broadcast between machines") {
 		t.Errorf("the error is %v", err)
 	}
 	if err := goleak.Find(before); err != nil {
@@ -800,11 +845,17 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 		want   error
 		say    string
 	}{
-		"slots":  {layout: good, o: Options{Slots: -1}, want: backend.ErrArgument, say: "-1 slots"},
-		"links":  {layout: good, o: Options{Links: &Links{}}, want: backend.ErrArgument, say: "bandwidths must be positive"},
-		"layout": {layout: Grid(3, 1, MachineMajor), want: backend.ErrArgument, say: "a layout of 3 ranks for 4"},
-		"memory": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noMemory{d} }, say: errInjected.Error()},
-		"queues": {layout: good, o: always(), device: func(d backend.Device) backend.Device { return noQueues{d} }, say: errInjected.Error()},
+		"slots": {layout: good, o: Options{Slots: -1}, want: backend.ErrArgument, say: "-1 slots"},
+		"links": {layout: good, o: Options{Links: &Links{}}, want: backend.ErrArgument,
+			say: "bandwidths must be positive"},
+		"layout": {layout: Grid(3, 1, MachineMajor), want: backend.ErrArgument,
+			say: "a layout of 3 ranks for 4"},
+		"memory": {layout: good, o: always(), device: func(d backend.Device) backend.Device {
+			return noMemory{d}
+		}, say: errInjected.Error()},
+		"queues": {layout: good, o: always(), device: func(d backend.Device) backend.Device {
+			return noQueues{d}
+		}, say: errInjected.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := goleak.IgnoreCurrent()
@@ -819,7 +870,9 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 				if r == culprit {
 					l, o = test.layout, test.o
 					if test.device != nil {
-						wrap = func(c backend.Communicator) backend.Communicator { return poor{c, test.device(c.Device())} }
+						wrap = func(c backend.Communicator) backend.Communicator {
+							return poor{c, test.device(c.Device())}
+						}
 					}
 				}
 				_, err := connect(worlds[r], l, o, wrap)
@@ -829,7 +882,8 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 				t.Errorf("it took %v", took)
 			}
 			for r, err := range errs {
-				if err == nil || !strings.Contains(err.Error(), test.say) || !errors.Is(err, test.want) && test.want != nil {
+				if err == nil || !strings.Contains(err.Error(), test.say) ||
+					!errors.Is(err, test.want) && test.want != nil {
 					t.Errorf("rank %d: the error is %v", r, err)
 				} else if r != culprit && !strings.Contains(err.Error(), "rank 1 failed: ") {
 					t.Errorf("rank %d does not name the culprit: %v", r, err)
@@ -870,7 +924,8 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 					n = 3 // flat
 				}
 				var err error
-				if last, err = c.Start(qs[(call+round)%3], allReduce, backend.Of(x[:n]), backend.Of(x[:n])); err != nil {
+				if last, err = c.Start(qs[(call+round)%3], allReduce, backend.Of(x[:n]),
+					backend.Of(x[:n])); err != nil {
 					return err
 				}
 				want *= 4
@@ -879,7 +934,8 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 				return err
 			}
 			if x[0] != want || x[3999] != 1<<16 {
-				return fmt.Errorf("round %d: %d and %d, want %d and %d", round, x[0], x[3999], want, 1<<16)
+				return fmt.Errorf("round %d: %d and %d, want %d and %d", round, x[0], x[3999], want,
+					1<<16)
 			}
 		}
 		return nil
@@ -898,7 +954,8 @@ func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
 			}
 			defer qs[i].Close()
 		}
-		x, total, chunk, all := make([]int64, 400), make([]int64, 400), make([]int64, 100), make([]int64, 400)
+		x, total, chunk, all := make([]int64, 400), make([]int64, 400), make([]int64, 100),
+			make([]int64, 400)
 		if c.Rank() == 0 {
 			for i := range x {
 				x[i] = 1
@@ -911,9 +968,11 @@ func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
 		for i, call := range []struct {
 			what     backend.Collective
 			dst, src []int64
-		}{{backend.Collective{Kind: backend.Broadcast}, x, x}, {allGather, all, chunk}, {allReduce, total, x}} {
+		}{{backend.Collective{Kind: backend.Broadcast}, x, x}, {allGather, all, chunk},
+			{allReduce, total, x}} {
 			var err error
-			if w, err = c.Start(qs[i], call.what, backend.Of(call.dst), backend.Of(call.src)); err != nil {
+			if w, err = c.Start(qs[i], call.what, backend.Of(call.dst),
+				backend.Of(call.src)); err != nil {
 				return err
 			}
 		}
@@ -958,7 +1017,8 @@ func TestAnyNumberOfMachinesIsAddedInOrder(t *testing.T) {
 		}
 		got, most := []float32{0}, 0
 		q := fewTerms{host.Device{}.Default(), &most}
-		if err := reduceAll(q, backend.Sum, backend.Of(got), all); err != nil || got[0] != want || most > maxTerms {
+		if err := reduceAll(q, backend.Sum, backend.Of(got), all); err != nil || got[0] != want ||
+			most > maxTerms {
 			t.Errorf("%d operands: %v, %v, want %v; %d at once", n, got[0], err, want, most)
 		}
 	}

@@ -68,7 +68,9 @@ func Discover(ids []Identity) Layout {
 	}
 	l := grouped(names)
 	for _, ranks := range l.machines {
-		slices.SortStableFunc(ranks, func(a, b int) int { return strings.Compare(ids[a].Bus, ids[b].Bus) })
+		slices.SortStableFunc(ranks, func(a, b int) int {
+			return strings.Compare(ids[a].Bus, ids[b].Bus)
+		})
 	}
 	return layoutOf(l.machines)
 }
@@ -117,30 +119,36 @@ func parse(text string, size int) (Layout, error) {
 		return parseList(strings.Split(text, ","), size)
 	}
 	grid, suffix, _ := strings.Cut(text, ":")
-	order, ok := map[string]Order{"": MachineMajor, "major": MachineMajor, "minor": MachineMinor}[suffix]
+	order, ok := map[string]Order{"": MachineMajor, "major": MachineMajor,
+		"minor": MachineMinor}[suffix]
 	if !ok {
-		return Layout{}, fmt.Errorf("%q is no order of the ranks: write :major for machine by machine (also without it) or :minor for rail by rail", suffix)
+		return Layout{}, fmt.Errorf("%q is no order of the ranks: write :major for machine by "+
+			"machine (also without it) or :minor for rail by rail", suffix)
 	}
 	left, right, _ := strings.Cut(grid, "x")
 	M, errM := strconv.Atoi(left)
 	D, errD := strconv.Atoi(right)
 	if errors.Join(errM, errD) != nil || M < 1 || D < 1 {
-		return Layout{}, errors.New("write machines x devices, such as 2x4, or the machine of each rank, such as 0,0,1,1")
+		return Layout{}, errors.New("write machines x devices, such as 2x4, or the machine of " +
+			"each rank, such as 0,0,1,1")
 	}
 	if M > size || D > size || M*D != size {
-		return Layout{}, fmt.Errorf("%d machines of %d devices are %d ranks, but there are %d: declare what the job has, or start %d ranks", M, D, M*D, size, M*D)
+		return Layout{}, fmt.Errorf("%d machines of %d devices are %d ranks, but there are %d: "+
+			"declare what the job has, or start %d ranks", M, D, M*D, size, M*D)
 	}
 	return Grid(M, D, order), nil
 }
 
 func parseList(list []string, size int) (Layout, error) {
 	if len(list) != size {
-		return Layout{}, fmt.Errorf("it names the machines of %d ranks, but there are %d: write one number for each", len(list), size)
+		return Layout{}, fmt.Errorf("it names the machines of %d ranks, but there are %d: write "+
+			"one number for each", len(list), size)
 	}
 	names := make([]string, size)
 	for r, text := range list {
 		if m, err := strconv.Atoi(strings.TrimSpace(text)); err != nil || m < 0 {
-			return Layout{}, fmt.Errorf("the machine of rank %d is %q: write a number from 0", r, text)
+			return Layout{}, fmt.Errorf("the machine of rank %d is %q: write a number from 0", r,
+				text)
 		}
 		names[r] = strings.TrimSpace(text)
 	}
@@ -234,7 +242,9 @@ func (l Layout) uneven() string {
 	}
 	for m, ranks := range l.machines {
 		if len(ranks) != len(l.machines[0]) {
-			return fmt.Sprintf("machine 0 has %d ranks and machine %d has %d: start as many on each", len(l.machines[0]), m, len(ranks))
+			return fmt.Sprintf(
+				"machine 0 has %d ranks and machine %d has %d: start as many on each",
+				len(l.machines[0]), m, len(ranks))
 		}
 	}
 	return ""

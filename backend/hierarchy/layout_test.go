@@ -17,7 +17,8 @@ func TestGridsNumberRanksInBothOrders(t *testing.T) {
 			for d := range 3 {
 				r := l.Rank(m, d)
 				if gotM, gotD := l.Place(r); r != rank(m, d) || gotM != m || gotD != d {
-					t.Errorf("order %d: rank %d is at (%d, %d) and (%d, %d) is rank %d", order, r, gotM, gotD, m, d, rank(m, d))
+					t.Errorf("order %d: rank %d is at (%d, %d) and (%d, %d) is rank %d", order, r,
+						gotM, gotD, m, d, rank(m, d))
 				}
 			}
 		}
@@ -26,9 +27,11 @@ func TestGridsNumberRanksInBothOrders(t *testing.T) {
 
 func TestTopologiesAreParsed(t *testing.T) {
 	for text, want := range map[string]Layout{
-		"2x2": Grid(2, 2, MachineMajor), " 2x2:major ": Grid(2, 2, MachineMajor), "2x2:minor": Grid(2, 2, MachineMinor),
+		"2x2": Grid(2, 2, MachineMajor), " 2x2:major ": Grid(2, 2, MachineMajor), "2x2:minor": Grid(
+			2, 2, MachineMinor),
 		"1x4": Grid(1, 4, MachineMajor), "4x1": Grid(4, 1, MachineMajor),
-		"0,1,1,0": layoutOf([][]int{{0, 3}, {1, 2}}), "7, 7, 7, 2": layoutOf([][]int{{0, 1, 2}, {3}}),
+		"0,1,1,0": layoutOf([][]int{{0, 3}, {1, 2}}), "7, 7, 7, 2": layoutOf(
+			[][]int{{0, 1, 2}, {3}}),
 	} {
 		l, err := Parse(text, 4)
 		if err != nil || !l.equal(want) {
@@ -55,7 +58,8 @@ func TestWrongTopologiesSayWhatToDo(t *testing.T) {
 		"9223372036854775807x9223372036854775807": "but there are 4",
 	} {
 		_, err := Parse(text, 4)
-		if err == nil || !strings.Contains(err.Error(), say) || !strings.Contains(err.Error(), fmt.Sprintf("%q", text)) {
+		if err == nil || !strings.Contains(err.Error(), say) ||
+			!strings.Contains(err.Error(), fmt.Sprintf("%q", text)) {
 			t.Errorf("%q: the error is %v, want it to say %q", text, err, say)
 		}
 	}
@@ -68,8 +72,10 @@ func TestMachinesAreDiscovered(t *testing.T) {
 		want [][]int
 	}{
 		{"one machine", []Identity{{"0", ""}, {"0", ""}}, [][]int{{0, 1}}},
-		{"two machines, interleaved", []Identity{{"0", ""}, {"1", ""}, {"0", ""}, {"1", ""}}, [][]int{{0, 2}, {1, 3}}},
-		{"places follow the bus", []Identity{{"0", "0000:81"}, {"0", "0000:41"}, {"1", "0000:41"}, {"1", "0000:81"}}, [][]int{{1, 0}, {2, 3}}},
+		{"two machines, interleaved", []Identity{{"0", ""}, {"1", ""}, {"0", ""}, {"1", ""}},
+			[][]int{{0, 2}, {1, 3}}},
+		{"places follow the bus", []Identity{{"0", "0000:81"}, {"0", "0000:41"}, {"1", "0000:41"},
+			{"1", "0000:81"}}, [][]int{{1, 0}, {2, 3}}},
 		{"machines differ", []Identity{{"0", ""}, {"1", ""}, {"0", ""}}, [][]int{{0, 2}, {1}}},
 	} {
 		if l := Discover(test.ids); !l.equal(layoutOf(test.want)) {
@@ -89,7 +95,8 @@ func TestPartsKeepTheirMachines(t *testing.T) {
 				si, di := sub.Place(i)
 				sj, dj := sub.Place(j)
 				if (ma == mb) != (si == sj) || ma == mb && (da < db) != (di < dj) {
-					t.Errorf("part %v: members %d and %d are at (%d, %d) and (%d, %d)", members, a, b, si, di, sj, dj)
+					t.Errorf("part %v: members %d and %d are at (%d, %d) and (%d, %d)", members, a,
+						b, si, di, sj, dj)
 				}
 			}
 		}
@@ -97,7 +104,8 @@ func TestPartsKeepTheirMachines(t *testing.T) {
 }
 
 func TestRunsCoverEveryRankOnce(t *testing.T) {
-	for _, l := range []Layout{Grid(3, 2, MachineMajor), Grid(3, 2, MachineMinor), shuffled(3, 2), shuffled(2, 4), Grid(1, 1, MachineMajor)} {
+	for _, l := range []Layout{Grid(3, 2, MachineMajor), Grid(3, 2, MachineMinor), shuffled(3, 2),
+		shuffled(2, 4), Grid(1, 1, MachineMajor)} {
 		var ranks []int
 		for _, r := range l.runs {
 			if r.row != len(ranks) {

@@ -30,8 +30,9 @@ func (l Link) String() string { return fmt.Sprintf("%v + %s/s", l.Latency, bytes
 
 // Links are the speeds that the choice between flat and hierarchical is made by.
 type Links struct {
-	Inside  Link `json:"inside"`  // between ranks of one machine
-	Between Link `json:"between"` // between ranks of different machines, each with a share of the network
+	Inside Link `json:"inside"` // between ranks of one machine
+	// between ranks of different machines, each with a share of the network
+	Between Link `json:"between"`
 	// Step is what it takes to start a phase and to hand over to the next queue.
 	Step time.Duration `json:"step_ns"`
 	// Call is what a hierarchical call takes more than a flat one, beyond what messages and
@@ -51,8 +52,10 @@ func (l Links) String() string {
 // check finds links that nothing can be predicted by.
 func (l Links) check() error {
 	finite := func(bandwidth float64) bool { return bandwidth > 0 && bandwidth <= math.MaxFloat64 }
-	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 || l.Between.Latency < 0 || l.Step < 0 || l.Call < 0 {
-		return fmt.Errorf("%w: links %v: bandwidths must be positive and finite, and times not negative", backend.ErrArgument, l)
+	if !finite(l.Inside.Bandwidth) || !finite(l.Between.Bandwidth) || l.Inside.Latency < 0 ||
+		l.Between.Latency < 0 || l.Step < 0 || l.Call < 0 {
+		return fmt.Errorf("%w: links %v: bandwidths must be positive and finite, and times not "+
+			"negative", backend.ErrArgument, l)
 	}
 	return nil
 }
@@ -87,7 +90,8 @@ const section = "hierarchy"
 // Measured returns what was measured on machines of a layout, false if nothing was.
 func Measured(model string, l Layout, declared bool) (m Measurement, found bool, err error) {
 	all, err := tuning.Read[Measurement](section)
-	want := Measurement{Model: model, Machines: l.Machines(), Devices: l.Devices(), Declared: declared}
+	want := Measurement{Model: model, Machines: l.Machines(), Devices: l.Devices(),
+		Declared: declared}
 	i := slices.IndexFunc(all, want.replaces)
 	if err != nil || i < 0 {
 		return m, false, err
@@ -112,7 +116,8 @@ func (m Measurement) Keep() (file string, err error) {
 
 // replaces reports whether two are of the same machines.
 func (m Measurement) replaces(other Measurement) bool {
-	return m.Model == other.Model && m.Machines == other.Machines && m.Devices == other.Devices && m.Declared == other.Declared
+	return m.Model == other.Model && m.Machines == other.Machines && m.Devices == other.Devices &&
+		m.Declared == other.Declared
 }
 
 // Timed is what a call took that moves bytes from each rank, in steps messages that
@@ -138,9 +143,11 @@ func Fit(calls []Timed) (Link, error) {
 		latency, perByte = 0, b/bb
 	}
 	if !(perByte > 0) { // also if there is nothing to tell them apart by
-		return Link{}, errors.New("the times of calls do not grow with their bytes: measure sizes that are further apart")
+		return Link{}, errors.New("the times of calls do not grow with their bytes: measure " +
+			"sizes that are further apart")
 	}
-	return Link{time.Duration(latency * float64(time.Second)).Round(time.Nanosecond), 1 / perByte}, nil
+	return Link{time.Duration(latency * float64(time.Second)).Round(time.Nanosecond), 1 / perByte},
+		nil
 }
 
 // bandwidths are the units that ParseLink takes.
@@ -153,7 +160,8 @@ var bandwidths = []struct {
 // Networks are sold in "200Gbit/s", which works too.
 func ParseLink(text string) (Link, error) {
 	wrong := func() (Link, error) {
-		return Link{}, fmt.Errorf("%w: link %q: write latency and bandwidth, such as 3us+200GB/s or 10us+200Gbit/s", backend.ErrArgument, text)
+		return Link{}, fmt.Errorf("%w: link %q: write latency and bandwidth, such as 3us+200GB/s "+
+			"or 10us+200Gbit/s", backend.ErrArgument, text)
 	}
 	latency, bandwidth, _ := strings.Cut(strings.ReplaceAll(text, " ", ""), "+")
 	t, err := time.ParseDuration(latency)

@@ -47,12 +47,14 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tuning.json")
 	t.Setenv(string(env.Tuning), path)
-	for _, text := range []string{"{", `{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
+	for _, text := range []string{"{",
+		`{"hierarchy": [{"model": "m", "machines": 2, "devices": 2}]}`} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, _, err := Measured("m", Grid(2, 2, MachineMajor), false)
-		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "delete it") {
+		if err == nil || !strings.Contains(err.Error(), path) ||
+			!strings.Contains(err.Error(), "delete it") {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
@@ -69,14 +71,17 @@ func TestFitFindsTheLink(t *testing.T) {
 	link := Link{4 * time.Microsecond, 100e9}
 	for _, off := range []time.Duration{0, 200 * time.Nanosecond} {
 		got, err := Fit(calls(link, off))
-		if err != nil || got.Latency.Round(time.Microsecond) != link.Latency || got.Bandwidth < 98e9 || got.Bandwidth > 102e9 {
+		if err != nil || got.Latency.Round(time.Microsecond) != link.Latency ||
+			got.Bandwidth < 98e9 || got.Bandwidth > 102e9 {
 			t.Errorf("%v, %v, want %v", got, err, link)
 		}
 	}
-	if got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}}); err != nil || got.Latency != 0 || got.Bandwidth <= 0 {
+	if got, err := Fit([]Timed{{1, 1e6, time.Microsecond}, {1, 2e6, 3 * time.Microsecond}}); err !=
+		nil || got.Latency != 0 || got.Bandwidth <= 0 {
 		t.Errorf("without latency: %v, %v", got, err)
 	}
-	for _, few := range [][]Timed{nil, {{1, 1e6, time.Millisecond}}, {{1, 1e3, time.Millisecond}, {1, 1e6, time.Microsecond}}} {
+	for _, few := range [][]Timed{nil, {{1, 1e6, time.Millisecond}}, {{1, 1e3, time.Millisecond},
+		{1, 1e6, time.Microsecond}}} {
 		if got, err := Fit(few); err == nil {
 			t.Errorf("%v: %v", few, got)
 		}
@@ -94,7 +99,8 @@ func TestLinksAreParsed(t *testing.T) {
 			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
 		}
 	}
-	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s", "3us+1GB", "3us+-1GB/s"} {
+	for _, wrong := range []string{"", "3us", "200GB/s", "3us+fast", "3us+0GB/s", "-3us+1GB/s",
+		"3us+1GB", "3us+-1GB/s"} {
 		if got, err := ParseLink(wrong); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%q: %v, %v", wrong, got, err)
 		}
@@ -103,7 +109,8 @@ func TestLinksAreParsed(t *testing.T) {
 
 func TestPartsAreThoseOfThePhasesThatCommunicate(t *testing.T) {
 	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
-		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Broadcast: 2, Gather: 0, Remainder: 2, phases: 0} {
+		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Broadcast: 2, Gather: 0,
+			Remainder: 2, phases: 0} {
 			part := c.Part(p)
 			if (part == nil) != (size == 0) || part != nil && part.Size() != size {
 				return fmt.Errorf("%v: %v", p, part)

@@ -25,8 +25,8 @@ import (
 
 // The ranks of this file are processes on several machines, as far as NCCL knows: each
 // names its own (NCCL_HOSTID). Between machines NCCL goes over sockets, inside over NVLink,
-// and ranks of different machines may share a GPU: four ranks take two. Where there is one GPU, each
-// rank is a separate machine for NCCL, and the layout is declared.
+// and ranks of different machines may share a GPU: four ranks take two. Where there is one GPU,
+// each rank is a separate machine for NCCL, and the layout is declared.
 
 func TestMain(m *testing.M) { proctest.Main(m, rankOf) }
 
@@ -86,7 +86,8 @@ func (r *machineRank) open() (*cuda.Device, error) {
 }
 
 // connect returns a communicator that the job's end closes.
-func (r *machineRank) connect(o Options, wrap func(backend.Communicator) backend.Communicator) (*Communicator, error) {
+func (r *machineRank) connect(o Options, wrap func(backend.Communicator) backend.Communicator) (
+	*Communicator, error) {
 	flat := gpu.New(func(int) (gpu.Device, error) { return r.device, nil })
 	c, err := layeredBackend{flat, r.layout, o, wrap}.Connect(context.Background(), r.world)
 	if err != nil {
@@ -149,7 +150,8 @@ func (r *machineRank) buckets() error {
 }
 
 // timed returns the least time of three operations, whose results are right.
-func (x *bucketRank) timed(comm backend.Communicator, inFlight int) (least time.Duration, err error) {
+func (x *bucketRank) timed(comm backend.Communicator, inFlight int) (least time.Duration,
+	err error) {
 	if err := x.warm(comm, inFlight); err != nil {
 		return 0, err
 	}
@@ -175,7 +177,8 @@ func (r *machineRank) aborts(phase string) error {
 		return err
 	}
 	// Ranks that share a GPU take turns of milliseconds.
-	d := desertion{layout: r.layout, what: allReduce, phase: Phase(number), from: number % r.world.Size, after: time.Second}
+	d := desertion{layout: r.layout, what: allReduce, phase: Phase(number),
+		from: number % r.world.Size, after: time.Second}
 	c, err := r.connect(ofSlices(), probes(r.layout, d.hook))
 	if err != nil {
 		return err
@@ -265,7 +268,8 @@ func TestMachinesOverlapBucketsOnGPU(t *testing.T) {
 		}
 		one, four := took[0], took[1]
 		if one.Overlaps >= four.Overlaps || four.Overlaps < bucketCount || one.Both >= four.Both {
-			t.Errorf("rank %d: phases of buckets overlap %d times with one in flight and %d with four", r, one.Overlaps, four.Overlaps)
+			t.Errorf("rank %d: phases of buckets overlap %d times with one in flight and %d with "+
+				"four", r, one.Overlaps, four.Overlaps)
 		}
 	}
 }

@@ -44,7 +44,8 @@ func NewPlan(l Layout, o Options) (Plan, error) {
 
 // layered reports whether anything can be hierarchical, and is not slower for sure.
 func (p Plan) layered() bool {
-	return p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always || p.even() == "")
+	return p.Layout.Machines() > 1 && p.Options.Mode != Never && (p.Options.Mode == Always ||
+		p.even() == "")
 }
 
 // even says why nothing is gained by going between machines as rarely as possible, ""
@@ -129,7 +130,8 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 		return c
 	}
 	c.piece, c.Slices = p.pieces(what, d, n)
-	c.Layered = p.Options.Links.Call + time.Duration(math.Round(p.layeredTime(what, d, n, c.Slices)))
+	c.Layered = p.Options.Links.Call + time.Duration(
+		math.Round(p.layeredTime(what, d, n, c.Slices)))
 	switch o := p.Options; {
 	case o.Mode == Always:
 		c.Hierarchical, c.Reason = true, "it is asked for always"
@@ -146,7 +148,8 @@ func (p Plan) Choose(what backend.Collective, d backend.DType, n int) Choice {
 // obstacle says why a collective can only run flat, "" if it need not.
 func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	l, uneven := p.Layout, p.Layout.uneven()
-	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather || what.Kind == backend.AllToAll
+	chunks := what.Kind == backend.ReduceScatter || what.Kind == backend.AllGather ||
+		what.Kind == backend.AllToAll
 	switch {
 	case l.Size() == 0:
 		return uneven
@@ -167,12 +170,14 @@ func (p Plan) obstacle(what backend.Collective, d backend.DType, n int) string {
 	case n < l.Size():
 		return "it has fewer elements than there are ranks"
 	case p.averages(what, d) && l.Machines() > maxTerms:
-		return fmt.Sprintf("the averages of %d machines are too many for the kernels of GPUs, which take %d", l.Machines(), maxTerms)
+		return fmt.Sprintf("the averages of %d machines are too many for the kernels of GPUs, "+
+			"which take %d", l.Machines(), maxTerms)
 	case !what.Kind.Reduces() || what.Op != backend.Avg:
 		return ""
 	}
 	if D := l.Devices(); d == backend.F16 && D&(D-1) != 0 {
-		return fmt.Sprintf("the average of f16 inside a machine is exact for a power of two of devices only, not for %d", D)
+		return fmt.Sprintf("the average of f16 inside a machine is exact for a power of two of "+
+			"devices only, not for %d", D)
 	}
 	if !p.Divides {
 		return "the queues cannot divide"
@@ -214,12 +219,12 @@ func (p Plan) flatTime(kind backend.Kind, nbytes int) time.Duration {
 	return p.Options.Links.Step + time.Duration(math.Round(least))
 }
 
-// flatLegs returns what the busiest rank sends of nbytes bytes in a flat call, in each way that flat
-// has. Each step of a ring waits for its slowest link. Direct sends the parts of an operand to
-// their ranks, and for an all-reduce or a broadcast on to all, or everything to everyone in one
-// go.
+// flatLegs returns what the busiest rank sends of nbytes bytes in a flat call, in each way that
+// flat has. Each step of a ring waits for its slowest link. Direct sends the parts of an operand to
+// their ranks, and for an all-reduce or a broadcast on to all, or everything to everyone in one go.
 func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
-	W, D, several := p.Layout.Size(), p.Layout.fewest(), p.Layout.Machines() > 1 // fewest have most others elsewhere
+	// fewest have most others elsewhere
+	W, D, several := p.Layout.Size(), p.Layout.fewest(), p.Layout.Machines() > 1
 	steps := W - 1
 	if kind == backend.AllReduce {
 		steps *= 2
@@ -248,7 +253,8 @@ func (p Plan) flatLegs(kind backend.Kind, nbytes float64) [][]leg {
 func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 	M, D := l.Machines(), l.most()
 	shard := nbytes / float64(l.fewest())
-	inside, between := leg{false, D - 1, float64(D-1) * shard}, leg{true, M - 1, float64(M-1) / float64(M) * shard}
+	inside, between := leg{false, D - 1, float64(D-1) * shard},
+		leg{true, M - 1, float64(M-1) / float64(M) * shard}
 	switch kind {
 	case backend.AllReduce:
 		return []leg{inside, between, between, inside}
@@ -267,8 +273,10 @@ func (l Layout) layeredLegs(kind backend.Kind, nbytes float64) []leg {
 func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices int) float64 {
 	links, step := p.Options.Links, float64(p.Options.Links.Step)
 	inside, between, host := 0.0, 0.0, step // of the addition, or of a copy
-	if what.Kind == backend.AllToAll {      // three copies, of which layered calls else have one at most
-		inside, host = links.time(leg{bytes: 3 * float64(n*d.Size()) / float64(slices)})+2*step, host+2*step
+	// three copies, of which layered calls else have one at most
+	if what.Kind == backend.AllToAll {
+		inside, host = links.time(leg{bytes: 3 * float64(n*d.Size()) / float64(slices)})+2*step,
+			host+2*step
 	}
 	for _, g := range p.Layout.layeredLegs(what.Kind, float64(n*d.Size())/float64(slices)) {
 		if g.messages == 0 { // one device
@@ -287,7 +295,8 @@ func (p Plan) layeredTime(what backend.Collective, d backend.DType, n, slices in
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
 func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DType {
-	if d == backend.F32 && !what.Exact && what.Kind.Reduces() && (what.Op == backend.Sum || what.Op == backend.Avg) {
+	if d == backend.F32 && !what.Exact && what.Kind.Reduces() && (what.Op == backend.Sum ||
+		what.Op == backend.Avg) {
 		return p.Options.Exchange
 	}
 	return 0
@@ -297,7 +306,8 @@ func (p Plan) exchangeType(what backend.Collective, d backend.DType) backend.DTy
 // rather than a sum that is divided at the end: that of f16 is, or of what travels as
 // such, whose sum may be too large.
 func (p Plan) averages(what backend.Collective, d backend.DType) bool {
-	return what.Kind.Reduces() && what.Op == backend.Avg && (d == backend.F16 || p.exchangeType(what, d) == backend.F16)
+	return what.Kind.Reduces() && what.Op == backend.Avg &&
+		(d == backend.F16 || p.exchangeType(what, d) == backend.F16)
 }
 
 // thinned is what is left of nbytes bytes between machines when they are rounded there.
@@ -337,7 +347,8 @@ func (p Plan) flatTraffic(kind backend.Kind, nbytes int) string {
 	ways := p.flatLegs(kind, float64(nbytes))
 	t := total(ways[len(ways)-1])
 	if p.Direct {
-		return fmt.Sprintf("%s inside and %s between machines from each rank", bytesText(t.Inside), bytesText(t.Between))
+		return fmt.Sprintf("%s inside and %s between machines from each rank", bytesText(t.Inside),
+			bytesText(t.Between))
 	}
 	return bytesText(t.Inside+t.Between) + " over the busiest link"
 }
@@ -354,17 +365,22 @@ func (p Plan) Explain(what backend.Collective, d backend.DType, nbytes int) stri
 		way = "hierarchical"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d, p.Layout.describe(), way, c.Reason)
+	fmt.Fprintf(&b, "%v of %d bytes of %v on %s: %s, because %s\n", what, nbytes, d,
+		p.Layout.describe(), way, c.Reason)
 	fmt.Fprintf(&b, "  flat          %10v  %s\n", round(c.Flat), p.flatTraffic(what.Kind, nbytes))
 	if c.Slices > 0 {
 		t, as := p.Layout.layeredTraffic(what.Kind, nbytes), ""
 		if wire := p.exchangeType(what, d); wire != 0 {
 			as = fmt.Sprintf(", as %v,", wire)
 		}
-		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each rank, in %s\n",
-			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as, count(c.Slices, "slice"))
-		least := max(p.Options.Links.time(leg{bytes: t.Inside}), p.Options.Links.time(leg{between: true, bytes: p.thinned(what, d, t.Between)}))
-		fmt.Fprintf(&b, "  bound         %10v  these bytes alone on the busier kind of link\n", round(time.Duration(least)))
+		fmt.Fprintf(&b, "  hierarchical  %10v  %s inside and %s%s between machines from each "+
+			"rank, in %s\n",
+			round(c.Layered), bytesText(t.Inside), bytesText(p.thinned(what, d, t.Between)), as,
+			count(c.Slices, "slice"))
+		least := max(p.Options.Links.time(leg{bytes: t.Inside}),
+			p.Options.Links.time(leg{between: true, bytes: p.thinned(what, d, t.Between)}))
+		fmt.Fprintf(&b, "  bound         %10v  these bytes alone on the busier kind of link\n",
+			round(time.Duration(least)))
 	}
 	fmt.Fprintf(&b, "  links         %v\n", *p.Options.Links)
 	return b.String()

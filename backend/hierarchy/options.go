@@ -66,13 +66,18 @@ func (o Options) filled() (Options, error) {
 	case o.Mode > Never:
 		return o, fmt.Errorf("%w: there is no mode %d", backend.ErrArgument, o.Mode)
 	case o.SliceBytes < 0 || o.Slots < 0 || o.Spans < 0:
-		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative", backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
+		return o, fmt.Errorf("%w: %d slots for slices of %d bytes, %d spans: none may be negative",
+			backend.ErrArgument, o.Slots, o.SliceBytes, o.Spans)
 	case o.Slots > maxSlots || o.Spans > maxSpans:
-		return o, fmt.Errorf("%w: %d slots and %d spans: there may be %d slots and %d spans at most", backend.ErrArgument, o.Slots, o.Spans, maxSlots, maxSpans)
+		return o,
+			fmt.Errorf("%w: %d slots and %d spans: there may be %d slots and %d spans at most",
+				backend.ErrArgument, o.Slots, o.Spans, maxSlots, maxSpans)
 	case cmp.Or(o.SliceBytes, defaultSlotBytes) > maxScratch/o.Slots:
-		return o, fmt.Errorf("%w: %d slots for slices of %d bytes are more than any device has", backend.ErrArgument, o.Slots, o.SliceBytes)
+		return o, fmt.Errorf("%w: %d slots for slices of %d bytes are more than any device has",
+			backend.ErrArgument, o.Slots, o.SliceBytes)
 	case o.Exchange != 0 && o.Exchange != backend.F16 && o.Exchange != backend.BF16:
-		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument, o.Exchange)
+		return o, fmt.Errorf("%w: an exchange in %v: use f16 or bf16", backend.ErrArgument,
+			o.Exchange)
 	}
 	return o, o.Links.check()
 }
@@ -114,7 +119,8 @@ func (s Setting) Options(text string) (o Options, source string, err error) {
 }
 
 // grammar is what EURYALE_HIERARCHY may say.
-const grammar = "use auto, always or never, and after a comma each exchange=bf16 or exchange=f16, slice=BYTES, slots=N, spans=N"
+const grammar = "use auto, always or never, and after a comma each exchange=bf16 or " +
+	"exchange=f16, slice=BYTES, slots=N, spans=N"
 
 // ParseOptions reads what EURYALE_HIERARCHY says, such as
 //
@@ -154,7 +160,8 @@ func (o *Options) set(word string) (about string, err error) {
 	switch number := numbers[about]; {
 	case number != nil:
 		if *number, err = strconv.Atoi(value); err != nil || *number < 0 {
-			return "", fmt.Errorf("%w: %s is %q, which is no number from 0", backend.ErrArgument, about, value)
+			return "", fmt.Errorf("%w: %s is %q, which is no number from 0", backend.ErrArgument,
+				about, value)
 		}
 		return about, nil
 	case about == "exchange":

@@ -19,13 +19,15 @@ func TestOptionsAreParsed(t *testing.T) {
 		"never, spans=4096":  {Mode: Never, Spans: 4096},
 		"exchange=bf16":      {Exchange: backend.BF16},
 		"slots=2,slice=4096": {Slots: 2, SliceBytes: 4096},
-		"always,exchange=f16,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16, SliceBytes: 1, Slots: 2, Spans: 3},
+		"always,exchange=f16,slice=1,slots=2,spans=3": {Mode: Always, Exchange: backend.F16,
+			SliceBytes: 1, Slots: 2, Spans: 3},
 	} {
 		if got, err := ParseOptions(text, false); err != nil || got != want {
 			t.Errorf("%q: %+v, %v, want %+v", text, got, err, want)
 		}
 	}
-	for text, want := range map[string]Mode{"": Always, "spans=1": Always, "auto": Auto, "never": Never} {
+	for text, want := range map[string]Mode{"": Always, "spans=1": Always, "auto": Auto,
+		"never": Never} {
 		if got, err := ParseOptions(text, true); err != nil || got.Mode != want {
 			t.Errorf("%q where a topology is declared: %+v, %v", text, got, err)
 		}
@@ -42,7 +44,8 @@ func TestOptionsAreParsed(t *testing.T) {
 	} {
 		_, err := ParseOptions(text, false)
 		if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), say) ||
-			!strings.Contains(err.Error(), "use auto, always or never") || !strings.Contains(err.Error(), "EURYALE_HIERARCHY") {
+			!strings.Contains(err.Error(), "use auto, always or never") ||
+			!strings.Contains(err.Error(), "EURYALE_HIERARCHY") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -53,7 +56,8 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 	real, declared := tenth(), tenth()
 	declared.Step = 77 * time.Microsecond
 	grid := Grid(2, 2, MachineMajor)
-	for _, m := range []Measurement{{"m", 2, 2, false, *real, "machines"}, {"m", 2, 2, true, *declared, "one machine"}} {
+	for _, m := range []Measurement{{"m", 2, 2, false, *real, "machines"},
+		{"m", 2, 2, true, *declared, "one machine"}} {
 		if _, err := m.Keep(); err != nil {
 			t.Fatal(err)
 		}
@@ -68,24 +72,31 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 		source string
 	}{
 		{Setting{Layout: grid, Model: "m"}, Auto, *real, "measured: machines"},
-		{Setting{Layout: grid, Model: "m", Declared: true}, Always, *declared, "measured: one machine"},
-		{Setting{Layout: grid, Model: "m", Declared: true, Together: true}, Always, together, "between declared machines as inside"},
-		{Setting{Layout: grid, Model: "n", Declared: true, Together: true}, Always, round, "round numbers"},
-		{Setting{Layout: Grid(4, 1, MachineMajor), Model: "m"}, Auto, DefaultLinks(), "round numbers"},
+		{Setting{Layout: grid, Model: "m", Declared: true}, Always, *declared,
+			"measured: one machine"},
+		{Setting{Layout: grid, Model: "m", Declared: true, Together: true}, Always, together,
+			"between declared machines as inside"},
+		{Setting{Layout: grid, Model: "n", Declared: true, Together: true}, Always, round,
+			"round numbers"},
+		{Setting{Layout: Grid(4, 1, MachineMajor), Model: "m"}, Auto, DefaultLinks(),
+			"round numbers"},
 	} {
 		o, source, err := test.s.Options("")
-		if err != nil || o.Mode != test.mode || *o.Links != test.links || !strings.Contains(source, test.source) {
+		if err != nil || o.Mode != test.mode || *o.Links != test.links ||
+			!strings.Contains(source, test.source) {
 			t.Errorf("%+v: %+v, links %+v, %s, %v", test.s, o, o.Links, source, err)
 		}
 	}
-	if o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2"); err != nil || o.Mode != Auto || o.Spans != 2 {
+	if o, _, err := (Setting{Layout: grid, Declared: true}).Options("auto,spans=2"); err != nil ||
+		o.Mode != Auto || o.Spans != 2 {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
 
 // What a user writes by mistake is an error, and no attempt to get the memory.
 func TestFoundSlotsTakeAllMemory(t *testing.T) {
-	for _, text := range []string{"always,slots=99999999", "always,spans=99999999999", "always,slots=1024,slice=999999999999"} {
+	for _, text := range []string{"always,slots=99999999", "always,spans=99999999999",
+		"always,slots=1024,slice=999999999999"} {
 		o, err := ParseOptions(text, true)
 		if err != nil {
 			t.Fatal(err)

@@ -20,7 +20,9 @@ import (
 func onGuard(t *testing.T, l Layout, o Options, f func(c *Communicator) error) {
 	t.Helper()
 	d := guarded(t)
-	ranksOver(t, l, o, func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }, f)
+	ranksOver(t, l, o, func(c backend.Communicator) backend.Communicator {
+		return fakedevice.Over(c, d)
+	}, f)
 }
 
 // guarded returns a device that is closed after the test's groups.
@@ -131,7 +133,8 @@ func buckets(c *Communicator, count, n, inFlight int) error {
 	works := make([]backend.Work, count)
 	for b, x := range all {
 		var err error
-		if works[b], err = c.Start(qs[b%inFlight], allReduce, backend.Of(x), backend.Of(x)); err != nil {
+		if works[b], err = c.Start(qs[b%inFlight], allReduce, backend.Of(x),
+			backend.Of(x)); err != nil {
 			return err
 		}
 	}
@@ -249,7 +252,8 @@ func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
 	span := func(p Phase, from, to int) Span {
 		return Span{Phase: p, Start: time.Unix(int64(from), 0), End: time.Unix(int64(to), 0)}
 	}
-	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5), span(Exchange, 4, 7), span(Add, 0, 9), span(Broadcast, 8, 9)})
+	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5),
+		span(Exchange, 4, 7), span(Add, 0, 9), span(Broadcast, 8, 9)})
 	if inside != 5*time.Second || between != 4*time.Second || both != time.Second {
 		t.Errorf("%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
 	}
@@ -271,7 +275,8 @@ func TestPhasesOfManyBucketsOverlap(t *testing.T) {
 		}
 		after, seen := overlaps(links.by(c.Rank()), others), overlaps(spansOf(c), others)
 		if before != 0 || after < count || seen < count {
-			return fmt.Errorf("%d phases of different buckets overlap with one in flight, %d with four, %d of those in the spans", before, after, seen)
+			return fmt.Errorf("%d phases of different buckets overlap with one in flight, %d "+
+				"with four, %d of those in the spans", before, after, seen)
 		}
 		return nil
 	})
@@ -280,25 +285,26 @@ func TestPhasesOfManyBucketsOverlap(t *testing.T) {
 func TestPhasesOfSlicesOverlap(t *testing.T) {
 	l := Grid(2, 2, MachineMinor)
 	o := Options{Mode: Always, SliceBytes: 4 << 10, Spans: 1000}
-	ranksOver(t, l, o, probes(l, (&slowLinks{pause: time.Millisecond}).hook), func(c *Communicator) error {
-		if err := buckets(c, 1, 16*1024, 1); err != nil {
-			return err
-		}
-		spans := spansOf(c)
-		if n := overlaps(spans, func(a, b Span) bool { return a.Slice != b.Slice }); n < 16 {
-			return fmt.Errorf("%d phases of 16 slices overlap", n)
-		}
-		var took [phases]time.Duration
-		for _, s := range spans {
-			took[s.Phase] += s.End.Sub(s.Start)
-		}
-		for _, p := range []Phase{Reduce, Exchange, Broadcast, Gather} {
-			if n := c.Stats().Phases[p].Slices; n != 16 || took[p] < 10*time.Millisecond {
-				return fmt.Errorf("%v: %d slices, %v", p, n, took[p])
+	ranksOver(t, l, o, probes(l, (&slowLinks{pause: time.Millisecond}).hook),
+		func(c *Communicator) error {
+			if err := buckets(c, 1, 16*1024, 1); err != nil {
+				return err
 			}
-		}
-		return nil
-	})
+			spans := spansOf(c)
+			if n := overlaps(spans, func(a, b Span) bool { return a.Slice != b.Slice }); n < 16 {
+				return fmt.Errorf("%d phases of 16 slices overlap", n)
+			}
+			var took [phases]time.Duration
+			for _, s := range spans {
+				took[s.Phase] += s.End.Sub(s.Start)
+			}
+			for _, p := range []Phase{Reduce, Exchange, Broadcast, Gather} {
+				if n := c.Stats().Phases[p].Slices; n != 16 || took[p] < 10*time.Millisecond {
+					return fmt.Errorf("%v: %d slices, %v", p, n, took[p])
+				}
+			}
+			return nil
+		})
 }
 
 func TestManyBucketsAreExact(t *testing.T) {
@@ -331,6 +337,7 @@ func TestCallsAmongNodesAreNotRecorded(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return errors.Join(graph.Close(), own.Close(), backend.Run(c, allReduce, x, x), c.Device().Free(memory))
+		return errors.Join(graph.Close(), own.Close(), backend.Run(c, allReduce, x, x),
+			c.Device().Free(memory))
 	})
 }

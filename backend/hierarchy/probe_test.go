@@ -32,13 +32,15 @@ type probe struct {
 
 // probes returns a wrapper for group whose parts call hook before each call: one
 // that returns a work or an error answers it.
-func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)) func(backend.Communicator) backend.Communicator {
+func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)) func(
+	backend.Communicator) backend.Communicator {
 	splits := []Phase{Reduce, Exchange, Broadcast, Gather}
 	if l.Devices() == 1 {
 		splits = []Phase{Exchange, Broadcast}
 	}
 	return func(c backend.Communicator) backend.Communicator {
-		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: Remainder, hook: hook, splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
+		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: Remainder, hook: hook,
+			splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
 	}
 }
 
@@ -52,12 +54,14 @@ func (p *probe) Split(color, key int) (backend.Communicator, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	inner := &probe{Base: backend.Wrap(part), rank: p.rank, phase: p.splits[0], hook: p.hook, lag: p.lag, aborted: make(chan struct{})}
+	inner := &probe{Base: backend.Wrap(part), rank: p.rank, phase: p.splits[0], hook: p.hook,
+		lag: p.lag, aborted: make(chan struct{})}
 	p.parts[inner.phase], p.splits = inner, p.splits[1:]
 	return inner, nil
 }
 
-func (p *probe) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (p *probe) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if t, ok := q.(tapped); ok {
 		q = t.Queue
 	}
@@ -103,14 +107,15 @@ func (p *probe) number() int {
 // between returns the bytes that this rank has sent on its rail.
 func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Broadcast].sent }
 
-// tapped is a stream's queue that calls hook before kernels which phases without a communicator begin with. Collectives of probes run on the
-// queue below.
+// tapped is a stream's queue that calls hook before kernels which phases without a communicator
+// begin with. Collectives of probes run on the queue below.
 type tapped struct {
 	backend.Queue
 	hook func(q backend.Queue) error
 }
 
-func (t tapped) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (t tapped) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
 	if err := t.hook(t.Queue); err != nil {
 		return err
 	}
@@ -171,7 +176,8 @@ func (s stalled) Join(ctx context.Context) error {
 		if err := s.reached.Join(ctx); err != nil {
 			return err
 		}
-		return &backend.Error{Comm: s.p.Name(), Rank: s.p.Rank(), Peer: -1, Cause: backend.ErrAborted}
+		return &backend.Error{Comm: s.p.Name(), Rank: s.p.Rank(), Peer: -1,
+			Cause: backend.ErrAborted}
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -38,7 +38,8 @@ func newSlots(d backend.Device, p Plan) (s slots, err error) {
 	}
 	for i := range o.Slots {
 		m := s.memory.Slice(i*per, (i+1)*per)
-		s.all = append(s.all, slot{room: m.Slice(0, slice), spare: m.Slice(slice, slice+spare), half: m.Slice(slice+spare, per)})
+		s.all = append(s.all, slot{room: m.Slice(0, slice), spare: m.Slice(slice, slice+spare),
+			half: m.Slice(slice+spare, per)})
 	}
 	return s, nil
 }
@@ -72,7 +73,8 @@ type scratch struct {
 // in makes a scratch of what is there.
 func (k *call) in(whole backend.Buffer) *scratch {
 	l, here := k.c.plan.Layout, k.c.place
-	return &scratch{place: here, M: l.Machines(), D: l.fewest(), locals: len(l.machines[here.machine]), whole: whole}
+	return &scratch{place: here, M: l.Machines(), D: l.fewest(),
+		locals: len(l.machines[here.machine]), whole: whole}
 }
 
 // railed reports whether the rank is on a rail.

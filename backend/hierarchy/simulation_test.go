@@ -21,7 +21,8 @@ type simulation struct {
 	sends, receives [2][]float64
 	stages          []stage
 	at              [][]progress // by rank and stage
-	ended           [][]float64  // when a rank has ended its stage of a slice, by rank and stage*cuts+slice
+	// when a rank has ended its stage of a slice, by rank and stage*cuts+slice
+	ended [][]float64
 }
 
 // stage is a phase: an exchange with every other member of a group, of so much for each, or
@@ -61,7 +62,9 @@ func simulated(l Layout, links Links, kind backend.Kind, nbytes float64, cuts in
 		s.stages = []stage{out, in, compute}
 	}
 	if D == 1 {
-		s.stages = slices.DeleteFunc(s.stages, func(g stage) bool { return g.group != nil && g.kind == 0 })
+		s.stages = slices.DeleteFunc(s.stages, func(g stage) bool {
+			return g.group != nil && g.kind == 0
+		})
 	}
 	return s.run()
 }
@@ -195,10 +198,12 @@ func (s *simulation) send(at float64, r, i int) {
 	p.latest, q.latest = max(p.latest, end), max(q.latest, end)
 }
 
-// The formula of one slice is exact. That of several counts the first one's way and then the busiest
-// resource; it leaves out where messages wait for a port, and what is hidden of starting phases.
+// The formula of one slice is exact. That of several counts the first one's way and then the
+// busiest resource; it leaves out where messages wait for a port, and what is hidden of starting
+// phases.
 func TestModelIsWhatASimulationOfEachMessageTakes(t *testing.T) {
-	layouts := []Layout{Grid(2, 1, MachineMajor), Grid(2, 2, MachineMajor), Grid(4, 4, MachineMinor), Grid(3, 2, MachineMajor), Grid(2, 8, MachineMajor)}
+	layouts := []Layout{Grid(2, 1, MachineMajor), Grid(2, 2, MachineMajor),
+		Grid(4, 4, MachineMinor), Grid(3, 2, MachineMajor), Grid(2, 8, MachineMajor)}
 	// bench/results/2026-11/2026-11-23-epyc2-hierarchy.md
 	measured := Links{Link{3775, 6.78e9}, Link{46063, 0.127e9}, 1191, 0}
 	worst, slowest := 0.0, 0.0
@@ -208,8 +213,10 @@ func TestModelIsWhatASimulationOfEachMessageTakes(t *testing.T) {
 			for _, what := range []backend.Collective{allReduce, reduceScatter, allGather} {
 				for _, n := range []int{1 << 12, 1 << 18, 1 << 22, 1 << 24} {
 					nbytes := float64(4 * n)
-					if got, want := p.layeredTime(what, backend.F32, n, 1), simulated(l, links, what.Kind, nbytes, 1); math.Abs(got/want-1) > 1e-9 {
-						t.Errorf("%v of %d bytes on %v over %v: the model says %.0f ns, the simulation %.0f", what, 4*n, l, links, got, want)
+					if got, want := p.layeredTime(what, backend.F32, n, 1),
+						simulated(l, links, what.Kind, nbytes, 1); math.Abs(got/want-1) > 1e-9 {
+						t.Errorf("%v of %d bytes on %v over %v: the model says %.0f ns, the "+
+							"simulation %.0f", what, 4*n, l, links, got, want)
 					}
 					_, cuts := p.pieces(what, backend.F32, n)
 					chosen := simulated(l, links, what.Kind, nbytes, cuts)
@@ -220,11 +227,14 @@ func TestModelIsWhatASimulationOfEachMessageTakes(t *testing.T) {
 					}
 					worst, slowest = max(worst, off), max(slowest, chosen/least-1)
 					if off > 0.15 || chosen > 1.2*least {
-						t.Errorf("%v of %d bytes on %v over %v in %d slices: the model is off by %.3f, and the simulation takes %.3f of the best number of slices", what, 4*n, l, links, cuts, off, chosen/least)
+						t.Errorf("%v of %d bytes on %v over %v in %d slices: the model is off by "+
+							"%.3f, and the simulation takes %.3f of the best number of slices",
+							what, 4*n, l, links, cuts, off, chosen/least)
 					}
 				}
 			}
 		}
 	}
-	t.Logf("the model differs by %.1f %% at most, and its number of slices costs %.1f %%", 100*worst, 100*slowest)
+	t.Logf("the model differs by %.1f %% at most, and its number of slices costs %.1f %%",
+		100*worst, 100*slowest)
 }

@@ -19,8 +19,9 @@ import (
 //
 // All-reduce does all of it, in its destination; reduce-scatter ends with y;
 // all-gather begins with Broadcast. In a broadcast, root's machine begins with Gather, which
-// there brings the whole slice to every device, and then Broadcast sends the shards to the other machines. Where memory for C is needed there is room: in
-// the next device's shard, which Reduce was the last to read.
+// there brings the whole slice to every device, and then Broadcast sends the shards to the other
+// machines. Where memory for C is needed there is room: in the next device's shard, which Reduce
+// was the last to read.
 
 // launch starts the phases of every slice. c.mu is held.
 func (k *call) launch(ready backend.Event) error {
@@ -109,7 +110,8 @@ func (k *call) spread(lo, hi int) error {
 		if a.locals == 1 {
 			return nil
 		}
-		return k.collective(Gather, backend.Collective{Kind: backend.Broadcast, Root: root.device}, a.whole, src)
+		return k.collective(Gather, backend.Collective{Kind: backend.Broadcast, Root: root.device},
+			a.whole, src)
 	}
 	rail := func() error {
 		if !a.railed() {
@@ -122,7 +124,8 @@ func (k *call) spread(lo, hi int) error {
 		case a.machine == root.machine:
 			from = a.mine()
 		}
-		return k.collective(Broadcast, backend.Collective{Kind: backend.Broadcast, Root: root.machine}, a.mine(), from)
+		return k.collective(Broadcast, backend.Collective{Kind: backend.Broadcast,
+			Root: root.machine}, a.mine(), from)
 	}
 	if a.machine == root.machine {
 		return k.script(inside, rail)
@@ -162,7 +165,8 @@ func (k *call) allToAll(lo, hi int) error {
 		func() error { // from the order of devices to that of machines
 			return k.kernels(Add, func(q backend.Arithmetic) error {
 				for m := range a.M {
-					if err := q.Copy2D(a.whole.Slice(m*a.D*n, (m+1)*a.D*n), n, other.Slice(m*n, other.Len()), a.M*n, n, a.D); err != nil {
+					if err := q.Copy2D(a.whole.Slice(m*a.D*n, (m+1)*a.D*n), n,
+						other.Slice(m*n, other.Len()), a.M*n, n, a.D); err != nil {
 						return err
 					}
 				}
@@ -172,7 +176,8 @@ func (k *call) allToAll(lo, hi int) error {
 		func() error { return k.collective(Exchange, what, other, a.whole) },
 		func() error {
 			return k.rows(Unpack, l.grouped, func(q backend.Arithmetic, r run, c int) error {
-				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rowsOf(other, r), n, n, r.rows)
+				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c,
+					a.rowsOf(other, r), n, n, r.rows)
 			})
 		},
 		func() error { return k.give(a) },
@@ -182,7 +187,8 @@ func (k *call) allToAll(lo, hi int) error {
 // pack puts the source's chunks in the order of devices.
 func (k *call) pack(a *scratch, lo, hi int) error {
 	return k.rows(Pack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
-		return q.Copy2D(a.rowsOf(a.whole, r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()), r.stride*c, hi-lo, r.rows)
+		return q.Copy2D(a.rowsOf(a.whole, r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()),
+			r.stride*c, hi-lo, r.rows)
 	})
 }
 
@@ -202,15 +208,18 @@ func (k *call) allGather(lo, hi int) error {
 	}
 	return k.script(
 		func() error {
-			return k.collective(Broadcast, backend.Collective{Kind: backend.AllGather}, a.shard(a.device), k.src.Slice(lo, hi))
+			return k.collective(Broadcast, backend.Collective{Kind: backend.AllGather},
+				a.shard(a.device), k.src.Slice(lo, hi))
 		},
 		func() error { return k.gather(a) },
 		func() error {
 			if inPlace {
 				return nil
 			}
-			return k.rows(Unpack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
-				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c, a.rowsOf(a.whole, r), hi-lo, hi-lo, r.rows)
+			return k.rows(Unpack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run,
+				c int) error {
+				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c,
+					a.rowsOf(a.whole, r), hi-lo, hi-lo, r.rows)
 			})
 		},
 		func() error { return k.give(a) },
@@ -239,7 +248,8 @@ func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 		op = backend.Sum
 	}
 	a.partial = a.mine()
-	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op, Splits: a.splits()}, a.partial, src)
+	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op,
+		Splits: a.splits()}, a.partial, src)
 }
 
 // exchangeAdd leaves the sum of this rank's piece in own.
@@ -271,7 +281,8 @@ func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 const maxTerms = 256 // cuda.MaxSources
 
 // reduceAll combines any number of operands, in their order. Averages are of maxTerms at most.
-func reduceAll(q backend.Arithmetic, op backend.ReduceOp, dst backend.Buffer, all []backend.Buffer) error {
+func reduceAll(q backend.Arithmetic, op backend.ReduceOp, dst backend.Buffer,
+	all []backend.Buffer) error {
 	n := min(len(all), maxTerms)
 	if err := q.Reduce(op, dst, all[:n]...); err != nil {
 		return err
@@ -291,7 +302,9 @@ func (k *call) exchange(a *scratch, came backend.Buffer) error {
 	if !ok {
 		return k.collective(Exchange, what, came, a.partial)
 	}
-	err := k.kernels(Exchange, func(q backend.Arithmetic) error { return q.Cast(half.goes, a.partial) })
+	err := k.kernels(Exchange, func(q backend.Arithmetic) error {
+		return q.Cast(half.goes, a.partial)
+	})
 	if err != nil {
 		return err
 	}
@@ -314,7 +327,9 @@ func (k *call) broadcast(a *scratch, own backend.Buffer) error {
 		return err
 	}
 	// The own piece too: every rank gets what was rounded.
-	return k.kernels(Gather, func(q backend.Arithmetic) error { return q.Cast(a.shard(a.device), half.goes) })
+	return k.kernels(Gather, func(q backend.Arithmetic) error {
+		return q.Cast(a.shard(a.device), half.goes)
+	})
 }
 
 // gather brings the machine's shards together.
@@ -322,7 +337,8 @@ func (k *call) gather(a *scratch) error {
 	if a.locals == 1 {
 		return nil
 	}
-	return k.collective(Gather, backend.Collective{Kind: backend.AllGather, Splits: a.splits()}, a.whole, a.mine())
+	return k.collective(Gather, backend.Collective{Kind: backend.AllGather, Splits: a.splits()},
+		a.whole, a.mine())
 }
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
@@ -388,7 +404,8 @@ func (k *call) observed(nbytes int, start func() error) error {
 	if hooks == nil {
 		return start()
 	}
-	id := hooks.Start(&backend.Call{Comm: k.c, Queue: k.c.queues[k.at.phase], Header: k.header, Bytes: nbytes, Part: k.at.String()})
+	id := hooks.Start(&backend.Call{Comm: k.c, Queue: k.c.queues[k.at.phase], Header: k.header,
+		Bytes: nbytes, Part: k.at.String()})
 	err := start()
 	hooks.End(id, err)
 	return err
@@ -421,7 +438,8 @@ func (k *call) goOn(p Phase) error {
 
 // rows copies between an operand of one chunk of c elements for each rank and an
 // scratch, run by run.
-func (k *call) rows(p Phase, runs []run, copyRun func(q backend.Arithmetic, r run, c int) error) error {
+func (k *call) rows(p Phase, runs []run, copyRun func(q backend.Arithmetic, r run,
+	c int) error) error {
 	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
 	return k.kernels(p, func(q backend.Arithmetic) error {
 		for _, r := range runs {

@@ -54,7 +54,8 @@ func (g gpus) layouts() []Layout {
 	if len(g) == 2 {
 		return []Layout{Grid(2, 1, MachineMajor), Grid(1, 2, MachineMajor)}
 	}
-	return []Layout{Grid(2, 2, MachineMajor), Grid(2, 2, MachineMinor), Grid(4, 1, MachineMajor), Grid(1, 4, MachineMajor)}
+	return []Layout{Grid(2, 2, MachineMajor), Grid(2, 2, MachineMinor), Grid(4, 1, MachineMajor),
+		Grid(1, 4, MachineMajor)}
 }
 
 func (g gpus) flat() backend.Backend {
@@ -62,7 +63,8 @@ func (g gpus) flat() backend.Backend {
 }
 
 // connected returns ranks with a device each, which are closed with the test.
-func (g gpus) connected(t testing.TB, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator) []backend.Communicator {
+func (g gpus) connected(t testing.TB, l Layout, o Options,
+	wrap func(backend.Communicator) backend.Communicator) []backend.Communicator {
 	t.Helper()
 	group, err := backendtest.Over(layeredBackend{g.flat(), l, o, wrap})(len(g), time.Minute)
 	if err != nil {
@@ -145,17 +147,18 @@ func TestSpansAreInTheOrderOfThePhasesOnGPU(t *testing.T) {
 			memory := g.memory(t, 4*longest*buckets)
 			o := ofSlices()
 			o.SliceBytes, o.Spans = 4*longest/4, 1000
-			backendtest.Each(t, g.connected(t, l, o, group.Compared), func(b backend.Communicator) error {
-				c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32)
-				began := time.Now()
-				for i := range buckets {
-					bucket := part(x, i, buckets)
-					if err := backend.Run(c, allReduce, bucket, bucket); err != nil {
-						return err
+			backendtest.Each(t, g.connected(t, l, o, group.Compared),
+				func(b backend.Communicator) error {
+					c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32)
+					began := time.Now()
+					for i := range buckets {
+						bucket := part(x, i, buckets)
+						if err := backend.Run(c, allReduce, bucket, bucket); err != nil {
+							return err
+						}
 					}
-				}
-				return errors.Join(pastTheStamps(c), inOrder(c, buckets, began, time.Now()))
-			})
+					return errors.Join(pastTheStamps(c), inOrder(c, buckets, began, time.Now()))
+				})
 		})
 	}
 }
@@ -179,8 +182,10 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 		origin = 5 * time.Millisecond // the host saw it so late at most, on a busy machine
 	)
 	wrong := func(s, before Span) error {
-		return fmt.Errorf("%v of slice %d of call %d from %v to %v, but %v of slice %d of call %d from %v to %v",
-			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call, before.Start, before.End)
+		return fmt.Errorf("%v of slice %d of call %d from %v to %v, but %v of slice %d of call "+
+			"%d from %v to %v",
+			s.Phase, s.Slice, s.Call, s.Start, s.End, before.Phase, before.Slice, before.Call,
+			before.Start, before.End)
 	}
 	type slice struct{ call, slice int }
 	number, ofSlice, onQueue := 0, map[slice]Span{}, map[backend.Queue]Span{}
@@ -198,10 +203,13 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 		if before := onQueue[c.queues[s.Phase]]; s.Start.Before(before.End.Add(-clock)) {
 			return wrong(s, before)
 		}
-		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) || s.End.After(ended.Add(origin)) {
-			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v", s.Phase, s.Call, s.Start, s.End, began, ended)
+		if s.End.Before(s.Start) || s.Start.Before(began.Add(-origin)) ||
+			s.End.After(ended.Add(origin)) {
+			return fmt.Errorf("%v of call %d from %v to %v: the host saw all calls from %v to %v",
+				s.Phase, s.Call, s.Start, s.End, began, ended)
 		}
-		number, last, ofSlice[slice{s.Call, s.Slice}], onQueue[c.queues[s.Phase]] = number+1, s, s, s
+		number, last, ofSlice[slice{s.Call, s.Slice}], onQueue[c.queues[s.Phase]] = number+1,
+			s, s, s
 	}
 	perSlice := 5
 	if c.plan.Layout.Devices() == 1 {
@@ -241,14 +249,19 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 			if phase == Remainder && call.what.Kind != backend.AllReduce {
 				continue // an empty call, in which no kernel waits
 			}
-			t.Run(fmt.Sprintf("%v, %v", call.what.Kind, phase), func(t *testing.T) { abortsIn(t, g, l, call.what, phase, i%len(g)) })
+			t.Run(fmt.Sprintf("%v, %v", call.what.Kind, phase), func(t *testing.T) {
+				abortsIn(t, g, l, call.what, phase, i%len(g))
+			})
 		}
 	}
 	t.Run("afterwards", func(t *testing.T) {
 		memory := g.memory(t, 8*len(g)*longest)
-		backendtest.Each(t, g.connected(t, l, always(), group.Compared), func(c backend.Communicator) error {
-			return equalsFlatOnDevice(c.(*Communicator), memory[c.Rank()], allReduce, backend.F32, longest)
-		})
+		backendtest.Each(t, g.connected(t, l, always(), group.Compared),
+			func(c backend.Communicator) error {
+				return equalsFlatOnDevice(c.(*Communicator), memory[c.Rank()], allReduce,
+					backend.F32,
+					longest)
+			})
 	})
 }
 
@@ -285,7 +298,8 @@ func (d *desertion) hook(p *probe, _ backend.Queue) (backend.Work, error) {
 
 // wait is what a rank does, in memory for equalsFlatOnDevice. It tells rank from's test
 // when it aborts, and returns whether the call was still waiting then.
-func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) (waited bool, err error) {
+func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) (waited bool,
+	err error) {
 	// NCCL connects at the first call, on the host.
 	if err := equalsFlatOnDevice(c, memory, allReduce, backend.F32, elements); err != nil {
 		return false, err
@@ -299,7 +313,8 @@ func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) 
 		n /= c.Size()
 	}
 	nsrc, ndst := lengths(d.what, c.Size(), n)
-	src, dst := part(memory, 0, 2).As(backend.F32).Slice(0, nsrc), part(memory, 1, 2).As(backend.F32).Slice(0, ndst)
+	src, dst := part(memory, 0, 2).As(backend.F32).Slice(0, nsrc), part(memory, 1, 2).As(
+		backend.F32).Slice(0, ndst)
 	w, err := c.Start(nil, d.what, dst, src)
 	if c.Rank() == d.from {
 		time.Sleep(d.after)

@@ -18,13 +18,16 @@ import (
 
 // layeredGroup connects ranks on the host and makes them hierarchical. wrap, if not nil,
 // is put around the flat communicator.
-func layeredGroup(l Layout, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
+func layeredGroup(l Layout, timeout time.Duration, o Options,
+	wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
 	return groupOf(func(int) Layout { return l }, l.Size(), timeout, o, wrap)
 }
 
 // groupOf is group, where each rank has its own layout.
-func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options, wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
-	ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator, error) {
+func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Options,
+	wrap func(backend.Communicator) backend.Communicator) (*backendtest.Group, error) {
+	ranks, err := testranks.Connect(size, timeout, func(w *rendezvous.World) (backend.Communicator,
+		error) {
 		return connect(w, layout(w.Rank), o, wrap)
 	})
 	if err != nil {
@@ -34,7 +37,8 @@ func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Op
 }
 
 // connect is what a rank does.
-func connect(w *rendezvous.World, l Layout, o Options, wrap func(backend.Communicator) backend.Communicator) (backend.Communicator, error) {
+func connect(w *rendezvous.World, l Layout, o Options,
+	wrap func(backend.Communicator) backend.Communicator) (backend.Communicator, error) {
 	return layeredBackend{host.New(), l, o, wrap}.Connect(context.Background(), w)
 }
 
@@ -46,7 +50,8 @@ type layeredBackend struct {
 	wrap    func(backend.Communicator) backend.Communicator // is put around flat, if not nil
 }
 
-func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
+func (b layeredBackend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator,
+	error) {
 	flat, err := b.Backend.Connect(ctx, w)
 	if err != nil {
 		return nil, err
@@ -85,7 +90,8 @@ func shuffled(M, D int) Layout {
 
 // suiteLayouts are those that the whole suite runs on.
 var suiteLayouts = map[int]Layout{
-	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 3: unequal["2+1"], 4: Grid(2, 2, MachineMajor), 5: unequal["3+2"],
+	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 3: unequal["2+1"], 4: Grid(
+		2, 2, MachineMajor), 5: unequal["3+2"],
 	6: shuffled(2, 3), 8: Grid(2, 4, MachineMinor),
 }
 
@@ -110,7 +116,9 @@ func TestCommunicatorOnGuard(t *testing.T) {
 	d := guarded(t)
 	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
-			wrap := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
+			wrap := func(c backend.Communicator) backend.Communicator {
+				return fakedevice.Over(c, d)
+			}
 			return layeredGroup(suiteLayouts[size], timeout, always(), wrap)
 		},
 		Sizes: []int{2, 4}, OwnOrder: true,

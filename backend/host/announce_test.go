@@ -39,7 +39,8 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 		for i, n := range []int{1, shownBytes/4 + 1, 1 << 17} {
 			end := make(chan error, 1)
 			go func() { end <- allReduce(hooked, x[:n]) }()
-			next(fmt.Sprintf("start %d of %d bytes, false", i+1, 4*n)) // while nobody else has joined the call
+			// while nobody else has joined the call
+			next(fmt.Sprintf("start %d of %d bytes, false", i+1, 4*n))
 			for _, c := range comms[1:] {
 				if err := allReduce(c, make([]float32, n)); err != nil {
 					t.Error(err)
@@ -51,7 +52,8 @@ func TestHooksAreToldBeforeACallWaits(t *testing.T) {
 			next(fmt.Sprintf("end %d, false", 101+i))
 		}
 		device := backend.OnDevice(backend.F32, 4096, 1)
-		if err := backend.Run(hooked, backend.Collective{Kind: backend.AllReduce}, device, device); !errors.Is(err, backend.ErrArgument) {
+		if err := backend.Run(hooked, backend.Collective{Kind: backend.AllReduce}, device,
+			device); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%d ranks: device memory: %v, want ErrArgument", P, err)
 		}
 		next("start 4 of 4 bytes, false")

@@ -62,7 +62,8 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 		return nil, tooMany(w.Size)
 	}
 	if w.LocalSize < w.Size { // on every rank
-		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one machine", backend.ErrUnsupported, w.LocalSize, w.Size)
+		return nil, fmt.Errorf("%w: %d of %d ranks are on this machine: this backend is for one "+
+			"machine", backend.ErrUnsupported, w.LocalSize, w.Size)
 	}
 	whole := group.Whole(w)
 	gather := group.OverStore(ctx, w, "host/connect")

@@ -103,8 +103,8 @@ func (c *comm) oneLine(k *call, want bool) error {
 	if err := c.await(k); err != nil {
 		return err
 	}
-	// Nobody reads the line of the next step any more. To take it back from the readers of its last step
-	// takes as long as all else, and here it goes on beside the rest of this call.
+	// Nobody reads the line of the next step any more. To take it back from the readers of its last
+	// step takes as long as all else, and here it goes on beside the rest of this call.
 	next := c.region.line(c.rank, c.step+1)
 	fetchToWrite(unsafe.Pointer(next), int(unsafe.Offsetof(next.shown))+k.src.NBytes())
 	if want {
@@ -293,7 +293,8 @@ func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
 	for lo := 0; ; lo += area {
 		for r := range c.size {
 			if n, from, _ := piece(c.rank, r); r != c.rank && lo < n {
-				copy(c.raw(c.step + 1)[r*area*es:], k.src.Slice(from+lo, from+min(lo+area, n)).Bytes())
+				copy(c.raw(c.step + 1)[r*area*es:], k.src.Slice(from+lo, from+min(lo+area, n)).
+					Bytes())
 			}
 		}
 		if err := c.turn(k); err != nil {
@@ -302,7 +303,8 @@ func (c *comm) exchange(k *call, piece func(s, r int) (n, from, to int)) error {
 		for i := 1; i < c.size; i++ {
 			s := (c.rank + i) % c.size
 			if n, _, to := piece(s, c.rank); lo < n {
-				copy(k.dst.Slice(to+lo, to+min(lo+area, n)).Bytes(), c.region.slot(s, c.step)[c.rank*area*es:])
+				copy(k.dst.Slice(to+lo, to+min(lo+area, n)).Bytes(),
+					c.region.slot(s, c.step)[c.rank*area*es:])
 			}
 		}
 		if lo+area >= longest {

@@ -33,8 +33,8 @@ type comm struct {
 	done  backend.Event // the end of the last call, nil if it has finished
 	now   call          // the last one that ran on its caller: in place, because it is large
 
-	// busy is held while a call runs on a queue, after order if by the same goroutine. Calls run one after
-	// the other, with one of the two held, which guards what follows; see hold.
+	// busy is held while a call runs on a queue, after order if by the same goroutine. Calls run
+	// one after the other, with one of the two held, which guards what follows; see hold.
 	busy     sync.Mutex
 	region   region
 	step     uint64 // the last step begun
@@ -77,7 +77,8 @@ func (c *comm) Device() backend.Device { return Device{} }
 
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *comm) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members, Verify: c.verify.Store, Direct: true, Tree: backend.DTypes()}
+	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members,
+		Verify: c.verify.Store, Direct: true, Tree: backend.DTypes()}
 }
 
 // Err returns the error that ended the communicator, or nil.
@@ -87,7 +88,8 @@ func (c *comm) Err() error { return c.member.Err() }
 func (c *comm) Gone(r int) error { return c.member.Gone(r) }
 
 // Start implements [backend.Communicator].
-func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *comm) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.size, dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -96,7 +98,8 @@ func (c *comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	q, err := QueueOf(q)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), what, err)
@@ -115,7 +118,8 @@ func (c *comm) unlock(panicked any, what *backend.Collective) {
 }
 
 // StartAnnounced implements [backend.Announcer].
-func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count int, dst, src backend.Buffer) (id uint64, w backend.Work, err error) {
+func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count int, dst,
+	src backend.Buffer) (id uint64, w backend.Work, err error) {
 	c.order.Lock()
 	defer func() { c.unlock(recover(), &what) }()
 	k := &c.now
@@ -126,7 +130,8 @@ func (c *comm) StartAnnounced(a backend.Announce, what backend.Collective, count
 }
 
 // startNext starts a call. order is held.
-func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, dst, src *backend.Buffer) (backend.Work, error) {
+func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, dst,
+	src *backend.Buffer) (backend.Work, error) {
 	executor, queued := q.(*Queue)
 	k := &c.now
 	if queued {
@@ -134,7 +139,8 @@ func (c *comm) startNext(q backend.Queue, what *backend.Collective, count int, d
 	}
 	k.set(what, c.seq+1, count, dst, src)
 	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host memory only", backend.ErrArgument, backend.RankOf(c), *what)
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend host takes host "+
+			"memory only", backend.ErrArgument, backend.RankOf(c), *what)
 	}
 	if what.Rows != nil {
 		return nil, backend.RefuseRows(c, *what)
@@ -228,7 +234,8 @@ func (c *comm) Close() error {
 // Alloc implements [backend.Communicator]. Each call maps its own window.
 func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 || nbytes > math.MaxInt/c.size-page {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument,
+			backend.RankOf(c), nbytes)
 	}
 	if err := c.agree(nbytes); err != nil {
 		return backend.Buffer{}, err
@@ -239,12 +246,14 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	s, err := c.sharing().HandOver(0, c.size*stride, nil)
 	if err != nil {
-		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c), nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("%s: alloc of %d bytes: %w", backend.RankOf(c),
+			nbytes, err)
 	}
 	c.hold()
 	defer c.release()
 	if c.closing.Load() {
-		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", backend.RankOf(c), backend.ErrClosed), s.Unmap())
+		return backend.Buffer{}, errors.Join(fmt.Errorf("%s: alloc: %w", backend.RankOf(c),
+			backend.ErrClosed), s.Unmap())
 	}
 	i := slices.IndexFunc(c.windows, func(w window) bool { return w.share == nil })
 	if i < 0 {
@@ -273,7 +282,9 @@ func (c *comm) Free(b backend.Buffer) error {
 			return shm.Discard(w.part(c.rank))
 		}
 	}
-	return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
+	return fmt.Errorf(
+		"%w: %s: free of memory that Alloc has not returned, or that was freed before",
+		backend.ErrArgument, backend.RankOf(c))
 }
 
 // allGather is an exchange behind Alloc or Split, which matches nothing that a program starts.
@@ -325,7 +336,8 @@ func (c *comm) reclaim(states [][]byte) error {
 func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
 	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
 		all := make([]byte, c.size*len(note))
-		if err := backend.Run(c, allGather(purpose), backend.Of(all), backend.Of(note)); err != nil {
+		if err := backend.Run(c, allGather(purpose), backend.Of(all),
+			backend.Of(note)); err != nil {
 			return nil, err
 		}
 		return slices.Collect(slices.Chunk(all, len(note))), nil
@@ -334,7 +346,8 @@ func (c *comm) gather(purpose backend.Purpose) group.Gatherer {
 
 // sharing is how the group makes shared memory.
 func (c *comm) sharing() group.Sharing {
-	return group.Sharing{Gather: c.gather(backend.ForAlloc), Rank: c.rank, Members: c.members, Dir: c.shm}
+	return group.Sharing{Gather: c.gather(backend.ForAlloc), Rank: c.rank, Members: c.members,
+		Dir: c.shm}
 }
 
 // Split implements [backend.Communicator].
@@ -353,14 +366,16 @@ func (c *comm) Split(color, key int) (backend.Communicator, error) {
 	return newComm(part.Name, part.Rank, part.Members, c.world, c.shm, c.spin, region.Share()), nil
 }
 
-func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string, p spinBudget, s *shm.Share) *comm {
+func newComm(name string, rank int, members backend.Members, w *rendezvous.World, dir string,
+	p spinBudget, s *shm.Share) *comm {
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
 		spin: p, region: newRegion(s, rank, len(members)),
 		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
 	}
 	c.health = health{&c.region}
-	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w, Health: c.health})
+	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w,
+		Health: c.health})
 	c.verify.Store(true)
 	c.member.Watch(nil)
 	return c
@@ -397,7 +412,8 @@ func (c *comm) locate(b backend.Buffer) uint64 {
 			continue
 		}
 		part := backend.Of(w.part(c.rank))
-		if b.Addr() >= part.Addr() && b.Addr()+uintptr(b.NBytes()) <= part.Addr()+uintptr(part.Len()) {
+		if b.Addr() >= part.Addr() && b.Addr()+uintptr(b.NBytes()) <= part.Addr()+uintptr(
+			part.Len()) {
 			return uint64(i+1)<<48 | uint64(b.Addr()-part.Addr())
 		}
 	}

@@ -43,7 +43,8 @@ func algorithmOf(c *backend.Collective, nbytes, ranks int, crowded bool) algorit
 func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, error) {
 	switch {
 	case !c.Kind.Valid() || !d.Valid() || nbytes < 0 || ranks < 1:
-		return "", fmt.Errorf("%w: %v of %d bytes of %v among %d ranks: there is no such call", backend.ErrArgument, c, nbytes, d, ranks)
+		return "", fmt.Errorf("%w: %v of %d bytes of %v among %d ranks: there is no such call",
+			backend.ErrArgument, c, nbytes, d, ranks)
 	case ranks > maxRanks:
 		return "", tooMany(ranks)
 	}
@@ -52,23 +53,31 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 	case ranks == 1:
 		return call + ": a copy, because there is one rank\n", nil
 	case c.Kind != backend.AllReduce && c.Kind != backend.Reduce:
-		return fmt.Sprintf("%s: through shared memory, the only algorithm\n  every rank writes what others need to its slot of %s, and reads what it needs from theirs\n", call, size(rawBytes)), nil
+		return fmt.Sprintf("%s: through shared memory, the only algorithm\n  every rank writes "+
+			"what others need to its slot of %s, and reads what it needs from theirs\n", call,
+			size(rawBytes)), nil
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: %s\n", call, chosen(c, nbytes, ranks))
-	fmt.Fprintf(&b, "  one-shot   up to %s (%s for all ranks together, or %s where ranks outnumber cores): every rank adds up the operands of all ranks\n",
+	fmt.Fprintf(&b, "  one-shot   up to %s (%s for all ranks together, or %s where ranks "+
+		"outnumber cores): every rank adds up the operands of all ranks\n",
 		size(oneShotBytes/ranks), size(oneShotBytes), size(crowdedOneShotBytes))
-	fmt.Fprintf(&b, "  two-shot   above: every rank adds up a part, and all collect the parts, through slots of %s\n", size(rawBytes))
+	fmt.Fprintf(&b, "  two-shot   above: every rank adds up a part, and all collect the parts, "+
+		"through slots of %s\n", size(rawBytes))
 	if c.Kind == backend.AllReduce {
-		fmt.Fprintf(&b, "  direct     from %s, if every rank's operands come from Communicator.Alloc (as autograd's buckets do):\n"+
-			"             two-shot that reads the operands where they are, without copies to slots\n", size(directBytes))
+		fmt.Fprintf(&b, "  direct     from %s, if every rank's operands come from "+
+			"Communicator.Alloc (as autograd's buckets do):\n"+
+			"             two-shot that reads the operands where they are, without copies to "+
+			"slots\n", size(directBytes))
 	}
 	return b.String(), nil
 }
 
 // chosen names the algorithm of a reduction, and why it is used.
 func chosen(c backend.Collective, nbytes, ranks int) string {
-	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot", twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(&c, nbytes, ranks, false)]
+	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot",
+		twoShotOrDirect: "direct if memory is from Alloc, else two-shot"}[algorithmOf(&c, nbytes,
+		ranks, false)]
 	if c.Algorithm != backend.Auto {
 		return name + ", as the call asks for"
 	}

@@ -24,7 +24,8 @@ func TestFoundExplainSaysWhatTheHostBackendDoes(t *testing.T) {
 		{sum, directBytes - 4, true, 2, ": two-shot, by its size"},
 		{sum, directBytes, true, 3, ": direct if memory is from Alloc, else two-shot"},
 		{sum, directBytes, false, 3, ": direct if memory is from Alloc, else two-shot"},
-		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, 64 << 10, false, 1, ": one-shot, as the call asks for"},
+		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, 64 << 10, false,
+			1, ": one-shot, as the call asks for"},
 		{backend.Collective{Kind: backend.Reduce}, directBytes, true, 2, ": two-shot, by its size"},
 	} {
 		text, err := Explain(test.what, backend.F32, test.nbytes, P)
@@ -40,7 +41,8 @@ func TestFoundExplainSaysWhatTheHostBackendDoes(t *testing.T) {
 			before := c.step
 			err = errors.Join(err, backend.Run(c, test.what, x.As(backend.F32), x.As(backend.F32)))
 			if steps := c.step - before; err == nil && steps != test.steps {
-				return fmt.Errorf("%v of %d bytes, Alloc %v: %d steps, want %d", test.what, test.nbytes, test.alloc, steps, test.steps)
+				return fmt.Errorf("%v of %d bytes, Alloc %v: %d steps, want %d", test.what,
+					test.nbytes, test.alloc, steps, test.steps)
 			}
 			return err
 		})

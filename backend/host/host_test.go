@@ -87,7 +87,8 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 
 func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
 	_, err := shm.New("/dev/shm", 1<<50)
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") || !strings.Contains(err.Error(), "bytes free") {
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") ||
+		!strings.Contains(err.Error(), "bytes free") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -155,7 +156,9 @@ func TestSizesOfAllocMustAgree(t *testing.T) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if err := testranks.All(3, func(r int) error { return allReduce(comms[r], make([]float32, 1)) }); err != nil {
+	if err := testranks.All(3, func(r int) error {
+		return allReduce(comms[r], make([]float32, 1))
+	}); err != nil {
 		t.Errorf("not usable after it: %v", err)
 	}
 }
@@ -173,7 +176,8 @@ func TestCallsAllocateNothing(t *testing.T) {
 			x := b.As(backend.F32)
 			var failed error
 			reduce := func() { // AllocsPerRun counts the whole process: both ranks
-				if err := backend.Run(comms[r], backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
+				if err := backend.Run(comms[r], backend.Collective{Kind: backend.AllReduce}, x,
+					x); err != nil {
 					failed = err
 				}
 			}
@@ -204,7 +208,8 @@ func TestTimeoutNamesEveryMissingRank(t *testing.T) {
 		return allReduce(comms[r], make([]float32, 3))
 	})
 	for _, r := range []int{0, 3} {
-		if !errors.Is(errs[r], backend.ErrTimeout) || !strings.Contains(errs[r].Error(), "ranks 1, 2") {
+		if !errors.Is(errs[r], backend.ErrTimeout) ||
+			!strings.Contains(errs[r].Error(), "ranks 1, 2") {
 			t.Errorf("rank %d: %v", r, errs[r])
 		}
 	}
@@ -245,20 +250,25 @@ func TestFoundErrorsOfAPartNameTheJobsRanks(t *testing.T) {
 			}
 			return allReduce(part, make([]float32, 3))
 		},
-		"rank 1 (0 of the group) called allreduce(sum) of 3 f32 (call 1)": func(part backend.Communicator) error {
+		"rank 1 (0 of the group) called allreduce(sum) of 3 f32 (call 1)": func(
+			part backend.Communicator) error {
 			return allReduce(part, make([]float32, 3+part.Rank()))
 		},
-		"because of rank 3 (1 of the group): aborted: no more data": func(part backend.Communicator) error {
+		"because of rank 3 (1 of the group): aborted: no more data": func(
+			part backend.Communicator) error {
 			if part.Rank() == 1 {
 				part.Abort(errors.New("no more data"))
 			}
 			return allReduce(part, make([]float32, 3))
 		},
-		"rank 3 (1 of the group) called allreduce(sum) of 4 f32 (call 1)": func(part backend.Communicator) error { // the same, in either order
+		// the same, in either order
+		"rank 3 (1 of the group) called allreduce(sum) of 4 f32 (call 1)": func(
+			part backend.Communicator) error {
 			return allReduce(part, make([]float32, 3+part.Rank()))
 		},
 		"rank 1 (0 of the group) of ": func(part backend.Communicator) error { // an argument error
-			return backend.Run(part, reduce, backend.Of(make([]float32, 2)), backend.Of(make([]float32, 3)))
+			return backend.Run(part, reduce, backend.Of(make([]float32, 2)),
+				backend.Of(make([]float32, 3)))
 		},
 	}
 	for want, call := range calls {
@@ -331,7 +341,8 @@ func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 		bytes := b.Bytes()
 		bytes[0], bytes[page] = 1, 2
 		if err := c.Free(b.Slice(1, 2)); !errors.Is(err, backend.ErrArgument) {
-			return fmt.Errorf("Free of a part of the memory gave the error %v, want ErrArgument", err)
+			return fmt.Errorf("Free of a part of the memory gave the error %v, want ErrArgument",
+				err)
 		}
 		if err := c.Free(b); err != nil {
 			return err
@@ -349,9 +360,11 @@ func TestFreeGivesMemoryBackAtOnce(t *testing.T) {
 // A communicator over this one aborts it when it hears first that a rank is down.
 func TestFoundAbortBecauseOfALostRankNamesThatRank(t *testing.T) {
 	comms := connect(t, 3, time.Minute)
-	comms[0].Abort(fmt.Errorf("flat: %w", &rendezvous.Failure{Rank: 2, Cause: errors.New("killed")}))
+	comms[0].Abort(
+		fmt.Errorf("flat: %w", &rendezvous.Failure{Rank: 2, Cause: errors.New("killed")}))
 	var f *rendezvous.Failure
-	if err := backend.Barrier(comms[1]); !errors.As(err, &f) || f.Rank != 2 || !strings.Contains(err.Error(), "because of rank 2: ") {
+	if err := backend.Barrier(comms[1]); !errors.As(err, &f) || f.Rank != 2 ||
+		!strings.Contains(err.Error(), "because of rank 2: ") {
 		t.Error(err)
 	}
 }
@@ -364,7 +377,8 @@ func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 	for _, w := range worlds {
 		defer w.Close()
 		w.LocalSize = 1
-		if _, err := New().Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
+		if _, err := New().Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) ||
+			!strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
 			t.Errorf("rank %d: %v", w.Rank, err)
 		}
 	}
@@ -376,7 +390,8 @@ func TestRankPageIsAPage(t *testing.T) {
 	if size := unsafe.Sizeof(p); size != page {
 		t.Errorf("a rank's page has %d bytes, want %d", size, page)
 	}
-	for what, offset := range map[string]uintptr{"futexWord": unsafe.Offsetof(p.futexWord), "waiting": unsafe.Offsetof(p.waiting), "headers": unsafe.Offsetof(p.headers)} {
+	for what, offset := range map[string]uintptr{"futexWord": unsafe.Offsetof(p.futexWord),
+		"waiting": unsafe.Offsetof(p.waiting), "headers": unsafe.Offsetof(p.headers)} {
 		if offset%lineBytes != 0 {
 			t.Errorf("%s begins at %d, in the middle of a cache line", what, offset)
 		}

@@ -64,7 +64,8 @@ func TestCallsOfTwoCommunicatorsAreNotOrdered(t *testing.T) {
 		defer b.Close()
 		q := newQueue()
 		defer q.Close()
-		x, y, z := backend.Of(make([]float32, 4)), backend.Of(make([]float32, 4)), backend.Of(make([]float32, 4))
+		x, y, z := backend.Of(make([]float32, 4)), backend.Of(make([]float32, 4)),
+			backend.Of(make([]float32, 4))
 		w, err := a.Start(q, sum, x, x)
 		if err != nil {
 			return err
@@ -97,7 +98,8 @@ func TestAllocIsNotTakenForAnAllGather(t *testing.T) {
 			_, err := comms[r].Alloc(4096)
 			return err
 		}
-		return backend.Run(comms[r], backend.Collective{Kind: backend.AllGather}, backend.Of(make([]int64, 2)), backend.Of([]int64{7}))
+		return backend.Run(comms[r], backend.Collective{Kind: backend.AllGather},
+			backend.Of(make([]int64, 2)), backend.Of([]int64{7}))
 	})
 	for r, err := range errs {
 		if !errors.Is(err, backend.ErrMismatch) {
@@ -116,7 +118,8 @@ func TestSplitsBelongToTheCallerAfterStart(t *testing.T) {
 		}
 		splits := []int{3, 1}
 		dst := make([]float32, 4)
-		w, err := c.Start(q, backend.Collective{Kind: backend.AllGather, Splits: splits}, backend.Of(dst), backend.Of(make([]float32, splits[c.rank])))
+		w, err := c.Start(q, backend.Collective{Kind: backend.AllGather, Splits: splits},
+			backend.Of(dst), backend.Of(make([]float32, splits[c.rank])))
 		splits[0], splits[1] = 1, 3
 		close(release)
 		if err != nil {

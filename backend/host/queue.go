@@ -34,10 +34,13 @@ func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
 	var machine unix.Sysinfo_t
 	if err := unix.Sysinfo(&machine); err != nil {
-		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: how much memory there is: %w", nbytes, err)
+		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: how much memory there is: %w",
+			nbytes, err)
 	}
-	if most := uint64(machine.Totalram) * uint64(machine.Unit); nbytes < 0 || uint64(nbytes) > most {
-		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes: this machine has %d bytes of memory", backend.ErrArgument, nbytes, most)
+	if most := uint64(machine.Totalram) * uint64(machine.Unit); nbytes < 0 ||
+		uint64(nbytes) > most {
+		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes: this machine has %d bytes of "+
+			"memory", backend.ErrArgument, nbytes, most)
 	}
 	mem := make([]byte, nbytes+lineBytes-1)
 	skip := -uintptr(unsafe.Pointer(unsafe.SliceData(mem))) % lineBytes
@@ -71,8 +74,8 @@ var _ backend.TimedQueue = (*Queue)(nil)
 
 func newQueue() *Queue { return &Queue{queued{serial.New()}} }
 
-// QueueOf returns the queue that q means: nil means the queue of the calling goroutine. Queues of other
-// devices are an ErrArgument. For other communicators of host memory.
+// QueueOf returns the queue that q means: nil means the queue of the calling goroutine. Queues of
+// other devices are an ErrArgument. For other communicators of host memory.
 func QueueOf(q backend.Queue) (backend.Queue, error) {
 	switch q.(type) {
 	case nil:
@@ -106,7 +109,8 @@ func (q *Queue) Record() (backend.Event, error) {
 
 // Wait implements [backend.Queue].
 func (q *Queue) Wait(e backend.Event) error {
-	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
+	// Background never ends, so there is no error
+	return q.submit(func() { e.Join(context.Background()) })
 }
 
 // timedEvent is the time at which a queue got to a point.

@@ -33,42 +33,58 @@ func (q queued) Zero(dst backend.Buffer) error {
 }
 
 func (q queued) Copy(dst, src backend.Buffer) error {
-	return q.kernel(kernels.Check{}.Copy(dst, src), func(h kernels.Host) error { return h.Copy(dst, src) })
+	return q.kernel(kernels.Check{}.Copy(dst, src), func(h kernels.Host) error {
+		return h.Copy(dst, src)
+	})
 }
 
-func (q queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (q queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
 	return q.kernel(kernels.Check{}.Copy2D(dst, dstPitch, src, srcPitch, width, rows),
 		func(h kernels.Host) error { return h.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
 }
 
 func (q queued) Cast(dst, src backend.Buffer) error {
-	return q.kernel(kernels.Check{}.Cast(dst, src), func(h kernels.Host) error { return h.Cast(dst, src) })
+	return q.kernel(kernels.Check{}.Cast(dst, src), func(h kernels.Host) error {
+		return h.Cast(dst, src)
+	})
 }
 
 func (q queued) CastScale(dst, src backend.Buffer, factor float64) error {
-	return q.kernel(kernels.Check{}.CastScale(dst, src, factor), func(h kernels.Host) error { return h.CastScale(dst, src, factor) })
+	return q.kernel(kernels.Check{}.CastScale(dst, src, factor), func(h kernels.Host) error {
+		return h.CastScale(dst, src, factor)
+	})
 }
 
 func (q queued) Scale(dst, src backend.Buffer, factor float64) error {
-	return q.kernel(kernels.Check{}.Scale(dst, src, factor), func(h kernels.Host) error { return h.Scale(dst, src, factor) })
+	return q.kernel(kernels.Check{}.Scale(dst, src, factor), func(h kernels.Host) error {
+		return h.Scale(dst, src, factor)
+	})
 }
 
 func (q queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {
 	srcs = slices.Clone(srcs)
-	return q.kernel(kernels.Check{}.Reduce(op, dst, srcs...), func(h kernels.Host) error { return h.Reduce(op, dst, srcs...) })
+	return q.kernel(kernels.Check{}.Reduce(op, dst, srcs...), func(h kernels.Host) error {
+		return h.Reduce(op, dst, srcs...)
+	})
 }
 
 func (q queued) Move(dst, src backend.Buffer) error { return q.Copy(dst, src) }
 
 func (q queued) Fill(dst backend.Buffer, value float64) error {
-	return q.kernel(kernels.Check{}.Fill(dst, value), func(h kernels.Host) error { return h.Fill(dst, value) })
+	return q.kernel(kernels.Check{}.Fill(dst, value), func(h kernels.Host) error {
+		return h.Fill(dst, value)
+	})
 }
 
 func (q queued) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return q.kernel(kernels.Check{}.Binary(op, dst, x, y), func(h kernels.Host) error { return h.Binary(op, dst, x, y) })
+	return q.kernel(kernels.Check{}.Binary(op, dst, x, y), func(h kernels.Host) error {
+		return h.Binary(op, dst, x, y)
+	})
 }
 
-func (q queued) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+func (q queued) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
+	reverse bool) error {
 	return q.kernel(kernels.Check{}.BinaryScalar(op, dst, x, s, reverse),
 		func(h kernels.Host) error { return h.BinaryScalar(op, dst, x, s, reverse) })
 }

@@ -23,20 +23,22 @@ const (
 
 func regionBytes(size int) int { return page + size*(page+2*slotBytes) }
 
-// line is what a rank posts in a step. Steps alternate between two of them. A waiting rank learns all of a
-// call on few bytes by one transfer of a cache line: whether the rank is there, what it has called, and its
-// operand.
+// line is what a rank posts in a step. Steps alternate between two of them. A waiting rank learns
+// all of a call on few bytes by one transfer of a cache line: whether the rank is there, what it
+// has called, and its operand.
 type line struct {
 	posted atomic.Uint64 // number of the step, from 1
 	digest uint64        // of the call's header
-	// shown is the operand of a one-shot reduction. What does not fit the first cache line is in those behind
-	// it, which a processor fetches together.
+	// shown is the operand of a one-shot reduction. What does not fit the first cache line is in
+	// those behind it, which a processor fetches together.
 	shown [shownBytes]byte
-	// src and dst are where operands are in Alloc's windows, 0 if nowhere, in the step that looks for that.
+	// src and dst are where operands are in Alloc's windows, 0 if nowhere, in the step that looks
+	// for that.
 	src, dst uint64
 }
 
-// shownBytes is room for what is one-shot among two ranks, in whole cache lines with what is beside it.
+// shownBytes is room for what is one-shot among two ranks, in whole cache lines with what is beside
+// it.
 const shownBytes = oneShotBytes/2 + 32
 
 // rankPage is the control page of one rank.
@@ -94,8 +96,8 @@ func (g *region) slot(r int, step uint64) []byte {
 	return g.share.Mem[at : at+slotBytes : at+slotBytes]
 }
 
-// line returns the line of rank r in a step. It touches no memory of the region: to find a line by its page,
-// code checks that the page is there, and that fetches the other line.
+// line returns the line of rank r in a step. It touches no memory of the region: to find a line by
+// its page, code checks that the page is there, and that fetches the other line.
 func (g *region) line(r int, step uint64) *line { return g.lines[r][step&1] }
 
 func (g *region) header(r int, step uint64) *[backend.HeaderSize]byte {

@@ -15,9 +15,13 @@ func (q queued) Select(s *kernels.Selection) error {
 }
 
 func (q queued) Combine(dst backend.Buffer, m kernels.Messages, divisor int) error {
-	return q.kernel(kernels.Check{}.Combine(dst, m, divisor), func(h kernels.Host) error { return h.Combine(dst, m, divisor) })
+	return q.kernel(kernels.Check{}.Combine(dst, m, divisor), func(h kernels.Host) error {
+		return h.Combine(dst, m, divisor)
+	})
 }
 
 func (q queued) NotFinite(note, x backend.Buffer) error {
-	return q.kernel(kernels.Check{}.NotFinite(note, x), func(h kernels.Host) error { return h.NotFinite(note, x) })
+	return q.kernel(kernels.Check{}.NotFinite(note, x), func(h kernels.Host) error {
+		return h.NotFinite(note, x)
+	})
 }

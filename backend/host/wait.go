@@ -36,9 +36,11 @@ func spinBudgetFor(size, inProcess, cores int) spinBudget {
 	case inProcess > 1:
 		// Sleeping blocks a rank's thread, and the runtime notices late that other
 		// goroutines could use its processor. Gosched lets them run at once.
-		return spinBudget{spin: time.Millisecond, between: runtime.Gosched, looks: 32, steady: true, crowded: crowded}
+		return spinBudget{spin: time.Millisecond, between: runtime.Gosched, looks: 32, steady: true,
+			crowded: crowded}
 	case crowded:
-		return spinBudget{spin: 200 * time.Microsecond, between: yield, looks: 8, perCore: (size + cores - 1) / cores, crowded: true}
+		return spinBudget{spin: 200 * time.Microsecond, between: yield, looks: 8,
+			perCore: (size + cores - 1) / cores, crowded: true}
 	default:
 		return spinBudget{spin: 50 * time.Microsecond, between: pause, looks: 128, perCore: 1}
 	}
@@ -111,8 +113,8 @@ func (c *comm) post(k *call) {
 		c.wakeThoseWaiting(c.step)
 	}
 	if k.announce != nil {
-		// While lines are on their way, of which one is asked for first: a call of 4 bytes takes 190
-		// of 220 ns. See bench/results/2026-11/2026-11-23-epyc2-host.md.
+		// While lines are on their way, of which one is asked for first: a call of 4 bytes takes
+		// 190 of 220 ns. See bench/results/2026-11/2026-11-23-epyc2-host.md.
 		next := c.rank + 1
 		if next == c.size {
 			next = 0
@@ -149,7 +151,8 @@ func (c *comm) posted(p int, step uint64) bool {
 
 // differs fails the group, because rank p has begun another call than k.
 func (c *comm) differs(p int, k *call) error {
-	d := group.Difference{Peer: p, Mine: *c.region.header(c.rank, c.step), Theirs: *c.region.header(p, c.step)}
+	d := group.Difference{Peer: p, Mine: *c.region.header(c.rank, c.step), Theirs: *c.region.header(
+		p, c.step)}
 	c.member.Tell(d.Differs())
 	return c.failure(k)
 }
@@ -241,7 +244,8 @@ func (c *comm) wakeThoseWaiting(step uint64) {
 				wake(&sleeper.futexWord)
 				break
 			}
-			if !sleeper.waiting.CompareAndSwap(uint32(p)+1, uint32(next)+1) || !c.posted(next, step) {
+			if !sleeper.waiting.CompareAndSwap(uint32(p)+1, uint32(next)+1) ||
+				!c.posted(next, step) {
 				break
 			}
 			p = next // it posted before it could see who waits: act for it

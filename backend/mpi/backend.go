@@ -50,8 +50,8 @@ func (Backend) Close() error {
 	return nil
 }
 
-// Connect implements [backend.Backend]. It begins MPI if this process has not done so. MPI must give
-// every rank of the job the number that it has there.
+// Connect implements [backend.Backend]. It begins MPI if this process has not done so. MPI must
+// give every rank of the job the number that it has there.
 func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	among := group.Sharing{Gather: group.OverStore(ctx, w, "mpi/connect"), Rank: w.Rank, Dir: b.Dir}
 	if among.Dir == "" {
@@ -71,7 +71,8 @@ func (b Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 // connect makes the communicator of a part of the ranks of an MPI communicator: in shared memory if
 // the job has several machines and the part is on one of them. It fails on all ranks or on none. A
 // rank in no part gets nil, but takes part.
-func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent handle) (backend.Communicator, error) {
+func connect(w *rendezvous.World, part group.Part, among group.Sharing,
+	parent handle) (backend.Communicator, error) {
 	places := new(group.Places)
 	site, err := hosted.NewSite(w, part, among, places, true)
 	if err != nil {
@@ -92,7 +93,8 @@ func connect(w *rendezvous.World, part group.Part, among group.Sharing, parent h
 	_, shared := board.(*group.Memory)
 	ranks, _, cores := site.Here()
 	return hosted.New(hosted.Config{
-		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board, Compares: shared,
+		Backend: Backend{}.Name(), World: w, Part: part, Among: among, Board: board,
+		Compares: shared,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			return &engine{
 				Comm: c, lib: here.lib, mpi: mine, request: new(request),

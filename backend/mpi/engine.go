@@ -25,7 +25,8 @@ type engine struct {
 	shared  bool   // the board is in shared memory
 	crowded bool   // there are more ranks on this machine than cores
 
-	request *request // of the call under way: separate, because C may hold no memory that has Go pointers
+	// of the call under way: separate, because C may hold no memory that has Go pointers
+	request *request
 	counts  []int32  // what its arrays point to
 	numbers []handle // those of MPI's requests
 	met     uint64   // number of the last call that all ranks have begun
@@ -83,7 +84,9 @@ func (e *engine) move(k *hosted.Call) error {
 		return e.pieces(k)
 	}
 	if k.Count > math.MaxInt32 {
-		return fmt.Errorf("%w: %s: %v of %d elements: MPI counts those of a chunk, or of all uneven chunks, up to %d", backend.ErrUnsupported, backend.RankOf(e.Comm), k.Collective, k.Count, math.MaxInt32)
+		return fmt.Errorf("%w: %s: %v of %d elements: MPI counts those of a chunk, or of all "+
+			"uneven chunks, up to %d", backend.ErrUnsupported, backend.RankOf(e.Comm), k.Collective,
+			k.Count, math.MaxInt32)
 	}
 	e.prepare(k)
 	if k.Kind == backend.ReduceScatter {
@@ -183,8 +186,8 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 
 // How all-reduces among the ranks of one machine are done (2026-11-23-epyc2-mpi.md).
 const (
-	// directRanks is among how many ranks all of them are direct. Among more, they are if a chunk has
-	// directBytes: MPI needs fewer messages for smaller ones.
+	// directRanks is among how many ranks all of them are direct. Among more, they are if a chunk
+	// has directBytes: MPI needs fewer messages for smaller ones.
 	directRanks = 8
 	directBytes = 2 << 10
 	// wholeBytes is how much each of directRanks sends at most in order to have a single step.
@@ -196,11 +199,13 @@ const (
 // isDirect reports whether a call is a direct all-reduce.
 func (e *engine) isDirect(k *hosted.Call) bool {
 	P := e.Size()
-	return k.Kind == backend.AllReduce && e.shared && (P <= directRanks || k.Src.NBytes() >= directBytes*P)
+	return k.Kind == backend.AllReduce && e.shared &&
+		(P <= directRanks || k.Src.NBytes() >= directBytes*P)
 }
 
-// direct runs an all-reduce by messages. Small operands go to all ranks, each of which adds them up in rank order.
-// Larger ones take two steps, as in package tcp: every rank adds up a chunk, and gathers those of the others.
+// direct runs an all-reduce by messages. Small operands go to all ranks, each of which adds them up
+// in rank order. Larger ones take two steps, as in package tcp: every rank adds up a chunk, and
+// gathers those of the others.
 func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
 	P, n, size := e.Size(), src.Len(), src.DType().Size()
 	whole := P <= directRanks && src.NBytes()*(P-1) <= wholeBytes
@@ -235,13 +240,15 @@ func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
 
 // exchange makes the request of messages between each two ranks, as uneven does, but with bytes.
 func (e *engine) exchange(with func(r int) (sends, sendAt, receives, receiveAt int)) {
-	*e.request = request{kind: exchange, dtype: int32(backend.U8), root: int32(e.Rank()), comm: e.mpi}
+	*e.request = request{kind: exchange, dtype: int32(backend.U8), root: int32(e.Rank()),
+		comm: e.mpi}
 	e.uneven(with)
 	e.request.count = int32(e.Size())
 }
 
 // operations are the numbers that libmpi.c has for what MPI computes.
-var operations = [...]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2, backend.Max: 3}
+var operations = [...]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2,
+	backend.Max: 3}
 
 // divide divides sums by the number of ranks.
 func divide(sums backend.Buffer, n int) error {
@@ -261,7 +268,8 @@ func (e *engine) room(place int, d backend.DType, n int) backend.Buffer {
 
 // set begins the request of a call of so many elements.
 func (e *engine) set(k *hosted.Call, count int) {
-	*e.request = request{kind: int32(k.Kind), dtype: int32(k.DType()), root: int32(k.Root), count: int32(count), comm: e.mpi}
+	*e.request = request{kind: int32(k.Kind), dtype: int32(k.DType()), root: int32(k.Root),
+		count: int32(count), comm: e.mpi}
 }
 
 // prepare makes the request of a call on chunks.
@@ -281,8 +289,8 @@ func (e *engine) prepare(k *hosted.Call) {
 	})
 }
 
-// uneven gives the request what this rank sends to each rank and receives from it, and where that lies. If
-// chunks are the same on all ranks, what it sends to itself is its chunk.
+// uneven gives the request what this rank sends to each rank and receives from it, and where that
+// lies. If chunks are the same on all ranks, what it sends to itself is its chunk.
 func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int)) {
 	P := e.Size()
 	if cap(e.counts) < 4*P {
@@ -300,8 +308,8 @@ func (e *engine) uneven(with func(r int) (sends, sendAt, receives, receiveAt int
 	q.sends, q.sendAt, q.receives, q.receiveAt = at(sends), at(sendAt), at(receives), at(receiveAt)
 }
 
-// polls is how often a call is tested before this rank looks after the group, and looks how often it looks at
-// shared memory: some microseconds.
+// polls is how often a call is tested before this rank looks after the group, and looks how often
+// it looks at shared memory: some microseconds.
 const polls, looks = 50, 100
 
 // run runs the request of a call once the ranks have met: meanwhile it was made.
@@ -321,7 +329,9 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	}
 	// From here on MPI has the memory also while no call of it is under way.
 	pins := new(runtime.Pinner)
-	for _, memory := range []unsafe.Pointer{pointer(dst), pointer(src), unsafe.Pointer(unsafe.SliceData(e.counts)), unsafe.Pointer(&e.numbers[0]), unsafe.Pointer(r)} {
+	for _, memory := range []unsafe.Pointer{pointer(dst), pointer(src),
+		unsafe.Pointer(unsafe.SliceData(e.counts)), unsafe.Pointer(&e.numbers[0]),
+		unsafe.Pointer(r)} {
 		if memory != nil {
 			pins.Pin(memory)
 		}
@@ -340,9 +350,9 @@ func (e *engine) run(k *hosted.Call, dst, src backend.Buffer) error {
 	return e.giveUp(k, pins, err)
 }
 
-// address returns where an operand is, for one without elements a place apart from the other's: Open
-// MPI takes equal addresses for MPI_IN_PLACE, and a rank that has nothing in place then counts no call,
-// so that it takes later messages of others for those of other calls.
+// address returns where an operand is, for one without elements a place apart from the other's:
+// Open MPI takes equal addresses for MPI_IN_PLACE, and a rank that has nothing in place then counts
+// no call, so that it takes later messages of others for those of other calls.
 func (e *engine) address(place int, b backend.Buffer) uintptr {
 	if b.Len() == 0 {
 		return uintptr(unsafe.Pointer(&e.empty[place]))
@@ -398,7 +408,8 @@ func pointer(b backend.Buffer) unsafe.Pointer {
 // broken ends the group with an error of MPI, unless a better reason is heard of soon: MPI may
 // notice the loss of a rank first.
 func (e *engine) broken(k *hosted.Call, err error) {
-	found := group.Found{Report: group.Report{Reason: group.Aborted, Peer: e.Rank(), Text: err.Error()}, Doubt: 2 * group.ReportGrace}
+	found := group.Found{Report: group.Report{Reason: group.Aborted, Peer: e.Rank(),
+		Text: err.Error()}, Doubt: 2 * group.ReportGrace}
 	e.Member.Tell(found)
 	for e.Member.Check(k.Header.Seq) == nil {
 		time.Sleep(time.Millisecond)

@@ -79,7 +79,8 @@ static const char *const open_types[EURYALE_TYPES] = {
 	"ompi_mpi_uint16_t", "ompi_mpi_uint16_t", "ompi_mpi_float", "ompi_mpi_double",
 	"ompi_mpi_int32_t", "ompi_mpi_int64_t", "ompi_mpi_uint8_t",
 };
-static const char *const open_ops[EURYALE_OPS] = {"ompi_mpi_op_sum", "ompi_mpi_op_prod", "ompi_mpi_op_min", "ompi_mpi_op_max"};
+static const char *const open_ops[EURYALE_OPS] = {"ompi_mpi_op_sum", "ompi_mpi_op_prod",
+	"ompi_mpi_op_min", "ompi_mpi_op_max"};
 
 static int open_mpi(struct euryale_mpi *m)
 {
@@ -98,8 +99,7 @@ static int open_mpi(struct euryale_mpi *m)
 }
 
 static int numbered(struct euryale_mpi *m, euryale_handle world, euryale_handle errors_return,
-		    const euryale_handle *types, const euryale_handle *ops, void *in_place, int thread_multiple)
-{
+	const euryale_handle *types, const euryale_handle *ops, void *in_place, int thread_multiple) {
 	m->world = world;
 	m->errors_return = errors_return;
 	memcpy(m->types, types, sizeof m->types);
@@ -115,7 +115,8 @@ int euryale_mpi_constants(struct euryale_mpi *m, int family)
 	static const euryale_handle abi_types[] = {0x249, 0x249, 0x210, 0x214, 0x250, 0x258, 0x241};
 	static const euryale_handle abi_ops[] = {0x21, 0x24, 0x22, 0x23};
 	/* mpi.h of MPICH 3 and later, which share their ABI with Intel MPI, MVAPICH and Cray MPICH. */
-	static const euryale_handle mpich_types[] = {0x4c00023c, 0x4c00023c, 0x4c00040a, 0x4c00080b, 0x4c000439, 0x4c00083a, 0x4c00013b};
+	static const euryale_handle mpich_types[] = {0x4c00023c, 0x4c00023c, 0x4c00040a, 0x4c00080b,
+		0x4c000439, 0x4c00083a, 0x4c00013b};
 	static const euryale_handle mpich_ops[] = {0x58000003, 0x58000004, 0x58000002, 0x58000001};
 
 	switch (family) {
@@ -236,8 +237,8 @@ int euryale_mpi_finalize(struct euryale_mpi *m)
 	return code;
 }
 
-int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key, euryale_handle *part)
-{
+int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key,
+	euryale_handle *part) {
 	const int undefined = -32766; /* of every family */
 	int code = m->comm_split(parent, color < 0 ? undefined : color, key, part);
 
@@ -258,7 +259,8 @@ static euryale_handle op_of(struct euryale_mpi *m, struct euryale_call *c)
 /* message begins to receive from a rank, or to send to it: all of its parts. */
 static int message(struct euryale_mpi *m, struct euryale_call *c, int receive, int rank)
 {
-	int n = receive ? c->receives[rank] : c->sends[rank], at = receive ? c->receive_at[rank] : c->send_at[rank];
+	int n = receive ? c->receives[rank] : c->sends[rank],
+		at = receive ? c->receive_at[rank] : c->send_at[rank];
 	int most = n <= EURYALE_CUT ? EURYALE_PART : n, code = 0;
 	euryale_handle type = m->types[c->type - 1];
 
@@ -301,25 +303,30 @@ static int start(struct euryale_mpi *m, struct euryale_call *c)
 		return m->ireduce(src, c->dst, n, type, op_of(m, c), c->root, c->comm, request);
 	case EURYALE_REDUCE_SCATTER:
 		if (uneven)
-			return m->ireduce_scatter(src, c->dst, c->receives, type, op_of(m, c), c->comm, request);
+			return m->ireduce_scatter(src, c->dst, c->receives, type, op_of(m, c), c->comm,
+				request);
 		return m->ireduce_scatter_block(src, c->dst, n, type, op_of(m, c), c->comm, request);
 	case EURYALE_BROADCAST:
 		return m->ibcast(c->dst, n, type, c->root, c->comm, request);
 	case EURYALE_ALL_GATHER:
 		if (uneven)
-			return m->iallgatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->comm, request);
+			return m->iallgatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->comm,
+				request);
 		return m->iallgather(src, n, type, c->dst, n, type, c->comm, request);
 	case EURYALE_GATHER:
 		if (uneven)
-			return m->igatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->root, c->comm, request);
+			return m->igatherv(src, n, type, c->dst, c->receives, c->receive_at, type, c->root,
+				c->comm, request);
 		return m->igather(src, n, type, c->dst, n, type, c->root, c->comm, request);
 	case EURYALE_SCATTER:
 		if (uneven)
-			return m->iscatterv(c->src, c->sends, c->send_at, type, dst, n, type, c->root, c->comm, request);
+			return m->iscatterv(c->src, c->sends, c->send_at, type, dst, n, type, c->root, c->comm,
+				request);
 		return m->iscatter(c->src, n, type, dst, n, type, c->root, c->comm, request);
 	}
 	if (uneven)
-		return m->ialltoallv(c->src, c->sends, c->send_at, type, c->dst, c->receives, c->receive_at, type, c->comm, request);
+		return m->ialltoallv(c->src, c->sends, c->send_at, type, c->dst, c->receives, c->receive_at,
+			type, c->comm, request);
 	return m->ialltoall(c->src, n, type, c->dst, n, type, c->comm, request);
 }
 

@@ -33,7 +33,11 @@ enum {
  * An exchange cuts messages of up to EURYALE_CUT bytes into parts of EURYALE_PART: in shared memory Open MPI copies
  * less than 4 KiB at once, and waits for the receiver before it sends more. From 16 KiB on whole messages are faster.
  */
-enum { EURYALE_CUT = 8192, EURYALE_PART = 3072, EURYALE_PARTS = (EURYALE_CUT + EURYALE_PART - 1) / EURYALE_PART };
+enum {
+	EURYALE_CUT = 8192,
+	EURYALE_PART = 3072,
+	EURYALE_PARTS = (EURYALE_CUT + EURYALE_PART - 1) / EURYALE_PART
+};
 
 /* A call. Counts and displacements are in elements. */
 struct euryale_call {
@@ -68,19 +72,31 @@ struct euryale_mpi {
 	int (*test)(euryale_handle *, int *, void *);
 	int (*isend)(const void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
 	int (*irecv)(void *, int, euryale_handle, int, int, euryale_handle, euryale_handle *);
-	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
-	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
-	int (*ireduce_scatter)(const void *, void *, const int *, euryale_handle, euryale_handle, euryale_handle, euryale_handle *);
+	int (*iallreduce)(const void *, void *, int, euryale_handle, euryale_handle, euryale_handle,
+		euryale_handle *);
+	int (*ireduce)(const void *, void *, int, euryale_handle, euryale_handle, int, euryale_handle,
+		euryale_handle *);
+	int (*ireduce_scatter_block)(const void *, void *, int, euryale_handle, euryale_handle,
+		euryale_handle, euryale_handle *);
+	int (*ireduce_scatter)(const void *, void *, const int *, euryale_handle, euryale_handle,
+		euryale_handle, euryale_handle *);
 	int (*ibcast)(void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*iallgather)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle, euryale_handle *);
-	int (*iallgatherv)(const void *, int, euryale_handle, void *, const int *, const int *, euryale_handle, euryale_handle, euryale_handle *);
-	int (*igather)(const void *, int, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*igatherv)(const void *, int, euryale_handle, void *, const int *, const int *, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*iscatter)(const void *, int, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*iscatterv)(const void *, const int *, const int *, euryale_handle, void *, int, euryale_handle, int, euryale_handle, euryale_handle *);
-	int (*ialltoall)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle, euryale_handle *);
-	int (*ialltoallv)(const void *, const int *, const int *, euryale_handle, void *, const int *, const int *, euryale_handle, euryale_handle, euryale_handle *);
+	int (*iallgather)(const void *, int, euryale_handle, void *, int, euryale_handle,
+		euryale_handle, euryale_handle *);
+	int (*iallgatherv)(const void *, int, euryale_handle, void *, const int *, const int *,
+		euryale_handle, euryale_handle, euryale_handle *);
+	int (*igather)(const void *, int, euryale_handle, void *, int, euryale_handle, int,
+		euryale_handle, euryale_handle *);
+	int (*igatherv)(const void *, int, euryale_handle, void *, const int *, const int *,
+		euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*iscatter)(const void *, int, euryale_handle, void *, int, euryale_handle, int,
+		euryale_handle, euryale_handle *);
+	int (*iscatterv)(const void *, const int *, const int *, euryale_handle, void *, int,
+		euryale_handle, int, euryale_handle, euryale_handle *);
+	int (*ialltoall)(const void *, int, euryale_handle, void *, int, euryale_handle, euryale_handle,
+		euryale_handle *);
+	int (*ialltoallv)(const void *, const int *, const int *, euryale_handle, void *, const int *,
+		const int *, euryale_handle, euryale_handle, euryale_handle *);
 
 	/* Constants, which differ between implementations. */
 	euryale_handle world, errors_return;
@@ -109,7 +125,8 @@ int euryale_mpi_error(struct euryale_mpi *m, int code, char *text);
 /* euryale_mpi_init begins MPI, and restores the signal handlers that MPI has replaced. */
 int euryale_mpi_init(struct euryale_mpi *m, int *provided, int *rank, int *size);
 int euryale_mpi_finalize(struct euryale_mpi *m);
-int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key, euryale_handle *part);
+int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, int key,
+	euryale_handle *part);
 int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
 
 /*

@@ -52,7 +52,8 @@ func load(getenv func(string) string) (library, error) {
 		return d, nil
 	}
 	C.free(unsafe.Pointer(c))
-	return nil, fmt.Errorf("no MPI was found: install Open MPI or MPICH, or name its library (libmpi.so) in EURYALE_MPI: %w", errors.Join(all...))
+	return nil, fmt.Errorf("no MPI was found: install Open MPI or MPICH, or name its library "+
+		"(libmpi.so) in EURYALE_MPI: %w", errors.Join(all...))
 }
 
 // open opens a library and finds out whose it is.
@@ -74,7 +75,8 @@ func (d *dynamic) open(path string) error {
 // know finds out which constants the library has.
 func (d *dynamic) know() error {
 	if d.c.missing != nil {
-		return fmt.Errorf("it lacks %s: the oldest MPI that works is version 3", C.GoString(d.c.missing))
+		return fmt.Errorf("it lacks %s: the oldest MPI that works is version 3",
+			C.GoString(d.c.missing))
 	}
 	text, err := d.text(func(text *C.char) C.int { return C.euryale_mpi_version(d.c, text) })
 	if err != nil {
@@ -88,8 +90,10 @@ func (d *dynamic) know() error {
 		is = C.EURYALE_ABI
 	case strings.Contains(text, "Open MPI"):
 		is = C.EURYALE_OPEN_MPI
-	case !strings.Contains(text, "MPICH") && !strings.Contains(text, "Intel") && !strings.Contains(text, "MVAPICH"):
-		return fmt.Errorf("it is %q, neither Open MPI nor of MPICH's family, and has no standard ABI (libmpi_abi.so)", d.version)
+	case !strings.Contains(text, "MPICH") && !strings.Contains(text, "Intel") &&
+		!strings.Contains(text, "MVAPICH"):
+		return fmt.Errorf("it is %q, neither Open MPI nor of MPICH's family, and has no standard "+
+			"ABI (libmpi_abi.so)", d.version)
 	}
 	if C.euryale_mpi_constants(d.c, C.int(is)) == 0 {
 		return fmt.Errorf("it is %q, but lacks objects that Open MPI has", d.version)
@@ -137,7 +141,9 @@ func (d *dynamic) begin() (rank, size int, err error) {
 		return 0, 0, err
 	}
 	if provided < d.c.thread_multiple {
-		return 0, 0, fmt.Errorf("%s was built without support for several threads (MPI_THREAD_MULTIPLE)", d.describe())
+		return 0, 0,
+			fmt.Errorf("%s was built without support for several threads (MPI_THREAD_MULTIPLE)",
+				d.describe())
 	}
 	return int(r), int(n), nil
 }
@@ -155,9 +161,11 @@ func (d *dynamic) free(comm handle) error {
 }
 
 func (d *dynamic) start(r *request, polls int) error {
-	return d.mpi("start", C.euryale_mpi_start(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))), C.int(polls)))
+	return d.mpi("start", C.euryale_mpi_start(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))),
+		C.int(polls)))
 }
 
 func (d *dynamic) test(r *request, polls int) error {
-	return d.mpi("test", C.euryale_mpi_test(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))), C.int(polls)))
+	return d.mpi("test", C.euryale_mpi_test(d.c, C.uintptr_t(uintptr(unsafe.Pointer(r))),
+		C.int(polls)))
 }

@@ -43,7 +43,8 @@ type request struct {
 func (r *request) done() bool { return r.over == r.begun }
 
 const (
-	// exchange is a kind besides those of package backend: messages of bytes between each two ranks.
+	// exchange is a kind besides those of package backend: messages of bytes between each two
+	// ranks.
 	exchange = int32(backend.Scatter) + 1
 	// messages is how many requests an exchange has for each other rank at most.
 	messages = 2 * 3

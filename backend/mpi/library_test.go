@@ -21,12 +21,14 @@ func TestLibraryOfTheLauncherComesFirst(t *testing.T) {
 			}
 			return ""
 		})
-		if got[0] != test.first || !slices.Contains(got, "libmpi.so.12") || !slices.Contains(got, "libmpi.so.40") {
+		if got[0] != test.first || !slices.Contains(got, "libmpi.so.12") ||
+			!slices.Contains(got, "libmpi.so.40") {
 			t.Errorf("with %q: %v", test.variable, got)
 		}
 	}
 	dir := t.TempDir()
-	for named, want := range map[string]string{dir: filepath.Join(dir, "libmpi_abi.so.1"), "/opt/libmpi.so": "/opt/libmpi.so"} {
+	for named, want := range map[string]string{dir: filepath.Join(dir, "libmpi_abi.so.1"),
+		"/opt/libmpi.so": "/opt/libmpi.so"} {
 		got := places(func(name string) string {
 			if name == "EURYALE_MPI" {
 				return named
@@ -46,7 +48,8 @@ func TestMissingLibrarySaysWhatToDo(t *testing.T) {
 		}
 		return ""
 	})
-	if err == nil || !strings.Contains(err.Error(), "-tags mpi") && !strings.Contains(err.Error(), "EURYALE_MPI") {
+	if err == nil || !strings.Contains(err.Error(), "-tags mpi") && !strings.Contains(err.Error(),
+		"EURYALE_MPI") {
 		t.Errorf("the error is %v", err)
 	}
 }

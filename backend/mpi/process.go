@@ -48,7 +48,8 @@ func (p *process) begin(w *rendezvous.World, gather group.Gatherer) (handle, err
 	defer p.mu.Unlock()
 	lib, err := p.open()
 	if err == nil && p.ended {
-		err = errors.New("MPI has ended in this process, and cannot begin again: close the backend when the last communicator is closed")
+		err = errors.New("MPI has ended in this process, and cannot begin again: close the " +
+			"backend when the last communicator is closed")
 	}
 	if err := gather.Vote(nil, err); err != nil {
 		return 0, err
@@ -58,7 +59,9 @@ func (p *process) begin(w *rendezvous.World, gather group.Gatherer) (handle, err
 		err = p.start(lib)
 	}
 	if err == nil && (p.size != w.Size || p.rank != w.Rank) {
-		err = fmt.Errorf("MPI has rank %d of %d here, but this is rank %d of %d of the job: start the program with the mpirun or mpiexec of that MPI (%s), or name the launcher's library in EURYALE_MPI",
+		err = fmt.Errorf("MPI has rank %d of %d here, but this is rank %d of %d of the job: "+
+			"start the program with the mpirun or mpiexec of that MPI (%s), or name the "+
+			"launcher's library in EURYALE_MPI",
 			p.rank, p.size, w.Rank, w.Size, lib.describe())
 	}
 	if err := gather.Vote(nil, err); err != nil {
@@ -106,12 +109,14 @@ func (p *process) within(w *rendezvous.World, what string, f func() error, run f
 	case <-w.Down():
 		return w.Failure()
 	case <-timeout.C:
-		return fmt.Errorf("%w: to %s takes longer than %v (EURYALE_TIMEOUT)", backend.ErrTimeout, what, w.Timeout)
+		return fmt.Errorf("%w: to %s takes longer than %v (EURYALE_TIMEOUT)", backend.ErrTimeout,
+			what, w.Timeout)
 	}
 }
 
 // split makes the communicators of parts: see library.
-func (p *process) split(w *rendezvous.World, parent handle, color, key int) (part handle, err error) {
+func (p *process) split(w *rendezvous.World, parent handle, color, key int) (part handle,
+	err error) {
 	err = p.within(w, "split a communicator of MPI", func() (err error) {
 		part, err = p.lib.split(parent, color, key)
 		return err

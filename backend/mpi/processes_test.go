@@ -24,7 +24,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// The tests of this file run this test binary as the processes of a job that an MPI launcher starts.
+// The tests of this file run this test binary as the processes of a job that an MPI launcher
+// starts.
 
 func TestMain(m *testing.M) { proctest.Main(m, rank) }
 
@@ -33,7 +34,8 @@ type launcher struct {
 	name    string
 	command []string
 	env     []string
-	keeps   []string // flags by which it leaves the others alone when a rank is killed, nil if it has none
+	// flags by which it leaves the others alone when a rank is killed, nil if it has none
+	keeps []string
 }
 
 // launchers returns those that this machine has. MPI_HOME names an MPI besides those on the path.
@@ -41,11 +43,14 @@ func launchers(t *testing.T) (found []launcher) {
 	t.Helper()
 	asRoot := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"}
 	all := []launcher{
-		{"Open MPI", []string{"mpirun.openmpi", "--oversubscribe"}, asRoot, []string{"--mca", "orte_enable_recovery", "1"}},
+		{"Open MPI", []string{"mpirun.openmpi", "--oversubscribe"}, asRoot,
+			[]string{"--mca", "orte_enable_recovery", "1"}},
 		{"MPICH", []string{"mpiexec.hydra"}, nil, nil},
 	}
 	if home := os.Getenv("MPI_HOME"); home != "" {
-		all = append(all, launcher{home, []string{filepath.Join(home, "bin/mpiexec.hydra")}, []string{"EURYALE_MPI=" + filepath.Join(home, "lib"), "LD_LIBRARY_PATH=" + filepath.Join(home, "lib")}, nil})
+		all = append(all, launcher{home, []string{filepath.Join(home, "bin/mpiexec.hydra")},
+			[]string{"EURYALE_MPI=" + filepath.Join(home, "lib"), "LD_LIBRARY_PATH=" +
+				filepath.Join(home, "lib")}, nil})
 	}
 	for _, l := range all {
 		if _, err := exec.LookPath(l.command[0]); err == nil {
@@ -53,7 +58,8 @@ func launchers(t *testing.T) (found []launcher) {
 		}
 	}
 	if found == nil {
-		t.Skip("this machine has no MPI: neither mpirun.openmpi nor mpiexec.hydra is on the path, and MPI_HOME is not set")
+		t.Skip("this machine has no MPI: neither mpirun.openmpi nor mpiexec.hydra is on the " +
+			"path, and MPI_HOME is not set")
 	}
 	return found
 }
@@ -78,7 +84,8 @@ func rank(name string) error {
 		}), mpi.New().Close())
 	case "suite":
 		return pass(func(size int) error {
-			return errors.Join(in("first", 0, false, splits), suite(size)) // the first one begins MPI
+			// the first one begins MPI
+			return errors.Join(in("first", 0, false, splits), suite(size))
 		})
 	case "given up":
 		return pass(func(int) error { return in(name, 0, true, givenUp) })
@@ -107,7 +114,8 @@ func rank(name string) error {
 }
 
 // in runs a body in a group of its own. As machines, ranks take turns between two.
-func in(name string, timeout time.Duration, machines bool, body func(backend.Communicator) error) error {
+func in(name string, timeout time.Duration, machines bool,
+	body func(backend.Communicator) error) error {
 	w, c, err := join(name, timeout, machines)
 	if err != nil {
 		return err
@@ -119,7 +127,8 @@ func in(name string, timeout time.Duration, machines bool, body func(backend.Com
 }
 
 // join makes a group.
-func join(name string, timeout time.Duration, machines bool) (*rendezvous.World, backend.Communicator, error) {
+func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
+	backend.Communicator, error) {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return nil, nil, err
@@ -145,19 +154,21 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 // suite runs backendtest in separate groups, each in its own world.
 func suite(size int) error {
 	made := 0
-	return backendtest.RunRank(backendtest.Options{OwnOrder: true, New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
-		made++
-		w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
-		if err != nil {
-			return nil, err
-		}
-		lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
-		return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close}, nil
-	}}, size, os.Getenv(notes))
+	return backendtest.RunRank(backendtest.Options{OwnOrder: true,
+		New: func(_ int, timeout time.Duration) (*backendtest.Group, error) {
+			made++
+			w, c, err := join(fmt.Sprint("suite-", made), timeout, false)
+			if err != nil {
+				return nil, err
+			}
+			lose := func(_ int, cause error) { w.Fail(cause) } // a rank loses itself
+			return &backendtest.Group{Comms: []backend.Communicator{c}, Fail: lose, Close: w.Close},
+				nil
+		}}, size, os.Getenv(notes))
 }
 
-// pass notes that a body has passed, after which MPI does not end: a call waits in it for good. So the
-// launcher ends all ranks when the first one ends.
+// pass notes that a body has passed, after which MPI does not end: a call waits in it for good. So
+// the launcher ends all ranks when the first one ends.
 func pass(body func(size int) error) error {
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
@@ -243,7 +254,8 @@ func nothing(c backend.Communicator) error {
 	return nil
 }
 
-// inRankOrder checks that the ranks of one machine add up floats in rank order, in one step and in two.
+// inRankOrder checks that the ranks of one machine add up floats in rank order, in one step and in
+// two.
 func inRankOrder(c backend.Communicator) error {
 	for _, n := range []int{3, 1000, 3000, 1 << 15} {
 		sums, operand, got := make([]float32, n), make([]float32, n), make([]float32, n)
@@ -256,7 +268,8 @@ func inRankOrder(c backend.Communicator) error {
 				}
 			}
 		}
-		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, backend.Of(got), backend.Of(operand)); err != nil {
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, backend.Of(got),
+			backend.Of(operand)); err != nil {
 			return err
 		}
 		if !slices.Equal(got, sums) {
@@ -316,8 +329,8 @@ func mismatch(c backend.Communicator) error {
 	return nil
 }
 
-// ends runs a call that the last rank ends instead, just before or after it begins, and checks the error of the
-// others.
+// ends runs a call that the last rank ends instead, just before or after it begins, and checks the
+// error of the others.
 func ends(c backend.Communicator, last func(), want error, text string) error {
 	err := backend.Barrier(c)
 	if c.Rank() == c.Size()-1 {
@@ -343,18 +356,21 @@ func givenUp(c backend.Communicator) error {
 	if c.Rank() == c.Size()-1 {
 		time.Sleep(50 * time.Millisecond) // the others wait by now, most likely
 		c.Abort(errors.New("the weather"))
-	} else if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x); !errors.Is(err, backend.ErrAborted) || !strings.Contains(err.Error(), "the weather") {
+	} else if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x); !errors.Is(
+		err, backend.ErrAborted) || !strings.Contains(err.Error(), "the weather") {
 		return fmt.Errorf("the error is %v, want that of an abort for the weather", err)
 	}
 	return nil
 }
 
 func closes(c backend.Communicator) error {
-	return ends(c, func() { _ = c.Close() }, backend.ErrClosed, fmt.Sprintf("rank %d", c.Size()-1)) // its error comes again
+	// its error comes again
+	return ends(c, func() { _ = c.Close() }, backend.ErrClosed, fmt.Sprintf("rank %d", c.Size()-1))
 }
 
 func timeout(c backend.Communicator) error {
-	return ends(c, func() { time.Sleep(600 * time.Millisecond) }, backend.ErrTimeout, fmt.Sprintf("rank %d", c.Size()-1))
+	return ends(c, func() { time.Sleep(600 * time.Millisecond) }, backend.ErrTimeout,
+		fmt.Sprintf("rank %d", c.Size()-1))
 }
 
 // again checks that MPI does not begin twice.
@@ -366,7 +382,8 @@ func again() error {
 	return nil
 }
 
-// notes is the variable that names the directory where ranks leave what others, or the test, are to know.
+// notes is the variable that names the directory where ranks leave what others, or the test, are to
+// know.
 const notes = "NOTES"
 
 // killed loses rank 1 in the middle of calls.
@@ -374,7 +391,9 @@ func killed(c backend.Communicator) error {
 	x := backend.Of(make([]float32, 1<<22)) // which takes milliseconds
 	for i := 0; ; i++ {
 		if i == 3 && c.Rank() == 1 {
-			time.AfterFunc(2*time.Millisecond, func() { syscall.Kill(os.Getpid(), syscall.SIGKILL) })
+			time.AfterFunc(2*time.Millisecond, func() {
+				syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			})
 		}
 		if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce}, x, x); err != nil {
 			// To a file: Hydra may end before it has passed on what its ranks have written.
@@ -452,13 +471,15 @@ func TestGroupsEndAndMPIGoesOn(t *testing.T) {
 	}
 }
 
-// TestKilledRankIsNamedBeforeTheLauncherEndsTheRest: also by ranks with a core each, which wait in another way.
+// TestKilledRankIsNamedBeforeTheLauncherEndsTheRest: also by ranks with a core each, which wait in
+// another way.
 func TestKilledRankIsNamedBeforeTheLauncherEndsTheRest(t *testing.T) {
 	for _, l := range launchers(t) {
 		for _, n := range []int{2, 3} {
 			t.Run(fmt.Sprintf("%s/P=%d", l.name, n), func(t *testing.T) {
 				if l.keeps == nil {
-					t.Skip("Hydra may end the rest within milliseconds, also with -disable-auto-cleanup")
+					t.Skip("Hydra may end the rest within milliseconds, also with " +
+						"-disable-auto-cleanup")
 				}
 				dir := t.TempDir()
 				l.env = append(slices.Clone(l.env), notes+"="+dir)
@@ -484,9 +505,13 @@ func TestForeignLauncherIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) }) // its daemons may outlive the ranks, and have files there
-	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s", "OMPI_MCA_orte_tmpdir_base="+dir) {
-		if said := p.End(); !strings.Contains(said, "MPI has rank 0 of 1 here, but this is rank ") || !strings.Contains(said, " of 2 of the job") {
+	// its daemons may outlive the ranks, and have files there
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	for r, p := range proctest.Start(t, "foreign", 2, "EURYALE_TIMEOUT=20s",
+		"OMPI_MCA_orte_tmpdir_base="+dir) {
+		if said := p.End(); !strings.Contains(
+			said, "MPI has rank 0 of 1 here, but this is rank ") ||
+			!strings.Contains(said, " of 2 of the job") {
 			t.Errorf("rank %d says %q", r, said)
 		}
 	}

@@ -253,7 +253,8 @@ func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 			if why := context.Cause(ctx); !errors.Is(why, context.DeadlineExceeded) {
 				return nil, why
 			}
-			return nil, fmt.Errorf("%w: no connection from rank %d for %v", backend.ErrTimeout, rank, m.world.Timeout)
+			return nil, fmt.Errorf("%w: no connection from rank %d for %v", backend.ErrTimeout,
+				rank, m.world.Timeout)
 		}
 	}
 }

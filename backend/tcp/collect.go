@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// oneShotBytes is up to how many bytes, for all other ranks together, a rank sends all it has to
-	// all at once: beyond, what that costs more in bytes is more than it saves in a second step.
+	// oneShotBytes is up to how many bytes, for all other ranks together, a rank sends all it has
+	// to all at once: beyond, what that costs more in bytes is more than it saves in a second step.
 	oneShotBytes = 64 << 10
 	// pairBytes holds for two ranks. They send as much in two steps as in one, and each adds up
 	// half, which is worth a second step from 1 MiB on (2026-11-23-epyc2-tcp.md).
@@ -37,9 +37,10 @@ type relay struct {
 	order  backend.Association
 	own    backend.Buffer // this rank's operand
 	result backend.Buffer
-	shown  bool // everyone gets this rank's operand of the same segments, in whose place the result may be
-	from   int  // who sends
-	to     int  // who gets the result
+	// everyone gets this rank's operand of the same segments, in whose place the result may be
+	shown bool
+	from  int // who sends
+	to    int // who gets the result
 	// behind is where what rank p sends behind its share of the relay belongs.
 	behind func(p int) []byte
 
@@ -73,7 +74,9 @@ func (e *engine) Collect(k *hosted.Call) error {
 }
 
 // small reports whether ranks send each other the whole operand of a reduction.
-func (e *engine) small(k *hosted.Call) bool { return isOneShot(k.Collective, k.Src.NBytes(), e.Size()) }
+func (e *engine) small(k *hosted.Call) bool {
+	return isOneShot(k.Collective, k.Src.NBytes(), e.Size())
+}
 
 func (e *engine) allReduce(k *hosted.Call) {
 	if e.small(k) {
@@ -181,9 +184,10 @@ func (e *engine) broadcast(k *hosted.Call) {
 		e.take(root, k.Dst, backend.Buffer{})
 	default:
 		lo, hi := part(k, index(e.Rank()), e.Size()-1)
-		e.relay = relay{result: k.Dst.Slice(lo, hi), from: root, to: everyone, behind: func(p int) []byte {
-			return partOf(k, k.Dst, index(p), e.Size()-1)
-		}}
+		e.relay = relay{result: k.Dst.Slice(lo, hi), from: root, to: everyone,
+			behind: func(p int) []byte {
+				return partOf(k, k.Dst, index(p), e.Size()-1)
+			}}
 	}
 }
 
@@ -233,7 +237,8 @@ func (e *engine) take(p int, dst, own backend.Buffer) {
 
 // add makes the relay of a sum of what every rank sends.
 func (e *engine) add(k *hosted.Call, own, result backend.Buffer, to int) {
-	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, result: result, from: everyone, to: to}
+	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, result: result,
+		from: everyone, to: to}
 }
 
 // sums returns memory for sums that another rank wants.
@@ -405,7 +410,8 @@ func (e *engine) arrived(nbytes int) bool {
 		if l == nil {
 			continue
 		}
-		if (r.from == everyone || r.from == p) && l.in.moved < nbytes || r.shown && l.out.moved < nbytes {
+		if (r.from == everyone || r.from == p) && l.in.moved < nbytes || r.shown &&
+			l.out.moved < nbytes {
 			return false
 		}
 	}

@@ -18,9 +18,9 @@
 //
 // Small reductions are one-shot: ranks send their operands to each other, and every rank adds them
 // up. In larger ones each rank owns a chunk, gets the operands of that chunk directly from their
-// owners, adds them in the call's association, and sends the result on, segment by segment and while the next
-// segments arrive: as many bytes as a ring, in two steps instead of 2(P-1). All ranks have the
-// same bits, those of package host.
+// owners, adds them in the call's association, and sends the result on, segment by segment and
+// while the next segments arrive: as many bytes as a ring, in two steps instead of 2(P-1). All
+// ranks have the same bits, those of package host.
 //
 // # Waiting
 //

@@ -6,7 +6,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// isOneShot reports whether ranks send each other the whole operand of a reduction, of nbytes bytes.
+// isOneShot reports whether ranks send each other the whole operand of a reduction, of nbytes
+// bytes.
 func isOneShot(c backend.Collective, nbytes, ranks int) bool {
 	switch {
 	case c.Algorithm != backend.Auto:
@@ -26,7 +27,8 @@ func isWhole(nbytes, ranks int) bool { return ranks == 2 || nbytes <= oneShotByt
 // Errors: ErrArgument if there is no such call.
 func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, error) {
 	if !c.Kind.Valid() || !d.Valid() || nbytes < 0 || ranks < 1 {
-		return "", fmt.Errorf("%w: %v of %d bytes of %v among %d ranks: there is no such call", backend.ErrArgument, c, nbytes, d, ranks)
+		return "", fmt.Errorf("%w: %v of %d bytes of %v among %d ranks: there is no such call",
+			backend.ErrArgument, c, nbytes, d, ranks)
 	}
 	call := fmt.Sprintf("%v of %d bytes of %v among %d ranks", c, nbytes, d, ranks)
 	if ranks == 1 {
@@ -37,11 +39,13 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 		return call + ": " + explainReduction(c, nbytes, ranks), nil
 	case backend.ReduceScatter:
 		return call + ": direct, the only algorithm\n" +
-			"  every rank gets the operands of its chunk from all others at once, and adds them in rank order as they arrive\n", nil
+			"  every rank gets the operands of its chunk from all others at once, and adds them " +
+			"in rank order as they arrive\n", nil
 	case backend.Broadcast:
 		return call + ": " + explainBroadcast(nbytes, ranks), nil
 	}
-	return call + ": direct, the only algorithm\n  every rank sends every other one what that one needs, to all at once\n", nil
+	return call + ": direct, the only algorithm\n  every rank sends every other one what that " +
+		"one needs, to all at once\n", nil
 }
 
 func explainReduction(c backend.Collective, nbytes, ranks int) string {
@@ -61,7 +65,8 @@ func explainReduction(c backend.Collective, nbytes, ranks int) string {
 	}
 	return fmt.Sprintf("%s, %s\n"+
 		"  one-shot   up to %d bytes: every rank sends %s its operand, in one step\n"+
-		"  two-shot   above: every rank adds up a chunk, by segments of %d KiB as they arrive, and sends %s the sums\n",
+		"  two-shot   above: every rank adds up a chunk, by segments of %d KiB as they arrive, "+
+		"and sends %s the sums\n",
 		name, why, upTo, to, segmentBytes>>10, to)
 }
 
@@ -75,5 +80,6 @@ func explainBroadcast(nbytes, ranks int) string {
 	}
 	return fmt.Sprintf("%s\n"+
 		"  whole      %s: the root sends every rank everything\n"+
-		"  in parts   else: the root sends every rank a part, which sends it on to the others as it arrives\n", name, upTo)
+		"  in parts   else: the root sends every rank a part, which sends it on to the others as "+
+		"it arrives\n", name, upTo)
 }

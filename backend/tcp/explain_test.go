@@ -26,12 +26,14 @@ func TestExplainSaysWhatRuns(t *testing.T) {
 		{backend.Collective{Kind: backend.ReduceScatter}, 1 << 20, 3, "adds them in rank order"},
 		{backend.Collective{Kind: backend.Broadcast}, oneShotBytes, 3, "whole, by its size"},
 		{backend.Collective{Kind: backend.Broadcast}, oneShotBytes + 4, 3, "in parts, by its size"},
-		{backend.Collective{Kind: backend.Broadcast}, 1 << 20, 2, "whole, because there are two ranks"},
+		{backend.Collective{Kind: backend.Broadcast}, 1 << 20, 2,
+			"whole, because there are two ranks"},
 		{backend.Collective{Kind: backend.AllToAll}, 1 << 20, 3, "direct, the only algorithm"},
 	} {
 		text, err := Explain(test.what, backend.F32, test.nbytes, test.ranks)
 		if err != nil || !strings.Contains(text, test.want) || !strings.HasSuffix(text, "\n") {
-			t.Errorf("%v of %d bytes among %d: %q, %v, want %q", test.what, test.nbytes, test.ranks, text, err, test.want)
+			t.Errorf("%v of %d bytes among %d: %q, %v, want %q", test.what, test.nbytes, test.ranks,
+				text, err, test.want)
 		}
 	}
 	if _, err := Explain(sum, backend.F32, -1, 2); !errors.Is(err, backend.ErrArgument) {

@@ -114,7 +114,9 @@ func socketOf(conn net.Conn) (fd int, err error) {
 		return -1, err
 	}
 	var failed error
-	if err := raw.Control(func(of uintptr) { fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0) }); err != nil {
+	if err := raw.Control(func(of uintptr) {
+		fd, failed = unix.FcntlInt(of, unix.F_DUPFD_CLOEXEC, 0)
+	}); err != nil {
 		return -1, err
 	}
 	if failed != nil {
@@ -130,14 +132,15 @@ func socketOf(conn net.Conn) (fd int, err error) {
 	return fd, nil
 }
 
-// nearby is the round trip up to which two ends are taken to be in one room: a datagram crosses a room
-// in tens of microseconds, and a city in more than a millisecond.
+// nearby is the round trip up to which two ends are taken to be in one room: a datagram crosses a
+// room in tens of microseconds, and a city in more than a millisecond.
 const nearby = time.Millisecond
 
-// unpace takes the congestion control BBR from a connection whose round trip is short. It paces what is sent by
-// the rate that it has seen, which in the bursts of collectives is far from what the link can do: without it
-// calls from 256 KiB on take half of the time (2026-11-23-epyc2-tcp.md). Reno is in every
-// kernel. Any other choice of the administrator's stays.
+// unpace takes the congestion control BBR from a connection whose round trip is short. It paces
+// what is sent by the rate that it has seen, which in the bursts of collectives is far from what
+// the link can do: without it calls from 256 KiB on take half of the time
+// (2026-11-23-epyc2-tcp.md). Reno is in every kernel. Any other choice of the administrator's
+// stays.
 func unpace(fd int, short time.Duration) error {
 	control, err := unix.GetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
 	if err != nil || !strings.HasPrefix(control, "bbr") {
@@ -185,7 +188,8 @@ func (l *link) send() int {
 		}
 		pieces = [][]byte{packed}
 	}
-	n, err := l.transfer(unix.SYS_SENDTO, unix.SYS_SENDMSG, pieces, total, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	n, err := l.transfer(unix.SYS_SENDTO, unix.SYS_SENDMSG, pieces, total,
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 	if err != nil {
 		l.lose(fmt.Errorf("send: %w", err))
 	}
@@ -224,7 +228,8 @@ func (l *link) lose(err error) {
 
 // transfer moves bytes between pieces of memory and the socket by one system call: for one piece
 // or for several. It returns -1 if it would have to wait.
-func (l *link) transfer(one, several uintptr, pieces [][]byte, total int, flags uintptr) (int, error) {
+func (l *link) transfer(one, several uintptr, pieces [][]byte, total int, flags uintptr) (int,
+	error) {
 	call, at, length := one, unsafe.Pointer(unsafe.SliceData(pieces[0])), uintptr(total)
 	if len(pieces) > 1 {
 		for i, piece := range pieces {

@@ -70,7 +70,8 @@ func TestShortPiecesTravelInAnyParts(t *testing.T) {
 
 func TestOnlyLongWaysArePaced(t *testing.T) {
 	l, _ := pair(t)
-	if err := unix.SetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "bbr"); err != nil {
+	if err := unix.SetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION,
+		"bbr"); err != nil {
 		t.Skip("this kernel has no BBR: ", err)
 	}
 	for _, c := range []struct {
@@ -80,8 +81,10 @@ func TestOnlyLongWaysArePaced(t *testing.T) {
 		if err := unpace(l.fd, c.short); err != nil {
 			t.Fatal(err)
 		}
-		if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
-			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s", c.short, how, err, c.want)
+		if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP,
+			unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
+			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s",
+				c.short, how, err, c.want)
 		}
 	}
 }

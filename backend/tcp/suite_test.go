@@ -23,7 +23,8 @@ func (e encrypted) Connect(ctx context.Context, w *rendezvous.World) (backend.Co
 }
 
 func TestEncryptedCommunicator(t *testing.T) {
-	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(encrypted{tcp.New()}), Sizes: []int{2}})
+	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(encrypted{tcp.New()}),
+		Sizes: []int{2}})
 }
 
 // machines has ranks take turns between two machines, as far as this package can tell: their
@@ -36,5 +37,6 @@ func (m machines) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 }
 
 func TestCommunicatorOfTwoMachines(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.New()}), Sizes: []int{2, 3}})
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.New()}),
+		Sizes: []int{2, 3}})
 }

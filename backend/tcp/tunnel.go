@@ -33,7 +33,8 @@ type tunnel struct {
 
 // dig makes a tunnel of a connection, which it owns, and returns the link's socket.
 func dig(conn *tls.Conn) (fd int, t *tunnel, err error) {
-	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	ends, err := unix.Socketpair(unix.AF_UNIX,
+		unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, nil, fmt.Errorf("make a pair of sockets: %w", errors.Join(err, conn.Close()))
 	}

@@ -145,25 +145,30 @@ type closer func() error
 func (c closer) Close() error { return c() }
 
 func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
-	ranks := testranks.New(t, 2, 10*time.Second, func(w *rendezvous.World) (backend.Communicator, error) {
+	ranks := testranks.New(t, 2, 10*time.Second, func(w *rendezvous.World) (backend.Communicator,
+		error) {
 		w.TLS = true
 		return New().Connect(context.Background(), w)
 	})
-	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...) // application data without a seal
-	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.conn.NetConn().Write(record); err != nil {
+	// application data without a seal
+	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...)
+	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.conn.NetConn().
+		Write(record); err != nil {
 		t.Fatal(err)
 	}
 	errs := testranks.Each(2, func(r int) error {
 		operand := make([]float32, 1000)
 		for range 100 { // rank 0 may have all it needs for the first call before rank 1 ends
-			if err := backend.Run(ranks.Ranks[r], backend.Collective{Kind: backend.AllReduce}, backend.Of(operand), backend.Of(operand)); err != nil {
+			if err := backend.Run(ranks.Ranks[r], backend.Collective{Kind: backend.AllReduce},
+				backend.Of(operand), backend.Of(operand)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), "lost its connection to rank") || !strings.Contains(err.Error(), "bad record MAC") {
+		if err == nil || !strings.Contains(err.Error(), "lost its connection to rank") ||
+			!strings.Contains(err.Error(), "bad record MAC") {
 			t.Errorf("rank %d: the error is %v", r, err)
 		}
 	}

@@ -103,9 +103,9 @@ func (e *engine) pause(k *hosted.Call) error {
 	return e.Failure(k)
 }
 
-// late returns the ranks whose headers or operands have not come: they wait for nobody before they send them.
-// If there are none, it returns those with which anything has still to be exchanged, such as a sum, which
-// they may owe because they miss an operand themselves.
+// late returns the ranks whose headers or operands have not come: they wait for nobody before they
+// send them. If there are none, it returns those with which anything has still to be exchanged,
+// such as a sum, which they may owe because they miss an operand themselves.
 func (e *engine) late() (ranks []int, sure bool) {
 	var pending []int
 	for p, l := range e.links {
@@ -132,5 +132,6 @@ func (e *engine) late() (ranks []int, sure bool) {
 // lost reports that this rank has lost its connection to rank p.
 func (e *engine) lost(p int) group.Report {
 	return group.Report{Reason: group.Aborted, Peer: p, Text: fmt.Sprintf(
-		"%s lost its connection to %s: %v", e.Part.Members.Rank(e.Rank()), e.Part.Members.Rank(p), e.links[p].lost)}
+		"%s lost its connection to %s: %v", e.Part.Members.Rank(e.Rank()), e.Part.Members.Rank(p),
+		e.links[p].lost)}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Rank 0 of four waits in a two-shot all-reduce of 64 bytes to each. Who owes it a sum may miss an operand,
-// too, and who owes it an operand waits for nobody.
+// Rank 0 of four waits in a two-shot all-reduce of 64 bytes to each. Who owes it a sum may miss an
+// operand, too, and who owes it an operand waits for nobody.
 func TestLateIsWhoWaitsForNobody(t *testing.T) {
 	const operand = backend.HeaderSize + 64
 	for _, c := range []struct {
@@ -23,7 +23,8 @@ func TestLateIsWhoWaitsForNobody(t *testing.T) {
 		{[]int{operand + 64, operand + 64, operand + 64}, nil, false},
 	} {
 		result := backend.Of(make([]float32, 16))
-		e := engine{links: []*link{nil, {}, {}, {}}, relay: relay{result: result, from: everyone, asked: result.Len()}}
+		e := engine{links: []*link{nil, {}, {}, {}}, relay: relay{result: result, from: everyone,
+			asked: result.Len()}}
 		for i, moved := range c.moved {
 			in := &e.links[i+1].in
 			in.reset(0)
@@ -31,7 +32,8 @@ func TestLateIsWhoWaitsForNobody(t *testing.T) {
 			in.advance(moved)
 		}
 		if late, sure := e.late(); fmt.Sprint(late) != fmt.Sprint(c.late) || sure != c.sure {
-			t.Errorf("of %v bytes: %v are late, for sure: %v; want %v, %v", c.moved, late, sure, c.late, c.sure)
+			t.Errorf("of %v bytes: %v are late, for sure: %v; want %v, %v", c.moved, late, sure,
+				c.late, c.sure)
 		}
 	}
 }

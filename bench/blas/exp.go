@@ -17,8 +17,8 @@ const expElements = 1 << 16
 // expName names the exponential function for -only.
 var expName = fmt.Sprintf("exp_f32/%d/1", expElements)
 
-// compareExp measures the exponential function of f32, as a loop of a plan has it, in turns with that of Gorgonia's tensors,
-// both on one thread. An element counts as one operation.
+// compareExp measures the exponential function of f32, as a loop of a plan has it, in turns with
+// that of Gorgonia's tensors, both on one thread. An element counts as one operation.
 func compareExp(rounds int, budget time.Duration) (result, error) {
 	x, y := make([]float32, expElements), make([]float32, expElements)
 	for i := range x {
@@ -38,7 +38,8 @@ func compareExp(rounds int, budget time.Duration) (result, error) {
 			return err
 		},
 		func() error {
-			return loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)}, backend.Buffer{})
+			return loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)},
+				backend.Buffer{})
 		},
 	}
 	pairs, err := bench.Turns(rounds, func(program int) (map[int]float64, error) {
@@ -51,6 +52,7 @@ func compareExp(rounds int, budget time.Duration) (result, error) {
 	pair := pairs[0]
 	return result{
 		Op: "exp_f32", N: expElements, Threads: 1, Shape: fmt.Sprint(expElements),
-		Gflops: rounded(expElements / pair.Micros[1] / 1e3), PeerGflops: rounded(expElements / pair.Micros[0] / 1e3), Ratio: rounded(1 / pair.Ratio),
+		Gflops: rounded(expElements / pair.Micros[1] / 1e3), PeerGflops: rounded(
+			expElements / pair.Micros[0] / 1e3), Ratio: rounded(1 / pair.Ratio),
 	}, nil
 }

@@ -2,14 +2,14 @@
 //
 //	go run ./bench/blas [-only REGEXP] [-rounds 5] [-time 100ms] [-threads 1,2]
 //
-// It compiles a C program for OpenBLAS (Debian: apt-get install gcc libopenblas-dev). The two run each
-// product in turns, with as many threads on the same cores, and a line is
+// It compiles a C program for OpenBLAS (Debian: apt-get install gcc libopenblas-dev). The two run
+// each product in turns, with as many threads on the same cores, and a line is
 //
 //	{"op":"gemm_f32","n":1024,"threads":2,"shape":"1024x1024x1024","form":"nn","gflops":189.1,"peer_gflops":187.2,"ratio":1.01}
 //
-// A product of M x K by K x N has 2 M N K operations; n is the side of a cube, or M. form says of each
-// operand whether memory holds its transpose. ratio is our speed by OpenBLAS's, the median over the rounds.
-// The last line is of the exponential function, and its peer is Gorgonia.
+// A product of M x K by K x N has 2 M N K operations; n is the side of a cube, or M. form says of
+// each operand whether memory holds its transpose. ratio is our speed by OpenBLAS's, the median
+// over the rounds. The last line is of the exponential function, and its peer is Gorgonia.
 package main
 
 import (
@@ -81,9 +81,13 @@ func products(threads []int) []product {
 				}
 			}
 		}
-		all = append(all, product{"small_f32", "nt", 64, 64, 32, threads}, product{"small_f32", "nn", 64, 32, 64, threads}, product{"small_f32", "tn", 64, 32, 64, threads})
+		all = append(all, product{"small_f32", "nt", 64, 64, 32, threads},
+			product{"small_f32", "nn", 64, 32, 64, threads}, product{"small_f32", "tn", 64, 32, 64,
+				threads})
 		for _, n := range []int{128, 512} {
-			all = append(all, product{"layer_f32", "nn", 768, n, 128, threads}, product{"layer_f32", "nt", 768, 128, n, threads}, product{"layer_f32", "tn", n, 128, 768, threads})
+			all = append(all, product{"layer_f32", "nn", 768, n, 128, threads},
+				product{"layer_f32", "nt", 768, 128, n, threads}, product{"layer_f32", "tn", n, 128,
+					768, threads})
 		}
 	}
 	return all
@@ -95,9 +99,11 @@ func (p product) String() string {
 
 func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	flags := flag.NewFlagSet("blas", flag.ContinueOnError)
-	only := flags.String("only", "", "measure products whose name matches, as in gemm_f32/nn/256x256x256/2")
+	only := flags.String("only", "", "measure products whose name matches, as in "+
+		"gemm_f32/nn/256x256x256/2")
 	rounds := flags.Int("rounds", 5, "how often each program runs a product")
-	budget := flags.Duration("time", 100*time.Millisecond, "how long the calls of a round should take")
+	budget := flags.Duration("time", 100*time.Millisecond,
+		"how long the calls of a round should take")
 	list := flags.String("threads", "1,2", "numbers of threads")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -151,7 +157,8 @@ func numbers(list string) ([]int, error) {
 }
 
 // compare measures a product in turns. Go has as many threads as OpenBLAS.
-func (p product) compare(ctx context.Context, peer *peers.OpenBLAS, rounds int, budget time.Duration) (result, error) {
+func (p product) compare(ctx context.Context, peer *peers.OpenBLAS, rounds int,
+	budget time.Duration) (result, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(p.threads))
 	host := kernels.Host{Workers: workers.New(p.threads)}
 	defer host.Workers.Close()
@@ -173,8 +180,10 @@ func (p product) compare(ctx context.Context, peer *peers.OpenBLAS, rounds int, 
 	flops := 2 * float64(p.m) * float64(p.n) * float64(p.k) / 1e3 // by microseconds: 1e9 a second
 	pair := pairs[0]
 	return result{
-		Op: p.op, N: p.m, Threads: p.threads, Shape: fmt.Sprintf("%dx%dx%d", p.m, p.n, p.k), Form: p.form,
-		Gflops: rounded(flops / pair.Micros[1]), PeerGflops: rounded(flops / pair.Micros[0]), Ratio: rounded(1 / pair.Ratio),
+		Op: p.op, N: p.m, Threads: p.threads, Shape: fmt.Sprintf("%dx%dx%d", p.m, p.n, p.k),
+		Form:   p.form,
+		Gflops: rounded(flops / pair.Micros[1]), PeerGflops: rounded(flops / pair.Micros[0]),
+		Ratio: rounded(1 / pair.Ratio),
 	}, nil
 }
 
@@ -202,12 +211,13 @@ func (p product) operands(dtype string) kernels.Product {
 	}
 	return kernels.Product{
 		M: p.m, N: p.n, K: p.k, Alpha: 1,
-		A: matrix(p.m, p.k, p.form[0] == 't'), B: matrix(p.k, p.n, p.form[1] == 't'), C: matrix(p.m, p.n, false),
+		A: matrix(p.m, p.k, p.form[0] == 't'), B: matrix(p.k, p.n, p.form[1] == 't'), C: matrix(
+			p.m, p.n, false),
 	}
 }
 
-// median returns the microseconds of a call: two come before those that are timed for about so long,
-// and at least three.
+// median returns the microseconds of a call: two come before those that are timed for about so
+// long, and at least three.
 func median(budget time.Duration, call func() error) (float64, error) {
 	var micros []float64
 	var begin time.Time

@@ -12,11 +12,14 @@ func TestProductsAreCompared(t *testing.T) {
 		t.Skip("needs cc")
 	}
 	var out strings.Builder
-	err := run(t.Context(), &out, []string{"-only", "^layer_f32/tn/128", "-rounds", "1", "-time", "1ms", "-threads", "1"})
+	err := run(t.Context(), &out, []string{"-only", "^layer_f32/tn/128", "-rounds", "1", "-time",
+		"1ms", "-threads", "1"})
 	if err != nil && strings.Contains(err.Error(), "libopenblas-dev") {
 		t.Skip("needs OpenBLAS")
 	}
-	if err != nil || !strings.HasPrefix(out.String(), `{"op":"layer_f32","n":128,"threads":1,"shape":"128x128x768","form":"tn","gflops":`) {
+	if err != nil ||
+		!strings.HasPrefix(out.String(),
+			`{"op":"layer_f32","n":128,"threads":1,"shape":"128x128x768","form":"tn","gflops":`) {
 		t.Errorf("%v, %s", err, out.String())
 	}
 }

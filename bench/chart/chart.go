@@ -62,7 +62,9 @@ func Save(file string, charts ...Chart) (err error) {
 	whole := draw.New(outlined{canvas})
 	for i, c := range charts {
 		top := whole.Max.Y - height*vg.Length(i)
-		if err := c.draw(draw.Canvas{Canvas: whole.Canvas, Rectangle: vg.Rectangle{Min: vg.Point{Y: top - height}, Max: vg.Point{X: width, Y: top}}}); err != nil {
+		if err := c.draw(draw.Canvas{Canvas: whole.Canvas,
+			Rectangle: vg.Rectangle{Min: vg.Point{Y: top - height},
+				Max: vg.Point{X: width, Y: top}}}); err != nil {
 			return fmt.Errorf("chart %s: %w", file, err)
 		}
 	}
@@ -81,7 +83,8 @@ func (p Chart) draw(c draw.Canvas) error {
 	chart.Title.Padding = vg.Points(8)
 	chart.X.Padding, chart.Y.Padding = vg.Points(4), vg.Points(4)
 	chart.X.Label.Padding, chart.Y.Label.Padding = vg.Points(6), vg.Points(6)
-	legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth = true, true, vg.Points(4), vg.Points(36)
+	legend.Top, legend.Left, legend.Padding, legend.ThumbnailWidth = true, true, vg.Points(4),
+		vg.Points(36)
 	for _, style := range []*font.Font{
 		&chart.Title.TextStyle.Font, &chart.X.Label.TextStyle.Font, &chart.Y.Label.TextStyle.Font,
 		&chart.X.Tick.Label.Font, &chart.Y.Tick.Label.Font, &legend.TextStyle.Font,
@@ -174,12 +177,15 @@ func (text logTicks) Ticks(low, high float64) (ticks []plot.Tick) {
 			break
 		}
 	}
-	return slices.DeleteFunc(ticks, func(t plot.Tick) bool { return t.Value < low || t.Value > high })
+	return slices.DeleteFunc(ticks, func(t plot.Tick) bool {
+		return t.Value < low || t.Value > high
+	})
 }
 
 // eachDigit calls f for 1 to 9 times each power of ten around a range.
 func eachDigit(low, high float64, f func(at float64, digit int)) {
-	for exponent := math.Floor(math.Log10(low)) - 1; exponent <= math.Ceil(math.Log10(high)); exponent++ {
+	for exponent := math.Floor(math.Log10(low)) - 1; exponent <= math.Ceil(
+		math.Log10(high)); exponent++ {
 		for digit := 1; digit <= 9; digit++ {
 			f(float64(digit)*math.Pow(10, exponent), digit)
 		}

@@ -48,14 +48,16 @@ func TestFoundPicturesAreCutOrEmpty(t *testing.T) {
 		}
 		written, after := drawn(t, p)
 		if least := curves * len(points); after-before < least {
-			t.Errorf("%s: %d curves add %d marks, want %d or more", name, curves, after-before, least)
+			t.Errorf("%s: %d curves add %d marks, want %d or more", name, curves, after-before,
+				least)
 		}
 		var bytes, losses int
 		for _, w := range written {
 			face := font.DefaultCache.Lookup(w.Font, w.Font.Size)
 			switch end := w.Point.X + face.Width(w.String); {
 			case end > width || w.Point.X < 0 && w.String != p.Y:
-				t.Errorf("%s: %q is from %v to %v in a picture of %v", name, w.String, w.Point.X, end, width)
+				t.Errorf("%s: %q is from %v to %v in a picture of %v", name, w.String, w.Point.X,
+					end, width)
 			case strings.HasSuffix(w.String, "B"):
 				bytes++
 			case strings.Trim(w.String, "0123456789.e-") == "":
@@ -63,7 +65,8 @@ func TestFoundPicturesAreCutOrEmpty(t *testing.T) {
 			}
 		}
 		if bytes < 2 || losses < 2 {
-			t.Errorf("%s: %d and %d labels on the axes, want two or more on each", name, bytes, losses)
+			t.Errorf("%s: %d and %d labels on the axes, want two or more on each", name, bytes,
+				losses)
 		}
 	}
 }
@@ -90,7 +93,8 @@ func TestAxesHaveLabelsThatReadWell(t *testing.T) {
 }
 
 func TestChartsStandBelowEachOther(t *testing.T) {
-	c := Chart{Title: "one", X: "bytes", Y: "time", XText: Bytes, YText: Micros, Curves: []Curve{{"a", plotter.XYs{{X: 1, Y: 1}, {X: 1e6, Y: 2e6}}}}}
+	c := Chart{Title: "one", X: "bytes", Y: "time", XText: Bytes, YText: Micros,
+		Curves: []Curve{{"a", plotter.XYs{{X: 1, Y: 1}, {X: 1e6, Y: 2e6}}}}}
 	for _, name := range []string{"charts.svg", "charts.png"} {
 		file := filepath.Join(t.TempDir(), name)
 		if err := Save(file, c, c); err != nil {
@@ -106,7 +110,8 @@ func TestChartsStandBelowEachOther(t *testing.T) {
 }
 
 func TestTimesHaveUnits(t *testing.T) {
-	for micros, want := range map[float64]string{0.5: "0.5 us", 20: "20 us", 1e3: "1 ms", 2e6: "2 s"} {
+	for micros, want := range map[float64]string{0.5: "0.5 us", 20: "20 us", 1e3: "1 ms",
+		2e6: "2 s"} {
 		if got := Micros(micros); got != want {
 			t.Errorf("%v us: %q, want %q", micros, got, want)
 		}

@@ -31,16 +31,20 @@ func BuildOpenBLAS(ctx context.Context) (*OpenBLAS, error) {
 	if err := os.WriteFile(source, openBLAS, 0o600); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
-	if said, err := exec.CommandContext(ctx, "cc", "-O2", "-o", o.program, source, "-lopenblas").CombinedOutput(); err != nil {
-		return nil, errors.Join(fmt.Errorf("cc -lopenblas: %w: install a C compiler and OpenBLAS (Debian: apt-get install gcc libopenblas-dev)\n%s", err, said), o.Close())
+	if said, err := exec.CommandContext(ctx, "cc", "-O2", "-o", o.program, source, "-lopenblas").
+		CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("cc -lopenblas: %w: install a C compiler and OpenBLAS "+
+			"(Debian: apt-get install gcc libopenblas-dev)\n%s", err, said), o.Close())
 	}
 	return o, nil
 }
 
 // Gemm returns the microseconds of a product: the median of calls that take about so long together.
 // form says of each operand whether it is transposed, as in "nt".
-func (o *OpenBLAS) Gemm(ctx context.Context, threads int, dtype, form string, m, n, k int, budget time.Duration) (float64, error) {
-	cmd := exec.CommandContext(ctx, o.program, dtype, form, fmt.Sprint(m), fmt.Sprint(n), fmt.Sprint(k), fmt.Sprint(budget.Seconds()))
+func (o *OpenBLAS) Gemm(ctx context.Context, threads int, dtype, form string, m, n, k int,
+	budget time.Duration) (float64, error) {
+	cmd := exec.CommandContext(ctx, o.program, dtype, form, fmt.Sprint(m), fmt.Sprint(n),
+		fmt.Sprint(k), fmt.Sprint(budget.Seconds()))
 	cmd.Env = append(os.Environ(), fmt.Sprintf("OPENBLAS_NUM_THREADS=%d", threads))
 	var said bytes.Buffer
 	cmd.Stderr = &said

@@ -6,8 +6,8 @@
 //	OPENBLAS_NUM_THREADS=2 ./openblas_gemm f32 nt 768 512 128 0.1
 //
 // Arguments: f32 or f64; n or t for each operand, whether it is transposed in memory; M, N and K of
-// row-major matrices; and the seconds that the timed calls should take. Two calls come before, and at
-// least three are timed. It prints the median of a call in microseconds.
+// row-major matrices; and the seconds that the timed calls should take. Two calls come before, and
+// at least three are timed. It prints the median of a call in microseconds.
 
 #include <cblas.h>
 #include <stdio.h>
@@ -46,11 +46,13 @@ int main(int argc, char **argv) {
 		return 2;
 	}
 	int is_f64 = !strcmp(argv[1], "f64");
-	enum CBLAS_TRANSPOSE ta = argv[2][0] == 't' ? CblasTrans : CblasNoTrans, tb = argv[2][1] == 't' ? CblasTrans : CblasNoTrans;
+	enum CBLAS_TRANSPOSE ta = argv[2][0] == 't' ? CblasTrans : CblasNoTrans,
+						 tb = argv[2][1] == 't' ? CblasTrans : CblasNoTrans;
 	int m = atoi(argv[3]), n = atoi(argv[4]), k = atoi(argv[5]);
 	double budget = atof(argv[6]);
 	int lda = ta == CblasTrans ? m : k, ldb = tb == CblasTrans ? k : n;
-	void *a = matrix(is_f64, (size_t)m * k), *b = matrix(is_f64, (size_t)k * n), *c = matrix(is_f64, (size_t)m * n);
+	void *a = matrix(is_f64, (size_t)m * k), *b = matrix(is_f64, (size_t)k * n),
+		 *c = matrix(is_f64, (size_t)m * n);
 	double *times = malloc(max_calls * sizeof *times), begin = 0;
 	int calls = 0;
 	for (int i = -2; i < 3 || (calls < max_calls && seconds() - begin < budget); i++) {

@@ -7,11 +7,11 @@
 //
 // Arguments: the first and the largest size in bytes, how many times each is
 // the one before (2), the seconds that the timed calls of a size should
-// take (0.3), and the collective (allreduce). Sums of f32, source and destination apart. The method is that of the
-// Go package bench: ten calls to choose how many to time, a fifth of that number
-// to warm up further, then calls back to back; p50 and p99 over the calls of
-// rank 0 by the nearest-rank rule, the mean of the slowest rank, bandwidth from
-// the mean; the result of the last call is compared element by element.
+// take (0.3), and the collective (allreduce). Sums of f32, source and destination apart. The method
+// is that of the Go package bench: ten calls to choose how many to time, a fifth of that number to
+// warm up further, then calls back to back; p50 and p99 over the calls of rank 0 by the
+// nearest-rank rule, the mean of the slowest rank, bandwidth from the mean; the result of the last
+// call is compared element by element.
 
 #include <mpi.h>
 #include <stdio.h>
@@ -21,7 +21,8 @@
 enum { probes = 5, min_iters = 20, max_iters = 20000, period = 997 };
 static double budget = 0.3; // seconds for the timed calls of a size
 
-static const char *const names[] = {"allreduce", "reducescatter", "allgather", "alltoall", "broadcast"};
+static const char *const names[] = {"allreduce", "reducescatter", "allgather", "alltoall",
+	"broadcast"};
 enum { allreduce, reducescatter, allgather, alltoall, broadcast, kinds };
 static int kind, rank, ranks;
 
@@ -110,7 +111,8 @@ static void first_word(char *out, size_t size, const char *text) {
 }
 
 static long measure(long bytes, const float *src, float *dst, double *times, const char *version) {
-	int count = (int)(bytes / (long)sizeof(float)), per = kind == allreduce || kind == broadcast ? 1 : ranks;
+	int count = (int)(bytes / (long)sizeof(float)),
+		per = kind == allreduce || kind == broadcast ? 1 : ranks;
 	count = count < per ? per : count / per * per;
 	double factor = kind == broadcast ? 1 : (kind == allreduce ? 2.0 : 1.0) * (ranks - 1) / ranks;
 	repeat(src, dst, count, times, probes);
@@ -125,12 +127,15 @@ static long measure(long bytes, const float *src, float *dst, double *times, con
 	qsort(times, (size_t)iters, sizeof *times, compare);
 	if (rank == 0) {
 		double algbw = (double)count * sizeof(float) / slowest / 1e9;
-		printf("{\"collective\":\"%s\",\"backend\":\"openmpi\",\"ranks\":%d,\"dtype\":\"f32\",\"bytes\":%ld,"
-		       "\"p50_us\":%.4f,\"p99_us\":%.4f,\"algbw_gbps\":%.4f,\"busbw_gbps\":%.4f,\"wrong\":%ld,"
-		       "\"op\":\"sum\",\"mean_us\":%.4f,\"iters\":%d,\"algorithm\":\"auto\","
-		       "\"alloc\":false,\"inplace\":false,\"inproc\":false,\"version\":\"%s\"}\n",
-		       names[kind], ranks, (long)count * (long)sizeof(float), quantile(times, iters, 50) * 1e6, quantile(times, iters, 99) * 1e6,
-		       algbw, algbw * factor, wrong, slowest * 1e6, iters, version);
+		printf(
+			"{\"collective\":\"%s\",\"backend\":\"openmpi\",\"ranks\":%d,\"dtype\":\"f32\","
+			"\"bytes\":%ld,"
+			"\"p50_us\":%.4f,\"p99_us\":%.4f,\"algbw_gbps\":%.4f,\"busbw_gbps\":%.4f,\"wrong\":%ld,"
+			"\"op\":\"sum\",\"mean_us\":%.4f,\"iters\":%d,\"algorithm\":\"auto\","
+			"\"alloc\":false,\"inplace\":false,\"inproc\":false,\"version\":\"%s\"}\n",
+			names[kind], ranks, (long)count * (long)sizeof(float), quantile(times, iters, 50) * 1e6,
+			quantile(times, iters, 99) * 1e6, algbw, algbw * factor, wrong, slowest * 1e6, iters,
+			version);
 		fflush(stdout);
 	}
 	return wrong;
@@ -144,14 +149,18 @@ int main(int argc, char **argv) {
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 	MPI_Get_library_version(library, &length);
 	first_word(version, sizeof version, library);
-	long min = argc > 1 ? atol(argv[1]) : 1024, max = argc > 2 ? atol(argv[2]) : 64 << 20, wrong = 0;
+	long min = argc > 1 ? atol(argv[1]) : 1024, max = argc > 2 ? atol(argv[2]) : 64 << 20,
+		 wrong = 0;
 	long factor = argc > 3 ? atol(argv[3]) : 2;
 	budget = argc > 4 ? atof(argv[4]) : budget;
-	for (kind = argc > 5 ? 0 : allreduce; argc > 5 && kind < kinds && strcmp(names[kind], argv[5]); kind++)
-		;
+	for (kind = argc > 5 ? 0 : allreduce; argc > 5 && kind < kinds && strcmp(names[kind], argv[5]);
+		kind++);
 	if (min < (long)sizeof(float) || max < min || factor < 2 || budget <= 0 || kind == kinds) {
 		if (rank == 0)
-			fprintf(stderr, "usage: %s [MIN [MAX [FACTOR [SECONDS [COLLECTIVE]]]]]: sizes in bytes, 4 <= MIN <= MAX, FACTOR >= 2\n", argv[0]);
+			fprintf(stderr,
+				"usage: %s [MIN [MAX [FACTOR [SECONDS [COLLECTIVE]]]]]: sizes in bytes, 4 <= MIN "
+				"<= MAX, FACTOR >= 2\n",
+				argv[0]);
 		MPI_Finalize();
 		return 2;
 	}

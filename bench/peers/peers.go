@@ -45,18 +45,23 @@ type Program struct {
 // built. It measures sums of f32 among ranks of this machine by the sizes and the time of c; with
 // sockets, Open MPI uses TCP instead of shared memory, as Gloo does anyway. Close removes the
 // program.
-func Prepare(ctx context.Context, name string, ranks int, c bench.Config, sockets bool) (*Program, error) {
+func Prepare(ctx context.Context, name string, ranks int, c bench.Config, sockets bool) (*Program,
+	error) {
 	switch {
 	case !slices.Contains(names(), name):
 		return nil, fmt.Errorf("no peer %q: use one of %s", name, strings.Join(names(), ", "))
 	case c.Collective.Op.String() != "sum" || c.DType.String() != "f32":
-		return nil, fmt.Errorf("peers are measured by sums of f32, not by %v of %v", c.Collective, c.DType)
+		return nil, fmt.Errorf("peers are measured by sums of f32, not by %v of %v", c.Collective,
+			c.DType)
 	case !slices.Contains(kinds(name), c.Collective.Kind.String()) || c.Collective.Root != 0:
-		return nil, fmt.Errorf("peer %s is measured by %s, from root 0, and not by %v", name, strings.Join(kinds(name), ", "), c.Collective)
+		return nil, fmt.Errorf("peer %s is measured by %s, from root 0, and not by %v", name,
+			strings.Join(kinds(name), ", "), c.Collective)
 	case c.Min < 4 || c.Iters != 0 || c.Alloc:
-		return nil, errors.New("peers are measured from 4 bytes on, for a time and not for a number of calls, and in memory like any other")
+		return nil, errors.New("peers are measured from 4 bytes on, for a time and not for a " +
+			"number of calls, and in memory like any other")
 	case c.InPlace != (name == "gloo"):
-		return nil, errors.New("peer gloo adds up in place, and openmpi between two buffers: Euryale must do the same")
+		return nil, errors.New("peer gloo adds up in place, and openmpi between two buffers: " +
+			"Euryale must do the same")
 	}
 	dir, err := os.MkdirTemp("", "euryale-peer-")
 	if err != nil {
@@ -77,7 +82,8 @@ func Prepare(ctx context.Context, name string, ranks int, c bench.Config, socket
 func (p *Program) gloo(ranks int, c bench.Config) error {
 	script := filepath.Join(p.dir, "gloo_allreduce.py")
 	p.args = []string{
-		"python3", script, "-n", fmt.Sprint(ranks), "--min", fmt.Sprint(int(c.Min)), "--max", fmt.Sprint(int(c.Max)),
+		"python3", script, "-n", fmt.Sprint(ranks), "--min", fmt.Sprint(int(c.Min)), "--max",
+		fmt.Sprint(int(c.Max)),
 		"--factor", fmt.Sprint(c.Factor), "--time", fmt.Sprint(c.Budget.Seconds()),
 	}
 	return os.WriteFile(script, gloo, 0o600)
@@ -88,7 +94,8 @@ func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, socket
 	if err := os.WriteFile(source, openMPI, 0o600); err != nil {
 		return err
 	}
-	if said, err := exec.CommandContext(ctx, "mpicc", "-O2", "-o", program, source).CombinedOutput(); err != nil {
+	if said, err := exec.CommandContext(ctx, "mpicc", "-O2", "-o", program, source).
+		CombinedOutput(); err != nil {
 		return fmt.Errorf("mpicc: %w\n%s", err, said)
 	}
 	p.args = []string{"mpirun", "-n", fmt.Sprint(ranks)}
@@ -101,7 +108,8 @@ func (p *Program) openMPI(ctx context.Context, ranks int, c bench.Config, socket
 	if sockets {
 		p.args = append(p.args, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
 	}
-	p.args = append(p.args, program, fmt.Sprint(int(c.Min)), fmt.Sprint(int(c.Max)), fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()), c.Collective.Kind.String())
+	p.args = append(p.args, program, fmt.Sprint(int(c.Min)), fmt.Sprint(int(c.Max)),
+		fmt.Sprint(c.Factor), fmt.Sprint(c.Budget.Seconds()), c.Collective.Kind.String())
 	return nil
 }
 

@@ -15,12 +15,15 @@ const deviation = 0.02
 // loss predicts random tokens.
 func (t transformer) loss(b *builder) *gorgonia.Node {
 	rows := t.batch * t.context
-	tokens, positions := b.learn(deviation, t.vocabulary, t.width), b.learn(deviation, t.context, t.width)
+	tokens, positions := b.learn(deviation, t.vocabulary, t.width), b.learn(deviation, t.context,
+		t.width)
 	indices := b.below(t.vocabulary, rows)
 	x := b.apply(func() (*gorgonia.Node, error) { return nn.Embedding(tokens, indices) })
 	x = b.reshape(x, t.batch, t.context, t.width)
 	p := b.reshape(positions, 1, t.context, t.width)
-	x = b.apply(func() (*gorgonia.Node, error) { return gorgonia.BroadcastAdd(x, p, nil, []byte{0}) })
+	x = b.apply(func() (*gorgonia.Node, error) {
+		return gorgonia.BroadcastAdd(x, p, nil, []byte{0})
+	})
 	x = b.reshape(x, rows, t.width)
 	for range t.layers {
 		x = t.block(b, x)
@@ -48,11 +51,15 @@ func (t transformer) norm(b *builder, x *gorgonia.Node) *gorgonia.Node {
 // attention is causal, of queries, keys and values side by side.
 func (t transformer) attention(b *builder, qkv *gorgonia.Node) *gorgonia.Node {
 	heads := func(k int) *gorgonia.Node {
-		y := b.apply(func() (*gorgonia.Node, error) { return nn.Slice(1, k*t.width, (k+1)*t.width, 1, qkv) })
+		y := b.apply(func() (*gorgonia.Node, error) {
+			return nn.Slice(1, k*t.width, (k+1)*t.width, 1, qkv)
+		})
 		return b.transpose(b.reshape(y, t.batch, t.context, t.heads, t.width/t.heads), 0, 2, 1, 3)
 	}
 	q, k, v := heads(0), heads(1), heads(2)
-	y := b.apply(func() (*gorgonia.Node, error) { return nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}) })
+	y := b.apply(func() (*gorgonia.Node, error) {
+		return nn.Attention(q, k, v, nn.AttentionOptions{Causal: true})
+	})
 	return b.reshape(b.transpose(y, 0, 2, 1, 3), t.batch*t.context, t.width)
 }
 

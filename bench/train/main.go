@@ -1,24 +1,25 @@
-// Command train measures training steps of package vm, beside PyTorch's of bench/peers/train_torch.py:
+// Command train measures training steps of package vm, beside PyTorch's of
+// bench/peers/train_torch.py:
 //
 //	go run -tags gpu ./bench/train --models mlp,mlp-large --precisions f32,tf32 > plan.jsonl
 //
-// It trains each model on random data, with the solver in the plan, and writes one JSON line for each model and
-// precision, with the keys of train_torch.py and the counts of the plan:
+// It trains each model on random data, with the solver in the plan, and writes one JSON line for
+// each model and precision, with the keys of train_torch.py and the counts of the plan:
 //
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,"peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
 //
-// With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the median of
-// --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that was in
-// use on the device, and driver_mib what the driver says is in use at the end, context and libraries
-// included. --profile prints the ten steps of the plan that took longest when they ran one by one, and
-// the ten operations.
+// With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the
+// median of --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that
+// was in use on the device, and driver_mib what the driver says is in use at the end, context and
+// libraries included. --profile prints the ten steps of the plan that took longest when they ran
+// one by one, and the ten operations.
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
 //
-// On the host, --peer takes turns with another program, a round each, and writes the medians of both and of
-// the ratios of rounds: with PyTorch, run by the Python that is named, or with Gorgonia's tape machine on the
-// same graph, whose steps end with the same solver:
+// On the host, --peer takes turns with another program, a round each, and writes the medians of
+// both and of the ratios of rounds: with PyTorch, run by the Python that is named, or with
+// Gorgonia's tape machine on the same graph, whose steps end with the same solver:
 //
 //	go run ./bench/train --device cpu --models mlp,nanogpt --peer bench/peers/train_torch.py --python python3
 //	go run ./bench/train --device cpu --models convnet --peer gorgonia
@@ -74,24 +75,28 @@ type options struct {
 	ranks      int
 	rounds     int
 	profile    bool
-	peer       string // another program to take turns with: "", gorgonia, or the path of train_torch.py
-	python     string // what runs that
-	saveDir    string // where checkpoints are written, "" for none
-	saveEvery  int    // steps
+	// another program to take turns with: "", gorgonia, or the path of train_torch.py
+	peer      string
+	python    string // what runs that
+	saveDir   string // where checkpoints are written, "" for none
+	saveEvery int    // steps
 }
 
 func parse(args []string) (options, error) {
 	var o options
 	f := flag.NewFlagSet("train", flag.ContinueOnError)
 	list := f.String("models", strings.Join(names(), ","), "what to train")
-	precisions := f.String("precisions", "", "some of f32, tf32, bf16; empty for those of train_torch.py")
+	precisions := f.String("precisions", "", "some of f32, tf32, bf16; empty for those of "+
+		"train_torch.py")
 	f.StringVar(&o.device, "device", "gpu", "gpu or cpu")
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
-	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path of train_torch.py")
+	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
+		"of train_torch.py")
 	f.StringVar(&o.python, "python", "python3", "what runs train_torch.py")
-	f.StringVar(&o.saveDir, "save-async", "", "directory to write checkpoints to, and to measure what they cost")
+	f.StringVar(&o.saveDir, "save-async", "", "directory to write checkpoints to, and to measure "+
+		"what they cost")
 	f.IntVar(&o.saveEvery, "save-every", 20, "steps from one checkpoint to the next")
 	if err := f.Parse(args); err != nil {
 		return o, err
@@ -99,7 +104,8 @@ func parse(args []string) (options, error) {
 	o.models = strings.Split(*list, ",")
 	for _, name := range o.models {
 		if _, ok := models[name]; !ok {
-			return o, fmt.Errorf("--models: no model %q: there are %s", name, strings.Join(names(), ", "))
+			return o, fmt.Errorf("--models: no model %q: there are %s", name,
+				strings.Join(names(), ", "))
 		}
 	}
 	for _, name := range strings.FieldsFunc(*precisions, func(r rune) bool { return r == ',' }) {
@@ -109,8 +115,10 @@ func parse(args []string) (options, error) {
 		}
 		o.precisions = append(o.precisions, p)
 	}
-	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || min(o.rounds, o.saveEvery) < 1 || f.NArg() > 0 {
-		return o, errors.New("want --device gpu or cpu, -n, --rounds and --save-every 1 or more, and no other arguments")
+	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || min(o.rounds, o.saveEvery) < 1 ||
+		f.NArg() > 0 {
+		return o, errors.New("want --device gpu or cpu, -n, --rounds and --save-every 1 or more, " +
+			"and no other arguments")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -199,20 +207,23 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 		backends = append(backends, host.New())
 	}
 	times := make([][]float64, o.ranks)
-	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator, build sync.Locker) error {
+	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
+		build sync.Locker) error {
 		on := rank{comm: comm, build: build}
 		if o.device == "gpu" {
 			if on.device = comm.Device(); on.device.Name() == "host" {
-				return fmt.Errorf("backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
+				return fmt.Errorf("backend %s has no GPU: see euryale doctor",
+					comm.Capabilities().Backend)
 			}
 		}
 		return o.train(w, r, m, p, on, peer, times)
 	}, backends...)
 }
 
-// train measures on one rank, and notes the times of its rounds. Rank 0 takes turns with a peer, and writes the
-// slowest rank's.
-func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer, times [][]float64) (err error) {
+// train measures on one rank, and notes the times of its rounds. Rank 0 takes turns with a peer,
+// and writes the slowest rank's.
+func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer,
+	times [][]float64) (err error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	me := 0
 	if on.comm != nil {
@@ -223,7 +234,8 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	if err != nil {
 		return err
 	}
-	machine, err := vm.New(b.graph, on.device, append(options, vm.WithSolver(m.solver(), b.learnables...))...)
+	machine, err := vm.New(b.graph, on.device,
+		append(options, vm.WithSolver(m.solver(), b.learnables...))...)
 	if err != nil {
 		return err
 	}
@@ -245,7 +257,8 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	ours = slowestOf(times)
 	on.build.Unlock()
 	if r.Loss = math.Round(value(loss)*1e4) / 1e4; peer != nil {
-		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))), medianRatio(ours, theirs)
+		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))),
+			medianRatio(ours, theirs)
 	}
 	r.StepUS = round1(bench.Median(ours))
 	if err := r.count(machine.Plan().String()); err != nil {
@@ -286,7 +299,8 @@ func (r *result) count(plan string) error {
 	plan = strings.TrimSpace(plan)
 	last := plan[strings.LastIndexByte(plan, '\n')+1:]
 	var steps, loops int
-	if _, err := fmt.Sscanf(last, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d", &steps, &loops, &r.Fused, &r.Arena, &r.HostOps); err != nil {
+	if _, err := fmt.Sscanf(last, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d", &steps,
+		&loops, &r.Fused, &r.Arena, &r.HostOps); err != nil {
 		return fmt.Errorf("the counts of the plan in %q: %w", last, err)
 	}
 	return nil
@@ -367,7 +381,8 @@ func memory(device backend.Device) (peak, driver int, err error) {
 // How many steps and operations profile prints.
 const slowest, operations = 10, 25
 
-// profiled prints the slowest steps of a plan, and the sum of all, if that is wanted. All ranks call it.
+// profiled prints the slowest steps of a plan, and the sum of all, if that is wanted. All ranks
+// call it.
 func (o options) profiled(w io.Writer, m *vm.Machine) error {
 	if !o.profile {
 		return nil
@@ -393,7 +408,8 @@ func (o options) profiled(w io.Writer, m *vm.Machine) error {
 
 // cost is the time of a step, its bytes, and how many of them it moves in a second.
 func cost(t vm.StepTime) string {
-	return fmt.Sprintf("%8.1f us %8.1f MB %5.0f GB/s", micros(t.Time), float64(t.Bytes)/1e6, float64(t.Bytes)/max(float64(t.Time.Nanoseconds()), 1))
+	return fmt.Sprintf("%8.1f us %8.1f MB %5.0f GB/s", micros(t.Time), float64(t.Bytes)/1e6,
+		float64(t.Bytes)/max(float64(t.Time.Nanoseconds()), 1))
 }
 
 // longest returns the n steps that took longest.
@@ -412,7 +428,8 @@ func byOperation(times []vm.StepTime) []vm.StepTime {
 	}
 	var all []vm.StepTime
 	for _, op := range slices.Sorted(maps.Keys(sum)) {
-		all = append(all, vm.StepTime{Op: op, Node: fmt.Sprint(number[op], " x"), Time: sum[op].Time, Bytes: sum[op].Bytes})
+		all = append(all, vm.StepTime{Op: op, Node: fmt.Sprint(number[op], " x"),
+			Time: sum[op].Time, Bytes: sum[op].Bytes})
 	}
 	return all
 }

@@ -19,7 +19,8 @@ func TestModelsAreMeasured(t *testing.T) {
 
 func measured(t *testing.T, ranks int) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp", "--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
+	if err := run(&out, []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp",
+		"--precisions", "f32,bf16", "--rounds", "1", "--profile"}); err != nil {
 		t.Fatal(err)
 	}
 	var results []result
@@ -43,11 +44,14 @@ func measured(t *testing.T, ranks int) {
 		}
 		results = append(results, r)
 	}
-	if len(results) != 2 || heads != 2*2 || want < 2*2 || profiled < want || profiled > 2*(slowest+operations) {
-		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), heads+profiled, out.String())
+	if len(results) != 2 || heads != 2*2 || want < 2*2 || profiled < want ||
+		profiled > 2*(slowest+operations) {
+		t.Fatalf("%d results and %d lines of profiles in\n%s", len(results), heads+profiled,
+			out.String())
 	}
 	for i, precision := range []string{"f32", "bf16"} {
-		if r := results[i]; r.Model != "mlp" || r.Ranks != ranks || r.Precision != precision || r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
+		if r := results[i]; r.Model != "mlp" || r.Ranks != ranks || r.Precision != precision ||
+			r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
 			t.Errorf("result %d is %+v", i, r)
 		}
 	}
@@ -60,7 +64,8 @@ func measured(t *testing.T, ranks int) {
 func TestCheckpointsAreMeasured(t *testing.T) {
 	for ranks := 1; ranks <= 2; ranks++ {
 		var out strings.Builder
-		args := []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp", "--rounds", "1",
+		args := []string{"--device", "cpu", "-n", fmt.Sprint(ranks), "--models", "mlp",
+			"--rounds", "1",
 			"--save-every", "2", "--save-async", t.TempDir()}
 		if err := run(&out, args); err != nil {
 			t.Fatal(err)
@@ -78,7 +83,8 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 // A peer takes turns; the ratio is the ratio of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder
-	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--peer", "gorgonia"}); err != nil {
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "2", "--peer",
+		"gorgonia"}); err != nil {
 		t.Fatal(err)
 	}
 	var r result
@@ -91,7 +97,8 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 	if got := medianRatio([]float64{1, 2, 6}, []float64{2, 2, 2}); got != 1 {
 		t.Errorf("the median of 0.5, 1 and 3 is %v", got)
 	}
-	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "1", "--peer", "/dev/null", "--python", "false"}); err == nil {
+	if err := run(&out, []string{"--device", "cpu", "--models", "mlp", "--rounds", "1", "--peer",
+		"/dev/null", "--python", "false"}); err == nil {
 		t.Error("a peer that ends is no error")
 	}
 }
@@ -100,7 +107,8 @@ func TestGorgoniaTakesTurns(t *testing.T) {
 func TestModelsTrain(t *testing.T) {
 	small := map[string]model{
 		"perceptron": {perceptron(8, 6, 5, 3), sgd, nil},
-		"gpt":        {transformer{vocabulary: 11, batch: 2, context: 6, width: 8, heads: 2, layers: 2}.loss, adamw, nil},
+		"gpt": {transformer{vocabulary: 11, batch: 2, context: 6, width: 8, heads: 2,
+			layers: 2}.loss, adamw, nil},
 	}
 	for name, m := range small {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
@@ -108,7 +116,8 @@ func TestModelsTrain(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p), vm.WithSolver(m.solver(), b.learnables...))
+			machine, err := vm.New(b.graph, nil, vm.WithPrecision(p),
+				vm.WithSolver(m.solver(), b.learnables...))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +142,9 @@ func TestModelsTrain(t *testing.T) {
 }
 
 func TestArgumentsAreChecked(t *testing.T) {
-	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"}, {"--device", "tpu"}, {"--rounds", "0"}, {"more"}, {"--peer", "gorgonia"}, {"--device", "cpu", "-n", "2", "--peer", "gorgonia"}} {
+	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
+		{"--device", "tpu"}, {"--rounds", "0"}, {"more"}, {"--peer", "gorgonia"}, {"--device",
+			"cpu", "-n", "2", "--peer", "gorgonia"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}

@@ -24,13 +24,17 @@ type model struct {
 
 // models are those of train_torch.py.
 var models = map[string]model{
-	"mlp":       {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}},
-	"mlp-large": {perceptron(1024, 784, 4096, 4096, 4096, 4096, 10), sgd, []vm.Precision{vm.F32, vm.TF32}},
-	"cnn":       {digits(64), sgd, []vm.Precision{vm.F32}},
-	"convnet":   {convnet(256), sgd, []vm.Precision{vm.F32}},
-	"nanogpt":   {transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4, layers: 4}.loss, adamw, []vm.Precision{vm.F32}},
-	"gpt":       {transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16, layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
-	"gpt2":      {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12, layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
+	"mlp": {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}},
+	"mlp-large": {perceptron(1024, 784, 4096, 4096, 4096, 4096, 10), sgd,
+		[]vm.Precision{vm.F32, vm.TF32}},
+	"cnn":     {digits(64), sgd, []vm.Precision{vm.F32}},
+	"convnet": {convnet(256), sgd, []vm.Precision{vm.F32}},
+	"nanogpt": {transformer{vocabulary: 65, batch: 12, context: 64, width: 128, heads: 4,
+		layers: 4}.loss, adamw, []vm.Precision{vm.F32}},
+	"gpt": {transformer{vocabulary: 256, batch: 16, context: 512, width: 1024, heads: 16,
+		layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
+	"gpt2": {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12,
+		layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
 }
 
 // names lists the models.
@@ -67,7 +71,8 @@ func (b *builder) apply(f func() (*gorgonia.Node, error)) *gorgonia.Node {
 // variable returns a variable of the data.
 func (b *builder) variable(data any, shape ...int) *gorgonia.Node {
 	t := tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data))
-	return gorgonia.NewTensor(b.graph, t.Dtype(), len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(fmt.Sprint("v", len(b.graph.AllNodes()))), gorgonia.WithValue(t))
+	return gorgonia.NewTensor(b.graph, t.Dtype(), len(shape), gorgonia.WithShape(shape...),
+		gorgonia.WithName(fmt.Sprint("v", len(b.graph.AllNodes()))), gorgonia.WithValue(t))
 }
 
 // normal returns a variable of normal numbers.
@@ -119,7 +124,9 @@ func (b *builder) reshape(x *gorgonia.Node, shape ...int) *gorgonia.Node {
 // loss is the cross-entropy of random labels.
 func (b *builder) loss(logits *gorgonia.Node, batch, classes int) *gorgonia.Node {
 	labels := b.below(classes, batch)
-	return b.apply(func() (*gorgonia.Node, error) { return nn.CrossEntropy(nn.NoLabel, logits, labels) })
+	return b.apply(func() (*gorgonia.Node, error) {
+		return nn.CrossEntropy(nn.NoLabel, logits, labels)
+	})
 }
 
 // perceptron is linear layers with ReLU between them.
@@ -136,7 +143,8 @@ func perceptron(batch int, widths ...int) func(b *builder) *gorgonia.Node {
 	}
 }
 
-// digits is a convolutional network for images of 8x8: two convolutions of 3x3 with pooling, a linear layer.
+// digits is a convolutional network for images of 8x8: two convolutions of 3x3 with pooling, a
+// linear layer.
 func digits(batch int) func(b *builder) *gorgonia.Node {
 	const side, classes = 8, 10
 	return func(b *builder) *gorgonia.Node {
@@ -145,11 +153,14 @@ func digits(batch int) func(b *builder) *gorgonia.Node {
 		for _, out := range []int{8, 16} {
 			x = b.convolution(x, channels, out)
 			c := b.learn(0, 1, out, 1, 1)
-			x = b.apply(func() (*gorgonia.Node, error) { return gorgonia.BroadcastAdd(x, c, nil, []byte{0, 2, 3}) })
+			x = b.apply(func() (*gorgonia.Node, error) {
+				return gorgonia.BroadcastAdd(x, c, nil, []byte{0, 2, 3})
+			})
 			x = b.pool(b.relu(x))
 			channels, at = out, at/2
 		}
-		return b.loss(b.linear(b.reshape(x, batch, channels*at*at), channels*at*at, classes), batch, classes)
+		return b.loss(b.linear(b.reshape(x, batch, channels*at*at), channels*at*at, classes), batch,
+			classes)
 	}
 }
 
@@ -168,7 +179,8 @@ func (b *builder) pool(x *gorgonia.Node) *gorgonia.Node {
 	})
 }
 
-// convnet is Gorgonia's example: three convolutions of 3x3 with pooling, two linear layers, dropout left out.
+// convnet is Gorgonia's example: three convolutions of 3x3 with pooling, two linear layers, dropout
+// left out.
 func convnet(batch int) func(b *builder) *gorgonia.Node {
 	const side, hidden, classes = 28, 625, 10
 	return func(b *builder) *gorgonia.Node {

@@ -49,7 +49,8 @@ func startGorgonia(m model) (*peer, error) {
 	if err != nil {
 		return nil, err
 	}
-	tape, solver := gorgonia.NewTapeMachine(b.graph, gorgonia.BindDualValues(b.learnables...)), m.solver()
+	tape, solver := gorgonia.NewTapeMachine(b.graph, gorgonia.BindDualValues(b.learnables...)),
+		m.solver()
 	round := func() (float64, error) {
 		begin := time.Now()
 		for range steps {
@@ -68,7 +69,8 @@ func startGorgonia(m model) (*peer, error) {
 
 // startTorch runs train_torch.py, which runs a round for each line and answers with its time.
 func (o options) startTorch(model string) (*peer, error) {
-	cmd := exec.Command(o.python, o.peer, "--serve", "--device", "cpu", "--modes", "eager", "--models", model, "-n", strconv.Itoa(o.ranks))
+	cmd := exec.Command(o.python, o.peer, "--serve", "--device", "cpu", "--modes", "eager",
+		"--models", model, "-n", strconv.Itoa(o.ranks))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

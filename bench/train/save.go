@@ -13,10 +13,12 @@ const saves = 5
 
 // saved is what checkpoints cost.
 type saved struct {
-	AsyncMS    float64 `json:"save_async_ms,omitempty"`     // the training waits for SaveAsync, the median
+	// the training waits for SaveAsync, the median
+	AsyncMS    float64 `json:"save_async_ms,omitempty"`
 	AsyncMaxMS float64 `json:"save_async_max_ms,omitempty"` // the first one makes room for copies
-	AsyncUS    float64 `json:"save_step_us,omitempty"`      // a step while files may be written, the median
-	SaveMS     float64 `json:"save_ms,omitempty"`           // a Save
+	// a step while files may be written, the median
+	AsyncUS float64 `json:"save_step_us,omitempty"`
+	SaveMS  float64 `json:"save_ms,omitempty"` // a Save
 }
 
 // save measures SaveAsync, with steps in between, and then Save.
@@ -43,12 +45,14 @@ func (o options) save(m *vm.Machine, on rank) (s saved, err error) {
 			steps = append(steps, micros(time.Since(begin)))
 		}
 	}
-	if err := dp.Save(o.saveDir, m.Solver(), nil); err != nil { // which waits for the last SaveAsync
+	// which waits for the last SaveAsync
+	if err := dp.Save(o.saveDir, m.Solver(), nil); err != nil {
 		return s, err
 	}
 	begin := time.Now()
 	err = dp.Save(o.saveDir, m.Solver(), nil)
-	s = saved{AsyncMaxMS: slices.Max(waits), AsyncMS: bench.Median(waits), AsyncUS: bench.Median(steps),
+	s = saved{AsyncMaxMS: slices.Max(waits), AsyncMS: bench.Median(waits), AsyncUS: bench.Median(
+		steps),
 		SaveMS: micros(time.Since(begin)) / 1e3}
 	return s, err
 }

@@ -76,11 +76,13 @@ func (b *benchCmd) Run(ctx context.Context, s *streams) error {
 	}
 	switch {
 	case b.Peer != "" && (b.InProc || job.Size > 1 || b.N == 1 || b.Tune || b.Compress != nil):
-		return usageError{errors.New("bench: --peer starts two processes or more of either library itself, and takes none of --inproc, --tune and --compress")}
+		return usageError{errors.New("bench: --peer starts two processes or more of either " +
+			"library itself, and takes none of --inproc, --tune and --compress")}
 	case b.Peer != "":
 		return b.besidePeer(ctx, s)
 	case b.InProc && job.Size > 1:
-		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started this process as one of %d: start it alone", job.Launcher, job.Size)}
+		return usageError{fmt.Errorf("bench: --inproc makes its own ranks, but %s has started "+
+			"this process as one of %d: start it alone", job.Launcher, job.Size)}
 	case b.InProc:
 		return b.asGoroutines(ctx, s)
 	case job.Size > 1:
@@ -101,7 +103,8 @@ func (b *benchCmd) asGoroutines(ctx context.Context, s *streams) error {
 	return b.goroutines(ctx, s, c, chosen...)
 }
 
-func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config, chosen ...backend.Backend) error {
+func (b *benchCmd) goroutines(ctx context.Context, s *streams, c bench.Config,
+	chosen ...backend.Backend) error {
 	sh := b.output(s, chosen...)
 	err := euryale.Run(ctx, b.N, func(comm backend.Communicator, _ sync.Locker) error {
 		return sh.measure(comm, c)
@@ -121,7 +124,8 @@ func (b *benchCmd) asProcesses(ctx context.Context, s *streams) error {
 	quit := make(chan os.Signal, 1)
 	signal.Notify(quit, syscall.SIGQUIT) // for the ranks, to print their stacks
 	defer signal.Stop(quit)
-	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out, Stderr: s.err, Plain: true, Signals: quit})
+	return launch.Run(ctx, launch.Job{Program: self, Args: b.args(), Ranks: b.N, Stdout: s.out,
+		Stderr: s.err, Plain: true, Signals: quit})
 }
 
 // asRank measures as one rank of a job.
@@ -130,7 +134,8 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	if err != nil {
 		return err
 	}
-	if b.Tune && env.Hierarchy.Text(os.Getenv) == "" { // what was measured before must not say what can be
+	// what was measured before must not say what can be
+	if b.Tune && env.Hierarchy.Text(os.Getenv) == "" {
 		if err := os.Setenv(string(env.Hierarchy), "always"); err != nil {
 			return err
 		}
@@ -152,8 +157,8 @@ func (b *benchCmd) asRank(ctx context.Context, size int, s *streams) error {
 	return errors.Join(err, sh.verdict())
 }
 
-// prepare returns what to measure among P ranks, and the backend that is asked for, if one is: else the
-// ranks choose. here says that all of them are on this machine.
+// prepare returns what to measure among P ranks, and the backend that is asked for, if one is: else
+// the ranks choose. here says that all of them are on this machine.
 func (b *benchCmd) prepare(P int, here bool) (c bench.Config, chosen []backend.Backend, err error) {
 	if c, err = b.config(P); err != nil {
 		return c, nil, usageError{err}
@@ -174,13 +179,16 @@ const maxBenchSize = 1 << 40
 // config returns what to measure among P ranks.
 func (b *benchCmd) config(P int) (bench.Config, error) {
 	c := bench.Config{
-		Min: b.Min, Max: b.Max, Factor: b.Factor, Iters: b.Iters, Budget: b.Time, Alloc: b.Alloc, InPlace: b.InPlace,
+		Min: b.Min, Max: b.Max, Factor: b.Factor, Iters: b.Iters, Budget: b.Time, Alloc: b.Alloc,
+		InPlace: b.InPlace,
 	}
 	switch {
 	case P < 1 || P > launch.MaxRanks:
-		return c, fmt.Errorf("bench: %d ranks: there must be at least 1, and at most %d", P, launch.MaxRanks)
+		return c, fmt.Errorf("bench: %d ranks: there must be at least 1, and at most %d", P,
+			launch.MaxRanks)
 	case b.Max > maxBenchSize:
-		return c, fmt.Errorf("bench: the largest size is %v: it must be at most %v", b.Max, bench.Size(maxBenchSize))
+		return c, fmt.Errorf("bench: the largest size is %v: it must be at most %v", b.Max,
+			bench.Size(maxBenchSize))
 	}
 	var kindErr, opErr, dtypeErr, algorithmErr error
 	c.Collective.Kind, kindErr = backend.ParseKind(b.Collective)
@@ -212,11 +220,14 @@ func parseAlgorithm(name string) (backend.Algorithm, error) {
 // args returns the command line that makes another process measure the same.
 func (b *benchCmd) args() []string {
 	args := []string{
-		"bench", fmt.Sprint("--n=", b.N), "--collective=" + b.Collective, "--dtype=" + b.DType, "--op=" + b.Op,
+		"bench", fmt.Sprint("--n=", b.N), "--collective=" + b.Collective, "--dtype=" + b.DType,
+		"--op=" + b.Op,
 		fmt.Sprint("--root=", b.Root), fmt.Sprint("--min=", b.Min), fmt.Sprint("--max=", b.Max),
-		fmt.Sprint("--factor=", b.Factor), fmt.Sprint("--iters=", b.Iters), fmt.Sprint("--time=", b.Time),
+		fmt.Sprint("--factor=", b.Factor), fmt.Sprint("--iters=", b.Iters), fmt.Sprint("--time=",
+			b.Time),
 		"--algorithm=" + b.Algorithm,
-		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=", b.JSON), fmt.Sprint("--tune=", b.Tune),
+		fmt.Sprint("--alloc=", b.Alloc), fmt.Sprint("--in-place=", b.InPlace), fmt.Sprint("--json=",
+			b.JSON), fmt.Sprint("--tune=", b.Tune),
 	}
 	if b.Backend != "" {
 		args = append(args, "--backend="+b.Backend)
@@ -243,7 +254,9 @@ func choose(name string) (backend.Backend, error) {
 		problems = append(problems, fmt.Errorf("backend %s: %w", b.Name(), err))
 	}
 	if problems == nil {
-		return nil, usageError{fmt.Errorf("no backend %q in this build: use one of %s, and see euryale doctor", name, strings.Join(names, ", "))}
+		return nil,
+			usageError{fmt.Errorf("no backend %q in this build: use one of %s, and see euryale "+
+				"doctor", name, strings.Join(names, ", "))}
 	}
 	return nil, errors.Join(problems...)
 }
@@ -269,7 +282,8 @@ type output struct {
 	wrong   int
 }
 
-// output writes what ranks measure on one of the backends, which are those of euryale.Backends if none are given.
+// output writes what ranks measure on one of the backends, which are those of euryale.Backends if
+// none are given.
 func (b *benchCmd) output(s *streams, among ...backend.Backend) *output {
 	if among == nil {
 		among = euryale.Backends()
@@ -337,7 +351,8 @@ func (s *output) low(comm backend.Communicator) string {
 	case kernels == nil:
 		return reason
 	case hierarchical(comm) != nil:
-		return "low-latency kernels: those of flat calls and of each phase; devices are " + kernels.Link().String()
+		return "low-latency kernels: those of flat calls and of each phase; devices are " +
+			kernels.Link().String()
 	}
 	s.kernels = kernels
 	return "low-latency kernels: where they win; devices are " + kernels.Link().String()
@@ -353,18 +368,21 @@ func (s *output) method(P int, c bench.Config, away bool) []string {
 		where += ", in memory from Alloc"
 	}
 	lines := []string{
-		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v", c.Collective, c.DType, c.Min, c.Max, c.Factor, s.engine(), c.Collective.Algorithm),
+		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v",
+			c.Collective, c.DType, c.Min, c.Max, c.Factor, s.engine(), c.Collective.Algorithm),
 		fmt.Sprintf("ranks: %s; %s", s.ranks(P), where),
 	}
 	if away {
 		return append(lines, deviceMethod(c)...)
 	}
-	return append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
+	return append(lines, fmt.Sprintf("method: back to back; %s; p50 and p99 of rank 0; algbw = "+
+		"bytes / mean of the slowest rank; results verified", iters(c, c.Budget)))
 }
 
 // head formats the lines above the numbers, with the machine and the date.
 func (s *output) head(lines []string) string {
-	lines = append(lines, fmt.Sprintf("machine: %s; %s", s.machine(), bench.Version()), "date: "+time.Now().UTC().Format(time.RFC3339))
+	lines = append(lines, fmt.Sprintf("machine: %s; %s", s.machine(), bench.Version()),
+		"date: "+time.Now().UTC().Format(time.RFC3339))
 	return "# " + strings.Join(lines, "\n# ") + "\n"
 }
 
@@ -403,9 +421,12 @@ func (s *output) library() string {
 // deviceMethod describes it for buffers on devices, where calls are timed in two ways.
 func deviceMethod(c bench.Config) []string {
 	return []string{
-		fmt.Sprintf("method: calls started one behind the other in batches (20 to 400 calls or 2 ms), a wait after each batch, by the host's clock; %s", iters(c, c.Budget/2)),
-		"  stream = time of a call; host = of it, to start the call; both of the slowest rank; algbw = bytes / stream; results verified",
-		"  p50, p99 (rank 0), mean (slowest rank): calls started and waited for one by one, seen by the host; as many again",
+		fmt.Sprintf("method: calls started one behind the other in batches (20 to 400 calls or 2 "+
+			"ms), a wait after each batch, by the host's clock; %s", iters(c, c.Budget/2)),
+		"  stream = time of a call; host = of it, to start the call; both of the slowest rank; " +
+			"algbw = bytes / stream; results verified",
+		"  p50, p99 (rank 0), mean (slowest rank): calls started and waited for one by one, seen " +
+			"by the host; as many again",
 	}
 }
 
@@ -414,7 +435,8 @@ func iters(c bench.Config, budget time.Duration) string {
 	if c.Iters > 0 {
 		return fmt.Sprintf("%d timed calls", c.Iters)
 	}
-	return fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up", budget, bench.MinIters, bench.MaxIters)
+	return fmt.Sprintf("as many timed calls as fit %v (%d to %d), a fifth of that to warm up",
+		budget, bench.MinIters, bench.MaxIters)
 }
 
 // machine describes the machine and its GPUs.
@@ -427,7 +449,8 @@ func (s *output) machine() string {
 
 // add writes one result.
 func (s *output) add(r bench.Result) error {
-	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend, s.cmd.InProc, s.device, bench.Machine(), bench.Version()
+	r.Backend, r.InProc, r.Device, r.Machine, r.Version = s.backend, s.cmd.InProc, s.device,
+		bench.Machine(), bench.Version()
 	r.Used = s.used(r)
 	s.wrong += r.Wrong
 	notes, write := s.out, r.WriteRow
@@ -466,5 +489,6 @@ func (s *output) verdict() error {
 	if s.wrong == 0 {
 		return nil
 	}
-	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine", s.wrong, s.backend)
+	return fmt.Errorf("bench: %d elements are wrong: backend %s must not be used on this machine",
+		s.wrong, s.backend)
 }

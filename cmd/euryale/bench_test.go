@@ -37,7 +37,8 @@ func parseBench(t *testing.T, args ...string) (benchCmd, error) {
 // quickBench is a benchmark that takes no time worth mentioning.
 func quickBench(t *testing.T, args ...string) benchCmd {
 	t.Helper()
-	b, err := parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K", "--factor=4", "--iters=3"}, args...)...)
+	b, err := parseBench(t, append([]string{"--inproc", "-n", "2", "--min=1K", "--max=4K",
+		"--factor=4", "--iters=3"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +53,8 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := benchCmd{
-		N: launch.DefaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10, Max: 64 << 20, Factor: 2,
+		N: launch.DefaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
+		Max: 64 << 20, Factor: 2,
 		Time: 300 * time.Millisecond, Algorithm: "auto", Rounds: 3,
 	}
 	if !reflect.DeepEqual(b, want) {
@@ -61,8 +63,11 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 }
 
 func TestBenchRanksMeasureTheSame(t *testing.T) {
-	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype", "bf16", "--op", "avg", "--root", "2",
-		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms", "--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress", "f16,topk=0.5")
+	b, err := parseBench(t, "-n", "3", "--backend", "host", "--collective", "reduce", "--dtype",
+		"bf16", "--op", "avg", "--root", "2",
+		"--min", "3000", "--max", "1M", "--factor", "4", "--iters", "7", "--time", "5ms",
+		"--algorithm", "two-shot", "--alloc", "--in-place", "--json", "--tune", "--compress",
+		"f16,topk=0.5")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +80,9 @@ func TestBenchRanksMeasureTheSame(t *testing.T) {
 	}
 	fields := reflect.ValueOf(b)
 	for i := range fields.NumField() {
-		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" && name != "Peer" { // which no rank is told of
+		// which no rank is told of
+		if name := fields.Type().Field(i).Name; fields.Field(i).IsZero() && name != "InProc" &&
+			name != "Peer" {
 			t.Errorf("this test does not set %s", name)
 		}
 	}
@@ -96,10 +103,12 @@ func TestBenchWritesTheTimesOfPhases(t *testing.T) {
 		if json {
 			text = &notes // lines of JSON stand alone
 		}
-		if !strings.Contains(text.String(), "on 2 machines x 2 devices: hierarchical, because it is asked for always") {
+		if !strings.Contains(text.String(), "on 2 machines x 2 devices: hierarchical, because it "+
+			"is asked for always") {
 			t.Errorf("the head does not say that calls are hierarchical:\n%s", text)
 		}
-		lines := regexp.MustCompile(`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, add [\d.]+, broadcast`)
+		lines := regexp.MustCompile(
+			`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, add [\d.]+, broadcast`)
 		if n := len(lines.FindAllString(text.String(), -1)); n != 2 {
 			t.Errorf("JSON %v: %d lines, want one for each size\n%s", json, n, text)
 		}
@@ -112,7 +121,8 @@ func TestBenchWritesATable(t *testing.T) {
 	if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines", "3 timed calls", "algbw = bytes / mean", " 1020 ", " 4092 ", " 0\n"} {
+	for _, want := range []string{"# euryale bench: allgather of f32, 1K to 4K", "3 goroutines",
+		"3 timed calls", "algbw = bytes / mean", " 1020 ", " 4092 ", " 0\n"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -136,7 +146,8 @@ func TestBenchWritesJSONLines(t *testing.T) {
 	if err := json.Unmarshal([]byte(lines[1]), &r); err != nil {
 		t.Fatal(err)
 	}
-	if r.Collective != "allreduce" || r.Op != "max" || r.DType != "i32" || r.Backend != "host" || r.Ranks != 2 || r.Bytes != 4096 || !r.InProc || r.Wrong != 0 {
+	if r.Collective != "allreduce" || r.Op != "max" || r.DType != "i32" || r.Backend != "host" ||
+		r.Ranks != 2 || r.Bytes != 4096 || !r.InProc || r.Wrong != 0 {
 		t.Errorf("line is %+v", r)
 	}
 	if !strings.HasPrefix(notes.String(), "# euryale bench") {
@@ -171,11 +182,13 @@ func TestBenchOnADeviceTimesBatches(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, guarded{}); err != nil {
+		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
+			guarded{}); err != nil {
 			t.Fatal(err)
 		}
 		text := notes.String() + out.String()
-		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches", "backend host has no low-latency kernels", "3 timed calls", "algbw = bytes / stream"}
+		wants := []string{"backend host (guard 1.2.3)", "in memory from Alloc", "in batches",
+			"backend host has no low-latency kernels", "3 timed calls", "algbw = bytes / stream"}
 		if asJSON {
 			wants = append(wants, `"stream_us":`, `"host_us":`, `"wrong":0`)
 		} else {
@@ -229,7 +242,8 @@ func TestBenchExplainsBadInput(t *testing.T) {
 		}
 	}
 	for _, flag := range []string{"--min=1X", "--max=-1", "--max="} {
-		if _, err := parseBench(t, flag); err == nil || !strings.Contains(err.Error(), "not a size") {
+		if _, err := parseBench(t, flag); err == nil ||
+			!strings.Contains(err.Error(), "not a size") {
 			t.Errorf("%s: error is %v", flag, err)
 		}
 	}
@@ -247,34 +261,42 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 }
 
 func TestBenchComparesCompressions(t *testing.T) {
-	for name, chosen := range map[string]backend.Backend{"host": host.New(), "device": guarded{host.New()}} {
-		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--max", "16K", "--factor", "16", "--compress", "bf16,topk=0.01,topk=1")
+	for name, chosen := range map[string]backend.Backend{"host": host.New(),
+		"device": guarded{host.New()}} {
+		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--max", "16K", "--factor", "16",
+			"--compress", "bf16,topk=0.01,topk=1")
 		c, err := b.config(2)
 		if err != nil {
 			t.Fatal(err)
 		}
 		var out, notes bytes.Buffer
-		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c, chosen); err != nil {
+		if err := b.goroutines(context.Background(), &streams{out: &out, err: &notes}, c,
+			chosen); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 		if len(lines) != 8 {
-			t.Fatalf("%s: %d lines, want those of 4 ways and 2 sizes:\n%s", name, len(lines), out.String())
+			t.Fatalf("%s: %d lines, want those of 4 ways and 2 sizes:\n%s", name, len(lines),
+				out.String())
 		}
 		for i, want := range []compressed{
 			{Compress: "none", OfBytes: 1, Dense: 1},
 			{Compress: "bf16", OfBytes: 0.5},
-			{Compress: "topk=0.01", OfBytes: 0.0225, Why: "sparse: a rank receives 368 bytes in messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
-			{Compress: "topk=1", OfBytes: 1.002, Dense: 1, Why: "dense: a rank receives 32800 bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
+			{Compress: "topk=0.01", OfBytes: 0.0225, Why: "sparse: a rank receives 368 bytes in " +
+				"messages for 41 of 4096 elements, 16384 in a dense all-reduce"},
+			{Compress: "topk=1", OfBytes: 1.002, Dense: 1, Why: "dense: a rank receives 32800 " +
+				"bytes in messages for 4096 of 4096 elements, 16384 in a dense all-reduce"},
 		} {
 			var got compressed
 			if err := json.Unmarshal([]byte(lines[4+i]), &got); err != nil {
 				t.Fatal(err)
 			}
-			if got.Micros <= 0 || got.OfDense <= 0 || got.Bytes != 16384 || got.Ranks != 2 || got.Op != "sum" {
+			if got.Micros <= 0 || got.OfDense <= 0 || got.Bytes != 16384 || got.Ranks != 2 ||
+				got.Op != "sum" {
 				t.Errorf("%s: %+v", name, got)
 			}
-			if got.Compress != want.Compress || got.OfBytes != want.OfBytes || got.Dense != want.Dense || got.Why != want.Why {
+			if got.Compress != want.Compress || got.OfBytes != want.OfBytes ||
+				got.Dense != want.Dense || got.Why != want.Why {
 				t.Errorf("%s: %+v, want %+v", name, got, want)
 			}
 		}
@@ -291,7 +313,8 @@ func TestBenchRefusesWrongCompressions(t *testing.T) {
 		"of f32 by allreduce, n": {"--compress", "bf16", "--collective", "allgather"},
 	} {
 		b := quickBench(t, args...)
-		if err := b.Run(context.Background(), nowhere()); err == nil || !strings.Contains(err.Error(), want) {
+		if err := b.Run(context.Background(), nowhere()); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", args, err, want)
 		}
 	}

@@ -24,7 +24,8 @@ func compression(name string) (func(backend.Communicator) (backend.Communicator,
 	}
 	how, err := sparse.ParseSelection(name)
 	if err != nil {
-		return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.01 or threshold=2.5: %w", name, err)
+		return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.01 or threshold=2.5: %w",
+			name, err)
 	}
 	return sparse.Wrap(how), nil
 }
@@ -41,7 +42,8 @@ func (b *benchCmd) compressions() ([]string, error) {
 		}
 	}
 	if b.Collective != "allreduce" || b.DType != "f32" || b.Op != "sum" && b.Op != "avg" {
-		return nil, fmt.Errorf("bench: --compress is for sums and averages of f32 by allreduce, not for %s of %s by %s", b.Op, b.DType, b.Collective)
+		return nil, fmt.Errorf("bench: --compress is for sums and averages of f32 by allreduce, "+
+			"not for %s of %s by %s", b.Op, b.DType, b.Collective)
 	}
 	return names, nil
 }
@@ -63,7 +65,8 @@ type compressed struct {
 
 // String is a row of the table.
 func (c compressed) String() string {
-	row := fmt.Sprintf(" %11d %16s %12.2f %9.3f %9.4f %7.2f\n", c.Bytes, c.Compress, c.Micros, c.OfDense, c.OfBytes, c.Dense)
+	row := fmt.Sprintf(" %11d %16s %12.2f %9.3f %9.4f %7.2f\n", c.Bytes, c.Compress, c.Micros,
+		c.OfDense, c.OfBytes, c.Dense)
 	if c.Why != "" {
 		row += "#     " + c.Why + "\n"
 	}
@@ -113,14 +116,19 @@ func (t *tuner) beginCompare(comm backend.Communicator) error {
 	}
 	t.device = modelOf(comm.Device())
 	lines := t.head([]string{
-		fmt.Sprintf("euryale bench --compress: %v of f32, %v to %v, factor %d, backend %s", t.Collective, t.Min, t.Max, t.Factor, t.engine()),
+		fmt.Sprintf("euryale bench --compress: %v of f32, %v to %v, factor %d, backend %s",
+			t.Collective, t.Min, t.Max, t.Factor, t.engine()),
 		"ranks: " + t.ranks(t.size),
-		"method: two operands of a normal distribution (deviation 1) take turns; residuals are kept; rounds in which the ways",
-		"  take turns, each with a batch of calls started one behind the other (2 ms, or one call if that takes longer);",
-		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank; results have the same bits on all ranks", t.Budget),
+		"method: two operands of a normal distribution (deviation 1) take turns; residuals are " +
+			"kept; rounds in which the ways",
+		"  take turns, each with a batch of calls started one behind the other (2 ms, or one " +
+			"call if that takes longer);",
+		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank; "+
+			"results have the same bits on all ranks", t.Budget),
 	})
 	if !t.cmd.JSON {
-		lines += fmt.Sprintf(compressedTitles, "size", "compress", "call (us)", "of dense", "of bytes", "dense")
+		lines += fmt.Sprintf(compressedTitles, "size", "compress", "call (us)", "of dense",
+			"of bytes", "dense")
 	}
 	return t.note("%s", lines)
 }
@@ -132,7 +140,8 @@ type lent struct{ backend.Base }
 func (lent) Close() error { return nil }
 
 // StartChecked implements [backend.CheckedStarter].
-func (l lent) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (l lent) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	return l.Pass(q, what, count, dst, src)
 }
 
@@ -221,7 +230,8 @@ func (w *candidate) since(before traffic) compressed {
 	now := w.traffic()
 	r := compressed{Compress: w.name, OfBytes: 1, Dense: 1}
 	if w.name != "none" {
-		r.OfBytes, r.Dense = share(now.sent-before.sent, now.dense-before.dense), share(now.denseCalls-before.denseCalls, now.calls-before.calls)
+		r.OfBytes, r.Dense = share(now.sent-before.sent, now.dense-before.dense),
+			share(now.denseCalls-before.denseCalls, now.calls-before.calls)
 	}
 	if c, ok := w.comm.(*sparse.Communicator); ok {
 		r.Why = c.Explain(slot)
@@ -274,14 +284,16 @@ func (w *candidate) agree(what backend.Collective, y, x backend.Buffer) error {
 	if err := moved(w.comm.Device(), words, backend.Of(bounds)); err != nil {
 		return err
 	}
-	if err := backend.Run(w.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, words, words); err != nil {
+	if err := backend.Run(w.comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Max},
+		words, words); err != nil {
 		return err
 	}
 	if err := moved(w.comm.Device(), backend.Of(bounds), words); err != nil {
 		return err
 	}
 	if bounds[0] != -bounds[1] {
-		return errors.New("the results differ between ranks: this compression must not be used on this machine")
+		return errors.New("the results differ between ranks: this compression must not be used " +
+			"on this machine")
 	}
 	return nil
 }

@@ -79,7 +79,8 @@ func (d doctor) examine(ctx context.Context, w io.Writer) error {
 		works = works || err == nil
 	}
 	if !works && r.err == nil {
-		return errors.New("doctor: no ranks can work together on this machine: see the lines that say no")
+		return errors.New("doctor: no ranks can work together on this machine: see the lines " +
+			"that say no")
 	}
 	return r.err
 }
@@ -125,7 +126,8 @@ func (f finding) write(w io.Writer) error {
 
 // build describes this program.
 func build() finding {
-	text := fmt.Sprintf("%s, %s, %s/%s", bench.Version(), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	text := fmt.Sprintf("%s, %s, %s/%s", bench.Version(), runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
 			if s.Key == "-tags" || s.Key == "CGO_ENABLED" || s.Key == "-race" {
@@ -140,10 +142,12 @@ func build() finding {
 func machine() finding {
 	text := bench.Machine()
 	if all := bench.Cores(); all > runtime.NumCPU() {
-		text += fmt.Sprintf("; this process may use %d of them: its affinity (taskset, mpirun, a container) says so", runtime.NumCPU())
+		text += fmt.Sprintf("; this process may use %d of them: its affinity (taskset, mpirun, a "+
+			"container) says so", runtime.NumCPU())
 	}
 	if procs := runtime.GOMAXPROCS(0); procs < runtime.NumCPU() {
-		text += fmt.Sprintf("; Go uses %d at a time (GOMAXPROCS, or a container's quota): more ranks than that take turns", procs)
+		text += fmt.Sprintf("; Go uses %d at a time (GOMAXPROCS, or a container's quota): more "+
+			"ranks than that take turns", procs)
 	}
 	return finding{about: "machine", text: text}
 }
@@ -170,7 +174,8 @@ func (d doctor) variables() (findings []finding) {
 		case v.Secret:
 			findings = append(findings, finding{about: v.Name(), text: "is set"})
 		default:
-			findings = append(findings, finding{about: v.Name(), text: text, err: v.Check(d.getenv)})
+			findings = append(findings, finding{about: v.Name(), text: text,
+				err: v.Check(d.getenv)})
 		}
 	}
 	return findings
@@ -197,7 +202,8 @@ func measurements() finding {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		f.text = "none: algorithms are chosen by the times that are shipped, until euryale bench --tune measures this machine"
+		f.text = "none: algorithms are chosen by the times that are shipped, until euryale bench " +
+			"--tune measures this machine"
 		return f
 	}
 	f.text = path
@@ -220,12 +226,15 @@ func sharedMemory(dir string) finding {
 		return f
 	}
 	free := fs.Bavail * uint64(fs.Bsize)
-	f.text = fmt.Sprintf("%s has %s of %s free", dir, megabytes(free), megabytes(fs.Blocks*uint64(fs.Bsize)))
+	f.text = fmt.Sprintf("%s has %s of %s free", dir, megabytes(free),
+		megabytes(fs.Blocks*uint64(fs.Bsize)))
 	if fs.Type != unix.TMPFS_MAGIC {
-		f.text += "; it is not a tmpfs, so it may be written to a disk: name a tmpfs in EURYALE_SHM_DIR"
+		f.text += "; it is not a tmpfs, so it may be written to a disk: name a tmpfs in " +
+			"EURYALE_SHM_DIR"
 	}
 	if free < littleMemory {
-		f.text += "; that is little: each rank needs about its parameters' size. Enlarge it (docker run --shm-size, mount -o remount,size=)"
+		f.text += "; that is little: each rank needs about its parameters' size. Enlarge it " +
+			"(docker run --shm-size, mount -o remount,size=)"
 	}
 	return f
 }
@@ -245,7 +254,8 @@ func loopback(ctx context.Context) finding {
 	defer l.Close()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", l.Addr().String())
 	if err != nil {
-		f.err = fmt.Errorf("cannot connect to 127.0.0.1, where processes find each other: %w: look at the firewall", err)
+		f.err = fmt.Errorf("cannot connect to 127.0.0.1, where processes find each other: %w: "+
+			"look at the firewall", err)
 		return f
 	}
 	f.text = "127.0.0.1 takes connections"
@@ -281,7 +291,8 @@ func selfTests(gpus int) []selfTest {
 	var tests []selfTest
 	for _, b := range euryale.Backends() {
 		c := benchCmd{
-			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10, Max: 4 << 10, Factor: 2, Iters: 200,
+			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10,
+			Max: 4 << 10, Factor: 2, Iters: 200,
 			Algorithm: "auto", JSON: true,
 		}
 		if b.Name() == "mpi" {
@@ -301,9 +312,11 @@ func selfTests(gpus int) []selfTest {
 }
 
 // selfTest returns a test that ranks, goroutines or processes, can all-reduce.
-func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(context.Context) (string, error) {
+func (b benchCmd) selfTest(start func(*benchCmd, context.Context, *streams) error) func(
+	context.Context) (string, error) {
 	return func(ctx context.Context) (string, error) {
-		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime, fmt.Errorf("the self test took longer than %v", selfTestTime))
+		ctx, cancel := context.WithTimeoutCause(ctx, selfTestTime,
+			fmt.Errorf("the self test took longer than %v", selfTestTime))
 		defer cancel()
 		var out, notes bytes.Buffer
 		if err := start(&b, ctx, &streams{out: &out, err: &notes}); err != nil {
@@ -347,5 +360,6 @@ func (b benchCmd) summary(lines io.Reader) (string, error) {
 	if len(times) == 0 {
 		return "", errors.New("the self test gave no result")
 	}
-	return fmt.Sprintf("%d ranks all-reduce right on backend %s, %s", b.N, b.Backend, strings.Join(times, ", ")), nil
+	return fmt.Sprintf("%d ranks all-reduce right on backend %s, %s", b.N, b.Backend,
+		strings.Join(times, ", ")), nil
 }

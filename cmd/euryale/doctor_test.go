@@ -25,7 +25,8 @@ func examine(t *testing.T, goroutines, processes error, environ ...string) (stri
 		environ: environ,
 		open:    func() (*gpus, error) { return nil, errors.New("no GPU") },
 		tests: func(gpus int) []selfTest {
-			return []selfTest{test("host goroutines", goroutines), test("host processes", processes)}
+			return []selfTest{test("host goroutines", goroutines),
+				test("host processes", processes)}
 		},
 		getenv: func(name string) string {
 			for _, entry := range environ {
@@ -46,7 +47,8 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 	if err != nil {
 		t.Errorf("error is %v", err)
 	}
-	parts := []string{"build", "machine", "environment", "measurements", "shared memory", "loopback", "gpu", "host goroutines", "host processes"}
+	parts := []string{"build", "machine", "environment", "measurements", "shared memory",
+		"loopback", "gpu", "host goroutines", "host processes"}
 	for _, b := range euryale.Backends() {
 		parts = append(parts, "backend "+b.Name())
 	}
@@ -56,7 +58,8 @@ func TestDoctorReportsEveryPart(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(report) {
-		if verdict := line[16:20]; verdict != "ok  " && verdict != "no  " && strings.TrimSpace(line[:20]) != "" {
+		if verdict := line[16:20]; verdict != "ok  " && verdict != "no  " &&
+			strings.TrimSpace(line[:20]) != "" {
 			t.Errorf("not aligned: %q", line)
 		}
 	}
@@ -94,7 +97,8 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 		{[]string{"EURYALE_SHM_DIR=/does/not/exist"}, "name a tmpfs in EURYALE_SHM_DIR"},
 		{[]string{"EURYALE_SHM_DIR=/proc"}, "it is not a tmpfs"},
 	} {
-		if report, _ := examine(t, nil, nil, test.environ...); !strings.Contains(report, test.want) {
+		if report, _ := examine(t, nil, nil, test.environ...); !strings.Contains(report,
+			test.want) {
 			t.Errorf("%v: no %q in\n%s", test.environ, test.want, report)
 		}
 	}
@@ -103,7 +107,8 @@ func TestDoctorReadsTheEnvironment(t *testing.T) {
 func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "tuning.json")
 	t.Setenv(string(env.Tuning), file)
-	for text, want := range map[string]string{"": "until euryale bench --tune", "{}": "ok  " + file, "no JSON": "delete it"} {
+	for text, want := range map[string]string{"": "until euryale bench --tune", "{}": "ok  " + file,
+		"no JSON": "delete it"} {
 		if text != "" {
 			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
@@ -126,7 +131,8 @@ func TestDoctorKeepsTheSecret(t *testing.T) {
 
 func TestDoctorsSelfTestAllReduces(t *testing.T) {
 	tests := selfTests(0)
-	if len(tests) != 2 || tests[0].about != "host goroutines" || tests[1].about != "host processes" {
+	if len(tests) != 2 || tests[0].about != "host goroutines" ||
+		tests[1].about != "host processes" {
 		t.Fatalf("without GPUs the self tests are %+v", tests)
 	}
 	text, err := tests[0].run(context.Background())

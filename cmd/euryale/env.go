@@ -41,7 +41,8 @@ func (e envCmd) Run(ctx context.Context, s *streams) error {
 	return err
 }
 
-// found is a comment of the script that says where programs find a library on this machine, or how to get it.
+// found is a comment of the script that says where programs find a library on this machine, or how
+// to get it.
 func found(l cuda.Library) string {
 	switch path := l.Find(); {
 	case l.Variable.Off(os.Getenv):
@@ -49,7 +50,8 @@ func found(l cuda.Library) string {
 	case path != "":
 		return fmt.Sprintf("# %s: %s\n", l.Name, path)
 	default:
-		return fmt.Sprintf("# %s: not found: without it run %s. Get it: %s; or name its file in %s. euryale doctor, built with -tags gpu, says what programs open.\n",
+		return fmt.Sprintf("# %s: not found: without it run %s. Get it: %s; or name its file in "+
+			"%s. euryale doctor, built with -tags gpu, says what programs open.\n",
 			l.Name, l.Without, l.Install, l.Variable)
 	}
 }

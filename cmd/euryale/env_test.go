@@ -20,26 +20,31 @@ func TestEnvPreparesABuild(t *testing.T) {
 		}
 	}
 	toolkit, dir := t.TempDir(), filepath.Join(t.TempDir(), "it's here")
-	const header = "#define CUDA_VERSION 12000\ntypedef int CUresult;\nCUresult cuDriverGetVersion(int *);\n"
+	const header = "#define CUDA_VERSION 12000\ntypedef int CUresult;\nCUresult " +
+		"cuDriverGetVersion(int *);\n"
 	if err := os.MkdirAll(filepath.Join(toolkit, "include"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(toolkit, "include", "cuda.h"), []byte(header), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(toolkit, "include", "cuda.h"), []byte(header),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("CUDA_HOME", toolkit)
 	var out bytes.Buffer
-	if err := (envCmd{Dir: dir}).Run(context.Background(), &streams{out: &out, err: io.Discard}); err != nil {
+	if err := (envCmd{Dir: dir}).Run(context.Background(),
+		&streams{out: &out, err: io.Discard}); err != nil {
 		t.Fatal(err)
 	}
-	flags, err := exec.Command("sh", "-c", `eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`, "sh", out.String()).Output()
+	flags, err := exec.Command("sh", "-c", `eval "$1"; printenv CGO_ENABLED CGO_CFLAGS CGO_LDFLAGS`,
+		"sh", out.String()).Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "\n# cuDNN: ") {
 		t.Errorf("no word on cuDNN in\n%s", out.String())
 	}
-	for _, want := range []string{"1\n", `"-I` + dir + `/include" -I` + toolkit + "/include\n", `"-L` + dir + `/lib" -lcuda`} {
+	for _, want := range []string{"1\n", `"-I` + dir + `/include" -I` + toolkit + "/include\n",
+		`"-L` + dir + `/lib" -lcuda`} {
 		if !strings.Contains(string(flags), want) {
 			t.Errorf("no %q in\n%s", want, flags)
 		}
@@ -49,7 +54,8 @@ func TestEnvPreparesABuild(t *testing.T) {
 	}
 }
 
-// TestEnvSaysWhereLibrariesAre: a library is found by its variable and on the library path; without one the script says what to install.
+// TestEnvSaysWhereLibrariesAre: a library is found by its variable and on the library path; without
+// one the script says what to install.
 func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 	dir := t.TempDir()
 	// The newest one is looked for first, also where the system has it.
@@ -62,12 +68,15 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 		{dir, "", "# cuBLAS: " + file + "\n"},
 		{"", file, "# cuBLAS: " + file + "\n"},
 		{dir, lacking, "pip install nvidia-cublas"},
-		{dir, "off", "EURYALE_CUBLAS=off: without it run matrix products, by slower kernels of Euryale"},
+		{dir, "off", "EURYALE_CUBLAS=off: without it run matrix products, by slower kernels of " +
+			"Euryale"},
 	} {
 		t.Setenv("LD_LIBRARY_PATH", test.path)
 		t.Setenv("EURYALE_CUBLAS", test.variable)
-		if got := found(cuda.CUBLAS()); !strings.HasPrefix(got, "# cuBLAS: ") || !strings.Contains(got, test.want) || strings.Count(got, "\n") != 1 {
-			t.Errorf("LD_LIBRARY_PATH=%s EURYALE_CUBLAS=%s: %q, want %q", test.path, test.variable, got, test.want)
+		if got := found(cuda.CUBLAS()); !strings.HasPrefix(got, "# cuBLAS: ") ||
+			!strings.Contains(got, test.want) || strings.Count(got, "\n") != 1 {
+			t.Errorf("LD_LIBRARY_PATH=%s EURYALE_CUBLAS=%s: %q, want %q", test.path, test.variable,
+				got, test.want)
 		}
 	}
 }

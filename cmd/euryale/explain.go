@@ -104,7 +104,8 @@ func (e *explainCmd) question() (q question, err error) {
 	case e.Plot != "" && !e.Scale:
 		return q, errors.New("--plot draws what --scale predicts: ask for both")
 	case q.ranks < 1 || q.ranks > maxRanks:
-		return q, fmt.Errorf("%d ranks: there must be at least 1, and at most %d (-n, or the product of --topology)", q.ranks, maxRanks)
+		return q, fmt.Errorf("%d ranks: there must be at least 1, and at most %d (-n, or the "+
+			"product of --topology)", q.ranks, maxRanks)
 	case q.nbytes > maxBytes:
 		return q, fmt.Errorf("%v bytes: it must be at most %v", e.Size, bench.Size(maxBytes))
 	}
@@ -144,7 +145,8 @@ func (e *explainCmd) topology() (text string, declared bool) {
 func (e *explainCmd) devices(q *question) (model string, link gpu.Link, err error) {
 	switch {
 	case e.Backend != "" && e.Device != "":
-		return "", link, fmt.Errorf("--device is about GPUs, which backend %s does not use: give one of the two", e.Backend)
+		return "", link, fmt.Errorf("--device is about GPUs, which backend %s does not use: give "+
+			"one of the two", e.Backend)
 	case e.Backend != "":
 		q.absent = fmt.Errorf("backend %s uses none", e.Backend)
 	case e.Device == "":
@@ -171,7 +173,8 @@ func survey(ranks int) (model string, link gpu.Link, err error) {
 		devices = append(devices, c.device())
 	}
 	if len(devices) < 2 {
-		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices), ranks)
+		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor",
+			len(devices), ranks)
 	}
 	m, err := gpu.SurveyOf(devices)
 	return m.Model, m.Link, err
@@ -195,14 +198,16 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return e.callsOnHost(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
-	text, err := gpu.Survey{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what, q.dtype, nbytes)
+	text, err := gpu.Survey{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what,
+		q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n", err
 }
 
 // callsOnHost explains the choice without GPUs: of shared memory or of sockets.
 func (e *explainCmd) callsOnHost(q question) (text string, err error) {
 	topology, declared := e.topology()
-	switch engine := cmp.Or(e.Backend, map[bool]string{true: "tcp", false: "host"}[topology != "" && !declared]); engine {
+	switch engine := cmp.Or(e.Backend, map[bool]string{true: "tcp", false: "host"}[topology != "" &&
+		!declared]); engine {
 	case "tcp":
 		if text, err = tcp.Explain(q.what, q.dtype, q.nbytes, q.ranks); err == nil {
 			text = "over sockets (backend tcp): " + text
@@ -215,13 +220,15 @@ func (e *explainCmd) callsOnHost(q question) (text string, err error) {
 			text = "in shared memory (backend host): " + text
 		}
 	default:
-		return "", usageError{fmt.Errorf("nothing to explain of backend %q: use host or tcp", engine)}
+		return "", usageError{fmt.Errorf("nothing to explain of backend %q: use host or tcp",
+			engine)}
 	}
 	if e.Backend != "" {
 		return text, err
 	}
 	reason, _, _ := strings.Cut(q.absent.Error(), "\n")
-	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text, reason, gpu.Shipped()[0].Model), err
+	return fmt.Sprintf("%sno GPUs to explain: %s; name some by --device, such as %q\n", text,
+		reason, gpu.Shipped()[0].Model), err
 }
 
 // plan explains the choice between flat and hierarchical, if there are machines.
@@ -229,7 +236,8 @@ func (e *explainCmd) plan(q question) (string, error) {
 	topology, declared := e.topology()
 	if topology == "" {
 		if e.Inside != "" || e.Between != "" || e.Scale {
-			return "", usageError{errors.New("--inside, --between and --scale are about machines: say which there are by --topology, such as --topology 2x4")}
+			return "", usageError{errors.New("--inside, --between and --scale are about " +
+				"machines: say which there are by --topology, such as --topology 2x4")}
 		}
 		return "", nil
 	}
@@ -238,7 +246,8 @@ func (e *explainCmd) plan(q question) (string, error) {
 		return "", usageError{err}
 	}
 	// A declaration is explained for ranks that are all on this machine.
-	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()), Declared: declared, Together: declared}
+	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()),
+		Declared: declared, Together: declared}
 	o, source, err := s.Options(cmp.Or(e.Hierarchy, env.Hierarchy.Text(os.Getenv)))
 	if err != nil {
 		return "", err

@@ -38,7 +38,8 @@ func explain(line string) (code int, out, err string) {
 	for i := range args {
 		args[i] = strings.ReplaceAll(args[i], "_", " ")
 	}
-	code = run(context.Background(), append([]string{"explain"}, args...), &streams{nil, &stdout, &stderr}, func(int) {})
+	code = run(context.Background(), append([]string{"explain"}, args...),
+		&streams{nil, &stdout, &stderr}, func(int) {})
 	return code, stdout.String(), stderr.String()
 }
 
@@ -47,7 +48,8 @@ const h200 = " --device NVIDIA_H200"
 // measured keeps a row of all-reduces among four H200s.
 func measured(t *testing.T, source string, samples ...gpu.Sample) {
 	t.Helper()
-	row := gpu.Row{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 4, Kind: backend.AllReduce, Source: source, Samples: samples}
+	row := gpu.Row{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 4,
+		Kind: backend.AllReduce, Source: source, Samples: samples}
 	if _, err := (gpu.Table{row}).Keep(); err != nil {
 		t.Fatal(err)
 	}
@@ -60,18 +62,28 @@ func TestExplainSaysWhatIsChosenAndWhy(t *testing.T) {
 		line  string
 		wants []string
 	}{
-		{"allreduce 2M -n 4 --dtype bf16" + h200, []string{"2 MiB bf16 among 4 ranks of NVIDIA H200, fully-connected: two-shot", "nccl 26.0 us", "one-shot 29.9 us", "two-shot 19.0 us"}},
-		{"allreduce 1K --op max" + h200, []string{"allreduce(max) of 1 KiB f32 among 2 ranks", ": nccl: there are kernels for sums"}},
-		{"reducescatter 8M -n 4 --lowlatency one-shot" + h200, []string{"reducescatter(sum) of 2 MiB f32", "one-shot, where one-shot is forced"}},
+		{"allreduce 2M -n 4 --dtype bf16" + h200,
+			[]string{"2 MiB bf16 among 4 ranks of NVIDIA H200, fully-connected: two-shot",
+				"nccl 26.0 us", "one-shot 29.9 us", "two-shot 19.0 us"}},
+		{"allreduce 1K --op max" + h200, []string{"allreduce(max) of 1 KiB f32 among 2 ranks",
+			": nccl: there are kernels for sums"}},
+		{"reducescatter 8M -n 4 --lowlatency one-shot" + h200,
+			[]string{"reducescatter(sum) of 2 MiB f32", "one-shot, where one-shot is forced"}},
 		{"allreduce 1K --lowlatency off" + h200, []string{"nccl: it is switched off"}},
 		{"allreduce 1K --link pcie" + h200, []string{"pcie: nccl", "euryale bench --tune"}},
 		{"broadcast 1K" + h200, []string{"broadcast(root 0) of 1 KiB", "nccl"}},
 		{"allreduce 24M --topology 2x4 --inside 2us+100GB/s --between 1/10" + h200, []string{
-			"among 8 ranks of NVIDIA H200", "2 machines x 4 devices: hierarchical, because it is predicted to be faster",
-			"flat ", "hierarchical ", "inside 2µs + 100 GB/s, between 2µs + 10 GB/s", "as declared"}},
-		{"allreduce 24M --topology 0,1,1,0 --between 10us+200Gbit/s --hierarchy never" + h200, []string{"among 4 ranks", "flat, because hierarchical is switched off", "between 10µs + 25 GB/s"}},
-		{"allreduce 24M --topology 2x2 --between 1/1" + h200, []string{"flat, because links inside and between machines are equally fast"}},
-		{"allreduce 24M --topology 2x2" + h200, []string{"round numbers: euryale bench --tune measures"}},
+			"among 8 ranks of NVIDIA H200", "2 machines x 4 devices: hierarchical, because it is " +
+				"predicted to be faster",
+			"flat ", "hierarchical ", "inside 2µs + 100 GB/s, between 2µs + 10 GB/s",
+			"as declared"}},
+		{"allreduce 24M --topology 0,1,1,0 --between 10us+200Gbit/s --hierarchy never" + h200,
+			[]string{"among 4 ranks", "flat, because hierarchical is switched off",
+				"between 10µs + 25 GB/s"}},
+		{"allreduce 24M --topology 2x2 --between 1/1" + h200,
+			[]string{"flat, because links inside and between machines are equally fast"}},
+		{"allreduce 24M --topology 2x2" + h200,
+			[]string{"round numbers: euryale bench --tune measures"}},
 	} {
 		code, out, err := explain(test.line)
 		if code != 0 {
@@ -90,12 +102,14 @@ func TestExplainUsesWhatWasMeasured(t *testing.T) {
 	measured(t, "this test", gpu.Sample{Bytes: 1024, NCCL: 9, OneShot: 4})
 	links := hierarchy.DefaultLinks()
 	links.Step = 77 * time.Microsecond
-	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links, Source: "that test"}.Keep()
+	_, keepErr := hierarchy.Measurement{Model: "NVIDIA H200", Machines: 2, Devices: 2, Links: links,
+		Source: "that test"}.Keep()
 	if keepErr != nil {
 		t.Fatal(keepErr)
 	}
 	code, out, err := explain("allreduce 1K --topology 2x2" + h200)
-	for _, want := range []string{": one-shot", "(this test): nccl 9.0 us, one-shot 4.0 us", "77µs for a phase", "measured: that test"} {
+	for _, want := range []string{": one-shot", "(this test): nccl 9.0 us, one-shot 4.0 us",
+		"77µs for a phase", "measured: that test"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
 		}
@@ -103,7 +117,8 @@ func TestExplainUsesWhatWasMeasured(t *testing.T) {
 	if err := os.WriteFile(file, []byte("no JSON"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, out, err := explain("allreduce 1K" + h200); code != 1 || out != "" || !strings.Contains(err, "delete it") {
+	if code, out, err := explain("allreduce 1K" + h200); code != 1 || out != "" ||
+		!strings.Contains(err, "delete it") {
 		t.Errorf("code %d, %q, %q", code, out, err)
 	}
 }
@@ -114,7 +129,8 @@ func TestExplainReadsTheEnvironment(t *testing.T) {
 	t.Setenv("EURYALE_HIERARCHY", "always")
 	t.Setenv("EURYALE_LOWLATENCY", "ll")
 	code, out, err := explain("allreduce 1K" + h200)
-	for _, want := range []string{"among 4 ranks", "ll, where ll is forced", "hierarchical, because it is asked for always"} {
+	for _, want := range []string{"among 4 ranks", "ll, where ll is forced",
+		"hierarchical, because it is asked for always"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("code %d, no %q in\n%s%s", code, want, out, err)
 		}
@@ -125,20 +141,25 @@ func TestExplainReadsTheEnvironment(t *testing.T) {
 func TestExplainSaysWhatInitDoes(t *testing.T) {
 	noTuning(t)
 	links := hierarchy.DefaultLinks()
-	links.Inside, links.Step = hierarchy.Link{Latency: 9 * time.Microsecond, Bandwidth: 7e9}, 77*time.Microsecond
-	m := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true, Links: links, Source: "this test"}
+	links.Inside, links.Step = hierarchy.Link{Latency: 9 * time.Microsecond, Bandwidth: 7e9},
+		77*time.Microsecond
+	m := hierarchy.Measurement{Model: host.Device{}.Name(), Machines: 2, Devices: 2, Declared: true,
+		Links: links, Source: "this test"}
 	if _, err := m.Keep(); err != nil {
 		t.Fatal(err)
 	}
 	for _, topology := range []string{"4x1", "2x2", "2x2:minor", "0,1,1,0", "1x4"} {
-		for _, mode := range []string{"", "auto", "always", "never", "auto,exchange=bf16", "slice=65536,slots=2"} {
+		for _, mode := range []string{"", "auto", "always", "never", "auto,exchange=bf16",
+			"slice=65536,slots=2"} {
 			t.Setenv("EURYALE_TOPOLOGY", topology)
 			t.Setenv("EURYALE_HIERARCHY", mode)
 			for _, size := range []int{1 << 10, 25 << 20} {
 				var want string
-				err := euryale.Run(context.Background(), 4, func(comm backend.Communicator, _ sync.Locker) error {
+				err := euryale.Run(context.Background(), 4, func(comm backend.Communicator,
+					_ sync.Locker) error {
 					if h, ok := backend.As[*hierarchy.Communicator](comm); ok && comm.Rank() == 0 {
-						want = h.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32, size)
+						want = h.Explain(backend.Collective{Kind: backend.AllReduce}, backend.F32,
+							size)
 					}
 					return nil
 				}, host.New())
@@ -150,7 +171,8 @@ func TestExplainSaysWhatInitDoes(t *testing.T) {
 				}
 				code, out, stderr := explain(fmt.Sprintf("allreduce %d -n 4", size))
 				if code != 0 || !strings.Contains(out, want) {
-					t.Errorf("topology %q, hierarchy %q: code %d, %s\n%s\nInit says\n%s", topology, mode, code, stderr, out, want)
+					t.Errorf("topology %q, hierarchy %q: code %d, %s\n%s\nInit says\n%s", topology,
+						mode, code, stderr, out, want)
 				}
 			}
 		}
@@ -162,10 +184,13 @@ func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
 	noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "4x1")
 	for line, want := range map[string]string{
-		"allreduce 25M --topology 2x2":                   "hierarchical, because it is predicted to be faster",
+		"allreduce 25M --topology 2x2": "hierarchical, because it is predicted " +
+			"to be faster",
 		"allreduce 25M --topology 2x2 --hierarchy never": "flat, because hierarchical is switched off",
-		"allreduce 25M":                                      "4 machines x 1 device: hierarchical, because it is asked for always",
-		"allreduce 25M --hierarchy auto":                     "flat, because links inside and between machines are equally fast",
+		"allreduce 25M": "4 machines x 1 device: " +
+			"hierarchical, because it is asked for always",
+		"allreduce 25M --hierarchy auto": "flat, because links inside and " +
+			"between machines are equally fast",
 		"allreduce 25M --hierarchy auto --inside 1us+1GB/s":  "inside 1µs + 1 GB/s, between 1µs + 1 GB/s",
 		"allreduce 25M --hierarchy auto --between 1ms+1GB/s": "between 1ms + 1 GB/s",
 	} {
@@ -186,7 +211,8 @@ func TestFoundExplainTakesAllMemory(t *testing.T) {
 		"allreduce 2M --topology 2x2 --hierarchy always,slots=99999999":         "1024 slots",
 		"allreduce 2M --topology 2x2 --hierarchy slots=1024,slice=999999999999": "more than any device has",
 	} {
-		if code, out, err := explain(line); code != usageCode || out != "" || !strings.Contains(err, want) {
+		if code, out, err := explain(line); code != usageCode || out != "" ||
+			!strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
@@ -200,7 +226,8 @@ func TestFoundExplainIgnoresTheFirstSignal(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(&launch.Interrupted{Signal: syscall.SIGTERM})
 	var out, notes bytes.Buffer
-	if code := run(ctx, []string{"explain", "allreduce", "1M"}, &streams{nil, &out, &notes}, func(int) {}); code != 143 || out.Len() > 0 {
+	if code := run(ctx, []string{"explain", "allreduce", "1M"}, &streams{nil, &out, &notes},
+		func(int) {}); code != 143 || out.Len() > 0 {
 		t.Errorf("code %d, %q, %q", code, out.String(), notes.String())
 	}
 }
@@ -217,11 +244,13 @@ func TestFoundExplainSaysNothingAboutTheHost(t *testing.T) {
 		"allgather 1K -n 3": {backend.Collective{Kind: backend.AllGather}, 1024, 3},
 	} {
 		want, wantErr := host.Explain(call.what, backend.F32, call.nbytes, call.ranks)
-		if code, out, err := explain(line); code != 0 || wantErr != nil || !strings.HasPrefix(out, "in shared memory (backend host): "+want) {
+		if code, out, err := explain(line); code != 0 || wantErr != nil ||
+			!strings.HasPrefix(out, "in shared memory (backend host): "+want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, out, err := explain("allreduce 1K -n 65"); code != 0 || !strings.Contains(out, "65 ranks, of at most 64") {
+	if code, out, err := explain("allreduce 1K -n 65"); code != 0 ||
+		!strings.Contains(out, "65 ranks, of at most 64") {
 		t.Errorf("more ranks than the backend takes: code %d, %q, %q", code, out, err)
 	}
 }
@@ -233,16 +262,21 @@ func TestExplainSaysHowSocketsAreUsed(t *testing.T) {
 		what          backend.Collective
 		nbytes, ranks int
 	}{
-		"allreduce 2M --topology 2x2":                {backend.Collective{Kind: backend.AllReduce}, 2 << 20, 4},
-		"broadcast 1K -n 65 --backend tcp":           {backend.Collective{Kind: backend.Broadcast}, 1024, 65},
-		"reduce 100 --topology 3x1 --hierarchy auto": {backend.Collective{Kind: backend.Reduce}, 100, 3},
+		"allreduce 2M --topology 2x2": {backend.Collective{Kind: backend.AllReduce},
+			2 << 20, 4},
+		"broadcast 1K -n 65 --backend tcp": {backend.Collective{Kind: backend.Broadcast},
+			1024, 65},
+		"reduce 100 --topology 3x1 --hierarchy auto": {backend.Collective{Kind: backend.Reduce},
+			100, 3},
 	} {
 		want, wantErr := tcp.Explain(call.what, backend.F32, call.nbytes, call.ranks)
-		if code, out, err := explain(line); code != 0 || wantErr != nil || !strings.HasPrefix(out, "over sockets (backend tcp): "+want) {
+		if code, out, err := explain(line); code != 0 || wantErr != nil ||
+			!strings.HasPrefix(out, "over sockets (backend tcp): "+want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, out, err := explain("allreduce 2M --topology 2x2 --backend host"); code != 0 || !strings.HasPrefix(out, "in shared memory") || strings.Contains(out, "no GPUs") {
+	if code, out, err := explain("allreduce 2M --topology 2x2 --backend host"); code != 0 ||
+		!strings.HasPrefix(out, "in shared memory") || strings.Contains(out, "no GPUs") {
 		t.Errorf("code %d, %q, %q", code, out, err)
 	}
 }
@@ -258,18 +292,21 @@ func TestScaleIsWhatExplainSaysOfEachJob(t *testing.T) {
 	}
 	_, table, _ := strings.Cut(out, "  runs\n")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
-	if len(rows) != 10 || !strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") || !strings.HasPrefix(strings.TrimSpace(rows[9]), "4096 ") {
+	if len(rows) != 10 || !strings.HasPrefix(strings.TrimSpace(rows[0]), "8 ") ||
+		!strings.HasPrefix(strings.TrimSpace(rows[9]), "4096 ") {
 		t.Fatalf("rows of 8 to 4,096 ranks:\n%s", table)
 	}
 	for _, row := range rows {
 		var W, M, slices int
 		var flat, layered, unit, runs string
 		text := strings.Replace(row, " - ", " - us ", 1)
-		if _, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices, &runs); err != nil {
+		if _, err := fmt.Sscan(text, &W, &M, &flat, &unit, &layered, &unit, &slices,
+			&runs); err != nil {
 			t.Fatalf("%s: %v", row, err)
 		}
 		_, one, _ := explain(fmt.Sprintf("allreduce 64M --topology %dx8%s", M, links))
-		if W != 8*M || !strings.Contains(one, ": "+runs+", because") || slices > 0 && !strings.Contains(one, fmt.Sprintf("in %d slice", slices)) {
+		if W != 8*M || !strings.Contains(one, ": "+runs+", because") || slices > 0 &&
+			!strings.Contains(one, fmt.Sprintf("in %d slice", slices)) {
 			t.Errorf("%s, but explain says\n%s", row, one)
 		}
 	}
@@ -285,7 +322,8 @@ func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
 	keep := func(declared bool, step time.Duration, source string) {
 		links := hierarchy.DefaultLinks()
 		links.Step = step
-		m := hierarchy.Measurement{Model: "host", Machines: 2, Devices: 2, Declared: declared, Links: links, Source: source}
+		m := hierarchy.Measurement{Model: "host", Machines: 2, Devices: 2, Declared: declared,
+			Links: links, Source: source}
 		if _, err := m.Keep(); err != nil {
 			t.Fatal(err)
 		}
@@ -294,10 +332,12 @@ func TestFoundExplainForgetsWhatWasTuned(t *testing.T) {
 		declared bool
 		step     time.Duration
 		source   string
-	}{{true, 77 * time.Microsecond, "of one machine"}, {false, 78 * time.Microsecond, "of two machines"}} {
+	}{{true, 77 * time.Microsecond, "of one machine"}, {false, 78 * time.Microsecond,
+		"of two machines"}} {
 		keep(test.declared, test.step, test.source)
 		code, out, err := explain("allreduce 2M --topology 2x2")
-		if code != 0 || !strings.Contains(out, test.step.String()+" for a phase") || !strings.Contains(out, "measured: "+test.source) {
+		if code != 0 || !strings.Contains(out, test.step.String()+" for a phase") ||
+			!strings.Contains(out, "measured: "+test.source) {
 			t.Errorf("code %d, %s, %s in\n%s", code, err, test.source, out)
 		}
 	}
@@ -326,14 +366,17 @@ func TestExplainSaysWhatIsWrong(t *testing.T) {
 		"allreduce 2M --topology 0,0,1 -n 3 --scale":   "the same number of devices",
 		"gather 2M --topology 2x2 --scale":             "nothing is hierarchical",
 	} {
-		if code, out, err := explain(line + h200); code != usageCode || out != "" || !strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
+		if code, out, err := explain(line + h200); code != usageCode || out != "" ||
+			!strings.Contains(err, "euryale: explain: ") || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, %q, %q, want %q", line, code, out, err, want)
 		}
 	}
-	if code, _, err := explain("allreduce much"); code != usageCode || !strings.Contains(err, "not a size") {
+	if code, _, err := explain("allreduce much"); code != usageCode ||
+		!strings.Contains(err, "not a size") {
 		t.Errorf("code %d, %q", code, err)
 	}
-	if code, _, err := explain("allreduce 2M --backend mpi"); code != usageCode || !strings.Contains(err, "use host or tcp") {
+	if code, _, err := explain("allreduce 2M --backend mpi"); code != usageCode ||
+		!strings.Contains(err, "use host or tcp") {
 		t.Errorf("code %d, %q", code, err)
 	}
 }

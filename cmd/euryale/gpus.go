@@ -137,12 +137,14 @@ var ways = []way{
 		func(to, from endpoint) error { return to.fetch(to.dst, from.usableGPU, from.src) },
 	},
 	{
-		"peer reads", "copied by kernels of the GPU that reads, read back and compared; GB/s (none: no peer access)",
+		"peer reads", "copied by kernels of the GPU that reads, read back and compared; GB/s " +
+			"(none: no peer access)",
 		func(to, from usableGPU) (bool, error) { return to.reach(from) }, false,
 		func(to, from endpoint) error { return to.kernels.Copy(to.dst, from.src) },
 	},
 	{
-		"peer writes", "copied by kernels of the GPU that writes, read back and compared; GB/s (none: no peer access)",
+		"peer writes", "copied by kernels of the GPU that writes, read back and compared; GB/s " +
+			"(none: no peer access)",
 		func(to, from usableGPU) (bool, error) { return from.reach(to) }, true,
 		func(to, from endpoint) error { return from.kernels.Copy(to.dst, from.src) },
 	},
@@ -157,18 +159,23 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 	}
 	for i, l := range endpoints {
 		if err := move(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
-			return []finding{{about: "gpu memory", err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
+			return []finding{{about: "gpu memory",
+				err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
 		}
 	}
 	var findings []finding
 	got := make([]byte, nbytes)
-	for _, way := range ways { // in this order: the driver copies faster once peer access is enabled
+	// in this order: the driver copies faster once peer access is enabled
+	for _, way := range ways {
 		t := table{endpoints: endpoints}
 		for i, from := range endpoints {
 			want := patternOf(i, nbytes)
-			t.add(from, func(to endpoint) (string, error) { return way.try(ctx, to, from, want, got) })
+			t.add(from, func(to endpoint) (string, error) {
+				return way.try(ctx, to, from, want, got)
+			})
 		}
-		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes), way.title)))
+		findings = append(findings, t.finding(way.about, fmt.Sprintf("%v %s", bench.Size(nbytes),
+			way.title)))
 	}
 	if err := free(); err != nil {
 		findings = append(findings, finding{about: "gpu memory", err: err})
@@ -177,7 +184,8 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 }
 
 // openEndpoints allocates memory on each GPU. free frees it, also after an error.
-func openEndpoints(usable []usableGPU, nbytes int) (endpoints []endpoint, free func() error, err error) {
+func openEndpoints(usable []usableGPU, nbytes int) (endpoints []endpoint, free func() error,
+	err error) {
 	var frees []func() error
 	free = func() error {
 		var errs []error
@@ -210,7 +218,8 @@ func patternOf(gpu, nbytes int) []byte {
 }
 
 // try tries one way from one GPU to another, and returns how fast it was.
-func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (speed string, err error) {
+func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (speed string,
+	err error) {
 	if err := ctx.Err(); err != nil {
 		return "not tried", err
 	}
@@ -274,7 +283,9 @@ func compare(got, want []byte) error {
 			}
 		}
 	}
-	return fmt.Errorf("%d of %d bytes arrived wrong, the first at %d: training would go wrong too. Look for Xid lines in dmesg; where GPUs are connected by PCIe, switch IOMMU and ACS off, or set NCCL_P2P_DISABLE=1", wrong, len(want), first)
+	return fmt.Errorf("%d of %d bytes arrived wrong, the first at %d: training would go wrong "+
+		"too. Look for Xid lines in dmesg; where GPUs are connected by PCIe, switch IOMMU and "+
+		"ACS off, or set NCCL_P2P_DISABLE=1", wrong, len(want), first)
 }
 
 // move copies between the host and a GPU, and waits.

@@ -29,7 +29,8 @@ func openGPUs() (*gpus, error) {
 		return nil, fmt.Errorf("count the GPUs: %w", err)
 	}
 	g := &gpus{probe: 64 << 20}
-	g.driver = fmt.Sprintf("for CUDA %d.%d; the oldest that works is 450.36, for CUDA 11.0", cu.Version()/1000, cu.Version()%1000/10)
+	g.driver = fmt.Sprintf("for CUDA %d.%d; the oldest that works is 450.36, for CUDA 11.0",
+		cu.Version()/1000, cu.Version()%1000/10)
 	library, version, err := management()
 	if err == nil {
 		g.driver = version + ", " + g.driver
@@ -97,7 +98,8 @@ func (d *device) facts() (string, error) {
 		return "", err
 	}
 	arch := d.ComputeCapability()
-	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(), d.PCIBusID(), arch/10, arch%10, gigabytes(free), gigabytes(total))
+	text := fmt.Sprintf("%s at %s, compute capability %d.%d, %s of %s free", d.Model(),
+		d.PCIBusID(), arch/10, arch%10, gigabytes(free), gigabytes(total))
 	if d.library != nil {
 		links, err := d.library.Links(d.PCIBusID())
 		if err != nil {

@@ -59,8 +59,10 @@ func TestLinksAreCountedByWhereTheyLead(t *testing.T) {
 	}{
 		{nil, "no NVLink"},
 		{[]nvml.Link{{Switch: true}, {Switch: true}}, "NVLink: 2 to NVSwitch"},
-		{[]nvml.Link{{PCIBusID: "0000:2a:00.0"}, {}, {PCIBusID: "0000:2A:00.0"}}, "NVLink: 2 to cuda:1, 1 to an unknown device"},
-		{[]nvml.Link{{PCIBusID: "0000:3B:00.0"}}, "NVLink: 1 to 0000:3B:00.0, which this process does not see"},
+		{[]nvml.Link{{PCIBusID: "0000:2a:00.0"}, {}, {PCIBusID: "0000:2A:00.0"}},
+			"NVLink: 2 to cuda:1, 1 to an unknown device"},
+		{[]nvml.Link{{PCIBusID: "0000:3B:00.0"}}, "NVLink: 1 to 0000:3B:00.0, which this process " +
+			"does not see"},
 	} {
 		if got := linksText(test.links, names); got != test.want {
 			t.Errorf("%+v: %q, want %q", test.links, got, test.want)
@@ -127,7 +129,9 @@ func TestDoctorsSelfTestsRunOnNCCL(t *testing.T) {
 		}
 		tried++
 		text, err := test.run(context.Background())
-		if err != nil || !strings.Contains(text, fmt.Sprintf("%d ranks all-reduce right on backend nccl, 4K in ", n)) {
+		if err != nil ||
+			!strings.Contains(text, fmt.Sprintf("%d ranks all-reduce right on backend nccl, 4K in ",
+				n)) {
 			t.Errorf("%s: %q, %v", test.about, text, err)
 		}
 	}
@@ -156,7 +160,8 @@ func TestDoctorRunsOnNCCL(t *testing.T) {
 
 func TestBenchRunsOnNCCL(t *testing.T) {
 	n := min(needNCCL(t), 4)
-	args := []string{"bench", "--backend=nccl", fmt.Sprint("--n=", n), "--min=1K", "--max=1M", "--factor=32", "--time=40ms", "--json"}
+	args := []string{"bench", "--backend=nccl", fmt.Sprint("--n=", n), "--min=1K", "--max=1M",
+		"--factor=32", "--time=40ms", "--json"}
 	for _, extra := range [][]string{{"--inproc"}, {}, {"--alloc", "--in-place"}} {
 		cmd := command(t, append(args, extra...)...)
 		var notes bytes.Buffer
@@ -173,7 +178,8 @@ func TestBenchRunsOnNCCL(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if r.Backend != "nccl" || r.Ranks != n || r.Wrong != 0 || r.StreamMicros <= 0 || r.HostMicros <= 0 || r.Device == "" || n > 1 && r.Used == "" {
+			if r.Backend != "nccl" || r.Ranks != n || r.Wrong != 0 || r.StreamMicros <= 0 ||
+				r.HostMicros <= 0 || r.Device == "" || n > 1 && r.Used == "" {
 				t.Errorf("%v: %+v", extra, r)
 			}
 		}

@@ -115,7 +115,9 @@ func TestProbeFindsWrongBytes(t *testing.T) {
 	all := standIns(t, 3)
 	all[0].spoils = 2
 	report := probed(t, all)
-	for _, want := range []string{"gpu copies      no ", "peer reads      ok ", "peer writes     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the first at 5"} {
+	for _, want := range []string{"gpu copies      no ", "peer reads      ok ",
+		"peer writes     ok ", " wrong\n", "cuda:0 to cuda:2: 1 of 1000 bytes arrived wrong, the " +
+			"first at 5"} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in\n%s", want, report)
 		}
@@ -129,7 +131,8 @@ func TestProbeGoesOnAfterAnError(t *testing.T) {
 	all := standIns(t, 2)
 	all[1].broken = "out of luck"
 	report := probed(t, all)
-	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck", "peer reads      ok "} {
+	for _, want := range []string{"cuda:0 to cuda:1: out of luck", "cuda:1 to cuda:1: out of luck",
+		"peer reads      ok "} {
 		if !strings.Contains(report, want) {
 			t.Errorf("no %q in\n%s", want, report)
 		}
@@ -143,7 +146,8 @@ func TestMatrixNamesEveryPair(t *testing.T) {
 	if err := matrix(usableGPUs(all)).write(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2", "cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
+	for _, want := range []string{"nvlink          no ", "cuda:0         -         1         2",
+		"cuda:1        10         -        12", "cuda:2 to cuda:0: out of luck"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
@@ -167,20 +171,24 @@ func TestGPUsAreExaminedByTheDoctor(t *testing.T) {
 		getenv: func(string) string { return "" },
 		open: func() (*gpus, error) {
 			return &gpus{
-				driver: "580", usable: usableGPUs(all), probe: 1000, problems: []finding{{about: "cuda:2", err: errors.New("too old")}},
-				close: func() error { closed = true; return nil },
+				driver: "580", usable: usableGPUs(all), probe: 1000,
+				problems: []finding{{about: "cuda:2", err: errors.New("too old")}},
+				close:    func() error { closed = true; return nil },
 			}, nil
 		},
 		tests: func(gpus int) []selfTest {
 			asked = gpus
-			return []selfTest{{"nccl goroutines", func(context.Context) (string, error) { return "works", nil }}}
+			return []selfTest{{"nccl goroutines", func(context.Context) (string, error) {
+				return "works", nil
+			}}}
 		},
 	}
 	var b strings.Builder
 	if err := d.examine(context.Background(), &b); err != nil {
 		t.Error(err)
 	}
-	for _, want := range []string{"driver          ok  580\n", "cuda:1          ok  a stand-in\n", "cuda:2          no  too old\n", "gpu copies      ok ", "nccl goroutines ok "} {
+	for _, want := range []string{"driver          ok  580\n", "cuda:1          ok  a stand-in\n",
+		"cuda:2          no  too old\n", "gpu copies      ok ", "nccl goroutines ok "} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("no %q in\n%s", want, b.String())
 		}
@@ -195,13 +203,19 @@ func TestDoctorSaysWhatAllReducesRunOn(t *testing.T) {
 		m    gpu.Survey
 		want string
 	}{
-		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 2}, "2 NVIDIA H200, fully-connected: nccl, ll, ll128-two-shot, one-shot, two-shot;"},
-		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 8}, "8 Tesla V100, cube-mesh: nccl, mesh;"},
-		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 4}, "4 Tesla V100, cube-mesh: nccl;"},
-		{gpu.Survey{Model: "NVIDIA A40", Link: gpu.FullyConnected, Ranks: 2, Tears: true}, "2 NVIDIA A40, fully-connected: nccl, ll, one-shot, two-shot;"},
-		{gpu.Survey{Model: "Tesla T4", Link: gpu.PCIe, Ranks: 4}, "4 Tesla T4, pcie: nccl, ll, one-shot, two-shot;"},
+		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 2},
+			"2 NVIDIA H200, fully-connected: nccl, ll, ll128-two-shot, one-shot, two-shot;"},
+		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 8},
+			"8 Tesla V100, cube-mesh: nccl, mesh;"},
+		{gpu.Survey{Model: "Tesla V100", Link: gpu.CubeMesh, Ranks: 4},
+			"4 Tesla V100, cube-mesh: nccl;"},
+		{gpu.Survey{Model: "NVIDIA A40", Link: gpu.FullyConnected, Ranks: 2, Tears: true},
+			"2 NVIDIA A40, fully-connected: nccl, ll, one-shot, two-shot;"},
+		{gpu.Survey{Model: "Tesla T4", Link: gpu.PCIe, Ranks: 4},
+			"4 Tesla T4, pcie: nccl, ll, one-shot, two-shot;"},
 		{gpu.Survey{Model: "Tesla T4", Link: gpu.Unknown, Ranks: 4}, "4 Tesla T4, unknown: nccl;"},
-		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 16}, "16 NVIDIA H200, fully-connected: nccl;"},
+		{gpu.Survey{Model: "NVIDIA H200", Link: gpu.FullyConnected, Ranks: 16},
+			"16 NVIDIA H200, fully-connected: nccl;"},
 	} {
 		if got := algorithmsText(test.m); !strings.HasPrefix(got, "all-reduces among "+test.want) {
 			t.Errorf("%+v: %q, want %q", test.m, got, test.want)

@@ -36,7 +36,10 @@ func onGPUs(t *testing.T, rank func(comm backend.Communicator) error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error { return rank(comm) }, b)
+	err = euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
+		return rank(comm)
+	}, b)
 	if closer, ok := b.(io.Closer); ok {
 		err = errors.Join(err, closer.Close())
 	}
@@ -57,7 +60,9 @@ func sums(comm backend.Communicator, n int) error {
 	for i := range x {
 		x[i] = float32(i%7 + comm.Rank())
 	}
-	err = errors.Join(copyOn(d, b, backend.Of(x)), backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, b, b), copyOn(d, backend.Of(x), b), d.Free(memory))
+	err = errors.Join(copyOn(d, b, backend.Of(x)),
+		backend.Run(comm, backend.Collective{Kind: backend.AllReduce}, b, b), copyOn(
+			d, backend.Of(x), b), d.Free(memory))
 	for i, got := range x {
 		if want := float32(2*(i%7) + 1); got != want && err == nil {
 			err = fmt.Errorf("element %d is %v, want %v", i, got, want)
@@ -124,7 +129,8 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 	}
 }
 
-// A node of a graph and the exchange of gradients, on the device, use the kernels without being told.
+// A node of a graph and the exchange of gradients, on the device, use the kernels without being
+// told.
 func TestGraphsAndTrainingUseLowLatencyOnGPU(t *testing.T) {
 	noTuning(t)
 	t.Setenv("EURYALE_LOWLATENCY", "ll")
@@ -137,7 +143,8 @@ func TestGraphsAndTrainingUseLowLatencyOnGPU(t *testing.T) {
 		}
 		// The parameter's first broadcast is no all-reduce.
 		if n := low.Usage().LL - before; n != 3 {
-			return fmt.Errorf("%d calls used the kernels, want that of the node, that of its gradient and that of a bucket: %+v", n, low.Usage())
+			return fmt.Errorf("%d calls used the kernels, want that of the node, that of its "+
+				"gradient and that of a bucket: %+v", n, low.Usage())
 		}
 		return nil
 	})
@@ -150,19 +157,22 @@ func sumAndTrain(comm backend.Communicator, build sync.Locker) (err error) {
 	g := gorgonia.NewGraph()
 	input := func(name string, value float32) *gorgonia.Node {
 		v := tensor.New(tensor.WithShape(n), tensor.WithBacking(slices.Repeat([]float32{value}, n)))
-		return gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(n), gorgonia.WithValue(v))
+		return gorgonia.NewVector(g, tensor.Float32, gorgonia.WithName(name), gorgonia.WithShape(n),
+			gorgonia.WithValue(v))
 	}
 	build.Lock() // Gorgonia's table of operations is not for several goroutines
 	x, w := input("x", float32(comm.Rank()+1)), input("w", 1)
 	y, err := ops.AllReduce(comm, backend.Sum, gorgonia.Must(gorgonia.HadamardProd(x, w)))
 	if err == nil {
-		_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(w, y)))), w)
+		_, err = gorgonia.Grad(
+			gorgonia.Must(gorgonia.Sum(gorgonia.Must(gorgonia.HadamardProd(w, y)))), w)
 	}
 	build.Unlock()
 	if err != nil {
 		return err
 	}
-	machine, err := vm.New(g, comm.Device(), vm.WithSolver(&autograd.SGD{Rate: 1}, w), vm.WithDataParallel(comm, autograd.WithSum()))
+	machine, err := vm.New(g, comm.Device(), vm.WithSolver(&autograd.SGD{Rate: 1}, w),
+		vm.WithDataParallel(comm, autograd.WithSum()))
 	if err != nil {
 		return err
 	}
@@ -170,7 +180,8 @@ func sumAndTrain(comm backend.Communicator, build sync.Locker) (err error) {
 		return err
 	}
 	// Of a rank, the gradient is y = 1 + 2, and x times the sum of w over the ranks, 2.
-	if got, want := w.Value().Data().([]float32), slices.Repeat([]float32{1 - (3 + 2*1) - (3 + 2*2)}, n); !slices.Equal(got, want) {
+	if got, want := w.Value().Data().([]float32),
+		slices.Repeat([]float32{1 - (3 + 2*1) - (3 + 2*2)}, n); !slices.Equal(got, want) {
 		return fmt.Errorf("w is %v, want %v", got[:3], want[:3])
 	}
 	return nil
@@ -182,7 +193,8 @@ func TestTuneMeasuresWhatExplainKnowsOnGPU(t *testing.T) {
 	}
 	noTuning(t)
 	var notes bytes.Buffer
-	cmd := command(t, "bench", "--tune", "--inproc", "--backend=nccl", "-n", "2", "--min=4K", "--max=4K", "--time=1ms", "--json")
+	cmd := command(t, "bench", "--tune", "--inproc", "--backend=nccl", "-n", "2", "--min=4K",
+		"--max=4K", "--time=1ms", "--json")
 	cmd.Stderr = &notes
 	out, err := cmd.Output()
 	if err != nil {
@@ -196,7 +208,8 @@ func TestTuneMeasuresWhatExplainKnowsOnGPU(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if len(r.Samples) != 1 || r.Samples[0].NCCL <= 0 || r.Samples[0].OneShot <= 0 || r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
+		if len(r.Samples) != 1 || r.Samples[0].NCCL <= 0 || r.Samples[0].OneShot <= 0 ||
+			r.Ranks != 2 || r.Model == "" || !strings.Contains(r.Source, "NCCL") {
 			t.Errorf("%+v", r)
 		}
 		t.Log(r)

@@ -28,8 +28,9 @@ const (
 // full reports whether all cases are tested, and not a sample of them.
 func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
 
-// Two launchers, each with two of the four ranks, as on two machines, by the script of examples/cluster.
-// That they share this one is known to the ranks, which here take sockets all the same.
+// Two launchers, each with two of the four ranks, as on two machines, by the script of
+// examples/cluster. That they share this one is known to the ranks, which here take sockets all the
+// same.
 func TestLaunchersShareAJob(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -86,7 +87,8 @@ func startJob(t *testing.T, machines []*proctest.Namespace, program ...string) j
 	t.Helper()
 	j := job{machines: machines}
 	for i, m := range machines {
-		args := []string{"run", fmt.Sprint("--nnodes=", len(machines)), fmt.Sprint("--node-rank=", i), "--rendezvous=" + machines[0].Addr + ":29511", "-n", "2"}
+		args := []string{"run", fmt.Sprint("--nnodes=", len(machines)),
+			fmt.Sprint("--node-rank=", i), "--rendezvous=" + machines[0].Addr + ":29511", "-n", "2"}
 		cmd := command(t, append(args, program...)...)
 		cmd.Env = append(cmd.Env, "EURYALE_TOKEN="+secret, fmt.Sprint("EURYALE_TIMEOUT=", patience))
 		j.launchers = append(j.launchers, proctest.Launch(t, m.Command(cmd)))
@@ -117,7 +119,8 @@ func (j job) kill(t *testing.T, ranks ...int) {
 		if !found {
 			t.Fatalf("there is no rank %d to kill", rank)
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && (i == 0 || err != syscall.ESRCH) {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil &&
+			(i == 0 || err != syscall.ESRCH) {
 			t.Fatalf("kill rank %d: %v", rank, err)
 		}
 	}
@@ -125,23 +128,28 @@ func (j job) kill(t *testing.T, ranks ...int) {
 
 func TestMachinesRunABenchmark(t *testing.T) {
 	machines := proctest.Machines(t, 2, proctest.Wire{})
-	out := startJob(t, machines, command(t).Path, "bench", "--min=4", "--max=4M", "--factor=32", "--iters=5").succeeds(t)
+	out := startJob(t, machines, command(t).Path, "bench", "--min=4", "--max=4M", "--factor=32",
+		"--iters=5").succeeds(t)
 	if !strings.Contains(out, "[0] # ranks: 4 processes") || !strings.Contains(out, "backend tcp") {
 		t.Errorf("machine 0 printed\n%s", out)
 	}
 }
 
-// Links between machines are measured where they are, inside in shared memory, and explained afterwards.
+// Links between machines are measured where they are, inside in shared memory, and explained
+// afterwards.
 func TestMachinesTuneTheirLinks(t *testing.T) {
 	file := noTuning(t)
 	machines := proctest.Machines(t, 2, proctest.Wire{})
-	startJob(t, machines, command(t).Path, "bench", "--tune", "--min=64K", "--max=1M", "--factor=16", "--time=1ms").succeeds(t)
-	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor), false)
+	startJob(t, machines, command(t).Path, "bench", "--tune", "--min=64K", "--max=1M",
+		"--factor=16", "--time=1ms").succeeds(t)
+	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor),
+		false)
 	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
 		t.Fatalf("%s keeps %+v, %v", file, kept, err)
 	}
 	code, out, stderr := explain("allreduce 64M --topology 2x2")
-	for _, want := range []string{"links         " + kept.Links.String() + "\n", "measured: " + kept.Source, "67.1 MB between machines from each rank"} {
+	for _, want := range []string{"links         " + kept.Links.String() + "\n", "measured: " +
+		kept.Source, "67.1 MB between machines from each rank"} {
 		if code != 0 || !strings.Contains(out, want) {
 			t.Errorf("code %d, %s, no %q in\n%s", code, stderr, want, out)
 		}
@@ -149,9 +157,11 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 }
 
 // trained is the last line of the demo.
-var trained = regexp.MustCompile(`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
+var trained = regexp.MustCompile(
+	`(?m)^(?:\[0\] )?(accuracy=0\.9\d+) .* ranks=\d+ backend=(\S+) (params=[0-9a-f]{64}) `)
 
-// learned returns what the demo ends with on a backend. It sees by itself that all ranks have the same.
+// learned returns what the demo ends with on a backend. It sees by itself that all ranks have the
+// same.
 func learned(t *testing.T, out, backend string) string {
 	t.Helper()
 	end := trained.FindStringSubmatch(out)
@@ -188,23 +198,26 @@ func TestMachinesLearn(t *testing.T) {
 	}
 	first := map[int]string{} // what machines with hierarchy learn, by their number
 	for _, c := range cases {
-		t.Run(fmt.Sprintf("%d machines, %+v, %s", c.machines, c.wire, c.program[1]), func(t *testing.T) {
-			end := learned(t, startJob(t, proctest.Machines(t, c.machines, c.wire), c.program...).succeeds(t), "tcp")
-			want := c.want
-			if want == "" {
-				want = first[c.machines]
-			}
-			if want == "" {
-				first[c.machines] = end
-			} else if end != want {
-				t.Errorf("it ends with %s, others with %s", end, want)
-			}
-		})
+		t.Run(fmt.Sprintf("%d machines, %+v, %s", c.machines, c.wire, c.program[1]),
+			func(t *testing.T) {
+				end := learned(t, startJob(t, proctest.Machines(t, c.machines, c.wire),
+					c.program...).
+					succeeds(t), "tcp")
+				want := c.want
+				if want == "" {
+					want = first[c.machines]
+				}
+				if want == "" {
+					first[c.machines] = end
+				} else if end != want {
+					t.Errorf("it ends with %s, others with %s", end, want)
+				}
+			})
 	}
 }
 
-// TestMachinesTrainATransformer: samples are divided between machines and weights inside them, or sequences between
-// machines, and the loss is the loss of one rank.
+// TestMachinesTrainATransformer: samples are divided between machines and weights inside them, or
+// sequences between machines, and the loss is the loss of one rank.
 func TestMachinesTrainATransformer(t *testing.T) {
 	if !full() {
 		t.Skip("TestMachinesLearn is the sample: set EURYALE_FULL=1")
@@ -233,9 +246,11 @@ func TestMachinesTrainATransformer(t *testing.T) {
 	want, wantEval := loss(string(alone))
 	for _, layout := range []string{"--tp 2", "--sp 2 --tp 2", "--sp 2"} {
 		t.Run(layout, func(t *testing.T) {
-			got, eval := loss(startJob(t, proctest.Machines(t, 2, proctest.Wire{}), append(train, strings.Fields(layout)...)...).succeeds(t))
+			got, eval := loss(startJob(t, proctest.Machines(t, 2, proctest.Wire{}),
+				append(train, strings.Fields(layout)...)...).succeeds(t))
 			if math.Abs(got-want) > 1e-3 || math.Abs(eval-wantEval) > 1e-3 {
-				t.Errorf("the loss is %v, and %v of held-out text; on one rank %v and %v", got, eval, want, wantEval)
+				t.Errorf("the loss is %v, and %v of held-out text; on one rank %v and %v", got,
+					eval, want, wantEval)
 			}
 		})
 	}
@@ -243,9 +258,10 @@ func TestMachinesTrainATransformer(t *testing.T) {
 
 // loss is a way to lose ranks, or a machine.
 type loss struct {
-	name   string
-	lost   []int // ranks, any of which may be named; none for those elsewhere, where a network is lost
-	silent int   // the machine whose launcher cannot name anybody, or -1
+	name string
+	// ranks, any of which may be named; none for those elsewhere, where a network is lost
+	lost   []int
+	silent int // the machine whose launcher cannot name anybody, or -1
 	within time.Duration
 	lose   func(t *testing.T, j job)
 }
@@ -259,16 +275,22 @@ func losses(machines int) []loss {
 	silence := patience + time.Second + notice // to take leave of those who do not answer
 	var all []loss
 	for rank := range 2 * machines {
-		all = append(all, loss{fmt.Sprint("kill -9 of rank ", rank), []int{rank}, -1, notice, func(t *testing.T, j job) { j.kill(t, rank) }})
+		all = append(all, loss{fmt.Sprint("kill -9 of rank ", rank), []int{rank}, -1, notice,
+			func(t *testing.T, j job) { j.kill(t, rank) }})
 	}
 	for m := range machines {
 		ranks := []int{2 * m, 2*m + 1}
 		all = append(all,
-			loss{fmt.Sprint("kill -9 of launcher ", m), ranks, m, notice, func(t *testing.T, j job) { j.launchers[m].Process.Kill() }},
-			loss{fmt.Sprint("kill -9 of all ranks of machine ", m), ranks, -1, notice, func(t *testing.T, j job) { j.kill(t, ranks...) }},
-			loss{fmt.Sprintf("machine %d is stopped", m), ranks, m, silence, func(t *testing.T, j job) { j.machines[m].Signal(t, syscall.SIGSTOP) }},
-			loss{fmt.Sprintf("machine %d is cut off", m), nil, -1, silence, func(t *testing.T, j job) { j.machines[m].Cut(t) }},
-			loss{fmt.Sprintf("machine %d is not heard", m), nil, -1, silence, func(t *testing.T, j job) { j.machines[m].Mute(t) }})
+			loss{fmt.Sprint("kill -9 of launcher ", m), ranks, m, notice,
+				func(t *testing.T, j job) { j.launchers[m].Process.Kill() }},
+			loss{fmt.Sprint("kill -9 of all ranks of machine ", m), ranks, -1, notice,
+				func(t *testing.T, j job) { j.kill(t, ranks...) }},
+			loss{fmt.Sprintf("machine %d is stopped", m), ranks, m, silence,
+				func(t *testing.T, j job) { j.machines[m].Signal(t, syscall.SIGSTOP) }},
+			loss{fmt.Sprintf("machine %d is cut off", m), nil, -1, silence,
+				func(t *testing.T, j job) { j.machines[m].Cut(t) }},
+			loss{fmt.Sprintf("machine %d is not heard", m), nil, -1, silence,
+				func(t *testing.T, j job) { j.machines[m].Mute(t) }})
 	}
 	return all
 }
@@ -287,7 +309,9 @@ func TestMachinesNameEveryLoss(t *testing.T) {
 	for _, size := range sizes {
 		for _, l := range losses(size) {
 			if full() || slices.Contains(sample, l.name) {
-				t.Run(fmt.Sprintf("%d machines, %s", size, l.name), func(t *testing.T) { l.happens(t, size, program) })
+				t.Run(fmt.Sprintf("%d machines, %s", size, l.name), func(t *testing.T) {
+					l.happens(t, size, program)
+				})
 			}
 		}
 	}
@@ -306,9 +330,11 @@ func (l loss) happens(t *testing.T, size int, program string) {
 			continue
 		}
 		if !launcher.Says(l.names(i, size), l.within-time.Since(began)) {
-			t.Errorf("machine %d has not named the loss after %v:\n%s", i, time.Since(began), launcher.Output())
+			t.Errorf("machine %d has not named the loss after %v:\n%s", i, time.Since(began),
+				launcher.Output())
 		}
-		t.Logf("machine %d has named the loss after %v", i, time.Since(began).Round(time.Millisecond))
+		t.Logf("machine %d has named the loss after %v", i, time.Since(began).Round(
+			time.Millisecond))
 	}
 	for i, m := range j.machines {
 		m.Signal(t, syscall.SIGCONT)
@@ -319,34 +345,45 @@ func (l loss) happens(t *testing.T, size int, program string) {
 	}
 }
 
-// names matches what the launcher of a machine of size says of the loss. A machine that is not heard
-// may hear first that the others miss it.
+// names matches what the launcher of a machine of size says of the loss. A machine that is not
+// heard may hear first that the others miss it.
 func (l loss) names(machine, size int) *regexp.Regexp {
 	lost := l.lost
 	for rank := range 2 * size {
-		if l.lost == nil && (rank/2 != machine || strings.HasSuffix(l.name, fmt.Sprintf("machine %d is not heard", machine))) {
+		if l.lost == nil &&
+			(rank/2 != machine || strings.HasSuffix(l.name, fmt.Sprintf("machine %d is not heard",
+				machine))) {
 			lost = append(lost, rank)
 		}
 	}
 	ranks := strings.ReplaceAll(strings.Trim(fmt.Sprint(lost), "[]"), " ", "|")
-	return regexp.MustCompile(`\b(rank (` + ranks + `) (is down|failed)|because of rank (` + ranks + `)\b|no sign of ranks? (` + ranks + `)\b)`)
+	return regexp.MustCompile(`\b(rank (` + ranks + `) (is down|failed)|because of rank (` + ranks +
+		`)\b|no sign of ranks? (` + ranks + `)\b)`)
 }
 
-// TestMachinesUnderOtherLaunchers: four ranks on two machines, with the variables that launchers set.
+// TestMachinesUnderOtherLaunchers: four ranks on two machines, with the variables that launchers
+// set.
 func TestMachinesUnderOtherLaunchers(t *testing.T) {
 	for launcher, variables := range map[string]string{
-		"torchrun": "RANK=%[1]d WORLD_SIZE=4 LOCAL_RANK=%[2]d LOCAL_WORLD_SIZE=2 GROUP_RANK=%[3]d MASTER_ADDR=%[4]s MASTER_PORT=29500 TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0",
+		"torchrun": "RANK=%[1]d WORLD_SIZE=4 LOCAL_RANK=%[2]d LOCAL_WORLD_SIZE=2 " +
+			"GROUP_RANK=%[3]d MASTER_ADDR=%[4]s MASTER_PORT=29500 " +
+			"TORCHELASTIC_USE_AGENT_STORE=True TORCHELASTIC_RUN_ID=none " +
+			"TORCHELASTIC_RESTART_COUNT=0",
 		"Kubeflow": "RANK=%[1]d WORLD_SIZE=4 MASTER_ADDR=%[4]s MASTER_PORT=23456",
-		"Hydra":    "PMI_RANK=%[1]d PMI_SIZE=4 MPI_LOCALRANKID=%[2]d MPI_LOCALNRANKS=2 EURYALE_JOB=job MASTER_ADDR=%[4]s EURYALE_PORT=29512",
-		"srun":     "SLURM_PROCID=%[1]d SLURM_NTASKS=4 SLURM_LOCALID=%[2]d SLURM_NODEID=%[3]d SLURM_TASKS_PER_NODE=2(x2) SLURM_JOB_ID=41 SLURM_STEP_ID=0 MASTER_ADDR=%[4]s",
+		"Hydra": "PMI_RANK=%[1]d PMI_SIZE=4 MPI_LOCALRANKID=%[2]d MPI_LOCALNRANKS=2 " +
+			"EURYALE_JOB=job MASTER_ADDR=%[4]s EURYALE_PORT=29512",
+		"srun": "SLURM_PROCID=%[1]d SLURM_NTASKS=4 SLURM_LOCALID=%[2]d SLURM_NODEID=%[3]d " +
+			"SLURM_TASKS_PER_NODE=2(x2) SLURM_JOB_ID=41 SLURM_STEP_ID=0 MASTER_ADDR=%[4]s",
 	} {
 		t.Run(launcher, func(t *testing.T) {
 			j := job{machines: proctest.Machines(t, 2, proctest.Wire{})}
 			for rank := range 4 {
-				cmd := command(t, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4", "--iters=5")
+				cmd := command(t, "bench", "--backend=tcp", "--min=1K", "--max=4K", "--factor=4",
+					"--iters=5")
 				set := fmt.Sprintf(variables, rank, rank%2, rank/2, j.machines[0].Addr)
 				cmd.Env = append(append(cmd.Env, "EURYALE_TOKEN="+secret), strings.Fields(set)...)
-				j.launchers = append(j.launchers, proctest.Launch(t, j.machines[rank/2].Command(cmd)))
+				j.launchers = append(j.launchers,
+					proctest.Launch(t, j.machines[rank/2].Command(cmd)))
 			}
 			if out := j.succeeds(t); !strings.Contains(out, "# ranks: 4 processes") {
 				t.Errorf("rank 0 printed\n%s", out)
@@ -355,8 +392,8 @@ func TestMachinesUnderOtherLaunchers(t *testing.T) {
 	}
 }
 
-// TestMachinesLearnUnderLaunchers: the launchers of others that this host has start two ranks on each
-// machine. Over sockets and without hierarchy they learn what shared memory learns.
+// TestMachinesLearnUnderLaunchers: the launchers of others that this host has start two ranks on
+// each machine. Over sockets and without hierarchy they learn what shared memory learns.
 func TestMachinesLearnUnderLaunchers(t *testing.T) {
 	if !full() {
 		t.Skip("EURYALE_FULL=1 runs it")
@@ -373,24 +410,31 @@ func TestMachinesLearnUnderLaunchers(t *testing.T) {
 		machines         int
 	}{
 		{"mpirun.openmpi", "tcp", 2}, {"mpirun.openmpi", "mpi", 2}, {"mpirun.openmpi", "mpi", 3},
-		{"mpiexec.hydra", "tcp", 2}, {"mpiexec.hydra", "mpi", 2}, {"mpiexec.hydra", "mpi", 3}, {"torchrun", "tcp", 2},
+		{"mpiexec.hydra", "tcp", 2}, {"mpiexec.hydra", "mpi", 2}, {"mpiexec.hydra", "mpi", 3},
+		{"torchrun", "tcp", 2},
 	} {
-		t.Run(fmt.Sprintf("%s, %s, %d machines", c.launcher, c.engine, c.machines), func(t *testing.T) {
-			if _, err := exec.LookPath(c.launcher); err != nil {
-				t.Skip(err)
-			}
-			j := job{machines: proctest.Machines(t, c.machines, proctest.Wire{})}
-			for i, args := range startedBy(c.launcher, proctest.Shell(t, j.machines), j.machines) {
-				cmd := exec.Command(c.launcher, append(args, program, epochs)...)
-				cmd.Env = append(os.Environ(), "EURYALE_TOKEN="+secret, "EURYALE_BACKEND="+c.engine, "EURYALE_HIERARCHY=never",
-					"MASTER_ADDR="+j.machines[0].Addr, "MASTER_PORT=29533",
-					"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "FI_TCP_IFACE=eth0", "GLOO_SOCKET_IFNAME=eth0")
-				j.launchers = append(j.launchers, proctest.Launch(t, j.machines[i].Command(cmd)))
-			}
-			if end := learned(t, j.succeeds(t), c.engine); c.engine == "tcp" && end != want {
-				t.Errorf("it ends with %s, on one machine with %s", end, want)
-			}
-		})
+		t.Run(fmt.Sprintf("%s, %s, %d machines", c.launcher, c.engine, c.machines),
+			func(t *testing.T) {
+				if _, err := exec.LookPath(c.launcher); err != nil {
+					t.Skip(err)
+				}
+				j := job{machines: proctest.Machines(t, c.machines, proctest.Wire{})}
+				for i, args := range startedBy(c.launcher, proctest.Shell(t, j.machines),
+					j.machines) {
+					cmd := exec.Command(c.launcher, append(args, program, epochs)...)
+					cmd.Env = append(os.Environ(), "EURYALE_TOKEN="+secret,
+						"EURYALE_BACKEND="+c.engine,
+						"EURYALE_HIERARCHY=never",
+						"MASTER_ADDR="+j.machines[0].Addr, "MASTER_PORT=29533",
+						"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+						"FI_TCP_IFACE=eth0", "GLOO_SOCKET_IFNAME=eth0")
+					j.launchers = append(j.launchers,
+						proctest.Launch(t, j.machines[i].Command(cmd)))
+				}
+				if end := learned(t, j.succeeds(t), c.engine); c.engine == "tcp" && end != want {
+					t.Errorf("it ends with %s, on one machine with %s", end, want)
+				}
+			})
 	}
 }
 
@@ -404,13 +448,20 @@ func startedBy(launcher, shell string, machines []*proctest.Namespace) (args [][
 	all := strings.Join(hosts, ",")
 	switch launcher {
 	case "mpirun.openmpi":
-		return [][]string{strings.Fields("--mca plm_rsh_agent " + shell + " --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self --mca btl_tcp_if_include eth0" +
-			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x MASTER_ADDR -x MASTER_PORT -H " + all)}
+		return [][]string{strings.Fields("--mca plm_rsh_agent " + shell +
+			" --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self " +
+			"--mca btl_tcp_if_include eth0" +
+			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x " +
+			"MASTER_ADDR -x MASTER_PORT -H " + all)}
 	case "mpiexec.hydra":
-		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell + " -iface eth0 -n " + fmt.Sprint(2*len(machines)) + " -hosts " + all)}
+		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell +
+			" -iface eth0 -n " + fmt.Sprint(2*len(machines)) + " -hosts " + all)}
 	}
 	for r := range machines {
-		args = append(args, strings.Fields(fmt.Sprintf("--nnodes=%d --node-rank=%d --nproc-per-node=2 --master-addr=%s --master-port=29500 --log-dir=%s --no-python", len(machines), r, machines[0].Addr, filepath.Dir(shell))))
+		args = append(
+			args, strings.Fields(fmt.Sprintf("--nnodes=%d --node-rank=%d --nproc-per-node=2 "+
+				"--master-addr=%s --master-port=29500 --log-dir=%s --no-python", len(machines), r,
+				machines[0].Addr, filepath.Dir(shell))))
 	}
 	return args
 }

@@ -129,7 +129,8 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 
 // vars are the values in help texts and defaults.
 func vars() kong.Vars {
-	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " + bench.Version()}
+	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " +
+		bench.Version()}
 }
 
 // wholeNumber reads the value of a flag, also one that looks like a flag, such as -1: the command
@@ -159,7 +160,8 @@ func hint(args []string) string {
 		name, _, _ := strings.Cut(arg, "=")
 		switch strings.ReplaceAll(name, "_", "-") {
 		case "-np", "--np", "--nproc", "--nproc-per-node", "--ntasks":
-			return fmt.Sprintf("; instead of %s write -n and the number of ranks, such as -n 4", name)
+			return fmt.Sprintf("; instead of %s write -n and the number of ranks, such as -n 4",
+				name)
 		}
 	}
 	return ""

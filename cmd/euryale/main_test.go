@@ -14,7 +14,9 @@ import (
 func commandLine(args ...string) (code int, out, err string) {
 	var stdout, stderr bytes.Buffer
 	exited := false
-	code = run(context.Background(), args, &streams{nil, &stdout, &stderr}, func(int) { exited = true })
+	code = run(context.Background(), args, &streams{nil, &stdout, &stderr}, func(int) {
+		exited = true
+	})
 	if exited {
 		code = 100
 	}

@@ -28,7 +28,9 @@ func (b *benchCmd) besidePeer(ctx context.Context, s *streams) (err error) {
 	pairs, err := bench.Turns(b.Rounds, func(which int) (map[int]float64, error) {
 		measure := program.Run
 		if which == 1 {
-			measure = func(ctx context.Context) ([]bench.Result, error) { return b.oneRound(ctx, s) }
+			measure = func(ctx context.Context) ([]bench.Result, error) {
+				return b.oneRound(ctx, s)
+			}
 		}
 		results, err := measure(ctx)
 		times := map[int]float64{}
@@ -61,7 +63,8 @@ func (b *benchCmd) oneRound(ctx context.Context, s *streams) ([]bench.Result, er
 func (b *benchCmd) writePairs(s *streams, pairs []bench.Pair, ours map[int]bench.Result) error {
 	if !b.JSON && len(pairs) > 0 {
 		engine := ours[pairs[0].Bytes].Backend
-		if _, err := fmt.Fprintf(s.out, "#%11s %11s %11s %7s\n#%11s %11s %11s\n", "size", engine, b.Peer, "ratio", "(bytes)", "(us)", "(us)"); err != nil {
+		if _, err := fmt.Fprintf(s.out, "#%11s %11s %11s %7s\n#%11s %11s %11s\n", "size", engine,
+			b.Peer, "ratio", "(bytes)", "(us)", "(us)"); err != nil {
 			return err
 		}
 	}
@@ -72,7 +75,8 @@ func (b *benchCmd) writePairs(s *streams, pairs []bench.Pair, ours map[int]bench
 		if b.JSON {
 			err = r.WriteJSON(s.out)
 		} else {
-			_, err = fmt.Fprintf(s.out, " %11d %11.2f %11.2f %7.3f\n", p.Bytes, r.P50Micros, r.PeerMicros, r.Ratio)
+			_, err = fmt.Fprintf(s.out, " %11d %11.2f %11.2f %7.3f\n", p.Bytes, r.P50Micros,
+				r.PeerMicros, r.Ratio)
 		}
 		if err != nil {
 			return err

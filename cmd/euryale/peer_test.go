@@ -9,7 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/bench"
 )
 
-// standInForOpenMPI puts scripts into PATH whose program measures 3 us, less than any process takes.
+// standInForOpenMPI puts scripts into PATH whose program measures 3 us, less than any process
+// takes.
 func standInForOpenMPI(t *testing.T) (path string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -17,7 +18,8 @@ func standInForOpenMPI(t *testing.T) (path string) {
 		"mpicc":  `[ -s "$4" ] && : > "$3"`,
 		"mpirun": `case "$*" in *"-n 2"*"tcp,self"*) echo '{"collective":"allreduce","bytes":1024,"p50_us":0.003,"wrong":0}' ;; *) exit 3 ;; esac`,
 	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"),
+			0o700); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -25,7 +27,8 @@ func standInForOpenMPI(t *testing.T) (path string) {
 }
 
 func TestAPeerIsMeasuredInTurn(t *testing.T) {
-	cmd := command(t, "bench", "-n", "2", "--backend", "tcp", "--peer", "openmpi", "--max", "1K", "--time", "1ms", "--rounds", "2", "--json")
+	cmd := command(t, "bench", "-n", "2", "--backend", "tcp", "--peer", "openmpi", "--max", "1K",
+		"--time", "1ms", "--rounds", "2", "--json")
 	cmd.Env = append(cmd.Env, "PATH="+standInForOpenMPI(t))
 	var notes strings.Builder
 	cmd.Stderr = &notes
@@ -37,7 +40,8 @@ func TestAPeerIsMeasuredInTurn(t *testing.T) {
 	if err != nil || len(results) != 1 {
 		t.Fatalf("%v in\n%s", err, out)
 	}
-	if r := results[0]; r.Peer != "openmpi" || r.PeerMicros != 0.003 || r.Ratio <= 1 || r.Backend != "tcp" {
+	if r := results[0]; r.Peer != "openmpi" || r.PeerMicros != 0.003 || r.Ratio <= 1 ||
+		r.Backend != "tcp" {
 		t.Errorf("the result is %+v", r)
 	}
 	if n := strings.Count(notes.String(), "# euryale bench"); n != 2 {
@@ -58,7 +62,8 @@ func TestAPeerMeasuresSumsOfF32Only(t *testing.T) {
 		"--peer openmpi --iters 3":                      "for a time",
 		"--peer openmpi --compress bf16":                "none of --inproc",
 	} {
-		code, _, err := commandLine(append([]string{"bench", "-n", "2", "--backend", "tcp"}, strings.Fields(args)...)...)
+		code, _, err := commandLine(append([]string{"bench", "-n", "2", "--backend", "tcp"},
+			strings.Fields(args)...)...)
 		if code != usageCode || !strings.Contains(err, want) {
 			t.Errorf("%s: code %d, the error is %q", args, code, err)
 		}

@@ -56,7 +56,8 @@ func (p *phaseTimes) line() string {
 	sep := " "
 	for _, phase := range hierarchy.Phases() {
 		if took, ok := total[phase.String()]; ok {
-			fmt.Fprintf(&b, "%s%v %.1f", sep, phase, float64(took.Nanoseconds())/1e3/float64(len(counted)))
+			fmt.Fprintf(&b, "%s%v %.1f", sep, phase, float64(took.Nanoseconds())/1e3/float64(
+				len(counted)))
 			sep = ", "
 		}
 	}
@@ -65,10 +66,14 @@ func (p *phaseTimes) line() string {
 
 // parts returns the phases that have ended, of calls after the last line that have lost none.
 func (p *phaseTimes) parts() (all []observe.Event) {
-	events := slices.DeleteFunc(p.from.Events(), func(e observe.Event) bool { return e.Part == "" || e.Comm != p.comm })
+	events := slices.DeleteFunc(p.from.Events(), func(e observe.Event) bool {
+		return e.Part == "" || e.Comm != p.comm
+	})
 	last := p.told
 	if len(events) > 0 && p.from.Dropped() > 0 {
 		last = max(last, events[0].Header.Seq)
 	}
-	return slices.DeleteFunc(events, func(e observe.Event) bool { return e.End.IsZero() || e.Header.Seq <= last })
+	return slices.DeleteFunc(events, func(e observe.Event) bool {
+		return e.End.IsZero() || e.Header.Seq <= last
+	})
 }

@@ -42,7 +42,8 @@ func command(t *testing.T, args ...string) *exec.Cmd {
 
 // small is a benchmark that takes no time worth mentioning.
 func small(args ...string) []string {
-	return append([]string{"bench", "--backend=host", "--min=1K", "--max=4K", "--factor=4", "--iters=5"}, args...)
+	return append([]string{"bench", "--backend=host", "--min=1K", "--max=4K", "--factor=4",
+		"--iters=5"}, args...)
 }
 
 func TestBenchOfOneRank(t *testing.T) {
@@ -53,7 +54,8 @@ func TestBenchOfOneRank(t *testing.T) {
 }
 
 func TestBenchOverTLS(t *testing.T) {
-	cmd := command(t, "bench", "-n", "2", "--backend", "tcp", "--min=1K", "--max=4M", "--factor=64", "--iters=3")
+	cmd := command(t, "bench", "-n", "2", "--backend", "tcp", "--min=1K", "--max=4M", "--factor=64",
+		"--iters=3")
 	cmd.Env = append(cmd.Env, "EURYALE_TLS=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil || strings.Count(string(out), "\n") < 8 {
@@ -63,7 +65,8 @@ func TestBenchOverTLS(t *testing.T) {
 
 func TestDoctorTriesProcesses(t *testing.T) {
 	out, err := command(t, "doctor").CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "host processes  ok  2 ranks all-reduce right on backend host") {
+	if err != nil || !strings.Contains(string(out), "host processes  ok  2 ranks all-reduce "+
+		"right on backend host") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
@@ -101,7 +104,8 @@ func TestBenchIsARankUnderALauncher(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(string(out), `"ranks":2`); n != 2 || !strings.HasPrefix(string(out), "[0] {") {
+	if n := strings.Count(string(out), `"ranks":2`); n != 2 ||
+		!strings.HasPrefix(string(out), "[0] {") {
 		t.Errorf("rank 0 should write 2 lines:\n%s", out)
 	}
 }

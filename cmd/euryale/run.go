@@ -52,11 +52,14 @@ func (c *runCmd) Validate() error {
 	case c.MaxRestarts < 0:
 		return fmt.Errorf("--max-restarts=%d: the number must not be negative", c.MaxRestarts)
 	case c.Nnodes < 1 || c.NodeRank < 0 || c.NodeRank >= c.Nnodes:
-		return fmt.Errorf("--node-rank=%d of --nnodes=%d: machines are numbered from 0", c.NodeRank, c.Nnodes)
+		return fmt.Errorf("--node-rank=%d of --nnodes=%d: machines are numbered from 0", c.NodeRank,
+			c.Nnodes)
 	case c.Nnodes > 1 && c.Rendezvous == "":
-		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that all machines reach, and a free port there")
+		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that " +
+			"all machines reach, and a free port there")
 	case c.Nnodes > 1 && c.MaxRestarts > 0:
-		return errors.New("--max-restarts works on one machine only: the launchers of several do not know of each other")
+		return errors.New("--max-restarts works on one machine only: the launchers of several do " +
+			"not know of each other")
 	}
 	return nil
 }
@@ -71,7 +74,8 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	warnOfUnread(s)
 	var machines *launch.Machines
 	if c.Nnodes > 1 || c.Rendezvous != "" {
-		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous, Token: env.Token.Read(os.Getenv)}
+		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous,
+			Token: env.Token.Read(os.Getenv)}
 	}
 	signals, stop := jobSignals()
 	defer stop()
@@ -105,7 +109,8 @@ func jobSignals() (signals chan os.Signal, stop func()) {
 func misplaced(err error, args []string) error {
 	var f *launch.Failed
 	if errors.As(err, &f) && f.Usage() && slices.Contains(args, "-n") {
-		return fmt.Errorf("%w\n-n came after the program and went to it: euryale run -n N PROGRAM starts N ranks", err)
+		return fmt.Errorf("%w\n-n came after the program and went to it: euryale run -n N "+
+			"PROGRAM starts N ranks", err)
 	}
 	return err
 }
@@ -140,7 +145,9 @@ func (c *runCmd) split(flags []*kong.Flag) (program string, args []string, err e
 		return "", nil, usageError{err}
 	}
 	if len(words) == 0 {
-		return "", nil, usageError{errors.New("run which program? Give an executable or the directory of a Go package")}
+		return "", nil,
+			usageError{errors.New("run which program? Give an executable or the directory of a " +
+				"Go package")}
 	}
 	return words[0], words[1:], nil
 }

@@ -171,7 +171,8 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 		{"Abort", 5, 1, "exit status 1", "I do not like it"},
 		{"SIGSTOP", 2, 1, "stopped by a signal such as SIGSTOP", "no sign of rank 1"},
 		{"exit 0", 5, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
-		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it", "as seen by rank "},
+		{"exit 0 before Init", 2, 1, "exit status 0 while other ranks still needed it",
+			"as seen by rank "},
 		{"exit 3", 5, 3, "exit status 3", "out of data"},
 		{"kill -9", 5, 137, "signal: killed", ""},
 	} {
@@ -184,7 +185,9 @@ func TestFoundLauncherBlamesTheRankThatFailedFirst(t *testing.T) {
 				err := cmd.Run()
 				said := summary(stderr.String())
 				first, rest, _ := strings.Cut(said, "\n")
-				if cmd.ProcessState.ExitCode() != c.code || !strings.HasPrefix(first, "rank 1 failed first: ") || !strings.Contains(first, c.how) {
+				if cmd.ProcessState.ExitCode() != c.code ||
+					!strings.HasPrefix(first, "rank 1 failed first: ") ||
+					!strings.Contains(first, c.how) {
 					t.Fatalf("%v: %s", err, stderr.String())
 				}
 				if !strings.Contains(rest, c.last) {
@@ -233,7 +236,9 @@ func TestFoundQuitPrintsCallsAndStacksOfEveryRank(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, want := range []string{
-			fmt.Sprintf("rank %d: the last 10 of 2", r), "allreduce(sum) of 3 f32 (call 20) on run-", "SIGQUIT: quit", "goroutine 1 ", "euryale.beBroken",
+			fmt.Sprintf("rank %d: the last 10 of 2", r),
+			"allreduce(sum) of 3 f32 (call 20) on run-", "SIGQUIT: quit", "goroutine 1 ",
+			"euryale.beBroken",
 		} {
 			if !strings.Contains(string(log), want) {
 				t.Errorf("rank %d: no %q in %.200s", r, want, log)
@@ -274,7 +279,8 @@ func TestQuitPrintsTheCallsOfGoroutinesToo(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 128+int(syscall.SIGQUIT) {
 		t.Errorf("exit code %d", code)
 	}
-	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of", "rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
+	for _, want := range []string{"rank 0: the last 1 of", "rank 1: the last 1 of",
+		"rank 2: the last 1 of", "SIGQUIT: quit", "hangAsGoroutines"} {
 		if !strings.Contains(stderr.String(), want) {
 			t.Errorf("no %q in %.1000s", want, stderr.String())
 		}
@@ -325,7 +331,8 @@ func TestFoundOutputThatNobodyReadsIsNamed(t *testing.T) {
 	timer := time.AfterFunc(20*time.Second, func() { cmd.Process.Kill() })
 	defer timer.Stop()
 	cmd.Wait() // the exit code says it
-	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "the output of the ranks cannot be written") {
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(),
+		"the output of the ranks cannot be written") {
 		t.Errorf("exit code %d, %s", code, stderr.String())
 	}
 }
@@ -335,7 +342,9 @@ func TestFoundVariablesOfTheLauncherAreKnown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := doctor{getenv: func(string) string { return "" }, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}
+	d := doctor{getenv: func(string) string {
+		return ""
+	}, environ: append(strings.Split(string(out), "\n"), "EURYALE_TERMINAL=1")}
 	for _, f := range d.environment() {
 		if f.err != nil {
 			t.Errorf("%s: %v", f.about, f.err)

@@ -22,11 +22,15 @@ const (
 func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 	D := plan.Layout.Devices()
 	if D == 0 {
-		return "", usageError{fmt.Errorf("--scale takes machines with the same number of devices, not %v", plan.Layout)}
+		return "",
+			usageError{fmt.Errorf("--scale takes machines with the same number of devices, not %v",
+				plan.Layout)}
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "  predicted for machines of %d, by these links and without the time of arithmetic:\n", D)
-	fmt.Fprintf(&b, "  %6s  %8s  %12s  %12s  %6s  runs\n", "ranks", "machines", "flat", "hierarchical", "slices")
+	fmt.Fprintf(&b, "  predicted for machines of %d, by these links and without the time of "+
+		"arithmetic:\n", D)
+	fmt.Fprintf(&b, "  %6s  %8s  %12s  %12s  %6s  runs\n", "ranks", "machines", "flat",
+		"hierarchical", "slices")
 	flat, layered := chart.Curve{Name: "flat"}, chart.Curve{Name: "hierarchical"}
 	for W := fewestScaled; W <= mostScaled; W *= 2 {
 		if W%D != 0 {
@@ -44,18 +48,24 @@ func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 		if c.Hierarchical {
 			runs = "hierarchical"
 		}
-		fmt.Fprintf(&b, "  %6d  %8d  %12s  %12s  %6d  %s\n", W, W/D, fmt.Sprintf("%.1f us", micros(c.Flat)), took, c.Slices, runs)
+		fmt.Fprintf(&b, "  %6d  %8d  %12s  %12s  %6d  %s\n", W, W/D,
+			fmt.Sprintf("%.1f us", micros(c.Flat)), took, c.Slices, runs)
 	}
 	if len(layered.Points) == 0 {
-		return "", usageError{fmt.Errorf("--scale: nothing is hierarchical on machines of %d devices from %d to %d ranks: %s",
-			D, fewestScaled, mostScaled, plan.Choose(q.what, q.dtype, q.nbytes/q.dtype.Size()).Reason)}
+		return "",
+			usageError{fmt.Errorf("--scale: nothing is hierarchical on machines of %d devices "+
+				"from %d to %d ranks: %s",
+				D, fewestScaled, mostScaled, plan.Choose(q.what, q.dtype, q.nbytes/q.dtype.Size()).
+					Reason)}
 	}
 	if e.Plot == "" {
 		return b.String(), nil
 	}
 	err := chart.Save(e.Plot, chart.Chart{
-		Title: fmt.Sprintf("%v of %v of %v, machines of %d (predicted)", q.what, e.Size, q.dtype, D),
-		X:     "ranks", Y: "time of a call", YText: chart.Micros, Curves: []chart.Curve{flat, layered},
+		Title: fmt.Sprintf("%v of %v of %v, machines of %d (predicted)", q.what, e.Size,
+			q.dtype, D),
+		X: "ranks", Y: "time of a call", YText: chart.Micros, Curves: []chart.Curve{flat,
+			layered},
 	})
 	return b.String(), err
 }

@@ -37,7 +37,8 @@ func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 	kernels, reason := quick(comm)
 	machines := hierarchical(comm)
 	if kernels == nil && machines == nil {
-		return fmt.Errorf("bench: there is nothing to tune: %s; and nothing goes machine by machine: %s", reason, whyFlat(comm))
+		return fmt.Errorf("bench: there is nothing to tune: %s; and nothing goes machine by "+
+			"machine: %s", reason, whyFlat(comm))
 	}
 	t := tuner{output: s, Config: c, rank: comm.Rank(), size: comm.Size()}
 	if err := t.begin(comm); err != nil {
@@ -64,8 +65,10 @@ func tunable(chosen backend.Backend) error {
 	if chosen.Name() != (host.Backend{}).Name() || env.Topology.Text(os.Getenv) != "" {
 		return nil
 	}
-	return fmt.Errorf("bench: --tune measures GPUs and links between machines, and there are neither%s. "+
-		"Shared memory of one machine needs no tuning. To pretend that there are two machines: EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4", without(chosen.Name()))
+	return fmt.Errorf("bench: --tune measures GPUs and links between machines, and there are "+
+		"neither%s. "+
+		"Shared memory of one machine needs no tuning. To pretend that there are two machines: "+
+		"EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4", without(chosen.Name()))
 }
 
 // quick returns the layer with low-latency kernels, or why there is none.
@@ -73,7 +76,8 @@ func quick(comm backend.Communicator) (c *gpu.Communicator, reason string) {
 	c, ok := backend.As[*gpu.Communicator](comm)
 	switch {
 	case !ok:
-		return nil, fmt.Sprintf("backend %s has no low-latency kernels", comm.Capabilities().Backend) + without(comm.Capabilities().Backend)
+		return nil, fmt.Sprintf("backend %s has no low-latency kernels",
+			comm.Capabilities().Backend) + without(comm.Capabilities().Backend)
 	case c.Refused() != "":
 		return nil, "low-latency kernels do not run here: " + c.Refused()
 	}
@@ -93,7 +97,8 @@ func without(chosen string) string {
 
 // hierarchical returns the layer with machines, nil if there is one machine.
 func hierarchical(comm backend.Communicator) *hierarchy.Communicator {
-	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Part(hierarchy.Remainder) != nil {
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok &&
+		h.Part(hierarchy.Remainder) != nil {
 		return h
 	}
 	return nil
@@ -123,11 +128,15 @@ func (t *tuner) begin(comm backend.Communicator) error {
 	}
 	t.device = modelOf(comm.Device())
 	return t.note("%s", t.head([]string{
-		fmt.Sprintf("euryale bench --tune: %v to %v, factor %d, backend %s", t.Min, t.Max, t.Factor, t.engine()),
+		fmt.Sprintf("euryale bench --tune: %v to %v, factor %d, backend %s", t.Min, t.Max, t.Factor,
+			t.engine()),
 		"ranks: " + t.ranks(t.size),
-		"method: in place, in ordinary memory; rounds in which the ways take turns, each with a batch of calls",
-		"  that are started one behind the other (20 to 400 calls or 2 ms), timed by the device's clock if it has one;",
-		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank", t.Budget),
+		"method: in place, in ordinary memory; rounds in which the ways take turns, each with a " +
+			"batch of calls",
+		"  that are started one behind the other (20 to 400 calls or 2 ms), timed by the " +
+			"device's clock if it has one;",
+		fmt.Sprintf("  as many rounds as fit %v (11 to 201); medians, of the slowest rank",
+			t.Budget),
 	}))
 }
 
@@ -178,7 +187,8 @@ func (t *tuner) source() string {
 	if text := t.library(); text != "" {
 		engine, _, _ = strings.Cut(text, " (") // the rest says where it is
 	}
-	return fmt.Sprintf("euryale bench --tune, %s, %s, %s", time.Now().UTC().Format(time.DateOnly), t.ranks(t.size), engine)
+	return fmt.Sprintf("euryale bench --tune, %s, %s, %s", time.Now().UTC().Format(time.DateOnly),
+		t.ranks(t.size), engine)
 }
 
 // clock is one of a device's.
@@ -279,7 +289,8 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 		return err
 	}
 	m := hierarchy.Measurement{
-		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(), Devices: l.Devices(),
+		Model: cmp.Or(modelOf(h.Device()), h.Device().Name()), Machines: l.Machines(),
+		Devices:  l.Devices(),
 		Declared: env.Topology.Text(os.Getenv) != "", Links: links, Source: t.source(),
 	}
 	machines := fmt.Sprintf("%d machines x %d devices", m.Machines, m.Devices)
@@ -293,9 +304,10 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	return t.keep(m)
 }
 
-// slowest measures the links of all parts, of which this rank may be in none, and returns the longest
-// latency and the lowest bandwidth.
-func (t *tuner) slowest(h *hierarchy.Communicator, part backend.Communicator) (link hierarchy.Link, err error) {
+// slowest measures the links of all parts, of which this rank may be in none, and returns the
+// longest latency and the lowest bandwidth.
+func (t *tuner) slowest(h *hierarchy.Communicator, part backend.Communicator) (link hierarchy.Link,
+	err error) {
 	worst := []float64{0, 0} // seconds of a message, and for a byte
 	if part != nil {
 		if link, err = t.link(part); err != nil {
@@ -303,10 +315,12 @@ func (t *tuner) slowest(h *hierarchy.Communicator, part backend.Communicator) (l
 		}
 		worst = []float64{link.Latency.Seconds(), 1 / link.Bandwidth}
 	}
-	if err := backend.Run(h, backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.Of(worst), backend.Of(worst)); err != nil {
+	if err := backend.Run(h, backend.Collective{Kind: backend.AllReduce, Op: backend.Max},
+		backend.Of(worst), backend.Of(worst)); err != nil {
 		return link, err
 	}
-	return hierarchy.Link{Latency: time.Duration(math.Round(worst[0] * float64(time.Second))), Bandwidth: 1 / worst[1]}, nil
+	return hierarchy.Link{Latency: time.Duration(math.Round(worst[0] * float64(time.Second))),
+		Bandwidth: 1 / worst[1]}, nil
 }
 
 // link measures the link between the ranks of a part by all-gathers, in which each rank sends every
@@ -323,7 +337,8 @@ func (t *tuner) link(part backend.Communicator) (hierarchy.Link, error) {
 			if n == 0 {
 				continue
 			}
-			whole, own := comparison.Buffer().Slice(0, n*P), comparison.Buffer().Slice(part.Rank()*n, (part.Rank()+1)*n)
+			whole, own := comparison.Buffer().Slice(0, n*P), comparison.Buffer().Slice(
+				part.Rank()*n, (part.Rank()+1)*n)
 			gather := func() (backend.Work, error) {
 				return part.Start(nil, backend.Collective{Kind: backend.AllGather}, whole, own)
 			}
@@ -332,16 +347,17 @@ func (t *tuner) link(part backend.Communicator) (hierarchy.Link, error) {
 				return nil, err
 			}
 			took := time.Duration(micros[0] * float64(time.Microsecond))
-			calls = append(calls, hierarchy.Timed{Steps: P - 1, Bytes: float64(n * (P - 1)), Took: took})
+			calls = append(calls, hierarchy.Timed{Steps: P - 1, Bytes: float64(n * (P - 1)),
+				Took: took})
 		}
 		return calls, nil
 	})
 	return link, errors.Join(err, comparison.Close())
 }
 
-// Other programs make calls slower, and never faster. So each size counts with the fastest of several
-// sweeps over all sizes. While no link explains the times, which takes a disturbance during every
-// sweep, there are more, up to mostSweeps.
+// Other programs make calls slower, and never faster. So each size counts with the fastest of
+// several sweeps over all sizes. While no link explains the times, which takes a disturbance during
+// every sweep, there are more, up to mostSweeps.
 const (
 	sweeps     = 3
 	mostSweeps = 10

@@ -20,7 +20,8 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 		ranks, D int
 	}{{"2x2", 4, 2}, {"0,1,1", 3, 0}} {
 		t.Setenv("EURYALE_TOPOLOGY", test.topology)
-		b := quickBench(t, "--backend=host", "--tune", "-n", strconv.Itoa(test.ranks), "--time=1ms", "--max=1M", "--factor=1024", "--json")
+		b := quickBench(t, "--backend=host", "--tune", "-n", strconv.Itoa(test.ranks), "--time=1ms",
+			"--max=1M", "--factor=1024", "--json")
 		var out, notes bytes.Buffer
 		if err := b.Run(context.Background(), &streams{out: &out, err: &notes}); err != nil {
 			t.Fatal(err)
@@ -34,13 +35,15 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 			t.Fatal(err)
 		}
 		kept, found, err := hierarchy.Measured("host", layout, true)
-		if err != nil || !found || kept != m || m.Links.Step <= 0 || !strings.Contains(m.Source, "goroutines") {
+		if err != nil || !found || kept != m || m.Links.Step <= 0 ||
+			!strings.Contains(m.Source, "goroutines") {
 			t.Errorf("%+v, kept %+v, %v, %v", m, kept, found, err)
 		}
 		if m.Machines != 2 || m.Devices != test.D || m.Links.Inside == m.Links.Between {
 			t.Errorf("%s: %+v", test.topology, m)
 		}
-		for _, want := range []string{"# euryale bench --tune: 1K to 1M", "# backend host has no low-latency kernels", "# kept in "} {
+		for _, want := range []string{"# euryale bench --tune: 1K to 1M",
+			"# backend host has no low-latency kernels", "# kept in "} {
 			if !strings.Contains(notes.String(), want) {
 				t.Errorf("no %q in\n%s", want, notes.String())
 			}
@@ -50,7 +53,8 @@ func TestTuneMeasuresTheLinksOfDeclaredMachines(t *testing.T) {
 
 // Each sweep is disturbed at another size: each size counts with its fastest time.
 func TestLinksAreFittedToUndisturbedTimes(t *testing.T) {
-	const small, large, slow = 11 * time.Microsecond, 1010 * time.Microsecond, time.Second // 10 us + 1 GB/s
+	// 10 us + 1 GB/s
+	const small, large, slow = 11 * time.Microsecond, 1010 * time.Microsecond, time.Second
 	type times struct{ small, large time.Duration }
 	for _, test := range []struct {
 		sweeps []times // the last one goes on
@@ -58,16 +62,19 @@ func TestLinksAreFittedToUndisturbedTimes(t *testing.T) {
 		want   int
 	}{
 		{[]times{{small, slow}, {slow, large}}, true, sweeps},
-		{[]times{{slow, large}, {slow, large}, {slow, large}, {slow, slow}, {small, slow}}, true, sweeps + 2},
+		{[]times{{slow, large}, {slow, large}, {slow, large}, {slow, slow}, {small, slow}}, true,
+			sweeps + 2},
 		{[]times{{slow, small}}, false, mostSweeps},
 	} {
 		done := 0
 		link, err := fitted(func() ([]hierarchy.Timed, error) {
 			took := test.sweeps[min(done, len(test.sweeps)-1)]
 			done++
-			return []hierarchy.Timed{{Steps: 1, Bytes: 1e3, Took: took.small}, {Steps: 1, Bytes: 1e6, Took: took.large}}, nil
+			return []hierarchy.Timed{{Steps: 1, Bytes: 1e3, Took: took.small},
+				{Steps: 1, Bytes: 1e6, Took: took.large}}, nil
 		})
-		near := link.Latency.Round(time.Microsecond) == 10*time.Microsecond && link.Bandwidth > 0.99e9 && link.Bandwidth < 1.01e9
+		near := link.Latency.Round(time.Microsecond) == 10*time.Microsecond &&
+			link.Bandwidth > 0.99e9 && link.Bandwidth < 1.01e9
 		if (err == nil) != test.fits || near != test.fits || done != test.want {
 			t.Errorf("%v: %v, %v after %d sweeps, want %d", test.sweeps, link, err, done, test.want)
 		}
@@ -85,7 +92,9 @@ func TestTuneSaysWhyThereIsNothingToTune(t *testing.T) {
 		t.Setenv("EURYALE_HIERARCHY", test.mode)
 		b := quickBench(t, "--backend=host", "--tune", "-n", "4")
 		err := b.Run(context.Background(), nowhere())
-		if err == nil || !strings.Contains(err.Error(), "backend host has no low-latency kernels") || !strings.Contains(err.Error(), "; and nothing goes machine by machine: "+test.say) {
+		if err == nil ||
+			!strings.Contains(err.Error(), "backend host has no low-latency kernels") ||
+			!strings.Contains(err.Error(), "; and nothing goes machine by machine: "+test.say) {
 			t.Errorf("topology %q, hierarchy %q: %v", test.topology, test.mode, err)
 		}
 		if _, err := os.Stat(file); err == nil {
@@ -98,7 +107,8 @@ func TestFoundTuneWithoutGPUsSaysWhatToDo(t *testing.T) {
 	noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "")
 	code, out, errs := commandLine("bench", "--backend=host", "--tune", "-n", "4")
-	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, "EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4") {
+	if code != 1 || out != "" || strings.Count(errs, "\n") != 1 ||
+		!strings.Contains(errs, "EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4") {
 		t.Errorf("code %d, %q, %q", code, out, errs)
 	}
 }
@@ -107,12 +117,14 @@ func TestTuneWritesForAPerson(t *testing.T) {
 	file := noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")
 	var out bytes.Buffer
-	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=1M", "--factor=1024")
+	cmd := command(t, "bench", "-n", "2", "--backend=host", "--tune", "--time=1ms", "--max=1M",
+		"--factor=1024")
 	cmd.Stdout = &out
 	if err := cmd.Run(); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"ranks: 2 processes", "2 machines x 1 devices of host: inside ", "# kept in " + file} {
+	for _, want := range []string{"ranks: 2 processes", "2 machines x 1 devices of host: inside ",
+		"# kept in " + file} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}

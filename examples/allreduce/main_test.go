@@ -13,7 +13,8 @@ import (
 
 func TestSumOfTwoRanks(t *testing.T) {
 	var out [2]bytes.Buffer
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		return run(comm, &out[comm.Rank()])
 	})
 	if err != nil {

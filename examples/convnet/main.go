@@ -39,11 +39,13 @@ func main() {
 	epochs := flag.Int("epochs", 12, "how often to go through the data")
 	batch := flag.Int("batch", 48, "images in a step, of all ranks together")
 	rate := flag.Float64("lr", 0.003, "learning rate of Adam")
-	device := flag.String("device", "auto", "where to compute: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
+	device := flag.String("device", "auto", "where to compute: cpu, gpu (that of the backend), "+
+		"or auto (a gpu if the backend has one)")
 	flag.Parse()
 	comm, err := euryale.Init(context.Background()) // (*)
 	if err == nil {
-		err = errors.Join(train(comm, new(sync.Mutex), *device, *epochs, *batch, *rate, os.Stdout), comm.Close())
+		err = errors.Join(train(comm, new(sync.Mutex), *device, *epochs, *batch, *rate, os.Stdout),
+			comm.Close())
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "convnet:", err)
@@ -53,7 +55,8 @@ func main() {
 
 // train trains a model and prints how well it does. Ranks of one process build graphs under their
 // lock.
-func train(comm backend.Communicator, build sync.Locker, device string, epochs, batch int, rate float64, out io.Writer) (err error) {
+func train(comm backend.Communicator, build sync.Locker, device string, epochs, batch int,
+	rate float64, out io.Writer) (err error) {
 	defer func() {
 		if err != nil {
 			comm.Abort(err) // (*) so that the others learn of it at once
@@ -67,7 +70,8 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 	if err != nil {
 		return err
 	}
-	sampler, err := autograd.NewSampler(comm, images.Count(), batch, 1) // (*) this rank's share of each batch
+	// (*) this rank's share of each batch
+	sampler, err := autograd.NewSampler(comm, images.Count(), batch, 1)
 	if err != nil {
 		return err
 	}
@@ -77,7 +81,9 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 	if err != nil {
 		return err
 	}
-	training, err := vm.New(m.g, on, vm.WithSolver(&autograd.Adam{Rate: rate}, m.learnables...), vm.WithDataParallel(comm)) // (*)
+	// (*)
+	training, err := vm.New(m.g, on, vm.WithSolver(&autograd.Adam{Rate: rate}, m.learnables...),
+		vm.WithDataParallel(comm))
 	if err != nil {
 		return err
 	}
@@ -96,7 +102,8 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 			if err := m.feed(images, which); err != nil {
 				return err
 			}
-			m.random.Next((step*comm.Size() + comm.Rank()) * sampler.Local()) // other masks in each step, whatever the number of ranks
+			// other masks in each step, whatever the number of ranks
+			m.random.Next((step*comm.Size() + comm.Rank()) * sampler.Local())
 			if err := training.RunAll(); err != nil {
 				return fmt.Errorf("epoch %d, step %d: %w", epoch+1, step+1, err)
 			}
@@ -109,11 +116,14 @@ func train(comm backend.Communicator, build sync.Locker, device string, epochs, 
 			return err
 		}
 		if comm.Rank() == 0 {
-			fmt.Fprintf(out, "epoch %d/%d: loss=%.4f accuracy=%.4f\n", epoch+1, epochs, loss, accuracy)
+			fmt.Fprintf(out, "epoch %d/%d: loss=%.4f accuracy=%.4f\n", epoch+1, epochs, loss,
+				accuracy)
 		}
 	}
 	if comm.Rank() == 0 {
-		fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n", accuracy, loss, epochs, comm.Size(), comm.Capabilities().Backend, time.Since(began).Seconds())
+		fmt.Fprintf(out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s seconds=%.1f\n",
+			accuracy, loss, epochs, comm.Size(), comm.Capabilities().Backend, time.Since(
+				began).Seconds())
 	}
 	return nil
 }
@@ -124,7 +134,8 @@ func computeOn(comm backend.Communicator, flag string) (backend.Device, error) {
 	switch flag {
 	case "gpu":
 		if d.Name() == "host" {
-			return nil, fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
+			return nil, fmt.Errorf("--device gpu: backend %s has no GPU: see euryale doctor",
+				comm.Capabilities().Backend)
 		}
 		return d, nil
 	case "auto":
@@ -136,7 +147,8 @@ func computeOn(comm backend.Communicator, flag string) (backend.Device, error) {
 }
 
 // evaluate classifies the held-out images, each rank a part of them.
-func evaluate(comm backend.Communicator, m *model, machine G.VM, heldOut handwritten.Samples, batch int) (accuracy float64, err error) {
+func evaluate(comm backend.Communicator, m *model, machine G.VM, heldOut handwritten.Samples,
+	batch int) (accuracy float64, err error) {
 	shares, err := autograd.Evaluation(comm, heldOut.Count(), batch) // (*)
 	if err != nil {
 		return 0, err
@@ -173,8 +185,10 @@ type model struct {
 
 func newModel(batch int) (*model, error) {
 	m := &model{g: G.NewGraph(), random: nn.NewRandom(1), initial: rand.New(rand.NewPCG(1, 1))}
-	m.x = G.NewTensor(m.g, tensor.Float32, 4, G.WithShape(batch, 1, handwritten.Side, handwritten.Side), G.WithName("x"), G.WithInit(G.Zeroes()))
-	m.y = G.NewTensor(m.g, tensor.Int, 1, G.WithShape(batch), G.WithName("y"), G.WithInit(G.Zeroes()))
+	m.x = G.NewTensor(m.g, tensor.Float32, 4, G.WithShape(batch, 1, handwritten.Side,
+		handwritten.Side), G.WithName("x"), G.WithInit(G.Zeroes()))
+	m.y = G.NewTensor(m.g, tensor.Int, 1, G.WithShape(batch), G.WithName("y"),
+		G.WithInit(G.Zeroes()))
 	h := m.x
 	var err error
 	for i, filters := range []int{32, 64, 128} {

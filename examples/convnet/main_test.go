@@ -18,11 +18,13 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 	last := func(ranks int) (accuracy, loss float64) {
 		t.Helper()
 		var out bytes.Buffer
-		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+		err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator,
+			build sync.Locker) error {
 			return train(comm, build, "cpu", 2, 48, 0.004, &out)
 		})
 		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		if _, scanned := fmt.Sscanf(lines[len(lines)-1], "accuracy=%g loss=%g", &accuracy, &loss); err != nil || scanned != nil {
+		if _, scanned := fmt.Sscanf(lines[len(lines)-1], "accuracy=%g loss=%g", &accuracy,
+			&loss); err != nil || scanned != nil {
 			t.Fatalf("%d ranks: %v, and printed\n%s", ranks, err, out.String())
 		}
 		return accuracy, loss
@@ -37,7 +39,8 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 }
 
 func TestUnknownDeviceIsAnError(t *testing.T) {
-	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), 1, func(comm backend.Communicator,
+		build sync.Locker) error {
 		return train(comm, build, "tpu", 1, 48, 0.002, new(bytes.Buffer))
 	})
 	if err == nil || !strings.Contains(err.Error(), "use cpu, gpu or auto") {

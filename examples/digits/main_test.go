@@ -86,7 +86,8 @@ func TestAnInterruptSaves(t *testing.T) {
 		t.Fatalf("it ends with %v\n%s", err, out)
 	}
 	again, said := job(t, 2, "-epochs 1 -checkpoint "+dir)
-	if err := launch.Run(t.Context(), again); err != nil || strings.Contains(said.String(), "epoch ") {
+	if err := launch.Run(t.Context(), again); err != nil ||
+		strings.Contains(said.String(), "epoch ") {
 		t.Errorf("it does not go on behind the epochs of before: %v\n%s", err, said)
 	}
 }

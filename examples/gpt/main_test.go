@@ -248,12 +248,14 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	if full() {
 		flags, tree, runs = "--steps 30 --batch 16", " --tree 8", nil // the default model
 		for _, cores := range []int{1, 2, 4} {
-			runs = append(runs, [2]int{1, cores}, [2]int{2, cores}, [2]int{4, cores}, [2]int{8, cores})
+			runs = append(runs, [2]int{1, cores}, [2]int{2, cores}, [2]int{4, cores},
+				[2]int{8, cores})
 		}
 	}
 	ends, inTree := map[string][2]int{}, 0.0
 	for _, r := range runs {
-		loss, eval, _, params := ending(t, train(t, r[0], flags+tree, fmt.Sprint("GOMAXPROCS=", r[1])))
+		loss, eval, _, params := ending(
+			t, train(t, r[0], flags+tree, fmt.Sprint("GOMAXPROCS=", r[1])))
 		ends[fmt.Sprint(loss, eval, params)], inTree = r, loss
 	}
 	if len(ends) != 1 {
@@ -278,7 +280,8 @@ func TestResumesOnOtherLayouts(t *testing.T) {
 	}
 	j, _, errs := job(t, 1, small(text)+" --lr 1e-3 --checkpoint "+dir)
 	j.MaxRestarts = 0
-	if err := launch.Run(t.Context(), j); err == nil || !strings.Contains(errs.String(), "lr:0.01") {
+	if err := launch.Run(t.Context(), j); err == nil ||
+		!strings.Contains(errs.String(), "lr:0.01") {
 		t.Errorf("with another learning rate: %v, %s", err, errs)
 	}
 }
@@ -310,7 +313,8 @@ func TestASignalSaves(t *testing.T) {
 func TestPythonReadsTheCheckpoint(t *testing.T) {
 	out, err := exec.Command("python3", "-c", "import safetensors.numpy").CombinedOutput()
 	if err != nil {
-		t.Skipf("needs safetensors and numpy (pip install safetensors numpy): %s", bytes.TrimSpace(out))
+		t.Skipf("needs safetensors and numpy (pip install safetensors numpy): %s",
+			bytes.TrimSpace(out))
 	}
 	dir := filepath.Join(t.TempDir(), "state")
 	train(t, 2, small(repeating(t))+" --tp 2 --checkpoint "+dir)

@@ -66,7 +66,8 @@ func parse(records [][]string, shape []int) (s Samples, err error) {
 		}
 		hot[i*Labels+s.Classes[i]] = 1
 	}
-	s.Images = tensor.New(tensor.WithShape(append([]int{n}, shape...)...), tensor.WithBacking(images))
+	s.Images = tensor.New(tensor.WithShape(append([]int{n}, shape...)...),
+		tensor.WithBacking(images))
 	s.Labels = tensor.New(tensor.WithShape(n, Labels), tensor.WithBacking(hot))
 	return s, nil
 }

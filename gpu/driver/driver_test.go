@@ -15,7 +15,8 @@ func TestAvailableSaysWhatIsMissing(t *testing.T) {
 	if os.Getenv("REQUIRE_GPU") == "1" {
 		t.Fatalf("no GPU, and REQUIRE_GPU=1: %v", err)
 	}
-	if text := err.Error(); !strings.Contains(text, "-tags gpu") && !strings.Contains(text, "CUDA driver") {
+	if text := err.Error(); !strings.Contains(text, "-tags gpu") &&
+		!strings.Contains(text, "CUDA driver") {
 		t.Errorf("error is %q: it should name the tag or the driver", text)
 	}
 }

@@ -63,19 +63,19 @@ int euryale_nvml_find(struct euryale_nvml *n, const char *bus_id, void **device)
 	return n->by_bus_id(bus_id, device);
 }
 
-int euryale_nvml_link_state(struct euryale_nvml *n, void *device, unsigned int link, unsigned int *active)
-{
+int euryale_nvml_link_state(struct euryale_nvml *n, void *device, unsigned int link,
+	unsigned int *active) {
 	return n->link_state(device, link, active);
 }
 
-int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned int link, unsigned int *type)
-{
+int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned int link,
+	unsigned int *type) {
 	enum { not_supported = 3 };
 
 	return n->link_remote_type ? n->link_remote_type(device, link, type) : not_supported;
 }
 
-int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link, struct euryale_pci *pci)
-{
+int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link,
+	struct euryale_pci *pci) {
 	return n->link_remote_pci(device, link, pci);
 }

@@ -40,7 +40,8 @@ func open(path string) (*Library, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
 	if why := C.euryale_nvml_open(l.table, name); why != nil {
-		err := fmt.Errorf("nvml: %s: it is a part of NVIDIA's driver; a container gets it with NVIDIA_DRIVER_CAPABILITIES=compute,utility", C.GoString(why))
+		err := fmt.Errorf("nvml: %s: it is a part of NVIDIA's driver; a container gets it with "+
+			"NVIDIA_DRIVER_CAPABILITIES=compute,utility", C.GoString(why))
 		l.unload()
 		return nil, err
 	}
@@ -74,7 +75,8 @@ func (l *Library) failure(doing string, code C.int) error {
 // Driver returns the version of the driver: "580.95.05".
 func (l *Library) Driver() (string, error) {
 	var text [versionCapacity]C.char
-	err := l.failure("version of the driver", C.euryale_nvml_driver(l.table, &text[0], versionCapacity))
+	err := l.failure("version of the driver", C.euryale_nvml_driver(l.table, &text[0],
+		versionCapacity))
 	return C.GoString(&text[0]), err
 }
 
@@ -89,7 +91,8 @@ func (l *Library) Links(pciBusID string) ([]Link, error) {
 	name := C.CString(pciBusID)
 	defer C.free(unsafe.Pointer(name))
 	var device unsafe.Pointer
-	if err := l.failure("find the device at "+pciBusID, C.euryale_nvml_find(l.table, name, &device)); err != nil {
+	if err := l.failure("find the device at "+pciBusID, C.euryale_nvml_find(l.table, name,
+		&device)); err != nil {
 		return nil, err
 	}
 	var links []Link
@@ -115,5 +118,6 @@ func (l *Library) link(device unsafe.Pointer, i C.uint) Link {
 		return Link{}
 	}
 	// The library writes the domain with eight digits, CUDA with four.
-	return Link{PCIBusID: fmt.Sprintf("%04X:%02X:%02X.0", uint(pci.domain), uint(pci.bus), uint(pci.device))}
+	return Link{PCIBusID: fmt.Sprintf("%04X:%02X:%02X.0", uint(pci.domain), uint(pci.bus),
+		uint(pci.device))}
 }

@@ -32,8 +32,11 @@ int euryale_nvml_shutdown(struct euryale_nvml *n);
 const char *euryale_nvml_error(struct euryale_nvml *n, int code);
 int euryale_nvml_driver(struct euryale_nvml *n, char *text, unsigned int size);
 int euryale_nvml_find(struct euryale_nvml *n, const char *bus_id, void **device);
-int euryale_nvml_link_state(struct euryale_nvml *n, void *device, unsigned int link, unsigned int *active);
-int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned int link, unsigned int *type);
-int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link, struct euryale_pci *pci);
+int euryale_nvml_link_state(struct euryale_nvml *n, void *device, unsigned int link,
+	unsigned int *active);
+int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned int link,
+	unsigned int *type);
+int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link,
+	struct euryale_pci *pci);
 
 #endif

@@ -49,7 +49,8 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 	if err := os.WriteFile(source, []byte(library), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", so, source).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", so, source).
+		CombinedOutput(); err != nil {
 		t.Skipf("no compiler: %v: %s", err, out)
 	}
 	l, err := open(so)
@@ -60,10 +61,12 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 		t.Errorf("driver %q, %v", driver, err)
 	}
 	links, err := l.Links("0000:18:00.0")
-	if want := []Link{{PCIBusID: "0000:2A:00.0"}, {Switch: true}}; err != nil || !slices.Equal(links, want) {
+	if want := []Link{{PCIBusID: "0000:2A:00.0"}, {Switch: true}}; err != nil ||
+		!slices.Equal(links, want) {
 		t.Errorf("links %+v, %v; want %+v", links, err, want)
 	}
-	if _, err := l.Links("0000:19:00.0"); err == nil || !strings.Contains(err.Error(), "Not Found") {
+	if _, err := l.Links("0000:19:00.0"); err == nil ||
+		!strings.Contains(err.Error(), "Not Found") {
 		t.Errorf("error is %v", err)
 	}
 	if err := l.Close(); err != nil {
@@ -72,7 +75,8 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 }
 
 func TestMissingLibrarySaysWhatToDo(t *testing.T) {
-	if _, err := open("libno-such-library.so"); err == nil || !strings.Contains(err.Error(), "NVIDIA_DRIVER_CAPABILITIES") {
+	if _, err := open("libno-such-library.so"); err == nil ||
+		!strings.Contains(err.Error(), "NVIDIA_DRIVER_CAPABILITIES") {
 		t.Errorf("error is %v", err)
 	}
 }

@@ -35,7 +35,8 @@ func headers() (include string, err error) {
 			return include, nil
 		}
 	}
-	return "", fmt.Errorf("%w in %s: set CUDA_HOME, or let them be downloaded", errNoToolkit, strings.Join(roots, ", "))
+	return "", fmt.Errorf("%w in %s: set CUDA_HOME, or let them be downloaded", errNoToolkit,
+		strings.Join(roots, ", "))
 }
 
 func headersIn(root string) (include string, err error) {
@@ -62,10 +63,12 @@ func download(ctx context.Context, dir string) (include string, err error) {
 	if err := copyEmbedded(requirements, "requirements.txt"); err != nil {
 		return "", err
 	}
-	err = run(ctx, "python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+	err = run(ctx, "python3", "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
+		"--no-deps",
 		"--only-binary=:all:", "--require-hashes", "--requirement", requirements, "--dest", tmp)
 	if err != nil {
-		return "", fmt.Errorf("download CUDA headers: %w: it takes Python's pip and PyPI; or install a CUDA toolkit and name it in CUDA_HOME", err)
+		return "", fmt.Errorf("download CUDA headers: %w: it takes Python's pip and PyPI; or "+
+			"install a CUDA toolkit and name it in CUDA_HOME", err)
 	}
 	wheels, err := filepath.Glob(filepath.Join(tmp, "*.whl"))
 	if err == nil && len(wheels) != 1 {

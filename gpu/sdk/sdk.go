@@ -73,7 +73,8 @@ func build(ctx context.Context, dir, include string) (SDK, error) {
 	if err != nil {
 		return SDK{}, fmt.Errorf("build libcuda.a: %w", err)
 	}
-	s := SDK{Include: []string{filepath.Join(dir, "include"), include}, Lib: filepath.Join(dir, "lib")}
+	s := SDK{Include: []string{filepath.Join(dir, "include"), include},
+		Lib: filepath.Join(dir, "lib")}
 	if err := copyEmbedded(filepath.Join(s.Include[0], "cuda.h"), "include/cuda.h"); err != nil {
 		return SDK{}, err
 	}
@@ -196,7 +197,8 @@ func (s SDK) compile(ctx context.Context, tmp, source string) (object string, er
 		return "", err
 	}
 	object = name + ".o"
-	return object, run(ctx, compiler(), "-O2", "-Wall", "-fPIC", "-I", tmp, "-c", "-o", object, name)
+	return object, run(ctx, compiler(), "-O2", "-Wall", "-fPIC", "-I", tmp, "-c", "-o", object,
+		name)
 }
 
 func compiler() string {
@@ -209,7 +211,8 @@ func compiler() string {
 func copyEmbedded(to, name string) error {
 	text, err := files.ReadFile(name)
 	if err != nil {
-		return fmt.Errorf("%s is not a part of this package: no CUDA on %s/%s? %w", name, runtime.GOOS, runtime.GOARCH, err)
+		return fmt.Errorf("%s is not a part of this package: no CUDA on %s/%s? %w", name,
+			runtime.GOOS, runtime.GOARCH, err)
 	}
 	return write(to, text)
 }

@@ -95,7 +95,8 @@ func setup(t *testing.T) (dir, binary string) {
 	source := filepath.Join(dir, "main.c")
 	put(t, source, program)
 	binary = filepath.Join(dir, "main")
-	cc(t, "-I", s.Include[0], "-I", s.Include[1], "-o", binary, source, "-L"+s.Lib, "-lcuda", "-ldl")
+	cc(t, "-I", s.Include[0], "-I", s.Include[1], "-o", binary, source, "-L"+s.Lib, "-lcuda",
+		"-ldl")
 	return dir, binary
 }
 
@@ -135,7 +136,8 @@ func TestProgramStartsWithoutDriverAndSaysSo(t *testing.T) {
 	if !slices.Equal(got[:len(got)-1], want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if status := got[len(got)-1]; !strings.HasPrefix(status, "status 100 ") || !strings.Contains(status, "libcuda.so.1") {
+	if status := got[len(got)-1]; !strings.HasPrefix(status, "status 100 ") ||
+		!strings.Contains(status, "libcuda.so.1") {
 		t.Errorf("status is %q: it should name the library", status)
 	}
 }
@@ -143,9 +145,11 @@ func TestProgramStartsWithoutDriverAndSaysSo(t *testing.T) {
 func TestCallsReachTheDriverWithEveryArgument(t *testing.T) {
 	dir, binary := setup(t)
 	put(t, filepath.Join(dir, "library.c"), library)
-	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "library.c"))
+	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"),
+		filepath.Join(dir, "library.c"))
 
-	want := []string{"init 0", "alloc 0 42", "many 7 207654321", "many 7 207654321", "newer 500", "older 500", "status 0 "}
+	want := []string{"init 0", "alloc 0 42", "many 7 207654321", "many 7 207654321", "newer 500",
+		"older 500", "status 0 "}
 	if got := lines(t, binary, dir); !slices.Equal(trim(got), trim(want)) {
 		t.Errorf("with a device: got %q, want %q", got, want)
 	}
@@ -158,11 +162,13 @@ func TestCallsReachTheDriverWithEveryArgument(t *testing.T) {
 func TestDriverIsAskedForQueues(t *testing.T) {
 	dir, binary := setup(t)
 	put(t, filepath.Join(dir, "library.c"), library)
-	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"), filepath.Join(dir, "library.c"))
+	cc(t, "-shared", "-fPIC", "-o", filepath.Join(dir, "libcuda.so.1"),
+		filepath.Join(dir, "library.c"))
 	if got := lines(t, binary, dir, "SAY_QUEUES=1"); got[0] != "queues 32" {
 		t.Errorf("got %q, want 32 queues", got[0])
 	}
-	if got := lines(t, binary, dir, "SAY_QUEUES=1", "CUDA_DEVICE_MAX_CONNECTIONS=1"); got[0] != "queues 1" {
+	if got := lines(t, binary, dir, "SAY_QUEUES=1",
+		"CUDA_DEVICE_MAX_CONNECTIONS=1"); got[0] != "queues 1" {
 		t.Errorf("got %q: what the user has chosen must stay", got[0])
 	}
 }
@@ -176,7 +182,9 @@ func trim(lines []string) []string {
 }
 
 func TestFunctionsHaveTheNamesOfTheirVersions(t *testing.T) {
-	names, err := parseFunctions([]byte("typedef CUresult (*f)(int); extern CUresult cuInit(unsigned); CUresult cuB_v2 (int); CUresult\ncuA(void); CUresult cuA(void); int cuC(void);"))
+	names, err := parseFunctions([]byte("typedef CUresult (*f)(int); extern CUresult " +
+		"cuInit(unsigned); CUresult cuB_v2 (int); CUresult\ncuA(void); CUresult cuA(void); int " +
+		"cuC(void);"))
 	if err != nil || !slices.Equal(names, []string{"cuA", "cuB_v2"}) {
 		t.Errorf("got %q, %v", names, err)
 	}
@@ -200,7 +208,8 @@ func TestHeadersAreThoseOfCUDAHome(t *testing.T) {
 
 func TestEnvironmentQuotesPathsWithSpaces(t *testing.T) {
 	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
-	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 '-I/a b' -I/c", `CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
+	want := []string{"CGO_ENABLED=1", "CGO_CFLAGS=-g -O2 '-I/a b' -I/c",
+		`CGO_LDFLAGS="-L/it's here" -lcuda -ldl`}
 	if got := s.Env(); !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -210,7 +219,8 @@ func TestScriptSaysTheSameToAShell(t *testing.T) {
 	s := SDK{Include: []string{"/a b", "/c"}, Lib: "/it's here"}
 	for _, v := range s.Env() {
 		name, want, _ := strings.Cut(v, "=")
-		out, err := exec.Command("sh", "-c", `eval "$1"; printenv "$2"`, "sh", s.Script(), name).Output()
+		out, err := exec.Command("sh", "-c", `eval "$1"; printenv "$2"`, "sh", s.Script(),
+			name).Output()
 		if err != nil || strings.TrimSuffix(string(out), "\n") != want {
 			t.Errorf("%s is %q, %v; want %q", name, out, err, want)
 		}
@@ -226,14 +236,16 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{filepath.Join(dir, "include"), filepath.Join(toolkit, "include")}; !slices.Equal(s.Include, want) {
+	if want := []string{filepath.Join(dir, "include"),
+		filepath.Join(toolkit, "include")}; !slices.Equal(s.Include, want) {
 		t.Errorf("include directories are %q, want %q", s.Include, want)
 	}
 	if _, err := os.Stat(filepath.Join(s.Lib, "libcuda.a")); err != nil {
 		t.Error(err)
 	}
 	t.Setenv("CUDA_HOME", filepath.Join(toolkit, "nothing"))
-	if _, err := Prepare(context.Background(), dir); err == nil || !strings.Contains(err.Error(), "CUDA_HOME") {
+	if _, err := Prepare(context.Background(), dir); err == nil ||
+		!strings.Contains(err.Error(), "CUDA_HOME") {
 		t.Errorf("error is %v: a toolkit that is named and not there must not be replaced", err)
 	}
 }
@@ -241,7 +253,8 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 func TestCacheIsOfThisVersion(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/cache")
 	dir, err := CacheDir()
-	if err != nil || !strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") || len(filepath.Base(dir)) != len("gpu-sdk-")+12 {
+	if err != nil || !strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") ||
+		len(filepath.Base(dir)) != len("gpu-sdk-")+12 {
 		t.Errorf("%q, %v", dir, err)
 	}
 }

@@ -99,13 +99,16 @@ func (l *Rank) endStall(waiting int) {
 	if call == nil || time.Since(call.since) < stallTime {
 		return
 	}
-	l.comm.Abort(fmt.Errorf("rank %d waits in %s while it holds the build lock of euryale.Run, which rank %d waits for: unlock before autograd.New, RunAll and every other collective call",
+	l.comm.Abort(fmt.Errorf("rank %d waits in %s while it holds the build lock of euryale.Run, "+
+		"which rank %d waits for: unlock before autograd.New, RunAll and every other collective "+
+		"call",
 		l.rank, call.what, waiting))
 }
 
 // giveUp ends the job and this goroutine.
 func (l *Rank) giveUp(holder int) {
-	err := fmt.Errorf("rank %d has waited for the build lock of euryale.Run for %v, all of which rank %d has held it: unlock after building (EURYALE_TIMEOUT sets how long to wait)",
+	err := fmt.Errorf("rank %d has waited for the build lock of euryale.Run for %v, all of which "+
+		"rank %d has held it: unlock after building (EURYALE_TIMEOUT sets how long to wait)",
 		l.rank, l.build.timeout, holder)
 	l.mu.Lock()
 	l.err = err
@@ -144,7 +147,8 @@ type building struct {
 }
 
 // Start implements [backend.Communicator].
-func (b *building) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (b *building) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if b.lock.held() {
 		b.lock.enter(what.String())
 		defer b.lock.exit()
@@ -153,7 +157,8 @@ func (b *building) Start(q backend.Queue, what backend.Collective, dst, src back
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (b *building) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (b *building) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if b.lock.held() {
 		b.lock.enter(what.String())
 		defer b.lock.exit()

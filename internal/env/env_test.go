@@ -31,12 +31,14 @@ func TestErrorsNameVariableValueAndWhatIsAllowed(t *testing.T) {
 				continue
 			}
 			err := v.Check(set(name, test.text))
-			if want := name + `="` + test.text + `": ` + test.use; err == nil || !strings.HasPrefix(err.Error(), want) {
+			if want := name + `="` + test.text + `": ` + test.use; err == nil ||
+				!strings.HasPrefix(err.Error(), want) {
 				t.Errorf("the error is %v, want %s", err, want)
 			}
 		}
 	}
-	if err := Fault.Wrong("x", os.ErrInvalid); err.Error() != `EURYALE_FAULT="x": invalid argument` {
+	if err := Fault.Wrong(
+		"x", os.ErrInvalid); err.Error() != `EURYALE_FAULT="x": invalid argument` {
 		t.Error(err)
 	}
 }
@@ -61,10 +63,12 @@ func TestVariablesThatAreNotSetHaveTheirDefaults(t *testing.T) {
 
 func TestLibraryNamesAFileOrFilesOfADirectory(t *testing.T) {
 	dir := t.TempDir()
-	if got := MPI.Read(set("EURYALE_MPI", dir), "a", "b"); !slices.Equal(got, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}) {
+	if got := MPI.Read(set("EURYALE_MPI", dir), "a", "b"); !slices.Equal(
+		got, []string{filepath.Join(dir, "a"), filepath.Join(dir, "b")}) {
 		t.Error(got)
 	}
-	if got := MPI.Read(set("EURYALE_MPI", "/opt/libmpi.so"), "a"); !slices.Equal(got, []string{"/opt/libmpi.so"}) {
+	if got := MPI.Read(set("EURYALE_MPI", "/opt/libmpi.so"), "a"); !slices.Equal(
+		got, []string{"/opt/libmpi.so"}) {
 		t.Error(got)
 	}
 	if !CUDNN.Off(set("EURYALE_CUDNN", "off")) || CUDNN.Off(set("EURYALE_CUDNN", "")) {
@@ -80,7 +84,8 @@ func TestNamesAreUniqueAndExplained(t *testing.T) {
 		}
 		seen[v.Name()] = true
 	}
-	if got := Unread([]string{"EURYALE_TIMOUT=1", "EURYALE_TEST_X=1", "EURYALE_TIMEOUT=1"}); !slices.Equal(got, []string{"EURYALE_TIMOUT"}) {
+	if got := Unread([]string{"EURYALE_TIMOUT=1", "EURYALE_TEST_X=1",
+		"EURYALE_TIMEOUT=1"}); !slices.Equal(got, []string{"EURYALE_TIMOUT"}) {
 		t.Error(got)
 	}
 }

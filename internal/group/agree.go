@@ -45,7 +45,8 @@ func Among(
 ) (Gatherer, backend.Members, error) {
 	members := comm.Capabilities().Members
 	if members == nil && comm.Size() < w.Size {
-		return nil, nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no Members",
+		return nil, nil, fmt.Errorf("%w: a group of %d of %d ranks, whose Capabilities have no "+
+			"Members",
 			backend.ErrUnsupported, comm.Size(), w.Size)
 	}
 	var gone func(r int) error
@@ -97,8 +98,8 @@ func attended(
 	return ctx, func() { cancel(nil) }
 }
 
-// absent returns why another rank is gone: rather than that one has closed, what the group has ended
-// with.
+// absent returns why another rank is gone: rather than that one has closed, what the group has
+// ended with.
 func absent(gone func(r int) error, rank, ranks int) (why error) {
 	for r := range ranks {
 		if r == rank {
@@ -116,7 +117,8 @@ func absent(gone func(r int) error, rank, ranks int) (why error) {
 func Framed(most int, exchange Gatherer) Gatherer {
 	const head = 4 // bytes of the length
 	return func(note []byte) ([][]byte, error) {
-		first := append(binary.LittleEndian.AppendUint32(nil, uint32(len(note))), note[:min(len(note), NoteBytes-head)]...)
+		first := append(binary.LittleEndian.AppendUint32(nil, uint32(len(note))),
+			note[:min(len(note), NoteBytes-head)]...)
 		all, err := exchange(padded(first, NoteBytes))
 		if err != nil {
 			return nil, err
@@ -202,7 +204,8 @@ func (r *Refusal) Error() string {
 	if r.kind == nil {
 		return fmt.Sprintf("%s failed: %s", r.name, r.text)
 	}
-	return fmt.Sprintf("%v: %s failed: %s", r.kind, r.name, strings.TrimPrefix(r.text, r.kind.Error()+": "))
+	return fmt.Sprintf("%v: %s failed: %s", r.kind, r.name,
+		strings.TrimPrefix(r.text, r.kind.Error()+": "))
 }
 
 // Unwrap returns the sentinel on every rank, and the problem itself where it is known.
@@ -349,7 +352,9 @@ func (p Part) Split(name string, all []Pass) Part {
 	}
 	slices.Sort(colors)
 	part.Number, _ = slices.BinarySearch(slices.Compact(colors), color)
-	slices.SortStableFunc(part.Ranks, func(a, b int) int { return cmp.Compare(all[a].Key, all[b].Key) })
+	slices.SortStableFunc(part.Ranks, func(a, b int) int {
+		return cmp.Compare(all[a].Key, all[b].Key)
+	})
 	part.Rank = slices.Index(part.Ranks, p.Rank)
 	for _, r := range part.Ranks {
 		part.Members = append(part.Members, p.Members[r])
@@ -366,7 +371,8 @@ func (m *Member) AgreeOnAlloc(g Gatherer, nbytes int, state []byte) (states [][]
 	}
 	for p, note := range states {
 		if theirs := int(binary.LittleEndian.Uint64(note)); theirs != nbytes && err == nil {
-			err = fmt.Errorf("%w: %v: alloc of %d bytes here, of %d on %s: every rank must pass the same", backend.ErrArgument, m, nbytes, theirs, m.Members.Rank(p))
+			err = fmt.Errorf("%w: %v: alloc of %d bytes here, of %d on %s: every rank must pass "+
+				"the same", backend.ErrArgument, m, nbytes, theirs, m.Members.Rank(p))
 		}
 		states[p] = note[8:]
 	}

@@ -57,7 +57,8 @@ func (p part) Gone(r int) error {
 	}
 }
 
-// Who waits in the store for a rank that closes the group hears of that, however far the timeout is.
+// Who waits in the store for a rank that closes the group hears of that, however far the timeout
+// is.
 func TestRankThatLeavesLetsNobodyWaitInTheStore(t *testing.T) {
 	worlds, err := rendezvous.Local(4, time.Hour)
 	if err != nil {

@@ -76,7 +76,9 @@ func unopened(t testing.TB, size int, timeout time.Duration) ([]*group.Sockets, 
 		addrs[r] = all[r].Addr()
 	}
 	t.Cleanup(func() {
-		testranks.Each(size, func(r int) error { return errors.Join(all[r].Release(), worlds[r].Close()) })
+		testranks.Each(size, func(r int) error {
+			return errors.Join(all[r].Release(), worlds[r].Close())
+		})
 	})
 	return all, addrs
 }
@@ -137,7 +139,8 @@ func TestBoardComparesWhatAllHavePosted(t *testing.T) {
 		}
 		compares(t, bs[0], 5, 3)
 		bs[2].Post(header(4, 9), true)
-		if d := differs(t, bs[0], 5, 4); d.Peer != 2 || backend.GetHeader(&d.Mine).Count != 8 || backend.GetHeader(&d.Theirs).Count != 9 {
+		if d := differs(t, bs[0], 5, 4); d.Peer != 2 || backend.GetHeader(&d.Mine).Count != 8 ||
+			backend.GetHeader(&d.Theirs).Count != 9 {
 			t.Errorf("%+v: call 4 differs on rank 2", d)
 		}
 		if d := differs(t, bs[2], 5, 4); d.Peer != 0 || backend.GetHeader(&d.Mine).Count != 9 {
@@ -175,7 +178,10 @@ func TestBoardComparesWhatIsNear(t *testing.T) {
 		for seq := uint64(1); seq <= far; seq++ {
 			bs[1].Post(header(seq, 9), true)
 		}
-		soon(t, "what rank 1 has begun", func() bool { bs[0].Compare(1); return bs[0].Begun(1) == far })
+		soon(t, "what rank 1 has begun", func() bool {
+			bs[0].Compare(1)
+			return bs[0].Begun(1) == far
+		})
 		for seq := uint64(1); seq <= far; seq++ {
 			bs[0].Post(header(seq, 8), true)
 			if seq < far-1024 {
@@ -199,7 +205,8 @@ func TestBoardShowsWhoHasClosedAfterWhatItHasBegun(t *testing.T) {
 		for _, b := range bs {
 			soon(t, "rank 1 has closed", func() bool { return b.Closed(1) })
 			if b.Closed(0) || b.Closed(2) || b.Begun(1) != 7 || b.Begun(0) != 0 {
-				t.Errorf("closed are %v %v, begun %d and %d", b.Closed(0), b.Closed(2), b.Begun(1), b.Begun(0))
+				t.Errorf("closed are %v %v, begun %d and %d", b.Closed(0), b.Closed(2), b.Begun(1),
+					b.Begun(0))
 			}
 		}
 	})
@@ -209,7 +216,8 @@ func TestBoardShowsWhoHasClosedAfterWhatItHasBegun(t *testing.T) {
 func TestBoardShowsTheFirstReport(t *testing.T) {
 	onBoards(t, func(t *testing.T, boards func(int) []group.Board) {
 		bs := boards(3)
-		first := group.Report{Reason: group.Lost, Rank: 2, Peer: -1, Lost: 7, Mine: [backend.HeaderSize]byte{1}, Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
+		first := group.Report{Reason: group.Lost, Rank: 2, Peer: -1, Lost: 7,
+			Mine: [backend.HeaderSize]byte{1}, Theirs: [backend.HeaderSize]byte{2}, Text: "first"}
 		for r, b := range bs {
 			b.Post(header(1, 8), true)
 			if _, ok := b.Reported(); ok {
@@ -295,7 +303,8 @@ func TestReleasedBoardShowsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, b := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2), "sockets": sockets(t, 2, time.Minute)[0]} {
+	for name, b := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
+		"sockets": sockets(t, 2, time.Minute)[0]} {
 		b.Post(header(1, 8), true)
 		b.Close()
 		b.Publish(group.Report{Reason: group.Aborted, Text: "x"})

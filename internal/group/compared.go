@@ -65,7 +65,8 @@ func (c *compared) Err() error {
 }
 
 // Start implements [backend.Communicator].
-func (c *compared) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -74,7 +75,8 @@ func (c *compared) Start(q backend.Queue, what backend.Collective, dst, src back
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *compared) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.on.Load() {
@@ -107,7 +109,8 @@ func (c *compared) refused(what backend.Collective, err error) error {
 }
 
 // behind starts a call behind an exchange that is still under way.
-func (c *compared) behind(x *comparison, q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *compared) behind(x *comparison, q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()
@@ -120,7 +123,8 @@ func (c *compared) behind(x *comparison, q backend.Queue, what backend.Collectiv
 // Alloc implements [backend.Communicator].
 func (c *compared) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument,
+			backend.RankOf(c), nbytes)
 	}
 	if err := c.agree(backend.ForAlloc, nbytes); err != nil {
 		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)

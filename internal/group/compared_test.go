@@ -29,7 +29,8 @@ func (u unverified) Split(color, key int) (backend.Communicator, error) {
 	return unverified{part.(backend.CheckedStarter)}, nil
 }
 
-func checked(size int, timeout time.Duration, wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
+func checked(size int, timeout time.Duration,
+	wrap func(backend.Communicator) backend.Communicator) *backendtest.Group {
 	plain := reference.New("test", size, timeout)
 	g := &backendtest.Group{Fail: plain[0].Lose}
 	for _, c := range plain {
@@ -71,32 +72,34 @@ func TestWithoutCheckRanksGetWrongNumbers(t *testing.T) {
 }
 
 func TestWithoutCheckRanksHang(t *testing.T) {
-	backendtest.Each(t, checked(2, 200*time.Millisecond, asIs).Comms, func(c backend.Communicator) error {
-		if err := disagree(c, make([]int64, 1)); err != nil || c.Rank() == 1 {
-			return err
-		}
-		// Rank 0 is one call behind, as after a mismatch that nobody has noticed.
-		if err := disagree(c, make([]int64, 1)); !errors.Is(err, backend.ErrTimeout) {
-			return fmt.Errorf("the error is %v, want ErrTimeout", err)
-		}
-		return nil
-	})
+	backendtest.Each(t, checked(2, 200*time.Millisecond, asIs).Comms,
+		func(c backend.Communicator) error {
+			if err := disagree(c, make([]int64, 1)); err != nil || c.Rank() == 1 {
+				return err
+			}
+			// Rank 0 is one call behind, as after a mismatch that nobody has noticed.
+			if err := disagree(c, make([]int64, 1)); !errors.Is(err, backend.ErrTimeout) {
+				return fmt.Errorf("the error is %v, want ErrTimeout", err)
+			}
+			return nil
+		})
 }
 
 func TestMismatchLeavesDestinationAlone(t *testing.T) {
-	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
-		y := []int64{-1}
-		err := disagree(c, y)
-		if !errors.Is(err, backend.ErrMismatch) || y[0] != -1 {
-			return fmt.Errorf("the result is %d, the error %v", y[0], err)
-		}
-		for _, part := range []string{"allreduce(sum)", "allreduce(max)", "rank 0", "rank 1"} {
-			if !strings.Contains(err.Error(), part) {
-				return fmt.Errorf("the error %q does not say %q", err, part)
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms,
+		func(c backend.Communicator) error {
+			y := []int64{-1}
+			err := disagree(c, y)
+			if !errors.Is(err, backend.ErrMismatch) || y[0] != -1 {
+				return fmt.Errorf("the result is %d, the error %v", y[0], err)
 			}
-		}
-		return nil
-	})
+			for _, part := range []string{"allreduce(sum)", "allreduce(max)", "rank 0", "rank 1"} {
+				if !strings.Contains(err.Error(), part) {
+					return fmt.Errorf("the error %q does not say %q", err, part)
+				}
+			}
+			return nil
+		})
 }
 
 func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
@@ -110,29 +113,35 @@ func TestAllocAgainstCollectiveIsAMismatch(t *testing.T) {
 	}
 	for name, other := range others {
 		t.Run(name, func(t *testing.T) {
-			backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
-				err := other
-				if c.Rank() == 0 {
-					err = func(c backend.Communicator) error { _, err := c.Alloc(8); return err }
-				}
-				if err := err(c); !errors.Is(err, backend.ErrMismatch) {
-					return fmt.Errorf("the error is %v, want ErrMismatch", err)
-				}
-				return nil
-			})
+			backendtest.Each(t, checked(2, time.Minute, Compared).Comms,
+				func(c backend.Communicator) error {
+					err := other
+					if c.Rank() == 0 {
+						err = func(c backend.Communicator) error {
+							_, err := c.Alloc(8)
+							return err
+						}
+					}
+					if err := err(c); !errors.Is(err, backend.ErrMismatch) {
+						return fmt.Errorf("the error is %v, want ErrMismatch", err)
+					}
+					return nil
+				})
 		})
 	}
 }
 
 func TestSequenceNumbersAreCompared(t *testing.T) {
-	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
-		c.(*compared).seq = uint64(c.Rank())
-		x := backend.Of(make([]int64, 1))
-		if err := backend.Run(c, allReduce(backend.Sum), x, x); !errors.Is(err, backend.ErrMismatch) {
-			return fmt.Errorf("the error is %v, want ErrMismatch", err)
-		}
-		return nil
-	})
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms,
+		func(c backend.Communicator) error {
+			c.(*compared).seq = uint64(c.Rank())
+			x := backend.Of(make([]int64, 1))
+			if err := backend.Run(c, allReduce(backend.Sum), x, x); !errors.Is(
+				err, backend.ErrMismatch) {
+				return fmt.Errorf("the error is %v, want ErrMismatch", err)
+			}
+			return nil
+		})
 }
 
 // wrapper is another layer above a communicator.
@@ -163,16 +172,17 @@ func TestCheckIsNotAddedTwice(t *testing.T) {
 }
 
 func TestSwitchedOffNothingIsExchanged(t *testing.T) {
-	backendtest.Each(t, checked(2, time.Minute, Compared).Comms, func(c backend.Communicator) error {
-		c.Capabilities().Verify(false)
-		if err := disagree(c, make([]int64, 1)); err != nil {
-			return err
-		}
-		if seq := c.(*compared).seq; seq != 0 {
-			return fmt.Errorf("%d exchanges", seq)
-		}
-		return nil
-	})
+	backendtest.Each(t, checked(2, time.Minute, Compared).Comms,
+		func(c backend.Communicator) error {
+			c.Capabilities().Verify(false)
+			if err := disagree(c, make([]int64, 1)); err != nil {
+				return err
+			}
+			if seq := c.(*compared).seq; seq != 0 {
+				return fmt.Errorf("%d exchanges", seq)
+			}
+			return nil
+		})
 }
 
 func TestRefusedCallEndsEveryRank(t *testing.T) {
@@ -197,7 +207,8 @@ func TestWhatNoRankOffersLeavesTheGroupUsable(t *testing.T) {
 		return Compared(noMax{c})
 	}).Comms, func(c backend.Communicator) error {
 		x := backend.Of([]int64{int64(c.Rank())})
-		if err := backend.Run(c, allReduce(backend.Max), x, x); !errors.Is(err, backend.ErrUnsupported) {
+		if err := backend.Run(c, allReduce(backend.Max), x, x); !errors.Is(
+			err, backend.ErrUnsupported) {
 			return fmt.Errorf("the error is %v, want ErrUnsupported", err)
 		}
 		return backend.Run(c, allReduce(backend.Sum), x, x)
@@ -207,7 +218,8 @@ func TestWhatNoRankOffersLeavesTheGroupUsable(t *testing.T) {
 // noMax offers no Max.
 type noMax struct{ backend.Communicator }
 
-func (n noMax) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (n noMax) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if what.Op == backend.Max {
 		return nil, fmt.Errorf("%w: max", backend.ErrUnsupported)
 	}
@@ -217,7 +229,8 @@ func (n noMax) Start(q backend.Queue, what backend.Collective, dst, src backend.
 // hostOnly refuses device memory.
 type hostOnly struct{ backend.Communicator }
 
-func (h hostOnly) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (h hostOnly) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if dst.Device() {
 		return nil, fmt.Errorf("%w: device memory", backend.ErrArgument)
 	}

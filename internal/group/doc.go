@@ -18,10 +18,10 @@
 //
 // A rank that is down, Abort, Close and a Found without doubt end the group in every state.
 //
-// A rank that others wait for may be waiting itself, for one that they have heard and it has not. So a
-// rank whose time has passed gives those that are late ReportGrace to report first, unless it knows that
-// they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too: the job is
-// asked who keeps the late ones from going on, see [rendezvous.World.Missing].
+// A rank that others wait for may be waiting itself, for one that they have heard and it has not.
+// So a rank whose time has passed gives those that are late ReportGrace to report first, unless it
+// knows that they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too:
+// the job is asked who keeps the late ones from going on, see [rendezvous.World.Missing].
 //
 // The rank that finds an end makes a [Report], publishes it on the [Board], and turns it
 // into its own error by [Report.Cause]. The others read it there and have the same cause.

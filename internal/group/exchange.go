@@ -32,7 +32,8 @@ func (c *compared) exchange(q backend.Queue, h backend.Header) (*comparison, err
 	x := &comparison{c: c, header: h, sheet: c.sheet()}
 	x.digest = h.Put((*[backend.HeaderSize]byte)(x.sheet.mine))
 	var err error
-	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather}, backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
+	x.work, err = c.Base.Start(q, backend.Collective{Kind: backend.AllGather},
+		backend.Of(x.sheet.all), backend.Of(x.sheet.mine))
 	if err != nil {
 		return nil, x.named(err)
 	}
@@ -77,8 +78,10 @@ func (x *comparison) outcome(err error) error {
 		theirs := (*[backend.HeaderSize]byte)(x.sheet.all[p*backend.HeaderSize:])
 		if backend.Digest(theirs) != x.digest {
 			members := x.c.Base.Capabilities().Members
-			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header, Theirs: backend.GetHeader(theirs)}
-			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members, Rank: x.c.Rank(), Peer: p, Cause: m})
+			m := &backend.MismatchError{Members: members, Rank: x.c.Rank(), Peer: p, Mine: x.header,
+				Theirs: backend.GetHeader(theirs)}
+			x.c.err.CompareAndSwap(nil, &backend.Error{Comm: x.c.Name(), Members: members,
+				Rank: x.c.Rank(), Peer: p, Cause: m})
 			return x.c.failure(x.header)
 		}
 	}

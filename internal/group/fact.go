@@ -100,7 +100,8 @@ func readFact(r io.Reader, size int) (fact, error) {
 	word := binary.LittleEndian.Uint32(h[4:])
 	f := fact{kind: factKind(word), rank: int(word >> 8), number: binary.LittleEndian.Uint64(h[8:])}
 	term := f.kind == factHello || f.kind == factBye
-	if f.kind == 0 || f.kind >= factEnd || f.rank >= size || n > 1<<24 || !f.kind.fits(int(n), size) || term && f.number > maxTerm {
+	if f.kind == 0 || f.kind >= factEnd || f.rank >= size || n > 1<<24 ||
+		!f.kind.fits(int(n), size) || term && f.number > maxTerm {
 		return fact{}, errFact
 	}
 	if n > 0 {
@@ -147,8 +148,9 @@ type known struct {
 }
 
 func newKnown(size int) known {
-	return known{begun: make([]uint64, size), closed: make([]bool, size), leaving: make([]uint64, size),
-		notes: make([][2]fact, size), headers: make([]fact, size)}
+	return known{begun: make([]uint64, size), closed: make([]bool, size),
+		leaving: make([]uint64, size),
+		notes:   make([][2]fact, size), headers: make([]fact, size)}
 }
 
 // take adds a fact, and reports whether it is new.

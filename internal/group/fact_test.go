@@ -11,14 +11,20 @@ import (
 
 // sample is a fact of every kind, as among two ranks.
 func sample() []fact {
-	report := packReport(Report{Reason: Aborted, Rank: 1, Peer: -1, Lost: 7, Text: "no \x1b[31mmore"})
+	report := packReport(Report{Reason: Aborted, Rank: 1, Peer: -1, Lost: 7,
+		Text: "no \x1b[31mmore"})
 	digests := bytes.Repeat([]byte{1}, 16)
 	return []fact{
-		{kind: factHello, number: 3}, {kind: factDigests, rank: 1, number: 1, body: digests}, {kind: factBegun, rank: 1, number: 9},
-		{kind: factDigests, number: 1, body: bytes.Repeat([]byte{1}, 8*ringSlots)}, {kind: factNote, rank: 1, number: 1, body: []byte("note")},
-		{kind: factLeaving, number: counted}, {kind: factLeft, number: together}, {kind: factAgreed, number: 1},
-		{kind: factDiffers, number: 2, body: digests}, {kind: factHeader, rank: 1, number: 2, body: make([]byte, backend.HeaderSize)},
-		{kind: factReport, body: report}, {kind: factHeard, rank: 1}, {kind: factSettled}, {kind: factAsk, number: 1},
+		{kind: factHello, number: 3}, {kind: factDigests, rank: 1, number: 1, body: digests},
+		{kind: factBegun, rank: 1, number: 9},
+		{kind: factDigests, number: 1, body: bytes.Repeat([]byte{1}, 8*ringSlots)}, {kind: factNote,
+			rank: 1, number: 1, body: []byte("note")},
+		{kind: factLeaving, number: counted}, {kind: factLeft, number: together}, {kind: factAgreed,
+			number: 1},
+		{kind: factDiffers, number: 2, body: digests}, {kind: factHeader, rank: 1, number: 2,
+			body: make([]byte, backend.HeaderSize)},
+		{kind: factReport, body: report}, {kind: factHeard, rank: 1}, {kind: factSettled},
+		{kind: factAsk, number: 1},
 		{kind: factAnswer, number: 1}, {kind: factClosed, rank: 1}, {kind: factBye, number: 4},
 	}
 }
@@ -38,14 +44,17 @@ func TestFactsTravelAsTheyAre(t *testing.T) {
 
 func TestMalformedFactsAreRefused(t *testing.T) {
 	for name, f := range map[string]fact{
-		"no kind":                      {},
-		"a kind that does not exist":   {kind: factEnd},
-		"a rank that does not exist":   {kind: factBegun, rank: 2},
-		"half a digest":                {kind: factDigests, number: 1, body: make([]byte, 12)},
-		"more digests than there are":  {kind: factDigests, number: 1, body: make([]byte, 8*ringSlots+8)},
-		"a note that is too long":      {kind: factNote, number: 1, body: make([]byte, NoteBytes+1)},
-		"a report without a head":      {kind: factReport, body: make([]byte, reportHead-1)},
-		"a report that is too long":    {kind: factReport, body: make([]byte, reportHead+reportText+1)},
+		"no kind":                    {},
+		"a kind that does not exist": {kind: factEnd},
+		"a rank that does not exist": {kind: factBegun, rank: 2},
+		"half a digest":              {kind: factDigests, number: 1, body: make([]byte, 12)},
+		"more digests than there are": {kind: factDigests, number: 1,
+			body: make([]byte, 8*ringSlots+8)},
+		"a note that is too long": {kind: factNote, number: 1,
+			body: make([]byte, NoteBytes+1)},
+		"a report without a head": {kind: factReport, body: make([]byte, reportHead-1)},
+		"a report that is too long": {kind: factReport,
+			body: make([]byte, reportHead+reportText+1)},
 		"digests of too many ranks":    {kind: factDiffers, body: make([]byte, 24)},
 		"half a header":                {kind: factHeader, body: make([]byte, 64)},
 		"a body where there is none":   {kind: factClosed, body: make([]byte, 1)},
@@ -78,7 +87,8 @@ func FuzzFacts(f *testing.F) {
 		for _, l := range lines {
 			h.lines[l] = true
 		}
-		b := &Sockets{members: []int{0, 1}, seen: newKnown(2), nudged: make(chan struct{}, 1), left: make(chan struct{})}
+		b := &Sockets{members: []int{0, 1}, seen: newKnown(2), nudged: make(chan struct{}, 1),
+			left: make(chan struct{})}
 		r := bytes.NewReader(wire)
 		for {
 			from := r.Len()
@@ -86,7 +96,8 @@ func FuzzFacts(f *testing.F) {
 			if err != nil {
 				break
 			}
-			if again := one.append(nil); !bytes.Equal(again, wire[len(wire)-from:len(wire)-r.Len()]) {
+			if again := one.append(nil); !bytes.Equal(again,
+				wire[len(wire)-from:len(wire)-r.Len()]) {
 				t.Fatalf("%+v has two encodings", one)
 			}
 			h.hear(lines[one.rank], one)

@@ -13,7 +13,8 @@ import (
 // in pieces of any size.
 func TestFramedNotesOfAnyLengthArrive(t *testing.T) {
 	for _, most := range []int{group.NoteBytes, 2*group.NoteBytes + 1, math.MaxInt} {
-		for _, n := range []int{0, 1, group.NoteBytes - 4, group.NoteBytes, 10*group.NoteBytes + 3} {
+		for _, n := range []int{0, 1, group.NoteBytes - 4, group.NoteBytes,
+			10*group.NoteBytes + 3} {
 			note := bytes.Repeat([]byte{1, 2, 3}, n)[:n]
 			// The other rank says the same, framed alike.
 			twice := func(frame []byte) ([][]byte, error) {

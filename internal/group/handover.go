@@ -205,7 +205,8 @@ func (h *Handover) Take(pass int, offers Offers) error {
 	}
 	h.share, err = h.offer.OpenNamed(filepath.Join(h.Dir, all[h.leader].Name), h.nbytes)
 	if err != nil {
-		return fmt.Errorf("%w: %w: they must share the directory (EURYALE_SHM_DIR) then", errUnseen, err)
+		return fmt.Errorf("%w: %w: they must share the directory (EURYALE_SHM_DIR) then",
+			errUnseen, err)
 	}
 	return nil
 }

@@ -67,7 +67,8 @@ func hidden(note []byte) []byte { return replaced(note, "PID", 1<<30) }
 
 // replaced puts a number in the place of one in an offer.
 func replaced(note []byte, field string, n int) []byte {
-	return regexp.MustCompile(`"`+field+`":[1-9]\d*`).ReplaceAll(note, fmt.Appendf(nil, `"%s":%d`, field, n))
+	return regexp.MustCompile(`"`+field+`":[1-9]\d*`).ReplaceAll(note, fmt.Appendf(nil, `"%s":%d`,
+		field, n))
 }
 
 // handOver hands 4096 bytes over among P ranks, each with its directory.
@@ -78,7 +79,8 @@ func handOver(t *testing.T, dirs []string, spoil func(note []byte) []byte) ([]*s
 	var all sync.WaitGroup
 	for r, dir := range dirs {
 		all.Go(func() {
-			shares[r], errs[r] = group.Sharing{Gather: m.gatherer(r), Rank: r, Dir: dir}.HandOver(0, 4096, nil)
+			shares[r], errs[r] = group.Sharing{Gather: m.gatherer(r), Rank: r, Dir: dir}.HandOver(
+				0, 4096, nil)
 		})
 	}
 	all.Wait()
@@ -144,7 +146,8 @@ func TestMemoryThatOneRankCannotReachIsAnErrorOfAll(t *testing.T) {
 			t.Errorf("rank %d: %v, %v", r, shares[r], err)
 			continue
 		}
-		for _, want := range []string{"rank 2 failed", "do not see each other's processes", "EURYALE_SHM_DIR", there} {
+		for _, want := range []string{"rank 2 failed", "do not see each other's processes",
+			"EURYALE_SHM_DIR", there} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("rank %d: %v does not say %q", r, err, want)
 			}
@@ -170,12 +173,18 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 		machine []int
 		sockets []bool
 	}{
-		{"all ranks of one machine", []int{0, 0, 0, 0}, []int{0, 0, 0, 0}, []bool{false, false, false, false}},
-		{"all ranks of two machines", []int{0, 0, 0, 0}, []int{0, 0, 1, 1}, []bool{true, true, true, true}},
-		{"a part for each machine", []int{0, 0, 1, 1}, []int{0, 0, 1, 1}, []bool{false, false, false, false}},
-		{"parts between machines", []int{0, 1, 0, 1}, []int{0, 0, 1, 1}, []bool{true, true, true, true}},
-		{"a part between machines, one on a machine", []int{0, 1, 1, 0}, []int{1, 0, 0, 0}, []bool{true, false, false, true}},
-		{"ranks in no part", []int{0, -1, 0, -1}, []int{0, 0, 1, 1}, []bool{true, false, true, false}},
+		{"all ranks of one machine", []int{0, 0, 0, 0}, []int{0, 0, 0, 0},
+			[]bool{false, false, false, false}},
+		{"all ranks of two machines", []int{0, 0, 0, 0}, []int{0, 0, 1, 1},
+			[]bool{true, true, true, true}},
+		{"a part for each machine", []int{0, 0, 1, 1}, []int{0, 0, 1, 1},
+			[]bool{false, false, false, false}},
+		{"parts between machines", []int{0, 1, 0, 1}, []int{0, 0, 1, 1},
+			[]bool{true, true, true, true}},
+		{"a part between machines, one on a machine", []int{0, 1, 1, 0}, []int{1, 0, 0, 0},
+			[]bool{true, false, false, true}},
+		{"ranks in no part", []int{0, -1, 0, -1}, []int{0, 0, 1, 1},
+			[]bool{true, false, true, false}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			worlds, err := rendezvous.Local(len(c.ranks), time.Minute)
@@ -190,7 +199,8 @@ func TestEveryPartGetsItsKindOfBoard(t *testing.T) {
 					w.LocalSize = 2
 				}
 				gather := group.OverStore(t.Context(), w, "boards")
-				whole := group.NewMember(group.Config{Name: w.Name, Rank: r, Members: group.Whole(w).Members, World: w})
+				whole := group.NewMember(group.Config{Name: w.Name, Rank: r,
+					Members: group.Whole(w).Members, World: w})
 				part, err := whole.Split(gather, c.ranks[r], 0)
 				if err != nil {
 					return err

@@ -22,7 +22,8 @@ type inquiry struct {
 // asks asks, once in a wait, and fills in the answer once it is there. m.mu is held.
 func (m *Member) asks(now time.Time, wants uint64) {
 	absent := m.jobRanks(m.machine.Absent())
-	old := m.inquiry == nil || m.inquiry.call != wants || now.After(m.inquiry.until.Add(inquiryTime))
+	old := m.inquiry == nil || m.inquiry.call != wants ||
+		now.After(m.inquiry.until.Add(inquiryTime))
 	if old && len(absent) > 0 {
 		q := &inquiry{call: wants, until: now.Add(inquiryTime)}
 		m.inquiry = q

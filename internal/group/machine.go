@@ -16,8 +16,8 @@ const (
 	// finishGrace is how long calls that every rank has begun may go on after another
 	// rank has ended the group: that rank may have done them before.
 	finishGrace = 50 * time.Millisecond
-	// earlierGrace is the same for calls before those that differ: a rank under load, whose part the
-	// others have long had, may not have sent it to all yet.
+	// earlierGrace is the same for calls before those that differ: a rank under load, whose part
+	// the others have long had, may not have sent it to all yet.
 	earlierGrace = 250 * time.Millisecond
 )
 
@@ -27,9 +27,10 @@ type State uint8
 // The states. A group only moves down this list, except that what is heard in Doubting
 // may lead to Finishing.
 const (
-	Working   State = iota
-	Doubting        // this rank has found an end, and waits for a better report
-	Finishing       // another rank has reported an end: calls that every rank has begun may still finish
+	Working  State = iota
+	Doubting       // this rank has found an end, and waits for a better report
+	// another rank has reported an end: calls that every rank has begun may still finish
+	Finishing
 	Ended
 )
 
@@ -44,7 +45,8 @@ type (
 	// Closed, and Closed before Begun: a rank that closes or reports has shown before what
 	// it has begun.
 	Look struct {
-		Wants    uint64  // number of the first call that is not done and compared here; 0 if all are
+		// number of the first call that is not done and compared here; 0 if all are
+		Wants    uint64
 		Reported *Report // of another rank, nil if there is none
 		Closed   []bool
 		Begun    []uint64 // the number of the last call that each rank has begun
@@ -52,9 +54,9 @@ type (
 		Stopped []rendezvous.Process
 		Late    []int // ranks whose part of the call has not come, and
 		Sure    bool  // that they wait for nobody before they send it
-		// Asks says that the job is being asked who keeps the ranks of [Arbiter.Absent] from going on,
-		// and Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None is no
-		// answer.
+		// Asks says that the job is being asked who keeps the ranks of [Arbiter.Absent] from going
+		// on, and Missing is the answer, in ranks of the job: see [rendezvous.World.Missing]. None
+		// is no answer.
 		Asks    bool
 		Missing []int
 	}
@@ -93,7 +95,8 @@ type Arbiter struct {
 	state  State
 	reason End       // why the group ends when until has passed; of Doubting and Finishing
 	until  time.Time // of Doubting and Finishing
-	common uint64    // the last call that every rank had begun, and that does not differ, when Finishing began
+	// the last call that every rank had begun, and that does not differ, when Finishing began
+	common uint64
 
 	wants uint64        // of the last Look
 	since time.Time     // when the rank began to want it
@@ -108,7 +111,8 @@ type Arbiter struct {
 // NewArbiter returns the arbiter of a rank of a group in which a rank waits for others, or
 // for its device, no longer than timeout.
 func NewArbiter(rank int, members backend.Members, timeout time.Duration) Arbiter {
-	return Arbiter{rank: rank, members: members, timeout: timeout, patience: min(timeout/8, time.Second)}
+	return Arbiter{rank: rank, members: members, timeout: timeout,
+		patience: min(timeout/8, time.Second)}
 }
 
 // Absent returns the ranks of the group that this one has waited for longer than patience: an
@@ -182,11 +186,13 @@ func (f Found) step(m *Arbiter, now time.Time) *End {
 }
 
 func (d Down) step(m *Arbiter, _ time.Time) *End {
-	return &End{Report: LostRank(m.members, d.Failure), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, d.Failure), Publish: true}
+	return &End{Report: LostRank(m.members, d.Failure), Cause: fmt.Errorf("%w: %w",
+		backend.ErrAborted, d.Failure), Publish: true}
 }
 
 func (a Abort) step(m *Arbiter, _ time.Time) *End {
-	return &End{Report: AbortedBy(m.members, m.rank, a.Cause), Cause: fmt.Errorf("%w: %w", backend.ErrAborted, a.Cause), Publish: true}
+	return &End{Report: AbortedBy(m.members, m.rank, a.Cause), Cause: fmt.Errorf("%w: %w",
+		backend.ErrAborted, a.Cause), Publish: true}
 }
 
 func (Close) step(m *Arbiter, _ time.Time) *End {
@@ -248,11 +254,11 @@ func (m *Arbiter) finish(now time.Time, l Look) *End {
 // askPause is for how long a rank whose time is up waits at once for the answer who is missing.
 const askPause = 5 * time.Millisecond
 
-// wait judges the ranks that this one waits for. One that is absent may itself be waiting in the call
-// before, for a part that has come here and not there, and then it knows better whom to blame: this rank
-// gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have begun it,
-// and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits in another
-// group is found by asking.
+// wait judges the ranks that this one waits for. One that is absent may itself be waiting in the
+// call before, for a part that has come here and not there, and then it knows better whom to blame:
+// this rank gives it ReportGrace. Not if another rank is ahead: it has ended this call, so all have
+// begun it, and who is absent is not heard; nor if a process is seen to be stopped. Whoever waits
+// in another group is found by asking.
 func (m *Arbiter) wait(now time.Time, l Look) *End {
 	var absent []int // once it has waited for long
 	impatient, overdue := m.Impatient(now), now.Sub(m.since) >= m.timeout+m.grace

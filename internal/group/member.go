@@ -20,8 +20,9 @@ type Config struct {
 	World   *rendezvous.World
 	Health  Health
 	Timeout time.Duration // of every wait for another rank; 0 means the World's
-	// Late returns the ranks whose part of the call under way has not come, and whether they wait for nobody
-	// before they send it. Check calls it once the time has passed. Nil is for an engine that cannot tell.
+	// Late returns the ranks whose part of the call under way has not come, and whether they wait
+	// for nobody before they send it. Check calls it once the time has passed. Nil is for an engine
+	// that cannot tell.
 	Late func() (ranks []int, sure bool)
 	// Ending is called when the group has ended here, before anybody sees the error. It
 	// must not call the Member. Nil does nothing.

@@ -40,7 +40,8 @@ func (e *engine) Advance() error {
 func (e *engine) Stop() { close(e.stopped) }
 
 // members returns the ranks of a group whose memory is shared.
-func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []group.Board, []*rendezvous.World) {
+func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []group.Board,
+	[]*rendezvous.World) {
 	t.Helper()
 	worlds, err := rendezvous.Local(size, timeout)
 	if err != nil {
@@ -53,7 +54,8 @@ func members(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []
 	}
 	all := make([]*group.Member, size)
 	for r, w := range worlds {
-		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: w, Health: bs[r]})
+		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: w,
+			Health: bs[r]})
 		t.Cleanup(func() { all[r].Leave(); w.Close() })
 	}
 	return all, bs, worlds
@@ -79,18 +81,22 @@ func TestWatchdogEndsTheGroup(t *testing.T) {
 		is   error
 		want string
 	}{
-		{"rank 1 aborts", func(ms []*group.Member, _ []group.Board, _ []*rendezvous.World, _ []*engine) {
+		{"rank 1 aborts", func(ms []*group.Member, _ []group.Board, _ []*rendezvous.World,
+			_ []*engine) {
 			ms[1].Abort(errors.New("no more data"))
 		}, backend.ErrAborted, "no more data"},
-		{"rank 1 is lost", func(_ []*group.Member, _ []group.Board, ws []*rendezvous.World, _ []*engine) {
+		{"rank 1 is lost", func(_ []*group.Member, _ []group.Board, ws []*rendezvous.World,
+			_ []*engine) {
 			ws[1].Fail(errors.New("out of memory"))
 		}, backend.ErrAborted, "rank 1 is down: out of memory"},
-		{"rank 1's device fails", func(ms []*group.Member, _ []group.Board, _ []*rendezvous.World, es []*engine) {
+		{"rank 1's device fails", func(ms []*group.Member, _ []group.Board, _ []*rendezvous.World,
+			es []*engine) {
 			es[1].mu.Lock()
 			defer es[1].mu.Unlock()
 			es[1].wants, es[1].failed = 1, ms[1].Broken(errors.New("ECC error"))
 		}, backend.ErrAborted, "ECC error"},
-		{"rank 1 is absent", func(_ []*group.Member, bs []group.Board, _ []*rendezvous.World, es []*engine) {
+		{"rank 1 is absent", func(_ []*group.Member, bs []group.Board, _ []*rendezvous.World,
+			es []*engine) {
 			es[0].mu.Lock()
 			defer es[0].mu.Unlock()
 			es[0].wants = 1
@@ -137,8 +143,10 @@ func TestGatherGivesEveryRankTheNotesOfAll(t *testing.T) {
 					return
 				}
 				for p, note := range notes {
-					if !bytes.Equal(note, bytes.Repeat([]byte{byte(p), byte(round)}, (p+1)*round*round)) {
-						t.Errorf("round %d: rank %d has %d bytes of rank %d", round, r, len(note), p)
+					if !bytes.Equal(note, bytes.Repeat([]byte{byte(p), byte(round)},
+						(p+1)*round*round)) {
+						t.Errorf("round %d: rank %d has %d bytes of rank %d", round, r,
+							len(note), p)
 					}
 				}
 			}
@@ -147,11 +155,13 @@ func TestGatherGivesEveryRankTheNotesOfAll(t *testing.T) {
 	all.Wait()
 	ms, bs, _ = members(t, 2, time.Minute)
 	ms[1].Close()
-	if _, err := ms[0].OverBoard(bs[0], time.Minute)(nil); !errors.Is(err, backend.ErrClosed) || !strings.Contains(err.Error(), "rank 1") {
+	if _, err := ms[0].OverBoard(bs[0], time.Minute)(nil); !errors.Is(err, backend.ErrClosed) ||
+		!strings.Contains(err.Error(), "rank 1") {
 		t.Errorf("got %v", err)
 	}
 	ms, bs, _ = members(t, 2, time.Minute)
-	if _, err := ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil); !errors.Is(err, backend.ErrTimeout) || !strings.Contains(err.Error(), "rank 1") {
+	if _, err := ms[0].OverBoard(bs[0], 10*time.Millisecond)(nil); !errors.Is(
+		err, backend.ErrTimeout) || !strings.Contains(err.Error(), "rank 1") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -185,7 +195,8 @@ func TestALostRankThatHasAbortedIsNamedWithItsReason(t *testing.T) {
 	ms[1].Abort(errors.New("no more data"))
 	ws[1].Fail(errors.New("connection lost"))
 	for _, r := range []int{0, 2} {
-		ms[r].Tell(group.Down{Failure: &rendezvous.Failure{Rank: 1, Cause: errors.New("connection lost")}})
+		ms[r].Tell(
+			group.Down{Failure: &rendezvous.Failure{Rank: 1, Cause: errors.New("connection lost")}})
 		ended(t, ms[r], "no more data", backend.ErrAborted)
 	}
 }

@@ -117,7 +117,9 @@ func TestEveryOrderOfNewsBlamesTheStoppedRank(t *testing.T) {
 		orders(events, func(order []int) {
 			peer, names := judged(order)
 			telling := []int{heard, settled, willed, answered, begins}
-			known := slices.ContainsFunc(order, func(e int) bool { return slices.Contains(telling, e) })
+			known := slices.ContainsFunc(order, func(e int) bool {
+				return slices.Contains(telling, e)
+			})
 			if peer == -2 || !known { // nothing tells the stopped rank from its neighbour
 				return
 			}
@@ -155,7 +157,8 @@ func TestWhoHeedsWhom(t *testing.T) {
 		m := group.NewArbiter(1, of, time.Second)
 		end := m.Step(time.Now(), c.event)
 		if end == nil || end.Heeds(c.first) != c.heeds {
-			t.Errorf("%s: %+v heeds a report of rank %d: want %v", c.what, end, c.first.Rank, c.heeds)
+			t.Errorf("%s: %+v heeds a report of rank %d: want %v", c.what, end, c.first.Rank,
+				c.heeds)
 		}
 	}
 }
@@ -175,9 +178,11 @@ func TestTheMissingAreNamedAlsoOutsideTheGroup(t *testing.T) {
 		{[]int{6, 9}, 2, 6, "no sign of ranks 6, 9 for 1s"},
 	} {
 		r := group.Missing(nil, of, c.missing, time.Second)
-		if got := fmt.Sprint(r.Cause(of)); r.Peer != c.peer || r.Lost != c.lost || r.Reason != group.TimedOut ||
+		if got := fmt.Sprint(r.Cause(of)); r.Peer != c.peer || r.Lost != c.lost ||
+			r.Reason != group.TimedOut ||
 			got[:len("timeout: ")+len(c.text)] != "timeout: "+c.text {
-			t.Errorf("%v: peer %d, lost %d, %s; want peer %d, lost %d, %s", c.missing, r.Peer, r.Lost, got, c.peer, c.lost, c.text)
+			t.Errorf("%v: peer %d, lost %d, %s; want peer %d, lost %d, %s", c.missing, r.Peer,
+				r.Lost, got, c.peer, c.lost, c.text)
 		}
 	}
 }

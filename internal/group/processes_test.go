@@ -134,7 +134,8 @@ func TestSocketsOfProcesses(t *testing.T) { survive(t, []string{"127.0.0.1:"}) }
 // Ranks that reach each other by a network only, as on two machines.
 func TestSocketsBetweenNetworks(t *testing.T) {
 	m := proctest.Machines(t, 2, proctest.Wire{})
-	survive(t, []string{m[0].Addr + ":", m[1].Addr + ":"}, networks+"="+m[0].Name+" "+m[1].Name, "MASTER_ADDR="+m[0].Addr)
+	survive(t, []string{m[0].Addr + ":", m[1].Addr + ":"}, networks+"="+m[0].Name+" "+m[1].Name,
+		"MASTER_ADDR="+m[0].Addr)
 }
 
 // Ranks know which of several network interfaces leads to the other machines.
@@ -142,15 +143,18 @@ func TestInterfaceBetweenNetworks(t *testing.T) {
 	machines := proctest.Machines(t, 2, proctest.Wire{})
 	for i, m := range machines {
 		for _, do := range []string{
-			"link add bridge0 type veth peer name far0", fmt.Sprintf("address add 10.213.%d.1/24 dev bridge0", 80+i),
+			"link add bridge0 type veth peer name far0", fmt.Sprintf(
+				"address add 10.213.%d.1/24 dev bridge0", 80+i),
 			"link set bridge0 up", "link set far0 up",
 		} {
-			if out, err := exec.Command("ip", append([]string{"-n", m.Name}, strings.Fields(do)...)...).CombinedOutput(); err != nil {
+			if out, err := exec.Command("ip", append([]string{"-n", m.Name},
+				strings.Fields(do)...)...).CombinedOutput(); err != nil {
 				t.Fatalf("ip %s: %v: %s", do, err, out)
 			}
 		}
 	}
-	for _, p := range proctest.Start(t, "interface", 4, networks+"="+machines[0].Name+" "+machines[1].Name, "MASTER_ADDR="+machines[0].Addr) {
+	for _, p := range proctest.Start(t, "interface", 4,
+		networks+"="+machines[0].Name+" "+machines[1].Name, "MASTER_ADDR="+machines[0].Addr) {
 		p.Says(t, "interface eth0")
 	}
 }

@@ -57,7 +57,8 @@ type pump struct {
 }
 
 func newPump(b *Sockets, conn net.Conn, term uint64) *pump {
-	p := &pump{Sockets: b, conn: conn, term: term, lost: make(chan struct{}), sent: b.agreed.Load(), active: time.Now()}
+	p := &pump{Sockets: b, conn: conn, term: term, lost: make(chan struct{}), sent: b.agreed.Load(),
+		active: time.Now()}
 	go func() {
 		defer close(p.lost)
 		for r := bufio.NewReader(conn); ; {

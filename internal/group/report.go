@@ -24,10 +24,12 @@ const (
 
 // Report is why a group ended, as a rank of it tells the others.
 type Report struct {
-	Reason       Reason
-	Rank         int                      // who reports
-	Peer         int                      // who is to blame, -1 if that is no rank of the group, or unknown
-	Lost         int                      // the rank of the job that is to blame, where Reason is Lost or TimedOut, or Peer is -1
+	Reason Reason
+	Rank   int // who reports
+	// who is to blame, -1 if that is no rank of the group, or unknown
+	Peer int
+	// the rank of the job that is to blame, where Reason is Lost or TimedOut, or Peer is -1
+	Lost         int
 	Mine, Theirs [backend.HeaderSize]byte // what Rank and Peer called in a mismatch
 	Text         string
 }
@@ -70,13 +72,15 @@ func AbortedBy(m backend.Members, rank int, cause error) Report {
 
 // ClosedWithout reports that rank p has closed before a call.
 func ClosedWithout(m backend.Members, p int) Report {
-	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator without taking part: every rank must start the same collectives"}
+	return Report{Reason: Closed, Peer: p, Text: m.Rank(p) + " has closed its communicator " +
+		"without taking part: every rank must start the same collectives"}
 }
 
 // Missing reports that ranks of the job did not take part in time, in this group or in one that
 // ranks of this group wait in. [Absent] is for ranks of the group, and for processes that are
 // stopped.
-func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
+func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int,
+	timeout time.Duration) Report {
 	inside := make([]int, len(ranks))
 	for i, r := range ranks {
 		inside[i] = slices.Index(m, r)
@@ -84,13 +88,15 @@ func Missing(stopped []rendezvous.Process, m backend.Members, ranks []int, timeo
 	if len(stopped) > 0 || !slices.Contains(inside, -1) {
 		return Absent(stopped, m, inside, timeout)
 	}
-	return Report{Reason: TimedOut, Peer: inside[0], Lost: ranks[0], Text: noSign(backend.Members(nil).Ranks(ranks...), timeout)}
+	return Report{Reason: TimedOut, Peer: inside[0], Lost: ranks[0],
+		Text: noSign(backend.Members(nil).Ranks(ranks...), timeout)}
 }
 
 // Absent reports that ranks, the first of them above all, did not take part in time. Where
 // processes of ranks of the job are stopped, the first one is to blame: the others may be
 // waiting for it, in their own groups.
-func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int, timeout time.Duration) Report {
+func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int,
+	timeout time.Duration) Report {
 	if len(stopped) > 0 {
 		p := stopped[0]
 		peer := slices.Index(m, p.Rank)
@@ -99,21 +105,25 @@ func Absent(stopped []rendezvous.Process, m backend.Members, ranks []int, timeou
 			name = m.Rank(peer)
 		}
 		return Report{Reason: TimedOut, Peer: peer, Lost: p.Rank, Text: fmt.Sprintf(
-			"no sign of %s for %v: its process %d is stopped (kill -CONT %d lets it go on)", name, timeout, p.PID, p.PID)}
+			"no sign of %s for %v: its process %d is stopped (kill -CONT %d lets it go on)", name,
+			timeout, p.PID, p.PID)}
 	}
-	return Report{Reason: TimedOut, Peer: ranks[0], Lost: jobRank(m, ranks[0]), Text: noSign(m.Ranks(ranks...), timeout)}
+	return Report{Reason: TimedOut, Peer: ranks[0], Lost: jobRank(m, ranks[0]),
+		Text: noSign(m.Ranks(ranks...), timeout)}
 }
 
 func noSign(of string, timeout time.Duration) string {
 	return fmt.Sprintf(
-		"no sign of %s for %v: stopped, busy, or at another place of its program (EURYALE_TIMEOUT sets how long to wait)",
+		"no sign of %s for %v: stopped, busy, or at another place of its program "+
+			"(EURYALE_TIMEOUT sets how long to wait)",
 		of, timeout)
 }
 
 // Stuck reports that all ranks take part, and still nothing goes on.
 func Stuck(timeout time.Duration) Report {
 	return Report{Reason: TimedOut, Peer: -1, Lost: -1, Text: fmt.Sprintf(
-		"every rank has started the call, but it has not ended after %v: the device or a link to it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", timeout)}
+		"every rank has started the call, but it has not ended after %v: the device or a link to "+
+			"it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", timeout)}
 }
 
 // jobRank returns the job's number of a rank of the group.
@@ -135,8 +145,8 @@ func (b blaming) Unwrap() error { return b.error }
 // Blames returns the rank: see [backend.Error.Blames].
 func (b blaming) Blames() int { return b.rank }
 
-// before returns the number of the last call before those that differ in a mismatch, 0 if the report does
-// not have them.
+// before returns the number of the last call before those that differ in a mismatch, 0 if the
+// report does not have them.
 func (r *Report) before() uint64 {
 	seq := backend.GetHeader(&r.Mine).Seq
 	return max(seq, 1) - 1
@@ -148,7 +158,8 @@ func (r Report) Cause(m backend.Members) error {
 	case TimedOut:
 		return blaming{fmt.Errorf("%w: %s", backend.ErrTimeout, r.Text), r.Lost}
 	case Lost:
-		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost, Cause: errors.New(r.Text)})
+		return fmt.Errorf("%w: %w", backend.ErrAborted, &rendezvous.Failure{Rank: r.Lost,
+			Cause: errors.New(r.Text)})
 	case Mismatch:
 		return &backend.MismatchError{Members: m, Rank: r.Rank, Peer: r.Peer,
 			Mine: backend.GetHeader(&r.Mine), Theirs: backend.GetHeader(&r.Theirs)}

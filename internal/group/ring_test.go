@@ -15,7 +15,9 @@ func TestRingComparesNothingThatMayBeLost(t *testing.T) {
 	}
 	defer share.Unmap()
 	b := []*Memory{NewMemory(share, 0, 2), NewMemory(share, 1, 2)}
-	post := func(r int, seq uint64, count int64) { b[r].Post(&backend.Header{Seq: seq, Count: count}, true) }
+	post := func(r int, seq uint64, count int64) {
+		b[r].Post(&backend.Header{Seq: seq, Count: count}, true)
+	}
 	post(0, 1, 1)
 	post(1, 1, 1)
 	post(0, 2, 2)

@@ -94,8 +94,10 @@ var _ Board = (*Sockets)(nil)
 func NewSockets(w *rendezvous.World, name string, members []int, rank int) (*Sockets, error) {
 	size := len(members)
 	b := &Sockets{
-		world: w, name: "board " + name, members: members, rank: rank, hub: newHub(size), seen: newKnown(size), unheard: make([]bool, size),
-		nudged: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}), left: make(chan struct{}),
+		world: w, name: "board " + name, members: members, rank: rank, hub: newHub(size),
+		seen: newKnown(size), unheard: make([]bool, size),
+		nudged: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{}),
+		left:    make(chan struct{}),
 		silence: min(silence, w.Timeout/4),
 	}
 	b.life, b.end = context.WithCancel(context.Background())
@@ -185,7 +187,8 @@ func (b *Sockets) await() {
 func (b *Sockets) Post(h *backend.Header, compared bool) {
 	b.calls.put(h, compared)
 	b.posted.Store(h.Seq)
-	if h.Seq%batch == 0 || h.Seq <= b.wanted.Load() || b.asleep.Load() && b.asleep.CompareAndSwap(true, false) {
+	if h.Seq%batch == 0 || h.Seq <= b.wanted.Load() || b.asleep.Load() &&
+		b.asleep.CompareAndSwap(true, false) {
 		b.nudge()
 	}
 }
@@ -280,7 +283,8 @@ func (b *Sockets) Publish(r Report) {
 func (b *Sockets) Reported() (Report, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.released.Load() || b.seen.report.kind == 0 || !b.settled && time.Since(b.reported) < settleTime {
+	if b.released.Load() || b.seen.report.kind == 0 || !b.settled &&
+		time.Since(b.reported) < settleTime {
 		return Report{}, false
 	}
 	return unpackReport(b.seen.report.body), true
@@ -298,7 +302,8 @@ func (b *Sockets) Heard() (Report, bool) {
 
 // Note implements [Board].
 func (b *Sockets) Note(round uint64, note []byte) {
-	b.tell(fact{kind: factNote, number: round, body: slices.Clone(note[:min(len(note), NoteBytes)])})
+	b.tell(fact{kind: factNote, number: round,
+		body: slices.Clone(note[:min(len(note), NoteBytes)])})
 }
 
 // Noted implements [Board].

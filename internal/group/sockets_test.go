@@ -43,18 +43,25 @@ func TestSocketsOutliveTheirServers(t *testing.T) {
 			soon(t, "rank 0 has closed", func() bool { return bs[6].Closed(0) })
 			end(bs[0])
 			bs[7].Post(header(101, 8), true)
-			soon(t, "what is begun after rank 0 is gone", func() bool { bs[5].Compare(101); return bs[5].Begun(7) == 101 })
+			soon(t, "what is begun after rank 0 is gone", func() bool {
+				bs[5].Compare(101)
+				return bs[5].Begun(7) == 101
+			})
 			if s := bs[5].Server(); s != 1 {
 				t.Errorf("rank %d serves", s)
 			}
 			end(bs[1])
 			bs[7].Note(2, []byte("after"))
-			soon(t, "the note after two servers are gone", func() bool { _, ok := bs[4].Noted(7, 2); return ok })
+			soon(t, "the note after two servers are gone", func() bool {
+				_, ok := bs[4].Noted(7, 2)
+				return ok
+			})
 			bs[3].Publish(group.Report{Reason: group.Aborted, Rank: 3, Peer: 3, Text: "no more"})
 			for r, b := range bs[2:] {
 				soon(t, "the report", func() bool { _, ok := b.Reported(); return ok })
 				if b.Begun(7) != 101 || !b.Closed(0) || b.Begun(0) != 100 || b.Server() != 2 {
-					t.Errorf("rank %d knows of %d calls of rank 7, %d of rank 0, closed %v, and follows %d", r+2, b.Begun(7), b.Begun(0), b.Closed(0), b.Server())
+					t.Errorf("rank %d knows of %d calls of rank 7, %d of rank 0, closed %v, and "+
+						"follows %d", r+2, b.Begun(7), b.Begun(0), b.Closed(0), b.Server())
 				}
 			}
 		})
@@ -128,7 +135,8 @@ func TestSocketsFindTheFirstDifference(t *testing.T) {
 			for r, b := range bs {
 				d := differs(t, b, call+100, call)
 				mine, theirs := backend.GetHeader(&d.Mine), backend.GetHeader(&d.Theirs)
-				if mine.Seq != call || theirs.Seq != call || mine.Count+theirs.Count != 17 || (d.Peer == 5) != (r != 5) {
+				if mine.Seq != call || theirs.Seq != call || mine.Count+theirs.Count != 17 ||
+					(d.Peer == 5) != (r != 5) {
 					t.Errorf("rank %d: %v, rank %d: %v", r, mine, d.Peer, theirs)
 				}
 			}
@@ -144,12 +152,16 @@ func TestSocketsLeaveAStoppedServer(t *testing.T) {
 	for _, b := range bs[1:] {
 		b.Post(header(11, 8), true)
 	}
-	soon(t, "rank 3 knows what rank 2 has begun", func() bool { bs[3].Compare(11); return bs[3].Begun(2) == 11 })
+	soon(t, "rank 3 knows what rank 2 has begun", func() bool {
+		bs[3].Compare(11)
+		return bs[3].Begun(2) == 11
+	})
 	if s := bs[3].Server(); s != 1 {
 		t.Errorf("rank %d serves", s)
 	}
 	if !bs[3].Misses(0) || bs[3].Misses(1) {
-		t.Errorf("whoever leaves waits for rank 0: %v, tells rank 1: %v", !bs[3].Misses(0), !bs[3].Misses(1))
+		t.Errorf("whoever leaves waits for rank 0: %v, tells rank 1: %v", !bs[3].Misses(0),
+			!bs[3].Misses(1))
 	}
 	if n, d := bs[3].Compare(11); n != 10 || d != nil || bs[3].Begun(0) != 10 {
 		t.Errorf("compared up to %d, %v; rank 0 has begun %d", n, d, bs[3].Begun(0))
@@ -206,7 +218,8 @@ func watched(t *testing.T, size int, timeout time.Duration) ([]*group.Member, []
 	}
 	all := make([]*group.Member, size)
 	for r, b := range bs {
-		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: b.World(), Health: b})
+		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: b.World(),
+			Health: b})
 		all[r].Watch(comparer{b})
 	}
 	t.Cleanup(func() {
@@ -309,7 +322,8 @@ func BenchmarkPost(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for name, board := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2), "sockets": sockets(b, 2, time.Minute)[0]} {
+	for name, board := range map[string]group.Board{"memory": group.NewMemory(share, 0, 2),
+		"sockets": sockets(b, 2, time.Minute)[0]} {
 		b.Run(name, func(b *testing.B) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()

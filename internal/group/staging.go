@@ -12,7 +12,8 @@ import (
 // which starts the call on q, and copies dst back. What is on the device already
 // stays as it is, and so does a buffer of no elements, which stands for one that this rank does
 // not use. Staged returns when the call is done, since somebody must copy the result back.
-func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer, start func(dst, src backend.Buffer) (backend.Work, error)) (w backend.Work, err error) {
+func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer,
+	start func(dst, src backend.Buffer) (backend.Work, error)) (w backend.Work, err error) {
 	s := staging{device: comm.Device()}
 	nearDst, dstErr := s.near(dst)
 	nearSrc, srcErr := s.near(src)

@@ -53,7 +53,8 @@ func (h *StoreHealth) listen(ctx context.Context, w *rendezvous.World) {
 }
 
 func (h *StoreHealth) hear(report []byte) {
-	r := Report{Reason: Aborted, Rank: -1, Peer: -1, Lost: -1, Text: "another rank failed, but its report cannot be read"}
+	r := Report{Reason: Aborted, Rank: -1, Peer: -1, Lost: -1,
+		Text: "another rank failed, but its report cannot be read"}
 	if len(report) >= reportHead {
 		r = unpackReport(report)
 	}
@@ -73,7 +74,8 @@ func (h *StoreHealth) Close() {}
 // answered before. If the store is lost,
 // the others end because of that.
 func (h *StoreHealth) Publish(r Report) {
-	ctx, cancel := context.WithTimeout(context.Background(), min(publishTime, h.world.NewsTime(r.lost())))
+	ctx, cancel := context.WithTimeout(context.Background(),
+		min(publishTime, h.world.NewsTime(r.lost())))
 	defer cancel()
 	if report, _, err := h.world.Store.CompareAndSwap(ctx, h.key, nil, packReport(r)); err == nil {
 		h.hear(report)

@@ -29,7 +29,8 @@ func overStore(t *testing.T, size int) ([]*group.Member, []*rendezvous.World) {
 	all := make([]*group.Member, size)
 	for r, w := range worlds {
 		h := group.NewStoreHealth(w, "test/end")
-		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: w, Health: h, Timeout: math.MaxInt64})
+		all[r] = group.NewMember(group.Config{Name: "test", Rank: r, Members: of, World: w,
+			Health: h, Timeout: math.MaxInt64})
 		all[r].Watch(&engine{stopped: make(chan struct{})})
 		t.Cleanup(func() { all[r].Leave(); h.Release(); w.Close() })
 	}
@@ -43,7 +44,8 @@ func TestTheFirstReportIsTheCauseOnAllRanks(t *testing.T) {
 		var failing sync.WaitGroup
 		for _, r := range []int{1, 2} {
 			failing.Go(func() {
-				report := group.Report{Reason: group.Aborted, Peer: r, Lost: r, Text: fmt.Sprintf("a cable of rank %d", r)}
+				report := group.Report{Reason: group.Aborted, Peer: r, Lost: r,
+					Text: fmt.Sprintf("a cable of rank %d", r)}
 				all[r].Tell(group.Found{Report: report})
 			})
 		}
@@ -54,7 +56,8 @@ func TestTheFirstReportIsTheCauseOnAllRanks(t *testing.T) {
 		var first, e *backend.Error
 		errors.As(all[0].Err(), &first)
 		for r, m := range all {
-			if !errors.As(m.Err(), &e) || e.Rank != r || e.Peer != first.Peer || e.Cause.Error() != first.Cause.Error() {
+			if !errors.As(m.Err(), &e) || e.Rank != r || e.Peer != first.Peer ||
+				e.Cause.Error() != first.Cause.Error() {
 				t.Fatalf("rank %d says %v, rank 0 %v", r, m.Err(), first)
 			}
 		}
@@ -65,7 +68,8 @@ func TestTheFirstReportIsTheCauseOnAllRanks(t *testing.T) {
 func TestOwnErrorWrapsWhatWasFound(t *testing.T) {
 	all, _ := overStore(t, 2)
 	cable := errors.New("a cable was pulled")
-	all[1].Tell(group.Found{Report: group.Report{Reason: group.Aborted, Peer: 1, Text: cable.Error()}, Cause: fmt.Errorf("%w: %w", backend.ErrAborted, cable)})
+	all[1].Tell(group.Found{Report: group.Report{Reason: group.Aborted, Peer: 1,
+		Text: cable.Error()}, Cause: fmt.Errorf("%w: %w", backend.ErrAborted, cable)})
 	for _, m := range all {
 		ended(t, m, "a cable was pulled", backend.ErrAborted)
 	}
@@ -77,7 +81,8 @@ func TestOwnErrorWrapsWhatWasFound(t *testing.T) {
 // A rank that was only woken by the end of another one waits for its report.
 func TestABetterReportIsWaitedFor(t *testing.T) {
 	all, _ := overStore(t, 2)
-	all[1].Tell(group.Found{Report: group.Report{Reason: group.Aborted, Peer: 1, Text: "the end of a phase"}, Doubt: time.Minute})
+	all[1].Tell(group.Found{Report: group.Report{Reason: group.Aborted, Peer: 1,
+		Text: "the end of a phase"}, Doubt: time.Minute})
 	all[0].Abort(errors.New("the weather"))
 	for _, m := range all {
 		ended(t, m, "the weather", backend.ErrAborted)
@@ -95,8 +100,8 @@ func TestReportThatCannotBeReadEndsTheGroup(t *testing.T) {
 	}
 }
 
-// The cause of a job's failure may be a timeout itself, as where a rank has waited for one that was cut
-// off. Whoever listens for a report then stops.
+// The cause of a job's failure may be a timeout itself, as where a rank has waited for one that was
+// cut off. Whoever listens for a report then stops.
 func TestListeningEndsWhenTheJobFailsByATimeout(t *testing.T) {
 	worlds, err := rendezvous.Local(1, time.Minute)
 	if err != nil {
@@ -104,7 +109,8 @@ func TestListeningEndsWhenTheJobFailsByATimeout(t *testing.T) {
 	}
 	defer worlds[0].Close()
 	h := group.NewStoreHealth(worlds[0], "test/end")
-	if err := worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w", context.DeadlineExceeded)); err != nil {
+	if err := worlds[0].Fail(fmt.Errorf("no sign of rank 7: %w", context.DeadlineExceeded)); err !=
+		nil {
 		t.Fatal(err)
 	}
 	released := make(chan struct{})

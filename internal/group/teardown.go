@@ -33,7 +33,8 @@ func (m *Memory) NewTeardown(processes []string) *Teardown {
 func (t *Teardown) Reach(stage uint32, awaits func(r int) bool) {
 	t.board.mine.stage.Store(stage)
 	for r := range t.lives {
-		for pause := 50 * time.Microsecond; awaits(r) && !t.reached(r, stage); pause = min(2*pause, longestPause) {
+		for pause := 50 * time.Microsecond; awaits(r) && !t.reached(r, stage); pause = min(2*pause,
+			longestPause) {
 			time.Sleep(pause)
 		}
 	}

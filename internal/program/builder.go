@@ -46,7 +46,8 @@ type Builder interface {
 	Broadcast(x Value, shape ...int) Value
 	// Slice takes n elements of an axis: start, start+step, ...
 	Slice(x Value, axis, start, step, n int) Value
-	// Unslice is the gradient of Slice: zeros with n elements along the axis, among them those of x.
+	// Unslice is the gradient of Slice: zeros with n elements along the axis, among them those of
+	// x.
 	Unslice(x Value, axis, start, step, n int) Value
 	// Concat joins values along an axis.
 	Concat(axis int, x ...Value) Value
@@ -56,8 +57,8 @@ type Builder interface {
 	// dy are added in the order of the list.
 	GatherGrad(dy, list Value, axis, n int) Value
 
-	// MatMul multiplies matrices, the last two axes, of which transA and transB exchange those of an
-	// operand. All other axes are equal.
+	// MatMul multiplies matrices, the last two axes, of which transA and transB exchange those of
+	// an operand. All other axes are equal.
 	MatMul(transA, transB bool, a, b Value) Value
 	// Attention has the meaning of kernels.Attention of q [b, h, queries, d], and of k and v
 	// [b, h, keys, d]. lse is for the gradient.

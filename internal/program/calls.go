@@ -108,7 +108,8 @@ func (r *recorder) AttentionGrad(o Attention, q, k, v, y, lse, dy Value) (dq, dk
 	dq, besides := r.called(r.Of(q), func(dst, src []backend.Buffer) error {
 		return kernels.Host{}.AttentionGrad(kernels.AttentionGrad{
 			Attention: bound(a, src...), DY: heads(a, src[5], a.Queries),
-			DQ: heads(a, dst[0], a.Queries), DK: heads(a, dst[1], a.Keys), DV: heads(a, dst[2], a.Keys),
+			DQ: heads(a, dst[0], a.Queries), DK: heads(a, dst[1], a.Keys), DV: heads(a, dst[2],
+				a.Keys),
 			Sums: dst[3],
 		})
 	}, []Tensor{r.Of(k), r.Of(v), sums}, q, k, v, y, lse, dy)

@@ -101,7 +101,9 @@ func (c *compiler) ready(v Value) bool {
 		return true
 	}
 	if _, ok := c.at[v]; ok {
-		return !slices.ContainsFunc(c.open.dst, func(p strided) bool { return p.slot == c.at[v].slot })
+		return !slices.ContainsFunc(c.open.dst, func(p strided) bool {
+			return p.slot == c.at[v].slot
+		})
 	}
 	for _, x := range c.nodes[v].args {
 		if !c.ready(x) {
@@ -116,7 +118,8 @@ func (c *compiler) element(v Value) {
 	n := &c.nodes[v]
 	if c.open != nil {
 		l := c.open
-		fits := slices.Equal(n.Shape, l.Shape) || l.rows && !n.placed && oncePerRow(n.Shape, l.Shape)
+		fits := slices.Equal(n.Shape, l.Shape) || l.rows && !n.placed &&
+			oncePerRow(n.Shape, l.Shape)
 		if !fits || !c.ready(v) {
 			c.close()
 		}

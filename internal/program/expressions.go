@@ -83,8 +83,8 @@ func SoftMaxGrad(b Builder, y, dy Value, axis int, log bool) Value {
 	return b.Do(fuse.Mul, y, b.Do(fuse.Sub, dy, sum))
 }
 
-// AveragePool is the mean of each patch of images [b, c, h, w]; pixels outside are 0. Every plane is
-// an image of its own, so that patches lie in the order of the result.
+// AveragePool is the mean of each patch of images [b, c, h, w]; pixels outside are 0. Every plane
+// is an image of its own, so that patches lie in the order of the result.
 func AveragePool(b Builder, x Value, w Window) Value {
 	s, n := b.Of(x).Shape, w.Kernel[0]*w.Kernel[1]
 	if w.whole(s) {

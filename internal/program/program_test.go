@@ -232,8 +232,8 @@ func drawn(seed uint64, b Builder, x ...Value) Value {
 	return x[len(x)-1]
 }
 
-// TestProgramsAreThePlainEvaluation: random programs give the numbers of the plainest evaluation, in
-// each of three runs.
+// TestProgramsAreThePlainEvaluation: random programs give the numbers of the plainest evaluation,
+// in each of three runs.
 func TestProgramsAreThePlainEvaluation(t *testing.T) {
 	for seed := range uint64(3000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -249,7 +249,8 @@ func TestProgramsAreThePlainEvaluation(t *testing.T) {
 			src = append(src, backend.Of(slices.Clone(p.values[v].data)))
 		}
 		want := p.values[drawn(seed, p, x...)]
-		host, err := Compile(in, Tensor{want.shape, backend.F64}, func(b Builder, x ...Value) Value { return drawn(seed, b, x...) })
+		host, err := Compile(in, Tensor{want.shape, backend.F64},
+			func(b Builder, x ...Value) Value { return drawn(seed, b, x...) })
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -276,8 +277,12 @@ func TestLoopsOfPrograms(t *testing.T) {
 		program func(b Builder, x ...Value) Value
 		steps   int
 	}{
-		{"softmax of rows", []Tensor{matrix}, func(b Builder, x ...Value) Value { return SoftMax(b, x[0], 1, false) }, 1},
-		{"softmax of columns", []Tensor{matrix}, func(b Builder, x ...Value) Value { return SoftMax(b, x[0], 0, false) }, 3},
+		{"softmax of rows", []Tensor{matrix}, func(b Builder, x ...Value) Value {
+			return SoftMax(b, x[0], 1, false)
+		}, 1},
+		{"softmax of columns", []Tensor{matrix}, func(b Builder, x ...Value) Value {
+			return SoftMax(b, x[0], 0, false)
+		}, 3},
 		{"softmax of long rows", []Tensor{{[]int{2, 9000}, backend.F32}},
 			func(b Builder, x ...Value) Value { return SoftMax(b, x[0], 1, false) }, 3},
 		{"gradient of a norm", []Tensor{matrix, matrix}, func(b Builder, x ...Value) Value {
@@ -296,8 +301,12 @@ func TestLoopsOfPrograms(t *testing.T) {
 			share := b.Do(fuse.Inv, With(b, fuse.Maximum, Sum(b, x[0], 0, 1), 1))
 			return b.Do(fuse.Mul, x[0], share)
 		}, 2},
-		{"pool", []Tensor{images}, func(b Builder, x ...Value) Value { return AveragePool(b, x[0], window) }, 2},
-		{"slice", []Tensor{matrix}, func(b Builder, x ...Value) Value { return b.Slice(x[0], 1, 5, 2, 40) }, 1},
+		{"pool", []Tensor{images}, func(b Builder, x ...Value) Value {
+			return AveragePool(b, x[0], window)
+		}, 2},
+		{"slice", []Tensor{matrix}, func(b Builder, x ...Value) Value {
+			return b.Slice(x[0], 1, 5, 2, 40)
+		}, 1},
 		{"operand", []Tensor{matrix}, func(b Builder, x ...Value) Value { return x[0] }, 1},
 	} {
 		r := &recorder{}
@@ -315,17 +324,23 @@ func TestLoopsOfPrograms(t *testing.T) {
 // TestBuffersThatDoNotFitAreRefused: before anything is written.
 func TestBuffersThatDoNotFitAreRefused(t *testing.T) {
 	in := Tensor{[]int{2, 3}, backend.F32}
-	host, err := Compile([]Tensor{in}, in, func(b Builder, x ...Value) Value { return b.Do(fuse.Exp, x[0]) })
+	host, err := Compile([]Tensor{in}, in, func(b Builder, x ...Value) Value {
+		return b.Do(fuse.Exp, x[0])
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	six, five, wide := backend.Of(make([]float32, 6)), backend.Of(make([]float32, 5)), backend.Of(make([]float64, 6))
-	for _, test := range [][]backend.Buffer{{six}, {six, five}, {five, six}, {six, wide}, {wide, six}, {six, six, six}} {
+	six, five, wide := backend.Of(make([]float32, 6)), backend.Of(make([]float32, 5)),
+		backend.Of(make([]float64, 6))
+	for _, test := range [][]backend.Buffer{{six}, {six, five}, {five, six}, {six, wide},
+		{wide, six}, {six, six, six}} {
 		if err := host.Run(test[0], test[1:]...); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%v: %v", fmt.Sprint(test), err)
 		}
 	}
-	if _, err := Compile([]Tensor{in}, in, func(b Builder, x ...Value) Value { return b.Do(fuse.Add, x[0]) }); !errors.Is(err, backend.ErrArgument) {
+	if _, err := Compile([]Tensor{in}, in, func(b Builder, x ...Value) Value {
+		return b.Do(fuse.Add, x[0])
+	}); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a sum of one operand: %v", err)
 	}
 }

@@ -57,9 +57,10 @@ func (r *recorder) Of(x Value) Tensor {
 // Number implements [Builder].
 func (r *recorder) Number(number float64, like Value) Value {
 	d := r.Of(like).DType
-	return r.add(node{Tensor: Tensor{nil, d}, emit: func(p *fuse.Program, _ []fuse.Value) fuse.Value {
-		return p.Const(d, number)
-	}})
+	return r.add(
+		node{Tensor: Tensor{nil, d}, emit: func(p *fuse.Program, _ []fuse.Value) fuse.Value {
+			return p.Const(d, number)
+		}})
 }
 
 // elements adds a value that is computed element by element.
@@ -174,7 +175,8 @@ func (r *recorder) Unslice(x Value, axis, start, step, n int) Value {
 	of := r.Of(x)
 	taken := of.Shape[axis]
 	into := func(y strided, _ int) strided { return y.sliced(axis, start, step, taken) }
-	return r.add(node{Tensor: Tensor{with(of.Shape, axis, n), of.DType}, args: []Value{x}, into: into})
+	return r.add(node{Tensor: Tensor{with(of.Shape, axis, n), of.DType}, args: []Value{x},
+		into: into})
 }
 
 // Concat implements [Builder].
@@ -185,7 +187,9 @@ func (r *recorder) Concat(axis int, x ...Value) Value {
 		starts = append(starts, n)
 	}
 	first := r.Of(x[0])
-	into := func(y strided, i int) strided { return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i]) }
+	into := func(y strided, i int) strided {
+		return y.sliced(axis, starts[i], 1, starts[i+1]-starts[i])
+	}
 	return r.add(node{Tensor: Tensor{with(first.Shape, axis, n), first.DType}, args: x, into: into})
 }
 

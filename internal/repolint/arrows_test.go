@@ -37,12 +37,17 @@ var arrows = []arrow{
 	{"rendezvous/...", []string{"rendezvous/...", "internal/..."}},
 	{"backend", []string{"rendezvous"}},
 	{"kernels/...", []string{"backend", "kernels/...", "internal/..."}},
-	{"backend/backendtest/...", []string{"backend", "backend/backendtest/...", "kernels", "rendezvous", "internal/..."}},
+	{"backend/backendtest/...", []string{"backend", "backend/backendtest/...", "kernels",
+		"rendezvous", "internal/..."}},
 	{"backend/cuda", []string{"backend", "kernels/...", "gpu/driver", "gpu/nvml", "internal/..."}},
-	{"backend/gpu", []string{"backend", "backend/cuda", "kernels/...", "rendezvous", "internal/..."}},
-	{"backend/internal/hosted", []string{"backend", "backend/host", "kernels", "rendezvous", "internal/..."}},
-	{"backend/mpi", []string{"backend", "backend/host", "backend/internal/hosted", "kernels", "rendezvous", "internal/..."}},
-	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels", "rendezvous", "internal/..."}},
+	{"backend/gpu", []string{"backend", "backend/cuda", "kernels/...", "rendezvous",
+		"internal/..."}},
+	{"backend/internal/hosted", []string{"backend", "backend/host", "kernels", "rendezvous",
+		"internal/..."}},
+	{"backend/mpi", []string{"backend", "backend/host", "backend/internal/hosted", "kernels",
+		"rendezvous", "internal/..."}},
+	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels",
+		"rendezvous", "internal/..."}},
 	{"backend/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
@@ -53,17 +58,21 @@ var arrows = []arrow{
 	}},
 	{"layers", []string{"backend", "ops/..."}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
-	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program", "internal/residence", "internal/stock", "vm/internal/ir"}},
+	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
+		"internal/residence", "internal/stock", "vm/internal/ir"}},
 	{"vm/internal/plan", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/interpret", []string{"backend", "kernels/...", "vm/internal/ir"}},
 	{"vm/internal/graphs", []string{"backend", "layers", "ops/..."}},
-	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence", "internal/workers", "vm/internal/ir", "vm/internal/plan"}},
-	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...", "internal/..."}},
+	{"vm/internal/exec", []string{"backend", "backend/cuda", "kernels/...", "internal/residence",
+		"internal/workers", "vm/internal/ir", "vm/internal/plan"}},
+	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...",
+		"internal/..."}},
 	{"bench", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels", "kernels/fuse"}},
 	{"bench/...", []string{"bench/..."}},
-	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/session", "rendezvous"}},
+	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/session",
+		"rendezvous"}},
 	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
@@ -149,10 +158,12 @@ func violation(file, imported string) string {
 			continue
 		}
 		if !withinAny(pkg, f.packages) {
-			return fmt.Sprintf("%s imports %s, which is for %s only", file, imported, strings.Join(f.packages, ", "))
+			return fmt.Sprintf("%s imports %s, which is for %s only", file, imported,
+				strings.Join(f.packages, ", "))
 		}
 		if !strings.HasSuffix(file, f.suffix) {
-			return fmt.Sprintf("%s imports %s, which is for files named *%s only", file, imported, f.suffix)
+			return fmt.Sprintf("%s imports %s, which is for files named *%s only", file, imported,
+				f.suffix)
 		}
 		return ""
 	}
@@ -166,7 +177,8 @@ func wrongArrow(pkg, file, imported string) string {
 	}
 	for _, r := range reserved {
 		if withinAny(target, r.packages) && !withinAny(pkg, r.importers) {
-			return fmt.Sprintf("%s imports %s, which is for %s only", file, imported, strings.Join(r.importers, ", "))
+			return fmt.Sprintf("%s imports %s, which is for %s only", file, imported,
+				strings.Join(r.importers, ", "))
 		}
 	}
 	for _, a := range arrows {
@@ -176,9 +188,11 @@ func wrongArrow(pkg, file, imported string) string {
 		if target == "." && slices.Contains(a.imports, "...") || withinAny(target, a.imports) {
 			return ""
 		}
-		return fmt.Sprintf("%s imports %s, but %s may import %s only", file, imported, a.packages, strings.Join(a.imports, ", "))
+		return fmt.Sprintf("%s imports %s, but %s may import %s only", file, imported, a.packages,
+			strings.Join(a.imports, ", "))
 	}
-	return fmt.Sprintf("%s imports %s, but package %s has no place in the arrows of this test: give it one", file, imported, pkg)
+	return fmt.Sprintf("%s imports %s, but package %s has no place in the arrows of this test: "+
+		"give it one", file, imported, pkg)
 }
 
 // source is one parsed file; its name is relative to the module, with slashes.
@@ -203,7 +217,8 @@ func sources(t *testing.T) []source {
 		case d.IsDir() || !strings.HasSuffix(name, ".go"):
 			return nil
 		}
-		f, err := parser.ParseFile(fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
+		f, err := parser.ParseFile(fset, name, nil,
+			parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -223,7 +238,8 @@ func skipped(name, base string) bool {
 		return false
 	}
 	_, err := os.Stat(filepath.Join(name, "go.mod"))
-	return err == nil || filepath.ToSlash(name) == "bench/out" || base == "testdata" || base == "vendor" || base[0] == '.' || base[0] == '_'
+	return err == nil || filepath.ToSlash(name) == "bench/out" || base == "testdata" ||
+		base == "vendor" || base[0] == '.' || base[0] == '_'
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {
@@ -326,7 +342,8 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"backend/buffer.go", "golang.org/x/sys/unix", true},
 	} {
 		if wrong := violation(test.file, test.imported); (wrong == "") != test.ok {
-			t.Errorf("%s importing %s: allowed should be %v; the test says %q", test.file, test.imported, test.ok, wrong)
+			t.Errorf("%s importing %s: allowed should be %v; the test says %q", test.file,
+				test.imported, test.ok, wrong)
 		}
 	}
 }

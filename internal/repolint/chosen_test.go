@@ -34,10 +34,12 @@ func TestTestsAreChosenByPrefix(t *testing.T) {
 			if name == "" || pattern == "^$" { // parts of any test, no test
 				continue
 			}
-			if !regexp.MustCompile(`^\^(Test|Example)|^(OnGPU|OnNCCL|BetweenNetworks)\$$`).MatchString(name) {
+			if !regexp.MustCompile(`^\^(Test|Example)|^(OnGPU|OnNCCL|BetweenNetworks)\$$`).
+				MatchString(name) {
 				t.Errorf("%q is a piece of a name", pattern)
 			}
-			if exp, err := regexp.Compile(name); err != nil || !slices.ContainsFunc(names, exp.MatchString) {
+			if exp, err := regexp.Compile(name); err != nil ||
+				!slices.ContainsFunc(names, exp.MatchString) {
 				t.Errorf("%q names no test", pattern)
 			}
 		}

@@ -71,7 +71,8 @@ func TestEveryVariableOfTheTableIsRead(t *testing.T) {
 					used[x.Sel.Name] = true
 				}
 			case *ast.ValueSpec:
-				if f.name == "internal/env/table.go" && len(x.Values) == 1 && isOurs(stringOf(x.Values[0])) {
+				if f.name == "internal/env/table.go" && len(x.Values) == 1 &&
+					isOurs(stringOf(x.Values[0])) {
 					table = append(table, x.Names[0].Name)
 				}
 			}

@@ -25,7 +25,8 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 	described := map[string]bool{}
 	for line := range strings.Lines(string(help)) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
-		described[name] = regexp.MustCompile(`^[A-Z][^.]*(\.\S[^.]*)*\.$`).MatchString(strings.TrimSpace(text))
+		described[name] = regexp.MustCompile(`^[A-Z][^.]*(\.\S[^.]*)*\.$`).MatchString(
+			strings.TrimSpace(text))
 		if !described[name] {
 			t.Errorf("%q has no sentence", line)
 		}
@@ -35,7 +36,8 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, list := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		for _, list := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(
+			string(text), -1) {
 			for name := range strings.FieldsSeq(list[1]) {
 				if name != "always" && !described[name] { // always is no target of a person's
 					t.Errorf("%s: make help does not describe %s", file, name)
@@ -63,9 +65,10 @@ func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 		word := regexp.MustCompile(`\b` + strings.TrimPrefix(dir, "backend/") + `\b`)
 		program := "bin/test/" + strings.ReplaceAll(dir, "/", "-") + ".test"
 		for what, is := range map[string]bool{
-			"GPU_TESTED":   slices.Contains(strings.Fields(string(built)), dir),
-			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).Match(makefile),
-			".ci/gpu":      word.Match(wrappers) || bytes.Contains(script, []byte(program)),
+			"GPU_TESTED": slices.Contains(strings.Fields(string(built)), dir),
+			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).Match(
+				makefile),
+			".ci/gpu": word.Match(wrappers) || bytes.Contains(script, []byte(program)),
 		} {
 			if !is {
 				t.Errorf("%s lacks %s", what, dir)
@@ -78,7 +81,8 @@ func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 func testedOnDevices(t *testing.T) (packages []string) {
 	t.Helper()
 	err := filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(file, "_test.go") || file == "internal/repolint/makefile_test.go" {
+		if err != nil || !strings.HasSuffix(file, "_test.go") ||
+			file == "internal/repolint/makefile_test.go" {
 			return err
 		}
 		text, err := os.ReadFile(file)

@@ -37,7 +37,8 @@ func TestMessagesNameNodesByTheirLabels(t *testing.T) {
 	}
 	for _, dir := range []string{"autograd", "layers", "ops", "vm"} {
 		err := filepath.WalkDir(dir, func(file string, _ fs.DirEntry, err error) error {
-			if err != nil || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+			if err != nil || !strings.HasSuffix(file, ".go") ||
+				strings.HasSuffix(file, "_test.go") {
 				return err
 			}
 			parsed, err := parser.ParseFile(files, file, nil, 0)

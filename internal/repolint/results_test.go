@@ -13,10 +13,12 @@ import (
 
 // result is a result that a page, a comment or another result cites by its name, or several by a
 // pattern. The directories before it are there in a path only.
-var result = regexp.MustCompile(`(results/[\w-]*/?)?(20\d\d-\d\d-\d\d-[\w*-]+\.(?:jsonl|txt|md|svg))`)
+var result = regexp.MustCompile(
+	`(results/[\w-]*/?)?(20\d\d-\d\d-\d\d-[\w*-]+\.(?:jsonl|txt|md|svg))`)
 
 // citing are the endings of files that cite results.
-var citing = []string{".go", ".cu", ".cuh", ".c", ".cpp", ".h", ".py", ".md", ".mk", ".json", ".jsonl", ".txt"}
+var citing = []string{".go", ".cu", ".cuh", ".c", ".cpp", ".h", ".py", ".md", ".mk", ".json",
+	".jsonl", ".txt"}
 
 const results = "bench/results"
 
@@ -58,7 +60,8 @@ func TestResultsAreCitedAndCitationsExist(t *testing.T) {
 	paths := map[string]string{}
 	for _, file := range files {
 		paths[path.Base(file)] = file
-		if month, name := path.Base(path.Dir(file)), path.Base(file); !strings.HasPrefix(name, month+"-") {
+		if month, name := path.Base(path.Dir(file)), path.Base(file); !strings.HasPrefix(
+			name, month+"-") {
 			t.Errorf("%s is not of %s", file, month)
 		}
 	}
@@ -77,7 +80,8 @@ func TestResultsAreCitedAndCitationsExist(t *testing.T) {
 					cites(paths[name])
 				}
 			}
-			if month := "results/" + pattern[:len("2006-01")] + "/"; !known || dir != "" && dir != month {
+			if month := "results/" + pattern[:len("2006-01")] + "/"; !known || dir != "" &&
+				dir != month {
 				t.Errorf("%s cites %s, which does not exist", file, found[0])
 			}
 		}

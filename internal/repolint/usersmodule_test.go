@@ -90,9 +90,11 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 		t.Chdir(dir) // where the program finds its arguments
 		var out, errs bytes.Buffer
 		job := launch.Job{
-			Program: "./program", Args: strings.Fields(e.args), Ranks: 2, Stdout: &out, Stderr: &errs,
+			Program: "./program", Args: strings.Fields(e.args), Ranks: 2, Stdout: &out,
+			Stderr: &errs,
 		}
-		if err := launch.Run(t.Context(), job); err != nil || !strings.Contains(out.String(), e.prints) {
+		if err := launch.Run(t.Context(), job); err != nil ||
+			!strings.Contains(out.String(), e.prints) {
 			t.Errorf("%s: %v, and no %q in\n%s%s", name, err, e.prints, out.String(), errs.String())
 		}
 		t.Chdir(checkout)

@@ -17,7 +17,8 @@ var meanings = map[string]struct {
 	"machine":  {"what runs a graph of Gorgonia", []string{"vm"}},
 	"exchange": {"no type: say of what", nil},
 	"call": {"a collective under way, as one rank or its hooks see it", []string{
-		"backend", "backend/backendtest/...", "backend/compress/...", "backend/gpu", "backend/hierarchy",
+		"backend", "backend/backendtest/...", "backend/compress/...", "backend/gpu",
+		"backend/hierarchy",
 		"backend/host", "backend/internal/hosted",
 	}},
 	"engine": {"what moves the data of a group's calls", []string{
@@ -57,7 +58,9 @@ func TestMeaningsAreOfTypesThatThereAre(t *testing.T) {
 	}
 	for word, m := range meanings {
 		for _, pattern := range m.packages {
-			if !slices.ContainsFunc(used[word], func(pkg string) bool { return within(pkg, pattern) }) {
+			if !slices.ContainsFunc(used[word], func(pkg string) bool {
+				return within(pkg, pattern)
+			}) {
 				t.Errorf("no type is named %s in %s", word, pattern)
 			}
 		}

@@ -2,8 +2,8 @@ package residence
 
 import "github.com/euryale-ml/euryale/backend"
 
-// Binder is a device that must be bound to the calling thread before it is used: a CUDA context is current on
-// a thread, and a goroutine changes threads. Calls of Bind nest.
+// Binder is a device that must be bound to the calling thread before it is used: a CUDA context is
+// current on a thread, and a goroutine changes threads. Calls of Bind nest.
 type Binder interface {
 	Bind() (unbind func(), err error)
 }

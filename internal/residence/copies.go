@@ -16,8 +16,8 @@ type Copies struct {
 	abandoned []func() error           // close machines that nobody refers to
 }
 
-// Copy is the copy of one piece of memory. Its fields belong to the machine that runs: those that share
-// memory do not run at the same time.
+// Copy is the copy of one piece of memory. Its fields belong to the machine that runs: those that
+// share memory do not run at the same time.
 type Copy struct {
 	Host   backend.Buffer // whose elements it has
 	Device backend.Buffer // not allocated before a machine needs it

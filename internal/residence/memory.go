@@ -10,23 +10,29 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Memory returns the memory of a value of the host as elements of type d, in the order that it has there.
+// Memory returns the memory of a value of the host as elements of type d, in the order that it has
+// there.
 //
-// Errors: ErrUnsupported for a tensor in the memory of a device, ErrArgument for a value of another type.
+// Errors: ErrUnsupported for a tensor in the memory of a device, ErrArgument for a value of another
+// type.
 func Memory(v any, d backend.DType) (backend.Buffer, error) {
 	switch v := v.(type) {
 	case *tensor.Dense:
 		if !v.IsNativelyAccessible() {
-			return backend.Buffer{}, fmt.Errorf("%w: the value is in the memory of a device (engine %T): copy it to the host", backend.ErrUnsupported, v.Engine())
+			return backend.Buffer{},
+				fmt.Errorf("%w: the value is in the memory of a device (engine %T): copy it to "+
+					"the host", backend.ErrUnsupported, v.Engine())
 		}
 		return backend.Host(d, unsafe.Pointer(unsafe.SliceData(v.Raw)), len(v.Raw)/d.Size()), nil
 	case interface{ Pointer() unsafe.Pointer }: // *gorgonia.F64 and the other scalars
 		return backend.Host(d, v.Pointer(), 1), nil
 	}
-	return backend.Buffer{}, fmt.Errorf("%w: the value is a %T: use *tensor.Dense and Gorgonia's scalars", backend.ErrArgument, v)
+	return backend.Buffer{}, fmt.Errorf("%w: the value is a %T: use *tensor.Dense and Gorgonia's "+
+		"scalars", backend.ErrArgument, v)
 }
 
-// Elements is Memory in row-major order: the value's own memory, or a copy if it has another order there.
+// Elements is Memory in row-major order: the value's own memory, or a copy if it has another order
+// there.
 func Elements(v any, d backend.DType) (backend.Buffer, error) {
 	memory, err := Memory(v, d)
 	t, ok := v.(*tensor.Dense)
@@ -37,11 +43,13 @@ func Elements(v any, d backend.DType) (backend.Buffer, error) {
 	if RowMajor(t) && n <= memory.Len() {
 		return memory.Slice(0, n), nil
 	}
-	copied := backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n) // aligned for any type
+	// aligned for any type
+	copied := backend.Of(make([]float64, (n*d.Size()+7)/8)).As(d).Slice(0, n)
 	return copied, InRowOrder(copied, memory, t)
 }
 
-// InRowOrder copies the elements of a tensor of the host, of which src is the memory, to dst in row-major order.
+// InRowOrder copies the elements of a tensor of the host, of which src is the memory, to dst in
+// row-major order.
 func InRowOrder(dst, src backend.Buffer, t *tensor.Dense) error {
 	shape, strides := t.Shape(), t.Strides()
 	if err := Within(src.Len(), shape, strides); err != nil {
@@ -74,13 +82,14 @@ func Within(n int, shape, strides []int) error {
 		}
 	}
 	if len(strides) < len(shape) || last >= n {
-		return fmt.Errorf("%w: the value of shape %v has the strides %v, which reach past its %d elements", backend.ErrArgument, shape, strides, n)
+		return fmt.Errorf("%w: the value of shape %v has the strides %v, which reach past its %d "+
+			"elements", backend.ErrArgument, shape, strides, n)
 	}
 	return nil
 }
 
-// CopyStrided is k.CopyStrided of a tensor with any number of axes: row by row where it has more than the
-// device takes.
+// CopyStrided is k.CopyStrided of a tensor with any number of axes: row by row where it has more
+// than the device takes.
 func CopyStrided(k backend.Arithmetic, dst, src backend.Buffer, shape, strides []int) error {
 	if len(shape) <= backend.MaxAxes {
 		err := k.CopyStrided(dst, src, shape, strides)
@@ -90,7 +99,8 @@ func CopyStrided(k backend.Arithmetic, dst, src backend.Buffer, shape, strides [
 	}
 	row := dst.Len() / shape[0]
 	for i := range shape[0] {
-		err := CopyStrided(k, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()), shape[1:], strides[1:])
+		err := CopyStrided(k, dst.Slice(i*row, (i+1)*row), src.Slice(i*strides[0], src.Len()),
+			shape[1:], strides[1:])
 		if err != nil {
 			return err
 		}

@@ -34,21 +34,25 @@ func TestElementsAreInRowOrder(t *testing.T) {
 		want   []float64
 		copied bool
 	}{
-		"a matrix":                {matrix, []float64{1, 2, 3, 4, 5, 6}, false},
-		"a row":                   {view(matrix.Slice(tensor.S(1))), []float64{4, 5, 6}, false},
-		"a column":                {view(matrix.Slice(nil, tensor.S(1))), []float64{2, 5}, true},
-		"a transposed matrix":     {turned, []float64{1, 4, 2, 5, 3, 6}, true},
-		"columns of a transposed": {view(turned.Slice(nil, tensor.S(1, 2))), []float64{4, 5, 6}, false},
-		"column-major":            {tensor.New(tensor.WithShape(2, 2), tensor.AsFortran([]float64{1, 2, 3, 4})), []float64{1, 2, 3, 4}, true},
-		"a scalar":                {gorgonia.NewF64(7), []float64{7}, false},
+		"a matrix":            {matrix, []float64{1, 2, 3, 4, 5, 6}, false},
+		"a row":               {view(matrix.Slice(tensor.S(1))), []float64{4, 5, 6}, false},
+		"a column":            {view(matrix.Slice(nil, tensor.S(1))), []float64{2, 5}, true},
+		"a transposed matrix": {turned, []float64{1, 4, 2, 5, 3, 6}, true},
+		"columns of a transposed": {view(turned.Slice(nil, tensor.S(1, 2))), []float64{4, 5, 6},
+			false},
+		"column-major": {tensor.New(tensor.WithShape(2, 2),
+			tensor.AsFortran([]float64{1, 2, 3, 4})), []float64{1, 2, 3, 4}, true},
+		"a scalar": {gorgonia.NewF64(7), []float64{7}, false},
 	} {
 		memory, err := Memory(test.v, backend.F64)
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
 		got, err := Elements(test.v, backend.F64)
-		if err != nil || !slices.Equal(backend.View[float64](got), test.want) || (got.Addr() != memory.Addr()) != test.copied {
-			t.Errorf("%s: %v (%v), want %v, copied: %v", what, backend.View[float64](got), err, test.want, test.copied)
+		if err != nil || !slices.Equal(backend.View[float64](got), test.want) ||
+			(got.Addr() != memory.Addr()) != test.copied {
+			t.Errorf("%s: %v (%v), want %v, copied: %v", what, backend.View[float64](got), err,
+				test.want, test.copied)
 		}
 	}
 }
@@ -56,7 +60,8 @@ func TestElementsAreInRowOrder(t *testing.T) {
 func TestValuesWithoutMemoryHereAreRefused(t *testing.T) {
 	distant := tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2}))
 	tensor.WithEngine(far{})(distant)
-	if _, err := Elements(distant, backend.F64); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "memory of a device") {
+	if _, err := Elements(distant, backend.F64); !errors.Is(err, backend.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "memory of a device") {
 		t.Error(err)
 	}
 	if _, err := Elements("a string", backend.F64); !errors.Is(err, backend.ErrArgument) {

@@ -1,5 +1,5 @@
-// Package residence says where the memory of a tensor is and what lies there, reads it, keeps the copies of
-// tensors that a device has, and binds devices to threads.
+// Package residence says where the memory of a tensor is and what lies there, reads it, keeps the
+// copies of tensors that a device has, and binds devices to threads.
 package residence
 
 import (

@@ -26,22 +26,25 @@ func TestRowMajor(t *testing.T) {
 		t    *tensor.Dense
 		want bool
 	}{
-		"matrix":                   {matrix, true},
-		"row":                      {slice(matrix, tensor.S(1)), true},
-		"column":                   {slice(matrix, nil, tensor.S(1)), false},
-		"transposed":               {transposed, false},
-		"row of a transposed":      {slice(transposed, tensor.S(1)), false},
-		"element":                  {slice(matrix, tensor.S(1), tensor.S(1)), true},
-		"matrix of axes of length": {tensor.New(tensor.WithShape(1, 3, 1), tensor.Of(tensor.Float64)), true},
+		"matrix":              {matrix, true},
+		"row":                 {slice(matrix, tensor.S(1)), true},
+		"column":              {slice(matrix, nil, tensor.S(1)), false},
+		"transposed":          {transposed, false},
+		"row of a transposed": {slice(transposed, tensor.S(1)), false},
+		"element":             {slice(matrix, tensor.S(1), tensor.S(1)), true},
+		"matrix of axes of length": {tensor.New(tensor.WithShape(1, 3, 1),
+			tensor.Of(tensor.Float64)), true},
 	} {
 		if got := RowMajor(test.t); got != test.want {
-			t.Errorf("%s with the strides %v is in row-major order: %v", what, test.t.Strides(), got)
+			t.Errorf("%s with the strides %v is in row-major order: %v", what,
+				test.t.Strides(), got)
 		}
 	}
 }
 
 func TestDType(t *testing.T) {
-	for dt, want := range map[tensor.Dtype]backend.DType{tensor.Float32: backend.F32, tensor.Int64: backend.I64, tensor.Byte: backend.U8, tensor.Bool: 0, tensor.Complex64: 0} {
+	for dt, want := range map[tensor.Dtype]backend.DType{tensor.Float32: backend.F32,
+		tensor.Int64: backend.I64, tensor.Byte: backend.U8, tensor.Bool: 0, tensor.Complex64: 0} {
 		if d, ok := DType(dt); d != want || ok != (want != 0) {
 			t.Errorf("%v is %v, %v", dt, d, ok)
 		}

@@ -23,12 +23,14 @@ type door struct {
 	start, checked int
 }
 
-func (d *door) Start(backend.Queue, backend.Collective, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (d *door) Start(backend.Queue, backend.Collective, backend.Buffer,
+	backend.Buffer) (backend.Work, error) {
 	d.start++
 	return backend.Finished(nil), nil
 }
 
-func (d *door) StartChecked(backend.Queue, backend.Collective, int, backend.Buffer, backend.Buffer) (backend.Work, error) {
+func (d *door) StartChecked(backend.Queue, backend.Collective, int, backend.Buffer,
+	backend.Buffer) (backend.Work, error) {
 	d.checked++
 	return backend.Finished(nil), nil
 }
@@ -49,21 +51,30 @@ func wrappers(t *testing.T) map[string]struct {
 		wrap   func(backend.Communicator) (backend.Communicator, error)
 		passes bool
 	}
-	always := func(wrap func(backend.Communicator) backend.Communicator) func(backend.Communicator) (backend.Communicator, error) {
+	always := func(wrap func(backend.Communicator) backend.Communicator) func(
+		backend.Communicator) (backend.Communicator, error) {
 		return func(c backend.Communicator) (backend.Communicator, error) { return wrap(c), nil }
 	}
 	return map[string]w{
-		"hooks": {wrap: always(func(c backend.Communicator) backend.Communicator { return backend.WithHooks(c, observe.New(0, 8)) })},
+		"hooks": {wrap: always(func(c backend.Communicator) backend.Communicator {
+			return backend.WithHooks(c, observe.New(0, 8))
+		})},
 		"compared": {wrap: always(func(c backend.Communicator) backend.Communicator {
 			c = group.Compared(c)
 			c.Capabilities().Verify(false) // the exchange of headers is a call, too
 			return c
 		})},
-		"half":    {wrap: half.Wrap(backend.BF16)},
-		"sparse":  {wrap: sparse.Wrap(sparse.TopK(0.5))},
-		"fault":   {always(func(c backend.Communicator) backend.Communicator { return fault.New(c, fault.Plan{Rank: 1}) }), true},
-		"session": {always(func(c backend.Communicator) backend.Communicator { return &Session{Base: backend.Wrap(c)} }), true},
-		"part":    {always(func(c backend.Communicator) backend.Communicator { return &part{Base: backend.Wrap(c)} }), true},
+		"half":   {wrap: half.Wrap(backend.BF16)},
+		"sparse": {wrap: sparse.Wrap(sparse.TopK(0.5))},
+		"fault": {always(func(c backend.Communicator) backend.Communicator {
+			return fault.New(c, fault.Plan{Rank: 1})
+		}), true},
+		"session": {always(func(c backend.Communicator) backend.Communicator {
+			return &Session{Base: backend.Wrap(c)}
+		}), true},
+		"part": {always(func(c backend.Communicator) backend.Communicator {
+			return &part{Base: backend.Wrap(c)}
+		}), true},
 		"building": {always(func(c backend.Communicator) backend.Communicator {
 			return buildlock.New(time.Minute).Rank(0).Watch(c)
 		}), true},
@@ -79,7 +90,8 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 	right := backend.Collective{Kind: backend.AllReduce}
 	for name, w := range wrappers(t) {
 		x := backend.Of(make([]float32, 8))
-		start := func(below func(*door) backend.Communicator, call func(backend.CheckedStarter) error) (*door, error) {
+		start := func(below func(*door) backend.Communicator,
+			call func(backend.CheckedStarter) error) (*door, error) {
 			d := &door{Communicator: reference.New("test", 2, time.Minute)[0]}
 			c, err := w.wrap(below(d))
 			if err != nil {
@@ -88,17 +100,30 @@ func TestCallsAreCheckedOnce(t *testing.T) {
 			return d, call(c.(backend.CheckedStarter))
 		}
 		for _, what := range []backend.Collective{wrong, right} {
-			checked := func(c backend.CheckedStarter) error { _, err := c.StartChecked(nil, what, 8, x, x); return err }
-			if d, err := start(func(d *door) backend.Communicator { return mute{d} }, checked); err != nil || d.start != 0 || d.checked != 1 {
-				t.Errorf("%s: StartChecked of %v: %v; below: %d calls of Start and %d of StartChecked, want 0 and 1", name, what, err, d.start, d.checked)
+			checked := func(c backend.CheckedStarter) error {
+				_, err := c.StartChecked(nil, what, 8, x, x)
+				return err
 			}
-			if d, err := start(func(d *door) backend.Communicator { return stranger{d} }, checked); err != nil || d.start != 1 || d.checked != 0 {
-				t.Errorf("%s of a stranger: StartChecked of %v: %v; below: %d calls of Start and %d of StartChecked, want 1 and 0", name, what, err, d.start, d.checked)
+			if d, err := start(func(d *door) backend.Communicator {
+				return mute{d}
+			}, checked); err != nil || d.start != 0 || d.checked != 1 {
+				t.Errorf("%s: StartChecked of %v: %v; below: %d calls of Start and %d of "+
+					"StartChecked, want 0 and 1", name, what, err, d.start, d.checked)
+			}
+			if d, err := start(func(d *door) backend.Communicator {
+				return stranger{d}
+			}, checked); err != nil || d.start != 1 || d.checked != 0 {
+				t.Errorf("%s of a stranger: StartChecked of %v: %v; below: %d calls of Start and "+
+					"%d of StartChecked, want 1 and 0", name, what, err, d.start, d.checked)
 			}
 		}
-		d, err := start(func(d *door) backend.Communicator { return mute{d} }, func(c backend.CheckedStarter) error { _, err := c.Start(nil, wrong, x, x); return err })
-		if errors.Is(err, backend.ErrArgument) == w.passes || d.checked != 0 || (d.start == 1) != w.passes {
-			t.Errorf("%s: Start: %v; below: %d calls of Start and %d of StartChecked", name, err, d.start, d.checked)
+		d, err := start(func(d *door) backend.Communicator {
+			return mute{d}
+		}, func(c backend.CheckedStarter) error { _, err := c.Start(nil, wrong, x, x); return err })
+		if errors.Is(err, backend.ErrArgument) == w.passes || d.checked != 0 ||
+			(d.start == 1) != w.passes {
+			t.Errorf("%s: Start: %v; below: %d calls of Start and %d of StartChecked", name, err,
+				d.start, d.checked)
 		}
 	}
 }
@@ -120,7 +145,8 @@ func TestLeavesTakeCheckedCalls(t *testing.T) {
 	}
 	defer worlds[0].Close()
 	defer c.Close()
-	x, wrong := backend.Of(make([]float32, 8)), backend.Collective{Kind: backend.AllReduce, Algorithm: 99}
+	x, wrong := backend.Of(make([]float32, 8)), backend.Collective{Kind: backend.AllReduce,
+		Algorithm: 99}
 	if _, err := c.Start(nil, wrong, x, x); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("Start: the error is %v, want ErrArgument", err)
 	}

@@ -18,7 +18,8 @@ import (
 
 // choose connects on the backend that the ranks choose. The recorder is told of phases.
 func choose(
-	ctx context.Context, w *rendezvous.World, backends []backend.Backend, recorder *observe.Recorder,
+	ctx context.Context, w *rendezvous.World, backends []backend.Backend,
+	recorder *observe.Recorder,
 ) (backend.Communicator, error) {
 	if err := lowLatency(); err != nil {
 		return nil, err
@@ -66,7 +67,8 @@ func first(
 		}
 		if w.Rank == 0 {
 			_, why, _ := strings.Cut(err.Error(), backend.ErrUnsupported.Error()+": ")
-			fmt.Fprintf(os.Stderr, "euryale: using backend %s and not %s: %s\n", candidates[i+1].Name(), b.Name(), why)
+			fmt.Fprintf(os.Stderr, "euryale: using backend %s and not %s: %s\n",
+				candidates[i+1].Name(), b.Name(), why)
 		}
 	}
 	return nil, errNoBackend

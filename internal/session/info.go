@@ -39,7 +39,8 @@ func Note(backends []backend.Backend) (string, error) {
 	}
 	only := env.Backend.Read(os.Getenv)
 	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
-		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(os.Getenv)})
+		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
+			os.Getenv)})
 	return string(note), err
 }
 
@@ -83,11 +84,14 @@ func vote(
 			off = append(off, r)
 		}
 		if len(info.Backends) != len(backends) {
-			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass the same to Init on every rank", w.Rank, len(backends), r, len(info.Backends))
+			return nil, fmt.Errorf("rank %d was started with %d backends, rank %d with %d: pass "+
+				"the same to Init on every rank", w.Rank, len(backends), r, len(info.Backends))
 		}
 	}
 	if len(off) > 0 && len(off) < len(all) {
-		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on elsewhere: ranks compare calls all or none, so set it to the same on every rank (off is faster, on finds ranks that disagree)", w.Rank, off, len(all))
+		return nil, fmt.Errorf("rank %d: EURYALE_CHECK is off on ranks %v of %d, and on "+
+			"elsewhere: ranks compare calls all or none, so set it to the same on every rank "+
+			"(off is faster, on finds ranks that disagree)", w.Rank, off, len(all))
 	}
 	var candidates []backend.Backend
 	var problems []string
@@ -99,7 +103,8 @@ func vote(
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
 			if w.Rank == 0 && b.Name() == host.New().Name() && w.LocalSize == w.Size {
-				fmt.Fprintf(os.Stderr, "euryale: not using the fastest backend of one machine: %v\n", problem)
+				fmt.Fprintf(os.Stderr,
+					"euryale: not using the fastest backend of one machine: %v\n", problem)
 			}
 			continue
 		}
@@ -137,7 +142,8 @@ func availabilities(backends []backend.Backend, only string) []availability {
 func unavailable(all []rankInfo, i int) error {
 	for r, info := range all {
 		if name, first := info.Backends[i].Name, all[0].Backends[i].Name; name != first {
-			return fmt.Errorf("backend %d is %q on rank %d and %q on rank 0: pass the same to Init on every rank", i, name, r, first)
+			return fmt.Errorf("backend %d is %q on rank %d and %q on rank 0: pass the same to "+
+				"Init on every rank", i, name, r, first)
 		}
 		if problem := info.Backends[i].Problem; problem != "" {
 			return fmt.Errorf("%s on rank %d: %s", info.Backends[i].Name, r, problem)

@@ -41,7 +41,8 @@ func (ps *parts) adopt(whole, comm backend.Communicator, err error) (backend.Com
 		return p, nil
 	}
 	// The other ranks have the group, and are not to wait in it for one that has left.
-	err = fmt.Errorf("%w: %s: split: Close was called on this rank", backend.ErrClosed, backend.RankOf(whole))
+	err = fmt.Errorf("%w: %s: split: Close was called on this rank", backend.ErrClosed,
+		backend.RankOf(whole))
 	return nil, errors.Join(err, comm.Close())
 }
 
@@ -96,7 +97,8 @@ func (p *part) Capabilities() backend.Capabilities {
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (p *part) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (p *part) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	return p.Pass(q, what, count, dst, src)
 }
 
@@ -119,7 +121,8 @@ func (p *part) Close() error {
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (s *Session) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (s *Session) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	return s.Pass(q, what, count, dst, src)
 }
 

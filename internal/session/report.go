@@ -46,7 +46,8 @@ func report(where, text string) {
 	file, inode, _ := strings.Cut(where, ":")
 	fd, err := strconv.Atoi(file)
 	var stat unix.Stat_t
-	if err != nil || unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO || fmt.Sprint(stat.Ino) != inode {
+	if err != nil || unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO ||
+		fmt.Sprint(stat.Ino) != inode {
 		return
 	}
 	line := strings.ReplaceAll(text, "\n", " ")

@@ -35,7 +35,8 @@ func TestLauncherIsToldThatTheJobHasLostARank(t *testing.T) {
 	got := make([]byte, 4*maxReport)
 	n, err := read.Read(got)
 	line := string(got[:n])
-	if err != nil || !strings.HasPrefix(line, "rank 0 is down: out of memory...") || len(line) != maxReport+1 || line[maxReport] != '\n' {
+	if err != nil || !strings.HasPrefix(line, "rank 0 is down: out of memory...") ||
+		len(line) != maxReport+1 || line[maxReport] != '\n' {
 		t.Errorf("%q, %v", line, err)
 	}
 	write.Close()
@@ -66,7 +67,8 @@ func TestFilesOfTheUserTakeNoReport(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
-	for _, where := range []string{placeOf(t, f), fmt.Sprintf("%d:1", write.Fd()), fmt.Sprintf("%d", write.Fd()), "x:1", "-1:1", ":"} {
+	for _, where := range []string{placeOf(t, f), fmt.Sprintf("%d:1", write.Fd()),
+		fmt.Sprintf("%d", write.Fd()), "x:1", "-1:1", ":"} {
 		report(where, "rank 0 is down")
 	}
 	write.Close()

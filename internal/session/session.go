@@ -52,7 +52,8 @@ func (s *Session) Close() error {
 			s.unreport()
 		}
 		s.Tell()
-		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(), CloseBackends(s.own))
+		s.err = errors.Join(s.parts.close(), s.Communicator.Close(), s.recorder.Close(),
+			CloseBackends(s.own))
 		s.trace.close()
 		s.err = errors.Join(s.err, s.world.Close())
 	})
@@ -79,7 +80,8 @@ func Connect(
 	comm = backend.WithHooks(comm, recorder)
 	unwatch, err := lastCallsOnQuit(recorder)
 	if err != nil {
-		return nil, errors.Join(err, comm.Close(), recorder.Close(), CloseBackends(own), file.discard())
+		return nil, errors.Join(err, comm.Close(), recorder.Close(), CloseBackends(own),
+			file.discard())
 	}
 	file.watch(recorder, w.Down())
 	return &Session{

@@ -16,12 +16,14 @@ import (
 // withHierarchy makes the collectives of ranks on several machines hierarchical. On one
 // machine it returns comm as it is, unless EURYALE_TOPOLOGY declares several. It
 // owns comm, also when it fails. If EURYALE_HIERARCHY asks for spans, the recorder has them.
-func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator, infos []rankInfo, recorder *observe.Recorder) (backend.Communicator, error) {
+func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Communicator,
+	infos []rankInfo, recorder *observe.Recorder) (backend.Communicator, error) {
 	layout, o, err := topology(ctx, w, comm.Device(), infos)
 	if err == nil && layout.Machines() == 1 {
 		return comm, nil
 	}
-	if _, wrong := hierarchy.NewPlan(layout, o); err == nil && wrong == nil && o.Spans > 0 { // else New says what is wrong
+	// else New says what is wrong
+	if _, wrong := hierarchy.NewPlan(layout, o); err == nil && wrong == nil && o.Spans > 0 {
 		o.Hooks, err = recorder, recorder.TimeParts(comm.Device(), o.Spans)
 	}
 	var h *hierarchy.Communicator
@@ -36,13 +38,15 @@ func withHierarchy(ctx context.Context, w *rendezvous.World, comm backend.Commun
 
 // likelySplits returns the ways in which hierarchical calls will split the ranks, as far as that is
 // known before they connect: whether they run at all depends on what rank 0 has measured.
-func likelySplits(ctx context.Context, w *rendezvous.World, infos []rankInfo) ([][]group.Pass, error) {
+func likelySplits(ctx context.Context, w *rendezvous.World, infos []rankInfo) ([][]group.Pass,
+	error) {
 	l, err := layoutOf(ctx, w, nil, infos)
 	if err != nil {
 		return nil, err
 	}
 	o, err := hierarchy.ParseOptions(infos[0].Hierarchy, infos[0].Topology != "")
-	if err != nil || l.Machines() == 1 || o.Mode == hierarchy.Never || o.Mode == hierarchy.Auto && l.Devices() == 1 {
+	if err != nil || l.Machines() == 1 || o.Mode == hierarchy.Never || o.Mode == hierarchy.Auto &&
+		l.Devices() == 1 {
 		return nil, nil // what is wrong is said later
 	}
 	return l.Ways(), nil
@@ -94,7 +98,8 @@ func layoutOf(
 ) (l hierarchy.Layout, err error) {
 	for r, i := range infos {
 		if first := infos[0]; i.Topology != first.Topology || i.Hierarchy != first.Hierarchy {
-			return l, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
+			return l, fmt.Errorf("rank %d: rank 0 has EURYALE_TOPOLOGY=%q and "+
+				"EURYALE_HIERARCHY=%q, rank %d has %q and %q: set the same on every rank",
 				w.Rank, first.Topology, first.Hierarchy, r, i.Topology, i.Hierarchy)
 		}
 	}

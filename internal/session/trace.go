@@ -83,6 +83,7 @@ func (t *traceFile) write() error {
 // no error of the work.
 func (t *traceFile) report(err error) {
 	if err != nil {
-		fmt.Fprintf(os.Stderr, "euryale: rank %d: the trace is lost: EURYALE_TRACE: %v\n", t.rank, err)
+		fmt.Fprintf(os.Stderr, "euryale: rank %d: the trace is lost: EURYALE_TRACE: %v\n",
+			t.rank, err)
 	}
 }

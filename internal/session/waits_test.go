@@ -45,8 +45,10 @@ func TestLongWaitIsSaidOnceWithItsCallAndItsEnd(t *testing.T) {
 
 func TestWaitForAGroupWithoutCallsIsSaid(t *testing.T) {
 	var out strings.Builder
-	sayLongWait(&out, &rendezvous.World{Rank: 1, Timeout: 90 * time.Second}, observe.New(1, 1))("rank 0", 30*time.Second)
-	if want := "euryale: rank 1 has waited 30s in a collective for rank 0, which did not begin it; EURYALE_TIMEOUT=90s ends this\n"; out.String() != want {
+	sayLongWait(&out, &rendezvous.World{Rank: 1, Timeout: 90 * time.Second}, observe.New(1, 1))(
+		"rank 0", 30*time.Second)
+	if want := "euryale: rank 1 has waited 30s in a collective for rank 0, which did not begin " +
+		"it; EURYALE_TIMEOUT=90s ends this\n"; out.String() != want {
 		t.Errorf("%q, want %q", out.String(), want)
 	}
 }

@@ -4,6 +4,6 @@
 // The memory is an unnamed file on a tmpfs. It vanishes when the last process ends, however it
 // ends. Other processes of the same user open it through /proc. If one cannot, because it does not
 // see the other process (containers with separate PID namespaces), the file gets a name in the
-// tmpfs until all have opened it; all must share the tmpfs then. A process that is killed in between
-// leaves the file behind.
+// tmpfs until all have opened it; all must share the tmpfs then. A process that is killed in
+// between leaves the file behind.
 package shm

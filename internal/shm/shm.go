@@ -23,7 +23,8 @@ type Share struct {
 func New(dir string, nbytes int) (*Share, error) {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("shared memory: cannot make an unnamed file in %s: %w: name a writable tmpfs in EURYALE_SHM_DIR", dir, err)
+		return nil, fmt.Errorf("shared memory: cannot make an unnamed file in %s: %w: name a "+
+			"writable tmpfs in EURYALE_SHM_DIR", dir, err)
 	}
 	if err := reserve(fd, nbytes); err != nil {
 		unix.Close(fd)
@@ -54,7 +55,9 @@ func noRoom(dir string, nbytes int, err error) error {
 	if unix.Statfs(dir, &fs) == nil {
 		free = fmt.Sprint(fs.Bavail * uint64(fs.Bsize))
 	}
-	return fmt.Errorf("shared memory: cannot reserve %d bytes in %s, which has %s bytes free: %w: enlarge it (docker run --shm-size, mount -o remount,size=) or name another tmpfs in EURYALE_SHM_DIR",
+	return fmt.Errorf("shared memory: cannot reserve %d bytes in %s, which has %s bytes free: "+
+		"%w: enlarge it (docker run --shm-size, mount -o remount,size=) or name another tmpfs in "+
+		"EURYALE_SHM_DIR",
 		nbytes, dir, free, err)
 }
 
@@ -86,7 +89,8 @@ func (o Offer) Open(nbytes int) (*Share, error) {
 	return o.OpenNamed(fmt.Sprintf("/proc/%d/fd/%d", o.PID, o.FD), nbytes)
 }
 
-// OpenNamed maps the file at a path if it is the offered one: another process may have the same PID.
+// OpenNamed maps the file at a path if it is the offered one: another process may have the same
+// PID.
 func (o Offer) OpenNamed(path string, nbytes int) (*Share, error) {
 	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -110,7 +114,8 @@ func (o Offer) OpenNamed(path string, nbytes int) (*Share, error) {
 // Link gives the file an unguessable name in dir, where it was made.
 func (s *Share) Link(dir string) (name string, err error) {
 	name = "euryale-" + rand.Text()
-	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.AT_FDCWD, filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
+	err = unix.Linkat(unix.AT_FDCWD, fmt.Sprintf("/proc/self/fd/%d", s.fd), unix.AT_FDCWD,
+		filepath.Join(dir, name), unix.AT_SYMLINK_FOLLOW)
 	if err != nil {
 		return "", fmt.Errorf("shared memory: cannot name a file in %s: %w", dir, err)
 	}

@@ -51,7 +51,8 @@ func TestRetiredMemoryIsReadAndWrittenAndThenForgotten(t *testing.T) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%d times %d bytes were retired, and %d bytes of addresses are still mapped", times, nbytes, grown)
+			t.Fatalf("%d times %d bytes were retired, and %d bytes of addresses are still mapped",
+				times, nbytes, grown)
 		}
 	}
 }

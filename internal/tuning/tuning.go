@@ -24,7 +24,8 @@ func Path() (string, error) {
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return "", fmt.Errorf("the user has no cache directory: name a file in %s: %w", env.Tuning, err)
+		return "", fmt.Errorf("the user has no cache directory: name a file in %s: %w",
+			env.Tuning, err)
 	}
 	return filepath.Join(cache, "euryale", "tuning.json"), nil
 }
@@ -66,14 +67,16 @@ func Update[T any](section string, change func(rows []T) []T) (path string, err 
 		return path, err
 	}
 	if err := replace(path, append(text, '\n')); err != nil {
-		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path, err, env.Tuning)
+		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path,
+			err, env.Tuning)
 	}
 	return path, nil
 }
 
 // Broken is the error for a file whose content is wrong.
 func Broken(path string, why error) error {
-	return fmt.Errorf("%s, the file of what was measured on this machine, cannot be used: %w: delete it, and measure again by euryale bench --tune", path, why)
+	return fmt.Errorf("%s, the file of what was measured on this machine, cannot be used: %w: "+
+		"delete it, and measure again by euryale bench --tune", path, why)
 }
 
 // open returns the sections of a file.
@@ -95,7 +98,8 @@ func open(path string) (map[string]json.RawMessage, error) {
 	return file, nil
 }
 
-func rowsOf[T any](path string, file map[string]json.RawMessage, section string) (rows []T, err error) {
+func rowsOf[T any](path string, file map[string]json.RawMessage, section string) (rows []T,
+	err error) {
 	text, ok := file[section]
 	if !ok {
 		return nil, nil

@@ -76,7 +76,8 @@ func TestBrokenFileIsNamed(t *testing.T) {
 		_, read := Read[int]("a")
 		_, update := Update("a", add(1))
 		for _, err := range []error{read, update} {
-			if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "delete it") {
+			if err == nil || !strings.Contains(err.Error(), path) ||
+				!strings.Contains(err.Error(), "delete it") {
 				t.Errorf("%q: %v", text, err)
 			}
 		}

@@ -105,8 +105,8 @@ func (p *Pool) Do(parts int, t Task) {
 	p.do(parts, t)
 }
 
-// Run is Do of a task that the caller has as a value. The pool keeps memory for one of each type, so
-// that it allocates nothing; a nil Pool allocates it.
+// Run is Do of a task that the caller has as a value. The pool keeps memory for one of each type,
+// so that it allocates nothing; a nil Pool allocates it.
 func Run[T any, P interface {
 	*T
 	Task
@@ -202,7 +202,8 @@ func (p *Pool) work(worker int) {
 func (p *Pool) help(worker int) uint64 {
 	p.in.Add(1)
 	defer p.in.Add(-1)
-	turn := p.turn.Load() // the Do that was waited for may have ended; one that is under way now waits for us
+	// the Do that was waited for may have ended; one that is under way now waits for us
+	turn := p.turn.Load()
 	if turn%2 == 1 {
 		p.take(worker)
 	}

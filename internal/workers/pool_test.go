@@ -35,8 +35,10 @@ func (m *marks) check(t *testing.T, times int32) {
 	for _, w := range m.workers {
 		sum += w[0]
 	}
-	if slices.ContainsFunc(m.parts, func(n int32) bool { return n != times }) || sum != int64(times)*int64(len(m.parts)) {
-		t.Fatalf("%d parts ran %v times, %d in all, want each %d times", len(m.parts), m.parts, sum, times)
+	if slices.ContainsFunc(m.parts, func(n int32) bool { return n != times }) ||
+		sum != int64(times)*int64(len(m.parts)) {
+		t.Fatalf("%d parts ran %v times, %d in all, want each %d times", len(m.parts), m.parts, sum,
+			times)
 	}
 }
 
@@ -63,7 +65,8 @@ func TestSleepersWake(t *testing.T) {
 	p := New(size)
 	defer p.Close()
 	for range 5 {
-		for deadline := time.Now().Add(10 * time.Second); p.sleeping.Load() < size-1; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(10 * time.Second); p.sleeping.Load() < size-1; time.Sleep(
+			time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatal("idle workers do not sleep")
 			}
@@ -91,7 +94,8 @@ func TestAPanicReachesTheCaller(t *testing.T) {
 				}
 			}))
 		})
-		if failed, ok := err.(*Panic); !ok || !errors.Is(failed, wrong) || !strings.Contains(failed.Error(), "TestAPanicReachesTheCaller") {
+		if failed, ok := err.(*Panic); !ok || !errors.Is(failed, wrong) ||
+			!strings.Contains(failed.Error(), "TestAPanicReachesTheCaller") {
 			t.Fatalf("part %d panics with %v, Do with %v", part, wrong, err)
 		}
 	}

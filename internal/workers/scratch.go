@@ -2,8 +2,8 @@ package workers
 
 import "unsafe"
 
-// Shared is in place of a worker's number for scratch that belongs to the caller of Do. Tasks may use
-// it between them.
+// Shared is in place of a worker's number for scratch that belongs to the caller of Do. Tasks may
+// use it between them.
 const Shared = -1
 
 // alignment is a cache line and the longest vector.
@@ -16,8 +16,8 @@ type scratch struct {
 }
 
 // Scratch returns n elements of memory for intermediate results, aligned to 64 bytes. They hold
-// anything, and are valid until the next Scratch for the same worker, number 0 up, or [Shared]. A pool
-// keeps as much as was ever asked for, and allocates nothing later; a nil Pool allocates it.
+// anything, and are valid until the next Scratch for the same worker, number 0 up, or [Shared]. A
+// pool keeps as much as was ever asked for, and allocates nothing later; a nil Pool allocates it.
 func Scratch[T float32 | float64 | int](p *Pool, worker, n int) []T {
 	if n == 0 {
 		return nil

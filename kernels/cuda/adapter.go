@@ -31,7 +31,8 @@ type Arithmetic struct {
 func NewArithmetic(l Launcher, room Room) Arithmetic { return Arithmetic{New(l), room} }
 
 // extrema are the functions of two elements that are computed as reductions of two operands.
-var extrema = map[backend.BinaryOp]backend.ReduceOp{backend.Minimum: backend.Min, backend.Maximum: backend.Max}
+var extrema = map[backend.BinaryOp]backend.ReduceOp{backend.Minimum: backend.Min,
+	backend.Maximum: backend.Max}
 
 func half(d backend.DType) bool { return d == backend.F16 || d == backend.BF16 }
 
@@ -99,7 +100,8 @@ func (a Arithmetic) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error 
 }
 
 // BinaryScalar implements [backend.Arithmetic].
-func (a Arithmetic) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64, reverse bool) error {
+func (a Arithmetic) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
+	reverse bool) error {
 	if err := check.BinaryScalar(op, dst, x, s, reverse); err != nil {
 		return err
 	}

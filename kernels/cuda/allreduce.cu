@@ -1,13 +1,12 @@
 // Sums and averages among two to eight devices that reach each other's memory:
 // ll_DTYPE, ll128_DTYPE, oneshot_DTYPE (reduce-scatter, too), twoshot_DTYPE;
-// treeoneshot_f32, treetwoshot_f32; allgather_b8, alltoall_b16. LL128 two-shot is in ll128.cu, the cube mesh in mesh.cu. LL and LL128 are
-// NCCL's protocols of these names.
+// treeoneshot_f32, treetwoshot_f32; allgather_b8, alltoall_b16. LL128 two-shot is in ll128.cu, the
+// cube mesh in mesh.cu. LL and LL128 are NCCL's protocols of these names.
 //
 // Every rank launches the same kernel with the same grid, and block b of one rank
 // deals with block b of the others only. Values are added in rank order, in 32
-// bits, and rounded once, so that all ranks, kernels and sizes give the same bits; those named tree add
-// neighbours first.
-// How they meet: see peers.cuh.
+// bits, and rounded once, so that all ranks, kernels and sizes give the same bits; those named tree
+// add neighbours first. How they meet: see peers.cuh.
 //
 // # What travels
 //
@@ -75,7 +74,8 @@ template <class T> DEVICE void ll(const Group &g, T *dst, const T *src, u64 n) {
 #pragma unroll
 				for (u32 p = 0; p < R; p++) {
 					bool other = p < g.size && p != g.rank;
-					bool there = receive(values[p], slot(g, g.rank, half, other ? p : g.rank, i), flag);
+					bool there =
+						receive(values[p], slot(g, g.rank, half, other ? p : g.rank, i), flag);
 					missing = other && !there ? 1 + p : missing;
 				}
 				return missing;
@@ -154,7 +154,8 @@ DEVICE void offer(const Group &g, u64 round, Offer mine) {
 	u32 p = thread_x(), b = block_x();
 	barrier();
 	if (p < g.size && p != g.rank) {
-		g.pads[p]->places[round & 1][b][g.rank] = {mine.source + p * mine.source_stride, mine.target + p * mine.target_stride};
+		g.pads[p]->places[round & 1][b][g.rank] = {mine.source + p * mine.source_stride,
+			mine.target + p * mine.target_stride};
 		put_flag(&g.pads[p]->entered[b][g.rank], round);
 	}
 }
@@ -165,7 +166,8 @@ DEVICE bool meet(const Group &g, Block &k, u64 round, Offer mine) {
 	if (p < g.size) {
 		Place place = {mine.source + p * mine.source_stride, mine.target + p * mine.target_stride};
 		if (p != g.rank) {
-			if (await(g, [&]() INLINE { return get_flag(&own(g)->entered[b][p]) < round ? 1 + p : 0; }))
+			if (await(g,
+					[&]() INLINE { return get_flag(&own(g)->entered[b][p]) < round ? 1 + p : 0; }))
 				place = own(g)->places[round & 1][b][p];
 			else
 				k.failed = 1;
@@ -197,7 +199,8 @@ DEVICE void finish(const Group &g, u64 round) {
 // finished waits until all have said so.
 DEVICE bool finished(const Group &g, Block &k, u64 round) {
 	u32 p = thread_x(), b = block_x();
-	if (p < g.size && p != g.rank && !await(g, [&]() INLINE { return get_flag(&own(g)->left[b][p]) < round ? 1 + p : 0; }))
+	if (p < g.size && p != g.rank &&
+		!await(g, [&]() INLINE { return get_flag(&own(g)->left[b][p]) < round ? 1 + p : 0; }))
 		k.failed = 1;
 	barrier();
 	return !k.failed;
@@ -233,7 +236,8 @@ template <class T> DEVICE void copy_out(T *dst, const T *from, u64 lo, u64 count
 
 // combine adds up `count` units of every rank, from where `from` says, and hands them to put.
 // A thread has eight loads under way.
-template <class T, u32 R, class G, class From, class Put> DEVICE void combine_few(const G &g, From from, u64 count, Put put) {
+template <class T, u32 R, class G, class From, class Put>
+DEVICE void combine_few(const G &g, From from, u64 count, Put put) {
 	constexpr u32 N = 16 / sizeof(T), K = 8 / R;
 	const T *at[R];
 #pragma unroll
@@ -259,13 +263,16 @@ template <class T, u32 R, class G, class From, class Put> DEVICE void combine_fe
 	}
 }
 
-template <class T, class G, class From, class Put> DEVICE void combine(const G &g, From from, u64 count, Put put) {
-	by_size(g.size, [&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, from, count, put); });
+template <class T, class G, class From, class Put>
+DEVICE void combine(const G &g, From from, u64 count, Put put) {
+	by_size(g.size,
+		[&](auto bound) INLINE { combine_few<T, decltype(bound)::value>(g, from, count, put); });
 }
 
 // combine_slowly adds up units first to end, and puts those of their elements that
 // there are, n, into dst: one by one, since dst may have any alignment.
-template <class T, class G> DEVICE void combine_slowly(const G &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
+template <class T, class G>
+DEVICE void combine_slowly(const G &g, const Block &k, T *dst, u64 first, u64 end, u64 n) {
 	constexpr u32 N = 16 / sizeof(T);
 #pragma unroll 1
 	for (u64 i = first_from(first, end); i < end; i += thread_count())
@@ -287,7 +294,8 @@ template <class T, class G> DEVICE void combine_slowly(const G &g, const Block &
 // A round does `piece` units of each chunk. source is the place of src, 0 if it is
 // to be staged: it must be where an all-reduce is in place, since others read it
 // while this rank writes.
-template <class T, class G> DEVICE void pull(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
+template <class T, class G>
+DEVICE void pull(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 source, u32 chunks) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -309,7 +317,9 @@ template <class T, class G> DEVICE void pull(const G &g, T *dst, const T *src, u
 		if (!enter(g, k, s.round, mine))
 			return;
 		u64 full = vectors ? piece_of(n / N, lo, piece) : 0;
-		combine<T>(g, [&](u32 p) INLINE { return reinterpret_cast<const T *>(k.source[p]); }, full, [&](u64 i, const T(&y)[N]) INLINE { store(dst + (lo + i) * N, y); });
+		combine<T>(
+			g, [&](u32 p) INLINE { return reinterpret_cast<const T *>(k.source[p]); }, full,
+			[&](u64 i, const T(&y)[N]) INLINE { store(dst + (lo + i) * N, y); });
 		combine_slowly(g, k, dst + lo * N, full, count, n - lo * N);
 		if (!leave(g, k, s.round))
 			return;
@@ -355,7 +365,8 @@ DEVICE void allgather(const Group &g, u8 *dst, const u8 *src, u64 n, u64 piece, 
 //
 // The operands of the next round are pushed before the sums of this one are awaited, so that the
 // links stay busy. Two halves of staging are enough for that: see ll128.cu.
-template <class T, class G> DEVICE void twoshot(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
+template <class T, class G>
+DEVICE void twoshot(const G &g, T *dst, const T *src, u64 n, u64 piece, u64 target) {
 	constexpr int N = 16 / sizeof(T);
 	SHARED Block k;
 	await_predecessors();
@@ -363,19 +374,25 @@ template <class T, class G> DEVICE void twoshot(const G &g, T *dst, const T *src
 		return;
 	State s = k.state;
 	u64 units = units_of<T>(n), segment = (units + g.size - 1) / g.size;
-	bool whole = aligned(ADDRESS(dst) | ADDRESS(src), 16) && n % N == 0; // else this rank's own segment is staged, too
-	auto units_in = [&](u32 r) INLINE { return r * segment < units ? least(units - r * segment, segment) : 0; };
+	// else this rank's own segment is staged, too
+	bool whole = aligned(ADDRESS(dst) | ADDRESS(src), 16) && n % N == 0;
+	auto units_in = [&](u32 r) INLINE {
+		return r * segment < units ? least(units - r * segment, segment) : 0;
+	};
 	auto next_rank = [&](u32 p) INLINE { return p + 1 < g.size ? p + 1 : 0; };
 	// A half of staging has room for an operand from each rank, then for a result of each.
-	auto staging = [&](u32 at, u32 slot, u64 round) INLINE { return staged<T>(g, at, round) + slot * piece * N; };
+	auto staging = [&](u32 at, u32 slot, u64 round)
+					   INLINE { return staged<T>(g, at, round) + slot * piece * N; };
 	auto results = [&](u64 lo, u64 round) INLINE {
-		return target ? Offer{0, 0, target + lo * 16, segment * 16} : Offer{0, 0, (round & 1) * g.staging + g.size * piece * 16, piece * 16};
+		return target ? Offer{0, 0, target + lo * 16, segment * 16}
+					  : Offer{0, 0, (round & 1) * g.staging + g.size * piece * 16, piece * 16};
 	};
 	auto spread = [&](u64 lo, u64 round) INLINE {
 #pragma unroll 1
 		for (u32 step = 0, p = g.rank; step < g.size; step++, p = next_rank(p))
 			if (p != g.rank || !whole)
-				copy_in(staging(p, g.rank, round), src, p * segment + lo, piece_of(units_in(p), lo, piece), n);
+				copy_in(staging(p, g.rank, round), src, p * segment + lo,
+					piece_of(units_in(p), lo, piece), n);
 		offer(g, round, results(lo, round));
 	};
 	u64 coming = next(s.round);
@@ -386,14 +403,17 @@ template <class T, class G> DEVICE void twoshot(const G &g, T *dst, const T *src
 		if (!meet(g, k, s.round, results(lo, s.round)))
 			return;
 		u64 mine = (g.rank * segment + lo) * N;
-		auto from = [&](u32 p) INLINE { return p == g.rank && whole ? src + mine : staging(g.rank, p, s.round); };
+		auto from = [&](u32 p) INLINE {
+			return p == g.rank && whole ? src + mine : staging(g.rank, p, s.round);
+		};
 		T *sums = whole ? dst + mine : staging(g.rank, g.size + g.rank, s.round);
-		combine<T>(g, from, piece_of(units_in(g.rank), lo, piece), [&](u64 i, const T(&y)[N]) INLINE {
-			store(sums + i * N, y);
+		combine<T>(g, from, piece_of(units_in(g.rank), lo, piece),
+			[&](u64 i, const T(&y)[N]) INLINE {
+				store(sums + i * N, y);
 #pragma unroll 1
-			for (u32 p = next_rank(g.rank); p != g.rank; p = next_rank(p))
-				store(reinterpret_cast<T *>(k.target[p]) + i * N, y);
-		});
+				for (u32 p = next_rank(g.rank); p != g.rank; p = next_rank(p))
+					store(reinterpret_cast<T *>(k.target[p]) + i * N, y);
+			});
 		finish(g, s.round);
 		if (lo + piece < segment)
 			spread(lo + piece, coming);
@@ -402,15 +422,16 @@ template <class T, class G> DEVICE void twoshot(const G &g, T *dst, const T *src
 #pragma unroll 1
 		for (u32 p = 0; p < g.size; p++)
 			if (p == g.rank ? !whole : target == 0)
-				copy_out(dst, staging(g.rank, g.size + p, s.round), p * segment + lo, piece_of(units_in(p), lo, piece), n);
+				copy_out(dst, staging(g.rank, g.size + p, s.round), p * segment + lo,
+					piece_of(units_in(p), lo, piece), n);
 	}
 	end(g, s);
 }
 
 // ---- all-to-all ----
 
-// Rows is where the parts of a piece lie: `width` bytes each, one `pitch` after the other. A width of 0
-// says that the piece lies together.
+// Rows is where the parts of a piece lie: `width` bytes each, one `pitch` after the other. A width
+// of 0 says that the piece lies together.
 struct Rows {
 	u8 *at;
 	u32 width;
@@ -445,7 +466,8 @@ DEVICE Rows rows_of(u8 *base, const u32 (&widths)[most_ranks], u32 p) {
 	return {base + before, widths[p], pitch};
 }
 
-// copy_rows copies bytes lo to hi of a piece, by the threads of the block. Each has four loads under way.
+// copy_rows copies bytes lo to hi of a piece, by the threads of the block. Each has four loads
+// under way.
 template <class B> DEVICE void copy_rows(const Rows &to, const Rows &from, u32 lo, u32 hi) {
 	constexpr u32 K = 4;
 	u32 every = threads_x() * sizeof(B);
@@ -463,11 +485,13 @@ template <class B> DEVICE void copy_rows(const Rows &to, const Rows &from, u32 l
 	}
 }
 
-// copy_share copies bytes lo to end of a piece, as far as they are this block's share of the `piece` bytes
-// from lo on, in accesses as wide as both sides allow. Shares are whole units, so that the same block of
-// another rank, which may use other accesses, has the same bytes; and the same in all rounds.
+// copy_share copies bytes lo to end of a piece, as far as they are this block's share of the
+// `piece` bytes from lo on, in accesses as wide as both sides allow. Shares are whole units, so
+// that the same block of another rank, which may use other accesses, has the same bytes; and the
+// same in all rounds.
 DEVICE void copy_share(const Rows &to, const Rows &from, u32 lo, u32 end, u64 piece) {
-	u32 share = (u32)((piece / 16 + blocks_x() - 1) / blocks_x()) * 16, first = lo + block_x() * share, last = least(first + share, end);
+	u32 share = (u32)((piece / 16 + blocks_x() - 1) / blocks_x()) * 16,
+		first = lo + block_x() * share, last = least(first + share, end);
 	u64 bits = to.bits() | from.bits();
 	if (aligned(bits, 16))
 		copy_rows<b128>(to, from, first, last);
@@ -477,23 +501,25 @@ DEVICE void copy_share(const Rows &to, const Rows &from, u32 lo, u32 end, u64 pi
 		copy_rows<u16>(to, from, first, last);
 }
 
-// Bytes that a rank sends and receives in a round: 18 us over NVLink of 450 GB/s, of which the flags
-// of a round take 4; and four such rounds, which may lie in staging, stay in the L2 cache of 50 MB. Other sizes
-// were not measured.
+// Bytes that a rank sends and receives in a round: 18 us over NVLink of 450 GB/s, of which the
+// flags of a round take 4; and four such rounds, which may lie in staging, stay in the L2 cache of
+// 50 MB. Other sizes were not measured.
 constexpr u64 round_bytes = 8 << 20;
 
-// Piece p of src goes to rank p, and piece g.rank of dst comes from it, permuted on the way: a part of a
-// row in src is written where it belongs in dst, or in between lies in staging, in one run. `longest` is
-// the bytes of the longest piece of any two ranks, rounded up to units; target is the place of dst, 0 if others do not reach
-// it. All lengths in bytes are even.
+// Piece p of src goes to rank p, and piece g.rank of dst comes from it, permuted on the way: a part
+// of a row in src is written where it belongs in dst, or in between lies in staging, in one run.
+// `longest` is the bytes of the longest piece of any two ranks, rounded up to units; target is the
+// place of dst, 0 if others do not reach it. All lengths in bytes are even.
 //
 // Ranks that reach dst write there. The others push to its staging, and it reads that out. In
-// one round each rank sends `piece` bytes to each other one; if everyone writes in place there is one round.
+// one round each rank sends `piece` bytes to each other one; if everyone writes in place there is
+// one round.
 //
-// A round is pushed before the one ahead of it is awaited, so that the links are busy while staging is read; a
-// rank's own piece is copied meanwhile, too. Four quarters of staging are enough: a rank pushes round t+1 once
-// round t-1 of all has arrived, which they pushed after they had read round t-3. The last round is pushed
-// after the one ahead was read: the next kernel may use that half of staging at once, see peers.cuh.
+// A round is pushed before the one ahead of it is awaited, so that the links are busy while staging
+// is read; a rank's own piece is copied meanwhile, too. Four quarters of staging are enough: a rank
+// pushes round t+1 once round t-1 of all has arrived, which they pushed after they had read round
+// t-3. The last round is pushed after the one ahead was read: the next kernel may use that half of
+// staging at once, see peers.cuh.
 DEVICE void alltoall(const Group &g, u8 *dst, u8 *src, u64 longest, u64 target, const Pieces &x) {
 	SHARED Block k;
 	await_predecessors();
@@ -523,11 +549,15 @@ DEVICE void alltoall(const Group &g, u8 *dst, u8 *src, u64 longest, u64 target, 
 			if (!push && (own || k.direct[g.rank]))
 				continue;
 			Rows in_src = rows_of(src, x.src, p), in_dst = rows_of(dst, x.dst, p);
-			Rows between = {staged<u8>(g, push ? p : g.rank, round) + lo / piece / 2 % 2 * (g.staging / 2) + (push ? g.rank : p) * piece - lo, 0, 0};
+			Rows between = {staged<u8>(g, push ? p : g.rank, round) +
+					lo / piece / 2 % 2 * (g.staging / 2) + (push ? g.rank : p) * piece - lo,
+				0, 0};
 			if (push && k.direct[p])
-				between = {reinterpret_cast<u8 *>(k.target[p]) + x.there_at[p], x.there[p], x.there_pitch[p]};
+				between = {reinterpret_cast<u8 *>(k.target[p]) + x.there_at[p], x.there[p],
+					x.there_pitch[p]};
 			u64 n = push ? (u64)x.src[p] * x.src_rows : (u64)x.dst[p] * x.dst_rows;
-			copy_share(!push || own ? in_dst : between, push ? in_src : between, lo, least(lo + piece, n), piece);
+			copy_share(!push || own ? in_dst : between, push ? in_src : between, lo,
+				least(lo + piece, n), piece);
 		}
 		if (push)
 			pushed += piece, coming = next(coming);
@@ -537,21 +567,23 @@ DEVICE void alltoall(const Group &g, u8 *dst, u8 *src, u64 longest, u64 target, 
 	end(g, s);
 }
 
-#define PEERS(T)                                                                                                       \
-	LEAN_KERNEL(ll_##T, 256, Group g, T *dst, const T *src, u64 n) { ll(g, dst, src, n); }               \
-	LEAN_KERNEL(ll128_##T, 512, Group g, T *dst, const T *src, u64 n) { ll128(g, dst, src, n); }                   \
-	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, u64 chunks) {       \
-		pull(g, dst, src, n, piece, source, (u32)chunks);                                                      \
-	}                                                                                                              \
-	LEAN_KERNEL(twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 target) {                   \
-		twoshot(g, dst, src, n, piece, target);                                                                \
+#define PEERS(T) \
+	LEAN_KERNEL(ll_##T, 256, Group g, T *dst, const T *src, u64 n) { ll(g, dst, src, n); } \
+	LEAN_KERNEL(ll128_##T, 512, Group g, T *dst, const T *src, u64 n) { ll128(g, dst, src, n); } \
+	LEAN_KERNEL(oneshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 source, \
+		u64 chunks) { \
+		pull(g, dst, src, n, piece, source, (u32)chunks); \
+	} \
+	LEAN_KERNEL(twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 target) { \
+		twoshot(g, dst, src, n, piece, target); \
 	}
 
 PEERS(f32)
 PEERS(f16)
 PEERS(bf16)
 
-LEAN_KERNEL(treeoneshot_f32, 512, Tree g, f32 *dst, const f32 *src, u64 n, u64 piece, u64 source, u64 chunks) {
+LEAN_KERNEL(treeoneshot_f32, 512, Tree g, f32 *dst, const f32 *src, u64 n, u64 piece, u64 source,
+	u64 chunks) {
 	pull(g, dst, src, n, piece, source, (u32)chunks);
 }
 

@@ -32,7 +32,9 @@ func PadBytes(size, packets, lines int) int {
 // WindowRow returns where in a pad the addresses of a window are, as its rank
 // reaches that of each rank: MaxPeers words. The host writes them before the first
 // call that uses the window.
-func WindowRow(window int) (offset, nbytes int) { return windowsAt + window*MaxPeers*8, MaxPeers * 8 }
+func WindowRow(window int) (offset, nbytes int) {
+	return windowsAt + window*MaxPeers*8, MaxPeers * 8
+}
 
 // HostRow returns where in a pad there is a word for each rank that kernels leave
 // alone.
@@ -74,21 +76,24 @@ type Way uint8
 
 // The ways. All of them add in rank order, or in a tree, in 32 bits, and round once.
 const (
-	LL            Way = iota + 1 // all-reduce in packets of data and flags, of what fits Packets
-	LL128                        // all-reduce in lines of 128 bytes with a flag each, of what fits Lines
-	LL128TwoShot                 // all-reduce: reduce-scatter and all-gather, in such lines
-	OneShot                      // all-reduce: everyone reads everything
-	TwoShot                      // all-reduce: reduce-scatter and all-gather
-	ReduceScatter                // of chunks of the length of dst
-	AllGather                    // of any type
-	AllToAll                     // of types of 2, 4 or 8 bytes, of any layout: see alltoall.go
-	Mesh                         // all-reduce on a cube mesh: everyone reads its neighbours
-	Halved                       // all-reduce of f32 that travels as 16 bits: see ll128.go
+	LL Way = iota + 1 // all-reduce in packets of data and flags, of what fits Packets
+	// all-reduce in lines of 128 bytes with a flag each, of what fits Lines
+	LL128
+	LL128TwoShot  // all-reduce: reduce-scatter and all-gather, in such lines
+	OneShot       // all-reduce: everyone reads everything
+	TwoShot       // all-reduce: reduce-scatter and all-gather
+	ReduceScatter // of chunks of the length of dst
+	AllGather     // of any type
+	AllToAll      // of types of 2, 4 or 8 bytes, of any layout: see alltoall.go
+	Mesh          // all-reduce on a cube mesh: everyone reads its neighbours
+	Halved        // all-reduce of f32 that travels as 16 bits: see ll128.go
 )
 
 var ways = [...]struct{ name, verb string }{
-	LL: {"ll", "ll"}, LL128: {"ll128", "ll128"}, LL128TwoShot: {"ll128-two-shot", "ll128twoshot"}, OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
-	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"}, AllToAll: {"all-to-all", "alltoall"}, Mesh: {"mesh", "mesh"},
+	LL: {"ll", "ll"}, LL128: {"ll128", "ll128"}, LL128TwoShot: {"ll128-two-shot", "ll128twoshot"},
+	OneShot: {"one-shot", "oneshot"}, TwoShot: {"two-shot", "twoshot"},
+	ReduceScatter: {"reduce-scatter", "oneshot"}, AllGather: {"all-gather", "allgather"},
+	AllToAll: {"all-to-all", "alltoall"}, Mesh: {"mesh", "mesh"},
 	Halved: {"halved", "halved"},
 }
 
@@ -103,12 +108,14 @@ func (w Way) String() string {
 // PeerCall is a call of all peers. All but the buffers and their places is the same
 // on every rank.
 type PeerCall struct {
-	Way      Way
-	Op       backend.ReduceOp // Sum or Avg
-	Tree     bool             // adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
-	Dst, Src backend.Buffer   // may be in place
+	Way Way
+	Op  backend.ReduceOp // Sum or Avg
+	// adds in the association backend.Tree: OneShot, TwoShot and ReduceScatter of F32
+	Tree     bool
+	Dst, Src backend.Buffer // may be in place
 	// Source and Target are the places of Src and Dst, where they have one: Source for
-	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot and AllToAll.
+	// ReduceScatter, AllGather, and a OneShot that is not in place; Target for TwoShot and
+	// AllToAll.
 	Source, Target InWindow
 	Splits         []int         // of AllToAll, as in [backend.Collective]
 	Rows           *backend.Rows // of AllToAll, nil for pieces that lie one after the other
@@ -129,7 +136,8 @@ func (k Kernels) Exchange(p *Peers, x *PeerCall) error {
 	if err := x.check(p); err != nil {
 		return err
 	}
-	if x.longest(p) == 0 && (x.Src.Len() == 0 || x.Dst.Len() == 0) { // there is no kernel, and no end of one
+	// there is no kernel, and no end of one
+	if x.longest(p) == 0 && (x.Src.Len() == 0 || x.Dst.Len() == 0) {
 		if x.Event != 0 {
 			return fmt.Errorf("%w: %v of no elements", backend.ErrArgument, x.Way)
 		}
@@ -142,7 +150,8 @@ func (k Kernels) Exchange(p *Peers, x *PeerCall) error {
 
 func (x *PeerCall) check(p *Peers) error {
 	if p.Size < 2 || p.Size > MaxPeers || p.Rank < 0 || p.Rank >= p.Size {
-		return fmt.Errorf("%w: %v of rank %d of %d: there are 2 to %d ranks", backend.ErrArgument, x.Way, p.Rank, p.Size, MaxPeers)
+		return fmt.Errorf("%w: %v of rank %d of %d: there are 2 to %d ranks", backend.ErrArgument,
+			x.Way, p.Rank, p.Size, MaxPeers)
 	}
 	for _, b := range []backend.Buffer{x.Dst, x.Src} {
 		if err := check.Zero(b); b.Len() > 0 && err != nil {
@@ -167,22 +176,27 @@ func (x *PeerCall) check(p *Peers) error {
 	}
 	d := x.Src.DType()
 	if src != dst || d != x.Dst.DType() {
-		return fmt.Errorf("%w: %v among %d ranks from %d %v to %d %v", backend.ErrArgument, x.Way, p.Size, x.Src.Len(), d, x.Dst.Len(), x.Dst.DType())
+		return fmt.Errorf("%w: %v among %d ranks from %d %v to %d %v", backend.ErrArgument, x.Way,
+			p.Size, x.Src.Len(), d, x.Dst.Len(), x.Dst.DType())
 	}
 	if x.Way == AllGather {
 		return nil
 	}
 	if x.Way == Halved && !x.halves() {
-		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op, d, x.Half)
+		return fmt.Errorf("%w: no kernel %v(%v) of %v as %v", backend.ErrUnsupported, x.Way, x.Op,
+			d, x.Half)
 	}
-	if x.Tree && !(d == backend.F32 && (x.Way == OneShot || x.Way == TwoShot || x.Way == ReduceScatter)) {
-		return fmt.Errorf("%w: no kernel %v(%v) of %v that adds in a tree", backend.ErrUnsupported, x.Way, x.Op, d)
+	if x.Tree && !(d == backend.F32 && (x.Way == OneShot || x.Way == TwoShot ||
+		x.Way == ReduceScatter)) {
+		return fmt.Errorf("%w: no kernel %v(%v) of %v that adds in a tree", backend.ErrUnsupported,
+			x.Way, x.Op, d)
 	}
 	if !Adds(d, x.Op) {
 		return fmt.Errorf("%w: no kernel %v(%v) of %v", backend.ErrUnsupported, x.Way, x.Op, d)
 	}
 	if room := p.room(x.Way); x.Src.NBytes() > room {
-		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way, x.Src.NBytes(), room)
+		return fmt.Errorf("%w: %v of %d bytes: there is room for %d", backend.ErrArgument, x.Way,
+			x.Src.NBytes(), room)
 	}
 	return nil
 }
@@ -209,7 +223,8 @@ func WholeLines(capability int) bool {
 
 // Adds reports whether there are kernels that combine a type by an operation.
 func Adds(d backend.DType, op backend.ReduceOp) bool {
-	return (d == backend.F32 || d == backend.F16 || d == backend.BF16) && (op == backend.Sum || op == backend.Avg)
+	return (d == backend.F32 || d == backend.F16 || d == backend.BF16) &&
+		(op == backend.Sum || op == backend.Avg)
 }
 
 const (
@@ -221,11 +236,11 @@ const (
 	roundThreads = 512 // in a block, where blocks meet: fewer blocks meet more cheaply
 )
 
-// fill makes c this call: the geometry and the parameters. There are as many blocks as there is work
-// for, up to MaxPeerBlocks: among four H200, 16 to 48 of them took up to 70 % longer for sums in lines of
-// 1 MiB, and up to 155 % for two shots in lines of 32 MiB, which had no pipeline yet; to sums of up to 64 KiB,
-// and to two shots with barriers, it was no difference (2026-11-21-h200x4-lowlatency.txt).
-// Other numbers of threads in a block were not measured.
+// fill makes c this call: the geometry and the parameters. There are as many blocks as there is
+// work for, up to MaxPeerBlocks: among four H200, 16 to 48 of them took up to 70 % longer for sums
+// in lines of 1 MiB, and up to 155 % for two shots in lines of 32 MiB, which had no pipeline yet;
+// to sums of up to 64 KiB, and to two shots with barriers, it was no difference
+// (2026-11-21-h200x4-lowlatency.txt). Other numbers of threads in a block were not measured.
 func (x *PeerCall) fill(c *Launch, p *Peers) {
 	c.Event = x.Event
 	if x.Way == LL128TwoShot || x.Way == Halved {
@@ -257,7 +272,8 @@ func (x *PeerCall) fill(c *Launch, p *Peers) {
 	case TwoShot:
 		units = over(units, p.Size)
 	}
-	c.Grid, c.Block = Size{uint32(min(over(units, perBlock), p.most())), 1}, Size{uint32(perBlock), 1}
+	c.Grid, c.Block = Size{uint32(min(over(units, perBlock), p.most())), 1},
+		Size{uint32(perBlock), 1}
 	p.pass(c, x.Op)
 	c.pass(word(x.Dst), word(x.Src), uint64(elements))
 	switch x.Way {

@@ -14,7 +14,8 @@ import (
 )
 
 func peersOf(size int) *Peers {
-	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16, Staging: 1 << 20, Neighbours: Neighbours{1, 2, 3, 4}}
+	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16,
+		Staging: 1 << 20, Neighbours: Neighbours{1, 2, 3, 4}}
 }
 
 // exchanges makes every call among peers of n elements.
@@ -26,7 +27,9 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 		all := device(d, 1<<42, n*size)
 		errs = append(errs, k.Exchange(p, &PeerCall{Way: AllGather, Dst: all, Src: x}))
 		if d.Size() > 1 {
-			errs = append(errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43, n*size), Src: all}))
+			errs = append(
+				errs, k.Exchange(p, &PeerCall{Way: AllToAll, Dst: device(d, 1<<43, n*size),
+					Src: all}))
 		}
 		for _, op := range backend.ReduceOps() {
 			if !Adds(d, op) {
@@ -37,10 +40,13 @@ func exchanges(k Kernels, d backend.DType, n int) error {
 					errs = append(errs, k.Exchange(p, &PeerCall{Way: way, Op: op, Dst: y, Src: x}))
 				}
 			}
-			errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Dst: y, Src: all}))
+			errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Dst: y,
+				Src: all}))
 			if d == backend.F32 {
-				errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Tree: true, Dst: y, Src: all}),
-					k.Exchange(p, &PeerCall{Way: OneShot, Op: op, Tree: true, Dst: y, Src: x}), k.Exchange(p, &PeerCall{Way: TwoShot, Op: op, Tree: true, Dst: y, Src: x}))
+				errs = append(errs, k.Exchange(p, &PeerCall{Way: ReduceScatter, Op: op, Tree: true,
+					Dst: y, Src: all}),
+					k.Exchange(p, &PeerCall{Way: OneShot, Op: op, Tree: true, Dst: y, Src: x}),
+					k.Exchange(p, &PeerCall{Way: TwoShot, Op: op, Tree: true, Dst: y, Src: x}))
 			}
 			if size == meshRanks {
 				errs = append(errs, k.Exchange(p, &PeerCall{Way: Mesh, Op: op, Dst: y, Src: x}))
@@ -57,13 +63,20 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		nbytes      int
 		grid, block uint32
 	}{
-		{LL, 4, 1, 256}, {LL, 2048, 1, 256}, {LL, 2052, 2, 256}, {LL, 64 << 10, 32, 256}, {LL, 1 << 20, 128, 256},
-		{LL128, 4, 1, 512}, {LL128, 64 * 120, 1, 512}, {LL128, 64*120 + 4, 2, 512}, {LL128TwoShot, 4, 1, 32}, {LL128TwoShot, 4*64*120 + 4, 17, 32}, {LL128TwoShot, 1 << 20, 128, 160}, {LL128TwoShot, 1 << 30, 128, 512},
-		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20, 128, 512},
-		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512}, {TwoShot, 1 << 30, 128, 512},
-		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512}, {AllToAll, 64 << 10, 2, 512}, {AllToAll, 1 << 30, 128, 512},
+		{LL, 4, 1, 256}, {LL, 2048, 1, 256}, {LL, 2052, 2, 256}, {LL, 64 << 10, 32, 256},
+		{LL, 1 << 20, 128, 256},
+		{LL128, 4, 1, 512}, {LL128, 64 * 120, 1, 512}, {LL128, 64*120 + 4, 2, 512}, {LL128TwoShot,
+			4, 1, 32}, {LL128TwoShot, 4*64*120 + 4, 17, 32}, {LL128TwoShot, 1 << 20, 128, 160},
+		{LL128TwoShot, 1 << 30, 128, 512},
+		{OneShot, 4, 1, 512}, {OneShot, 8192, 1, 512}, {OneShot, 8196, 2, 512}, {OneShot, 1 << 20,
+			128, 512},
+		{TwoShot, 4, 1, 512}, {TwoShot, 32 << 10, 1, 512}, {TwoShot, 32<<10 + 4, 2, 512},
+		{TwoShot, 1 << 30, 128, 512},
+		{ReduceScatter, 16 << 10, 2, 512}, {AllGather, 16 << 10, 2, 512}, {AllToAll, 64 << 10, 2,
+			512}, {AllToAll, 1 << 30, 128, 512},
 	} {
-		x := PeerCall{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4), Src: device(backend.F32, 1<<41, test.nbytes/4)}
+		x := PeerCall{Way: test.way, Dst: device(backend.F32, 1<<40, test.nbytes/4),
+			Src: device(backend.F32, 1<<41, test.nbytes/4)}
 		switch test.way {
 		case ReduceScatter:
 			x.Src = device(backend.F32, 1<<41, test.nbytes)
@@ -72,7 +85,8 @@ func TestGridsGrowWithTheSize(t *testing.T) {
 		}
 		err := New(v).Exchange(peersOf(4), &x)
 		if err != nil || v.last.Grid.X != test.grid || v.last.Block.X != test.block {
-			t.Errorf("%v of %d bytes: grid %d of %d threads, want %d of %d: %v", test.way, test.nbytes, v.last.Grid.X, v.last.Block.X, test.grid, test.block, err)
+			t.Errorf("%v of %d bytes: grid %d of %d threads, want %d of %d: %v", test.way,
+				test.nbytes, v.last.Grid.X, v.last.Block.X, test.grid, test.block, err)
 		}
 	}
 }
@@ -82,13 +96,15 @@ func TestGridsCanBeLimited(t *testing.T) {
 	p := peersOf(2)
 	p.Blocks = 3
 	x := device(backend.F32, 1<<40, 1<<20)
-	if err := New(v).Exchange(p, &PeerCall{Way: TwoShot, Dst: x, Src: x}); err != nil || v.last.Grid.X != 3 {
+	if err := New(v).Exchange(p, &PeerCall{Way: TwoShot, Dst: x, Src: x}); err != nil ||
+		v.last.Grid.X != 3 {
 		t.Errorf("grid %v, %v", v.last.Grid, err)
 	}
 }
 
 func TestExchangesSayWhatIsWrong(t *testing.T) {
-	x, y, host := device(backend.F32, 1<<40, 8), device(backend.F32, 1<<41, 16), backend.Of(make([]float32, 8))
+	x, y, host := device(backend.F32, 1<<40, 8), device(backend.F32, 1<<41, 16),
+		backend.Of(make([]float32, 8))
 	small := peersOf(2)
 	small.Packets = 3
 	for name, test := range map[string]struct {
@@ -96,23 +112,38 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		x    PeerCall
 		want error
 	}{
-		"one rank":          {peersOf(1), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"nine ranks":        {peersOf(9), PeerCall{Way: OneShot, Dst: x, Src: x}, backend.ErrArgument},
-		"lengths":           {peersOf(2), PeerCall{Way: OneShot, Dst: y, Src: x}, backend.ErrArgument},
-		"chunks":            {peersOf(4), PeerCall{Way: ReduceScatter, Dst: x, Src: y}, backend.ErrArgument},
-		"types":             {peersOf(2), PeerCall{Way: OneShot, Dst: x.As(backend.I32), Src: x}, backend.ErrArgument},
-		"host memory":       {peersOf(2), PeerCall{Way: OneShot, Dst: x, Src: host}, backend.ErrArgument},
-		"no way":            {peersOf(2), PeerCall{Dst: x, Src: x}, backend.ErrArgument},
-		"no room":           {small, PeerCall{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
-		"wrong op":          {peersOf(2), PeerCall{Way: OneShot, Op: backend.Max, Dst: x, Src: x}, backend.ErrUnsupported},
-		"no mesh":           {peersOf(4), PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"no neighbours":     {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}}, PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"a tree of packets": {peersOf(2), PeerCall{Way: LL, Tree: true, Dst: x, Src: x}, backend.ErrUnsupported},
-		"odd elements":      {peersOf(2), PeerCall{Way: AllToAll, Dst: y.As(backend.U8), Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
-		"bytes":             {peersOf(2), PeerCall{Way: AllToAll, Dst: x.As(backend.U8), Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
-		"no rows":           {peersOf(2), PeerCall{Way: AllToAll, Dst: x, Src: y.Slice(0, 8), Rows: &backend.Rows{}}, backend.ErrArgument},
-		"a piece too large": {peersOf(2), PeerCall{Way: AllToAll, Dst: device(backend.F32, 1<<42, 1<<29+9), Src: device(backend.F32, 1<<41, 2), Splits: []int{1, 1, 1<<29 + 8, 1}}, backend.ErrArgument},
-		"wrong numbers":     {peersOf(2), PeerCall{Way: TwoShot, Dst: x.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
+		"one rank": {peersOf(1), PeerCall{Way: OneShot, Dst: x, Src: x},
+			backend.ErrArgument},
+		"nine ranks": {peersOf(9), PeerCall{Way: OneShot, Dst: x, Src: x},
+			backend.ErrArgument},
+		"lengths": {peersOf(2), PeerCall{Way: OneShot, Dst: y, Src: x},
+			backend.ErrArgument},
+		"chunks": {peersOf(4), PeerCall{Way: ReduceScatter, Dst: x, Src: y},
+			backend.ErrArgument},
+		"types": {peersOf(2), PeerCall{Way: OneShot, Dst: x.As(backend.I32), Src: x},
+			backend.ErrArgument},
+		"host memory": {peersOf(2), PeerCall{Way: OneShot, Dst: x, Src: host},
+			backend.ErrArgument},
+		"no way":  {peersOf(2), PeerCall{Dst: x, Src: x}, backend.ErrArgument},
+		"no room": {small, PeerCall{Way: LL, Dst: x, Src: x}, backend.ErrArgument},
+		"wrong op": {peersOf(2), PeerCall{Way: OneShot, Op: backend.Max, Dst: x, Src: x},
+			backend.ErrUnsupported},
+		"no mesh": {peersOf(4), PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"no neighbours": {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}},
+			PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
+		"a tree of packets": {peersOf(2), PeerCall{Way: LL, Tree: true, Dst: x, Src: x},
+			backend.ErrUnsupported},
+		"odd elements": {peersOf(2), PeerCall{Way: AllToAll, Dst: y.As(backend.U8),
+			Src: y.As(backend.U8).Slice(0, 64)}, backend.ErrArgument},
+		"bytes": {peersOf(2), PeerCall{Way: AllToAll, Dst: x.As(backend.U8),
+			Src: y.As(backend.U8).Slice(0, 32)}, backend.ErrUnsupported},
+		"no rows": {peersOf(2), PeerCall{Way: AllToAll, Dst: x, Src: y.Slice(0, 8),
+			Rows: &backend.Rows{}}, backend.ErrArgument},
+		"a piece too large": {peersOf(2), PeerCall{Way: AllToAll, Dst: device(backend.F32, 1<<42,
+			1<<29+9), Src: device(backend.F32, 1<<41, 2), Splits: []int{1, 1, 1<<29 + 8, 1}},
+			backend.ErrArgument},
+		"wrong numbers": {peersOf(2), PeerCall{Way: TwoShot, Dst: x.As(backend.F64),
+			Src: x.As(backend.F64)}, backend.ErrUnsupported},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -121,7 +152,8 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 }
 
 func TestLinesAreForDevicesThatWriteThemAtOnce(t *testing.T) {
-	for capability, want := range map[int]bool{70: true, 75: false, 80: true, 86: false, 89: false, 90: true, 100: true, 120: true} {
+	for capability, want := range map[int]bool{70: true, 75: false, 80: true, 86: false, 89: false,
+		90: true, 100: true, 120: true} {
 		if got := WholeLines(capability); got != want {
 			t.Errorf("compute capability %d: %v", capability, got)
 		}
@@ -149,7 +181,8 @@ func TestCallsAmongPeersAllocateNothing(t *testing.T) {
 	b := device(backend.F32, 1<<40, 1024)
 	for _, x := range []PeerCall{
 		{Way: TwoShot, Dst: b, Src: b},
-		{Way: AllToAll, Dst: b, Src: device(backend.F32, 1<<41, 1024), Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}},
+		{Way: AllToAll, Dst: b, Src: device(backend.F32, 1<<41, 1024),
+			Rows: &backend.Rows{Src: []int{2, 2}, Dst: []int{1, 1}}},
 	} {
 		if got := testing.AllocsPerRun(100, func() {
 			if err := k.Exchange(p, &x); err != nil {
@@ -186,10 +219,12 @@ func TestDevicesExchange(t *testing.T) {
 	}
 	if full {
 		for size := 2; size <= MaxPeers; size++ {
-			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved", "mixed"} {
+			for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot",
+				"reducescatter", "allgather", "halved", "mixed"} {
 				run("exchange", verb, size, 1000, 0)
 			}
-			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter", "alltoall"} {
+			for _, verb := range []string{"treeoneshot", "treetwoshot", "treereducescatter",
+				"alltoall"} {
 				run("exchange", verb, size, 1000, 0)
 			}
 		}
@@ -206,7 +241,8 @@ func TestDevicesExchange(t *testing.T) {
 	// Where flags start again, and where inboxes are cleaned.
 	run("exchange", "ll", 3, 200, uint32(math.MaxUint32)-100)
 	run("exchange", "mixed", 3, 200, 1<<30-100)
-	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather", "alltoall", "halved"} {
+	for _, verb := range []string{"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "allgather",
+		"alltoall", "halved"} {
 		run("missing", verb, 3)
 		run("stop", verb, 4)
 	}

@@ -49,7 +49,8 @@ func (x *PeerCall) checkPieces(p *Peers) error {
 		return fmt.Errorf("%w: no kernel %v of %v", backend.ErrUnsupported, x.Way, d)
 	}
 	if n := x.longest(p); n > MaxPiece {
-		return fmt.Errorf("%w: %v of a piece of %d bytes: there is room for %d", backend.ErrArgument, x.Way, n, MaxPiece)
+		return fmt.Errorf("%w: %v of a piece of %d bytes: there is room for %d",
+			backend.ErrArgument, x.Way, n, MaxPiece)
 	}
 	return nil
 }
@@ -74,9 +75,11 @@ func (x *PeerCall) allToAll(c *Launch, p *Peers) {
 	}
 	longest := x.longest(p)
 	c.Entry = Entry{Verb: ways[x.Way].verb, Type: unitTypes[2]}
-	c.Grid, c.Block = Size{uint32(min(over(longest, vector*roundThreads), p.most())), 1}, Size{roundThreads, 1}
+	c.Grid, c.Block = Size{uint32(min(over(longest, vector*roundThreads), p.most())), 1},
+		Size{roundThreads, 1}
 	p.pass(c, x.Op)
-	c.pass(word(x.Dst), word(x.Src), uint64(longest), uint64(x.Target), uint64(srcRows)|uint64(dstRows)<<32)
+	c.pass(word(x.Dst), word(x.Src), uint64(longest), uint64(x.Target), uint64(srcRows)|uint64(
+		dstRows)<<32)
 	for _, widths := range [][MaxPeers]uint32{src, dst, there} {
 		for r := 0; r < MaxPeers; r += 2 {
 			c.pass(uint64(widths[r]) | uint64(widths[r+1])<<32)

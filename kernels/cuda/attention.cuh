@@ -1,12 +1,12 @@
 // Attention and its gradient: attention_SIZE_DTYPE, attentiongradq_SIZE_DTYPE and
-// attentiongradkv_SIZE_DTYPE, for heads of up to SIZE elements. On ordinary cores they are here, and on tensor
-// cores in attention_bf16.cu.
+// attentiongradkv_SIZE_DTYPE, for heads of up to SIZE elements. On ordinary cores they are here,
+// and on tensor cores in attention_bf16.cu.
 //
-// This is FlashAttention-2 (Dao 2023): a block has some queries, goes along the keys, and keeps for each
-// query the largest score so far, the sum of the exponentials and the weighted sum of the values, so that
-// scores are never in memory. A gradient finds the weights again, from the logarithm of the sum. dq is
-// computed by blocks of queries, and dk and dv by blocks of keys: scores are found twice, but there are
-// no atomics, and the bits are the same in every run.
+// This is FlashAttention-2 (Dao 2023): a block has some queries, goes along the keys, and keeps for
+// each query the largest score so far, the sum of the exponentials and the weighted sum of the
+// values, so that scores are never in memory. A gradient finds the weights again, from the
+// logarithm of the sum. dq is computed by blocks of queries, and dk and dv by blocks of keys:
+// scores are found twice, but there are no atomics, and the bits are the same in every run.
 #pragma once
 
 #include "functions.cuh"
@@ -23,7 +23,9 @@ struct Heads {
 	f64 scale;
 
 	// Query i sees the keys up to i + keys - queries.
-	DEVICE bool visible(u64 query, u64 key) const { return key < keys && (!causal || key + queries <= query + keys); }
+	DEVICE bool visible(u64 query, u64 key) const {
+		return key < keys && (!causal || key + queries <= query + keys);
+	}
 
 	// How many keys, from the first one on, the queries up to the last one see.
 	DEVICE u64 seen(u64 last) const {
@@ -32,21 +34,27 @@ struct Heads {
 	}
 
 	// The first query that sees a key.
-	DEVICE u64 first_query(u64 key) const { return causal && key + queries > keys ? key + queries - keys : 0; }
+	DEVICE u64 first_query(u64 key) const {
+		return causal && key + queries > keys ? key + queries - keys : 0;
+	}
 };
 
 // An operand or a result: a row for each query or key of each head. The distances are in elements.
 template <class S> struct Rows {
 	S *p;
 	u64 batch, head, row;
-	DEVICE S *at(const Heads &h, u64 n, u64 i) const { return p + n / h.per_batch * batch + n % h.per_batch * head + i * row; }
+	DEVICE S *at(const Heads &h, u64 n, u64 i) const {
+		return p + n / h.per_batch * batch + n % h.per_batch * head + i * row;
+	}
 };
 
-// The turns of a block: each has `rows` of n rows of a head, from `first` on. The last rows come first:
-// they see the most keys.
+// The turns of a block: each has `rows` of n rows of a head, from `first` on. The last rows come
+// first: they see the most keys.
 template <u32 rows> struct Turn {
 	u64 head, tile, tiles, first;
-	DEVICE explicit Turn(u64 n) : head(block_y()), tile(block_x()), tiles((n + rows - 1) / rows) { place(); }
+	DEVICE explicit Turn(u64 n) : head(block_y()), tile(block_x()), tiles((n + rows - 1) / rows) {
+		place();
+	}
 	DEVICE void place() { first = (tiles - 1 - tile) * rows; }
 	DEVICE bool more(const Heads &h) const { return head < h.count && tile < tiles; }
 	DEVICE void next() {
@@ -65,14 +73,16 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	typedef T Scores[Each][Each]; // of rows row() on and columns column() on
 	typedef T Sums[Each][wide];   // of rows row() on and columns place()
 
-	T left[depth][rows + 4], right[depth][columns + 4], weights[columns][rows + 4], part[depth][Size];
+	T left[depth][rows + 4], right[depth][columns + 4], weights[columns][rows + 4],
+		part[depth][Size];
 
 	static DEVICE u32 row() { return thread_x() / 16 * Each; }
 	static DEVICE u32 column() { return thread_x() % 16 * Each; }
 	// Sums of a thread are of four columns, of each 64.
 	static DEVICE u32 place(u32 j) { return j / 4 * 64 + thread_x() % 16 * 4 + j % 4; }
 
-	template <u32 n, u32 width, class S> static DEVICE void fill(T (&to)[depth][width], const S *x, u64 step, u64 there, u64 left) {
+	template <u32 n, u32 width, class S>
+	static DEVICE void fill(T (&to)[depth][width], const S *x, u64 step, u64 there, u64 left) {
 		for (u32 i = thread_x(); i < n * depth; i += attention_threads) {
 			u32 r = i / depth, c = i % depth;
 			to[c][r] = r < there && c < left ? Number<S>::widen(x[r * step + c]) : T(0);
@@ -80,7 +90,9 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	}
 
 	// x = a bᵀ, of `rows` rows of a and `columns` of b, of which some are there.
-	template <class S> DEVICE void scores(Scores &x, const S *a, u64 a_step, u64 a_there, const S *b, u64 b_step, u64 b_there, u64 size) {
+	template <class S>
+	DEVICE void scores(Scores &x, const S *a, u64 a_step, u64 a_there, const S *b, u64 b_step,
+		u64 b_there, u64 size) {
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
 #pragma unroll
@@ -106,7 +118,8 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	}
 
 	// o += w z, of all weights w and `columns` rows of z, of which some are there.
-	template <class S> DEVICE void add(Sums &o, const Scores &w, const S *z, u64 step, u64 there, u64 size) {
+	template <class S>
+	DEVICE void add(Sums &o, const Scores &w, const S *z, u64 step, u64 there, u64 size) {
 		barrier();
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
@@ -118,7 +131,8 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 #pragma unroll 2
 			for (u32 i = thread_x(); i < depth * Size; i += attention_threads) {
 				u32 r = i / Size, c = i % Size;
-				part[r][c] = n + r < there && c < size ? Number<S>::widen(z[(n + r) * step + c]) : T(0);
+				part[r][c] =
+					n + r < there && c < size ? Number<S>::widen(z[(n + r) * step + c]) : T(0);
 			}
 			barrier();
 #pragma unroll 2
@@ -140,7 +154,9 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 	}
 
 	// Writes rows of o times a factor, of which some are there.
-	template <class S> static DEVICE void write(S *to, u64 step, const Sums &o, const T (&factor)[Each], u64 there, u64 size) {
+	template <class S>
+	static DEVICE void write(S *to, u64 step, const Sums &o, const T (&factor)[Each], u64 there,
+		u64 size) {
 #pragma unroll
 		for (u32 i = 0; i < Each; i++)
 #pragma unroll
@@ -171,10 +187,11 @@ template <class T, u32 Size, u32 Each> struct alignas(16) Plain {
 DEVICE f32 infinite(f32) { return infinity_f32(); }
 DEVICE f64 infinite(f64) { return infinity_f64(); }
 
-// for i { y[i] = sum over j of exp(s[i,j] - lse[i]) v[j], lse[i] = log of the sum over j of exp(s[i,j]) }
-// with s[i,j] = scale q[i] k[j]
+// for i { y[i] = sum over j of exp(s[i,j] - lse[i]) v[j], lse[i] = log of the sum over j of
+// exp(s[i,j]) } with s[i,j] = scale q[i] k[j]
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, const Heads &h) {
+DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v,
+	const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -187,13 +204,16 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 			most[i] = -infinite(T()), sum[i] = 0;
 		for (u64 key = 0; key < keys; key += P::columns) {
 			typename P::Scores x;
-			p.scores(x, q.at(h, n, first), q.row, there, k.at(h, n, key), k.row, h.keys - key, h.size);
+			p.scores(x, q.at(h, n, first), q.row, there, k.at(h, n, key), k.row, h.keys - key,
+				h.size);
 #pragma unroll
 			for (u32 i = 0; i < Each; i++) {
 				T now = -infinite(T()), more = 0;
 #pragma unroll
 				for (u32 j = 0; j < Each; j++) {
-					x[i][j] = h.visible(first + P::row() + i, key + P::column() + j) ? x[i][j] * T(h.scale) : -infinite(T());
+					x[i][j] = h.visible(first + P::row() + i, key + P::column() + j)
+						? x[i][j] * T(h.scale)
+						: -infinite(T());
 					now = now < x[i][j] ? x[i][j] : now;
 				}
 				now = P::largest_of_row(now);
@@ -223,10 +243,11 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 	}
 }
 
-// sums[i] = sum over c of dy[i,c] y[i,c], and dq[i] = scale * sum over j of w[i,j] (dy[i] v[j] - sums[i]) k[j]
-// with w[i,j] = exp(s[i,j] - lse[i])
+// sums[i] = sum over c of dy[i,c] y[i,c], and dq[i] = scale * sum over j of w[i,j] (dy[i] v[j] -
+// sums[i]) k[j] with w[i,j] = exp(s[i,j] - lse[i])
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *lse, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
+DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *lse,
+	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
@@ -242,21 +263,26 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 			scale[i] = T(h.scale);
 			T all = 0;
 			for (u64 c = thread_x() % 16; is && c < h.size; c += 16)
-				all = fused(Number<S>::widen(dy.at(h, n, first + P::row() + i)[c]), Number<S>::widen(y.at(h, n, first + P::row() + i)[c]), all);
+				all = fused(Number<S>::widen(dy.at(h, n, first + P::row() + i)[c]),
+					Number<S>::widen(y.at(h, n, first + P::row() + i)[c]), all);
 			sum[i] = P::along_row(all);
 			if (is && thread_x() % 16 == 0)
 				sums[at] = sum[i];
 		}
 		for (u64 key = 0; key < keys; key += P::columns) {
 			typename P::Scores x, d;
-			p.scores(x, q.at(h, n, first), q.row, there, k.at(h, n, key), k.row, h.keys - key, h.size);
-			p.scores(d, dy.at(h, n, first), dy.row, there, v.at(h, n, key), v.row, h.keys - key, h.size);
+			p.scores(x, q.at(h, n, first), q.row, there, k.at(h, n, key), k.row, h.keys - key,
+				h.size);
+			p.scores(d, dy.at(h, n, first), dy.row, there, v.at(h, n, key), v.row, h.keys - key,
+				h.size);
 #pragma unroll
 			for (u32 i = 0; i < Each; i++)
 #pragma unroll
 				for (u32 j = 0; j < Each; j++) {
-					bool is = P::row() + i < there && h.visible(first + P::row() + i, key + P::column() + j);
-					x[i][j] = is ? exponential(x[i][j] * scale[i] - log[i]) * (d[i][j] - sum[i]) : T(0);
+					bool is = P::row() + i < there &&
+						h.visible(first + P::row() + i, key + P::column() + j);
+					x[i][j] =
+						is ? exponential(x[i][j] * scale[i] - log[i]) * (d[i][j] - sum[i]) : T(0);
 				}
 			p.add(o, x, k.at(h, n, key), k.row, h.keys - key, h.size);
 		}
@@ -264,16 +290,19 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 	}
 }
 
-// dv[j] = sum over i of w[i,j] dy[i], and dk[j] = scale * sum over i of w[i,j] (dy[i] v[j] - sums[i]) q[i]
+// dv[j] = sum over i of w[i,j] dy[i], and dk[j] = scale * sum over i of w[i,j] (dy[i] v[j] -
+// sums[i]) q[i]
 template <class T, u32 Size, u32 Each, class S>
-DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T *sums, Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
+DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T *sums,
+	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.keys); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
 		u64 there = least<u64>(P::rows, h.keys - first);
 		typename P::Sums of_k = {}, of_v = {};
-		for (u64 query = h.first_query(first) / P::columns * P::columns; query < h.queries; query += P::columns) {
+		for (u64 query = h.first_query(first) / P::columns * P::columns; query < h.queries;
+			query += P::columns) {
 			u64 left = h.queries - query;
 			typename P::Scores x, d;
 			p.scores(x, k.at(h, n, first), k.row, there, q.at(h, n, query), q.row, left, h.size);
@@ -307,31 +336,34 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 #define HEADS u64 batch, u64 heads, u64 queries, u64 keys, u64 size, u64 causal, f64 scale
 #define THESE_HEADS Heads { batch * heads, heads, queries, keys, size, causal != 0, scale }
 
-#define ATTENTION(Size, S, T, Blocks, GradientBlocks, forward, backward_q, backward_kv)                                             \
-	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, OPERAND(const S, q), OPERAND(const S, k),         \
-		OPERAND(const S, v), HEADS) {                                                                                        \
-		await_predecessors();                                                                                                \
-		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), THESE_HEADS);                                 \
-	}                                                                                                                            \
-	SHARING_KERNEL(attentiongradq_##Size##_##S, 128, GradientBlocks, OPERAND(S, dq), T *sums, OPERAND(const S, y), const T *lse, \
-		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {                        \
-		await_predecessors();                                                                                                \
-		backward_q(OF(S, dq), sums, OF(const S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v),                     \
-			OF(const S, dy), THESE_HEADS);                                                                               \
-	}                                                                                                                            \
-	SHARING_KERNEL(attentiongradkv_##Size##_##S, 128, GradientBlocks, OPERAND(S, dk), OPERAND(S, dv), const T *lse,              \
-		const T *sums, OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), OPERAND(const S, dy), HEADS) {         \
-		await_predecessors();                                                                                                \
-		backward_kv(OF(S, dk), OF(S, dv), lse, sums, OF(const S, q), OF(const S, k), OF(const S, v),                         \
-			OF(const S, dy), THESE_HEADS);                                                                               \
+#define ATTENTION(Size, S, T, Blocks, GradientBlocks, forward, backward_q, backward_kv) \
+	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, \
+		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), HEADS) { \
+		await_predecessors(); \
+		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), THESE_HEADS); \
+	} \
+	SHARING_KERNEL(attentiongradq_##Size##_##S, 128, GradientBlocks, OPERAND(S, dq), T *sums, \
+		OPERAND(const S, y), const T *lse, OPERAND(const S, q), OPERAND(const S, k), \
+		OPERAND(const S, v), OPERAND(const S, dy), HEADS) { \
+		await_predecessors(); \
+		backward_q(OF(S, dq), sums, OF(const S, y), lse, OF(const S, q), OF(const S, k), \
+			OF(const S, v), OF(const S, dy), THESE_HEADS); \
+	} \
+	SHARING_KERNEL(attentiongradkv_##Size##_##S, 128, GradientBlocks, OPERAND(S, dk), \
+		OPERAND(S, dv), const T *lse, const T *sums, OPERAND(const S, q), OPERAND(const S, k), \
+		OPERAND(const S, v), OPERAND(const S, dy), HEADS) { \
+		await_predecessors(); \
+		backward_kv(OF(S, dk), OF(S, dv), lse, sums, OF(const S, q), OF(const S, k), \
+			OF(const S, v), OF(const S, dy), THESE_HEADS); \
 	}
 
 #define AT_LEAST_64(Size) (Size < 64 ? 64 : Size)
-#define PLAIN_ATTENTION(Size, S, T, Each)                                                                                      \
-	ATTENTION(Size, S, T, 1, 1, (attention_plain<T, AT_LEAST_64(Size), Each>), (attention_gradient_q<T, AT_LEAST_64(Size), Each>), \
+#define PLAIN_ATTENTION(Size, S, T, Each) \
+	ATTENTION(Size, S, T, 1, 1, (attention_plain<T, AT_LEAST_64(Size), Each>), \
+		(attention_gradient_q<T, AT_LEAST_64(Size), Each>), \
 		(attention_gradient_kv<T, AT_LEAST_64(Size), Each>))
 
 // ---- launch ----
 //
-// 128 threads. The x axis of the grid has a block for some of the queries, or of the keys, the y axis
-// one for each head.
+// 128 threads. The x axis of the grid has a block for some of the queries, or of the keys, the y
+// axis one for each head.

@@ -8,7 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// headSizes are the head sizes that attention.cu has kernels for. Other heads are padded in shared memory.
+// headSizes are the head sizes that attention.cu has kernels for. Other heads are padded in shared
+// memory.
 var headSizes = map[backend.DType][]int{
 	backend.F64:  {64, 256},
 	backend.F32:  {64, 128, 256},
@@ -21,8 +22,8 @@ var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, back
 // attentionThreads is how many threads a block of attention.cu has.
 const attentionThreads = 128
 
-// Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute capability 8.0
-// on. Scores are not kept: it needs no memory besides the results.
+// Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute
+// capability 8.0 on. Scores are not kept: it needs no memory besides the results.
 //
 // Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements.
 func (k Kernels) Attention(a kernels.Attention) error {
@@ -74,10 +75,12 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Launc
 	for _, size := range headSizes[d] {
 		if a.Size <= size {
 			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}
-			return Launch{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()}, Grid: grid, Block: Size{attentionThreads, 1}}, nil
+			return Launch{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()},
+				Grid: grid, Block: Size{attentionThreads, 1}}, nil
 		}
 	}
-	return Launch{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device", backend.ErrUnsupported, a.Size)
+	return Launch{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device",
+		backend.ErrUnsupported, a.Size)
 }
 
 func (c *Launch) rowsOf(operands ...kernels.HeadRows) {
@@ -91,5 +94,6 @@ func (c *Launch) heads(a *kernels.Attention) {
 	if a.Causal {
 		causal = 1
 	}
-	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size), causal, math.Float64bits(a.Scale))
+	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size),
+		causal, math.Float64bits(a.Scale))
 }

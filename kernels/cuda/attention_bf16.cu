@@ -4,10 +4,11 @@
 
 #if TENSOR_CORES
 
-// Each warp of a block has 16 rows, and goes along N rows of the other operands at a time: while they are
-// multiplied, the next ones are copied to shared memory. Where products are those of warpgroups, nothing branches
-// between the first of them and the wait for their sums, or ptxas (12.8 to 13.0) gives registers of left operands
-// away: rows that are partly masked have code of their own.
+// Each warp of a block has 16 rows, and goes along N rows of the other operands at a time: while
+// they are multiplied, the next ones are copied to shared memory. Where products are those of
+// warpgroups, nothing branches between the first of them and the wait for their sums, or ptxas
+// (12.8 to 13.0) gives registers of left operands away: rows that are partly masked have code of
+// their own.
 
 constexpr f32 log2_e = 1.44269504f;
 
@@ -23,30 +24,38 @@ DEVICE f32 power_of_two(f32 x) {
 }
 
 // Whether all rows can be copied in vectors.
-template <class S> DEVICE bool in_vectors(const Rows<S> &x, const Heads &h) { return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0; }
+template <class S> DEVICE bool in_vectors(const Rows<S> &x, const Heads &h) {
+	return aligned(ADDRESS(x.p), 16) && (x.batch | x.head | x.row | h.size) % chunk == 0;
+}
 
-// Rows of Size elements in shared memory, in chunks of 16 bytes. Eight rows of eight chunks are a panel, and
-// panels of the same rows follow each other. Chunks of a row change places so that the eight that ldmatrix
-// reads at a time, one of each row, lie in different banks: as products of warpgroups ask for.
+// Rows of Size elements in shared memory, in chunks of 16 bytes. Eight rows of eight chunks are a
+// panel, and panels of the same rows follow each other. Chunks of a row change places so that the
+// eight that ldmatrix reads at a time, one of each row, lie in different banks: as products of
+// warpgroups ask for.
 template <u32 Size> struct Staged {
 	static constexpr u32 in_row = Size / chunk;
 	static DEVICE u32 place(u32 row, u32 at) {
-		return in_row < 8 ? row * in_row + (at ^ row / 2 % 4) : row / 8 * 8 * in_row + at / 8 * 64 + row % 8 * 8 + (at ^ row) % 8;
+		return in_row < 8 ? row * in_row + (at ^ row / 2 % 4)
+						  : row / 8 * 8 * in_row + at / 8 * 64 + row % 8 * 8 + (at ^ row) % 8;
 	}
 
 	// Begins to copy n rows, with zeros for those that are not there.
-	template <u32 n> static DEVICE void copy(b128 *to, const bf16 *from, u64 step, u64 there, u64 size, bool vectors) {
+	template <u32 n>
+	static DEVICE void copy(b128 *to, const bf16 *from, u64 step, u64 there, u64 size,
+		bool vectors) {
 		u32 rows = (u32)least<u64>(there, n), columns = (u32)size;
 		if (!vectors) {
 #pragma unroll 1
 			for (u32 i = thread_x(); i < n * Size; i += attention_threads) {
 				u32 row = i / Size, column = i % Size;
-				bf16 *dst = reinterpret_cast<bf16 *>(to + place(row, column / chunk)) + column % chunk;
+				bf16 *dst =
+					reinterpret_cast<bf16 *>(to + place(row, column / chunk)) + column % chunk;
 				*dst = row < rows && column < columns ? from[row * step + column] : bf16{};
 			}
 			return;
 		}
-		constexpr u32 together = attention_threads / in_row; // rows, a multiple of those after which chunks are in their first places again
+		// rows, a multiple of those after which chunks are in their first places again
+		constexpr u32 together = attention_threads / in_row;
 		u32 row = thread_x() / in_row, column = thread_x() % in_row * chunk;
 		i32 left = column < columns ? (i32)rows - (i32)row : 0;
 		const bf16 *p = from + row * step + column;
@@ -57,14 +66,17 @@ template <u32 Size> struct Staged {
 	}
 
 	// Writes rows, of which some are there.
-	template <u32 n> static DEVICE void write(bf16 *to, u64 step, const b128 *from, u64 there, u64 size, bool vectors) {
+	template <u32 n>
+	static DEVICE void write(bf16 *to, u64 step, const b128 *from, u64 there, u64 size,
+		bool vectors) {
 		u32 rows = (u32)least<u64>(there, n), columns = (u32)size;
 		if (!vectors) {
 #pragma unroll 1
 			for (u32 i = thread_x(); i < rows * Size; i += attention_threads) {
 				u32 row = i / Size, column = i % Size;
 				if (column < columns)
-					to[row * step + column] = reinterpret_cast<const bf16 *>(from + place(row, column / chunk))[column % chunk];
+					to[row * step + column] = reinterpret_cast<const bf16 *>(
+						from + place(row, column / chunk))[column % chunk];
 			}
 			return;
 		}
@@ -72,14 +84,16 @@ template <u32 Size> struct Staged {
 #pragma unroll
 		for (u32 row = thread_x() / in_row; row < n; row += attention_threads / in_row)
 			if (row < rows && column < columns)
-				*reinterpret_cast<b128 *>(to + row * step + column) = from[place(row, column / chunk)];
+				*reinterpret_cast<b128 *>(to + row * step + column) =
+					from[place(row, column / chunk)];
 	}
 
 	static DEVICE u32 lane() { return thread_x() % 8; }
 	static DEVICE u32 first() { return thread_x() / 8 % 2 * 8; }
 	static DEVICE u32 second() { return thread_x() / 16 % 2 * 8; }
 
-	// Fragments of 16 by 16: as the left operand, as the right one transposed, and as the right one.
+	// Fragments of 16 by 16: as the left operand, as the right one transposed, and as the right
+	// one.
 	static DEVICE void left(u32 (&x)[4], const b128 *tile, u32 row, u32 column) {
 		load_matrices<false>(x, tile + place(row + first() + lane(), (column + second()) / chunk));
 	}
@@ -107,12 +121,16 @@ template <u32 Size, u32 N> struct Fragments {
 	static DEVICE u32 warp() { return of_warp(thread_x() / 32 * 16); }
 	static DEVICE u32 column(u32 j, u32 e) { return first_column() + j * 8 + e % 2; }
 	static DEVICE u32 first_column() { return thread_x() % 4 * 2; }
-	// Whether a column is one of the first n: the difference of n and the thread's first column is found once.
-	static DEVICE i32 within(u64 end, u64 from) { return (end <= from ? 0 : (i32)least<u64>(end - from, N)) - (i32)first_column(); }
+	// Whether a column is one of the first n: the difference of n and the thread's first column is
+	// found once.
+	static DEVICE i32 within(u64 end, u64 from) {
+		return (end <= from ? 0 : (i32)least<u64>(end - from, N)) - (i32)first_column();
+	}
 	static DEVICE bool is_within(u32 j, u32 e, i32 n) { return (i32)(j * 8 + e % 2) < n; }
 
 	// Begins to copy the rows of the block, and reads those of this warp once they are there.
-	static DEVICE void copy(b128 *room, const Rows<const bf16> &x, const Heads &h, u64 n, u64 first, u64 there, bool vectors) {
+	static DEVICE void copy(b128 *room, const Rows<const bf16> &x, const Heads &h, u64 n, u64 first,
+		u64 there, bool vectors) {
 		T::template copy<rows>(room, x.at(h, n, first), x.row, there, h.size, vectors);
 		end_of_group();
 	}
@@ -148,15 +166,16 @@ template <u32 Size, u32 N> struct Fragments {
 		}
 	}
 
-	// Begins o += w t, a group of products: sums of two columns of scores are what a left operand has in a
-	// lane, rounded.
+	// Begins o += w t, a group of products: sums of two columns of scores are what a left operand
+	// has in a lane, rounded.
 	static DEVICE void add(Sums &o, const Scores &w, const b128 *t) {
 		u32 a[N / 16][4];
 #pragma unroll
 		for (u32 k = 0; k < N / 16; k++)
 #pragma unroll
 			for (u32 i = 0; i < 4; i++)
-				a[k][i] = pair_of_bf16(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
+				a[k][i] =
+					pair_of_bf16(w[2 * k + i / 2][i % 2 * 2], w[2 * k + i / 2][i % 2 * 2 + 1]);
 		if constexpr (wide) {
 			held(a), held(o);
 			begin_products();
@@ -164,7 +183,8 @@ template <u32 Size, u32 N> struct Fragments {
 			for (u32 k = 0; k < N / 16; k++)
 #pragma unroll
 				for (u32 j = 0; j < Size / 64; j++)
-					multiply_wide<true, Size / 64>(true, reinterpret_cast<f32 (&)[8][4]>(o[8 * j]), a[k], t + 64 * j, k);
+					multiply_wide<true, Size / 64>(true, reinterpret_cast<f32(&)[8][4]>(o[8 * j]),
+						a[k], t + 64 * j, k);
 			end_of_products();
 		} else {
 #pragma unroll
@@ -194,7 +214,8 @@ template <u32 Size, u32 N> struct Fragments {
 				hold(x[i][e]);
 	}
 
-	// After this, everyone's copies are there, products see them, and nobody reads what came before.
+	// After this, everyone's copies are there, products see them, and nobody reads what came
+	// before.
 	static DEVICE void meet_copies() {
 		wait_for_all_groups_but<0>();
 		if constexpr (wide)
@@ -208,7 +229,8 @@ template <u32 Size, u32 N> struct Fragments {
 		for (u32 j = 0; j < Size / 8; j++)
 #pragma unroll
 			for (u32 r = 0; r < 2; r++)
-				reinterpret_cast<u32 *>(room + T::place(row(2 * r), j))[thread_x() % 4] = pair_of_bf16(o[j][2 * r] * factor[r], o[j][2 * r + 1] * factor[r]);
+				reinterpret_cast<u32 *>(room + T::place(row(2 * r), j))[thread_x() % 4] =
+					pair_of_bf16(o[j][2 * r] * factor[r], o[j][2 * r + 1] * factor[r]);
 	}
 };
 
@@ -223,7 +245,8 @@ DEVICE f32 largest_of_row(f32 x) {
 }
 
 template <u32 Size, u32 N>
-DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, const Heads &h) {
+DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<const bf16> k,
+	Rows<const bf16> v, const Heads &h) {
 	typedef Fragments<Size, N> P;
 	alignas(1024) SHARED b128 room[2][2][P::chunks]; // keys and values, for now and for next
 	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
@@ -235,8 +258,10 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		const bf16 *from_k = k.at(h, n, 0), *from_v = v.at(h, n, 0);
 		auto copy = [&](u32 to, u64 key) {
 			if (key < keys) {
-				P::T::template copy<N>(room[to][0], from_k + key * k.row, k.row, h.keys - key, h.size, vectors_k);
-				P::T::template copy<N>(room[to][1], from_v + key * v.row, v.row, h.keys - key, h.size, vectors_v);
+				P::T::template copy<N>(room[to][0], from_k + key * k.row, k.row, h.keys - key,
+					h.size, vectors_k);
+				P::T::template copy<N>(room[to][1], from_v + key * v.row, v.row, h.keys - key,
+					h.size, vectors_v);
 			}
 			end_of_group();
 		};
@@ -249,7 +274,8 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		P::read(own, room[0][0]);
 		typename P::Sums o = {};
 		f32 most[2] = {-infinity_f32(), -infinity_f32()}, sum[2] = {};
-		u64 some = h.seen(first + P::first()), seen = h.seen(first + P::first() + P::together - 1); // keys, by the first of the rows, and by the last
+		// keys, by the first of the rows, and by the last
+		u64 some = h.seen(first + P::first()), seen = h.seen(first + P::first() + P::together - 1);
 		u32 now = 1;
 		u64 key = 0;
 		auto tile = [&](auto masked) INLINE {
@@ -308,17 +334,21 @@ DEVICE void attention_tensor(Rows<bf16> y, f32 *lse, Rows<const bf16> q, Rows<co
 		barrier();
 		P::stage(room[0][0], o, sum);
 		barrier();
-		P::T::template write<P::rows>(y.at(h, n, first), y.row, room[0][0], there, h.size, in_vectors(y, h));
+		P::T::template write<P::rows>(y.at(h, n, first), y.row, room[0][0], there, h.size,
+			in_vectors(y, h));
 	}
 }
 
 // The keys of a tile, N, are gone along in parts, so that sums of scores need fewer registers.
 template <u32 Size, u32 N, u32 Part>
-DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf16> y, const f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
+DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf16> y,
+	const f32 *lse, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy,
+	const Heads &h) {
 	typedef Fragments<Size, Part> P;
 	alignas(1024) SHARED b128 room[2][2][N * P::T::in_row];
 	static_assert(P::rows <= 2 * N, "one half has room for the queries, too");
-	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h), vectors_dy = in_vectors(dy, h);
+	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h),
+		 vectors_dy = in_vectors(dy, h);
 	f32 scale = f32(h.scale) * log2_e;
 	for (Turn<P::rows> t(h.queries); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
@@ -326,8 +356,10 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		const bf16 *from_k = k.at(h, n, 0), *from_v = v.at(h, n, 0);
 		auto copy = [&](u32 to, u64 key) {
 			if (key < keys) {
-				P::T::template copy<N>(room[to][0], from_k + key * k.row, k.row, h.keys - key, h.size, vectors_k);
-				P::T::template copy<N>(room[to][1], from_v + key * v.row, v.row, h.keys - key, h.size, vectors_v);
+				P::T::template copy<N>(room[to][0], from_k + key * k.row, k.row, h.keys - key,
+					h.size, vectors_k);
+				P::T::template copy<N>(room[to][1], from_v + key * v.row, v.row, h.keys - key,
+					h.size, vectors_v);
 			}
 			end_of_group();
 		};
@@ -365,11 +397,13 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		barrier();
 		P::read(own, room[0][0]);
 		typename P::Sums o = {};
-		u64 some = h.seen(first + P::first()), seen = h.seen(first + P::first() + P::together - 1); // keys, by the first of the rows, and by the last
+		// keys, by the first of the rows, and by the last
+		u64 some = h.seen(first + P::first()), seen = h.seen(first + P::first() + P::together - 1);
 		u32 now = 1;
 		u64 key = 0;
 		auto part = [&](u32 at, auto masked) INLINE {
-			const b128 *tile_k = room[now][0] + at * P::T::in_row, *tile_v = room[now][1] + at * P::T::in_row;
+			const b128 *tile_k = room[now][0] + at * P::T::in_row,
+					   *tile_v = room[now][1] + at * P::T::in_row;
 			typename P::Scores x, d;
 			P::scores(x, own, tile_k);
 			P::scores(d, own_dy, tile_v);
@@ -410,18 +444,22 @@ DEVICE void attention_gradient_q_tensor(Rows<bf16> dq, f32 *sums, Rows<const bf1
 		barrier();
 		P::stage(room[0][0], o, factor);
 		barrier();
-		P::T::template write<P::rows>(dq.at(h, n, first), dq.row, room[0][0], there, h.size, in_vectors(dq, h));
+		P::T::template write<P::rows>(dq.at(h, n, first), dq.row, room[0][0], there, h.size,
+			in_vectors(dq, h));
 	}
 }
 
 // The queries of a tile, N, are gone along in parts, so that sums of scores need fewer registers.
 template <u32 Size, u32 N, u32 Part>
-DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32 *lse, const f32 *sums, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v, Rows<const bf16> dy, const Heads &h) {
+DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32 *lse,
+	const f32 *sums, Rows<const bf16> q, Rows<const bf16> k, Rows<const bf16> v,
+	Rows<const bf16> dy, const Heads &h) {
 	typedef Fragments<Size, Part> P;
 	alignas(1024) SHARED b128 room[2][2][N * P::T::in_row];
 	SHARED f32 of_query[2][2][N]; // lse and sums
 	static_assert(P::rows <= 2 * N, "one half has room for the keys, too");
-	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h), vectors_dy = in_vectors(dy, h);
+	bool vectors_q = in_vectors(q, h), vectors_k = in_vectors(k, h), vectors_v = in_vectors(v, h),
+		 vectors_dy = in_vectors(dy, h);
 	f32 scale = f32(h.scale) * log2_e;
 	for (Turn<P::rows> t(h.keys); t.more(h); t.next()) {
 		u64 n = t.head, first = t.first;
@@ -431,15 +469,19 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 		auto copy = [&](u32 to, u64 query) {
 			if (query < h.queries) {
 				u64 left = h.queries - query;
-				P::T::template copy<N>(room[to][0], from_q + query * q.row, q.row, left, h.size, vectors_q);
-				P::T::template copy<N>(room[to][1], from_dy + query * dy.row, dy.row, left, h.size, vectors_dy);
+				P::T::template copy<N>(room[to][0], from_q + query * q.row, q.row, left, h.size,
+					vectors_q);
+				P::T::template copy<N>(room[to][1], from_dy + query * dy.row, dy.row, left, h.size,
+					vectors_dy);
 				if (2 * N == attention_threads || thread_x() < 2 * N)
-					copy_async_if(thread_x() % N < left, of_query[to][0] + thread_x(), from_queries + query);
+					copy_async_if(thread_x() % N < left, of_query[to][0] + thread_x(),
+						from_queries + query);
 			}
 			end_of_group();
 		};
 		typename P::Own own_k, own_v;
-		constexpr bool at_once = P::rows <= N; // one half has room for both, and the other one for queries
+		// one half has room for both, and the other one for queries
+		constexpr bool at_once = P::rows <= N;
 		b128 *room_v = at_once ? room[0][1] : room[1][0];
 		u64 query = h.first_query(first) / N * N;
 		barrier();
@@ -456,10 +498,13 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 			copy(1, query);
 		}
 		typename P::Sums of_k = {}, of_v = {};
-		u64 some = h.first_query(first + P::first()), all = h.first_query(first + P::first() + P::together - 1); // see some of the keys, and all
+		// see some of the keys, and all
+		u64 some = h.first_query(first + P::first()),
+			all = h.first_query(first + P::first() + P::together - 1);
 		u32 now = 1;
 		auto part = [&](u32 at, auto masked) INLINE {
-			const b128 *tile_q = room[now][0] + at * P::T::in_row, *tile_dy = room[now][1] + at * P::T::in_row;
+			const b128 *tile_q = room[now][0] + at * P::T::in_row,
+					   *tile_dy = room[now][1] + at * P::T::in_row;
 			typename P::Scores x, d;
 			P::scores(x, own_k, tile_q);
 			P::scores(d, own_v, tile_dy);
@@ -512,17 +557,22 @@ DEVICE void attention_gradient_kv_tensor(Rows<bf16> dk, Rows<bf16> dv, const f32
 		P::stage(room[0][0], of_k, factor);
 		P::stage(room[1][0], of_v, one);
 		barrier();
-		P::T::template write<P::rows>(dk.at(h, n, first), dk.row, room[0][0], there, h.size, in_vectors(dk, h));
-		P::T::template write<P::rows>(dv.at(h, n, first), dv.row, room[1][0], there, h.size, in_vectors(dv, h));
+		P::T::template write<P::rows>(dk.at(h, n, first), dk.row, room[0][0], there, h.size,
+			in_vectors(dk, h));
+		P::T::template write<P::rows>(dv.at(h, n, first), dv.row, room[1][0], there, h.size,
+			in_vectors(dv, h));
 	}
 }
 
-// The blocks that share a multiprocessor have the registers that the parts need: measured on an H200.
-#define BF16_ATTENTION(Size, Blocks, GradientBlocks, N, PartQ, PartKV)                                              \
-	ATTENTION(Size, bf16, f32, Blocks, GradientBlocks, (attention_tensor<Size, N>), (attention_gradient_q_tensor<Size, N, PartQ>), \
+// The blocks that share a multiprocessor have the registers that the parts need: measured on an
+// H200.
+#define BF16_ATTENTION(Size, Blocks, GradientBlocks, N, PartQ, PartKV) \
+	ATTENTION(Size, bf16, f32, Blocks, GradientBlocks, (attention_tensor<Size, N>), \
+		(attention_gradient_q_tensor<Size, N, PartQ>), \
 		(attention_gradient_kv_tensor<Size, N, PartKV>))
 #else
-#define BF16_ATTENTION(Size, Blocks, GradientBlocks, N, PartQ, PartKV) PLAIN_ATTENTION(Size, bf16, f32, 4)
+#define BF16_ATTENTION(Size, Blocks, GradientBlocks, N, PartQ, PartKV) \
+	PLAIN_ATTENTION(Size, bf16, f32, 4)
 #endif
 BF16_ATTENTION(32, 4, 3, 64, 64, 64)
 BF16_ATTENTION(64, 4, 3, 64, 64, 32)

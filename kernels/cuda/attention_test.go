@@ -13,9 +13,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// attentionTolerance is how far results may be from those of the host, as a part of the largest one, or of
-// 1: where there is one key, exact gradients are 0.
-var attentionTolerance = map[backend.DType]float64{backend.F64: 1e-10, backend.F32: 1e-5, backend.BF16: 1e-2}
+// attentionTolerance is how far results may be from those of the host, as a part of the largest
+// one, or of 1: where there is one key, exact gradients are 0.
+var attentionTolerance = map[backend.DType]float64{backend.F64: 1e-10, backend.F32: 1e-5,
+	backend.BF16: 1e-2}
 
 // normal fills a buffer with normally distributed numbers.
 func (b *bench) normal(o operand) {
@@ -28,9 +29,10 @@ func (b *bench) normal(o operand) {
 	}
 }
 
-// near does something on both sides and compares the memory: results with a tolerance, and everything
-// else bit for bit.
-func (b *bench) near(name string, tolerance float64, results []operand, onDevice, onHost func() error) {
+// near does something on both sides and compares the memory: results with a tolerance, and
+// everything else bit for bit.
+func (b *bench) near(name string, tolerance float64, results []operand, onDevice,
+	onHost func() error) {
 	b.t.Helper()
 	if err := b.m.Write(b.shadow[:b.used]); err != nil {
 		b.t.Fatal(err)
@@ -51,7 +53,8 @@ func (b *bench) near(name string, tolerance float64, results []operand, onDevice
 		}
 		for i, w := range want {
 			if x[i] != w && !(math.Abs(x[i]-w) <= tolerance*most) {
-				b.t.Fatalf("%s: element %d of result %d is %v, want %v, of up to %v", name, i, n, x[i], w, most)
+				b.t.Fatalf("%s: element %d of result %d is %v, want %v, of up to %v", name, i, n,
+					x[i], w, most)
 			}
 		}
 		copy(bits, r.host.Bytes())
@@ -74,12 +77,14 @@ func (b *bench) wide(x backend.Buffer) []float64 {
 type heads struct {
 	batch, heads, queries, keys, size int
 	causal                            bool
-	between                           bool // heads lie between the elements of a row: [batch, n, heads, size]
-	offset                            int
+	// heads lie between the elements of a row: [batch, n, heads, size]
+	between bool
+	offset  int
 }
 
 func (h heads) String() string {
-	return fmt.Sprintf("%d x %d heads, %d queries, %d keys of %d, causal %v, between %v + %d", h.batch, h.heads, h.queries, h.keys, h.size, h.causal, h.between, h.offset)
+	return fmt.Sprintf("%d x %d heads, %d queries, %d keys of %d, causal %v, between %v + %d",
+		h.batch, h.heads, h.queries, h.keys, h.size, h.causal, h.between, h.offset)
 }
 
 // rows returns how n rows of each head lie.
@@ -120,13 +125,16 @@ func someHeads(m machine) []heads {
 				continue
 			}
 			size := []int{64, 32, 40, 128, 33}[(i+2*j)%5]
-			all = append(all, heads{1, 2, queries, keys, size, (i+j)%2 == 0, j%2 == 0, j % 2 * (i % 2)})
+			all = append(all, heads{1, 2, queries, keys, size, (i+j)%2 == 0, j%2 == 0,
+				j % 2 * (i % 2)})
 		}
 	}
-	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0}, heads{1, 1, 30, 65, 256, true, false, 0}, heads{1, 1, 40, 33, 200, false, true, 0},
+	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0}, heads{1, 1, 30, 65, 256, true, false,
+		0}, heads{1, 1, 40, 33, 200, false, true, 0},
 		heads{1, 1, 40, 33, 1, false, true, 0}, heads{1, 1, 65, 65, 100, true, true, 1})
 	if !slow {
-		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0}, heads{1, 2, 500, 700, 128, true, true, 0}, heads{1, 3, 512, 512, 64, false, true, 0})
+		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0},
+			heads{1, 2, 500, 700, 128, true, true, 0}, heads{1, 3, 512, 512, 64, false, true, 0})
 	}
 	return all
 }
@@ -138,10 +146,13 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	if d == backend.F64 {
 		statistics = d
 	}
-	n, ofQ, ofK := h.batch*h.heads*h.queries, h.batch*h.heads*h.queries*h.size, h.batch*h.heads*h.keys*h.size
+	n, ofQ, ofK := h.batch*h.heads*h.queries, h.batch*h.heads*h.queries*h.size,
+		h.batch*h.heads*h.keys*h.size
 	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)
-	y, dq, dk, dv := b.alloc(d, ofQ, h.offset), b.alloc(d, ofQ, h.offset), b.alloc(d, ofK, 0), b.alloc(d, ofK, h.offset)
-	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys, Size: h.size, Causal: h.causal,
+	y, dq, dk, dv := b.alloc(d, ofQ, h.offset), b.alloc(d, ofQ, h.offset), b.alloc(d, ofK, 0),
+		b.alloc(d, ofK, h.offset)
+	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys,
+		Size: h.size, Causal: h.causal,
 		Scale: 1 / math.Sqrt(float64(h.size)), Y: h.rows(y.host, h.queries), LSE: lse.host}
 	g := p
 	g.Y, g.LSE = h.rows(y.device, h.queries), lse.device
@@ -149,16 +160,21 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	p.K, g.K = b.rows(d, h, h.keys)
 	p.V, g.V = b.rows(d, h, h.keys)
 	dyHost, dyDevice := b.rows(d, h, h.queries)
-	b.near("attention: "+name, attentionTolerance[d], []operand{y, lse}, func() error { return b.device.Attention(g) }, func() error { return b.host.Attention(p) })
-	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: h.rows(dq.host, h.queries), DK: h.rows(dk.host, h.keys), DV: h.rows(dv.host, h.keys), Sums: sums.host}
-	onDevice := kernels.AttentionGrad{Attention: g, DY: dyDevice, DQ: h.rows(dq.device, h.queries), DK: h.rows(dk.device, h.keys), DV: h.rows(dv.device, h.keys), Sums: sums.device}
+	b.near("attention: "+name, attentionTolerance[d], []operand{y, lse}, func() error {
+		return b.device.Attention(g)
+	}, func() error { return b.host.Attention(p) })
+	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: h.rows(dq.host, h.queries),
+		DK: h.rows(dk.host, h.keys), DV: h.rows(dv.host, h.keys), Sums: sums.host}
+	onDevice := kernels.AttentionGrad{Attention: g, DY: dyDevice, DQ: h.rows(dq.device, h.queries),
+		DK: h.rows(dk.device, h.keys), DV: h.rows(dv.device, h.keys), Sums: sums.device}
 	var runs [2][]byte
 	for i := range runs {
-		b.near("its gradient: "+name, attentionTolerance[d], []operand{dq, dk, dv, sums}, func() error {
-			err := b.device.AttentionGrad(onDevice)
-			runs[i] = make([]byte, b.used)
-			return errors.Join(err, b.m.Read(runs[i]))
-		}, func() error { return b.host.AttentionGrad(onHost) })
+		b.near("its gradient: "+name, attentionTolerance[d], []operand{dq, dk, dv, sums},
+			func() error {
+				err := b.device.AttentionGrad(onDevice)
+				runs[i] = make([]byte, b.used)
+				return errors.Join(err, b.m.Read(runs[i]))
+			}, func() error { return b.host.AttentionGrad(onHost) })
 	}
 	if !bytes.Equal(runs[0], runs[1]) {
 		b.t.Errorf("%s: two runs of the gradient give different bits", name)
@@ -179,8 +195,11 @@ func attentions(k Kernels, n int) error {
 		for _, size := range sizes {
 			x, lse := device(d, 1<<40, n*size), device(statistics, 1<<41, n)
 			rows := denseHeads(x, 1, n, size)
-			a := kernels.Attention{Batch: 1, Heads: 1, Queries: n, Keys: n, Size: size, Scale: 1, Q: rows, K: rows, V: rows, Y: rows, LSE: lse}
-			errs = append(errs, k.Attention(a), k.AttentionGrad(kernels.AttentionGrad{Attention: a, DY: rows, DQ: rows, DK: rows, DV: rows, Sums: lse}))
+			a := kernels.Attention{Batch: 1, Heads: 1, Queries: n, Keys: n, Size: size, Scale: 1,
+				Q: rows, K: rows, V: rows, Y: rows, LSE: lse}
+			errs = append(errs, k.Attention(a),
+				k.AttentionGrad(kernels.AttentionGrad{Attention: a, DY: rows, DQ: rows, DK: rows,
+					DV: rows, Sums: lse}))
 		}
 	}
 	return errors.Join(errs...)
@@ -189,7 +208,8 @@ func attentions(k Kernels, n int) error {
 func TestHeadsTooLarge(t *testing.T) {
 	x := device(backend.F32, 1<<40, 257)
 	rows := denseHeads(x, 1, 1, 257)
-	a := kernels.Attention{Batch: 1, Heads: 1, Queries: 1, Keys: 1, Size: 257, Scale: 1, Q: rows, K: rows, V: rows, Y: rows, LSE: x.Slice(0, 1)}
+	a := kernels.Attention{Batch: 1, Heads: 1, Queries: 1, Keys: 1, Size: 257, Scale: 1, Q: rows,
+		K: rows, V: rows, Y: rows, LSE: x.Slice(0, 1)}
 	if err := New(newValidator(t)).Attention(a); !errors.Is(err, backend.ErrUnsupported) {
 		t.Errorf("a head of 257 elements: %v", err)
 	}

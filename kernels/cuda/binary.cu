@@ -28,7 +28,8 @@ template <int N, class T> DEVICE void load_or(T (&x)[N], const T *p, u64 i, T sc
 }
 
 // for i < n { dst[i] = Op(x[i], y[i]) }; dst may be x or y
-template <class Op, int N, class T> DEVICE void binary(T *dst, const T *x, const T *y, u64 n, u64 scalar) {
+template <class Op, int N, class T>
+DEVICE void binary(T *dst, const T *x, const T *y, u64 n, u64 scalar) {
 	T s = bits_as<T>((typename Bits<sizeof(T)>::type)scalar);
 	each<N>(n, aligned(ADDRESS(dst) | ADDRESS(x) | ADDRESS(y), 16), [=](auto count, u64 i) {
 		T a[decltype(count)::value], b[decltype(count)::value];

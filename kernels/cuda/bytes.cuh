@@ -25,7 +25,8 @@ template <class B, class I> DEVICE void copy_units(B *dst, const B *src, I n, I 
 // of the speed of the driver's copy (H200, bench/results/2026-11/2026-11-22-h200-kernels.txt); four
 // units at a time, and units as wide as both addresses allow, if that is 4 bytes, took up to a
 // fifth longer.
-template <class I> DEVICE void copy_shifted(u32 *dst, const u32 *src, u32 shift, I n, I thread, I threads) {
+template <class I>
+DEVICE void copy_shifted(u32 *dst, const u32 *src, u32 shift, I n, I thread, I threads) {
 	constexpr I K = 2;
 #pragma unroll 1
 	for (I start = thread; start < n; start += K * threads) {
@@ -54,9 +55,11 @@ template <class I> DEVICE void copy_bytes(u8 *dst, const u8 *src, I n, I thread,
 	u8 *to = dst + head;
 	const u8 *from = src + head - shift;
 	if (shift == 0)
-		copy_units(reinterpret_cast<b128 *>(to), reinterpret_cast<const b128 *>(from), units, thread, threads);
+		copy_units(reinterpret_cast<b128 *>(to), reinterpret_cast<const b128 *>(from), units,
+			thread, threads);
 	else
-		copy_shifted(reinterpret_cast<u32 *>(to), reinterpret_cast<const u32 *>(from), shift, units, thread, threads);
+		copy_shifted(reinterpret_cast<u32 *>(to), reinterpret_cast<const u32 *>(from), shift, units,
+			thread, threads);
 #pragma unroll 1
 	for (I i = thread; i < head; i += threads)
 		dst[i] = src[i];

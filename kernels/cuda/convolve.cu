@@ -1,11 +1,12 @@
-// Convolutions and their gradients: convolve_TILE_DTYPE for results and for gradients by the images,
-// convolvefilters_TILE_DTYPE for gradients by the filters, and convolvesum_DTYPE for the sum of their parts.
+// Convolutions and their gradients: convolve_TILE_DTYPE for results and for gradients by the
+// images, convolvefilters_TILE_DTYPE for gradients by the filters, and convolvesum_DTYPE for the
+// sum of their parts.
 //
-// All are products of matrices C = A B, of which A are filters, or gradients of results, as they lie
-// in memory, and B is patches of images that are never written: an element is looked up when a tile of
-// B is read (implicit GEMM): see tiles.cuh. Gradients by filters have few sums, each of many products: K
-// is divided among the blocks of a column of the grid, which write parts to be added up afterwards. No sum
-// depends on the order in which blocks run.
+// All are products of matrices C = A B, of which A are filters, or gradients of results, as they
+// lie in memory, and B is patches of images that are never written: an element is looked up when a
+// tile of B is read (implicit GEMM): see tiles.cuh. Gradients by filters have few sums, each of
+// many products: K is divided among the blocks of a column of the grid, which write parts to be
+// added up afterwards. No sum depends on the order in which blocks run.
 //
 // No tensor has more than 2^31 elements, so that indices are of 32 bits.
 
@@ -47,11 +48,13 @@ struct Pixel {
 	i32 y, x;
 
 	DEVICE Pixel(const Place &p, const Box &box)
-		: plane(p.i * box.plane), y(box.y + (i32)p.y * box.step_y), x(box.x + (i32)p.x * box.step_x) {}
+		: plane(p.i * box.plane), y(box.y + (i32)p.y * box.step_y),
+		  x(box.x + (i32)p.x * box.step_x) {}
 };
 
-// The product: A(row, k) = a[row * a_row + k / a_inner * a_outer + k % a_inner], B(k, column) is the
-// pixel of both places, and C(row, column) = c[column / c_inner * c_outer + row * c_row + column % c_inner].
+// The product: A(row, k) = a[row * a_row + k / a_inner * a_outer + k % a_inner], B(k, column) is
+// the pixel of both places, and C(row, column) = c[column / c_inner * c_outer + row * c_row +
+// column % c_inner].
 struct Problem {
 	u32 m, n, k;
 	u32 a_row, a_outer, a_inner;
@@ -63,13 +66,15 @@ struct Problem {
 
 // The sizes of a convolution: of images, results, filters, padding, strides and dilations.
 struct Sizes {
-	i32 batch, channels, filters, h, w, out_h, out_w, kernel_h, kernel_w, pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
+	i32 batch, channels, filters, h, w, out_h, out_w, kernel_h, kernel_w, pad_h, pad_w, stride_h,
+		stride_w, dilation_h, dilation_w;
 
 	DEVICE Box taps(u32 plane, i32 sign) const {
 		return Box{(u32)kernel_h, (u32)kernel_w, plane, 0, 0, sign * dilation_h, sign * dilation_w};
 	}
 	DEVICE Box windows() const {
-		return Box{(u32)out_h, (u32)out_w, (u32)(channels * h * w), -pad_h, -pad_w, stride_h, stride_w};
+		return Box{(u32)out_h, (u32)out_w, (u32)(channels * h * w), -pad_h, -pad_w, stride_h,
+			stride_w};
 	}
 };
 
@@ -79,8 +84,9 @@ DEVICE Problem problem(u64 pass, const Sizes &s) {
 	u32 taps = s.kernel_h * s.kernel_w, pixels = s.h * s.w, places = s.out_h * s.out_w;
 	u32 filters = s.filters, channels = s.channels, batch = s.batch;
 	if (pass == forward)
-		return Problem{filters, batch * places, channels * taps, channels * taps, 0, channels * taps,
-			s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places, filters * places, places};
+		return Problem{filters, batch * places, channels * taps, channels * taps, 0,
+			channels * taps, s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places,
+			filters * places, places};
 	if (pass == input_gradient)
 		return Problem{channels, batch * pixels, filters * taps, taps, channels * taps, taps,
 			s.taps(places, -1), Box{(u32)s.h, (u32)s.w, filters * places, s.pad_h, s.pad_w, 1, 1},
@@ -112,7 +118,8 @@ template <class T, u32 Rows> struct Left {
 	Place k, step;
 
 	DEVICE Left(const T *a, const Problem &p, u32 first_row, u32 from)
-		: a(a), row(first_row + thread_x() / depth), lane(thread_x() % depth), k(from + lane, 1, p.a_inner), step(depth, 1, p.a_inner) {}
+		: a(a), row(first_row + thread_x() / depth), lane(thread_x() % depth),
+		  k(from + lane, 1, p.a_inner), step(depth, 1, p.a_inner) {}
 
 	DEVICE void read(const Problem &p, u32 rest) {
 		const T *from = a + k.i * p.a_outer + k.x + row * p.a_row;
@@ -132,7 +139,8 @@ template <class T, u32 Rows> struct Left {
 };
 
 // Elements of B on the way to a tile. If AlongK, neighbours along K go to neighbours among the
-// threads, and a thread has some columns; else neighbours are in columns, and a thread has some of K.
+// threads, and a thread has some columns; else neighbours are in columns, and a thread has some of
+// K.
 template <class T, u32 Columns, bool AlongK> struct Right;
 
 template <class T, u32 Columns> struct Right<T, Columns, false> {
@@ -145,7 +153,8 @@ template <class T, u32 Columns> struct Right<T, Columns, false> {
 	Place k, one, step;
 
 	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
-		: b(b), first(thread_x() / Columns * count), there(first_column + thread_x() % Columns < p.n),
+		: b(b), first(thread_x() / Columns * count),
+		  there(first_column + thread_x() % Columns < p.n),
 		  column(Place(first_column + thread_x() % Columns, p.columns.ny, p.columns.nx), p.columns),
 		  k(from + first, p.along_k.ny, p.along_k.nx), one(1, p.along_k.ny, p.along_k.nx),
 		  step(depth - count, p.along_k.ny, p.along_k.nx) {}
@@ -177,7 +186,8 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 	Place k, step;
 
 	DEVICE Right(const T *b, const Problem &p, u32 first_column, u32 from)
-		: b(b), there(0), lane(thread_x() % depth), k(from + lane, p.along_k.ny, p.along_k.nx), step(depth, p.along_k.ny, p.along_k.nx) {
+		: b(b), there(0), lane(thread_x() % depth), k(from + lane, p.along_k.ny, p.along_k.nx),
+		  step(depth, p.along_k.ny, p.along_k.nx) {
 #pragma unroll
 		for (u32 e = 0; e < count; e++) {
 			u32 n = first_column + thread_x() / depth + e * every;
@@ -208,7 +218,8 @@ template <class T, u32 Columns> struct Right<T, Columns, true> {
 // Writes a thread's sums of the tile at a row and a column: several columns at once where they are
 // aligned in each row, and registers are left.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn>
-DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c, const Problem &p, u32 first_row, u32 first_column) {
+DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c, const Problem &p,
+	u32 first_row, u32 first_column) {
 	constexpr u32 width = Places<Columns, EachColumn>::width;
 	constexpr bool spare = EachRow * EachColumn <= 32; // registers, for vectors
 	bool vectors = spare && p.c_inner % width == 0 && p.n % width == 0 && aligned(ADDRESS(c), 16);
@@ -244,7 +255,8 @@ DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Siz
 	SHARED OperandStep<T, Rows> left[2];
 	SHARED OperandStep<T, Columns> right[2];
 	Problem p = problem(Filters ? (u64)filter_gradient : pass, sizes);
-	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows, column = block_x() / down * Columns;
+	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows,
+		column = block_x() / down * Columns;
 	u32 from = block_y() * part, end = p.k - from < part ? p.k : from + part;
 	c += (u64)block_y() * p.m * p.n;
 	Left<T, Rows> next_a(a, p, row, from);
@@ -266,8 +278,8 @@ DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Siz
 	write(sums, c, p, row, column);
 }
 
-// dst[i] = sum over the parts of parts[part * n + i]: a block adds up those of `width` elements, each warp
-// some parts, and then the warps' sums.
+// dst[i] = sum over the parts of parts[part * n + i]: a block adds up those of `width` elements,
+// each warp some parts, and then the warps' sums.
 template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 	constexpr u32 width = 32, groups = tile_threads / width;
 	SHARED T sums[groups][width];
@@ -291,20 +303,22 @@ template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 
 } // namespace convolution
 
-#define CONVOLVE_IN_TILES(SIZED_KERNEL, name, T, filters, ...)                                                \
-	SIZED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, i64 channels, \
-		i64 filter_count, i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, i64 kernel_w, i64 pad_h,  \
-		i64 pad_w, i64 stride_h, i64 stride_w, i64 dilation_h, i64 dilation_w) {                      \
-		convolution::convolve<T, __VA_ARGS__, filters>(c, a, b, pass, part,                           \
-			convolution::Sizes{(i32)batch, (i32)channels, (i32)filter_count, (i32)h, (i32)w, (i32)out_h, (i32)out_w, \
-				(i32)kernel_h, (i32)kernel_w, (i32)pad_h, (i32)pad_w, (i32)stride_h, (i32)stride_w, \
-				(i32)dilation_h, (i32)dilation_w});                                           \
+#define CONVOLVE_IN_TILES(SIZED_KERNEL, name, T, filters, ...) \
+	SIZED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, \
+		i64 channels, i64 filter_count, i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, \
+		i64 kernel_w, i64 pad_h, i64 pad_w, i64 stride_h, i64 stride_w, i64 dilation_h, \
+		i64 dilation_w) { \
+		convolution::convolve<T, __VA_ARGS__, filters>(c, a, b, pass, part, \
+			convolution::Sizes{(i32)batch, (i32)channels, (i32)filter_count, (i32)h, (i32)w, \
+				(i32)out_h, (i32)out_w, (i32)kernel_h, (i32)kernel_w, (i32)pad_h, (i32)pad_w, \
+				(i32)stride_h, (i32)stride_w, (i32)dilation_h, (i32)dilation_w}); \
 	}
 #define CONVOLVE(SIZED_KERNEL, tile, T, ...)                                       \
 	CONVOLVE_IN_TILES(SIZED_KERNEL, convolve_##tile, T, false, __VA_ARGS__)    \
 	CONVOLVE_IN_TILES(SIZED_KERNEL, convolvefilters_##tile, T, true, __VA_ARGS__)
 
-// Rows and columns of a tile, and those of a thread. Multiprocessors hold three of the smaller tiles.
+// Rows and columns of a tile, and those of a thread. Multiprocessors hold three of the smaller
+// tiles.
 CONVOLVE(KERNEL, narrow, f32, 32, 32, 2, 2)
 CONVOLVE(FAT_KERNEL, small, f32, 32, 128, 4, 4)
 CONVOLVE(FAT_KERNEL, medium, f32, 64, 128, 4, 8)
@@ -313,12 +327,14 @@ CONVOLVE(PAIRED_KERNEL, small, f64, 32, 64, 2, 4)
 CONVOLVE(PAIRED_KERNEL, medium, f64, 64, 64, 4, 4)
 
 #define CONVOLVE_SUM(T) \
-	KERNEL(convolvesum_##T, 256, T *dst, const T *parts, u64 n, u64 count) { convolution::sum(dst, parts, n, count); }
+	KERNEL(convolvesum_##T, 256, T *dst, const T *parts, u64 n, u64 count) { \
+		convolution::sum(dst, parts, n, count); \
+	}
 CONVOLVE_SUM(f32)
 CONVOLVE_SUM(f64)
 
 // ---- launch ----
 //
-// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each part of
-// K of so many elements, a multiple of 8: only in gradients by filters. Parts lie behind each other.
-// Of convolvesum, a block for every 32 elements.
+// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each part
+// of K of so many elements, a multiple of 8: only in gradients by filters. Parts lie behind each
+// other. Of convolvesum, a block for every 32 elements.

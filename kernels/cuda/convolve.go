@@ -39,8 +39,8 @@ type convolving struct {
 	parts   int
 }
 
-// convolvingOf chooses tile and parts, of sizes alone: the same ones on every device, so that the bits
-// are the same.
+// convolvingOf chooses tile and parts, of sizes alone: the same ones on every device, so that the
+// bits are the same.
 func convolvingOf(c kernels.Convolution) convolving {
 	taps := c.KernelH * c.KernelW
 	g := convolving{m: c.Filters, n: c.Batch * c.OutH * c.OutW, k: c.C * taps}
@@ -69,8 +69,8 @@ func convolvingOf(c kernels.Convolution) convolving {
 
 func (g *convolving) tiles() int { return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) }
 
-// divide cuts K into parts, so that there are as many blocks as run at a time. A part has at least 32
-// steps, which pay for writing it and adding it up.
+// divide cuts K into parts, so that there are as many blocks as run at a time. A part has at least
+// 32 steps, which pay for writing it and adding it up.
 func (g *convolving) divide() {
 	most := max(convolveBlocks/max(g.tiles(), 1), 1)
 	g.part = max(over(over(g.k, most), convolveDepth), 32) * convolveDepth
@@ -83,8 +83,10 @@ func (g *convolving) divide() {
 // Errors: ErrUnsupported for tensors of 2^31 elements and more.
 func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	g := convolvingOf(c)
-	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most || c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
-		return 0, fmt.Errorf("%w: %v of %+v: a tensor has more than 2^31 elements", backend.ErrUnsupported, c.Pass, c.Images)
+	if most := math.MaxInt32; c.Batch*c.C*c.H*c.W > most ||
+		c.Batch*c.Filters*c.OutH*c.OutW > most || c.Filters*c.Columns() > most {
+		return 0, fmt.Errorf("%w: %v of %+v: a tensor has more than 2^31 elements",
+			backend.ErrUnsupported, c.Pass, c.Images)
 	}
 	if g.parts == 1 {
 		return 0, nil
@@ -92,8 +94,8 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	return g.parts * g.m * g.n * c.DType.Size(), nil
 }
 
-// Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are never in memory.
-// scratch has the bytes that [Kernels.ConvolutionScratch] says.
+// Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are
+// never in memory. scratch has the bytes that [Kernels.ConvolutionScratch] says.
 //
 // Errors: those of [kernels.Check] and of ConvolutionScratch; ErrArgument if scratch is too small.
 func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buffer) error {
@@ -105,7 +107,8 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 		return err
 	}
 	if scratch.NBytes() < need {
-		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, c.Pass, scratch.NBytes(), need)
+		return fmt.Errorf("%w: %v: %d bytes of scratch, want %d", backend.ErrArgument, c.Pass,
+			scratch.NBytes(), need)
 	}
 	g := convolvingOf(c)
 	to := dst
@@ -115,21 +118,25 @@ func (k Kernels) Convolve(c kernels.Convolution, dst, a, b, scratch backend.Buff
 	if err := k.launchConvolve(c, g, to, a, b); err != nil || g.parts == 1 {
 		return err
 	}
-	sum := Launch{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()}, Block: Size{threads, 1}}
+	sum := Launch{Entry: Entry{Verb: "convolvesum", Type: c.DType.String()},
+		Block: Size{threads, 1}}
 	sum.Grid = Size{blocks(dst.Len(), convolveSumWidth), 1}
 	sum.pass(word(dst), word(to), uint64(dst.Len()), uint64(g.parts))
 	return k.launcher.Launch(sum)
 }
 
-func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a, b backend.Buffer) error {
+func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a,
+	b backend.Buffer) error {
 	verb, left, image := "convolve", b, a // the filters, and what is looked at
 	if c.Pass == kernels.FilterGradient {
 		verb = "convolvefilters"
 	}
-	call := Launch{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()}, Block: Size{threads, 1}}
+	call := Launch{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()},
+		Block: Size{threads, 1}}
 	call.Grid = Size{uint32(g.tiles()), uint32(g.parts)}
 	call.pass(word(dst), word(left), word(image), uint64(c.Pass), uint64(g.part))
-	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW, c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW} {
+	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW,
+		c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW} {
 		call.pass(uint64(n))
 	}
 	return k.launcher.Launch(call)

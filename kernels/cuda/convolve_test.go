@@ -16,7 +16,9 @@ func someConvolutions() []kernels.Convolution {
 		all = append(all, kernels.Convolution{Images: i, Filters: n + 1})
 	}
 	same := func(batch, c, size, filters int) kernels.Convolution {
-		i := kernels.Images{Batch: batch, C: c, H: size, W: size, OutH: size, OutW: size, KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+		i := kernels.Images{Batch: batch, C: c, H: size, W: size, OutH: size, OutW: size,
+			KernelH: 3, KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1,
+			DilationW: 1}
 		return kernels.Convolution{Images: i, Filters: filters}
 	}
 	one := same(2, 5, 6, 7)
@@ -34,7 +36,8 @@ func testConvolutions(t *testing.T, m machine) {
 	}
 	for _, d := range []backend.DType{backend.F32, backend.F64} {
 		for _, c := range shapes {
-			for _, c.Pass = range []kernels.Pass{kernels.Forward, kernels.InputGradient, kernels.FilterGradient} {
+			for _, c.Pass = range []kernels.Pass{kernels.Forward, kernels.InputGradient,
+				kernels.FilterGradient} {
 				c.DType = d
 				b.reset(uint64(c.Pass))
 				b.convolve(c)
@@ -46,19 +49,24 @@ func testConvolutions(t *testing.T, m machine) {
 func (b *bench) convolve(c kernels.Convolution) {
 	b.t.Helper()
 	x, w, y := c.Batch*c.C*c.H*c.W, c.Filters*c.Columns(), c.Batch*c.Filters*c.OutH*c.OutW
-	n := [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w}, kernels.FilterGradient: {w, x, y}}[c.Pass]
+	n := [...][3]int{kernels.Forward: {y, x, w}, kernels.InputGradient: {x, y, w},
+		kernels.FilterGradient: {w, x, y}}[c.Pass]
 	need, err := b.device.ConvolutionScratch(c)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	dst, left, right := b.alloc(c.DType, n[0], 1), b.alloc(c.DType, n[1], 0), b.alloc(c.DType, n[2], 1)
+	dst, left, right := b.alloc(c.DType, n[0], 1), b.alloc(c.DType, n[1], 0),
+		b.alloc(c.DType, n[2], 1)
 	b.small(left)
 	b.small(right)
 	guarded := b.used
 	scratch := b.alloc(backend.U8, need, 0)
 	b.used = guarded // what is in the scratch is not compared
 	b.run(fmt.Sprintf("%v of %+v", c.Pass, c), dst,
-		func() error { return b.device.Convolve(c, dst.device, left.device, right.device, scratch.device) },
+		func() error {
+			return b.device.Convolve(c, dst.device, left.device, right.device,
+				scratch.device)
+		},
 		func() error { return b.host.Convolve(c, dst.host, left.host, right.host) })
 }
 
@@ -87,9 +95,11 @@ func convolutions(k Kernels, n int) error {
 					batch, channels = 1<<10, 16 // few columns, and K is divided
 				}
 				filters := filters * min(n, 1)
-				i := kernels.Images{Batch: batch, C: channels, H: 1, W: 1, OutH: 1, OutW: 1, KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
+				i := kernels.Images{Batch: batch, C: channels, H: 1, W: 1, OutH: 1, OutW: 1,
+					KernelH: 1, KernelW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}
 				c := kernels.Convolution{Images: i, Filters: filters, Pass: pass, DType: d}
-				x, w, y := device(d, 1<<40, batch*i.C), device(d, 1<<41, filters*i.C), device(d, 1<<42, batch*filters)
+				x, w, y := device(d, 1<<40, batch*i.C), device(d, 1<<41, filters*i.C),
+					device(d, 1<<42, batch*filters)
 				dst, second := y, w
 				if pass == kernels.FilterGradient {
 					dst, second = w, y

@@ -5,8 +5,8 @@
 // Every parameter of a kernel is a multiple of eight bytes, so that a call is a
 // list of 64-bit words. A KERNEL leaves registers for at least 1024 threads on a
 // multiprocessor, and takes what that allows; a LEAN_KERNEL takes what it needs,
-// so that more threads have room, a FAT_KERNEL leaves some for 768, a PAIRED_KERNEL for 512, and a SHARING_KERNEL
-// for a number of blocks.
+// so that more threads have room, a FAT_KERNEL leaves some for 768, a PAIRED_KERNEL for 512, and a
+// SHARING_KERNEL for a number of blocks.
 #pragma once
 
 typedef unsigned char u8;
@@ -39,11 +39,16 @@ struct bf16 { u16 bits; };
 
 typedef uint4 b128;
 #define DEVICE __device__ __forceinline__
-#define KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 1024 / threads) name(__VA_ARGS__)
-#define LEAN_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
-#define FAT_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 768 / threads) name(__VA_ARGS__)
-#define PAIRED_KERNEL(name, threads, ...) extern "C" __global__ void __launch_bounds__(threads, 512 / threads) name(__VA_ARGS__)
-#define SHARING_KERNEL(name, threads, blocks, ...) extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
+#define KERNEL(name, threads, ...) \
+	extern "C" __global__ void __launch_bounds__(threads, 1024 / threads) name(__VA_ARGS__)
+#define LEAN_KERNEL(name, threads, ...) \
+	extern "C" __global__ void __launch_bounds__(threads) name(__VA_ARGS__)
+#define FAT_KERNEL(name, threads, ...) \
+	extern "C" __global__ void __launch_bounds__(threads, 768 / threads) name(__VA_ARGS__)
+#define PAIRED_KERNEL(name, threads, ...) \
+	extern "C" __global__ void __launch_bounds__(threads, 512 / threads) name(__VA_ARGS__)
+#define SHARING_KERNEL(name, threads, blocks, ...) \
+	extern "C" __global__ void __launch_bounds__(threads, blocks) name(__VA_ARGS__)
 #define SHARED __shared__
 
 DEVICE u32 thread_x() { return threadIdx.x; }
@@ -61,8 +66,10 @@ DEVICE void barrier() { __syncthreads(); }
 typedef u32 b128 __attribute__((ext_vector_type(4)));
 #define DEVICE __attribute__((device, always_inline)) inline
 #define KERNEL(name, threads, ...) \
-	extern "C" __attribute__((global, launch_bounds(threads, 1024 / threads))) void name(__VA_ARGS__)
-#define LEAN_KERNEL(name, threads, ...) extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
+	extern "C" __attribute__((global, launch_bounds(threads, 1024 / threads))) void name( \
+		__VA_ARGS__)
+#define LEAN_KERNEL(name, threads, ...) \
+	extern "C" __attribute__((global, launch_bounds(threads))) void name(__VA_ARGS__)
 #define FAT_KERNEL(name, threads, ...) \
 	extern "C" __attribute__((global, launch_bounds(threads, 768 / threads))) void name(__VA_ARGS__)
 #define PAIRED_KERNEL(name, threads, ...) \
@@ -179,7 +186,9 @@ DEVICE void meet() {
 DEVICE u32 from_next(u32 x) {
 #if defined(__NVCC__) || defined(__CUDA__)
 	u32 y;
-	asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;" : "=r"(y) : "r"(x), "r"((thread_x() + 1) & 31));
+	asm volatile("shfl.sync.idx.b32 %0, %1, %2, 31, 0xffffffff;"
+		: "=r"(y)
+		: "r"(x), "r"((thread_x() + 1) & 31));
 	return y;
 #else
 	return emulate::together(x, [](const u32 *all, u32 lane) { return all[(lane + 1) & 31]; });
@@ -270,7 +279,8 @@ template <int N, class T> DEVICE void load_any(T (&x)[N], const T *p) {
 
 // each_between does to(dst[i], src[i]) for all of n elements, of two types. Vectors are
 // 16 bytes of the smaller type, and aligned in dst, wherever they are in src.
-template <class To, class From, class Convert> DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
+template <class To, class From, class Convert>
+DEVICE void each_between(To *dst, const From *src, u64 n, Convert to) {
 	constexpr u32 N = 16 / (sizeof(To) < sizeof(From) ? sizeof(To) : sizeof(From));
 	u64 head = least(n, (-ADDRESS(dst) & 15) / sizeof(To)), vectors = (n - head) / N;
 	bool together = aligned(ADDRESS(src + head), 16);

@@ -15,8 +15,9 @@ type Scalar struct {
 
 // binaryVerbs are functions whose kernels have other names.
 var binaryVerbs = map[backend.BinaryOp]string{
-	backend.Less: "lt", backend.LessEqual: "lte", backend.Greater: "gt", backend.GreaterEqual: "gte",
-	backend.Equal: "eq", backend.NotEqual: "ne",
+	backend.Less: "lt", backend.LessEqual: "lte", backend.Greater: "gt",
+	backend.GreaterEqual: "gte",
+	backend.Equal:        "eq", backend.NotEqual: "ne",
 }
 
 // hasBinary reports whether one kernel computes a function of elements of a type.
@@ -26,7 +27,8 @@ func hasBinary(op backend.BinaryOp, d backend.DType) bool {
 
 // arithmetic reports whether elements of a type are computed with as they are.
 func arithmetic(d backend.DType) bool {
-	return d == backend.F32 || d == backend.F64 || d == backend.I32 || d == backend.I64 || d == backend.U8
+	return d == backend.F32 || d == backend.F64 || d == backend.I32 || d == backend.I64 ||
+		d == backend.U8
 }
 
 // Fill: for i { dst[i] = value }
@@ -35,7 +37,8 @@ func (k Kernels) Fill(dst backend.Buffer, value Scalar) error {
 		return err
 	}
 	if dst.DType() != value.dtype {
-		return fmt.Errorf("%w: fill of %v with a scalar of %v", backend.ErrArgument, dst.DType(), value.dtype)
+		return fmt.Errorf("%w: fill of %v with a scalar of %v", backend.ErrArgument, dst.DType(),
+			value.dtype)
 	}
 	return k.fill(dst, value.bits)
 }
@@ -54,13 +57,15 @@ func (k Kernels) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, y Scal
 }
 
 // ScalarBinary: for i { dst[i] = op(x, y[i]) }. dst may be y.
-func (k Kernels) ScalarBinary(op backend.BinaryOp, dst backend.Buffer, x Scalar, y backend.Buffer) error {
+func (k Kernels) ScalarBinary(op backend.BinaryOp, dst backend.Buffer, x Scalar,
+	y backend.Buffer) error {
 	return k.binary(op, dst, y, 0, word(y), x)
 }
 
 // binary takes the addresses of both operands, 0 for the scalar; like is one
 // that is not.
-func (k Kernels) binary(op backend.BinaryOp, dst, like backend.Buffer, x, y uint64, s Scalar) error {
+func (k Kernels) binary(op backend.BinaryOp, dst, like backend.Buffer, x, y uint64,
+	s Scalar) error {
 	if err := check.Copy(dst, like); err != nil {
 		return err
 	}

@@ -42,8 +42,10 @@ func compiled(t *testing.T, program string) (binary string) {
 			continue
 		}
 		binary = filepath.Join(t.TempDir(), program)
-		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-pthread",
-			"-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE", "-o", binary, filepath.Join("emulator", program+".cpp"))
+		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv",
+			"-fno-strict-aliasing", "-pthread",
+			"-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE", "-o", binary, filepath.Join("emulator",
+				program+".cpp"))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", cmd, err, out)
 		}
@@ -63,7 +65,8 @@ func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 	if err := file.Truncate(int64(nbytes)); err != nil {
 		t.Fatal(err)
 	}
-	arena, err := syscall.Mmap(int(file.Fd()), 0, nbytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_SHARED)
+	arena, err := syscall.Mmap(int(file.Fd()), 0, nbytes, syscall.PROT_READ|syscall.PROT_WRITE,
+		syscall.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,13 +141,15 @@ func testAccuracy(t *testing.T, binary string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	most := map[string]float64{"exp": 1, "log": 1, "tanh": 2, "sigmoid": 3, "pow": 1, "expm1": 4, "log1p": 4, "log2": 2, "softplus": 4}
+	most := map[string]float64{"exp": 1, "log": 1, "tanh": 2, "sigmoid": 3, "pow": 1, "expm1": 4,
+		"log1p": 4, "log2": 2, "softplus": 4}
 	for line := range strings.Lines(string(out)) {
 		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
 		got, err := strconv.ParseFloat(text, 64)
 		function, _, _ := strings.Cut(name, "_")
 		if err != nil || got >= most[function] {
-			t.Errorf("%s is off by %s units of the last place, want less than %v", name, text, most[function])
+			t.Errorf("%s is off by %s units of the last place, want less than %v", name, text,
+				most[function])
 		}
 	}
 	if n := bytes.Count(out, []byte("\n")); n != 2*len(most) {
@@ -155,7 +160,8 @@ func testAccuracy(t *testing.T, binary string) {
 // testRounding compares what Volta does in place of the instructions for bf16 with their
 // definition: the emulator compiles what Volta has.
 func testRounding(t *testing.T, binary string) {
-	if out, err := exec.Command(binary, "rounding").CombinedOutput(); err != nil || string(out) != "ok\n" {
+	if out, err := exec.Command(binary, "rounding").CombinedOutput(); err != nil ||
+		string(out) != "ok\n" {
 		t.Errorf("%v: %s", err, out)
 	}
 }

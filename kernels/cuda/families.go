@@ -1,9 +1,9 @@
 package cuda
 
-// QueueFamilies are the families of kernels that a queue may launch at any time, in captures and while other
-// ranks wait: the arithmetic of package backend and the steps of sparse collectives. A device loads them when
-// it is opened. They are a fifth of what there is to compile, by the time that ptxas takes for sm_90
-// (bench/results/2026-11/2026-11-23-ptxas-families.md).
+// QueueFamilies are the families of kernels that a queue may launch at any time, in captures and
+// while other ranks wait: the arithmetic of package backend and the steps of sparse collectives. A
+// device loads them when it is opened. They are a fifth of what there is to compile, by the time
+// that ptxas takes for sm_90 (bench/results/2026-11/2026-11-23-ptxas-families.md).
 func QueueFamilies() []string {
 	return []string{"binary", "cast", "gather", "move", "reduce", "scale", "sparse", "widen"}
 }
@@ -16,8 +16,8 @@ const (
 	IndexedRows  = "rows"
 )
 
-// AttentionFamilies are those of [Kernels.Attention] and its gradient: on ordinary cores, and of bf16 for heads of up to
-// 128 elements, on tensor cores.
+// AttentionFamilies are those of [Kernels.Attention] and its gradient: on ordinary cores, and of
+// bf16 for heads of up to 128 elements, on tensor cores.
 func AttentionFamilies() []string { return []string{"attention", "attention_bf16"} }
 
 // PeerFamilies are those of [Kernels.Exchange], with Mesh or without.

@@ -11,7 +11,8 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images, IndexedRows)
+	listed := append(append(QueueFamilies(), PeerFamilies(true)...), Products, Convolutions, Images,
+		IndexedRows)
 	listed = append(listed, AttentionFamilies()...)
 	for _, family := range listed {
 		if _, ok := texts[family]; !ok {

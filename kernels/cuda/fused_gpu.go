@@ -9,10 +9,10 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Fuse makes a program ready to run on the stream, from any thread. Its kernel is compiled now, once for
-// each program and context. Operands that are not aligned to [fuse.Alignment] take another
-// kernel, which the first Run with such operands compiles: that must not be while the
-// stream is captured. A Loop is used by one goroutine at a time.
+// Fuse makes a program ready to run on the stream, from any thread. Its kernel is compiled now,
+// once for each program and context. Operands that are not aligned to [fuse.Alignment] take another
+// kernel, which the first Run with such operands compiles: that must not be while the stream is
+// captured. A Loop is used by one goroutine at a time.
 func (s *Stream) Fuse(p *fuse.Program) (fuse.Loop, error) { return s.FuseAll([]*fuse.Program{p}) }
 
 // FuseAll is Fuse of several programs at once: see [fuse.Joiner].
@@ -95,8 +95,10 @@ func (f *fused) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
 	if err := f.check(dst, src); err != nil {
 		return err
 	}
-	if need := f.Scratch(); need > 0 && (!scratch.Device() || scratch.NBytes() < need || scratch.Addr()%fuse.Alignment != 0) {
-		return fmt.Errorf("%w: scratch of %d bytes at %#x, want %d bytes of device memory at a multiple of %d",
+	if need := f.Scratch(); need > 0 && (!scratch.Device() || scratch.NBytes() < need ||
+		scratch.Addr()%fuse.Alignment != 0) {
+		return fmt.Errorf("%w: scratch of %d bytes at %#x, want %d bytes of device memory at a "+
+			"multiple of %d",
 			backend.ErrArgument, scratch.NBytes(), scratch.Addr(), need, fuse.Alignment)
 	}
 	f.params = f.params[:0]
@@ -122,10 +124,12 @@ func (f *fused) Run(dst, src []backend.Buffer, scratch backend.Buffer) error {
 func (f *fused) check(dst, src []backend.Buffer) error {
 	outputs, inputs := len(f.programs[0].Outputs), len(f.programs[0].Inputs)
 	if n := len(f.programs); len(dst) != n*outputs || len(src) != n*inputs {
-		return fmt.Errorf("%w: %d programs of %d outputs and %d inputs run with %d and %d", backend.ErrArgument, n, outputs, inputs, len(dst), len(src))
+		return fmt.Errorf("%w: %d programs of %d outputs and %d inputs run with %d and %d",
+			backend.ErrArgument, n, outputs, inputs, len(dst), len(src))
 	}
 	for i, p := range f.programs {
-		if err := p.CheckBuffers(dst[i*outputs:(i+1)*outputs], src[i*inputs:(i+1)*inputs], true); err != nil {
+		if err := p.CheckBuffers(dst[i*outputs:(i+1)*outputs], src[i*inputs:(i+1)*inputs],
+			true); err != nil {
 			return err
 		}
 	}
@@ -138,7 +142,8 @@ func (s *Stream) launchAll(v *variantOf, params []uint64) error {
 	defer s.mu.Unlock()
 	for i, l := range v.kernel.Launches {
 		f := v.functions[i]
-		c := Launch{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads), 1}, many: params}
+		c := Launch{Entry: f.entry, Grid: Size{uint32(l.Blocks), 1}, Block: Size{uint32(l.Threads),
+			1}, many: params}
 		if l.Params != nil {
 			v.chosen = v.chosen[:0]
 			for _, number := range l.Params {

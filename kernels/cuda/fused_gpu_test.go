@@ -71,7 +71,8 @@ func (d *onDevice) results(g *gpu, memory []byte) (list []backend.Buffer) {
 func (d *onDevice) run(t *testing.T, g *gpu, loop fuse.Loop) []byte {
 	t.Helper()
 	after := make([]byte, len(d.memory))
-	if err := errors.Join(g.Write(d.memory), loop.Run(d.dst, d.src, d.scratch), g.Read(after)); err != nil {
+	if err := errors.Join(g.Write(d.memory), loop.Run(d.dst, d.src, d.scratch),
+		g.Read(after)); err != nil {
 		t.Fatalf("%v\n%v", err, d.Program)
 	}
 	return after
@@ -106,8 +107,8 @@ func TestGPUFusedKernelsComputeWhatProgramsSay(t *testing.T) {
 	}
 }
 
-// Programs that fold to a number each, of one block and of several, run at once. Numbers are whole, so that every order gives
-// the same sum.
+// Programs that fold to a number each, of one block and of several, run at once. Numbers are whole,
+// so that every order gives the same sum.
 func TestGPUFoldsAtOnce(t *testing.T) {
 	g := openGPU(t, 64<<20)
 	lengths := []int{1, 6, 8192, 20003, 3_000_001}
@@ -127,7 +128,8 @@ func TestGPUFoldsAtOnce(t *testing.T) {
 			sum += float64(numbers[k] * numbers[k])
 		}
 		all, want = append(all, p), append(want, sum)
-		c.Dst, c.Src = append(c.Dst, backend.Of(make([]float64, 1))), append(c.Src, backend.Of(numbers))
+		c.Dst, c.Src = append(c.Dst, backend.Of(make([]float64, 1))),
+			append(c.Src, backend.Of(numbers))
 	}
 	loop, err := g.Launcher.(*Stream).FuseAll(all)
 	if err != nil {
@@ -148,7 +150,9 @@ func TestGPUFoldsAtOnce(t *testing.T) {
 // Rows of a few threads up to those that no block keeps, of layers.
 func TestGPUFusedRows(t *testing.T) {
 	g := openGPU(t, 64<<20)
-	programs := []func(d backend.DType, rows, n int) *fuse.Program{fusetest.SoftMax, fusetest.LayerNorm, fusetest.LayerNormGrad, fusetest.CrossEntropy, fusetest.LayerNormGrads}
+	programs := []func(d backend.DType, rows, n int) *fuse.Program{
+		fusetest.SoftMax, fusetest.LayerNorm, fusetest.LayerNormGrad, fusetest.CrossEntropy,
+		fusetest.LayerNormGrads}
 	lengths := []int{1, 3, 32, 33, 260, 1000, 4096, 8193, 16384, 20000, 50257}
 	if os.Getenv("EMULATED_DEVICES") != "" { // which interprets the text
 		lengths = []int{1, 3, 33, 260, 4096}
@@ -159,7 +163,8 @@ func TestGPUFusedRows(t *testing.T) {
 				if d != backend.F32 && n > 2000 || i == len(programs)-1 && n > fuse.MaxFoldedRow {
 					continue // the interpreter, to compare with, takes seconds
 				}
-				c := fusetest.New(rand.New(rand.NewPCG(uint64(n), uint64(i))), program(d, 2+300/n, n))
+				c := fusetest.New(rand.New(rand.NewPCG(uint64(n), uint64(i))),
+					program(d, 2+300/n, n))
 				loop, err := g.Launcher.(*Stream).Fuse(c.Program)
 				if err != nil {
 					t.Fatalf("%v\n%v", err, c.Program)
@@ -183,12 +188,15 @@ func TestGPUFusedRunsRefuseWrongMemory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x, y := backend.OnDevice(backend.F32, uintptr(g.addr), 1<<16), backend.OnDevice(backend.F32, uintptr(g.addr)+1<<19, 1)
+	x, y := backend.OnDevice(backend.F32, uintptr(g.addr), 1<<16), backend.OnDevice(backend.F32,
+		uintptr(g.addr)+1<<19, 1)
 	for name, err := range map[string]error{
-		"no scratch":   loop.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}),
-		"host scratch": loop.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Of(make([]byte, loop.Scratch()))),
-		"short input":  loop.Run([]backend.Buffer{y}, []backend.Buffer{y}, backend.Buffer{}),
-		"host input":   loop.Run([]backend.Buffer{y}, []backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}),
+		"no scratch": loop.Run([]backend.Buffer{y}, []backend.Buffer{x}, backend.Buffer{}),
+		"host scratch": loop.Run([]backend.Buffer{y}, []backend.Buffer{x},
+			backend.Of(make([]byte, loop.Scratch()))),
+		"short input": loop.Run([]backend.Buffer{y}, []backend.Buffer{y}, backend.Buffer{}),
+		"host input": loop.Run([]backend.Buffer{y},
+			[]backend.Buffer{backend.Of(make([]float32, 1<<16))}, backend.Buffer{}),
 	} {
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -211,38 +219,48 @@ func benchmarked(n int) map[string]*fuse.Program {
 		return p
 	}
 	p := make2("bias+relu")
-	p.Store(p.Do(fuse.Relu, p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1))), backend.F32, columns, 1)
+	p.Store(p.Do(fuse.Relu, p.Do(fuse.Add, p.Load(backend.F32, columns, 1),
+		p.Load(backend.F32, 0, 1))), backend.F32, columns, 1)
 	p = make2("gelu")
 	x := p.Load(backend.F32, columns, 1)
-	cdf := p.Do(fuse.Add, p.Const(backend.F32, 1), p.Do(fuse.Erf, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.70710678))))
-	p.Store(p.Do(fuse.Mul, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.5)), cdf), backend.F32, columns, 1)
+	cdf := p.Do(fuse.Add, p.Const(backend.F32, 1),
+		p.Do(fuse.Erf, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.70710678))))
+	p.Store(p.Do(fuse.Mul, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.5)), cdf), backend.F32,
+		columns, 1)
 	p = make2("bf16 tanh")
 	p.Store(p.Do(fuse.Tanh, p.Load(backend.BF16, columns, 1)), backend.BF16, columns, 1)
 	p = make2("dropout")
 	zero := p.Const(backend.I64, 7)
-	keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), p.Do(fuse.Uniform, zero, zero, p.Index(1, 0), p.Index(0, 1)))
+	keep := p.Do(fuse.Less, p.Const(backend.F32, 0.1), p.Do(fuse.Uniform, zero, zero, p.Index(1, 0),
+		p.Index(0, 1)))
 	p.Store(p.Do(fuse.Mul, p.Load(backend.F32, columns, 1), keep), backend.F32, columns, 1)
 	p = make2("transposed add")
-	p.Store(p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 1, rows)), backend.F32, columns, 1)
+	p.Store(p.Do(fuse.Add, p.Load(backend.F32, columns, 1), p.Load(backend.F32, 1, rows)),
+		backend.F32, columns, 1)
 	all["softmax of rows"] = fusetest.SoftMax(backend.F32, rows, columns)
 	all["softmax of short rows"] = fusetest.SoftMax(backend.F32, n/512, 512)
 	all["softmax of bf16 rows"] = fusetest.SoftMax(backend.BF16, rows, columns)
 	all["layer norm of rows"] = fusetest.LayerNorm(backend.F32, n/1024, 1024)
 	all["layer norm gradient of rows"] = fusetest.LayerNormGrad(backend.F32, n/1024, 1024)
-	all["layer norm gradients, and sums of columns"] = fusetest.LayerNormGrads(backend.F32, n/1024, 1024)
+	all["layer norm gradients, and sums of columns"] = fusetest.LayerNormGrads(backend.F32, n/1024,
+		1024)
 	all["cross-entropy over 50,000 classes"] = fusetest.CrossEntropy(backend.F32, n/50000, 50000)
 	all["cross-entropy over 50,257 classes"] = fusetest.CrossEntropy(backend.F32, n/50257, 50257)
-	for name, reduced := range map[string][]bool{"sum of rows": {false, true}, "sum of columns": {true, false}, "sum": {true, true}} {
+	for name, reduced := range map[string][]bool{"sum of rows": {false, true},
+		"sum of columns": {true, false}, "sum": {true, true}} {
 		p = make2(name)
 		p.Reduced = reduced
-		strides := map[string][]int{"sum of rows": {1, 0}, "sum of columns": {0, 1}, "sum": {0, 0}}[name]
-		p.Fold(backend.Sum, p.Do(fuse.Square, p.Load(backend.F32, columns, 1)), backend.F32, strides...)
+		strides := map[string][]int{"sum of rows": {1, 0}, "sum of columns": {0, 1},
+			"sum": {0, 0}}[name]
+		p.Fold(backend.Sum, p.Do(fuse.Square, p.Load(backend.F32, columns, 1)), backend.F32,
+			strides...)
 	}
 	return all
 }
 
 // benchmarkGPU opens the first device for a benchmark, on this thread.
-func benchmarkGPU(b *testing.B, nbytes int) (loaded *Loaded, s cu.Stream, ctx cu.CUContext, memory uintptr) {
+func benchmarkGPU(b *testing.B, nbytes int) (loaded *Loaded, s cu.Stream, ctx cu.CUContext,
+	memory uintptr) {
 	b.Helper()
 	if count, err := cu.NumDevices(); err != nil || count == 0 {
 		b.Skip("no GPU")
@@ -290,7 +308,9 @@ func BenchmarkGPUFused(b *testing.B) {
 			}
 		})
 	}
-	measure("copy", 8*n, func() error { return New(stream).Copy(part(0, backend.F32), part(1, backend.F32)) })
+	measure("copy", 8*n, func() error {
+		return New(stream).Copy(part(0, backend.F32), part(1, backend.F32))
+	})
 	scratch := backend.OnDevice(backend.U8, memory+3*4*n, scratchBytes)
 	for name, p := range benchmarked(n) {
 		loop, err := stream.Fuse(p)

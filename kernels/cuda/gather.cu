@@ -45,7 +45,8 @@ DEVICE u32 turn(const Turns &turns) {
 	u32 block = block_x(), rest, which;
 	if (block >= turns.end)
 		return block;
-	u32 first = divide(block, turns.all, rest) * turns.all.value, row = divide(rest, turns.count, which);
+	u32 first = divide(block, turns.all, rest) * turns.all.value,
+		row = divide(rest, turns.count, which);
 	return first + which * (u32)turns.rows + row;
 }
 
@@ -54,7 +55,8 @@ DEVICE u32 turn(const Turns &turns) {
 // Each thread reads four elements before it writes one: see copy_units. Eight are
 // 4 % faster where rows are not aligned, and 1 to 8 % slower where they are (H200,
 // 2026-11-21).
-template <class B> DEVICE void gather(B *dst, const B *src, u32 n, const Axes &axes, const Turns &turns) {
+template <class B>
+DEVICE void gather(B *dst, const B *src, u32 n, const Axes &axes, const Turns &turns) {
 	constexpr u32 K = 4, threads = 128;
 	u32 start = turn(turns) * K * threads + thread_x(), i[K];
 	u64 at[K];
@@ -86,8 +88,8 @@ template <class B> DEVICE void gather(B *dst, const B *src, u32 n, const Axes &a
 }
 
 #define GATHER(bits, B) \
-	KERNEL(gather_b##bits, 128, B *dst, const B *src, u64 n, Axes axes, Turns turns) {                             \
-		gather(dst, src, (u32)n, axes, turns);                                                                 \
+	KERNEL(gather_b##bits, 128, B *dst, const B *src, u64 n, Axes axes, Turns turns) { \
+		gather(dst, src, (u32)n, axes, turns); \
 	}
 GATHER(8, u8)
 GATHER(16, u16)
@@ -118,7 +120,8 @@ DEVICE u64 place(u32 i, const Axes &axes, u32 &last) {
 DEVICE Run find_run(u32 i, const Axes &axes) {
 	u32 index, ignored;
 	u64 at = place(i, axes, index);
-	return {at, index + 1 < axes.lengths[3].value ? at + axes.strides[3] : place(i + 1, axes, ignored)};
+	return {at,
+		index + 1 < axes.lengths[3].value ? at + axes.strides[3] : place(i + 1, axes, ignored)};
 }
 
 // gather of bytes, where those of the last axis, a run, stay together: 16 or more. A
@@ -128,7 +131,8 @@ DEVICE Run find_run(u32 i, const Axes &axes) {
 // or reads of 128 bytes into the L2 cache, as fast (2026-11-22-h200-heads.txt).
 KERNEL(gather_runs_b8, 128, u8 *dst, const u8 *src, u64 n, Axes axes, Turns turns) {
 	const Divisor &length = axes.lengths[4];
-	i64 begin = (i64)(turn(turns) * 128 + thread_x()) * 16 - (i64)(ADDRESS(dst) & 15), end = begin + 16;
+	i64 begin = (i64)(turn(turns) * 128 + thread_x()) * 16 - (i64)(ADDRESS(dst) & 15),
+		end = begin + 16;
 	u32 skip;
 	if (begin < 0 || end > (i64)n) {
 #pragma unroll 1
@@ -202,7 +206,8 @@ DEVICE Tile find(const Tiles &tiles, u32 t) {
 	u32 matrix, i, j;
 	if (t < tiles.end) {
 		matrix = divide(t, tiles.matrices.tiles, t);
-		u32 first = divide(t, tiles.band, t) * tiles.height, height = least(tiles.height, tiles.down - first);
+		u32 first = divide(t, tiles.band, t) * tiles.height,
+			height = least(tiles.height, tiles.down - first);
 		j = t / height;
 		i = first + t % height;
 	} else {
@@ -235,7 +240,8 @@ DEVICE Tile find(const Tiles &tiles, u32 t) {
 constexpr u32 sector = 32;
 
 template <class B, u32 m_tile, u32 n_tile>
-DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
+DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,
+	const Tiles &tiles) {
 	constexpr u32 lanes = 32, Y = 256 / m_tile, K = n_tile / Y, step = n_tile - sector / sizeof(B);
 	SHARED B shared[m_tile][n_tile];
 	Tile tile = find(tiles, block_x());
@@ -273,10 +279,10 @@ DEVICE void transpose(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 sr
 	}
 }
 
-#define TRANSPOSE(KIND, bits, B, m_tile, n_tile)                                                               \
-	KIND(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,       \
-	     Tiles tiles) {                                                                                    \
-		transpose<B, m_tile, n_tile>(dst, src, m, n, dst_stride, src_stride, tiles);                   \
+#define TRANSPOSE(KIND, bits, B, m_tile, n_tile) \
+	KIND(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, \
+		u64 src_stride, Tiles tiles) { \
+		transpose<B, m_tile, n_tile>(dst, src, m, n, dst_stride, src_stride, tiles); \
 	}
 TRANSPOSE(LEAN_KERNEL, 32, u32, 64, 128)
 TRANSPOSE(KERNEL, 64, u64, 32, 64)
@@ -299,11 +305,15 @@ DEVICE u32 line_of(u32 x) { return x % 4 * 8 + x / 4; }
 // 2026-11-22-h200-kernels.txt). Vectors of 16 bytes on either side were slower by
 // up to 14 % for 16 MiB. Tiles of twice as many rows of halves were 3 to 8 % slower for 16 MiB
 // and up to 3 % faster for 256 MiB. Elements of 4 bytes were no faster than with `transpose`. To
-// read 128 bytes into the L2 cache where any of them is read was no difference (2026-11-22-h200-tiles.txt).
+// read 128 bytes into the L2 cache where any of them is read was no difference
+// (2026-11-22-h200-tiles.txt).
 template <class B>
-DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
-	constexpr u32 lanes = 32, warps = 8, K = 9, V = 4 / sizeof(B), words = warps * K; // of a row, V elements each
-	constexpr u32 m_tile = (lanes - 1) * V, step = (words * 4 - sector) / sizeof(B), pitch = words + 4;
+DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,
+	const Tiles &tiles) {
+	// of a row, V elements each
+	constexpr u32 lanes = 32, warps = 8, K = 9, V = 4 / sizeof(B), words = warps * K;
+	constexpr u32 m_tile = (lanes - 1) * V, step = (words * 4 - sector) / sizeof(B),
+				  pitch = words + 4;
 	static_assert(pitch % 8 == 4, "rows would share banks");
 	SHARED b128 shared[V * lanes * pitch / 4];
 	u32 *lines = reinterpret_cast<u32 *>(shared);
@@ -358,7 +368,8 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 	}
 	barrier();
 
-	constexpr u32 wide = 16, threads_of_row = step * sizeof(B) / wide, at_once = lanes * warps / threads_of_row;
+	constexpr u32 wide = 16, threads_of_row = step * sizeof(B) / wide,
+				  at_once = lanes * warps / threads_of_row;
 	static_assert(at_once % (4 * V) == 0, "a thread's rows would not follow each other");
 	u8 *rows = reinterpret_cast<u8 *>(dst);
 	u32 end = width * (u32)sizeof(B), t = warp * lanes + lane;
@@ -394,10 +405,10 @@ DEVICE void transpose_words(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, 
 	}
 }
 
-#define TRANSPOSE_WORDS(bits, B)                                                                               \
-	KERNEL(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,     \
-	       Tiles tiles) {                                                                                  \
-		transpose_words(dst, src, m, n, dst_stride, src_stride, tiles);                                \
+#define TRANSPOSE_WORDS(bits, B) \
+	KERNEL(transpose_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, \
+		u64 src_stride, Tiles tiles) { \
+		transpose_words(dst, src, m, n, dst_stride, src_stride, tiles); \
 	}
 TRANSPOSE_WORDS(8, u8)
 TRANSPOSE_WORDS(16, u16)
@@ -412,7 +423,8 @@ TRANSPOSE_WORDS(16, u16)
 // vectors change places with each other, so that those that threads put there at
 // a time, a column, lie in different banks.
 template <class B, u32 I, u32 J, u32 K>
-DEVICE void transpose_wide(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride, const Tiles &tiles) {
+DEVICE void transpose_wide(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u64 src_stride,
+	const Tiles &tiles) {
 	typedef typename Bits<J * sizeof(B)>::type Vector;
 	constexpr u32 side = 16, rows = side * I, width = side * K; // threads; the tile, in vectors
 	SHARED Vector shared[rows][width];
@@ -452,10 +464,10 @@ DEVICE void transpose_wide(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u
 
 // Vectors of I elements are 16 bytes, and so are those of J but for bytes, where
 // twice as many would not fit in registers.
-#define TRANSPOSE_WIDE(bits, B, I, J, K)                                                                       \
-	LEAN_KERNEL(transpose_wide_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride,           \
-	            u64 src_stride, Tiles tiles) {                                                             \
-		transpose_wide<B, I, J, K>(dst, src, m, n, dst_stride, src_stride, tiles);                     \
+#define TRANSPOSE_WIDE(bits, B, I, J, K) \
+	LEAN_KERNEL(transpose_wide_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, \
+		u64 src_stride, Tiles tiles) { \
+		transpose_wide<B, I, J, K>(dst, src, m, n, dst_stride, src_stride, tiles); \
 	}
 TRANSPOSE_WIDE(8, u8, 16, 8, 1)
 TRANSPOSE_WIDE(16, u16, 8, 8, 1)
@@ -477,7 +489,8 @@ struct Planes {
 	u64 step, run;
 };
 
-constexpr u32 split_bytes = 16 << 10; // of a block at most; twice as many were 3 to 20 % slower (H200, 2026-11-21)
+// of a block at most; twice as many were 3 to 20 % slower (H200, 2026-11-21)
+constexpr u32 split_bytes = 16 << 10;
 
 // The word that a thread does, of which plane.
 DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
@@ -494,7 +507,8 @@ DEVICE u32 find_word(const Planes &planes, u32 i, u32 &plane) {
 // gather bytes took 2 to 3 times as long, larger elements up to twice. Words of 4 bytes in place
 // of 8 were up to 11 % slower for halves and elements of 4 bytes.
 template <class B>
-DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes, const Matrices &matrices) {
+DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes,
+	const Matrices &matrices) {
 	constexpr u32 N = 8 / sizeof(B), threads = 256, lanes = 32;
 	SHARED b128 shared[split_bytes / 16 + 1];
 	u32 piece, matrix = divide(block_x(), matrices.tiles, piece);
@@ -528,7 +542,8 @@ DEVICE void split(B *dst, const B *src, u64 n, u64 stride, const Planes &planes,
 	for (u32 plane = thread_x() / lanes; plane < count; plane += threads / lanes) {
 		B *row = dst + plane * stride;
 		u32 skip = least((-(u32)ADDRESS(row) & (sector - 1)) / (u32)sizeof(B), columns);
-		u32 words = skip + least((columns - skip) / N * N, step), rest = least(skip + step, columns);
+		u32 words = skip + least((columns - skip) / N * N, step),
+			rest = least(skip + step, columns);
 		if (j0 == 0 && lane < skip)
 			row[lane] = elements[lane * count + plane];
 		if (words + lane < rest)
@@ -546,7 +561,8 @@ constexpr u32 join_room = 9 << 10;
 DEVICE void pack(u32 (&y)[4], const u32 (&x)[16]) {
 #pragma unroll
 	for (u32 i = 0; i < 4; i++)
-		y[i] = pick(pick(x[4 * i], x[4 * i + 1], 0x0040), pick(x[4 * i + 2], x[4 * i + 3], 0x0040), 0x5410);
+		y[i] = pick(pick(x[4 * i], x[4 * i + 1], 0x0040), pick(x[4 * i + 2], x[4 * i + 3], 0x0040),
+			0x5410);
 }
 DEVICE void pack(u32 (&y)[4], const u32 (&x)[8]) {
 #pragma unroll
@@ -574,12 +590,15 @@ DEVICE void pack(u32 (&y)[4], const u32 (&x)[4]) {
 // bytes a tenth. Pieces of 16 KiB were 2 % slower for bytes, and for halves 3 to 4 % slower for 16
 // MiB and 2 to 4 % faster from 64 MiB on.
 template <class B, u32 threads>
-DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, const Matrices &matrices) {
-	constexpr u32 size = sizeof(B), N = 16 / size; // elements of a vector, and those shared with the next block
+DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined,
+	const Matrices &matrices) {
+	// elements of a vector, and those shared with the next block
+	constexpr u32 size = sizeof(B), N = 16 / size;
 	SHARED b128 shared[join_room / 16];
 	u32 t = thread_x(), piece, matrix = divide(block_x(), matrices.tiles, piece);
 	Tile tile = find(matrices, matrix);
-	u32 count = joined.count.value, units = joined.units.value, step = (units - 2) * N, width = step + N;
+	u32 count = joined.count.value, units = joined.units.value, step = (units - 2) * N,
+		width = step + N;
 	u64 i0 = (u64)piece * step, row = stride * size;
 	u32 rows = (u32)least(n - i0, (u64)width);
 	bool last = n - i0 <= width;
@@ -587,12 +606,15 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 	u8 *to = reinterpret_cast<u8 *>(dst + tile.dst + i0 * count);
 	u32 first = (u32)ADDRESS(from) & 15, pitch = units * 16 + ((u32)row & 15);
 	for (u32 i = t; i < count * units; i += threads) {
-		u32 unit, plane = divide(i, joined.units, unit), at = first + plane * pitch, before = at & 15;
+		u32 unit, plane = divide(i, joined.units, unit), at = first + plane * pitch,
+				  before = at & 15;
 		if (unit * 16 < before + rows * size)
-			copy_async(shared + at / 16 + unit, reinterpret_cast<const b128 *>(from + plane * row - before) + unit);
+			copy_async(shared + at / 16 + unit,
+				reinterpret_cast<const b128 *>(from + plane * row - before) + unit);
 	}
 
-	u32 skip = -(u32)ADDRESS(to) & (sector - 1), end = count * size * (last ? rows : step) + (last ? 0 : skip);
+	u32 skip = -(u32)ADDRESS(to) & (sector - 1),
+		end = count * size * (last ? rows : step) + (last ? 0 : skip);
 	u32 plane, i = divide(skip / size + t * N, joined.count, plane), at[N];
 #pragma unroll
 	for (u32 k = 0; k < N; k++) {
@@ -621,7 +643,8 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 		return;
 	u32 e = t < head ? t : end / size - tail + t - head;
 	i = divide(e, joined.count, plane);
-	reinterpret_cast<B *>(to)[e] = *reinterpret_cast<const B *>(bytes + first + i * size + plane * pitch);
+	reinterpret_cast<B *>(to)[e] =
+		*reinterpret_cast<const B *>(bytes + first + i * size + plane * pitch);
 }
 
 // Three planes of bytes, pixels: what a warp's threads collect of them lies too often in the
@@ -634,11 +657,13 @@ DEVICE void join(B *dst, const B *src, u64 n, u64 stride, const Joined &joined, 
 DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrices &matrices) {
 	constexpr u32 C = 3, K = 4, threads = 256, lanes = 32, third = 11; // of 1, modulo a sector
 	SHARED b128 shared[threads * C * 4 / 16];
-	u32 piece, matrix = divide(block_x(), matrices.tiles, piece), t = thread_x(), lane = t % lanes, warp = t / lanes;
+	u32 piece, matrix = divide(block_x(), matrices.tiles, piece), t = thread_x(), lane = t % lanes,
+			   warp = t / lanes;
 	Tile tile = find(matrices, matrix);
 	src += tile.src;
 	dst += tile.dst;
-	u32 skip = -(u32)ADDRESS(dst) * third & (sector - 1), first = skip + (piece * K * threads + warp * lanes) * 4;
+	u32 skip = -(u32)ADDRESS(dst) * third & (sector - 1),
+		first = skip + (piece * K * threads + warp * lanes) * 4;
 	if (piece == 0 && t < skip * C)
 		dst[t] = src[t % C * stride + t / C];
 	u32 x[K][C];
@@ -660,13 +685,15 @@ DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrice
 	u32 *words = reinterpret_cast<u32 *>(mine) + lane * C;
 #pragma unroll
 	for (u32 k = 0; k < K; k++) {
-		u32 a = x[k][0], b = x[k][1], c = x[k][2], low = pick(a, b, 0x5140), high = pick(a, b, 0x7362);
+		u32 a = x[k][0], b = x[k][1], c = x[k][2], low = pick(a, b, 0x5140),
+			high = pick(a, b, 0x7362);
 		meet();
 		words[0] = pick(low, c, 0x2410);
 		words[1] = pick(pick(b, c, 0x0051), high, 0x5410);
 		words[2] = pick(high, c, 0x7326);
 		meet();
-		u32 begin = first + k * threads * 4, bytes = begin < n ? (u32)least(n - begin, (u64)lanes * 4) * C : 0;
+		u32 begin = first + k * threads * 4,
+			bytes = begin < n ? (u32)least(n - begin, (u64)lanes * 4) * C : 0;
 		u8 *to = dst + (u64)begin * C;
 		if (lane * 16 + 16 <= bytes)
 			reinterpret_cast<b128 *>(to)[lane] = mine[lane];
@@ -676,26 +703,27 @@ DEVICE void join_pixels(u8 *dst, const u8 *src, u64 n, u64 stride, const Matrice
 	}
 }
 
-#define SPLIT(bits, B)                                                                                         \
-	KERNEL(transpose_split_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes,           \
-	       Matrices matrices) {                                                                            \
-		split(dst, src, n, stride, planes, matrices);                                                  \
+#define SPLIT(bits, B) \
+	KERNEL(transpose_split_b##bits, 256, B *dst, const B *src, u64 n, u64 stride, Planes planes, \
+		Matrices matrices) { \
+		split(dst, src, n, stride, planes, matrices); \
 	}
 SPLIT(8, u8)
 SPLIT(16, u16)
 SPLIT(32, u32)
 SPLIT(64, u64)
 
-#define JOIN(KIND, bits, B, threads)                                                                           \
-	KIND(transpose_join_b##bits, threads, B *dst, const B *src, u64 n, u64 stride, Joined joined,          \
-	     Matrices matrices) {                                                                              \
-		join<B, threads>(dst, src, n, stride, joined, matrices);                                       \
+#define JOIN(KIND, bits, B, threads) \
+	KIND(transpose_join_b##bits, threads, B *dst, const B *src, u64 n, u64 stride, Joined joined, \
+		Matrices matrices) { \
+		join<B, threads>(dst, src, n, stride, joined, matrices); \
 	}
 JOIN(KERNEL, 8, u8, 128)
 JOIN(LEAN_KERNEL, 16, u16, 256)
 JOIN(LEAN_KERNEL, 32, u32, 256)
 
-LEAN_KERNEL(transpose_pixels_b8, 256, u8 *dst, const u8 *src, u64 n, u64 stride, Matrices matrices) {
+LEAN_KERNEL(transpose_pixels_b8, 256, u8 *dst, const u8 *src, u64 n, u64 stride,
+	Matrices matrices) {
 	join_pixels(dst, src, n, stride, matrices);
 }
 

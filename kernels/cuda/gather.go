@@ -65,29 +65,35 @@ func (k Kernels) halves(dst, src backend.Buffer, a axes) error {
 	a.dims[0], rest.dims[0] = half, a.dims[0]-half
 	return errors.Join(
 		k.Gather(dst.Slice(0, half*row), src, a.dims[:a.n], a.strides[:a.n]),
-		k.Gather(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()), rest.dims[:a.n], a.strides[:a.n]))
+		k.Gather(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()),
+			rest.dims[:a.n], a.strides[:a.n]))
 }
 
 func checkGather(dst, src backend.Buffer, dims, strides []int) error {
 	if len(dims) != len(strides) {
-		return fmt.Errorf("%w: gather of %d axes with %d strides", backend.ErrArgument, len(dims), len(strides))
+		return fmt.Errorf("%w: gather of %d axes with %d strides", backend.ErrArgument, len(dims),
+			len(strides))
 	}
 	n, last := 1, 0
 	for i, d := range dims {
 		if d < 0 || strides[i] < 0 {
-			return fmt.Errorf("%w: gather of shape %v with strides %v: nothing may be negative", backend.ErrArgument, dims, strides)
+			return fmt.Errorf("%w: gather of shape %v with strides %v: nothing may be negative",
+				backend.ErrArgument, dims, strides)
 		}
 		n *= d
 		last += (d - 1) * strides[i]
 	}
 	if dst.Len() != n {
-		return fmt.Errorf("%w: gather of shape %v into %d elements", backend.ErrArgument, dims, dst.Len())
+		return fmt.Errorf("%w: gather of shape %v into %d elements", backend.ErrArgument, dims,
+			dst.Len())
 	}
 	if n > 0 && last >= src.Len() {
-		return fmt.Errorf("%w: gather of shape %v with strides %v reads element %d of %d", backend.ErrArgument, dims, strides, last, src.Len())
+		return fmt.Errorf("%w: gather of shape %v with strides %v reads element %d of %d",
+			backend.ErrArgument, dims, strides, last, src.Len())
 	}
 	if src.DType() != dst.DType() || !dst.DType().Valid() {
-		return fmt.Errorf("%w: gather from %v to %v: the dtypes must be the same", backend.ErrArgument, src.DType(), dst.DType())
+		return fmt.Errorf("%w: gather from %v to %v: the dtypes must be the same",
+			backend.ErrArgument, src.DType(), dst.DType())
 	}
 	if err := check.Zero(dst); err != nil {
 		return err
@@ -109,7 +115,8 @@ func merge(dims, strides []int) (axes, error) {
 			continue
 		}
 		if a.n == maxAxes {
-			return axes{}, fmt.Errorf("%w: gather of shape %v with strides %v: more than %d axes that cannot be joined", backend.ErrUnsupported, dims, strides, maxAxes)
+			return axes{}, fmt.Errorf("%w: gather of shape %v with strides %v: more than %d axes "+
+				"that cannot be joined", backend.ErrUnsupported, dims, strides, maxAxes)
 		}
 		a.dims[a.n], a.strides[a.n] = dims[i], strides[i]
 		a.n++
@@ -313,7 +320,8 @@ const (
 )
 
 // others are the axes of a permutation that are neither the last nor the source's
-// fastest, with their strides. stride is the stride of the source's fastest axis in the destination.
+// fastest, with their strides. stride is the stride of the source's fastest axis in the
+// destination.
 func (a axes) others(fast int) (dims, dst, src []int, stride int) {
 	last := a.n - 1
 	var to [maxAxes]int // the destination's strides
@@ -384,10 +392,12 @@ func (k Kernels) split(dst, src backend.Buffer, a axes, fast int) error {
 	each := (splitBytes/powerOfTwo(count, 16) - sector) / a.size // a multiple of sectors
 	pieces := over(n, each)
 	c := Launch{Entry: Entry{Verb: "transpose", Op: "split", Type: unitTypes[a.size]}}
-	c.Grid, c.Block = Size{uint32(dst.NBytes() / (count * n * a.size) * pieces), 1}, Size{threads, 1}
+	c.Grid, c.Block = Size{uint32(dst.NBytes() / (count * n * a.size) * pieces), 1},
+		Size{threads, 1}
 	c.pass(word(dst), word(src), uint64(n), uint64(stride))
 	c.passDivisor(count)
-	run := max(banks/planeWord/(count&-count), sector/planeWord) // words that lie in different banks, or a sector
+	// words that lie in different banks, or a sector
+	run := max(banks/planeWord/(count&-count), sector/planeWord)
 	c.pass(uint64(each), uint64(bits.Len(uint(run))-1))
 	c.passDivisor(pieces)
 	c.passAxes(maxAxes-2, dims, dsts, srcs)
@@ -399,7 +409,8 @@ func (k Kernels) join(dst, src backend.Buffer, a axes, fast int) error {
 	last := a.n - 1
 	count, n := a.dims[last], a.dims[fast]
 	dims, dsts, srcs, _ := a.others(fast)
-	c := Launch{Entry: Entry{Verb: "transpose", Op: "join", Type: unitTypes[a.size]}, Block: Size{threads, 1}}
+	c := Launch{Entry: Entry{Verb: "transpose", Op: "join", Type: unitTypes[a.size]},
+		Block: Size{threads, 1}}
 	c.pass(word(dst), word(src), uint64(n), uint64(a.strides[last]))
 	pieces := over(n, blockOf3)
 	if count == 3 && a.size == 1 {
@@ -408,7 +419,8 @@ func (k Kernels) join(dst, src backend.Buffer, a axes, fast int) error {
 		each := joinBytes / count / sector * sector // bytes of a plane, without those shared
 		pieces = over(n-vector/a.size, each/a.size)
 		c.passDivisor(count)
-		c.passDivisor(each/vector + 2) // those shared, and one as planes may begin anywhere in theirs
+		// those shared, and one as planes may begin anywhere in theirs
+		c.passDivisor(each/vector + 2)
 		if a.size == 1 {
 			c.Block.X = threads / 2
 		}

@@ -1,5 +1,5 @@
-// Products of matrices: gemm_IN_OUT, and gemmsmall_IN_OUT in smaller tiles, for results that are too
-// small to give every multiprocessor one of the large ones.
+// Products of matrices: gemm_IN_OUT, and gemmsmall_IN_OUT in smaller tiles, for results that are
+// too small to give every multiprocessor one of the large ones.
 //
 // See tiles.cuh for those of all floats but 16-bit ones on tensor cores.
 
@@ -8,8 +8,8 @@
 
 // ---- kernels ----
 
-// The steps of a matrix's indices in memory, in elements: of the index that C has, too, of that along
-// K, and from one matrix of a batch to the next.
+// The steps of a matrix's indices in memory, in elements: of the index that C has, too, of that
+// along K, and from one matrix of a batch to the next.
 struct Steps {
 	u64 outer, inner, batch;
 };
@@ -28,8 +28,9 @@ template <class D, class T> DEVICE void finish(D &c, T x, const Product &p) {
 	c = Number<D>::narrow(y);
 }
 
-// Side x depth elements on the way from memory to a tile. Neighbours in memory go to neighbours among
-// the threads, whichever index is the fast one. A thread's elements differ in the other index, by `every`.
+// Side x depth elements on the way from memory to a tile. Neighbours in memory go to neighbours
+// among the threads, whichever index is the fast one. A thread's elements differ in the other
+// index, by `every`.
 template <class S, u32 Side> struct Fetched {
 	static constexpr u32 count = Side * depth / tile_threads;
 	S x[count];
@@ -79,7 +80,8 @@ template <class S, u32 Side> struct Fetched {
 
 // Writes a thread's sums of a tile of which some rows and columns are there.
 template <class D, class T, u32 Side, u32 Each>
-DEVICE void write(const Sums<T, Side, Side, Each, Each> &sums, D *c, const Product &p, u64 rows, u64 columns) {
+DEVICE void write(const Sums<T, Side, Side, Each, Each> &sums, D *c, const Product &p, u64 rows,
+	u64 columns) {
 #pragma unroll
 	for (u32 i = 0; i < Each; i++) {
 		u32 row = sums.row(i);
@@ -97,9 +99,11 @@ DEVICE void write(const Sums<T, Side, Side, Each, Each> &sums, D *c, const Produ
 template <class T, u32 Side, u32 Each, class D, class S>
 DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Product &p) {
 	SHARED OperandStep<T, Side> left[2], right[2];
-	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
+	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side,
+		column = block_x() / down * Side;
 	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
-		const S *from_a = a + n * of_a.batch + row * of_a.outer, *from_b = b + n * of_b.batch + column * of_b.outer;
+		const S *from_a = a + n * of_a.batch + row * of_a.outer,
+				*from_b = b + n * of_b.batch + column * of_b.outer;
 		Fetched<S, Side> next_a(from_a, of_a, p.m - row), next_b(from_b, of_b, p.n - column);
 		Sums<T, Side, Side, Each, Each> sums = {};
 		u32 now = 0;
@@ -132,15 +136,16 @@ DEVICE void gemm(D *c, const S *a, const S *b, Steps of_a, Steps of_b, const Pro
 #if AMPERE
 
 // Tensor cores multiply 16-bit floats, and add in f32. A block has eight warps, two along M by four
-// along N, and goes along K in steps of `wide_depth`. While one step is multiplied, the next two are
-// copied to shared memory as they lie in memory: rows of K where K is the fast index, and otherwise rows
-// of the other index, which ldmatrix then transposes.
+// along N, and goes along K in steps of `wide_depth`. While one step is multiplied, the next two
+// are copied to shared memory as they lie in memory: rows of K where K is the fast index, and
+// otherwise rows of the other index, which ldmatrix then transposes.
 
 constexpr u32 wide_depth = 32; // elements of 16 bits
 constexpr u32 stages = 3;                 // steps in shared memory: 48 KiB, which every device has
 
 // Writes two neighbours of C, at once if they are aligned, of which the first one's column is s.
-template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p, u64 s, bool pairs) {
+template <class D>
+DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p, u64 s, bool pairs) {
 	if (s + 1 < p.n && pairs) {
 		D both[2];
 		if (p.beta != 0)
@@ -157,8 +162,8 @@ template <class D> DEVICE void finish_pair(D *c, f32 x, f32 y, const Product &p,
 }
 
 // A step of one operand in shared memory, [Side][wide_depth] or [wide_depth][Side], in chunks of 16
-// bytes. Chunks of a row change places so that the eight that ldmatrix reads at a time, one of each row,
-// lie in different banks.
+// bytes. Chunks of a row change places so that the eight that ldmatrix reads at a time, one of each
+// row, lie in different banks.
 template <class S, u32 Side> struct Step {
 	static constexpr u32 chunks = Side * wide_depth / chunk, each = chunks / tile_threads;
 
@@ -203,10 +208,12 @@ template <class S, u32 Side> struct Step {
 		from += along_k;
 	}
 
-	// Reads 16 of the outer index by 16 of K for all threads of a warp. The matrices of 8 by 8 come in
-	// the order that an operand A wants: outer first, then K; for_b is the other order.
-	static DEVICE void fragment(u32 (&x)[4], const b128 *tile, bool fast_k, u32 outer, u32 k, bool for_b) {
-		u32 lane = thread_x() % 32, row = lane % 8, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+	// Reads 16 of the outer index by 16 of K for all threads of a warp. The matrices of 8 by 8 come
+	// in the order that an operand A wants: outer first, then K; for_b is the other order.
+	static DEVICE void fragment(u32 (&x)[4], const b128 *tile, bool fast_k, u32 outer, u32 k,
+		bool for_b) {
+		u32 lane = thread_x() % 32, row = lane % 8, first = lane / 8 % 2 * 8,
+			second = lane / 16 * 8;
 		outer += for_b ? second : first, k += for_b ? first : second;
 		if (fast_k)
 			load_matrices<false>(x, tile + place(outer + row, k / chunk, true));
@@ -220,10 +227,15 @@ DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, co
 	typedef Step<S, Side> Op;
 	constexpr u32 M = Side / 2 / 16, N = Side / 4 / 16; // fragments of a warp: 16 rows, 16 columns
 	SHARED b128 left[stages][Op::chunks], right[stages][Op::chunks];
-	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side, column = block_x() / down * Side;
-	u32 warp = thread_x() / 32, warp_row = warp % 2 * (Side / 2), warp_column = warp / 2 * (Side / 4);
-	auto vectors = [](const S *x, Steps s) { return aligned(ADDRESS(x), 16) && (s.outer * s.inner | s.batch) % chunk == 0; };
-	bool vectors_a = vectors(a, of_a), vectors_b = vectors(b, of_b), fast_a = of_a.inner == 1, fast_b = of_b.inner == 1;
+	u64 down = (p.m + Side - 1) / Side, row = block_x() % down * Side,
+		column = block_x() / down * Side;
+	u32 warp = thread_x() / 32, warp_row = warp % 2 * (Side / 2),
+		warp_column = warp / 2 * (Side / 4);
+	auto vectors = [](const S *x, Steps s) {
+		return aligned(ADDRESS(x), 16) && (s.outer * s.inner | s.batch) % chunk == 0;
+	};
+	bool vectors_a = vectors(a, of_a), vectors_b = vectors(b, of_b), fast_a = of_a.inner == 1,
+		 fast_b = of_b.inner == 1;
 	for (u64 n = block_y(); n < p.batch; n += blocks_y()) {
 		Op next_a(a + n * of_a.batch + row * of_a.outer, of_a, p.m - row, vectors_a);
 		Op next_b(b + n * of_b.batch + column * of_b.outer, of_b, p.n - column, vectors_b);
@@ -243,7 +255,8 @@ DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, co
 		u32 now = 0;
 		for (u64 k = 0; k < p.k; k += wide_depth) {
 			wait_for_all_groups_but<stages - 2>();
-			barrier(); // everyone's copies are there, and nobody reads the stage that is copied to next
+			// everyone's copies are there, and nobody reads the stage that is copied to next
+			barrier();
 			copy((now + stages - 1) % stages);
 #pragma unroll
 			for (u32 at = 0; at < wide_depth; at += 16) {
@@ -258,7 +271,8 @@ DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, co
 				for (u32 i = 0; i < M; i++)
 #pragma unroll
 					for (u32 j = 0; j < 2 * N; j++)
-						multiply_fragments(S{}, sums[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+						multiply_fragments(S{}, sums[i][j], x[i], y[j / 2][j % 2 * 2],
+							y[j / 2][j % 2 * 2 + 1]);
 			}
 			now = (now + 1) % stages;
 		}
@@ -269,21 +283,23 @@ DEVICE void gemm_tensor(D *c, const S *a, const S *b, Steps of_a, Steps of_b, co
 			for (u32 j = 0; j < 2 * N; j++)
 #pragma unroll
 				for (u32 e = 0; e < 4; e += 2) {
-					u64 r = row + warp_row + i * 16 + e / 2 * 8 + thread_x() % 32 / 4, s = column + warp_column + j * 8 + thread_x() % 4 * 2;
+					u64 r = row + warp_row + i * 16 + e / 2 * 8 + thread_x() % 32 / 4,
+						s = column + warp_column + j * 8 + thread_x() % 4 * 2;
 					if (r < p.m)
-						finish_pair(c + n * p.stride + r * p.pitch + s, sums[i][j][e], sums[i][j][e + 1], p, s, pairs);
+						finish_pair(c + n * p.stride + r * p.pitch + s, sums[i][j][e],
+							sums[i][j][e + 1], p, s, pairs);
 				}
 	}
 }
 
 #endif
 
-#define GEMM_IN_TILES(name, by, S, D)                                                                     \
-	PAIRED_KERNEL(name, 256, D *c, const S *a, const S *b, u64 m, u64 n, u64 k, u64 batch, u64 pitch, \
-		u64 stride, u64 a_outer, u64 a_inner, u64 a_batch, u64 b_outer, u64 b_inner, u64 b_batch, \
-		f64 alpha, f64 beta) {                                                                    \
-		by(c, a, b, Steps{a_outer, a_inner, a_batch}, Steps{b_outer, b_inner, b_batch},           \
-			Product{m, n, k, batch, pitch, stride, alpha, beta});                             \
+#define GEMM_IN_TILES(name, by, S, D) \
+	PAIRED_KERNEL(name, 256, D *c, const S *a, const S *b, u64 m, u64 n, u64 k, u64 batch, \
+		u64 pitch, u64 stride, u64 a_outer, u64 a_inner, u64 a_batch, u64 b_outer, u64 b_inner, \
+		u64 b_batch, f64 alpha, f64 beta) { \
+		by(c, a, b, Steps{a_outer, a_inner, a_batch}, Steps{b_outer, b_inner, b_batch}, \
+			Product{m, n, k, batch, pitch, stride, alpha, beta}); \
 	}
 #define GEMM(S, D, large, small)                         \
 	GEMM_IN_TILES(gemm_##S##_##D, large, S, D)       \

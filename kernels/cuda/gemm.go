@@ -33,7 +33,8 @@ func (k Kernels) Multiply(p kernels.Product) error {
 		side, small = largeF64Tile, smallF64Tile
 	}
 	batch := max(p.Batch, 1)
-	c := Launch{Entry: Entry{Verb: "gemm", Op: in.String(), Type: out.String()}, Block: Size{threads, 1}}
+	c := Launch{Entry: Entry{Verb: "gemm", Op: in.String(), Type: out.String()},
+		Block: Size{threads, 1}}
 	if over(p.M, side)*over(p.N, side)*batch < enoughTiles {
 		side, c.Entry.Verb = small, "gemmsmall"
 	}
@@ -42,7 +43,8 @@ func (k Kernels) Multiply(p kernels.Product) error {
 		uint64(p.M), uint64(p.N), uint64(p.K), uint64(batch), uint64(p.C.Pitch), uint64(p.C.Stride))
 	aRow, aColumn := p.A.Steps()
 	bRow, bColumn := p.B.Steps()
-	c.pass(uint64(aRow), uint64(aColumn), uint64(p.A.Stride), uint64(bColumn), uint64(bRow), uint64(p.B.Stride),
+	c.pass(uint64(aRow), uint64(aColumn), uint64(p.A.Stride), uint64(bColumn), uint64(bRow),
+		uint64(p.B.Stride),
 		math.Float64bits(p.Alpha), math.Float64bits(p.Beta))
 	return k.launcher.Launch(c)
 }

@@ -14,10 +14,11 @@ var productTypes = [][2]backend.DType{
 	{backend.BF16, backend.BF16}, {backend.F16, backend.F32}, {backend.BF16, backend.F32},
 }
 
-// integers fills a buffer with integers whose sums of products are exact, and need most of the bits of
-// their dtype.
+// integers fills a buffer with integers whose sums of products are exact, and need most of the bits
+// of their dtype.
 func (b *bench) integers(o operand) {
-	most := map[backend.DType]int{backend.F64: 1 << 20, backend.F32: 1 << 7, backend.F16: 2, backend.BF16: 2}[o.host.DType()]
+	most := map[backend.DType]int{backend.F64: 1 << 20, backend.F32: 1 << 7, backend.F16: 2,
+		backend.BF16: 2}[o.host.DType()]
 	numbers := make([]float64, o.host.Len())
 	for i := range numbers {
 		numbers[i] = float64(b.rnd.IntN(2*most+1) - most)
@@ -28,11 +29,13 @@ func (b *bench) integers(o operand) {
 }
 
 // matrix returns batch matrices of integers, both on the host and on the device.
-func (b *bench) matrix(d backend.DType, batch, rows, columns, more int, transposed bool) (host, device kernels.Matrix, o operand) {
+func (b *bench) matrix(d backend.DType, batch, rows, columns, more int, transposed bool) (host,
+	device kernels.Matrix, o operand) {
 	if transposed {
 		rows, columns = columns, rows
 	}
-	host = kernels.Matrix{Pitch: columns + more, Stride: rows*(columns+more) + more, Transposed: transposed}
+	host = kernels.Matrix{Pitch: columns + more, Stride: rows*(columns+more) + more,
+		Transposed: transposed}
 	device = host
 	o = b.alloc(d, batch*host.Stride, more)
 	b.integers(o)
@@ -42,9 +45,11 @@ func (b *bench) matrix(d backend.DType, batch, rows, columns, more int, transpos
 
 func testGemm(t *testing.T, m machine) {
 	b := newBench(t, m, 16)
-	shapes := [][4]int{{1, 1, 1, 1}, {1, 5, 3, 2}, {1, 33, 31, 17}, {3, 32, 64, 8}, {2, 65, 129, 9}, {1, 130, 70, 40}, {1, 7, 5, 0}, {1, 0, 5, 3}}
+	shapes := [][4]int{{1, 1, 1, 1}, {1, 5, 3, 2}, {1, 33, 31, 17}, {3, 32, 64, 8}, {2, 65, 129, 9},
+		{1, 130, 70, 40}, {1, 7, 5, 0}, {1, 0, 5, 3}}
 	if _, slow := m.(*emulator); !slow {
-		shapes = append(shapes, [4]int{1, 1500, 1300, 300}, [4]int{4, 1024, 1024, 64}, [4]int{40000, 3, 2, 5})
+		shapes = append(shapes, [4]int{1, 1500, 1300, 300}, [4]int{4, 1024, 1024, 64},
+			[4]int{40000, 3, 2, 5})
 	}
 	for _, types := range productTypes {
 		for _, shape := range shapes {
@@ -68,12 +73,16 @@ func testGemm(t *testing.T, m machine) {
 
 func (b *bench) multiply(in, out backend.DType, shape [4]int, flags, more int, beta float64) {
 	b.t.Helper()
-	p := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 0.5, Beta: beta}
+	p := kernels.Product{Batch: shape[0], M: shape[1], N: shape[2], K: shape[3], Alpha: 0.5,
+		Beta: beta}
 	q := p
 	var c operand
 	p.A, q.A, _ = b.matrix(in, p.Batch, p.M, p.K, more, flags&1 != 0)
 	p.B, q.B, _ = b.matrix(in, p.Batch, p.K, p.N, more, flags&2 != 0)
 	p.C, q.C, c = b.matrix(out, p.Batch, p.M, p.N, more, false)
-	name := fmt.Sprintf("gemm of %v %v to %v, transposed %02b, pitch + %d, beta %v", shape, in, out, flags, more, beta)
-	b.run(name, c, func() error { return b.device.Multiply(q) }, func() error { return b.host.Multiply(p) })
+	name := fmt.Sprintf("gemm of %v %v to %v, transposed %02b, pitch + %d, beta %v", shape, in, out,
+		flags, more, beta)
+	b.run(name, c, func() error { return b.device.Multiply(q) }, func() error {
+		return b.host.Multiply(p)
+	})
 }

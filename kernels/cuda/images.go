@@ -29,14 +29,15 @@ func (k Kernels) MaxPool(dst, src backend.Buffer, i kernels.Images) error {
 	return k.images("maxpool", i, dst.Len(), rectified(i), dst, src)
 }
 
-// MaxPoolGrad has the meaning and bits of [kernels.Host.MaxPoolGrad]. Where windows do not overlap, each image is
-// read and written once.
+// MaxPoolGrad has the meaning and bits of [kernels.Host.MaxPoolGrad]. Where windows do not overlap,
+// each image is read and written once.
 func (k Kernels) MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error {
 	if err := check.MaxPoolGrad(dx, x, dy, i); err != nil {
 		return err
 	}
 	n := dx.Len()
-	if (i.KernelH-1)*i.DilationH < i.StrideH && (i.KernelW-1)*i.DilationW < i.StrideW { // cells: see images.cu
+	// cells: see images.cu
+	if (i.KernelH-1)*i.DilationH < i.StrideH && (i.KernelW-1)*i.DilationW < i.StrideW {
 		n = i.Batch * i.C * over(i.H+i.PadH, i.StrideH) * over(i.W+i.PadW, i.StrideW)
 	}
 	return k.images("maxpoolgrad", i, n, rectified(i), dx, x, dy)
@@ -51,7 +52,8 @@ func rectified(i kernels.Images) []uint64 {
 }
 
 // images launches one of the kernels of images.cu, with a thread for each of n things.
-func (k Kernels) images(verb string, i kernels.Images, n int, more []uint64, operands ...backend.Buffer) error {
+func (k Kernels) images(verb string, i kernels.Images, n int, more []uint64,
+	operands ...backend.Buffer) error {
 	if operands[0].Len() == 0 {
 		return nil
 	}
@@ -60,7 +62,8 @@ func (k Kernels) images(verb string, i kernels.Images, n int, more []uint64, ope
 	for _, b := range operands {
 		c.pass(word(b))
 	}
-	for _, n := range []int{i.Batch, i.C, i.H, i.W, i.OutH, i.OutW, i.KernelH, i.KernelW, i.PadH, i.PadW, i.StrideH, i.StrideW, i.DilationH, i.DilationW} {
+	for _, n := range []int{i.Batch, i.C, i.H, i.W, i.OutH, i.OutW, i.KernelH, i.KernelW, i.PadH,
+		i.PadW, i.StrideH, i.StrideW, i.DilationH, i.DilationW} {
 		c.pass(uint64(n))
 	}
 	c.pass(more...)

@@ -70,7 +70,8 @@ func (k Kernels) Copy(dst, src backend.Buffer) error {
 }
 
 // Copy2D implements [backend.Arithmetic].
-func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
+func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
 	if err := check.Copy2D(dst, dstPitch, src, srcPitch, width, rows); err != nil {
 		return err
 	}
@@ -78,7 +79,8 @@ func (k Kernels) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, sr
 		return nil
 	}
 	size := dst.DType().Size()
-	unit := unitOf(uint64(dst.Addr()) | uint64(src.Addr()) | uint64(dstPitch*size) | uint64(srcPitch*size) | uint64(width*size))
+	unit := unitOf(uint64(dst.Addr()) | uint64(src.Addr()) | uint64(dstPitch*size) | uint64(
+		srcPitch*size) | uint64(width*size))
 	units := func(elements int) uint64 { return uint64(elements * size / unit) }
 	c := Launch{Entry: Entry{Verb: "copy2d", Type: unitTypes[unit]}}
 	c.rows(rows, width*size/unit)
@@ -127,7 +129,8 @@ func (k Kernels) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend
 		return err
 	}
 	if len(srcs) > MaxSources {
-		return fmt.Errorf("%w: reduce of %d sources: a device takes %d at most", backend.ErrUnsupported, len(srcs), MaxSources)
+		return fmt.Errorf("%w: reduce of %d sources: a device takes %d at most",
+			backend.ErrUnsupported, len(srcs), MaxSources)
 	}
 	if dst.Len() == 0 {
 		return nil

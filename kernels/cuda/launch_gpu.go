@@ -96,7 +96,8 @@ type Loaded struct {
 	loaded  map[string]bool                 // families
 	written map[string]map[string]*function // kernels written at run time, by text and entry
 
-	mu        sync.RWMutex // held for a look-up alone, so that launches do not wait for the compiler
+	// held for a look-up alone, so that launches do not wait for the compiler
+	mu        sync.RWMutex
 	functions map[Entry]*function
 }
 
@@ -108,7 +109,8 @@ type function struct {
 }
 
 // Load finds the kernels for the device of the calling thread's context, and loads none:
-// [Loaded.Prepare] does, or the first launch. EURYALE_KERNELS may name other kernels: see [ptxWith].
+// [Loaded.Prepare] does, or the first launch. EURYALE_KERNELS may name other kernels: see
+// [ptxWith].
 func Load() (*Loaded, error) { return load(env.Kernels.Text(os.Getenv)) }
 
 func load(kernels string) (*Loaded, error) {
@@ -127,7 +129,8 @@ func load(kernels string) (*Loaded, error) {
 	l := &Loaded{
 		capability: capability, target: target, sources: sources,
 		homes:  sync.OnceValues(func() (map[Entry]string, error) { return homesIn(sources) }),
-		loaded: map[string]bool{}, written: map[string]map[string]*function{}, functions: map[Entry]*function{},
+		loaded: map[string]bool{}, written: map[string]map[string]*function{},
+		functions: map[Entry]*function{},
 	}
 	if code := C.cuCtxGetCurrent(&l.context); code != C.CUDA_SUCCESS {
 		return nil, fmt.Errorf("find the kernels: %s", describe(code))
@@ -164,11 +167,13 @@ func capability() (int, error) {
 	return 10*major + minor, err
 }
 
-// Prepare loads families of kernels, unless they are loaded, from any thread. A launch loads its kernel's
-// family as well, but later: the driver compiles PTX for up to seconds, and may first wait for what runs on
-// the device, a deadlock if that waits for another rank. Nor is a capture the time for it.
+// Prepare loads families of kernels, unless they are loaded, from any thread. A launch loads its
+// kernel's family as well, but later: the driver compiles PTX for up to seconds, and may first wait
+// for what runs on the device, a deadlock if that waits for another rank. Nor is a capture the time
+// for it.
 //
-// Cost: what the driver takes to compile the families, and to read them from its cache the next time.
+// Cost: what the driver takes to compile the families, and to read them from its cache the next
+// time.
 func (l *Loaded) Prepare(families ...string) error {
 	l.loading.Lock()
 	defer l.loading.Unlock()
@@ -177,7 +182,8 @@ func (l *Loaded) Prepare(families ...string) error {
 			continue
 		}
 		if err := l.enter(func() error { return l.load(family) }); err != nil {
-			return fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a device of compute capability 7.0, or newer", family, err)
+			return fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a "+
+				"device of compute capability 7.0, or newer", family, err)
 		}
 		l.loaded[family] = true
 	}
@@ -275,7 +281,8 @@ func (l *Loaded) module(text string) (map[string]*function, error) {
 		its := traitsOf(body)
 		its.pdl = its.pdl && cu.Version() >= C.EURYALE_PDL
 		// cu.Function is the handle and nothing else, but does not show it.
-		functions[name] = &function{Entry{Verb: "fused", Type: name}, *(*C.CUfunction)(unsafe.Pointer(&f)), its}
+		functions[name] = &function{Entry{Verb: "fused", Type: name},
+			*(*C.CUfunction)(unsafe.Pointer(&f)), its}
 	}
 	return functions, nil
 }
@@ -369,8 +376,10 @@ func (s *Stream) start(f *function, c Launch) error {
 		pdl = 1
 	}
 	params := c.Params()
-	code := C.euryale_launch(s.loaded.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y), C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
-		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), pdl, C.uintptr_t(c.Event))
+	code := C.euryale_launch(s.loaded.context, f.handle, C.uint(c.Grid.X), C.uint(c.Grid.Y),
+		C.uint(c.Block.X), C.uint(c.Block.Y), s.handle,
+		(*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(params))), C.size_t(8*len(params)), pdl,
+		C.uintptr_t(c.Event))
 	var err error
 	if code != C.CUDA_SUCCESS {
 		err = fmt.Errorf("launch of %v: %s", c.Entry, describe(code))

@@ -64,7 +64,9 @@ func (g *gpu) Write(data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	return errors.Join(g.stream.Synchronize(), cu.MemcpyHtoD(g.addr, unsafe.Pointer(unsafe.SliceData(data)), int64(len(data))), cu.Synchronize())
+	return errors.Join(g.stream.Synchronize(),
+		cu.MemcpyHtoD(g.addr, unsafe.Pointer(unsafe.SliceData(data)), int64(len(data))),
+		cu.Synchronize())
 }
 
 func (g *gpu) Read(data []byte) error {
@@ -80,9 +82,11 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 		name string
 		run  func(*testing.T, machine)
 	}{
-		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast}, {"scale", testScale}, {"reduce", testReduce},
+		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast},
+		{"scale", testScale}, {"reduce", testReduce},
 		{"gather", testGather}, {"binary", testBinary},
-		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite", testNotFinite},
+		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite",
+			testNotFinite},
 	} {
 		t.Run(test.name, func(t *testing.T) { test.run(t, openGPU(t, 64<<20)) })
 	}

@@ -26,7 +26,9 @@ template <class T, class W> struct Numbers {
 
 	// whole reports whether line i of n numbers has all of the part, and vectors that
 	// memory begins at a multiple of vector: read and write are for such parts.
-	static DEVICE bool whole(u64 i, u64 n, bool vectors) { return vectors && Part<W>::index(i) + Part<W>::length() <= n; }
+	static DEVICE bool whole(u64 i, u64 n, bool vectors) {
+		return vectors && Part<W>::index(i) + Part<W>::length() <= n;
+	}
 
 	DEVICE void read(const T *src, u64 i) {
 		load(lo, src + Part<W>::index(i));
@@ -109,7 +111,9 @@ template <class T, class W> struct Numbers {
 // after it has added those of round r, which all others sent after adding those of round r-1. It
 // writes results of round r with operands of round r from all others, which they sent after
 // collecting the results of round r-2.
-template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds, f32 factor) {
+template <class T, class W>
+DEVICE void ll128_two_shot(const Group &g, T *dst, const T *src, u64 n, u64 some, u64 rounds,
+	f32 factor) {
 	typedef Numbers<T, W> Own;
 	SHARED Block k;
 	if (!begin(g, k))
@@ -123,11 +127,15 @@ template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, c
 		constexpr u32 R = decltype(bound)::value;
 		// Round r of the call has number `round`. Each rank starts with another one, so
 		// that links are used evenly.
-		auto to = [&](u32 step) INLINE { return g.rank + step < g.size ? g.rank + step : g.rank + step - g.size; };
+		auto to = [&](u32 step) INLINE {
+			return g.rank + step < g.size ? g.rank + step : g.rank + step - g.size;
+		};
 		auto spread = [&](u64 r, u64 round) INLINE {
 			for (u64 i = turns.first; turns.more(i, some); i += turns.every) {
-				bool mine = i < some, whole = Own::whole(line(g.size - 1, r, i), n, vectors); // and so are those before it
-				constexpr u32 few = 112 / sizeof(Own), K = R - 1 < few ? R - 1 : few; // more would be spilled
+				// and so are those before it
+				bool mine = i < some, whole = Own::whole(line(g.size - 1, r, i), n, vectors);
+				// more would be spilled
+				constexpr u32 few = 112 / sizeof(Own), K = R - 1 < few ? R - 1 : few;
 #pragma unroll
 				for (u32 first = 1; first < R; first += K) {
 					Own x[K]; // all are on their way before the first one is used
@@ -143,7 +151,8 @@ template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, c
 #pragma unroll
 					for (u32 k = 0; k < K; k++)
 						if (mine && first + k < g.size)
-							x[k].part().send(line_at(g, to(first + k), round & 1, g.rank, room, i), round);
+							x[k].part().send(line_at(g, to(first + k), round & 1, g.rank, room, i),
+								round);
 				}
 			}
 		};
@@ -190,13 +199,15 @@ template <class T, class W> DEVICE void ll128_two_shot(const Group &g, T *dst, c
 		end(g, s);
 }
 
-#define PLAIN(T)                                                                                                       \
-	LEAN_KERNEL(ll128twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, u64 rounds) {                   \
-		ll128_two_shot<T, T>(g, dst, src, n, some, rounds, 1);                                                      \
+#define PLAIN(T) \
+	LEAN_KERNEL(ll128twoshot_##T, 512, Group g, T *dst, const T *src, u64 n, u64 some, \
+		u64 rounds) { \
+		ll128_two_shot<T, T>(g, dst, src, n, some, rounds, 1); \
 	}
-#define HALVED(W)                                                                                                      \
-	LEAN_KERNEL(halved_##W, 512, Group g, f32 *dst, const f32 *src, u64 n, u64 some, u64 rounds, f64 factor) {     \
-		ll128_two_shot<f32, W>(g, dst, src, n, some, rounds, (f32)factor);                                          \
+#define HALVED(W) \
+	LEAN_KERNEL(halved_##W, 512, Group g, f32 *dst, const f32 *src, u64 n, u64 some, u64 rounds, \
+		f64 factor) { \
+		ll128_two_shot<f32, W>(g, dst, src, n, some, rounds, (f32)factor); \
 	}
 
 PLAIN(f32)

@@ -51,7 +51,8 @@ template <class T> struct Part {
 		}
 #pragma unroll 1
 		for (u32 j = 0; j < some && at + j < n; j++) {
-			u64 bits = (u64)bits_as<typename Bits<sizeof(T)>::type>(src[at + j]) << j % (N / 2) * (8 * sizeof(T));
+			u64 bits = (u64)bits_as<typename Bits<sizeof(T)>::type>(src[at + j])
+				<< j % (N / 2) * (8 * sizeof(T));
 			lo |= j < N / 2 ? bits : 0;
 			hi |= j < N / 2 ? 0 : bits;
 		}
@@ -83,13 +84,17 @@ template <class T> struct Part {
 			write_values(dst, i, n);
 	}
 
-	DEVICE void send(u64 *line, u64 flag) const { put_packet(line + 2 * lane(), lo, lane() < lanes - 1 ? hi : flag); }
+	DEVICE void send(u64 *line, u64 flag) const {
+		put_packet(line + 2 * lane(), lo, lane() < lanes - 1 ? hi : flag);
+	}
 	DEVICE bool receive(const u64 *line, u64 flag) { return get_part(lo, hi, line, lane(), flag); }
 };
 
 // push sends a part to every other rank. Each rank starts with another one, so that
 // links are used evenly.
-template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u64 room, u64 i, u64 flag) {
+template <class T>
+DEVICE void push(const Group &g, const Part<T> &part, bool mine, u32 half, u32 area, u64 room,
+	u64 i, u64 flag) {
 	converge();
 #pragma unroll 1
 	for (u32 step = 1, p = g.rank; step < g.size; step++) {
@@ -100,7 +105,9 @@ template <class T> DEVICE void push(const Group &g, const Part<T> &part, bool mi
 }
 
 // collect waits for line i in the areas of all other ranks, from `area` on.
-template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u64 room, u64 i, u64 flag) {
+template <u32 R, class T>
+DEVICE bool collect(const Group &g, Part<T> (&parts)[R], bool mine, u32 half, u32 area, u64 room,
+	u64 i, u64 flag) {
 	converge();
 	return await<Warp>(g, [&]() INLINE {
 		// No branches, so that all loads are under way at a time: there is an area for
@@ -118,7 +125,8 @@ template <u32 R, class T> DEVICE bool collect(const Group &g, Part<T> (&parts)[R
 }
 
 // sum adds up the parts of all ranks, with this rank's own.
-template <u32 R, class T> DEVICE Part<T> sum(const Group &g, const Part<T> (&parts)[R], const Part<T> &own) {
+template <u32 R, class T>
+DEVICE Part<T> sum(const Group &g, const Part<T> (&parts)[R], const Part<T> &own) {
 	T x[R][Part<T>::N], values[Part<T>::N];
 	Part<T> y;
 #pragma unroll

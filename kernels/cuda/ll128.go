@@ -31,7 +31,8 @@ func (x *PeerCall) ll128TwoShot(c *Launch, p *Peers) {
 		travels, op = x.Half, backend.Avg
 	}
 	c.Entry = Entry{Verb: ways[x.Way].verb, Type: travels.String()}
-	some, rounds := p.rounds(over(over(x.Src.Len()*travels.Size(), line), p.Size), min(p.Lines, ll128Lines))
+	some, rounds := p.rounds(over(over(x.Src.Len()*travels.Size(), line), p.Size),
+		min(p.Lines, ll128Lines))
 	// Small blocks first, so that the lines of a round reach the links from all of them:
 	// on four H200, up to 5 % faster than as few blocks as hold them from 512 KiB to 8 MiB;
 	// on two, 2 % faster to 3 % slower.

@@ -14,7 +14,8 @@ func halvings(k Kernels, n int) error {
 		x, y := device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n)
 		for _, half := range halves {
 			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
-				errs = append(errs, k.Exchange(peersOf(size), &PeerCall{Way: Halved, Op: op, Half: half, Dst: y, Src: x}))
+				errs = append(errs, k.Exchange(peersOf(size), &PeerCall{Way: Halved, Op: op,
+					Half: half, Dst: y, Src: x}))
 			}
 		}
 	}
@@ -30,13 +31,19 @@ func TestOnlyFloatsAreHalved(t *testing.T) {
 		x    PeerCall
 		want error
 	}{
-		"no half":    {peersOf(2), PeerCall{Way: Halved, Dst: y, Src: x}, backend.ErrUnsupported},
-		"wide":       {peersOf(2), PeerCall{Way: Halved, Half: backend.F32, Dst: y, Src: x}, backend.ErrUnsupported},
-		"of halves":  {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F16), Src: x.As(backend.F16)}, backend.ErrUnsupported},
-		"of doubles": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F64), Src: x.As(backend.F64)}, backend.ErrUnsupported},
-		"wrong op":   {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Op: backend.Max, Dst: y, Src: x}, backend.ErrUnsupported},
-		"lengths":    {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x.Slice(0, 4)}, backend.ErrArgument},
-		"no room":    {small, PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x}, backend.ErrArgument},
+		"no half": {peersOf(2), PeerCall{Way: Halved, Dst: y, Src: x}, backend.ErrUnsupported},
+		"wide": {peersOf(2), PeerCall{Way: Halved, Half: backend.F32, Dst: y, Src: x},
+			backend.ErrUnsupported},
+		"of halves": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F16),
+			Src: x.As(backend.F16)}, backend.ErrUnsupported},
+		"of doubles": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y.As(backend.F64),
+			Src: x.As(backend.F64)}, backend.ErrUnsupported},
+		"wrong op": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Op: backend.Max, Dst: y,
+			Src: x}, backend.ErrUnsupported},
+		"lengths": {peersOf(2), PeerCall{Way: Halved, Half: backend.F16, Dst: y,
+			Src: x.Slice(0, 4)}, backend.ErrArgument},
+		"no room": {small, PeerCall{Way: Halved, Half: backend.F16, Dst: y, Src: x},
+			backend.ErrArgument},
 	} {
 		if err := New(newValidator(t)).Exchange(test.p, &test.x); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -52,13 +59,15 @@ func TestHalvedRoundsHaveRoom(t *testing.T) {
 		for _, n := range []int{1, 59, 60, 61, 1 << 20, 1<<25 + 7} {
 			p := peersOf(size)
 			x := device(backend.F32, 1<<40, n)
-			if err := New(v).Exchange(p, &PeerCall{Way: Halved, Half: backend.BF16, Dst: x, Src: x}); err != nil {
+			if err := New(v).Exchange(p, &PeerCall{Way: Halved, Half: backend.BF16, Dst: x,
+				Src: x}); err != nil {
 				t.Fatal(err)
 			}
 			words := v.last.Params()
 			some, rounds := int(words[len(words)-3]), int(words[len(words)-2])
 			if some*2*size > p.Lines || some*rounds*size*60 < n || (some-1)*rounds*size*60 >= n {
-				t.Errorf("%d elements among %d: %d rounds of %d lines, with room for %d", n, size, rounds, some, p.Lines)
+				t.Errorf("%d elements among %d: %d rounds of %d lines, with room for %d", n, size,
+					rounds, some, p.Lines)
 			}
 		}
 	}

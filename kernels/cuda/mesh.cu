@@ -19,7 +19,9 @@ struct Mesh {
 	DEVICE u32 partner(u32 i) const { return partners >> 8 * i & 255; }
 	DEVICE u32 relay() const { return partner(3); }
 	// near reports whether a rank is in the clique of rank me.
-	DEVICE bool near(u32 me, u32 p) const { return p == me || p == partner(0) || p == partner(1) || p == partner(2); }
+	DEVICE bool near(u32 me, u32 p) const {
+		return p == me || p == partner(0) || p == partner(1) || p == partner(2);
+	}
 };
 
 typedef u64 Flags[most_blocks][most_ranks];
@@ -32,7 +34,8 @@ DEVICE bool meet(const Group &g, Block &k, Mesh mesh, u32 first, Flags Pad::*fla
 	if (i < 4) {
 		u32 p = mesh.partner(i);
 		put_flag(&(g.pads[p]->*flags)[b][g.rank], round);
-		if (!await(g, [&]() INLINE { return get_flag(&(own(g)->*flags)[b][p]) < round ? 1 + p : 0; }))
+		if (!await(g,
+				[&]() INLINE { return get_flag(&(own(g)->*flags)[b][p]) < round ? 1 + p : 0; }))
 			k.failed = 1;
 	}
 	barrier();
@@ -49,7 +52,8 @@ template <class T> DEVICE T *kept(const Group &g, u32 at, u32 p, u64 round, u64 
 // A round does `piece` units. A rank shows its operand, keeps those of its clique, and
 // adds them up with those that its relay keeps. A thread deals with the same units
 // everywhere, so that barriers are between blocks of the same number.
-template <class T> DEVICE void meshed(const Group &g, T *dst, const T *src, u64 n, u64 piece, Mesh mesh) {
+template <class T>
+DEVICE void meshed(const Group &g, T *dst, const T *src, u64 n, u64 piece, Mesh mesh) {
 	constexpr u32 N = 16 / sizeof(T);
 	SHARED Block k;
 	if (!begin(g, k))
@@ -66,7 +70,8 @@ template <class T> DEVICE void meshed(const Group &g, T *dst, const T *src, u64 
 #pragma unroll 1
 		for (u32 c = 0; c < 3; c++) {
 			u32 p = mesh.partner(c);
-			copy_in(kept<T>(g, g.rank, p, s.round, piece), kept<T>(g, p, p, s.round, piece), 0, count, count * N);
+			copy_in(kept<T>(g, g.rank, p, s.round, piece), kept<T>(g, p, p, s.round, piece), 0,
+				count, count * N);
 		}
 		if (!meet(g, k, mesh, 3, &Pad::left, s.round))
 			return;
@@ -75,7 +80,9 @@ template <class T> DEVICE void meshed(const Group &g, T *dst, const T *src, u64 
 			T x[most_ranks][N], y[N];
 #pragma unroll
 			for (u32 p = 0; p < most_ranks; p++)
-				load(x[p], kept<T>(g, mesh.near(g.rank, p) ? g.rank : mesh.relay(), p, s.round, piece) + i * N);
+				load(x[p],
+					kept<T>(g, mesh.near(g.rank, p) ? g.rank : mesh.relay(), p, s.round, piece) +
+						i * N);
 			add_up(y, x, g);
 			deliver(dst, y, lo + i, n, vectors);
 		}
@@ -83,9 +90,9 @@ template <class T> DEVICE void meshed(const Group &g, T *dst, const T *src, u64 
 	end(g, s);
 }
 
-#define MESH(T)                                                                                                        \
-	LEAN_KERNEL(mesh_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 partners) {                    \
-		meshed(g, dst, src, n, piece, Mesh{(u32)partners});                                                    \
+#define MESH(T) \
+	LEAN_KERNEL(mesh_##T, 512, Group g, T *dst, const T *src, u64 n, u64 piece, u64 partners) { \
+		meshed(g, dst, src, n, piece, Mesh{(u32)partners}); \
 	}
 
 MESH(f32)

@@ -17,12 +17,14 @@ type Neighbours [4]int
 // check refuses neighbours that no rank of a mesh can have.
 func (n Neighbours) check(p *Peers) error {
 	if p.Size != meshRanks {
-		return fmt.Errorf("%w: %v among %d ranks: a cube mesh has %d", backend.ErrArgument, Mesh, p.Size, meshRanks)
+		return fmt.Errorf("%w: %v among %d ranks: a cube mesh has %d", backend.ErrArgument, Mesh,
+			p.Size, meshRanks)
 	}
 	seen := 1 << p.Rank
 	for _, r := range n {
 		if r < 0 || r >= p.Size || seen&(1<<r) != 0 {
-			return fmt.Errorf("%w: %v with the neighbours %v of rank %d: they must be four others", backend.ErrArgument, Mesh, n, p.Rank)
+			return fmt.Errorf("%w: %v with the neighbours %v of rank %d: they must be four others",
+				backend.ErrArgument, Mesh, n, p.Rank)
 		}
 		seen |= 1 << r
 	}

@@ -51,14 +51,17 @@ KERNEL(move_b8, 1024, u8 *dst, const u8 *src, u64 n) {
 }
 
 // for i < rows { for j < width { dst[i*dst_pitch+j] = src[i*src_pitch+j] } }
-template <class B> DEVICE void copy2d(B *dst, u64 dst_pitch, const B *src, u64 src_pitch, u64 width, u64 rows) {
-	for (u64 i = (u64)block_y() * threads_y() + thread_y(); i < rows; i += (u64)blocks_y() * threads_y())
+template <class B>
+DEVICE void copy2d(B *dst, u64 dst_pitch, const B *src, u64 src_pitch, u64 width, u64 rows) {
+	for (u64 i = (u64)block_y() * threads_y() + thread_y(); i < rows;
+		i += (u64)blocks_y() * threads_y())
 		copy_units(dst + i * dst_pitch, src + i * src_pitch, width, thread_index(), thread_count());
 }
 
-#define COPY2D(bits, B)                                                                                        \
-	KERNEL(copy2d_b##bits, 256, B *dst, u64 dst_pitch, const B *src, u64 src_pitch, u64 width, u64 rows) { \
-		copy2d(dst, dst_pitch, src, src_pitch, width, rows);                                           \
+#define COPY2D(bits, B) \
+	KERNEL(copy2d_b##bits, 256, B *dst, u64 dst_pitch, const B *src, u64 src_pitch, u64 width, \
+		u64 rows) { \
+		copy2d(dst, dst_pitch, src, src_pitch, width, rows); \
 	}
 COPY2D(8, u8)
 COPY2D(16, u16)

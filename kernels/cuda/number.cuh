@@ -65,7 +65,8 @@ DEVICE f16 narrow_f16(f32 x) {
 DEVICE f64 widen(f32 x) {
 	u32 b = bits_as<u32>(x);
 	if ((b & 0x7fffffff) > 0x7f800000)
-		return bits_as<f64>((u64)(b & 0x80000000) << 32 | 0x7ff8000000000000 | (u64)(b & 0x7fffff) << 29);
+		return bits_as<f64>(
+			(u64)(b & 0x80000000) << 32 | 0x7ff8000000000000 | (u64)(b & 0x7fffff) << 29);
 	return x;
 }
 

@@ -25,14 +25,17 @@ func withPDL(text string) string {
 		var major, minor, target int
 		switch {
 		case strings.HasPrefix(line, ".version "):
-			if _, err := fmt.Sscanf(words, ".version %d.%d", &major, &minor); err == nil && 10*major+minor < 78 {
+			if _, err := fmt.Sscanf(words, ".version %d.%d", &major, &minor); err == nil &&
+				10*major+minor < 78 {
 				line = ".version 7.8\n" // the first one for Hopper
 			}
 		case strings.HasPrefix(line, ".target "):
-			if _, err := fmt.Sscanf(words, ".target sm_%d", &target); err != nil || target >= Hopper {
+			if _, err := fmt.Sscanf(words, ".target sm_%d", &target); err != nil ||
+				target >= Hopper {
 				return text
 			}
-			line = strings.Replace(line, fmt.Sprintf("sm_%d", target), fmt.Sprintf("sm_%d", Hopper), 1)
+			line = strings.Replace(line, fmt.Sprintf("sm_%d", target),
+				fmt.Sprintf("sm_%d", Hopper), 1)
 		case strings.HasPrefix(line, entryMark):
 			inEntry = true
 		}
@@ -61,7 +64,8 @@ type traits struct {
 
 // traitsOf finds them in the text of a kernel.
 func traitsOf(body string) traits {
-	return traits{strings.Contains(body, wait), strings.Contains(body, release), strings.Contains(body, ".sys.")}
+	return traits{strings.Contains(body, wait), strings.Contains(body, release),
+		strings.Contains(body, ".sys.")}
 }
 
 // succession is what the next launch on a stream has to know of the launches before it. The

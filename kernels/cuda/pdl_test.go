@@ -17,7 +17,8 @@ func TestKernelsWithPDLWaitFirst(t *testing.T) {
 		for name, body := range bodies(text) {
 			first, rest, found := strings.Cut(body, wait)
 			for _, access := range []string{
-				"ld.global", "st.global", "ld.volatile", "ld.relaxed", "ld.acquire", "st.relaxed", "st.release", "ld.shared", "st.shared",
+				"ld.global", "st.global", "ld.volatile", "ld.relaxed", "ld.acquire", "st.relaxed",
+				"st.release", "ld.shared", "st.shared",
 				"atom", "red.", "cp.async", "call", "bra", "ret;", "griddepcontrol",
 			} {
 				if strings.Contains(first, access) {
@@ -34,20 +35,26 @@ func TestKernelsWithPDLWaitFirst(t *testing.T) {
 func TestTextsGetPDL(t *testing.T) {
 	const head, waits = "//\n.version 7.8\n.target sm_90\n", "\tgriddepcontrol.wait;\n"
 	for _, test := range []struct{ text, want string }{
-		{"//\n.version 7.0\n.target sm_80\n.visible .entry a_b8(\n)\n.maxntid 1, 1, 1\n{\n.reg .u32 r;\n{\n}\n}\n", head + ".visible .entry a_b8(\n)\n.maxntid 1, 1, 1\n{\n" + waits + ".reg .u32 r;\n{\n}\n}\n"},
+		{"//\n.version 7.0\n.target sm_80\n.visible .entry a_b8(\n)\n.maxntid 1, 1, 1\n{\n.reg " +
+			".u32 r;\n{\n}\n}\n", head + ".visible .entry a_b8(\n)\n.maxntid 1, 1, 1\n{\n" + waits +
+			".reg .u32 r;\n{\n}\n}\n"},
 		{"//\n.version 9.0\n.target sm_86\n", "//\n.version 9.0\n.target sm_90\n"},
 		{"//\n.version 10.1\n.target sm_80, debug\n", "//\n.version 10.1\n.target sm_90, debug\n"},
 		// Functions are left alone, and braces may stand anywhere.
 		{head + ".func f()\n{\n}\n", head + ".func f()\n{\n}\n"},
-		{"//\n.version 7.8\n.target sm_80\n.visible .entry a_b8(\n){\n.reg .u32 r;\n{\n}\n}\n.func f()\n{\n}\n", head + ".visible .entry a_b8(\n){\n" + waits + ".reg .u32 r;\n{\n}\n}\n.func f()\n{\n}\n"},
-		{"//\n.version 7.8\n.target sm_80\n.visible .entry a_b8(\n)\n{ // begins\n{\n}\n}\n", head + ".visible .entry a_b8(\n)\n{ // begins\n" + waits + "{\n}\n}\n"},
+		{"//\n.version 7.8\n.target sm_80\n.visible .entry a_b8(\n){\n.reg .u32 " +
+			"r;\n{\n}\n}\n.func f()\n{\n}\n", head + ".visible .entry a_b8(\n){\n" + waits +
+			".reg .u32 r;\n{\n}\n}\n.func f()\n{\n}\n"},
+		{"//\n.version 7.8\n.target sm_80\n.visible .entry a_b8(\n)\n{ // begins\n{\n}\n}\n",
+			head + ".visible .entry a_b8(\n)\n{ // begins\n" + waits + "{\n}\n}\n"},
 	} {
 		if got := withPDL(test.text); got != test.want {
 			t.Errorf("%q became %q, want %q", test.text, got, test.want)
 		}
 	}
 	for _, target := range []string{"sm_90", "sm_90a", "sm_100", "nothing"} {
-		if text := "//\n.version 8.0\n.target " + target + "\n.visible .entry a_b8(\n)\n{\n}\n"; withPDL(text) != text {
+		if text := "//\n.version 8.0\n.target " + target +
+			"\n.visible .entry a_b8(\n)\n{\n}\n"; withPDL(text) != text {
 			t.Errorf("a text for %s became %q", target, withPDL(text))
 		}
 	}
@@ -68,7 +75,8 @@ func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 				t.Fatal(err)
 			}
 			its := traitsOf(body)
-			if its != (traits{pdl: true, releases: its.releases, peers: peers[family]}) || peers[family] && its.releases != releasing[e.Verb] {
+			if its != (traits{pdl: true, releases: its.releases, peers: peers[family]}) ||
+				peers[family] && its.releases != releasing[e.Verb] {
 				t.Errorf("%s of %s: %+v", name, family, its)
 			}
 		}
@@ -78,7 +86,8 @@ func TestTraitsAreThoseOfTheKernels(t *testing.T) {
 // Behind a kernel that waits for peers and releases the next one, no large one uses PDL.
 func TestSuccession(t *testing.T) {
 	failed := errors.New("failed")
-	copies, ll, twoShot := traits{pdl: true}, traits{pdl: true, releases: true, peers: true}, traits{pdl: true, peers: true}
+	copies, ll, twoShot := traits{pdl: true}, traits{pdl: true, releases: true, peers: true},
+		traits{pdl: true, peers: true}
 	sample, old := traits{pdl: true, releases: true}, traits{}
 	type launch struct {
 		its traits
@@ -86,14 +95,17 @@ func TestSuccession(t *testing.T) {
 		pdl bool
 	}
 	for name, launches := range map[string][]launch{
-		"copies":                            {{copies, nil, true}, {copies, nil, true}},
-		"a device before Hopper":            {{old, nil, false}, {old, nil, false}},
-		"kernels that release the next":     {{sample, nil, true}, {copies, nil, true}},
-		"peers":                             {{ll, nil, true}, {ll, nil, true}, {twoShot, nil, true}, {ll, nil, true}},
-		"behind peers":                      {{ll, nil, true}, {copies, nil, false}, {copies, nil, true}},
+		"copies":                        {{copies, nil, true}, {copies, nil, true}},
+		"a device before Hopper":        {{old, nil, false}, {old, nil, false}},
+		"kernels that release the next": {{sample, nil, true}, {copies, nil, true}},
+		"peers": {{ll, nil, true}, {ll, nil, true},
+			{twoShot, nil, true}, {ll, nil, true}},
+		"behind peers": {{ll, nil, true}, {copies, nil, false},
+			{copies, nil, true}},
 		"behind peers that release nothing": {{twoShot, nil, true}, {copies, nil, true}},
-		"a failure behind peers":            {{ll, nil, true}, {copies, failed, false}, {copies, nil, false}, {copies, nil, true}},
-		"peers that have failed":            {{ll, failed, true}, {copies, nil, false}},
+		"a failure behind peers": {{ll, nil, true}, {copies, failed, false},
+			{copies, nil, false}, {copies, nil, true}},
+		"peers that have failed": {{ll, failed, true}, {copies, nil, false}},
 	} {
 		var s succession
 		for i, l := range launches {

@@ -62,15 +62,16 @@ struct Group {
 	u64 divisor; // of the sum: size for an average, else 1
 };
 
-// Tree is a Group whose sums are in a tree: neighbours first, then neighbouring sums; the last one of
-// an odd number joins the next level as it is.
+// Tree is a Group whose sums are in a tree: neighbours first, then neighbouring sums; the last one
+// of an odd number joins the next level as it is.
 struct Tree : Group {};
 
 // Block is shared by the threads of a block.
 struct Block {
 	State state;
 	u32 failed;
-	u64 source[most_ranks], target[most_ranks]; // in this round: where to read from each rank, and write to
+	// in this round: where to read from each rank, and write to
+	u64 source[most_ranks], target[most_ranks];
 	u32 direct[most_ranks];                     // whether a rank shows its own memory
 };
 
@@ -259,7 +260,8 @@ DEVICE void clean(const Group &g, State &s) {
 // end is called by a block after its last round.
 DEVICE void end(const Group &g, State s) {
 	clean(g, s);
-	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks; b += threads_x() * blocks_x()) {
+	for (u32 b = block_x() + thread_x() * blocks_x(); b < most_blocks;
+		b += threads_x() * blocks_x()) {
 		State *copy = &own(g)->state[b];
 		copy->round = s.round;
 		copy->cleaned[0] = s.cleaned[0];
@@ -276,7 +278,9 @@ template <class T> DEVICE T *staged(const Group &g, u32 at, u64 round) {
 
 // units of a run of n elements, and those of a piece of it.
 template <class T> DEVICE u64 units_of(u64 n) { return (n * sizeof(T) + 15) / 16; }
-DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) { return lo < units ? least(units - lo, piece) : 0; }
+DEVICE u64 piece_of(u64 units, u64 lo, u64 piece) {
+	return lo < units ? least(units - lo, piece) : 0;
+}
 
 // opaque keeps the compiler from computing what depends on x ahead of a loop, and keeping it in
 // registers that the loop needs.

@@ -39,9 +39,10 @@ type source struct {
 
 // ptxWith returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
 // family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
-// kernels take part in programmatic dependent launch. The value of EURYALE_KERNELS changes that, unless it is
-// empty. "sm_70" selects the kernels for compute capability 7.0, which newer devices run, too. Anything else
-// names a directory whose PTX replaces that of the same families, to compare compilers.
+// kernels take part in programmatic dependent launch. The value of EURYALE_KERNELS changes that,
+// unless it is empty. "sm_70" selects the kernels for compute capability 7.0, which newer devices
+// run, too. Anything else names a directory whose PTX replaces that of the same families, to
+// compare compilers.
 func ptxWith(kernels string, capability int) (map[string]source, error) {
 	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {
@@ -63,7 +64,9 @@ func ptxWith(kernels string, capability int) (map[string]source, error) {
 // capability for which kernels are chosen. It returns an error if the device runs none.
 func parseKernels(kernels string, capability int) (dir string, target int, err error) {
 	if capability < Volta {
-		return "", 0, fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)", backend.ErrUnsupported, capability/10, capability%10)
+		return "", 0,
+			fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)",
+				backend.ErrUnsupported, capability/10, capability%10)
 	}
 	number, isTarget := strings.CutPrefix(kernels, targetMark)
 	if !isTarget {
@@ -139,8 +142,8 @@ type variant struct {
 	file   string
 }
 
-// newest returns the variant of each family that is taken for a compute capability on a device of that one or
-// of a newer one: the newest that both run.
+// newest returns the variant of each family that is taken for a compute capability on a device of
+// that one or of a newer one: the newest that both run.
 func newest(names []string, capability, device int) map[string]variant {
 	variants := map[string]variant{}
 	for _, name := range names {
@@ -151,7 +154,8 @@ func newest(names []string, capability, device int) map[string]variant {
 		if !found {
 			target, err = Volta, nil
 		}
-		if err == nil && variants[family].target <= target && target <= capability && (!alone || target == device) {
+		if err == nil && variants[family].target <= target && target <= capability &&
+			(!alone || target == device) {
 			variants[family] = variant{target, name}
 		}
 	}
@@ -159,7 +163,8 @@ func newest(names []string, capability, device int) map[string]variant {
 }
 
 // Describe says which kernels a device of a compute capability loads, where EURYALE_KERNELS is
-// as told: "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)".
+// as told: "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 (all
+// others)".
 func Describe(kernels string, capability int) (string, error) {
 	dir, target, err := parseKernels(kernels, capability)
 	if err != nil {

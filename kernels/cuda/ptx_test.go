@@ -84,10 +84,12 @@ func textsWith(kernels string, capability int) (map[string]string, error) {
 }
 
 func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
-	types := []string{"b8", "b16", "b32", "b64", "b128", "f16", "bf16", "f32", "f64", "i32", "i64", "u8"}
+	types := []string{"b8", "b16", "b32", "b64", "b128", "f16", "bf16", "f32", "f64", "i32", "i64",
+		"u8"}
 	all := signatures(t)
 	for e := range all {
-		if again, err := parseEntry(e.String()); again != e || err != nil || !slices.Contains(types, e.Type) {
+		if again, err := parseEntry(e.String()); again != e || err != nil ||
+			!slices.Contains(types, e.Type) {
 			t.Errorf("%v", e)
 		}
 	}
@@ -119,11 +121,13 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 		}
 		for family, text := range texts {
 			if strings.Contains(text, "griddepcontrol") {
-				t.Errorf("%s uses programmatic dependent launch on devices of compute capability %d, which have none", family, capability)
+				t.Errorf("%s uses programmatic dependent launch on devices of compute capability "+
+					"%d, which have none", family, capability)
 			}
 		}
 	}
-	if _, err := textsWith("", 61); !errors.Is(err, backend.ErrUnsupported) || !strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
+	if _, err := textsWith("", 61); !errors.Is(err, backend.ErrUnsupported) ||
+		!strings.Contains(err.Error(), "compute capability 6.1: the oldest that works is 7.0") {
 		t.Errorf("devices before Volta: %v", err)
 	}
 }
@@ -147,7 +151,8 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		}
 		_, text, _ = strings.Cut(text, "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
-		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target, target)[family] != (variant{target, file.Name()}) {
+		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target,
+			target)[family] != (variant{target, file.Name()}) {
 			t.Errorf("%s is for sm_%d", file.Name(), target)
 		}
 		gains := target == Volta
@@ -167,18 +172,27 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 }
 
 func TestDevicesTakeTheNewestVariantThatTheyRun(t *testing.T) {
-	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx.gz", "sparse.sm_100.ptx", "sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "sum.sm_90b.ptx", "late.sm_90.ptx"}
+	names := []string{"sum.ptx", "gather.ptx", "gather.sm_80.ptx.gz", "sparse.sm_100.ptx",
+		"sparse.sm_90.ptx", "sparse.sm_80.ptx", "sparse.ptx", "sum.sm_90a.ptx", "sum.sm_90b.ptx",
+		"late.sm_90.ptx"}
 	for _, test := range []struct {
 		capability int
 		want       map[string]variant
 	}{
 		{61, map[string]variant{}},
-		{70, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
-		{75, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"}, "sparse": {70, "sparse.ptx"}}},
-		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {80, "sparse.sm_80.ptx"}}},
-		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {80, "sparse.sm_80.ptx"}}},
-		{90, map[string]variant{"sum": {90, "sum.sm_90a.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90, "late.sm_90.ptx"}}},
-		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
+		{70, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"},
+			"sparse": {70, "sparse.ptx"}}},
+		{75, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {70, "gather.ptx"},
+			"sparse": {70, "sparse.ptx"}}},
+		{80, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"},
+			"sparse": {80, "sparse.sm_80.ptx"}}},
+		{89, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"},
+			"sparse": {80, "sparse.sm_80.ptx"}}},
+		{90, map[string]variant{"sum": {90, "sum.sm_90a.ptx"},
+			"gather": {80, "gather.sm_80.ptx.gz"}, "sparse": {90, "sparse.sm_90.ptx"}, "late": {90,
+				"late.sm_90.ptx"}}},
+		{120, map[string]variant{"sum": {70, "sum.ptx"}, "gather": {80, "gather.sm_80.ptx.gz"},
+			"sparse": {100, "sparse.sm_100.ptx"}, "late": {90, "late.sm_90.ptx"}}},
 	} {
 		for range 2 {
 			if got := newest(names, test.capability, test.capability); !maps.Equal(got, test.want) {
@@ -199,32 +213,37 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 		capability int
 		as         int // 0 for an error
 	}{
-		{"sm_70", 90, 70}, {"sm_70", 70, 70}, {"sm_75", 80, 75}, {"sm_80", 90, 80}, {"sm_90", 90, 90},
+		{"sm_70", 90, 70}, {"sm_70", 70, 70}, {"sm_75", 80, 75}, {"sm_80", 90, 80},
+		{"sm_90", 90, 90},
 		{"sm_90", 80, 0}, {"sm_61", 90, 0}, {"sm_", 90, 0}, {"sm_90a", 90, 0},
 	} {
 		texts, err := textsWith(test.kernels, test.capability)
 		if test.as == 0 {
-			if !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels)) {
+			if !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), fmt.Sprintf("EURYALE_KERNELS=%q", test.kernels)) {
 				t.Errorf("%s with %d: %v", test.kernels, test.capability, err)
 			}
 			continue
 		}
 		want, _ := textsWith("", test.as)
 		if err != nil || !maps.Equal(texts, want) {
-			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels, test.capability, test.as, err)
+			t.Errorf("%s with %d does not give the kernels for %d: %v", test.kernels,
+				test.capability, test.as, err)
 		}
 	}
 }
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
-	const ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all others)"
+	const ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all " +
+		"others)"
 	for _, test := range []struct {
 		kernels    string
 		capability int
 		want       string
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 (all others)"},
+		{"", 90, "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 " +
+			"(all others)"},
 		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
@@ -238,15 +257,17 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 
 func computesAsTheHost(t *testing.T, family, text string) {
 	t.Helper()
-	// fma is written where it is meant: in elementary functions, and in products, whose sums have an
-	// order of their own anyway.
-	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16"}, family) && strings.Contains(text, "fma.rn") {
+	// fma is written where it is meant: in elementary functions, and in products, whose sums have
+	// an order of their own anyway.
+	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16"},
+		family) && strings.Contains(text, "fma.rn") {
 		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
 	}
 	if family == "attention_bf16" { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
 	}
-	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni", ".local "} {
+	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni",
+		".local "} {
 		if strings.Contains(text, approximate) {
 			t.Errorf("%s contains %q", family, approximate)
 		}
@@ -269,17 +290,19 @@ func TestVariantsHaveTheSameKernels(t *testing.T) {
 			}
 			computesAsTheHost(t, family, text)
 			if got, want := parametersOf(text), parametersOf(base[family]); !maps.Equal(got, want) {
-				t.Errorf("%s has other kernels for compute capability %d, or kernels with other parameters", family, capability)
+				t.Errorf("%s has other kernels for compute capability %d, or kernels with other "+
+					"parameters", family, capability)
 			}
 		}
 		if len(texts) != len(base) {
-			t.Errorf("%d families for compute capability %d, %d for Volta", len(texts), capability, len(base))
+			t.Errorf("%d families for compute capability %d, %d for Volta", len(texts), capability,
+				len(base))
 		}
 	}
 }
 
-// parametersOf returns what the kernels of a text take, and bounds of their launches. How many blocks share a
-// multiprocessor is no bound.
+// parametersOf returns what the kernels of a text take, and bounds of their launches. How many
+// blocks share a multiprocessor is no bound.
 func parametersOf(text string) map[string]string {
 	all := map[string]string{}
 	for name, body := range bodies(text) {
@@ -309,16 +332,20 @@ func (v *validator) Launch(c Launch) error {
 	case !ok:
 		return fmt.Errorf("no kernel %v", c.Entry)
 	case len(c.Params())*8 != s.nbytes:
-		return fmt.Errorf("%v takes %d bytes of parameters, got %d", c.Entry, s.nbytes, len(c.Params())*8)
+		return fmt.Errorf("%v takes %d bytes of parameters, got %d", c.Entry, s.nbytes,
+			len(c.Params())*8)
 	case perBlock < 1 || perBlock > s.threads:
-		return fmt.Errorf("%v takes up to %d threads in a block, got %+v", c.Entry, s.threads, c.Block)
+		return fmt.Errorf("%v takes up to %d threads in a block, got %+v", c.Entry, s.threads,
+			c.Block)
 	case c.Grid.X < 1 || c.Grid.Y < 1 || c.Grid.Y > 65535:
 		return fmt.Errorf("%v has grid %+v", c.Entry, c.Grid)
 	}
 	return nil
 }
 
-func device(d backend.DType, addr uintptr, n int) backend.Buffer { return backend.OnDevice(d, addr, n) }
+func device(d backend.DType, addr uintptr, n int) backend.Buffer {
+	return backend.OnDevice(d, addr, n)
+}
 
 // calls makes every call of every type for buffers of n elements.
 func calls(k Kernels, n int) error {
@@ -346,12 +373,14 @@ func calls(k Kernels, n int) error {
 		for _, op := range backend.BinaryOps() {
 			if hasBinary(op, d) {
 				s := Scalar{dtype: d}
-				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s), k.ScalarBinary(op, x, s, y)))
+				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s),
+					k.ScalarBinary(op, x, s, y)))
 			}
 		}
 		add(errors.Join(gathers(k, d, n), exchanges(k, d, n)))
 	}
-	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n), products(k, n), windows(k, n), indexed(k, n), convolutions(k, n), attentions(k, n)))
+	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n), products(k, n), windows(k, n),
+		indexed(k, n), convolutions(k, n), attentions(k, n)))
 	return errors.Join(errs...)
 }
 
@@ -378,7 +407,8 @@ func products(k Kernels, n int) error {
 	var errs []error
 	for _, types := range productTypes {
 		in, out := device(types[0], 1<<40, 3*n), device(types[1], 1<<42, max(n*n, 9*n))
-		p := kernels.Product{M: n, N: n, K: 3, Alpha: 1, A: kernels.Matrix{Buffer: in, Pitch: 3}, B: kernels.Matrix{Buffer: in, Pitch: n}, C: kernels.Matrix{Buffer: out, Pitch: n}}
+		p := kernels.Product{M: n, N: n, K: 3, Alpha: 1, A: kernels.Matrix{Buffer: in, Pitch: 3},
+			B: kernels.Matrix{Buffer: in, Pitch: n}, C: kernels.Matrix{Buffer: out, Pitch: n}}
 		errs = append(errs, k.Multiply(p))
 		p.Batch, p.M, p.B.Transposed, p.B.Pitch, p.C.Stride = 1<<17, 3, true, 3, 3*n
 		p.C.Buffer = device(types[1], 1<<42, p.Batch*p.C.Stride)
@@ -397,9 +427,11 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		t.Errorf("a directory without PTX: %v", err)
 	}
 	of := func(target string) string {
-		return "\n.version 9.0\n.target " + target + "\n.address_size 64\n\n.visible .entry a_b8(\n)\n{\n\tret;\n}\n"
+		return "\n.version 9.0\n.target " + target + "\n.address_size 64\n\n.visible .entry " +
+			"a_b8(\n)\n{\n\tret;\n}\n"
 	}
-	for name, text := range map[string]string{"scale.ptx": of("sm_80"), "sparse.ptx": of("sm_80"), "sparse.sm_90.ptx": of("sm_90")} {
+	for name, text := range map[string]string{"scale.ptx": of("sm_80"), "sparse.ptx": of("sm_80"),
+		"sparse.sm_90.ptx": of("sm_90")} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -419,8 +451,10 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(texts) != len(embedded) || texts["scale"] != test.scale || texts["sparse"] != test.sparse || texts["move"] != embedded["move"] {
-			t.Errorf("%d families, embedded %d: scale %q, sparse %q", len(texts), len(embedded), texts["scale"], texts["sparse"])
+		if len(texts) != len(embedded) || texts["scale"] != test.scale ||
+			texts["sparse"] != test.sparse || texts["move"] != embedded["move"] {
+			t.Errorf("%d families, embedded %d: scale %q, sparse %q", len(texts), len(embedded),
+				texts["scale"], texts["sparse"])
 		}
 	}
 }
@@ -441,7 +475,8 @@ func TestEveryCallFitsThePTX(t *testing.T) {
 	for _, d := range backend.DTypes() {
 		for _, width := range []int{1, 2, 3, 4, 8, 16} {
 			n := 24 * width
-			if err := permute(New(v), device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width}, []int{1, 0, 2}); err != nil {
+			if err := permute(New(v), device(d, 1<<40, n), device(d, 1<<41, n), []int{4, 6, width},
+				[]int{1, 0, 2}); err != nil {
 				t.Error(err)
 			}
 		}
@@ -456,8 +491,10 @@ func TestEveryCallFitsThePTX(t *testing.T) {
 func TestGeometryAtBoundaries(t *testing.T) {
 	v := newValidator(t)
 	k := New(v)
-	for n, want := range map[int]uint32{1: 1, 1024: 1, 1025: 2, 1 << 20: 1 << 10, 1<<20 + 1: 1<<10 + 1, 1 << 40: maxBlocks} {
-		if err := k.Scale(device(backend.F32, 1<<44, n), device(backend.F32, 1<<44, n), 2); err != nil || v.last.Grid != (Size{want, 1}) {
+	for n, want := range map[int]uint32{1: 1, 1024: 1, 1025: 2, 1 << 20: 1 << 10, 1<<20 + 1: 1<<10 +
+		1, 1 << 40: maxBlocks} {
+		if err := k.Scale(device(backend.F32, 1<<44, n), device(backend.F32, 1<<44, n),
+			2); err != nil || v.last.Grid != (Size{want, 1}) {
 			t.Errorf("scale of %d: grid %+v, want %d blocks: %v", n, v.last.Grid, want, err)
 		}
 	}
@@ -476,9 +513,11 @@ func TestWidestUnitsAreUsed(t *testing.T) {
 	for _, c := range []struct {
 		addr               uintptr
 		pitch, width, want int
-	}{{0, 32, 16, 128}, {8, 32, 16, 64}, {4, 32, 16, 32}, {0, 33, 16, 32}, {0, 34, 16, 64}, {0, 32, 4, 128}, {0, 32, 5, 32}} {
+	}{{0, 32, 16, 128}, {8, 32, 16, 64}, {4, 32, 16, 32}, {0, 33, 16, 32}, {0, 34, 16, 64},
+		{0, 32, 4, 128}, {0, 32, 5, 32}} {
 		x := device(backend.F32, 1<<40+c.addr, 1<<10)
-		if err := k.Copy2D(x, c.pitch, device(backend.F32, 1<<41, 1<<10), 32, c.width, 2); err != nil || v.last.Entry.Type != fmt.Sprint("b", c.want) {
+		if err := k.Copy2D(x, c.pitch, device(backend.F32, 1<<41, 1<<10), 32, c.width,
+			2); err != nil || v.last.Entry.Type != fmt.Sprint("b", c.want) {
 			t.Errorf("%+v: used %v: %v", c, v.last.Entry, err)
 		}
 	}
@@ -523,7 +562,8 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		{backend.BF16, []int{15, 512}, []int{1, 0}, "transpose_join_b16"},
 		{backend.F32, []int{2, 3, 256}, []int{0, 2, 1}, "transpose_join_b32"},
 		{backend.F64, []int{2, 3, 1024}, []int{0, 2, 1}, "gather_b64"}, // as fast
-		{backend.U8, []int{3, 2, 1024}, []int{2, 1, 0}, "gather_b8"},   // planes that others lie between
+		// planes that others lie between
+		{backend.U8, []int{3, 2, 1024}, []int{2, 1, 0}, "gather_b8"},
 	} {
 		n := 1
 		for _, d := range c.dims {
@@ -531,7 +571,8 @@ func TestShapesChooseTheKernel(t *testing.T) {
 		}
 		err := permute(k, device(c.d, 1<<40, n), device(c.d, 1<<41, n), c.dims, c.perm)
 		if err != nil || v.last.Entry.String() != c.want {
-			t.Errorf("%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry, c.want, err)
+			t.Errorf("%v %v by %v: used %v, want %s: %v", c.d, c.dims, c.perm, v.last.Entry,
+				c.want, err)
 		}
 	}
 }
@@ -542,30 +583,34 @@ func TestTranspositionsPassStrides(t *testing.T) {
 		dims, perm []int
 		want       []uint64
 	}{
-		{[]int{64, 48}, []int{1, 0}, []uint64{48, 64, 64, 48}},               // wide
-		{[]int{63, 47}, []int{1, 0}, []uint64{47, 63, 63, 47}},               // words
-		{[]int{3, 63, 47}, []int{0, 2, 1}, []uint64{47, 63, 63, 47}},         // words, several
-		{[]int{20, 3, 5, 50}, []int{3, 2, 1, 0}, []uint64{50, 20, 300, 750}}, // words, others between
-		{[]int{2, 2048, 3}, []int{0, 2, 1}, []uint64{2048, 2048}},            // split
-		{[]int{2, 3, 2049}, []int{0, 2, 1}, []uint64{2049, 2049}},            // join
+		{[]int{64, 48}, []int{1, 0}, []uint64{48, 64, 64, 48}},       // wide
+		{[]int{63, 47}, []int{1, 0}, []uint64{47, 63, 63, 47}},       // words
+		{[]int{3, 63, 47}, []int{0, 2, 1}, []uint64{47, 63, 63, 47}}, // words, several
+		// words, others between
+		{[]int{20, 3, 5, 50}, []int{3, 2, 1, 0}, []uint64{50, 20, 300, 750}},
+		{[]int{2, 2048, 3}, []int{0, 2, 1}, []uint64{2048, 2048}}, // split
+		{[]int{2, 3, 2049}, []int{0, 2, 1}, []uint64{2049, 2049}}, // join
 	} {
 		n := 1
 		for _, d := range c.dims {
 			n *= d
 		}
 		var l calling
-		if err := permute(New(&l), device(backend.BF16, 1<<40, n), device(backend.BF16, 1<<41, n), c.dims, c.perm); err != nil || len(l) != 1 {
+		if err := permute(New(&l), device(backend.BF16, 1<<40, n), device(backend.BF16, 1<<41, n),
+			c.dims, c.perm); err != nil || len(l) != 1 {
 			t.Fatalf("%v by %v: %d calls, %v", c.dims, c.perm, len(l), err)
 		}
 		if got := l[0].Params()[2:][:len(c.want)]; !slices.Equal(got, c.want) {
-			t.Errorf("%v by %v: %v has lengths and strides %v, want %v", c.dims, c.perm, l[0].Entry, got, c.want)
+			t.Errorf("%v by %v: %v has lengths and strides %v, want %v", c.dims, c.perm, l[0].Entry,
+				got, c.want)
 		}
 	}
 }
 
 // Every divisor is right where quotients change, up to the largest dividend.
 func TestDivisorsDivide(t *testing.T) {
-	for _, d := range []int{1, 2, 3, 5, 7, 10, 16, 641, 1000, 1 << 16, 1<<16 + 1, 1<<30 - 1, 1 << 30, 1<<30 + 1, maxIndex - 1} {
+	for _, d := range []int{1, 2, 3, 5, 7, 10, 16, 641, 1000, 1 << 16, 1<<16 + 1, 1<<30 - 1,
+		1 << 30, 1<<30 + 1, maxIndex - 1} {
 		var c Launch
 		c.passDivisor(d)
 		value, multiplier, shift := c.Params()[0]&math.MaxUint32, c.Params()[0]>>32, c.Params()[1]
@@ -574,7 +619,8 @@ func TestDivisorsDivide(t *testing.T) {
 				if a < 0 || a >= maxIndex {
 					continue
 				}
-				if got := uint64(a) * multiplier >> shift; value != uint64(d) || got != uint64(a/d) {
+				if got := uint64(a) * multiplier >> shift; value != uint64(d) ||
+					got != uint64(a/d) {
 					t.Errorf("%d / %d is %d, want %d", a, d, got, a/d)
 				}
 			}
@@ -594,14 +640,17 @@ func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
 	var l calling
 	const rows, width = 5, maxIndex / 2
 	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width/2)
-	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2}, []int{width / 2, 1, 0}); err != nil {
+	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2},
+		[]int{width / 2, 1, 0}); err != nil {
 		t.Fatal(err)
 	}
 	at := 0
 	for _, c := range l {
 		n := int(c.Params()[2])
-		if n >= maxIndex || c.Params()[0] != uint64(1<<40+at) || c.Params()[1] != uint64(1<<41+at/2) {
-			t.Errorf("%v of %d elements to %x from %x, after %d", c.Entry, n, c.Params()[0], c.Params()[1], at)
+		if n >= maxIndex || c.Params()[0] != uint64(1<<40+at) ||
+			c.Params()[1] != uint64(1<<41+at/2) {
+			t.Errorf("%v of %d elements to %x from %x, after %d", c.Entry, n, c.Params()[0],
+				c.Params()[1], at)
 		}
 		at += n
 	}
@@ -641,14 +690,16 @@ func TestTilesAtBoundaries(t *testing.T) {
 		x, y := device(c.d, 1<<40, 3*c.m*c.n), device(c.d, 1<<41, 3*c.m*c.n)
 		err := permute(k, x, y, []int{3, c.n, c.m}, []int{0, 2, 1})
 		if err != nil || v.last.Grid != (Size{uint32(3 * c.want), 1}) {
-			t.Errorf("%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n, c.m, v.last.Entry, v.last.Grid, c.want, err)
+			t.Errorf("%v of %d x %d: %v has %v blocks for 3 matrices, want %d each: %v", c.d, c.n,
+				c.m, v.last.Entry, v.last.Grid, c.want, err)
 		}
 	}
 }
 
 func TestArgumentsAreChecked(t *testing.T) {
 	k := New(newValidator(t))
-	x, y, short := device(backend.F32, 1<<40, 4), device(backend.F32, 1<<41, 4), device(backend.F32, 1<<42, 3)
+	x, y, short := device(backend.F32, 1<<40, 4), device(backend.F32, 1<<41, 4),
+		device(backend.F32, 1<<42, 3)
 	integer, host := device(backend.I32, 1<<40, 4), backend.Of(make([]float32, 4))
 	half := device(backend.F16, 1<<40, 4)
 	for name, err := range map[string]error{
@@ -679,7 +730,8 @@ func TestArgumentsAreChecked(t *testing.T) {
 		"add halves":      k.Binary(backend.Add, half, half, half),
 		"pow of integers": k.Binary(backend.Pow, integer, integer, integer),
 		"many sources":    k.Reduce(backend.Sum, x, many...),
-		"seven axes":      permute(k, big, device(backend.F32, 1<<41, 1<<7), seven, []int{6, 5, 4, 3, 2, 1, 0}),
+		"seven axes": permute(k, big, device(backend.F32, 1<<41, 1<<7), seven,
+			[]int{6, 5, 4, 3, 2, 1, 0}),
 	} {
 		if !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
@@ -701,7 +753,8 @@ func TestCallsAllocateNothing(t *testing.T) {
 	srcs := []backend.Buffer{y, y, y, y}
 	f := device(backend.F32, 1<<42, 1000)
 	allocs := testing.AllocsPerRun(100, func() {
-		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Scale(x, y, 2), k.Reduce(backend.Avg, x, srcs...),
+		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Scale(x, y, 2),
+			k.Reduce(backend.Avg, x, srcs...),
 			k.Binary(backend.Add, f, f, f), k.Copy2D(x, 10, y, 20, 10, 10))
 		if err != nil {
 			t.Error(err)

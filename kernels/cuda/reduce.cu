@@ -90,9 +90,11 @@ template <class Op, class T> DEVICE void reducemany(T *dst, u64 n, const Sources
 		combine<Op, T, 1, 1>(dst, srcs, i);
 }
 
-#define REDUCE(op, Op, T)                                                                                  \
-	KERNEL(reduce_##op##_##T, 256, T *dst, u64 n, Sources<8> srcs) { reduce<Op>(dst, n, srcs); }       \
-	KERNEL(reducemany_##op##_##T, 256, T *dst, u64 n, Sources<256> srcs) { reducemany<Op>(dst, n, srcs); }
+#define REDUCE(op, Op, T) \
+	KERNEL(reduce_##op##_##T, 256, T *dst, u64 n, Sources<8> srcs) { reduce<Op>(dst, n, srcs); } \
+	KERNEL(reducemany_##op##_##T, 256, T *dst, u64 n, Sources<256> srcs) { \
+		reducemany<Op>(dst, n, srcs); \
+	}
 
 #define REDUCE_ALL(T)        \
 	REDUCE(sum, Sum, T)  \

@@ -1,7 +1,7 @@
 // Rows of tables, by indices: takerows_INDEX_DTYPE and its gradient addrows_INDEX_DTYPE.
 //
-// There are no atomics. A row of the table is added up by one warp, in the order of the indices, so that
-// the bits are those of the host.
+// There are no atomics. A row of the table is added up by one warp, in the order of the indices, so
+// that the bits are those of the host.
 
 #include "number.cuh"
 #include "sparse.cuh"
@@ -11,7 +11,8 @@
 // How many columns of a row a warp does: eight loads of a thread are under way at once.
 constexpr u32 row_strip = 256, row_strips = row_strip / 32;
 
-// How many indices a block looks at before it adds the rows of its part of the table that they name.
+// How many indices a block looks at before it adds the rows of its part of the table that they
+// name.
 constexpr u32 listed = 2048;
 
 DEVICE f32 not_a_number(f32) { return bits_as<f32>(0x7fc00000); }
@@ -19,13 +20,15 @@ DEVICE f64 not_a_number(f64) { return bits_as<f64>(0x7ff8000000000000); }
 
 // for b, k { dst[b,k,:] = src[b,indices[k],:], or NaN }
 template <class T, class I>
-DEVICE void takerows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width) {
+DEVICE void takerows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count,
+	u64 width) {
 	for (u64 row = thread_index() / 32; row < before * n; row += thread_count() / 32) {
 		u64 b = before == 1 ? 0 : row / n;
 		i64 index = indices[row - b * n];
 		bool there = index >= 0 && index < (i64)count;
 		const T *from = src + (b * count + index) * width;
-		for (u64 first = (u64)block_y() * row_strip; first < width; first += (u64)blocks_y() * row_strip)
+		for (u64 first = (u64)block_y() * row_strip; first < width;
+			first += (u64)blocks_y() * row_strip)
 			for (u32 i = 0; i < row_strips; i++) {
 				u64 c = first + i * 32 + thread_x() % 32;
 				if (c < width)
@@ -45,7 +48,8 @@ struct Names {
 	u32 counts[8]; // by warp
 };
 
-// Lists the indices, of the next `listed`, that name rows lo to hi, in order, and returns how many there are.
+// Lists the indices, of the next `listed`, that name rows lo to hi, in order, and returns how many
+// there are.
 template <class I> DEVICE u32 list_named(Names &names, const I *indices, u64 n, i64 lo, i64 hi) {
 	constexpr u32 each = listed / 256;
 	u32 warp = thread_x() / 32, lane = thread_x() % 32, votes[each], rows[each], own = 0;
@@ -66,7 +70,8 @@ template <class I> DEVICE u32 list_named(Names &names, const I *indices, u64 n, 
 	}
 	for (u32 j = 0; j < each; j++) {
 		if (votes[j] >> lane & 1)
-			names.list[at + bits_set(votes[j] & ((1u << lane) - 1))] = Named{rows[j], (warp * each + j) * 32 + lane};
+			names.list[at + bits_set(votes[j] & ((1u << lane) - 1))] =
+				Named{rows[j], (warp * each + j) * 32 + lane};
 		at += bits_set(votes[j]);
 	}
 	barrier();
@@ -74,7 +79,9 @@ template <class I> DEVICE u32 list_named(Names &names, const I *indices, u64 n, 
 }
 
 // Adds the rows of src that are named as a row to sum: columns up to end, from src on.
-template <class T> DEVICE void add_named(T (&sum)[row_strips], const Names &names, u32 all, u32 row, const T *src, u64 width, u64 end) {
+template <class T>
+DEVICE void add_named(T (&sum)[row_strips], const Names &names, u32 all, u32 row, const T *src,
+	u64 width, u64 end) {
 	u32 lane = thread_x() % 32;
 	for (u32 i = 0; i < all; i += 32)
 		for (u32 votes = votes_of(i + lane < all && names.list[i + lane].row == row); votes != 0;) {
@@ -85,7 +92,8 @@ template <class T> DEVICE void add_named(T (&sum)[row_strips], const Names &name
 #pragma unroll
 			for (u32 a = 0; a < ahead; a++) {
 				has[a] = votes != 0;
-				const T *from = has[a] ? src + (u64)names.list[i + trailing_zeros(votes)].index * width : src;
+				const T *from =
+					has[a] ? src + (u64)names.list[i + trailing_zeros(votes)].index * width : src;
 				votes &= votes - (has[a] ? 1 : 0);
 #pragma unroll
 				for (u32 j = 0; j < row_strips; j++) {
@@ -111,13 +119,15 @@ DEVICE bool is_named(const Names &names, u32 all, u32 row) {
 
 // dst = 0; for b, k { dst[b,indices[k],:] += src[b,k,:] }
 template <class T, class I>
-DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width, u64 part) {
+DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width,
+	u64 part) {
 	SHARED Names names;
 	u32 warp = thread_x() / 32, lane = thread_x() % 32;
 	u64 across = (width + row_strip - 1) / row_strip, parts = (count + part - 1) / part;
 	for (u64 y = block_y(); y < across * before; y += blocks_y())
 		for (u64 x = block_x(); x < parts; x += blocks_x()) {
-			u64 b = y / across, first = (y - b * across) * row_strip, end = least(width - first, (u64)row_strip);
+			u64 b = y / across, first = (y - b * across) * row_strip,
+				end = least(width - first, (u64)row_strip);
 			u64 lo = x * part, hi = least(lo + part, count);
 			for (u64 done = 0; done == 0 || done < n; done += listed) {
 				u32 all = list_named(names, indices + done, n - done, lo, hi);
@@ -130,7 +140,8 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 						u64 c = j * 32 + lane;
 						sum[j] = done > 0 && c < end ? to[c] : T(0);
 					}
-					add_named(sum, names, all, (u32)(row - lo), src + (b * n + done) * width + first, width, end);
+					add_named(sum, names, all, (u32)(row - lo),
+						src + (b * n + done) * width + first, width, end);
 					for (u32 j = 0; j < row_strips; j++) {
 						u64 c = j * 32 + lane;
 						if (c < end)
@@ -142,12 +153,14 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 		}
 }
 
-#define ROWS(T, I)                                                                                           \
-	KERNEL(takerows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width) { \
-		takerows(dst, src, indices, n, before, count, width);                                        \
-	}                                                                                                    \
-	KERNEL(addrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count, u64 width, u64 part) { \
-		addrows(dst, src, indices, n, before, count, width, part);                                   \
+#define ROWS(T, I) \
+	KERNEL(takerows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
+		u64 count, u64 width) { \
+		takerows(dst, src, indices, n, before, count, width); \
+	} \
+	KERNEL(addrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
+		u64 count, u64 width, u64 part) { \
+		addrows(dst, src, indices, n, before, count, width, part); \
 	}
 ROWS(f32, i32)
 ROWS(f32, i64)
@@ -156,5 +169,6 @@ ROWS(f64, i64)
 
 // ---- launch ----
 //
-// 256 threads. takerows has a warp for each row, and the y axis of the grid for its columns. addrows has
-// a block for `part` rows of the table, at least one for each warp, and the y axis for columns and tables.
+// 256 threads. takerows has a warp for each row, and the y axis of the grid for its columns.
+// addrows has a block for `part` rows of the table, at least one for each warp, and the y axis for
+// columns and tables.

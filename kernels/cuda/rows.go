@@ -7,9 +7,10 @@ import (
 
 // Geometry of rows.cu.
 const (
-	rowStrip   = 256  // columns of a row that a warp does
-	rowWarps   = 8    // of a block
-	rowsBlocks = 1024 // of addrows at most, about as many as are under way on an H100: each reads all indices
+	rowStrip = 256 // columns of a row that a warp does
+	rowWarps = 8   // of a block
+	// of addrows at most, about as many as are under way on an H100: each reads all indices
+	rowsBlocks = 1024
 )
 
 // TakeRows has the meaning of [kernels.Host.TakeRows].
@@ -22,9 +23,9 @@ func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) erro
 	return k.launcher.Launch(c)
 }
 
-// AddRows has the meaning and bits of [kernels.Host.AddRows]. A block reads all indices and adds the rows
-// that are in its part of the table: besides dst and the rows, up to 1,024 times the indices are read,
-// out of the second-level cache.
+// AddRows has the meaning and bits of [kernels.Host.AddRows]. A block reads all indices and adds
+// the rows that are in its part of the table: besides dst and the rows, up to 1,024 times the
+// indices are read, out of the second-level cache.
 func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	if err := check.AddRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
 		return err
@@ -38,7 +39,8 @@ func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 }
 
 func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
-	c := Launch{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()}, Block: Size{threads, 1}}
+	c := Launch{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()},
+		Block: Size{threads, 1}}
 	c.pass(word(dst), word(src), word(indices))
 	for _, n := range []int{indices.Len(), r.Before, r.Count, r.Width} {
 		c.pass(uint64(n))

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// someRows are tables with fewer and more rows than a block does, and indices that a block sees at once
-// and in turns.
+// someRows are tables with fewer and more rows than a block does, and indices that a block sees at
+// once and in turns.
 var someRows = []struct {
 	kernels.Rows
 	n int
@@ -28,7 +28,8 @@ func testRows(t *testing.T, m machine) {
 		for _, of := range []backend.DType{backend.I32, backend.I64} {
 			for _, r := range someRows {
 				b.reset(uint64(r.n))
-				table, rows, indices := b.alloc(d, r.Before*r.Count*r.Width, 1), b.alloc(d, r.Before*r.n*r.Width, 0), b.alloc(of, r.n, 1)
+				table, rows, indices := b.alloc(d, r.Before*r.Count*r.Width, 1),
+					b.alloc(d, r.Before*r.n*r.Width, 0), b.alloc(of, r.n, 1)
 				for k := range r.n {
 					i := b.rnd.IntN(r.Count)
 					if b.rnd.IntN(3) == 0 { // many of one, and some out of range
@@ -40,12 +41,24 @@ func testRows(t *testing.T, m machine) {
 						backend.View[int64](indices.host)[k] = int64(i)
 					}
 				}
-				name := func(kernel string) string { return fmt.Sprintf("%s of %+v %v by %d %v", kernel, r.Rows, d, r.n, of) }
-				b.run(name("takerows"), rows, func() error { return b.device.TakeRows(rows.device, table.device, indices.device, r.Rows) },
-					func() error { return b.host.TakeRows(rows.host, table.host, indices.host, r.Rows) })
+				name := func(kernel string) string {
+					return fmt.Sprintf("%s of %+v %v by %d %v", kernel, r.Rows, d, r.n, of)
+				}
+				b.run(name("takerows"), rows, func() error {
+					return b.device.TakeRows(rows.device, table.device, indices.device, r.Rows)
+				},
+					func() error {
+						return b.host.TakeRows(rows.host, table.host, indices.host,
+							r.Rows)
+					})
 				b.randomise(rows.host)
-				b.run(name("addrows"), table, func() error { return b.device.AddRows(table.device, rows.device, indices.device, r.Rows) },
-					func() error { return b.host.AddRows(table.host, rows.host, indices.host, r.Rows) })
+				b.run(name("addrows"), table, func() error {
+					return b.device.AddRows(table.device, rows.device, indices.device, r.Rows)
+				},
+					func() error {
+						return b.host.AddRows(table.host, rows.host, indices.host,
+							r.Rows)
+					})
 			}
 		}
 	}

@@ -163,7 +163,8 @@ template <class T> DEVICE f32 stays(f32 v, bool saturate) {
 template <> DEVICE f32 stays<f32>(f32, bool) { return 0; }
 
 // count_block counts the picks of the block, and tells the tiles behind.
-DEVICE u64 count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, u32 most_ties, u64 *tiles, u32 t) {
+DEVICE u64 count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, u32 most_ties,
+	u64 *tiles, u32 t) {
 	u32 warp = thread_x() / 32;
 	above = in_warp(p.above), ties = {};
 	if (most_ties != 0)
@@ -185,7 +186,8 @@ DEVICE u64 count_block(Shared &s, Counts &above, Counts &ties, const Picks &p, u
 
 // count_all returns what the tiles before have picked, and tells those behind. The last
 // tile writes the head of the message.
-DEVICE u64 count_all(Shared &s, u64 own, const Cut &c, u64 *words, u32 t, u32 tiles, const Entries &out, bool lists) {
+DEVICE u64 count_all(Shared &s, u64 own, const Cut &c, u64 *words, u32 t, u32 tiles,
+	const Entries &out, bool lists) {
 	u64 sum = before(s, words, t);
 	if (thread_x() > 0)
 		return sum;
@@ -225,11 +227,13 @@ DEVICE u64 in_rows(const Counts &c) {
 
 // gather puts the values of a thread, and its picks, among those of its block. A thread
 // has few picks: a loop over them is a quarter of the instructions of one over all rows.
-DEVICE void gather(Gathered &to, const f32 (&v)[each_has], const Picks &p, const Counts &above, const Counts &ties) {
+DEVICE void gather(Gathered &to, const f32 (&v)[each_has], const Picks &p, const Counts &above,
+	const Counts &ties) {
 	u32 first = first_of(thread_x());
 #pragma unroll
 	for (u32 j = 0; j < rows; j++)
-		store(to.v + first + j * 32 * across, reinterpret_cast<const f32(&)[across]>(v[j * across]));
+		store(to.v + first + j * 32 * across,
+			reinterpret_cast<const f32(&)[across]>(v[j * across]));
 	u64 starts = in_rows(above), tie_starts = in_rows(ties);
 	for (u32 left = p.above | p.ties; left != 0; left &= left - 1) {
 		u32 bit = left & -left, i = trailing_zeros(left), row = i / across;
@@ -243,10 +247,12 @@ DEVICE void gather(Gathered &to, const f32 (&v)[each_has], const Picks &p, const
 
 // each_pick calls put(value, place in the tile, position in the message, is a tie) for the
 // picks of a block, one behind the other, that are above or among the first ties.
-template <class Put> DEVICE void each_pick(const Gathered &from, u64 own, u64 before, u32 most_ties, Put put) {
+template <class Put>
+DEVICE void each_pick(const Gathered &from, u64 own, u64 before, u32 most_ties, Put put) {
 	u32 a = above_of(before), e = ties_of(before), count = above_of(own) + ties_of(own);
 	for (u32 i = thread_x(); i < count; i += threads) {
-		u32 what = from.picked[i], place = what % tie_bit, own_ties = what >> 16, tie = e + own_ties;
+		u32 what = from.picked[i], place = what % tie_bit, own_ties = what >> 16,
+			tie = e + own_ties;
 		bool is_tie = what & tie_bit;
 		if (!is_tie || tie < most_ties)
 			put(from.v[place], place, a + i - own_ties + least(tie, most_ties), is_tie);
@@ -287,7 +293,8 @@ template <class T> DEVICE void read(T (&v)[each_has], const T *p, u32 at, u32 n,
 }
 
 // write writes y(i, value) for each element, row by row: fewer registers are in use.
-template <class T, class Y> DEVICE void write(T *p, const T (&v)[each_has], u32 at, u32 n, bool vectors, Y y) {
+template <class T, class Y>
+DEVICE void write(T *p, const T (&v)[each_has], u32 at, u32 n, bool vectors, Y y) {
 	p += at;
 #pragma unroll
 	for (u32 j = 0; j < rows; j++) {
@@ -334,13 +341,15 @@ constexpr u64 perhaps = 4;   // there may be nothing to do: look before anything
 // All that a block can do before it knows how many were picked before its own is done
 // before: it waits for that with its residual written, and its picks in order.
 template <class T>
-DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how, Cut *cut) {
+DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, u32 n, u64 how,
+	Cut *cut) {
 	SHARED Shared shared;
 	SHARED Gathered gathered;
 	if ((how & perhaps) && cut->mode != selects)
 		return;
 	u32 t = block_x(), at = t * tile + first_of(thread_x());
-	bool whole = (t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
+	bool whole =
+		(t + 1) * tile <= n && aligned(ADDRESS(x) | ADDRESS(residual) | ADDRESS(dense), 16);
 	f32 v[each_has];
 	read(v, residual ? residual : x, at, n, whole);
 	if (residual && x) {
@@ -363,9 +372,11 @@ DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, 
 	bool saturate = how & saturates, keep = how & keeps;
 	T sent;
 	if (dense)
-		write(dense, v, at, n, whole, [&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
+		write(dense, v, at, n, whole,
+			[&](u32 i, f32 x) { return p.above >> i & 1 ? seen(x, saturate, sent) : 0; });
 	if (residual)
-		write(residual, v, at, n, whole, [&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
+		write(residual, v, at, n, whole,
+			[&](u32 i, f32 x) { return !keep && p.above >> i & 1 ? stays<T>(x, saturate) : x; });
 
 	u64 before = count_all(shared, own, c, cut->tiles(), t, blocks_x(), out, !dense);
 	each_pick(gathered, own, before, c.ties, [&](f32 x, u32 place, u32 position, bool is_tie) {
@@ -389,10 +400,11 @@ DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, 
 	});
 }
 
-#define SELECT(T)                                                                                              \
-	KERNEL(select_##T, 256, Entries out, f32 *dense, const f32 *x, f32 *residual, u64 n, u64 how, Cut *cut) { \
-		await_predecessors();                                                                               \
-		select<T>(out, dense, x, residual, (u32)n, how, cut);                                               \
+#define SELECT(T) \
+	KERNEL(select_##T, 256, Entries out, f32 *dense, const f32 *x, f32 *residual, u64 n, u64 how, \
+		Cut *cut) { \
+		await_predecessors(); \
+		select<T>(out, dense, x, residual, (u32)n, how, cut); \
 	}
 SELECT(f32)
 SELECT(f16)
@@ -402,7 +414,8 @@ SELECT(bf16)
 // one:
 //
 // for i < list.head[1] { v := list.values[i]; if picked { as above, for list.index[i] } }
-template <class T> DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
+template <class T>
+DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how, Cut *cut) {
 	SHARED Shared shared;
 	SHARED Gathered gathered;
 	u32 n = (u32)list.head[1], t = block_x();
@@ -430,10 +443,10 @@ template <class T> DEVICE void take(const Entries &out, const Entries &list, f32
 	});
 }
 
-#define TAKE(T)                                                                                                \
-	KERNEL(take_##T, 256, Entries out, Entries list, f32 *residual, u64 how, Cut *cut) {                   \
-		await_predecessors();                                                                          \
-		take<T>(out, list, residual, how, cut);                                                        \
+#define TAKE(T) \
+	KERNEL(take_##T, 256, Entries out, Entries list, f32 *residual, u64 how, Cut *cut) { \
+		await_predecessors(); \
+		take<T>(out, list, residual, how, cut); \
 	}
 TAKE(f32)
 TAKE(f16)
@@ -441,7 +454,8 @@ TAKE(bf16)
 
 // begin clears what a selection counts in, words of scratch whose first are the
 // cut, and the head of the message; nothing is selected if a note is not zero.
-KERNEL(begin_b64, 256, u64 *head, u64 heads, u64 print, u64 *scratch, u64 words, const u64 *notes, u64 ranks, u64 above) {
+KERNEL(begin_b64, 256, u64 *head, u64 heads, u64 print, u64 *scratch, u64 words, const u64 *notes,
+	u64 ranks, u64 above) {
 	in_turn();
 	u64 i = thread_index();
 	for (u64 j = i; j < words; j += thread_count())
@@ -467,7 +481,8 @@ struct Bin { u32 bin, rank; };
 template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
 	SHARED u32 sums[warps];
 	SHARED Bin found;
-	constexpr u32 N = bins / threads; // a thread's, from first on: the first thread has the last ones
+	// a thread's, from first on: the first thread has the last ones
+	constexpr u32 N = bins / threads;
 	u32 thread = thread_x(), warp = thread / 32, first = bins - (thread + 1) * N;
 	u32 own[N];
 	load(own, counts + first);
@@ -504,11 +519,13 @@ template <u32 bins> DEVICE Bin find(const u32 *counts, u32 rank) {
 // A sample's magnitudes are counted by their upper 13 bits, in bins that are 3 % apart,
 // and those of one bin by 11 bits more: where a residual is cut off every time, a bin
 // of 3 % may hold several times what is picked.
-constexpr u32 coarse_bits = 13, coarse_bins = 1 << coarse_bits, fine_bits = 11, fine_bins = 1 << fine_bits;
+constexpr u32 coarse_bits = 13, coarse_bins = 1 << coarse_bits, fine_bits = 11,
+			  fine_bins = 1 << fine_bits;
 constexpr u32 fine_shift = 31 - coarse_bits - fine_bits;
 
 // One element of every n/samples, at a place that has no pattern: its magnitude.
-KERNEL(sample_f32, 256, u32 *counts, u32 *sample, const f32 *x, const f32 *residual, u64 n, u64 samples, const Cut *cut) {
+KERNEL(sample_f32, 256, u32 *counts, u32 *sample, const f32 *x, const f32 *residual, u64 n,
+	u64 samples, const Cut *cut) {
 	in_turn();
 	if (cut->mode != selects)
 		return;
@@ -531,12 +548,14 @@ KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, const u32 *sample, u64 sampl
 	for (u32 i = thread_x(); i < fine_bins; i += threads)
 		own[i] = 0;
 	Bin coarse = find<coarse_bins>(counts, (u32)rank); // with a barrier
-	constexpr u32 at_once = 32; // for a thread, since there is no more than this block to hide a read behind
+	// for a thread, since there is no more than this block to hide a read behind
+	constexpr u32 at_once = 32;
 	for (u64 first = thread_x(); first < samples; first += at_once * threads) {
 		u32 m[at_once];
 #pragma unroll
 		for (u32 j = 0; j < at_once; j++)
-			m[j] = first + j * threads < samples ? sample[first + j * threads] : 0; // which is below all others
+			// which is below all others
+			m[j] = first + j * threads < samples ? sample[first + j * threads] : 0;
 #pragma unroll
 		for (u32 j = 0; j < at_once; j++)
 			if (m[j] >> (31 - coarse_bits) == coarse.bin)
@@ -553,7 +572,9 @@ KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, const u32 *sample, u64 sampl
 constexpr u32 high_bins = 2048, middle_bins = 1024, low_bins = 1024;
 
 // fits reports whether a list has the k-th.
-DEVICE bool fits(const Entries &list, u64 k) { return list.head[1] >= k && list.head[1] <= list.room; }
+DEVICE bool fits(const Entries &list, u64 k) {
+	return list.head[1] >= k && list.head[1] <= list.room;
+}
 
 // narrow_down returns the bits of the k-th that steps before this one have found,
 // and its rank among those that share them.
@@ -574,7 +595,8 @@ DEVICE Bin narrow_down(const u32 *counts, u32 step, u32 k) {
 }
 
 // histogram counts the next bits of those that share the bits found before.
-KERNEL(histogram_b32, 256, u32 *counts, u64 step, Entries list, const f32 *v, u64 n, u64 k, const Cut *first) {
+KERNEL(histogram_b32, 256, u32 *counts, u64 step, Entries list, const f32 *v, u64 n, u64 k,
+	const Cut *first) {
 	in_turn();
 	SHARED u32 own[high_bins];
 	if (first->mode != selects)
@@ -664,8 +686,12 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 	u32 count = (u32)least(n - lo, (u64)width), warp = thread_x() / 32;
 	for (u32 i = thread_x(); i < width; i += threads)
 		sums[i] = 0;
-	auto index = [&](u64 r) { return reinterpret_cast<const i32 *>(m.first + r * m.nbytes + m.index); };
-	auto values = [&](u64 r) { return reinterpret_cast<const V *>(m.first + r * m.nbytes + m.values); };
+	auto index = [&](u64 r) {
+		return reinterpret_cast<const i32 *>(m.first + r * m.nbytes + m.index);
+	};
+	auto values = [&](u64 r) {
+		return reinterpret_cast<const V *>(m.first + r * m.nbytes + m.values);
+	};
 	auto add = [&](u32 i, V v) {
 		if (i < count)
 			sums[i] = plus(sums[i], wide(v));
@@ -673,7 +699,8 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 	for (u64 r0 = 0; r0 < m.ranks; r0 += group) {
 		u32 ranks = (u32)least(m.ranks - r0, (u64)group);
 		for (u32 b = warp; b < 2 * ranks; b += warps) {
-			u64 r = r0 + b / 2, sent = least(reinterpret_cast<const u64 *>(m.first + r * m.nbytes)[2], m.room);
+			u64 r = r0 + b / 2,
+				sent = least(reinterpret_cast<const u64 *>(m.first + r * m.nbytes)[2], m.room);
 			u32 at = place(index(r), (u32)sent, (u32)lo + (b & 1 ? count : 0), thread_x() % 32);
 			if (thread_x() % 32 == 0)
 				bounds[b] = at;
@@ -689,7 +716,8 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 					i[a][j] = none, v[a][j] = V{};
 					u32 e = r1 + a < ranks ? bounds[2 * (r1 + a)] + j * threads + thread_x() : none;
 					if (e < none && e < bounds[2 * (r1 + a) + 1])
-						i[a][j] = (u32)index(r0 + r1 + a)[e] - (u32)lo, v[a][j] = values(r0 + r1 + a)[e];
+						i[a][j] = (u32)index(r0 + r1 + a)[e] - (u32)lo,
+						v[a][j] = values(r0 + r1 + a)[e];
 				}
 			}
 #pragma unroll
@@ -700,7 +728,8 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 				for (u32 j = 0; j < few; j++)
 					add(i[a][j], v[a][j]);
 				u32 r = r1 + a;
-				for (u32 e = bounds[2 * r] + few * threads + thread_x(); e < bounds[2 * r + 1]; e += threads)
+				for (u32 e = bounds[2 * r] + few * threads + thread_x(); e < bounds[2 * r + 1];
+					e += threads)
 					add((u32)index(r0 + r)[e] - (u32)lo, values(r0 + r)[e]);
 				barrier();
 			}
@@ -726,10 +755,10 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 		give(dst[lo + i], sums[i]);
 }
 
-#define COMBINE(V, T)                                                                                          \
-	KERNEL(combine_##V##_##T, 256, T *dst, u64 n, Messages m, u64 divisor) {                               \
-		await_predecessors();                                                                          \
-		combine<V>(dst, n, m, (f32)divisor);                                                           \
+#define COMBINE(V, T) \
+	KERNEL(combine_##V##_##T, 256, T *dst, u64 n, Messages m, u64 divisor) { \
+		await_predecessors(); \
+		combine<V>(dst, n, m, (f32)divisor); \
 	}
 COMBINE(f32, f32)
 COMBINE(f16, f32)

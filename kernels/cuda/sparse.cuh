@@ -8,14 +8,18 @@
 // The threads for which x holds, one bit each.
 DEVICE u32 votes_of(bool x) {
 	u32 all;
-	asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }" : "=r"(all) : "r"((u32)x));
+	asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff; }"
+		: "=r"(all)
+		: "r"((u32)x));
 	return all;
 }
 
 // The sum of x up to and with this thread's.
 template <int distance> DEVICE void add_lower(u32 &x) {
-	asm volatile("{ .reg .u32 y; .reg .pred p; shfl.sync.up.b32 y|p, %0, %1, 0, 0xffffffff; @p add.u32 %0, %0, y; }"
-	             : "+r"(x) : "n"(distance));
+	asm volatile("{ .reg .u32 y; .reg .pred p; shfl.sync.up.b32 y|p, %0, %1, 0, 0xffffffff; @p "
+				 "add.u32 %0, %0, y; }"
+		: "+r"(x)
+		: "n"(distance));
 }
 DEVICE u32 running(u32 x) {
 	add_lower<1>(x);
@@ -52,7 +56,9 @@ DEVICE u32 trailing_zeros(u32 x) { // 32 if there is no bit
 }
 
 // Words that guard nothing but themselves, among the blocks of a grid.
-DEVICE void publish(u64 *p, u64 x) { asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
+DEVICE void publish(u64 *p, u64 x) {
+	asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
+}
 DEVICE u64 look(const u64 *p) {
 	u64 x;
 	asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
@@ -61,13 +67,22 @@ DEVICE u64 look(const u64 *p) {
 
 // store_once writes what nobody reads soon.
 DEVICE void store_once(f32 *p, const f32 (&x)[4]) {
-	asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+	asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x[0]), "f"(x[1]),
+		"f"(x[2]), "f"(x[3])
+		: "memory");
 }
 
-DEVICE void add_global(u32 *p, u32 x) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
-DEVICE void greatest_global(u64 *p, u64 x) { asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
+DEVICE void add_global(u32 *p, u32 x) {
+	asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
+DEVICE void greatest_global(u64 *p, u64 x) {
+	asm volatile("red.relaxed.gpu.global.max.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
+}
 DEVICE void add_shared(u32 *p, u32 x) {
-	asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %0; red.relaxed.cta.shared.add.u32 [a], %1; }" ::"l"(p), "r"(x) : "memory");
+	asm volatile("{ .reg .u64 a; cvta.to.shared.u64 a, %0; red.relaxed.cta.shared.add.u32 [a], %1; "
+				 "}" ::"l"(p),
+		"r"(x)
+		: "memory");
 }
 
 #else

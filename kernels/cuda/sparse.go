@@ -41,7 +41,8 @@ type selecting struct {
 	sample, values, index           int // values and index of the candidates
 	words                           int
 	room                            int // candidates
-	samples, rank                   int // the rank that a sample's element must have, 0 without a sample
+	// the rank that a sample's element must have, 0 without a sample
+	samples, rank int
 }
 
 // tiles returns the blocks of a selection.
@@ -107,7 +108,8 @@ func (k Kernels) Select(s *kernels.Selection) error {
 
 func scratch(b backend.Buffer, words int) error {
 	if b.NBytes() < 8*words || b.Addr()%vector != 0 {
-		return fmt.Errorf("%w: select with %d bytes of scratch at %#x: it needs %d, at a multiple of %d",
+		return fmt.Errorf("%w: select with %d bytes of scratch at %#x: it needs %d, at a "+
+			"multiple of %d",
 			backend.ErrArgument, b.NBytes(), b.Addr(), 8*words, vector)
 	}
 	return nil
@@ -126,13 +128,15 @@ func (k Kernels) begin(s *kernels.Selection, p selecting) error {
 	}
 	c := Launch{Entry: Entry{Verb: "begin", Type: unitTypes[8]}}
 	c.Grid, c.Block = Size{blocks(p.cleared, threads), 1}, Size{threads, 1}
-	c.pass(word(s.Out.Head), uint64(s.Out.Head.Len()), uint64(s.Fingerprint), word(s.Scratch), uint64(p.cleared),
+	c.pass(word(s.Out.Head), uint64(s.Out.Head.Len()), uint64(s.Fingerprint), word(s.Scratch),
+		uint64(p.cleared),
 		word(s.Notes), uint64(s.Notes.Len()), above)
 	return k.launcher.Launch(c)
 }
 
 // pick goes over the vector once, by the cut at an address.
-func (k Kernels) pick(s *kernels.Selection, out kernels.Message, dense, x backend.Buffer, cut uint64, how uint64) error {
+func (k Kernels) pick(s *kernels.Selection, out kernels.Message, dense, x backend.Buffer,
+	cut uint64, how uint64) error {
 	if s.Saturate {
 		how |= selectsClips
 	}
@@ -175,7 +179,8 @@ func (p selecting) candidates(s *kernels.Selection) kernels.Message {
 	at := func(d backend.DType, words, n int) backend.Buffer {
 		return backend.OnDevice(d, uintptr(p.at(s, words)), n)
 	}
-	return kernels.Message{Head: at(backend.I64, p.head, kernels.HeadWords), Values: at(backend.F32, p.values, p.room), Index: at(backend.I32, p.index, p.room)}
+	return kernels.Message{Head: at(backend.I64, p.head, kernels.HeadWords),
+		Values: at(backend.F32, p.values, p.room), Index: at(backend.I32, p.index, p.room)}
 }
 
 // bound sets the cut of the candidates.
@@ -185,7 +190,8 @@ func (k Kernels) bound(s *kernels.Selection, p selecting) error {
 	}
 	c := Launch{Entry: Entry{Verb: "sample", Type: "f32"}}
 	c.Grid, c.Block = Size{blocks(p.samples, threads), 1}, Size{threads, 1}
-	c.pass(p.at(s, p.counts), p.at(s, p.sample), word(s.X), word(s.Residual), uint64(s.X.Len()), uint64(p.samples), p.at(s, p.cut))
+	c.pass(p.at(s, p.counts), p.at(s, p.sample), word(s.X), word(s.Residual), uint64(s.X.Len()),
+		uint64(p.samples), p.at(s, p.cut))
 	if err := k.launcher.Launch(c); err != nil {
 		return err
 	}
@@ -195,7 +201,8 @@ func (k Kernels) bound(s *kernels.Selection, p selecting) error {
 }
 
 func oneBlock(verb string) Launch {
-	return Launch{Entry: Entry{Verb: verb, Type: unitTypes[4]}, Grid: Size{1, 1}, Block: Size{threads, 1}}
+	return Launch{Entry: Entry{Verb: verb, Type: unitTypes[4]}, Grid: Size{1, 1},
+		Block: Size{threads, 1}}
 }
 
 // histogramBlocks keep a device busy with a whole vector, and find a list of a
@@ -203,10 +210,12 @@ func oneBlock(verb string) Launch {
 const histogramBlocks = 512
 
 // digits counts the bits of the candidates, or of all, in three steps.
-func (k Kernels) digits(s *kernels.Selection, p selecting, list kernels.Message, v backend.Buffer) error {
+func (k Kernels) digits(s *kernels.Selection, p selecting, list kernels.Message,
+	v backend.Buffer) error {
 	for step := range 3 {
 		c := Launch{Entry: Entry{Verb: "histogram", Type: unitTypes[4]}}
-		c.Grid, c.Block = Size{min(blocks(v.Len(), selectTile), histogramBlocks), 1}, Size{threads, 1}
+		c.Grid, c.Block = Size{min(blocks(v.Len(), selectTile), histogramBlocks), 1},
+			Size{threads, 1}
 		c.pass(p.at(s, p.digits), uint64(step))
 		c.passMessage(list)
 		c.pass(word(v), uint64(v.Len()), uint64(s.K), p.at(s, p.cut))
@@ -249,7 +258,8 @@ func (k Kernels) Combine(dst backend.Buffer, m kernels.Messages, divisor int) er
 	}
 	c := Launch{Entry: Entry{Verb: "combine", Op: m.DType.String(), Type: dst.DType().String()}}
 	c.Grid, c.Block = Size{uint32(over(dst.Len(), combineTile)), 1}, Size{threads, 1}
-	c.pass(word(dst), uint64(dst.Len()), word(m.All), uint64(m.NBytes), uint64(m.Ranks), uint64(m.Values), uint64(m.Index),
+	c.pass(word(dst), uint64(dst.Len()), word(m.All), uint64(m.NBytes), uint64(m.Ranks),
+		uint64(m.Values), uint64(m.Index),
 		uint64(m.Capacity), uint64(divisor))
 	return k.launcher.Launch(c)
 }

@@ -49,7 +49,8 @@ func (s *sparseBench) upload(to backend.Buffer, seed uint64, sign float32) {
 	for i := range host {
 		host[i] = sign * float32(rnd.NormFloat64())
 	}
-	s.ok(cu.MemcpyHtoD(cu.DevicePtr(to.Addr()), unsafe.Pointer(unsafe.SliceData(host)), int64(to.NBytes())))
+	s.ok(cu.MemcpyHtoD(cu.DevicePtr(to.Addr()), unsafe.Pointer(unsafe.SliceData(host)),
+		int64(to.NBytes())))
 }
 
 // BenchmarkGPUSparse reports the bytes read and written per second, for the driver's
@@ -85,7 +86,8 @@ func benchmarkSparse(b *testing.B, n int) {
 	s.upload(s.xs[0], 1, 1)
 
 	s.measure("driver", 8*n, func(int) error {
-		return cu.MemcpyDtoDAsync(cu.DevicePtr(s.dst.Addr()), cu.DevicePtr(s.xs[0].Addr()), int64(4*n), s.stream)
+		return cu.MemcpyDtoDAsync(cu.DevicePtr(s.dst.Addr()), cu.DevicePtr(s.xs[0].Addr()),
+			int64(4*n), s.stream)
 	})
 	note := s.alloc(backend.I64, 1)
 	s.measure("notfinite", 4*n, func(int) error { return s.k.NotFinite(note, s.xs[0]) })
@@ -94,13 +96,17 @@ func benchmarkSparse(b *testing.B, n int) {
 	s.upload(s.xs[1], 1, -1)
 	for _, limit := range []float32{3.2905, 2.5758, 1.96} { // 0.1 %, 1 % and 5 %
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
-			s.selects(fmt.Sprintf("threshold%v%v", limit, d), d, n/10, func(q *kernels.Selection) { q.Above = math.Float32bits(limit) - 1 })
+			s.selects(fmt.Sprintf("threshold%v%v", limit, d), d, n/10, func(q *kernels.Selection) {
+				q.Above = math.Float32bits(limit) - 1
+			})
 		}
 	}
 	s.upload(s.xs[1], 2, 1)
 	for _, share := range []int{1000, 100, 20} {
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
-			s.selects(fmt.Sprintf("top1of%d%v", share, d), d, n/share, func(q *kernels.Selection) { q.K = n / share })
+			s.selects(fmt.Sprintf("top1of%d%v", share, d), d, n/share, func(q *kernels.Selection) {
+				q.K = n / share
+			})
 		}
 	}
 	for _, share := range []int{100, 20} {
@@ -128,10 +134,12 @@ func (s *sparseBench) measure(name string, moved int, f func(i int) error) {
 	})
 }
 
-func (s *sparseBench) selects(name string, d backend.DType, room int, set func(*kernels.Selection)) {
+func (s *sparseBench) selects(name string, d backend.DType, room int,
+	set func(*kernels.Selection)) {
 	q := &kernels.Selection{
-		Out: kernels.Message{Head: s.alloc(backend.I64, kernels.HeadWords), Values: s.alloc(d, room), Index: s.alloc(backend.I32, room)},
-		X:   s.xs[0], Residual: s.residual, Saturate: true,
+		Out: kernels.Message{Head: s.alloc(backend.I64, kernels.HeadWords),
+			Values: s.alloc(d, room), Index: s.alloc(backend.I32, room)},
+		X: s.xs[0], Residual: s.residual, Saturate: true,
 	}
 	set(q)
 	q.Scratch = s.alloc(backend.U8, s.k.SelectScratch(q))
@@ -214,7 +222,8 @@ func (w *stopwatch) Launch(c Launch) error {
 // combines measures the sum of messages that each have one of so many elements.
 func (s *sparseBench) combines(share, ranks int) {
 	c := s.n / share / 2 * 2
-	m := kernels.Messages{Ranks: ranks, NBytes: 32 + 8*c, DType: backend.F32, Values: 32, Index: 32 + 4*c, Capacity: c}
+	m := kernels.Messages{Ranks: ranks, NBytes: 32 + 8*c, DType: backend.F32, Values: 32,
+		Index: 32 + 4*c, Capacity: c}
 	m.All = s.alloc(backend.U8, ranks*m.NBytes)
 	rnd := rand.New(rand.NewPCG(5, 3))
 	message := make([]int32, m.NBytes/4)
@@ -225,8 +234,11 @@ func (s *sparseBench) combines(share, ranks int) {
 			index[i] = int32(rnd.IntN(s.n))
 		}
 		slices.Sort(index)
-		s.ok(cu.MemcpyHtoD(cu.DevicePtr(m.All.Addr()+uintptr(r*m.NBytes)), unsafe.Pointer(unsafe.SliceData(message)), int64(m.NBytes)))
+		s.ok(cu.MemcpyHtoD(cu.DevicePtr(m.All.Addr()+uintptr(r*m.NBytes)),
+			unsafe.Pointer(unsafe.SliceData(message)), int64(m.NBytes)))
 	}
-	s.measure(fmt.Sprintf("combine%dx1of%d", ranks, share), 4*s.n+ranks*m.NBytes, func(int) error { return s.k.Combine(s.dst, m, ranks) })
+	s.measure(fmt.Sprintf("combine%dx1of%d", ranks, share), 4*s.n+ranks*m.NBytes, func(int) error {
+		return s.k.Combine(s.dst, m, ranks)
+	})
 	s.ok(cu.MemFree(cu.DevicePtr(m.All.Addr())))
 }

@@ -28,7 +28,8 @@ func (c selection) String() string {
 	if c.k > 0 {
 		what = fmt.Sprintf("top %d", c.k)
 	}
-	return fmt.Sprintf("%s of %d + %d as %v, room for %d, residual %v, dense %v, stopped %v", what, c.n, c.offset, c.values, c.room, c.residual, c.dense, c.stopped)
+	return fmt.Sprintf("%s of %d + %d as %v, room for %d, residual %v, dense %v, stopped %v", what,
+		c.n, c.offset, c.values, c.room, c.residual, c.dense, c.stopped)
 }
 
 func normal(rnd *rand.Rand, _ int) float32 { return float32(rnd.NormFloat64()) }
@@ -36,7 +37,8 @@ func normal(rnd *rand.Rand, _ int) float32 { return float32(rnd.NormFloat64()) }
 // odd has all that is special: NaN, infinities, zeros of both signs, subnormals,
 // what 16 bits do not hold, and many that are equal.
 func odd(rnd *rand.Rand, i int) float32 {
-	specials := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0, float32(math.Copysign(0, -1)), 1e-42, 65519, 65520, 1e38, 3.4e38}
+	specials := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0,
+		float32(math.Copysign(0, -1)), 1e-42, 65519, 65520, 1e38, 3.4e38}
 	if i%97 == 0 {
 		return specials[rnd.IntN(len(specials))]
 	}
@@ -63,7 +65,9 @@ const far = 2*threads*selectTile + 5
 
 func selections(full bool) []selection {
 	all := []selection{
-		{n: 6, limit: 4, room: 6, fill: func(_ *rand.Rand, i int) float32 { return []float32{0, 0, 0, 4, 5, 6}[i] }},
+		{n: 6, limit: 4, room: 6, fill: func(_ *rand.Rand, i int) float32 {
+			return []float32{0, 0, 0, 4, 5, 6}[i]
+		}},
 		{n: 6, k: 2, room: 2, fill: tail},
 		{n: 1, k: 1, room: 1, fill: normal},
 		{n: 1, limit: 0, room: 1, fill: zeros},
@@ -139,18 +143,23 @@ func (b *bench) selects(c selection) {
 	if c.stopped {
 		backend.View[int64](notes.host)[1] = 5
 	}
-	head, values, index := b.alloc(backend.I64, kernels.HeadWords, 0), b.alloc(c.values, room, 0), b.alloc(backend.I32, room, 0)
+	head, values, index := b.alloc(backend.I64, kernels.HeadWords, 0), b.alloc(c.values, room, 0),
+		b.alloc(backend.I32, room, 0)
 	call := func(side func(operand) backend.Buffer) *kernels.Selection {
 		return &kernels.Selection{
-			Out: kernels.Message{Head: side(head), Values: side(values), Index: side(index)}, Dense: side(dense), X: side(x), Residual: side(residual),
-			K: c.k, Above: max(math.Float32bits(c.limit), 1) - 1, Saturate: c.residual, Fingerprint: 77, Notes: side(notes),
+			Out:   kernels.Message{Head: side(head), Values: side(values), Index: side(index)},
+			Dense: side(dense), X: side(x), Residual: side(residual),
+			K: c.k, Above: max(math.Float32bits(c.limit), 1) - 1, Saturate: c.residual,
+			Fingerprint: 77, Notes: side(notes),
 		}
 	}
-	onDevice, onHost := call(func(o operand) backend.Buffer { return o.device }), call(func(o operand) backend.Buffer { return o.host })
+	onDevice, onHost := call(func(o operand) backend.Buffer { return o.device }),
+		call(func(o operand) backend.Buffer { return o.host })
 	guarded := b.used
 	onDevice.Scratch = b.alloc(backend.U8, b.device.SelectScratch(onDevice), 0).device
 	b.used = guarded
-	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Select(onDevice), b.host.Select(onHost)); err != nil {
+	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Select(onDevice),
+		b.host.Select(onHost)); err != nil {
 		b.t.Fatalf("%v: %v", c, err)
 	}
 	b.compare(c, residual, x, values)
@@ -167,7 +176,8 @@ func (b *bench) compare(what fmt.Stringer, floats ...operand) {
 	for _, o := range floats {
 		for i := range o.host.Len() {
 			at := int(o.device.Addr()-base) + i*o.host.DType().Size()
-			g, w := backend.Of(got[at:at+o.host.DType().Size()]).As(o.host.DType()), o.host.Slice(i, i+1)
+			g, w := backend.Of(got[at:at+o.host.DType().Size()]).As(o.host.DType()),
+				o.host.Slice(i, i+1)
 			if isNaN(g) && isNaN(w) {
 				copy(g.Bytes(), w.Bytes())
 			}
@@ -176,7 +186,8 @@ func (b *bench) compare(what fmt.Stringer, floats ...operand) {
 	for i := range got {
 		if got[i] != b.shadow[i] {
 			lo := i / 8 * 8
-			b.t.Fatalf("%v: bytes %d of %d are %x, want %x", what, lo, b.used, got[lo:min(lo+16, b.used)], b.shadow[lo:min(lo+16, b.used)])
+			b.t.Fatalf("%v: bytes %d of %d are %x, want %x", what, lo, b.used,
+				got[lo:min(lo+16, b.used)], b.shadow[lo:min(lo+16, b.used)])
 		}
 	}
 }
@@ -189,7 +200,8 @@ type combination struct {
 }
 
 func (c combination) String() string {
-	return fmt.Sprintf("combine %d x %d of %v to %d %v + %d by %d", c.ranks, c.capacity, c.values, c.n, c.dtype, c.offset, c.divisor)
+	return fmt.Sprintf("combine %d x %d of %v to %d %v + %d by %d", c.ranks, c.capacity, c.values,
+		c.n, c.dtype, c.offset, c.divisor)
 }
 
 func testCombine(t *testing.T, m machine) {
@@ -203,7 +215,8 @@ func testCombine(t *testing.T, m machine) {
 			for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 				for _, dtype := range []backend.DType{backend.F32, backend.F64} {
 					b.reset(uint64(n))
-					b.combines(combination{n: n, ranks: ranks, capacity: n/(7+i+j) + 1, divisor: 1 + j*ranks/2, values: values, dtype: dtype, offset: i % 2})
+					b.combines(combination{n: n, ranks: ranks, capacity: n/(7+i+j) + 1, divisor: 1 +
+						j*ranks/2, values: values, dtype: dtype, offset: i % 2})
 				}
 			}
 		}
@@ -220,10 +233,12 @@ func (b *bench) combines(c combination) {
 		message := all.host.Slice(r*nbytes, (r+1)*nbytes)
 		b.message(c, message, valuesAt, indexAt)
 	}
-	m := kernels.Messages{Ranks: c.ranks, NBytes: nbytes, DType: c.values, Values: valuesAt, Index: indexAt, Capacity: c.capacity}
+	m := kernels.Messages{Ranks: c.ranks, NBytes: nbytes, DType: c.values, Values: valuesAt,
+		Index: indexAt, Capacity: c.capacity}
 	onHost, onDevice := m, m
 	onHost.All, onDevice.All = all.host, all.device
-	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Combine(dst.device, onDevice, c.divisor), b.host.Combine(dst.host, onHost, c.divisor)); err != nil {
+	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Combine(dst.device, onDevice,
+		c.divisor), b.host.Combine(dst.host, onHost, c.divisor)); err != nil {
 		b.t.Fatalf("%v: %v", c, err)
 	}
 	b.compare(c, dst)
@@ -233,7 +248,8 @@ func (b *bench) combines(c combination) {
 func (b *bench) message(c combination, m backend.Buffer, valuesAt, indexAt int) {
 	index := backend.View[int32](m.Slice(indexAt, indexAt+4*c.capacity).As(backend.I32))
 	sent := 0
-	for i := 0; i < c.n && sent < b.rnd.IntN(c.capacity+1)+c.capacity/2 && sent < c.capacity; i += 1 + b.rnd.IntN(2*c.n/c.capacity+1) {
+	for i := 0; i < c.n && sent < b.rnd.IntN(c.capacity+1)+c.capacity/2 &&
+		sent < c.capacity; i += 1 + b.rnd.IntN(2*c.n/c.capacity+1) {
 		index[sent] = int32(i)
 		sent++
 	}
@@ -268,7 +284,8 @@ func testNotFinite(t *testing.T, m machine) {
 					}
 				}
 				b.run(fmt.Sprintf("not finite of %d %v from %d", n, d, at), note,
-					func() error { return b.device.NotFinite(note.device, x.device) }, func() error { return b.host.NotFinite(note.host, x.host) })
+					func() error { return b.device.NotFinite(note.device, x.device) },
+					func() error { return b.host.NotFinite(note.host, x.host) })
 			}
 		}
 	}
@@ -280,26 +297,32 @@ func sparses(k Kernels, n int) error {
 		return nil
 	}
 	var errs []error
-	x, residual, head := device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n), device(backend.I64, 1<<42, kernels.HeadWords)
+	x, residual, head := device(backend.F32, 1<<40, n), device(backend.F32, 1<<41, n),
+		device(backend.I64, 1<<42, kernels.HeadWords)
 	for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-		out := kernels.Message{Head: head, Values: device(d, 1<<43, n), Index: device(backend.I32, 1<<44, n)}
+		out := kernels.Message{Head: head, Values: device(d, 1<<43, n),
+			Index: device(backend.I32, 1<<44, n)}
 		for _, top := range []int{0, max(n/100, 1)} {
 			s := &kernels.Selection{Out: out, X: x, Residual: residual, K: top}
 			s.Scratch = device(backend.U8, 1<<45, k.SelectScratch(s))
 			errs = append(errs, k.Select(s))
 		}
-		m := kernels.Messages{Ranks: 2, NBytes: 24 + 8*n, DType: d, Values: 24, Index: 24 + 8*((n+1)/2), Capacity: n / 2}
+		m := kernels.Messages{Ranks: 2, NBytes: 24 + 8*n, DType: d, Values: 24, Index: 24 +
+			8*((n+1)/2), Capacity: n / 2}
 		m.All = device(backend.U8, 1<<43, 2*m.NBytes)
 		errs = append(errs, k.Combine(x, m, 2), k.Combine(device(backend.F64, 1<<41, n), m, 1))
 	}
-	errs = append(errs, k.NotFinite(head.Slice(0, 1), x), k.NotFinite(head.Slice(0, 1), device(backend.F64, 1<<41, n)))
+	errs = append(errs, k.NotFinite(head.Slice(0, 1), x), k.NotFinite(head.Slice(0, 1),
+		device(backend.F64, 1<<41, n)))
 	return errors.Join(errs...)
 }
 
 func TestSelectionsAreChecked(t *testing.T) {
 	k := New(newValidator(t))
-	x, short, host := device(backend.F32, 1<<40, 100), device(backend.F32, 1<<41, 99), backend.Of(make([]float32, 100))
-	out := kernels.Message{Head: device(backend.I64, 1<<42, kernels.HeadWords), Values: device(backend.F16, 1<<43, 10), Index: device(backend.I32, 1<<44, 10)}
+	x, short, host := device(backend.F32, 1<<40, 100), device(backend.F32, 1<<41, 99),
+		backend.Of(make([]float32, 100))
+	out := kernels.Message{Head: device(backend.I64, 1<<42, kernels.HeadWords),
+		Values: device(backend.F16, 1<<43, 10), Index: device(backend.I32, 1<<44, 10)}
 	room := device(backend.U8, 1<<45, 1<<20)
 	for name, s := range map[string]kernels.Selection{
 		"residual":      {Out: out, X: x, Residual: short, Scratch: room},
@@ -308,14 +331,17 @@ func TestSelectionsAreChecked(t *testing.T) {
 		"too many":      {Out: out, X: x, K: 101, Scratch: room},
 		"short scratch": {Out: out, X: x, K: 10, Scratch: room.Slice(0, 64)},
 		"odd scratch":   {Out: out, X: x, Scratch: room.Slice(8, room.Len())},
-		"head":          {Out: kernels.Message{Head: out.Head.Slice(0, 2), Values: out.Values, Index: out.Index}, X: x, Scratch: room},
-		"index":         {Out: kernels.Message{Head: out.Head, Values: out.Values, Index: out.Index.Slice(0, 9)}, X: x, Scratch: room},
+		"head": {Out: kernels.Message{Head: out.Head.Slice(0, 2), Values: out.Values,
+			Index: out.Index}, X: x, Scratch: room},
+		"index": {Out: kernels.Message{Head: out.Head, Values: out.Values,
+			Index: out.Index.Slice(0, 9)}, X: x, Scratch: room},
 	} {
 		if err := k.Select(&s); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	m := kernels.Messages{All: device(backend.U8, 1<<43, 64), Ranks: 2, NBytes: 64, DType: backend.F32, Values: 24, Index: 40, Capacity: 3}
+	m := kernels.Messages{All: device(backend.U8, 1<<43, 64), Ranks: 2, NBytes: 64,
+		DType: backend.F32, Values: 24, Index: 40, Capacity: 3}
 	if err := k.Combine(x, m, 1); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("messages that do not fit: %v", err)
 	}
@@ -323,10 +349,12 @@ func TestSelectionsAreChecked(t *testing.T) {
 
 // Candidates are enough with any sample, but hardly ever more than there is room for.
 func TestSamplesAreLargeEnough(t *testing.T) {
-	for _, c := range []struct{ n, k int }{{1 << 25, 1 << 25 / 100}, {1 << 25, 1 << 25 / 20}, {1 << 25, 3000}, {1 << 20, 1 << 20 / 100}} {
+	for _, c := range []struct{ n, k int }{{1 << 25, 1 << 25 / 100}, {1 << 25, 1 << 25 / 20},
+		{1 << 25, 3000}, {1 << 20, 1 << 20 / 100}} {
 		rank, room := sampled(c.n, c.k, min(samples, c.n/fewest))
 		if rank == 0 || room < c.k || room > 2*c.k+c.n/100 {
-			t.Errorf("top %d of %d: rank %d of the sample, room for %d candidates", c.k, c.n, rank, room)
+			t.Errorf("top %d of %d: rank %d of the sample, room for %d candidates", c.k, c.n, rank,
+				room)
 		}
 	}
 	if rank, room := sampled(1<<20, 1<<19, samples); rank != 0 || room != 0 {

@@ -151,7 +151,8 @@ func (b *bench) run(name string, dst operand, onDevice, onHost func() error) {
 	for i := range dst.host.Len() {
 		g, w := result.Slice(i, i+1), dst.host.Slice(i, i+1)
 		if !bytes.Equal(g.Bytes(), w.Bytes()) && !(isNaN(g) && isNaN(w)) {
-			b.t.Fatalf("%s: element %d of %d is %x, want %x", name, i, dst.host.Len(), g.Bytes(), w.Bytes())
+			b.t.Fatalf("%s: element %d of %d is %x, want %x", name, i, dst.host.Len(), g.Bytes(),
+				w.Bytes())
 		}
 	}
 }
@@ -218,19 +219,22 @@ func testZero(t *testing.T, m machine) {
 				b.reset(uint64(n))
 				dst := b.alloc(d, n, offset)
 				name := fmt.Sprintf("zero of %d %v + %d", n, d, offset)
-				b.run(name, dst, func() error { return b.device.Zero(dst.device) }, func() error { return b.host.Zero(dst.host) })
+				b.run(name, dst, func() error { return b.device.Zero(dst.device) }, func() error {
+					return b.host.Zero(dst.host)
+				})
 			}
 		}
 	}
 	b.reset(0)
 	dst := b.alloc(backend.I64, 1000, 1)
-	b.run("fill", dst, func() error { return b.device.Fill(dst.device, scalarFrom(int64(-5))) }, func() error {
-		x := backend.View[int64](dst.host)
-		for i := range x {
-			x[i] = -5
-		}
-		return nil
-	})
+	b.run("fill", dst, func() error { return b.device.Fill(dst.device, scalarFrom(int64(-5))) },
+		func() error {
+			x := backend.View[int64](dst.host)
+			for i := range x {
+				x[i] = -5
+			}
+			return nil
+		})
 }
 
 func testCopy(t *testing.T, m machine) {
@@ -241,7 +245,8 @@ func testCopy(t *testing.T, m machine) {
 				b.reset(uint64(n))
 				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
 				name := fmt.Sprintf("copy of %d %v + %v", n, d, offset)
-				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) }, func() error { return b.host.Copy(dst.host, src.host) })
+				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) },
+					func() error { return b.host.Copy(dst.host, src.host) })
 			}
 		}
 	}
@@ -251,7 +256,8 @@ func testCopy(t *testing.T, m machine) {
 				b.reset(uint64(n))
 				dst, src := b.alloc(backend.U8, n, to), b.alloc(backend.U8, n, from)
 				name := fmt.Sprintf("copy of %d bytes from %d to %d", n, from, to)
-				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) }, func() error { return b.host.Copy(dst.host, src.host) })
+				b.run(name, dst, func() error { return b.device.Copy(dst.device, src.device) },
+					func() error { return b.host.Copy(dst.host, src.host) })
 			}
 		}
 	}
@@ -259,8 +265,12 @@ func testCopy(t *testing.T, m machine) {
 		b.reset(uint64(apart))
 		all := b.alloc(backend.U8, 70000, 0)
 		lo, hi := all.slice(0, 70000-apart), all.slice(apart, 70000)
-		b.run(fmt.Sprint("copy down by ", apart), lo, func() error { return b.device.Copy(lo.device, hi.device) }, func() error { return b.host.Copy(lo.host, hi.host) })
-		b.run(fmt.Sprint("copy up by ", apart), hi, func() error { return b.device.Copy(hi.device, lo.device) }, func() error { return b.host.Copy(hi.host, lo.host) })
+		b.run(fmt.Sprint("copy down by ", apart), lo, func() error {
+			return b.device.Copy(lo.device, hi.device)
+		}, func() error { return b.host.Copy(lo.host, hi.host) })
+		b.run(fmt.Sprint("copy up by ", apart), hi, func() error {
+			return b.device.Copy(hi.device, lo.device)
+		}, func() error { return b.host.Copy(hi.host, lo.host) })
 	}
 }
 
@@ -272,11 +282,16 @@ func testCopy2D(t *testing.T, m machine) {
 				for _, more := range [][2]int{{0, 0}, {1, 0}, {0, 3}, {16, 32}} {
 					b.reset(uint64(rows + width))
 					dstPitch, srcPitch := width+more[0], width+more[1]
-					dst, src := b.alloc(d, rows*dstPitch, more[0]%4), b.alloc(d, rows*srcPitch, more[1]%4)
-					name := fmt.Sprintf("copy2d of %d x %d %v, pitches %d, %d", rows, width, d, dstPitch, srcPitch)
+					dst, src := b.alloc(d, rows*dstPitch, more[0]%4),
+						b.alloc(d, rows*srcPitch, more[1]%4)
+					name := fmt.Sprintf("copy2d of %d x %d %v, pitches %d, %d", rows, width, d,
+						dstPitch, srcPitch)
 					b.run(name, dst, func() error {
-						return b.device.Copy2D(dst.device, dstPitch, src.device, srcPitch, width, rows)
-					}, func() error { return b.host.Copy2D(dst.host, dstPitch, src.host, srcPitch, width, rows) })
+						return b.device.Copy2D(dst.device, dstPitch, src.device, srcPitch, width,
+							rows)
+					}, func() error {
+						return b.host.Copy2D(dst.host, dstPitch, src.host, srcPitch, width, rows)
+					})
 				}
 			}
 		}
@@ -296,7 +311,8 @@ func testCast(t *testing.T, m machine) {
 						everyHalf(src.host)
 					}
 					name := fmt.Sprintf("cast of %d %v to %v + %d", n, from, to, offset)
-					b.run(name, dst, func() error { return b.device.Cast(dst.device, src.device) }, func() error { return b.host.Cast(dst.host, src.host) })
+					b.run(name, dst, func() error { return b.device.Cast(dst.device, src.device) },
+						func() error { return b.host.Cast(dst.host, src.host) })
 				}
 			}
 		}
@@ -329,8 +345,12 @@ func testScale(t *testing.T, m machine) {
 					b.reset(uint64(n))
 					dst, src := b.alloc(d, n, 0), b.alloc(d, n, offset)
 					name := fmt.Sprintf("scale of %d %v + %d by %v", n, d, offset, factor)
-					b.run(name, dst, func() error { return b.device.Scale(dst.device, src.device, factor) }, func() error { return b.host.Scale(dst.host, src.host, factor) })
-					b.run(name+" in place", src, func() error { return b.device.Scale(src.device, src.device, factor) }, func() error { return b.host.Scale(src.host, src.host, factor) })
+					b.run(name, dst, func() error {
+						return b.device.Scale(dst.device, src.device, factor)
+					}, func() error { return b.host.Scale(dst.host, src.host, factor) })
+					b.run(name+" in place", src, func() error {
+						return b.device.Scale(src.device, src.device, factor)
+					}, func() error { return b.host.Scale(src.host, src.host, factor) })
 				}
 			}
 		}
@@ -343,7 +363,8 @@ func testReduce(t *testing.T, m machine) {
 		for _, op := range backend.ReduceOps() {
 			for _, sources := range []int{1, 2, 3, 4, 5, 8, 9, 256} {
 				for _, n := range b.lengths() {
-					if sources > 8 && n > 1025 || sources == 256 && n > 33 || n == large && sources != 4 {
+					if sources > 8 && n > 1025 || sources == 256 && n > 33 || n == large &&
+						sources != 4 {
 						continue
 					}
 					for _, offset := range []int{0, 1} {
@@ -365,9 +386,12 @@ func (b *bench) reduce(op backend.ReduceOp, d backend.DType, sources, n, offset 
 		onDevice, onHost = append(onDevice, src.device), append(onHost, src.host)
 	}
 	name := fmt.Sprintf("%v of %d x %d %v + %d", op, sources, n, d, offset)
-	b.run(name, dst, func() error { return b.device.Reduce(op, dst.device, onDevice...) }, func() error { return b.host.Reduce(op, dst.host, onHost...) })
+	b.run(name, dst, func() error { return b.device.Reduce(op, dst.device, onDevice...) },
+		func() error { return b.host.Reduce(op, dst.host, onHost...) })
 	last := operand{onHost[sources-1], onDevice[sources-1]}
-	b.run(name+" in place", last, func() error { return b.device.Reduce(op, last.device, onDevice...) }, func() error { return b.host.Reduce(op, last.host, onHost...) })
+	b.run(name+" in place", last, func() error {
+		return b.device.Reduce(op, last.device, onDevice...)
+	}, func() error { return b.host.Reduce(op, last.host, onHost...) })
 }
 
 func testGather(t *testing.T, m machine) {
@@ -438,7 +462,9 @@ func testGather(t *testing.T, m machine) {
 				dst, src := b.alloc(d, n, offset[0]), b.alloc(d, n, offset[1])
 				name := fmt.Sprintf("permute of %v %v by %v + %v", c.dims, d, c.perm, offset)
 				dims, strides := permuted(c.dims, c.perm)
-				b.run(name, dst, func() error { return b.device.Gather(dst.device, src.device, dims, strides) },
+				b.run(name, dst, func() error {
+					return b.device.Gather(dst.device, src.device, dims, strides)
+				},
 					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
 			}
 		}
@@ -461,7 +487,9 @@ func testGather(t *testing.T, m machine) {
 			}
 			dst, src := b.alloc(d, n, 0), b.alloc(d, last, 1)
 			name := fmt.Sprintf("gather of %v %v with strides %v", c.dims, d, c.strides)
-			b.run(name, dst, func() error { return b.device.Gather(dst.device, src.device, c.dims, c.strides) },
+			b.run(name, dst, func() error {
+				return b.device.Gather(dst.device, src.device, c.dims, c.strides)
+			},
 				func() error { return gatherLoop(dst.host, src.host, c.dims, c.strides) })
 		}
 	}
@@ -577,16 +605,23 @@ func binaryOf[T interface {
 				each := func(f func(x, y T) T) func() error {
 					return func() error {
 						for i := range n {
-							backend.View[T](dst.host)[i] = f(backend.View[T](x.host)[i], backend.View[T](y.host)[i])
+							backend.View[T](dst.host)[i] = f(backend.View[T](x.host)[i],
+								backend.View[T](y.host)[i])
 						}
 						return nil
 					}
 				}
 				name := fmt.Sprintf("%s of %d %v + %d", op, n, d, offset)
-				b.run(name, dst, func() error { return b.device.Binary(op, dst.device, x.device, y.device) }, each(func(x, y T) T { return compute(op, x, y) }))
+				b.run(name, dst, func() error {
+					return b.device.Binary(op, dst.device, x.device, y.device)
+				}, each(func(x, y T) T { return compute(op, x, y) }))
 				s := T(7) / 2
-				b.run(name+" right", dst, func() error { return b.device.BinaryScalar(op, dst.device, x.device, scalarFrom(s)) }, each(func(x, _ T) T { return compute(op, x, s) }))
-				b.run(name+" left", dst, func() error { return b.device.ScalarBinary(op, dst.device, scalarFrom(s), y.device) }, each(func(_, y T) T { return compute(op, s, y) }))
+				b.run(name+" right", dst, func() error {
+					return b.device.BinaryScalar(op, dst.device, x.device, scalarFrom(s))
+				}, each(func(x, _ T) T { return compute(op, x, s) }))
+				b.run(name+" left", dst, func() error {
+					return b.device.ScalarBinary(op, dst.device, scalarFrom(s), y.device)
+				}, each(func(_, y T) T { return compute(op, s, y) }))
 			}
 		}
 	}
@@ -597,21 +632,25 @@ func powersOf[T interface {
 	float32 | float64
 	backend.Element
 }](b *bench) {
-	values := []float64{0, math.Copysign(0, -1), 1, -1, 2, -2, 0.5, -0.5, 3, -3, 4, 1e30, math.Inf(1), math.Inf(-1), math.NaN(), 9007199254740992}
+	values := []float64{0, math.Copysign(0, -1), 1, -1, 2, -2, 0.5, -0.5, 3, -3, 4, 1e30,
+		math.Inf(1), math.Inf(-1), math.NaN(), 9007199254740992}
 	d := backend.DTypeOf[T]()
 	b.reset(1)
 	n := len(values) * len(values)
 	dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, 0), b.alloc(d, n, 1)
 	for i := range n {
-		backend.View[T](x.host)[i], backend.View[T](y.host)[i] = T(values[i/len(values)]), T(values[i%len(values)])
+		backend.View[T](x.host)[i], backend.View[T](y.host)[i] = T(values[i/len(values)]),
+			T(values[i%len(values)])
 	}
-	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(backend.Pow, dst.device, x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
+	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(backend.Pow, dst.device,
+		x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
 		b.t.Fatal(err)
 	}
 	for i, got := range backend.View[T](dst.host) {
 		x, y := backend.View[T](x.host)[i], backend.View[T](y.host)[i]
 		want := T(math.Pow(float64(x), float64(y)))
-		same := got == want && math.Signbit(float64(got)) == math.Signbit(float64(want)) || got != got && want != want
+		same := got == want && math.Signbit(float64(got)) == math.Signbit(float64(want)) ||
+			got != got && want != want
 		if !same && !(math.Abs(float64(got-want)) <= 1e-15*math.Abs(float64(want))) {
 			b.t.Errorf("pow(%v, %v) is %v, want %v", x, y, got, want)
 		}

@@ -16,12 +16,12 @@
 // Programmatic dependent launch: on Hopper, a kernel may start before the kernels before it on its
 // stream have ended. await_predecessors waits until they have ended and their writes are visible;
 // it comes before the kernel's first access to memory. A family with a text of its own for Hopper
-// calls it; in all other texts pdl.go inserts it. release_successors lets the next kernel start, and
-// wait in turn, as soon as all blocks have called it; without it that is when they end.
+// calls it; in all other texts pdl.go inserts it. release_successors lets the next kernel start,
+// and wait in turn, as soon as all blocks have called it; without it that is when they end.
 //
 // Small grids back to back are faster with release_successors: 3.3 us instead of 3.8 for sums of
-// 1 KiB. Where blocks meet more than once, or threads take more than one turn, waiting blocks are in
-// the way: with it, LL128 two-shot took 0.4 us longer for 1 KiB, and LL128 0.3 us for 1 MiB (two
+// 1 KiB. Where blocks meet more than once, or threads take more than one turn, waiting blocks are
+// in the way: with it, LL128 two-shot took 0.4 us longer for 1 KiB, and LL128 0.3 us for 1 MiB (two
 // H200, 2026-11-21-h200x2-lowlatency-launch.txt). Devices before Hopper have neither.
 #if HOPPER
 DEVICE void await_predecessors() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -33,20 +33,28 @@ DEVICE void release_successors() {}
 
 #if defined(__CUDA__) || defined(__NVCC__)
 
-DEVICE void put_flag(u64 *p, u64 x) { asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory"); }
+DEVICE void put_flag(u64 *p, u64 x) {
+	asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(x) : "memory");
+}
 DEVICE u64 get_flag(const u64 *p) {
 	u64 x;
 	asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(x) : "l"(p) : "memory");
 	return x;
 }
 DEVICE void put_packet(u64 *p, u64 a, u64 b) {
-	asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b) : "memory");
+	asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(p), "l"(a), "l"(b)
+		: "memory");
 }
 DEVICE void get_packet(u64 &a, u64 &b, const u64 *p) {
-	asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(a), "=l"(b) : "l"(p) : "memory");
+	asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];"
+		: "=l"(a), "=l"(b)
+		: "l"(p)
+		: "memory");
 }
 // Words that guard nothing.
-DEVICE void put_word(u32 *p, u32 x) { asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory"); }
+DEVICE void put_word(u32 *p, u32 x) {
+	asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
+}
 DEVICE u32 get_word(const u32 *p) {
 	u32 x;
 	asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
@@ -74,9 +82,12 @@ DEVICE u32 agree(u32 x) {
 // The last thread's that has one. If none has, it is found nowhere, which is thread 31.
 DEVICE u32 agree(u32 x) {
 	u32 last;
-	asm volatile("{ .reg .pred p; .reg .u32 all, at; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 all, p, 0xffffffff; "
-	             "bfind.u32 at, all; shfl.sync.idx.b32 %0, %1, at, 31, 0xffffffff; }"
-	             : "=r"(last) : "r"(x) : "memory");
+	asm volatile("{ .reg .pred p; .reg .u32 all, at; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 "
+				 "all, p, 0xffffffff; "
+				 "bfind.u32 at, all; shfl.sync.idx.b32 %0, %1, at, 31, 0xffffffff; }"
+		: "=r"(last)
+		: "r"(x)
+		: "memory");
 	return last;
 }
 #endif
@@ -105,7 +116,9 @@ DEVICE void get_packet(u64 &a, u64 &b, const u64 *p) {
 }
 DEVICE void put_word(u32 *p, u32 x) { __atomic_store_n(p, x, __ATOMIC_RELAXED); }
 DEVICE u32 get_word(const u32 *p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
-DEVICE u64 nanoseconds() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
+DEVICE u64 nanoseconds() {
+	return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+}
 DEVICE void relax() { emulate::pause(); }
 
 // Threads read one by one, so each looks at the flag before it reads, and need not

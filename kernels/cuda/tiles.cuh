@@ -1,11 +1,12 @@
-// Tiles of products of matrices in shared memory, and the sums that a thread has of one: for gemm.cu and
-// convolve.cu.
+// Tiles of products of matrices in shared memory, and the sums that a thread has of one: for
+// gemm.cu and convolve.cu.
 //
 // A block computes one tile of C. It goes along K in steps of `depth`: the next step of A and B is
 // read to registers while the current one is multiplied from shared memory, where both lie with K
 // as the slow index, so that a thread reads its rows and columns as vectors. A thread has EachRow x
 // EachColumn sums in registers. This is the design of CUTLASS's SIMT kernels. Sums are fused
-// multiply-adds in the order of K, so that they do not depend on the tiles, and are the same in every run.
+// multiply-adds in the order of K, so that they do not depend on the tiles, and are the same in
+// every run.
 #pragma once
 
 #include "functions.cuh"
@@ -16,7 +17,8 @@ constexpr u32 tile_threads = 256, depth = 8;
 // elements of several rows write to different banks.
 template <class T, u32 Side> using OperandStep = T[depth][Side + 4];
 
-// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the other.
+// A thread's rows, or columns, of a tile: vectors of up to 4, a vector of every thread after the
+// other.
 template <u32 Side, u32 Each> struct Places {
 	static constexpr u32 width = Each < 4 ? Each : 4, groups = Each / width, spread = Side / groups;
 	static DEVICE u32 at(u32 i, u32 lane) { return i / width * spread + lane * width + i % width; }

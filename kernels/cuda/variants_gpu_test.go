@@ -67,7 +67,8 @@ func (p pairing) sum(t *testing.T, way Way, d backend.DType, xs [2][]byte) [2][]
 	}
 	for rank := range xs {
 		y := backend.OnDevice(d, at(ys+rank*pairedBytes), pairedBytes/d.Size())
-		group := Peers{Rank: rank, Size: 2, Pads: [MaxPeers]uintptr{at(0), at(pad)}, Status: at(status), Limit: 10 * time.Second,
+		group := Peers{Rank: rank, Size: 2, Pads: [MaxPeers]uintptr{at(0), at(pad)},
+			Status: at(status), Limit: 10 * time.Second,
 			Packets: pairedPackets, Lines: pairedLines, Blocks: 16}
 		if err := p.k[rank].Exchange(&group, &PeerCall{Way: way, Dst: y, Src: y}); err != nil {
 			t.Fatal(err)
@@ -93,13 +94,15 @@ func TestGPUVariantsAddToTheSameBits(t *testing.T) {
 			xs[1] = binary.LittleEndian.AppendUint16(xs[1], uint16(rnd.Uint32()))
 		}
 		want := backend.Of(make([]byte, pairedBytes)).As(d)
-		if err := (kernels.Host{}).Reduce(backend.Sum, want, backend.Of(xs[0]).As(d), backend.Of(xs[1]).As(d)); err != nil {
+		if err := (kernels.Host{}).Reduce(backend.Sum, want, backend.Of(xs[0]).As(d),
+			backend.Of(xs[1]).As(d)); err != nil {
 			t.Fatal(err)
 		}
 		for _, way := range []Way{LL, LL128, LL128TwoShot} {
 			name := fmt.Sprintf("%v of %v", way, d)
 			new, old := own.sum(t, way, d, xs), volta.sum(t, way, d, xs)
-			if !bytes.Equal(new[0], new[1]) || !bytes.Equal(new[0], old[0]) || !bytes.Equal(new[0], old[1]) {
+			if !bytes.Equal(new[0], new[1]) || !bytes.Equal(new[0], old[0]) ||
+				!bytes.Equal(new[0], old[1]) {
 				t.Errorf("%s: ranks or variants give different bits", name)
 			}
 			got := backend.Of(new[0]).As(d)

@@ -15,15 +15,16 @@ import (
 // descent is one step of momentum along n parameters, with a rate.
 func descent(n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{n}}
-	w, v, dw, rate := p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.BF16, 1), p.Load(backend.F32, 0)
+	w, v, dw, rate := p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.BF16, 1),
+		p.Load(backend.F32, 0)
 	v = p.Do(fuse.Add, p.Do(fuse.Mul, v, p.Const(backend.F32, 0.9)), dw)
 	p.Store(p.Do(fuse.Sub, w, p.Do(fuse.Mul, rate, v)), backend.F32, 1)
 	p.Store(v, backend.F32, 1)
 	return p
 }
 
-// Programs of many lengths run at once, each on its own memory: more than one launch can name, some with a rest that
-// fills no vector, some longer than a block's part.
+// Programs of many lengths run at once, each on its own memory: more than one launch can name, some
+// with a rest that fills no vector, some longer than a block's part.
 func TestProgramsRunAtOnce(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 9))
 	var all []*fuse.Program
@@ -48,7 +49,8 @@ func TestProgramsRunAtOnce(t *testing.T) {
 		want := make([][]backend.Buffer, len(cases))
 		for i, c := range cases { // before: a case may be in place
 			n := c.Program.Shape[0]
-			want[i] = []backend.Buffer{backend.Of(make([]float32, n)), backend.Of(make([]float32, n))}
+			want[i] = []backend.Buffer{backend.Of(make([]float32, n)),
+				backend.Of(make([]float32, n))}
 			loop, err := fuse.Host(c.Program, nil)
 			if err = errors.Join(err, loop.Run(want[i], c.Src, backend.Buffer{})); err != nil {
 				t.Fatal(err)
@@ -86,7 +88,8 @@ func TestProgramsRunAtOnce(t *testing.T) {
 		for i, c := range cases {
 			for k := range want[i] {
 				if !bytes.Equal(want[i][k].Bytes(), c.Dst[k].Bytes()[:want[i][k].NBytes()]) {
-					t.Fatalf("vectors %v: result %d of program %d, of length %d, is another one", vectors, k, i, c.Program.Shape[0])
+					t.Fatalf("vectors %v: result %d of program %d, of length %d, is another one",
+						vectors, k, i, c.Program.Shape[0])
 				}
 			}
 		}
@@ -108,8 +111,9 @@ func squares(n int) *fuse.Program {
 	return p
 }
 
-// Programs that fold to a number each run at once: more than one launch can name, some with a rest that fills no vector, some
-// longer than the parts of two blocks. Numbers are whole, so that every order gives the same sum.
+// Programs that fold to a number each run at once: more than one launch can name, some with a rest
+// that fills no vector, some longer than the parts of two blocks. Numbers are whole, so that every
+// order gives the same sum.
 func TestProgramsFoldAtOnce(t *testing.T) {
 	var all []*fuse.Program
 	var numbers [][]float32
@@ -178,7 +182,8 @@ func TestOnlyProgramsAlikeRunAtOnce(t *testing.T) {
 		if descent(5).Alike(p) {
 			t.Errorf("alike:\n%v%v", descent(5), p)
 		}
-		if _, err := fuse.PTXAll([]*fuse.Program{descent(5), p}, true, fuse.Ampere); !errors.Is(err, backend.ErrArgument) {
+		if _, err := fuse.PTXAll([]*fuse.Program{descent(5), p}, true, fuse.Ampere); !errors.Is(
+			err, backend.ErrArgument) {
 			t.Errorf("the error is %v", err)
 		}
 	}

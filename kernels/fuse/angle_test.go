@@ -13,7 +13,8 @@ import (
 // TestSinesOfLargeNumbersAreRight compares sines and cosines of numbers up to the largest ones, on
 // the host and of the PTX, with sums of 1400 bits. Some numbers are next to multiples of pi/2.
 func TestSinesOfLargeNumbersAreRight(t *testing.T) {
-	near := []float64{math.Ldexp(6381956970095103, 797), math.MaxFloat64, 0x1p1023, 0x1p31, 1e22, 1e300}
+	near := []float64{math.Ldexp(6381956970095103, 797), math.MaxFloat64, 0x1p1023, 0x1p31, 1e22,
+		1e300}
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 300 {
 		near = append(near, math.Ldexp(1+r.Float64(), 29+r.IntN(994)))

@@ -20,11 +20,14 @@ type chain struct {
 func reluChain() chain {
 	return chain{
 		func(p *fuse.Program, x fuse.Value) fuse.Value {
-			return p.Do(fuse.Relu, p.Do(fuse.Add, p.Do(fuse.Mul, x, p.Const(backend.F32, 2)), p.Const(backend.F32, 1)))
+			return p.Do(fuse.Relu, p.Do(fuse.Add, p.Do(fuse.Mul, x, p.Const(backend.F32, 2)),
+				p.Const(backend.F32, 1)))
 		},
 		func(x *gorgonia.Node) *gorgonia.Node {
 			two, one := gorgonia.NewConstant(float32(2)), gorgonia.NewConstant(float32(1))
-			return gorgonia.Must(gorgonia.Rectify(gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Mul(x, two)), one))))
+			return gorgonia.Must(
+				gorgonia.Rectify(gorgonia.Must(gorgonia.Add(gorgonia.Must(gorgonia.Mul(x, two)),
+					one))))
 		},
 	}
 }
@@ -35,7 +38,8 @@ func tanhChain() chain {
 			return p.Do(fuse.Sub, p.Do(fuse.Square, p.Do(fuse.Tanh, x)), x)
 		},
 		func(x *gorgonia.Node) *gorgonia.Node {
-			return gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Tanh(x)))), x))
+			return gorgonia.Must(
+				gorgonia.Sub(gorgonia.Must(gorgonia.Square(gorgonia.Must(gorgonia.Tanh(x)))), x))
 		},
 	}
 }
@@ -54,7 +58,8 @@ func BenchmarkHost(b *testing.B) {
 	for i := range x {
 		x[i] = float32(i%17) - 8
 	}
-	for name, c := range map[string]chain{"exp": expChain(), "relu(2x+1)": reluChain(), "tanh(x)^2-x": tanhChain()} {
+	for name, c := range map[string]chain{"exp": expChain(), "relu(2x+1)": reluChain(),
+		"tanh(x)^2-x": tanhChain()} {
 		b.Run(name+"/fused", func(b *testing.B) {
 			p := &fuse.Program{Shape: []int{len(x) / 1024, 1024}}
 			p.Store(c.fused(p, p.Load(backend.F32, 1024, 1)), backend.F32, 1024, 1)
@@ -62,7 +67,8 @@ func BenchmarkHost(b *testing.B) {
 		})
 		b.Run(name+"/gorgonia", func(b *testing.B) { benchmarkGraph(b, x, c) })
 	}
-	for name, reduced := range map[string][]bool{"sum of rows": {false, true}, "sum of columns": {true, false}} {
+	for name, reduced := range map[string][]bool{"sum of rows": {false, true},
+		"sum of columns": {true, false}} {
 		b.Run(name, func(b *testing.B) {
 			p := &fuse.Program{Shape: []int{len(x) / 1024, 1024}, Reduced: reduced}
 			strides := map[bool][]int{true: {1, 0}, false: {0, 1}}[reduced[1]]
@@ -107,14 +113,16 @@ func gelu(n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{n}}
 	x := p.Load(backend.F32, 1)
 	y := p.Do(fuse.Erf, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.70710678)))
-	p.Store(p.Do(fuse.Mul, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.5)), p.Do(fuse.Add, y, p.Const(backend.F32, 1))), backend.F32, 1)
+	p.Store(p.Do(fuse.Mul, p.Do(fuse.Mul, x, p.Const(backend.F32, 0.5)),
+		p.Do(fuse.Add, y, p.Const(backend.F32, 1))), backend.F32, 1)
 	return p
 }
 
 // adam is an update of n parameters, over which it writes, and over what it keeps.
 func adam(n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{n}}
-	w, g, m, v, rate := p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.F32, 0)
+	w, g, m, v, rate := p.Load(backend.F32, 1), p.Load(backend.F32, 1), p.Load(backend.F32, 1),
+		p.Load(backend.F32, 1), p.Load(backend.F32, 0)
 	c := func(x float64) fuse.Value { return p.Const(backend.F32, x) }
 	m = p.Do(fuse.Add, p.Do(fuse.Mul, m, c(0.9)), p.Do(fuse.Mul, g, c(0.1)))
 	v = p.Do(fuse.Add, p.Do(fuse.Mul, v, c(0.999)), p.Do(fuse.Mul, p.Do(fuse.Square, g), c(0.001)))
@@ -129,7 +137,8 @@ func adam(n int) *fuse.Program {
 func BenchmarkLayers(b *testing.B) {
 	bias := &fuse.Program{Shape: []int{768, 512}, Reduced: []bool{true, false}}
 	bias.Fold(backend.Sum, bias.Load(backend.F32, 512, 1), backend.F32, 0, 1)
-	heads := &fuse.Program{Shape: []int{12, 4, 64, 32}} // [batch, position, head, channel] to [batch, head, position, channel]
+	// [batch, position, head, channel] to [batch, head, position, channel]
+	heads := &fuse.Program{Shape: []int{12, 4, 64, 32}}
 	heads.Store(heads.Load(backend.F32, 64*4*32, 32, 4*32, 1), backend.F32, 4*64*32, 64*32, 32, 1)
 	transpose := &fuse.Program{Shape: []int{768, 512}}
 	transpose.Store(transpose.Load(backend.F32, 1, 768), backend.F32, 512, 1)
@@ -139,9 +148,12 @@ func BenchmarkLayers(b *testing.B) {
 		name string
 		p    *fuse.Program
 	}{
-		{"exp", exp}, {"softmax", fusetest.SoftMax(backend.F32, 768, 65)}, {"layernorm", fusetest.LayerNorm(backend.F32, 768, 128)},
-		{"layernormgrad", fusetest.LayerNormGrad(backend.F32, 768, 128)}, {"crossentropy", fusetest.CrossEntropy(backend.F32, 768, 65)},
-		{"gelu", gelu(768 * 512)}, {"adam", adam(200000)}, {"bias", bias}, {"heads", heads}, {"transpose", transpose},
+		{"exp", exp}, {"softmax", fusetest.SoftMax(backend.F32, 768, 65)}, {"layernorm",
+			fusetest.LayerNorm(backend.F32, 768, 128)},
+		{"layernormgrad", fusetest.LayerNormGrad(backend.F32, 768, 128)}, {"crossentropy",
+			fusetest.CrossEntropy(backend.F32, 768, 65)},
+		{"gelu", gelu(768 * 512)}, {"adam", adam(200000)}, {"bias", bias}, {"heads", heads},
+		{"transpose", transpose},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			var outputs []fuse.Operand

@@ -104,7 +104,8 @@ func (p *Program) Store(x Value, d backend.DType, strides ...int) {
 // Fold adds an output that is folded along the axes of Reduced. Strides of other axes must
 // give each of their elements its own place.
 func (p *Program) Fold(op backend.ReduceOp, x Value, d backend.DType, strides ...int) {
-	p.Outputs = append(p.Outputs, Output{Operand: Operand{d, slices.Clone(strides)}, Value: x, Folded: true, Op: op})
+	p.Outputs = append(p.Outputs, Output{Operand: Operand{d, slices.Clone(strides)}, Value: x,
+		Folded: true, Op: op})
 }
 
 // typeOf returns the type of a value, 0 if there is no such value.

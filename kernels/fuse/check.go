@@ -26,7 +26,8 @@ func (p *Program) Check() error {
 	}
 	for k, strides := range p.Indices {
 		if len(strides) != len(p.Shape) {
-			return fmt.Errorf("%w: index %d has %d strides for %d axes", backend.ErrArgument, k, len(strides), len(p.Shape))
+			return fmt.Errorf("%w: index %d has %d strides for %d axes", backend.ErrArgument, k,
+				len(strides), len(p.Shape))
 		}
 	}
 	for k, c := range p.Code {
@@ -46,11 +47,14 @@ func (p *Program) Check() error {
 func (p *Program) checkShape() error {
 	switch n := len(p.Inputs) + len(p.Outputs); {
 	case len(p.Shape) > backend.MaxAxes:
-		return fmt.Errorf("%w: a loop of %d axes: there may be %d", backend.ErrArgument, len(p.Shape), backend.MaxAxes)
+		return fmt.Errorf("%w: a loop of %d axes: there may be %d", backend.ErrArgument,
+			len(p.Shape), backend.MaxAxes)
 	case p.Reduced != nil && len(p.Reduced) != len(p.Shape):
-		return fmt.Errorf("%w: Reduced speaks of %d axes, the loop has %d", backend.ErrArgument, len(p.Reduced), len(p.Shape))
+		return fmt.Errorf("%w: Reduced speaks of %d axes, the loop has %d", backend.ErrArgument,
+			len(p.Reduced), len(p.Shape))
 	case len(p.Outputs) == 0 || n > maxOperands || len(p.Code) > maxCode:
-		return fmt.Errorf("%w: a program of %d inputs, %d outputs and %d instructions: there must be an output, and may be %d operands and %d instructions",
+		return fmt.Errorf("%w: a program of %d inputs, %d outputs and %d instructions: there "+
+			"must be an output, and may be %d operands and %d instructions",
 			backend.ErrArgument, len(p.Inputs), len(p.Outputs), len(p.Code), maxOperands, maxCode)
 	}
 	size := 1
@@ -65,12 +69,14 @@ func (p *Program) checkShape() error {
 
 func (p *Program) checkOperand(o Operand) error {
 	if !o.DType.Valid() || len(o.Strides) != len(p.Shape) {
-		return fmt.Errorf("%w: %v with strides %v in a loop of shape %v", backend.ErrArgument, o.DType, o.Strides, p.Shape)
+		return fmt.Errorf("%w: %v with strides %v in a loop of shape %v", backend.ErrArgument,
+			o.DType, o.Strides, p.Shape)
 	}
 	last := 0
 	for k, stride := range o.Strides {
 		if stride < 0 || stride > (math.MaxInt/8-last)/p.Shape[k] {
-			return fmt.Errorf("%w: strides %v in a loop of shape %v", backend.ErrArgument, o.Strides, p.Shape)
+			return fmt.Errorf("%w: strides %v in a loop of shape %v", backend.ErrArgument,
+				o.Strides, p.Shape)
 		}
 		last += stride * (p.Shape[k] - 1)
 	}
@@ -79,10 +85,12 @@ func (p *Program) checkOperand(o Operand) error {
 
 func (p *Program) checkInstr(k int, c Instr) error {
 	if !c.Op.Gives(c.Type) {
-		return fmt.Errorf("%w: no %v of %v, or the wrong number of operands", backend.ErrArgument, c.Op, c.Type)
+		return fmt.Errorf("%w: no %v of %v, or the wrong number of operands", backend.ErrArgument,
+			c.Op, c.Type)
 	}
 	switch {
-	case c.Op == Load && (c.Args[0] < 0 || c.Args[0] >= len(p.Inputs) || Type(p.Inputs[c.Args[0]].DType) != c.Type):
+	case c.Op == Load && (c.Args[0] < 0 || c.Args[0] >= len(p.Inputs) ||
+		Type(p.Inputs[c.Args[0]].DType) != c.Type):
 		return fmt.Errorf("%w: of input %d as %v", backend.ErrArgument, c.Args[0], c.Type)
 	case c.Op.FoldsRows() && len(p.Shape) == 0:
 		return fmt.Errorf("%w: a loop of one element has no rows", backend.ErrArgument)
@@ -91,10 +99,12 @@ func (p *Program) checkInstr(k int, c Instr) error {
 	}
 	for i, x := range c.Args[:c.Op.Operands()] {
 		if x < 0 || x >= k {
-			return fmt.Errorf("%w: operand %d is value %d, which is not computed before", backend.ErrArgument, i, x)
+			return fmt.Errorf("%w: operand %d is value %d, which is not computed before",
+				backend.ErrArgument, i, x)
 		}
 		if want := c.operandType(i); want != 0 && p.Code[x].Type != want {
-			return fmt.Errorf("%w: operand %d is %v, want %v", backend.ErrArgument, i, p.Code[x].Type, want)
+			return fmt.Errorf("%w: operand %d is %v, want %v", backend.ErrArgument, i,
+				p.Code[x].Type, want)
 		}
 	}
 	return nil
@@ -117,10 +127,12 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 		return err
 	}
 	if p.typeOf(o.Value) != Type(o.DType) {
-		return fmt.Errorf("%w: value %d is %v, which %v does not store: cast it", backend.ErrArgument, o.Value, p.typeOf(o.Value), o.DType)
+		return fmt.Errorf("%w: value %d is %v, which %v does not store: cast it",
+			backend.ErrArgument, o.Value, p.typeOf(o.Value), o.DType)
 	}
 	if o.Folded && (o.Op > backend.Max || r != nil && !p.foldsColumns()) {
-		return fmt.Errorf("%w: folded by %v; a program that folds rows has other folds only along all other axes, of rows of at most %d elements",
+		return fmt.Errorf("%w: folded by %v; a program that folds rows has other folds only "+
+			"along all other axes, of rows of at most %d elements",
 			backend.ErrArgument, o.Op, MaxFoldedRow)
 	}
 	for k, stride := range o.Strides {
@@ -129,7 +141,8 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 			continue // one element for each row, or for each element of it
 		}
 		if folds && stride != 0 || !folds && stride == 0 && p.Shape[k] > 1 {
-			return fmt.Errorf("%w: stride %d along axis %d: it must be 0 where an output is folded, and only there", backend.ErrArgument, stride, k)
+			return fmt.Errorf("%w: stride %d along axis %d: it must be 0 where an output is "+
+				"folded, and only there", backend.ErrArgument, stride, k)
 		}
 	}
 	return nil
@@ -138,11 +151,12 @@ func (p *Program) checkOutput(o Output, r *rows) error {
 // reduces reports whether folded outputs are folded along axis k.
 func (p *Program) reduces(k int) bool { return p.Reduced != nil && p.Reduced[k] }
 
-// MaxFoldedRow is how long rows may be where outputs are folded across them: a device keeps what it has folded of a row's
-// elements in registers.
+// MaxFoldedRow is how long rows may be where outputs are folded across them: a device keeps what it
+// has folded of a row's elements in registers.
 const MaxFoldedRow = mostThreads
 
-// foldsColumns reports whether folded outputs are folded along all axes but the last one, which is not too long.
+// foldsColumns reports whether folded outputs are folded along all axes but the last one, which is
+// not too long.
 func (p *Program) foldsColumns() bool {
 	last := len(p.Shape) - 1
 	for k := range p.Shape {
@@ -157,7 +171,8 @@ func (p *Program) foldsColumns() bool {
 // or of the host. Every [Loop] calls it.
 func (p *Program) CheckBuffers(dst, src []backend.Buffer, device bool) error {
 	if len(dst) != len(p.Outputs) || len(src) != len(p.Inputs) {
-		return fmt.Errorf("%w: a program of %d outputs and %d inputs runs with %d and %d", backend.ErrArgument,
+		return fmt.Errorf("%w: a program of %d outputs and %d inputs runs with %d and %d",
+			backend.ErrArgument,
 			len(p.Outputs), len(p.Inputs), len(dst), len(src))
 	}
 	for k := range dst {
@@ -189,6 +204,7 @@ func (p *Program) reach(o Operand) int {
 
 func (p *Program) misfit(what string, k int, o Operand, b backend.Buffer, device bool) error {
 	place := map[bool]string{false: "host", true: "device"}
-	return fmt.Errorf("%w: %s %d is %d %v of %s memory, want at least %d %v of %s memory", backend.ErrArgument, what, k,
+	return fmt.Errorf("%w: %s %d is %d %v of %s memory, want at least %d %v of %s memory",
+		backend.ErrArgument, what, k,
 		b.Len(), b.DType(), place[b.Device()], p.reach(o), o.DType, place[device])
 }

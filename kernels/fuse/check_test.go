@@ -12,7 +12,8 @@ import (
 // tanhGradient is the program of the package's documentation.
 func tanhGradient(rows, columns int) *Program {
 	p := &Program{Shape: []int{rows, columns}, Reduced: []bool{true, false}}
-	x, b, dy := p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1), p.Load(backend.F32, columns, 1)
+	x, b, dy := p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1),
+		p.Load(backend.F32, columns, 1)
 	t := p.Do(Tanh, p.Do(Add, x, b))
 	dx := p.Do(Mul, dy, p.Do(Sub, p.Const(backend.F32, 1), p.Do(Square, t)))
 	p.Store(dx, backend.F32, columns, 1)
@@ -48,18 +49,20 @@ out1 = sum %8 f32 [0 1]
 
 func TestWrongProgramsAreRefused(t *testing.T) {
 	for name, wrong := range map[string]func(p *Program){
-		"no outputs":           func(p *Program) { p.Outputs = nil },
-		"empty axis":           func(p *Program) { p.Shape[0] = 0 },
-		"too large":            func(p *Program) { p.Shape[0], p.Shape[1] = 1<<40, 1<<40 },
-		"nine axes":            func(p *Program) { p.Shape = slices.Repeat([]int{1}, 9) },
-		"reduced":              func(p *Program) { p.Reduced = []bool{true} },
-		"input strides":        func(p *Program) { p.Inputs[1].Strides = []int{1} },
-		"negative strides":     func(p *Program) { p.Inputs[1].Strides = []int{-1, 1} },
-		"large strides":        func(p *Program) { p.Inputs[1].Strides = []int{1 << 60, 1} },
-		"input dtype":          func(p *Program) { p.Inputs[1].DType = 0 },
-		"loaded type":          func(p *Program) { p.Inputs[1].DType = backend.F64 },
-		"unknown input":        func(p *Program) { p.Code[0].Args[0] = 3 },
-		"unknown index":        func(p *Program) { p.Code[0] = Instr{Op: Index, Type: backend.I64} },
+		"no outputs":       func(p *Program) { p.Outputs = nil },
+		"empty axis":       func(p *Program) { p.Shape[0] = 0 },
+		"too large":        func(p *Program) { p.Shape[0], p.Shape[1] = 1<<40, 1<<40 },
+		"nine axes":        func(p *Program) { p.Shape = slices.Repeat([]int{1}, 9) },
+		"reduced":          func(p *Program) { p.Reduced = []bool{true} },
+		"input strides":    func(p *Program) { p.Inputs[1].Strides = []int{1} },
+		"negative strides": func(p *Program) { p.Inputs[1].Strides = []int{-1, 1} },
+		"large strides":    func(p *Program) { p.Inputs[1].Strides = []int{1 << 60, 1} },
+		"input dtype":      func(p *Program) { p.Inputs[1].DType = 0 },
+		"loaded type":      func(p *Program) { p.Inputs[1].DType = backend.F64 },
+		"unknown input":    func(p *Program) { p.Code[0].Args[0] = 3 },
+		"unknown index": func(p *Program) {
+			p.Code[0] = Instr{Op: Index, Type: backend.I64}
+		},
 		"index strides":        func(p *Program) { p.Indices = [][]int{{1}} },
 		"unknown operation":    func(p *Program) { p.Code[4].Op = 0 },
 		"tanh of integers":     func(p *Program) { p.Code[4].Type = backend.I32 },
@@ -90,7 +93,8 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, o := range append(Ops(), Load, Const, Index) {
 		name := o.String()
-		if !o.Valid() || seen[name] || name == "" || strings.Contains(name, "(") || o.Gives(backend.BF16) {
+		if !o.Valid() || seen[name] || name == "" || strings.Contains(name, "(") ||
+			o.Gives(backend.BF16) {
 			t.Errorf("%d is %q", o, name)
 		}
 		seen[name] = true
@@ -101,7 +105,8 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 	if Op(0).Valid() || opEnd.Valid() || Op(63).Valid() || binaryBase.Valid() {
 		t.Error("operations that do not exist are valid")
 	}
-	if Pow.Operands() != 2 || Tanh.Operands() != 1 || !Erf.Rounded() || Add.Rounded() || !Pow.Rounded() || Where.Rounded() {
+	if Pow.Operands() != 2 || Tanh.Operands() != 1 || !Erf.Rounded() || Add.Rounded() ||
+		!Pow.Rounded() || Where.Rounded() {
 		t.Error("operations are taken for others")
 	}
 }

@@ -6,13 +6,18 @@
 
 DEVICE f64 magnitude(f64 x) { return bits_as<f64>(bits_as<u64>(x) & 0x7fffffffffffffff); }
 DEVICE f32 magnitude(f32 x) { return bits_as<f32>(bits_as<u32>(x) & 0x7fffffff); }
-DEVICE f64 with_sign(f64 x, f64 of) { return bits_as<f64>(bits_as<u64>(x) | (bits_as<u64>(of) & 0x8000000000000000)); }
-DEVICE f32 with_sign(f32 x, f32 of) { return bits_as<f32>(bits_as<u32>(x) | (bits_as<u32>(of) & 0x80000000)); }
+DEVICE f64 with_sign(f64 x, f64 of) {
+	return bits_as<f64>(bits_as<u64>(x) | (bits_as<u64>(of) & 0x8000000000000000));
+}
+DEVICE f32 with_sign(f32 x, f32 of) {
+	return bits_as<f32>(bits_as<u32>(x) | (bits_as<u32>(of) & 0x80000000));
+}
 
 // ---- exponentials of 32 bits without branches ----
 //
-// By the device's own approximations of 2^x and 1/x, which are right up to two units and one in the last place: loops
-// over 16-bit floats, such as a GELU or a cross-entropy, are bound by their instructions and not by memory.
+// By the device's own approximations of 2^x and 1/x, which are right up to two units and one in the
+// last place: loops over 16-bit floats, such as a GELU or a cross-entropy, are bound by their
+// instructions and not by memory.
 
 // x y + z, as 0 below 0 and for what is no number, and 1 above 1.
 DEVICE f32 saturated(f32 x, f32 y, f32 z) {
@@ -21,9 +26,11 @@ DEVICE f32 saturated(f32 x, f32 y, f32 z) {
 	return r;
 }
 
-// e^x = 2^k 2^r, where k is the integer nearest to x log2 e, but -126 to 126: 2^r takes the rest, also if that is infinite.
+// e^x = 2^k 2^r, where k is the integer nearest to x log2 e, but -126 to 126: 2^r takes the rest,
+// also if that is infinite.
 DEVICE f32 straight_exponential(f32 x) {
-	f32 k = fused(saturated(x, 5.72498003e-3f, 0.5f), 252.0f, 12582913.0f); // log2 e / 252; the exponent is in the last bits
+	// log2 e / 252; the exponent is in the last bits
+	f32 k = fused(saturated(x, 5.72498003e-3f, 0.5f), 252.0f, 12582913.0f);
 	f32 r = fused(x, 1.92596303e-8f, fused(x, 1.44269502f, 12583039.0f - k));
 	return __nvvm_ex2_approx_ftz_f(r) * bits_as<f32>(bits_as<u32>(k) << 23);
 }
@@ -61,9 +68,9 @@ struct Angle {
 // The high word of a product.
 DEVICE u64 high(u64 x, u64 y) { return (u64)((unsigned __int128)x * y >> 64); }
 
-// The angle of a finite |x| > 2^30, by Payne and Hanek: 128 bits of x * 4/pi, of which the multiples of 8 are left
-// out. Words is how many words of 4/pi the type of x can need; they are constants of instructions, since
-// the body of a function is all that a kernel gets of it.
+// The angle of a finite |x| > 2^30, by Payne and Hanek: 128 bits of x * 4/pi, of which the
+// multiples of 8 are left out. Words is how many words of 4/pi the type of x can need; they are
+// constants of instructions, since the body of a function is all that a kernel gets of it.
 template <i32 Words> DEVICE Angle far_angle(f64 x) {
 	constexpr u64 four_over_pi[] = {
 		0x0000000000000001, 0x45f306dc9c882a53, 0xf84eafa3ea69bb81, 0xb6c52b3278872083,
@@ -93,13 +100,14 @@ template <i32 Words> DEVICE Angle far_angle(f64 x) {
 		eighths++;
 	}
 	// of |x|, in units of pi/4
-	f64 r = ((f64)hi * 5.42101086242752217004e-20 + (f64)lo * 2.93873587705571876992e-39) * 7.85398163397448278999e-01;
+	f64 r = ((f64)hi * 5.42101086242752217004e-20 + (f64)lo * 2.93873587705571876992e-39) *
+		7.85398163397448278999e-01;
 	bool negative = b >> 63;
 	return Angle{negative ? -(eighths / 2) : eighths / 2, beyond != negative ? -r : r};
 }
 
-// sin(x + quarter * pi/2), where pi/2 is in three parts up to 2^30: the first difference is exact. The
-// polynomials are those of FreeBSD's msun.
+// sin(x + quarter * pi/2), where pi/2 is in three parts up to 2^30: the first difference is exact.
+// The polynomials are those of FreeBSD's msun.
 template <i32 Words> DEVICE f64 wave(f64 x, i32 quarter) {
 	if (!(magnitude(x) <= 1.7976931348623157e308))
 		return nan_f64();
@@ -114,13 +122,30 @@ template <i32 Words> DEVICE f64 wave(f64 x, i32 quarter) {
 	i32 q = angle.k + quarter;
 	f64 z = r * r, y;
 	if (q & 1) {
-		f64 c = z * (4.16666666666666019037e-02 + z * (-1.38888888888741095749e-03 + z * (2.48015872894767294178e-05 +
-			z * (-2.75573143513906633035e-07 + z * (2.08757232129817482790e-09 + z * -1.13596475577881948265e-11)))));
+		f64 c = z *
+			(4.16666666666666019037e-02 +
+				z *
+					(-1.38888888888741095749e-03 +
+						z *
+							(2.48015872894767294178e-05 +
+								z *
+									(-2.75573143513906633035e-07 +
+										z *
+											(2.08757232129817482790e-09 +
+												z * -1.13596475577881948265e-11)))));
 		f64 half = 0.5 * z, w = 1.0 - half;
 		y = w + (((1.0 - w) - half) + z * c);
 	} else {
-		f64 s = -1.66666666666666324348e-01 + z * (8.33333333332248946124e-03 + z * (-1.98412698298579493134e-04 +
-			z * (2.75573137070700676789e-06 + z * (-2.50507602534068634195e-08 + z * 1.58969099521155010221e-10))));
+		f64 s = -1.66666666666666324348e-01 +
+			z *
+				(8.33333333332248946124e-03 +
+					z *
+						(-1.98412698298579493134e-04 +
+							z *
+								(2.75573137070700676789e-06 +
+									z *
+										(-2.50507602534068634195e-08 +
+											z * 1.58969099521155010221e-10))));
 		y = r + r * (z * s);
 	}
 	return q & 2 ? -y : y;
@@ -168,38 +193,113 @@ DEVICE f64 error_function(f64 x) {
 		return x;
 	if (a < 0.84375) {
 		f64 z = x * x;
-		f64 r = 1.28379167095512558561e-01 + z * (-3.25042107247001499370e-01 + z * (-2.84817495755985104766e-02 +
-			z * (-5.77027029648944159157e-03 + z * -2.37630166566501626084e-05)));
-		f64 s = 1.0 + z * (3.97917223959155352819e-01 + z * (6.50222499887672944485e-02 + z * (5.08130628187576562776e-03 +
-			z * (1.32494738004321644526e-04 + z * -3.96022827877536812320e-06))));
+		f64 r = 1.28379167095512558561e-01 +
+			z *
+				(-3.25042107247001499370e-01 +
+					z *
+						(-2.84817495755985104766e-02 +
+							z * (-5.77027029648944159157e-03 + z * -2.37630166566501626084e-05)));
+		f64 s = 1.0 +
+			z *
+				(3.97917223959155352819e-01 +
+					z *
+						(6.50222499887672944485e-02 +
+							z *
+								(5.08130628187576562776e-03 +
+									z *
+										(1.32494738004321644526e-04 +
+											z * -3.96022827877536812320e-06))));
 		return x + x * (r / s);
 	}
 	if (a < 1.25) {
 		f64 s = a - 1.0;
-		f64 p = -2.36211856075265944077e-03 + s * (4.14856118683748331666e-01 + s * (-3.72207876035701323847e-01 +
-			s * (3.18346619901161753674e-01 + s * (-1.10894694282396677476e-01 + s * (3.54783043256182359371e-02 +
-			s * -2.16637559486879084300e-03)))));
-		f64 q = 1.0 + s * (1.06420880400844228286e-01 + s * (5.40397917702171048937e-01 + s * (7.18286544141962662868e-02 +
-			s * (1.26171219808761642112e-01 + s * (1.36370839120290507362e-02 + s * 1.19844998467991074170e-02)))));
+		f64 p = -2.36211856075265944077e-03 +
+			s *
+				(4.14856118683748331666e-01 +
+					s *
+						(-3.72207876035701323847e-01 +
+							s *
+								(3.18346619901161753674e-01 +
+									s *
+										(-1.10894694282396677476e-01 +
+											s *
+												(3.54783043256182359371e-02 +
+													s * -2.16637559486879084300e-03)))));
+		f64 q = 1.0 +
+			s *
+				(1.06420880400844228286e-01 +
+					s *
+						(5.40397917702171048937e-01 +
+							s *
+								(7.18286544141962662868e-02 +
+									s *
+										(1.26171219808761642112e-01 +
+											s *
+												(1.36370839120290507362e-02 +
+													s * 1.19844998467991074170e-02)))));
 		return with_sign(8.45062911510467529297e-01 + p / q, x);
 	}
 	if (a >= 6.0)
 		return with_sign(1.0, x);
 	f64 s = 1.0 / (a * a), r, t;
 	if (a < 2.85714285714285714286) {
-		r = -9.86494403484714822705e-03 + s * (-6.93858572707181764372e-01 + s * (-1.05586262253232909814e+01 +
-			s * (-6.23753324503260060396e+01 + s * (-1.62396669462573470355e+02 + s * (-1.84605092906711035994e+02 +
-			s * (-8.12874355063065934246e+01 + s * -9.81432934416914548592e+00))))));
-		t = 1.0 + s * (1.96512716674392571292e+01 + s * (1.37657754143519042600e+02 + s * (4.34565877475229228821e+02 +
-			s * (6.45387271733267880336e+02 + s * (4.29008140027567833386e+02 + s * (1.08635005541779435134e+02 +
-			s * (6.57024977031928170135e+00 + s * -6.04244152148580987438e-02)))))));
+		r = -9.86494403484714822705e-03 +
+			s *
+				(-6.93858572707181764372e-01 +
+					s *
+						(-1.05586262253232909814e+01 +
+							s *
+								(-6.23753324503260060396e+01 +
+									s *
+										(-1.62396669462573470355e+02 +
+											s *
+												(-1.84605092906711035994e+02 +
+													s *
+														(-8.12874355063065934246e+01 +
+															s * -9.81432934416914548592e+00))))));
+		t = 1.0 +
+			s *
+				(1.96512716674392571292e+01 +
+					s *
+						(1.37657754143519042600e+02 +
+							s *
+								(4.34565877475229228821e+02 +
+									s *
+										(6.45387271733267880336e+02 +
+											s *
+												(4.29008140027567833386e+02 +
+													s *
+														(1.08635005541779435134e+02 +
+															s *
+																(6.57024977031928170135e+00 +
+																	s * -6.04244152148580987438e-02)))))));
 	} else {
-		r = -9.86494292470009928597e-03 + s * (-7.99283237680523006574e-01 + s * (-1.77579549177547519889e+01 +
-			s * (-1.60636384855821916062e+02 + s * (-6.37566443368389627722e+02 + s * (-1.02509513161107724954e+03 +
-			s * -4.83519191608651397019e+02)))));
-		t = 1.0 + s * (3.03380607434824582924e+01 + s * (3.25792512996573918826e+02 + s * (1.53672958608443695994e+03 +
-			s * (3.19985821950859553908e+03 + s * (2.55305040643316442583e+03 + s * (4.74528541206955367215e+02 +
-			s * -2.24409524465858183362e+01))))));
+		r = -9.86494292470009928597e-03 +
+			s *
+				(-7.99283237680523006574e-01 +
+					s *
+						(-1.77579549177547519889e+01 +
+							s *
+								(-1.60636384855821916062e+02 +
+									s *
+										(-6.37566443368389627722e+02 +
+											s *
+												(-1.02509513161107724954e+03 +
+													s * -4.83519191608651397019e+02)))));
+		t = 1.0 +
+			s *
+				(3.03380607434824582924e+01 +
+					s *
+						(3.25792512996573918826e+02 +
+							s *
+								(1.53672958608443695994e+03 +
+									s *
+										(3.19985821950859553908e+03 +
+											s *
+												(2.55305040643316442583e+03 +
+													s *
+														(4.74528541206955367215e+02 +
+															s * -2.24409524465858183362e+01))))));
 	}
 	f64 z = upper(a);
 	f64 tail = exponential(-z * z - 0.5625) * exponential((z - a) * (z + a) + r / t);
@@ -208,7 +308,8 @@ DEVICE f64 error_function(f64 x) {
 
 // ---- what is copied ----
 
-#define FUNCTION(name, of, T) extern "C" __attribute__((device, noinline)) T name##_##T(T x) { return of(x); }
+#define FUNCTION(name, of, T) \
+	extern "C" __attribute__((device, noinline)) T name##_##T(T x) { return of(x); }
 #define FUNCTIONS(T)                            \
 	FUNCTION(exp, straight_exponential, T)           \
 	FUNCTION(expm1, exponential_less_one, T) \

@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
-// blockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32 is
-// 4 KiB, so that the few values that an instruction needs stay in the first-level cache.
+// blockSize is how many elements the host computes at a time, or somewhat fewer. A block of float32
+// is 4 KiB, so that the few values that an instruction needs stay in the first-level cache.
 const blockSize = 1024
 
 // host runs a program on host memory.
@@ -47,8 +47,8 @@ type fold interface {
 	finish() error
 }
 
-// Host returns the Loop of a program on host memory. A large program runs in parts on the workers of a
-// pool, if it is not nil; results do not depend on their number. It needs no scratch, and Run
+// Host returns the Loop of a program on host memory. A large program runs in parts on the workers
+// of a pool, if it is not nil; results do not depend on their number. It needs no scratch, and Run
 // allocates nothing.
 func Host(p *Program, pool *workers.Pool) (Loop, error) {
 	if err := p.Check(); err != nil {
@@ -74,13 +74,13 @@ func Host(p *Program, pool *workers.Pool) (Loop, error) {
 // Scratch implements [Loop].
 func (h *host) Scratch() int { return 0 }
 
-// Epilogue is a Loop of [Host] that may also run inside of a product, on elements whose operands are finished. Its
-// program folds nothing.
+// Epilogue is a Loop of [Host] that may also run inside of a product, on elements whose operands
+// are finished. Its program folds nothing.
 type Epilogue interface {
 	Loop
 	kernels.Epilogue
-	// Bind begins a run on these operands, as Loop.Run has them, and Unbind ends it. In between, the
-	// elements are computed, each once.
+	// Bind begins a run on these operands, as Loop.Run has them, and Unbind ends it. In between,
+	// the elements are computed, each once.
 	Bind(dst, src []backend.Buffer) error
 	Unbind() error
 }
@@ -120,7 +120,8 @@ func (h *host) All() {
 	}
 }
 
-// Divides implements [Epilogue]. A block begins with the innermost axis where it has whole runs of it.
+// Divides implements [Epilogue]. A block begins with the innermost axis where it has whole runs of
+// it.
 func (h *host) Divides(parts, n int) bool {
 	return parts >= h.parts && (h.cut || len(h.layout.shape) == 1 || n%h.inner == 0)
 }
@@ -158,7 +159,8 @@ func (t *task) Run(part, worker int) {
 	h.Elements(part*h.part, min((part+1)*h.part, h.n), worker)
 }
 
-// evaluator is what one worker needs to run a program: blocks for values, and steps that compute them.
+// evaluator is what one worker needs to run a program: blocks for values, and steps that compute
+// them.
 type evaluator struct {
 	*host
 	blocks

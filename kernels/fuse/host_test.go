@@ -28,7 +28,8 @@ func Example() {
 	}
 	xs, biases := []float32{1, -2, 3, 4, 5, -6}, []float32{0, 1, 2}
 	ys, sums := make([]float32, 6), make([]float32, 3)
-	err = loop.Run([]backend.Buffer{backend.Of(ys), backend.Of(sums)}, []backend.Buffer{backend.Of(xs), backend.Of(biases)}, backend.Buffer{})
+	err = loop.Run([]backend.Buffer{backend.Of(ys), backend.Of(sums)},
+		[]backend.Buffer{backend.Of(xs), backend.Of(biases)}, backend.Buffer{})
 	fmt.Println(ys, sums, err)
 	// Output: [1 0 5 4 6 0] [5 6 5] <nil>
 }
@@ -93,7 +94,9 @@ func TestHostAllocatesNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := testing.AllocsPerRun(2, func() { err = errors.Join(err, loop.Run(c.Dst, c.Src, backend.Buffer{})) }); n != 0 || err != nil {
+		if n := testing.AllocsPerRun(2, func() {
+			err = errors.Join(err, loop.Run(c.Dst, c.Src, backend.Buffer{}))
+		}); n != 0 || err != nil {
 			t.Errorf("%v allocations, %v, of\n%v", n, err, c.Program)
 		}
 	}
@@ -111,13 +114,16 @@ func TestWrongBuffersAreRefused(t *testing.T) {
 		dst, src []backend.Buffer
 		says     string
 	}{
-		"no inputs":     {[]backend.Buffer{six}, nil, "1 outputs and 1 inputs runs with 1 and 0"},
-		"short input":   {[]backend.Buffer{six}, []backend.Buffer{five}, "input 0 is 5 f32"},
-		"short output":  {[]backend.Buffer{five}, []backend.Buffer{six}, "output 0 is 5 f32"},
-		"integer input": {[]backend.Buffer{six}, []backend.Buffer{six.As(backend.I32)}, "input 0 is 6 i32"},
-		"device memory": {[]backend.Buffer{backend.OnDevice(backend.F32, 64, 6)}, []backend.Buffer{six}, "6 f32 of device memory, want at least 6 f32 of host memory"},
+		"no inputs":    {[]backend.Buffer{six}, nil, "1 outputs and 1 inputs runs with 1 and 0"},
+		"short input":  {[]backend.Buffer{six}, []backend.Buffer{five}, "input 0 is 5 f32"},
+		"short output": {[]backend.Buffer{five}, []backend.Buffer{six}, "output 0 is 5 f32"},
+		"integer input": {[]backend.Buffer{six}, []backend.Buffer{six.As(backend.I32)},
+			"input 0 is 6 i32"},
+		"device memory": {[]backend.Buffer{backend.OnDevice(backend.F32, 64, 6)},
+			[]backend.Buffer{six}, "6 f32 of device memory, want at least 6 f32 of host memory"},
 	} {
-		if err := loop.Run(test.dst, test.src, backend.Buffer{}); !errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), test.says) {
+		if err := loop.Run(test.dst, test.src, backend.Buffer{}); !errors.Is(
+			err, backend.ErrArgument) || !strings.Contains(err.Error(), test.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

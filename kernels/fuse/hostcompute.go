@@ -11,8 +11,8 @@ import (
 // inVectors reports whether vector instructions compute an instruction.
 func (h *host) inVectors(c Instr) bool { return h.level > simd.Go && h.hasVectors(c) }
 
-// hasVectors reports whether there are vector instructions for an instruction, on processors that have
-// any.
+// hasVectors reports whether there are vector instructions for an instruction, on processors that
+// have any.
 func (h *host) hasVectors(c Instr) bool {
 	switch {
 	case !c.Type.Float():
@@ -25,8 +25,8 @@ func (h *host) hasVectors(c Instr) bool {
 	return c.Op.unary().Valid() || c.Op.binary().Valid() && c.Op != Pow
 }
 
-// compute returns the step of an instruction. Operands have as many elements as the result, but vector
-// instructions take one for all, too.
+// compute returns the step of an instruction. Operands have as many elements as the result, but
+// vector instructions take one for all, too.
 func (m *evaluator) compute(k int, c Instr) blockFunc {
 	for i, x := range c.Args[:c.Op.Operands()] {
 		kind := m.values[x].kind
@@ -51,7 +51,9 @@ func (m *evaluator) instruction(k int, c Instr) blockFunc {
 		return inVectors(m.level, m.f64, k, c)
 	case c.Op.unary().Valid():
 		op := c.Op.unary()
-		return func(_, n int) error { return kernels.Host{}.Unary(op, m.get(k, t, n), m.get(a[0], t, n)) }
+		return func(_, n int) error {
+			return kernels.Host{}.Unary(op, m.get(k, t, n), m.get(a[0], t, n))
+		}
 	case c.Op.binary().Valid():
 		op := c.Op.binary()
 		return func(_, n int) error {
@@ -75,10 +77,16 @@ func (m *evaluator) instruction(k int, c Instr) blockFunc {
 func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) blockFunc {
 	a := c.Args
 	if c.Op == Where {
-		return func(_, n int) error { simd.Where(level, v[k][:n], v[a[0]], v[a[1]], v[a[2]]); return nil }
+		return func(_, n int) error {
+			simd.Where(level, v[k][:n], v[a[0]], v[a[1]], v[a[2]])
+			return nil
+		}
 	}
 	if op := c.Op.binary(); op.Valid() {
-		return func(_, n int) error { simd.Binary(level, op, v[k][:n], v[a[0]], v[a[1]]); return nil }
+		return func(_, n int) error {
+			simd.Binary(level, op, v[k][:n], v[a[0]], v[a[1]])
+			return nil
+		}
 	}
 	op := c.Op.unary()
 	if c.Op == Erf {
@@ -148,16 +156,21 @@ type number interface {
 func (m *evaluator) cast(k int, c Instr) blockFunc {
 	switch c.Type {
 	case backend.F32:
-		return castTo(m, m.f32, k, c, convert[float32], convert[float32], convert[float32], convert[float32])
+		return castTo(m, m.f32, k, c, convert[float32], convert[float32], convert[float32],
+			convert[float32])
 	case backend.F64:
-		return castTo(m, m.f64, k, c, convert[float64], convert[float64], convert[float64], convert[float64])
+		return castTo(m, m.f64, k, c, convert[float64], convert[float64], convert[float64],
+			convert[float64])
 	case backend.I32:
-		return castTo(m, m.i32, k, c, truncate32[float32], truncate32[float64], convert[int32], convert[int32])
+		return castTo(m, m.i32, k, c, truncate32[float32], truncate32[float64], convert[int32],
+			convert[int32])
 	}
-	return castTo(m, m.i64, k, c, truncate64[float32], truncate64[float64], convert[int64], convert[int64])
+	return castTo(m, m.i64, k, c, truncate64[float32], truncate64[float64], convert[int64],
+		convert[int64])
 }
 
-func castTo[T number](m *evaluator, v [][]T, k int, c Instr, f32 func(float32) T, f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) blockFunc {
+func castTo[T number](m *evaluator, v [][]T, k int, c Instr, f32 func(float32) T,
+	f64 func(float64) T, i32 func(int32) T, i64 func(int64) T) blockFunc {
 	switch x := c.Args[0]; m.typeOf(x) {
 	case backend.F32:
 		return convertEach(v, m.f32, k, x, f32)
@@ -213,7 +226,8 @@ func truncate64[S float](x S) int64 {
 func random[T float](v [][]T, in [][]int64, k int, args [4]Value, f func(uint32) T) blockFunc {
 	return func(_, n int) error {
 		d := v[k][:n]
-		keys, steps, samples, elements := in[args[0]][:n], in[args[1]][:n], in[args[2]][:n], in[args[3]][:n]
+		keys, steps, samples, elements := in[args[0]][:n], in[args[1]][:n], in[args[2]][:n],
+			in[args[3]][:n]
 		var of draw
 		var words [4]uint32
 		for i := range d {

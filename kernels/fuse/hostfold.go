@@ -37,7 +37,10 @@ func floats[T simd.Float]() folding[T, float64] {
 
 func integers[T int32 | int64]() folding[T, int64] {
 	return folding[T, int64]{
-		func(_ simd.Level, op backend.ReduceOp, sum int64, x []T) int64 { return foldRun(op, sum, x) },
+		func(_ simd.Level, op backend.ReduceOp, sum int64, x []T) int64 {
+			return foldRun(op, sum,
+				x)
+		},
 		func(_ simd.Level, op backend.ReduceOp, sums []int64, x []T) { foldInto(op, sums, x) },
 	}
 }
@@ -46,19 +49,27 @@ func integers[T int32 | int64]() folding[T, int64] {
 func (h *host) fold(k int, out Output) fold {
 	switch Type(out.DType) {
 	case backend.F32:
-		return newFold(h, k, out, func(m *evaluator) [][]float32 { return m.f32 }, math.Inf(1), floats[float32]())
+		return newFold(h, k, out, func(m *evaluator) [][]float32 {
+			return m.f32
+		}, math.Inf(1), floats[float32]())
 	case backend.F64:
-		return newFold(h, k, out, func(m *evaluator) [][]float64 { return m.f64 }, math.Inf(1), floats[float64]())
+		return newFold(h, k, out, func(m *evaluator) [][]float64 {
+			return m.f64
+		}, math.Inf(1), floats[float64]())
 	case backend.I32:
-		return newFold(h, k, out, func(m *evaluator) [][]int32 { return m.i32 }, math.MaxInt32, integers[int32]())
+		return newFold(h, k, out, func(m *evaluator) [][]int32 { return m.i32 }, math.MaxInt32,
+			integers[int32]())
 	}
-	return newFold(h, k, out, func(m *evaluator) [][]int64 { return m.i64 }, math.MaxInt64, integers[int64]())
+	return newFold(h, k, out, func(m *evaluator) [][]int64 { return m.i64 }, math.MaxInt64,
+		integers[int64]())
 }
 
 // newFold takes the largest number, with which a minimum begins.
-func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *evaluator) [][]T, largest A, by folding[T, A]) fold {
+func newFold[T number, A int64 | float64](h *host, k int, out Output, v func(m *evaluator) [][]T,
+	largest A, by folding[T, A]) fold {
 	all, kept := h.layout.size()
-	f := &folded[T, A]{h: h, output: k, op: out.Op, count: A(all / kept), v: v, folding: by, sums: make([]A, kept)}
+	f := &folded[T, A]{h: h, output: k, op: out.Op, count: A(all / kept), v: v, folding: by,
+		sums: make([]A, kept)}
 	if h.split() {
 		f.apart = kept
 		f.sums = make([]A, h.parts*kept)
@@ -105,7 +116,8 @@ func (f *folded[T, A]) begin() { fill(f.sums, f.initial) }
 // add implements [fold].
 func (f *folded[T, A]) add(m *evaluator, x Value) blockFunc {
 	v := f.v(m)
-	from := cursor{shape: m.layout.shape, strides: m.layout.dense()} // of the accumulators, along the loop
+	// of the accumulators, along the loop
+	from := cursor{shape: m.layout.shape, strides: m.layout.dense()}
 	return func(lo, n int) error {
 		from.seek(lo)
 		sums := f.sums[m.turn*f.apart:]
@@ -248,8 +260,8 @@ func wrapTo[T byte | int32 | int64](d []T, x []int64) {
 	}
 }
 
-// foldRows returns the step that folds the rows of value x, which has an element for each of the block,
-// into value k.
+// foldRows returns the step that folds the rows of value x, which has an element for each of the
+// block, into value k.
 func (m *evaluator) foldRows(k Value, op backend.ReduceOp, x Value) blockFunc {
 	switch m.typeOf(k) {
 	case backend.F32:
@@ -257,12 +269,15 @@ func (m *evaluator) foldRows(k Value, op backend.ReduceOp, x Value) blockFunc {
 	case backend.F64:
 		return foldRowsOf(m, m.f64, k, x, op, floats[float64](), initial[float64](op, math.Inf(1)))
 	case backend.I32:
-		return foldRowsOf(m, m.i32, k, x, op, integers[int32](), initial[int32](op, int64(math.MaxInt32)))
+		return foldRowsOf(m, m.i32, k, x, op, integers[int32](),
+			initial[int32](op, int64(math.MaxInt32)))
 	}
-	return foldRowsOf(m, m.i64, k, x, op, integers[int64](), initial[int64](op, int64(math.MaxInt64)))
+	return foldRowsOf(m, m.i64, k, x, op, integers[int64](),
+		initial[int64](op, int64(math.MaxInt64)))
 }
 
-func foldRowsOf[T number, A int64 | float64](m *evaluator, v [][]T, k, x Value, op backend.ReduceOp, by folding[T, A], initial A) blockFunc {
+func foldRowsOf[T number, A int64 | float64](m *evaluator, v [][]T, k, x Value, op backend.ReduceOp,
+	by folding[T, A], initial A) blockFunc {
 	if m.values[k].kind == single {
 		return func(_, n int) error {
 			fill(v[k], T(by.run(m.level, op, initial, v[x][:n])))

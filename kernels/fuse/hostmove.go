@@ -58,8 +58,8 @@ func (c *cursor) move(k, count int) {
 	}
 }
 
-// rows returns where the next whole runs of up to n elements begin, how many there are along the axis
-// before the innermost one, and goes behind them; none if the cursor is within a run.
+// rows returns where the next whole runs of up to n elements begin, how many there are along the
+// axis before the innermost one, and goes behind them; none if the cursor is within a run.
 func (c *cursor) rows(n int) (at, count int) {
 	k := len(c.shape) - 1
 	if k == 0 || c.index[k] > 0 {
@@ -87,8 +87,8 @@ func (c *cursor) dense() bool {
 // run is the innermost stride.
 func (c *cursor) run() int { return c.strides[len(c.strides)-1] }
 
-// located returns a function that finds the memory of a block of an operand, or nil if it is not one
-// run of memory.
+// located returns a function that finds the memory of a block of an operand, or nil if it is not
+// one run of memory.
 func (h *host) located(c *cursor) func(lo int) int {
 	switch {
 	case c.dense():
@@ -99,7 +99,8 @@ func (h *host) located(c *cursor) func(lo int) int {
 	return nil
 }
 
-// along returns the cursor of value k, whose operand has these strides: along the loop, or its rows.
+// along returns the cursor of value k, whose operand has these strides: along the loop, or its
+// rows.
 func (h *host) along(k Value, strides []int) *cursor {
 	return h.cursor(strides, h.values[k].kind == perRow)
 }
@@ -267,7 +268,10 @@ func spreadFloat[T simd.Float](m *evaluator, v [][]T, to, from int) blockFunc {
 	if m.values[from].kind == single {
 		return func(_, n int) error { simd.Spread(m.level, v[to][:n], v[from][:1], n); return nil }
 	}
-	return func(_, n int) error { simd.Spread(m.level, v[to][:n], v[from][:n/m.inner], m.inner); return nil }
+	return func(_, n int) error {
+		simd.Spread(m.level, v[to][:n], v[from][:n/m.inner], m.inner)
+		return nil
+	}
 }
 
 // widen converts elements to the type in which they are computed.

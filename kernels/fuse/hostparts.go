@@ -6,16 +6,16 @@ import "slices"
 
 // The bounds of blocks and parts.
 const (
-	// longRow is from how many elements on a block ends where the innermost axis does, so that operands
-	// are read where they lie. Shorter runs are gathered into blocks of whole rows.
+	// longRow is from how many elements on a block ends where the innermost axis does, so that
+	// operands are read where they lie. Shorter runs are gathered into blocks of whole rows.
 	longRow = blockSize / 2
 	// copyBlock is how much is copied at a time where a block needs no memory.
 	copyBlock = 1 << 15
-	// partWork is how much a part computes at least, in additions of an element, of which the host does
-	// about ten in a nanosecond: 15 us, since to start a part takes about 1.
+	// partWork is how much a part computes at least, in additions of an element, of which the host
+	// does about ten in a nanosecond: 15 us, since to start a part takes about 1.
 	partWork = 150_000
-	// maxParts is enough for the largest machines. Each part of a fold along the first axes has sums of
-	// its own, which are added up at the end: maxSums bounds them.
+	// maxParts is enough for the largest machines. Each part of a fold along the first axes has
+	// sums of its own, which are added up at the end: maxSums bounds them.
 	maxParts = 128
 	maxSums  = 1 << 17
 )
@@ -43,8 +43,8 @@ func (h *host) divide() {
 	h.parts = (h.n + h.part - 1) / h.part
 }
 
-// copies reports whether the loop only copies elements that are one run of memory, which needs no block
-// of them.
+// copies reports whether the loop only copies elements that are one run of memory, which needs no
+// block of them.
 func (h *host) copies() bool {
 	in, out := h.p.Inputs, h.p.Outputs
 	return len(h.p.Code) == 1 && h.p.Code[0].Op == Load && len(out) == 1 && !out[0].Folded &&
@@ -55,8 +55,9 @@ func (h *host) copies() bool {
 // multiple returns the least multiple of unit that is not less than n.
 func multiple(n, unit int) int { return (n + unit - 1) / unit * unit }
 
-// unit returns of how many elements a part has a multiple, and how many parts there may be. A fold along
-// other axes than the first ones has its own sums for each index of those, which one part adds up.
+// unit returns of how many elements a part has a multiple, and how many parts there may be. A fold
+// along other axes than the first ones has its own sums for each index of those, which one part
+// adds up.
 func (h *host) unit() (unit, most int) {
 	if !slices.ContainsFunc(h.p.Outputs, func(o Output) bool { return o.Folded }) {
 		return h.block, maxParts
@@ -81,8 +82,8 @@ func (h *host) unit() (unit, most int) {
 // split reports whether parts share elements of folded outputs.
 func (h *host) split() bool { return h.layout.reduced[0] }
 
-// work estimates what an element of the loop costs, in additions, on a processor with vector instructions:
-// parts are the same on all.
+// work estimates what an element of the loop costs, in additions, on a processor with vector
+// instructions: parts are the same on all.
 func (h *host) work() int {
 	work := len(h.p.Inputs) + len(h.p.Outputs)
 	for _, c := range h.p.Code {

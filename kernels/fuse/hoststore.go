@@ -20,8 +20,10 @@ func (h *host) directOf(k int, out Output) direct {
 	v := out.Value
 	first := slices.IndexFunc(h.p.Outputs, func(o Output) bool { return !o.Folded && o.Value == v })
 	c := h.p.Code[v]
-	if out.Folded || first != k || !c.Op.computes() && c.Op != Load || c.Op.FoldsRows() || c.Type != out.DType ||
-		h.values[v] != (extent{perElement, false}) || h.located(h.cursor(h.layout.outputs[k], false)) == nil {
+	if out.Folded || first != k || !c.Op.computes() && c.Op != Load || c.Op.FoldsRows() ||
+		c.Type != out.DType ||
+		h.values[v] != (extent{perElement, false}) ||
+		h.located(h.cursor(h.layout.outputs[k], false)) == nil {
 		return direct{}
 	}
 	d := direct{possible: true, value: v}
@@ -46,8 +48,8 @@ func overlap(a, b backend.Buffer) bool {
 	return a.Addr() < b.Addr()+uintptr(b.NBytes()) && b.Addr() < a.Addr()+uintptr(a.NBytes())
 }
 
-// toOutput makes a step that computes value k do it in the memory of its output, if there is one where it
-// can.
+// toOutput makes a step that computes value k do it in the memory of its output, if there is one
+// where it can.
 func (m *evaluator) toOutput(k Value, do blockFunc) blockFunc {
 	o := slices.IndexFunc(m.direct, func(d direct) bool { return d.possible && d.value == k })
 	if o < 0 {

@@ -95,8 +95,9 @@ func (h *host) lastUses() []int {
 	return last
 }
 
-// blocks are the elements of values, each in the slice of its type, and nil in the others. Behind the
-// values are copies of them: value k with an element for each of the block is number len(Code)+k.
+// blocks are the elements of values, each in the slice of its type, and nil in the others. Behind
+// the values are copies of them: value k with an element for each of the block is number
+// len(Code)+k.
 type blocks struct {
 	f32 [][]float32
 	f64 [][]float64
@@ -119,7 +120,8 @@ type region struct {
 
 func makeBlocks(n int) blocks {
 	return blocks{
-		f32: make([][]float32, 2*n), f64: make([][]float64, 2*n), i32: make([][]int32, 2*n), i64: make([][]int64, 2*n),
+		f32: make([][]float32, 2*n), f64: make([][]float64, 2*n), i32: make([][]int32, 2*n),
+		i64: make([][]int64, 2*n),
 		own: make([]backend.Buffer, 2*n), copied: make([]bool, n),
 	}
 }
@@ -171,8 +173,8 @@ func (b *blocks) extra(d backend.DType, n int) int {
 	return k
 }
 
-// place gives every value a block. Blocks of values that are not needed any more are used again. What is
-// loaded, or computed when a part begins, takes none that was used before.
+// place gives every value a block. Blocks of values that are not needed any more are used again.
+// What is loaded, or computed when a part begins, takes none that was used before.
 func (m *evaluator) place() {
 	last := m.lastUses()
 	at := make([]region, len(m.p.Code))

@@ -66,7 +66,8 @@ func (m *machine) launch(entry string, blocks, threads int, params []uint64) err
 		shared := make([]byte, c.shared)
 		all := make([]thread, threads)
 		for i := range all {
-			all[i] = thread{m: m, r: make([]uint64, c.registers), params: params, shared: shared, tid: uint64(i), cta: uint64(b), ctas: uint64(blocks), block: all}
+			all[i] = thread{m: m, r: make([]uint64, c.registers), params: params, shared: shared,
+				tid: uint64(i), cta: uint64(b), ctas: uint64(blocks), block: all}
 		}
 		if err := c.run(all); err != nil {
 			return fmt.Errorf("%s, block %d: %w", entry, b, err)
@@ -172,7 +173,8 @@ func parse(t *testing.T, text string) *machine {
 func (p *parser) line(t *testing.T, line string) {
 	t.Helper()
 	switch {
-	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid") || strings.HasPrefix(line, ".minnctapersm"):
+	case line == "" || line == ")" || strings.HasPrefix(line, ".maxntid") ||
+		strings.HasPrefix(line, ".minnctapersm"):
 	case sharedBytes.MatchString(line):
 		p.code.shared, _ = strconv.Atoi(sharedBytes.FindStringSubmatch(line)[1])
 	case line == "{":
@@ -196,7 +198,8 @@ func (p *parser) line(t *testing.T, line string) {
 		}
 	case upperHalf.MatchString(line):
 		found := upperHalf.FindStringSubmatch(line)
-		p.code.steps = append(p.code.steps, p.instruction("shr.u64", []string{found[1], found[2], "32"}))
+		p.code.steps = append(p.code.steps,
+			p.instruction("shr.u64", []string{found[1], found[2], "32"}))
 	default:
 		p.statement(t, line)
 	}
@@ -300,10 +303,11 @@ func constant(text string) uint64 {
 	return x
 }
 
-// shuffle adds the first half of an exchange among a warp, which all threads of a block do, and returns the other one. The
-// fourth operand has the segments of the warp above its clamp.
+// shuffle adds the first half of an exchange among a warp, which all threads of a block do, and
+// returns the other one. The fourth operand has the segments of the warp above its clamp.
 func (p *parser) shuffle(mode string, args []string) instruction {
-	dst, x, other, segment := p.register(args[0]), p.operand(args[1]), constant(args[2]), constant(args[3])>>8
+	dst, x, other, segment := p.register(args[0]), p.operand(args[1]), constant(args[2]),
+		constant(args[3])>>8
 	p.code.steps = append(p.code.steps, func(t *thread) int {
 		t.given = x(t)
 		return barrier
@@ -465,14 +469,24 @@ func evaluator(parts []string) function {
 
 func floating(op string, single bool) function {
 	f := map[string]func(a, b, c float64) float64{
-		"add": func(a, b, _ float64) float64 { return a + b }, "sub": func(a, b, _ float64) float64 { return a - b },
-		"mul": func(a, b, _ float64) float64 { return a * b }, "div": func(a, b, _ float64) float64 { return a / b },
+		"add": func(a, b, _ float64) float64 {
+			return a + b
+		}, "sub": func(a, b, _ float64) float64 { return a - b },
+		"mul": func(a, b, _ float64) float64 {
+			return a * b
+		}, "div": func(a, b, _ float64) float64 { return a / b },
 		"fma": math.FMA, "rcp": func(a, _, _ float64) float64 { return 1 / a },
-		"sqrt": func(a, _, _ float64) float64 { return math.Sqrt(a) }, "ex2": func(a, _, _ float64) float64 { return math.Exp2(a) },
-		"abs": func(a, _, _ float64) float64 { return math.Abs(a) }, "neg": func(a, _, _ float64) float64 { return -a },
-		"min":     func(a, b, _ float64) float64 { return ignoreNaN(a, b, min(a, b)) },
-		"max":     func(a, b, _ float64) float64 { return ignoreNaN(a, b, max(a, b)) },
-		"min.NaN": func(a, b, _ float64) float64 { return min(a, b) }, "max.NaN": func(a, b, _ float64) float64 { return max(a, b) },
+		"sqrt": func(a, _, _ float64) float64 {
+			return math.Sqrt(a)
+		}, "ex2": func(a, _, _ float64) float64 { return math.Exp2(a) },
+		"abs": func(a, _, _ float64) float64 {
+			return math.Abs(a)
+		}, "neg": func(a, _, _ float64) float64 { return -a },
+		"min": func(a, b, _ float64) float64 { return ignoreNaN(a, b, min(a, b)) },
+		"max": func(a, b, _ float64) float64 { return ignoreNaN(a, b, max(a, b)) },
+		"min.NaN": func(a, b, _ float64) float64 {
+			return min(a, b)
+		}, "max.NaN": func(a, b, _ float64) float64 { return max(a, b) },
 	}[op]
 	switch {
 	case f == nil:
@@ -481,7 +495,8 @@ func floating(op string, single bool) function {
 		return func(a, b, c uint64) uint64 { return from32(float32(f(to32(a), to32(b), to32(c)))) }
 	}
 	return func(a, b, c uint64) uint64 {
-		return math.Float64bits(f(math.Float64frombits(a), math.Float64frombits(b), math.Float64frombits(c)))
+		return math.Float64bits(f(math.Float64frombits(a), math.Float64frombits(b),
+			math.Float64frombits(c)))
 	}
 }
 
@@ -527,10 +542,18 @@ func integral(parts []string) function {
 		width = 32
 	}
 	f := map[string]function{
-		"add": func(a, b, _ uint64) uint64 { return a + b }, "sub": func(a, b, _ uint64) uint64 { return a - b },
-		"mul": func(a, b, _ uint64) uint64 { return a * b }, "mad": func(a, b, c uint64) uint64 { return a*b + c },
-		"and": func(a, b, _ uint64) uint64 { return a & b }, "or": func(a, b, _ uint64) uint64 { return a | b },
-		"xor": func(a, b, _ uint64) uint64 { return a ^ b }, "neg": func(a, _, _ uint64) uint64 { return -a },
+		"add": func(a, b, _ uint64) uint64 { return a + b }, "sub": func(a, b, _ uint64) uint64 {
+			return a - b
+		},
+		"mul": func(a, b, _ uint64) uint64 { return a * b }, "mad": func(a, b, c uint64) uint64 {
+			return a*b + c
+		},
+		"and": func(a, b, _ uint64) uint64 { return a & b }, "or": func(a, b, _ uint64) uint64 {
+			return a | b
+		},
+		"xor": func(a, b, _ uint64) uint64 { return a ^ b }, "neg": func(a, _, _ uint64) uint64 {
+			return -a
+		},
 		"not": func(a, _, _ uint64) uint64 { return ^a & 1 },
 		"shl": func(a, b, _ uint64) uint64 { return a << b },
 		"div": func(a, b, _ uint64) uint64 { return quotient(signed, a, b) },
@@ -544,7 +567,10 @@ func integral(parts []string) function {
 		},
 	}[op]
 	if op == "mul" && parts[1] == "hi" {
-		f = func(a, b, _ uint64) uint64 { high, low := bits.Mul64(a, b); return high<<(64-width) | low>>width }
+		f = func(a, b, _ uint64) uint64 {
+			high, low := bits.Mul64(a, b)
+			return high<<(64-width) | low>>width
+		}
 	}
 	if f == nil {
 		return nil
@@ -603,7 +629,8 @@ func comparison(op, t string) function {
 }
 
 func holds(op string, less, equal, greater bool) bool {
-	return map[string]bool{"lt": less, "le": less || equal, "gt": greater, "ge": greater || equal, "eq": equal, "ne": !equal}[op]
+	return map[string]bool{"lt": less, "le": less || equal, "gt": greater, "ge": greater ||
+		equal, "eq": equal, "ne": !equal}[op]
 }
 
 // conversion is cvt of [rounding], destination and source.
@@ -646,7 +673,8 @@ func conversion(parts []string) function {
 	return func(a, _, _ uint64) uint64 { return saturate(d, math.Trunc(read(a))) }
 }
 
-// toBrain rounds the bits of a float32 to bfloat16, as a GPU does: a NaN becomes one with all bits set but the sign.
+// toBrain rounds the bits of a float32 to bfloat16, as a GPU does: a NaN becomes one with all bits
+// set but the sign.
 func toBrain(x uint64) uint64 {
 	if f := to32(x); f != f {
 		return 0x7fff

@@ -92,8 +92,10 @@ const (
 )
 
 var ownNames = [...]string{
-	Sin - ownBase: "sin", Cos - ownBase: "cos", Erf - ownBase: "erf", Where - ownBase: "where", Cast - ownBase: "cast",
-	Uniform - ownBase: "uniform", Load - ownBase: "load", Const - ownBase: "const", Index - ownBase: "index",
+	Sin - ownBase: "sin", Cos - ownBase: "cos", Erf - ownBase: "erf", Where - ownBase: "where",
+	Cast - ownBase:    "cast",
+	Uniform - ownBase: "uniform", Load - ownBase: "load", Const - ownBase: "const", Index -
+		ownBase: "index",
 	SumRow - ownBase: "sum-row", MaxRow - ownBase: "max-row", MinRow - ownBase: "min-row",
 }
 
@@ -146,7 +148,8 @@ func (o Op) folds() backend.ReduceOp {
 // computes reports whether o computes a value from others.
 func (o Op) computes() bool { return o < Load || o.FoldsRows() }
 
-// Ops lists every Op that computes element by element: all but Load, Const, Index and folds of rows.
+// Ops lists every Op that computes element by element: all but Load, Const, Index and folds of
+// rows.
 func Ops() []Op {
 	var all []Op
 	for _, o := range backend.UnaryOps() {

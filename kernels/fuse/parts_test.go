@@ -14,21 +14,28 @@ import (
 // largePrograms are of several parts each.
 func largePrograms() map[string]*fuse.Program {
 	all := map[string]*fuse.Program{
-		"softmax": fusetest.SoftMax(backend.F32, 9000, 65), "layer norm": fusetest.LayerNorm(backend.F32, 1500, 513),
-		"layer norm gradient": fusetest.LayerNormGrad(backend.F64, 800, 128), "cross-entropy": fusetest.CrossEntropy(backend.BF16, 1000, 65),
+		"softmax": fusetest.SoftMax(backend.F32, 9000, 65), "layer norm": fusetest.LayerNorm(
+			backend.F32, 1500, 513),
+		"layer norm gradient": fusetest.LayerNormGrad(backend.F64, 800, 128),
+		"cross-entropy":       fusetest.CrossEntropy(backend.BF16, 1000, 65),
 	}
 	for name, reduced := range map[string][]bool{
-		"rows": {false, false, true}, "columns": {true, true, false}, "all": {true, true, true}, "outer and inner": {true, false, true}, "middle": {false, true, false},
+		"rows": {false, false, true}, "columns": {true, true, false}, "all": {true, true, true},
+		"outer and inner": {true, false, true}, "middle": {false, true, false},
 	} {
 		for _, inner := range []int{33, 600} { // gathered, and read where it lies
 			p := &fuse.Program{Shape: []int{40, 50, inner}, Reduced: reduced}
-			x, transposed := p.Load(backend.F32, 50*inner, inner, 1), p.Load(backend.F32, inner, 40*inner, 1)
-			y := p.Do(fuse.Tanh, p.Do(fuse.Add, x, p.Do(fuse.Mul, transposed, p.Load(backend.F32, 0, 0, 1))))
+			x, transposed := p.Load(backend.F32, 50*inner, inner, 1),
+				p.Load(backend.F32, inner, 40*inner, 1)
+			y := p.Do(fuse.Tanh,
+				p.Do(fuse.Add, x, p.Do(fuse.Mul, transposed, p.Load(backend.F32, 0, 0, 1))))
 			p.Store(y, backend.F16, 50*inner, inner, 1)
-			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max, backend.Min} {
+			for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg, backend.Max,
+				backend.Min} {
 				p.Fold(op, y, backend.F32, keptStrides(p)...)
 			}
-			p.Fold(backend.Sum, p.Cast(backend.I32, p.Do(fuse.Mul, y, p.Const(backend.F32, 100))), backend.I32, keptStrides(p)...)
+			p.Fold(backend.Sum, p.Cast(backend.I32, p.Do(fuse.Mul, y, p.Const(backend.F32, 100))),
+				backend.I32, keptStrides(p)...)
 			all[fmt.Sprint(name, inner)] = p
 		}
 	}
@@ -91,7 +98,9 @@ func TestWorkersDoNotChangeBits(t *testing.T) {
 				t.Fatalf("%s: %v", name, err)
 			}
 			dst := buffers(outputs, p.Shape)
-			if n := testing.AllocsPerRun(1, func() { err = loop.Run(dst, src, backend.Buffer{}) }); err != nil || n > 0 {
+			if n := testing.AllocsPerRun(1, func() {
+				err = loop.Run(dst, src, backend.Buffer{})
+			}); err != nil || n > 0 {
 				t.Fatalf("%s: %v allocations, %v", name, n, err)
 			}
 			if want == nil {
@@ -120,20 +129,23 @@ func TestOutputsOverInputs(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, over := range []bool{false, true} {
-		xs, ys, sums, products := make([]float32, n), make([]float32, n), make([]float32, n), make([]float32, n)
+		xs, ys, sums, products := make([]float32, n), make([]float32, n), make([]float32, n),
+			make([]float32, n)
 		for i := range xs {
 			xs[i], ys[i] = float32(i), 1
 		}
 		if over {
 			sums = xs
 		}
-		err := loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)}, []backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{})
+		err := loop.Run([]backend.Buffer{backend.Of(sums), backend.Of(products)},
+			[]backend.Buffer{backend.Of(xs), backend.Of(ys)}, backend.Buffer{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for i := range sums {
 			if want := float32(i) + 1; sums[i] != want || products[i] != want*float32(i) {
-				t.Fatalf("over its input %v: element %d is %v and %v, want %v and %v", over, i, sums[i], products[i], want, want*float32(i))
+				t.Fatalf("over its input %v: element %d is %v and %v, want %v and %v", over, i,
+					sums[i], products[i], want, want*float32(i))
 			}
 		}
 	}
@@ -143,15 +155,19 @@ func TestOutputsOverInputs(t *testing.T) {
 func TestEpiloguesByRows(t *testing.T) {
 	const images, rows = 6, 40
 	for _, inner := range []int{33, 600} {
-		for _, positions := range []int{0, inner} { // of an operand that is the same for all rows, or for all images
+		// of an operand that is the same for all rows, or for all images
+		for _, positions := range []int{0, inner} {
 			p := &fuse.Program{Shape: []int{images, rows, inner}}
-			x := p.Do(fuse.Add, p.Load(backend.F32, rows*inner, inner, 1), p.Load(backend.F32, 0, positions, 1))
-			p.Store(p.Do(fuse.Tanh, p.Do(fuse.Mul, x, p.Load(backend.F32, 0, 1, 0))), backend.F16, rows*inner, inner, 1)
+			x := p.Do(fuse.Add, p.Load(backend.F32, rows*inner, inner, 1),
+				p.Load(backend.F32, 0, positions, 1))
+			p.Store(p.Do(fuse.Tanh, p.Do(fuse.Mul, x, p.Load(backend.F32, 0, 1, 0))), backend.F16,
+				rows*inner, inner, 1)
 			loop, err := fuse.Host(p, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
-			src, want := buffers(p.Inputs, p.Shape), buffers([]fuse.Operand{p.Outputs[0].Operand}, p.Shape)
+			src, want := buffers(p.Inputs, p.Shape), buffers([]fuse.Operand{p.Outputs[0].Operand},
+				p.Shape)
 			if err := loop.Run(want, src, backend.Buffer{}); err != nil {
 				t.Fatal(err)
 			}
@@ -167,18 +183,21 @@ func TestEpiloguesByRows(t *testing.T) {
 				e.Elements(row*inner, (row+2)*inner, 0)
 			}
 			if err := e.Unbind(); err != nil || !bytes.Equal(got[0].Bytes(), want[0].Bytes()) {
-				t.Errorf("rows of %d, positions by %d: other bits by rows, %v", inner, positions, err)
+				t.Errorf("rows of %d, positions by %d: other bits by rows, %v", inner,
+					positions, err)
 			}
 		}
 	}
 	square := &fuse.Program{Shape: []int{3, 4, 5}}
-	square.Store(square.Do(fuse.Add, square.Load(backend.F32, 20, 5, 1), square.Load(backend.F32, 0, 5, 1)), backend.F32, 20, 5, 1)
+	square.Store(square.Do(fuse.Add, square.Load(backend.F32, 20, 5, 1), square.Load(backend.F32, 0,
+		5, 1)), backend.F32, 20, 5, 1)
 	loop, err := fuse.Host(square, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if e := loop.(fuse.Epilogue); e.Divides(12, 5) || !e.Divides(3, 20) {
-		t.Error("an operand that is the same for all images is read once for all blocks, which begin with an image")
+		t.Error("an operand that is the same for all images is read once for all blocks, which " +
+			"begin with an image")
 	}
 }
 
@@ -204,7 +223,8 @@ func TestScatteredCopies(t *testing.T) {
 				for i := range dst {
 					dst[i] = -1
 				}
-				err := loop.Run([]backend.Buffer{backend.Of(dst)}, []backend.Buffer{backend.Of(src)}, backend.Buffer{})
+				err := loop.Run([]backend.Buffer{backend.Of(dst)},
+					[]backend.Buffer{backend.Of(src)}, backend.Buffer{})
 				if err != nil {
 					t.Fatal(err)
 				}

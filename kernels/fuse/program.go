@@ -19,7 +19,8 @@ import (
 // [Program.Store] and [Program.Fold]; [Program.Check] says what is wrong with one. A
 // Program is data: two with equal [Program.String] compute the same.
 type Program struct {
-	Shape   []int     // of the loop: up to backend.MaxAxes axes, each of at least 1; none is one element
+	// of the loop: up to backend.MaxAxes axes, each of at least 1; none is one element
+	Shape   []int
 	Reduced []bool    // the axes along which folded outputs are folded; nil for none
 	Inputs  []Operand // what Load reads
 	Indices [][]int   // strides of the index expressions that Index computes
@@ -37,8 +38,9 @@ type Operand struct {
 }
 
 // Output is where a value is stored. Each element of the loop has its own element there, and
-// shares it with others only along axes of a fold, or along a row for all elements of which the value is the same. An Output that is not folded may be the same
-// memory as inputs with the same strides and size of elements; outputs must overlap nothing otherwise.
+// shares it with others only along axes of a fold, or along a row for all elements of which the
+// value is the same. An Output that is not folded may be the same memory as inputs with the same
+// strides and size of elements; outputs must overlap nothing otherwise.
 type Output struct {
 	Operand
 	Value  int              // its number in Code; its type is Type(DType)
@@ -78,8 +80,8 @@ type Loop interface {
 	Scratch() int
 	// Run runs the program once. dst are the outputs and src the inputs, in the program's
 	// order, each at least as long as its strides reach and of its DType; scratch is U8,
-	// aligned to 16 bytes, and overlaps nothing. A buffer that does not fit is ErrArgument, found before
-	// anything is written. Only one Run of a Loop may be under way on the host at a time.
+	// aligned to 16 bytes, and overlaps nothing. A buffer that does not fit is ErrArgument, found
+	// before anything is written. Only one Run of a Loop may be under way on the host at a time.
 	Run(dst, src []backend.Buffer, scratch backend.Buffer) error
 }
 

@@ -16,7 +16,8 @@ type Kernel struct {
 }
 
 // Launch is one launch of an entry of a Kernel. An entry takes the addresses of the outputs, of
-// the inputs, and of the scratch, in 64 bits each: all of them, or those whose numbers are in Params.
+// the inputs, and of the scratch, in 64 bits each: all of them, or those whose numbers are in
+// Params.
 type Launch struct {
 	Entry           string
 	Blocks, Threads int // one-dimensional
@@ -39,29 +40,29 @@ const (
 // Alignment is what addresses of operands must be multiples of, in bytes, for kernels with vectors.
 const Alignment = 16
 
-// PTX writes a program as a CUDA kernel for devices of a compute capability, such as 80 for 8.0, and newer: from
-// [Ampere] on it has instructions that round to BF16. With vectors, a thread loads and stores up to 16 bytes at
-// once, and the address of every operand must be a multiple of [Alignment]; without, of
-// the size of its elements.
+// PTX writes a program as a CUDA kernel for devices of a compute capability, such as 80 for 8.0,
+// and newer: from [Ampere] on it has instructions that round to BF16. With vectors, a thread loads
+// and stores up to 16 bytes at once, and the address of every operand must be a multiple of
+// [Alignment]; without, of the size of its elements.
 //
-// Threads go over the loop in a stride of the grid, or, where operands are transposed to each other,
-// blocks go over tiles of it. To fold, a block has 256 threads: where the innermost
-// axis is folded, up to 256 of them share the elements of one output, else up to 32
-// stand side by side and the others share the folded elements. Each thread folds its
-// elements in order, vectors lane by lane and then the lanes by halves, and the threads' results
-// are folded by halves in shared memory. A long fold with few outputs is cut into
-// segments, whose results a second launch folds in the same way. All of this follows
-// from the program and vectors alone.
+// Threads go over the loop in a stride of the grid, or, where operands are transposed to each
+// other, blocks go over tiles of it. To fold, a block has 256 threads: where the innermost axis is
+// folded, up to 256 of them share the elements of one output, else up to 32 stand side by side and
+// the others share the folded elements. Each thread folds its elements in order, vectors lane by
+// lane and then the lanes by halves, and the threads' results are folded by halves in shared
+// memory. A long fold with few outputs is cut into segments, whose results a second launch folds in
+// the same way. All of this follows from the program and vectors alone.
 //
-// To fold rows, a power of two of threads has each row: a warp or fewer if the row is short, a block of up
-// to 1,024 if it is long. They fold like those of other folds, and all get the result. What a thread has loaded
-// and computed stays in registers, at most [rowElements] elements of an operand. Rows that are longer, by F32 than
-// 16,384 elements of one or two operands, are loaded again for each fold that needs the one before, most often
-// from a cache, since a block works on one row at a time. Where outputs are folded across rows, too, there are up to 396 blocks:
-// a thread folds its elements of the rows that it has in order, then come the threads of a column in their order, and the blocks'
-// results in a second launch. On an H100, a softmax of rows of 512 or 4,096 elements of
-// F32 and a layer norm of 1,024, or its gradient, move 2.9 to 3.0 TB/s, as a copy does; a softmax of 4,096 elements of
-// BF16 moves 2.0, bound by its arithmetic.
+// To fold rows, a power of two of threads has each row: a warp or fewer if the row is short, a
+// block of up to 1,024 if it is long. They fold like those of other folds, and all get the result.
+// What a thread has loaded and computed stays in registers, at most [rowElements] elements of an
+// operand. Rows that are longer, by F32 than 16,384 elements of one or two operands, are loaded
+// again for each fold that needs the one before, most often from a cache, since a block works on
+// one row at a time. Where outputs are folded across rows, too, there are up to 396 blocks: a
+// thread folds its elements of the rows that it has in order, then come the threads of a column in
+// their order, and the blocks' results in a second launch. On an H100, a softmax of rows of 512 or
+// 4,096 elements of F32 and a layer norm of 1,024, or its gradient, move 2.9 to 3.0 TB/s, as a copy
+// does; a softmax of 4,096 elements of BF16 moves 2.0, bound by its arithmetic.
 func PTX(p *Program, vectors bool, capability int) (Kernel, error) {
 	if err := p.Check(); err != nil {
 		return Kernel{}, err
@@ -83,10 +84,12 @@ func PTX(p *Program, vectors bool, capability int) (Kernel, error) {
 }
 
 func (m *module) kernel() (Kernel, error) {
-	return Kernel{Text: m.header() + strings.Join(m.entries, ""), Launches: m.launches, Scratch: m.scratch}, m.err
+	return Kernel{Text: m.header() + strings.Join(m.entries, ""), Launches: m.launches,
+		Scratch: m.scratch}, m.err
 }
 
-// Ampere is the first compute capability with instructions that round to BF16, and whose minimum of a NaN is a NaN.
+// Ampere is the first compute capability with instructions that round to BF16, and whose minimum of
+// a NaN is a NaN.
 const Ampere = 80
 
 // header is for drivers since CUDA 9 and devices since Volta, or since CUDA 11 and Ampere.
@@ -110,7 +113,8 @@ type module struct {
 // add adds an entry and its launch.
 func (m *module) add(w *writer, blocks int) {
 	m.entries = append(m.entries, w.entry())
-	m.launches = append(m.launches, Launch{Entry: w.name, Blocks: min(max(blocks, 1), maxBlocks), Threads: w.threads})
+	m.launches = append(m.launches, Launch{Entry: w.name, Blocks: min(max(blocks, 1), maxBlocks),
+		Threads: w.threads})
 	if m.err == nil {
 		m.err = w.err
 	}
@@ -179,7 +183,8 @@ func (w *writer) values(at *coordinates) [][]string {
 	for k, c := range w.p.Code {
 		switch c.Op {
 		case Load:
-			values[k] = w.load(w.inputs[c.Args[0]], w.p.Inputs[c.Args[0]].DType, w.l.inputs[c.Args[0]], at)
+			values[k] = w.load(w.inputs[c.Args[0]], w.p.Inputs[c.Args[0]].DType,
+				w.l.inputs[c.Args[0]], at)
 		case Const:
 			values[k] = []string{w.constant(c)}
 		case Index:
@@ -198,7 +203,8 @@ func (w *writer) compute(c Instr, values [][]string) []string {
 		lanes = max(lanes, len(values[x]))
 	}
 	if c.Op == Uniform && w.quad(c, values) {
-		return w.uniform(c.Type, []string{values[c.Args[0]][0], values[c.Args[1]][0], values[c.Args[2]][0], values[c.Args[3]][0]}, widest)
+		return w.uniform(c.Type, []string{values[c.Args[0]][0], values[c.Args[1]][0],
+			values[c.Args[2]][0], values[c.Args[3]][0]}, widest)
 	}
 	result := make([]string, lanes)
 	for v := range result {
@@ -248,8 +254,8 @@ func (w *writer) lanesOf(rest bool) int {
 	return 1
 }
 
-// most returns the largest number of lanes. What repeats, such as a bias, and what is folded does not count: it
-// is moved but once.
+// most returns the largest number of lanes. What repeats, such as a bias, and what is folded does
+// not count: it is moved but once.
 func (w *writer) most() int {
 	halves := false
 	wide := func(o Operand, strides []int) bool {
@@ -283,5 +289,6 @@ const maxFunctionLines = 1200
 
 // typeName is what PTX calls the types of values.
 func typeName(t backend.DType) string {
-	return map[backend.DType]string{backend.F32: "f32", backend.F64: "f64", backend.I32: "s32", backend.I64: "s64"}[t]
+	return map[backend.DType]string{backend.F32: "f32", backend.F64: "f64", backend.I32: "s32",
+		backend.I64: "s64"}[t]
 }

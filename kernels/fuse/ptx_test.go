@@ -20,7 +20,8 @@ import (
 // half and toHalf convert binary16, which package kernels proves.
 func half(x uint16) float64 {
 	var wide [1]float64
-	if err := (kernels.Host{}).Cast(backend.Of(wide[:]), backend.Of([]backend.Float16{backend.Float16(x)})); err != nil {
+	if err := (kernels.Host{}).Cast(backend.Of(wide[:]),
+		backend.Of([]backend.Float16{backend.Float16(x)})); err != nil {
 		panic(err)
 	}
 	return wide[0]
@@ -37,8 +38,8 @@ func toHalf(x float32) uint64 {
 // capability returns one of those that kernels differ for.
 func capability[N int | uint64](seed N) int { return [...]int{fuse.Ampere, 70}[seed%2] }
 
-// emulate runs the kernel of a case for a compute capability on a machine whose memory begins at addresses that are
-// aligned to vectors, or only to elements.
+// emulate runs the kernel of a case for a compute capability on a machine whose memory begins at
+// addresses that are aligned to vectors, or only to elements.
 func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (checked float64) {
 	t.Helper()
 	k, err := fuse.PTX(c.Program, vectors, capability)
@@ -80,7 +81,8 @@ func emulate(t *testing.T, c *fusetest.Case, vectors bool, capability int) (chec
 func TestKernelsComputeWhatProgramsSay(t *testing.T) {
 	checked, n := 0.0, 150
 	for seed := range uint64(n) {
-		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0, capability(seed/4))
+		checked += emulate(t, fusetest.Random(rand.New(rand.NewPCG(seed, 5)), 2000), seed%4 != 0,
+			capability(seed/4))
 	}
 	if checked < 0.9*float64(n) {
 		t.Errorf("the results of %v cases of %d were compared", checked, n)
@@ -94,7 +96,8 @@ func TestDropoutDrawsFourNumbersAtOnce(t *testing.T) {
 		element []int
 		most    int // multiplications: two of the coordinates, and two of each round
 	}{
-		{[]int{0, 1}, 2 + 20}, {[]int{40, 1}, 2 + 20}, {[]int{41, 1}, 2 + 80}, {[]int{1, 6}, 2 + 80},
+		{[]int{0, 1}, 2 + 20}, {[]int{40, 1}, 2 + 20}, {[]int{41, 1}, 2 + 80}, {[]int{1, 6},
+			2 + 80},
 	} {
 		p := &fuse.Program{Shape: []int{6, 40}}
 		key, step := p.Load(backend.I64, 0, 0), p.Load(backend.I64, 0, 0)
@@ -132,11 +135,13 @@ func TestHalvesMoveInVectorsOfEight(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if whole := shape[len(shape)-1]%8 == 0 || len(shape) == 1 && seed == 0; whole != strings.Contains(k.Text, "ld.global.v4.u32") {
+			if whole := shape[len(shape)-1]%8 == 0 || len(shape) == 1 &&
+				seed == 0; whole != strings.Contains(k.Text, "ld.global.v4.u32") {
 				t.Errorf("shape %v loads eight at once: %v", shape, !whole)
 			}
 			for _, vectors := range []bool{false, true} {
-				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 3)), p), vectors, capability(seed/2))
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 3)), p), vectors,
+					capability(seed/2))
 			}
 		}
 	}
@@ -155,7 +160,8 @@ func TestTransposedOperandsAreReadInTiles(t *testing.T) {
 			}
 			p.Store(x, backend.F32, straight...)
 			for _, vectors := range []bool{false, true} {
-				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 2)), p), vectors, capability(seed))
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 2)), p), vectors,
+					capability(seed))
 			}
 		}
 	}
@@ -164,11 +170,13 @@ func TestTransposedOperandsAreReadInTiles(t *testing.T) {
 func FuzzKernels(f *testing.F) {
 	f.Add(uint64(1), uint64(2), uint16(100), true)
 	f.Fuzz(func(t *testing.T, a, b uint64, size uint16, vectors bool) {
-		emulate(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000), vectors, capability(a))
+		emulate(t, fusetest.Random(rand.New(rand.NewPCG(a, b)), 1+int(size)%20000), vectors,
+			capability(a))
 	})
 }
 
-// The elementary functions are held to the errors that are promised, at arguments of all magnitudes.
+// The elementary functions are held to the errors that are promised, at arguments of all
+// magnitudes.
 func TestFunctionsAreAccurate(t *testing.T) {
 	for _, o := range fuse.Ops() {
 		if !o.Rounded() {
@@ -185,7 +193,8 @@ func TestFunctionsAreAccurate(t *testing.T) {
 
 // arguments returns numbers of all magnitudes, those at which functions end, and powers for them.
 func arguments(r *rand.Rand) (src [2][]float64) {
-	for _, x := range []float64{math.Inf(1), math.Inf(-1), math.NaN(), 0, math.Copysign(0, -1), 3.4e38, -3.4e38, 1e-45, 88.7228, 88.73, -87.4, -103.9, -104.1} {
+	for _, x := range []float64{math.Inf(1), math.Inf(-1), math.NaN(), 0, math.Copysign(0, -1),
+		3.4e38, -3.4e38, 1e-45, 88.7228, 88.73, -87.4, -103.9, -104.1} {
 		src[0], src[1] = append(src[0], x), append(src[1], 0)
 	}
 	for i := range 4000 {
@@ -209,7 +218,8 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	c := &fusetest.Case{Program: p}
 	for _, x := range src {
 		b := backend.Of(make([]float64, n)).As(d).Slice(0, n)
-		if err := errors.Join((kernels.Host{}).Cast(b, backend.Of(x)), (kernels.Host{}).Cast(backend.Of(x), b)); err != nil {
+		if err := errors.Join((kernels.Host{}).Cast(b, backend.Of(x)), (kernels.Host{}).Cast(
+			backend.Of(x), b)); err != nil {
 			t.Fatal(err)
 		}
 		c.Src = append(c.Src, b)
@@ -227,7 +237,8 @@ func testAccuracy(t *testing.T, o fuse.Op, d backend.DType) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := loop.Run([]backend.Buffer{backend.Of(want)}, []backend.Buffer{backend.Of(src[0]), backend.Of(src[1])}, backend.Buffer{}); err != nil {
+	if err := loop.Run([]backend.Buffer{backend.Of(want)}, []backend.Buffer{backend.Of(src[0]),
+		backend.Of(src[1])}, backend.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
 	worst, at := 0.0, 0
@@ -271,7 +282,8 @@ func TestAssemblerTakesKernels(t *testing.T) {
 	}
 	programs := []*fuse.Program{meansOfHalves(), sumWithTransposed()}
 	for _, program := range rowPrograms {
-		programs = append(programs, program(backend.F32, 100, 16384), program(backend.BF16, 100, 8192), program(backend.F32, 100, 50257))
+		programs = append(programs, program(backend.F32, 100, 16384),
+			program(backend.BF16, 100, 8192), program(backend.F32, 100, 50257))
 	}
 	for seed := range uint64(10) {
 		programs = append(programs, fusetest.Random(rand.New(rand.NewPCG(seed, 7)), 100).Program)
@@ -286,7 +298,8 @@ func TestAssemblerTakesKernels(t *testing.T) {
 		if err := os.WriteFile(text, []byte(k.Text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if out, err := exec.Command(ptxas[0], fmt.Sprint("-arch=sm_", c), "-o", os.DevNull, text).CombinedOutput(); err != nil {
+		if out, err := exec.Command(ptxas[0], fmt.Sprint("-arch=sm_", c), "-o", os.DevNull,
+			text).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s\n%v\n%s", err, out, p, k.Text)
 		}
 	}
@@ -304,6 +317,7 @@ func meansOfHalves() *fuse.Program {
 // sumWithTransposed has tiles.
 func sumWithTransposed() *fuse.Program {
 	p := &fuse.Program{Shape: []int{1000, 640}}
-	p.Store(p.Do(fuse.Add, p.Load(backend.F16, 640, 1), p.Load(backend.F32, 1, 1000)), backend.F32, 640, 1)
+	p.Store(p.Do(fuse.Add, p.Load(backend.F16, 640, 1), p.Load(backend.F32, 1, 1000)), backend.F32,
+		640, 1)
 	return p
 }

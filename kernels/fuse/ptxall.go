@@ -9,45 +9,56 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Joiner is a Queue that runs programs at once, each on its own operands: the updates of a model's parameters, or
-// the sums of the squares of their gradients, many of which take less time than a launch.
+// Joiner is a Queue that runs programs at once, each on its own operands: the updates of a model's
+// parameters, or the sums of the squares of their gradients, many of which take less time than a
+// launch.
 type Joiner interface {
 	Queue
-	// FuseAll makes programs that are [Program.Alike] ready to run. Run takes the outputs of all, one program behind
-	// the other, and so the inputs. Numbers, which are inputs whose strides are 0, must be the same for all.
+	// FuseAll makes programs that are [Program.Alike] ready to run. Run takes the outputs of all,
+	// one program behind the other, and so the inputs. Numbers, which are inputs whose strides are
+	// 0, must be the same for all.
 	FuseAll(all []*Program) (Loop, error)
 }
 
-// Alike reports whether two programs are the same loop along one axis, of any lengths, without indices. They store what they
-// compute element by element, or fold it to one number, which is no mean.
+// Alike reports whether two programs are the same loop along one axis, of any lengths, without
+// indices. They store what they compute element by element, or fold it to one number, which is no
+// mean.
 func (p *Program) Alike(q *Program) bool {
 	one := func(p *Program) bool {
-		return len(p.Shape) == 1 && p.Indices == nil && rowsOf(p) == nil && (p.Reduced == nil || p.folds())
+		return len(p.Shape) == 1 && p.Indices == nil && rowsOf(p) == nil &&
+			(p.Reduced == nil || p.folds())
 	}
-	operand := func(a, b Operand) bool { return a.DType == b.DType && slices.Equal(a.Strides, b.Strides) }
-	return one(p) && one(q) && slices.Equal(p.Reduced, q.Reduced) && slices.Equal(p.Code, q.Code) && slices.EqualFunc(p.Inputs, q.Inputs, operand) &&
+	operand := func(a, b Operand) bool {
+		return a.DType == b.DType && slices.Equal(a.Strides, b.Strides)
+	}
+	return one(p) && one(q) && slices.Equal(p.Reduced, q.Reduced) && slices.Equal(p.Code, q.Code) &&
+		slices.EqualFunc(p.Inputs, q.Inputs, operand) &&
 		slices.EqualFunc(p.Outputs, q.Outputs, func(a, b Output) bool {
-			return a.Value == b.Value && a.Folded == p.folds() && b.Folded == a.Folded && a.Op == b.Op && operand(a.Operand, b.Operand)
+			return a.Value == b.Value && a.Folded == p.folds() && b.Folded == a.Folded &&
+				a.Op == b.Op && operand(a.Operand, b.Operand)
 		})
 }
 
 // folds reports whether a program along one axis gives one number, which is no mean.
 func (p *Program) folds() bool {
-	return p.reduces(0) && len(p.Outputs) == 1 && p.Outputs[0].Folded && p.Outputs[0].Op != backend.Avg
+	return p.reduces(0) && len(p.Outputs) == 1 && p.Outputs[0].Folded &&
+		p.Outputs[0].Op != backend.Avg
 }
 
 // maxParams is how many addresses the parameters of a kernel hold, in drivers before CUDA 12.
 const maxParams = 4096 / 8
 
-// blockTurns is how many elements, or vectors, a thread of a block computes for one program. To fold, it is [leastTurns].
+// blockTurns is how many elements, or vectors, a thread of a block computes for one program. To
+// fold, it is [leastTurns].
 const blockTurns = 4
 
-// PTXAll writes kernels for programs that are [Program.Alike]: see [Joiner]. A block finds its program by its number, in
-// code that branches, so that nothing but the operands' addresses is given to a launch. A launch has as many programs as
-// its parameters can name.
+// PTXAll writes kernels for programs that are [Program.Alike]: see [Joiner]. A block finds its
+// program by its number, in code that branches, so that nothing but the operands' addresses is
+// given to a launch. A launch has as many programs as its parameters can name.
 //
-// To fold, a block folds its part of a program as that of [PTX] folds rows, and another launch has a block for each program, which
-// folds what these gave. The order follows from the length of the program, the type and vectors alone.
+// To fold, a block folds its part of a program as that of [PTX] folds rows, and another launch has
+// a block for each program, which folds what these gave. The order follows from the length of the
+// program, the type and vectors alone.
 func PTXAll(all []*Program, vectors bool, capability int) (Kernel, error) {
 	if len(all) == 1 {
 		return PTX(all[0], vectors, capability)
@@ -62,7 +73,8 @@ func PTXAll(all []*Program, vectors bool, capability int) (Kernel, error) {
 			return Kernel{}, err
 		}
 		if !p.Alike(all[0]) {
-			return Kernel{}, fmt.Errorf("%w: programs that run at once differ in more than their length:\n%v%v", backend.ErrArgument, all[0], p)
+			return Kernel{}, fmt.Errorf("%w: programs that run at once differ in more than their "+
+				"length:\n%v%v", backend.ErrArgument, all[0], p)
 		}
 		if p.Shape[0] > longest.Shape[0] {
 			longest = p
@@ -101,7 +113,8 @@ func (m *module) several(all []*Program, longest *Program, from, end int, vector
 	outputs, inputs := len(longest.Outputs), len(longest.Inputs)
 	for i := from; i < end; i++ {
 		n = append(n, all[i].Shape[0])
-		in, out = append(in, params(len(all)*outputs+i*inputs, inputs)), append(out, params(i*outputs, outputs))
+		in, out = append(in, params(len(all)*outputs+i*inputs, inputs)),
+			append(out, params(i*outputs, outputs))
 	}
 	if !longest.folds() {
 		m.join(longest, n, threads*blockTurns, vectors).write(m, in, out)
@@ -109,12 +122,14 @@ func (m *module) several(all []*Program, longest *Program, from, end int, vector
 	}
 	part, fold := *longest, longest.Outputs[0]
 	t := Type(fold.DType)
-	part.Outputs = []Output{{Operand: Operand{t, []int{0}}, Value: fold.Value, Folded: true, Op: fold.Op}}
+	part.Outputs = []Output{{Operand: Operand{t, []int{0}}, Value: fold.Value, Folded: true,
+		Op: fold.Op}}
 	parts := m.join(&part, n, threads*leastTurns, vectors)
 	var held [][]memory
 	for i := range n { // the lengths of what is left
 		n[i] = parts.first[i+1] - parts.first[i]
-		held = append(held, []memory{{param: len(all) * (outputs + inputs), offset: parts.first[i] * t.Size()}})
+		held = append(held, []memory{{param: len(all) * (outputs + inputs), offset: parts.first[i] *
+			t.Size()}})
 	}
 	parts.write(m, in, held)
 	m.scratch = max(m.scratch, parts.first[len(n)]*t.Size())
@@ -134,7 +149,8 @@ func params(first, n int) []memory {
 
 // join returns the entry of programs of lengths n, of which p is the longest.
 func (m *module) join(p *Program, n []int, share int, vectors bool) *joined {
-	j := &joined{writer: newWriter(fmt.Sprint("all", len(m.entries)), p, layoutOf(p), m.ampere), n: slices.Clone(n), share: share, first: []int{0}}
+	j := &joined{writer: newWriter(fmt.Sprint("all", len(m.entries)), p, layoutOf(p), m.ampere),
+		n: slices.Clone(n), share: share, first: []int{0}}
 	if vectors {
 		j.lanes = j.lanesOf(true)
 	}
@@ -159,7 +175,8 @@ func (j *joined) write(m *module, in, out [][]memory) {
 		j.elements(j.element)
 	}
 	m.entries = append(m.entries, j.entry())
-	m.launches = append(m.launches, Launch{Entry: j.name, Blocks: j.first[len(j.n)], Threads: threads, Params: j.params})
+	m.launches = append(m.launches, Launch{Entry: j.name, Blocks: j.first[len(j.n)],
+		Threads: threads, Params: j.params})
 	if m.err == nil {
 		m.err = j.err
 	}
@@ -208,7 +225,8 @@ func (j *joined) base() string {
 func (j *joined) find(lo, hi int, found string) {
 	if hi-lo > 1 {
 		middle, right := (lo+hi)/2, j.label()
-		j.line("@%s bra %s;", j.get(pred, "setp.ge.u32", j.block, strconv.Itoa(j.first[middle])), right)
+		j.line("@%s bra %s;", j.get(pred, "setp.ge.u32", j.block, strconv.Itoa(j.first[middle])),
+			right)
 		j.find(lo, middle, found)
 		j.line("%s:", right)
 		j.find(middle, hi, found)
@@ -226,20 +244,23 @@ func (j *joined) find(lo, hi int, found string) {
 	j.line("bra.uni %s;", found)
 }
 
-// elements writes the loop of a block over its part of the program's elements, and the rest of these, which the first
-// block has.
+// elements writes the loop of a block over its part of the program's elements, and the rest of
+// these, which the first block has.
 func (j *joined) elements(element func(at *coordinates)) {
 	thread := j.toWord(j.get(b32, "mov.u32", "%tid.x"))
 	width := bits.TrailingZeros(uint(j.lanes))
 	turns := j.get(j.word, j.op("shr.u"), j.length, strconv.Itoa(width))
 	begin := j.get(j.word, j.op("mul.lo.u"), j.toWord(j.block), strconv.Itoa(j.share))
-	end := j.get(j.word, j.op("min.u"), turns, j.get(j.word, j.op("add.u"), begin, strconv.Itoa(j.share)))
-	j.count(j.get(j.word, j.op("add.u"), begin, thread), end, strconv.Itoa(threads), func(i string) { element(j.place(nil, []int{0}, i)) })
+	end := j.get(j.word, j.op("min.u"), turns, j.get(j.word, j.op("add.u"), begin,
+		strconv.Itoa(j.share)))
+	j.count(j.get(j.word, j.op("add.u"), begin, thread), end, strconv.Itoa(threads),
+		func(i string) { element(j.place(nil, []int{0}, i)) })
 	if j.lanes == 1 {
 		return
 	}
 	i := j.get(j.word, j.op("mad.lo.u"), turns, strconv.Itoa(j.lanes), thread)
-	rest := j.get(pred, "and.pred", j.get(pred, j.op("setp.lt.u"), i, j.length), j.get(pred, "setp.eq.u32", j.block, "0"))
+	rest := j.get(pred, "and.pred", j.get(pred, j.op("setp.lt.u"), i, j.length),
+		j.get(pred, "setp.eq.u32", j.block, "0"))
 	skip := j.label()
 	j.line("@!%s bra %s;", rest, skip)
 	j.lanes = 1
@@ -247,8 +268,8 @@ func (j *joined) elements(element func(at *coordinates)) {
 	j.line("%s:", skip)
 }
 
-// fold writes the fold of a block's part of the program's elements. What it gives is as far in the output as the block is
-// in the program.
+// fold writes the fold of a block's part of the program's elements. What it gives is as far in the
+// output as the block is in the program.
 func (j *joined) fold() {
 	f := &folder{writer: j.writer, rows: true, along: threads}
 	f.shared = true
@@ -259,7 +280,8 @@ func (j *joined) fold() {
 	sum := f.tree(out, f.foldLanes(out, sums[0])[0], held, thread)
 	skip := j.label()
 	j.line("@%s bra %s;", j.get(pred, "setp.ne.u32", thread, "0"), skip)
-	at := &coordinates{axes: []int{0}, coords: []string{j.toWord(j.block)}, offsets: map[string]string{}}
+	at := &coordinates{axes: []int{0}, coords: []string{j.toWord(j.block)},
+		offsets: map[string]string{}}
 	j.store(j.outputs[0], out.DType, []int{1}, []string{sum}, at)
 	j.line("%s:", skip)
 }

@@ -17,8 +17,8 @@ const wantedBlocks = 512
 // launch takes as long as several.
 const leastTurns = 8
 
-// finishAside is how many threads stand side by side where results of segments are folded: 32 bytes of F32, which is what
-// memory moves at least.
+// finishAside is how many threads stand side by side where results of segments are folded: 32 bytes
+// of F32, which is what memory moves at least.
 const finishAside = 8
 
 // folder writes an entry that folds.
@@ -56,7 +56,8 @@ func (m *module) segments(f *folder, kept int) {
 	scratch := memory{param: f.params - 1}
 	for _, out := range f.folded() {
 		f.partial = append(f.partial, scratch)
-		scratch.offset += (kept*f.segments*Type(out.DType).Size() + Alignment - 1) / Alignment * Alignment
+		scratch.offset += (kept*f.segments*Type(out.DType).Size() + Alignment - 1) / Alignment *
+			Alignment
 	}
 	m.scratch = scratch.offset
 }
@@ -132,7 +133,8 @@ func (f *folder) finisher(vectors bool) *folder {
 	for k, out := range f.p.Outputs {
 		if out.Folded {
 			strides := rowMajor(p.Shape)
-			p.Fold(out.Op, p.Load(Type(out.DType), strides...), out.DType, join(keptOf(f.l.outputs[k]), 0)...)
+			p.Fold(out.Op, p.Load(Type(out.DType), strides...), out.DType,
+				join(keptOf(f.l.outputs[k]), 0)...)
 			outputs = append(outputs, f.writer.outputs[k])
 		}
 	}
@@ -185,7 +187,8 @@ func (f *folder) block(b, held, along, aside string) {
 	group, lo, hi, segment := b, "0", strconv.Itoa(f.turns), ""
 	if f.segments > 1 {
 		group = w.divide(b, f.segments)
-		segment = w.get(w.word, w.op("sub.u"), b, w.get(w.word, w.op("mul.lo.u"), group, strconv.Itoa(f.segments)))
+		segment = w.get(w.word, w.op("sub.u"), b, w.get(w.word, w.op("mul.lo.u"), group,
+			strconv.Itoa(f.segments)))
 		lo = w.get(w.word, w.op("mul.lo.u"), segment, strconv.Itoa(f.segment))
 		hi = w.get(w.word, w.op("add.u"), lo, strconv.Itoa(f.segment))
 		hi = w.get(w.word, w.op("min.u"), hi, strconv.Itoa(f.turns))
@@ -193,13 +196,16 @@ func (f *folder) block(b, held, along, aside string) {
 	output := w.get(w.word, w.op("mad.lo.u"), group, strconv.Itoa(f.aside), w.toWord(aside))
 	exists := w.get(pred, w.op("setp.lt.u"), output, strconv.Itoa(f.outputs))
 	first := w.get(w.word, w.op("add.u"), w.toWord(along), lo)
-	first = w.get(w.word, w.op("selp.u"), first, hi, exists) // those without an output have no turns
+	// those without an output have no turns
+	first = w.get(w.word, w.op("selp.u"), first, hi, exists)
 	at := w.place(nil, f.kept, output)
 	for _, strides := range w.l.all() {
 		w.offset(strides, at) // once, not in every turn
 	}
 	sums := f.identities()
-	w.count(first, hi, strconv.Itoa(f.along), func(turn string) { f.turn(w.place(at, f.reduced, turn), sums) })
+	w.count(first, hi, strconv.Itoa(f.along), func(turn string) {
+		f.turn(w.place(at, f.reduced, turn), sums)
+	})
 	for k, out := range f.folded() {
 		if f.rows {
 			sums[k] = f.foldLanes(out, sums[k])
@@ -209,7 +215,8 @@ func (f *folder) block(b, held, along, aside string) {
 		}
 	}
 	skip := w.label()
-	w.line("@!%s bra %s;", w.get(pred, "and.pred", exists, w.get(pred, "setp.eq.u32", along, "0")), skip)
+	w.line("@!%s bra %s;", w.get(pred, "and.pred", exists, w.get(pred, "setp.eq.u32", along, "0")),
+		skip)
 	for k, out := range f.folded() {
 		f.storeFolded(k, out, sums[k], at, output, segment)
 	}
@@ -241,7 +248,8 @@ func (f *folder) identities() (sums [][]string) {
 
 // identity returns what changes nothing when it is folded in.
 func identity(op backend.ReduceOp, t backend.DType) string {
-	least, most := map[backend.DType]int64{backend.I32: math.MinInt32, backend.I64: math.MinInt64}[t],
+	least, most := map[backend.DType]int64{backend.I32: math.MinInt32,
+		backend.I64: math.MinInt64}[t],
 		map[backend.DType]int64{backend.I32: math.MaxInt32, backend.I64: math.MaxInt64}[t]
 	switch {
 	case op == backend.Prod:
@@ -260,7 +268,8 @@ func identity(op backend.ReduceOp, t backend.DType) string {
 
 // combine writes one step of a fold.
 func (f *folder) combine(op backend.ReduceOp, t backend.DType, x, y string) string {
-	o := map[backend.ReduceOp]Op{backend.Sum: Add, backend.Avg: Add, backend.Prod: Mul, backend.Min: Minimum, backend.Max: Maximum}[op]
+	o := map[backend.ReduceOp]Op{backend.Sum: Add, backend.Avg: Add, backend.Prod: Mul,
+		backend.Min: Minimum, backend.Max: Maximum}[op]
 	return f.operation(Instr{Op: o, Type: t}, []string{x, y})
 }
 
@@ -275,7 +284,8 @@ func (f *folder) turn(at *coordinates, sums [][]string) {
 		}
 		t, x := Type(out.DType), values[out.Value]
 		for v, sum := range sums[folded] {
-			f.line("mov.%s %s, %s;", typeName(t), sum, f.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
+			f.line("mov.%s %s, %s;", typeName(t), sum,
+				f.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
 		}
 		folded++
 	}
@@ -308,7 +318,8 @@ func (f *folder) tree(out Output, x, held, along string) string {
 	for half := f.along / 2; half > 0; half /= 2 {
 		skip := f.label()
 		f.line("@%s bra %s;", f.get(pred, "setp.ge.u32", along, strconv.Itoa(half)), skip)
-		a, b := f.get(classOf(t), "ld.shared."+typeName(t), at(0)), f.get(classOf(t), "ld.shared."+typeName(t), at(half))
+		a, b := f.get(classOf(t), "ld.shared."+typeName(t), at(0)),
+			f.get(classOf(t), "ld.shared."+typeName(t), at(half))
 		f.line("st.shared.%s %s, %s;", typeName(t), at(0), f.combine(out.Op, t, a, b))
 		f.line("%s:", skip)
 		f.line("bar.sync 0;")
@@ -317,7 +328,8 @@ func (f *folder) tree(out Output, x, held, along string) string {
 }
 
 // storeFolded writes the store of folded output k among those: of the result, or of a segment's.
-func (f *folder) storeFolded(k int, out Output, lanes []string, at *coordinates, output, segment string) {
+func (f *folder) storeFolded(k int, out Output, lanes []string, at *coordinates, output,
+	segment string) {
 	t := Type(out.DType)
 	if f.segments > 1 {
 		f.storePartial(f.partial[k], t, lanes, output, segment)
@@ -343,7 +355,8 @@ func (f *folder) storeFolded(k int, out Output, lanes []string, at *coordinates,
 // storePartial stores the result of a segment: [outputs, segments] of rows, [segments, outputs]
 // of columns.
 func (f *folder) storePartial(m memory, t backend.DType, lanes []string, output, segment string) {
-	at := &coordinates{axes: []int{0, 1}, coords: []string{output, segment}, offsets: map[string]string{}}
+	at := &coordinates{axes: []int{0, 1}, coords: []string{output, segment},
+		offsets: map[string]string{}}
 	strides := []int{f.segments, 1}
 	if !f.rows {
 		strides = []int{len(lanes), f.outputs * len(lanes)}

@@ -77,7 +77,8 @@ func (w *writer) operation(c Instr, args []string) string {
 	case c.Op == Uniform:
 		return w.uniform(t, args, 1)[0]
 	case c.Op.binary().Compares():
-		name := map[Op]string{Less: "lt", LessEqual: "le", Greater: "gt", GreaterEqual: "ge", Equal: "eq", NotEqual: "ne"}[c.Op]
+		name := map[Op]string{Less: "lt", LessEqual: "le", Greater: "gt", GreaterEqual: "ge",
+			Equal: "eq", NotEqual: "ne"}[c.Op]
 		if t.Float() && c.Op == NotEqual {
 			name = "neu" // also with a NaN
 		}
@@ -99,14 +100,17 @@ func (w *writer) unaryFloat(o Op, t backend.DType, x string) string {
 	case Neg, Abs:
 		return w.get(c, o.String()+"."+name, x)
 	case Sign:
-		down := w.get(c, "selp."+name, literal(t, -1), x, w.get(pred, "setp.lt."+name, x, literal(t, 0)))
-		return w.get(c, "selp."+name, literal(t, 1), down, w.get(pred, "setp.gt."+name, x, literal(t, 0)))
+		down := w.get(c, "selp."+name, literal(t, -1), x, w.get(pred, "setp.lt."+name, x,
+			literal(t, 0)))
+		return w.get(c, "selp."+name, literal(t, 1), down, w.get(pred, "setp.gt."+name, x,
+			literal(t, 0)))
 	case Square:
 		return w.get(c, "mul.rn."+name, x, x)
 	case Cube:
 		return w.get(c, "mul.rn."+name, w.get(c, "mul.rn."+name, x, x), x)
 	case Relu:
-		return w.get(c, "selp."+name, literal(t, 0), x, w.get(pred, "setp.lt."+name, x, literal(t, 0)))
+		return w.get(c, "selp."+name, literal(t, 0), x, w.get(pred, "setp.lt."+name, x,
+			literal(t, 0)))
 	case Inv:
 		return w.get(c, "rcp.rn."+name, x)
 	case Sqrt:
@@ -118,7 +122,8 @@ func (w *writer) unaryFloat(o Op, t backend.DType, x string) string {
 	case Floor:
 		return w.get(c, "cvt.rmi."+name+"."+name, x)
 	}
-	w.err = fmt.Errorf("fuse: %w: %v of %v has no instruction: add a case, or a function to functions.cu", backend.ErrUnsupported, o, t)
+	w.err = fmt.Errorf("fuse: %w: %v of %v has no instruction: add a case, or a function to "+
+		"functions.cu", backend.ErrUnsupported, o, t)
 	return x
 }
 
@@ -130,7 +135,8 @@ func (w *writer) binaryFloat(o Op, t backend.DType, x, y string) string {
 			return w.get(c, o.String()[:3]+".NaN."+name, x, y)
 		}
 		less := w.get(c, o.String()[:3]+"."+name, x, y)
-		return w.get(c, "selp."+name, w.get(c, "add.rn."+name, x, y), less, w.get(pred, "setp.nan."+name, x, y))
+		return w.get(c, "selp."+name, w.get(c, "add.rn."+name, x, y), less,
+			w.get(pred, "setp.nan."+name, x, y))
 	}
 	return w.get(c, o.String()+".rn."+name, x, y)
 }
@@ -189,13 +195,14 @@ func (w *writer) cast(to, from backend.DType, x string) string {
 		return w.get(c, "cvt.rn."+conversion, x)
 	case from.Float(): // devices saturate
 		whole := w.get(c, "cvt.rzi."+conversion, x)
-		return w.get(c, "selp."+typeName(to), "0", whole, w.get(pred, "setp.nan."+typeName(from), x, x))
+		return w.get(c, "selp."+typeName(to), "0", whole, w.get(pred, "setp.nan."+typeName(from),
+			x, x))
 	}
 	return w.get(c, "cvt."+conversion, x)
 }
 
-// uniform writes Philox4x32-10: see [Uniform] and draw. One lane takes the word that its element has,
-// four lanes take all words of the counter of the first.
+// uniform writes Philox4x32-10: see [Uniform] and draw. One lane takes the word that its element
+// has, four lanes take all words of the counter of the first.
 func (w *writer) uniform(t backend.DType, args []string, lanes int) []string {
 	halves := func(r string) (low, high string) {
 		low, high = w.reg(b32), w.reg(b32)
@@ -214,13 +221,15 @@ func (w *writer) uniform(t backend.DType, args []string, lanes int) []string {
 			number, _ := halves(args[3])
 			odd := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "1"), "0")
 			upper := w.get(pred, "setp.ne.s32", w.get(b32, "and.b32", number, "2"), "0")
-			word = w.get(b32, "selp.b32", w.get(b32, "selp.b32", words[3], words[2], odd), w.get(b32, "selp.b32", words[1], words[0], odd), upper)
+			word = w.get(b32, "selp.b32", w.get(b32, "selp.b32", words[3], words[2], odd),
+				w.get(b32, "selp.b32", words[1], words[0], odd), upper)
 		}
 		if t == backend.F32 {
 			x := w.get(f32, "cvt.rn.f32.u32", w.get(b32, "shr.u32", word, "8"))
 			numbers[v] = w.get(f32, "mul.rn.f32", x, literal(t, 0x1p-24))
 		} else {
-			numbers[v] = w.get(f64, "mul.rn.f64", w.get(f64, "cvt.rn.f64.u32", word), literal(t, 0x1p-32))
+			numbers[v] = w.get(f64, "mul.rn.f64", w.get(f64, "cvt.rn.f64.u32", word),
+				literal(t, 0x1p-32))
 		}
 	}
 	return numbers
@@ -231,10 +240,13 @@ func (w *writer) philox(c [4]string, k0, k1 string) [4]string {
 	unsigned := func(x uint32) string { return strconv.FormatUint(uint64(x), 10) }
 	for round := range philoxRounds {
 		if round > 0 {
-			k0, k1 = w.get(b32, "add.s32", k0, unsigned(philoxW0)), w.get(b32, "add.s32", k1, unsigned(philoxW1))
+			k0, k1 = w.get(b32, "add.s32", k0, unsigned(philoxW0)),
+				w.get(b32, "add.s32", k1, unsigned(philoxW1))
 		}
-		high0, low0 := w.get(b32, "mul.hi.u32", c[0], unsigned(philoxM0)), w.get(b32, "mul.lo.s32", c[0], unsigned(philoxM0))
-		high1, low1 := w.get(b32, "mul.hi.u32", c[2], unsigned(philoxM1)), w.get(b32, "mul.lo.s32", c[2], unsigned(philoxM1))
+		high0, low0 := w.get(b32, "mul.hi.u32", c[0], unsigned(philoxM0)),
+			w.get(b32, "mul.lo.s32", c[0], unsigned(philoxM0))
+		high1, low1 := w.get(b32, "mul.hi.u32", c[2], unsigned(philoxM1)),
+			w.get(b32, "mul.lo.s32", c[2], unsigned(philoxM1))
 		c = [4]string{
 			w.get(b32, "xor.b32", w.get(b32, "xor.b32", high1, c[1]), k0), low1,
 			w.get(b32, "xor.b32", w.get(b32, "xor.b32", high0, c[3]), k1), low0,
@@ -271,7 +283,8 @@ func functionLines(c Instr) int {
 func (w *writer) function(c Instr, args []string) string {
 	body, ok := functionOf(c)
 	if !ok && w.err == nil {
-		w.err = fmt.Errorf("%w: functions.ptx has no %v of %v: make ptx", backend.ErrUnsupported, c.Op, c.Type)
+		w.err = fmt.Errorf("%w: functions.ptx has no %v of %v: make ptx", backend.ErrUnsupported,
+			c.Op, c.Type)
 	}
 	result, end, name := w.reg(classOf(c.Type)), w.label(), typeName(c.Type)
 	body = strings.ReplaceAll(body, "$L__BB", w.label()+"_")

@@ -8,7 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// coordinates is where in the loop a thread is: its coordinates along some axes, behind those of another place.
+// coordinates is where in the loop a thread is: its coordinates along some axes, behind those of
+// another place.
 type coordinates struct {
 	before  *coordinates
 	axes    []int
@@ -35,7 +36,8 @@ func (w *writer) toWord(r string) string {
 // place writes the coordinates of element i along axes, where the innermost axis of the loop
 // counts in lanes.
 func (w *writer) place(before *coordinates, axes []int, i string) *coordinates {
-	at := &coordinates{before: before, axes: axes, coords: make([]string, len(axes)), offsets: map[string]string{}}
+	at := &coordinates{before: before, axes: axes, coords: make([]string, len(axes)),
+		offsets: map[string]string{}}
 	for k := len(axes) - 1; k >= 0; k-- {
 		inner := axes[k] == len(w.l.shape)-1
 		extent := w.l.shape[axes[k]]
@@ -168,9 +170,11 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *coordinates)
 		byteOffset := i * count * strides[len(strides)-1] * d.Size()
 		if d == backend.BF16 && count > 1 { // the upper halves of F32
 			words := w.regs(b32, count/2)
-			w.line("ld.global%s.u32 %s, [%s+%d];", vectorSuffix(len(words)), vectorOf(words), address, byteOffset)
+			w.line("ld.global%s.u32 %s, [%s+%d];", vectorSuffix(len(words)), vectorOf(words),
+				address, byteOffset)
 			for _, word := range words {
-				low, high := w.get(b32, "shl.b32", word, "16"), w.get(b32, "and.b32", word, "-65536")
+				low, high := w.get(b32, "shl.b32", word, "16"), w.get(b32, "and.b32", word,
+					"-65536")
 				cells = append(cells, w.get(f32, "mov.b32", low), w.get(f32, "mov.b32", high))
 			}
 			continue
@@ -185,7 +189,8 @@ func (w *writer) load(m memory, d backend.DType, strides []int, at *coordinates)
 			}
 			continue
 		}
-		w.line("ld.global%s.%s %s, [%s+%d];", vectorSuffix(count), name, vectorOf(group), address, byteOffset)
+		w.line("ld.global%s.%s %s, [%s+%d];", vectorSuffix(count), name, vectorOf(group), address,
+			byteOffset)
 	}
 	if d == backend.BF16 && count > 1 {
 		return cells
@@ -209,7 +214,8 @@ func (w *writer) store(m memory, d backend.DType, strides []int, values []string
 			for k := range words {
 				words[k] = w.get(b32, "cvt.rn.bf16x2.f32", lane(2*k+1), lane(2*k))
 			}
-			w.line("st.global%s.u32 [%s+%d], %s;", vectorSuffix(len(words)), address, byteOffset, vectorOf(words))
+			w.line("st.global%s.u32 [%s+%d], %s;", vectorSuffix(len(words)), address, byteOffset,
+				vectorOf(words))
 			continue
 		}
 		group := make([]string, count)
@@ -224,7 +230,8 @@ func (w *writer) store(m memory, d backend.DType, strides []int, values []string
 			w.line("st.global.v4.u32 [%s+%d], %s;", address, byteOffset, vectorOf(words))
 			continue
 		}
-		w.line("st.global%s.%s [%s+%d], %s;", vectorSuffix(count), name, address, byteOffset, vectorOf(group))
+		w.line("st.global%s.%s [%s+%d], %s;", vectorSuffix(count), name, address, byteOffset,
+			vectorOf(group))
 	}
 }
 

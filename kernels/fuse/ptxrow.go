@@ -10,24 +10,26 @@ import (
 
 // How a row is divided among threads.
 const (
-	// mostThreads are those of the largest block, and longThreads those of a block for rows that it cannot
-	// keep: two blocks of them are under way on a multiprocessor, so that one computes while the other waits.
+	// mostThreads are those of the largest block, and longThreads those of a block for rows that it
+	// cannot keep: two blocks of them are under way on a multiprocessor, so that one computes while
+	// the other waits.
 	mostThreads, longThreads = 1024, 512
 	// heldElements is how many elements a thread keeps of all operands together: a block of 1,024
 	// threads has 64 registers for each, and the values in between need some.
 	heldElements = 32
 	// rowElements is how many of them belong to one operand: more make kernels long.
 	rowElements = 16
-	// columnsBeside is how many blocks a multiprocessor has at once where outputs are folded across rows: the gradients of a
-	// layer norm take 80 registers then, and 20 bytes besides. columnBlocks is the most blocks, as many as an H100 or H200
-	// has at once: fewer blocks leave fewer results to a second launch.
+	// columnsBeside is how many blocks a multiprocessor has at once where outputs are folded across
+	// rows: the gradients of a layer norm take 80 registers then, and 20 bytes besides.
+	// columnBlocks is the most blocks, as many as an H100 or H200 has at once: fewer blocks leave
+	// fewer results to a second launch.
 	columnsBeside, columnBlocks = 3, 3 * 132
 )
 
-// rower writes the entry of a program that folds rows. The threads of a row go round over its elements,
-// a slot at a time. Rows that are not too long are one turn: threads keep what they have loaded and
-// computed in registers from fold to fold. Of longer ones everything is loaded and computed again, in
-// turns for each fold.
+// rower writes the entry of a program that folds rows. The threads of a row go round over its
+// elements, a slot at a time. Rows that are not too long are one turn: threads keep what they have
+// loaded and computed in registers from fold to fold. Of longer ones everything is loaded and
+// computed again, in turns for each fold.
 type rower struct {
 	*folder
 	known   *rows
@@ -44,9 +46,11 @@ type rower struct {
 	here  string       // what the thread has in shared memory
 	first string       // what the first thread of the row has there
 
-	across  *folder      // of outputs that are folded across rows, whose segments are those of blocks
-	turn    string       // the number of the row among those of the block
-	columns [][][]string // what is folded across rows: registers for each slot, folded output and lane
+	// of outputs that are folded across rows, whose segments are those of blocks
+	across *folder
+	turn   string // the number of the row among those of the block
+	// what is folded across rows: registers for each slot, folded output and lane
+	columns [][][]string
 }
 
 // slot is a vector of a row, or an element.
@@ -58,7 +62,8 @@ type slot struct {
 
 // rowLoop adds the entry of a program that folds rows.
 func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
-	r := &rower{folder: &folder{writer: newWriter("rows", p, l, m.ampere), segments: 1, rows: true, outputs: 1}, known: rowsOf(p)}
+	r := &rower{folder: &folder{writer: newWriter("rows", p, l, m.ampere), segments: 1, rows: true,
+		outputs: 1}, known: rowsOf(p)}
 	r.shared = true
 	last := len(l.shape) - 1
 	for k, extent := range l.shape[:last] {
@@ -76,7 +81,8 @@ func (m *module) rowLoop(p *Program, l *layout, vectors bool) {
 		m.add(r.writer, r.write())
 		return
 	}
-	r.across = &folder{writer: r.writer, kept: []int{last}, outputs: r.vectors, segments: min(r.groups(), columnBlocks), divisor: r.outputs}
+	r.across = &folder{writer: r.writer, kept: []int{last}, outputs: r.vectors,
+		segments: min(r.groups(), columnBlocks), divisor: r.outputs}
 	m.segments(r.across, l.shape[last])
 	r.write()
 	m.add(r.writer, r.across.segments)
@@ -106,7 +112,8 @@ func (r *rower) findLate() {
 		if c.Op == Load {
 			strides := r.l.inputs[c.Args[0]]
 			along := len(strides) - 1
-			r.late[k] = r.live[k] && !early[k] && strides[along] != 0 && slices.ContainsFunc(strides[:along], func(s int) bool { return s != 0 })
+			r.late[k] = r.live[k] && !early[k] && strides[along] != 0 &&
+				slices.ContainsFunc(strides[:along], func(s int) bool { return s != 0 })
 			continue
 		}
 		early[k] = early[k] || r.live[k] && c.Op.FoldsRows() && r.known.depth[k] == 1
@@ -116,8 +123,8 @@ func (r *rower) findLate() {
 	}
 }
 
-// share divides rows among threads: as few as can keep a row, but a warp at least if the row is that
-// long.
+// share divides rows among threads: as few as can keep a row, but a warp at least if the row is
+// that long.
 func (r *rower) share() {
 	loaded, lines := 0, 0
 	for k, c := range r.p.Code {
@@ -168,8 +175,8 @@ func (r *rower) write() (blocks int) {
 	return blocks
 }
 
-// block writes what the threads of a row do. Those without a row do what the last row's do, except to
-// store: all threads of a block meet at barriers.
+// block writes what the threads of a row do. Those without a row do what the last row's do, except
+// to store: all threads of a block meet at barriers.
 func (r *rower) block(row string) {
 	exists := ""
 	if r.aside > 1 {
@@ -201,8 +208,8 @@ func (r *rower) block(row string) {
 	r.guarded(exists, r.finish)
 }
 
-// prefetch begins to bring late loads of the only turn into the L2 cache: no load passes a barrier, and registers are too
-// few to hold them from the beginning.
+// prefetch begins to bring late loads of the only turn into the L2 cache: no load passes a barrier,
+// and registers are too few to hold them from the beginning.
 func (r *rower) prefetch() {
 	if r.several {
 		return
@@ -211,7 +218,8 @@ func (r *rower) prefetch() {
 		for k, c := range r.p.Code {
 			if c.Op == Load && r.late[k] {
 				from := r.inputs[c.Args[0]]
-				r.line("prefetch.global.L2 [%s];", r.address(from, r.p.Inputs[c.Args[0]].DType, r.l.inputs[c.Args[0]], s.at))
+				r.line("prefetch.global.L2 [%s];", r.address(from, r.p.Inputs[c.Args[0]].DType,
+					r.l.inputs[c.Args[0]], s.at))
 			}
 		}
 	})
@@ -268,7 +276,8 @@ func (r *rower) slot(first string, behind int, partly bool) *slot {
 	return s
 }
 
-// value returns the registers of a value in a slot, and writes what it is computed by if that is new.
+// value returns the registers of a value in a slot, and writes what it is computed by if that is
+// new.
 func (r *rower) value(k Value, s *slot) []string {
 	c, at, values := r.p.Code[k], r.at, r.alike
 	if !r.known.alike[k] {
@@ -279,7 +288,8 @@ func (r *rower) value(k Value, s *slot) []string {
 	}
 	switch c.Op {
 	case Load:
-		values[k] = r.load(r.inputs[c.Args[0]], r.p.Inputs[c.Args[0]].DType, r.l.inputs[c.Args[0]], at)
+		values[k] = r.load(r.inputs[c.Args[0]], r.p.Inputs[c.Args[0]].DType,
+			r.l.inputs[c.Args[0]], at)
 	case Const:
 		values[k] = []string{r.constant(c)}
 	case Index:
@@ -293,14 +303,16 @@ func (r *rower) value(k Value, s *slot) []string {
 	return values[k]
 }
 
-// fold writes folds whose operands are known, and makes their results known to all threads of the row.
+// fold writes folds whose operands are known, and makes their results known to all threads of the
+// row.
 func (r *rower) fold(folds []Value) {
 	var sums [][]string
 	for _, k := range folds {
 		c := r.p.Code[k]
 		lanes := make([]string, r.lanes)
 		for v := range lanes {
-			lanes[v] = r.get(classOf(c.Type), "mov."+typeName(c.Type), identity(c.Op.folds(), c.Type))
+			lanes[v] = r.get(classOf(c.Type), "mov."+typeName(c.Type),
+				identity(c.Op.folds(), c.Type))
 		}
 		sums = append(sums, lanes)
 	}
@@ -309,7 +321,8 @@ func (r *rower) fold(folds []Value) {
 			c := r.p.Code[k]
 			x := r.value(c.Args[0], s)
 			for v, sum := range sums[i] {
-				r.line("mov.%s %s, %s;", typeName(c.Type), sum, r.combine(c.Op.folds(), c.Type, sum, x[min(v, len(x)-1)]))
+				r.line("mov.%s %s, %s;", typeName(c.Type), sum, r.combine(c.Op.folds(), c.Type, sum,
+					x[min(v, len(x)-1)]))
 			}
 		}
 	})
@@ -320,8 +333,8 @@ func (r *rower) fold(folds []Value) {
 	}
 }
 
-// tree folds what the threads of a row hold, by halves, and returns the result to all of them. Warps meet in shared
-// memory, where each reads the others' elements, and goes on by itself.
+// tree folds what the threads of a row hold, by halves, and returns the result to all of them.
+// Warps meet in shared memory, where each reads the others' elements, and goes on by itself.
 func (r *rower) tree(out Output, x string) string {
 	t := Type(out.DType)
 	if r.along > warp {
@@ -331,7 +344,8 @@ func (r *rower) tree(out Output, x string) string {
 		from := r.get(b32, "mad.lo.u32", lane, "8", r.first)
 		all := make([]string, r.along/warp)
 		for k := range all {
-			all[k] = r.get(classOf(t), "ld.shared."+typeName(t), "["+from+"+"+strconv.Itoa(8*warp*k)+"]")
+			all[k] = r.get(classOf(t), "ld.shared."+typeName(t), "["+from+"+"+strconv.Itoa(
+				8*warp*k)+"]")
 		}
 		x = r.foldLanes(out, all)[0]
 		r.line("bar.sync 0;") // shared memory is used again
@@ -346,11 +360,12 @@ func (r *rower) tree(out Output, x string) string {
 	return x
 }
 
-// shuffle returns the x of another thread of the warp, among those of a width: "bfly" has the number of the thread differ by
-// a bit, and "idx" says it.
+// shuffle returns the x of another thread of the warp, among those of a width: "bfly" has the
+// number of the thread differ by a bit, and "idx" says it.
 func (r *rower) shuffle(t backend.DType, mode, x string, other, width int) string {
 	get := func(word string) string {
-		return r.get(b32, "shfl.sync."+mode+".b32", word, strconv.Itoa(other), strconv.Itoa((warp-width)<<8|(warp-1)), "-1")
+		return r.get(b32, "shfl.sync."+mode+".b32", word, strconv.Itoa(other),
+			strconv.Itoa((warp-width)<<8|(warp-1)), "-1")
 	}
 	if t.Size() == 4 {
 		return r.get(classOf(t), "mov.b32", get(r.get(b32, "mov.b32", x)))
@@ -375,11 +390,13 @@ func (r *rower) finish() {
 	if elements != nil {
 		r.each(func(s *slot) {
 			var values [][]string
-			for _, k := range elements { // all before the first is stored: it may be the memory of an input
+			// all before the first is stored: it may be the memory of an input
+			for _, k := range elements {
 				values = append(values, r.value(r.p.Outputs[k].Value, s))
 			}
 			for i, k := range elements {
-				r.writer.store(r.writer.outputs[k], r.p.Outputs[k].DType, r.l.outputs[k], values[i], s.at)
+				r.writer.store(r.writer.outputs[k], r.p.Outputs[k].DType, r.l.outputs[k], values[i],
+					s.at)
 			}
 		})
 	}
@@ -390,7 +407,8 @@ func (r *rower) finish() {
 		r.guarded(r.get(pred, "setp.eq.u32", r.own, "0"), func() {
 			for _, k := range rows {
 				out := r.p.Outputs[k]
-				r.writer.store(r.writer.outputs[k], out.DType, r.l.outputs[k], r.alike[out.Value], r.at)
+				r.writer.store(r.writer.outputs[k], out.DType, r.l.outputs[k], r.alike[out.Value],
+					r.at)
 			}
 		})
 	}
@@ -403,14 +421,16 @@ func (r *rower) foldColumns() {
 		for k, out := range r.folded() {
 			t, x := Type(out.DType), r.value(out.Value, s)
 			for v, sum := range r.columns[i][k] {
-				r.line("mov.%s %s, %s;", typeName(t), sum, r.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
+				r.line("mov.%s %s, %s;", typeName(t), sum,
+					r.combine(out.Op, t, sum, x[min(v, len(x)-1)]))
 			}
 		}
 		i++
 	})
 }
 
-// storeColumns folds what the threads of a column have, in their order, and stores it as a segment's result.
+// storeColumns folds what the threads of a column have, in their order, and stores it as a
+// segment's result.
 func (r *rower) storeColumns() {
 	first := r.get(pred, "setp.eq.u32", r.turn, "0")
 	segment := r.toWord(r.get(b32, "mov.u32", "%ctaid.x"))
@@ -428,12 +448,14 @@ func (r *rower) storeColumns() {
 				for v, sum := range sums[k] {
 					for row := 1; row < r.aside; row++ {
 						other := r.get(c, "ld.shared."+name, at(v, row))
-						r.line("mov.%s %s, %s;", name, sum, r.combine(out.Op, Type(out.DType), sum, other))
+						r.line("mov.%s %s, %s;", name, sum, r.combine(out.Op, Type(out.DType), sum,
+							other))
 					}
 				}
 				vector := r.get(r.word, r.op("add.u"), r.toWord(r.own), strconv.Itoa(i*r.along))
 				r.guarded(r.get(pred, r.op("setp.lt.u"), vector, strconv.Itoa(r.vectors)), func() {
-					r.across.storePartial(r.across.partial[k], Type(out.DType), sums[k], vector, segment)
+					r.across.storePartial(r.across.partial[k], Type(out.DType), sums[k], vector,
+						segment)
 				})
 			})
 			r.line("bar.sync 0;")

@@ -43,7 +43,8 @@ func (w *writer) tiles(k int) (blocks int) {
 	thread := w.get(b32, "mov.u32", "%tid.x")
 	x := w.toWord(w.get(b32, "and.b32", thread, strconv.Itoa(across-1)))
 	y := w.toWord(w.get(b32, "shr.u32", thread, strconv.Itoa(bits.TrailingZeros(uint(across)))))
-	first, step := w.toWord(w.get(b32, "mov.u32", "%ctaid.x")), w.toWord(w.get(b32, "mov.u32", "%nctaid.x"))
+	first, step := w.toWord(w.get(b32, "mov.u32", "%ctaid.x")),
+		w.toWord(w.get(b32, "mov.u32", "%nctaid.x"))
 	blocks = tilesAcross * tilesDown * rest
 	w.count(first, strconv.Itoa(blocks), step, func(tile string) {
 		outer, column := w.split(tile, tilesAcross)
@@ -51,7 +52,8 @@ func (w *writer) tiles(k int) (blocks int) {
 		column = w.get(w.word, w.op("mad.lo.u"), column, strconv.Itoa(across), x)
 		row = w.get(w.word, w.op("mad.lo.u"), row, strconv.Itoa(down), y)
 		skip := w.label()
-		w.line("@%s bra %s;", w.get(pred, w.op("setp.ge.u"), column, strconv.Itoa(w.l.shape[inner]/w.lanes)), skip)
+		w.line("@%s bra %s;", w.get(pred, w.op("setp.ge.u"), column,
+			strconv.Itoa(w.l.shape[inner]/w.lanes)), skip)
 		w.line("@%s bra %s;", w.get(pred, w.op("setp.ge.u"), row, strconv.Itoa(w.l.shape[k])), skip)
 		at := w.place(nil, others, outer)
 		w.element(w.place(w.place(at, []int{k}, row), []int{inner}, column))
@@ -63,5 +65,6 @@ func (w *writer) tiles(k int) (blocks int) {
 // split writes i / n and i % n.
 func (w *writer) split(i string, n int) (quotient, rest string) {
 	quotient = w.divide(i, n)
-	return quotient, w.get(w.word, w.op("sub.u"), i, w.get(w.word, w.op("mul.lo.u"), quotient, strconv.Itoa(n)))
+	return quotient, w.get(w.word, w.op("sub.u"), i, w.get(w.word, w.op("mul.lo.u"), quotient,
+		strconv.Itoa(n)))
 }

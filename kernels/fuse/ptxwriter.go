@@ -10,7 +10,8 @@ import (
 // class is a class of registers.
 type class string
 
-// The classes, with their names in PTX. The names of registers differ from those of copied functions.
+// The classes, with their names in PTX. The names of registers differ from those of copied
+// functions.
 const (
 	pred class = "vp"
 	b16  class = "vh"
@@ -27,7 +28,8 @@ var classTypes = []struct {
 
 // classOf returns the class of values of a type.
 func classOf(t backend.DType) class {
-	return map[backend.DType]class{backend.F32: f32, backend.F64: f64, backend.I32: b32, backend.I64: b64}[t]
+	return map[backend.DType]class{backend.F32: f32, backend.F64: f64, backend.I32: b32,
+		backend.I64: b64}[t]
 }
 
 // writer writes one entry.
@@ -52,14 +54,16 @@ type writer struct {
 	err    error
 }
 
-// memory is where an operand begins: a parameter of the entry, and bytes behind it, or the address in a register.
+// memory is where an operand begins: a parameter of the entry, and bytes behind it, or the address
+// in a register.
 type memory struct {
 	param, offset int
 	base          string
 }
 
 func newWriter(name string, p *Program, l *layout, ampere bool) *writer {
-	w := &writer{ampere: ampere, name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{}, threads: threads}
+	w := &writer{ampere: ampere, name: name, p: p, l: l, lanes: 1, word: b32, used: map[class]int{},
+		threads: threads}
 	w.params = len(p.Outputs) + len(p.Inputs) + 1
 	for k := range p.Outputs {
 		w.outputs = append(w.outputs, memory{param: k})

@@ -15,14 +15,17 @@ import (
 
 // rowPrograms are layers that fold rows.
 var rowPrograms = map[string]func(d backend.DType, rows, n int) *fuse.Program{
-	"softmax": fusetest.SoftMax, "layer norm": fusetest.LayerNorm, "layer norm gradient": fusetest.LayerNormGrad, "cross-entropy": fusetest.CrossEntropy,
+	"softmax": fusetest.SoftMax, "layer norm": fusetest.LayerNorm,
+	"layer norm gradient": fusetest.LayerNormGrad, "cross-entropy": fusetest.CrossEntropy,
 }
 
-// Rows of a few threads, of a warp, of a block, of the largest block, and longer than threads can keep.
+// Rows of a few threads, of a warp, of a block, of the largest block, and longer than threads can
+// keep.
 func TestRowsOfAllLengths(t *testing.T) {
 	long := os.Getenv("EURYALE_FULL") != ""
 	for name, program := range rowPrograms {
-		for seed, shape := range [][2]int{{3, 1}, {40, 2}, {300, 5}, {9, 32}, {9, 33}, {5, 128}, {3, 129}, {3, 1000}, {2, 4096}, {2, 5001}, {1, 9000}, {1, 16388}, {1, 17001}} {
+		for seed, shape := range [][2]int{{3, 1}, {40, 2}, {300, 5}, {9, 32}, {9, 33}, {5, 128},
+			{3, 129}, {3, 1000}, {2, 4096}, {2, 5001}, {1, 9000}, {1, 16388}, {1, 17001}} {
 			for _, d := range []backend.DType{backend.F32, backend.F64, backend.BF16} {
 				if d != backend.F32 && shape[1] > 200 && !long {
 					continue // the machine is slow
@@ -30,7 +33,8 @@ func TestRowsOfAllLengths(t *testing.T) {
 				p := program(d, shape[0], shape[1])
 				t.Run(name, func(t *testing.T) {
 					for _, vectors := range []bool{false, true} {
-						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors, capability(seed))
+						emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p), vectors,
+							capability(seed))
 					}
 					run(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 6)), p))
 				})
@@ -39,7 +43,8 @@ func TestRowsOfAllLengths(t *testing.T) {
 	}
 }
 
-// Outputs are folded across rows: of a part of a block, of several blocks, and of blocks that have several rows.
+// Outputs are folded across rows: of a part of a block, of several blocks, and of blocks that have
+// several rows.
 func TestRowsAreFoldedAcross(t *testing.T) {
 	shapes := [][2]int{{3, 1}, {1, 7}, {90, 5}, {20, 260}, {3, 1000}}
 	if os.Getenv("EURYALE_FULL") != "" {
@@ -52,7 +57,8 @@ func TestRowsAreFoldedAcross(t *testing.T) {
 			}
 			p := fusetest.LayerNormGrads(d, shape[0], shape[1])
 			for _, vectors := range []bool{false, true} {
-				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 8)), p), vectors, capability(seed))
+				emulate(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 8)), p), vectors,
+					capability(seed))
 			}
 			run(t, fusetest.New(rand.New(rand.NewPCG(uint64(seed), 8)), p))
 		}
@@ -71,7 +77,8 @@ func TestSoftMaxOfRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)}, backend.Buffer{}); err != nil {
+	if err := loop.Run([]backend.Buffer{backend.Of(y)}, []backend.Buffer{backend.Of(x)},
+		backend.Buffer{}); err != nil {
 		t.Fatal(err)
 	}
 	for row := range rows {
@@ -117,17 +124,20 @@ func TestWrongRowsAreRefused(t *testing.T) {
 	}
 }
 
-// What only the values behind a fold need is on its way while rows are folded; gains and what is folded are not asked for twice.
+// What only the values behind a fold need is on its way while rows are folded; gains and what is
+// folded are not asked for twice.
 func TestLateOperandsOfRowsArePrefetched(t *testing.T) {
 	const n = 256
 	p := &fuse.Program{Shape: []int{8, n}}
 	x, late, gain := p.Load(backend.F32, n, 1), p.Load(backend.F32, n, 1), p.Load(backend.F32, 0, 1)
-	p.Store(p.Do(fuse.Add, p.Do(fuse.Mul, p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), gain), late), backend.F32, n, 1)
+	p.Store(p.Do(fuse.Add, p.Do(fuse.Mul, p.Do(fuse.Sub, x, p.Do(fuse.SumRow, x)), gain), late),
+		backend.F32, n, 1)
 	k, err := fuse.PTX(p, true, 80)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := strings.Count(k.Text, "prefetch.global.L2"), strings.Count(k.Text, "ld.global.v4.f32")/3; got != want || want == 0 {
+	if got, want := strings.Count(k.Text, "prefetch.global.L2"),
+		strings.Count(k.Text, "ld.global.v4.f32")/3; got != want || want == 0 {
 		t.Errorf("%d prefetches for %d vectors of an operand", got, want)
 	}
 }

@@ -12,7 +12,9 @@ type rows struct {
 
 // rowsOf returns nil if the program folds no rows.
 func rowsOf(p *Program) *rows {
-	if len(p.Shape) == 0 || !slices.ContainsFunc(p.Code, func(c Instr) bool { return c.Op.FoldsRows() }) {
+	if len(p.Shape) == 0 || !slices.ContainsFunc(p.Code, func(c Instr) bool {
+		return c.Op.FoldsRows()
+	}) {
 		return nil
 	}
 	r, last := &rows{}, len(p.Shape)-1

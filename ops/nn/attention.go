@@ -14,8 +14,8 @@ import (
 
 // AttentionOptions are those of [Attention]. The zero value is full attention.
 type AttentionOptions struct {
-	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so that the last query
-	// sees all. The result of a query that sees none is 0.
+	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so that the last
+	// query sees all. The result of a query that sees none is 0.
 	Causal bool
 	// Scale is what scores are multiplied with; 0 stands for 1/sqrt(d).
 	Scale float64
@@ -27,17 +27,15 @@ type AttentionOptions struct {
 //	     k, v  [batch, heads, keys, d]
 //	out  y     [batch, heads, queries, d]   y = softmax(scale q kᵀ) v, over the keys that a query sees
 //
-// Operands of another order of axes, such as [batch, queries, heads, d], are transposed first: package vm
-// reads them as they lie.
+// Operands of another order of axes, such as [batch, queries, heads, d], are transposed first:
+// package vm reads them as they lie.
 //
-// Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale w (dy vᵀ - sum(dy y)), dq = ds k and
-// dk = dsᵀ q.
-// Cost: 4*batch*heads*queries*keys*d operations, half of them if it is causal; backward 2.5 times that,
-// and in the tape machine for each of the three gradients again.
-// Nothing of queries x keys is kept. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs,
-// which take d up to 256.
-// Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale is negative or not
-// finite; [ops.ErrDType].
+// Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale w (dy vᵀ - sum(dy y)), dq = ds k
+// and dk = dsᵀ q. Cost: 4*batch*heads*queries*keys*d operations, half of them if it is causal;
+// backward 2.5 times that, and in the tape machine for each of the three gradients again. Nothing
+// of queries x keys is kept. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs,
+// which take d up to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument]
+// if Scale is negative or not finite; [ops.ErrDType].
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
@@ -64,7 +62,8 @@ func (s attentionSpec) name(name string) string {
 func (s attentionSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	q, k, v := in[0], in[1], in[2]
 	if len(q) != 4 || len(k) != 4 || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || !k.Eq(v) {
-		return nil, fmt.Errorf("%w: q has shape %v, k %v and v %v, want (b, h, queries, d) and twice (b, h, keys, d)", ops.ErrShape, q, k, v)
+		return nil, fmt.Errorf("%w: q has shape %v, k %v and v %v, want (b, h, queries, d) and "+
+			"twice (b, h, keys, d)", ops.ErrShape, q, k, v)
 	}
 	if !(s.Scale > 0) || math.IsInf(s.Scale, 1) {
 		return nil, fmt.Errorf("%w: the scale is %v", backend.ErrArgument, s.Scale)

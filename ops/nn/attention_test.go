@@ -37,17 +37,23 @@ func composed(scale float64, hidden *operand) builder {
 
 func TestAttention(t *testing.T) {
 	// One query with equal scores, and one with a key that is all.
-	q, k, v := of([]int{1, 1, 2, 1}, 0, 800), of([]int{1, 1, 2, 1}, 1, 2), of([]int{1, 1, 2, 1}, 3, 5)
-	checkForward(t, []operand{q, k, v}, attended(AttentionOptions{}), of([]int{1, 1, 2, 1}, 4, 5), 1e-12)
-	checkForward(t, []operand{q, k, v}, attended(AttentionOptions{Causal: true}), of([]int{1, 1, 2, 1}, 3, 5), 1e-12)
+	q, k, v := of([]int{1, 1, 2, 1}, 0, 800), of([]int{1, 1, 2, 1}, 1, 2),
+		of([]int{1, 1, 2, 1}, 3, 5)
+	checkForward(t, []operand{q, k, v}, attended(AttentionOptions{}), of([]int{1, 1, 2, 1}, 4, 5),
+		1e-12)
+	checkForward(t, []operand{q, k, v}, attended(AttentionOptions{Causal: true}),
+		of([]int{1, 1, 2, 1}, 3, 5), 1e-12)
 	// Scores of 0 and 1 with a scale of log 2: weights of 1/3 and 2/3.
-	checkForward(t, []operand{of([]int{1, 1, 1, 1}, 1), of([]int{1, 1, 2, 1}, 0, 1), of([]int{1, 1, 2, 1}, 3, 6)},
+	checkForward(t, []operand{of([]int{1, 1, 1, 1}, 1), of([]int{1, 1, 2, 1}, 0, 1),
+		of([]int{1, 1, 2, 1}, 3, 6)},
 		attended(AttentionOptions{Scale: math.Ln2}), of([]int{1, 1, 1, 1}, 5), 1e-6)
 	// Three queries of one key: the last one alone sees it.
-	checkForward(t, []operand{of([]int{1, 1, 3, 1}, 1, 1, 1), of([]int{1, 1, 1, 1}, 1), of([]int{1, 1, 1, 1}, 7)},
+	checkForward(t, []operand{of([]int{1, 1, 3, 1}, 1, 1, 1), of([]int{1, 1, 1, 1}, 1),
+		of([]int{1, 1, 1, 1}, 7)},
 		attended(AttentionOptions{Causal: true}), of([]int{1, 1, 3, 1}, 0, 0, 7), 0)
 	checkDistinct(t, []operand{normal(1, 1, 2, 3, 4), normal(2, 1, 2, 3, 4), normal(3, 1, 2, 3, 4)},
-		attended(AttentionOptions{}), attended(AttentionOptions{Causal: true}), attended(AttentionOptions{Scale: 2}))
+		attended(AttentionOptions{}), attended(AttentionOptions{Causal: true}), attended(
+			AttentionOptions{Scale: 2}))
 }
 
 func TestAttentionIsProductsAndSoftMax(t *testing.T) {
@@ -93,17 +99,22 @@ func results(t *testing.T, x []operand, build builder) []float64 {
 
 func TestAttentionGradient(t *testing.T) {
 	for _, o := range []AttentionOptions{{}, {Causal: true}, {Causal: true, Scale: 0.3}} {
-		checkGradient(t, []operand{normal(1, 2, 2, 3, 4), normal(2, 2, 2, 3, 4), normal(3, 2, 2, 3, 4)}, attended(o))
-		checkGradient(t, []operand{normal(1, 1, 1, 2, 3), normal(2, 1, 1, 4, 3), normal(3, 1, 1, 4, 3)}, attended(o))
-		checkGradient(t, []operand{normal(1, 1, 1, 4, 3), normal(2, 1, 1, 2, 3), normal(3, 1, 1, 2, 3)}, attended(o))
+		checkGradient(t, []operand{normal(1, 2, 2, 3, 4), normal(2, 2, 2, 3, 4),
+			normal(3, 2, 2, 3, 4)}, attended(o))
+		checkGradient(t, []operand{normal(1, 1, 1, 2, 3), normal(2, 1, 1, 4, 3),
+			normal(3, 1, 1, 4, 3)}, attended(o))
+		checkGradient(t, []operand{normal(1, 1, 1, 4, 3), normal(2, 1, 1, 2, 3),
+			normal(3, 1, 1, 2, 3)}, attended(o))
 	}
 }
 
 func TestAttentionErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
-	q, k := count(1, 2, 3, 4).node(g, "q", tensor.Float64), count(1, 2, 3, 5).node(g, "k", tensor.Float64)
+	q, k := count(1, 2, 3, 4).node(g, "q", tensor.Float64), count(1, 2, 3, 5).node(g, "k",
+		tensor.Float64)
 	_, err := Attention(q, k, k, AttentionOptions{})
-	checkRefused(t, err, ops.ErrShape, "q has shape (1, 2, 3, 4), k (1, 2, 3, 5) and v (1, 2, 3, 5)")
+	checkRefused(t, err, ops.ErrShape,
+		"q has shape (1, 2, 3, 4), k (1, 2, 3, 5) and v (1, 2, 3, 5)")
 	_, err = Attention(q, q, k, AttentionOptions{})
 	checkRefused(t, err, ops.ErrShape, "want (b, h, queries, d) and twice (b, h, keys, d)")
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})

@@ -31,7 +31,9 @@ func andLabels(shape []int, labels, n int) func() []operand {
 
 // BenchmarkDo is how long Do takes, of results and of gradients, on operands of float32.
 func BenchmarkDo(b *testing.B) {
-	ofLabels := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) { return CrossEntropy(NoLabel, x, l) })
+	ofLabels := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+		return CrossEntropy(NoLabel, x, l)
+	})
 	matrix := ofRandom([]int{1024, 768})
 	images := ofRandom([]int{16, 16, 28, 28})
 	heads := []int{2, 4, 128, 64}
@@ -57,9 +59,11 @@ func BenchmarkDo(b *testing.B) {
 		{"embedding 8192x768", andLabels([]int{8192, 768}, 1024, 8192), two(Embedding)},
 		{"slice 1024x768", matrix, slicer(1, 256, 512, 1)},
 		{"concat 1024x768", ofRandom([]int{1024, 384}, []int{1024, 384}), concatenated(1)},
-		{"products 8x128x128", ofRandom([]int{8, 128, 128}, []int{8, 128, 128}), multiplied(false, true)},
+		{"products 8x128x128", ofRandom([]int{8, 128, 128}, []int{8, 128, 128}),
+			multiplied(false, true)},
 		{"outer product 768x768", ofRandom([]int{768}, []int{768}), two(OuterProd)},
-		{"attention 2x4x128x64", ofRandom(heads, heads, heads), attended(AttentionOptions{Causal: true})},
+		{"attention 2x4x128x64", ofRandom(heads, heads, heads),
+			attended(AttentionOptions{Causal: true})},
 		{"pool 16x16x28x28", images, averaged(2, 0, 2)},
 		{"padded pool 16x16x28x28", images, averaged(3, 1, 1)},
 		{"global pool 16x64x28x28", ofRandom([]int{16, 64, 28, 28}), one(GlobalAvgPool2D)},

@@ -42,14 +42,17 @@ func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, er
 type crossEntropySpec struct{ Ignore int }
 
 // String returns "CrossEntropy{ignore -100}".
-func (s crossEntropySpec) String() string { return fmt.Sprintf("CrossEntropy{ignore %d}", s.Ignore) }
+func (s crossEntropySpec) String() string {
+	return fmt.Sprintf("CrossEntropy{ignore %d}", s.Ignore)
+}
 
 func (s crossEntropySpec) indices() int { return 1 }
 
 func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	logits, labels := in[0], in[1]
 	if len(logits) < 2 || !slices.Equal(labels, logits[:len(logits)-1]) {
-		return nil, fmt.Errorf("%w: logits have shape %v and labels %v: want (d..., n) and (d...)", ops.ErrShape, logits, labels)
+		return nil, fmt.Errorf("%w: logits have shape %v and labels %v: want (d..., n) and (d...)",
+			ops.ErrShape, logits, labels)
 	}
 	return tensor.Shape{}, nil
 }
@@ -73,12 +76,14 @@ func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Valu
 	shape[last] = 1
 	labels = b.Reshape(labels, shape...)
 	counts := program.With(b, fuse.NotEqual, labels, float64(s.Ignore))
-	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, labels, 0), program.With(b, fuse.Less, labels, classes))
+	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, labels, 0),
+		program.With(b, fuse.Less, labels, classes))
 	wrong := b.Do(fuse.Mul, counts, program.With(b, fuse.NotEqual, inside, 1))
 	zero, one := b.Number(0, logits), b.Number(1, logits)
 	number := program.Sum(b, b.Do(fuse.Where, counts, one, zero), program.Axes(b, labels, 0)...)
 	return targets{
-		labels: program.With(b, fuse.Sub, b.Do(fuse.Mul, program.With(b, fuse.Add, labels, 1), counts), 1),
+		labels: program.With(b, fuse.Sub, b.Do(fuse.Mul, program.With(b, fuse.Add, labels, 1),
+			counts), 1),
 		right:  b.Do(fuse.Mul, counts, inside),
 		others: b.Do(fuse.Where, wrong, b.Number(math.NaN(), logits), zero),
 		number: program.With(b, fuse.Maximum, number, 1),
@@ -101,14 +106,16 @@ func (s crossEntropySpec) program(b program.Builder, x ...program.Value) program
 	less, log := logSum(b, x[0])
 	chosen := program.Sum(b, b.Select(last, t.labels, less, b.Number(0, less)), last)
 	each := b.Do(fuse.Where, t.right, b.Do(fuse.Sub, chosen, log), t.others)
-	return b.Do(fuse.Neg, b.Do(fuse.Div, program.Sum(b, each, program.Axes(b, each, 0)...), t.number))
+	return b.Do(fuse.Neg, b.Do(fuse.Div, program.Sum(b, each, program.Axes(b, each, 0)...),
+		t.number))
 }
 
 func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
 	n := in[0][len(in[0])-1]
 	for k, label := range labels {
 		if label != s.Ignore && (label < 0 || label >= n) {
-			return fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k, label, n-1)
+			return fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k,
+				label, n-1)
 		}
 	}
 	return nil

@@ -117,7 +117,8 @@ func rules() []rule {
 		{"sparsemaxOp", "Sparsemax between two gorgonia.Transpose", false, wrongSparsemax},
 		{"dropoutDiffOp", "nn.Dropout", false, wrongDropout},
 		{"avgPoolOp", "nn.AvgPool2D", true, wrongAvgPool},
-		{"avgPoolOp", "nn.AvgPool2D, and padding that is equal on both sides", false, unevenAvgPool},
+		{"avgPoolOp", "nn.AvgPool2D, and padding that is equal on both sides", false,
+			unevenAvgPool},
 		{"avgPoolDiffOp", "nn.AvgPool2D", true, wrongAvgPoolGradient},
 		{"maxPoolOp", "equal padding on both sides", true, wrongMaxPool},
 		{"byIndicesOp", "nn.ByIndices", true, wrongByIndices},
@@ -143,7 +144,8 @@ func wrongSlice(s suspect) string {
 	case !ok || s.op.FieldByName("Slice").IsNil():
 		return ""
 	case bounds.End() >= distinct:
-		return "it is merged with slices of the same operand whose bounds differ by multiples of 256"
+		return "it is merged with slices of the same operand whose bounds differ by multiples of " +
+			"256"
 	case bounds.Step() > 1 && (bounds.End()-bounds.Start())%bounds.Step() != 0:
 		return "its last element is missing, because the step does not divide the length"
 	}
@@ -151,14 +153,16 @@ func wrongSlice(s suspect) string {
 }
 
 func wrongTensordot(s suspect) string {
-	if s.op.FieldByName("aAxes").Len() == s.int("aDims") && s.op.FieldByName("bAxes").Len() == s.int("bDims") {
+	if s.op.FieldByName("aAxes").Len() == s.int("aDims") &&
+		s.op.FieldByName("bAxes").Len() == s.int("bDims") {
 		return "its value has shape (1), not that of a number"
 	}
 	return ""
 }
 
 func wrongSoftMax(s suspect) string {
-	if shape := s.node.Shape(); len(shape) == 2 && shape[1] == 1 && shape[0] > 1 && s.int("axis") == -1 {
+	if shape := s.node.Shape(); len(shape) == 2 && shape[1] == 1 && shape[0] > 1 &&
+		s.int("axis") == -1 {
 		return fmt.Sprintf("of shape %v it normalises the first axis, not the last", shape)
 	}
 	return ""
@@ -173,7 +177,8 @@ func wrongSparsemax(s suspect) string {
 
 func wrongDropout(s suspect) string {
 	if p := s.op.FieldByName("probability").Float(); p != 0.5 {
-		return fmt.Sprintf("the gradient of a dropout with probability %v is divided by it, not by %.6g", p, 1-p)
+		return fmt.Sprintf("the gradient of a dropout with probability %v is divided by it, not "+
+			"by %.6g", p, 1-p)
 	}
 	return ""
 }
@@ -204,7 +209,8 @@ func wrongReduction(s suspect) string {
 		at := axis - gone
 		middle := at > 0 && at < len(shape)-1
 		if middle && shape[at] != 2 && tensor.Shape(shape[1:at]).TotalSize() > 1 {
-			return fmt.Sprintf("Gorgonia's machines reduce axis %d of shape %v wrongly", axis, s.x[0].Shape())
+			return fmt.Sprintf("Gorgonia's machines reduce axis %d of shape %v wrongly", axis,
+				s.x[0].Shape())
 		}
 		shape = slices.Delete(shape, at, at+1)
 	}
@@ -237,7 +243,8 @@ func wrongLogSumExp(s suspect) string {
 // mergedSoftMax cannot know whether the readers of a node want the softmax or its logarithm.
 func mergedSoftMax(s suspect) string {
 	if n := s.in.uses(s.node); n > 1 {
-		return fmt.Sprintf("it is read %d times, and Gorgonia merges SoftMax, LogSoftMax and Log(SoftMax) "+
+		return fmt.Sprintf("it is read %d times, and Gorgonia merges SoftMax, LogSoftMax and "+
+			"Log(SoftMax) "+
 			"of one operand: readers of one of them may get another", n)
 	}
 	return ""
@@ -247,7 +254,8 @@ func mergedSoftMax(s suspect) string {
 func mergedNorm(differ string) func(s suspect) string {
 	return func(s suspect) string {
 		if n := s.in.uses(s.node); n > 1 {
-			return fmt.Sprintf("it is %d norms of one operand, which Gorgonia has merged: the later ones "+
+			return fmt.Sprintf("it is %d norms of one operand, which Gorgonia has merged: the "+
+				"later ones "+
 				"get the %s of the first", n, differ)
 		}
 		return ""
@@ -260,7 +268,8 @@ func wrongGroupNorm(s suspect) string {
 	const most = 263
 	shape := s.x[0].Shape()
 	if n := s.int("numGroups"); n > 0 && len(shape) > 1 && shape.TotalSize()/(shape[0]*n) > most {
-		return fmt.Sprintf("Gorgonia's machines normalise groups of %d and more elements wrongly", most+1)
+		return fmt.Sprintf("Gorgonia's machines normalise groups of %d and more elements wrongly",
+			most+1)
 	}
 	return ""
 }

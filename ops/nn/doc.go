@@ -27,16 +27,16 @@
 //
 // Operations work on Float32 and Float64 of up to 8 axes, in the tape machine and in the lisp
 // machine, in host memory. They compute in their dtype and add up in float64, except products and
-// attention. Results are new tensors in row-major order, and operands are never written to; operands
-// may be transposed or sliced. Shapes are checked when the graph is built: constructors return
-// errors that wrap [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation that fails
-// when it runs, because a label is out of range, say, gives an [Error], which [ops.Cause] extracts
-// from the error of a Gorgonia machine.
+// attention. Results are new tensors in row-major order, and operands are never written to;
+// operands may be transposed or sliced. Shapes are checked when the graph is built: constructors
+// return errors that wrap [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation
+// that fails when it runs, because a label is out of range, say, gives an [Error], which
+// [ops.Cause] extracts from the error of a Gorgonia machine.
 //
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. An
 // operation is computed by the program of its [Op], in Gorgonia's machines and in package vm. The
 // first run of an operation compiles it, which takes about 50 microseconds.
 //
-// Gradients can be differentiated again where the operation is linear in each operand (Slice, Split,
-// Concat, ByIndices, the pools and the products); the others give [ops.ErrGradient].
+// Gradients can be differentiated again where the operation is linear in each operand (Slice,
+// Split, Concat, ByIndices, the pools and the products); the others give [ops.ErrGradient].
 package nn

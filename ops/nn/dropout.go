@@ -27,15 +27,19 @@ import (
 // Errors: [ops.ErrShape] if x is a scalar; [backend.ErrArgument] if p is not in [0, 1) or random is
 // nil; [ops.ErrDType]; when the graph runs in training, backend.ErrArgument if it already ran at
 // this step.
-// Source: Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting, 2014.
+// Source: Srivastava et al., Dropout: A Simple Way to Prevent Neural Networks from Overfitting,
+// 2014.
 func Dropout(p float64, random *Random, x *gorgonia.Node) (*gorgonia.Node, error) {
 	if !(p >= 0 && p < 1) {
-		return nil, fmt.Errorf("nn: Dropout: %w: the probability is %v: use one of at least 0 and less than 1", backend.ErrArgument, p)
+		return nil, fmt.Errorf("nn: Dropout: %w: the probability is %v: use one of at least 0 "+
+			"and less than 1", backend.ErrArgument, p)
 	}
 	if random == nil {
-		return nil, fmt.Errorf("nn: Dropout: %w: random is nil: make one with NewRandom", backend.ErrArgument)
+		return nil, fmt.Errorf("nn: Dropout: %w: random is nil: make one with NewRandom",
+			backend.ErrArgument)
 	}
-	return build("Dropout", "x", dropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
+	return build("Dropout", "x",
+		dropoutSpec{P: p, Mask: &Mask{Random: random, Op: random.operation()}}, x)
 }
 
 // dropoutSpec is [Dropout], or its gradient, which applies the mask to dy.
@@ -71,7 +75,8 @@ func (m *Mask) Draw() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.ran && m.drawn == drawn {
-		return fmt.Errorf("%w: step %d already ran: call Random.Next between runs, or each would have the same mask", backend.ErrArgument, step)
+		return fmt.Errorf("%w: step %d already ran: call Random.Next between runs, or each would "+
+			"have the same mask", backend.ErrArgument, step)
 	}
 	m.ran, m.drawn = true, drawn
 	return nil

@@ -22,8 +22,11 @@ func TestPhilox(t *testing.T) {
 		want    [4]uint32
 	}{
 		{[4]uint32{}, [2]uint32{}, [4]uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
-		{[4]uint32{ones, ones, ones, ones}, [2]uint32{ones, ones}, [4]uint32{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
-		{[4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [2]uint32{0xa4093822, 0x299f31d0}, [4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+		{[4]uint32{ones, ones, ones, ones}, [2]uint32{ones, ones}, [4]uint32{0x408f276d, 0x41c83b0e,
+			0xa20bc7c6, 0x6d5451fd}},
+		{[4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+			[2]uint32{0xa4093822, 0x299f31d0}, [4]uint32{0xd16cfe09, 0x94fdcceb, 0x5001e420,
+				0x24126ea1}},
 	} {
 		if got := philox(test.counter, test.key); got != test.want {
 			t.Errorf("philox(%x, %x) is %x, want %x", test.counter, test.key, got, test.want)
@@ -32,7 +35,8 @@ func TestPhilox(t *testing.T) {
 }
 
 // dropped returns what a Dropout makes of ones.
-func dropped(t *testing.T, random *Random, dt tensor.Dtype, p float64, rows, columns int, options ...gorgonia.VMOpt) []float64 {
+func dropped(t *testing.T, random *Random, dt tensor.Dtype, p float64, rows, columns int,
+	options ...gorgonia.VMOpt) []float64 {
 	t.Helper()
 	x := count(rows, columns)
 	for i := range x.data {
@@ -61,11 +65,13 @@ func TestDropout(t *testing.T) {
 				}
 			}
 		}
-		if share := float64(kept) / float64(len(y)); math.Abs(share-(1-p)) > 0.02 { // 4 standard deviations
+		// 4 standard deviations
+		if share := float64(kept) / float64(len(y)); math.Abs(share-(1-p)) > 0.02 {
 			t.Errorf("p %v: %v of the elements are kept", p, share)
 		}
 	}
-	if y := dropped(t, NewRandom(1), tensor.Float64, 0.5, 2, 5, gorgonia.EvalMode()); slices.Contains(y, 0) || slices.Contains(y, 2) {
+	if y := dropped(t, NewRandom(1), tensor.Float64, 0.5, 2, 5,
+		gorgonia.EvalMode()); slices.Contains(y, 0) || slices.Contains(y, 2) {
 		t.Errorf("in evaluation ones become %v", y)
 	}
 }
@@ -88,7 +94,8 @@ func TestMasks(t *testing.T) {
 	if !slices.Equal(whole, slices.Concat(mask(1, 2, 3, 0, 3), mask(1, 2, 3, 3, 5))) {
 		t.Error("a batch that two ranks share has another mask")
 	}
-	for _, other := range [][]float64{mask(2, 2, 3, 0, rows), mask(1, 1, 3, 0, rows), mask(1, 2, 4, 0, rows), mask(1, 2, 3, 1, rows)} {
+	for _, other := range [][]float64{mask(2, 2, 3, 0, rows), mask(1, 1, 3, 0, rows),
+		mask(1, 2, 4, 0, rows), mask(1, 2, 3, 1, rows)} {
 		if slices.Equal(whole, other) {
 			t.Error("two masks are equal that must differ")
 		}
@@ -113,7 +120,8 @@ func TestDropoutGradient(t *testing.T) {
 		w := weights(tensor.Shape{20, 7}).data
 		for i := range dx {
 			if math.Abs(dx[i]-w[i]*y[i]) > 1e-12 {
-				t.Fatalf("lisp %v: the gradient of element %d is %v, want %v", lisp, i, dx[i], w[i]*y[i])
+				t.Fatalf("lisp %v: the gradient of element %d is %v, want %v", lisp, i, dx[i],
+					w[i]*y[i])
 			}
 		}
 	}
@@ -149,7 +157,8 @@ func TestDropoutWantsNext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if slices.Equal(numbers(t, first), numbers(t, second)) || !slices.Equal(numbers(t, first), numbers(t, third)) {
+	if slices.Equal(numbers(t, first), numbers(t, second)) ||
+		!slices.Equal(numbers(t, first), numbers(t, third)) {
 		t.Errorf("masks of steps 0, 1, 0: %v, %v, %v", first, second, third)
 	}
 }
@@ -163,7 +172,8 @@ func TestDropoutErrors(t *testing.T) {
 	}
 	_, err := Dropout(0.5, nil, x)
 	checkRefused(t, err, backend.ErrArgument, "random is nil: make one with NewRandom")
-	_, err = Dropout(0.5, NewRandom(0), gorgonia.NewScalar(g, gorgonia.Float64, gorgonia.WithName("s")))
+	_, err = Dropout(0.5, NewRandom(0), gorgonia.NewScalar(g, gorgonia.Float64,
+		gorgonia.WithName("s")))
 	checkRefused(t, err, ops.ErrShape, "x is a scalar")
 	random := NewRandom(0)
 	a, errA := Dropout(0.5, random, x)

@@ -11,7 +11,8 @@ import (
 )
 
 // matrix is an input node.
-func matrix(g *gorgonia.ExprGraph, name string, rows, columns int, values ...float64) *gorgonia.Node {
+func matrix(g *gorgonia.ExprGraph, name string, rows, columns int,
+	values ...float64) *gorgonia.Node {
 	x := tensor.New(tensor.WithShape(rows, columns), tensor.WithBacking(values))
 	return gorgonia.NodeFromAny(g, x, gorgonia.WithName(name))
 }
@@ -106,7 +107,8 @@ func ExampleSoftMax() {
 func ExampleEmbedding() {
 	g := gorgonia.NewGraph()
 	w := matrix(g, "w", 3, 2, 1, 2, 3, 4, 5, 6)
-	tokens := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(3), tensor.WithBacking([]int{1, 0, 1})), gorgonia.WithName("tokens"))
+	tokens := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(3),
+		tensor.WithBacking([]int{1, 0, 1})), gorgonia.WithName("tokens"))
 	y, err := nn.Embedding(w, tokens)
 	if err != nil {
 		log.Fatal(err)
@@ -120,7 +122,8 @@ func ExampleEmbedding() {
 func ExampleByIndices() {
 	g := gorgonia.NewGraph()
 	x := matrix(g, "x", 2, 3, 1, 2, 3, 4, 5, 6)
-	columns := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{2, 2})), gorgonia.WithName("columns"))
+	columns := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]int{2, 2})), gorgonia.WithName("columns"))
 	y, err := nn.ByIndices(1, x, columns)
 	if err != nil {
 		log.Fatal(err)
@@ -135,7 +138,8 @@ func ExampleByIndices() {
 func ExampleCrossEntropy() {
 	g := gorgonia.NewGraph()
 	logits := matrix(g, "logits", 2, 2, 0, 0, 3, 7)
-	labels := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]int{1, nn.NoLabel})), gorgonia.WithName("labels"))
+	labels := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]int{1, nn.NoLabel})), gorgonia.WithName("labels"))
 	loss, err := nn.CrossEntropy(nn.NoLabel, logits, labels)
 	if err != nil {
 		log.Fatal(err)
@@ -174,8 +178,10 @@ func ExampleDropout() {
 func ExampleLayerNorm() {
 	g := gorgonia.NewGraph()
 	x := matrix(g, "x", 2, 2, 1, 5, 5, 1)
-	gain := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 10})), gorgonia.WithName("gain"))
-	bias := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{0, 1})), gorgonia.WithName("bias"))
+	gain := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]float64{1, 10})), gorgonia.WithName("gain"))
+	bias := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]float64{0, 1})), gorgonia.WithName("bias"))
 	y, err := nn.LayerNorm(1e-5, x, gain, bias)
 	if err != nil {
 		log.Fatal(err)
@@ -200,7 +206,8 @@ func ExampleGELU() {
 // Each pixel is in one window, which has four.
 func ExampleAvgPool2D() {
 	g := gorgonia.NewGraph()
-	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1, 1, 2, 4), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8})), gorgonia.WithName("x"))
+	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1, 1, 2, 4),
+		tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8})), gorgonia.WithName("x"))
 	y, err := nn.AvgPool2D([2]int{2, 2}, [2]int{0, 0}, [2]int{2, 2}, x)
 	if err != nil {
 		log.Fatal(err)
@@ -226,8 +233,10 @@ func ExampleBatchedMatMul() {
 
 func ExampleOuterProd() {
 	g := gorgonia.NewGraph()
-	a := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{1, 2})), gorgonia.WithName("a"))
-	b := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2), tensor.WithBacking([]float64{3, 4})), gorgonia.WithName("b"))
+	a := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]float64{1, 2})), gorgonia.WithName("a"))
+	b := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]float64{3, 4})), gorgonia.WithName("b"))
 	c, err := nn.OuterProd(a, b)
 	if err != nil {
 		log.Fatal(err)
@@ -247,5 +256,6 @@ func ExampleDefects() {
 		fmt.Println(defect)
 	}
 	// Output:
-	// dropoutDiffOp(0.250000): the gradient of a dropout with probability 0.25 is divided by it, not by 0.75: use nn.Dropout
+	// dropoutDiffOp(0.250000): the gradient of a dropout with probability 0.25 is divided by it,
+	// not by 0.75: use nn.Dropout
 }

@@ -28,7 +28,8 @@ func Grad(cost *gorgonia.Node, by ...*gorgonia.Node) (gorgonia.Nodes, error) {
 		return nil, err
 	}
 	if derivOf(cost) == nil {
-		return nil, fmt.Errorf("nn: Grad: %w: cost is a node of another Gorgonia than v0.9.18", backend.ErrArgument)
+		return nil, fmt.Errorf("nn: Grad: %w: cost is a node of another Gorgonia than v0.9.18",
+			backend.ErrArgument)
 	}
 	before := map[*gorgonia.Node]*gorgonia.Node{}
 	nodes := append(gorgonia.Nodes(nil), cost.Graph().AllNodes()...)

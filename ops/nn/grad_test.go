@@ -104,7 +104,8 @@ func TestGradThatFails(t *testing.T) {
 	}
 	g := gorgonia.NewGraph()
 	x := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("x"))
-	other := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2), gorgonia.WithName("other"))
+	other := gorgonia.NewVector(g, tensor.Float64, gorgonia.WithShape(2),
+		gorgonia.WithName("other"))
 	loss := total(t, gorgonia.Square, x)
 	first, err := gorgonia.Grad(loss, x)
 	if err != nil {

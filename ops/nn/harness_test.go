@@ -60,7 +60,8 @@ func (x operand) node(g *gorgonia.ExprGraph, name string, dt tensor.Dtype) *gorg
 		backing = small
 	}
 	value := tensor.New(tensor.WithShape(x.shape...), tensor.WithBacking(backing))
-	return gorgonia.NewTensor(g, dt, len(x.shape), gorgonia.WithShape(x.shape...), gorgonia.WithName(name), gorgonia.WithValue(value))
+	return gorgonia.NewTensor(g, dt, len(x.shape), gorgonia.WithShape(x.shape...),
+		gorgonia.WithName(name), gorgonia.WithValue(value))
 }
 
 // builder makes the results of a test from its operands.
@@ -92,7 +93,8 @@ func numbers(t *testing.T, v gorgonia.Value) []float64 {
 }
 
 // graph makes the nodes of the operands and of the result.
-func graph(t *testing.T, dt tensor.Dtype, in []operand, build builder) (*gorgonia.ExprGraph, gorgonia.Nodes, *gorgonia.Node) {
+func graph(t *testing.T, dt tensor.Dtype, in []operand, build builder) (*gorgonia.ExprGraph,
+	gorgonia.Nodes, *gorgonia.Node) {
 	t.Helper()
 	g := gorgonia.NewGraph()
 	var x gorgonia.Nodes
@@ -183,7 +185,8 @@ func checkGradientOf(t *testing.T, lisp bool, in []operand, build builder) {
 			want := (up - loss(t, in, build)) / (2 * h)
 			o.data[k] = x
 			if math.Abs(got[i][k]-want) > tolerance*max(1, math.Abs(want)) {
-				t.Fatalf("lisp machine %v: gradient of element %d of operand %d is %v, want %v", lisp, k, i, got[i][k], want)
+				t.Fatalf("lisp machine %v: gradient of element %d of operand %d is %v, want %v",
+					lisp, k, i, got[i][k], want)
 			}
 		}
 	}

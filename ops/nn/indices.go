@@ -20,11 +20,10 @@ import (
 //
 // A negative axis counts from the last.
 //
-// Gradient: dy is added to the elements that were selected, in the order of indices, which gives the
-// same bits on every run. Indices have none.
-// Cost: a copy of y; backward zeros of x and a pass over dy.
-// Errors: [ops.ErrShape] if x has no such axis or indices is a scalar; [ops.ErrDType] if indices are
-// not Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
+// Gradient: dy is added to the elements that were selected, in the order of indices, which gives
+// the same bits on every run. Indices have none. Cost: a copy of y; backward zeros of x and a pass
+// over dy. Errors: [ops.ErrShape] if x has no such axis or indices is a scalar; [ops.ErrDType] if
+// indices are not Int; when the graph runs, [backend.ErrArgument] if an index is out of range.
 func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	axis, err := resolve(axis, x)
 	if err != nil {
@@ -42,7 +41,8 @@ func ByIndices(axis int, x, indices *gorgonia.Node) (*gorgonia.Node, error) {
 // Gradient, cost and errors: those of ByIndices; [ops.ErrShape] if weights is not a matrix.
 func Embedding(weights, indices *gorgonia.Node) (*gorgonia.Node, error) {
 	if weights != nil && len(weights.Shape()) != 2 {
-		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix", ops.ErrShape, weights.Shape())
+		return nil, fmt.Errorf("nn: Embedding: %w: weights have shape %v, want a matrix",
+			ops.ErrShape, weights.Shape())
 	}
 	return build("Embedding", "weights indices", byIndicesSpec{0}, weights, indices)
 }
@@ -78,14 +78,15 @@ func (s byIndicesSpec) check(indices []int, in []tensor.Shape) error {
 func inRange(indices []int, n int) error {
 	for k, i := range indices {
 		if i < 0 || i >= n {
-			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k, i, n-1)
+			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k,
+				i, n-1)
 		}
 	}
 	return nil
 }
 
-// byIndicesGradSpec is the gradient of [byIndicesSpec] by x, from dy and indices. Length is the length of
-// the axis of x.
+// byIndicesGradSpec is the gradient of [byIndicesSpec] by x, from dy and indices. Length is the
+// length of the axis of x.
 type byIndicesGradSpec struct{ Axis, Length int }
 
 // String returns "ByIndicesGrad{axis 0, of 50257}".

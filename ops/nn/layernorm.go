@@ -20,8 +20,8 @@ import (
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
 // Mean and variance are those of the n elements of a row; the variance divides by n. A row whose
-// variance is no finite number is NaN (in PyTorch NaN or 0): in float32 that begins at deviations of
-// about 1e19.
+// variance is no finite number is NaN (in PyTorch NaN or 0): in float32 that begins at deviations
+// of about 1e19.
 //
 // Gradient: dbias is the sum of dy over all rows, dgain that of dy * z, where z is the normalised
 // x; dx = (g - mean(g) - z * mean(g * z)) / sqrt(variance + epsilon), where g = dy * gain.
@@ -49,7 +49,8 @@ func (s layerNormSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	}
 	for _, own := range in[1:] {
 		if len(own) != 1 || own[0] != x[len(x)-1] {
-			return nil, fmt.Errorf("%w: x has shape %v, so gain and bias must have shape (%d), not %v", ops.ErrShape, x, x[len(x)-1], own)
+			return nil, fmt.Errorf("%w: x has shape %v, so gain and bias must have shape (%d), "+
+				"not %v", ops.ErrShape, x, x[len(x)-1], own)
 		}
 	}
 	return x.Clone(), nil
@@ -78,7 +79,9 @@ type layerNormGradSpec struct{ Epsilon float64 }
 // String returns "LayerNormGrad{1e-05}".
 func (s layerNormGradSpec) String() string { return fmt.Sprintf("LayerNormGrad{%v}", s.Epsilon) }
 
-func (s layerNormGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s layerNormGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+	return in[0].Clone(), nil
+}
 
 func (s layerNormGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 

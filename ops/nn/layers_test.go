@@ -20,13 +20,17 @@ func two(f func(a, b *gorgonia.Node) (*gorgonia.Node, error)) builder {
 }
 
 func normed(epsilon float64) builder {
-	return func(x gorgonia.Nodes) (*gorgonia.Node, error) { return LayerNorm(epsilon, x[0], x[1], x[2]) }
+	return func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+		return LayerNorm(epsilon, x[0], x[1], x[2])
+	}
 }
 
 func TestGELU(t *testing.T) {
 	// 0.841192 = 0.5*(1 + tanh(sqrt(2/pi)*1.044715)), 0.841345 = (1 + erf(1/sqrt 2))/2
-	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELU), of([]int{3}, 0, 0.8413447, -0.1586553), 1e-6)
-	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELUTanh), of([]int{3}, 0, 0.8411920, -0.1588080), 1e-6)
+	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELU),
+		of([]int{3}, 0, 0.8413447, -0.1586553), 1e-6)
+	checkForward(t, []operand{of([]int{3}, 0, 1, -1)}, one(GELUTanh),
+		of([]int{3}, 0, 0.8411920, -0.1588080), 1e-6)
 	checkForward(t, []operand{of([]int{2}, 30, -30)}, one(GELU), of([]int{2}, 30, 0), 0)
 	checkGradient(t, []operand{normal(1, 3, 4)}, one(GELU))
 	checkGradient(t, []operand{normal(1, 3, 4)}, one(GELUTanh))
@@ -45,21 +49,26 @@ func TestLayerNorm(t *testing.T) {
 
 func TestByIndices(t *testing.T) {
 	by := func(axis int) builder {
-		return two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) { return ByIndices(axis, x, i) })
+		return two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) {
+			return ByIndices(axis, x, i)
+		})
 	}
 	three := indices([]int{3}, 1, 0, 1)
 	checkForward(t, []operand{count(2, 2), three}, by(0), of([]int{3, 2}, 3, 4, 1, 2, 3, 4), 0)
 	checkForward(t, []operand{count(2, 2), three}, by(1), of([]int{2, 3}, 2, 1, 2, 4, 3, 4), 0)
-	checkForward(t, []operand{count(2, 2, 2), three}, by(-2), of([]int{2, 3, 2}, 3, 4, 1, 2, 3, 4, 7, 8, 5, 6, 7, 8), 0)
-	checkForward(t, []operand{count(3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0), of([]int{2, 2}, 3, 1, 2, 2), 0)
+	checkForward(t, []operand{count(2, 2, 2), three}, by(-2), of([]int{2, 3, 2}, 3, 4, 1, 2, 3, 4,
+		7, 8, 5, 6, 7, 8), 0)
+	checkForward(t, []operand{count(3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0),
+		of([]int{2, 2}, 3, 1, 2, 2), 0)
 	for axis := range 3 {
 		checkGradient(t, []operand{normal(1, 3, 2, 2), three}, by(axis))
 	}
 	checkGradient(t, []operand{normal(1, 3), indices([]int{2, 2}, 2, 0, 1, 1)}, by(0))
 	checkDistinct(t, []operand{count(2, 2), three}, by(0), by(1))
-	checkGradient(t, []operand{normal(1, 3, 2), indices([]int{3}, 4, 0, 4)}, two(func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
-		return apply(byIndicesGradSpec{0, 5}, dy, i)
-	}))
+	checkGradient(t, []operand{normal(1, 3, 2), indices([]int{3}, 4, 0, 4)},
+		two(func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
+			return apply(byIndicesGradSpec{0, 5}, dy, i)
+		}))
 }
 
 func TestEmbedding(t *testing.T) {
@@ -89,12 +98,16 @@ func TestIndexErrors(t *testing.T) {
 
 func TestCrossEntropy(t *testing.T) {
 	with := func(ignore int) builder {
-		return two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) { return CrossEntropy(ignore, x, l) })
+		return two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+			return CrossEntropy(ignore, x, l)
+		})
 	}
 	ln3 := math.Log(3)
 	logits := of([]int{2, 2}, 0, ln3, 500, 500)
-	checkForward(t, []operand{logits, indices([]int{2}, 1, 0)}, with(NoLabel), of(nil, (math.Log(4.0/3)+math.Ln2)/2), 1e-6)
-	checkForward(t, []operand{logits, indices([]int{2}, NoLabel, 0)}, with(NoLabel), of(nil, math.Ln2), 1e-6)
+	checkForward(t, []operand{logits, indices([]int{2}, 1, 0)}, with(NoLabel),
+		of(nil, (math.Log(4.0/3)+math.Ln2)/2), 1e-6)
+	checkForward(t, []operand{logits, indices([]int{2}, NoLabel, 0)}, with(NoLabel),
+		of(nil, math.Ln2), 1e-6)
 	checkForward(t, []operand{logits, indices([]int{2}, 0, 1)}, with(0), of(nil, math.Ln2), 1e-6)
 	checkForward(t, []operand{logits, indices([]int{2}, 7, 7)}, with(7), of(nil, 0), 0)
 	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)}, with(NoLabel))
@@ -105,13 +118,14 @@ func TestCrossEntropy(t *testing.T) {
 
 // The loss is scaled before its gradient is taken, as for accumulation.
 func TestCrossEntropyOfAScaledLoss(t *testing.T) {
-	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)}, two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-		loss, err := CrossEntropy(NoLabel, x, l)
-		if err != nil {
-			return nil, err
-		}
-		return gorgonia.Mul(loss, gorgonia.NewConstant(0.25))
-	}))
+	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)},
+		two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+			loss, err := CrossEntropy(NoLabel, x, l)
+			if err != nil {
+				return nil, err
+			}
+			return gorgonia.Mul(loss, gorgonia.NewConstant(0.25))
+		}))
 }
 
 func TestCrossEntropyErrors(t *testing.T) {
@@ -119,7 +133,8 @@ func TestCrossEntropyErrors(t *testing.T) {
 	x := count(2, 3).node(g, "x", tensor.Float64)
 	l := indices([]int{2}, 0, 3).node(g, "l", tensor.Int)
 	_, err := CrossEntropy(NoLabel, x, indices([]int{3}, 0, 0, 0).node(g, "m", tensor.Int))
-	checkRefused(t, err, ops.ErrShape, "logits have shape (2, 3) and labels (3): want (d..., n) and (d...)")
+	checkRefused(t, err, ops.ErrShape, "logits have shape (2, 3) and labels (3): want (d..., n) "+
+		"and (d...)")
 	y, err := CrossEntropy(NoLabel, x, l)
 	if err != nil {
 		t.Fatal(err)
@@ -131,8 +146,10 @@ func TestCrossEntropyErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = gorgonia.Grad(gorgonia.Must(gorgonia.Sum(dx[0])), x)
-	if says := "gradients of this operation cannot be differentiated again"; err == nil || !strings.Contains(err.Error(), says) {
-		t.Errorf("the gradient of a gradient: %v, want %q", err, says) // Gorgonia hides what the error wraps
+	if says := "gradients of this operation cannot be differentiated again"; err == nil ||
+		!strings.Contains(err.Error(), says) {
+		// Gorgonia hides what the error wraps
+		t.Errorf("the gradient of a gradient: %v, want %q", err, says)
 	}
 }
 
@@ -142,16 +159,19 @@ func TestCause(t *testing.T) {
 		if lisp && proctest.Race {
 			continue // Gorgonia's lisp machine has a race when an operation fails
 		}
-		g, _, _ := graph(t, tensor.Float64, []operand{count(2, 3), indices([]int{2}, 0, 3)}, two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
-			return CrossEntropy(NoLabel, x, l)
-		}))
+		g, _, _ := graph(t, tensor.Float64, []operand{count(2, 3), indices([]int{2}, 0, 3)},
+			two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+				return CrossEntropy(NoLabel, x, l)
+			}))
 		var m gorgonia.VM = gorgonia.NewTapeMachine(g)
 		if lisp {
 			m = gorgonia.NewLispMachine(g)
 		}
 		err := ops.Cause(m.RunAll())
-		checkRefused(t, err, backend.ErrArgument, "nn: CrossEntropy{ignore -100}: bad argument: label 1 is 3, out of range 0 to 2")
-		if failed := (*Error)(nil); !errors.As(err, &failed) || failed.Op != "CrossEntropy{ignore -100}" {
+		checkRefused(t, err, backend.ErrArgument, "nn: CrossEntropy{ignore -100}: bad argument: "+
+			"label 1 is 3, out of range 0 to 2")
+		if failed := (*Error)(nil); !errors.As(err, &failed) ||
+			failed.Op != "CrossEntropy{ignore -100}" {
 			t.Errorf("lisp %v: %T is not the operation's error", lisp, err)
 		}
 		_ = m.Close()
@@ -162,7 +182,8 @@ func TestLayerNormErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x, v := count(2, 3).node(g, "x", tensor.Float64), count(2).node(g, "v", tensor.Float64)
 	_, err := LayerNorm(1e-5, x, v, v)
-	checkRefused(t, err, ops.ErrShape, "x has shape (2, 3), so gain and bias must have shape (3), not (2)")
+	checkRefused(t, err, ops.ErrShape, "x has shape (2, 3), so gain and bias must have shape "+
+		"(3), not (2)")
 	_, err = LayerNorm(math.NaN(), x, v, v)
 	checkRefused(t, err, backend.ErrArgument, "epsilon is NaN")
 }

@@ -287,7 +287,8 @@ func counting(labels []int, n, ignore int) (counted int, err error) {
 			continue
 		}
 		if label < 0 || label >= n {
-			return 0, fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k, label, n-1)
+			return 0, fmt.Errorf("%w: label %d is %d, out of range 0 to %d", backend.ErrArgument, k,
+				label, n-1)
 		}
 		counted++
 	}
@@ -306,7 +307,8 @@ func exponentials[T float](row []T) (most, sum float64) {
 	return most, sum
 }
 
-func crossEntropyGrad[T float](s crossEntropyGradSpec, dx, logits array[T], labels []int, dy array[T]) error {
+func crossEntropyGrad[T float](s crossEntropyGradSpec, dx, logits array[T], labels []int,
+	dy array[T]) error {
 	n := len(logits.data) / len(labels)
 	counted, err := counting(labels, n, s.Ignore)
 	if err != nil || counted == 0 {
@@ -360,7 +362,8 @@ func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
 	const rounds, m0, m1, w0, w1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 	for range rounds {
 		p, q := uint64(counter[0])*m0, uint64(counter[2])*m1
-		counter = [4]uint32{uint32(q>>32) ^ counter[1] ^ key[0], uint32(q), uint32(p>>32) ^ counter[3] ^ key[1], uint32(p)}
+		counter = [4]uint32{uint32(q>>32) ^ counter[1] ^ key[0], uint32(q), uint32(p>>32) ^
+			counter[3] ^ key[1], uint32(p)}
 		key[0] += w0
 		key[1] += w1
 	}
@@ -535,7 +538,8 @@ func attention[T float](s attentionSpec, y array[T], x []array[T]) error {
 	return nil
 }
 
-// eachQuery calls f for each query with the keys that it sees, as rows of all heads, and their softmax.
+// eachQuery calls f for each query with the keys that it sees, as rows of all heads, and their
+// softmax.
 func eachQuery[T float](s attentionSpec, q, k array[T], f func(i int, keys []int, w []float64)) {
 	queries, all := q.shape[2], k.shape[2]
 	for i := range product(q.shape[:3]) {
@@ -581,7 +585,9 @@ func attentionGrad[T float](s attentionGradSpec, dx array[T], x []array[T]) erro
 	eachQuery(s.Forward, q, k, func(i int, keys []int, w []float64) {
 		of := inner(dy.row(i), y.row(i))
 		for n, j := range keys {
-			ds := func() float64 { return s.Forward.Scale * w[n] * (inner(dy.row(i), v.row(j)) - of) }
+			ds := func() float64 {
+				return s.Forward.Scale * w[n] * (inner(dy.row(i), v.row(j)) - of)
+			}
 			switch s.Of {
 			case 0:
 				add(i, ds(), k.row(j))

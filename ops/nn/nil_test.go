@@ -12,7 +12,8 @@ import (
 func TestNilArgumentsAreErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
 	n := func(name string, shape ...int) *gorgonia.Node {
-		return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithShape(shape...), gorgonia.WithName(name))
+		return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithShape(shape...),
+			gorgonia.WithName(name))
 	}
 	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))

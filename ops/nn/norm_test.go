@@ -21,8 +21,10 @@ func TestNormIsOfMagnitudes(t *testing.T) {
 	x := []operand{of([]int{2, 3}, 3, -4, 0, -1, -2, -2)}
 	checkForward(t, x, pNorm(1, 1), of([]int{2}, 7, 5), 0)
 	checkForward(t, x, pNorm(2, -1), of([]int{2}, 5, 3), 1e-6)
-	checkForward(t, []operand{of([]int{3}, -3, 4, -5)}, pNorm(3, 0), of(nil, 6), 1e-6) // 27 + 64 + 125 = 216
-	checkForward(t, []operand{of([]int{2, 2}, 0, -1, 0, 1)}, pNorm(4, 0), of([]int{2}, 0, math.Pow(2, 0.25)), 1e-6)
+	// 27 + 64 + 125 = 216
+	checkForward(t, []operand{of([]int{3}, -3, 4, -5)}, pNorm(3, 0), of(nil, 6), 1e-6)
+	checkForward(t, []operand{of([]int{2, 2}, 0, -1, 0, 1)}, pNorm(4, 0),
+		of([]int{2}, 0, math.Pow(2, 0.25)), 1e-6)
 	for p := 1; p < 5; p++ {
 		checkGradient(t, []operand{normal(1, 2, 3, 2)}, pNorm(p, 1))
 	}
@@ -59,7 +61,9 @@ func TestNormsOfOddPowersAreDefects(t *testing.T) {
 // TestEqualLogitsCancel: a loss of equal logits is the logarithm of their number, however large
 // they are.
 func TestEqualLogitsCancel(t *testing.T) {
-	loss := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) { return CrossEntropy(NoLabel, x, l) })
+	loss := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+		return CrossEntropy(NoLabel, x, l)
+	})
 	for _, large := range []float64{1e3, 1e17, 1e30, -1e30} {
 		in := []operand{of([]int{2, 2}, large, large, large, large), indices([]int{2}, 0, 1)}
 		checkForward(t, in, loss, of(nil, math.Ln2), 1e-7)

@@ -114,7 +114,8 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	}
 	shape, dt := n.Shape(), n.Dtype()
 	if t, ok := n.Type().(gorgonia.TensorType); ok && t.Dims != len(shape) {
-		return fmt.Errorf("%w: operand %d is a %v, but its shape is %v: give it one with gorgonia.WithShape", ops.ErrShape, i, t, shape)
+		return fmt.Errorf("%w: operand %d is a %v, but its shape is %v: give it one with "+
+			"gorgonia.WithShape", ops.ErrShape, i, t, shape)
 	}
 	if slices.ContainsFunc(shape, func(d int) bool { return d < 1 }) {
 		return fmt.Errorf("%w: operand %d has shape %v, without elements", ops.ErrShape, i, shape)
@@ -191,8 +192,10 @@ func (o *Op) dtypeOf(i int) tensor.Dtype {
 // InferShape returns the shape of the result.
 func (o *Op) InferShape(inputs ...gorgonia.DimSizer) (tensor.Shape, error) {
 	for i, input := range inputs {
-		if shape, ok := input.(tensor.Shape); !ok || i >= len(o.in) || !slices.Equal(shape, o.in[i]) {
-			return nil, o.fail(fmt.Errorf("%w: operand %d has shape %v, the graph was built for %v", ops.ErrShape, i, input, o.in))
+		if shape, ok := input.(tensor.Shape); !ok || i >= len(o.in) ||
+			!slices.Equal(shape, o.in[i]) {
+			return nil, o.fail(fmt.Errorf("%w: operand %d has shape %v, the graph was built for %v",
+				ops.ErrShape, i, input, o.in))
 		}
 	}
 	return o.out.Clone(), nil
@@ -243,7 +246,8 @@ func (o *Op) compute(inputs []gorgonia.Value) (gorgonia.Value, error) {
 // operands returns the elements of values, which are what the graph was built for.
 func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error) {
 	if len(inputs) != len(o.in) {
-		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs), len(o.in))
+		return nil, fmt.Errorf("%w: %d operands, want %d", backend.ErrArgument, len(inputs),
+			len(o.in))
 	}
 	for i, v := range inputs {
 		if err := check(v, o.in[i], o.dtypeOf(i)); err != nil {
@@ -359,7 +363,8 @@ func (o *Op) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgon
 }
 
 // DoDiff adds the gradients to those of the operands.
-func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes, output *gorgonia.Node) error {
+func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
+	output *gorgonia.Node) error {
 	back, gradients, err := o.backward()
 	if err != nil {
 		return err
@@ -415,7 +420,9 @@ func (o *Op) backward() ([]*Op, []gradient, error) {
 func (o *Op) gradients() ([]gradient, error) {
 	g := o.spec.gradients(o.in)
 	if len(g) == 0 {
-		return nil, o.fail(fmt.Errorf("%w: gradients of this operation cannot be differentiated again", ops.ErrGradient))
+		return nil,
+			o.fail(fmt.Errorf("%w: gradients of this operation cannot be differentiated again",
+				ops.ErrGradient))
 	}
 	return g, nil
 }

@@ -105,8 +105,8 @@ func convert[T, S float](x []S) []T {
 	return y
 }
 
-// agreesWithLoop compares the result of Do with the loop's in float64: they may differ by a share of
-// the largest element of it.
+// agreesWithLoop compares the result of Do with the loop's in float64: they may differ by a share
+// of the largest element of it.
 func agreesWithLoop(t *testing.T, o *Op, x []gorgonia.Value) gorgonia.Value {
 	t.Helper()
 	tolerance := 1e-13
@@ -171,7 +171,8 @@ func oracleCases() map[string]struct {
 	}
 	all := map[string]example{}
 	add := func(build builder, in ...operand) { all[fmt.Sprint(len(all))] = example{in, build} }
-	for _, shape := range [][]int{nil, {1}, {7}, {3, 1}, {1, 5}, {3, 4}, {2, 3, 5}, {2, 9000}, {70, 8200}, {5, 1100}} {
+	for _, shape := range [][]int{nil, {1}, {7}, {3, 1}, {1, 5}, {3, 4}, {2, 3, 5}, {2, 9000},
+		{70, 8200}, {5, 1100}} {
 		x := normal(1, shape...)
 		add(one(GELU), x)
 		add(one(GELUTanh), x)
@@ -190,11 +191,15 @@ func oracleCases() map[string]struct {
 			add(pNorm(1+n%4, axis), x)
 			add(slicer(axis, shape[axis]/2, shape[axis], 2), x)
 			add(concatenated(axis), x, x, x)
-			add(two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) { return ByIndices(axis, x, i) }), x, drawnLabels(shape[axis], 3, 2))
+			add(two(func(x, i *gorgonia.Node) (*gorgonia.Node, error) {
+				return ByIndices(axis, x, i)
+			}), x, drawnLabels(shape[axis], 3, 2))
 		}
 		if len(shape) > 1 {
 			for _, ignore := range []int{NoLabel, 0} {
-				add(two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) { return CrossEntropy(ignore, x, l) }),
+				add(two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+					return CrossEntropy(ignore, x, l)
+				}),
 					x, drawnLabels(n, shape[:len(shape)-1]...))
 			}
 		}
@@ -211,8 +216,10 @@ func oracleCases() map[string]struct {
 	}
 	add(two(OuterProd), normal(1, 7), normal(2, 3))
 	for _, causal := range []bool{false, true} {
-		add(attended(AttentionOptions{Causal: causal}), normal(1, 2, 3, 5, 4), normal(2, 2, 3, 7, 4), normal(3, 2, 3, 7, 4))
-		add(attended(AttentionOptions{Causal: causal}), normal(1, 1, 2, 70, 9), normal(2, 1, 2, 66, 9), normal(3, 1, 2, 66, 9))
+		add(attended(AttentionOptions{Causal: causal}), normal(1, 2, 3, 5, 4),
+			normal(2, 2, 3, 7, 4), normal(3, 2, 3, 7, 4))
+		add(attended(AttentionOptions{Causal: causal}), normal(1, 1, 2, 70, 9),
+			normal(2, 1, 2, 66, 9), normal(3, 1, 2, 66, 9))
 	}
 	for _, w := range [][3]int{{2, 0, 2}, {3, 1, 2}, {3, 1, 1}, {5, 0, 1}, {4, 3, 3}} {
 		add(averaged(w[0], w[1], w[2]), normal(1, 2, 3, 5, 5))
@@ -249,7 +256,8 @@ func TestDoIsWhatLoopsCompute(t *testing.T) {
 }
 
 // agreeWithLoops compares an operation, and its gradients to a depth.
-func agreeWithLoops(t *testing.T, o *Op, x []gorgonia.Value, seen map[reflect.Type]bool, depth int) {
+func agreeWithLoops(t *testing.T, o *Op, x []gorgonia.Value, seen map[reflect.Type]bool,
+	depth int) {
 	t.Helper()
 	seen[reflect.TypeOf(o.spec)] = true
 	y := agreesWithLoop(t, o, x)

@@ -27,7 +27,8 @@ func (s *survey) overwritten() (found []Defect) {
 		}
 		root := reshaped(x)
 		if s.lastReader(x) == n && (root.Op() == nil || s.readAfter(n, x, shared[root])) {
-			const what = "Gorgonia's machines write its result over its operand, which shares the memory of "
+			const what = "Gorgonia's machines write its result over its operand, which shares " +
+				"the memory of "
 			found = append(found, Defect{n, what + stock.Label(root), "package vm", true})
 		}
 	}

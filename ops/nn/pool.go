@@ -21,14 +21,14 @@ import (
 // order of the windows.
 // Cost: a pass over the windows, and memory for their pixels, forward and backward.
 // Errors: [ops.ErrShape] if x is not of 4 axes or the kernel does not fit into the padded image;
-// [backend.ErrArgument] if a kernel or stride is less than 1, or the padding negative or as large as
-// the kernel; [ops.ErrDType].
+// [backend.ErrArgument] if a kernel or stride is less than 1, or the padding negative or as large
+// as the kernel; [ops.ErrDType].
 func AvgPool2D(kernel, pad, stride [2]int, x *gorgonia.Node) (*gorgonia.Node, error) {
 	return build("AvgPool2D", "x", avgPool2DSpec{kernel, pad, stride}, x)
 }
 
-// GlobalAvgPool2D returns the mean of every channel of images: [AvgPool2D] with a kernel as large as
-// the image.
+// GlobalAvgPool2D returns the mean of every channel of images: [AvgPool2D] with a kernel as large
+// as the image.
 //
 //	in   x  [b, c, h, w]
 //	out  y  [b, c, 1, 1]
@@ -60,11 +60,13 @@ func (s avgPool2DSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	for i := range 2 {
 		kernel, pad, stride := s.Kernel[i], s.Pad[i], s.Stride[i]
 		if kernel < 1 || stride < 1 || pad < 0 || pad >= kernel {
-			return nil, fmt.Errorf("%w: kernel %v, pad %v, stride %v", backend.ErrArgument, s.Kernel, s.Pad, s.Stride)
+			return nil, fmt.Errorf("%w: kernel %v, pad %v, stride %v", backend.ErrArgument,
+				s.Kernel, s.Pad, s.Stride)
 		}
 		room := in[0][2+i] + 2*pad - kernel
 		if room < 0 {
-			return nil, fmt.Errorf("%w: kernel %v does not fit into %v with pad %v", ops.ErrShape, s.Kernel, in[0], s.Pad)
+			return nil, fmt.Errorf("%w: kernel %v does not fit into %v with pad %v", ops.ErrShape,
+				s.Kernel, in[0], s.Pad)
 		}
 		out[2+i] = room/stride + 1
 	}
@@ -87,7 +89,8 @@ type avgPool2DGradSpec struct {
 
 // String returns "AvgPool2DGrad{kernel [2 2], pad [0 0], stride [2 2], image [28 28]}".
 func (s avgPool2DGradSpec) String() string {
-	return fmt.Sprintf("AvgPool2DGrad{kernel %v, pad %v, stride %v, image %v}", s.Pool.Kernel, s.Pool.Pad, s.Pool.Stride, s.Image)
+	return fmt.Sprintf("AvgPool2DGrad{kernel %v, pad %v, stride %v, image %v}", s.Pool.Kernel,
+		s.Pool.Pad, s.Pool.Stride, s.Image)
 }
 
 func (s avgPool2DGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {

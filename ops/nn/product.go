@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// BatchedMatMul multiplies matrices, those of one index of a and b each, with the last two axes of a
-// or b exchanged first if transA or transB is set.
+// BatchedMatMul multiplies matrices, those of one index of a and b each, with the last two axes of
+// a or b exchanged first if transA or transB is set.
 //
 //	in   a  [batch..., m, k], [batch..., k, m] with transA
 //	     b  [batch..., k, n], [batch..., n, k] with transB
@@ -69,12 +69,14 @@ func (s batchedMatMulSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	a, b := in[0], in[1]
 	batch := len(a) - 2
 	if batch < 0 || len(b) != len(a) || !slices.Equal(a[:batch], b[:batch]) {
-		return nil, fmt.Errorf("%w: batches of %v and %v differ, or they are no matrices", ops.ErrShape, a, b)
+		return nil, fmt.Errorf("%w: batches of %v and %v differ, or they are no matrices",
+			ops.ErrShape, a, b)
 	}
 	m, k := size(a, s.TransA)
 	also, n := size(b, s.TransB)
 	if k != also {
-		return nil, fmt.Errorf("%w: %v and %v of %v do not fit: %d columns and %d rows", ops.ErrShape, a, b, s, k, also)
+		return nil, fmt.Errorf("%w: %v and %v of %v do not fit: %d columns and %d rows",
+			ops.ErrShape, a, b, s, k, also)
 	}
 	return append(a[:batch].Clone(), m, n), nil
 }
@@ -104,7 +106,8 @@ func (s outerProdSpec) String() string { return "OuterProd" }
 
 func (s outerProdSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	if len(in[0]) != 1 || len(in[1]) != 1 {
-		return nil, fmt.Errorf("%w: operands have shapes %v and %v, want two vectors", ops.ErrShape, in[0], in[1])
+		return nil, fmt.Errorf("%w: operands have shapes %v and %v, want two vectors", ops.ErrShape,
+			in[0], in[1])
 	}
 	return tensor.Shape{in[0][0], in[1][0]}, nil
 }

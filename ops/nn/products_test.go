@@ -11,7 +11,9 @@ import (
 )
 
 func multiplied(transA, transB bool) builder {
-	return two(func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return BatchedMatMul(transA, transB, a, b) })
+	return two(func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+		return BatchedMatMul(transA, transB, a, b)
+	})
 }
 
 func TestBatchedMatMul(t *testing.T) {
@@ -23,25 +25,31 @@ func TestBatchedMatMul(t *testing.T) {
 	checkForward(t, []operand{aT, b}, multiplied(true, false), want, 0)
 	checkForward(t, []operand{a, bT}, multiplied(false, true), want, 0)
 	checkForward(t, []operand{aT, bT}, multiplied(true, true), want, 0)
-	checkForward(t, []operand{count(2, 1, 3), count(2, 3, 1)}, multiplied(false, false), of([]int{2, 1, 1}, 14, 77), 0)
-	checkForward(t, []operand{count(1, 3), count(3, 2)}, multiplied(false, false), of([]int{1, 2}, 22, 28), 0)
+	checkForward(t, []operand{count(2, 1, 3), count(2, 3, 1)}, multiplied(false, false),
+		of([]int{2, 1, 1}, 14, 77), 0)
+	checkForward(t, []operand{count(1, 3), count(3, 2)}, multiplied(false, false),
+		of([]int{1, 2}, 22, 28), 0)
 
 	checkGradient(t, []operand{normal(1, 2, 3, 4), normal(2, 2, 4, 2)}, multiplied(false, false))
 	checkGradient(t, []operand{normal(1, 2, 4, 3), normal(2, 2, 4, 2)}, multiplied(true, false))
 	checkGradient(t, []operand{normal(1, 2, 3, 4), normal(2, 2, 2, 4)}, multiplied(false, true))
-	checkGradient(t, []operand{normal(1, 2, 2, 4, 3), normal(2, 2, 2, 2, 4)}, multiplied(true, true))
-	checkDistinct(t, []operand{a, b}, multiplied(false, false), multiplied(true, false), multiplied(false, true), multiplied(true, true))
+	checkGradient(t, []operand{normal(1, 2, 2, 4, 3), normal(2, 2, 2, 2, 4)},
+		multiplied(true, true))
+	checkDistinct(t, []operand{a, b}, multiplied(false, false), multiplied(true, false),
+		multiplied(false, true), multiplied(true, true))
 }
 
 func TestOuterProd(t *testing.T) {
-	checkForward(t, []operand{count(2), count(3)}, two(OuterProd), of([]int{2, 3}, 1, 2, 3, 2, 4, 6), 0)
+	checkForward(t, []operand{count(2), count(3)}, two(OuterProd), of([]int{2, 3}, 1, 2, 3, 2, 4,
+		6), 0)
 	checkGradient(t, []operand{normal(1, 3), normal(2, 4)}, two(OuterProd))
 	checkGradient(t, []operand{normal(1, 1), normal(2, 1)}, two(OuterProd))
 	for _, trans := range []bool{false, true} {
 		n := map[bool]int{false: 4, true: 3}[trans]
-		checkGradient(t, []operand{normal(1, 3, 4), normal(2, n)}, two(func(m, v *gorgonia.Node) (*gorgonia.Node, error) {
-			return apply(matVecSpec{trans}, m, v)
-		}))
+		checkGradient(t, []operand{normal(1, 3, 4), normal(2, n)},
+			two(func(m, v *gorgonia.Node) (*gorgonia.Node, error) {
+				return apply(matVecSpec{trans}, m, v)
+			}))
 	}
 }
 
@@ -49,7 +57,8 @@ func TestProductErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
 	a, b := count(2, 3, 4).node(g, "a", tensor.Float64), count(2, 3, 5).node(g, "b", tensor.Float64)
 	_, err := BatchedMatMul(false, false, a, b)
-	checkRefused(t, err, ops.ErrShape, "(2, 3, 4) and (2, 3, 5) of BatchedMatMul{NN} do not fit: 4 columns and 3 rows")
+	checkRefused(t, err, ops.ErrShape, "(2, 3, 4) and (2, 3, 5) of BatchedMatMul{NN} do not fit: "+
+		"4 columns and 3 rows")
 	_, err = BatchedMatMul(false, false, a, count(3, 4, 5).node(g, "c", tensor.Float64))
 	checkRefused(t, err, ops.ErrShape, "batches of (2, 3, 4) and (3, 4, 5) differ")
 	_, err = OuterProd(a, b)
@@ -63,21 +72,28 @@ func averaged(kernel, pad, stride int) builder {
 }
 
 func TestAvgPool2D(t *testing.T) {
-	checkForward(t, []operand{count(1, 1, 2, 4)}, averaged(2, 0, 2), of([]int{1, 1, 1, 2}, 3.5, 5.5), 0)
+	checkForward(t, []operand{count(1, 1, 2, 4)}, averaged(2, 0, 2),
+		of([]int{1, 1, 1, 2}, 3.5, 5.5), 0)
 	checkForward(t, []operand{count(1, 1, 2, 3)}, averaged(2, 0, 1), of([]int{1, 1, 1, 2}, 3, 4), 0)
-	checkForward(t, []operand{count(1, 2, 2, 2)}, averaged(2, 1, 2), of([]int{1, 2, 2, 2}, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2), 0)
-	checkForward(t, []operand{count(1, 1, 3, 4)}, one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
-		return AvgPool2D([2]int{3, 1}, [2]int{0, 0}, [2]int{1, 2}, x)
-	}), of([]int{1, 1, 1, 2}, 5, 7), 0)
-	checkForward(t, []operand{count(1, 2, 2, 2)}, one(GlobalAvgPool2D), of([]int{1, 2, 1, 1}, 2.5, 6.5), 0)
+	checkForward(t, []operand{count(1, 2, 2, 2)}, averaged(2, 1, 2), of([]int{1, 2, 2, 2}, 0.25,
+		0.5, 0.75, 1, 1.25, 1.5, 1.75, 2), 0)
+	checkForward(t, []operand{count(1, 1, 3, 4)},
+		one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return AvgPool2D([2]int{3, 1}, [2]int{0, 0}, [2]int{1, 2}, x)
+		}), of([]int{1, 1, 1, 2}, 5, 7), 0)
+	checkForward(t, []operand{count(1, 2, 2, 2)}, one(GlobalAvgPool2D),
+		of([]int{1, 2, 1, 1}, 2.5, 6.5), 0)
 	checkGradient(t, []operand{normal(1, 2, 2, 4, 4)}, averaged(2, 0, 2))
 	checkGradient(t, []operand{normal(1, 1, 2, 5, 5)}, averaged(3, 1, 2))
 	checkGradient(t, []operand{normal(1, 1, 1, 4, 4)}, averaged(3, 0, 1))
 	checkGradient(t, []operand{normal(1, 2, 2, 3, 3)}, one(GlobalAvgPool2D))
-	checkGradient(t, []operand{normal(1, 1, 1, 2, 2)}, one(func(dy *gorgonia.Node) (*gorgonia.Node, error) {
-		return apply(avgPool2DGradSpec{avgPool2DSpec{[2]int{2, 2}, [2]int{}, [2]int{2, 2}}, [2]int{5, 4}}, dy)
-	}))
-	checkDistinct(t, []operand{count(1, 1, 4, 4)}, averaged(2, 0, 2), averaged(2, 1, 2), averaged(2, 0, 1), averaged(4, 0, 2), one(GlobalAvgPool2D))
+	checkGradient(t, []operand{normal(1, 1, 1, 2, 2)},
+		one(func(dy *gorgonia.Node) (*gorgonia.Node, error) {
+			return apply(avgPool2DGradSpec{avgPool2DSpec{[2]int{2, 2}, [2]int{}, [2]int{2, 2}},
+				[2]int{5, 4}}, dy)
+		}))
+	checkDistinct(t, []operand{count(1, 1, 4, 4)}, averaged(2, 0, 2), averaged(2, 1, 2),
+		averaged(2, 0, 1), averaged(4, 0, 2), one(GlobalAvgPool2D))
 }
 
 func TestPoolErrors(t *testing.T) {

@@ -5,10 +5,10 @@ import (
 )
 
 // Random is where the random numbers of a model come from: a seed, the step of the training, and
-// the number of the rank's first sample in the step's global batch. A number is a function of these,
-// of the operation and of the element (Philox4x32-10), and of nothing else: not of the rank, the
-// number of ranks, or what ran before. So any division of a batch among ranks trains alike, and a
-// checkpoint needs the seed and the step, which autograd.WithRandom puts into it.
+// the number of the rank's first sample in the step's global batch. A number is a function of
+// these, of the operation and of the element (Philox4x32-10), and of nothing else: not of the rank,
+// the number of ranks, or what ran before. So any division of a batch among ranks trains alike, and
+// a checkpoint needs the seed and the step, which autograd.WithRandom puts into it.
 //
 // All ranks make their operations in the same order. A Random may be used by several graphs of one
 // rank, whose operations get their own numbers, and by several goroutines.

@@ -51,13 +51,15 @@ func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 	total := 0
 	for k, n := range lengths {
 		if n < 1 {
-			return nil, fmt.Errorf("nn: Split: %w: lengths %v: part %d would have %d elements along axis %d: "+
+			return nil, fmt.Errorf("nn: Split: %w: lengths %v: part %d would have %d elements "+
+				"along axis %d: "+
 				"use at least 1, and leave empty parts out", ops.ErrShape, lengths, k, n, axis)
 		}
 		total += n
 	}
 	if total != x.Shape()[axis] {
-		return nil, fmt.Errorf("nn: Split: %w: lengths %v add up to %d, but axis %d of shape %v has length %d", ops.ErrShape, lengths, total, axis, x.Shape(), x.Shape()[axis])
+		return nil, fmt.Errorf("nn: Split: %w: lengths %v add up to %d, but axis %d of shape %v "+
+			"has length %d", ops.ErrShape, lengths, total, axis, x.Shape(), x.Shape()[axis])
 	}
 	var parts gorgonia.Nodes
 	start := 0
@@ -80,7 +82,8 @@ func Split(axis int, lengths []int, x *gorgonia.Node) (gorgonia.Nodes, error) {
 //
 // Gradient: the part of dy that came from x[k]. Integers have none.
 // Cost: a copy of y; backward a copy of dy.
-// Errors: [ops.ErrShape] if there is no node, no such axis, or other lengths differ; [ops.ErrDType].
+// Errors: [ops.ErrShape] if there is no node, no such axis, or other lengths differ;
+// [ops.ErrDType].
 func Concat(axis int, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	if len(x) == 0 {
 		return nil, fmt.Errorf("nn: Concat: %w: there is nothing to join", backend.ErrArgument)
@@ -106,7 +109,8 @@ func (s sliceSpec) String() string {
 func (s sliceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	n := in[0][s.Axis]
 	if s.Start < 0 || s.Start >= s.End || s.End > n {
-		return nil, fmt.Errorf("%w: elements %d to %d of axis %d, whose length is %d", ops.ErrShape, s.Start, s.End, s.Axis, n)
+		return nil, fmt.Errorf("%w: elements %d to %d of axis %d, whose length is %d", ops.ErrShape,
+			s.Start, s.End, s.Axis, n)
 	}
 	if s.Step < 1 {
 		return nil, fmt.Errorf("%w: the step is %d: use at least 1", backend.ErrArgument, s.Step)
@@ -134,7 +138,8 @@ type unsliceSpec struct{ Axis, Start, Step, Length int }
 // String returns "Unslice{axis 1, from 256, of 768}", with the step if it is not 1.
 func (s unsliceSpec) String() string {
 	if s.Step != 1 {
-		return fmt.Sprintf("Unslice{axis %d, from %d by %d, of %d}", s.Axis, s.Start, s.Step, s.Length)
+		return fmt.Sprintf("Unslice{axis %d, from %d by %d, of %d}", s.Axis, s.Start, s.Step,
+			s.Length)
 	}
 	return fmt.Sprintf("Unslice{axis %d, from %d, of %d}", s.Axis, s.Start, s.Length)
 }
@@ -167,10 +172,12 @@ func (s concatSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 		same := len(shape) == len(out)
 		if same {
 			out[s.Axis] += shape[s.Axis]
-			same = slices.Equal(shape[:s.Axis], in[0][:s.Axis]) && slices.Equal(shape[s.Axis+1:], in[0][s.Axis+1:])
+			same = slices.Equal(shape[:s.Axis], in[0][:s.Axis]) && slices.Equal(shape[s.Axis+1:],
+				in[0][s.Axis+1:])
 		}
 		if !same {
-			return nil, fmt.Errorf("%w: operand %d has shape %v, which does not fit %v along axis %d", ops.ErrShape, i, shape, in[0], s.Axis)
+			return nil, fmt.Errorf("%w: operand %d has shape %v, which does not fit %v along "+
+				"axis %d", ops.ErrShape, i, shape, in[0], s.Axis)
 		}
 	}
 	return out, nil

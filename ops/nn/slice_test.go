@@ -15,7 +15,9 @@ import (
 )
 
 func slicer(axis, start, end, step int) builder {
-	return one(func(x *gorgonia.Node) (*gorgonia.Node, error) { return Slice(axis, start, end, step, x) })
+	return one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return Slice(axis, start, end, step, x)
+	})
 }
 
 func concatenated(axis int) builder {
@@ -56,13 +58,15 @@ func TestOperandsInAnyOrder(t *testing.T) {
 	checkForward(t, []operand{count(2, 3)}, transposed, of([]int{2, 2}, 2, 5, 3, 6), 0)
 	checkGradient(t, []operand{count(2, 3)}, transposed)
 
-	whole := tensor.New(tensor.WithShape(2, 4), tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
+	whole := tensor.New(tensor.WithShape(2, 4),
+		tensor.WithBacking([]float64{1, 2, 3, 4, 5, 6, 7, 8}))
 	columns, err := whole.Slice(nil, gorgonia.S(1, 3))
 	if err != nil {
 		t.Fatal(err)
 	}
 	g := gorgonia.NewGraph()
-	y, err := Slice(1, 1, 2, 1, gorgonia.NewTensor(g, tensor.Float64, 2, gorgonia.WithShape(2, 2), gorgonia.WithName("x")))
+	y, err := Slice(1, 1, 2, 1, gorgonia.NewTensor(g, tensor.Float64, 2, gorgonia.WithShape(2, 2),
+		gorgonia.WithName("x")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,19 +82,22 @@ func TestOperandsInAnyOrder(t *testing.T) {
 func TestSplitIsUndoneByConcat(t *testing.T) {
 	for axis := range 3 {
 		lengths := [][]int{{1, 1}, {2, 1}, {1, 3}}[axis]
-		checkForward(t, []operand{count(2, 3, 4)}, one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
-			parts, err := Split(axis, lengths, x)
-			if err != nil {
-				return nil, err
-			}
-			return Concat(axis, parts...)
-		}), count(2, 3, 4), 0)
+		checkForward(t, []operand{count(2, 3, 4)},
+			one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				parts, err := Split(axis, lengths, x)
+				if err != nil {
+					return nil, err
+				}
+				return Concat(axis, parts...)
+			}), count(2, 3, 4), 0)
 	}
 }
 
 func TestConcat(t *testing.T) {
-	checkForward(t, []operand{count(2, 1), count(2, 2)}, concatenated(1), of([]int{2, 3}, 1, 1, 2, 2, 3, 4), 0)
-	checkForward(t, []operand{count(1), count(2), count(1)}, concatenated(0), of([]int{4}, 1, 1, 2, 1), 0)
+	checkForward(t, []operand{count(2, 1), count(2, 2)}, concatenated(1),
+		of([]int{2, 3}, 1, 1, 2, 2, 3, 4), 0)
+	checkForward(t, []operand{count(1), count(2), count(1)}, concatenated(0),
+		of([]int{4}, 1, 1, 2, 1), 0)
 	checkForward(t, []operand{count(1, 1), count(1, 1)}, concatenated(1), of([]int{1, 2}, 1, 1), 0)
 	checkGradient(t, []operand{count(2, 1, 2), count(2, 3, 2)}, concatenated(1))
 	checkGradient(t, []operand{count(1, 2), count(1, 2)}, concatenated(0))
@@ -99,13 +106,17 @@ func TestConcat(t *testing.T) {
 
 // The gradient of a slice is an operation with a gradient, so gradients have gradients.
 func TestUnslice(t *testing.T) {
-	unslicer := one(func(x *gorgonia.Node) (*gorgonia.Node, error) { return apply(unsliceSpec{1, 1, 2, 6}, x) })
-	checkForward(t, []operand{count(2, 2)}, unslicer, of([]int{2, 6}, 0, 1, 0, 2, 0, 0, 0, 3, 0, 4, 0, 0), 0)
+	unslicer := one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return apply(unsliceSpec{1, 1, 2, 6}, x)
+	})
+	checkForward(t, []operand{count(2, 2)}, unslicer, of([]int{2, 6}, 0, 1, 0, 2, 0, 0, 0, 3, 0, 4,
+		0, 0), 0)
 	checkGradient(t, []operand{count(2, 2)}, unslicer)
 }
 
 func TestSlicesAreNotMerged(t *testing.T) {
-	checkDistinct(t, []operand{count(768)}, slicer(0, 0, 256, 1), slicer(0, 256, 512, 1), slicer(0, 512, 768, 1), slicer(0, 0, 256, 2), slicer(0, 0, 255, 2))
+	checkDistinct(t, []operand{count(768)}, slicer(0, 0, 256, 1), slicer(0, 256, 512, 1),
+		slicer(0, 512, 768, 1), slicer(0, 0, 256, 2), slicer(0, 0, 255, 2))
 	checkDistinct(t, []operand{count(4, 4)}, slicer(0, 0, 2, 1), slicer(1, 0, 2, 1))
 	checkDistinct(t, []operand{count(2, 2), normal(1, 2, 2)}, concatenated(0), concatenated(1),
 		func(x gorgonia.Nodes) (*gorgonia.Node, error) { return Concat(0, x[1], x[0]) })
@@ -115,7 +126,8 @@ func TestSliceErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
 	x := count(2, 3).node(g, "x", tensor.Float64)
 	_, err := Slice(2, 0, 1, 1, x)
-	checkRefused(t, err, ops.ErrShape, "nn: Slice: bad shape: axis 2 is out of range: x has shape (2, 3)")
+	checkRefused(t, err, ops.ErrShape, "nn: Slice: bad shape: axis 2 is out of range: x has "+
+		"shape (2, 3)")
 	_, err = Slice(1, 1, 4, 1, x)
 	checkRefused(t, err, ops.ErrShape, "elements 1 to 4 of axis 1, whose length is 3")
 	_, err = Slice(1, 2, 2, 1, x)
@@ -125,9 +137,11 @@ func TestSliceErrors(t *testing.T) {
 	_, err = Slice(0, 0, 1, 1, nil)
 	checkRefused(t, err, backend.ErrArgument, "x is nil")
 	_, err = Split(1, []int{1, 1}, x)
-	checkRefused(t, err, ops.ErrShape, "lengths [1 1] add up to 2, but axis 1 of shape (2, 3) has length 3")
+	checkRefused(t, err, ops.ErrShape, "lengths [1 1] add up to 2, but axis 1 of shape (2, 3) "+
+		"has length 3")
 	_, err = Concat(0, x, count(2, 2).node(g, "y", tensor.Float64))
-	checkRefused(t, err, ops.ErrShape, "operand 1 has shape (2, 2), which does not fit (2, 3) along axis 0")
+	checkRefused(t, err, ops.ErrShape, "operand 1 has shape (2, 2), which does not fit (2, 3) "+
+		"along axis 0")
 	_, err = Concat(0)
 	checkRefused(t, err, backend.ErrArgument, "there is nothing to join")
 	_, err = Concat(0, x, count(2, 3).node(g, "z", tensor.Float32))
@@ -136,7 +150,8 @@ func TestSliceErrors(t *testing.T) {
 	checkRefused(t, err, ops.ErrDType,
 		"operand 0 is uint8: it can be Float32, Float64, Int, Int64 or Int32")
 	_, err = SoftMax(0, indices([]int{2}, 0, 1).node(g, "i", tensor.Int))
-	checkRefused(t, err, ops.ErrDType, "operand 0 is int: this operation is for Float32 and Float64")
+	checkRefused(t, err, ops.ErrDType,
+		"operand 0 is int: this operation is for Float32 and Float64")
 	_, err = Concat(0, x, indices([]int{1, 3}, 0, 1, 2).node(g, "j", tensor.Int))
 	checkRefused(t, err, ops.ErrDType, "operand 1 is int, another one is float64")
 }
@@ -173,7 +188,8 @@ func TestIntegersAreMoved(t *testing.T) {
 			if err := m.RunAll(); err != nil {
 				t.Fatal(err)
 			}
-			if !reflect.DeepEqual(v.Data(), test.want) || !slices.Equal(v.Shape(), tensor.Shape{2, 2}) {
+			if !reflect.DeepEqual(v.Data(), test.want) ||
+				!slices.Equal(v.Shape(), tensor.Shape{2, 2}) {
 				t.Errorf("columns 2 and 1 of %v are %v of shape %v, want %v",
 					x.Dtype(), v.Data(), v.Shape(), test.want)
 			}
@@ -199,7 +215,8 @@ func TestSplitNamesThePartWithoutElements(t *testing.T) {
 	x := gorgonia.NewMatrix(g, tensor.Float64, gorgonia.WithShape(2, 4), gorgonia.WithName("x"))
 	for _, lengths := range [][]int{{4, 0}, {0, 4}, {5, -1}} {
 		_, err := Split(1, lengths, x)
-		if !errors.Is(err, ops.ErrShape) || !strings.Contains(err.Error(), "use at least 1, and leave empty parts out") {
+		if !errors.Is(err, ops.ErrShape) ||
+			!strings.Contains(err.Error(), "use at least 1, and leave empty parts out") {
 			t.Errorf("Split into %v: %v", lengths, err)
 		}
 	}

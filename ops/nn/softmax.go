@@ -81,7 +81,9 @@ type softMaxGradSpec struct {
 // String returns "SoftMaxGrad{axis 1}" or "LogSoftMaxGrad{axis 1}".
 func (s softMaxGradSpec) String() string { return logged("SoftMaxGrad", s.Axis, s.Log) }
 
-func (s softMaxGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+func (s softMaxGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+	return in[0].Clone(), nil
+}
 
 func (s softMaxGradSpec) gradients([]tensor.Shape) []gradient { return nil }
 

@@ -47,14 +47,17 @@ func TestSoftMax(t *testing.T) {
 
 // Log of our SoftMax is not Gorgonia's, which changes the SoftMax.
 func TestSoftMaxIsNotChanged(t *testing.T) {
-	checkDistinct(t, []operand{normal(4, 3, 3)}, softmaxer(0), softmaxer(1), logSoftmaxer(0), logSoftmaxer(1))
-	checkForward(t, []operand{of([]int{1, 2}, 0, math.Log(3))}, one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
-		s, err := SoftMax(1, x)
-		if err == nil {
-			_, err = gorgonia.Log(s)
-		}
-		return s, err
-	}), of([]int{1, 2}, 0.25, 0.75), 1e-6)
+	checkDistinct(t, []operand{normal(4, 3, 3)}, softmaxer(0), softmaxer(1), logSoftmaxer(0),
+		logSoftmaxer(1))
+	checkForward(t, []operand{of([]int{1, 2}, 0, math.Log(3))},
+		one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			s, err := SoftMax(1, x)
+			if err == nil {
+				_, err = gorgonia.Log(s)
+			}
+			return s, err
+		}), of([]int{1, 2}, 0.25, 0.75), 1e-6)
 	_, err := SoftMax(0, gorgonia.NewScalar(gorgonia.NewGraph(), gorgonia.Float64))
-	checkRefused(t, err, ops.ErrShape, "nn: SoftMax: bad shape: axis 0 is out of range: x has shape ()")
+	checkRefused(t, err, ops.ErrShape, "nn: SoftMax: bad shape: axis 0 is out of range: x has "+
+		"shape ()")
 }

@@ -39,7 +39,8 @@ func (s *survey) gradTwice() (found []Defect) {
 		}
 		found = append(found, Defect{
 			Node: n,
-			What: "a second gorgonia.Grad, for a loss that reads it, takes its gradient from the first call: " +
+			What: "a second gorgonia.Grad, for a loss that reads it, takes its gradient from the " +
+				"first call: " +
 				"gradients of the second loss by what it depends on are wrong",
 			Instead: "one gorgonia.Grad of the sum of the losses, or nn.Grad for each",
 		})
@@ -58,7 +59,8 @@ func (s *survey) summed(n *gorgonia.Node, from gorgonia.Nodes) bool {
 	}
 	if len(from) == 1 && len(stock.Operands(d)) == 0 { // the gradient of a loss by itself
 		less := stock.Name(from[0].Op()) == "elemBinOp" && from[0].Op().String()[0] == '-'
-		return adds(from[0]) || stock.Name(from[0].Op()) == "" || less && stock.Operands(from[0])[0] == n
+		return adds(from[0]) || stock.Name(from[0].Op()) == "" || less &&
+			stock.Operands(from[0])[0] == n
 	}
 	_, ok := chain(d, len(from))
 	return ok
@@ -103,7 +105,8 @@ func (s *survey) ofOneLoss(n *gorgonia.Node, from gorgonia.Nodes) bool {
 	slices.SortFunc(losses, func(a, b *gorgonia.Node) int { return call(a) - call(b) })
 	first := -1 // the loss whose gradient it is: the one with most shares that fit
 	for i, loss := range losses {
-		if (first < 0 || len(shares[loss]) > len(shares[losses[first]])) && s.exactly(n, shares[loss]) {
+		if (first < 0 || len(shares[loss]) > len(shares[losses[first]])) &&
+			s.exactly(n, shares[loss]) {
 			first = i
 		}
 	}
@@ -153,7 +156,9 @@ func (s *survey) exactly(n *gorgonia.Node, from gorgonia.Nodes) bool {
 		return false
 	}
 	for _, r := range from {
-		i := slices.IndexFunc(parts, func(part *gorgonia.Node) bool { return s.reads(part, shared(r)) })
+		i := slices.IndexFunc(parts, func(part *gorgonia.Node) bool {
+			return s.reads(part, shared(r))
+		})
 		if i < 0 {
 			return false
 		}

@@ -21,7 +21,8 @@ func resolve(axis int, x *gorgonia.Node) (int, error) {
 	}
 	dims := len(x.Shape())
 	if axis < -dims || axis >= dims {
-		return 0, fmt.Errorf("%w: axis %d is out of range: x has shape %v", ops.ErrShape, axis, x.Shape())
+		return 0, fmt.Errorf("%w: axis %d is out of range: x has shape %v", ops.ErrShape, axis,
+			x.Shape())
 	}
 	if axis < 0 {
 		axis += dims
@@ -35,9 +36,11 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 	case v == nil:
 		return fmt.Errorf("%w: it has no value", backend.ErrArgument)
 	case v.Dtype() != dt:
-		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ops.ErrDType, v.Dtype(), dt)
+		return fmt.Errorf("%w: the value is %v, the graph was built for %v", ops.ErrDType,
+			v.Dtype(), dt)
 	case !slices.Equal(v.Shape(), want):
-		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ops.ErrShape, v.Shape(), want)
+		return fmt.Errorf("%w: the value has shape %v, the graph was built for %v", ops.ErrShape,
+			v.Shape(), want)
 	}
 	return nil
 }
@@ -54,7 +57,8 @@ func integers(memory backend.Buffer) []int {
 }
 
 // fresh returns a new value of zeros, and its elements.
-func fresh(shape tensor.Shape, dt tensor.Dtype) (v gorgonia.Value, memory backend.Buffer, err error) {
+func fresh(shape tensor.Shape, dt tensor.Dtype) (v gorgonia.Value, memory backend.Buffer,
+	err error) {
 	switch {
 	case len(shape) > 0:
 		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))

@@ -17,7 +17,8 @@ func TestFoundRankThatEndsBeforeItJoinsEndsTheJobAtOnce(t *testing.T) {
 			t.Setenv("XDG_RUNTIME_DIR", dir)
 			var errs output
 			job := Job{
-				Program: "/bin/sh", Args: []string{"-c", fmt.Sprintf(`test "$RANK" = %d || exec "$0"`, rank), os.Args[0]}, Ranks: 3,
+				Program: "/bin/sh", Args: []string{"-c",
+					fmt.Sprintf(`test "$RANK" = %d || exec "$0"`, rank), os.Args[0]}, Ranks: 3,
 				Env: append(os.Environ(), asHelper+"=rank", "EURYALE_TIMEOUT=20s"), Stderr: &errs,
 			}
 			started := time.Now()
@@ -25,7 +26,8 @@ func TestFoundRankThatEndsBeforeItJoinsEndsTheJobAtOnce(t *testing.T) {
 			if took := time.Since(started); err == nil || took > long/2 {
 				t.Errorf("the job ended after %v: %v", took, err)
 			}
-			if want := fmt.Sprintf("rank %d is down: its process ended with exit status 0 before it joined", rank); !strings.Contains(errs.String(), want) {
+			if want := fmt.Sprintf("rank %d is down: its process ended with exit status 0 before "+
+				"it joined", rank); !strings.Contains(errs.String(), want) {
 				t.Errorf("%q lacks %q", errs.String(), want)
 			}
 			if left, _ := filepath.Glob(filepath.Join(dir, "euryale", "*")); len(left) > 0 {
@@ -59,7 +61,8 @@ func TestFoundLateRankLearnsWhichRankEndedFirst(t *testing.T) {
 	t.Setenv("XDG_RUNTIME_DIR", dir)
 	var errs output
 	job := Job{
-		Program: "/bin/sh", Ranks: 3, Env: append(os.Environ(), asHelper+"=rank", "EURYALE_TIMEOUT=20s"), Stderr: &errs,
+		Program: "/bin/sh", Ranks: 3, Env: append(os.Environ(), asHelper+"=rank",
+			"EURYALE_TIMEOUT=20s"), Stderr: &errs,
 		Args: []string{"-c", `case "$RANK" in
 			0) "$0"; code=$?; touch "$XDG_RUNTIME_DIR/over"; exit $code;;
 			1) exit 4;;
@@ -72,7 +75,8 @@ func TestFoundLateRankLearnsWhichRankEndedFirst(t *testing.T) {
 		t.Errorf("the job ended with %v", err)
 	}
 	for line := range strings.Lines(errs.String()) {
-		if strings.HasPrefix(line, "[2] panic: ") && !strings.Contains(line, "rank 1 is down: its process ended with exit status 4") {
+		if strings.HasPrefix(line, "[2] panic: ") &&
+			!strings.Contains(line, "rank 1 is down: its process ended with exit status 4") {
 			t.Errorf("rank 2 said %q", line)
 		}
 	}

@@ -27,10 +27,13 @@ func signalled(t *testing.T, job Job) (signals chan os.Signal, ended chan error)
 }
 
 func TestFoundStoppedRankIsToBlame(t *testing.T) {
-	job, out, _ := shell(3, `echo pid $RANK $$; if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2; echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
+	job, out, _ := shell(
+		3,
+		`echo pid $RANK $$; if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2; echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 0 || f.Cause != Stopped || f.ExitCode() != 1 || !strings.Contains(err.Error(), "SIGSTOP") {
+	if !errors.As(err, &f) || f.Rank != 0 || f.Cause != Stopped || f.ExitCode() != 1 ||
+		!strings.Contains(err.Error(), "SIGSTOP") {
 		t.Errorf("%v", err)
 	}
 	for _, line := range out.await(t, 3, "pid ") {
@@ -39,7 +42,9 @@ func TestFoundStoppedRankIsToBlame(t *testing.T) {
 }
 
 func TestStoppedRankGetsSignals(t *testing.T) {
-	job, out, _ := shell(2, `trap "echo saved; exit 0" TERM; echo ready; if [ $RANK = 1 ]; then kill -STOP $$; fi; while :; do sleep 0.01; done`)
+	job, out, _ := shell(
+		2,
+		`trap "echo saved; exit 0" TERM; echo ready; if [ $RANK = 1 ]; then kill -STOP $$; fi; while :; do sleep 0.01; done`)
 	job.Grace = long
 	signals, ended := signalled(t, job)
 	out.await(t, 2, "ready")
@@ -53,7 +58,8 @@ func TestStoppedRankGetsSignals(t *testing.T) {
 
 func TestFoundTooManyRanksAreRefusedBeforeMemoryIsTaken(t *testing.T) {
 	for _, n := range []int{-1, 0, MaxRanks + 1, 1 << 62} {
-		if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: n}); err == nil || !strings.Contains(err.Error(), "1 to 1024") {
+		if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: n}); err == nil ||
+			!strings.Contains(err.Error(), "1 to 1024") {
 			t.Errorf("%d ranks: %v", n, err)
 		}
 	}
@@ -77,7 +83,8 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 			job.Stdout = to
 			err := Run(t.Context(), job)
 			var f *Failed
-			if !errors.Is(err, want) || errors.As(err, &f) || !strings.Contains(err.Error(), "the output of the ranks cannot be written") {
+			if !errors.Is(err, want) || errors.As(err, &f) ||
+				!strings.Contains(err.Error(), "the output of the ranks cannot be written") {
 				t.Errorf("%s: %v", script, err)
 			}
 		}
@@ -86,7 +93,8 @@ func TestFoundFullOutputIsTheLaunchersOwnFailure(t *testing.T) {
 
 func TestGraceIsTimeToSave(t *testing.T) {
 	// Each rank takes longer than the default grace allows.
-	job, out, _ := shell(2, `trap "sleep 1.3; echo saved; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
+	job, out, _ := shell(
+		2, `trap "sleep 1.3; echo saved; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
 	job.Grace = long
 	signals, ended := signalled(t, job)
 	out.await(t, 2, "ready")
@@ -148,7 +156,8 @@ func TestFailedJobIsStartedAnew(t *testing.T) {
 func TestLastAttemptIsTheOutcome(t *testing.T) {
 	job, out, notices := restarting(t, 9, 1)
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 7 || len(*notices) != 1 {
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 7 ||
+		len(*notices) != 1 {
 		t.Errorf("%v, %q", err, *notices)
 	}
 	if strings.Contains(out.String(), "attempt 2") {
@@ -160,7 +169,8 @@ func TestWrongCommandLineIsNotStartedAnew(t *testing.T) {
 	job, out, _ := shell(2, `echo started; exit 2`)
 	job.MaxRestarts = 3
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.ExitCode() != 2 || strings.Count(out.String(), "started") != 2 {
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.ExitCode() != 2 ||
+		strings.Count(out.String(), "started") != 2 {
 		t.Errorf("%v, %s", err, out)
 	}
 }
@@ -179,15 +189,19 @@ func TestNothingIsStartedAnewAfterASignal(t *testing.T) {
 
 func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
-		job, out, _ := shell(ranks, `echo out $RANK; echo err $RANK >&2; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
+		job, out, _ := shell(ranks,
+			`echo out $RANK; echo err $RANK >&2; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
 		job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
 		if err := Run(t.Context(), job); err != nil {
 			t.Fatal(err)
 		}
 		for attempt := range 2 {
 			for r := range ranks {
-				text, err := os.ReadFile(filepath.Join(job.LogDir, fmt.Sprintf("attempt_%d", attempt), fmt.Sprintf("rank_%d.log", r)))
-				if got, want := sorted(string(text)), []string{fmt.Sprintf("err %d\n", r), fmt.Sprintf("out %d\n", r)}; err != nil || !slices.Equal(got, want) {
+				text, err := os.ReadFile(
+					filepath.Join(job.LogDir, fmt.Sprintf("attempt_%d", attempt),
+						fmt.Sprintf("rank_%d.log", r)))
+				if got, want := sorted(string(text)), []string{fmt.Sprintf("err %d\n", r),
+					fmt.Sprintf("out %d\n", r)}; err != nil || !slices.Equal(got, want) {
 					t.Errorf("rank %d of %d, attempt %d: %q, %v", r, ranks, attempt, text, err)
 				}
 			}
@@ -195,7 +209,8 @@ func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 		if n := strings.Count(out.String(), "out "); n != 2*ranks {
 			t.Errorf("%d ranks: the output is %q", ranks, out)
 		}
-		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), "logs of an earlier job") {
+		if err := Run(t.Context(), job); err == nil ||
+			!strings.Contains(err.Error(), "logs of an earlier job") {
 			t.Errorf("logs are overwritten: %v", err)
 		}
 	}
@@ -227,7 +242,8 @@ func TestFoundScratchOfAKilledLauncherIsSwept(t *testing.T) {
 	}
 	dead.lock.Close() // as the kernel does
 	other := filepath.Join(temp, "other")
-	if err := errors.Join(os.Mkdir(other, 0o700), os.Symlink(other, filepath.Join(temp, "euryale-run-link"))); err != nil {
+	if err := errors.Join(os.Mkdir(other, 0o700),
+		os.Symlink(other, filepath.Join(temp, "euryale-run-link"))); err != nil {
 		t.Fatal(err)
 	}
 	if err := Run(t.Context(), Job{Program: "/bin/true", Ranks: 1}); err != nil {
@@ -251,7 +267,8 @@ func slowGo(t *testing.T) (dir, pid string) {
 	t.Helper()
 	dir = t.TempDir()
 	pid = filepath.Join(dir, "pid")
-	script := fmt.Sprintf("#!/bin/sh\nmkdir $GOTMPDIR/go-build1 $TMPDIR/cc1\necho $$ > %[1]s.new\nmv %[1]s.new %[1]s\nexec sleep 100\n", pid)
+	script := fmt.Sprintf("#!/bin/sh\nmkdir $GOTMPDIR/go-build1 $TMPDIR/cc1\necho $$ > "+
+		"%[1]s.new\nmv %[1]s.new %[1]s\nexec sleep 100\n", pid)
 	if err := os.WriteFile(filepath.Join(dir, "go"), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -275,7 +292,8 @@ func TestFoundInterruptedBuildLeavesNothing(t *testing.T) {
 	t.Setenv("TMPDIR", temp)
 	goDir, pid := slowGo(t)
 	t.Setenv("PATH", goDir+":"+os.Getenv("PATH"))
-	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
+		"main.go": "package main\n\nfunc main() {}\n"})
 	signals, ended := signalled(t, Job{Program: pkg, Ranks: 2})
 	builder := awaitFile(t, pid)
 	signals <- syscall.SIGINT
@@ -292,9 +310,11 @@ func TestFoundInterruptedBuildLeavesNothing(t *testing.T) {
 func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 	temp := t.TempDir()
 	goDir, pid := slowGo(t)
-	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
+		"main.go": "package main\n\nfunc main() {}\n"})
 	cmd := exec.Command(os.Args[0], pkg)
-	cmd.Env = append(os.Environ(), asHelper+"=builder", "TMPDIR="+temp, "PATH="+goDir+":"+os.Getenv("PATH"))
+	cmd.Env = append(os.Environ(), asHelper+"=builder", "TMPDIR="+temp, "PATH="+goDir+":"+os.Getenv(
+		"PATH"))
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +331,8 @@ func TestFoundBuildEndsWithAKilledLauncher(t *testing.T) {
 }
 
 func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
-	pkg := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() {}\n"})
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
+		"main.go": "package main\n\nfunc main() {}\n"})
 	t.Chdir(t.TempDir())
 	t.Setenv("TMPDIR", ".")
 	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
@@ -324,7 +345,8 @@ func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
 
 func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {
 	for file, want := range map[string]string{
-		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x", "../x/main.go": "../x", "..x/main.go": "./..x",
+		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x",
+		"../x/main.go": "../x", "..x/main.go": "./..x",
 	} {
 		if got := directory(file); got != want {
 			t.Errorf("%s: %s, want %s", file, got, want)

@@ -109,9 +109,11 @@ func (m *Machines) check() error {
 	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
 		return fmt.Errorf("machine %d of %d: machines are counted from 0", m.Number, m.Count)
 	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
-		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all machines reach, and a free port there", m.Rendezvous)
+		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all "+
+			"machines reach, and a free port there", m.Rendezvous)
 	case m.Token == "":
-		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random text " +
+		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random " +
+			"text " +
 			"on all of them, such as that of euryale token")
 	}
 	return nil
@@ -176,7 +178,8 @@ func (j Job) check() error {
 	case j.MaxRestarts < 0:
 		return fmt.Errorf("%d restarts: the number must not be negative", j.MaxRestarts)
 	case j.Machines != nil && j.MaxRestarts > 0:
-		return errors.New("a job on several machines cannot be restarted: the launchers do not know of each other")
+		return errors.New("a job on several machines cannot be restarted: the launchers do not " +
+			"know of each other")
 	}
 	if j.Machines != nil {
 		return j.Machines.check()
@@ -225,8 +228,11 @@ func (j Job) environment(attempt int) ([]string, error) {
 		return nil, err
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
-		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" + strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT="})
-	if !slices.ContainsFunc(env, func(entry string) bool { return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=") }) {
+		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" +
+			strconv.Itoa(j.MaxRestarts), "EURYALE_TERMINAL=", "EURYALE_REPORT="})
+	if !slices.ContainsFunc(env, func(entry string) bool {
+		return strings.HasPrefix(entry, "EURYALE_LAST_CALLS=")
+	}) {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}
 	return all, nil
@@ -237,14 +243,17 @@ func (j Job) meeting() ([]string, error) {
 	if m := j.Machines; m != nil {
 		host, port, err := net.SplitHostPort(m.Rendezvous)
 		name := sha256.Sum256([]byte(m.Rendezvous + "\n" + m.Token))
-		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks), fmt.Sprint("GROUP_RANK=", m.Number),
-			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name), "EURYALE_TOKEN=" + m.Token}, err
+		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks),
+			fmt.Sprint("GROUP_RANK=", m.Number),
+			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name),
+			"EURYALE_TOKEN=" + m.Token}, err
 	}
 	port, err := freePort()
 	if err != nil {
 		return nil, fmt.Errorf("find a free port: %w", err)
 	}
-	return []string{fmt.Sprint("WORLD_SIZE=", j.Ranks), "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1", fmt.Sprint("MASTER_PORT=", port),
+	return []string{fmt.Sprint("WORLD_SIZE=", j.Ranks), "GROUP_RANK=0", "MASTER_ADDR=127.0.0.1",
+		fmt.Sprint("MASTER_PORT=", port),
 		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}, nil
 }
 

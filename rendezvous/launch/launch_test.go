@@ -36,7 +36,9 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "launcher": // of a program that says its process number and sleeps
 		os.Setenv(asHelper, "")
-		Run(context.Background(), Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3, Stdout: os.Stdout})
+		Run(context.Background(),
+			Job{Program: "/bin/sh", Args: []string{"-c", "echo $$; exec sleep 100"}, Ranks: 3,
+				Stdout: os.Stdout})
 	case "builder": // of the package that its argument names
 		os.Setenv(asHelper, "")
 		Run(context.Background(), Job{Program: os.Args[1], Ranks: 1})
@@ -128,11 +130,14 @@ func sorted(text string) []string {
 // shell is the job of a shell script on every rank.
 func shell(ranks int, script string, args ...string) (Job, *output, *output) {
 	out, err := newOutput(), newOutput()
-	return Job{Program: "/bin/sh", Args: append([]string{"-c", script}, args...), Ranks: ranks, Stdout: out, Stderr: err}, out, err
+	return Job{Program: "/bin/sh", Args: append([]string{"-c", script}, args...), Ranks: ranks,
+		Stdout: out, Stderr: err}, out, err
 }
 
 func TestRanksSeeTheirEnvironment(t *testing.T) {
-	job, out, _ := shell(3, `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
+	job, out, _ := shell(
+		3,
+		`echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
 	job.Env = []string{"X=kept", "RANK=77", "EURYALE_TOKEN=old", "EURYALE_TERMINAL=1"}
 	stderr := job.Stderr.(*output)
 	if err := Run(t.Context(), job); err != nil {
@@ -178,7 +183,9 @@ func TestPlainLeavesPrefixesOut(t *testing.T) {
 }
 
 func TestLinesAreNeverMixed(t *testing.T) {
-	job, out, _ := shell(4, `i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done; printf end$RANK`)
+	job, out, _ := shell(
+		4,
+		`i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done; printf end$RANK`)
 	if err := Run(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +219,8 @@ func TestOnlyRank0HasInput(t *testing.T) {
 	if err := Run(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
-	if got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n", "[2] read \n"}; !slices.Equal(got, want) {
+	if got, want := sorted(out.String()), []string{"[0] read something to read\n", "[1] read \n",
+		"[2] read \n"}; !slices.Equal(got, want) {
 		t.Errorf("%q", got)
 	}
 }
@@ -222,10 +230,12 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 	started := time.Now()
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 7 || !slices.Equal(f.Lines, []string{"this is why"}) || len(f.Others) != 3 {
+	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 7 ||
+		!slices.Equal(f.Lines, []string{"this is why"}) || len(f.Others) != 3 {
 		t.Fatalf("%#v", err)
 	}
-	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed or were stopped: 0, 1, 3"
+	want := "rank 2 failed first: exit status 7; its last lines:\n    this is why\nthen failed " +
+		"or were stopped: 0, 1, 3"
 	if err.Error() != want {
 		t.Errorf("%q, want %q", err, want)
 	}
@@ -235,24 +245,31 @@ func TestFirstFailureIsReportedAndOthersStop(t *testing.T) {
 }
 
 func TestOthersMayReportWhatTheySee(t *testing.T) {
-	job := Job{Program: os.Args[0], Ranks: 4, Env: append(os.Environ(), asHelper+"=rank", "XDG_RUNTIME_DIR="+t.TempDir())}
+	job := Job{Program: os.Args[0], Ranks: 4, Env: append(os.Environ(), asHelper+"=rank",
+		"XDG_RUNTIME_DIR="+t.TempDir())}
 	stderr := newOutput()
 	job.Stderr = stderr
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 2 || f.Lines[0] != "panic: rank 2 has had enough" {
+	if !errors.As(err, &f) || f.Rank != 2 || f.ExitCode() != 2 ||
+		f.Lines[0] != "panic: rank 2 has had enough" {
 		t.Errorf("%v", err)
 	}
 	for _, r := range []int{0, 1, 3} {
-		if want := fmt.Sprintf("[%d] I see that rank 2 is down", r); !strings.Contains(stderr.String(), want) {
+		if want := fmt.Sprintf("[%d] I see that rank 2 is down", r); !strings.Contains(
+			stderr.String(), want) {
 			t.Errorf("no %q in %q", want, stderr)
 		}
 	}
 }
 
 func TestRankThatOthersBlameIsFirst(t *testing.T) {
-	blame := fmt.Sprint("allreduce: ", &rendezvous.Failure{Rank: 1, Cause: errors.New("its process ended")})
-	job, _, _ := shell(3, `if [ $RANK = 1 ]; then sleep 0.3; echo the cause >&2; exit 4; fi; echo "$0" >&2; exit 5`, blame)
+	blame := fmt.Sprint("allreduce: ", &rendezvous.Failure{Rank: 1,
+		Cause: errors.New("its process ended")})
+	job, _, _ := shell(
+		3,
+		`if [ $RANK = 1 ]; then sleep 0.3; echo the cause >&2; exit 4; fi; echo "$0" >&2; exit 5`,
+		blame)
 	err := Run(t.Context(), job)
 	var f *Failed
 	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 4 || f.Lines[0] != "the cause" {
@@ -264,13 +281,15 @@ func TestSignalledRankIsFirst(t *testing.T) {
 	job, _, _ := shell(3, `if [ $RANK = 1 ]; then kill -SEGV $$; fi; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 128+int(syscall.SIGSEGV) || !strings.Contains(err.Error(), "segmentation fault") {
+	if !errors.As(err, &f) || f.Rank != 1 || f.ExitCode() != 128+int(syscall.SIGSEGV) ||
+		!strings.Contains(err.Error(), "segmentation fault") {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestRankThatIgnoresTermIsKilled(t *testing.T) {
-	job, _, _ := shell(2, `if [ $RANK = 1 ]; then exit 3; fi; trap "" TERM; while :; do sleep 0.05; done`)
+	job, _, _ := shell(
+		2, `if [ $RANK = 1 ]; then exit 3; fi; trap "" TERM; while :; do sleep 0.05; done`)
 	started := time.Now()
 	err := Run(t.Context(), job)
 	var f *Failed
@@ -283,7 +302,8 @@ func TestRankThatIgnoresTermIsKilled(t *testing.T) {
 }
 
 func TestSignalsGoToTheRanks(t *testing.T) {
-	job, out, _ := shell(2, `trap "echo caught; exit 0" INT; echo ready; while :; do sleep 0.01; done`)
+	job, out, _ := shell(
+		2, `trap "echo caught; exit 0" INT; echo ready; while :; do sleep 0.01; done`)
 	signals := make(chan os.Signal, 1)
 	job.Signals = signals
 	ended := make(chan error, 1)
@@ -300,7 +320,8 @@ func TestSignalsGoToTheRanks(t *testing.T) {
 
 func TestInterruptEndsEverythingWithinTwoSeconds(t *testing.T) {
 	// The ranks and their children ignore what can be ignored.
-	job, out, _ := shell(3, `trap "" INT TERM; sleep 100 & echo pid $!; echo pid $$; while :; do sleep 0.05; done`)
+	job, out, _ := shell(
+		3, `trap "" INT TERM; sleep 100 & echo pid $!; echo pid $$; while :; do sleep 0.05; done`)
 	signals := make(chan os.Signal, 1)
 	job.Signals = signals
 	ended := make(chan error, 1)
@@ -420,10 +441,12 @@ import (
 func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
 `})
 	out := newOutput()
-	if err := Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2, Stdout: out}); err != nil {
+	if err := Run(t.Context(), Job{Program: pkg, Args: []string{"--n", "3"}, Ranks: 2,
+		Stdout: out}); err != nil {
 		t.Fatal(err)
 	}
-	if got := sorted(out.String()); !slices.Equal(got, []string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"}) {
+	if got := sorted(out.String()); !slices.Equal(
+		got, []string{"[0] 0 [--n 3]\n", "[1] 1 [--n 3]\n"}) {
 		t.Errorf("%q", got)
 	}
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
@@ -434,7 +457,8 @@ func main() { fmt.Println(os.Getenv("RANK"), os.Args[1:]) }
 func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	broken := writeFiles(t, map[string]string{"go.mod": goMod, "main.go": "package main\n\nfunc main() { undefinedName() }\n"})
+	broken := writeFiles(t, map[string]string{"go.mod": goMod,
+		"main.go": "package main\n\nfunc main() { undefinedName() }\n"})
 	library := writeFiles(t, map[string]string{"go.mod": goMod, "lib.go": "package lib\n"})
 	plain := filepath.Join(writeFiles(t, map[string]string{"data": "no program"}), "data")
 	garbage := filepath.Join(writeFiles(t, map[string]string{"exe": "\x00\x01garbage"}), "exe")
@@ -442,15 +466,17 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{
-		broken:                               "does not build (exit status 1): correct this|undefined: undefinedName",
-		library:                              "must be named main",
-		t.TempDir():                          "has no Go files",
-		plain:                                "not executable: run chmod +x",
-		garbage:                              "start rank 0|exec format error",
-		filepath.Join(broken, "main.go"):     "is a Go file: give its directory",
-		"./no/such/program":                  "does not exist: give the path",
-		"no-such-program-anywhere":           "not found in PATH",
-		"launch_test.go":                     "is not in PATH: for the one in this directory write ./launch_test.go",
+		broken: "does not build (exit status 1): correct " +
+			"this|undefined: undefinedName",
+		library:                          "must be named main",
+		t.TempDir():                      "has no Go files",
+		plain:                            "not executable: run chmod +x",
+		garbage:                          "start rank 0|exec format error",
+		filepath.Join(broken, "main.go"): "is a Go file: give its directory",
+		"./no/such/program":              "does not exist: give the path",
+		"no-such-program-anywhere":       "not found in PATH",
+		"launch_test.go": "is not in PATH: for the one in this directory " +
+			"write ./launch_test.go",
 		filepath.Join(plain, "not", "a dir"): "not a directory",
 	} {
 		err := Run(t.Context(), Job{Program: name, Ranks: 2})
@@ -467,11 +493,13 @@ func TestProgramsThatCannotRunAreExplained(t *testing.T) {
 	if left, _ := filepath.Glob(filepath.Join(temp, "euryale*")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "1 to 1024") {
+	if err := Run(t.Context(), Job{Program: "/bin/true"}); err == nil ||
+		!strings.Contains(err.Error(), "1 to 1024") {
 		t.Errorf("0 ranks: %v", err)
 	}
 	t.Setenv("PATH", "/none")
-	if err := Run(t.Context(), Job{Program: broken, Ranks: 1}); err == nil || !strings.Contains(err.Error(), "needs the go command") {
+	if err := Run(t.Context(), Job{Program: broken, Ranks: 1}); err == nil ||
+		!strings.Contains(err.Error(), "needs the go command") {
 		t.Errorf("without Go: %v", err)
 	}
 }
@@ -551,10 +579,12 @@ func TestTailKeepsTheLastLinesOrTheCrash(t *testing.T) {
 		}
 		crash.add(fmt.Append(nil, "line ", i))
 	}
-	if got := lastLines(&last); len(got) != tailLines || got[0] != "line 80" || got[tailLines-1] != "line 99" {
+	if got := lastLines(&last); len(got) != tailLines || got[0] != "line 80" ||
+		got[tailLines-1] != "line 99" {
 		t.Errorf("%q", got)
 	}
-	if got := lastLines(&crash); len(got) != tailLines || got[0] != "panic: why" || got[1] != "line 50" {
+	if got := lastLines(&crash); len(got) != tailLines || got[0] != "panic: why" ||
+		got[1] != "line 50" {
 		t.Errorf("%q", got)
 	}
 	var fault tail

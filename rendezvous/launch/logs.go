@@ -52,7 +52,8 @@ func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
 	for r := j.first(); r < j.first()+j.Ranks; r++ {
 		f, err := dir.OpenFile(logName(r), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err), closeLogs(logs))
+			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err),
+				closeLogs(logs))
 		}
 		logs = append(logs, f)
 	}

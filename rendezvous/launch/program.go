@@ -16,7 +16,8 @@ import (
 
 // resolve returns the executable that name means. If resolve has built it, remove
 // deletes it.
-func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path string, remove func(), err error) {
+func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path string, remove func(),
+	err error) {
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
 		path, err = find(name)
 		return path, func() {}, err
@@ -39,13 +40,16 @@ func find(name string) (string, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("program %s does not exist: give the path of an executable or the directory of a Go package", name)
+		return "", fmt.Errorf("program %s does not exist: give the path of an executable or the "+
+			"directory of a Go package", name)
 	case err != nil:
 		return "", fmt.Errorf("program %s: %w", name, err)
 	case filepath.Ext(name) == ".go":
-		return "", fmt.Errorf("program %s is a Go file: give its directory, %s", name, directory(name))
+		return "", fmt.Errorf("program %s is a Go file: give its directory, %s", name,
+			directory(name))
 	case info.Mode().Perm()&0o111 == 0:
-		return "", fmt.Errorf("program %s is not executable: run chmod +x on it, or give the directory of a Go package", name)
+		return "", fmt.Errorf("program %s is not executable: run chmod +x on it, or give the "+
+			"directory of a Go package", name)
 	}
 	return filepath.Abs(name)
 }
@@ -67,19 +71,23 @@ func lookPath(name string, here bool) (string, error) {
 	case err == nil:
 		return filepath.Abs(path)
 	case here:
-		return "", fmt.Errorf("program %s is not in PATH: for the one in this directory write ./%s", name, name)
+		return "", fmt.Errorf("program %s is not in PATH: for the one in this directory write ./%s",
+			name, name)
 	}
-	return "", fmt.Errorf("program %s was not found in PATH: give the path of an executable or the directory of a Go package", name)
+	return "", fmt.Errorf("program %s was not found in PATH: give the path of an executable or "+
+		"the directory of a Go package", name)
 }
 
 // build builds the package in the directory pkg into dir.
 func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string, error) {
 	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 {
-		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package with a main function, or an executable", pkg)
+		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package "+
+			"with a main function, or an executable", pkg)
 	}
 	goTool, err := exec.LookPath("go")
 	if err != nil {
-		return "", fmt.Errorf("building %s needs the go command: put it in PATH, or give an executable", pkg)
+		return "", fmt.Errorf("building %s needs the go command: put it in PATH, or give an "+
+			"executable", pkg)
 	}
 	bin, temp := filepath.Join(dir, "bin"), filepath.Join(dir, "tmp")
 	if err := errors.Join(os.Mkdir(bin, 0o700), os.Mkdir(temp, 0o700)); err != nil {
@@ -88,7 +96,8 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	// With a directory as its output, go build writes executables only.
 	cmd := exec.Command(goTool, "build", "-o", bin+string(filepath.Separator), ".")
 	cmd.Dir = pkg
-	cmd.Env = append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp) // a build that is killed leaves its files there
+	// a build that is killed leaves its files there
+	cmd.Env = append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
@@ -101,7 +110,8 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 		return "", notMain
 	}
 	if err != nil {
-		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err, bytes.TrimRight(output.Bytes(), "\n"))
+		return "", fmt.Errorf("%s does not build (%w): correct this and run again:\n%s", pkg, err,
+			bytes.TrimRight(output.Bytes(), "\n"))
 	}
 	built, err := os.ReadDir(bin)
 	if err != nil || len(built) != 1 {

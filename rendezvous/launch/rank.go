@@ -38,7 +38,8 @@ type rank struct {
 // command prepares a rank. log takes its output besides, nil for none.
 func (w *watch) command(path string, number int, env []string, log *os.File) *rank {
 	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
-	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(number-w.job.first()))
+	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(
+		number-w.job.first()))
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	r.cmd.WaitDelay = drainTime
 	if len(w.job.Args) == 0 {
@@ -86,7 +87,8 @@ func (w *watch) input(r *rank) error {
 		r.cmd.Stdin = in
 		return nil
 	}
-	if group, err := unix.IoctlGetInt(int(in.Fd()), unix.TIOCGPGRP); err != nil || group != unix.Getpgrp() {
+	if group, err := unix.IoctlGetInt(int(in.Fd()), unix.TIOCGPGRP); err != nil ||
+		group != unix.Getpgrp() {
 		return nil // in the background, the launcher must not read it either
 	}
 	pipe, err := r.cmd.StdinPipe()
@@ -146,7 +148,8 @@ func (r *rank) look() {
 		return
 	}
 	var info unix.Siginfo // stays zero if there is nothing to report
-	err := unix.Waitid(unix.P_PID, r.cmd.Process.Pid, &info, unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
+	err := unix.Waitid(unix.P_PID, r.cmd.Process.Pid, &info,
+		unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
 	r.stopped = err == nil && info.Signo == int32(unix.SIGCHLD)
 }
 

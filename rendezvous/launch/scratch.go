@@ -27,7 +27,8 @@ func newScratch() (*scratch, error) {
 			path, err = filepath.Abs(path) // go build runs in another directory
 		}
 		if err != nil {
-			return nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory that you can write", err)
+			return nil, fmt.Errorf("make a directory to build in: %w: set TMPDIR to a directory "+
+				"that you can write", err)
 		}
 		lock, err := lockDirectory(path)
 		if err == nil && isAt(lock, path) {
@@ -39,7 +40,8 @@ func newScratch() (*scratch, error) {
 		}
 		if !os.IsNotExist(err) && err != unix.EWOULDBLOCK {
 			os.Remove(path)
-			return nil, fmt.Errorf("lock the directory to build in: %w: set TMPDIR to a directory of another file system", err)
+			return nil, fmt.Errorf("lock the directory to build in: %w: set TMPDIR to a "+
+				"directory of another file system", err)
 		}
 	}
 }

@@ -57,7 +57,8 @@ func checkInterpreter(path string, words []string) error {
 		return fmt.Errorf("program %s: its first line, #!, names no program", path)
 	}
 	if _, err := os.Stat(words[0]); err != nil {
-		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or cannot be "+
+		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or "+
+			"cannot be "+
 			"reached (%w)",
 			path, words[0], err)
 	}

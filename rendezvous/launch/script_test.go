@@ -40,14 +40,16 @@ func TestProgramsThatTheKernelCannotStartAreExplained(t *testing.T) {
 		name, text string
 		want       []string
 	}{
-		{"dos", "#!/bin/sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)", `sed -i 's/\r$//'`}},
+		{"dos", "#!/bin/sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)",
+			`sed -i 's/\r$//'`}},
 		{"dosenv", "#!/usr/bin/env sh\r\necho hello\r\n", []string{"Windows line ends (CRLF)"}},
 		{"dosbare", "echo hello\r\n", []string{"Windows line ends (CRLF)"}},
 		{"gone", "#! /no/such/python3 -u\n",
 			[]string{"its first line asks for /no/such/python3", "does not exist"}},
 		{"nobody", "#!\n", []string{"its first line, #!, names no program"}},
 		{"train.py", "import sys\n", []string{"no #! line", "train.py"}},
-		{"zeros", "\x00\x01\x02\x03", []string{"exec format error", "not a program for this machine"}},
+		{"zeros", "\x00\x01\x02\x03", []string{"exec format error",
+			"not a program for this machine"}},
 	} {
 		path := executable(t, c.name, []byte(c.text))
 		err := Run(t.Context(), Job{Program: path, Ranks: 2})

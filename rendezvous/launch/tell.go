@@ -24,7 +24,8 @@ func (w *watch) tell(ctx context.Context, e ending) {
 		case <-time.After(sameTime): // the end of that rank may be seen after this one's
 		}
 		if first := w.soFar(); first != nil && first.Rank != 0 {
-			how := fmt.Errorf("its process ended with %v before all ranks had joined", w.ranks[first.Rank-w.job.first()].cmd.ProcessState)
+			how := fmt.Errorf("its process ended with %v before all ranks had joined",
+				w.ranks[first.Rank-w.job.first()].cmd.ProcessState)
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}

@@ -89,7 +89,9 @@ func verdict(ends []ending) *Failed {
 		}
 	}
 	slices.Sort(v.Others)
-	v.usage = !slices.ContainsFunc(ends, func(e ending) bool { return e.status.ExitStatus() != usageCode || e.crashed() })
+	v.usage = !slices.ContainsFunc(ends, func(e ending) bool {
+		return e.status.ExitStatus() != usageCode || e.crashed()
+	})
 	return v
 }
 

@@ -43,10 +43,14 @@ func stopped(e ending) ending {
 func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 	term, kill := killedBy(syscall.SIGTERM), killedBy(syscall.SIGKILL)
 	const (
-		closed  = "step 20: rank 0 of run-X: allreduce(sum) of 3 f32 (call 21): because of rank 1: closed: rank 1 has closed its communicator"
-		aborted = "rank 0 of run-X: allreduce(sum) of 3 f32 (call 21): because of rank 1: aborted: rank 1 aborted: I do not like it"
-		down    = "rank 0 of run-X: allreduce(sum): because of rank 1: aborted: rank 1 is down: its process ended"
-		timeout = "rank 1 of run-X: because of rank 0: timeout: no sign of rank 0 for 1s: stopped, busy, or at another place"
+		closed = "step 20: rank 0 of run-X: allreduce(sum) of 3 f32 (call 21): because of rank " +
+			"1: closed: rank 1 has closed its communicator"
+		aborted = "rank 0 of run-X: allreduce(sum) of 3 f32 (call 21): because of rank 1: " +
+			"aborted: rank 1 aborted: I do not like it"
+		down = "rank 0 of run-X: allreduce(sum): because of rank 1: aborted: rank 1 is down: " +
+			"its process ended"
+		timeout = "rank 1 of run-X: because of rank 0: timeout: no sign of rank 0 for 1s: " +
+			"stopped, busy, or at another place"
 	)
 	for _, c := range []struct {
 		name  string
@@ -57,67 +61,92 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 		usage bool
 	}{
 		{name: "panic under a deferred Close, seen after the others",
-			ends: []ending{after(0, 0, exits(1), closed), after(1, 2, exits(1), closed), after(30, 1, exits(2), "panic: I am broken", "goroutine 1 [running]:")},
+			ends: []ending{after(0, 0, exits(1), closed), after(1, 2, exits(1), closed),
+				after(30, 1, exits(2), "panic: I am broken", "goroutine 1 [running]:")},
 			rank: 1, code: 2},
 		{name: "panic that comes after the launcher has asked",
-			ends: []ending{after(0, 0, exits(1), closed), asked(after(1100, 1, exits(2), "panic: I am broken"))},
+			ends: []ending{after(0, 0, exits(1), closed),
+				asked(after(1100, 1, exits(2), "panic: I am broken"))},
 			rank: 1, code: 2},
 		{name: "panic where the others say nothing",
-			ends: []ending{after(0, 0, exits(1)), after(5, 1, exits(2), "panic: I am broken"), after(6, 2, exits(1))},
+			ends: []ending{after(0, 0, exits(1)), after(5, 1, exits(2), "panic: I am broken"),
+				after(6, 2, exits(1))},
 			rank: 1, code: 2},
 		{name: "panic of a rank because of another",
-			ends: []ending{after(0, 2, exits(2), "panic: "+down), after(2, 0, exits(2), "error: "+down, "panic: runtime error"), after(3, 1, exits(3))},
+			ends: []ending{after(0, 2, exits(2), "panic: "+down),
+				after(2, 0, exits(2), "error: "+down, "panic: runtime error"),
+				after(3, 1, exits(3))},
 			rank: 1, code: 3},
 		{name: "Abort",
-			ends: []ending{after(0, 2, exits(1), aborted), after(1, 0, exits(1), aborted), after(2, 1, exits(1), "rank 1 of run-X: allreduce(sum): aborted: I do not like it")},
+			ends: []ending{after(0, 2, exits(1), aborted), after(1, 0, exits(1), aborted),
+				after(2, 1, exits(1),
+					"rank 1 of run-X: allreduce(sum): aborted: I do not like it")},
 			rank: 1, code: 1},
 		{name: "SIGSTOP",
-			ends: []ending{after(0, 2, exits(1), timeout), after(1, 1, exits(1), timeout), stopped(after(1000, 0, term))},
+			ends: []ending{after(0, 2, exits(1), timeout), after(1, 1, exits(1), timeout),
+				stopped(after(1000, 0, term))},
 			rank: 0, cause: Stopped, code: 1},
 		{name: "SIGSTOP, and ranks that wait for each other",
-			ends: []ending{after(0, 2, exits(1), "no sign of ranks 0, 1 for 1s"), after(1, 1, exits(1), "no sign of rank 2 for 1s"), stopped(after(1000, 0, kill))},
+			ends: []ending{after(0, 2, exits(1), "no sign of ranks 0, 1 for 1s"),
+				after(1, 1, exits(1), "no sign of rank 2 for 1s"), stopped(after(1000, 0, kill))},
 			rank: 0, cause: Stopped, code: 1},
 		{name: "exit 0 in the middle",
-			ends: []ending{after(0, 1, exits(0)), after(1, 0, exits(1), down), after(2, 2, exits(1), down)},
+			ends: []ending{after(0, 1, exits(0)), after(1, 0, exits(1), down),
+				after(2, 2, exits(1), down)},
 			rank: 1, cause: Left, code: 1},
 		{name: "exit 0 before Init",
-			ends: []ending{after(0, 1, exits(0)), after(9000, 0, exits(1), "rendezvous: rank 0: join job run-X: rank 1 did not take part in time (timeout after 9s): look")},
+			ends: []ending{after(0, 1, exits(0)), after(9000, 0, exits(1), "rendezvous: rank 0: "+
+				"join job run-X: rank 1 did not take part in time (timeout after 9s): look")},
 			rank: 1, cause: Left, code: 1},
 		{name: "exit 0 of rank 0 before Init",
-			ends: []ending{after(0, 0, exits(0)), after(9000, 1, exits(1), "rendezvous: rank 1: join job run-X: rank 0 is missing (timeout after 9s; last attempt: ")},
+			ends: []ending{after(0, 0, exits(0)), after(9000, 1, exits(1), "rendezvous: rank 1: "+
+				"join job run-X: rank 0 is missing (timeout after 9s; last attempt: ")},
 			rank: 0, cause: Left, code: 1},
 		{name: "exit 3",
-			ends: []ending{after(0, 0, exits(1), down), after(4, 1, exits(3)), after(5, 2, exits(1), down)},
+			ends: []ending{after(0, 0, exits(1), down), after(4, 1, exits(3)),
+				after(5, 2, exits(1), down)},
 			rank: 1, code: 3},
 		{name: "kill -9",
 			ends: []ending{after(0, 0, exits(1)), after(4, 1, kill), after(5, 2, exits(1), down)},
 			rank: 1, code: 137},
 		{name: "ranks that the launcher has ended miss each other",
-			ends: []ending{after(0, 1, kill), asked(after(1000, 0, term)), asked(after(1001, 2, exits(1), "rank 0 is down: its process ended")), asked(after(1001, 3, exits(1), "rank 0 is down: its process ended"))},
+			ends: []ending{after(0, 1, kill), asked(after(1000, 0, term)),
+				asked(after(1001, 2, exits(1), "rank 0 is down: its process ended")),
+				asked(after(1001, 3, exits(1), "rank 0 is down: its process ended"))},
 			rank: 1, code: 137},
 		{name: "a hang",
-			ends: []ending{after(0, 0, exits(1), "no sign of rank 1 for 1s"), asked(after(1000, 1, term))},
+			ends: []ending{after(0, 0, exits(1), "no sign of rank 1 for 1s"),
+				asked(after(1000, 1, term))},
 			rank: 1, cause: Absent, code: 1},
 		{name: "only rank 0 prints errors",
-			ends: []ending{after(0, 2, exits(1)), after(1, 0, exits(1), aborted), after(200, 1, exits(4))},
+			ends: []ending{after(0, 2, exits(1)), after(1, 0, exits(1), aborted),
+				after(200, 1, exits(4))},
 			rank: 1, code: 4},
 		{name: "a chain",
-			ends: []ending{after(0, 1, exits(1), "because of rank 0: closed"), after(1, 2, exits(1), "because of rank 0: closed"), after(2, 0, exits(1), "rank 3 is down: EOF"), after(3, 3, exits(7))},
+			ends: []ending{after(0, 1, exits(1), "because of rank 0: closed"),
+				after(1, 2, exits(1), "because of rank 0: closed"), after(2, 0, exits(1),
+					"rank 3 is down: EOF"), after(3, 3, exits(7))},
 			rank: 3, code: 7},
 		{name: "ranks of a group from Split",
-			ends: []ending{after(0, 1, exits(1), "rank 1 of run-X/2: because of rank 3 (1 of the group): timeout: no sign of rank 3 (1 of the group) for 1s"), after(200, 3, exits(5))},
+			ends: []ending{after(0, 1, exits(1), "rank 1 of run-X/2: because of rank 3 (1 of the "+
+				"group): timeout: no sign of rank 3 (1 of the group) for 1s"),
+				after(200, 3, exits(5))},
 			rank: 3, code: 5},
 		{name: "ranks that disagree",
-			ends: []ending{after(0, 0, exits(1), "because of rank 1: ranks disagree"), after(1, 1, exits(1), "because of rank 0: ranks disagree")},
+			ends: []ending{after(0, 0, exits(1), "because of rank 1: ranks disagree"),
+				after(1, 1, exits(1), "because of rank 0: ranks disagree")},
 			rank: 0, code: 1},
 		{name: "a failure of which nobody speaks",
-			ends: []ending{after(0, 1, exits(0)), after(1, 2, exits(3)), asked(after(1000, 0, term)), asked(after(1001, 3, exits(0)))},
+			ends: []ending{after(0, 1, exits(0)), after(1, 2, exits(3)),
+				asked(after(1000, 0, term)), asked(after(1001, 3, exits(0)))},
 			rank: 2, code: 3},
 		{name: "a rank that does not exist is blamed",
-			ends: []ending{after(0, 0, exits(3), "because of rank 77: closed"), after(1, 1, exits(0))},
+			ends: []ending{after(0, 0, exits(3), "because of rank 77: closed"),
+				after(1, 1, exits(0))},
 			rank: 0, code: 3},
 		{name: "a wrong command line",
-			ends: []ending{after(0, 0, exits(2), "flag provided but not defined: -x"), after(1, 1, exits(2), "flag provided but not defined: -x")},
+			ends: []ending{after(0, 0, exits(2), "flag provided but not defined: -x"),
+				after(1, 1, exits(2), "flag provided but not defined: -x")},
 			rank: 0, code: 2, usage: true},
 		{name: "a panic on every rank is no wrong command line",
 			ends: []ending{after(0, 0, exits(2), "panic: x"), after(1, 1, exits(2), "panic: x")},
@@ -125,7 +154,8 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 	} {
 		for _, ends := range [][]ending{c.ends, reversed(c.ends)} {
 			v := verdict(ends)
-			if v == nil || v.Rank != c.rank || v.Cause != c.cause || v.ExitCode() != c.code || v.usage != c.usage {
+			if v == nil || v.Rank != c.rank || v.Cause != c.cause || v.ExitCode() != c.code ||
+				v.usage != c.usage {
 				t.Errorf("%s: %+v", c.name, v)
 			}
 			if (v.Seen != "") != (v.Cause != Ended) {
@@ -150,12 +180,21 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 		want   string
 	}{
 		{Failed{Rank: 1, Status: exits(3)}, "rank 1 failed: exit status 3"},
-		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}}, "rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
-		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80}, "rank 1 failed: signal: segmentation fault (core dumped)"},
-		{Failed{Rank: 1, Cause: Left, Seen: "rank 2: because of rank 1", Others: []int{0, 2}}, "rank 1 failed first: it ended with exit status 0 while other ranks still needed it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
-		{Failed{Rank: 0, Cause: Stopped}, "rank 0 failed: it was stopped by a signal such as SIGSTOP, so the launcher ended it"},
-		{Failed{Rank: 0, Cause: Absent, Lines: []string{"a", "b"}}, "rank 0 failed: it took no part any more, so the launcher ended it; its last lines:\n    a\n    b"},
-		{*verdict([]ending{after(0, 0, exits(1), "because of rank 3: aborted: rank 3 is down: EOF"), after(1, 1, exits(1))}), "rank 0 failed because of rank 3, on another machine: exit status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: EOF\nthen failed or were stopped: 1"},
+		{Failed{Rank: 1, Status: killedBy(syscall.SIGKILL), Others: []int{0}},
+			"rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
+		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80},
+			"rank 1 failed: signal: segmentation fault (core dumped)"},
+		{Failed{Rank: 1, Cause: Left, Seen: "rank 2: because of rank 1", Others: []int{0, 2}},
+			"rank 1 failed first: it ended with exit status 0 while other ranks still needed " +
+				"it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
+		{Failed{Rank: 0, Cause: Stopped}, "rank 0 failed: it was stopped by a signal such as " +
+			"SIGSTOP, so the launcher ended it"},
+		{Failed{Rank: 0, Cause: Absent, Lines: []string{"a", "b"}}, "rank 0 failed: it took no " +
+			"part any more, so the launcher ended it; its last lines:\n    a\n    b"},
+		{*verdict([]ending{after(0, 0, exits(1), "because of rank 3: aborted: rank 3 is down: EOF"),
+			after(1, 1, exits(1))}), "rank 0 failed because of rank 3, on another machine: exit " +
+			"status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: " +
+			"EOF\nthen failed or were stopped: 1"},
 	} {
 		if got := c.failed.Error(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
@@ -166,7 +205,8 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 // The texts are made by other packages, whose types are asked here where that is
 // possible.
 func TestBlameIsReadFromErrors(t *testing.T) {
-	missing := &rendezvous.MissingError{Rank: 0, What: "join", Ranks: []int{1, 4}, Cause: errors.New("timeout")}
+	missing := &rendezvous.MissingError{Rank: 0, What: "join", Ranks: []int{1, 4},
+		Cause: errors.New("timeout")}
 	down := &rendezvous.Failure{Rank: 3, Cause: errors.New("EOF")}
 	for line, want := range map[string][]int{
 		fmt.Sprint("x: ", missing):                                   {1, 4},

@@ -196,7 +196,8 @@ func (w *watch) late() {
 		w.named = true
 		for _, r := range w.ranks {
 			if text := r.hang(); text != "" {
-				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next signal",
+				w.job.notice(fmt.Sprintf("%s; the launcher ends without it in %v, or at the next "+
+					"signal",
 					text, w.job.times.giveUp))
 			}
 		}

@@ -147,7 +147,9 @@ func TestANameThatIsTakenGetsASuffix(t *testing.T) {
 func TestOnlyWhatSaveHasMadeIsRemoved(t *testing.T) {
 	out := t.TempDir() // what links lead to
 	s := saves{t, t.TempDir(), NewID(), 1}
-	path := func(parts ...string) string { return filepath.Join(append([]string{s.dir}, parts...)...) }
+	path := func(parts ...string) string {
+		return filepath.Join(append([]string{s.dir}, parts...)...)
+	}
 	for name, change := range map[string]func(checkpoint string) error{
 		"a file was added": func(c string) error {
 			return write(filepath.Join(c, "notes"), "mine")

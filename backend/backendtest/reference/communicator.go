@@ -79,7 +79,8 @@ type call struct {
 }
 
 // Start implements [backend.Communicator].
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.rank, c.group.size, dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -87,8 +88,10 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 	return c.StartChecked(q, what, count, dst, src)
 }
 
-// StartChecked implements [backend.CheckedStarter]. It panics where the source of an all-to-all is too short.
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+// StartChecked implements [backend.CheckedStarter]. It panics where the source of an all-to-all is
+// too short.
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if what.Rows != nil {
 		return nil, backend.RefuseRows(c, what)
@@ -133,7 +136,8 @@ func (c *Communicator) follow(q backend.Queue) error {
 // Alloc implements [backend.Communicator]. The memory is like any other.
 func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument,
+			backend.RankOf(c), nbytes)
 	}
 	all, err := c.exchange(int64(nbytes))
 	if err != nil {
@@ -141,7 +145,8 @@ func (c *Communicator) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	for p, n := range all {
 		if n != int64(nbytes) {
-			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s", backend.ErrArgument, backend.RankOf(c), nbytes, n, c.group.members.Rank(p))
+			return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes here, of %d on %s",
+				backend.ErrArgument, backend.RankOf(c), nbytes, n, c.group.members.Rank(p))
 		}
 	}
 	memory := backend.Of(make([]byte, nbytes))
@@ -158,7 +163,8 @@ func (c *Communicator) Free(b backend.Buffer) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if b.Len() > 0 && !c.allocated[b.Addr()] {
-		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed "+
+			"before", backend.ErrArgument, backend.RankOf(c))
 	}
 	delete(c.allocated, b.Addr())
 	return nil
@@ -167,7 +173,8 @@ func (c *Communicator) Free(b backend.Buffer) error {
 // exchange gathers the same number of integers from every rank.
 func (c *Communicator) exchange(mine ...int64) ([]int64, error) {
 	all := make([]int64, len(mine)*c.group.size)
-	return all, backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all), backend.Of(mine))
+	return all, backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(all),
+		backend.Of(mine))
 }
 
 // Split implements [backend.Communicator].
@@ -186,13 +193,16 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 			members = append(members, r)
 		}
 	}
-	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(all[2*a+1], all[2*b+1]) })
+	slices.SortStableFunc(members, func(a, b int) int {
+		return cmp.Compare(all[2*a+1], all[2*b+1])
+	})
 	rank := slices.Index(members, c.rank)
 	for i, r := range members {
 		members[i] = c.group.members[r]
 	}
 	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), members)
-	return &Communicator{group: part, rank: rank, verify: c.verify, allocated: map[uintptr]bool{}}, nil
+	return &Communicator{group: part, rank: rank, verify: c.verify, allocated: map[uintptr]bool{}},
+		nil
 }
 
 // Abort implements [backend.Communicator].

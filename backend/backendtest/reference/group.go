@@ -112,7 +112,8 @@ func (g *group) failure(rank int, what string) error {
 
 // ended is failure with mu held.
 func (g *group) ended(rank int, what string) error {
-	e := &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: g.peer, Call: what, Cause: g.err}
+	e := &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: g.peer, Call: what,
+		Cause: g.err}
 	if g.closed[rank] {
 		e.Peer, e.Cause = rank, fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)
 	}
@@ -140,7 +141,8 @@ func (g *group) meet(rank int, k *call) error {
 		}
 		if !g.wait(timer) {
 			p := m.missing()
-			g.end(p, fmt.Errorf("%w: no sign of %s for %v", backend.ErrTimeout, g.members.Rank(p), g.world.timeout))
+			g.end(p, fmt.Errorf("%w: no sign of %s for %v", backend.ErrTimeout, g.members.Rank(p),
+				g.world.timeout))
 		}
 	}
 	if m.left++; m.left == g.size {
@@ -149,7 +151,8 @@ func (g *group) meet(rank int, k *call) error {
 	if err := m.compare(g.members, rank, k); err != nil {
 		// Every rank of the meeting finds out by itself.
 		g.end(err.Peer, err)
-		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: err.Peer, Call: k.header.String(), Cause: err}
+		return &backend.Error{Comm: g.name, Members: g.members, Rank: rank, Peer: err.Peer,
+			Call: k.header.String(), Cause: err}
 	}
 	return m.result(rank, k)
 }
@@ -172,7 +175,8 @@ func (g *group) arrive(rank int, k *call) *meeting {
 func (g *group) lookForClosed(m *meeting) {
 	for p, closed := range g.closed {
 		if closed && m.calls[p] == nil {
-			g.end(p, fmt.Errorf("%w: %s has closed without taking part", backend.ErrClosed, g.members.Rank(p)))
+			g.end(p, fmt.Errorf("%w: %s has closed without taking part", backend.ErrClosed,
+				g.members.Rank(p)))
 		}
 	}
 }
@@ -192,8 +196,10 @@ func (m *meeting) compare(of backend.Members, rank int, k *call) *backend.Mismat
 		return nil
 	}
 	for p, theirs := range m.calls {
-		if theirs.header.Put(new([backend.HeaderSize]byte)) != k.header.Put(new([backend.HeaderSize]byte)) {
-			return &backend.MismatchError{Members: of, Rank: rank, Peer: p, Mine: k.header, Theirs: theirs.header}
+		if theirs.header.Put(new([backend.HeaderSize]byte)) != k.header.Put(
+			new([backend.HeaderSize]byte)) {
+			return &backend.MismatchError{Members: of, Rank: rank, Peer: p, Mine: k.header,
+				Theirs: theirs.header}
 		}
 	}
 	return nil

@@ -66,7 +66,8 @@ func (q *Queue) Record() (backend.Event, error) {
 
 // Wait implements [backend.Queue].
 func (q *Queue) Wait(e backend.Event) error {
-	return q.submit(func() { e.Join(context.Background()) }) // Background never ends, so there is no error
+	// Background never ends, so there is no error
+	return q.submit(func() { e.Join(context.Background()) })
 }
 
 // Close implements [backend.Queue].
@@ -126,8 +127,11 @@ func (q queued) Copy(dst, src backend.Buffer) error {
 	return q.kernel(func(k backend.Arithmetic) error { return k.Copy(dst, src) })
 }
 
-func (q queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	return q.kernel(func(k backend.Arithmetic) error { return k.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
+func (q queued) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
+	return q.kernel(func(k backend.Arithmetic) error {
+		return k.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
+	})
 }
 
 func (q queued) Cast(dst, src backend.Buffer) error {

@@ -30,10 +30,12 @@ import (
 // end soon.
 func BenchmarkGPUAllReduce(b *testing.B) {
 	for _, P := range []int{2, 4} {
-		for _, nbytes := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 128 << 20, 256 << 20} {
+		for _, nbytes := range []int{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20,
+			128 << 20, 256 << 20} {
 			b.Run(fmt.Sprintf("P=%d/KiB=%d", P, nbytes>>10), func(b *testing.B) {
 				devices := devices(b, P)
-				dense, chosen := connected(b, devices, gpu.Options{Off: true}), connected(b, devices, gpu.Options{Halved: 1, Link: gpu.FullyConnected})
+				dense, chosen := connected(b, devices, gpu.Options{Off: true}),
+					connected(b, devices, gpu.Options{Halved: 1, Link: gpu.FullyConnected})
 				backendtest.Each(b, chosen, func(c backend.Communicator) error {
 					return compare(b, dense[c.Rank()], c.(*gpu.Communicator), nbytes)
 				})

@@ -64,11 +64,13 @@ func integers(c *Communicator, kind backend.Kind, op backend.ReduceOp, n int) er
 	if err := k.Move(x, backend.Of(in)); err != nil {
 		return err
 	}
-	if err := errors.Join(backend.Run(c, reduction(kind, op), y, x), k.Move(backend.Of(out), y)); err != nil {
+	if err := errors.Join(backend.Run(c, reduction(kind, op), y, x),
+		k.Move(backend.Of(out), y)); err != nil {
 		return err
 	}
 	done, err := q.Record()
-	if err := errors.Join(err, done.Join(context.Background()), c.Device().Free(memory)); err != nil {
+	if err := errors.Join(err, done.Join(context.Background()),
+		c.Device().Free(memory)); err != nil {
 		return err
 	}
 	for i, got := range out {
@@ -103,7 +105,8 @@ func TestGraphsTravelAsHalf(t *testing.T) {
 			all := memory.As(backend.F32)
 			x, y := all.Slice(0, n), all.Slice(n, 2*n)
 			what := reduction(backend.AllReduce, backend.Sum)
-			if err := errors.Join(q.Fill(x, float64(1+c.Rank())), backend.Run(c, what, y, x)); err != nil {
+			if err := errors.Join(q.Fill(x, float64(1+c.Rank())),
+				backend.Run(c, what, y, x)); err != nil {
 				return err
 			}
 			graph, err := q.Capture(func() error {
@@ -119,7 +122,8 @@ func TestGraphsTravelAsHalf(t *testing.T) {
 				}
 			}
 			got := make([]float32, n) // 1, 2: 3; 4, 5: 9; 13, 14: 27
-			err = errors.Join(backend.Run(c, what, y, x), q.Move(backend.Of(got), y), graph.Close(), backend.Barrier(c), c.Device().Free(memory))
+			err = errors.Join(backend.Run(c, what, y, x), q.Move(backend.Of(got), y), graph.Close(),
+				backend.Barrier(c), c.Device().Free(memory))
 			if err == nil && (got[0] != 27 || got[n-1] != 27) {
 				err = fmt.Errorf("the sums are %v and %v, want 27", got[0], got[n-1])
 			}

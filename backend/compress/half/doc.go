@@ -47,8 +47,8 @@
 // Nothing stops the host.
 //
 // A call is not cut into parts whose casts could run beside collectives: that loses more than
-// it gains (128 MiB on two H200: 366 us whole, 421 in two parts). Among processes of one host, 16 bits
-// are slower than 32: a call moves memory there, and casts take the processors.
+// it gains (128 MiB on two H200: 366 us whole, 421 in two parts). Among processes of one host, 16
+// bits are slower than 32: a call moves memory there, and casts take the processors.
 //
 // # Origin
 //

@@ -16,7 +16,8 @@ import (
 func ExampleWrap() {
 	os.Setenv("EURYALE_BACKEND", "host") // where the operands below are
 	compress := half.Wrap(backend.F16)
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		short, err := compress(comm)
 		if err != nil {
 			return err

@@ -49,7 +49,8 @@ func New(inner backend.Communicator, half backend.DType) (*Communicator, error) 
 }
 
 func over(inner backend.Communicator, half backend.DType) *Communicator {
-	return &Communicator{Base: backend.Wrap(inner), half: half, transport: inner.Capabilities().TransportOf}
+	return &Communicator{Base: backend.Wrap(inner), half: half,
+		transport: inner.Capabilities().TransportOf}
 }
 
 // Wrap is [New] as a function of the communicator alone.
@@ -113,7 +114,8 @@ func (c *Communicator) Counters() Counters {
 }
 
 // Start implements [backend.Communicator].
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -122,7 +124,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if what.Association == backend.Tree {
 		return nil, backend.RefuseTree(c, what, src.DType())
@@ -156,7 +159,8 @@ func (c *Communicator) travels(what backend.Collective, d backend.DType, count i
 }
 
 // pass starts a call that travels as it is.
-func (c *Communicator) pass(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) pass(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
 	if err != nil {
 		return nil, c.restate(err, "")
@@ -176,15 +180,18 @@ func shrinks(what backend.Collective, d backend.DType) bool {
 
 // halves reports whether inner rounds a call on the way.
 func (c *Communicator) halves(what backend.Collective, d backend.DType, count int) bool {
-	return what.Kind == backend.AllReduce && d == backend.F32 && c.transport(allowHalf(what, c.half), d, count) == c.half
+	return what.Kind == backend.AllReduce && d == backend.F32 &&
+		c.transport(allowHalf(what, c.half), d, count) == c.half
 }
 
 // start starts a call that travels as 16 bits: inner casts on the way, or cast, average, cast
 // back.
-func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) start(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := &call{c: c, what: what, count: count, dst: dst, src: src, text: fmt.Sprintf("%v of %d %v, as %v", what, count, dst.DType(), c.half)}
+	k := &call{c: c, what: what, count: count, dst: dst, src: src,
+		text: fmt.Sprintf("%v of %d %v, as %v", what, count, dst.DType(), c.half)}
 	run := k.run
 	if c.halves(what, src.DType(), count) {
 		run = k.runInside

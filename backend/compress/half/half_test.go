@@ -52,7 +52,8 @@ func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) erro
 // rounds and the suite wants exact, go past it; the tests below are about them.
 type asHalf struct{ *Communicator }
 
-func (a asHalf) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (a asHalf) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	_, err := what.Check(a.Rank(), a.Size(), dst, src)
 	switch {
 	case err != nil || !shrinks(what, backend.F32) || what.Association == backend.Tree:
@@ -64,7 +65,8 @@ func (a asHalf) Start(q backend.Queue, what backend.Collective, dst, src backend
 	return a.Communicator.Start(q, what, dst, src)
 }
 
-func (a asHalf) widened(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (a asHalf) widened(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if q == nil {
 		q = a.Device().Default()
 	}
@@ -96,8 +98,12 @@ func TestCommunicator(t *testing.T) {
 	sizes := map[backend.DType][]int{backend.F16: {4}, backend.BF16: {3}}
 	for _, half := range halves {
 		t.Run(half.String(), func(t *testing.T) {
-			shim := func(c backend.Communicator) backend.Communicator { return asHalf{c.(*Communicator)} }
-			backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), wrap(half), shim), Sizes: sizes[half]})
+			shim := func(c backend.Communicator) backend.Communicator {
+				return asHalf{c.(*Communicator)}
+			}
+			backendtest.RunWrapper(
+				t, backendtest.Options{New: backendtest.Over(host.New(), wrap(half), shim),
+					Sizes: sizes[half]})
 		})
 	}
 }
@@ -124,7 +130,8 @@ func TestEveryOperandAndTheAverageAreRoundedOnce(t *testing.T) {
 			ranks(t, P, half, func(c *Communicator) error {
 				for _, op := range []backend.ReduceOp{backend.Sum, backend.Avg} {
 					y := make([]float32, n)
-					if err := backend.Run(c, reduction(backend.AllReduce, op), backend.Of(y), backend.Of(operand(n, c.Rank()))); err != nil {
+					if err := backend.Run(c, reduction(backend.AllReduce, op), backend.Of(y),
+						backend.Of(operand(n, c.Rank()))); err != nil {
 						return err
 					}
 					if err := within(y, P, op, 2.01*unit[half]); err != nil {
@@ -169,7 +176,8 @@ func TestBitsAreThoseOfFP32AccumulationWithOneRounding(t *testing.T) {
 		k := kernels.Host{}
 		round := func(x []float32) []float32 {
 			b := backend.Of(narrow).As(half)
-			if err := errors.Join(k.Cast(b, backend.Of(x)), k.Cast(backend.Of(wide), b)); err != nil {
+			if err := errors.Join(k.Cast(b, backend.Of(x)),
+				k.Cast(backend.Of(wide), b)); err != nil {
 				t.Fatal(err)
 			}
 			return wide
@@ -189,7 +197,8 @@ func TestBitsAreThoseOfFP32AccumulationWithOneRounding(t *testing.T) {
 		copy(want, round(want))
 		ranks(t, P, half, func(c *Communicator) error {
 			y := operand(n, c.Rank())
-			if err := backend.Run(c, reduction(backend.AllReduce, backend.Avg), backend.Of(y), backend.Of(y)); err != nil {
+			if err := backend.Run(c, reduction(backend.AllReduce, backend.Avg), backend.Of(y),
+				backend.Of(y)); err != nil {
 				return err
 			}
 			for i := range y {
@@ -222,7 +231,8 @@ func TestSumsDoNotOverflowTheWire(t *testing.T) {
 			if err != nil || y64 != float64(y) {
 				return fmt.Errorf("in f64 it is %v (%w), want %v", y64, err, y)
 			}
-			if y, err = same(c, backend.Avg, x); err != nil || math.Abs(float64(y-x)) > 0x1p-10*math.Abs(float64(x)) {
+			if y, err = same(c, backend.Avg, x); err != nil ||
+				math.Abs(float64(y-x)) > 0x1p-10*math.Abs(float64(x)) {
 				return fmt.Errorf("the average of %v is %v (%w)", x, y, err)
 			}
 		}
@@ -235,7 +245,8 @@ func TestWhatIsOutOfRangeShows(t *testing.T) {
 	for _, half := range halves {
 		ranks(t, 3, half, func(c *Communicator) error {
 			// Rank 1 alone has something special; the others have ones.
-			for _, pair := range [][2]float32{{inf, inf}, {-inf, -inf}, {65519, 65519}, {65520, inf}, {-1e6, -inf}, {0x1p-26, 0}} {
+			for _, pair := range [][2]float32{{inf, inf}, {-inf, -inf}, {65519, 65519},
+				{65520, inf}, {-1e6, -inf}, {0x1p-26, 0}} {
 				x, want := pair[0], pair[1]
 				if half == backend.BF16 && !math.IsInf(float64(x), 0) {
 					want = x // it has the range
@@ -244,10 +255,12 @@ func TestWhatIsOutOfRangeShows(t *testing.T) {
 				if c.Rank() == 1 {
 					y[1] = x
 				}
-				if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), backend.Of(y), backend.Of(y)); err != nil {
+				if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), backend.Of(y),
+					backend.Of(y)); err != nil {
 					return err
 				}
-				if y[0] != 0 || y[1] != want && math.Abs(float64(y[1]-want)) > 0x1p-7*math.Abs(float64(want)) {
+				if y[0] != 0 || y[1] != want && math.Abs(float64(y[1]-want)) > 0x1p-7*math.Abs(
+					float64(want)) {
 					return fmt.Errorf("%v: %v came out as %v, want %v", half, x, y[1], want)
 				}
 			}
@@ -258,9 +271,11 @@ func TestWhatIsOutOfRangeShows(t *testing.T) {
 			if c.Rank() == 2 {
 				y[1] = -inf
 			}
-			err := backend.Run(c, reduction(backend.AllReduce, backend.Avg), backend.Of(y), backend.Of(y))
+			err := backend.Run(c, reduction(backend.AllReduce, backend.Avg), backend.Of(y),
+				backend.Of(y))
 			if err != nil || y[0] == y[0] || y[1] == y[1] || y[2] != 1 {
-				return fmt.Errorf("%v: NaN and the sum of infinities came out as %v (%w)", half, y, err)
+				return fmt.Errorf("%v: NaN and the sum of infinities came out as %v (%w)", half,
+					y, err)
 			}
 			return nil
 		})
@@ -293,7 +308,8 @@ func TestChunksAreThoseOfTheRank(t *testing.T) {
 			}
 			for i, got := range y {
 				if want := float64(P*(lo+i) + 6); got != want {
-					return fmt.Errorf("splits %v: element %d of rank %d is %v, want %v", s, i, c.Rank(), got, want)
+					return fmt.Errorf("splits %v: element %d of rank %d is %v, want %v", s, i,
+						c.Rank(), got, want)
 				}
 			}
 		}
@@ -305,8 +321,10 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 	const fine = 1 + 0x1p-20 // lost in 16 bits
 	ranks(t, 2, backend.BF16, func(c *Communicator) error {
 		for _, what := range []backend.Collective{
-			{Kind: backend.Broadcast}, {Kind: backend.AllGather}, {Kind: backend.AllReduce, Op: backend.Max},
-			{Kind: backend.AllReduce, Op: backend.Avg, Exact: true}, {Kind: backend.Reduce, Op: backend.Avg},
+			{Kind: backend.Broadcast}, {Kind: backend.AllGather}, {Kind: backend.AllReduce,
+				Op: backend.Max},
+			{Kind: backend.AllReduce, Op: backend.Avg, Exact: true}, {Kind: backend.Reduce,
+				Op: backend.Avg},
 		} {
 			x, y := []float32{fine, fine}, []float32{fine, fine, fine, fine}
 			if what.Kind != backend.AllGather {
@@ -366,7 +384,8 @@ func TestCallsDoNotShareTheirBits(t *testing.T) {
 					q.Wait(late(time.Duration(round%3) * 100 * time.Microsecond))
 				}
 				var err error
-				if ws[i], err = c.Start(q, reduction(backend.AllReduce, backend.Avg), backend.Of(ys[i]), backend.Of(ys[i])); err != nil {
+				if ws[i], err = c.Start(q, reduction(backend.AllReduce, backend.Avg),
+					backend.Of(ys[i]), backend.Of(ys[i])); err != nil {
 					return err
 				}
 			}
@@ -376,7 +395,8 @@ func TestCallsDoNotShareTheirBits(t *testing.T) {
 				}
 				for j, y := range ys[i] {
 					if want := float32(round + j%100 + 1000*i); y != want {
-						return fmt.Errorf("round %d, call %d: element %d is %v, want %v", round, i, j, y, want)
+						return fmt.Errorf("round %d, call %d: element %d is %v, want %v", round, i,
+							j, y, want)
 					}
 				}
 			}
@@ -387,8 +407,14 @@ func TestCallsDoNotShareTheirBits(t *testing.T) {
 
 func TestRanksThatDisagreeAreToldWhatTheyCalled(t *testing.T) {
 	for name, last := range map[string]func(c *Communicator) error{
-		"allreduce(avg) of 3 f32": func(c *Communicator) error { _, err := same(c, backend.Avg, float32(1)); return err },
-		"allreduce(sum) of 3 f64": func(c *Communicator) error { _, err := same(c, backend.Sum, 1.0); return err },
+		"allreduce(avg) of 3 f32": func(c *Communicator) error {
+			_, err := same(c, backend.Avg, float32(1))
+			return err
+		},
+		"allreduce(sum) of 3 f64": func(c *Communicator) error {
+			_, err := same(c, backend.Sum, 1.0)
+			return err
+		},
 		"allreduce(sum) of 3 f32 with state 5": func(c *Communicator) error {
 			y := backend.Of([]float32{1, 2, 3})
 			return backend.Run(c, backend.Collective{Kind: backend.AllReduce, State: 5}, y, y)
@@ -397,10 +423,14 @@ func TestRanksThatDisagreeAreToldWhatTheyCalled(t *testing.T) {
 		ranks(t, 3, backend.F16, func(c *Communicator) error {
 			call := last
 			if c.Rank() != 2 {
-				call = func(c *Communicator) error { _, err := same(c, backend.Sum, float32(1)); return err }
+				call = func(c *Communicator) error {
+					_, err := same(c, backend.Sum, float32(1))
+					return err
+				}
 			}
 			err := call(c)
-			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "allreduce(sum) of 3 f32 (call") {
+			if !errors.Is(err, backend.ErrMismatch) || !strings.Contains(err.Error(), name) ||
+				!strings.Contains(err.Error(), "allreduce(sum) of 3 f32 (call") {
 				return fmt.Errorf("%s: the error is %v", name, err)
 			}
 			return nil
@@ -426,7 +456,8 @@ func (r *rounding) Capabilities() backend.Capabilities {
 	return caps
 }
 
-func (r *rounding) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (r *rounding) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	r.asked = append(r.asked, what)
 	if what.AllowHalf == 0 {
 		return r.Base.Start(q, what, dst, src)
@@ -434,7 +465,8 @@ func (r *rounding) Start(q backend.Queue, what backend.Collective, dst, src back
 	return r.Communicator.Start(q, backend.Collective{Kind: what.Kind, Op: what.Op}, dst, src)
 }
 
-func (r *rounding) StartChecked(q backend.Queue, what backend.Collective, _ int, dst, src backend.Buffer) (backend.Work, error) {
+func (r *rounding) StartChecked(q backend.Queue, what backend.Collective, _ int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	return r.Start(q, what, dst, src)
 }
 
@@ -446,7 +478,9 @@ func (r *rounding) Split(color, key int) (backend.Communicator, error) {
 func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 	const P, n = 3, 500
 	for _, half := range halves {
-		on := func(c backend.Communicator) backend.Communicator { return &rounding{Communicator: over(c, half)} }
+		on := func(c backend.Communicator) backend.Communicator {
+			return &rounding{Communicator: over(c, half)}
+		}
 		between := func(c backend.Communicator) backend.Communicator { return group.Compared(c) }
 		g, err := backendtest.Over(host.New(), on, between, wrap(half))(P, time.Minute)
 		if err != nil {
@@ -499,12 +533,16 @@ func goesOn(c *Communicator, n int) error {
 		}
 		asked := inner.asked[len(inner.asked)-1]
 		h := asked.Header(1, test.n, backend.F32)
-		if passes := asked.AllowHalf != 0; passes != test.passes || passes && asked.Op != test.what.Op || h.Original == (backend.Original{}) ||
+		if passes := asked.AllowHalf != 0; passes != test.passes || passes &&
+			asked.Op != test.what.Op || h.Original == (backend.Original{}) ||
 			h.Asked() != test.what.Header(1, test.n, backend.F32) && test.what.Splits == nil {
-			return fmt.Errorf("%v of %d came to inner as %v, which stands for %v", test.what, test.n, asked, h.Asked())
+			return fmt.Errorf("%v of %d came to inner as %v, which stands for %v", test.what,
+				test.n, asked, h.Asked())
 		}
 	}
-	if got := c.Counters(); got.Calls != 4 || got.Bytes == 0 || got.Dense-2*got.Bytes < 0 || got.Dense-2*got.Bytes > got.Calls { // bytes are rounded off
+	// bytes are rounded off
+	if got := c.Counters(); got.Calls != 4 || got.Bytes == 0 || got.Dense-2*got.Bytes < 0 ||
+		got.Dense-2*got.Bytes > got.Calls {
 		return fmt.Errorf("the counters are %+v", got)
 	}
 	return nil
@@ -525,7 +563,8 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 	}
 	backendtest.Each(t, g.Comms, func(c backend.Communicator) error {
 		y := backend.Of(operand(200, c.Rank()))
-		if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), y, y); !errors.Is(err, backend.ErrMismatch) {
+		if err := backend.Run(c, reduction(backend.AllReduce, backend.Sum), y, y); !errors.Is(
+			err, backend.ErrMismatch) {
 			return fmt.Errorf("the error is %w", err)
 		}
 		return nil
@@ -576,7 +615,8 @@ func deviceSum(c backend.Communicator) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(w.Wait(q), k.Move(backend.Of(y), x), w.Join(context.Background()), q.Close()); err != nil {
+	if err := errors.Join(w.Wait(q), k.Move(backend.Of(y), x), w.Join(context.Background()),
+		q.Close()); err != nil {
 		return err
 	}
 	for i, got := range y {
@@ -630,9 +670,11 @@ func TestCallsThatPassKeepTheirPlace(t *testing.T) {
 			for i, call := range []struct {
 				what     backend.Collective
 				dst, src []float32
-			}{{backend.Collective{Kind: backend.Broadcast}, x, x}, {reduction(backend.AllReduce, backend.Sum), y, x}, {gather, z, y}} {
+			}{{backend.Collective{Kind: backend.Broadcast}, x, x},
+				{reduction(backend.AllReduce, backend.Sum), y, x}, {gather, z, y}} {
 				var err error
-				if last, err = c.Start(qs[i%2], call.what, backend.Of(call.dst), backend.Of(call.src)); err != nil {
+				if last, err = c.Start(qs[i%2], call.what, backend.Of(call.dst),
+					backend.Of(call.src)); err != nil {
 					return err
 				}
 			}

@@ -101,7 +101,8 @@ func (s *stages) time(start func() error) error {
 }
 
 // Start implements [backend.Communicator].
-func (s *stages) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s *stages) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if s.timers == nil || what.Kind != backend.AllGather {
 		return s.Communicator.Start(q, what, dst, src)
 	}
@@ -127,7 +128,9 @@ func (s *stages) report(b *testing.B) error {
 			sums[i] += took
 		}
 	}
-	micros := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 / float64(len(s.timers)) }
+	micros := func(d time.Duration) float64 {
+		return float64(d.Nanoseconds()) / 1e3 / float64(len(s.timers))
+	}
 	if s.Rank() == 0 {
 		for i, name := range []string{"select-us", "exchange-us", "add-us"} {
 			b.ReportMetric(micros(sums[i]), name)
@@ -210,7 +213,8 @@ func reduces(b *testing.B, c backend.Communicator, n int, sign float32, s *stage
 		var last backend.Work
 		for i := range n {
 			call := func() (err error) {
-				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 1 + i%slots}
+				what := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 1 +
+					i%slots}
 				last, err = c.Start(q, what, y.As(backend.F32), xs[i/slots%2].As(backend.F32))
 				return err
 			}

@@ -29,7 +29,9 @@ func BenchmarkAllReduce(b *testing.B) {
 		{"threshold", sparse.Wrap(sparse.Threshold(0.5), sparse.WithValues(backend.F16))},
 	} {
 		for _, P := range []int{2, 4} {
-			b.Run(fmt.Sprintf("%s/P=%d", way.name, P), func(b *testing.B) { allReduce(b, way.wrap, P) })
+			b.Run(fmt.Sprintf("%s/P=%d", way.name, P), func(b *testing.B) {
+				allReduce(b, way.wrap, P)
+			})
 		}
 	}
 }
@@ -59,7 +61,8 @@ func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicat
 				b.ResetTimer()
 			}
 			copy(backend.View[float32](y), x) // as a gradient is packed
-			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg, State: 1}, y, y); err != nil {
+			if err := backend.Run(c, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg,
+				State: 1}, y, y); err != nil {
 				return err
 			}
 		}

@@ -94,7 +94,8 @@ func (k *call) keepSent() (err error) {
 // hash is a fingerprint of all that ranks must agree on.
 func (k *call) hash() int64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%v %v %d %+v %d %+v", k.what.Op, k.src.DType(), k.residual.n, k.c.options, k.number, k.plan)
+	fmt.Fprintf(h, "%v %v %d %+v %d %+v", k.what.Op, k.src.DType(), k.residual.n, k.c.options,
+		k.number, k.plan)
 	return int64(h.Sum64())
 }
 
@@ -118,7 +119,8 @@ func (k *call) parts(do steps) (p parts, err error) {
 		}
 	}
 	words := P * (kernels.HeadWords + 1)
-	scratch := do.SelectScratch(&kernels.Selection{X: backend.OnDevice(backend.F32, 0, k.residual.n), K: k.k})
+	scratch := do.SelectScratch(
+		&kernels.Selection{X: backend.OnDevice(backend.F32, 0, k.residual.n), K: k.k})
 	sizes := []int{n, P * n, 8 * words, 8, 4 * wide, 4 * acc, scratch}
 	at := make([]int, len(sizes)+1)
 	const align = 256 // as addresses of a device are
@@ -129,9 +131,12 @@ func (k *call) parts(do steps) (p parts, err error) {
 	if err != nil {
 		return p, err
 	}
-	part := func(i int, d backend.DType) backend.Buffer { return room.Slice(at[i], at[i]+sizes[i]).As(d) }
+	part := func(i int, d backend.DType) backend.Buffer {
+		return room.Slice(at[i], at[i]+sizes[i]).As(d)
+	}
 	p = parts{
-		mine: part(0, backend.U8), all: part(1, backend.U8), heads: part(2, backend.I64), note: part(3, backend.I64),
+		mine: part(0, backend.U8), all: part(1, backend.U8), heads: part(2, backend.I64),
+		note: part(3, backend.I64),
 		wide: part(4, backend.F32), acc: part(5, backend.F32), scratch: part(6, backend.U8),
 	}
 	if k.dense && acc == 0 {
@@ -227,8 +232,10 @@ func (k *call) report(do steps, p parts) error {
 
 // reduce adds up densely what all ranks have selected.
 func (k *call) reduce(q backend.Queue, do steps, p parts) (err error) {
-	exact := backend.Collective{Kind: backend.AllReduce, Op: k.what.Op, Exact: true, State: k.what.State, Origin: k.what.Origin}
-	if k.reducing, err = k.follow(q, exact, p.acc, p.acc); err == nil && k.dst.DType() == backend.F64 {
+	exact := backend.Collective{Kind: backend.AllReduce, Op: k.what.Op, Exact: true,
+		State: k.what.State, Origin: k.what.Origin}
+	if k.reducing, err = k.follow(q, exact, p.acc, p.acc); err == nil &&
+		k.dst.DType() == backend.F64 {
 		err = do.Cast(k.dst, p.acc)
 	}
 	return err
@@ -246,7 +253,8 @@ func (k *call) divisor() int {
 func (k *call) tell(do steps, p parts) error {
 	n, P := k.layout.nbytes(), k.c.Size()
 	told := p.heads.Slice(0, P*kernels.HeadWords)
-	if err := do.Copy2D(told, kernels.HeadWords, p.all.As(backend.I64), n/8, kernels.HeadWords, P); err != nil {
+	if err := do.Copy2D(told, kernels.HeadWords, p.all.As(backend.I64), n/8, kernels.HeadWords,
+		P); err != nil {
 		return err
 	}
 	if !k.dst.Device() {
@@ -264,7 +272,8 @@ func (k *call) gather() backend.Collective {
 }
 
 // follow starts a collective of the call, and what comes behind it after it.
-func (k *call) follow(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (k *call) follow(q backend.Queue, c backend.Collective, dst, src backend.Buffer) (backend.Work,
+	error) {
 	larger := float64(max(dst.NBytes(), src.NBytes()))
 	k.c.counters.Bytes += int64(c.Kind.BusFactor(k.c.Size()) * larger)
 	w, err := k.c.Base.Start(q, c, dst, src)
@@ -388,13 +397,16 @@ func (k *call) judge(r int, head []int64) error {
 	var cause error
 	switch n := head[wordSent]; {
 	case head[wordFingerprint] != k.fingerprint:
-		cause = fmt.Errorf("%w: %s has other options, another reduction, dtype or length, or has made more or fewer calls with this state: they must be the same on every rank",
+		cause = fmt.Errorf("%w: %s has other options, another reduction, dtype or length, or has "+
+			"made more or fewer calls with this state: they must be the same on every rank",
 			backend.ErrMismatch, k.c.Capabilities().Members.Rank(r))
 	case n < 0 || n > int64(k.capacity):
 		cause = fmt.Errorf("a message with %d entries, where there is room for %d", n, k.capacity)
 	default:
 		return nil
 	}
-	text := fmt.Sprintf("sparse %v of %d %v with state %d", k.what, k.residual.n, k.src.DType(), k.what.State)
-	return &backend.Error{Comm: k.c.Name(), Members: k.c.Capabilities().Members, Rank: k.c.Rank(), Peer: r, Call: text, Cause: cause}
+	text := fmt.Sprintf("sparse %v of %d %v with state %d", k.what, k.residual.n, k.src.DType(),
+		k.what.State)
+	return &backend.Error{Comm: k.c.Name(), Members: k.c.Capabilities().Members, Rank: k.c.Rank(),
+		Peer: r, Call: text, Cause: cause}
 }

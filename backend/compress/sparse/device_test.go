@@ -21,13 +21,15 @@ import (
 func kinds() []testenv.Kind { return append([]testenv.Kind{testenv.Hosts}, testenv.OnDevices()...) }
 
 // everywhere is group, in every place.
-func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+func everywhere(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator,
+	f func(c *Communicator) error) {
 	t.Helper()
 	testenv.Each(t, kinds(), func(t *testing.T, k testenv.Kind) { at(t, k, P, wrap, f) })
 }
 
 // at is group, in one place. What it leaves on the device is an error.
-func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) backend.Communicator,
+	f func(c *Communicator) error) {
 	t.Helper()
 	r := connected(t, k, P)
 	err := r.All(func(r *testenv.Rank) error {
@@ -48,7 +50,9 @@ func at(t testing.TB, k testenv.Kind, P int, wrap func(backend.Communicator) bac
 	if err != nil {
 		t.Error(err)
 	}
-	if k.OnGPU() && err == nil && r.All(func(r *testenv.Rank) error { return backend.Barrier(r.Comm) }) == nil {
+	if k.OnGPU() && err == nil && r.All(func(r *testenv.Rank) error {
+		return backend.Barrier(r.Comm)
+	}) == nil {
 		return // for the next test
 	}
 	if k.OnGPU() {
@@ -124,7 +128,8 @@ func run(c backend.Communicator, what backend.Collective, dst, src backend.Buffe
 }
 
 // pair returns memory of the device as long as two buffers, apart.
-func pair(c backend.Communicator, dst, src backend.Buffer) (y, x backend.Buffer, free func() error, err error) {
+func pair(c backend.Communicator, dst, src backend.Buffer) (y, x backend.Buffer, free func() error,
+	err error) {
 	b, err := c.Device().Alloc(dst.NBytes() + src.NBytes())
 	if err != nil {
 		return y, x, nil, err
@@ -197,67 +202,71 @@ func TestTheHostIsNotStopped(t *testing.T) {
 			}
 			return nil
 		})
-		at(t, testenv.Devices, 2, wrap(always, test.how, test.opts...), func(c *Communicator) error {
-			q, err := c.Device().NewQueue()
-			if err != nil {
-				return err
-			}
-			defer q.Close()
-			memory, err := c.Device().Alloc(2 * calls * 4 * n)
-			if err != nil {
-				return err
-			}
-			all := memory.As(backend.F32)
-			y, x := all.Slice(0, calls*n), all.Slice(calls*n, 2*calls*n)
-			for i := range calls {
-				if err := move(c, x.Slice(i*n, (i+1)*n), backend.Of(bursts(n, c.Rank(), i))); err != nil {
+		at(t, testenv.Devices, 2, wrap(always, test.how, test.opts...),
+			func(c *Communicator) error {
+				q, err := c.Device().NewQueue()
+				if err != nil {
 					return err
 				}
-			}
-			var last backend.Work
-			i := 0
-			start := func() (err error) {
-				last, err = c.Start(q, reduction(backend.Avg), y.Slice(i*n, (i+1)*n), x.Slice(i*n, (i+1)*n))
-				i++
-				return err
-			}
-			for i < calls {
-				closed := make(gate)
-				if err := q.Wait(closed); err != nil {
+				defer q.Close()
+				memory, err := c.Device().Alloc(2 * calls * 4 * n)
+				if err != nil {
 					return err
 				}
-				for range min(test.ahead, calls-i) {
-					if err := start(); err != nil {
+				all := memory.As(backend.F32)
+				y, x := all.Slice(0, calls*n), all.Slice(calls*n, 2*calls*n)
+				for i := range calls {
+					if err := move(c, x.Slice(i*n, (i+1)*n),
+						backend.Of(bursts(n, c.Rank(), i))); err != nil {
 						return err
 					}
 				}
-				if last.(*call).done.Done() {
-					return errors.New("the queue went on")
+				var last backend.Work
+				i := 0
+				start := func() (err error) {
+					last, err = c.Start(q, reduction(backend.Avg), y.Slice(i*n, (i+1)*n),
+						x.Slice(i*n, (i+1)*n))
+					i++
+					return err
 				}
-				time.AfterFunc(10*time.Millisecond, func() { close(closed) })
-				if i < calls {
-					if err := start(); err != nil {
+				for i < calls {
+					closed := make(gate)
+					if err := q.Wait(closed); err != nil {
+						return err
+					}
+					for range min(test.ahead, calls-i) {
+						if err := start(); err != nil {
+							return err
+						}
+					}
+					if last.(*call).done.Done() {
+						return errors.New("the queue went on")
+					}
+					time.AfterFunc(10*time.Millisecond, func() { close(closed) })
+					if i < calls {
+						if err := start(); err != nil {
+							return err
+						}
+					}
+					if err := errors.Join(last.Join(context.Background()),
+						backend.Barrier(c)); err != nil {
 						return err
 					}
 				}
-				if err := errors.Join(last.Join(context.Background()), backend.Barrier(c)); err != nil {
+				got := make([]float32, calls*n)
+				if err := move(c, backend.Of(got), y); err != nil {
 					return err
 				}
-			}
-			got := make([]float32, calls*n)
-			if err := move(c, backend.Of(got), y); err != nil {
-				return err
-			}
-			for i := range calls {
-				if err := same(got[i*n:(i+1)*n], want[i]); err != nil {
-					return fmt.Errorf("call %d: %w", i, err)
+				for i := range calls {
+					if err := same(got[i*n:(i+1)*n], want[i]); err != nil {
+						return fmt.Errorf("call %d: %w", i, err)
+					}
 				}
-			}
-			if e := c.Counters(); e.Entries < calls*n/100/2 {
-				return fmt.Errorf("the counters are %+v", e)
-			}
-			return c.Device().Free(memory)
-		})
+				if e := c.Counters(); e.Entries < calls*n/100/2 {
+					return fmt.Errorf("the counters are %+v", e)
+				}
+				return c.Device().Free(memory)
+			})
 	}
 }
 
@@ -341,7 +350,8 @@ func TestAStateMovesToADevice(t *testing.T) {
 				return err
 			}
 			x := make([]float32, n)
-			if _, err := c.Start(nil, reduction(backend.Sum), backend.Of(x), backend.Of(x)); !errors.Is(err, backend.ErrArgument) {
+			if _, err := c.Start(nil, reduction(backend.Sum), backend.Of(x),
+				backend.Of(x)); !errors.Is(err, backend.ErrArgument) {
 				return fmt.Errorf("an operand of the host, with a state of the device: %v", err)
 			}
 			return nil

@@ -15,7 +15,8 @@ import (
 // operand with the same State.
 func ExampleWrap() {
 	compress := sparse.Wrap(sparse.TopK(0.25))
-	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+	err := euryale.Run(context.Background(), 2, func(comm backend.Communicator,
+		_ sync.Locker) error {
 		thin, err := compress(comm)
 		if err != nil {
 			return err
@@ -23,7 +24,8 @@ func ExampleWrap() {
 		for step := range 2 {
 			gradient := [][]float32{{4, 1, 0, 3}, {0, 2, 8, 1}}[comm.Rank()]
 			sum := backend.Collective{Kind: backend.AllReduce, Op: backend.Sum, State: 1}
-			if err := backend.Run(thin, sum, backend.Of(gradient), backend.Of(gradient)); err != nil {
+			if err := backend.Run(thin, sum, backend.Of(gradient),
+				backend.Of(gradient)); err != nil {
 				return err
 			}
 			if comm.Rank() == 0 {

@@ -47,8 +47,11 @@ func (h hostSteps) Copy(dst, src backend.Buffer) error {
 }
 
 // Copy2D implements [steps].
-func (h hostSteps) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width, rows int) error {
-	return later(h.q, func() { _ = kernels.Host{}.Copy2D(dst, dstPitch, src, srcPitch, width, rows) })
+func (h hostSteps) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcPitch, width,
+	rows int) error {
+	return later(h.q, func() {
+		_ = kernels.Host{}.Copy2D(dst, dstPitch, src, srcPitch, width, rows)
+	})
 }
 
 // Move implements [steps].

@@ -36,11 +36,13 @@ func (s Selection) String() string {
 func ParseSelection(text string) (Selection, error) {
 	name, number, _ := strings.Cut(text, "=")
 	if name != "topk" && name != "threshold" {
-		return Selection{}, fmt.Errorf("%w: sparse: %q: use topk=0.05 or threshold=0.001", backend.ErrArgument, text)
+		return Selection{}, fmt.Errorf("%w: sparse: %q: use topk=0.05 or threshold=0.001",
+			backend.ErrArgument, text)
 	}
 	x, err := strconv.ParseFloat(number, 64)
 	if err != nil {
-		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05", backend.ErrArgument, text, name)
+		return Selection{}, fmt.Errorf("%w: sparse: %q: a number is needed, as in %s=0.05",
+			backend.ErrArgument, text, name)
 	}
 	if name == "threshold" {
 		return Threshold(x), Threshold(x).check()
@@ -56,13 +58,15 @@ func (s Selection) check() error {
 	case s.density != 0 && !(s.density > 0 && s.density <= 1):
 		return errDensity(s.density)
 	case s.density == 0 && !(s.limit >= 0 && s.limit <= math.MaxFloat32):
-		return fmt.Errorf("%w: sparse: a threshold of %v: it must be a number of f32, and not negative", backend.ErrArgument, s.limit)
+		return fmt.Errorf("%w: sparse: a threshold of %v: it must be a number of f32, and not "+
+			"negative", backend.ErrArgument, s.limit)
 	}
 	return nil
 }
 
 func errDensity(density float64) error {
-	return fmt.Errorf("%w: sparse: a top-k of density %v: it must be above 0 and at most 1", backend.ErrArgument, density)
+	return fmt.Errorf("%w: sparse: a top-k of density %v: it must be above 0 and at most 1",
+		backend.ErrArgument, density)
 }
 
 type options struct {
@@ -97,7 +101,8 @@ func (o options) check() error {
 		return err
 	}
 	if o.values != backend.F32 && o.values != backend.F16 && o.values != backend.BF16 {
-		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument, o.values)
+		return fmt.Errorf("%w: sparse: values as %v: use f32, f16 or bf16", backend.ErrArgument,
+			o.values)
 	}
 	return nil
 }

@@ -55,6 +55,7 @@ func (p plan) explain(n, P int) string {
 	}
 	messages := p.layout
 	messages.capacity = p.wanted
-	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a dense all-reduce",
+	return fmt.Sprintf("%s: a rank receives %d bytes in messages for %d of %d elements, %d in a "+
+		"dense all-reduce",
 		chosen, (P-1)*messages.nbytes(), p.wanted, n, 2*(P-1)*4*n/P)
 }

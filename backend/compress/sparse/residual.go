@@ -106,7 +106,8 @@ func (r *residual) release() (all error) {
 // Errors: ErrArgument without [WithStrict], which keeps what this goes back to.
 func (c *Communicator) Undo(state int) error {
 	if !c.strict {
-		return fmt.Errorf("%w: %s: Undo of state %d needs WithStrict", backend.ErrArgument, backend.RankOf(c), state)
+		return fmt.Errorf("%w: %s: Undo of state %d needs WithStrict", backend.ErrArgument,
+			backend.RankOf(c), state)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,11 +165,13 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 		}
 		kept, err := r.download(c.Device())
 		if err != nil {
-			return nil, fmt.Errorf("%s: the residual of sparse state %d: %w", backend.RankOf(c), key, err)
+			return nil, fmt.Errorf("%s: the residual of sparse state %d: %w", backend.RankOf(c),
+				key, err)
 		}
 		n := strconv.Itoa(key)
 		state[residualOf+n] = backend.Of(kept)
-		state[countsOf+n] = backend.Of([]int64{int64(r.n), int64(r.calls), int64(r.most[0]), int64(r.most[1])})
+		state[countsOf+n] = backend.Of([]int64{int64(r.n), int64(r.calls), int64(r.most[0]),
+			int64(r.most[1])})
 	}
 	return state, nil
 }
@@ -176,7 +179,8 @@ func (c *Communicator) State() (map[string]backend.Buffer, error) {
 // download returns the elements, while no call is under way.
 func (r *residual) download(d backend.Device) ([]float32, error) {
 	if !r.kept.Device() {
-		return slices.Clone(append(r.restored, backend.View[float32](r.kept)...)), nil // one of them is empty
+		// one of them is empty
+		return slices.Clone(append(r.restored, backend.View[float32](r.kept)...)), nil
 	}
 	q := d.Default()
 	elements := make([]float32, r.n)
@@ -210,7 +214,8 @@ func (c *Communicator) SetState(state map[string]backend.Buffer) error {
 // CheckState returns the error that SetState would, or that the next calls would if
 // the operands with states 1, 2 and so on are like these; it changes nothing. Only their
 // lengths have a meaning.
-func (c *Communicator) CheckState(state map[string]backend.Buffer, operands []backend.Buffer) error {
+func (c *Communicator) CheckState(state map[string]backend.Buffer,
+	operands []backend.Buffer) error {
 	residuals, err := c.parse(state)
 	if err != nil {
 		return err
@@ -243,7 +248,8 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*residual
 			residuals[key], err = c.restore(state[countsOf+n], elements, found)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%w: %s: the sparse state %s: %w", backend.ErrArgument, backend.RankOf(c), n, err)
+			return nil, fmt.Errorf("%w: %s: the sparse state %s: %w", backend.ErrArgument,
+				backend.RankOf(c), n, err)
 		}
 	}
 	return residuals, nil
@@ -252,11 +258,13 @@ func (c *Communicator) parse(state map[string]backend.Buffer) (map[int]*residual
 // restore makes a residual of its parts. Of a top-k, no elements used to stand for zeros.
 func (c *Communicator) restore(numbers, elements backend.Buffer, found bool) (*residual, error) {
 	if numbers.DType() != backend.I64 || numbers.Len() != stateWords {
-		return nil, fmt.Errorf("its counts are %d %v, want %d i64", numbers.Len(), numbers.DType(), stateWords)
+		return nil, fmt.Errorf("its counts are %d %v, want %d i64", numbers.Len(), numbers.DType(),
+			stateWords)
 	}
 	v := backend.View[int64](numbers)
 	if v[0] < 1 || v[1] < 0 || min(v[2], v[3]) < -1 || max(v[2], v[3]) > v[0] {
-		return nil, fmt.Errorf("its counts say that, of %d elements, %d and %d were selected in the last two of %d calls", v[0], v[2], v[3], v[1])
+		return nil, fmt.Errorf("its counts say that, of %d elements, %d and %d were selected in "+
+			"the last two of %d calls", v[0], v[2], v[3], v[1])
 	}
 	r := &residual{n: int(v[0]), calls: int(v[1]), most: counts{int(v[2]), int(v[3])}}
 	want := 0
@@ -267,7 +275,8 @@ func (c *Communicator) restore(numbers, elements backend.Buffer, found bool) (*r
 	case c.how.density != 0 && found && elements.Len() == 0:
 		r.restored = make([]float32, want)
 	case elements.Len() != want || want > 0 && elements.DType() != backend.F32:
-		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other options?", elements.Len(), elements.DType(), want)
+		return nil, fmt.Errorf("its residual is %d %v, want %d f32: is it of a run with other "+
+			"options?", elements.Len(), elements.DType(), want)
 	case want > 0:
 		r.restored = slices.Clone(backend.View[float32](elements))
 	}

@@ -29,7 +29,9 @@ type selector struct {
 func (s *selector) run(w *kernels.Selection) {
 	head := backend.View[int64](w.Out.Head)
 	head[wordFingerprint], head[wordSelected], head[wordSent] = w.Fingerprint, 0, 0
-	if slices.ContainsFunc(backend.View[int64](w.Notes), func(note int64) bool { return note != 0 }) {
+	if slices.ContainsFunc(backend.View[int64](w.Notes), func(note int64) bool {
+		return note != 0
+	}) {
 		return
 	}
 	s.dtype, s.saturate = w.Out.Values.DType(), w.Saturate
@@ -73,7 +75,8 @@ func (s *selector) cut(w *kernels.Selection, v []float32) cut {
 func load(w *kernels.Selection, lo, hi int) {
 	if w.Residual.Len() > 0 {
 		r := w.Residual.Slice(lo, hi)
-		_ = kernels.Host{}.Reduce(backend.Sum, r, r, w.X.Slice(lo, hi)) // of one length and dtype: it cannot fail
+		// of one length and dtype: it cannot fail
+		_ = kernels.Host{}.Reduce(backend.Sum, r, r, w.X.Slice(lo, hi))
 	}
 }
 

@@ -61,7 +61,8 @@ func New(inner backend.Communicator, how Selection, opts ...Option) (*Communicat
 
 func newCommunicator(inner backend.Communicator, o options) *Communicator {
 	return &Communicator{
-		Base: backend.Wrap(inner), options: o, residuals: map[int]*residual{}, sent: map[operand]backend.Buffer{},
+		Base: backend.Wrap(inner), options: o, residuals: map[int]*residual{},
+		sent:     map[operand]backend.Buffer{},
 		onDevice: memory{device: func() backend.Device { return inner.Device() }},
 	}
 }
@@ -86,7 +87,8 @@ func (c *Communicator) Describe() string {
 // Resumes reports whether the state of a communicator with this description can be loaded
 // here. Descriptions used to end with options that are gone.
 func (c *Communicator) Resumes(description string) bool {
-	return description == c.Describe() || strings.HasPrefix(description, strings.TrimSuffix(c.Describe(), ")")+", warm-up ")
+	return description == c.Describe() ||
+		strings.HasPrefix(description, strings.TrimSuffix(c.Describe(), ")")+", warm-up ")
 }
 
 // Close implements [backend.Communicator]. State still works, except for operands on a
@@ -140,7 +142,8 @@ func (c *Communicator) Capabilities() backend.Capabilities {
 // Start implements [backend.Communicator]. A sparse call waits for the start of none before
 // it on a top-k, and for the end of the last but one of its state on a threshold, which in
 // training has long finished.
-func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -149,7 +152,8 @@ func (c *Communicator) Start(q backend.Queue, what backend.Collective, dst, src 
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	defer backend.AbortOnPanic(c, &what)
 	if what.Association == backend.Tree {
 		return nil, backend.RefuseTree(c, what, src.DType())
@@ -160,7 +164,9 @@ func (c *Communicator) StartChecked(q backend.Queue, what backend.Collective, co
 	}
 	return c.calls.Start(q, thinned, func() (backend.Work, error) {
 		if thinned && backend.Recorded(q) {
-			return nil, backend.Refuse(c, fmt.Errorf("%w: a sparse %v cannot be recorded in a graph, since its size is known in the middle of it: make it Exact, or start it beside the graph", backend.ErrUnsupported, what))
+			return nil, backend.Refuse(c, fmt.Errorf("%w: a sparse %v cannot be recorded in a "+
+				"graph, since its size is known in the middle of it: make it Exact, or start it "+
+				"beside the graph", backend.ErrUnsupported, what))
 		}
 		if thinned {
 			return c.start(q, what, dst, src)
@@ -178,7 +184,8 @@ func (c *Communicator) thins(what backend.Collective, src backend.Buffer) bool {
 }
 
 // start starts a sparse call.
-func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Communicator) start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	do, home, err := c.stepsFor(q, dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, fmt.Errorf("a sparse %v: %w", what, err))
@@ -204,13 +211,16 @@ func (c *Communicator) start(q backend.Queue, what backend.Collective, dst, src 
 func (c *Communicator) stepsFor(q backend.Queue, dst, src backend.Buffer) (steps, *memory, error) {
 	switch do, ok := q.(steps); {
 	case dst.Device() != src.Device():
-		return nil, nil, fmt.Errorf("%w: source and destination must both be on the device", backend.ErrArgument)
+		return nil, nil, fmt.Errorf("%w: source and destination must both be on the device",
+			backend.ErrArgument)
 	case src.Len() > kernels.MaxSelect:
-		return nil, nil, fmt.Errorf("%w: %d elements, where there may be %d: use smaller buckets", backend.ErrUnsupported, src.Len(), kernels.MaxSelect)
+		return nil, nil, fmt.Errorf("%w: %d elements, where there may be %d: use smaller buckets",
+			backend.ErrUnsupported, src.Len(), kernels.MaxSelect)
 	case !dst.Device():
 		return hostSteps{q, &c.host}, &c.onHost, nil
 	case !ok:
-		return nil, nil, fmt.Errorf("%w: the queues of %s have no kernels for it: keep these operands on the host, or reduce them without package sparse",
+		return nil, nil, fmt.Errorf("%w: the queues of %s have no kernels for it: keep these "+
+			"operands on the host, or reduce them without package sparse",
 			backend.ErrUnsupported, c.Device().Name())
 	default:
 		return do, &c.onDevice, nil
@@ -219,17 +229,20 @@ func (c *Communicator) stepsFor(q backend.Queue, dst, src backend.Buffer) (steps
 
 // prepare makes the call of an operand. One of a threshold waits for the call that says how
 // much room there must be. If that failed for good, inner says so.
-func (c *Communicator) prepare(home *memory, what backend.Collective, dst, src backend.Buffer) (*call, error) {
+func (c *Communicator) prepare(home *memory, what backend.Collective, dst,
+	src backend.Buffer) (*call, error) {
 	r := c.residuals[what.State]
 	switch {
 	case r == nil:
 		r = &residual{n: src.Len(), most: counts{-1, -1}}
 		c.residuals[what.State] = r
 	case r.n != src.Len():
-		return nil, fmt.Errorf("%w: %v of %d elements with state %d, which is for %d: use another state, or Reset on all ranks",
+		return nil, fmt.Errorf("%w: %v of %d elements with state %d, which is for %d: use "+
+			"another state, or Reset on all ranks",
 			backend.ErrArgument, what, src.Len(), what.State, r.n)
 	case r.home != nil && r.home != home:
-		return nil, fmt.Errorf("%w: %v with state %d, whose operand was elsewhere before, on the host or on the device: use another state, or Reset on all ranks",
+		return nil, fmt.Errorf("%w: %v with state %d, whose operand was elsewhere before, on the "+
+			"host or on the device: use another state, or Reset on all ranks",
 			backend.ErrArgument, what, what.State)
 	}
 	if r.before != nil && c.how.density == 0 {
@@ -308,7 +321,8 @@ type NotFiniteError struct {
 
 // Error names the state, the rank and the element.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sparse: element %d of the operand of rank %d with state %d: %v: look for a learning rate that is too large",
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d with state %d: %v: look for "+
+		"a learning rate that is too large",
 		e.Index, e.Rank, e.State, ErrNotFinite)
 }
 

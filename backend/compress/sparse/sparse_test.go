@@ -21,7 +21,8 @@ import (
 )
 
 // wrap is Wrap for tests, which pass what it takes. change may reach inside.
-func wrap(change func(*Communicator), how Selection, opts ...Option) func(backend.Communicator) backend.Communicator {
+func wrap(change func(*Communicator), how Selection,
+	opts ...Option) func(backend.Communicator) backend.Communicator {
 	return func(inner backend.Communicator) backend.Communicator {
 		c, err := New(inner, how, opts...)
 		if err != nil {
@@ -38,7 +39,8 @@ func asIs(*Communicator) {}
 func always(c *Communicator) { c.always = true }
 
 // group runs f on P ranks.
-func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator, f func(c *Communicator) error) {
+func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator,
+	f func(c *Communicator) error) {
 	t.Helper()
 	g, err := backendtest.Over(host.New(), wrap)(P, time.Minute)
 	if err != nil {
@@ -57,7 +59,8 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 // f64 goes past, because f32 cannot hold what the suite computes in it.
 type withState struct{ *Communicator }
 
-func (s withState) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (s withState) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if what.Kind == backend.AllReduce && src.DType() == backend.F32 && what.State == 0 {
 		what.State = 1 + src.Len()
 	}
@@ -65,15 +68,19 @@ func (s withState) Start(q backend.Queue, what backend.Collective, dst, src back
 }
 
 func TestCommunicator(t *testing.T) {
-	shim := func(c backend.Communicator) backend.Communicator { return withState{c.(*Communicator)} }
+	shim := func(c backend.Communicator) backend.Communicator {
+		return withState{c.(*Communicator)}
+	}
 	t.Run("dense", func(t *testing.T) {
 		all := wrap(asIs, TopK(1), WithoutFeedback())
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{3}})
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim),
+			Sizes: []int{3}})
 	})
 	t.Run("messages", func(t *testing.T) {
 		all := wrap(always, TopK(1), WithoutFeedback())
 		// Not its own order, but it does not keep the sign of a zero.
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim), Sizes: []int{2}, OwnOrder: true})
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim),
+			Sizes: []int{2}, OwnOrder: true})
 	})
 }
 
@@ -173,19 +180,20 @@ func TestThresholdSumsTheMaskedVectors(t *testing.T) {
 	const limit = 0.25
 	for _, P := range []int{2, 5} {
 		for _, change := range []func(*Communicator){asIs, always} {
-			everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()), func(c *Communicator) error {
-				for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
-					if n > 1_000_000 && (P > 2 || testing.Short()) {
-						continue
-					}
-					for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
-						if err := sumsMasked(c, limit, n, density); err != nil {
-							return fmt.Errorf("n %d, density %v: %w", n, density, err)
+			everywhere(t, P, wrap(change, Threshold(limit), WithoutFeedback()),
+				func(c *Communicator) error {
+					for _, n := range []int{1, 1000, 3*block + 1, 1_000_001} {
+						if n > 1_000_000 && (P > 2 || testing.Short()) {
+							continue
+						}
+						for _, density := range []float64{0, 0.01, 0.05, 0.5, 0.9, 1} {
+							if err := sumsMasked(c, limit, n, density); err != nil {
+								return fmt.Errorf("n %d, density %v: %w", n, density, err)
+							}
 						}
 					}
-				}
-				return nil
-			})
+					return nil
+				})
 		}
 	}
 }
@@ -293,7 +301,8 @@ func sendsLargest(c *Communicator, x []float32, k int) error {
 	}
 	stays := kept(c)
 	c.Reset()
-	return errors.Join(same(y, total(backend.Sum, [][]float32{largest(x, k), largest(back, k)})), same(stays, minus(own, largest(own, k))))
+	return errors.Join(same(y, total(backend.Sum, [][]float32{largest(x, k), largest(back, k)})),
+		same(stays, minus(own, largest(own, k))))
 }
 
 func minus(x, y []float32) []float32 {
@@ -308,7 +317,8 @@ func TestKIsWhatTheDensityMeans(t *testing.T) {
 	for _, tt := range []struct {
 		density float64
 		n, k    int
-	}{{0.07, 100, 7}, {0.05, 1000, 50}, {0.05, 1001, 51}, {0.29, 100, 29}, {0.57, 100, 57}, {1, 3, 3}, {1e-9, 5, 1}, {0.1, 3_000_000_000, 300_000_000}} {
+	}{{0.07, 100, 7}, {0.05, 1000, 50}, {0.05, 1001, 51}, {0.29, 100, 29}, {0.57, 100, 57},
+		{1, 3, 3}, {1e-9, 5, 1}, {0.1, 3_000_000_000, 300_000_000}} {
 		if k := topK(tt.density, tt.n); k != tt.k {
 			t.Errorf("%v of %d is %d, want %d", tt.density, tt.n, k, tt.k)
 		}
@@ -349,8 +359,10 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 					}
 					now := kept(c)
 					for i := range x {
-						if v := x[i] + old[i]; float64(y[i])+float64(now[i]) != float64(v) { // f32 would hide what is lost
-							return fmt.Errorf("%s, %v, step %d: element %d: %v sent + %v kept is not %v", name, values, step, i, y[i], now[i], v)
+						// f32 would hide what is lost
+						if v := x[i] + old[i]; float64(y[i])+float64(now[i]) != float64(v) {
+							return fmt.Errorf("%s, %v, step %d: element %d: %v sent + %v kept is "+
+								"not %v", name, values, step, i, y[i], now[i], v)
 						}
 						all[i] += float64(x[i])
 						delivered[i] += float64(y[i])
@@ -359,7 +371,9 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 				}
 				for i := range all {
 					if e := math.Abs(delivered[i] + float64(old[i]) - all[i]); e > steps*0x1p-24*(math.Abs(all[i])+1) {
-						return fmt.Errorf("%s, %v: after %d steps element %d has %v delivered and %v kept of %v", name, values, steps, i, delivered[i], old[i], all[i])
+						return fmt.Errorf("%s, %v: after %d steps element %d has %v delivered "+
+							"and %v kept of %v", name, values, steps, i, delivered[i], old[i],
+							all[i])
 					}
 				}
 				return nil
@@ -379,8 +393,10 @@ func largestOf(values backend.DType) float32 {
 // What rounding takes off is exact for all numbers of f32, but for F16 and those that are too
 // large: half an ulp of them is lost at most.
 func TestTheRestIsExact(t *testing.T) {
-	edges := []float32{0, 1e-45, 0x1p-126, 0x1p-25, 0x1.000002p-25, 0x1.fffffep-15, 65504, 65519.996, 65520,
-		0x1.fffffep28, 0x1p29, 0x1.ffep29, 0x1p40, 0x1.000002p40, 0x1.fefffep127, 0x1.ffp127, math.MaxFloat32}
+	edges := []float32{0, 1e-45, 0x1p-126, 0x1p-25, 0x1.000002p-25, 0x1.fffffep-15, 65504,
+		65519.996, 65520,
+		0x1.fffffep28, 0x1p29, 0x1.ffep29, 0x1p40, 0x1.000002p40, 0x1.fefffep127, 0x1.ffp127,
+		math.MaxFloat32}
 	rng := rand.New(rand.NewPCG(29, 29))
 	for _, values := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 		r, lost := &rounder{dtype: values, saturate: true}, 0
@@ -404,7 +420,8 @@ func TestTheRestIsExact(t *testing.T) {
 				lost++
 			}
 			if e > bound {
-				t.Fatalf("%v: %v is sent as %v and leaves %v: %v is lost", values, v, seen[0], rest, e)
+				t.Fatalf("%v: %v is sent as %v and leaves %v: %v is lost", values, v, seen[0],
+					rest, e)
 			}
 		}
 		if (lost > 0) != (values == backend.F16) {
@@ -498,7 +515,8 @@ func overflow(t *testing.T, k testenv.Kind) {
 				most = max(most, n)
 			}
 			selected = []int{selected[1], most}
-			if err := errors.Join(same(y, total(backend.Sum, sent)), same(kept(c), models[c.Rank()].residual)); err != nil {
+			if err := errors.Join(same(y, total(backend.Sum, sent)),
+				same(kept(c), models[c.Rank()].residual)); err != nil {
 				return fmt.Errorf("step %d, room for %d: %w", step, room, err)
 			}
 			if got := c.Counters().Dense - before.Dense; (got == 1) != dense {
@@ -552,7 +570,8 @@ func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
 					}
 				}
 			}
-			if ws[i], err = c.Start(q, reduction(backend.Sum), backend.Of(ys[i]), backend.Of(xs[i])); err != nil {
+			if ws[i], err = c.Start(q, reduction(backend.Sum), backend.Of(ys[i]),
+				backend.Of(xs[i])); err != nil {
 				return err
 			}
 		}
@@ -565,7 +584,8 @@ func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
 			}
 		}
 		held := make([]float32, P*n)
-		if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(held), backend.Of(kept(c))); err != nil {
+		if err := backend.Run(c, backend.Collective{Kind: backend.AllGather}, backend.Of(held),
+			backend.Of(kept(c))); err != nil {
 			return err
 		}
 		for j := range all {
@@ -573,7 +593,8 @@ func TestBackToBackCallsOfOtherCountsAreExact(t *testing.T) {
 				delivered[j] += int64(held[r*n+j])
 			}
 			if delivered[j] != all[j] {
-				return fmt.Errorf("element %d: %d arrived or are kept, of %d", j, delivered[j], all[j])
+				return fmt.Errorf("element %d: %d arrived or are kept, of %d", j, delivered[j],
+					all[j])
 			}
 		}
 		return nil
@@ -594,9 +615,12 @@ func TestNaNAndInfinityAreSeenByAll(t *testing.T) {
 					return err
 				}
 				if y[700] == y[700] || y[30] != inf || y[31] != -inf {
-					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values, y[700], y[30], y[31])
+					return fmt.Errorf("%s, %v: they came out as %v, %v and %v", name, values,
+						y[700], y[30], y[31])
 				}
-				if i := slices.IndexFunc(kept(c), func(v float32) bool { return v-v != 0 }); i >= 0 {
+				if i := slices.IndexFunc(kept(c), func(v float32) bool {
+					return v-v != 0
+				}); i >= 0 {
 					return fmt.Errorf("%s, %v: the residual keeps %v", name, values, kept(c)[i])
 				}
 				return nil
@@ -633,7 +657,8 @@ func TestNaNThatHaveNoRoomWait(t *testing.T) {
 				clear(x) // only the residual has them now
 				waiting = max(waiting-want, 0)
 				if came, wait := countNaN(y), countNaN(kept(c)); came != want || wait != waiting {
-					return fmt.Errorf("%v, call %d: %d NaN came and %d wait, want %d and %d", test.how, call, came, wait, want, waiting)
+					return fmt.Errorf("%v, call %d: %d NaN came and %d wait, want %d and %d",
+						test.how, call, came, wait, want, waiting)
 				}
 			}
 			c.Reset()
@@ -675,7 +700,9 @@ func TestStrictNamesStateRankAndElement(t *testing.T) {
 			}
 			_, err := sum(c, backend.Sum, x)
 			var e *NotFiniteError
-			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) || *e != (NotFiniteError{3, 2, 20}) || !strings.Contains(err.Error(), "element 20 of the operand of rank 2 with state 3") {
+			if !errors.Is(err, ErrNotFinite) || !errors.As(err, &e) ||
+				*e != (NotFiniteError{3, 2, 20}) ||
+				!strings.Contains(err.Error(), "element 20 of the operand of rank 2 with state 3") {
 				return fmt.Errorf("%v: the error is %v", how, err)
 			}
 			if err := same(kept(c), before); err != nil {
@@ -691,7 +718,8 @@ func TestStrictNamesStateRankAndElement(t *testing.T) {
 // would have given without it.
 func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 	const n = 1000
-	for how, opts := range map[Selection][]Option{Threshold(0.2): {WithStrict(), WithValues(backend.F16)}, TopK(0.01): {WithStrict()}, TopK(1): {WithStrict()}} {
+	for how, opts := range map[Selection][]Option{Threshold(0.2): {WithStrict(),
+		WithValues(backend.F16)}, TopK(0.01): {WithStrict()}, TopK(1): {WithStrict()}} {
 		everywhere(t, 3, wrap(asIs, how, opts...), func(c *Communicator) error {
 			step := func(state, number int) ([]float32, error) {
 				y := make([]float32, n)
@@ -716,7 +744,8 @@ func TestUndoneCallsHaveNeverBeen(t *testing.T) {
 							return err
 						}
 						for range 2 { // the second does nothing
-							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil { // state 2 was never used
+							// state 2 was never used
+							if err := errors.Join(c.Undo(1), c.Undo(2)); err != nil {
 								return err
 							}
 						}
@@ -793,7 +822,8 @@ func TestStateResumesWithTheSameBits(t *testing.T) {
 			var kept map[string]backend.Buffer
 			for step := range steps {
 				var err error
-				if trajectory[step], err = sum(c, backend.Avg, bursts(n, c.Rank(), step)); err != nil {
+				if trajectory[step], err = sum(c, backend.Avg,
+					bursts(n, c.Rank(), step)); err != nil {
 					return err
 				}
 				if step == steps/2 {
@@ -832,14 +862,24 @@ func TestDamagedStatesAreRefused(t *testing.T) {
 			"too short": func(m map[string]backend.Buffer) {
 				m["sparse.residual.3"] = m["sparse.residual.3"].Slice(0, 99)
 			},
-			"fewer than none": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1, 50, -2}) },
-			"two counts":      func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, 1}) },
-			"not a number":    func(m map[string]backend.Buffer) { m["sparse.counts.x"] = m["sparse.counts.3"] },
+			"fewer than none": func(m map[string]backend.Buffer) {
+				m["sparse.counts.3"] = backend.Of([]int64{100, 1, 50, -2})
+			},
+			"two counts": func(m map[string]backend.Buffer) {
+				m["sparse.counts.3"] = backend.Of([]int64{100, 1})
+			},
+			"not a number": func(m map[string]backend.Buffer) {
+				m["sparse.counts.x"] = m["sparse.counts.3"]
+			},
 			"too many selected": func(m map[string]backend.Buffer) {
 				m["sparse.counts.3"] = backend.Of([]int64{100, 1, math.MaxInt64, 50})
 			},
-			"a negative call": func(m map[string]backend.Buffer) { m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50, 50}) },
-			"other dtype":     func(m map[string]backend.Buffer) { m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32) },
+			"a negative call": func(m map[string]backend.Buffer) {
+				m["sparse.counts.3"] = backend.Of([]int64{100, -1, 50, 50})
+			},
+			"other dtype": func(m map[string]backend.Buffer) {
+				m["sparse.residual.3"] = m["sparse.residual.3"].As(backend.I32)
+			},
 		} {
 			bad := map[string]backend.Buffer{}
 			for k, v := range good {
@@ -869,7 +909,8 @@ func TestStatesOfEarlierProgramsLoad(t *testing.T) {
 		}
 		x := normals(n, c.Rank(), 0)
 		y, err := sum(c, backend.Sum, x)
-		want := total(backend.Sum, [][]float32{largest(normals(n, 0, 0), 10), largest(normals(n, 1, 0), 10)})
+		want := total(backend.Sum, [][]float32{largest(normals(n, 0, 0), 10),
+			largest(normals(n, 1, 0), 10)})
 		return errors.Join(err, same(y, want), same(kept(c), minus(x, largest(x, 10))))
 	})
 	c, err := New(alone{}, TopK(0.1), WithValues(backend.F16))
@@ -895,7 +936,8 @@ func TestAnotherLengthWithAStateIsAnError(t *testing.T) {
 	everywhere(t, 2, wrap(asIs, TopK(0.5)), func(c *Communicator) error {
 		for i, n := range []int{10, 11} {
 			_, err := sum(c, backend.Sum, make([]float32, n))
-			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) || !strings.Contains(err.Error(), "11 elements with state 3, which is for 10")) {
+			if (err != nil) != (i == 1) || i == 1 && (!errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "11 elements with state 3, which is for 10")) {
 				return fmt.Errorf("length %d: %v", n, err)
 			}
 		}
@@ -910,8 +952,10 @@ func TestEverythingElsePassesExactly(t *testing.T) {
 		x := normals(100, 0, 0)
 		y := make([]float32, 100)
 		for _, what := range []backend.Collective{
-			{Kind: backend.Broadcast, State: 1}, {Kind: backend.AllReduce, Op: backend.Max, State: 1},
-			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg, Exact: true},
+			{Kind: backend.Broadcast, State: 1}, {Kind: backend.AllReduce, Op: backend.Max,
+				State: 1},
+			{Kind: backend.AllReduce, Op: backend.Avg}, {Kind: backend.AllReduce, Op: backend.Avg,
+				Exact: true},
 		} {
 			if err := run(c, what, backend.Of(y), backend.Of(x)); err != nil {
 				return err
@@ -949,14 +993,16 @@ func TestDenseReductionsPassAWireExactly(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		return same(y, total(backend.Sum, [][]float32{largest(normals(1000, 0, 0), 900), largest(normals(1000, 1, 0), 900)}))
+		return same(y, total(backend.Sum, [][]float32{largest(normals(1000, 0, 0), 900),
+			largest(normals(1000, 1, 0), 900)}))
 	})
 }
 
 func TestRanksThatDisagreeAreTold(t *testing.T) {
 	for name, call := range map[string]func(c *Communicator) error{
 		"reduction": func(c *Communicator) error {
-			_, err := sum(c, []backend.ReduceOp{backend.Sum, backend.Avg}[c.Rank()], make([]float32, 1000))
+			_, err := sum(c, []backend.ReduceOp{backend.Sum, backend.Avg}[c.Rank()],
+				make([]float32, 1000))
 			return err
 		},
 		"options": func(c *Communicator) error {
@@ -997,8 +1043,12 @@ func TestWrongOptions(t *testing.T) {
 		"negative density":   func() (*Communicator, error) { return New(nil, TopK(-1)) },
 		"NaN density":        func() (*Communicator, error) { return New(nil, TopK(math.NaN())) },
 		"negative threshold": func() (*Communicator, error) { return New(nil, Threshold(-1)) },
-		"NaN threshold":      func() (*Communicator, error) { return New(nil, Threshold(math.NaN())) },
-		"f64 values":         func() (*Communicator, error) { return New(nil, TopK(0.1), WithValues(backend.F64)) },
+		"NaN threshold": func() (*Communicator, error) {
+			return New(nil, Threshold(math.NaN()))
+		},
+		"f64 values": func() (*Communicator, error) {
+			return New(nil, TopK(0.1), WithValues(backend.F64))
+		},
 	} {
 		if c, err := wrong(); c != nil || !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v, %v", name, c, err)
@@ -1013,8 +1063,10 @@ func TestSelectionsAreReadAsTheyArePrinted(t *testing.T) {
 			t.Errorf("%v is read as %v: %v", how, got, err)
 		}
 	}
-	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3", "threshold=1x"} {
-		if got, err := ParseSelection(text); !errors.Is(err, backend.ErrArgument) || strings.Contains(err.Error(), "strconv") {
+	for _, text := range []string{"", "topk", "topk=", "topk=few", "topk=0", "gzip=3",
+		"threshold=1x"} {
+		if got, err := ParseSelection(text); !errors.Is(err, backend.ErrArgument) ||
+			strings.Contains(err.Error(), "strconv") {
 			t.Errorf("%q is read as %v: %v", text, got, err)
 		}
 	}
@@ -1026,8 +1078,10 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 		density float64
 		want    string
 	}{
-		{0.01, "sparse: a rank receives 336 bytes in messages for 10 of 1000 elements, 6000 in a dense all-reduce"},
-		{0.5, "dense: a rank receives 12096 bytes in messages for 500 of 1000 elements, 6000 in a dense all-reduce"},
+		{0.01, "sparse: a rank receives 336 bytes in messages for 10 of 1000 elements, 6000 in a " +
+			"dense all-reduce"},
+		{0.5, "dense: a rank receives 12096 bytes in messages for 500 of 1000 elements, 6000 in " +
+			"a dense all-reduce"},
 	} {
 		everywhere(t, 4, wrap(asIs, TopK(tt.density)), func(c *Communicator) error {
 			if got := c.Explain(3); got != "state 3 has had no sparse call" {
@@ -1048,7 +1102,8 @@ func TestExplanationsSayWhatWasDecided(t *testing.T) {
 }
 
 func TestDamagedMessagesAreErrors(t *testing.T) {
-	k := &call{c: newCommunicator(alone{}, options{}), residual: &residual{n: 10}, plan: plan{layout: layout{values: backend.F32, capacity: 4}}}
+	k := &call{c: newCommunicator(alone{}, options{}), residual: &residual{n: 10},
+		plan: plan{layout: layout{values: backend.F32, capacity: 4}}}
 	if err := k.judge(0, []int64{0, 7, 4}); err != nil {
 		t.Error(err)
 	}
@@ -1081,7 +1136,8 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	for try := range 300 {
 		n := []int{1, 7, 100, block, 2*block + 5}[try%5]
-		l := layout{values: []backend.DType{backend.F32, backend.F16, backend.BF16}[try%3], capacity: rng.IntN(n + 1)}
+		l := layout{values: []backend.DType{backend.F32, backend.F16, backend.BF16}[try%3],
+			capacity: rng.IntN(n + 1)}
 		s := kernels.Selection{Fingerprint: 5, Saturate: try%2 == 0, Above: atLeast(0.1).above}
 		if try%4 == 1 {
 			s.K = 1 + rng.IntN(n)
@@ -1092,7 +1148,8 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 		}
 		x, residual := normals(n, 1, try), normals(n, 2, try)
 		for range try % 3 {
-			x[rng.IntN(n)] = []float32{float32(math.NaN()), float32(math.Inf(-1)), 1e38, 0}[rng.IntN(4)]
+			x[rng.IntN(n)] = []float32{float32(math.NaN()), float32(math.Inf(-1)), 1e38,
+				0}[rng.IntN(4)]
 		}
 		results := make([][]byte, 2)
 		for i, do := range []func(*kernels.Selection){
@@ -1115,13 +1172,15 @@ func TestTheSelectorIsWhatTheKernelsMean(t *testing.T) {
 			do(&own)
 			y := make([]float64, n)
 			if i == 0 {
-				if err := (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1), 3); err != nil {
+				if err := (kernels.Host{}).Combine(backend.Of(y), l.messages(memory, 1),
+					3); err != nil {
 					t.Fatal(err)
 				}
 			} else {
 				new(selector).combine(backend.Of(y), l.messages(memory, 1), 3)
 			}
-			results[i] = slices.Concat(memory.Bytes(), own.X.Bytes(), own.Residual.Bytes(), backend.Of(y).Bytes())
+			results[i] = slices.Concat(memory.Bytes(), own.X.Bytes(), own.Residual.Bytes(),
+				backend.Of(y).Bytes())
 		}
 		if !bytes.Equal(results[0], results[1]) {
 			t.Fatalf("selection %d of %d elements differs: %+v", try, n, s)
@@ -1155,7 +1214,9 @@ func FuzzTopKIsExact(f *testing.F) {
 		for i := range order {
 			order[i] = i
 		}
-		sort.SliceStable(order, func(a, b int) bool { return magnitude(v[order[a]]) > magnitude(v[order[b]]) })
+		sort.SliceStable(order, func(a, b int) bool {
+			return magnitude(v[order[a]]) > magnitude(v[order[b]])
+		})
 		for _, i := range order[:k] {
 			if got[i] != 1 {
 				t.Fatalf("element %d, %v, is not selected", i, v[i])
@@ -1167,12 +1228,15 @@ func FuzzTopKIsExact(f *testing.F) {
 func BenchmarkSelect(b *testing.B) {
 	const n = 1 << 22
 	x := normals(n, 0, 0)
-	for name, how := range map[string]Selection{"threshold=1%": Threshold(0.2576), "topk=1%": TopK(0.01), "topk=5%": TopK(0.05)} {
+	for name, how := range map[string]Selection{"threshold=1%": Threshold(0.2576),
+		"topk=1%": TopK(0.01), "topk=5%": TopK(0.05)} {
 		b.Run(name, func(b *testing.B) {
 			l := layout{values: backend.F32, capacity: n / 16}
 			memory := backend.Of(make([]int64, l.nbytes()/8)).As(backend.U8)
 			residual := make([]float32, n)
-			s := kernels.Selection{Out: l.message(memory), X: backend.Of(x), Residual: backend.Of(residual), Saturate: true, Above: atLeast(float32(how.limit)).above}
+			s := kernels.Selection{Out: l.message(memory), X: backend.Of(x),
+				Residual: backend.Of(residual), Saturate: true, Above: atLeast(float32(how.limit)).
+						above}
 			if how.density > 0 {
 				s.K = topK(how.density, n)
 			}

@@ -1,5 +1,6 @@
-// A libcublas.so.13 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuBLAS, as loops
-// on the host in the order of a stream. With it everything down to cuBLAS's calls is tested without a GPU.
+// A libcublas.so.13 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuBLAS, as
+// loops on the host in the order of a stream. With it everything down to cuBLAS's calls is tested
+// without a GPU.
 
 #include <dlfcn.h>
 
@@ -87,23 +88,28 @@ static void run(void *data) {
 				for (int k = 0; k < g->k; k++) {
 					size_t x = g->op_a ? size_t(i) * g->lda + k : size_t(k) * g->lda + i;
 					size_t y = g->op_b ? size_t(k) * g->ldb + j : size_t(j) * g->ldb + k;
-					sum += get(g->a, n * g->stride_a + x, g->type) * get(g->b, n * g->stride_b + y, g->type);
+					sum += get(g->a, n * g->stride_a + x, g->type) *
+						get(g->b, n * g->stride_b + y, g->type);
 				}
 				size_t at = n * g->stride_c + size_t(j) * g->ldc + i;
-				set(g->c, at, g->type_c, g->alpha * sum + (g->beta == 0 ? 0 : g->beta * get(g->c, at, g->type_c)));
+				set(g->c, at, g->type_c,
+					g->alpha * sum + (g->beta == 0 ? 0 : g->beta * get(g->c, at, g->type_c)));
 			}
 }
 
 static int start(Handle *h, Gemm g, int type_b, int compute, const void *alpha, const void *beta) {
 	using Launch = int (*)(void *, void (*)(void *), void *);
-	static const auto launch = reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
+	static const auto launch =
+		reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
 	if (!h->workspace)
 		return not_initialized;
 	int rows_a = g.op_a ? g.k : g.m, rows_b = g.op_b ? g.n : g.k;
-	if (g.m < 0 || g.n < 0 || g.k < 0 || g.batch < 0 || g.lda < rows_a || g.ldb < rows_b || g.ldc < g.m)
+	if (g.m < 0 || g.n < 0 || g.k < 0 || g.batch < 0 || g.lda < rows_a || g.ldb < rows_b ||
+		g.ldc < g.m)
 		return invalid_value;
 	bool wide = g.type == type_f64;
-	if (type_b != g.type || wide != (compute == compute_f64) || (compute == compute_tf32 && g.type != type_f32))
+	if (type_b != g.type || wide != (compute == compute_f64) ||
+		(compute == compute_tf32 && g.type != type_f32))
 		return not_supported;
 	g.alpha = wide ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
 	g.beta = wide ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
@@ -116,16 +122,27 @@ static int start(Handle *h, Gemm g, int type_b, int compute, const void *alpha, 
 CUBLAS cublasCreate_v2(Handle **h) { return *h = new Handle, success; }
 CUBLAS cublasDestroy_v2(Handle *h) { return delete h, success; }
 CUBLAS cublasGetVersion_v2(Handle *, int *version) { return *version = 130002, success; }
-CUBLAS cublasSetStream_v2(Handle *h, void *stream) { return h->stream = stream, h->workspace = nullptr, success; }
-CUBLAS cublasSetWorkspace_v2(Handle *h, void *memory, size_t) { return h->workspace = memory, success; }
-
-CUBLAS cublasGemmStridedBatchedEx(Handle *h, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a, int type_a, int lda,
-	long long stride_a, const void *b, int type_b, int ldb, long long stride_b, const void *beta, void *c, int type_c, int ldc,
-	long long stride_c, int batch, int compute, int) {
-	return start(h, Gemm{op_a, op_b, m, n, k, 0, 0, a, b, c, type_a, lda, ldb, type_c, ldc, batch, stride_a, stride_b, stride_c}, type_b, compute, alpha, beta);
+CUBLAS cublasSetStream_v2(Handle *h, void *stream) {
+	return h->stream = stream, h->workspace = nullptr, success;
+}
+CUBLAS cublasSetWorkspace_v2(Handle *h, void *memory, size_t) {
+	return h->workspace = memory, success;
 }
 
-CUBLAS cublasGemmEx(Handle *h, int op_a, int op_b, int m, int n, int k, const void *alpha, const void *a, int type_a, int lda,
-	const void *b, int type_b, int ldb, const void *beta, void *c, int type_c, int ldc, int compute, int) {
-	return start(h, Gemm{op_a, op_b, m, n, k, 0, 0, a, b, c, type_a, lda, ldb, type_c, ldc, 1, 0, 0, 0}, type_b, compute, alpha, beta);
+CUBLAS cublasGemmStridedBatchedEx(Handle *h, int op_a, int op_b, int m, int n, int k,
+	const void *alpha, const void *a, int type_a, int lda, long long stride_a, const void *b,
+	int type_b, int ldb, long long stride_b, const void *beta, void *c, int type_c, int ldc,
+	long long stride_c, int batch, int compute, int) {
+	return start(h,
+		Gemm{op_a, op_b, m, n, k, 0, 0, a, b, c, type_a, lda, ldb, type_c, ldc, batch, stride_a,
+			stride_b, stride_c},
+		type_b, compute, alpha, beta);
+}
+
+CUBLAS cublasGemmEx(Handle *h, int op_a, int op_b, int m, int n, int k, const void *alpha,
+	const void *a, int type_a, int lda, const void *b, int type_b, int ldb, const void *beta,
+	void *c, int type_c, int ldc, int compute, int) {
+	return start(h,
+		Gemm{op_a, op_b, m, n, k, 0, 0, a, b, c, type_a, lda, ldb, type_c, ldc, 1, 0, 0, 0}, type_b,
+		compute, alpha, beta);
 }

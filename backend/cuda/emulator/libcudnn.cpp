@@ -1,5 +1,6 @@
-// A libcudnn.so.9 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuDNN, as loops on
-// the host in the order of a stream. With it everything down to cuDNN's calls is tested without a GPU.
+// A libcudnn.so.9 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuDNN, as
+// loops on the host in the order of a stream. With it everything down to cuDNN's calls is tested
+// without a GPU.
 
 #include <dlfcn.h>
 
@@ -76,8 +77,10 @@ static bool fits(int size, int kernel, int pad, int stride, int dilation, int ou
 }
 
 static int check(const Four *x, const Four *w, const Four *y, const Window *by) {
-	if (x->type != w->type || x->type != y->type || x->type != by->type || x->c != w->c || y->c != w->n || x->n != y->n ||
-		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) || !fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
+	if (x->type != w->type || x->type != y->type || x->type != by->type || x->c != w->c ||
+		y->c != w->n || x->n != y->n ||
+		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
+		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
 		return bad_param;
 	return success;
 }
@@ -90,7 +93,8 @@ static int workspace(int code, const Four *y, int algorithm, size_t *nbytes) {
 
 static int start(Handle *h, Convolution v, int code, const void *alpha, const void *beta) {
 	using Launch = int (*)(void *, void (*)(void *), void *);
-	static const auto launch = reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
+	static const auto launch =
+		reinterpret_cast<Launch>(dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
 	bool wide = v.x.type == type_f64;
 	double one = wide ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
 	double zero = wide ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);
@@ -103,7 +107,9 @@ static int start(Handle *h, Convolution v, int code, const void *alpha, const vo
 #define CUDNN extern "C" int
 
 extern "C" size_t cudnnGetVersion() { return 91002; }
-extern "C" const char *cudnnGetErrorString(int status) { return status == not_supported ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_BAD_PARAM"; }
+extern "C" const char *cudnnGetErrorString(int status) {
+	return status == not_supported ? "CUDNN_STATUS_NOT_SUPPORTED" : "CUDNN_STATUS_BAD_PARAM";
+}
 CUDNN cudnnCreate(Handle **h) { return *h = new Handle, success; }
 CUDNN cudnnDestroy(Handle *h) { return delete h, success; }
 CUDNN cudnnSetStream(Handle *h, void *stream) { return h->stream = stream, success; }
@@ -118,30 +124,43 @@ CUDNN cudnnSetFilter4dDescriptor(Four *d, int type, int format, int k, int c, in
 }
 CUDNN cudnnDestroyFilterDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateConvolutionDescriptor(Window **d) { return *d = new Window{}, success; }
-CUDNN cudnnSetConvolution2dDescriptor(Window *d, int pad_h, int pad_w, int stride_h, int stride_w, int dilation_h, int dilation_w, int mode, int type) {
-	return *d = {pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, 0}, mode == 1 ? success : not_supported;
+CUDNN cudnnSetConvolution2dDescriptor(Window *d, int pad_h, int pad_w, int stride_h, int stride_w,
+	int dilation_h, int dilation_w, int mode, int type) {
+	return *d = {pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, 0},
+		   mode == 1 ? success : not_supported;
 }
 CUDNN cudnnSetConvolutionMathType(Window *d, int math) { return d->math = math, success; }
 CUDNN cudnnDestroyConvolutionDescriptor(Window *d) { return delete d, success; }
 
-CUDNN cudnnGetConvolutionForwardWorkspaceSize(Handle *, const Four *x, const Four *w, const Window *by, const Four *y, int algorithm, size_t *nbytes) {
+CUDNN cudnnGetConvolutionForwardWorkspaceSize(Handle *, const Four *x, const Four *w,
+	const Window *by, const Four *y, int algorithm, size_t *nbytes) {
 	return workspace(check(x, w, y, by), y, algorithm, nbytes);
 }
-CUDNN cudnnGetConvolutionBackwardDataWorkspaceSize(Handle *, const Four *w, const Four *y, const Window *by, const Four *x, int algorithm, size_t *nbytes) {
+CUDNN cudnnGetConvolutionBackwardDataWorkspaceSize(Handle *, const Four *w, const Four *y,
+	const Window *by, const Four *x, int algorithm, size_t *nbytes) {
 	return workspace(check(x, w, y, by), y, algorithm, nbytes);
 }
-CUDNN cudnnGetConvolutionBackwardFilterWorkspaceSize(Handle *, const Four *x, const Four *y, const Window *by, const Four *w, int algorithm, size_t *nbytes) {
+CUDNN cudnnGetConvolutionBackwardFilterWorkspaceSize(Handle *, const Four *x, const Four *y,
+	const Window *by, const Four *w, int algorithm, size_t *nbytes) {
 	return workspace(check(x, w, y, by), y, algorithm, nbytes);
 }
-CUDNN cudnnConvolutionForward(Handle *h, const void *alpha, const Four *x, const void *a, const Four *w, const void *b, const Window *by, int,
-	void *workspace, size_t nbytes, const void *beta, const Four *y, void *dst) {
-	return start(h, {forward, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes}, check(x, w, y, by), alpha, beta);
+CUDNN cudnnConvolutionForward(Handle *h, const void *alpha, const Four *x, const void *a,
+	const Four *w, const void *b, const Window *by, int, void *workspace, size_t nbytes,
+	const void *beta, const Four *y, void *dst) {
+	return start(h, {forward, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes},
+		check(x, w, y, by), alpha, beta);
 }
-CUDNN cudnnConvolutionBackwardData(Handle *h, const void *alpha, const Four *w, const void *b, const Four *y, const void *a, const Window *by, int,
-	void *workspace, size_t nbytes, const void *beta, const Four *x, void *dst) {
-	return start(h, {input_gradient, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes}, check(x, w, y, by), alpha, beta);
+CUDNN cudnnConvolutionBackwardData(Handle *h, const void *alpha, const Four *w, const void *b,
+	const Four *y, const void *a, const Window *by, int, void *workspace, size_t nbytes,
+	const void *beta, const Four *x, void *dst) {
+	return start(h,
+		{input_gradient, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes},
+		check(x, w, y, by), alpha, beta);
 }
-CUDNN cudnnConvolutionBackwardFilter(Handle *h, const void *alpha, const Four *x, const void *a, const Four *y, const void *b, const Window *by, int,
-	void *workspace, size_t nbytes, const void *beta, const Four *w, void *dst) {
-	return start(h, {filter_gradient, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes}, check(x, w, y, by), alpha, beta);
+CUDNN cudnnConvolutionBackwardFilter(Handle *h, const void *alpha, const Four *x, const void *a,
+	const Four *y, const void *b, const Window *by, int, void *workspace, size_t nbytes,
+	const void *beta, const Four *w, void *dst) {
+	return start(h,
+		{filter_gradient, *x, *w, *y, *by, a, b, dst, static_cast<char *>(workspace), nbytes},
+		check(x, w, y, by), alpha, beta);
 }

@@ -8,8 +8,8 @@
 // calls of it, and the last rank
 // of a process that ends frees memory of all of them, for which the driver waits
 // for every stream of their devices. Processes reach each other at the address of one
-// interface each, which NCCL_SOCKET_IFNAME names, if they have the same key: nothing is encrypted. Where one ends or
-// aborts, the others have an error in the background.
+// interface each, which NCCL_SOCKET_IFNAME names, if they have the same key: nothing is encrypted.
+// Where one ends or aborts, the others have an error in the background.
 //
 // With OLD defined it is a version that has no more than is needed: it cannot split.
 
@@ -194,7 +194,8 @@ static Bytes pack(const Event &e) {
 	Bytes b;
 	put(b, e.ring);
 	const int numbers[] = {e.kind, e.rank, e.to, e.color, e.key};
-	b.insert(b.end(), reinterpret_cast<const char *>(numbers), reinterpret_cast<const char *>(numbers + 5));
+	b.insert(b.end(), reinterpret_cast<const char *>(numbers),
+		reinterpret_cast<const char *>(numbers + 5));
 	put(b, e.data);
 	return b;
 }
@@ -203,7 +204,8 @@ static bool unpack(int fd, Event &e) {
 	int numbers[5];
 	if (!get(fd, e.ring) || !read_all(fd, numbers, sizeof numbers) || !get(fd, e.data))
 		return false;
-	e.kind = Event::Kind(numbers[0]), e.rank = numbers[1], e.to = numbers[2], e.color = numbers[3], e.key = numbers[4];
+	e.kind = Event::Kind(numbers[0]), e.rank = numbers[1], e.to = numbers[2], e.color = numbers[3],
+	e.key = numbers[4];
 	return true;
 }
 
@@ -283,7 +285,8 @@ static void pass(const std::shared_ptr<Ring> &ring, const Event &e, const std::s
 }
 
 // tell tells an event of this process. The lock is held.
-static void tell(const std::shared_ptr<Ring> &ring, Event::Kind kind, int rank, int to = 0, int color = 0, int key = 0, Bytes data = {}) {
+static void tell(const std::shared_ptr<Ring> &ring, Event::Kind kind, int rank, int to = 0,
+	int color = 0, int key = 0, Bytes data = {}) {
 	pass(ring, {ring->name, kind, rank, to, color, key, std::move(data)}, "");
 	changed.notify_all();
 }
@@ -382,7 +385,8 @@ static void start_listening() {
 	at.sin_addr = own_address();
 	socklen_t size = sizeof at;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (bind(fd, reinterpret_cast<sockaddr *>(&at), sizeof at) || listen(fd, 64) || getsockname(fd, reinterpret_cast<sockaddr *>(&at), &size)) {
+	if (bind(fd, reinterpret_cast<sockaddr *>(&at), sizeof at) || listen(fd, 64) ||
+		getsockname(fd, reinterpret_cast<sockaddr *>(&at), &size)) {
 		close(fd);
 		return;
 	}
@@ -408,8 +412,11 @@ static bool resolve(Comm *c) {
 	for (const Part &p : all)
 		if (p.color == c->color)
 			mine.push_back(p);
-	std::sort(mine.begin(), mine.end(), [](const Part &a, const Part &b) { return std::tie(a.key, a.rank) < std::tie(b.key, b.rank); });
-	auto ring = find(c->parent->name + "/" + std::to_string(c->number) + "." + std::to_string(c->color));
+	std::sort(mine.begin(), mine.end(), [](const Part &a, const Part &b) {
+		return std::tie(a.key, a.rank) < std::tie(b.key, b.rank);
+	});
+	auto ring =
+		find(c->parent->name + "/" + std::to_string(c->number) + "." + std::to_string(c->color));
 	ring->size = ring->joined = int(mine.size());
 	int rank = 0;
 	for (int r = 0; r < ring->size; r++) {
@@ -464,7 +471,10 @@ enum { version_number = 22803 };
 
 NCCL ncclGetVersion(int *version) { return *version = version_number, success; }
 extern "C" const char *ncclGetErrorString(int code) {
-	return code == success ? "no error" : code == in_progress ? "in progress" : code == remote_error ? "remote process exited" : "invalid argument";
+	return code == success	   ? "no error"
+		: code == in_progress  ? "in progress"
+		: code == remote_error ? "remote process exited"
+							   : "invalid argument";
 }
 NEWER const char *ncclGetLastError(Comm *) { return ""; }
 
@@ -547,7 +557,11 @@ NEWER int ncclCommSplit(Comm *parent, int color, int key, Comm **comm, Config *c
 
 NCCL ncclCommGetAsyncError(Comm *c, int *state) {
 	std::lock_guard<std::mutex> held(lock);
-	return *state = lost(c) ? remote_error : refused(c) ? invalid_usage : connected(c) ? success : in_progress, success;
+	return *state = lost(c)	  ? remote_error
+			   : refused(c)	  ? invalid_usage
+			   : connected(c) ? success
+							  : in_progress,
+		   success;
 }
 
 // end frees what the ranks had, by the last one of this process. A communicator itself stays: what
@@ -637,7 +651,11 @@ template <class T> static void reduce(char *dst, const std::vector<Bytes> &xs, s
 			Wide x = N::wide(element);
 			if (op == op_avg)
 				x = x / Wide(xs.size());
-			sum = p == 0 ? x : op == op_prod ? Wide(sum * x) : op == op_max ? std::max(sum, x) : op == op_min ? std::min(sum, x) : Wide(sum + x);
+			sum = p == 0		? x
+				: op == op_prod ? Wide(sum * x)
+				: op == op_max	? std::max(sum, x)
+				: op == op_min	? std::min(sum, x)
+								: Wide(sum + x);
 		}
 		T result = N::narrow(sum);
 		memcpy(dst + i * sizeof(T), &result, sizeof(T));
@@ -806,7 +824,11 @@ static int launch(std::unique_ptr<Job> job) {
 	driver().capture(stream, &capturing, nullptr, &graph, nullptr, nullptr);
 	if (capturing)
 		return record(std::move(job), graph);
-	return driver().launch(stream, [](void *p) { std::unique_ptr<Job>(static_cast<Job *>(p))->run(); }, job.release()) == 0 ? success : invalid_argument;
+	return driver().launch(
+			   stream, [](void *p) { std::unique_ptr<Job>(static_cast<Job *>(p))->run(); },
+			   job.release()) == 0
+		? success
+		: invalid_argument;
 }
 
 static int start(Comm *c, void *stream, Call call) {
@@ -845,10 +867,25 @@ NCCL ncclGroupEnd() {
 static const char *in(const void *p) { return static_cast<const char *>(p); }
 static char *out(void *p) { return static_cast<char *>(p); }
 
-NCCL ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, Comm *c, void *s) { return start(c, s, {all_reduce, in(src), out(dst), n, type, op, 0}); }
-NCCL ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, Comm *c, void *s) { return start(c, s, {reduce_scatter, in(src), out(dst), n, type, op, 0}); }
-NCCL ncclAllGather(const void *src, void *dst, size_t n, int type, Comm *c, void *s) { return start(c, s, {all_gather, in(src), out(dst), n, type, 0, 0}); }
-NCCL ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, Comm *c, void *s) { return start(c, s, {broadcast, in(src), out(dst), n, type, 0, root}); }
-NCCL ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, Comm *c, void *s) { return start(c, s, {reduce_to, in(src), out(dst), n, type, op, root}); }
-NCCL ncclSend(const void *src, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {to_peer, in(src), nullptr, n, type, 0, peer}); }
-NCCL ncclRecv(void *dst, size_t n, int type, int peer, Comm *c, void *s) { return start(c, s, {from_peer, nullptr, out(dst), n, type, 0, peer}); }
+NCCL ncclAllReduce(const void *src, void *dst, size_t n, int type, int op, Comm *c, void *s) {
+	return start(c, s, {all_reduce, in(src), out(dst), n, type, op, 0});
+}
+NCCL ncclReduceScatter(const void *src, void *dst, size_t n, int type, int op, Comm *c, void *s) {
+	return start(c, s, {reduce_scatter, in(src), out(dst), n, type, op, 0});
+}
+NCCL ncclAllGather(const void *src, void *dst, size_t n, int type, Comm *c, void *s) {
+	return start(c, s, {all_gather, in(src), out(dst), n, type, 0, 0});
+}
+NCCL ncclBroadcast(const void *src, void *dst, size_t n, int type, int root, Comm *c, void *s) {
+	return start(c, s, {broadcast, in(src), out(dst), n, type, 0, root});
+}
+NCCL ncclReduce(const void *src, void *dst, size_t n, int type, int op, int root, Comm *c,
+	void *s) {
+	return start(c, s, {reduce_to, in(src), out(dst), n, type, op, root});
+}
+NCCL ncclSend(const void *src, size_t n, int type, int peer, Comm *c, void *s) {
+	return start(c, s, {to_peer, in(src), nullptr, n, type, 0, peer});
+}
+NCCL ncclRecv(void *dst, size_t n, int type, int peer, Comm *c, void *s) {
+	return start(c, s, {from_peer, nullptr, out(dst), n, type, 0, peer});
+}

@@ -74,11 +74,12 @@ type Comm struct {
 
 	// order is held while a call is started, so that calls keep their order; it
 	// guards what follows.
-	order  sync.Mutex
-	seq    uint64        // number of the last call
-	last   backend.Queue // where the last call was started
-	done   backend.Work  // the last call, nil if it has finished
-	inline Call          // the last one that ran on its caller, here because engines would have it allocated
+	order sync.Mutex
+	seq   uint64        // number of the last call
+	last  backend.Queue // where the last call was started
+	done  backend.Work  // the last call, nil if it has finished
+	// the last one that ran on its caller, here because engines would have it allocated
+	inline Call
 
 	busy sync.Mutex // held while a call runs
 
@@ -97,7 +98,8 @@ var (
 // New returns a rank of a connected group.
 func New(c Config) *Comm {
 	comm := &Comm{Config: c, given: map[uintptr]backend.Buffer{}}
-	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank, Members: c.Part.Members, World: c.World, Health: c.Board})
+	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank,
+		Members: c.Part.Members, World: c.World, Health: c.Board})
 	comm.Engine = c.NewEngine(comm)
 	comm.verify.Store(c.Compares)
 	comm.Member.Watch(nil)
@@ -138,7 +140,8 @@ func (c *Comm) Verifying() bool { return c.verify.Load() }
 func (c *Comm) Err() error { return c.Member.Err() }
 
 // Start implements [backend.Communicator].
-func (c *Comm) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Comm) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	count, err := what.Check(c.Rank(), c.Size(), dst, src)
 	if err != nil {
 		return nil, backend.Refuse(c, err)
@@ -147,9 +150,11 @@ func (c *Comm) Start(q backend.Queue, what backend.Collective, dst, src backend.
 }
 
 // StartChecked implements [backend.CheckedStarter].
-func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst, src backend.Buffer) (backend.Work, error) {
+func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if dst.Device() || src.Device() {
-		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
+		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host "+
+			"memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
 	}
 	if what.Association == backend.Tree && !c.adds() {
 		return nil, backend.RefuseTree(c, what, what.DType(dst, src))
@@ -236,10 +241,12 @@ func (c *Comm) Close() error {
 // Alloc implements [backend.Communicator]. The memory is like any other of the host.
 func (c *Comm) Alloc(nbytes int) (backend.Buffer, error) {
 	if nbytes < 0 {
-		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument, backend.RankOf(c), nbytes)
+		return backend.Buffer{}, fmt.Errorf("%w: %s: alloc of %d bytes", backend.ErrArgument,
+			backend.RankOf(c), nbytes)
 	}
 	memory, err := host.Device{}.Alloc(nbytes)
-	if _, disagreed := c.Member.AgreeOnAlloc(c.gatherer(backend.ForAlloc), nbytes, nil); disagreed != nil {
+	if _, disagreed := c.Member.AgreeOnAlloc(c.gatherer(backend.ForAlloc), nbytes,
+		nil); disagreed != nil {
 		return backend.Buffer{}, disagreed
 	}
 	if err != nil || nbytes == 0 {
@@ -259,7 +266,8 @@ func (c *Comm) Free(b backend.Buffer) error {
 	c.memory.Lock()
 	defer c.memory.Unlock()
 	if _, ok := c.given[b.Addr()]; !ok {
-		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed before", backend.ErrArgument, backend.RankOf(c))
+		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed "+
+			"before", backend.ErrArgument, backend.RankOf(c))
 	}
 	delete(c.given, b.Addr())
 	return nil
@@ -268,7 +276,8 @@ func (c *Comm) Free(b backend.Buffer) error {
 // gatherer is an exchange over the group itself, for memory of an Alloc, or of a Split that
 // the ranks have begun.
 func (c *Comm) gatherer(purpose backend.Purpose) group.Gatherer {
-	exchange := backend.Collective{Kind: backend.AllGather, Origin: &backend.Origin{Purpose: purpose}}
+	exchange := backend.Collective{Kind: backend.AllGather,
+		Origin: &backend.Origin{Purpose: purpose}}
 	return group.Framed(math.MaxInt, func(note []byte) ([][]byte, error) {
 		all := make([]byte, c.Size()*len(note))
 		if err := backend.Run(c, exchange, backend.Of(all), backend.Of(note)); err != nil {
@@ -299,7 +308,8 @@ func (c *Comm) SplitAll(
 	ready := c.takeReady()
 	if len(ways) > 0 && reflect.DeepEqual(ready.Ways, ways) {
 		if err := g.Vote(c.Part.Members, problem); err != nil {
-			return nil, errors.Join(backend.Refuse(c, fmt.Errorf("split: %w", err)), CloseAll(ready.Parts))
+			return nil, errors.Join(backend.Refuse(c, fmt.Errorf("split: %w", err)),
+				CloseAll(ready.Parts))
 		}
 		return ready.Parts, nil
 	}

@@ -92,7 +92,8 @@ func load(path string) (lines map[key]line, order []key, err error) {
 
 func table(w io.Writer, order []key, before, after map[key]line) error {
 	fmt.Fprintf(w, "%-14s %5s %5s %10s  %-12s %11s  %-12s %11s %8s %8s %8s\n",
-		"collective", "dtype", "ranks", "bytes", "baseline", "us", "new", "us", "time", "p99", "algbw")
+		"collective", "dtype", "ranks", "bytes", "baseline", "us", "new", "us", "time", "p99",
+		"algbw")
 	var problems []error
 	for _, k := range order {
 		a, b := before[k], after[k]
@@ -101,7 +102,8 @@ func table(w io.Writer, order []key, before, after map[key]line) error {
 			continue
 		}
 		if a.Wrong+b.Wrong > 0 {
-			problems = append(problems, fmt.Errorf("%+v has wrong elements: %d and %d", k, a.Wrong, b.Wrong))
+			problems = append(problems, fmt.Errorf("%+v has wrong elements: %d and %d", k, a.Wrong,
+				b.Wrong))
 		}
 		before, after := a.P50, b.P50
 		if a.Stream > 0 && b.Stream > 0 {
@@ -112,7 +114,8 @@ func table(w io.Writer, order []key, before, after map[key]line) error {
 			p99 = fmt.Sprintf("%.2fx", a.P99/b.P99)
 		}
 		fmt.Fprintf(w, "%-14s %5s %5d %10d  %-12s %11.2f  %-12s %11.2f %7.2fx %8s %7.2fx\n",
-			k.Collective, k.DType, k.Ranks, k.Bytes, a.Backend, before, b.Backend, after, before/after, p99, b.AlgBW/a.AlgBW)
+			k.Collective, k.DType, k.Ranks, k.Bytes, a.Backend, before, b.Backend, after,
+			before/after, p99, b.AlgBW/a.AlgBW)
 	}
 	return errors.Join(problems...)
 }

@@ -22,7 +22,8 @@ const slow = `# a comment
 `
 
 func TestSpeedupIsOldByNew(t *testing.T) {
-	fast := strings.NewReplacer("gloo", "host", "90", "30", "200", "100", ":1,", ":3,").Replace(slow)
+	fast := strings.NewReplacer("gloo", "host", "90", "30", "200", "100", ":1,", ":3,").
+		Replace(slow)
 	var out bytes.Buffer
 	if err := run(&out, []string{write(t, slow), write(t, fast)}); err != nil {
 		t.Fatal(err)

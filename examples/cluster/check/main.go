@@ -93,7 +93,8 @@ func check(name string) error {
 func reaches(s core.Service, j batch.Job) error {
 	switch {
 	case s.Spec.ClusterIP != core.ClusterIPNone || !s.Spec.PublishNotReadyAddresses:
-		return errors.New("the service is not headless, or does not publish pods that are not ready")
+		return errors.New(
+			"the service is not headless, or does not publish pods that are not ready")
 	case s.Spec.Selector["job-name"] != j.Name || j.Spec.Template.Spec.Subdomain != s.Name:
 		return errors.New("the service is not that of the job's pods")
 	}
@@ -113,8 +114,10 @@ func (s jobSet) check() error {
 
 // starts checks what a job tells its ranks, the first of which is a pod of that name.
 func starts(j batch.JobSpec, first string) error {
-	if j.CompletionMode == nil || *j.CompletionMode != batch.IndexedCompletion || j.Completions == nil || j.Parallelism == nil || *j.Completions != *j.Parallelism {
-		return errors.New("ranks need an index, and run at the same time: set completionMode, completions and parallelism")
+	if j.CompletionMode == nil || *j.CompletionMode != batch.IndexedCompletion ||
+		j.Completions == nil || j.Parallelism == nil || *j.Completions != *j.Parallelism {
+		return errors.New("ranks need an index, and run at the same time: set completionMode, " +
+			"completions and parallelism")
 	}
 	pod := j.Template.Spec
 	if len(pod.Containers) != 1 || len(pod.Volumes) != 1 {
@@ -127,13 +130,15 @@ func starts(j batch.JobSpec, first string) error {
 			return errors.New("the token is not from a secret")
 		}
 	}
-	for name, want := range map[string]string{"WORLD_SIZE": strconv.Itoa(int(*j.Completions)), "MASTER_ADDR": first, "MASTER_PORT": "29500", "EURYALE_TOKEN": ""} {
+	for name, want := range map[string]string{"WORLD_SIZE": strconv.Itoa(int(*j.Completions)),
+		"MASTER_ADDR": first, "MASTER_PORT": "29500", "EURYALE_TOKEN": ""} {
 		if value, ok := given[name]; !ok || value != want {
 			return fmt.Errorf("%s is %q, want %q", name, value, want)
 		}
 	}
 	mounts, shm := pod.Containers[0].VolumeMounts, pod.Volumes[0]
-	if len(mounts) != 1 || mounts[0].Name != shm.Name || mounts[0].MountPath != "/dev/shm" || shm.EmptyDir == nil || shm.EmptyDir.Medium != core.StorageMediumMemory {
+	if len(mounts) != 1 || mounts[0].Name != shm.Name || mounts[0].MountPath != "/dev/shm" ||
+		shm.EmptyDir == nil || shm.EmptyDir.Medium != core.StorageMediumMemory {
 		return errors.New("/dev/shm is not a volume in memory")
 	}
 	return nil

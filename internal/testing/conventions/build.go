@@ -28,7 +28,8 @@ func (c Case) build(x gorgonia.Nodes) (*gorgonia.Node, error) {
 	}
 	switch name {
 	case "nn.CrossEntropy":
-		labels := tensor.New(tensor.WithShape(len(c.Labels)), tensor.WithBacking(slices.Clone(c.Labels)))
+		labels := tensor.New(tensor.WithShape(len(c.Labels)),
+			tensor.WithBacking(slices.Clone(c.Labels)))
 		node := gorgonia.NodeFromAny(x[0].Graph(), labels, gorgonia.WithName("labels"))
 		return nn.CrossEntropy(nn.NoLabel, x[0], node)
 	case "nn.LayerNorm":
@@ -37,7 +38,8 @@ func (c Case) build(x gorgonia.Nodes) (*gorgonia.Node, error) {
 		for i := range gain {
 			gain[i] = 1
 		}
-		ones, zeros := c.variable(g, "gain", tensor.Shape{n}, gain), c.variable(g, "bias", tensor.Shape{n}, bias)
+		ones, zeros := c.variable(g, "gain", tensor.Shape{n}, gain),
+			c.variable(g, "bias", tensor.Shape{n}, bias)
 		return nn.LayerNorm(1e-5, x[0], ones, zeros)
 	case "nn.Norm":
 		p, err := strconv.Atoi(parameters)
@@ -62,7 +64,8 @@ func pool(name, parameters string, x *gorgonia.Node) (*gorgonia.Node, error) {
 			return nil, err
 		}
 	}
-	return gorgonia.MaxPool2D(x, tensor.Shape{kernel, kernel}, []int{pad, pad}, []int{stride, stride})
+	return gorgonia.MaxPool2D(x, tensor.Shape{kernel, kernel}, []int{pad, pad},
+		[]int{stride, stride})
 }
 
 // functions1 are the operations of one operand by name.
@@ -73,15 +76,20 @@ func functions1() map[string]function1 {
 	return map[string]function1{
 		"Abs": gorgonia.Abs, "Sign": gorgonia.Sign, "Ceil": gorgonia.Ceil, "Floor": gorgonia.Floor,
 		"Sin": gorgonia.Sin, "Cos": gorgonia.Cos, "Exp": gorgonia.Exp, "Expm1": gorgonia.Expm1,
-		"Log": gorgonia.Log, "Log1p": gorgonia.Log1p, "Neg": gorgonia.Neg, "Square": gorgonia.Square,
-		"Cube": gorgonia.Cube, "Sqrt": gorgonia.Sqrt, "Inverse": gorgonia.Inverse,
+		"Log": gorgonia.Log, "Log1p": gorgonia.Log1p, "Neg": gorgonia.Neg,
+		"Square": gorgonia.Square,
+		"Cube":   gorgonia.Cube, "Sqrt": gorgonia.Sqrt, "Inverse": gorgonia.Inverse,
 		"Tanh": gorgonia.Tanh, "Sigmoid": gorgonia.Sigmoid, "Softplus": gorgonia.Softplus,
 		"Rectify": gorgonia.Rectify, "Mish": gorgonia.Mish,
-		"LeakyRelu": func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x, 0.25) },
-		"nn.GELU":   nn.GELU, "nn.GELUTanh": nn.GELUTanh,
+		"LeakyRelu": func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.LeakyRelu(x, 0.25)
+		},
+		"nn.GELU": nn.GELU, "nn.GELUTanh": nn.GELUTanh,
 		"Sum": along(gorgonia.Sum), "Mean": along(gorgonia.Mean), "Max": along(gorgonia.Max),
-		"nn.SoftMax":    func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(1, x) },
-		"nn.LogSoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.LogSoftMax(1, x) },
+		"nn.SoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) { return nn.SoftMax(1, x) },
+		"nn.LogSoftMax": func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.LogSoftMax(1, x)
+		},
 		"nn.AvgPool2D": func(x *gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.AvgPool2D([2]int{2, 2}, [2]int{}, [2]int{2, 2}, x)
 		},

@@ -129,7 +129,8 @@ func (c Case) differentiate(y *gorgonia.Node, x gorgonia.Nodes) error {
 	return err
 }
 
-func (c Case) variable(g *gorgonia.ExprGraph, name string, shape tensor.Shape, of Numbers) *gorgonia.Node {
+func (c Case) variable(g *gorgonia.ExprGraph, name string, shape tensor.Shape,
+	of Numbers) *gorgonia.Node {
 	var backing any = append([]float64{}, of...)
 	dt := tensor.Float64
 	if c.DType == "f32" {

@@ -68,7 +68,10 @@ func kinks() []Rule {
 		{"the gradient at 0 is dy, in PyTorch alpha*dy", []string{"LeakyRelu"}, both,
 			func(_ Case, d Difference) bool { return d.gradient() && d.X[0] == 0 }},
 		{"the gradient at NaN is dy, in PyTorch alpha*dy", []string{"LeakyRelu"}, []Runner{VM},
-			func(_ Case, d Difference) bool { return d.gradient() && math.IsNaN(d.X[0]) && d.Got == 4*d.Want }},
+			func(_ Case, d Difference) bool {
+				return d.gradient() && math.IsNaN(d.X[0]) &&
+					d.Got == 4*d.Want
+			}},
 	}
 }
 
@@ -107,13 +110,19 @@ func tapeRules() []Rule {
 		{"NaN is lost if it is the second one", []string{"MaxBetween", "MinBetween"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.X[1]) && !isNaN(d.Got) }},
 		{"beside NaN the second one has the gradient", []string{"MaxBetween", "MinBetween"}, tape,
-			func(_ Case, d Difference) bool { return d.gradient() && (isNaN(d.X[0]) || isNaN(d.X[1])) }},
+			func(_ Case, d Difference) bool {
+				return d.gradient() &&
+					(isNaN(d.X[0]) || isNaN(d.X[1]))
+			}},
 		{"NaN is lost, unless it is the first one", []string{"Max"}, tape,
 			func(_ Case, d Difference) bool { return isNaN(d.Want) }},
 		{"x/0 is +Inf for every x", []string{"HadamardDiv"}, tape,
 			func(_ Case, d Difference) bool { return d.X[1] == 0 && math.IsInf(d.Got, 1) }},
 		{"NaN of a number below 0 and one beyond 2^63", []string{"Pow"}, tape,
-			func(_ Case, d Difference) bool { return d.X[0] < 0 && math.Abs(d.X[1]) > 1e18 && isNaN(d.Got) }},
+			func(_ Case, d Difference) bool {
+				return d.X[0] < 0 && math.Abs(d.X[1]) > 1e18 &&
+					isNaN(d.Got)
+			}},
 		{"the largest numbers are wrong in float32", []string{"Sin", "Cos"}, tape,
 			func(c Case, d Difference) bool { return c.DType == "f32" && math.Abs(d.X[0]) > 1e30 }},
 	}

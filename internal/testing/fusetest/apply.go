@@ -55,7 +55,8 @@ func bound(o fuse.Op, v number, args []number) number {
 		}
 	}
 	divides := o == fuse.Div || o == fuse.Inv || o == fuse.Pow || o == fuse.InvSqrt
-	if last := args[len(args)-1]; divides && math.Abs(last.f) <= last.err || divides && math.Abs(args[0].f) <= args[0].err {
+	if last := args[len(args)-1]; divides && math.Abs(last.f) <= last.err || divides &&
+		math.Abs(args[0].f) <= args[0].err {
 		v.loose = true
 	}
 	if equality := o == fuse.Equal || o == fuse.NotEqual; equality &&
@@ -80,7 +81,8 @@ func bound(o fuse.Op, v number, args []number) number {
 
 // jumps reports whether an operation is not continuous.
 func jumps(o fuse.Op) bool {
-	return o == fuse.Sign || o == fuse.Ceil || o == fuse.Floor || o >= fuse.Less && o <= fuse.NotEqual
+	return o == fuse.Sign || o == fuse.Ceil || o == fuse.Floor || o >= fuse.Less &&
+		o <= fuse.NotEqual
 }
 
 func largest(t backend.DType) float64 {
@@ -168,9 +170,11 @@ func floats1(o fuse.Op, t backend.DType, x float64) float64 {
 		return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))
 	}
 	return map[fuse.Op]func(float64) float64{
-		fuse.Sqrt: math.Sqrt, fuse.Ceil: math.Ceil, fuse.Floor: math.Floor, fuse.Exp: math.Exp, fuse.Expm1: math.Expm1,
-		fuse.Log: math.Log, fuse.Log2: binaryLogarithm, fuse.Log1p: math.Log1p, fuse.Tanh: math.Tanh,
-		fuse.Erf: math.Erf,
+		fuse.Sqrt: math.Sqrt, fuse.Ceil: math.Ceil, fuse.Floor: math.Floor, fuse.Exp: math.Exp,
+		fuse.Expm1: math.Expm1,
+		fuse.Log:   math.Log, fuse.Log2: binaryLogarithm, fuse.Log1p: math.Log1p,
+		fuse.Tanh: math.Tanh,
+		fuse.Erf:  math.Erf,
 	}[o](x)
 }
 

@@ -93,7 +93,8 @@ func (c *Case) row(row [][]int) [][]number {
 			for i := range row {
 				all = append(all, values[i][in.Args[0]])
 			}
-			folded := fold(map[fuse.Op]backend.ReduceOp{fuse.SumRow: backend.Sum, fuse.MaxRow: backend.Max, fuse.MinRow: backend.Min}[in.Op], all)
+			folded := fold(map[fuse.Op]backend.ReduceOp{fuse.SumRow: backend.Sum,
+				fuse.MaxRow: backend.Max, fuse.MinRow: backend.Min}[in.Op], all)
 			for i := range row {
 				values[i] = append(values[i], folded)
 			}
@@ -175,9 +176,9 @@ func bits(b backend.Buffer, i int) (x uint64) {
 	return x
 }
 
-// Check compares outputs with what they must be. Every bit counts, except those of a NaN, and behind
-// rounded functions and in folds, where a result may be off by the bound of its error; checked
-// is the part of the elements that have one.
+// Check compares outputs with what they must be. Every bit counts, except those of a NaN, and
+// behind rounded functions and in folds, where a result may be off by the bound of its error;
+// checked is the part of the elements that have one.
 func (c *Case) Check(dst []backend.Buffer) (checked float64, err error) {
 	all, loose := 0, 0
 	for k, list := range c.want {
@@ -188,7 +189,8 @@ func (c *Case) Check(dst []backend.Buffer) (checked float64, err error) {
 				continue
 			}
 			if !want.same(dst[k], i) {
-				return 0, fmt.Errorf("output %d, element %d is %v (%x), want %v, in\n%v", k, i, get(dst[k], i), bits(dst[k], i), want, c.Program)
+				return 0, fmt.Errorf("output %d, element %d is %v (%x), want %v, in\n%v", k, i,
+					get(dst[k], i), bits(dst[k], i), want, c.Program)
 			}
 		}
 	}

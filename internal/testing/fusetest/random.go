@@ -89,7 +89,8 @@ func (c *Case) sameAs(k int) int {
 }
 
 // Extents that are and are not multiples of vectors, of warps and of blocks.
-var extents = []int{1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 31, 32, 33, 64, 100, 127, 256, 300, 1000, 1023, 1024, 1025, 4096, 9000}
+var extents = []int{1, 2, 3, 4, 5, 7, 8, 10, 12, 16, 31, 32, 33, 64, 100, 127, 256, 300, 1000, 1023,
+	1024, 1025, 4096, 9000}
 
 func (m *maker) shape(size int) {
 	for range m.IntN(5) {
@@ -189,7 +190,9 @@ func (m *maker) alike(v fuse.Value) bool {
 	case c.Op.FoldsRows():
 		return true
 	default:
-		return !slices.ContainsFunc(c.Args[:c.Op.Operands()], func(x fuse.Value) bool { return !m.alike(x) })
+		return !slices.ContainsFunc(c.Args[:c.Op.Operands()], func(x fuse.Value) bool {
+			return !m.alike(x)
+		})
 	}
 }
 
@@ -268,13 +271,15 @@ func (m *maker) memory(o fuse.Operand) backend.Buffer {
 // element returns a random element: most often a small number, now and then a special one.
 func (m *maker) element(d backend.DType) any {
 	if !d.Float() {
-		special := []int64{0, -1, 1, math.MaxInt32, math.MinInt32, math.MaxInt64, math.MinInt64, 255}
+		special := []int64{0, -1, 1, math.MaxInt32, math.MinInt32, math.MaxInt64,
+			math.MinInt64, 255}
 		if m.IntN(40) == 0 {
 			return special[m.IntN(len(special))]
 		}
 		return int64(m.IntN(41) - 20)
 	}
-	special := []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1e-40, 3e38, 0.5, 1, -1, 65504, 1e-5}
+	special := []float64{0, math.Copysign(0, -1), math.Inf(1), math.Inf(-1), math.NaN(), 1e-40,
+		3e38, 0.5, 1, -1, 65504, 1e-5}
 	switch m.IntN(40) {
 	case 0:
 		return special[m.IntN(len(special))]

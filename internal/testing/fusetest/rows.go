@@ -14,8 +14,8 @@ func SoftMax(d backend.DType, rows, n int) *fuse.Program {
 	return p
 }
 
-// LayerNorm is a layer norm of rows of n elements, with gain and bias; the mean and the inverse of the deviation are
-// outputs, too.
+// LayerNorm is a layer norm of rows of n elements, with gain and bias; the mean and the inverse of
+// the deviation are outputs, too.
 func LayerNorm(d backend.DType, rows, n int) *fuse.Program {
 	p := &fuse.Program{Shape: []int{rows, n}}
 	x, gain, bias := p.Load(d, n, 1), p.Load(d, 0, 1), p.Load(d, 0, 1)
@@ -46,12 +46,13 @@ func LayerNormGrad(d backend.DType, rows, n int) *fuse.Program {
 	dz := p.Do(fuse.Mul, dy, gain)
 	mean := p.Do(fuse.Mul, p.Do(fuse.SumRow, dz), share)
 	along := p.Do(fuse.Mul, p.Do(fuse.SumRow, p.Do(fuse.Mul, dz, z)), share)
-	p.Store(p.Do(fuse.Mul, p.Do(fuse.Sub, p.Do(fuse.Sub, dz, mean), p.Do(fuse.Mul, z, along)), inverse), d, n, 1)
+	p.Store(p.Do(fuse.Mul, p.Do(fuse.Sub, p.Do(fuse.Sub, dz, mean), p.Do(fuse.Mul, z, along)),
+		inverse), d, n, 1)
 	return p
 }
 
-// LayerNormGrads is LayerNormGrad with the gradients of gain and bias, and of a bias that was added to x, and the
-// largest sum of a row for each column.
+// LayerNormGrads is LayerNormGrad with the gradients of gain and bias, and of a bias that was added
+// to x, and the largest sum of a row for each column.
 func LayerNormGrads(d backend.DType, rows, n int) *fuse.Program {
 	p := LayerNormGrad(d, rows, n)
 	t := p.Code[0].Type
@@ -73,8 +74,10 @@ func CrossEntropy(d backend.DType, rows, n int) *fuse.Program {
 	away := p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x))
 	log := p.Do(fuse.Sub, away, p.Do(fuse.Log, p.Do(fuse.SumRow, p.Do(fuse.Exp, away))))
 	chosen := p.Do(fuse.Equal, label, p.Index(0, 1))
-	p.Store(p.Do(fuse.Neg, p.Do(fuse.SumRow, p.Do(fuse.Where, chosen, log, p.Const(t, 0)))), d, 1, 0)
+	p.Store(p.Do(fuse.Neg, p.Do(fuse.SumRow, p.Do(fuse.Where, chosen, log, p.Const(t, 0)))), d,
+		1, 0)
 	probability := p.Do(fuse.Exp, log)
-	p.Store(p.Do(fuse.Where, chosen, p.Do(fuse.Add, probability, p.Const(t, -1)), probability), d, n, 1)
+	p.Store(p.Do(fuse.Where, chosen, p.Do(fuse.Add, probability, p.Const(t, -1)), probability), d,
+		n, 1)
 	return p
 }

@@ -84,7 +84,8 @@ func plain(f *ast.FuncType) bool {
 		case *ast.Ellipsis:
 			of = list.Elt
 		}
-		if id, ok := of.(*ast.Ident); !ok || ast.IsExported(id.Name) || id.Name == "error" || id.Name == "any" {
+		if id, ok := of.(*ast.Ident); !ok || ast.IsExported(id.Name) || id.Name == "error" ||
+			id.Name == "any" {
 			return false
 		}
 	}
@@ -122,7 +123,8 @@ func (c Use) check(t *testing.T, name string, parameters []string, except map[st
 		err := c.with(i, nothing)
 		says := regexp.MustCompile(`\b` + parameter + `\b[^:]* is nil`)
 		if !errors.Is(err, backend.ErrArgument) || !says.MatchString(err.Error()) {
-			t.Errorf("%s with nil for %s: %v, want an ErrArgument that says that %s is nil", name, parameter, err, parameter)
+			t.Errorf("%s with nil for %s: %v, want an ErrArgument that says that %s is nil", name,
+				parameter, err, parameter)
 		}
 	}
 }

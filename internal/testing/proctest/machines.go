@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Namespace is a machine of its own, as far as ranks can tell: a network namespace with its own address,
-// /dev/shm and temporary directory. All are of this host's cores and memory.
+// Namespace is a machine of its own, as far as ranks can tell: a network namespace with its own
+// address, /dev/shm and temporary directory. All are of this host's cores and memory.
 type Namespace struct {
 	Name, Addr string
 
@@ -34,15 +34,16 @@ type T interface {
 	Skipf(format string, args ...any)
 }
 
-// Machines makes n machines on one network for a test, each connected to it by a wire. The test's end
-// kills what runs on them and removes them. Where that takes rights that the test does not have, it is
-// skipped, and with REQUIRE_NETNS=1 it fails.
+// Machines makes n machines on one network for a test, each connected to it by a wire. The test's
+// end kills what runs on them and removes them. Where that takes rights that the test does not
+// have, it is skipped, and with REQUIRE_NETNS=1 it fails.
 func Machines(t T, n int, wire Wire) []*Namespace {
 	t.Helper()
 	hub := fmt.Sprintf("eu%d%s", os.Getpid(), strings.ToLower(rand.Text()[:3]))
 	all := make([]*Namespace, n)
 	for i := range all {
-		all[i] = &Namespace{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d", i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
+		all[i] = &Namespace{Name: fmt.Sprintf("%s%c", hub, 'a'+i), Addr: fmt.Sprintf("10.213.77.%d",
+			i+1), port: wire, dir: filepath.Join(t.TempDir(), "machine")}
 	}
 	need(t, "netns add "+hub, "-n "+hub+" link add hub type bridge", "-n "+hub+" link set hub up")
 	t.Cleanup(func() { ip("netns", "delete", hub) })
@@ -86,7 +87,8 @@ func (m *Namespace) start(t T, hub string) {
 	need(t, "netns add "+m.Name)
 	t.Cleanup(func() { ip("netns", "delete", m.Name) })
 	m.port.connect(t, m.Name, hub)
-	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up", "-n "+m.Name+" link set eth0 up",
+	need(t, "-n "+hub+" link set "+m.Name+" up master hub", "-n "+m.Name+" link set lo up",
+		"-n "+m.Name+" link set eth0 up",
 		"-n "+m.Name+" address add "+m.Addr+"/24 dev eth0")
 	if err := os.Mkdir(m.dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -116,7 +118,8 @@ const mount = `mount --bind "$0/shm" /dev/shm && exec "$@"`
 
 // Command makes a command one that runs on the machine. The process is the command's own.
 func (m *Namespace) Command(cmd *exec.Cmd) *exec.Cmd {
-	there := exec.Command("ip", append([]string{"netns", "exec", m.Name, "sh", "-c", mount, m.dir}, cmd.Args...)...)
+	there := exec.Command("ip", append([]string{"netns", "exec", m.Name, "sh", "-c", mount, m.dir},
+		cmd.Args...)...)
 	there.Env = cmd.Env
 	if there.Env == nil {
 		there.Env = os.Environ()
@@ -130,11 +133,13 @@ func (m *Namespace) Command(cmd *exec.Cmd) *exec.Cmd {
 // machine's Addr and a command, it runs the command there.
 func Shell(t T, machines []*Namespace) (path string) {
 	t.Helper()
-	text := "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\naddr=$1\nshift\ncase $addr in\n"
+	text := "#!/bin/sh\nwhile [ \"${1#-}\" != \"$1\" ]; do shift; done\naddr=$1\nshift\ncase " +
+		"$addr in\n"
 	for _, m := range machines {
 		text += fmt.Sprintf("%s) name=%s dir=%s ;;\n", m.Addr, m.Name, m.dir)
 	}
-	text += "esac\nexport TMPDIR=$dir/tmp XDG_RUNTIME_DIR=$dir/tmp\nexec ip netns exec $name sh -c '" + mount + "' $dir sh -c \"$*\"\n"
+	text += "esac\nexport TMPDIR=$dir/tmp XDG_RUNTIME_DIR=$dir/tmp\nexec ip netns exec $name sh " +
+		"-c '" + mount + "' $dir sh -c \"$*\"\n"
 	path = filepath.Join(t.TempDir(), "shell")
 	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 		t.Fatal(err)
@@ -168,7 +173,8 @@ func (m *Namespace) Mute(t T) {
 		if other == m {
 			continue
 		}
-		if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"); err != nil {
+		if err := ip("-n", m.Name, "neighbour", "replace", other.Addr, "lladdr",
+			"02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -226,7 +232,8 @@ func (m *Namespace) Ranks(t T) map[int]int {
 func (m *Namespace) IsEmpty(t T) {
 	t.Helper()
 	if !m.await(t, func() bool { return len(m.processes(t)) == 0 }) {
-		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output() // for the message
+		// for the message
+		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output()
 		t.Errorf("processes are left on %s:\n%s", m.Name, out)
 	}
 	for _, sub := range []string{"shm", "tmp"} {
@@ -240,7 +247,8 @@ func (m *Namespace) IsEmpty(t T) {
 // await waits for something, for some seconds at most.
 func (m *Namespace) await(t T, what func() bool) bool {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(
+		10 * time.Millisecond) {
 		if what() {
 			return true
 		}

@@ -57,7 +57,8 @@ func Start(t *testing.T, name string, P int, env ...string) []Rank {
 }
 
 // StartOn is Start for a job of perMachine ranks on each of several machines.
-func StartOn(t *testing.T, name string, machines []*Namespace, perMachine int, env ...string) []Rank {
+func StartOn(t *testing.T, name string, machines []*Namespace, perMachine int,
+	env ...string) []Rank {
 	t.Helper()
 	return start(t, name, machines, perMachine, env)
 }
@@ -68,7 +69,8 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 	secret := make([]byte, 16)
 	rand.Read(secret)
 	addr, port := "127.0.0.1", freePort(t)
-	if machines != nil { // what is free there is not known here, but no connection gets such a number
+	// what is free there is not known here, but no connection gets such a number
+	if machines != nil {
 		addr, port = machines[0].Addr, 20000+mathrand.IntN(12000)
 	}
 	ranks := make([]Rank, perMachine*max(1, len(machines)))
@@ -76,7 +78,8 @@ func start(t *testing.T, name string, machines []*Namespace, perMachine int, env
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), scenario+"="+name,
 			fmt.Sprintf("RANK=%d", r), fmt.Sprintf("WORLD_SIZE=%d", len(ranks)),
-			fmt.Sprintf("LOCAL_RANK=%d", r%perMachine), fmt.Sprintf("LOCAL_WORLD_SIZE=%d", perMachine),
+			fmt.Sprintf("LOCAL_RANK=%d", r%perMachine), fmt.Sprintf("LOCAL_WORLD_SIZE=%d",
+				perMachine),
 			fmt.Sprintf("GROUP_RANK=%d", r/perMachine),
 			"MASTER_ADDR="+addr, fmt.Sprintf("MASTER_PORT=%d", port),
 			"EURYALE_JOB="+hex.EncodeToString(secret), "EURYALE_TOKEN="+hex.EncodeToString(secret))
@@ -141,12 +144,13 @@ func (r Rank) End() (last string) {
 	return last
 }
 
-// Within returns how long a test may take for what is promised within a time: that time in full runs
-// (EURYALE_FULL=1) and on a machine with GPUs. Elsewhere it is at least 20 s, since other tests may have
-// the cores for seconds, and so may emulated kernels, which spin. That still excludes waiting
-// for the limit of a call, a minute where tests do not set it.
+// Within returns how long a test may take for what is promised within a time: that time in full
+// runs (EURYALE_FULL=1) and on a machine with GPUs. Elsewhere it is at least 20 s, since other
+// tests may have the cores for seconds, and so may emulated kernels, which spin. That still
+// excludes waiting for the limit of a call, a minute where tests do not set it.
 func Within(promise time.Duration) time.Duration {
-	if env.Full.Set(os.Getenv) || os.Getenv("REQUIRE_GPU") == "1" && os.Getenv("EMULATED_DEVICES") == "" {
+	if env.Full.Set(os.Getenv) || os.Getenv("REQUIRE_GPU") == "1" &&
+		os.Getenv("EMULATED_DEVICES") == "" {
 		return promise
 	}
 	return max(promise, 20*time.Second)

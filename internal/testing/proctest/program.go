@@ -38,8 +38,8 @@ func Launch(t *testing.T, cmd *exec.Cmd) *Program {
 	return p
 }
 
-// Says waits until the program's output, standard error included, matches a pattern, and reports false
-// if that takes longer than limit, or if the program ends without.
+// Says waits until the program's output, standard error included, matches a pattern, and reports
+// false if that takes longer than limit, or if the program ends without.
 func (p *Program) Says(pattern *regexp.Regexp, limit time.Duration) bool {
 	late := time.After(limit)
 	for {

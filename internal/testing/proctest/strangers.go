@@ -72,8 +72,8 @@ func late(to, from net.Conn, delay time.Duration) {
 	from.Close()
 }
 
-// crowded bounds the strangers that are there at once, where a store holds 1,024. More would only fill
-// the kernel's queue of connections on a machine that has no time to accept them.
+// crowded bounds the strangers that are there at once, where a store holds 1,024. More would only
+// fill the kernel's queue of connections on a machine that has no time to accept them.
 const crowded = 2048
 
 // Storm has strangers connect to an address from a source, so many in a second, until the test
@@ -117,8 +117,8 @@ func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.In
 	return &came
 }
 
-// portLater has a port chosen when the peer's address is known. Without it a storm on a loaded machine
-// spends its time in bind, which looks for a port that no connection of any peer has.
+// portLater has a port chosen when the peer's address is known. Without it a storm on a loaded
+// machine spends its time in bind, which looks for a port that no connection of any peer has.
 func portLater(_, _ string, socket syscall.RawConn) error {
 	var failed error
 	err := socket.Control(func(fd uintptr) {

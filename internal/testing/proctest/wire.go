@@ -17,8 +17,8 @@ type Wire struct {
 	Rate  int           // bytes in a second, each way; 0 for no limit
 }
 
-// connect connects a namespace, where the interface is eth0, to another, where it has the name of the
-// first.
+// connect connects a namespace, where the interface is eth0, to another, where it has the name of
+// the first.
 func (w Wire) connect(t T, name, hub string) {
 	t.Helper()
 	if w == (Wire{}) {

@@ -84,8 +84,8 @@ func connectGPU(b backend.Backend, d *cuda.Device, w *rendezvous.World) (*Rank, 
 }
 
 // OwnGPU opens the device of a rank that is its own process, and returns how
-// it connects, or what it lacks. A rank for which there is no GPU shares the first one: NCCL takes it
-// for a separate machine then.
+// it connects, or what it lacks. A rank for which there is no GPU shares the first one: NCCL takes
+// it for a separate machine then.
 func OwnGPU(ordinal int) (Connect, error) {
 	d, err := cuda.Open(ordinal)
 	if ordinal > 0 && errors.Is(err, backend.ErrArgument) {

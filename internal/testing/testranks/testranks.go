@@ -59,7 +59,8 @@ type Group[R io.Closer] struct {
 // Connect makes a world of P ranks, whose waits for another rank last at most timeout, and
 // connects them all at once. If one cannot connect, the others are closed again, and the errors
 // of all are returned together.
-func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvous.World) (R, error)) (*Group[R], error) {
+func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvous.World) (R,
+	error)) (*Group[R], error) {
 	worlds, err := rendezvous.Local(P, timeout)
 	if err != nil {
 		return nil, err
@@ -82,7 +83,8 @@ func Connect[R io.Closer](P int, timeout time.Duration, connect func(w *rendezvo
 }
 
 // New is Connect for a test, at whose end the group is closed.
-func New[R io.Closer](t testing.TB, P int, timeout time.Duration, connect func(w *rendezvous.World) (R, error)) *Group[R] {
+func New[R io.Closer](t testing.TB, P int, timeout time.Duration,
+	connect func(w *rendezvous.World) (R, error)) *Group[R] {
 	t.Helper()
 	g, err := Connect(P, timeout, connect)
 	if err != nil {
@@ -98,7 +100,8 @@ func New[R io.Closer](t testing.TB, P int, timeout time.Duration, connect func(w
 
 // Run lets each of P ranks connect, run body and close, and returns their errors by rank. A rank
 // whose body fails is lost to the others, as in euryale.Run.
-func Run[R io.Closer](P int, connect func(w *rendezvous.World) (R, error), body func(rank R) error) []error {
+func Run[R io.Closer](P int, connect func(w *rendezvous.World) (R, error),
+	body func(rank R) error) []error {
 	worlds, err := rendezvous.Local(P, 0)
 	if err != nil {
 		return slices.Repeat([]error{err}, P)

@@ -58,7 +58,9 @@ func TestRanksMeetAndAreClosed(t *testing.T) {
 	var open atomic.Int64
 	t.Run("ranks", func(t *testing.T) {
 		g := New(t, 3, time.Minute, connecting(&open, -1))
-		if err := g.All(func(m member) error { return m.Barrier(context.Background(), "here") }); err != nil {
+		if err := g.All(func(m member) error {
+			return m.Barrier(context.Background(), "here")
+		}); err != nil {
 			t.Error(err)
 		}
 		g.Fail(2, errors.New("out of petrol"))
@@ -80,7 +82,8 @@ func TestRanksMeetAndAreClosed(t *testing.T) {
 
 func TestRanksAreClosedWhenOneCannotConnect(t *testing.T) {
 	var open atomic.Int64
-	if _, err := Connect(3, time.Minute, connecting(&open, 1)); err == nil || err.Error() != "rank 1: no memory" || open.Load() != 0 {
+	if _, err := Connect(3, time.Minute, connecting(&open, 1)); err == nil ||
+		err.Error() != "rank 1: no memory" || open.Load() != 0 {
 		t.Errorf("the error is %v, and %d ranks are open", err, open.Load())
 	}
 }

@@ -39,7 +39,8 @@ func TestVersionsRunInTurnAndRatiosArePaired(t *testing.T) {
 	if want := []int{0, 1, 1, 0, 0, 1}; !slices.Equal(*order, want) {
 		t.Errorf("the order is %v, want %v", *order, want)
 	}
-	if len(cells) != 2 || !near(cells[0].ratio(), 1.05) || !near(cells[1].ratio(), 1) || cells[0].bytes != 1024 {
+	if len(cells) != 2 || !near(cells[0].ratio(), 1.05) || !near(cells[1].ratio(), 1) ||
+		cells[0].bytes != 1024 {
 		t.Errorf("the cells are %v", cells)
 	}
 	if g := geomean(cells); !near(g, math.Sqrt(1.05)) {
@@ -48,7 +49,8 @@ func TestVersionsRunInTurnAndRatiosArePaired(t *testing.T) {
 	if err := judge(cells); err == nil || !strings.Contains(err.Error(), "1.025, above 1.02") {
 		t.Errorf("the judgement is %v", err)
 	}
-	if got, want := summary(cells), "cells=2 geomean=1.025 worst=1.050 (host, 2 ranks, allreduce of 1024 bytes)"; got != want {
+	if got, want := summary(cells), "cells=2 geomean=1.025 worst=1.050 (host, 2 ranks, allreduce "+
+		"of 1024 bytes)"; got != want {
 		t.Errorf("the summary is %q, want %q", got, want)
 	}
 }
@@ -120,7 +122,9 @@ func TestProgramsAreRunAndCompared(t *testing.T) {
 	dir := t.TempDir()
 	program := func(name, line string) string {
 		path := filepath.Join(dir, name)
-		text := "#!/bin/sh\n" + `[ "$1 $2 $3 $4" = "bench --n=2 --collective=gather --min=8" ] || exit 3` + "\necho '" + line + "'\n"
+		text := "#!/bin/sh\n" +
+			`[ "$1 $2 $3 $4" = "bench --n=2 --collective=gather --min=8" ] || exit 3` + "\necho '" +
+			line + "'\n"
 		if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -128,24 +132,31 @@ func TestProgramsAreRunAndCompared(t *testing.T) {
 	}
 	old := program("old", `{"collective":"gather","bytes":8,"mean_us":10,"wrong":0}`)
 	for line, want := range map[string]string{
-		`{"collective":"gather","bytes":8,"mean_us":10.1,"wrong":0}`: "cells=1 geomean=1.010 worst=1.010 (host, 2 ranks, gather of 8 bytes)\n",
-		`{"collective":"gather","bytes":8,"mean_us":12,"wrong":0}`:   "again: [1.200 1.200]",
+		`{"collective":"gather","bytes":8,"mean_us":10.1,"wrong":0}`: "cells=1 geomean=1.010 " +
+			"worst=1.010 (host, 2 ranks, gather of 8 bytes)\n",
+		`{"collective":"gather","bytes":8,"mean_us":12,"wrong":0}`: "again: [1.200 1.200]",
 	} {
 		var out strings.Builder
-		err := run(context.Background(), &out, []string{"--old", old, "--new", program("new", line), "--rounds", "2", "--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min", "8"})
-		if !strings.Contains(out.String(), want) || (err != nil) != strings.Contains(want, "again") {
+		err := run(context.Background(), &out, []string{"--old", old, "--new", program("new", line),
+			"--rounds", "2", "--ranks", "2", "--gpus", "0", "--collectives", "gather", "--min",
+			"8"})
+		if !strings.Contains(out.String(), want) || (err != nil) != strings.Contains(
+			want, "again") {
 			t.Errorf("the error is %v, the output\n%s", err, out.String())
 		}
 	}
 	failing := filepath.Join(dir, "failing")
-	if err := os.WriteFile(failing, []byte("#!/bin/sh\necho no memory >&2\nexit 1\n"), 0o700); err != nil {
+	if err := os.WriteFile(failing, []byte("#!/bin/sh\necho no memory >&2\nexit 1\n"),
+		0o700); err != nil {
 		t.Fatal(err)
 	}
-	err := run(context.Background(), io.Discard, []string{"--old", failing, "--new", old, "--ranks", "2", "--gpus", "0"})
+	err := run(context.Background(), io.Discard, []string{"--old", failing, "--new", old, "--ranks",
+		"2", "--gpus", "0"})
 	if err == nil || !strings.Contains(err.Error(), "no memory") {
 		t.Errorf("the error is %v", err)
 	}
-	if err := run(context.Background(), io.Discard, nil); err == nil || errors.Is(err, os.ErrNotExist) {
+	if err := run(context.Background(), io.Discard, nil); err == nil ||
+		errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no arguments: %v", err)
 	}
 }

@@ -35,7 +35,8 @@ func (c cell) ratio() float64 { return c.ratios[0] }
 func (c cell) lowest() float64 { return slices.Min(c.ratios) }
 
 func (c cell) String() string {
-	text := fmt.Sprintf("%-4s %d ranks  %-13s %9d bytes  %10.2f us  %10.2f us  %.3f", c.where, c.ranks, c.collective, c.bytes, c.old, c.new, c.ratio())
+	text := fmt.Sprintf("%-4s %d ranks  %-13s %9d bytes  %10.2f us  %10.2f us  %.3f", c.where,
+		c.ranks, c.collective, c.bytes, c.old, c.new, c.ratio())
 	if len(c.ratios) > 1 {
 		text += fmt.Sprintf("  again: %.3f", c.ratios[1:])
 	}
@@ -44,7 +45,8 @@ func (c cell) String() string {
 
 // compare measures a group with both versions in turn, 0 being the old one, and again while a
 // cell has always been above its limit.
-func (g group) compare(rounds int, measure func(version int, g group) (times, error)) ([]cell, error) {
+func (g group) compare(rounds int, measure func(version int, g group) (times, error)) ([]cell,
+	error) {
 	var cells []cell
 	for range repeats {
 		found, err := g.once(rounds, measure)
@@ -67,7 +69,9 @@ func (g group) compare(rounds int, measure func(version int, g group) (times, er
 
 // once runs each version once a round, the old one first in every other round.
 func (g group) once(rounds int, measure func(version int, g group) (times, error)) ([]cell, error) {
-	pairs, err := bench.Turns(rounds, func(version int) (map[int]float64, error) { return measure(version, g) })
+	pairs, err := bench.Turns(rounds, func(version int) (map[int]float64, error) {
+		return measure(version, g)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", g.collective, err)
 	}
@@ -97,7 +101,8 @@ func worst(cells []cell) cell {
 
 func summary(cells []cell) string {
 	w := worst(cells)
-	return fmt.Sprintf("cells=%d geomean=%.3f worst=%.3f (%s, %d ranks, %s of %d bytes)", len(cells), geomean(cells), w.lowest(), w.where, w.ranks, w.collective, w.bytes)
+	return fmt.Sprintf("cells=%d geomean=%.3f worst=%.3f (%s, %d ranks, %s of %d bytes)",
+		len(cells), geomean(cells), w.lowest(), w.where, w.ranks, w.collective, w.bytes)
 }
 
 // judge returns an error if the new version is slower than it may be.
@@ -108,7 +113,8 @@ func judge(cells []cell) error {
 	}
 	for _, c := range cells {
 		if c.lowest() > cellLimit {
-			errs = append(errs, fmt.Errorf("above %.2f in %d repeats: %v", cellLimit, len(c.ratios), c))
+			errs = append(errs, fmt.Errorf("above %.2f in %d repeats: %v", cellLimit,
+				len(c.ratios), c))
 		}
 	}
 	return errors.Join(errs...)

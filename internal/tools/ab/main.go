@@ -43,7 +43,8 @@ const (
 	repeats      = 3 // of a group that has a cell above its limit
 )
 
-var collectives = []string{"allreduce", "reducescatter", "allgather", "alltoall", "broadcast", "reduce", "gather", "scatter"}
+var collectives = []string{"allreduce", "reducescatter", "allgather", "alltoall", "broadcast",
+	"reduce", "gather", "scatter"}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -73,17 +74,21 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.tags, "tags", "", "build tags for source trees, such as gpu")
 	f.IntVar(&o.rounds, "rounds", 5, "how often both versions run")
 	f.StringVar(&o.collectives, "collectives", strings.Join(collectives, ","), "what to measure")
-	f.StringVar(&o.ranks, "ranks", hostRanks(runtime.NumCPU()), "numbers of ranks on the host; empty for none")
+	f.StringVar(&o.ranks, "ranks", hostRanks(runtime.NumCPU()),
+		"numbers of ranks on the host; empty for none")
 	f.IntVar(&o.gpus, "gpus", gpuRanks(), "number of ranks on GPUs; 0 for none")
 	low, high := f.String("min", "1K", "the first size"), f.String("max", "64M", "the largest size")
-	factor, budget := f.Int("factor", 4, "each size is this many times the one before"), f.Duration("time", 100*time.Millisecond, "how long to time one size")
+	factor, budget := f.Int("factor", 4, "each size is this many times the one before"),
+		f.Duration("time", 100*time.Millisecond, "how long to time one size")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	if o.old == "" || o.rounds < 1 || f.NArg() > 0 {
-		return o, errors.New("usage: ab --old DIR|PROGRAM [--new DIR|PROGRAM] [--rounds 5]; see --help")
+		return o, errors.New("usage: ab --old DIR|PROGRAM [--new DIR|PROGRAM] [--rounds 5]; see " +
+			"--help")
 	}
-	o.args = []string{"--min=" + *low, "--max=" + *high, fmt.Sprint("--factor=", *factor), fmt.Sprint("--time=", *budget), "--json"}
+	o.args = []string{"--min=" + *low, "--max=" + *high, fmt.Sprint("--factor=", *factor),
+		fmt.Sprint("--time=", *budget), "--json"}
 	return o, nil
 }
 
@@ -146,11 +151,14 @@ func run(ctx context.Context, w io.Writer, args []string) error {
 	defer os.RemoveAll(dir)
 	var programs [2]string
 	for i, from := range []string{o.old, o.new} {
-		if programs[i], err = program(ctx, from, filepath.Join(dir, []string{"old", "new"}[i]), o.tags); err != nil {
+		if programs[i], err = program(ctx, from, filepath.Join(dir, []string{"old", "new"}[i]),
+			o.tags); err != nil {
 			return err
 		}
 	}
-	measure := func(version int, g group) (times, error) { return g.run(ctx, programs[version], o.args) }
+	measure := func(version int, g group) (times, error) {
+		return g.run(ctx, programs[version], o.args)
+	}
 	var cells []cell
 	for _, g := range groups {
 		found, err := g.compare(o.rounds, measure)
@@ -185,7 +193,8 @@ func program(ctx context.Context, from, out, tags string) (string, error) {
 
 // run runs a program's benchmark of the group, and returns the time of each size.
 func (g group) run(ctx context.Context, program string, args []string) (times, error) {
-	args = slices.Concat([]string{"bench", fmt.Sprint("--n=", g.ranks), "--collective=" + g.collective}, args)
+	args = slices.Concat([]string{"bench", fmt.Sprint("--n=", g.ranks), "--collective=" +
+		g.collective}, args)
 	if g.where == "host" { // on GPUs, each version takes its own best
 		args = append(args, "--backend=host")
 	}

@@ -30,8 +30,10 @@ func (p past) String() string {
 // flags returns the part of the command line on which the bits of a training depend. Epochs may
 // be added unless the learning rate depends on them. The checkpoint itself checks the ranks.
 func (cfg config) flags() string {
-	text := fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --schedule=%s --seed=%d --compress=%s --no-feedback=%v --partial=%v --topology=%s",
-		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.schedule, cfg.seed, cfg.compress, cfg.noFeedback, cfg.partial, cfg.topology)
+	text := fmt.Sprintf("--model=%s --batch=%d --solver=%s --lr=%v --schedule=%s --seed=%d "+
+		"--compress=%s --no-feedback=%v --partial=%v --topology=%s",
+		cfg.model, cfg.batch, cfg.solver, cfg.lr, cfg.schedule, cfg.seed, cfg.compress,
+		cfg.noFeedback, cfg.partial, cfg.topology)
 	if cfg.inTree() {
 		text += fmt.Sprintf(" --reduction=%s --micro-batches=%d", cfg.reduction, cfg.microBatches)
 	}
@@ -75,7 +77,8 @@ func (t *trainer) save() error {
 // error.
 func (t *trainer) stopped(ctx context.Context) error {
 	if t.out != nil && t.comm.Rank() == 0 {
-		if _, err := fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n", t.checkpoint, t.past); err != nil {
+		if _, err := fmt.Fprintf(t.out, "saved in %s after %v: start it again to go on\n",
+			t.checkpoint, t.past); err != nil {
 			return err
 		}
 	}
@@ -93,14 +96,16 @@ func (t *trainer) resume(epochs int) error {
 	case errors.Is(err, fs.ErrNotExist): // training begins
 		return nil
 	case err != nil:
-		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another directory): %w",
+		return fmt.Errorf("--checkpoint: cannot go on from %s (to begin anew, name another "+
+			"directory): %w",
 			t.checkpoint, err)
 	}
 	if err := sameFlags(t.checkpoint, kept.Flags, t.past.Flags); err != nil {
 		return err
 	}
 	if kept.Epochs > epochs || kept.Epochs == epochs && kept.Step > 0 {
-		return usage("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more", t.checkpoint, kept, epochs)
+		return usage("--checkpoint %s: it is after %v, and --epochs is %d: ask for as many or more",
+			t.checkpoint, kept, epochs)
 	}
 	t.past, t.resumed = kept, kept
 	return nil

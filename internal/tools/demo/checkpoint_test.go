@@ -45,23 +45,31 @@ func TestAStoppedTrainingGoesOnToTheSameBits(t *testing.T) {
 		"partial": func(c *config) { c.partial = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg := defaults(t, func(c *config) { c.solver, c.lr = "momentum", rates["momentum"]; change(c) })
+			cfg := defaults(t, func(c *config) {
+				c.solver, c.lr = "momentum", rates["momentum"]
+				change(c)
+			})
 			want := keeps(t, cfg, 4)
 
 			cfg.checkpoint = filepath.Join(t.TempDir(), "state")
 			keeps(t, cfg, 2)
 			keeps(t, cfg, 3)
-			left := filepath.Join(cfg.checkpoint, ".euryale-saving-0123456789abcdef0123456789abcdef")
-			if err := errors.Join(os.Mkdir(left, 0o777), os.WriteFile(filepath.Join(left, "made-by-save"), nil, 0o666)); err != nil {
+			left := filepath.Join(cfg.checkpoint,
+				".euryale-saving-0123456789abcdef0123456789abcdef")
+			if err := errors.Join(os.Mkdir(left, 0o777),
+				os.WriteFile(filepath.Join(left, "made-by-save"), nil, 0o666)); err != nil {
 				t.Fatal(err)
 			}
 			for _, resumed := range []int{3, 4} { // the second time there is nothing left to do
 				for r, got := range keeps(t, cfg, 4) {
 					if got.resumed != resumed {
-						t.Errorf("rank %d going on after epoch %d, want %d", r, got.resumed, resumed)
+						t.Errorf("rank %d going on after epoch %d, want %d", r, got.resumed,
+							resumed)
 					}
-					if got.loss != want[r].loss || !slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
-						t.Errorf("rank %d ends with other bits than without a stop, and a loss of %v instead of %v", r, got.loss, want[r].loss)
+					if got.loss != want[r].loss || !slices.EqualFunc(got.weights, want[r].weights,
+						slices.Equal) {
+						t.Errorf("rank %d ends with other bits than without a stop, and a loss "+
+							"of %v instead of %v", r, got.loss, want[r].loss)
 					}
 				}
 			}
@@ -78,7 +86,9 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 	const stopAt = 40 // of 29 steps an epoch
 	for _, solver := range []string{"sgd", "momentum", "adam", "adamw"} {
 		t.Run(solver, func(t *testing.T) {
-			cfg := defaults(t, func(c *config) { c.solver, c.lr, c.epochs, c.schedule = solver, rates[solver], 2, "cosine" })
+			cfg := defaults(t, func(c *config) {
+				c.solver, c.lr, c.epochs, c.schedule = solver, rates[solver], 2, "cosine"
+			})
 			want := keeps(t, cfg, 2)
 
 			cfg.checkpoint = filepath.Join(t.TempDir(), "state")
@@ -95,7 +105,8 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 					}
 				}
 				err := tr.train(mine, 2)
-				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) && exitCode(err) != 128+int(syscall.SIGINT) {
+				if !errors.As(err, new(interrupted)) || exitCode(err) != 128+int(syscall.SIGTERM) &&
+					exitCode(err) != 128+int(syscall.SIGINT) {
 					return fmt.Errorf("it ends with %v", err)
 				}
 				if got := tr.past.Epochs*tr.sampler.Steps() + tr.past.Step; got != stopAt+1 {
@@ -104,8 +115,10 @@ func TestFoundASignalLosesTheEpoch(t *testing.T) {
 				return nil
 			})
 			for r, got := range keeps(t, cfg, 2) {
-				if got.resumed != 1 || math.Abs(got.loss-want[r].loss) > 1e-12 || !slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
-					t.Errorf("rank %d ends with other bits than without a stop, or a loss of %v instead of %v", r, got.loss, want[r].loss)
+				if got.resumed != 1 || math.Abs(got.loss-want[r].loss) > 1e-12 ||
+					!slices.EqualFunc(got.weights, want[r].weights, slices.Equal) {
+					t.Errorf("rank %d ends with other bits than without a stop, or a loss of %v "+
+						"instead of %v", r, got.loss, want[r].loss)
 				}
 			}
 		})
@@ -152,7 +165,9 @@ func TestFoundACheckpointIsSavedOnlyByEpoch(t *testing.T) {
 }
 
 func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
-	cfg := defaults(t, func(c *config) { c.solver, c.lr, c.epochs = "momentum", rates["momentum"], 1 })
+	cfg := defaults(t, func(c *config) {
+		c.solver, c.lr, c.epochs = "momentum", rates["momentum"], 1
+	})
 	cfg.checkpoint = t.TempDir() // empty: it begins anew
 	first, err := train(2, cfg)
 	if err != nil || strings.Contains(first, "going on") {
@@ -160,13 +175,20 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 	}
 	cfg.epochs = 2
 	second, err := train(2, cfg)
-	if want := fmt.Sprintf("going on after epoch 1, from %s\n", cfg.checkpoint); err != nil || !strings.HasPrefix(withoutEpochs(second), want) || !strings.Contains(second, " epochs=2 ") {
+	if want := fmt.Sprintf("going on after epoch 1, from %s\n", cfg.checkpoint); err != nil ||
+		!strings.HasPrefix(withoutEpochs(second), want) || !strings.Contains(second, " epochs=2 ") {
 		t.Errorf("rank 0 printed %q (%v), want %q", second, err, want)
 	}
 	for want, change := range map[string]func(*config){
-		"of a training with --seed=1, and this one is with --seed=2: ":           func(c *config) { c.seed = 2 },
-		"it is after epoch 2, and --epochs is 1":                                 func(c *config) { c.epochs = 1 },
-		"in the checkpoint gradients are compressed by nothing, in this program": func(c *config) { c.compress = "topk=0.05" },
+		"of a training with --seed=1, and this one is with --seed=2: ": func(c *config) {
+			c.seed = 2
+		},
+		"it is after epoch 2, and --epochs is 1": func(c *config) {
+			c.epochs = 1
+		},
+		"in the checkpoint gradients are compressed by nothing, in this program": func(c *config) {
+			c.compress = "topk=0.05"
+		},
 	} {
 		other := cfg
 		change(&other)
@@ -180,7 +202,8 @@ func TestWhereATrainingGoesOnIsSaid(t *testing.T) {
 func TestOtherFilesAreLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	letter := filepath.Join(dir, "logs", "letter")
-	if err := errors.Join(os.Mkdir(filepath.Dir(letter), 0o777), os.WriteFile(letter, []byte("mine"), 0o666)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(letter), 0o777),
+		os.WriteFile(letter, []byte("mine"), 0o666)); err != nil {
 		t.Fatal(err)
 	}
 	cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 3, dir })
@@ -202,7 +225,9 @@ func TestOtherFilesAreLeftAlone(t *testing.T) {
 
 // Whoever moves a checkpoint away begins anew.
 func TestAMovedCheckpointBeginsAnew(t *testing.T) {
-	cfg := defaults(t, func(c *config) { c.solver, c.epochs, c.checkpoint = "momentum", 1, filepath.Join(t.TempDir(), "state") })
+	cfg := defaults(t, func(c *config) {
+		c.solver, c.epochs, c.checkpoint = "momentum", 1, filepath.Join(t.TempDir(), "state")
+	})
 	if _, err := train(2, cfg); err != nil {
 		t.Fatal(err)
 	}

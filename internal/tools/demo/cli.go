@@ -42,8 +42,8 @@ func (usageError) ExitCode() int { return usageCode }
 // usage returns a usageError.
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// parseArgs parses a command line. --help prints all flags; an error does not, or they would be all that a
-// launcher shows of the last lines.
+// parseArgs parses a command line. --help prints all flags; an error does not, or they would be all
+// that a launcher shows of the last lines.
 func parseArgs(flags *flag.FlagSet, args []string) error {
 	flags.SetOutput(io.Discard)
 	err := flags.Parse(args)
@@ -78,9 +78,11 @@ func exit(name string, err error) {
 	os.Exit(exitCode(err))
 }
 
-// inJob joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a signal ([untilSignal]);
-// otherwise a signal ends the program at once. Graphs are built under the lock.
-func inJob(saves bool, run func(ctx context.Context, comm backend.Communicator, build sync.Locker) error) error {
+// inJob joins the job, runs the training of this rank, and leaves. If it saves, ctx ends with a
+// signal ([untilSignal]); otherwise a signal ends the program at once. Graphs are built under the
+// lock.
+func inJob(saves bool, run func(ctx context.Context, comm backend.Communicator,
+	build sync.Locker) error) error {
 	ctx := context.Background()
 	if saves {
 		var stop func()
@@ -108,8 +110,8 @@ func (i interrupted) Error() string { return fmt.Sprintf("stopped by a signal: %
 // ExitCode is 128 plus the number of the signal, as in shells.
 func (i interrupted) ExitCode() int { return 128 + int(i.Signal) }
 
-// untilSignal returns a context that SIGTERM or SIGINT ends; its cause is an [interrupted]. A second
-// signal ends the program.
+// untilSignal returns a context that SIGTERM or SIGINT ends; its cause is an [interrupted]. A
+// second signal ends the program.
 func untilSignal() (_ context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	signals := make(chan os.Signal, 1)
@@ -150,15 +152,16 @@ func chooseDevice(name string, comm backend.Communicator) (backend.Device, error
 	d := comm.Device()
 	switch onHost := d == nil || d.Name() == "host"; {
 	case name == "gpu" && onHost:
-		return nil, usage("--device gpu: backend %s has no GPU: see euryale doctor", comm.Capabilities().Backend)
+		return nil, usage("--device gpu: backend %s has no GPU: see euryale doctor",
+			comm.Capabilities().Backend)
 	case name == "cpu" || onHost:
 		return nil, nil
 	}
 	return d, nil
 }
 
-// compression returns how gradients travel by the value of --compress: none, f16, bf16, topk=0.05 or
-// threshold=0.001. feedback keeps what was not sent for the next step.
+// compression returns how gradients travel by the value of --compress: none, f16, bf16, topk=0.05
+// or threshold=0.001. feedback keeps what was not sent for the next step.
 func compression(flag string, feedback bool) ([]autograd.Option, error) {
 	var sparsely []sparse.Option
 	if !feedback {
@@ -168,10 +171,12 @@ func compression(flag string, feedback bool) ([]autograd.Option, error) {
 	switch name {
 	case "none", "f16", "bf16":
 		if numbered {
-			return nil, fmt.Errorf("--compress %s: %s takes no number: use --compress %s", flag, name, name)
+			return nil, fmt.Errorf("--compress %s: %s takes no number: use --compress %s", flag,
+				name, name)
 		}
 		if !feedback {
-			return nil, fmt.Errorf("--no-feedback: --compress %s leaves no gradients out: use it with topk=0.05 or threshold=0.001", name)
+			return nil, fmt.Errorf("--no-feedback: --compress %s leaves no gradients out: use it "+
+				"with topk=0.05 or threshold=0.001", name)
 		}
 		if name == "none" {
 			return nil, nil
@@ -188,19 +193,23 @@ func compression(flag string, feedback bool) ([]autograd.Option, error) {
 	return nil, fmt.Errorf("--compress %s: use none, f16, bf16, topk=0.05 or threshold=0.001", flag)
 }
 
-// sameFlags returns an error unless a training of a checkpoint was started with the flags of this one.
+// sameFlags returns an error unless a training of a checkpoint was started with the flags of this
+// one.
 func sameFlags(dir, kept, flags string) error {
 	if kept == flags {
 		return nil
 	}
-	return usage("--checkpoint %s: it is of a training with %s, and this one is with %s: start it as that was, or name another directory",
+	return usage("--checkpoint %s: it is of a training with %s, and this one is with %s: start "+
+		"it as that was, or name another directory",
 		dir, differing(kept, flags), differing(flags, kept))
 }
 
 // differing returns the flags that are in one list and not in another.
 func differing(flags, others string) string {
 	all := strings.Fields(others)
-	mine := slices.DeleteFunc(strings.Fields(flags), func(flag string) bool { return slices.Contains(all, flag) })
+	mine := slices.DeleteFunc(strings.Fields(flags), func(flag string) bool {
+		return slices.Contains(all, flag)
+	})
 	return strings.Join(mine, " ")
 }
 
@@ -209,7 +218,9 @@ func progressBar(steps int) *progressbar.ProgressBar {
 	if !rendezvous.Terminal(os.Getenv) {
 		return progressbar.DefaultSilent(int64(steps))
 	}
-	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetDescription("training"),
-		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(), progressbar.OptionClearOnFinish(),
+	return progressbar.NewOptions(steps, progressbar.OptionSetWriter(os.Stderr),
+		progressbar.OptionSetDescription("training"),
+		progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(),
+		progressbar.OptionClearOnFinish(),
 		progressbar.OptionThrottle(100*time.Millisecond))
 }

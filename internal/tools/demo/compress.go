@@ -14,7 +14,8 @@ func (cfg config) exchange() ([]autograd.Option, error) {
 	var opts []autograd.Option
 	if cfg.partial {
 		// A bucket is averaged in each step: of the default size, one holds the whole model.
-		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket, partialBucket))
+		opts = append(opts, autograd.WithPartial(), autograd.WithBuckets(partialBucket,
+			partialBucket))
 	}
 	compressed, err := compression(cfg.compress, !cfg.noFeedback)
 	return append(opts, compressed...), err
@@ -30,7 +31,8 @@ func (t *trainer) traffic() (err error) {
 		what = "weights"
 	}
 	if sent, dense := t.sent(); dense > 0 {
-		_, err = fmt.Fprintf(t.out, "%s took %d bytes instead of %d, %.1f %%%s\n", what, sent, dense, 100*float64(sent)/float64(dense), t.unsparse())
+		_, err = fmt.Fprintf(t.out, "%s took %d bytes instead of %d, %.1f %%%s\n", what, sent,
+			dense, 100*float64(sent)/float64(dense), t.unsparse())
 	}
 	return err
 }
@@ -53,7 +55,8 @@ func (t *trainer) sent() (sent, dense int64) {
 // unsparse reports how often a compression fell back to a dense all-reduce.
 func (t *trainer) unsparse() string {
 	if c, ok := backend.As[*sparse.Communicator](t.parallel.Comm()); ok && c.Counters().Dense > 0 {
-		return fmt.Sprintf("; %d of %d calls were dense: their messages would have been more bytes", c.Counters().Dense, c.Counters().Calls)
+		return fmt.Sprintf("; %d of %d calls were dense: their messages would have been more bytes",
+			c.Counters().Dense, c.Counters().Calls)
 	}
 	return ""
 }
@@ -77,7 +80,8 @@ type counted struct {
 var _ backend.Wrapper = (*counted)(nil)
 
 // Start implements [backend.Communicator].
-func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+func (c *counted) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
 	if what.Kind == backend.AllReduce {
 		c.bytes += int64(what.Kind.BusFactor(c.Size()) * float64(src.NBytes()))
 	}

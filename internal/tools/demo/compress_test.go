@@ -25,7 +25,8 @@ func scored(t *testing.T, seeds int, change func(*config)) score {
 func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 	t.Helper()
 	for seed := range uint64(seeds) {
-		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 15, batch: 48, solver: "adam", lr: 0.003, seed: 1 + seed, compress: "none"}
+		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 15, batch: 48,
+			solver: "adam", lr: 0.003, seed: 1 + seed, compress: "none"}
 		change(&cfg)
 		printed, err := train(4, cfg)
 		if err != nil {
@@ -33,13 +34,15 @@ func scores(t *testing.T, seeds int, change func(*config)) (all []score) {
 		}
 		lines := strings.Split(strings.TrimSpace(withoutEpochs(printed)), "\n")
 		var s score
-		if _, err := fmt.Sscanf(lines[len(lines)-1], "accuracy=%f loss=%f", &s.accuracy, &s.loss); err != nil {
+		if _, err := fmt.Sscanf(lines[len(lines)-1], "accuracy=%f loss=%f", &s.accuracy,
+			&s.loss); err != nil {
 			t.Fatalf("rank 0 printed %q: %v", printed, err)
 		}
 		if len(lines) > 1 {
 			var sent, dense int
 			var what string
-			if _, err := fmt.Sscanf(lines[0], "%s took %d bytes instead of %d, %f", &what, &sent, &dense, &s.percent); err != nil {
+			if _, err := fmt.Sscanf(lines[0], "%s took %d bytes instead of %d, %f", &what, &sent,
+				&dense, &s.percent); err != nil {
 				t.Fatalf("rank 0 printed %q: %v", printed, err)
 			}
 		}
@@ -96,7 +99,8 @@ func TestHalfOfTheBytesTrainsAsWell(t *testing.T) {
 	for _, half := range []string{"f16", "bf16"} {
 		all := scores(t, seeds(), func(c *config) { c.compress = half })
 		for i, s := range all {
-			if s.accuracy < dense[i].accuracy-0.003 || s.loss > 1.02*dense[i].loss || s.percent != 50 {
+			if s.accuracy < dense[i].accuracy-0.003 || s.loss > 1.02*dense[i].loss ||
+				s.percent != 50 {
 				t.Errorf("seed %d: %s ends with %+v, dense with %+v", 1+i, half, s, dense[i])
 			}
 		}
@@ -117,7 +121,8 @@ func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 	careless := scores(t, seeds(), func(c *config) { c.compress, c.noFeedback = "topk=0.05", true })
 	for i := range topK {
 		if careless[i].loss < 1.4*topK[i].loss {
-			t.Errorf("seed %d: without feedback it ends with %+v, with it with %+v", 1+i, careless[i], topK[i])
+			t.Errorf("seed %d: without feedback it ends with %+v, with it with %+v", 1+i,
+				careless[i], topK[i])
 		}
 		if topK[i].loss > 1.6*dense[i].loss || topK[i].percent > 21 {
 			t.Errorf("seed %d: top-k ends with %+v, dense with %+v", 1+i, topK[i], dense[i])
@@ -138,7 +143,8 @@ func TestFivePercentWithFeedbackTrainAsWell(t *testing.T) {
 
 func TestAveragedWeightsTrainToo(t *testing.T) {
 	unlessShort(t)
-	if s := scored(t, 1, func(c *config) { c.partial = true }); s.accuracy < 0.95 || s.percent == 0 || s.percent > 26 {
+	if s := scored(t, 1, func(c *config) { c.partial = true }); s.accuracy < 0.95 ||
+		s.percent == 0 || s.percent > 26 {
 		t.Errorf("it ends with %+v", s)
 	}
 }
@@ -165,7 +171,8 @@ func TestAStepAveragesAPartOfTheWeights(t *testing.T) {
 // trainEach runs f on every rank, with a trainer.
 func trainEach(t *testing.T, ranks int, cfg config, f func(*trainer) error) {
 	t.Helper()
-	err := euryale.Run(t.Context(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(t.Context(), ranks, func(comm backend.Communicator,
+		build sync.Locker) error {
 		tr, err := newTrainer(comm, build, cfg)
 		if err != nil {
 			return err
@@ -179,7 +186,8 @@ func trainEach(t *testing.T, ranks int, cfg config, f func(*trainer) error) {
 
 func TestThresholdTrains(t *testing.T) {
 	unlessShort(t)
-	if s := scored(t, 1, func(c *config) { c.compress = "threshold=0.003" }); s.accuracy < 0.95 || s.percent == 0 {
+	if s := scored(t, 1, func(c *config) { c.compress = "threshold=0.003" }); s.accuracy < 0.95 ||
+		s.percent == 0 {
 		t.Errorf("it ends with %+v", s)
 	}
 }
@@ -191,8 +199,11 @@ func TestDenseCallsAreSaid(t *testing.T) {
 		"threshold=1e-9": "; 27 of 29 calls were dense: their messages would have been more bytes\n",
 		"topk=0.05":      " %\n",
 	} {
-		printed, err := train(2, defaults(t, func(c *config) { c.epochs, c.compress = 1, compress }))
-		if line, _, _ := strings.Cut(withoutEpochs(printed), "accuracy"); err != nil || !strings.HasSuffix(line, want) {
+		printed, err := train(2, defaults(t, func(c *config) {
+			c.epochs, c.compress = 1, compress
+		}))
+		if line, _, _ := strings.Cut(withoutEpochs(printed), "accuracy"); err != nil ||
+			!strings.HasSuffix(line, want) {
 			t.Errorf("%s: rank 0 printed %q (%v), want %q", compress, printed, err, want)
 		}
 	}
@@ -204,10 +215,15 @@ func TestWrongCompressions(t *testing.T) {
 		"a number is needed, as in topk=0": func(c *config) { c.compress = "topk=" },
 		"a top-k of density 2":             func(c *config) { c.compress = "topk=2" },
 		"bf16=3: bf16 takes no number":     func(c *config) { c.compress = "bf16=3" },
-		"-feedback: --compress f16 leaves": func(c *config) { c.compress, c.noFeedback = "f16", true },
-		"leave out WithCompression":        func(c *config) { c.compress, c.partial = "bf16", true },
+		"-feedback: --compress f16 leaves": func(c *config) {
+			c.compress, c.noFeedback = "f16", true
+		},
+		"leave out WithCompression": func(c *config) {
+			c.compress, c.partial = "bf16", true
+		},
 	} {
-		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
+		cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48,
+			solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 		change(&cfg)
 		if _, err := train(2, cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -38,8 +38,9 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 		args  string // with the port
 		token string
 	}{
-		"static":            {"--master-addr=127.0.0.1 --master-port=%d", ""},
-		"c10d with a token": {"--rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=localhost:%d", "a token of more than 16 bytes"},
+		"static": {"--master-addr=127.0.0.1 --master-port=%d", ""},
+		"c10d with a token": {"--rdzv-backend=c10d --rdzv-id=job --rdzv-endpoint=localhost:%d",
+			"a token of more than 16 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.token == "" && os.Getenv("EURYALE_FULL") != "1" {
@@ -51,8 +52,10 @@ func TestFoundTwoAgentsOfTorchrunOnOneMachineLearn(t *testing.T) {
 			agents := make([]*exec.Cmd, 2)
 			outs := make([]bytes.Buffer, len(agents))
 			for n := range agents {
-				all := append([]string{"-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", fmt.Sprint("--node-rank=", n)}, args...)
-				agents[n] = exec.CommandContext(ctx, "python3", append(all, "--no-python", demo, "--epochs", "10")...)
+				all := append([]string{"-m", "torch.distributed.run", "--nnodes=2",
+					"--nproc-per-node=2", fmt.Sprint("--node-rank=", n)}, args...)
+				agents[n] = exec.CommandContext(ctx, "python3", append(all, "--no-python", demo,
+					"--epochs", "10")...)
 				agents[n].Env = append(os.Environ(), "EURYALE_TOKEN="+c.token)
 				agents[n].Stdout, agents[n].Stderr = &outs[n], &outs[n]
 				if err := agents[n].Start(); err != nil {
@@ -90,9 +93,12 @@ func TestFoundVariablesSetByHandAreExplained(t *testing.T) {
 		code int
 		want []string
 	}{
-		"the other rank is missing": {[]string{"PMI_RANK=0", "PMI_SIZE=2", "EURYALE_TIMEOUT=1s"}, 1, []string{"rank 1 did not take part", "timeout after 1s"}},
-		"no job":                    {[]string{"RANK=0", "WORLD_SIZE=2"}, 2, []string{"RANK and WORLD_SIZE", "MASTER_PORT", "EURYALE_JOB"}},
-		"signs of a job":            {[]string{"FLUX_TASK_RANK=1"}, 2, []string{"FLUX_TASK_RANK", "EURYALE_ALONE=1"}},
+		"the other rank is missing": {[]string{"PMI_RANK=0", "PMI_SIZE=2", "EURYALE_TIMEOUT=1s"}, 1,
+			[]string{"rank 1 did not take part", "timeout after 1s"}},
+		"no job": {[]string{"RANK=0", "WORLD_SIZE=2"}, 2,
+			[]string{"RANK and WORLD_SIZE", "MASTER_PORT", "EURYALE_JOB"}},
+		"signs of a job": {[]string{"FLUX_TASK_RANK=1"}, 2,
+			[]string{"FLUX_TASK_RANK", "EURYALE_ALONE=1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cmd := exec.Command(demo)

@@ -28,7 +28,9 @@ func TestMachinesAgree(t *testing.T) {
 func machinesAgree(t *testing.T, model string, epochs, ranks int) {
 	var losses, accuracies []float64
 	for machine := range machines {
-		cfg := defaults(t, func(c *config) { c.model, c.machine, c.epochs = model, machine, epochs })
+		cfg := defaults(t, func(c *config) {
+			c.model, c.machine, c.epochs = model, machine, epochs
+		})
 		trainEach(t, ranks, cfg, func(trained *trainer) error {
 			trained.out = io.Discard
 			if err := trained.train(context.Background(), epochs); err != nil {

@@ -4,10 +4,10 @@
 //
 // Every rank holds the model and trains on its share of each batch. Rank 0 prints a line
 // for each epoch: the training loss, the accuracy on images that were held out, the images
-// of all ranks per second, and with --machine tape the share of that time in which rank 0 waited for
-// the other ranks' gradients. On a terminal there is a progress bar, too. The last line is for
-// programs; loss is the mean over all ranks in the last epoch, and params the SHA-256 of
-// all parameters:
+// of all ranks per second, and with --machine tape the share of that time in which rank 0 waited
+// for the other ranks' gradients. On a terminal there is a progress bar, too. The last line is for
+// programs; loss is the mean over all ranks in the last epoch, and params the SHA-256 of all
+// parameters:
 //
 //	epoch 30/30: loss=0.0123 accuracy=0.9805 images/s=70512
 //	accuracy=0.9805 loss=0.0123 epochs=30 ranks=4 backend=host params=9e1f… seconds=2.1
@@ -31,9 +31,9 @@
 //
 // With --partial ranks average one group of weights in each step instead of gradients.
 //
-// Each rank computes on the GPU of its backend if that has one, unless --device cpu. With --machine tape,
-// Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. Plans have the
-// exchange of gradients and the solver in them, except with --partial.
+// Each rank computes on the GPU of its backend if that has one, unless --device cpu. With --machine
+// tape, Gorgonia's own machine runs the graphs, on the CPU, and gives the same accuracy. Plans have
+// the exchange of gradients and the solver in them, except with --partial.
 //
 // With --checkpoint the training is saved after each epoch, every --save-every steps, and on
 // SIGTERM or SIGINT, which then end it. When it is started again it resumes at that step, and ends
@@ -113,24 +113,38 @@ func parseFlags(args []string) (config, error) {
 	var cfg config
 	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
 	flags.StringVar(&cfg.model, "model", "mlp", "mlp or cnn")
-	flags.StringVar(&cfg.machine, "machine", "plan", "what runs the graphs: plan (package vm), or tape (Gorgonia's tape machine)")
-	flags.StringVar(&cfg.device, "device", "auto", "where plans run: cpu, gpu (that of the backend), or auto (a gpu if the backend has one)")
+	flags.StringVar(&cfg.machine, "machine", "plan", "what runs the graphs: plan (package vm), "+
+		"or tape (Gorgonia's tape machine)")
+	flags.StringVar(&cfg.device, "device", "auto", "where plans run: cpu, gpu (that of the "+
+		"backend), or auto (a gpu if the backend has one)")
 	flags.IntVar(&cfg.epochs, "epochs", 30, "how often to go through the data")
-	flags.IntVar(&cfg.steps, "steps", 0, "how many batches to train on, in place of --epochs; 0 for these")
+	flags.IntVar(&cfg.steps, "steps", 0, "how many batches to train on, in place of --epochs; 0 "+
+		"for these")
 	flags.IntVar(&cfg.batch, "batch", 48, "images in a step, of all ranks together")
 	flags.StringVar(&cfg.solver, "solver", "adam", "sgd, momentum, adam or adamw")
 	flags.Float64Var(&cfg.lr, "lr", 0, "learning rate; 0 for that of the solver: "+rateList())
-	flags.StringVar(&cfg.schedule, "schedule", "constant", "how the learning rate changes: constant, or cosine, which falls to 0 at the end")
-	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the shuffles")
-	flags.StringVar(&cfg.reduction, "reduction", "rank", "how gradients are added: rank (by rank), or tree (of micro-batches: the same bits on any number of ranks)")
-	flags.IntVar(&cfg.microBatches, "micro-batches", 8, "with --reduction tree: of a batch, on all ranks together")
-	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest 5 % of the gradients) or threshold=0.001")
-	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not sent; training suffers")
-	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, and no gradients")
-	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "save the training in this directory after each epoch and on SIGTERM or SIGINT, and go on with what is there")
-	flags.IntVar(&cfg.saveEvery, "save-every", 0, "with --checkpoint: also save after so many steps; 0 for epochs only")
-	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M machines with D each, whatever they are on")
-	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way to compress, to this .svg or .png; nothing else is done")
+	flags.StringVar(&cfg.schedule, "schedule", "constant",
+		"how the learning rate changes: constant, or cosine, which falls to 0 at the end")
+	flags.Uint64Var(&cfg.seed, "seed", 1, "of the held-out images, the first weights and the "+
+		"shuffles")
+	flags.StringVar(&cfg.reduction, "reduction", "rank", "how gradients are added: rank (by "+
+		"rank), or tree (of micro-batches: the same bits on any number of ranks)")
+	flags.IntVar(&cfg.microBatches, "micro-batches", 8, "with --reduction tree: of a batch, on "+
+		"all ranks together")
+	flags.StringVar(&cfg.compress, "compress", "none", "none, f16, bf16, topk=0.05 (the largest "+
+		"5 % of the gradients) or threshold=0.001")
+	flags.BoolVar(&cfg.noFeedback, "no-feedback", false, "forget the gradients that were not "+
+		"sent; training suffers")
+	flags.BoolVar(&cfg.partial, "partial", false, "average a part of the weights in each step, "+
+		"and no gradients")
+	flags.StringVar(&cfg.checkpoint, "checkpoint", "", "save the training in this directory "+
+		"after each epoch and on SIGTERM or SIGINT, and go on with what is there")
+	flags.IntVar(&cfg.saveEvery, "save-every", 0, "with --checkpoint: also save after so many "+
+		"steps; 0 for epochs only")
+	flags.StringVar(&cfg.topology, "topology", "", "MxD: pretend that the ranks are on M "+
+		"machines with D each, whatever they are on")
+	flags.StringVar(&cfg.plot, "plot", "", "draw the loss against the bytes sent, for every way "+
+		"to compress, to this .svg or .png; nothing else is done")
 	if err := parseArgs(flags, args); err != nil {
 		return cfg, err
 	}
@@ -161,7 +175,8 @@ func (cfg config) check(args []string) error {
 	case cfg.epochs < 1 || cfg.epochs > maxEpochs:
 		return fmt.Errorf("--epochs is %d: it must be 1 to %d", cfg.epochs, maxEpochs)
 	case cfg.steps < 0 || cfg.steps > maxEpochs:
-		return fmt.Errorf("--steps is %d: it must be 1 to %d, or 0 for epochs", cfg.steps, maxEpochs)
+		return fmt.Errorf("--steps is %d: it must be 1 to %d, or 0 for epochs", cfg.steps,
+			maxEpochs)
 	case cfg.batch < 1:
 		return fmt.Errorf("--batch is %d: at least 1 is needed", cfg.batch)
 	case rates[cfg.solver] == 0:
@@ -171,15 +186,20 @@ func (cfg config) check(args []string) error {
 	case cfg.schedule != "constant" && cfg.schedule != "cosine":
 		return fmt.Errorf("--schedule %s: use constant or cosine", cfg.schedule)
 	case cfg.saveEvery < 0 || cfg.saveEvery > 0 && cfg.checkpoint == "":
-		return fmt.Errorf("--save-every is %d: it must be a number of steps, and needs --checkpoint", cfg.saveEvery)
+		return fmt.Errorf(
+			"--save-every is %d: it must be a number of steps, and needs --checkpoint",
+			cfg.saveEvery)
 	case cfg.reduction != "rank" && cfg.reduction != "tree":
 		return fmt.Errorf("--reduction %s: use rank or tree", cfg.reduction)
 	case cfg.inTree() && (cfg.microBatches < 1 || cfg.batch%cfg.microBatches != 0):
-		return fmt.Errorf("--micro-batches is %d: a batch of %d does not divide into as many: use a divisor", cfg.microBatches, cfg.batch)
+		return fmt.Errorf("--micro-batches is %d: a batch of %d does not divide into as many: "+
+			"use a divisor", cfg.microBatches, cfg.batch)
 	case cfg.inTree() && (cfg.partial || cfg.compress != "none"):
-		return errors.New("--reduction tree sends whole gradients: leave out --compress and --partial")
+		return errors.New("--reduction tree sends whole gradients: leave out --compress and " +
+			"--partial")
 	case cfg.partial && cfg.compress != "none":
-		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no meaning: leave out one of them", cfg.compress)
+		return fmt.Errorf("--partial sends weights and no gradients, so --compress %s has no "+
+			"meaning: leave out one of them", cfg.compress)
 	case cfg.plot != "":
 		return cfg.checkPlot()
 	}
@@ -229,7 +249,8 @@ func start(cfg config) error {
 			return err
 		}
 	}
-	return inJob(cfg.checkpoint != "", func(ctx context.Context, comm backend.Communicator, build sync.Locker) error {
+	return inJob(cfg.checkpoint != "", func(ctx context.Context, comm backend.Communicator,
+		build sync.Locker) error {
 		return run(ctx, comm, build, cfg, os.Stdout)
 	})
 }
@@ -243,7 +264,8 @@ func (cfg config) deviceOf(comm backend.Communicator) (backend.Device, error) {
 }
 
 // run is what every rank does. Graphs are built under the lock.
-func run(ctx context.Context, comm backend.Communicator, build sync.Locker, cfg config, out io.Writer) error {
+func run(ctx context.Context, comm backend.Communicator, build sync.Locker, cfg config,
+	out io.Writer) error {
 	t, err := newTrainer(comm, build, cfg)
 	if err != nil {
 		return err

@@ -19,7 +19,8 @@ import (
 // train runs the program on ranks of this process and returns what they print.
 func train(ranks int, cfg config) (string, error) {
 	out := make([]bytes.Buffer, ranks)
-	err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), ranks, func(comm backend.Communicator,
+		build sync.Locker) error {
 		return run(context.Background(), comm, build, cfg, &out[comm.Rank()])
 	})
 	for r := 1; r < ranks; r++ {
@@ -60,10 +61,12 @@ func TestFoundNothingIsSeenWhileItTrains(t *testing.T) {
 	for i, line := range lines[:3] {
 		var epoch, of int
 		var loss, accuracy, speed, share float64
-		if _, err := fmt.Sscanf(line, "epoch %d/%d: loss=%f accuracy=%f images/s=%f communication=%f%%", &epoch, &of, &loss, &accuracy, &speed, &share); err != nil {
+		if _, err := fmt.Sscanf(line, "epoch %d/%d: loss=%f accuracy=%f images/s=%f "+
+			"communication=%f%%", &epoch, &of, &loss, &accuracy, &speed, &share); err != nil {
 			t.Fatalf("%q: %v", line, err)
 		}
-		if epoch != i+1 || of != 3 || loss >= before || accuracy <= 0.1 || speed <= 0 || share < 0 || share > 100 {
+		if epoch != i+1 || of != 3 || loss >= before || accuracy <= 0.1 || speed <= 0 ||
+			share < 0 || share > 100 {
 			t.Errorf("%q after a loss of %v", line, before)
 		}
 		before = loss
@@ -83,7 +86,8 @@ func TestFoundTheLossIsTheRanksOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		var accuracy, loss float64
-		if _, err := fmt.Sscanf(lastLine(printed), "accuracy=%f loss=%f", &accuracy, &loss); err != nil {
+		if _, err := fmt.Sscanf(lastLine(printed), "accuracy=%f loss=%f", &accuracy,
+			&loss); err != nil {
 			t.Fatal(err)
 		}
 		losses = append(losses, loss)
@@ -102,18 +106,23 @@ func TestTwoRanksLearn(t *testing.T) {
 		want   float64 // accuracy
 	}{{"mlp", 15, 0.96}, {"cnn", 6, 0.9}} {
 		t.Run(tt.model, func(t *testing.T) {
-			printed, err := train(2, config{model: tt.model, machine: "plan", device: "cpu", epochs: tt.epochs, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"})
+			printed, err := train(2, config{model: tt.model, machine: "plan", device: "cpu",
+				epochs: tt.epochs, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var accuracy, loss, seconds float64
 			var epochs, ranks int
 			var backend, params string
-			line := strings.NewReplacer("backend=", "backend= ", "params=", "params= ").Replace(lastLine(printed))
-			if _, err := fmt.Sscanf(line, "accuracy=%f loss=%f epochs=%d ranks=%d backend= %s params= %s seconds=%f", &accuracy, &loss, &epochs, &ranks, &backend, &params, &seconds); err != nil {
+			line := strings.NewReplacer("backend=", "backend= ", "params=", "params= ").Replace(
+				lastLine(printed))
+			if _, err := fmt.Sscanf(line, "accuracy=%f loss=%f epochs=%d ranks=%d backend= %s "+
+				"params= %s seconds=%f", &accuracy, &loss, &epochs, &ranks, &backend, &params,
+				&seconds); err != nil {
 				t.Fatalf("rank 0 printed %q: %v", printed, err)
 			}
-			if accuracy < tt.want || epochs != tt.epochs || ranks != 2 || backend != "host" || len(params) != 64 {
+			if accuracy < tt.want || epochs != tt.epochs || ranks != 2 || backend != "host" ||
+				len(params) != 64 {
 				t.Errorf("rank 0 printed %q, want an accuracy of %v", printed, tt.want)
 			}
 		})
@@ -121,11 +130,14 @@ func TestTwoRanksLearn(t *testing.T) {
 }
 
 func TestBadArguments(t *testing.T) {
-	good := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48, solver: "adam", lr: 0.003, seed: 1, compress: "none"}
+	good := config{model: "mlp", machine: "plan", device: "cpu", epochs: 1, batch: 48,
+		solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
 		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },
-		"6 micro-batches are 3 for each of 2":   func(c *config) { c.reduction, c.microBatches = "tree", 6 },
+		"6 micro-batches are 3 for each of 2": func(c *config) {
+			c.reduction, c.microBatches = "tree", 6
+		},
 		"--device gpu: backend host has no GPU": func(c *config) { c.device = "gpu" },
 		"do not make a batch of 2000":           func(c *config) { c.batch = 2000 },
 	} {
@@ -163,23 +175,33 @@ func TestFlagsThatCannotBe(t *testing.T) {
 		"a top-k of density 2":              func(c *config) { c.compress = "topk=2" },
 		"--compress gzip: use none":         func(c *config) { c.compress = "gzip" },
 		"--reduction sum: use rank or tree": func(c *config) { c.reduction = "sum" },
-		"--micro-batches is 7: a batch of":  func(c *config) { c.reduction, c.microBatches = "tree", 7 },
-		"sends whole gradients: leave out":  func(c *config) { c.reduction, c.partial = "tree", true },
-		"--steps is -1: it must be 1 to":    func(c *config) { c.steps = -1 },
-		"--partial sends weights and no gr": func(c *config) { c.partial, c.compress = true, "f16" },
+		"--micro-batches is 7: a batch of": func(c *config) {
+			c.reduction, c.microBatches = "tree", 7
+		},
+		"sends whole gradients: leave out": func(c *config) {
+			c.reduction, c.partial = "tree", true
+		},
+		"--steps is -1: it must be 1 to": func(c *config) { c.steps = -1 },
+		"--partial sends weights and no gr": func(c *config) {
+			c.partial, c.compress = true, "f16"
+		},
 	} {
-		if err := defaults(t, change).check(nil); err == nil || !strings.Contains(err.Error(), want) {
+		if err := defaults(t, change).check(nil); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
-	if err := defaults(t, func(*config) {}).check([]string{"4"}); err == nil || !strings.Contains(err.Error(), "no arguments are taken") {
+	if err := defaults(t, func(*config) {}).check([]string{"4"}); err == nil ||
+		!strings.Contains(err.Error(), "no arguments are taken") {
 		t.Errorf("an argument gives the error %v", err)
 	}
 }
 
 func TestADivergedTrainingIsAnError(t *testing.T) {
 	printed, err := train(2, defaults(t, func(c *config) { c.epochs, c.lr = 3, 1e30 }))
-	if err == nil || !strings.Contains(err.Error(), "the training has diverged: use a smaller --lr") || strings.Contains(printed, "accuracy") {
+	if err == nil ||
+		!strings.Contains(err.Error(), "the training has diverged: use a smaller --lr") ||
+		strings.Contains(printed, "accuracy") {
 		t.Errorf("%v, and rank 0 printed %q", err, printed)
 	}
 }
@@ -187,7 +209,8 @@ func TestADivergedTrainingIsAnError(t *testing.T) {
 func TestSolversLearn(t *testing.T) {
 	unlessShort(t)
 	for _, solver := range []string{"sgd", "momentum", "adamw", "adam --schedule cosine"} {
-		cfg, err := parseFlags(append([]string{"--epochs", "10", "--solver"}, strings.Fields(solver)...))
+		cfg, err := parseFlags(append([]string{"--epochs", "10", "--solver"},
+			strings.Fields(solver)...))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +240,8 @@ func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 		}
 	}
 	again, _, err := handwritten.Load(3, []int{pixels})
-	if err != nil || !slices.Equal(again.Classes, train.Classes) || !slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
+	if err != nil || !slices.Equal(again.Classes, train.Classes) ||
+		!slices.Equal(again.Images.Data().([]float32), train.Images.Data().([]float32)) {
 		t.Errorf("the same seed gives other images (%v)", err)
 	}
 }
@@ -226,13 +250,16 @@ func TestHeldOutImagesAreNotTrainedOn(t *testing.T) {
 func TestStepsEndInTheMiddleOfAnEpoch(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	run := func(steps int, dir string) string {
-		printed, err := train(2, defaults(t, func(c *config) { c.batch, c.steps, c.checkpoint, c.reduction = 64, steps, dir, "tree" }))
+		printed, err := train(2, defaults(t, func(c *config) {
+			c.batch, c.steps, c.checkpoint, c.reduction = 64, steps, dir, "tree"
+		}))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return printed
 	}
-	if printed := run(25, dir); !strings.Contains(printed, "epoch 2/2, step 3 of 22: ") || !strings.Contains(lastLine(printed), " epochs=1 ") {
+	if printed := run(25, dir); !strings.Contains(printed, "epoch 2/2, step 3 of 22: ") ||
+		!strings.Contains(lastLine(printed), " epochs=1 ") {
 		t.Errorf("25 steps of 22 in an epoch print %q", printed)
 	}
 	if got, want := params(t, run(40, dir)), params(t, run(40, "")); got != want {

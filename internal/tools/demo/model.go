@@ -47,9 +47,11 @@ type architecture struct {
 func architectureOf(name string) (architecture, error) {
 	switch name {
 	case "mlp":
-		return architecture{[][]int{{pixels, 128}, {1, 128}, {128, labels}, {1, labels}}, []int{pixels}, mlp}, nil
+		return architecture{[][]int{{pixels, 128}, {1, 128}, {128, labels}, {1, labels}},
+			[]int{pixels}, mlp}, nil
 	case "cnn":
-		return architecture{[][]int{{8, 1, 3, 3}, {1, 8, 1, 1}, {16, 8, 3, 3}, {1, 16, 1, 1}, {pixels, labels}, {1, labels}}, []int{1, side, side}, cnn}, nil
+		return architecture{[][]int{{8, 1, 3, 3}, {1, 8, 1, 1}, {16, 8, 3, 3}, {1, 16, 1, 1},
+			{pixels, labels}, {1, labels}}, []int{1, side, side}, cnn}, nil
 	}
 	return architecture{}, fmt.Errorf("unknown model %q: use mlp or cnn", name)
 }
@@ -94,7 +96,8 @@ func newNetwork(a architecture, values []*tensor.Dense, batch int) *network {
 }
 
 func input(g *gorgonia.ExprGraph, name string, shape ...int) *gorgonia.Node {
-	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name), gorgonia.WithShape(shape...),
+	return gorgonia.NewTensor(g, tensor.Float32, len(shape), gorgonia.WithName(name),
+		gorgonia.WithShape(shape...),
 		gorgonia.WithValue(tensor.New(tensor.WithShape(shape...), tensor.Of(tensor.Float32))))
 }
 
@@ -111,7 +114,8 @@ func (n *network) build(a architecture, use hook) (err error) {
 
 // machines are what can run a network: its loss, its logits and, if it is trained, its
 // gradients.
-var machines = map[string]func(n *network, on backend.Device, options ...vm.Option) (gorgonia.VM, error){
+var machines = map[string]func(n *network, on backend.Device, options ...vm.Option) (gorgonia.VM,
+	error){
 	"plan": func(n *network, on backend.Device, options ...vm.Option) (gorgonia.VM, error) {
 		return vm.New(n.g, on, append(options, vm.Keep(n.logits))...)
 	},

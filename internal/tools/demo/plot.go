@@ -60,12 +60,15 @@ func (cfg config) checkPlot() error {
 	switch ext := strings.ToLower(filepath.Ext(cfg.plot)); {
 	case ext != ".svg" && ext != ".png":
 		return fmt.Errorf("--plot %s: the name must end in .svg or .png", cfg.plot)
-	case cfg.compress != "none" || cfg.noFeedback || cfg.partial || cfg.topology != "" || cfg.checkpoint != "":
-		return errors.New("--plot trains in every way to compress, on ranks of its own: leave out --compress, --no-feedback, --partial, --topology and --checkpoint")
+	case cfg.compress != "none" || cfg.noFeedback || cfg.partial || cfg.topology != "" ||
+		cfg.checkpoint != "":
+		return errors.New("--plot trains in every way to compress, on ranks of its own: leave " +
+			"out --compress, --no-feedback, --partial, --topology and --checkpoint")
 	}
 	env, err := rendezvous.ReadEnv(os.Getenv)
 	if err == nil && env.Size > 1 {
-		err = fmt.Errorf("--plot trains on %d ranks of its own process: start it once, and not on %d ranks", drawnRanks, env.Size)
+		err = fmt.Errorf("--plot trains on %d ranks of its own process: start it once, and not "+
+			"on %d ranks", drawnRanks, env.Size)
 	}
 	return err
 }
@@ -86,8 +89,9 @@ func drawLosses(cfg config) error {
 		return fmt.Errorf("--plot: %w", err)
 	}
 	c := chart.Chart{
-		Title: fmt.Sprintf("demo: %s, %d ranks, %s", cfg.model, drawnRanks, count(cfg.epochs, "epoch")),
-		X:     "bytes sent by a rank", Y: "training loss", XText: chart.Bytes,
+		Title: fmt.Sprintf("demo: %s, %d ranks, %s", cfg.model, drawnRanks,
+			count(cfg.epochs, "epoch")),
+		X: "bytes sent by a rank", Y: "training loss", XText: chart.Bytes,
 	}
 	for i, way := range ways {
 		cfg.compress, cfg.noFeedback = way.compress, way.noFeedback
@@ -97,7 +101,8 @@ func drawLosses(cfg config) error {
 		}
 		c.Curves = append(c.Curves, chart.Curve{Name: way.String(), Points: pointsOf(history)})
 		last := history[len(history)-1]
-		fmt.Printf("%d/%d: %v: loss=%.4f after %s\n", i+1, len(ways), way, last.loss, chart.Bytes(last.bytes))
+		fmt.Printf("%d/%d: %v: loss=%.4f after %s\n", i+1, len(ways), way, last.loss,
+			chart.Bytes(last.bytes))
 	}
 	return chart.Save(cfg.plot, c)
 }

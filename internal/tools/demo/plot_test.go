@@ -10,7 +10,8 @@ import (
 func TestThePictureShowsEveryWay(t *testing.T) {
 	unlessShort(t)
 	file := filepath.Join(t.TempDir(), "loss.svg")
-	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: file}
+	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48,
+		solver: "adam", lr: 0.003, seed: 1, plot: file}
 	if err := drawLosses(cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -19,27 +20,36 @@ func TestThePictureShowsEveryWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.HasPrefix(string(text), "<?xml") || strings.Contains(string(text), "<text") {
-		t.Errorf("the picture is not SVG, or has text that depends on the fonts of the machine: %.100s", text)
+		t.Errorf("the picture is not SVG, or has text that depends on the fonts of the machine: "+
+			"%.100s", text)
 	}
 }
 
 // Seven trainings for nothing are not begun.
 func TestPicturesThatCannotBe(t *testing.T) {
 	for want, change := range map[string]func(*config){
-		"must end in .svg or .png":  func(c *config) { c.plot = "loss.gif" },
-		"leave out --compress":      func(c *config) { c.compress = "bf16" },
-		", --no-feedback":           func(c *config) { c.noFeedback = true },
-		", --partial":               func(c *config) { c.partial = true },
-		", --topology":              func(c *config) { c.topology = "2x2" },
-		" and --checkpoint":         func(c *config) { c.solver, c.checkpoint = "momentum", "state" },
-		"no such file or directory": func(c *config) { c.plot = filepath.Join(t.TempDir(), "no", "loss.svg") },
+		"must end in .svg or .png": func(c *config) { c.plot = "loss.gif" },
+		"leave out --compress":     func(c *config) { c.compress = "bf16" },
+		", --no-feedback":          func(c *config) { c.noFeedback = true },
+		", --partial":              func(c *config) { c.partial = true },
+		", --topology":             func(c *config) { c.topology = "2x2" },
+		" and --checkpoint": func(c *config) {
+			c.solver, c.checkpoint = "momentum", "state"
+		},
+		"no such file or directory": func(c *config) {
+			c.plot = filepath.Join(t.TempDir(), "no", "loss.svg")
+		},
 	} {
-		cfg := defaults(t, func(c *config) { c.plot = filepath.Join(t.TempDir(), "loss.svg"); change(c) })
+		cfg := defaults(t, func(c *config) {
+			c.plot = filepath.Join(t.TempDir(), "loss.svg")
+			change(c)
+		})
 		err := cfg.check(nil)
 		if err == nil {
 			err = drawLosses(cfg)
 		}
-		if err == nil || !strings.Contains(err.Error(), "--plot") || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.Contains(err.Error(), "--plot") ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}
@@ -66,7 +76,8 @@ func TestAPictureIsNotLostToAnError(t *testing.T) {
 }
 
 func TestFewerBytesAreCounted(t *testing.T) {
-	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48, solver: "adam", lr: 0.003, seed: 1, plot: "unused"}
+	cfg := config{model: "mlp", machine: "plan", device: "cpu", epochs: 2, batch: 48,
+		solver: "adam", lr: 0.003, seed: 1, plot: "unused"}
 	bytes := map[string]float64{}
 	for _, compress := range []string{"none", "bf16", "topk=0.05"} {
 		cfg.compress = compress
@@ -74,7 +85,8 @@ func TestFewerBytesAreCounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(history) != 2 || history[1].bytes <= history[0].bytes || history[1].loss >= history[0].loss {
+		if len(history) != 2 || history[1].bytes <= history[0].bytes ||
+			history[1].loss >= history[0].loss {
 			t.Errorf("%s: the history is %+v", compress, history)
 		}
 		bytes[compress] = history[1].bytes

@@ -42,7 +42,8 @@ func program(t *testing.T) string {
 // learned looks for the last line of rank 0, which other ranks may have written behind.
 func learned(t *testing.T, printed, ranks string) {
 	t.Helper()
-	want := regexp.MustCompile(`(?m)^(\[0\] )?accuracy=0\.9\d+ loss=\S+ epochs=\d+ ranks=` + ranks + ` backend=host params=[0-9a-f]{64} seconds=\S+$`)
+	want := regexp.MustCompile(`(?m)^(\[0\] )?accuracy=0\.9\d+ loss=\S+ epochs=\d+ ranks=` + ranks +
+		` backend=host params=[0-9a-f]{64} seconds=\S+$`)
 	if !want.MatchString(printed) {
 		t.Errorf("there is no line %v in %q", want, printed)
 	}
@@ -50,40 +51,46 @@ func learned(t *testing.T, printed, ranks string) {
 
 func TestFourProcessesLearn(t *testing.T) {
 	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "10"}, Ranks: 4, Stdout: &out, Stderr: &errs}
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "10"}, Ranks: 4, Stdout: &out,
+		Stderr: &errs}
 	if err := launch.Run(t.Context(), job); err != nil {
 		t.Fatalf("%v: %s", err, errs.String())
 	}
 	learned(t, out.String(), "4")
 }
 
-// With --topology each bucket of each step is reduced inside machines and between them, and parameters
-// are broadcast so.
+// With --topology each bucket of each step is reduced inside machines and between them, and
+// parameters are broadcast so.
 func TestFourProcessesOfTwoMachinesLearn(t *testing.T) {
 	const epochs = 10
 	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", fmt.Sprint(epochs), "--topology", "2x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", fmt.Sprint(epochs),
+		"--topology", "2x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
 	if err := launch.Run(t.Context(), job); err != nil {
 		t.Fatalf("%v: %s", err, errs.String())
 	}
 	learned(t, out.String(), "4")
 	var hierarchical, flat int
 	rest := withoutEpochs(strings.ReplaceAll(out.String(), "[0] ", ""))
-	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all", &hierarchical, &flat); err != nil {
+	if _, err := fmt.Sscanf(rest, "%d collectives inside and between machines, %d among all",
+		&hierarchical, &flat); err != nil {
 		t.Fatalf("rank 0 printed %q: %v", out.String(), err)
 	}
 	const steps = (1797 - 359) / 48 // of an epoch
 	if hierarchical < epochs*steps || flat != 0 {
-		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(), epochs*steps)
+		t.Errorf("rank 0 printed %q, want %d or more inside and between machines", out.String(),
+			epochs*steps)
 	}
 }
 
 // A topology of other ranks is an error that says so, and no training.
 func TestATopologyOfOtherRanksIsAnError(t *testing.T) {
 	var out, errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "1", "--topology", "3x2"}, Ranks: 4, Stdout: &out, Stderr: &errs}
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "1", "--topology", "3x2"},
+		Ranks: 4, Stdout: &out, Stderr: &errs}
 	err := launch.Run(t.Context(), job)
-	if said := errs.String(); err == nil || !strings.Contains(said, "3x2") || !strings.Contains(said, "there are 4") {
+	if said := errs.String(); err == nil || !strings.Contains(said, "3x2") ||
+		!strings.Contains(said, "there are 4") {
 		t.Errorf("error %v: %s", err, said)
 	}
 	if strings.Contains(out.String(), "accuracy") {
@@ -109,10 +116,12 @@ func TestFoundSIGTERMSavesTheTraining(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	out := proctest.Notice{Text: "epoch 2/", Then: func() { signals <- syscall.SIGTERM }}
 	var errs bytes.Buffer
-	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint", dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
+	job := launch.Job{Program: program(t), Args: []string{"--epochs", "100000", "--checkpoint",
+		dir}, Ranks: 2, Stdout: &out, Stderr: &errs, Signals: signals, Grace: time.Minute}
 	err := launch.Run(t.Context(), job)
 	var stopped *launch.Interrupted
-	if !errors.As(err, &stopped) || !strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {
+	if !errors.As(err, &stopped) ||
+		!strings.Contains(out.String(), "saved in "+dir+" after epoch ") || errs.Len() > 0 {
 		t.Errorf("it ends with %v: %q %q", err, out.String(), errs.String())
 	}
 	if saved, _ := filepath.Glob(filepath.Join(dir, "step-*", "checkpoint.json")); len(saved) == 0 {
@@ -131,13 +140,15 @@ func params(t *testing.T, printed string) string {
 	return hash
 }
 
-// Loss and parameters have the same bits on any number of cores, and with --reduction tree on any number of ranks,
-// also where the tape machine runs the graphs; by rank, another number of ranks has others.
+// Loss and parameters have the same bits on any number of cores, and with --reduction tree on any
+// number of ranks, also where the tape machine runs the graphs; by rank, another number of ranks
+// has others.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	self := program(t)
 	end := func(flags string, ranks, cores int) string {
 		var out, errs bytes.Buffer
-		job := launch.Job{Program: self, Ranks: ranks, Args: strings.Fields("--batch 64 --steps 30 " + flags), Stdout: &out, Stderr: &errs}
+		job := launch.Job{Program: self, Ranks: ranks,
+			Args: strings.Fields("--batch 64 --steps 30 " + flags), Stdout: &out, Stderr: &errs}
 		job.Env = append(os.Environ(), fmt.Sprint("GOMAXPROCS=", cores))
 		if err := launch.Run(t.Context(), job); err != nil {
 			t.Fatalf("%v: %s", err, errs.String())
@@ -184,8 +195,10 @@ func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 	run := func(environ ...string) string {
 		var out, errs bytes.Buffer
 		job := launch.Job{
-			Program: program(t), Ranks: 2, MaxRestarts: 1, Env: append(os.Environ(), environ...), Stdout: &out, Stderr: &errs,
-			Args: []string{"--solver", "adam", "--epochs", "4", "--checkpoint", filepath.Join(t.TempDir(), "state"), "--save-every", "10"},
+			Program: program(t), Ranks: 2, MaxRestarts: 1, Env: append(os.Environ(), environ...),
+			Stdout: &out, Stderr: &errs,
+			Args: []string{"--solver", "adam", "--epochs", "4", "--checkpoint",
+				filepath.Join(t.TempDir(), "state"), "--save-every", "10"},
 		}
 		if err := launch.Run(t.Context(), job); err != nil {
 			t.Fatalf("%v: %s", err, errs.String())
@@ -200,7 +213,8 @@ func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 
 func TestFoundUsageErrorsEndWithTwo(t *testing.T) {
 	demo := program(t)
-	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra", "--batch 2000"} {
+	for _, args := range []string{"--solver lion", "--compress topk=2", "--batch 1e3", "extra",
+		"--batch 2000"} {
 		cmd := exec.Command(demo, strings.Fields(args)...)
 		said, err := cmd.CombinedOutput()
 		if cmd.ProcessState.ExitCode() != usageCode {

@@ -36,7 +36,8 @@ type trainer struct {
 	sums       []float64 // of the losses in an epoch, by this rank's micro-batches
 	limit      int       // steps of the training, 0 if it is epochs that count
 
-	out        io.Writer     // takes a line for each epoch on rank 0; nil for none, and then on no rank
+	// takes a line for each epoch on rank 0; nil for none, and then on no rank
+	out        io.Writer
 	began      time.Time     // of the training in this process
 	waited     time.Duration // for the other ranks, in this epoch
 	steps      int           // of this process
@@ -74,14 +75,16 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 		}
 	}
 	t.sums = make([]float64, share)
-	if t.sampler, err = autograd.NewSampler(comm, t.training.Count(), cfg.batch, cfg.seed); err != nil {
+	if t.sampler, err = autograd.NewSampler(comm, t.training.Count(), cfg.batch,
+		cfg.seed); err != nil {
 		return nil, usage("--batch: %w", err)
 	}
 	t.inPlan = cfg.machine == "plan" && !cfg.partial
 	t.rate = cfg.rateAt(cmp.Or(cfg.steps, cfg.epochs*t.sampler.Steps()))
 	build.Lock()
 	values := arch.weights(cfg.seed)
-	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()/share), newNetwork(arch, values, evalBatch)
+	t.net, t.eval = newNetwork(arch, values, t.sampler.Local()/share),
+		newNetwork(arch, values, evalBatch)
 	build.Unlock()
 	if cfg.partial {
 		t.averaged = &counted{Base: backend.Wrap(comm)}
@@ -126,7 +129,8 @@ func (t *trainer) compile(cfg config, build sync.Locker, exchange []autograd.Opt
 		return err
 	}
 	if t.inPlan { // not under the lock, either
-		options := []vm.Option{vm.Keep(t.net.logits), vm.WithSolver(t.solver, t.net.params...), vm.WithDataParallel(t.comm, exchange...)}
+		options := []vm.Option{vm.Keep(t.net.logits), vm.WithSolver(t.solver, t.net.params...),
+			vm.WithDataParallel(t.comm, exchange...)}
 		if cfg.inTree() {
 			options = append(options, vm.WithTree(cfg.microBatches))
 		}
@@ -184,8 +188,10 @@ func (t *trainer) train(ctx context.Context, epochs int) error {
 	return bar.Finish()
 }
 
-// epoch trains on every image once, or on those that are left, or for so many steps if they are fewer.
-func (t *trainer) epoch(ctx context.Context, steps, epochs int, bar *progressbar.ProgressBar) error {
+// epoch trains on every image once, or on those that are left, or for so many steps if they are
+// fewer.
+func (t *trainer) epoch(ctx context.Context, steps, epochs int,
+	bar *progressbar.ProgressBar) error {
 	batches := t.sampler.Epoch(t.past.Epochs)[t.past.Step:]
 	batches = batches[:min(len(batches), steps)]
 	var took time.Duration
@@ -285,7 +291,8 @@ func (t *trainer) finish() error {
 	}
 	t.past.Loss = (t.past.Sum + sum) / float64(t.past.Step)
 	if math.IsNaN(t.past.Loss) || math.IsInf(t.past.Loss, 0) {
-		return fmt.Errorf("the loss of all ranks is %v, the training has diverged: use a smaller --lr", t.past.Loss)
+		return fmt.Errorf("the loss of all ranks is %v, the training has diverged: use a smaller "+
+			"--lr", t.past.Loss)
 	}
 	if t.past.Step == t.sampler.Steps() {
 		t.past.Epochs, t.past.Step, t.past.Sum = t.past.Epochs+1, 0, 0
@@ -296,7 +303,8 @@ func (t *trainer) finish() error {
 }
 
 // line prints how an epoch was: so many images were seen in that time.
-func (t *trainer) line(epochs int, images float64, took time.Duration, bar *progressbar.ProgressBar) error {
+func (t *trainer) line(epochs int, images float64, took time.Duration,
+	bar *progressbar.ProgressBar) error {
 	waited := t.waited
 	t.waited = 0
 	if t.out == nil {
@@ -345,8 +353,10 @@ func (t *trainer) report() error {
 	if err := errors.Join(t.levels(), t.traffic()); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(t.out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s params=%s seconds=%.1f\n",
-		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), t.comm.Capabilities().Backend, params, time.Since(t.began).Seconds())
+	_, err = fmt.Fprintf(t.out, "accuracy=%.4f loss=%.4f epochs=%d ranks=%d backend=%s params=%s "+
+		"seconds=%.1f\n",
+		accuracy, t.past.Loss, t.past.Epochs, t.comm.Size(), t.comm.Capabilities().Backend, params,
+		time.Since(t.began).Seconds())
 	return err
 }
 
@@ -354,7 +364,8 @@ func (t *trainer) report() error {
 func (t *trainer) levels() (err error) {
 	if h, ok := backend.As[*hierarchy.Communicator](t.comm); ok {
 		s := h.Stats()
-		_, err = fmt.Fprintf(t.out, "%d collectives inside and between machines, %d among all ranks at once\n", s.Calls, s.Flat)
+		_, err = fmt.Fprintf(t.out, "%d collectives inside and between machines, %d among all "+
+			"ranks at once\n", s.Calls, s.Flat)
 	}
 	return err
 }

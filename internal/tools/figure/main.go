@@ -50,7 +50,8 @@ var panels = []panel{
 
 func main() {
 	output := flag.String("o", filepath.Join("docs", "allreduce.svg"), "the picture to write")
-	results := flag.String("results", filepath.Join("bench", "results"), "the directory of the JSON lines")
+	results := flag.String("results", filepath.Join("bench", "results"),
+		"the directory of the JSON lines")
 	flag.Parse()
 	if err := run(*output, *results); err != nil {
 		fmt.Fprintln(os.Stderr, "figure:", err)
@@ -61,7 +62,8 @@ func main() {
 func run(output, results string) error {
 	var charts []chart.Chart
 	for _, p := range panels {
-		c := chart.Chart{Title: "All-reduce of f32, " + p.title, X: "bytes", Y: "time of a call", XText: chart.Bytes, YText: chart.Micros}
+		c := chart.Chart{Title: "All-reduce of f32, " + p.title, X: "bytes", Y: "time of a call",
+			XText: chart.Bytes, YText: chart.Micros}
 		for _, s := range p.series {
 			points, err := read(filepath.Join(results, s.file[:len("2026-11")], s.file), p.ranks)
 			if err != nil {
@@ -98,7 +100,8 @@ func read(name string, ranks int) (plotter.XYs, error) {
 			micros = r.P50Micros
 		}
 		if r.Wrong != 0 || micros <= 0 {
-			return nil, fmt.Errorf("%s:%d: %d wrong elements, %v us: not a measurement", name, number, r.Wrong, micros)
+			return nil, fmt.Errorf("%s:%d: %d wrong elements, %v us: not a measurement", name,
+				number, r.Wrong, micros)
 		}
 		if before, ok := fastest[r.Bytes]; r.Ranks == ranks && (!ok || micros < before) {
 			fastest[r.Bytes] = micros

@@ -34,7 +34,8 @@ type mutation struct {
 }
 
 func main() {
-	full, race := flag.Bool("full", false, "run the full product of cases"), flag.Bool("race", false, "run under the race detector, with -short")
+	full, race := flag.Bool("full", false, "run the full product of cases"),
+		flag.Bool("race", false, "run under the race detector, with -short")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -68,7 +69,8 @@ func run(ctx context.Context, full, race bool, areas []string) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		fmt.Printf("%-10s %-28s %s -> %s\n           %s, %.0f s\n", m.area, filepath.Base(m.file), m.old, cmp.Or(m.new, "(nothing)"), verdict, time.Since(began).Seconds())
+		fmt.Printf("%-10s %-28s %s -> %s\n           %s, %.0f s\n", m.area, filepath.Base(m.file),
+			m.old, cmp.Or(m.new, "(nothing)"), verdict, time.Since(began).Seconds())
 		tried++
 		if !ok {
 			problems++
@@ -82,7 +84,8 @@ func run(ctx context.Context, full, race bool, areas []string) error {
 }
 
 // try says what came of one mutation.
-func (m mutation) try(ctx context.Context, dir string, args, env []string) (verdict string, ok bool) {
+func (m mutation) try(ctx context.Context, dir string, args, env []string) (verdict string,
+	ok bool) {
 	overlay, err := m.overlay(dir)
 	if err != nil {
 		return err.Error(), false
@@ -105,7 +108,8 @@ func judge(out []byte, err error) (verdict string, ok bool) {
 	switch {
 	case err == nil:
 		return "NOT NOTICED", false
-	case bytes.Contains(out, []byte("[build failed]")) || bytes.Contains(out, []byte("[setup failed]")):
+	case bytes.Contains(out, []byte("[build failed]")) ||
+		bytes.Contains(out, []byte("[setup failed]")):
 		return "does not compile: " + strings.TrimSpace(string(out)), false
 	case len(names) > 0:
 		return "noticed by " + string(names[len(names)-1][1]), true

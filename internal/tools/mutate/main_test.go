@@ -17,12 +17,14 @@ func TestVerdictsNameTheTest(t *testing.T) {
 		ok   bool
 	}{
 		{"ok  \tp\t0.1s", nil, "NOT NOTICED", false},
-		{"--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/b (0.1s)\nFAIL", wrong, "noticed by TestA/b", true},
+		{"--- FAIL: TestA (0.1s)\n    --- FAIL: TestA/b (0.1s)\nFAIL", wrong, "noticed by TestA/b",
+			true},
 		{"x.go:3: undefined: y\nFAIL\tp [build failed]", wrong, "does not compile", false},
 		{"panic: test timed out after 5m0s", wrong, "did not end", true},
 		{"fatal error: all goroutines are asleep", wrong, "the end of the test program", true},
 	} {
-		if got, ok := judge([]byte(test.out), test.err); !strings.Contains(got, test.want) || ok != test.ok {
+		if got, ok := judge([]byte(test.out), test.err); !strings.Contains(got, test.want) ||
+			ok != test.ok {
 			t.Errorf("%q: %q, %v", test.out, got, ok)
 		}
 	}
@@ -45,7 +47,8 @@ func TestOverlayHoldsTheMutation(t *testing.T) {
 	if text, err := os.ReadFile(list); err != nil || !strings.Contains(string(text), `"Replace"`) {
 		t.Errorf("the list is %q, %v", text, err)
 	}
-	if _, err := (mutation{file: file, old: "b = 1"}).overlay(dir); err == nil || !strings.Contains(err.Error(), "GONE") {
+	if _, err := (mutation{file: file, old: "b = 1"}).overlay(dir); err == nil ||
+		!strings.Contains(err.Error(), "GONE") {
 		t.Errorf("a line that is gone: %v", err)
 	}
 }

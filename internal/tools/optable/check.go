@@ -41,8 +41,8 @@ type verdict [columns]string
 
 const right = "right"
 
-// What can happen to a graph. Gorgonia's messages name nodes and registers, which differ from run to
-// run, so the page does not show them.
+// What can happen to a graph. Gorgonia's messages name nodes and registers, which differ from run
+// to run, so the page does not show them.
 var (
 	errBuild = errors.New("does not build")
 	errFails = errors.New("fails")
@@ -235,7 +235,8 @@ func node(g *gorgonia.ExprGraph, a array, dt tensor.Dtype, name string) *gorgoni
 	if len(a.shape) == 0 {
 		return gorgonia.NewScalar(g, dt, gorgonia.WithName(name), gorgonia.WithValue(value))
 	}
-	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...), gorgonia.WithName(name), gorgonia.WithValue(value))
+	return gorgonia.NewTensor(g, dt, len(a.shape), gorgonia.WithShape(a.shape...),
+		gorgonia.WithName(name), gorgonia.WithValue(value))
 }
 
 // valueOf returns the elements as Gorgonia takes them.
@@ -442,12 +443,15 @@ func differentiate(g *gorgonia.ExprGraph, r row, loss *gorgonia.Node, x gorgonia
 	}
 	defer m.Close()
 	return repeat(r, x, m, runs, func() error {
-		return checked(grads, check, func(n *gorgonia.Node) (gorgonia.Value, error) { return n.Value(), nil })
+		return checked(grads, check, func(n *gorgonia.Node) (gorgonia.Value, error) {
+			return n.Value(), nil
+		})
 	})
 }
 
 // differentiated is gorgonia.Grad. Its panic is what the column of the tape machine says.
-func differentiated(loss *gorgonia.Node, by gorgonia.Nodes, c column) (grads gorgonia.Nodes, err error) {
+func differentiated(loss *gorgonia.Node, by gorgonia.Nodes, c column) (grads gorgonia.Nodes,
+	err error) {
 	defer func() {
 		if c == compiled && recover() != nil {
 			err = errGrad
@@ -460,7 +464,8 @@ func differentiated(loss *gorgonia.Node, by gorgonia.Nodes, c column) (grads gor
 }
 
 // checked checks the gradients that nodes have.
-func checked(nodes gorgonia.Nodes, check func(dx []array) error, of func(n *gorgonia.Node) (gorgonia.Value, error)) error {
+func checked(nodes gorgonia.Nodes, check func(dx []array) error,
+	of func(n *gorgonia.Node) (gorgonia.Value, error)) error {
 	var dx []array
 	for _, n := range nodes {
 		v, err := of(n)
@@ -534,7 +539,8 @@ func compare(got, want []array, tolerance float64) error {
 		}
 		for i, w := range want[k].data {
 			if i >= len(got[k].data) {
-				return fmt.Errorf("wrong: %d elements, want %d", len(got[k].data), len(want[k].data))
+				return fmt.Errorf("wrong: %d elements, want %d", len(got[k].data),
+					len(want[k].data))
 			}
 			if w == anything {
 				continue

@@ -51,7 +51,8 @@ func verdicts() ([]verdict, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "optable") // Gorgonia writes err.dot where it finds a mistake in types
+	// Gorgonia writes err.dot where it finds a mistake in types
+	dir, err := os.MkdirTemp("", "optable")
 	if err != nil {
 		return nil, err
 	}
@@ -72,8 +73,8 @@ func verdicts() ([]verdict, error) {
 	return all, nil
 }
 
-// child runs a child process in dir and returns what it says of the cells from the given one. The last is
-// the one that ended it, if that is how it ended.
+// child runs a child process in dir and returns what it says of the cells from the given one. The
+// last is the one that ended it, if that is how it ended.
 func child(self, dir string, from int) (said []string, err error) {
 	command := exec.Command(self, "-from", strconv.Itoa(from))
 	command.Dir = dir

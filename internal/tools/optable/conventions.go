@@ -68,8 +68,12 @@ func conventionsSection() (string, error) {
 		return "", err
 	}
 	lines, err := conventions.Lines(map[conventions.Runner]conventions.Maker{
-		conventions.VM:   func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return vm.New(g, nil) },
-		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) { return gorgonia.NewTapeMachine(g), nil },
+		conventions.VM: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+			return vm.New(g, nil)
+		},
+		conventions.Tape: func(g *gorgonia.ExprGraph) (gorgonia.VM, error) {
+			return gorgonia.NewTapeMachine(g), nil
+		},
 	})
 	if err != nil {
 		return "", err

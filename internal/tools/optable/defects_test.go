@@ -13,8 +13,10 @@ import (
 
 // unseen are wrong rows, without those that fail, of which nn.Defects cannot know: functions that
 // leave no trace, nodes that are merged, and numbers.
-var unseen = []string{"AveragePool1D", "KeepDims", "Unconcat", "Im2Col(x), dilation 1 and 2", "CTCLoss(LogSoftMax(x), ...) with",
-	"Sparsemax(x, 0) and", "Dropout(x, 0.5), twice", "Dropout(x, 0.1) and", "Slice(x, nil, S(1, 3)) and",
+var unseen = []string{"AveragePool1D", "KeepDims", "Unconcat", "Im2Col(x), dilation 1 and 2",
+	"CTCLoss(LogSoftMax(x), ...) with",
+	"Sparsemax(x, 0) and", "Dropout(x, 0.5), twice", "Dropout(x, 0.1) and",
+	"Slice(x, nil, S(1, 3)) and",
 	"Exp(x), x = 3e+38"}
 
 // suspected are right rows whose operation is wrong beside others, or of other numbers.
@@ -29,7 +31,9 @@ func TestDefectsAreThoseOfTheTable(t *testing.T) {
 	}
 	for i, r := range rows() {
 		found := defects(r)
-		bad := func(s string) bool { return strings.Contains(s, "wrong") || strings.HasPrefix(s, "merged") }
+		bad := func(s string) bool {
+			return strings.Contains(s, "wrong") || strings.HasPrefix(s, "merged")
+		}
 		wrong := bad(said[i][value]) || bad(said[i][tape])
 		fine := said[i][value] == right && (said[i][tape] == right || said[i][tape] == "")
 		switch {
@@ -37,11 +41,14 @@ func TestDefectsAreThoseOfTheTable(t *testing.T) {
 		case fine && len(found) > 0 && !hasPrefix(r.call, suspected):
 			t.Errorf("%s is right, but has the defect %v", r.call, found[0])
 		case wrong && len(found) == 0:
-			t.Errorf("%s is wrong (%s, %s), but nn.Defects does not know it", r.call, said[i][value], said[i][tape])
-		case said[i][compiled] == right && !fine && slices.ContainsFunc(found, everywhere) && !partly(r):
+			t.Errorf("%s is wrong (%s, %s), but nn.Defects does not know it", r.call,
+				said[i][value], said[i][tape])
+		case said[i][compiled] == right && !fine && slices.ContainsFunc(found, everywhere) &&
+			!partly(r):
 			t.Errorf("%s is right in package vm, but its defects say otherwise: %v", r.call, found)
 		case bad(said[i][compiled]) && !slices.ContainsFunc(found, everywhere):
-			t.Errorf("%s is wrong in package vm (%s), but its defects say otherwise: %v", r.call, said[i][compiled], found)
+			t.Errorf("%s is wrong in package vm (%s), but its defects say otherwise: %v", r.call,
+				said[i][compiled], found)
 		}
 	}
 }
@@ -105,8 +112,10 @@ func TestDefectsNameTheReplacement(t *testing.T) {
 	}
 	must(gorgonia.Slice(x, nil, gorgonia.S(256, 512)))
 	found := nn.Defects(g)
-	const want = "it is merged with slices of the same operand whose bounds differ by multiples of 256: use nn.Slice or nn.Split"
-	if len(found) != 1 || !strings.HasSuffix(found[0].String(), want) || found[0].Instead != "nn.Slice or nn.Split" {
+	const want = "it is merged with slices of the same operand whose bounds differ by multiples " +
+		"of 256: use nn.Slice or nn.Split"
+	if len(found) != 1 || !strings.HasSuffix(found[0].String(), want) ||
+		found[0].Instead != "nn.Slice or nn.Split" {
 		t.Errorf("defects of a slice 256:512: %v, want one that ends in %q", found, want)
 	}
 }

@@ -36,7 +36,9 @@ func sections() []section {
 // elementwise adds rows with other shapes for those whose operands are all of shape (3, 4).
 func elementwise(rows []row) []row {
 	for _, r := range slices.Clone(rows) {
-		if slices.ContainsFunc(r.in, func(in input) bool { return !slices.Equal(in.shape, []int{3, 4}) }) {
+		if slices.ContainsFunc(r.in, func(in input) bool {
+			return !slices.Equal(in.shape, []int{3, 4})
+		}) {
 			continue
 		}
 		for _, shape := range [][]int{{5}, {1, 4}, {4, 1}, {2, 3, 4}, {2, 3, 4, 2}} {
@@ -128,21 +130,30 @@ func unaryRows() []row {
 		unary("Expm1(x)", gorgonia.Expm1, math.Expm1),
 		unary("Log(x)", gorgonia.Log, math.Log).with(positive),
 		unary("Log1p(x)", gorgonia.Log1p, math.Log1p).with(positive),
-		unary("Log2(x)", gorgonia.Log2, math.Log2).with(positive).instead("`Log`, divided by `math.Ln2`"),
+		unary("Log2(x)", gorgonia.Log2, math.Log2).with(positive).instead(
+			"`Log`, divided by `math.Ln2`"),
 		unary("Neg(x)", gorgonia.Neg, func(x float64) float64 { return -x }),
 		unary("Square(x)", gorgonia.Square, func(x float64) float64 { return x * x }),
 		unary("Cube(x)", gorgonia.Cube, func(x float64) float64 { return x * x * x }),
 		unary("Sqrt(x)", gorgonia.Sqrt, math.Sqrt).with(positive),
-		unary("Inverse(x)", gorgonia.Inverse, func(x float64) float64 { return 1 / x }).with(positive),
-		unary("InverseSqrt(x)", gorgonia.InverseSqrt, func(x float64) float64 { return 1 / math.Sqrt(x) }).with(positive).
+		unary("Inverse(x)", gorgonia.Inverse, func(x float64) float64 {
+			return 1 / x
+		}).with(positive),
+		unary("InverseSqrt(x)", gorgonia.InverseSqrt, func(x float64) float64 {
+			return 1 / math.Sqrt(x)
+		}).with(positive).
 			instead("`Inverse` of `Sqrt`"),
 		unary("Tanh(x)", gorgonia.Tanh, math.Tanh),
 		unary("Sigmoid(x)", gorgonia.Sigmoid, sigmoid),
 		unary("Softplus(x)", gorgonia.Softplus, softplus),
 		unary("Rectify(x)", gorgonia.Rectify, func(x float64) float64 { return max(x, 0) }),
-		unary("LeakyRelu(x, 0.1)", func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LeakyRelu(x, 0.1) },
+		unary("LeakyRelu(x, 0.1)", func(x *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.LeakyRelu(x, 0.1)
+		},
 			func(x float64) float64 { return max(x, 0) + 0.1*min(x, 0) }),
-		unary("Mish(x)", gorgonia.Mish, func(x float64) float64 { return x * math.Tanh(softplus(x)) }),
+		unary("Mish(x)", gorgonia.Mish, func(x float64) float64 {
+			return x * math.Tanh(softplus(x))
+		}),
 	}
 	return append(rows, scalarRows()...)
 }
@@ -150,7 +161,8 @@ func unaryRows() []row {
 // scalarRows are functions of a scalar, which Gorgonia implements apart from those of tensors.
 func scalarRows() []row {
 	scalar := func(call string, f node1, loop func(float64) float64) row {
-		return of1(call+", x a scalar", nil, f, func(x array) array { return x.apply(loop) }).with(positive)
+		return of1(call+", x a scalar", nil, f, func(x array) array { return x.apply(loop) }).with(
+			positive)
 	}
 	return []row{
 		scalar("Exp(x)", gorgonia.Exp, math.Exp),
@@ -190,55 +202,78 @@ func binaryRows() []row {
 		for _, shapes := range []struct {
 			says string
 			a, b []int
-		}{{"", []int{3, 4}, []int{3, 4}}, {", x a scalar", nil, []int{3, 4}}, {", y a scalar", []int{3, 4}, nil}, {", scalars", nil, nil}} {
-			rows = append(rows, of2(op.name+"(x, y)"+shapes.says, shapes.a, shapes.b, op.f, loop).with(positive))
+		}{{"", []int{3, 4}, []int{3, 4}}, {", x a scalar", nil, []int{3, 4}}, {", y a scalar",
+			[]int{3, 4}, nil}, {", scalars", nil, nil}} {
+			rows = append(rows, of2(op.name+"(x, y)"+shapes.says, shapes.a, shapes.b, op.f,
+				loop).with(positive))
 		}
 	}
 	square := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.HadamardProd(x, x) }
 	return append(slices.Concat(rows, broadcastRows(), autoRows(), scaledRows()),
-		of1("HadamardProd(x, x)", []int{3, 4}, square, func(x array) array { return zip(x, x, func(a, b float64) float64 { return a * b }) }),
-		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.Div, func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a / b }) }).with(positive),
-		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MaxBetween, func(x, y array) array { return zip(x, y, math.Max) }),
-		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MinBetween, func(x, y array) array { return zip(x, y, math.Min) }),
+		of1("HadamardProd(x, x)", []int{3, 4}, square, func(x array) array {
+			return zip(x, x, func(a, b float64) float64 { return a * b })
+		}),
+		of2("Div(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.Div, func(x, y array) array {
+			return zip(x, y, func(a, b float64) float64 { return a / b })
+		}).with(positive),
+		of2("MaxBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MaxBetween,
+			func(x, y array) array { return zip(x, y, math.Max) }),
+		of2("MinBetween(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.MinBetween,
+			func(x, y array) array { return zip(x, y, math.Min) }),
 	)
 }
 
 // broadcastRows repeat an axis of one operand, the first or the last, of two or three.
 func broadcastRows() []row {
 	type broadcast = func(a, b *gorgonia.Node, left, right []byte) (*gorgonia.Node, error)
-	fs := []broadcast{gorgonia.BroadcastAdd, gorgonia.BroadcastSub, gorgonia.BroadcastHadamardProd, gorgonia.BroadcastHadamardDiv, gorgonia.BroadcastPow}
+	fs := []broadcast{gorgonia.BroadcastAdd, gorgonia.BroadcastSub, gorgonia.BroadcastHadamardProd,
+		gorgonia.BroadcastHadamardDiv, gorgonia.BroadcastPow}
 	var rows []row
 	for i, op := range arithmetic() {
 		loop := func(x, y array) array { return zip(x, y, op.loop) }
 		at := func(left, right []byte) node2 {
-			return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return fs[i](a, b, left, right) }
+			return func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				return fs[i](a, b, left, right)
+			}
 		}
 		call := "Broadcast" + op.name + "(x, y, "
 		for _, r := range repeated4() {
-			rows = append(rows, of2(call+r.call(), r.a, r.b, at(r.left, r.right), loop).with(positive))
+			rows = append(rows, of2(call+r.call(), r.a, r.b, at(r.left, r.right), loop).with(
+				positive))
 		}
 		rows = append(rows,
-			of2(call+"nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, at(nil, []byte{0}), loop).with(positive),
-			of2(call+"[1], nil), x (3, 1)", []int{3, 1}, []int{3, 4}, at([]byte{1}, nil), loop).with(positive),
-			of2(call+"nil, [0 2]), y (1, 3, 1)", []int{2, 3, 4}, []int{1, 3, 1}, at(nil, []byte{0, 2}), loop).with(positive))
+			of2(call+"nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, at(nil, []byte{0}),
+				loop).with(positive),
+			of2(call+"[1], nil), x (3, 1)", []int{3, 1}, []int{3, 4}, at([]byte{1}, nil),
+				loop).with(positive),
+			of2(call+"nil, [0 2]), y (1, 3, 1)", []int{2, 3, 4}, []int{1, 3, 1},
+				at(nil, []byte{0, 2}), loop).with(positive))
 	}
-	slices.SortStableFunc(rows, func(a, b row) int { return len(a.in[0].shape) - len(b.in[0].shape) })
+	slices.SortStableFunc(rows, func(a, b row) int {
+		return len(a.in[0].shape) - len(b.in[0].shape)
+	})
 	add := arithmetic()[0].loop
 	return append(rows,
-		of2("BroadcastAdd(x, y, nil, [0]), y (4)", []int{3, 4}, []int{4}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.BroadcastAdd(a, b, nil, []byte{0})
-		}, func(x, y array) array { return zip(x, y.reshape(1, 4), add) }),
-		of2("BroadcastAdd(x, y, [0], [1]), x (1, 4), y (3, 1)", []int{1, 4}, []int{3, 1}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-			return gorgonia.BroadcastAdd(a, b, []byte{0}, []byte{1})
-		}, func(x, y array) array { return zip(x, y, add) }),
+		of2("BroadcastAdd(x, y, nil, [0]), y (4)", []int{3, 4}, []int{4},
+			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.BroadcastAdd(a, b, nil, []byte{0})
+			}, func(x, y array) array { return zip(x, y.reshape(1, 4), add) }),
+		of2("BroadcastAdd(x, y, [0], [1]), x (1, 4), y (3, 1)", []int{1, 4}, []int{3, 1},
+			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.BroadcastAdd(a, b, []byte{0}, []byte{1})
+			}, func(x, y array) array { return zip(x, y, add) }),
 	)
 }
 
 // autoRows let Gorgonia find the axes.
 func autoRows() (rows []row) {
-	for _, r := range [][2][]int{{{3, 4}, {1, 4}}, {{3, 4}, {3, 1}}, {{2, 3, 4}, {1, 3, 1}}, {{1, 4}, {3, 4}}, {{2, 3, 4, 2}, {1, 3, 1, 1}}} {
-		rows = append(rows, of2(fmt.Sprintf("Auto(BroadcastAdd, x, y), %s and %s", shown(r[0]), shown(r[1])), r[0], r[1],
-			func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Auto(gorgonia.BroadcastAdd, a, b) },
+	for _, r := range [][2][]int{{{3, 4}, {1, 4}}, {{3, 4}, {3, 1}}, {{2, 3, 4}, {1, 3, 1}},
+		{{1, 4}, {3, 4}}, {{2, 3, 4, 2}, {1, 3, 1, 1}}} {
+		rows = append(rows, of2(fmt.Sprintf("Auto(BroadcastAdd, x, y), %s and %s", shown(r[0]),
+			shown(r[1])), r[0], r[1],
+			func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.Auto(gorgonia.BroadcastAdd, a, b)
+			},
 			func(x, y array) array { return zip(x, y, plus) }))
 	}
 	return rows
@@ -248,7 +283,11 @@ func autoRows() (rows []row) {
 func scaledRows() (rows []row) {
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {4, 1}, {2, 3, 4, 2}} {
 		rows = append(rows, of2("Mul(x, y), "+shown(shape)+", y a scalar", shape, nil, gorgonia.Mul,
-			func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }))
+			func(x, y array) array {
+				return zip(x, y, func(a, b float64) float64 {
+					return a * b
+				})
+			}))
 	}
 	return rows
 }
@@ -290,28 +329,40 @@ func comparisonRows() []row {
 		wide  func(a, b *gorgonia.Node, same bool, left, right []byte) (*gorgonia.Node, error)
 		broad string
 	}{
-		{"Lt", gorgonia.Lt, func(x, y float64) bool { return x < y }, gorgonia.BroadcastLt, "BroadcastLt"},
-		{"Lte", gorgonia.Lte, func(x, y float64) bool { return x <= y }, gorgonia.BroadcastLte, "BroadcastLte"},
-		{"Gt", gorgonia.Gt, func(x, y float64) bool { return x > y }, gorgonia.BroadcastGt, "BroadcastGt"},
-		{"Gte", gorgonia.Gte, func(x, y float64) bool { return x >= y }, gorgonia.BroadcastGte, "BroadcastGte"},
-		{"Eq", gorgonia.Eq, func(x, y float64) bool { return x == y }, gorgonia.BroadcastEq, "BroadcastEq"},
-		{"Ne", gorgonia.Ne, func(x, y float64) bool { return x != y }, gorgonia.BroadcastNe, "BroadcastNe"},
+		{"Lt", gorgonia.Lt, func(x, y float64) bool { return x < y }, gorgonia.BroadcastLt,
+			"BroadcastLt"},
+		{"Lte", gorgonia.Lte, func(x, y float64) bool { return x <= y }, gorgonia.BroadcastLte,
+			"BroadcastLte"},
+		{"Gt", gorgonia.Gt, func(x, y float64) bool { return x > y }, gorgonia.BroadcastGt,
+			"BroadcastGt"},
+		{"Gte", gorgonia.Gte, func(x, y float64) bool { return x >= y }, gorgonia.BroadcastGte,
+			"BroadcastGte"},
+		{"Eq", gorgonia.Eq, func(x, y float64) bool { return x == y }, gorgonia.BroadcastEq,
+			"BroadcastEq"},
+		{"Ne", gorgonia.Ne, func(x, y float64) bool { return x != y }, gorgonia.BroadcastNe,
+			"BroadcastNe"},
 	} {
-		loop := func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return truth(op.loop(a, b)) }) }
+		loop := func(x, y array) array {
+			return zip(x, y, func(a, b float64) float64 { return truth(op.loop(a, b)) })
+		}
 		bools := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, false) }
 		same := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.f(a, b, true) }
-		wide := func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return op.wide(a, b, true, nil, []byte{0}) }
+		wide := func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+			return op.wide(a, b, true, nil, []byte{0})
+		}
 		for _, r := range repeated4() {
-			rows = append(rows, of2(op.broad+"(x, y, true, "+r.call(), r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
-				return op.wide(a, b, true, r.left, r.right)
-			}, loop).nowhere())
+			rows = append(rows, of2(op.broad+"(x, y, true, "+r.call(), r.a, r.b,
+				func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+					return op.wide(a, b, true, r.left, r.right)
+				}, loop).nowhere())
 		}
 		rows = append(rows,
 			of2(op.name+"(x, y, false)", []int{3, 4}, []int{3, 4}, bools, loop).nowhere(),
 			of2(op.name+"(x, y, true)", []int{3, 4}, []int{3, 4}, same, loop).nowhere(),
 			of2(op.name+"(x, y, true), y a scalar", []int{3, 4}, nil, same, loop).nowhere(),
 			of2(op.name+"(x, y, false), scalars", nil, nil, bools, loop).nowhere(),
-			of2(op.broad+"(x, y, true, nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, wide, loop).nowhere())
+			of2(op.broad+"(x, y, true, nil, [0]), y (1, 4)", []int{3, 4}, []int{1, 4}, wide,
+				loop).nowhere())
 	}
 	return rows
 }

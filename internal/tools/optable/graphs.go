@@ -28,8 +28,11 @@ func grad(loss, by *gorgonia.Node) *gorgonia.Node {
 func sum(x *gorgonia.Node) *gorgonia.Node { return must(gorgonia.Sum(x)) }
 
 // derivative is a row whose result is a gradient that its build asks for.
-func derivative(call string, build func(x *gorgonia.Node) *gorgonia.Node, loop func(x float64) float64) row {
-	return of1(call, []int{4}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return build(x), nil },
+func derivative(call string, build func(x *gorgonia.Node) *gorgonia.Node,
+	loop func(x float64) float64) row {
+	return of1(call, []int{4}, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return build(x), nil
+	},
 		func(x array) array { return x.apply(loop) }).nowhere()
 }
 
@@ -68,42 +71,55 @@ func severalRows(name string, grad func(loss, by *gorgonia.Node) *gorgonia.Node)
 			grad(loss, x)
 			return grad(loss, x)
 		}, func(x float64) float64 { return 3 * x * x }),
-		derivative(name+" of two losses, one path to x each", func(x *gorgonia.Node) *gorgonia.Node {
-			grad(sum(squareOf(x)), x)
-			return grad(sum(cubeOf(x)), x)
-		}, func(x float64) float64 { return 3 * x * x }),
-		derivative(name+" of two losses, two paths to x in the second", func(x *gorgonia.Node) *gorgonia.Node {
-			grad(sum(squareOf(x)), x)
-			return grad(must(gorgonia.Add(sum(cubeOf(x)), sum(expOf(x)))), x)
-		}, func(x float64) float64 { return 3*x*x + math.Exp(x) }),
-		derivative(name+" of two losses that share a hidden layer", func(x *gorgonia.Node) *gorgonia.Node {
-			h := expOf(x)
-			grad(sum(h), x)
-			return grad(sum(squareOf(h)), x)
-		}, func(x float64) float64 { return 2 * math.Exp(2*x) }),
-		derivative(name+" of a gradient's square (a gradient penalty)", func(x *gorgonia.Node) *gorgonia.Node {
-			return grad(sum(squareOf(grad(sum(expOf(x)), x))), x)
-		}, func(x float64) float64 { return 2 * math.Exp(2*x) }),
-		derivative(name+" of the losses of a GAN, generator after discriminator", func(x *gorgonia.Node) *gorgonia.Node {
-			w := node(x.Graph(), generate([]int{4}, func([]int) float64 { return 1 }), x.Dtype(), "w")
-			judged := must(gorgonia.HadamardProd(expOf(x), w))
-			grad(sum(squareOf(judged)), w)
-			return grad(sum(judged), x)
-		}, math.Exp),
+		derivative(name+" of two losses, one path to x each",
+			func(x *gorgonia.Node) *gorgonia.Node {
+				grad(sum(squareOf(x)), x)
+				return grad(sum(cubeOf(x)), x)
+			}, func(x float64) float64 { return 3 * x * x }),
+		derivative(name+" of two losses, two paths to x in the second",
+			func(x *gorgonia.Node) *gorgonia.Node {
+				grad(sum(squareOf(x)), x)
+				return grad(must(gorgonia.Add(sum(cubeOf(x)), sum(expOf(x)))), x)
+			}, func(x float64) float64 { return 3*x*x + math.Exp(x) }),
+		derivative(name+" of two losses that share a hidden layer",
+			func(x *gorgonia.Node) *gorgonia.Node {
+				h := expOf(x)
+				grad(sum(h), x)
+				return grad(sum(squareOf(h)), x)
+			}, func(x float64) float64 { return 2 * math.Exp(2*x) }),
+		derivative(name+" of a gradient's square (a gradient penalty)",
+			func(x *gorgonia.Node) *gorgonia.Node {
+				return grad(sum(squareOf(grad(sum(expOf(x)), x))), x)
+			}, func(x float64) float64 { return 2 * math.Exp(2*x) }),
+		derivative(name+" of the losses of a GAN, generator after discriminator",
+			func(x *gorgonia.Node) *gorgonia.Node {
+				w := node(x.Graph(), generate([]int{4}, func([]int) float64 { return 1 }),
+					x.Dtype(), "w")
+				judged := must(gorgonia.HadamardProd(expOf(x), w))
+				grad(sum(squareOf(judged)), w)
+				return grad(sum(judged), x)
+			}, math.Exp),
 	}
 }
 
 // modelRows are small models, with the gradient by all operands.
 func modelRows() []row {
 	return []row{
-		{call: "convolution, rectifier, pool, product, softmax", in: dims([]int{2, 1, 4, 4}, []int{2, 1, 3, 3}, []int{8, 3}),
+		{call: "convolution, rectifier, pool, product, softmax", in: dims([]int{2, 1, 4, 4},
+			[]int{2, 1, 3, 3}, []int{8, 3}),
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				c := must(gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1}))
-				p := must(gorgonia.MaxPool2D(must(gorgonia.Rectify(c)), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2}))
-				return gorgonia.Nodes{must(gorgonia.SoftMax(must(gorgonia.Mul(must(gorgonia.Reshape(p, tensor.Shape{2, 8})), x[2]))))}
+				c := must(gorgonia.Conv2d(x[0], x[1], tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1},
+					[]int{1, 1}))
+				p := must(gorgonia.MaxPool2D(must(gorgonia.Rectify(c)), tensor.Shape{2, 2},
+					[]int{0, 0}, []int{2, 2}))
+				return gorgonia.Nodes{must(
+					gorgonia.SoftMax(
+						must(gorgonia.Mul(must(gorgonia.Reshape(p, tensor.Shape{2, 8})), x[2]))))}
 			},
 			want: func(x, _ []array) []array {
-				c := square(3, 1, 1, 1).convolve(x[0], x[1]).apply(func(v float64) float64 { return max(v, 0) })
+				c := square(3, 1, 1, 1).convolve(x[0], x[1]).apply(func(v float64) float64 {
+					return max(v, 0)
+				})
 				return []array{softmax(matmul(square(2, 0, 2, 1).max(c).reshape(2, 8), x[2]), 1)}
 			}},
 		{call: "recurrence, three steps of one cell", in: dims([]int{1, 3}, []int{3, 3}),
@@ -124,11 +140,14 @@ func modelRows() []row {
 		{call: "residual block, its input read twice", in: dims([]int{3, 4}, []int{4, 4}),
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
 				h := must(gorgonia.Tanh(x[0]))
-				return gorgonia.Nodes{must(gorgonia.Add(h, must(gorgonia.Rectify(must(gorgonia.Mul(h, x[1]))))))}
+				return gorgonia.Nodes{must(
+					gorgonia.Add(h, must(gorgonia.Rectify(must(gorgonia.Mul(h, x[1]))))))}
 			},
 			want: func(x, _ []array) []array {
 				h := x[0].apply(math.Tanh)
-				return []array{zip(h, matmul(h, x[1]).apply(func(v float64) float64 { return max(v, 0) }), plus)}
+				return []array{zip(h, matmul(h, x[1]).apply(func(v float64) float64 {
+					return max(v, 0)
+				}), plus)}
 			}},
 	}
 }
@@ -144,19 +163,26 @@ func sharingRows() []row {
 			want: func(x, _ []array) []array {
 				return []array{matmul(matmul(x[0], x[1]).apply(sigmoid), x[1].transpose(1, 0))}
 			}},
-		{call: "attention of stock operations", in: dims([]int{2, 3, 4}, []int{2, 5, 4}, []int{2, 5, 4}),
+		{call: "attention of stock operations", in: dims([]int{2, 3, 4}, []int{2, 5, 4},
+			[]int{2, 5, 4}),
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				weights := must(gorgonia.SoftMax(must(gorgonia.BatchedMatMul(x[0], x[1], false, true))))
+				weights := must(
+					gorgonia.SoftMax(must(gorgonia.BatchedMatMul(x[0], x[1], false, true))))
 				return gorgonia.Nodes{must(gorgonia.BatchedMatMul(weights, x[2]))}
 			},
-			want: func(x, _ []array) []array { return []array{matmul(softmax(matmul(x[0], x[1].swapped(true)), 2), x[2])} }},
+			want: func(x, _ []array) []array {
+				return []array{matmul(softmax(matmul(x[0], x[1].swapped(true)), 2), x[2])}
+			}},
 		{call: "mean of images by channel, taken away", in: dims([]int{2, 3, 4, 5}),
 			build: func(x gorgonia.Nodes) gorgonia.Nodes {
-				m := must(gorgonia.Reshape(must(gorgonia.Mean(x[0], 2, 3)), tensor.Shape{2, 3, 1, 1}))
+				m := must(gorgonia.Reshape(must(gorgonia.Mean(x[0], 2, 3)),
+					tensor.Shape{2, 3, 1, 1}))
 				return gorgonia.Nodes{must(gorgonia.BroadcastSub(x[0], m, nil, []byte{2, 3}))}
 			},
 			want: func(x, _ []array) []array {
-				m := x[0].reduce(plus, 2, 3).apply(func(s float64) float64 { return s / 20 }).reshape(2, 3, 1, 1)
+				m := x[0].reduce(plus, 2, 3).apply(func(s float64) float64 {
+					return s / 20
+				}).reshape(2, 3, 1, 1)
 				return []array{zip(x[0], m, func(a, b float64) float64 { return a - b })}
 			}},
 	}

@@ -69,7 +69,8 @@ func (r row) readTwice() row {
 				computed[i] = must(gorgonia.HadamardProd(n, constant(n, 1)))
 			}
 		}
-		return append(once.build(computed), must(gorgonia.HadamardProd(computed[0], constant(x[0], 3))))
+		return append(once.build(computed),
+			must(gorgonia.HadamardProd(computed[0], constant(x[0], 3))))
 	}
 	r.want = func(x, got []array) []array {
 		triple := x[0].apply(func(v float64) float64 { return 3 * v })
@@ -116,7 +117,8 @@ func (g group) of(rows []row, said []verdict, c column) string {
 	var list []string
 	for _, i := range g.rows {
 		if text := said[i][c]; text != right && text != "" {
-			list = append(list, fmt.Sprintf("`%s` %s", strings.TrimPrefix(rows[i].call, g.kind), text))
+			list = append(list, fmt.Sprintf("`%s` %s", strings.TrimPrefix(rows[i].call, g.kind),
+				text))
 		}
 	}
 	if len(texts) == len(bad) {

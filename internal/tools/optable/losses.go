@@ -16,23 +16,36 @@ func lossRows() []row {
 		axes  []int // as given; the last one without
 		axis  int
 	}{
-		{"x), (5)", []int{5}, nil, 0}, {"x), (3, 4)", []int{3, 4}, nil, 1}, {"x, 0), (3, 4)", []int{3, 4}, []int{0}, 0}, {"x, 1), (3, 4)", []int{3, 4}, []int{1}, 1},
-		{"x), (2, 3, 4)", []int{2, 3, 4}, nil, 2}, {"x, 0), (2, 3, 4)", []int{2, 3, 4}, []int{0}, 0}, {"x, 1), (2, 3, 4)", []int{2, 3, 4}, []int{1}, 1},
-		{"x), (2, 2, 3, 4)", []int{2, 2, 3, 4}, nil, 3}, {"x, 1), (2, 2, 3, 4)", []int{2, 2, 3, 4}, []int{1}, 1},
-		{"x), (1, 4)", []int{1, 4}, nil, 1}, {"x), (4, 1)", []int{4, 1}, nil, 1}, {"x, 0), (4, 1)", []int{4, 1}, []int{0}, 0},
+		{"x), (5)", []int{5}, nil, 0}, {"x), (3, 4)", []int{3, 4}, nil, 1}, {"x, 0), (3, 4)",
+			[]int{3, 4}, []int{0}, 0}, {"x, 1), (3, 4)", []int{3, 4}, []int{1}, 1},
+		{"x), (2, 3, 4)", []int{2, 3, 4}, nil, 2}, {"x, 0), (2, 3, 4)", []int{2, 3, 4}, []int{0},
+			0}, {"x, 1), (2, 3, 4)", []int{2, 3, 4}, []int{1}, 1},
+		{"x), (2, 2, 3, 4)", []int{2, 2, 3, 4}, nil, 3}, {"x, 1), (2, 2, 3, 4)", []int{2, 2, 3, 4},
+			[]int{1}, 1},
+		{"x), (1, 4)", []int{1, 4}, nil, 1}, {"x), (4, 1)", []int{4, 1}, nil, 1}, {"x, 0), (4, 1)",
+			[]int{4, 1}, []int{0}, 0},
 	} {
 		rows = append(rows,
-			of1("SoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.SoftMax(x, r.axes...) },
+			of1("SoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.SoftMax(x, r.axes...)
+			},
 				func(x array) array { return softmax(x, r.axis) }).instead("`nn.SoftMax`"),
-			of1("LogSoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSoftMax(x, r.axes...) },
-				func(x array) array { return softmax(x, r.axis).apply(math.Log) }).instead("`nn.LogSoftMax`"))
+			of1("LogSoftMax("+r.says, r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return gorgonia.LogSoftMax(x, r.axes...)
+			},
+				func(x array) array { return softmax(x, r.axis).apply(math.Log) }).
+				instead("`nn.LogSoftMax`"))
 	}
-	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) }) // SoftMax, LogSoftMax
+	// SoftMax, LogSoftMax
+	slices.SortStableFunc(rows, func(a, b row) int { return int(b.call[0]) - int(a.call[0]) })
 	return append(slices.Concat(rows, sparsemaxRows(), crossEntropyRows(), logRows()),
-		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, gorgonia.ReductionMean).instead("`ReductionSum`"),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionMean)", true, gorgonia.ReductionMean).instead(
+			"`ReductionSum`"),
 		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum)", true, gorgonia.ReductionSum),
-		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum), in an expression", false, gorgonia.ReductionSum).instead("`CTCLoss` as the whole loss"),
-		ctcRow("CTCLoss(LogSoftMax(x), ...) with ReductionSum and ReductionMean", false, gorgonia.ReductionSum, gorgonia.ReductionMean).nowhere(),
+		ctcRow("CTCLoss(LogSoftMax(x), ..., ReductionSum), in an expression", false,
+			gorgonia.ReductionSum).instead("`CTCLoss` as the whole loss"),
+		ctcRow("CTCLoss(LogSoftMax(x), ...) with ReductionSum and ReductionMean", false,
+			gorgonia.ReductionSum, gorgonia.ReductionMean).nowhere(),
 	)
 }
 
@@ -41,14 +54,17 @@ func sparsemaxRows() (rows []row) {
 		shape []int
 		axes  []int // as given; the last one without
 		axis  int
-	}{{[]int{3, 4}, nil, 1}, {[]int{3, 4}, []int{0}, 0}, {[]int{3, 4}, []int{1}, 1}, {[]int{1, 4}, nil, 1}, {[]int{5, 2}, nil, 1}, {[]int{4, 1}, []int{0}, 0}} {
+	}{{[]int{3, 4}, nil, 1}, {[]int{3, 4}, []int{0}, 0}, {[]int{3, 4}, []int{1}, 1}, {[]int{1, 4},
+		nil, 1}, {[]int{5, 2}, nil, 1}, {[]int{4, 1}, []int{0}, 0}} {
 		call := "Sparsemax(x), "
 		if r.axes != nil {
 			call = fmt.Sprintf("Sparsemax(x, %d), ", r.axis)
 		}
-		rows = append(rows, of1(call+shown(r.shape), r.shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		rows = append(rows, of1(call+shown(r.shape), r.shape, func(x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return gorgonia.Sparsemax(x, r.axes...)
-		}, func(x array) array { return sparsemax(x, r.axis) }).instead("`Sparsemax` between two `Transpose`"))
+		}, func(x array) array { return sparsemax(x, r.axis) }).instead(
+			"`Sparsemax` between two `Transpose`"))
 	}
 	return rows
 }
@@ -56,8 +72,10 @@ func sparsemaxRows() (rows []row) {
 func crossEntropyRows() []row {
 	loss := func(p, t float64) float64 { return -t*math.Log(p) - (1-t)*math.Log(1-p) }
 	return append(elementwise([]row{
-		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent, func(p, t array) array { return zip(p, t, loss) }).with(interval),
-	}), of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (*gorgonia.Node, error) {
+		of2("BinaryXent(x, y)", []int{3, 4}, []int{3, 4}, gorgonia.BinaryXent,
+			func(p, t array) array { return zip(p, t, loss) }).with(interval),
+	}), of2("BinaryXent(Sigmoid(x), y)", []int{3, 4}, []int{3, 4}, func(x, t *gorgonia.Node) (
+		*gorgonia.Node, error) {
 		return gorgonia.BinaryXent(must(gorgonia.Sigmoid(x)), t)
 	}, func(x, t array) array { return zip(x.apply(sigmoid), t, loss) }).with(interval))
 }
@@ -65,7 +83,8 @@ func crossEntropyRows() []row {
 // logRows take the logarithm of a softmax along the last axis.
 func logRows() (rows []row) {
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4}, {2, 3, 4, 2}} {
-		rows = append(rows, of1("Log(SoftMax(x)), "+shown(shape), shape, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		rows = append(rows, of1("Log(SoftMax(x)), "+shown(shape), shape, func(x *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return gorgonia.Log(must(gorgonia.SoftMax(x)))
 		}, func(x array) array { return softmax(x, len(shape)-1).apply(math.Log) }))
 	}
@@ -97,7 +116,9 @@ func sparsemax(x array, axis int) array {
 func ctcRow(call string, whole bool, reductions ...gorgonia.Reduction) row {
 	targets := []int{1, 2, 2, 1}
 	return row{call: call, whole: whole,
-		in: []input{{shape: []int{4, 2, 3}}, {shape: []int{2, 2}, kind: integers, ints: targets}, {shape: []int{2}, kind: integers, ints: []int{4, 4}}, {shape: []int{2}, kind: integers, ints: []int{2, 2}}},
+		in: []input{{shape: []int{4, 2, 3}}, {shape: []int{2, 2}, kind: integers, ints: targets},
+			{shape: []int{2}, kind: integers, ints: []int{4, 4}}, {shape: []int{2}, kind: integers,
+				ints: []int{2, 2}}},
 		build: func(x gorgonia.Nodes) (losses gorgonia.Nodes) {
 			logs := must(gorgonia.LogSoftMax(x[0]))
 			for _, reduction := range reductions {

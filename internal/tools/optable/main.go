@@ -1,5 +1,6 @@
-// Command optable prints what every operation of Gorgonia computes: whether its value equals that of a
-// plain loop, and whether its gradient is the derivative of that loop. Its output is docs/ops.md.
+// Command optable prints what every operation of Gorgonia computes: whether its value equals that
+// of a plain loop, and whether its gradient is the derivative of that loop. Its output is
+// docs/ops.md.
 //
 //	go run ./internal/tools/optable        print the table
 //	go run ./internal/tools/optable -w     write it to docs/ops.md, from the root of the module

@@ -51,7 +51,8 @@ func output(said []verdict) string {
 	}
 	total := len(said)
 	for _, s := range sections() {
-		fmt.Fprintf(&b, "\n## %s\n\n| operation | graphs | value | Grad | lisp | vm | instead |\n|---|---|---|---|---|---|---|\n", s.title)
+		fmt.Fprintf(&b, "\n## %s\n\n| operation | graphs | value | Grad | lisp | vm | instead "+
+			"|\n|---|---|---|---|---|---|---|\n", s.title)
 		for _, g := range groups(s.rows) {
 			fmt.Fprintf(&b, "| `%s` | %d |", g.kind, len(g.rows))
 			for c := range columns {
@@ -61,8 +62,10 @@ func output(said []verdict) string {
 		}
 		said = said[len(s.rows):]
 	}
-	fmt.Fprintf(&b, "\n## Gorgonia's own tests\n\n`go run ./internal/tools/stocktests` runs Gorgonia's tests with a hook. %s", ownTests)
-	return fmt.Sprintf("%s%d of %d graphs are right in all columns, %d in package vm.\n%s", head, good, total, here, b.String())
+	fmt.Fprintf(&b, "\n## Gorgonia's own tests\n\n`go run ./internal/tools/stocktests` runs "+
+		"Gorgonia's tests with a hook. %s", ownTests)
+	return fmt.Sprintf("%s%d of %d graphs are right in all columns, %d in package vm.\n%s", head,
+		good, total, here, b.String())
 }
 
 // replacement names what to use instead of what is wrong in a group.

@@ -62,12 +62,14 @@ func TestPageIsTheOutput(t *testing.T) {
 	want := strings.Split(string(committed), "\n")
 	for i, line := range strings.Split(got, "\n") {
 		if i >= len(want) || line != want[i] {
-			t.Fatalf("line %d of %s is out of date: run `go run ./internal/tools/optable -w` in the root of the module and read what changed\ngot  %s\nwant %s",
+			t.Fatalf("line %d of %s is out of date: run `go run ./internal/tools/optable -w` in "+
+				"the root of the module and read what changed\ngot  %s\nwant %s",
 				i+1, page, line, strings.Join(want[min(i, len(want)):min(i+1, len(want))], ""))
 		}
 	}
 	if len(strings.Split(got, "\n")) != len(want) {
-		t.Fatalf("%s has more lines than the output: run `go run ./internal/tools/optable -w` in the root of the module", page)
+		t.Fatalf("%s has more lines than the output: run `go run ./internal/tools/optable -w` in "+
+			"the root of the module", page)
 	}
 }
 
@@ -97,9 +99,13 @@ func TestOurRowsAreRight(t *testing.T) {
 // wrongGraphs are kinds of rows that package vm computes wrongly, because the graph itself is wrong
 // or the operation runs by its Do.
 var wrongGraphs = []string{
-	"Log2(", "InverseSqrt(", "OuterProd(", "At(x, 1, 2), (3, 4), x read twice", // gradients that Gorgonia builds wrongly, or not
-	"Slice(x, S(0, 5, 2)", "Unconcat(x, 1, 3)", "KeepDims(x, true, Sum(x, 0)), (1, 4)", "KeepDims(x, false, Sum(x, 1)), (3, 1)", // shapes
-	"SoftMax(x), (4, 1)", "LogSoftMax(x), (4, 1)", "LogSumExp(", "AveragePool1D(", // other operations
+	// gradients that Gorgonia builds wrongly, or not
+	"Log2(", "InverseSqrt(", "OuterProd(", "At(x, 1, 2), (3, 4), x read twice",
+	// shapes
+	"Slice(x, S(0, 5, 2)", "Unconcat(x, 1, 3)", "KeepDims(x, true, Sum(x, 0)), (1, 4)",
+	"KeepDims(x, false, Sum(x, 1)), (3, 1)",
+	// other operations
+	"SoftMax(x), (4, 1)", "LogSoftMax(x), (4, 1)", "LogSumExp(", "AveragePool1D(",
 	"Sparsemax(", "CTCLoss(", "Dropout(", // by Do
 	"BatchNorm(x), epsilon", "GroupNorm(x), epsilon", // merged
 	"Grad of two losses, two paths", "Grad of two losses that share", "Grad of a gradient's square",
@@ -114,7 +120,8 @@ func TestPackageVMIsRight(t *testing.T) {
 	}
 	for i, r := range rows() {
 		v := said[i].short()
-		if v[compiled] != right && v[compiled] != "" && v[value] != "merged with another node" && !hasPrefix(r.call, wrongGraphs) {
+		if v[compiled] != right && v[compiled] != "" && v[value] != "merged with another node" &&
+			!hasPrefix(r.call, wrongGraphs) {
 			t.Errorf("%s in package vm: %s", r.call, v[compiled])
 		}
 	}
@@ -140,8 +147,12 @@ func TestWrongRowsAreFound(t *testing.T) {
 	sine := func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Sin(x) }
 	sines := func(x array) array { return x.apply(math.Sin) }
 	twice := pair("", []int{3}, sine, sine, sines, func(x array) array { return x.apply(math.Cos) })
-	refused := of1("", []int{2, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.OuterProd(x, x) }, sines)
-	panicked := of1("", []int{2}, func(*gorgonia.Node) (*gorgonia.Node, error) { panic("of the test") }, sines)
+	refused := of1("", []int{2, 3}, func(x *gorgonia.Node) (*gorgonia.Node, error) {
+		return gorgonia.OuterProd(x, x)
+	}, sines)
+	panicked := of1("", []int{2}, func(*gorgonia.Node) (*gorgonia.Node, error) {
+		panic("of the test")
+	}, sines)
 	for _, test := range []struct {
 		name string
 		r    row
@@ -151,16 +162,21 @@ func TestWrongRowsAreFound(t *testing.T) {
 		{"right", of1("", []int{3}, sine, sines), value, right},
 		{"right gradient", of1("", []int{3}, sine, sines), tape, right},
 		{"right lisp gradient", of1("", []int{3}, sine, sines), lisp, right},
-		{"value", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), value, "wrong: "},
-		{"gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), tape, "wrong: "},
-		{"lisp gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), lisp, "wrong: "},
-		{"shape", of1("", []int{4}, sine, func(x array) array { return sines(x).reshape(2, 2) }), value, "wrong: shape [4], want [2 2]"},
+		{"value", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }), value,
+			"wrong: "},
+		{"gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }),
+			tape, "wrong: "},
+		{"lisp gradient", of1("", []int{3}, sine, func(x array) array { return x.apply(math.Cos) }),
+			lisp, "wrong: "},
+		{"shape", of1("", []int{4}, sine, func(x array) array { return sines(x).reshape(2, 2) }),
+			value, "wrong: shape [4], want [2 2]"},
 		{"merged", twice, value, "merged with another node"},
 		{"refused", refused, value, "does not build"},
 		{"panicked", panicked, value, "panics when built: of the test"},
 		{"none expected", of1("", []int{3}, sine, sines).nowhere(), tape, ""},
 	} {
-		if got := judge(test.r, test.c); got != test.want && !(strings.HasSuffix(test.want, ": ") && strings.HasPrefix(got, test.want)) {
+		if got := judge(test.r, test.c); got != test.want && !(strings.HasSuffix(test.want, ": ") &&
+			strings.HasPrefix(got, test.want)) {
 			t.Errorf("%s: the row says %q, want %q", test.name, got, test.want)
 		}
 	}
@@ -185,12 +201,17 @@ func TestLoops(t *testing.T) {
 		{"cut", count(5).cut(0, 0, 5, 2), []int{3}, []float64{1, 3, 5}},
 		{"join", join(1, count(2, 1), count(2, 2)), []int{2, 3}, []float64{1, 1, 2, 2, 3, 4}},
 		{"max pool", square(2, 0, 2, 1).max(count(1, 1, 2, 4)), []int{1, 1, 1, 2}, []float64{6, 8}},
-		{"mean pool", square(2, 0, 2, 1).mean(count(1, 1, 2, 4)), []int{1, 1, 1, 2}, []float64{3.5, 5.5}},
-		{"convolve", square(2, 0, 1, 1).convolve(count(1, 1, 2, 3), count(1, 1, 2, 2)), []int{1, 1, 1, 2}, []float64{37, 47}},
-		{"sparsemax", sparsemax(array{[]int{1, 3}, []float64{1, 0.5, -1}}, 1), []int{1, 3}, []float64{0.75, 0.25, 0}},
-		{"softmax", softmax(array{[]int{2}, []float64{0, math.Log(3)}}, 0), []int{2}, []float64{0.25, 0.75}},
+		{"mean pool", square(2, 0, 2, 1).mean(count(1, 1, 2, 4)), []int{1, 1, 1, 2},
+			[]float64{3.5, 5.5}},
+		{"convolve", square(2, 0, 1, 1).convolve(count(1, 1, 2, 3), count(1, 1, 2, 2)),
+			[]int{1, 1, 1, 2}, []float64{37, 47}},
+		{"sparsemax", sparsemax(array{[]int{1, 3}, []float64{1, 0.5, -1}}, 1), []int{1, 3},
+			[]float64{0.75, 0.25, 0}},
+		{"softmax", softmax(array{[]int{2}, []float64{0, math.Log(3)}}, 0), []int{2},
+			[]float64{0.25, 0.75}},
 	} {
-		if !slices.Equal(test.got.shape, test.shape) || compare([]array{test.got}, []array{{test.shape, test.want}}, 1e-12) != nil {
+		if !slices.Equal(test.got.shape, test.shape) ||
+			compare([]array{test.got}, []array{{test.shape, test.want}}, 1e-12) != nil {
 			t.Errorf("%s: %v, want %v %v", test.name, test.got, test.shape, test.want)
 		}
 	}

@@ -10,12 +10,14 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// byDo are the operations that plans run by their Do, on the host, with what to use instead on a device.
+// byDo are the operations that plans run by their Do, on the host, with what to use instead on a
+// device.
 var byDo = map[string]string{
 	"Dropout": "nn.Dropout", "dropoutDiffOp": "nn.Dropout",
 	"Aᵀ": "nn.OuterProd", "T[0:5:2...]": "nn.Slice", "T[0:5:2...]+=...": "nn.Slice",
 	"CTCLoss": "", "ctcLossDiff": "", "Sparsemax": "", "SparsemaxDiff": "", // rare
-	"0": "", "1": "", "2": "", // random numbers, uniform, normal and binomial: of the host's generators
+	// random numbers, uniform, normal and binomial: of the host's generators
+	"0": "", "1": "", "2": "",
 }
 
 // The plan of every row of the table, with gradients, runs nothing else by its Do.

@@ -9,23 +9,31 @@ import (
 )
 
 func productRows() []row {
-	dot := func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }).reduce(plus) }
+	dot := func(x, y array) array {
+		return zip(x, y, func(a, b float64) float64 { return a * b }).reduce(plus)
+	}
 	outer := func(x, y array) array {
-		return generate([]int{x.shape[0], y.shape[0]}, func(i []int) float64 { return x.at(i[0]) * y.at(i[1]) })
+		return generate([]int{x.shape[0], y.shape[0]}, func(i []int) float64 {
+			return x.at(i[0]) * y.at(i[1])
+		})
 	}
 	var outers []row
 	for _, r := range [][2]int{{3, 4}, {1, 4}, {3, 1}, {1, 1}, {5, 5}} {
 		call := fmt.Sprintf("OuterProd(x, y), (%d) and (%d)", r[0], r[1])
-		outers = append(outers, of2(call, []int{r[0]}, []int{r[1]}, gorgonia.OuterProd, outer).instead("`nn.OuterProd`"))
+		outers = append(outers, of2(call, []int{r[0]}, []int{r[1]}, gorgonia.OuterProd, outer).
+			instead("`nn.OuterProd`"))
 	}
 	return slices.Concat([]row{
 		of2("Mul(x, y), (3, 4) by (4, 5)", []int{3, 4}, []int{4, 5}, gorgonia.Mul, matmul),
 		of2("Mul(x, y), (1, 4) by (4, 1)", []int{1, 4}, []int{4, 1}, gorgonia.Mul, matmul),
 		of2("Mul(x, y), (3, 4) by (4, 1)", []int{3, 4}, []int{4, 1}, gorgonia.Mul, matmul),
-		of2("Mul(x, y), (3, 4) by (4)", []int{3, 4}, []int{4}, gorgonia.Mul, func(x, y array) array { return matmul(x, y.reshape(4, 1)).reshape(3) }),
-		of2("Mul(x, y), (3) by (3, 4)", []int{3}, []int{3, 4}, gorgonia.Mul, func(x, y array) array { return matmul(x.reshape(1, 3), y).reshape(4) }),
+		of2("Mul(x, y), (3, 4) by (4)", []int{3, 4}, []int{4}, gorgonia.Mul,
+			func(x, y array) array { return matmul(x, y.reshape(4, 1)).reshape(3) }),
+		of2("Mul(x, y), (3) by (3, 4)", []int{3}, []int{3, 4}, gorgonia.Mul,
+			func(x, y array) array { return matmul(x.reshape(1, 3), y).reshape(4) }),
 		of2("Mul(x, y), (4) by (4)", []int{4}, []int{4}, gorgonia.Mul, dot),
-		of2("Mul(Transpose(x), y)", []int{4, 3}, []int{4, 5}, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+		of2("Mul(Transpose(x), y)", []int{4, 3}, []int{4, 5}, func(a, b *gorgonia.Node) (
+			*gorgonia.Node, error) {
 			return gorgonia.Mul(must(gorgonia.Transpose(a)), b)
 		}, func(x, y array) array { return matmul(x.transpose(1, 0), y) }),
 	}, outers, batchedRows(), tensordotRows())
@@ -45,7 +53,8 @@ func batchedRows() []row {
 		{"BatchedMatMul(x, y, true, true)", []int{2, 4, 3}, []int{2, 5, 4}, true, true},
 		{"BatchedMatMul(x, y), a batch of 1", []int{1, 3, 4}, []int{1, 4, 5}, false, false},
 	} {
-		rows = append(rows, of2(r.call, r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node, error) {
+		rows = append(rows, of2(r.call, r.a, r.b, func(a, b *gorgonia.Node) (*gorgonia.Node,
+			error) {
 			return gorgonia.BatchedMatMul(a, b, r.transA, r.transB)
 		}, func(x, y array) array { return matmul(x.swapped(r.transA), y.swapped(r.transB)) }))
 	}
@@ -68,25 +77,36 @@ func (a array) swapped(swap bool) array {
 
 func tensordotRows() []row {
 	at := func(a, b []int) node2 {
-		return func(x, y *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Tensordot(a, b, x, y) }
+		return func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+			return gorgonia.Tensordot(a, b, x, y)
+		}
 	}
 	return []row{
-		of2("Tensordot([1], [0], x, y), (3, 4) and (4, 5)", []int{3, 4}, []int{4, 5}, at([]int{1}, []int{0}), matmul),
-		of2("Tensordot([1], [1], x, y), (3, 4) and (5, 4)", []int{3, 4}, []int{5, 4}, at([]int{1}, []int{1}),
+		of2("Tensordot([1], [0], x, y), (3, 4) and (4, 5)", []int{3, 4}, []int{4, 5},
+			at([]int{1}, []int{0}), matmul),
+		of2("Tensordot([1], [1], x, y), (3, 4) and (5, 4)", []int{3, 4}, []int{5, 4},
+			at([]int{1}, []int{1}),
 			func(x, y array) array { return matmul(x, y.transpose(1, 0)) }),
-		of2("Tensordot([2], [0], x, y), (2, 3, 4) and (4, 5)", []int{2, 3, 4}, []int{4, 5}, at([]int{2}, []int{0}),
+		of2("Tensordot([2], [0], x, y), (2, 3, 4) and (4, 5)", []int{2, 3, 4}, []int{4, 5},
+			at([]int{2}, []int{0}),
 			func(x, y array) array { return matmul(x.reshape(6, 4), y).reshape(2, 3, 5) }),
-		of2("Tensordot([1 2], [0 1], x, y), (2, 3, 4) and (3, 4, 5)", []int{2, 3, 4}, []int{3, 4, 5}, at([]int{1, 2}, []int{0, 1}),
+		of2("Tensordot([1 2], [0 1], x, y), (2, 3, 4) and (3, 4, 5)", []int{2, 3, 4},
+			[]int{3, 4, 5}, at([]int{1, 2}, []int{0, 1}),
 			func(x, y array) array { return matmul(x.reshape(2, 12), y.reshape(12, 5)) }),
-		of2("Tensordot([0 1], [0 1], x, y), (3, 4) and (3, 4)", []int{3, 4}, []int{3, 4}, at([]int{0, 1}, []int{0, 1}),
-			func(x, y array) array { return matmul(x.reshape(1, 12), y.reshape(12, 1)).reshape() }).instead("`Sum` of `HadamardProd`"),
+		of2("Tensordot([0 1], [0 1], x, y), (3, 4) and (3, 4)", []int{3, 4}, []int{3, 4},
+			at([]int{0, 1}, []int{0, 1}),
+			func(x, y array) array { return matmul(x.reshape(1, 12), y.reshape(12, 1)).reshape() }).
+			instead("`Sum` of `HadamardProd`"),
 		of2("Tensordot([0], [0], x, y), (4) and (4)", []int{4}, []int{4}, at([]int{0}, []int{0}),
-			func(x, y array) array { return matmul(x.reshape(1, 4), y.reshape(4, 1)).reshape() }).instead("`Mul`"),
+			func(x, y array) array { return matmul(x.reshape(1, 4), y.reshape(4, 1)).reshape() }).
+			instead("`Mul`"),
 	}
 }
 
 // logSumExp is log(sum(exp(x))) along an axis.
-func logSumExp(x array, axis int) array { return x.apply(math.Exp).reduce(plus, axis).apply(math.Log) }
+func logSumExp(x array, axis int) array {
+	return x.apply(math.Exp).reduce(plus, axis).apply(math.Log)
+}
 
 func reductionRows() []row {
 	axial := func(f func(*gorgonia.Node, ...int) (*gorgonia.Node, error), axes ...int) node1 {
@@ -94,22 +114,33 @@ func reductionRows() []row {
 	}
 	mean := func(x array, axes ...int) array {
 		y := x.reduce(plus, axes...)
-		return y.apply(func(s float64) float64 { return s * float64(len(y.data)) / float64(len(x.data)) })
+		return y.apply(func(s float64) float64 {
+			return s * float64(len(y.data)) / float64(len(x.data))
+		})
 	}
 	var rows []row
 	for _, r := range []struct {
 		shape []int
 		axes  []int
 	}{
-		{[]int{3, 4}, nil}, {[]int{4}, nil}, {[]int{3, 4}, []int{0}}, {[]int{3, 4}, []int{1}}, {[]int{4}, []int{0}}, {[]int{1}, []int{0}},
-		{[]int{3, 1}, []int{0}}, {[]int{3, 1}, []int{1}}, {[]int{1, 4}, []int{0}}, {[]int{1, 4}, []int{1}}, {[]int{1, 1}, []int{0}},
-		{[]int{2, 3, 4}, nil}, {[]int{2, 3, 4}, []int{0}}, {[]int{2, 3, 4}, []int{1}}, {[]int{2, 3, 4}, []int{2}},
-		{[]int{2, 3, 4}, []int{0, 1}}, {[]int{2, 3, 4}, []int{0, 2}}, {[]int{2, 3, 4}, []int{1, 2}}, {[]int{2, 3, 1}, []int{1}},
-		{[]int{2, 3, 4, 5}, nil}, {[]int{2, 3, 4, 5}, []int{0}}, {[]int{2, 3, 4, 5}, []int{1}}, {[]int{2, 3, 4, 5}, []int{2}},
-		{[]int{2, 3, 4, 5}, []int{3}}, {[]int{2, 3, 4, 5}, []int{0, 1}}, {[]int{2, 3, 4, 5}, []int{0, 2}}, {[]int{2, 3, 4, 5}, []int{0, 3}},
-		{[]int{2, 3, 4, 5}, []int{1, 2}}, {[]int{2, 3, 4, 5}, []int{1, 3}}, {[]int{2, 3, 4, 5}, []int{2, 3}}, {[]int{2, 3, 4, 5}, []int{1, 2, 3}},
-		{[]int{2, 3, 4, 5}, []int{0, 2, 3}}, {[]int{2, 3, 1, 5}, []int{2}}, {[]int{2, 1, 4, 1}, []int{2}}, {[]int{1, 1, 4, 5}, []int{2}},
-		{[]int{2, 2, 3, 2, 2}, []int{2}}, {[]int{2, 2, 3, 2, 2}, []int{3}}, {[]int{2, 2, 3, 2, 2}, []int{0, 3}},
+		{[]int{3, 4}, nil}, {[]int{4}, nil}, {[]int{3, 4}, []int{0}}, {[]int{3, 4}, []int{1}},
+		{[]int{4}, []int{0}}, {[]int{1}, []int{0}},
+		{[]int{3, 1}, []int{0}}, {[]int{3, 1}, []int{1}}, {[]int{1, 4}, []int{0}}, {[]int{1, 4},
+			[]int{1}}, {[]int{1, 1}, []int{0}},
+		{[]int{2, 3, 4}, nil}, {[]int{2, 3, 4}, []int{0}}, {[]int{2, 3, 4}, []int{1}},
+		{[]int{2, 3, 4}, []int{2}},
+		{[]int{2, 3, 4}, []int{0, 1}}, {[]int{2, 3, 4}, []int{0, 2}}, {[]int{2, 3, 4}, []int{1, 2}},
+		{[]int{2, 3, 1}, []int{1}},
+		{[]int{2, 3, 4, 5}, nil}, {[]int{2, 3, 4, 5}, []int{0}}, {[]int{2, 3, 4, 5}, []int{1}},
+		{[]int{2, 3, 4, 5}, []int{2}},
+		{[]int{2, 3, 4, 5}, []int{3}}, {[]int{2, 3, 4, 5}, []int{0, 1}}, {[]int{2, 3, 4, 5},
+			[]int{0, 2}}, {[]int{2, 3, 4, 5}, []int{0, 3}},
+		{[]int{2, 3, 4, 5}, []int{1, 2}}, {[]int{2, 3, 4, 5}, []int{1, 3}}, {[]int{2, 3, 4, 5},
+			[]int{2, 3}}, {[]int{2, 3, 4, 5}, []int{1, 2, 3}},
+		{[]int{2, 3, 4, 5}, []int{0, 2, 3}}, {[]int{2, 3, 1, 5}, []int{2}}, {[]int{2, 1, 4, 1},
+			[]int{2}}, {[]int{1, 1, 4, 5}, []int{2}},
+		{[]int{2, 2, 3, 2, 2}, []int{2}}, {[]int{2, 2, 3, 2, 2}, []int{3}}, {[]int{2, 2, 3, 2, 2},
+			[]int{0, 3}},
 	} {
 		along := "x"
 		for _, axis := range r.axes {
@@ -117,11 +148,18 @@ func reductionRows() []row {
 		}
 		says := "(" + along + "), " + shown(r.shape)
 		rows = append(rows,
-			of1("Sum"+says, r.shape, axial(gorgonia.Sum, r.axes...), func(x array) array { return x.reduce(plus, r.axes...) }),
-			of1("Mean"+says, r.shape, axial(gorgonia.Mean, r.axes...), func(x array) array { return mean(x, r.axes...) }),
-			of1("Max"+says, r.shape, axial(gorgonia.Max, r.axes...), func(x array) array { return x.reduce(math.Max, r.axes...) }))
+			of1("Sum"+says, r.shape, axial(gorgonia.Sum, r.axes...), func(x array) array {
+				return x.reduce(plus, r.axes...)
+			}),
+			of1("Mean"+says, r.shape, axial(gorgonia.Mean, r.axes...), func(x array) array {
+				return mean(x, r.axes...)
+			}),
+			of1("Max"+says, r.shape, axial(gorgonia.Max, r.axes...), func(x array) array {
+				return x.reduce(math.Max, r.axes...)
+			}))
 	}
-	slices.SortStableFunc(rows, func(a, b row) int { return int(a.call[1]) - int(b.call[1]) }) // M(a)x, M(e)an, S(u)m
+	// M(a)x, M(e)an, S(u)m
+	slices.SortStableFunc(rows, func(a, b row) int { return int(a.call[1]) - int(b.call[1]) })
 	return append(rows, normReductionRows()...)
 }
 
@@ -130,22 +168,27 @@ func normReductionRows() (rows []row) {
 		shape   []int
 		axis, p int
 	}{
-		{[]int{3, 4}, 1, 2}, {[]int{3, 4}, 1, 3}, {[]int{3, 4}, 0, 2}, {[]int{4}, 0, 2}, {[]int{1, 4}, 0, 2}, {[]int{2, 3, 4}, 2, 2},
+		{[]int{3, 4}, 1, 2}, {[]int{3, 4}, 1, 3}, {[]int{3, 4}, 0, 2}, {[]int{4}, 0, 2},
+		{[]int{1, 4}, 0, 2}, {[]int{2, 3, 4}, 2, 2},
 		{[]int{2, 3, 4, 5}, 2, 2}, {[]int{2, 3, 4, 5}, 3, 3},
 	} {
 		p := float64(r.p)
-		rows = append(rows, of1(fmt.Sprintf("Norm(x, %d, %d), %s", r.axis, r.p, shown(r.shape)), r.shape,
+		rows = append(rows, of1(fmt.Sprintf("Norm(x, %d, %d), %s", r.axis, r.p, shown(r.shape)),
+			r.shape,
 			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.Norm(x, r.axis, r.p) },
 			func(x array) array {
 				powers := x.apply(func(v float64) float64 { return math.Pow(v, p) })
-				return powers.reduce(plus, r.axis).apply(func(v float64) float64 { return math.Pow(v, 1/p) })
+				return powers.reduce(plus, r.axis).apply(func(v float64) float64 {
+					return math.Pow(v, 1/p)
+				})
 			}).with(positive))
 	}
 	for _, r := range []struct {
 		shape []int
 		axis  int
 	}{{[]int{3, 4}, 1}, {[]int{3, 4}, 0}, {[]int{4}, 0}, {[]int{4, 1}, 1}, {[]int{2, 3, 4, 5}, 2}} {
-		rows = append(rows, of1(fmt.Sprintf("LogSumExp(x, %d), %s", r.axis, shown(r.shape)), r.shape,
+		rows = append(rows, of1(fmt.Sprintf("LogSumExp(x, %d), %s", r.axis, shown(r.shape)),
+			r.shape,
 			func(x *gorgonia.Node) (*gorgonia.Node, error) { return gorgonia.LogSumExp(x, r.axis) },
 			func(x array) array { return logSumExp(x, r.axis) }).instead("`Log` of `Sum` of `Exp`"))
 	}
@@ -158,15 +201,20 @@ func foldRows() (rows []row) {
 		return func(a, b *gorgonia.Node) (*gorgonia.Node, error) { return f(gorgonia.Nodes{a, b}) }
 	}
 	for _, shape := range [][]int{{3, 4}, {5}, {1, 4}, {2, 3, 4, 2}, nil} {
-		rows = append(rows, of2("ReduceAdd([x y]), "+shown(shape), shape, shape, two(gorgonia.ReduceAdd),
+		rows = append(rows, of2("ReduceAdd([x y]), "+shown(shape), shape, shape,
+			two(gorgonia.ReduceAdd),
 			func(x, y array) array { return zip(x, y, plus) }))
 	}
-	for _, shapes := range [][2][]int{{nil, nil}, {{2, 3}, {3, 4}}, {{1, 3}, {3, 1}}, {{2, 2}, {2, 2}}, {{3, 1}, {1, 2}}} {
+	for _, shapes := range [][2][]int{{nil, nil}, {{2, 3}, {3, 4}}, {{1, 3}, {3, 1}},
+		{{2, 2}, {2, 2}}, {{3, 1}, {1, 2}}} {
 		loop := matmul
 		if shapes[0] == nil {
-			loop = func(x, y array) array { return zip(x, y, func(a, b float64) float64 { return a * b }) }
+			loop = func(x, y array) array {
+				return zip(x, y, func(a, b float64) float64 { return a * b })
+			}
 		}
-		rows = append(rows, of2("ReduceMul([x y]), "+shown(shapes[0])+" and "+shown(shapes[1]), shapes[0], shapes[1], two(gorgonia.ReduceMul), loop))
+		rows = append(rows, of2("ReduceMul([x y]), "+shown(shapes[0])+" and "+shown(shapes[1]),
+			shapes[0], shapes[1], two(gorgonia.ReduceMul), loop))
 	}
 	for _, r := range []struct {
 		shape []int

@@ -6,9 +6,10 @@
 //
 //   - library, tools and test are lines of the tracked Go, C, CUDA, assembly and Python files that
 //     are neither blank nor comments alone. Test are *_test.go files, emulators, and the packages
-//     that no command, example or benchmark imports, however far away: only tests and internal/tools
-//     use them. Tools are what develops and measures the module, and its examples: bench, examples,
-//     internal/tools and the generators of assembly. The library is the rest, with cmd/euryale.
+//     that no command, example or benchmark imports, however far away: only tests and
+//     internal/tools use them. Tools are what develops and measures the module, and its examples:
+//     bench, examples, internal/tools and the generators of assembly. The library is the rest, with
+//     cmd/euryale.
 //   - generated are the lines of such files that a program has written, and that are in none of
 //     them: their generator is.
 //   - ptx are the lines of the kernels' PTX.
@@ -44,7 +45,8 @@ var tools = []string{"bench/", "examples/", "internal/tools/", "kernels/internal
 
 // comments are the tokens that begin a comment, by the ending of a file.
 var comments = map[string]string{
-	".go": "//", ".c": "//", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//", ".s": "//", ".py": "#",
+	".go": "//", ".c": "//", ".h": "//", ".cpp": "//", ".cu": "//", ".cuh": "//", ".s": "//",
+	".py":  "#",
 	".ptx": "//",
 }
 
@@ -76,7 +78,9 @@ func run(w io.Writer, tests io.Reader) error {
 			continue
 		case isGenerated(f.text):
 			generated += n
-		case slices.ContainsFunc(tools, func(dir string) bool { return strings.HasPrefix(f.name, dir) }):
+		case slices.ContainsFunc(tools, func(dir string) bool {
+			return strings.HasPrefix(f.name, dir)
+		}):
 			tool += n
 		default:
 			library += n
@@ -93,7 +97,8 @@ func run(w io.Writer, tests io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "library=%d tools=%d test=%d generated=%d ptx=%d exported=%d scenarios=%d\n",
+	_, err = fmt.Fprintf(w, "library=%d tools=%d test=%d generated=%d ptx=%d exported=%d "+
+		"scenarios=%d\n",
 		library, tool, test, generated, ptx, exported, scenarios)
 	return err
 }
@@ -188,7 +193,8 @@ func isGenerated(text []byte) bool { return bytes.HasPrefix(text, []byte("// Cod
 
 // importable reports whether a user's program can import the package of a file.
 func importable(name string) bool {
-	return !strings.Contains("/"+name, "/internal/") && !strings.HasPrefix(name, "cmd/") && !strings.HasPrefix(name, "examples/")
+	return !strings.Contains("/"+name, "/internal/") && !strings.HasPrefix(name, "cmd/") &&
+		!strings.HasPrefix(name, "examples/")
 }
 
 // lines counts those that are neither blank nor a comment alone.

@@ -34,16 +34,16 @@
 // # What is checked
 //
 //   - hangs: the job ends within its EURYALE_TIMEOUT and a margin. The timeout is short only if
-//     nothing else can detect the failure (a rank was stopped, or never came). Otherwise it is longer
-//     than the job may take, so that failures must be detected without it.
+//     nothing else can detect the failure (a rank was stopped, or never came). Otherwise it is
+//     longer than the job may take, so that failures must be detected without it.
 //   - unnamed: the first rank that the error of each survivor blames is the one that failed. The
 //     launcher names the same rank and exits with its code.
 //   - wrong: results are correct, jobs without a failure succeed, and ranks end by their own error,
-//     not by a fault or a panic. A panic in a collective is printed. A job that resumes goes on with the
-//     bits of the checkpoint that was saved last. Of two jobs that save to one directory, one may end
-//     with the error of the lock. Files of the user's stay as they are.
+//     not by a fault or a panic. A panic in a collective is printed. A job that resumes goes on
+//     with the bits of the checkpoint that was saved last. Of two jobs that save to one directory,
+//     one may end with the error of the lock. Files of the user's stay as they are.
 //   - late: survivors say what they lost within a second of a death, or of the timeout where only
-//     that tells (two timeouts and a second if a machine is cut off during Init). To this is added what six wake-ups take on this machine at this time, since a soak
-//     may share it.
+//     that tells (two timeouts and a second if a machine is cut off during Init). To this is added
+//     what six wake-ups take on this machine at this time, since a soak may share it.
 //   - left: no process is left, and no file in the job's TMPDIR and EURYALE_SHM_DIR.
 package main

@@ -56,9 +56,10 @@ var often = map[mode][]string{
 	launched: {none, none, kill, stop, panics, panics, inside, exit, abort, leave, closed, absent,
 		killed},
 	goroutines: {none, none, panics, inside, abort, leave, closed, closed, locked, goexit},
-	machines:   {none, kill, kill, kill, stop, stop, panics, inside, exit, abort, leave, killed, cut},
-	far:        {none, kill, abort, exit, leave},
-	saves:      {none, inSave, inSave, inSave, inSave},
+	machines: {none, kill, kill, kill, stop, stop, panics, inside, exit, abort, leave, killed,
+		cut},
+	far:   {none, kill, abort, exit, leave},
+	saves: {none, inSave, inSave, inSave, inSave},
 }
 
 // injected reports whether EURYALE_FAULT makes the failure.
@@ -67,7 +68,9 @@ func (f failure) injected() bool {
 }
 
 // silent reports whether only the timeout can detect the failure.
-func (f failure) silent() bool { return slices.Contains([]string{stop, absent, killed, cut}, f.name) }
+func (f failure) silent() bool {
+	return slices.Contains([]string{stop, absent, killed, cut}, f.name)
+}
 
 // panics reports whether the rank panics.
 func (f failure) panics() bool { return f.name == panics || f.name == inside }
@@ -205,7 +208,8 @@ func (j job) timeout() time.Duration {
 // String describes the job in one line.
 func (j job) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "seed %d, job %d: %d ranks as %s, %v", j.seed, j.number, j.ranks, j.mode, j.failure)
+	fmt.Fprintf(&b, "seed %d, job %d: %d ranks as %s, %v", j.seed, j.number, j.ranks, j.mode,
+		j.failure)
 	if j.topology != "" {
 		fmt.Fprintf(&b, ", topology %s", j.topology)
 	}

@@ -114,7 +114,8 @@ func (j job) judgeLate(o outcome, ranks map[int]said) (found []anomaly) {
 		allowed := j.allowed(joined[victim] > 0 && joined[rank] > 0 && !meets) + wakes*o.stall
 		from := max(struck, joined[rank])
 		if took := time.Duration(s.at-from) * time.Microsecond; took > allowed {
-			text := fmt.Sprintf("rank %d says so after %v, %v allowed: %s", rank, took, allowed, s.text)
+			text := fmt.Sprintf("rank %d says so after %v, %v allowed: %s", rank, took, allowed,
+				s.text)
 			found = append(found, anomaly{late, text})
 		}
 	}

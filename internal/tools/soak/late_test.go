@@ -7,15 +7,17 @@ import (
 	"time"
 )
 
-// dead is a job of two ranks, of which rank 1 dies a second after the epoch, and what rank 0 has said of
-// it and when.
+// dead is a job of two ranks, of which rank 1 dies a second after the epoch, and what rank 0 has
+// said of it and when.
 func dead(failure string, at time.Duration, stall time.Duration) (job, outcome) {
 	j := quiet(processes, failure)
 	lines := []string{
-		"soak: joined rank=0 at=1000\n" + fmt.Sprintf(`soak: rank=0 error at=%d "rank 1 is down"`, at.Microseconds()),
+		"soak: joined rank=0 at=1000\n" + fmt.Sprintf(`soak: rank=0 error at=%d "rank 1 is down"`,
+			at.Microseconds()),
 		"soak: joined rank=1 at=2000\n",
 	}
-	o := outcome{ends: ended(1, 137, lines[0], lines[1]), struck: time.Second.Microseconds(), stall: stall}
+	o := outcome{ends: ended(1, 137, lines[0], lines[1]), struck: time.Second.Microseconds(),
+		stall: stall}
 	return j, o
 }
 
@@ -36,7 +38,8 @@ func TestLateVerdictsAreFound(t *testing.T) {
 	} {
 		j, o := dead(test.failure, test.at, test.stall)
 		found := j.judge(o)
-		if is := len(found) == 1 && found[0].kind == late; is != test.want || !is && len(found) > 0 {
+		if is := len(found) == 1 && found[0].kind == late; is != test.want || !is &&
+			len(found) > 0 {
 			t.Errorf("%+v: found %v", test, found)
 		}
 	}
@@ -65,7 +68,8 @@ func TestACutMayTakeTwoTimeoutsBeforeAllHaveMet(t *testing.T) {
 func TestLateLauncherIsFound(t *testing.T) {
 	j := quiet(launched, kill)
 	said := func(at int) outcome {
-		text := fmt.Sprintf("soak: joined rank=1 at=1\nsoak: launcher rank=1 code=137 at=%d \"x\"\n", at)
+		text := fmt.Sprintf(
+			"soak: joined rank=1 at=1\nsoak: launcher rank=1 code=137 at=%d \"x\"\n", at)
 		return outcome{ends: []ending{{-1, 137, text}}, struck: 1000}
 	}
 	if found := j.judge(said(2_900_000)); len(found) > 0 {
@@ -78,7 +82,8 @@ func TestLateLauncherIsFound(t *testing.T) {
 
 func TestPulseIsTheLatestBeatOfATime(t *testing.T) {
 	began := time.Now()
-	p := &pulse{skips: []skip{{began.Add(-time.Second), time.Hour}, {began.Add(time.Second), 2}, {began.Add(2 * time.Second), 1}}}
+	p := &pulse{skips: []skip{{began.Add(-time.Second), time.Hour}, {began.Add(time.Second), 2},
+		{began.Add(2 * time.Second), 1}}}
 	if got := p.worst(began); got != 2 {
 		t.Errorf("it is %v", got)
 	}
@@ -121,10 +126,13 @@ func TestRanksOfBothSidesOfACutBlameTheOther(t *testing.T) {
 }
 
 func TestSavesAreJudgedByWhatIsResumed(t *testing.T) {
-	const saved = "soak: saves rank=0 part=%[1]d step=%[2]d\nsoak: saved rank=0 part=%[1]d step=%[2]d at=%[3]d\n"
-	const begun, resumed = "soak: saves rank=0 part=%d step=%d\n", "soak: resumes rank=%d part=%d step=%d\n"
+	const saved = "soak: saves rank=0 part=%[1]d step=%[2]d\nsoak: saved rank=0 part=%[1]d " +
+		"step=%[2]d at=%[3]d\n"
+	const begun, resumed = "soak: saves rank=0 part=%d step=%d\n",
+		"soak: resumes rank=%d part=%d step=%d\n"
 	const done0, done1 = `soak: rank=0 done ""`, `soak: rank=1 done ""`
-	const locked0, locked1 = `soak: rank=0 locked "job x saves there"`, `soak: rank=1 locked "job x saves there"`
+	const locked0, locked1 = `soak: rank=0 locked "job x saves there"`,
+		`soak: rank=1 locked "job x saves there"`
 	j := quiet(saves, inSave)
 	j.delays = make([]time.Duration, 2)
 	parts := func(first, second, third string) outcome {
@@ -142,13 +150,18 @@ func TestSavesAreJudgedByWhatIsResumed(t *testing.T) {
 	}{
 		{"the last one", parts(two, "", fmt.Sprintf(resumed, 0, 0, 2)), ""},
 		{"an older one", parts(two, "", fmt.Sprintf(resumed, 0, 0, 1)), wrong},
-		{"one rank an older one", parts(two, "", fmt.Sprintf(resumed+resumed, 0, 0, 2, 1, 0, 1)), wrong},
+		{"one rank an older one", parts(two, "", fmt.Sprintf(resumed+resumed, 0, 0, 2, 1, 0, 1)),
+			wrong},
 		{"none", parts(two, "", "soak: resumes rank=0 nothing\n"), wrong},
 		{"none, as there is none", parts("", "", "soak: resumes rank=0 nothing\n"), ""},
-		{"one that was interrupted", parts(two+fmt.Sprintf(begun, 0, 3), "", fmt.Sprintf(resumed, 0, 0, 3)), ""},
-		{"the one before it", parts(two+fmt.Sprintf(begun, 0, 3), "", fmt.Sprintf(resumed, 0, 0, 2)), ""},
-		{"the last of two jobs", parts(two, fmt.Sprintf(saved, 1, 1, 30), fmt.Sprintf(resumed, 0, 1, 1)), ""},
-		{"the first of two jobs", parts(two, fmt.Sprintf(saved, 1, 1, 30), fmt.Sprintf(resumed, 0, 0, 2)), wrong},
+		{"one that was interrupted", parts(two+fmt.Sprintf(begun, 0, 3), "",
+			fmt.Sprintf(resumed, 0, 0, 3)), ""},
+		{"the one before it", parts(two+fmt.Sprintf(begun, 0, 3), "",
+			fmt.Sprintf(resumed, 0, 0, 2)), ""},
+		{"the last of two jobs", parts(two, fmt.Sprintf(saved, 1, 1, 30),
+			fmt.Sprintf(resumed, 0, 1, 1)), ""},
+		{"the first of two jobs", parts(two, fmt.Sprintf(saved, 1, 1, 30),
+			fmt.Sprintf(resumed, 0, 0, 2)), wrong},
 	} {
 		found := j.judge(test.out)
 		if len(found) > 0 != (test.want != "") || len(found) > 0 && found[0].kind != test.want {

@@ -35,7 +35,8 @@ func main() {
 	flag.Float64Var(&c.minutes, "minutes", 5, "how long to start jobs")
 	flag.Uint64Var(&c.seed, "seed", 1, "what the jobs follow from")
 	flag.IntVar(&c.job, "job", -1, "run only this job of the seed, and print its output")
-	flag.IntVar(&c.jobs, "jobs", 0, "how many jobs to run at most; 0 for as many as there is time for")
+	flag.IntVar(&c.jobs, "jobs", 0, "how many jobs to run at most; 0 for as many as there is "+
+		"time for")
 	flag.IntVar(&c.parallel, "parallel", runtime.NumCPU(), "how many jobs to run at a time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -94,7 +94,8 @@ func (j job) say(rank int, err error) int {
 
 // asGoroutines is the process of all ranks.
 func (j job) asGoroutines() int {
-	err := euryale.Run(context.Background(), j.ranks, func(comm backend.Communicator, build sync.Locker) error {
+	err := euryale.Run(context.Background(), j.ranks, func(comm backend.Communicator,
+		build sync.Locker) error {
 		err := j.run(comm, build)
 		report(comm.Rank(), err)
 		if errors.Is(err, errLeft) {
@@ -114,12 +115,14 @@ func (j job) launch() int {
 	program, err := os.Executable()
 	if err == nil {
 		env := append(os.Environ(), envRole+"="+roleRank)
-		err = launch.Run(context.Background(), launch.Job{Program: program, Ranks: j.ranks, Env: env, Stdout: os.Stdout, Stderr: os.Stderr})
+		err = launch.Run(context.Background(), launch.Job{Program: program, Ranks: j.ranks,
+			Env: env, Stdout: os.Stdout, Stderr: os.Stderr})
 	}
 	var failed *launch.Failed
 	switch {
 	case errors.As(err, &failed):
-		fmt.Printf("soak: launcher rank=%d code=%d at=%d %q\n", failed.Rank, failed.ExitCode(), time.Now().UnixMicro(), err.Error())
+		fmt.Printf("soak: launcher rank=%d code=%d at=%d %q\n", failed.Rank, failed.ExitCode(),
+			time.Now().UnixMicro(), err.Error())
 		return failed.ExitCode()
 	case err != nil:
 		fmt.Printf("soak: run error %q\n", err.Error())
@@ -141,7 +144,8 @@ func report(rank int, err error) {
 		word = wordLeft
 	case isLocked(err):
 		word, text = wordLocked, err.Error()
-	case errors.As(err, &wrong), errors.As(err, &differs), errors.Is(err, backend.ErrMismatch) && errors.As(err, &lost):
+	case errors.As(err, &wrong), errors.As(err, &differs), errors.Is(err, backend.ErrMismatch) &&
+		errors.As(err, &lost):
 		word, text = wordWrong, err.Error()
 	default:
 		text = err.Error()

@@ -52,7 +52,8 @@ func isLocked(err error) bool { return err != nil && lockSays.MatchString(err.Er
 func (m *member) save() error {
 	t := &training{comm: m.layers[0], who: 100 * m.job.part, g: gorgonia.NewGraph()}
 	for k, n := range []int{3, 500} {
-		t.data, t.params = append(t.data, t.vector("x", k, n)), append(t.params, t.vector("w", k, n))
+		t.data, t.params = append(t.data, t.vector("x", k, n)),
+			append(t.params, t.vector("w", k, n))
 	}
 	d, err := autograd.New(t.comm, t.params, autograd.WithSum())
 	if err != nil {
@@ -108,7 +109,8 @@ func (m *member) saveOne(d *autograd.DataParallel, dir string, solver gorgonia.S
 	if err := d.Save(dir, solver, at); err != nil {
 		return err
 	}
-	fmt.Printf("soak: saved rank=%d part=%d step=%d at=%d\n", m.rank, at.Part, at.Step, time.Now().UnixMicro())
+	fmt.Printf("soak: saved rank=%d part=%d step=%d at=%d\n", m.rank, at.Part, at.Step,
+		time.Now().UnixMicro())
 	return nil
 }
 
@@ -127,7 +129,8 @@ func (t *training) follows(steps int) error {
 				w += v
 			}
 			if got != w {
-				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps of part %d, want %v",
+				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps "+
+					"of part %d, want %v",
 					i, k, got, steps, t.who/100, w)}
 			}
 		}

@@ -70,7 +70,9 @@ func TestHangIsFoundAndEnded(t *testing.T) {
 	for _, m := range []mode{processes, launched, goroutines} {
 		t.Run(string(m), func(t *testing.T) {
 			t.Parallel()
-			j := find(t, func(j job) bool { return j.mode == m && j.failure.name == leave && j.ranks < 4 })
+			j := find(t, func(j job) bool {
+				return j.mode == m && j.failure.name == leave && j.ranks < 4
+			})
 			j.failure.name, j.limit = stuck, 3*time.Second
 			o := execute(t, j)
 			found := j.judge(o)
@@ -90,7 +92,9 @@ func TestHangIsFoundAndEnded(t *testing.T) {
 
 func TestStrangersVisitThePortOfAJob(t *testing.T) {
 	// A rank that never comes keeps the port open until the time has passed.
-	j := find(t, func(j job) bool { return j.strangers == 3 && j.mode == processes && j.failure.name == absent })
+	j := find(t, func(j job) bool {
+		return j.strangers == 3 && j.mode == processes && j.failure.name == absent
+	})
 	if o := execute(t, j); o.visits < 1 {
 		t.Errorf("nobody came to %v", j)
 	}
@@ -101,7 +105,8 @@ func TestLeftoversAreFound(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.shm, "window"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.MkdirAll(filepath.Join(r.tmp, fmt.Sprintf("euryale-%d", os.Getuid()), "KEY.lock"), 0o700); err != nil {
+	if err := os.MkdirAll(filepath.Join(r.tmp, fmt.Sprintf("euryale-%d", os.Getuid()), "KEY.lock"),
+		0o700); err != nil {
 		t.Fatal(err)
 	}
 	sleep := exec.Command("sleep", "100")
@@ -115,7 +120,8 @@ func TestLeftoversAreFound(t *testing.T) {
 	}
 	r.signalAll(syscall.SIGKILL)
 	sleep.Wait()
-	for _, want := range []string{fmt.Sprintf("process %d", sleep.Process.Pid), "file window", "KEY.lock"} {
+	for _, want := range []string{fmt.Sprintf("process %d", sleep.Process.Pid), "file window",
+		"KEY.lock"} {
 		if !strings.Contains(found, want) {
 			t.Errorf("%q is not in %q", want, found)
 		}
@@ -144,7 +150,8 @@ func TestJobFollowsFromSeedAndNumber(t *testing.T) {
 			}
 		}
 	}
-	if reflect.DeepEqual(newJob(7, 1), newJob(7, 2)) || reflect.DeepEqual(newJob(7, 1), newJob(8, 1)) {
+	if reflect.DeepEqual(newJob(7, 1), newJob(7, 2)) ||
+		reflect.DeepEqual(newJob(7, 1), newJob(8, 1)) {
 		t.Error("different jobs are the same")
 	}
 }
@@ -176,33 +183,69 @@ func TestAnomaliesAreFound(t *testing.T) {
 	}{
 		{"all is well", quiet(processes, none), outcome{ends: ended(0, 0, done0, done1)}, ""},
 		{"all is named", quiet(processes, kill), outcome{ends: ended(1, 137, names1, "")}, ""},
-		{"a rank is down", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "rank 1 is down: killed"`, "")}, ""},
-		{"a wrong rank", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 2: rank 1 is down"`, "")}, unnamed},
-		{"no rank", quiet(processes, kill), outcome{ends: ended(1, 137, `soak: rank=0 error "timeout"`, "")}, unnamed},
-		{"a rank among several", quiet(processes, stop), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 1 for 3s"`, "")}, ""},
-		{"others", quiet(processes, stop), outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 11 for 3s"`, "")}, unnamed},
-		{"a hang", quiet(processes, kill), outcome{hung: true, ends: ended(137, 137, "", "")}, hang},
-		{"a file", quiet(processes, none), outcome{stays: []string{"file x"}, ends: ended(0, 0, done0, done1)}, left},
-		{"a survivor ends well", quiet(processes, kill), outcome{ends: ended(0, 137, done0, "")}, wrong},
-		{"a failure that did not happen", quiet(processes, kill), outcome{ends: ended(1, 0, names1, done1)}, wrong},
-		{"a survivor is silent", quiet(processes, kill), outcome{ends: ended(1, 137, "", "")}, wrong},
-		{"a wrong result", quiet(processes, none), outcome{ends: ended(1, 0, `soak: rank=0 wrong "element 1"`, done1)}, wrong},
-		{"memory of the rank that closes", quiet(processes, closed), outcome{ends: ended(1, 1, names1, `soak: rank=1 wrong "element 0 of shared memory is 0, want 3"`)}, ""},
-		{"memory of another rank", quiet(processes, closed), outcome{ends: ended(1, 1, `soak: rank=0 wrong "element 0 of shared memory is 0, want 3"`, "")}, wrong},
-		{"an error without a failure", quiet(processes, none), outcome{ends: ended(1, 0, names1, done1)}, wrong},
-		{"a fault of memory", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "unexpected fault address 0x7f")}, wrong},
-		{"a panic", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "panic: oh")}, wrong},
-		{"a panic in a collective", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "panic: oh")}, ""},
-		{"a panic that is not printed", quiet(processes, inside), outcome{ends: ended(1, 2, names1, "")}, wrong},
-		{"a survivor dies", quiet(processes, kill), outcome{ends: ended(139, 137, names1, "")}, wrong},
-		{"an exit code without a failure", quiet(processes, none), outcome{ends: ended(0, 1, done0, done1)}, wrong},
-		{"the launcher is right", quiet(launched, kill), outcome{ends: together(137, names1, `soak: launcher rank=1 code=137 "x"`)}, ""},
-		{"the launcher is wrong", quiet(launched, kill), outcome{ends: together(1, names1, `soak: launcher rank=0 code=1 "x"`)}, unnamed},
-		{"the launcher's code is wrong", quiet(launched, exit), outcome{ends: together(1, names1, `soak: launcher rank=1 code=1 "x"`)}, unnamed},
-		{"the launcher says nothing", quiet(launched, kill), outcome{ends: together(0, names1)}, unnamed},
-		{"Run says nothing", quiet(goroutines, leave), outcome{ends: together(0, names1, `soak: rank=1 left ""`)}, unnamed},
-		{"Run is right", quiet(goroutines, leave), outcome{ends: together(1, names1, `soak: rank=1 left ""`, `soak: run error "rank 0: because of rank 1: closed"`)}, ""},
-		{"Run is wrong", quiet(goroutines, leave), outcome{ends: together(1, names1, `soak: rank=1 left ""`, `soak: run error "rank 0: because of rank 3: closed"`)}, unnamed},
+		{"a rank is down", quiet(processes, kill),
+			outcome{ends: ended(1, 137, `soak: rank=0 error "rank 1 is down: killed"`, "")}, ""},
+		{"a wrong rank", quiet(processes, kill),
+			outcome{ends: ended(1, 137, `soak: rank=0 error "because of rank 2: rank 1 is down"`,
+				"")}, unnamed},
+		{"no rank", quiet(processes, kill),
+			outcome{ends: ended(1, 137, `soak: rank=0 error "timeout"`, "")}, unnamed},
+		{"a rank among several", quiet(processes, stop),
+			outcome{ends: ended(1, 137,
+				`soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 1 for 3s"`,
+				"")}, ""},
+		{"others", quiet(processes, stop),
+			outcome{ends: ended(1, 137,
+				`soak: rank=0 error "because of rank 0: timeout: no sign of ranks 0, 11 for 3s"`,
+				"")}, unnamed},
+		{"a hang", quiet(processes, kill), outcome{hung: true, ends: ended(137, 137, "", "")},
+			hang},
+		{"a file", quiet(processes, none), outcome{stays: []string{"file x"},
+			ends: ended(0, 0, done0, done1)}, left},
+		{"a survivor ends well", quiet(processes, kill), outcome{ends: ended(0, 137, done0, "")},
+			wrong},
+		{"a failure that did not happen", quiet(processes, kill),
+			outcome{ends: ended(1, 0, names1, done1)}, wrong},
+		{"a survivor is silent", quiet(processes, kill), outcome{ends: ended(1, 137, "", "")},
+			wrong},
+		{"a wrong result", quiet(processes, none),
+			outcome{ends: ended(1, 0, `soak: rank=0 wrong "element 1"`, done1)}, wrong},
+		{"memory of the rank that closes", quiet(processes, closed),
+			outcome{ends: ended(1, 1, names1,
+				`soak: rank=1 wrong "element 0 of shared memory is 0, want 3"`)}, ""},
+		{"memory of another rank", quiet(processes, closed),
+			outcome{ends: ended(
+				1, 1, `soak: rank=0 wrong "element 0 of shared memory is 0, want 3"`, "")}, wrong},
+		{"an error without a failure", quiet(processes, none),
+			outcome{ends: ended(1, 0, names1, done1)}, wrong},
+		{"a fault of memory", quiet(processes, closed),
+			outcome{ends: ended(1, 2, names1, "unexpected fault address 0x7f")}, wrong},
+		{"a panic", quiet(processes, closed), outcome{ends: ended(1, 2, names1, "panic: oh")},
+			wrong},
+		{"a panic in a collective", quiet(processes, inside),
+			outcome{ends: ended(1, 2, names1, "panic: oh")}, ""},
+		{"a panic that is not printed", quiet(processes, inside),
+			outcome{ends: ended(1, 2, names1, "")}, wrong},
+		{"a survivor dies", quiet(processes, kill), outcome{ends: ended(139, 137, names1, "")},
+			wrong},
+		{"an exit code without a failure", quiet(processes, none),
+			outcome{ends: ended(0, 1, done0, done1)}, wrong},
+		{"the launcher is right", quiet(launched, kill),
+			outcome{ends: together(137, names1, `soak: launcher rank=1 code=137 "x"`)}, ""},
+		{"the launcher is wrong", quiet(launched, kill),
+			outcome{ends: together(1, names1, `soak: launcher rank=0 code=1 "x"`)}, unnamed},
+		{"the launcher's code is wrong", quiet(launched, exit),
+			outcome{ends: together(1, names1, `soak: launcher rank=1 code=1 "x"`)}, unnamed},
+		{"the launcher says nothing", quiet(launched, kill), outcome{ends: together(0, names1)},
+			unnamed},
+		{"Run says nothing", quiet(goroutines, leave),
+			outcome{ends: together(0, names1, `soak: rank=1 left ""`)}, unnamed},
+		{"Run is right", quiet(goroutines, leave),
+			outcome{ends: together(1, names1, `soak: rank=1 left ""`,
+				`soak: run error "rank 0: because of rank 1: closed"`)}, ""},
+		{"Run is wrong", quiet(goroutines, leave),
+			outcome{ends: together(1, names1, `soak: rank=1 left ""`,
+				`soak: run error "rank 0: because of rank 3: closed"`)}, unnamed},
 	} {
 		found := test.job.judge(test.out)
 		kind := ""
@@ -219,7 +262,8 @@ func TestInterruptEndsEveryJob(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(300*time.Millisecond, cancel)
 	began := time.Now()
-	if _, err := soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2}, &bytes.Buffer{}); !errors.Is(err, context.Canceled) {
+	if _, err := soak(ctx, config{minutes: 10, seed: 2, job: -1, parallel: 2},
+		&bytes.Buffer{}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if took := time.Since(began); took > 20*time.Second {

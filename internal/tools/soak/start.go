@@ -168,7 +168,8 @@ func (r *running) environment() []string {
 	j := r.job
 	env := []string{
 		"PATH=" + os.Getenv("PATH"), "HOME=" + r.tmp, "TMPDIR=" + r.tmp, "EURYALE_SHM_DIR=" + r.shm,
-		envRun + "=" + r.id, fmt.Sprintf("%s=%d", envSeed, j.seed), fmt.Sprintf("%s=%d", envNumber, j.number), envFailure + "=" + j.failure.name,
+		envRun + "=" + r.id, fmt.Sprintf("%s=%d", envSeed, j.seed), fmt.Sprintf("%s=%d", envNumber,
+			j.number), envFailure + "=" + j.failure.name,
 	}
 	if j.topology != "" {
 		env = append(env, "EURYALE_TOPOLOGY="+j.topology)

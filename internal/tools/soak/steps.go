@@ -44,7 +44,8 @@ func newSteps(rng *rand.Rand, ranks int) []action {
 	steps := []action{{verb: meet}}
 	layers := 1
 	for range 5 + rng.IntN(40) {
-		s := action{verb: pick(rng, call, call, call, call, call, call, queued, queued, alloc, train, split), layer: rng.IntN(layers), seed: rng.Uint64()}
+		s := action{verb: pick(rng, call, call, call, call, call, call, queued, queued, alloc,
+			train, split), layer: rng.IntN(layers), seed: rng.Uint64()}
 		if s.verb == split {
 			s.colors = make([]int, ranks)
 			for r := range s.colors {
@@ -59,7 +60,8 @@ func newSteps(rng *rand.Rand, ranks int) []action {
 	}
 	s := action{verb: part, colors: make([]int, ranks)}
 	s.colors[0] = -1
-	return append(steps, s, action{verb: call, layer: layers, seed: rng.Uint64()}, action{verb: meet, layer: layers})
+	return append(steps, s, action{verb: call, layer: layers, seed: rng.Uint64()},
+		action{verb: meet, layer: layers})
 }
 
 // members returns which ranks are in a group of each layer.
@@ -92,7 +94,8 @@ func calls(steps []action, ranks, rank int) (n int) {
 
 // stays returns how many steps a rank takes part in: rank 0 may leave early.
 func stays(steps []action, rank int) int {
-	if i := slices.IndexFunc(steps, func(s action) bool { return s.verb == part }); i >= 0 && rank == 0 {
+	if i := slices.IndexFunc(steps, func(s action) bool { return s.verb == part }); i >= 0 &&
+		rank == 0 {
 		return i
 	}
 	return len(steps)
@@ -152,7 +155,8 @@ func (m *member) fail() error {
 	case leave:
 		return errLeft
 	case closed:
-		time.AfterFunc(m.job.failure.after/100, func() { m.layers[0].Close() }) // what it returns, the run returns again
+		// what it returns, the run returns again
+		time.AfterFunc(m.job.failure.after/100, func() { m.layers[0].Close() })
 	case locked:
 		m.build.Lock()
 		return errors.New("the rank gives up and holds the lock")
@@ -227,7 +231,8 @@ func random(comm backend.Communicator, s action) error {
 	if what.Kind.Rooted() {
 		what.Root = rng.IntN(P)
 	}
-	d := pick(rng, backend.F16, backend.BF16, backend.F32, backend.F64, backend.I32, backend.I64, backend.U8)
+	d := pick(rng, backend.F16, backend.BF16, backend.F32, backend.F64, backend.I32, backend.I64,
+		backend.U8)
 	count := pick(rng, 0, 1, P-1, P, P+1, 33, 1000, 10000)
 	if what.Splits = splits(rng, what.Kind, P); what.Splits != nil {
 		count = 0
@@ -285,7 +290,8 @@ func shared(comm backend.Communicator, seed uint64) error {
 	P := comm.Size()
 	for i, got := range backend.View[int32](x) {
 		if want := int32(P*i + P*(P-1)/2); got != want {
-			return &wrongError{fmt.Sprintf("element %d of shared memory is %d, want %d", i, got, want)}
+			return &wrongError{fmt.Sprintf("element %d of shared memory is %d, want %d", i, got,
+				want)}
 		}
 	}
 	return nil

@@ -35,14 +35,17 @@ func at(k, i, step, rank int) float32 { return float32((7*i+3*step+5*rank+k)%9 -
 // train trains a model, and checks the parameters' ends.
 func (m *member) train(comm backend.Communicator, seed uint64) error {
 	rng := rand.New(rand.NewPCG(seed, 2))
-	t := &training{comm: comm, steps: 1 + rng.IntN(4), hooks: rng.IntN(2) == 0, g: gorgonia.NewGraph()}
+	t := &training{comm: comm, steps: 1 + rng.IntN(4), hooks: rng.IntN(2) == 0,
+		g: gorgonia.NewGraph()}
 	m.build.Lock()
 	for k := range 1 + rng.IntN(4) {
 		n := pick(rng, 2, 33, 1000, 5000)
-		t.data, t.params = append(t.data, t.vector("x", k, n)), append(t.params, t.vector("w", k, n))
+		t.data, t.params = append(t.data, t.vector("x", k, n)),
+			append(t.params, t.vector("w", k, n))
 	}
 	m.build.Unlock()
-	d, err := autograd.New(comm, t.params, autograd.WithSum(), autograd.WithBuckets(1, pick(rng, 600, 1<<20)))
+	d, err := autograd.New(comm, t.params, autograd.WithSum(),
+		autograd.WithBuckets(1, pick(rng, 600, 1<<20)))
 	if err != nil {
 		return err
 	}
@@ -54,7 +57,8 @@ func (m *member) train(comm backend.Communicator, seed uint64) error {
 
 func (t *training) vector(name string, k, n int) *gorgonia.Node {
 	v := tensor.New(tensor.WithShape(n), tensor.Of(tensor.Float32))
-	return gorgonia.NewVector(t.g, tensor.Float32, gorgonia.WithName(fmt.Sprint(name, k)), gorgonia.WithShape(n), gorgonia.WithValue(v))
+	return gorgonia.NewVector(t.g, tensor.Float32, gorgonia.WithName(fmt.Sprint(name, k)),
+		gorgonia.WithShape(n), gorgonia.WithValue(v))
 }
 
 func values(n *gorgonia.Node) []float32 { return n.Value().(*tensor.Dense).Float32s() }
@@ -137,7 +141,8 @@ func (t *training) check() error {
 				}
 			}
 			if got != want {
-				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps, want %v", i, k, got, t.steps, want)}
+				return &wrongError{fmt.Sprintf("element %d of parameter %d is %v after %d steps, "+
+					"want %v", i, k, got, t.steps, want)}
 			}
 		}
 	}

@@ -66,9 +66,11 @@ type said struct {
 var (
 	rankSaid     = regexp.MustCompile(`(?m)soak: rank=(\d+) (\w+)(?: at=(\d+))? (".*")$`)
 	runSaid      = regexp.MustCompile(`(?m)soak: run error (".*")$`)
-	launcherSaid = regexp.MustCompile(`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
+	launcherSaid = regexp.MustCompile(
+		`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
 	// blames matches how errors blame a rank: the one that caused the others comes first.
-	blames = regexp.MustCompile(`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
+	blames = regexp.MustCompile(
+		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
 )
 
 // zeroed is a wrong result that is zero.
@@ -86,12 +88,14 @@ func blamed(text string) int {
 }
 
 // absentees is how errors list the ranks that did not come in time.
-var absentees = regexp.MustCompile(`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not take part`)
+var absentees = regexp.MustCompile(
+	`no sign of ranks? ([\d, ]*\d)|\branks ([\d, ]*\d) did not take part`)
 
 // missed reports whether an error lists a rank among those that did not come in time.
 func missed(text string, rank int) bool {
 	found := absentees.FindStringSubmatch(text)
-	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "), strconv.Itoa(rank))
+	return found != nil && slices.Contains(strings.Split(found[1]+found[2], ", "),
+		strconv.Itoa(rank))
 }
 
 // unquote is the inverse of %q, for what this program has printed itself.
@@ -133,7 +137,8 @@ func (j job) judge(o outcome) (found []anomaly) {
 func (j job) judgeRank(rank int, ranks map[int]said) []anomaly {
 	s, spoke := ranks[rank]
 	switch {
-	case s.word == wordWrong && j.failure.name == closed && rank == j.failure.rank && zeroed.MatchString(s.text):
+	case s.word == wordWrong && j.failure.name == closed && rank == j.failure.rank &&
+		zeroed.MatchString(s.text):
 		return nil // Close replaces memory from Alloc by zeros, also while it is read
 	case s.word == wordWrong:
 		return []anomaly{{wrong, fmt.Sprintf("rank %d: %s", rank, s.text)}}
@@ -202,7 +207,8 @@ func (j job) judgeVictim(s said) []anomaly {
 			return nil
 		}
 	}
-	return []anomaly{{wrong, fmt.Sprintf("rank %d, to which the failure should have happened, ended with %q: %s", j.failure.rank, s.word, s.text)}}
+	return []anomaly{{wrong, fmt.Sprintf("rank %d, to which the failure should have happened, "+
+		"ended with %q: %s", j.failure.rank, s.word, s.text)}}
 }
 
 // certain reports whether the failure happens before the job can end.
@@ -232,7 +238,8 @@ func (j job) mayBeSilent() bool {
 
 // codes are the exit codes of a launcher. A rank that is stopped, or ends well too
 // early, has none of its own that says so.
-var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1, closed: 1, stop: 1, leave: 1, absent: 1}
+var codes = map[string]int{kill: 137, killed: 137, panics: 2, exit: 3, abort: 1, closed: 1, stop: 1,
+	leave: 1, absent: 1}
 
 // judgeLauncher judges the report of the launcher, or of euryale.Run.
 func (j job) judgeLauncher(output string) []anomaly {
@@ -241,13 +248,15 @@ func (j job) judgeLauncher(output string) []anomaly {
 			return []anomaly{{unnamed, "the launcher: " + unquote(line[4])}}
 		}
 		if code, ok := codes[j.failure.name]; ok && line[2] != strconv.Itoa(code) {
-			return []anomaly{{unnamed, fmt.Sprintf("the launcher ends with %s, not %d: %s", line[2], code, unquote(line[4]))}}
+			return []anomaly{{unnamed, fmt.Sprintf("the launcher ends with %s, not %d: %s", line[2],
+				code, unquote(line[4]))}}
 		}
 		return nil
 	}
 	if line := runSaid.FindStringSubmatch(output); line != nil {
 		text := unquote(line[1])
-		if rank := blamed(text); rank != j.failure.rank && !(rank < 0 && strings.Contains(text, fmt.Sprintf("rank %d", j.failure.rank))) {
+		if rank := blamed(text); rank != j.failure.rank &&
+			!(rank < 0 && strings.Contains(text, fmt.Sprintf("rank %d", j.failure.rank))) {
 			return []anomaly{{unnamed, "the error of all: " + text}}
 		}
 		return nil
@@ -260,7 +269,8 @@ func (j job) judgeLauncher(output string) []anomaly {
 
 // judgeEnds judges how processes ended.
 func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
-	if strings.Contains(output, "unexpected fault address") || strings.Contains(output, "fatal error:") || strings.Contains(output, "DATA RACE") {
+	if strings.Contains(output, "unexpected fault address") ||
+		strings.Contains(output, "fatal error:") || strings.Contains(output, "DATA RACE") {
 		found = append(found, anomaly{wrong, "a fault of the memory or the runtime"})
 	}
 	panicked := strings.Contains(output, "panic: ")
@@ -273,7 +283,8 @@ func (j job) judgeEnds(ends []ending, output string) (found []anomaly) {
 			found = append(found, anomaly{wrong, e.whose() + " does not print its panic"})
 		}
 		if e.code > 1 && !hit || e.code == 1 && j.failure.name == none {
-			found = append(found, anomaly{wrong, fmt.Sprintf("%s ended with %d", e.whose(), e.code)})
+			found = append(found, anomaly{wrong, fmt.Sprintf("%s ended with %d", e.whose(),
+				e.code)})
 		}
 	}
 	return found

@@ -111,7 +111,8 @@ func prepare(dir string) error {
 			return err
 		}
 	}
-	mod := "module gorgonia.org/gorgonia\n\ngo 1.26\n\nrequire github.com/euryale-ml/euryale v0.0.0\n\n" +
+	mod := "module gorgonia.org/gorgonia\n\ngo 1.26\n\nrequire github.com/euryale-ml/euryale " +
+		"v0.0.0\n\n" +
 		"replace github.com/euryale-ml/euryale => " + here + "\n"
 	if err := os.WriteFile(filepath.Join(dir, "go.mod"), []byte(mod), 0o644); err != nil {
 		return err

@@ -8,11 +8,14 @@ import (
 
 // A difference counts as explained only if its test and its operation have a reason.
 func TestUnknownDifferencesAreReported(t *testing.T) {
-	known := result{"TestMaxPool2D_asymmetricPadding", "tape", "differs", "MaxPool{1, 3, 32, 32}", ""}
+	known := result{"TestMaxPool2D_asymmetricPadding", "tape", "differs",
+		"MaxPool{1, 3, 32, 32}", ""}
 	other := known
 	other.Node = "Σ[0]"
-	text, unexplained := table([]result{known, {Test: "TestAdd", Machine: "tape", Outcome: "agree"}})
-	if unexplained != nil || !strings.Contains(text, "2 tests") || !strings.Contains(text, "in 1 of them") ||
+	text, unexplained := table(
+		[]result{known, {Test: "TestAdd", Machine: "tape", Outcome: "agree"}})
+	if unexplained != nil || !strings.Contains(text, "2 tests") ||
+		!strings.Contains(text, "in 1 of them") ||
 		!strings.Contains(text, "| `TestMaxPool2D_asymmetricPadding` | `MaxPool` |") {
 		t.Errorf("unexplained %q in\n%s", unexplained, text)
 	}
@@ -32,7 +35,8 @@ func TestPageHasTheReasons(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, why := range reasons {
-		if !strings.Contains(string(text), "| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {
+		if !strings.Contains(string(text),
+			"| `"+why.test+"` | `"+why.operation+"` | "+why.why+" |") {
 			t.Errorf("%s is not in the page: run go run ./internal/tools/stocktests -w", why.test)
 		}
 	}

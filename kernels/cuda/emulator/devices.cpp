@@ -32,7 +32,8 @@ using namespace peers;
 static const u32 most_grid = 3;                 // blocks
 static const u64 staging = 1 << 10;             // bytes of each half: calls have several rounds
 static const u64 packets = 300;                 // in an inbox
-static const u64 lines = 96;                    // in a half, of all senders: calls have several rounds
+// in a half, of all senders: calls have several rounds
+static const u64 lines = 96;
 static const u64 window = 1 << 16, guard = 64;  // bytes
 static const u8 untouched = 0xa5;
 
@@ -73,7 +74,8 @@ static bool neighbours(u32 r, u32 p) { return r / 4 == p / 4 || p == partner(r, 
 static void make(u32 size, u64 round, bool mesh) {
 	for (u32 r = 0; r < size; r++) {
 		auto d = std::make_unique<Device>();
-		d->pad = reinterpret_cast<Pad *>(memory(sizeof(Pad) + 2 * size * packets * 16 + 2 * lines * 128));
+		d->pad = reinterpret_cast<Pad *>(
+			memory(sizeof(Pad) + 2 * size * packets * 16 + 2 * lines * 128));
 		d->stage = memory(2 * staging);
 		for (int i = 0; i < 2; i++)
 			d->windows[i] = memory(window), d->plain[i] = memory(window);
@@ -129,7 +131,8 @@ struct Layout {
 
 	// at returns where element e of what rank s sends to rank r lies in one of the two operands.
 	u64 at(u64 s, u64 r, u64 e, bool in_dst) const {
-		u64 rows = in_dst ? dst_rows[r] : src_rows[s], before = 0, pitch = 0, width = n[s][r] / rows;
+		u64 rows = in_dst ? dst_rows[r] : src_rows[s], before = 0, pitch = 0,
+			width = n[s][r] / rows;
 		for (u64 p = 0; p < devices.size(); p++) {
 			u64 part = (in_dst ? n[p][r] : n[s][p]) / rows;
 			before += p < (in_dst ? s : r) ? part : 0, pitch += part;
@@ -163,7 +166,8 @@ struct Draw {
 	u64 operator()(u64 below) { return mix(state += 0x9e3779b97f4a7c15) % below; }
 };
 
-// A tensor [a, b, c, d, e] that is distributed along one of b and d is distributed along the other one.
+// A tensor [a, b, c, d, e] that is distributed along one of b and d is distributed along the other
+// one.
 static Layout draw_layout(u64 number) {
 	Draw draw = {number * 31};
 	u64 size = devices.size(), cut[most_ranks], join[most_ranks];
@@ -184,12 +188,17 @@ static Layout draw_layout(u64 number) {
 static u64 chunks_in(const Call &c) { return c.verb == "reducescatter" ? devices.size() : 1; }
 static u64 chunks_out(const Call &c) { return c.verb == "allgather" ? devices.size() : 1; }
 
-static u64 length_in(const Call &c, u64 number, u32 rank) { return c.verb == "alltoall" ? draw_layout(number).length(rank, false) : chunks_in(c) * c.n; }
-static u64 length_out(const Call &c, u64 number, u32 rank) { return c.verb == "alltoall" ? draw_layout(number).length(rank, true) : chunks_out(c) * c.n; }
+static u64 length_in(const Call &c, u64 number, u32 rank) {
+	return c.verb == "alltoall" ? draw_layout(number).length(rank, false) : chunks_in(c) * c.n;
+}
+static u64 length_out(const Call &c, u64 number, u32 rank) {
+	return c.verb == "alltoall" ? draw_layout(number).length(rank, true) : chunks_out(c) * c.n;
+}
 
 static Call draw_call(const std::string &verb, u64 number) {
-	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot", "reducescatter", "allgather", "halved",
-	                              "treeoneshot", "treetwoshot", "treereducescatter", "alltoall"};
+	static const char *verbs[] = {"ll", "ll128", "ll128twoshot", "oneshot", "twoshot",
+		"reducescatter", "allgather", "halved", "treeoneshot", "treetwoshot", "treereducescatter",
+		"alltoall"};
 	Draw draw = {number * 77};
 	Call c;
 	c.verb = verb == "mixed" ? verbs[draw(12)] : verb;
@@ -204,11 +213,16 @@ static Call draw_call(const std::string &verb, u64 number) {
 		c.type = Type(draw(2)); // of 32 bits or 16
 	c.average = c.verb != "allgather" && c.verb != "alltoall" && draw(2);
 	u64 size = devices.size();
-	u64 most = c.verb == "ll" ? packets * 8 : c.verb == "ll128" ? lines / size * line_bytes : draw(8) && c.verb != "halved" ? 700 : 4 * staging;
+	u64 most = c.verb == "ll"			? packets * 8
+		: c.verb == "ll128"				? lines / size * line_bytes
+		: draw(8) && c.verb != "halved" ? 700
+										: 4 * staging;
 	c.n = 1 + draw(most / sizes[c.type]);
 	c.grid = 1 + draw(most_grid);
-	c.threads = c.verb.substr(0, 5) == "ll128" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
-	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes; // lines, then those of a segment
+	c.threads =
+		c.verb.substr(0, 5) == "ll128" || c.verb == "halved" ? 32 * (1 + draw(2)) : 8 + draw(9);
+	// lines, then those of a segment
+	u64 each = (c.n * sizes[c.verb == "halved" ? c.half : c.type] + line_bytes - 1) / line_bytes;
 	each = (each + size - 1) / size;
 	u64 room = 1 + draw(lines / (2 * size));
 	c.rounds = (each + room - 1) / room, c.some = (each + c.rounds - 1) / c.rounds;
@@ -228,7 +242,8 @@ static Mine draw_mine(const Call &c, u64 number, u32 rank) {
 	m.delay = draw(16) ? 0 : draw(200);
 	u64 skew = aligned ? draw(4) * 16 : draw(40) * sizes[c.type];
 	m.src = (shows ? d.windows[0] : d.plain[0]) + guard + skew;
-	m.dst = (wants ? d.windows[1] : d.plain[1]) + guard + (aligned ? draw(4) * 16 : draw(40) * sizes[c.type]);
+	m.dst = (wants ? d.windows[1] : d.plain[1]) + guard +
+		(aligned ? draw(4) * 16 : draw(40) * sizes[c.type]);
 	if (m.in_place && chunks_in(c) > 1)
 		m.dst = m.src + rank * bytes;
 	else if (m.in_place && chunks_out(c) > 1)
@@ -237,7 +252,8 @@ static Mine draw_mine(const Call &c, u64 number, u32 rank) {
 		m.dst = m.src;
 	auto place = [&](u8 *p, u64 other) -> u64 {
 		for (u64 w = 0; w < 2; w++)
-			if (p >= d.windows[w] && p < d.windows[w] + window && ADDRESS(p) % 16 == 0 && bytes % 16 == 0 && !other)
+			if (p >= d.windows[w] && p < d.windows[w] + window && ADDRESS(p) % 16 == 0 &&
+				bytes % 16 == 0 && !other)
 				return (w + 1) << 48 | u64(p - d.windows[w]);
 		return 0;
 	};
@@ -312,7 +328,9 @@ static void prepare(const Call &c, const Mine &m, u64 number, u32 rank) {
 }
 
 static void fail(const Call &c, u64 number, u32 rank, const std::string &what) {
-	std::printf("call %llu, %s%s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number, c.tree ? "tree" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(), what.c_str());
+	std::printf("call %llu, %s%s_%s of %llu elements, grid %u, on rank %u of %zu: %s\n", number,
+		c.tree ? "tree" : "", c.verb.c_str(), type_names[c.type], c.n, c.grid, rank, devices.size(),
+		what.c_str());
 	std::fflush(stdout);
 	_exit(1);
 }
@@ -334,13 +352,17 @@ static void verify(const Call &c, const Mine &m, u64 number, u32 rank) {
 			put(want, c.type, halved_value(c, number, i));
 		} else {
 			u64 at = chunks_in(c) > 1 ? rank * c.n + i : i;
-			f32 sum = c.tree ? tree_sum(c.type, number, 0, devices.size(), at) : rounded(c.type, value(number, 0, at));
+			f32 sum = c.tree ? tree_sum(c.type, number, 0, devices.size(), at)
+							 : rounded(c.type, value(number, 0, at));
 			for (u32 p = 1; p < devices.size() && !c.tree; p++)
 				sum += rounded(c.type, value(number, p, at));
 			put(want, c.type, c.average ? sum / devices.size() : sum);
 		}
 		if (memcmp(want, m.dst + i * size, size))
-			fail(c, number, rank, "element " + std::to_string(i) + " is " + std::to_string(get(m.dst + i * size, c.type)) + ", want " + std::to_string(get(want, c.type)));
+			fail(c, number, rank,
+				"element " + std::to_string(i) + " is " +
+					std::to_string(get(m.dst + i * size, c.type)) + ", want " +
+					std::to_string(get(want, c.type)));
 	}
 	bool touched = false;
 	if (!m.in_place || chunks_in(c) == 1)
@@ -376,7 +398,8 @@ static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block
 	std::string verb = c.verb == "reducescatter" ? "oneshot" : c.verb;
 	std::string type = verb == "alltoall" ? "b16" : type_names[verb == "halved" ? c.half : c.type];
 	const emulate::Kernel &k = emulate::kernels[(c.tree ? "tree" : "") + verb + "_" + type];
-	Group g = group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
+	Group g =
+		group(rank, c.average || verb == "halved" ? devices.size() : 1, limit, verb == "mesh");
 	std::vector<u64> words(sizeof g / 8);
 	memcpy(words.data(), &g, sizeof g);
 	words.insert(words.end(), {ADDRESS(m.dst), ADDRESS(m.src), c.n});
@@ -387,7 +410,10 @@ static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block
 	} else if (verb == "ll128twoshot" || verb == "halved")
 		words.insert(words.end(), {c.some, c.rounds});
 	else if (verb == "mesh")
-		words.insert(words.end(), {c.piece, partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 | partner(rank, 3) << 24});
+		words.insert(words.end(),
+			{c.piece,
+				partner(rank, 0) | partner(rank, 1) << 8 | partner(rank, 2) << 16 |
+					partner(rank, 3) << 24});
 	else if (verb == "twoshot")
 		words.insert(words.end(), {c.piece, m.target});
 	else if (verb != "ll" && verb != "ll128")
@@ -431,7 +457,8 @@ static void exchange(const std::string &verb, u64 calls) {
 				launch(c, m, number, rank, block, 60 * second);
 			d.meet(most_grid);
 			if (block == 0 && get_word(&d.status.reason))
-				fail(c, number, rank, "rank " + std::to_string(d.status.reason - 1) + " did not come");
+				fail(c, number, rank,
+					"rank " + std::to_string(d.status.reason - 1) + " did not come");
 			if (block == 0)
 				verify(c, m, number, rank);
 		}
@@ -472,10 +499,15 @@ static void missing(const std::string &verb, bool stop) {
 int main(int argc, char **argv) {
 	std::string what = argc > 3 ? argv[1] : "";
 	if (what.empty())
-		return std::fprintf(stderr, "usage: devices exchange|missing|stop VERB SIZE [CALLS ROUND]\n"), 2;
+		return std::fprintf(stderr,
+				   "usage: devices exchange|missing|stop VERB SIZE [CALLS ROUND]\n"),
+			   2;
 	if (what == "layout")
-		return std::printf("%zu %zu %zu %zu %zu\n", sizeof(Pad), offsetof(Pad, windows), sizeof(Pad::windows[0]), offsetof(Pad, hosts), sizeof(Status)), 0;
-	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0, argv[2] == std::string("mesh"));
+		return std::printf("%zu %zu %zu %zu %zu\n", sizeof(Pad), offsetof(Pad, windows),
+				   sizeof(Pad::windows[0]), offsetof(Pad, hosts), sizeof(Status)),
+			   0;
+	make(atoi(argv[3]), argc > 5 ? strtoull(argv[5], nullptr, 0) : 0,
+		argv[2] == std::string("mesh"));
 	if (what == "exchange")
 		exchange(argv[2], atoi(argv[4]));
 	else

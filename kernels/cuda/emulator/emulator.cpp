@@ -30,7 +30,8 @@ static std::string launch(const std::string &line) {
 	std::istringstream in(line);
 	std::string name;
 	emulate::grid = emulate::block = {};
-	in >> std::hex >> name >> emulate::grid.x >> emulate::grid.y >> emulate::block.x >> emulate::block.y;
+	in >> std::hex >> name >> emulate::grid.x >> emulate::grid.y >> emulate::block.x >>
+		emulate::block.y;
 	std::vector<u64> words;
 	for (u64 w; in >> w;)
 		words.push_back(w);
@@ -39,9 +40,11 @@ static std::string launch(const std::string &line) {
 		return "no kernel " + name;
 	const emulate::Kernel &k = found->second;
 	if (words.size() * 8 != k.nbytes)
-		return name + " takes " + std::to_string(k.nbytes / 8) + " words, got " + std::to_string(words.size());
+		return name + " takes " + std::to_string(k.nbytes / 8) + " words, got " +
+			std::to_string(words.size());
 	u32 threads = emulate::block.x * emulate::block.y;
-	if (threads == 0 || threads > k.threads || emulate::grid.x == 0 || emulate::grid.y == 0 || emulate::grid.y > 65535)
+	if (threads == 0 || threads > k.threads || emulate::grid.x == 0 || emulate::grid.y == 0 ||
+		emulate::grid.y > 65535)
 		return name + " cannot be launched with this geometry";
 	emulate::launch(k, reinterpret_cast<const char *>(words.data()));
 	return "ok";
@@ -73,7 +76,8 @@ template <class T> double error(T got, long double want) {
 		return got != got ? 0 : INFINITY;
 	if ((T)want == got || std::fabs(want) > std::numeric_limits<T>::max())
 		return (T)want == got ? 0 : INFINITY;
-	return double(std::fabs(got - want) / unit<T>(want == 0 ? std::numeric_limits<T>::min() : want));
+	return double(
+		std::fabs(got - want) / unit<T>(want == 0 ? std::numeric_limits<T>::min() : want));
 }
 
 // Arguments: all magnitudes, and more of those in the middle.
@@ -108,24 +112,27 @@ template <class T, class B> void measure(const char *type) {
 		keep(worst[5], error(exponential_less_one(x), expm1l(x)));
 		keep(worst[6], error(logarithm_of_one_plus(x), log1pl(x)));
 		keep(worst[7], error(binary_logarithm(x), log2l(x)));
-		keep(worst[8], error(soft_plus(x), x > 0 ? x + log1pl(expl(-(long double)x)) : log1pl(expl(x))));
+		keep(worst[8],
+			error(soft_plus(x), x > 0 ? x + log1pl(expl(-(long double)x)) : log1pl(expl(x))));
 	}
-	const char *names[] = {"exp", "log", "tanh", "sigmoid", "pow", "expm1", "log1p", "log2", "softplus"};
+	const char *names[] = {"exp", "log", "tanh", "sigmoid", "pow", "expm1", "log1p", "log2",
+		"softplus"};
 	for (int f = 0; f < 9; f++)
 		std::printf("%s_%s %.3f\n", names[f], type, worst[f]);
 }
 
 // ---- rounding ----
 
-// rounded_bf16 is what cvt.rn.bf16.f32 is said to give: the nearer neighbour, the even one of two that
-// are as near, and one NaN for all.
+// rounded_bf16 is what cvt.rn.bf16.f32 is said to give: the nearer neighbour, the even one of two
+// that are as near, and one NaN for all.
 static u16 rounded_bf16(f32 x) {
 	u32 b = bits_as<u32>(x), toward_zero = b >> 16;
 	if (x != x)
 		return 0x7fff;
 	if (std::isinf(x))
 		return toward_zero;
-	double below = std::fabs(bits_as<f32>(toward_zero << 16)), above = std::fabs(bits_as<f32>((toward_zero + 1) << 16));
+	double below = std::fabs(bits_as<f32>(toward_zero << 16)),
+		   above = std::fabs(bits_as<f32>((toward_zero + 1) << 16));
 	if (std::isinf(above))
 		above = 0x1p128; // where numbers would go on
 	double low = std::fabs((double)x) - below, high = above - std::fabs((double)x);
@@ -146,9 +153,12 @@ static int rounding() {
 			f32 x = bits_as<f32>(top << 16 | low);
 			bf16 sum;
 			peers::narrow(sum, x);
-			u16 want = rounded_bf16(x), cast = x == x ? want : top | 0x40; // which keeps the payload
+			// which keeps the payload
+			u16 want = rounded_bf16(x), cast = x == x ? want : top | 0x40;
 			if (sum.bits != want || narrow_bf16(x).bits != cast)
-				return std::printf("%x becomes %x in sums, want %x, and %x in casts, want %x\n", bits_as<u32>(x), sum.bits, want, narrow_bf16(x).bits, cast), 1;
+				return std::printf("%x becomes %x in sums, want %x, and %x in casts, want %x\n",
+						   bits_as<u32>(x), sum.bits, want, narrow_bf16(x).bits, cast),
+					   1;
 		}
 	}
 	return std::printf("ok\n"), 0;

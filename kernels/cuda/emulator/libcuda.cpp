@@ -1,6 +1,6 @@
-// A libcuda.so.1 whose devices (EMULATED_DEVICES, 2 if not set) are the host: programs built with GPU support
-// run on it, with the kernels of this directory, so that their way to the driver
-// is tested without a GPU. Functions that are not here are reported missing.
+// A libcuda.so.1 whose devices (EMULATED_DEVICES, 2 if not set) are the host: programs built with
+// GPU support run on it, with the kernels of this directory, so that their way to the driver is
+// tested without a GPU. Functions that are not here are reported missing.
 //
 // Streams are threads, so that what is not ordered may happen in any order; and
 // calls are refused that need another context than the thread's current one.
@@ -23,8 +23,23 @@
 
 #define DRIVER extern "C" int
 
-enum { success = 0, invalid_value = 1, out_of_memory = 2, invalid_device = 101, invalid_context = 201, no_binary_for_gpu = 209, invalid_ptx = 218, not_found = 500, not_ready = 600, peer_enabled = 704,
-	capture_unsupported = 900, capture_unmatched = 903, capture_unjoined = 904, capture_isolation = 905, captured_event = 907 };
+enum {
+	success = 0,
+	invalid_value = 1,
+	out_of_memory = 2,
+	invalid_device = 101,
+	invalid_context = 201,
+	no_binary_for_gpu = 209,
+	invalid_ptx = 218,
+	not_found = 500,
+	not_ready = 600,
+	peer_enabled = 704,
+	capture_unsupported = 900,
+	capture_unmatched = 903,
+	capture_unjoined = 904,
+	capture_isolation = 905,
+	captured_event = 907
+};
 
 // ---- devices and contexts ----
 
@@ -53,7 +68,9 @@ static std::mutex memory_lock;
 DRIVER cuInit(unsigned) { return success; }
 DRIVER cuDriverGetVersion(int *version) { return *version = 12030, success; }
 DRIVER cuDeviceGetCount(int *count) { return *count = devices(), success; }
-DRIVER cuDeviceGet(int *device, int ordinal) { return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success; }
+DRIVER cuDeviceGet(int *device, int ordinal) {
+	return *device = ordinal, ordinal < 0 || ordinal >= devices() ? invalid_device : success;
+}
 DRIVER cuDeviceGetName(char *name, int n, int) { return snprintf(name, n, "the host"), success; }
 // Devices have the compute capability EMULATED_CAPABILITY, 70 for 7.0; else they are of two
 // generations, 9.0 and 8.0.
@@ -73,17 +90,23 @@ DRIVER cuDeviceGetAttribute(int *value, int attribute, int device) {
 		return *value = 8, success;
 	}
 }
-DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) { return snprintf(id, n, "0000:%02x:00.0", device + 1), success; }
+DRIVER cuDeviceGetPCIBusId(char *id, int n, int device) {
+	return snprintf(id, n, "0000:%02x:00.0", device + 1), success;
+}
 DRIVER cuDeviceCanAccessPeer(int *can, int, int) { return *can = 1, success; }
 DRIVER cuDevicePrimaryCtxRetain(Context **c, int device) {
 	contexts[device].device = device;
 	return *c = &contexts[device], success;
 }
 DRIVER cuDevicePrimaryCtxRelease_v2(int) { return success; }
-DRIVER cuCtxCreate_v2(Context **c, unsigned, int device) { return *c = current = &contexts[device], success; }
+DRIVER cuCtxCreate_v2(Context **c, unsigned, int device) {
+	return *c = current = &contexts[device], success;
+}
 DRIVER cuCtxDestroy_v2(void *) { return success; }
 DRIVER cuCtxGetCurrent(Context **c) { return *c = current, success; }
-DRIVER cuCtxGetDevice(int *device) { return current ? (*device = current->device, success) : int(invalid_context); }
+DRIVER cuCtxGetDevice(int *device) {
+	return current ? (*device = current->device, success) : int(invalid_context);
+}
 DRIVER cuCtxSetCurrent(Context *c) { return current = c, success; }
 DRIVER cuCtxEnablePeerAccess(Context *, unsigned) {
 	if (!current)
@@ -94,7 +117,10 @@ DRIVER cuCtxEnablePeerAccess(Context *, unsigned) {
 }
 
 DRIVER cuGetErrorString(int code, const char **text) {
-	*text = code == success ? "no error" : code == invalid_value ? "invalid argument" : code == invalid_context ? "invalid context" : "an error";
+	*text = code == success		  ? "no error"
+		: code == invalid_value	  ? "invalid argument"
+		: code == invalid_context ? "invalid context"
+								  : "an error";
 	return success;
 }
 
@@ -140,7 +166,8 @@ struct Capture {
 };
 static std::recursive_mutex capture_lock; // guards captures, and those of streams and events
 
-// How many captures this thread has begun that are not relaxed: it may not ask for events or memory then.
+// How many captures this thread has begun that are not relaxed: it may not ask for events or memory
+// then.
 static thread_local int strict;
 static thread_local int capturing; // the same of all captures
 enum { relaxed = 2 };
@@ -196,7 +223,8 @@ struct Stream {
 };
 
 static std::mutex streams_lock;
-static auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>; // never destroyed: the program may end with streams open
+// never destroyed: the program may end with streams open
+static auto &streams = *new std::map<Stream *, std::shared_ptr<Stream>>;
 
 DRIVER cuCtxSynchronize() {
 	if (!current)
@@ -257,7 +285,9 @@ static int order(const Capture &c, const std::vector<int> &ends, Graph *g) {
 			return capture_unjoined;
 	while (g->work.size() < c.nodes.size())
 		for (int i = int(c.nodes.size()) - 1; i >= 0; i--)
-			if (!done[i] && std::all_of(c.nodes[i].after.begin(), c.nodes[i].after.end(), [&](int k) { return done[k]; })) {
+			if (!done[i] &&
+				std::all_of(c.nodes[i].after.begin(), c.nodes[i].after.end(),
+					[&](int k) { return done[k]; })) {
 				done[i] = true;
 				g->work.push_back(c.nodes[i].f);
 				break;
@@ -290,14 +320,18 @@ DRIVER cuStreamGetCaptureInfo_v2(Stream *s, int *status, u64 *id, Capture **grap
 		*graph = s->capture.get();
 	return success;
 }
-// Sets the dependencies of a stream to its last nodes: such nodes are not missed at the end of a capture.
+// Sets the dependencies of a stream to its last nodes: such nodes are not missed at the end of a
+// capture.
 DRIVER cuStreamUpdateCaptureDependencies(Stream *s, void *, size_t, unsigned) {
 	std::lock_guard<std::recursive_mutex> held(capture_lock);
 	for (int i : s->last)
 		s->capture->nodes[i].own = true;
 	return success;
 }
-DRIVER cuUserObjectCreate(UserObject **object, void *data, void (*destroy)(void *), unsigned, unsigned) { return *object = new UserObject{data, destroy}, success; }
+DRIVER cuUserObjectCreate(UserObject **object, void *data, void (*destroy)(void *), unsigned,
+	unsigned) {
+	return *object = new UserObject{data, destroy}, success;
+}
 DRIVER cuGraphRetainUserObject(Capture *c, UserObject *object, unsigned, unsigned) {
 	std::lock_guard<std::recursive_mutex> held(capture_lock);
 	return c->objects.emplace_back(object), success; // which has the only reference
@@ -305,7 +339,9 @@ DRIVER cuGraphRetainUserObject(Capture *c, UserObject *object, unsigned, unsigne
 
 // An executable graph lives until it is destroyed and nothing of it runs any more.
 typedef std::shared_ptr<Graph> Executable;
-DRIVER cuGraphInstantiateWithFlags(Executable **exec, Graph *g, u64) { return *exec = new Executable(new Graph(*g)), success; }
+DRIVER cuGraphInstantiateWithFlags(Executable **exec, Graph *g, u64) {
+	return *exec = new Executable(new Graph(*g)), success;
+}
 DRIVER cuGraphLaunch(Executable *g, Stream *s) {
 	int code = success;
 	for (auto &f : (*g)->work)
@@ -319,7 +355,9 @@ DRIVER cuLaunchHostFunc(Stream *s, void (*f)(void *), void *data) {
 	return s->start([=] { f(data); });
 }
 
-DRIVER cuEventCreate(Event **e, unsigned) { return *e = new Event, current ? success : invalid_context; }
+DRIVER cuEventCreate(Event **e, unsigned) {
+	return *e = new Event, current ? success : invalid_context;
+}
 DRIVER cuEventDestroy_v2(Event *) { return success; } // streams may wait for it yet, so it stays
 DRIVER cuEventRecord(Event *e, Stream *s) {
 	std::lock_guard<std::recursive_mutex> capturing(capture_lock);
@@ -354,7 +392,9 @@ DRIVER cuEventElapsedTime(float *ms, Event *from, Event *to) {
 		return not_ready;
 	return *ms = std::chrono::duration<float, std::milli>(to->when - from->when).count(), success;
 }
-DRIVER cuEventElapsedTime_v2(float *ms, Event *from, Event *to) { return cuEventElapsedTime(ms, from, to); }
+DRIVER cuEventElapsedTime_v2(float *ms, Event *from, Event *to) {
+	return cuEventElapsedTime(ms, from, to);
+}
 // A stream that waits for an event of a capture becomes part of that.
 static int fork(Stream *s, Event *e) {
 	if (e->capture->streams.empty() || (s->capture && s->capture != e->capture))
@@ -408,9 +448,14 @@ static int release(u64 address) {
 	return free(reinterpret_cast<void *>(address)), success;
 }
 
-DRIVER cuMemAlloc_v2(void **address, size_t n) { return strict ? int(capture_unsupported) : current ? allocate(address, n, current) : invalid_context; }
+DRIVER cuMemAlloc_v2(void **address, size_t n) {
+	return strict ? int(capture_unsupported)
+		: current ? allocate(address, n, current)
+				  : invalid_context;
+}
 DRIVER cuMemHostAlloc(void **p, size_t n, unsigned) { return allocate(p, n, nullptr); }
-DRIVER cuMemFree_v2(u64 address) { return cuCtxSynchronize() ? invalid_context : release(address); } // as seen on H200
+// as seen on H200
+DRIVER cuMemFree_v2(u64 address) { return cuCtxSynchronize() ? invalid_context : release(address); }
 DRIVER cuMemFreeHost(void *p) { return cuCtxSynchronize() ? invalid_context : release(ADDRESS(p)); }
 DRIVER cuMemGetInfo_v2(size_t *free, size_t *total) {
 	if (!current)
@@ -430,15 +475,26 @@ DRIVER cuPointerGetAttribute(unsigned *value, int attribute, u64 address) {
 }
 
 static int copy(Stream *s, u64 dst, u64 src, size_t n) {
-	return s->start([=] { memcpy(reinterpret_cast<void *>(dst), reinterpret_cast<void *>(src), n); });
+	return s->start(
+		[=] { memcpy(reinterpret_cast<void *>(dst), reinterpret_cast<void *>(src), n); });
 }
 
-DRIVER cuMemcpyHtoD_v2(u64 dst, const void *src, size_t n) { return memcpy(reinterpret_cast<void *>(dst), src, n), success; }
-DRIVER cuMemcpyDtoH_v2(void *dst, u64 src, size_t n) { return memcpy(dst, reinterpret_cast<void *>(src), n), success; }
-DRIVER cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) { return copy(s, dst, ADDRESS(src), n); }
-DRIVER cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) { return copy(s, ADDRESS(dst), src, n); }
+DRIVER cuMemcpyHtoD_v2(u64 dst, const void *src, size_t n) {
+	return memcpy(reinterpret_cast<void *>(dst), src, n), success;
+}
+DRIVER cuMemcpyDtoH_v2(void *dst, u64 src, size_t n) {
+	return memcpy(dst, reinterpret_cast<void *>(src), n), success;
+}
+DRIVER cuMemcpyHtoDAsync_v2(u64 dst, const void *src, size_t n, Stream *s) {
+	return copy(s, dst, ADDRESS(src), n);
+}
+DRIVER cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) {
+	return copy(s, ADDRESS(dst), src, n);
+}
 DRIVER cuMemcpyDtoDAsync_v2(u64 dst, u64 src, size_t n, Stream *s) { return copy(s, dst, src, n); }
-DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) { return copy(s, dst, src, n); }
+DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) {
+	return copy(s, dst, src, n);
+}
 DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 	return s->start([=] { memset(reinterpret_cast<void *>(dst), x, n); });
 }
@@ -446,8 +502,8 @@ DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 // ---- kernels ----
 
 // PTX for newer devices is refused, as by the driver; else what is run is made of the same sources,
-// or, if a program has written it, what its text says. Loading waits for what runs on the device, as the
-// driver's may, and is refused in a capture.
+// or, if a program has written it, what its text says. Loading waits for what runs on the device,
+// as the driver's may, and is refused in a capture.
 typedef std::map<std::string, emulate::Kernel> Module;
 DRIVER cuModuleLoadData(Module **module, const char *text) {
 	static const char mark[] = "\n.target sm_";
@@ -458,7 +514,8 @@ DRIVER cuModuleLoadData(Module **module, const char *text) {
 		return capture_unsupported;
 	cuCtxSynchronize();
 	*module = &emulate::kernels;
-	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") || strstr(text, "\n.visible .entry rows(") || strstr(text, "\n.visible .entry all0(")) {
+	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") ||
+		strstr(text, "\n.visible .entry rows(") || strstr(text, "\n.visible .entry all0(")) {
 		try {
 			*module = new Module(ptx::kernels(text));
 		} catch (const std::exception &wrong) {
@@ -482,10 +539,13 @@ DRIVER cuModuleGetFunction(emulate::Kernel **function, Module *m, const char *na
 DRIVER cuFuncGetAttribute(int *value, int, void *) { return *value = 0, success; }
 
 // The parameters are bytes, in `extra`: {1, bytes, 2, size, 0}.
-DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32, Stream *s, void **, void **extra) {
-	if (!extra || ADDRESS(extra[0]) != 1 || ADDRESS(extra[2]) != 2 || extra[4] || *static_cast<size_t *>(extra[3]) != k->nbytes)
+DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by, u32 bz, u32,
+	Stream *s, void **, void **extra) {
+	if (!extra || ADDRESS(extra[0]) != 1 || ADDRESS(extra[2]) != 2 || extra[4] ||
+		*static_cast<size_t *>(extra[3]) != k->nbytes)
 		return invalid_value;
-	if (gx == 0 || gy == 0 || gy > 65535 || gz != 1 || bx == 0 || by == 0 || bz != 1 || u64(bx) * by > k->threads)
+	if (gx == 0 || gy == 0 || gy > 65535 || gz != 1 || bx == 0 || by == 0 || bz != 1 ||
+		u64(bx) * by > k->threads)
 		return invalid_value;
 	const char *bytes = static_cast<const char *>(extra[1]);
 	auto params = std::make_shared<std::vector<u64>>(k->nbytes / 8);
@@ -505,5 +565,6 @@ struct Config {
 	u32 count;
 };
 DRIVER cuLaunchKernelEx(const Config *c, emulate::Kernel *k, void **params, void **extra) {
-	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params, extra);
+	return cuLaunchKernel(k, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, c->stream, params,
+		extra);
 }

@@ -50,14 +50,22 @@ template <class T> T ignore_nan(T a, T b, T result) { return a != a ? b : b != b
 
 template <class T> std::function<T(T, T, T)> floating(const std::string &op) {
 	static const std::map<std::string, std::function<T(T, T, T)>> all = {
-		{"add", [](T a, T b, T) { return a + b; }}, {"sub", [](T a, T b, T) { return a - b; }},
-		{"mul", [](T a, T b, T) { return a * b; }}, {"div", [](T a, T b, T) { return a / b; }},
-		{"fma", [](T a, T b, T c) { return std::fma(a, b, c); }}, {"rcp", [](T a, T, T) { return 1 / a; }},
-		{"sqrt", [](T a, T, T) { return std::sqrt(a); }}, {"abs", [](T a, T, T) { return std::fabs(a); }},
+		{"add", [](T a, T b, T) { return a + b; }},
+		{"sub", [](T a, T b, T) { return a - b; }},
+		{"mul", [](T a, T b, T) { return a * b; }},
+		{"div", [](T a, T b, T) { return a / b; }},
+		{"fma", [](T a, T b, T c) { return std::fma(a, b, c); }},
+		{"rcp", [](T a, T, T) { return 1 / a; }},
+		{"sqrt", [](T a, T, T) { return std::sqrt(a); }},
+		{"abs", [](T a, T, T) { return std::fabs(a); }},
 		{"neg", [](T a, T, T) { return -a; }},
 		{"ex2", [](T a, T, T) { return std::exp2(a); }},
-		{"min.NaN", [](T a, T b, T) { return a != a ? a : b != b ? b : lesser(a, b); }},
-		{"max.NaN", [](T a, T b, T) { return a != a ? a : b != b ? b : greater(a, b); }},
+		{"min.NaN", [](T a, T b, T) { return a != a ? a
+										  : b != b	? b
+													: lesser(a, b); }},
+		{"max.NaN", [](T a, T b, T) { return a != a ? a
+										  : b != b	? b
+													: greater(a, b); }},
 		{"min", [](T a, T b, T) { return ignore_nan(a, b, lesser(a, b)); }},
 		{"max", [](T a, T b, T) { return ignore_nan(a, b, greater(a, b)); }},
 	};
@@ -72,7 +80,9 @@ struct Integer {
 
 	explicit Integer(const std::string &t)
 		: unused(t == "pred" ? 0 : 64 - std::stoi(t.substr(1))), sign(t[0] == 's') {}
-	u64 extend(u64 x) const { return sign ? u64(i64(x << unused) >> unused) : x << unused >> unused; }
+	u64 extend(u64 x) const {
+		return sign ? u64(i64(x << unused) >> unused) : x << unused >> unused;
+	}
 	u64 cut(u64 x) const { return unused == 32 ? u32(x) : x; }
 	bool less(u64 a, u64 b) const { return sign ? i64(a) < i64(b) : a < b; }
 };
@@ -91,11 +101,16 @@ inline Function integral(const std::vector<std::string> &parts) {
 	if (op == "mul" && parts[1] == "hi")
 		return of([width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); });
 	const std::map<std::string, Function> all = {
-		{"add", of([](u64 a, u64 b, u64) { return a + b; })}, {"sub", of([](u64 a, u64 b, u64) { return a - b; })},
-		{"mul", of([](u64 a, u64 b, u64) { return a * b; })}, {"mad", of([](u64 a, u64 b, u64 c) { return a * b + c; })},
-		{"and", of([](u64 a, u64 b, u64) { return a & b; })}, {"or", of([](u64 a, u64 b, u64) { return a | b; })},
-		{"xor", of([](u64 a, u64 b, u64) { return a ^ b; })}, {"neg", of([](u64 a, u64, u64) { return 0 - a; })},
-		{"not", of([](u64 a, u64, u64) { return ~a & 1; })}, {"shl", of([](u64 a, u64 b, u64) { return a << b; })},
+		{"add", of([](u64 a, u64 b, u64) { return a + b; })},
+		{"sub", of([](u64 a, u64 b, u64) { return a - b; })},
+		{"mul", of([](u64 a, u64 b, u64) { return a * b; })},
+		{"mad", of([](u64 a, u64 b, u64 c) { return a * b + c; })},
+		{"and", of([](u64 a, u64 b, u64) { return a & b; })},
+		{"or", of([](u64 a, u64 b, u64) { return a | b; })},
+		{"xor", of([](u64 a, u64 b, u64) { return a ^ b; })},
+		{"neg", of([](u64 a, u64, u64) { return 0 - a; })},
+		{"not", of([](u64 a, u64, u64) { return ~a & 1; })},
+		{"shl", of([](u64 a, u64 b, u64) { return a << b; })},
 		{"shr", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; })},
 		{"div", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })},
 		{"min", of([t](u64 a, u64 b, u64) { return t.less(a, b) ? a : b; })},
@@ -109,9 +124,12 @@ struct Comparison {
 	bool less, equal, greater;
 
 	explicit Comparison(const std::string &op)
-		: less(op == "lt" || op == "le" || op == "ne"), equal(op == "eq" || op == "le" || op == "ge"),
+		: less(op == "lt" || op == "le" || op == "ne"),
+		  equal(op == "eq" || op == "le" || op == "ge"),
 		  greater(op == "gt" || op == "ge" || op == "ne") {}
-	bool holds(bool is_less, bool is_equal) const { return is_less ? less : is_equal ? equal : greater; }
+	bool holds(bool is_less, bool is_equal) const {
+		return is_less ? less : is_equal ? equal : greater;
+	}
 };
 
 // 1 or 0. Comparisons of floats that end in u are also true of a NaN.
@@ -124,8 +142,10 @@ inline Function comparison(std::string op, const std::string &type) {
 	bool unordered = op == "nan" || op.back() == 'u', ordered = op != "nan";
 	if (op.size() > 2 && unordered)
 		op.pop_back();
-	return [c = Comparison(op), ordered, unordered, single_bits = type == "f32"](u64 a, u64 b, u64) -> u64 {
-		f64 x = single_bits ? single(a) : bits_as<f64>(a), y = single_bits ? single(b) : bits_as<f64>(b);
+	return [c = Comparison(op), ordered, unordered, single_bits = type == "f32"](u64 a, u64 b,
+			   u64) -> u64 {
+		f64 x = single_bits ? single(a) : bits_as<f64>(a),
+			y = single_bits ? single(b) : bits_as<f64>(b);
 		return x != x || y != y ? unordered : ordered && c.holds(x < y, x == y);
 	};
 }
@@ -137,21 +157,34 @@ template <class I> u64 saturate(f64 x) {
 	return x >= (f64)std::numeric_limits<I>::max() ? (u64)std::numeric_limits<I>::max() : (u64)(I)x;
 }
 
-inline Function conversion(const std::string &rounding, const std::string &d, const std::string &s) {
-	auto brain = [](u64 a) -> u64 { return single(a) != single(a) ? 0x7fff : (a + 0x7fff + (a >> 16 & 1)) >> 16; };
+inline Function conversion(const std::string &rounding, const std::string &d,
+	const std::string &s) {
+	auto brain = [](u64 a) -> u64 {
+		return single(a) != single(a) ? 0x7fff : (a + 0x7fff + (a >> 16 & 1)) >> 16;
+	};
 	if (d == "bf16")
 		return [=](u64 a, u64, u64) { return brain(a); };
 	if (d == "bf16x2")
 		return [=](u64 a, u64 b, u64) { return brain(a) << 16 | brain(b); };
 	if (s[0] != 'f' && d[0] != 'f')
-		return [from = Integer(s), to = Integer(d)](u64 a, u64, u64) { return to.cut(from.extend(a)); };
+		return [from = Integer(s), to = Integer(d)](u64 a, u64, u64) {
+			return to.cut(from.extend(a));
+		};
 	if (s[0] != 'f' && d == "f32") // rounded once
-		return [t = Integer(s)](u64 a, u64, u64) { a = t.extend(a); return from(t.sign ? (f32)(i64)a : (f32)a); };
+		return [t = Integer(s)](u64 a, u64, u64) {
+			a = t.extend(a);
+			return from(t.sign ? (f32)(i64)a : (f32)a);
+		};
 	if (s[0] != 'f')
-		return [t = Integer(s)](u64 a, u64, u64) { a = t.extend(a); return from(t.sign ? (f64)(i64)a : (f64)a); };
+		return [t = Integer(s)](u64 a, u64, u64) {
+			a = t.extend(a);
+			return from(t.sign ? (f64)(i64)a : (f64)a);
+		};
 	if (d == "f16")
 		return [](u64 a, u64, u64) -> u64 { return narrow_f16(single(a)).bits; };
-	auto rounded = [up = rounding == "rpi", down = rounding == "rmi"](f64 x) { return up ? std::ceil(x) : down ? std::floor(x) : x; };
+	auto rounded = [up = rounding == "rpi", down = rounding == "rmi"](f64 x) {
+		return up ? std::ceil(x) : down ? std::floor(x) : x;
+	};
 	auto of = [=](auto read) -> Function {
 		if (d == "f32")
 			return [=](u64 a, u64, u64) { return from((f32)rounded(read(a))); };
@@ -162,7 +195,8 @@ inline Function conversion(const std::string &rounding, const std::string &d, co
 		return [=](u64 a, u64, u64) { return saturate<i64>(std::trunc(read(a))); };
 	};
 	return s == "f16" ? of([](u64 a) -> f64 { return widen(f16{(u16)a}); })
-		: s == "f32" ? of([](u64 a) -> f64 { return single(a); }) : of([](u64 a) { return bits_as<f64>(a); });
+		: s == "f32"  ? of([](u64 a) -> f64 { return single(a); })
+					  : of([](u64 a) { return bits_as<f64>(a); });
 }
 
 inline Function evaluator(const std::vector<std::string> &parts) {
@@ -179,12 +213,16 @@ inline Function evaluator(const std::vector<std::string> &parts) {
 	if (t == "f32") {
 		auto f = floating<f32>(op);
 		if (std::find(parts.begin(), parts.end(), "sat") != parts.end())
-			return [f](u64 a, u64 b, u64 c) { return from(std::fmin(1.0f, std::fmax(0.0f, f(single(a), single(b), single(c))))); };
+			return [f](u64 a, u64 b, u64 c) {
+				return from(std::fmin(1.0f, std::fmax(0.0f, f(single(a), single(b), single(c)))));
+			};
 		return [f](u64 a, u64 b, u64 c) { return from(f(single(a), single(b), single(c))); };
 	}
 	if (t == "f64") {
 		auto f = floating<f64>(parts[0]);
-		return [f](u64 a, u64 b, u64 c) { return from(f(bits_as<f64>(a), bits_as<f64>(b), bits_as<f64>(c))); };
+		return [f](u64 a, u64 b, u64 c) {
+			return from(f(bits_as<f64>(a), bits_as<f64>(b), bits_as<f64>(c)));
+		};
 	}
 	return integral(parts);
 }
@@ -223,7 +261,8 @@ struct Parser {
 
 	std::vector<size_t> group(const std::string &text) const {
 		std::vector<size_t> all;
-		for (const std::string &name : split(text[0] == '{' ? text.substr(1, text.size() - 2) : text, ','))
+		for (const std::string &name :
+			split(text[0] == '{' ? text.substr(1, text.size() - 2) : text, ','))
 			all.push_back(reg(name));
 		return all;
 	}
@@ -254,7 +293,8 @@ inline u64 Parser::constant(const std::string &text) {
 	return text[0] == '-' ? (u64)std::stoll(text) : std::stoull(text);
 }
 
-inline Step Parser::access(const std::vector<std::string> &parts, const std::vector<std::string> &args) const {
+inline Step Parser::access(const std::vector<std::string> &parts,
+	const std::vector<std::string> &args) const {
 	size_t size = std::stoul(parts.back().substr(1)) / 8;
 	bool load = parts[0] == "ld";
 	std::string place = load ? args[1] : args[0], data = load ? args[0] : args[1];
@@ -286,9 +326,14 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 		return [](State &) { return finish; };
 	if (parts[0] == "bar")
 		return [](State &) { return emulate::wait_at_barrier(), next; };
-	if (parts[0] == "shfl") // shfl.sync.bfly.b32 or .idx, whose last but one operand has the segments of a warp above its clamp
-		return [r = reg(args[0]), x = operand(args[1]), other = constant(args[2]), segment = constant(args[3]) >> 8, across = parts[2] == "bfly"](State &s) {
-			s.r[r] = emulate::together((u32)x(s), [=](const u32 *all, u32 lane) { return all[across ? lane ^ other : (lane & segment) | other]; });
+	// shfl.sync.bfly.b32 or .idx, whose last but one operand has the segments of a warp above its
+	// clamp
+	if (parts[0] == "shfl")
+		return [r = reg(args[0]), x = operand(args[1]), other = constant(args[2]),
+				   segment = constant(args[3]) >> 8, across = parts[2] == "bfly"](State &s) {
+			s.r[r] = emulate::together((u32)x(s), [=](const u32 *all, u32 lane) {
+				return all[across ? lane ^ other : (lane & segment) | other];
+			});
 			return next;
 		};
 	if (parts[0] == "bra") {
@@ -313,15 +358,17 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 	std::function<u64(State &)> from[3];
 	for (size_t i = 0; i < 3; i++)
 		from[i] = i + 1 < args.size() ? operand(args[i + 1]) : [](State &) -> u64 { return 0; };
-	return [f = evaluator(parts), r = reg(args[0]), a = from[0], b = from[1], c = from[2]](State &s) {
-		return s.r[r] = f(a(s), b(s), c(s)), next;
-	};
+	return [f = evaluator(parts), r = reg(args[0]), a = from[0], b = from[1], c = from[2]](
+			   State &s) { return s.r[r] = f(a(s), b(s), c(s)), next; };
 }
 
 inline void Parser::line(const std::string &text) {
-	static const std::regex param(R"(\.param \.u64 (\w+),?)"), registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
+	static const std::regex param(R"(\.param \.u64 (\w+),?)"),
+		registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
 		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
-		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"), most(R"(\.maxntid (\d+), 1, 1)"), ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*|prefetch.*)");
+		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"),
+		most(R"(\.maxntid (\d+), 1, 1)"),
+		ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*|prefetch.*)");
 	std::smatch found;
 	if (text.empty() || std::regex_match(text, ignored))
 		return;
@@ -344,7 +391,8 @@ inline void Parser::line(const std::string &text) {
 	else if (std::regex_match(text, found, statement)) {
 		Step step = instruction(found[3], split(found[4], ','));
 		if (found[2].matched)
-			step = [step, guard = reg(found[2]), on = u64(found[1].length() == 0)](State &s) { return s.r[guard] == on ? step(s) : next; };
+			step = [step, guard = reg(found[2]), on = u64(found[1].length() == 0)](
+					   State &s) { return s.r[guard] == on ? step(s) : next; };
 		code->steps.push_back(step);
 	} else
 		throw std::runtime_error("not known: " + text);
@@ -372,7 +420,8 @@ inline std::map<std::string, emulate::Kernel> kernels(const std::string &text) {
 			continue;
 		for (auto &[to, label] : parser->jumps)
 			*to = parser->labels.at(label);
-		all[name] = {parser->threads, 8 * parser->code->params.size(), [code = parser->code](const char *params) { code->run(params); }};
+		all[name] = {parser->threads, 8 * parser->code->params.size(),
+			[code = parser->code](const char *params) { code->run(params); }};
 	}
 	return all;
 }

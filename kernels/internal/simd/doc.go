@@ -4,10 +4,10 @@
 // loop in plain Go says what it computes, and runs on processors without assembly. Callers pass
 // [Best]; tests pass each of [Levels], so that no level is left out where it can run.
 //
-// Sums give the same bits at each level. So do element-wise functions at each level with vectors; their
-// loops in Go are those of package kernels, and rounded functions differ from them by a few units in
-// the last place. Matrix products add in an order that depends on the level, and fuse multiplications
-// with additions where there is assembly.
+// Sums give the same bits at each level. So do element-wise functions at each level with vectors;
+// their loops in Go are those of package kernels, and rounded functions differ from them by a few
+// units in the last place. Matrix products add in an order that depends on the level, and fuse
+// multiplications with additions where there is assembly.
 //
 // # Files
 //
@@ -15,7 +15,7 @@
 //
 //   - FAMILY.go: the exported functions, and the loops in Go;
 //   - FAMILY_amd64.go and FAMILY_other.go: which version runs;
-//   - gen/FAMILY/main.go: the generator of the assembly. It uses avo, and is in a module of its own,
-//     which those who import this one do not download;
+//   - gen/FAMILY/main.go: the generator of the assembly. It uses avo, and is in a module of its
+//     own, which those who import this one do not download;
 //   - asm_FAMILY_amd64.s and asm_FAMILY_amd64.go: the assembly and its declarations.
 package simd

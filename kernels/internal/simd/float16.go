@@ -12,8 +12,8 @@ type half interface {
 }
 
 // WidenF16 returns the value of a 16-bit float. It moves exponent and mantissa into place and
-// corrects the exponent's bias by a multiplication, which also normalises subnormals. A NaN keeps its
-// payload and becomes quiet.
+// corrects the exponent's bias by a multiplication, which also normalises subnormals. A NaN keeps
+// its payload and becomes quiet.
 func WidenF16(h uint16) float32 {
 	const rebias = 0x1p112 // 2^(127-15)
 	sign := uint32(h&0x8000) << 16

@@ -5,9 +5,10 @@ import "math"
 // sums is how many sums a fold has.
 const sums = 16
 
-// Sum adds elements in float64, in an order that depends on their number alone: element i is added to sum
-// i%16, each of which begins with -0, and then sum j+8 is added to sum j, j+4 to j, j+2 to j, and j+1 to j.
-// That is as many sums as vectors can add at a time without waiting for each other.
+// Sum adds elements in float64, in an order that depends on their number alone: element i is added
+// to sum i%16, each of which begins with -0, and then sum j+8 is added to sum j, j+4 to j, j+2 to
+// j, and j+1 to j. That is as many sums as vectors can add at a time without waiting for each
+// other.
 func Sum[T Float](l Level, x []T) float64 {
 	if len(x) <= sums/2 {
 		return shortSum(x)
@@ -99,7 +100,8 @@ func Accumulate[T Float](l Level, sums []float64, x []T) {
 	}
 }
 
-// Spread fills rows of n elements, of each of which all are an element of x. dst has len(x)*n elements.
+// Spread fills rows of n elements, of each of which all are an element of x. dst has len(x)*n
+// elements.
 func Spread[T Float](l Level, dst, x []T, n int) {
 	dst = dst[:len(x)*n]
 	if l > Go && len(dst) > 0 {

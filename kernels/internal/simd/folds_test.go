@@ -12,12 +12,13 @@ func TestFoldsAreTheLoop(t *testing.T) {
 	t.Run("f64", testFolds[float64])
 }
 
-// testFolds compares all levels with the loop, of all lengths, with NaN, infinities and zeros of both
-// signs, and checks that nothing around the elements is read or written.
+// testFolds compares all levels with the loop, of all lengths, with NaN, infinities and zeros of
+// both signs, and checks that nothing around the elements is read or written.
 func testFolds[T Float](t *testing.T) {
 	const longest, around = 100, 20
 	r := rand.New(rand.NewPCG(3, 4))
-	edges := []T{0, T(math.Copysign(0, -1)), T(math.NaN()), T(math.Inf(1)), T(math.Inf(-1)), 0x1p-149}
+	edges := []T{0, T(math.Copysign(0, -1)), T(math.NaN()), T(math.Inf(1)), T(math.Inf(-1)),
+		0x1p-149}
 	for _, level := range Levels()[1:] {
 		for n := range longest {
 			for kind := range 6 {
@@ -101,7 +102,8 @@ func testSpread[T Float](t *testing.T) {
 						want = x[(i-around)/n]
 					}
 					if got != want {
-						t.Fatalf("%v, %d rows of %d: element %d is %v, want %v", level, rows, n, i-around, got, want)
+						t.Fatalf("%v, %d rows of %d: element %d is %v, want %v", level, rows, n,
+							i-around, got, want)
 					}
 				}
 			}

@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// meaning has the functions that are rounded at most once, in float64. Those of package math are off by a unit of
-// float64 themselves.
+// meaning has the functions that are rounded at most once, in float64. Those of package math are
+// off by a unit of float64 themselves.
 var meaning = map[backend.UnaryOp]func(x float64) float64{
 	backend.Neg:    func(x float64) float64 { return -x },
 	backend.Abs:    math.Abs,
@@ -43,13 +43,15 @@ var meaning = map[backend.UnaryOp]func(x float64) float64{
 		}
 		return math.Expm1(x)
 	},
-	backend.Log:      func(x float64) float64 { return log2(x) * math.Ln2 },
-	backend.Log2:     log2,
-	backend.Log1p:    math.Log1p,
-	backend.Tanh:     math.Tanh,
-	backend.Sigmoid:  sigmoid,
-	backend.Softplus: func(x float64) float64 { return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x))) },
-	Erf:              math.Erf,
+	backend.Log:     func(x float64) float64 { return log2(x) * math.Ln2 },
+	backend.Log2:    log2,
+	backend.Log1p:   math.Log1p,
+	backend.Tanh:    math.Tanh,
+	backend.Sigmoid: sigmoid,
+	backend.Softplus: func(x float64) float64 {
+		return max(x, 0) + math.Log1p(math.Exp(-math.Abs(x)))
+	},
+	Erf: math.Erf,
 }
 
 // meaningOf returns what a function of a type means.
@@ -80,7 +82,8 @@ func exp(x float64) float64 {
 	return half * half
 }
 
-// log2 is right for subnormal numbers, where math.Log is not, and near 1, where math.Log2 loses digits.
+// log2 is right for subnormal numbers, where math.Log is not, and near 1, where math.Log2 loses
+// digits.
 func log2(x float64) float64 {
 	fraction, exponent := math.Frexp(x)
 	if fraction < math.Sqrt2/2 {
@@ -92,9 +95,12 @@ func log2(x float64) float64 {
 // specials are where functions have edges.
 func specials() []float64 {
 	list := []float64{
-		0, 1, 2, 0.5, math.Sqrt2, math.Sqrt2 / 2, math.Inf(1), math.NaN(), math.MaxFloat32, math.MaxFloat64, 0x1p-126, 0x1p-149, 0x1p-1022, 0x1p-1074,
-		0x1.fffffcp-127, 0x1p-127, 88.722839, 88.72284, 87.3365, 103.97208, 103.97209, 104, 709.782712893384, 709.7827128933841, 745.13, 745.14, 17.3, 18, 9.01, 9.02, 0.93, 0.9299999,
-		4, 3.92, 3.8, 20, 40, 36.7, 0.34657359, 0.34657362, 0.25, 1e-8, 1e-20, 1 - 0x1p-24, 1 + 0x1p-23, 1 - 0x1p-53, 8388607.5, 4194304.5, 1e10,
+		0, 1, 2, 0.5, math.Sqrt2, math.Sqrt2 / 2, math.Inf(1), math.NaN(), math.MaxFloat32,
+		math.MaxFloat64, 0x1p-126, 0x1p-149, 0x1p-1022, 0x1p-1074,
+		0x1.fffffcp-127, 0x1p-127, 88.722839, 88.72284, 87.3365, 103.97208, 103.97209, 104,
+		709.782712893384, 709.7827128933841, 745.13, 745.14, 17.3, 18, 9.01, 9.02, 0.93, 0.9299999,
+		4, 3.92, 3.8, 20, 40, 36.7, 0.34657359, 0.34657362, 0.25, 1e-8, 1e-20, 1 - 0x1p-24, 1 +
+			0x1p-23, 1 - 0x1p-53, 8388607.5, 4194304.5, 1e10,
 	}
 	for _, x := range list {
 		list = append(list, -x)
@@ -109,12 +115,15 @@ func samples[T Float](n int) []T {
 		list = append(list, T(x))
 	}
 	for range n {
-		list = append(list, T(r.NormFloat64()*20), T(r.NormFloat64()), T(math.Ldexp(2*r.Float64()-1, r.IntN(280)-150)), T(1+math.Ldexp(2*r.Float64()-1, -r.IntN(20))))
+		list = append(list, T(r.NormFloat64()*20), T(r.NormFloat64()),
+			T(math.Ldexp(2*r.Float64()-1, r.IntN(280)-150)),
+			T(1+math.Ldexp(2*r.Float64()-1, -r.IntN(20))))
 	}
 	return list
 }
 
-// unitsOff returns how far a result is from another one, in units of its last place, 0 if it is the nearest.
+// unitsOff returns how far a result is from another one, in units of its last place, 0 if it is the
+// nearest.
 func unitsOff[T Float](got T, want float64) float64 {
 	if rounded := T(want); got == rounded || got != got && rounded != rounded {
 		return 0
@@ -142,13 +151,15 @@ func TestFunctionsAreAccurate(t *testing.T) {
 	for _, op := range append(backend.UnaryOps(), Erf) {
 		t.Run("f32", func(t *testing.T) { checkFunction(t, op, samples[float32](3000), bound32) })
 		if op != Erf {
-			t.Run("f64", func(t *testing.T) { checkFunction(t, op, samples[float64](3000), bound64) })
+			t.Run("f64", func(t *testing.T) {
+				checkFunction(t, op, samples[float64](3000), bound64)
+			})
 		}
 	}
 }
 
-// All float32 are operands once, which takes ten minutes of two cores, or a sample of them. The log has the
-// largest errors, which the documentation of Unary has.
+// All float32 are operands once, which takes ten minutes of two cores, or a sample of them. The log
+// has the largest errors, which the documentation of Unary has.
 func TestFunctionsAreAccurateEverywhere(t *testing.T) {
 	const block = 1 << 14
 	step := 1 << 15
@@ -180,9 +191,10 @@ func name(op backend.UnaryOp) string {
 	return op.String()
 }
 
-// checkFunction compares the results of all levels with the meaning, and with each other, and returns the largest
-// error in units of the last place.
-func checkFunction[T Float](t *testing.T, op backend.UnaryOp, x []T, bound float64) (worst float64) {
+// checkFunction compares the results of all levels with the meaning, and with each other, and
+// returns the largest error in units of the last place.
+func checkFunction[T Float](t *testing.T, op backend.UnaryOp, x []T,
+	bound float64) (worst float64) {
 	mean := meaningOf[T](op)
 	var first []T
 	for _, level := range Levels()[1:] {
@@ -199,8 +211,10 @@ func checkFunction[T Float](t *testing.T, op backend.UnaryOp, x []T, bound float
 			want := mean(x[i])
 			off := unitsOff(y, want)
 			worst = max(worst, off)
-			if off > bound || op < backend.Exp && off > 0 || y == 0 && math.Signbit(float64(y)) != math.Signbit(want) {
-				t.Fatalf("%v: %v(%v) is %v, want %v: off by %.2f units of the last place", level, name(op), x[i], y, want, off)
+			if off > bound || op < backend.Exp && off > 0 || y == 0 &&
+				math.Signbit(float64(y)) != math.Signbit(want) {
+				t.Fatalf("%v: %v(%v) is %v, want %v: off by %.2f units of the last place", level,
+					name(op), x[i], y, want, off)
 			}
 		}
 	}
@@ -249,7 +263,8 @@ func meaning2[T Float](op backend.BinaryOp, x, y T) T {
 	}
 	return T(map[backend.BinaryOp]float64{
 		backend.Less: truth(x < y), backend.LessEqual: truth(x <= y), backend.Greater: truth(x > y),
-		backend.GreaterEqual: truth(x >= y), backend.Equal: truth(x == y), backend.NotEqual: truth(x != y),
+		backend.GreaterEqual: truth(x >= y), backend.Equal: truth(x == y), backend.NotEqual: truth(
+			x != y),
 	}[op])
 }
 
@@ -290,8 +305,8 @@ func testBinary[T Float](t *testing.T) {
 	}
 }
 
-// All lengths and offsets, with operands that repeat, in place, and with elements around that nothing
-// may touch.
+// All lengths and offsets, with operands that repeat, in place, and with elements around that
+// nothing may touch.
 func TestFunctionsKeepToTheirElements(t *testing.T) {
 	t.Run("f32", testGuards[float32])
 	t.Run("f64", testGuards[float64])
@@ -312,11 +327,19 @@ func testGuards[T Float](t *testing.T) {
 		run  func(level Level, dst, x []T) bool
 		want func(x T) T
 	}{
-		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, x, scalar) }, func(x T) T { return x - 3 }},
-		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, scalar, x) }, func(x T) T { return 3 - x }},
-		{func(l Level, dst, x []T) bool { return Where(l, dst, x, scalar, x) }, func(T) T { return 3 }},
-		{func(l Level, dst, x []T) bool { return Unary(l, backend.Sqrt, dst, x) }, func(x T) T { return T(math.Sqrt(float64(x))) }},
-		{func(l Level, dst, x []T) bool { return Unary(l, backend.Relu, dst, x) }, func(x T) T { return x }},
+		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, x, scalar) },
+			func(x T) T { return x - 3 }},
+		{func(l Level, dst, x []T) bool { return Binary(l, backend.Sub, dst, scalar, x) },
+			func(x T) T { return 3 - x }},
+		{func(l Level, dst, x []T) bool { return Where(l, dst, x, scalar, x) }, func(T) T {
+			return 3
+		}},
+		{func(l Level, dst, x []T) bool { return Unary(l, backend.Sqrt, dst, x) }, func(x T) T {
+			return T(math.Sqrt(float64(x)))
+		}},
+		{func(l Level, dst, x []T) bool { return Unary(l, backend.Relu, dst, x) }, func(x T) T {
+			return x
+		}},
 	}
 	for _, level := range Levels()[1:] {
 		for n := range longest {
@@ -338,7 +361,8 @@ func testGuards[T Float](t *testing.T) {
 						want = r.want(x[i-at])
 					}
 					if got != want {
-						t.Fatalf("%v, run %d, %d elements: element %d is %v, want %v", level, k, n, i-at, got, want)
+						t.Fatalf("%v, run %d, %d elements: element %d is %v, want %v", level, k, n,
+							i-at, got, want)
 					}
 				}
 			}
@@ -348,19 +372,27 @@ func testGuards[T Float](t *testing.T) {
 
 // FuzzFunctions gives functions and folds elements of any bits, at any place.
 func FuzzFunctions(f *testing.F) {
-	f.Add(uint8(10), uint8(3), []byte("elements of any bits, of which there are more than a vector has and less than two have: 0123456789abcdef"))
+	f.Add(uint8(10), uint8(3), []byte("elements of any bits, of which there are more than a "+
+		"vector has and less than two have: 0123456789abcdef"))
 	f.Fuzz(func(t *testing.T, op, offset uint8, data []byte) {
-		t.Run("f32", func(t *testing.T) { fuzzFunctions[float32](t, op, int(offset)%64, data, bound32) })
-		t.Run("f64", func(t *testing.T) { fuzzFunctions[float64](t, op, int(offset)%64, data, bound64) })
+		t.Run("f32", func(t *testing.T) {
+			fuzzFunctions[float32](t, op, int(offset)%64, data, bound32)
+		})
+		t.Run("f64", func(t *testing.T) {
+			fuzzFunctions[float64](t, op, int(offset)%64, data, bound64)
+		})
 	})
 }
 
 func fuzzFunctions[T Float](t *testing.T, op uint8, offset int, data []byte, bound float64) {
 	d := backend.DTypeOf[T]()
 	nbytes := len(data) / 3 / d.Size() * d.Size()
-	at := func(i int) operand { return operandOf(d, data[i*nbytes:(i+1)*nbytes], (offset+i*d.Size())%17) }
+	at := func(i int) operand {
+		return operandOf(d, data[i*nbytes:(i+1)*nbytes], (offset+i*d.Size())%17)
+	}
 	x, y, c := backend.View[T](at(0).at), backend.View[T](at(1).at), backend.View[T](at(2).at)
-	unary, binary := backend.UnaryOps()[int(op)%len(backend.UnaryOps())], backend.BinaryOps()[int(op)%len(backend.BinaryOps())]
+	unary, binary := backend.UnaryOps()[int(op)%len(backend.UnaryOps())],
+		backend.BinaryOps()[int(op)%len(backend.BinaryOps())]
 	both, chosen := make([]T, len(x)), slices.Clone(y)
 	for i := range x {
 		if both[i] = meaning2(binary, x[i], y[i]); c[i] != 0 {
@@ -389,7 +421,8 @@ func fuzzFunctions[T Float](t *testing.T, op uint8, offset int, data []byte, bou
 
 func TestGoHasNoVectors(t *testing.T) {
 	x := []float32{1}
-	if Unary(Go, backend.Exp, x, x) || Binary(Go, backend.Add, x, x, x) || Where(Go, x, x, x, x) || x[0] != 1 {
+	if Unary(Go, backend.Exp, x, x) || Binary(Go, backend.Add, x, x, x) || Where(Go, x, x, x, x) ||
+		x[0] != 1 {
 		t.Error("a level without vectors has computed")
 	}
 }

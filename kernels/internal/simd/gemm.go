@@ -12,7 +12,8 @@ type Product[T Float] struct {
 	A, B, C     []T
 	ARow, AStep int // from a row of A to the next one, and from a column to the next one
 	BStep       int // from a row of B to the next one; what is in a row is contiguous
-	BPanel      int // from a panel of PanelWidth columns of B to the next one; 0 where rows are whole
+	// from a panel of PanelWidth columns of B to the next one; 0 where rows are whole
+	BPanel      int
 	CPitch      int // from a row of C to the next one; what is in a row is contiguous
 	Alpha, Beta T
 }
@@ -65,11 +66,13 @@ func Multiply[T Float](l Level, p *Product[T]) {
 	}
 }
 
-// multiplyRows computes rows of C. A tile has a whole number of panels' columns unless it is the last one.
+// multiplyRows computes rows of C. A tile has a whole number of panels' columns unless it is the
+// last one.
 func (p *Product[T]) multiplyRows(l Level, row, height int) {
 	width := PanelWidth[T](l)
 	wide := wideVectors(l, height) * lanes[T](l)
-	t := tile[T]{rows: height, k: p.K, aRow: p.ARow, aStep: p.AStep, bStep: p.BStep, cPitch: p.CPitch, alpha: p.Alpha, beta: p.Beta}
+	t := tile[T]{rows: height, k: p.K, aRow: p.ARow, aStep: p.AStep, bStep: p.BStep,
+		cPitch: p.CPitch, alpha: p.Alpha, beta: p.Beta}
 	if p.K > 0 {
 		t.a = &p.A[row*p.ARow]
 	}

@@ -11,13 +11,17 @@ func (t *tile[T]) multiply(l Level) {
 	case l == Go:
 		t.multiplyGo()
 	case l == AVX512 && size == 4:
-		tileF32AVX512((*float32)(a), (*float32)(b), (*float32)(c), aRow, aStep, bStep, cPitch, t.k, t.rows, t.columns, float32(t.alpha), float32(t.beta))
+		tileF32AVX512((*float32)(a), (*float32)(b), (*float32)(c), aRow, aStep, bStep, cPitch, t.k,
+			t.rows, t.columns, float32(t.alpha), float32(t.beta))
 	case l == AVX512:
-		tileF64AVX512((*float64)(a), (*float64)(b), (*float64)(c), aRow, aStep, bStep, cPitch, t.k, t.rows, t.columns, float64(t.alpha), float64(t.beta))
+		tileF64AVX512((*float64)(a), (*float64)(b), (*float64)(c), aRow, aStep, bStep, cPitch, t.k,
+			t.rows, t.columns, float64(t.alpha), float64(t.beta))
 	case size == 4:
-		tileF32AVX2((*float32)(a), (*float32)(b), (*float32)(c), aRow, aStep, bStep, cPitch, t.k, t.rows, t.columns, float32(t.alpha), float32(t.beta))
+		tileF32AVX2((*float32)(a), (*float32)(b), (*float32)(c), aRow, aStep, bStep, cPitch, t.k,
+			t.rows, t.columns, float32(t.alpha), float32(t.beta))
 	default:
-		tileF64AVX2((*float64)(a), (*float64)(b), (*float64)(c), aRow, aStep, bStep, cPitch, t.k, t.rows, t.columns, float64(t.alpha), float64(t.beta))
+		tileF64AVX2((*float64)(a), (*float64)(b), (*float64)(c), aRow, aStep, bStep, cPitch, t.k,
+			t.rows, t.columns, float64(t.alpha), float64(t.beta))
 	}
 }
 

@@ -9,8 +9,12 @@ import (
 // TestMultiplyIsTheLoop compares each tile with the sums of small integers, which are exact.
 func TestMultiplyIsTheLoop(t *testing.T) {
 	for _, level := range Levels() {
-		t.Run(fmt.Sprint("f32/", level), func(t *testing.T) { multiplyIsTheLoop[float32](t, level) })
-		t.Run(fmt.Sprint("f64/", level), func(t *testing.T) { multiplyIsTheLoop[float64](t, level) })
+		t.Run(fmt.Sprint("f32/", level), func(t *testing.T) {
+			multiplyIsTheLoop[float32](t, level)
+		})
+		t.Run(fmt.Sprint("f64/", level), func(t *testing.T) {
+			multiplyIsTheLoop[float64](t, level)
+		})
 	}
 }
 
@@ -103,7 +107,8 @@ func checkProduct[T Float](t *testing.T, level Level, p *Product[T]) {
 	Multiply(level, p)
 	for i := range all {
 		if all[i] != want[i] {
-			t.Fatalf("%d x %d x %d, A by %d and %d, panels of %d, beta %v: element %d is %v, want %v",
+			t.Fatalf("%d x %d x %d, A by %d and %d, panels of %d, beta %v: element %d is %v, "+
+				"want %v",
 				p.M, p.N, p.K, p.ARow, p.AStep, p.BPanel, p.Beta, i, all[i], want[i])
 		}
 	}

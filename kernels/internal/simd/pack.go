@@ -5,16 +5,17 @@ import "unsafe"
 // CopyWidth returns how many columns CopyRows takes at most.
 func CopyWidth[T Float]() int { return copiedVectors * vectorBytes / int(unsafe.Sizeof(*new(T))) }
 
-// copiedVectors is how many vectors CopyRows copies of a row, as in gen/gemm, and vectorBytes is the
-// size of one: it and TransposeRows use AVX2 at each level above Go, since they wait for memory.
+// copiedVectors is how many vectors CopyRows copies of a row, as in gen/gemm, and vectorBytes is
+// the size of one: it and TransposeRows use AVX2 at each level above Go, since they wait for
+// memory.
 const (
 	copiedVectors = 4
 	vectorBytes   = 32
 )
 
-// CopyRows copies a narrow matrix: dst[i*dstPitch+j] = src[i*srcPitch+j]. Before it copies the next row, it
-// may also write zeros up to the next multiple of 32 bytes behind a row of dst, which must have room for
-// them.
+// CopyRows copies a narrow matrix: dst[i*dstPitch+j] = src[i*srcPitch+j]. Before it copies the next
+// row, it may also write zeros up to the next multiple of 32 bytes behind a row of dst, which must
+// have room for them.
 func CopyRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, columns int) {
 	if rows == 0 || columns == 0 {
 		return
@@ -31,7 +32,8 @@ func CopyRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, columns 
 	copyVectors(&dst[0], &src[0], dstPitch*size, srcPitch*size, rows, columns)
 }
 
-// TransposeRows transposes a matrix: dst[j*dstPitch+i] = src[i*srcPitch+j], for rows and columns of src.
+// TransposeRows transposes a matrix: dst[j*dstPitch+i] = src[i*srcPitch+j], for rows and columns of
+// src.
 func TransposeRows[T Float](l Level, dst, src []T, dstPitch, srcPitch, rows, columns int) {
 	if rows == 0 || columns == 0 {
 		return

@@ -12,8 +12,8 @@ type number interface {
 }
 
 // Reduce is dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, with the meaning given at
-// [backend.ReduceOp]; 16-bit floats are computed in 32 bits and rounded once. It reads all sources in
-// one pass. All buffers have one dtype and length, and dst may be one of the sources.
+// [backend.ReduceOp]; 16-bit floats are computed in 32 bits and rounded once. It reads all sources
+// in one pass. All buffers have one dtype and length, and dst may be one of the sources.
 func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
 	switch {
 	case dst.Len() == 0:
@@ -21,7 +21,8 @@ func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buf
 	case len(srcs) == 1:
 		copy(dst.Bytes(), srcs[0].Bytes())
 		return
-	case (op != backend.Avg || dst.DType().Float()) && reduceVector(l, op, dst, srcs): // vectors of integers have no division
+	// vectors of integers have no division
+	case (op != backend.Avg || dst.DType().Float()) && reduceVector(l, op, dst, srcs):
 		return
 	}
 	switch dst.DType() {
@@ -42,8 +43,8 @@ func Reduce(l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buf
 	}
 }
 
-// reduce combines the sources in order, a block at a time. It writes the result of a block to dst last,
-// so that dst may be one of the sources.
+// reduce combines the sources in order, a block at a time. It writes the result of a block to dst
+// last, so that dst may be one of the sources.
 func reduce[T number](l Level, op backend.ReduceOp, dst backend.Buffer, srcs []backend.Buffer) {
 	if op == backend.Avg && !dst.DType().Float() {
 		Reduce(l, backend.Sum, dst, srcs)

@@ -11,7 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-var dtypes = []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64, backend.I32, backend.I64, backend.U8}
+var dtypes = []backend.DType{backend.F16, backend.BF16, backend.F32, backend.F64, backend.I32,
+	backend.I64, backend.U8}
 
 // operand is n elements at an odd place, with guards around them.
 type operand struct {
@@ -25,7 +26,8 @@ const guardByte = 0xa7
 // operandOf puts elements offset bytes behind a guard: vectors need no alignment.
 func operandOf(d backend.DType, elements []byte, offset int) operand {
 	const guard = 64
-	all := slices.Concat(slices.Repeat([]byte{guardByte}, guard+offset), elements, slices.Repeat([]byte{guardByte}, guard))
+	all := slices.Concat(slices.Repeat([]byte{guardByte}, guard+offset), elements,
+		slices.Repeat([]byte{guardByte}, guard))
 	from := guard + offset
 	return operand{all, backend.Of(all[from : from+len(elements)]).As(d), from}
 }
@@ -75,15 +77,19 @@ func differ(d backend.DType, got, want []byte) (i int, differs bool) {
 // special are the elements that are treated in their own way somewhere.
 func special(d backend.DType) []uint64 {
 	return map[backend.DType][]uint64{
-		backend.F16:  {0, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe02, 1, 0x8001, 0x3ff, 0x400, 0x7bff, 0x3c00},
-		backend.BF16: {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffc2, 1, 0x8001, 0x7f, 0x80, 0x7f7f, 0x3f80},
-		backend.F32:  {0, 1 << 31, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffc00002, 1, 0x80000001, 0x7fffff, 0x800000, 0x7f7fffff, 0x3f800000, 0x3f808000, 0x7f7f8000},
-		backend.F64:  {0, 1 << 63, 0x7ff << 52, 0xfff << 52, 0x7ff8 << 48, 0x7ff0<<48 + 1, 0xfff8<<48 + 2, 1, 1<<63 + 1, 1 << 52, 0x7fef_ffff_ffff_ffff},
+		backend.F16: {0, 0x8000, 0x7c00, 0xfc00, 0x7e00, 0x7c01, 0xfe02, 1, 0x8001, 0x3ff, 0x400,
+			0x7bff, 0x3c00},
+		backend.BF16: {0, 0x8000, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffc2, 1, 0x8001, 0x7f, 0x80,
+			0x7f7f, 0x3f80},
+		backend.F32: {0, 1 << 31, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffc00002, 1,
+			0x80000001, 0x7fffff, 0x800000, 0x7f7fffff, 0x3f800000, 0x3f808000, 0x7f7f8000},
+		backend.F64: {0, 1 << 63, 0x7ff << 52, 0xfff << 52, 0x7ff8 << 48, 0x7ff0<<48 + 1,
+			0xfff8<<48 + 2, 1, 1<<63 + 1, 1 << 52, 0x7fef_ffff_ffff_ffff},
 	}[d]
 }
 
-// random returns n elements of random bits, a fourth of them special, and the others of floats mostly
-// of a moderate size.
+// random returns n elements of random bits, a fourth of them special, and the others of floats
+// mostly of a moderate size.
 func random(r *rand.Rand, d backend.DType, n int) []byte {
 	xs := make([]byte, n*d.Size())
 	values := special(d)
@@ -115,7 +121,8 @@ func moderate(d backend.DType, x float64) uint64 {
 
 // reduced returns what a level makes of sources, and fails if it writes around the destination.
 // The destination is a source if alias is one's number.
-func reduced(t *testing.T, l Level, op backend.ReduceOp, d backend.DType, sources [][]byte, offset, alias int) []byte {
+func reduced(t *testing.T, l Level, op backend.ReduceOp, d backend.DType, sources [][]byte, offset,
+	alias int) []byte {
 	t.Helper()
 	srcs := make([]backend.Buffer, len(sources))
 	dst := operandOf(d, make([]byte, len(sources[0])), offset)
@@ -128,13 +135,16 @@ func reduced(t *testing.T, l Level, op backend.ReduceOp, d backend.DType, source
 	}
 	Reduce(l, op, dst.at, srcs)
 	if !dst.intact() {
-		t.Errorf("%v: %v of %d sources of %d %v: wrote around the destination", l, op, len(sources), dst.at.Len(), d)
+		t.Errorf("%v: %v of %d sources of %d %v: wrote around the destination", l, op, len(sources),
+			dst.at.Len(), d)
 	}
 	return dst.elements()
 }
 
-// checkReduce compares all levels: with the loop in Go but for the bits of NaNs, and among each other.
-func checkReduce(t *testing.T, op backend.ReduceOp, d backend.DType, sources [][]byte, offset, alias int) {
+// checkReduce compares all levels: with the loop in Go but for the bits of NaNs, and among each
+// other.
+func checkReduce(t *testing.T, op backend.ReduceOp, d backend.DType, sources [][]byte, offset,
+	alias int) {
 	t.Helper()
 	want := reduced(t, Go, op, d, sources, offset, alias)
 	var vector []byte
@@ -143,14 +153,16 @@ func checkReduce(t *testing.T, op backend.ReduceOp, d backend.DType, sources [][
 		if i, differs := differ(d, got, want); differs {
 			_, g := value(d, got, i)
 			_, w := value(d, want, i)
-			t.Fatalf("%v: %v of %d sources of %v, offset %d, alias %d: element %d of %d is %#x, in Go %#x",
+			t.Fatalf("%v: %v of %d sources of %v, offset %d, alias %d: element %d of %d is %#x, "+
+				"in Go %#x",
 				l, op, len(sources), d, offset, alias, i, len(want)/d.Size(), g, w)
 		}
 		if vector == nil {
 			vector = got
 		}
 		if !slices.Equal(got, vector) {
-			t.Fatalf("%v: %v of %d sources of %v, offset %d: other bits of NaNs than %v", l, op, len(sources), d, offset, Levels()[1])
+			t.Fatalf("%v: %v of %d sources of %v, offset %d: other bits of NaNs than %v", l, op,
+				len(sources), d, offset, Levels()[1])
 		}
 	}
 }
@@ -158,8 +170,10 @@ func checkReduce(t *testing.T, op backend.ReduceOp, d backend.DType, sources [][
 func TestReduceGivesTheSameBitsAtEachLevel(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for _, d := range dtypes {
-		// What is left behind vectors, one vector, several, and more than a block of the loop in Go.
-		lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257, 300, block + 77}
+		// What is left behind vectors, one vector, several, and more than a block of the loop in
+		// Go.
+		lengths := []int{0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 129, 255, 257,
+			300, block + 77}
 		for _, op := range backend.ReduceOps() {
 			for _, sources := range []int{1, 2, 3, 4, 8, 9, 65} {
 				for _, n := range lengths {
@@ -175,7 +189,8 @@ func TestReduceGivesTheSameBitsAtEachLevel(t *testing.T) {
 }
 
 func FuzzReduce(f *testing.F) {
-	f.Add(uint8(0), uint8(2), uint8(2), uint8(1), []byte("0123456789abcdef0123456789abcdef0123456789abcdef"))
+	f.Add(uint8(0), uint8(2), uint8(2), uint8(1),
+		[]byte("0123456789abcdef0123456789abcdef0123456789abcdef"))
 	f.Fuzz(func(t *testing.T, op, dtype, sources, offset uint8, data []byte) {
 		ops := backend.ReduceOps()
 		d, n := dtypes[int(dtype)%len(dtypes)], 1+int(sources)%9
@@ -221,7 +236,8 @@ func checkHalf[H half](t *testing.T) {
 		}
 		want := make([]float32, len(all))
 		Widen(Go, want, all)
-		if i, differs := differ(backend.F32, backend.Of(wide).Bytes(), backend.Of(want).Bytes()); differs {
+		if i, differs := differ(backend.F32, backend.Of(wide).Bytes(),
+			backend.Of(want).Bytes()); differs {
 			t.Fatalf("%v: %v %#x widened is %v, in Go %v", l, d, all[i], wide[i], want[i])
 		}
 	}
@@ -240,7 +256,8 @@ func checkHalf[H half](t *testing.T) {
 				want = dst.elements()
 			}
 			if !slices.Equal(dst.elements(), want) { // bits of NaNs, too
-				t.Fatalf("%v: narrowing %d elements to %v: %x, in Go %x", l, n, d, dst.elements(), want)
+				t.Fatalf("%v: narrowing %d elements to %v: %x, in Go %x", l, n, d, dst.elements(),
+					want)
 			}
 			back := operandOf(backend.F32, make([]byte, n*4), r.IntN(17))
 			Widen(l, backend.View[float32](back.at), backend.View[H](dst.at))
@@ -260,8 +277,10 @@ func TestHalvesAtEachLevel(t *testing.T) {
 func TestNarrowRoundsAlikeAtEachLevel(t *testing.T) {
 	var around []float32
 	for i := range 1 << 16 {
-		for _, bits := range []uint32{uint32(i)<<16 | 0x8000, math.Float32bits(WidenF16(uint16(i))) | 0x1000} {
-			around = append(around, math.Float32frombits(bits-1), math.Float32frombits(bits), math.Float32frombits(bits+1))
+		for _, bits := range []uint32{uint32(i)<<16 | 0x8000,
+			math.Float32bits(WidenF16(uint16(i))) | 0x1000} {
+			around = append(around, math.Float32frombits(bits-1), math.Float32frombits(bits),
+				math.Float32frombits(bits+1))
 		}
 	}
 	for _, l := range Levels()[1:] {
@@ -270,7 +289,8 @@ func TestNarrowRoundsAlikeAtEachLevel(t *testing.T) {
 		Narrow(l, bf16, around)
 		for i, x := range around {
 			if uint16(f16[i]) != NarrowF16(x) || uint16(bf16[i]) != NarrowBF16(x) {
-				t.Fatalf("%v: %v (%#x) is %#x and %#x, in Go %#x and %#x", l, x, math.Float32bits(x), f16[i], bf16[i], NarrowF16(x), NarrowBF16(x))
+				t.Fatalf("%v: %v (%#x) is %#x and %#x, in Go %#x and %#x", l, x,
+					math.Float32bits(x), f16[i], bf16[i], NarrowF16(x), NarrowBF16(x))
 			}
 		}
 	}
@@ -290,7 +310,8 @@ func TestScaleAtEachLevel(t *testing.T) {
 	}
 }
 
-func checkScale[T float32 | float64](t *testing.T, l Level, d backend.DType, elements []byte, offset int, alias bool, factor T) {
+func checkScale[T float32 | float64](t *testing.T, l Level, d backend.DType, elements []byte,
+	offset int, alias bool, factor T) {
 	want := operandOf(d, elements, offset)
 	Scale(Go, backend.View[T](want.at), backend.View[T](want.at), factor)
 	src := operandOf(d, elements, offset)

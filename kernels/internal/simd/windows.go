@@ -4,8 +4,9 @@ import "math"
 
 // Windows are windows on a plane of pixels, at places that lie in rows. Distances are in elements.
 type Windows struct {
-	Rows, Columns int   // of places
-	Pitch, Stride int   // from a row of places to the next one, and from a place to the next one in its row
+	Rows, Columns int // of places
+	// from a row of places to the next one, and from a place to the next one in its row
+	Pitch, Stride int
 	Pixels        []int // of a window: their distances from its first one, which only grow
 }
 
@@ -20,7 +21,8 @@ func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 	if w.Rows == 0 || w.Columns == 0 {
 		return
 	}
-	places, last := w.Rows*w.Columns, (w.Rows-1)*w.Pitch+(w.Columns-1)*w.Stride+w.Pixels[len(w.Pixels)-1]
+	places, last := w.Rows*w.Columns, (w.Rows-1)*w.Pitch+(w.Columns-1)*w.Stride+w.Pixels[len(
+		w.Pixels)-1]
 	most, at, _ = most[:places], at[:places], x[last]
 	if l > Go && w.Stride <= longestStride {
 		largest(l, &most[0], &at[0], &x[0], w, least)
@@ -43,8 +45,8 @@ func Largest[T Float](l Level, most, at, x []T, w *Windows, least T) {
 	}
 }
 
-// Give adds the gradient dy of each window to that of the pixel that Largest has found, in the order of the
-// windows:
+// Give adds the gradient dy of each window to that of the pixel that Largest has found, in the
+// order of the windows:
 //
 //	dx[pixel] += dy[i]
 //
@@ -71,7 +73,8 @@ func Give[T Float](l Level, dx, x, dy, at []T, w *Windows, apart bool, least T) 
 	}
 }
 
-// pairs reports whether windows are two pixels wide and lie side by side, and how far their rows are apart.
+// pairs reports whether windows are two pixels wide and lie side by side, and how far their rows
+// are apart.
 func (w *Windows) pairs() (rowPitch int, ok bool) {
 	n := len(w.Pixels)
 	if w.Stride != 2 || n%2 != 0 || w.Pixels[1] != 1 {

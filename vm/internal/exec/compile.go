@@ -89,7 +89,8 @@ func (e *Executor) images(s *step) func() error {
 func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error) {
 	x, _, y := op.Images(s.Args[0].Shape, s.Args[1].Shape, s.Dsts[0].Shape)
 	c := kernels.Convolution{
-		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass, DType: s.Dsts[0].DType, TF32: op.TF32,
+		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass,
+		DType: s.Dsts[0].DType, TF32: op.TF32,
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	e.needs = max(e.needs, n)
@@ -101,18 +102,19 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	}, err
 }
 
-// attentionOf returns what attention of the first operands of a step is; its operands and results are
-// found when it runs.
+// attentionOf returns what attention of the first operands of a step is; its operands and results
+// are found when it runs.
 func attentionOf(s *step, causal bool, scale float64) kernels.Attention {
 	q, k := s.Args[0].Shape, s.Args[1].Shape
 	return kernels.Attention{
-		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3), Causal: causal, Scale: scale,
+		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3),
+		Causal: causal, Scale: scale,
 		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(s.Dsts[0]),
 	}
 }
 
-// headsOf returns how rows of an operand [B, H, n, size] lie: layout has made sure that their elements are
-// neighbours.
+// headsOf returns how rows of an operand [B, H, n, size] lie: layout has made sure that their
+// elements are neighbours.
 func headsOf(r plan.Ref) kernels.HeadRows {
 	return kernels.HeadRows{Batch: r.Strides.At(0), Head: r.Strides.At(1), Row: r.Strides.At(2)}
 }
@@ -130,7 +132,8 @@ func (e *Executor) attention(s *step, op ir.Attention) func() error {
 func (e *Executor) attentionGrad(s *step, op ir.AttentionGrad) func() error {
 	a := kernels.AttentionGrad{
 		Attention: attentionOf(s, op.Causal, op.Scale),
-		DY:        headsOf(s.Args[5]), DQ: headsOf(s.Dsts[0]), DK: headsOf(s.Dsts[1]), DV: headsOf(s.Dsts[2]),
+		DY:        headsOf(s.Args[5]), DQ: headsOf(s.Dsts[0]), DK: headsOf(s.Dsts[1]), DV: headsOf(
+			s.Dsts[2]),
 	}
 	a.Y = headsOf(s.Args[3])
 	return func() error {
@@ -204,7 +207,8 @@ func (e *Executor) joined(s *step, op plan.Joined) (func() error, error) {
 	outputs, inputs := len(op.Programs[0].Outputs), len(op.Programs[0].Inputs)
 	return func() error {
 		for i, l := range loops {
-			if err := l.Run(s.dsts[i*outputs:(i+1)*outputs], s.args[i*inputs:(i+1)*inputs], e.scratch); err != nil {
+			if err := l.Run(s.dsts[i*outputs:(i+1)*outputs], s.args[i*inputs:(i+1)*inputs],
+				e.scratch); err != nil {
 				return err
 			}
 		}
@@ -279,7 +283,8 @@ func matrixOf(r plan.Ref, transposed bool) matrix {
 	n := r.Shape.Len()
 	rows, columns := r.Shape.At(n-2), r.Shape.At(n-1)
 	row, column := r.Strides.At(n-2), r.Strides.At(n-1)
-	m := matrix{kernels.Matrix{Transposed: transposed, Pitch: max(row, columns)}, r.Strides.Without(n - 1).Without(n - 2)}
+	m := matrix{kernels.Matrix{Transposed: transposed, Pitch: max(row, columns)},
+		r.Strides.Without(n - 1).Without(n - 2)}
 	if byRows := (column == 1 || columns == 1) && (row >= columns || rows == 1); !byRows {
 		m.Transposed, m.Pitch = !transposed, max(column, rows)
 	}
@@ -288,10 +293,12 @@ func matrixOf(r plan.Ref, transposed bool) matrix {
 
 // matMul multiplies each pair of matrices: the last axis of the batch is one call.
 func (e *Executor) matMul(s *step, op ir.MatMul) func() error {
-	a, b, c := matrixOf(s.Args[0], op.TransA), matrixOf(s.Args[1], op.TransB), matrixOf(s.Dsts[0], false)
+	a, b, c := matrixOf(s.Args[0], op.TransA), matrixOf(s.Args[1], op.TransB),
+		matrixOf(s.Dsts[0], false)
 	x, z := s.Args[0].Shape, s.Dsts[0].Shape
 	n := z.Len()
-	p := kernels.Product{Batch: 1, M: z.At(n - 2), N: z.At(n - 1), K: x.At(n - 1), Alpha: 1, TF32: op.TF32}
+	p := kernels.Product{Batch: 1, M: z.At(n - 2), N: z.At(n - 1), K: x.At(n - 1), Alpha: 1,
+		TF32: op.TF32}
 	if op.TransA {
 		p.K = x.At(n - 2)
 	}
@@ -306,7 +313,8 @@ func (e *Executor) matMul(s *step, op ir.MatMul) func() error {
 		p := p
 		p.Epilogue = s.epilogue
 		for i := range outer.Size() {
-			p.A, p.B, p.C = a.at(s.args[0], outer, i), b.at(s.args[1], outer, i), c.at(s.dsts[0], outer, i)
+			p.A, p.B, p.C = a.at(s.args[0], outer, i), b.at(s.args[1], outer, i),
+				c.at(s.dsts[0], outer, i)
 			if err := e.device.Multiply(p); err != nil {
 				return err
 			}

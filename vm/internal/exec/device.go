@@ -46,7 +46,8 @@ type Device interface {
 	Close() error
 }
 
-// Kernels are the operations of package kernels on images, on rows that indices name, and attention.
+// Kernels are the operations of package kernels on images, on rows that indices name, and
+// attention.
 type Kernels interface {
 	Im2Col(dst, src backend.Buffer, i kernels.Images) error
 	Col2Im(dst, src backend.Buffer, i kernels.Images) error
@@ -67,8 +68,9 @@ type queued struct {
 	copies *residence.Copies
 }
 
-// readier is what has code to load for operations. The executor asks for all that a plan has before the plan
-// runs: later, other ranks may wait for what runs on the device, or a graph is being captured.
+// readier is what has code to load for operations. The executor asks for all that a plan has before
+// the plan runs: later, other ranks may wait for what runs on the device, or a graph is being
+// captured.
 type readier interface{ ready(op ir.Op) error }
 
 // ready makes a device ready for an operation.
@@ -101,11 +103,14 @@ func On(d backend.Device) (Device, error) {
 	}
 	run, ok := q.(fuse.Queue)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s run no fused loops", backend.ErrUnsupported, d.Name()), q.Close())
+		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s run no fused loops",
+			backend.ErrUnsupported, d.Name()), q.Close())
 	}
 	kernels, ok := q.(Kernels)
 	if !ok {
-		return nil, errors.Join(fmt.Errorf("vm: %w: the queues of %s have no kernels for images, rows and attention", backend.ErrUnsupported, d.Name()), q.Close())
+		return nil,
+			errors.Join(fmt.Errorf("vm: %w: the queues of %s have no kernels for images, rows "+
+				"and attention", backend.ErrUnsupported, d.Name()), q.Close())
 	}
 	multiply, err := productsOf(q)
 	if err != nil {
@@ -124,7 +129,8 @@ func multiplies(q backend.Queue) (products, error) {
 	if p, ok := q.(products); ok {
 		return p, nil
 	}
-	return nil, fmt.Errorf("vm: %w: a %T multiplies no matrices, or convolves no images", backend.ErrUnsupported, q)
+	return nil, fmt.Errorf("vm: %w: a %T multiplies no matrices, or convolves no images",
+		backend.ErrUnsupported, q)
 }
 
 // Host implements [Device].

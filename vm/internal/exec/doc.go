@@ -1,8 +1,8 @@
 // Package exec runs plans: on host memory, or in the memory of a device.
 //
 //   - exec.go: an Executor and its memory
-//   - outside.go: where a device has what comes from outside: variables in copies that machines share,
-//     the rest in uploads
+//   - outside.go: where a device has what comes from outside: variables in copies that machines
+//     share, the rest in uploads
 //   - transfer.go: numbers of the plan, and results on their way back
 //   - segment.go: runs of steps, which become graphs on devices that record them
 //   - compile.go: a function for each step of a plan
@@ -10,5 +10,6 @@
 //   - host.go: the host as a Device: loops by package kernels/fuse, matrix products and the rest by
 //     package kernels
 //   - convolution.go: convolutions on the host, as products of patches
-//   - opaque.go: operations that only the graph knows: in place, or by their Do with copies of their operands
+//   - opaque.go: operations that only the graph knows: in place, or by their Do with copies of
+//     their operands
 package exec

@@ -7,7 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// comparedAtOnce is how many bytes one goroutine compares: 10 us or more, which is worth starting it.
+// comparedAtOnce is how many bytes one goroutine compares: 10 us or more, which is worth starting
+// it.
 const comparedAtOnce = 256 << 10
 
 // equal is bytes.Equal, by several goroutines for batches of some MiB: a device waits meanwhile.

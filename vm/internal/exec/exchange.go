@@ -29,7 +29,8 @@ type exchanges struct {
 // started is what steps have started and nobody has waited for.
 type started struct {
 	buckets []backend.Work // nil where a bucket is not under way
-	others  []backend.Work // operations that run where their operands are, and graphs in which there are exchanges
+	// operations that run where their operands are, and graphs in which there are exchanges
+	others []backend.Work
 }
 
 // send starts the exchange of a bucket; the first one has number 1.
@@ -64,7 +65,8 @@ func (x *exchanges) finish() error {
 		}
 	}
 	for _, w := range x.others {
-		errs = append(errs, w.Join(context.Background())) // communicators end their waits by themselves
+		// communicators end their waits by themselves
+		errs = append(errs, w.Join(context.Background()))
 	}
 	clear(x.buckets)
 	clear(x.others)

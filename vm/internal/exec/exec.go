@@ -51,14 +51,17 @@ type step struct {
 	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
 }
 
-// New makes a plan ready to run on a device. It allocates the arena; g has the operations that only the
-// graph knows, nil if there are none, and exchange is how ranks exchange gradients, nil if
-// the plan does not. After an error nothing is left of it.
+// New makes a plan ready to run on a device. It allocates the arena; g has the operations that only
+// the graph knows, nil if there are none, and exchange is how ranks exchange gradients, nil if the
+// plan does not. After an error nothing is left of it.
 func New(p *plan.Plan, d Device, g Graph, exchange Buckets) (*Executor, error) {
 	n := len(p.Buffers)
 	e := &Executor{
-		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true, exchanges: exchanges{Buckets: exchange},
-		bound: make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make([]bool, n), misplaced: !d.Host(),
+		plan: p.Bare(), device: d, graph: g, buffers: make([]backend.Buffer, n), moved: true,
+		exchanges: exchanges{Buckets: exchange},
+		bound:     make([]backend.Buffer, n), resident: make([]*residence.Copy, n), varies: make(
+			[]bool,
+			n), misplaced: !d.Host(),
 	}
 	if err := e.prepare(); err != nil {
 		return nil, errors.Join(err, e.Close())
@@ -67,10 +70,10 @@ func New(p *plan.Plan, d Device, g Graph, exchange Buckets) (*Executor, error) {
 	return e, nil
 }
 
-// CloseBehind has the executor closed once owner is garbage, to which nothing of it may refer: on the host
-// by the garbage collector, on a device by whoever makes the next executor there or closes the device.
-// Another goroutine may be recording a graph of the device, in which it must not free memory. Stop of
-// the result calls it off.
+// CloseBehind has the executor closed once owner is garbage, to which nothing of it may refer: on
+// the host by the garbage collector, on a device by whoever makes the next executor there or closes
+// the device. Another goroutine may be recording a graph of the device, in which it must not free
+// memory. Stop of the result calls it off.
 func CloseBehind[T any](owner *T, e *Executor) runtime.Cleanup {
 	return runtime.AddCleanup(owner, (*Executor).abandoned, e)
 }
@@ -95,7 +98,9 @@ func (e *Executor) prepare() error {
 	if err != nil {
 		peak := e.plan.Peak()
 		s := e.plan.Steps[peak]
-		return e.lacking(err, e.plan.ArenaBytes, fmt.Sprintf("the values of a run, which needs most in step %d, %v of %s", peak, s.Op, s.Name))
+		return e.lacking(err, e.plan.ArenaBytes,
+			fmt.Sprintf("the values of a run, which needs most in step %d, %v of %s", peak, s.Op,
+				s.Name))
 	}
 	for i, b := range e.plan.Buffers {
 		switch {
@@ -111,7 +116,8 @@ func (e *Executor) prepare() error {
 		return err
 	}
 	for i, s := range e.plan.Steps {
-		c := &step{Step: s, number: i, dsts: make([]backend.Buffer, len(s.Dsts)), args: make([]backend.Buffer, len(s.Args))}
+		c := &step{Step: s, number: i, dsts: make([]backend.Buffer, len(s.Dsts)),
+			args: make([]backend.Buffer, len(s.Args))}
 		if err := e.compile(c); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
@@ -121,7 +127,9 @@ func (e *Executor) prepare() error {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
 	for kind := range e.plan.Accumulation.Kinds() {
-		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool { return !s.Runs.Has(kind) })
+		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
+			return !s.Runs.Has(kind)
+		})
 		e.runs = append(e.runs, segmented(steps, false))
 	}
 	return e.prepareResults(arena)
@@ -227,7 +235,8 @@ func (e *Executor) lacking(err error, nbytes int, what string) error {
 	for _, b := range e.plan.Largest(shownHolders) {
 		largest = append(largest, fmt.Sprintf("%s (%d bytes)", b.Name, b.Bytes))
 	}
-	return fmt.Errorf("vm: %d bytes for %s: %w: most of the plan's memory is for %s: take smaller batches, keep fewer values (vm.Keep), or close other machines",
+	return fmt.Errorf("vm: %d bytes for %s: %w: most of the plan's memory is for %s: take "+
+		"smaller batches, keep fewer values (vm.Keep), or close other machines",
 		nbytes, what, err, strings.Join(largest, ", "))
 }
 

@@ -58,8 +58,8 @@ func widened[T float32 | float64 | int64 | byte](data []T) []float64 {
 	return to
 }
 
-// check plans a program, and compares its results with the reference, on the host, also by the plain plan, and on
-// a device whose memory the host cannot touch.
+// check plans a program, and compares its results with the reference, on the host, also by the
+// plain plan, and on a device whose memory the host cannot touch.
 func check(t *testing.T, p *ir.Program, inputs [][]float64) {
 	t.Helper()
 	if err := p.Check(); err != nil {
@@ -109,7 +109,8 @@ func fake(t *testing.T) (device exec.Device, closed func()) {
 
 // small are limits that programs of a few elements reach.
 var small = plan.Limits{
-	SmallLoop: 4, LargeLoop: 16, LoopValues: 8, LoopOperands: 8, ShortRow: 2, LongRow: 64, ManyRows: 2,
+	SmallLoop: 4, LargeLoop: 16, LoopValues: 8, LoopOperands: 8, ShortRow: 2, LongRow: 64,
+	ManyRows:   2,
 	AgainBytes: 16, AgainOps: 24, Besides: 2, Search: 64,
 }
 
@@ -117,7 +118,8 @@ var small = plan.Limits{
 type planner = func(*ir.Program, ...plan.Update) (*plan.Plan, error)
 
 // checkOn runs a program on a device.
-func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, inputs [][]float64, want []interpret.Array) {
+func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, inputs [][]float64,
+	want []interpret.Array) {
 	t.Helper()
 	planned, err := planner(p)
 	if err != nil {
@@ -146,7 +148,8 @@ func checkOn(t *testing.T, device exec.Device, planner planner, p *ir.Program, i
 		}
 		for j, got := range numbers(dst) {
 			if w := want[r].Data[j]; !w.Allows(got) {
-				t.Fatalf("result %d, %v: element %d is %v, want %v, in\n%v", i, v.Op, j, got, w, planned)
+				t.Fatalf("result %d, %v: element %d is %v, want %v, in\n%v", i, v.Op, j, got, w,
+					planned)
 			}
 		}
 	}
@@ -184,7 +187,8 @@ func (b *builder) input(seed int, shape ...int) ir.ID {
 		a[i] = float64((i*7+seed*3)%11 - 5)
 	}
 	b.inputs = append(b.inputs, a)
-	return b.Add(ir.Value{Op: ir.Input{Index: len(b.inputs) - 1}, Shape: d, DType: b.dtype, Name: "input"})
+	return b.Add(ir.Value{Op: ir.Input{Index: len(b.inputs) - 1}, Shape: d, DType: b.dtype,
+		Name: "input"})
 }
 
 func (b *builder) op(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
@@ -194,8 +198,10 @@ func (b *builder) op(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
 var floats = []backend.DType{backend.F64, backend.F32}
 
 func TestOperationsAreThePlainLoop(t *testing.T) {
-	window := ir.Window{H: 3, W: 2, PadH: 1, PadW: 1, StrideH: 2, StrideW: 1, DilationH: 1, DilationW: 2}
-	pool := ir.Window{H: 3, W: 2, PadH: 1, PadW: 0, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}
+	window := ir.Window{H: 3, W: 2, PadH: 1, PadW: 1, StrideH: 2, StrideW: 1, DilationH: 1,
+		DilationW: 2}
+	pool := ir.Window{H: 3, W: 2, PadH: 1, PadW: 0, StrideH: 2, StrideW: 2, DilationH: 1,
+		DilationW: 1}
 	tests := []struct {
 		op     ir.Op
 		result []int
@@ -210,16 +216,21 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		{ir.MatMul{}, []int{3, 5}, [][]int{{3, 4}, {4, 5}}},
 		{ir.MatMul{TransA: true}, []int{3, 5}, [][]int{{4, 3}, {4, 5}}},
 		{ir.MatMul{TransB: true}, []int{3, 5}, [][]int{{3, 4}, {5, 4}}},
-		{ir.MatMul{TransA: true, TransB: true}, []int{2, 2, 3, 5}, [][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}},
+		{ir.MatMul{TransA: true, TransB: true}, []int{2, 2, 3, 5},
+			[][]int{{2, 2, 4, 3}, {2, 2, 5, 4}}},
 		{ir.MatMul{}, []int{1, 1}, [][]int{{1, 6}, {6, 1}}},
 		{ir.Im2Col{Window: window}, []int{2, 3, 5, 18}, [][]int{{2, 3, 5, 5}}},
 		{ir.Col2Im{Window: window}, []int{2, 3, 5, 5}, [][]int{{2, 3, 5, 18}}},
-		{ir.Convolution{Pass: kernels.Forward, Window: window}, []int{2, 4, 3, 5}, [][]int{{2, 3, 5, 5}, {4, 3, 3, 2}}},
-		{ir.Convolution{Pass: kernels.InputGradient, Window: window}, []int{2, 3, 5, 5}, [][]int{{2, 4, 3, 5}, {4, 3, 3, 2}}},
-		{ir.Convolution{Pass: kernels.FilterGradient, Window: window}, []int{4, 3, 3, 2}, [][]int{{2, 3, 5, 5}, {2, 4, 3, 5}}},
+		{ir.Convolution{Pass: kernels.Forward, Window: window}, []int{2, 4, 3, 5},
+			[][]int{{2, 3, 5, 5}, {4, 3, 3, 2}}},
+		{ir.Convolution{Pass: kernels.InputGradient, Window: window}, []int{2, 3, 5, 5},
+			[][]int{{2, 4, 3, 5}, {4, 3, 3, 2}}},
+		{ir.Convolution{Pass: kernels.FilterGradient, Window: window}, []int{4, 3, 3, 2},
+			[][]int{{2, 3, 5, 5}, {2, 4, 3, 5}}},
 		{ir.MaxPool{Window: pool}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
 		{ir.MaxPool{Window: pool, Rectified: true}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
-		{ir.MaxPoolGrad{Window: pool, Rectified: true}, []int{2, 2, 5, 4}, [][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
+		{ir.MaxPoolGrad{Window: pool, Rectified: true}, []int{2, 2, 5, 4},
+			[][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
 		{ir.MaxPoolGrad{Window: pool}, []int{2, 2, 5, 4}, [][]int{{2, 2, 5, 4}, {2, 2, 3, 2}}},
 	}
 	for _, dtype := range floats {
@@ -237,28 +248,34 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 	}
 }
 
-// TestAttentionIsThePlainLoop: operands are views of one input, as they lie in it, results are several, and
-// not all of them are used.
+// TestAttentionIsThePlainLoop: operands are views of one input, as they lie in it, results are
+// several, and not all of them are used.
 func TestAttentionIsThePlainLoop(t *testing.T) {
 	for _, dtype := range floats {
 		for _, causal := range []bool{false, true} {
 			t.Run(fmt.Sprint(dtype, " causal ", causal), func(t *testing.T) {
 				b := &builder{dtype: dtype}
 				const batch, heads, queries, keys, size = 2, 3, 4, 6, 5
-				both, dy := b.input(1, batch, keys, 3*heads, size), b.input(2, batch, heads, queries, size)
+				both, dy := b.input(1, batch, keys, 3*heads, size),
+					b.input(2, batch, heads, queries, size)
 				both = b.op(ir.Binary{Op: fuse.Div}, ir.Of(batch, keys, 3*heads, size), both,
-					b.op(ir.Broadcast{}, ir.Of(batch, keys, 3*heads, size), b.op(ir.Reshape{}, ir.Of(1, 1, 1, 1), b.op(ir.ScalarOf(5), ir.Dims{}))))
+					b.op(ir.Broadcast{}, ir.Of(batch, keys, 3*heads, size),
+						b.op(ir.Reshape{}, ir.Of(1, 1, 1, 1), b.op(ir.ScalarOf(5), ir.Dims{}))))
 				part := func(i, n int) ir.ID {
-					x := b.op(ir.Slice{Axis: 2, Start: i * heads, Step: 1}, ir.Of(batch, keys, heads, size), both)
-					x = b.op(ir.Slice{Axis: 1, Start: keys - n, Step: 1}, ir.Of(batch, n, heads, size), x)
-					return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)}, ir.Of(batch, heads, n, size), x)
+					x := b.op(ir.Slice{Axis: 2, Start: i * heads, Step: 1},
+						ir.Of(batch, keys, heads, size), both)
+					x = b.op(ir.Slice{Axis: 1, Start: keys - n, Step: 1},
+						ir.Of(batch, n, heads, size), x)
+					return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)},
+						ir.Of(batch, heads, n, size), x)
 				}
 				q, k, v := part(0, queries), part(1, keys), part(2, keys)
 				shape, others := ir.Of(batch, heads, queries, size), ir.Of(batch, heads, keys, size)
 				y := b.op(ir.Attention{Causal: causal, Scale: 0.5}, shape, q, k, v)
 				lse := b.op(ir.Result{Index: 1}, shape.Without(3), y)
 				dq := b.op(ir.AttentionGrad{Causal: causal, Scale: 0.5}, shape, q, k, v, y, lse, dy)
-				dk, dv := b.op(ir.Result{Index: 1}, others, dq), b.op(ir.Result{Index: 2}, others, dq)
+				dk, dv := b.op(ir.Result{Index: 1}, others, dq),
+					b.op(ir.Result{Index: 2}, others, dq)
 				for _, results := range [][]ir.ID{{y}, {lse}, {dv}, {y, dq, dk, dv, lse}} {
 					b.Results = results
 					check(t, &b.Program, b.inputs)
@@ -275,13 +292,15 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 	}
 }
 
-// TestAttentionWritesRowsOfAllHeads: where results are read with their heads exchanged, they lie that way.
+// TestAttentionWritesRowsOfAllHeads: where results are read with their heads exchanged, they lie
+// that way.
 func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 	const batch, heads, n, size = 2, 3, 4, 5
 	b := &builder{dtype: backend.F64}
 	shape, rows := ir.Of(batch, heads, n, size), ir.Of(batch*n, heads*size)
 	exchanged := func(x ir.ID, from ir.Dims) ir.ID {
-		return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)}, ir.Of(from.At(0), from.At(2), from.At(1), from.At(3)), x)
+		return b.op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)}, ir.Of(from.At(0), from.At(2), from.At(1),
+			from.At(3)), x)
 	}
 	in := func(seed int) ir.ID {
 		return exchanged(b.input(seed, batch, n, heads, size), ir.Of(batch, n, heads, size))
@@ -290,7 +309,8 @@ func TestAttentionWritesRowsOfAllHeads(t *testing.T) {
 	y := b.op(ir.Attention{Scale: 0.01}, shape, q, k, v)
 	lse := b.op(ir.Result{Index: 1}, shape.Without(3), y)
 	dq := b.op(ir.AttentionGrad{Scale: 0.01}, shape, q, k, v, y, lse, dy)
-	for _, x := range []ir.ID{y, dq, b.op(ir.Result{Index: 1}, shape, dq), b.op(ir.Result{Index: 2}, shape, dq)} {
+	for _, x := range []ir.ID{y, dq, b.op(ir.Result{Index: 1}, shape, dq),
+		b.op(ir.Result{Index: 2}, shape, dq)} {
 		x = b.op(ir.Reshape{}, rows, exchanged(x, shape))
 		b.Results = append(b.Results, b.op(ir.MatMul{}, ir.Of(batch*n, 2), x, w))
 	}
@@ -313,10 +333,12 @@ func TestFunctionsAreThePlainLoop(t *testing.T) {
 			t.Run(fmt.Sprint(dtype, " ", f), func(t *testing.T) {
 				b := &builder{dtype: dtype}
 				x, y := b.input(1, 4, 6), b.input(2, 4, 6)
-				if f == fuse.Log || f == fuse.Log2 || f == fuse.Sqrt || f == fuse.InvSqrt || f == fuse.Log1p {
+				if f == fuse.Log || f == fuse.Log2 || f == fuse.Sqrt || f == fuse.InvSqrt ||
+					f == fuse.Log1p {
 					x = b.op(ir.Unary{Op: fuse.Abs}, ir.Of(4, 6), x)
 				}
-				half := b.op(ir.Broadcast{}, ir.Of(4, 6), b.op(ir.Reshape{}, ir.Of(1, 1), b.op(ir.ScalarOf(0.25), ir.Dims{})))
+				half := b.op(ir.Broadcast{}, ir.Of(4, 6), b.op(ir.Reshape{}, ir.Of(1, 1),
+					b.op(ir.ScalarOf(0.25), ir.Dims{})))
 				x = b.op(ir.Binary{Op: fuse.Mul}, ir.Of(4, 6), x, half)
 				if f.Operands() == 2 {
 					b.Results = []ir.ID{b.op(ir.Binary{Op: f}, ir.Of(4, 6), x, y)}
@@ -332,10 +354,14 @@ func TestFunctionsAreThePlainLoop(t *testing.T) {
 func TestCasts(t *testing.T) {
 	b := &builder{dtype: backend.F32}
 	x, y := b.input(1, 3, 4), b.input(4, 3, 4)
-	less := b.Add(ir.Value{Op: ir.Binary{Op: fuse.Less}, Args: []ir.ID{x, y}, Shape: ir.Of(3, 4), DType: backend.U8})
-	whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: ir.Of(3, 4), DType: backend.I64})
-	wide := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{whole}, Shape: ir.Of(3, 4), DType: backend.F64})
-	bits := b.Add(ir.Value{Op: ir.Slice{Axis: 1, Start: 1, Step: 2}, Args: []ir.ID{less}, Shape: ir.Of(3, 2), DType: backend.U8})
+	less := b.Add(ir.Value{Op: ir.Binary{Op: fuse.Less}, Args: []ir.ID{x, y}, Shape: ir.Of(3, 4),
+		DType: backend.U8})
+	whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: ir.Of(3, 4),
+		DType: backend.I64})
+	wide := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{whole}, Shape: ir.Of(3, 4),
+		DType: backend.F64})
+	bits := b.Add(ir.Value{Op: ir.Slice{Axis: 1, Start: 1, Step: 2}, Args: []ir.ID{less},
+		Shape: ir.Of(3, 2), DType: backend.U8})
 	b.Results = []ir.ID{less, whole, wide, bits}
 	check(t, &b.Program, b.inputs)
 }
@@ -347,7 +373,8 @@ func TestGather(t *testing.T) {
 			b := &builder{dtype: dtype}
 			shape := ir.Of(3, 4, 2)
 			x, list := b.input(1, shape.Slice()...), b.input(2, 6)
-			whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6), DType: backend.I64})
+			whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{list}, Shape: ir.Of(6),
+				DType: backend.I64})
 			y := b.op(ir.Gather{Axis: axis}, shape.With(axis, 6), x, whole)
 			dy := b.input(3, shape.With(axis, 6).Slice()...)
 			b.Results = []ir.ID{y, b.op(ir.GatherGrad{Axis: axis}, shape, dy, whole)}
@@ -380,7 +407,8 @@ func TestWrongIndicesOfInputs(t *testing.T) {
 		}{{[]float64{0, 4}, true}, {[]float64{-1, 0}, true}, {[]float64{0, 3}, false}} {
 			b.inputs[0] = test.indices
 			bind(e, planned, b.inputs)
-			if err := errors.Join(e.Run(0), e.Fetch()); errors.Is(err, backend.ErrArgument) != test.wrong || !test.wrong && err != nil {
+			if err := errors.Join(e.Run(0), e.Fetch()); errors.Is(
+				err, backend.ErrArgument) != test.wrong || !test.wrong && err != nil {
 				t.Errorf("indices %v: %v", test.indices, err)
 			}
 		}
@@ -397,7 +425,8 @@ func TestPartsSideBySide(t *testing.T) {
 		whole := ir.Of(3, 4, 2)
 		sum := ir.ID(-1)
 		for k := whole.At(axis) - 1; k >= 0; k-- {
-			x := b.op(ir.Unslice{Axis: axis, Start: k, Step: 1}, whole, b.input(k, whole.With(axis, 1).Slice()...))
+			x := b.op(ir.Unslice{Axis: axis, Start: k, Step: 1}, whole,
+				b.input(k, whole.With(axis, 1).Slice()...))
 			if sum >= 0 {
 				x = b.op(ir.Binary{Op: fuse.Add}, whole, x, sum)
 			}
@@ -417,7 +446,8 @@ func TestComputedAgain(t *testing.T) {
 	sum := b.op(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(1025), x)
 	wide := b.op(ir.Broadcast{}, shape, b.op(ir.Reshape{}, ir.Of(1025, 1), sum))
 	z := b.op(ir.Binary{Op: fuse.Sub}, shape, x, wide)
-	slice := b.op(ir.Slice{Axis: 0, Start: 1024, Step: 1}, ir.Of(1, 1024), b.op(ir.Unary{Op: fuse.Neg}, shape, z))
+	slice := b.op(ir.Slice{Axis: 0, Start: 1024, Step: 1}, ir.Of(1, 1024),
+		b.op(ir.Unary{Op: fuse.Neg}, shape, z))
 	y := b.op(ir.MatMul{TransB: true}, ir.Of(1, 1), slice, slice)
 	again := b.op(ir.Binary{Op: fuse.Mul}, shape, z, b.op(ir.Broadcast{}, shape, y))
 	b.Results = []ir.ID{x, b.op(ir.Reduce{Op: backend.Max, Axes: ir.Of(0)}, ir.Of(1024), again)}
@@ -431,8 +461,10 @@ func TestSelect(t *testing.T) {
 		b := &builder{dtype: backend.F64}
 		x, y := b.input(0, shape.Slice()...), b.input(1, shape.Slice()...)
 		labels := b.input(2, shape.With(axis, 1).Slice()...)
-		whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{labels}, Shape: shape.With(axis, 1), DType: backend.I64})
-		wide := b.Add(ir.Value{Op: ir.Broadcast{}, Args: []ir.ID{whole}, Shape: shape, DType: backend.I64})
+		whole := b.Add(ir.Value{Op: ir.Cast{}, Args: []ir.ID{labels}, Shape: shape.With(axis, 1),
+			DType: backend.I64})
+		wide := b.Add(ir.Value{Op: ir.Broadcast{}, Args: []ir.ID{whole}, Shape: shape,
+			DType: backend.I64})
 		sum := b.op(ir.Binary{Op: fuse.Add}, shape, x, y)
 		b.Results = []ir.ID{b.op(ir.Select{Axis: axis}, shape, wide, sum, y)}
 		check(t, &b.Program, b.inputs)

@@ -41,7 +41,8 @@ func (r *random) grow() {
 		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
 	case 2, 3, 4, 5:
 		if y, ok := r.like(shape); ok {
-			f := []fuse.Op{fuse.Add, fuse.Sub, fuse.Mul, fuse.Maximum, fuse.Minimum, fuse.Less, fuse.GreaterEqual, fuse.Equal}[r.next(8)]
+			f := []fuse.Op{fuse.Add, fuse.Sub, fuse.Mul, fuse.Maximum, fuse.Minimum, fuse.Less,
+				fuse.GreaterEqual, fuse.Equal}[r.next(8)]
 			r.add(ir.Binary{Op: f}, shape, max(bound+r.bounds[y], bound*r.bounds[y], 1), x, y)
 			if r.next(4) == 0 {
 				r.add(ir.Where{}, shape, max(bound, r.bounds[y]), y, x, y)
@@ -56,7 +57,8 @@ func (r *random) grow() {
 	case 10:
 		if shape.Len() > 0 && shape.At(axis) > 1 {
 			start, step := r.next(shape.At(axis)), 1+r.next(2)
-			r.add(ir.Slice{Axis: axis, Start: start, Step: step}, shape.With(axis, (shape.At(axis)-start+step-1)/step), bound, x)
+			r.add(ir.Slice{Axis: axis, Start: start, Step: step},
+				shape.With(axis, (shape.At(axis)-start+step-1)/step), bound, x)
 		}
 	case 11:
 		if shape.Len() > 0 && shape.At(axis) == 1 {
@@ -65,11 +67,13 @@ func (r *random) grow() {
 	case 12:
 		if shape.Len() > 0 {
 			start, step := r.next(3), 1+r.next(2)
-			r.add(ir.Unslice{Axis: axis, Start: start, Step: step}, shape.With(axis, start+step*(shape.At(axis)-1)+1+r.next(2)), bound, x)
+			r.add(ir.Unslice{Axis: axis, Start: start, Step: step},
+				shape.With(axis, start+step*(shape.At(axis)-1)+1+r.next(2)), bound, x)
 		}
 	case 13:
 		if y, ok := r.like(shape); ok && shape.Len() > 0 {
-			r.add(ir.Concat{Axis: axis}, shape.With(axis, 2*shape.At(axis)), max(bound, r.bounds[y]), x, y)
+			r.add(ir.Concat{Axis: axis}, shape.With(axis, 2*shape.At(axis)),
+				max(bound, r.bounds[y]), x, y)
 		}
 	case 14:
 		r.matMul(x)
@@ -157,7 +161,8 @@ func (r *random) rows(x ir.ID) {
 	once := ir.ID(len(r.Values) - 1)
 	r.add(ir.Reshape{}, shape.With(last, 1), r.bounds[once], once)
 	r.add(ir.Broadcast{}, shape, r.bounds[once], once+1)
-	r.add(ir.Binary{Op: []fuse.Op{fuse.Sub, fuse.Maximum, fuse.GreaterEqual}[r.next(3)]}, shape, r.bounds[x]+r.bounds[once], x, once+2)
+	r.add(ir.Binary{Op: []fuse.Op{fuse.Sub, fuse.Maximum, fuse.GreaterEqual}[r.next(3)]}, shape,
+		r.bounds[x]+r.bounds[once], x, once+2)
 }
 
 // gather takes the first two elements of an axis, several times, and adds as many.
@@ -168,7 +173,8 @@ func (r *random) gather(x ir.ID, axis int) {
 	case shape.At(axis) >= 2 && r.next(2) == 0:
 		r.add(ir.Gather{Axis: axis}, shape.With(axis, n), r.bounds[x], x, r.list)
 	case shape.At(axis) == n:
-		r.add(ir.GatherGrad{Axis: axis}, shape.With(axis, 2+r.next(3)), r.bounds[x]*float64(n), x, r.list)
+		r.add(ir.GatherGrad{Axis: axis}, shape.With(axis, 2+r.next(3)), r.bounds[x]*float64(n), x,
+			r.list)
 	}
 }
 
@@ -177,7 +183,8 @@ func (r *random) matMul(x ir.ID) {
 	if y == r.list {
 		return
 	}
-	for _, op := range []ir.MatMul{{}, {TransA: true}, {TransB: true}, {TransA: true, TransB: true}} {
+	for _, op := range []ir.MatMul{{}, {TransA: true}, {TransB: true},
+		{TransA: true, TransB: true}} {
 		if shape, err := ir.Product(r.Values[x].Shape, r.Values[y].Shape, op); err == nil {
 			r.add(op, shape, r.bounds[x]*r.bounds[y]*float64(r.Values[x].Shape.Size()), x, y)
 			return
@@ -203,8 +210,8 @@ func (r *random) image(x ir.ID) {
 	}
 }
 
-// convolve multiplies patches of images by some of them as filters, as Gorgonia convolves, and adds the
-// gradients of that by filters and images.
+// convolve multiplies patches of images by some of them as filters, as Gorgonia convolves, and adds
+// the gradients of that by filters and images.
 func (r *random) convolve(patches ir.ID, w ir.Window, images ir.Dims) {
 	s, bound := r.Values[patches].Shape, r.bounds[patches]
 	if s.Len() != 4 || r.Values[patches].Op != (ir.Im2Col{Window: w}) {

@@ -10,8 +10,8 @@ import (
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
-// Host is the host as a Device. It runs everything on the calling goroutine and the workers that the
-// kernels have.
+// Host is the host as a Device. It runs everything on the calling goroutine and the workers that
+// the kernels have.
 type Host struct{ arithmetic }
 
 type arithmetic = kernels.Host

@@ -25,7 +25,8 @@ type Opaque interface {
 type Placed interface {
 	// Scratch returns how many bytes of memory StartOn needs for itself.
 	Scratch() int
-	// StartOn starts y = op(x...) on q, nil for the host, and returns what may fail later, nil if nothing can.
+	// StartOn starts y = op(x...) on q, nil for the host, and returns what may fail later, nil if
+	// nothing can.
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
@@ -59,7 +60,8 @@ func (e *Executor) call(s *step, o Opaque) (func() error, error) {
 			return err
 		}
 		if dst := s.dsts[0]; result.DType() != dst.DType() || result.Len() != dst.Len() {
-			return fmt.Errorf("its Do gives %d elements of %v, the graph was built for %d of %v", result.Len(), result.DType(), dst.Len(), dst.DType())
+			return fmt.Errorf("its Do gives %d elements of %v, the graph was built for %d of %v",
+				result.Len(), result.DType(), dst.Len(), dst.DType())
 		}
 		if err := e.device.Move(s.dsts[0], result); err != nil {
 			return err

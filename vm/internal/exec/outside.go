@@ -54,8 +54,8 @@ func (e *Executor) leave(buffer int) {
 	e.resident[buffer] = nil
 }
 
-// stays reports whether a buffer is to be in a copy. A variable that is given other memory from run to
-// run, as batches are, is not, unless its copy is written.
+// stays reports whether a buffer is to be in a copy. A variable that is given other memory from run
+// to run, as batches are, is not, unless its copy is written.
 func (e *Executor) stays(buffer int) bool {
 	c, copies := e.resident[buffer], e.device.Copies()
 	return c != nil && copies.Stays(c) && (!e.varies[buffer] || copies.Written(c))

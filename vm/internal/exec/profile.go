@@ -16,8 +16,9 @@ type clock interface {
 	close() error
 }
 
-// Profile is Run, with steps one by one, and returns the times of all steps of the plan: by the clock of the device's
-// queue if it has one, which counts the time in which the device waits for the next step, too.
+// Profile is Run, with steps one by one, and returns the times of all steps of the plan: by the
+// clock of the device's queue if it has one, which counts the time in which the device waits for
+// the next step, too.
 func (e *Executor) Profile(kind int) (times []time.Duration, err error) {
 	if err := e.begin(); err != nil {
 		return nil, err

@@ -22,9 +22,9 @@ func rowsOf(x ir.Dims, axis int) kernels.Rows {
 	return r
 }
 
-// check makes every run look at the indices of a step, which are its second operand, before it starts:
-// a device that finds a wrong one later could say so only where the host waits for it. Indices that
-// the plan computes are not known then. What they name wrongly is NaN.
+// check makes every run look at the indices of a step, which are its second operand, before it
+// starts: a device that finds a wrong one later could say so only where the host waits for it.
+// Indices that the plan computes are not known then. What they name wrongly is NaN.
 func (e *Executor) check(s *step, count int) {
 	indices := s.Args[1]
 	if k := e.plan.Buffers[indices.Buffer].Kind; k != plan.Input && k != plan.Constant {
@@ -48,7 +48,8 @@ func (e *Executor) check(s *step, count int) {
 func inRange[T int32 | int64](indices []T, count int) error {
 	for k, i := range indices {
 		if i < 0 || int64(i) >= int64(count) {
-			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k, i, count-1)
+			return fmt.Errorf("%w: index %d is %d, out of range 0 to %d", backend.ErrArgument, k, i,
+				count-1)
 		}
 	}
 	return nil

@@ -36,7 +36,9 @@ func (e *Executor) Snapshot(
 	s := &e.snapshots
 	if nbytes == 0 || s.prepare(e.device, nbytes) != nil {
 		err := download(e.device, all, from, memory)
-		return func() ([]backend.Buffer, error) { return all, nil }, errors.Join(err, e.device.Join())
+		return func() ([]backend.Buffer, error) {
+			return all, nil
+		}, errors.Join(err, e.device.Join())
 	}
 	at := 0
 	for i, b := range from {

@@ -167,15 +167,16 @@ func (p *Program) shape(v Value) (Dims, error) {
 	return x, fmt.Errorf("unknown operation %T", v.Op)
 }
 
-// Besides returns shapes and dtypes of what the operation of v gives besides its first result, room that it
-// needs among them; operand returns those of operand i.
+// Besides returns shapes and dtypes of what the operation of v gives besides its first result, room
+// that it needs among them; operand returns those of operand i.
 func Besides(v Value, operand func(i int) Value) []Value {
 	switch v.Op.(type) {
 	case Attention:
 		return []Value{{Shape: v.Shape.Without(v.Shape.Len() - 1), DType: Statistics(v.DType)}}
 	case AttentionGrad:
 		k, lse := operand(1), operand(4)
-		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: k.Shape, DType: v.DType}, {Shape: lse.Shape, DType: lse.DType}}
+		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: k.Shape, DType: v.DType},
+			{Shape: lse.Shape, DType: lse.DType}}
 	}
 	return nil
 }
@@ -211,11 +212,13 @@ func Permuted(x, axes Dims) (Dims, error) {
 
 func sliced(x, y Dims, axis, start, step int) (Dims, error) {
 	if axis < 0 || axis >= x.Len() || y.Len() != x.Len() || step < 1 || start < 0 {
-		return x, fmt.Errorf("slice of axis %d of %v to %v from %d, step %d", axis, x, y, start, step)
+		return x, fmt.Errorf("slice of axis %d of %v to %v from %d, step %d", axis, x, y, start,
+			step)
 	}
 	n := y.At(axis)
 	if n > 0 && start+(n-1)*step >= x.At(axis) {
-		return x, fmt.Errorf("%d elements of axis %d of %v from %d, step %d", n, axis, x, start, step)
+		return x, fmt.Errorf("%d elements of axis %d of %v from %d, step %d", n, axis, x, start,
+			step)
 	}
 	return x.With(axis, n), nil
 }
@@ -291,7 +294,8 @@ func Product(a, b Dims, op MatMul) (Dims, error) {
 	return c, nil
 }
 
-// Images returns what images, filters and results a convolution has, of its operands and its result.
+// Images returns what images, filters and results a convolution has, of its operands and its
+// result.
 func (c Convolution) Images(a, b, dst Dims) (x, w, y Dims) {
 	switch c.Pass {
 	case kernels.Forward:
@@ -310,7 +314,8 @@ func (p *Program) convolution(v Value, op Convolution) error {
 	if err != nil {
 		return err
 	}
-	if w.Len() != 4 || w.Without(0) != Of(x.At(1), op.Window.H, op.Window.W) || y != Of(x.At(0), w.At(0), patches.At(1), patches.At(2)) {
+	if w.Len() != 4 || w.Without(0) != Of(x.At(1), op.Window.H, op.Window.W) ||
+		y != Of(x.At(0), w.At(0), patches.At(1), patches.At(2)) {
 		return fmt.Errorf("%v of images %v and filters %v to %v", op, x, w, y)
 	}
 	return nil

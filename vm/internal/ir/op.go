@@ -57,8 +57,8 @@ type (
 	Select struct{ Axis int }
 	// Where is a where c is not 0, b elsewhere: of operands c, a, b of one shape.
 	Where struct{}
-	// Dropout is x / (1-P) where the random number of the element is at least P, and 0 elsewhere: of
-	// operands x, step and first sample, which are integers, of one shape. The number comes from
+	// Dropout is x / (1-P) where the random number of the element is at least P, and 0 elsewhere:
+	// of operands x, step and first sample, which are integers, of one shape. The number comes from
 	// fuse.Uniform, with the first axis as samples.
 	Dropout struct {
 		P        float64
@@ -96,8 +96,8 @@ type (
 
 // Layers.
 type (
-	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k and v [B, H, Keys, Size]: y
-	// like q, and lse [B, H, Queries] as result 1.
+	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k and v [B, H,
+	// Keys, Size]: y like q, and lse [B, H, Queries] as result 1.
 	Attention struct {
 		Causal bool
 		Scale  float64
@@ -110,8 +110,9 @@ type (
 	}
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
-		H, W                 int // of the kernel
-		PadH, PadW           int // before the first row and column; rows and columns outside are zeros
+		H, W int // of the kernel
+		// before the first row and column; rows and columns outside are zeros
+		PadH, PadW           int
 		StrideH, StrideW     int
 		DilationH, DilationW int
 	}
@@ -119,8 +120,9 @@ type (
 	Im2Col struct{ Window Window }
 	// Col2Im is the gradient of Im2Col: it adds patches up to images.
 	Col2Im struct{ Window Window }
-	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of dy
-	// and w, or dw of x and dy. Planning makes it of products of patches. TF32 means what it means in MatMul.
+	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of
+	// dy and w, or dw of x and dy. Planning makes it of products of patches. TF32 means what it
+	// means in MatMul.
 	Convolution struct {
 		Pass   kernels.Pass
 		Window Window
@@ -141,8 +143,9 @@ type (
 )
 
 // Opaque is an operation that only the graph knows: its number Index. It runs always, and in the
-// order of the graph: where its operands are if it is Placed, else by its Do method on host tensors. One that
-// Carries gives every element of its operand a place, of F32 or of BF16, and changes none.
+// order of the graph: where its operands are if it is Placed, else by its Do method on host
+// tensors. One that Carries gives every element of its operand a place, of F32 or of BF16, and
+// changes none.
 type Opaque struct {
 	Index           int
 	Name            string
@@ -231,7 +234,9 @@ func (o Im2Col) String() string { return "im2col " + o.Window.String() }
 func (o Col2Im) String() string { return "col2im " + o.Window.String() }
 
 // String implements [Op].
-func (o Convolution) String() string { return o.Pass.String() + " " + o.Window.String() + tf32(o.TF32) }
+func (o Convolution) String() string {
+	return o.Pass.String() + " " + o.Window.String() + tf32(o.TF32)
+}
 
 // String implements [Op].
 func (o MaxPool) String() string { return rectified("maxpool", o.Rectified) + o.Window.String() }

@@ -58,8 +58,8 @@ func Effect(op Op) bool {
 	return opaque
 }
 
-// View reports whether an operation has no step of its own: its result shares the memory of its operand,
-// or is written beside it.
+// View reports whether an operation has no step of its own: its result shares the memory of its
+// operand, or is written beside it.
 func View(op Op) bool {
 	switch op.(type) {
 	case Reshape, Permute, Slice, Broadcast, Result:
@@ -101,7 +101,8 @@ func (p *Program) Check() error {
 	for i, v := range p.Values {
 		for _, a := range v.Args {
 			if a < 0 || int(a) >= i {
-				return fmt.Errorf("ir: value %d (%v) has the operand %d, which does not come before it", i, v.Op, a)
+				return fmt.Errorf("ir: value %d (%v) has the operand %d, which does not come "+
+					"before it", i, v.Op, a)
 			}
 		}
 		if err := p.check(v); err != nil {

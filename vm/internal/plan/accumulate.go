@@ -108,8 +108,8 @@ func (l *layouter) kept(update int, dw Ref, name string) []Ref {
 	return kept
 }
 
-// firstRun returns the step that computes a gradient, writing it where first runs keep it: what is added to
-// nothing needs no pass of its own.
+// firstRun returns the step that computes a gradient, writing it where first runs keep it: what is
+// added to nothing needs no pass of its own.
 func (l *layouter) firstRun(update int, s Step) Step {
 	to := l.kept(update, s.Dsts[0], s.Name)[0]
 	to.Step = len(l.plan.Steps)
@@ -118,8 +118,8 @@ func (l *layouter) firstRun(update int, s Step) Step {
 	return s
 }
 
-// accumulate appends the steps that add a gradient to those of the runs before, of which each run has
-// at most one, and returns where the sum of all lies in the end.
+// accumulate appends the steps that add a gradient to those of the runs before, of which each run
+// has at most one, and returns where the sum of all lies in the end.
 func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
 	a, kept := l.bucketing.accumulation, l.kept(update, dw, name)
 	sum := kept[a.top()]

@@ -6,12 +6,14 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// again returns the program in which later loops compute large values anew from what is in memory anyway, instead
-// of loading what an earlier loop has stored: the normalised activations of a layer norm, say, from those
-// that the next layers keep, or the derivative of an activation. The second result are these values: they
-// do not join the loops of their operands.
+// again returns the program in which later loops compute large values anew from what is in memory
+// anyway, instead of loading what an earlier loop has stored: the normalised activations of a layer
+// norm, say, from those that the next layers keep, or the derivative of an activation. The second
+// result are these values: they do not join the loops of their operands.
 func (l Limits) again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
-	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool { return v.Shape.Size()*v.DType.Size() >= l.AgainBytes }) {
+	if !slices.ContainsFunc(p.Values, func(v ir.Value) bool {
+		return v.Shape.Size()*v.DType.Size() >= l.AgainBytes
+	}) {
 		return p, nil
 	}
 	g := l.newGrouping(p, outside(p), nil, false)
@@ -24,7 +26,8 @@ func (l Limits) again(p *ir.Program) (*ir.Program, map[ir.ID]bool) {
 	if len(recipes) == 0 {
 		return p, nil
 	}
-	w := &rewriter{grouping: g, recipes: recipes, program: &ir.Program{}, anew: map[ir.ID]bool{}, done: map[copyOf]ir.ID{}}
+	w := &rewriter{grouping: g, recipes: recipes, program: &ir.Program{}, anew: map[ir.ID]bool{},
+		done: map[copyOf]ir.ID{}}
 	w.to = make([]ir.ID, len(p.Values))
 	for i, v := range p.Values {
 		w.to[i] = w.value(ir.ID(i), v)
@@ -45,12 +48,14 @@ type recipe struct {
 	values []ir.ID // in order, itself last
 }
 
-// recipe returns that of a value of a loop which others only read in loops of the same shape, if it is worth
-// computing it there: if what they load instead has no more bytes than the value, which is then not stored.
+// recipe returns that of a value of a loop which others only read in loops of the same shape, if it
+// is worth computing it there: if what they load instead has no more bytes than the value, which is
+// then not stored.
 func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 	v, own := g.program.Values[m], g.of[m]
 	bytes := v.Shape.Size() * v.DType.Size()
-	if own == nil || !own.loop || v.Shape != own.shape || bytes < g.AgainBytes || !g.cheap(m) || !g.readByLoops(m) {
+	if own == nil || !own.loop || v.Shape != own.shape || bytes < g.AgainBytes || !g.cheap(m) ||
+		!g.readByLoops(m) {
 		return nil, false
 	}
 	r, loaded := &recipe{}, 0
@@ -71,7 +76,8 @@ func (g *grouping) recipe(m ir.ID) (*recipe, bool) {
 		r.values = append(r.values, x)
 	}
 	visit(m)
-	return r, loaded <= bytes && len(r.values) <= g.AgainOps && !slices.ContainsFunc(r.values, func(x ir.ID) bool { return !g.cheap(x) })
+	return r, loaded <= bytes && len(r.values) <= g.AgainOps && !slices.ContainsFunc(r.values,
+		func(x ir.ID) bool { return !g.cheap(x) })
 }
 
 // cheap reports whether a value is computed element by element, from its operands alone.
@@ -83,8 +89,8 @@ func (g *grouping) cheap(x ir.ID) bool {
 	return false
 }
 
-// readByLoops reports whether something outside of its loop reads m, and only element-wise values and reductions
-// of other loops do.
+// readByLoops reports whether something outside of its loop reads m, and only element-wise values
+// and reductions of other loops do.
 func (g *grouping) readByLoops(m ir.ID) bool {
 	elsewhere := false
 	for _, u := range g.users[m] {
@@ -97,7 +103,8 @@ func (g *grouping) readByLoops(m ir.ID) bool {
 	return elsewhere
 }
 
-// inside reports whether x is computed by the loop from which it is read, and is not in memory anyway.
+// inside reports whether x is computed by the loop from which it is read, and is not in memory
+// anyway.
 func (g *grouping) inside(x ir.ID, own *group) bool {
 	return g.of[x] == own && g.program.Values[x].Shape == own.shape &&
 		!escapes(g.program, g.users, x, func(u ir.ID) bool { return g.of[u] == own })

@@ -8,16 +8,16 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Squares is the index of the [ir.Opaque] that replaces a rank's sum of squares by that of all ranks with parts of
-// the variables.
+// Squares is the index of the [ir.Opaque] that replaces a rank's sum of squares by that of all
+// ranks with parts of the variables.
 const Squares = -1
 
 // maxNumbers is how many numbers one loop adds up: a [fuse.Program] has at most 64 operands.
 const maxNumbers = 60
 
 // clip appends what finds the norm of all gradients, in f64, and returns the factor that makes it
-// at most the updates' limit: NaN if the norm is not finite, so that no update takes place. The norm is the last
-// result.
+// at most the updates' limit: NaN if the norm is not finite, so that no update takes place. The
+// norm is the last result.
 func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	limit := updates[0].Limit
 	var sums []Ref
@@ -33,14 +33,17 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	}
 	if updates[0].Parts {
 		mine, all := l.numbers(sums, total)[0], l.result(ir.Dims{}, backend.F64, "norm")
-		l.plan.Steps = append(l.plan.Steps, Step{Op: ir.Opaque{Index: Squares, Name: "sum of the squares of all parts", Placed: true}, Dsts: []Ref{all}, Args: []Ref{mine}, Name: "norm"})
+		l.plan.Steps = append(l.plan.Steps,
+			Step{Op: ir.Opaque{Index: Squares, Name: "sum of the squares of all parts",
+				Placed: true}, Dsts: []Ref{all}, Args: []Ref{mine}, Name: "norm"})
 		sums = []Ref{all}
 	}
 	results := l.numbers(sums, func(b *loopBuilder, sum fuse.Value) []fuse.Value {
 		p := b.program
 		number := func(x float64) fuse.Value { return p.Const(backend.F64, x) }
 		norm := p.Do(fuse.Sqrt, sum)
-		factor := p.Do(fuse.Where, p.Do(fuse.Greater, norm, number(limit)), p.Do(fuse.Div, number(limit), norm), number(1))
+		factor := p.Do(fuse.Where, p.Do(fuse.Greater, norm, number(limit)),
+			p.Do(fuse.Div, number(limit), norm), number(1))
 		finite := p.Do(fuse.LessEqual, norm, number(math.MaxFloat64))
 		return []fuse.Value{norm, p.Do(fuse.Where, finite, factor, number(math.NaN()))}
 	})
@@ -49,7 +52,8 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	return results[1]
 }
 
-// squares appends the sum of the squares of a gradient. The loop has one axis, or the gradient's axes if that has gaps.
+// squares appends the sum of the squares of a gradient. The loop has one axis, or the gradient's
+// axes if that has gaps.
 func (l *layouter) squares(dw Ref) Ref {
 	dw = flat(dw)
 	axes := ir.Dims{}
@@ -65,7 +69,8 @@ func (l *layouter) squares(dw Ref) Ref {
 }
 
 // numbers appends a loop of one element over the sum of numbers, and returns its results.
-func (l *layouter) numbers(of []Ref, results func(b *loopBuilder, sum fuse.Value) []fuse.Value) []Ref {
+func (l *layouter) numbers(of []Ref, results func(b *loopBuilder,
+	sum fuse.Value) []fuse.Value) []Ref {
 	b := newLoop(ir.Dims{}, ir.Dims{})
 	sum := b.load(l.plan, of[0])
 	for _, r := range of[1:] {
@@ -83,8 +88,10 @@ func (l *layouter) numbers(of []Ref, results func(b *loopBuilder, sum fuse.Value
 
 // clipped adds the product of a gradient and the factor to the loop of an update, and returns
 // whether the update takes place, too.
-func (l *layouter) clipped(b *loopBuilder, dw fuse.Value, of, factor Ref) (scaled, finite fuse.Value) {
+func (l *layouter) clipped(b *loopBuilder, dw fuse.Value, of, factor Ref) (scaled,
+	finite fuse.Value) {
 	factor.Shape, factor.Strides = of.Shape, zeros(of.Shape.Len())
 	f := b.load(l.plan, factor)
-	return b.program.Do(fuse.Mul, dw, b.program.Cast(fuse.Type(of.DType), f)), b.program.Do(fuse.Equal, f, f)
+	return b.program.Do(fuse.Mul, dw, b.program.Cast(fuse.Type(of.DType), f)),
+		b.program.Do(fuse.Equal, f, f)
 }

@@ -16,20 +16,23 @@ func epilogues(p *Plan) {
 	}
 }
 
-// multiplies reports whether an operation is a product whose elements are finished one after the other. Gradients of
-// filters are sums of the sums of parts.
+// multiplies reports whether an operation is a product whose elements are finished one after the
+// other. Gradients of filters are sums of the sums of parts.
 func multiplies(op ir.Op) bool {
 	c, convolves := op.(ir.Convolution)
 	_, product := op.(ir.MatMul)
 	return product || convolves && c.Pass != kernels.FilterGradient
 }
 
-// follows reports whether a step is a loop over the elements of a product, each of which it reads in its own place. What
-// folds rows is none: it is worth more as a loop over whole rows.
+// follows reports whether a step is a loop over the elements of a product, each of which it reads
+// in its own place. What folds rows is none: it is worth more as a loop over whole rows.
 func follows(s *Step, product Ref) bool {
 	loop, ok := s.Op.(Loop)
-	if !ok || !product.Dense() || slices.ContainsFunc(loop.Program.Outputs, func(o fuse.Output) bool { return o.Folded }) ||
-		slices.ContainsFunc(loop.Program.Code, func(c fuse.Instr) bool { return c.Op.FoldsRows() }) {
+	if !ok || !product.Dense() || slices.ContainsFunc(loop.Program.Outputs,
+		func(o fuse.Output) bool { return o.Folded }) ||
+		slices.ContainsFunc(loop.Program.Code, func(c fuse.Instr) bool {
+			return c.Op.FoldsRows()
+		}) {
 		return false
 	}
 	reads := false
@@ -37,7 +40,9 @@ func follows(s *Step, product Ref) bool {
 		if a.Buffer != product.Buffer {
 			continue
 		}
-		if reads = a.Dense() && a.Offset == product.Offset && a.Shape == ir.Of(loop.Program.Shape...) && a.Shape.Size() == product.Shape.Size(); !reads {
+		if reads = a.Dense() && a.Offset == product.Offset &&
+			a.Shape == ir.Of(loop.Program.Shape...) &&
+			a.Shape.Size() == product.Shape.Size(); !reads {
 			return false
 		}
 	}

@@ -23,10 +23,11 @@ func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Buc
 
 // bucketing is what the ranks exchange.
 type bucketing struct {
-	gradients []ir.ID       // by update
-	buckets   [][]int       // the updates of each bucket: the first one has number 1
-	direct    map[ir.ID]int // values that are computed in the slot of an update, or where a first run keeps them
-	sent      [][]Ref       // the gradients of the buckets that have left
+	gradients []ir.ID // by update
+	buckets   [][]int // the updates of each bucket: the first one has number 1
+	// values that are computed in the slot of an update, or where a first run keeps them
+	direct map[ir.ID]int
+	sent   [][]Ref // the gradients of the buckets that have left
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
@@ -37,7 +38,8 @@ type bucketing struct {
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
-	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]bool{}}
+	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
+		first: map[int]bool{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -53,7 +55,8 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 		}
 		id := gradients[i]
 		alone := len(users[id]) == 1
-		for _, reshape := p.Values[id].Op.(ir.Reshape); alone && reshape; _, reshape = p.Values[id].Op.(ir.Reshape) {
+		for _, reshape := p.Values[id].Op.(ir.Reshape); alone && reshape; _,
+			reshape = p.Values[id].Op.(ir.Reshape) {
 			id = p.Values[id].Args[0]
 			alone = len(users[id]) == 1
 		}
@@ -69,7 +72,9 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 func (l *layouter) send() {
 	x := &l.bucketing
 	for n := len(x.sent); n < len(x.buckets); n++ {
-		if slices.ContainsFunc(x.buckets[n], func(update int) bool { return !l.computed(x.gradients[update]) }) {
+		if slices.ContainsFunc(x.buckets[n], func(update int) bool {
+			return !l.computed(x.gradients[update])
+		}) {
 			return
 		}
 		var slots []Ref
@@ -98,7 +103,8 @@ func (l *layouter) slot(update int) Ref {
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
 		return r
 	}
-	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType, len(l.plan.Steps)), r, l.program.Values[id].Name)
+	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
+		len(l.plan.Steps)), r, l.program.Values[id].Name)
 }
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
@@ -114,7 +120,8 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	for i := range results {
 		results[i].Step = len(l.plan.Steps)
 	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange", Runs: l.bucketing.accumulation.lastRun()})
+	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange",
+		Runs: l.bucketing.accumulation.lastRun()})
 	return results
 }
 

@@ -24,7 +24,8 @@ func backward() (p *program, dv, dw ir.ID) {
 // exchanged plans the program with updates of both variables.
 func exchanged(t *testing.T, p *program, dv, dw ir.ID, ofV, ofW int) (*Plan, []string) {
 	t.Helper()
-	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV, Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
+	planned, err := New(&p.Program, Update{Input: 1, Gradient: dv, Kept: 1, Bucket: ofV,
+		Rule: descent}, Update{Input: 2, Gradient: dw, Kept: 1, Bucket: ofW, Rule: descent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,21 +50,33 @@ func TestExchange(t *testing.T) {
 		want     []string
 	}{
 		{"beside the backward pass", 2, 1, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0", "matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update, "receive bucket 1", update}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
+				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
 		{"in their order", 1, 2, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "send bucket 0", "send bucket 1", "receive bucket 0", update, "receive bucket 1", update}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+				"send bucket 0", "send bucket 1", "receive bucket 0", update, "receive bucket 1",
+				update}},
 		{"one of two", 0, 1, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0", "matmul NT", "matmul TN", update, "receive bucket 0", update}},
-		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) { p.Results = []ir.ID{*dv} },
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 0", "receive bucket 0", both}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
+				"matmul NT", "matmul TN", update, "receive bucket 0", update}},
+		{"with a gradient that is wanted", 1, 1, func(p *program, dv, _ *ir.ID) {
+			p.Results = []ir.ID{*dv}
+		},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+				"loop copy", "send bucket 0", "receive bucket 0", both}},
 		{"with a gradient for both", 1, 1, func(_ *program, dv, dw *ir.ID) { *dv = *dw },
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy", "send bucket 0", "receive bucket 0", both}},
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "loop copy", "loop copy",
+				"send bucket 0", "receive bucket 0", both}},
 		{"with gradients that are views", 1, 1, func(p *program, dv, dw *ir.ID) {
 			*dv = p.add(ir.Reshape{}, ir.Of(2, 8), *dv)
 			*dw = p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 4), *dw)
-		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN", "loop copy", "send bucket 0", "receive bucket 0", both}},
+		}, []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
+			"loop copy", "send bucket 0", "receive bucket 0", both}},
 		{"with a gradient that nothing computes", 2, 1, func(p *program, _, dw *ir.ID) { *dw = 0 },
-			[]string{"matmul NN", "loop copy", "send bucket 0", "matmul NN", "loop exp", "matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update, "receive bucket 1", update}},
+			[]string{"matmul NN", "loop copy", "send bucket 0", "matmul NN", "loop exp",
+				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -88,13 +101,15 @@ func TestVerifyExchanges(t *testing.T) {
 		"has written over it": func(s []Step) { s[sent+1].Args[0] = s[sent].Args[0] },
 		"is read, but step":   func(s []Step) { s[received+1].Args[0] = s[sent].Dsts[0] },
 		"step 5 has written": func(s []Step) {
-			s[sent+1].Dsts[0].Buffer, s[sent+2].Args[1].Buffer = s[sent].Dsts[0].Buffer, s[sent].Dsts[0].Buffer
+			s[sent+1].Dsts[0].Buffer, s[sent+2].Args[1].Buffer = s[sent].Dsts[0].Buffer,
+				s[sent].Dsts[0].Buffer
 		},
 	} {
 		broken := *planned
 		broken.Steps = slices.Clone(planned.Steps)
 		for i := range broken.Steps {
-			broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts), slices.Clone(broken.Steps[i].Args)
+			broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
+				slices.Clone(broken.Steps[i].Args)
 		}
 		breaking(broken.Steps)
 		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
@@ -109,7 +124,8 @@ func TestAccumulate(t *testing.T) {
 	p, dv, dw := backward()
 	var updates []Update
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i, Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Bucket: 2 - i,
+			Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
 	}
 	planned, err := New(&p.Program, updates...)
 	if err == nil {
@@ -119,9 +135,12 @@ func TestAccumulate(t *testing.T) {
 		t.Fatalf("%v in\n%v", err, planned)
 	}
 	const sum, squares, update = "loop accumulate", "squares of 2", "update of 2"
-	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"} // where the sums are
-	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT", "matmul TN", sum}
-	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0", "matmul NT", "matmul TN", sum,
+	// where the sums are
+	first := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN"}
+	each := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "matmul NT",
+		"matmul TN", sum}
+	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0",
+		"matmul NT", "matmul TN", sum,
 		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
 	for kind, want := range [][]string{first, each, last} {
 		var steps []string
@@ -136,8 +155,8 @@ func TestAccumulate(t *testing.T) {
 	}
 }
 
-// TestAccumulationIsASum: each run adds to sums that are kept, and its own to the others in the tree
-// that the documentation describes. Sums are text here.
+// TestAccumulationIsASum: each run adds to sums that are kept, and its own to the others in the
+// tree that the documentation describes. Sums are text here.
 func TestAccumulationIsASum(t *testing.T) {
 	for _, inTree := range []bool{false, true} {
 		for n := 1; n <= 33; n++ {
@@ -184,14 +203,16 @@ func TestAccumulationIsASum(t *testing.T) {
 	}
 }
 
-// TestTreeOfRuns: a plan whose gradients are added in a tree keeps the sums that the kinds of runs need,
-// and each run but the first kind, which adds nothing, has one step for each gradient.
+// TestTreeOfRuns: a plan whose gradients are added in a tree keeps the sums that the kinds of runs
+// need, and each run but the first kind, which adds nothing, has one step for each gradient.
 func TestTreeOfRuns(t *testing.T) {
 	for runs, kept := range map[int]int{1: 0, 2: 0, 3: 1, 4: 1, 6: 2, 8: 2} {
 		p, dv, dw := backward()
 		var updates []Update
 		for i, gradient := range []ir.ID{dv, dw} {
-			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Accumulation: Accumulation{Runs: runs, Tree: true}, Scale: 0.5, Limit: 1, Rule: descent})
+			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+				Accumulation: Accumulation{Runs: runs, Tree: true}, Scale: 0.5, Limit: 1,
+				Rule: descent})
 		}
 		planned, err := New(&p.Program, updates...)
 		if err == nil {
@@ -207,7 +228,8 @@ func TestTreeOfRuns(t *testing.T) {
 			}
 		}
 		if partial != 2*kept {
-			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial, kept)
+			t.Errorf("%d runs keep %d sums beside the gradients, want %d for each", runs, partial,
+				kept)
 		}
 		for kind := range planned.Accumulation.Kinds() {
 			steps := 0
@@ -217,7 +239,8 @@ func TestTreeOfRuns(t *testing.T) {
 				}
 			}
 			if want := 2 * min(1, kind); runs > 1 && steps != want {
-				t.Errorf("of %d runs, those of kind %d have %d steps that add up 2 gradients, want %d", runs, kind, steps, want)
+				t.Errorf("of %d runs, those of kind %d have %d steps that add up 2 gradients, "+
+					"want %d", runs, kind, steps, want)
 			}
 		}
 	}

@@ -45,12 +45,15 @@ type grouping struct {
 // unless something outside of the loop would have to run between its parts. users are the readers
 // of each value, itself among them if it is a result; anew are those that do not join the loops of
 // their operands, except of each other. In a plain plan each value is a step of its own.
-func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group, error) {
+func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group,
+	error) {
 	return l.newGrouping(p, users, anew, plain).ordered()
 }
 
-func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) *grouping {
-	g := &grouping{Limits: l, program: p, users: users, of: make([]*group, len(p.Values)), anew: anew, counted: make([]int, len(p.Values))}
+func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
+	plain bool) *grouping {
+	g := &grouping{Limits: l, program: p, users: users, of: make([]*group, len(p.Values)),
+		anew: anew, counted: make([]int, len(p.Values))}
 	g.depend()
 	for i, v := range p.Values {
 		if ir.View(v.Op) || ir.Leaf(v.Op) {
@@ -121,7 +124,8 @@ func (g *grouping) besides(own *group) {
 		for _, a := range g.program.Values[m].Args {
 			for _, u := range g.recent(a, m) {
 				other := g.of[u]
-				if u == a || other == nil || other == own || other.compared == compared || !other.foldsLike(own) {
+				if u == a || other == nil || other == own || other.compared == compared ||
+					!other.foldsLike(own) {
 					continue
 				}
 				other.compared = compared
@@ -168,10 +172,12 @@ func (g *grouping) together(a, b *group) (both group, ok bool) {
 	if !ok || !g.reads(a, b, &both) || !g.reads(b, a, &both) {
 		return both, false
 	}
-	if both.rows && (!g.rowable(both.shape, both.axes) || g.crosses(a.members) || g.crosses(b.members)) {
+	if both.rows && (!g.rowable(both.shape, both.axes) || g.crosses(a.members) ||
+		g.crosses(b.members)) {
 		return both, false
 	}
-	return both, g.operands(a, b) <= g.LoopOperands && !g.between(a, b) && !(both.shape.Size() <= g.SmallLoop && g.delays(a, b))
+	return both, g.operands(a, b) <= g.LoopOperands && !g.between(a, b) &&
+		!(both.shape.Size() <= g.SmallLoop && g.delays(a, b))
 }
 
 // delays reports whether a would wait, together with b, for a large loop that b needs and that

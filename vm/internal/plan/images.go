@@ -38,23 +38,26 @@ type lowering struct {
 }
 
 func (l *lowering) add(op ir.Op, shape ir.Dims, args ...ir.ID) ir.ID {
-	return l.simplest(ir.Value{Op: op, Args: args, Shape: shape, DType: l.of.DType, Name: l.of.Name})
+	return l.simplest(ir.Value{Op: op, Args: args, Shape: shape, DType: l.of.DType,
+		Name: l.of.Name})
 }
 
-// convolution is the product of patches [B*OH*OW, C*KH*KW] with the transpose of filters [L, C*KH*KW],
-// or the gradient by the filters: that of the transpose of dy [B*OH*OW, L] with patches.
+// convolution is the product of patches [B*OH*OW, C*KH*KW] with the transpose of filters [L,
+// C*KH*KW], or the gradient by the filters: that of the transpose of dy [B*OH*OW, L] with patches.
 func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
 	switch {
 	case op.TransB && !op.TransA:
 		if x, window, places, ok := l.patches(l.of.Args[0]); ok {
-			y := l.convolve(kernels.Forward, window, places(l.of.Shape.At(1)), x, l.filters(l.of.Args[1], x, window))
+			y := l.convolve(kernels.Forward, window, places(l.of.Shape.At(1)), x,
+				l.filters(l.of.Args[1], x, window))
 			return l.reshape(l.permute(y, 0, 2, 3, 1), l.of.Shape), true
 		}
 	case op.TransA && !op.TransB:
 		if x, window, places, ok := l.patches(l.of.Args[1]); ok {
 			filters, channels := l.of.Shape.At(0), l.program.Values[x].Shape.At(1)
 			dy := l.planes(l.of.Args[0], places(filters))
-			dw := l.convolve(kernels.FilterGradient, window, ir.Of(filters, channels, window.H, window.W), x, dy)
+			dw := l.convolve(kernels.FilterGradient, window, ir.Of(filters, channels, window.H,
+				window.W), x, dy)
 			return l.reshape(dw, l.of.Shape), true
 		}
 	}
@@ -64,24 +67,30 @@ func (l *lowering) convolution(op ir.MatMul) (ir.ID, bool) {
 // inputGradient is the sum of patches that are a product of dy [B*OH*OW, L] with filters.
 func (l *lowering) inputGradient(op ir.Col2Im) (ir.ID, bool) {
 	product := l.program.Values[l.unshaped(l.of.Args[0])]
-	if by, ok := product.Op.(ir.MatMul); !ok || by.TransA || by.TransB || product.Shape.Len() != 2 || product.Shape.At(1) != l.of.Shape.At(1)*op.Window.H*op.Window.W {
+	if by, ok := product.Op.(ir.MatMul); !ok || by.TransA || by.TransB ||
+		product.Shape.Len() != 2 || product.Shape.At(1) != l.of.Shape.At(
+		1)*op.Window.H*op.Window.W {
 		return 0, false
 	}
-	patches, filters := l.program.Values[l.of.Args[0]].Shape, l.program.Values[product.Args[1]].Shape.At(0)
+	patches, filters := l.program.Values[l.of.Args[0]].Shape,
+		l.program.Values[product.Args[1]].Shape.At(0)
 	dy := l.planes(product.Args[0], ir.Of(patches.At(0), filters, patches.At(1), patches.At(2)))
 	w := l.reshape(product.Args[1], ir.Of(filters, l.of.Shape.At(1), op.Window.H, op.Window.W))
 	return l.convolve(kernels.InputGradient, op.Window, l.of.Shape, dy, w), true
 }
 
-// patches returns the images whose patches x is, as a matrix with a row for each, and the shape of the
-// results of a number of filters.
-func (l *lowering) patches(x ir.ID) (images ir.ID, window ir.Window, results func(filters int) ir.Dims, ok bool) {
+// patches returns the images whose patches x is, as a matrix with a row for each, and the shape of
+// the results of a number of filters.
+func (l *lowering) patches(x ir.ID) (images ir.ID, window ir.Window,
+	results func(filters int) ir.Dims, ok bool) {
 	v := l.program.Values[l.unshaped(x)]
 	op, ok := v.Op.(ir.Im2Col)
 	if shape := l.program.Values[x].Shape; !ok || shape.Len() != 2 || shape.At(1) != v.Shape.At(3) {
 		return 0, window, nil, false
 	}
-	results = func(filters int) ir.Dims { return ir.Of(v.Shape.At(0), filters, v.Shape.At(1), v.Shape.At(2)) }
+	results = func(filters int) ir.Dims {
+		return ir.Of(v.Shape.At(0), filters, v.Shape.At(1), v.Shape.At(2))
+	}
 	return v.Args[0], op.Window, results, true
 }
 
@@ -95,15 +104,18 @@ func (l *lowering) unshaped(x ir.ID) ir.ID {
 
 // filters returns a matrix with a filter in each row as filters of images x.
 func (l *lowering) filters(w, x ir.ID, window ir.Window) ir.ID {
-	return l.reshape(w, ir.Of(l.program.Values[w].Shape.At(0), l.program.Values[x].Shape.At(1), window.H, window.W))
+	return l.reshape(w, ir.Of(l.program.Values[w].Shape.At(0), l.program.Values[x].Shape.At(1),
+		window.H, window.W))
 }
 
 // planes returns a matrix [B*OH*OW, L] as images of shape [B, L, OH, OW].
 func (l *lowering) planes(rows ir.ID, shape ir.Dims) ir.ID {
-	return l.permute(l.reshape(rows, ir.Of(shape.At(0), shape.At(2), shape.At(3), shape.At(1))), 0, 3, 1, 2)
+	return l.permute(l.reshape(rows, ir.Of(shape.At(0), shape.At(2), shape.At(3), shape.At(1))), 0,
+		3, 1, 2)
 }
 
-func (l *lowering) convolve(pass kernels.Pass, window ir.Window, shape ir.Dims, args ...ir.ID) ir.ID {
+func (l *lowering) convolve(pass kernels.Pass, window ir.Window, shape ir.Dims,
+	args ...ir.ID) ir.ID {
 	return l.add(ir.Convolution{Pass: pass, Window: window}, shape, args...)
 }
 

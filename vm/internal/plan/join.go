@@ -8,12 +8,14 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// join returns the program with the gradient of parts that side by side are a whole, such as queries, keys
-// and values of one product, as their concatenation: graphs add up arrays of zeros with a part in each.
+// join returns the program with the gradient of parts that side by side are a whole, such as
+// queries, keys and values of one product, as their concatenation: graphs add up arrays of zeros
+// with a part in each.
 func join(p *ir.Program) *ir.Program {
 	return inOrder(rewrite(p, func(n *numbering, v ir.Value) ir.ID {
 		if parts, axis, ok := n.parts(v); ok {
-			v = ir.Value{Op: ir.Concat{Axis: axis}, Args: parts, Shape: v.Shape, DType: v.DType, Name: v.Name}
+			v = ir.Value{Op: ir.Concat{Axis: axis}, Args: parts, Shape: v.Shape, DType: v.DType,
+				Name: v.Name}
 		}
 		return n.simplest(v)
 	}))
@@ -30,7 +32,8 @@ func (n *numbering) parts(v ir.Value) (parts []ir.ID, axis int, ok bool) {
 		switch op := v.Op.(type) {
 		case ir.Unslice:
 			zeroed = append(zeroed, v)
-			return op.Step == 1 && op.Axis == zeroed[0].Op.(ir.Unslice).Axis && len(zeroed) <= maxParts
+			return op.Step == 1 && op.Axis == zeroed[0].Op.(ir.Unslice).Axis &&
+				len(zeroed) <= maxParts
 		case ir.Binary:
 			return op.Op == fuse.Add && add(n.of(v.Args[0])) && add(n.of(v.Args[1]))
 		}
@@ -53,8 +56,8 @@ func (n *numbering) parts(v ir.Value) (parts []ir.ID, axis int, ok bool) {
 	return parts, axis, end == v.Shape.At(axis)
 }
 
-// inOrder returns the program with permutations of what is concatenated done before: parts are copied once, in the
-// order in which they are wanted.
+// inOrder returns the program with permutations of what is concatenated done before: parts are
+// copied once, in the order in which they are wanted.
 func inOrder(p *ir.Program) *ir.Program {
 	users := outside(p)
 	n := newNumbering()
@@ -70,9 +73,11 @@ func inOrder(p *ir.Program) *ir.Program {
 			for j, part := range whole.Args {
 				x := n.of(part)
 				shape, _ := ir.Permuted(x.Shape, permute.Axes)
-				whole.Args[j] = n.simplest(ir.Value{Op: permute, Args: []ir.ID{part}, Shape: shape, DType: x.DType, Name: v.Name})
+				whole.Args[j] = n.simplest(ir.Value{Op: permute, Args: []ir.ID{part}, Shape: shape,
+					DType: x.DType, Name: v.Name})
 			}
-			v = ir.Value{Op: ir.Concat{Axis: slices.Index(permute.Axes.Slice(), whole.Op.(ir.Concat).Axis)},
+			v = ir.Value{Op: ir.Concat{Axis: slices.Index(permute.Axes.Slice(),
+				whole.Op.(ir.Concat).Axis)},
 				Args: whole.Args, Shape: v.Shape, DType: v.DType, Name: v.Name}
 		}
 		to[i] = n.simplest(v)

@@ -20,10 +20,13 @@ type layouter struct {
 
 // layout makes the steps of a program: views become strides, every other value gets a buffer
 // of its own. The last results of p are the gradients of updates.
-func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update, plain bool) (*Plan, error) {
+func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update,
+	plain bool) (*Plan, error) {
 	wanted := outside(p)
 	n := len(p.Results) - len(updates)
-	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)), map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted), map[setting]Ref{}}
+	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
+		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
+		map[setting]Ref{}}
 	all, err := limits.groups(p, wanted, anew, plain)
 	if err != nil {
 		return nil, err
@@ -76,7 +79,8 @@ func (l *layouter) put(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true }
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
 	l.plan.Buffers = append(l.plan.Buffers, b)
-	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(), DType: dtype, Step: step}
+	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(),
+		DType: dtype, Step: step}
 }
 
 func (l *layouter) leaf(v ir.Value) Ref {
@@ -114,18 +118,21 @@ func (l *layouter) step(id ir.ID) {
 		l.exchangeHeads(id, dsts)
 	}
 	l.beside[id] = dsts[1:]
-	if update, direct := l.bucketing.direct[id]; direct && l.bucketing.accumulation.Several() && len(dsts) == 1 && dsts[0].Dense() {
-		l.plan.Steps = append(l.plan.Steps, l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
+	if update, direct := l.bucketing.direct[id]; direct && l.bucketing.accumulation.Several() &&
+		len(dsts) == 1 && dsts[0].Dense() {
+		l.plan.Steps = append(l.plan.Steps,
+			l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
 		dsts[0].Step = len(l.plan.Steps)
 		l.put(id, dsts[0])
-		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name, Runs: l.bucketing.accumulation.laterRuns()})
+		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name,
+			Runs: l.bucketing.accumulation.laterRuns()})
 		return
 	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})
 }
 
-// exchangeHeads lays results of attention [B, H, n, size] out as [B, n, H, size] where that is how they are
-// read, as in most models, so that what follows needs no copies.
+// exchangeHeads lays results of attention [B, H, n, size] out as [B, n, H, size] where that is how
+// they are read, as in most models, so that what follows needs no copies.
 func (l *layouter) exchangeHeads(id ir.ID, dsts []Ref) {
 	for i := range dsts {
 		if s := dsts[i].Shape; s.Len() == 4 && l.readByRows(id, i) {
@@ -136,8 +143,8 @@ func (l *layouter) exchangeHeads(id ir.ID, dsts []Ref) {
 	l.put(id, dsts[0])
 }
 
-// readByRows reports whether result number i of a value is read with its heads exchanged, and in no other
-// way except by attention, which reads both.
+// readByRows reports whether result number i of a value is read with its heads exchanged, and in no
+// other way except by attention, which reads both.
 func (l *layouter) readByRows(id ir.ID, i int) bool {
 	exchanged, heads := false, ir.Op(ir.Permute{Axes: ir.Of(0, 2, 1, 3)})
 	for _, u := range l.users[id] {
@@ -260,7 +267,8 @@ func reshaped(x Ref, shape ir.Dims) (ir.Dims, bool) {
 	to := shape.Len() - 1
 	for axis := x.Shape.Len() - 1; axis >= 0; {
 		size, stride := x.Shape.At(axis), x.Strides.At(axis)
-		for axis--; axis >= 0 && (x.Shape.At(axis) == 1 || size == 1 || x.Strides.At(axis) == size*stride); axis-- {
+		for axis--; axis >= 0 && (x.Shape.At(axis) == 1 || size == 1 ||
+			x.Strides.At(axis) == size*stride); axis-- {
 			if size == 1 {
 				stride = x.Strides.At(axis)
 			}

@@ -41,7 +41,8 @@ func newLoop(shape, reduced ir.Dims) *loopBuilder {
 }
 
 func (b *loopBuilder) step(name string, ops ...string) Step {
-	return Step{Op: Loop{b.program, strings.Join(ops, " "), len(ops)}, Dsts: b.dsts, Args: b.args, Name: name}
+	return Step{Op: Loop{b.program, strings.Join(ops, " "), len(ops)}, Dsts: b.dsts, Args: b.args,
+		Name: name}
 }
 
 // load returns the element of r; that of a number is a constant of the program.
@@ -143,7 +144,8 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 	l.plan.Steps = append(l.plan.Steps, b.step(name, names...))
 }
 
-// member returns the value that a is to the members of a loop: they read those of each other along rows, too.
+// member returns the value that a is to the members of a loop: they read those of each other along
+// rows, too.
 func (l *layouter) member(a ir.ID, g *group) ir.ID {
 	if from, ok := alongRows(l.program, a, g.shape); g.rows && ok {
 		return from

@@ -248,7 +248,8 @@ func (m *meaning) through(t tensor, a *axes) (tensor, bool) {
 	y := axes{off: of.off + follow(a.off, 1)}
 	for _, x := range a.at[:a.n] {
 		outer := x
-		var parts []struct{ size, stride int } // of what is read along one axis, one for each axis of t
+		// of what is read along one axis, one for each axis of t
+		var parts []struct{ size, stride int }
 		for j := int(of.n) - 1; j > 0; j-- {
 			carry := place[j-1] // from the axis j
 			if outer.stride == 0 || outer.stride >= carry || carry%outer.stride != 0 {

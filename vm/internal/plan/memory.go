@@ -66,7 +66,8 @@ func (p *Plan) Largest(n int) []Buffer {
 	return used[:min(n, len(used))]
 }
 
-// stay makes all buffers of the arena live from the first step to the last, so that none takes the place of another.
+// stay makes all buffers of the arena live from the first step to the last, so that none takes the
+// place of another.
 func stay(p *Plan) {
 	for i := range p.Buffers {
 		if b := &p.Buffers[i]; b.Last >= 0 {
@@ -88,7 +89,10 @@ func shareInPlace(p *Plan) {
 		}
 		for j, dst := range s.Dsts {
 			for _, a := range s.Args {
-				if inPlace(p, s, j, a, i) && !(s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(read Ref) bool { return read.Buffer == a.Buffer })) {
+				if inPlace(p, s, j, a, i) &&
+					!(s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(read Ref) bool {
+						return read.Buffer == a.Buffer
+					})) {
 					to[dst.Buffer], s.Dsts[j].Buffer = a.Buffer, a.Buffer
 					p.Buffers[a.Buffer].Last = p.Buffers[dst.Buffer].Last
 					break
@@ -106,7 +110,9 @@ func shareInPlace(p *Plan) {
 func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	loop, ok := s.Op.(Loop)
 	dst, b := s.Dsts[j], p.Buffers[a.Buffer]
-	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena || p.Buffers[dst.Buffer].Kind != Arena || b.Last != step || b.Bytes != p.Buffers[dst.Buffer].Bytes || b.DType != dst.DType {
+	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena ||
+		p.Buffers[dst.Buffer].Kind != Arena || b.Last != step ||
+		b.Bytes != p.Buffers[dst.Buffer].Bytes || b.DType != dst.DType {
 		return false
 	}
 	for _, other := range s.Dsts {
@@ -115,7 +121,8 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 		}
 	}
 	for _, other := range s.Args {
-		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides || other.Shape != dst.Shape) {
+		if other.Buffer == a.Buffer && (other.Offset != 0 || other.Strides != dst.Strides ||
+			other.Shape != dst.Shape) {
 			return false
 		}
 	}
@@ -137,7 +144,8 @@ func place(p *Plan) {
 		if wanted(a) != wanted(b) {
 			return cmp.Compare(p.Buffers[b].Last, p.Buffers[a].Last)
 		}
-		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes), cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
+		return cmp.Or(cmp.Compare(p.Buffers[b].Bytes, p.Buffers[a].Bytes),
+			cmp.Compare(p.Buffers[b].First, p.Buffers[a].First))
 	})
 	var placed []span // by place
 	for _, i := range order {
@@ -156,10 +164,13 @@ func place(p *Plan) {
 		if wanted(i) {
 			p.ResultBytes = max(p.ResultBytes, b.Offset+b.Bytes)
 		}
-		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(c span, offset int) int { return cmp.Compare(c.offset, offset) })
+		at, _ := slices.BinarySearchFunc(placed, b.Offset, func(c span, offset int) int {
+			return cmp.Compare(c.offset, offset)
+		})
 		placed = slices.Insert(placed, at, span{b.Offset, b.Offset + b.Bytes, b.First, b.Last})
 	}
 }
 
-// span is the place of a buffer in the arena, and when it is in use: all that is looked at for every pair.
+// span is the place of a buffer in the arena, and when it is in use: all that is looked at for
+// every pair.
 type span struct{ offset, end, first, last int }

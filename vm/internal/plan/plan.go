@@ -12,22 +12,24 @@ type Plan struct {
 	Results []Ref // by the order of Program.Results
 	// Accumulation is how the gradients of several runs are added up.
 	Accumulation Accumulation
-	// Norm is the number of the result that is the norm of the gradients, if updates are clipped by it.
+	// Norm is the number of the result that is the norm of the gradients, if updates are clipped by
+	// it.
 	Norm int
 	// ArenaBytes is the size of the memory in which all Arena buffers lie.
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
 	ResultBytes int
-	// Doubt says why this is the plain plan, with a step for each value and memory of its own for each: the better one could
-	// not be proven, which is a fault of this package. It is nil otherwise.
+	// Doubt says why this is the plain plan, with a step for each value and memory of its own for
+	// each: the better one could not be proven, which is a fault of this package. It is nil
+	// otherwise.
 	Doubt error
 
 	of      *ir.Program // what it computes: see Verify
 	updates []Update
 }
 
-// Bare returns the plan without what [Verify] needs, which leads to whoever has made the updates. What runs
-// the plan keeps no more.
+// Bare returns the plan without what [Verify] needs, which leads to whoever has made the updates.
+// What runs the plan keeps no more.
 func (p *Plan) Bare() *Plan {
 	bare := *p
 	bare.of, bare.updates = nil, nil
@@ -41,8 +43,8 @@ type Step struct {
 	Args []Ref
 	Name string // of the graph's node
 	Runs Runs   // in which it runs, of those whose gradients are added up
-	// Epilogue is whether the step is an element-wise loop over the result of the step before, a product or a
-	// convolution, and may run on elements that are finished while others are not.
+	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
+	// product or a convolution, and may run on elements that are finished while others are not.
 	Epilogue bool
 }
 
@@ -80,8 +82,8 @@ func (r Ref) Span() int {
 	return last + 1
 }
 
-// Bytes returns how many bytes the operands and the results have, what is repeated counted once: as many as the
-// operation must read and write, unless it reads parts of an operand.
+// Bytes returns how many bytes the operands and the results have, what is repeated counted once: as
+// many as the operation must read and write, unless it reads parts of an operand.
 func (s Step) Bytes() (n int) {
 	for _, refs := range [...][]Ref{s.Dsts, s.Args} {
 		for _, r := range refs {
@@ -109,7 +111,8 @@ const (
 	State                // vector Vector that is kept for the variable Index
 	Setting              // of number Index of an update
 	Slot                 // of the gradient of update Index, among those that ranks exchange with it
-	Partial              // of number Vector of the sums of some runs of the gradient of update Index
+	// of number Vector of the sums of some runs of the gradient of update Index
+	Partial
 )
 
 // Buffer is memory for values.
@@ -133,8 +136,9 @@ type Buffer struct {
 // Outside reports whether the buffer has elements that the host gives it.
 func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.Kind != Partial }
 
-// New plans a program, with updates of its variables at the end, and proves the plan: see [Verify]. Steps are a
-// function of the program: ranks that run one program exchange their gradients in one order.
+// New plans a program, with updates of its variables at the end, and proves the plan: see [Verify].
+// Steps are a function of the program: ranks that run one program exchange their gradients in one
+// order.
 func New(p *ir.Program, updates ...Update) (*Plan, error) { return Standard().New(p, updates...) }
 
 // New is the function New with other limits.
@@ -176,7 +180,8 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 	return nil, doubt
 }
 
-// lowered returns a program of operations that are steps of plans, simplified, with gradients as its last results.
+// lowered returns a program of operations that are steps of plans, simplified, with gradients as
+// its last results.
 func lowered(p *ir.Program, updates []Update) (*ir.Program, error) {
 	precision := p.Precision
 	p = prune(together(prune(simplify(withGradients(p, updates)))))

@@ -7,8 +7,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// precise returns the program with its products of F32 in a precision. Gradients of updates and other
-// results that come of a product by element-wise values alone stay F32.
+// precise returns the program with its products of F32 in a precision. Gradients of updates and
+// other results that come of a product by element-wise values alone stay F32.
 func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	switch precision {
 	case ir.TF32:
@@ -29,10 +29,10 @@ func precise(p *ir.Program, precision ir.Precision) *ir.Program {
 	return p
 }
 
-// halved returns the program with its products and attention of F32 computed of BF16. A value is rounded
-// once, where it is computed, whatever views of it products read. What only loops, products and attention
-// read of them is stored as BF16, too: loops widen what they load. Operations that carry elements carry those. Convolutions
-// stay F32.
+// halved returns the program with its products and attention of F32 computed of BF16. A value is
+// rounded once, where it is computed, whatever views of it products read. What only loops, products
+// and attention read of them is stored as BF16, too: loops widen what they load. Operations that
+// carry elements carry those. Convolutions stay F32.
 func halved(p *ir.Program) *ir.Program {
 	wide, narrow, next := widened(p), narrowed(p), 0
 	return rewrite(p, func(n *numbering, v ir.Value) ir.ID {
@@ -47,8 +47,8 @@ func halved(p *ir.Program) *ir.Program {
 	})
 }
 
-// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16, or carries what is BF16 before or
-// behind it. A product gives all digits that are wanted itself.
+// halve makes v BF16 if it is a product or attention of F32, or a view or parts of BF16, or carries
+// what is BF16 before or behind it. A product gives all digits that are wanted itself.
 func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	f32 := v.DType == backend.F32
 	switch op := v.Op.(type) {
@@ -115,7 +115,8 @@ func (n *numbering) halveConcat(v *ir.Value) {
 // widen returns x, which is BF16, as F32.
 func (n *numbering) widen(x ir.ID) ir.ID {
 	v := n.of(x)
-	return n.simplest(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: v.Shape, DType: backend.F32, Name: v.Name})
+	return n.simplest(ir.Value{Op: ir.Cast{}, Args: []ir.ID{x}, Shape: v.Shape, DType: backend.F32,
+		Name: v.Name})
 }
 
 // narrow returns x as BF16.
@@ -137,8 +138,8 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 }
 
 // widened returns which values must have all digits of a product that they are: those from which
-// element-wise values lead to a result, and those that an operation reads, maybe as a view or a part,
-// which is no loop, no product and no attention.
+// element-wise values lead to a result, and those that an operation reads, maybe as a view or a
+// part, which is no loop, no product and no attention.
 func widened(p *ir.Program) []bool {
 	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -149,7 +150,8 @@ func widened(p *ir.Program) []bool {
 		view, elementwise := concat || ir.View(v.Op) || carries(v.Op), ir.Elementwise(v.Op)
 		for _, a := range v.Args {
 			result[a] = result[a] || result[i] && (view || elementwise)
-			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise && !readsHalf(v.Op)
+			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise &&
+				!readsHalf(v.Op)
 		}
 	}
 	return wide
@@ -164,7 +166,8 @@ func readsHalf(op ir.Op) bool {
 	return false
 }
 
-// narrowed returns which values are read as BF16 alone: by products and attention, maybe as a view or carried.
+// narrowed returns which values are read as BF16 alone: by products and attention, maybe as a view
+// or carried.
 func narrowed(p *ir.Program) []bool {
 	read, wider := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {

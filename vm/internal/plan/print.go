@@ -42,10 +42,12 @@ func (p *Plan) String() string {
 		if s.Epilogue {
 			then = "epilogue "
 		}
-		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s\n", i, strings.Join(dsts, ", "), then, s.Op, strings.Join(args, ", "), s.Name)
+		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s\n", i, strings.Join(dsts, ", "), then, s.Op,
+			strings.Join(args, ", "), s.Name)
 	}
 	loops, fused, host := p.Counts()
-	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops, fused, p.ArenaBytes, host)
+	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops,
+		fused, p.ArenaBytes, host)
 	return b.String()
 }
 

@@ -29,7 +29,8 @@ func centred() *program {
 	h := p.unary(fuse.Tanh, p.add(ir.MatMul{}, ir.Of(6, 4), less, w))
 	level := sum(x)
 	wide := p.add(ir.Broadcast{}, ir.Of(6, 5), p.add(ir.Reshape{}, ir.Of(1, 1), level))
-	p.Results = []ir.ID{p.binary(fuse.Add, p.binary(fuse.Add, level, sum(h)), sum(p.binary(fuse.Mul, less, wide)))}
+	p.Results = []ir.ID{p.binary(fuse.Add, p.binary(fuse.Add, level, sum(h)),
+		sum(p.binary(fuse.Mul, less, wide)))}
 	return p
 }
 
@@ -156,7 +157,8 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		p := random(r)
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
-		planned, err := New(&p.Program, Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent}, Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
+		planned, err := New(&p.Program, Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
+			Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -167,11 +169,15 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 						continue
 					}
 					for _, b := range before.Dsts {
-						loads := b.Buffer == a.Buffer && b.Step == a.Step // a loop has the strides by which it reads
-						if _, loop := s.Op.(Loop); b.Shape != a.Shape || b.DType != a.DType || b == a || loop && loads || planned.Buffers[b.Buffer].Kind != Arena {
+						// a loop has the strides by which it reads
+						loads := b.Buffer == a.Buffer && b.Step == a.Step
+						if _, loop := s.Op.(Loop); b.Shape != a.Shape || b.DType != a.DType ||
+							b == a || loop && loads || planned.Buffers[b.Buffer].Kind != Arena {
 							continue
 						}
-						noticed(t, planned, fmt.Sprintf("program %d: step %d reads the value of step %d", seed, i, j), func(s []Step) { s[i].Args[k] = b })
+						noticed(t, planned,
+							fmt.Sprintf("program %d: step %d reads the value of step %d", seed, i,
+								j), func(s []Step) { s[i].Args[k] = b })
 					}
 				}
 			}
@@ -180,7 +186,8 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 				noticed(t, planned, "another product", func(s []Step) { s[i].Op = op })
 			}
 			if i > 0 && slices.ContainsFunc(s.Args, func(a Ref) bool { return a.Step == i-1 }) {
-				noticed(t, planned, fmt.Sprintf("step %d comes before step %d", i, i-1), func(s []Step) { s[i], s[i-1] = s[i-1], s[i] })
+				noticed(t, planned, fmt.Sprintf("step %d comes before step %d", i, i-1),
+					func(s []Step) { s[i], s[i-1] = s[i-1], s[i] })
 			}
 			if loop, ok := s.Op.(Loop); ok {
 				for at, c := range loop.Program.Code {
@@ -190,7 +197,9 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 					other := *loop.Program
 					other.Code = slices.Clone(other.Code)
 					other.Code[at].Op = fuse.Sub
-					noticed(t, planned, "another instruction", func(s []Step) { s[i].Op = Loop{Program: &other} })
+					noticed(t, planned, "another instruction", func(s []Step) {
+						s[i].Op = Loop{Program: &other}
+					})
 				}
 			}
 		}
@@ -203,7 +212,8 @@ func noticed(t *testing.T, p *Plan, what string, damage func(s []Step)) {
 	broken := *p
 	broken.Steps = slices.Clone(p.Steps)
 	for i := range broken.Steps {
-		broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts), slices.Clone(broken.Steps[i].Args)
+		broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
+			slices.Clone(broken.Steps[i].Args)
 	}
 	damage(broken.Steps)
 	if err := Verify(&broken); err == nil {
@@ -217,14 +227,21 @@ func TestWhatUpdatesMustDoIsProven(t *testing.T) {
 	var updates []Update
 	p, dv, dw := backward()
 	for i, gradient := range []ir.ID{dv, dw} {
-		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1, Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
+		updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+			Accumulation: Accumulation{Runs: 4}, Limit: 1, Rule: descent})
 	}
 	for what, damage := range map[string]func(p *Plan){
-		"not what it must be after a run of kind 2": func(p *Plan) { p.Steps = p.Steps[:len(p.Steps)-1] },
-		"not what it must be":                       func(p *Plan) { p.updates[0].Limit = 2 },
-		"the squares of 2, not of the 2":            func(p *Plan) { p.updates[0].Scale = 2 },
-		"the squares of 2, not of the 1":            func(p *Plan) { p.updates[1].Uncounted = true },
-		"no root":                                   func(p *Plan) { p.Results[p.Norm] = p.Results[0] },
+		"not what it must be after a run of kind 2": func(p *Plan) {
+			p.Steps = p.Steps[:len(p.Steps)-1]
+		},
+		"not what it must be":            func(p *Plan) { p.updates[0].Limit = 2 },
+		"the squares of 2, not of the 2": func(p *Plan) { p.updates[0].Scale = 2 },
+		"the squares of 2, not of the 1": func(p *Plan) {
+			p.updates[1].Uncounted = true
+		},
+		"no root": func(p *Plan) {
+			p.Results[p.Norm] = p.Results[0]
+		},
 	} {
 		p.Results = []ir.ID{dv}
 		planned, err := New(&p.Program, slices.Clone(updates)...)
@@ -259,7 +276,8 @@ func TestUpdatesOfOneGroupAreProvenByItsRule(t *testing.T) {
 // TestNumbersAreThoseOfAMap: in the order in which keys come, also if many have one hash.
 func TestNumbersAreThoseOfAMap(t *testing.T) {
 	for _, bits := range []int{0, 4, 64} {
-		r, table, want := rand.New(rand.NewPCG(1, uint64(bits))), newNumbers[int](1), map[int]int32{}
+		r, table, want := rand.New(rand.NewPCG(1, uint64(bits))), newNumbers[int](1),
+			map[int]int32{}
 		for range 2000 {
 			key := r.IntN(500)
 			n, ok := want[key]
@@ -325,7 +343,8 @@ func TestAPlanThatIsNotProvenIsReplacedByThePlainOne(t *testing.T) {
 		t.Errorf("%v is not proven", got)
 	}
 	failing := errors.New("no plan")
-	if _, err := proven(func(bool) (*Plan, error) { return nil, failing }); !errors.Is(err, failing) {
+	if _, err := proven(func(bool) (*Plan, error) { return nil, failing }); !errors.Is(
+		err, failing) {
 		t.Error(err)
 	}
 }
@@ -346,7 +365,8 @@ func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 	}
 	for i, b := range plain.Buffers {
 		for _, c := range plain.Buffers[:i] {
-			if b.Kind == Arena && c.Kind == Arena && b.Offset < c.Offset+c.Bytes && c.Offset < b.Offset+b.Bytes {
+			if b.Kind == Arena && c.Kind == Arena && b.Offset < c.Offset+c.Bytes &&
+				c.Offset < b.Offset+b.Bytes {
 				t.Errorf("%s and %s lie in one place", b.Name, c.Name)
 			}
 		}
@@ -356,7 +376,8 @@ func TestPlainPlansHaveAStepForEachValue(t *testing.T) {
 // recurrence is the backward pass of a recurrence: values that are read soon, and again at the end.
 func recurrence(steps int) *program {
 	p := &program{}
-	w, one := p.input(0, 4, 4), p.add(ir.Broadcast{}, ir.Of(4, 4), p.add(ir.Reshape{}, ir.Of(1, 1), p.input(1)))
+	w, one := p.input(0, 4, 4), p.add(ir.Broadcast{}, ir.Of(4, 4), p.add(ir.Reshape{}, ir.Of(1, 1),
+		p.input(1)))
 	h := p.input(2, 4, 4)
 	var all []ir.ID
 	for range steps {
@@ -366,7 +387,8 @@ func recurrence(steps int) *program {
 	dh := one
 	for _, h := range slices.Backward(all) {
 		dz := p.binary(fuse.Mul, dh, p.binary(fuse.Sub, one, p.unary(fuse.Square, h)))
-		p.Results = append(p.Results, p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Of(4), dz))
+		p.Results = append(p.Results, p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)},
+			ir.Of(4), dz))
 		dh = p.binary(fuse.Add, one, p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dz, w))
 	}
 	return p

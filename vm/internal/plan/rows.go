@@ -7,9 +7,9 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// A loop that folds rows has values of two kinds: those of its shape, and those that have one element for each
-// row, along the last axis. Reductions of rows are of the second kind, what is computed from them by
-// elements, and what is repeated along rows.
+// A loop that folds rows has values of two kinds: those of its shape, and those that have one
+// element for each row, along the last axis. Reductions of rows are of the second kind, what is
+// computed from them by elements, and what is repeated along rows.
 
 // rowable reports whether a loop may fold its rows.
 func (l Limits) rowable(shape, axes ir.Dims) bool {
@@ -33,8 +33,8 @@ func oncePerRow(s, loop ir.Dims) bool {
 	return last >= 0 && (s == loop.Without(last) || s == loop.With(last, 1))
 }
 
-// alongRows returns the value with one element for each row of a loop that x is, or that x repeats; false if x
-// is another view.
+// alongRows returns the value with one element for each row of a loop that x is, or that x repeats;
+// false if x is another view.
 func alongRows(p *ir.Program, x ir.ID, loop ir.Dims) (ir.ID, bool) {
 	for ir.View(p.Values[x].Op) {
 		v := p.Values[x]
@@ -56,10 +56,12 @@ func alongRows(p *ir.Program, x ir.ID, loop ir.Dims) (ir.ID, bool) {
 	return x, oncePerRow(p.Values[x].Shape, loop)
 }
 
-// joined returns the shape, the reduced axes and the kind of a loop of two groups; false if there is none.
+// joined returns the shape, the reduced axes and the kind of a loop of two groups; false if there
+// is none.
 func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	if a.shape == b.shape {
-		both = group{shape: a.shape, axes: a.axes, rows: a.rows || b.rows, columns: a.columns || b.columns}
+		both = group{shape: a.shape, axes: a.axes, rows: a.rows || b.rows, columns: a.columns ||
+			b.columns}
 		switch {
 		case both.axes.Len() == 0:
 			both.axes = b.axes
@@ -76,7 +78,8 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	if a.shape.Size() < b.shape.Size() {
 		wide, once = b, a
 	}
-	ok = g.rowable(wide.shape, wide.axes) && once.axes.Len() == 0 && oncePerRow(once.shape, wide.shape) &&
+	ok = g.rowable(wide.shape, wide.axes) && once.axes.Len() == 0 &&
+		oncePerRow(once.shape, wide.shape) &&
 		!slices.ContainsFunc(once.members, g.placed)
 	return group{shape: wide.shape, axes: wide.axes, rows: true, columns: wide.columns}, ok
 }
@@ -90,7 +93,8 @@ func (g *grouping) placed(m ir.ID) bool {
 	return false
 }
 
-// reads reports whether values of b can read those of a in one loop. It sets both.rows if they do so along rows.
+// reads reports whether values of b can read those of a in one loop. It sets both.rows if they do
+// so along rows.
 func (g *grouping) reads(a, b, both *group) bool {
 	for _, m := range b.members {
 		for _, x := range g.program.Values[m].Args {
@@ -125,11 +129,13 @@ func (g *grouping) crosses(members []ir.ID) bool {
 		}
 		return false
 	}
-	return slices.ContainsFunc(members, func(m ir.ID) bool { return slices.ContainsFunc(g.program.Values[m].Args, across) })
+	return slices.ContainsFunc(members, func(m ir.ID) bool {
+		return slices.ContainsFunc(g.program.Values[m].Args, across)
+	})
 }
 
-// escapes reports whether something outside of a loop reads a value, directly or as a view, or a result
-// does. inside says which values are of the loop.
+// escapes reports whether something outside of a loop reads a value, directly or as a view, or a
+// result does. inside says which values are of the loop.
 func escapes(p *ir.Program, users [][]ir.ID, x ir.ID, inside func(ir.ID) bool) bool {
 	return slices.ContainsFunc(users[x], func(u ir.ID) bool {
 		switch {

@@ -104,8 +104,8 @@ func (n *numbering) simplest(v ir.Value) ir.ID {
 	return n.add(v)
 }
 
-// together returns the program with reductions of reductions as one, where nothing else reads the inner one: the
-// gradient of a bias of images, say, which Gorgonia sums axis by axis.
+// together returns the program with reductions of reductions as one, where nothing else reads the
+// inner one: the gradient of a bias of images, say, which Gorgonia sums axis by axis.
 func together(p *ir.Program) *ir.Program {
 	users := outside(p)
 	values := slices.Clone(p.Values)

@@ -28,7 +28,8 @@ func (p *Plan) SVG() string {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%d" `+
-		`font-family="monospace" font-size="%d">`+"\n", width, top+(len(lines)+1)*svgLine, svgLine-3)
+		`font-family="monospace" font-size="%d">`+"\n", width, top+(len(lines)+1)*svgLine,
+		svgLine-3)
 	svgText(&b, svgLine, fmt.Sprintf("%d bytes by %d steps", p.ArenaBytes, len(p.Steps)))
 	names := p.writers()
 	for i, buffer := range p.Buffers {
@@ -50,7 +51,8 @@ func svgTextWidth(line string) float64 { return svgLetter * float64(utf8.RuneCou
 func svgText(b *strings.Builder, y int, line string) {
 	if line != "" {
 		fmt.Fprintf(b, `<text x="%d" y="%d" textLength="%.1f" lengthAdjust="spacingAndGlyphs" `+
-			`xml:space="preserve">%s</text>`+"\n", svgMargin, y, svgTextWidth(line), html.EscapeString(line))
+			`xml:space="preserve">%s</text>`+"\n", svgMargin, y, svgTextWidth(line),
+			html.EscapeString(line))
 	}
 }
 
@@ -74,7 +76,10 @@ func (p *Plan) bar(b Buffer, writers string) string {
 		edge = "black"
 	}
 	const hues, stride = 360, 47 // neighbours differ
-	return fmt.Sprintf(`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="hsl(%d,60%%,70%%)" stroke="%s"><title>%s</title></rect>`+"\n",
-		svgMargin+float64(b.First)*step, svgMargin+float64(b.Offset)*scale, float64(b.Last-b.First+1)*step, float64(b.Bytes)*scale,
-		b.First*stride%hues, edge, html.EscapeString(fmt.Sprintf("%d bytes at %d, steps %d to %d%s", b.Bytes, b.Offset, b.First, b.Last, writers)))
+	return fmt.Sprintf(
+		`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="hsl(%d,60%%,70%%)" stroke="%s"><title>%s</title></rect>`+"\n",
+		svgMargin+float64(b.First)*step, svgMargin+float64(b.Offset)*scale, float64(
+			b.Last-b.First+1)*step, float64(b.Bytes)*scale,
+		b.First*stride%hues, edge, html.EscapeString(fmt.Sprintf("%d bytes at %d, steps %d to %d%s",
+			b.Bytes, b.Offset, b.First, b.Last, writers)))
 }

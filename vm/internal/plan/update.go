@@ -18,25 +18,28 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
-	// Accumulation is how gradients of several runs are added up before the updates, the same for all.
+	// Accumulation is how gradients of several runs are added up before the updates, the same for
+	// all.
 	Accumulation Accumulation
 	// Scale is what the sum of all runs and ranks is multiplied by, the same for all; 0 is 1.
 	Scale float64
-	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0 for
-	// no bound. With a norm that is not finite, no update changes anything.
+	// Limit bounds the norm of the gradients of all updates together, which have the same limit; 0
+	// for no bound. With a norm that is not finite, no update changes anything.
 	Limit float64
 	// Parts says that ranks have parts of the variables: the norm covers all, and the operation
-	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several ranks, of
-	// which another one counts them.
+	// [Squares] adds up the ranks' sums of squares. Uncounted gradients are the same on several
+	// ranks, of which another one counts them.
 	Parts, Uncounted bool
 	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
 	// are numbers that are bound before each run.
-	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
+	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 }
 
-// Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results and operands of one loop
-// come behind those of another. The results of an update are the variable and what is kept for it, over which it writes.
-// Updates come last, when everything else has read the variables.
+// Joined are loops that may run at once and differ only in their length: see [fuse.Joiner]. Results
+// and operands of one loop come behind those of another. The results of an update are the variable
+// and what is kept for it, over which it writes. Updates come last, when everything else has read
+// the variables.
 type Joined struct {
 	What     string // one of them computes, for people
 	Programs []*fuse.Program
@@ -64,21 +67,26 @@ func withGradients(p *ir.Program, updates []Update) *ir.Program {
 func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Input && slices.ContainsFunc(updates, func(u Update) bool { return u.Input == b.Index }) {
+	if b.Kind == Input && slices.ContainsFunc(updates, func(u Update) bool {
+		return u.Input == b.Index
+	}) {
 		return l.copy(r, l.program.Values[id].Name)
 	}
 	return r
 }
 
-// casts appends the casts of variables that change, such as the weights of products of BF16, as one step, and returns the other
-// groups. Most of these are read until the backward pass, so that they take no more memory if they are there from the beginning.
+// casts appends the casts of variables that change, such as the weights of products of BF16, as one
+// step, and returns the other groups. Most of these are read until the backward pass, so that they
+// take no more memory if they are there from the beginning.
 func (l *layouter) casts(all []*group, updates []Update) []*group {
 	changes := func(id ir.ID) bool {
 		for l.program.Values[id].Op == (ir.Reshape{}) {
 			id = l.program.Values[id].Args[0]
 		}
 		in, ok := l.program.Values[id].Op.(ir.Input)
-		return ok && slices.ContainsFunc(updates, func(u Update) bool { return u.Input == in.Index })
+		return ok && slices.ContainsFunc(updates, func(u Update) bool {
+			return u.Input == in.Index
+		})
 	}
 	return slices.DeleteFunc(all, func(g *group) bool {
 		id := g.members[0]
@@ -132,7 +140,8 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			if u.Bucket != bucket {
 				continue
 			}
-			if err := l.updating(u, refs[i], factor, l.program.Values[gradients[i]].Name); err != nil {
+			if err := l.updating(u, refs[i], factor,
+				l.program.Values[gradients[i]].Name); err != nil {
 				return err
 			}
 		}
@@ -158,8 +167,8 @@ func (l *layouter) number(index int, dw Ref) Ref {
 	return r
 }
 
-// updating appends the step of one update, or adds it to the one before. The loop has one axis, or the gradient's axes if
-// that has gaps. factor is the factor of clipping, nil for none.
+// updating appends the step of one update, or adds it to the one before. The loop has one axis, or
+// the gradient's axes if that has gaps. factor is the factor of clipping, nil for none.
 func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w, err := l.variable(u.Input, dw)
 	if err != nil {
@@ -171,7 +180,8 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	variable := l.plan.Buffers[w.Buffer].Name
 	written := []Ref{w}
 	for k := range u.Kept {
-		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k, Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
+		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
+			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
 	values := []fuse.Value{l.gradient(b, dw)}
 	for _, r := range written {
@@ -237,11 +247,14 @@ func (l *layouter) variable(index int, dw Ref) (Ref, error) {
 			continue
 		}
 		if b.DType != dw.DType || b.Bytes != dw.Shape.Size()*dw.DType.Size() {
-			return Ref{}, fmt.Errorf("plan: a variable of %d bytes of %v has a gradient of shape %v of %v", b.Bytes, b.DType, dw.Shape, dw.DType)
+			return Ref{}, fmt.Errorf("plan: a variable of %d bytes of %v has a gradient of shape "+
+				"%v of %v", b.Bytes, b.DType, dw.Shape, dw.DType)
 		}
-		return Ref{Buffer: i, Shape: dw.Shape, Strides: dw.Shape.Strides(), DType: dw.DType, Step: -1}, nil
+		return Ref{Buffer: i, Shape: dw.Shape, Strides: dw.Shape.Strides(), DType: dw.DType,
+			Step: -1}, nil
 	}
-	return l.buffer(Buffer{Kind: Input, Index: index}, dw.Shape, dw.DType, -1), nil // nothing else reads it
+	// nothing else reads it
+	return l.buffer(Buffer{Kind: Input, Index: index}, dw.Shape, dw.DType, -1), nil
 }
 
 // zeros returns n zeros: strides of a number.

@@ -10,7 +10,8 @@ import (
 )
 
 // descent is w -= setting * dw, and counts in its vector.
-func descent(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
+func descent(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value, setting func(i int) fuse.Value) (
+	fuse.Value, []fuse.Value, error) {
 	step := p.Do(fuse.Mul, setting(0), dw)
 	return p.Do(fuse.Sub, w, step), []fuse.Value{p.Do(fuse.Add, kept[0], setting(1))}, nil
 }
@@ -21,7 +22,8 @@ func TestUpdates(t *testing.T) {
 	p := &program{}
 	v, w := p.input(0, 2, 3), p.input(1, 2, 3)
 	p.Results = []ir.ID{p.binary(fuse.Mul, v, w), w}
-	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent}, Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
+	planned, err := New(&p.Program, Update{Input: 0, Gradient: w, Kept: 1, Rule: descent},
+		Update{Input: 1, Gradient: v, Kept: 1, Rule: descent})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +47,8 @@ func TestUpdates(t *testing.T) {
 	}
 	for i, s := range planned.Steps {
 		u, update := s.Op.(Joined)
-		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 || len(s.Dsts) != 4 || len(s.Args) != 10) {
+		if update != (i == len(planned.Steps)-1) || update && (len(u.Programs) != 2 ||
+			len(s.Dsts) != 4 || len(s.Args) != 10) {
 			t.Errorf("step %d is %v", i, s.Op)
 		}
 	}
@@ -53,13 +56,14 @@ func TestUpdates(t *testing.T) {
 		t.Errorf("the variable is wanted where it is updated")
 	}
 	planned.Results[1] = planned.Steps[len(planned.Steps)-1].Dsts[0]
-	if err := Verify(planned); err == nil || !strings.Contains(err.Error(), "result 1 in a run of kind 0 is not input 1") {
+	if err := Verify(planned); err == nil ||
+		!strings.Contains(err.Error(), "result 1 in a run of kind 0 is not input 1") {
 		t.Errorf("a result that is the updated variable: %v", err)
 	}
 }
 
-// TestCastsOfVariablesAreOneStep: weights that change are rounded for products at once, before everything else, and others where
-// they are read.
+// TestCastsOfVariablesAreOneStep: weights that change are rounded for products at once, before
+// everything else, and others where they are read.
 func TestCastsOfVariablesAreOneStep(t *testing.T) {
 	for _, trained := range []bool{false, true} {
 		p := &program{}
@@ -70,7 +74,8 @@ func TestCastsOfVariablesAreOneStep(t *testing.T) {
 		var updates []Update
 		want := []string{"loop cast", "loop cast", "matmul NN", "loop cast", "matmul NN"}
 		if trained {
-			updates = []Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent}, {Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
+			updates = []Update{{Input: 1, Gradient: x, Kept: 1, Rule: descent},
+				{Input: 2, Gradient: p.input(3, 64), Kept: 1, Rule: descent}}
 			want = []string{"cast of 2", "loop cast", "matmul NN", "matmul NN", "update of 2"}
 		}
 		planned, err := New(&p.Program, updates...)
@@ -95,7 +100,8 @@ func TestUpdateOfAnotherShape(t *testing.T) {
 	p := &program{}
 	w := p.input(0, 2, 3)
 	p.Results = []ir.ID{p.unary(fuse.Exp, w)}
-	if _, err := New(&p.Program, Update{Input: 0, Gradient: p.input(1, 3), Kept: 1, Rule: descent}); err == nil || !strings.Contains(err.Error(), "gradient of shape") {
+	if _, err := New(&p.Program, Update{Input: 0, Gradient: p.input(1, 3), Kept: 1,
+		Rule: descent}); err == nil || !strings.Contains(err.Error(), "gradient of shape") {
 		t.Errorf("%v", err)
 	}
 }

@@ -25,7 +25,8 @@ func (r *proof) results(kind int) error {
 		if err := r.fits(ref, ref.Span()); err != nil {
 			return fmt.Errorf("result %d: %w", i, err)
 		}
-		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena && b.Offset+b.Bytes > r.plan.ResultBytes {
+		if b := &r.plan.Buffers[ref.Buffer]; b.Kind == Arena &&
+			b.Offset+b.Bytes > r.plan.ResultBytes {
 			return fmt.Errorf("result %d lies at %d, behind the %d bytes of results",
 				i, b.Offset, r.plan.ResultBytes)
 		}

@@ -12,7 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// moments are the mean and the variance of a batch, for each channel: [1, C, 1...] of x [N, C, ...].
+// moments are the mean and the variance of a batch, for each channel: [1, C, 1...] of x [N, C,
+// ...].
 type moments struct {
 	mean, variance ir.ID // the variance is divided by samples
 	samples        int   // of each channel, of all ranks whose batches are one

@@ -32,7 +32,8 @@ func (g *Graph) builder(n *gorgonia.Node, operands []*gorgonia.Node) (*builder, 
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{Graph: g, node: n, op: stock.Struct(n.Op()), nodes: operands, shape: shape, dtype: dtype}
+	b := &builder{Graph: g, node: n, op: stock.Struct(n.Op()), nodes: operands, shape: shape,
+		dtype: dtype}
 	for _, a := range operands {
 		id, ok := g.values[a]
 		if !ok {

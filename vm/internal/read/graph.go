@@ -257,14 +257,15 @@ func (g *Graph) findShown(sorted gorgonia.Nodes) {
 	}
 	for _, n := range g.Computed {
 		ofVariable := func(of *gorgonia.Node) bool { return of.Op() == nil && of.Deriv() == n }
-		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) || stock.Name(n.Op()) == "randomOp" {
+		if !used[n] && !leftover(n) || isCost(n) || slices.ContainsFunc(n.DerivOf(), ofVariable) ||
+			stock.Name(n.Op()) == "randomOp" {
 			g.Shown = append(g.Shown, n)
 		}
 	}
 }
 
-// isCost reports whether gorgonia.Grad was called on a node, or the node is a term of the sum that it was
-// called on: Grad begins with the constant 1, which is then the gradient of both.
+// isCost reports whether gorgonia.Grad was called on a node, or the node is a term of the sum that
+// it was called on: Grad begins with the constant 1, which is then the gradient of both.
 func isCost(n *gorgonia.Node) bool {
 	d := n.Deriv()
 	if d == nil || !n.IsScalar() || stock.Name(d.Op()) != "constantScalar" {
@@ -277,14 +278,16 @@ func isCost(n *gorgonia.Node) bool {
 // leftover reports whether a root is a gradient that Gorgonia has made because it
 // differentiates an operation by all operands, and that is the derivative of nothing.
 func leftover(n *gorgonia.Node) bool {
-	return len(n.DerivOf()) == 0 && slices.Contains([]string{stock.Gradients, stock.Undifferentiated}, stock.Group(n))
+	return len(n.DerivOf()) == 0 &&
+		slices.Contains([]string{stock.Gradients, stock.Undifferentiated}, stock.Group(n))
 }
 
 // form returns shape and dtype of a node's value.
 func form(n *gorgonia.Node) (ir.Dims, backend.DType, error) {
 	shape := n.Shape()
 	if len(shape) > ir.MaxDims {
-		return ir.Dims{}, 0, fmt.Errorf("shape %v has %d axes, at most %d are supported", shape, len(shape), ir.MaxDims)
+		return ir.Dims{}, 0, fmt.Errorf("shape %v has %d axes, at most %d are supported", shape,
+			len(shape), ir.MaxDims)
 	}
 	dtype, err := DType(n.Dtype())
 	if shape.TotalSize() == 0 && err == nil {

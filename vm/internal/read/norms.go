@@ -31,8 +31,8 @@ func (b *builder) channelAxes(x ir.ID) []int {
 	return axes
 }
 
-// averages adds the moving averages of mean and variance, in the shape of x, and 1 / sqrt(variance +
-// epsilon): none if they are no vectors of the dtype.
+// averages adds the moving averages of mean and variance, in the shape of x, and 1 / sqrt(variance
+// + epsilon): none if they are no vectors of the dtype.
 func (b *builder) averages(x ir.ID) (mean, scale ir.ID) {
 	shape := b.of(x).Shape
 	var found [2]ir.ID

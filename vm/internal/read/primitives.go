@@ -201,7 +201,8 @@ func (p primitives) Patches(w program.Window, images program.Value) program.Valu
 }
 
 // Images implements [program.Builder].
-func (p primitives) Images(w program.Window, patches program.Value, height, width int) program.Value {
+func (p primitives) Images(w program.Window, patches program.Value, height,
+	width int) program.Value {
 	s := p.of(patches).Shape
 	planes := s.At(3) / (w.Kernel[0] * w.Kernel[1])
 	shape := ir.Of(s.At(0), planes, height, width)

@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Random is where dropouts of the graph draw from. Before each run, State gets its step and its first
-// sample.
+// Random is where dropouts of the graph draw from. Before each run, State gets its step and its
+// first sample.
 type Random struct {
 	*nn.Random
 	State []int64 // of a constant

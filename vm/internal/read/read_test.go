@@ -22,7 +22,8 @@ func must(n *gorgonia.Node, err error) *gorgonia.Node {
 func everything() *gorgonia.ExprGraph {
 	g := gorgonia.NewGraph()
 	leaf := func(shape ...int) *gorgonia.Node {
-		return gorgonia.NewTensor(g, tensor.Float64, len(shape), gorgonia.WithShape(shape...), gorgonia.WithInit(gorgonia.Ones()))
+		return gorgonia.NewTensor(g, tensor.Float64, len(shape), gorgonia.WithShape(shape...),
+			gorgonia.WithInit(gorgonia.Ones()))
 	}
 	x, image := leaf(3, 4), leaf(1, 2, 4, 4)
 	sums := []*gorgonia.Node{
@@ -32,9 +33,17 @@ func everything() *gorgonia.ExprGraph {
 		must(gorgonia.Sum(must(gorgonia.Tensordot([]int{0}, []int{0}, x, leaf(3, 5))))),
 		must(gorgonia.Mean(must(gorgonia.BroadcastAdd(x, leaf(1, 4), nil, []byte{0})))),
 		must(gorgonia.Sum(must(gorgonia.Concat(0, x, must(gorgonia.Slice(x, gorgonia.S(0, 2))))))),
-		must(gorgonia.Sum(must(gorgonia.MaxPool2D(must(gorgonia.Conv2d(image, leaf(2, 2, 3, 3), tensor.Shape{3, 3}, []int{1, 1}, []int{1, 1}, []int{1, 1})), tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})))),
+		must(
+			gorgonia.Sum(
+				must(
+					gorgonia.MaxPool2D(
+						must(gorgonia.Conv2d(image, leaf(2, 2, 3, 3), tensor.Shape{3, 3},
+							[]int{1, 1}, []int{1, 1}, []int{1, 1})), tensor.Shape{2, 2},
+						[]int{0, 0}, []int{2, 2})))),
 		must(gorgonia.Sum(must(gorgonia.Upsample2D(image, 2)))),
-		must(gorgonia.Sum(must(gorgonia.AveragePool2D(image, tensor.Shape{2, 2}, []int{0, 0}, []int{2, 2})))),
+		must(
+			gorgonia.Sum(must(gorgonia.AveragePool2D(image, tensor.Shape{2, 2}, []int{0, 0},
+				[]int{2, 2})))),
 		must(gorgonia.Sum(must(gorgonia.MinBetween(x, must(gorgonia.MaxBetween(x, x)))))),
 	}
 	batch, _, _, _, err := gorgonia.BatchNorm(image, leaf(1, 2, 4, 4), leaf(1, 2, 4, 4), 0.1, 1e-5)
@@ -44,7 +53,8 @@ func everything() *gorgonia.ExprGraph {
 	must(gorgonia.At(x, 1, 2))
 	must(gorgonia.DiagFlat(x))
 	must(gorgonia.ConvType(x, tensor.Float64, tensor.Int))
-	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("indices"))
+	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2),
+		gorgonia.WithName("indices"))
 	sums = append(sums, must(gorgonia.Sum(must(gorgonia.ByIndices(x, indices, 0)))))
 	loss := sums[0]
 	for _, s := range sums[1:] {
@@ -127,7 +137,8 @@ func TestUnsupported(t *testing.T) {
 			gorgonia.Set(a, gorgonia.NewScalar(g, tensor.Float64, gorgonia.WithName("b")))
 		},
 		"at most 8": func(g *gorgonia.ExprGraph) {
-			gorgonia.NewTensor(g, tensor.Float64, 9, gorgonia.WithShape(1, 1, 1, 1, 1, 1, 1, 1, 2), gorgonia.WithName("x"))
+			gorgonia.NewTensor(g, tensor.Float64, 9, gorgonia.WithShape(1, 1, 1, 1, 1, 1, 1, 1, 2),
+				gorgonia.WithName("x"))
 		},
 		"dtype": func(g *gorgonia.ExprGraph) {
 			gorgonia.NewVector(g, tensor.Complex64, gorgonia.WithShape(2), gorgonia.WithName("x"))

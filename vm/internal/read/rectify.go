@@ -53,7 +53,8 @@ func (b *builder) rectified(f fuse.Op) ir.ID {
 			continue
 		}
 		compared, other := b.of(b.args[i]), b.args[1-i]
-		if len(compared.Args) != 2 || compared.Shape != b.of(other).Shape || !b.Program.Zero(compared.Args[1]) {
+		if len(compared.Args) != 2 || compared.Shape != b.of(other).Shape ||
+			!b.Program.Zero(compared.Args[1]) {
 			continue
 		}
 		x, negative := compared.Args[0], compared.Op == ir.Binary{Op: fuse.Less}

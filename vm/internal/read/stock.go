@@ -28,8 +28,10 @@ type Type struct {
 // checkVersion returns an error if the program was built with a Gorgonia whose types this
 // package does not know. Programs built without modules say nothing, and the fields decide.
 func checkVersion() error {
-	if f, ok := reflect.TypeFor[gorgonia.Node]().FieldByName("children"); !ok || f.Type != reflect.TypeFor[gorgonia.Nodes]() {
-		return fmt.Errorf("vm: %s.Node has no field children of type Nodes: package vm cannot read this version of Gorgonia", stock.Path)
+	if f, ok := reflect.TypeFor[gorgonia.Node]().FieldByName("children"); !ok ||
+		f.Type != reflect.TypeFor[gorgonia.Nodes]() {
+		return fmt.Errorf("vm: %s.Node has no field children of type Nodes: package vm cannot "+
+			"read this version of Gorgonia", stock.Path)
 	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -51,7 +53,8 @@ func checkModule(path, version string) error {
 	if path != stock.Path || version == stockVersion || version == "" {
 		return nil
 	}
-	return fmt.Errorf("vm: this program is built with %s %s, and package vm reads the graphs of %s: run go get %s@%s",
+	return fmt.Errorf("vm: this program is built with %s %s, and package vm reads the graphs of "+
+		"%s: run go get %s@%s",
 		path, version, stockVersion, path, stockVersion)
 }
 
@@ -69,7 +72,8 @@ func (f fields) check(op gorgonia.Op) error {
 		got = append(got, t.Field(i).Name+" "+t.Field(i).Type.String())
 	}
 	if want := Types[t.Name()].Fields; strings.Join(got, "; ") != strings.Join(want, "; ") {
-		return fmt.Errorf("%s.%s has the fields {%s}, and %s has {%s}: package vm cannot read this version of Gorgonia",
+		return fmt.Errorf("%s.%s has the fields {%s}, and %s has {%s}: package vm cannot read "+
+			"this version of Gorgonia",
 			stock.Path, t.Name(), strings.Join(got, "; "), stockVersion, strings.Join(want, "; "))
 	}
 	f[t] = true

@@ -19,12 +19,14 @@ var Types = map[string]Type{
 	"readOp": {Fields: []string{"into *gorgonia.Value"}},
 
 	"elemUnaryOp": {
-		Fields: []string{"ʘUnaryOperator gorgonia.ʘUnaryOperator", "argTensor bool", "numericResult bool"},
-		build:  (*builder).unary,
+		Fields: []string{"ʘUnaryOperator gorgonia.ʘUnaryOperator", "argTensor bool",
+			"numericResult bool"},
+		build: (*builder).unary,
 	},
 	"elemBinOp": {
-		Fields: []string{"ʘBinaryOperator gorgonia.ʘBinaryOperator", "arg0 hm.Type", "arg1 hm.Type", "retSame bool"},
-		build:  (*builder).binary,
+		Fields: []string{"ʘBinaryOperator gorgonia.ʘBinaryOperator", "arg0 hm.Type", "arg1 hm.Type",
+			"retSame bool"},
+		build: (*builder).binary,
 	},
 	"minBetween": {build: func(b *builder) ir.ID { return b.pointwise(fuse.Minimum, b.dtype) }},
 	"maxBetween": {build: func(b *builder) ir.ID { return b.pointwise(fuse.Maximum, b.dtype) }},
@@ -54,8 +56,9 @@ var Types = map[string]Type{
 		Fields: []string{"along gorgonia.axes", "d int"},
 		build:  func(b *builder) ir.ID { return b.reduce(backend.Max) },
 	},
-	"sizeOp":   {Fields: []string{"axis int", "d int", "val int"}, build: (*builder).size},
-	"repeatOp": {Fields: []string{"along int", "inputShape tensor.Shape"}, build: (*builder).repeat},
+	"sizeOp": {Fields: []string{"axis int", "d int", "val int"}, build: (*builder).size},
+	"repeatOp": {Fields: []string{"along int", "inputShape tensor.Shape"},
+		build: (*builder).repeat},
 
 	"reshapeOp": {
 		Fields: []string{"from tensor.Shape", "to tensor.Shape"},
@@ -65,24 +68,29 @@ var Types = map[string]Type{
 		Fields: []string{"pattern []int", "d int"},
 		build:  func(b *builder) ir.ID { return b.permute(b.args[0], b.ints("pattern")...) },
 	},
-	"atOp":        {Fields: []string{"coordinates gorgonia.coordinates", "d int"}, build: (*builder).at},
-	"diagFlatOp":  {build: (*builder).diagonal},
-	"sliceOp":     {Fields: []string{"Slice tensor.Slice", "along int", "a int", "d int"}, build: (*builder).slice},
+	"atOp": {Fields: []string{"coordinates gorgonia.coordinates", "d int"},
+		build: (*builder).at},
+	"diagFlatOp": {build: (*builder).diagonal},
+	"sliceOp": {Fields: []string{"Slice tensor.Slice", "along int", "a int", "d int"},
+		build: (*builder).slice},
 	"sliceIncrOp": {Fields: []string{"sliceOp *gorgonia.sliceOp"}, build: (*builder).unslice},
-	"concatOp":    {Fields: []string{"axis int", "d int", "children int"}, build: (*builder).concat},
+	"concatOp": {Fields: []string{"axis int", "d int", "children int"},
+		build: (*builder).concat},
 	"byIndicesOp": {Fields: []string{"axis int"}, build: func(b *builder) ir.ID {
 		return b.gather(b.args[0], b.args[1], b.int("axis"))
 	}},
-	"byIndicesOpDiffOp": {Fields: []string{"byIndicesOp *gorgonia.byIndicesOp"}, build: func(b *builder) ir.ID {
-		return b.gatherGrad(b.args[1], b.args[2], b.int("axis"))
-	}},
+	"byIndicesOpDiffOp": {Fields: []string{"byIndicesOp *gorgonia.byIndicesOp"},
+		build: func(b *builder) ir.ID {
+			return b.gatherGrad(b.args[1], b.args[2], b.int("axis"))
+		}},
 
 	"softmaxOp": {
 		Fields: []string{"shape tensor.Shape", "axis int", "isLog bool"},
 		floats: true,
 		build:  (*builder).softmax,
 	},
-	"softmaxDiffOp": {Fields: []string{"softmaxOp *gorgonia.softmaxOp"}, build: (*builder).softmaxGrad},
+	"softmaxDiffOp": {Fields: []string{"softmaxOp *gorgonia.softmaxOp"},
+		build: (*builder).softmaxGrad},
 
 	"im2colOp": {
 		Fields: im2colFields,
@@ -91,7 +99,8 @@ var Types = map[string]Type{
 	},
 	"col2imOp": {
 		floats: true,
-		Fields: []string{"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int", "im2colOp gorgonia.im2colOp"},
+		Fields: []string{"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int",
+			"im2colOp gorgonia.im2colOp"},
 		build: func(b *builder) ir.ID {
 			return b.add(ir.Col2Im{Window: b.window()}, b.shape, b.dtype, b.args[0])
 		},
@@ -99,53 +108,66 @@ var Types = map[string]Type{
 	"maxPoolOp": {Fields: poolFields, floats: true, build: func(b *builder) ir.ID {
 		return b.add(ir.MaxPool{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0])
 	}},
-	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, floats: true, build: func(b *builder) ir.ID {
-		return b.add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0], b.args[2])
-	}},
+	"maxPoolDiffOp": {Fields: []string{"maxPoolOp gorgonia.maxPoolOp"}, floats: true,
+		build: func(b *builder) ir.ID {
+			return b.add(ir.MaxPoolGrad{Window: b.poolWindow()}, b.shape, b.dtype, b.args[0],
+				b.args[2])
+		}},
 	"avgPoolOp": {Fields: poolFields, floats: true, build: (*builder).stockAveragePool},
 	"avgPoolDiffOp": {
 		Fields: []string{"avgPoolOp gorgonia.avgPoolOp"},
 		floats: true,
 		build:  (*builder).stockAveragePoolGrad,
 	},
-	"BatchNormOp":     {Fields: batchNormFields, floats: true, build: (*builder).batchNorm},
-	"batchnormDiffOp": {Fields: []string{"BatchNormOp *gorgonia.BatchNormOp"}, build: (*builder).batchNormGrad},
+	"BatchNormOp": {Fields: batchNormFields, floats: true, build: (*builder).batchNorm},
+	"batchnormDiffOp": {Fields: []string{"BatchNormOp *gorgonia.BatchNormOp"},
+		build: (*builder).batchNormGrad},
 	"GroupNormOp": {
 		floats: true,
-		Fields: []string{"numGroups int", "numChannels int", "epsilon float64", "mean *tensor.Dense", "rstd *tensor.Dense"},
-		build:  (*builder).groupNorm,
+		Fields: []string{"numGroups int", "numChannels int", "epsilon float64",
+			"mean *tensor.Dense", "rstd *tensor.Dense"},
+		build: (*builder).groupNorm,
 	},
-	"groupNormDiffOp":     {Fields: []string{"GroupNormOp *gorgonia.GroupNormOp"}, build: (*builder).groupNormGrad},
+	"groupNormDiffOp": {Fields: []string{"GroupNormOp *gorgonia.GroupNormOp"},
+		build: (*builder).groupNormGrad},
 	"globalAveragePoolOp": {floats: true, build: (*builder).globalAverage},
 	"upsampleOp":          {Fields: []string{"stride int"}, build: (*builder).upsample},
-	"upsampleDiffOp":      {Fields: []string{"upsampleOp gorgonia.upsampleOp"}, build: (*builder).upsampleGrad},
+	"upsampleDiffOp": {Fields: []string{"upsampleOp gorgonia.upsampleOp"},
+		build: (*builder).upsampleGrad},
 }
 
 var (
-	im2colFields = []string{"h int", "w int", "padH int", "padW int", "strideH int", "strideW int", "dilationH int", "dilationW int"}
-	poolFields   = []string{
+	im2colFields = []string{"h int", "w int", "padH int", "padW int", "strideH int", "strideW int",
+		"dilationH int", "dilationW int"}
+	poolFields = []string{
 		"unpaddedB int", "unpaddedC int", "unpaddedH int", "unpaddedW int", "h int", "w int",
 		"padNorth int", "padWest int", "padSouth int", "padEast int", "explicitPadding bool",
 		"strideH int", "strideW int", "mask tensor.Tensor",
 	}
 	batchNormFields = []string{
-		"momentum float64", "epsilon float64", "dims int", "runningMean *tensor.Dense", "runningVariance *tensor.Dense",
-		"saveMean *tensor.Dense", "saveVariance *tensor.Dense", "alpha *tensor.Dense", "beta *tensor.Dense", "training bool",
+		"momentum float64", "epsilon float64", "dims int", "runningMean *tensor.Dense",
+		"runningVariance *tensor.Dense",
+		"saveMean *tensor.Dense", "saveVariance *tensor.Dense", "alpha *tensor.Dense",
+		"beta *tensor.Dense", "training bool",
 	}
 )
 
 // unaryFuncs are the functions by the names that Gorgonia prints.
 var unaryFuncs = map[string]fuse.Op{
-	"abs": fuse.Abs, "sign": fuse.Sign, "ceil": fuse.Ceil, "floor": fuse.Floor, "sin": fuse.Sin, "cos": fuse.Cos,
-	"exp": fuse.Exp, "ln": fuse.Log, "log2": fuse.Log2, "neg": fuse.Neg, "square": fuse.Square, "sqrt": fuse.Sqrt,
-	"inv": fuse.Inv, "invSqrt": fuse.InvSqrt, "cube": fuse.Cube, "tanh": fuse.Tanh, "sigmoid": fuse.Sigmoid,
-	"log1p": fuse.Log1p, "expm1": fuse.Expm1, "softplus": fuse.Softplus,
+	"abs": fuse.Abs, "sign": fuse.Sign, "ceil": fuse.Ceil, "floor": fuse.Floor, "sin": fuse.Sin,
+	"cos": fuse.Cos,
+	"exp": fuse.Exp, "ln": fuse.Log, "log2": fuse.Log2, "neg": fuse.Neg, "square": fuse.Square,
+	"sqrt": fuse.Sqrt,
+	"inv":  fuse.Inv, "invSqrt": fuse.InvSqrt, "cube": fuse.Cube, "tanh": fuse.Tanh,
+	"sigmoid": fuse.Sigmoid,
+	"log1p":   fuse.Log1p, "expm1": fuse.Expm1, "softplus": fuse.Softplus,
 }
 
 // binaryFuncs are the functions by the names that Gorgonia prints.
 var binaryFuncs = map[string]fuse.Op{
 	"+": fuse.Add, "-": fuse.Sub, "⊙": fuse.Mul, "÷": fuse.Div, "^": fuse.Pow,
-	"<": fuse.Less, ">": fuse.Greater, "<=": fuse.LessEqual, ">=": fuse.GreaterEqual, "==": fuse.Equal, "!=": fuse.NotEqual,
+	"<": fuse.Less, ">": fuse.Greater, "<=": fuse.LessEqual, ">=": fuse.GreaterEqual,
+	"==": fuse.Equal, "!=": fuse.NotEqual,
 }
 
 func (b *builder) unary() ir.ID {
@@ -333,7 +355,8 @@ func (b *builder) repeat() ir.ID {
 	for shape.Len() <= along { // a vector gets the axis
 		shape = shape.Insert(shape.Len(), 1)
 	}
-	if shape.Len() != b.shape.Len() || shape.With(along, 0) != b.shape.With(along, 0) || shape.Len() == ir.MaxDims {
+	if shape.Len() != b.shape.Len() || shape.With(along, 0) != b.shape.With(along, 0) ||
+		shape.Len() == ir.MaxDims {
 		return none
 	}
 	n, m := shape.At(along), b.shape.At(along)
@@ -392,7 +415,8 @@ func (b *builder) slice() ir.ID {
 	if n < 0 {
 		return none
 	}
-	return b.add(ir.Slice{Axis: axis, Start: start, Step: step}, x.Shape.With(axis, n), x.DType, b.args[0])
+	return b.add(ir.Slice{Axis: axis, Start: start, Step: step}, x.Shape.With(axis, n), x.DType,
+		b.args[0])
 }
 
 // at is one element: a slice along every axis.
@@ -418,7 +442,8 @@ func (b *builder) diagonal() ir.ID {
 	if !b.float() || b.shape != ir.Of(n, n) {
 		return none
 	}
-	return b.add(ir.Unslice{Axis: 0, Start: 0, Step: n + 1}, ir.Of(n*n), b.dtype, b.reshape(b.args[0], ir.Of(n)))
+	return b.add(ir.Unslice{Axis: 0, Start: 0, Step: n + 1}, ir.Of(n*n), b.dtype,
+		b.reshape(b.args[0], ir.Of(n)))
 }
 
 // unslice is the gradient of slice. Its first operand only tells the shape.
@@ -471,8 +496,10 @@ func (b *builder) softmax() ir.ID {
 
 func (b *builder) softmaxGrad() ir.ID {
 	y, dy := b.reshape(b.args[1], b.shape), b.reshape(b.args[2], b.shape)
-	if axis := b.softmaxAxis(); b.float() && y >= 0 && dy >= 0 && axis >= 0 && axis < b.shape.Len() {
-		dx := program.SoftMaxGrad(primitives{b}, program.Value(y), program.Value(dy), axis, b.bool("isLog"))
+	if axis := b.softmaxAxis(); b.float() && y >= 0 && dy >= 0 && axis >= 0 &&
+		axis < b.shape.Len() {
+		dx := program.SoftMaxGrad(primitives{b}, program.Value(y), program.Value(dy), axis,
+			b.bool("isLog"))
 		return ir.ID(dx)
 	}
 	return none

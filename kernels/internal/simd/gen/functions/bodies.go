@@ -24,7 +24,9 @@ func functions() []function {
 		}),
 		unary("inv", func(v *vectors, x vec) vec { return v.div(v.set(v.number(1)), x) }),
 		unary("sqrt", (*vectors).sqrt),
-		unary("invsqrt", func(v *vectors, x vec) vec { return v.div(v.set(v.number(1)), v.sqrt(x)) }),
+		unary("invsqrt", func(v *vectors, x vec) vec {
+			return v.div(v.set(v.number(1)), v.sqrt(x))
+		}),
 		unary("ceil", func(v *vectors, x vec) vec { return v.round(x, up) }),
 		unary("floor", func(v *vectors, x vec) vec { return v.round(x, down) }),
 		long("exp", (*vectors).exp),
@@ -46,7 +48,8 @@ func functions() []function {
 		binary("mul", func(v *vectors, x, y vec) vec { return v.mul(x, y) }),
 		binary("div", func(v *vectors, x, y vec) vec { return v.div(x, y) }),
 		binary("minimum", func(v *vectors, x, y vec) vec {
-			return v.orNaN(x, y, v.or(v.min(x, y), v.min(y, x))) // -0 is what one of two zeros has set
+			// -0 is what one of two zeros has set
+			return v.orNaN(x, y, v.or(v.min(x, y), v.min(y, x)))
 		}),
 		binary("maximum", func(v *vectors, x, y vec) vec {
 			return v.orNaN(x, y, v.and(v.max(x, y), v.max(y, x)))
@@ -67,7 +70,9 @@ func functions() []function {
 }
 
 func unary(name string, body func(v *vectors, x vec) vec) function {
-	return function{name: name, operands: []string{"x"}, body: func(v *vectors, x []vec) vec { return body(v, x[0]) }}
+	return function{name: name, operands: []string{"x"}, body: func(v *vectors, x []vec) vec {
+		return body(v, x[0])
+	}}
 }
 
 func long(name string, body func(v *vectors, x vec) vec) function {
@@ -77,7 +82,9 @@ func long(name string, body func(v *vectors, x vec) vec) function {
 }
 
 func binary(name string, body func(v *vectors, x, y vec) vec) function {
-	return function{name: name, operands: []string{"x", "y"}, body: func(v *vectors, x []vec) vec { return body(v, x[0], x[1]) }}
+	return function{name: name, operands: []string{"x", "y"}, body: func(v *vectors, x []vec) vec {
+		return body(v, x[0], x[1])
+	}}
 }
 
 // comparison gives 1 or 0.
@@ -112,10 +119,11 @@ func (v *vectors) orNaN(x, y, d vec) vec {
 
 // floats is what functions of one type need to know.
 type floats struct {
-	mantissa   int     // bits
-	bias       int     // of exponents
-	integers   float64 // added to a number, it leaves no room for a fraction
-	power      float64 // added to the bits of a positive integer, it makes a number of it: 2^mantissa
+	mantissa int     // bits
+	bias     int     // of exponents
+	integers float64 // added to a number, it leaves no room for a fraction
+	// added to the bits of a positive integer, it makes a number of it: 2^mantissa
+	power      float64
 	ln2, tail  float64 // ln 2 in two parts: products of the first and an exponent are exact
 	least      float64 // e^least is 0
 	most       float64 // e^most is infinite
@@ -129,8 +137,10 @@ type floats struct {
 func (v *vectors) floats() floats {
 	if v.double {
 		quotients := []float64{
-			0.5, 0.16666666666666677, 0.0416666666666667, 0.008333333333321436, 0.0013888888888866353, 0.00019841269886672016,
-			2.48015873614736e-05, 2.75572436104689e-06, 2.7557242002972404e-07, 2.5109261395621618e-08, 2.0924670237722007e-09,
+			0.5, 0.16666666666666677, 0.0416666666666667, 0.008333333333321436,
+			0.0013888888888866353, 0.00019841269886672016,
+			2.48015873614736e-05, 2.75572436104689e-06, 2.7557242002972404e-07,
+			2.5109261395621618e-08, 2.0924670237722007e-09,
 		}
 		return floats{
 			52, 1023, 3 << 51, 1 << 52, 6.93147180369123816490e-01, 1.90821492927058770002e-10,
@@ -144,8 +154,10 @@ func (v *vectors) floats() floats {
 	return floats{
 		23, 127, 3 << 22, 1 << 23, 0.693145751953125, 1.42860682030941723212e-6,
 		-104, 89, 18, 0x1p-126, uint64(math.Float32bits(math.Sqrt2 / 2)),
-		[]float64{0.5, 0.166665181517601, 0.04166620224714279, 0.008369024842977524, 0.001395073952153325},
-		[]float64{0.5, 0.1666666716337204, 0.04166635125875473, 0.00833327230066061, 0.0013941206270828843, 0.00019914479344151914},
+		[]float64{0.5, 0.166665181517601, 0.04166620224714279, 0.008369024842977524,
+			0.001395073952153325},
+		[]float64{0.5, 0.1666666716337204, 0.04166635125875473, 0.00833327230066061,
+			0.0013941206270828843, 0.00019914479344151914},
 		[]float64{0.6666666269302368, 0.4000033736228943, 0.28537240624427795, 0.23583540320396423},
 	}
 }
@@ -153,7 +165,8 @@ func (v *vectors) floats() floats {
 // reduce returns r and k with x = k ln 2 + r, where k is the integer next to x/ln 2.
 func (v *vectors) reduce(x vec) (r, k vec) {
 	f := v.floats()
-	k = v.sub(v.scaleAdd(x, v.number(math.Log2E), v.set(v.number(f.integers))), v.number(f.integers))
+	k = v.sub(v.scaleAdd(x, v.number(math.Log2E), v.set(v.number(f.integers))),
+		v.number(f.integers))
 	r = v.scaleAdd(k, v.number(-f.ln2), x)
 	return v.scaleAdd(k, v.number(-f.tail), r), k
 }
@@ -161,7 +174,8 @@ func (v *vectors) reduce(x vec) (r, k vec) {
 // powerOf returns 2^k of an integer that is an exponent.
 func (v *vectors) powerOf(k vec) vec {
 	f := v.floats()
-	return v.addBits(v.shiftLeft(v.add(k, v.number(f.integers)), f.mantissa), v.integer(uint64(f.bias)<<f.mantissa))
+	return v.addBits(v.shiftLeft(v.add(k, v.number(f.integers)), f.mantissa),
+		v.integer(uint64(f.bias)<<f.mantissa))
 }
 
 // clamped returns x between two numbers, or NaN.
@@ -169,8 +183,8 @@ func (v *vectors) clamped(x vec, least, most float64) vec {
 	return v.max(v.set(v.number(least)), v.min(v.set(v.number(most)), x))
 }
 
-// exp is 2^k e^r, with |r| <= ln(2)/2. It multiplies by 2^k in two steps, since k is beyond the exponents
-// where the result overflows, or has less digits.
+// exp is 2^k e^r, with |r| <= ln(2)/2. It multiplies by 2^k in two steps, since k is beyond the
+// exponents where the result overflows, or has less digits.
 func (v *vectors) exp(x vec) vec {
 	f := v.floats()
 	r, k := v.reduce(v.clamped(x, f.least, f.most))
@@ -180,7 +194,8 @@ func (v *vectors) exp(x vec) vec {
 	return v.mul(v.mul(p, v.powerOf(half)), v.powerOf(v.sub(k, half)))
 }
 
-// expm1 is 2^k (e^r - 1) + (2^k - 1), times 2 at the end, so that 2^k does not overflow before the result does.
+// expm1 is 2^k (e^r - 1) + (2^k - 1), times 2 at the end, so that 2^k does not overflow before the
+// result does.
 func (v *vectors) expm1(x vec) vec {
 	f := v.floats()
 	r, k := v.reduce(v.clamped(x, -f.flat, f.most))
@@ -231,7 +246,8 @@ func (v *vectors) addPowers(p parts, k vec) vec {
 	return v.scaleAdd(k, v.number(f.ln2), p.whole(v))
 }
 
-// logarithmOf returns d, the logarithm of x, where x is positive and finite, and what it is elsewhere.
+// logarithmOf returns d, the logarithm of x, where x is positive and finite, and what it is
+// elsewhere.
 func (v *vectors) logarithmOf(x, d vec) vec {
 	d = v.choose(v.compare(equal, x, v.number(math.Inf(1))), x, d)
 	d = v.choose(v.compare(equal, x, v.number(0)), v.number(math.Inf(-1)), d)
@@ -242,7 +258,8 @@ func (v *vectors) logarithmOf(x, d vec) vec {
 // log1p is ln u + c/u, where u = 1 + x is rounded, and c is what was lost.
 func (v *vectors) log1p(x vec) vec {
 	u := v.add(x, v.number(1))
-	// What is lost of 1 + x, of which the greater one is subtracted first (Moler and Knuth's sum of two).
+	// What is lost of 1 + x, of which the greater one is subtracted first (Moler and Knuth's sum of
+	// two).
 	rest := v.sub(u, x)
 	lost := v.add(v.sub(v.set(v.number(1)), rest), v.sub(x, v.sub(u, rest)))
 	m, k := v.splitNormal(u)
@@ -271,17 +288,25 @@ func (v *vectors) softplus(x vec) vec {
 	return v.add(v.log1p(v.exp(v.or(x, v.sign()))), v.max(x, v.number(0)))
 }
 
-// erfCoefficients are those of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t: line i is for x from i/2
-// to (i+1)/2. They are right to 2^-27.
+// erfCoefficients are those of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t: line i is for
+// x from i/2 to (i+1)/2. They are right to 2^-27.
 var erfCoefficients = [8][]float32{
-	{1.105305552482605, -0.18116548657417297, -0.3353508412837982, 0.10469182580709457, 0.08901327848434448, -0.03497049957513809, -0.017932690680027008},
-	{0.9482074975967407, -0.40703511238098145, -0.10021759569644928, 0.16932423412799835, -0.02485588565468788, -0.037270646542310715, 0.014155179262161255},
-	{0.7383201122283936, -0.4014393091201782, 0.08462999761104584, 0.06634178012609482, -0.05797644704580307, 0.008086060173809528, 0.009981654584407806},
-	{0.5638123750686646, -0.29202139377593994, 0.11409442126750946, -0.013673193752765656, -0.019676418974995613, 0.01486197579652071, -0.003312858520075679},
-	{0.4437943398952484, -0.19406753778457642, 0.07910996675491333, -0.025507820770144463, 0.0028525192756205797, 0.003571763401851058, -0.0028161865193396807},
-	{0.3635997772216797, -0.13200490176677704, 0.04741550236940384, -0.016239464282989502, 0.0047206818126142025, -0.0006746597355231643, -0.00036162827746011317},
-	{0.30769097805023193, -0.09466516971588135, 0.029098551720380783, -0.008893189020454884, 0.0026483487166374922, -0.0007171218749135733, 0.00013604362902697176},
-	{0.2666666507720947, -0.07111086696386337, 0.018962016329169273, -0.00505434675142169, 0.0013441541232168674, -0.0003556563751772046, 8.927563612814993e-05},
+	{1.105305552482605, -0.18116548657417297, -0.3353508412837982, 0.10469182580709457,
+		0.08901327848434448, -0.03497049957513809, -0.017932690680027008},
+	{0.9482074975967407, -0.40703511238098145, -0.10021759569644928, 0.16932423412799835,
+		-0.02485588565468788, -0.037270646542310715, 0.014155179262161255},
+	{0.7383201122283936, -0.4014393091201782, 0.08462999761104584, 0.06634178012609482,
+		-0.05797644704580307, 0.008086060173809528, 0.009981654584407806},
+	{0.5638123750686646, -0.29202139377593994, 0.11409442126750946, -0.013673193752765656,
+		-0.019676418974995613, 0.01486197579652071, -0.003312858520075679},
+	{0.4437943398952484, -0.19406753778457642, 0.07910996675491333, -0.025507820770144463,
+		0.0028525192756205797, 0.003571763401851058, -0.0028161865193396807},
+	{0.3635997772216797, -0.13200490176677704, 0.04741550236940384, -0.016239464282989502,
+		0.0047206818126142025, -0.0006746597355231643, -0.00036162827746011317},
+	{0.30769097805023193, -0.09466516971588135, 0.029098551720380783, -0.008893189020454884,
+		0.0026483487166374922, -0.0007171218749135733, 0.00013604362902697176},
+	{0.2666666507720947, -0.07111086696386337, 0.018962016329169273, -0.00505434675142169,
+		0.0013441541232168674, -0.0003556563751772046, 8.927563612814993e-05},
 }
 
 // erf is x times a polynomial for |x| up to 4, from where it is 1.

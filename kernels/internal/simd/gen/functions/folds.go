@@ -106,7 +106,8 @@ func (v *vectors) addTail(acc []vec, x, n reg.Register) {
 	masks := v.tailMasks(n)
 	for i, a := range acc {
 		e, mask := d.new(), YMM()
-		m, at := Mem{Base: x, Disp: i * d.lanes() * v.size()}, Mem{Base: masks, Disp: i * d.lanes() * v.size()}
+		m, at := Mem{Base: x, Disp: i * d.lanes() * v.size()},
+			Mem{Base: masks, Disp: i * d.lanes() * v.size()}
 		if v.double {
 			VMOVUPD(at, mask)
 			VMASKMOVPD(m, mask, e)
@@ -124,8 +125,8 @@ func (v *vectors) addTail(acc []vec, x, n reg.Register) {
 // choice is an operation on two vectors.
 type choice func(v *vectors, a vec, b Op) vec
 
-// writeExtreme writes a maximum or minimum. better compares numbers. If it is a zero, no element is beyond
-// it, and combine makes its sign of the signs of all. Whether there is a NaN is noted apart.
+// writeExtreme writes a maximum or minimum. better compares numbers. If it is a zero, no element is
+// beyond it, and combine makes its sign of the signs of all. Whether there is a NaN is noted apart.
 func (v *vectors) writeExtreme(name string, better, combine choice) {
 	TEXT(name+v.suffix(), NOSPLIT, "func(x *"+v.goType()+", n int) "+v.goType())
 	Pragma("noescape")
@@ -154,7 +155,8 @@ func (v *vectors) writeExtreme(name string, better, combine choice) {
 	Label("done")
 	best, signs = v.across(best, better), v.across(signs, combine)
 	half := &vectors{double: v.double, constants: v.constants}
-	best = half.choose(half.compare(equal, best, half.number(0)), half.and(signs, half.sign()), best)
+	best = half.choose(half.compare(equal, best, half.number(0)), half.and(signs, half.sign()),
+		best)
 	v.jumpIfNone(strange, "ordered")
 	VMOVUPS(half.number(math.NaN()), best)
 	Label("ordered")
@@ -253,7 +255,8 @@ func (v *vectors) writeSpread() {
 	TEXT("spread"+v.suffix(), NOSPLIT, "func(dst, x *"+v.goType()+", rows, n int)")
 	Pragma("noescape")
 	Doc("spread" + v.suffix() + " fills rows of n > 0 elements.")
-	dst, x, rows, n := Load(Param("dst"), GP64()), Load(Param("x"), GP64()), Load(Param("rows"), GP64()), Load(Param("n"), GP64())
+	dst, x, rows, n := Load(Param("dst"), GP64()), Load(Param("x"), GP64()),
+		Load(Param("rows"), GP64()), Load(Param("n"), GP64())
 	whole, rest := GP64(), GP64()
 	MOVQ(n, whole)
 	SUBQ(I32(v.lanes()), whole)

@@ -1,9 +1,9 @@
 // Command functions writes the element-wise functions of f32 and f64: for 256 and for 512 bits the
 // same operations in the same order, so that both give the same bits.
 //
-// A body (bodies.go) is written once, with the operations of a [vectors] (vectors.go), and this file
-// puts loops around it. calls.go writes the functions in Go that choose by operation: calls by a table of
-// functions would make the memory of their callers escape to the heap.
+// A body (bodies.go) is written once, with the operations of a [vectors] (vectors.go), and this
+// file puts loops around it. calls.go writes the functions in Go that choose by operation: calls by
+// a table of functions would make the memory of their callers escape to the heap.
 package main
 
 import (
@@ -49,7 +49,8 @@ func main() {
 	}
 	pool.write()
 	Generate()
-	if err := writeCalls(strings.Replace(flag.Lookup("stubs").Value.String(), "_amd64.go", "_calls_amd64.go", 1)); err != nil {
+	if err := writeCalls(strings.Replace(flag.Lookup("stubs").Value.String(), "_amd64.go",
+		"_calls_amd64.go", 1)); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -108,7 +109,8 @@ func (f function) signature(v *vectors) string {
 }
 
 // loop computes whole vectors, several at a time.
-func (f function) loop(v *vectors, label string, vectors int, dst reg.Register, from, steps []reg.Register, n reg.Register) {
+func (f function) loop(v *vectors, label string, vectors int, dst reg.Register, from,
+	steps []reg.Register, n reg.Register) {
 	CMPQ(n, I32(vectors*v.lanes()))
 	JL(LabelRef(label + "End"))
 	Label(label)

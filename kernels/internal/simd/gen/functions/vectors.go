@@ -19,8 +19,8 @@ type vectors struct {
 	*constants
 }
 
-// constants are vectors of 32 bytes with the same element over and over: vectors of 256 bits read all
-// of one, those of 512 bits broadcast its first element.
+// constants are vectors of 32 bytes with the same element over and over: vectors of 256 bits read
+// all of one, those of 512 bits broadcast its first element.
 type constants struct {
 	offsets map[uint64]int // by the bits of a vector's first 8 bytes
 	order   []uint64
@@ -214,7 +214,9 @@ func (v *vectors) max(a vec, b Op) vec {
 func (v *vectors) and(a vec, b Op) vec {
 	return v.do(form{VANDPS, VANDPD, VANDPS_BCST, VANDPD_BCST}, a, b)
 }
-func (v *vectors) or(a vec, b Op) vec { return v.do(form{VORPS, VORPD, VORPS_BCST, VORPD_BCST}, a, b) }
+func (v *vectors) or(a vec, b Op) vec {
+	return v.do(form{VORPS, VORPD, VORPS_BCST, VORPD_BCST}, a, b)
+}
 func (v *vectors) xor(a vec, b Op) vec {
 	return v.do(form{VXORPS, VXORPD, VXORPS_BCST, VXORPD_BCST}, a, b)
 }
@@ -294,7 +296,8 @@ func (v *vectors) copy(a vec) vec { return v.one(VMOVAPS, VMOVAPD, a) }
 func (v *vectors) polynomial(x vec, c ...float64) vec {
 	p := v.set(v.number(c[len(c)-1]))
 	for k := len(c) - 2; k >= 0; k-- {
-		form{VFMADD213PS, VFMADD213PD, VFMADD213PS_BCST, VFMADD213PD_BCST}.of(v, v.number(c[k]))(v.number(c[k]), x, p)
+		form{VFMADD213PS, VFMADD213PD, VFMADD213PS_BCST, VFMADD213PD_BCST}.of(v, v.number(c[k]))(
+			v.number(c[k]), x, p)
 	}
 	return p
 }
@@ -363,7 +366,8 @@ func (v *vectors) tail(n reg.Register) mask {
 	return m
 }
 
-// tailMasks returns the address of masks, one behind the other, in which the first n elements are set.
+// tailMasks returns the address of masks, one behind the other, in which the first n elements are
+// set.
 func (v *vectors) tailMasks(n reg.Register) reg.Register {
 	masks := GP64()
 	LEAQ(NewDataAddr(NewStaticSymbol(masksName), masksBytes), masks)

@@ -9,14 +9,16 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// writeLargest writes Largest of windows whose places are stride apart, 1 or 2: an element of a vector for
-// each place of a row.
+// writeLargest writes Largest of windows whose places are stride apart, 1 or 2: an element of a
+// vector for each place of a row.
 func (v *vectors) writeLargest(stride int) {
 	name := fmt.Sprintf("largest%d%s", stride, v.suffix())
-	TEXT(name, NOSPLIT, fmt.Sprintf("func(most, at, x *%[1]s, pixels *int, count, rows, columns, pitch int, least %[1]s)", v.goType()))
+	TEXT(name, NOSPLIT, fmt.Sprintf("func(most, at, x *%[1]s, pixels *int, count, rows, columns, "+
+		"pitch int, least %[1]s)", v.goType()))
 	Pragma("noescape")
 	Doc(name + " finds the largest pixel of each window. The pitch is in bytes.")
-	most, at, row := Load(Param("most"), GP64()), Load(Param("at"), GP64()), Load(Param("x"), GP64())
+	most, at, row := Load(Param("most"), GP64()), Load(Param("at"), GP64()),
+		Load(Param("x"), GP64())
 	pixels, count := Load(Param("pixels"), GP64()), Load(Param("count"), GP64())
 	least := v.one(VBROADCASTSS, VBROADCASTSD, param("least"))
 	one := v.set(v.number(1))
@@ -138,10 +140,13 @@ func (v *vectors) elements(f func(i int) uint64) Mem {
 // writeGivePairs writes GivePairs: an element of a vector for each pixel of a row.
 func (v *vectors) writeGivePairs() {
 	name := "givePairs" + v.suffix()
-	TEXT(name, NOSPLIT, fmt.Sprintf("func(dx, x, dy, at *%[1]s, rows, columns, pitch, height, rowPitch int, least %[1]s)", v.goType()))
+	TEXT(name, NOSPLIT, fmt.Sprintf("func(dx, x, dy, at *%[1]s, rows, columns, pitch, height, "+
+		"rowPitch int, least %[1]s)", v.goType()))
 	Pragma("noescape")
-	Doc(name + " writes the gradients of windows that are apart, two pixels wide. Pitches are in bytes.")
-	dx, x, dy, at := Load(Param("dx"), GP64()), Load(Param("x"), GP64()), Load(Param("dy"), GP64()), Load(Param("at"), GP64())
+	Doc(name + " writes the gradients of windows that are apart, two pixels wide. Pitches are in " +
+		"bytes.")
+	dx, x, dy, at := Load(Param("dx"), GP64()), Load(Param("x"), GP64()), Load(Param("dy"), GP64()),
+		Load(Param("at"), GP64())
 	rowPitch := Load(Param("rowPitch"), GP64())
 	least := v.one(VBROADCASTSS, VBROADCASTSD, param("least"))
 	two, zero := v.set(v.number(2)), v.zero()
@@ -171,7 +176,8 @@ func (v *vectors) writeGivePairs() {
 	Label("pixels")
 	seen := v.loadMasked(Mem{Base: x, Index: from, Scale: 1}, written)
 	given := v.choose(v.compare(less, seen, least), zero, gradient)
-	v.storeMasked(v.choose(v.compare(equal, winner, number), given, zero), Mem{Base: dx, Index: from, Scale: 1}, written)
+	v.storeMasked(v.choose(v.compare(equal, winner, number), given, zero),
+		Mem{Base: dx, Index: from, Scale: 1}, written)
 	VMOVAPS(v.add(number, two), number)
 	ADDQ(rowPitch, from)
 	DECQ(k)

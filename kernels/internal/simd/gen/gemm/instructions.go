@@ -18,8 +18,10 @@ type floats struct {
 }
 
 var precisions = []floats{
-	{"F32", "float32", 4, VFMADD231PS, VMULPS, VBROADCASTSS, VMOVUPS, VMOVUPS, VMOVUPS_Z, VMASKMOVPS},
-	{"F64", "float64", 8, VFMADD231PD, VMULPD, VBROADCASTSD, VMOVUPD, VMOVUPD, VMOVUPD_Z, VMASKMOVPD},
+	{"F32", "float32", 4, VFMADD231PS, VMULPS, VBROADCASTSS, VMOVUPS, VMOVUPS, VMOVUPS_Z,
+		VMASKMOVPS},
+	{"F64", "float64", 8, VFMADD231PD, VMULPD, VBROADCASTSD, VMOVUPD, VMOVUPD, VMOVUPD_Z,
+		VMASKMOVPD},
 }
 
 // bits loads a float as it lies in memory, into the upper bits of a register.
@@ -34,8 +36,8 @@ func (f floats) bits(from Mem) reg.Register {
 	return to
 }
 
-// instructions are those of one version. The columns of a vector that is the last one of its row may
-// be fewer than it has elements.
+// instructions are those of one version. The columns of a vector that is the last one of its row
+// may be fewer than it has elements.
 type instructions interface {
 	floats() floats
 	level() string
@@ -122,7 +124,8 @@ func (v avx2) prepareMask(columns reg.Register) {
 	table, n := GP64(), lastColumns(v, columns)
 	LEAQ(v.ones, table)
 	NEGQ(n)
-	v.f.move(Mem{Base: table, Index: n, Scale: uint8(v.f.size), Disp: v.width() - v.f.size}, reg.Y15)
+	v.f.move(Mem{Base: table, Index: n, Scale: uint8(v.f.size), Disp: v.width() - v.f.size},
+		reg.Y15)
 }
 
 func (v avx2) loadColumns(from Mem, to reg.Physical, last bool) {

@@ -1,11 +1,11 @@
 // Command gemm writes the tiles of matrix products, and what packs their operands. A tile is
 // C = alpha*A*B + beta*C for a few rows and columns of C, whose sums stay in registers.
 //
-// A step of the loop over k loads a row of B as vectors, and broadcasts an element of each row of A.
-// Rows and columns of A are as far apart as the caller says, so that A and its transpose run alike.
-// The largest tile of each version has 24 sums in 32 registers, or 12 in 16: more than the additions
-// that are under way at a time, and few loads for each of them, as in BLIS (Van Zee and van de Geijn,
-// ACM TOMS 41(3), 2015).
+// A step of the loop over k loads a row of B as vectors, and broadcasts an element of each row of
+// A. Rows and columns of A are as far apart as the caller says, so that A and its transpose run
+// alike. The largest tile of each version has 24 sums in 32 registers, or 12 in 16: more than the
+// additions that are under way at a time, and few loads for each of them, as in BLIS (Van Zee and
+// van de Geijn, ACM TOMS 41(3), 2015).
 package main
 
 import (
@@ -25,13 +25,15 @@ type shape struct{ rows, vectors int }
 const packed = 2
 
 // The shapes of a version, the narrower ones of a height first. Of few rows there is one of more
-// vectors than packed, for a B that is read once and where it lies: it reads more of a row of B at a
-// time.
+// vectors than packed, for a B that is read once and where it lies: it reads more of a row of B at
+// a time.
 var (
 	shapes512 = []shape{
-		{12, 1}, {12, 2}, {8, 1}, {8, 2}, {4, 1}, {4, 2}, {4, 6}, {3, 1}, {3, 2}, {3, 6}, {2, 1}, {2, 2}, {2, 8}, {1, 1}, {1, 2}, {1, 8},
+		{12, 1}, {12, 2}, {8, 1}, {8, 2}, {4, 1}, {4, 2}, {4, 6}, {3, 1}, {3, 2}, {3, 6}, {2, 1},
+		{2, 2}, {2, 8}, {1, 1}, {1, 2}, {1, 8},
 	}
-	shapes256 = []shape{{6, 1}, {6, 2}, {4, 1}, {4, 2}, {3, 1}, {3, 2}, {2, 1}, {2, 2}, {1, 1}, {1, 2}, {1, 6}}
+	shapes256 = []shape{{6, 1}, {6, 2}, {4, 1}, {4, 2}, {3, 1}, {3, 2}, {2, 1}, {2, 2}, {1, 1},
+		{1, 2}, {1, 6}}
 )
 
 // rowsAhead is how many rows of a B that is read once are on their way from memory.
@@ -53,8 +55,9 @@ func main() {
 // tile is the function that is being written, and the registers with its arguments.
 type tile struct {
 	instructions
-	a, b               reg.Register // go from k to k+1
-	aRow, aRow3, aStep reg.Register // bytes from a row of A to the next one and over three, and from k to k+1
+	a, b reg.Register // go from k to k+1
+	// bytes from a row of A to the next one and over three, and from k to k+1
+	aRow, aRow3, aStep reg.Register
 	bStep, ahead       reg.Register
 	k                  reg.Register // steps left
 }
@@ -63,13 +66,16 @@ type tile struct {
 func writeTile(in instructions, shapes []shape) {
 	p := in.floats()
 	name := "tile" + p.name + in.level()
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(a, b, c *%[1]s, aRow, aStep, bStep, cPitch, k, rows, columns int, alpha, beta %[1]s)", p.goType))
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(a, b, c *%[1]s, aRow, aStep, bStep, cPitch, k, "+
+		"rows, columns int, alpha, beta %[1]s)", p.goType))
 	Pragma("noescape")
-	Doc(name + " is a tile of a product, see tile. It has the height of one of the shapes and at most the width.")
+	Doc(name + " is a tile of a product, see tile. It has the height of one of the shapes and at " +
+		"most the width.")
 	columns := load("columns")
 	in.prepareMask(columns)
 	t := tile{
-		instructions: in, a: load("a"), b: load("b"), aRow: load("aRow"), aRow3: GP64(), aStep: load("aStep"),
+		instructions: in, a: load("a"), b: load("b"), aRow: load("aRow"), aRow3: GP64(),
+		aStep: load("aStep"),
 		bStep: load("bStep"), ahead: GP64(), k: load("k"),
 	}
 	rows := load("rows")
@@ -139,8 +145,8 @@ func (t tile) write(s shape) {
 }
 
 // rowsFrom returns where n rows begin, of which the first is at base and the others are a distance
-// from each other, and the pointers that this is said by. A pointer serves five rows: it, and those one,
-// two, three and four distances from it.
+// from each other, and the pointers that this is said by. A pointer serves five rows: it, and those
+// one, two, three and four distances from it.
 func rowsFrom(base, distance, distance3 reg.Register, n int) (rows []Mem, pointers []reg.Register) {
 	for i := range n {
 		if i%5 == 0 {

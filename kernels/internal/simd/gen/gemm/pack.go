@@ -15,12 +15,15 @@ const copied = 4
 // writeCopy writes the copy of a narrow matrix, row by row.
 func writeCopy(v avx2) {
 	name := "copy" + v.f.name + v.level()
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst, src *%s, dstPitch, srcPitch, rows, columns int)", v.f.goType))
+	TEXT(name, attr.NOSPLIT,
+		fmt.Sprintf("func(dst, src *%s, dstPitch, srcPitch, rows, columns int)", v.f.goType))
 	Pragma("noescape")
-	Doc(fmt.Sprintf("%s copies rows of at most %d columns, and zeros up to a multiple of %d.", name, copied*v.width()/v.f.size, v.width()/v.f.size))
+	Doc(fmt.Sprintf("%s copies rows of at most %d columns, and zeros up to a multiple of %d.", name,
+		copied*v.width()/v.f.size, v.width()/v.f.size))
 	columns := load("columns")
 	v.prepareMask(columns)
-	dst, src, dstPitch, srcPitch, rows, ahead := load("dst"), load("src"), load("dstPitch"), load("srcPitch"), load("rows"), GP64()
+	dst, src, dstPitch, srcPitch, rows, ahead := load("dst"), load("src"), load("dstPitch"),
+		load("srcPitch"), load("rows"), GP64()
 	IMUL3Q(U32(rowsAhead), srcPitch, ahead)
 	for vectors := 1; vectors <= copied; vectors++ {
 		next, loop := fmt.Sprint("after", vectors), fmt.Sprint("row", vectors)
@@ -47,16 +50,19 @@ func writeCopy(v avx2) {
 	}
 }
 
-// writeTranspose writes the transposition of as many rows as a vector has elements, for AVX2. A square
-// of them is loaded so that the upper halves of vectors have the lower half of the rows; what is left is
-// to transpose squares of half the size within halves.
+// writeTranspose writes the transposition of as many rows as a vector has elements, for AVX2. A
+// square of them is loaded so that the upper halves of vectors have the lower half of the rows;
+// what is left is to transpose squares of half the size within halves.
 func writeTranspose(f floats) {
 	n := 32 / f.size
 	name := "transpose" + f.name + "AVX2"
-	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst, src *%s, dstPitch, srcPitch, columns int)", f.goType))
+	TEXT(name, attr.NOSPLIT, fmt.Sprintf("func(dst, src *%s, dstPitch, srcPitch, columns int)",
+		f.goType))
 	Pragma("noescape")
-	Doc(fmt.Sprintf("%s transposes %d rows. The number of their columns is a multiple of %[2]d, and not 0.", name, n))
-	dst, src, dstPitch, srcPitch, columns := load("dst"), load("src"), load("dstPitch"), load("srcPitch"), load("columns")
+	Doc(fmt.Sprintf("%s transposes %d rows. The number of their columns is a multiple of %[2]d, "+
+		"and not 0.", name, n))
+	dst, src, dstPitch, srcPitch, columns := load("dst"), load("src"), load("dstPitch"),
+		load("srcPitch"), load("columns")
 	dstPitch3, srcPitch3 := GP64(), GP64()
 	LEAQ(Mem{Base: dstPitch, Index: dstPitch, Scale: 2}, dstPitch3)
 	LEAQ(Mem{Base: srcPitch, Index: srcPitch, Scale: 2}, srcPitch3)
@@ -93,7 +99,8 @@ func transposed(x []reg.VecVirtual) []reg.VecVirtual {
 	}
 	low, high := each(VUNPCKLPS, x[0], x[1]), each(VUNPCKHPS, x[0], x[1])
 	low2, high2 := each(VUNPCKLPS, x[2], x[3]), each(VUNPCKHPS, x[2], x[3])
-	return append(transposed([]reg.VecVirtual{low, low2}), transposed([]reg.VecVirtual{high, high2})...)
+	return append(transposed([]reg.VecVirtual{low, low2}),
+		transposed([]reg.VecVirtual{high, high2})...)
 }
 
 // each returns the elements of x and y in turn, as the instruction takes them.

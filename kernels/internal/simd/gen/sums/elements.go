@@ -195,9 +195,9 @@ func (e bf16) store(l level, p slot, xs []reg.VecVirtual, to Mem) {
 	put(2, p, lower(l, x), to)
 }
 
-// bf16Pairs is bf16 where the order of elements in registers is of no interest: a vector becomes one
-// of its even elements and one of its odd ones, without a permutation. A NaN must be quiet, or have
-// its payload in the upper half, as a result of arithmetic with bf16 does.
+// bf16Pairs is bf16 where the order of elements in registers is of no interest: a vector becomes
+// one of its even elements and one of its odd ones, without a permutation. A NaN must be quiet, or
+// have its payload in the upper half, as a result of arithmetic with bf16 does.
 type bf16Pairs struct{ one, bias, upper reg.VecVirtual }
 
 func (bf16Pairs) name() string      { return "BF16" }

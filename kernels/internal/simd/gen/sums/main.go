@@ -81,9 +81,10 @@ func (c cursor) advance(elements, srcBytes, dstBytes int) {
 	SUBQ(I32(int32(elements)), c.left)
 }
 
-// loops goes over all elements: several vectors at a time, then one, then what is left. body computes
-// count vectors at the cursor.
-func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int, body func(p slot, count int)) {
+// loops goes over all elements: several vectors at a time, then one, then what is left. body
+// computes count vectors at the cursor.
+func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int,
+	body func(p slot, count int)) {
 	many, one, rest, done := name+"Many", name+"One", name+"Rest", name+"Done"
 	Label(many)
 	CMPQ(c.left, I32(int32(l.vectors*lanes)))
@@ -121,8 +122,8 @@ func (l level) loops(name string, c cursor, lanes, srcBytes, dstBytes int, body 
 // The operations, numbered as in package simd.
 var operations = []string{"Sum", "Avg", "Prod", "Min", "Max"}
 
-// reduction is dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, so that of two NaNs the same
-// one is kept everywhere.
+// reduction is dst[i] = srcs[0][i] op srcs[1][i] op ..., in this order, so that of two NaNs the
+// same one is kept everywhere.
 func reduction(l level, t element) {
 	TEXT("reduce"+t.name()+l.name, NOSPLIT, "func(op int, dst *byte, srcs **byte, sources, n int)")
 	Pragma("noescape")
@@ -149,7 +150,9 @@ func reduction(l level, t element) {
 		l.loops(name, c, lanes, t.bytes(), t.bytes(), func(p slot, count int) {
 			acc := make([][]reg.VecVirtual, count)
 			source, next := GP64(), GP64()
-			at := func(v int) Mem { return Mem{Base: source, Index: offset, Scale: 1, Disp: v * lanes * t.bytes()} }
+			at := func(v int) Mem {
+				return Mem{Base: source, Index: offset, Scale: 1, Disp: v * lanes * t.bytes()}
+			}
 			MOVQ(Mem{Base: srcs}, source)
 			for v := range acc {
 				acc[v] = t.load(l, p, at(v))
@@ -173,7 +176,8 @@ func reduction(l level, t element) {
 				for _, a := range acc[v] {
 					o.end(a)
 				}
-				t.store(l, p, acc[v], Mem{Base: dst, Index: offset, Scale: 1, Disp: v * lanes * t.bytes()})
+				t.store(l, p, acc[v], Mem{Base: dst, Index: offset, Scale: 1, Disp: v * lanes *
+					t.bytes()})
 			}
 		})
 	}
@@ -204,13 +208,15 @@ func conversion(l level, name string, from, to element, scaled bool) {
 	l.loops("", c, lanes, from.bytes(), to.bytes(), func(p slot, count int) {
 		xs := make([][]reg.VecVirtual, count)
 		for v := range xs {
-			xs[v] = from.load(l, p, Mem{Base: src, Index: c.src, Scale: 1, Disp: v * lanes * from.bytes()})
+			xs[v] = from.load(l, p, Mem{Base: src, Index: c.src, Scale: 1, Disp: v * lanes *
+				from.bytes()})
 			if scaled {
 				multiply(from.bytes(), factor, xs[v][0])
 			}
 		}
 		for v := range xs {
-			to.store(l, p, xs[v], Mem{Base: dst, Index: c.dst, Scale: 1, Disp: v * lanes * to.bytes()})
+			to.store(l, p, xs[v], Mem{Base: dst, Index: c.dst, Scale: 1, Disp: v * lanes *
+				to.bytes()})
 		}
 	})
 }

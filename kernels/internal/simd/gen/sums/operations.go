@@ -84,9 +84,9 @@ func newOperation(l level, t element, name string, sources reg.Register) operati
 	return o
 }
 
-// least is Go's min: NaN wins, and -0 is less than +0. The instruction returns its second operand, x,
-// where one of them is NaN or both are zero. So of min(acc, x) and min(min(acc, x), acc), one has the
-// NaN, or the sign of -0, and the other can be added to it bit by bit.
+// least is Go's min: NaN wins, and -0 is less than +0. The instruction returns its second operand,
+// x, where one of them is NaN or both are zero. So of min(acc, x) and min(min(acc, x), acc), one
+// has the NaN, or the sign of -0, and the other can be added to it bit by bit.
 func least(l level, minimum func(...Op), x, acc reg.VecVirtual) {
 	minimum(x, acc, x)
 	once := l.vector()
