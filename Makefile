@@ -12,7 +12,8 @@ VULN_DB ?= https://vuln.go.dev
 
 BLAS ?=
 
-.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench bench-blas size mpi lint vuln help
+.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench \
+	bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -57,30 +58,41 @@ full-fuzz:
 	$(MAKE) fuzz FUZZTIME=5000x
 
 # Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
-# assembly. Left out are tests that start processes: this machine cannot run their programs by itself.
+# assembly. Left out are tests that start processes: this machine cannot run their programs by
+# itself.
 arm64:
-	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 -skip '^TestKilledProcess$$|^TestEvaluationIsTheSameAfterLoadInAnotherProcess$$' ./kernels/... ./internal/workers ./vm ./vm/internal/...
+	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 \
+		-skip '^TestKilledProcess$$|^TestEvaluationIsTheSameAfterLoadInAnotherProcess$$' \
+		./kernels/... ./internal/workers ./vm ./vm/internal/...
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
-# and vm, what overlaps is run), tests that compare many values of what others run, too, and groups of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
-VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
-VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8|^TestCommunicatorOfTwoMachines$$|^TestLongestContext$$
+# and vm, what overlaps is run), tests that compare many values of what others run, too, and groups
+# of 8.
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels
+UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
+VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
+VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
+VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8
+VALUES := $(VALUES)|^TestCommunicatorOfTwoMachines$$|^TestLongestContext$$
 
 # What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends.
-OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close|^TestCompressionIsClosed$$
-OVERLAPPED := $(OVERLAPPED)|^TestAStepUnderWay|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
+OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel
+OVERLAPPED := $(OVERLAPPED)|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close
+OVERLAPPED := $(OVERLAPPED)|^TestCompressionIsClosed$$|^TestAStepUnderWay
+OVERLAPPED := $(OVERLAPPED)|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
 race: export GORACE := atexit_sleep_ms=0
 race:
-	$(GO) test -race -short -vet=off -timeout 30m -skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
+	$(GO) test -race -short -vet=off -timeout 30m \
+		-skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
 	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' ./autograd ./vm
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
-	@set -e; grep -rEo --include='*_test.go' '^func ($(FUZZ))\w*' . | sort | while IFS=': ' read -r file _ name; do \
+	@set -e; grep -rEo --include='*_test.go' '^func ($(FUZZ))\w*' . | sort | \
+	while IFS=': ' read -r file _ name; do \
 		echo "$$file $$name"; \
 		$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
 	done
@@ -88,15 +100,19 @@ fuzz:
 # Run jobs of two and three machines, which are network namespaces (as root): over slow and lossy
 # wires, with every loss of a rank, a launcher, a machine or a link. The last line counts failures.
 netns:
-	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run '^TestMachines|BetweenNetworks$$' ./cmd/euryale ./internal/group 2>&1 | awk ' \
+	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run '^TestMachines|BetweenNetworks$$' \
+		./cmd/euryale ./internal/group 2>&1 | awk ' \
 		{ print } /--- FAIL|^FAIL\t/ { failures++ } \
-		match($$0, /[0-9]+_machines/) { n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
+		match($$0, /[0-9]+_machines/) { \
+			n = substr($$0, RSTART, RLENGTH) + 0; if (n > machines) machines = n } \
 		END { printf "machines=%d failures=%d\n", machines, failures; exit !machines || failures }'
 
-# Stop 200 ranks and kill 200, of jobs on three machines of two ranks each, while other programs want the cores. All
-# other ranks must name the right one: a killed one within a second, a stopped one a second after EURYALE_TIMEOUT.
+# Stop 200 ranks and kill 200, of jobs on three machines of two ranks each, while other programs
+# want the cores. All other ranks must name the right one: a killed one within a second, a stopped
+# one a second after EURYALE_TIMEOUT.
 names:
-	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 -run '^TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
+	@REQUIRE_NETNS=1 NAMES=200 $(FULL) -count 1 -v -parallel 4 \
+		-run '^TestTheLostRankIsNamedOnMachinesUnderLoad$$' . 2>&1 | \
 		grep -E 'names_test|--- FAIL|^(ok|FAIL)|stops='
 
 # Check the manifests of examples/cluster by the types of Kubernetes' API.
@@ -117,7 +133,8 @@ bench:
 	$(GO) run ./cmd/euryale bench -n 4
 	$(GO) test -run '^$$' -bench . -benchmem ./kernels ./backend/host
 
-# Compare matrix products with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds 3'), and exp with Gorgonia's.
+# Compare matrix products with OpenBLAS's, in turns on the same cores (BLAS='-only nn -rounds 3'),
+# and exp with Gorgonia's.
 bench-blas:
 	@$(GO) run ./bench/blas $(BLAS)
 
@@ -125,32 +142,37 @@ bench-blas:
 size:
 	@$(GO) test -json ./... | $(GO) run ./internal/tools/size
 
-# Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it is set.
+# Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it
+# is set.
 mpi:
 	$(GO) vet -tags mpi . ./backend/mpi ./cmd/euryale
 	$(GO) test -tags mpi -vet=off -count 1 ./backend/mpi
 
 # Check formatting, vet, staticcheck and the build without cgo.
 lint: simd-lint
-	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" \
+		|| { echo "gofmt wants:"; echo "$$unformatted"; exit 1; }
 	CGO_ENABLED=0 $(GO) vet ./...
 	CGO_ENABLED=0 $(GO) build ./...
 	CGO_ENABLED=0 $(GO) run honnef.co/go/tools/cmd/staticcheck@$(STATICCHECK_VERSION) ./...
 
-# Look for known vulnerabilities in what the modules call, where their database (VULN_DB) can be reached:
-# elsewhere nothing is checked, which REQUIRE_VULN=1 makes a failure.
+# Look for known vulnerabilities in what the modules call, where their database (VULN_DB) can be
+# reached: elsewhere nothing is checked, which REQUIRE_VULN=1 makes a failure.
 vuln:
 	@status=0; for module in . $(SIMD)/gen examples/cluster/check; do \
-		text=$$($(GO) -C $$module run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) -db $(VULN_DB) ./... 2>&1) || status=1; \
+		text=$$($(GO) -C $$module run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK_VERSION) \
+			-db $(VULN_DB) ./... 2>&1) || status=1; \
 		case $$text in *'fetching vulnerabilities: '*) \
-			echo "make vuln: nothing is checked: $(VULN_DB) cannot be reached: $${text##*: }" | head -1; exit $${REQUIRE_VULN:-0} ;; esac; \
+			echo "make vuln: nothing is checked: $(VULN_DB) cannot be reached: $${text##*: }" | \
+				head -1; exit $${REQUIRE_VULN:-0} ;; esac; \
 		printf '%s\n' "$$module: $$text"; \
 	done; exit $$status
 
 # List the targets, each with the first sentence of the comment right above it.
 help:
 	@awk '/^# / { text = text (text ? " " : "") substr($$0, 3); next } \
-		/^[a-z0-9-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
+		/^[a-z0-9-]+:/ && text { sub(":.*", ""); match(text, /\.( |$$)/); \
+			printf "%-13s %s\n", $$0, substr(text, 1, RSTART) } \
 		{ text = "" }' $(MAKEFILE_LIST)
 
 include gpu.mk kernels.mk simd.mk

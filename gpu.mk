@@ -4,9 +4,14 @@
 GPU_SDK := .gpu-sdk
 CLANG_CUDA ?= clang++-19
 # Any clang from 15 on builds the emulator: the one of the kernels, else the newest one here.
-CLANG_HOST ?= $(or $(shell for c in $(CLANG_CUDA) clang++ clang++-22 clang++-21 clang++-20 clang++-18 clang++-17 clang++-16 clang++-15; do \
-	v=$$($$c -dumpversion 2>/dev/null) && [ "$${v%%.*}" -ge 15 ] && echo $$c && break; done),no-clang)
-PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check --root-user-action ignore --no-deps
+CLANG_HOST ?= $(or $(shell \
+	for c in $(CLANG_CUDA) clang++ $(addprefix clang++-,22 21 20 18 17 16 15); do \
+		v=$$($$c -dumpversion 2>/dev/null) && [ "$${v%%.*}" -ge 15 ] && echo $$c && break; \
+	done),no-clang)
+PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check \
+	--root-user-action ignore --no-deps
+# Commands after it build with the SDK.
+WITH_SDK := . ./$(GPU_SDK)/env &&
 
 .PHONY: gpu-sdk gpu gpu-binaries gpu-test gpu-emulated
 
@@ -21,53 +26,72 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 
 # Vet everything, and build the command and the examples into bin/, with GPU support.
 gpu: gpu-sdk
-	. ./$(GPU_SDK)/env && $(GO) vet -tags gpu ./...
+	$(WITH_SDK) $(GO) vet -tags gpu ./...
 	@mkdir -p bin
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -o bin/ ./cmd/... ./examples/... ./internal/tools/demo
+	$(WITH_SDK) $(GO) build -tags gpu -o bin/ \
+		./cmd/... ./examples/... ./internal/tools/demo
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy backend/compress/sparse backend/compress/half backend/fault \
-	ops autograd layers vm bench cmd/euryale
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
+	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm \
+	bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
 # and tests as programs. They are stripped, since they travel.
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
-	. ./$(GPU_SDK)/env && $(GO) build -tags gpu -ldflags='-s -w' -o bin/ ./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
-	. ./$(GPU_SDK)/env && for dir in $(GPU_TESTED); do \
-		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test ./$$dir || exit 1; \
+	$(WITH_SDK) $(GO) build -tags gpu -ldflags='-s -w' -o bin/ \
+		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
+	$(WITH_SDK) for dir in $(GPU_TESTED); do \
+		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test \
+			./$$dir || exit 1; \
 	done
 
 # Run the tests with GPU support, where REQUIRE_GPU=1 makes a missing GPU a failure.
 gpu-test: gpu-sdk
-	. ./$(GPU_SDK)/env && $(GO) test -tags gpu -vet=off ./...
+	$(WITH_SDK) $(GO) test -tags gpu -vet=off ./...
 
-EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall -Wno-unknown-pragmas -U_FORTIFY_SOURCE \
-	-shared -fPIC -fvisibility-inlines-hidden
+EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall \
+	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -shared -fPIC -fvisibility-inlines-hidden
+EMULATE = $(CLANG_HOST) $(EMULATOR_FLAGS)
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)
+THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu
 
-# Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the memory
-# of another process there, so tests of that are left out, and so is what takes kernels that
-# wait too long: minutes of calls back to back. Processes that share one device, as machines of their own, go by NCCL.
+# Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
+# memory of another process there, so tests of that are left out, and so is what takes kernels that
+# wait too long: minutes of calls back to back. Processes that share one device, as machines of
+# their own, go by NCCL.
 gpu-emulated: export EMULATED_DEVICES ?= 2
 gpu-emulated: gpu-sdk
-	@[ $(CLANG_HOST) != no-clang ] || { echo 'make gpu-emulated: no clang++ from version 15 on is here: install one (apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
+	@[ $(CLANG_HOST) != no-clang ] || { \
+		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
+			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
 	@mkdir -p bin/emulated/old
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
-	$(CLANG_HOST) $(EMULATOR_FLAGS) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' ./kernels/cuda ./cmd/euryale
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
-	. ./$(GPU_SDK)/env && EMULATED_DEVICES=1 $(EMULATED) -run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' ./backend/gpu ./vm
-	. ./$(GPU_SDK)/env && EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) -run '^TestLibraryThatIsOld|^TestNCCLAbort' ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -short -run '^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh|^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3|^TestGraphs' ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines' ./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
-	. ./$(GPU_SDK)/env && $(EMULATED) ./backend/cuda
-	. ./$(GPU_SDK)/env && EMULATED_CAPABILITY=70 $(EMULATED) -short -run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' ./kernels/cuda ./backend/gpu
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
-	. ./$(GPU_SDK)/env && $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
-	. ./$(GPU_SDK)/env && $(EMULATED) -run 'OnGPU$$' ./vm
+	$(EMULATE) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
+	$(EMULATE) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
+	$(EMULATE) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
+	$(EMULATE) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
+	$(EMULATE) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
+	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
+		./kernels/cuda ./cmd/euryale
+	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
+	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
+		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
+		./backend/gpu ./vm
+	$(WITH_SDK) EURYALE_NCCL=$(CURDIR)/bin/emulated/old $(EMULATED) \
+		-run '^TestLibraryThatIsOld|^TestNCCLAbort' \
+		./backend/gpu
+	$(WITH_SDK) $(EMULATED) -short \
+		-run '^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh|$(THREE_RANKS)|^TestGraphs' \
+		./backend/gpu
+	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines' \
+		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
+	$(WITH_SDK) $(EMULATED) ./backend/cuda
+	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMULATED) -short \
+		-run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' \
+		./kernels/cuda ./backend/gpu
+	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
+	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
+	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm

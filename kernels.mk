@@ -1,7 +1,8 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
 PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard kernels/cuda/*.cu))
-PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 \
+	gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
@@ -13,16 +14,18 @@ kernels/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
 kernels/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
 kernels/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
 kernels/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
-CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc -nocudalib \
-	-std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
+CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc \
+	-nocudalib -std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
 .PHONY: kernels ptx ptx-check nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | sha256sum | cut -d ' ' -f 1
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh \
+	kernels/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
+	sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
-# have changed since kernels/cuda/checked.sum was committed. They are called as make, not as $(MAKE), since
-# a dry run would then write the sum unchecked.
+# have changed since kernels/cuda/checked.sum was committed. They are called as make, not as
+# $(MAKE), since a dry run would then write the sum unchecked.
 kernels:
 	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
 		echo "kernels/cuda is as it was checked"; \
@@ -30,14 +33,16 @@ kernels:
 		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
 	fi
 
-# Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout keeps no times.
+# Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout
+# keeps no times.
 ptx: $(PTX)
 
 define compile-ptx
 	@tmp=$$(mktemp) && trap 'rm -f $$tmp' EXIT && \
 	$(CLANG_CUDA) $(CLANG_CUDA_FLAGS) -S -o $$tmp $< && \
 	{ echo "// Code generated from $(<F) by clang $$($(CLANG_CUDA) -dumpversion); DO NOT EDIT."; \
-	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } | $(if $(filter %.gz,$@),gzip -9n,cat) > $@
+	  sed -e 's,[[:space:]]*//.*,,' -e '/^[[:space:]]*$$/d' $$tmp; } | \
+	$(if $(filter %.gz,$@),gzip -9n,cat) > $@
 	@echo "$@"
 endef
 
@@ -68,7 +73,8 @@ ptx-check:
 	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9a]*\)\.ptx\.gz,-arch=\1 &,'; } | \
 		xargs -P "$$(nproc)" -L 1 sh -c 'gzip -dc $$1 | $(PTXAS) $$0 -o /dev/null -'
 
-NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-runtime==13.0.96
+NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
+	nvidia-cuda-runtime==13.0.96
 NVCC := nvcc -ptx -std=c++17 -O3 -fmad=false -Werror all-warnings
 
 # Compile the kernels with nvcc, of a toolkit or of NVIDIA's wheels, into bin/nvcc, for
@@ -79,5 +85,6 @@ nvcc:
 		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
 	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
 		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx.gz=)),$(ptx) $(ptx)); \
-		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx.gz=)) | sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \
+		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx.gz=)) | \
+			sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \
 		xargs -P "$$(nproc)" -L 1 sh -c '$(NVCC) -arch=$$1 -o $(CURDIR)/bin/nvcc/$$0.ptx $$2.cu'

@@ -1,4 +1,5 @@
-# How the assembly of package kernels/internal/simd is written, by generators in a module of their own.
+# How the assembly of package kernels/internal/simd is written: by generators in a module of their
+# own.
 
 SIMD := kernels/internal/simd
 SIMD_FAMILIES := $(patsubst $(SIMD)/gen/%/main.go,%,$(wildcard $(SIMD)/gen/*/main.go))

@@ -147,8 +147,9 @@
 // Gradients can travel through a communicator that compresses them, in the same
 // training loop ([WithCompression]):
 //
-//	dp, err := autograd.New(comm, params, autograd.WithCompression(half.Wrap(backend.BF16)))
-//	dp, err := autograd.New(comm, params, autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01))))
+//	inBF16 := autograd.WithCompression(half.Wrap(backend.BF16))
+//	largest := autograd.WithCompression(sparse.Wrap(sparse.TopK(0.01)))
+//	dp, err := autograd.New(comm, params, largest)
 //
 // Parameters are broadcast uncompressed. With [WithPartial] ranks exchange no gradients at all:
 // each applies its own, and [DataParallel.Average] averages one bucket of parameters in each step.

@@ -474,12 +474,10 @@ func (v *inventory) fits(l loaded) error {
 		switch {
 		case !ok:
 			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
-				"same "+
-				"names", backend.ErrArgument, p.name, p.file)
+				"same names", backend.ErrArgument, p.name, p.file)
 		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
 			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the "+
-				"model the "+
-				"checkpoint's sizes, or load another checkpoint",
+				"model the checkpoint's sizes, or load another checkpoint",
 				backend.ErrArgument, p.name, t.data.DType(), t.shape, p.dtype, p.shape)
 		}
 		if _, err := p.memory(); err != nil {

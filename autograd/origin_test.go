@@ -123,7 +123,9 @@ func TestCheckpointsWithoutAnOriginAreLoaded(t *testing.T) {
 	})
 	// As it was written then.
 	old :=
-		`{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},"crc32c":"2d87ea63"}`
+		`{"format":1,"ranks":2,"solver":"*autograd.Momentum","partial":false,` +
+			`"turn":0,"compression":true,"buckets":[68,528],"progress":{"step":2},` +
+			`"crc32c":"2d87ea63"}`
 	before := t.TempDir()
 	record := filepath.Join(before, checkpoint.RecordName)
 	if err := os.WriteFile(record, []byte(old), 0o666); err != nil {

@@ -19,7 +19,8 @@ import (
 //
 //	layout, err := layers.NewLayout(comm, 0, 1, 2)
 //	...
-//	vm.WithDataParallel(layout.Data, autograd.WithSum(), autograd.WithParts(layout.Comm(layers.Tensor), b.Divided()))
+//	parts := autograd.WithParts(layout.Comm(layers.Tensor), b.Divided())
+//	vm.WithDataParallel(layout.Data, autograd.WithSum(), parts)
 //
 // A checkpoint has the whole parameters and the whole state of the solver, so that it does not
 // depend on how they are divided, and may be loaded by ranks with other parts, or with no parts.

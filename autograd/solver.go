@@ -167,9 +167,8 @@ func operandsIn(p gorgonia.ValueGrad) (o operands, err error) {
 		return o, err
 	case isNil(dw):
 		return o, fmt.Errorf("has no gradient: a machine of package vm with WithSolver ends each "+
-			"RunAll "+
-			"with the step, so leave this Step out; else call gorgonia.Grad, and RunAll before "+
-			"Step: %w",
+			"RunAll with the step, so leave this Step out; else call gorgonia.Grad, and RunAll "+
+			"before Step: %w",
 			backend.ErrArgument)
 	}
 	return operandsOf(w, dw)

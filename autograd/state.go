@@ -204,13 +204,11 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 		}
 		if !ok {
 			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose "+
-				"parameters "+
-				"have the same names", backend.ErrArgument, p)
+				"parameters have the same names", backend.ErrArgument, p)
 		}
 		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
 			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: "+
-				"give the "+
-				"model the checkpoint's sizes, or load another checkpoint",
+				"give the model the checkpoint's sizes, or load another checkpoint",
 				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype,
 				p.shape)
 		}
@@ -296,8 +294,7 @@ func (r record) fits(want record) error {
 				instead = "load what both have in common (LoadWeights with NonStrict)"
 			}
 			return fmt.Errorf("%w: in the checkpoint %s, in this program %s: give the program "+
-				"what the "+
-				"checkpoint has, %s, or load another checkpoint",
+				"what the checkpoint has, %s, or load another checkpoint",
 				backend.ErrArgument, has[i], wants[i], instead)
 		}
 	}

@@ -100,6 +100,5 @@ func (x *Buckets) Begin() {
 	x.d.say(
 		fmt.Sprintf("ranks have different values of %s, which no run has changed: if these are "+
 			"parameters that nothing trains, declare them by autograd.WithFrozen, and all ranks "+
-			"and "+
-			"checkpoints have those of rank 0", strings.Join(names, ", ")))
+			"and checkpoints have those of rank 0", strings.Join(names, ", ")))
 }

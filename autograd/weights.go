@@ -267,8 +267,7 @@ func (o weightsOptions) check(missing, unexpected []string) error {
 		return nil
 	}
 	return fmt.Errorf("%w: %s: pass all variables of the model, or NonStrict to load what they "+
-		"have "+
-		"in common", backend.ErrArgument, strings.Join(wrong, "; "))
+		"have in common", backend.ErrArgument, strings.Join(wrong, "; "))
 }
 
 // readWeights reads a file, or the model of a checkpoint.

@@ -21,7 +21,8 @@ type Wrapper interface {
 //		calls atomic.Int64
 //	}
 //
-//	func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (backend.Work, error) {
+//	func (c *counted) Start(q backend.Queue, what backend.Collective, dst, src backend.Buffer) (
+//		backend.Work, error) {
 //		c.calls.Add(1)
 //		return c.Base.Start(q, what, dst, src)
 //	}

@@ -17,15 +17,18 @@ ip -n $two address add 10.213.78.2/24 dev eth0
 for n in $one $two; do
 	ip -n $n link set lo up
 	ip -n $n link set eth0 up
-	test "$rate" = none || tc -n $n qdisc add dev eth0 root tbf rate "$rate" burst 256kb latency 50ms
+	test "$rate" = none ||
+		tc -n $n qdisc add dev eth0 root tbf rate "$rate" burst 256kb latency 50ms
 	echo $n > "$dir/$n"
 done
 export EURYALE_TOKEN=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
 machine() {
 	n=$1 rank=$2
 	shift 2
-	ip netns exec $n unshare --mount sh -c 'mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' "$dir/$n" \
-		"$euryale" run --nnodes 2 --node-rank $rank --rendezvous 10.213.78.1:29500 -n 2 "$euryale" bench "$@"
+	ip netns exec $n unshare --mount sh -c '
+		mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"' "$dir/$n" \
+		"$euryale" run --nnodes 2 --node-rank $rank --rendezvous 10.213.78.1:29500 -n 2 \
+		"$euryale" bench "$@"
 }
 machine $two 1 "$@" &
 machine $one 0 "$@"

@@ -35,7 +35,9 @@ type Attention struct {
 //	w[i,j] = exp(s[i,j] - lse[i])
 //	sums[i] = sum over c of dy[i,c] y[i,c]
 //	ds[i,j] = Scale * w[i,j] (sum over c of dy[i,c] v[j,c] - sums[i])
-//	dq[i] = sum over j of ds[i,j] k[j],  dk[j] = sum over i of ds[i,j] q[i],  dv[j] = sum over i of w[i,j] dy[i]
+//	dq[i] = sum over j of ds[i,j] k[j]
+//	dk[j] = sum over i of ds[i,j] q[i]
+//	dv[j] = sum over i of w[i,j] dy[i]
 type AttentionGrad struct {
 	Attention
 	DY, DQ, DK, DV HeadRows

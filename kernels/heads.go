@@ -36,8 +36,9 @@ type attending[T float, S backend.Element] struct {
 func newAttending[T float, S backend.Element](pool *workers.Pool, level simd.Level,
 	a Attention) attending[T, S] {
 	return attending[T, S]{
-		level: level, pool: pool, a: AttentionGrad{Attention: a}, chunks: (a.Queries + queriesOfPart - 1) / queriesOfPart,
-		block: min(max(scoresOfBlock/a.Keys, 1), queriesOfBlock),
+		level: level, pool: pool, a: AttentionGrad{Attention: a},
+		chunks: (a.Queries + queriesOfPart - 1) / queriesOfPart,
+		block:  min(max(scoresOfBlock/a.Keys, 1), queriesOfBlock),
 	}
 }
 

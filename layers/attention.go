@@ -27,7 +27,8 @@ func (o AttentionOptions) width(n int) (int, error) {
 
 // Attention is self-attention, with linear layers before and behind it.
 //
-//	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
+//	in   x  [batch, positions, n] Split(1) over the Sequence group,
+//	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
 // Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out".
@@ -51,7 +52,8 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 
 // CrossAttention is attention of the positions of x to those of memory.
 //
-//	in   x       [batch, queries, n] Split(1) over the Sequence group, or [queries, batch, n] Split(0)
+//	in   x       [batch, queries, n] Split(1) over the Sequence group,
+//	             or [queries, batch, n] Split(0)
 //	     memory  [batch, keys, m] Split(1), or [keys, batch, m] Split(0)
 //	out  y       like x, and placed like x
 //

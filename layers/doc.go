@@ -2,16 +2,19 @@
 // parallelism), over the positions of a sequence (sequence parallelism), and over weights (tensor
 // parallelism), in any product of the three. The same program builds the model on one rank.
 //
-//	l, err := layers.NewLayout(comm, 0, 2, 2) // sequences and weights on 2 ranks each, samples on the rest
+//	// Sequences and weights are on 2 ranks each, samples on the rest.
+//	l, err := layers.NewLayout(comm, 0, 2, 2)
 //	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, seed)
-//	tokens, targets := b.Tokens("tokens", 1, batch, context), b.Tokens("targets", 1, batch, context)
+//	tokens := b.Tokens("tokens", 1, batch, context)
+//	targets := b.Tokens("targets", 1, batch, context)
 //	words := b.Learn("words", layers.Normal(0.02), 0, vocabulary, width)
 //	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 //	x = b.Positions("positions", x)
+//	heads := layers.AttentionOptions{Heads: 4, Causal: true}
 //	for i := range depth {
 //		name := fmt.Sprint("block", i)
 //		h := b.LayerNorm(name+".norm1", x)
-//		x = b.Add(x, b.Attention(name+".attention", h, layers.AttentionOptions{Heads: heads, Causal: true}))
+//		x = b.Add(x, b.Attention(name+".attention", h, heads))
 //		h = b.LayerNorm(name+".norm2", x)
 //		x = b.Add(x, b.MLP(name+".mlp", h, 4*width))
 //	}

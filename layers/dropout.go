@@ -12,7 +12,8 @@ import (
 
 // Dropout is nn.Dropout with one mask for the whole, of which each rank has its part.
 //
-//	in   x  [batch, positions, d...] Split(1) over the Sequence group, or [positions, batch, d...] Split(0)
+//	in   x  [batch, positions, d...] Split(1) over the Sequence group,
+//	        or [positions, batch, d...] Split(0)
 //	out  y  like x, and placed like x
 //
 // Whether an element is zero follows from the seed and step of random, the number of this Dropout,

@@ -163,7 +163,8 @@ func (t *Tokens) of() string {
 //
 //	in   words   [vocabulary, n]   a learnable, Split(0) over the Tensor group or undivided
 //	     tokens  [d...]
-//	out  y       [d..., n]         Partial over the Tensor group if it divides words, else Replicated
+//	out  y       [d..., n]         Partial over the Tensor group if it divides words,
+//	                               else Replicated
 //
 // A rank has zeros for tokens of other ranks' parts of the vocabulary: To adds them up.
 //
@@ -201,7 +202,8 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 
 // Positions adds a learnable to each position.
 //
-//	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
+//	in   x  [batch, positions, n] Split(1) over the Sequence group,
+//	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
 // The learnable, [positions, n], has the name. Each rank has the whole of it: [Builder.Sinusoids]
@@ -236,7 +238,8 @@ func (b *Builder) Positions(name string, x Node) Node {
 // of p / 10000^(2i/n), times the scale (Vaswani et al., "Attention Is All You Need", 2017). A scale
 // like the deviation of x leaves room for what x says.
 //
-//	in   x  [batch, positions, n] Split(1) over the Sequence group, or [positions, batch, n] Split(0)
+//	in   x  [batch, positions, n] Split(1) over the Sequence group,
+//	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
 // Nothing is learnt, and a rank has the numbers of its own positions alone.

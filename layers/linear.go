@@ -53,7 +53,8 @@ func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
 // Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
 // and gives one term of a sum.
 //
-//	in   x  [d..., in...]  with the given number of axes in; Split along one of them over the Tensor group
+//	in   x  [d..., in...]  with the given number of axes in,
+//	                       Split along one of them over the Tensor group
 //	out  y  [d..., out]    y = x w, Partial
 //
 // w, [in..., out], has the name with ".weight". Add a bias ([Builder.Bias]) after the sum, or it is

@@ -54,7 +54,8 @@ func (b *Builder) Logits(x, words Node) Node {
 //
 //	in   logits   [d..., vocabulary]   Split along the last axis over the Tensor group
 //	     targets  [d...]
-//	out  loss     []   Partial over the Sequence group, and over replicas; Replicated over the Tensor group
+//	out  loss     []                   Partial over the Sequence group, and over replicas;
+//	                                   Replicated over the Tensor group
 //
 // The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
 // samples. [Builder.Batches] changes of how many batches it is the mean.

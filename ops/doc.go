@@ -6,7 +6,8 @@
 // machine:
 //
 //	g := gorgonia.NewGraph()
-//	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 16), gorgonia.WithName("x"))
+//	shape, name := gorgonia.WithShape(8, 16), gorgonia.WithName("x")
+//	x := gorgonia.NewMatrix(g, gorgonia.Float32, shape, name)
 //	y, err := ops.AllToAll(comm, 1, 0, x) // [8, 16] becomes [8*P, 16/P]
 //
 // Operations work on tensors with any number of axes, and on scalars if the
@@ -98,7 +99,8 @@
 //
 //	forward                     gradient                    exact if
 //	GatherForwardSplitBackward  k * own chunk of dy         dy is the same on every rank, k = Up
-//	SplitForwardGatherBackward  k * AllGather               x is one tensor that all ranks share, k = Unscaled
+//	SplitForwardGatherBackward  k * AllGather               x is one tensor that all ranks share,
+//	                                                        k = Unscaled
 //	CopyToParallel              AllReduce Sum               x is one tensor that all ranks share
 //	ReduceFromParallel          dy                          the loss behind it is counted once
 //
@@ -118,13 +120,13 @@
 // same on every rank; attention needs the whole sequence, but one head at a
 // time; all else works on one position at a time.
 //
-//	x, err := ops.SplitForwardGatherBackward(comm, 1, ops.Down(comm), x)  // [B, N/P, H, D]
-//	...                                                                   // per position: projections
-//	q, err := ops.AllToAll(comm, 2, 1, q)                                 // [B, N, H/P, D], likewise k and v
-//	...                                                                   // attention
-//	o, err := ops.AllToAll(comm, 1, 2, o)                                 // [B, N/P, H, D]
-//	...                                                                   // per position: projection, MLP
-//	y, err := ops.GatherForwardSplitBackward(comm, 1, ops.Up(comm), o)    // [B, N, H, D]
+//	x, err := ops.SplitForwardGatherBackward(comm, 1, ops.Down(comm), x) // [B, N/P, H, D]
+//	... // per position: projections
+//	q, err := ops.AllToAll(comm, 2, 1, q) // [B, N, H/P, D], likewise k and v
+//	... // attention
+//	o, err := ops.AllToAll(comm, 1, 2, o) // [B, N/P, H, D]
+//	... // per position: projection, MLP
+//	y, err := ops.GatherForwardSplitBackward(comm, 1, ops.Up(comm), o) // [B, N, H, D]
 //
 // The axis that is gathered must be the pure sequence: reshape [B*N/P, ...] to
 // [B, N/P, ...] first, or batches and positions are mixed.

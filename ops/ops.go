@@ -70,7 +70,9 @@ func AllGather(comm backend.Communicator, axis int, x *gorgonia.Node,
 // scatterDim.
 //
 //	in   x  [..., n (scatterDim), ..., m (gatherDim), ...]       the same shape on every rank
-//	out  y  [..., n/P (scatterDim), ..., P*m (gatherDim), ...]   y = join along gatherDim of (piece r of x of rank s), over s
+//	out  y  [..., n/P (scatterDim), ..., P*m (gatherDim), ...]
+//
+//	y = join along gatherDim of (piece r of x of rank s), over s
 //
 // The axes may be in any order. They may be the same axis: then y has the shape
 // of x, and its piece s is piece r of rank s. With [AllToAllSplits] pieces have
@@ -123,7 +125,8 @@ func Reduce(comm backend.Communicator, op backend.ReduceOp, root int,
 // Gather gives rank root every rank's x, concatenated along axis in rank order.
 //
 //	in   x  [d..., n, e...]     the same shape on every rank, unless Splits says otherwise
-//	out  y  [d..., P*n, e...]   y[..., s*n:(s+1)*n, ...] is x of rank s, on root; zeros on other ranks
+//	out  y  [d..., P*n, e...]   y[..., s*n:(s+1)*n, ...] is x of rank s, on root;
+//	                            zeros on other ranks
 //
 // With [Splits], x of rank s has the given length along axis. A negative axis
 // counts from the last.

@@ -39,7 +39,8 @@ type Env struct {
 }
 
 // howToStart is the advice in errors about an environment that no launcher sets.
-const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
+const howToStart = `start the program with "euryale run -n N PROGRAM", torchrun, mpirun, mpiexec ` +
+	`or srun, or set all of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and EURYALE_JOB`
 
 // EnvError is the error of environment variables that do not describe a job. The way the
 // program was started is wrong, so commands exit with ExitCode.
@@ -169,8 +170,7 @@ func (e Env) checkAddr() error {
 	switch {
 	case err == nil && ip.IsUnspecified() && e.Rank != e.LocalRank: // not on rank 0's machine
 		return fmt.Errorf("MASTER_ADDR=%s is where rank 0 may listen, but nothing that rank %d "+
-			"could dial: "+
-			"set it to the name or address of rank 0's machine", addr, e.Rank)
+			"could dial: set it to the name or address of rank 0's machine", addr, e.Rank)
 	case err == nil:
 		return nil
 	}
@@ -314,9 +314,8 @@ func (r *envReader) alone() Env {
 		}
 		const most = 60 // bytes of a value in the message
 		r.fail("%s=%.*s is the sign of a job of several ranks, whose other variables are not "+
-			"there or not "+
-			"known, and each of them would train alone: %s; or set EURYALE_ALONE=1 if this is a "+
-			"job of one rank",
+			"there or not known, and each of them would train alone: %s; or set EURYALE_ALONE=1 "+
+			"if this is a job of one rank",
 			sign.name, most, text, howToStart)
 	}
 	return e

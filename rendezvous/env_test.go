@@ -225,7 +225,9 @@ func TestBadEnvironmentsAreExplained(t *testing.T) {
 			"_CONDOR_NPROCS=3|EURYALE_ALONE=1"},
 		"sign of Volcano": {vars{"VC_TASK_INDEX": "0"},
 			"VC_TASK_INDEX=0|EURYALE_ALONE=1"},
-		"sign of TensorFlow": {vars{"TF_CONFIG": `{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"type": "worker", "index": 0}}`},
+		"sign of TensorFlow": {vars{"TF_CONFIG": `{"cluster": {"chief": ["a:1"], ` +
+			`"worker": ["b:1"]}, ` +
+			`"task": {"type": "worker", "index": 0}}`},
 			`TF_CONFIG={"cluster"|EURYALE_ALONE=1`},
 		"sign of TensorFlow, spoilt": {vars{"TF_CONFIG": `{"cluster"`},
 			`TF_CONFIG={"cluster" is the sign`},

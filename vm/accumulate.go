@@ -36,7 +36,8 @@ func Accumulate(n int) Option {
 //
 //	share, err := autograd.TreeShare(8, comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss
-//	m, err := vm.New(g, nil, vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm), vm.WithTree(8))
+//	m, err := vm.New(g, nil, vm.WithSolver(solver, learnables...),
+//		vm.WithDataParallel(comm), vm.WithTree(8))
 //	for i := range share {
 //		feed(comm.Rank()*share + i) // a micro-batch
 //		err = m.RunAll()

@@ -1,7 +1,8 @@
 // Package vm runs graphs of Gorgonia. A [Machine] is a gorgonia.VM: it takes the place of
 // gorgonia.NewTapeMachine, and the rest of the program stays as it is.
 //
-//	m, err := vm.New(g, nil) // in place of gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(learnables...))
+//	// In place of gorgonia.NewTapeMachine(g, gorgonia.BindDualValues(learnables...)):
+//	m, err := vm.New(g, nil)
 //	defer m.Close()
 //	for ... {
 //		gorgonia.Let(x, images)
@@ -69,7 +70,8 @@
 // With [WithDataParallel] the ranks of a communicator train together, in place of
 // autograd.DataParallel and its Sync:
 //
-//	m, err := vm.New(g, comm.Device(), vm.WithSolver(solver, learnables...), vm.WithDataParallel(comm))
+//	m, err := vm.New(g, comm.Device(), vm.WithSolver(solver, learnables...),
+//		vm.WithDataParallel(comm))
 //
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
 // backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and

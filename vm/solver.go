@@ -203,8 +203,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		if autograd.Hooked(n) {
 			return nil, fmt.Errorf("vm: WithSolver: %w: ranks exchange the gradient of %s "+
 				"(autograd's Hook), and the run would not wait for it: use the learnable itself "+
-				"and "+
-				"WithDataParallel, or call the solver's Step after Sync",
+				"and WithDataParallel, or call the solver's Step after Sync",
 				backend.ErrUnsupported, stock.Label(n))
 		}
 		gradient, ok := m.read.Value(n.Deriv())

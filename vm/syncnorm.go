@@ -38,8 +38,7 @@ func (m *Machine) checkSync() error {
 		why = "no ranks train together: use WithDataParallel, too"
 	case m.micro.Tree:
 		why = "with WithTree bits do not depend on the number of ranks, and here on the " +
-			"micro-batches " +
-			"that ranks run together: leave out one of them"
+			"micro-batches that ranks run together: leave out one of them"
 	default:
 		return nil
 	}

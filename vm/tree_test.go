@@ -266,7 +266,8 @@ func TestTreeRefused(t *testing.T) {
 		}{
 			{"8 micro-batches do not divide among 3 ranks: use 1, 2, 4 or 8 ranks, or 3, 6 or 12 " +
 				"micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(8)}},
-			{"9 micro-batches are 3 for each of 3 ranks, which is no power of two: use 1 or 9 ranks", backend.ErrArgument, []vm.Option{vm.WithTree(9)}},
+			{"9 micro-batches are 3 for each of 3 ranks, which is no power of two: " +
+				"use 1 or 9 ranks", backend.ErrArgument, []vm.Option{vm.WithTree(9)}},
 			{"0 micro-batches", backend.ErrArgument, []vm.Option{vm.WithTree(0)}},
 			{"Accumulate", backend.ErrArgument, []vm.Option{vm.WithTree(3), vm.Accumulate(1)}},
 			{"WithCompression", backend.ErrArgument, []vm.Option{vm.WithTree(3),

@@ -34,9 +34,8 @@ func (in input) memory() (backend.Buffer, error) {
 	if want := in.shape; !want.Eq(v.Shape()) && (want.TotalSize() != 1 ||
 		v.Shape().TotalSize() != 1) {
 		return backend.Buffer{},
-			fmt.Errorf("vm: the value of %s has shape %v, the graph was built for "+
-				"%v: for another shape, such as a smaller last batch, make a second graph and "+
-				"machine "+
+			fmt.Errorf("vm: the value of %s has shape %v, the graph was built for %v: for "+
+				"another shape, such as a smaller last batch, make a second graph and machine "+
 				"whose parameters have the same tensors (see the example of vm.New)",
 				stock.Label(in.node), v.Shape(), want)
 	}

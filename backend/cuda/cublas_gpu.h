@@ -26,7 +26,10 @@ struct euryale_cublas {
 		long long stride_c, int batch, int compute, int algorithm);
 };
 
-/* A product of matrices in rows: of columns, for cuBLAS, that of the transposes in the other order. */
+/*
+ * A product of matrices in rows. cuBLAS has columns, and computes the product of the transposes in
+ * the other order.
+ */
 struct euryale_gemm {
 	int m, n, k, batch;
 	uintptr_t a, b, c;
@@ -41,7 +44,7 @@ struct euryale_gemm {
 const char *euryale_cublas_open(struct euryale_cublas *l, const char *path);
 void euryale_cublas_close(struct euryale_cublas *l);
 
-/* euryale_cublas_create makes a handle that works on a stream, with its memory for intermediate results. */
+/* euryale_cublas_create makes a handle for a stream, with its memory for intermediate results. */
 int euryale_cublas_create(struct euryale_cublas *l, euryale_blas_handle *handle, uintptr_t stream,
 	uintptr_t workspace, size_t nbytes);
 int euryale_cublas_destroy(struct euryale_cublas *l, euryale_blas_handle handle);

@@ -9,9 +9,11 @@
 enum { FORWARD = 0, INPUT_GRADIENT = 1, FILTER_GRADIENT = 2 };
 enum { NCHW = 0, CROSS_CORRELATION = 1, TYPE_F64 = 1 };
 
-/* Numbers of cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and cudnnConvolutionBwdFilterAlgo_t.
- * These are deterministic, and sum up the products themselves: transforms (FFT, Winograd) round more
- * than f32's tolerance of 1e-5 allows. */
+/*
+ * Numbers of cudnnConvolutionFwdAlgo_t, cudnnConvolutionBwdDataAlgo_t and
+ * cudnnConvolutionBwdFilterAlgo_t. These are deterministic, and sum up the products themselves:
+ * transforms (FFT, Winograd) round more than f32's tolerance of 1e-5 allows.
+ */
 enum { IMPLICIT_GEMM = 0, IMPLICIT_PRECOMP_GEMM = 1, INPUT_ALGORITHM = 1, FILTER_ALGORITHM = 1 };
 
 /* look finds one function, and remembers the first that is not there. */

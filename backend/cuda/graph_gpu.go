@@ -5,8 +5,8 @@ package cuda
 /*
 #include <cuda.h>
 
-// In relaxed mode, neither this thread's look for other events and its need of memory is an error, nor
-// what other threads do to the device meanwhile.
+// In relaxed mode, neither this thread's look for other events and its need of memory is an error,
+// nor what other threads do to the device meanwhile.
 static CUresult euryale_capture_begin(uintptr_t stream)
 {
 	return cuStreamBeginCapture((CUstream)stream, CU_STREAM_CAPTURE_MODE_RELAXED);
@@ -25,7 +25,10 @@ static CUresult euryale_capture_end(uintptr_t stream, int make, CUgraphExec *exe
 	return code;
 }
 
-static CUresult euryale_graph_launch(CUgraphExec exec, uintptr_t stream) { return cuGraphLaunch(exec, (CUstream)stream); }
+static CUresult euryale_graph_launch(CUgraphExec exec, uintptr_t stream)
+{
+	return cuGraphLaunch(exec, (CUstream)stream);
+}
 */
 import "C"
 

@@ -18,7 +18,8 @@ static int euryale_ordinal(CUdeviceptr address)
 {
 	int ordinal = -1;
 
-	if (cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) != CUDA_SUCCESS)
+	if (cuPointerGetAttribute(&ordinal, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address) !=
+		CUDA_SUCCESS)
 		return -1;
 	return ordinal;
 }

@@ -65,7 +65,8 @@ func (c *Communicator) record(q *queue, call backend.Collective, dst,
 	if _, err := call.Check(c.Rank(), c.Size(), dst, src); err != nil {
 		return nil, err
 	}
-	p := q.Recording().Participant(c, func() backend.Participant { return &participant{of: c} }).(*participant)
+	create := func() backend.Participant { return &participant{of: c} }
+	p := q.Recording().Participant(c, create).(*participant)
 	err := q.start(func(on backend.Queue) (err error) {
 		p.last, err = c.start(on, call, dst, src)
 		return err

@@ -120,8 +120,10 @@ int euryale_nccl_version(struct euryale_nccl *n, int *version);
 const char *euryale_nccl_error(struct euryale_nccl *n, int result);
 const char *euryale_nccl_last_error(struct euryale_nccl *n);
 
-/* euryale_nccl_encrypt has the sockets of later communicators encrypted by a key of 32 bytes or more, for which
- * euryale_nccl_encrypts says that the library has a function. */
+/*
+ * euryale_nccl_encrypt has the sockets of later communicators encrypted by a key of 32 bytes or
+ * more. euryale_nccl_encrypts says whether the library has a function for that.
+ */
 int euryale_nccl_encrypts(const struct euryale_nccl *n);
 int euryale_nccl_encrypt(struct euryale_nccl *n, const char *key);
 

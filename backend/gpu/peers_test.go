@@ -218,7 +218,8 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 		if got := c.Choose(test.what, test.dtype, test.count*test.dtype.Size()); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
-		if got := c.Capabilities().RunsRows(test.what, test.dtype, test.count); got != (test.want == Push) {
+		got := c.Capabilities().RunsRows(test.what, test.dtype, test.count)
+		if got != (test.want == Push) {
 			t.Errorf("%s: capabilities say %v", name, got)
 		}
 		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(

@@ -126,7 +126,8 @@ func equalsFlat(c *Communicator, what backend.Collective, d backend.DType, count
 	if err := backend.Run(c, what, bufferOf(d, got), bufferOf(d, src)); err != nil {
 		return err
 	}
-	if possible := c.plan.Choose(what, d, max(nsrc, ndst)).Hierarchical; possible != (c.Stats().Calls == calls+1) {
+	possible := c.plan.Choose(what, d, max(nsrc, ndst)).Hierarchical
+	if possible != (c.Stats().Calls == calls+1) {
 		return fmt.Errorf("%v of %d %v: hierarchical is %v, want %v", what, count, d, !possible,
 			possible)
 	}

@@ -242,7 +242,8 @@ func TestReasonsToRunFlat(t *testing.T) {
 
 func TestExplanationPrintsBothTimes(t *testing.T) {
 	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth()})
-	want := `allreduce(sum) of 26214400 bytes of f32 on 2 machines x 2 devices: hierarchical, because it is predicted to be faster
+	want := `allreduce(sum) of 26214400 bytes of f32 on 2 machines x 2 devices: ` +
+		`hierarchical, because it is predicted to be faster
   flat            3.9842ms  39.3 MB over the busiest link
   hierarchical    1.4861ms  26.2 MB inside and 13.1 MB between machines from each rank, in 3 slices
   bound           1.3107ms  these bytes alone on the busier kind of link

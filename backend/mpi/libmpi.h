@@ -30,8 +30,9 @@ enum {
 };
 
 /*
- * An exchange cuts messages of up to EURYALE_CUT bytes into parts of EURYALE_PART: in shared memory Open MPI copies
- * less than 4 KiB at once, and waits for the receiver before it sends more. From 16 KiB on whole messages are faster.
+ * An exchange cuts messages of up to EURYALE_CUT bytes into parts of EURYALE_PART: in shared
+ * memory Open MPI copies less than 4 KiB at once, and waits for the receiver before it sends more.
+ * From 16 KiB on whole messages are faster.
  */
 enum {
 	EURYALE_CUT = 8192,
@@ -130,8 +131,9 @@ int euryale_mpi_split(struct euryale_mpi *m, euryale_handle parent, int color, i
 int euryale_mpi_free(struct euryale_mpi *m, euryale_handle comm);
 
 /*
- * euryale_mpi_start starts the struct euryale_call at an address, and tests it until polls tests have found it
- * under way; euryale_mpi_test tests it again. Go would look through the memory behind a pointer each time.
+ * euryale_mpi_start starts the struct euryale_call at an address, and tests it until polls tests
+ * have found it under way; euryale_mpi_test tests it again. Go would look through the memory behind
+ * a pointer each time.
  */
 int euryale_mpi_start(struct euryale_mpi *m, uintptr_t at, int polls);
 int euryale_mpi_test(struct euryale_mpi *m, uintptr_t at, int polls);

@@ -5,7 +5,8 @@
 // It compiles a C program for OpenBLAS (Debian: apt-get install gcc libopenblas-dev). The two run
 // each product in turns, with as many threads on the same cores, and a line is
 //
-//	{"op":"gemm_f32","n":1024,"threads":2,"shape":"1024x1024x1024","form":"nn","gflops":189.1,"peer_gflops":187.2,"ratio":1.01}
+//	{"op":"gemm_f32","n":1024,"threads":2,"shape":"1024x1024x1024","form":"nn",
+//	 "gflops":189.1,"peer_gflops":187.2,"ratio":1.01}
 //
 // A product of M x K by K x N has 2 M N K operations; n is the side of a cube, or M. form says of
 // each operand whether memory holds its transpose. ratio is our speed by OpenBLAS's, the median

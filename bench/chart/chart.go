@@ -1,6 +1,7 @@
 // Package chart draws curves over logarithmic axes, as SVG or PNG:
 //
-//	c := chart.Chart{Title: "all-reduce", X: "bytes", Y: "time", XText: chart.Bytes, YText: chart.Micros}
+//	c := chart.Chart{Title: "all-reduce", X: "bytes", Y: "time"}
+//	c.XText, c.YText = chart.Bytes, chart.Micros
 //	c.Curves = append(c.Curves, chart.Curve{Name: "2 ranks", Points: points})
 //	err := chart.Save("allreduce.svg", c)
 //

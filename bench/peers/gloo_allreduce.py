@@ -28,8 +28,13 @@ import torch.multiprocessing as mp
 PROBES = 5
 MIN_ITERS, MAX_ITERS = 20, 20000
 DTYPES = {
-    "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
-    "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "u8": torch.uint8,
 }
 
 
@@ -40,7 +45,9 @@ def parse_size(text):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("-n", type=int, default=2, help="processes")
     p.add_argument("--dtype", choices=DTYPES, default="f32")
     p.add_argument("--min", type=parse_size, default=1 << 10, help="first size in bytes (K, M, G)")
@@ -49,8 +56,16 @@ def arguments():
     p.add_argument("--iters", type=int, default=0, help="timed calls; 0: as many as fit --time")
     p.add_argument("--time", type=float, default=0.3, help="seconds for the timed calls of a size")
     args = p.parse_args()
-    if args.n < 1 or args.min < 1 or args.max < args.min or args.factor < 2 or not 0 <= args.iters <= MAX_ITERS:
-        p.error("want -n >= 1, 1 <= --min <= --max, --factor >= 2, --iters from 0 to %d" % MAX_ITERS)
+    if (
+        args.n < 1
+        or args.min < 1
+        or args.max < args.min
+        or args.factor < 2
+        or not 0 <= args.iters <= MAX_ITERS
+    ):
+        p.error(
+            "want -n >= 1, 1 <= --min <= --max, --factor >= 2, --iters from 0 to %d" % MAX_ITERS
+        )
     return args
 
 
@@ -115,13 +130,25 @@ def measure(rank, args, size):
     times.sort()
     algbw = count * element / mean / 1e9
     return {
-        "collective": "allreduce", "backend": "gloo", "ranks": args.n, "dtype": args.dtype, "bytes": count * element,
-        "p50_us": round(quantile(times, 0.50) * 1e6, 4), "p99_us": round(quantile(times, 0.99) * 1e6, 4),
-        "algbw_gbps": round(algbw, 4), "busbw_gbps": round(algbw * 2 * (args.n - 1) / args.n, 4),
+        "collective": "allreduce",
+        "backend": "gloo",
+        "ranks": args.n,
+        "dtype": args.dtype,
+        "bytes": count * element,
+        "p50_us": round(quantile(times, 0.50) * 1e6, 4),
+        "p99_us": round(quantile(times, 0.99) * 1e6, 4),
+        "algbw_gbps": round(algbw, 4),
+        "busbw_gbps": round(algbw * 2 * (args.n - 1) / args.n, 4),
         "wrong": wrong_elements(rank, args.n, count, dtype),
-        "op": "sum", "mean_us": round(mean * 1e6, 4), "iters": iters, "algorithm": "auto",
-        "alloc": False, "inplace": True, "inproc": False,
-        "machine": machine(), "version": "torch " + torch.__version__,
+        "op": "sum",
+        "mean_us": round(mean * 1e6, 4),
+        "iters": iters,
+        "algorithm": "auto",
+        "alloc": False,
+        "inplace": True,
+        "inproc": False,
+        "machine": machine(),
+        "version": "torch " + torch.__version__,
     }
 
 
@@ -129,10 +156,18 @@ def machine():
     name = "unknown processor"
     try:
         with open("/proc/cpuinfo") as info:
-            name = next((line.split(":", 1)[1].strip() for line in info if line.startswith("model name")), name)
+            name = next(
+                (line.split(":", 1)[1].strip() for line in info if line.startswith("model name")),
+                name,
+            )
     except OSError:
         pass
-    return "%s, %d cores, %s/%s" % (name, os.cpu_count(), platform.system().lower(), platform.machine())
+    return "%s, %d cores, %s/%s" % (
+        name,
+        os.cpu_count(),
+        platform.system().lower(),
+        platform.machine(),
+    )
 
 
 def run(rank, args, port):

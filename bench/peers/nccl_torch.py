@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Collectives of PyTorch's NCCL backend on GPUs, beside `euryale bench --backend nccl`.
 
-    python3 nccl_torch.py -n 4 --collective allreduce,allgather --min 1K --max 1G --factor 16 > torch.jsonl
+    python3 nccl_torch.py -n 4 --collective allreduce,allgather --max 1G > torch.jsonl
 
 Starts n processes of this machine, one for each GPU, that meet on 127.0.0.1, and
 writes one JSON line for each collective and size, with the keys of
@@ -24,7 +24,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-KINDS = ["allreduce", "reducescatter", "allgather", "alltoall", "broadcast", "reduce", "gather", "scatter"]
+KINDS = [
+    "allreduce",
+    "reducescatter",
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+]
 WHOLE = {"allreduce", "broadcast", "reduce"}  # their buffers hold no chunks
 
 
@@ -35,8 +44,12 @@ def parse_size(text):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("-n", type=int, default=torch.cuda.device_count(), help="processes, one for each GPU")
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    p.add_argument(
+        "-n", type=int, default=torch.cuda.device_count(), help="processes, one for each GPU"
+    )
     p.add_argument("--collective", default=",".join(KINDS), help="some of %s" % ",".join(KINDS))
     p.add_argument("--min", type=parse_size, default=1 << 10, help="first size in bytes (K, M, G)")
     p.add_argument("--max", type=parse_size, default=1 << 30, help="largest size")
@@ -44,7 +57,13 @@ def arguments():
     p.add_argument("--batches", type=int, default=15, help="batches of each way")
     args = p.parse_args()
     args.collective = args.collective.split(",")
-    if args.n < 1 or args.min < 1 or args.max < args.min or args.factor < 2 or not set(args.collective) <= set(KINDS):
+    if (
+        args.n < 1
+        or args.min < 1
+        or args.max < args.min
+        or args.factor < 2
+        or not set(args.collective) <= set(KINDS)
+    ):
         p.error("want -n >= 1, 1 <= --min <= --max, --factor >= 2, and known collectives")
     return args
 
@@ -61,7 +80,9 @@ class Case:
 
     def __init__(self, kind, rank, ranks, size):
         self.kind, self.rank, self.ranks = kind, rank, ranks
-        self.count = max(1, size // 4 // (1 if kind in WHOLE else ranks))  # of the buffer, or of a chunk
+        self.count = max(
+            1, size // 4 // (1 if kind in WHOLE else ranks)
+        )  # of the buffer, or of a chunk
         whole = self.count * (1 if kind in WHOLE else ranks)
         self.bytes = whole * 4
         src = whole if kind in WHOLE | {"reducescatter", "alltoall", "scatter"} else self.count
@@ -102,15 +123,15 @@ class Case:
         if k == "allreduce" or k == "reduce" and r == 0:
             return sum(xs)
         if k == "reducescatter":
-            return sum(xs)[r * n:(r + 1) * n]
+            return sum(xs)[r * n : (r + 1) * n]
         if k == "allgather" or k == "gather" and r == 0:
             return torch.cat(xs)
         if k == "alltoall":
-            return torch.cat([x[r * n:(r + 1) * n] for x in xs])
+            return torch.cat([x[r * n : (r + 1) * n] for x in xs])
         if k == "broadcast":
             return xs[0]
         if k == "scatter":
-            return xs[0][r * n:(r + 1) * n]
+            return xs[0][r * n : (r + 1) * n]
         return None
 
     def wrong(self):
@@ -162,18 +183,32 @@ def measure(case, args):
     replayed = slowest(statistics.median(batches(args.batches, calls, graph.replay)))
     stream = min(eager, replayed)
     return {
-        "collective": case.kind, "backend": "nccl (torch)", "ranks": args.n, "dtype": "f32", "bytes": case.bytes,
-        "p50_us": round(stream, 4), "stream_us": round(stream, 4), "graph_us": round(replayed, 4), "eager_us": round(eager, 4),
-        "algbw_gbps": round(case.bytes / stream / 1e3, 4), "wrong": case.wrong(), "iters": calls * args.batches,
-        "inplace": case.kind in WHOLE, "inproc": False, "device": torch.cuda.get_device_name(),
-        "version": "torch %s, NCCL %s" % (torch.__version__, ".".join(map(str, torch.cuda.nccl.version()))),
+        "collective": case.kind,
+        "backend": "nccl (torch)",
+        "ranks": args.n,
+        "dtype": "f32",
+        "bytes": case.bytes,
+        "p50_us": round(stream, 4),
+        "stream_us": round(stream, 4),
+        "graph_us": round(replayed, 4),
+        "eager_us": round(eager, 4),
+        "algbw_gbps": round(case.bytes / stream / 1e3, 4),
+        "wrong": case.wrong(),
+        "iters": calls * args.batches,
+        "inplace": case.kind in WHOLE,
+        "inproc": False,
+        "device": torch.cuda.get_device_name(),
+        "version": "torch %s, NCCL %s"
+        % (torch.__version__, ".".join(map(str, torch.cuda.nccl.version()))),
     }
 
 
 def run(rank, args, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank))
+    dist.init_process_group(
+        "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
+    )
     wrong = 0
     for kind in args.collective:
         for size in sizes(args):

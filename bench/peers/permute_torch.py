@@ -40,7 +40,9 @@ def shapes(n):
 
 def measure(nbytes):
     k = TOTAL // nbytes
-    x, y = torch.zeros(TOTAL, dtype=torch.uint8, device="cuda"), torch.zeros(TOTAL, dtype=torch.uint8, device="cuda")
+    x, y = torch.zeros(TOTAL, dtype=torch.uint8, device="cuda"), torch.zeros(
+        TOTAL, dtype=torch.uint8, device="cuda"
+    )
     xs, ys = x.split(nbytes), y.split(nbytes)
     copy = 2 * nbytes / seconds(lambda i: ys[i % k].copy_(xs[i % k]))
     print(f"{nbytes >> 20}MiB copy {copy / 1e9:.0f} GB/s")
@@ -50,7 +52,9 @@ def measure(nbytes):
             a = [part.view(dtype)[:count].view(dims).permute(order) for part in xs]
             b = [part.view(dtype)[:count].view(a[0].shape) for part in ys]
             rate = 2 * count * dtype.itemsize / seconds(lambda i: b[i % k].copy_(a[i % k]))
-            print(f"{nbytes >> 20}MiB {name}/{dtype} {rate / 1e9:.0f} GB/s {rate / copy:.3f} of-copy")
+            print(
+                f"{nbytes >> 20}MiB {name}/{dtype} {rate / 1e9:.0f} GB/s {rate / copy:.3f} of-copy"
+            )
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ class Shot(Case):
         self.way, self.group = way, dist.group.WORLD.group_name
         self.count = max(1, size // DTYPES[dtype].itemsize)
         self.bytes = self.count * DTYPES[dtype].itemsize
-        self.src = symmetric.empty(self.count, dtype=DTYPES[dtype], device=torch.device("cuda", rank)).zero_()
+        self.src = symmetric.empty(
+            self.count, dtype=DTYPES[dtype], device=torch.device("cuda", rank)
+        ).zero_()
         symmetric.rendezvous(self.src, self.group)
         self.dst = self.src if way == "two-shot" else torch.zeros_like(self.src)
 
@@ -48,13 +50,21 @@ class Shot(Case):
 def run(rank, args, port):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank))
+    dist.init_process_group(
+        "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
+    )
     wrong = 0
     for dtype in DTYPES:
         for size in sizes(args):
             for way in ("one-shot", "two-shot"):
                 result = measure(Shot(way, dtype, rank, args.n, size), args)
-                result.update(backend="symmetric memory (torch)", algorithm=way, dtype=dtype, inplace=way == "two-shot", alloc=True)
+                result.update(
+                    backend="symmetric memory (torch)",
+                    algorithm=way,
+                    dtype=dtype,
+                    inplace=way == "two-shot",
+                    alloc=True,
+                )
                 wrong += result["wrong"]
                 if rank == 0:
                     print(json.dumps(result), flush=True)

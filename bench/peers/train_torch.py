@@ -7,17 +7,19 @@
 Trains each model on random data with DistributedDataParallel among n processes of this machine, one
 for each GPU, or by itself with -n 1, and writes one JSON line for each model, precision and mode:
 
-    {"model": "mlp", "precision": "f32", "mode": "graph", "ranks": 1, "step_us": 73.1, "loss": 2.30, "peak_mib": 21}
+    {"model": "mlp", "precision": "f32", "mode": "graph", "ranks": 1, "step_us": 73.1, "loss": 2.30,
+     "peak_mib": 21}
 
 Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
-torch.compile of model and loss with its defaults. `step_us` is the median of --rounds rounds of 10 steps each, on the
-slowest rank. `peak_mib` is what the caching allocator has reserved at most, `driver_mib` what the
-driver says is in use by then, context and libraries included; both are 0 on the host. Solvers are PyTorch's
-fastest: on GPUs SGD with momentum by multi-tensor launches, fused AdamW, and both fused on the host.
+torch.compile of model and loss with its defaults. `step_us` is the median of --rounds rounds of 10
+steps each, on the slowest rank. `peak_mib` is what the caching allocator has reserved at most,
+`driver_mib` what the driver says is in use by then, context and libraries included; both are 0 on
+the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches, fused
+AdamW, and both fused on the host.
 
 On the host, processes share the cores that this one may use (taskset). With --serve, the program of
-bench/train that has started this one asks for each round by a line on standard input, and is told the
-time of a step: so the two take turns.
+bench/train that has started this one asks for each round by a line on standard input, and is told
+the time of a step: so the two take turns.
 """
 
 import argparse
@@ -53,11 +55,13 @@ class Perceptron(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Gorgonia's convnet example: three convolutions of 3x3 with pooling, two linear layers, dropout left out."""
+    """Gorgonia's convnet: three convolutions of 3x3 with pooling, two linear layers, no dropout."""
 
     def __init__(self):
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((1, 32), (32, 64), (64, 128)))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in ((1, 32), (32, 64), (64, 128))
+        )
         self.hidden, self.out = nn.Linear(128 * 3 * 3, 625), nn.Linear(625, 10)
 
     def forward(self, x):
@@ -67,11 +71,13 @@ class ConvNet(nn.Module):
 
 
 class Digits(nn.Module):
-    """A convolutional network for images of 8x8: two convolutions of 3x3 with pooling, a linear layer."""
+    """A network for images of 8x8: two convolutions of 3x3 with pooling, a linear layer."""
 
     def __init__(self):
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 16)))
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 16))
+        )
         self.out = nn.Linear(16 * 2 * 2, 10)
 
     def forward(self, x):
@@ -81,7 +87,7 @@ class Digits(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's block: causal attention and an MLP, each behind a layer norm and beside a residual."""
+    """A transformer's block: causal attention and an MLP, with layer norms and residuals."""
 
     def __init__(self, width, heads):
         super().__init__()
@@ -110,7 +116,9 @@ class GPT(nn.Module):
         self.out.weight = self.tokens.weight
 
     def forward(self, tokens):
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.tokens(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.out(self.norm(x)).flatten(0, 1)
@@ -129,12 +137,17 @@ class Loss(nn.Module):
 
 def classes(*shape):
     """Random inputs, and labels of ten classes."""
-    return lambda device: (torch.randn(*shape, device=device), torch.randint(10, shape[:1], device=device))
+    return lambda device: (
+        torch.randn(*shape, device=device),
+        torch.randint(10, shape[:1], device=device),
+    )
 
 
 def text(batch, context, vocabulary):
     """Random tokens, and the ones to predict."""
-    return lambda device: tuple(torch.randint(vocabulary, (batch, context), device=device) for _ in range(2))
+    return lambda device: tuple(
+        torch.randint(vocabulary, (batch, context), device=device) for _ in range(2)
+    )
 
 
 def sgd(parameters, device):
@@ -149,7 +162,12 @@ def adamw(parameters, device):
 # What is trained: the model, its data, its solver, its precisions.
 MODELS = {
     "mlp": (lambda: Perceptron(64, 128, 10), classes(64, 64), sgd, ["f32"]),
-    "mlp-large": (lambda: Perceptron(784, 4096, 4096, 4096, 4096, 10), classes(1024, 784), sgd, ["f32", "tf32"]),
+    "mlp-large": (
+        lambda: Perceptron(784, 4096, 4096, 4096, 4096, 10),
+        classes(1024, 784),
+        sgd,
+        ["f32", "tf32"],
+    ),
     "cnn": (Digits, classes(64, 1, 8, 8), sgd, ["f32"]),
     "convnet": (ConvNet, classes(256, 1, 28, 28), sgd, ["f32"]),
     "nanogpt": (lambda: GPT(65, 64, 128, 4, 4), text(12, 64, 65), adamw, ["f32"]),
@@ -165,7 +183,9 @@ class Case:
         make, data, solver, _ = MODELS[name]
         self.device = device
         torch.manual_seed(1)
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision == "tf32"
+        )
         self.half, self.keep = precision == "bf16", mode == "graph"
         model = Loss(make()).to(device)
         if mode == "compile":
@@ -186,7 +206,7 @@ class Case:
         self.solver.step()
 
     def capture(self):
-        """Captures a step. DistributedDataParallel wants 11 steps on a stream of their own before."""
+        """Captures a step. DistributedDataParallel wants 11 steps on an own stream before."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -209,7 +229,6 @@ class Case:
         self.synchronize()
         return (time.perf_counter() - begin) * 1e6 / STEPS
 
-
     def synchronize(self):
         if self.device == "cuda":
             torch.cuda.synchronize()
@@ -221,18 +240,30 @@ def measure(name, precision, mode, args):
         case.round(args.n)
     if args.device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    median = torch.tensor(statistics.median(case.round(args.n) for _ in range(args.rounds)), device=args.device)
+    median = torch.tensor(
+        statistics.median(case.round(args.n) for _ in range(args.rounds)), device=args.device
+    )
     if args.n > 1:
         dist.all_reduce(median, op=dist.ReduceOp.MAX)
-    line = {"step_us": round(median.item(), 1), "loss": round(case.loss.item(), 4), "peak_mib": 0, "driver_mib": 0}
+    line = {
+        "step_us": round(median.item(), 1),
+        "loss": round(case.loss.item(), 4),
+        "peak_mib": 0,
+        "driver_mib": 0,
+    }
     if args.device == "cuda":
         free, total = torch.cuda.mem_get_info()
-        line.update(peak_mib=torch.cuda.max_memory_reserved() >> 20, driver_mib=(total - free) >> 20)
+        line.update(
+            peak_mib=torch.cuda.max_memory_reserved() >> 20, driver_mib=(total - free) >> 20
+        )
     return line
 
 
 def serve(rank, args):
-    """Runs a round for each line of standard input, and writes the time of a step. Other ranks follow rank 0."""
+    """Runs a round for each line of standard input, and writes the time of a step.
+
+    Other ranks follow rank 0.
+    """
     case = Case(args.models[0], MODELS[args.models[0]][3][0], args.modes[0], args.n, args.device)
     go = torch.zeros(1)
     while True:
@@ -261,7 +292,9 @@ def train(rank, args, port):
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         # Capturing asks that errors are not looked for from another thread meanwhile.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0" if "graph" in args.modes else "1"
-        dist.init_process_group("nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank))
+        dist.init_process_group(
+            "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
+        )
     if args.serve:
         serve(rank, args)
     for name in [] if args.serve else args.models:
@@ -285,10 +318,16 @@ def train(rank, args, port):
 
 
 def arguments():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("-n", type=int, default=1, help="processes, one for each GPU")
     p.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
-    p.add_argument("--serve", action="store_true", help="rounds when standard input asks for them, of one model in one mode, on the host")
+    p.add_argument(
+        "--serve",
+        action="store_true",
+        help="rounds when standard input asks for them, of one model in one mode, on the host",
+    )
     p.add_argument("--models", default=",".join(MODELS), help="some of %s" % ", ".join(MODELS))
     p.add_argument("--modes", default="eager,graph,compile", help="some of eager, graph, compile")
     p.add_argument("--rounds", type=int, default=15, help="rounds of %d steps" % STEPS)
@@ -296,7 +335,12 @@ def arguments():
     args.models, args.modes = args.models.split(","), args.modes.split(",")
     if args.serve and (len(args.models) > 1 or len(args.modes) > 1 or args.device != "cpu"):
         p.error("--serve wants one model, one mode, and --device cpu")
-    if args.n < 1 or args.rounds < 1 or not set(args.models) <= set(MODELS) or not set(args.modes) <= {"eager", "graph", "compile"}:
+    if (
+        args.n < 1
+        or args.rounds < 1
+        or not set(args.models) <= set(MODELS)
+        or not set(args.modes) <= {"eager", "graph", "compile"}
+    ):
         p.error("want -n and --rounds >= 1, known models and modes")
     return args
 

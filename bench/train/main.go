@@ -6,7 +6,8 @@
 // It trains each model on random data, with the solver in the plan, and writes one JSON line for
 // each model and precision, with the keys of train_torch.py and the counts of the plan:
 //
-//	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,"peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
+//	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,
+//	 "peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
 //
 // With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the
 // median of --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that
@@ -21,10 +22,12 @@
 // both and of the ratios of rounds: with PyTorch, run by the Python that is named, or with
 // Gorgonia's tape machine on the same graph, whose steps end with the same solver:
 //
-//	go run ./bench/train --device cpu --models mlp,nanogpt --peer bench/peers/train_torch.py --python python3
+//	go run ./bench/train --device cpu --models mlp,nanogpt \
+//		--peer bench/peers/train_torch.py --python python3
 //	go run ./bench/train --device cpu --models convnet --peer gorgonia
 //
-//	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":101.2,...,"peer":"gorgonia","peer_us":1012.5,"ratio":0.1}
+//	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":101.2,...,
+//	 "peer":"gorgonia","peer_us":1012.5,"ratio":0.1}
 package main
 
 import (

@@ -49,22 +49,38 @@ type benchCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (benchCmd) Help() string {
-	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0; the mean is the
-slowest rank's, and bandwidths are computed from it. Bytes are counted as in nccl-tests: the whole
-buffer of an all-reduce, reduce or broadcast, and the buffer of all chunks otherwise. Every result
-is verified; the command fails if an element is wrong.
+	return `Calls follow each other back to back. p50 and p99 are over the calls of rank 0; the
+mean is the slowest rank's, and bandwidths are computed from it. Bytes are counted as in
+nccl-tests: the whole buffer of an all-reduce, reduce or broadcast, and the buffer of all chunks
+otherwise. Every result is verified; the command fails if an element is wrong.
 
-On GPUs half of the time goes to batches of calls that are started without waiting in between. stream is the time of a call in such a batch, from which bandwidths are computed; host is the host's time to start a call. p50, p99 and mean are of calls that the host waits for one by one.
+On GPUs half of the time goes to batches of calls that are started without waiting in between.
+stream is the time of a call in such a batch, from which bandwidths are computed; host is the
+host's time to start a call. p50, p99 and mean are of calls that the host waits for one by one.
 
-With several machines, or with EURYALE_TOPOLOGY, EURYALE_HIERARCHY=spans=4096 (after a mode and a comma, if there is one) prints the times of the phases below each result: on GPUs by their clock, else by the host's.
+With several machines, or with EURYALE_TOPOLOGY, EURYALE_HIERARCHY=spans=4096 (after a mode and a
+comma, if there is one) prints the times of the phases below each result: on GPUs by their clock,
+else by the host's.
 
-With --tune the command times Euryale's kernels against NCCL, for every collective and dtype that has kernels, among -n ranks and over the range of sizes. With several machines, or with EURYALE_TOPOLOGY, it also measures the links inside and between machines. It keeps the times in the user's tuning file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), by which programs choose algorithms; see euryale explain. Of the other flags only --time, --backend, --inproc and --json apply. Measure once for each number of ranks.
+With --tune the command times Euryale's kernels against NCCL, for every collective and dtype that
+has kernels, among -n ranks and over the range of sizes. With several machines, or with
+EURYALE_TOPOLOGY, it also measures the links inside and between machines. It keeps the times in
+the user's tuning file (EURYALE_TUNING, or euryale/tuning.json in the user's cache directory), by
+which programs choose algorithms; see euryale explain. Of the other flags only --time, --backend,
+--inproc and --json apply. Measure once for each number of ranks.
 
-With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or with only the largest elements and error feedback. Times and bytes are given as shares of the dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc and --json apply.
+With --compress the command compares sums or averages of f32 with the same calls in 16 bits, or
+with only the largest elements and error feedback. Times and bytes are given as shares of the
+dense call's. Of the other flags only --op, --min, --max, --factor, --time, --backend, --inproc
+and --json apply.
 
-With --peer the command also measures Open MPI (it needs mpicc and mpirun; allreduce, reducescatter, allgather, alltoall and broadcast) or the all-reduce of PyTorch's Gloo (python3 with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP, too. Times are p50, medians over the rounds; ratio is our time by the peer's.
+With --peer the command also measures Open MPI (it needs mpicc and mpirun; allreduce,
+reducescatter, allgather, alltoall and broadcast) or the all-reduce of PyTorch's Gloo (python3
+with torch) among as many processes, in rounds in turn; beside --backend tcp, Open MPI uses TCP,
+too. Times are p50, medians over the rounds; ratio is our time by the peer's.
 
-Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min 128M --max 128M --compress bf16,topk=0.01; euryale bench --backend tcp -n 2 --peer openmpi`
+Examples: euryale bench --backend nccl -n 4; euryale bench --tune -n 4; euryale bench -n 4 --min
+128M --max 128M --compress bf16,topk=0.01; euryale bench --backend tcp -n 2 --peer openmpi`
 }
 
 // Run measures as one rank of a job that a launcher started, or starts the

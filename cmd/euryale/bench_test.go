@@ -108,7 +108,9 @@ func TestBenchWritesTheTimesOfPhases(t *testing.T) {
 			t.Errorf("the head does not say that calls are hierarchical:\n%s", text)
 		}
 		lines := regexp.MustCompile(
-			`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, add [\d.]+, broadcast`)
+			`#   phases of rank 0 \(mean us of [1-9]\d* calls, slices: 1\): ` +
+				`reduce-scatter inside the machine [\d.]+, exchange between machines [\d.]+, ` +
+				`add [\d.]+, broadcast`)
 		if n := len(lines.FindAllString(text.String(), -1)); n != 2 {
 			t.Errorf("JSON %v: %d lines, want one for each size\n%s", json, n, text)
 		}

@@ -19,11 +19,11 @@ type completionCmd struct {
 
 // Help is what --help says below the title.
 func (completionCmd) Help() string {
-	return `What it prints makes the tab key complete commands, flags and their values. Put it where your shell starts:
+	return `What it prints makes the tab key complete commands, flags and their values. Put it
+where your shell starts:
 
-bash, in ~/.bashrc: source <(euryale completion bash);
-zsh, in ~/.zshrc: source <(euryale completion zsh);
-fish, in ~/.config/fish/config.fish: euryale completion fish | source`
+bash, in ~/.bashrc: source <(euryale completion bash); zsh, in ~/.zshrc: source <(euryale
+completion zsh); fish, in ~/.config/fish/config.fish: euryale completion fish | source`
 }
 
 // Run prints the lines.

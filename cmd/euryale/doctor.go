@@ -29,7 +29,10 @@ type doctorCmd struct{}
 
 // Help is what --help says below the title.
 func (doctorCmd) Help() string {
-	return `Each line is one thing that this build needs or could use: ok, or no with the reason and what to do. The doctor copies memory between each pair of GPUs, verifies it and times it. It runs all-reduces among ranks on the host and, with several GPUs, among ranks on all of them. The command fails only if no ranks can work together at all.`
+	return `Each line is one thing that this build needs or could use: ok, or no with the reason
+and what to do. The doctor copies memory between each pair of GPUs, verifies it and times it. It
+runs all-reduces among ranks on the host and, with several GPUs, among ranks on all of them. The
+command fails only if no ranks can work together at all.`
 }
 
 // selfTestTime bounds each self test. GPUs take seconds to initialize.

@@ -17,9 +17,13 @@ type envCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (envCmd) Help() string {
-	return `Prints CGO_ENABLED, CGO_CFLAGS and CGO_LDFLAGS as lines for a shell. It needs a C compiler and ar, but no CUDA toolkit: it uses the headers of one that it finds (CUDA_HOME, CUDA_PATH, or the usual places), else it downloads them with pip, once. Programs built this way start on any machine, with or without a driver.
+	return `Prints CGO_ENABLED, CGO_CFLAGS and CGO_LDFLAGS as lines for a shell. It needs a C
+compiler and ar, but no CUDA toolkit: it uses the headers of one that it finds (CUDA_HOME,
+CUDA_PATH, or the usual places), else it downloads them with pip, once. Programs built this way
+start on any machine, with or without a driver.
 
-Comments say where this machine has cuBLAS and cuDNN, which programs open at run time, or how to get them.
+Comments say where this machine has cuBLAS and cuDNN, which programs open at run time, or how to
+get them.
 
 Example, in a module that requires Euryale: eval "$(euryale env)" && go build -tags gpu ./...`
 }

@@ -40,13 +40,20 @@ type explainCmd struct {
 
 // Help is what --help says below the flags' titles.
 func (explainCmd) Help() string {
-	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared memory (backend host) or, among machines, of sockets (backend tcp), and its thresholds. With GPUs, of this machine or of --device, the answer comes from measured times: those of euryale bench --tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's kernels is faster.
+	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared
+memory (backend host) or, among machines, of sockets (backend tcp), and its thresholds. With GPUs,
+of this machine or of --device, the answer comes from measured times: those of euryale bench
+--tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's
+kernels is faster.
 
-With --topology, the answer is for real machines, with measured links or those of --inside and --between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead, the answer is for a program on this machine alone: the links between declared machines are those inside it.
+With --topology, the answer is for real machines, with measured links or those of --inside and
+--between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead,
+the answer is for a program on this machine alone: the links between declared machines are those
+inside it.
 
-Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200"
-euryale explain allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10
-euryale explain allreduce 64M --topology 2x8 --scale --plot scale.svg`
+Examples: euryale explain allreduce 2M -n 4 --dtype bf16 --device "NVIDIA H200" euryale explain
+allreduce 25M --topology 2x4 --inside 3us+200GB/s --between 1/10 euryale explain allreduce 64M
+--topology 2x8 --scale --plot scale.svg`
 }
 
 // Run writes the explanations.

@@ -186,12 +186,14 @@ func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
 	for line, want := range map[string]string{
 		"allreduce 25M --topology 2x2": "hierarchical, because it is predicted " +
 			"to be faster",
-		"allreduce 25M --topology 2x2 --hierarchy never": "flat, because hierarchical is switched off",
+		"allreduce 25M --topology 2x2 --hierarchy never": "flat, " +
+			"because hierarchical is switched off",
 		"allreduce 25M": "4 machines x 1 device: " +
 			"hierarchical, because it is asked for always",
 		"allreduce 25M --hierarchy auto": "flat, because links inside and " +
 			"between machines are equally fast",
-		"allreduce 25M --hierarchy auto --inside 1us+1GB/s":  "inside 1µs + 1 GB/s, between 1µs + 1 GB/s",
+		"allreduce 25M --hierarchy auto --inside 1us+1GB/s": "inside 1µs + 1 GB/s, " +
+			"between 1µs + 1 GB/s",
 		"allreduce 25M --hierarchy auto --between 1ms+1GB/s": "between 1ms + 1 GB/s",
 	} {
 		if code, out, err := explain(line + h200); code != 0 || !strings.Contains(out, want) {
@@ -204,12 +206,14 @@ func TestExplainedMachinesAreThereUnlessTheyAreDeclared(t *testing.T) {
 func TestFoundExplainTakesAllMemory(t *testing.T) {
 	noTuning(t)
 	for line, want := range map[string]string{
-		"allreduce 2M --topology 30000x30000":                                   "900000000 ranks: there must be at least 1, and at most 65536",
-		"allreduce 2M --topology 9000000000000000000x9":                         "at most 65536",
-		"allreduce 2M -n 100000000 --device x":                                  "at most 65536",
-		"allreduce 9000000G":                                                    "it must be at most 1024G",
-		"allreduce 2M --topology 2x2 --hierarchy always,slots=99999999":         "1024 slots",
-		"allreduce 2M --topology 2x2 --hierarchy slots=1024,slice=999999999999": "more than any device has",
+		"allreduce 2M --topology 30000x30000": "900000000 ranks: there must be at least 1, " +
+			"and at most 65536",
+		"allreduce 2M --topology 9000000000000000000x9":                 "at most 65536",
+		"allreduce 2M -n 100000000 --device x":                          "at most 65536",
+		"allreduce 9000000G":                                            "it must be at most 1024G",
+		"allreduce 2M --topology 2x2 --hierarchy always,slots=99999999": "1024 slots",
+		"allreduce 2M --topology 2x2 " +
+			"--hierarchy slots=1024,slice=999999999999": "more than any device has",
 	} {
 		if code, out, err := explain(line); code != usageCode || out != "" ||
 			!strings.Contains(err, want) {

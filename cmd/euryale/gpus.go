@@ -47,7 +47,8 @@ func kernelDriver() string {
 	const file = "/proc/driver/nvidia/version"
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return "this machine has no NVIDIA driver, or this container does not show it: there is no " + file
+		return "this machine has no NVIDIA driver, or this container does not show it: " +
+			"there is no " + file
 	}
 	first, _, _ := strings.Cut(string(text), "\n")
 	return "this machine has a driver: " + strings.Join(strings.Fields(first), " ")

@@ -450,9 +450,8 @@ func startedBy(launcher, shell string, machines []*proctest.Namespace) (args [][
 	case "mpirun.openmpi":
 		return [][]string{strings.Fields("--mca plm_rsh_agent " + shell +
 			" --mca plm_rsh_no_tree_spawn 1 --mca oob_tcp_if_include eth0 --mca btl tcp,self " +
-			"--mca btl_tcp_if_include eth0" +
-			" --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND -x EURYALE_HIERARCHY -x " +
-			"MASTER_ADDR -x MASTER_PORT -H " + all)}
+			"--mca btl_tcp_if_include eth0 --oversubscribe -x EURYALE_TOKEN -x EURYALE_BACKEND " +
+			"-x EURYALE_HIERARCHY -x MASTER_ADDR -x MASTER_PORT -H " + all)}
 	case "mpiexec.hydra":
 		return [][]string{strings.Fields("-launcher ssh -launcher-exec " + shell +
 			" -iface eth0 -n " + fmt.Sprint(2*len(machines)) + " -hosts " + all)}

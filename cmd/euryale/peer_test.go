@@ -15,8 +15,10 @@ func standInForOpenMPI(t *testing.T) (path string) {
 	t.Helper()
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"mpicc":  `[ -s "$4" ] && : > "$3"`,
-		"mpirun": `case "$*" in *"-n 2"*"tcp,self"*) echo '{"collective":"allreduce","bytes":1024,"p50_us":0.003,"wrong":0}' ;; *) exit 3 ;; esac`,
+		"mpicc": `[ -s "$4" ] && : > "$3"`,
+		"mpirun": `case "$*" in *"-n 2"*"tcp,self"*) ` +
+			`echo '{"collective":"allreduce","bytes":1024,"p50_us":0.003,"wrong":0}' ;; ` +
+			`*) exit 3 ;; esac`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"),
 			0o700); err != nil {

@@ -32,16 +32,28 @@ type runCmd struct {
 
 // Help says what the one-line help leaves out.
 func (*runCmd) Help() string {
-	return `Every rank is a process, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of output begins with its rank. When a rank fails, the others are stopped, and euryale run ends with the error and the exit code of that rank.
+	return `Every rank is a process, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+MASTER_ADDR, MASTER_PORT, EURYALE_JOB and EURYALE_TOKEN set. With several ranks, every line of
+output begins with its rank. When a rank fails, the others are stopped, and euryale run ends with
+the error and the exit code of that rank.
 
-Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that are alive after --grace are killed, and a second signal kills at once. On SIGQUIT (Ctrl-\) each rank prints its last collectives (EURYALE_LAST_CALLS, 10) and the stacks of its goroutines, and ends. The exit code is then 128 plus the number of the signal.
+Signals go to the ranks. SIGINT, SIGTERM and SIGHUP tell them to end; ranks that are alive after
+--grace are killed, and a second signal kills at once. On SIGQUIT (Ctrl-\) each rank prints its
+last collectives (EURYALE_LAST_CALLS, 10) and the stacks of its goroutines, and ends. The exit
+code is then 128 plus the number of the signal.
 
-With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt has the standard input.
+With --max-restarts, each attempt is a new job. TORCHELASTIC_RESTART_COUNT counts the attempts
+from 0, and the program loads its last checkpoint. There is no restart after a signal to euryale
+run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt
+has the standard input.
 
-With --nnodes the job is on several machines. Run the same command on each, with its own --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
+With --nnodes the job is on several machines. Run the same command on each, with its own
+--node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
+r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a
+rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
 
-Examples: euryale run -n 4 ./examples/digits --epochs 3;
-EURYALE_TOKEN=... euryale run --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
+Examples: euryale run -n 4 ./examples/digits --epochs 3; EURYALE_TOKEN=... euryale run --nnodes 2
+--node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
 }
 
 // Validate rejects impossible numbers.

@@ -10,7 +10,10 @@ type tokenCmd struct{}
 
 // Help is what --help says below the title.
 func (tokenCmd) Help() string {
-	return `The ranks of a job on several machines prove to each other that they know the text in EURYALE_TOKEN. Whoever can listen at rank 0's address before rank 0 does, or can read what ranks send without EURYALE_TLS=1, can test guesses of the text on his own machine, as fast as he likes. So it must be random, as this one is, of 130 bits.
+	return `The ranks of a job on several machines prove to each other that they know the text in
+EURYALE_TOKEN. Whoever can listen at rank 0's address before rank 0 does, or can read what ranks
+send without EURYALE_TLS=1, can test guesses of the text on his own machine, as fast as he likes.
+So it must be random, as this one is, of 130 bits.
 
 Example: export EURYALE_TOKEN=$(euryale token)`
 }

@@ -66,9 +66,8 @@ func tunable(chosen backend.Backend) error {
 		return nil
 	}
 	return fmt.Errorf("bench: --tune measures GPUs and links between machines, and there are "+
-		"neither%s. "+
-		"Shared memory of one machine needs no tuning. To pretend that there are two machines: "+
-		"EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4", without(chosen.Name()))
+		"neither%s. Shared memory of one machine needs no tuning. To pretend that there are two "+
+		"machines: EURYALE_TOPOLOGY=2x2 euryale bench --tune -n 4", without(chosen.Name()))
 }
 
 // quick returns the layer with low-latency kernels, or why there is none.

@@ -34,8 +34,7 @@ func main() {
 	batch := flag.Int("batch", 48, "images in a step, of all ranks together")
 	rate := flag.Float64("rate", 0.003, "learning rate of Adam")
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
-	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU if there "+
-		"is one")
+	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -119,8 +118,7 @@ type model struct {
 func newModel(batch int) *model {
 	g := G.NewGraph()
 	matrix := func(name string, init G.InitWFn, shape ...int) *G.Node {
-		return G.NewMatrix(g, tensor.Float32, G.WithShape(shape...), G.WithName(name),
-			G.WithInit(init))
+		return G.NewMatrix(g, G.Float32, G.WithShape(shape...), G.WithName(name), G.WithInit(init))
 	}
 	x := matrix("x", G.Zeroes(), batch, handwritten.Pixels)
 	y := G.NewVector(g, tensor.Int, G.WithShape(batch), G.WithName("y"), G.WithInit(G.Zeroes()))

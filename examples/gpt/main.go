@@ -60,15 +60,13 @@ var precisions = map[string]vm.Precision{"f32": vm.F32, "tf32": vm.TF32, "bf16":
 
 func main() {
 	var cfg config
-	flag.StringVar(&cfg.data, "data", "", "a file or folder of text; empty for Go's standard "+
-		"library")
+	flag.StringVar(&cfg.data, "data", "", "a file or folder of text; empty: Go's standard library")
 	flag.IntVar(&cfg.layers, "layers", 4, "blocks of attention and MLP")
 	flag.IntVar(&cfg.width, "width", 128, "numbers of each position between blocks")
 	flag.IntVar(&cfg.heads, "heads", 4, "heads of attention: a divisor of the width")
 	flag.IntVar(&cfg.context, "context", 64, "characters that the model sees at most")
 	flag.IntVar(&cfg.batch, "batch", 12, "samples in a step, of all ranks together")
-	flag.IntVar(&cfg.tree, "tree", 0,
-		"add gradients in a tree of so many micro-batches; 0: by rank")
+	flag.IntVar(&cfg.tree, "tree", 0, "add gradients in a tree of micro-batches; 0: by rank")
 	flag.IntVar(&cfg.steps, "steps", 2000, "steps of the training")
 	flag.IntVar(&cfg.every, "every", 250, "steps between two evaluations, and two checkpoints")
 	flag.Float64Var(&cfg.lr, "lr", 1e-3, "highest learning rate, after the warm-up")
@@ -110,9 +108,7 @@ func (cfg config) check() error {
 	case !known:
 		return fmt.Errorf("--precision %s: use f32, tf32 or bf16", cfg.precision)
 	case cfg.tree > 0 && cfg.sp > 1:
-		return fmt.Errorf(
-			"--tree with --sp %d: ranks that divide positions add parts of a sample, "+
-				"and the bits would depend on their number: leave out one of them", cfg.sp)
+		return fmt.Errorf("--tree with --sp %d: bits would depend on it: leave out one", cfg.sp)
 	}
 	return nil
 }

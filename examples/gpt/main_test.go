@@ -228,7 +228,8 @@ func TestALostRankChangesNothing(t *testing.T) {
 		for _, fault := range []string{"", fmt.Sprint("EURYALE_FAULT=kill,rank=1,call=", call)} {
 			dir := filepath.Join(t.TempDir(), "state")
 			printed := train(t, 2, small(text)+" "+layout+" --every 3 --checkpoint "+dir, fault)
-			if resumed := strings.Contains(printed, "going on after step "); resumed != (fault != "") {
+			resumed := strings.Contains(printed, "going on after step ")
+			if resumed != (fault != "") {
 				t.Errorf("%s %s: resumed %v:\n%s", layout, fault, resumed, printed)
 			}
 			_, _, _, hash := ending(t, printed)

@@ -69,8 +69,8 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	}
 	t.solver = &autograd.AdamW{Rate: cfg.lr, Beta2: beta2, WeightDecay: weightDecay}
 	rise := min(longestRise, cfg.steps/10)
-	t.rate = autograd.Warmup(rise, autograd.Cosine(cfg.lr, finalRate*cfg.lr,
-		max(1, cfg.steps-rise)))
+	fall := autograd.Cosine(cfg.lr, finalRate*cfg.lr, max(1, cfg.steps-rise))
+	t.rate = autograd.Warmup(rise, fall)
 	all := slices.Concat(t.corpus.characters, t.corpus.training, t.corpus.heldOut)
 	cfg.data = fmt.Sprintf("%x", sha256.Sum256(all))
 	cfg.device, cfg.checkpoint, cfg.every, cfg.sp, cfg.tp = "", "", 0, 0, 0
@@ -86,8 +86,7 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 		t.micro, t.runs = cfg.tree, must(autograd.TreeShare(cfg.tree, t.layout.DP))
 	}
 	if cfg.batch%t.micro != 0 {
-		check(fmt.Errorf("--batch is %d: use a multiple of %d, its micro-batches", cfg.batch,
-			t.micro))
+		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
 	}
 	t.compile()
 	return t

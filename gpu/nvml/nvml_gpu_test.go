@@ -20,7 +20,11 @@ struct pci { char legacy[16]; unsigned int domain, bus, device, id, subsystem; c
 int nvmlInit_v2(void) { return 0; }
 int nvmlShutdown(void) { return 0; }
 const char *nvmlErrorString(int code) { return code == 6 ? "Not Found" : "Unknown"; }
-int nvmlSystemGetDriverVersion(char *text, unsigned int n) { snprintf(text, n, "580.95.05"); return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned int n)
+{
+	snprintf(text, n, "580.95.05");
+	return 0;
+}
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **device)
 {
 	*device = (void *)1;

@@ -28,7 +28,8 @@ CUresult CUDAAPI cuInit(unsigned int flags);
 CUresult CUDAAPI cuGetErrorString(CUresult error, const char **text);
 CUresult CUDAAPI cuCtxCreate(CUcontext *ctx, void *params, unsigned int flags, CUdevice dev);
 CUresult CUDAAPI cuMemAlloc(CUdeviceptr *p, size_t n);
-CUresult CUDAAPI cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, long *out);
+CUresult CUDAAPI cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i,
+	long *out);
 CUresult CUDAAPI cuNewer(int);
 `
 
@@ -47,7 +48,8 @@ int cuGetErrorString(int error, const char **text) { *text = "no such device"; r
 int cuMemAlloc_v2(unsigned long long *p, size_t n) { *p = n + 1; return 0; }
 int cuMany(int a, int b, int c, int d, int e, int f, int g, double h, float i, long *out)
 {
-	*out = a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f + 1000000 * g + (long)(h * 2) + (long)(i * 4);
+	*out = a + 10 * b + 100 * c + 1000 * d + 10000 * e + 100000 * f + 1000000 * g;
+	*out += (long)(h * 2) + (long)(i * 4);
 	return 7;
 }
 `

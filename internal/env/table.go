@@ -100,8 +100,7 @@ func ofUsers() []Variable {
 			"number of seconds"},
 		{of: Check, Default: "on", Help: "off on every rank: do not compare their calls"},
 		{of: Trace, Help: "write a Chrome trace of the last collectives to this file, with " +
-			".RANK.json " +
-			"appended, when the communicator closes or a rank is lost"},
+			".RANK.json appended, when the communicator closes or a rank is lost"},
 		{of: LastCalls, Default: "0; euryale run sets 10",
 			Help: "how many of its last collectives a rank " +
 				"prints to standard error on SIGQUIT, before the stacks"},
@@ -112,17 +111,13 @@ func ofUsers() []Variable {
 			"fault into " +
 			"rank R at its N-th collective, on the job's first attempt; see package fault"},
 		{of: Topology, Help: "machines x devices (2x4, 2x4:minor, or the machine of each rank, " +
-			"0,0,1,1) " +
-			"instead of what the ranks find out; see package hierarchy"},
+			"0,0,1,1) instead of what the ranks find out; see package hierarchy"},
 		{of: Hierarchy, Default: "auto; always if a topology is declared",
-			Help: "always, never or auto: " +
-				"when collectives go machine by machine; and how, after commas: exchange=bf16 " +
-				"sends " +
-				"sums in 16 bits " +
-				"between machines, spans=4096 times phases; see hierarchy.ParseOptions"},
+			Help: "always, never or auto: when collectives go machine by machine; and how, after " +
+				"commas: exchange=bf16 sends sums in 16 bits between machines, spans=4096 times " +
+				"phases; see hierarchy.ParseOptions"},
 		{of: LowLatency, Default: "auto", Help: "off, auto, or the algorithm to use wherever it " +
-			"can be " +
-			"(ll, ll128-two-shot, one-shot, two-shot); see package gpu"},
+			"can be (ll, ll128-two-shot, one-shot, two-shot); see package gpu"},
 		{of: Job, Help: "the job's name, and so which ranks belong together; launchers set it"},
 		{of: Token, Secret: true, Help: "the job's secret; needed on several machines, 16 bytes " +
 			"or more"},
@@ -130,8 +125,7 @@ func ofUsers() []Variable {
 		{of: Port, Help: "the port of the ranks' store, where machines are several and " +
 			"MASTER_PORT is taken"},
 		{of: Alone, Default: "0", Help: "1: a job of one rank, whatever signs of a larger one " +
-			"there are; " +
-			"see rendezvous.ReadEnv"},
+			"there are; see rendezvous.ReadEnv"},
 	}
 }
 
@@ -143,23 +137,19 @@ func ofMachines() []Variable {
 		{of: Tuning, Default: "euryale/tuning.json in the user's cache directory",
 			Help: "the file of what euryale bench --tune has measured"},
 		{of: Kernels, Help: "sm_70: the GPU kernels of an older compute capability, to try them; " +
-			"or a " +
-			"directory of PTX to take the place of the kernels that are embedded, to compare " +
-			"compilers"},
+			"or a directory of PTX to take the place of the kernels that are embedded, to " +
+			"compare compilers"},
 		{of: CUBLAS, Help: "the cuBLAS to open: a file, or the directory of libcublas.so; off " +
 			"uses none"},
 		{of: CUDNN, Help: "the cuDNN to open: a file, or the directory of libcudnn.so; off uses " +
 			"none"},
 		{of: NCCL, Help: "the NCCL to open: a file, or the directory of libnccl.so.2"},
 		{of: MPI, Help: "the MPI library to open: a file, or the directory of libmpi_abi.so or " +
-			"libmpi.so; " +
-			"see package mpi"},
+			"libmpi.so; see package mpi"},
 		{of: Report, Help: "set by euryale run on several machines: the pipe on which ranks say " +
-			"that the " +
-			"job has lost a rank"},
+			"that the job has lost a rank"},
 		{of: Terminal, Default: "0", Help: "set by euryale run on the rank whose standard error " +
-			"is shown " +
-			"on a terminal, so that it may draw a progress bar"},
+			"is shown on a terminal, so that it may draw a progress bar"},
 		{of: Full, Default: "0", Help: "1: tests run the full product of their cases"},
 	}
 }
@@ -178,10 +168,8 @@ func ofLaunchers() []Variable {
 		{of: MasterPort, Foreign: true, Help: "a free port of rank 0's machine, another for each " +
 			"job"},
 		{of: Restarts, Foreign: true, Help: "how often the job has been restarted; torchrun and " +
-			"euryale " +
-			"run set it"},
+			"euryale run set it"},
 		{of: NCCLHostID, Foreign: true, Help: "what NCCL takes for the machine's name: ranks of " +
-			"one " +
-			"machine with different ones count as on several"},
+			"one machine with different ones count as on several"},
 	}
 }

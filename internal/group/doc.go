@@ -9,8 +9,8 @@
 //	          Found (in doubt), a rank has closed without taking part
 //	Working ------------------------------------------------------------> Doubting
 //	   |                                                                   |     |
-//	   |  a report of another rank                a report of another rank |     | ReportGrace is over
-//	   +------------------------------> Finishing <------------------------+     |
+//	   |  a report of another rank                a report of another rank |     | ReportGrace is
+//	   +------------------------------> Finishing <------------------------+     | over
 //	   |                                   |                                     |
 //	   |  Down, Abort, Close, Found,       | what every rank has begun is done,  |
 //	   |  nothing goes on for the timeout  | or finishGrace is over              |

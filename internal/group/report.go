@@ -123,7 +123,8 @@ func noSign(of string, timeout time.Duration) string {
 func Stuck(timeout time.Duration) Report {
 	return Report{Reason: TimedOut, Peer: -1, Lost: -1, Text: fmt.Sprintf(
 		"every rank has started the call, but it has not ended after %v: the device or a link to "+
-			"it is stuck, or work before it on the queue is (EURYALE_TIMEOUT sets how long to wait)", timeout)}
+			"it is stuck, or work before it on the queue is "+
+			"(EURYALE_TIMEOUT sets how long to wait)", timeout)}
 }
 
 // jobRank returns the job's number of a rank of the group.

@@ -2,6 +2,7 @@ package repolint_test
 
 import (
 	"bytes"
+	"cmp"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -27,7 +28,9 @@ var mayBeLong = []*regexp.Regexp{
 var generated = regexp.MustCompile(`(?m)^(?://|#|<!--) Code generated .* DO NOT EDIT`)
 
 // written are the ends of names of files that people write.
-var written = []string{".go", ".md", ".cu", ".cuh", ".mk", ".sh", ".cpp", ".h", ".c"}
+var written = []string{
+	".go", ".md", ".cu", ".cuh", ".cpp", ".h", ".c", ".s", ".py", ".sh", ".yaml", ".mk", "Makefile",
+}
 
 func TestLinesHaveAtMostAHundredColumns(t *testing.T) {
 	atRoot(t)
@@ -37,7 +40,7 @@ func TestLinesHaveAtMostAHundredColumns(t *testing.T) {
 			return err
 		case d.IsDir() && (skipped(name, d.Name()) || name == "bin" || name == "bench/results"):
 			return fs.SkipDir
-		case d.IsDir() || !slices.Contains(written, filepath.Ext(name)):
+		case d.IsDir() || !slices.Contains(written, cmp.Or(filepath.Ext(name), d.Name())):
 			return nil
 		}
 		text, err := os.ReadFile(name)

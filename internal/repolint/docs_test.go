@@ -16,7 +16,8 @@ var (
 	citation = regexp.MustCompile("`([\\w./-]+\\.go):(\\w+)`")
 	// sourceFile is a file that a page names: `directory/file.ext`.
 	sourceFile = regexp.MustCompile(
-		"`((?:autograd|backend|bench|cmd|docs|examples|gpu|internal|kernels|observe|ops|rendezvous)/[\\w./-]+\\.\\w+)`")
+		"`((?:autograd|backend|bench|cmd|docs|examples|gpu|internal|kernels|observe|ops|" +
+			"rendezvous)/[\\w./-]+\\.\\w+)`")
 	// link is a relative link of a page.
 	link = regexp.MustCompile(`\]\(([\w./-]+)\)`)
 )

@@ -32,12 +32,9 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 		}
 	}
 	for _, file := range []string{"Makefile", "gpu.mk", "simd.mk"} {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := joined(t, file)
 		for _, list := range regexp.MustCompile(`(?m)^\.PHONY: (.*)$`).FindAllStringSubmatch(
-			string(text), -1) {
+			text, -1) {
 			for name := range strings.FieldsSeq(list[1]) {
 				if name != "always" && !described[name] { // always is no target of a person's
 					t.Errorf("%s: make help does not describe %s", file, name)
@@ -51,30 +48,33 @@ func TestFoundMakeHelpCutsSentences(t *testing.T) {
 // that .ci/gpu runs.
 func TestTestsOfDevicesRunOnGPUs(t *testing.T) {
 	atRoot(t)
-	makefile, err := os.ReadFile("gpu.mk")
-	if err != nil {
-		t.Fatal(err)
-	}
-	script, err := os.ReadFile(".ci/gpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	built := regexp.MustCompile(`GPU_TESTED := (.*\\\n)*.*`).Find(makefile)
-	wrappers := regexp.MustCompile(`for dir in (.*);`).Find(script)
+	makefile, script := joined(t, "gpu.mk"), joined(t, ".ci/gpu")
+	built := regexp.MustCompile(`GPU_TESTED := .*`).FindString(makefile)
+	wrappers := regexp.MustCompile(`for dir in (.*);`).FindString(script)
 	for _, dir := range testedOnDevices(t) {
 		word := regexp.MustCompile(`\b` + strings.TrimPrefix(dir, "backend/") + `\b`)
 		program := "bin/test/" + strings.ReplaceAll(dir, "/", "-") + ".test"
 		for what, is := range map[string]bool{
-			"GPU_TESTED": slices.Contains(strings.Fields(string(built)), dir),
-			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).Match(
-				makefile),
-			".ci/gpu": word.Match(wrappers) || bytes.Contains(script, []byte(program)),
+			"GPU_TESTED": slices.Contains(strings.Fields(built), dir),
+			"gpu-emulated": regexp.MustCompile(`(?m)EMULATED.* \./` + dir + `( |$)`).
+				MatchString(makefile),
+			".ci/gpu": word.MatchString(wrappers) || strings.Contains(script, program),
 		} {
 			if !is {
 				t.Errorf("%s lacks %s", what, dir)
 			}
 		}
 	}
+}
+
+// joined returns a file in which no line ends in a backslash.
+func joined(t *testing.T, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return regexp.MustCompile(`\\\n\s*`).ReplaceAllString(string(text), "")
 }
 
 // testedOnDevices returns the packages whose tests run on every kind of device.

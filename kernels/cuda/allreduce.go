@@ -125,11 +125,11 @@ type PeerCall struct {
 
 // Exchange starts a call: with y, x for dst and src, N for the number of ranks,
 //
-//	all-reduces:               for i { y[i] = op over r of x of rank r [i] }
-//	ReduceScatter:             for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
-//	AllGather:                 for r, i { y[r*len(x) + i] = x of rank r [i] }
-//	AllToAll:                  piece r of y = piece rank of x of rank r
-//	Halved:                    for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
+//	all-reduces:    for i { y[i] = op over r of x of rank r [i] }
+//	ReduceScatter:  for i { y[i] = op over r of x of rank r [rank*len(y) + i] }
+//	AllGather:      for r, i { y[r*len(x) + i] = x of rank r [i] }
+//	AllToAll:       piece r of y = piece rank of x of rank r
+//	Halved:         for i { y[i] = half(avg over r of half(x of rank r [i])) }, times N for Sum
 //
 // Every rank starts the same calls in the same order, each on one queue at a time.
 func (k Kernels) Exchange(p *Peers, x *PeerCall) error {

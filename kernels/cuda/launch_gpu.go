@@ -11,11 +11,12 @@ package cuda
 #define EURYALE_PDL 12030
 
 // Launches with programmatic dependent launch: see pdl.go.
-static CUresult euryale_launch_pdl(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
-	CUstream stream, void **extra)
+static CUresult euryale_launch_pdl(CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx,
+	unsigned int by, CUstream stream, void **extra)
 {
 #if CUDA_VERSION >= EURYALE_PDL
-	CUlaunchAttribute pdl = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, .value.programmaticStreamSerializationAllowed = 1};
+	CUlaunchAttribute pdl = {.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+		.value.programmaticStreamSerializationAllowed = 1};
 	CUlaunchConfig config = {gx, gy, 1, bx, by, 1, .hStream = stream, .attrs = &pdl, .numAttrs = 1};
 
 	return cuLaunchKernelEx(&config, f, NULL, extra);
@@ -46,10 +47,12 @@ static CUresult euryale_load_function(CUfunction f)
 
 // Makes the context current and launches: the caller needs no second call of C. The parameters
 // are passed as bytes, so no list of pointers is needed.
-static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy, unsigned int bx, unsigned int by,
-	CUstream stream, uint64_t *params, size_t nbytes, int pdl, uintptr_t event)
+static CUresult euryale_launch(CUcontext context, CUfunction f, unsigned int gx, unsigned int gy,
+	unsigned int bx, unsigned int by, CUstream stream, uint64_t *params, size_t nbytes, int pdl,
+	uintptr_t event)
 {
-	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes, CU_LAUNCH_PARAM_END};
+	void *extra[] = {CU_LAUNCH_PARAM_BUFFER_POINTER, params, CU_LAUNCH_PARAM_BUFFER_SIZE, &nbytes,
+		CU_LAUNCH_PARAM_END};
 	CUcontext before = NULL;
 	CUresult code = cuCtxGetCurrent(&before);
 

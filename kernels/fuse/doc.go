@@ -4,7 +4,7 @@
 // operands (with broadcasts), computes a list of instructions, and stores the results;
 // outputs may be folded (sum, mean, maximum, ...) along some of the axes:
 //
-//	var p fuse.Program                       // dx = dy * (1 - tanh(x + b)^2), db = sum of dx over rows
+//	var p fuse.Program // dx = dy * (1 - tanh(x + b)^2), db = sum of dx over rows
 //	p.Shape = []int{rows, columns}
 //	p.Reduced = []bool{true, false}
 //	x, b := p.Load(backend.F32, columns, 1), p.Load(backend.F32, 0, 1)

@@ -25,7 +25,8 @@ type AttentionOptions struct {
 //
 //	in   q     [batch, heads, queries, d]
 //	     k, v  [batch, heads, keys, d]
-//	out  y     [batch, heads, queries, d]   y = softmax(scale q kᵀ) v, over the keys that a query sees
+//	out  y     [batch, heads, queries, d]   y = softmax(scale q kᵀ) v, over the keys
+//	                                        that a query sees
 //
 // Operands of another order of axes, such as [batch, queries, heads, d], are transposed first:
 // package vm reads them as they lie.

@@ -22,7 +22,8 @@ const NoLabel = -100
 //
 //	in   logits  [d..., n]
 //	     labels  [d...]   Int, 0 to n-1 or ignore
-//	out  loss    []       mean of log(sum(exp(logits))) - logits[label]; 0 if all labels are ignored
+//	out  loss    []       mean of log(sum(exp(logits))) - logits[label];
+//	                      0 if all labels are ignored
 //
 // Pass [NoLabel] if all labels count. A row that is ignored contributes nothing, whatever its
 // logits are. Ranks whose batches differ in the number of ignored labels get the mean of their

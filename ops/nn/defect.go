@@ -244,8 +244,7 @@ func wrongLogSumExp(s suspect) string {
 func mergedSoftMax(s suspect) string {
 	if n := s.in.uses(s.node); n > 1 {
 		return fmt.Sprintf("it is read %d times, and Gorgonia merges SoftMax, LogSoftMax and "+
-			"Log(SoftMax) "+
-			"of one operand: readers of one of them may get another", n)
+			"Log(SoftMax) of one operand: readers of one of them may get another", n)
 	}
 	return ""
 }
@@ -255,8 +254,7 @@ func mergedNorm(differ string) func(s suspect) string {
 	return func(s suspect) string {
 		if n := s.in.uses(s.node); n > 1 {
 			return fmt.Sprintf("it is %d norms of one operand, which Gorgonia has merged: the "+
-				"later ones "+
-				"get the %s of the first", n, differ)
+				"later ones get the %s of the first", n, differ)
 		}
 		return ""
 	}

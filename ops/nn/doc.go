@@ -1,7 +1,8 @@
 // Package nn has operations for Gorgonia graphs that Gorgonia lacks, computes wrongly, or merges
 // with others: they take nodes and return nodes, and gorgonia.Grad differentiates through them.
 //
-//	x := gorgonia.NewMatrix(g, gorgonia.Float32, gorgonia.WithShape(8, 768), gorgonia.WithName("x"))
+//	shape, name := gorgonia.WithShape(8, 768), gorgonia.WithName("x")
+//	x := gorgonia.NewMatrix(g, gorgonia.Float32, shape, name)
 //	parts, err := nn.Split(1, []int{256, 256, 256}, x) // three of [8, 256]
 //
 // docs/ops.md says what is wrong with which operation of Gorgonia, and [Defects] which nodes of a

@@ -15,7 +15,8 @@ import (
 // The padding counts as zeros, and every mean divides by the whole kernel, as in PyTorch.
 //
 //	in   x  [b, c, h, w]
-//	out  y  [b, c, h', w']   h' = (h + 2*pad[0] - kernel[0])/stride[0] + 1, rounded down; w' likewise
+//	out  y  [b, c, h', w']   h' = (h + 2*pad[0] - kernel[0])/stride[0] + 1, rounded down;
+//	                         w' likewise
 //
 // Gradient: dy, divided by the size of the kernel, is added to every pixel of its window, in the
 // order of the windows.

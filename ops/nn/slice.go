@@ -16,7 +16,8 @@ import (
 // length 1.
 //
 //	in   x  [d..., n, e...]
-//	out  y  [d..., m, e...]   y[..., k, ...] = x[..., start + k*step, ...], m = ceil((end-start)/step)
+//	out  y  [d..., m, e...]   y[..., k, ...] = x[..., start + k*step, ...],
+//	                          m = ceil((end-start)/step)
 //
 // A negative axis counts from the last. gorgonia.Slice merges slices whose bounds differ by a
 // multiple of 256, and drops the last element where step does not divide the length.

@@ -40,8 +40,7 @@ func (s *survey) gradTwice() (found []Defect) {
 		found = append(found, Defect{
 			Node: n,
 			What: "a second gorgonia.Grad, for a loss that reads it, takes its gradient from the " +
-				"first call: " +
-				"gradients of the second loss by what it depends on are wrong",
+				"first call: gradients of the second loss by what it depends on are wrong",
 			Instead: "one gorgonia.Grad of the sum of the losses, or nn.Grad for each",
 		})
 	}

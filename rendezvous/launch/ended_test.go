@@ -44,7 +44,8 @@ func TestFoundMeetingOfAKilledJobIsSwept(t *testing.T) {
 	job := Job{
 		Program: "/bin/sh", Ranks: 2, Env: append(os.Environ(), asHelper+"=rank"),
 		Args: []string{"-c", `test "$RANK" = 1 && exec sleep 100
-			"$0" & while ! ls "$XDG_RUNTIME_DIR"/euryale/*.lock >&2; do :; done 2>/dev/null; kill -9 $! $$`, os.Args[0]},
+			"$0" & while ! ls "$XDG_RUNTIME_DIR"/euryale/*.lock >&2; do :; done 2>/dev/null
+			kill -9 $! $$`, os.Args[0]},
 	}
 	if err := Run(t.Context(), job); err == nil {
 		t.Error("the job ended well")

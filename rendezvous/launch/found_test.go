@@ -29,7 +29,8 @@ func signalled(t *testing.T, job Job) (signals chan os.Signal, ended chan error)
 func TestFoundStoppedRankIsToBlame(t *testing.T) {
 	job, out, _ := shell(
 		3,
-		`echo pid $RANK $$; if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2; echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
+		`echo pid $RANK $$; if [ $RANK = 0 ]; then kill -STOP $$; fi; sleep 0.2
+		echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
 	if !errors.As(err, &f) || f.Rank != 0 || f.Cause != Stopped || f.ExitCode() != 1 ||
@@ -44,7 +45,8 @@ func TestFoundStoppedRankIsToBlame(t *testing.T) {
 func TestStoppedRankGetsSignals(t *testing.T) {
 	job, out, _ := shell(
 		2,
-		`trap "echo saved; exit 0" TERM; echo ready; if [ $RANK = 1 ]; then kill -STOP $$; fi; while :; do sleep 0.01; done`)
+		`trap "echo saved; exit 0" TERM; echo ready
+		if [ $RANK = 1 ]; then kill -STOP $$; fi; while :; do sleep 0.01; done`)
 	job.Grace = long
 	signals, ended := signalled(t, job)
 	out.await(t, 2, "ready")
@@ -122,8 +124,12 @@ func TestSecondSignalEndsTheGrace(t *testing.T) {
 
 // restarting is a job that fails on its first attempts.
 func restarting(t *testing.T, failures, restarts int) (Job, *output, *[]string) {
-	job, out, _ := shell(2, `echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS $EURYALE_JOB $EURYALE_TOKEN
-		if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt `+fmt.Sprint(failures)+` ]; then echo why >&2; exit 7; fi; read line; echo got $line`)
+	job, out, _ := shell(2, `attempt="$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS"
+		echo attempt $attempt $EURYALE_JOB $EURYALE_TOKEN
+		if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt `+fmt.Sprint(failures)+` ]; then
+			echo why >&2; exit 7
+		fi
+		read line; echo got $line`)
 	notices := &[]string{}
 	job.MaxRestarts, job.Notice = restarts, func(text string) { *notices = append(*notices, text) }
 	return job, out, notices
@@ -190,7 +196,8 @@ func TestNothingIsStartedAnewAfterASignal(t *testing.T) {
 func TestLogsHoldTheOutputOfEachRankAndAttempt(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		job, out, _ := shell(ranks,
-			`echo out $RANK; echo err $RANK >&2; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
+			`echo out $RANK; echo err $RANK >&2
+			if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then exit 1; fi`)
 		job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
 		if err := Run(t.Context(), job); err != nil {
 			t.Fatal(err)

@@ -113,8 +113,7 @@ func (m *Machines) check() error {
 			"machines reach, and a free port there", m.Rendezvous)
 	case m.Token == "":
 		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random " +
-			"text " +
-			"on all of them, such as that of euryale token")
+			"text on all of them, such as that of euryale token")
 	}
 	return nil
 }

@@ -137,7 +137,8 @@ func shell(ranks int, script string, args ...string) (Job, *output, *output) {
 func TestRanksSeeTheirEnvironment(t *testing.T) {
 	job, out, _ := shell(
 		3,
-		`echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR; echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
+		`echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR
+		echo $MASTER_PORT $EURYALE_JOB $EURYALE_TOKEN >&2; echo "$X"`)
 	job.Env = []string{"X=kept", "RANK=77", "EURYALE_TOKEN=old", "EURYALE_TERMINAL=1"}
 	stderr := job.Stderr.(*output)
 	if err := Run(t.Context(), job); err != nil {
@@ -185,7 +186,8 @@ func TestPlainLeavesPrefixesOut(t *testing.T) {
 func TestLinesAreNeverMixed(t *testing.T) {
 	job, out, _ := shell(
 		4,
-		`i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done; printf end$RANK`)
+		`i=0; while [ $i -lt 200 ]; do printf "$RANK$RANK"; printf "$RANK\n"; i=$((i+1)); done
+		printf end$RANK`)
 	if err := Run(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}

@@ -58,8 +58,7 @@ func checkInterpreter(path string, words []string) error {
 	}
 	if _, err := os.Stat(words[0]); err != nil {
 		return fmt.Errorf("program %s: its first line asks for %s, which does not exist or "+
-			"cannot be "+
-			"reached (%w)",
+			"cannot be reached (%w)",
 			path, words[0], err)
 	}
 	return nil

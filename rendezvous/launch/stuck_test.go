@@ -171,11 +171,10 @@ func TestStateOfAProcessThatDoesNotEnd(t *testing.T) {
 		"sys/fs/cgroup/slice/free/cgroup.freeze": {Data: []byte("0\n")},
 	}
 	for pid, want := range map[int]string{
-		1: "process 1 is in state D (uninterruptible sleep), in rpc_wait_bit_killable; its cgroup " +
-			"/sys/fs/cgroup/freezer/jobs/7 is frozen",
+		1: "process 1 is in state D (uninterruptible sleep), in rpc_wait_bit_killable; its " +
+			"cgroup /sys/fs/cgroup/freezer/jobs/7 is frozen",
 		2: "process 2 is in state D (uninterruptible sleep); its cgroup /sys/fs/cgroup/slice/job " +
-			"is " +
-			"frozen",
+			"is frozen",
 		3: "process 3 is in state S, in do_nanosleep",
 		4: "process 4 has no state in /proc",
 	} {
@@ -230,7 +229,8 @@ func elsewhere(script string) (Job, *output) {
 
 func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	job, out := elsewhere(
-		`echo pid $$; echo "rank 0 is down: it was killed" >&${EURYALE_REPORT%%:*}; while :; do sleep 0.01; done`)
+		`echo pid $$; echo "rank 0 is down: it was killed" >&${EURYALE_REPORT%%:*}
+		while :; do sleep 0.01; done`)
 	ended := make(chan error, 1)
 	go func() { ended <- Run(context.Background(), job) }()
 	err := await(t, ended)

@@ -159,7 +159,8 @@ func within(y []float32, P int, op backend.ReduceOp, share float64) error {
 		}
 	}
 	for i := range y {
-		if bound := share*size[i] + 2*float64(P)*0x1p-25; !(math.Abs(float64(y[i])-want[i]) <= bound) {
+		bound := share*size[i] + 2*float64(P)*0x1p-25
+		if !(math.Abs(float64(y[i])-want[i]) <= bound) {
 			return fmt.Errorf("element %d is %v, want %v ± %v", i, y[i], want[i], bound)
 		}
 	}

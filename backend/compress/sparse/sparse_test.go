@@ -370,7 +370,8 @@ func TestWhatIsSentAndWhatStaysIsAll(t *testing.T) {
 					old = slices.Clone(now)
 				}
 				for i := range all {
-					if e := math.Abs(delivered[i] + float64(old[i]) - all[i]); e > steps*0x1p-24*(math.Abs(all[i])+1) {
+					e := math.Abs(delivered[i] + float64(old[i]) - all[i])
+					if e > steps*0x1p-24*(math.Abs(all[i])+1) {
 						return fmt.Errorf("%s, %v: after %d steps element %d has %v delivered "+
 							"and %v kept of %v", name, values, steps, i, delivered[i], old[i],
 							all[i])

@@ -18,7 +18,8 @@ func write(t *testing.T, text string) string {
 }
 
 const slow = `# a comment
-{"collective":"allreduce","backend":"gloo","ranks":4,"dtype":"f32","bytes":1024,"p50_us":90,"p99_us":200,"algbw_gbps":1,"wrong":0}
+` + `{"collective":"allreduce","backend":"gloo","ranks":4,"dtype":"f32","bytes":1024,` +
+	`"p50_us":90,"p99_us":200,"algbw_gbps":1,"wrong":0}
 `
 
 func TestSpeedupIsOldByNew(t *testing.T) {

@@ -4,9 +4,10 @@
 // [New] does so for a test, and [Run] is the whole life of a world: connect, do something, close.
 // What a rank has is a type of the caller's, most often a communicator:
 //
-//	g := testranks.New(t, 3, time.Minute, func(w *rendezvous.World) (backend.Communicator, error) {
+//	connect := func(w *rendezvous.World) (backend.Communicator, error) {
 //		return host.New().Connect(t.Context(), w)
-//	})
+//	}
+//	g := testranks.New(t, 3, time.Minute, connect)
 //	err := testranks.All(3, func(rank int) error { return backend.Barrier(g.Ranks[rank]) })
 //
 // [Group.Fail] loses a rank, as the death of its process would. Processes that really die are

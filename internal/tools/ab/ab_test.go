@@ -94,7 +94,8 @@ func TestSizesMustBeMeasuredByBothVersions(t *testing.T) {
 }
 
 func TestResultsAreRead(t *testing.T) {
-	got, err := read(strings.NewReader(`{"collective":"allreduce","bytes":1024,"mean_us":3,"p50_us":2,"wrong":0}
+	got, err := read(strings.NewReader("" +
+		`{"collective":"allreduce","bytes":1024,"mean_us":3,"p50_us":2,"wrong":0}
 {"collective":"allreduce","bytes":2048,"mean_us":9,"stream_us":5,"wrong":0}
 `))
 	if err != nil || len(got) != 2 || got[1024] != 3 || got[2048] != 5 {

@@ -196,8 +196,9 @@ func TestThresholdTrains(t *testing.T) {
 // two calls do not know.
 func TestDenseCallsAreSaid(t *testing.T) {
 	for compress, want := range map[string]string{
-		"threshold=1e-9": "; 27 of 29 calls were dense: their messages would have been more bytes\n",
-		"topk=0.05":      " %\n",
+		"threshold=1e-9": "; 27 of 29 calls were dense: " +
+			"their messages would have been more bytes\n",
+		"topk=0.05": " %\n",
 	} {
 		printed, err := train(2, defaults(t, func(c *config) {
 			c.epochs, c.compress = 1, compress

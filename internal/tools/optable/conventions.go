@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"fmt"
 	"math"
 	"strings"
@@ -14,30 +15,14 @@ import (
 
 // conventionsHead is the text above the table of conventions, after the number of cases and the
 // version of PyTorch.
-const conventionsHead = `
-## Numbers that are not finite, ties and kinks
-
-Each row runs an operation on NaN, infinities, the largest and the least numbers, zeros of both signs
-and equal numbers, in float64 and float32, and compares results and gradients with those of PyTorch
-%s: %d cases, which are recorded in ` + "`internal/testing/conventions`" + `. **vm** is package vm, on the host
-and on a GPU, and **tape machine** Gorgonia's; a test holds all of them to this table. Operations with
-` + "`nn.`" + ` are of package ops/nn. Where a result of PyTorch is NaN, vm's is NaN, unless the table says
-otherwise.
-
-| operation | vm | tape machine |
-|---|---|---|
-`
+//
+//go:embed conventions.md
+var conventionsHead string
 
 // conventionsTail is what no case of the table shows.
-const conventionsTail = `
-The sign of 0 is 0, as in PyTorch. Gorgonia's machines agree for tensors, and say 1 for the number 0 and
--1 for -0: in Sign of a number, and in the gradient of its Abs.
-
-An attention's query that sees no key gives 0, as in PyTorch: only causal attention with more queries
-than keys has such queries. A row of -Inf that a graph makes by adding a mask is NaN in SoftMax, as in
-PyTorch. Norms over batches and groups follow nn.LayerNorm. nn.CrossEntropy is NaN in vm where a label
-is out of range, and an error in the tape machine.
-`
+//
+//go:embed conventions_tail.md
+var conventionsTail string
 
 // document is the page: the tables of operations, with what every row says, and the one of
 // conventions.

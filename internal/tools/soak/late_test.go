@@ -113,7 +113,8 @@ func TestRanksOfBothSidesOfACutBlameTheOther(t *testing.T) {
 		{3, "rank 2 is down", false},
 		{3, "timeout", false},
 	} {
-		if found := parted().judgeCut(test.rank, said{word: wordError, text: test.text}); (len(found) == 0) != test.want {
+		found := parted().judgeCut(test.rank, said{word: wordError, text: test.text})
+		if (len(found) == 0) != test.want {
 			t.Errorf("rank %d says %q: %v", test.rank, test.text, found)
 		}
 	}

@@ -70,7 +70,8 @@ var (
 		`(?m)soak: launcher rank=(\d+) code=(\d+)(?: at=(\d+))? (".*")$`)
 	// blames matches how errors blame a rank: the one that caused the others comes first.
 	blames = regexp.MustCompile(
-		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|\brank (0) is missing|\brank (\d+) failed`)
+		`\brank (\d+) is down\b|because of rank (\d+)\b|\brank (\d+) did not take part|` +
+			`\brank (0) is missing|\brank (\d+) failed`)
 )
 
 // zeroed is a wrong result that is zero.

@@ -21,8 +21,7 @@ var reasons = []reason{
 		"the operation of the example writes into its operands; package vm gives each Do copies"},
 	{"TestBatchNormAll", "batchnormdiff", "batchnormdiff",
 		"in evaluation, Gorgonia takes the variance of the last batch for the gradient, package " +
-			"vm the " +
-			"moving average"},
+			"vm the moving average"},
 	{"TestByIndicesOpFull", "ByIndicesOp", "",
 		"an index is out of range: an error in package vm, another row in Gorgonia"},
 	{"TestDropout_integration", "Dropout", "Dropout", drawn},
@@ -55,10 +54,8 @@ func table(results []result) (text string, unexplained []string) {
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%d tests and examples of Gorgonia v0.9.18 run graphs, in the tape machine "+
-		"or in the lisp "+
-		"machine.\nPackage vm computes the same values and gradients, node by node, in %d of "+
-		"them. In the other "+
-		"ones differ:\n\n", len(tests), len(tests)-len(differ))
+		"or in the lisp machine.\nPackage vm computes the same values and gradients, node by "+
+		"node, in %d of them. In the other ones differ:\n\n", len(tests), len(tests)-len(differ))
 	fmt.Fprintf(&b, "| test | operation | reason |\n|---|---|---|\n")
 	for _, why := range reasons {
 		if differ[why.test] {

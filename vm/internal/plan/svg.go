@@ -77,7 +77,8 @@ func (p *Plan) bar(b Buffer, writers string) string {
 	}
 	const hues, stride = 360, 47 // neighbours differ
 	return fmt.Sprintf(
-		`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="hsl(%d,60%%,70%%)" stroke="%s"><title>%s</title></rect>`+"\n",
+		`<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" `+
+			`fill="hsl(%d,60%%,70%%)" stroke="%s"><title>%s</title></rect>`+"\n",
 		svgMargin+float64(b.First)*step, svgMargin+float64(b.Offset)*scale, float64(
 			b.Last-b.First+1)*step, float64(b.Bytes)*scale,
 		b.First*stride%hues, edge, html.EscapeString(fmt.Sprintf("%d bytes at %d, steps %d to %d%s",
