@@ -27,7 +27,7 @@ type Adam struct {
 	Beta1, Beta2 float64 // 0 for 0.9 and 0.999
 	Epsilon      float64 // 0 for 1e-8
 
-	kept
+	solverState
 }
 
 // AdamW is [Adam] with decoupled weight decay, of Loshchilov and Hutter, "Decoupled Weight
@@ -41,7 +41,7 @@ type AdamW struct {
 	Epsilon      float64 // 0 for 1e-8
 	WeightDecay  float64 // 0 for none; PyTorch's default is 0.01
 
-	kept
+	solverState
 }
 
 var (
@@ -100,7 +100,7 @@ func (a adam) update(u *Update) {
 }
 
 // Step updates the parameters in place. Errors are those of [Solver].
-func (s *Adam) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+func (s *Adam) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *Adam) SetRate(rate float64) { setRate(s, rate) }
@@ -117,7 +117,7 @@ func (s *Adam) CheckState(state map[string]backend.Buffer, params []backend.Buff
 }
 
 // Step updates the parameters in place. Errors are those of [Solver].
-func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *AdamW) SetRate(rate float64) { setRate(s, rate) }

@@ -178,7 +178,7 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
 		l.record = l.record.ofWeights(d.record(solver))
 	}
-	if c, ok := backend.As[resumer](d.through); ok && c.Resumes(l.CompressedBy) {
+	if c, ok := backend.As[resumer](d.gradComm); ok && c.Resumes(l.CompressedBy) {
 		l.CompressedBy = d.compressor()
 	}
 	if err = l.record.fits(d.record(solver)); err != nil {

@@ -66,7 +66,7 @@ func (d *DataParallel) average(buckets int) error {
 //	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
 //		fmt.Println(c.Counters().Bytes)
 //	}
-func (d *DataParallel) Comm() backend.Communicator { return d.through }
+func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }
 
 // borrowed is a communicator whose owner closes it.
 type borrowed struct{ backend.Base }

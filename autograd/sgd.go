@@ -21,7 +21,7 @@ type SGD struct {
 	Rate        float64
 	WeightDecay float64 // 0 for none
 
-	kept
+	solverState
 }
 
 var _ Solver = (*SGD)(nil)
@@ -50,7 +50,7 @@ func decayed(u *Update, part float64) fuse.Value {
 }
 
 // Step updates the parameters in place. Errors are those of [Solver].
-func (s *SGD) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+func (s *SGD) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *SGD) SetRate(rate float64) { setRate(s, rate) }

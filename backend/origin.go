@@ -95,8 +95,8 @@ func (o *Origin) along() string {
 	return ""
 }
 
-// place says where in the program the call is from.
-func (o *Origin) place() string {
+// where says where in the program the call is from.
+func (o *Origin) where() string {
 	n := o.Ordinal
 	switch {
 	case n == 0:
@@ -236,8 +236,8 @@ func (s Shape) String() string {
 // known reports whether there are axes, or a hash of them, to print.
 func (s Shape) known() bool { return s.kind != 0 && s.kind != hashedLayout }
 
-// put encodes the axes.
-func (s *Shape) put(b []byte) {
+// encode encodes the axes.
+func (s *Shape) encode(b []byte) {
 	for i, n := range s.axes {
 		binary.LittleEndian.PutUint32(b[4*i:], n)
 	}

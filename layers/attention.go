@@ -90,7 +90,7 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		d, err = o.width(n)
 		return x, err
 	})
-	y := b.Columns(name, b.enter(x), 1, count, o.Heads, d)
+	y := b.Columns(name, b.beginTensorParallel(x), 1, count, o.Heads, d)
 	return b.To(y, Sequence, Split(heads))
 }
 
@@ -115,7 +115,7 @@ func (b *Builder) merge(name string, y, x Node) Node {
 		return Node{}
 	}
 	y = b.To(y, Sequence, x.place[Sequence])
-	return b.leave(name, b.Rows(name, y, 2, lastOf(x)), x)
+	return b.endTensorParallel(name, b.Rows(name, y, 2, lastOf(x)), x)
 }
 
 // Attend is nn.Attention of queries, keys and values that a program has projected itself.

@@ -62,7 +62,7 @@ type Option func(*Machine)
 // Keep gives nodes a value after each run that would have none. Nodes that are variables have
 // one anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.given("Keep", "nodes", nodes) }
+	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.refuseNil("Keep", "nodes", nodes) }
 }
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise
@@ -82,8 +82,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
-	m.given("New", "g", g)
-	m.given("New", "options", options)
+	m.refuseNil("New", "g", g)
+	m.refuseNil("New", "options", options)
 	for _, o := range options {
 		if o != nil {
 			o(m)
@@ -104,8 +104,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	return m, nil
 }
 
-// given notes that an argument is nil: New says so on all ranks.
-func (m *Machine) given(function, name string, argument any) {
+// refuseNil notes that an argument is nil: New says so on all ranks.
+func (m *Machine) refuseNil(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 

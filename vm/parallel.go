@@ -45,7 +45,7 @@ import (
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.parallel = &parallel{comm: comm, options: options}
-		m.given("WithDataParallel", "options", options)
+		m.refuseNil("WithDataParallel", "options", options)
 	}
 }
 
@@ -230,7 +230,7 @@ func (m *Machine) buckets() ([]int, error) {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs "+
 			"the micro-batches, so use WithTree of this package", backend.ErrArgument)
 	}
-	for b, bucket := range p.exchange.Buckets() {
+	for b, bucket := range p.exchange.Params() {
 		for _, i := range bucket {
 			of[i] = b + 1
 		}
