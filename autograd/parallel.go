@@ -116,8 +116,8 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused, op: o.op,
-		reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
+		op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
 		model: model, notice: o.notice, said: map[string]bool{},
 		params: params, buckets: plan(params, o.first, o.rest)}
 	if tree != nil && o.op == backend.Avg {

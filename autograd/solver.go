@@ -381,7 +381,9 @@ func (s *solverState) set(r rule, state map[string]backend.Buffer) error {
 
 // takes implements [Checker]: the state has vectors for each parameter, in their order, but
 // for those that Step is not given; and none before the first Step.
-func (s *solverState) takes(r rule, state map[string]backend.Buffer, params []backend.Buffer) error {
+func (s *solverState) takes(
+	r rule, state map[string]backend.Buffer, params []backend.Buffer,
+) error {
 	_, stored, err := r.parse(state)
 	if err != nil {
 		return err

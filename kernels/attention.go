@@ -88,8 +88,8 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v",
 			backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
 	}
-	return c.checkDevice("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.DY.Buffer,
-		a.Sums)
+	return c.checkDevice("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer,
+		a.DY.Buffer, a.Sums)
 }
 
 // check checks sizes and dtypes.

@@ -174,8 +174,8 @@ func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
-// learnableFor returns a learnable as an operation with x needs it: with a gradient that is a sum over
-// the Tensor group if the ranks of the group have different gradients of x.
+// learnableFor returns a learnable as an operation with x needs it: with a gradient that is a sum
+// over the Tensor group if the ranks of the group have different gradients of x.
 func (b *Builder) learnableFor(w, x Node) (Node, error) {
 	if w.place[Tensor] == Replicated && x.place[Tensor] != Replicated {
 		return b.convert(w, Tensor, Copied)

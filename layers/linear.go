@@ -201,8 +201,8 @@ func (b *Builder) within(name string, f func() Node) Node {
 // beginTensorParallel is where x enters tensor-parallel work.
 func (b *Builder) beginTensorParallel(x Node) Node { return b.To(x, Tensor, Copied) }
 
-// endTensorParallel is where tensor-parallel work ends: its terms y are added up, placed like x, and get a
-// bias.
+// endTensorParallel is where tensor-parallel work ends: its terms y are added up, placed like x,
+// and get a bias.
 func (b *Builder) endTensorParallel(name string, y, x Node) Node {
 	return b.Bias(name, b.To(y, Tensor, x.place[Tensor]))
 }

@@ -62,7 +62,10 @@ type Option func(*Machine)
 // Keep gives nodes a value after each run that would have none. Nodes that are variables have
 // one anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.refuseNil("Keep", "nodes", nodes) }
+	return func(m *Machine) {
+		m.keep = append(m.keep, nodes...)
+		m.refuseNil("Keep", "nodes", nodes)
+	}
 }
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise

@@ -338,7 +338,8 @@ func (s *suite) allocAndFree(c backend.Communicator, times int) error {
 		if at := slices.IndexFunc(v.values, func(e int64) bool { return e != 0 }); at >= 0 {
 			return fmt.Errorf("time %d: Alloc gave memory that is not zero at byte %d", i, 8*at)
 		}
-		if err := v.copyAndWait(x.Slice(0, 8), backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})); err != nil {
+		bytes := backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})
+		if err := v.copyAndWait(x.Slice(0, 8), bytes); err != nil {
 			return err
 		}
 		if (c.Rank()+i)%2 == 0 { // the others free this one later than the next, or earlier

@@ -83,7 +83,8 @@ func (m *mixed) fill() error {
 			}
 			m.want[i] = append(m.want[i], x)
 		}
-		if err := v.copyAndWait(v.bytes.As(backend.F32), backend.Of(m.want[i][m.c.Rank()])); err != nil {
+		want := backend.Of(m.want[i][m.c.Rank()])
+		if err := v.copyAndWait(v.bytes.As(backend.F32), want); err != nil {
 			return err
 		}
 	}

@@ -107,8 +107,8 @@ type Communicator struct {
 func newComm(b *groupState, part group.Part, board group.Board, by *choice) *Communicator {
 	size := len(part.Members)
 	c := &Communicator{
-		groupState: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members,
-		board: board,
+		groupState: b, choice: by, name: part.Name, rank: part.Rank, size: size,
+		members: part.Members, board: board,
 		steps: make([]ncclStep, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}

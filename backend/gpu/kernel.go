@@ -39,8 +39,8 @@ func (c *Communicator) exchanges(q Stream, x *peers.PeerCall) error {
 	return c.kernels.Exchange(&c.memory.peers, x)
 }
 
-// placeOperands says how the kernel of a call is launched: which one it is, and where in the windows
-// its operands are.
+// placeOperands says how the kernel of a call is launched: which one it is, and where in the
+// windows its operands are.
 func (m *peerMemory) placeOperands(x *peers.PeerCall, k *call) {
 	switch k.what.Kind {
 	case backend.ReduceScatter:

@@ -249,8 +249,8 @@ func (e *engine) sums(d backend.DType, n int) backend.Buffer {
 	return backend.Host(d, unsafe.Pointer(unsafe.SliceData(e.sum)), n)
 }
 
-// partBounds returns where the i-th of n parts of the whole operand lies, in elements. Parts are whole
-// cache lines.
+// partBounds returns where the i-th of n parts of the whole operand lies, in elements. Parts are
+// whole cache lines.
 func partBounds(k *hosted.Call, i, n int) (lo, hi int) {
 	perLine := lineBytes / k.DType().Size()
 	lines := (k.Count + perLine - 1) / perLine

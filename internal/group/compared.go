@@ -109,8 +109,8 @@ func (c *compared) refused(what backend.Collective, err error) error {
 }
 
 // startAfter starts a call behind an exchange that is still under way.
-func (c *compared) startAfter(x *comparison, q backend.Queue, what backend.Collective, count int, dst,
-	src backend.Buffer) (backend.Work, error) {
+func (c *compared) startAfter(x *comparison, q backend.Queue, what backend.Collective, count int,
+	dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()
