@@ -203,7 +203,7 @@ func (m *Machine) compile() (err error) {
 			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index],
 				m.read.Inputs[b.Index].Shape(), i, b.Written})
 		case plan.State, plan.Setting:
-			m.solver.place(i, b, m.read.Inputs)
+			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
 			if err := m.bindConstant(b.Index, i); err != nil {
 				return err
