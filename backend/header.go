@@ -103,7 +103,8 @@ func (c *Collective) hashSplits() uint64 {
 func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 	kind := kindWord(h.Kind, h.Op, h.DType, h.Algorithm, h.Exact)
 	return encode(b, h.Seq, uint64(h.Count), h.Splits,
-		uint64(h.Generation)|uint64(uint32(h.Root))<<32, uint64(h.State), kind, uint64(h.Association)<<32, &h.Original, h.Origin)
+		uint64(h.Generation)|uint64(uint32(h.Root))<<32, uint64(h.State), kind,
+		uint64(h.Association)<<32, &h.Original, h.Origin)
 }
 
 // PutHeader is [Header.Put] of the [Collective.Header] of a call, which it does not make: that

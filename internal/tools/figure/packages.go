@@ -68,8 +68,8 @@ func drawPackages(output, root string) error {
 // note says what the picture leaves out.
 func note(svg *bytes.Buffer, height int) {
 	for i, line := range []string{
-		"An arrow points from a package to one that it imports. Arrows that follow from others are " +
-			"left out, as are tests and tools.",
+		"An arrow points from a package to one that it imports. Arrows that follow from others " +
+			"are left out, as are tests and tools.",
 		"Below all of them, without arrows: " + strings.Join(everywhere, ", ") + ".",
 	} {
 		fmt.Fprintf(svg, `<text class="note" x="16" y="%d">%s</text>`+"\n", height-32+18*i, line)
@@ -178,7 +178,9 @@ func spread(all []arrow, end func(arrow) (cell, int)) {
 			}
 			return a.x[1]
 		}
-		slices.SortStableFunc(arrows, func(a, b *arrow) int { return cmp.Compare(lane(a), lane(b)) })
+		slices.SortStableFunc(arrows, func(a, b *arrow) int {
+			return cmp.Compare(lane(a), lane(b))
+		})
 		var xs []int
 		for _, a := range arrows {
 			xs = append(xs, lane(a))
