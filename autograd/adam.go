@@ -99,7 +99,7 @@ func (a adam) update(u *Update) {
 	u.SetParam(u.Do(fuse.Sub, w, u.With(fuse.Mul, by, a.rate/unbias1)))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
+// Step updates the parameters in place. Errors: see [Solver].
 func (s *Adam) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
@@ -116,7 +116,7 @@ func (s *Adam) CheckState(state map[string]backend.Buffer, params []backend.Buff
 	return checkState(s, state, params)
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
+// Step updates the parameters in place. Errors: see [Solver].
 func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

@@ -16,7 +16,7 @@ import (
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
 // [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals
-// of a compression. Averages and random numbers are those of the parameters' graphs; averages
+// of a compression. Averages and random numbers belong to the parameters' graphs; averages
 // become the mean over all ranks before. Training resumes from it with the same bits as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
 // epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.

@@ -67,7 +67,7 @@ func (s *Custom) rule() rule {
 	return r
 }
 
-// Step updates the parameters in place. Errors are those of [Solver]; ErrArgument for a name, or an
+// Step updates the parameters in place. Errors: see [Solver]; ErrArgument for a name, or an
 // Update that is nil or no program.
 func (s *Custom) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 

@@ -11,7 +11,7 @@ import (
 
 // Fusion is a solver whose steps somebody else computes, in loops of package kernels/fuse: a
 // machine of package vm, which has parameters and gradients on a device. Rate, number of steps
-// and state remain the solver's, and the bits are those of its Step.
+// and state remain the solver's, and the bits equal its Step's.
 type Fusion struct {
 	parts []*fused // one, or the solvers of Groups
 	of    []member // of each parameter; nil for one part, which has all

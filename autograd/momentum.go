@@ -52,7 +52,7 @@ func (s *Momentum) update(u *Update) {
 	u.SetParam(u.Do(fuse.Add, u.Param(), v))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
+// Step updates the parameters in place. Errors: see [Solver].
 func (s *Momentum) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.

@@ -59,7 +59,7 @@ func withDecay(u *Update, part float64) fuse.Value {
 	return u.Do(fuse.Add, u.Gradient(), u.With(fuse.Mul, u.Param(), part))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver], and ErrArgument for a
+// Step updates the parameters in place. Errors: see [Solver]; and ErrArgument for a
 // Momentum of 0, with which there is nothing of Nesterov's: use [SGD].
 func (s *Nesterov) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 

@@ -11,7 +11,7 @@ import (
 )
 
 // Buckets are small first, so that communication begins early in the backward
-// pass, then large, so that its cost is spread. The sizes are those of
+// pass, then large, so that its cost is spread. The sizes are as in
 // PyTorch's DDP (VLDB 2020, section 4.2).
 const (
 	firstBucket = 1 << 20

@@ -24,7 +24,7 @@ import (
 //
 // A checkpoint has the whole parameters and the whole state of the solver, so that it does not
 // depend on how they are divided, and may be loaded by ranks with other parts, or with no parts.
-// [DataParallel.Hash] is that of the whole, and the norm of vm.ClipNorm counts each element once.
+// [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each element once.
 // [DataParallel.Check] also compares what is the same on all ranks of comm.
 //
 // The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash

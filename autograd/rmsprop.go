@@ -70,7 +70,7 @@ func (s *RMSProp) update(u *Update) {
 	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, q, s.Rate)))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
+// Step updates the parameters in place. Errors: see [Solver].
 func (s *RMSProp) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

@@ -49,7 +49,7 @@ func decayed(u *Update, part float64) fuse.Value {
 	return u.With(fuse.Mul, u.Param(), 1-u.Rate()*part)
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
+// Step updates the parameters in place. Errors: see [Solver].
 func (s *SGD) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].

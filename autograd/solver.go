@@ -305,7 +305,7 @@ type number struct {
 	value, limit float64
 }
 
-// fit makes the vectors, or checks that they are those of the parameters.
+// fit makes the vectors, or checks that they fit the parameters.
 func (s *solverState) fit(r rule, all []operands) error {
 	if s.vectors == nil || len(r.keep) == 0 {
 		s.vectors = make([][]backend.Buffer, len(all))

@@ -74,7 +74,7 @@ type Origin struct {
 	// Ordinal counts from 1 what Purpose has several of: the collectives of a graph on a
 	// communicator, or the buckets of a DataParallel. 0 means that they are not counted.
 	Ordinal uint32
-	// Name and Shape are those of the operand, as far as they are the same on every rank.
+	// Name and Shape describe the operand, where they are the same on every rank.
 	Name  Name
 	Shape Shape
 	// Cut and Join are the axes along which the operand is cut and the result is joined,

@@ -197,7 +197,7 @@ func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Atte
 	}
 }
 
-// The bits are those of one worker, and with a pool nothing is allocated.
+// The bits are the same as with one worker, and with a pool nothing is allocated.
 func TestAttentionHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 	var want []byte
 	for size := 1; size <= 3; size++ {

@@ -260,7 +260,7 @@ func dotOf[T float](x, y []T) T {
 // backward computes the gradient, a head at a time.
 type backward[T float, S backend.Element] struct{ attending[T, S] }
 
-// operands are those of the gradient of a head.
+// operands are what the gradient of a head reads and writes.
 type operands[T float] struct {
 	q, k, v, y, dy, dq, dk, dv vectors[T]
 	turnedK, turnedV           []T // [Size, Keys]

@@ -83,7 +83,7 @@ type Selection struct {
 	Scratch backend.Buffer
 }
 
-// Messages are those of several ranks, one behind the other.
+// Messages has the messages of several ranks, one behind the other.
 type Messages struct {
 	All      backend.Buffer // U8
 	Ranks    int

@@ -283,7 +283,7 @@ func (w *World) Close() error {
 }
 
 // Barrier returns once every rank has called it with the same key. Each key is
-// used once in the life of a job. Errors are those of [World.AllGather].
+// used once in the life of a job. Errors: see [World.AllGather].
 func (w *World) Barrier(ctx context.Context, key string) error {
 	_, err := w.gather(ctx, fmt.Sprintf("barrier %q", key), key, nil)
 	return err

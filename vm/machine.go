@@ -313,7 +313,7 @@ type StepTime struct {
 	Op   string // what it computes, as the plan prints it
 	Node string // of the graph, the last one that it computes
 	Time time.Duration
-	// Bytes are those of its operands and results: what it must read and write, unless it reads
+	// Bytes is the size of its operands and results: what it must read and write, unless it reads
 	// parts of an operand.
 	Bytes int
 }

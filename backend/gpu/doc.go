@@ -80,7 +80,7 @@
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
-// two shots are those with barriers. Packets and lines are those of NCCL's protocols LL and
+// two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
 // LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
 // allreduce.cu, ll128.cu and peers.cuh of kernels/cuda say how ranks meet and why nobody
 // overtakes anybody.

@@ -191,7 +191,7 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 }
 
 // dial connects to the ranks of the part before this one, all at once, and waits for those behind
-// it. Addresses are those of the ranks that gather.
+// it. Addresses has one entry for each rank that gathers.
 func (m *mesh) dial(addrs []string) error {
 	part := m.Across
 	m.links = make([]*link, len(part.Ranks))

@@ -298,8 +298,8 @@ type output struct {
 	wrong   int
 }
 
-// output writes what ranks measure on one of the backends, which are those of euryale.Backends if
-// none are given.
+// output writes what ranks measure on one of the backends, of euryale.Backends if none are
+// given.
 func (b *benchCmd) output(s *streams, among ...backend.Backend) *output {
 	if among == nil {
 		among = euryale.Backends()

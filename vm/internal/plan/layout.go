@@ -254,7 +254,7 @@ func (l *layouter) view(v ir.Value) Ref {
 	return y
 }
 
-// reshaped returns the strides by which the elements of x, in row-major order, are those of
+// reshaped returns the strides by which the elements of x, in row-major order, become those of
 // a value of another shape; false if there are none.
 //
 // Axes of x that lie in order are taken together, and the new shape must divide each such

@@ -79,7 +79,7 @@ func (b *loopBuilder) strides(r Ref) ir.Dims {
 	return r.Strides.With(last, 0)
 }
 
-// fold adds a reduced output, whose axes are those of the loop that are kept.
+// fold adds a reduced output, which has the loop's axes that are not reduced.
 func (b *loopBuilder) fold(op backend.ReduceOp, x fuse.Value, r Ref) {
 	strides := make([]int, len(b.program.Shape))
 	kept := 0

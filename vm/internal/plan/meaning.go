@@ -328,7 +328,7 @@ func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
 	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n)}
 }
 
-// fold returns the reduction of t, whose elements are those of a shape, along axes. What it
+// fold returns the reduction of t, taken in a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
 func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
 	reduced func(axis int) bool) (y int32, n int) {
