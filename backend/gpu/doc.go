@@ -130,7 +130,7 @@
 //
 // # Failures
 //
-// Package internal/group decides who is to blame: it sees a rank that is lost, one that has
+// Package internal/group decides which rank is to blame: it sees a rank that is lost, one that has
 // aborted or closed, errors that NCCL reports, and calls that make no progress for the World's
 // timeout. NCCL's sockets break when a rank on another machine ends, so an error that NCCL finds
 // waits a moment for news of that rank. Then which calls were done is fixed, kernels that wait are

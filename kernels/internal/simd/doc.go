@@ -16,6 +16,6 @@
 //   - FAMILY.go: the exported functions, and the loops in Go;
 //   - FAMILY_amd64.go and FAMILY_other.go: which version runs;
 //   - gen/FAMILY/main.go: the generator of the assembly. It uses avo, and is in a module of its
-//     own, which those who import this one do not download;
+//     own, which modules that import this one do not download;
 //   - asm_FAMILY_amd64.s and asm_FAMILY_amd64.go: the assembly and its declarations.
 package simd
