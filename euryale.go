@@ -39,13 +39,9 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	if err := backend.Given("euryale.Init", "ctx", ctx, "backends", backends); err != nil {
 		return nil, err
 	}
-	job, err := rendezvous.ReadEnv(os.Getenv)
-	if err != nil {
-		return nil, fmt.Errorf("euryale: %w", err)
-	}
 	backends, own := orOwn(backends)
-	job.Note, _ = session.Note(backends) // Connect says what is wrong, to all
-	world, err := rendezvous.Join(ctx, job)
+	note, _ := session.Note(backends) // Connect says what is wrong, to all
+	world, err := join(ctx, note)
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", errors.Join(err, session.CloseBackends(own)))
 	}
@@ -56,6 +52,16 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 	}
 	s.ReportDown(env.Report.Read(os.Getenv))
 	return s, nil
+}
+
+// join makes the World of this process, as the launcher's variables say, with a note for all ranks.
+func join(ctx context.Context, note string) (*rendezvous.World, error) {
+	job, err := rendezvous.ReadEnv(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	job.Note = note
+	return rendezvous.Join(ctx, job)
 }
 
 // orOwn returns the backends of the caller or, where there are none, this module's, whose devices

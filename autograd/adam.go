@@ -27,7 +27,7 @@ type Adam struct {
 	Beta1, Beta2 float64 // 0 for 0.9 and 0.999
 	Epsilon      float64 // 0 for 1e-8
 
-	kept
+	solverState
 }
 
 // AdamW is [Adam] with decoupled weight decay, of Loshchilov and Hutter, "Decoupled Weight
@@ -41,7 +41,7 @@ type AdamW struct {
 	Epsilon      float64 // 0 for 1e-8
 	WeightDecay  float64 // 0 for none; PyTorch's default is 0.01
 
-	kept
+	solverState
 }
 
 var (
@@ -99,8 +99,8 @@ func (a adam) update(u *Update) {
 	u.SetParam(u.Do(fuse.Sub, w, u.With(fuse.Mul, by, a.rate/unbias1)))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *Adam) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+// Step updates the parameters in place. Errors: see [Solver].
+func (s *Adam) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *Adam) SetRate(rate float64) { setRate(s, rate) }
@@ -116,8 +116,8 @@ func (s *Adam) CheckState(state map[string]backend.Buffer, params []backend.Buff
 	return checkState(s, state, params)
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+// Step updates the parameters in place. Errors: see [Solver].
+func (s *AdamW) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *AdamW) SetRate(rate float64) { setRate(s, rate) }

@@ -93,7 +93,7 @@ func drawn(g *gorgonia.ExprGraph, draw func() float64, name string, dt tensor.Dt
 		gorgonia.WithValue(tensor.New(tensor.WithShape(n), tensor.WithBacking(f64))))...)
 }
 
-// sizes are those of 50 parameters, 0 for a scalar.
+// sizes has the lengths of 50 parameters, 0 for a scalar.
 func sizes() []int {
 	rng := rand.New(rand.NewPCG(5, 5))
 	s := []int{0, 1, 0, 1, 5000}

@@ -16,7 +16,7 @@ import (
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
 // [WithFrozen], the moving averages of batch norms, the step of random numbers and the residuals
-// of a compression. Averages and random numbers are those of the parameters' graphs; averages
+// of a compression. Averages and random numbers belong to the parameters' graphs; averages
 // become the mean over all ranks before. Training resumes from it with the same bits as if it had
 // never stopped. Save is collective. progress is whatever else the program needs to resume (its
 // epoch, its seeds), as JSON; nil for nothing. Save writes that of rank 0.
@@ -178,7 +178,7 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
 		l.record = l.record.ofWeights(d.record(solver))
 	}
-	if c, ok := backend.As[resumer](d.through); ok && c.Resumes(l.CompressedBy) {
+	if c, ok := backend.As[resumer](d.gradComm); ok && c.Resumes(l.CompressedBy) {
 		l.CompressedBy = d.compressor()
 	}
 	if err = l.record.fits(d.record(solver)); err != nil {

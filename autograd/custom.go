@@ -29,7 +29,7 @@ type Custom struct {
 	// nothing else.
 	Update func(u *Update)
 
-	kept
+	solverState
 }
 
 var _ Solver = (*Custom)(nil)
@@ -67,9 +67,9 @@ func (s *Custom) rule() rule {
 	return r
 }
 
-// Step updates the parameters in place. Errors are those of [Solver]; ErrArgument for a name, or an
+// Step updates the parameters in place. Errors: see [Solver]; ErrArgument for a name, or an
 // Update that is nil or no program.
-func (s *Custom) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+func (s *Custom) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *Custom) SetRate(rate float64) { setRate(s, rate) }

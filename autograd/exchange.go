@@ -57,7 +57,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 			at += p.size
 		}
 	}
-	d.given, d.initial = x, false
+	d.planned, d.initial = x, false
 	return x, nil
 }
 
@@ -86,15 +86,15 @@ func (x *Buckets) Copied() {
 
 // pull brings the parameters to where their values are.
 func (d *DataParallel) pull() error {
-	if d.given == nil || d.given.pull == nil {
+	if d.planned == nil || d.planned.pull == nil {
 		return nil
 	}
-	return d.given.pull()
+	return d.planned.pull()
 }
 
-// Buckets returns the parameters of each bucket, by their numbers in New, in the order in which
+// Params returns the parameters of each bucket, by their numbers in New, in the order in which
 // buckets leave. It is nil on a single rank, which exchanges nothing.
-func (x *Buckets) Buckets() [][]int {
+func (x *Buckets) Params() [][]int {
 	if len(x.d.queues) == 0 {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (x *Buckets) Start(bucket int, behind backend.Queue) (w backend.Work, err e
 	d, b := x.d, x.d.buckets[bucket]
 	err = residence.Bound(d.comm.Device(), func() error {
 		if behind == nil {
-			w, err = b.start(d.through, d.reduction(b))
+			w, err = b.start(d.gradComm, d.reduction(b))
 			return err
 		}
 		done, err := behind.Record()
@@ -128,7 +128,7 @@ func (x *Buckets) Start(bucket int, behind backend.Queue) (w backend.Work, err e
 		if err != nil {
 			return err
 		}
-		w, err = d.through.Start(b.queue, d.reduction(b), b.data, b.data)
+		w, err = d.gradComm.Start(b.queue, d.reduction(b), b.data, b.data)
 		return err
 	})
 	if err != nil {

@@ -43,7 +43,7 @@ func TestExchange(t *testing.T) {
 					}
 				}
 				var order []int
-				for b, params := range x.Buckets() {
+				for b, params := range x.Params() {
 					w, err := x.Start(b, nil)
 					if err == nil {
 						err = x.Finish(b, w)
@@ -86,8 +86,8 @@ func TestExchangeOfOneRank(t *testing.T) {
 		}
 		defer d.Close()
 		x, err := d.Buckets(nil)
-		if err == nil && x.Buckets() != nil {
-			err = fmt.Errorf("buckets %v", x.Buckets())
+		if err == nil && x.Params() != nil {
+			err = fmt.Errorf("buckets %v", x.Params())
 		}
 		return err
 	})

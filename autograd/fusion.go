@@ -11,7 +11,7 @@ import (
 
 // Fusion is a solver whose steps somebody else computes, in loops of package kernels/fuse: a
 // machine of package vm, which has parameters and gradients on a device. Rate, number of steps
-// and state remain the solver's, and the bits are those of its Step.
+// and state remain the solver's, and the bits equal its Step's.
 type Fusion struct {
 	parts []*fused // one, or the solvers of Groups
 	of    []member // of each parameter; nil for one part, which has all
@@ -28,7 +28,7 @@ type member struct{ part, param int }
 type fused struct {
 	solver ruled
 	rule   rule
-	kept   *kept
+	state  *solverState
 	pull   func() error
 	script script // of the last step
 	params []operands
@@ -75,8 +75,8 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	f := &fused{solver: r, rule: r.rule(), kept: r.memory(), pull: pull}
-	if err := f.script.rewrite(f.rule, f.kept.steps+1); err != nil {
+	f := &fused{solver: r, rule: r.rule(), state: r.memory(), pull: pull}
+	if err := f.script.rewrite(f.rule, f.state.steps+1); err != nil {
 		return nil, err
 	}
 	return f, f.script.accept(f.rule)
@@ -85,8 +85,8 @@ func newFused(s Solver, pull func() error) (*fused, error) {
 // Release ends what Fuse began. Bring everything back before.
 func (f *Fusion) Release() {
 	for _, p := range f.parts {
-		if p.kept.last == p {
-			p.kept.last = nil
+		if p.state.last == p {
+			p.state.last = nil
 		}
 	}
 }
@@ -105,15 +105,15 @@ func (f *Fusion) has(solver gorgonia.Solver) bool {
 	}
 	for i, p := range f.parts {
 		s, ok := all[i].(ruled)
-		if !ok || s.memory() != p.kept || p.kept.last != nil && p.kept.last != p {
+		if !ok || s.memory() != p.state || p.state.last != nil && p.state.last != p {
 			return false
 		}
 	}
 	return true
 }
 
-// part returns the number of the solver that updates a parameter.
-func (f *Fusion) part(param int) int {
+// solverOf returns the number of the solver that updates a parameter.
+func (f *Fusion) solverOf(param int) int {
 	if f.of == nil {
 		return 0
 	}
@@ -121,22 +121,22 @@ func (f *Fusion) part(param int) int {
 }
 
 // Kept returns how many vectors the solver keeps for a parameter.
-func (f *Fusion) Kept(param int) int { return len(f.parts[f.part(param)].rule.keep) }
+func (f *Fusion) Kept(param int) int { return len(f.parts[f.solverOf(param)].rule.keep) }
 
 // Update returns a function that adds the update of one element of a parameter to a program: w is
-// an element of the parameter, dw of its gradient, and kept of each vector, all of one type.
+// an element of the parameter, dw of its gradient, and vectors of each vector, all of one type.
 // number returns the value of a number that Next returns. The function returns what becomes of w
-// and of kept.
-func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+// and of vectors.
+func (f *Fusion) Update(param int) func(p *fuse.Program, w, dw fuse.Value, vectors []fuse.Value,
 	number func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
-	part, first := f.parts[f.part(param)], 0
-	for _, before := range f.parts[:f.part(param)] {
+	part, first := f.parts[f.solverOf(param)], 0
+	for _, before := range f.parts[:f.solverOf(param)] {
 		first += len(before.script.numbers)
 	}
-	return func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
+	return func(p *fuse.Program, w, dw fuse.Value, vectors []fuse.Value,
 		number func(i int) fuse.Value) (fuse.Value, []fuse.Value, error) {
 		var u Update
-		err := u.write(part.rule, part.kept.steps+1, p, append([]fuse.Value{w, dw}, kept...),
+		err := u.write(part.rule, part.state.steps+1, p, append([]fuse.Value{w, dw}, vectors...),
 			func(i int) fuse.Value { return number(first + i) })
 		return u.next[0], u.next[1:], err
 	}
@@ -153,7 +153,7 @@ func (f *Fusion) prefix(part int) string {
 // counts adds the numbers of steps to what a checkpoint has.
 func (f *Fusion) counts(model map[string]stored) {
 	for k, p := range f.parts {
-		for name, b := range p.kept.counted(p.rule) {
+		for name, b := range p.state.counted(p.rule) {
 			model[f.prefix(k)+name] = vector(b)
 		}
 	}
@@ -162,7 +162,7 @@ func (f *Fusion) counts(model map[string]stored) {
 // vectorsTo adds the host memory of what is kept for parameters.
 func (f *Fusion) vectorsTo(model map[string]stored) {
 	for k, p := range f.parts {
-		for i, vectors := range p.kept.vectors {
+		for i, vectors := range p.state.vectors {
 			for j, v := range vectors {
 				model[fmt.Sprint(f.prefix(k), p.rule.keep[j], i)] = vector(v)
 			}
@@ -184,7 +184,7 @@ func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 		f.params[k] = f.params[k][:0]
 	}
 	for i, w := range params {
-		f.params[f.part(i)] = append(f.params[f.part(i)], w)
+		f.params[f.solverOf(i)] = append(f.params[f.solverOf(i)], w)
 	}
 	for k, p := range f.parts {
 		if err := p.fit(f.params[k]); err != nil {
@@ -200,7 +200,7 @@ func (f *Fusion) Vectors(params []backend.Buffer) ([][]backend.Buffer, error) {
 			at = f.of[i]
 		}
 		f.vectors[i] = f.vectors[i][:0]
-		f.vectors[i] = append(f.vectors[i], f.parts[at.part].kept.vectors[at.param]...)
+		f.vectors[i] = append(f.vectors[i], f.parts[at.part].state.vectors[at.param]...)
 	}
 	return f.vectors, nil
 }
@@ -211,7 +211,7 @@ func (f *fused) fit(params []backend.Buffer) error {
 	for _, w := range params {
 		f.params = append(f.params, operands{w: w})
 	}
-	if err := f.kept.fit(f.rule, f.params); err != nil {
+	if err := f.state.fit(f.rule, f.params); err != nil {
 		return fmt.Errorf("autograd: %s: %w", f.rule.name, err)
 	}
 	return nil
@@ -238,14 +238,14 @@ func (f *fused) next() error {
 	if err := f.solver.check(); err != nil {
 		return err
 	}
-	if err := f.script.rewrite(f.rule, f.kept.steps+1); err != nil {
+	if err := f.script.rewrite(f.rule, f.state.steps+1); err != nil {
 		return err
 	}
-	if f.kept.last != f {
-		if err := f.kept.present(); err != nil {
+	if f.state.last != f {
+		if err := f.state.present(); err != nil {
 			return err
 		}
-		f.kept.last = f
+		f.state.last = f
 	}
 	if f.script.changed() {
 		return fmt.Errorf(
@@ -259,6 +259,6 @@ func (f *fused) next() error {
 // Stepped counts a step, once all updates of it are computed.
 func (f *Fusion) Stepped() {
 	for _, p := range f.parts {
-		p.kept.steps++
+		p.state.steps++
 	}
 }

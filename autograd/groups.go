@@ -149,7 +149,7 @@ func (g *Groups) Step(params []gorgonia.ValueGrad) error {
 	if err != nil {
 		return err
 	}
-	own, states := make([][]operands, len(g.groups)), make([]*kept, len(g.groups))
+	own, states := make([][]operands, len(g.groups)), make([]*solverState, len(g.groups))
 	for k, s := range g.groups {
 		for _, i := range g.params[k] {
 			own[k] = append(own[k], all[i])

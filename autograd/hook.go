@@ -109,7 +109,7 @@ func (d *DataParallel) catch(p *param, g gorgonia.Value) error {
 			p.full = true
 			return p.hold(g)
 		}
-		if err := d.put(p, g); err != nil {
+		if err := d.takeGradient(p, g); err != nil {
 			return err
 		}
 		return d.depart()

@@ -35,7 +35,7 @@ type inventory struct {
 	frozen     []piece
 	averages   []piece
 	random     Random   // nil for none
-	given      bool     // random was given by WithRandom
+	byOption   bool     // random was given by WithRandom
 	unkept     []string // operations with random numbers that a checkpoint cannot keep
 }
 
@@ -73,7 +73,7 @@ func newInventory(params []*param, o options) (v inventory, err error) {
 
 // take adds what options declare.
 func (v *inventory) take(o options) error {
-	v.random, v.given = o.random, o.random != nil
+	v.random, v.byOption = o.random, o.random != nil
 	for i, n := range o.frozen {
 		err := v.freezable(n)
 		if err == nil && slices.Index(o.frozen, n) != i {
@@ -173,7 +173,7 @@ func (v *inventory) find() error {
 func (v *inventory) findIn(nodes gorgonia.Nodes) error {
 	was := *v
 	v.averages, v.unkept = nil, nil
-	if !v.given {
+	if !v.byOption {
 		v.random = nil
 	}
 	seen := map[any]bool{}
@@ -292,11 +292,11 @@ func (v *inventory) randomState() *randomState {
 	if v.random == nil {
 		return nil
 	}
-	return &randomState{v.random.Seed(), v.random.Step(), !v.given}
+	return &randomState{v.random.Seed(), v.random.Step(), !v.byOption}
 }
 
-// step returns the step of the random numbers, nothing without any.
-func (v *inventory) step() []byte {
+// randomStep returns the randomStep of the random numbers, nothing without any.
+func (v *inventory) randomStep() []byte {
 	if v.random == nil {
 		return nil
 	}
@@ -309,7 +309,7 @@ func (v *inventory) share(comm backend.Communicator) error {
 	if err != nil {
 		return err
 	}
-	note = append(note, v.step()...)
+	note = append(note, v.randomStep()...)
 	if len(note) == 0 || comm.Size() == 1 {
 		return nil
 	}
@@ -428,8 +428,8 @@ func (v *inventory) store(tensors map[string]stored) error {
 	return nil
 }
 
-// kept returns the pieces that a checkpoint has: none of a kind that it has nothing of.
-func (v *inventory) kept(r record) (all []piece) {
+// piecesOf returns the pieces that a checkpoint has: none of a kind that it has nothing of.
+func (v *inventory) piecesOf(r record) (all []piece) {
 	if r.Frozen > 0 {
 		all = append(all, v.frozen...)
 	}
@@ -469,7 +469,7 @@ func (v *inventory) fits(l loaded) error {
 				n.want)
 		}
 	}
-	for _, p := range v.kept(l.record) {
+	for _, p := range v.piecesOf(l.record) {
 		t, ok := l.model[p.key]
 		switch {
 		case !ok:
@@ -489,7 +489,7 @@ func (v *inventory) fits(l loaded) error {
 
 // restore gives the pieces what a checkpoint has of them.
 func (v *inventory) restore(l loaded) error {
-	for _, p := range v.kept(l.record) {
+	for _, p := range v.piecesOf(l.record) {
 		memory, err := p.memory()
 		if err != nil {
 			return err
@@ -523,7 +523,7 @@ func (v *inventory) rest() (all []item) {
 	}
 	if r := v.random; r != nil {
 		all = append(all, item{"the seed or the step of random numbers", func() ([]byte, error) {
-			return binary.LittleEndian.AppendUint64(v.step(), uint64(r.Seed())), nil
+			return binary.LittleEndian.AppendUint64(v.randomStep(), uint64(r.Seed())), nil
 		}})
 	}
 	return all

@@ -91,25 +91,25 @@ func span(buckets []*bucket) int {
 
 func aligned(nbytes int) int { return (nbytes + align - 1) / align * align }
 
-// cut returns n elements from the beginning of memory, and what is behind them.
-func cut(memory backend.Buffer, d backend.DType, n int) (part, rest backend.Buffer) {
+// splitOff returns n elements from the beginning of memory, and what is behind them.
+func splitOff(memory backend.Buffer, d backend.DType, n int) (part, rest backend.Buffer) {
 	nbytes := n * d.Size()
 	return memory.Slice(0, nbytes).As(d), memory.Slice(aligned(nbytes), memory.Len())
 }
 
-// place gives every bucket its part of memory, and every parameter its slot.
+// assignSlots gives every bucket its part of memory, and every parameter its slot.
 // Slots are on the host, so that solvers and Gorgonia can use them, also where the
 // communicator is on a device.
-func place(buckets []*bucket, memory backend.Buffer) {
+func assignSlots(buckets []*bucket, memory backend.Buffer) {
 	for _, b := range buckets {
-		b.data, memory = cut(memory, b.params[0].dtype, b.count())
+		b.data, memory = splitOff(memory, b.params[0].dtype, b.count())
 		b.host = b.data
 		if b.data.Device() {
 			b.host = zeros(b.data)
 		}
 		at := 0
 		for _, p := range b.params {
-			p.place(b, b.host.Slice(at, at+p.size))
+			p.useSlot(b, b.host.Slice(at, at+p.size))
 			at += p.size
 		}
 	}

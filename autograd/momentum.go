@@ -22,7 +22,7 @@ type Momentum struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
 
-	kept
+	solverState
 }
 
 var _ Solver = (*Momentum)(nil)
@@ -52,8 +52,8 @@ func (s *Momentum) update(u *Update) {
 	u.SetParam(u.Do(fuse.Add, u.Param(), v))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *Momentum) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+// Step updates the parameters in place. Errors: see [Solver].
+func (s *Momentum) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver]. What a velocity holds keeps the rates that it was added with.
 func (s *Momentum) SetRate(rate float64) { setRate(s, rate) }

@@ -276,8 +276,8 @@ func TestCheckpointsOfFormat1Load(t *testing.T) {
 		if err := d.Load("testdata/format1/adam", adam, &progress); err != nil {
 			return err
 		}
-		if adam.kept.steps != 1 || progress.Step != 7 {
-			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.kept.steps,
+		if adam.solverState.steps != 1 || progress.Step != 7 {
+			return fmt.Errorf("after %d steps of Adam and %d of progress", adam.solverState.steps,
 				progress.Step)
 		}
 		return errors.Join(m.check(), d.Load("testdata/format1/groups", groups, nil))

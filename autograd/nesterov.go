@@ -24,7 +24,7 @@ type Nesterov struct {
 	Rate, Momentum float64
 	WeightDecay    float64 // 0 for none
 
-	kept
+	solverState
 }
 
 var _ Solver = (*Nesterov)(nil)
@@ -59,9 +59,9 @@ func withDecay(u *Update, part float64) fuse.Value {
 	return u.Do(fuse.Add, u.Gradient(), u.With(fuse.Mul, u.Param(), part))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver], and ErrArgument for a
+// Step updates the parameters in place. Errors: see [Solver]; and ErrArgument for a
 // Momentum of 0, with which there is nothing of Nesterov's: use [SGD].
-func (s *Nesterov) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+func (s *Nesterov) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *Nesterov) SetRate(rate float64) { setRate(s, rate) }

@@ -11,7 +11,7 @@ import (
 )
 
 // Buckets are small first, so that communication begins early in the backward
-// pass, then large, so that its cost is spread. The sizes are those of
+// pass, then large, so that its cost is spread. The sizes are as in
 // PyTorch's DDP (VLDB 2020, section 4.2).
 const (
 	firstBucket = 1 << 20
@@ -33,8 +33,8 @@ type options struct {
 	missing     error // nil arguments of options
 }
 
-// given notes that the argument of an option is nil.
-func (o *options) given(option, name string, argument any) {
+// refuseNil notes that the argument of an option is nil.
+func (o *options) refuseNil(option, name string, argument any) {
 	o.missing = errors.Join(o.missing, backend.Given("autograd."+option, name, argument))
 }
 
@@ -97,7 +97,7 @@ func WithUnused() Option { return func(o *options) { o.unused = true } }
 func WithCompression(compress func(backend.Communicator) (backend.Communicator, error)) Option {
 	return func(o *options) {
 		o.compress = compress
-		o.given("WithCompression", "compress", compress)
+		o.refuseNil("WithCompression", "compress", compress)
 	}
 }
 
@@ -121,7 +121,7 @@ type Random interface {
 //
 // [nn.Random]: https://pkg.go.dev/github.com/euryale-ml/euryale/ops/nn#Random
 func WithRandom(random Random) Option {
-	return func(o *options) { o.random = random; o.given("WithRandom", "random", random) }
+	return func(o *options) { o.random = random; o.refuseNil("WithRandom", "random", random) }
 }
 
 // WithFrozen says that variables are part of the model although nothing trains them, such as the
@@ -136,7 +136,7 @@ func WithRandom(random Random) Option {
 func WithFrozen(variables ...*gorgonia.Node) Option {
 	return func(o *options) {
 		o.frozen = append(o.frozen, variables...)
-		o.given("WithFrozen", "variables", variables)
+		o.refuseNil("WithFrozen", "variables", variables)
 	}
 }
 
@@ -147,7 +147,7 @@ func WithFrozen(variables ...*gorgonia.Node) Option {
 // need not have the same. Say must not call the DataParallel, or the machine of package vm that
 // reports: both may hold their locks meanwhile.
 func WithNotice(say func(text string)) Option {
-	return func(o *options) { o.notice = say; o.given("WithNotice", "say", say) }
+	return func(o *options) { o.notice = say; o.refuseNil("WithNotice", "say", say) }
 }
 
 // toStandardError is the default of WithNotice.

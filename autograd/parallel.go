@@ -19,23 +19,23 @@ import (
 // it combines their gradients. It is for one goroutine and the Gorgonia machines that this
 // goroutine runs.
 type DataParallel struct {
-	comm    backend.Communicator
-	through backend.Communicator // for gradients: comm, or a compression around it
-	partial bool
-	unused  bool // parameters without a gradient count as zeros
-	op      backend.ReduceOp
-	reduced string    // how, for checkpoints
-	tree    *tree     // that gradients of micro-batches are added in; nil without WithTree
-	scale   float64   // of what ranks have added
-	model   inventory // of everything that ranks have in common
-	notice  func(text string)
-	said    map[string]bool // by notice
-	parts   *parts          // nil if parameters are whole
-	params  []*param        // as given to New
-	buckets []*bucket       // in the order in which they leave
-	grads   []gorgonia.ValueGrad
-	queues  []backend.Queue // where buckets are reduced, by turns; none for a single rank
-	memory  backend.Buffer  // of the buckets
+	comm     backend.Communicator
+	gradComm backend.Communicator // for gradients: comm, or a compression around it
+	partial  bool
+	unused   bool // parameters without a gradient count as zeros
+	op       backend.ReduceOp
+	reduced  string    // how, for checkpoints
+	tree     *tree     // that gradients of micro-batches are added in; nil without WithTree
+	scale    float64   // of what ranks have added
+	model    inventory // of everything that ranks have in common
+	notice   func(text string)
+	said     map[string]bool // by notice
+	parts    *parts          // nil if parameters are whole
+	params   []*param        // as given to New
+	buckets  []*bucket       // in the order in which they leave
+	grads    []gorgonia.ValueGrad
+	queues   []backend.Queue // where buckets are reduced, by turns; none for a single rank
+	memory   backend.Buffer  // of the buckets
 
 	// mu guards what follows and the slots: a machine runs hooks on another goroutine, and
 	// the lisp machine still does after it has failed.
@@ -51,7 +51,7 @@ type DataParallel struct {
 	closed   bool
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
-	given    *Buckets                // to somebody who takes the place of Sync
+	planned  *Buckets                // of a machine, whose plan takes the place of Sync
 	saves    saves
 	pending  *saving // what the last SaveAsync has not ended
 }
@@ -110,14 +110,14 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	if err != nil {
 		return nil, agreeOnParams(labelled, "", nil, err)
 	}
-	through := comm
+	gradComm := comm
 	if o.compress != nil {
-		if through, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
+		if gradComm, err = o.compress(borrowed{backend.Wrap(comm)}); err != nil {
 			return nil, agreeOnParams(labelled, "", nil, err)
 		}
 	}
-	d := &DataParallel{comm: comm, through: through, partial: o.partial, unused: o.unused, op: o.op,
-		reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
+		op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
 		model: model, notice: o.notice, said: map[string]bool{},
 		params: params, buckets: plan(params, o.first, o.rest)}
 	if tree != nil && o.op == backend.Avg {
@@ -150,7 +150,7 @@ func (d *DataParallel) prepareBuckets() error {
 	if d.memory, err = d.alloc(span(d.buckets)); err != nil {
 		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	place(d.buckets, d.memory)
+	assignSlots(d.buckets, d.memory)
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
 		p.tree = d.tree
@@ -173,7 +173,7 @@ func (d *DataParallel) prepareBuckets() error {
 // so it gains nothing.
 func (d *DataParallel) openQueues() error {
 	n := 1
-	if d.through == d.comm {
+	if d.gradComm == d.comm {
 		n = max(n, d.comm.Capabilities().InFlight)
 	}
 	for range min(n, len(d.buckets)) {
@@ -303,11 +303,11 @@ func (d *DataParallel) Sync() ([]gorgonia.ValueGrad, error) {
 	if err := d.usable(); err != nil {
 		return nil, err
 	}
-	if d.given != nil {
+	if d.planned != nil {
 		return nil, d.named(fmt.Errorf("%w: a machine exchanges the gradients, and applies them",
 			backend.ErrArgument))
 	}
-	if err := residence.Bound(d.comm.Device(), d.step); errors.As(err, new(skippedStep)) {
+	if err := residence.Bound(d.comm.Device(), d.finishStep); errors.As(err, new(skippedStep)) {
 		d.empty()
 		return nil, d.named(err)
 	} else if err != nil {
@@ -354,8 +354,8 @@ func supported(solver gorgonia.Solver) error {
 	return nil
 }
 
-// step starts the buckets that have not left, and waits for all.
-func (d *DataParallel) step() error {
+// finishStep starts the buckets that have not left, and waits for all.
+func (d *DataParallel) finishStep() error {
 	err := cmp.Or(d.prepare(), d.tree.complete())
 	if err == nil && d.done < d.of {
 		err = StepInProgress(d.done, d.of, true)
@@ -447,8 +447,8 @@ func (d *DataParallel) free() error {
 	for _, q := range d.queues {
 		all = errors.Join(all, q.Close())
 	}
-	if d.through != d.comm {
-		all = errors.Join(all, d.through.Close())
+	if d.gradComm != d.comm {
+		all = errors.Join(all, d.gradComm.Close())
 	}
 	if d.memory.Len() == 0 {
 		return all
@@ -476,7 +476,7 @@ func (d *DataParallel) usable() error {
 // progress only during Sync.
 func (d *DataParallel) betweenSteps() error {
 	if d.of > 0 {
-		return StepInProgress(d.done, d.of, d.given == nil)
+		return StepInProgress(d.done, d.of, d.planned == nil)
 	}
 	if slices.ContainsFunc(d.params, func(p *param) bool { return p.full || p.held }) {
 		return fmt.Errorf("%w: a step is in progress, with gradients caught: call Sync first",
@@ -519,8 +519,8 @@ func (d *DataParallel) empty() {
 	}
 }
 
-// put takes the last gradient of a step. It is nil if all are held already.
-func (d *DataParallel) put(p *param, g gorgonia.Value) error {
+// takeGradient takes the last gradient of a step. It is nil if all are held already.
+func (d *DataParallel) takeGradient(p *param, g gorgonia.Value) error {
 	d.initial = false
 	if p.tree.adds() {
 		if err := p.hold(g); err != nil {
@@ -561,7 +561,7 @@ func (d *DataParallel) complete() error {
 		if g := left[p]; g == nil && !p.held && !p.tree.adds() {
 			clear(p.slot.Bytes())
 			p.arrived()
-		} else if err := d.put(p, g); err != nil {
+		} else if err := d.takeGradient(p, g); err != nil {
 			return err
 		}
 	}
@@ -620,7 +620,7 @@ func (d *DataParallel) depart() error {
 			continue
 		}
 		b := d.buckets[d.leaving]
-		work, err := b.start(d.through, d.reduction(b))
+		work, err := b.start(d.gradComm, d.reduction(b))
 		if err != nil {
 			return fmt.Errorf("%v: %w", b, err)
 		}

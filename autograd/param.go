@@ -65,8 +65,8 @@ func (p *param) memory() (backend.Buffer, error) {
 	return value, err
 }
 
-// place gives p its slot.
-func (p *param) place(b *bucket, slot backend.Buffer) {
+// useSlot gives p its slot.
+func (p *param) useSlot(b *bucket, slot backend.Buffer) {
 	p.bucket, p.slot, p.view = b, slot, p.viewOf(slot)
 }
 

@@ -18,13 +18,13 @@ import (
 // Sync has returned are not valid after it.
 //
 // Cost: one all-reduce of the bucket and two copies. The all-reduce is exact, also on a
-// communicator that compresses gradients. Errors are those of [DataParallel.Sync], and ErrArgument
+// communicator that compresses gradients. Errors: as from [DataParallel.Sync], and ErrArgument
 // while a step is in progress on this rank, from its first hook to Sync. Then nothing has changed,
 // and the others wait for this rank's next call.
 func (d *DataParallel) Average() error { return d.average(1) }
 
 // AverageAll averages all parameters. Call it before a check, a checkpoint or the end of
-// training. Errors are those of Average.
+// training. Errors: as from Average.
 func (d *DataParallel) AverageAll() error { return d.average(len(d.buckets)) }
 
 func (d *DataParallel) average(buckets int) error {
@@ -66,7 +66,7 @@ func (d *DataParallel) average(buckets int) error {
 //	if c, ok := backend.As[*sparse.Communicator](dp.Comm()); ok {
 //		fmt.Println(c.Counters().Bytes)
 //	}
-func (d *DataParallel) Comm() backend.Communicator { return d.through }
+func (d *DataParallel) Comm() backend.Communicator { return d.gradComm }
 
 // borrowed is a communicator whose owner closes it.
 type borrowed struct{ backend.Base }

@@ -24,7 +24,7 @@ import (
 //
 // A checkpoint has the whole parameters and the whole state of the solver, so that it does not
 // depend on how they are divided, and may be loaded by ranks with other parts, or with no parts.
-// [DataParallel.Hash] is that of the whole, and the norm of vm.ClipNorm counts each element once.
+// [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each element once.
 // [DataParallel.Check] also compares what is the same on all ranks of comm.
 //
 // The ranks of comm have the same rank in the communicator of New. New, Save, Load, Check and Hash
@@ -37,7 +37,7 @@ import (
 func WithParts(comm backend.Communicator, axes map[string]int) Option {
 	return func(o *options) {
 		o.parts = &parts{comm: comm, axes: axes}
-		o.given("WithParts", "comm", comm)
+		o.refuseNil("WithParts", "comm", comm)
 	}
 }
 
@@ -161,8 +161,8 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 	return stored{shape, whole}, nil
 }
 
-// cut returns this rank's part of the whole.
-func (s *parts) cut(p *param, whole backend.Buffer) stored {
+// shareOf returns this rank's part of the whole.
+func (s *parts) shareOf(p *param, whole backend.Buffer) stored {
 	start := 0
 	for _, n := range s.lengths[p.index][:s.comm.Rank()] {
 		start += n
@@ -253,7 +253,7 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 				"is %v%v", backend.ErrArgument, name, t.data.DType(), t.shape, p.name, p.dtype,
 				shape)
 		}
-		cut := d.parts.cut(p, t.data)
+		cut := d.parts.shareOf(p, t.data)
 		if strings.HasPrefix(name, parameterPrefix) {
 			model[name] = cut
 		} else {

@@ -20,7 +20,7 @@ import (
 // All ranks get the same bits: numbers are added in rank order, in float64, uncompressed. Cost: one
 // all-gather of 8 bytes for each number.
 //
-// Errors are those of the communicator; the numbers are unchanged then.
+// Errors come from the communicator; the numbers are unchanged then.
 func Mean(comm backend.Communicator, numbers ...*float64) error {
 	if err := backend.Given("autograd.Mean", "comm", comm, "numbers", numbers); err != nil {
 		return err
@@ -60,7 +60,7 @@ func Sum(comm backend.Communicator, numbers ...*float64) error {
 //	stop, err := autograd.Any(comm, ctx.Err() != nil)
 //
 // A condition on values that are the same on all ranks, such as a loss from [Mean], needs no Any.
-// Cost: one all-gather of 8 bytes. Errors are those of the communicator.
+// Cost: one all-gather of 8 bytes. Errors come from the communicator.
 func Any(comm backend.Communicator, condition bool) (bool, error) {
 	if err := backend.Given("autograd.Any", "comm", comm); err != nil {
 		return false, err

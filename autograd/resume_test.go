@@ -256,7 +256,7 @@ func dropping(r rank, dir string, loaded func(*nn.Random), random *nn.Random,
 	return trained, errors.Join(err, unread, machine.Close(), solver.Close(), d.Close())
 }
 
-// TestDropoutResumes: masks after a checkpoint are those of a training that did not stop, on each
+// TestDropoutResumes: masks after a checkpoint equal those of a training that did not stop, on each
 // rank, and a checkpoint of other random numbers is refused.
 func TestDropoutResumes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "checkpoint")

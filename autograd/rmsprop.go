@@ -30,13 +30,13 @@ type RMSProp struct {
 	WeightDecay float64 // 0 for none
 	Momentum    float64 // 0 for none, from the first step on
 
-	kept
+	solverState
 }
 
 var _ Solver = (*RMSProp)(nil)
 
 func (s *RMSProp) check() error {
-	if len(s.kept.vectors) > 0 && (len(s.kept.vectors[0]) > 1) != (s.Momentum != 0) {
+	if len(s.solverState.vectors) > 0 && (len(s.solverState.vectors[0]) > 1) != (s.Momentum != 0) {
 		return fmt.Errorf("autograd: RMSProp: %w: Momentum is %v: it is on or off from the "+
 			"first step on", backend.ErrArgument, s.Momentum)
 	}
@@ -70,8 +70,8 @@ func (s *RMSProp) update(u *Update) {
 	u.SetParam(u.Do(fuse.Sub, u.Param(), u.With(fuse.Mul, q, s.Rate)))
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *RMSProp) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+// Step updates the parameters in place. Errors: see [Solver].
+func (s *RMSProp) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *RMSProp) SetRate(rate float64) { setRate(s, rate) }

@@ -178,7 +178,7 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 
 // copiesOf reports whether a machine has copies of all that is to be saved, on its device.
 func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
-	return d.given != nil && d.given.copy != nil && d.parts == nil && d.given.by.has(solver)
+	return d.planned != nil && d.planned.copy != nil && d.parts == nil && d.planned.by.has(solver)
 }
 
 // copyOnDevice starts copies of parameters and the solver's vectors where a machine has them.
@@ -190,7 +190,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	for key, t := range model {
 		model[key] = stored{t.shape, clone(t.data)}
 	}
-	d.given.by.counts(model)
+	d.planned.by.counts(model)
 	moving := map[string]stored{} // in host memory, of which the device has newer elements
 	for _, p := range d.params {
 		memory, err := p.value()
@@ -199,7 +199,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		}
 		moving[p.key()] = stored{p.dims(), memory}
 	}
-	d.given.by.vectorsTo(moving)
+	d.planned.by.vectorsTo(moving)
 	maps.Copy(model, moving)
 	name := d.naming(model, solver)
 	s.model = map[string]stored{}
@@ -211,7 +211,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	for key, t := range moving {
 		names, memory = append(names, name(key)), append(memory, t.data)
 	}
-	fetch, err := d.given.copy(memory)
+	fetch, err := d.planned.copy(memory)
 	s.fetch = func() error {
 		all, err := fetch()
 		for i, memory := range all {

@@ -21,7 +21,7 @@ type SGD struct {
 	Rate        float64
 	WeightDecay float64 // 0 for none
 
-	kept
+	solverState
 }
 
 var _ Solver = (*SGD)(nil)
@@ -49,8 +49,8 @@ func decayed(u *Update, part float64) fuse.Value {
 	return u.With(fuse.Mul, u.Param(), 1-u.Rate()*part)
 }
 
-// Step updates the parameters in place. Errors are those of [Solver].
-func (s *SGD) Step(params []gorgonia.ValueGrad) error { return step(s, params) }
+// Step updates the parameters in place. Errors: see [Solver].
+func (s *SGD) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
 
 // SetRate implements [Solver].
 func (s *SGD) SetRate(rate float64) { setRate(s, rate) }

@@ -29,7 +29,7 @@ func (l skippedStep) Unwrap() error { return l.error }
 // skipStep undoes a step whose buckets have all arrived. The buckets without a NaN have
 // changed the state of the compression, as if their gradients were applied.
 func (d *DataParallel) skipStep(why error) error {
-	u, ok := backend.As[undoer](d.through)
+	u, ok := backend.As[undoer](d.gradComm)
 	if !ok {
 		return why
 	}

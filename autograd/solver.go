@@ -66,7 +66,7 @@ type ruled interface {
 	Solver
 	check() error // of the settings
 	rule() rule
-	memory() *kept
+	memory() *solverState
 }
 
 // rule is how a solver updates parameters.
@@ -82,8 +82,8 @@ type rule struct {
 	update  func(u *Update)
 }
 
-// kept is the state of a solver, and what a step needs. Solvers embed it.
-type kept struct {
+// solverState is the state of a solver, and what a step needs. Solvers embed it.
+type solverState struct {
 	rated   bool // by SetRate
 	steps   int64
 	vectors [][]backend.Buffer // for each parameter those of the rule, all zeros at first
@@ -96,21 +96,21 @@ type kept struct {
 }
 
 // memory returns the state of a solver.
-func (s *kept) memory() *kept { return s }
+func (s *solverState) memory() *solverState { return s }
 
 // Close implements [Solver].
-func (s *kept) Close() error {
+func (s *solverState) Close() error {
 	s.reset(0)
 	return nil
 }
 
 // reset forgets the state.
-func (s *kept) reset(steps int64) {
-	*s = kept{rated: s.rated, steps: steps, last: s.last}
+func (s *solverState) reset(steps int64) {
+	*s = solverState{rated: s.rated, steps: steps, last: s.last}
 }
 
-// step is Step of a solver.
-func step(s ruled, params []gorgonia.ValueGrad) error {
+// applyStep is Step of a solver.
+func applyStep(s ruled, params []gorgonia.ValueGrad) error {
 	if err := s.check(); err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func checkState(s ruled, state map[string]backend.Buffer, params []backend.Buffe
 }
 
 // present brings vectors back that a machine has.
-func (s *kept) present() error {
+func (s *solverState) present() error {
 	if s.last == nil {
 		return nil
 	}
@@ -208,7 +208,7 @@ func operandsOfAll(solver string, params []gorgonia.ValueGrad) ([]operands, erro
 
 // prepare makes the state fit and compiles the update, or refuses the parameters. It changes none
 // of them.
-func (s *kept) prepare(r rule, all []operands) error {
+func (s *solverState) prepare(r rule, all []operands) error {
 	if err := errors.Join(s.present(), s.fit(r, all)); err != nil {
 		return fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
@@ -230,7 +230,7 @@ func (s *kept) prepare(r rule, all []operands) error {
 }
 
 // compile makes the loop for parameters of a size, and room for numbers, unless they are there.
-func (s *kept) compile(r rule, of size) (err error) {
+func (s *solverState) compile(r rule, of size) (err error) {
 	if of.length == 0 || s.loops[of] != nil {
 		return nil
 	}
@@ -242,7 +242,7 @@ func (s *kept) compile(r rule, of size) (err error) {
 }
 
 // update updates all parameters, once prepare has taken them.
-func (s *kept) update(r rule, all []operands) error {
+func (s *solverState) update(r rule, all []operands) error {
 	s.steps++
 	for _, b := range s.numbers {
 		setNumbers(b, s.script.numbers)
@@ -305,8 +305,8 @@ type number struct {
 	value, limit float64
 }
 
-// fit makes the vectors, or checks that they are those of the parameters.
-func (s *kept) fit(r rule, all []operands) error {
+// fit makes the vectors, or checks that they fit the parameters.
+func (s *solverState) fit(r rule, all []operands) error {
 	if s.vectors == nil || len(r.keep) == 0 {
 		s.vectors = make([][]backend.Buffer, len(all))
 		for i, o := range all {
@@ -339,7 +339,7 @@ func (r rule) keepsOthers(has int) error {
 }
 
 // state implements [Stateful].
-func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
+func (s *solverState) state(r rule) (map[string]backend.Buffer, error) {
 	if err := s.present(); err != nil {
 		return nil, fmt.Errorf("autograd: %s: %w", r.name, err)
 	}
@@ -353,7 +353,7 @@ func (s *kept) state(r rule) (map[string]backend.Buffer, error) {
 }
 
 // counted returns a state with the number of steps alone, if there is one.
-func (s *kept) counted(r rule) map[string]backend.Buffer {
+func (s *solverState) counted(r rule) map[string]backend.Buffer {
 	state := map[string]backend.Buffer{}
 	if r.counter != "" && s.steps > 0 {
 		state[r.counter] = backend.Of([]int64{s.steps})
@@ -363,7 +363,7 @@ func (s *kept) counted(r rule) map[string]backend.Buffer {
 
 // set implements [Stateful]. Where it returns an error for the state, nothing has
 // changed.
-func (s *kept) set(r rule, state map[string]backend.Buffer) error {
+func (s *solverState) set(r rule, state map[string]backend.Buffer) error {
 	steps, stored, err := r.parse(state)
 	if err != nil {
 		return err
@@ -381,7 +381,9 @@ func (s *kept) set(r rule, state map[string]backend.Buffer) error {
 
 // takes implements [Checker]: the state has vectors for each parameter, in their order, but
 // for those that Step is not given; and none before the first Step.
-func (s *kept) takes(r rule, state map[string]backend.Buffer, params []backend.Buffer) error {
+func (s *solverState) takes(
+	r rule, state map[string]backend.Buffer, params []backend.Buffer,
+) error {
 	_, stored, err := r.parse(state)
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-// solvers are those of this package, with settings under which every term counts.
+// solvers are the solvers of this package, with settings under which every term counts.
 var solvers = map[string]func() Solver{
 	"sgd":      func() Solver { return &SGD{Rate: 0.1, WeightDecay: 0.25} },
 	"momentum": func() Solver { return &Momentum{Rate: 0.1, Momentum: 0.9, WeightDecay: 0.25} },

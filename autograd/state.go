@@ -69,7 +69,7 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 	r := record{
 		Format: format, Ranks: d.comm.Size(), Solver: kindOf(solver), numbered: numberedKind(
 			solver), Partial: d.partial, Turn: d.turn,
-		Compression: d.through != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
+		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 	}
 	if d.ranksDiffer() {
@@ -91,17 +91,17 @@ type resumer interface{ Resumes(description string) bool }
 
 // compressor describes what gradients are compressed by.
 func (d *DataParallel) compressor() string {
-	if c, ok := backend.As[describer](d.through); ok {
+	if c, ok := backend.As[describer](d.gradComm); ok {
 		return c.Describe()
 	}
-	if d.through != d.comm {
-		return fmt.Sprintf("%T", d.through)
+	if d.gradComm != d.comm {
+		return fmt.Sprintf("%T", d.gradComm)
 	}
 	return "nothing"
 }
 
 // compression returns the state of the compression, if it has any.
-func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.through) }
+func (d *DataParallel) compression() (Stateful, bool) { return backend.As[Stateful](d.gradComm) }
 
 // ranksDiffer reports whether each rank has its own state, which a checkpoint keeps in a file for
 // each rank.
@@ -232,7 +232,7 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 			return err
 		}
 	}
-	if c, ok := backend.As[Checker](d.through); ok {
+	if c, ok := backend.As[Checker](d.gradComm); ok {
 		sizes = nil
 		for _, b := range d.buckets {
 			sizes = append(sizes, b.data)

@@ -81,7 +81,7 @@ func whatDivides(n, ranks int) string {
 // has as many: those of rank 0 come first. It is collective. Numbers are added in float64 in the
 // tree of [WithTree], so that the mean has the same bits on any number of ranks.
 //
-// Cost: one all-gather of 8 bytes for each number. Errors are those of the communicator;
+// Cost: one all-gather of 8 bytes for each number. Errors come from the communicator;
 // ErrArgument without numbers.
 func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err error) {
 	if err := backend.Given("autograd.TreeMean", "comm", comm); err != nil {

@@ -187,7 +187,7 @@ func weightsOnly(t *testing.T, saved, loaded []Option) {
 		}
 		err = errors.Join(err, l.d.Load(dir, l.solver, &progress, WeightsOnly()),
 			sameBits(l.values(), want))
-		if steps := l.solver.(*Adam).kept.steps; steps != 0 || progress.Step != 3 {
+		if steps := l.solver.(*Adam).solverState.steps; steps != 0 || progress.Step != 3 {
 			err = errors.Join(err, fmt.Errorf("after %d steps, with progress %d", steps,
 				progress.Step))
 		}

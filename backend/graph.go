@@ -244,7 +244,7 @@ func (g *Graph) Destroy(cause error) error {
 	return replayer.Close()
 }
 
-// works are those of a replay in which several communicators take part.
+// works are the works of a replay in which several communicators take part.
 type works []Work
 
 func (w works) Wait(q Queue) error {

@@ -102,8 +102,9 @@ func (c *Collective) hashSplits() uint64 {
 // has a name or axes; otherwise those bytes mean nothing.
 func (h *Header) Put(b *[HeaderSize]byte) (digest uint64) {
 	kind := kindWord(h.Kind, h.Op, h.DType, h.Algorithm, h.Exact)
-	return put(b, h.Seq, uint64(h.Count), h.Splits, uint64(h.Generation)|uint64(uint32(h.Root))<<32,
-		uint64(h.State), kind, uint64(h.Association)<<32, &h.Original, h.Origin)
+	return encode(b, h.Seq, uint64(h.Count), h.Splits,
+		uint64(h.Generation)|uint64(uint32(h.Root))<<32, uint64(h.State), kind,
+		uint64(h.Association)<<32, &h.Original, h.Origin)
 }
 
 // PutHeader is [Header.Put] of the [Collective.Header] of a call, which it does not make: that
@@ -112,7 +113,7 @@ func (c *Collective) PutHeader(b *[HeaderSize]byte, seq uint64, count int,
 	d DType) (digest uint64) {
 	op, root, splits := c.compared()
 	kind := kindWord(c.Kind, op, d, c.Algorithm, c.Exact)
-	return put(b, seq, uint64(count), splits, uint64(uint32(root))<<32, uint64(uint32(c.State)),
+	return encode(b, seq, uint64(count), splits, uint64(uint32(root))<<32, uint64(uint32(c.State)),
 		kind, uint64(c.Association)<<32, &c.Original, c.Origin)
 }
 
@@ -125,8 +126,8 @@ func kindWord(k Kind, op ReduceOp, d DType, a Algorithm, exact bool) uint64 {
 	return word
 }
 
-// put writes the words of a header, to which it adds what asked and o say.
-func put(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint64,
+// encode writes the words of a header, to which it adds what asked and o say.
+func encode(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint64,
 	original *Original, o *Origin) (digest uint64) {
 	le := binary.LittleEndian
 	asked |= uint64(original.Op)<<8 | uint64(original.DType)<<16 | uint64(original.Transport)<<24
@@ -136,7 +137,7 @@ func put(b *[HeaderSize]byte, seq, count, splits, root, state, kind, asked uint6
 		asked |= uint64(o.Join)
 		if o.Name != (Name{}) || o.Shape.axes != [shownAxes]uint32{} {
 			asked |= named
-			o.Shape.put(b[half:])
+			o.Shape.encode(b[half:])
 			copy(b[88:120], o.Name[:])
 			le.PutUint64(b[120:], 0)
 		}
@@ -257,7 +258,7 @@ func (h Header) String() string {
 	if h.Original.Hash != 0 { // of a wrapper which could not tell of it
 		fmt.Fprintf(&s, " for a call #%08x", uint32(h.Original.Hash))
 	}
-	fmt.Fprintf(&s, " (call %d%s)", h.Seq, o.place())
+	fmt.Fprintf(&s, " (call %d%s)", h.Seq, o.where())
 	return s.String()
 }
 

@@ -74,7 +74,7 @@ type Origin struct {
 	// Ordinal counts from 1 what Purpose has several of: the collectives of a graph on a
 	// communicator, or the buckets of a DataParallel. 0 means that they are not counted.
 	Ordinal uint32
-	// Name and Shape are those of the operand, as far as they are the same on every rank.
+	// Name and Shape describe the operand, where they are the same on every rank.
 	Name  Name
 	Shape Shape
 	// Cut and Join are the axes along which the operand is cut and the result is joined,
@@ -95,8 +95,8 @@ func (o *Origin) along() string {
 	return ""
 }
 
-// place says where in the program the call is from.
-func (o *Origin) place() string {
+// where says where in the program the call is from.
+func (o *Origin) where() string {
 	n := o.Ordinal
 	switch {
 	case n == 0:
@@ -236,8 +236,8 @@ func (s Shape) String() string {
 // known reports whether there are axes, or a hash of them, to print.
 func (s Shape) known() bool { return s.kind != 0 && s.kind != hashedLayout }
 
-// put encodes the axes.
-func (s *Shape) put(b []byte) {
+// encode encodes the axes.
+func (s *Shape) encode(b []byte) {
 	for i, n := range s.axes {
 		binary.LittleEndian.PutUint32(b[4*i:], n)
 	}

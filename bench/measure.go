@@ -26,7 +26,7 @@ const (
 
 // Measure runs the benchmark on this rank and calls each with the result of one
 // size after the other, the same on every rank up to rounding: P50, P99 and
-// Iters are those of rank 0. It is collective. Fields of the Result that
+// Iters is taken from rank 0. It is collective. Fields of the Result that
 // describe how the ranks were made are left to the caller.
 //
 // Errors: those of [Config.Check], of the communicator, and of each, which ends

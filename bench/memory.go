@@ -27,7 +27,7 @@ func (m memory) write(b backend.Buffer, fill func([]byte)) error {
 	}
 	host := backend.Of(m.staging[:b.NBytes()])
 	fill(host.Bytes())
-	return m.move(b, host)
+	return m.copyAndWait(b, host)
 }
 
 // read calls look with the content of b.
@@ -37,15 +37,15 @@ func (m memory) read(b backend.Buffer, look func([]byte)) error {
 		return nil
 	}
 	host := backend.Of(m.staging[:b.NBytes()])
-	if err := m.move(host, b); err != nil {
+	if err := m.copyAndWait(host, b); err != nil {
 		return err
 	}
 	look(host.Bytes())
 	return nil
 }
 
-// move copies bytes between the host and the device, and waits.
-func (m memory) move(dst, src backend.Buffer) error {
+// copyAndWait copies bytes between the host and the device, and waits.
+func (m memory) copyAndWait(dst, src backend.Buffer) error {
 	if !dst.Device() && !src.Device() {
 		copy(dst.Bytes(), src.Bytes())
 		return nil
@@ -65,13 +65,13 @@ func (m memory) move(dst, src backend.Buffer) error {
 func together[T backend.Element](r *run, c backend.Collective, numbers []T) error {
 	host := backend.Of(numbers)
 	b := r.words.Slice(0, host.NBytes()).As(host.DType())
-	if err := r.memory.move(b, host); err != nil {
+	if err := r.memory.copyAndWait(b, host); err != nil {
 		return err
 	}
 	if err := backend.Run(r.comm, c, b, b); err != nil {
 		return err
 	}
-	return r.memory.move(host, b)
+	return r.memory.copyAndWait(host, b)
 }
 
 // OnDevice reports whether the host cannot access a device's memory.

@@ -22,7 +22,7 @@ func (c Check) Fill(dst backend.Buffer, value float64) error {
 	if err := scalar("fill", dst.DType(), value); err != nil {
 		return err
 	}
-	return c.place("fill", dst)
+	return c.checkDevice("fill", dst)
 }
 
 // Unary checks operands of [Host.Unary].
@@ -87,7 +87,7 @@ func (c Check) CopyStrided(dst, src backend.Buffer, shape, strides []int) error 
 		return fmt.Errorf("%w: copystrided: the destination overlaps the source",
 			backend.ErrArgument)
 	}
-	return c.place("copystrided", dst, src)
+	return c.checkDevice("copystrided", dst, src)
 }
 
 // elementwise checks dst and one operand of an element-wise function.
@@ -99,7 +99,7 @@ func (c Check) elementwise(op fmt.Stringer, dst, x backend.Buffer) error {
 		return fmt.Errorf("%w: %v: the destination overlaps an operand without being the same",
 			backend.ErrArgument, op)
 	}
-	return c.place(op.String(), dst, x)
+	return c.checkDevice(op.String(), dst, x)
 }
 
 // takes checks that there is a function for a dtype.

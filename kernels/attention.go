@@ -70,7 +70,7 @@ func (c Check) Attention(a Attention) error {
 	if err := a.fit(map[string]HeadRows{"k": a.K, "v": a.V}, a.Keys); err != nil {
 		return err
 	}
-	return c.place("attention", a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
+	return c.checkDevice("attention", a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
 }
 
 // AttentionGrad checks its argument.
@@ -88,8 +88,8 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 		return fmt.Errorf("%w: gradient of attention: room of %d %v for sums, want %d %v",
 			backend.ErrArgument, a.Sums.Len(), a.Sums.DType(), a.LSE.Len(), a.LSE.DType())
 	}
-	return c.place("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.DY.Buffer,
-		a.Sums)
+	return c.checkDevice("gradient of attention", a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer,
+		a.DY.Buffer, a.Sums)
 }
 
 // check checks sizes and dtypes.
@@ -164,5 +164,5 @@ func (h Host) AttentionGrad(a AttentionGrad) error {
 	return nil
 }
 
-// place returns where head number i of all begins.
-func (r HeadRows) place(i, heads int) int { return i/heads*r.Batch + i%heads*r.Head }
+// headStart returns where head number i of all begins.
+func (r HeadRows) headStart(i, heads int) int { return i/heads*r.Batch + i%heads*r.Head }

@@ -197,7 +197,7 @@ func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Atte
 	}
 }
 
-// The bits are those of one worker, and with a pool nothing is allocated.
+// The bits are the same as with one worker, and with a pool nothing is allocated.
 func TestAttentionHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 	var want []byte
 	for size := 1; size <= 3; size++ {
@@ -229,7 +229,7 @@ func TestAttentionHasTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 // head returns n rows of head number i of an operand as f64.
 func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float64 {
 	all, wide := make([]float64, n*size), make([]T, size)
-	from := backend.View[S](r.Buffer)[r.place(i, heads):]
+	from := backend.View[S](r.Buffer)[r.headStart(i, heads):]
 	for j := range n {
 		load(wide, from[j*r.Row:][:size])
 		for c, x := range wide {
@@ -242,7 +242,7 @@ func head[T float, S backend.Element](r HeadRows, i, heads, n, size int) []float
 // keep writes the rows of head number i of a result.
 func keep[T float, S backend.Element](r HeadRows, i, heads, size int, rows []float64) {
 	narrow := make([]T, size)
-	to := backend.View[S](r.Buffer)[r.place(i, heads):]
+	to := backend.View[S](r.Buffer)[r.headStart(i, heads):]
 	for j := range len(rows) / size {
 		for c, x := range rows[j*size:][:size] {
 			narrow[c] = T(x)

@@ -15,7 +15,7 @@ func (c Check) CastScale(dst, src backend.Buffer, _ float64) error {
 			"same length",
 			backend.ErrArgument, src.Len(), from, dst.Len(), to)
 	}
-	return c.place("castscale", dst, src)
+	return c.checkDevice("castscale", dst, src)
 }
 
 // CastScale implements [backend.Arithmetic].

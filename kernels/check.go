@@ -17,7 +17,7 @@ type Check struct {
 var _ backend.Arithmetic = Check{}
 
 // Zero implements [backend.Arithmetic].
-func (c Check) Zero(dst backend.Buffer) error { return c.place("zero", dst) }
+func (c Check) Zero(dst backend.Buffer) error { return c.checkDevice("zero", dst) }
 
 // Copy implements [backend.Arithmetic].
 func (c Check) Copy(dst, src backend.Buffer) error { return c.alike("copy", dst, src) }
@@ -45,7 +45,7 @@ func (c Check) Copy2D(dst backend.Buffer, dstPitch int, src backend.Buffer, srcP
 		return fmt.Errorf("%w: copy2d reads %d elements, the source has %d", backend.ErrArgument,
 			need, src.Len())
 	}
-	return c.place("copy2d", dst, src)
+	return c.checkDevice("copy2d", dst, src)
 }
 
 // Cast implements [backend.Arithmetic].
@@ -75,7 +75,7 @@ func (c Check) floats(kernel string, dst, src backend.Buffer) error {
 		return fmt.Errorf("%w: %s of %d %v to %d %v: both must be floats, of the same length",
 			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
 	}
-	return c.place(kernel, dst, src)
+	return c.checkDevice(kernel, dst, src)
 }
 
 // alike checks that two buffers have one dtype and length.
@@ -87,7 +87,7 @@ func (c Check) alike(kernel string, dst, src backend.Buffer) error {
 		return fmt.Errorf("%w: %s of %d %v into %d %v: length and dtype must be the same",
 			backend.ErrArgument, kernel, src.Len(), src.DType(), dst.Len(), dst.DType())
 	}
-	return c.place(kernel, dst, src)
+	return c.checkDevice(kernel, dst, src)
 }
 
 // fit reports whether alike has nothing to say.
@@ -99,8 +99,8 @@ func (c Check) fit(dst, src *backend.Buffer) bool {
 // reaches reports whether the kernel runs where b is.
 func (c Check) reaches(b *backend.Buffer) bool { return b.Len() == 0 || b.Device() == c.Device }
 
-// place checks that the buffers are where the kernel runs.
-func (c Check) place(kernel string, buffers ...backend.Buffer) error {
+// checkDevice checks that the buffers are where the kernel runs.
+func (c Check) checkDevice(kernel string, buffers ...backend.Buffer) error {
 	for i := range buffers {
 		if !c.reaches(&buffers[i]) {
 			return fmt.Errorf("%w: %s: buffer is host memory where device memory is needed, or "+

@@ -159,7 +159,7 @@ func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level 
 	}
 }
 
-// The bits are those of one worker, and with a pool nothing is allocated.
+// The bits are the same as with one worker, and with a pool nothing is allocated.
 func TestConvolutionsHaveTheSameBitsWithAnyNumberOfWorkers(t *testing.T) {
 	c := Convolution{Images: Images{Batch: 40, C: 4, H: 14, W: 14, OutH: 14, OutW: 14, KernelH: 3,
 		KernelW: 3, PadH: 1, PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1},

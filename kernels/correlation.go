@@ -83,7 +83,7 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		}
 		return
 	}
-	c.cut()
+	c.chooseUnits()
 	parts := (c.units() + c.perPart - 1) / c.perPart
 	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 &&
 		e.Divides(parts, c.filters*c.outH*c.outW) {
@@ -131,8 +131,8 @@ func (c *correlation[T]) columns() int { return c.planes * c.kernelH * c.kernelW
 func (c *correlation[T]) bands() int { return (c.outH + c.band - 1) / c.band }
 func (c *correlation[T]) units() int { return (c.batch + c.group - 1) / c.group * c.bands() }
 
-// cut chooses what a unit is, and how many of them a part.
-func (c *correlation[T]) cut() {
+// chooseUnits chooses what a unit is, and how many of them a part.
+func (c *correlation[T]) chooseUnits() {
 	places := c.outH * c.outW
 	c.group, c.band = 1, c.outH
 	if most := patchesOfUnit / c.columns(); places > most {

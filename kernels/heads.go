@@ -87,7 +87,7 @@ func (t *attending[T, S]) own(n int) int {
 // converted if they are to be read.
 func (t *attending[T, S]) open(r HeadRows, head, first, n int, scratch *room[T],
 	read bool) vectors[T] {
-	at := r.place(head, t.a.Heads) + first*r.Row
+	at := r.headStart(head, t.a.Heads) + first*r.Row
 	if !t.converted() {
 		return vectors[T]{backend.View[T](r.Buffer)[at:], r.Row}
 	}
@@ -98,12 +98,12 @@ func (t *attending[T, S]) open(r HeadRows, head, first, n int, scratch *room[T],
 	return v
 }
 
-// put writes converted vectors.
-func (t *attending[T, S]) put(r HeadRows, head, first, n int, v vectors[T]) {
+// storeVectors writes converted vectors.
+func (t *attending[T, S]) storeVectors(r HeadRows, head, first, n int, v vectors[T]) {
 	if !t.converted() {
 		return
 	}
-	to := backend.View[S](r.Buffer)[r.place(head, t.a.Heads)+first*r.Row:]
+	to := backend.View[S](r.Buffer)[r.headStart(head, t.a.Heads)+first*r.Row:]
 	for i := range n {
 		save(to[i*r.Row:][:t.a.Size], v.from(i)[:t.a.Size])
 	}
@@ -215,7 +215,7 @@ func (t *forward[T, S]) Run(part, worker int) {
 			}
 		}
 	}
-	t.put(a.Y, head, first, queries, y)
+	t.storeVectors(a.Y, head, first, queries, y)
 }
 
 // largestOf returns the largest element, -Inf if there is none.
@@ -260,7 +260,7 @@ func dotOf[T float](x, y []T) T {
 // backward computes the gradient, a head at a time.
 type backward[T float, S backend.Element] struct{ attending[T, S] }
 
-// operands are those of the gradient of a head.
+// operands are what the gradient of a head reads and writes.
 type operands[T float] struct {
 	q, k, v, y, dy, dq, dk, dv vectors[T]
 	turnedK, turnedV           []T // [Size, Keys]
@@ -293,9 +293,9 @@ func (t *backward[T, S]) Run(head, worker int) {
 		t.addBlock(&o, first, end-first, beta)
 		end = first
 	}
-	t.put(a.DQ, head, 0, queries, o.dq)
-	t.put(a.DK, head, 0, keys, o.dk)
-	t.put(a.DV, head, 0, keys, o.dv)
+	t.storeVectors(a.DQ, head, 0, queries, o.dq)
+	t.storeVectors(a.DK, head, 0, keys, o.dk)
+	t.storeVectors(a.DV, head, 0, keys, o.dv)
 }
 
 // addBlock computes dq of a block of queries, and what it adds to dk and dv, which it only writes

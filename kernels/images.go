@@ -53,7 +53,7 @@ func (c Check) images(kernel string, i Images, lengths []int, buffers ...backend
 				backend.ErrArgument, kernel, i, n, b.Len(), b.DType(), lengths[n], d)
 		}
 	}
-	return c.place(kernel, buffers...)
+	return c.checkDevice(kernel, buffers...)
 }
 
 // Im2Col checks its arguments.

@@ -106,9 +106,9 @@ func (c Check) Multiply(p Product) error {
 			"%d each: they would overlap", backend.ErrArgument, p.C.Stride, one)
 	}
 	if p.K == 0 {
-		return c.place("multiply", p.C.Buffer)
+		return c.checkDevice("multiply", p.C.Buffer)
 	}
-	return c.place("multiply", p.C.Buffer, p.A.Buffer, p.B.Buffer)
+	return c.checkDevice("multiply", p.C.Buffer, p.A.Buffer, p.B.Buffer)
 }
 
 // fits checks that a matrix lies within its buffer.

@@ -37,7 +37,7 @@ func (c Check) rows(kernel string, r Rows, table, taken, indices backend.Buffer)
 			kernel, r, n, table.Len(), table.DType(), r.table(), taken.Len(), taken.DType(),
 			r.taken(n))
 	}
-	return c.place(kernel, table, taken, indices)
+	return c.checkDevice(kernel, table, taken, indices)
 }
 
 // TakeRows checks its arguments.

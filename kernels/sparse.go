@@ -83,7 +83,7 @@ type Selection struct {
 	Scratch backend.Buffer
 }
 
-// Messages are those of several ranks, one behind the other.
+// Messages has the messages of several ranks, one behind the other.
 type Messages struct {
 	All      backend.Buffer // U8
 	Ranks    int
@@ -126,7 +126,7 @@ func (c Check) Select(s *Selection) error {
 	case overlap(s.Residual, s.X) || overlap(s.Residual, s.Dense):
 		return fmt.Errorf("%w: select: the residual overlaps an operand", backend.ErrArgument)
 	}
-	return c.place("select", s.X, s.Residual, s.Dense, s.Out.Head, s.Out.Values, s.Out.Index,
+	return c.checkDevice("select", s.X, s.Residual, s.Dense, s.Out.Head, s.Out.Values, s.Out.Index,
 		s.Notes, s.Scratch)
 }
 
@@ -147,7 +147,7 @@ func (c Check) Combine(dst backend.Buffer, m Messages, divisor int) error {
 			backend.ErrArgument, m.Ranks, m.NBytes, m.Capacity, m.Values, m.Index, m.All.NBytes(),
 			divisor)
 	}
-	return c.place("combine", dst, m.All)
+	return c.checkDevice("combine", dst, m.All)
 }
 
 // NotFinite checks the arguments, so that implementations need not.
@@ -157,7 +157,7 @@ func (c Check) NotFinite(note, x backend.Buffer) error {
 		return fmt.Errorf("%w: look for NaN in %d %v, to %d %v", backend.ErrArgument, x.Len(),
 			x.DType(), note.Len(), note.DType())
 	}
-	return c.place("notfinite", note, x)
+	return c.checkDevice("notfinite", note, x)
 }
 
 var _ Sparse = Host{}
@@ -205,7 +205,7 @@ func (Host) Select(s *Selection) error {
 		case dense != nil:
 			dense[i] = y
 		case at < s.Out.Values.Len():
-			put(s.Out.Values, at, sent)
+			setElement(s.Out.Values, at, sent)
 			backend.View[int32](s.Out.Index)[at] = int32(i)
 			head[2]++
 		default:
@@ -252,8 +252,8 @@ func narrowed(x float32, d backend.DType, saturate bool) (y float32, bits uint32
 	return x, math.Float32bits(x)
 }
 
-// put sets element i of values.
-func put(values backend.Buffer, i int, bits uint32) {
+// setElement sets element i of values.
+func setElement(values backend.Buffer, i int, bits uint32) {
 	if values.DType() == backend.F32 {
 		backend.View[float32](values)[i] = math.Float32frombits(bits)
 		return

@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
-// AttentionOptions are those of attention blocks.
+// AttentionOptions are the options of attention blocks.
 type AttentionOptions struct {
 	Heads  int
 	Causal bool // a position sees only itself and those before it
@@ -58,7 +58,7 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 //	out  y       like x, and placed like x
 //
 // Learnables have the name with ".q", ".kv" and ".out". Keys and values travel in one all-to-all,
-// queries in another one. Cost and errors are those of [Builder.Attention].
+// queries in another one. Cost and errors: see [Builder.Attention].
 func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions) Node {
 	return b.within("CrossAttention "+name, func() Node {
 		q := b.at(b.project(name+".q", x, o, 1), 0)
@@ -90,7 +90,7 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		d, err = o.width(n)
 		return x, err
 	})
-	y := b.Columns(name, b.enter(x), 1, count, o.Heads, d)
+	y := b.Columns(name, b.beginTensorParallel(x), 1, count, o.Heads, d)
 	return b.To(y, Sequence, Split(heads))
 }
 
@@ -115,7 +115,7 @@ func (b *Builder) merge(name string, y, x Node) Node {
 		return Node{}
 	}
 	y = b.To(y, Sequence, x.place[Sequence])
-	return b.leave(name, b.Rows(name, y, 2, lastOf(x)), x)
+	return b.endTensorParallel(name, b.Rows(name, y, 2, lastOf(x)), x)
 }
 
 // Attend is nn.Attention of queries, keys and values that a program has projected itself.

@@ -121,9 +121,9 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 		values, own := b.initial(name, init, shape), slices.Clone(shape)
 		if axis != Undivided {
 			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
-			start, end := b.layout.part(Tensor, shape[axis])
+			start, end := b.layout.shareOf(Tensor, shape[axis])
 			own[axis] = end - start
-			values = cut(values, shape, axis, start, end)
+			values = sliceAxis(values, shape, axis, start, end)
 		}
 		n.Node = b.variable(name, own, values)
 		b.learnables = append(b.learnables, n)
@@ -143,8 +143,8 @@ func (b *Builder) initial(name string, init Init, shape []int) []float64 {
 	return values
 }
 
-// cut returns the elements start to end of an axis.
-func cut[T any](values []T, shape []int, axis, start, end int) []T {
+// sliceAxis returns the elements start to end of an axis.
+func sliceAxis[T any](values []T, shape []int, axis, start, end int) []T {
 	behind := size(shape[axis+1:])
 	row := shape[axis] * behind
 	var part []T
@@ -174,11 +174,11 @@ func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
-// matched returns a learnable as an operation with x needs it: with a gradient that is a sum over
-// the Tensor group if the ranks of the group have different gradients of x.
-func (b *Builder) matched(w, x Node) (Node, error) {
+// learnableFor returns a learnable as an operation with x needs it: with a gradient that is a sum
+// over the Tensor group if the ranks of the group have different gradients of x.
+func (b *Builder) learnableFor(w, x Node) (Node, error) {
 	if w.place[Tensor] == Replicated && x.place[Tensor] != Replicated {
-		return b.move(w, Tensor, Copied)
+		return b.convert(w, Tensor, Copied)
 	}
 	return w, nil
 }

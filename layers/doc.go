@@ -66,7 +66,7 @@
 //
 // The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
 // their positions, weighted by their number, and a share of the mean over the batches of all Data
-// ranks. So gradients are those of the mean over all samples and positions, also with uneven
+// ranks. So gradients belong to the mean over all samples and positions, also with uneven
 // lengths, if the ranks of l.Data add them up: autograd.WithSum.
 //
 // # Blocks

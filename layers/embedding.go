@@ -56,8 +56,8 @@ func (t *Tokens) Set(ids []int) error {
 				backend.ErrArgument, i, t.name, id, t.end-1)
 		}
 	}
-	start, end := t.b.layout.part(Sequence, t.shape[t.axis])
-	own := cut(ids, t.shape, t.axis, start, end)
+	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
+	own := sliceAxis(ids, t.shape, t.axis, start, end)
 	for _, set := range t.inputs {
 		if err := set(own); err != nil {
 			return fmt.Errorf("layers: %s: %w", t.name, err)
@@ -66,8 +66,8 @@ func (t *Tokens) Set(ids []int) error {
 	return nil
 }
 
-// place returns a node without a value that is placed like the tokens.
-func (t *Tokens) place() Node {
+// placedNode returns a node without a value that is placed like the tokens.
+func (t *Tokens) placedNode() Node {
 	return Node{place: [2]Placement{Split(t.axis), Replicated},
 		parts: [2][]int{backend.Even(t.shape[t.axis], t.b.layout.SP), nil}}
 }
@@ -75,7 +75,7 @@ func (t *Tokens) place() Node {
 // own returns the shape of this rank's tokens.
 func (t *Tokens) own() []int {
 	own := append([]int{}, t.shape...)
-	start, end := t.b.layout.part(Sequence, t.shape[t.axis])
+	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
 	own[t.axis] = end - start
 	return own
 }
@@ -144,7 +144,7 @@ func within[T float32 | float64](data []T, ids []int, start, end int) {
 func (b *Builder) vocabulary(words Node) (n, start, end int) {
 	if words.place[Tensor] == Split(0) {
 		n = sum(words.parts[Tensor])
-		start, end = b.layout.part(Tensor, n)
+		start, end = b.layout.shareOf(Tensor, n)
 		return n, start, end
 	}
 	n = words.Shape()[0]
@@ -184,7 +184,7 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 				words.Shape())
 		}
 		n, start, end := b.vocabulary(words)
-		y := tokens.place()
+		y := tokens.placedNode()
 		var err error
 		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, 0))
 		if err != nil || words.place[Tensor] != Split(0) {
@@ -221,7 +221,7 @@ func (b *Builder) Positions(name string, x Node) Node {
 		if b.err != nil {
 			return Node{}, b.err
 		}
-		p, err = b.matched(p, x)
+		p, err = b.learnableFor(p, x)
 		for _, g := range []Group{order[1], order[0]} {
 			if err == nil && x.place[g] == Split(axis) && b.layout.groups[g].Size() > 1 {
 				p.Node, err = own(b.layout.groups[g], p.Node, 0, x.parts[g])

@@ -299,7 +299,7 @@ func sequenced() []layers.Sizes {
 	return all
 }
 
-// TestBlockEqualsOneRank: results and all gradients of each block are those of one rank, for
+// TestBlockEqualsOneRank: results and all gradients of each block equal one rank's, for
 // samples or positions first, and with x replicated or split along the sequence over the Tensor
 // group.
 func TestBlockEqualsOneRank(t *testing.T) {
@@ -332,8 +332,8 @@ func TestBlockEqualsOneRank(t *testing.T) {
 	}
 }
 
-// TestBlockEqualsOneRankOnDevices: so are those of ranks on devices, where nothing goes through the
-// host.
+// TestBlockEqualsOneRankOnDevices: so do the results of ranks on devices, where nothing goes
+// through the host.
 func TestBlockEqualsOneRankOnDevices(t *testing.T) {
 	const batch, axis, tolerance = 3, 1, 1e-10
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
@@ -353,7 +353,7 @@ func TestBlockEqualsOneRankOnDevices(t *testing.T) {
 // moves32 is an all-to-all between heads and positions of f32.
 var moves32 = regexp.MustCompile(`f32\(\d+,\d+,.*\) = AllToAll`)
 
-// TestBlockEqualsOneRankInBF16: so are those of products and attention in bf16, and all-to-alls
+// TestBlockEqualsOneRankInBF16: so do products and attention in bf16, and all-to-alls
 // move bf16.
 func TestBlockEqualsOneRankInBF16(t *testing.T) {
 	const batch, axis, tolerance = 3, 1, 1e-2

@@ -67,9 +67,9 @@ func (l *Layout) Close() error {
 	return errors.Join(errs...)
 }
 
-// part returns which part of n things this rank of a group has, of the first of which the ranks
+// shareOf returns which part of n things this rank of a group has, of the first of which the ranks
 // in front have one more if they do not divide.
-func (l *Layout) part(g Group, n int) (start, end int) {
+func (l *Layout) shareOf(g Group, n int) (start, end int) {
 	parts := backend.Even(n, l.groups[g].Size())
 	for _, m := range parts[:l.groups[g].Rank()] {
 		start += m

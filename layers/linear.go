@@ -113,7 +113,7 @@ func (b *Builder) Bias(name string, x Node) Node {
 		if b.err != nil {
 			return Node{}, b.err
 		}
-		c, err := b.matched(c, x)
+		c, err := b.learnableFor(c, x)
 		if err != nil {
 			return Node{}, err
 		}
@@ -181,8 +181,8 @@ func reshape(x *gorgonia.Node, shape ...int) (*gorgonia.Node, error) {
 // sequence.
 func (b *Builder) MLP(name string, x Node, hidden int) Node {
 	return b.within("MLP "+name, func() Node {
-		h := b.GELU(b.Columns(name+".in", b.enter(x), 0, hidden))
-		return b.leave(name+".out", b.Rows(name+".out", h, 1, lastOf(x)), x)
+		h := b.GELU(b.Columns(name+".in", b.beginTensorParallel(x), 0, hidden))
+		return b.endTensorParallel(name+".out", b.Rows(name+".out", h, 1, lastOf(x)), x)
 	})
 }
 
@@ -198,12 +198,12 @@ func (b *Builder) within(name string, f func() Node) Node {
 	return n
 }
 
-// enter is where x enters tensor-parallel work.
-func (b *Builder) enter(x Node) Node { return b.To(x, Tensor, Copied) }
+// beginTensorParallel is where x enters tensor-parallel work.
+func (b *Builder) beginTensorParallel(x Node) Node { return b.To(x, Tensor, Copied) }
 
-// leave is where tensor-parallel work ends: its terms y are added up, placed like x, and get a
-// bias.
-func (b *Builder) leave(name string, y, x Node) Node {
+// endTensorParallel is where tensor-parallel work ends: its terms y are added up, placed like x,
+// and get a bias.
+func (b *Builder) endTensorParallel(name string, y, x Node) Node {
 	return b.Bias(name, b.To(y, Tensor, x.place[Tensor]))
 }
 

@@ -25,7 +25,7 @@ import (
 // Errors: [ErrPlacement].
 func (b *Builder) Logits(x, words Node) Node {
 	return b.within("Logits", func() Node {
-		x := b.enter(x)
+		x := b.beginTensorParallel(x)
 		return b.apply("Logits", func() (Node, error) {
 			last := x.Dims() - 1
 			if err := firstOf(divided("x", x), whole("x", x, last),
@@ -85,7 +85,7 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 			return Node{}, err
 		}
 		n := sum(logits.parts[Tensor])
-		start, end := b.layout.part(Tensor, n)
+		start, end := b.layout.shareOf(Tensor, n)
 		labels, err := reshape(targets.numbers(n, start, end, nn.NoLabel), size(shape[:last]))
 		if err != nil {
 			return Node{}, err

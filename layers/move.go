@@ -21,10 +21,10 @@ import (
 // Errors: [ErrPlacement] if no collective leads from one to the other; [ops.ErrShape]; those of
 // package ops.
 func (b *Builder) To(x Node, g Group, to Placement) Node {
-	return b.apply("To", func() (Node, error) { return b.move(x, g, to) })
+	return b.apply("To", func() (Node, error) { return b.convert(x, g, to) })
 }
 
-func (b *Builder) move(x Node, g Group, to Placement) (Node, error) {
+func (b *Builder) convert(x Node, g Group, to Placement) (Node, error) {
 	from, other := x.place[g], x.place[1-g]
 	switch {
 	case from == to:

@@ -28,11 +28,11 @@ func (b *Builder) LayerNorm(name string, x Node) Node {
 		if b.err != nil {
 			return Node{}, b.err
 		}
-		gain, err := b.matched(gain, x)
+		gain, err := b.learnableFor(gain, x)
 		if err != nil {
 			return Node{}, err
 		}
-		if bias, err = b.matched(bias, x); err != nil {
+		if bias, err = b.learnableFor(bias, x); err != nil {
 			return Node{}, err
 		}
 		y, err := nn.LayerNorm(epsilon, x.Node, gain.Node, bias.Node)

@@ -135,7 +135,7 @@ func TestQueuedCallEndsWhenItIsSeen(t *testing.T) {
 	if err := works[0].Join(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	joined := c.rec.kept()[0].End
+	joined := c.rec.endedEvents()[0].End
 	if joined.IsZero() {
 		t.Fatal("Join did not record the end")
 	}

@@ -114,11 +114,11 @@ func (r *Recorder) End(id uint64, err error) {
 // Events returns what is kept, the oldest first.
 func (r *Recorder) Events() []Event {
 	r.poll()
-	return r.kept()
+	return r.endedEvents()
 }
 
-// kept is Events of calls that somebody has seen the end of.
-func (r *Recorder) kept() (all []Event) {
+// endedEvents is Events of calls that somebody has seen the end of.
+func (r *Recorder) endedEvents() (all []Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	tick := r.ticks.scale()

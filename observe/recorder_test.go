@@ -24,14 +24,14 @@ func TestEndsOfCallsThatAreDroppedAreForgotten(t *testing.T) {
 	last := begin()
 	r.End(slow, errors.New("of call 1"))
 	r.End(slower, errors.New("of call 2"))
-	kept := r.kept()
+	kept := r.endedEvents()
 	if kept[0].Header.Seq != 12 || kept[0].End.IsZero() || kept[0].Err != nil ||
 		kept[1].Header.Seq != 13 || !kept[1].End.IsZero() {
 		t.Errorf("the calls kept are %+v and %+v, want call 12, which has ended, and 13, which "+
 			"has not", kept[0], kept[1])
 	}
 	r.End(last, nil)
-	if kept := r.kept(); kept[1].End.IsZero() {
+	if kept := r.endedEvents(); kept[1].End.IsZero() {
 		t.Error("the end of the last call is not recorded")
 	}
 }

@@ -147,7 +147,7 @@ func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
 
 // Planned returns a collective that a plan of package vm runs although no node of a graph stands
 // for it, and the shape of its result: an AllReduce, or an AllGather along the first axis, of x,
-// which is read for its dtype and shape alone. Ranks compare name and number. Errors are those of
+// which is read for its dtype and shape alone. Ranks compare name and number. Errors: see
 // [AllReduce] and [AllGather].
 func Planned(comm backend.Communicator, c backend.Collective, name string, number int,
 	x *tensor.Dense) (

@@ -31,7 +31,7 @@ func (t transform) run(comm backend.Communicator, origin *backend.Origin, v gorg
 
 // fill writes the result of rank r to y.
 func (t transform) fill(p worker, origin *backend.Origin, y, x operand, r, P int) error {
-	if err := t.move(p, origin, y, x, r, P); err != nil {
+	if err := t.communicate(p, origin, y, x, r, P); err != nil {
 		return err
 	}
 	if !t.gives(r) {
@@ -53,8 +53,8 @@ func rescale(p worker, y backend.Buffer, scale float64) error {
 	return p.kernels().Scale(y, y, scale)
 }
 
-// move cuts x, communicates, and joins the pieces in y.
-func (t transform) move(p worker, origin *backend.Origin, y, x operand, r, P int) error {
+// communicate cuts x, communicates, and joins the pieces in y.
+func (t transform) communicate(p worker, origin *backend.Origin, y, x operand, r, P int) error {
 	switch {
 	case t.kind == 0 && t.scatter == none:
 		return p.kernels().Copy(y.Buffer, x.Buffer)

@@ -132,8 +132,8 @@ func (c *client) deliver(f frame) {
 	}
 }
 
-// call sends a request and waits for its reply.
-func (c *client) call(ctx context.Context, k kind, body []byte) (*unpacker, error) {
+// request sends a request and waits for its reply.
+func (c *client) request(ctx context.Context, k kind, body []byte) (*unpacker, error) {
 	if c.closed.Err() != nil {
 		return nil, ErrClosed
 	}
@@ -212,7 +212,7 @@ func (c *client) Set(ctx context.Context, key string, value []byte) error {
 	if err := checkPair(key, value); err != nil {
 		return err
 	}
-	u, err := c.call(ctx, kindSet, packBytes(packString(nil, key), copied(value)))
+	u, err := c.request(ctx, kindSet, packBytes(packString(nil, key), copied(value)))
 	if next := c.after(ctx, key, err); next != nil {
 		return next.Set(ctx, key, value)
 	}
@@ -226,7 +226,7 @@ func (c *client) Get(ctx context.Context, key string) ([]byte, error) {
 	if err := checkPair(key, nil); err != nil {
 		return nil, err
 	}
-	u, err := c.call(ctx, kindGet, packString(nil, key))
+	u, err := c.request(ctx, kindGet, packString(nil, key))
 	if next := c.after(ctx, key, err); next != nil {
 		return next.Get(ctx, key)
 	}
@@ -244,7 +244,7 @@ func (c *client) Add(ctx context.Context, key string, delta int64) (int64, error
 	if err := checkPair(key, nil); err != nil {
 		return 0, err
 	}
-	u, err := c.call(ctx, kindAdd, packInt(packString(nil, key), delta))
+	u, err := c.request(ctx, kindAdd, packInt(packString(nil, key), delta))
 	if err != nil {
 		return 0, err
 	}
@@ -260,7 +260,7 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	if len(old) > MaxValue {
 		old = old[:MaxValue+1] // no value is that long, so it matches none
 	}
-	u, err := c.call(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
+	u, err := c.request(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
 	if next := c.after(ctx, key, err); next != nil {
 		return next.CompareAndSwap(ctx, key, old, new)
 	}
@@ -290,8 +290,8 @@ func (c *client) newsTime() time.Duration {
 	return newsTime
 }
 
-// leave says goodbye and waits briefly for the server to take it.
-func (c *client) leave(why error) {
+// sayGoodbye says goodbye and waits briefly for the server to take it.
+func (c *client) sayGoodbye(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), c.newsTime())
 	defer cancel()
 	c.link.bye(ctx, nil)
@@ -305,7 +305,7 @@ func (c *client) leave(why error) {
 // Close leaves the store.
 func (c *client) Close() error {
 	c.close(ErrClosed)
-	c.leave(ErrClosed)
+	c.sayGoodbye(ErrClosed)
 	<-c.read
 	<-c.link.written
 	return c.next.close()

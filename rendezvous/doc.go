@@ -26,7 +26,7 @@
 // 0.0.0.0, it listens on all addresses: the others may have another name for its machine.
 //
 // On a long way the number of round trips counts. A rank joins in four: one for TCP, two for the
-// proofs, and one in which all ranks tell each other who they are. TLS adds one. [World.AllGather]
+// proofs, and one in which all ranks introduce themselves. TLS adds one. [World.AllGather]
 // takes one for any number of ranks.
 //
 // What launchers call a node need not be a machine: two agents of torchrun may

@@ -20,7 +20,7 @@ type Env struct {
 	Launcher string
 	// Job identifies the job, the same on all its ranks.
 	Job string
-	// Rank, Size, LocalRank, LocalSize and Node are those of World. Where LocalSize
+	// Rank, Size, LocalRank, LocalSize and Node mean what they do in World. Where LocalSize
 	// is less than Size, [Join] asks the machines for the last three: the nodes of a
 	// launcher need not be machines.
 	Rank, Size, LocalRank, LocalSize, Node int

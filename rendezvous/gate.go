@@ -95,7 +95,7 @@ func (c *crowd) enter(conn net.Conn) {
 func (c *crowd) greeted(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.halls[0].leave(conn) {
+	if c.halls[0].giveUp(conn) {
 		c.halls[1].enter(conn)
 	}
 }
@@ -109,11 +109,11 @@ func (c *crowd) thin() {
 	}
 }
 
-// leave gives up a connection's place, and reports false if it was dropped.
-func (c *crowd) leave(conn net.Conn) bool {
+// giveUp gives up a connection's place, and reports false if it was dropped.
+func (c *crowd) giveUp(conn net.Conn) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.halls[0].leave(conn) || c.halls[1].leave(conn)
+	return c.halls[0].giveUp(conn) || c.halls[1].giveUp(conn)
 }
 
 // hall has room for connections.
@@ -144,11 +144,11 @@ func (h *hall) drop() bool {
 	}
 	conn := conns[rand.IntN(len(conns))]
 	conn.Close()
-	return h.leave(conn)
+	return h.giveUp(conn)
 }
 
-// leave gives up a connection's place, and reports false if it has none.
-func (h *hall) leave(conn net.Conn) bool {
+// giveUp gives up a connection's place, and reports false if it has none.
+func (h *hall) giveUp(conn net.Conn) bool {
 	source := sourceOf(conn)
 	conns := h.from[source]
 	i := slices.Index(conns, conn)

@@ -49,7 +49,7 @@ func TestStrangersTakePlacesOfTheirOwnSource(t *testing.T) {
 		visitors(crowd, false, c.stranger, c.other)
 		crowd.greeted(rank)
 		visitors(crowd, true, c.stranger, c.other)
-		if rank.closed || silent.closed || !crowd.leave(rank) || !crowd.leave(silent) {
+		if rank.closed || silent.closed || !crowd.giveUp(rank) || !crowd.giveUp(silent) {
 			t.Errorf("%v: it is dropped: %v, and before its hello: %v", c, rank.closed,
 				silent.closed)
 		}
@@ -62,7 +62,7 @@ func TestWhoHasSaidHelloStaysAmongSilentStrangers(t *testing.T) {
 	c.enter(rank)
 	c.greeted(rank)
 	visitors(c, false, "192.0.2.1", "192.0.2.2")
-	if rank.closed || !c.leave(rank) {
+	if rank.closed || !c.giveUp(rank) {
 		t.Error("the rank is dropped")
 	}
 }
@@ -104,7 +104,7 @@ func TestDroppedConnectionHasNoPlace(t *testing.T) {
 	c.enter(g)
 	c.thin()
 	c.greeted(g)
-	if !g.closed || c.leave(g) {
+	if !g.closed || c.giveUp(g) {
 		t.Errorf("it is closed: %v, and has a place again", g.closed)
 	}
 	c.thin() // there is nobody

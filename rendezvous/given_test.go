@@ -20,7 +20,7 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 	}()
 	vote := gathering{key: "vote", size: 2}
 	for _, w := range worlds {
-		if v := worlds[0].given(vote); v != nil {
+		if v := worlds[0].setBefore(vote); v != nil {
 			t.Errorf("before rank %d has given its value: %q", w.Rank, v)
 		}
 		if err := w.inner.Set(t.Context(), rankKey("vote", w.Rank),
@@ -32,7 +32,7 @@ func TestValueGivenBeforeAFailureCanBeHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-worlds[0].Down()
-	if v := worlds[0].given(vote); len(v) != 2 || v[1][0] != 1 {
+	if v := worlds[0].setBefore(vote); len(v) != 2 || v[1][0] != 1 {
 		t.Errorf("got %q", v)
 	}
 	var f *Failure

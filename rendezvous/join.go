@@ -68,7 +68,7 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 }
 
 func tellEnd(ctx context.Context, e Env, how error) error {
-	near, err := e.near(ctx)
+	near, err := e.onlyThisMachine(ctx)
 	if err == nil && near {
 		err = awaitRecordDir(ctx)
 	}
@@ -124,7 +124,7 @@ func connect(ctx context.Context, e Env) (store Store, joined func(error) error,
 	if e.Size == 1 {
 		return NewMemStore(), func(err error) error { return err }, nil
 	}
-	near, err := e.near(ctx)
+	near, err := e.onlyThisMachine(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -138,11 +138,11 @@ func connect(ctx context.Context, e Env) (store Store, joined func(error) error,
 	return dialRank0(ctx, e, me, near)
 }
 
-// near reports whether the ranks meet on this machine alone. What launchers call
+// onlyThisMachine reports whether the ranks meet on this machine alone. What launchers call
 // nodes may be one machine. So without a token, which other machines would need,
 // the ranks of rank 0's machine meet there; ranks elsewhere learn that they need
 // a token.
-func (e Env) near(ctx context.Context) (bool, error) {
+func (e Env) onlyThisMachine(ctx context.Context) (bool, error) {
 	switch {
 	case e.LocalSize == e.Size:
 		return true, nil
@@ -376,7 +376,7 @@ func assemble(ctx context.Context, e Env, store Store) (*World, error) {
 	}
 	w.notes = notes
 	if machines := w.readSelves(selves); e.LocalSize < e.Size {
-		w.place(machines)
+		w.numberMachines(machines)
 		err = w.findOut()
 	}
 	if err != nil {
@@ -439,9 +439,9 @@ func machine() string {
 	return fmt.Sprintf("%s %s %d", name, strings.TrimSpace(string(boot)), s.Dev)
 }
 
-// place numbers the machines in the order of their first ranks, and the ranks
+// numberMachines numbers the machines in the order of their first ranks, and the ranks
 // of each in the order of all.
-func (w *World) place(machines []string) {
+func (w *World) numberMachines(machines []string) {
 	numbers := map[string]int{}
 	ranksOf := map[string]int{}
 	for r, name := range machines {

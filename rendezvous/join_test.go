@@ -612,7 +612,7 @@ func TestMachinesAreNumberedByTheirFirstRank(t *testing.T) {
 	all := []string{"b", "a", "b", "c", "a"}
 	for r, want := range [][3]int{{0, 0, 2}, {1, 0, 2}, {0, 1, 2}, {2, 0, 1}, {1, 1, 2}} {
 		w := &World{Rank: r, Size: 5}
-		w.place(all)
+		w.numberMachines(all)
 		if got := [3]int{w.Node, w.LocalRank, w.LocalSize}; got != want {
 			t.Errorf("rank %d: node, local rank, local size = %v, want %v", r, got, want)
 		}

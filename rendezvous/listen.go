@@ -88,12 +88,12 @@ func (l *Listener) take(conn net.Conn) {
 		if peer.size != l.me.size || peer.rank < 0 || peer.rank >= peer.size {
 			return &refusal{fmt.Sprintf("%v is no rank of this job", peer)}
 		}
-		if !l.strangers.leave(conn) { // dropped for newer ones just now: a welcome would be a lie
+		if !l.strangers.giveUp(conn) { // dropped for newer ones just now: a welcome would be a lie
 			return net.ErrClosed
 		}
 		return welcome.writeTo(conn)
 	})
-	l.strangers.leave(conn)
+	l.strangers.giveUp(conn)
 	if !stop() || err != nil {
 		conn.Close()
 		return

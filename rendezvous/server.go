@@ -65,7 +65,7 @@ func serve(ln net.Listener, token string, me identity, timeout time.Duration) *s
 // take serves a connection.
 func (s *server) take(conn net.Conn) {
 	m, err := s.welcome(conn)
-	s.strangers.leave(conn)
+	s.strangers.giveUp(conn)
 	if err != nil || m == nil {
 		conn.Close()
 		return
@@ -88,7 +88,7 @@ func (s *server) welcome(conn net.Conn) (m *member, err error) {
 	stop := context.AfterFunc(s.over, func() { conn.Close() })
 	defer stop()
 	id, err := s.receive(conn, s.token, s.me, func(id identity, welcome frame) (err error) {
-		if !s.strangers.leave(conn) {
+		if !s.strangers.giveUp(conn) {
 			return errors.New("it was dropped for newer connections just when it had proven the " +
 				"token")
 		}
@@ -355,8 +355,8 @@ func (m *member) news() chan struct{} {
 	return told
 }
 
-// spread waits until the failure was sent to all members, at most spreadTime.
-func (s *server) spread() {
+// awaitSent waits until the failure was sent to all members, at most spreadTime.
+func (s *server) awaitSent() {
 	ctx, cancel := context.WithTimeout(s.over, spreadTime)
 	defer cancel()
 	for _, m := range s.connected() {
@@ -462,7 +462,7 @@ func (s *server) open() Store { return &hostStore{s.table.open(), s} }
 func (h *hostStore) Get(ctx context.Context, key string) ([]byte, error) {
 	value, err := h.memStore.Get(ctx, key)
 	if err == nil && key == downKey {
-		h.server.spread()
+		h.server.awaitSent()
 	}
 	return value, err
 }

@@ -132,7 +132,7 @@ func (c *client) follow(f frame) {
 			return dial(context.Background(), addr, c.token, c.me, handshakeTime, c.link.timeout)
 		}, func() {
 			c.moved.Store(true)
-			c.leave(c.left())
+			c.sayGoodbye(c.left())
 		})
 		return
 	}

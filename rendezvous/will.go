@@ -42,7 +42,7 @@ type will struct {
 	at      time.Time
 }
 
-// wills are those of ranks that live, by rank.
+// wills has the wills of ranks that live, by rank.
 type wills struct{ last atomic.Pointer[will] }
 
 func (w *wills) take(value []byte) { w.last.Store(&will{decodeFailure(value), time.Now()}) }

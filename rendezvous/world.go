@@ -283,7 +283,7 @@ func (w *World) Close() error {
 }
 
 // Barrier returns once every rank has called it with the same key. Each key is
-// used once in the life of a job. Errors are those of [World.AllGather].
+// used once in the life of a job. Errors: see [World.AllGather].
 func (w *World) Barrier(ctx context.Context, key string) error {
 	_, err := w.gather(ctx, fmt.Sprintf("barrier %q", key), key, nil)
 	return err
@@ -318,7 +318,7 @@ func (w *World) gather(
 		return w.late(what, g, err)
 	case w.Failure() != nil || context.Cause(ctx) != ctx.Err():
 		// A rank may fail or leave right after it has set its value: a later call reports that.
-		if values := w.given(g); values != nil {
+		if values := w.setBefore(g); values != nil {
 			return values, nil
 		}
 	}
@@ -335,8 +335,8 @@ func (w *World) gatherer() gatherer {
 
 func rankKey(key string, rank int) string { return fmt.Sprintf("%s/%d", key, rank) }
 
-// given returns the values that were set before the job failed, or nil if one was not.
-func (w *World) given(g gathering) [][]byte {
+// setBefore returns the values that were set before the job failed, or nil if one was not.
+func (w *World) setBefore(g gathering) [][]byte {
 	ctx, cancel := context.WithTimeout(context.Background(), newsTime)
 	defer cancel()
 	values, err := w.gatherer().peek(ctx, g)

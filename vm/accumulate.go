@@ -11,7 +11,7 @@ import (
 // Accumulate makes one step of the solver of n runs, for batches whose activations do not fit into
 // memory. Each RunAll adds the gradients of a micro-batch to those before; each n-th one exchanges
 // the sum ([WithDataParallel]) and applies it. For the mean over all samples, divide the loss by n
-// in the graph. The bits are those of autograd's Accumulate.
+// in the graph. The bits are the same as by autograd's Accumulate.
 //
 // Between the first run of a step and its last one a step is in progress: Save and Load of
 // [Machine.DataParallel] are ErrArgument on all ranks, so is a RunAll after SetRate or another
@@ -47,10 +47,10 @@ func Accumulate(n int) Option {
 //
 // [ClipNorm] takes the norm of the sum, added up parameter by parameter. Moving averages of batch
 // norms take the statistics of all micro-batches in their order, in the last run. For dropout, Seek
-// the random numbers to the first sample of each micro-batch. The bits are those of autograd's
-// Accumulate with its WithTree. They are the same on processors of one kind: what a rank computes
-// of a micro-batch does not depend on the number of its cores, but may differ between levels of
-// vector instructions, and between hosts and GPUs.
+// the random numbers to the first sample of each micro-batch. The bits are the same as by
+// autograd's Accumulate with its WithTree. They are the same on processors of one kind: what a rank
+// computes of a micro-batch does not depend on the number of its cores, but may differ between
+// levels of vector instructions, and between hosts and GPUs.
 //
 // What a step in progress refuses is said at [Accumulate].
 //

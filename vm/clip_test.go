@@ -19,7 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestClipNorm: norms and steps are those of autograd.ClipNorm, with a limit below the norm and
+// TestClipNorm: norms and steps equal autograd.ClipNorm's, with a limit below the norm and
 // above it.
 func TestClipNorm(t *testing.T) { clipNorm(t, devices) }
 

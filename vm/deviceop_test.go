@@ -96,7 +96,7 @@ func (r ranked) feedIntegers(x *gorgonia.Node, run int) {
 
 // TestCollectivesRunOnTheDevice: no operand goes through the host, in the first run, which is step
 // by step, and in those after it, which are CUDA graphs where there are any, and no run takes
-// memory. Losses and gradients are those of a machine on the host.
+// memory. Losses and gradients equal those of a machine on the host.
 func TestCollectivesRunOnTheDevice(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
 		for name, collective := range collectives {

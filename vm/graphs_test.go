@@ -364,7 +364,7 @@ func (b bench) average(a interpret.Array) error {
 	return nil
 }
 
-// options are those of the machine of a trial.
+// options returns the options of a trial's machine.
 func (b bench) options(t trial, g *gradedGraph, limits plan.Limits, want *expected) []vm.Option {
 	options := []vm.Option{vm.Keep(want.nodes...), vm.WithLimits(limits)}
 	if t.solver == "" {

@@ -62,7 +62,10 @@ type Option func(*Machine)
 // Keep gives nodes a value after each run that would have none. Nodes that are variables have
 // one anyway.
 func Keep(nodes ...*gorgonia.Node) Option {
-	return func(m *Machine) { m.keep = append(m.keep, nodes...); m.given("Keep", "nodes", nodes) }
+	return func(m *Machine) {
+		m.keep = append(m.keep, nodes...)
+		m.refuseNil("Keep", "nodes", nodes)
+	}
 }
 
 // Eval makes a machine for evaluation: before each run, the operations that behave otherwise
@@ -82,8 +85,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
-	m.given("New", "g", g)
-	m.given("New", "options", options)
+	m.refuseNil("New", "g", g)
+	m.refuseNil("New", "options", options)
 	for _, o := range options {
 		if o != nil {
 			o(m)
@@ -104,8 +107,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	return m, nil
 }
 
-// given notes that an argument is nil: New says so on all ranks.
-func (m *Machine) given(function, name string, argument any) {
+// refuseNil notes that an argument is nil: New says so on all ranks.
+func (m *Machine) refuseNil(function, name string, argument any) {
 	m.missing = errors.Join(m.missing, backend.Given("vm."+function, name, argument))
 }
 
@@ -200,7 +203,7 @@ func (m *Machine) compile() (err error) {
 			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index],
 				m.read.Inputs[b.Index].Shape(), i, b.Written})
 		case plan.State, plan.Setting:
-			m.solver.place(i, b, m.read.Inputs)
+			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
 			if err := m.bindConstant(b.Index, i); err != nil {
 				return err
@@ -310,7 +313,7 @@ type StepTime struct {
 	Op   string // what it computes, as the plan prints it
 	Node string // of the graph, the last one that it computes
 	Time time.Duration
-	// Bytes are those of its operands and results: what it must read and write, unless it reads
+	// Bytes is the size of its operands and results: what it must read and write, unless it reads
 	// parts of an operand.
 	Bytes int
 }

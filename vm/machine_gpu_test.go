@@ -34,7 +34,7 @@ func gpu(t testing.TB) backend.Device {
 	return d
 }
 
-// TestTrainsOnGPU: losses and gradients are those of the tape machine.
+// TestTrainsOnGPU: losses and gradients equal those of the tape machine.
 func TestTrainsOnGPU(t *testing.T) { trainOnGPU(t, models) }
 
 // TestStockExamplesOnGPU is TestStockExamples on a GPU.

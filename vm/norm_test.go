@@ -113,7 +113,7 @@ func machineOn(t *testing.T, d backend.Device, n normed, options ...vm.Option) *
 	return m
 }
 
-// TestBatchNormEvaluates: in evaluation, value and gradient are those of the present averages.
+// TestBatchNormEvaluates: in evaluation, value and gradient follow from the present averages.
 func TestBatchNormEvaluates(t *testing.T) {
 	m := &model{g: gorgonia.NewGraph()}
 	x := gorgonia.NewMatrix(m.g, tensor.Float64, gorgonia.WithName("x"),

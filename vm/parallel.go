@@ -20,9 +20,9 @@ import (
 
 // WithDataParallel makes the ranks of a communicator train together. Each RunAll exchanges the
 // gradients of the learnables of [WithSolver], in the buckets of autograd.DataParallel and in place
-// of its Sync, and the solver applies what comes back. The bits are those of Sync and the solver's
-// Step after a run without it. Options are those of package autograd except WithPartial and
-// WithUnused.
+// of its Sync, and the solver applies what comes back. The bits are the same as by Sync and the
+// solver's Step after a run without it. Options are options of package autograd except WithPartial
+// and WithUnused.
 //
 // New is collective: every rank makes the machine, of a graph that differs in nothing but the
 // batch, and the learnables become those of rank 0. RunAll is collective, too. Ranks that are
@@ -45,7 +45,7 @@ import (
 func WithDataParallel(comm backend.Communicator, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.parallel = &parallel{comm: comm, options: options}
-		m.given("WithDataParallel", "options", options)
+		m.refuseNil("WithDataParallel", "options", options)
 	}
 }
 
@@ -230,7 +230,7 @@ func (m *Machine) buckets() ([]int, error) {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs "+
 			"the micro-batches, so use WithTree of this package", backend.ErrArgument)
 	}
-	for b, bucket := range p.exchange.Buckets() {
+	for b, bucket := range p.exchange.Params() {
 		for _, i := range bucket {
 			of[i] = b + 1
 		}

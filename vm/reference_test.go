@@ -178,7 +178,7 @@ func (t *trajectory) give(a interpret.Array) {
 	t.steps++
 }
 
-// present returns the learnable, whose bounds are those of the corners, and a few roundings.
+// present returns the learnable, whose bounds come from the corners, and a few roundings.
 func (t *trajectory) present() interpret.Array {
 	w := elements(t.w)
 	n := t.shape.Size()

@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestSaveAsyncHasTheBitsOfSave: a machine's parameters, solver and averages are those of the step
-// although it runs on, twice over, and is closed with a Save under way.
+// TestSaveAsyncHasTheBitsOfSave: a machine's parameters, solver and averages have the values of the
+// step although it runs on, twice over, and is closed with a Save under way.
 func TestSaveAsyncHasTheBitsOfSave(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, saveAsyncHasTheBitsOfSave)

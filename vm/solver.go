@@ -234,8 +234,8 @@ func (s *solving) without(nodes []*gorgonia.Node) []*gorgonia.Node {
 	})
 }
 
-// place notes a buffer of the plan that the solver binds.
-func (s *solving) place(buffer int, b plan.Buffer, inputs []*gorgonia.Node) {
+// bindBuffer notes a buffer of the plan that the solver binds.
+func (s *solving) bindBuffer(buffer int, b plan.Buffer, inputs []*gorgonia.Node) {
 	if b.Kind == plan.State {
 		s.states = append(s.states, state{buffer, slices.Index(s.learnables, inputs[b.Index]),
 			b.Vector})

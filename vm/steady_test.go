@@ -49,7 +49,7 @@ func decoder(t testing.TB, dt tensor.Dtype) *model {
 	return m
 }
 
-// steadyModels are those of the examples, small.
+// steadyModels are the models of the examples, small.
 var steadyModels = map[string]func(testing.TB, tensor.Dtype) *model{
 	"mlp":     layers(64, 64, 128, 10),
 	"convnet": stockConvnet(4),

@@ -140,7 +140,7 @@ func (r ranked) trainNormed(dt tensor.Dtype, options ...vm.Option) (h history, e
 }
 
 // TestBatchNormOverAllRanks: with SyncBatchNorm, losses, gradients, weights and moving averages of
-// a training on any number of ranks are those of one rank with the whole batch.
+// a training on any number of ranks equal one rank's with the whole batch.
 func TestBatchNormOverAllRanks(t *testing.T) {
 	kinds := []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged}
 	testenv.Each(t, kinds, func(t *testing.T, k testenv.Kind) { normsOverAllRanks(t, k, 1, 2, 4) })

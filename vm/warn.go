@@ -15,7 +15,7 @@ import (
 // Gorgonia computes wrongly. The default is standard error. With [WithDataParallel], rank 0 says it
 // for all.
 func Notice(say func(text string)) Option {
-	return func(m *Machine) { m.notice = say; m.given("Notice", "say", say) }
+	return func(m *Machine) { m.notice = say; m.refuseNil("Notice", "say", say) }
 }
 
 // toStandardError is the default of Notice.

@@ -29,7 +29,7 @@ func (s *suite) vector(c backend.Communicator, n int) (*vector, error) {
 
 func (v *vector) buffer() backend.Buffer { return v.bytes.As(v.s.Integers) }
 
-func (v *vector) move(dst, src backend.Buffer) error {
+func (v *vector) copyAndWait(dst, src backend.Buffer) error {
 	if v.s.Copy != nil {
 		return v.s.Copy(dst, src)
 	}
@@ -43,22 +43,22 @@ func (v *vector) set(f func(i int) int64) error {
 		v.values[i] = f(i)
 	}
 	if v.s.Integers == backend.I64 {
-		return v.move(v.buffer(), backend.Of(v.values))
+		return v.copyAndWait(v.buffer(), backend.Of(v.values))
 	}
 	floats := make([]float32, len(v.values))
 	for i, x := range v.values {
 		floats[i] = float32(x)
 	}
-	return v.move(v.buffer(), backend.Of(floats))
+	return v.copyAndWait(v.buffer(), backend.Of(floats))
 }
 
 // get reads the values.
 func (v *vector) get() error {
 	if v.s.Integers == backend.I64 {
-		return v.move(backend.Of(v.values), v.buffer())
+		return v.copyAndWait(backend.Of(v.values), v.buffer())
 	}
 	floats := make([]float32, len(v.values))
-	if err := v.move(backend.Of(floats), v.buffer()); err != nil {
+	if err := v.copyAndWait(backend.Of(floats), v.buffer()); err != nil {
 		return err
 	}
 	for i, x := range floats {
@@ -274,7 +274,7 @@ func (s *suite) alloc(P int) error {
 				return fmt.Errorf("Alloc(%d) gave %d %v, want %d u8", n, b.Len(), b.DType(), n)
 			}
 			v := &vector{s: s, values: make([]int64, n/8)}
-			if err := v.move(backend.Of(v.values), b.As(backend.I64)); err != nil {
+			if err := v.copyAndWait(backend.Of(v.values), b.As(backend.I64)); err != nil {
 				return err
 			}
 			for i, got := range v.values {
@@ -332,13 +332,14 @@ func (s *suite) allocAndFree(c backend.Communicator, times int) error {
 			return fmt.Errorf("time %d: %w", i, err)
 		}
 		v := &vector{s: s, values: make([]int64, n)}
-		if err := v.move(backend.Of(v.values), x.As(backend.I64)); err != nil {
+		if err := v.copyAndWait(backend.Of(v.values), x.As(backend.I64)); err != nil {
 			return err
 		}
 		if at := slices.IndexFunc(v.values, func(e int64) bool { return e != 0 }); at >= 0 {
 			return fmt.Errorf("time %d: Alloc gave memory that is not zero at byte %d", i, 8*at)
 		}
-		if err := v.move(x.Slice(0, 8), backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})); err != nil {
+		bytes := backend.Of([]byte{1, 2, 3, 4, 5, 6, 7, 8})
+		if err := v.copyAndWait(x.Slice(0, 8), bytes); err != nil {
 			return err
 		}
 		if (c.Rank()+i)%2 == 0 { // the others free this one later than the next, or earlier

@@ -83,7 +83,8 @@ func (m *mixed) fill() error {
 			}
 			m.want[i] = append(m.want[i], x)
 		}
-		if err := v.move(v.bytes.As(backend.F32), backend.Of(m.want[i][m.c.Rank()])); err != nil {
+		want := backend.Of(m.want[i][m.c.Rank()])
+		if err := v.copyAndWait(v.bytes.As(backend.F32), want); err != nil {
 			return err
 		}
 	}
@@ -184,7 +185,7 @@ func (m *mixed) check() error {
 	for i, v := range m.vs {
 		want := m.want[i][m.c.Rank()]
 		got := make([]float32, len(want))
-		if err := v.move(backend.Of(got), v.bytes.As(backend.F32)); err != nil {
+		if err := v.copyAndWait(backend.Of(got), v.bytes.As(backend.F32)); err != nil {
 			return err
 		}
 		for j, g := range got {

@@ -75,7 +75,7 @@ func expected(c backend.Collective, P, count int, d backend.DType, srcs [][]byte
 	case backend.Reduce:
 		dsts[c.Root] = fold(c, d, srcs)
 	case backend.ReduceScatter:
-		cut(dsts, fold(c, d, srcs), c, P, count, size)
+		splitRows(dsts, fold(c, d, srcs), c, P, count, size)
 	case backend.AllGather:
 		fill(dsts, join(srcs))
 	case backend.Gather:
@@ -83,7 +83,7 @@ func expected(c backend.Collective, P, count int, d backend.DType, srcs [][]byte
 	case backend.Broadcast:
 		fill(dsts, srcs[c.Root])
 	case backend.Scatter:
-		cut(dsts, srcs[c.Root], c, P, count, size)
+		splitRows(dsts, srcs[c.Root], c, P, count, size)
 	case backend.AllToAll:
 		for s := range P {
 			rest := pieces(c, s, P, count, size, srcs[s])
@@ -138,7 +138,7 @@ func fill(dsts [][]byte, x []byte) {
 	}
 }
 
-func cut(dsts [][]byte, x []byte, c backend.Collective, P, count, size int) {
+func splitRows(dsts [][]byte, x []byte, c backend.Collective, P, count, size int) {
 	for r := range dsts {
 		n := count * size
 		if c.Splits != nil {

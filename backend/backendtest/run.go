@@ -35,7 +35,7 @@ var scenarios = []scenario{
 	{"WhoHasNothingTakesPart", 1, (*suite).nothing},
 	{"SumsInATree", 1, (*suite).tree},
 	{"PiecesArePermuted", 1, (*suite).rows},
-	{"PartGivesTheBitsOfTheWhole", 1, (*suite).part},
+	{"PartGivesTheBitsOfTheWhole", 1, (*suite).reducePart},
 	{"AverageDoesNotOverflow", 1, (*suite).average},
 	{"RanksGetTheSameBits", 2, (*suite).sameBits},
 	{"BackToBackCallsDoNotMix", 1, (*suite).backToBack},

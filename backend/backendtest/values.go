@@ -407,8 +407,8 @@ func (b *bench) sameByAll(t *trial) error {
 	return nil
 }
 
-// part reduces a part of an operand alone.
-func (s *suite) part(P int) error {
+// reducePart reduces a part of an operand alone.
+func (s *suite) reducePart(P int) error {
 	if s.OwnOrder {
 		return errSkip("it adds in its own order")
 	}

@@ -40,11 +40,11 @@ func (c *Communicator) Start(q backend.Queue, call backend.Collective, dst,
 // start starts a call on a queue of the host.
 func (c *Communicator) start(inner backend.Queue, call backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
-	hostDst, err := c.device.behind(dst)
+	hostDst, err := c.device.hostMemory(dst)
 	if err != nil {
 		return nil, fmt.Errorf("%v: destination: %w", call, err)
 	}
-	hostSrc, err := c.device.behind(src)
+	hostSrc, err := c.device.hostMemory(src)
 	if err != nil {
 		return nil, fmt.Errorf("%v: source: %w", call, err)
 	}

@@ -168,8 +168,8 @@ func (m *Host) Peak() int {
 	return m.peak
 }
 
-// behind returns the host memory behind a buffer of the device.
-func (d *Device) behind(b backend.Buffer) (backend.Buffer, error) {
+// hostMemory returns the host memory behind a buffer of the device.
+func (d *Device) hostMemory(b backend.Buffer) (backend.Buffer, error) {
 	if b.Len() == 0 {
 		return backend.Host(b.DType(), nil, 0), nil
 	}

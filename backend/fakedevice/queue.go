@@ -81,7 +81,7 @@ func (d *Device) allBehind(buffers []backend.Buffer) ([]backend.Buffer, error) {
 	memory := make([]backend.Buffer, len(buffers))
 	for i, b := range buffers {
 		var err error
-		if memory[i], err = d.behind(b); err != nil {
+		if memory[i], err = d.hostMemory(b); err != nil {
 			return nil, err
 		}
 	}
@@ -149,7 +149,7 @@ func (q *queue) Move(dst, src backend.Buffer) error {
 			if b.Len() > 0 && !b.Device() {
 				continue
 			}
-			memory, err := q.device.behind(*b)
+			memory, err := q.device.hostMemory(*b)
 			if err != nil {
 				return err
 			}

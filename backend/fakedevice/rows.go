@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Capabilities are those of inner, and Rows of what kernels of GPUs have: types of 2 bytes and
+// Capabilities returns what inner can do, with the Rows of kernels on GPUs: types of 2 bytes and
 // more.
 func (c *Communicator) Capabilities() backend.Capabilities {
 	caps := c.Base.Capabilities()

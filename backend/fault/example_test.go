@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"github.com/euryale-ml/euryale"
@@ -36,9 +37,12 @@ func ExampleParse() {
 	plan, err := fault.Parse("kill,rank=1,call=400")
 	fmt.Println(plan.Kind, plan.Rank, plan.Call, err)
 	_, err = fault.Parse("kill,rank=1")
-	fmt.Println(err)
+	problem, advice, _ := strings.Cut(err.Error(), ", then ")
+	fmt.Println(problem)
+	fmt.Println("then", strings.ReplaceAll(advice, ", such as", ",\nsuch as"))
 	// Output:
 	// kill 1 400 <nil>
-	// bad argument: "kill,rank=1" is no fault: write kill, stop, panic, exit or abort, then the
-	// rank (from 0) and the number of its collective (from 1), such as kill,rank=1,call=400
+	// bad argument: "kill,rank=1" is no fault: write kill, stop, panic, exit or abort
+	// then the rank (from 0) and the number of its collective (from 1),
+	// such as kill,rank=1,call=400
 }

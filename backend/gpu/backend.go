@@ -181,7 +181,7 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 	if err != nil {
 		return nil, err
 	}
-	common := &base{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev,
+	common := &groupState{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev,
 		notice: b.notice, scratchLen: b.scratch,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))

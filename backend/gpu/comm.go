@@ -26,8 +26,8 @@ const (
 	worksAtOnce = 64
 )
 
-// base is what a rank's group has in common with its parts.
-type base struct {
+// groupState is what a rank's group has in common with its parts.
+type groupState struct {
 	world      *rendezvous.World
 	dir        string // where Split makes shared memory
 	timeout    time.Duration
@@ -50,7 +50,7 @@ type Communicator struct {
 
 	// What every call reads or writes is together here: behind a launch all of it has to come
 	// from slower caches.
-	*base
+	*groupState
 	*choice    // of the algorithm of each call
 	rank, size int
 	main       Stream // the device's default queue, nil if that is none
@@ -104,11 +104,11 @@ type Communicator struct {
 }
 
 // newComm returns a group that is not connected.
-func newComm(b *base, part group.Part, board group.Board, by *choice) *Communicator {
+func newComm(b *groupState, part group.Part, board group.Board, by *choice) *Communicator {
 	size := len(part.Members)
 	c := &Communicator{
-		base: b, choice: by, name: part.Name, rank: part.Rank, size: size, members: part.Members,
-		board: board,
+		groupState: b, choice: by, name: part.Name, rank: part.Rank, size: size,
+		members: part.Members, board: board,
 		steps: make([]ncclStep, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
@@ -329,7 +329,7 @@ func (c *Communicator) release() error {
 	close(c.freed)
 	err = errors.Join(err, c.freeProgress())
 	if c.memory.dev != nil {
-		err = errors.Join(err, c.memory.leave(c.kernelQueue()))
+		err = errors.Join(err, c.memory.giveBack(c.kernelQueue()))
 	}
 	if c.dismantled != nil { // it needs the board
 		<-c.dismantled

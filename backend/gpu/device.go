@@ -20,7 +20,7 @@ type Device interface {
 	// Multiprocessors is how many blocks the device runs side by side at the least, 0 if that
 	// is not known.
 	Multiprocessors() int
-	// PCIBusID is the device's own; Reachable are those of devices whose memory its kernels can
+	// PCIBusID is the device's own; Reachable has the IDs of devices whose memory its kernels can
 	// use; NVLinks are those at the far ends of its links, and the number of links to switches.
 	PCIBusID() string
 	Reachable() []string

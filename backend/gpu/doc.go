@@ -80,7 +80,7 @@
 //
 // Even reduce-scatters and all-gathers are halves of these and run on the same kernels. Lines
 // need NVLink, of a V100, an A100, or Hopper and newer; without it, LL ends at 128 KiB and the
-// two shots are those with barriers. Packets and lines are those of NCCL's protocols LL and
+// two shots are those with barriers. Packets and lines come from NCCL's protocols LL and
 // LL128; ours alternate between two inboxes, which is enough when everyone sends to everyone.
 // allreduce.cu, ll128.cu and peers.cuh of kernels/cuda say how ranks meet and why nobody
 // overtakes anybody.
@@ -130,7 +130,7 @@
 //
 // # Failures
 //
-// Package internal/group decides who is to blame: it sees a rank that is lost, one that has
+// Package internal/group decides which rank is to blame: it sees a rank that is lost, one that has
 // aborted or closed, errors that NCCL reports, and calls that make no progress for the World's
 // timeout. NCCL's sockets break when a rank on another machine ends, so an error that NCCL finds
 // waits a moment for news of that rank. Then which calls were done is fixed, kernels that wait are

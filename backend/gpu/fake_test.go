@@ -150,7 +150,7 @@ func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
 	return comms
 }
 
-// options are those of a test: little memory, and what is measured does not matter.
+// options are for tests: little memory, and what is measured does not matter.
 func options() Options { return Options{Force: TwoShot, Staging: 4 << 10, Table: prototype()} }
 
 func same(o Options) func(int) Options { return func(int) Options { return o } }

@@ -161,7 +161,7 @@ func (c *Communicator) split(color, key int) (*Communicator, error) {
 	for i, r := range part.Ranks {
 		infos[i] = c.plan.ranks[r]
 	}
-	made := newComm(c.base, part, board, newChoice(decide(c.asked, infos)))
+	made := newComm(c.groupState, part, board, newChoice(decide(c.asked, infos)))
 	made.part = true
 	return made, c.member.Broken(made.connect(ctx, func() (ncclComm, error) { return e, nil }))
 }

@@ -57,7 +57,7 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 	}
 	for r, w := range worlds {
 		d := &instant{}
-		c := newComm(&base{world: w, timeout: time.Minute, lib: d, dev: d}, group.Whole(w),
+		c := newComm(&groupState{world: w, timeout: time.Minute, lib: d, dev: d}, group.Whole(w),
 			group.NewMemory(share, r, size), newChoice(plan, ""))
 		c.events, c.last = make([]uintptr, eventSlots), d
 		t.Cleanup(func() {

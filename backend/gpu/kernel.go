@@ -22,7 +22,7 @@ func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 	x := &c.exchange
 	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src,
 		Event: event}
-	c.memory.place(x, k)
+	c.memory.placeOperands(x, k)
 	return c.exchanges(q, x)
 }
 
@@ -39,9 +39,9 @@ func (c *Communicator) exchanges(q Stream, x *peers.PeerCall) error {
 	return c.kernels.Exchange(&c.memory.peers, x)
 }
 
-// place says how the kernel of a call is launched: which one it is, and where in the windows
-// its operands are.
-func (m *peerMemory) place(x *peers.PeerCall, k *call) {
+// placeOperands says how the kernel of a call is launched: which one it is, and where in the
+// windows its operands are.
+func (m *peerMemory) placeOperands(x *peers.PeerCall, k *call) {
 	switch k.what.Kind {
 	case backend.ReduceScatter:
 		x.Way, x.Source = peers.ReduceScatter, m.placeOf(k.src, k.dst.NBytes())

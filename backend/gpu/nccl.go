@@ -63,7 +63,7 @@ func (c *Communicator) compose(q Stream, k *call) error {
 				return err
 			}
 		}
-		c.steps = b.spread(c.steps[:0])
+		c.steps = b.deliver(c.steps[:0])
 		if err := c.run(q, c.steps, 0); err != nil {
 			return err
 		}

@@ -272,8 +272,8 @@ func (b *block) result() backend.Buffer {
 	}
 }
 
-// spread appends the steps that bring the results where they belong.
-func (b *block) spread(to []ncclStep) []ncclStep {
+// deliver appends the steps that bring the results where they belong.
+func (b *block) deliver(to []ncclStep) []ncclStep {
 	k := b.k
 	if k.what.Kind == backend.ReduceScatter {
 		return to

@@ -90,7 +90,7 @@ func (m *peerMemory) dismantle() error {
 	if m.dev != nil {
 		copies = m.dev.Default()
 	}
-	own := m.c.teardowns.begin(nil, func() error { return m.leave(copies) })
+	own := m.c.teardowns.begin(nil, func() error { return m.giveBack(copies) })
 	m.c.dismantled = own.done
 	return errors.Join(m.c.teardowns.wait(dismantleTime, own), m.keep())
 }

@@ -356,7 +356,8 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 				floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
 			var x peers.PeerCall
-			c.memory.place(&x, &call{what: test.what, use: test.use, dst: test.dst, src: test.src})
+			c.memory.placeOperands(&x,
+				&call{what: test.what, use: test.use, dst: test.dst, src: test.src})
 			if x.Source != test.source || x.Target != test.target {
 				return fmt.Errorf("%v of %v: places %#x, %#x, want %#x, %#x", test.use, test.what,
 					x.Source, x.Target, test.source, test.target)
@@ -987,7 +988,7 @@ func TestCallsAllocateLittle(t *testing.T) {
 			}
 			c.newWork()
 			k.use = OneShot
-			c.memory.place(&c.exchange, &k)
+			c.memory.placeOperands(&c.exchange, &k)
 		})
 		if got > 0 {
 			t.Errorf("%v allocations for each call", got)

@@ -23,10 +23,10 @@ const (
 	hasFreed            // it has given back its own
 )
 
-// leave gives back this rank's memory, and returns when all ranks have given back theirs. last
+// giveBack gives back this rank's memory, and returns when all ranks have given back theirs. last
 // is the queue of this rank's last kernel, nil if there was none. If it cannot be told that the
 // kernels have ended, no rank gives anything back.
-func (m *peerMemory) leave(last backend.Queue) error {
+func (m *peerMemory) giveBack(last backend.Queue) error {
 	m.held.Store(int64(m.bytes()))
 	if err := settle(last, forever); err != nil {
 		return fmt.Errorf("the memory of the kernels stays in use: %w", err)

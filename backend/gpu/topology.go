@@ -171,7 +171,7 @@ func cubeMesh(m [][]int) [][4]int {
 			}
 		}
 		for colour := range cliqueSize - 1 {
-			partners[x][colour] = matched(clique, x, colour+1)
+			partners[x][colour] = partnerIn(clique, x, colour+1)
 		}
 		partners[x][cliqueSize-1] = relay
 	}
@@ -214,10 +214,10 @@ func relayOf(x int, near []uint) int {
 	return relay
 }
 
-// matched returns x's partner in one of the three perfect matchings of its clique.
+// partnerIn returns x's partner in one of the three perfect matchings of its clique.
 // Members are numbered in rank order, and x's partner is the member whose number differs
 // in the bits of colour. That is always a matching; a greedy choice can fail to find one.
-func matched(clique uint, x, colour int) int {
+func partnerIn(clique uint, x, colour int) int {
 	var members []int
 	for y := range cubeSize {
 		if clique&(1<<y) != 0 {

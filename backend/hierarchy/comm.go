@@ -46,7 +46,7 @@ var _ backend.Wrapper = (*Communicator)(nil)
 // New returns flat with all-reduces, reduce-scatters, all-gathers, broadcasts and all-to-alls
 // made hierarchical where that is faster. w is the world that flat was connected in;
 // flat may be any of its groups, and New is called once for it. It is collective,
-// and every rank must pass the same layout; the options are those of rank 0.
+// and every rank must pass the same layout; the options of rank 0 count.
 //
 // The result owns flat. It has communicators of its own, made by flat.Split: two
 // for the ranks of a machine and two for the ranks with the same place on each

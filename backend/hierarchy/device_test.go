@@ -65,7 +65,8 @@ func everyCallEqualsFlat(c *Communicator, memory backend.Buffer, most int) error
 func equalsFlatOnDevice(c *Communicator, memory backend.Buffer, what backend.Collective,
 	d backend.DType, count int) error {
 	nsrc, ndst := lengths(what, c.Size(), count)
-	src, dst := part(memory, 0, 2).As(d).Slice(0, nsrc), part(memory, 1, 2).As(d).Slice(0, ndst)
+	src := equalPart(memory, 0, 2).As(d).Slice(0, nsrc)
+	dst := equalPart(memory, 1, 2).As(d).Slice(0, ndst)
 	in, kept := integers(d, nsrc, uint64(count), uint64(c.Rank())), make([]byte, src.NBytes())
 	got, want := make([]byte, dst.NBytes()), make([]byte, dst.NBytes())
 	q, k, before := c.Device().Default(), c.Device().Default(), c.Stats()

@@ -145,5 +145,5 @@
 //
 // # Source
 //
-// The phases are those of fairring's hierarchical reduce-scatter and all-reduce.
+// The phases follow fairring's hierarchical reduce-scatter and all-reduce.
 package hierarchy

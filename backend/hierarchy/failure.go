@@ -205,7 +205,7 @@ func (c *Communicator) report(at slicePhase, err error) group.Report {
 }
 
 // bare returns what an error of a phase's communicator says of its cause, without the
-// rank and the call, which are those of the phase.
+// rank and the call of the phase.
 func bare(err error) error {
 	var e *backend.Error
 	if errors.As(err, &e) {

@@ -105,8 +105,8 @@ func (k *call) give(a *scratch) (err error) {
 	return err
 }
 
-// cut makes n elements of the slot the scratch.
-func (a *scratch) cut(d backend.DType, n int) { a.whole = a.slot.room.As(d).Slice(0, n) }
+// resize makes n elements of the slot the scratch.
+func (a *scratch) resize(d backend.DType, n int) { a.whole = a.slot.room.As(d).Slice(0, n) }
 
 // mine returns this rank's shard, which is empty if it is on no rail.
 func (a *scratch) mine() backend.Buffer {
@@ -129,16 +129,16 @@ func (a *scratch) splits() []int {
 }
 
 // shard returns the part of a device.
-func (a *scratch) shard(device int) backend.Buffer { return part(a.whole, device, a.D) }
+func (a *scratch) shard(device int) backend.Buffer { return equalPart(a.whole, device, a.D) }
 
 // own returns the piece that this rank adds.
-func (a *scratch) own() backend.Buffer { return part(a.shard(a.device), a.machine, a.M) }
+func (a *scratch) own() backend.Buffer { return equalPart(a.shard(a.device), a.machine, a.M) }
 
 // pieces returns the parts of a shard, by machine.
 func (a *scratch) pieces(shard backend.Buffer) []backend.Buffer {
 	all := make([]backend.Buffer, a.M)
 	for m := range all {
-		all[m] = part(shard, m, a.M)
+		all[m] = equalPart(shard, m, a.M)
 	}
 	return all
 }
@@ -176,8 +176,8 @@ func (a *scratch) half(d backend.DType) (h halves, ok bool) {
 	return halves{both.Slice(0, n), both.Slice(n, 2*n)}, true
 }
 
-// part returns one of n equal parts.
-func part(b backend.Buffer, i, n int) backend.Buffer {
+// equalPart returns one of n equal parts.
+func equalPart(b backend.Buffer, i, n int) backend.Buffer {
 	size := b.Len() / n
 	return b.Slice(i*size, (i+1)*size)
 }

@@ -64,7 +64,7 @@ func (k *call) slice(lo, hi int) error {
 	case backend.ReduceScatter:
 		return k.reduceScatter(lo, hi)
 	case backend.Broadcast:
-		return k.spread(lo, hi)
+		return k.fromRoot(lo, hi)
 	case backend.AllToAll:
 		return k.allToAll(lo, hi)
 	default:
@@ -97,8 +97,8 @@ func (k *call) allReduce(lo, hi int) error {
 	)
 }
 
-// spread brings root's operand to everyone.
-func (k *call) spread(lo, hi int) error {
+// fromRoot brings root's operand to everyone.
+func (k *call) fromRoot(lo, hi int) error {
 	n := k.c.plan.Layout.shares()
 	a := k.in(k.dst.Slice(lo*n, hi*n))
 	root := k.c.plan.Layout.at[k.what.Root]
@@ -139,7 +139,7 @@ func (k *call) reduceScatter(lo, hi int) error {
 	if err != nil {
 		return err
 	}
-	a.cut(k.dtype, (hi-lo)*k.c.Size())
+	a.resize(k.dtype, (hi-lo)*k.c.Size())
 	return k.script(
 		func() error { return k.pack(a, lo, hi) },
 		func() error { return k.reduceTo(a, a.whole) },
@@ -156,7 +156,7 @@ func (k *call) allToAll(lo, hi int) error {
 		return err
 	}
 	n, l := hi-lo, k.c.plan.Layout
-	a.cut(k.dtype, n*k.c.Size())
+	a.resize(k.dtype, n*k.c.Size())
 	other := a.second()
 	what := backend.Collective{Kind: backend.AllToAll}
 	return k.script(
@@ -204,7 +204,7 @@ func (k *call) allGather(lo, hi int) error {
 		return err
 	}
 	if !inPlace {
-		a.cut(k.dtype, (hi-lo)*k.c.Size())
+		a.resize(k.dtype, (hi-lo)*k.c.Size())
 	}
 	return k.script(
 		func() error {

@@ -88,8 +88,8 @@ func Region(part group.Part, among group.Sharing) *group.Handover {
 	})
 }
 
-// Join makes the communicator of a part whose ranks share a machine. places are those of the
-// part's ranks, and region what its [Region] has made.
+// Join makes the communicator of a part whose ranks share a machine. places has an entry for each
+// of the part's ranks, and region what its [Region] has made.
 func Join(
 	w *rendezvous.World, part group.Part, among group.Sharing, places []group.Place,
 	region *shm.Share,

@@ -38,11 +38,11 @@ func (c *comm) collect(k *call) error {
 	case backend.ReduceScatter:
 		return c.reduceScatter(k)
 	case backend.AllGather:
-		return c.spread(k, true)
+		return c.showAll(k, true)
 	case backend.Gather:
-		return c.spread(k, c.rank == k.c.Root)
+		return c.showAll(k, c.rank == k.c.Root)
 	case backend.Broadcast:
-		return c.spread(k, c.rank != k.c.Root)
+		return c.showAll(k, c.rank != k.c.Root)
 	case backend.Scatter:
 		return c.exchange(k, func(s, r int) (n, from, to int) {
 			if s != k.c.Root {
@@ -241,9 +241,9 @@ func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) {
 	c.reduce(k, dst)
 }
 
-// spread serves the kinds in which a rank shows the same to everyone: AllGather,
+// showAll serves the kinds in which a rank shows the same to everyone: AllGather,
 // Gather and Broadcast. want says whether this rank collects.
-func (c *comm) spread(k *call, want bool) error {
+func (c *comm) showAll(k *call, want bool) error {
 	per := k.fit(rawBytes)
 	longest := 0
 	for p := range c.size {

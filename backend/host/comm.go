@@ -260,7 +260,7 @@ func (c *comm) Alloc(nbytes int) (backend.Buffer, error) {
 		i, c.windows = len(c.windows), append(c.windows, window{})
 	}
 	c.windows[i] = window{share: s, stride: stride}
-	return backend.Of(c.windows[i].part(c.rank)[:nbytes]), nil
+	return backend.Of(c.windows[i].shareOf(c.rank)[:nbytes]), nil
 }
 
 // Free implements [backend.Communicator]. The memory of this rank's part is free at
@@ -274,12 +274,12 @@ func (c *comm) Free(b backend.Buffer) error {
 	}
 	for i := range c.windows {
 		w := &c.windows[i]
-		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.part(c.rank)).Addr() {
+		if w.share != nil && !w.freed && b.Addr() == backend.Of(w.shareOf(c.rank)).Addr() {
 			w.freed = true
 			if c.member.Err() != nil {
 				return nil
 			}
-			return shm.Discard(w.part(c.rank))
+			return shm.Discard(w.shareOf(c.rank))
 		}
 	}
 	return fmt.Errorf(
@@ -401,7 +401,7 @@ func (w window) state() byte {
 	return inUse
 }
 
-func (w window) part(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.stride] }
+func (w window) shareOf(r int) []byte { return w.share.Mem[r*w.stride : (r+1)*w.stride] }
 
 // locate returns where a buffer is in the windows: 0 if it is in none.
 // Otherwise 1 + the window's number in the upper 16 bits, the offset in this
@@ -411,7 +411,7 @@ func (c *comm) locate(b backend.Buffer) uint64 {
 		if w.share == nil {
 			continue
 		}
-		part := backend.Of(w.part(c.rank))
+		part := backend.Of(w.shareOf(c.rank))
 		if b.Addr() >= part.Addr() && b.Addr()+uintptr(b.NBytes()) <= part.Addr()+uintptr(
 			part.Len()) {
 			return uint64(i+1)<<48 | uint64(b.Addr()-part.Addr())
@@ -423,5 +423,5 @@ func (c *comm) locate(b backend.Buffer) uint64 {
 // at returns nbytes bytes of rank r's memory that locate has placed on r.
 func (c *comm) at(r int, place uint64, nbytes int) []byte {
 	w, offset := c.windows[place>>48-1], int(place&(1<<48-1))
-	return w.part(r)[offset : offset+nbytes]
+	return w.shareOf(r)[offset : offset+nbytes]
 }

@@ -33,7 +33,7 @@ type engine struct {
 	scratch [2][]byte
 	empty   [2]byte          // where operands without elements are, for MPI
 	terms   []backend.Buffer // of a direct all-reduce
-	given   bool             // a call was given up, and MPI's communicator with it
+	gaveUp  bool             // a call was given up, and MPI's communicator with it
 }
 
 var _ hosted.Engine = (*engine)(nil)
@@ -44,7 +44,7 @@ func (e *engine) Collect(k *hosted.Call) error {
 	if k.Count == 0 {
 		return e.meet(k)
 	}
-	return e.move(k)
+	return e.transfer(k)
 }
 
 // meet returns when every rank has begun the same call, if the board tells.
@@ -77,8 +77,8 @@ func (e *engine) meet(k *hosted.Call) error {
 // mostElements is how many elements of an operand MPI is given at once, because it counts in ints.
 const mostElements = 1 << 30
 
-// move runs a call that is not empty.
-func (e *engine) move(k *hosted.Call) error {
+// transfer runs a call that is not empty.
+func (e *engine) transfer(k *hosted.Call) error {
 	switch k.Kind {
 	case backend.AllReduce, backend.Reduce, backend.Broadcast:
 		return e.pieces(k)
@@ -362,7 +362,7 @@ func (e *engine) address(place int, b backend.Buffer) uintptr {
 
 // giveUp ends the group for a call that MPI keeps, or has failed.
 func (e *engine) giveUp(k *hosted.Call, pins *runtime.Pinner, err error) error {
-	e.given = true
+	e.gaveUp = true
 	here.fail(pins)
 	if err != nil {
 		e.broken(k, err)
@@ -419,7 +419,7 @@ func (e *engine) broken(k *hosted.Call, err error) {
 // Close implements [hosted.Engine]. To free MPI's communicator takes all ranks.
 func (e *engine) Close(well bool) error {
 	var err error
-	if well && !e.given && e.Board.Leave(leaveGrace) {
+	if well && !e.gaveUp && e.Board.Leave(leaveGrace) {
 		err = e.lib.free(e.mpi)
 	}
 	return errors.Join(err, e.Board.Release())

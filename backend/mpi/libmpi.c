@@ -334,7 +334,7 @@ int euryale_mpi_test(struct euryale_mpi *m, uintptr_t at, int polls)
 {
 	struct euryale_call *c = (struct euryale_call *)at;
 	/* Nobody reads it, since errors are what MPI_Test returns: it only has to be large enough. The
-	 * largest is that of the standard ABI, with 32 bytes. */
+	 * largest is the one of the standard ABI, with 32 bytes. */
 	uint64_t status[8];
 	int code = 0;
 

@@ -191,7 +191,7 @@ func (m *mesh) accept(rank int, conn net.Conn) {
 }
 
 // dial connects to the ranks of the part before this one, all at once, and waits for those behind
-// it. Addresses are those of the ranks that gather.
+// it. Addresses has one entry for each rank that gathers.
 func (m *mesh) dial(addrs []string) error {
 	part := m.Across
 	m.links = make([]*link, len(part.Ranks))
@@ -242,7 +242,7 @@ func (m *mesh) reach(ctx context.Context, rank int, addr string) (*link, error) 
 // wait returns the connection that a rank of the job has made, until ctx ends.
 func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	for {
-		if l, err := m.given(rank); l != nil || err != nil {
+		if l, err := m.take(rank); l != nil || err != nil {
 			return l, err
 		}
 		select {
@@ -259,7 +259,7 @@ func (m *mesh) wait(ctx context.Context, rank int) (*link, error) {
 	}
 }
 
-func (m *mesh) given(rank int) (*link, error) {
+func (m *mesh) take(rank int) (*link, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l := m.came[rank]

@@ -86,14 +86,14 @@ func (e *engine) allReduce(k *hosted.Call) {
 		return
 	}
 	e.sendParts(k)
-	lo, hi := part(k, e.Rank(), e.Size())
+	lo, hi := partBounds(k, e.Rank(), e.Size())
 	e.add(k, k.Src.Slice(lo, hi), k.Dst.Slice(lo, hi), everyone)
 	e.relay.behind = func(p int) []byte { return partOf(k, k.Dst, p, e.Size()) }
 }
 
 func (e *engine) reduce(k *hosted.Call) {
 	isRoot := e.Rank() == k.Root
-	lo, hi := part(k, e.Rank(), e.Size())
+	lo, hi := partBounds(k, e.Rank(), e.Size())
 	switch small := e.small(k); {
 	case small && isRoot:
 		e.add(k, k.Src, k.Dst, nobody)
@@ -173,7 +173,7 @@ func (e *engine) broadcast(k *hosted.Call) {
 			if whole {
 				e.sendAll(p, k.Src)
 			} else {
-				lo, hi := part(k, index(p), e.Size()-1)
+				lo, hi := partBounds(k, index(p), e.Size()-1)
 				e.sendAll(p, k.Src.Slice(lo, hi))
 			}
 		}
@@ -183,7 +183,7 @@ func (e *engine) broadcast(k *hosted.Call) {
 	case whole:
 		e.take(root, k.Dst, backend.Buffer{})
 	default:
-		lo, hi := part(k, index(e.Rank()), e.Size()-1)
+		lo, hi := partBounds(k, index(e.Rank()), e.Size()-1)
 		e.relay = relay{result: k.Dst.Slice(lo, hi), from: root, to: everyone,
 			behind: func(p int) []byte {
 				return partOf(k, k.Dst, index(p), e.Size()-1)
@@ -219,7 +219,7 @@ func (e *engine) sendAll(to int, b backend.Buffer) {
 // sendParts sends every rank its part of this one's operand.
 func (e *engine) sendParts(k *hosted.Call) {
 	for p := range e.Size() {
-		lo, hi := part(k, p, e.Size())
+		lo, hi := partBounds(k, p, e.Size())
 		e.sendAll(p, k.Src.Slice(lo, hi))
 	}
 }
@@ -249,9 +249,9 @@ func (e *engine) sums(d backend.DType, n int) backend.Buffer {
 	return backend.Host(d, unsafe.Pointer(unsafe.SliceData(e.sum)), n)
 }
 
-// part returns where the i-th of n parts of the whole operand lies, in elements. Parts are whole
-// cache lines.
-func part(k *hosted.Call, i, n int) (lo, hi int) {
+// partBounds returns where the i-th of n parts of the whole operand lies, in elements. Parts are
+// whole cache lines.
+func partBounds(k *hosted.Call, i, n int) (lo, hi int) {
 	perLine := lineBytes / k.DType().Size()
 	lines := (k.Count + perLine - 1) / perLine
 	per := (lines + n - 1) / n * perLine
@@ -259,7 +259,7 @@ func part(k *hosted.Call, i, n int) (lo, hi int) {
 }
 
 func partOf(k *hosted.Call, b backend.Buffer, i, n int) []byte {
-	lo, hi := part(k, i, n)
+	lo, hi := partBounds(k, i, n)
 	return b.Slice(lo, hi).Bytes()
 }
 
@@ -274,7 +274,7 @@ func (e *engine) travel(k *hosted.Call) error {
 		for i := 1; i < e.Size(); i++ {
 			p := (e.Rank() + i) % e.Size()
 			l := e.links[p]
-			did, err := e.move(k, p, l)
+			did, err := e.transfer(k, p, l)
 			if err != nil {
 				return err
 			}
@@ -294,8 +294,8 @@ func (e *engine) travel(k *hosted.Call) error {
 	}
 }
 
-// move moves what can be moved between this rank and rank p.
-func (e *engine) move(k *hosted.Call, p int, l *link) (moved bool, err error) {
+// transfer moves what can be moved between this rank and rank p.
+func (e *engine) transfer(k *hosted.Call, p int, l *link) (moved bool, err error) {
 	if l.lost != nil {
 		return false, nil
 	}

@@ -4,7 +4,7 @@
 // # Connections
 //
 // Each pair of ranks of a group has one connection. Both ends prove the job's token before
-// anything else travels (rendezvous.World.Listen). That keeps strangers out; who sits on the
+// anything else travels (rendezvous.World.Listen). That keeps strangers out; anyone on the
 // wire can read and change what travels. With World.TLS it is encrypted: a link is then one end of
 // a pair of sockets, and two goroutines carry what passes it to and from the TLS connection
 // (tunnel.go). A byte that was changed on the way ends the group, with an error that says so.
@@ -26,6 +26,6 @@
 //
 // A call runs on the goroutine that started it, or on that of its queue. It polls its sockets
 // without blocking for a while, unless there are more ranks than cores, and then sleeps in
-// poll(2). The life of the group (who is lost, who has closed, what ended it) is on a
+// poll(2). The life of the group (which ranks are lost or closed, what ended it) is on a
 // group.Board, which is looked at while a call waits.
 package tcp

@@ -5,13 +5,12 @@
 //	mpicc -O2 -o openmpi openmpi.c
 //	mpirun -n 4 ./openmpi 1024 67108864 > openmpi-4.jsonl
 //
-// Arguments: the first and the largest size in bytes, how many times each is
-// the one before (2), the seconds that the timed calls of a size should
-// take (0.3), and the collective (allreduce). Sums of f32, source and destination apart. The method
-// is that of the Go package bench: ten calls to choose how many to time, a fifth of that number to
-// warm up further, then calls back to back; p50 and p99 over the calls of rank 0 by the
-// nearest-rank rule, the mean of the slowest rank, bandwidth from the mean; the result of the last
-// call is compared element by element.
+// Arguments: the first and the largest size in bytes, how many times each is the one before (2),
+// the seconds that the timed calls of a size should take (0.3), and the collective (allreduce).
+// Sums of f32, source and destination apart. The method is the same as in the Go package bench: ten
+// calls to choose how many to time, a fifth of that number to warm up further, then calls back to
+// back; p50 and p99 over the calls of rank 0 by the nearest-rank rule, the mean of the slowest
+// rank, bandwidth from the mean; the result of the last call is compared element by element.
 
 #include <mpi.h>
 #include <stdio.h>

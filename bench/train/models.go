@@ -22,7 +22,7 @@ type model struct {
 	precisions []vm.Precision
 }
 
-// models are those of train_torch.py.
+// models are the models of train_torch.py.
 var models = map[string]model{
 	"mlp": {perceptron(64, 64, 128, 10), sgd, []vm.Precision{vm.F32}},
 	"mlp-large": {perceptron(1024, 784, 4096, 4096, 4096, 4096, 10), sgd,

@@ -298,8 +298,8 @@ type output struct {
 	wrong   int
 }
 
-// output writes what ranks measure on one of the backends, which are those of euryale.Backends if
-// none are given.
+// output writes what ranks measure on one of the backends, of euryale.Backends if none are
+// given.
 func (b *benchCmd) output(s *streams, among ...backend.Backend) *output {
 	if among == nil {
 		among = euryale.Backends()
@@ -385,7 +385,7 @@ func (s *output) method(P int, c bench.Config, away bool) []string {
 	}
 	lines := []string{
 		fmt.Sprintf("euryale bench: %v of %v, %v to %v, factor %d, backend %s, algorithm %v",
-			c.Collective, c.DType, c.Min, c.Max, c.Factor, s.engine(), c.Collective.Algorithm),
+			c.Collective, c.DType, c.Min, c.Max, c.Factor, s.backendName(), c.Collective.Algorithm),
 		fmt.Sprintf("ranks: %s; %s", s.ranks(P), where),
 	}
 	if away {
@@ -413,8 +413,8 @@ func (s *output) ranks(P int) string {
 	return fmt.Sprintf("%d processes", P)
 }
 
-// engine names the backend.
-func (s *output) engine() string {
+// backendName names the backend.
+func (s *output) backendName() string {
 	if text := s.library(); text != "" {
 		return s.backend + " (" + text + ")"
 	}

@@ -117,7 +117,7 @@ func (t *tuner) beginCompare(comm backend.Communicator) error {
 	t.device = modelOf(comm.Device())
 	lines := t.head([]string{
 		fmt.Sprintf("euryale bench --compress: %v of f32, %v to %v, factor %d, backend %s",
-			t.Collective, t.Min, t.Max, t.Factor, t.engine()),
+			t.Collective, t.Min, t.Max, t.Factor, t.backendName()),
 		"ranks: " + t.ranks(t.size),
 		"method: two operands of a normal distribution (deviation 1) take turns; residuals are " +
 			"kept; rounds in which the ways",

@@ -309,15 +309,15 @@ func (e *explainCmd) declareLinks(links *hierarchy.Links, together bool) (err er
 		links.Between = links.Inside
 	}
 	if e.Between != "" {
-		if links.Between, err = part(e.Between, links.Inside); err != nil {
+		if links.Between, err = parseLink(e.Between, links.Inside); err != nil {
 			return fmt.Errorf("--between: %w, or a part of the bandwidth inside, such as 1/10", err)
 		}
 	}
 	return nil
 }
 
-// part reads a link. "1/10" is a tenth of the bandwidth of another link.
-func part(text string, of hierarchy.Link) (hierarchy.Link, error) {
+// parseLink reads a link. "1/10" is a tenth of the bandwidth of another link.
+func parseLink(text string, of hierarchy.Link) (hierarchy.Link, error) {
 	if denominator, ok := strings.CutPrefix(text, "1/"); ok {
 		if n, err := strconv.ParseFloat(denominator, 64); err == nil && n > 0 {
 			return hierarchy.Link{Latency: of.Latency, Bandwidth: of.Bandwidth / n}, nil

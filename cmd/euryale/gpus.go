@@ -159,7 +159,7 @@ func probe(ctx context.Context, usable []usableGPU, nbytes int) []finding {
 		return []finding{{about: "gpu memory", err: errors.Join(err, free())}}
 	}
 	for i, l := range endpoints {
-		if err := move(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
+		if err := copyAndWait(l, l.src, backend.Of(patternOf(i, nbytes))); err != nil {
 			return []finding{{about: "gpu memory",
 				err: errors.Join(fmt.Errorf("write to %s: %w", l.Name(), err), free())}}
 		}
@@ -229,13 +229,13 @@ func (w way) try(ctx context.Context, to, from endpoint, want, got []byte) (spee
 		return "none", err
 	}
 	clear(got)
-	if err := move(to, to.dst, backend.Of(got)); err != nil {
+	if err := copyAndWait(to, to.dst, backend.Of(got)); err != nil {
 		return "failed", err
 	}
 	if err := errors.Join(w.copy(to, from), drain(w.doer(to, from))); err != nil {
 		return "failed", err
 	}
-	if err := move(to, backend.Of(got), to.dst); err != nil {
+	if err := copyAndWait(to, backend.Of(got), to.dst); err != nil {
 		return "failed", err
 	}
 	if err := compare(got, want); err != nil {
@@ -289,8 +289,8 @@ func compare(got, want []byte) error {
 		"ACS off, or set NCCL_P2P_DISABLE=1", wrong, len(want), first)
 }
 
-// move copies between the host and a GPU, and waits.
-func move(l endpoint, dst, src backend.Buffer) error {
+// copyAndWait copies between the host and a GPU, and waits.
+func copyAndWait(l endpoint, dst, src backend.Buffer) error {
 	if err := l.kernels.Move(dst, src); err != nil {
 		return err
 	}

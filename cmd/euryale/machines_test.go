@@ -266,7 +266,7 @@ type loss struct {
 	lose   func(t *testing.T, j job)
 }
 
-// losses are those of a job of so many machines. A sample of them runs beside other tests.
+// losses returns the losses of a job of so many machines. A sample of them runs beside other tests.
 func losses(machines int) []loss {
 	notice := 10 * time.Second
 	if full() {

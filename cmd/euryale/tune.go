@@ -128,7 +128,7 @@ func (t *tuner) begin(comm backend.Communicator) error {
 	t.device = modelOf(comm.Device())
 	return t.note("%s", t.head([]string{
 		fmt.Sprintf("euryale bench --tune: %v to %v, factor %d, backend %s", t.Min, t.Max, t.Factor,
-			t.engine()),
+			t.backendName()),
 		"ranks: " + t.ranks(t.size),
 		"method: in place, in ordinary memory; rounds in which the ways take turns, each with a " +
 			"batch of calls",
@@ -284,7 +284,7 @@ func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	if links.Step, err = handover(h.Device()); err != nil {
 		return err
 	}
-	if links.Call, err = t.call(h, links); err != nil {
+	if links.Call, err = t.overhead(h, links); err != nil {
 		return err
 	}
 	m := hierarchy.Measurement{
@@ -385,9 +385,9 @@ func fitted(sweep func() ([]hierarchy.Timed, error)) (link hierarchy.Link, err e
 // smallCall is the elements of an all-reduce whose bytes take no time.
 const smallCall = 1024
 
-// call measures what a small hierarchical all-reduce takes more than a flat one, beyond what links
-// predict of both; 0 if the plan runs it flat, as where EURYALE_HIERARCHY=auto says so.
-func (t *tuner) call(h *hierarchy.Communicator, links hierarchy.Links) (time.Duration, error) {
+// overhead measures what a small hierarchical all-reduce takes more than a flat one, beyond what
+// links predict of both; 0 if the plan runs it flat, as where EURYALE_HIERARCHY=auto says so.
+func (t *tuner) overhead(h *hierarchy.Communicator, links hierarchy.Links) (time.Duration, error) {
 	plan, what := h.Plan(), backend.Collective{Kind: backend.AllReduce}
 	plan.Options.Links = &links
 	predicted := plan.Choose(what, backend.F32, smallCall)

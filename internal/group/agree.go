@@ -213,7 +213,7 @@ func (r *Refusal) Unwrap() []error {
 	return slices.DeleteFunc([]error{r.kind, r.own}, func(err error) bool { return err == nil })
 }
 
-// kinds are the sentinels that a Refusal passes on: their numbers are those of this array. Later
+// kinds are the sentinels that a Refusal passes on: they are numbered as in this array. Later
 // ones may wrap earlier ones.
 func kinds() []error {
 	return []error{nil, backend.ErrArgument, backend.ErrUnsupported, ErrNoMemory, errUnseen}
@@ -280,7 +280,7 @@ type Part struct {
 	Members backend.Members
 }
 
-// Together reports whether all ranks of the part are on one machine: nodes are those of the
+// Together reports whether all ranks of the part are on one machine: nodes has one for each of the
 // job's ranks.
 func (p Part) Together(nodes []int) bool {
 	elsewhere := func(r int) bool { return nodes[r] != nodes[p.Members[0]] }

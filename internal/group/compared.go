@@ -87,7 +87,7 @@ func (c *compared) StartChecked(q backend.Queue, what backend.Collective, count 
 		return nil, err
 	}
 	if !x.over {
-		return c.behind(x, q, what, count, dst, src)
+		return c.startAfter(x, q, what, count, dst, src)
 	}
 	if x.err != nil {
 		return backend.Finished(x.err), nil
@@ -108,9 +108,9 @@ func (c *compared) refused(what backend.Collective, err error) error {
 	return err
 }
 
-// behind starts a call behind an exchange that is still under way.
-func (c *compared) behind(x *comparison, q backend.Queue, what backend.Collective, count int, dst,
-	src backend.Buffer) (backend.Work, error) {
+// startAfter starts a call behind an exchange that is still under way.
+func (c *compared) startAfter(x *comparison, q backend.Queue, what backend.Collective, count int,
+	dst, src backend.Buffer) (backend.Work, error) {
 	w, err := c.Pass(q, what, count, dst, src)
 	x.compared = make(serial.Event)
 	go x.finish()

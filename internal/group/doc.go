@@ -1,7 +1,7 @@
 // Package group is the life of a group of ranks: how ranks agree, how calls are compared,
-// how a group ends, and who is to blame.
+// how a group ends, and which rank is to blame.
 //
-// # Who is to blame
+// # Which rank is to blame
 //
 // [Arbiter] decides. It is a pure state machine: events go in, with the time at which they
 // happen, and at most one [End] comes out.
@@ -21,21 +21,21 @@
 // A rank that others wait for may be waiting itself, for one that they have heard and it has not.
 // So a rank whose time has passed gives those that are late ReportGrace to report first, unless it
 // knows that they wait for nobody: [Look] has what it knows. Ranks may wait in other groups, too:
-// the job is asked who keeps the late ones from going on, see [rendezvous.World.Missing].
+// the job is asked which rank holds up the late ones, see [rendezvous.World.Missing].
 //
-// The rank that finds an end makes a [Report], publishes it on the [Board], and turns it
-// into its own error by [Report.Cause]. The others read it there and have the same cause.
-// The first report wins: a rank that finds an end a moment later takes it for its own, unless it
-// was told of a lost rank, or called Abort. The loss of a rank yields to a report which that rank
-// has published ([End.Heeds]). Before its program has the error, a rank leaves word with the job
-// whom it blames, which counts if the program ends at once: see [rendezvous.World.Will].
+// The rank that finds an end makes a [Report], publishes it on the [Board], and turns it into its
+// own error by [Report.Cause]. The others read it there and have the same cause. The first report
+// wins: a rank that finds an end a moment later takes it for its own, unless it was told of a lost
+// rank, or called Abort. The loss of a rank yields to a report which that rank has published
+// ([End.Heeds]). Before its program has the error, a rank leaves a will with the job, which names
+// the rank that it blames, and counts if the program ends at once: see [rendezvous.World.Will].
 //
 // Reports have ranks of the group. Texts, which users read, have those of the job:
 // see [backend.Members].
 //
 // # What ranks show each other
 //
-// A [Board] shows the headers of calls, who has closed, the first report, notes, and how
+// A [Board] shows the headers of calls, which ranks have closed, the first report, notes, and how
 // a group is closed. [Memory] is one in shared memory, [Sockets] one over connections, which
 // outlives the rank that serves it. No method but Leave waits for another rank.
 // [Health] is the part of a Board that a

@@ -128,8 +128,8 @@ func (h *hub) misses(rank int) bool {
 	return slices.Contains(there, false)
 }
 
-// leave ends a line.
-func (h *hub) leave(l *line) {
+// endLine ends a line.
+func (h *hub) endLine(l *line) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.lines, l)
@@ -203,7 +203,7 @@ func (h *hub) pending(l *line, b []byte) []byte {
 // converse takes what a rank tells until it leaves, and returns the term that it leaves for,
 // 0 if it says none.
 func (h *hub) converse(l *line, r *bufio.Reader) uint64 {
-	defer h.leave(l)
+	defer h.endLine(l)
 	for {
 		f, err := readFact(r, len(h.begun))
 		switch {
@@ -238,12 +238,12 @@ func (h *hub) hear(l *line, f fact) {
 			h.compare()
 		}
 	default:
-		h.spread(f)
+		h.announce(f)
 	}
 }
 
-// spread tells all ranks what is new.
-func (h *hub) spread(f fact) {
+// announce tells all ranks what is new.
+func (h *hub) announce(f fact) {
 	if !h.take(f) {
 		return
 	}
@@ -263,9 +263,9 @@ func (h *hub) spread(f fact) {
 func (h *hub) count() {
 	switch {
 	case slices.Contains(h.leaving, gaveUp):
-		h.spread(fact{kind: factLeft, number: apart})
+		h.announce(fact{kind: factLeft, number: apart})
 	case slices.Min(h.leaving) == counted:
-		h.spread(fact{kind: factLeft, number: together})
+		h.announce(fact{kind: factLeft, number: together})
 	}
 }
 
@@ -302,7 +302,7 @@ func (h *hub) compare() {
 	}
 	for h.agreed < upTo {
 		if !h.same(h.agreed + 1) {
-			h.spread(h.difference(h.agreed + 1))
+			h.announce(h.difference(h.agreed + 1))
 			break
 		}
 		h.agreed++

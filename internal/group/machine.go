@@ -36,7 +36,7 @@ const (
 
 // Event is what a rank learns of its group: [Look], [Found], [Down], [Abort] or [Close].
 type Event interface {
-	step(m *Arbiter, now time.Time) *End
+	apply(m *Arbiter, now time.Time) *End
 }
 
 // The events.
@@ -145,7 +145,7 @@ func (m *Arbiter) Step(now time.Time, e Event) *End {
 	if m.state == Ended {
 		return nil
 	}
-	end := e.step(m, now)
+	end := e.apply(m, now)
 	if end == nil && m.state == Doubting && !now.Before(m.until) {
 		end = &m.reason
 	}
@@ -174,8 +174,8 @@ func (m *Arbiter) told(f Found) *End {
 	return &End{Report: f.Report, Cause: f.Cause, Publish: true, Yields: true}
 }
 
-// step waits for a better reason if there is doubt, unless there is a reason already.
-func (f Found) step(m *Arbiter, now time.Time) *End {
+// apply waits for a better reason if there is doubt, unless there is a reason already.
+func (f Found) apply(m *Arbiter, now time.Time) *End {
 	if f.Doubt == 0 {
 		return m.told(f)
 	}
@@ -185,22 +185,22 @@ func (f Found) step(m *Arbiter, now time.Time) *End {
 	return nil
 }
 
-func (d Down) step(m *Arbiter, _ time.Time) *End {
+func (d Down) apply(m *Arbiter, _ time.Time) *End {
 	return &End{Report: LostRank(m.members, d.Failure), Cause: fmt.Errorf("%w: %w",
 		backend.ErrAborted, d.Failure), Publish: true}
 }
 
-func (a Abort) step(m *Arbiter, _ time.Time) *End {
+func (a Abort) apply(m *Arbiter, _ time.Time) *End {
 	return &End{Report: AbortedBy(m.members, m.rank, a.Cause), Cause: fmt.Errorf("%w: %w",
 		backend.ErrAborted, a.Cause), Publish: true}
 }
 
-func (Close) step(m *Arbiter, _ time.Time) *End {
+func (Close) apply(m *Arbiter, _ time.Time) *End {
 	return &End{Report: Report{Reason: Closed, Rank: m.rank, Peer: -1},
 		Cause: fmt.Errorf("%w: Close was called on this rank", backend.ErrClosed)}
 }
 
-func (l Look) step(m *Arbiter, now time.Time) *End {
+func (l Look) apply(m *Arbiter, now time.Time) *End {
 	if l.Wants != m.wants || l.Wants == 0 {
 		m.wants, m.since, m.grace, m.heeds = l.Wants, now, 0, false
 	}
@@ -269,7 +269,7 @@ func (m *Arbiter) wait(now time.Time, l Look) *End {
 			continue
 		}
 		if l.Closed[p] {
-			Found{Report: ClosedWithout(m.members, p), Doubt: ReportGrace}.step(m, now)
+			Found{Report: ClosedWithout(m.members, p), Doubt: ReportGrace}.apply(m, now)
 		}
 		if impatient {
 			absent = append(absent, p)

@@ -91,14 +91,14 @@ func (m *Member) Own(err error) bool {
 // Check looks at the group, and returns why it has ended, or nil. wants is the number of the
 // first call that is not done and compared here, 0 if all are.
 func (m *Member) Check(wants uint64) error {
-	if ranks, waited := m.step(wants); ranks != nil && m.World.LongWait != nil {
+	if ranks, waited := m.observe(wants); ranks != nil && m.World.LongWait != nil {
 		m.World.LongWait(m.Members.Ranks(ranks...), waited)
 	}
 	return m.Failure("")
 }
 
-// step lets the machine look at the group, and returns what [Arbiter.Awaited] does.
-func (m *Member) step(wants uint64) (awaited []int, waited time.Duration) {
+// observe lets the machine look at the group, and returns what [Arbiter.Awaited] does.
+func (m *Member) observe(wants uint64) (awaited []int, waited time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.err.Load() != nil {

@@ -29,7 +29,7 @@ type rankPage struct {
 	noted  atomic.Uint64 // number of the last round
 	_      [56]byte
 	notes  [2][NoteBytes]byte // they alternate
-	// digests are those of the headers, which other ranks read only where they differ: a rank
+	// digests has what headers hash to, which other ranks read only where they differ: a rank
 	// keeps its headers in its own cache. 0 says that the rank does not compare the call.
 	digests [ringSlots]uint64
 	headers [ringSlots][backend.HeaderSize]byte

@@ -103,7 +103,7 @@ func (p *pump) run() (leaves bool) {
 		case <-p.life.Done():
 			return true
 		case <-p.stop:
-			return p.part()
+			return p.sayGoodbye()
 		case <-p.nudged:
 		case <-timer.C:
 			p.waits.Store(false)
@@ -192,8 +192,8 @@ func (p *pump) rests() bool {
 	return p.asleep.Load()
 }
 
-// part tells the server what is left, and goodbye.
-func (p *pump) part() bool {
+// sayGoodbye tells the server what is left, and goodbye.
+func (p *pump) sayGoodbye() bool {
 	p.mu.Lock()
 	p.asked++
 	p.askedAt = time.Now()

@@ -15,8 +15,8 @@ import (
 func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer,
 	start func(dst, src backend.Buffer) (backend.Work, error)) (w backend.Work, err error) {
 	s := staging{device: comm.Device()}
-	nearDst, dstErr := s.near(dst)
-	nearSrc, srcErr := s.near(src)
+	nearDst, dstErr := s.stage(dst)
+	nearSrc, srcErr := s.stage(src)
 	defer func() {
 		if left := s.free(); left != nil { // else err stays what it is, for type assertions
 			err = errors.Join(err, left)
@@ -36,7 +36,7 @@ func Staged(comm backend.Communicator, q backend.Queue, dst, src backend.Buffer,
 		return nil, err
 	}
 	if !onDevice(dst) {
-		if err = move(q, dst, nearDst); err != nil {
+		if err = copyAndWait(q, dst, nearDst); err != nil {
 			return nil, fmt.Errorf("%s: from the device: %w", backend.RankOf(comm), err)
 		}
 	}
@@ -51,17 +51,17 @@ type staging struct {
 	copies []backend.Buffer
 }
 
-// near returns memory for what is in b.
-func (s *staging) near(b backend.Buffer) (backend.Buffer, error) {
+// stage returns memory of the device for what is in b: b itself if it is there.
+func (s *staging) stage(b backend.Buffer) (backend.Buffer, error) {
 	if onDevice(b) {
 		return b, nil
 	}
-	near, err := s.device.Alloc(b.NBytes())
+	staged, err := s.device.Alloc(b.NBytes())
 	if err != nil {
 		return b, fmt.Errorf("a copy of %d bytes on %s: %w", b.NBytes(), s.device.Name(), err)
 	}
-	s.copies = append(s.copies, near)
-	return near.As(b.DType()), nil
+	s.copies = append(s.copies, staged)
+	return staged.As(b.DType()), nil
 }
 
 func (s *staging) free() error {
@@ -72,8 +72,8 @@ func (s *staging) free() error {
 	return errors.Join(errs...)
 }
 
-// move copies, and waits until that is done.
-func move(q backend.Queue, dst, src backend.Buffer) error {
+// copyAndWait copies, and waits until that is done.
+func copyAndWait(q backend.Queue, dst, src backend.Buffer) error {
 	if err := q.Move(dst, src); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ type Builder interface {
 	// are integers, x and y have one dtype, and at least one of the three has the whole axis.
 	Select(axis int, labels, x, y Value) Value
 	// Dropout is x / (1-p) where the random number of the element is at least p, and 0 elsewhere.
-	// The numbers are those of fuse.Uniform for the key (seed, op), the step, the first sample plus
+	// The numbers come from fuse.Uniform for the key (seed, op), the step, the first sample plus
 	// the place along the first axis, and the element of the sample.
 	Dropout(p float64, seed, op uint32, x, step, first Value) Value
 	// Reduce folds axes by Sum or Max. They stay, with length 1.

@@ -82,7 +82,7 @@ func (c *compiler) value(v Value) {
 	case n.into != nil:
 		c.scatter(v)
 	case n.call != nil:
-		c.call(v)
+		c.addKernel(v)
 	case n.result > 0:
 		c.at[v] = c.beside[n.args[0]][n.result-1]
 	}
@@ -197,12 +197,12 @@ func (c *compiler) run(l *loop) {
 		c.err = err
 		return
 	}
-	c.step(l.dst, l.src, func(dst, src []backend.Buffer) error {
+	c.addStep(l.dst, l.src, func(dst, src []backend.Buffer) error {
 		return ready.Run(dst, src, backend.Buffer{})
 	})
 }
 
-func (c *compiler) step(dst, src []strided, run kernel) {
+func (c *compiler) addStep(dst, src []strided, run kernel) {
 	to, from := make([]backend.Buffer, len(dst)), make([]backend.Buffer, len(src))
 	c.host.steps = append(c.host.steps, kernelRun{spans(dst), spans(src), run, to, from})
 }
@@ -260,7 +260,7 @@ func (c *compiler) scatter(v Value) {
 	y := c.room(v)
 	if len(n.args) == 1 {
 		zero := func(dst, _ []backend.Buffer) error { return kernels.Host{}.Zero(dst[0]) }
-		c.step([]strided{y}, nil, zero)
+		c.addStep([]strided{y}, nil, zero)
 	}
 	for i, x := range n.args {
 		c.copy(n.DType, n.into(y, i), c.memory(x))
@@ -268,8 +268,8 @@ func (c *compiler) scatter(v Value) {
 	c.at[v] = y
 }
 
-// call adds the step of a kernel.
-func (c *compiler) call(v Value) {
+// addKernel adds the step of a kernel.
+func (c *compiler) addKernel(v Value) {
 	n := &c.nodes[v]
 	var src []strided
 	for _, x := range n.args {
@@ -285,7 +285,7 @@ func (c *compiler) call(v Value) {
 		dst = append(dst, strided{c.slot(t), 0, t.Shape, rowMajor(t.Shape)})
 	}
 	c.beside[v] = dst[1:]
-	c.step(dst, src, n.call)
+	c.addStep(dst, src, n.call)
 }
 
 // finish makes the result.

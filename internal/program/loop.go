@@ -8,7 +8,7 @@ import (
 )
 
 // loop is a step under construction: values that are computed element by element, and folds of
-// them. Members are those of its shape, and those that have one element for each of its rows.
+// them. Members have its shape, or one element for each of its rows.
 type loop struct {
 	*fuse.Program
 	values   map[Value]fuse.Value // members, what they read, and what is computed along with them

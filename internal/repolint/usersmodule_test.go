@@ -60,7 +60,7 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines, flags := map[string]int{}, map[string]int{}
-	for _, f := range sources(t) { // all are read, so that no outcome is that of other sources
+	for _, f := range sources(t) { // all are read, so that no outcome is of other sources
 		parts := strings.Split(f.name, "/")
 		if len(parts) != 3 || parts[0] != "examples" || f.test() || f.Name.Name != "main" {
 			continue

@@ -8,7 +8,7 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// someConvolutions are those of someImages, and ones that fill tiles of every size, with more than
+// someConvolutions work on someImages, and others fill tiles of every size, with more than
 // one step and part.
 func someConvolutions() []kernels.Convolution {
 	var all []kernels.Convolution

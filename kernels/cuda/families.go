@@ -16,11 +16,11 @@ const (
 	IndexedRows  = "rows"
 )
 
-// AttentionFamilies are those of [Kernels.Attention] and its gradient: on ordinary cores, and of
-// bf16 for heads of up to 128 elements, on tensor cores.
+// AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on ordinary cores, and
+// of bf16 for heads of up to 128 elements, on tensor cores.
 func AttentionFamilies() []string { return []string{"attention", "attention_bf16"} }
 
-// PeerFamilies are those of [Kernels.Exchange], with Mesh or without.
+// PeerFamilies are the kernels of [Kernels.Exchange], with Mesh or without.
 func PeerFamilies(mesh bool) []string {
 	if mesh {
 		return []string{"allreduce", "ll128", "mesh"}

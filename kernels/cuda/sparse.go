@@ -163,7 +163,7 @@ func (k Kernels) topK(s *kernels.Selection, p selecting) error {
 		func() error { return k.bound(s, p) },
 		func() error { return k.pick(s, list, backend.Buffer{}, s.X, first, selectKeeps) },
 		func() error { return k.digits(s, p, list, v) },
-		func() error { return k.cut(s, p, list) },
+		func() error { return k.findCutoff(s, p, list) },
 		func() error { return k.take(s, list, p, last) },
 		func() error {
 			x := v
@@ -226,7 +226,7 @@ func (k Kernels) digits(s *kernels.Selection, p selecting, list kernels.Message,
 	return nil
 }
 
-func (k Kernels) cut(s *kernels.Selection, p selecting, list kernels.Message) error {
+func (k Kernels) findCutoff(s *kernels.Selection, p selecting, list kernels.Message) error {
 	c := oneBlock("cut")
 	c.pass(p.at(s, p.last), p.at(s, p.digits))
 	c.passMessage(list)

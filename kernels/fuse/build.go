@@ -69,7 +69,7 @@ func (p *Program) place32(label Value) Value {
 }
 
 // Dropout returns x / (1-probability) where the random number of the element is at least the
-// probability, and 0 elsewhere. The number is that of Uniform for the key (seed, op), the step, the
+// probability, and 0 elsewhere. The number is Uniform's for the key (seed, op), the step, the
 // first sample plus the place along the first axis of the loop, and the element of the sample. step
 // and first are I64.
 func (p *Program) Dropout(probability float64, seed, op uint32, x, step, first Value) Value {

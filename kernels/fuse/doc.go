@@ -57,7 +57,7 @@
 //	e := p.Do(fuse.Exp, p.Do(fuse.Sub, x, p.Do(fuse.MaxRow, x)))
 //	p.Store(p.Do(fuse.Div, e, p.Do(fuse.SumRow, e)), backend.F32, columns, 1)
 //
-// The orders are those of other folds: the host adds a row as one run, floats in float64, rounded
+// The orders are as in other folds: the host adds a row as one run, floats in float64, rounded
 // once; a device's is a fixed tree in the type of the value, see [PTX]. The host computes whole
 // rows at a time.
 //

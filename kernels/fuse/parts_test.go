@@ -42,7 +42,7 @@ func largePrograms() map[string]*fuse.Program {
 	return all
 }
 
-// keptStrides are those of a row-major tensor of the axes that are not folded.
+// keptStrides are the strides of a row-major tensor of the axes that are not folded.
 func keptStrides(p *fuse.Program) []int {
 	strides, at := make([]int, len(p.Shape)), 1
 	for k := len(p.Shape) - 1; k >= 0; k-- {

@@ -24,7 +24,7 @@ type Launch struct {
 	Params          []int
 }
 
-// threads are those of each block.
+// threads is the number of threads of each block.
 const threads = 256
 
 // maxBlocks is the largest grid; threads go round where that is too few.

@@ -10,7 +10,7 @@ import (
 
 // How a row is divided among threads.
 const (
-	// mostThreads are those of the largest block, and longThreads those of a block for rows that it
+	// mostThreads is the size of the largest block, and longThreads that of one for rows that it
 	// cannot keep: two blocks of them are under way on a multiprocessor, so that one computes while
 	// the other waits.
 	mostThreads, longThreads = 1024, 512
@@ -46,7 +46,7 @@ type rower struct {
 	here  string       // what the thread has in shared memory
 	first string       // what the first thread of the row has there
 
-	// of outputs that are folded across rows, whose segments are those of blocks
+	// of outputs that are folded across rows, whose segments belong to blocks
 	across *folder
 	turn   string // the number of the row among those of the block
 	// what is folded across rows: registers for each slot, folded output and lane

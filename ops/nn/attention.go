@@ -12,7 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
-// AttentionOptions are those of [Attention]. The zero value is full attention.
+// AttentionOptions are the options of [Attention]. The zero value is full attention.
 type AttentionOptions struct {
 	// Causal hides later keys: query i sees the keys j <= i + keys - queries, so that the last
 	// query sees all. The result of a query that sees none is 0.

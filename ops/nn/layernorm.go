@@ -19,7 +19,7 @@ import (
 //	     bias  [n]
 //	out  y     [d..., n]   y = (x - mean) / sqrt(variance + epsilon) * gain + bias
 //
-// Mean and variance are those of the n elements of a row; the variance divides by n. A row whose
+// Mean and variance are taken over the n elements of a row; the variance divides by n. A row whose
 // variance is no finite number is NaN (in PyTorch NaN or 0): in float32 that begins at deviations
 // of about 1e19.
 //

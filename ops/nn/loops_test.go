@@ -371,7 +371,7 @@ func philox(counter [4]uint32, key [2]uint32) [4]uint32 {
 }
 
 // uniforms returns the random numbers in [0, 1) of four elements of a sample: elements 4*quad to
-// 4*quad+3. The numbers are those of fuse.Uniform, which has 24 bits in float32 and 32 in float64.
+// 4*quad+3. The numbers come from fuse.Uniform, which has 24 bits in float32 and 32 in float64.
 func uniforms[T float](key [2]uint32, step, sample uint64, quad int) (u [4]T) {
 	words := philox([4]uint32{uint32(quad), uint32(sample), uint32(step), uint32(step >> 32)}, key)
 	for i, w := range words {

@@ -101,7 +101,7 @@ func (s *survey) ofOneLoss(n *gorgonia.Node, from gorgonia.Nodes) bool {
 			shares[loss] = append(shares[loss], r)
 		}
 	}
-	slices.SortFunc(losses, func(a, b *gorgonia.Node) int { return call(a) - call(b) })
+	slices.SortFunc(losses, func(a, b *gorgonia.Node) int { return gradCall(a) - gradCall(b) })
 	first := -1 // the loss whose gradient it is: the one with most shares that fit
 	for i, loss := range losses {
 		if (first < 0 || len(shares[loss]) > len(shares[losses[first]])) &&
@@ -127,8 +127,8 @@ func (s *survey) ofOneLoss(n *gorgonia.Node, from gorgonia.Nodes) bool {
 	return true
 }
 
-// call returns when gorgonia.Grad was called for a loss, among other losses of its dtype.
-func call(loss *gorgonia.Node) int { return slices.Index(loss.Deriv().DerivOf(), loss) }
+// gradCall returns when gorgonia.Grad was called for a loss, among other losses of its dtype.
+func gradCall(loss *gorgonia.Node) int { return slices.Index(loss.Deriv().DerivOf(), loss) }
 
 // losses returns the differentiated nodes at and above n that no differentiated node reads.
 func (s *survey) losses(n *gorgonia.Node, seen map[*gorgonia.Node]bool) (found gorgonia.Nodes) {

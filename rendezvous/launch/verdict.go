@@ -32,7 +32,7 @@ type ending struct {
 // failed reports whether the rank did not end well.
 func (e ending) failed() bool { return e.status != 0 || e.stopped || e.hang != "" }
 
-// crashed reports whether its last lines are those of a Go program that crashed.
+// crashed reports whether its last lines come from a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
 
 // crashText is how a Go program begins to report its crash.

@@ -116,7 +116,7 @@ func (w *watch) run(ctx context.Context) error {
 		}
 	}
 	if w.left {
-		w.leave()
+		w.abandonRest()
 	}
 	return w.outcome()
 }
@@ -207,8 +207,8 @@ func (w *watch) late() {
 	}
 }
 
-// leave records as ended the ranks that SIGKILL has not ended.
-func (w *watch) leave() {
+// abandonRest records as ended the ranks that SIGKILL has not ended.
+func (w *watch) abandonRest() {
 	for _, r := range w.ranks {
 		if text := r.hang(); text != "" {
 			e := ending{rank: r.number, at: time.Now(), asked: true, hang: text}

@@ -200,7 +200,7 @@ func (c *Communicator) Split(color, key int) (backend.Communicator, error) {
 	for i, r := range members {
 		members[i] = c.group.members[r]
 	}
-	part := c.group.world.part(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), members)
+	part := c.group.world.groupOf(fmt.Sprintf("%s/%d.%d", c.group.name, c.splits, color), members)
 	return &Communicator{group: part, rank: rank, verify: c.verify, allocated: map[uintptr]bool{}},
 		nil
 }

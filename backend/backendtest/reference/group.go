@@ -28,8 +28,8 @@ func (w *world) newGroup(name string, members backend.Members) *group {
 	return g
 }
 
-// part returns the group of a name; the first of its ranks to ask makes it.
-func (w *world) part(name string, members backend.Members) *group {
+// groupOf returns the group of a name; the first of its ranks to ask makes it.
+func (w *world) groupOf(name string, members backend.Members) *group {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if g, ok := w.groups[name]; ok {

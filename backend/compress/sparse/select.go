@@ -40,7 +40,7 @@ func (s *selector) run(w *kernels.Selection) {
 		v = backend.View[float32](w.Residual)
 	}
 	dense := backend.View[float32](w.Dense)
-	c := s.cut(w, v)
+	c := s.findCutoff(w, v)
 	for lo := 0; lo < len(v); lo += block {
 		hi := min(lo+block, len(v))
 		if w.K == 0 {
@@ -53,15 +53,15 @@ func (s *selector) run(w *kernels.Selection) {
 		} else {
 			picked = min(picked, w.Out.Values.Len()-int(head[wordSent]))
 		}
-		s.move(w, v, lo, picked)
+		s.takePicked(w, v, lo, picked)
 	}
 }
 
-// cut returns what is selected, and for a top-k adds the operand to the residual before,
+// findCutoff returns what is selected, and for a top-k adds the operand to the residual before,
 // since it has to see all of the sums. A threshold does that block by block.
-func (s *selector) cut(w *kernels.Selection, v []float32) cut {
+func (s *selector) findCutoff(w *kernels.Selection, v []float32) cutoff {
 	if w.K == 0 {
-		return cut{above: w.Above}
+		return cutoff{above: w.Above}
 	}
 	for lo := 0; lo < len(v); lo += block {
 		hi := min(lo+block, len(v))
@@ -81,7 +81,7 @@ func load(w *kernels.Selection, lo, hi int) {
 }
 
 // pick finds the selected elements of a block, and notes their values.
-func (s *selector) pick(c *cut, v []float32) int {
+func (s *selector) pick(c *cutoff, v []float32) int {
 	n := c.pick(s.at[:], v)
 	for j, i := range s.at[:n] {
 		s.picked[j] = v[i]
@@ -89,8 +89,8 @@ func (s *selector) pick(c *cut, v []float32) int {
 	return n
 }
 
-// move moves the first n picked elements of the block at lo out of the values.
-func (s *selector) move(w *kernels.Selection, v []float32, lo, n int) {
+// takePicked moves the first n picked elements of the block at lo out of the values.
+func (s *selector) takePicked(w *kernels.Selection, v []float32, lo, n int) {
 	if n == 0 {
 		return
 	}
@@ -209,18 +209,18 @@ func divide(acc []float32, divisor int) {
 // every number, and NaN than infinity. So neither is ever left behind.
 func magnitude(x float32) uint32 { return math.Float32bits(x) &^ (1 << 31) }
 
-// cut says which magnitudes are selected: those above, and the first ties of
+// cutoff says which magnitudes are selected: those above, and the first ties of
 // those that are equal.
-type cut struct {
+type cutoff struct {
 	above uint32
 	ties  int
 }
 
 // atLeast is the cut of a threshold. Zeros are below every one.
-func atLeast(limit float32) cut { return cut{above: max(magnitude(limit), 1) - 1} }
+func atLeast(limit float32) cutoff { return cutoff{above: max(magnitude(limit), 1) - 1} }
 
 // pick finds the selected elements of v, at most len(at), and how many there are.
-func (c *cut) pick(at []int32, v []float32) (picked int) {
+func (c *cutoff) pick(at []int32, v []float32) (picked int) {
 	for lo := 0; lo < len(v); lo += few {
 		if lo+few <= len(v) && allBelow(c.above, (*[few]float32)(v[lo:])) {
 			continue
@@ -283,7 +283,7 @@ func (s *search) see(v []float32) {
 
 // kth returns the cut that selects exactly k of the elements of v, which were
 // all seen.
-func (s *search) kth(v []float32, k int) cut {
+func (s *search) kth(v []float32, k int) cutoff {
 	for i, n := range s.odd {
 		s.coarse[i] += n
 	}
@@ -308,7 +308,7 @@ func (s *search) kth(v []float32, k int) cut {
 }
 
 // kthOf is kth of a list, by ten bits at a time: at most two rounds are left.
-func kthOf(ms []uint32, k int) cut {
+func kthOf(ms []uint32, k int) cutoff {
 	for shift := fineBits - 10; ; shift -= 10 {
 		var count [1 << 10]int
 		for _, m := range ms {
@@ -319,7 +319,7 @@ func kthOf(ms []uint32, k int) cut {
 			k -= count[at]
 		}
 		if shift == 0 {
-			return cut{above: ms[0]&^1023 | at, ties: k}
+			return cutoff{above: ms[0]&^1023 | at, ties: k}
 		}
 		keep := ms[:0]
 		for _, m := range ms {

@@ -55,7 +55,7 @@ func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communic
 }
 
 // withState gives the f32 calls of the suite a state for each length, so that they are
-// sparse: with everything selected and no feedback the results are those of inner.
+// sparse: with everything selected and no feedback the results equal inner's.
 // f64 goes past, because f32 cannot hold what the suite computes in it.
 type withState struct{ *Communicator }
 

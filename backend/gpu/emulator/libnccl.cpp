@@ -438,7 +438,7 @@ static bool connected(Comm *c) {
 	return c->splits == 0 || int(c->ring->splits[c->splits].size()) == c->ring->size;
 }
 
-// own_place is that of a rank of this process, on its device.
+// own_place is where a rank of this process is, with its device.
 static Bytes own_place() {
 	const char *machine = getenv("NCCL_HOSTID");
 	int ordinal = 0;

@@ -83,8 +83,8 @@ type Comm struct {
 
 	busy sync.Mutex // held while a call runs
 
-	memory sync.Mutex                 // guards Ready, too
-	given  map[uintptr]backend.Buffer // by Alloc, and not yet freed
+	memory    sync.Mutex                 // guards Ready, too
+	allocated map[uintptr]backend.Buffer // by Alloc, and not yet freed
 
 	closing atomic.Bool
 }
@@ -97,7 +97,7 @@ var (
 
 // New returns a rank of a connected group.
 func New(c Config) *Comm {
-	comm := &Comm{Config: c, given: map[uintptr]backend.Buffer{}}
+	comm := &Comm{Config: c, allocated: map[uintptr]backend.Buffer{}}
 	comm.Member = group.NewMember(group.Config{Name: c.Part.Name, Rank: c.Part.Rank,
 		Members: c.Part.Members, World: c.World, Health: c.Board})
 	comm.Engine = c.NewEngine(comm)
@@ -254,7 +254,7 @@ func (c *Comm) Alloc(nbytes int) (backend.Buffer, error) {
 	}
 	c.memory.Lock()
 	defer c.memory.Unlock()
-	c.given[memory.Addr()] = memory
+	c.allocated[memory.Addr()] = memory
 	return memory, nil
 }
 
@@ -265,11 +265,11 @@ func (c *Comm) Free(b backend.Buffer) error {
 	}
 	c.memory.Lock()
 	defer c.memory.Unlock()
-	if _, ok := c.given[b.Addr()]; !ok {
+	if _, ok := c.allocated[b.Addr()]; !ok {
 		return fmt.Errorf("%w: %s: free of memory that Alloc has not returned, or that was freed "+
 			"before", backend.ErrArgument, backend.RankOf(c))
 	}
-	delete(c.given, b.Addr())
+	delete(c.allocated, b.Addr())
 	return nil
 }
 

@@ -189,7 +189,7 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	}
 }
 
-// A rank is killed, all are started anew, and the parameters are those of a training that
+// A rank is killed, all are started anew, and the parameters equal those of a training that
 // nothing has disturbed.
 func TestFoundATrainingDoesNotOutliveARank(t *testing.T) {
 	run := func(environ ...string) string {

@@ -1,15 +1,17 @@
-// Command figure draws the time of an all-reduce against its size, as docs/allreduce.svg
-// shows it, from the JSON lines in bench/results:
+// Command figure draws the pictures of docs. In the directory of the module:
 //
-//	go run ./internal/tools/figure [-o docs/allreduce.svg]
+//	go run ./internal/tools/figure [-o docs]
 //
-// The upper panel has ranks as processes on a host, the lower one ranks with a GPU each.
+// allreduce.svg has the time of an all-reduce against its size, from the JSON lines in
+// bench/results: in the upper panel ranks are processes on a host, in the lower one they have a GPU
+// each. packages.svg has the packages of the module and what they import, from the sources.
 package main
 
 import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -49,17 +51,23 @@ var panels = []panel{
 }
 
 func main() {
-	output := flag.String("o", filepath.Join("docs", "allreduce.svg"), "the picture to write")
-	results := flag.String("results", filepath.Join("bench", "results"),
-		"the directory of the JSON lines")
+	output := flag.String("o", "docs", "the directory of the pictures")
 	flag.Parse()
-	if err := run(*output, *results); err != nil {
+	if err := run(*output, "."); err != nil {
 		fmt.Fprintln(os.Stderr, "figure:", err)
 		os.Exit(1)
 	}
 }
 
-func run(output, results string) error {
+// run writes the pictures of the module at root into a directory.
+func run(output, root string) error {
+	return errors.Join(
+		drawTimes(filepath.Join(output, "allreduce.svg"), filepath.Join(root, "bench", "results")),
+		drawPackages(filepath.Join(output, "packages.svg"), root),
+	)
+}
+
+func drawTimes(output, results string) error {
 	var charts []chart.Chart
 	for _, p := range panels {
 		c := chart.Chart{Title: "All-reduce of f32, " + p.title, X: "bytes", Y: "time of a call",

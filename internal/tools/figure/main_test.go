@@ -4,26 +4,56 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 )
 
-func TestCommittedFigureIsOfTheResults(t *testing.T) {
-	again := filepath.Join(t.TempDir(), "again.svg")
-	if err := run(again, filepath.Join("..", "..", "..", "bench", "results")); err != nil {
+// root is the directory of the module.
+var root = filepath.Join("..", "..", "..")
+
+func TestCommittedFiguresAreWhatTheCommandDraws(t *testing.T) {
+	again := t.TempDir()
+	if err := run(again, root); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(again)
-	if err != nil {
-		t.Fatal(err)
+	for _, name := range []string{"allreduce.svg", "packages.svg"} {
+		got, err := os.ReadFile(filepath.Join(again, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(filepath.Join(root, "docs", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(got, want) {
+			t.Errorf("docs/%s is not what bench/results and the imports give: "+
+				"run go run ./internal/tools/figure", name)
+		}
 	}
-	want, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "allreduce.svg"))
-	if err != nil {
-		t.Fatal(err)
+}
+
+// Arrows follow the imports: those that follow from others are left out, and what has no room, or
+// points up, is an error.
+func TestArrowsOfTheFigureFollowTheImports(t *testing.T) {
+	room := func(pkg string) cell {
+		at, _ := roomOf(pkg)
+		return at
 	}
-	if !bytes.Equal(got, want) {
-		t.Error("docs/allreduce.svg is not what the results give: run go run " +
-			"./internal/tools/figure")
+	got, err := arrows(map[string][]string{
+		"vm": {"autograd", "backend"}, "autograd": {"backend", "internal/env"}, "backend": nil,
+		"internal/env": nil, "internal/tools/soak": {"vm"},
+	})
+	want := map[cell][]cell{room("vm"): {room("autograd")}, room("autograd"): {room("backend")}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("the arrows are %v, %v, want %v", got, err, want)
+	}
+	for _, wrong := range []map[string][]string{
+		{"surprise": nil}, {"backend": {"vm"}}, {"internal/env": {"backend"}},
+	} {
+		if _, err := arrows(wrong); err == nil {
+			t.Errorf("%v is no error", wrong)
+		}
 	}
 }
 

@@ -32,7 +32,7 @@ type failure struct {
 // The failures by name.
 const (
 	none   = "none"
-	kill   = "kill" // these five are those of EURYALE_FAULT
+	kill   = "kill" // these five are from EURYALE_FAULT
 	stop   = "stop"
 	panics = "panic"
 	exit   = "exit"

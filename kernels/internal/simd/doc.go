@@ -5,7 +5,7 @@
 // [Best]; tests pass each of [Levels], so that no level is left out where it can run.
 //
 // Sums give the same bits at each level. So do element-wise functions at each level with vectors;
-// their loops in Go are those of package kernels, and rounded functions differ from them by a few
+// their loops in Go are in package kernels, and rounded functions differ from them by a few
 // units in the last place. Matrix products add in an order that depends on the level, and fuse
 // multiplications with additions where there is assembly.
 //
@@ -16,6 +16,6 @@
 //   - FAMILY.go: the exported functions, and the loops in Go;
 //   - FAMILY_amd64.go and FAMILY_other.go: which version runs;
 //   - gen/FAMILY/main.go: the generator of the assembly. It uses avo, and is in a module of its
-//     own, which those who import this one do not download;
+//     own, which modules that import this one do not download;
 //   - asm_FAMILY_amd64.s and asm_FAMILY_amd64.go: the assembly and its declarations.
 package simd

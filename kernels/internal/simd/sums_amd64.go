@@ -3,7 +3,7 @@ package simd
 import "github.com/euryale-ml/euryale/backend"
 
 // mostSources is how many addresses of sources are kept on the stack. Reductions of more run in Go.
-// fewSources are those of most calls, which take less time to clear than many.
+// fewSources is enough for most calls, and takes less time to clear than mostSources.
 const (
 	mostSources = 64
 	fewSources  = 4

@@ -49,11 +49,11 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run = e.attentionGrad(s, op)
 	case ir.Opaque:
 		if op.Placed {
-			s.run = e.place(s, e.graph.Placed(op.Index))
+			s.run = e.startPlaced(s, e.graph.Placed(op.Index))
 			break
 		}
 		s.waits = true
-		s.run, err = e.call(s, e.graph.Opaque(op.Index))
+		s.run, err = e.callByDo(s, e.graph.Opaque(op.Index))
 	default:
 		if s.run = e.images(s); s.run == nil {
 			err = fmt.Errorf("package exec does not implement %T", s.Op)

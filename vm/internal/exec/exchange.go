@@ -20,7 +20,7 @@ type Buckets interface {
 	All(condition bool) (bool, error)
 }
 
-// exchanges are those of a run.
+// exchanges are the exchanges of a run.
 type exchanges struct {
 	Buckets
 	started

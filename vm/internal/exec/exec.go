@@ -250,7 +250,7 @@ func (e *Executor) Close() error {
 		err = errors.Join(err, s.forget())
 	}
 	for i := range e.resident {
-		e.leave(i)
+		e.releaseCopy(i)
 	}
 	err = errors.Join(err, e.discard(), e.snapshots.free(e.device))
 	for _, b := range e.memory {

@@ -30,8 +30,8 @@ type Placed interface {
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
-// place returns the function of an operation that runs where its operands are.
-func (e *Executor) place(s *step, o Placed) func() error {
+// startPlaced returns the function of an operation that runs where its operands are.
+func (e *Executor) startPlaced(s *step, o Placed) func() error {
 	e.needs = max(e.needs, o.Scratch())
 	return func() error {
 		w, err := o.StartOn(e.device.Main(), s.dsts[0], e.scratch, s.args...)
@@ -42,8 +42,8 @@ func (e *Executor) place(s *step, o Placed) func() error {
 	}
 }
 
-// call copies the operands to where the operation has them, runs it, and copies its result.
-func (e *Executor) call(s *step, o Opaque) (func() error, error) {
+// callByDo copies the operands to where the operation has them, runs it, and copies its result.
+func (e *Executor) callByDo(s *step, o Opaque) (func() error, error) {
 	fetch := make([]func() error, len(s.Args))
 	for i := range s.Args {
 		var err error

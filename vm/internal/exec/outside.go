@@ -27,20 +27,20 @@ func (e *Executor) Bind(buffer int, memory backend.Buffer) {
 	}
 	if sharable(e.plan.Buffers[buffer]) && e.bound[buffer] != memory {
 		e.varies[buffer] = e.resident[buffer] != nil
-		e.leave(buffer)
+		e.releaseCopy(buffer)
 		e.resident[buffer] = e.device.Copies().Enter(memory, e.plan.Buffers[buffer].Written)
 	}
 	e.bound[buffer] = memory
 	stays := e.stays(buffer)
-	if stays != e.placed(buffer) || !stays && !e.uploads.has(buffer) {
+	if stays != e.inCopy(buffer) || !stays && !e.uploads.has(buffer) {
 		e.misplaced = true
 	} else if !stays {
-		e.uploads.put(buffer, memory)
+		e.uploads.update(buffer, memory)
 	}
 }
 
-// leave ends the use of a copy.
-func (e *Executor) leave(buffer int) {
+// releaseCopy ends the use of a copy.
+func (e *Executor) releaseCopy(buffer int) {
 	c := e.resident[buffer]
 	if c == nil {
 		return
@@ -61,8 +61,8 @@ func (e *Executor) stays(buffer int) bool {
 	return c != nil && copies.Stays(c) && (!e.varies[buffer] || copies.Written(c))
 }
 
-// placed reports whether a buffer is in its copy.
-func (e *Executor) placed(buffer int) bool {
+// inCopy reports whether a buffer is in its copy.
+func (e *Executor) inCopy(buffer int) bool {
 	c := e.resident[buffer]
 	return c != nil && c.Device.Len() > 0 && e.buffers[buffer].Addr() == c.Device.Addr()
 }
@@ -122,7 +122,7 @@ func (e *Executor) refresh() error {
 		if c.Fresh && (written || equal(c.Sent, c.Host.Bytes())) {
 			continue
 		}
-		if !e.placed(i) {
+		if !e.inCopy(i) {
 			continue
 		}
 		if err := e.device.Move(e.buffers[i], c.Host); err != nil {
@@ -200,8 +200,8 @@ func (u *uploads) at(buffer, nbytes int) []byte {
 	return u.host.Slice(u.offsets[buffer], u.offsets[buffer]+nbytes).Bytes()
 }
 
-// put notes the elements of a buffer for the next run.
-func (u *uploads) put(buffer int, memory backend.Buffer) {
+// update notes the elements of a buffer for the next run.
+func (u *uploads) update(buffer int, memory backend.Buffer) {
 	from := memory.Bytes()
 	if to := u.at(buffer, len(from)); !equal(to, from) {
 		copy(to, from)

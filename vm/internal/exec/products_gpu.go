@@ -22,7 +22,7 @@ func productsOf(q backend.Queue) (products, error) {
 	return libraries{p, gpu.NewConvolutions(), gpu.Device()}, err
 }
 
-// libraries are those of a GPU.
+// libraries are a GPU's cuBLAS and cuDNN.
 type libraries struct {
 	*cuda.Products
 	*cuda.Convolutions

@@ -32,7 +32,7 @@ func (e *Executor) check(s *step, count int) {
 	}
 	e.checks = append(e.checks, func() error {
 		var err error
-		if on := e.given(indices); on.DType() == backend.I32 {
+		if on := e.outsideElements(indices); on.DType() == backend.I32 {
 			err = inRange(backend.View[int32](on), count)
 		} else {
 			err = inRange(backend.View[int64](on), count)

@@ -97,7 +97,7 @@ func (e *Executor) hostOf(r plan.Ref) (backend.Buffer, error) {
 		first := b.Offset + r.Offset*r.DType.Size()
 		return e.results.host.Slice(first, first+r.Span()*r.DType.Size()).As(r.DType), nil
 	case b.Kind == plan.Arena, c == nil, !e.device.Copies().Written(c):
-		return e.given(r), nil
+		return e.outsideElements(r), nil
 	}
 	to, err := Host{}.Alloc(r.Span() * r.DType.Size()) // the host's elements are older
 	if err == nil {
@@ -106,9 +106,9 @@ func (e *Executor) hostOf(r plan.Ref) (backend.Buffer, error) {
 	return to.As(r.DType), err
 }
 
-// given returns the elements of a value that comes from outside, as the host has them, or of any
-// value on the host.
-func (e *Executor) given(r plan.Ref) backend.Buffer {
+// outsideElements returns the elements of a value that comes from outside, as the host has them,
+// or of any value on the host.
+func (e *Executor) outsideElements(r plan.Ref) backend.Buffer {
 	if e.device.Host() {
 		return e.at(r)
 	}

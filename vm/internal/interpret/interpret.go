@@ -173,8 +173,8 @@ func each(shape ir.Dims, f func(place int, index []int)) {
 	}
 }
 
-// place returns where an element is.
-func place(shape ir.Dims, index []int) int {
+// offsetOf returns where an element is.
+func offsetOf(shape ir.Dims, index []int) int {
 	at := 0
 	for i, x := range index {
 		at = at*shape.At(i) + x
@@ -217,7 +217,7 @@ func moved(v ir.Value, args []Array) Array {
 			from[1], from[2], from[3], ok = pixel(op.Window, x.Shape, i)
 		}
 		if ok {
-			y.Data[at] = x.Data[place(x.Shape, from)]
+			y.Data[at] = x.Data[offsetOf(x.Shape, from)]
 		}
 	})
 	return y
@@ -234,7 +234,7 @@ func (a arithmetic) scattered(v ir.Value, x Array, to func(index []int)) Array {
 				return
 			}
 		}
-		if to := sums[place(v.Shape, i)]; x.sums != nil {
+		if to := sums[offsetOf(v.Shape, i)]; x.sums != nil {
 			to.join(x.sums[at])
 		} else {
 			to.add(x.Data[at])
@@ -269,7 +269,7 @@ func (a arithmetic) multiplied(v ir.Value, op ir.MatMul, x, y Array) Array {
 		if transposed {
 			row, column = column, row
 		}
-		return x.Data[place(x.Shape, append(slices.Clone(batch), row, column))]
+		return x.Data[offsetOf(x.Shape, append(slices.Clone(batch), row, column))]
 	}
 	sums := a.sums(v.Shape)
 	each(v.Shape, func(at int, i []int) {

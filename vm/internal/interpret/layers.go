@@ -161,8 +161,8 @@ func (a arithmetic) convolved(v ir.Value, op ir.Convolution, args []Array) Array
 			if h < 0 || h >= x.Shape.At(2) || column < 0 || column >= x.Shape.At(3) {
 				return
 			}
-			atX := place(x.Shape, []int{i[0], k[1], h, column})
-			atW := place(w.Shape, []int{i[1], k[1], k[2], k[3]})
+			atX := offsetOf(x.Shape, []int{i[0], k[1], h, column})
+			atW := offsetOf(w.Shape, []int{i[1], k[1], k[2], k[3]})
 			switch op.Pass {
 			case kernels.Forward:
 				sums[atY].product(x.Data[atX], w.Data[atW])
@@ -190,7 +190,7 @@ func inside(w ir.Window, image ir.Dims, i []int) (places []int) {
 		for kw := range w.W {
 			h, column := i[2]*w.StrideH-w.PadH+kh, i[3]*w.StrideW-w.PadW+kw
 			if h >= 0 && h < image.At(2) && column >= 0 && column < image.At(3) {
-				places = append(places, place(image, []int{i[0], i[1], h, column}))
+				places = append(places, offsetOf(image, []int{i[0], i[1], h, column}))
 			}
 		}
 	}

@@ -21,7 +21,7 @@ type (
 	Input struct{ Index int }
 	// Constant is a constant tensor of the graph, number Index.
 	Constant struct{ Index int }
-	// Scalar is a constant number. Bits are those of a float64, whatever the dtype.
+	// Scalar is a constant number. Bits encode it as a float64, whatever the dtype.
 	Scalar struct{ Bits uint64 }
 )
 

@@ -91,8 +91,8 @@ type Runs uint64
 // Has reports whether a kind is in the set.
 func (r Runs) Has(kind int) bool { return r == 0 || r>>kind&1 == 1 }
 
-// kept returns the sums of runs of a gradient that are kept, the largest last.
-func (l *layouter) kept(update int, dw Ref, name string) []Ref {
+// partialSums returns the sums of runs of a gradient that are kept, the largest last.
+func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 	a, kept := l.bucketing.accumulation, l.bucketing.sums[update]
 	for level := len(kept); level <= a.top(); level++ {
 		b := Buffer{Kind: Partial, Index: update, Vector: level, Name: "sum of " + name}
@@ -111,7 +111,7 @@ func (l *layouter) kept(update int, dw Ref, name string) []Ref {
 // firstRun returns the step that computes a gradient, writing it where first runs keep it: what is
 // added to nothing needs no pass of its own.
 func (l *layouter) firstRun(update int, s Step) Step {
-	to := l.kept(update, s.Dsts[0], s.Name)[0]
+	to := l.partialSums(update, s.Dsts[0], s.Name)[0]
 	to.Step = len(l.plan.Steps)
 	s.Dsts, s.Runs = []Ref{to}, 1
 	l.bucketing.first[update] = true
@@ -121,7 +121,7 @@ func (l *layouter) firstRun(update int, s Step) Step {
 // accumulate appends the steps that add a gradient to those of the runs before, of which each run
 // has at most one, and returns where the sum of all lies in the end.
 func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
-	a, kept := l.bucketing.accumulation, l.kept(update, dw, name)
+	a, kept := l.bucketing.accumulation, l.partialSums(update, dw, name)
 	sum := kept[a.top()]
 	var before []int
 	for kind := range a.Kinds() {
@@ -142,7 +142,7 @@ func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
 		sum = kept[to]
 		sum.Step = len(l.plan.Steps)
 		b.store(x, sum)
-		step := b.step(name, "accumulate")
+		step := b.newStep(name, "accumulate")
 		step.Runs = 1 << kind
 		l.plan.Steps = append(l.plan.Steps, step)
 	}

@@ -82,7 +82,7 @@ func (l *layouter) numbers(of []Ref, results func(b *loopBuilder,
 		b.store(x, r)
 		all = append(all, r)
 	}
-	l.plan.Steps = append(l.plan.Steps, b.step("norm", "norm"))
+	l.plan.Steps = append(l.plan.Steps, b.newStep("norm", "norm"))
 	return all
 }
 

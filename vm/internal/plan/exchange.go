@@ -12,7 +12,7 @@ import (
 // from 0, as in the errors of autograd.
 type Send struct{ Bucket int }
 
-// Receive ends the exchange of a bucket: the gradients are those of all ranks.
+// Receive ends the exchange of a bucket: the gradients are then combined.
 type Receive struct{ Bucket int }
 
 // String implements [ir.Op].

@@ -192,7 +192,7 @@ func (g *grouping) delays(a, b *group) bool {
 	w := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
 	found := false
 	for steps := 0; steps < g.Search && !w.done() && !found; steps++ {
-		w.step(nil, func(x *group) bool {
+		w.follow(nil, func(x *group) bool {
 			found = found || x.place > a.place && x.loop && x.shape.Size() >= g.LargeLoop
 			return x.place > a.place
 		})
@@ -240,9 +240,9 @@ func earlier(a, b *group) (*group, *group) {
 func (g *grouping) merge(a, b *group, both group) *group {
 	a, b = earlier(a, b)
 	if aside, above, _ := g.search(a, b); above {
-		g.order.move(aside, a.prev) // what b depends on comes before a, where both are then
+		g.order.moveBehind(aside, a.prev) // what b depends on comes before a, where both are then
 	} else {
-		g.order.move(append([]*group{a}, aside...), b) // what depends on a comes behind b
+		g.order.moveBehind(append([]*group{a}, aside...), b) // what depends on a comes behind b
 	}
 	g.order.remove(b)
 	a.shape, a.axes, a.rows, a.columns = both.shape, both.axes, both.rows, both.columns

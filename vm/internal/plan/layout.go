@@ -35,7 +35,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
-			l.step(g.members[0])
+			l.appendStep(g.members[0])
 		}
 		l.send()
 	}
@@ -66,15 +66,15 @@ func outside(p *ir.Program) [][]ir.ID {
 func (l *layouter) ref(id ir.ID) Ref {
 	if v := l.program.Values[id]; !l.placed[id] {
 		if ir.View(v.Op) {
-			l.put(id, l.view(v))
+			l.setRef(id, l.view(v))
 		} else {
-			l.put(id, l.leaf(v))
+			l.setRef(id, l.leaf(v))
 		}
 	}
 	return l.refs[id]
 }
 
-func (l *layouter) put(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true }
+func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true }
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
@@ -97,9 +97,9 @@ func (l *layouter) leaf(v ir.Value) Ref {
 	return l.buffer(b, v.Shape, v.DType, -1)
 }
 
-// step appends the step that computes one value, after copies of operands that it cannot
+// appendStep appends the step that computes one value, after copies of operands that it cannot
 // read as they lie.
-func (l *layouter) step(id ir.ID) {
+func (l *layouter) appendStep(id ir.ID) {
 	v := l.program.Values[id]
 	args := make([]Ref, len(v.Args))
 	for i, a := range v.Args {
@@ -108,7 +108,7 @@ func (l *layouter) step(id ir.ID) {
 			args[i] = l.copy(args[i], v.Name)
 		}
 	}
-	l.put(id, l.resultOf(id))
+	l.setRef(id, l.resultOf(id))
 	dsts := []Ref{l.refs[id]}
 	for _, r := range ir.Besides(v, func(i int) ir.Value { return l.program.Values[v.Args[i]] }) {
 		dsts = append(dsts, l.result(r.Shape, r.DType, v.Name))
@@ -123,7 +123,7 @@ func (l *layouter) step(id ir.ID) {
 		l.plan.Steps = append(l.plan.Steps,
 			l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
 		dsts[0].Step = len(l.plan.Steps)
-		l.put(id, dsts[0])
+		l.setRef(id, dsts[0])
 		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name,
 			Runs: l.bucketing.accumulation.laterRuns()})
 		return
@@ -140,7 +140,7 @@ func (l *layouter) exchangeHeads(id ir.ID, dsts []Ref) {
 			dsts[i].Strides = ir.Of(row.At(0), row.At(2), row.At(1), row.At(3))
 		}
 	}
-	l.put(id, dsts[0])
+	l.setRef(id, dsts[0])
 }
 
 // readByRows reports whether result number i of a value is read with its heads exchanged, and in no
@@ -194,7 +194,7 @@ func (l *layouter) copy(r Ref, name string) Ref {
 func (l *layouter) copyTo(to, r Ref, name string) Ref {
 	b := newLoop(r.Shape, ir.Dims{})
 	b.store(b.load(l.plan, r), to)
-	l.plan.Steps = append(l.plan.Steps, b.step(name, "copy"))
+	l.plan.Steps = append(l.plan.Steps, b.newStep(name, "copy"))
 	return to
 }
 
@@ -254,7 +254,7 @@ func (l *layouter) view(v ir.Value) Ref {
 	return y
 }
 
-// reshaped returns the strides by which the elements of x, in row-major order, are those of
+// reshaped returns the strides by which the elements of x, in row-major order, become those of
 // a value of another shape; false if there are none.
 //
 // Axes of x that lie in order are taken together, and the new shape must divide each such

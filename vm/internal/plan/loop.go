@@ -40,7 +40,7 @@ func newLoop(shape, reduced ir.Dims) *loopBuilder {
 	return &loopBuilder{program: p, loaded: map[Ref]fuse.Value{}}
 }
 
-func (b *loopBuilder) step(name string, ops ...string) Step {
+func (b *loopBuilder) newStep(name string, ops ...string) Step {
 	return Step{Op: Loop{b.program, strings.Join(ops, " "), len(ops)}, Dsts: b.dsts, Args: b.args,
 		Name: name}
 }
@@ -79,7 +79,7 @@ func (b *loopBuilder) strides(r Ref) ir.Dims {
 	return r.Strides.With(last, 0)
 }
 
-// fold adds a reduced output, whose axes are those of the loop that are kept.
+// fold adds a reduced output, which has the loop's axes that are not reduced.
 func (b *loopBuilder) fold(op backend.ReduceOp, x fuse.Value, r Ref) {
 	strides := make([]int, len(b.program.Shape))
 	kept := 0
@@ -126,7 +126,7 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 		names = append(names, v.Op.String())
 		r, reduced := v.Op.(ir.Reduce)
 		if reduced && (!g.rows || r.Axes != g.axes) {
-			l.put(m, l.resultOf(m))
+			l.setRef(m, l.resultOf(m))
 			b.fold(r.Op, args[0], l.refs[m])
 			continue
 		}
@@ -136,12 +136,12 @@ func (l *layouter) loop(g *group, users [][]ir.ID) {
 			values[m] = compute(b.program, v, args)
 		}
 		if escapes(l.program, users, m, inside) {
-			l.put(m, l.resultOf(m))
+			l.setRef(m, l.resultOf(m))
 			b.store(values[m], l.refs[m])
 		}
 	}
 	name := l.program.Values[g.members[len(g.members)-1]].Name
-	l.plan.Steps = append(l.plan.Steps, b.step(name, names...))
+	l.plan.Steps = append(l.plan.Steps, b.newStep(name, names...))
 }
 
 // member returns the value that a is to the members of a loop: they read those of each other along

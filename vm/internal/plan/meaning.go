@@ -202,13 +202,13 @@ func (m *meaning) size(t tensor) int { return m.layouts.keys[t.layout].size() }
 
 // read returns the elements of t at the places that a layout names.
 func (m *meaning) read(t tensor, a *axes) tensor {
-	y, ok := m.through(t, a)
+	y, ok := m.readThrough(t, a)
 	if !ok {
 		y = tensor{m.number(&term{form: byCopy, args: [4]tensor{t}}), m.layout(a)}
 	}
 	for of := &m.made.keys[y.value]; of.form == byCopy; of = &m.made.keys[y.value] {
 		b := m.layouts.keys[y.layout]
-		inner, ok := m.through(of.args[0], &b)
+		inner, ok := m.readThrough(of.args[0], &b)
 		if !ok {
 			break
 		}
@@ -217,10 +217,10 @@ func (m *meaning) read(t tensor, a *axes) tensor {
 	return y
 }
 
-// through returns read(t, a) as elements of the list that t has its elements of; false if no
+// readThrough returns read(t, a) as elements of the list that t has its elements of; false if no
 // layout names them. Places of t have one digit for each of its axes, and reading along an axis
 // must change digits without a carry.
-func (m *meaning) through(t tensor, a *axes) (tensor, bool) {
+func (m *meaning) readThrough(t tensor, a *axes) (tensor, bool) {
 	of := &m.layouts.keys[t.layout]
 	if of.n == 0 || of.n == 1 && of.at[0].stride == 1 {
 		if of.off == 0 {
@@ -328,7 +328,7 @@ func (m *meaning) constant(d backend.DType, bits uint64, n int) tensor {
 	return tensor{m.number(&term{op: fuse.Const, dtype: d, bits: bits}), m.list(1, n)}
 }
 
-// fold returns the reduction of t, whose elements are those of a shape, along axes. What it
+// fold returns the reduction of t, taken in a shape, along axes. What it
 // computes does not depend on how axes that are reduced, or kept, together are divided.
 func (m *meaning) fold(op backend.ReduceOp, d backend.DType, t tensor, shape []int,
 	reduced func(axis int) bool) (y int32, n int) {

@@ -129,10 +129,10 @@ func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
 	return true
 }
 
-// place gives every Arena buffer its place. Those of results come first, one behind the other,
-// so that one copy fetches them all; then large ones, and late ones, which live beside results,
-// each at the lowest place that is free during its life.
-func place(p *Plan) {
+// assignOffsets gives every Arena buffer its place. Those of results come first, one behind the
+// other, so that one copy fetches them all; then large ones, and late ones, which live beside
+// results, each at the lowest place that is free during its life.
+func assignOffsets(p *Plan) {
 	var order []int
 	for i, b := range p.Buffers {
 		if b.Kind == Arena && b.Last >= 0 && b.Bytes > 0 {

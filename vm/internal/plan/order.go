@@ -45,8 +45,9 @@ func (s *sequence) remove(x *group) {
 	x.prev, x.next = nil, nil
 }
 
-// move puts groups, in their order, right behind another one, or at the beginning if that is nil.
-func (s *sequence) move(groups []*group, behind *group) {
+// moveBehind puts groups, in their order, right behind another one, or at the beginning if that is
+// nil.
+func (s *sequence) moveBehind(groups []*group, behind *group) {
 	for _, x := range groups {
 		s.remove(x)
 	}
@@ -104,8 +105,8 @@ func (g *grouping) search(a, b *group) (aside []*group, above, way bool) {
 	up := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
 	down := walk{grouping: g, edges: g.needed, mark: 2*g.searches + 1, all: []*group{a}}
 	for range g.Search {
-		if up.step(a, func(x *group) bool { return x.place > a.place }) ||
-			down.step(b, func(x *group) bool { return x.place < b.place }) {
+		if up.follow(a, func(x *group) bool { return x.place > a.place }) ||
+			down.follow(b, func(x *group) bool { return x.place < b.place }) {
 			return nil, false, true
 		}
 		if up.done() || down.done() {
@@ -133,9 +134,9 @@ type walk struct {
 // done reports whether it has met everything.
 func (w *walk) done() bool { return w.group == len(w.all) }
 
-// step follows the next dependency, and reports whether that leads to the end, unless right from
+// follow follows the next dependency, and reports whether that leads to the end, unless right from
 // the beginning. Only groups that are between the two count.
-func (w *walk) step(end *group, between func(*group) bool) bool {
+func (w *walk) follow(end *group, between func(*group) bool) bool {
 	for !w.done() {
 		x := w.all[w.group]
 		if w.member == len(x.members) {

@@ -210,6 +210,6 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 		shareInPlace(plan)
 		lives(plan)
 	}
-	place(plan)
+	assignOffsets(plan)
 	return plan, nil
 }

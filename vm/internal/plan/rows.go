@@ -80,12 +80,12 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 	}
 	ok = g.rowable(wide.shape, wide.axes) && once.axes.Len() == 0 &&
 		oncePerRow(once.shape, wide.shape) &&
-		!slices.ContainsFunc(once.members, g.placed)
+		!slices.ContainsFunc(once.members, g.dependsOnPlace)
 	return group{shape: wide.shape, axes: wide.axes, rows: true, columns: wide.columns}, ok
 }
 
-// placed reports whether a value depends on its place.
-func (g *grouping) placed(m ir.ID) bool {
+// dependsOnPlace reports whether a value depends on its place.
+func (g *grouping) dependsOnPlace(m ir.ID) bool {
 	switch g.program.Values[m].Op.(type) {
 	case ir.Select, ir.Dropout:
 		return true

@@ -99,7 +99,7 @@ func (l *layouter) casts(all []*group, updates []Update) []*group {
 		b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
 		l.join(v.Name, "cast", b)
 		y.Step = b.dsts[0].Step
-		l.put(id, y)
+		l.setRef(id, y)
 		return true
 	})
 }

@@ -103,7 +103,7 @@ func (r *proof) run(kind int) error {
 		if !s.Runs.Has(kind) {
 			continue
 		}
-		if err := r.step(i, s); err != nil {
+		if err := r.runStep(i, s); err != nil {
 			return fmt.Errorf("step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 	}
@@ -148,8 +148,8 @@ func (r *proof) begin() {
 // memory says which memory a buffer is, if it is not the arena's.
 func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
 
-// step runs a step.
-func (r *proof) step(i int, s *Step) error {
+// runStep runs a step.
+func (r *proof) runStep(i int, s *Step) error {
 	if err := r.operands(s); err != nil {
 		return err
 	}

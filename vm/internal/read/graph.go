@@ -29,9 +29,9 @@ type Graph struct {
 	Modes    []gorgonia.TrainModeOp
 	// Changing are the numbers of constants whose tensors may change between runs.
 	Changing []int
-	// Statistics are those of batch norms, in training.
+	// Statistics has the moving averages of batch norms, in training.
 	Statistics []Statistics
-	// Randoms are those of dropouts, in training, and Masks what they draw.
+	// Randoms has the random numbers of dropouts, in training, and Masks what they draw.
 	Randoms []Random
 	Masks   []*nn.Mask
 

@@ -36,8 +36,8 @@ func (p primitives) as(
 	return program.Value(p.add(op, shape, d, args...))
 }
 
-// put adds a value with the dtype of its last operand.
-func (p primitives) put(op ir.Op, shape ir.Dims, x ...program.Value) program.Value {
+// addValue adds a value with the dtype of its last operand.
+func (p primitives) addValue(op ir.Op, shape ir.Dims, x ...program.Value) program.Value {
 	return p.as(p.of(x[len(x)-1]).DType, op, shape, x...)
 }
 
@@ -73,20 +73,20 @@ func (p primitives) Do(f fuse.Op, x ...program.Value) program.Value {
 	x, shape := p.together(x)
 	switch {
 	case len(x) == 1:
-		return p.put(ir.Unary{Op: f}, shape, x...)
+		return p.addValue(ir.Unary{Op: f}, shape, x...)
 	case len(x) == 2:
-		return p.put(ir.Binary{Op: f}, shape, x...)
+		return p.addValue(ir.Binary{Op: f}, shape, x...)
 	}
 	if d := p.of(x[1]).DType; p.of(x[0]).DType != d {
 		x[0] = p.as(d, ir.Cast{}, shape, x[0])
 	}
-	return p.put(ir.Where{}, shape, x...)
+	return p.addValue(ir.Where{}, shape, x...)
 }
 
 // Select implements [program.Builder].
 func (p primitives) Select(axis int, labels, x, y program.Value) program.Value {
 	all, shape := p.together([]program.Value{labels, x, y})
-	return p.put(ir.Select{Axis: axis}, shape, all...)
+	return p.addValue(ir.Select{Axis: axis}, shape, all...)
 }
 
 // Dropout implements [program.Builder].
@@ -124,13 +124,13 @@ func (p primitives) Broadcast(x program.Value, shape ...int) program.Value {
 // Slice implements [program.Builder].
 func (p primitives) Slice(x program.Value, axis, start, step, n int) program.Value {
 	shape := p.of(x).Shape.With(axis, n)
-	return p.put(ir.Slice{Axis: axis, Start: start, Step: step}, shape, x)
+	return p.addValue(ir.Slice{Axis: axis, Start: start, Step: step}, shape, x)
 }
 
 // Unslice implements [program.Builder].
 func (p primitives) Unslice(x program.Value, axis, start, step, n int) program.Value {
 	shape := p.of(x).Shape.With(axis, n)
-	return p.put(ir.Unslice{Axis: axis, Start: start, Step: step}, shape, x)
+	return p.addValue(ir.Unslice{Axis: axis, Start: start, Step: step}, shape, x)
 }
 
 // Concat implements [program.Builder].
@@ -142,7 +142,7 @@ func (p primitives) Concat(axis int, x ...program.Value) program.Value {
 	for _, v := range x {
 		n += p.of(v).Shape.At(axis)
 	}
-	return p.put(ir.Concat{Axis: axis}, p.of(x[0]).Shape.With(axis, n), x...)
+	return p.addValue(ir.Concat{Axis: axis}, p.of(x[0]).Shape.With(axis, n), x...)
 }
 
 // Gather implements [program.Builder].
@@ -172,7 +172,7 @@ func (p primitives) MatMul(transA, transB bool, a, b program.Value) program.Valu
 // Attention implements [program.Builder].
 func (p primitives) Attention(o program.Attention, q, k, v program.Value) (y, lse program.Value) {
 	of := p.of(q)
-	y = p.put(ir.Attention{Causal: o.Causal, Scale: o.Scale}, of.Shape, q, k, v)
+	y = p.addValue(ir.Attention{Causal: o.Causal, Scale: o.Scale}, of.Shape, q, k, v)
 	return y, p.as(ir.Statistics(of.DType), ir.Result{Index: 1}, of.Shape.Without(3), y)
 }
 
@@ -181,8 +181,9 @@ func (p primitives) AttentionGrad(
 	o program.Attention, q, k, v, y, lse, dy program.Value,
 ) (dq, dk, dv program.Value) {
 	shape, op := p.of(k).Shape, ir.AttentionGrad{Causal: o.Causal, Scale: o.Scale}
-	dq = p.put(op, p.of(q).Shape, q, k, v, y, lse, dy)
-	return dq, p.put(ir.Result{Index: 1}, shape, dq), p.put(ir.Result{Index: 2}, shape, dq)
+	dq = p.addValue(op, p.of(q).Shape, q, k, v, y, lse, dy)
+	dk, dv = p.addValue(ir.Result{Index: 1}, shape, dq), p.addValue(ir.Result{Index: 2}, shape, dq)
+	return dq, dk, dv
 }
 
 func windowOf(w program.Window) ir.Window {
@@ -197,7 +198,7 @@ func (p primitives) Patches(w program.Window, images program.Value) program.Valu
 	s := p.of(images).Shape
 	rows, columns := w.Places(s.At(2), s.At(3))
 	shape := ir.Of(s.At(0), rows, columns, s.At(1)*w.Kernel[0]*w.Kernel[1])
-	return p.put(ir.Im2Col{Window: windowOf(w)}, shape, images)
+	return p.addValue(ir.Im2Col{Window: windowOf(w)}, shape, images)
 }
 
 // Images implements [program.Builder].
@@ -206,5 +207,5 @@ func (p primitives) Images(w program.Window, patches program.Value, height,
 	s := p.of(patches).Shape
 	planes := s.At(3) / (w.Kernel[0] * w.Kernel[1])
 	shape := ir.Of(s.At(0), planes, height, width)
-	return p.put(ir.Col2Im{Window: windowOf(w)}, shape, patches)
+	return p.addValue(ir.Col2Im{Window: windowOf(w)}, shape, patches)
 }

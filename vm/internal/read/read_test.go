@@ -68,7 +68,7 @@ func everything() *gorgonia.ExprGraph {
 	return g
 }
 
-// TestTypesAreThoseOfGorgonia: the fields of Types are those of the version in go.mod, and
+// TestTypesAreThoseOfGorgonia: the fields of Types exist in the version in go.mod, and
 // every entry is used.
 func TestTypesAreThoseOfGorgonia(t *testing.T) {
 	g := everything()

@@ -288,8 +288,8 @@ func (v *vectors) softplus(x vec) vec {
 	return v.add(v.log1p(v.exp(v.or(x, v.sign()))), v.max(x, v.number(0)))
 }
 
-// erfCoefficients are those of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t: line i is for
-// x from i/2 to (i+1)/2. They are right to 2^-27.
+// erfCoefficients has the coefficients of polynomials for erf(x)/x in t, with x = i/2 + 1/4 + t:
+// line i is for x from i/2 to (i+1)/2. They are right to 2^-27.
 var erfCoefficients = [8][]float32{
 	{1.105305552482605, -0.18116548657417297, -0.3353508412837982, 0.10469182580709457,
 		0.08901327848434448, -0.03497049957513809, -0.017932690680027008},

@@ -36,8 +36,8 @@ func (f floats) bits(from Mem) reg.Register {
 	return to
 }
 
-// instructions are those of one version. The columns of a vector that is the last one of its row
-// may be fewer than it has elements.
+// instructions has the instructions of one version. The columns of a vector that is the last one of
+// its row may be fewer than it has elements.
 type instructions interface {
 	floats() floats
 	level() string
