@@ -8,16 +8,11 @@ import "fmt"
 // Buffers of one call are of the queue's device and have the same dtype, and the
 // same length where nothing else is said. dst may be the same run of memory as a
 // source of the same length, and must not overlap a source otherwise. What does
-// not fit is ErrArgument, and a function that the dtype does not have is
-// ErrUnsupported; both are found before anything is written.
+// not fit is ErrArgument, found before anything is written.
 //
-// The loops in the comments are the meaning, on every device bit for bit. The
-// exceptions are the functions that [BinaryOp] marks as rounded, and the bits of a
+// The loops in the comments are the meaning, on every device bit for bit, but for the bits of a
 // NaN. Operands of 16-bit floats are widened to 32 bits, computed with, and the
-// result is rounded once, to nearest even. A product followed by a sum is never fused. Integers
-// wrap.
-//
-// Scalars are float64 and become elements first, as in Fill.
+// result is rounded once, to nearest even. Integers wrap.
 //
 // A queue may lack functions: they return ErrUnsupported. It embeds
 // [NotImplemented] and adds what it has. Matrix products are not part of
@@ -37,12 +32,12 @@ type Arithmetic interface {
 	// Cast: for i { dst[i] = T(src[i]) }, between any two floats, to nearest even.
 	Cast(dst, src Buffer) error
 	// CastScale: for i { dst[i] = T(src[i]) * factor }, from 16-bit floats to F32 or
-	// F64, with the bits of a Cast and a Scale, in one pass over memory.
+	// F64. The factor is rounded to T, and so is the product.
 	CastScale(dst, src Buffer, factor float64) error
-	// Scale: for i { dst[i] = src[i] * factor }, in float64 for F64, else in
-	// float32 and rounded once; for integers the product is truncated towards
-	// zero. dst may be src.
-	Scale(dst, src Buffer, factor float64) error
+	// Divide: for i { dst[i] = src[i] / n }, as Reduce does for Avg: in float64 for F64, in
+	// float32 and rounded once for other floats, and truncated towards zero for integers. n is
+	// positive; a byte over more than 255 is 0. dst may be src.
+	Divide(dst, src Buffer, n int) error
 	// Reduce combines in the order of srcs, with the meaning given at [ReduceOp]:
 	//
 	//	for i { acc := srcs[0][i]; for s in srcs[1:] { acc = op(acc, s[i]) }; dst[i] = acc }
@@ -53,16 +48,6 @@ type Arithmetic interface {
 	// Move: for i { dst[i] = src[i] }, where each of dst and src is memory of this
 	// device or of the host. Host memory is in use until the queue has got there.
 	Move(dst, src Buffer) error
-
-	// Fill: for i { dst[i] = T(value) }. For an integer type, value must be one
-	// that the type holds; a float is rounded to nearest even.
-	Fill(dst Buffer, value float64) error
-
-	// Binary: for i { dst[i] = op(x[i], y[i]) }
-	Binary(op BinaryOp, dst, x, y Buffer) error
-
-	// BinaryScalar: for i { dst[i] = op(x[i], T(s)) }, or op(T(s), x[i]) if reverse.
-	BinaryScalar(op BinaryOp, dst, x Buffer, s float64, reverse bool) error
 
 	// CopyStrided copies a strided tensor into row-major order:
 	//
