@@ -54,7 +54,7 @@ EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing 
 	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -shared -fPIC -fvisibility-inlines-hidden
 EMULATE = $(CLANG_HOST) $(EMULATOR_FLAGS)
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
-TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)
+TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
 	$(GO) test -vet=off -count 1 -tags gpu

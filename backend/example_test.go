@@ -88,11 +88,11 @@ func ExampleNotImplemented() {
 	var q backend.Queue = zeroing{}
 	x := []float32{1, 2}
 	fmt.Println(q.Zero(backend.Of(x)), x)
-	err := q.Scale(backend.Of(x), backend.Of(x), 2)
+	err := q.Divide(backend.Of(x), backend.Of(x), 2)
 	fmt.Println(errors.Is(err, backend.ErrUnsupported), err)
 	// Output:
 	// <nil> [0 0]
-	// true unsupported: this device's queues do not implement Scale
+	// true unsupported: this device's queues do not implement Divide
 }
 
 // volume adds up the bytes of calls.

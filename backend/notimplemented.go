@@ -34,25 +34,14 @@ func (NotImplemented) Cast(_, _ Buffer) error { return lacking("Cast") }
 // CastScale returns ErrUnsupported.
 func (NotImplemented) CastScale(_, _ Buffer, _ float64) error { return lacking("CastScale") }
 
-// Scale returns ErrUnsupported.
-func (NotImplemented) Scale(_, _ Buffer, _ float64) error { return lacking("Scale") }
+// Divide returns ErrUnsupported.
+func (NotImplemented) Divide(_, _ Buffer, _ int) error { return lacking("Divide") }
 
 // Reduce returns ErrUnsupported.
 func (NotImplemented) Reduce(ReduceOp, Buffer, ...Buffer) error { return lacking("Reduce") }
 
 // Move returns ErrUnsupported.
 func (NotImplemented) Move(_, _ Buffer) error { return lacking("Move") }
-
-// Fill returns ErrUnsupported.
-func (NotImplemented) Fill(Buffer, float64) error { return lacking("Fill") }
-
-// Binary returns ErrUnsupported.
-func (NotImplemented) Binary(BinaryOp, Buffer, Buffer, Buffer) error { return lacking("Binary") }
-
-// BinaryScalar returns ErrUnsupported.
-func (NotImplemented) BinaryScalar(BinaryOp, Buffer, Buffer, float64, bool) error {
-	return lacking("BinaryScalar")
-}
 
 // CopyStrided returns ErrUnsupported.
 func (NotImplemented) CopyStrided(_, _ Buffer, _, _ []int) error { return lacking("CopyStrided") }

@@ -53,7 +53,15 @@ func (c Check) Cast(dst, src backend.Buffer) error {
 	return c.floats("cast", dst, src)
 }
 
-// Scale implements [backend.Arithmetic].
+// Divide implements [backend.Arithmetic].
+func (c Check) Divide(dst, src backend.Buffer, n int) error {
+	if n < 1 {
+		return fmt.Errorf("%w: divide by %d: the divisor must be positive", backend.ErrArgument, n)
+	}
+	return c.alike("divide", dst, src)
+}
+
+// Scale checks operands of [Host.Scale].
 func (c Check) Scale(dst, src backend.Buffer, _ float64) error { return c.alike("scale", dst, src) }
 
 // Reduce implements [backend.Arithmetic].

@@ -72,21 +72,45 @@ func (Host) Cast(dst, src backend.Buffer) error {
 	return nil
 }
 
-// Scale implements [backend.Arithmetic].
+// Divide implements [backend.Arithmetic].
+func (Host) Divide(dst, src backend.Buffer, n int) error {
+	if err := (Check{}).Divide(dst, src, n); err != nil {
+		return err
+	}
+	switch dst.DType() {
+	case backend.F16:
+		scaleHalf[backend.Float16](dst, src, float32(n), true)
+	case backend.BF16:
+		scaleHalf[backend.BFloat16](dst, src, float32(n), true)
+	case backend.F32:
+		divideFloats(backend.View[float32](dst), backend.View[float32](src), float32(n))
+	case backend.F64:
+		divideFloats(backend.View[float64](dst), backend.View[float64](src), float64(n))
+	case backend.I32:
+		divideInts[int32](dst, src, n)
+	case backend.I64:
+		divideInts[int64](dst, src, n)
+	case backend.U8:
+		divideInts[byte](dst, src, n)
+	}
+	return nil
+}
+
+// Scale: for i { dst[i] = src[i] * factor }, in float64 for F64, else in float32 and rounded once;
+// for integers the product is truncated towards zero. dst may be src.
 func (Host) Scale(dst, src backend.Buffer, factor float64) error {
 	if err := (Check{}).Scale(dst, src, factor); err != nil {
 		return err
 	}
 	switch dst.DType() {
 	case backend.F16:
-		scaleHalf[backend.Float16](dst, src, float32(factor))
+		scaleHalf[backend.Float16](dst, src, float32(factor), false)
 	case backend.BF16:
-		scaleHalf[backend.BFloat16](dst, src, float32(factor))
+		scaleHalf[backend.BFloat16](dst, src, float32(factor), false)
 	case backend.F32:
-		simd.Scale(simd.Best(), backend.View[float32](dst), backend.View[float32](src),
-			float32(factor))
+		scaleFloats(backend.View[float32](dst), backend.View[float32](src), float32(factor))
 	case backend.F64:
-		simd.Scale(simd.Best(), backend.View[float64](dst), backend.View[float64](src), factor)
+		scaleFloats(backend.View[float64](dst), backend.View[float64](src), factor)
 	case backend.I32:
 		scaleInt[int32](dst, src, factor)
 	case backend.I64:

@@ -23,15 +23,40 @@ func divide[T number](sums []T, n int)       { simd.Divide(sums, n) }
 func widenAll[H half](out []float32, x []H)  { simd.Widen(simd.Best(), out, x) }
 func narrowAll[H half](out []H, x []float32) { simd.Narrow(simd.Best(), out, x) }
 
-func scaleHalf[H half](dst, src backend.Buffer, factor float32) {
+func scaleFloats[T float](dst, src []T, factor T) { simd.Scale(simd.Best(), dst, src, factor) }
+
+// scaleHalf multiplies, or divides, in 32 bits, a block at a time.
+func scaleHalf[H half](dst, src backend.Buffer, by float32, divides bool) {
 	var scratch [block]float32
 	d, s := backend.View[H](dst), backend.View[H](src)
 	for lo := 0; lo < len(d); lo += block {
 		wide := scratch[:min(block, len(d)-lo)]
 		widenAll(wide, s[lo:])
-		simd.Scale(simd.Best(), wide, wide, factor)
+		if divides {
+			divideFloats(wide, wide, by)
+		} else {
+			scaleFloats(wide, wide, by)
+		}
 		narrowAll(d[lo:lo+len(wide)], wide)
 	}
+}
+
+func divideFloats[T float](dst, src []T, n T) {
+	var by [simd.Repeat]T
+	for i := range by {
+		by[i] = n
+	}
+	if !simd.Binary(simd.Best(), simd.Div, dst, src, by[:]) {
+		for i := range dst {
+			dst[i] = src[i] / n
+		}
+	}
+}
+
+func divideInts[T int32 | int64 | byte](dst, src backend.Buffer, n int) {
+	d := backend.View[T](dst)
+	copy(d, backend.View[T](src))
+	divide(d, n)
 }
 
 func scaleInt[T int32 | int64 | byte](dst, src backend.Buffer, factor float64) {

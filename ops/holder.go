@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // holderOp keeps the elements of v for which this rank is the lowest one that
@@ -98,60 +99,42 @@ func (o *holderOp) keep(inputs []gorgonia.Value) (gorgonia.Value, error) {
 //	owner    = minimum of all ranks' owners
 //	kept[i]  = owner[i] == r ? v[i] : 0
 //
-// Owners are integers of the size of v's elements. Eager arithmetic has no function that
-// selects, but to multiply the bits of v, as an integer, by 1 or 0 does it, for
-// infinities and NaN too.
+// Owners are integers of the size of v's elements, of which the bits are kept.
 func (o *holderOp) fill(p worker, kept, x, y, v backend.Buffer) error {
-	k := p.kernels()
-	r, P := o.comm.Rank(), o.comm.Size()
+	r, P := float64(o.comm.Rank()), float64(o.comm.Size())
 	bits := bitsOf(v.DType())
 	if bits == backend.U8 && P > 255 {
-		return fmt.Errorf("%w: gradient of Min or Max of bytes among %d ranks, at most 255: use "+
+		return fmt.Errorf("%w: gradient of Min or Max of bytes among %v ranks, at most 255: use "+
 			"a wider dtype", backend.ErrUnsupported, P)
 	}
-	owner, err := extremum(p, k, x, y)
+	owner, err := p.scratch(bits, v.Len())
 	if err != nil {
 		return err
 	}
-	err = inOrder(
-		func() error { return k.BinaryScalar(backend.Mul, owner, owner, float64(P-r), false) },
-		func() error { return k.BinaryScalar(backend.Sub, owner, owner, float64(P), true) },
+	t := fuse.Type(bits)
+	return inOrder(
+		func() error {
+			return p.apply(0, owner, func(p *fuse.Program, x []fuse.Value) fuse.Value {
+				return p.Do(fuse.Where, same(p, x[0], x[1]), p.Const(t, r), p.Const(t, P))
+			}, x, y)
+		},
 		func() error {
 			return p.run(backend.Collective{Kind: backend.AllReduce, Op: backend.Min,
 				Origin: o.at.origin}, owner, owner)
 		},
-		func() error { return k.BinaryScalar(backend.Equal, owner, owner, float64(r), false) },
+		func() error {
+			return p.apply(1, kept.As(bits), func(p *fuse.Program, x []fuse.Value) fuse.Value {
+				mine := p.Do(fuse.Equal, x[0], p.Const(t, r))
+				return p.Do(fuse.Where, mine, x[1], p.Const(t, 0))
+			}, owner, v.As(bits))
+		},
 	)
-	if err != nil {
-		return err
-	}
-	return k.Binary(backend.Mul, kept.As(bits), owner, v.As(bits))
 }
 
-// extremum returns an integer for each element of x: 1 where it is y's, also
-// where both are NaN, else 0.
-func extremum(p worker, k backend.Arithmetic, x, y backend.Buffer) (backend.Buffer, error) {
-	same, err := p.scratch(x.DType(), x.Len())
-	if err != nil {
-		return same, err
-	}
-	if err := k.Binary(backend.Equal, same, x, y); err != nil || !x.DType().Float() {
-		return same, err
-	}
-	nan, err := p.scratch(x.DType(), 2*x.Len())
-	if err != nil {
-		return same, err
-	}
-	nanX, nanY := nan.Slice(0, x.Len()), nan.Slice(x.Len(), nan.Len())
-	bits := same.As(bitsOf(x.DType()))
-	return bits, inOrder(
-		func() error { return k.Binary(backend.NotEqual, nanX, x, x) },
-		func() error { return k.Binary(backend.NotEqual, nanY, y, y) },
-		func() error { return k.Binary(backend.Mul, nanX, nanX, nanY) },
-		func() error { return k.Binary(backend.Add, same, same, nanX) },
-		// From the bits of 1.0 to 1.
-		func() error { return k.BinaryScalar(backend.NotEqual, bits, bits, 0, false) },
-	)
+// same returns a number that is not 0 where x is y, also where both are NaN.
+func same(p *fuse.Program, x, y fuse.Value) fuse.Value {
+	nan := p.Do(fuse.Mul, p.Do(fuse.NotEqual, x, x), p.Do(fuse.NotEqual, y, y))
+	return p.Do(fuse.Add, p.Do(fuse.Equal, x, y), nan)
 }
 
 // inOrder takes steps up to the first error.

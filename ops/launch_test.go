@@ -77,3 +77,25 @@ func TestAxesAreExchangedByOneKernel(t *testing.T) {
 		})
 	}
 }
+
+// TestScalesAreThoseOfTheType: 1/n divides, other scales multiply, integers are truncated, and
+// nothing may be scaled.
+func TestScalesAreThoseOfTheType(t *testing.T) {
+	for _, c := range []struct {
+		x, want backend.Buffer
+		scale   float64
+	}{
+		{backend.Of([]float32{1, 2, 7}), backend.Of([]float32{1. / 3, 2. / 3, 7. / 3}), 1. / 3},
+		{backend.Of([]float64{1, -3}), backend.Of([]float64{-2.5, 7.5}), -2.5},
+		{backend.Of([]int64{7, -7, 6}), backend.Of([]int64{3, -3, 3}), 0.5},
+		{backend.Of([]int32{7, -7, 6}), backend.Of([]int32{10, -10, 9}), 1.5},
+		{backend.Of([]byte{7, 6}), backend.Of([]byte{2, 2}), 1. / 3},
+		{backend.Of([]float32{}), backend.Of([]float32{}), 0.5},
+	} {
+		if err := rescale(onHost{}, c.x, c.scale); err != nil ||
+			!slices.Equal(c.x.Bytes(), c.want.Bytes()) {
+			t.Errorf("%v times %v has bytes %v, want %v (%v)", c.x.DType(), c.scale, c.x.Bytes(),
+				c.want.Bytes(), err)
+		}
+	}
+}

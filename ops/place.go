@@ -9,6 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // worker is what computes a result in memory that is there.
@@ -18,6 +19,8 @@ type worker interface {
 	scratch(d backend.DType, n int) (backend.Buffer, error)
 	// run runs a collective, in the order of the queue.
 	run(c backend.Collective, dst, src backend.Buffer) error
+	// apply runs y[i] = f(x[i]...), the given one of the operation's programs. y may be one of x.
+	apply(program int, y backend.Buffer, f formula, x ...backend.Buffer) error
 	// here returns the elements of a communicator's memory, to be read.
 	here(b backend.Buffer) (backend.Buffer, error)
 }
@@ -48,6 +51,31 @@ func (onHost) scratch(d backend.DType, n int) (backend.Buffer, error) { return s
 
 func (p onHost) run(c backend.Collective, dst, src backend.Buffer) error {
 	return group.RunOnHost(p.comm, c, dst, src)
+}
+
+func (onHost) apply(_ int, y backend.Buffer, f formula, x ...backend.Buffer) error {
+	if y.Len() == 0 {
+		return nil
+	}
+	loop, err := fuse.Host(elementwise(y, f, x), nil)
+	if err != nil {
+		return err
+	}
+	return loop.Run([]backend.Buffer{y}, x, backend.Buffer{})
+}
+
+// formula computes an element of a result from those of the operands.
+type formula func(p *fuse.Program, x []fuse.Value) fuse.Value
+
+// elementwise returns the program of a formula.
+func elementwise(y backend.Buffer, f formula, x []backend.Buffer) *fuse.Program {
+	p := &fuse.Program{Shape: []int{y.Len()}}
+	values := make([]fuse.Value, len(x))
+	for i, x := range x {
+		values[i] = p.Load(x.DType(), 1)
+	}
+	p.Store(f(p, values), y.DType(), 1)
+	return p
 }
 
 func (p onHost) here(b backend.Buffer) (backend.Buffer, error) {

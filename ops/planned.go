@@ -1,13 +1,16 @@
 package ops
 
 import (
+	"cmp"
 	"fmt"
+	"sync"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // What package vm runs in its plans: see vm.DeviceOp. The operands and the result lie where the
@@ -19,6 +22,33 @@ type planned struct {
 	queue backend.Queue
 	rest  backend.Buffer // of the memory
 	work  backend.Work   // of the collective, nil before it is started
+	loops *loops
+}
+
+// loops are the programs of an operation, compiled for the queue that ran them last.
+type loops struct {
+	mu    sync.Mutex
+	queue backend.Queue
+	all   map[int]fuse.Loop
+}
+
+// get returns a program that is ready to run on a queue.
+func (l *loops) get(q backend.Queue, number int, p *fuse.Program) (fuse.Loop, error) {
+	if l.queue != q {
+		l.queue, l.all = q, map[int]fuse.Loop{}
+	}
+	if known := l.all[number]; known != nil {
+		return known, nil
+	}
+	fuses, ok := q.(fuse.Queue)
+	if !ok {
+		return nil, fmt.Errorf("%w: a %T runs no programs", backend.ErrUnsupported, q)
+	}
+	loop, err := fuses.Fuse(p)
+	if err == nil {
+		l.all[number] = loop
+	}
+	return loop, err
 }
 
 var _ worker = (*planned)(nil)
@@ -44,6 +74,20 @@ func (p *planned) scratch(d backend.DType, n int) (backend.Buffer, error) {
 
 func (p *planned) here(b backend.Buffer) (backend.Buffer, error) { return b, nil }
 
+// apply compiles a program when the operation runs first on a queue.
+func (p *planned) apply(program int, y backend.Buffer, f formula, x ...backend.Buffer) error {
+	if y.Len() == 0 {
+		return nil
+	}
+	p.loops.mu.Lock()
+	defer p.loops.mu.Unlock()
+	loop, err := p.loops.get(p.queue, program, elementwise(y, f, x))
+	if err != nil {
+		return err
+	}
+	return loop.Run([]backend.Buffer{y}, x, backend.Buffer{})
+}
+
 // run does not wait: an error that is not known at once comes with the work.
 func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error) {
 	if p.work, err = p.comm.Start(p.queue, c, dst, src); err != nil {
@@ -55,8 +99,8 @@ func (p *planned) run(c backend.Collective, dst, src backend.Buffer) (err error)
 // start runs f, which starts an operation, on a queue.
 func start(o communicating, q backend.Queue, scratch backend.Buffer,
 	f func(p worker) error) (backend.Work, error) {
-	comm, _ := o.place()
-	p := &planned{comm: comm, queue: q, rest: scratch}
+	comm, at := o.place()
+	p := &planned{comm: comm, queue: q, rest: scratch, loops: cmp.Or(at.loops, new(loops))}
 	unbind, err := residence.Bind(comm.Device())
 	if err != nil {
 		return nil, o.fail(err)
@@ -115,8 +159,8 @@ func (o *collectiveOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
 // RunsOn implements vm.DeviceOp.
 func (o *holderOp) RunsOn(d backend.Device) bool { return o.comm.Device().Name() == d.Name() }
 
-// Scratch implements vm.DeviceOp: owners, and two vectors in the search for NaN.
-func (o *holderOp) Scratch() int { return 3 * aligned(product(o.shape)*int(o.dtype.Size())) }
+// Scratch implements vm.DeviceOp: owners.
+func (o *holderOp) Scratch() int { return aligned(product(o.shape) * int(o.dtype.Size())) }
 
 // StartOn implements vm.DeviceOp.
 func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
@@ -128,16 +172,13 @@ func (o *holderOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
 func (c *sparseCall) RunsOn(d backend.Device) bool { return c.comm.Device().Name() == d.Name() }
 
 // Scratch implements vm.DeviceOp.
-func (o *sparseOp) Scratch() int { return 0 }
+func (c *sparseCall) Scratch() int { return 0 }
 
 // StartOn implements vm.DeviceOp.
 func (o *sparseOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
 	x ...backend.Buffer) (backend.Work, error) {
 	return start(o, q, scratch, func(p worker) error { return o.reduce(p, y, x[0]) })
 }
-
-// Scratch implements vm.DeviceOp: for each element, whether it was sent.
-func (o *sentOp) Scratch() int { return aligned(product(o.shape) * int(o.dtype.Size())) }
 
 // StartOn implements vm.DeviceOp.
 func (o *sentOp) StartOn(q backend.Queue, y, scratch backend.Buffer,
@@ -171,6 +212,6 @@ func Planned(comm backend.Communicator, c backend.Collective, name string, numbe
 	}
 	origin := o.origin()
 	origin.Ordinal, origin.Name = uint32(number), backend.MakeName(name)
-	o.at = site{&origin, name}
+	o.at = site{&origin, name, new(loops)}
 	return o, o.out, nil
 }

@@ -8,6 +8,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // run applies t to a value of shape in, and returns a new value of shape out.
@@ -46,11 +47,16 @@ func (t transform) fill(p worker, origin *backend.Origin, y, x operand, r, P int
 // rescale multiplies y by scale. A scale of 1/n divides by n, as [Down] and averages do: the
 // product with 1/n, which is rounded itself, has other bits.
 func rescale(p worker, y backend.Buffer, scale float64) error {
-	n := math.Round(1 / scale)
-	if math.Abs(n) > 1 && 1/n == scale {
-		return p.kernels().BinaryScalar(backend.Div, y, y, n, false)
-	}
-	return p.kernels().Scale(y, y, scale)
+	return p.apply(0, y, func(p *fuse.Program, x []fuse.Value) fuse.Value {
+		t := fuse.Type(y.DType())
+		if n := math.Round(1 / scale); math.Abs(n) > 1 && 1/n == scale {
+			return p.Do(fuse.Div, x[0], p.Const(t, n))
+		}
+		if !t.Float() { // the product is truncated
+			return p.Cast(t, p.Do(fuse.Mul, p.Cast(backend.F64, x[0]), p.Const(backend.F64, scale)))
+		}
+		return p.Do(fuse.Mul, x[0], p.Const(t, scale))
+	}, y)
 }
 
 // communicate cuts x, communicates, and joins the pieces in y.

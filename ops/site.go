@@ -13,6 +13,7 @@ import (
 type site struct {
 	origin  *backend.Origin // what ranks compare, nil outside of a graph
 	operand string          // the name of its operand, for errors
+	loops   *loops          // of a node
 }
 
 // communicating is an op that starts collectives.
@@ -49,13 +50,13 @@ func next(comm backend.Communicator, x *gorgonia.Node, origin backend.Origin, re
 	if reduces && x.Op() == nil {
 		origin.Name = backend.MakeName(nameOf(x))
 	}
-	return site{&origin, describe(x)}
+	return site{&origin, describe(x), new(loops)}
 }
 
 // gradient returns the place of an op that computes the gradient of one at s without a node.
 func (s site) gradient(origin backend.Origin) site {
 	origin.Purpose, origin.Ordinal = backend.ForGradient, s.ordinal()
-	return site{&origin, "the gradient"}
+	return site{&origin, "the gradient", nil}
 }
 
 func (s site) ordinal() uint32 {

@@ -9,6 +9,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
 // sparser is a communicator with sparse all-reduces, which keep for each state a residual and what
@@ -203,9 +204,8 @@ func (o *sentOp) Do(inputs ...gorgonia.Value) (gorgonia.Value, error) {
 	return dx, nil
 }
 
-// reduce multiplies the bits of the gradient, as integers, by 1 or 0: see holderOp.
+// reduce keeps the elements of which the bits that were sent are not all 0.
 func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
-	k := p.kernels()
 	sent, err := p.here(o.states.Sent(o.state, dx))
 	if err != nil {
 		return err
@@ -216,16 +216,15 @@ func (o *sentOp) reduce(p worker, dx, dy backend.Buffer) error {
 			backend.ErrArgument, o.state)
 	}
 	bits := bitsOf(dx.DType())
-	picked, err := p.scratch(bits, dx.Len())
-	if err != nil {
-		return err
-	}
 	// The sparse communicator passes it as it is.
 	exact := backend.Collective{Kind: backend.AllReduce, Op: o.op, Exact: true, Origin: o.at.origin}
 	return inOrder(
 		func() error { return p.run(exact, dx, dy) },
-		func() error { return k.BinaryScalar(backend.NotEqual, picked, sent.As(bits), 0, false) },
-		func() error { return k.Binary(backend.Mul, dx.As(bits), dx.As(bits), picked) },
+		func() error {
+			return p.apply(0, dx.As(bits), func(p *fuse.Program, x []fuse.Value) fuse.Value {
+				return p.Do(fuse.Where, x[0], x[1], p.Const(bits, 0))
+			}, sent.As(bits), dx.As(bits))
+		},
 	)
 }
 

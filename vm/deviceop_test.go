@@ -350,7 +350,7 @@ func (halved) RunsOn(backend.Device) bool { return true }
 func (halved) Scratch() int               { return 0 }
 func (halved) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work,
 	error) {
-	return nil, q.Scale(y, x[0], 0.5)
+	return nil, q.Divide(y, x[0], 2)
 }
 
 // TestDeviceOp: an operation of somebody else runs on the device, and by its Do on the host.

@@ -99,7 +99,7 @@ func (m *mixed) start() (backend.Work, error) {
 	m.started = append(m.started, fmt.Sprintf("%v of %v to %v on %d", what, src, dst, at))
 	if b := m.busy[at].bytes.As(backend.F32); m.late.IntN(6) == 0 {
 		for range 8 {
-			if err := m.qs[at].Scale(b, b, 1); err != nil {
+			if err := m.qs[at].Divide(b, b, 1); err != nil {
 				return nil, err
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -174,18 +175,22 @@ func (s *suite) sharedQueue(P int) error {
 		return queues(c, 1, func(qs []backend.Queue) error {
 			return s.vectors(c, 2, 1000, func(vs []*vector) error {
 				q, x, y := qs[0], vs[0], vs[1]
+				add := func(of *vector, n int) error { // x = n * of
+					return q.Reduce(backend.Sum, x.buffer(), slices.Repeat([]backend.Buffer{
+						of.buffer()}, n)...)
+				}
 				for round := range s.times(100) {
 					if err := x.set(func(i int) int64 { return int64(i + round) }); err != nil {
 						return err
 					}
 					steps := []func() error{
-						func() error { return q.Scale(x.buffer(), x.buffer(), 2) },
+						func() error { return add(x, 2) },
 						func() error {
 							_, err := c.Start(q, allReduce, y.buffer(),
 								x.buffer())
 							return err
 						},
-						func() error { return q.Scale(x.buffer(), y.buffer(), 3) },
+						func() error { return add(y, 3) },
 						func() error {
 							_, err := c.Start(q, allReduce, x.buffer(),
 								x.buffer())

@@ -14,15 +14,14 @@ import (
 
 // arithmetic computes on a queue.
 type arithmetic struct {
-	gpukernels.Arithmetic
+	gpukernels.Kernels
 	queue *Queue
 }
 
 var _ backend.Arithmetic = (*arithmetic)(nil)
 
 func newArithmetic(q *Queue) *arithmetic {
-	l := launcher{q, q.launcher}
-	return &arithmetic{gpukernels.NewArithmetic(l, room{q}), q}
+	return &arithmetic{gpukernels.New(launcher{q, q.launcher}), q}
 }
 
 // launcher launches as long as the queue is open.
@@ -36,22 +35,6 @@ func (l launcher) Launch(c gpukernels.Launch) error {
 		return err
 	}
 	return l.Stream.Launch(c)
-}
-
-// room is memory in the order of a queue.
-type room struct{ queue *Queue }
-
-func (r room) Take(d backend.DType, n int) (backend.Buffer, error) {
-	b, err := r.queue.Alloc(n * d.Size())
-	return b.As(d), err
-}
-
-func (r room) Give(b backend.Buffer) error {
-	if into := r.queue.recording.Load(); into != nil {
-		into.keep(b)
-		return nil
-	}
-	return r.queue.Free(b)
 }
 
 // Move implements [backend.Arithmetic]. Host memory that is not from AllocHost is

@@ -84,7 +84,7 @@ func bandwidths(b *testing.B, d *Device, y, x backend.Buffer, nbytes int) {
 		return a.Cast(y.As(backend.BF16).Slice(0, n-1), x.As(backend.F32).Slice(1, n))
 	})
 	measure("add", 3*nbytes, func(y, x backend.Buffer) error {
-		return a.Binary(backend.Add, y.As(backend.F32), y.As(backend.F32), x.As(backend.F32))
+		return a.Reduce(backend.Sum, y.As(backend.F32), y.As(backend.F32), x.As(backend.F32))
 	})
 	for _, t := range []backend.DType{backend.U8, backend.BF16, backend.F32, backend.F64} {
 		n := nbytes / t.Size()

@@ -132,7 +132,7 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 				for i, n := range lengths(v) {
 					b[i] = must[backend.Buffer](t)(q.Alloc(4 * n)).As(backend.F32)
 					t.Cleanup(func() { ok(t, q.Free(b[i])) })
-					ok(t, q.Fill(b[i], 1))
+					ok(t, q.Fill(b[i], f32(1)))
 				}
 				scratch := convolutionScratch(t, q, c, v)
 				run := func() error { return c.Convolve(v, b[0], b[1], b[2], scratch) }
@@ -176,7 +176,7 @@ func benchmarkConvolution(b *testing.B, v kernels.Convolution, cudnn bool) {
 	for i, n := range lengths(v) {
 		operands[i] = must[backend.Buffer](b)(q.Alloc(n * 4)).As(v.DType)
 		b.Cleanup(func() { ok(b, q.Free(operands[i])) })
-		ok(b, q.Fill(operands[i], 1))
+		ok(b, q.Fill(operands[i], f32(1)))
 	}
 	scratch := convolutionScratch(b, q, c, v)
 	run := func(n int) {

@@ -52,9 +52,8 @@ type recording struct {
 
 	mu     sync.Mutex
 	queues []*Queue
-	events []cu.Event       // recorded meanwhile
-	behind map[*Queue]seen  // what the next work of a queue comes after
-	kept   []backend.Buffer // scratch memory of kernels, which replays use
+	events []cu.Event      // recorded meanwhile
+	behind map[*Queue]seen // what the next work of a queue comes after
 }
 
 // seen is how many events of each queue of a recording come before a point. It does not change.
@@ -76,8 +75,8 @@ func (q *Queue) Recording() *backend.Recording {
 }
 
 // Capture implements [backend.GraphQueue]. Other goroutines may use the device and its memory
-// meanwhile, but not the queues that are recorded. What kernels take of memory for themselves
-// stays with the graph. Move takes memory of the host from AllocHost only.
+// meanwhile, but not the queues that are recorded. Move takes memory of the host
+// from AllocHost only.
 func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 	r := &recording{behind: map[*Queue]seen{}}
 	x := &graphExec{device: q.device}
@@ -100,7 +99,6 @@ func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 		return errors.Join(err, result(C.euryale_capture_end(C.uintptr_t(q.Stream()), make,
 			&x.exec)))
 	})
-	x.kept = r.kept
 	if err != nil {
 		return nil, errors.Join(err, x.Close())
 	}
@@ -214,19 +212,10 @@ func (q *Queue) Joined(e backend.Event) bool {
 	return r.behind[q][own.queue] >= own.captured.before[own.queue]
 }
 
-// keep leaves memory to the graph.
-func (r *recording) keep(b backend.Buffer) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.kept = append(r.kept, b)
-}
-
 // graphExec is a graph of the driver that can be launched.
 type graphExec struct {
 	device *Device
 	exec   C.CUgraphExec
-	kept   []backend.Buffer // memory of its kernels
-	last   Event            // the end of the last replay, if there is such memory
 }
 
 // Launch implements [backend.Replayer].
@@ -240,29 +229,19 @@ func (g *graphExec) Launch(on backend.Queue) error {
 		return err
 	}
 	defer q.launcher.Forget()
-	err := g.device.on("launch a graph", func() error {
+	return g.device.on("launch a graph", func() error {
 		return result(C.euryale_graph_launch(g.exec, C.uintptr_t(q.Stream())))
 	})
-	if err == nil && len(g.kept) > 0 {
-		g.last, err = q.Mark()
-	}
-	return err
 }
 
 // Close implements [backend.Replayer].
 func (g *graphExec) Close() error {
-	var errs []error
-	if g.exec != nil {
-		errs = append(errs, g.device.on("close a graph", func() error {
-			return result(C.cuGraphExecDestroy(g.exec))
-		}))
-		g.exec = nil
+	if g.exec == nil {
+		return nil
 	}
-	for _, b := range g.kept {
-		errs = append(errs, g.device.main.After(g.last), g.device.Free(b))
-	}
-	g.kept = nil
-	return errors.Join(errs...)
+	exec := g.exec
+	g.exec = nil
+	return g.device.on("close a graph", func() error { return result(C.cuGraphExecDestroy(exec)) })
 }
 
 func result(code C.CUresult) error {

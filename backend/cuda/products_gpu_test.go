@@ -114,7 +114,7 @@ func TestProductsInGraphsOnGPU(t *testing.T) {
 		m := func() kernels.Matrix {
 			b := must[backend.Buffer](t)(q.Alloc(4 * n * n)).As(backend.F32)
 			t.Cleanup(func() { ok(t, q.Free(b)) })
-			ok(t, q.Fill(b, 1))
+			ok(t, q.Fill(b, f32(1)))
 			return kernels.Matrix{Buffer: b, Pitch: n}
 		}
 		x := kernels.Product{M: n, N: n, K: n, A: m(), B: m(), C: m(), Alpha: 1, Beta: 1}

@@ -237,10 +237,14 @@ func (q *queue) Exchange(p *cuda.Peers, x *cuda.PeerCall) error {
 	return q.device.Host.Exchange(q.device.ordinal, q.handle, p, x)
 }
 
-// fillPinned sets a word of pinned memory, once everything before is done.
-func (q *queue) fillPinned(words backend.Buffer, value float64) error {
-	at := (*uint32)(unsafe.Pointer(unsafe.SliceData(words.Bytes())))
-	return q.Wait(then(func() { atomic.StoreUint32(at, uint32(value)) }))
+// Fill sets a word of pinned memory, once everything before is done.
+func (q *queue) Fill(dst backend.Buffer, bits uint64) error {
+	word := q.device.Pinned(dst.Addr())
+	if word.Len() == 0 {
+		return fmt.Errorf("fakedevice: %w: fill of memory that is not pinned", backend.ErrArgument)
+	}
+	at := (*uint32)(unsafe.Pointer(unsafe.SliceData(word.Bytes())))
+	return q.Wait(then(func() { atomic.StoreUint32(at, uint32(bits)) }))
 }
 
 // late is an event that happens late: see [Host].Busy.

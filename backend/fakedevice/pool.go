@@ -1,6 +1,7 @@
 package fakedevice
 
 import (
+	"bytes"
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -29,10 +30,7 @@ func (q *queue) Alloc(nbytes int) (backend.Buffer, error) {
 	if err != nil {
 		return b, err
 	}
-	if err := q.Fill(b, garbage); !errors.Is(err, backend.ErrUnsupported) {
-		return b, err
-	}
-	return b, nil
+	return b, q.Move(b, backend.Of(bytes.Repeat([]byte{garbage}, nbytes)))
 }
 
 // Free gives back memory that only this queue uses, once everything started on it

@@ -125,9 +125,9 @@ func (q *queue) CastScale(dst, src backend.Buffer, factor float64) error {
 		}, dst, src)
 }
 
-func (q *queue) Scale(dst, src backend.Buffer, factor float64) error {
-	return q.on(check.Scale(dst, src, factor), func(on backend.Queue, b []backend.Buffer) error {
-		return on.Scale(b[0], b[1], factor)
+func (q *queue) Divide(dst, src backend.Buffer, n int) error {
+	return q.on(check.Divide(dst, src, n), func(on backend.Queue, b []backend.Buffer) error {
+		return on.Divide(b[0], b[1], n)
 	}, dst, src)
 }
 
@@ -157,29 +157,6 @@ func (q *queue) Move(dst, src backend.Buffer) error {
 		}
 		return on.Move(to, from)
 	})
-}
-
-func (q *queue) Fill(dst backend.Buffer, value float64) error {
-	if words := q.device.Pinned(dst.Addr()); words.Len() > 0 {
-		return q.fillPinned(words, value)
-	}
-	return q.on(check.Fill(dst, value), func(on backend.Queue, b []backend.Buffer) error {
-		return on.Fill(b[0], value)
-	}, dst)
-}
-
-func (q *queue) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return q.on(check.Binary(op, dst, x, y), func(on backend.Queue, b []backend.Buffer) error {
-		return on.Binary(op, b[0], b[1], b[2])
-	}, dst, x, y)
-}
-
-func (q *queue) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
-	reverse bool) error {
-	return q.on(check.BinaryScalar(op, dst, x, s, reverse),
-		func(on backend.Queue, b []backend.Buffer) error {
-			return on.BinaryScalar(op, b[0], b[1], s, reverse)
-		}, dst, x)
 }
 
 func (q *queue) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {

@@ -93,7 +93,7 @@ func (p *captured) reach(s Stream, n int) error {
 	if n == 0 {
 		return nil
 	}
-	return s.Fill(p.c.progress.onDevice(), float64(n))
+	return s.Fill(p.c.progress.onDevice(), uint64(n))
 }
 
 // Of implements [backend.Participant].
@@ -115,13 +115,14 @@ func (p *captured) Complete(q backend.Queue) error {
 	p.last, p.end, p.c.recording = nil, nil, nil
 	// CUDA finds queues that are not joined, but not behind a call of NCCL, which sets what
 	// its nodes depend on itself.
-	if s, err := p.c.stream(q); err != nil || end != nil && !s.Joined(end) {
+	s, err := p.c.stream(q)
+	if err != nil || end != nil && !s.Joined(end) {
 		return errors.Join(err, p.unjoined())
 	}
 	if len(p.calls) < 2 {
 		return nil
 	}
-	return q.Fill(p.c.progress.onDevice(), 0)
+	return s.Fill(p.c.progress.onDevice(), 0)
 }
 
 // unjoined is the error of a capture that ends beside a call.

@@ -41,6 +41,7 @@ type graphTest struct {
 	q   backend.GraphQueue
 	all []backend.Collective
 	x   backend.Buffer
+	one backend.Buffer // of ones
 	ys  []backend.Buffer
 }
 
@@ -50,12 +51,12 @@ const graphElements = 40
 func newGraphTest(c *Communicator, all []backend.Collective) (*graphTest, func() error, error) {
 	g := &graphTest{c: c, q: c.Device().Default().(backend.GraphQueue), all: all}
 	n := graphElements * c.Size()
-	memory, err := c.Device().Alloc(4 * n * (len(all) + 1))
+	memory, err := c.Device().Alloc(4 * n * (len(all) + 2))
 	if err != nil {
 		return nil, nil, err
 	}
 	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
-	g.x = part(0)
+	g.x, g.one = part(0), part(len(all)+1)
 	for i := range all {
 		g.ys = append(g.ys, part(i+1))
 	}
@@ -64,7 +65,8 @@ func newGraphTest(c *Communicator, all []backend.Collective) (*graphTest, func()
 		x[i] = float32(i%7 + 10*c.Rank())
 	}
 	return g, func() error { return c.Device().Free(memory) }, errors.Join(g.q.Zero(memory),
-		g.q.Move(g.x, backend.Of(x)), drain(context.Background(), g.q))
+		g.q.Move(g.x, backend.Of(x)), g.q.Move(g.one, backend.Of(slices.Repeat([]float32{1}, n))),
+		drain(context.Background(), g.q))
 }
 
 // start starts call i on a queue, each element of x after the one before is added.
@@ -80,7 +82,7 @@ func (g *graphTest) startAll(q backend.Queue) error {
 			return err
 		}
 	}
-	return q.BinaryScalar(backend.Add, g.x, g.x, 1, false)
+	return q.Reduce(backend.Sum, g.x, g.x, g.one)
 }
 
 // results reads all results.
@@ -256,7 +258,7 @@ func capturesForkAndJoin(c *Communicator) error {
 		defer side.Close()
 		fork := func(join bool) (*backend.Graph, error) {
 			return q.Capture(func() error {
-				if err := q.BinaryScalar(backend.Add, x, x, 1, false); err != nil {
+				if err := q.Reduce(backend.Sum, x, x, x); err != nil {
 					return err
 				}
 				e, err := q.Record()
@@ -271,7 +273,7 @@ func capturesForkAndJoin(c *Communicator) error {
 					return err
 				}
 				if join {
-					return errors.Join(w.Wait(q), q.BinaryScalar(backend.Mul, x, x, 3, false))
+					return errors.Join(w.Wait(q), q.Reduce(backend.Sum, x, x, x, x))
 				}
 				return nil
 			})
@@ -294,7 +296,7 @@ func capturesForkAndJoin(c *Communicator) error {
 			graph.Close()); err != nil {
 			return err
 		}
-		if want := []float32{78, 114}; !slices.Equal(got, want) { // ((1+1)*2*3 + 1)*2*3
+		if want := []float32{144, 288}; !slices.Equal(got, want) { // 1*2*2*3 * 2*2*3
 			return fmt.Errorf("%v, want %v", got, want)
 		}
 		return nil
@@ -323,7 +325,7 @@ func replaysFollowWhatRuns(c *Communicator) error {
 			return err
 		}
 		graph, err := q.Capture(func() error {
-			return errors.Join(w.Wait(q), q.BinaryScalar(backend.Mul, x, x, 3, false))
+			return errors.Join(w.Wait(q), q.Reduce(backend.Sum, x, x, x, x))
 		})
 		if err != nil {
 			return err

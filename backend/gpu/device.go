@@ -73,6 +73,9 @@ type Stream interface {
 	// Joined reports whether what is recorded on the queue from now on comes after an event of
 	// the same recording.
 	Joined(e backend.Event) bool
+	// Fill: for i { dst[i] = bits }, as many of the low ones as an element has. dst may be pinned
+	// memory, by its address on the device.
+	Fill(dst backend.Buffer, bits uint64) error
 }
 
 // exchanger is a queue's kernels that exchange data with peers.

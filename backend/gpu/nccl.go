@@ -45,7 +45,7 @@ func (c *Communicator) sumAndDivide(q Stream, k *call) error {
 	if k.what.Kind == backend.Reduce && k.rank != k.what.Root || k.dst.Len() == 0 {
 		return nil
 	}
-	return q.BinaryScalar(backend.Div, k.dst, k.dst, float64(k.P), false)
+	return q.Divide(k.dst, k.dst, k.P)
 }
 
 // compose is a composed reduction.

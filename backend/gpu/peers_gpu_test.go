@@ -272,6 +272,11 @@ func newLate(c *Communicator, q backend.Queue) (late, error) {
 	return late{c.Device(), q, memory}, err
 }
 
+// set makes all elements of x, of f32, one number.
+func set(q backend.Queue, x backend.Buffer, number int) error {
+	return q.(Stream).Fill(x, uint64(math.Float32bits(float32(number))))
+}
+
 func (l late) free() { l.dev.Free(l.memory) } // it is memory of dev, so there is no error
 
 // sometimes starts them once in so many times: up to 60, of 2 us each. As
@@ -280,7 +285,7 @@ func (l late) sometimes(random *rand.Rand, times int) error {
 	var errs []error
 	if random.IntN(times) == 0 {
 		for range random.IntN(60) {
-			errs = append(errs, l.k.Fill(l.memory.As(backend.F32), 1))
+			errs = append(errs, l.k.Divide(l.memory.As(backend.F32), l.memory.As(backend.F32), 1))
 		}
 	}
 	if random.IntN(times) == 0 {
@@ -345,7 +350,7 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 		for first := 0; first < calls; first += batch {
 			for i := range batch {
 				if err := errors.Join(late.sometimes(random, 50),
-					k.Fill(x, float64((first+i)%1000*(c.Rank()+1)))); err != nil {
+					set(q, x, (first+i)%1000*(c.Rank()+1))); err != nil {
 					return err
 				}
 				if _, err := c.Start(q, sum, x, x); err != nil {
@@ -447,13 +452,13 @@ func alternately(c *Communicator, groups []*Communicator, n, calls int) error {
 		sent += value
 		for i, l := range lanes {
 			k := l.queue
-			if err := k.Fill(l.x, float64(value*(groups[i].Rank()+1))); err != nil {
+			if err := set(k, l.x, value*(groups[i].Rank()+1)); err != nil {
 				return err
 			}
 			if _, err := groups[i].Start(l.queue, sum, l.x, l.x); err != nil {
 				return err
 			}
-			if err := k.Binary(backend.Add, l.total, l.total, l.x); err != nil {
+			if err := k.Reduce(backend.Sum, l.total, l.total, l.x); err != nil {
 				return err
 			}
 		}
@@ -618,8 +623,7 @@ func replay(c *Communicator, n, times int) error {
 	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
 	x, y, total := part(0), part(1), part(2)
 	step := func(reduce func() error) error {
-		return errors.Join(k.Fill(x, float64(c.Rank()+1)), reduce(), k.Binary(backend.Add, total,
-			total, y))
+		return errors.Join(set(q, x, c.Rank()+1), reduce(), k.Reduce(backend.Sum, total, total, y))
 	}
 	// Kernels may not wait for this rank while its memory is being taken.
 	if err := errors.Join(k.Zero(memory), drain(context.Background(), q), assemble(c)); err != nil {
@@ -859,7 +863,7 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 					}
 				}()
 				xs[r] = x.As(backend.F32)
-				if err := g.all[r].Default().Fill(xs[r], 1); err != nil {
+				if err := set(g.all[r].Default(), xs[r], 1); err != nil {
 					t.Fatal(err)
 				}
 				if works[r], err = c.Start(nil, sum, xs[r], xs[r]); err != nil {

@@ -103,7 +103,7 @@ func stillUsable(c backend.Communicator) error {
 	host := []float32{1, 2, 3}
 	return with(c, len(host), func(x backend.Buffer) error {
 		a := c.Device().Default()
-		err := errors.Join(a.Move(x, backend.Of(host)), a.Scale(x, x, 2),
+		err := errors.Join(a.Move(x, backend.Of(host)), a.Reduce(backend.Sum, x, x, x),
 			a.Move(backend.Of(host), x))
 		if err == nil && host[2] != 6 {
 			err = fmt.Errorf("the device computes %v", host)

@@ -219,12 +219,16 @@ func (x *bucketRank) fill() error {
 	q := x.c.Device().Default()
 	k := q
 	err := k.Move(x.total, backend.Of(pattern))
+	P := x.c.Size()
 	for i, src := range x.srcs {
-		err = errors.Join(err, k.BinaryScalar(backend.Add, src, x.total, float64(x.c.Rank()+i),
-			false))
+		added := slices.Clone(pattern)
+		for j := range added {
+			added[j] += float32(x.c.Rank() + i)
+		}
+		err = errors.Join(err, k.Move(src, backend.Of(added)))
 	}
-	return errors.Join(err, k.BinaryScalar(backend.Mul, x.total, x.total, float64(x.c.Size()),
-		false), drained(q))
+	return errors.Join(err, k.Reduce(backend.Sum, x.total, slices.Repeat(
+		[]backend.Buffer{x.total}, P)...), drained(q))
 }
 
 // measure verifies results, too.

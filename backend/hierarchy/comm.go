@@ -131,7 +131,7 @@ func (c *Communicator) agree(tell group.Gatherer, l Layout, o Options) (ranks ba
 		own = fmt.Errorf("%w: a layout of %d ranks for %d", backend.ErrArgument, l.Size(), c.Size())
 	}
 	nothing := backend.Host(backend.F32, nil, 0)
-	divided := c.Device().Default().BinaryScalar(backend.Div, nothing, nothing, 1, false)
+	divided := c.Device().Default().Divide(nothing, nothing, 1)
 	mine := terms{c.world.Rank, fmt.Sprint(l.at), o, !errors.Is(divided, backend.ErrUnsupported)}
 	all, err := group.Agree(tell, c.Capabilities().Members, mine, own)
 	if err != nil {

@@ -273,7 +273,7 @@ func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 			return err
 		}
 		// obstacle has made sure that the queues can divide.
-		return q.BinaryScalar(backend.Div, own, own, float64(k.c.Size()), false)
+		return q.Divide(own, own, k.c.Size())
 	})
 }
 

@@ -56,9 +56,9 @@ func (q queued) CastScale(dst, src backend.Buffer, factor float64) error {
 	})
 }
 
-func (q queued) Scale(dst, src backend.Buffer, factor float64) error {
-	return q.kernel(kernels.Check{}.Scale(dst, src, factor), func(h kernels.Host) error {
-		return h.Scale(dst, src, factor)
+func (q queued) Divide(dst, src backend.Buffer, n int) error {
+	return q.kernel(kernels.Check{}.Divide(dst, src, n), func(h kernels.Host) error {
+		return h.Divide(dst, src, n)
 	})
 }
 
@@ -70,24 +70,6 @@ func (q queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.
 }
 
 func (q queued) Move(dst, src backend.Buffer) error { return q.Copy(dst, src) }
-
-func (q queued) Fill(dst backend.Buffer, value float64) error {
-	return q.kernel(kernels.Check{}.Fill(dst, value), func(h kernels.Host) error {
-		return h.Fill(dst, value)
-	})
-}
-
-func (q queued) Binary(op backend.BinaryOp, dst, x, y backend.Buffer) error {
-	return q.kernel(kernels.Check{}.Binary(op, dst, x, y), func(h kernels.Host) error {
-		return h.Binary(op, dst, x, y)
-	})
-}
-
-func (q queued) BinaryScalar(op backend.BinaryOp, dst, x backend.Buffer, s float64,
-	reverse bool) error {
-	return q.kernel(kernels.Check{}.BinaryScalar(op, dst, x, s, reverse),
-		func(h kernels.Host) error { return h.BinaryScalar(op, dst, x, s, reverse) })
-}
 
 func (q queued) CopyStrided(dst, src backend.Buffer, shape, strides []int) error {
 	shape, strides = slices.Clone(shape), slices.Clone(strides)

@@ -171,7 +171,7 @@ func (e *engine) reduce(k *hosted.Call, dst, src backend.Buffer) error {
 		return err
 	}
 	if k.Op == backend.Avg {
-		if err := divide(target, e.Size()); err != nil {
+		if err := (kernels.Host{}).Divide(target, target, e.Size()); err != nil {
 			return err
 		}
 	}
@@ -249,14 +249,6 @@ func (e *engine) exchange(with func(r int) (sends, sendAt, receives, receiveAt i
 // operations are the numbers that libmpi.c has for what MPI computes.
 var operations = [...]int32{backend.Sum: 0, backend.Avg: 0, backend.Prod: 1, backend.Min: 2,
 	backend.Max: 3}
-
-// divide divides sums by the number of ranks.
-func divide(sums backend.Buffer, n int) error {
-	if sums.DType() == backend.U8 && n > math.MaxUint8 { // which no sum of bytes reaches
-		return kernels.Host{}.Zero(sums)
-	}
-	return kernels.Host{}.BinaryScalar(backend.Div, sums, sums, float64(n), false)
-}
 
 // room returns memory for elements, apart from that of other places.
 func (e *engine) room(place int, d backend.DType, n int) backend.Buffer {

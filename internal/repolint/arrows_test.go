@@ -52,7 +52,8 @@ var arrows = []arrow{
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
-	{"ops/...", []string{"backend", "kernels", "rendezvous", "ops/...", "internal/..."}},
+	{"ops/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops/...",
+		"internal/..."}},
 	{"autograd/...", []string{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},

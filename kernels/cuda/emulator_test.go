@@ -129,7 +129,6 @@ func (e *emulator) Launch(c Launch) error {
 func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
 	binary := compiled(t, "emulator")
 	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
-	t.Run("arithmetic", func(t *testing.T) { testArithmetic(t, startEmulator(t, binary, 16<<20)) })
 	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
 	t.Run("rounding", func(t *testing.T) { testRounding(t, binary) })
 	t.Run("signatures", func(t *testing.T) { testSourcesAreWhatWasCompiled(t, binary) })

@@ -5,7 +5,7 @@ package cuda
 // device loads them when it is opened. They are a fifth of what there is to compile, by the time
 // that ptxas takes for sm_90 (bench/results/2026-11/2026-11-23-ptxas-families.md).
 func QueueFamilies() []string {
-	return []string{"binary", "cast", "gather", "move", "reduce", "scale", "sparse", "widen"}
+	return []string{"cast", "divide", "gather", "move", "reduce", "sparse", "widen"}
 }
 
 // Families of kernels that are loaded for what needs them: see Loaded.Prepare.

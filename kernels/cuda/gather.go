@@ -21,15 +21,10 @@ type axes struct {
 	size          int
 }
 
-// Gather makes a strided tensor contiguous. dst has the shape dims:
-//
-//	for i in dims { dst[i...] = src[i[0]*strides[0] + i[1]*strides[1] + ...] }
-//
-// A permutation of axes permutes the strides, a broadcast has stride 0, and
-// repeating elements along an axis is a broadcast axis after it. Strides are in
-// elements and not negative. The buffers do not overlap.
-func (k Kernels) Gather(dst, src backend.Buffer, dims, strides []int) error {
-	if err := checkGather(dst, src, dims, strides); err != nil {
+// CopyStrided implements [backend.Arithmetic]. More than 6 axes that cannot be joined are
+// [backend.ErrUnsupported].
+func (k Kernels) CopyStrided(dst, src backend.Buffer, dims, strides []int) error {
+	if err := check.CopyStrided(dst, src, dims, strides); err != nil {
 		return err
 	}
 	if dst.Len() == 0 {
@@ -64,41 +59,9 @@ func (k Kernels) halves(dst, src backend.Buffer, a axes) error {
 	rest := a
 	a.dims[0], rest.dims[0] = half, a.dims[0]-half
 	return errors.Join(
-		k.Gather(dst.Slice(0, half*row), src, a.dims[:a.n], a.strides[:a.n]),
-		k.Gather(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()),
+		k.CopyStrided(dst.Slice(0, half*row), src, a.dims[:a.n], a.strides[:a.n]),
+		k.CopyStrided(dst.Slice(half*row, dst.Len()), src.Slice(half*a.strides[0], src.Len()),
 			rest.dims[:a.n], a.strides[:a.n]))
-}
-
-func checkGather(dst, src backend.Buffer, dims, strides []int) error {
-	if len(dims) != len(strides) {
-		return fmt.Errorf("%w: gather of %d axes with %d strides", backend.ErrArgument, len(dims),
-			len(strides))
-	}
-	n, last := 1, 0
-	for i, d := range dims {
-		if d < 0 || strides[i] < 0 {
-			return fmt.Errorf("%w: gather of shape %v with strides %v: nothing may be negative",
-				backend.ErrArgument, dims, strides)
-		}
-		n *= d
-		last += (d - 1) * strides[i]
-	}
-	if dst.Len() != n {
-		return fmt.Errorf("%w: gather of shape %v into %d elements", backend.ErrArgument, dims,
-			dst.Len())
-	}
-	if n > 0 && last >= src.Len() {
-		return fmt.Errorf("%w: gather of shape %v with strides %v reads element %d of %d",
-			backend.ErrArgument, dims, strides, last, src.Len())
-	}
-	if src.DType() != dst.DType() || !dst.DType().Valid() {
-		return fmt.Errorf("%w: gather from %v to %v: the dtypes must be the same",
-			backend.ErrArgument, src.DType(), dst.DType())
-	}
-	if err := check.Zero(dst); err != nil {
-		return err
-	}
-	return check.Zero(src)
 }
 
 // merge leaves out axes of length 1 and joins axes whose elements follow each

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"fmt"
-	"math"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels"
@@ -26,16 +25,14 @@ func word(b backend.Buffer) uint64 { return uint64(b.Addr()) }
 
 // Zero implements [backend.Arithmetic].
 func (k Kernels) Zero(dst backend.Buffer) error {
-	if err := check.Zero(dst); err != nil {
-		return err
-	}
-	return k.fill(dst, 0)
+	return k.Fill(dst, 0)
 }
 
-// fill: for i { dst[i] = bits }
-func (k Kernels) fill(dst backend.Buffer, bits uint64) error {
-	if dst.Len() == 0 {
-		return nil
+// Fill: for i { dst[i] = bits }, as many of the low ones as an element has. dst may also be memory
+// of the host, by its address on the device.
+func (k Kernels) Fill(dst backend.Buffer, bits uint64) error {
+	if err := check.Zero(dst); err != nil || dst.Len() == 0 {
+		return err
 	}
 	c := Launch{Entry: Entry{Verb: "fill", Type: unitTypes[dst.DType().Size()]}}
 	c.linear(dst.NBytes())
@@ -109,17 +106,14 @@ func (k Kernels) Cast(dst, src backend.Buffer) error {
 	return k.launcher.Launch(c)
 }
 
-// Scale implements [backend.Arithmetic].
-func (k Kernels) Scale(dst, src backend.Buffer, factor float64) error {
-	if err := check.Scale(dst, src, factor); err != nil {
+// Divide implements [backend.Arithmetic].
+func (k Kernels) Divide(dst, src backend.Buffer, n int) error {
+	if err := check.Divide(dst, src, n); err != nil || dst.Len() == 0 {
 		return err
 	}
-	if dst.Len() == 0 {
-		return nil
-	}
-	c := Launch{Entry: Entry{Verb: "scale", Type: dst.DType().String()}}
+	c := Launch{Entry: Entry{Verb: "divide", Type: dst.DType().String()}}
 	c.linear(dst.NBytes())
-	c.pass(word(dst), word(src), uint64(dst.Len()), math.Float64bits(factor))
+	c.pass(word(dst), word(src), uint64(dst.Len()), uint64(n))
 	return k.launcher.Launch(c)
 }
 

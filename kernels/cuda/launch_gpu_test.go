@@ -83,8 +83,8 @@ func TestGPUComputesWhatTheHostDoes(t *testing.T) {
 		run  func(*testing.T, machine)
 	}{
 		{"zero", testZero}, {"copy", testCopy}, {"copy2d", testCopy2D}, {"cast", testCast},
-		{"scale", testScale}, {"reduce", testReduce},
-		{"gather", testGather}, {"binary", testBinary},
+		{"divide", testDivide}, {"reduce", testReduce},
+		{"gather", testGather},
 		{"widen", testWiden}, {"select", testSelect}, {"combine", testCombine}, {"notfinite",
 			testNotFinite},
 	} {
@@ -131,7 +131,7 @@ func BenchmarkLaunch(b *testing.B) {
 		b.Fatal(err)
 	}
 	x := backend.OnDevice(backend.F32, uintptr(addr), 256)
-	if err := loaded.Prepare("scale"); err != nil {
+	if err := loaded.Prepare("divide"); err != nil {
 		b.Fatal(err)
 	}
 	plain := &Loaded{context: loaded.context, functions: map[Entry]*function{}}
@@ -151,7 +151,7 @@ func BenchmarkLaunch(b *testing.B) {
 			}
 			b.ReportAllocs()
 			for i := 1; b.Loop(); i++ {
-				if err := k.Scale(x, x, 1); err != nil {
+				if err := k.Divide(x, x, 1); err != nil {
 					b.Fatal(err)
 				}
 				if i%512 == 0 {

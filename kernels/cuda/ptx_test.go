@@ -242,7 +242,7 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 		want       string
 	}{
 		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, attention_bf16, sparse), sm_80 (gather, gemm, ll128), sm_70 " +
+		{"", 90, "sm_90 (allreduce, attention_bf16), sm_80 (gather, gemm, ll128, sparse), sm_70 " +
 			"(all others)"},
 		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
 	} {
@@ -356,7 +356,7 @@ func calls(k Kernels, n int) error {
 		add(k.Zero(x))
 		add(k.Copy(x, y))
 		add(k.Copy(x, device(d, 1<<40+8, n)))
-		add(k.Scale(x, y, 2))
+		add(k.Divide(x, y, 2))
 		for _, op := range backend.ReduceOps() {
 			for _, sources := range []int{1, 2, 8, 9, 256} {
 				add(k.Reduce(op, x, slices.Repeat([]backend.Buffer{y}, sources)...))
@@ -370,13 +370,6 @@ func calls(k Kernels, n int) error {
 		for pitch := n; pitch < n+17; pitch++ {
 			add(k.Copy2D(device(d, 1<<40, n*pitch), pitch, device(d, 1<<41, n*pitch), pitch, n, n))
 		}
-		for _, op := range backend.BinaryOps() {
-			if hasBinary(op, d) {
-				s := Scalar{dtype: d}
-				add(errors.Join(k.Binary(op, x, x, y), k.BinaryScalar(op, x, y, s),
-					k.ScalarBinary(op, x, s, y)))
-			}
-		}
 		add(errors.Join(gathers(k, d, n), exchanges(k, d, n)))
 	}
 	add(errors.Join(sparses(k, n), widens(k, n), halvings(k, n), products(k, n), windows(k, n),
@@ -385,7 +378,7 @@ func calls(k Kernels, n int) error {
 }
 
 func gathers(k Kernels, d backend.DType, n int) error {
-	x, y := device(d, 1<<40, max(n, 4)*n), device(d, 1<<41, max(n, 4)*n)
+	x, y := device(d, 1<<40, max(n, 4)*n), device(d, 1<<50, max(n, 4)*n)
 	x3, y3 := x.Slice(0, 3*n), y.Slice(0, 3*n)
 	x4, y4 := x.Slice(0, 4*n), y.Slice(0, 4*n)
 	x, y = x.Slice(0, n*n), y.Slice(0, n*n)
@@ -397,8 +390,8 @@ func gathers(k Kernels, d backend.DType, n int) error {
 		permute(k, x4, y4, []int{4, n}, []int{1, 0}),
 		permute(k, wide(x), wide(y), []int{n, n, 16}, []int{1, 0, 2}),
 		permute(k, wide(x), wide(y), []int{n, 2, n, 2, 2, 2}, []int{5, 4, 3, 2, 1, 0}),
-		k.Gather(x, y, []int{n, n}, []int{1, 0}),
-		k.Gather(x, y, []int{n, n}, []int{0, 1}),
+		k.CopyStrided(x, y, []int{n, n}, []int{1, 0}),
+		k.CopyStrided(x, y, []int{n, n}, []int{0, 1}),
 	)
 }
 
@@ -430,15 +423,15 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		return "\n.version 9.0\n.target " + target + "\n.address_size 64\n\n.visible .entry " +
 			"a_b8(\n)\n{\n\tret;\n}\n"
 	}
-	for name, text := range map[string]string{"scale.ptx": of("sm_80"), "sparse.ptx": of("sm_80"),
+	for name, text := range map[string]string{"cast.ptx": of("sm_80"), "sparse.ptx": of("sm_80"),
 		"sparse.sm_90.ptx": of("sm_90")} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, test := range []struct {
-		capability    int
-		scale, sparse string
+		capability   int
+		cast, sparse string
 	}{
 		{80, of("sm_80"), of("sm_80")},
 		{90, strings.Replace(of("sm_90"), "{\n", "{\n\tgriddepcontrol.wait;\n", 1), of("sm_90")},
@@ -451,10 +444,10 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(texts) != len(embedded) || texts["scale"] != test.scale ||
+		if len(texts) != len(embedded) || texts["cast"] != test.cast ||
 			texts["sparse"] != test.sparse || texts["move"] != embedded["move"] {
-			t.Errorf("%d families, embedded %d: scale %q, sparse %q", len(texts), len(embedded),
-				texts["scale"], texts["sparse"])
+			t.Errorf("%d families, embedded %d: cast %q, sparse %q", len(texts), len(embedded),
+				texts["cast"], texts["sparse"])
 		}
 	}
 }
@@ -493,9 +486,9 @@ func TestGeometryAtBoundaries(t *testing.T) {
 	k := New(v)
 	for n, want := range map[int]uint32{1: 1, 1024: 1, 1025: 2, 1 << 20: 1 << 10, 1<<20 + 1: 1<<10 +
 		1, 1 << 40: maxBlocks} {
-		if err := k.Scale(device(backend.F32, 1<<44, n), device(backend.F32, 1<<44, n),
+		if err := k.Divide(device(backend.F32, 1<<44, n), device(backend.F32, 1<<44, n),
 			2); err != nil || v.last.Grid != (Size{want, 1}) {
-			t.Errorf("scale of %d: grid %+v, want %d blocks: %v", n, v.last.Grid, want, err)
+			t.Errorf("divide %d: grid %+v, want %d blocks: %v", n, v.last.Grid, want, err)
 		}
 	}
 	for width, want := range map[int]Size{1: {1, 256}, 3: {4, 64}, 256: {256, 1}, 1000: {256, 1}} {
@@ -640,7 +633,7 @@ func TestWhatIsTooLargeIsGatheredInParts(t *testing.T) {
 	var l calling
 	const rows, width = 5, maxIndex / 2
 	dst, src := device(backend.U8, 1<<40, rows*width), device(backend.U8, 1<<41, rows*width/2)
-	if err := New(&l).Gather(dst, src, []int{rows, width / 2, 2},
+	if err := New(&l).CopyStrided(dst, src, []int{rows, width / 2, 2},
 		[]int{width / 2, 1, 0}); err != nil {
 		t.Fatal(err)
 	}
@@ -701,23 +694,20 @@ func TestArgumentsAreChecked(t *testing.T) {
 	x, y, short := device(backend.F32, 1<<40, 4), device(backend.F32, 1<<41, 4),
 		device(backend.F32, 1<<42, 3)
 	integer, host := device(backend.I32, 1<<40, 4), backend.Of(make([]float32, 4))
-	half := device(backend.F16, 1<<40, 4)
 	for name, err := range map[string]error{
 		"host memory":     k.Copy(x, host),
 		"zero host":       k.Zero(host),
 		"cast integers":   k.Cast(x, integer),
 		"reduce lengths":  k.Reduce(backend.Sum, x, y, short),
-		"fill dtype":      k.Fill(x, scalarFrom(int32(1))),
-		"binary lengths":  k.Binary(backend.Add, x, x, short),
-		"binary first":    k.Binary(backend.Add, x, short, x),
-		"scalar dtype":    k.BinaryScalar(backend.Add, x, y, scalarFrom(1.0)),
-		"scalar lengths":  k.ScalarBinary(backend.Add, x, scalarFrom(float32(1)), short),
-		"gather axes":     k.Gather(x, y, []int{4}, nil),
-		"gather shape":    k.Gather(x, y, []int{5}, []int{0}),
-		"gather outside":  k.Gather(x, y, []int{2, 2}, []int{3, 1}),
-		"gather negative": k.Gather(x, y, []int{4}, []int{-1}),
-		"gather dtype":    k.Gather(x, integer, []int{4}, []int{1}),
-		"gather host":     k.Gather(x, host, []int{4}, []int{1}),
+		"fill host":       k.Fill(host, 1),
+		"divide by 0":     k.Divide(x, y, 0),
+		"divide lengths":  k.Divide(x, short, 2),
+		"gather axes":     k.CopyStrided(x, y, []int{4}, nil),
+		"gather shape":    k.CopyStrided(x, y, []int{5}, []int{0}),
+		"gather outside":  k.CopyStrided(x, y, []int{2, 2}, []int{3, 1}),
+		"gather negative": k.CopyStrided(x, y, []int{4}, []int{-1}),
+		"gather dtype":    k.CopyStrided(x, integer, []int{4}, []int{1}),
+		"gather host":     k.CopyStrided(x, host, []int{4}, []int{1}),
 	} {
 		if !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", name, err)
@@ -727,9 +717,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 	seven := []int{2, 2, 2, 2, 2, 2, 2}
 	big := device(backend.F32, 1<<40, 1<<7)
 	for name, err := range map[string]error{
-		"add halves":      k.Binary(backend.Add, half, half, half),
-		"pow of integers": k.Binary(backend.Pow, integer, integer, integer),
-		"many sources":    k.Reduce(backend.Sum, x, many...),
+		"many sources": k.Reduce(backend.Sum, x, many...),
 		"seven axes": permute(k, big, device(backend.F32, 1<<41, 1<<7), seven,
 			[]int{6, 5, 4, 3, 2, 1, 0}),
 	} {
@@ -753,9 +741,9 @@ func TestCallsAllocateNothing(t *testing.T) {
 	srcs := []backend.Buffer{y, y, y, y}
 	f := device(backend.F32, 1<<42, 1000)
 	allocs := testing.AllocsPerRun(100, func() {
-		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Scale(x, y, 2),
+		err := errors.Join(k.Zero(x), k.Copy(x, y), k.Cast(f, x), k.Divide(x, y, 2),
 			k.Reduce(backend.Avg, x, srcs...),
-			k.Binary(backend.Add, f, f, f), k.Copy2D(x, 10, y, 20, 10, 10))
+			k.Copy2D(x, 10, y, 20, 10, 10))
 		if err != nil {
 			t.Error(err)
 		}

@@ -31,12 +31,6 @@ constexpr u32 all_there = (1 << each_has) - 1;
 // Above all numbers is infinity, and above that NaN.
 DEVICE u32 magnitude(f32 x) { return bits_as<u32>(x) & 0x7fffffff; }
 
-// in_turn begins a kernel of a few blocks, of which a top-k has many one behind the other.
-DEVICE void in_turn() {
-	await_predecessors();
-	release_successors();
-}
-
 // What is done with a cut.
 enum Mode : u32 { nothing, selects, takes };
 
@@ -403,7 +397,6 @@ DEVICE void select(const Entries &out, f32 *dense, const f32 *x, f32 *residual, 
 #define SELECT(T) \
 	KERNEL(select_##T, 256, Entries out, f32 *dense, const f32 *x, f32 *residual, u64 n, u64 how, \
 		Cut *cut) { \
-		await_predecessors(); \
 		select<T>(out, dense, x, residual, (u32)n, how, cut); \
 	}
 SELECT(f32)
@@ -445,7 +438,6 @@ DEVICE void take(const Entries &out, const Entries &list, f32 *residual, u64 how
 
 #define TAKE(T) \
 	KERNEL(take_##T, 256, Entries out, Entries list, f32 *residual, u64 how, Cut *cut) { \
-		await_predecessors(); \
 		take<T>(out, list, residual, how, cut); \
 	}
 TAKE(f32)
@@ -456,7 +448,6 @@ TAKE(bf16)
 // cut, and the head of the message; nothing is selected if a note is not zero.
 KERNEL(begin_b64, 256, u64 *head, u64 heads, u64 print, u64 *scratch, u64 words, const u64 *notes,
 	u64 ranks, u64 above) {
-	in_turn();
 	u64 i = thread_index();
 	for (u64 j = i; j < words; j += thread_count())
 		if (j > 0)
@@ -526,7 +517,6 @@ constexpr u32 fine_shift = 31 - coarse_bits - fine_bits;
 // One element of every n/samples, at a place that has no pattern: its magnitude.
 KERNEL(sample_f32, 256, u32 *counts, u32 *sample, const f32 *x, const f32 *residual, u64 n,
 	u64 samples, const Cut *cut) {
-	in_turn();
 	if (cut->mode != selects)
 		return;
 	u64 stride = n / samples;
@@ -541,7 +531,6 @@ KERNEL(sample_f32, 256, u32 *counts, u32 *sample, const f32 *x, const f32 *resid
 
 // bound sets a cut below the rank-th of a sample, and above zero.
 KERNEL(bound_b32, 256, Cut *cut, const u32 *counts, const u32 *sample, u64 samples, u64 rank) {
-	in_turn();
 	alignas(16) SHARED u32 own[fine_bins];
 	if (cut->mode != selects)
 		return;
@@ -597,7 +586,6 @@ DEVICE Bin narrow_down(const u32 *counts, u32 step, u32 k) {
 // histogram counts the next bits of those that share the bits found before.
 KERNEL(histogram_b32, 256, u32 *counts, u64 step, Entries list, const f32 *v, u64 n, u64 k,
 	const Cut *first) {
-	in_turn();
 	SHARED u32 own[high_bins];
 	if (first->mode != selects)
 		return;
@@ -629,7 +617,6 @@ KERNEL(histogram_b32, 256, u32 *counts, u64 step, Entries list, const f32 *v, u6
 
 // cut sets the cut of a top-k, for where it is taken from.
 KERNEL(cut_b32, 256, Cut *cut, const u32 *counts, Entries list, u64 k, const Cut *first) {
-	in_turn();
 	Bin b = narrow_down(counts, 3, (u32)k);
 	if (thread_x() > 0)
 		return;
@@ -757,7 +744,6 @@ template <class V, class T> DEVICE void combine(T *dst, u64 n, const Messages &m
 
 #define COMBINE(V, T) \
 	KERNEL(combine_##V##_##T, 256, T *dst, u64 n, Messages m, u64 divisor) { \
-		await_predecessors(); \
 		combine<V>(dst, n, m, (f32)divisor); \
 	}
 COMBINE(f32, f32)
@@ -785,11 +771,9 @@ template <class T> DEVICE void notfinite(u64 *note, const T *x, u64 n) {
 }
 
 KERNEL(notfinite_f32, 256, u64 *note, const f32 *x, u64 n) {
-	await_predecessors();
 	notfinite(note, x, n);
 }
 KERNEL(notfinite_f64, 256, u64 *note, const f64 *x, u64 n) {
-	await_predecessors();
 	notfinite(note, x, n);
 }
 

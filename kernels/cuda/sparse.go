@@ -159,7 +159,7 @@ func (k Kernels) topK(s *kernels.Selection, p selecting) error {
 	if v.Len() == 0 {
 		v = s.X
 	}
-	return firstError(
+	for _, step := range []func() error{
 		func() error { return k.bound(s, p) },
 		func() error { return k.pick(s, list, backend.Buffer{}, s.X, first, selectKeeps) },
 		func() error { return k.digits(s, p, list, v) },
@@ -171,7 +171,13 @@ func (k Kernels) topK(s *kernels.Selection, p selecting) error {
 				x = backend.Buffer{} // it is in the residual
 			}
 			return k.pick(s, s.Out, s.Dense, x, last, selectMay)
-		})
+		},
+	} {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // candidates is the list of them.

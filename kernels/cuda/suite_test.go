@@ -196,10 +196,9 @@ func suite(t *testing.T, m machine) {
 	t.Run("copy", func(t *testing.T) { testCopy(t, m) })
 	t.Run("copy2d", func(t *testing.T) { testCopy2D(t, m) })
 	t.Run("cast", func(t *testing.T) { testCast(t, m) })
-	t.Run("scale", func(t *testing.T) { testScale(t, m) })
+	t.Run("divide", func(t *testing.T) { testDivide(t, m) })
 	t.Run("reduce", func(t *testing.T) { testReduce(t, m) })
 	t.Run("gather", func(t *testing.T) { testGather(t, m) })
-	t.Run("binary", func(t *testing.T) { testBinary(t, m) })
 	t.Run("images", func(t *testing.T) { testImages(t, m) })
 	t.Run("rows", func(t *testing.T) { testRows(t, m) })
 	t.Run("convolutions", func(t *testing.T) { testConvolutions(t, m) })
@@ -227,7 +226,7 @@ func testZero(t *testing.T, m machine) {
 	}
 	b.reset(0)
 	dst := b.alloc(backend.I64, 1000, 1)
-	b.run("fill", dst, func() error { return b.device.Fill(dst.device, scalarFrom(int64(-5))) },
+	b.run("fill", dst, func() error { return b.device.Fill(dst.device, 1<<64-5) },
 		func() error {
 			x := backend.View[int64](dst.host)
 			for i := range x {
@@ -336,21 +335,21 @@ func everyHalf(b backend.Buffer) {
 	}
 }
 
-func testScale(t *testing.T, m machine) {
+func testDivide(t *testing.T, m machine) {
 	b := newBench(t, m, 5)
 	for _, d := range backend.DTypes() {
 		for _, n := range b.lengths() {
-			for _, factor := range []float64{0.5, 1.0 / 3, 1} {
+			for _, by := range []int{1, 3, 256} {
 				for offset := range 2 {
 					b.reset(uint64(n))
 					dst, src := b.alloc(d, n, 0), b.alloc(d, n, offset)
-					name := fmt.Sprintf("scale of %d %v + %d by %v", n, d, offset, factor)
+					name := fmt.Sprintf("%d %v + %d over %d", n, d, offset, by)
 					b.run(name, dst, func() error {
-						return b.device.Scale(dst.device, src.device, factor)
-					}, func() error { return b.host.Scale(dst.host, src.host, factor) })
+						return b.device.Divide(dst.device, src.device, by)
+					}, func() error { return b.host.Divide(dst.host, src.host, by) })
 					b.run(name+" in place", src, func() error {
-						return b.device.Scale(src.device, src.device, factor)
-					}, func() error { return b.host.Scale(src.host, src.host, factor) })
+						return b.device.Divide(src.device, src.device, by)
+					}, func() error { return b.host.Divide(src.host, src.host, by) })
 				}
 			}
 		}
@@ -463,7 +462,7 @@ func testGather(t *testing.T, m machine) {
 				name := fmt.Sprintf("permute of %v %v by %v + %v", c.dims, d, c.perm, offset)
 				dims, strides := permuted(c.dims, c.perm)
 				b.run(name, dst, func() error {
-					return b.device.Gather(dst.device, src.device, dims, strides)
+					return b.device.CopyStrided(dst.device, src.device, dims, strides)
 				},
 					func() error { return gatherLoop(dst.host, src.host, dims, strides) })
 			}
@@ -488,7 +487,7 @@ func testGather(t *testing.T, m machine) {
 			dst, src := b.alloc(d, n, 0), b.alloc(d, last, 1)
 			name := fmt.Sprintf("gather of %v %v with strides %v", c.dims, d, c.strides)
 			b.run(name, dst, func() error {
-				return b.device.Gather(dst.device, src.device, c.dims, c.strides)
+				return b.device.CopyStrided(dst.device, src.device, c.dims, c.strides)
 			},
 				func() error { return gatherLoop(dst.host, src.host, c.dims, c.strides) })
 		}
@@ -498,7 +497,7 @@ func testGather(t *testing.T, m machine) {
 // permute gathers a permutation of the axes of src.
 func permute(k Kernels, dst, src backend.Buffer, dims, perm []int) error {
 	toDims, toStrides := permuted(dims, perm)
-	return k.Gather(dst, src, toDims, toStrides)
+	return k.CopyStrided(dst, src, toDims, toStrides)
 }
 
 // permuted returns the shape of a tensor whose axis i is axis perm[i] of one in row-major order,
@@ -533,133 +532,4 @@ func gatherLoop(dst, src backend.Buffer, dims, strides []int) error {
 		}
 	}
 	return nil
-}
-
-type number interface {
-	float32 | float64 | int32 | int64
-}
-
-func compute[T number](op backend.BinaryOp, x, y T) T {
-	one := func(b bool) T {
-		if b {
-			return 1
-		}
-		return 0
-	}
-	switch op {
-	case backend.Add:
-		return x + y
-	case backend.Sub:
-		return x - y
-	case backend.Mul:
-		return x * y
-	case backend.Div:
-		if half := T(1) / 2; half == 0 && y == 0 { // an integer
-			return 0
-		}
-		return x / y
-	case backend.Greater:
-		return one(x > y)
-	case backend.GreaterEqual:
-		return one(x >= y)
-	case backend.Less:
-		return one(x < y)
-	case backend.LessEqual:
-		return one(x <= y)
-	case backend.Equal:
-		return one(x == y)
-	case backend.NotEqual:
-		return one(x != y)
-	default: // Pow
-		return T(math.Pow(float64(x), float64(y)))
-	}
-}
-
-func testBinary(t *testing.T, m machine) {
-	b := newBench(t, m, 10)
-	binaryOf[float32](b)
-	binaryOf[float64](b)
-	binaryOf[int32](b)
-	binaryOf[int64](b)
-	powersOf[float32](b)
-	powersOf[float64](b)
-}
-
-func binaryOf[T interface {
-	number
-	backend.Element
-}](b *bench) {
-	d := backend.DTypeOf[T]()
-	for _, op := range backend.BinaryOps() {
-		if op == backend.Pow || !hasBinary(op, d) {
-			continue
-		}
-		for _, n := range b.lengths() {
-			for offset := range 2 {
-				b.reset(uint64(n))
-				dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, offset), b.alloc(d, n, 0)
-				if n > 2 {
-					copy(x.host.Slice(0, n/3).Bytes(), y.host.Bytes()) // equal elements
-					copy(y.host.Slice(n-1, n).Bytes(), make([]byte, 8))
-				}
-				each := func(f func(x, y T) T) func() error {
-					return func() error {
-						for i := range n {
-							backend.View[T](dst.host)[i] = f(backend.View[T](x.host)[i],
-								backend.View[T](y.host)[i])
-						}
-						return nil
-					}
-				}
-				name := fmt.Sprintf("%s of %d %v + %d", op, n, d, offset)
-				b.run(name, dst, func() error {
-					return b.device.Binary(op, dst.device, x.device, y.device)
-				}, each(func(x, y T) T { return compute(op, x, y) }))
-				s := T(7) / 2
-				b.run(name+" right", dst, func() error {
-					return b.device.BinaryScalar(op, dst.device, x.device, scalarFrom(s))
-				}, each(func(x, _ T) T { return compute(op, x, s) }))
-				b.run(name+" left", dst, func() error {
-					return b.device.ScalarBinary(op, dst.device, scalarFrom(s), y.device)
-				}, each(func(_, y T) T { return compute(op, s, y) }))
-			}
-		}
-	}
-}
-
-// powersOf tests powers that are exact, with all special cases.
-func powersOf[T interface {
-	float32 | float64
-	backend.Element
-}](b *bench) {
-	values := []float64{0, math.Copysign(0, -1), 1, -1, 2, -2, 0.5, -0.5, 3, -3, 4, 1e30,
-		math.Inf(1), math.Inf(-1), math.NaN(), 9007199254740992}
-	d := backend.DTypeOf[T]()
-	b.reset(1)
-	n := len(values) * len(values)
-	dst, x, y := b.alloc(d, n, 0), b.alloc(d, n, 0), b.alloc(d, n, 1)
-	for i := range n {
-		backend.View[T](x.host)[i], backend.View[T](y.host)[i] = T(values[i/len(values)]),
-			T(values[i%len(values)])
-	}
-	if err := errors.Join(b.m.Write(b.shadow[:b.used]), b.device.Binary(backend.Pow, dst.device,
-		x.device, y.device), b.m.Read(b.shadow[:b.used])); err != nil {
-		b.t.Fatal(err)
-	}
-	for i, got := range backend.View[T](dst.host) {
-		x, y := backend.View[T](x.host)[i], backend.View[T](y.host)[i]
-		want := T(math.Pow(float64(x), float64(y)))
-		same := got == want && math.Signbit(float64(got)) == math.Signbit(float64(want)) ||
-			got != got && want != want
-		if !same && !(math.Abs(float64(got-want)) <= 1e-15*math.Abs(float64(want))) {
-			b.t.Errorf("pow(%v, %v) is %v, want %v", x, y, got, want)
-		}
-	}
-}
-
-// scalarFrom returns the scalar of a value.
-func scalarFrom[T backend.Element](v T) Scalar {
-	s := Scalar{dtype: backend.DTypeOf[T]()}
-	*(*T)(unsafe.Pointer(&s.bits)) = v // all CUDA machines are little-endian
-	return s
 }

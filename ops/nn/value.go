@@ -88,5 +88,5 @@ func accumulate(n *gorgonia.Node, dx gorgonia.Value) error {
 	if err != nil {
 		return err
 	}
-	return kernels.Host{}.Binary(backend.Add, to, to, from)
+	return kernels.Host{}.Reduce(backend.Sum, to, to, from)
 }

@@ -142,8 +142,8 @@ func (q queued) CastScale(dst, src backend.Buffer, factor float64) error {
 	return q.kernel(func(k backend.Arithmetic) error { return k.CastScale(dst, src, factor) })
 }
 
-func (q queued) Scale(dst, src backend.Buffer, factor float64) error {
-	return q.kernel(func(k backend.Arithmetic) error { return k.Scale(dst, src, factor) })
+func (q queued) Divide(dst, src backend.Buffer, n int) error {
+	return q.kernel(func(k backend.Arithmetic) error { return k.Divide(dst, src, n) })
 }
 
 func (q queued) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.Buffer) error {

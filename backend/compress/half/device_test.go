@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -105,13 +106,14 @@ func TestGraphsTravelAsHalf(t *testing.T) {
 			all := memory.As(backend.F32)
 			x, y := all.Slice(0, n), all.Slice(n, 2*n)
 			what := reduction(backend.AllReduce, backend.Sum)
-			if err := errors.Join(q.Fill(x, float64(1+c.Rank())),
+			if err := errors.Join(q.Move(x, backend.Of(slices.Repeat(
+				[]float32{float32(1 + c.Rank())}, n))),
 				backend.Run(c, what, y, x)); err != nil {
 				return err
 			}
 			graph, err := q.Capture(func() error {
 				w, err := c.Start(q, what, y, x)
-				return errors.Join(err, w.Wait(q), q.Binary(backend.Add, x, y, x))
+				return errors.Join(err, w.Wait(q), q.Reduce(backend.Sum, x, y, x))
 			})
 			if err != nil {
 				return err

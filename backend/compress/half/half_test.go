@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -609,7 +610,8 @@ func deviceSum(c backend.Communicator) error {
 		return err
 	}
 	k := q
-	if err := k.Fill(x, float64(40000+c.Rank())); err != nil {
+	if err := k.Move(x, backend.Of(slices.Repeat([]float32{float32(40000 + c.Rank())},
+		x.Len()))); err != nil {
 		return err
 	}
 	w, err := c.Start(q, reduction(backend.AllReduce, backend.Sum), x, x)
