@@ -68,22 +68,22 @@ func Ended(ctx context.Context, e Env, rank int, cause error) error {
 }
 
 func tellEnd(ctx context.Context, e Env, how error) error {
-	near, err := e.onlyThisMachine(ctx)
-	if err == nil && near {
+	alone, err := e.onlyThisMachine(ctx)
+	if err == nil && alone {
 		err = awaitRecordDir(ctx)
 	}
 	if err != nil {
 		return err
 	}
 	if e.Rank == 0 {
-		return recordEnd(ctx, e, near, how)
+		return recordEnd(ctx, e, alone, how)
 	}
 	me, err := identify(e)
 	if err != nil {
 		return err
 	}
 	me.ended = label(how.Error())
-	store, _, err := dialRank0(ctx, e, me, near)
+	store, _, err := dialRank0(ctx, e, me, alone)
 	if err != nil {
 		return err
 	}
@@ -92,8 +92,8 @@ func tellEnd(ctx context.Context, e Env, how error) error {
 
 // recordEnd publishes the end of rank 0 where ranks of this machine look for its
 // address, until ctx ends. Ranks of other machines find out by their timeout.
-func recordEnd(ctx context.Context, e Env, near bool, how error) error {
-	if !near {
+func recordEnd(ctx context.Context, e Env, alone bool, how error) error {
+	if !alone {
 		return nil
 	}
 	m, err := newJoinRecord(e)
@@ -124,7 +124,7 @@ func connect(ctx context.Context, e Env) (store Store, joined func(error) error,
 	if e.Size == 1 {
 		return NewMemStore(), func(err error) error { return err }, nil
 	}
-	near, err := e.onlyThisMachine(ctx)
+	alone, err := e.onlyThisMachine(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -133,9 +133,9 @@ func connect(ctx context.Context, e Env) (store Store, joined func(error) error,
 		return nil, nil, err
 	}
 	if e.Rank == 0 {
-		return host(ctx, e, me, near)
+		return host(ctx, e, me, alone)
 	}
-	return dialRank0(ctx, e, me, near)
+	return dialRank0(ctx, e, me, alone)
 }
 
 // onlyThisMachine reports whether the ranks meet on this machine alone. What launchers call
@@ -188,12 +188,12 @@ func isHere(ctx context.Context, addr string) bool {
 }
 
 // host is connect on rank 0.
-func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error, error) {
+func host(ctx context.Context, e Env, me identity, alone bool) (Store, func(error) error, error) {
 	token := e.Token
 	if token == "" {
 		token = rand.Text() + rand.Text()
 	}
-	ln, err := listen(ctx, e, near)
+	ln, err := listen(ctx, e, alone)
 	if err == nil {
 		ln, err = secured(ln, me)
 	}
@@ -202,7 +202,7 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 	}
 	s := serve(ln, token, me, e.Timeout)
 	end, where := func() {}, ""
-	if near {
+	if alone {
 		if end, where, err = announce(ctx, e, recordValue{addr: ln.Addr().String(),
 			token: token}); err != nil {
 			s.stop()
@@ -216,7 +216,7 @@ func host(ctx context.Context, e Env, me identity, near bool) (Store, func(error
 			errors.Unwrap(refused).Error()) {
 			err = fmt.Errorf("%w; turned away: %w", err, refused)
 		}
-		if errors.As(err, new(*MissingError)) && near {
+		if errors.As(err, new(*MissingError)) && alone {
 			err = fmt.Errorf("%w; the others look for rank 0's address in %s", err, where)
 		}
 		if at := ln.Addr().(*net.TCPAddr); err != nil && e.LocalSize < e.Size &&
@@ -246,10 +246,10 @@ func announce(ctx context.Context, e Env, v recordValue) (end func(), where stri
 }
 
 // dialRank0 is connect on the other ranks.
-func dialRank0(ctx context.Context, e Env, me identity, near bool) (Store, func(error) error,
+func dialRank0(ctx context.Context, e Env, me identity, alone bool) (Store, func(error) error,
 	error) {
 	find, joined := e.dialMaster, func(err error) error { return err }
-	if near {
+	if alone {
 		m, err := newJoinRecord(e)
 		if err != nil {
 			return nil, nil, err
@@ -309,9 +309,9 @@ func (e Env) address() string { return net.JoinHostPort(e.Addr, strconv.Itoa(e.P
 // on the one address that the others know. What rank 0 itself knows may be loopback, where a
 // service's name leads the others to it: with a token that cannot be guessed it listens on all
 // addresses then.
-func listen(ctx context.Context, e Env, near bool) (net.Listener, error) {
+func listen(ctx context.Context, e Env, alone bool) (net.Listener, error) {
 	config := net.ListenConfig{KeepAliveConfig: keepAlive()}
-	if near {
+	if alone {
 		return config.Listen(ctx, "tcp", "127.0.0.1:0")
 	}
 	addr, err := e.reachable(ctx)
