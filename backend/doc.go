@@ -38,10 +38,11 @@
 // # A backend of your own
 //
 // Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented]
-// and adds the arithmetic that it has. Package half needs Cast and CastScale, package
-// ops and the solvers of autograd on a device need all of it, and plain collectives
-// need none. A leaf checks each call by [Collective.Check]. Package backendtest
-// proves the promises for any implementation, inside this module or outside.
+// and adds the arithmetic that it has. Package half needs Cast and CastScale, package hierarchy
+// Reduce and Copy2D, and Divide for averages; plain collectives need none. What else is computed on
+// a device, by packages ops and vm, is programs: the queue is a Queue of kernels/fuse then. A leaf
+// checks each call by [Collective.Check]. Package backendtest proves the promises for any
+// implementation, inside this module or outside.
 //
 // # Wrappers
 //

@@ -129,7 +129,7 @@ func (t *attending[T, S]) exps(scores []T, width, first int, minus []T) {
 			row[j] = T(math.Inf(-1))
 		}
 	}
-	unaryAt(t.level, backend.Exp, scores[:len(minus)*width])
+	unaryAt(t.level, simd.Exp, scores[:len(minus)*width])
 	if t.converted() { // they are rounded as v is
 		narrow := [64]S{}
 		for all := scores[:len(minus)*width]; len(all) > 0; {
@@ -147,7 +147,7 @@ func subtract[T float](level simd.Level, x []T, number T) {
 	for i := range all {
 		all[i] = number
 	}
-	if !simd.Binary(level, backend.Sub, x, x, all[:]) {
+	if !simd.Binary(level, simd.Sub, x, x, all[:]) {
 		for i := range x {
 			x[i] -= number
 		}
@@ -160,7 +160,7 @@ func scale[T float](level simd.Level, x []T, number T) {
 	for i := range all {
 		all[i] = number
 	}
-	if !simd.Binary(level, backend.Mul, x, x, all[:]) {
+	if !simd.Binary(level, simd.Mul, x, x, all[:]) {
 		for i := range x {
 			x[i] *= number
 		}
@@ -168,9 +168,9 @@ func scale[T float](level simd.Level, x []T, number T) {
 }
 
 // unaryAt computes a function of each element.
-func unaryAt[T float](level simd.Level, op backend.UnaryOp, x []T) {
+func unaryAt[T float](level simd.Level, op simd.Op, x []T) {
 	if !simd.Unary(level, op, x, x) {
-		unaryFloat(op, x, x)
+		simd.UnaryLoop(op, x, x)
 	}
 }
 
@@ -321,7 +321,7 @@ func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 		o.dv.pitch
 	t.product(dv, 1, beta)
 	ds := o.grads[:rows*width]
-	if !simd.Binary(t.level, backend.Mul, ds, ds, o.weights[:len(ds)]) {
+	if !simd.Binary(t.level, simd.Mul, ds, ds, o.weights[:len(ds)]) {
 		for i := range ds {
 			ds[i] *= o.weights[i]
 		}

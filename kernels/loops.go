@@ -46,7 +46,7 @@ func divideFloats[T float](dst, src []T, n T) {
 	for i := range by {
 		by[i] = n
 	}
-	if !simd.Binary(simd.Best(), backend.Div, dst, src, by[:]) {
+	if !simd.Binary(simd.Best(), simd.Div, dst, src, by[:]) {
 		for i := range dst {
 			dst[i] = src[i] / n
 		}

@@ -3,7 +3,6 @@ package kernels
 import (
 	"math"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
@@ -111,8 +110,8 @@ func (p *pooling[T]) see(row, pixels []T) {
 	switch {
 	case !p.Rectified:
 		copy(row, pixels)
-	case !simd.Unary(p.level, backend.Relu, row, pixels):
-		unary(backend.Relu, row, pixels)
+	case !simd.Unary(p.level, simd.Relu, row, pixels):
+		simd.UnaryLoop(simd.Relu, row, pixels)
 	}
 }
 

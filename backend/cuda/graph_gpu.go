@@ -75,7 +75,8 @@ func (q *Queue) Recording() *backend.Recording {
 }
 
 // Capture implements [backend.GraphQueue]. Other goroutines may use the device and its memory
-// meanwhile, but not the queues that are recorded. Move takes memory of the host from AllocHost only.
+// meanwhile, but not the queues that are recorded. Move takes memory of the host
+// from AllocHost only.
 func (q *Queue) Capture(f func() error) (*backend.Graph, error) {
 	r := &recording{behind: map[*Queue]seen{}}
 	x := &graphExec{device: q.device}

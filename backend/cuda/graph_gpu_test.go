@@ -55,7 +55,8 @@ func TestGPUGraphsForkAndJoin(t *testing.T) {
 	}
 }
 
-// A capture goes on while others take and free memory, which orders all queues; and an event of before is waited for by the replays.
+// A capture goes on while others take and free memory, which orders all queues. An event of before
+// is waited for by the replays.
 func TestGPUCapturesStandMemoryOfOthers(t *testing.T) {
 	d := openDevice(t, 0)
 	q, other := newQueueOf(t, d), newQueueOf(t, d)

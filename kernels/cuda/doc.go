@@ -9,8 +9,8 @@
 // EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
 // On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
-// launch: see pdl.go. In their texts for Hopper, some kernels of allreduce and sparse let the next
-// kernel start before they end.
+// launch: see pdl.go. In the text for Hopper, some kernels of allreduce let the next kernel start
+// before they end.
 //
 // [Kernels] turns a call of [backend.Arithmetic] into a [Launch]: the name of an
 // entry, the geometry of the launch and the parameters. It is plain Go and

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
 // tanhGradient is the program of the package's documentation.
@@ -99,15 +100,32 @@ func TestOperationsHaveNamesAndTypes(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	if len(seen) != 19+13+6+3 {
+	if len(seen) != elementwise+3 {
 		t.Errorf("%d operations", len(seen))
 	}
-	if Op(0).Valid() || opEnd.Valid() || Op(63).Valid() || binaryBase.Valid() {
+	if Op(0).Valid() || opEnd.Valid() || Op(255).Valid() {
 		t.Error("operations that do not exist are valid")
 	}
 	if Pow.Operands() != 2 || Tanh.Operands() != 1 || !Erf.Rounded() || Add.Rounded() ||
 		!Pow.Rounded() || Where.Rounded() {
 		t.Error("operations are taken for others")
+	}
+}
+
+// TestVectorsAreWhatTheTableSays: where a processor has vectors, package simd has the operations
+// that are marked, and no others.
+func TestVectorsAreWhatTheTableSays(t *testing.T) {
+	for _, o := range Ops() {
+		f := simd.Op(o)
+		single := simd.Unary[float32](simd.Best(), f, nil, nil) ||
+			simd.Binary[float32](simd.Best(), f, nil, nil, nil)
+		double := simd.Unary[float64](simd.Best(), f, nil, nil) ||
+			simd.Binary[float64](simd.Best(), f, nil, nil, nil)
+		wantDouble := o.has(vectors)
+		if wantSingle := wantDouble || o.has(vectors32); o != Where && simd.Best() > simd.Go &&
+			(single != wantSingle || double != wantDouble) {
+			t.Errorf("%v: vectors of f32 %v, of f64 %v", o, single, double)
+		}
 	}
 }
 

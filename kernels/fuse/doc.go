@@ -24,12 +24,19 @@
 //
 // Values are F32, F64, I32 or I64. F16 and BF16 are loaded as F32 and U8 as I32, exactly.
 // They are stored rounded once to nearest even, and U8 as the low eight bits. Every operation is
-// rounded to its type; a product followed by a sum is never fused. Operations have the meaning
-// of those of the same name in [backend.UnaryOp] and [backend.BinaryOp]: Minimum and Maximum
-// return NaN if any operand is NaN and order -0 before +0, comparisons give 1 or 0 in the
-// operands' type, integers wrap, and an integer over 0 is 0. Functions marked as rounded there, and
-// [Sin], [Cos] and [Erf], are right up to four units in the last place; all others have the same
-// bits on every device, except those of a NaN.
+// rounded to its type; a product followed by a sum is never fused. Comparisons give 1 or 0 in the
+// operands' type, and integers wrap. Functions that are [Op.Rounded], such as [Exp] and [Pow], are
+// right up to four units in the last place; all others have the same bits on every device, except
+// those of a NaN.
+//
+// [Cast] converts the operand to Type. Floats become integers by truncation towards zero; what is
+// out of range becomes the nearest integer of the type, NaN 0. Numbers become floats by rounding to
+// nearest even; integers wrap.
+//
+// [Uniform] is the same for the same operands on every device and rank: Philox4x32-10, of operands
+// key, step, sample, element, all I64. Key is the low and the high word of its operand. The counter
+// is the low word of element/4, the low word of sample, and the low and the high word of step; word
+// element%4 of the result counts, of which F32 takes the upper 24 bits and F64 all 32.
 //
 // # Folds
 //

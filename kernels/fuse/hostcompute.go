@@ -4,7 +4,6 @@ import (
 	"math"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
 
@@ -15,14 +14,12 @@ func (h *host) inVectors(c Instr) bool { return h.level > simd.Go && h.hasVector
 // have any.
 func (h *host) hasVectors(c Instr) bool {
 	switch {
-	case !c.Type.Float():
+	case !c.Type.Float() || c.Op == Where && h.typeOf(c.Args[0]) != c.Type:
 		return false
-	case c.Op == Where:
-		return h.typeOf(c.Args[0]) == c.Type
-	case c.Op == Erf:
-		return c.Type == backend.F32
+	case c.Type == backend.F32 && c.Op.has(vectors32):
+		return true
 	}
-	return c.Op.unary().Valid() || c.Op.binary().Valid() && c.Op != Pow
+	return c.Op.has(vectors)
 }
 
 // compute returns the step of an instruction. Operands have as many elements as the result, but
@@ -49,16 +46,6 @@ func (m *evaluator) instruction(k int, c Instr) blockFunc {
 		return inVectors(m.level, m.f32, k, c)
 	case m.inVectors(c):
 		return inVectors(m.level, m.f64, k, c)
-	case c.Op.unary().Valid():
-		op := c.Op.unary()
-		return func(_, n int) error {
-			return kernels.Host{}.Unary(op, m.get(k, t, n), m.get(a[0], t, n))
-		}
-	case c.Op.binary().Valid():
-		op := c.Op.binary()
-		return func(_, n int) error {
-			return kernels.Host{}.Binary(op, m.get(k, t, n), m.get(a[0], t, n), m.get(a[1], t, n))
-		}
 	case c.Op == Cast:
 		return m.cast(k, c)
 	case c.Op == Where:
@@ -68,46 +55,46 @@ func (m *evaluator) instruction(k int, c Instr) blockFunc {
 	case c.Op == Uniform:
 		return random(m.f64, m.i64, k, a, func(w uint32) float64 { return float64(w) * 0x1p-32 })
 	case t == backend.F32:
-		return rounded(m.f32, k, a[0], c.Op)
+		return loopOf(m.f32, k, c)
+	case t == backend.F64:
+		return loopOf(m.f64, k, c)
+	case t == backend.I32:
+		return loopOf(m.i32, k, c)
 	}
-	return rounded(m.f64, k, a[0], c.Op)
+	return loopOf(m.i64, k, c)
+}
+
+// loopOf returns the step of an instruction that is a loop in Go.
+func loopOf[T number](v [][]T, k int, c Instr) blockFunc {
+	op, a := simd.Op(c.Op), c.Args
+	if c.Op.Operands() == 2 {
+		return func(_, n int) error {
+			simd.BinaryLoop(op, v[k][:n], v[a[0]], v[a[1]])
+			return nil
+		}
+	}
+	return func(_, n int) error { simd.UnaryLoop(op, v[k][:n], v[a[0]]); return nil }
 }
 
 // inVectors returns the step of an instruction for which there are vector instructions.
 func inVectors[T simd.Float](level simd.Level, v [][]T, k int, c Instr) blockFunc {
-	a := c.Args
-	if c.Op == Where {
+	op, a := simd.Op(c.Op), c.Args
+	switch c.Op.Operands() {
+	case 3: // Where
 		return func(_, n int) error {
 			simd.Where(level, v[k][:n], v[a[0]], v[a[1]], v[a[2]])
 			return nil
 		}
-	}
-	if op := c.Op.binary(); op.Valid() {
+	case 2:
 		return func(_, n int) error {
 			simd.Binary(level, op, v[k][:n], v[a[0]], v[a[1]])
 			return nil
 		}
 	}
-	op := c.Op.unary()
-	if c.Op == Erf {
-		op = simd.Erf
-	}
 	return func(_, n int) error { simd.Unary(level, op, v[k][:n], v[a[0]]); return nil }
 }
 
 type float interface{ float32 | float64 }
-
-// rounded returns the step of Sin, Cos or Erf.
-func rounded[T float](v [][]T, k, x int, o Op) blockFunc {
-	f := map[Op]func(float64) float64{Sin: sine, Cos: cosine, Erf: math.Erf}[o]
-	return func(_, n int) error {
-		d, x := v[k][:n], v[x][:n]
-		for i := range d {
-			d[i] = T(f(float64(x[i])))
-		}
-		return nil
-	}
-}
 
 // where returns the step of Where.
 func (m *evaluator) where(k int, c Instr) blockFunc {

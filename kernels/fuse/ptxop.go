@@ -76,7 +76,7 @@ func (w *writer) operation(c Instr, args []string) string {
 		return w.where(t, w.p.Code[c.Args[0]].Type, args)
 	case c.Op == Uniform:
 		return w.uniform(t, args, 1)[0]
-	case c.Op.binary().Compares():
+	case c.Op.has(compares):
 		name := map[Op]string{Less: "lt", LessEqual: "le", Greater: "gt", GreaterEqual: "ge",
 			Equal: "eq", NotEqual: "ne"}[c.Op]
 		if t.Float() && c.Op == NotEqual {

@@ -2,47 +2,45 @@
 
 package simd
 
-import "github.com/euryale-ml/euryale/backend"
-
-func unaryF32AVX512(op backend.UnaryOp, dst, x *float32, n int) bool {
+func unaryF32AVX512(op Op, dst, x *float32, n int) bool {
 	switch op {
-	case backend.Neg:
+	case Neg:
 		negF32AVX512(dst, x, n)
-	case backend.Abs:
+	case Abs:
 		absF32AVX512(dst, x, n)
-	case backend.Sign:
+	case Sign:
 		signF32AVX512(dst, x, n)
-	case backend.Square:
+	case Square:
 		squareF32AVX512(dst, x, n)
-	case backend.Cube:
+	case Cube:
 		cubeF32AVX512(dst, x, n)
-	case backend.Relu:
+	case Relu:
 		reluF32AVX512(dst, x, n)
-	case backend.Inv:
+	case Inv:
 		invF32AVX512(dst, x, n)
-	case backend.Sqrt:
+	case Sqrt:
 		sqrtF32AVX512(dst, x, n)
-	case backend.InvSqrt:
+	case InvSqrt:
 		invsqrtF32AVX512(dst, x, n)
-	case backend.Ceil:
+	case Ceil:
 		ceilF32AVX512(dst, x, n)
-	case backend.Floor:
+	case Floor:
 		floorF32AVX512(dst, x, n)
-	case backend.Exp:
+	case Exp:
 		expF32AVX512(dst, x, n)
-	case backend.Expm1:
+	case Expm1:
 		expm1F32AVX512(dst, x, n)
-	case backend.Log:
+	case Log:
 		logF32AVX512(dst, x, n)
-	case backend.Log2:
+	case Log2:
 		log2F32AVX512(dst, x, n)
-	case backend.Log1p:
+	case Log1p:
 		log1pF32AVX512(dst, x, n)
-	case backend.Tanh:
+	case Tanh:
 		tanhF32AVX512(dst, x, n)
-	case backend.Sigmoid:
+	case Sigmoid:
 		sigmoidF32AVX512(dst, x, n)
-	case backend.Softplus:
+	case Softplus:
 		softplusF32AVX512(dst, x, n)
 	case Erf:
 		erfF32AVX512(dst, x, n)
@@ -52,31 +50,31 @@ func unaryF32AVX512(op backend.UnaryOp, dst, x *float32, n int) bool {
 	return true
 }
 
-func binaryF32AVX512(op backend.BinaryOp, dst, x, y *float32, xstep, ystep, n int) bool {
+func binaryF32AVX512(op Op, dst, x, y *float32, xstep, ystep, n int) bool {
 	switch op {
-	case backend.Add:
+	case Add:
 		addF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Sub:
+	case Sub:
 		subF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Mul:
+	case Mul:
 		mulF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Div:
+	case Div:
 		divF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Minimum:
+	case Minimum:
 		minimumF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Maximum:
+	case Maximum:
 		maximumF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Less:
+	case Less:
 		lessF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.LessEqual:
+	case LessEqual:
 		lessEqualF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Greater:
+	case Greater:
 		greaterF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.GreaterEqual:
+	case GreaterEqual:
 		greaterEqualF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Equal:
+	case Equal:
 		equalF32AVX512(dst, x, y, xstep, ystep, n)
-	case backend.NotEqual:
+	case NotEqual:
 		notEqualF32AVX512(dst, x, y, xstep, ystep, n)
 	default:
 		return false
@@ -84,45 +82,45 @@ func binaryF32AVX512(op backend.BinaryOp, dst, x, y *float32, xstep, ystep, n in
 	return true
 }
 
-func unaryF32AVX2(op backend.UnaryOp, dst, x *float32, n int) bool {
+func unaryF32AVX2(op Op, dst, x *float32, n int) bool {
 	switch op {
-	case backend.Neg:
+	case Neg:
 		negF32AVX2(dst, x, n)
-	case backend.Abs:
+	case Abs:
 		absF32AVX2(dst, x, n)
-	case backend.Sign:
+	case Sign:
 		signF32AVX2(dst, x, n)
-	case backend.Square:
+	case Square:
 		squareF32AVX2(dst, x, n)
-	case backend.Cube:
+	case Cube:
 		cubeF32AVX2(dst, x, n)
-	case backend.Relu:
+	case Relu:
 		reluF32AVX2(dst, x, n)
-	case backend.Inv:
+	case Inv:
 		invF32AVX2(dst, x, n)
-	case backend.Sqrt:
+	case Sqrt:
 		sqrtF32AVX2(dst, x, n)
-	case backend.InvSqrt:
+	case InvSqrt:
 		invsqrtF32AVX2(dst, x, n)
-	case backend.Ceil:
+	case Ceil:
 		ceilF32AVX2(dst, x, n)
-	case backend.Floor:
+	case Floor:
 		floorF32AVX2(dst, x, n)
-	case backend.Exp:
+	case Exp:
 		expF32AVX2(dst, x, n)
-	case backend.Expm1:
+	case Expm1:
 		expm1F32AVX2(dst, x, n)
-	case backend.Log:
+	case Log:
 		logF32AVX2(dst, x, n)
-	case backend.Log2:
+	case Log2:
 		log2F32AVX2(dst, x, n)
-	case backend.Log1p:
+	case Log1p:
 		log1pF32AVX2(dst, x, n)
-	case backend.Tanh:
+	case Tanh:
 		tanhF32AVX2(dst, x, n)
-	case backend.Sigmoid:
+	case Sigmoid:
 		sigmoidF32AVX2(dst, x, n)
-	case backend.Softplus:
+	case Softplus:
 		softplusF32AVX2(dst, x, n)
 	case Erf:
 		erfF32AVX2(dst, x, n)
@@ -132,31 +130,31 @@ func unaryF32AVX2(op backend.UnaryOp, dst, x *float32, n int) bool {
 	return true
 }
 
-func binaryF32AVX2(op backend.BinaryOp, dst, x, y *float32, xstep, ystep, n int) bool {
+func binaryF32AVX2(op Op, dst, x, y *float32, xstep, ystep, n int) bool {
 	switch op {
-	case backend.Add:
+	case Add:
 		addF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Sub:
+	case Sub:
 		subF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Mul:
+	case Mul:
 		mulF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Div:
+	case Div:
 		divF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Minimum:
+	case Minimum:
 		minimumF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Maximum:
+	case Maximum:
 		maximumF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Less:
+	case Less:
 		lessF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.LessEqual:
+	case LessEqual:
 		lessEqualF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Greater:
+	case Greater:
 		greaterF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.GreaterEqual:
+	case GreaterEqual:
 		greaterEqualF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Equal:
+	case Equal:
 		equalF32AVX2(dst, x, y, xstep, ystep, n)
-	case backend.NotEqual:
+	case NotEqual:
 		notEqualF32AVX2(dst, x, y, xstep, ystep, n)
 	default:
 		return false
@@ -164,45 +162,45 @@ func binaryF32AVX2(op backend.BinaryOp, dst, x, y *float32, xstep, ystep, n int)
 	return true
 }
 
-func unaryF64AVX512(op backend.UnaryOp, dst, x *float64, n int) bool {
+func unaryF64AVX512(op Op, dst, x *float64, n int) bool {
 	switch op {
-	case backend.Neg:
+	case Neg:
 		negF64AVX512(dst, x, n)
-	case backend.Abs:
+	case Abs:
 		absF64AVX512(dst, x, n)
-	case backend.Sign:
+	case Sign:
 		signF64AVX512(dst, x, n)
-	case backend.Square:
+	case Square:
 		squareF64AVX512(dst, x, n)
-	case backend.Cube:
+	case Cube:
 		cubeF64AVX512(dst, x, n)
-	case backend.Relu:
+	case Relu:
 		reluF64AVX512(dst, x, n)
-	case backend.Inv:
+	case Inv:
 		invF64AVX512(dst, x, n)
-	case backend.Sqrt:
+	case Sqrt:
 		sqrtF64AVX512(dst, x, n)
-	case backend.InvSqrt:
+	case InvSqrt:
 		invsqrtF64AVX512(dst, x, n)
-	case backend.Ceil:
+	case Ceil:
 		ceilF64AVX512(dst, x, n)
-	case backend.Floor:
+	case Floor:
 		floorF64AVX512(dst, x, n)
-	case backend.Exp:
+	case Exp:
 		expF64AVX512(dst, x, n)
-	case backend.Expm1:
+	case Expm1:
 		expm1F64AVX512(dst, x, n)
-	case backend.Log:
+	case Log:
 		logF64AVX512(dst, x, n)
-	case backend.Log2:
+	case Log2:
 		log2F64AVX512(dst, x, n)
-	case backend.Log1p:
+	case Log1p:
 		log1pF64AVX512(dst, x, n)
-	case backend.Tanh:
+	case Tanh:
 		tanhF64AVX512(dst, x, n)
-	case backend.Sigmoid:
+	case Sigmoid:
 		sigmoidF64AVX512(dst, x, n)
-	case backend.Softplus:
+	case Softplus:
 		softplusF64AVX512(dst, x, n)
 	default:
 		return false
@@ -210,31 +208,31 @@ func unaryF64AVX512(op backend.UnaryOp, dst, x *float64, n int) bool {
 	return true
 }
 
-func binaryF64AVX512(op backend.BinaryOp, dst, x, y *float64, xstep, ystep, n int) bool {
+func binaryF64AVX512(op Op, dst, x, y *float64, xstep, ystep, n int) bool {
 	switch op {
-	case backend.Add:
+	case Add:
 		addF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Sub:
+	case Sub:
 		subF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Mul:
+	case Mul:
 		mulF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Div:
+	case Div:
 		divF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Minimum:
+	case Minimum:
 		minimumF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Maximum:
+	case Maximum:
 		maximumF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Less:
+	case Less:
 		lessF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.LessEqual:
+	case LessEqual:
 		lessEqualF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Greater:
+	case Greater:
 		greaterF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.GreaterEqual:
+	case GreaterEqual:
 		greaterEqualF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.Equal:
+	case Equal:
 		equalF64AVX512(dst, x, y, xstep, ystep, n)
-	case backend.NotEqual:
+	case NotEqual:
 		notEqualF64AVX512(dst, x, y, xstep, ystep, n)
 	default:
 		return false
@@ -242,45 +240,45 @@ func binaryF64AVX512(op backend.BinaryOp, dst, x, y *float64, xstep, ystep, n in
 	return true
 }
 
-func unaryF64AVX2(op backend.UnaryOp, dst, x *float64, n int) bool {
+func unaryF64AVX2(op Op, dst, x *float64, n int) bool {
 	switch op {
-	case backend.Neg:
+	case Neg:
 		negF64AVX2(dst, x, n)
-	case backend.Abs:
+	case Abs:
 		absF64AVX2(dst, x, n)
-	case backend.Sign:
+	case Sign:
 		signF64AVX2(dst, x, n)
-	case backend.Square:
+	case Square:
 		squareF64AVX2(dst, x, n)
-	case backend.Cube:
+	case Cube:
 		cubeF64AVX2(dst, x, n)
-	case backend.Relu:
+	case Relu:
 		reluF64AVX2(dst, x, n)
-	case backend.Inv:
+	case Inv:
 		invF64AVX2(dst, x, n)
-	case backend.Sqrt:
+	case Sqrt:
 		sqrtF64AVX2(dst, x, n)
-	case backend.InvSqrt:
+	case InvSqrt:
 		invsqrtF64AVX2(dst, x, n)
-	case backend.Ceil:
+	case Ceil:
 		ceilF64AVX2(dst, x, n)
-	case backend.Floor:
+	case Floor:
 		floorF64AVX2(dst, x, n)
-	case backend.Exp:
+	case Exp:
 		expF64AVX2(dst, x, n)
-	case backend.Expm1:
+	case Expm1:
 		expm1F64AVX2(dst, x, n)
-	case backend.Log:
+	case Log:
 		logF64AVX2(dst, x, n)
-	case backend.Log2:
+	case Log2:
 		log2F64AVX2(dst, x, n)
-	case backend.Log1p:
+	case Log1p:
 		log1pF64AVX2(dst, x, n)
-	case backend.Tanh:
+	case Tanh:
 		tanhF64AVX2(dst, x, n)
-	case backend.Sigmoid:
+	case Sigmoid:
 		sigmoidF64AVX2(dst, x, n)
-	case backend.Softplus:
+	case Softplus:
 		softplusF64AVX2(dst, x, n)
 	default:
 		return false
@@ -288,31 +286,31 @@ func unaryF64AVX2(op backend.UnaryOp, dst, x *float64, n int) bool {
 	return true
 }
 
-func binaryF64AVX2(op backend.BinaryOp, dst, x, y *float64, xstep, ystep, n int) bool {
+func binaryF64AVX2(op Op, dst, x, y *float64, xstep, ystep, n int) bool {
 	switch op {
-	case backend.Add:
+	case Add:
 		addF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Sub:
+	case Sub:
 		subF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Mul:
+	case Mul:
 		mulF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Div:
+	case Div:
 		divF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Minimum:
+	case Minimum:
 		minimumF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Maximum:
+	case Maximum:
 		maximumF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Less:
+	case Less:
 		lessF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.LessEqual:
+	case LessEqual:
 		lessEqualF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Greater:
+	case Greater:
 		greaterF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.GreaterEqual:
+	case GreaterEqual:
 		greaterEqualF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.Equal:
+	case Equal:
 		equalF64AVX2(dst, x, y, xstep, ystep, n)
-	case backend.NotEqual:
+	case NotEqual:
 		notEqualF64AVX2(dst, x, y, xstep, ystep, n)
 	default:
 		return false

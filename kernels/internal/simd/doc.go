@@ -5,9 +5,9 @@
 // [Best]; tests pass each of [Levels], so that no level is left out where it can run.
 //
 // Sums give the same bits at each level. So do element-wise functions at each level with vectors;
-// their loops in Go are in package kernels, and rounded functions differ from them by a few
-// units in the last place. Matrix products add in an order that depends on the level, and fuse
-// multiplications with additions where there is assembly.
+// rounded functions differ from their loops in Go (loops.go) by a few units in the last place.
+// Matrix products add in an order that depends on the level, and fuse multiplications with
+// additions where there is assembly.
 //
 // # Files
 //

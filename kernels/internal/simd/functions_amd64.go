@@ -1,8 +1,6 @@
 package simd
 
-import "github.com/euryale-ml/euryale/backend"
-
-func unary[T Float](l Level, op backend.UnaryOp, dst, x *T, n int) bool {
+func unary[T Float](l Level, op Op, dst, x *T, n int) bool {
 	switch d := any(dst).(type) {
 	case *float32:
 		switch x := any(x).(*float32); l {
@@ -22,7 +20,7 @@ func unary[T Float](l Level, op backend.UnaryOp, dst, x *T, n int) bool {
 	return false
 }
 
-func binary[T Float](l Level, op backend.BinaryOp, dst, x, y *T, xstep, ystep, n int) bool {
+func binary[T Float](l Level, op Op, dst, x, y *T, xstep, ystep, n int) bool {
 	switch d := any(dst).(type) {
 	case *float32:
 		switch x, y := any(x).(*float32), any(y).(*float32); l {

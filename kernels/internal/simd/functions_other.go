@@ -2,10 +2,8 @@
 
 package simd
 
-import "github.com/euryale-ml/euryale/backend"
+func unary[T Float](Level, Op, *T, *T, int) bool { return false }
 
-func unary[T Float](Level, backend.UnaryOp, *T, *T, int) bool { return false }
-
-func binary[T Float](Level, backend.BinaryOp, *T, *T, *T, int, int, int) bool { return false }
+func binary[T Float](Level, Op, *T, *T, *T, int, int, int) bool { return false }
 
 func where[T Float](Level, *T, *T, *T, *T, int, int, int, int) bool { return false }

@@ -8,7 +8,7 @@ import (
 
 // The polynomials are minimax, by Remez' algorithm in 60 digits, and then rounded to the type.
 
-// functions lists what is written, with the meaning of package backend.
+// functions lists what is written, with the meaning of package fuse.
 func functions() []function {
 	list := []function{
 		unary("neg", func(v *vectors, x vec) vec { return v.xor(x, v.sign()) }),

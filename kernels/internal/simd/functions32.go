@@ -1,14 +1,10 @@
-package kernels
+package simd
 
 import "math"
 
 // The functions of float32, computed in float64 by short polynomials: they are right up to one unit
 // in the last place. Those of package math compute digits that a float32 does not hold, and take
 // about twice as long.
-
-// rounded32 is rounded for float32.
-var rounded32 = [...]func(float64) float64{
-	exp32, expm132, log32, log232, log1p32, tanh32, sigmoid32, softplus32}
 
 // exp32 leaves what is far beyond float32 to package math.
 func exp32(x float64) float64 {

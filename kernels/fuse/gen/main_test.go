@@ -1,0 +1,21 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestTheListsAreThoseOfTheTable(t *testing.T) {
+	all, err := files()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, source := range all {
+		is, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(path)))
+		if err != nil || !bytes.Equal(is, source) {
+			t.Errorf("%s differs from the table: go generate ./kernels/fuse (%v)", path, err)
+		}
+	}
+}
