@@ -204,8 +204,8 @@ func bucketsIn(memory backend.Buffer, n, scratch int) *bucketRank {
 	x := &bucketRank{results: take(bucketCount * n), total: take(n), scratch: take(scratch),
 		ends: take(2 * bucketCount)}
 	for i := range bucketCount {
-		x.srcs, x.dsts = append(x.srcs, part(srcs, i, bucketCount)),
-			append(x.dsts, part(x.results, i, bucketCount))
+		x.srcs, x.dsts = append(x.srcs, equalPart(srcs, i, bucketCount)),
+			append(x.dsts, equalPart(x.results, i, bucketCount))
 	}
 	return x
 }

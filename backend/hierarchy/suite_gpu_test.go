@@ -152,7 +152,7 @@ func TestSpansAreInTheOrderOfThePhasesOnGPU(t *testing.T) {
 					c, x := b.(*Communicator), memory[b.Rank()].As(backend.F32)
 					began := time.Now()
 					for i := range buckets {
-						bucket := part(x, i, buckets)
+						bucket := equalPart(x, i, buckets)
 						if err := backend.Run(c, allReduce, bucket, bucket); err != nil {
 							return err
 						}
@@ -313,7 +313,7 @@ func (d *desertion) wait(c *Communicator, memory backend.Buffer, aborts func()) 
 		n /= c.Size()
 	}
 	nsrc, ndst := lengths(d.what, c.Size(), n)
-	src, dst := part(memory, 0, 2).As(backend.F32).Slice(0, nsrc), part(memory, 1, 2).As(
+	src, dst := equalPart(memory, 0, 2).As(backend.F32).Slice(0, nsrc), equalPart(memory, 1, 2).As(
 		backend.F32).Slice(0, ndst)
 	w, err := c.Start(nil, d.what, dst, src)
 	if c.Rank() == d.from {
