@@ -40,8 +40,9 @@
 // Implement [Backend] and pass it to euryale.Init. A queue embeds [NotImplemented]
 // and adds the arithmetic that it has. Package half needs Cast and CastScale, package hierarchy
 // Reduce and Copy2D, and Divide for averages; plain collectives need none. What else is computed on
-// a device, by packages ops and vm, is programs: the queue is a Queue of kernels/fuse then. A leaf checks each call by [Collective.Check]. Package backendtest
-// proves the promises for any implementation, inside this module or outside.
+// a device, by packages ops and vm, is programs: the queue is a Queue of kernels/fuse then. A leaf
+// checks each call by [Collective.Check]. Package backendtest proves the promises for any
+// implementation, inside this module or outside.
 //
 // # Wrappers
 //
