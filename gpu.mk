@@ -25,10 +25,11 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 	@mv $@.new $@
 
 # Vet everything, and build the command and the examples into bin/, with GPU support.
+gpu: export GOGC := 300
 gpu: gpu-sdk
-	$(WITH_SDK) $(GO) vet -tags gpu ./...
+	$(WITH_SDK) $(GO) vet -tags gpu$(SHARED) ./...
 	@mkdir -p bin
-	$(WITH_SDK) $(GO) build -tags gpu -o bin/ \
+	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
@@ -89,7 +90,7 @@ bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
-	$(GO) test -vet=off -count 1 -tags gpu
+	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
 # memory of another process there, so tests of that are left out, and so is what takes kernels that
