@@ -13,7 +13,7 @@ PIP_INSTALL := python3 -m pip install --quiet --disable-pip-version-check \
 # Commands after it build with the SDK.
 WITH_SDK := . ./$(GPU_SDK)/env &&
 
-.PHONY: gpu-sdk gpu gpu-binaries gpu-test gpu-emulated
+.PHONY: gpu-sdk gpu gpu-binaries gpu-test emulator gpu-emulated
 
 # Prepare builds with GPU support: CUDA's headers, of a toolkit or downloaded, and a
 # libcuda.a that opens the driver when it is first called.
@@ -25,10 +25,11 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 	@mv $@.new $@
 
 # Vet everything, and build the command and the examples into bin/, with GPU support.
+gpu: export GOGC := 300
 gpu: gpu-sdk
-	$(WITH_SDK) $(GO) vet -tags gpu ./...
+	$(WITH_SDK) $(GO) vet -tags gpu$(SHARED) ./...
 	@mkdir -p bin
-	$(WITH_SDK) $(GO) build -tags gpu -o bin/ \
+	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
@@ -51,29 +52,52 @@ gpu-test: gpu-sdk
 	$(WITH_SDK) $(GO) test -tags gpu -vet=off ./...
 
 EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall \
-	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -shared -fPIC -fvisibility-inlines-hidden
+	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -fPIC -fvisibility-inlines-hidden
 EMULATE = $(CLANG_HOST) $(EMULATOR_FLAGS)
+EMULATOR := $(addprefix bin/emulated/,libcuda.so.1 libnccl.so.2 old/libnccl.so.2 \
+	libcublas.so.13 libcudnn.so.9)
+KERNELS_OBJECT := bin/emulated/kernels.o
+
+# Compile a driver, an NCCL, a cuBLAS and a cuDNN whose devices are the host, into bin/emulated.
+# The kernels among them serve a test of package kernels/cuda, too, if EMULATED_KERNELS is the
+# path of kernels.o.
+emulator: $(EMULATOR)
+
+$(KERNELS_OBJECT): kernels/cuda/emulator/kernels.cpp gpu.mk \
+		$(wildcard kernels/cuda/*.cu kernels/cuda/*.cuh kernels/cuda/emulator/*.h)
+	@[ $(CLANG_HOST) != no-clang ] || { \
+		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
+			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
+	@mkdir -p bin/emulated/old
+	$(EMULATE) -c -o $@ $<
+
+bin/emulated/libcuda.so.1: kernels/cuda/emulator/libcuda.cpp $(KERNELS_OBJECT)
+	$(EMULATE) -shared -o $@ $^
+
+bin/emulated/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
+	$(EMULATE) -shared -o $@ $< -ldl
+
+bin/emulated/old/libnccl.so.2: backend/gpu/emulator/libnccl.cpp $(KERNELS_OBJECT)
+	$(EMULATE) -shared -DOLD -o $@ $< -ldl
+
+bin/emulated/libcublas.so.13: backend/cuda/emulator/libcublas.cpp $(KERNELS_OBJECT)
+	$(EMULATE) -shared -o $@ $< -ldl
+
+bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
+	$(EMULATE) -shared -o $@ $< -ldl
+
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
-	$(GO) test -vet=off -count 1 -tags gpu
+	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the
 # memory of another process there, so tests of that are left out, and so is what takes kernels that
 # wait too long: minutes of calls back to back. Processes that share one device, as machines of
 # their own, go by NCCL.
 gpu-emulated: export EMULATED_DEVICES ?= 2
-gpu-emulated: gpu-sdk
-	@[ $(CLANG_HOST) != no-clang ] || { \
-		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
-			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
-	@mkdir -p bin/emulated/old
-	$(EMULATE) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
-	$(EMULATE) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
-	$(EMULATE) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
-	$(EMULATE) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
-	$(EMULATE) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
+gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
 		./kernels/cuda ./cmd/euryale
 	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu

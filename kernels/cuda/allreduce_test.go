@@ -202,7 +202,7 @@ func (c *counting) Launch(Launch) error { c.n++; return nil }
 // alignments, places and delays. EURYALE_FULL=1 makes 1,000 calls of each kind among
 // each number of devices.
 func TestDevicesExchange(t *testing.T) {
-	binary := compiled(t, "devices")
+	binary := compiled(t, "emulator/devices.cpp")
 	full := os.Getenv("EURYALE_FULL") == "1"
 	run := func(args ...any) {
 		t.Helper()

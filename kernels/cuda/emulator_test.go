@@ -3,6 +3,7 @@ package cuda
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -27,9 +28,9 @@ type emulator struct {
 // emulatedBase is the arena's address in the process that runs the kernels.
 const emulatedBase = 0x510000000000
 
-// compiled compiles a program of the folder emulator, which runs the kernels on this
-// machine, or skips the test.
-func compiled(t *testing.T, program string) (binary string) {
+// compiled compiles sources of the folder emulator, or links objects, to a program that runs the
+// kernels on this machine, or skips the test.
+func compiled(t *testing.T, sources ...string) (binary string) {
 	t.Helper()
 	if runtime.GOOS != "linux" {
 		t.Skip("kernels are emulated on Linux only")
@@ -41,11 +42,10 @@ func compiled(t *testing.T, program string) (binary string) {
 		if _, err := exec.LookPath(cxx); cxx == "" || err != nil {
 			continue
 		}
-		binary = filepath.Join(t.TempDir(), program)
-		cmd := exec.Command(cxx, "-std=c++17", "-O1", "-ffp-contract=off", "-fwrapv",
-			"-fno-strict-aliasing", "-pthread",
-			"-Wno-unknown-pragmas", "-U_FORTIFY_SOURCE", "-o", binary, filepath.Join("emulator",
-				program+".cpp"))
+		binary = filepath.Join(t.TempDir(), "program")
+		cmd := exec.Command(cxx, append([]string{"-std=c++17", "-O1", "-ffp-contract=off",
+			"-fwrapv", "-fno-strict-aliasing", "-pthread", "-Wno-unknown-pragmas",
+			"-U_FORTIFY_SOURCE", "-o", binary}, sources...)...)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v\n%s", cmd, err, out)
 		}
@@ -127,7 +127,9 @@ func (e *emulator) Launch(c Launch) error {
 }
 
 func TestSourcesComputeWhatTheHostDoes(t *testing.T) {
-	binary := compiled(t, "emulator")
+	// make emulator has compiled the kernels by the same flags, in half a minute.
+	kernels := cmp.Or(os.Getenv("EMULATED_KERNELS"), "emulator/kernels.cpp")
+	binary := compiled(t, "emulator/emulator.cpp", kernels)
 	t.Run("kernels", func(t *testing.T) { suite(t, startEmulator(t, binary, 64<<20)) })
 	t.Run("accuracy", func(t *testing.T) { testAccuracy(t, binary) })
 	t.Run("rounding", func(t *testing.T) { testRounding(t, binary) })

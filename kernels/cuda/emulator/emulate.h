@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -37,7 +38,7 @@ inline thread_local Size grid, block, block_index;
 
 // One coroutine for each thread of a block, which the next block takes over.
 struct Thread {
-	std::vector<char> stack; // empty before the first
+	std::unique_ptr<char[]> stack; // null before the first
 	jmp_buf place;
 	bool waits; // at a barrier
 	bool warp;  // for its warp
@@ -109,13 +110,15 @@ inline void pause() {
 
 inline void start(Thread &t) { t.waits = t.warp = t.done = false; }
 
-// enter gives the current thread its stack, and runs it there.
+// enter gives the current thread its stack, and runs it there. The stack is not cleared: most
+// pages of it are never touched.
 inline void enter(Thread &t) {
-	t.stack.resize(64 << 10);
+	const size_t nbytes = 64 << 10;
+	t.stack.reset(new char[nbytes]);
 	ucontext_t context;
 	getcontext(&context);
-	context.uc_stack.ss_sp = t.stack.data();
-	context.uc_stack.ss_size = t.stack.size();
+	context.uc_stack.ss_sp = t.stack.get();
+	context.uc_stack.ss_size = nbytes;
 	makecontext(&context, run_threads, 0);
 	setcontext(&context);
 }
@@ -125,7 +128,7 @@ inline void resume() {
 	if (_setjmp(scheduler))
 		return;
 	Thread &t = threads[current];
-	if (t.stack.empty())
+	if (!t.stack)
 		enter(t);
 	_longjmp(t.place, 1);
 }

@@ -11,7 +11,8 @@
 //
 // Numbers are hexadecimal.
 
-#include "kernels.h"
+#include "../functions.cuh"
+#include "../peers.cuh"
 
 #include <cmath>
 #include <cstdio>

@@ -5,7 +5,7 @@
 // Streams are threads, so that what is not ordered may happen in any order; and
 // calls are refused that need another context than the thread's current one.
 
-#include "kernels.h"
+#include "../functions.cuh"
 #include "ptx.h"
 
 #include <algorithm>
@@ -20,6 +20,9 @@
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define DRIVER extern "C" int
 
@@ -423,14 +426,44 @@ DRIVER cuStreamWaitEvent(Stream *s, Event *e, unsigned) {
 
 // ---- memory ----
 
+// New memory is full of this, so that whoever reads what nobody wrote gets it wrong.
+static const int unwritten = 0xa5;
+
+// A large allocation is a row of private mappings of one file, so that only the pages that a
+// test touches are ever made: a communicator has 176 MB, and writes little of it.
+static const size_t tile = size_t(4) << 20, page = 4096;
+
+static int tile_file() {
+	static const int file = [] {
+		int made = memfd_create("unwritten", MFD_CLOEXEC);
+		std::vector<char> bytes(tile, char(unwritten));
+		return made >= 0 && write(made, bytes.data(), tile) == ssize_t(tile) ? made : -1;
+	}();
+	return file;
+}
+
+static size_t in_tiles(size_t n) { return (n + tile - 1) / tile * tile; }
+
+static void *map_tiles(size_t n) {
+	void *start = mmap(nullptr, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (start == MAP_FAILED)
+		return nullptr;
+	for (size_t at = 0; at < n; at += tile)
+		if (mmap(static_cast<char *>(start) + at, tile, PROT_READ | PROT_WRITE,
+				MAP_PRIVATE | MAP_FIXED, tile_file(), 0) == MAP_FAILED)
+			return munmap(start, n), nullptr;
+	return start;
+}
+
 static int allocate(void **p, size_t n, Context *c) {
 	std::lock_guard<std::mutex> held(memory_lock);
 	if (c && c->used + n > capacity)
 		return out_of_memory;
-	*p = aligned_alloc(256, (n + 255) / 256 * 256);
+	*p = n >= tile ? map_tiles(in_tiles(n)) : aligned_alloc(256, (n + 255) / 256 * 256);
 	if (!*p)
 		return out_of_memory;
-	memset(*p, 0xa5, n);
+	if (n < tile)
+		memset(*p, unwritten, n);
 	if (c)
 		c->used += n;
 	blocks[ADDRESS(*p)] = {c, n};
@@ -442,10 +475,19 @@ static int release(u64 address) {
 	auto found = blocks.find(address);
 	if (found == blocks.end())
 		return invalid_value;
+	size_t n = found->second.n;
 	if (found->second.context)
-		found->second.context->used -= found->second.n;
+		found->second.context->used -= n;
 	blocks.erase(found);
-	return free(reinterpret_cast<void *>(address)), success;
+	void *start = reinterpret_cast<void *>(address);
+	n >= tile ? (void)munmap(start, in_tiles(n)) : free(start);
+	return success;
+}
+
+static bool is_large(u64 address) {
+	std::lock_guard<std::mutex> held(memory_lock);
+	auto after = blocks.upper_bound(address);
+	return after != blocks.begin() && std::prev(after)->second.n >= tile;
 }
 
 DRIVER cuMemAlloc_v2(void **address, size_t n) {
@@ -495,8 +537,23 @@ DRIVER cuMemcpyDtoDAsync_v2(u64 dst, u64 src, size_t n, Stream *s) { return copy
 DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) {
 	return copy(s, dst, src, n);
 }
+
+// fill is memset, but zeroes in a large allocation are pages that nobody has touched yet.
+static void fill(u64 dst, unsigned char x, size_t n) {
+	if (x == 0 && n >= tile && is_large(dst)) {
+		u64 start = (dst + page - 1) / page * page, end = (dst + n) / page * page;
+		void *zeroes = mmap(reinterpret_cast<void *>(start), end - start, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		if (zeroes == MAP_FAILED)
+			abort();
+		memset(reinterpret_cast<void *>(dst), 0, start - dst);
+		memset(reinterpret_cast<void *>(end), 0, dst + n - end);
+		return;
+	}
+	memset(reinterpret_cast<void *>(dst), x, n);
+}
 DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
-	return s->start([=] { memset(reinterpret_cast<void *>(dst), x, n); });
+	return s->start([=] { fill(dst, x, n); });
 }
 
 // ---- kernels ----

@@ -1,5 +1,4 @@
-// Every kernel.
-#pragma once
+// Every kernel, compiled once for the program and the library that run them.
 
 #include "../allreduce.cu"
 #include "../attention.cu"
