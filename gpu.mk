@@ -19,7 +19,8 @@ WITH_SDK := . ./$(GPU_SDK)/env &&
 # libcuda.a that opens the driver when it is first called.
 gpu-sdk: $(GPU_SDK)/env
 
-$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cmd/euryale/env.go
+$(GPU_SDK)/env: $(wildcard internal/gpu/sdk/*.go internal/gpu/sdk/*/*) \
+		internal/gpu/sdk/requirements.txt cmd/euryale/env.go
 	@mkdir -p $(GPU_SDK)
 	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@
@@ -33,7 +34,7 @@ gpu: gpu-sdk
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm \
-	bench cmd/euryale
+	internal/bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
 # and tests as programs. They are stripped, since they travel.

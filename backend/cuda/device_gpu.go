@@ -36,7 +36,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/gpu/driver"
+	"github.com/euryale-ml/euryale/internal/gpu/driver"
 	"github.com/euryale-ml/euryale/internal/residence"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )

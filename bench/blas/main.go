@@ -30,8 +30,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/bench/peers"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels"
 )

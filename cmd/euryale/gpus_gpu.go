@@ -13,9 +13,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/bench"
-	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/gpu/nvml"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
