@@ -315,9 +315,10 @@ func TestBuildIDIsStable(t *testing.T) {
 		t.Error("no Go build ID found in a Go executable")
 	}
 	const sizes, mark = "\x04\x00\x00\x00\x02\x00\x00\x00", "\x04\x00\x00\x00Go\x00\x00"
-	for text, want := range map[string]string{"no ELF": "", mark + "id": "", "..." + sizes + mark: "",
-		"..." + sizes + mark + "i": "", "..." + sizes + mark + "\x00\x00": "",
-		"..." + sizes + mark + "id.": "id"} {
+	for text, want := range map[string]string{
+		"no ELF": "", mark + "id": "", "..." + sizes + mark: "", "..." + sizes + mark + "i": "",
+		"..." + sizes + mark + "\x00\x00": "", "..." + sizes + mark + "id.": "id",
+	} {
 		if got := goBuildNote(strings.NewReader(text)); string(got) != want {
 			t.Errorf("%q in %q, want %q", got, text, want)
 		}
