@@ -50,7 +50,7 @@ var rooms = [][]room{
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
-		{"kernels/cuda", []string{"kernels/cuda"}, 495, "kernel", ""},
+		{"internal/cuda", []string{"internal/cuda"}, 495, "kernel", ""},
 		{"vm/internal/ir", []string{"vm/internal/ir"}, 625, "graph", ""},
 		{"autograd", []string{"autograd", "autograd/internal/checkpoint"}, 765, "graph",
 			"internal/checkpoint"},
@@ -61,8 +61,8 @@ var rooms = [][]room{
 		{"kernels/fuse", []string{"kernels/fuse"}, 560, "kernel", ""},
 		{"ops", []string{"ops"}, 910, "graph", ""},
 	}, {
-		{"bench", []string{"bench", "bench/chart", "bench/peers", "bench/peers/compare"}, 62,
-			"program", "chart, peers"},
+		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers",
+			"bench/peers/compare"}, 62, "program", "chart, bench/peers"},
 		{"backend/fault", []string{"backend/fault"}, 185, "leaf", ""},
 		{"observe", []string{"observe"}, 288, "program", ""},
 		{"internal/group", []string{"internal/group"}, 385, "leaf", ""},
@@ -80,13 +80,13 @@ var rooms = [][]room{
 // them, and has no arrows to them.
 var everywhere = []string{
 	"internal/env", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
-	"internal/tuning", "internal/workers", "gpu/*",
+	"internal/tuning", "internal/workers", "internal/gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.
 var aside = []string{
 	"internal/tools/*", "internal/testing/*", "internal/repolint", "backend/backendtest",
-	"backend/backendtest/*", "backend/fakedevice", "vm/internal/graphs", "vm/internal/interpret",
+	"vm/internal/graphs", "vm/internal/interpret",
 }
 
 // imports returns what each package of the module at root imports of the module, under whatever
