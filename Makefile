@@ -63,12 +63,12 @@ full-fuzz:
 arm64:
 	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 \
 		-skip '^TestKilledProcess$$|^TestEvaluationIsTheSameAfterLoadInAnotherProcess$$' \
-		./kernels/... ./internal/cuda ./internal/workers ./vm ./vm/internal/...
+		./kernels/... ./internal/workers ./vm ./vm/internal/...
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups
 # of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|kernels|internal/(bench|cuda|gpu)
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/bench
 UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives

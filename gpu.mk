@@ -19,8 +19,7 @@ WITH_SDK := . ./$(GPU_SDK)/env &&
 # libcuda.a that opens the driver when it is first called.
 gpu-sdk: $(GPU_SDK)/env
 
-$(GPU_SDK)/env: $(wildcard internal/gpu/sdk/*.go internal/gpu/sdk/*/*) \
-		internal/gpu/sdk/requirements.txt cmd/euryale/env.go
+$(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cmd/euryale/env.go
 	@mkdir -p $(GPU_SDK)
 	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@
@@ -32,7 +31,7 @@ gpu: gpu-sdk
 	$(WITH_SDK) $(GO) build -tags gpu -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
 
-GPU_TESTED := internal/cuda backend/cuda backend/gpu backend/hierarchy \
+GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm \
 	internal/bench cmd/euryale
 
@@ -54,8 +53,7 @@ gpu-test: gpu-sdk
 EMULATOR_FLAGS := -std=c++17 -O1 -ffp-contract=off -fwrapv -fno-strict-aliasing -Wall \
 	-Wno-unknown-pragmas -U_FORTIFY_SOURCE -shared -fPIC -fvisibility-inlines-hidden
 EMULATE = $(CLANG_HOST) $(EMULATOR_FLAGS)
-# Kernels that take long here, and that the tests of package internal/cuda run from the same
-# sources.
+# Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|binary|select|combine)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
@@ -71,13 +69,13 @@ gpu-emulated: gpu-sdk
 		echo 'make gpu-emulated: no clang++ from version 15 on is here: install one' \
 			'(apt-get install clang), or name it: make gpu-emulated CLANG_HOST=...' >&2; exit 1; }
 	@mkdir -p bin/emulated/old
-	$(EMULATE) -o bin/emulated/libcuda.so.1 internal/cuda/emulator/libcuda.cpp
+	$(EMULATE) -o bin/emulated/libcuda.so.1 kernels/cuda/emulator/libcuda.cpp
 	$(EMULATE) -o bin/emulated/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(EMULATE) -DOLD -o bin/emulated/old/libnccl.so.2 backend/gpu/emulator/libnccl.cpp -ldl
 	$(EMULATE) -o bin/emulated/libcublas.so.13 backend/cuda/emulator/libcublas.cpp -ldl
 	$(EMULATE) -o bin/emulated/libcudnn.so.9 backend/cuda/emulator/libcudnn.cpp -ldl
 	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
-		./internal/cuda ./cmd/euryale
+		./kernels/cuda ./cmd/euryale
 	$(WITH_SDK) $(EMULATED) -run '^TestNCCL.*OnGPU$$|^TestKernels.*OnGPU$$' ./backend/gpu
 	$(WITH_SDK) EMULATED_DEVICES=1 $(EMULATED) \
 		-run '^TestKilledRankOfAnotherMachineIsNamed$$|^TestKilledProcess$$' \
@@ -93,7 +91,7 @@ gpu-emulated: gpu-sdk
 	$(WITH_SDK) $(EMULATED) ./backend/cuda
 	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMULATED) -short \
 		-run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' \
-		./internal/cuda ./backend/gpu
+		./kernels/cuda ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
 	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm

@@ -1,7 +1,7 @@
 # How the kernels are compiled. checked.sum is a hash of this file, too.
 
-PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard internal/cuda/*.cu))
-PTX_NEWER := $(patsubst %,internal/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 \
+PTX_BASE := $(patsubst %.cu,%.ptx.gz,$(wildcard kernels/cuda/*.cu))
+PTX_NEWER := $(patsubst %,kernels/cuda/%.ptx.gz,allreduce.sm_80 attention_bf16.sm_80 gather.sm_80 \
 	gemm.sm_80 ll128.sm_80 sparse.sm_80 allreduce.sm_90 sparse.sm_90 attention_bf16.sm_90a)
 # Functions that kernels/fuse copies into the kernels that it writes.
 PTX_FUNCTIONS := kernels/fuse/functions.ptx
@@ -10,27 +10,27 @@ PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 # One GPU architecture: what later ones run too; and newer ones where their instructions
 # pay. Fused multiply-adds are written where they are meant, so that results are those of
 # the host.
-internal/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
-internal/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
-internal/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
-internal/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
+kernels/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
+kernels/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
+kernels/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90
+kernels/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc \
 	-nocudalib -std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
 .PHONY: kernels ptx ptx-check nvcc always
 
-KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk internal/cuda/*.cu internal/cuda/*.cuh \
-	internal/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
+KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh \
+	kernels/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
 	sha256sum | cut -d ' ' -f 1
 
 # Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
-# have changed since internal/cuda/checked.sum was committed. They are called as make, not as
+# have changed since kernels/cuda/checked.sum was committed. They are called as make, not as
 # $(MAKE), since a dry run would then write the sum unchecked.
 kernels:
-	@if [ "$$($(KERNELS_SUM))" = "$$(cat internal/cuda/checked.sum 2>/dev/null)" ]; then \
-		echo "internal/cuda is as it was checked"; \
+	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
+		echo "kernels/cuda is as it was checked"; \
 	else \
-		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >internal/cuda/checked.sum; \
+		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
 	fi
 
 # Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout
@@ -46,19 +46,19 @@ define compile-ptx
 	@echo "$@"
 endef
 
-internal/cuda/%.ptx.gz: internal/cuda/%.cu always
+kernels/cuda/%.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
 kernels/fuse/%.ptx: kernels/fuse/%.cu always
 	$(compile-ptx)
 
-internal/cuda/%.sm_80.ptx.gz: internal/cuda/%.cu always
+kernels/cuda/%.sm_80.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
-internal/cuda/%.sm_90.ptx.gz: internal/cuda/%.cu always
+kernels/cuda/%.sm_90.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
-internal/cuda/%.sm_90a.ptx.gz: internal/cuda/%.cu always
+kernels/cuda/%.sm_90a.ptx.gz: kernels/cuda/%.cu always
 	$(compile-ptx)
 
 # CUDA 12 has the last ptxas for compute capability 7.0.
@@ -83,7 +83,7 @@ nvcc:
 	@mkdir -p $(GPU_SDK)/nvcc bin/nvcc
 	@command -v nvcc >/dev/null || [ -d $(GPU_SDK)/nvcc/nvidia ] || \
 		$(PIP_INSTALL) --target $(GPU_SDK)/nvcc $(NVCC_WHEELS)
-	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd internal/cuda && \
+	@export PATH="$$PATH:$(CURDIR)/$(GPU_SDK)/nvcc/nvidia/cu13/bin" && cd kernels/cuda && \
 		{ printf '%s sm_75 %s\n' $(foreach ptx,$(notdir $(PTX_BASE:.ptx.gz=)),$(ptx) $(ptx)); \
 		  printf '%s\n' $(notdir $(PTX_NEWER:.ptx.gz=)) | \
 			sed 's/\(.*\)\.\(sm_[0-9a]*\)/& \2 \1/'; } | \

@@ -8,7 +8,7 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/internal/cuda"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/kernels"
 )
 

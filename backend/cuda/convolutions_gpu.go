@@ -19,13 +19,13 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/internal/cuda"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of
-// package internal/cuda. It is not for several goroutines at once.
+// package kernels/cuda. It is not for several goroutines at once.
 //
 // cuDNN is opened for the first convolution. It is looked for on the library path, in CUDA_HOME,
 // and where pip puts NVIDIA's wheels. EURYALE_CUDNN names its file or its folder; EURYALE_CUDNN=off

@@ -36,8 +36,8 @@ import (
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/internal/cuda"
-	"github.com/euryale-ml/euryale/internal/gpu/driver"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
+	"github.com/euryale-ml/euryale/gpu/driver"
 	"github.com/euryale-ml/euryale/internal/residence"
 )
 

@@ -17,7 +17,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/internal/cuda"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/kernels"
 )
 

@@ -19,7 +19,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/internal/cuda"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -30,7 +30,7 @@ import (
 const workspaceBytes = 32 << 20
 
 // Products multiplies matrices on a queue: by cuBLAS where it is installed, otherwise by kernels of
-// package internal/cuda. It is not for several goroutines at once.
+// package kernels/cuda. It is not for several goroutines at once.
 //
 // cuBLAS is looked for on the library path, in CUDA_HOME, and where pip puts NVIDIA's wheels.
 // EURYALE_CUBLAS names its file or its folder; EURYALE_CUBLAS=off does without.

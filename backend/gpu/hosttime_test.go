@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/internal/cuda"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/observe"

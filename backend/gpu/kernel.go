@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/internal/cuda"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 

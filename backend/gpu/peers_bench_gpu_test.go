@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	peers "github.com/euryale-ml/euryale/internal/cuda"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/observe"
 )

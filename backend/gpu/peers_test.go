@@ -16,7 +16,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	peers "github.com/euryale-ml/euryale/internal/cuda"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )

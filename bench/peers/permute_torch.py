@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's permutes, beside those of package internal/cuda.
+"""PyTorch's permutes, beside those of package kernels/cuda.
 
     python3 permute_torch.py > permutes.txt
 

@@ -7,7 +7,7 @@ import (
 	"os"
 
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/gpu/sdk"
+	"github.com/euryale-ml/euryale/gpu/sdk"
 )
 
 // envCmd prepares a machine for builds with tag gpu.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/bench"
-	"github.com/euryale-ml/euryale/internal/gpu/nvml"
+	"github.com/euryale-ml/euryale/gpu/nvml"
 )
 
 // countGPUs skips the test without a GPU, or fails it where REQUIRE_GPU=1.

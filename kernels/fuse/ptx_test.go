@@ -184,7 +184,7 @@ func TestFunctionsAreAccurate(t *testing.T) {
 		}
 		t.Run(o.String(), func(t *testing.T) {
 			testAccuracy(t, o, backend.F32)
-			if o != fuse.Pow { // Go's own is off by more: the tests of internal/cuda measure ours
+			if o != fuse.Pow { // Go's own is off by more: the tests of kernels/cuda measure ours
 				testAccuracy(t, o, backend.F64)
 			}
 		})

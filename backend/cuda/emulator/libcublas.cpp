@@ -1,4 +1,4 @@
-// A libcublas.so.13 for the driver of internal/cuda/emulator: what backend/cuda calls of cuBLAS, as
+// A libcublas.so.13 for the driver of kernels/cuda/emulator: what backend/cuda calls of cuBLAS, as
 // loops on the host in the order of a stream. With it everything down to cuBLAS's calls is tested
 // without a GPU.
 

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/cuda"
+	"github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Host is what devices share that reach each other's memory: addresses, and what stands

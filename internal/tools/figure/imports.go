@@ -50,7 +50,7 @@ var rooms = [][]room{
 		{"ops/nn", []string{"ops/nn"}, 910, "graph", ""},
 	}, {
 		{"backend/host", []string{"backend/host"}, 345, "leaf", ""},
-		{"internal/cuda", []string{"internal/cuda"}, 495, "kernel", ""},
+		{"kernels/cuda", []string{"kernels/cuda"}, 495, "kernel", ""},
 		{"vm/internal/ir", []string{"vm/internal/ir"}, 625, "graph", ""},
 		{"autograd", []string{"autograd", "autograd/internal/checkpoint"}, 765, "graph",
 			"internal/checkpoint"},
@@ -80,7 +80,7 @@ var rooms = [][]room{
 // them, and has no arrows to them.
 var everywhere = []string{
 	"internal/env", "internal/serial", "internal/shm", "internal/spinwait", "internal/stock",
-	"internal/tuning", "internal/workers", "internal/gpu/*",
+	"internal/tuning", "internal/workers", "gpu/*",
 }
 
 // aside are packages of tests and tools, which the picture leaves out.
