@@ -70,7 +70,7 @@ arm64:
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups
 # of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels
+UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/bench
 UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives

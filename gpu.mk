@@ -34,7 +34,7 @@ gpu: gpu-sdk
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm \
-	bench cmd/euryale
+	internal/bench cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
 # and tests as programs. They are stripped, since they travel.

@@ -15,7 +15,7 @@ type Buckets struct {
 	d     *DataParallel
 	slots []backend.Buffer // by parameter
 	pull  func() error     // brings the model to where its values are; nil where it always is
-	copy  Copying          // nil where copies are made on the host
+	copy  copying          // nil where copies are made on the host
 	by    *Fusion          // of the solver whose state copy copies
 	undeclared
 }
@@ -65,14 +65,13 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 // Hash call it first, on the goroutine that calls them.
 func (x *Buckets) Pulls(pull func() error) { x.pull = pull }
 
-// Copying starts copies, on a device, of what it has newer than host memory, and copies other
-// memory at once. What it returns brings the copies to the host, in the same order, and may be
-// called once, by another goroutine.
-type Copying func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
+type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
 // Copies says how the machine copies parameters and what the solver of a Fusion keeps for them, for
-// [DataParallel.SaveAsync].
-func (x *Buckets) Copies(by *Fusion, copying Copying) { x.by, x.copy = by, copying }
+// [DataParallel.SaveAsync]. The function starts copies, on a device, of what it has newer than host
+// memory, and copies other memory at once. What it returns brings the copies to the host, in the
+// same order, and may be called once, by another goroutine.
+func (x *Buckets) Copies(by *Fusion, start copying) { x.by, x.copy = by, start }
 
 // Copied waits until a SaveAsync has fetched its copies: the machine may free its memory.
 func (x *Buckets) Copied() {

@@ -10,8 +10,8 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 func TestNilArgumentsAreErrors(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/rendezvous"

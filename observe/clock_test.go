@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 // fakeQueue is a queue of a device whose clock the test sets.

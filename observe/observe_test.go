@@ -12,7 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 func group(size int, timeout time.Duration, kept int) *backendtest.Group {

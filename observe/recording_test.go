@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 // later is a communicator whose calls end when they are joined.

@@ -3,7 +3,7 @@ package rendezvous
 import (
 	"bytes"
 	"crypto/sha256"
-	"debug/elf"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"os"
@@ -26,21 +26,19 @@ func buildID() (string, error) {
 	return fmt.Sprintf("%x", h.Sum(nil)[:8]), nil
 }
 
-// goBuildNote returns the Go build ID, nil if there is none.
-func goBuildNote(f io.ReaderAt) []byte {
-	exe, err := elf.NewFile(f)
-	if err != nil {
+// goBuildNote returns the Go build ID, nil if there is none. The linker puts it near the beginning,
+// in an ELF note: four bytes each for the sizes of name and text, the type, "Go\0\0", the text.
+func goBuildNote(exe io.ReaderAt) []byte {
+	begin := make([]byte, 1<<16)
+	n, _ := exe.ReadAt(begin, 0)
+	_, note, found := bytes.Cut(begin[:n], []byte("\x04\x00\x00\x00Go\x00\x00"))
+	at := n - len(note) // of the text
+	if !found || at < 16 {
 		return nil
 	}
-	section := exe.Section(".note.go.buildid")
-	if section == nil || section.Size > 1<<12 {
+	size := binary.LittleEndian.Uint32(begin[at-12:])
+	if uint64(size) > uint64(len(note)) || len(bytes.Trim(note[:size], "\x00")) == 0 {
 		return nil
 	}
-	note, err := section.Data()
-	// A note is its name's size, its text's size, its type, "Go\0\0", the text.
-	const before = 16
-	if err != nil || len(note) <= before || len(bytes.Trim(note[before:], "\x00")) == 0 {
-		return nil
-	}
-	return note
+	return note[:size]
 }

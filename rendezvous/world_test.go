@@ -314,8 +314,14 @@ func TestBuildIDIsStable(t *testing.T) {
 	if goBuildNote(exe) == nil {
 		t.Error("no Go build ID found in a Go executable")
 	}
-	if goBuildNote(strings.NewReader("no ELF")) != nil {
-		t.Error("found a build ID in a text")
+	const sizes, mark = "\x04\x00\x00\x00\x02\x00\x00\x00", "\x04\x00\x00\x00Go\x00\x00"
+	for text, want := range map[string]string{
+		"no ELF": "", mark + "id": "", "..." + sizes + mark: "", "..." + sizes + mark + "i": "",
+		"..." + sizes + mark + "\x00\x00": "", "..." + sizes + mark + "id.": "id",
+	} {
+		if got := goBuildNote(strings.NewReader(text)); string(got) != want {
+			t.Errorf("%q in %q, want %q", got, text, want)
+		}
 	}
 }
 

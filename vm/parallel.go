@@ -114,7 +114,7 @@ func (m *Machine) lend(x *autograd.Buckets) {
 	}
 }
 
-// snapshot is an [autograd.Copying].
+// snapshot starts copies for a SaveAsync: see [autograd.Buckets.Copies].
 func (m *Machine) snapshot(memory []backend.Buffer) (func() ([]backend.Buffer, error), error) {
 	if m.exec == nil {
 		return nil, fmt.Errorf("vm: %w", backend.ErrClosed)

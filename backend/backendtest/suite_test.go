@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
 // referenceGroup makes groups of the reference communicator, each wrapped.

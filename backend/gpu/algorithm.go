@@ -35,9 +35,6 @@ const (
 	algorithmCount = iota
 )
 
-// Algorithms lists those that calls can use where every device reaches every other.
-func Algorithms() []Algorithm { return []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot} }
-
 // String returns the name: "two-shot".
 func (a Algorithm) String() string {
 	if int(a) >= len(algorithms) {
@@ -51,13 +48,13 @@ func (l Link) Algorithms() []Algorithm {
 	if l == CubeMesh {
 		return []Algorithm{NCCL, Mesh}
 	}
-	return Algorithms()
+	return []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot}
 }
 
 // parseAlgorithm is the inverse of String, for those that can be asked for by name:
 // [Halved] needs a call's leave instead.
 func parseAlgorithm(name string) (Algorithm, error) {
-	all := append(Algorithms(), Mesh, Push)
+	all := append(FullyConnected.Algorithms(), Mesh, Push)
 	switch name { // as older scripts spell them
 	case "inner":
 		return NCCL, nil

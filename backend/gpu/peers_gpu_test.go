@@ -66,7 +66,7 @@ func owned(t testing.TB, group *backendtest.Group) []*Communicator {
 
 func TestCommunicatorOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, force := range Algorithms()[1:] {
+	for _, force := range FullyConnected.Algorithms()[1:] {
 		t.Run(force.String(), func(t *testing.T) {
 			backendtest.Run(t, backendtest.Options{
 				// there are no kernels for i64
@@ -664,7 +664,7 @@ func replay(c *Communicator, n, times int) error {
 func TestKernelsEndOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, limit := range []time.Duration{300 * time.Millisecond, time.Minute} {
-		for _, a := range Algorithms()[1:] {
+		for _, a := range FullyConnected.Algorithms()[1:] {
 			o := forced(a)
 			o.Timeout = limit
 			comms := g.group(t, 2, o)
@@ -748,7 +748,7 @@ func (g gate) open(q backend.Queue) error {
 // NCCL is left out: it may wait for the work itself, on all devices of a process.
 func TestKernelsBehindOthersWriteToNobodyElseOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, a := range Algorithms()[1:] {
+	for _, a := range FullyConnected.Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) { g.queued(t, a) })
 	}
 }
@@ -844,7 +844,7 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 // may be.
 func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, a := range Algorithms()[1:] {
+	for _, a := range FullyConnected.Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) {
 			gate := g.newGate(t)
 			comms := g.group(t, 2, forced(a))

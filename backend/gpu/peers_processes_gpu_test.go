@@ -78,7 +78,7 @@ func threeSums(c *Communicator, x backend.Buffer) (*backend.Graph, error) {
 
 func TestKilledRankIsNamedAmongKernels(t *testing.T) {
 	size := len(needGPUs(t, 2).all)
-	for _, a := range Algorithms()[1:] {
+	for _, a := range FullyConnected.Algorithms()[1:] {
 		t.Run(a.String(), func(t *testing.T) { killed(t, a.String(), size, "") })
 	}
 }

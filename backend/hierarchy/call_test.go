@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 )
 
 // counted is a device that counts what one rank records and waits for on its queues.

@@ -12,8 +12,8 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 )
 
 // soon is the time in which every rank must know. It is far from the timeout, patient, also on a

@@ -4,8 +4,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/backend/backendtest/reference"
 	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -30,8 +30,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/bench"
-	"github.com/euryale-ml/euryale/bench/peers"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -117,7 +116,7 @@ func run(ctx context.Context, out io.Writer, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	peer, err := peers.BuildOpenBLAS(ctx)
+	peer, err := buildOpenBLAS(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +157,7 @@ func numbers(list string) ([]int, error) {
 }
 
 // compare measures a product in turns. Go has as many threads as OpenBLAS.
-func (p product) compare(ctx context.Context, peer *peers.OpenBLAS, rounds int,
+func (p product) compare(ctx context.Context, peer *openBLAS, rounds int,
 	budget time.Duration) (result, error) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(p.threads))
 	host := kernels.Host{Workers: workers.New(p.threads)}

@@ -15,7 +15,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 //go:embed openmpi.c

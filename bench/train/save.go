@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/vm"
 )
 

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/gpu/nvml"
 )
 

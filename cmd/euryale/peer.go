@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/euryale-ml/euryale/bench"
 	"github.com/euryale-ml/euryale/bench/peers"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // besidePeer measures in turns with another library's program.

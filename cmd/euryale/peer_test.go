@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // standInForOpenMPI puts scripts into PATH whose program measures 3 us, less than any process

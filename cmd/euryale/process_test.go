@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // actAsEuryale is a variable that makes this test binary the command.

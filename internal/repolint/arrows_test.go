@@ -48,7 +48,6 @@ var arrows = []arrow{
 		"rendezvous", "internal/..."}},
 	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels",
 		"rendezvous", "internal/..."}},
-	{"backend/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
@@ -68,10 +67,11 @@ var arrows = []arrow{
 		"internal/workers", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...",
 		"internal/..."}},
-	{"bench", []string{"backend"}},
+	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
-	{"bench/blas", []string{"backend", "bench/...", "internal/workers", "kernels", "kernels/fuse"}},
-	{"bench/...", []string{"bench/..."}},
+	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
+		"kernels/fuse"}},
+	{"bench/...", []string{"bench/...", "internal/bench"}},
 	{".", []string{"backend/...", "internal/buildlock", "internal/env", "internal/session",
 		"rendezvous"}},
 	{"internal/env", nil},
@@ -84,7 +84,7 @@ var arrows = []arrow{
 	{"internal/tools/demo", []string{"..."}}, // a program that trains
 	{"internal/tools/soak", []string{"..."}}, // a command, for tests
 	{"internal/tools/optable", []string{"internal/testing/conventions", "ops/nn", "vm"}},
-	{"internal/tools/...", []string{"bench/..."}},
+	{"internal/tools/...", []string{"bench/...", "internal/bench/..."}},
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/session", []string{
 		"backend", "backend/fault", "backend/gpu", "backend/hierarchy", "backend/host",
@@ -95,7 +95,10 @@ var arrows = []arrow{
 	{"internal/residence", []string{"backend"}},
 	{"internal/testing/testranks", []string{"rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend"}},
-	{"internal/testing/testenv", []string{"backend/...", "rendezvous"}},
+	{"internal/testing/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
+	{"internal/testing/reference", []string{"backend", "kernels", "rendezvous", "internal/..."}},
+	{"internal/testing/testenv", []string{"backend/...", "internal/testing/fakedevice",
+		"rendezvous"}},
 	{"internal/testing/conventions", []string{"ops/nn"}},
 	{"internal/testing/fusetest", []string{"backend", "kernels", "kernels/fuse"}},
 	{"internal/testing/proctest", []string{"internal/env"}},
@@ -111,7 +114,7 @@ var reserved = []struct{ packages, importers []string }{
 
 // forTests are the packages that tests share.
 var forTests = []string{
-	"internal/testing/...", "backend/backendtest/...", "backend/fakedevice", "vm/internal/graphs",
+	"internal/testing/...", "backend/backendtest/...", "vm/internal/graphs",
 	"vm/internal/interpret",
 }
 
@@ -323,9 +326,9 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"internal/group/hub.go", module + "/internal/testing/testranks", false},
 		{"backend/host/comm.go", module + "/internal/testing/proctest", false},
 		{"backend/backendtest/suite.go", module + "/internal/testing/testranks", true},
-		{"cmd/euryale/run.go", module + "/backend/fakedevice", false},
+		{"cmd/euryale/run.go", module + "/internal/testing/fakedevice", false},
 		{"internal/tools/soak/main.go", module + "/internal/testing/proctest", true},
-		{"internal/tools/ab/main.go", module + "/bench", true},
+		{"internal/tools/ab/main.go", module + "/internal/bench", true},
 		{"internal/tools/ab/main.go", module + "/backend", false},
 		{"ops/nn/softmax.go", module + "/vm", false},
 		{"ops/nn/softmax.go", module + "/ops", true},
@@ -335,10 +338,10 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"examples/digits/main.go", module + "/internal/buildlock", false},
 		{"examples/digits/main.go", module + "/vm/internal/plan", false},
 		{"examples/digits/main.go", gorgonia, true},
-		{"bench/measure.go", module + "/backend", true},
-		{"bench/measure.go", module + "/backend/host", false},
-		{"bench/measure.go", "github.com/alecthomas/kongress", true},
-		{"bench/measure.go", "github.com/alecthomas/kong", false},
+		{"internal/bench/measure.go", module + "/backend", true},
+		{"internal/bench/measure.go", module + "/backend/host", false},
+		{"internal/bench/measure.go", "github.com/alecthomas/kongress", true},
+		{"internal/bench/measure.go", "github.com/alecthomas/kong", false},
 		{"surprise/new.go", module + "/backend", false},
 		{"backend/buffer.go", "golang.org/x/sys/unix", true},
 	} {

@@ -22,8 +22,8 @@ var meanings = map[string]struct {
 	"exchange": {"no type: say of what", nil},
 	"call": {"a collective under way, as one rank or its hooks see it", []string{
 		"backend", "backend/backendtest/...", "backend/compress/...", "backend/gpu",
-		"backend/hierarchy",
-		"backend/host", "backend/internal/hosted",
+		"backend/hierarchy", "backend/host", "backend/internal/hosted",
+		"internal/testing/reference",
 	}},
 	"engine": {"what moves the data of a group's calls", []string{
 		"backend/internal/hosted", "backend/mpi", "backend/tcp",

@@ -21,10 +21,10 @@ const (
 	// MaxRanks bounds Job.Ranks. It is far above the number of CPUs of a machine, and
 	// small enough that the pipes of all ranks fit the usual limit of open files.
 	MaxRanks = 1024
-	// DefaultGrace is Job.Grace if it is 0. It is short: after a failure there is
+	// defaultGrace is Job.Grace if it is 0. It is short: after a failure there is
 	// nothing to wait for, and after Ctrl-C a user waits. Programs that save on SIGTERM
 	// need a larger Job.Grace.
-	DefaultGrace = time.Second
+	defaultGrace = time.Second
 	// lastCalls is how many collectives a rank prints on SIGQUIT.
 	lastCalls = 10
 )
@@ -61,7 +61,7 @@ type Job struct {
 	// "" is for none.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
-	// means [DefaultGrace].
+	// means a second.
 	Grace time.Duration
 	// MaxRestarts is how many times all ranks are restarted after one has failed.
 	MaxRestarts int
@@ -134,7 +134,7 @@ func Run(ctx context.Context, j Job) error {
 	if err := j.checkLogs(); err != nil {
 		return err
 	}
-	j.Grace, j.times = cmp.Or(j.Grace, DefaultGrace), j.times.orDefault()
+	j.Grace, j.times = cmp.Or(j.Grace, defaultGrace), j.times.orDefault()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())

@@ -6,7 +6,7 @@ import (
 	"math"
 	"slices"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // group is what one run of the benchmark measures.

@@ -33,7 +33,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // What a new version may cost.

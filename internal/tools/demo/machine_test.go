@@ -11,8 +11,8 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/backend/fakedevice"
 	"github.com/euryale-ml/euryale/backend/host"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 )
 
 // TestMachinesAgree: a plan trains what the tape machine trains; on one rank, with the solver in

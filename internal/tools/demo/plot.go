@@ -13,7 +13,7 @@ import (
 
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/bench/chart"
+	"github.com/euryale-ml/euryale/internal/bench/chart"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -20,8 +20,8 @@ import (
 
 	"gonum.org/v1/plot/plotter"
 
-	"github.com/euryale-ml/euryale/bench"
-	"github.com/euryale-ml/euryale/bench/chart"
+	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/bench/chart"
 )
 
 // panel is one half of the figure.

@@ -8,8 +8,8 @@
 //     are neither blank nor comments alone. Test are *_test.go files, emulators, and the packages
 //     that no command, example or benchmark imports, however far away: only tests and
 //     internal/tools use them. Tools are what develops and measures the module, and its examples:
-//     bench, examples, internal/tools and the generators of assembly. The library is the rest, with
-//     cmd/euryale.
+//     bench, internal/bench, examples, internal/tools and the generators of sources. The library
+//     is the rest, with cmd/euryale.
 //   - generated are the lines of such files that a program has written, and that are in none of
 //     them: their generator is.
 //   - ptx are the lines of the kernels' PTX.
@@ -41,7 +41,10 @@ import (
 const module = "github.com/euryale-ml/euryale"
 
 // tools are the directories of what develops and measures the module, and of its examples.
-var tools = []string{"bench/", "examples/", "internal/tools/", "kernels/internal/simd/gen/"}
+var tools = []string{
+	"bench/", "examples/", "internal/bench/", "internal/tools/", "kernels/internal/simd/gen/",
+	"kernels/fuse/gen/",
+}
 
 // comments are the tokens that begin a comment, by the ending of a file.
 var comments = map[string]string{

@@ -1,4 +1,4 @@
-package peers
+package main
 
 import (
 	"bytes"
@@ -15,20 +15,20 @@ import (
 )
 
 //go:embed openblas_gemm.c
-var openBLAS []byte
+var openBLASProgram []byte
 
-// OpenBLAS is a program that multiplies matrices by OpenBLAS.
-type OpenBLAS struct{ dir, program string }
+// openBLAS is a program that multiplies matrices by OpenBLAS.
+type openBLAS struct{ dir, program string }
 
-// BuildOpenBLAS compiles the program. Close removes it.
-func BuildOpenBLAS(ctx context.Context) (*OpenBLAS, error) {
+// buildOpenBLAS compiles the program. Close removes it.
+func buildOpenBLAS(ctx context.Context) (*openBLAS, error) {
 	dir, err := os.MkdirTemp("", "euryale-openblas-")
 	if err != nil {
 		return nil, err
 	}
-	o := &OpenBLAS{dir, filepath.Join(dir, "openblas_gemm")}
+	o := &openBLAS{dir, filepath.Join(dir, "openblas_gemm")}
 	source := o.program + ".c"
-	if err := os.WriteFile(source, openBLAS, 0o600); err != nil {
+	if err := os.WriteFile(source, openBLASProgram, 0o600); err != nil {
 		return nil, errors.Join(err, o.Close())
 	}
 	if said, err := exec.CommandContext(ctx, "cc", "-O2", "-o", o.program, source, "-lopenblas").
@@ -41,7 +41,7 @@ func BuildOpenBLAS(ctx context.Context) (*OpenBLAS, error) {
 
 // Gemm returns the microseconds of a product: the median of calls that take about so long together.
 // form says of each operand whether it is transposed, as in "nt".
-func (o *OpenBLAS) Gemm(ctx context.Context, threads int, dtype, form string, m, n, k int,
+func (o *openBLAS) Gemm(ctx context.Context, threads int, dtype, form string, m, n, k int,
 	budget time.Duration) (float64, error) {
 	cmd := exec.CommandContext(ctx, o.program, dtype, form, fmt.Sprint(m), fmt.Sprint(n),
 		fmt.Sprint(k), fmt.Sprint(budget.Seconds()))
@@ -60,4 +60,4 @@ func (o *OpenBLAS) Gemm(ctx context.Context, threads int, dtype, form string, m,
 }
 
 // Close removes the program.
-func (o *OpenBLAS) Close() error { return os.RemoveAll(o.dir) }
+func (o *openBLAS) Close() error { return os.RemoveAll(o.dir) }

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/euryale-ml/euryale/bench"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 func near(a, b float64) bool { return math.Abs(a-b) < 1e-9 }
