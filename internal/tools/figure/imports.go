@@ -63,8 +63,8 @@ var rooms = [][]room{
 	}, {
 		{"internal/bench", []string{"internal/bench", "internal/bench/chart", "bench/peers",
 			"bench/peers/compare"}, 62, "program", "chart, peers"},
-		{"backend/fault", []string{"backend/fault"}, 185, "leaf", ""},
-		{"observe", []string{"observe"}, 288, "program", ""},
+		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
+		{"observe", []string{"observe"}, 296, "program", ""},
 		{"internal/group", []string{"internal/group"}, 385, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
 		{"internal/residence", []string{"internal/residence"}, 830, "graph", ""},
