@@ -65,7 +65,7 @@ var rooms = [][]room{
 			"bench/peers/compare"}, 62, "program", "chart, peers"},
 		{"backend/fault", []string{"backend/fault"}, 200, "leaf", ""},
 		{"observe", []string{"observe"}, 296, "program", ""},
-		{"internal/group", []string{"internal/group"}, 385, "leaf", ""},
+		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
 		{"internal/residence", []string{"internal/residence"}, 830, "graph", ""},
 	}, {
