@@ -13,10 +13,10 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/bench"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
-	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/env"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // openGPUs opens all GPUs that this process can see.

@@ -13,8 +13,8 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend/cuda"
-	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/bench"
 )
 
 // countGPUs skips the test without a GPU, or fails it where REQUIRE_GPU=1.
