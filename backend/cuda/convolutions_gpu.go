@@ -19,9 +19,9 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // Convolutions convolves images on a queue: by cuDNN where it is installed, otherwise by kernels of

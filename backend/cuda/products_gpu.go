@@ -19,9 +19,9 @@ import (
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
-	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/kernels"
+	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // workspaceBytes is the memory that cuBLAS gets for intermediate results: what NVIDIA recommends

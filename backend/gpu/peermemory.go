@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 // peerMemory is one rank's view of the memory that all ranks of a group reach, and of what Alloc

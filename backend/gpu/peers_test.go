@@ -16,9 +16,9 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	peers "github.com/euryale-ml/euryale/kernels/cuda"
 	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
 
 var sum = backend.Collective{Kind: backend.AllReduce}
