@@ -67,21 +67,22 @@ type targets struct {
 	labels program.Value // -1 where a label is ignored
 	right  program.Value // 1, 0 if a label is ignored or out of range
 	others program.Value // 0, NaN if a label is out of range: what counts where it is not right
-	number program.Value // of labels that are not ignored, at least 1
+	number program.Value // of labels that are not ignored, at least 1: with the labels' axes
 }
 
 func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Value) targets {
 	shape := b.Of(logits).Shape
 	last := len(shape) - 1
 	classes := float64(shape[last])
+	zero, one := b.Number(0, logits), b.Number(1, logits)
+	number := allOf(b, b.Do(fuse.Where, program.With(b, fuse.NotEqual, labels, float64(s.Ignore)),
+		one, zero))
 	shape[last] = 1
 	labels = b.Reshape(labels, shape...)
 	counts := program.With(b, fuse.NotEqual, labels, float64(s.Ignore))
 	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, labels, 0),
 		program.With(b, fuse.Less, labels, classes))
 	wrong := b.Do(fuse.Mul, counts, program.With(b, fuse.NotEqual, inside, 1))
-	zero, one := b.Number(0, logits), b.Number(1, logits)
-	number := program.Sum(b, b.Do(fuse.Where, counts, one, zero), program.Axes(b, labels, 0)...)
 	return targets{
 		labels: program.With(b, fuse.Sub, b.Do(fuse.Mul, program.With(b, fuse.Add, labels, 1),
 			counts), 1),
@@ -89,6 +90,11 @@ func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Valu
 		others: b.Do(fuse.Where, wrong, b.Number(math.NaN(), logits), zero),
 		number: program.With(b, fuse.Maximum, number, 1),
 	}
+}
+
+// allOf is the sum of all elements. Along a last axis of length 1, it would be a pass of its own.
+func allOf(b program.Builder, x program.Value) program.Value {
+	return program.Sum(b, x, program.Axes(b, x, 0)...)
 }
 
 // logSum is the logits less the largest of their row, and the logarithm of the sum of their
@@ -107,8 +113,8 @@ func (s crossEntropySpec) program(b program.Builder, x ...program.Value) program
 	less, log := logSum(b, x[0])
 	chosen := program.Sum(b, b.Select(last, t.labels, less, b.Number(0, less)), last)
 	each := b.Do(fuse.Where, t.right, b.Do(fuse.Sub, chosen, log), t.others)
-	return b.Do(fuse.Neg, b.Do(fuse.Div, program.Sum(b, each, program.Axes(b, each, 0)...),
-		t.number))
+	each = b.Reshape(each, b.Of(x[1]).Shape...)
+	return b.Do(fuse.Neg, b.Do(fuse.Div, allOf(b, each), t.number))
 }
 
 func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
@@ -150,6 +156,8 @@ func (s crossEntropyGradSpec) program(b program.Builder, x ...program.Value) pro
 	less, log := logSum(b, x[0])
 	p := b.Do(fuse.Exp, b.Do(fuse.Sub, less, log))
 	away := b.Select(last, t.labels, program.With(b, fuse.Add, p, -1), p)
-	share := b.Do(fuse.Div, x[2], t.number)
+	ones := slices.Repeat([]int{1}, last+1)
+	share := b.Do(fuse.Div, b.Reshape(x[2], ones[:last]...), t.number)
+	share = b.Reshape(share, ones...)
 	return b.Do(fuse.Where, t.right, b.Do(fuse.Mul, away, share), t.others)
 }
