@@ -116,7 +116,7 @@ func TestEmulatorIsBuiltByAnyClangFrom15On(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, test.name), []byte(script), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		plan := exec.Command(program, "-n", "gpu-emulated")
+		plan := exec.Command(program, "-n", "-B", "gpu-emulated") // also what is built
 		plan.Env = []string{"PATH=" + dir}
 		out, _ := plan.Output() // what else make asks for is not there
 		if want := "\n" + test.want + " -std=c++17"; !strings.Contains(string(out), want) {
