@@ -8,8 +8,7 @@ PTX_FUNCTIONS := kernels/fuse/functions.ptx
 PTX := $(PTX_BASE) $(PTX_NEWER) $(PTX_FUNCTIONS)
 
 # One GPU architecture: what later ones run too; and newer ones where their instructions
-# pay. Fused multiply-adds are written where they are meant, so that results are those of
-# the host.
+# pay. Fused multiply-adds are written where they are meant, so that results equal the host's.
 kernels/cuda/%.ptx.gz $(PTX_FUNCTIONS): ARCHITECTURE := sm_70
 kernels/cuda/%.sm_80.ptx.gz: ARCHITECTURE := sm_80
 kernels/cuda/%.sm_90.ptx.gz: ARCHITECTURE := sm_90

@@ -40,13 +40,13 @@ func lengths(c backend.Collective, r, P, count int) (src, dst int) {
 		return own, isRoot(all)
 	case backend.Scatter:
 		return isRoot(all), own
-	default: // AllToAll
+	case backend.AllToAll:
 		for s := range P {
 			src += pair(c, r, s, P, count)
 			dst += pair(c, s, r, P, count)
 		}
-		return src, dst
 	}
+	return src, dst
 }
 
 // pair returns how many elements rank s sends to rank r in an AllToAll.

@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// ErrOutOfMemory: a device has no room. The error that wraps it says how much memory is
-// used for what.
+// ErrOutOfMemory: a device has no room. The error that wraps it says how many bytes are in use,
+// cached and free.
 var ErrOutOfMemory = errors.New("out of device memory")
 
 // MemoryStats describe the memory that a device's allocator holds, in bytes.

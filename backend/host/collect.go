@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"slices"
 	"unsafe"
 
@@ -51,9 +52,10 @@ func (c *comm) collect(k *call) error {
 			lo, hi := k.c.Chunk(r, P, k.count)
 			return hi - lo, lo, 0
 		})
-	default:
+	case backend.AllToAll:
 		return c.exchange(k, func(s, r int) (n, from, to int) { return k.c.Pair(s, r, P, k.count) })
 	}
+	return fmt.Errorf("%w: backend host has no %v", backend.ErrUnsupported, k.c.Kind)
 }
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"fmt"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -67,8 +68,10 @@ func (e *engine) Collect(k *hosted.Call) error {
 		e.gather(k, k.Root)
 	case backend.Scatter:
 		e.scatter(k)
-	default:
+	case backend.AllToAll:
 		e.allToAll(k)
+	default:
+		return fmt.Errorf("%w: backend tcp has no %v", backend.ErrUnsupported, k.Kind)
 	}
 	return e.travel(k)
 }

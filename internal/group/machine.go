@@ -85,7 +85,7 @@ type End struct {
 	Yields  bool  // to a report of another rank that was first
 }
 
-// Machine decides when a group ends for one rank, and who is to blame. It has no clock and
+// Arbiter decides when a group ends for one rank, and who is to blame. It has no clock and
 // starts nothing: [Member] tells it what happens, and when.
 type Arbiter struct {
 	rank    int

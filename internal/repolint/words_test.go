@@ -53,9 +53,8 @@ func TestTypesOfOneNameMeanOneThing(t *testing.T) {
 // crooked is how a sentence says "is that of y", where it can name the thing or its owner.
 var crooked = regexp.MustCompile(`\b(is|are|was|were) (that|those) of\b`)
 
-// prose are the ends of names of files that are looked at for crooked sentences: not kernels, whose
-// text is hashed.
-var prose = []string{".go", ".md", ".c", ".cpp"}
+// prose are the ends of names of files that are looked at for crooked sentences.
+var prose = []string{".go", ".md", ".c", ".cpp", ".cu", ".cuh", ".mk"}
 
 func TestNoSentenceSaysIsThatOf(t *testing.T) {
 	atRoot(t)

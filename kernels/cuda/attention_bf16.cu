@@ -5,8 +5,8 @@
 #if TENSOR_CORES
 
 // Each warp of a block has 16 rows, and goes along N rows of the other operands at a time: while
-// they are multiplied, the next ones are copied to shared memory. Where products are those of
-// warpgroups, nothing branches between the first of them and the wait for their sums, or ptxas
+// they are multiplied, the next ones are copied to shared memory. Where warpgroups compute
+// products, nothing branches between the first of them and the wait for their sums, or ptxas
 // (12.8 to 13.0) gives registers of left operands away: rows that are partly masked have code of
 // their own.
 

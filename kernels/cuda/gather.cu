@@ -462,8 +462,8 @@ DEVICE void transpose_wide(B *dst, const B *src, u64 m, u64 n, u64 dst_stride, u
 		}
 }
 
-// Vectors of I elements are 16 bytes, and so are those of J but for bytes, where
-// twice as many would not fit in registers.
+// Vectors of I or J elements are 16 bytes. Of bytes, a vector of J is half as long: twice as many
+// would not fit in registers.
 #define TRANSPOSE_WIDE(bits, B, I, J, K) \
 	LEAN_KERNEL(transpose_wide_b##bits, 256, B *dst, const B *src, u64 m, u64 n, u64 dst_stride, \
 		u64 src_stride, Tiles tiles) { \

@@ -2,7 +2,7 @@
 // maxpool_DTYPE and its gradient maxpoolgrad_DTYPE.
 //
 // A gradient is gathered: each pixel adds up what belongs to it, in the order of the host. So there
-// are no atomics, and the bits are those of the host.
+// are no atomics, and the bits equal the host's.
 
 #include "number.cuh"
 

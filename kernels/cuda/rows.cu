@@ -1,7 +1,7 @@
 // Rows of tables, by indices: takerows_INDEX_DTYPE and its gradient addrows_INDEX_DTYPE.
 //
 // There are no atomics. A row of the table is added up by one warp, in the order of the indices, so
-// that the bits are those of the host.
+// that the bits equal the host's.
 
 #include "number.cuh"
 #include "sparse.cuh"

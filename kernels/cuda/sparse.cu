@@ -50,8 +50,8 @@ struct Entries {
 	u64 room;
 };
 
-// Picks are those of a thread: a bit for each element that is above, and for each
-// that is equal.
+// Picks are what a thread has picked: a bit for each element that is above, and for each that is
+// equal.
 struct Picks { u32 above, ties; };
 
 // Counts of the picks before a thread's, of both kinds: in a byte for each row,

@@ -112,7 +112,7 @@ template <i32 Words> DEVICE Angle far_angle(f64 x) {
 }
 
 // sin(x + quarter * pi/2), where pi/2 is in three parts up to 2^30: the first difference is exact.
-// The polynomials are those of FreeBSD's msun.
+// The polynomials come from FreeBSD's msun.
 template <i32 Words> DEVICE f64 wave(f64 x, i32 quarter) {
 	if (!(magnitude(x) <= 1.7976931348623157e308))
 		return nan_f64();
