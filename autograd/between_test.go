@@ -91,7 +91,7 @@ func TestAStepUnderWayOnOneRankConcernsAll(t *testing.T) {
 				return fmt.Errorf("the error is %v", err)
 			}
 			if errors.Is(err, backend.ErrArgument) == late {
-				return fmt.Errorf("on rank %d the error is %v: only who has a step is to blame",
+				return fmt.Errorf("on rank %d the error is %v: only the rank in a step is to blame",
 					l.comm.Rank(), err)
 			}
 			if late {

@@ -8,7 +8,7 @@ package backend
 // source of the same length, and must not overlap a source otherwise. What does
 // not fit is ErrArgument, found before anything is written.
 //
-// The loops in the comments are the meaning, on every device bit for bit, but for the bits of a
+// The loops in the comments are the meaning. Every device gives their bits, except for those of a
 // NaN. Operands of 16-bit floats are widened to 32 bits, computed with, and the
 // result is rounded once, to nearest even. Integers wrap.
 //

@@ -220,15 +220,20 @@ var associations = [...]string{InRankOrder: "in rank order", Tree: "tree"}
 var algorithms = [...]string{Auto: "auto", OneShot: "one-shot", TwoShot: "two-shot"}
 
 // Kinds lists every Kind.
-func Kinds() []Kind {
-	return []Kind{AllReduce, ReduceScatter, AllGather, AllToAll, Broadcast, Reduce, Gather, Scatter}
+func Kinds() (all []Kind) {
+	for k := range len(table) {
+		if Kind(k).Valid() {
+			all = append(all, Kind(k))
+		}
+	}
+	return all
 }
 
 // ReduceOps lists every ReduceOp.
 func ReduceOps() []ReduceOp { return []ReduceOp{Sum, Avg, Prod, Min, Max} }
 
 // Valid reports whether k is one of the listed kinds.
-func (k Kind) Valid() bool { return k >= AllReduce && k <= Scatter }
+func (k Kind) Valid() bool { return k >= AllReduce && int(k) < len(table) }
 
 // Reduces reports whether the kind combines values, so that Op matters.
 func (k Kind) Reduces() bool { return k.Valid() && table[k].reduces }

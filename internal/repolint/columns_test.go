@@ -30,27 +30,38 @@ var generated = regexp.MustCompile(`(?m)^(?://|#|<!--) Code generated .* DO NOT 
 // written are the ends of names of files that people write.
 var written = []string{
 	".go", ".md", ".cu", ".cuh", ".cpp", ".h", ".c", ".s", ".py", ".sh", ".yaml", ".mk", "Makefile",
+	"run", "gpu", // of .ci
 }
 
 func TestLinesHaveAtMostAHundredColumns(t *testing.T) {
+	eachText(t, func(name string, text []byte) {
+		for i, line := range tooLong(text) {
+			t.Errorf("%s:%d has %d columns: at most %d", name, i, width(line), mostColumns)
+		}
+	})
+}
+
+// eachText calls look with each text that people write, in other modules here and in .ci, too.
+// Measurements are left out.
+func eachText(t *testing.T, look func(name string, text []byte)) {
+	t.Helper()
 	atRoot(t)
 	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
+		aside := name == "bin" || name == "bench/results" || name == "bench/out" ||
+			d.Name() == "testdata" || d.Name()[0] == '.' && name != "." && name != ".ci"
 		switch {
 		case err != nil:
 			return err
-		case d.IsDir() && (skipped(name, d.Name()) || name == "bin" || name == "bench/results"):
+		case d.IsDir() && aside:
 			return fs.SkipDir
 		case d.IsDir() || !slices.Contains(written, cmp.Or(filepath.Ext(name), d.Name())):
 			return nil
 		}
 		text, err := os.ReadFile(name)
-		if err != nil || generated.Match(text[:min(len(text), 1024)]) {
-			return err
+		if err == nil && !generated.Match(text[:min(len(text), 1024)]) {
+			look(filepath.ToSlash(name), text)
 		}
-		for i, line := range tooLong(text) {
-			t.Errorf("%s:%d has %d columns: at most %d", name, i, width(line), mostColumns)
-		}
-		return nil
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

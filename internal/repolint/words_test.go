@@ -2,10 +2,7 @@ package repolint_test
 
 import (
 	"go/ast"
-	"io/fs"
-	"os"
 	"path"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -53,31 +50,14 @@ func TestTypesOfOneNameMeanOneThing(t *testing.T) {
 // crooked is how a sentence says "is that of y", where it can name the thing or its owner.
 var crooked = regexp.MustCompile(`\b(is|are|was|were) (that|those) of\b`)
 
-// prose are the ends of names of files that are looked at for crooked sentences.
-var prose = []string{".go", ".md", ".c", ".cpp", ".cu", ".cuh", ".mk"}
-
 func TestNoSentenceSaysIsThatOf(t *testing.T) {
-	atRoot(t)
-	err := filepath.WalkDir(".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && (skipped(name, d.Name()) || name == "bin" || name == "bench/results"):
-			return fs.SkipDir
-		case d.IsDir() || !slices.Contains(prose, filepath.Ext(name)):
-			return nil
-		}
-		text, err := os.ReadFile(name)
+	eachText(t, func(name string, text []byte) {
 		for i, line := range strings.Split(string(text), "\n") {
 			if crooked.MatchString(line) && name != "internal/repolint/words_test.go" {
 				t.Errorf("%s:%d: name the thing or its owner: %s", name, i+1, line)
 			}
 		}
-		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // Each row of meanings is of types that there are.

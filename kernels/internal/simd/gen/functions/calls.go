@@ -34,7 +34,8 @@ func writeCallsOf(b *bytes.Buffer, v *vectors, family, pointers, steps string, o
 		if len(f.operands) != operands || f.only != 0 && f.only != v.size() {
 			continue
 		}
-		fmt.Fprintf(b, "\tcase %s:\n\t\t%s%s(%s, %sn)\n", exported(f.name), f.name, v.suffix(), pointers, steps)
+		fmt.Fprintf(b, "\tcase %s:\n\t\t%s%s(%s, %sn)\n", exported(f.name), f.name, v.suffix(),
+			pointers, steps)
 	}
 	fmt.Fprint(b, "\tdefault:\n\t\treturn false\n\t}\n\treturn true\n}\n")
 }
