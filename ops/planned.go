@@ -32,8 +32,8 @@ type loops struct {
 	all   map[int]fuse.Loop
 }
 
-// get returns a program that is ready to run on a queue.
-func (l *loops) get(q backend.Queue, number int, p *fuse.Program) (fuse.Loop, error) {
+// get returns a program that is ready to run on a queue, which write gives once.
+func (l *loops) get(q backend.Queue, number int, write func() *fuse.Program) (fuse.Loop, error) {
 	if l.queue != q {
 		l.queue, l.all = q, map[int]fuse.Loop{}
 	}
@@ -44,7 +44,7 @@ func (l *loops) get(q backend.Queue, number int, p *fuse.Program) (fuse.Loop, er
 	if !ok {
 		return nil, fmt.Errorf("%w: a %T runs no programs", backend.ErrUnsupported, q)
 	}
-	loop, err := fuses.Fuse(p)
+	loop, err := fuses.Fuse(write())
 	if err == nil {
 		l.all[number] = loop
 	}
@@ -81,7 +81,8 @@ func (p *planned) apply(program int, y backend.Buffer, f formula, x ...backend.B
 	}
 	p.loops.mu.Lock()
 	defer p.loops.mu.Unlock()
-	loop, err := p.loops.get(p.queue, program, elementwise(y, f, x))
+	write := func() *fuse.Program { return elementwise(y, f, x) }
+	loop, err := p.loops.get(p.queue, program, write)
 	if err != nil {
 		return err
 	}
