@@ -180,21 +180,25 @@ func (g *grouping) together(a, b *group) (both group, ok bool) {
 		!(both.shape.Size() <= g.SmallLoop && g.delays(a, b))
 }
 
-// delays reports whether a would wait, together with b, for a large loop that b needs and that
-// comes behind a. What else reads a could not be part of that loop then: the gradient of a
-// cross-entropy reads the number of labels, as the loss does, which also needs the loop over all
-// logits.
+// delays reports whether a would wait, together with b, for a large loop that b needs and a does
+// not. What else reads a could not be part of that loop then: the gradient of a cross-entropy reads
+// the number of labels, as the loss does, which also needs the loop over all logits.
 func (g *grouping) delays(a, b *group) bool {
 	if !g.large {
 		return false
 	}
 	g.searches++
-	w := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{b}}
+	own := walk{grouping: g, edges: g.needs, mark: 2 * g.searches, all: []*group{a}}
+	w := walk{grouping: g, edges: g.needs, mark: 2*g.searches + 1, all: []*group{b}}
+	for steps := 0; steps < g.Search && !own.done(); steps++ {
+		own.follow(nil, func(*group) bool { return true })
+	}
 	found := false
 	for steps := 0; steps < g.Search && !w.done() && !found; steps++ {
 		w.follow(nil, func(x *group) bool {
-			found = found || x.place > a.place && x.loop && x.shape.Size() >= g.LargeLoop
-			return x.place > a.place
+			news := x != a && (own.done() || x.place > a.place) // what a needs has been met
+			found = found || news && x.loop && x.shape.Size() >= g.LargeLoop
+			return news
 		})
 	}
 	return found || !w.done()
