@@ -53,10 +53,10 @@ func TestExchange(t *testing.T) {
 			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
 				"matmul NT", "matmul TN", "send bucket 1", "receive bucket 0", update,
 				"receive bucket 1", update}},
-		{"in their order", 1, 2, nil,
-			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "matmul NT", "matmul TN",
-				"send bucket 0", "send bucket 1", "receive bucket 0", update, "receive bucket 1",
-				update}},
+		{"the first bucket's first", 1, 2, nil,
+			[]string{"matmul NN", "matmul NN", "loop exp", "matmul NT", "matmul TN",
+				"send bucket 0", "matmul TN", "send bucket 1", "receive bucket 0", update,
+				"receive bucket 1", update}},
 		{"one of two", 0, 1, nil,
 			[]string{"matmul NN", "matmul NN", "loop exp", "matmul TN", "send bucket 0",
 				"matmul NT", "matmul TN", update, "receive bucket 0", update}},
@@ -89,6 +89,25 @@ func TestExchange(t *testing.T) {
 				t.Errorf("the steps are\n%v, want %q", planned, test.want)
 			}
 		})
+	}
+}
+
+// Gorgonia multiplies the gradient of an operand before that of the weights.
+func TestGradientsComeBeforeTheStepsThatGoOnBackwards(t *testing.T) {
+	p := &program{}
+	x, v, w := p.input(0, 4, 4), p.input(1, 4, 4), p.input(2, 4, 4)
+	h := p.add(ir.MatMul{}, ir.Of(4, 4), x, v)
+	y := p.add(ir.MatMul{}, ir.Of(4, 4), h, w)
+	dy := p.unary(fuse.Exp, y)
+	dh := p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), dy, w)
+	dw := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), h, dy)
+	dv := p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), x, dh)
+	for name, buckets := range map[string][2]int{"exchanged": {2, 1}, "of one rank": {0, 0}} {
+		_, names := exchanged(t, p, dv, dw, buckets[0], buckets[1])
+		if want := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}; !slices.Equal(
+			names[:4], want) {
+			t.Errorf("%s: the first steps are %q, want %q", name, names[:4], want)
+		}
 	}
 }
 

@@ -45,9 +45,14 @@ type grouping struct {
 // unless something outside of the loop would have to run between its parts. users are the readers
 // of each value, itself among them if it is a result; anew are those that do not join the loops of
 // their operands, except of each other. In a plain plan each value is a step of its own.
-func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, plain bool) ([]*group,
-	error) {
-	return l.newGrouping(p, users, anew, plain).ordered()
+func (l Limits) groups(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool, x bucketing,
+	plain bool) ([]*group, error) {
+	g := l.newGrouping(p, users, anew, plain)
+	all, err := g.ordered()
+	if err == nil && !plain {
+		all = g.sooner(all, x)
+	}
+	return all, err
 }
 
 func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,

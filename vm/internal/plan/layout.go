@@ -27,7 +27,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
 		map[setting]Ref{}}
-	all, err := limits.groups(p, wanted, anew, plain)
+	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err
 	}
