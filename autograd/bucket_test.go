@@ -218,6 +218,8 @@ func TestPlan(t *testing.T) {
 		{"first is small", of("ffff", 1, 1, 1, 1), 4, 8, "[3] [2 1] [0]"},
 		{"exactly full", of("fff", 2, 1, 1), 8, 8, "[2 1] [0]"},
 		{"larger than the cap", of("fff", 1, 100, 1), 8, 8, "[2] [1] [0]"},
+		{"biases join their weights", of("ffffff", 300, 1, 300, 1, 300, 1), 64, 256,
+			"[5 4] [3 2] [1 0]"},
 		{"dtypes apart", of("fdfd", 1, 1, 1, 1), 100, 100, "[3 1] [2 0]"},
 		{"leave when full", of("dfffd", 1, 1, 1, 1, 1), 100, 100, "[3 2 1] [4 0]"},
 	} {

@@ -43,7 +43,7 @@ func (b *bucket) String() string {
 // plan divides parameters among buckets, each of one dtype, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
 // dtype's first bucket holds up to first bytes, the others up to rest; a
-// parameter that is larger has its own bucket.
+// parameter that is larger has its own bucket, or fills one that is almost empty.
 //
 // It is a function of what all ranks have agreed on, and of nothing else.
 func plan(params []*param, first, rest int) []*bucket {
@@ -55,7 +55,7 @@ func plan(params []*param, first, rest int) []*bucket {
 			limit = first
 		}
 		nbytes := p.size * p.dtype.Size()
-		if b == nil || b.nbytes+nbytes > limit {
+		if b == nil || b.nbytes+nbytes > limit && b.nbytes > limit/almostEmpty {
 			next := &bucket{}
 			if b != nil {
 				next.index = b.index + 1 // for now, among those of this dtype

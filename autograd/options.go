@@ -16,6 +16,8 @@ import (
 const (
 	firstBucket = 1 << 20
 	restBuckets = 25 << 20
+	// almostEmpty is the part of a bucket's size, as a divisor, that is not worth an all-reduce.
+	almostEmpty = 16
 )
 
 type options struct {
@@ -71,9 +73,9 @@ type Option func(*options)
 func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 
 // WithBuckets sets the size of the first bucket of each dtype, and that of the
-// others, in bytes. A parameter that is larger gets its own bucket. The
-// defaults are 1 MiB and 25 MiB. Small buckets leave earlier in the backward
-// pass; each costs one all-reduce.
+// others, in bytes. A parameter that is larger gets its own bucket, or joins one that is less than
+// a sixteenth full: a bias, say. The defaults are 1 MiB and 25 MiB. Small buckets leave earlier in
+// the backward pass; each costs one all-reduce.
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
 }
