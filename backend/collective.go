@@ -90,6 +90,11 @@ type Collective struct {
 	// [Capabilities].Transport.
 	AllowHalf DType
 
+	// Beside says that the devices compute while the call runs: ways that leave them their
+	// multiprocessors are better then. dst lies at one place of memory from Alloc on each rank. It
+	// is a hint, the same on every rank, and is not compared.
+	Beside bool
+
 	Root int
 
 	// Splits are uneven chunk lengths in elements; nil means even chunks.

@@ -87,3 +87,22 @@ func (q *Queue) CopyFrom(dst backend.Buffer, from *Device, src backend.Buffer) e
 			cu.DevicePtr(src.Addr()), from.context, int64(dst.NBytes()), q.stream)
 	})
 }
+
+// Push copies to memory of this device, or of one whose memory kernels reach, by a copy engine: no
+// multiprocessor takes part.
+func (q *Queue) Push(dst, src backend.Buffer) error {
+	if err := (kernels.Check{Device: true}).Copy(dst, src); err != nil {
+		return err
+	}
+	if dst.Len() == 0 {
+		return nil
+	}
+	if err := q.usable(); err != nil {
+		return err
+	}
+	defer q.launcher.Separate()
+	return q.device.on("push", func() error {
+		return cu.MemcpyDtoDAsync(cu.DevicePtr(dst.Addr()), cu.DevicePtr(src.Addr()),
+			int64(dst.NBytes()), q.stream)
+	})
+}

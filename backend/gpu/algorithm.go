@@ -31,6 +31,10 @@ const (
 	// Push is the all-to-all of any layout: every rank writes its pieces to where the others want
 	// them, permuted on the way. Only calls with Rows use it.
 	Push
+	// CopyEngines has copy engines push operands to the staging of the rank that adds them up, and
+	// its sums to every rank: multiprocessors only add. Only calls beside which devices compute use
+	// it: see [backend.Collective].
+	CopyEngines
 
 	algorithmCount = iota
 )

@@ -39,6 +39,8 @@ var algorithms = [algorithmCount]algorithm{
 	Mesh:    {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
 	Halved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
 	Push:    {name: "push"},
+
+	CopyEngines: {name: "copy-engines", next: TwoShot},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
@@ -111,7 +113,20 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if c.inTree(what) {
 		return c.tree(what, d, nbytes)
 	}
+	if c.beside(what, nbytes) {
+		return CopyEngines
+	}
 	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
+}
+
+// besideBytes is the smallest all-reduce that copy engines run beside what devices compute.
+const besideBytes = 4 << 20
+
+// beside reports whether copy engines run a call.
+func (c *choice) beside(what *backend.Collective, nbytes int) bool {
+	return what.Beside && what.Kind == backend.AllReduce && what.Algorithm == backend.Auto &&
+		c.plan.Force == NCCL && c.plan.Topology.Link == FullyConnected && !c.plan.Shared &&
+		nbytes >= besideBytes
 }
 
 // inTree reports whether a call needs kernels that add in a tree: two operands have one order.
@@ -163,7 +178,7 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == Halved, use == Push, a.mesh != (c.plan.Topology.Link == CubeMesh),
+		case use == Halved, use == Push, use == CopyEngines, a.mesh != (c.plan.Topology.Link == CubeMesh),
 			k != backend.AllReduce && !a.chunks:
 			return NCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
@@ -223,6 +238,8 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by " +
 			"all-reduce and even reduce-scatter, and for even all-gather"
+	case use == CopyEngines:
+		return text + ": devices compute meanwhile"
 	case use == Halved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
@@ -272,11 +289,13 @@ func (c *Communicator) Refused() string { return c.why }
 func (c *Communicator) Link() Link { return c.plan.Topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
-type Usage struct{ NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved, Push int64 }
+type Usage struct {
+	NCCL, LL, LL128TwoShot, OneShot, TwoShot, Mesh, Halved, Push, CopyEngines int64
+}
 
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
 	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved),
-		n(Push)}
+		n(Push), n(CopyEngines)}
 }

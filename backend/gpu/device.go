@@ -76,6 +76,9 @@ type Stream interface {
 	// Fill: for i { dst[i] = bits }, as many of the low ones as an element has. dst may be pinned
 	// memory, by its address on the device.
 	Fill(dst backend.Buffer, bits uint64) error
+	// Push: for i { dst[i] = src[i] }, by a copy engine. dst may be memory of another device that
+	// kernels reach.
+	Push(dst, src backend.Buffer) error
 }
 
 // exchanger is a queue's kernels that exchange data with peers.

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -11,8 +12,11 @@ import (
 
 // launch starts a call by its algorithm, and records event behind it.
 func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
-	if k.use == NCCL {
+	switch k.use {
+	case NCCL:
 		return c.launchNCCL(q, k, event)
+	case CopyEngines:
+		return c.launchCopies(q, k, event)
 	}
 	return c.launchKernel(q, k, event)
 }
@@ -85,12 +89,24 @@ func (m *peerMemory) placeOf(b backend.Buffer, unit int) peers.InWindow {
 	if !peers.Placeable(b.Addr(), unit) {
 		return 0
 	}
-	for i, w := range m.windows {
-		if w.holds(b) {
-			return peers.PlaceIn(i+1, int(b.Addr()-w.own.Addr()))
-		}
+	if i := m.windowOf(b); i >= 0 {
+		return peers.PlaceIn(i+1, int(b.Addr()-m.windows[i].own.Addr()))
 	}
 	return 0
+}
+
+// windowOf returns the index of the window that memory lies in, -1 if there is none.
+func (m *peerMemory) windowOf(b backend.Buffer) int {
+	return slices.IndexFunc(m.windows, func(w *window) bool { return w.holds(b) })
+}
+
+// placed chooses once more where copy engines would run a call, and its operand lies where others
+// do not reach it. order is held.
+func (c *Communicator) placed(k *call) {
+	if k.use == CopyEngines && c.memory.windowOf(k.dst) < 0 {
+		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,
+			k.dst.NBytes())
+	}
 }
 
 // gaveUp returns the error of a call, and ends the group, if a kernel has given up waiting

@@ -237,6 +237,9 @@ func (q *queue) Exchange(p *cuda.Peers, x *cuda.PeerCall) error {
 	return q.device.Host.Exchange(q.device.ordinal, q.handle, p, x)
 }
 
+// Push copies to memory of any device, which the ranks of a test all reach.
+func (q *queue) Push(dst, src backend.Buffer) error { return q.Move(dst, src) }
+
 // Fill sets a word of pinned memory, once everything before is done.
 func (q *queue) Fill(dst backend.Buffer, bits uint64) error {
 	word := q.device.Pinned(dst.Addr())
