@@ -110,10 +110,12 @@ func (x *Buckets) Params() [][]int {
 func (x *Buckets) Slot(param int) backend.Buffer { return x.slots[param] }
 
 // Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
-// host, which has done it. On a queue that is recorded the all-reduce is, too.
+// host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
+// the queue computes meanwhile.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
-func (x *Buckets) Start(bucket int, behind backend.Queue) (w backend.Work, err error) {
+func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backend.Work,
+	err error) {
 	d, b := x.d, x.d.buckets[bucket]
 	err = residence.Bound(d.comm.Device(), func() error {
 		if behind == nil {
@@ -127,7 +129,9 @@ func (x *Buckets) Start(bucket int, behind backend.Queue) (w backend.Work, err e
 		if err != nil {
 			return err
 		}
-		w, err = d.gradComm.Start(b.queue, d.reduction(b), b.data, b.data)
+		what := d.reduction(b)
+		what.Beside = beside
+		w, err = d.gradComm.Start(b.queue, what, b.data, b.data)
 		return err
 	})
 	if err != nil {

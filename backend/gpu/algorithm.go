@@ -58,7 +58,7 @@ func (l Link) Algorithms() []Algorithm {
 // parseAlgorithm is the inverse of String, for those that can be asked for by name:
 // [Halved] needs a call's leave instead.
 func parseAlgorithm(name string) (Algorithm, error) {
-	all := append(FullyConnected.Algorithms(), Mesh, Push)
+	all := append(FullyConnected.Algorithms(), Mesh, Push, CopyEngines)
 	switch name { // as older scripts spell them
 	case "inner":
 		return NCCL, nil

@@ -124,9 +124,12 @@ const besideBytes = 4 << 20
 
 // beside reports whether copy engines run a call.
 func (c *choice) beside(what *backend.Collective, nbytes int) bool {
-	return what.Beside && what.Kind == backend.AllReduce && what.Algorithm == backend.Auto &&
-		c.plan.Force == NCCL && c.plan.Topology.Link == FullyConnected && !c.plan.Shared &&
-		nbytes >= besideBytes
+	if what.Kind != backend.AllReduce || what.Algorithm != backend.Auto ||
+		c.plan.Topology.Link != FullyConnected {
+		return false
+	}
+	return c.plan.Force == CopyEngines ||
+		c.plan.Force == NCCL && what.Beside && !c.plan.Shared && nbytes >= besideBytes
 }
 
 // inTree reports whether a call needs kernels that add in a tree: two operands have one order.
@@ -158,7 +161,9 @@ func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Alg
 // preferred is what is asked for, or else was measured to be the fastest.
 func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	use := pick(c.limits[what.Kind][d], nbytes)
-	if c.plan.Force != NCCL && c.plan.Force != Push { // which is for all-to-alls
+	switch c.plan.Force {
+	case NCCL, Push, CopyEngines: // which have calls of their own
+	default:
 		use = c.plan.Force
 	}
 	switch what.Algorithm {

@@ -38,7 +38,7 @@ func (e *Executor) compile(s *step) (err error) {
 		e.check(s, r.Count)
 		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
 	case plan.Send:
-		s.run = func() error { return e.send(op.Bucket) }
+		s.run = func() error { return e.send(op) }
 	case plan.Receive:
 		s.run = func() error { return e.receive(op.Bucket) }
 	case ir.Convolution:

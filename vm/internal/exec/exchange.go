@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // Buckets is how ranks exchange gradients: [autograd.Buckets], say. Buckets have numbers from 0.
@@ -12,8 +13,9 @@ type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged.
 	Slot(update int) backend.Buffer
 	// Start starts the exchange of a bucket behind what was started on a queue, nil for the host.
-	// It may be recorded with the queue, or be ErrUnsupported then.
-	Start(bucket int, behind backend.Queue) (backend.Work, error)
+	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the device
+	// computes meanwhile.
+	Start(bucket int, behind backend.Queue, beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
 	Finish(bucket int, w backend.Work) error
 	// All reports whether a condition holds on all ranks, which call it together.
@@ -34,12 +36,12 @@ type started struct {
 }
 
 // send starts the exchange of a bucket; the first one has number 1.
-func (e *Executor) send(bucket int) error {
-	x := &e.exchanges
+func (e *Executor) send(op plan.Send) error {
+	x, bucket := &e.exchanges, op.Bucket
 	for len(x.buckets) < bucket {
 		x.buckets = append(x.buckets, nil)
 	}
-	w, err := x.Start(bucket-1, e.device.Main())
+	w, err := x.Start(bucket-1, e.device.Main(), op.Products > 0)
 	x.buckets[bucket-1] = w
 	return err
 }

@@ -10,7 +10,12 @@ import (
 // Send starts the exchange of the gradients of a bucket between ranks. Until its Receive no other
 // step uses the memory of these gradients. Buckets are numbered from 1 here, and in what users read
 // from 0, as in the errors of autograd.
-type Send struct{ Bucket int }
+type Send struct {
+	Bucket int
+	// Products is how many products and attentions run beside the exchange, before the first
+	// Receive waits for one.
+	Products int
+}
 
 // Receive ends the exchange of a bucket: the gradients are then combined.
 type Receive struct{ Bucket int }
@@ -81,7 +86,7 @@ func (l *layouter) send() {
 		for _, update := range x.buckets[n] {
 			slots = append(slots, l.slot(update))
 		}
-		x.sent = append(x.sent, l.exchanged(Send{n + 1}, slots))
+		x.sent = append(x.sent, l.exchanged(Send{Bucket: n + 1}, slots))
 	}
 }
 
@@ -91,6 +96,22 @@ func (l *layouter) computed(id ir.ID) bool {
 		id = l.program.Values[id].Args[0]
 	}
 	return ir.Leaf(l.program.Values[id].Op) || l.placed[id]
+}
+
+// countProducts notes what runs beside each exchange.
+func countProducts(p *Plan) {
+	products := 0
+	for i, s := range slices.Backward(p.Steps) {
+		switch op := s.Op.(type) {
+		case Receive:
+			products = 0
+		case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
+			products++
+		case Send:
+			op.Products = products
+			p.Steps[i].Op = op
+		}
+	}
 }
 
 // slot returns a gradient where it is exchanged, after a copy if it was computed elsewhere.

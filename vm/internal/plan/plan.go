@@ -202,6 +202,7 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 		return nil, err
 	}
 	plan.of, plan.updates = of, updates
+	countProducts(plan)
 	if plain {
 		lives(plan)
 		stay(plan)

@@ -42,13 +42,27 @@ func (p *Plan) String() string {
 		if s.Epilogue {
 			then = "epilogue "
 		}
-		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s\n", i, strings.Join(dsts, ", "), then, s.Op,
-			strings.Join(args, ", "), s.Name)
+		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s%s\n", i, strings.Join(dsts, ", "), then, s.Op,
+			strings.Join(args, ", "), s.Name, beside(s.Op))
 	}
 	loops, fused, host := p.Counts()
 	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops,
 		fused, p.ArenaBytes, host)
 	return b.String()
+}
+
+// beside says what an exchange runs beside.
+func beside(op ir.Op) string {
+	send, ok := op.(Send)
+	switch {
+	case !ok:
+		return ""
+	case send.Products == 0:
+		return ", exposed"
+	case send.Products == 1:
+		return " beside 1 product"
+	}
+	return fmt.Sprintf(" beside %d products", send.Products)
 }
 
 // text returns where a value lies and its shape: "@1024 f32(2,3)", with strides unless it is
