@@ -177,7 +177,7 @@ func (d *DataParallel) openQueues() error {
 		n = max(n, d.comm.Capabilities().InFlight)
 	}
 	for range min(n, len(d.buckets)) {
-		q, err := d.comm.Device().NewQueue()
+		q, err := backend.UrgentQueue(d.comm.Device())
 		if err != nil {
 			return err
 		}

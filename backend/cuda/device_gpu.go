@@ -189,7 +189,7 @@ func (d *Device) prepare() error {
 	if d.staging, err = newStaging(); err != nil {
 		return err
 	}
-	if d.main, err = d.newQueue(); err != nil {
+	if d.main, err = d.newQueue(false); err != nil {
 		return err
 	}
 	return d.warm()
@@ -379,8 +379,13 @@ func (d *Device) Multiprocessors() int {
 func (d *Device) Default() backend.Queue { return d.main }
 
 // NewQueue returns a new queue, a *[Queue].
-func (d *Device) NewQueue() (backend.Queue, error) {
-	q, err := d.newQueue()
+func (d *Device) NewQueue() (backend.Queue, error) { return d.queueWith(false) }
+
+// NewUrgentQueue returns a queue of the highest priority: see [backend.UrgentQueue].
+func (d *Device) NewUrgentQueue() (backend.Queue, error) { return d.queueWith(true) }
+
+func (d *Device) queueWith(urgent bool) (backend.Queue, error) {
+	q, err := d.newQueue(urgent)
 	if err != nil {
 		return nil, err
 	}

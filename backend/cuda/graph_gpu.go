@@ -12,7 +12,9 @@ static CUresult euryale_capture_begin(uintptr_t stream)
 	return cuStreamBeginCapture((CUstream)stream, CU_STREAM_CAPTURE_MODE_RELAXED);
 }
 
-// Ends the capture and, unless it has failed, makes what can be launched of it.
+// Ends the capture and, unless it has failed, makes what can be launched of it, and has it on the
+// device: the first launch takes memory otherwise, which a driver does not give while kernels of
+// other ranks wait for this one.
 static CUresult euryale_capture_end(uintptr_t stream, int make, CUgraphExec *exec)
 {
 	CUgraph graph = NULL;
@@ -20,6 +22,10 @@ static CUresult euryale_capture_end(uintptr_t stream, int make, CUgraphExec *exe
 
 	if (code == CUDA_SUCCESS && make)
 		code = cuGraphInstantiateWithFlags(exec, graph, 0);
+	if (code == CUDA_SUCCESS && make)
+		code = cuGraphUpload(*exec, (CUstream)stream);
+	if (code == CUDA_SUCCESS && make)
+		code = cuStreamSynchronize((CUstream)stream);
 	if (graph)
 		cuGraphDestroy(graph);
 	return code;

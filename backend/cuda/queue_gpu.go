@@ -46,10 +46,16 @@ var _ backend.Queue = (*Queue)(nil)
 // errQueueClosed is what a closed queue says.
 var errQueueClosed = fmt.Errorf("%w: %w: the queue", backend.ErrArgument, backend.ErrClosed)
 
-func (d *Device) newQueue() (*Queue, error) {
+func (d *Device) newQueue(urgent bool) (*Queue, error) {
 	q := &Queue{device: d}
 	err := d.on("new queue", func() (err error) {
-		q.stream, err = cu.MakeStream(cu.NonBlocking)
+		priority := 0
+		if urgent {
+			if _, priority, err = cu.StreamPriorityRange(); err != nil {
+				return err
+			}
+		}
+		q.stream, err = cu.MakeStreamWithPriority(priority, cu.NonBlocking)
 		return err
 	})
 	if err != nil {

@@ -248,6 +248,12 @@ DRIVER cuStreamCreate(Stream **s, unsigned) {
 	streams[made.get()] = made;
 	return *s = made.get(), success;
 }
+DRIVER cuStreamCreateWithPriority(Stream **s, unsigned flags, int) {
+	return cuStreamCreate(s, flags);
+}
+DRIVER cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+	return *least = 0, *greatest = -5, success;
+}
 DRIVER cuStreamSynchronize(Stream *s) { return s->wait(), success; }
 DRIVER cuStreamDestroy_v2(Stream *s) {
 	s->wait();
@@ -345,6 +351,7 @@ typedef std::shared_ptr<Graph> Executable;
 DRIVER cuGraphInstantiateWithFlags(Executable **exec, Graph *g, u64) {
 	return *exec = new Executable(new Graph(*g)), success;
 }
+DRIVER cuGraphUpload(Executable *, Stream *) { return success; }
 DRIVER cuGraphLaunch(Executable *g, Stream *s) {
 	int code = success;
 	for (auto &f : (*g)->work)
