@@ -71,17 +71,23 @@ type limits [backend.Scatter + 1][backend.U8 + 1][]limit
 
 func newChoice(p plan, why string) *choice {
 	c := &choice{plan: p, size: len(p.ranks), why: why}
+	c.goBy(p.Table)
+	return c
+}
+
+// goBy chooses by a table from now on.
+func (c *choice) goBy(t Table) {
+	c.plan.Table = t
 	for _, k := range backend.Kinds() {
 		for _, d := range backend.DTypes() {
 			c.limits[k][d] = c.row(k, d).limits()
 		}
 	}
-	return c
 }
 
 // row is what was measured of a collective on this machine, nil if nothing was.
 func (c *choice) row(k backend.Kind, d backend.DType) *Row {
-	return c.plan.Table.find(c.plan.ranks[0].Model, c.plan.Topology.Link, c.size, k, d)
+	return c.plan.Table.find(c.plan.machine(), k, d)
 }
 
 // eligible reports whether there are kernels for a call.
@@ -256,7 +262,7 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the "+
 			"way to the others", peers.MaxWindows-1, size(lacking))
 	}
-	return text + "\n" + c.row(what.Kind, d).explain(nbytes)
+	return text + "\n" + c.row(what.Kind, d).explain(c.plan.ranks[0].Model, nbytes)
 }
 
 // Choose returns the algorithm that a call of the group uses: nbytes is the size of the

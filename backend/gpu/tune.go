@@ -29,8 +29,9 @@ func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory
 		return Row{}, fmt.Errorf("%w: %s: there are no kernels for %v of %v",
 			backend.ErrUnsupported, backend.RankOf(c), what, d)
 	}
-	row := Row{Model: c.plan.ranks[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k,
-		DType: d}
+	m := c.plan.machine()
+	row := Row{Model: m.Model, Capability: m.Capability, Link: m.Link, NVLinks: m.NVLinks,
+		Ranks: m.Ranks, Kind: k, DType: d}
 	for _, size := range sizes {
 		t := c.trial(what, memory.As(d), size/d.Size())
 		if n := len(row.Samples); t.bytes == 0 || n > 0 && row.Samples[n-1].Bytes == t.bytes {
