@@ -61,6 +61,7 @@ func (c *choice) mostLL() int {
 // every call reads is together, in it and in its plan: see [Communicator].
 type choice struct {
 	why    string // the ranks share no memory, so that NCCL does everything; "" if they do
+	lacks  string // why nothing was measured where the table has nothing, "" if that is not known
 	size   int    // ranks
 	plan   plan
 	limits limits
@@ -262,7 +263,12 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the "+
 			"way to the others", peers.MaxWindows-1, size(lacking))
 	}
-	return text + "\n" + c.row(what.Kind, d).explain(c.plan.ranks[0].Model, nbytes)
+	row := c.row(what.Kind, d)
+	text += "\n" + row.explain(c.plan.ranks[0].Model, nbytes)
+	if row == nil && c.lacks != "" {
+		text += "; " + c.lacks
+	}
+	return text
 }
 
 // Choose returns the algorithm that a call of the group uses: nbytes is the size of the

@@ -42,6 +42,9 @@ func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nby
 	if c.why == "" && o.Off {
 		c.why = "it is switched off"
 	}
+	if o.measure {
+		c.lacks = fmt.Sprintf("ranks measure for up to %v when they connect", measureTime)
+	}
 	return c.explain(what, d, nbytes, 0), nil
 }
 
