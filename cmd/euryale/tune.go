@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/tuning"
 )
 
 // tuned are the collectives and types that have kernels. All-gathers move bytes, so one
@@ -62,6 +63,10 @@ func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 
 // tunable returns an error, before ranks are started, if there is nothing to measure.
 func tunable(chosen backend.Backend) error {
+	if tuning.Off() {
+		return fmt.Errorf("bench: --tune keeps what it measures, which %s=off forbids: name a "+
+			"file there", env.Tuning)
+	}
 	if chosen.Name() != (host.Backend{}).Name() || env.Topology.Text(os.Getenv) != "" {
 		return nil
 	}

@@ -1,0 +1,30 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Nothing is shipped for GPUs of PCIe, as which those of this machine pass here.
+func TestKernelsAreMeasuredAsRanksConnectOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	noFile(t)
+	g.Options = &Options{Link: PCIe}
+	for _, what := range []string{"measured", "read what was measured"} {
+		began := time.Now()
+		c := g.nccl(t, 2, time.Minute)[1].(*Communicator)
+		t.Logf("two ranks connected and %s in %v", what, time.Since(began))
+		for _, k := range []backend.Kind{backend.AllReduce, backend.ReduceScatter,
+			backend.AllGather} {
+			r := c.row(k, backend.F32)
+			if r == nil || !r.Quick || r.Samples[0].NCCL <= 0 || r.Samples[0].OneShot <= 0 {
+				t.Fatalf("%+v for %v: %s", r, k, c.lacks)
+			}
+			t.Log(r)
+		}
+	}
+}
