@@ -73,8 +73,8 @@ func TestShippedTableIsForH200(t *testing.T) {
 	}
 	for _, r := range table {
 		if r.Capability == 0 || (r.NVLinks == 0) != (r.Link == PCIe) || r.Quick {
-			t.Errorf("devices of a kind do not find the row of %v of %v among %d ranks of %s", r.Kind,
-				r.DType, r.Ranks, r.Model)
+			t.Errorf("devices of its kind do not find the row of %v of %v among %d ranks of %s",
+				r.Kind, r.DType, r.Ranks, r.Model)
 		}
 	}
 }
