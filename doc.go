@@ -61,8 +61,9 @@
 //	EURYALE_ALONE       1: a job of one rank, whatever signs of a larger one there are; see
 //	                    rendezvous.ReadEnv (default: 0)
 //	EURYALE_SHM_DIR     the tmpfs for shared memory (default: /dev/shm)
-//	EURYALE_TUNING      the file of what euryale bench --tune has measured (default:
-//	                    euryale/tuning.json in the user's cache directory)
+//	EURYALE_TUNING      the file of what was measured on this machine; off: nothing is read,
+//	                    measured or kept, and choices are made by the times that are shipped
+//	                    (default: euryale/tuning.json in the user's cache directory)
 //	EURYALE_KERNELS     sm_70: the GPU kernels of an older compute capability, to try them;
 //	                    or a directory of PTX to take the place of the kernels that are
 //	                    embedded, to compare compilers

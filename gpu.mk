@@ -89,7 +89,8 @@ bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
-EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 \
+# What is measured there is of no use to anybody.
+EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
 	$(GO) test -vet=off -count 1 -tags gpu$(SHARED)
 
 # Run the GPU tests on a driver and an NCCL whose devices are the host. Kernels do not reach the

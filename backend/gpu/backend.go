@@ -31,11 +31,13 @@ type Backend struct {
 	driver  func() error // returns why there is none that will do
 	load    func() (library, error)
 	scratch int
+	quick   quick
 	process func() string // identifies this process
 
 	mu      sync.Mutex
 	lib     library
 	devices map[int]Device
+	own     Table     // what was measured as ranks connected, and could not be kept
 	noticed sync.Once // that of host memory
 	network sync.Once // that of the network interface
 }
@@ -45,7 +47,7 @@ var _ backend.Backend = (*Backend)(nil)
 // New returns the backend of ranks whose devices open opens: once each.
 func New(open func(ordinal int) (Device, error)) *Backend {
 	return &Backend{open: open, driver: hasDriver, load: load, scratch: scratchBytes,
-		process: group.Process, devices: map[int]Device{}}
+		quick: quick{measureTime, mostMeasured}, process: group.Process, devices: map[int]Device{}}
 }
 
 // Name returns "nccl".
@@ -151,7 +153,10 @@ func (b *Backend) dir() string {
 func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
 	ctx, cancel := context.WithTimeout(ctx, initTime(w.Timeout))
 	defer cancel()
-	c, err := b.connect(ctx, w)
+	c, err := b.connect(ctx, w, "gpu")
+	if err == nil && c.unmeasured() {
+		c, err = b.measured(ctx, w, c)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rank %d of %s: backend nccl: %w", w.Rank, w.Name, err)
 	}
@@ -162,9 +167,11 @@ func (b *Backend) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 // ranks are prompt: a short timeout for calls is none for this.
 func initTime(timeout time.Duration) time.Duration { return max(timeout, time.Minute) }
 
-func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicator, error) {
+// connect makes the group of all ranks. key is used once in the life of a job.
+func (b *Backend) connect(ctx context.Context, w *rendezvous.World, key string) (*Communicator,
+	error) {
 	lib, dev, mine := b.prepare(w)
-	ranks, err := group.Exchange(group.OverStore(ctx, w, "gpu/rank"), nil, mine)
+	ranks, err := group.Exchange(group.OverStore(ctx, w, key+"/rank"), nil, mine)
 	if err != nil {
 		return nil, err
 	}
@@ -176,13 +183,13 @@ func (b *Backend) connect(ctx context.Context, w *rendezvous.World) (*Communicat
 		return nil, err
 	}
 	whole := group.Whole(w)
-	board, err := group.Sharing{Gather: group.OverStore(ctx, w, "gpu/board"), Rank: w.Rank,
+	board, err := group.Sharing{Gather: group.OverStore(ctx, w, key+"/board"), Rank: w.Rank,
 		Dir: b.dir()}.Board(w, whole)
 	if err != nil {
 		return nil, err
 	}
 	common := &groupState{world: w, dir: b.dir(), timeout: w.Timeout, lib: lib, dev: dev,
-		notice: b.notice, scratchLen: b.scratch,
+		notice: b.notice, scratchLen: b.scratch, quick: b.quick,
 		asked: ranks[0].Settings, limit: o.limit(w.Timeout)}
 	c := newComm(common, whole, board, newChoice(decide(common.asked, ranks)))
 	err = c.connect(ctx, func() (ncclComm, error) {
@@ -244,6 +251,9 @@ func (b *Backend) prepare(w *rendezvous.World) (library, Device, rankInfo) {
 	}
 	if err != nil {
 		return refuse(err)
+	}
+	if o.measure {
+		o.Table = append(o.Table, b.unkept()...)
 	}
 	b.shares(o, dev, &mine)
 	if w.Rank == 0 {

@@ -61,6 +61,7 @@ func (c *choice) mostLL() int {
 // every call reads is together, in it and in its plan: see [Communicator].
 type choice struct {
 	why    string // the ranks share no memory, so that NCCL does everything; "" if they do
+	lacks  string // why nothing was measured where the table has nothing, "" if that is not known
 	size   int    // ranks
 	plan   plan
 	limits limits
@@ -71,17 +72,23 @@ type limits [backend.Scatter + 1][backend.U8 + 1][]limit
 
 func newChoice(p plan, why string) *choice {
 	c := &choice{plan: p, size: len(p.ranks), why: why}
+	c.goBy(p.Table)
+	return c
+}
+
+// goBy chooses by a table from now on.
+func (c *choice) goBy(t Table) {
+	c.plan.Table = t
 	for _, k := range backend.Kinds() {
 		for _, d := range backend.DTypes() {
 			c.limits[k][d] = c.row(k, d).limits()
 		}
 	}
-	return c
 }
 
 // row is what was measured of a collective on this machine, nil if nothing was.
 func (c *choice) row(k backend.Kind, d backend.DType) *Row {
-	return c.plan.Table.find(c.plan.ranks[0].Model, c.plan.Topology.Link, c.size, k, d)
+	return c.plan.Table.find(c.plan.machine(), k, d)
 }
 
 // eligible reports whether there are kernels for a call.
@@ -256,7 +263,12 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		text += fmt.Sprintf("\nAlloc has used up its %d windows: %s from it are copied on the "+
 			"way to the others", peers.MaxWindows-1, size(lacking))
 	}
-	return text + "\n" + c.row(what.Kind, d).explain(nbytes)
+	row := c.row(what.Kind, d)
+	text += "\n" + row.explain(c.plan.ranks[0].Model, nbytes)
+	if row == nil && c.lacks != "" {
+		text += "; " + c.lacks
+	}
+	return text
 }
 
 // Choose returns the algorithm that a call of the group uses: nbytes is the size of the

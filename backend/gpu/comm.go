@@ -35,6 +35,7 @@ type groupState struct {
 	dev        Device
 	notice     func(text string) // is said once
 	scratchLen int               // bytes of each group's scratch memory
+	quick      quick
 	teardowns  teardowns
 
 	asked settings      // of rank 0

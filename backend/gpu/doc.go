@@ -21,6 +21,7 @@
 //     its header, and is started by the algorithm's launch.
 //   - choose.go: what each algorithm can do, and the choice. table.go has the measured times:
 //     those of the user (tuningfile.go) before those of shipped.json; tune.go measures them.
+//   - measure.go: ranks measure as they connect what the table lacks.
 //   - nccl.go, ncclcalls.go: launch by NCCL; library.go and libnccl_gpu.go are NCCL itself.
 //   - capture.go: calls that are recorded in CUDA graphs, and their replays.
 //   - kernel.go: launch by our kernels; status.go: the words by which the host stops them.
@@ -94,6 +95,22 @@
 // plain pointers in one process and by handles between processes, each writes to each other
 // one and reads it back, and all vote. A refusal leaves nothing behind, and NCCL does
 // everything: [Communicator.Refused] says why. A part that Split makes has its own memory.
+//
+// # Measured times
+//
+// Of the algorithms that can run a call, a [Table] chooses the fastest: the user's, which euryale
+// bench --tune has measured, and below it [Shipped]. A row of it is for devices of one compute
+// capability, links and number of ranks, as a [Survey] has them; the row of the devices' own model
+// comes first. Where no row serves the devices of the group, the ranks measure in Connect, by the
+// same races ([Communicator.Tune]) with fewer rounds, every fourth size from 1 KiB to 64 MiB, and
+// f32 for all types. Rank 0 decides before each race whether there is time for it, of half a
+// second in all. Rank 0 keeps the rows in the user's file, or else in its process. Calls of parts
+// with fewer ranks go by NCCL where the table has nothing for them.
+//
+// All ranks go by the table of rank 0. An error of the measurement is none of Connect: ranks go by
+// NCCL, and [Communicator.Explain] says why. If it has ended the group, they connect once more.
+// Ranks do not measure where EURYALE_TUNING is off, or [Options] have a Table or force an
+// algorithm.
 //
 // # Numbers of NCCL
 //

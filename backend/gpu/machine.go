@@ -8,12 +8,16 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Machine describes a group that need not exist: ranks on devices of one model.
+// Survey describes a group that need not exist: ranks on devices of one model. Measured times
+// are found by it. A user who names a model need know neither Capability nor NVLinks: 0 finds
+// what was measured on that very model.
 type Survey struct {
-	Model string
-	Link  Link
-	Ranks int
-	Tears bool // as of [Wires]
+	Model      string
+	Capability int // compute capability, 90 for 9.0
+	Link       Link
+	NVLinks    int // between two devices, of the pair with the fewest; 0 where Link is PCIe
+	Ranks      int
+	Tears      bool // as of [Wires]
 }
 
 // Explain is [Communicator.Explain] of a group of the machine's, by a table and an
@@ -32,9 +36,14 @@ func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nby
 	if err != nil {
 		return "", err
 	}
-	c := newChoice(decide(o.settings(), m.ranks()))
+	p, why := decide(o.settings(), m.ranks())
+	p.NVLinks = m.NVLinks
+	c := newChoice(p, why)
 	if c.why == "" && o.Off {
 		c.why = "it is switched off"
+	}
+	if o.measure {
+		c.lacks = fmt.Sprintf("ranks measure for up to %v when they connect", measureTime)
 	}
 	return c.explain(what, d, nbytes, 0), nil
 }
@@ -54,7 +63,8 @@ func (m Survey) Algorithms() []Algorithm {
 func (m Survey) ranks() []rankInfo {
 	all := make([]rankInfo, m.Ranks)
 	for r := range all {
-		all[r] = rankInfo{Model: m.Model, Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}}
+		all[r] = rankInfo{Model: m.Model, Capability: m.Capability,
+			Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}}
 	}
 	return all
 }
@@ -73,7 +83,7 @@ func SurveyOf(devices []backend.Device) (Survey, error) {
 			return Survey{}, fmt.Errorf("%s is a %T, not a GPU", d.Name(), d)
 		}
 		if m.Model == "" {
-			m.Model = g.Model()
+			m.Model, m.Capability = g.Model(), g.ComputeCapability()
 		}
 		if g.Model() != m.Model {
 			return Survey{}, fmt.Errorf("%s is a %s, and %s a %s: low-latency kernels take one "+
@@ -83,6 +93,7 @@ func SurveyOf(devices []backend.Device) (Survey, error) {
 		m.Tears = m.Tears || w.Tears
 		wires = append(wires, w)
 	}
-	m.Link = classify(wires).Link
+	t := classify(wires)
+	m.Link, m.NVLinks = t.Link, t.NVLinks
 	return m, nil
 }

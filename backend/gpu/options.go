@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/tuning"
 )
 
 // Options say how a group is made. Those that all ranks must share are rank 0's.
@@ -16,7 +17,8 @@ type Options struct {
 	// Off leaves everything to NCCL, on every rank if it is set on one.
 	Off bool
 
-	// Table is what to choose by; nil means Measured.
+	// Table is what to choose by; nil means Measured, and what ranks measure as they connect
+	// where that has nothing for their devices: see the package's documentation.
 	Table Table
 	// Force uses one algorithm wherever it can be used; NCCL, the zero value,
 	// chooses by Table.
@@ -34,6 +36,8 @@ type Options struct {
 	// process use one device, which then needs room for all their grids at a time.
 	Blocks        int
 	SharedDevices bool
+
+	measure bool // what Table lacks, as ranks connect
 }
 
 // Parse reads what a user asks for: "" or "auto" for the table, "off", or the name
@@ -69,6 +73,7 @@ type settings struct {
 	Staging int
 	Blocks  int
 	Table   Table
+	Measure bool // what Table lacks
 }
 
 // stagingBytes is one half of the staging of a rank. A round of a two-shot fills it, and each
@@ -85,13 +90,14 @@ const halvedBytes = 1 << 20
 func (o Options) measured(rank int) (_ Options, err error) {
 	if o.Table == nil && rank == 0 && !o.Off {
 		o.Table, err = Measured()
+		o.measure = o.Force == NCCL && !tuning.Off()
 	}
 	return o, err
 }
 
 func (o Options) settings() settings {
 	s := settings{Table: o.Table, Force: o.Force, Link: o.Link, Staging: o.Staging,
-		Halved: o.Halved, Blocks: o.Blocks, Shared: o.SharedDevices}
+		Halved: o.Halved, Blocks: o.Blocks, Shared: o.SharedDevices, Measure: o.measure}
 	if s.Staging <= 0 {
 		s.Staging = stagingBytes
 	}

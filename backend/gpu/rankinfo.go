@@ -20,13 +20,14 @@ type rankInfo struct {
 	Version     int    // of NCCL
 	ID          []byte // of the group, from rank 0
 
-	Refusal  string // why the device's memory cannot be shared
-	Process  string // the same in one process, and in no other
-	Ordinal  int    // of the device, in its process
-	Model    string
-	Wires    Wires
-	Room     int // multiprocessors of the device, 0 if that is not known
-	Settings settings
+	Refusal    string // why the device's memory cannot be shared
+	Process    string // the same in one process, and in no other
+	Ordinal    int    // of the device, in its process
+	Model      string
+	Capability int // compute capability, 90 for 9.0
+	Wires      Wires
+	Room       int // multiprocessors of the device, 0 if that is not known
+	Settings   settings
 }
 
 // plan is how the ranks of a group share memory.
@@ -35,6 +36,12 @@ type plan struct {
 	settings
 	Topology
 	ranks []rankInfo
+}
+
+// machine is what times are measured of.
+func (p plan) machine() Survey {
+	return Survey{Model: p.ranks[0].Model, Capability: p.ranks[0].Capability,
+		Link: p.Topology.Link, NVLinks: p.Topology.NVLinks, Ranks: len(p.ranks)}
 }
 
 // decide returns the plan of a group, or why its ranks share no memory.
@@ -106,8 +113,8 @@ func (b *Backend) shares(o Options, dev Device, mine *rankInfo) {
 	if q := dev.Default(); !exchanges(q) {
 		mine.Refusal = fmt.Sprintf("the queues of %s, a %T, cannot exchange data", dev.Name(), q)
 	}
-	mine.Ordinal, mine.Model, mine.Wires, mine.Room = dev.Ordinal(), dev.Model(), wiresOf(dev),
-		dev.Multiprocessors()
+	mine.Ordinal, mine.Model, mine.Capability = dev.Ordinal(), dev.Model(), dev.ComputeCapability()
+	mine.Wires, mine.Room = wiresOf(dev), dev.Multiprocessors()
 }
 
 func exchanges(q backend.Queue) bool {

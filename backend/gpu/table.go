@@ -15,15 +15,19 @@ import (
 // Table holds measured times. Every rank derives the same choices from it.
 type Table []Row
 
-// Row is the time of one collective on one kind of machine.
+// Row is the time of one collective on one kind of machine: devices of one compute capability,
+// connected by as many links, as in [Survey].
 type Row struct {
-	Model   string // of the devices
-	Link    Link
-	Ranks   int
-	Kind    backend.Kind
-	DType   backend.DType // 0 means every dtype that has kernels
-	Source  string        // where the numbers come from
-	Samples []Sample      // by size
+	Model      string // that was measured
+	Capability int    // 0 in files of older versions, whose rows are for Model alone
+	Link       Link
+	NVLinks    int
+	Ranks      int
+	Kind       backend.Kind
+	DType      backend.DType // 0 means every dtype that has kernels
+	Source     string        // where the numbers come from
+	Quick      bool          // measured as ranks connected, in little time
+	Samples    []Sample      // by size
 }
 
 // Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
@@ -86,19 +90,23 @@ func parseTable(text []byte) (Table, error) {
 
 // rowText is a row in JSON, with names in place of numbers.
 type rowText struct {
-	Model   string   `json:"model"`
-	Link    string   `json:"link"`
-	Ranks   int      `json:"ranks"`
-	Kind    string   `json:"collective"`
-	DType   string   `json:"dtype,omitempty"`
-	Source  string   `json:"source"`
-	Samples []Sample `json:"samples"`
+	Model      string   `json:"model"`
+	Capability int      `json:"capability,omitempty"`
+	Link       string   `json:"link"`
+	NVLinks    int      `json:"nvlinks,omitempty"`
+	Ranks      int      `json:"ranks"`
+	Kind       string   `json:"collective"`
+	DType      string   `json:"dtype,omitempty"`
+	Source     string   `json:"source"`
+	Quick      bool     `json:"quick,omitempty"`
+	Samples    []Sample `json:"samples"`
 }
 
 // MarshalJSON implements [json.Marshaler].
 func (r Row) MarshalJSON() ([]byte, error) {
-	text := rowText{Model: r.Model, Link: r.Link.String(), Ranks: r.Ranks, Kind: r.Kind.String(),
-		Source: r.Source, Samples: r.Samples}
+	text := rowText{Model: r.Model, Capability: r.Capability, Link: r.Link.String(),
+		NVLinks: r.NVLinks, Ranks: r.Ranks, Kind: r.Kind.String(), Source: r.Source,
+		Quick: r.Quick, Samples: r.Samples}
 	if r.DType != 0 {
 		text.DType = r.DType.String()
 	}
@@ -112,7 +120,8 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 	if err := json.Unmarshal(b, &text); err != nil {
 		return err
 	}
-	*r = Row{Model: text.Model, Ranks: text.Ranks, Source: text.Source, Samples: text.Samples}
+	*r = Row{Model: text.Model, Capability: text.Capability, NVLinks: text.NVLinks,
+		Ranks: text.Ranks, Source: text.Source, Quick: text.Quick, Samples: text.Samples}
 	if r.Link, err = ParseLink(text.Link); err != nil {
 		return err
 	}
@@ -137,9 +146,27 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 
 // covers reports whether r serves every call that other serves.
 func (r Row) covers(other Row) bool {
-	return r.Model == other.Model && r.Link == other.Link && r.Ranks == other.Ranks &&
-		r.Kind == other.Kind &&
-		(r.DType == 0 || r.DType == other.DType)
+	return r.Kind == other.Kind && (r.DType == 0 || r.DType == other.DType) &&
+		r.measuredOn(other.machine())
+}
+
+// machine is what was measured.
+func (r Row) machine() Survey {
+	return Survey{Model: r.Model, Capability: r.Capability, Link: r.Link, NVLinks: r.NVLinks,
+		Ranks: r.Ranks}
+}
+
+// measuredOn reports whether a machine is what was measured, as far as that is known: a user may
+// name a model without its links, and so do files of older versions.
+func (r Row) measuredOn(m Survey) bool {
+	return r.Model == m.Model && r.Link == m.Link && r.Ranks == m.Ranks &&
+		(r.NVLinks == m.NVLinks || r.NVLinks == 0 || m.NVLinks == 0)
+}
+
+// fits reports whether a machine's devices are of the kind that was measured.
+func (r Row) fits(m Survey) bool {
+	return r.Capability != 0 && r.Capability == m.Capability && r.Link == m.Link &&
+		r.NVLinks == m.NVLinks && r.Ranks == m.Ranks
 }
 
 // over returns t followed by the rows of base that t does not cover.
@@ -153,19 +180,26 @@ func (t Table) over(base Table) Table {
 	return all
 }
 
-// find returns the row for a call, nil if there is none. A row for the call's dtype comes
-// before a row for every dtype.
-func (t Table) find(model string, link Link, ranks int, kind backend.Kind, d backend.DType) *Row {
-	for _, dtype := range []backend.DType{d, 0} {
-		i := slices.IndexFunc(t, func(r Row) bool {
-			return r.Model == model && r.Link == link && r.Ranks == ranks && r.Kind == kind &&
-				r.DType == dtype
-		})
-		if i >= 0 {
-			return &t[i]
+// find returns the row for a call, nil if there is none. A row that was measured on the machine's
+// model comes before one of another model of its kind. Of those, a row for the call's dtype
+// comes before a row for every dtype.
+func (t Table) find(m Survey, kind backend.Kind, d backend.DType) *Row {
+	for _, serves := range []func(Row, Survey) bool{Row.measuredOn, Row.fits} {
+		for _, dtype := range []backend.DType{d, 0} {
+			i := slices.IndexFunc(t, func(r Row) bool {
+				return r.Kind == kind && r.DType == dtype && serves(r, m)
+			})
+			if i >= 0 {
+				return &t[i]
+			}
 		}
 	}
 	return nil
+}
+
+// serves reports whether there is a row for any call of a machine.
+func (t Table) serves(m Survey) bool {
+	return slices.ContainsFunc(t, func(r Row) bool { return r.measuredOn(m) || r.fits(m) })
 }
 
 // at returns an algorithm's time for a size, 0 if it is not known. Between two samples the
@@ -252,11 +286,16 @@ func pick(all []limit, nbytes int) Algorithm {
 	return NCCL
 }
 
-// explain prints the algorithm that a row chooses for a size, and the times of all.
-func (r *Row) explain(nbytes int) string {
+// explain prints the algorithm that a row chooses for a size on devices of a model, and the
+// times of all.
+func (r *Row) explain(model string, nbytes int) string {
 	if r == nil {
 		return "nothing was measured for these devices and ranks, so NCCL runs the call: euryale " +
 			"bench --tune measures"
+	}
+	measured := "measured"
+	if r.Model != model {
+		measured += " on " + r.Model
 	}
 	var times []string
 	for _, a := range r.Link.Algorithms() {
@@ -276,7 +315,7 @@ func (r *Row) explain(nbytes int) string {
 	if times == nil {
 		times = []string{"not measured at this size"}
 	}
-	return fmt.Sprintf("measured (%s): %s; used: %s", r.Source, strings.Join(times, ", "),
+	return fmt.Sprintf("%s (%s): %s; used: %s", measured, r.Source, strings.Join(times, ", "),
 		strings.Join(used, ", "))
 }
 

@@ -11,9 +11,13 @@ import (
 
 const h200 = "NVIDIA H200"
 
+// h200s is that many H200, as a user names them: with NVLinks between each two, without their
+// number.
+func h200s(ranks int) Survey { return Survey{Model: h200, Link: FullyConnected, Ranks: ranks} }
+
 // rowOf returns the row of the prototype for a number of ranks, 2 or 4.
 func rowOf(ranks int) *Row {
-	return prototype().find(h200, FullyConnected, ranks, backend.AllReduce, backend.F32)
+	return prototype().find(h200s(ranks), backend.AllReduce, backend.F32)
 }
 
 func TestTableChooses(t *testing.T) {
@@ -61,10 +65,16 @@ func TestShippedTableIsForH200(t *testing.T) {
 	}
 	for _, ranks := range []int{2, 4} {
 		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
-			if r := table.find(h200, FullyConnected, ranks, backend.AllReduce, d); r == nil ||
+			if r := table.find(h200s(ranks), backend.AllReduce, d); r == nil ||
 				r.best(1024) == NCCL {
 				t.Errorf("all-reduces of %v among %d ranks: %v", d, ranks, r)
 			}
+		}
+	}
+	for _, r := range table {
+		if r.Capability == 0 || (r.NVLinks == 0) != (r.Link == PCIe) || r.Quick {
+			t.Errorf("devices of its kind do not find the row of %v of %v among %d ranks of %s",
+				r.Kind, r.DType, r.Ranks, r.Model)
 		}
 	}
 }
@@ -72,14 +82,61 @@ func TestShippedTableIsForH200(t *testing.T) {
 func TestOtherMachinesLeaveCallsToNCCL(t *testing.T) {
 	table := prototype()
 	for name, r := range map[string]*Row{
-		"model": table.find("NVIDIA H100", FullyConnected, 2, backend.AllReduce, backend.F32),
-		"link":  table.find(h200, PCIe, 2, backend.AllReduce, backend.F32),
-		"ranks": table.find(h200, FullyConnected, 3, backend.AllReduce, backend.F32),
-		"kind":  table.find(h200, FullyConnected, 2, backend.AllGather, backend.F32),
+		"model": table.find(Survey{Model: "NVIDIA H100", Link: FullyConnected, Ranks: 2},
+			backend.AllReduce, backend.F32),
+		"link": table.find(Survey{Model: h200, Link: PCIe, Ranks: 2}, backend.AllReduce,
+			backend.F32),
+		"ranks": table.find(h200s(3), backend.AllReduce, backend.F32),
+		"kind":  table.find(h200s(2), backend.AllGather, backend.F32),
 	} {
-		if r != nil || pick(r.limits(), 1024) != NCCL || !strings.Contains(r.explain(1024),
+		if r != nil || pick(r.limits(), 1024) != NCCL || !strings.Contains(r.explain(h200, 1024),
 			"tune") {
 			t.Errorf("another %s: %+v", name, r)
+		}
+	}
+}
+
+func TestDevicesTakeTheRowOfTheirModelElseOfTheirKind(t *testing.T) {
+	row := func(m Survey, d backend.DType) Row {
+		return Row{Model: m.Model, Capability: m.Capability, Link: m.Link, NVLinks: m.NVLinks,
+			Ranks: m.Ranks, Kind: backend.AllReduce, DType: d}
+	}
+	kind := func(model string, capability int, l Link, nvlinks int) Survey {
+		return Survey{Model: model, Capability: capability, Link: l, NVLinks: nvlinks, Ranks: 2}
+	}
+	table := Table{
+		row(kind(h200, 90, FullyConnected, 18), backend.F32),
+		row(kind("H100", 90, FullyConnected, 18), 0),
+		row(kind("A100", 0, FullyConnected, 0), 0), // of an older file
+		row(kind("L40", 89, PCIe, 0), 0),
+	}
+	three := kind("H100", 90, FullyConnected, 18)
+	three.Ranks = 3
+	for name, test := range map[string]struct {
+		m    Survey
+		want string
+	}{
+		"the model":               {kind(h200, 90, FullyConnected, 18), h200},
+		"the model, not the type": {kind("H100", 90, FullyConnected, 18), "H100"},
+		"another of its kind":     {kind("GH200", 90, FullyConnected, 18), h200},
+		"on PCIe":                 {kind("L4", 89, PCIe, 0), "L40"},
+		"a model alone":           {kind("H100", 0, FullyConnected, 0), "H100"},
+		"an older file's":         {kind("A100", 80, FullyConnected, 12), "A100"},
+		"not of its kind":         {kind("A800", 80, FullyConnected, 8), ""},
+		"fewer links":             {kind("H100 NVL", 90, FullyConnected, 12), ""},
+		"fewer links, the model":  {kind(h200, 90, FullyConnected, 12), ""},
+		"another link":            {kind(h200, 90, PCIe, 0), ""},
+		"newer":                   {kind("B200", 100, FullyConnected, 18), ""},
+		"more ranks":              {three, ""},
+	} {
+		r := table.find(test.m, backend.AllReduce, backend.F32)
+		if (r == nil) != (test.want == "") || r != nil && r.Model != test.want ||
+			table.serves(test.m) != (r != nil) {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if text := r.explain(test.m.Model, 1024); r != nil && strings.Contains(text,
+			"measured on "+r.Model) != (r.Model != test.m.Model) {
+			t.Errorf("%s: %s", name, text)
 		}
 	}
 }
@@ -89,25 +146,25 @@ func TestRowOfATypeComesFirst(t *testing.T) {
 		return Row{Model: h200, Link: PCIe, Ranks: 2, Kind: backend.AllReduce, DType: d}
 	}
 	for _, table := range []Table{{row(0), row(backend.BF16)}, {row(backend.BF16), row(0)}} {
-		if r := table.find(h200, PCIe, 2, backend.AllReduce,
-			backend.BF16); r.DType != backend.BF16 {
+		m := Survey{Model: h200, Link: PCIe, Ranks: 2}
+		if r := table.find(m, backend.AllReduce, backend.BF16); r.DType != backend.BF16 {
 			t.Errorf("bf16 finds the row of %v", r.DType)
 		}
-		if r := table.find(h200, PCIe, 2, backend.AllReduce, backend.F32); r.DType != 0 {
+		if r := table.find(m, backend.AllReduce, backend.F32); r.DType != 0 {
 			t.Errorf("f32 finds the row of %v", r.DType)
 		}
 	}
 }
 
 func TestExplanationShowsAllTimes(t *testing.T) {
-	text := rowOf(4).explain(2 << 20)
+	text := rowOf(4).explain(h200, 2<<20)
 	for _, part := range []string{"two-shot 19.0 us", "nccl 26.0 us", "one-shot", "ll up to",
 		"then nccl", "prototype"} {
 		if !strings.Contains(text, part) {
 			t.Errorf("%q is not in %q", part, text)
 		}
 	}
-	if text := rowOf(4).explain(1 << 30); !strings.Contains(text, "not measured at this size") {
+	if text := rowOf(4).explain(h200, 1<<30); !strings.Contains(text, "not measured at this size") {
 		t.Error(text)
 	}
 }
@@ -162,7 +219,7 @@ func TestRowsThatAreCoveredAreLeftOut(t *testing.T) {
 		want  string
 	}{{2, backend.F32, "own"}, {2, backend.BF16, "base"}, {4, backend.F32, "own"}, {4, backend.F16,
 		"own"}} {
-		if r := table.find(h200, FullyConnected, test.ranks, backend.AllReduce,
+		if r := table.find(h200s(test.ranks), backend.AllReduce,
 			test.dtype); r.Source != test.want {
 			t.Errorf("%d ranks, %v: the row is %s's, want %s's", test.ranks, test.dtype, r.Source,
 				test.want)

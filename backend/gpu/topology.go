@@ -64,7 +64,8 @@ func wiresOf(d Device) Wires {
 
 // Topology is the class of a group and, for a cube mesh, who talks to whom.
 type Topology struct {
-	Link Link
+	Link    Link
+	NVLinks int // of the pair that has the fewest among those that have any
 	// Partners lists the four neighbours of each rank of a cube mesh: columns 0 to 2
 	// are the members of its clique, and column 3 is the relay to the other clique. Each
 	// column is a perfect matching: if y is x's partner in a column, x is y's. So no link
@@ -78,9 +79,9 @@ func classify(all []Wires) Topology {
 	nvlinks, reach := matrices(all)
 	switch partners := cubeMesh(nvlinks); {
 	case allConnected(nvlinks):
-		return Topology{Link: FullyConnected}
+		return Topology{Link: FullyConnected, NVLinks: fewest(nvlinks)}
 	case partners != nil:
-		return Topology{Link: CubeMesh, Partners: partners}
+		return Topology{Link: CubeMesh, NVLinks: fewest(nvlinks), Partners: partners}
 	case allConnected(reach):
 		return Topology{Link: PCIe}
 	}
@@ -141,6 +142,18 @@ func allConnected(m [][]int) bool {
 		}
 	}
 	return true
+}
+
+// fewest returns the least number of links between a pair that has any.
+func fewest(m [][]int) (least int) {
+	for i := range m {
+		for j, n := range m[i] {
+			if i != j && n > 0 && (least == 0 || n < least) {
+				least = n
+			}
+		}
+	}
+	return least
 }
 
 const (

@@ -144,6 +144,23 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 	}
 }
 
+func TestLinksOfAGroupAreTheFewestOfAPair(t *testing.T) {
+	uneven := pairwise(3, 4)
+	join(uneven, 0, 2, 2)
+	for name, test := range map[string]struct {
+		all  []Wires
+		want int
+	}{
+		"switches": {switched(18, 18, 17, 18), 17}, "direct": {pairwise(4, 3), 3},
+		"uneven": {uneven, 4}, "a cube mesh": {dgx1(), 1},
+		"PCIe": {reachable(switched(18, 18, 0, 18)), 0}, "none": {cards(2), 0},
+	} {
+		if got := classify(test.all).NVLinks; got != test.want {
+			t.Errorf("%s: %d links, want %d", name, got, test.want)
+		}
+	}
+}
+
 // The mesh is found however ranks are numbered, and its colouring holds.
 // CUDA writes places in one case, NVML perhaps in the other.
 func TestPlacesAreTheSameInEitherCase(t *testing.T) {

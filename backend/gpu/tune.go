@@ -9,13 +9,14 @@ import (
 )
 
 // Race times ways to start a call against each other, so that what disturbs one
-// disturbs all, and returns the microseconds of each, the same on every rank.
+// disturbs all, and returns the microseconds of each, the same on every rank, or none where it
+// has no time left, on every rank.
 type Race func(ways []func() (backend.Work, error)) (micros []float64, err error)
 
 // Tune measures a collective by every algorithm and returns a row for a table, whose
 // Source is left to the caller. sizes are the bytes of its largest operand, in order;
-// memory is the device's, zeroed, as long as the largest of them. Calls are in place.
-// It is collective.
+// memory is the device's, zeroed, as long as the largest of them. Calls are in place. The row ends
+// where race has no time left. It is collective.
 //
 // Errors: ErrUnsupported if there are no kernels to choose from, and errors of race.
 func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory backend.Buffer,
@@ -29,8 +30,9 @@ func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory
 		return Row{}, fmt.Errorf("%w: %s: there are no kernels for %v of %v",
 			backend.ErrUnsupported, backend.RankOf(c), what, d)
 	}
-	row := Row{Model: c.plan.ranks[0].Model, Link: c.plan.Topology.Link, Ranks: c.Size(), Kind: k,
-		DType: d}
+	m := c.plan.machine()
+	row := Row{Model: m.Model, Capability: m.Capability, Link: m.Link, NVLinks: m.NVLinks,
+		Ranks: m.Ranks, Kind: k, DType: d}
 	for _, size := range sizes {
 		t := c.trial(what, memory.As(d), size/d.Size())
 		if n := len(row.Samples); t.bytes == 0 || n > 0 && row.Samples[n-1].Bytes == t.bytes {
@@ -40,7 +42,10 @@ func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory
 		if err != nil {
 			return Row{}, err
 		}
-		row.Samples = append(row.Samples, s)
+		if s == nil {
+			break
+		}
+		row.Samples = append(row.Samples, *s)
 	}
 	return row, nil
 }
@@ -69,8 +74,9 @@ func (c *Communicator) trial(what backend.Collective, memory backend.Buffer, n i
 	return trial{c, what, whole, own, own.NBytes()}
 }
 
-func (t trial) measure(race Race) (Sample, error) {
-	s := Sample{Bytes: t.bytes}
+// measure returns nil where there is no time left.
+func (t trial) measure(race Race) (*Sample, error) {
+	s := &Sample{Bytes: t.bytes}
 	var at []*float64
 	var ways []func() (backend.Work, error)
 	for _, a := range t.Link().Algorithms() {
@@ -81,7 +87,10 @@ func (t trial) measure(race Race) (Sample, error) {
 	}
 	micros, err := race(ways)
 	if err != nil {
-		return s, fmt.Errorf("measure %v of %s: %w", t.what, size(t.bytes), err)
+		return nil, fmt.Errorf("measure %v of %s: %w", t.what, size(t.bytes), err)
+	}
+	if micros == nil {
+		return nil, nil
 	}
 	for i, us := range micros {
 		*at[i] = math.Round(us*100) / 100 // the resolution of the clock

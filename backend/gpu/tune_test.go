@@ -128,7 +128,7 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2},
 			Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024,
-			[]string{"measured (" + Shipped().find(h200, FullyConnected, 2, backend.AllReduce,
+			[]string{"measured (" + Shipped().find(h200s(2), backend.AllReduce,
 				backend.F32).Source}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024,
 			[]string{"ll, where ll is forced"}},

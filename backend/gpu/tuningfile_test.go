@@ -46,13 +46,48 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shipped := Shipped().find(h200, FullyConnected, 2, backend.AllReduce, backend.F16).best(4096)
+	shipped := Shipped().find(h200s(2), backend.AllReduce, backend.F16).best(4096)
 	for d, want := range map[backend.DType]Algorithm{backend.F32: TwoShot, backend.BF16: OneShot,
 		backend.F16: shipped} {
-		if got := table.find(h200, FullyConnected, 2, backend.AllReduce, d).best(
+		if got := table.find(h200s(2), backend.AllReduce, d).best(
 			4096); got != want {
 			t.Errorf("%v: %v, want %v", d, got, want)
 		}
+	}
+}
+
+// A quick measurement stands in for a table that lacks the machine, and for nothing else.
+func TestQuickRowsComeLastAndGoFirst(t *testing.T) {
+	noFile(t)
+	m := Survey{Model: h200, Capability: 90, Link: FullyConnected, NVLinks: 18, Ranks: 2}
+	row := func(ranks int, d backend.DType, quick bool) Row {
+		return Row{Model: h200, Capability: 90, Link: FullyConnected, NVLinks: 18, Ranks: ranks,
+			Kind: backend.AllReduce, DType: d, Quick: quick, Samples: []Sample{{Bytes: 8, NCCL: 1}}}
+	}
+	keep := func(rows ...Row) Table {
+		if _, err := Table(rows).Keep(); err != nil {
+			t.Fatal(err)
+		}
+		table, err := Measured()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return table
+	}
+	table := keep(row(2, 0, true), row(8, 0, true))
+	if r := table.find(m, backend.AllReduce, backend.BF16); r.Quick {
+		t.Errorf("%+v comes before what is shipped", r)
+	}
+	m.Ranks = 8
+	if r := table.find(m, backend.AllReduce, backend.BF16); r == nil || !r.Quick {
+		t.Errorf("%+v, want what was measured quickly", r)
+	}
+	table = keep(row(8, backend.F32, false))
+	if r := table.find(m, backend.AllReduce, backend.F32); r == nil || r.Quick {
+		t.Errorf("%+v, want what was measured last", r)
+	}
+	if r := table.find(m, backend.AllReduce, backend.BF16); r != nil {
+		t.Errorf("%+v is left", r)
 	}
 }
 

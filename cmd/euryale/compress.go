@@ -92,7 +92,7 @@ func (s *output) compare(comm backend.Communicator, c bench.Config) error {
 			return fmt.Errorf("bench: %w", err)
 		}
 	}
-	comparison, err := newComparison(comm, operands*max(int(c.Max), 4))
+	comparison, err := bench.NewComparison(comm, operands*max(int(c.Max), 4), nil)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func (w *candidate) traffic() traffic {
 const operands = 3
 
 // compareAt times the candidates for n elements.
-func (t *tuner) compareAt(comparison comparison, ways []*candidate, n int) error {
+func (t *tuner) compareAt(comparison *bench.Comparison, ways []*candidate, n int) error {
 	all := comparison.Buffer().As(backend.F32)
 	xs, y := [2]backend.Buffer{all.Slice(0, n), all.Slice(n, 2*n)}, all.Slice(2*n, 3*n)
 	for i := range xs {

@@ -200,13 +200,18 @@ func (d doctor) unread() (findings []finding) {
 // measurements reports whether this machine was measured, for the choice of algorithms.
 func measurements() finding {
 	f := finding{about: "measurements"}
+	if tuning.Off() {
+		f.text = fmt.Sprintf("%s=off: algorithms are chosen by the times that are shipped",
+			env.Tuning)
+		return f
+	}
 	path, err := tuning.Path()
 	if err == nil {
 		_, err = os.Stat(path)
 	}
 	if err != nil {
-		f.text = "none: algorithms are chosen by the times that are shipped, until euryale bench " +
-			"--tune measures this machine"
+		f.text = "none: algorithms are chosen by the times that are shipped, or that ranks " +
+			"measure as they connect, until euryale bench --tune measures this machine"
 		return f
 	}
 	f.text = path

@@ -120,6 +120,10 @@ func TestDoctorReadsWhatWasMeasured(t *testing.T) {
 			t.Errorf("%q: no %q in\n%s", text, want, report)
 		}
 	}
+	t.Setenv(string(env.Tuning), "off")
+	if report, _ := examine(t, nil, nil); !strings.Contains(report, "EURYALE_TUNING=off: algor") {
+		t.Errorf("off: %s", report)
+	}
 }
 
 func TestDoctorKeepsTheSecret(t *testing.T) {

@@ -43,8 +43,9 @@ func (explainCmd) Help() string {
 	return `The command runs no collective. Without GPUs, the answer is the algorithm of shared
 memory (backend host) or, among machines, of sockets (backend tcp), and its thresholds. With GPUs,
 of this machine or of --device, the answer comes from measured times: those of euryale bench
---tune, else those shipped with this program. NCCL runs the calls for which none of Euryale's
-kernels is faster.
+--tune, else those shipped with this program for the same model or compute capability, links and
+ranks, else those that ranks have measured as they connected. NCCL runs the calls for which none of
+Euryale's kernels is faster.
 
 With --topology, the answer is for real machines, with measured links or those of --inside and
 --between, and among ranks without GPUs over sockets (backend tcp). With EURYALE_TOPOLOGY instead,
@@ -84,8 +85,7 @@ type question struct {
 	dtype  backend.DType
 	nbytes int // of the largest operand
 	ranks  int
-	model  string
-	link   gpu.Link
+	gpus   gpu.Survey
 	absent error // why there are no GPUs, if none were named
 }
 
@@ -103,7 +103,7 @@ func (e *explainCmd) question() (q question, err error) {
 	q.what.Kind, kindErr = backend.ParseKind(e.Collective)
 	q.what.Op, opErr = backend.ParseReduceOp(e.Op)
 	q.dtype, dtypeErr = backend.ParseDType(e.DType)
-	q.model, q.link, deviceErr = e.devices(&q)
+	deviceErr = e.devices(&q)
 	if err := errors.Join(kindErr, opErr, dtypeErr, deviceErr); err != nil {
 		return q, err
 	}
@@ -148,31 +148,35 @@ func (e *explainCmd) topology() (text string, declared bool) {
 	return text, text != ""
 }
 
-// devices returns the GPUs of the question. If this machine has none, it sets q.absent.
-func (e *explainCmd) devices(q *question) (model string, link gpu.Link, err error) {
+// devices finds the GPUs of the question. If this machine has none, it sets q.absent.
+func (e *explainCmd) devices(q *question) (err error) {
 	switch {
 	case e.Backend != "" && e.Device != "":
-		return "", link, fmt.Errorf("--device is about GPUs, which backend %s does not use: give "+
-			"one of the two", e.Backend)
+		return fmt.Errorf("--device is about GPUs, which backend %s does not use: give one of the "+
+			"two", e.Backend)
 	case e.Backend != "":
 		q.absent = fmt.Errorf("backend %s uses none", e.Backend)
 	case e.Device == "":
-		model, link, q.absent = survey(q.ranks)
+		q.gpus, q.absent = survey(q.ranks)
 	default:
-		model, link = e.Device, gpu.FullyConnected
+		q.gpus = gpu.Survey{Model: e.Device, Link: gpu.FullyConnected}
 	}
-	if e.Link != "" {
-		link, err = gpu.ParseLink(e.Link)
+	q.gpus.Ranks = q.ranks
+	if e.Link == "" {
+		return nil
 	}
-	return model, link, err
+	here := q.gpus.Link
+	if q.gpus.Link, err = gpu.ParseLink(e.Link); q.gpus.Link != here {
+		q.gpus.NVLinks = 0
+	}
+	return err
 }
 
-// survey returns the model and links of this machine's GPUs, of at most one for each
-// rank.
-func survey(ranks int) (model string, link gpu.Link, err error) {
+// survey returns this machine's GPUs, at most one for each rank.
+func survey(ranks int) (m gpu.Survey, err error) {
 	g, err := openGPUs()
 	if err != nil {
-		return "", gpu.Unknown, err
+		return m, err
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
 	var devices []backend.Device
@@ -180,11 +184,10 @@ func survey(ranks int) (model string, link gpu.Link, err error) {
 		devices = append(devices, c.device())
 	}
 	if len(devices) < 2 {
-		return "", gpu.Unknown, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor",
-			len(devices), ranks)
+		return m, fmt.Errorf("%d of %d ranks have a GPU here: see euryale doctor", len(devices),
+			ranks)
 	}
-	m, err := gpu.SurveyOf(devices)
-	return m.Model, m.Link, err
+	return gpu.SurveyOf(devices)
 }
 
 // options returns what is asked of Euryale's kernels: by the flag, else by the variable.
@@ -205,8 +208,7 @@ func (e *explainCmd) calls(q question) (string, error) {
 		return e.callsOnHost(q)
 	}
 	nbytes := operand(q.what.Kind, q.nbytes, q.ranks)
-	text, err := gpu.Survey{Model: q.model, Link: q.link, Ranks: q.ranks}.Explain(o, q.what,
-		q.dtype, nbytes)
+	text, err := q.gpus.Explain(o, q.what, q.dtype, nbytes)
 	return strings.TrimRight(text, "\n") + "\n", err
 }
 
@@ -253,7 +255,7 @@ func (e *explainCmd) plan(q question) (string, error) {
 		return "", usageError{err}
 	}
 	// A declaration is explained for ranks that are all on this machine.
-	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.model, host.Device{}.Name()),
+	s := hierarchy.Setting{Layout: layout, Model: cmp.Or(q.gpus.Model, host.Device{}.Name()),
 		Declared: declared, Together: declared}
 	o, source, err := s.Options(cmp.Or(e.Hierarchy, env.Hierarchy.Text(os.Getenv)))
 	if err != nil {

@@ -7,14 +7,12 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"time"
 
 	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/gpu/nvml"
-	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
 	gpukernels "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -219,35 +217,4 @@ func (d *device) reach(other usableGPU) (bool, error) {
 
 func (d *device) fetch(dst backend.Buffer, other usableGPU, src backend.Buffer) error {
 	return d.Default().(*cuda.Queue).CopyFrom(dst, other.(*device).Device, src)
-}
-
-// gpuClock is a GPU's clock.
-type gpuClock struct {
-	*cuda.Timer
-	queue backend.Queue
-}
-
-// clockOf returns the clock of a GPU, nil for other devices.
-func clockOf(d backend.Device) (clock, error) {
-	q, ok := d.Default().(*cuda.Queue)
-	if !ok {
-		return nil, nil
-	}
-	t, err := q.NewTimer()
-	if err != nil {
-		return nil, err
-	}
-	return gpuClock{t, q}, nil
-}
-
-// Elapsed waits until the queue has reached Stop.
-func (c gpuClock) Elapsed() (time.Duration, error) {
-	e, err := c.queue.Record()
-	if err != nil {
-		return 0, err
-	}
-	if err := bench.Await(e); err != nil {
-		return 0, err
-	}
-	return c.Timer.Elapsed()
 }

@@ -2,11 +2,7 @@
 
 package main
 
-import (
-	"fmt"
-
-	"github.com/euryale-ml/euryale/backend"
-)
+import "fmt"
 
 // openGPUs returns an error that says how to build with GPU support.
 func openGPUs() (*gpus, error) {
@@ -14,6 +10,3 @@ func openGPUs() (*gpus, error) {
 		`in a module of your own: eval "$(euryale env)" && go build -tags gpu`+"\n"+
 		"in a checkout of Euryale: make gpu, which makes bin/euryale", kernelDriver())
 }
-
-// clockOf returns no clock: there are no GPUs in this build.
-func clockOf(backend.Device) (clock, error) { return nil, nil }

@@ -19,6 +19,7 @@ import (
 	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/tuning"
 )
 
 // tuned are the collectives and types that have kernels. All-gathers move bytes, so one
@@ -62,6 +63,10 @@ func (s *output) tune(comm backend.Communicator, c bench.Config) error {
 
 // tunable returns an error, before ranks are started, if there is nothing to measure.
 func tunable(chosen backend.Backend) error {
+	if tuning.Off() {
+		return fmt.Errorf("bench: --tune keeps what it measures, which %s=off forbids: name a "+
+			"file there", env.Tuning)
+	}
 	if chosen.Name() != (host.Backend{}).Name() || env.Topology.Text(os.Getenv) != "" {
 		return nil
 	}
@@ -190,43 +195,6 @@ func (t *tuner) source() string {
 		t.ranks(t.size), engine)
 }
 
-// clock is one of a device's.
-type clock interface {
-	bench.Clock
-	Close() error
-}
-
-// comparison is a bench.Comparison with the device's clock, if the device has one.
-type comparison struct {
-	*bench.Comparison
-	clock clock
-}
-
-func newComparison(comm backend.Communicator, nbytes int) (comparison, error) {
-	clock, err := clockOf(comm.Device())
-	if err != nil {
-		return comparison{}, err
-	}
-	inner, err := bench.NewComparison(comm, nbytes, clock)
-	c := comparison{inner, clock}
-	if err != nil {
-		return c, errors.Join(err, c.Close())
-	}
-	return c, nil
-}
-
-// Close frees the memory and the clock.
-func (c comparison) Close() error {
-	var errs []error
-	if c.Comparison != nil {
-		errs = append(errs, c.Comparison.Close())
-	}
-	if c.clock != nil {
-		errs = append(errs, c.clock.Close())
-	}
-	return errors.Join(errs...)
-}
-
 // sizes returns the sizes to measure.
 func (t *tuner) sizes() (all []int) {
 	for n := int(t.Min); ; n *= t.Factor {
@@ -239,7 +207,7 @@ func (t *tuner) sizes() (all []int) {
 
 // algorithms times the algorithms of all-reduces, reduce-scatters and all-gathers.
 func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error {
-	comparison, err := newComparison(comm, int(t.Max))
+	comparison, err := bench.NewComparison(comm, int(t.Max), nil)
 	if err != nil {
 		return err
 	}
@@ -325,7 +293,7 @@ func (t *tuner) slowest(h *hierarchy.Communicator, part backend.Communicator) (l
 // link measures the link between the ranks of a part by all-gathers, in which each rank sends every
 // other one a message.
 func (t *tuner) link(part backend.Communicator) (hierarchy.Link, error) {
-	comparison, err := newComparison(part, int(t.Max))
+	comparison, err := bench.NewComparison(part, int(t.Max), nil)
 	if err != nil {
 		return hierarchy.Link{}, err
 	}
@@ -394,7 +362,7 @@ func (t *tuner) overhead(h *hierarchy.Communicator, links hierarchy.Links) (time
 	if !h.Plan().Choose(what, backend.F32, smallCall).Hierarchical {
 		return 0, nil
 	}
-	comparison, err := newComparison(h, 4*smallCall)
+	comparison, err := bench.NewComparison(h, 4*smallCall, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -113,6 +113,15 @@ func TestFoundTuneWithoutGPUsSaysWhatToDo(t *testing.T) {
 	}
 }
 
+func TestTuneIsRefusedWhereNothingIsKept(t *testing.T) {
+	t.Setenv("EURYALE_TUNING", "off")
+	t.Setenv("EURYALE_TOPOLOGY", "2x2")
+	code, out, errs := commandLine("bench", "--backend=host", "--tune", "-n", "4")
+	if code != 1 || out != "" || !strings.Contains(errs, "which EURYALE_TUNING=off forbids") {
+		t.Errorf("code %d, %q, %q", code, out, errs)
+	}
+}
+
 func TestTuneWritesForAPerson(t *testing.T) {
 	file := noTuning(t)
 	t.Setenv("EURYALE_TOPOLOGY", "2x1")

@@ -103,3 +103,111 @@ func TestComparisonGoesByItsClock(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A race in a hurry begins where rank 0 sees time for it, and ends with few rounds.
+func TestRacesInAHurryEndInTimeOnEveryRank(t *testing.T) {
+	const limit = time.Second
+	counts := make(chan [2]int, 2) // of races with times, and of calls
+	err := onRanks(2, func(comm backend.Communicator) error {
+		c, err := bench.NewComparison(comm, 4, nil)
+		if err != nil {
+			return err
+		}
+		began, pause, n := time.Now(), time.Millisecond, [2]int{}
+		c.Hurry(began.Add(limit))
+		way := func() (backend.Work, error) {
+			n[1]++
+			time.Sleep(pause)
+			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
+				c.Buffer())
+		}
+		for ; ; pause *= 4 {
+			micros, err := c.Race(time.Millisecond, way)
+			if err != nil {
+				return err
+			}
+			if micros == nil {
+				break
+			}
+			n[0]++
+		}
+		took := time.Since(began)
+		c.Hurry(time.Now())
+		before := n[1]
+		if micros, err := c.Race(time.Millisecond, way); micros != nil || err != nil ||
+			n[1] != before {
+			return fmt.Errorf("a race without time: %v, %v", micros, err)
+		}
+		counts <- n
+		if took > 2*limit {
+			err = fmt.Errorf("rank %d raced for %v", comm.Rank(), took)
+		}
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := <-counts, <-counts
+	if a != b || a[0] < 2 || a[0] > 4 { // a race has 10 calls at the least, of 1, 4, 16, 64 ms
+		t.Errorf("races with times, and calls: %v and %v", a, b)
+	}
+}
+
+// timed is a queue of a device whose clock says milliseconds: as many as calls were started.
+type timed struct {
+	backend.Queue
+	calls *int
+}
+
+type timedEvent struct{ at int }
+
+func (q timed) NewTimedEvent() (backend.TimedEvent, error) { return &timedEvent{}, nil }
+
+func (q timed) RecordTimed(e backend.TimedEvent) error {
+	e.(*timedEvent).at = *q.calls
+	return nil
+}
+
+func (e *timedEvent) Elapsed(since backend.TimedEvent) (time.Duration, bool, error) {
+	return time.Duration(e.at-since.(*timedEvent).at) * time.Millisecond, true, nil
+}
+
+func (e *timedEvent) Close() error { return nil }
+
+// timedDevice is a device with such a queue.
+type timedDevice struct {
+	backend.Device
+	queue timed
+}
+
+func (d timedDevice) Default() backend.Queue { return d.queue }
+
+type onTimed struct {
+	backend.Communicator
+	device timedDevice
+}
+
+func (c onTimed) Device() backend.Device { return c.device }
+
+func TestComparisonGoesByTheClockOfTheDevice(t *testing.T) {
+	err := onRanks(2, func(comm backend.Communicator) error {
+		calls := 0
+		comm = onTimed{comm, timedDevice{comm.Device(), timed{comm.Device().Default(), &calls}}}
+		c, err := bench.NewComparison(comm, 4, nil)
+		if err != nil {
+			return err
+		}
+		micros, err := c.Race(time.Millisecond, func() (backend.Work, error) {
+			calls++
+			return comm.Start(nil, backend.Collective{Kind: backend.AllReduce}, c.Buffer(),
+				c.Buffer())
+		})
+		if err == nil && micros[0] != 1000 {
+			err = fmt.Errorf("a call takes %v us", micros)
+		}
+		return errors.Join(err, c.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

@@ -135,7 +135,8 @@ func ofMachines() []Variable {
 	return []Variable{
 		{of: ShmDir, Default: "/dev/shm", Help: "the tmpfs for shared memory"},
 		{of: Tuning, Default: "euryale/tuning.json in the user's cache directory",
-			Help: "the file of what euryale bench --tune has measured"},
+			Help: "the file of what was measured on this machine; off: nothing is read, " +
+				"measured or kept, and choices are made by the times that are shipped"},
 		{of: Kernels, Help: "sm_70: the GPU kernels of an older compute capability, to try them; " +
 			"or a directory of PTX to take the place of the kernels that are embedded, to " +
 			"compare compilers"},

@@ -2,8 +2,9 @@
 // with a list of rows for each section, such as the times of GPU kernels and the speeds of
 // links.
 //
-// The file is in the user's cache directory, or where EURYALE_TUNING says. Without it programs
-// use the measurements that are shipped with the module.
+// The file is in the user's cache directory, or where EURYALE_TUNING says; "off" says that there
+// is none, and that programs measure nothing by themselves. Without it programs use the
+// measurements that are shipped with the module.
 package tuning
 
 import (
@@ -17,8 +18,14 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 )
 
+// Off reports whether programs use the measurements that are shipped alone.
+func Off() bool { return env.Tuning.Read(os.Getenv) == "off" }
+
 // Path returns the name of the file, whether or not it exists.
 func Path() (string, error) {
+	if Off() {
+		return "", fmt.Errorf("%s=off: nothing is read or kept: name a file there", env.Tuning)
+	}
 	if path := env.Tuning.Read(os.Getenv); path != "" {
 		return path, nil
 	}

@@ -94,3 +94,18 @@ func TestFileThatCannotBeWrittenIsNamed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestFileIsSwitchedOff(t *testing.T) {
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv(string(env.Tuning), "off")
+	rows, err := Read[int]("a")
+	if !Off() || rows != nil || err != nil {
+		t.Errorf("%v, %v", rows, err)
+	}
+	if _, err := Update("a", add(1)); err == nil || !strings.Contains(err.Error(), "off") {
+		t.Error(err)
+	}
+	if _, err := os.Stat("off"); err == nil {
+		t.Error("a file off was written")
+	}
+}
