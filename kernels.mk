@@ -81,8 +81,8 @@ ptx-check: $(PTXAS)
 machine-code: $(PTXAS)
 	@tmp=$$(mktemp -d) && trap 'rm -r $$tmp' EXIT && $(GO) run ./kernels/cuda/gen $$tmp && \
 	ls $$tmp | sed 's/\(.*\)\.\(sm_[0-9a]*\)\.ptx/\1 \2/' | \
-		xargs -P "$$(nproc)" -L 1 sh -c 'cd '$$tmp' && \
-			$(CURDIR)/$(PTXAS) -arch=$$1 -o $$0.$$1.cubin $$0.$$1.ptx && bzip2 -9 $$0.$$1.cubin' && \
+		xargs -P "$$(nproc)" -L 1 sh -c 'cd '$$tmp' && $(CURDIR)/$(PTXAS) \
+			-arch=$$1 -o $$0.$$1.cubin $$0.$$1.ptx && bzip2 -9 $$0.$$1.cubin' && \
 	rm -f kernels/cuda/*.cubin.bz2 && mv $$tmp/*.cubin.bz2 kernels/cuda/
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \

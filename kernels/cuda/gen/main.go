@@ -1,5 +1,5 @@
-// Command gen writes the texts whose machine code is embedded, as package kernels/cuda gives them to
-// the driver, into a folder: family.sm_90.ptx for devices of compute capability 9.0. The ending
+// Command gen writes the texts whose machine code is embedded, as package kernels/cuda gives them
+// to the driver, into a folder: family.sm_90.ptx for devices of compute capability 9.0. The ending
 // names the target for which ptxas is to compile: sm_90a for texts that run on 9.0 alone.
 //
 //	go run ./kernels/cuda/gen FOLDER
