@@ -16,20 +16,22 @@ kernels/cuda/%.sm_90a.ptx.gz: ARCHITECTURE := sm_90a
 CLANG_CUDA_FLAGS = -x cuda --cuda-device-only --cuda-gpu-arch=$(ARCHITECTURE) -nocudainc \
 	-nocudalib -std=c++17 -O3 -ffp-contract=off -Wall -Wextra -Werror
 
-.PHONY: kernels ptx ptx-check nvcc always
+.PHONY: kernels ptx ptx-check machine-code nvcc always
 
 KERNELS_SUM := { LC_ALL=C sh -c 'cat kernels.mk kernels/cuda/*.cu kernels/cuda/*.cuh \
-	kernels/cuda/*.ptx.gz kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
+	kernels/cuda/*.ptx.gz kernels/cuda/*.cubin.bz2 kernels/cuda/ptx.go kernels/cuda/pdl.go \
+	kernels/fuse/*.cu kernels/fuse/*.ptx'; $(CLANG_CUDA) -dumpversion; } | \
 	sha256sum | cut -d ' ' -f 1
 
-# Compile and check the kernels by ptx, ptx-check and nvcc, unless neither they nor the compiler
-# have changed since kernels/cuda/checked.sum was committed. They are called as make, not as
-# $(MAKE), since a dry run would then write the sum unchecked.
+# Compile and check the kernels by ptx, ptx-check, machine-code and nvcc, unless neither they nor
+# the compiler have changed since kernels/cuda/checked.sum was committed. They are called as make,
+# not as $(MAKE), since a dry run would then write the sum unchecked.
 kernels:
 	@if [ "$$($(KERNELS_SUM))" = "$$(cat kernels/cuda/checked.sum 2>/dev/null)" ]; then \
 		echo "kernels/cuda is as it was checked"; \
 	else \
-		make ptx && make ptx-check && make nvcc && $(KERNELS_SUM) >kernels/cuda/checked.sum; \
+		make ptx && make ptx-check && make machine-code && make nvcc && \
+			$(KERNELS_SUM) >kernels/cuda/checked.sum; \
 	fi
 
 # Compile all kernels to the PTX that is committed, and embedded, by gzip. All, because a checkout
@@ -64,13 +66,24 @@ kernels/cuda/%.sm_90a.ptx.gz: kernels/cuda/%.cu always
 PTXAS_WHEEL := nvidia-cuda-nvcc-cu12==12.8.93
 PTXAS := $(GPU_SDK)/ptxas/nvidia/cuda_nvcc/bin/ptxas
 
-# Assemble the committed PTX for the devices that it is for: ptxas refuses instructions that
-# they lack.
-ptx-check:
-	@[ -x $(PTXAS) ] || $(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
-	@{ printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)); \
-	   printf '%s\n' $(PTX_NEWER) | sed 's,.*\.\(sm_[0-9a]*\)\.ptx\.gz,-arch=\1 &,'; } | \
+$(PTXAS):
+	@$(PIP_INSTALL) --target $(GPU_SDK)/ptxas $(PTXAS_WHEEL)
+
+# Assemble the committed PTX for the oldest devices that it is for: ptxas refuses instructions that
+# they lack. Those for newer devices become machine code.
+ptx-check: $(PTXAS)
+	@printf -- '-arch=sm_%s %s\n' $(foreach ptx,$(PTX_BASE),70 $(ptx) 75 $(ptx)) | \
 		xargs -P "$$(nproc)" -L 1 sh -c 'gzip -dc $$1 | $(PTXAS) $$0 -o /dev/null -'
+
+# Compile the kernels for the commonest devices to the machine code that is committed, and embedded,
+# by bzip2, so that their driver compiles nothing. Drivers for CUDA 12 and newer take it; others
+# compile the PTX. The texts are those that a driver would be given.
+machine-code: $(PTXAS)
+	@tmp=$$(mktemp -d) && trap 'rm -r $$tmp' EXIT && $(GO) run ./kernels/cuda/gen $$tmp && \
+	ls $$tmp | sed 's/\(.*\)\.\(sm_[0-9a]*\)\.ptx/\1 \2/' | \
+		xargs -P "$$(nproc)" -L 1 sh -c 'cd '$$tmp' && $(CURDIR)/$(PTXAS) \
+			-arch=$$1 -o $$0.$$1.cubin $$0.$$1.ptx && bzip2 -9 $$0.$$1.cubin' && \
+	rm -f kernels/cuda/*.cubin.bz2 && mv $$tmp/*.cubin.bz2 kernels/cuda/
 
 NVCC_WHEELS := nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 \
 	nvidia-cuda-runtime==13.0.96

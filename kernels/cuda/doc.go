@@ -8,6 +8,11 @@
 // it runs. All variants give the same bits, except products and attention of 16-bit floats.
 // EURYALE_KERNELS=sm_70 takes the oldest on any device: [ptxWith].
 //
+// What ptxas makes of the texts for 8.0 and 9.0 is embedded, too (make machine-code), so that on
+// devices of compute capability 8.x and 9.0 the driver compiles none of them: all would take 13
+// seconds. It compiles the text on other devices, and where it is too old for the machine code,
+// which is for CUDA 12 and newer.
+//
 // On Hopper and newer, with a driver for CUDA 12.3 or newer, kernels use programmatic dependent
 // launch: see pdl.go. In the text for Hopper, some kernels of allreduce let the next kernel start
 // before they end.

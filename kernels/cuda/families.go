@@ -2,8 +2,8 @@ package cuda
 
 // QueueFamilies are the families of kernels that a queue may launch at any time, in captures and
 // while other ranks wait: the arithmetic of package backend and the steps of sparse collectives. A
-// device loads them when it is opened. They are a fifth of what there is to compile, by the time
-// that ptxas takes for sm_90 (bench/results/2026-11/2026-11-23-ptxas-families.md).
+// device loads them when it is opened. They are a sixth of what there is to compile, by the time
+// that ptxas takes for sm_90 (bench/results/2026-11/2026-11-26-machine-code.md).
 func QueueFamilies() []string {
 	return []string{"cast", "divide", "gather", "move", "reduce", "sparse", "widen"}
 }

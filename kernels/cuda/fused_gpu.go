@@ -75,7 +75,7 @@ func (l *Loaded) write(text string) (functions map[string]*function, err error) 
 		loaded = withPDL(text)
 	}
 	err = l.enter(func() error {
-		functions, err = l.module(loaded)
+		functions, err = l.module(loaded, loaded)
 		return err
 	})
 	if err != nil {

@@ -94,14 +94,15 @@ type Loaded struct {
 	sources    map[string]source                // the PTX of each family
 	homes      func() (map[Entry]string, error) // the family of each kernel
 
-	loading sync.Mutex // held while the driver compiles
-	modules []cu.Module
+	loading sync.Mutex                      // held while the driver compiles
 	loaded  map[string]bool                 // families
 	written map[string]map[string]*function // kernels written at run time, by text and entry
 
 	// held for a look-up alone, so that launches do not wait for the compiler
 	mu        sync.RWMutex
 	functions map[Entry]*function
+	modules   []cu.Module
+	compiled  []string // families
 }
 
 // function is a kernel of the driver.
@@ -175,22 +176,28 @@ func capability() (int, error) {
 // for what runs on the device, a deadlock if that waits for another rank. Nor is a capture the time
 // for it.
 //
-// Cost: what the driver takes to compile the families, and to read them from its cache the next
-// time.
+// Cost: a tenth of a second where there is machine code for the device, else what the driver takes
+// to compile the families, all at once, and to read them from its cache the next time.
 func (l *Loaded) Prepare(families ...string) error {
 	l.loading.Lock()
 	defer l.loading.Unlock()
-	for _, family := range families {
-		if l.loaded[family] {
+	missing := slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(families))),
+		func(family string) bool { return l.loaded[family] })
+	errs := make([]error, len(missing))
+	var each sync.WaitGroup
+	for i, family := range missing {
+		each.Go(func() { errs[i] = l.enter(func() error { return l.load(family) }) })
+	}
+	each.Wait()
+	for i, family := range missing {
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a "+
+				"device of compute capability 7.0, or newer", family, errs[i])
 			continue
-		}
-		if err := l.enter(func() error { return l.load(family) }); err != nil {
-			return fmt.Errorf("load the %s kernels: %w: they need a driver for CUDA 11 and a "+
-				"device of compute capability 7.0, or newer", family, err)
 		}
 		l.loaded[family] = true
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // Families returns the families that are loaded, sorted.
@@ -198,6 +205,14 @@ func (l *Loaded) Families() []string {
 	l.loading.Lock()
 	defer l.loading.Unlock()
 	return slices.Sorted(maps.Keys(l.loaded))
+}
+
+// Compiled returns those of the families that the driver had to compile, sorted: there is no
+// machine code for the device, or the driver refused it.
+func (l *Loaded) Compiled() []string {
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	return slices.Sorted(slices.Values(l.compiled))
 }
 
 // enter runs f with the context current.
@@ -212,7 +227,8 @@ func (l *Loaded) enter(f func() error) error {
 	return f()
 }
 
-// load loads a family. loading is held.
+// load loads a family: its machine code, or where there is none that the driver takes, its text,
+// which the driver compiles.
 func (l *Loaded) load(family string) error {
 	of, ok := l.sources[family]
 	if !ok {
@@ -222,10 +238,26 @@ func (l *Loaded) load(family string) error {
 	if err != nil {
 		return err
 	}
-	functions, err := l.module(text)
+	code, err := of.machineCode()
 	if err != nil {
 		return err
 	}
+	var functions map[string]*function
+	if code != nil {
+		functions, err = l.module(string(code), text)
+	}
+	compiled := code == nil || err != nil
+	if compiled {
+		functions, err = l.module(text, text)
+	}
+	if err != nil {
+		return err
+	}
+	return l.add(family, compiled, functions)
+}
+
+// add makes the kernels of a family known.
+func (l *Loaded) add(family string, compiled bool, functions map[string]*function) (err error) {
 	for name, f := range functions {
 		if f.entry, err = parseEntry(name); err != nil {
 			return err
@@ -238,6 +270,9 @@ func (l *Loaded) load(family string) error {
 	defer l.mu.Unlock()
 	for _, f := range functions {
 		l.functions[f.entry] = f
+	}
+	if compiled {
+		l.compiled = append(l.compiled, family)
 	}
 	return nil
 }
@@ -268,13 +303,15 @@ func (l *Loaded) look(e Entry) *function {
 	return l.functions[e]
 }
 
-// module loads a text and returns its kernels by name. loading is held.
-func (l *Loaded) module(text string) (map[string]*function, error) {
-	m, err := cu.LoadData(text)
+// module loads an image, which is a text or its machine code, and returns the kernels by name.
+func (l *Loaded) module(image, text string) (map[string]*function, error) {
+	m, err := cu.LoadData(image)
 	if err != nil {
 		return nil, err
 	}
+	l.mu.Lock()
 	l.modules = append(l.modules, m)
+	l.mu.Unlock()
 	functions := map[string]*function{}
 	for name, body := range bodies(text) {
 		f, err := m.Function(name)
@@ -303,14 +340,14 @@ func (f *function) warm() error {
 func (l *Loaded) Unload() error {
 	l.loading.Lock()
 	defer l.loading.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	var errs []error
 	for _, m := range l.modules {
 		errs = append(errs, m.Unload())
 	}
-	l.modules, l.loaded, l.written = nil, map[string]bool{}, nil
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.functions = nil
+	l.loaded, l.written = map[string]bool{}, nil
+	l.functions, l.modules, l.compiled = nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -101,6 +102,52 @@ func TestGPUErrorsNameTheKernel(t *testing.T) {
 	c.pass(uint64(g.addr), 1, 0)
 	if err := g.Launch(c); err == nil {
 		t.Error("a block of 4096 threads was launched")
+	}
+}
+
+// TestGPUCompilesOnlyWhatHasNoMachineCode: on devices of compute capability 8.x and 9.0 the driver
+// compiles no family, and on others, or where it refuses machine code or other texts are asked for,
+// every one.
+func TestGPUCompilesOnlyWhatHasNoMachineCode(t *testing.T) {
+	openGPU(t, 1<<10)
+	own, err := capability()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := slices.Concat(QueueFamilies(), PeerFamilies(true), AttentionFamilies(),
+		[]string{Products, Convolutions, Images, IndexedRows})
+	slices.Sort(all)
+	check := func(kernels string, want []string) {
+		t.Helper()
+		for range 3 {
+			loaded, err := load(kernels)
+			if err == nil {
+				err = errors.Join(loaded.Prepare(all...), loaded.Prepare(all...))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := loaded.Families(); !slices.Equal(got, all) {
+				t.Errorf("%v are loaded, want %v", got, all)
+			}
+			if got := loaded.Compiled(); !slices.Equal(got, want) {
+				t.Errorf("EURYALE_KERNELS=%q: the driver has compiled %v, want %v", kernels, got,
+					want)
+			}
+			if err := loaded.Unload(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	check("sm_70", all)
+	if own < 80 || own > 90 {
+		check("", all)
+		return
+	}
+	check("", nil)
+	if os.Getenv("EMULATED_DEVICES") != "" {
+		t.Setenv("EMULATED_MACHINE_CODE", "refused")
+		check("", all)
 	}
 }
 

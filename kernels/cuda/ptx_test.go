@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"debug/elf"
 	"errors"
 	"fmt"
 	"maps"
@@ -140,20 +141,20 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
 		Hopper: {release, "wgmma"},
 	}
-	files, err := modules.ReadDir(".")
+	files, err := namesIn(modules)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, file := range files {
-		text, err := source{dir: modules, file: file.Name()}.text()
+		text, err := source{dir: modules, variant: variant{file: file}}.text()
 		if err != nil {
 			t.Fatal(err)
 		}
 		_, text, _ = strings.Cut(text, "\n.target "+targetMark)
 		target, _ := strconv.Atoi(text[:2])
-		if family, _, _ := strings.Cut(file.Name(), "."); newest([]string{file.Name()}, target,
-			target)[family] != (variant{target, file.Name()}) {
-			t.Errorf("%s is for sm_%d", file.Name(), target)
+		if family, _, _ := strings.Cut(file, "."); newest([]string{file}, target,
+			target)[family] != (variant{target, file}) {
+			t.Errorf("%s is for sm_%d", file, target)
 		}
 		gains := target == Volta
 		for _, capability := range targets {
@@ -161,12 +162,12 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 				found := strings.Contains(text, instruction)
 				gains = gains || found && capability == target
 				if found && capability > target {
-					t.Errorf("%s has %s", file.Name(), instruction)
+					t.Errorf("%s has %s", file, instruction)
 				}
 			}
 		}
 		if !gains {
-			t.Errorf("%s has nothing that an older one lacks", file.Name())
+			t.Errorf("%s has nothing that an older one lacks", file)
 		}
 	}
 }
@@ -234,17 +235,25 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 }
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
-	const ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all " +
-		"others)"
+	const (
+		ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all " +
+			"others)"
+		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (gather, gemm, ll128, sparse), sm_70 " +
+			"(all others)"
+		later = "sm_90 (allreduce), sm_80 (attention_bf16, gather, gemm, ll128, sparse), sm_70 " +
+			"(all others)"
+		code    = ", as machine code"
+		compile = ", compiled by the driver when they are first loaded"
+	)
 	for _, test := range []struct {
 		kernels    string
 		capability int
 		want       string
 	}{
-		{"", 70, "sm_70"}, {"", 75, "sm_70"}, {"", 80, ampere}, {"", 89, ampere},
-		{"", 90, "sm_90 (allreduce, attention_bf16), sm_80 (gather, gemm, ll128, sparse), sm_70 " +
-			"(all others)"},
-		{"sm_70", 90, "sm_70"}, {"bin/nvcc", 80, ampere + ", except what bin/nvcc has"},
+		{"", 70, "sm_70" + compile}, {"", 75, "sm_70" + compile}, {"", 80, ampere + code},
+		{"", 89, ampere + code}, {"", 90, hopper + code}, {"", 120, later + compile},
+		{"sm_70", 90, "sm_70" + compile}, {"sm_80", 90, ampere + compile},
+		{"bin/nvcc", 80, ampere + code + ", except what bin/nvcc has"},
 	} {
 		if got, err := Describe(test.kernels, test.capability); err != nil || got != test.want {
 			t.Errorf("%q, %d: %q, %v", test.kernels, test.capability, got, err)
@@ -252,6 +261,75 @@ func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	}
 	if _, err := Describe("sm_90", 80); err == nil {
 		t.Error("kernels were described that the device does not run")
+	}
+}
+
+// TestDevicesTakeTheMachineCodeOfTheirGeneration: code for 8.0 runs on every 8.x, and code for 9.0,
+// where instructions of 9.0 alone may be used, on 9.0. It must be made of the text that was chosen.
+func TestDevicesTakeTheMachineCodeOfTheirGeneration(t *testing.T) {
+	for _, test := range []struct {
+		kernels    string
+		capability int
+		plain, own string // targets, "" for none: of all families, and of attention_bf16
+	}{
+		{"", 70, "", ""}, {"", 75, "", ""}, {"", 80, "sm_80", "sm_80"},
+		{"", 86, "sm_80", "sm_80"}, {"", 89, "sm_80", "sm_80"}, {"", 90, "sm_90", "sm_90a"},
+		{"", 100, "", ""}, {"", 120, "", ""},
+		{"sm_90", 90, "sm_90", "sm_90a"}, {"sm_80", 90, "", ""}, {"sm_70", 90, "", ""},
+		{"sm_75", 80, "", ""}, {"sm_80", 86, "sm_80", "sm_80"},
+	} {
+		sources, err := ptxWith(test.kernels, test.capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for family, s := range sources {
+			want := test.plain
+			if family == "attention_bf16" {
+				want = test.own
+			}
+			if want != "" {
+				want = family + "." + want + ".cubin.bz2"
+			}
+			if s.code != want {
+				t.Errorf("%q, %d: %s is loaded from %q, want %q", test.kernels, test.capability,
+					family, s.code, want)
+			}
+		}
+	}
+}
+
+// TestMachineCodeHasTheKernelsOfItsText, for the device that takes it.
+func TestMachineCodeHasTheKernelsOfItsText(t *testing.T) {
+	section := regexp.MustCompile(`\x00\.text\.([a-z0-9_]+)`)
+	for _, capability := range []int{80, 90} {
+		sources, err := ptxWith("", capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts, err := Texts(capability)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for family, text := range texts {
+			code, err := sources[family].machineCode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if of := int(code[48]); string(code[:4]) != elf.ELFMAG || of != capability { // e_flags
+				t.Errorf("%s for %d is %q for %d", family, capability, code[:4], of)
+			}
+			got, want := map[string]bool{}, map[string]bool{}
+			for _, name := range section.FindAllSubmatch(code, -1) {
+				got[string(name[1])] = true
+			}
+			for name := range bodies(text) {
+				want[name] = true
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("%s for %d has %v, want %v: make machine-code", family, capability, got,
+					want)
+			}
+		}
 	}
 }
 
@@ -443,6 +521,11 @@ func TestKernelsOfAnotherCompilerTakeThePlaceOfTheirs(t *testing.T) {
 		texts, err := textsWith(dir, test.capability)
 		if err != nil {
 			t.Fatal(err)
+		}
+		sources, err := ptxWith(dir, test.capability)
+		if err != nil || sources["cast"].code != "" || sources["move"].code == "" {
+			t.Errorf("machine code %q for another text, and %q for ours: %v",
+				sources["cast"].code, sources["move"].code, err)
 		}
 		if len(texts) != len(embedded) || texts["cast"] != test.cast ||
 			texts["sparse"] != test.sparse || texts["move"] != embedded["move"] {

@@ -565,19 +565,31 @@ DRIVER cuMemsetD8Async(u64 dst, unsigned char x, size_t n, Stream *s) {
 
 // ---- kernels ----
 
+// Machine code runs on devices of its major number, from its minor number on, and is refused by
+// drivers older than its compiler, as by this one if EMULATED_MACHINE_CODE=refused.
+static bool runs(const char *elf) {
+	const char *text = getenv("EMULATED_MACHINE_CODE");
+	int of = static_cast<unsigned char>(elf[48]), own = capability(current->device); // of e_flags
+	return !(text && !strcmp(text, "refused")) && of / 10 == own / 10 && of <= own;
+}
+
 // PTX for newer devices is refused, as by the driver; else what is run is made of the same sources,
 // or, if a program has written it, what its text says. Loading waits for what runs on the device,
 // as the driver's may, and is refused in a capture.
 typedef std::map<std::string, emulate::Kernel> Module;
 DRIVER cuModuleLoadData(Module **module, const char *text) {
 	static const char mark[] = "\n.target sm_";
-	const char *target = strstr(text, mark);
-	if (!current || !target || atoi(target + sizeof mark - 1) > capability(current->device))
+	bool code = strncmp(text, "\x7f" "ELF", 4) == 0;
+	const char *target = code ? nullptr : strstr(text, mark);
+	if (!current || (code ? !runs(text) : !target ||
+			atoi(target + sizeof mark - 1) > capability(current->device)))
 		return no_binary_for_gpu;
 	if (capturing)
 		return capture_unsupported;
 	cuCtxSynchronize();
 	*module = &emulate::kernels;
+	if (code)
+		return success;
 	if (strstr(text, "\n.visible .entry loop(") || strstr(text, "\n.visible .entry fold(") ||
 		strstr(text, "\n.visible .entry rows(") || strstr(text, "\n.visible .entry all0(")) {
 		try {
