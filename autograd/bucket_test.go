@@ -224,7 +224,7 @@ func TestPlan(t *testing.T) {
 		{"leave when full", of("dfffd", 1, 1, 1, 1, 1), 100, 100, "[3 2 1] [4 0]"},
 	} {
 		var got []string
-		for i, b := range plan(tt.params, tt.first, tt.rest) {
+		for i, b := range plan(tt.params, tt.first, tt.rest, true) {
 			var ps []int
 			for _, p := range b.params {
 				ps = append(ps, p.index)

@@ -46,7 +46,8 @@ func (b *bucket) String() string {
 // parameter that is larger has its own bucket, or fills one that is almost empty.
 //
 // It is a function of what all ranks have agreed on, and of nothing else.
-func plan(params []*param, first, rest int) []*bucket {
+// Where each step exchanges one bucket, none is filled beyond its size: joined is false.
+func plan(params []*param, first, rest int, joined bool) []*bucket {
 	var all []*bucket
 	open := map[backend.DType]*bucket{} // only looked up, so its order is of no effect
 	for _, p := range slices.Backward(params) {
@@ -55,7 +56,7 @@ func plan(params []*param, first, rest int) []*bucket {
 			limit = first
 		}
 		nbytes := p.size * p.dtype.Size()
-		if b == nil || b.nbytes+nbytes > limit && b.nbytes > limit/almostEmpty {
+		if b == nil || b.nbytes+nbytes > limit && !(joined && b.nbytes <= limit/almostEmpty) {
 			next := &bucket{}
 			if b != nil {
 				next.index = b.index + 1 // for now, among those of this dtype

@@ -119,7 +119,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
 		op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
 		model: model, notice: o.notice, said: map[string]bool{},
-		params: params, buckets: plan(params, o.first, o.rest)}
+		params: params, buckets: plan(params, o.first, o.rest, !o.partial)}
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}

@@ -20,9 +20,9 @@ type Device interface {
 	Free(Buffer) error
 }
 
-// UrgentQueue returns a new queue of a device whose kernels come before those that other queues have
-// ready, where the device knows that: an exchange goes on beside the kernels of a backward pass, of
-// which each would otherwise have begun first.
+// UrgentQueue returns a new queue of a device whose kernels come before those that other queues
+// have ready, where the device knows that: an exchange goes on beside the kernels of a backward
+// pass, of which each would otherwise have begun first.
 func UrgentQueue(d Device) (Queue, error) {
 	if urgent, ok := d.(interface{ NewUrgentQueue() (Queue, error) }); ok {
 		return urgent.NewUrgentQueue()

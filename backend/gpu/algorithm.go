@@ -32,8 +32,8 @@ const (
 	// them, permuted on the way. Only calls with Rows use it.
 	Push
 	// CopyEngines has copy engines push operands to the staging of the rank that adds them up, and
-	// its sums to every rank: multiprocessors only add. Only calls beside which devices compute use
-	// it: see [backend.Collective].
+	// its sums to every rank: multiprocessors only add. Only recorded calls beside which devices
+	// compute use it: see [backend.Collective].
 	CopyEngines
 
 	algorithmCount = iota

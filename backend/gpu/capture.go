@@ -63,7 +63,7 @@ func (p *captured) record(s Stream, k *call) (backend.Event, error) {
 	if err := p.reach(s, len(p.calls)); err != nil {
 		return nil, err
 	}
-	c.placed(k)
+	c.possibly(k, true)
 	c.call = *k
 	if err := c.launch(s, &c.call, 0); err != nil {
 		return nil, err

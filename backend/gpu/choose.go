@@ -190,7 +190,8 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == Halved, use == Push, use == CopyEngines, a.mesh != (c.plan.Topology.Link == CubeMesh),
+		case use == Halved, use == Push, use == CopyEngines,
+			a.mesh != (c.plan.Topology.Link == CubeMesh),
 			k != backend.AllReduce && !a.chunks:
 			return NCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):

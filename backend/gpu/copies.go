@@ -28,7 +28,8 @@ func (c *Communicator) launchCopies(q Stream, k *call, event uintptr) error {
 	piece := (over(k.count, size) + unit - 1) / unit * unit
 	room := 2 * c.plan.Staging / (size - 1) / align * unit // of the staging, for each sender
 	for lo := 0; lo < piece; lo += room {
-		r := copyRound{c: c, q: q, call: k, piece: piece, lo: lo, hi: min(lo+room, piece), room: room}
+		r := copyRound{c: c, q: q, call: k, piece: piece, lo: lo, hi: min(lo+room, piece),
+			room: room}
 		if lo == 0 {
 			if err := m.meet(q, 0); err != nil {
 				return err

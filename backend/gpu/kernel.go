@@ -100,10 +100,13 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 	return slices.IndexFunc(m.windows, func(w *window) bool { return w.holds(b) })
 }
 
-// placed chooses once more where copy engines would run a call, and its operand lies where others
-// do not reach it. order is held.
-func (c *Communicator) placed(k *call) {
-	if k.use == CopyEngines && c.memory.windowOf(k.dst) < 0 {
+// possibly chooses once more where copy engines would run a call that they cannot: one that is not
+// recorded, or whose operand lies where others do not reach it. A copy to another device waits, in
+// the driver, for what it does for that device's rank, which may be to take memory once the kernels
+// that wait for the copy have ended: ranks of a graph have all that before they launch it. order is
+// held.
+func (c *Communicator) possibly(k *call, recorded bool) {
+	if k.use == CopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0) {
 		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,
 			k.dst.NBytes())
 	}

@@ -132,7 +132,7 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.placed(k)
+	c.possibly(k, false)
 	w.kernel = k.use != NCCL
 	c.call = *k
 	if err := c.follow(q); err != nil {
