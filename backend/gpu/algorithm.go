@@ -8,33 +8,33 @@ type Algorithm uint8
 // The algorithms. All of them add in rank order, in 32 bits, and so give the same
 // bits.
 const (
-	// NCCL runs every call.
-	NCCL Algorithm = iota
-	// LL pushes the operand to every rank, and flags with it: one trip, and no
+	// byNCCL runs every call.
+	byNCCL Algorithm = iota
+	// byLL pushes the operand to every rank, and flags with it: one trip, and no
 	// barrier. Large operands travel in NCCL's LL128 format.
-	LL
-	// LL128TwoShot pushes a segment of the operand to each rank, which adds up what
+	byLL
+	// byLL128TwoShot pushes a segment of the operand to each rank, which adds up what
 	// it receives and pushes the sum to every rank, and flags with all of it: two
 	// trips, and no barrier.
-	LL128TwoShot
-	// OneShot shows the operand; every rank reads all of them.
-	OneShot
-	// TwoShot shows the operand; every rank adds up one segment of all of them and
+	byLL128TwoShot
+	// byOneShot shows the operand; every rank reads all of them.
+	byOneShot
+	// byTwoShot shows the operand; every rank adds up one segment of all of them and
 	// pushes the result to every rank.
-	TwoShot
-	// Mesh is OneShot on a cube mesh: each rank reads its clique and, through its
+	byTwoShot
+	// byMesh is byOneShot on a cube mesh: each rank reads its clique and, through its
 	// relay, the other one. It is for such machines, and they have no other.
-	Mesh
-	// Halved is LL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
+	byMesh
+	// byHalved is byLL128TwoShot of f32 that travels as 16 bits. Only calls that ask for
 	// that use it: see [backend.Collective].
-	Halved
-	// Push is the all-to-all of any layout: every rank writes its pieces to where the others want
+	byHalved
+	// byPush is the all-to-all of any layout: every rank writes its pieces to where the others want
 	// them, permuted on the way. Only calls with Rows use it.
-	Push
-	// CopyEngines has copy engines push operands to the staging of the rank that adds them up, and
+	byPush
+	// byCopyEngines has copy engines push operands to the staging of the rank that adds them up, and
 	// its sums to every rank: multiprocessors only add. Only recorded calls beside which devices
 	// compute use it: see [backend.Collective].
-	CopyEngines
+	byCopyEngines
 
 	algorithmCount = iota
 )
@@ -50,22 +50,22 @@ func (a Algorithm) String() string {
 // Algorithms lists those that calls can use on such links.
 func (l Link) Algorithms() []Algorithm {
 	if l == CubeMesh {
-		return []Algorithm{NCCL, Mesh}
+		return []Algorithm{byNCCL, byMesh}
 	}
-	return []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot}
+	return []Algorithm{byNCCL, byLL, byLL128TwoShot, byOneShot, byTwoShot}
 }
 
 // parseAlgorithm is the inverse of String, for those that can be asked for by name:
-// [Halved] needs a call's leave instead.
+// byHalved needs a call's leave instead.
 func parseAlgorithm(name string) (Algorithm, error) {
-	all := append(FullyConnected.Algorithms(), Mesh, Push, CopyEngines)
+	all := append(FullyConnected.Algorithms(), byMesh, byPush, byCopyEngines)
 	switch name { // as older scripts spell them
 	case "inner":
-		return NCCL, nil
+		return byNCCL, nil
 	case "flagged":
-		return LL, nil
+		return byLL, nil
 	case "flagged-two-shot":
-		return LL128TwoShot, nil
+		return byLL128TwoShot, nil
 	}
 	for _, a := range all {
 		if a.String() == name {

@@ -155,7 +155,7 @@ func permuted(t *testing.T, comms []*Communicator, queues []backend.Queue, trial
 		t.Fatal(err)
 	}
 	for _, c := range comms {
-		c.plan.Force = Push
+		c.plan.Force = byPush
 	}
 	each(t, comms, func(c *Communicator) error {
 		q, room := queues[c.Rank()], 0
@@ -256,7 +256,7 @@ func (p *redistribution) thereAndBack(c *Communicator, q *cuda.Queue, x, y, z ba
 func TestPiecesArePermutedOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		comms := g.group(t, size, forced(Push))
+		comms := g.group(t, size, forced(byPush))
 		permuted(t, comms, defaults(comms), trials(), 40<<20)
 	}
 }
@@ -275,10 +275,10 @@ func BenchmarkAllToAll(b *testing.B) {
 		var comms []*Communicator
 		var queues []backend.Queue
 		if size <= len(g.all) {
-			comms = g.group(b, size, Options{Force: Push})
+			comms = g.group(b, size, Options{Force: byPush})
 			queues = defaults(comms)
 		} else {
-			comms, queues = g.onShared(b, size, Options{Force: Push, Link: FullyConnected,
+			comms, queues = g.onShared(b, size, Options{Force: byPush, Link: FullyConnected,
 				Blocks: 60})
 		}
 		for _, batch := range []int{1, 2} {

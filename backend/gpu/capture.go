@@ -20,7 +20,7 @@ type captured struct {
 	used  [algorithmCount]int64
 	hash  uint64 // of all that ranks must agree on
 
-	last Stream        // where the last call was recorded
+	last stream        // where the last call was recorded
 	end  backend.Event // of that call
 
 	replays uint32         // order guards it from the first replay on
@@ -31,7 +31,7 @@ var _ backend.Participant = (*captured)(nil)
 
 // capture records a call that was checked. Nothing is posted, and no error ends the group: nothing
 // runs.
-func (c *Communicator) capture(s Stream, into *backend.Recording, k *call) (backend.Work, error) {
+func (c *Communicator) capture(s stream, into *backend.Recording, k *call) (backend.Work, error) {
 	if k.onHost() {
 		return nil, fmt.Errorf("%w: %s: %v of host memory cannot be recorded in a graph, since "+
 			"the host copies it: copy it to the device before, or allocate it there",
@@ -51,7 +51,7 @@ func (c *Communicator) capture(s Stream, into *backend.Recording, k *call) (back
 }
 
 // record records a call behind those before it. order is held.
-func (p *captured) record(s Stream, k *call) (backend.Event, error) {
+func (p *captured) record(s stream, k *call) (backend.Event, error) {
 	c := p.c
 	of, kernels := c.kernelsOf, c.kernels
 	defer func() { c.kernelsOf, c.kernels = of, kernels }() // this is not where kernels run
@@ -90,7 +90,7 @@ func (p *captured) add(k *call) {
 
 // reach makes the device tell the host that the first n calls of the graph are done. There is no
 // need for it before the first one, and so none in a graph of one call.
-func (p *captured) reach(s Stream, n int) error {
+func (p *captured) reach(s stream, n int) error {
 	if n == 0 {
 		return nil
 	}
@@ -167,7 +167,7 @@ func (p *captured) Replay(q backend.Queue, launch func() error) (backend.Work, e
 }
 
 // replay posts a replay and starts it by launch, like start. Errors are sticky ones or reports.
-func (p *captured) replay(s Stream, launch func() error) (*work, error) {
+func (p *captured) replay(s stream, launch func() error) (*work, error) {
 	c := p.c
 	c.order.Lock()
 	defer c.order.Unlock()
@@ -205,7 +205,7 @@ func (p *captured) kernels() (n int64) {
 }
 
 // count counts the calls of a replay on s. order is held.
-func (p *captured) count(s Stream) {
+func (p *captured) count(s stream) {
 	for a, n := range p.used {
 		p.c.used[a].Add(n)
 	}
@@ -250,7 +250,7 @@ func (w replayed) reached() string {
 // progress is how many calls of a replay are done, as the device tells the host.
 type progress struct {
 	status
-	on   Stream // where it was told last
+	on   stream // where it was told last
 	seen uint32 // when the watchdog looked last; state guards it
 	at   uint32 // when the group ended; state guards it
 }
@@ -353,7 +353,7 @@ func (c *Communicator) freeProgress() error {
 
 // unrecorded refuses, in the middle of a capture, what is no part of a graph. order is held.
 func (c *Communicator) unrecorded(doing string) error {
-	main, ok := c.dev.Default().(Stream)
+	main, ok := c.dev.Default().(stream)
 	if c.recording != nil && !c.recording.Ended() || ok && main.Recording() != nil {
 		return fmt.Errorf("%w: %s: %s during a capture, which cannot record it: call it before "+
 			"Capture", backend.ErrArgument, backend.RankOf(c), doing)

@@ -27,7 +27,7 @@ func (g *gpus) groupWithin(t testing.TB, size int, timeout time.Duration,
 
 func TestGraphsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byLL, byLL128TwoShot, byOneShot, byTwoShot} {
 		comms := g.group(t, 2, forced(use))
 		for _, test := range graphCases {
 			if test.name != "replays" { // which counts from the start
@@ -41,21 +41,21 @@ func TestGraphsOnGPU(t *testing.T) {
 
 func TestGraphsCountReplaysOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		each(t, g.group(t, 2, forced(use)), callsRunInReplaysOnly)
 	}
 }
 
 func TestGraphsOfGroupAndPartOnGPU(t *testing.T) {
 	g := needGPUs(t, 4)
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		each(t, g.group(t, 4, forced(use)), groupAndPart)
 	}
 }
 
 func TestGraphsWatchdogOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		gate := g.newGate(t)
 		comms := g.groupWithin(t, 2, time.Second, forced(use))
 		works := halfway(t, comms, func(q backend.Queue) error { return gate.shut(q) })
@@ -73,7 +73,7 @@ func TestGraphsWatchdogOnGPU(t *testing.T) {
 
 func TestGraphsEndOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{NCCL, LL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byLL, byTwoShot} {
 		for name, end := range ends {
 			t.Run(fmt.Sprintf("%s/%v", name, use), func(t *testing.T) {
 				endsReplays(t, g.group(t, 2, forced(use)), end.of, end.want)

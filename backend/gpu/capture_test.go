@@ -113,7 +113,7 @@ var graphCases = []struct {
 }
 
 func TestGraphs(t *testing.T) {
-	for _, use := range []Algorithm{NCCL, LL, LL128TwoShot, OneShot, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byLL, byLL128TwoShot, byOneShot, byTwoShot} {
 		for _, test := range graphCases {
 			t.Run(fmt.Sprintf("%s/%v", test.name, use), func(t *testing.T) {
 				g := newRig(t)
@@ -519,7 +519,7 @@ func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Wo
 
 // The watchdog treats a replay as a call, and says where it was.
 func TestReplayThatARankDoesNotJoinTimesOut(t *testing.T) {
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		g := newRig(t)
 		o := options()
 		o.Force = use
@@ -584,14 +584,14 @@ func halfway(t *testing.T, comms []*Communicator, hold func(q backend.Queue) err
 
 // The watchdog of a replay says which of its collectives it had come to.
 func TestWatchdogNamesTheCollectiveOfAGraph(t *testing.T) {
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		g := newRig(t)
 		o := options()
 		o.Force = use
 		release := make(chan struct{})
 		works := halfway(t, g.groupWithin(t, 2, 300*time.Millisecond, same(o)),
 			func(q backend.Queue) error {
-				return g.Submit(q.(Stream).Stream(), func() { <-release })
+				return g.Submit(q.(stream).Stream(), func() { <-release })
 			})
 		err := works[0].Join(context.Background())
 		close(release)
@@ -615,7 +615,7 @@ var ends = map[string]struct {
 
 func TestEndOfARankEndsReplays(t *testing.T) {
 	for name, end := range ends {
-		for _, use := range []Algorithm{NCCL, TwoShot} {
+		for _, use := range []Algorithm{byNCCL, byTwoShot} {
 			t.Run(fmt.Sprintf("%s/%v", name, use), func(t *testing.T) {
 				g := newRig(t)
 				o := options()
@@ -660,7 +660,7 @@ func endsReplays(t *testing.T, comms []*Communicator, end func(c *Communicator),
 
 // Close ends a group whose graphs nobody has closed: NCCL's end waits for them.
 func TestGraphsEndWithTheirGroups(t *testing.T) {
-	for _, use := range []Algorithm{NCCL, TwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot} {
 		g := newRig(t)
 		o := options()
 		o.Force = use

@@ -29,18 +29,18 @@ type algorithm struct {
 }
 
 var algorithms = [algorithmCount]algorithm{
-	NCCL: {name: "nccl"},
-	LL: {name: "ll", most: (*choice).mostLL, next: LL128TwoShot,
+	byNCCL: {name: "nccl"},
+	byLL: {name: "ll", most: (*choice).mostLL, next: byLL128TwoShot,
 		place: (*peerMemory).placeLL},
-	LL128TwoShot: {name: "ll128-two-shot", lines: true, next: TwoShot,
+	byLL128TwoShot: {name: "ll128-two-shot", lines: true, next: byTwoShot,
 		place: (*peerMemory).placeLL128TwoShot},
-	OneShot: {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
-	TwoShot: {name: "two-shot", place: (*peerMemory).placeTwoShot},
-	Mesh:    {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
-	Halved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
-	Push:    {name: "push"},
+	byOneShot: {name: "one-shot", chunks: true, place: (*peerMemory).placeOneShot},
+	byTwoShot: {name: "two-shot", place: (*peerMemory).placeTwoShot},
+	byMesh:    {name: "mesh", mesh: true, place: (*peerMemory).placeMesh},
+	byHalved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
+	byPush:    {name: "push"},
 
-	CopyEngines: {name: "copy-engines", next: TwoShot},
+	byCopyEngines: {name: "copy-engines", next: byTwoShot},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.
@@ -106,13 +106,13 @@ func eligible(what *backend.Collective, d backend.DType) bool {
 // rank, and on nothing else: not on where or how aligned the operands are.
 func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	if c.why != "" || nbytes == 0 {
-		return NCCL
+		return byNCCL
 	}
 	if what.Rows != nil {
 		return c.permute(what, d, nbytes)
 	}
 	if !eligible(what, d) {
-		return NCCL
+		return byNCCL
 	}
 	if what.AllowHalf != 0 {
 		return c.halve(nbytes)
@@ -121,7 +121,7 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 		return c.tree(what, d, nbytes)
 	}
 	if c.beside(what, nbytes) {
-		return CopyEngines
+		return byCopyEngines
 	}
 	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
 }
@@ -132,11 +132,11 @@ const besideBytes = 4 << 20
 // beside reports whether copy engines run a call.
 func (c *choice) beside(what *backend.Collective, nbytes int) bool {
 	if what.Kind != backend.AllReduce || what.Algorithm != backend.Auto ||
-		c.plan.Topology.Link != FullyConnected {
+		c.plan.topology.Link != FullyConnected {
 		return false
 	}
-	return c.plan.Force == CopyEngines ||
-		c.plan.Force == NCCL && what.Beside && !c.plan.Shared && nbytes >= besideBytes
+	return c.plan.Force == byCopyEngines ||
+		c.plan.Force == byNCCL && what.Beside && !c.plan.Shared && nbytes >= besideBytes
 }
 
 // inTree reports whether a call needs kernels that add in a tree: two operands have one order.
@@ -148,7 +148,7 @@ func (c *choice) inTree(what *backend.Collective) bool {
 func (c *choice) trees() []backend.DType {
 	return slices.DeleteFunc(backend.DTypes(), func(d backend.DType) bool {
 		what := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
-		return c.inTree(&what) && c.choose(&what, d, 1) == NCCL
+		return c.inTree(&what) && c.choose(&what, d, 1) == byNCCL
 	})
 }
 
@@ -156,31 +156,31 @@ func (c *choice) trees() []backend.DType {
 // faster was not measured: one shot takes those for which packets would be used.
 func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	switch {
-	case d != backend.F32, c.plan.Topology.Link == CubeMesh:
-		return NCCL
+	case d != backend.F32, c.plan.topology.Link == CubeMesh:
+		return byNCCL
 	case what.Kind == backend.ReduceScatter, what.Algorithm == backend.OneShot,
 		what.Algorithm == backend.Auto && nbytes <= packetBytes:
-		return OneShot
+		return byOneShot
 	}
-	return TwoShot
+	return byTwoShot
 }
 
 // preferred is what is asked for, or else was measured to be the fastest.
 func (c *choice) preferred(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	use := pick(c.limits[what.Kind][d], nbytes)
 	switch c.plan.Force {
-	case NCCL, Push, CopyEngines: // which have calls of their own
+	case byNCCL, byPush, byCopyEngines: // which have calls of their own
 	default:
 		use = c.plan.Force
 	}
 	switch what.Algorithm {
 	case backend.OneShot:
-		use = OneShot
+		use = byOneShot
 	case backend.TwoShot:
-		use = TwoShot
+		use = byTwoShot
 	}
-	if c.plan.Topology.Link == CubeMesh && use != NCCL {
-		return Mesh // there is no other
+	if c.plan.topology.Link == CubeMesh && use != byNCCL {
+		return byMesh // there is no other
 	}
 	return use
 }
@@ -190,10 +190,10 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	for {
 		a := &algorithms[use]
 		switch {
-		case use == Halved, use == Push, use == CopyEngines,
-			a.mesh != (c.plan.Topology.Link == CubeMesh),
+		case use == byHalved, use == byPush, use == byCopyEngines,
+			a.mesh != (c.plan.topology.Link == CubeMesh),
 			k != backend.AllReduce && !a.chunks:
-			return NCCL
+			return byNCCL
 		case a.lines && !c.plan.lines, a.most != nil && nbytes > a.most(c):
 			use = a.next
 		default:
@@ -202,11 +202,11 @@ func (c *choice) possible(use Algorithm, k backend.Kind, nbytes int) Algorithm {
 	}
 }
 
-// permute is choose for an all-to-all with Rows: Push at every size where NVLink connects every
+// permute is choose for an all-to-all with Rows: byPush at every size where NVLink connects every
 // pair, ranks share a device, or it is forced. Thresholds were not measured between devices, but
-// bytes counted: of x bytes NCCL moves (W-1)/W over the links, as Push does, and the two
+// bytes counted: of x bytes NCCL moves (W-1)/W over the links, as byPush does, and the two
 // permutations around it read and write x each, which is 4x of the device's memory and two launches
-// more. Push reads x and writes it, and in between what comes through staging. Among two ranks on
+// more. byPush reads x and writes it, and in between what comes through staging. Among two ranks on
 // one H200, where only these passes count, it took 0.5 to 0.7 of the time
 // (bench/results/2026-11/2026-11-23-h200-alltoall.md).
 func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
@@ -214,26 +214,26 @@ func (c *choice) permute(what *backend.Collective, d backend.DType, nbytes int) 
 	if what.Splits != nil {
 		longest = slices.Max(what.Splits) * d.Size()
 	}
-	link := c.plan.Topology.Link
-	wanted := link == FullyConnected || c.plan.Shared || c.plan.Force == Push
+	link := c.plan.topology.Link
+	wanted := link == FullyConnected || c.plan.Shared || c.plan.Force == byPush
 	if !wanted || link == CubeMesh || d.Size()%2 != 0 || longest > peers.MaxPiece {
-		return NCCL
+		return byNCCL
 	}
-	return Push
+	return byPush
 }
 
 // runsRows implements Rows of [backend.Capabilities].
 func (c *Communicator) runsRows(what backend.Collective, d backend.DType, count int) bool {
 	return count <= math.MaxInt/d.Size() && what.Rows != nil &&
-		c.choose(&what, d, count*d.Size()) == Push
+		c.choose(&what, d, count*d.Size()) == byPush
 }
 
 // halve is choose for calls that may travel as 16 bits.
 func (c *choice) halve(nbytes int) Algorithm {
 	if c.plan.lines && c.plan.Halved > 0 && nbytes >= c.plan.Halved {
-		return Halved
+		return byHalved
 	}
-	return NCCL
+	return byNCCL
 }
 
 // explain says how a call is run, and why. lacking is how many bytes Alloc has given out
@@ -244,20 +244,20 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 		return fmt.Sprintf("%s: nccl: %s", text, c.why)
 	}
 	use := c.choose(&what, d, nbytes)
-	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.Topology.Link, use)
+	text = fmt.Sprintf("%s of %s, %v: %v", text, c.plan.ranks[0].Model, c.plan.topology.Link, use)
 	switch {
-	case use == Push:
+	case use == byPush:
 		return text + ": pieces are permuted on their way"
 	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by " +
 			"all-reduce and even reduce-scatter, and for even all-gather"
-	case use == CopyEngines:
+	case use == byCopyEngines:
 		return text + ": devices compute meanwhile"
-	case use == Halved:
+	case use == byHalved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:
 		text += ", as the call asks for"
-	case c.plan.Force != NCCL:
+	case c.plan.Force != byNCCL:
 		text += fmt.Sprintf(", where %v is forced", c.plan.Force)
 	}
 	if lacking > 0 {
@@ -288,7 +288,7 @@ func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes 
 // Halves reports whether a call of F32 makes use of AllowHalf.
 func (c *Communicator) Halves(what backend.Collective, count int) bool {
 	return what.AllowHalf != 0 && count <= math.MaxInt/backend.F32.Size() &&
-		c.choose(&what, backend.F32, count*backend.F32.Size()) == Halved
+		c.choose(&what, backend.F32, count*backend.F32.Size()) == byHalved
 }
 
 // transport is the dtype that operands travel as: see [backend.Capabilities].
@@ -304,7 +304,7 @@ func (c *Communicator) transport(what backend.Collective, d backend.DType,
 func (c *Communicator) Refused() string { return c.why }
 
 // Link returns how the devices are connected.
-func (c *Communicator) Link() Link { return c.plan.Topology.Link }
+func (c *Communicator) Link() Link { return c.plan.topology.Link }
 
 // Usage counts the calls of this rank, by algorithm.
 type Usage struct {
@@ -314,6 +314,6 @@ type Usage struct {
 // Usage returns the counts so far.
 func (c *Communicator) Usage() Usage {
 	n := func(a Algorithm) int64 { return c.used[a].Load() }
-	return Usage{n(NCCL), n(LL), n(LL128TwoShot), n(OneShot), n(TwoShot), n(Mesh), n(Halved),
-		n(Push), n(CopyEngines)}
+	return Usage{n(byNCCL), n(byLL), n(byLL128TwoShot), n(byOneShot), n(byTwoShot), n(byMesh),
+		n(byHalved), n(byPush), n(byCopyEngines)}
 }

@@ -54,12 +54,12 @@ type Communicator struct {
 	*groupState
 	*choice    // of the algorithm of each call
 	rank, size int
-	main       Stream // the device's default queue, nil if that is none
+	main       stream // the device's default queue, nil if that is none
 	verify     atomic.Bool
 	// order is held while a call is started, so that calls keep their order. It
 	// guards what follows, up to err.
 	order   sync.Mutex
-	last    Stream        // where the last call was started
+	last    stream        // where the last call was started
 	works   []work        // not handed out yet
 	past    uint64        // calls up to this one are known to be done
 	seq     atomic.Uint64 // number of the last call; may be read without
@@ -69,7 +69,7 @@ type Communicator struct {
 	member *group.Member // the group's life
 	board  group.Board
 
-	kernelsOf Stream                       // where a kernel of ours was started last
+	kernelsOf stream                       // where a kernel of ours was started last
 	kernels   exchanger                    // its
 	exchange  peers.PeerCall               // the one that is being started
 	used      [algorithmCount]atomic.Int64 // calls; may be read without
@@ -113,7 +113,7 @@ func newComm(b *groupState, part group.Part, board group.Board, by *choice) *Com
 		steps: make([]ncclStep, 0, 2*size+1), operands: make([]backend.Buffer, 0, size),
 		dead: make(chan struct{}), freed: make(chan struct{}),
 	}
-	c.main, _ = b.dev.Default().(Stream)
+	c.main, _ = b.dev.Default().(stream)
 	c.memory = &peerMemory{c: c}
 	c.member = group.NewMember(group.Config{Name: part.Name, Rank: part.Rank, Members: part.Members,
 		World: b.world, Health: board, Ending: c.ending})
@@ -198,7 +198,7 @@ func (c *Communicator) await(ctx context.Context, ready func() (bool, error)) er
 // warm uses every way that NCCL has at every size, because it connects on first
 // use: that would wait for peers, and take memory, in the middle of a program.
 func (c *Communicator) warm(ctx context.Context) error {
-	q, ok := c.dev.Default().(Stream)
+	q, ok := c.dev.Default().(stream)
 	if !ok {
 		return fmt.Errorf("%w: the device's default queue is a %T, not a stream",
 			backend.ErrArgument, c.dev.Default())
@@ -214,7 +214,7 @@ func (c *Communicator) warm(ctx context.Context) error {
 }
 
 // warmAt starts every kind on chunks of n elements.
-func (c *Communicator) warmAt(ctx context.Context, q Stream, n, half int) error {
+func (c *Communicator) warmAt(ctx context.Context, q stream, n, half int) error {
 	src, dst := c.scratch.Slice(0, half).As(backend.F32), c.scratch.Slice(half, 2*half).As(
 		backend.F32)
 	for _, kind := range backend.Kinds() {

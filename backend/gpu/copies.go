@@ -22,7 +22,7 @@ import (
 
 // launchCopies starts an all-reduce by copy engines, and records event behind it. dst is in a
 // window: see placed.
-func (c *Communicator) launchCopies(q Stream, k *call, event uintptr) error {
+func (c *Communicator) launchCopies(q stream, k *call, event uintptr) error {
 	m := c.memory
 	size, unit := c.size, align/k.dtype.Size()
 	piece := (over(k.count, size) + unit - 1) / unit * unit
@@ -55,7 +55,7 @@ func over(n, d int) int { return (n + d - 1) / d }
 
 // meet waits, in the order of a queue, until all ranks have come so far, and records event behind
 // it. It is the shortest call of a kernel, of a word that is always zero.
-func (m *peerMemory) meet(q Stream, event uintptr) error {
+func (m *peerMemory) meet(q stream, event uintptr) error {
 	x := &m.c.exchange
 	word := m.word(m.c.rank, m.c.rank).Slice(0, backend.F32.Size()).As(backend.F32)
 	*x = peers.PeerCall{Way: peers.LL, Dst: word, Src: word, Event: event}
@@ -65,7 +65,7 @@ func (m *peerMemory) meet(q Stream, event uintptr) error {
 // copyRound is the part of an all-reduce that has room in staging: elements lo to hi of each piece.
 type copyRound struct {
 	c      *Communicator
-	q      Stream
+	q      stream
 	call   *call
 	piece  int
 	lo, hi int

@@ -90,7 +90,7 @@ func beside(c *Communicator, times int) error {
 		if err := errors.Join(load(), late.sometimes(own, 2)); err != nil {
 			return err
 		}
-		if _, err := c.startBy(q, TwoShot, kernels, want, x); err != nil {
+		if _, err := c.startBy(q, byTwoShot, kernels, want, x); err != nil {
 			return err
 		}
 		if err := errors.Join(late.sometimes(own, 2), call()); err != nil {

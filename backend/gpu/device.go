@@ -63,8 +63,8 @@ type Device interface {
 	Close() error
 }
 
-// Stream is a queue of a Device.
-type Stream interface {
+// stream is a queue of a Device.
+type stream interface {
 	backend.Queue
 	// Stream returns the CUstream.
 	Stream() uintptr

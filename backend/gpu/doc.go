@@ -58,16 +58,16 @@
 // Our kernels sum f32, f16 and bf16 in rank order, in 32 bits, and so give the same bits on
 // every rank and by every algorithm. They differ in trips over the links and in bytes:
 //
-//   - [LL]: every rank pushes its operand to all others, with flags in it, and adds up what it
+//   - LL: every rank pushes its operand to all others, with flags in it, and adds up what it
 //     receives. One trip, no barrier; W-1 times the bytes. Up to 128 KiB the operand travels in
 //     packets (8 bytes of data in 16), beyond that in lines (120 in 128).
-//   - [LL128TwoShot]: every rank pushes one segment to each other one, adds up what it receives,
+//   - LL128TwoShot: every rank pushes one segment to each other one, adds up what it receives,
 //     and pushes the sum to all others, in lines. Two trips, no barrier.
-//   - [OneShot]: ranks wait until all are there, and read each other's operands.
-//   - [TwoShot]: each rank adds up one segment of all operands, and pushes the sum to all others.
-//   - [Mesh]: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
-//   - [Halved]: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
-//   - [Push]: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and
+//   - OneShot: ranks wait until all are there, and read each other's operands.
+//   - TwoShot: each rank adds up one segment of all operands, and pushes the sum to all others.
+//   - Mesh: for a cube mesh of eight devices, whose ranks use the memory of neighbours only.
+//   - Halved: LL128TwoShot of f32 that travels as 16 bits, where a call allows that.
+//   - Push: all-to-alls with Rows: one kernel reads each piece where it lies in the source, and
 //     writes it where it belongs in the destination. That is the other rank's own, if it is memory
 //     from Alloc; else the piece goes through that rank's staging, in rounds of 8 MiB, of which two
 //     are under way.

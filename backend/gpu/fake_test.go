@@ -27,7 +27,7 @@ type rig struct {
 	said    map[int]int              // how often a rank was told of host memory
 	seen    map[int][]peers.PeerCall // the kernels' last calls, by ordinal of the device
 	groups  map[uintptr]*ring        // of kernels, by the pads of the ranks
-	wires   func(rank int) Wires     // nil means all are connected
+	wires   func(rank int) wiring    // nil means all are connected
 	fault   func(rank int, doing string) error
 	driver  peers.Launcher        // is asked to launch the kernels, too, if it is not nil
 	process func(rank int) string // where a rank is, if not in this process
@@ -155,7 +155,7 @@ func (g *rig) groupWithin(t testing.TB, size int, timeout time.Duration,
 }
 
 // options are for tests: little memory, and what is measured does not matter.
-func options() Options { return Options{Force: TwoShot, Staging: 4 << 10, Table: prototype()} }
+func options() Options { return Options{Force: byTwoShot, Staging: 4 << 10, Table: prototype()} }
 
 func same(o Options) func(int) Options { return func(int) Options { return o } }
 
@@ -201,7 +201,7 @@ func (g *rig) failing(rank int, doing string, nbytes int) error {
 	return g.fault(rank, doing)
 }
 
-func (w Wires) with(switches int) Wires {
+func (w wiring) with(switches int) wiring {
 	w.Switches = switches
 	return w
 }

@@ -17,9 +17,9 @@ import (
 func BenchmarkHalved(b *testing.B) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
-		comms := g.group(b, size, forced(TwoShot))
+		comms := g.group(b, size, forced(byTwoShot))
 		for _, c := range comms {
-			c.plan.Force = NCCL
+			c.plan.Force = byNCCL
 		}
 		for _, nbytes := range []int{1 << 16, 1 << 18, 1 << 20, 4 << 20, 16 << 20, 64 << 20,
 			128 << 20, 256 << 20} {
@@ -33,12 +33,12 @@ func BenchmarkHalved(b *testing.B) {
 func halvedContests() []comparison {
 	list := []comparison{
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			_, err := c.startBy(q, NCCL, sum, x, x)
+			_, err := c.startBy(q, byNCCL, sum, x, x)
 			return err
 		}},
 		{"nccl-bf16", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			x = x.As(backend.BF16).Slice(0, x.Len())
-			_, err := c.startBy(q, NCCL, sum, x, x)
+			_, err := c.startBy(q, byNCCL, sum, x, x)
 			return err
 		}},
 		{"chosen", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {

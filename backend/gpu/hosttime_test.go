@@ -23,7 +23,7 @@ type instant struct {
 	library
 }
 
-type queue = Stream // whose method has the name of the interface
+type queue = stream // whose method has the name of the interface
 
 func (*instant) Recording() *backend.Recording                { return nil }
 func (*instant) Joined(backend.Event) bool                    { return true }
@@ -49,7 +49,7 @@ func instantGroup(t testing.TB, size int) (ranks []backend.Communicator) {
 	}
 	infos := make([]rankInfo, size)
 	for r := range infos {
-		infos[r] = rankInfo{Model: h200, Wires: Wires{Bus: fmt.Sprint(r), Switches: 18}}
+		infos[r] = rankInfo{Model: h200, Wires: wiring{Bus: fmt.Sprint(r), Switches: 18}}
 	}
 	plan, why := decide(Options{Table: prototype()}.settings(), infos)
 	if why != "" {

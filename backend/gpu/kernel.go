@@ -11,18 +11,18 @@ import (
 )
 
 // launch starts a call by its algorithm, and records event behind it.
-func (c *Communicator) launch(q Stream, k *call, event uintptr) error {
+func (c *Communicator) launch(q stream, k *call, event uintptr) error {
 	switch k.use {
-	case NCCL:
+	case byNCCL:
 		return c.launchNCCL(q, k, event)
-	case CopyEngines:
+	case byCopyEngines:
 		return c.launchCopies(q, k, event)
 	}
 	return c.launchKernel(q, k, event)
 }
 
 // launchKernel starts a call by one of our kernels, and records event behind it.
-func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
+func (c *Communicator) launchKernel(q stream, k *call, event uintptr) error {
 	x := &c.exchange
 	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src,
 		Event: event}
@@ -31,7 +31,7 @@ func (c *Communicator) launchKernel(q Stream, k *call, event uintptr) error {
 }
 
 // exchanges launches x. order is held.
-func (c *Communicator) exchanges(q Stream, x *peers.PeerCall) error {
+func (c *Communicator) exchanges(q stream, x *peers.PeerCall) error {
 	if q != c.kernelsOf {
 		k, ok := q.(exchanger)
 		if !ok {
@@ -106,7 +106,7 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 // that wait for the copy have ended: ranks of a graph have all that before they launch it. order is
 // held.
 func (c *Communicator) possibly(k *call, recorded bool) {
-	if k.use == CopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0) {
+	if k.use == byCopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0) {
 		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,
 			k.dst.NBytes())
 	}

@@ -17,7 +17,7 @@ type Survey struct {
 	Link       Link
 	NVLinks    int // between two devices, of the pair with the fewest; 0 where Link is PCIe
 	Ranks      int
-	Tears      bool // as of [Wires]
+	Tears      bool // as of wiring
 }
 
 // Explain is [Communicator.Explain] of a group of the machine's, by a table and an
@@ -52,10 +52,10 @@ func (m Survey) Explain(o Options, what backend.Collective, d backend.DType, nby
 func (m Survey) Algorithms() []Algorithm {
 	p, why := decide(Options{Link: m.Link}.settings(), m.ranks())
 	if why != "" {
-		return []Algorithm{NCCL}
+		return []Algorithm{byNCCL}
 	}
 	return slices.DeleteFunc(m.Link.Algorithms(), func(a Algorithm) bool {
-		return a == LL128TwoShot && !p.lines
+		return a == byLL128TwoShot && !p.lines
 	})
 }
 
@@ -64,7 +64,7 @@ func (m Survey) ranks() []rankInfo {
 	all := make([]rankInfo, m.Ranks)
 	for r := range all {
 		all[r] = rankInfo{Model: m.Model, Capability: m.Capability,
-			Wires: Wires{Bus: strconv.Itoa(r), Tears: m.Tears}}
+			Wires: wiring{Bus: strconv.Itoa(r), Tears: m.Tears}}
 	}
 	return all
 }
@@ -76,7 +76,7 @@ func SurveyOf(devices []backend.Device) (Survey, error) {
 		return Survey{}, err
 	}
 	m := Survey{Ranks: len(devices)}
-	var wires []Wires
+	var wires []wiring
 	for _, d := range devices {
 		g, ok := d.(Device)
 		if !ok {

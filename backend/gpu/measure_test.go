@@ -18,7 +18,7 @@ import (
 // unmeasuredRig is a machine for whose devices no row is shipped.
 func unmeasuredRig(t *testing.T) *rig {
 	g := newRig(t)
-	g.wires = func(rank int) Wires { return switched(make([]int, 16)...)[rank].with(7) }
+	g.wires = func(rank int) wiring { return switched(make([]int, 16)...)[rank].with(7) }
 	return g
 }
 
@@ -70,7 +70,7 @@ func TestRanksMeasureWhatTheTableLacksAndKeepIt(t *testing.T) {
 
 func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
 	forced, off := fresh(), fresh()
-	forced.Force, off.Off = OneShot, true
+	forced.Force, off.Off = byOneShot, true
 	for name, test := range map[string]struct {
 		o     Options
 		file  string
@@ -86,7 +86,7 @@ func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
 				t.Setenv(string(env.Tuning), test.file)
 			}
 			g := unmeasuredRig(t)
-			g.wires = func(rank int) Wires {
+			g.wires = func(rank int) wiring {
 				return switched(make([]int, 16)...)[rank].with(test.links)
 			}
 			g.group(t, 2, same(test.o))
@@ -106,7 +106,7 @@ func TestRanksMeasureOnlyWhereTheyMayAndMust(t *testing.T) {
 // Ranks whose users have different files and variables decide as rank 0 does.
 func TestRankZeroDecidesWhetherRanksMeasure(t *testing.T) {
 	noFile(t)
-	row := rowFor(0, OneShot)
+	row := rowFor(0, byOneShot)
 	row.Ranks, row.Capability, row.NVLinks = 3, 90, 7
 	for _, measuring := range []bool{true, false} {
 		comms := unmeasuredRig(t).group(t, 3, func(rank int) Options {

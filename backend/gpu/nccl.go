@@ -3,7 +3,7 @@ package gpu
 import "github.com/euryale-ml/euryale/backend"
 
 // launchNCCL starts a call by NCCL, and records event behind it.
-func (c *Communicator) launchNCCL(q Stream, k *call, event uintptr) error {
+func (c *Communicator) launchNCCL(q stream, k *call, event uintptr) error {
 	unbind, err := c.dev.Bind()
 	if err != nil {
 		return err
@@ -28,7 +28,7 @@ func (c *Communicator) launchNCCL(q Stream, k *call, event uintptr) error {
 
 // run hands steps to NCCL, unless the group has ended: whoever ends it waits only so long
 // for a call that is being started, and then takes the engine away.
-func (c *Communicator) run(q Stream, steps []ncclStep, event uintptr) error {
+func (c *Communicator) run(q stream, steps []ncclStep, event uintptr) error {
 	if c.member.Err() != nil {
 		return c.member.Failure("")
 	}
@@ -36,7 +36,7 @@ func (c *Communicator) run(q Stream, steps []ncclStep, event uintptr) error {
 }
 
 // sumAndDivide is Avg where NCCL's has other bits.
-func (c *Communicator) sumAndDivide(q Stream, k *call) error {
+func (c *Communicator) sumAndDivide(q stream, k *call) error {
 	k.what.Op = backend.Sum
 	c.steps = k.steps(c.steps[:0])
 	if err := c.run(q, c.steps, 0); err != nil {
@@ -49,7 +49,7 @@ func (c *Communicator) sumAndDivide(q Stream, k *call) error {
 }
 
 // compose is a composed reduction.
-func (c *Communicator) compose(q Stream, k *call) error {
+func (c *Communicator) compose(q stream, k *call) error {
 	n := c.scratch.Len() / k.dtype.Size() / k.P
 	for off, longest := 0, k.longest(); off < longest; off += n {
 		b := block{k, off, n, c.scratch.As(k.dtype)}

@@ -53,7 +53,7 @@ func Parse(mode string) (Options, error) {
 	if err != nil {
 		return Options{}, fmt.Errorf("%w, auto or off", err)
 	}
-	return Options{Force: force, Off: force == NCCL}, nil
+	return Options{Force: force, Off: force == byNCCL}, nil
 }
 
 // Asked returns the options that EURYALE_LOWLATENCY asks for, the defaults if it is not set. The
@@ -90,7 +90,7 @@ const halvedBytes = 1 << 20
 func (o Options) measured(rank int) (_ Options, err error) {
 	if o.Table == nil && rank == 0 && !o.Off {
 		o.Table, err = Measured()
-		o.measure = o.Force == NCCL && !tuning.Off()
+		o.measure = o.Force == byNCCL && !tuning.Off()
 	}
 	return o, err
 }

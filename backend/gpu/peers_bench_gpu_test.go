@@ -74,7 +74,7 @@ func BenchmarkGraph(b *testing.B) {
 		}
 		all := func(c *Communicator, q backend.Queue, x backend.Buffer) error {
 			for range sums {
-				if _, err := c.startBy(q, LL, sum, x, x); err != nil {
+				if _, err := c.startBy(q, byLL, sum, x, x); err != nil {
 					return err
 				}
 			}
@@ -89,7 +89,7 @@ func BenchmarkGraph(b *testing.B) {
 			}
 			for range sums {
 				c.exchange = peers.PeerCall{Way: way, Dst: x, Src: x}
-				if err := c.exchanges(q.(Stream), &c.exchange); err != nil {
+				if err := c.exchanges(q.(stream), &c.exchange); err != nil {
 					return err
 				}
 			}
@@ -111,7 +111,7 @@ func eachGroup(b *testing.B, sizes []int, f func(b *testing.B, comms []*Communic
 	d backend.DType, nbytes int)) {
 	g := needGPUs(b, 2)
 	for _, size := range g.sizes() {
-		comms := g.group(b, size, forced(TwoShot))
+		comms := g.group(b, size, forced(byTwoShot))
 		for _, d := range []backend.DType{backend.F32, backend.BF16} {
 			for _, nbytes := range sizes {
 				b.Run(fmt.Sprintf("ranks=%d/%v/bytes=%d", size, d, nbytes), func(b *testing.B) {
@@ -134,7 +134,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 	var whole []backend.Communicator
 	var plain []*launcher
 	for _, c := range comms {
-		c.plan.Force = NCCL
+		c.plan.Force = byNCCL
 		whole = append(whole, backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 2048)))
 		l, err := newLauncher(c.Device().Default().(*cuda.Queue))
 		if err != nil {
@@ -151,7 +151,7 @@ func together(b *testing.B, comms []*Communicator, nbytes int) []comparison {
 			return q.Zero(x.As(backend.U8).Slice(0, min(16, nbytes)))
 		}},
 		{"nccl", false, func(c *Communicator, q backend.Queue, x backend.Buffer) error {
-			_, err := c.startBy(q, NCCL, sum, x, x)
+			_, err := c.startBy(q, byNCCL, sum, x, x)
 			return err
 		}},
 	}
@@ -192,7 +192,7 @@ func ways(size, nbytes int) (list []comparison) {
 				c.order.Lock()
 				defer c.order.Unlock()
 				c.exchange = peers.PeerCall{Way: w, Dst: x, Src: x}
-				return c.exchanges(q.(Stream), &c.exchange)
+				return c.exchanges(q.(stream), &c.exchange)
 			}})
 	}
 	return list
@@ -202,13 +202,13 @@ func ways(size, nbytes int) (list []comparison) {
 func (c *Communicator) startWay(q backend.Queue, x peers.PeerCall) error {
 	c.order.Lock()
 	defer c.order.Unlock()
-	w, event, err := c.begin(q.(Stream), &sum, x.Src.Len(), x.Src.DType())
+	w, event, err := c.begin(q.(stream), &sum, x.Src.Len(), x.Src.DType())
 	if err != nil {
 		return err
 	}
 	c.exchange = x
 	c.exchange.Event = event
-	err = errors.Join(c.follow(q.(Stream)), c.exchanges(q.(Stream), &c.exchange))
+	err = errors.Join(c.follow(q.(stream)), c.exchanges(q.(stream), &c.exchange))
 	c.started.Store(w.header.Seq)
 	return err
 }

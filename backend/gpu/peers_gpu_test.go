@@ -274,7 +274,7 @@ func newLate(c *Communicator, q backend.Queue) (late, error) {
 
 // set makes all elements of x, of f32, one number.
 func set(q backend.Queue, x backend.Buffer, number int) error {
-	return q.(Stream).Fill(x, uint64(math.Float32bits(float32(number))))
+	return q.(stream).Fill(x, uint64(math.Float32bits(float32(number))))
 }
 
 func (l late) free() { l.dev.Free(l.memory) } // it is memory of dev, so there is no error
@@ -316,7 +316,7 @@ func trials() int {
 func TestAlgorithmsGiveTheSameBitsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		comms := g.group(t, size, forced(TwoShot))
+		comms := g.group(t, size, forced(byTwoShot))
 		// Lines have 7.5 MiB in a round, and twice that of f32 as 16 bits.
 		sameBits(t, comms, defaults(comms), trials(), 17<<20)
 	}
@@ -378,7 +378,7 @@ func backToBack(t *testing.T, comms []*Communicator, queues []backend.Queue, cal
 func TestBackToBackCallsOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		o := forced(TwoShot)
+		o := forced(byTwoShot)
 		// so that those in lines take several rounds of two shots with barriers
 		o.Staging = 64 << 10
 		comms := g.group(t, size, o)
@@ -392,8 +392,8 @@ func TestBackToBackCallsOnGPU(t *testing.T) {
 func TestGroupsStartInAnyOrderOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		groups := [][]*Communicator{g.group(t, size, forced(TwoShot)),
-			g.group(t, size, forced(TwoShot))}
+		groups := [][]*Communicator{g.group(t, size, forced(byTwoShot)),
+			g.group(t, size, forced(byTwoShot))}
 		for _, a := range groups[0][0].Link().Algorithms()[1:] {
 			for _, group := range groups {
 				for _, c := range group {
@@ -566,7 +566,7 @@ func TestAlgorithmsForRanksOfOneDeviceOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
 	for _, size := range []int{2, 3, 5, 6, 7, 8} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			comms, queues := g.sharing(t, size, forced(TwoShot))
+			comms, queues := g.sharing(t, size, forced(byTwoShot))
 			sameBits(t, comms, queues, trials()/5, 2<<20)
 			backToBack(t, comms, queues, 10*trials(), 1000)
 			permuted(t, comms, queues, trials(), 2<<20)
@@ -577,7 +577,7 @@ func TestAlgorithmsForRanksOfOneDeviceOnGPU(t *testing.T) {
 // A cube mesh whose ranks share devices: kernels use those pads that they would reach.
 func TestAlgorithmsOfACubeMeshOnGPU(t *testing.T) {
 	g := needGPUs(t, 1)
-	o := forced(Mesh)
+	o := forced(byMesh)
 	o.Link = CubeMesh
 	comms, queues := g.sharing(t, cubeSize, o)
 	sameBits(t, comms, queues, trials()/5, 2<<20)
@@ -593,7 +593,7 @@ func TestAlgorithmsOfACubeMeshOnGPU(t *testing.T) {
 func TestGraphsReplayOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	for _, size := range g.sizes() {
-		for _, way := range []Algorithm{LL, LL128TwoShot, OneShot, TwoShot} {
+		for _, way := range []Algorithm{byLL, byLL128TwoShot, byOneShot, byTwoShot} {
 			comms := g.group(t, size, forced(way))
 			for _, n := range []int{100, 20000, 100000} { // LL in packets, and in lines
 				times := 12 * trials() // ten of eleven by the graph
@@ -602,7 +602,7 @@ func TestGraphsReplayOnGPU(t *testing.T) {
 				}
 				each(t, comms, func(c *Communicator) error { return replay(c, n, times) })
 				for _, c := range comms {
-					if used := c.used[way].Load(); used == 0 || c.used[NCCL].Load() > 0 {
+					if used := c.used[way].Load(); used == 0 || c.used[byNCCL].Load() > 0 {
 						t.Errorf("%v forced: rank %d has %+v", way, c.Rank(), c.Usage())
 					}
 				}
@@ -716,7 +716,7 @@ type gate struct {
 
 func (g *gpus) newGate(t *testing.T) gate {
 	var ga gate
-	ga.ranks, _ = g.sharing(t, 2, forced(OneShot))
+	ga.ranks, _ = g.sharing(t, 2, forced(byOneShot))
 	for _, c := range ga.ranks {
 		x, err := c.Device().Alloc(64)
 		if err != nil {
@@ -808,7 +808,7 @@ func TestKernelsLetDevicesCloseBeforeTheirMemoryOnGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer observer.Close()
-	comms, _ := g.sharing(t, 2, forced(TwoShot))
+	comms, _ := g.sharing(t, 2, forced(byTwoShot))
 	size := comms[0].memory.bytes()
 	// which finds nothing that is not freed
 	if err := errors.Join(comms[0].Close(), g.all[0].Close()); err != nil {
@@ -893,7 +893,7 @@ func TestKernelsOfAnAbortedCallAreNotDoneOnGPU(t *testing.T) {
 
 func TestKernelsNoticeHostMemoryOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	b := g.with(forced(OneShot))
+	b := g.with(forced(byOneShot))
 	var said atomic.Int64
 	b.Notice = func(string) { said.Add(1) }
 	group, err := backendtest.Over(b)(2, time.Minute)
@@ -942,7 +942,7 @@ func TestKernelsLeaveNoMemoryOnGPU(t *testing.T) {
 	} {
 		var before [2]int
 		for cycle := range 10 {
-			t.Run(end, func(t *testing.T) { f(t, g.group(t, 2, forced(TwoShot))) })
+			t.Run(end, func(t *testing.T) { f(t, g.group(t, 2, forced(byTwoShot))) })
 			if n := inUse(); cycle == 0 {
 				before = n
 			} else if n != before {

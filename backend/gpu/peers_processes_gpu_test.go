@@ -87,7 +87,7 @@ func TestKilledRankIsNamedAmongKernels(t *testing.T) {
 // others go on.
 func TestKilledRankIsNamedInGraphs(t *testing.T) {
 	size := len(needGPUs(t, 2).all)
-	for _, a := range []Algorithm{NCCL, LL, TwoShot} {
+	for _, a := range []Algorithm{byNCCL, byLL, byTwoShot} {
 		t.Run(a.String(), func(t *testing.T) {
 			killed(t, inGraph+a.String(), size, "of a graph of 3 collectives")
 		})

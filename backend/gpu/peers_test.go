@@ -29,8 +29,8 @@ func TestKernelsKeepTheContract(t *testing.T) {
 		size  int
 		run   func(*testing.T, backendtest.Options)
 	}{
-		{OneShot, 2, backendtest.RunWrapper}, // the rest of the suite is not about kernels
-		{TwoShot, 3, backendtest.Run},
+		{byOneShot, 2, backendtest.RunWrapper}, // the rest of the suite is not about kernels
+		{byTwoShot, 3, backendtest.Run},
 	} {
 		t.Run(test.force.String(), func(t *testing.T) {
 			g := newRig(t)
@@ -54,7 +54,7 @@ func TestKernelsKeepTheContract(t *testing.T) {
 // Sums in a tree run on their own kernels, whatever the table says or is forced, or are refused.
 func TestTreesHaveTheirKernels(t *testing.T) {
 	g := newRig(t)
-	for _, force := range []Algorithm{NCCL, LL} {
+	for _, force := range []Algorithm{byNCCL, byLL} {
 		o := options()
 		o.Force = force
 		for r, c := range g.group(t, 4, same(o)) {
@@ -67,14 +67,14 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 				n    int
 				want Algorithm
 			}{
-				{backend.Collective{Kind: backend.AllReduce}, backend.F32, 4, OneShot},
+				{backend.Collective{Kind: backend.AllReduce}, backend.F32, 4, byOneShot},
 				{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.F32, 1 << 20,
-					TwoShot},
+					byTwoShot},
 				{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot},
-					backend.F32, 4, TwoShot},
-				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, OneShot},
-				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, NCCL},
-				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, NCCL},
+					backend.F32, 4, byTwoShot},
+				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, byOneShot},
+				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, byNCCL},
+				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, byNCCL},
 			} {
 				test.what.Association = backend.Tree
 				if got := c.Choose(test.what, test.d, test.n); got != test.want {
@@ -107,7 +107,7 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Force = NCCL
+	o.Force = byNCCL
 	comms := g.group(t, 2, same(o))
 	row := comms[0].row(backend.AllReduce, backend.F32)
 	limits := row.limits()
@@ -119,7 +119,7 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 		for _, nbytes := range sizes {
 			want := pick(limits, nbytes)
 			if nbytes == 0 {
-				want = NCCL
+				want = byNCCL
 			}
 			before := c.Usage()
 			if err := holding(c, make([]float32, nbytes/4), func(b backend.Buffer) error {
@@ -139,45 +139,46 @@ func TestCallsUseTheAlgorithmOfTheirSize(t *testing.T) {
 func (u Usage) minus(before Usage) Algorithm {
 	switch {
 	case u.LL > before.LL:
-		return LL
+		return byLL
 	case u.LL128TwoShot > before.LL128TwoShot:
-		return LL128TwoShot
+		return byLL128TwoShot
 	case u.OneShot > before.OneShot:
-		return OneShot
+		return byOneShot
 	case u.TwoShot > before.TwoShot:
-		return TwoShot
+		return byTwoShot
 	case u.Mesh > before.Mesh:
-		return Mesh
+		return byMesh
 	case u.Halved > before.Halved:
-		return Halved
+		return byHalved
 	case u.Push > before.Push:
-		return Push
+		return byPush
 	}
-	return NCCL
+	return byNCCL
 }
 
 func TestWhatHasNoKernelsRunsOnNCCL(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Force = OneShot
+	o.Force = byOneShot
 	c := g.group(t, 2, same(o))[0]
 	for _, test := range []struct {
 		what  backend.Collective
 		dtype backend.DType
 		want  Algorithm
 	}{
-		{sum, backend.F32, OneShot}, {sum, backend.F16, OneShot}, {sum, backend.BF16, OneShot},
-		{sum, backend.F64, NCCL}, {sum, backend.I32, NCCL},
-		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, OneShot},
-		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, NCCL},
-		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, OneShot},
-		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, NCCL},
-		{backend.Collective{Kind: backend.AllGather}, backend.I64, OneShot},
-		{backend.Collective{Kind: backend.Broadcast}, backend.F32, NCCL},
+		{sum, backend.F32, byOneShot}, {sum, backend.F16, byOneShot},
+		{sum, backend.BF16, byOneShot},
+		{sum, backend.F64, byNCCL}, {sum, backend.I32, byNCCL},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, backend.BF16, byOneShot},
+		{backend.Collective{Kind: backend.AllReduce, Op: backend.Max}, backend.F32, byNCCL},
+		{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, byOneShot},
+		{backend.Collective{Kind: backend.ReduceScatter, Splits: []int{1, 2}}, backend.F32, byNCCL},
+		{backend.Collective{Kind: backend.AllGather}, backend.I64, byOneShot},
+		{backend.Collective{Kind: backend.Broadcast}, backend.F32, byNCCL},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.TwoShot}, backend.F32,
-			TwoShot},
+			byTwoShot},
 		{backend.Collective{Kind: backend.AllReduce, Algorithm: backend.OneShot}, backend.F64,
-			NCCL},
+			byNCCL},
 	} {
 		if got := c.choose(&test.what, test.dtype, 1024); got != test.want {
 			t.Errorf("%v of %v: %v, want %v", test.what, test.dtype, got, test.want)
@@ -200,18 +201,18 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 		count int
 		want  Algorithm
 	}{
-		"bf16":            {Options{}, even, backend.BF16, 2, Push},
-		"f64":             {Options{Force: Push, Link: PCIe}, even, backend.F64, 1 << 20, Push},
-		"bytes":           {Options{Force: Push}, even, backend.U8, 2, NCCL},
-		"nothing":         {Options{Force: Push}, even, backend.F32, 0, NCCL},
-		"pieces together": {Options{Force: Push}, plain, backend.F32, 2, NCCL},
-		"too large":       {Options{Force: Push}, uneven, backend.F32, 1 << 30, NCCL},
-		"just fits":       {Options{Force: Push}, uneven, backend.BF16, 1 << 30, Push},
-		"not forced":      {Options{Link: PCIe}, even, backend.F32, 2, NCCL},
-		"a shared device": {Options{Link: PCIe, SharedDevices: true}, even, backend.F32, 2, Push},
-		"another one":     {Options{Force: TwoShot}, even, backend.I32, 2, Push},
-		"no memory":       {Options{Force: Push, Off: true}, even, backend.F32, 2, NCCL},
-		"a sum":           {Options{Force: Push}, sum, backend.F32, 1024, LL},
+		"bf16":            {Options{}, even, backend.BF16, 2, byPush},
+		"f64":             {Options{Force: byPush, Link: PCIe}, even, backend.F64, 1 << 20, byPush},
+		"bytes":           {Options{Force: byPush}, even, backend.U8, 2, byNCCL},
+		"nothing":         {Options{Force: byPush}, even, backend.F32, 0, byNCCL},
+		"pieces together": {Options{Force: byPush}, plain, backend.F32, 2, byNCCL},
+		"too large":       {Options{Force: byPush}, uneven, backend.F32, 1 << 30, byNCCL},
+		"just fits":       {Options{Force: byPush}, uneven, backend.BF16, 1 << 30, byPush},
+		"not forced":      {Options{Link: PCIe}, even, backend.F32, 2, byNCCL},
+		"a shared device": {Options{Link: PCIe, SharedDevices: true}, even, backend.F32, 2, byPush},
+		"another one":     {Options{Force: byTwoShot}, even, backend.I32, 2, byPush},
+		"no memory":       {Options{Force: byPush, Off: true}, even, backend.F32, 2, byNCCL},
+		"a sum":           {Options{Force: byPush}, sum, backend.F32, 1024, byLL},
 	} {
 		test.o.Table, test.o.Staging = prototype(), 4<<10
 		c := newRig(t).group(t, 2, same(test.o))[0]
@@ -219,11 +220,11 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 		got := c.Capabilities().RunsRows(test.what, test.dtype, test.count)
-		if got != (test.want == Push) {
+		if got != (test.want == byPush) {
 			t.Errorf("%s: capabilities say %v", name, got)
 		}
 		if text := c.Explain(test.what, test.dtype, test.count*test.dtype.Size()); strings.Contains(
-			text, ": push: pieces are permuted") != (test.want == Push) {
+			text, ": push: pieces are permuted") != (test.want == byPush) {
 			t.Errorf("%s: explained as %q", name, text)
 		}
 	}
@@ -232,12 +233,12 @@ func TestPiecesArePushedWhereDevicesReachEachOther(t *testing.T) {
 func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Halved, o.Force = 4096, Halved
+	o.Halved, o.Force = 4096, byHalved
 	each(t, g.group(t, 2, same(o)), func(c *Communicator) error {
 		for _, test := range []struct {
 			n    int
 			want Algorithm
-		}{{0, NCCL}, {1023, NCCL}, {1024, Halved}} {
+		}{{0, byNCCL}, {1023, byNCCL}, {1024, byHalved}} {
 			what := backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.BF16}
 			before := c.Usage()
 			if err := holding(c, make([]float32, test.n), func(b backend.Buffer) error {
@@ -246,7 +247,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 				return err
 			}
 			if got := c.Usage().minus(before); got != test.want ||
-				c.Halves(what, test.n) != (test.want == Halved) {
+				c.Halves(what, test.n) != (test.want == byHalved) {
 				return fmt.Errorf("%d elements: %v, want %v", test.n, got, test.want)
 			}
 		}
@@ -254,7 +255,7 @@ func TestWhatMayTravelIn16BitsDoesFromASizeOn(t *testing.T) {
 			x.Op != backend.Sum || x.Src.Len() != 1024 {
 			return fmt.Errorf("the kernel was asked for %+v", x)
 		}
-		if use := c.choose(&sum, backend.F32, 4096); use != NCCL {
+		if use := c.choose(&sum, backend.F32, 4096); use != byNCCL {
 			return fmt.Errorf("%v without leave", use)
 		}
 		if text := c.Explain(backend.Collective{Kind: backend.AllReduce, AllowHalf: backend.F16},
@@ -288,11 +289,12 @@ func TestDevicesThatTearLinesSendNone(t *testing.T) {
 		nbytes int
 		want   Algorithm
 	}{
-		{LL, packetBytes, LL}, {LL, packetBytes + 4, TwoShot},
-		{LL128TwoShot, 1024, TwoShot}, {OneShot, 1024, OneShot}, {TwoShot, 1024, TwoShot},
+		{byLL, packetBytes, byLL}, {byLL, packetBytes + 4, byTwoShot},
+		{byLL128TwoShot, 1024, byTwoShot}, {byOneShot, 1024, byOneShot},
+		{byTwoShot, 1024, byTwoShot},
 	} {
 		g := newRig(t)
-		g.wires = func(rank int) Wires {
+		g.wires = func(rank int) wiring {
 			w := switched(0, 0)[rank].with(2)
 			w.Tears = rank == 1
 			return w
@@ -339,20 +341,21 @@ func TestPlacesAreThoseOfAlloc(t *testing.T) {
 			dst, src       backend.Buffer
 			source, target peers.InWindow
 		}{
-			{TwoShot, sum, floats, floats, 0, peers.PlaceIn(1, at)},
-			{TwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
-			{TwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
-			{TwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), 0, 0},
-			{TwoShot, sum, first.As(backend.F32).Slice(0, 4), other.As(backend.F32).Slice(0, 4), 0,
+			{byTwoShot, sum, floats, floats, 0, peers.PlaceIn(1, at)},
+			{byTwoShot, sum, floats.Slice(4, 8), floats.Slice(8, 12), 0, peers.PlaceIn(1, at+16)},
+			{byTwoShot, sum, floats.Slice(4, 7), floats.Slice(8, 11), 0, 0},
+			{byTwoShot, sum, floats.Slice(5, 9), floats.Slice(12, 16), 0, 0},
+			{byTwoShot, sum, first.As(backend.F32).Slice(0, 4),
+				other.As(backend.F32).Slice(0, 4), 0,
 				peers.PlaceIn(1, 0)},
-			{OneShot, sum, floats, floats, 0, 0},
-			{OneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
-			{LL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4),
+			{byOneShot, sum, floats, floats, 0, 0},
+			{byOneShot, sum, floats.Slice(0, 4), floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
+			{byLL, sum, floats.Slice(0, 4), floats.Slice(8, 12), 0, 0},
+			{byOneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 4),
 				floats.Slice(8, 16), peers.PlaceIn(1, at+32), 0},
-			{OneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3),
+			{byOneShot, backend.Collective{Kind: backend.ReduceScatter}, floats.Slice(0, 3),
 				floats.Slice(8, 14), 0, 0},
-			{OneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8),
+			{byOneShot, backend.Collective{Kind: backend.AllGather}, floats.Slice(0, 8),
 				floats.Slice(8, 12), peers.PlaceIn(1, at+32), 0},
 		} {
 			var x peers.PeerCall
@@ -577,7 +580,7 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 	tests := map[string]struct {
 		of    func(int) Options
 		apart bool
-		wires func(rank int) Wires
+		wires func(rank int) wiring
 		fault func(int, string) error
 		why   string // "" if it is taken
 	}{
@@ -594,22 +597,22 @@ func TestRanksTakeItTogetherOrNotAtAll(t *testing.T) {
 		"a link that lies": {of: same(options()), fault: on(2, "copy"), why: "what rank 2 wrote"},
 		"off on one rank": {of: func(r int) Options { o := options(); o.Off = r == 2; return o },
 			why: "rank 2 cannot: it is switched off"},
-		"one device": {of: shared, apart: true, wires: func(rank int) Wires {
+		"one device": {of: shared, apart: true, wires: func(rank int) wiring {
 			return cards(1)[0].with(18)
 		},
 			why: "ranks 0 and 1 share the device"},
-		"one device of two spellings": {of: shared, apart: true, wires: func(rank int) Wires {
-			w := Wires{Bus: "0000:1A:00.0"}.with(18)
+		"one device of two spellings": {of: shared, apart: true, wires: func(rank int) wiring {
+			w := wiring{Bus: "0000:1A:00.0"}.with(18)
 			if rank > 0 {
 				w.Bus = strings.ToLower(w.Bus)
 			}
 			return w
 		}, why: "ranks 0 and 1 share the device"},
-		"unknown links": {of: same(options()), wires: func(rank int) Wires {
+		"unknown links": {of: same(options()), wires: func(rank int) wiring {
 			return cards(3)[rank]
 		}, why: "do not all reach"},
 		"a shared device": {of: shared,
-			wires: func(rank int) Wires { return cards(1)[0] }},
+			wires: func(rank int) wiring { return cards(1)[0] }},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -669,9 +672,9 @@ func TestMemoryOfAFailedAttemptIsKeptUntilItsCopiesEnd(t *testing.T) {
 // with that.
 func TestCubeMeshUsesNeighboursOnly(t *testing.T) {
 	g := newRig(t)
-	g.wires = func(rank int) Wires { return dgx1()[rank] }
+	g.wires = func(rank int) wiring { return dgx1()[rank] }
 	o := options()
-	o.Force = Mesh
+	o.Force = byMesh
 	comms := g.group(t, 8, same(o))
 	each(t, comms, func(c *Communicator) error {
 		if c.Refused() != "" {
@@ -941,7 +944,7 @@ func TestCloseDoesNotWaitForTheDriver(t *testing.T) {
 func TestExplanationSaysAllThatMatters(t *testing.T) {
 	g := newRig(t)
 	o := options()
-	o.Force = NCCL
+	o.Force = byNCCL
 	c := g.group(t, 2, same(o))[0]
 	for _, test := range []struct {
 		what  backend.Collective
@@ -966,8 +969,9 @@ func TestExplanationSaysAllThatMatters(t *testing.T) {
 
 func TestModesAreParsed(t *testing.T) {
 	for mode, want := range map[string]Options{"": {}, "auto": {}, "off": {Off: true},
-		"nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: TwoShot}, "ll": {Force: LL},
-		"push": {Force: Push}, "flagged": {Force: LL}, "flagged-two-shot": {Force: LL128TwoShot}} {
+		"nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: byTwoShot},
+		"ll": {Force: byLL}, "push": {Force: byPush}, "flagged": {Force: byLL},
+		"flagged-two-shot": {Force: byLL128TwoShot}} {
 		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}
@@ -987,7 +991,7 @@ func TestCallsAllocateLittle(t *testing.T) {
 				t.Error(err)
 			}
 			c.newWork()
-			k.use = OneShot
+			k.use = byOneShot
 			c.memory.placeOperands(&c.exchange, &k)
 		})
 		if got > 0 {

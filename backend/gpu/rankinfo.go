@@ -25,7 +25,7 @@ type rankInfo struct {
 	Ordinal    int    // of the device, in its process
 	Model      string
 	Capability int // compute capability, 90 for 9.0
-	Wires      Wires
+	Wires      wiring
 	Room       int // multiprocessors of the device, 0 if that is not known
 	Settings   settings
 }
@@ -34,14 +34,14 @@ type rankInfo struct {
 type plan struct {
 	lines bool // lines arrive at once
 	settings
-	Topology
+	topology
 	ranks []rankInfo
 }
 
 // machine is what times are measured of.
 func (p plan) machine() Survey {
 	return Survey{Model: p.ranks[0].Model, Capability: p.ranks[0].Capability,
-		Link: p.Topology.Link, NVLinks: p.Topology.NVLinks, Ranks: len(p.ranks)}
+		Link: p.topology.Link, NVLinks: p.topology.NVLinks, Ranks: len(p.ranks)}
 }
 
 // decide returns the plan of a group, or why its ranks share no memory.
@@ -51,7 +51,7 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 		return p, fmt.Sprintf("the group has %d ranks: it takes 2 to %d", n, peers.MaxPeers)
 	}
 	places := map[string]int{}
-	wires := make([]Wires, len(ranks))
+	wires := make([]wiring, len(ranks))
 	for r, c := range ranks {
 		if c.Refusal != "" {
 			return p, fmt.Sprintf("rank %d cannot: %s", r, c.Refusal)
@@ -70,18 +70,18 @@ func decide(s settings, ranks []rankInfo) (p plan, why string) {
 		places[bus], wires[r] = r, c.Wires
 	}
 	p.Blocks = p.grid()
-	p.Topology = classify(wires)
+	p.topology = classify(wires)
 	if p.settings.Link != Unknown {
-		p.Topology = p.Topology.as(p.settings.Link, len(ranks))
+		p.topology = p.topology.as(p.settings.Link, len(ranks))
 	}
-	p.lines = p.Topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w Wires) bool {
+	p.lines = p.topology.Link == FullyConnected && !slices.ContainsFunc(wires, func(w wiring) bool {
 		return w.Tears
 	})
 	switch {
-	case p.Topology.Link == Unknown:
+	case p.topology.Link == Unknown:
 		return p, "the devices do not all reach each other's memory, as far as NVML and the " +
 			"driver say"
-	case p.Topology.Link == CubeMesh && p.Topology.Partners == nil:
+	case p.topology.Link == CubeMesh && p.topology.Partners == nil:
 		return p, fmt.Sprintf("the group has %d ranks: a cube mesh has %d", len(ranks), cubeSize)
 	}
 	return p, ""

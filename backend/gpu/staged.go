@@ -30,7 +30,7 @@ func (k *call) writes() bool {
 
 // staged runs a call on host buffers: it copies src to the device, runs the call there, and copies
 // dst back.
-func (c *Communicator) staged(q Stream, k *call) (backend.Work, error) {
+func (c *Communicator) staged(q stream, k *call) (backend.Work, error) {
 	c.noticeHost(k.what)
 	copies := *k // and not k, which would take memory in every call
 	var dst, src backend.Buffer

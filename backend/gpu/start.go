@@ -66,7 +66,7 @@ func (c *Communicator) startBy(q backend.Queue, use Algorithm, what backend.Coll
 }
 
 // admit finds out whether a call can be started, and chooses its algorithm.
-func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
+func (c *Communicator) admit(q backend.Queue, k *call) (s stream, err error) {
 	if s, err = c.stream(q); err != nil {
 		return nil, fmt.Errorf("%s: %v: %w", backend.RankOf(c), k.what, err)
 	}
@@ -85,10 +85,10 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s Stream, err error) {
 	if k.count <= math.MaxInt/k.dtype.Size() {
 		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
 	}
-	if c.inTree(&k.what) && k.use == NCCL && k.count > 0 {
+	if c.inTree(&k.what) && k.use == byNCCL && k.count > 0 {
 		return nil, backend.RefuseTree(c, k.what, k.dtype)
 	}
-	if k.what.Rows != nil && k.use == NCCL {
+	if k.what.Rows != nil && k.use == byNCCL {
 		return nil, backend.RefuseRows(c, k.what)
 	}
 	return s, nil
@@ -109,14 +109,14 @@ func (c *Communicator) holds(b backend.Buffer) bool {
 }
 
 // stream resolves nil and refuses queues of other kinds.
-func (c *Communicator) stream(q backend.Queue) (Stream, error) {
+func (c *Communicator) stream(q backend.Queue) (stream, error) {
 	if q == nil {
 		if c.main != nil {
 			return c.main, nil
 		}
 		q = c.dev.Default()
 	}
-	s, ok := q.(Stream)
+	s, ok := q.(stream)
 	if !ok {
 		return nil, fmt.Errorf("%w: a %T is not a stream of %s", backend.ErrArgument, q,
 			c.dev.Name())
@@ -125,7 +125,7 @@ func (c *Communicator) stream(q backend.Queue) (Stream, error) {
 }
 
 // start posts a call and starts it by its algorithm. Errors are sticky ones or reports.
-func (c *Communicator) start(q Stream, k *call) (*work, error) {
+func (c *Communicator) start(q stream, k *call) (*work, error) {
 	c.order.Lock()
 	defer c.order.Unlock()
 	w, event, err := c.begin(q, &k.what, k.count, k.dtype)
@@ -133,7 +133,7 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 		return nil, err
 	}
 	c.possibly(k, false)
-	w.kernel = k.use != NCCL
+	w.kernel = k.use != byNCCL
 	c.call = *k
 	if err := c.follow(q); err != nil {
 		return nil, c.member.Broken(err)
@@ -148,7 +148,7 @@ func (c *Communicator) start(q Stream, k *call) (*work, error) {
 
 // begin gives a call its number, posts it, and finds the event that marks its
 // end. order is held.
-func (c *Communicator) begin(q Stream, what *backend.Collective, count int,
+func (c *Communicator) begin(q stream, what *backend.Collective, count int,
 	d backend.DType) (w *work, event uintptr, err error) {
 	if c.member.Err() != nil {
 		return nil, 0, c.member.Failure(what.Header(c.seq.Load()+1, count, d).String())
@@ -160,7 +160,7 @@ func (c *Communicator) begin(q Stream, what *backend.Collective, count int,
 }
 
 // posted posts a call that has its header. order is held.
-func (c *Communicator) posted(w *work, q Stream) (event uintptr, err error) {
+func (c *Communicator) posted(w *work, q stream) (event uintptr, err error) {
 	w.c, w.stream = c, q.Stream()
 	c.post(&w.header)
 	seq := w.header.Seq
@@ -201,7 +201,7 @@ func (c *Communicator) room(h *backend.Header) error {
 
 // follow orders q after the queue that the last call was started on. It binds the device
 // itself.
-func (c *Communicator) follow(q Stream) error {
+func (c *Communicator) follow(q stream) error {
 	if c.last == q {
 		return nil
 	}

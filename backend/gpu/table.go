@@ -63,17 +63,17 @@ func (s *Sample) UnmarshalJSON(b []byte) error {
 // time returns where an algorithm's time is kept, nil if it has none.
 func (s *Sample) time(a Algorithm) *float64 {
 	switch a {
-	case NCCL:
+	case byNCCL:
 		return &s.NCCL
-	case LL:
+	case byLL:
 		return &s.LL
-	case LL128TwoShot:
+	case byLL128TwoShot:
 		return &s.LL128TwoShot
-	case OneShot:
+	case byOneShot:
 		return &s.OneShot
-	case TwoShot:
+	case byTwoShot:
 		return &s.TwoShot
-	case Mesh:
+	case byMesh:
 		return &s.Mesh
 	}
 	return nil
@@ -228,12 +228,12 @@ const worthwhile = 0.97
 
 // best returns the fastest algorithm for a size.
 func (r *Row) best(nbytes int) Algorithm {
-	nccl := r.at(NCCL, nbytes)
-	best, least := NCCL, nccl*worthwhile
+	nccl := r.at(byNCCL, nbytes)
+	best, least := byNCCL, nccl*worthwhile
 	if nccl == 0 {
-		return NCCL // beyond what was measured, or not measured
+		return byNCCL // beyond what was measured, or not measured
 	}
-	for _, a := range []Algorithm{Mesh, TwoShot, OneShot, LL128TwoShot, LL} {
+	for _, a := range []Algorithm{byMesh, byTwoShot, byOneShot, byLL128TwoShot, byLL} {
 		if t := r.at(a, nbytes); t > 0 && t < least {
 			best, least = a, t
 		}
@@ -283,7 +283,7 @@ func pick(all []limit, nbytes int) Algorithm {
 			return s.use
 		}
 	}
-	return NCCL
+	return byNCCL
 }
 
 // explain prints the algorithm that a row chooses for a size on devices of a model, and the
@@ -305,7 +305,7 @@ func (r *Row) explain(model string, nbytes int) string {
 	}
 	var used []string
 	limits := r.limits()
-	if n := len(limits); n > 0 && limits[n-1].use == NCCL {
+	if n := len(limits); n > 0 && limits[n-1].use == byNCCL {
 		limits = limits[:n-1]
 	}
 	for _, l := range limits {

@@ -25,10 +25,10 @@ func TestTableChooses(t *testing.T) {
 		ranks, nbytes int
 		want          Algorithm
 	}{
-		{2, 1, LL}, {2, 64 << 10, LL}, {2, 256 << 10, LL}, {2, 1 << 20, TwoShot}, {2, 32 << 20,
-			TwoShot}, {2, 32<<20 + 1, NCCL},
-		{4, 4, LL}, {4, 256 << 10, LL}, {4, 1 << 20, TwoShot}, {4, 10 << 20, TwoShot}, {4, 32 << 20,
-			NCCL}, {4, 1 << 30, NCCL},
+		{2, 1, byLL}, {2, 64 << 10, byLL}, {2, 256 << 10, byLL}, {2, 1 << 20, byTwoShot},
+		{2, 32 << 20, byTwoShot}, {2, 32<<20 + 1, byNCCL},
+		{4, 4, byLL}, {4, 256 << 10, byLL}, {4, 1 << 20, byTwoShot}, {4, 10 << 20, byTwoShot},
+		{4, 32 << 20, byNCCL}, {4, 1 << 30, byNCCL},
 	} {
 		if got := pick(rowOf(test.ranks).limits(), test.nbytes); got != test.want {
 			t.Errorf("%d ranks, %d bytes: %v, want %v", test.ranks, test.nbytes, got, test.want)
@@ -43,7 +43,7 @@ func TestThresholdsFollowTheSamples(t *testing.T) {
 		limits := r.limits()
 		for _, s := range r.Samples {
 			for _, n := range []int{s.Bytes - 1, s.Bytes, s.Bytes + 1} {
-				used, nccl := r.at(pick(limits, n), n), r.at(NCCL, n)
+				used, nccl := r.at(pick(limits, n), n), r.at(byNCCL, n)
 				if used > 1.03*nccl {
 					t.Errorf("%v, %d bytes: %v takes %.1f us, NCCL %.1f", r, n, pick(limits, n),
 						used, nccl)
@@ -66,7 +66,7 @@ func TestShippedTableIsForH200(t *testing.T) {
 	for _, ranks := range []int{2, 4} {
 		for _, d := range []backend.DType{backend.F32, backend.F16, backend.BF16} {
 			if r := table.find(h200s(ranks), backend.AllReduce, d); r == nil ||
-				r.best(1024) == NCCL {
+				r.best(1024) == byNCCL {
 				t.Errorf("all-reduces of %v among %d ranks: %v", d, ranks, r)
 			}
 		}
@@ -89,7 +89,7 @@ func TestOtherMachinesLeaveCallsToNCCL(t *testing.T) {
 		"ranks": table.find(h200s(3), backend.AllReduce, backend.F32),
 		"kind":  table.find(h200s(2), backend.AllGather, backend.F32),
 	} {
-		if r != nil || pick(r.limits(), 1024) != NCCL || !strings.Contains(r.explain(h200, 1024),
+		if r != nil || pick(r.limits(), 1024) != byNCCL || !strings.Contains(r.explain(h200, 1024),
 			"tune") {
 			t.Errorf("another %s: %+v", name, r)
 		}

@@ -45,8 +45,8 @@ func ParseLink(name string) (Link, error) {
 	return 0, fmt.Errorf("no link class is called %q: use one of %q", name, linkNames)
 }
 
-// Wires are what one rank knows of its device's connections.
-type Wires struct {
+// wiring are what one rank knows of its device's connections.
+type wiring struct {
 	Bus      string   // the device's place in the machine
 	Direct   []string // the other end of each NVLink to a device: its place
 	Switches int      // NVLinks to switches
@@ -55,15 +55,15 @@ type Wires struct {
 }
 
 // wiresOf asks a device for its connections.
-func wiresOf(d Device) Wires {
-	w := Wires{Bus: d.PCIBusID(), Reach: d.Reachable(), Tears: !peers.WholeLines(
+func wiresOf(d Device) wiring {
+	w := wiring{Bus: d.PCIBusID(), Reach: d.Reachable(), Tears: !peers.WholeLines(
 		d.ComputeCapability())}
 	w.Direct, w.Switches = d.NVLinks()
 	return w
 }
 
-// Topology is the class of a group and, for a cube mesh, who talks to whom.
-type Topology struct {
+// topology is the class of a group and, for a cube mesh, who talks to whom.
+type topology struct {
 	Link    Link
 	NVLinks int // of the pair that has the fewest among those that have any
 	// Partners lists the four neighbours of each rank of a cube mesh: columns 0 to 2
@@ -74,27 +74,27 @@ type Topology struct {
 }
 
 // classify returns the topology of a group. Every rank computes the same one, since all
-// ranks know all the Wires.
-func classify(all []Wires) Topology {
+// ranks know the wiring of all.
+func classify(all []wiring) topology {
 	nvlinks, reach := matrices(all)
 	switch partners := cubeMesh(nvlinks); {
 	case allConnected(nvlinks):
-		return Topology{Link: FullyConnected, NVLinks: fewest(nvlinks)}
+		return topology{Link: FullyConnected, NVLinks: fewest(nvlinks)}
 	case partners != nil:
-		return Topology{Link: CubeMesh, NVLinks: fewest(nvlinks), Partners: partners}
+		return topology{Link: CubeMesh, NVLinks: fewest(nvlinks), Partners: partners}
 	case allConnected(reach):
-		return Topology{Link: PCIe}
+		return topology{Link: PCIe}
 	}
-	return Topology{}
+	return topology{}
 }
 
 // as returns the topology as one of another class: of a cube mesh that is not there,
 // ranks 0 to 3 are one clique, and relays have the same number in theirs.
-func (t Topology) as(l Link, ranks int) Topology {
+func (t topology) as(l Link, ranks int) topology {
 	if t.Link == l {
 		return t
 	}
-	t = Topology{Link: l}
+	t = topology{Link: l}
 	for r := 0; l == CubeMesh && ranks == cubeSize && r < ranks; r++ {
 		t.Partners = append(t.Partners, [4]int{r ^ 1, r ^ 2, r ^ 3, r ^ cliqueSize})
 	}
@@ -102,14 +102,14 @@ func (t Topology) as(l Link, ranks int) Topology {
 }
 
 // reaches reports whether rank r uses the memory of rank p.
-func (t Topology) reaches(r, p int) bool {
+func (t topology) reaches(r, p int) bool {
 	return t.Link != CubeMesh || r == p || slices.Contains(t.Partners[r][:], p)
 }
 
 // matrices returns how many NVLinks connect each pair of ranks, and whether each rank can
 // use the memory of each other. Two devices with links to switches are connected by as
 // many links as the one with fewer has.
-func matrices(all []Wires) (nvlinks, reach [][]int) {
+func matrices(all []wiring) (nvlinks, reach [][]int) {
 	for _, from := range all {
 		var links, reached []int
 		for _, to := range all {

@@ -9,8 +9,8 @@ import (
 )
 
 // cards returns devices without any connection.
-func cards(n int) []Wires {
-	all := make([]Wires, n)
+func cards(n int) []wiring {
+	all := make([]wiring, n)
 	for i := range all {
 		all[i].Bus = fmt.Sprintf("0000:%02X:00.0", i+1)
 	}
@@ -18,14 +18,14 @@ func cards(n int) []Wires {
 }
 
 // join adds NVLinks between two devices, both ways.
-func join(all []Wires, i, j, links int) {
+func join(all []wiring, i, j, links int) {
 	for range links {
 		all[i].Direct = append(all[i].Direct, all[j].Bus)
 		all[j].Direct = append(all[j].Direct, all[i].Bus)
 	}
 }
 
-func pairwise(n, links int) []Wires {
+func pairwise(n, links int) []wiring {
 	all := cards(n)
 	for i := range n {
 		for j := range i {
@@ -35,7 +35,7 @@ func pairwise(n, links int) []Wires {
 	return all
 }
 
-func switched(links ...int) []Wires {
+func switched(links ...int) []wiring {
 	all := cards(len(links))
 	for i, n := range links {
 		all[i].Switches = n
@@ -43,7 +43,7 @@ func switched(links ...int) []Wires {
 	return all
 }
 
-func reachable(wires []Wires) []Wires {
+func reachable(wires []wiring) []wiring {
 	all := slices.Clone(wires)
 	for i := range all {
 		for j := range all {
@@ -57,7 +57,7 @@ func reachable(wires []Wires) []Wires {
 
 // dgx1 is the machine of eight V100s as nvidia-smi topo -m shows it: a link or
 // two to each of four.
-func dgx1() []Wires {
+func dgx1() []wiring {
 	all := cards(8)
 	for _, l := range [][3]int{
 		{0, 1, 1}, {0, 2, 1}, {0, 3, 2}, {0, 4, 2}, {1, 2, 2}, {1, 3, 1}, {1, 5, 2}, {2, 3, 2},
@@ -69,7 +69,7 @@ func dgx1() []Wires {
 	return all
 }
 
-func ringOf(n int) []Wires {
+func ringOf(n int) []wiring {
 	all := cards(n)
 	for i := range n {
 		join(all, i, (i+1)%n, 2)
@@ -77,7 +77,7 @@ func ringOf(n int) []Wires {
 	return all
 }
 
-func islands() []Wires {
+func islands() []wiring {
 	all := cards(8)
 	for i := range 8 {
 		for j := range i {
@@ -90,7 +90,7 @@ func islands() []Wires {
 }
 
 // crossed is a cube mesh with two of its relays led to one device.
-func crossed() []Wires {
+func crossed() []wiring {
 	all := islands()
 	for _, l := range [][2]int{{0, 4}, {1, 4}, {2, 6}, {3, 7}} {
 		join(all, l[0], l[1], 1)
@@ -109,7 +109,7 @@ func TestMatricesHaveTheirClass(t *testing.T) {
 	oneWayMesh[5].Direct = nil
 	type test struct {
 		name string
-		all  []Wires
+		all  []wiring
 		want Link
 	}
 	tests := []test{
@@ -148,7 +148,7 @@ func TestLinksOfAGroupAreTheFewestOfAPair(t *testing.T) {
 	uneven := pairwise(3, 4)
 	join(uneven, 0, 2, 2)
 	for name, test := range map[string]struct {
-		all  []Wires
+		all  []wiring
 		want int
 	}{
 		"switches": {switched(18, 18, 17, 18), 17}, "direct": {pairwise(4, 3), 3},
@@ -170,7 +170,7 @@ func TestPlacesAreTheSameInEitherCase(t *testing.T) {
 			join(linked, i, j, 1)
 		}
 	}
-	for _, all := range [][]Wires{linked, reachable(cards(10))} {
+	for _, all := range [][]wiring{linked, reachable(cards(10))} {
 		want := classify(all)
 		for i := range all {
 			for _, ends := range [][]string{all[i].Direct, all[i].Reach} {
@@ -189,7 +189,7 @@ func TestCubeMeshIsColouredUnderEveryNumbering(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
 		machine := dgx1()
-		all := make([]Wires, len(machine))
+		all := make([]wiring, len(machine))
 		for rank, place := range random.Perm(len(machine)) {
 			all[rank] = machine[place]
 			random.Shuffle(len(all[rank].Direct), func(i, j int) {
@@ -205,7 +205,7 @@ func TestCubeMeshIsColouredUnderEveryNumbering(t *testing.T) {
 	}
 }
 
-func checkColouring(t *testing.T, all []Wires, partners [][4]int) {
+func checkColouring(t *testing.T, all []wiring, partners [][4]int) {
 	t.Helper()
 	nvlinks, _ := matrices(all)
 	for x, row := range partners {

@@ -8,19 +8,16 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Race times ways to start a call against each other, so that what disturbs one
-// disturbs all, and returns the microseconds of each, the same on every rank, or none where it
-// has no time left, on every rank.
-type Race func(ways []func() (backend.Work, error)) (micros []float64, err error)
-
 // Tune measures a collective by every algorithm and returns a row for a table, whose
 // Source is left to the caller. sizes are the bytes of its largest operand, in order;
-// memory is the device's, zeroed, as long as the largest of them. Calls are in place. The row ends
-// where race has no time left. It is collective.
+// memory is the device's, zeroed, as long as the largest of them. Calls are in place.
+// race times ways to start a call against each other, so that what disturbs one disturbs all,
+// and returns the microseconds of each, the same on every rank, or none where it has no time left,
+// on every rank: the row ends there. Tune is collective.
 //
 // Errors: ErrUnsupported if there are no kernels to choose from, and errors of race.
 func (c *Communicator) Tune(k backend.Kind, d backend.DType, sizes []int, memory backend.Buffer,
-	race Race) (Row, error) {
+	race func(ways []func() (backend.Work, error)) (micros []float64, err error)) (Row, error) {
 	what := backend.Collective{Kind: k}
 	switch {
 	case c.why != "":
@@ -75,7 +72,8 @@ func (c *Communicator) trial(what backend.Collective, memory backend.Buffer, n i
 }
 
 // measure returns nil where there is no time left.
-func (t trial) measure(race Race) (*Sample, error) {
+func (t trial) measure(
+	race func(ways []func() (backend.Work, error)) (micros []float64, err error)) (*Sample, error) {
 	s := &Sample{Bytes: t.bytes}
 	var at []*float64
 	var ways []func() (backend.Work, error)

@@ -103,7 +103,7 @@ func TestErrorOfARaceIsTunes(t *testing.T) {
 }
 
 func TestRowIsPrinted(t *testing.T) {
-	text := rowFor(backend.F32, OneShot).String()
+	text := rowFor(backend.F32, byOneShot).String()
 	for _, part := range []string{"allreduce of f32 among 2 ranks of NVIDIA H200, " +
 		"fully-connected (test)", "two-shot", "     1048576             9.00             9.00    " +
 		"         9.00             1.00", "one-shot\n"} {
@@ -126,11 +126,12 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 			2 << 20, []string{"2 MiB f32 among 4 ranks of NVIDIA H200, fully-connected: two-shot",
 				"nccl 26.0 us"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2},
-			Options{Table: Table{rowFor(0, OneShot)}}, sum, 1024, []string{": one-shot", "(test)"}},
+			Options{Table: Table{rowFor(0, byOneShot)}}, sum, 1024,
+			[]string{": one-shot", "(test)"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{}, sum, 1024,
 			[]string{"measured (" + Shipped().find(h200s(2), backend.AllReduce,
 				backend.F32).Source}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: LL}, sum, 1024,
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Force: byLL}, sum, 1024,
 			[]string{"ll, where ll is forced"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2}, Options{Off: true}, sum, 1024,
 			[]string{": nccl: it is switched off"}},
@@ -141,18 +142,18 @@ func TestGroupThatDoesNotExistIsExplained(t *testing.T) {
 			[]string{"euryale bench --tune measures"}},
 		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{}, sum, 1024,
 			[]string{": nccl\n", "euryale bench --tune measures"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh}, sum, 1024,
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: byMesh}, sum, 1024,
 			[]string{"cube-mesh: mesh, where mesh is forced"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: LL}, sum, 1024,
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: byLL}, sum, 1024,
 			[]string{"cube-mesh: mesh"}},
-		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: Mesh},
+		{Survey{Model: h200, Link: CubeMesh, Ranks: 8}, Options{Force: byMesh},
 			backend.Collective{Kind: backend.AllGather}, 1024, []string{": nccl"}},
 		{Survey{Model: h200, Link: CubeMesh, Ranks: 6}, Options{}, sum, 1024,
 			[]string{"has 6 ranks: a cube mesh has 8"}},
-		{Survey{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: Mesh}, sum, 1024,
+		{Survey{Model: h200, Link: FullyConnected, Ranks: 8}, Options{Force: byMesh}, sum, 1024,
 			[]string{"fully-connected: nccl"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 2, Tears: true},
-			Options{Force: LL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
+			Options{Force: byLL128TwoShot}, sum, 1024, []string{"fully-connected: two-shot"}},
 		{Survey{Model: h200, Link: Unknown, Ranks: 2}, Options{}, sum, 1024,
 			[]string{"do not all reach"}},
 		{Survey{Model: h200, Link: FullyConnected, Ranks: 9}, Options{}, sum, 1024,

@@ -34,11 +34,11 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 	if got, err := Measured(); err != nil || !reflect.DeepEqual(got, Shipped()) {
 		t.Fatalf("without a file: %+v, %v", got, err)
 	}
-	rows := Table{rowFor(backend.F32, OneShot), rowFor(backend.BF16, OneShot)}
+	rows := Table{rowFor(backend.F32, byOneShot), rowFor(backend.BF16, byOneShot)}
 	if _, err := rows.Keep(); err != nil {
 		t.Fatal(err)
 	}
-	file, err := Table{rowFor(backend.F32, TwoShot)}.Keep() // again
+	file, err := Table{rowFor(backend.F32, byTwoShot)}.Keep() // again
 	if err != nil || file != path {
 		t.Fatal(file, err)
 	}
@@ -47,8 +47,8 @@ func TestMeasuredRowsComeBeforeShippedOnes(t *testing.T) {
 		t.Fatal(err)
 	}
 	shipped := Shipped().find(h200s(2), backend.AllReduce, backend.F16).best(4096)
-	for d, want := range map[backend.DType]Algorithm{backend.F32: TwoShot, backend.BF16: OneShot,
-		backend.F16: shipped} {
+	for d, want := range map[backend.DType]Algorithm{backend.F32: byTwoShot,
+		backend.BF16: byOneShot, backend.F16: shipped} {
 		if got := table.find(h200s(2), backend.AllReduce, d).best(
 			4096); got != want {
 			t.Errorf("%v: %v, want %v", d, got, want)
@@ -93,14 +93,14 @@ func TestQuickRowsComeLastAndGoFirst(t *testing.T) {
 
 func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 	noFile(t)
-	if _, err := (Table{rowFor(backend.F32, OneShot)}).Keep(); err != nil {
+	if _, err := (Table{rowFor(backend.F32, byOneShot)}).Keep(); err != nil {
 		t.Fatal(err)
 	}
 	g := newRig(t)
 	comms := g.group(t, 3, func(rank int) Options {
 		o := options()
-		if o.Force, o.Table = NCCL, nil; rank > 0 {
-			o.Table = Table{rowFor(backend.F32, TwoShot)}
+		if o.Force, o.Table = byNCCL, nil; rank > 0 {
+			o.Table = Table{rowFor(backend.F32, byTwoShot)}
 		}
 		return o
 	})
@@ -113,7 +113,7 @@ func TestTableOfRankZeroIsEveryRanksAndThatOfParts(t *testing.T) {
 		if c.Rank() == 0 {
 			return nil
 		}
-		if got := part.(*Communicator).choose(&sum, backend.F32, 4096); got != OneShot {
+		if got := part.(*Communicator).choose(&sum, backend.F32, 4096); got != byOneShot {
 			return errors.New("the part uses " + got.String())
 		}
 		return nil
