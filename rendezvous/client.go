@@ -257,8 +257,8 @@ func (c *client) CompareAndSwap(ctx context.Context, key string, old, new []byte
 	if err := checkPair(key, new); err != nil {
 		return nil, false, err
 	}
-	if len(old) > MaxValue {
-		old = old[:MaxValue+1] // no value is that long, so it matches none
+	if len(old) > maxValue {
+		old = old[:maxValue+1] // no value is that long, so it matches none
 	}
 	u, err := c.request(ctx, kindSwap, packBytes(packBytes(packString(nil, key), old), copied(new)))
 	if next := c.after(ctx, key, err); next != nil {

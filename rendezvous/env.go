@@ -134,17 +134,17 @@ func ReadEnv(getenv func(string) string) (Env, error) {
 	return e, nil
 }
 
-// MaxRanks bounds the size of a job, so that a wrong number is an error before memory is
+// maxRanks bounds the size of a job, so that a wrong number is an error before memory is
 // allocated for it. It is far more than one store can serve.
-const MaxRanks = 1 << 16
+const maxRanks = 1 << 16
 
 // check returns an error for values that no job can have.
 func (e Env) check() error {
 	switch {
 	case e.Size < 1:
 		return fmt.Errorf("a world of %d ranks: it needs at least 1", e.Size)
-	case e.Size > MaxRanks:
-		return fmt.Errorf("a world of %d ranks: at most %d are possible", e.Size, MaxRanks)
+	case e.Size > maxRanks:
+		return fmt.Errorf("a world of %d ranks: at most %d are possible", e.Size, maxRanks)
 	case e.Rank < 0 || e.Rank >= e.Size:
 		return fmt.Errorf("rank %d is out of range: there are %d ranks, 0 to %d", e.Rank, e.Size,
 			e.Size-1)

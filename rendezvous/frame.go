@@ -52,7 +52,7 @@ const (
 	// maxHandshake bounds a body from a peer that has not shown the token yet.
 	maxHandshake = 512
 	// maxBody bounds every other: the largest is a swap of two values.
-	maxBody = 2*MaxValue + MaxKey + 64
+	maxBody = 2*maxValue + maxKey + 64
 )
 
 // readFrame reads one frame with a body of at most limit bytes.

@@ -100,11 +100,11 @@ func unpackGathering(b []byte) (g gathering, from int, err error) {
 	u := unpacker{rest: b}
 	g.key, g.size, from, g.rank = u.string(), int(u.int()), int(u.int()), int(u.int())
 	g.value = u.bytes()
-	for len(u.rest) > 0 && !u.bad && len(g.members) <= MaxRanks {
+	for len(u.rest) > 0 && !u.bad && len(g.members) <= maxRanks {
 		g.members = append(g.members, int(u.int()))
 	}
-	err = errors.Join(u.done(), checkPair(rankKey(g.key, MaxRanks), g.value))
-	if err == nil && (g.size < 1 || g.size > MaxRanks || from < 0 || from >= g.count()) {
+	err = errors.Join(u.done(), checkPair(rankKey(g.key, maxRanks), g.value))
+	if err == nil && (g.size < 1 || g.size > maxRanks || from < 0 || from >= g.count()) {
 		err = fmt.Errorf("received a malformed all-gather of %d ranks from %d on", g.size, from)
 	}
 	return g, from, err
@@ -120,7 +120,7 @@ func (c *client) peek(ctx context.Context, g gathering) ([][]byte, error) {
 
 // values asks the server, again where not all values fit one answer.
 func (c *client) values(ctx context.Context, k kind, g gathering) (values [][]byte, err error) {
-	if err := checkPair(rankKey(g.key, MaxRanks), g.value); err != nil {
+	if err := checkPair(rankKey(g.key, maxRanks), g.value); err != nil {
 		return nil, err
 	}
 	for len(values) < g.count() {
@@ -167,7 +167,7 @@ func (s *server) gather(m *member, f frame) error {
 func (t *table) pack(g gathering, from int) (body []byte) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for i := from; i < g.count() && len(body) < MaxValue; i++ {
+	for i := from; i < g.count() && len(body) < maxValue; i++ {
 		body = packBytes(body, t.values[rankKey(g.key, g.member(i))])
 	}
 	return body

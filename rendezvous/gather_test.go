@@ -21,7 +21,7 @@ func TestEveryStoreGathers(t *testing.T) {
 	onStores(t, func(t *testing.T, s []Store) {
 		ctx := within(t, long)
 		ask := func(key string, r int, members ...int) gathering {
-			value := bytes.Repeat([]byte{byte(r)}, MaxValue-r)
+			value := bytes.Repeat([]byte{byte(r)}, maxValue-r)
 			return gathering{key: key, size: len(s), members: members, rank: r, value: value}
 		}
 		got := make(chan [][]byte, len(s))
@@ -62,7 +62,7 @@ func TestEveryStoreGathers(t *testing.T) {
 			}
 		}
 		values, err := gathererOf(s[0]).gather(ctx, ask("some", 0, 2, 0))
-		if err != nil || len(values) != 2 || len(values[0]) != 0 || len(values[1]) != MaxValue {
+		if err != nil || len(values) != 2 || len(values[0]) != 0 || len(values[1]) != maxValue {
 			t.Errorf("rank 0 has %d values, %v", len(values), err)
 		}
 	})
@@ -74,11 +74,11 @@ func TestGatheringsThatNobodySendsAreRefused(t *testing.T) {
 		from int
 	}{
 		"no ranks":         {gathering{key: "k"}, 0},
-		"too many ranks":   {gathering{key: "k", size: MaxRanks + 1}, 0},
+		"too many ranks":   {gathering{key: "k", size: maxRanks + 1}, 0},
 		"from beyond":      {gathering{key: "k", size: 2}, 2},
 		"from before":      {gathering{key: "k", size: 2}, -1},
-		"a long key":       {gathering{key: strings.Repeat("k", MaxKey), size: 2}, 0},
-		"too many members": {gathering{key: "k", size: 2, members: make([]int, MaxRanks+2)}, 0},
+		"a long key":       {gathering{key: strings.Repeat("k", maxKey), size: 2}, 0},
+		"too many members": {gathering{key: "k", size: 2, members: make([]int, maxRanks+2)}, 0},
 	} {
 		if _, _, err := unpackGathering(c.g.pack(c.from)); err == nil {
 			t.Errorf("%s: no error", name)

@@ -8,8 +8,8 @@ import (
 )
 
 // Store is a small key-value store shared by the ranks of a job. Keys are
-// 1 to [MaxKey] bytes; those that begin with "euryale/" are the package's own.
-// Values are at most [MaxValue] bytes. Methods may be called by several
+// 1 to 256 bytes; those that begin with "euryale/" are the package's own.
+// Values are at most 1 MiB. Methods may be called by several
 // goroutines. A value is never changed in place: the slices passed in and
 // returned are the caller's own.
 //
@@ -34,8 +34,8 @@ type Store interface {
 
 // The limits of every Store, in bytes.
 const (
-	MaxKey   = 256
-	MaxValue = 1 << 20
+	maxKey   = 256
+	maxValue = 1 << 20
 )
 
 // ErrClosed is the error of calls on a Store or World that was closed, by this rank or by
@@ -47,11 +47,11 @@ func checkPair(key string, value []byte) error {
 	switch {
 	case key == "":
 		return errors.New("the key is empty")
-	case len(key) > MaxKey:
-		return fmt.Errorf("the key has %d bytes, at most %d are allowed", len(key), MaxKey)
-	case len(value) > MaxValue:
+	case len(key) > maxKey:
+		return fmt.Errorf("the key has %d bytes, at most %d are allowed", len(key), maxKey)
+	case len(value) > maxValue:
 		return fmt.Errorf("the value of key %q has %d bytes, at most %d are allowed", key,
-			len(value), MaxValue)
+			len(value), maxValue)
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func TestGetWaitsForSet(t *testing.T) {
 func TestValuesOfEverySize(t *testing.T) {
 	onStores(t, func(t *testing.T, s []Store) {
 		ctx := within(t, long)
-		for _, n := range []int{0, 1, 511, 70000, MaxValue} {
+		for _, n := range []int{0, 1, 511, 70000, maxValue} {
 			key, value := strconv.Itoa(n), bytes.Repeat([]byte{7}, n)
 			if err := s[1].Set(ctx, key, value); err != nil {
 				t.Fatal(err)
@@ -152,18 +152,18 @@ func TestArgumentsAreChecked(t *testing.T) {
 		for r := range s {
 			for what, err := range map[string]error{
 				"empty key":   s[r].Set(ctx, "", nil),
-				"long key":    s[r].Set(ctx, strings.Repeat("k", MaxKey+1), nil),
-				"large value": s[r].Set(ctx, "k", make([]byte, MaxValue+1)),
+				"long key":    s[r].Set(ctx, strings.Repeat("k", maxKey+1), nil),
+				"large value": s[r].Set(ctx, "k", make([]byte, maxValue+1)),
 			} {
 				if err == nil {
 					t.Errorf("rank %d: %s: no error", r, what)
 				}
 			}
 			if _, _, err := s[r].CompareAndSwap(ctx, "k", nil,
-				make([]byte, MaxValue+1)); err == nil {
+				make([]byte, maxValue+1)); err == nil {
 				t.Errorf("rank %d: swap of a large value: no error", r)
 			}
-			if err := s[r].Set(ctx, strings.Repeat("/", MaxKey), nil); err != nil {
+			if err := s[r].Set(ctx, strings.Repeat("/", maxKey), nil); err != nil {
 				t.Errorf("rank %d: longest key: %v", r, err)
 			}
 		}

@@ -369,7 +369,7 @@ func TestMalformedRequestIsAnswered(t *testing.T) {
 func TestStalledReaderBlocksNobody(t *testing.T) {
 	s := tcpServer(t, 3)
 	good := connectRank(t, s, 1)
-	if err := good.Set(t.Context(), "big", make([]byte, MaxValue)); err != nil {
+	if err := good.Set(t.Context(), "big", make([]byte, maxValue)); err != nil {
 		t.Fatal(err)
 	}
 	stalled := rawRank(t, s, 2)
@@ -395,7 +395,7 @@ func TestPeerThatTakesNothingIsLost(t *testing.T) {
 	}
 	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond)
 	defer s.stop()
-	s.table.set("big", make([]byte, MaxValue))
+	s.table.set("big", make([]byte, maxValue))
 	conn := rawRank(t, s, 1)
 	for id := range uint64(100) {
 		frame{kind: kindGet, id: id, body: packString(nil, "big")}.writeTo(conn)

@@ -251,7 +251,7 @@ func TestCloseEndsOwnWaits(t *testing.T) {
 }
 
 func TestLocalNeedsARank(t *testing.T) {
-	for _, size := range []int{0, -1, MaxRanks + 1} {
+	for _, size := range []int{0, -1, maxRanks + 1} {
 		if _, err := Local(size, 0); err == nil {
 			t.Errorf("Local(%d): no error", size)
 		}

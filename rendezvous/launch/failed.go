@@ -8,32 +8,32 @@ import (
 	"syscall"
 )
 
-// Cause is how the rank that failed first did so.
-type Cause int
+// cause is how the rank that failed first did so.
+type cause int
 
 const (
 	// Ended: it ended with an exit status other than 0, or by a signal.
-	Ended Cause = iota
+	causeEnded cause = iota
 	// Left: it ended with exit status 0 while other ranks still needed it.
-	Left
+	causeLeft
 	// Stopped: a signal such as SIGSTOP had stopped it.
-	Stopped
+	causeStopped
 	// Absent: other ranks waited for it until the launcher ended it.
-	Absent
+	causeAbsent
 	// Stuck: other ranks waited for it, and SIGKILL did not end it.
-	Stuck
+	causeStuck
 )
 
 // Failed is the error of a job in which a rank failed.
 type Failed struct {
 	Rank   int                // the rank that failed first
-	Cause  Cause              // how it failed
 	Status syscall.WaitStatus // how its process ended
 	Lines  []string           // its last lines on standard error, if they were read
-	Seen   string             // unless it Ended, what another rank said of it
+	Seen   string             // unless it ended by itself, what another rank said of it
 	Others []int              // the ranks that failed or were ended after it
 	Hang   []string           // where the ranks hang that SIGKILL did not end
 
+	cause     cause // how the rank failed
 	elsewhere []int // the ranks of other machines that its error blames
 	usage     bool
 }
@@ -78,14 +78,14 @@ func (e *Failed) summary() string {
 
 // how says how the rank failed.
 func (e *Failed) how() string {
-	switch e.Cause {
-	case Left:
+	switch e.cause {
+	case causeLeft:
 		return "it ended with exit status 0 while other ranks still needed it"
-	case Stopped:
+	case causeStopped:
 		return "it was stopped by a signal such as SIGSTOP, so the launcher ended it"
-	case Absent:
+	case causeAbsent:
 		return "it took no part any more, so the launcher ended it"
-	case Stuck:
+	case causeStuck:
 		return "SIGKILL did not end it, so the launcher ended without it"
 	}
 	if !e.Status.Signaled() {
@@ -101,7 +101,7 @@ func (e *Failed) how() string {
 // killed it; 1 if it did not end by itself, or with 0.
 func (e *Failed) ExitCode() int {
 	switch {
-	case e.Cause != Ended:
+	case e.cause != causeEnded:
 		return 1
 	case e.Status.Signaled():
 		return 128 + int(e.Status.Signal())

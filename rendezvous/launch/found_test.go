@@ -33,7 +33,7 @@ func TestFoundStoppedRankIsToBlame(t *testing.T) {
 		echo "because of rank 0: timeout: no sign of rank 0 for 1s" >&2; exit 1`)
 	err := Run(t.Context(), job)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 0 || f.Cause != Stopped || f.ExitCode() != 1 ||
+	if !errors.As(err, &f) || f.Rank != 0 || f.cause != causeStopped || f.ExitCode() != 1 ||
 		!strings.Contains(err.Error(), "SIGSTOP") {
 		t.Errorf("%v", err)
 	}

@@ -118,7 +118,7 @@ func TestRankThatSIGKILLDoesNotEndIsNamedAndTheLauncherEnds(t *testing.T) {
 	fail.Close()
 	err = await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Stuck || f.ExitCode() != 1 {
+	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeStuck || f.ExitCode() != 1 {
 		t.Fatalf("%v", err)
 	}
 	for _, text := range []string{<-notices, err.Error()} {
@@ -194,7 +194,7 @@ func TestRankThatIsStoppedWhileItsJobIsOnSeveralMachinesIsEnded(t *testing.T) {
 	pid := out.await(t, 1, "pid ")[0]
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Stopped {
+	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeStopped {
 		t.Errorf("%v", err)
 	}
 	gone(t, pid[strings.LastIndex(pid, " ")+1:])
@@ -235,7 +235,7 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	go func() { ended <- Run(context.Background(), job) }()
 	err := await(t, ended)
 	var f *Failed
-	if !errors.As(err, &f) || f.Rank != 1 || f.Cause != Absent ||
+	if !errors.As(err, &f) || f.Rank != 1 || f.cause != causeAbsent ||
 		f.Seen != "the job: rank 0 is down: it was killed" {
 		t.Errorf("%v", err)
 	}
@@ -246,7 +246,8 @@ func TestLauncherEndsAfterAJobThatHasFailedElsewhere(t *testing.T) {
 func TestRankMayEndByItselfAfterAJobThatHasFailedElsewhere(t *testing.T) {
 	job, _ := elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 5`)
 	var f *Failed
-	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Cause != Ended || f.ExitCode() != 5 {
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.cause != causeEnded ||
+		f.ExitCode() != 5 {
 		t.Errorf("%v", err)
 	}
 	job, _ = elsewhere(`echo "rank 0 is down" >&${EURYALE_REPORT%%:*}; exit 0`)

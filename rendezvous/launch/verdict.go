@@ -42,18 +42,18 @@ var crashText = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+): `)
 func isCrash(line string) bool { return crashText.MatchString(line) }
 
 // cause says how the rank failed, given that it failed first.
-func (e ending) cause() Cause {
+func (e ending) cause() cause {
 	switch {
 	case e.hang != "":
-		return Stuck
+		return causeStuck
 	case e.stopped:
-		return Stopped
+		return causeStopped
 	case e.asked && (e.status.Signaled() || e.status == 0):
-		return Absent
+		return causeAbsent
 	case e.status == 0:
-		return Left
+		return causeLeft
 	default:
-		return Ended
+		return causeEnded
 	}
 }
 
@@ -70,7 +70,7 @@ func verdict(ends []ending) *Failed {
 		return nil
 	}
 	first := origin(ends, failed)
-	v := &Failed{Rank: first.rank, Cause: first.cause(), Status: first.status, Lines: first.lines}
+	v := &Failed{Rank: first.rank, cause: first.cause(), Status: first.status, Lines: first.lines}
 	for _, r := range first.blames {
 		if !slices.ContainsFunc(ends, func(e ending) bool { return e.rank == r }) {
 			v.elsewhere = append(v.elsewhere, r)
@@ -84,7 +84,7 @@ func verdict(ends []ending) *Failed {
 			continue
 		}
 		v.Others = append(v.Others, e.rank)
-		if v.Cause != Ended && v.Seen == "" && slices.Contains(e.blames, first.rank) {
+		if v.cause != causeEnded && v.Seen == "" && slices.Contains(e.blames, first.rank) {
 			v.Seen = fmt.Sprintf("rank %d: %s", e.rank, e.blaming)
 		}
 	}

@@ -56,7 +56,7 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 		name  string
 		ends  []ending
 		rank  int
-		cause Cause
+		cause cause
 		code  int
 		usage bool
 	}{
@@ -85,23 +85,23 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 		{name: "SIGSTOP",
 			ends: []ending{after(0, 2, exits(1), timeout), after(1, 1, exits(1), timeout),
 				stopped(after(1000, 0, term))},
-			rank: 0, cause: Stopped, code: 1},
+			rank: 0, cause: causeStopped, code: 1},
 		{name: "SIGSTOP, and ranks that wait for each other",
 			ends: []ending{after(0, 2, exits(1), "no sign of ranks 0, 1 for 1s"),
 				after(1, 1, exits(1), "no sign of rank 2 for 1s"), stopped(after(1000, 0, kill))},
-			rank: 0, cause: Stopped, code: 1},
+			rank: 0, cause: causeStopped, code: 1},
 		{name: "exit 0 in the middle",
 			ends: []ending{after(0, 1, exits(0)), after(1, 0, exits(1), down),
 				after(2, 2, exits(1), down)},
-			rank: 1, cause: Left, code: 1},
+			rank: 1, cause: causeLeft, code: 1},
 		{name: "exit 0 before Init",
 			ends: []ending{after(0, 1, exits(0)), after(9000, 0, exits(1), "rendezvous: rank 0: "+
 				"join job run-X: rank 1 did not take part in time (timeout after 9s): look")},
-			rank: 1, cause: Left, code: 1},
+			rank: 1, cause: causeLeft, code: 1},
 		{name: "exit 0 of rank 0 before Init",
 			ends: []ending{after(0, 0, exits(0)), after(9000, 1, exits(1), "rendezvous: rank 1: "+
 				"join job run-X: rank 0 is missing (timeout after 9s; last attempt: ")},
-			rank: 0, cause: Left, code: 1},
+			rank: 0, cause: causeLeft, code: 1},
 		{name: "exit 3",
 			ends: []ending{after(0, 0, exits(1), down), after(4, 1, exits(3)),
 				after(5, 2, exits(1), down)},
@@ -117,7 +117,7 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 		{name: "a hang",
 			ends: []ending{after(0, 0, exits(1), "no sign of rank 1 for 1s"),
 				asked(after(1000, 1, term))},
-			rank: 1, cause: Absent, code: 1},
+			rank: 1, cause: causeAbsent, code: 1},
 		{name: "only rank 0 prints errors",
 			ends: []ending{after(0, 2, exits(1)), after(1, 0, exits(1), aborted),
 				after(200, 1, exits(4))},
@@ -154,11 +154,11 @@ func TestFoundVerdictNamesTheRankThatFailedFirstInTruth(t *testing.T) {
 	} {
 		for _, ends := range [][]ending{c.ends, reversed(c.ends)} {
 			v := verdict(ends)
-			if v == nil || v.Rank != c.rank || v.Cause != c.cause || v.ExitCode() != c.code ||
+			if v == nil || v.Rank != c.rank || v.cause != c.cause || v.ExitCode() != c.code ||
 				v.usage != c.usage {
 				t.Errorf("%s: %+v", c.name, v)
 			}
-			if (v.Seen != "") != (v.Cause != Ended) {
+			if (v.Seen != "") != (v.cause != causeEnded) {
 				t.Errorf("%s: %q was seen", c.name, v.Seen)
 			}
 		}
@@ -184,13 +184,13 @@ func TestVerdictSaysHowTheRankFailed(t *testing.T) {
 			"rank 1 failed first: signal: killed\nthen failed or were stopped: 0"},
 		{Failed{Rank: 1, Status: killedBy(syscall.SIGSEGV) | 0x80},
 			"rank 1 failed: signal: segmentation fault (core dumped)"},
-		{Failed{Rank: 1, Cause: Left, Seen: "rank 2: because of rank 1", Others: []int{0, 2}},
+		{Failed{Rank: 1, cause: causeLeft, Seen: "rank 2: because of rank 1", Others: []int{0, 2}},
 			"rank 1 failed first: it ended with exit status 0 while other ranks still needed " +
 				"it\nas seen by rank 2: because of rank 1\nthen failed or were stopped: 0, 2"},
-		{Failed{Rank: 0, Cause: Stopped}, "rank 0 failed: it was stopped by a signal such as " +
-			"SIGSTOP, so the launcher ended it"},
-		{Failed{Rank: 0, Cause: Absent, Lines: []string{"a", "b"}}, "rank 0 failed: it took no " +
-			"part any more, so the launcher ended it; its last lines:\n    a\n    b"},
+		{Failed{Rank: 0, cause: causeStopped}, "rank 0 failed: it was stopped by a " +
+			"signal such as SIGSTOP, so the launcher ended it"},
+		{Failed{Rank: 0, cause: causeAbsent, Lines: []string{"a", "b"}}, "rank 0 failed: it took " +
+			"no part any more, so the launcher ended it; its last lines:\n    a\n    b"},
 		{*verdict([]ending{after(0, 0, exits(1), "because of rank 3: aborted: rank 3 is down: EOF"),
 			after(1, 1, exits(1))}), "rank 0 failed because of rank 3, on another machine: exit " +
 			"status 1; its last lines:\n    because of rank 3: aborted: rank 3 is down: " +

@@ -127,7 +127,7 @@ func (w *watch) outcome() error {
 		w.why = w.screen.failure()
 	}
 	f := verdict(w.ends)
-	if f != nil && f.Cause != Ended && f.Seen == "" && w.report != "" {
+	if f != nil && f.cause != causeEnded && f.Seen == "" && w.report != "" {
 		f.Seen = "the job: " + w.report
 	}
 	switch {
