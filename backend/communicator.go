@@ -102,7 +102,7 @@ func Barrier(comm Communicator) error {
 		return err
 	}
 	return errors.Join(
-		Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: ForBarrier}}, b, b),
+		Run(comm, Collective{Kind: AllReduce, Op: Max, Origin: &Origin{Purpose: forBarrier}}, b, b),
 		comm.Device().Free(b))
 }
 

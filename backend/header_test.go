@@ -283,7 +283,7 @@ func TestMismatchSaysWhatToDo(t *testing.T) {
 			"same order"},
 		{backend.ForSync, backend.ForGraph, ": every rank must start the same collectives in the " +
 			"same order"},
-		{backend.ForCaller, backend.Purpose(200), ": every rank must start the same collectives " +
+		{backend.Purpose(0), backend.Purpose(200), ": every rank must start the same collectives " +
 			"in the same order"},
 	} {
 		m := &backend.MismatchError{Rank: 1, Mine: of(test.mine), Theirs: of(test.theirs)}

@@ -15,14 +15,14 @@ type Purpose uint8
 
 // The purposes. A number keeps its meaning: new ones are added at the end.
 const (
-	ForCaller Purpose = iota // the program started the collective itself
+	forCaller Purpose = iota // the program started the collective itself
 	ForGraph                 // a node of a graph, by package ops
 	// the gradient of a node, in a machine that makes no nodes for gradients
 	ForGradient
-	ForBarrier    // Barrier
+	forBarrier    // Barrier
 	ForAlloc      // Communicator.Alloc
 	ForSplit      // Communicator.Split
-	ForConnect    // Backend.Connect
+	forConnect    // Backend.Connect
 	ForNew        // autograd.New
 	ForSync       // DataParallel.Sync
 	ForAverage    // DataParallel.Average and AverageAll
@@ -39,9 +39,9 @@ const (
 )
 
 var purposes = [...]string{
-	ForCaller: "a collective", ForGraph: "a node of a graph", ForGradient: "the gradient of a node",
-	ForBarrier: "Barrier",
-	ForAlloc:   "Alloc", ForSplit: "Split", ForConnect: "Connect",
+	forCaller: "a collective", ForGraph: "a node of a graph", ForGradient: "the gradient of a node",
+	forBarrier: "Barrier",
+	ForAlloc:   "Alloc", ForSplit: "Split", forConnect: "Connect",
 	ForNew: "autograd.New", ForSync: "DataParallel.Sync", ForAverage: "DataParallel.Average",
 	ForCheck: "DataParallel.Check",
 	ForSave:  "DataParallel.Save", ForLoad: "DataParallel.Load",

@@ -218,7 +218,7 @@ func (p *Peers) room(w Way) int {
 // over NVLink on devices of a compute capability: what LL128, LL128TwoShot and Halved rely on.
 // Those are the devices for which NCCL uses its protocol LL128: V100, A100, and Hopper and newer.
 func WholeLines(capability int) bool {
-	return capability == Volta || capability == 80 || capability >= Hopper
+	return capability == volta || capability == 80 || capability >= hopper
 }
 
 // Adds reports whether there are kernels that combine a type by an operation.

@@ -7,7 +7,7 @@ import (
 
 // TestEveryFamilyIsLoadedBySomeone compares the lists with the PTX that is embedded.
 func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
-	texts, err := textsWith("", Hopper)
+	texts, err := textsWith("", hopper)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestEveryFamilyIsLoadedBySomeone(t *testing.T) {
 
 // TestKernelsHaveOneFamily: a launch finds its kernel by the name alone.
 func TestKernelsHaveOneFamily(t *testing.T) {
-	texts, err := textsWith("", Hopper)
+	texts, err := textsWith("", hopper)
 	if err != nil {
 		t.Fatal(err)
 	}

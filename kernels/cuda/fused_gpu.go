@@ -71,7 +71,7 @@ func (l *Loaded) write(text string) (functions map[string]*function, err error) 
 		return functions, nil
 	}
 	loaded := text
-	if l.capability >= Hopper {
+	if l.capability >= hopper {
 		loaded = withPDL(text)
 	}
 	err = l.enter(func() error {

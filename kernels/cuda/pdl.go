@@ -31,11 +31,11 @@ func withPDL(text string) string {
 			}
 		case strings.HasPrefix(line, ".target "):
 			if _, err := fmt.Sscanf(words, ".target sm_%d", &target); err != nil ||
-				target >= Hopper {
+				target >= hopper {
 				return text
 			}
 			line = strings.Replace(line, fmt.Sprintf("sm_%d", target),
-				fmt.Sprintf("sm_%d", Hopper), 1)
+				fmt.Sprintf("sm_%d", hopper), 1)
 		case strings.HasPrefix(line, entryMark):
 			inEntry = true
 		}

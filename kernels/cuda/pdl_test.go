@@ -9,7 +9,7 @@ import (
 // On every path, a kernel launched with PDL waits for the kernels before it ahead of its first
 // access to memory. On Hopper, all kernels take part.
 func TestKernelsWithPDLWaitFirst(t *testing.T) {
-	texts, err := textsWith("", Hopper)
+	texts, err := textsWith("", hopper)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestTextsGetPDL(t *testing.T) {
 
 // All kernels take part in PDL; which of them wait for peers or release the next one differs.
 func TestTraitsAreThoseOfTheKernels(t *testing.T) {
-	texts, err := textsWith("", Hopper)
+	texts, err := textsWith("", hopper)
 	if err != nil {
 		t.Fatal(err)
 	}

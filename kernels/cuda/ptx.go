@@ -28,8 +28,8 @@ var modules embed.FS
 // Compute capabilities, 7.0 as 70: Volta is the oldest that the kernels run on, Hopper the first
 // with programmatic dependent launch.
 const (
-	Volta  = 70
-	Hopper = 90
+	volta  = 70
+	hopper = 90
 )
 
 // source is the text of a family, and its machine code where there is any. Both are read when they
@@ -42,7 +42,7 @@ type source struct {
 }
 
 // ptxWith returns the compiled kernels for devices of a compute capability (8.0 is 80): for each
-// family the newest text that such a device runs, and none before [Volta]. From [Hopper] on,
+// family the newest text that such a device runs, and none before volta. From hopper on,
 // kernels take part in programmatic dependent launch. The value of EURYALE_KERNELS changes that,
 // unless it is empty. "sm_70" selects the kernels for compute capability 7.0, which newer devices
 // run, too. Anything else names a directory whose PTX replaces the text and the machine code of the
@@ -67,7 +67,7 @@ func ptxWith(kernels string, capability int) (map[string]source, error) {
 // parseKernels returns the directory that EURYALE_KERNELS names, if any, and the compute
 // capability for which kernels are chosen. It returns an error if the device runs none.
 func parseKernels(kernels string, capability int) (dir string, target int, err error) {
-	if capability < Volta {
+	if capability < volta {
 		return "", 0,
 			fmt.Errorf("%w: compute capability %d.%d: the oldest that works is 7.0 (V100)",
 				backend.ErrUnsupported, capability/10, capability%10)
@@ -77,10 +77,10 @@ func parseKernels(kernels string, capability int) (dir string, target int, err e
 		return kernels, capability, nil
 	}
 	target, err = strconv.Atoi(number)
-	if err != nil || target < Volta || target > capability {
+	if err != nil || target < volta || target > capability {
 		return "", 0, env.Kernels.Wrong(kernels, fmt.Errorf(
 			"%w: this device runs kernels for sm_%d to sm_%d; a directory of that name is ./%s",
-			backend.ErrArgument, Volta, capability, kernels))
+			backend.ErrArgument, volta, capability, kernels))
 	}
 	return "", target, nil
 }
@@ -192,7 +192,7 @@ func sourcesIn(dir fs.FS, capability, device int) (map[string]source, error) {
 	}
 	sources := make(map[string]source, len(names))
 	for family, v := range newest(names, capability, device) {
-		sources[family] = source{dir: dir, variant: v, pdl: capability >= Hopper}
+		sources[family] = source{dir: dir, variant: v, pdl: capability >= hopper}
 	}
 	return sources, nil
 }
@@ -214,7 +214,7 @@ func newest(names []string, capability, device int) map[string]variant {
 		number, alone := strings.CutSuffix(number, "a")
 		target, err := strconv.Atoi(number)
 		if !found {
-			target, err = Volta, nil
+			target, err = volta, nil
 		}
 		if err == nil && variants[family].target <= target && target <= capability &&
 			(!alone || target == device) {
@@ -247,13 +247,13 @@ func Describe(kernels string, capability int) (string, error) {
 	for _, target := range slices.Backward(slices.Sorted(maps.Keys(families))) {
 		slices.Sort(families[target])
 		which := strings.Join(families[target], ", ")
-		if target == Volta {
+		if target == volta {
 			which = "all others"
 		}
 		parts = append(parts, fmt.Sprintf("%s%d (%s)", targetMark, target, which))
 	}
 	if len(parts) == 1 {
-		parts = []string{fmt.Sprintf("%s%d", targetMark, Volta)}
+		parts = []string{fmt.Sprintf("%s%d", targetMark, volta)}
 	}
 	text := strings.Join(parts, ", ") + form
 	if dir != "" {

@@ -33,7 +33,7 @@ var (
 
 func signatures(t *testing.T) map[Entry]signature {
 	t.Helper()
-	texts, err := textsWith("", Volta)
+	texts, err := textsWith("", volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,10 +103,10 @@ func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 }
 
 // targets are the compute capabilities that families have variants for.
-var targets = []int{Volta, 80, Hopper}
+var targets = []int{volta, 80, hopper}
 
 func TestPTXIsForOldDriversAndDevices(t *testing.T) {
-	texts, err := textsWith("", Volta)
+	texts, err := textsWith("", volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +115,7 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 			t.Errorf("%s is not ISA 6.0 for sm_70", family)
 		}
 	}
-	for _, capability := range []int{Volta, 75, 80, 89} {
+	for _, capability := range []int{volta, 75, 80, 89} {
 		texts, err := textsWith("", capability)
 		if err != nil {
 			t.Fatal(err)
@@ -137,9 +137,9 @@ func TestPTXIsForOldDriversAndDevices(t *testing.T) {
 // one has them: make ptx-check asks ptxas.
 func TestVariantsAreForTheirInstructions(t *testing.T) {
 	newer := map[int][]string{
-		Volta:  nil,
+		volta:  nil,
 		80:     {"cp.async", "redux.sync", "cvt.rn.bf16"},
-		Hopper: {release, "wgmma"},
+		hopper: {release, "wgmma"},
 	}
 	files, err := namesIn(modules)
 	if err != nil {
@@ -156,7 +156,7 @@ func TestVariantsAreForTheirInstructions(t *testing.T) {
 			target)[family] != (variant{target, file}) {
 			t.Errorf("%s is for sm_%d", file, target)
 		}
-		gains := target == Volta
+		gains := target == volta
 		for _, capability := range targets {
 			for _, instruction := range newer[capability] {
 				found := strings.Contains(text, instruction)
@@ -353,7 +353,7 @@ func computesAsTheHost(t *testing.T, family, text string) {
 }
 
 func TestVariantsHaveTheSameKernels(t *testing.T) {
-	base, err := textsWith("", Volta)
+	base, err := textsWith("", volta)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -363,7 +363,7 @@ func TestVariantsHaveTheSameKernels(t *testing.T) {
 			t.Fatal(err)
 		}
 		for family, text := range texts {
-			if capability >= Hopper && !forHopper.MatchString(text) {
+			if capability >= hopper && !forHopper.MatchString(text) {
 				t.Errorf("%s is not for sm_90", family)
 			}
 			computesAsTheHost(t, family, text)
