@@ -178,7 +178,7 @@ func trainBetweenMachines(t *testing.T, k testenv.Kind, values [][][]byte,
 	var build sync.Mutex
 	errs := testranks.Run(len(values), k.Connect(t, len(values)), func(r *testenv.Rank) error {
 		h, err := hierarchy.New(t.Context(), r.World, r.Comm,
-			hierarchy.Grid(2, 2, hierarchy.MachineMajor), hierarchy.Options{Mode: hierarchy.Always})
+			hierarchy.Grid(2, 2), hierarchy.Options{Mode: hierarchy.Always})
 		if err != nil {
 			return err
 		}

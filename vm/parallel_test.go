@@ -143,7 +143,7 @@ func connectMachines(w *rendezvous.World) (machineRank, error) {
 	if err != nil {
 		return machineRank{}, err
 	}
-	layout := hierarchy.Grid(2, 2, hierarchy.MachineMajor)
+	layout := hierarchy.Grid(2, 2)
 	comm, err := hierarchy.New(ctx, w, group.Compared(flat), layout,
 		hierarchy.Options{Mode: hierarchy.Always})
 	if err != nil {

@@ -336,9 +336,9 @@ func averages(spans []Span) string {
 		took[s.Phase] += s.End.Sub(s.Start)
 	}
 	var text []string
-	for _, p := range Phases() {
+	for p, name := range Phases() {
 		if n := number[p]; n > 0 {
-			text = append(text, fmt.Sprintf("%v %d x %v", p, n, (took[p]/time.Duration(n)).Round(
+			text = append(text, fmt.Sprintf("%v %d x %v", name, n, (took[p]/time.Duration(n)).Round(
 				100*time.Nanosecond)))
 		}
 	}

@@ -111,7 +111,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 	k.forget()
 	c.seq++
 	c.stats.Flat++
-	at := slicePhase{phase: Remainder}
+	at := slicePhase{phase: remainderPhase}
 	k.works = append(k.works, begun{at, w})
 	c.recent.calls = append(c.recent.calls[:0], earlier{call: k, flat: true})
 	if !c.onHost {
@@ -126,7 +126,7 @@ func (c *Communicator) startFlat(q backend.Queue, k *call) (backend.Work, error)
 		return backend.Finished(c.fail(k, at, err)), nil
 	}
 	// For its errors: nobody may join it.
-	if err := c.after(c.queues[Unpack], k, at, w); err != nil {
+	if err := c.after(c.queues[unpackPhase], k, at, w); err != nil {
 		err = c.fail(k, at, err)
 		w.Join(context.Background()) // it ends with flat, and leaves the caller's memory alone
 		return nil, err

@@ -75,11 +75,11 @@ func TestSlicesAddFewCallsOfTheDriver(t *testing.T) {
 		layout         Layout
 		records, waits int64 // of each slice
 	}{
-		{allReduce, Grid(2, 2, MachineMajor), 0, 3}, // exchange, add, gather
-		{allReduce, Grid(4, 1, MachineMajor), 1, 2}, // a slot is freed and waited for; add
+		{allReduce, Grid(2, 2), 0, 3}, // exchange, add, gather
+		{allReduce, Grid(4, 1), 1, 2}, // a slot is freed and waited for; add
 		// the same; reduce after pack, exchange, add
-		{reduceScatter, Grid(2, 2, MachineMajor), 2, 4},
-		{allGather, Grid(2, 2, MachineMajor), 1, 3}, // the same; gather, unpack
+		{reduceScatter, Grid(2, 2), 2, 4},
+		{allGather, Grid(2, 2), 1, 3}, // the same; gather, unpack
 	} {
 		t.Run(fmt.Sprintf("%v as %v", test.what.Kind, test.layout), func(t *testing.T) {
 			d := guarded(t)

@@ -74,7 +74,7 @@ func New(ctx context.Context, w *rendezvous.World, flat backend.Communicator, l 
 }
 
 // maxName bounds the names of groups in keys of the store, whose length is
-// bounded by rendezvous.MaxKey.
+// at most 256 bytes: see rendezvous.Store.
 const maxName = 128
 
 // keyOf returns what the keys of a group begin with.
@@ -157,14 +157,17 @@ func (c *Communicator) Unwrap() []backend.Communicator {
 	return append([]backend.Communicator{c.Communicator}, c.others()...)
 }
 
-// Part returns the communicator of a phase, nil if it has none. Calls of it that are
-// not the phase's are for measurements: it must be idle, on every rank.
-func (c *Communicator) Part(p Phase) backend.Communicator {
-	if p >= phases {
-		return nil
-	}
-	return c.parts[p]
-}
+// Layered reports whether calls can be hierarchical: ranks are on several machines.
+func (c *Communicator) Layered() bool { return c.layered() }
+
+// Between returns the communicator of this rank's rail, which has a rank of each machine, nil if
+// this rank is on none. A call of it that is not a phase's is for measurements: the Communicator
+// must be idle, on every rank.
+func (c *Communicator) Between() backend.Communicator { return c.parts[broadcastPhase] }
+
+// Inside returns the communicator of this rank's machine, nil if it has one device. Calls of it are
+// those of [Communicator.Between].
+func (c *Communicator) Inside() backend.Communicator { return c.parts[gatherPhase] }
 
 // Plan returns what the choice between flat and hierarchical follows from.
 func (c *Communicator) Plan() Plan { return c.plan }

@@ -20,7 +20,7 @@ func onDevices() map[string]Options {
 func TestDeviceMemoryIsNeverTouchedByTheHost(t *testing.T) {
 	most := times(longest, 10_007)
 	shapes := layouts(2, 2)
-	shapes["one device each"] = Grid(4, 1, MachineMajor)
+	shapes["one device each"] = Grid(4, 1)
 	for name, l := range shapes {
 		for options, o := range onDevices() {
 			t.Run(name+", "+options, func(t *testing.T) {

@@ -19,7 +19,7 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	ctx, layout := context.Background(), hierarchy.Grid(2, 2, hierarchy.MachineMajor)
+	ctx, layout := context.Background(), hierarchy.Grid(2, 2)
 	var ranks sync.WaitGroup
 	for _, world := range worlds {
 		ranks.Go(func() {

@@ -50,7 +50,7 @@ func (c *Communicator) seen(err error, what string) error {
 	if !c.layered() || !errors.As(err, &e) {
 		return err
 	}
-	return c.failAs(what, nil, slicePhase{phase: Remainder}, err)
+	return c.failAs(what, nil, slicePhase{phase: remainderPhase}, err)
 }
 
 // stop ends every communicator of this rank, all at once: on a GPU each may take
@@ -162,8 +162,8 @@ func (c *Communicator) found(h *backend.Header, at slicePhase, err error) group.
 		f.Doubt = group.ReportGrace
 	case r.Reason == group.Aborted:
 		f.Cause = fmt.Errorf("%w: %w", backend.ErrAborted, f.Cause)
-	case r.Reason == group.TimedOut && at.phase > Reduce && at.phase != Remainder:
-		f.Doubt = time.Duration(at.phase-Reduce) * group.ReportGrace
+	case r.Reason == group.TimedOut && at.phase > reducePhase && at.phase != remainderPhase:
+		f.Doubt = time.Duration(at.phase-reducePhase) * group.ReportGrace
 	}
 	return f
 }
@@ -215,11 +215,11 @@ func bare(err error) error {
 }
 
 // rankOf returns the rank here of a rank of a phase's communicator.
-func (c *Communicator) rankOf(p Phase, rank int) int {
+func (c *Communicator) rankOf(p phase, rank int) int {
 	switch p {
-	case Reduce, Gather:
+	case reducePhase, gatherPhase:
 		return c.plan.Layout.Rank(c.place.machine, rank)
-	case Exchange, Broadcast:
+	case exchangePhase, broadcastPhase:
 		return c.plan.Layout.Rank(rank, c.place.device)
 	}
 	return rank

@@ -21,23 +21,25 @@ import (
 const soon = 15 * time.Second
 
 // communicating are the phases that wait for peers.
-var communicating = []Phase{Reduce, Exchange, Broadcast, Gather, Remainder}
+var communicating = []phase{reducePhase, exchangePhase, broadcastPhase, gatherPhase, remainderPhase}
 
 // phasesOf are the phases of calls that are compared, where chunks are not in the order of
 // devices.
 var phasesOf = []struct {
 	what   backend.Collective
-	phases []Phase
+	phases []phase
 }{
-	{allReduce, []Phase{Reduce, Exchange, Add, Broadcast, Gather, Remainder}},
-	{reduceScatter, []Phase{Pack, Reduce, Exchange, Add, Remainder}},
-	{allGather, []Phase{Broadcast, Gather, Unpack, Remainder}},
-	{allToAll, []Phase{Pack, Reduce, Add, Exchange, Unpack, Remainder}},
-	{broadcast, []Phase{Broadcast, Gather, Remainder}},
+	{allReduce, []phase{reducePhase, exchangePhase, addPhase, broadcastPhase, gatherPhase,
+		remainderPhase}},
+	{reduceScatter, []phase{packPhase, reducePhase, exchangePhase, addPhase, remainderPhase}},
+	{allGather, []phase{broadcastPhase, gatherPhase, unpackPhase, remainderPhase}},
+	{allToAll, []phase{packPhase, reducePhase, addPhase, exchangePhase, unpackPhase,
+		remainderPhase}},
+	{broadcast, []phase{broadcastPhase, gatherPhase, remainderPhase}},
 }
 
 // computes reports whether a phase consists of kernels, and has no communicator.
-func computes(p Phase) bool { return !slices.Contains(communicating, p) }
+func computes(p phase) bool { return !slices.Contains(communicating, p) }
 
 // ofSlices makes 8 slices of 1000 elements of f32 among four ranks, and leaves
 // three elements to the flat communicator.
@@ -68,13 +70,13 @@ func queuedCall(c *Communicator, what backend.Collective, n int) error {
 }
 
 // kernelsOfASlice is how many kernels a phase without a communicator starts.
-func kernelsOfASlice(c *Communicator, what backend.Collective, p Phase) int {
+func kernelsOfASlice(c *Communicator, what backend.Collective, p phase) int {
 	switch l := c.plan.Layout; {
-	case what.Kind == backend.AllToAll && p == Add:
+	case what.Kind == backend.AllToAll && p == addPhase:
 		return l.Machines()
-	case what.Kind == backend.AllToAll && p == Unpack:
+	case what.Kind == backend.AllToAll && p == unpackPhase:
 		return len(l.grouped)
-	case p == Add:
+	case p == addPhase:
 		return 1
 	default:
 		return len(l.runs)
@@ -105,14 +107,14 @@ func TestFailedSliceFailsTheCallAndNamesThePhase(t *testing.T) {
 }
 
 // failsIn makes the second slice of a phase fail on rank 1; of what runs flat there is one.
-func failsIn(t *testing.T, what backend.Collective, phase Phase,
+func failsIn(t *testing.T, what backend.Collective, phase phase,
 	injected func(*probe, backend.Queue) (backend.Work, error)) {
 	const culprit = 1
 	slice := 1
-	if phase == Remainder {
+	if phase == remainderPhase {
 		slice = 0
 	}
-	l := Grid(2, 2, MachineMajor)
+	l := Grid(2, 2)
 	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
 		if p.rank == culprit && p.phase == phase && p.number() == slice+1 {
 			return injected(p, q)
@@ -139,8 +141,8 @@ func failsIn(t *testing.T, what backend.Collective, phase Phase,
 		}
 		// Ranks of the other machine may be through by the last phase, and the other rails
 		// once they have exchanged. Root's machine only sends.
-		through := what.Kind == backend.Broadcast && c.place.machine == 0 || phase >= Gather &&
-			c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == Exchange &&
+		through := what.Kind == backend.Broadcast && c.place.machine == 0 || phase >= gatherPhase &&
+			c.place.machine != 0 || what.Kind == backend.ReduceScatter && phase == exchangePhase &&
 			c.place.device != culprit
 		if err == nil && !through {
 			return errors.New("the call gave no error")
@@ -151,7 +153,7 @@ func failsIn(t *testing.T, what backend.Collective, phase Phase,
 			!strings.Contains(err.Error(), errInjected.Error())) {
 			return fmt.Errorf("the error is %w", err)
 		}
-		if phase != Remainder && err != nil && !strings.Contains(err.Error(), "slice 2 of ") {
+		if phase != remainderPhase && err != nil && !strings.Contains(err.Error(), "slice 2 of ") {
 			return fmt.Errorf("the error does not name the slice: %w", err)
 		}
 		return ended(c)
@@ -198,9 +200,9 @@ func TestAbortInEveryPhaseWakesAllRanks(t *testing.T) {
 }
 
 // wakesFrom stalls rank 3 in a phase until rank from aborts.
-func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
+func wakesFrom(t *testing.T, what backend.Collective, phase phase, from int) {
 	cause := errors.New("the weather")
-	l := Grid(2, 2, MachineMajor)
+	l := Grid(2, 2)
 	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
 		if p.rank == 3 && p.phase == phase {
 			return stalledOn(p, q)
@@ -222,7 +224,7 @@ func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
 		err := queuedCall(c, what, elements)
 		woken[c.Rank()] = time.Now()
 		// The other machine may be through, and root's, which only sends.
-		through := what.Kind == backend.AllReduce && phase == Gather ||
+		through := what.Kind == backend.AllReduce && phase == gatherPhase ||
 			what.Kind == backend.Broadcast && c.place.machine == 0
 		if err == nil && !through {
 			return errors.New("the call gave no error")
@@ -244,7 +246,7 @@ func wakesFrom(t *testing.T, what backend.Collective, phase Phase, from int) {
 // Rank 3 aborts while rank 2 is idle and the others wait for it: nobody but the
 // store could tell rank 2's peers.
 func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
-	g := connected(t, Grid(2, 2, MachineMinor), patient, ofSlices(), nil)
+	g := connected(t, gridOf(2, 2, machineMinor), patient, ofSlices(), nil)
 	time.AfterFunc(20*time.Millisecond, func() { g.Comms[3].Abort(errInjected) })
 	begin := time.Now()
 	backendtest.Each(t, g.Comms[:2], func(b backend.Communicator) error {
@@ -266,7 +268,7 @@ func TestAbortReachesThoseWhoWaitForAnIdleRank(t *testing.T) {
 // whose call ends well has the right numbers.
 func TestNobodyIsGivenWhatAFailedPhaseLeftBehind(t *testing.T) {
 	for round := range times(200, 20) {
-		l := Grid(2, 2, MachineMajor)
+		l := Grid(2, 2)
 		phase := communicating[round%4]
 		end := make(chan struct{})
 		hook := func(p *probe, q backend.Queue) (backend.Work, error) {
@@ -324,9 +326,9 @@ func exactOrError(c *Communicator) error {
 
 // As on GPUs, where nothing on the host waits for a phase.
 func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
-	l, d := Grid(2, 2, MachineMajor), guarded(t)
+	l, d := Grid(2, 2), guarded(t)
 	hook := func(p *probe, q backend.Queue) (backend.Work, error) {
-		if p.rank != 1 || p.phase != Gather {
+		if p.rank != 1 || p.phase != gatherPhase {
 			return nil, nil
 		}
 		reached, err := q.Record()
@@ -352,7 +354,7 @@ func TestFailureOfACallThatNobodyJoinsEndsAllRanks(t *testing.T) {
 			}
 		}
 		if err := c.Err(); !errors.Is(err, backend.ErrAborted) ||
-			!strings.Contains(err.Error(), Gather.String()) {
+			!strings.Contains(err.Error(), gatherPhase.String()) {
 			return fmt.Errorf("the error is %w", err)
 		}
 		return errors.Join(pastTheQueues(c), d.Free(x))
@@ -367,7 +369,7 @@ func pastTheQueues(c *Communicator) error {
 }
 
 func TestMismatchNamesTheCallersCalls(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x, y := backend.Of(make([]float32, 400)), backend.Of(make([]float32, 100))
 		what, dst := allReduce, x
 		if c.Rank() == 3 {
@@ -385,7 +387,7 @@ func TestMismatchNamesTheCallersCalls(t *testing.T) {
 
 // TestShapesAreComparedAcrossMachines: the collectives of all phases are the same.
 func TestShapesAreComparedAcrossMachines(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		shape := backend.ShapeOf(10, 40)
 		if c.Rank() == 3 {
 			shape = backend.ShapeOf(40, 10)
@@ -403,7 +405,7 @@ func TestShapesAreComparedAcrossMachines(t *testing.T) {
 }
 
 func TestRefusedCallLeavesRanksInStep(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x := backend.Of(make([]float32, elements))
 		if c.Rank() == 1 {
 			q, err := c.Device().NewQueue()
@@ -437,7 +439,7 @@ func (q impatient) Wait(backend.Event) error {
 func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 	for name, n := range map[string]int{"hierarchical": elements, "flat": 2} {
 		t.Run(name, func(t *testing.T) {
-			l := Grid(2, 2, MachineMajor)
+			l := Grid(2, 2)
 			asked := make(serial.Event)
 			var calls atomic.Bool // rank 1
 			slow := func(p *probe, q backend.Queue) (backend.Work, error) {
@@ -458,7 +460,7 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 				defer q.Close()
 				var on backend.Queue = impatient{q, asked}
 				if n < c.Size() { // who waits then is the stream that looks for errors
-					on, c.queues[Unpack] = q, impatient{c.queues[Unpack], asked}
+					on, c.queues[unpackPhase] = q, impatient{c.queues[unpackPhase], asked}
 				}
 				calls.Store(true)
 				x := make([]float32, n)
@@ -476,7 +478,7 @@ func TestCallThatHasBegunEndsWithAStartThatFails(t *testing.T) {
 }
 
 func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x := backend.OnDevice(backend.F32, 4096, 1000)
 		if err := backend.Run(c, allReduce, x, x); !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), "memory of a device") {
@@ -488,7 +490,7 @@ func TestDeviceMemoryOnTheHostIsAnArgumentError(t *testing.T) {
 
 func TestFoundErrorsOfPhasesNameTheJobsRanksAndTheCall(t *testing.T) {
 	for missing := range 4 {
-		g := connected(t, Grid(2, 2, MachineMajor), 300*time.Millisecond, ofSlices(), nil)
+		g := connected(t, Grid(2, 2), 300*time.Millisecond, ofSlices(), nil)
 		backendtest.Each(t, g.Comms, func(b backend.Communicator) error {
 			if b.Rank() == missing {
 				return nil

@@ -150,7 +150,7 @@ var shapes = [][2]int{{1, 4}, {2, 2}, {4, 1}, {2, 4}, {4, 2}, {3, 2}, {2, 3}}
 // layouts returns both orders of a grid, and a shuffled one.
 func layouts(M, D int) map[string]Layout {
 	return map[string]Layout{
-		"major": Grid(M, D, MachineMajor), "minor": Grid(M, D, MachineMinor), "shuffled": shuffled(
+		"major": Grid(M, D), "minor": gridOf(M, D, machineMinor), "shuffled": shuffled(
 			M, D),
 	}
 }
@@ -288,7 +288,7 @@ func TestAnyCaseGivesTheFlatResult(t *testing.T) {
 	rng := rand.New(rand.NewPCG(15, 6))
 	for range times(100, 8) {
 		M, D := 1+rng.IntN(4), 1+rng.IntN(3)
-		l := []Layout{Grid(M, D, MachineMajor), Grid(M, D, MachineMinor),
+		l := []Layout{Grid(M, D), gridOf(M, D, machineMinor),
 			shuffled(M, D)}[rng.IntN(3)]
 		o := Options{Mode: Always, SliceBytes: 1 << (4 + rng.IntN(10)), Slots: 1 + rng.IntN(4)}
 		seed := rng.Uint64()
@@ -481,7 +481,7 @@ func TestFloatsAreAddedInTheDocumentedOrder(t *testing.T) {
 }
 
 func TestNaNsSurviveMinAndMax(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x, y := make([]float32, 8), make([]float32, 8)
 		x[2*c.Rank()] = float32(math.NaN())
 		for _, op := range []backend.ReduceOp{backend.Min, backend.Max} {
@@ -565,7 +565,7 @@ func TestAveragesAsF16AreNotInfinite(t *testing.T) {
 	for _, shape := range [][2]int{{2, 2}, {4, 1}, {2, 3}} {
 		o := always()
 		o.Exchange = backend.F16
-		ranks(t, Grid(shape[0], shape[1], MachineMajor), o, func(c *Communicator) error {
+		ranks(t, Grid(shape[0], shape[1]), o, func(c *Communicator) error {
 			x, y := make([]float32, 7200), make([]float32, 7200)
 			for i := range x {
 				x[i] = float32([]int{40000, -65504, 12}[i%3])
@@ -600,10 +600,10 @@ func TestEqualLinksTakeNoMemory(t *testing.T) {
 		o      Options
 		none   bool
 	}{
-		{Grid(2, 2, MachineMajor), Options{Links: same}, true},
-		{Grid(3, 1, MachineMajor), Options{Links: tenth()}, true},
-		{Grid(2, 2, MachineMajor), Options{Links: tenth()}, false},
-		{Grid(2, 2, MachineMajor), Options{Mode: Always, Links: same}, false},
+		{Grid(2, 2), Options{Links: same}, true},
+		{Grid(3, 1), Options{Links: tenth()}, true},
+		{Grid(2, 2), Options{Links: tenth()}, false},
+		{Grid(2, 2), Options{Mode: Always, Links: same}, false},
 	} {
 		ranks(t, test.layout, test.o, func(c *Communicator) error {
 			x := backend.Of(make([]float32, 4))
@@ -624,7 +624,7 @@ func TestEqualLinksTakeNoMemory(t *testing.T) {
 
 func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 	for _, shape := range [][2]int{{2, 2}, {4, 1}, {3, 2}} {
-		l := Grid(shape[0], shape[1], MachineMajor)
+		l := Grid(shape[0], shape[1])
 		t.Run(l.String(), func(t *testing.T) {
 			o := always()
 			o.Exchange = backend.BF16
@@ -682,13 +682,13 @@ func TestExchangeIn16BitsHalvesTheTrafficAndAddsIn32(t *testing.T) {
 
 func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 	var n atomic.Int32
-	_, err := groupOf(func(int) Layout { return Grid(2, 2, Order(n.Add(1)%2)) }, 4, patient,
+	_, err := groupOf(func(int) Layout { return gridOf(2, 2, numbering(n.Add(1)%2)) }, 4, patient,
 		Options{}, nil)
 	if !errors.Is(err, backend.ErrArgument) ||
 		!strings.Contains(err.Error(), "another topology than rank 0") {
 		t.Errorf("the error is %v", err)
 	}
-	_, err = groupOf(func(int) Layout { return Grid(2, 1, MachineMajor) }, 4, patient,
+	_, err = groupOf(func(int) Layout { return Grid(2, 1) }, 4, patient,
 		Options{}, nil)
 	if !errors.Is(err, backend.ErrArgument) ||
 		!strings.Contains(err.Error(), "layout of 2 ranks for 4") {
@@ -697,7 +697,7 @@ func TestRanksMustAgreeOnTheTopology(t *testing.T) {
 }
 
 func TestPartsAreHierarchicalToo(t *testing.T) {
-	ranks(t, Grid(2, 4, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 4), always(), func(c *Communicator) error {
 		half, err := c.Split(c.Rank()%2, -c.Rank()) // two devices of each machine
 		if err != nil {
 			return err
@@ -725,7 +725,7 @@ func TestPartsAreHierarchicalToo(t *testing.T) {
 }
 
 func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x := []int64{int64(c.Rank()), 1, 2, 3}
 		y := make([]int64, 4)
 		for _, what := range []backend.Collective{{Kind: backend.Gather}, {Kind: backend.Scatter},
@@ -751,7 +751,7 @@ func TestEmptyAndOtherCallsPassToFlat(t *testing.T) {
 }
 
 func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
-	l := Grid(2, 2, MachineMajor)
+	l := Grid(2, 2)
 	ranksOver(t, l, always(), probes(l, nil), func(c *Communicator) error {
 		for _, on := range []bool{true, false} {
 			c.Capabilities().Verify(on)
@@ -776,7 +776,7 @@ func TestWithoutComparingNothingRunsFlatInVain(t *testing.T) {
 }
 
 func TestLayersAreFoundBelowWrappers(t *testing.T) {
-	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 1), always(), func(c *Communicator) error {
 		wrapped := backend.WithHooks(group.Compared(c), observe.New(c.Rank(), 10))
 		if found, ok := backend.As[*Communicator](wrapped); !ok || found != c {
 			return errors.New("the communicator is not found")
@@ -806,7 +806,7 @@ func (u *unsplittable) Split(color, key int) (backend.Communicator, error) {
 
 func TestNewThatFailsLeavesNothingBehind(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	_, err := layeredGroup(Grid(2, 2, MachineMajor), patient, always(),
+	_, err := layeredGroup(Grid(2, 2), patient, always(),
 		func(c backend.Communicator) backend.Communicator {
 			return &unsplittable{Communicator: c}
 		})
@@ -838,7 +838,7 @@ func (noQueues) NewQueue() (backend.Queue, error) { return nil, errInjected }
 // Nobody waits for a rank that knows at once that it cannot go on.
 func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 	const culprit = 1
-	good := Grid(2, 2, MachineMajor)
+	good := Grid(2, 2)
 	for name, test := range map[string]struct {
 		layout Layout
 		o      Options
@@ -849,7 +849,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 		"slots": {layout: good, o: Options{Slots: -1}, want: backend.ErrArgument, say: "-1 slots"},
 		"links": {layout: good, o: Options{Links: &Links{}}, want: backend.ErrArgument,
 			say: "bandwidths must be positive"},
-		"layout": {layout: Grid(3, 1, MachineMajor), want: backend.ErrArgument,
+		"layout": {layout: Grid(3, 1), want: backend.ErrArgument,
 			say: "a layout of 3 ranks for 4"},
 		"memory": {layout: good, o: always(), device: func(d backend.Device) backend.Device {
 			return noMemory{d}
@@ -903,7 +903,7 @@ func TestProblemOfOneRankEndsNewOnAllAtOnce(t *testing.T) {
 // A call that reads what an earlier one on another queue writes waits for it,
 // whichever of both is hierarchical.
 func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		var qs []backend.Queue
 		for range 3 {
 			q, err := c.Device().NewQueue()
@@ -946,7 +946,7 @@ func TestCallsThatShareMemoryKeepTheirOrder(t *testing.T) {
 // What one queue has waited for, another has not: the all-reduce needs what the broadcast
 // writes, which only the queue of the all-gather has been ordered after.
 func TestEveryQueueIsOrderedAfterWhatItNeeds(t *testing.T) {
-	ranks(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	ranks(t, Grid(2, 2), always(), func(c *Communicator) error {
 		var qs [3]backend.Queue
 		for i := range qs {
 			var err error
@@ -993,10 +993,10 @@ func TestCallsInFlightAreForSeveralMachines(t *testing.T) {
 		mode   Mode
 		want   int
 	}{
-		{Grid(2, 2, MachineMajor), Always, inFlight},
-		{Grid(2, 2, MachineMajor), Auto, inFlight},
-		{Grid(2, 2, MachineMajor), Never, 1},
-		{Grid(1, 4, MachineMajor), Auto, 1},
+		{Grid(2, 2), Always, inFlight},
+		{Grid(2, 2), Auto, inFlight},
+		{Grid(2, 2), Never, 1},
+		{Grid(1, 4), Auto, 1},
 	} {
 		ranks(t, tt.layout, Options{Mode: tt.mode}, func(c *Communicator) error {
 			if n := c.Capabilities().InFlight; n != tt.want {

@@ -9,7 +9,7 @@ import (
 )
 
 // Layout says on which machine each rank is, and at which place there. It is the
-// same on every rank. Make one with [Grid], [Parse] or [Discover].
+// same on every rank. Make one with grid, [Parse] or [Discover].
 type Layout struct {
 	machines [][]int // the ranks of each machine, by place
 	at       []place // by rank
@@ -20,25 +20,29 @@ type Layout struct {
 // place is where a rank is.
 type place struct{ machine, device int }
 
-// Order is how the ranks of a grid are numbered.
-type Order uint8
+// numbering is how the ranks of a grid are numbered.
+type numbering uint8
 
 // The orders. Results are the same with any numbering, and so is the traffic
-// between machines; an all-gather of one slice saves a copy in MachineMinor.
+// between machines; an all-gather of one slice saves a copy in machineMinor.
 const (
-	// MachineMajor numbers machine by machine, r = m*D+d, as launchers do.
-	MachineMajor Order = iota
-	// MachineMinor numbers rail by rail, r = d*M+m.
-	MachineMinor
+	// machineMajor numbers machine by machine, r = m*D+d, as launchers do.
+	machineMajor numbering = iota
+	// machineMinor numbers rail by rail, r = d*M+m.
+	machineMinor
 )
 
-// Grid returns the layout of M machines with D devices each.
-func Grid(M, D int, order Order) Layout {
+// Grid returns the layout of M machines with D devices each, whose ranks are numbered machine by
+// machine, as launchers do. [Parse] reads others.
+func Grid(M, D int) Layout { return gridOf(M, D, machineMajor) }
+
+// gridOf is Grid with any order.
+func gridOf(M, D int, order numbering) Layout {
 	machines := make([][]int, M)
 	for m := range machines {
 		for d := range D {
 			r := m*D + d
-			if order == MachineMinor {
+			if order == machineMinor {
 				r = d*M + m
 			}
 			machines[m] = append(machines[m], r)
@@ -119,8 +123,8 @@ func parse(text string, size int) (Layout, error) {
 		return parseList(strings.Split(text, ","), size)
 	}
 	grid, suffix, _ := strings.Cut(text, ":")
-	order, ok := map[string]Order{"": MachineMajor, "major": MachineMajor,
-		"minor": MachineMinor}[suffix]
+	order, ok := map[string]numbering{"": machineMajor, "major": machineMajor,
+		"minor": machineMinor}[suffix]
 	if !ok {
 		return Layout{}, fmt.Errorf("%q is no order of the ranks: write :major for machine by "+
 			"machine (also without it) or :minor for rail by rail", suffix)
@@ -136,7 +140,7 @@ func parse(text string, size int) (Layout, error) {
 		return Layout{}, fmt.Errorf("%d machines of %d devices are %d ranks, but there are %d: "+
 			"declare what the job has, or start %d ranks", M, D, M*D, size, M*D)
 	}
-	return Grid(M, D, order), nil
+	return gridOf(M, D, order), nil
 }
 
 func parseList(list []string, size int) (Layout, error) {
@@ -220,9 +224,9 @@ func (l Layout) String() string {
 	if D := l.Devices(); D > 0 {
 		M := l.Machines()
 		switch {
-		case l.equal(Grid(M, D, MachineMajor)):
+		case l.equal(Grid(M, D)):
 			return fmt.Sprintf("%dx%d", M, D)
-		case l.equal(Grid(M, D, MachineMinor)):
+		case l.equal(gridOf(M, D, machineMinor)):
 			return fmt.Sprintf("%dx%d:minor", M, D)
 		}
 	}
@@ -271,7 +275,7 @@ func (l Layout) of(members []int) Layout {
 type run struct{ row, first, stride, rows int }
 
 // runsOf lists the ranks device by device, and on each device machine by machine:
-// one run where the numbering is MachineMinor, one for each device in MachineMajor.
+// one run where the numbering is machineMinor, one for each device in machineMajor.
 func runsOf(machines [][]int) (all []run) {
 	for d := range machines[0] {
 		for _, ranks := range machines {

@@ -8,11 +8,11 @@ import (
 )
 
 func TestGridsNumberRanksInBothOrders(t *testing.T) {
-	for order, rank := range map[Order]func(m, d int) int{
-		MachineMajor: func(m, d int) int { return m*3 + d },
-		MachineMinor: func(m, d int) int { return d*2 + m },
+	for order, rank := range map[numbering]func(m, d int) int{
+		machineMajor: func(m, d int) int { return m*3 + d },
+		machineMinor: func(m, d int) int { return d*2 + m },
 	} {
-		l := Grid(2, 3, order)
+		l := gridOf(2, 3, order)
 		for m := range 2 {
 			for d := range 3 {
 				r := l.Rank(m, d)
@@ -27,9 +27,9 @@ func TestGridsNumberRanksInBothOrders(t *testing.T) {
 
 func TestTopologiesAreParsed(t *testing.T) {
 	for text, want := range map[string]Layout{
-		"2x2": Grid(2, 2, MachineMajor), " 2x2:major ": Grid(2, 2, MachineMajor), "2x2:minor": Grid(
-			2, 2, MachineMinor),
-		"1x4": Grid(1, 4, MachineMajor), "4x1": Grid(4, 1, MachineMajor),
+		"2x2": Grid(2, 2), " 2x2:major ": Grid(2, 2),
+		"2x2:minor": gridOf(2, 2, machineMinor),
+		"1x4":       Grid(1, 4), "4x1": Grid(4, 1),
 		"0,1,1,0": layoutOf([][]int{{0, 3}, {1, 2}}), "7, 7, 7, 2": layoutOf(
 			[][]int{{0, 1, 2}, {3}}),
 	} {
@@ -104,8 +104,8 @@ func TestPartsKeepTheirMachines(t *testing.T) {
 }
 
 func TestRunsCoverEveryRankOnce(t *testing.T) {
-	for _, l := range []Layout{Grid(3, 2, MachineMajor), Grid(3, 2, MachineMinor), shuffled(3, 2),
-		shuffled(2, 4), Grid(1, 1, MachineMajor)} {
+	for _, l := range []Layout{Grid(3, 2), gridOf(3, 2, machineMinor), shuffled(3, 2),
+		shuffled(2, 4), Grid(1, 1)} {
 		var ranks []int
 		for _, r := range l.runs {
 			if r.row != len(ranks) {
@@ -125,7 +125,7 @@ func TestRunsCoverEveryRankOnce(t *testing.T) {
 			t.Errorf("%v: rows are of ranks %v, want %v", l, ranks, want)
 		}
 	}
-	if n := len(Grid(4, 8, MachineMajor).runs); n != 8 {
+	if n := len(Grid(4, 8).runs); n != 8 {
 		t.Errorf("%d runs in a grid of 8 devices", n)
 	}
 }

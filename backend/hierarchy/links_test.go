@@ -29,12 +29,12 @@ func TestMeasurementsAreKeptByMachines(t *testing.T) {
 		}
 	}
 	for _, want := range []Measurement{first, second} {
-		got, found, err := Measured(want.Model, Grid(2, 4, MachineMinor), want.Declared)
+		got, found, err := Measured(want.Model, gridOf(2, 4, machineMinor), want.Declared)
 		if err != nil || !found || !reflect.DeepEqual(got, want) {
 			t.Errorf("%+v, %v, %v, want %+v", got, found, err, want)
 		}
 	}
-	for _, l := range []Layout{Grid(4, 2, MachineMajor), layoutOf([][]int{{0, 1}, {2}})} {
+	for _, l := range []Layout{Grid(4, 2), layoutOf([][]int{{0, 1}, {2}})} {
 		if _, found, err := Measured("NVIDIA H200", l, true); err != nil || found {
 			t.Errorf("%v: %v, %v", l, found, err)
 		}
@@ -52,7 +52,7 @@ func TestBrokenMeasurementNamesTheFile(t *testing.T) {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, _, err := Measured("m", Grid(2, 2, MachineMajor), false)
+		_, _, err := Measured("m", Grid(2, 2), false)
 		if err == nil || !strings.Contains(err.Error(), path) ||
 			!strings.Contains(err.Error(), "delete it") {
 			t.Errorf("%s: %v", text, err)
@@ -108,10 +108,13 @@ func TestLinksAreParsed(t *testing.T) {
 }
 
 func TestPartsAreThoseOfThePhasesThatCommunicate(t *testing.T) {
-	ranks(t, Grid(2, 1, MachineMajor), always(), func(c *Communicator) error {
-		for p, size := range map[Phase]int{Reduce: 0, Exchange: 2, Add: 0, Broadcast: 2, Gather: 0,
-			Remainder: 2, phases: 0} {
-			part := c.Part(p)
+	ranks(t, Grid(2, 1), always(), func(c *Communicator) error {
+		if c.Between().Size() != 2 || c.Inside() != nil {
+			return fmt.Errorf("between %v, inside %v", c.Between(), c.Inside())
+		}
+		for p, size := range map[phase]int{reducePhase: 0, exchangePhase: 2, addPhase: 0,
+			broadcastPhase: 2, gatherPhase: 0, remainderPhase: 2} {
+			part := c.parts[p]
 			if (part == nil) != (size == 0) || part != nil && part.Size() != size {
 				return fmt.Errorf("%v: %v", p, part)
 			}

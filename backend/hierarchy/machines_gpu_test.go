@@ -167,8 +167,8 @@ func (x *bucketRank) timed(comm backend.Communicator, inFlight int) (least time.
 	return least, x.verify()
 }
 
-func (r *machineRank) aborts(phase string) error {
-	number, err := strconv.Atoi(phase)
+func (r *machineRank) aborts(name string) error {
+	number, err := strconv.Atoi(name)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (r *machineRank) aborts(phase string) error {
 		return err
 	}
 	// Ranks that share a GPU take turns of milliseconds.
-	d := desertion{layout: r.layout, what: allReduce, phase: Phase(number),
+	d := desertion{layout: r.layout, what: allReduce, phase: phase(number),
 		from: number % r.world.Size, after: time.Second}
 	c, err := r.connect(ofSlices(), probes(r.layout, d.hook))
 	if err != nil {
@@ -232,7 +232,7 @@ func machineLayouts(t *testing.T) []Layout {
 	if err := gpu.New(nil).Available(); err != nil {
 		testenv.Lacking(t, err.Error())
 	}
-	return []Layout{Grid(2, 2, MachineMajor), Grid(2, 2, MachineMinor), Grid(4, 1, MachineMajor)}
+	return []Layout{Grid(2, 2), gridOf(2, 2, machineMinor), Grid(4, 1)}
 }
 
 // startMachines starts the ranks of a scenario.

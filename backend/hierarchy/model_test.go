@@ -35,7 +35,7 @@ func tenth() *Links {
 }
 
 func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
-	p := planOf(t, Grid(4, 8, MachineMajor), Options{Links: tenth()})
+	p := planOf(t, Grid(4, 8), Options{Links: tenth()})
 	// of 8 MiB at most
 	for what, slices := range map[*backend.Collective]int{&allReduce: 3, &reduceScatter: 4,
 		&allGather: 4} {
@@ -44,7 +44,7 @@ func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 			t.Errorf("%v of 25 MiB: %+v", *what, c)
 		}
 	}
-	two := planOf(t, Grid(2, 1, MachineMajor), Options{Links: tenth()})
+	two := planOf(t, Grid(2, 1), Options{Links: tenth()})
 	if c := two.Choose(allReduce, backend.F32, 256); c.Hierarchical {
 		t.Errorf("a small all-reduce of two ranks: %+v", c)
 	}
@@ -52,7 +52,7 @@ func TestLargeOperandsAreHierarchicalAndSmallOnesFlat(t *testing.T) {
 
 // The predicted times of one slice, by hand.
 func TestPredictionIsTheModel(t *testing.T) {
-	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6})
+	p := planOf(t, Grid(2, 2), Options{Links: tenth(), SliceBytes: 8e6})
 	c := p.Choose(allReduce, backend.F32, 1e6) // 4 MB
 	// Inside twice 2 µs + 2 MB at 100 GB/s, between twice 8 µs + 1 MB at 10 GB/s, five phases.
 	want := 2*(2+20)*time.Microsecond + 2*(8+100)*time.Microsecond + 5*4*time.Microsecond
@@ -84,7 +84,7 @@ func TestPredictionIsTheModel(t *testing.T) {
 	// What a call takes beyond that counts in the choice.
 	slow := *tenth()
 	slow.Call = time.Second
-	q := planOf(t, Grid(2, 2, MachineMajor), Options{Links: &slow, SliceBytes: 8e6})
+	q := planOf(t, Grid(2, 2), Options{Links: &slow, SliceBytes: 8e6})
 	if c := q.Choose(allReduce, backend.F32, 1e6); c.Layered != want+time.Second || c.Hierarchical {
 		t.Errorf("a call takes a second more: %+v", c)
 	}
@@ -93,7 +93,7 @@ func TestPredictionIsTheModel(t *testing.T) {
 		t.Error(text)
 	}
 	// In 16 bits half of that goes between; other operands as they are.
-	half := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), SliceBytes: 8e6,
+	half := planOf(t, Grid(2, 2), Options{Links: tenth(), SliceBytes: 8e6,
 		Exchange: backend.BF16})
 	if c := half.Choose(allReduce, backend.F32, 1e6); c.Layered != want-100*time.Microsecond {
 		t.Errorf("exchanged in 16 bits: %v, want %v", c.Layered, want-100*time.Microsecond)
@@ -120,17 +120,17 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 		nbytes int
 		slices int
 	}{
-		{Grid(2, 2, MachineMajor), same, allReduce, 25 << 20, 2}, // sqrt(65/16)
-		{Grid(2, 2, MachineMajor), same, allReduce, 1 << 20, 1},  // 3 us are not worth 25
+		{Grid(2, 2), same, allReduce, 25 << 20, 2}, // sqrt(65/16)
+		{Grid(2, 2), same, allReduce, 1 << 20, 1},  // 3 us are not worth 25
 		// 2.7 ms between: sqrt(2684/16)
-		{Grid(2, 2, MachineMajor), same, allReduce, 1 << 30, 13},
-		{Grid(2, 2, MachineMajor), slow, allReduce, 25 << 20, 1},  // sqrt(131/70) = 1.4
-		{Grid(2, 2, MachineMajor), slow, allReduce, 256 << 20, 4}, // sqrt(1342/70)
-		{Grid(2, 4, MachineMajor), nil, allReduce, 25 << 20, 3},   // the round numbers
+		{Grid(2, 2), same, allReduce, 1 << 30, 13},
+		{Grid(2, 2), slow, allReduce, 25 << 20, 1},  // sqrt(131/70) = 1.4
+		{Grid(2, 2), slow, allReduce, 256 << 20, 4}, // sqrt(1342/70)
+		{Grid(2, 4), nil, allReduce, 25 << 20, 3},   // the round numbers
 		// one kind of link, and slots for 8 MiB
-		{Grid(4, 1, MachineMajor), same, allReduce, 25 << 20, 4},
-		{Grid(2, 2, MachineMajor), same, reduceScatter, 25 << 20, 4}, // slots
-		{Grid(2, 2, MachineMajor), same, allReduce, 16, 1},
+		{Grid(4, 1), same, allReduce, 25 << 20, 4},
+		{Grid(2, 2), same, reduceScatter, 25 << 20, 4}, // slots
+		{Grid(2, 2), same, allReduce, 16, 1},
 	} {
 		p := planOf(t, test.layout, Options{Mode: Always, Links: test.links})
 		c := p.Choose(test.what, backend.F32, test.nbytes/4)
@@ -154,7 +154,7 @@ func TestSlicesAreAsManyAsAreFastest(t *testing.T) {
 
 // Pieces are multiples of cache lines and all there is, however it is cut.
 func TestPiecesAreTheShare(t *testing.T) {
-	p := planOf(t, Grid(2, 2, MachineMajor), Options{})
+	p := planOf(t, Grid(2, 2), Options{})
 	for _, d := range []backend.DType{backend.U8, backend.BF16, backend.F64} {
 		for _, share := range []int{1, 7, 8, 63, 64, 65, 1003, 1 << 20, 1<<24 + 1} {
 			for _, kind := range []backend.Kind{backend.AllReduce, backend.AllGather} {
@@ -178,7 +178,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 	same.Between = same.Inside
 	almost := tenth()
 	almost.Between = Link{almost.Inside.Latency, 0.99 * almost.Inside.Bandwidth}
-	grid := Grid(2, 3, MachineMajor)
+	grid := Grid(2, 3)
 	average := backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}
 	for _, test := range []struct {
 		layout Layout
@@ -193,11 +193,11 @@ func TestReasonsToRunFlat(t *testing.T) {
 			"machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
 		{layoutOf([][]int{{0, 1}, {2}}), Options{Mode: Always}, average, backend.F16, 1 << 20,
 			"machine 0 has 2 ranks and machine 1 has 1: start as many on each"},
-		{Grid(1, 4, MachineMajor), Options{Mode: Always}, allReduce, backend.F32, 1 << 20,
+		{Grid(1, 4), Options{Mode: Always}, allReduce, backend.F32, 1 << 20,
 			"one machine"},
 		{grid, Options{Mode: Never}, allReduce, backend.F32, 1 << 20, "switched off"},
 		{grid, Options{Links: same}, allReduce, backend.F32, 1 << 20, "equally fast"},
-		{Grid(3, 1, MachineMajor), Options{Links: tenth()}, allReduce, backend.F32, 8,
+		{Grid(3, 1), Options{Links: tenth()}, allReduce, backend.F32, 8,
 			"of one device each have nothing to bring together"},
 		{grid, Options{Links: almost}, allReduce, backend.F32, 1 << 20, "predicted to be faster"},
 		{grid, Options{Mode: Always}, allReduce, backend.F32, 5,
@@ -206,12 +206,12 @@ func TestReasonsToRunFlat(t *testing.T) {
 			"fewer elements than there are ranks"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.Gather}, backend.F32,
 			1 << 20, "gather is never hierarchical"},
-		{Grid(3, 1, MachineMajor), Options{Mode: Always}, allToAll, backend.F32, 3 << 20,
+		{Grid(3, 1), Options{Mode: Always}, allToAll, backend.F32, 3 << 20,
 			"of one device each have nothing to bring together"},
 		{grid, Options{Mode: Always}, backend.Collective{Kind: backend.AllGather,
 			Splits: make([]int, 6)}, backend.F32, 1 << 20, "uneven"},
 		{grid, Options{Mode: Always}, average, backend.F16, 1 << 20, "not for 3"},
-		{Grid(cuda.MaxSources+1, 2, MachineMinor), Options{Mode: Always}, average, backend.F16,
+		{gridOf(cuda.MaxSources+1, 2, machineMinor), Options{Mode: Always}, average, backend.F16,
 			1 << 20, "the averages of 257 machines are too many"},
 	} {
 		p := planOf(t, test.layout, test.o)
@@ -227,7 +227,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 		what     backend.Collective
 	}{{cuda.MaxSources + 1, allReduce}, {cuda.MaxSources + 1, average}, {cuda.MaxSources + 1,
 		allGather}} {
-		p := planOf(t, Grid(test.machines, 1, MachineMajor), Options{Mode: Always})
+		p := planOf(t, Grid(test.machines, 1), Options{Mode: Always})
 		if c := p.Choose(test.what, backend.F32, 1<<20); !c.Hierarchical {
 			t.Errorf("%v of %d machines: %+v", test.what, test.machines, c)
 		}
@@ -241,7 +241,7 @@ func TestReasonsToRunFlat(t *testing.T) {
 }
 
 func TestExplanationPrintsBothTimes(t *testing.T) {
-	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth()})
+	p := planOf(t, Grid(2, 2), Options{Links: tenth()})
 	want := `allreduce(sum) of 26214400 bytes of f32 on 2 machines x 2 devices: ` +
 		`hierarchical, because it is predicted to be faster
   flat            3.9842ms  39.3 MB over the busiest link
@@ -255,7 +255,7 @@ func TestExplanationPrintsBothTimes(t *testing.T) {
 }
 
 func TestExplanationCountsWhatIsExchanged(t *testing.T) {
-	p := planOf(t, Grid(2, 2, MachineMajor), Options{Links: tenth(), Exchange: backend.BF16})
+	p := planOf(t, Grid(2, 2), Options{Links: tenth(), Exchange: backend.BF16})
 	if got := p.Explain(allReduce, backend.F32, 25<<20); !strings.Contains(
 		got, "26.2 MB inside and 6.55 MB, as bf16, between machines") {
 		t.Error(got)
@@ -268,8 +268,8 @@ func TestExplanationCountsWhatIsExchanged(t *testing.T) {
 
 func TestTrafficIsTheFormula(t *testing.T) {
 	const S = 1 << 20
-	for _, l := range []Layout{Grid(1, 4, MachineMajor), Grid(2, 2, MachineMajor),
-		Grid(4, 1, MachineMajor), Grid(3, 2, MachineMinor)} {
+	for _, l := range []Layout{Grid(1, 4), Grid(2, 2),
+		Grid(4, 1), gridOf(3, 2, machineMinor)} {
 		M, D, W := float64(l.Machines()), float64(l.Devices()), float64(l.Size())
 		if got, want := l.layeredTraffic(backend.AllReduce, S).Between, 2*(M-1)/M*S/D; math.Abs(
 			got-want) > 1e-6 {
@@ -293,7 +293,7 @@ func TestWrongOptionsAreRefused(t *testing.T) {
 		"large":    {SliceBytes: math.MaxInt},
 		"infinite": {Links: &Links{Link{1, math.Inf(1)}, Link{0, 1}, 0, 0}},
 	} {
-		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
+		if _, err := NewPlan(Grid(2, 2), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: the error is %v, want ErrArgument", name, err)
 		}
 	}

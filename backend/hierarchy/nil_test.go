@@ -14,7 +14,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	const values = "it takes values alone"
 	nilargs.Check(t, map[string]nilargs.Use{
 		"New": {F: New, Args: []any{t.Context(), &rendezvous.World{}, comm,
-			Grid(1, 1, MachineMajor), Options{}}},
+			Grid(1, 1), Options{}}},
 	}, map[string]string{"Discover": values, "Fit": values, "Grid": values, "Measured": values,
 		"NewPlan": values})
 }

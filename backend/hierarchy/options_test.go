@@ -55,7 +55,7 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 	t.Setenv(string(env.Tuning), filepath.Join(t.TempDir(), "tuning.json"))
 	real, declared := tenth(), tenth()
 	declared.Step = 77 * time.Microsecond
-	grid := Grid(2, 2, MachineMajor)
+	grid := Grid(2, 2)
 	for _, m := range []Measurement{{"m", 2, 2, false, *real, "machines"},
 		{"m", 2, 2, true, *declared, "one machine"}} {
 		if _, err := m.Keep(); err != nil {
@@ -78,7 +78,7 @@ func TestOptionsFollowFromTheSetting(t *testing.T) {
 			"between declared machines as inside"},
 		{Setting{Layout: grid, Model: "n", Declared: true, Together: true}, Always, round,
 			"round numbers"},
-		{Setting{Layout: Grid(4, 1, MachineMajor), Model: "m"}, Auto, DefaultLinks(),
+		{Setting{Layout: Grid(4, 1), Model: "m"}, Auto, DefaultLinks(),
 			"round numbers"},
 	} {
 		o, source, err := test.s.Options("")
@@ -101,7 +101,7 @@ func TestFoundSlotsTakeAllMemory(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := NewPlan(Grid(2, 2, MachineMajor), o); !errors.Is(err, backend.ErrArgument) {
+		if _, err := NewPlan(Grid(2, 2), o); !errors.Is(err, backend.ErrArgument) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

@@ -41,7 +41,7 @@ func guarded(t *testing.T) *fakedevice.Device {
 }
 
 func TestHostMemoryIsCopiedToTheDevice(t *testing.T) {
-	onGuard(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	onGuard(t, Grid(2, 2), always(), func(c *Communicator) error {
 		x, y := make([]int32, 4000), make([]int32, 1000)
 		for i := range x {
 			x[i] = int32(c.Rank() * i)
@@ -74,7 +74,7 @@ type slowLinks struct {
 }
 
 func (l *slowLinks) hook(p *probe, q backend.Queue) (backend.Work, error) {
-	if p.phase == Remainder {
+	if p.phase == remainderPhase {
 		return nil, nil
 	}
 	return nil, q.Wait(passage{l, p.rank, Span{Call: p.number(), Phase: p.phase}})
@@ -154,7 +154,7 @@ func buckets(c *Communicator, count, n, inFlight int) error {
 // Span is a phase of a slice, as a Recorder has it.
 type Span struct {
 	Call       int // number of the call, from 1
-	Phase      Phase
+	Phase      phase
 	Slice      int // from 0
 	Start, End time.Time
 }
@@ -183,14 +183,14 @@ func spansOf(c *Communicator) (all []Span) {
 	}
 	for _, e := range r.Events() {
 		s := Span{Call: int(e.Header.Seq), Start: e.Start, End: e.End}
-		phase, slice, some := strings.Cut(e.Part, " (slice ")
+		name, slice, some := strings.Cut(e.Part, " (slice ")
 		if some {
 			if _, err := fmt.Sscanf(slice, "%d of", &s.Slice); err != nil {
 				panic(err)
 			}
 			s.Slice--
 		}
-		s.Phase = Phase(slices.Index(phaseNames[:], phase))
+		s.Phase = phase(slices.Index(phaseNames[:], name))
 		if !e.End.IsZero() {
 			all = append(all, s)
 		}
@@ -200,7 +200,7 @@ func spansOf(c *Communicator) (all []Span) {
 }
 
 // linkOf is the kind of link that a phase uses, 0 for none.
-var linkOf = map[Phase]int{Reduce: 1, Gather: 1, Exchange: 2, Broadcast: 2}
+var linkOf = map[phase]int{reducePhase: 1, gatherPhase: 1, exchangePhase: 2, broadcastPhase: 2}
 
 // overlaps counts the pairs of phases on different kinds of links, of different
 // slices, that were under way at the same time.
@@ -249,11 +249,11 @@ func busy(spans []Span) (inside, between, both time.Duration) {
 }
 
 func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
-	span := func(p Phase, from, to int) Span {
+	span := func(p phase, from, to int) Span {
 		return Span{Phase: p, Start: time.Unix(int64(from), 0), End: time.Unix(int64(to), 0)}
 	}
-	inside, between, both := busy([]Span{span(Reduce, 0, 4), span(Gather, 3, 5),
-		span(Exchange, 4, 7), span(Add, 0, 9), span(Broadcast, 8, 9)})
+	inside, between, both := busy([]Span{span(reducePhase, 0, 4), span(gatherPhase, 3, 5),
+		span(exchangePhase, 4, 7), span(addPhase, 0, 9), span(broadcastPhase, 8, 9)})
 	if inside != 5*time.Second || between != 4*time.Second || both != time.Second {
 		t.Errorf("%v inside, %v between, %v both, want 5 s, 4 s, 1 s", inside, between, both)
 	}
@@ -261,7 +261,7 @@ func TestBusyTimesAreThoseOfTheUnion(t *testing.T) {
 
 func TestPhasesOfManyBucketsOverlap(t *testing.T) {
 	count := times(64, 16)
-	l := Grid(2, 2, MachineMajor)
+	l := Grid(2, 2)
 	o := Options{Mode: Always, Spans: 1000} // a bucket is one slice
 	links := &slowLinks{pause: time.Millisecond}
 	others := func(a, b Span) bool { return a.Call != b.Call }
@@ -283,7 +283,7 @@ func TestPhasesOfManyBucketsOverlap(t *testing.T) {
 }
 
 func TestPhasesOfSlicesOverlap(t *testing.T) {
-	l := Grid(2, 2, MachineMinor)
+	l := gridOf(2, 2, machineMinor)
 	o := Options{Mode: Always, SliceBytes: 4 << 10, Spans: 1000}
 	ranksOver(t, l, o, probes(l, (&slowLinks{pause: time.Millisecond}).hook),
 		func(c *Communicator) error {
@@ -298,7 +298,7 @@ func TestPhasesOfSlicesOverlap(t *testing.T) {
 			for _, s := range spans {
 				took[s.Phase] += s.End.Sub(s.Start)
 			}
-			for _, p := range []Phase{Reduce, Exchange, Broadcast, Gather} {
+			for _, p := range []phase{reducePhase, exchangePhase, broadcastPhase, gatherPhase} {
 				if n := c.Stats().Phases[p].Slices; n != 16 || took[p] < 10*time.Millisecond {
 					return fmt.Errorf("%v: %d slices, %v", p, n, took[p])
 				}
@@ -310,7 +310,7 @@ func TestPhasesOfSlicesOverlap(t *testing.T) {
 func TestManyBucketsAreExact(t *testing.T) {
 	n := times(1<<20, 1<<14)
 	for _, inFlight := range []int{1, 4} {
-		ranks(t, Grid(2, 2, MachineMajor), Options{Mode: Always}, func(c *Communicator) error {
+		ranks(t, Grid(2, 2), Options{Mode: Always}, func(c *Communicator) error {
 			return buckets(c, times(16, 64), n, inFlight)
 		})
 	}
@@ -318,7 +318,7 @@ func TestManyBucketsAreExact(t *testing.T) {
 
 // The host watches the phases of calls among nodes, which a graph cannot do for each replay.
 func TestCallsAmongNodesAreNotRecorded(t *testing.T) {
-	onGuard(t, Grid(2, 2, MachineMajor), always(), func(c *Communicator) error {
+	onGuard(t, Grid(2, 2), always(), func(c *Communicator) error {
 		memory, err := c.Device().Alloc(64)
 		if err != nil {
 			return err

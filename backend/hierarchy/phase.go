@@ -1,20 +1,23 @@
 package hierarchy
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
-// Phase is a part of what happens to a slice. Each has its own queue.
-type Phase uint8
+// phase is a part of what happens to a slice. Each has its own queue.
+type phase uint8
 
 // The phases, in the order in which a slice goes through them.
 const (
-	Pack      Phase = iota // chunks are put in the order of devices
-	Reduce                 // reduce-scatter inside the machine; of an all-to-all, one inside
-	Exchange               // all-to-all on the rail
-	Add                    // of what came from each machine
-	Broadcast              // all-gather on the rail
-	Gather                 // all-gather inside the machine; of root's, a broadcast
-	Unpack                 // chunks are put in the order of ranks
-	Remainder              // what the ranks do not divide runs flat
+	packPhase      phase = iota // chunks are put in the order of devices
+	reducePhase                 // reduce-scatter inside the machine; of an all-to-all, one inside
+	exchangePhase               // all-to-all on the rail
+	addPhase                    // of what came from each machine
+	broadcastPhase              // all-gather on the rail
+	gatherPhase                 // all-gather inside the machine; of root's, a broadcast
+	unpackPhase                 // chunks are put in the order of ranks
+	remainderPhase              // what the ranks do not divide runs flat
 	phases
 )
 
@@ -23,17 +26,12 @@ var phaseNames = [phases]string{
 	"broadcast between machines", "all-gather inside the machine", "unpack", "flat",
 }
 
-// Phases lists every Phase.
-func Phases() []Phase {
-	all := make([]Phase, phases)
-	for i := range all {
-		all[i] = Phase(i)
-	}
-	return all
-}
+// Phases lists the names of all phases, in the order of Stats.Phases: what hooks are told, and
+// errors and traces print.
+func Phases() []string { return slices.Clone(phaseNames[:]) }
 
 // String returns what happens, as errors and traces print it.
-func (p Phase) String() string {
+func (p phase) String() string {
 	if p >= phases {
 		return fmt.Sprintf("Phase(%d)", uint8(p))
 	}
@@ -42,7 +40,7 @@ func (p Phase) String() string {
 
 // slicePhase is a phase of one slice of a call.
 type slicePhase struct {
-	phase  Phase
+	phase  phase
 	slice  int // from 0
 	slices int
 }

@@ -15,7 +15,7 @@ type pipeline struct {
 	place place
 	hooks backend.Hooks // are told of phases, if not nil
 	// parts are the communicators of the phases that communicate, with flat for the
-	// Remainder; nil for the others, and for all if nothing can be hierarchical.
+	// remainder; nil for the others, and for all if nothing can be hierarchical.
 	parts  [phases]backend.Communicator
 	queues [phases]backend.Queue // all slices go through each in the same order on every rank
 	slots  slots
@@ -23,7 +23,7 @@ type pipeline struct {
 }
 
 // layered reports whether anything can be hierarchical.
-func (p *pipeline) layered() bool { return p.parts[Remainder] != nil }
+func (p *pipeline) layered() bool { return p.parts[remainderPhase] != nil }
 
 // open makes all of it, for a communicator of some members. It fails on every rank or on none.
 // What it has made when it fails, close gives back.
@@ -47,7 +47,7 @@ func (p *pipeline) open(
 			p.parts[i], made = made[0], made[1:]
 		}
 	}
-	p.parts[Remainder] = flat
+	p.parts[remainderPhase] = flat
 	return nil
 }
 
@@ -77,11 +77,11 @@ func (l Layout) ways() (ways [phases][]group.Pass) {
 		inside := group.Pass{Color: machine, Key: at.device}
 		between := group.Pass{Color: rail, Key: at.machine}
 		if l.most() > 1 {
-			ways[Reduce] = append(ways[Reduce], inside)
-			ways[Gather] = append(ways[Gather], inside)
+			ways[reducePhase] = append(ways[reducePhase], inside)
+			ways[gatherPhase] = append(ways[gatherPhase], inside)
 		}
-		ways[Exchange] = append(ways[Exchange], between)
-		ways[Broadcast] = append(ways[Broadcast], between)
+		ways[exchangePhase] = append(ways[exchangePhase], between)
+		ways[broadcastPhase] = append(ways[broadcastPhase], between)
 	}
 	return ways
 }
@@ -95,11 +95,11 @@ func (p *pipeline) split(flat backend.Communicator) error {
 		mine := way[flat.Rank()]
 		part, err := flat.Split(mine.Color, mine.Key)
 		if err != nil {
-			return fmt.Errorf("a communicator for %v: %w", Phase(i), err)
+			return fmt.Errorf("a communicator for %v: %w", phase(i), err)
 		}
 		p.parts[i] = part
 	}
-	p.parts[Remainder] = flat
+	p.parts[remainderPhase] = flat
 	return nil
 }
 
@@ -107,7 +107,7 @@ func (p *pipeline) split(flat backend.Communicator) error {
 // that waits for everything under way, and so for peers.
 func (p *pipeline) prepare(d backend.Device) (err error) {
 	for i := range p.queues {
-		if Phase(i) == Add {
+		if phase(i) == addPhase {
 			continue
 		}
 		if p.queues[i], err = d.NewQueue(); err != nil {
@@ -115,7 +115,7 @@ func (p *pipeline) prepare(d backend.Device) (err error) {
 		}
 	}
 	// The broadcast follows the addition at once; on one queue nothing is handed over.
-	p.queues[Add] = p.queues[Broadcast]
+	p.queues[addPhase] = p.queues[broadcastPhase]
 	if p.slots, err = newSlots(d, p.plan); err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (p *pipeline) prepare(d backend.Device) (err error) {
 
 // others are the communicators besides flat.
 func (p *pipeline) others() (all []backend.Communicator) {
-	for _, part := range p.parts[:Remainder] {
+	for _, part := range p.parts[:remainderPhase] {
 		if part != nil {
 			all = append(all, part)
 		}
@@ -153,7 +153,7 @@ func (p *pipeline) drain() error {
 // close closes the queues, and frees the scratch memory of a device.
 func (p *pipeline) close(d backend.Device) error {
 	var errs []error
-	p.queues[Add] = nil // it is Broadcast's
+	p.queues[addPhase] = nil // it is broadcastPhase's
 	for i, q := range p.queues {
 		if q != nil {
 			errs = append(errs, q.Close())

@@ -16,13 +16,13 @@ import (
 type probe struct {
 	backend.Base
 	rank   int   // of the flat communicator
-	phase  Phase // Remainder is the flat communicator
+	phase  phase // remainderPhase is the flat communicator
 	hook   func(p *probe, q backend.Queue) (backend.Work, error)
 	lag    time.Duration // of Abort and Close
-	splits []Phase       // of the next ones; none are left once New has them
+	splits []phase       // of the next ones; none are left once New has them
 
 	mu    sync.Mutex
-	parts map[Phase]*probe
+	parts map[phase]*probe
 	calls int
 	sent  int64
 
@@ -34,13 +34,13 @@ type probe struct {
 // that returns a work or an error answers it.
 func probes(l Layout, hook func(p *probe, q backend.Queue) (backend.Work, error)) func(
 	backend.Communicator) backend.Communicator {
-	splits := []Phase{Reduce, Exchange, Broadcast, Gather}
+	splits := []phase{reducePhase, exchangePhase, broadcastPhase, gatherPhase}
 	if l.Devices() == 1 {
-		splits = []Phase{Exchange, Broadcast}
+		splits = []phase{exchangePhase, broadcastPhase}
 	}
 	return func(c backend.Communicator) backend.Communicator {
-		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: Remainder, hook: hook,
-			splits: splits, parts: map[Phase]*probe{}, aborted: make(chan struct{})}
+		return &probe{Base: backend.Wrap(c), rank: c.Rank(), phase: remainderPhase, hook: hook,
+			splits: splits, parts: map[phase]*probe{}, aborted: make(chan struct{})}
 	}
 }
 
@@ -105,7 +105,9 @@ func (p *probe) number() int {
 }
 
 // between returns the bytes that this rank has sent on its rail.
-func (p *probe) between() int64 { return p.parts[Exchange].sent + p.parts[Broadcast].sent }
+func (p *probe) between() int64 {
+	return p.parts[exchangePhase].sent + p.parts[broadcastPhase].sent
+}
 
 // tapped is a stream's queue that calls hook before kernels which phases without a communicator
 // begin with. Collectives of probes run on the queue below.
@@ -130,7 +132,7 @@ func (t tapped) Reduce(op backend.ReduceOp, dst backend.Buffer, srcs ...backend.
 }
 
 // tap makes the kernels of a phase call hook.
-func tap(c *Communicator, p Phase, hook func(q backend.Queue) error) {
+func tap(c *Communicator, p phase, hook func(q backend.Queue) error) {
 	c.queues[p] = tapped{c.queues[p], hook}
 }
 

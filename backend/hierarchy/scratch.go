@@ -82,14 +82,14 @@ func (a *scratch) railed() bool { return a.device < a.D }
 
 // take makes the scratch of a slice, in whole or else in a slot. A slot is free when
 // its last user is done; the stream of the slice's first phase waits for that.
-func (k *call) take(whole backend.Buffer, first Phase) (*scratch, error) {
+func (k *call) take(whole backend.Buffer, first phase) (*scratch, error) {
 	c, a := k.c, k.in(whole)
 	if whole.Len() > 0 && (a.D > 1 && k.exchangeType() == 0 || !a.railed()) {
 		return a, nil
 	}
 	a.slot = c.slots.take()
-	if a.locals == 1 && first == Reduce {
-		first = Exchange
+	if a.locals == 1 && first == reducePhase {
+		first = exchangePhase
 	}
 	if err := k.goOn(first); err != nil || a.slot.free == nil {
 		return a, err

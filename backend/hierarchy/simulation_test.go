@@ -202,8 +202,8 @@ func (s *simulation) send(at float64, r, i int) {
 // busiest resource; it leaves out where messages wait for a port, and what is hidden of starting
 // phases.
 func TestModelIsWhatASimulationOfEachMessageTakes(t *testing.T) {
-	layouts := []Layout{Grid(2, 1, MachineMajor), Grid(2, 2, MachineMajor),
-		Grid(4, 4, MachineMinor), Grid(3, 2, MachineMajor), Grid(2, 8, MachineMajor)}
+	layouts := []Layout{Grid(2, 1), Grid(2, 2),
+		gridOf(4, 4, machineMinor), Grid(3, 2), Grid(2, 8)}
 	// bench/results/2026-11/2026-11-23-epyc2-hierarchy.md
 	measured := Links{Link{3775, 6.78e9}, Link{46063, 0.127e9}, 1191, 0}
 	worst, slowest := 0.0, 0.0

@@ -14,7 +14,7 @@ import (
 //	Reduce    P     = sum over d' of shard d of s of rank (m, d')   M pieces
 //	Exchange  C[m'] = piece m of P of rank (m', d)                  M pieces
 //	Add       y     = C[0] + C[1] + ... + C[M-1]                    1 piece
-//	Broadcast    shard = y of (0, d), y of (1, d), ...                 M pieces
+//	Broadcast shard = y of (0, d), y of (1, d), ...                 M pieces
 //	Gather    slice = shard of (m, 0), shard of (m, 1), ...
 //
 // All-reduce does all of it, in its destination; reduce-scatter ends with y;
@@ -42,7 +42,7 @@ func (k *call) launch(ready backend.Event) error {
 		}
 	}
 	var err error
-	k.end, err = k.c.queues[Unpack].Record()
+	k.end, err = k.c.queues[unpackPhase].Record()
 	return err
 }
 
@@ -53,7 +53,7 @@ func (k *call) finish() error {
 	if k.at.slice+1 < k.at.slices && !k.c.onHost {
 		return nil
 	}
-	return k.goOn(Unpack)
+	return k.goOn(unpackPhase)
 }
 
 // slice starts the phases of the elements lo to hi of the ranks' shares.
@@ -76,7 +76,7 @@ func (k *call) slice(lo, hi int) error {
 // here, so that a slice is a run of the operand.
 func (k *call) allReduce(lo, hi int) error {
 	n := k.c.plan.Layout.shares()
-	a, err := k.take(k.dst.Slice(lo*n, hi*n), Reduce)
+	a, err := k.take(k.dst.Slice(lo*n, hi*n), reducePhase)
 	if err != nil {
 		return err
 	}
@@ -110,8 +110,8 @@ func (k *call) fromRoot(lo, hi int) error {
 		if a.locals == 1 {
 			return nil
 		}
-		return k.collective(Gather, backend.Collective{Kind: backend.Broadcast, Root: root.device},
-			a.whole, src)
+		return k.collective(gatherPhase, backend.Collective{Kind: backend.Broadcast,
+			Root: root.device}, a.whole, src)
 	}
 	rail := func() error {
 		if !a.railed() {
@@ -124,7 +124,7 @@ func (k *call) fromRoot(lo, hi int) error {
 		case a.machine == root.machine:
 			from = a.mine()
 		}
-		return k.collective(Broadcast, backend.Collective{Kind: backend.Broadcast,
+		return k.collective(broadcastPhase, backend.Collective{Kind: backend.Broadcast,
 			Root: root.machine}, a.mine(), from)
 	}
 	if a.machine == root.machine {
@@ -135,7 +135,7 @@ func (k *call) fromRoot(lo, hi int) error {
 
 // reduceScatter ends with the sum of the chunk.
 func (k *call) reduceScatter(lo, hi int) error {
-	a, err := k.take(backend.Buffer{}, Pack) // of a slot
+	a, err := k.take(backend.Buffer{}, packPhase) // of a slot
 	if err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (k *call) reduceScatter(lo, hi int) error {
 // allToAll hands the chunks for each place to the device there, which sends each machine its own in
 // one message.
 func (k *call) allToAll(lo, hi int) error {
-	a, err := k.take(backend.Buffer{}, Pack) // of a slot
+	a, err := k.take(backend.Buffer{}, packPhase) // of a slot
 	if err != nil {
 		return err
 	}
@@ -161,9 +161,9 @@ func (k *call) allToAll(lo, hi int) error {
 	what := backend.Collective{Kind: backend.AllToAll}
 	return k.script(
 		func() error { return k.pack(a, lo, hi) },
-		func() error { return k.collective(Reduce, what, other, a.whole) },
+		func() error { return k.collective(reducePhase, what, other, a.whole) },
 		func() error { // from the order of devices to that of machines
-			return k.kernels(Add, func(q backend.Arithmetic) error {
+			return k.kernels(addPhase, func(q backend.Arithmetic) error {
 				for m := range a.M {
 					if err := q.Copy2D(a.whole.Slice(m*a.D*n, (m+1)*a.D*n), n,
 						other.Slice(m*n, other.Len()), a.M*n, n, a.D); err != nil {
@@ -173,9 +173,9 @@ func (k *call) allToAll(lo, hi int) error {
 				return nil
 			})
 		},
-		func() error { return k.collective(Exchange, what, other, a.whole) },
+		func() error { return k.collective(exchangePhase, what, other, a.whole) },
 		func() error {
-			return k.rows(Unpack, l.grouped, func(q backend.Arithmetic, r run, c int) error {
+			return k.rows(unpackPhase, l.grouped, func(q backend.Arithmetic, r run, c int) error {
 				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c,
 					a.rowsOf(other, r), n, n, r.rows)
 			})
@@ -186,7 +186,7 @@ func (k *call) allToAll(lo, hi int) error {
 
 // pack puts the source's chunks in the order of devices.
 func (k *call) pack(a *scratch, lo, hi int) error {
-	return k.rows(Pack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
+	return k.rows(packPhase, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run, c int) error {
 		return q.Copy2D(a.rowsOf(a.whole, r), hi-lo, k.src.Slice(r.first*c+lo, k.src.Len()),
 			r.stride*c, hi-lo, r.rows)
 	})
@@ -199,7 +199,7 @@ func (k *call) allGather(lo, hi int) error {
 	if inPlace {
 		whole = k.dst
 	}
-	a, err := k.take(whole, Broadcast)
+	a, err := k.take(whole, broadcastPhase)
 	if err != nil {
 		return err
 	}
@@ -208,7 +208,7 @@ func (k *call) allGather(lo, hi int) error {
 	}
 	return k.script(
 		func() error {
-			return k.collective(Broadcast, backend.Collective{Kind: backend.AllGather},
+			return k.collective(broadcastPhase, backend.Collective{Kind: backend.AllGather},
 				a.shard(a.device), k.src.Slice(lo, hi))
 		},
 		func() error { return k.gather(a) },
@@ -216,7 +216,7 @@ func (k *call) allGather(lo, hi int) error {
 			if inPlace {
 				return nil
 			}
-			return k.rows(Unpack, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run,
+			return k.rows(unpackPhase, k.c.plan.Layout.runs, func(q backend.Arithmetic, r run,
 				c int) error {
 				return q.Copy2D(k.dst.Slice(r.first*c+lo, k.dst.Len()), r.stride*c,
 					a.rowsOf(a.whole, r), hi-lo, hi-lo, r.rows)
@@ -248,7 +248,7 @@ func (k *call) reduceTo(a *scratch, src backend.Buffer) error {
 		op = backend.Sum
 	}
 	a.partial = a.mine()
-	return k.collective(Reduce, backend.Collective{Kind: backend.ReduceScatter, Op: op,
+	return k.collective(reducePhase, backend.Collective{Kind: backend.ReduceScatter, Op: op,
 		Splits: a.splits()}, a.partial, src)
 }
 
@@ -258,7 +258,7 @@ func (k *call) exchangeAdd(a *scratch, own backend.Buffer) error {
 	if err := k.exchange(a, came); err != nil {
 		return err
 	}
-	return k.kernels(Add, func(q backend.Arithmetic) error {
+	return k.kernels(addPhase, func(q backend.Arithmetic) error {
 		if half, ok := a.half(k.exchangeType()); ok {
 			if err := q.Cast(came, half.came); err != nil {
 				return err
@@ -300,15 +300,15 @@ func (k *call) exchange(a *scratch, came backend.Buffer) error {
 	what := backend.Collective{Kind: backend.AllToAll}
 	half, ok := a.half(k.exchangeType())
 	if !ok {
-		return k.collective(Exchange, what, came, a.partial)
+		return k.collective(exchangePhase, what, came, a.partial)
 	}
-	err := k.kernels(Exchange, func(q backend.Arithmetic) error {
+	err := k.kernels(exchangePhase, func(q backend.Arithmetic) error {
 		return q.Cast(half.goes, a.partial)
 	})
 	if err != nil {
 		return err
 	}
-	return k.collective(Exchange, what, half.came, half.goes)
+	return k.collective(exchangePhase, what, half.came, half.goes)
 }
 
 // broadcast brings the sums of the rail's pieces together in this device's shard.
@@ -316,18 +316,18 @@ func (k *call) broadcast(a *scratch, own backend.Buffer) error {
 	what := backend.Collective{Kind: backend.AllGather}
 	half, ok := a.half(k.exchangeType())
 	if !ok {
-		return k.collective(Broadcast, what, a.shard(a.device), own)
+		return k.collective(broadcastPhase, what, a.shard(a.device), own)
 	}
 	mine := a.pieces(half.goes)[a.machine]
-	err := k.kernels(Broadcast, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
+	err := k.kernels(broadcastPhase, func(q backend.Arithmetic) error { return q.Cast(mine, own) })
 	if err != nil {
 		return err
 	}
-	if err := k.collective(Broadcast, what, half.goes, mine); err != nil {
+	if err := k.collective(broadcastPhase, what, half.goes, mine); err != nil {
 		return err
 	}
 	// The own piece too: every rank gets what was rounded.
-	return k.kernels(Gather, func(q backend.Arithmetic) error {
+	return k.kernels(gatherPhase, func(q backend.Arithmetic) error {
 		return q.Cast(a.shard(a.device), half.goes)
 	})
 }
@@ -337,8 +337,8 @@ func (k *call) gather(a *scratch) error {
 	if a.locals == 1 {
 		return nil
 	}
-	return k.collective(Gather, backend.Collective{Kind: backend.AllGather, Splits: a.splits()},
-		a.whole, a.mine())
+	return k.collective(gatherPhase, backend.Collective{Kind: backend.AllGather,
+		Splits: a.splits()}, a.whole, a.mine())
 }
 
 // exchangeType is what values are rounded to between machines, 0 for nothing.
@@ -365,14 +365,14 @@ func (k *call) remainder() error {
 	}
 	what.Origin, what.Exact, what.Original.Hash = k.what.Origin, k.what.Exact, fingerprint(k.header)
 	k.at, k.work = slicePhase{phase: phases}, nil
-	if err := k.collective(Remainder, what, dst, src); err != nil {
+	if err := k.collective(remainderPhase, what, dst, src); err != nil {
 		return err
 	}
-	return k.goOn(Unpack)
+	return k.goOn(unpackPhase)
 }
 
 // collective starts a collective of a phase.
-func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buffer) error {
+func (k *call) collective(p phase, what backend.Collective, dst, src backend.Buffer) error {
 	if err := k.goOn(p); err != nil {
 		return err
 	}
@@ -390,7 +390,7 @@ func (k *call) collective(p Phase, what backend.Collective, dst, src backend.Buf
 }
 
 // kernels starts kernels of a phase.
-func (k *call) kernels(p Phase, f func(backend.Arithmetic) error) error {
+func (k *call) kernels(p phase, f func(backend.Arithmetic) error) error {
 	if err := k.goOn(p); err != nil {
 		return err
 	}
@@ -412,7 +412,7 @@ func (k *call) observed(nbytes int, start func() error) error {
 }
 
 // goOn continues the slice on the stream of a phase.
-func (k *call) goOn(p Phase) error {
+func (k *call) goOn(p phase) error {
 	before, q := k.at.phase, k.c.queues[p]
 	if before == p {
 		return nil
@@ -438,7 +438,7 @@ func (k *call) goOn(p Phase) error {
 
 // rows copies between an operand of one chunk of c elements for each rank and an
 // scratch, run by run.
-func (k *call) rows(p Phase, runs []run, copyRun func(q backend.Arithmetic, r run,
+func (k *call) rows(p phase, runs []run, copyRun func(q backend.Arithmetic, r run,
 	c int) error) error {
 	c := max(k.dst.Len(), k.src.Len()) / k.c.Size()
 	return k.kernels(p, func(q backend.Arithmetic) error {

@@ -10,7 +10,7 @@ import (
 type Stats struct {
 	// Calls counts the hierarchical calls and Flat the others.
 	Calls, Flat int
-	// Phases are the phases of the hierarchical calls.
+	// Phases are the phases of the hierarchical calls, in the order of [Phases].
 	Phases [phases]PhaseStats
 	// Sent is the bytes that phases have sent from this rank to the ranks of each
 	// machine: element m is the traffic on links from this rank's machine to
@@ -55,29 +55,29 @@ func (c *Communicator) Stats() Stats {
 }
 
 // count adds what a collective of a phase sends from this rank. c.mu is held.
-func (c *Communicator) count(p Phase, src backend.Buffer) {
+func (c *Communicator) count(p phase, src backend.Buffer) {
 	ph := &c.stats.Phases[p]
 	ph.Slices++
 	M, D := c.plan.Layout.Machines(), c.plan.Layout.fewest()
 	others := len(c.plan.Layout.machines[c.place.machine]) - 1
 	var each, peers int // bytes to each of the peers
 	switch p {
-	case Reduce:
+	case reducePhase:
 		each, peers = src.NBytes()/D, min(D, others) // a rank without a rail keeps nothing
 		if c.place.device < D {
 			peers = D - 1
 		}
-	case Gather:
+	case gatherPhase:
 		each, peers = src.NBytes(), others
-	case Exchange:
+	case exchangePhase:
 		each, peers = src.NBytes()/M, M-1
-	case Broadcast:
+	case broadcastPhase:
 		each, peers = src.NBytes(), M-1
 	default:
 		return // nothing is sent, or the inner communicator's choice
 	}
 	ph.Bytes += int64(each * peers)
-	if p == Reduce || p == Gather {
+	if p == reducePhase || p == gatherPhase {
 		c.stats.Sent[c.place.machine] += int64(each * peers)
 		return
 	}

@@ -52,10 +52,10 @@ func needGPUs(t testing.TB) gpus {
 // that have several devices, if any, first.
 func (g gpus) layouts() []Layout {
 	if len(g) == 2 {
-		return []Layout{Grid(2, 1, MachineMajor), Grid(1, 2, MachineMajor)}
+		return []Layout{Grid(2, 1), Grid(1, 2)}
 	}
-	return []Layout{Grid(2, 2, MachineMajor), Grid(2, 2, MachineMinor), Grid(4, 1, MachineMajor),
-		Grid(1, 4, MachineMajor)}
+	return []Layout{Grid(2, 2), gridOf(2, 2, machineMinor), Grid(4, 1),
+		Grid(1, 4)}
 }
 
 func (g gpus) flat() backend.Backend {
@@ -191,7 +191,7 @@ func inOrder(c *Communicator, calls int, began, ended time.Time) error {
 	number, ofSlice, onQueue := 0, map[slice]Span{}, map[backend.Queue]Span{}
 	var last Span
 	for _, s := range spansOf(c) { // by their starts
-		if s.Phase == Remainder {
+		if s.Phase == remainderPhase {
 			continue
 		}
 		if s.Call < last.Call {
@@ -243,10 +243,11 @@ func TestAbortInEveryPhaseOnGPU(t *testing.T) {
 			continue // it runs flat
 		}
 		for i, phase := range call.phases {
-			if computes(phase) || l.Devices() == 1 && (phase == Reduce || phase == Gather) {
+			if computes(phase) ||
+				l.Devices() == 1 && (phase == reducePhase || phase == gatherPhase) {
 				continue
 			}
-			if phase == Remainder && call.what.Kind != backend.AllReduce {
+			if phase == remainderPhase && call.what.Kind != backend.AllReduce {
 				continue // an empty call, in which no kernel waits
 			}
 			t.Run(fmt.Sprintf("%v, %v", call.what.Kind, phase), func(t *testing.T) {
@@ -283,7 +284,7 @@ var errWeather = errors.New("the weather")
 type desertion struct {
 	layout   Layout
 	what     backend.Collective
-	phase    Phase
+	phase    phase
 	from     int
 	after    time.Duration // until which all others are waiting
 	leaveOut atomic.Bool
@@ -337,7 +338,7 @@ func usable(c *Communicator, memory backend.Buffer) error {
 }
 
 // abortsIn makes the ranks wait in a phase, until rank from aborts.
-func abortsIn(t *testing.T, g gpus, l Layout, what backend.Collective, phase Phase, from int) {
+func abortsIn(t *testing.T, g gpus, l Layout, what backend.Collective, phase phase, from int) {
 	d := desertion{layout: l, what: what, phase: phase, from: from, after: 50 * time.Millisecond}
 	memory := g.memory(t, 8*len(g)*longest)
 	comms := g.connected(t, l, ofSlices(), probes(l, d.hook))

@@ -75,7 +75,7 @@ func always() Options { return Options{Mode: Always, SliceBytes: 16 << 10, Slots
 
 // shuffled is a layout that is no grid: places do not follow the ranks.
 func shuffled(M, D int) Layout {
-	l := Grid(M, D, MachineMajor)
+	l := Grid(M, D)
 	machines := make([][]int, M)
 	for r := range l.Size() {
 		at := (7*r + 3) % l.Size() // 7 divides no size that is tested
@@ -90,9 +90,9 @@ func shuffled(M, D int) Layout {
 
 // suiteLayouts are those that the whole suite runs on.
 var suiteLayouts = map[int]Layout{
-	1: Grid(1, 1, MachineMajor), 2: Grid(2, 1, MachineMajor), 3: unequal["2+1"], 4: Grid(
-		2, 2, MachineMajor), 5: unequal["3+2"],
-	6: shuffled(2, 3), 8: Grid(2, 4, MachineMinor),
+	1: Grid(1, 1), 2: Grid(2, 1), 3: unequal["2+1"], 4: Grid(
+		2, 2), 5: unequal["3+2"],
+	6: shuffled(2, 3), 8: gridOf(2, 4, machineMinor),
 }
 
 func TestCommunicator(t *testing.T) {

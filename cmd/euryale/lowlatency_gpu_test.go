@@ -119,7 +119,7 @@ func TestHierarchyUsesLowLatencyOnGPU(t *testing.T) {
 					}
 					return nil
 				}
-				spread, ok := backend.As[*gpu.Communicator](h.Part(hierarchy.Broadcast))
+				spread, ok := backend.As[*gpu.Communicator](h.Between())
 				if !ok || spread.Usage().OneShot != 3 || h.Stats().Calls != 3 {
 					return fmt.Errorf("%+v, %+v", spread.Usage(), h.Stats())
 				}

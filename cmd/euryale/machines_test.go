@@ -142,7 +142,7 @@ func TestMachinesTuneTheirLinks(t *testing.T) {
 	machines := proctest.Machines(t, 2, proctest.Wire{})
 	startJob(t, machines, command(t).Path, "bench", "--tune", "--min=64K", "--max=1M",
 		"--factor=16", "--time=1ms").succeeds(t)
-	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2, hierarchy.MachineMajor),
+	kept, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 2),
 		false)
 	if err != nil || !found || !strings.Contains(kept.Source, "4 processes, tcp") {
 		t.Fatalf("%s keeps %+v, %v", file, kept, err)

@@ -55,8 +55,8 @@ func (p *phaseTimes) line() string {
 	fmt.Fprintf(&b, "#   phases of rank 0 (mean us of %d calls, slices: %d):", len(counted), most)
 	sep := " "
 	for _, phase := range hierarchy.Phases() {
-		if took, ok := total[phase.String()]; ok {
-			fmt.Fprintf(&b, "%s%v %.1f", sep, phase, float64(took.Nanoseconds())/1e3/float64(
+		if took, ok := total[phase]; ok {
+			fmt.Fprintf(&b, "%s%s %.1f", sep, phase, float64(took.Nanoseconds())/1e3/float64(
 				len(counted)))
 			sep = ", "
 		}

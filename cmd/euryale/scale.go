@@ -37,7 +37,7 @@ func (e *explainCmd) scale(plan hierarchy.Plan, q question) (string, error) {
 			continue
 		}
 		job := plan
-		job.Layout = hierarchy.Grid(W/D, D, hierarchy.MachineMajor)
+		job.Layout = hierarchy.Grid(W/D, D)
 		c := job.Choose(q.what, q.dtype, q.nbytes/q.dtype.Size())
 		flat.Points = append(flat.Points, plotter.XY{X: float64(W), Y: micros(c.Flat)})
 		took, runs := "-", "flat"

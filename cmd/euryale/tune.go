@@ -101,8 +101,7 @@ func without(chosen string) string {
 
 // hierarchical returns the layer with machines, nil if there is one machine.
 func hierarchical(comm backend.Communicator) *hierarchy.Communicator {
-	if h, ok := backend.As[*hierarchy.Communicator](comm); ok &&
-		h.Part(hierarchy.Remainder) != nil {
+	if h, ok := backend.As[*hierarchy.Communicator](comm); ok && h.Layered() {
 		return h
 	}
 	return nil
@@ -240,12 +239,12 @@ func (t *tuner) algorithms(comm backend.Communicator, c *gpu.Communicator) error
 func (t *tuner) links(h *hierarchy.Communicator) (err error) {
 	plan := h.Plan()
 	l, links := plan.Layout, *plan.Options.Links
-	if links.Between, err = t.slowest(h, h.Part(hierarchy.Broadcast)); err != nil {
+	if links.Between, err = t.slowest(h, h.Between()); err != nil {
 		return err
 	}
 	links.Inside = links.Between // there is nothing inside machines of one device
 	if l.Devices() != 1 {
-		if links.Inside, err = t.slowest(h, h.Part(hierarchy.Gather)); err != nil {
+		if links.Inside, err = t.slowest(h, h.Inside()); err != nil {
 			return err
 		}
 	}

@@ -138,7 +138,7 @@ func TestTuneWritesForAPerson(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	m, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 1, hierarchy.MachineMajor), true)
+	m, found, err := hierarchy.Measured("host", hierarchy.Grid(2, 1), true)
 	if err != nil || !found || m.Links.Inside != m.Links.Between { // nothing is inside
 		t.Errorf("it keeps %+v, %v", m, err)
 	}
