@@ -87,7 +87,7 @@ func ExampleConnect() {
 	var ranks sync.WaitGroup
 	for _, world := range worlds {
 		ranks.Go(func() {
-			comm, err := euryale.Connect(context.Background(), world, host.New())
+			comm, err := euryale.Connect(context.Background(), world, host.Backend{})
 			if err != nil {
 				log.Fatal(err)
 			}

@@ -47,7 +47,7 @@ func onTopologies(t *testing.T, calls int, rank func(comm backend.Communicator,
 				return fmt.Errorf("%d hierarchical calls, want %d", n, calls)
 			}
 			return nil
-		}, host.New())
+		}, host.Backend{})
 		if err != nil {
 			t.Errorf("topology %q: %v", topology, err)
 		}

@@ -55,7 +55,7 @@ func TestMeasuredLinksAreUsed(t *testing.T) {
 			return fmt.Errorf("on one machine the call was not flat: %+v", s)
 		}
 		return nil
-	}, host.New())
+	}, host.Backend{})
 	if err != nil {
 		t.Error(err)
 	}
@@ -67,7 +67,7 @@ func TestFoundSpansTakeAllMemory(t *testing.T) {
 	t.Setenv("EURYALE_HIERARCHY", "always,spans=99999999999")
 	err := euryale.Run(context.Background(), 2, func(backend.Communicator, sync.Locker) error {
 		return nil
-	}, host.New())
+	}, host.Backend{})
 	if !errors.Is(err, backend.ErrArgument) ||
 		!strings.Contains(err.Error(), "1048576 spans at most") {
 		t.Errorf("the error is %v", err)
@@ -102,7 +102,7 @@ func TestOptionsOfTheHierarchyAreUsed(t *testing.T) {
 			return fmt.Errorf("no phase is on the timeline: %+v", events)
 		}
 		return nil
-	}, host.New())
+	}, host.Backend{})
 	if err != nil {
 		t.Error(err)
 	}
@@ -170,7 +170,7 @@ func TestBrokenTuningFileIsNamed(t *testing.T) {
 	t.Setenv("EURYALE_TOPOLOGY", "2x2")
 	err := euryale.Run(context.Background(), 4, func(backend.Communicator, sync.Locker) error {
 		return nil
-	}, host.New())
+	}, host.Backend{})
 	if err == nil || !strings.Contains(err.Error(), file) ||
 		!strings.Contains(err.Error(), "delete it") {
 		t.Error(err)

@@ -102,7 +102,7 @@ func TestGroupsKnowTheRanksOfTheMachine(t *testing.T) {
 				"group of its own with %d", comm.Rank(), a, b)
 		}
 		return alone.Close()
-	}, host.New())
+	}, host.Backend{})
 	if err != nil {
 		t.Error(err)
 	}

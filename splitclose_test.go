@@ -25,7 +25,7 @@ func TestFoundSplitBesideCloseMakesNobodyWait(t *testing.T) {
 	if isFull() {
 		draws = 200
 	}
-	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
+	for name, b := range map[string]backend.Backend{"host": host.Backend{}, "tcp": tcp.Backend{}} {
 		for _, topology := range []string{"", "2x2"} { // flat, and hierarchical
 			t.Run(name+topology, func(t *testing.T) {
 				t.Setenv("EURYALE_TOPOLOGY", topology)
@@ -81,7 +81,7 @@ func TestSplitBesideAbortNamesTheRank(t *testing.T) {
 	if isFull() {
 		draws = 200
 	}
-	for name, b := range map[string]backend.Backend{"host": host.New(), "tcp": tcp.New()} {
+	for name, b := range map[string]backend.Backend{"host": host.Backend{}, "tcp": tcp.Backend{}} {
 		for _, topology := range []string{"", "2x2"} {
 			t.Run(name+topology, func(t *testing.T) {
 				t.Setenv("EURYALE_TOPOLOGY", topology)

@@ -21,7 +21,7 @@ func (counting) Name() string     { return "counting" }
 func (counting) Available() error { return nil }
 
 func (b counting) Connect(ctx context.Context, w *rendezvous.World) (backend.Communicator, error) {
-	comm, err := host.New().Connect(ctx, w)
+	comm, err := host.Backend{}.Connect(ctx, w)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func peak(ranks int, do func(comm backend.Communicator, build sync.Locker) error
 	var build sync.Mutex
 	peaks := make([]int, ranks)
 	errs := testranks.Run(ranks, func(w *rendezvous.World) (*measured, error) {
-		comm, err := host.New().Connect(context.Background(), w)
+		comm, err := host.Backend{}.Connect(context.Background(), w)
 		if err != nil {
 			return nil, err
 		}

@@ -139,7 +139,7 @@ func (r machineRank) Close() error { return r.Comm.Close() }
 func connectMachines(w *rendezvous.World) (machineRank, error) {
 	w.Node, w.LocalSize = w.Rank/2, 2
 	ctx := context.Background()
-	flat, err := tcp.New().Connect(ctx, w)
+	flat, err := tcp.Backend{}.Connect(ctx, w)
 	if err != nil {
 		return machineRank{}, err
 	}

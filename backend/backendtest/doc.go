@@ -2,7 +2,7 @@
 // leaves and wrappers, inside this module and outside.
 //
 //	func TestCommunicator(t *testing.T) {
-//		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New())})
+//		backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.Backend{})})
 //	}
 //
 // Ranks are goroutines of the test, or processes ([RunRank]). Results are compared bit for bit with

@@ -24,7 +24,7 @@ func ExampleNew() {
 	for _, world := range worlds {
 		ranks.Go(func() {
 			defer world.Close()
-			flat, err := host.New().Connect(ctx, world)
+			flat, err := host.Backend{}.Connect(ctx, world)
 			if err != nil {
 				log.Fatal(err)
 			}

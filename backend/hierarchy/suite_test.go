@@ -39,7 +39,7 @@ func groupOf(layout func(rank int) Layout, size int, timeout time.Duration, o Op
 // connect is what a rank does.
 func connect(w *rendezvous.World, l Layout, o Options,
 	wrap func(backend.Communicator) backend.Communicator) (backend.Communicator, error) {
-	return layeredBackend{host.New(), l, o, wrap}.Connect(context.Background(), w)
+	return layeredBackend{host.Backend{}, l, o, wrap}.Connect(context.Background(), w)
 }
 
 // layeredBackend makes the communicators of another one hierarchical.

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func connect(t testing.TB, P int, timeout time.Duration) []*comm {
 	t.Helper()
 	return testranks.New(t, P, timeout, func(w *rendezvous.World) (*comm, error) {
-		c, err := New().Connect(context.Background(), w)
+		c, err := Backend{}.Connect(context.Background(), w)
 		if err != nil {
 			return nil, err
 		}
@@ -377,7 +377,7 @@ func TestRanksOfSeveralMachinesAreNotForThisBackend(t *testing.T) {
 	for _, w := range worlds {
 		defer w.Close()
 		w.LocalSize = 1
-		if _, err := New().Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) ||
+		if _, err := (Backend{}).Connect(t.Context(), w); !errors.Is(err, backend.ErrUnsupported) ||
 			!strings.Contains(err.Error(), "1 of 2 ranks are on this machine") {
 			t.Errorf("rank %d: %v", w.Rank, err)
 		}

@@ -11,7 +11,7 @@ import (
 )
 
 func TestCommunicator(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.New())})
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(host.Backend{})})
 }
 
 // As euryale.Init composes it.
@@ -19,6 +19,6 @@ func TestCommunicatorCheckedAndTraced(t *testing.T) {
 	record := func(c backend.Communicator) backend.Communicator {
 		return backend.WithHooks(c, observe.New(c.Rank(), 100))
 	}
-	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), group.Compared,
+	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, group.Compared,
 		record), Sizes: []int{3}})
 }

@@ -18,9 +18,6 @@ type Backend struct {
 	Dir string
 }
 
-// New returns the backend with its defaults.
-func New() Backend { return Backend{} }
-
 var _ backend.Backend = Backend{}
 
 // Name returns "mpi".

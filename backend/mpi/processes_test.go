@@ -77,11 +77,11 @@ func rank(name string) error {
 	case "calls":
 		return errors.Join(in(name, 0, false, func(c backend.Communicator) error {
 			return errors.Join(calls(c), nothing(c), inRankOrder(c))
-		}), mpi.New().Close())
+		}), mpi.Backend{}.Close())
 	case "machines":
 		return errors.Join(in(name, 0, true, func(c backend.Communicator) error {
 			return errors.Join(calls(c), nothing(c), splits(c))
-		}), mpi.New().Close())
+		}), mpi.Backend{}.Close())
 	case "suite":
 		return pass(func(size int) error {
 			// the first one begins MPI
@@ -97,8 +97,8 @@ func rank(name string) error {
 			in("close", 0, false, closes),
 			in("timeout", 300*time.Millisecond, false, timeout),
 			in("after", 0, false, splits), // MPI goes on
-			mpi.New().Close(),
-			mpi.New().Close(),
+			mpi.Backend{}.Close(),
+			mpi.Backend{}.Close(),
 			again(),
 		)
 	case "killed":
@@ -144,7 +144,7 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 	if machines {
 		w.Node, w.LocalSize = w.Rank%2, (w.Size+1)/2
 	}
-	c, err := mpi.New().Connect(context.Background(), w)
+	c, err := mpi.Backend{}.Connect(context.Background(), w)
 	if err != nil {
 		return nil, nil, errors.Join(err, w.Close())
 	}

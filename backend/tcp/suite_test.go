@@ -11,7 +11,7 @@ import (
 )
 
 func TestCommunicator(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{New: backendtest.Over(tcp.New())})
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(tcp.Backend{})})
 }
 
 // encrypted has all connections of ranks use TLS.
@@ -23,7 +23,7 @@ func (e encrypted) Connect(ctx context.Context, w *rendezvous.World) (backend.Co
 }
 
 func TestEncryptedCommunicator(t *testing.T) {
-	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(encrypted{tcp.New()}),
+	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(encrypted{tcp.Backend{}}),
 		Sizes: []int{2}})
 }
 
@@ -37,6 +37,6 @@ func (m machines) Connect(ctx context.Context, w *rendezvous.World) (backend.Com
 }
 
 func TestCommunicatorOfTwoMachines(t *testing.T) {
-	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.New()}),
+	backendtest.Run(t, backendtest.Options{New: backendtest.Over(machines{tcp.Backend{}}),
 		Sizes: []int{2, 3}})
 }

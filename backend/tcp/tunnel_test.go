@@ -148,7 +148,7 @@ func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
 	ranks := testranks.New(t, 2, 10*time.Second, func(w *rendezvous.World) (backend.Communicator,
 		error) {
 		w.TLS = true
-		return New().Connect(context.Background(), w)
+		return Backend{}.Connect(context.Background(), w)
 	})
 	// application data without a seal
 	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...)

@@ -207,7 +207,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	}
 	var backends []backend.Backend // those of package euryale, GPUs first
 	if o.device == "cpu" {
-		backends = append(backends, host.New())
+		backends = append(backends, host.Backend{})
 	}
 	times := make([][]float64, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,

@@ -263,8 +263,8 @@ func TestBenchRefusesGoroutinesUnderALauncher(t *testing.T) {
 }
 
 func TestBenchComparesCompressions(t *testing.T) {
-	for name, chosen := range map[string]backend.Backend{"host": host.New(),
-		"device": guarded{host.New()}} {
+	for name, chosen := range map[string]backend.Backend{"host": host.Backend{},
+		"device": guarded{host.Backend{}}} {
 		b := quickBench(t, "-n", "2", "--json", "--time", "1ms", "--max", "16K", "--factor", "16",
 			"--compress", "bf16,topk=0.01,topk=1")
 		c, err := b.config(2)

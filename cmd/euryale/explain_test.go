@@ -162,7 +162,7 @@ func TestExplainSaysWhatInitDoes(t *testing.T) {
 							size)
 					}
 					return nil
-				}, host.New())
+				}, host.Backend{})
 				if err != nil {
 					t.Fatal(err)
 				}

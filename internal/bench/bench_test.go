@@ -21,7 +21,7 @@ import (
 // onRanks runs f as P ranks in this process and returns their errors.
 func onRanks(P int, f func(backend.Communicator) error) error {
 	return testranks.Join(testranks.Run(P, func(w *rendezvous.World) (backend.Communicator, error) {
-		return host.New().Connect(context.Background(), w)
+		return host.Backend{}.Connect(context.Background(), w)
 	}, f))
 }
 

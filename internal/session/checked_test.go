@@ -139,7 +139,7 @@ func TestLeavesTakeCheckedCalls(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := host.New().Connect(t.Context(), worlds[0])
+	c, err := host.Backend{}.Connect(t.Context(), worlds[0])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -102,7 +102,7 @@ func vote(
 		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
-			if w.Rank == 0 && b.Name() == host.New().Name() && w.LocalSize == w.Size {
+			if w.Rank == 0 && b.Name() == (host.Backend{}).Name() && w.LocalSize == w.Size {
 				fmt.Fprintf(os.Stderr,
 					"euryale: not using the fastest backend of one machine: %v\n", problem)
 			}

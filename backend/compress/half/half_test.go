@@ -35,7 +35,7 @@ func wrap(half backend.DType) func(backend.Communicator) backend.Communicator {
 // ranks runs f on P ranks over 16 bits.
 func ranks(t *testing.T, P int, half backend.DType, f func(c *Communicator) error) {
 	t.Helper()
-	g, err := backendtest.Over(host.New(), wrap(half))(P, time.Minute)
+	g, err := backendtest.Over(host.Backend{}, wrap(half))(P, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +103,7 @@ func TestCommunicator(t *testing.T) {
 				return asHalf{c.(*Communicator)}
 			}
 			backendtest.RunWrapper(
-				t, backendtest.Options{New: backendtest.Over(host.New(), wrap(half), shim),
+				t, backendtest.Options{New: backendtest.Over(host.Backend{}, wrap(half), shim),
 					Sizes: sizes[half]})
 		})
 	}
@@ -484,7 +484,7 @@ func TestInnerRoundsOnTheWayWhereItCan(t *testing.T) {
 			return &rounding{Communicator: over(c, half)}
 		}
 		between := func(c backend.Communicator) backend.Communicator { return group.Compared(c) }
-		g, err := backendtest.Over(host.New(), on, between, wrap(half))(P, time.Minute)
+		g, err := backendtest.Over(host.Backend{}, on, between, wrap(half))(P, time.Minute)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -559,7 +559,7 @@ func TestRanksThatRoundDifferentlyAreTold(t *testing.T) {
 		return group.Compared(c)
 	}
 	own := func(c backend.Communicator) backend.Communicator { return wrap(of(c.Rank()))(c) }
-	g, err := backendtest.Over(host.New(), on, between, own)(2, time.Minute)
+	g, err := backendtest.Over(host.Backend{}, on, between, own)(2, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -589,7 +589,7 @@ func TestDeviceMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	onDevice := func(c backend.Communicator) backend.Communicator { return fakedevice.Over(c, d) }
-	g, err := backendtest.Over(host.New(), onDevice, wrap(backend.F16))(3, time.Minute)
+	g, err := backendtest.Over(host.Backend{}, onDevice, wrap(backend.F16))(3, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}

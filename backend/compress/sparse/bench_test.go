@@ -38,7 +38,7 @@ func BenchmarkAllReduce(b *testing.B) {
 
 func allReduce(b *testing.B, wrap func(backend.Communicator) (backend.Communicator, error), P int) {
 	const n = 1 << 22
-	g, err := backendtest.Over(host.New())(P, time.Minute)
+	g, err := backendtest.Over(host.Backend{})(P, time.Minute)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -42,7 +42,7 @@ func always(c *Communicator) { c.always = true }
 func group(t *testing.T, P int, wrap func(backend.Communicator) backend.Communicator,
 	f func(c *Communicator) error) {
 	t.Helper()
-	g, err := backendtest.Over(host.New(), wrap)(P, time.Minute)
+	g, err := backendtest.Over(host.Backend{}, wrap)(P, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,13 +73,13 @@ func TestCommunicator(t *testing.T) {
 	}
 	t.Run("dense", func(t *testing.T) {
 		all := wrap(asIs, TopK(1), WithoutFeedback())
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim),
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, all, shim),
 			Sizes: []int{3}})
 	})
 	t.Run("messages", func(t *testing.T) {
 		all := wrap(always, TopK(1), WithoutFeedback())
 		// Not its own order, but it does not keep the sign of a zero.
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.New(), all, shim),
+		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, all, shim),
 			Sizes: []int{2}, OwnOrder: true})
 	})
 }

@@ -236,7 +236,7 @@ func TestCommunicator(t *testing.T) {
 	backendtest.RunWrapper(t, backendtest.Options{
 		New: func(size int, timeout time.Duration) (*backendtest.Group, error) {
 			wrap := func(c backend.Communicator) backend.Communicator { return Over(c, d) }
-			return backendtest.Over(host.New(), wrap)(size, timeout)
+			return backendtest.Over(host.Backend{}, wrap)(size, timeout)
 		},
 		Sizes: []int{1, 3},
 		Copy:  k.Move,

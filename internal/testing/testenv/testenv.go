@@ -79,7 +79,7 @@ func (k Kind) Connect(t testing.TB, P int) Connect {
 
 // Host connects a rank on the host. It is a [Connect].
 func Host(w *rendezvous.World) (*Rank, error) {
-	comm, err := host.New().Connect(context.Background(), w)
+	comm, err := host.Backend{}.Connect(context.Background(), w)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func Host(w *rendezvous.World) (*Rank, error) {
 
 // connectGuarded puts a communicator of the host on guarded memory.
 func connectGuarded(w *rendezvous.World) (*Rank, error) {
-	inner, err := host.New().Connect(context.Background(), w)
+	inner, err := host.Backend{}.Connect(context.Background(), w)
 	if err != nil {
 		return nil, err
 	}

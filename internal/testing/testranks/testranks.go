@@ -5,7 +5,7 @@
 // What a rank has is a type of the caller's, most often a communicator:
 //
 //	connect := func(w *rendezvous.World) (backend.Communicator, error) {
-//		return host.New().Connect(t.Context(), w)
+//		return host.Backend{}.Connect(t.Context(), w)
 //	}
 //	g := testranks.New(t, 3, time.Minute, connect)
 //	err := testranks.All(3, func(rank int) error { return backend.Barrier(g.Ranks[rank]) })
