@@ -77,9 +77,7 @@ var (
 	_ residence.Binder = (*Device)(nil)
 )
 
-// Available returns nil if there is a GPU and a driver that is new enough, and
-// otherwise an error that says what is missing.
-func Available() error {
+func available() error {
 	if err := driver.Available(); err != nil {
 		return fmt.Errorf("cuda: no GPU: %w: it takes the NVIDIA driver for CUDA 11.0 (450.36) "+
 			"or newer, and a device since V100 that this process may use", err)
@@ -91,37 +89,11 @@ func Available() error {
 	return nil
 }
 
-// Devices opens every device that this process can see, in the order of their
-// ordinals.
-func Devices() ([]*Device, error) {
-	if err := Available(); err != nil {
-		return nil, err
-	}
-	n, err := cu.NumDevices()
-	if err != nil {
-		return nil, fmt.Errorf("cuda: count the devices: %w", err)
-	}
-	all := make([]*Device, 0, n)
-	for ordinal := range n {
-		d, err := Open(ordinal)
-		if err != nil {
-			for _, open := range all {
-				err = errors.Join(err, open.Close())
-			}
-			return nil, err
-		}
-		all = append(all, d)
-	}
-	return all, nil
-}
+// count returns how many devices this process can see.
+func count() (int, error) { return cu.NumDevices() }
 
-// Open opens a device. The kernels of queues' arithmetic are loaded when it returns; those of
-// products, convolutions, attention and collectives are loaded for what needs them: see
-// [Device.Prepare]. Opening a device again gives another Device, with its own memory and queues.
-func Open(ordinal int) (*Device, error) {
-	if err := Available(); err != nil {
-		return nil, err
-	}
+// open is Open where there is a driver.
+func open(ordinal int) (*Device, error) {
 	d := &Device{ordinal: ordinal, imports: map[uintptr][]uintptr{}}
 	if err := d.find(); err != nil {
 		return nil, d.named("open", err)

@@ -50,6 +50,9 @@ func New(open func(ordinal int) (Device, error)) *Backend {
 		quick: quick{measureTime, mostMeasured}, process: group.Process, devices: map[int]Device{}}
 }
 
+// Open opens a GPU for [New]. It fails in programs that were built without tag gpu.
+func Open(ordinal int) (Device, error) { return open(ordinal) }
+
 // Name returns "nccl".
 func (*Backend) Name() string { return "nccl" }
 

@@ -39,8 +39,7 @@ type dynamic struct {
 
 var _ library = (*dynamic)(nil)
 
-// Open opens a GPU for [New].
-func Open(ordinal int) (Device, error) {
+func open(ordinal int) (Device, error) {
 	d, err := cuda.Open(ordinal)
 	if err != nil {
 		return nil, err // and not a Device that is nil inside

@@ -4,8 +4,7 @@ package gpu
 
 import "errors"
 
-// Open fails in programs that were built without tag gpu.
-func Open(int) (Device, error) { return nil, errNoGPU }
+func open(int) (Device, error) { return nil, errNoGPU }
 
 // hasDriver leaves it to load to say what is missing.
 func hasDriver() error { return nil }

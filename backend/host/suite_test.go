@@ -19,6 +19,6 @@ func TestCommunicatorCheckedAndTraced(t *testing.T) {
 	record := func(c backend.Communicator) backend.Communicator {
 		return backend.WithHooks(c, observe.New(c.Rank(), 100))
 	}
-	backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, group.Compared,
-		record), Sizes: []int{3}})
+	backendtest.RunWrapper(t, backendtest.Options{Sizes: []int{3},
+		New: backendtest.Over(host.Backend{}, group.Compared, record)})
 }

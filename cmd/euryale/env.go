@@ -30,14 +30,7 @@ Example, in a module that requires Euryale: eval "$(euryale env)" && go build -t
 
 // Run prepares and prints.
 func (e envCmd) Run(ctx context.Context, s *streams) error {
-	dir := e.Dir
-	if dir == "" {
-		var err error
-		if dir, err = sdk.CacheDir(); err != nil {
-			return fmt.Errorf("env: %w: use --dir", err)
-		}
-	}
-	made, err := sdk.Prepare(ctx, dir)
+	made, err := sdk.Prepare(ctx, e.Dir)
 	if err != nil {
 		return fmt.Errorf("env: %w", err)
 	}

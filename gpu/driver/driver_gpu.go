@@ -24,9 +24,7 @@ import "C"
 
 import "fmt"
 
-// Available returns nil if there is a CUDA driver with a device, and otherwise
-// an error that says what is missing.
-func Available() error {
+func status() error {
 	var why *C.char
 	switch code := C.status(&why); {
 	case code == C.CUDA_SUCCESS:

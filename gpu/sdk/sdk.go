@@ -26,8 +26,15 @@ type SDK struct {
 }
 
 // Prepare makes the SDK in dir, with the headers of this machine's CUDA toolkit,
-// or, if there is none, with those that Download gets into dir.
+// or, if there is none, with those that are downloaded into dir. If dir is empty, it is in the
+// cache of the user.
 func Prepare(ctx context.Context, dir string) (SDK, error) {
+	if dir == "" {
+		var err error
+		if dir, err = cacheDir(); err != nil {
+			return SDK{}, fmt.Errorf("%w: name a directory (euryale env --dir)", err)
+		}
+	}
 	include, err := headers()
 	if err != nil && !errors.Is(err, errNoToolkit) {
 		return SDK{}, err
@@ -40,9 +47,9 @@ func Prepare(ctx context.Context, dir string) (SDK, error) {
 	return build(ctx, dir, include)
 }
 
-// CacheDir returns the directory of the user's cache for SDKs of this version. Each version has
+// cacheDir returns the directory of the user's cache for SDKs of this version. Each version has
 // its own, because the go command rebuilds after changes of flags, but not of headers.
-func CacheDir() (string, error) {
+func cacheDir() (string, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("find the cache of the user: %w", err)

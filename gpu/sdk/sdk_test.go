@@ -254,9 +254,21 @@ func TestPrepareUsesTheToolkit(t *testing.T) {
 
 func TestCacheIsOfThisVersion(t *testing.T) {
 	t.Setenv("XDG_CACHE_HOME", "/cache")
-	dir, err := CacheDir()
+	dir, err := cacheDir()
 	if err != nil || !strings.HasPrefix(dir, "/cache/euryale/gpu-sdk-") ||
 		len(filepath.Base(dir)) != len("gpu-sdk-")+12 {
 		t.Errorf("%q, %v", dir, err)
+	}
+}
+
+func TestPrepareWithoutADirectoryUsesTheUsersCache(t *testing.T) {
+	setup(t) // or skips without a compiler
+	toolkit, cache := t.TempDir(), t.TempDir()
+	put(t, filepath.Join(toolkit, "include", "cuda.h"), header)
+	t.Setenv("CUDA_HOME", toolkit)
+	t.Setenv("XDG_CACHE_HOME", cache)
+	s, err := Prepare(context.Background(), "")
+	if err != nil || !strings.HasPrefix(s.Lib, filepath.Join(cache, "euryale", "gpu-sdk-")) {
+		t.Errorf("the libraries are in %q, %v", s.Lib, err)
 	}
 }

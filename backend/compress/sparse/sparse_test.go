@@ -73,14 +73,14 @@ func TestCommunicator(t *testing.T) {
 	}
 	t.Run("dense", func(t *testing.T) {
 		all := wrap(asIs, TopK(1), WithoutFeedback())
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, all, shim),
-			Sizes: []int{3}})
+		backendtest.RunWrapper(t, backendtest.Options{Sizes: []int{3},
+			New: backendtest.Over(host.Backend{}, all, shim)})
 	})
 	t.Run("messages", func(t *testing.T) {
 		all := wrap(always, TopK(1), WithoutFeedback())
 		// Not its own order, but it does not keep the sign of a zero.
-		backendtest.RunWrapper(t, backendtest.Options{New: backendtest.Over(host.Backend{}, all, shim),
-			Sizes: []int{2}, OwnOrder: true})
+		backendtest.RunWrapper(t, backendtest.Options{Sizes: []int{2}, OwnOrder: true,
+			New: backendtest.Over(host.Backend{}, all, shim)})
 	})
 }
 
