@@ -11,6 +11,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/buildlock"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/internal/session"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -37,7 +38,7 @@ func Run(ctx context.Context, n int, rank func(comm backend.Communicator, build 
 		backends); err != nil {
 		return err
 	}
-	timeout, err := rendezvous.ReadTimeout(os.Getenv)
+	timeout, err := env.Timeout.Read(os.Getenv, rendezvous.DefaultTimeout)
 	if err != nil {
 		return fmt.Errorf("euryale: %w", err)
 	}

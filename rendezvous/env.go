@@ -261,7 +261,7 @@ func (r *envReader) common(e *Env) {
 	if e.Port > 65535 {
 		r.fail("port %d is out of range: ports are 1 to 65535", e.Port)
 	}
-	timeout, err := ReadTimeout(r.getenv)
+	timeout, err := env.Timeout.Read(r.getenv, DefaultTimeout)
 	if err != nil {
 		r.fail("%w", err)
 	}
@@ -275,11 +275,6 @@ func (r *envReader) yes(name env.Flag) bool {
 		r.fail("%w", err)
 	}
 	return set
-}
-
-// ReadTimeout reads EURYALE_TIMEOUT by getenv: [DefaultTimeout] if it is not set.
-func ReadTimeout(getenv func(string) string) (time.Duration, error) {
-	return env.Timeout.Read(getenv, DefaultTimeout)
 }
 
 // short makes a job's name printable and short enough for a handshake, and keeps it

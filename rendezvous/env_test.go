@@ -332,12 +332,12 @@ func TestFoundWorldSizeIsBounded(t *testing.T) {
 	}
 }
 
-func TestReadTimeout(t *testing.T) {
+func TestTimeoutIsReadWithItsUnit(t *testing.T) {
 	for text, want := range map[string]time.Duration{"": DefaultTimeout, "90s": 90 * time.Second,
 		"1.5": 1500 * time.Millisecond} {
-		if got, err := ReadTimeout(getenv(map[string]string{"EURYALE_TIMEOUT": text})); got !=
-			want || err != nil {
-			t.Errorf("%q: %v, %v, want %v", text, got, err, want)
+		e, err := ReadEnv(getenv(map[string]string{"EURYALE_TIMEOUT": text}))
+		if e.Timeout != want || err != nil {
+			t.Errorf("%q: %v, %v, want %v", text, e.Timeout, err, want)
 		}
 	}
 }

@@ -68,7 +68,7 @@ func (c *Convolutions) open() error {
 func openCUDNN() (*C.struct_euryale_cudnn, error) {
 	l := (*C.struct_euryale_cudnn)(C.calloc(1, C.sizeof_struct_euryale_cudnn))
 	var all []error
-	for _, path := range CUDNN().Places() {
+	for _, path := range cuDNN().Places() {
 		text := C.CString(path)
 		why := C.euryale_cudnn_open(l, text)
 		C.free(unsafe.Pointer(text))
@@ -85,7 +85,7 @@ func openCUDNN() (*C.struct_euryale_cudnn, error) {
 	}
 	C.free(unsafe.Pointer(l))
 	return nil, fmt.Errorf("cuDNN was not found: install it (%s), or name libcudnn.so in "+
-		"EURYALE_CUDNN: %w", CUDNN().Install, errors.Join(all...))
+		"EURYALE_CUDNN: %w", cuDNN().Install, errors.Join(all...))
 }
 
 // failure is a result of cuDNN as an error.

@@ -15,12 +15,16 @@ type Library struct {
 	Install  string      // how to get it
 	Without  string      // what runs without it
 
-	sonames  []string // the newest first
-	packages []string // of pip, by their folders
+	// Sonames are its files, the newest first, and Packages pip's, by their folders below
+	// site-packages/nvidia.
+	Sonames, Packages []string
 }
 
-// CUBLAS multiplies matrices: see [Products].
-func CUBLAS() Library {
+// Libraries lists cuBLAS and cuDNN. Without them kernels of Euryale do their work.
+func Libraries() []Library { return []Library{cuBLAS(), cuDNN()} }
+
+// cuBLAS multiplies matrices: see [Products].
+func cuBLAS() Library {
 	return Library{
 		"cuBLAS", env.CUBLAS, "the CUDA toolkit, or pip install nvidia-cublas",
 		"matrix products, by slower kernels of Euryale",
@@ -29,8 +33,8 @@ func CUBLAS() Library {
 	}
 }
 
-// CUDNN convolves images: see [Convolutions].
-func CUDNN() Library {
+// cuDNN convolves images: see [Convolutions].
+func cuDNN() Library {
 	return Library{
 		"cuDNN", env.CUDNN, "pip install nvidia-cudnn-cu13, or NVIDIA's packages",
 		"convolutions, by kernels of Euryale",
@@ -38,10 +42,12 @@ func CUDNN() Library {
 	}
 }
 
-// Places lists where the library may be, in the order in which to try.
+// Places lists where the library may be, in the order in which to try: the library path, the CUDA
+// toolkit (CUDA_HOME), and where pip puts NVIDIA's wheels. If the environment variable is set, the
+// only places are the file that it names, or those with Sonames in the directory that it names.
 func (l Library) Places() (all []string) {
-	for _, soname := range l.sonames {
-		all = append(all, LibraryPlaces(l.Variable, soname, l.packages...)...)
+	for _, soname := range l.Sonames {
+		all = append(all, l.places(soname)...)
 	}
 	return all
 }
@@ -67,12 +73,9 @@ func (l Library) Find() string {
 	return ""
 }
 
-// LibraryPlaces lists where a shared library of NVIDIA's may be, in the order in which to try: the
-// library path, the CUDA toolkit (CUDA_HOME), and where pip puts NVIDIA's wheels, of which packages
-// are the folders below site-packages/nvidia. If the environment variable is set, the file that it
-// names, or that of this soname in the directory that it names, is the only place.
-func LibraryPlaces(variable env.Library, soname string, packages ...string) []string {
-	if named := variable.Read(os.Getenv, soname); named != nil {
+// places lists where a file of the library may be.
+func (l Library) places(soname string) []string {
+	if named := l.Variable.Read(os.Getenv, soname); named != nil {
 		return named
 	}
 	list := []string{soname}
@@ -87,7 +90,7 @@ func LibraryPlaces(variable env.Library, soname string, packages ...string) []st
 	}
 	for _, root := range roots {
 		for _, site := range []string{"site-packages", "dist-packages"} {
-			for _, name := range packages {
+			for _, name := range l.Packages {
 				list = append(list, existing(filepath.Join(root, "lib/python3*", site, "nvidia",
 					name, "lib", soname))...)
 			}

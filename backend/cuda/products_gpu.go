@@ -65,7 +65,7 @@ func (q *Queue) NewProducts() (*Products, error) {
 func openCUBLAS() (*C.struct_euryale_cublas, error) {
 	l := (*C.struct_euryale_cublas)(C.calloc(1, C.sizeof_struct_euryale_cublas))
 	var all []error
-	for _, path := range CUBLAS().Places() {
+	for _, path := range cuBLAS().Places() {
 		text := C.CString(path)
 		why := C.euryale_cublas_open(l, text)
 		C.free(unsafe.Pointer(text))
@@ -82,7 +82,7 @@ func openCUBLAS() (*C.struct_euryale_cublas, error) {
 	}
 	C.free(unsafe.Pointer(l))
 	return nil, fmt.Errorf("cuBLAS was not found: install it (%s), or name libcublas.so in "+
-		"EURYALE_CUBLAS: %w", CUBLAS().Install, errors.Join(all...))
+		"EURYALE_CUBLAS: %w", cuBLAS().Install, errors.Join(all...))
 }
 
 // create makes the handle.

@@ -72,7 +72,8 @@ func load() (library, error) {
 // find opens the first library that can be opened.
 func find(c *C.struct_euryale_nccl) (string, error) {
 	var all []error
-	for _, path := range cuda.LibraryPlaces(env.NCCL, soname, "nccl") {
+	nccl := cuda.Library{Variable: env.NCCL, Sonames: []string{soname}, Packages: []string{"nccl"}}
+	for _, path := range nccl.Places() {
 		text := C.CString(path)
 		why := C.euryale_nccl_open(c, text)
 		C.free(unsafe.Pointer(text))

@@ -19,7 +19,6 @@ import (
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/rendezvous"
-	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
 // parseBench parses the flags of the bench command.
@@ -53,7 +52,7 @@ func TestBenchDefaultsAreThoseOfTheManual(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := benchCmd{
-		N: launch.DefaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
+		N: defaultRanks(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 1 << 10,
 		Max: 64 << 20, Factor: 2,
 		Time: 300 * time.Millisecond, Algorithm: "auto", Rounds: 3,
 	}

@@ -34,7 +34,11 @@ func (e envCmd) Run(ctx context.Context, s *streams) error {
 	if err != nil {
 		return fmt.Errorf("env: %w", err)
 	}
-	_, err = io.WriteString(s.out, made.Script()+found(cuda.CUBLAS())+found(cuda.CUDNN()))
+	script := made.Script()
+	for _, library := range cuda.Libraries() {
+		script += found(library)
+	}
+	_, err = io.WriteString(s.out, script)
 	return err
 }
 

@@ -73,7 +73,7 @@ func TestEnvSaysWhereLibrariesAre(t *testing.T) {
 	} {
 		t.Setenv("LD_LIBRARY_PATH", test.path)
 		t.Setenv("EURYALE_CUBLAS", test.variable)
-		if got := found(cuda.CUBLAS()); !strings.HasPrefix(got, "# cuBLAS: ") ||
+		if got := found(cuda.Libraries()[0]); !strings.HasPrefix(got, "# cuBLAS: ") ||
 			!strings.Contains(got, test.want) || strings.Count(got, "\n") != 1 {
 			t.Errorf("LD_LIBRARY_PATH=%s EURYALE_CUBLAS=%s: %q, want %q", test.path, test.variable,
 				got, test.want)

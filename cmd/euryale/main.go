@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"reflect"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -129,9 +130,12 @@ func run(ctx context.Context, args []string, s *streams, exit func(int)) int {
 
 // vars are the values in help texts and defaults.
 func vars() kong.Vars {
-	return kong.Vars{"ranks": strconv.Itoa(launch.DefaultRanks()), "version": "euryale " +
+	return kong.Vars{"ranks": strconv.Itoa(defaultRanks()), "version": "euryale " +
 		bench.Version()}
 }
+
+// defaultRanks is the number of ranks when none is given: one for each CPU, 8 at most.
+func defaultRanks() int { return min(runtime.NumCPU(), 8) }
 
 // wholeNumber reads the value of a flag, also one that looks like a flag, such as -1: the command
 // says what its limits are.

@@ -29,10 +29,6 @@ const (
 	lastCalls = 10
 )
 
-// DefaultRanks is the number of ranks when none is given: one for each CPU, 8
-// at most.
-func DefaultRanks() int { return min(runtime.NumCPU(), 8) }
-
 // Job is what to run.
 type Job struct {
 	// Program is an executable, or the directory of a Go package, which is built

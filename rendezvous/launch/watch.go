@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	variables "github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -49,7 +50,7 @@ type watch struct {
 func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
 	w.patience = rendezvous.DefaultTimeout
-	if set, err := rendezvous.ReadTimeout(lookup(env)); err == nil {
+	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set
 	}
 	for r := range j.Ranks {
