@@ -209,7 +209,7 @@ func (b *Backend) options() (Options, error) {
 	if b.Options != nil {
 		return *b.Options, nil
 	}
-	return Asked()
+	return Asked("")
 }
 
 // notice passes the first text about host memory on.

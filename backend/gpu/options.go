@@ -40,9 +40,7 @@ type Options struct {
 	measure bool // what Table lacks, as ranks connect
 }
 
-// Parse reads what a user asks for: "" or "auto" for the table, "off", or the name
-// of an algorithm.
-func Parse(mode string) (Options, error) {
+func parse(mode string) (Options, error) {
 	switch mode {
 	case "", "auto":
 		return Options{}, nil
@@ -56,11 +54,14 @@ func Parse(mode string) (Options, error) {
 	return Options{Force: force, Off: force == byNCCL}, nil
 }
 
-// Asked returns the options that EURYALE_LOWLATENCY asks for, the defaults if it is not set. The
-// error for a value that [Parse] does not know names the variable.
-func Asked() (Options, error) {
-	mode := env.LowLatency.Text(os.Getenv)
-	o, err := Parse(mode)
+// Asked reads what a user asks for: "auto" for the table, "off", or the name of an algorithm. Where
+// that is empty EURYALE_LOWLATENCY says it, auto if it is not set, and errors name the variable.
+func Asked(mode string) (Options, error) {
+	if mode != "" {
+		return parse(mode)
+	}
+	mode = env.LowLatency.Text(os.Getenv)
+	o, err := parse(mode)
 	return o, env.LowLatency.Wrong(mode, err)
 }
 

@@ -972,11 +972,11 @@ func TestModesAreParsed(t *testing.T) {
 		"nccl": {Off: true}, "inner": {Off: true}, "two-shot": {Force: byTwoShot},
 		"ll": {Force: byLL}, "push": {Force: byPush}, "flagged": {Force: byLL},
 		"flagged-two-shot": {Force: byLL128TwoShot}} {
-		if got, err := Parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
+		if got, err := parse(mode); err != nil || got.Off != want.Off || got.Force != want.Force {
 			t.Errorf("%q: %+v, %v", mode, got, err)
 		}
 	}
-	if _, err := Parse("fast"); err == nil || !strings.Contains(err.Error(), "two-shot") {
+	if _, err := parse("fast"); err == nil || !strings.Contains(err.Error(), "two-shot") {
 		t.Error(err)
 	}
 }

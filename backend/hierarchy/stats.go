@@ -11,7 +11,10 @@ type Stats struct {
 	// Calls counts the hierarchical calls and Flat the others.
 	Calls, Flat int
 	// Phases are the phases of the hierarchical calls, in the order of [Phases].
-	Phases [phases]PhaseStats
+	Phases [phases]struct {
+		Slices int
+		Bytes  int64 // sent to other ranks
+	}
 	// Sent is the bytes that phases have sent from this rank to the ranks of each
 	// machine: element m is the traffic on links from this rank's machine to
 	// machine m, and that of its own machine what stayed inside. What runs flat is
@@ -21,12 +24,6 @@ type Stats struct {
 	Sent []int64
 	// Machine is this rank's.
 	Machine int
-}
-
-// PhaseStats are the sums over one phase.
-type PhaseStats struct {
-	Slices int
-	Bytes  int64 // sent to other ranks
 }
 
 // Inside returns the bytes sent to ranks of the same machine.

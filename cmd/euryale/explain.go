@@ -190,17 +190,9 @@ func survey(ranks int) (m gpu.Survey, err error) {
 	return gpu.SurveyOf(devices)
 }
 
-// options returns what is asked of Euryale's kernels: by the flag, else by the variable.
-func (e *explainCmd) options() (gpu.Options, error) {
-	if e.LowLatency != "" {
-		return gpu.Parse(e.LowLatency)
-	}
-	return gpu.Asked()
-}
-
 // calls explains the choice of an algorithm on one machine.
 func (e *explainCmd) calls(q question) (string, error) {
-	o, err := e.options()
+	o, err := gpu.Asked(e.LowLatency)
 	if err != nil {
 		return "", usageError{err}
 	}

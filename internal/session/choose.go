@@ -91,7 +91,7 @@ func connectBy(
 
 // lowLatency checks EURYALE_LOWLATENCY, which package gpu goes by, whatever the backend.
 func lowLatency() error {
-	_, err := gpu.Asked()
+	_, err := gpu.Asked("")
 	return err
 }
 

@@ -68,7 +68,9 @@ type Peers struct {
 	Lines      int               // of 120 bytes, that all ranks together send to one in a round
 	Staging    int               // bytes of each half of window 0
 	Blocks     int               // the most in a grid, 0 for MaxPeerBlocks
-	Neighbours Neighbours        // of a Mesh: the others' pads and windows are not used
+	// Neighbours are, of a rank of a Mesh, the others of its clique and last its relay: pads and
+	// windows of the others are not used.
+	Neighbours [4]int
 }
 
 // Way is a way to exchange, one kernel each.
@@ -162,7 +164,7 @@ func (x *PeerCall) check(p *Peers) error {
 	switch x.Way {
 	case LL, LL128, LL128TwoShot, OneShot, TwoShot, Halved:
 	case Mesh:
-		if err := p.Neighbours.check(p); err != nil {
+		if err := neighbours(p.Neighbours).check(p); err != nil {
 			return err
 		}
 	case ReduceScatter:
@@ -284,7 +286,7 @@ func (x *PeerCall) fill(c *Launch, p *Peers) {
 	case ReduceScatter:
 		c.pass(p.piece(p.Size), uint64(x.Source))
 	case Mesh:
-		c.pass(p.piece(p.Size), p.Neighbours.word())
+		c.pass(p.piece(p.Size), neighbours(p.Neighbours).word())
 	}
 	switch x.Way {
 	case OneShot:

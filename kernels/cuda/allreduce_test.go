@@ -15,7 +15,7 @@ import (
 
 func peersOf(size int) *Peers {
 	return &Peers{Size: size, Limit: time.Second, Packets: 1 << 20, Lines: 1 << 16,
-		Staging: 1 << 20, Neighbours: Neighbours{1, 2, 3, 4}}
+		Staging: 1 << 20, Neighbours: [4]int{1, 2, 3, 4}}
 }
 
 // exchanges makes every call among peers of n elements.
@@ -129,7 +129,7 @@ func TestExchangesSayWhatIsWrong(t *testing.T) {
 		"wrong op": {peersOf(2), PeerCall{Way: OneShot, Op: backend.Max, Dst: x, Src: x},
 			backend.ErrUnsupported},
 		"no mesh": {peersOf(4), PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
-		"no neighbours": {&Peers{Size: 8, Neighbours: Neighbours{1, 2, 2, 4}},
+		"no neighbours": {&Peers{Size: 8, Neighbours: [4]int{1, 2, 2, 4}},
 			PeerCall{Way: Mesh, Dst: x, Src: x}, backend.ErrArgument},
 		"a tree of packets": {peersOf(2), PeerCall{Way: LL, Tree: true, Dst: x, Src: x},
 			backend.ErrUnsupported},

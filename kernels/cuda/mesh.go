@@ -9,13 +9,13 @@ import (
 // meshRanks is the size of a cube mesh.
 const meshRanks = 8
 
-// Neighbours are the ranks that one of a hybrid cube mesh reaches: the others of its
+// neighbours are the ranks that one of a hybrid cube mesh reaches: the others of its
 // clique, and last its relay, through which it hears of the other clique. Whoever is i-th
 // neighbour of x has x as its i-th.
-type Neighbours [4]int
+type neighbours [4]int
 
 // check refuses neighbours that no rank of a mesh can have.
-func (n Neighbours) check(p *Peers) error {
+func (n neighbours) check(p *Peers) error {
 	if p.Size != meshRanks {
 		return fmt.Errorf("%w: %v among %d ranks: a cube mesh has %d", backend.ErrArgument, Mesh,
 			p.Size, meshRanks)
@@ -32,7 +32,7 @@ func (n Neighbours) check(p *Peers) error {
 }
 
 // word is the parameter of the kernel: a byte for each neighbour.
-func (n Neighbours) word() (word uint64) {
+func (n neighbours) word() (word uint64) {
 	for i, r := range n {
 		word |= uint64(r) << (8 * i)
 	}
