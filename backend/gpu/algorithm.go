@@ -31,9 +31,9 @@ const (
 	// byPush is the all-to-all of any layout: every rank writes its pieces to where the others want
 	// them, permuted on the way. Only calls with Rows use it.
 	byPush
-	// byCopyEngines has copy engines push operands to the staging of the rank that adds them up, and
-	// its sums to every rank: multiprocessors only add. Only recorded calls beside which devices
-	// compute use it: see [backend.Collective].
+	// byCopyEngines has copy engines push operands to the staging of the rank that adds them up,
+	// and its sums to every rank: multiprocessors only add. Only recorded calls beside which
+	// devices compute use it: see [backend.Collective].
 	byCopyEngines
 
 	algorithmCount = iota
