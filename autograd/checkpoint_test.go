@@ -237,7 +237,7 @@ func TestNaNIsAnErrorThatNamesParametersAndRank(t *testing.T) {
 		}, WithCompression(sparse.Wrap(sparse.TopK(0.05), sparse.WithStrict())))
 	})
 	for _, err := range errs {
-		if !errors.Is(err, sparse.ErrNotFinite) ||
+		if !errors.As(err, new(*sparse.NotFiniteError)) ||
 			!strings.Contains(err.Error(), "bucket 0 (b2)") ||
 			!strings.Contains(err.Error(), "operand of rank 1 with state 1") {
 			t.Errorf("the error is %v", err)
@@ -295,7 +295,7 @@ func (l *lesson) spoiledStep(feature int) error {
 	l.vm.Reset()
 	blame := fmt.Sprintf("the step is skipped on all ranks: the gradient of w1 f32(36, 16) on "+
 		"rank 1, element %d: bucket", 16*feature)
-	if !errors.Is(err, sparse.ErrNotFinite) || !strings.Contains(err.Error(), blame) {
+	if !errors.As(err, new(*sparse.NotFiniteError)) || !strings.Contains(err.Error(), blame) {
 		return fmt.Errorf("the error is %v", err)
 	}
 	return l.d.Err()

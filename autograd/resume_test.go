@@ -177,7 +177,7 @@ func TestASpoiledStepIsLeftOutEverywhere(t *testing.T) {
 					err := unchanged(t.d, t.solver, func() error {
 						err := t.spoiledStep(7)
 						blame := "the gradient of b f32(5, 3)"
-						if !errors.Is(err, sparse.ErrNotFinite) ||
+						if !errors.As(err, new(*sparse.NotFiniteError)) ||
 							!strings.Contains(err.Error(), blame) ||
 							!strings.Contains(err.Error(), "on rank 1, element 7: ") {
 							return fmt.Errorf("the error is %v", err)

@@ -307,9 +307,6 @@ func (c *Communicator) Explain(state int) string {
 	return r.plan.explain(r.n, c.Size())
 }
 
-// ErrNotFinite is what a [NotFiniteError] is.
-var ErrNotFinite = errors.New("an element is NaN or infinite")
-
 // NotFiniteError says that an operand of a strict communicator had a NaN or an
 // infinity. All ranks get the same one. The call has delivered nothing, what its
 // destination holds means nothing, and the residual is what it was: the
@@ -321,13 +318,10 @@ type NotFiniteError struct {
 
 // Error names the state, the rank and the element.
 func (e *NotFiniteError) Error() string {
-	return fmt.Sprintf("sparse: element %d of the operand of rank %d with state %d: %v: look for "+
-		"a learning rate that is too large",
-		e.Index, e.Rank, e.State, ErrNotFinite)
+	return fmt.Sprintf("sparse: element %d of the operand of rank %d with state %d: an element is "+
+		"NaN or infinite: look for a learning rate that is too large",
+		e.Index, e.Rank, e.State)
 }
 
 // NotFinite returns the state, the rank and the index of the first such element.
 func (e *NotFiniteError) NotFinite() (state, rank, index int) { return e.State, e.Rank, e.Index }
-
-// Is makes the error match ErrNotFinite.
-func (e *NotFiniteError) Is(target error) bool { return target == ErrNotFinite }
