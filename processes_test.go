@@ -361,7 +361,8 @@ func TestInitSaysWhatIsWrongWithTheEnvironment(t *testing.T) {
 		{"bad topology", "EURYALE_TOPOLOGY=2x3", "EURYALE_TOPOLOGY"},
 		{"bad hierarchy", "EURYALE_HIERARCHY=yes", "use auto, always or never"},
 		{"bad exchange", "EURYALE_HIERARCHY=always,exchange=f32", "exchange=bf16 or exchange=f16"},
-		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh push], auto or off"},
+		{"unknown algorithm", "EURYALE_LOWLATENCY=fast", "two-shot mesh push copy-engines], " +
+			"auto or off"},
 	} {
 		t.Run(bad.name, func(t *testing.T) {
 			p := proctest.Start(t, "ends well", 1, strings.Fields(bad.env)...)[0]
