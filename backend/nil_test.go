@@ -17,6 +17,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Barrier": {F: backend.Barrier, Args: []any{comm}},
 		"Run": {F: backend.Run, Args: []any{comm, backend.Collective{Kind: backend.AllReduce},
 			x, x}},
+		"UrgentQueue": {F: backend.UrgentQueue, Args: []any{comm.Device()}},
 	}, map[string]string{
 		"AbortOnPanic": forBackends, "As": "it finds none", "Digest": forBackends,
 		"Finished":  "nil is success",

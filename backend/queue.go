@@ -24,6 +24,9 @@ type Device interface {
 // have ready, where the device knows that: an exchange goes on beside the kernels of a backward
 // pass, of which each would otherwise have begun first.
 func UrgentQueue(d Device) (Queue, error) {
+	if err := Given("backend.UrgentQueue", "d", d); err != nil {
+		return nil, err
+	}
 	if urgent, ok := d.(interface{ NewUrgentQueue() (Queue, error) }); ok {
 		return urgent.NewUrgentQueue()
 	}
