@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,16 +29,18 @@ func uneven(k backend.Kind) []int {
 	return []int{2, 0, 3}
 }
 
-func TestLengthRules(t *testing.T) {
-	const root = 1
-	// The lengths of sources and destinations of ranks 0, 1, 2 with chunks or
-	// operands of 4, and with the uneven splits; -1 where a buffer is ignored.
-	cases := []struct {
-		kind                 backend.Kind
-		src, dst             [P]int
-		unevenSrc, unevenDst [P]int
-		unevenCount          int
-	}{
+// lengthRule is what a kind's ranks 0, 1, 2 pass, where 1 is the root: the lengths of sources and
+// destinations with chunks or operands of 4, and with the uneven splits; -1 where a buffer is
+// ignored.
+type lengthRule struct {
+	kind                 backend.Kind
+	src, dst             [P]int
+	unevenSrc, unevenDst [P]int
+	unevenCount          int
+}
+
+func lengthRules() []lengthRule {
+	return []lengthRule{
 		{backend.AllReduce, [P]int{4, 4, 4}, [P]int{4, 4, 4}, [P]int{}, [P]int{}, 0},
 		{backend.ReduceScatter, [P]int{12, 12, 12}, [P]int{4, 4, 4}, [P]int{5, 5, 5},
 			[P]int{2, 0, 3}, 5},
@@ -52,8 +55,30 @@ func TestLengthRules(t *testing.T) {
 		{backend.Scatter, [P]int{-1, 12, -1}, [P]int{4, 4, 4}, [P]int{-1, 5, -1},
 			[P]int{2, 0, 3}, 5},
 	}
-	for _, k := range cases {
-		c := backend.Collective{Kind: k.kind, Root: root}
+}
+
+// lengths returns what rank r passes by the lengthRules, with any root.
+func lengths(c backend.Collective, r int) (src, dst int) {
+	rules := lengthRules()
+	k := rules[slices.IndexFunc(rules, func(k lengthRule) bool { return k.kind == c.Kind })]
+	if c.Splits != nil {
+		k.src, k.dst = k.unevenSrc, k.unevenDst
+	}
+	of := func(lengths [P]int) int {
+		switch {
+		case lengths[0] >= 0:
+			return lengths[r]
+		case r == c.Root:
+			return lengths[1]
+		}
+		return -1
+	}
+	return of(k.src), of(k.dst)
+}
+
+func TestLengthRules(t *testing.T) {
+	for _, k := range lengthRules() {
+		c := backend.Collective{Kind: k.kind, Root: 1}
 		checkLengths(t, c, 4, k.src, k.dst)
 		if c.Splits = uneven(k.kind); c.Splits != nil {
 			checkLengths(t, c, k.unevenCount, k.unevenSrc, k.unevenDst)
@@ -110,7 +135,7 @@ func TestInPlaceIsAllowedAtOnePlace(t *testing.T) {
 				if splits != nil {
 					count = total(splits)
 				}
-				nsrc, ndst := backend.Lengths(c, r, P, count)
+				nsrc, ndst := lengths(c, r)
 				if nsrc <= 0 || ndst <= 0 {
 					continue // nothing can overlap
 				}
@@ -183,7 +208,7 @@ func TestPairsFillBothOperands(t *testing.T) {
 	for _, splits := range [][]int{nil, uneven(backend.AllToAll)} {
 		c := backend.Collective{Kind: backend.AllToAll, Splits: splits}
 		for r := range P {
-			nsrc, ndst := backend.Lengths(c, r, P, 4)
+			nsrc, ndst := lengths(c, r)
 			sent, received := 0, 0
 			for p := range P {
 				n, from, _ := c.Pair(r, p, P, 4)
@@ -267,14 +292,10 @@ func identity(t *testing.T, c backend.Collective) error {
 	if err != nil {
 		return err
 	}
-	count := 4
-	if c.Splits != nil {
-		count = total(c.Splits)
-	}
 	var forward, backward [P]float64
 	backendtest.Each(t, group(), func(comm backend.Communicator) error {
 		r := comm.Rank()
-		nsrc, ndst := backend.Lengths(c, r, P, count)
+		nsrc, ndst := lengths(c, r)
 		x, y := integers(nsrc, r), integers(ndst, r+P)
 		ax, ay := make([]float64, max(ndst, 0)), make([]float64, max(nsrc, 0))
 		if err := backend.Run(comm, c, backend.Of(ax), backend.Of(x)); err != nil {
