@@ -1,6 +1,7 @@
 package autograd
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -82,10 +83,13 @@ func resume() (err error) {
 	return own.Close()
 }
 
+// beyond is more than the calls of a name that other threads make.
+const beyond = 200
+
 // beyondOthers makes calls that fail, so that the numbers of later ones are beyond those of other
-// threads: strace injects into the call of a number on each thread.
+// threads: strace injects into the call of a number on each thread. pointsOf checks that.
 func beyondOthers() {
-	for range 1000 {
+	for range beyond {
 		for _, call := range []uintptr{
 			syscall.SYS_RENAMEAT, syscall.SYS_UNLINKAT, syscall.SYS_MKDIRAT, syscall.SYS_OPENAT,
 		} {
@@ -164,16 +168,20 @@ func pointsOf(t *testing.T, dir string, steps, rank int) (all []point) {
 	if err != nil {
 		t.Fatalf("%v: it says %q", err, said)
 	}
-	numbers, first := map[string]int{}, ""
+	numbers, first := map[[2]string]int{}, ""
 	for line := range strings.Lines(string(text)) {
 		c := called.FindStringSubmatch(line)
-		if c == nil || first != "" && c[1] != first {
+		if c == nil {
 			continue
 		}
-		first = c[1]
-		numbers[c[2]]++
-		if strings.Contains(line, dir) {
-			all = append(all, point{c[2], numbers[c[2]], strings.TrimSpace(line)})
+		first = cmp.Or(first, c[1])
+		of := [2]string{c[1], c[2]} // the thread and the name
+		numbers[of]++
+		switch {
+		case c[1] != first && numbers[of] >= beyond:
+			t.Fatalf("a thread beside the first makes %d calls like %s", beyond, line)
+		case c[1] == first && strings.Contains(line, dir):
+			all = append(all, point{c[2], numbers[of], strings.TrimSpace(line)})
 		}
 	}
 	return all
