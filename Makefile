@@ -145,11 +145,10 @@ bench-blas:
 size:
 	@$(GO) test -json ./... | $(GO) run ./internal/tools/size
 
-# Vet and test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it
-# is set.
+# Test with MPI: Open MPI and MPICH where they are installed, and the one in MPI_HOME if it is set.
+# Vetting is make gpu's.
 mpi: export CGO_ENABLED := 1
 mpi:
-	$(GO) vet -tags mpi$(SHARED) . ./backend/mpi ./cmd/euryale
 	$(GO) test -tags mpi$(SHARED) -vet=off -count 1 ./backend/mpi
 
 # Check formatting, vet, staticcheck and the build without cgo. Packages are compiled, and one

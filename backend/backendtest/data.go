@@ -24,6 +24,8 @@ const (
 
 // generate returns n elements. Products of integers stay exact because the
 // factors are powers of two.
+//
+//go:norace
 func generate(d backend.DType, p pattern, op backend.ReduceOp, n int, seed, rank uint64) []byte {
 	rng := rand.New(rand.NewPCG(seed, rank))
 	if !d.Float() {
@@ -52,6 +54,7 @@ func generate(d backend.DType, p pattern, op backend.ReduceOp, n int, seed, rank
 	return out
 }
 
+//go:norace
 func generateInts(d backend.DType, p pattern, n int, rng *rand.Rand) []byte {
 	out := make([]byte, 0, n*d.Size())
 	for range n {
@@ -81,6 +84,7 @@ func specialBits(d backend.DType) []uint64 {
 	}
 }
 
+//go:norace
 func appendBits(b []byte, d backend.DType, v uint64) []byte {
 	switch d.Size() {
 	case 1:
@@ -94,6 +98,7 @@ func appendBits(b []byte, d backend.DType, v uint64) []byte {
 	}
 }
 
+//go:norace
 func appendFloat(b []byte, d backend.DType, v float64) []byte {
 	if d == backend.F64 {
 		return appendBits(b, d, math.Float64bits(v))
@@ -103,6 +108,8 @@ func appendFloat(b []byte, d backend.DType, v float64) []byte {
 
 // differ returns where got is not want, bit for bit except that any NaN is as
 // good as another.
+//
+//go:norace
 func differ(d backend.DType, got, want []byte) error {
 	if bytes.Equal(got, want) {
 		return nil

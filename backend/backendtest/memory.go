@@ -79,6 +79,19 @@ func (m *memory) operand(d backend.DType, n, offset, where int, content []byte) 
 	o := &operand{m: m, dtype: d, lo: guardBytes + offset*d.Size()}
 	o.hi = o.lo + n*d.Size()
 	o.image = make([]byte, o.hi+guardBytes)
+	o.draw(content)
+	place, err := m.take(len(o.image), where)
+	if err != nil {
+		return nil, err
+	}
+	o.place = place.Slice(0, len(o.image))
+	return o, m.move(o.place, backend.Of(o.image))
+}
+
+// draw fills the image.
+//
+//go:norace
+func (o *operand) draw(content []byte) {
 	for i := range o.image {
 		o.image[i] = guardByte
 	}
@@ -86,12 +99,6 @@ func (m *memory) operand(d backend.DType, n, offset, where int, content []byte) 
 		o.image[i] = staleByte
 	}
 	copy(o.image[o.lo:o.hi], content)
-	place, err := m.take(len(o.image), where)
-	if err != nil {
-		return nil, err
-	}
-	o.place = place.Slice(0, len(o.image))
-	return o, m.move(o.place, backend.Of(o.image))
 }
 
 // buffer returns elements from to to.
@@ -109,6 +116,8 @@ func (o *operand) fetch() ([]byte, error) {
 }
 
 // untouched checks that nothing but bytes lo to hi has changed.
+//
+//go:norace
 func (o *operand) untouched(now []byte, lo, hi int) error {
 	for i, b := range now {
 		if b == o.image[i] || i >= lo && i < hi {

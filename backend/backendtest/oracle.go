@@ -198,6 +198,8 @@ func fold(c backend.Collective, d backend.DType, xs [][]byte) []byte {
 }
 
 // foldFloats is the meaning of [backend.ReduceOp] and of [backend.Association] on floats.
+//
+//go:norace
 func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
 	op, ranks := c.Op, len(xs)
 	if c.Association == backend.Tree {
@@ -227,6 +229,8 @@ func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
 }
 
 // addNeighbours adds pairs of neighbours until one operand is left.
+//
+//go:norace
 func addNeighbours[T float32 | float64](xs [][]T) []T {
 	for len(xs) > 1 {
 		var sums [][]T
@@ -245,6 +249,8 @@ func addNeighbours[T float32 | float64](xs [][]T) []T {
 }
 
 // lesser returns NaN if there is one, and takes -0 for less than +0.
+//
+//go:norace
 func lesser[T float32 | float64](x, y T) T {
 	switch {
 	case x != x:
@@ -260,6 +266,8 @@ func lesser[T float32 | float64](x, y T) T {
 }
 
 // foldInts is the meaning of [backend.ReduceOp] on integers, which wrap.
+//
+//go:norace
 func foldInts[T int32 | int64 | uint8](op backend.ReduceOp, xs [][]byte, size int,
 	get func([]byte) T, put func([]byte, T) []byte) []byte {
 	var out []byte
@@ -295,6 +303,7 @@ func decodeAll(d backend.DType, xs [][]byte) [][]float32 {
 	return out
 }
 
+//go:norace
 func decode(d backend.DType, x []byte) []float32 {
 	out := make([]float32, 0, len(x)/d.Size())
 	for ; len(x) > 0; x = x[d.Size():] {
@@ -311,6 +320,8 @@ func decode(d backend.DType, x []byte) []float32 {
 }
 
 // encode rounds to nearest even where d has 16 bits.
+//
+//go:norace
 func encode(d backend.DType, x []float32) []byte {
 	out := make([]byte, 0, len(x)*d.Size())
 	for _, v := range x {
@@ -327,6 +338,8 @@ func encode(d backend.DType, x []float32) []byte {
 }
 
 // bfloat rounds to the upper half of a float32, to nearest even.
+//
+//go:norace
 func bfloat(v float32) uint16 {
 	b := math.Float32bits(v)
 	if v != v {
