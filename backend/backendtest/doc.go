@@ -11,9 +11,9 @@
 // about ends: wrong arguments, ranks that disagree, abort, close, timeout, the loss of a rank.
 //
 // A normal run takes every pair of parameter values and every boundary size;
-// EURYALE_FULL=1 takes the full product, more group sizes, and repeats more. Loops of the suite over
-// memory that only one goroutine has are not instrumented by the race detector (go:norace), which
-// would make them most of its time.
+// EURYALE_FULL=1 takes the full product, more group sizes, and repeats more. The race detector does
+// not follow loops of the suite over memory that only one goroutine has (go:norace), which would
+// take most of its time.
 //
 // A scenario is a function that returns an error, not one that takes a
 // testing.T, so that the suite's own tests can show that broken communicators
