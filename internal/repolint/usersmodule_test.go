@@ -31,7 +31,7 @@ func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "main.go"), program[1])
 	inModule(t, dir, "mod", "init", "example.com/mine")
 	inModule(t, dir, "work", "init", ".", checkout)
-	inModule(t, dir, "build", "-o", os.DevNull, ".")
+	inModule(t, dir, "build", "-ldflags=-s -w", "-o", os.DevNull, ".")
 }
 
 // examples are the programs to copy: the most lines and flags that each may have, and how a test
@@ -86,7 +86,7 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), name)
 		copyProgram(t, filepath.Join("examples", name), dir)
 		ownModule(t, dir, checkout)
-		inModule(t, dir, "build", "-o", "program", ".")
+		inModule(t, dir, "build", "-ldflags=-s -w", "-o", "program", ".")
 		t.Chdir(dir) // where the program finds its arguments
 		var out, errs bytes.Buffer
 		job := launch.Job{
