@@ -32,13 +32,15 @@ func replays(t *testing.T, k testenv.Kind, plan Plan, launches int) (before [2]i
 		x, q := memory.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		sum := backend.Collective{Kind: backend.AllReduce}
 		start := func(c backend.Communicator) error { _, err := c.Start(q, sum, x, x); return err }
-		if err := errors.Join(q.Zero(x), backend.Run(c, sum, x, x)); err != nil {
-			return err
+		// The other rank may have launched, and failed, before this one is done with either.
+		errs[rank] = errors.Join(q.Zero(x), backend.Run(c, sum, x, x))
+		if errs[rank] != nil {
+			return errs[rank]
 		}
 		graph, err := q.Capture(func() error {
 			return errors.Join(start(c), start(part), start(c))
 		})
-		if errs[rank] = err; err != nil { // the other rank may have launched, and failed, already
+		if errs[rank] = err; err != nil {
 			return err
 		}
 		for errs[rank] == nil && before[rank] < launches {
