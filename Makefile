@@ -21,8 +21,8 @@ SHARED ?=
 demo:
 	$(GO) run ./cmd/euryale run -n 2 ./examples/digits
 
-# Run every test on a sample of its cases, as before a commit. Vetting is make lint's. Heaps of tests
-# are small, so collecting them takes a sixth of the time by default, as in all other targets.
+# Run every test on a sample of its cases, as before a commit. Vetting is make lint's. To collect
+# their small heaps as often as other targets do would take vm and autograd a third of their time.
 test: export GOGC ?= 400
 test:
 	$(GO) test -vet=off ./...

@@ -56,6 +56,7 @@ var mutations = []mutation{
 
 	{"plan", "vm/internal/plan/group.go", "_, _, way := g.search(earlier(a, b))\n\treturn way",
 		"return false", []string{"./vm"}},
-	{"plan", "vm/internal/plan/group.go", "g.order.moveBehind(aside, a.prev)", "", []string{"./vm"}},
+	{"plan", "vm/internal/plan/group.go", "g.order.moveBehind(aside, a.prev)", "",
+		[]string{"./vm"}},
 	{"plan", "vm/internal/plan/memory.go", " || b.DType != dst.DType {", " {", []string{"./vm"}},
 }
