@@ -19,9 +19,9 @@ type clock interface {
 	close() error
 }
 
-// Profile is Run, with steps one by one, and returns by the steps of the plan the times of those
-// that are timed. It goes by the clock of the device's queue if it has one, which counts the time
-// in which the device waits for the next step, too.
+// Profile is Run, with steps one by one, and returns the times of all steps of the plan: of those
+// that are not timed, 0 or more. It goes by the clock of the device's queue if it has one, which
+// counts the time in which the device waits for the next step, too.
 func (e *Executor) Profile(kind int, timed func(ir.Op) bool) (times []time.Duration, err error) {
 	if err := e.begin(); err != nil {
 		return nil, err
