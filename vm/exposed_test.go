@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -15,11 +16,11 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// slow has the exchange of one bucket end late, for those that wait for it.
+// slow has the exchange of one bucket end late, for the queue or the host that waits for it.
 type slow struct {
 	backend.Base
 	bucket int // from 0
-	late   time.Duration
+	hold   func(q backend.Queue) error
 }
 
 // Start implements [backend.Communicator].
@@ -27,48 +28,65 @@ func (c *slow) Start(q backend.Queue, what backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
 	w, err := c.Communicator.Start(q, what, dst, src)
 	if err == nil && what.State == c.bucket+1 && !backend.Recorded(q) {
-		w = lateWork{w, c.late}
+		w = lateWork{w, c.hold}
 	}
 	return w, err
 }
 
-// lateWork ends a time after somebody begins to wait for it.
+// lateWork holds those who wait for it.
 type lateWork struct {
 	backend.Work
-	late time.Duration
+	hold func(q backend.Queue) error
 }
 
-func (w lateWork) Wait(q backend.Queue) error {
-	if err := w.Work.Wait(q); err != nil {
-		return err
-	}
-	return q.Wait(w)
-}
+func (w lateWork) Wait(q backend.Queue) error { return errors.Join(w.Work.Wait(q), w.hold(q)) }
 
 func (w lateWork) Join(ctx context.Context) error {
-	time.Sleep(w.late)
-	return w.Work.Join(ctx)
+	return errors.Join(w.hold(nil), w.Work.Join(ctx))
+}
+
+// asleep is an event that happens a time after somebody begins to wait for it.
+type asleep time.Duration
+
+func (asleep) Done() bool { return false }
+
+func (d asleep) Join(context.Context) error {
+	time.Sleep(time.Duration(d))
+	return nil
+}
+
+// hold holds a queue, of the host if it is nil.
+func (d asleep) hold(q backend.Queue) error {
+	if q == nil {
+		return d.Join(context.Background())
+	}
+	return q.Wait(d)
 }
 
 // TestExposed: a run step by step says how long it waits for the exchange of each bucket, and a
 // late one is exposed by its delay.
 func TestExposed(t *testing.T) {
+	const delay = 30 * time.Millisecond
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
-			if err := testranks.Join(together(t, k, 2, exposes)); err != nil {
+			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+				return r.exposes(delay, asleep(delay).hold)
+			})); err != nil {
 				t.Fatal(err)
 			}
 		})
 }
 
-func exposes(r ranked) (err error) {
-	const late, delay = 1, 30 * time.Millisecond
+// exposes checks that the bucket which hold makes late by a delay, or more, is exposed most.
+func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (err error) {
+	const late = 1
 	m := r.build(mlp)
 	machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
-		vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, delay}, autograd.WithBuckets(1, 1)))
+		vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, hold}, autograd.WithBuckets(1, 1)))
 	if err != nil {
 		return err
 	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
 	var least []time.Duration // of each bucket: that of a run which the machine's load spares
 	for range 4 {
 		if err := machine.RunAll(); err != nil {
@@ -93,12 +111,12 @@ func exposes(r ranked) (err error) {
 		}
 	}
 	for i, d := range least {
-		if d < 0 || (i == late) != (d >= delay) {
-			return fmt.Errorf("bucket %d is exposed by %v: bucket %d is late by %v", i, d, late,
+		if d < 0 || least[late] < delay || i != late && d >= least[late] {
+			return fmt.Errorf("the buckets are exposed by %v: number %d is late by %v", least, late,
 				delay)
 		}
 	}
-	return machine.Close()
+	return nil
 }
 
 // TestExposedAlone: without other ranks nothing is exchanged.
