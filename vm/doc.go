@@ -109,7 +109,8 @@
 // # Precision
 //
 // [WithPrecision] lets products of Float32 round their operands: [TF32] on GPUs, [BF16] everywhere.
-// Graph, learnables and solver stay as they are. [Machine.Profile] says which steps take how long.
+// Graph, learnables and solver stay as they are. [Machine.Profile] says which steps take how long,
+// and [Machine.Exposed] how long they wait for exchanges.
 //
 // # Operations
 //

@@ -15,6 +15,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/vm/internal/exec"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
@@ -324,15 +325,21 @@ type StepTime struct {
 //
 // Errors: those of RunAll.
 func (m *Machine) Profile() (times []StepTime, err error) {
-	err = m.runBy(func() error {
-		elapsed, err := m.exec.Profile(m.micro.kind())
-		for i, t := range elapsed {
-			s := m.plan.Steps[i]
-			times = append(times, StepTime{s.Op.String(), s.Name, t, s.Bytes()})
-		}
+	elapsed, err := m.profile(func(ir.Op) bool { return true })
+	for i, t := range elapsed {
+		s := m.plan.Steps[i]
+		times = append(times, StepTime{s.Op.String(), s.Name, t, s.Bytes()})
+	}
+	return times, err
+}
+
+// profile is RunAll with steps one by one, and returns the times of those that are timed.
+func (m *Machine) profile(timed func(ir.Op) bool) (elapsed []time.Duration, err error) {
+	err = m.runBy(func() (err error) {
+		elapsed, err = m.exec.Profile(m.micro.kind(), timed)
 		return err
 	})
-	return times, err
+	return elapsed, err
 }
 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.

@@ -3,6 +3,7 @@
 package vm_test
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -28,6 +29,26 @@ func TestDataParallelOnGPU(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestExposedOnGPU is TestExposed by the clocks of GPUs: the late exchange ends behind fills.
+func TestExposedOnGPU(t *testing.T) {
+	const fills, nbytes = 256, 64 << 10
+	if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+		b, err := r.device.Alloc(nbytes)
+		if err != nil {
+			return err
+		}
+		hold := func(q backend.Queue) (err error) {
+			for i := 0; i < fills && q != nil && err == nil; i++ {
+				err = q.Zero(b)
+			}
+			return err
+		}
+		return errors.Join(r.exposes(0, hold), r.device.Free(b))
+	})); err != nil {
+		t.Fatal(err)
 	}
 }
 

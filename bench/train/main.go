@@ -9,11 +9,27 @@
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,
 //	 "peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
 //
-// With -n 2 two ranks train together, each on a GPU and with a batch of its own. step_us is the
-// median of --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the most memory that
-// was in use on the device, and driver_mib what the driver says is in use at the end, context and
-// libraries included. --profile prints the ten steps of the plan that took longest when they ran
-// one by one, and the ten operations.
+// step_us is the median of --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the
+// most memory that was in use on the device, and driver_mib what the driver says is in use at the
+// end, context and libraries included. --profile prints the ten steps of the plan that took longest
+// when they ran one by one, and the ten operations.
+//
+// With -n 2 two ranks train together, each on a GPU and with a batch of its own, after one rank has
+// trained alone in the same process:
+//
+//	{"model":"mlp-large","precision":"tf32","mode":"plan","ranks":2,"step_us":...,
+//	 "efficiency":0.93,"exposed_us":151.3,"buckets":[
+//	 {"bucket":0,"mib":64,"products":5,"exposed_us":1.5},...]}
+//
+// efficiency is the time of a step of the rank alone by step_us. It is 1 if the exchange costs
+// nothing; on the host the rank alone has the cores that the others share. buckets says of the
+// exchange of each bucket of gradients how large it is, how many products the plan has beside it,
+// and how long the steps waited for it. exposed_us is the sum of the waits.
+//
+// The waits are medians, of the rank that waited longest in all. Waits for a rank that is late
+// count, too. They are measured in a few steps that run one by one after the others
+// ([vm.Machine.Exposed]), since no time can be read inside the graph that a GPU records of a step.
+// Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -176,6 +192,7 @@ type result struct {
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
 	saved
+	overlap
 }
 
 // rank is where one rank trains.
@@ -194,22 +211,21 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	defer func() { err = errors.Join(err, peer.close()) }()
 	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks}
 	if o.ranks == 1 {
-		alone := rank{build: &sync.Mutex{}}
-		if o.device == "gpu" {
-			gpu, err := cuda.Open(0)
-			if err != nil {
-				return err
-			}
-			defer func() { err = errors.Join(err, gpu.Close()) }()
-			alone.device = gpu
-		}
-		return o.train(w, r, m, p, alone, peer, make([][]float64, 1))
+		return o.alone(func(on rank) error {
+			return o.train(w, r, m, p, on, peer, make([]measurement, 1))
+		})
+	}
+	if err := o.alone(func(on rank) error {
+		r.one, err = o.stepOf(m, p, on)
+		return err
+	}); err != nil {
+		return fmt.Errorf("one rank alone: %w", err)
 	}
 	var backends []backend.Backend // those of package euryale, GPUs first
 	if o.device == "cpu" {
 		backends = append(backends, host.Backend{})
 	}
-	times := make([][]float64, o.ranks)
+	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
 		on := rank{comm: comm, build: build}
@@ -219,26 +235,50 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 					comm.Capabilities().Backend)
 			}
 		}
-		return o.train(w, r, m, p, on, peer, times)
+		return o.train(w, r, m, p, on, peer, all)
 	}, backends...)
 }
 
-// train measures on one rank, and notes the times of its rounds. Rank 0 takes turns with a peer,
-// and writes the slowest rank's.
-func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer,
-	times [][]float64) (err error) {
+// alone runs f on one device.
+func (o options) alone(f func(on rank) error) (err error) {
+	on := rank{build: &sync.Mutex{}}
+	if o.device == "gpu" {
+		gpu, err := cuda.Open(0)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, gpu.Close()) }()
+		on.device = gpu
+	}
+	return f(on)
+}
+
+// machine makes the machine of one rank, and says which node is the loss.
+func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, error) {
 	options := []vm.Option{vm.WithPrecision(p)}
-	me := 0
 	if on.comm != nil {
-		me = on.comm.Rank()
 		options = append(options, vm.WithDataParallel(on.comm))
 	}
-	b, loss, err := m.graph(uint64(me), on.build)
+	b, loss, err := m.graph(uint64(on.number()), on.build)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	machine, err := vm.New(b.graph, on.device,
 		append(options, vm.WithSolver(m.solver(), b.learnables...))...)
+	return machine, loss, err
+}
+
+// measurement is what one rank has measured.
+type measurement struct {
+	times  []float64 // of its rounds
+	waited []bucket
+}
+
+// train measures on one rank, and notes that in all. Rank 0 takes turns with a peer, and writes
+// the result of the slowest rank.
+func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, peer *peer,
+	all []measurement) (err error) {
+	machine, loss, err := m.machine(p, on)
 	if err != nil {
 		return err
 	}
@@ -250,20 +290,27 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	if r.saved, err = o.save(machine, on); err != nil {
 		return err
 	}
+	r.Loss = math.Round(value(loss)*1e4) / 1e4
+	waited, err := on.exposed(machine)
+	if err != nil {
+		return err
+	}
+	me := on.number()
 	on.build.Lock() // the one lock of all ranks
-	times[me] = ours
+	all[me] = measurement{ours, waited}
 	on.build.Unlock()
 	if err := on.meet(); err != nil || me > 0 {
 		return errors.Join(err, o.profiled(io.Discard, machine))
 	}
 	on.build.Lock()
-	ours = slowestOf(times)
+	ours = slowestOf(all)
+	r.StepUS = round1(bench.Median(slices.Clone(ours)))
+	r.overlap.count(all, r.StepUS)
 	on.build.Unlock()
-	if r.Loss = math.Round(value(loss)*1e4) / 1e4; peer != nil {
+	if peer != nil {
 		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))),
 			medianRatio(ours, theirs)
 	}
-	r.StepUS = round1(bench.Median(ours))
 	if err := r.count(machine.Plan().String()); err != nil {
 		return err
 	}
@@ -274,6 +321,14 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 		return err
 	}
 	return o.profiled(w, machine)
+}
+
+// number is its own among the ranks.
+func (on rank) number() int {
+	if on.comm == nil {
+		return 0
+	}
+	return on.comm.Rank()
 }
 
 // meet waits for the other ranks.
@@ -312,7 +367,7 @@ func (r *result) count(plan string) error {
 // time returns the times of a step in each round, in microseconds, and those of a peer in between.
 func (o options) time(m *vm.Machine, on rank, peer *peer) (ours, theirs []float64, err error) {
 	for range warmUp + o.rounds {
-		if peer != nil && (on.comm == nil || on.comm.Rank() == 0) {
+		if peer != nil && on.number() == 0 {
 			t, err := peer.round()
 			if err != nil {
 				return nil, nil, fmt.Errorf("%s: %w", peer.name, err)
@@ -337,10 +392,10 @@ func (o options) time(m *vm.Machine, on rank, peer *peer) (ours, theirs []float6
 }
 
 // slowestOf returns the time of the slowest rank in each round.
-func slowestOf(times [][]float64) []float64 {
-	slowest := slices.Clone(times[0])
-	for _, of := range times[1:] {
-		for i, t := range of {
+func slowestOf(all []measurement) []float64 {
+	slowest := slices.Clone(all[0].times)
+	for _, of := range all[1:] {
+		for i, t := range of.times {
 			slowest[i] = max(slowest[i], t)
 		}
 	}

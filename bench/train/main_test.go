@@ -51,12 +51,43 @@ func measured(t *testing.T, ranks int) {
 	}
 	for i, precision := range []string{"f32", "bf16"} {
 		if r := results[i]; r.Model != "mlp" || r.Ranks != ranks || r.Precision != precision ||
-			r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 {
+			r.StepUS <= 0 || r.Arena <= 0 || r.Fused <= 0 || r.HostOps != 0 ||
+			!r.overlap.isOf(ranks) {
 			t.Errorf("result %d is %+v", i, r)
 		}
 	}
 	if a, b := results[0].Loss, results[1].Loss; math.Abs(a-b) > 0.01 || a < 1 || a > 4 {
 		t.Errorf("the losses are %v and %v", a, b)
+	}
+}
+
+// isOf reports whether all is there that some ranks measure, and the waits agree.
+func (o overlap) isOf(ranks int) bool {
+	if ranks == 1 {
+		return o.Efficiency == 0 && o.ExposedUS == nil && o.Buckets == nil
+	}
+	return o.Efficiency > 0 && o.ExposedUS != nil && len(o.Buckets) > 0 && o.Buckets[0].MiB > 0 &&
+		*o.ExposedUS == sumOf(o.Buckets)
+}
+
+// The rank that waited longest in all gives the waits, and a wait of 0 is printed, too.
+func TestWaitsAreOfOneRank(t *testing.T) {
+	for want, all := range map[string][]measurement{
+		`{"efficiency":0.75,"exposed_us":5,"buckets":[` +
+			`{"bucket":0,"mib":64,"products":5,"exposed_us":1.5},` +
+			`{"bucket":1,"mib":1,"products":0,"exposed_us":3.5}]}`: {
+			{waited: []bucket{{0, 64, 5, 2}, {1, 1, 0, 2}}},
+			{waited: []bucket{{0, 64, 5, 1.5}, {1, 1, 0, 3.5}}}},
+		`{"efficiency":0.75,"exposed_us":0,"buckets":[` +
+			`{"bucket":0,"mib":64,"products":5,"exposed_us":0}]}`: {
+			{waited: []bucket{{0, 64, 5, 0}}}, {waited: []bucket{{0, 64, 5, 0}}}},
+		`{}`: {{}}, // of one rank
+	} {
+		o := overlap{one: 300}
+		o.count(all, 400)
+		if got, err := json.Marshal(o); err != nil || string(got) != want {
+			t.Errorf("it prints %s, %v, want %s", got, err, want)
+		}
 	}
 }
 

@@ -6,34 +6,38 @@ import (
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // clock notes points of a device's queue.
 type clock interface {
-	mark() error
-	// between returns the times between marks, when everything is done.
+	// mark notes the present point, or that its time is not wanted.
+	mark(wanted bool) error
+	// between returns the times between marks, when everything is done: 0 where one of the two
+	// was not wanted.
 	between() ([]time.Duration, error)
 	close() error
 }
 
-// Profile is Run, with steps one by one, and returns the times of all steps of the plan: by the
-// clock of the device's queue if it has one, which counts the time in which the device waits for
-// the next step, too.
-func (e *Executor) Profile(kind int) (times []time.Duration, err error) {
+// Profile is Run, with steps one by one, and returns the times of all steps of the plan: of those
+// that are not timed, 0 or more. It goes by the clock of the device's queue if it has one, which
+// counts the time in which the device waits for the next step, too.
+func (e *Executor) Profile(kind int, timed func(ir.Op) bool) (times []time.Duration, err error) {
 	if err := e.begin(); err != nil {
 		return nil, err
 	}
 	c := e.newClock()
 	defer func() { err = errors.Join(err, c.close()) }()
-	if err := c.mark(); err != nil {
+	is := func(i int) bool { return i < len(e.steps) && timed(e.steps[i].Op) }
+	if err := c.mark(is(0)); err != nil {
 		return nil, err
 	}
-	for _, s := range e.steps {
+	for i, s := range e.steps {
 		var err error
 		if s.Runs.Has(kind) {
 			err = s.run()
 		}
-		if err := errors.Join(err, c.mark()); err != nil {
+		if err := errors.Join(err, c.mark(is(i) || is(i+1))); err != nil {
 			return nil, fmt.Errorf("vm: step %d, %v of %s: %w", s.number, s.Op, s.Name, err)
 		}
 	}
@@ -55,10 +59,14 @@ func (e *Executor) newClock() clock {
 // deviceClock is the clock of a queue.
 type deviceClock struct {
 	queue backend.TimedQueue
-	marks []backend.TimedEvent
+	marks []backend.TimedEvent // nil where not wanted
 }
 
-func (c *deviceClock) mark() error {
+func (c *deviceClock) mark(wanted bool) error {
+	if !wanted {
+		c.marks = append(c.marks, nil)
+		return nil
+	}
 	event, err := c.queue.NewTimedEvent()
 	if err != nil {
 		return err
@@ -70,6 +78,9 @@ func (c *deviceClock) mark() error {
 func (c *deviceClock) between() ([]time.Duration, error) {
 	times := make([]time.Duration, len(c.marks)-1)
 	for i := range times {
+		if c.marks[i] == nil || c.marks[i+1] == nil {
+			continue
+		}
 		var err error
 		if times[i], _, err = c.marks[i+1].Elapsed(c.marks[i]); err != nil {
 			return nil, err
@@ -81,7 +92,9 @@ func (c *deviceClock) between() ([]time.Duration, error) {
 func (c *deviceClock) close() error {
 	var err error
 	for _, event := range c.marks {
-		err = errors.Join(err, event.Close())
+		if event != nil {
+			err = errors.Join(err, event.Close())
+		}
 	}
 	return err
 }
@@ -89,10 +102,14 @@ func (c *deviceClock) close() error {
 // hostClock waits for the device at each mark.
 type hostClock struct {
 	device Device
-	marks  []time.Time
+	marks  []time.Time // zero where not wanted
 }
 
-func (c *hostClock) mark() error {
+func (c *hostClock) mark(wanted bool) error {
+	if !wanted {
+		c.marks = append(c.marks, time.Time{})
+		return nil
+	}
 	err := c.device.Join()
 	c.marks = append(c.marks, time.Now())
 	return err
@@ -101,7 +118,9 @@ func (c *hostClock) mark() error {
 func (c *hostClock) between() ([]time.Duration, error) {
 	times := make([]time.Duration, len(c.marks)-1)
 	for i := range times {
-		times[i] = c.marks[i+1].Sub(c.marks[i])
+		if from, to := c.marks[i], c.marks[i+1]; !from.IsZero() && !to.IsZero() {
+			times[i] = to.Sub(from)
+		}
 	}
 	return times, nil
 }

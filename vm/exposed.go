@@ -1,0 +1,45 @@
+package vm
+
+import (
+	"time"
+
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// BucketTime is how long a rank waited for the exchange of a bucket of [WithDataParallel].
+type BucketTime struct {
+	Bucket   int // its number in the plan, from 0
+	Bytes    int // of its gradients
+	Products int // products and attentions that the plan has beside the exchange
+	// Exposed is from the end of what the plan has before the bucket's first update to the end of
+	// the exchange: 0 if the exchange was done by then.
+	Exposed time.Duration
+}
+
+// Exposed is a RunAll whose steps run one by one, as those of [Machine.Profile], and returns what
+// was exposed of the exchange of each bucket, in the order of the plan. Only the waits are timed,
+// by the device's clock if it has one: on a GPU a hidden exchange still shows the few microseconds
+// between two events. A rank also waits for ranks that are late.
+//
+// Steps that RunAll records as a graph may expose less or more: the host does not launch them one
+// by one there, and copy engines, which run recorded exchanges only, leave the multiprocessors to
+// the products. Take the median of several calls, after a few runs. All ranks call it. Without
+// other ranks the list is empty, and in a run that does not end a step ([Accumulate]) the times
+// are 0.
+//
+// Errors: those of RunAll.
+func (m *Machine) Exposed() (buckets []BucketTime, err error) {
+	elapsed, err := m.profile(func(op ir.Op) bool { _, wait := op.(plan.Receive); return wait })
+	products := map[int]int{}
+	for i, t := range elapsed {
+		switch op := m.plan.Steps[i].Op.(type) {
+		case plan.Send:
+			products[op.Bucket] = op.Products
+		case plan.Receive:
+			bytes := m.plan.Steps[i].Bytes() / 2 // its results are its operands
+			buckets = append(buckets, BucketTime{op.Bucket - 1, bytes, products[op.Bucket], t})
+		}
+	}
+	return buckets, err
+}

@@ -1,0 +1,131 @@
+package vm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// slow has the exchange of one bucket end late, for the queue or the host that waits for it.
+type slow struct {
+	backend.Base
+	bucket int // from 0
+	hold   func(q backend.Queue) error
+}
+
+// Start implements [backend.Communicator].
+func (c *slow) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
+	w, err := c.Communicator.Start(q, what, dst, src)
+	if err == nil && what.State == c.bucket+1 && !backend.Recorded(q) {
+		w = lateWork{w, c.hold}
+	}
+	return w, err
+}
+
+// lateWork holds those who wait for it.
+type lateWork struct {
+	backend.Work
+	hold func(q backend.Queue) error
+}
+
+func (w lateWork) Wait(q backend.Queue) error { return errors.Join(w.Work.Wait(q), w.hold(q)) }
+
+func (w lateWork) Join(ctx context.Context) error {
+	return errors.Join(w.hold(nil), w.Work.Join(ctx))
+}
+
+// asleep is an event that happens a time after somebody begins to wait for it.
+type asleep time.Duration
+
+func (asleep) Done() bool { return false }
+
+func (d asleep) Join(context.Context) error {
+	time.Sleep(time.Duration(d))
+	return nil
+}
+
+// hold holds a queue, of the host if it is nil.
+func (d asleep) hold(q backend.Queue) error {
+	if q == nil {
+		return d.Join(context.Background())
+	}
+	return q.Wait(d)
+}
+
+// TestExposed: a run step by step says how long it waits for the exchange of each bucket, and a
+// late one is exposed by its delay.
+func TestExposed(t *testing.T) {
+	const delay = 30 * time.Millisecond
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+				return r.exposes(delay, asleep(delay).hold)
+			})); err != nil {
+				t.Fatal(err)
+			}
+		})
+}
+
+// exposes checks that the bucket which hold makes late by a delay, or more, is exposed most.
+func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (err error) {
+	const late = 1
+	m := r.build(mlp)
+	machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+		vm.WithDataParallel(&slow{backend.Wrap(r.Comm), late, hold}, autograd.WithBuckets(1, 1)))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	var least []time.Duration // of each bucket: that of a run which the machine's load spares
+	for range 4 {
+		if err := machine.RunAll(); err != nil {
+			return err
+		}
+		buckets, err := machine.Exposed()
+		if err != nil {
+			return err
+		}
+		bytes := 0
+		for i, b := range buckets {
+			if len(least) <= i {
+				least = append(least, b.Exposed)
+			}
+			least[i] = min(least[i], b.Exposed)
+			if bytes += b.Bytes; b.Bucket != i || b.Products < 0 {
+				return fmt.Errorf("exchange %d is %+v", i, b)
+			}
+		}
+		if want := 4 * (12*7 + 7 + 7*5); len(buckets) != 3 || bytes != want {
+			return fmt.Errorf("%d buckets of %d bytes, want 3 of %d", len(buckets), bytes, want)
+		}
+	}
+	for i, d := range least {
+		if d < 0 || least[late] < delay || i != late && d >= least[late] {
+			return fmt.Errorf("the buckets are exposed by %v: number %d is late by %v", least, late,
+				delay)
+		}
+	}
+	return nil
+}
+
+// TestExposedAlone: without other ranks nothing is exchanged.
+func TestExposedAlone(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	machine := machine(t, m.g, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...))
+	for range 3 {
+		if buckets, err := machine.Exposed(); err != nil || len(buckets) != 0 {
+			t.Errorf("the exchanges are %v, %v", buckets, err)
+		}
+	}
+}
