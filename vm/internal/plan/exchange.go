@@ -98,10 +98,13 @@ func (l *layouter) computed(id ir.ID) bool {
 	return ir.Leaf(l.program.Values[id].Op) || l.placed[id]
 }
 
-// countProducts notes what runs beside each exchange.
+// countProducts notes what runs beside each exchange, in the runs that exchange.
 func countProducts(p *Plan) {
-	products := 0
+	products, last := 0, p.Accumulation.Kinds()-1
 	for i, s := range slices.Backward(p.Steps) {
+		if !s.Runs.Has(last) {
+			continue
+		}
 		switch op := s.Op.(type) {
 		case Receive:
 			products = 0

@@ -161,11 +161,16 @@ func TestAccumulate(t *testing.T) {
 	last := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN", sum, "send bucket 0",
 		"matmul NT", "matmul TN", sum,
 		"send bucket 1", "receive bucket 0", "receive bucket 1", squares, "loop norm", update}
+	products := map[int]int{1: 2, 2: 0} // by bucket: those of the run that exchanges it
 	for kind, want := range [][]string{first, each, last} {
 		var steps []string
 		for _, s := range planned.Steps {
 			if s.Runs.Has(kind) {
 				steps = append(steps, s.Op.String())
+			}
+			if send, ok := s.Op.(Send); ok && send.Products != products[send.Bucket] {
+				t.Errorf("%v is beside %d products, want %d", send, send.Products,
+					products[send.Bucket])
 			}
 		}
 		if !slices.Equal(steps, want) {
