@@ -111,7 +111,7 @@ func (x *Buckets) Slot(param int) backend.Buffer { return x.slots[param] }
 
 // Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
 // host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
-// the queue computes meanwhile.
+// the queues of all ranks compute meanwhile, and must be the same on every rank.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
 func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backend.Work,

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
@@ -117,6 +119,62 @@ func (r ranked) exposes(delay time.Duration, hold func(q backend.Queue) error) (
 		}
 	}
 	return nil
+}
+
+// hinted notes which buckets are exchanged beside products in what is recorded.
+type hinted struct {
+	backend.Base
+	beside []bool
+}
+
+// Start implements [backend.Communicator].
+func (c *hinted) Start(q backend.Queue, what backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
+	if what.State > 0 && backend.Recorded(q) {
+		c.beside = append(c.beside, what.Beside)
+	}
+	return c.Communicator.Start(q, what, dst, src)
+}
+
+// TestRanksExchangeInOneWay: also where one of them has a product more beside an exchange.
+func TestRanksExchangeInOneWay(t *testing.T) {
+	var products, beside [2][]bool
+	if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) (err error) {
+		me := r.Comm.Rank()
+		m := r.build(func(t testing.TB, dt tensor.Dtype) *model {
+			m := mlp(t, dt)
+			if me == 0 {
+				var seen gorgonia.Value
+				gorgonia.Read(must(gorgonia.Mul(m.variable("a", dt, 3, 4),
+					m.variable("b", dt, 4, 2))), &seen)
+			}
+			return m
+		})
+		comm := &hinted{Base: backend.Wrap(r.Comm)}
+		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1},
+			m.params...), vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, machine.Close()) }()
+		for range 3 {
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+		}
+		buckets, err := machine.Exposed()
+		for _, b := range buckets {
+			products[me] = append(products[me], b.Products > 0)
+		}
+		beside[me] = comm.beside
+		return err
+	})); err != nil {
+		t.Fatal(err)
+	}
+	if slices.Equal(products[0], products[1]) || !slices.Contains(beside[0], true) ||
+		!slices.Equal(beside[0], beside[1]) {
+		t.Errorf("products are beside the exchanges %v, which are told %v", products, beside)
+	}
 }
 
 // TestExposedAlone: without other ranks nothing is exchanged.

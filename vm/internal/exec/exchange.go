@@ -13,8 +13,8 @@ type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged.
 	Slot(update int) backend.Buffer
 	// Start starts the exchange of a bucket behind what was started on a queue, nil for the host.
-	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the device
-	// computes meanwhile.
+	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices
+	// of all ranks compute meanwhile, and the same on every rank.
 	Start(bucket int, behind backend.Queue, beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
 	Finish(bucket int, w backend.Work) error
@@ -26,6 +26,7 @@ type Buckets interface {
 type exchanges struct {
 	Buckets
 	started
+	beside map[int]bool // by bucket, of those that are recorded
 }
 
 // started is what steps have started and nobody has waited for.
@@ -41,8 +42,23 @@ func (e *Executor) send(op plan.Send) error {
 	for len(x.buckets) < bucket {
 		x.buckets = append(x.buckets, nil)
 	}
-	w, err := x.Start(bucket-1, e.device.Main(), op.Products > 0)
+	w, err := x.Start(bucket-1, e.device.Main(), x.beside[bucket])
 	x.buckets[bucket-1] = w
+	return err
+}
+
+// besides finds out which exchanges of a segment run beside products on all ranks: the plans of two
+// ranks may differ in all but their exchanges, which take the same way on each rank. It is
+// collective.
+func (x *exchanges) besides(s *segment) (err error) {
+	if x.beside == nil {
+		x.beside = map[int]bool{}
+	}
+	for _, step := range s.steps {
+		if op, ok := step.Op.(plan.Send); ok && err == nil {
+			x.beside[op.Bucket], err = x.All(op.Products > 0)
+		}
+	}
 	return err
 }
 

@@ -78,6 +78,11 @@ func (e *Executor) record(segments *[]*segment, i int) error {
 	if s.graph != nil || !s.ran || s.eager || len(s.steps) < 2 || e.device.Host() {
 		return nil
 	}
+	if e.exchanges.Buckets != nil {
+		if err := e.exchanges.besides(s); err != nil {
+			return fmt.Errorf("vm: record %v: %w", s, err)
+		}
+	}
 	before := e.exchanges.started
 	e.exchanges.started = started{}
 	graph, err := e.device.Capture(s.start)
