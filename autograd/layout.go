@@ -43,7 +43,7 @@ func (b *bucket) String() string {
 // plan divides parameters among buckets, each of one dtype, in the order in
 // which the buckets will be full when gradients appear in reverse order. A
 // dtype's first bucket holds up to first bytes, the others up to rest; a
-// parameter that is larger has its own bucket, or fills one that is almost empty.
+// parameter that does not fit has another bucket, or joins one that is almost empty.
 //
 // It is a function of what all ranks have agreed on, and of nothing else.
 // Where each step exchanges one bucket, none is filled beyond its size: joined is false.

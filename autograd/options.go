@@ -73,9 +73,10 @@ type Option func(*options)
 func WithSum() Option { return func(o *options) { o.op = backend.Sum } }
 
 // WithBuckets sets the size of the first bucket of each dtype, and that of the
-// others, in bytes. A parameter that is larger gets its own bucket, or joins one that is less than
-// a sixteenth full: a bias, say. The defaults are 1 MiB and 25 MiB. Small buckets leave earlier in
-// the backward pass; each costs one all-reduce.
+// others, in bytes. A parameter that does not fit begins another bucket, unless
+// the one before is at most a sixteenth full, of a bias, say: that one grows beyond
+// its size then, except with [WithPartial]. The defaults are 1 MiB and 25 MiB. Small
+// buckets leave earlier in the backward pass; each costs one all-reduce.
 func WithBuckets(first, rest int) Option {
 	return func(o *options) { o.first, o.rest = first, rest }
 }

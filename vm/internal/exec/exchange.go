@@ -47,9 +47,9 @@ func (e *Executor) send(op plan.Send) error {
 	return err
 }
 
-// besides finds out which exchanges of a segment run beside products on all ranks: the plans of two
-// ranks may differ in all but their exchanges, which take the same way on each rank. It is
-// collective.
+// besides finds out which exchanges of a segment run beside products on all ranks. The plans of two
+// ranks may differ in all but their exchanges, and an exchange takes one algorithm on all of them.
+// It is collective.
 func (x *exchanges) besides(s *segment) (err error) {
 	if x.beside == nil {
 		x.beside = map[int]bool{}
