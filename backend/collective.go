@@ -91,8 +91,9 @@ type Collective struct {
 	AllowHalf DType
 
 	// Beside says that the devices compute while the call runs: ways that leave them their
-	// multiprocessors are better then. dst lies at one place of memory from Alloc on each rank. It
-	// is a hint, the same on every rank, and is not compared.
+	// multiprocessors are better then. It is a hint, the same on every rank, and dst lies at one
+	// place of memory from Alloc on each. Headers do not have it; replays of graphs in which ranks
+	// have recorded other ways or places for it are a [MismatchError].
 	Beside bool
 
 	Root int

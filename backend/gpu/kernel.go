@@ -89,6 +89,11 @@ func (m *peerMemory) placeOf(b backend.Buffer, unit int) peers.InWindow {
 	if !peers.Placeable(b.Addr(), unit) {
 		return 0
 	}
+	return m.inWindow(b)
+}
+
+// inWindow is placeOf without regard to units.
+func (m *peerMemory) inWindow(b backend.Buffer) peers.InWindow {
 	if i := m.windowOf(b); i >= 0 {
 		return peers.PlaceIn(i+1, int(b.Addr()-m.windows[i].own.Addr()))
 	}
@@ -101,12 +106,13 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 }
 
 // possibly chooses once more where copy engines would run a call that they cannot: one that is not
-// recorded, or whose operand lies where others do not reach it. A copy to another device waits, in
-// the driver, for what it does for that device's rank, which may be to take memory once the kernels
-// that wait for the copy have ended: ranks of a graph have all that before they launch it. order is
-// held.
+// recorded, whose operand lies where others do not reach it, or for which there is no staging. A
+// copy to another device waits, in the driver, for what it does for that device's rank, which may
+// be to take memory once the kernels that wait for the copy have ended: ranks of a graph have all
+// that before they launch it. order is held.
 func (c *Communicator) possibly(k *call, recorded bool) {
-	if k.use == byCopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0) {
+	if k.use == byCopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0 ||
+		c.plan.Staging < align*c.size) {
 		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,
 			k.dst.NBytes())
 	}
