@@ -63,7 +63,7 @@ func (p *captured) record(s stream, k *call) (backend.Event, error) {
 	if err := p.reach(s, len(p.calls)); err != nil {
 		return nil, err
 	}
-	c.possibly(k, true)
+	c.chooseAgain(k, true)
 	c.call = *k
 	if err := c.launch(s, &c.call, 0); err != nil {
 		return nil, err

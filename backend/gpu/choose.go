@@ -40,7 +40,7 @@ var algorithms = [algorithmCount]algorithm{
 	byHalved:  {name: "halved", lines: true, place: (*peerMemory).placeHalved},
 	byPush:    {name: "push"},
 
-	byCopyEngines: {name: "copy-engines", next: byTwoShot},
+	byCopyEngines: {name: "copy-engines"},
 }
 
 // packetBytes is the largest operand that travels in packets, of which half is flags.

@@ -17,48 +17,30 @@ import (
 //	meet                     all sums have arrived, all staging is free
 //
 // Copies cross NVLink at 360 to 390 GB/s, as fast as kernels that keep 24 to 32 multiprocessors
-// busy for it. All of it is in the order of one queue, and in graphs if that is recorded: nothing
-// but the devices' memory says how far the ranks are.
+// busy for it. All of it is recorded in the order of one queue: nothing but the devices' memory
+// says how far the ranks are.
 
-// launchCopies starts an all-reduce by copy engines, and records event behind it. dst is in a
-// window: see placed.
-func (c *Communicator) launchCopies(q stream, k *call, event uintptr) error {
+// launchCopies records an all-reduce by copy engines. dst is in a window: see chooseAgain.
+func (c *Communicator) launchCopies(q stream, k *call) error {
 	m := c.memory
 	size, unit := c.size, align/k.dtype.Size()
-	piece := (over(k.count, size) + unit - 1) / unit * unit
+	piece := (k.count + size*unit - 1) / (size * unit) * unit
 	room := 2 * c.plan.Staging / (size - 1) / align * unit // of the staging, for each sender
-	for lo := 0; lo < piece; lo += room {
+	err := m.meet(q)
+	for lo := 0; lo < piece && err == nil; lo += room {
 		r := copyRound{c: c, q: q, call: k, piece: piece, lo: lo, hi: min(lo+room, piece),
 			room: room}
-		if lo == 0 {
-			if err := m.meet(q, 0); err != nil {
-				return err
-			}
-		}
-		err := errors.Join(r.scatter(), m.meet(q, 0), r.add(), r.gather())
-		if err != nil {
-			return err
-		}
-		last := uintptr(0)
-		if r.hi == piece {
-			last = event
-		}
-		if err := m.meet(q, last); err != nil {
-			return err
-		}
+		err = errors.Join(r.scatter(), m.meet(q), r.add(), r.gather(), m.meet(q))
 	}
-	return nil
+	return err
 }
 
-// over is n/d, rounded up.
-func over(n, d int) int { return (n + d - 1) / d }
-
-// meet waits, in the order of a queue, until all ranks have come so far, and records event behind
-// it. It is the shortest call of a kernel, of a word that is always zero.
-func (m *peerMemory) meet(q stream, event uintptr) error {
+// meet waits, in the order of a queue, until all ranks have come so far. It is the shortest call of
+// a kernel, of a word that is always zero.
+func (m *peerMemory) meet(q stream) error {
 	x := &m.c.exchange
 	word := m.word(m.c.rank, m.c.rank).Slice(0, backend.F32.Size()).As(backend.F32)
-	*x = peers.PeerCall{Way: peers.LL, Dst: word, Src: word, Event: event}
+	*x = peers.PeerCall{Way: peers.LL, Dst: word, Src: word}
 	return m.c.exchanges(q, x)
 }
 

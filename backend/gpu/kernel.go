@@ -16,7 +16,7 @@ func (c *Communicator) launch(q stream, k *call, event uintptr) error {
 	case byNCCL:
 		return c.launchNCCL(q, k, event)
 	case byCopyEngines:
-		return c.launchCopies(q, k, event)
+		return c.launchCopies(q, k)
 	}
 	return c.launchKernel(q, k, event)
 }
@@ -105,12 +105,12 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 	return slices.IndexFunc(m.windows, func(w *window) bool { return w.holds(b) })
 }
 
-// possibly chooses once more where copy engines would run a call that they cannot: one that is not
+// chooseAgain chooses once more where copy engines would run a call that they cannot: one that is not
 // recorded, whose operand lies where others do not reach it, or for which there is no staging. A
 // copy to another device waits, in the driver, for what it does for that device's rank, which may
 // be to take memory once the kernels that wait for the copy have ended: ranks of a graph have all
 // that before they launch it. order is held.
-func (c *Communicator) possibly(k *call, recorded bool) {
+func (c *Communicator) chooseAgain(k *call, recorded bool) {
 	if k.use == byCopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0 ||
 		c.plan.Staging < align*c.size) {
 		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,

@@ -132,7 +132,7 @@ func (c *Communicator) start(q stream, k *call) (*work, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.possibly(k, false)
+	c.chooseAgain(k, false)
 	w.kernel = k.use != byNCCL
 	c.call = *k
 	if err := c.follow(q); err != nil {

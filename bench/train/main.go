@@ -14,8 +14,8 @@
 // end, context and libraries included. --profile prints the ten steps of the plan that took longest
 // when they ran one by one, and the ten operations.
 //
-// With -n 2 two ranks train together, each on a GPU and with a batch of its own, after one rank has
-// trained alone in the same process:
+// With -n 2 one rank first trains alone, then two train together in the same process, each with its
+// own GPU and batch:
 //
 //	{"model":"mlp-large","precision":"tf32","mode":"plan","ranks":2,"step_us":...,
 //	 "efficiency":0.93,"exposed_us":151.3,"buckets":[

@@ -92,7 +92,7 @@ func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Valu
 	}
 }
 
-// allOf is the sum of all elements. Along a last axis of length 1, it would be a pass of its own.
+// allOf is the sum of all elements. Along a last axis of length 1, it would take a separate pass.
 func allOf(b program.Builder, x program.Value) program.Value {
 	return program.Sum(b, x, program.Axes(b, x, 0)...)
 }

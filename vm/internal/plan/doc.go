@@ -11,7 +11,7 @@
 //   - group.go, rows.go: element-wise values and reductions become loops; a reduction along the
 //     last axis and what reads it are one loop, which keeps each row
 //   - order.go: groups stay in an order in which each comes behind those that it needs
-//   - sooner.go: each gradient is computed before the steps that go on backwards
+//   - hoist.go: each gradient is computed before the steps that go on backwards
 //   - layout.go: views become strides; operands that must lie in order are copied
 //   - epilogue.go: element-wise loops over the result of a product may run in it, block by block
 //   - memory.go: values whose lives do not overlap share memory of one arena

@@ -15,11 +15,11 @@ type goal struct {
 	missing int // operands that other groups have still to compute
 }
 
-// sooner returns groups in an order in which each gradient is computed as soon as its operands are
-// there, that of the first bucket first: before the steps that go on backwards. The exchange of a
-// bucket then has these to hide behind, also the last but one. Activations die earlier, too. All
-// other groups stay in the order of the program.
-func (g *grouping) sooner(all []*group, x bucketing) []*group {
+// hoistGradients returns groups in an order in which each gradient is computed as soon as its
+// operands are there, gradients of the first bucket first: before the steps that go on backwards.
+// The exchange of a bucket then has these to hide behind, also the last but one. Activations die
+// earlier, too. All other groups stay in the order of the program.
+func (g *grouping) hoistGradients(all []*group, x bucketing) []*group {
 	of := g.goals(all, x)
 	waiting := map[*group][]*goal{} // for a group
 	for _, y := range all {
