@@ -111,7 +111,7 @@ gpu-emulated: gpu-sdk emulator
 		-run '^TestLibraryThatIsOld|^TestNCCLAbort' \
 		./backend/gpu
 	$(WITH_SDK) $(EMULATED) -short \
-		-run '^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh|$(THREE_RANKS)|^TestGraphs|^TestCop' \
+		-run '^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop' \
 		./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
