@@ -106,8 +106,8 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 }
 
 // chooseAgain chooses once more where copy engines would run a call that they cannot: one that is
-// not recorded, whose operand lies where others do not reach it, or for which there is no staging. A
-// copy to another device waits, in the driver, for what it does for that device's rank, which may
+// not recorded, whose operand lies where others do not reach it, or for which there is no staging.
+// A copy to another device waits, in the driver, for what it does for that device's rank, which may
 // be to take memory once the kernels that wait for the copy have ended: ranks of a graph have all
 // that before they launch it. order is held.
 func (c *Communicator) chooseAgain(k *call, recorded bool) {
