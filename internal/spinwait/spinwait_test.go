@@ -19,13 +19,23 @@ func TestPausesGrowWithTheWait(t *testing.T) {
 	}
 }
 
-func TestAWaitEnds(t *testing.T) {
-	done := time.Now().Add(5 * time.Millisecond)
-	looks := 0
-	for w := (Wait{}); time.Now().Before(done); w.Pause() {
-		looks++
+func TestAPauseProlongsAWaitByAtMostASixteenth(t *testing.T) {
+	for waited := time.Duration(1); waited < time.Hour; waited += waited/3 + 1 {
+		if pause := pauseAfter(waited); pause > waited/share {
+			t.Errorf("after %v: a pause of %v", waited, pause)
+		}
 	}
-	if looks < 10 {
-		t.Errorf("%d looks in 5 ms", looks)
+}
+
+func TestALongWaitSleepsBetweenLooks(t *testing.T) {
+	w := Wait{since: time.Now().Add(-time.Hour)}
+	slept := time.Duration(0)
+	for range 20 { // a signal of the runtime may end one
+		start := time.Now()
+		w.Pause()
+		slept = max(slept, time.Since(start))
+	}
+	if slept < longest {
+		t.Errorf("the longest pause took %v, want %v", slept, longest)
 	}
 }
