@@ -39,11 +39,12 @@ func (c *choice) unmeasured() bool {
 }
 
 // measured returns c once it goes by what its ranks have measured. An error there never is one of
-// Connect: the ranks go without, in another group if the error has ended this one.
+// Connect: it ends the group on every rank, and the ranks go without in another one.
 func (b *Backend) measured(ctx context.Context, w *rendezvous.World,
 	c *Communicator) (*Communicator, error) {
 	rows, problem := c.measure()
-	if problem != nil && c.Err() != nil {
+	if problem != nil {
+		c.Abort(problem)
 		closing := c.Close()
 		again, err := b.connect(ctx, w, "gpu/again")
 		if err != nil {
@@ -85,7 +86,7 @@ func (b *Backend) unkept() Table {
 }
 
 // measure makes the group and its parts go by times that its ranks measure now, and returns them.
-// An error is one of every rank, and may have ended the group.
+// An error is one of every rank, some of which may have ended the group by then.
 func (c *Communicator) measure() (Table, error) {
 	ends := time.Now().Add(c.quick.time)
 	memory, problem := c.dev.Alloc(c.quick.most)
