@@ -157,6 +157,22 @@ func floats(t testing.TB, v gorgonia.Value) []float64 {
 		return []float64{data}
 	case float32:
 		return []float64{float64(data)}
+	case []int:
+		wide := make([]float64, len(data))
+		for i, x := range data {
+			wide[i] = float64(x)
+		}
+		return wide
+	case int:
+		return []float64{float64(data)}
+	case []bool:
+		wide := make([]float64, len(data))
+		for i, x := range data {
+			if x {
+				wide[i] = 1
+			}
+		}
+		return wide
 	}
 	t.Fatalf("a value of %T", v)
 	return nil

@@ -103,6 +103,30 @@ var ours = []struct {
 		error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
 	}},
+	{name: "largest elements", shapes: [][]int{{3, 7}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		values, _, err := nn.TopK(1, 3, x[0])
+		return values, err
+	}},
+	{name: "largest elements across rows", shapes: [][]int{{7, 2, 3}}, build: func(
+		x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		values, _, err := nn.TopK(0, 2, x[0])
+		return values, err
+	}},
+	{name: "routed rows", shapes: [][]int{{4, 3}, {5, 4}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		weights, to, err := nn.TopK(1, 2, x[1])
+		if err != nil {
+			return nil, err
+		}
+		rows, err := nn.ByIndices(0, x[0], must(gorgonia.Reshape(to, tensor.Shape{10})))
+		if err != nil {
+			return nil, err
+		}
+		weights = must(gorgonia.Reshape(weights, tensor.Shape{10, 1}))
+		rows = must(gorgonia.BroadcastHadamardProd(rows, weights, nil, []byte{1}))
+		return nn.ScatterAdd(0, 4, rows, must(gorgonia.Reshape(to, tensor.Shape{10})))
+	}},
 	{name: "cross-entropy", shapes: [][]int{{3, 4}}, build: func(x ...*gorgonia.Node) (
 		*gorgonia.Node, error) {
 		return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], 3, nn.NoLabel, 1))

@@ -28,6 +28,11 @@ type Builder interface {
 	// Do is a function of package fuse, with the dtype of the last operand: comparisons give 1 or
 	// 0 of it. The first operand of Where may have any dtype; other operands have one dtype.
 	Do(f fuse.Op, x ...Value) Value
+	// Cast is x in another dtype: floats become integers by truncation.
+	Cast(d backend.DType, x Value) Value
+	// Place is, in I64, the place of the element along an axis where x is not 0, and the length of
+	// the axis elsewhere. x, of any dtype, has the whole axis.
+	Place(axis int, x Value) Value
 	// Select is x where a label is the place of the element along an axis, and y elsewhere. Labels
 	// are integers, x and y have one dtype, and at least one of the three has the whole axis.
 	Select(axis int, labels, x, y Value) Value
@@ -35,7 +40,7 @@ type Builder interface {
 	// The numbers come from fuse.Uniform for the key (seed, op), the step, the first sample plus
 	// the place along the first axis, and the element of the sample.
 	Dropout(p float64, seed, op uint32, x, step, first Value) Value
-	// Reduce folds axes by Sum or Max. They stay, with length 1.
+	// Reduce folds axes by Sum, Max or Min. They stay, with length 1.
 	Reduce(op backend.ReduceOp, x Value, axes ...int) Value
 
 	// Reshape has the elements of x in row-major order.

@@ -120,7 +120,7 @@ func (c *compiler) element(v Value) {
 		l := c.open
 		fits := slices.Equal(n.Shape, l.Shape) || l.rows && !n.placed &&
 			oncePerRow(n.Shape, l.Shape)
-		if !fits || !c.ready(v) {
+		if !fits || len(l.Code) > longCode || !c.ready(v) {
 			c.close()
 		}
 	}
@@ -155,7 +155,8 @@ func (c *compiler) reduce(v Value) {
 	n := &c.nodes[v]
 	x := n.args[0]
 	of := c.nodes[x].Tensor
-	if c.open != nil && (!c.open.admits(of.Shape, n.axes) || !c.ready(x)) {
+	if l := c.open; l != nil && (!l.admits(of.Shape, n.axes) || len(l.Code) > longCode ||
+		!c.ready(x)) {
 		c.close()
 	}
 	if c.open == nil {

@@ -25,6 +25,10 @@ const (
 	manyRows = 64
 )
 
+// longCode is how many instructions a loop has before another one begins: half of what package fuse
+// takes.
+const longCode = 512
+
 // foldsRows reports whether folding these axes of a shape is a fold of rows.
 func foldsRows(shape, axes []int) bool {
 	last := len(shape) - 1

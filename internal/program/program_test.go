@@ -83,6 +83,19 @@ func (p *plain) Do(f fuse.Op, x ...Value) Value {
 	})
 }
 
+func (p *plain) Cast(_ backend.DType, x Value) Value {
+	return p.add(p.values[x].shape, func(i []int) float64 { return p.at(x, i) })
+}
+
+func (p *plain) Place(axis int, x Value) Value {
+	return p.add(p.values[x].shape, func(i []int) float64 {
+		if p.at(x, i) != 0 {
+			return float64(i[axis])
+		}
+		return float64(p.values[x].shape[axis])
+	})
+}
+
 func (p *plain) Select(axis int, labels, x, y Value) Value {
 	return p.add(p.common(labels, x, y), func(i []int) float64 {
 		if int(p.at(labels, i)) == i[axis] {
@@ -112,9 +125,12 @@ func (p *plain) Reduce(op backend.ReduceOp, x Value, axes ...int) Value {
 		})
 		y := all[0]
 		for _, v := range all[1:] {
-			if op == backend.Max {
+			switch op {
+			case backend.Max:
 				y = max(y, v)
-			} else {
+			case backend.Min:
+				y = min(y, v)
+			default:
 				y += v
 			}
 		}
@@ -198,7 +214,7 @@ func drawn(seed uint64, b Builder, x ...Value) Value {
 			}
 			return w
 		}
-		switch rng.IntN(12) {
+		switch rng.IntN(13) {
 		case 0:
 			v = b.Do(fuse.Abs, v)
 		case 1, 2:
@@ -222,6 +238,9 @@ func drawn(seed uint64, b Builder, x ...Value) Value {
 			if to := b.Of(v).Shape; rng.IntN(2) == 0 {
 				v = b.Reshape(v, 1, to[0]*to[1], to[2])
 			}
+		case 12: // the first place along an axis where v is not 0, a number of its own
+			first := b.Reduce(backend.Min, b.Place(axis, v), axis)
+			v = b.Do(fuse.Add, v, b.Cast(backend.F64, first))
 		case 11:
 			v = b.Select(axis, b.Number(float64(rng.IntN(2)), v), v, b.Do(fuse.Add, v, v))
 		}

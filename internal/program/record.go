@@ -59,7 +59,7 @@ func (r *recorder) Number(number float64, like Value) Value {
 	d := r.Of(like).DType
 	return r.add(
 		node{Tensor: Tensor{nil, d}, emit: func(p *fuse.Program, _ []fuse.Value) fuse.Value {
-			return p.Const(d, number)
+			return p.Const(fuse.Type(d), number)
 		}})
 }
 
@@ -93,10 +93,27 @@ func (r *recorder) Do(f fuse.Op, x ...Value) Value {
 	d := r.Of(x[len(x)-1]).DType
 	return r.elements(d, false, func(p *fuse.Program, x []fuse.Value) fuse.Value {
 		if f == fuse.Where { // by vectors, where all are of one type
-			return p.Do(f, p.Cast(d, x[0]), x[1], x[2])
+			return p.Do(f, p.Cast(fuse.Type(d), x[0]), x[1], x[2])
 		}
 		return p.Do(f, x...)
 	}, x...)
+}
+
+// Cast implements [Builder].
+func (r *recorder) Cast(d backend.DType, x Value) Value {
+	if r.Of(x).DType == d {
+		return x
+	}
+	return r.elements(d, false, func(p *fuse.Program, v []fuse.Value) fuse.Value {
+		return p.Cast(fuse.Type(d), v[0])
+	}, x)
+}
+
+// Place implements [Builder].
+func (r *recorder) Place(axis int, x Value) Value {
+	return r.elements(backend.I64, true, func(p *fuse.Program, v []fuse.Value) fuse.Value {
+		return p.Place(axis, v[0])
+	}, x)
 }
 
 // Select implements [Builder].

@@ -97,6 +97,11 @@ func (s byIndicesGradSpec) String() string {
 func (s byIndicesGradSpec) indices() int { return 1 }
 
 func (s byIndicesGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+	if k := in[1]; len(k) == 0 || len(in[0]) < s.Axis+len(k) || s.Length < 1 ||
+		!slices.Equal(in[0][s.Axis:s.Axis+len(k)], k) {
+		return nil, fmt.Errorf("%w: x has shape %v and indices %v, for a table of %d rows along "+
+			"axis %d", ops.ErrShape, in[0], k, s.Length, s.Axis)
+	}
 	return slices.Concat(in[0][:s.Axis], tensor.Shape{s.Length}, in[0][s.Axis+len(in[1]):]), nil
 }
 

@@ -1,7 +1,6 @@
 package nn
 
 import (
-	"errors"
 	"fmt"
 	"hash"
 	"hash/fnv"
@@ -27,20 +26,9 @@ type spec interface {
 	shape(in []tensor.Shape) (tensor.Shape, error)
 	// program adds the result to what a builder makes, given the operands.
 	program(b program.Builder, x ...program.Value) program.Value
-	// gradients returns the gradient of each operand, nothing if there is none.
+	// gradients returns the gradient of each operand, nothing if they cannot be differentiated.
 	gradients(in []tensor.Shape) []gradient
 }
-
-// indexed is a spec with an operand of indices, which are of tensor.Int and have no gradient.
-type indexed interface {
-	// indices returns the number of that operand.
-	indices() int
-	// check returns what is wrong with indices, before the program runs.
-	check(indices []int, in []tensor.Shape) error
-}
-
-// mover is a spec that only moves elements, whatever they are.
-type mover interface{ moves() }
 
 // gradient is a spec that computes the gradient of one operand, and what it is applied to: numbers
 // of operands, result, or dy. An operand without a gradient has no spec.
@@ -60,7 +48,8 @@ type Op struct {
 	spec  spec
 	in    []tensor.Shape // of the operands
 	out   tensor.Shape   // of the result
-	dtype tensor.Dtype   // of all but indices: Float32 or Float64, or integers that are moved
+	types []tensor.Dtype // of the operands
+	dtype tensor.Dtype   // of the result
 
 	hosts sync.Pool // of compiled programs, *program.Host
 	mu    sync.Mutex
@@ -100,11 +89,18 @@ func apply(s spec, x ...*gorgonia.Node) (*gorgonia.Node, error) {
 			return nil, err
 		}
 	}
-	var err error
-	if o.out, err = s.shape(o.in); err != nil {
+	if err := o.infer(); err != nil {
 		return nil, err
 	}
 	return gorgonia.ApplyOp(o, x...)
+}
+
+// infer finds dtype and shape of the result.
+func (o *Op) infer() (err error) {
+	if o.dtype, err = dtypeOf(o.spec, o.types); err == nil {
+		o.out, err = o.spec.shape(o.in)
+	}
+	return err
 }
 
 // take checks operand i of the op.
@@ -112,7 +108,7 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 	if n == nil {
 		return fmt.Errorf("%w: operand %d is nil", backend.ErrArgument, i)
 	}
-	shape, dt := n.Shape(), n.Dtype()
+	shape := n.Shape()
 	if t, ok := n.Type().(gorgonia.TensorType); ok && t.Dims != len(shape) {
 		return fmt.Errorf("%w: operand %d is a %v, but its shape is %v: give it one with "+
 			"gorgonia.WithShape", ops.ErrShape, i, t, shape)
@@ -124,42 +120,8 @@ func (o *Op) take(n *gorgonia.Node, i int) error {
 		return fmt.Errorf("%w: operand %d has shape %v: there may be %d axes",
 			ops.ErrShape, i, shape, backend.MaxAxes)
 	}
-	o.in = append(o.in, shape.Clone())
-	if i == o.indices() {
-		if dt != tensor.Int {
-			return fmt.Errorf("%w: operand %d is %v: indices are Int", ops.ErrDType, i, dt)
-		}
-		return nil
-	}
-	if err := o.computes(dt); err != nil {
-		return fmt.Errorf("%w: operand %d is %v: %w", ops.ErrDType, i, dt, err)
-	}
-	if o.dtype.Type != nil && o.dtype != dt {
-		return fmt.Errorf("%w: operand %d is %v, another one is %v", ops.ErrDType, i, dt, o.dtype)
-	}
-	o.dtype = dt
+	o.in, o.types = append(o.in, shape.Clone()), append(o.types, n.Dtype())
 	return nil
-}
-
-// computes returns what is wrong with a dtype of operands.
-func (o *Op) computes(dt tensor.Dtype) error {
-	switch _, moves := o.spec.(mover); {
-	case isFloat(dt), moves && (dt == tensor.Int || dt == tensor.Int64 || dt == tensor.Int32):
-		return nil
-	case moves:
-		return errors.New("it can be Float32, Float64, Int, Int64 or Int32")
-	}
-	return errors.New("this operation is for Float32 and Float64")
-}
-
-func isFloat(dt tensor.Dtype) bool { return dt == tensor.Float32 || dt == tensor.Float64 }
-
-// indices returns the number of the operand that has indices, -1 if none has.
-func (o *Op) indices() int {
-	if s, ok := o.spec.(indexed); ok {
-		return s.indices()
-	}
-	return -1
 }
 
 // Arity returns the number of operands.
@@ -169,7 +131,7 @@ func (o *Op) Arity() int { return len(o.in) }
 func (o *Op) Type() hm.Type {
 	types := make([]hm.Type, 0, len(o.in)+1)
 	for i, shape := range o.in {
-		types = append(types, typeOf(shape, o.dtypeOf(i)))
+		types = append(types, typeOf(shape, o.types[i]))
 	}
 	return hm.NewFnType(append(types, typeOf(o.out, o.dtype))...)
 }
@@ -179,14 +141,6 @@ func typeOf(shape tensor.Shape, dt tensor.Dtype) hm.Type {
 		return dt
 	}
 	return gorgonia.TensorType{Dims: len(shape), Of: dt}
-}
-
-// dtypeOf returns the dtype of operand i.
-func (o *Op) dtypeOf(i int) tensor.Dtype {
-	if i == o.indices() {
-		return tensor.Int
-	}
-	return o.dtype
 }
 
 // InferShape returns the shape of the result.
@@ -250,7 +204,7 @@ func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error)
 			len(o.in))
 	}
 	for i, v := range inputs {
-		if err := check(v, o.in[i], o.dtypeOf(i)); err != nil {
+		if err := check(v, o.in[i], o.types[i]); err != nil {
 			return nil, fmt.Errorf("operand %d: %w", i, err)
 		}
 		memory, err := elements(v)
@@ -292,9 +246,9 @@ func (o *Op) CallsExtern() bool { return false }
 // OverwritesInput returns -1: operands are never written to.
 func (o *Op) OverwritesInput() int { return -1 }
 
-// WriteHash writes every field of the spec, the shapes and the dtype.
+// WriteHash writes every field of the spec, and shapes and dtypes.
 func (o *Op) WriteHash(h hash.Hash) {
-	fmt.Fprintf(h, "euryale %T %+v %v %v %v", o.spec, o.spec, o.in, o.out, o.dtype)
+	fmt.Fprintf(h, "euryale %T %+v %v %v %v", o.spec, o.spec, o.in, o.types, o.out)
 }
 
 // Hashcode returns the hash of what WriteHash writes.
@@ -334,12 +288,12 @@ func (o *Op) Draws() any {
 	return nil
 }
 
-// DiffWRT says that all operands but integers have a gradient. Where there is none, asking for it
-// gives an error that says why.
+// DiffWRT says which operands have a gradient. An operation that cannot be differentiated says that
+// all floats have one: asking for it gives an error that says why.
 func (o *Op) DiffWRT(int) []bool {
-	which := make([]bool, len(o.in))
+	which, back := make([]bool, len(o.in)), o.spec.gradients(o.in)
 	for i := range which {
-		which[i] = isFloat(o.dtypeOf(i))
+		which[i] = isFloat(o.types[i]) && (len(back) == 0 || back[i].spec != nil)
 	}
 	return which
 }
@@ -366,8 +320,8 @@ func (o *Op) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgon
 func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
 	output *gorgonia.Node) error {
 	back, gradients, err := o.backward()
-	if err != nil {
-		return err
+	if err != nil || !slices.Contains(o.DiffWRT(len(inputs)), true) {
+		return err // or none, of an operation without gradients
 	}
 	grad, err := output.Grad()
 	if err != nil {
@@ -408,8 +362,9 @@ func (o *Op) backward() ([]*Op, []gradient, error) {
 		if g.spec == nil {
 			continue
 		}
-		back[i] = &Op{spec: g.spec, dtype: o.dtype, in: choose(g.of, o.in, o.out, o.out)}
-		if back[i].out, err = g.spec.shape(back[i].in); err != nil {
+		back[i] = &Op{spec: g.spec, in: choose(g.of, o.in, o.out, o.out),
+			types: choose(g.of, o.types, o.dtype, o.dtype)}
+		if err := back[i].infer(); err != nil {
 			return nil, nil, o.fail(err)
 		}
 	}

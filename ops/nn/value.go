@@ -47,8 +47,7 @@ func check(v gorgonia.Value, want tensor.Shape, dt tensor.Dtype) error {
 
 // elements returns the elements of a value in row-major order. They may be its own memory.
 func elements(v gorgonia.Value) (backend.Buffer, error) {
-	d, _ := residence.DType(v.Dtype()) // which Op.take has checked
-	return residence.Elements(v, d)
+	return residence.Elements(v, dtypeOn(v.Dtype()))
 }
 
 // integers returns elements of tensor.Int.
@@ -59,16 +58,30 @@ func integers(memory backend.Buffer) []int {
 // fresh returns a new value of zeros, and its elements.
 func fresh(shape tensor.Shape, dt tensor.Dtype) (v gorgonia.Value, memory backend.Buffer,
 	err error) {
-	switch {
-	case len(shape) > 0:
+	if v = zero(dt); len(shape) > 0 {
 		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))
-	case dt == tensor.Float32:
-		v = gorgonia.NewF32(0)
-	default:
-		v = gorgonia.NewF64(0)
 	}
 	memory, err = elements(v)
 	return v, memory, err
+}
+
+// zero returns a new scalar.
+func zero(dt tensor.Dtype) gorgonia.Value {
+	switch dt {
+	case tensor.Float32:
+		return gorgonia.NewF32(0)
+	case tensor.Int:
+		return gorgonia.NewI(0)
+	case tensor.Int64:
+		return gorgonia.NewI64(0)
+	case tensor.Int32:
+		return gorgonia.NewI32(0)
+	case tensor.Uint8:
+		return gorgonia.NewU8(0)
+	case tensor.Bool:
+		return gorgonia.NewB(false)
+	}
+	return gorgonia.NewF64(0)
 }
 
 // accumulate adds dx to the gradient of a node, whose memory is in row-major order.

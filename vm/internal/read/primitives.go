@@ -83,6 +83,19 @@ func (p primitives) Do(f fuse.Op, x ...program.Value) program.Value {
 	return p.addValue(ir.Where{}, shape, x...)
 }
 
+// Cast implements [program.Builder].
+func (p primitives) Cast(d backend.DType, x program.Value) program.Value {
+	if p.of(x).DType == d {
+		return x
+	}
+	return p.as(d, ir.Cast{}, p.of(x).Shape, x)
+}
+
+// Place implements [program.Builder].
+func (p primitives) Place(axis int, x program.Value) program.Value {
+	return p.as(backend.I64, ir.Place{Axis: axis}, p.of(x).Shape, x)
+}
+
 // Select implements [program.Builder].
 func (p primitives) Select(axis int, labels, x, y program.Value) program.Value {
 	all, shape := p.together([]program.Value{labels, x, y})

@@ -1,0 +1,128 @@
+package nn
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// ArgMax returns the place of the largest element along an axis: the first one of several, and NaN
+// is the largest of all.
+//
+//	in   x  [d..., n, e...]
+//	out  y  [d..., e...], or [d..., 1, e...] if keepDims   Int
+//
+// A negative axis counts from the last.
+//
+// Gradient: none.
+// Cost: one pass over x.
+// Errors: [ops.ErrShape] if x has no such axis; [ops.ErrDType].
+func ArgMax(axis int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, error) {
+	return arg("ArgMax", false, axis, keepDims, x)
+}
+
+// ArgMin is [ArgMax] of the smallest element; NaN is the smallest of all.
+func ArgMin(axis int, keepDims bool, x *gorgonia.Node) (*gorgonia.Node, error) {
+	return arg("ArgMin", true, axis, keepDims, x)
+}
+
+func arg(name string, least bool, axis int, keep bool, x *gorgonia.Node) (*gorgonia.Node, error) {
+	axis, err := resolve(axis, x)
+	if err != nil {
+		return nil, fmt.Errorf("nn: %s: %w", name, err)
+	}
+	return build(name, "x", topKSpec{Axis: axis, K: 1, Least: least, Drop: !keep}, x)
+}
+
+// TopK returns the k largest elements along an axis, the largest first, and their places. Of equal
+// ones the first comes first, as in ONNX, and NaN is the largest of all.
+//
+//	in   x        [d..., n, e...]
+//	out  values   [d..., k, e...]
+//	     indices  [d..., k, e...]   Int
+//
+// A negative axis counts from the last. indices can be an operand of [GatherElements], [ByIndices],
+// [Embedding] and [ScatterAdd].
+//
+// Gradient: values have the gradient of [GatherElements], indices none.
+// Cost: k rounds of a pass over x, which are one where rows fit into a loop: meant for a k of up to
+// a few dozen. Values take that of GatherElements.
+// Errors: [ops.ErrShape] if x has no such axis, or the axis fewer than k elements; [ops.ErrDType].
+func TopK(axis, k int, x *gorgonia.Node) (values, indices *gorgonia.Node, err error) {
+	if axis, err = resolve(axis, x); err == nil && (k < 1 || k > x.Shape()[axis]) {
+		err = fmt.Errorf("%w: the %d largest along axis %d of shape %v", ops.ErrShape, k, axis,
+			x.Shape())
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("nn: TopK: %w", err)
+	}
+	if indices, err = build("TopK", "x", topKSpec{Axis: axis, K: k}, x); err != nil {
+		return nil, nil, err
+	}
+	values, err = build("TopK", "x indices", gatherElementsSpec{axis}, x, indices)
+	return values, indices, err
+}
+
+// topKSpec are the places of the K largest elements along an axis, or of the K smallest. Drop
+// leaves the axis out.
+type topKSpec struct {
+	Axis, K     int
+	Least, Drop bool
+}
+
+// String returns "TopK{axis 1, 2}".
+func (s topKSpec) String() string {
+	name := "TopK"
+	if s.Least {
+		name = "BottomK"
+	}
+	return fmt.Sprintf("%s{axis %d, %d}", name, s.Axis, s.K)
+}
+
+func (s topKSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	_, err := floats.alike(in, -1)
+	return tensor.Int, err
+}
+
+func (s topKSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+	shape := in[0].Clone()
+	if s.Drop {
+		return append(shape[:s.Axis], shape[s.Axis+1:]...), nil
+	}
+	shape[s.Axis] = s.K
+	return shape, nil
+}
+
+func (s topKSpec) gradients([]tensor.Shape) []gradient { return []gradient{{}} }
+
+// program finds the first of the largest elements that are not taken yet, K times.
+func (s topKSpec) program(b program.Builder, x ...program.Value) program.Value {
+	of := x[0]
+	if s.Least {
+		of = b.Do(fuse.Neg, of)
+	}
+	one, least := b.Number(1, of), b.Number(math.Inf(-1), of)
+	left := b.Do(fuse.Where, of, one, one) // 1 where an element is not taken
+	var places []program.Value
+	for range s.K {
+		rest := b.Do(fuse.Where, left, of, least)
+		most := b.Reduce(backend.Max, rest, s.Axis)
+		largest := b.Do(fuse.Maximum, b.Do(fuse.Equal, rest, most), b.Do(fuse.NotEqual, rest, rest))
+		place := b.Reduce(backend.Min, b.Place(s.Axis, b.Do(fuse.Mul, largest, left)), s.Axis)
+		left = b.Select(s.Axis, place, b.Number(0, of), left)
+		places = append(places, b.Cast(dtypeOn(tensor.Int), place))
+	}
+	y := b.Concat(s.Axis, places...)
+	if s.Drop {
+		shape := b.Of(y).Shape
+		y = b.Reshape(y, append(shape[:s.Axis], shape[s.Axis+1:]...)...)
+	}
+	return y
+}
