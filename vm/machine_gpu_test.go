@@ -109,6 +109,11 @@ func TestOperationsOfPackageNNOnGPU(t *testing.T) {
 	operationsOfPackageNN(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
+// TestONNXOnGPU is TestONNX on a GPU.
+func TestONNXOnGPU(t *testing.T) {
+	testONNX(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // TestLabelsOfTimeStepsAreSlicesOnGPU moves integers by the GPU.
 func TestLabelsOfTimeStepsAreSlicesOnGPU(t *testing.T) {
 	labelsOfTimeStepsAreSlices(t, map[string]func(testing.TB) backend.Device{
