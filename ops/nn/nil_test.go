@@ -17,32 +17,48 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	}
 	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
-	ones := [2]int{1, 1}
+	ones, one := [2]int{1, 1}, n("c", 1)
 	nilargs.Check(t, map[string]nilargs.Use{
+		"And":             {F: And, Args: []any{vector, vector}},
 		"ArgMax":          {F: ArgMax, Args: []any{0, false, matrix}},
 		"ArgMin":          {F: ArgMin, Args: []any{0, false, matrix}},
 		"Attention":       {F: Attention, Args: []any{four, four, four, AttentionOptions{}}},
 		"AvgPool2D":       {F: AvgPool2D, Args: []any{ones, [2]int{}, ones, four}},
 		"BatchedMatMul":   {F: BatchedMatMul, Args: []any{false, false, four, four}},
 		"ByIndices":       {F: ByIndices, Args: []any{0, matrix, indices}},
+		"Cast":            {F: Cast, Args: []any{tensor.Int, vector}},
 		"Concat":          {F: Concat, Args: []any{0, vector}},
 		"CrossEntropy":    {F: CrossEntropy, Args: []any{NoLabel, matrix, indices}},
+		"CumSum":          {F: CumSum, Args: []any{0, CumSumOptions{}, vector}},
 		"Dropout":         {F: Dropout, Args: []any{0.5, NewRandom(1), vector}},
 		"Embedding":       {F: Embedding, Args: []any{matrix, indices}},
 		"GELU":            {F: GELU, Args: []any{vector}},
 		"GELUTanh":        {F: GELUTanh, Args: []any{vector}},
-		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
 		"GatherElements":  {F: GatherElements, Args: []any{0, vector, indices}},
+		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
 		"Grad":            {F: Grad, Args: []any{gorgonia.Must(gorgonia.Sum(vector)), vector}},
 		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
+		"LogSumExp":       {F: LogSumExp, Args: []any{[]int{0}, false, vector}},
+		"MaskedFill":      {F: MaskedFill, Args: []any{vector, vector, 1.0}},
 		"Norm":            {F: Norm, Args: []any{3, 0, vector}},
+		"Not":             {F: Not, Args: []any{vector}},
+		"Or":              {F: Or, Args: []any{vector, vector}},
 		"OuterProd":       {F: OuterProd, Args: []any{vector, vector}},
+		"RMSNorm":         {F: RMSNorm, Args: []any{0.5, matrix, vector}},
+		"ReduceMax":       {F: ReduceMax, Args: []any{[]int{0}, false, vector}},
+		"ReduceMin":       {F: ReduceMin, Args: []any{[]int{0}, false, vector}},
+		"ReduceProd":      {F: ReduceProd, Args: []any{[]int{0}, false, vector}},
+		"Rotary":          {F: Rotary, Args: []any{RotaryOptions{}, matrix, one, one}},
+		"RotaryAngles":    {F: RotaryAngles, Args: []any{tensor.Float64, 1e4, 0, 1, 2}},
 		"ScatterAdd":      {F: ScatterAdd, Args: []any{0, 3, vector, indices}},
 		"Slice":           {F: Slice, Args: []any{0, 0, 1, 1, vector}},
 		"SoftMax":         {F: SoftMax, Args: []any{0, vector}},
 		"Split":           {F: Split, Args: []any{0, []int{1, 1}, vector}},
+		"SwiGLU":          {F: SwiGLU, Args: []any{vector, vector}},
 		"TopK":            {F: TopK, Args: []any{0, 1, vector}},
+		"Where":           {F: Where, Args: []any{vector, vector, vector}},
+		"Xor":             {F: Xor, Args: []any{vector, vector}},
 	}, map[string]string{"Defects": "it returns none"})
 	if found := Defects(nil); found != nil {
 		t.Errorf("nil has defects: %v", found)

@@ -1,0 +1,266 @@
+package nn
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// Where chooses between two tensors, element by element.
+//
+//	in   condition  [a...]   of any dtype: what is not 0 is true
+//	     x, y       [b...], [c...]
+//	out  z          [d...]   x where the condition is true, y elsewhere
+//
+// Shapes are broadcast as in ONNX and NumPy: an axis of length 1 is repeated, and so is a missing
+// first axis. Conditions are [gorgonia.Gt] and its like, whose results are Bool or the operands'
+// dtype, and [And], [Or], [Xor] and [Not] of them. x and y may be integers.
+//
+// Gradient: dy where the operand was chosen, 0 elsewhere, added up along axes that were repeated.
+// What was not chosen gets 0 even where it or its gradient is not finite. Conditions have none.
+// Cost: one pass; backward one for each of x and y.
+// Errors: [ops.ErrShape] if shapes cannot be broadcast; [ops.ErrDType] if x and y differ.
+func Where(condition, x, y *gorgonia.Node) (*gorgonia.Node, error) {
+	return build("Where", "condition x y", whereSpec{}, condition, x, y)
+}
+
+// MaskedFill is x, and a number where a mask is true: [Where] of a number.
+//
+//	in   x     [a...]
+//	     mask  [b...]   of any dtype: what is not 0 is true; broadcast to the shape of x
+//	out  y     [a...]
+//
+// Gradient: dy where the mask is not true, 0 elsewhere.
+// Cost and errors: those of Where.
+func MaskedFill(x, mask *gorgonia.Node, number float64) (*gorgonia.Node, error) {
+	return build("MaskedFill", "x mask", maskedFillSpec{number}, x, mask)
+}
+
+// broadcast returns the shape that operands are repeated to.
+func broadcast(in ...tensor.Shape) (tensor.Shape, error) {
+	shapes := make([][]int, len(in))
+	for i, s := range in {
+		shapes[i] = s
+	}
+	common := tensor.Shape(program.Common(shapes...))
+	for _, s := range in {
+		for i, n := range s {
+			if n != 1 && n != common[len(common)-len(s)+i] {
+				return nil, fmt.Errorf("%w: shapes %v cannot be broadcast together", ops.ErrShape, in)
+			}
+		}
+	}
+	return common, nil
+}
+
+// sumTo adds up what was repeated of an operand of a shape.
+func sumTo(b program.Builder, x program.Value, shape []int) program.Value {
+	var axes []int
+	of := b.Of(x).Shape
+	for i, n := range of {
+		if at := i - len(of) + len(shape); n > 1 && (at < 0 || shape[at] == 1) {
+			axes = append(axes, i)
+		}
+	}
+	if axes != nil {
+		x = program.Sum(b, x, axes...)
+	}
+	return b.Reshape(x, shape...)
+}
+
+// truth is 1 where x is not 0, and 0 elsewhere.
+func truth(b program.Builder, x program.Value) program.Value {
+	return program.With(b, fuse.NotEqual, x, 0)
+}
+
+// whereSpec is [Where] of a condition, x and y.
+type whereSpec struct{}
+
+// String returns "Where".
+func (s whereSpec) String() string { return "Where" }
+
+func (s whereSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	if _, err := anything.alike(in[:1], -1); err != nil {
+		return in[0], err
+	}
+	return anyNumber.alike(in, 0)
+}
+
+func (s whereSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return broadcast(in...) }
+
+func (s whereSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{}, {whereGradSpec{}, []int{0, 1, dy}},
+		{whereGradSpec{Second: true}, []int{0, 2, dy}}}
+}
+
+func (s whereSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Do(fuse.Where, truth(b, x[0]), x[1], x[2])
+}
+
+// whereGradSpec is the gradient of [whereSpec] by one of x and y, from the condition, that operand
+// and dy.
+type whereGradSpec struct{ Second bool }
+
+// String returns "WhereGrad".
+func (s whereGradSpec) String() string { return "WhereGrad" }
+
+func (s whereGradSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	return floats.alike(in, 0)
+}
+
+func (s whereGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[1].Clone(), nil }
+
+func (s whereGradSpec) gradients([]tensor.Shape) []gradient { return nil }
+
+func (s whereGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	chosen, not := x[2], b.Number(0, x[2])
+	if s.Second {
+		chosen, not = not, chosen
+	}
+	return sumTo(b, b.Do(fuse.Where, truth(b, x[0]), chosen, not), b.Of(x[1]).Shape)
+}
+
+// maskedFillSpec is [MaskedFill] of x and a mask, and its own gradient, with the number 0.
+type maskedFillSpec struct{ Number float64 }
+
+// String returns "MaskedFill{-Inf}".
+func (s maskedFillSpec) String() string { return fmt.Sprintf("MaskedFill{%v}", s.Number) }
+
+func (s maskedFillSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	if _, err := anything.alike(in[1:], -1); err != nil {
+		return in[1], err
+	}
+	return floats.alike(in, 1)
+}
+
+func (s maskedFillSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
+	common, err := broadcast(in...)
+	if err == nil && !slices.Equal(common, in[0]) {
+		err = fmt.Errorf("%w: a mask of shape %v cannot be broadcast to %v", ops.ErrShape, in[1],
+			in[0])
+	}
+	return common, err
+}
+
+func (s maskedFillSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{maskedFillSpec{}, []int{dy, 1}}, {}}
+}
+
+func (s maskedFillSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Do(fuse.Where, truth(b, x[1]), b.Number(s.Number, x[0]), x[0])
+}
+
+// And is 1 where both operands are true, and 0 elsewhere.
+//
+//	in   x, y  [a...], [b...]   of one dtype, any: what is not 0 is true
+//	out  z     [c...]           of that dtype: Bool of Bool, 1 and 0 of numbers
+//
+// Shapes are broadcast as by [Where].
+//
+// Gradient: none. Cost: one pass. Errors: [ops.ErrShape] if shapes cannot be broadcast;
+// [ops.ErrDType] if dtypes differ.
+func And(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+	return build("And", "x y", logicSpec{fuse.Mul}, x, y)
+}
+
+// Or is [And] for 1 where one of the operands is true, or both.
+func Or(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+	return build("Or", "x y", logicSpec{fuse.Maximum}, x, y)
+}
+
+// Xor is [And] for 1 where one of the operands is true, and not both.
+func Xor(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+	return build("Xor", "x y", logicSpec{fuse.NotEqual}, x, y)
+}
+
+// Not is 1 where x is 0, and 0 elsewhere, of the dtype of x: see [And].
+func Not(x *gorgonia.Node) (*gorgonia.Node, error) {
+	return build("Not", "x", logicSpec{fuse.Equal}, x)
+}
+
+// logicSpec is [And], [Or] or [Xor] of two operands, by the function of their truths, or [Not].
+type logicSpec struct{ Op fuse.Op }
+
+// String returns "Logic{mul}".
+func (s logicSpec) String() string { return fmt.Sprintf("Logic{%v}", s.Op) }
+
+func (s logicSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) { return anything.alike(in, -1) }
+
+func (s logicSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return broadcast(in...) }
+
+func (s logicSpec) gradients(in []tensor.Shape) []gradient { return make([]gradient, len(in)) }
+
+func (s logicSpec) program(b program.Builder, x ...program.Value) program.Value {
+	if len(x) == 1 {
+		return program.With(b, s.Op, x[0], 0)
+	}
+	return b.Do(s.Op, truth(b, x[0]), truth(b, x[1]))
+}
+
+// Cast converts x to another dtype. Floats become integers by truncation, and what is not 0 becomes
+// true.
+//
+//	in   x  [d...]   Float32, Float64, Int, Int64, Int32, Bool or Uint8
+//	out  y  [d...]   of dtype to, one of these
+//
+// Gradient: dy in the dtype of x, between floats; none else.
+// Cost: one pass.
+// Errors: [ops.ErrDType].
+func Cast(to tensor.Dtype, x *gorgonia.Node) (*gorgonia.Node, error) {
+	if !anything.has(to) {
+		return nil, fmt.Errorf("nn: Cast: %w: to %v: %v", ops.ErrDType, to, anything)
+	}
+	return build("Cast", "x", castSpec{to}, x)
+}
+
+// castSpec is [Cast] of x.
+type castSpec struct{ To tensor.Dtype }
+
+// String returns "Cast{int}".
+func (s castSpec) String() string { return fmt.Sprintf("Cast{%v}", s.To) }
+
+func (s castSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
+	_, err := anything.alike(in, -1)
+	return s.To, err
+}
+
+func (s castSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+
+func (s castSpec) gradients([]tensor.Shape) []gradient {
+	if !isFloat(s.To) {
+		return []gradient{{}}
+	}
+	return []gradient{{castGradSpec{}, []int{dy, 0}}}
+}
+
+func (s castSpec) program(b program.Builder, x ...program.Value) program.Value {
+	if s.To == tensor.Bool {
+		return b.Cast(backend.U8, truth(b, x[0]))
+	}
+	return b.Cast(dtypeOn(s.To), x[0])
+}
+
+// castGradSpec is dy in the dtype of x.
+type castGradSpec struct{}
+
+// String returns "CastGrad".
+func (s castGradSpec) String() string { return "CastGrad" }
+
+func (s castGradSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) { return in[1], nil }
+
+func (s castGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
+
+func (s castGradSpec) gradients([]tensor.Shape) []gradient {
+	return []gradient{{castGradSpec{}, []int{dy, 0}}, {}}
+}
+
+func (s castGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+	return b.Cast(b.Of(x[1]).DType, x[0])
+}
