@@ -1,7 +1,10 @@
 package vm_test
 
 import (
+	"fmt"
+
 	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -11,24 +14,122 @@ func result(n *gorgonia.Node, err error) (gorgonia.Nodes, error) { return gorgon
 
 // basicKinds are operators of logic, indices, reductions and norms.
 var basicKinds = onnxKinds{
+	"And": onnxPair(nn.And),
+	"Or":  onnxPair(nn.Or),
+	"Xor": onnxPair(nn.Xor),
+	"Not": func(c *onnxCase) (gorgonia.Nodes, error) { return result(nn.Not(c.nodes[0])) },
+	"Where": func(c *onnxCase) (gorgonia.Nodes, error) {
+		return result(nn.Where(c.nodes[0], c.nodes[1], c.nodes[2]))
+	},
+	"Cast": func(c *onnxCase) (gorgonia.Nodes, error) {
+		to := map[string]tensor.Dtype{"float32": tensor.Float32, "float64": tensor.Float64,
+			"int32": tensor.Int32, "int64": tensor.Int, "bool": tensor.Bool}[c.Out[0].DType]
+		return result(nn.Cast(to, c.nodes[0]))
+	},
 	"ArgMax": func(c *onnxCase) (gorgonia.Nodes, error) {
 		return result(nn.ArgMax(c.int("axis", 0), c.int("keepdims", 1) != 0, c.nodes[0]))
 	},
 	"ArgMin": func(c *onnxCase) (gorgonia.Nodes, error) {
 		return result(nn.ArgMin(c.int("axis", 0), c.int("keepdims", 1) != 0, c.nodes[0]))
 	},
-	"TopK": func(c *onnxCase) (gorgonia.Nodes, error) {
-		x := c.nodes[0]
-		if c.int("largest", 1) == 0 {
-			x = must(gorgonia.Neg(x))
+	"TopK":            onnxTopK,
+	"ReduceMin":       onnxReduce(nn.ReduceMin),
+	"ReduceMax":       onnxReduce(nn.ReduceMax),
+	"ReduceProd":      onnxReduce(nn.ReduceProd),
+	"ReduceLogSumExp": onnxReduce(nn.LogSumExp),
+	"CumSum": func(c *onnxCase) (gorgonia.Nodes, error) {
+		axis := c.int("axis", 0)
+		if given := c.ints(1); given != nil {
+			axis = given[0]
 		}
-		values, indices, err := nn.TopK(c.int("axis", -1), c.ints(1)[0], x)
-		if c.int("largest", 1) == 0 && err == nil {
-			values = must(gorgonia.Neg(values))
-		}
-		return gorgonia.Nodes{values, indices}, err
+		o := nn.CumSumOptions{Exclusive: c.int("exclusive", 0) != 0,
+			Reverse: c.int("reverse", 0) != 0}
+		return result(nn.CumSum(axis, o, c.nodes[0]))
 	},
 	"GatherElements": func(c *onnxCase) (gorgonia.Nodes, error) {
 		return result(nn.GatherElements(c.int("axis", 0), c.nodes[0], c.nodes[1]))
 	},
+	"RMSNormalization": func(c *onnxCase) (gorgonia.Nodes, error) {
+		return result(nn.RMSNorm(c.number("epsilon", 1e-5), c.nodes[0], c.nodes[1]))
+	},
+	"SwiGLU":          onnxPair(nn.SwiGLU),
+	"RotaryEmbedding": onnxRotary,
+	"SoftmaxCrossEntropyLoss": func(c *onnxCase) (gorgonia.Nodes, error) {
+		x := c.nodes[0] // [batch, classes, ...]
+		axes := []int{0}
+		for axis := 2; axis < x.Dims(); axis++ {
+			axes = append(axes, axis)
+		}
+		return onnxLoss(c, must(gorgonia.Transpose(x, append(axes, 1)...)))
+	},
+	"CrossEntropy": func(c *onnxCase) (gorgonia.Nodes, error) { return onnxLoss(c, c.nodes[0]) },
+}
+
+func onnxPair(f func(x, y *gorgonia.Node) (*gorgonia.Node, error),
+) func(c *onnxCase) (gorgonia.Nodes, error) {
+	return func(c *onnxCase) (gorgonia.Nodes, error) { return result(f(c.nodes[0], c.nodes[1])) }
+}
+
+func onnxReduce(f func([]int, bool, *gorgonia.Node) (*gorgonia.Node, error),
+) func(c *onnxCase) (gorgonia.Nodes, error) {
+	return func(c *onnxCase) (gorgonia.Nodes, error) {
+		axes := append(c.list("axes"), c.ints(1)...)
+		return result(f(axes, c.int("keepdims", 1) != 0, c.nodes[0]))
+	}
+}
+
+func onnxTopK(c *onnxCase) (gorgonia.Nodes, error) {
+	x, k := c.nodes[0], c.int("k", 0)
+	if given := c.ints(1); given != nil {
+		k = given[0]
+	}
+	least := c.int("largest", 1) == 0
+	if least {
+		x = must(gorgonia.Neg(x))
+	}
+	values, indices, err := nn.TopK(c.int("axis", -1), k, x)
+	switch {
+	case err != nil:
+		return nil, err
+	case least:
+		values = must(gorgonia.Neg(values))
+	case len(c.Out) == 1:
+		return gorgonia.Nodes{values}, nil
+	}
+	return gorgonia.Nodes{values, indices}, nil
+}
+
+// onnxRotary takes the rows of the angles that ONNX's positions name, or makes the angles of
+// torch's.
+func onnxRotary(c *onnxCase) (gorgonia.Nodes, error) {
+	x, o := c.nodes[0], nn.RotaryOptions{Interleaved: c.int("interleaved", 0) != 0}
+	var tables [2]*gorgonia.Node
+	if first := c.int("positions", 0); first > 0 {
+		cos, sin, err := nn.RotaryAngles(x.Dtype(), 10000, first, x.Shape()[2], x.Shape()[3])
+		if err != nil {
+			return nil, err
+		}
+		for i, table := range []*tensor.Dense{cos, sin} {
+			tables[i] = gorgonia.NodeFromAny(c.graph, table, gorgonia.WithName(fmt.Sprint("t", i)))
+		}
+		return result(nn.Rotary(o, x, tables[0], tables[1]))
+	}
+	for i, table := range c.nodes[1:3] {
+		if len(c.nodes) > 3 {
+			table = must(nn.ByIndices(0, table, c.nodes[3]))
+		}
+		s := table.Shape() // [batch, positions, pairs], of all heads
+		tables[i] = must(gorgonia.Reshape(table, tensor.Shape{s[0], 1, s[1], s[2]}))
+	}
+	return result(nn.Rotary(o, x, tables[0], tables[1]))
+}
+
+func onnxLoss(c *onnxCase, logits *gorgonia.Node) (gorgonia.Nodes, error) {
+	o := nn.CrossEntropyOptions{Ignore: c.int("ignore_index", nn.NoLabel),
+		Smoothing: c.number("smoothing", 0), Reduction: map[string]nn.Reduction{
+			"sum": nn.SumOfRows, "none": nn.EachRow}[fmt.Sprint(c.Attrs["reduction"])]}
+	if len(c.nodes) > 2 {
+		o.Weights = c.nodes[2]
+	}
+	return result(nn.CrossEntropyWith(o, logits, c.nodes[1]))
 }

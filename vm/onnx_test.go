@@ -100,6 +100,15 @@ func first(data any) any {
 	return data.([]int)[0]
 }
 
+// input returns a new node with a value.
+func (c *onnxCase) input(x *onnxTensor, name string) *gorgonia.Node {
+	var v any = x.value(c.t)
+	if len(x.Shape) == 0 {
+		v = x.value(c.t).Data()
+	}
+	return gorgonia.NodeFromAny(c.graph, v, gorgonia.WithName(name))
+}
+
 // ints returns the elements of input i, integers that parametrise an operation, nil if there is
 // none.
 func (c *onnxCase) ints(i int) []int {
@@ -190,8 +199,7 @@ func (c *onnxCase) run(t *testing.T, kind func(c *onnxCase) (gorgonia.Nodes, err
 	c.t, c.graph, c.nodes = t, gorgonia.NewGraph(), make([]*gorgonia.Node, len(c.In))
 	for i, x := range c.In {
 		if x != nil {
-			c.nodes[i] = gorgonia.NodeFromAny(c.graph, x.value(t),
-				gorgonia.WithName(fmt.Sprint("x", i)))
+			c.nodes[i] = c.input(x, fmt.Sprint("x", i))
 		}
 	}
 	results, err := kind(c)
@@ -234,8 +242,7 @@ func (c *onnxCase) gradients(t *testing.T, y *gorgonia.Node) gorgonia.Nodes {
 	if c.DY == nil {
 		return nil
 	}
-	dy := gorgonia.NodeFromAny(c.graph, c.DY.value(t), gorgonia.WithName("dy"))
-	loss := must(gorgonia.HadamardProd(y, dy))
+	loss := must(gorgonia.HadamardProd(y, c.input(c.DY, "dy")))
 	if !loss.IsScalar() {
 		loss = must(gorgonia.Sum(loss))
 	}

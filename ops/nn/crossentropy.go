@@ -27,7 +27,8 @@ const NoLabel = -100
 //
 // Pass [NoLabel] if all labels count. A row that is ignored contributes nothing, whatever its
 // logits are. Ranks whose batches differ in the number of ignored labels get the mean of their
-// means, not the mean over all labels, if gradients are averaged.
+// means, not the mean over all labels, if gradients are averaged. [CrossEntropyWith] has weights of
+// classes, smoothed labels and other reductions.
 //
 // Gradient: dlogits = (softmax(logits) - one-hot label) / rows, 0 in rows that are ignored. Labels
 // have none.
@@ -36,15 +37,78 @@ const NoLabel = -100
 // [ops.ErrDType] if labels are not Int; when the graph runs, [backend.ErrArgument] if a label is
 // out of range.
 func CrossEntropy(ignore int, logits, labels *gorgonia.Node) (*gorgonia.Node, error) {
-	return build("CrossEntropy", "logits labels", crossEntropySpec{ignore}, logits, labels)
+	return CrossEntropyWith(CrossEntropyOptions{Ignore: ignore}, logits, labels)
 }
 
-// crossEntropySpec is [CrossEntropy] of logits and labels.
-type crossEntropySpec struct{ Ignore int }
+// Reduction says what becomes of the losses of rows.
+type Reduction int
 
-// String returns "CrossEntropy{ignore -100}".
-func (s crossEntropySpec) String() string {
-	return fmt.Sprintf("CrossEntropy{ignore %d}", s.Ignore)
+// The reductions.
+const (
+	MeanOfRows Reduction = iota // the mean, weighted by the classes of the labels
+	SumOfRows
+	EachRow // no reduction: a loss for each row
+)
+
+// String returns "mean", "sum" or "none", as PyTorch says.
+func (r Reduction) String() string { return [...]string{"mean", "sum", "none"}[r] }
+
+// CrossEntropyOptions are what [CrossEntropyWith] computes.
+type CrossEntropyOptions struct {
+	Ignore int // the label of rows that do not count; NoLabel if all do
+	// Smoothing is the share of every target that all classes have, 0 to 1; the label has the rest.
+	Smoothing float64
+	Weights   *gorgonia.Node // of classes, [n], without a gradient; nil for 1
+	Reduction Reduction
+}
+
+// CrossEntropyWith is [CrossEntropy] with more options: PyTorch's cross_entropy, with its values.
+//
+//	out  loss  []       the mean or the sum of the losses of rows
+//	           [d...]   of EachRow, 0 where a label is ignored
+//
+// The loss of a row is w[label] * nll[label] * (1-s) + sum(w * nll) * s/n, where nll is minus the
+// logarithm of the softmax, w are the weights and s is the smoothing. The mean divides by the sum
+// of w[label], or by 1 if that is 0.
+//
+// Gradient, cost and errors: those of CrossEntropy; [ops.ErrShape] if there are not n weights;
+// [backend.ErrArgument] if the smoothing is not between 0 and 1, or there is no such reduction.
+func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*gorgonia.Node,
+	error) {
+	if !(o.Smoothing >= 0 && o.Smoothing <= 1) || o.Reduction < MeanOfRows || o.Reduction > EachRow {
+		return nil, fmt.Errorf("nn: CrossEntropy: %w: a smoothing of %v, reduction %d",
+			backend.ErrArgument, o.Smoothing, int(o.Reduction))
+	}
+	s := crossEntropySpec{o.Ignore, o.Smoothing, o.Weights != nil, o.Reduction}
+	if o.Weights == nil {
+		return build("CrossEntropy", "logits labels", s, logits, labels)
+	}
+	return build("CrossEntropy", "logits labels weights", s, logits, labels, o.Weights)
+}
+
+// crossEntropySpec is [CrossEntropyWith] of logits, labels and, if it is Weighted, weights.
+type crossEntropySpec struct {
+	Ignore    int
+	Smoothing float64
+	Weighted  bool
+	Reduction Reduction
+}
+
+// String returns "CrossEntropy{ignore -100}", and what else differs from [CrossEntropy].
+func (s crossEntropySpec) String() string { return s.named("CrossEntropy") }
+
+func (s crossEntropySpec) named(name string) string {
+	name = fmt.Sprintf("%s{ignore %d", name, s.Ignore)
+	if s.Smoothing > 0 {
+		name += fmt.Sprintf(", smoothing %v", s.Smoothing)
+	}
+	if s.Weighted {
+		name += ", weighted"
+	}
+	if s.Reduction != MeanOfRows {
+		name += fmt.Sprintf(", %v", s.Reduction)
+	}
+	return name + "}"
 }
 
 func (s crossEntropySpec) indices() int { return 1 }
@@ -55,11 +119,19 @@ func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 		return nil, fmt.Errorf("%w: logits have shape %v and labels %v: want (d..., n) and (d...)",
 			ops.ErrShape, logits, labels)
 	}
+	if s.Weighted && !slices.Equal(in[2], lastOf(logits)) {
+		return nil, fmt.Errorf("%w: logits have shape %v and weights %v: want a weight of each class",
+			ops.ErrShape, logits, in[2])
+	}
+	if s.Reduction == EachRow {
+		return labels.Clone(), nil
+	}
 	return tensor.Shape{}, nil
 }
 
-func (s crossEntropySpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{crossEntropyGradSpec(s), []int{0, 1, dy}}, {}}
+func (s crossEntropySpec) gradients(in []tensor.Shape) []gradient {
+	of := append([]int{0, 1, 2}[:len(in)], dy)
+	return append([]gradient{{crossEntropyGradSpec(s), of}}, make([]gradient, len(in)-1)...)
 }
 
 // targets are what a cross-entropy and its gradient need of the labels, for each row.
@@ -68,9 +140,13 @@ type targets struct {
 	right  program.Value // 1, 0 if a label is ignored or out of range
 	others program.Value // 0, NaN if a label is out of range: what counts where it is not right
 	number program.Value // of labels that are not ignored, at least 1: with the labels' axes
+	// of a weighted loss: of each row's class, of each class in a row, and of all classes
+	weight, weights, all program.Value
 }
 
-func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Value) targets {
+// targets takes logits, labels and weights.
+func (s crossEntropySpec) targets(b program.Builder, x ...program.Value) targets {
+	logits, labels := x[0], x[1]
 	shape := b.Of(logits).Shape
 	last := len(shape) - 1
 	classes := float64(shape[last])
@@ -83,14 +159,29 @@ func (s crossEntropySpec) targets(b program.Builder, logits, labels program.Valu
 	inside := b.Do(fuse.Mul, program.With(b, fuse.GreaterEqual, labels, 0),
 		program.With(b, fuse.Less, labels, classes))
 	wrong := b.Do(fuse.Mul, counts, program.With(b, fuse.NotEqual, inside, 1))
-	return targets{
+	t := targets{
 		labels: program.With(b, fuse.Sub, b.Do(fuse.Mul, program.With(b, fuse.Add, labels, 1),
 			counts), 1),
 		right:  b.Do(fuse.Mul, counts, inside),
 		others: b.Do(fuse.Where, wrong, b.Number(math.NaN(), logits), zero),
 		number: program.With(b, fuse.Maximum, number, 1),
 	}
+	if !s.Weighted {
+		t.weight, t.weights, t.all = one, one, b.Number(classes, logits)
+		return t
+	}
+	row := slices.Repeat([]int{1}, last+1)
+	row[last] = int(classes)
+	t.weights = b.Reshape(x[2], row...)
+	t.all = program.Sum(b, t.weights, last)
+	t.weight = program.Sum(b, b.Select(last, t.labels, t.weights, zero), last)
+	sum := allOf(b, b.Reshape(t.weight, b.Of(x[1]).Shape...))
+	t.number = b.Do(fuse.Where, sum, sum, one)
+	return t
 }
+
+// plain reports whether all classes count alike and labels are not smoothed.
+func (s crossEntropySpec) plain() bool { return !s.Weighted && s.Smoothing == 0 }
 
 // allOf is the sum of all elements. Along a last axis of length 1, it would take a separate pass.
 func allOf(b program.Builder, x program.Value) program.Value {
@@ -108,13 +199,29 @@ func logSum(b program.Builder, logits program.Value) (less, log program.Value) {
 // program chooses the label before the logarithm is subtracted, so that it takes no extra pass over
 // a row.
 func (s crossEntropySpec) program(b program.Builder, x ...program.Value) program.Value {
-	t := s.targets(b, x[0], x[1])
+	t := s.targets(b, x...)
 	last := len(b.Of(x[0]).Shape) - 1
 	less, log := logSum(b, x[0])
 	chosen := program.Sum(b, b.Select(last, t.labels, less, b.Number(0, less)), last)
-	each := b.Do(fuse.Where, t.right, b.Do(fuse.Sub, chosen, log), t.others)
+	each := b.Do(fuse.Sub, chosen, log)
+	if !s.plain() {
+		each = program.With(b, fuse.Mul, b.Do(fuse.Mul, each, t.weight), 1-s.Smoothing)
+	}
+	if s.Smoothing > 0 {
+		sum := program.Sum(b, b.Do(fuse.Mul, less, t.weights), last)
+		sum = b.Do(fuse.Sub, sum, b.Do(fuse.Mul, log, t.all))
+		n := float64(b.Of(x[0]).Shape[last])
+		each = b.Do(fuse.Add, each, program.With(b, fuse.Mul, sum, s.Smoothing/n))
+	}
+	each = b.Do(fuse.Where, t.right, each, t.others)
 	each = b.Reshape(each, b.Of(x[1]).Shape...)
-	return b.Do(fuse.Neg, b.Do(fuse.Div, allOf(b, each), t.number))
+	switch s.Reduction {
+	case MeanOfRows:
+		each = b.Do(fuse.Div, allOf(b, each), t.number)
+	case SumOfRows:
+		each = allOf(b, each)
+	}
+	return b.Do(fuse.Neg, each)
 }
 
 func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
@@ -128,14 +235,12 @@ func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
 	return nil
 }
 
-// crossEntropyGradSpec is the gradient of [crossEntropySpec] by the logits, from logits, labels and
+// crossEntropyGradSpec is the gradient of [crossEntropySpec] by the logits, from its operands and
 // the gradient of the loss.
-type crossEntropyGradSpec struct{ Ignore int }
+type crossEntropyGradSpec crossEntropySpec
 
 // String returns "CrossEntropyGrad{ignore -100}".
-func (s crossEntropyGradSpec) String() string {
-	return fmt.Sprintf("CrossEntropyGrad{ignore %d}", s.Ignore)
-}
+func (s crossEntropyGradSpec) String() string { return crossEntropySpec(s).named("CrossEntropyGrad") }
 
 func (s crossEntropyGradSpec) indices() int { return 1 }
 
@@ -149,15 +254,32 @@ func (s crossEntropyGradSpec) check(labels []int, in []tensor.Shape) error {
 	return crossEntropySpec(s).check(labels, in)
 }
 
-// program is (probability - 1 at the label) * dy / number, where the label is right.
+// program is (probability - 1 at the label) * dy / number, where the label is right; smoothing adds
+// what the other classes are short of.
 func (s crossEntropyGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	t := crossEntropySpec(s).targets(b, x[0], x[1])
+	t := crossEntropySpec(s).targets(b, x...)
 	last := len(b.Of(x[0]).Shape) - 1
 	less, log := logSum(b, x[0])
 	p := b.Do(fuse.Exp, b.Do(fuse.Sub, less, log))
 	away := b.Select(last, t.labels, program.With(b, fuse.Add, p, -1), p)
+	if !crossEntropySpec(s).plain() {
+		away = program.With(b, fuse.Mul, b.Do(fuse.Mul, away, t.weight), 1-s.Smoothing)
+	}
+	if s.Smoothing > 0 {
+		n := float64(b.Of(x[0]).Shape[last])
+		even := b.Do(fuse.Sub, b.Do(fuse.Mul, p, t.all), t.weights)
+		away = b.Do(fuse.Add, away, program.With(b, fuse.Mul, even, s.Smoothing/n))
+	}
+	share := x[len(x)-1]
 	ones := slices.Repeat([]int{1}, last+1)
-	share := b.Do(fuse.Div, b.Reshape(x[2], ones[:last]...), t.number)
-	share = b.Reshape(share, ones...)
+	switch s.Reduction {
+	case MeanOfRows:
+		share = b.Do(fuse.Div, b.Reshape(share, ones[:last]...), t.number)
+		share = b.Reshape(share, ones...)
+	case SumOfRows:
+		share = b.Reshape(share, ones...)
+	case EachRow:
+		share = b.Reshape(share, append(b.Of(share).Shape, 1)...)
+	}
 	return b.Do(fuse.Where, t.right, b.Do(fuse.Mul, away, share), t.others)
 }

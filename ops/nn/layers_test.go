@@ -116,6 +116,34 @@ func TestCrossEntropy(t *testing.T) {
 	checkDistinct(t, []operand{logits, indices([]int{2}, 0, 1)}, with(0), with(1), with(256))
 }
 
+// Weights, smoothing and reductions: the values are torch's, in the tests of package vm.
+func TestCrossEntropyOptions(t *testing.T) {
+	for k := range 12 {
+		weighted := k >= 6
+		with := func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+			o := CrossEntropyOptions{Ignore: 9, Smoothing: float64(k/3%2) / 4,
+				Reduction: Reduction(k % 3)}
+			if weighted {
+				o.Weights = of([]int{4}, 1, 2, 0.5, 3).node(x[0].Graph(), "w", x[0].Dtype())
+			}
+			return CrossEntropyWith(o, x[0], x[1])
+		}
+		checkGradient(t, []operand{normal(1, 2, 3, 4), indices([]int{2, 3}, 0, 3, 9, 1, 2, 9)},
+			with)
+	}
+	each := two(func(x, l *gorgonia.Node) (*gorgonia.Node, error) {
+		return CrossEntropyWith(CrossEntropyOptions{Ignore: 9, Reduction: EachRow}, x, l)
+	})
+	checkForward(t, []operand{of([]int{2, 2}, 5, 5, math.NaN(), 1), indices([]int{2}, 1, 9)}, each,
+		of([]int{2}, math.Ln2, 0), 1e-6)
+	g := gorgonia.NewGraph()
+	x, l := count(2, 3).node(g, "x", tensor.Float64), indices([]int{2}, 0, 1).node(g, "l", tensor.Int)
+	_, err := CrossEntropyWith(CrossEntropyOptions{Smoothing: 1.5}, x, l)
+	checkRefused(t, err, backend.ErrArgument, "a smoothing of 1.5")
+	_, err = CrossEntropyWith(CrossEntropyOptions{Weights: x}, x, l)
+	checkRefused(t, err, ops.ErrShape, "weights (2, 3): want a weight of each class")
+}
+
 // The loss is scaled before its gradient is taken, as for accumulation.
 func TestCrossEntropyOfAScaledLoss(t *testing.T) {
 	checkGradient(t, []operand{normal(1, 3, 4), indices([]int{3}, 0, 3, 0)},

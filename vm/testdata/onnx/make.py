@@ -101,18 +101,87 @@ def first_index(case):
     return not case["attrs"].get("select_last_index", 0)
 
 
+def one_result(case):
+    return len(case["out"]) == 1
+
+
 GROUPS = {
     "basics": {
+        **dict.fromkeys(["And", "Or", "Not", "Xor", "Where", "Cast", "CumSum",
+                         "RMSNormalization"], any_case),
+        **dict.fromkeys(["ReduceMin", "ReduceMax", "ReduceProd", "ReduceLogSumExp", "TopK"],
+                        floats),
+        **dict.fromkeys(["ArgMax", "ArgMin"], first_index),
+        **dict.fromkeys(["SoftmaxCrossEntropyLoss"], one_result),
         "GatherElements": lambda case: "negative" not in case["name"],
-        "ArgMax": first_index,
-        "ArgMin": first_index,
-        "TopK": floats,
+        "RotaryEmbedding": lambda case: "3d_input" not in case["name"],
+        "SwiGLU": lambda case: not case["attrs"],
     },
 }
 
 
+def cross_entropies():
+    """Every choice of PyTorch's cross_entropy, with an ignored label among the others."""
+    weight = np.abs(normal(2, 5)) + 0.1
+    labels = np.array([0, 4, 2, -100, 2, 1])
+    for k in range(12):
+        reduction = ["mean", "sum", "none"][k % 3]
+        smoothing = [0.0, 0.1][k // 3 % 2]
+        w = None if k < 6 else weight
+
+        def loss(x, y, *given):
+            return torch.nn.functional.cross_entropy(
+                x, y, *[g.detach() for g in given], reduction=reduction,
+                label_smoothing=smoothing)
+
+        yield torch_case(f"torch_cross_entropy_{k}", "CrossEntropy", loss, normal(k, 6, 5), labels,
+                         *[] if w is None else [w], reduction=reduction, smoothing=smoothing)
+
+
 def basics():
-    yield from ()
+    f = torch.nn.functional
+    yield from cross_entropies()
+    yield torch_case("torch_rms_norm", "RMSNormalization",
+                     lambda x, g: f.rms_norm(x, (6,), g, 1e-5), normal(1, 2, 3, 6), normal(2, 6),
+                     axis=-1, epsilon=1e-5)
+    yield torch_case("torch_rms_norm_two_axes", "RMSNormalization",
+                     lambda x, g: f.rms_norm(x, (3, 4), g, 0.1), normal(1, 2, 3, 4),
+                     normal(2, 3, 4), axis=-2, epsilon=0.1)
+    yield torch_case("torch_swiglu", "SwiGLU", lambda a, b: f.silu(a) * b, normal(1, 3, 7),
+                     normal(2, 3, 7))
+    for name, x in (("no", normal(1, 3, 4)), ("one", [[0.0, 2, 3], [1, 2, 3]]),
+                    ("two", [[0.0, 0, 3], [0, 2, 0]])):
+        yield torch_case(f"torch_prod_{name}_zeros", "ReduceProd", lambda x: x.prod(1),
+                         np.array(x), keepdims=0, axes=[1])
+    yield torch_case("torch_amin_of_equals", "ReduceMin", lambda x: x.amin((0, 2)),
+                     np.round(normal(1, 3, 2, 4)), keepdims=0, axes=[0, 2])
+    yield torch_case("torch_amax_of_equals", "ReduceMax", lambda x: x.amax(1, keepdim=True),
+                     np.round(normal(1, 3, 5)), keepdims=1, axes=[1])
+    yield torch_case("torch_logsumexp", "ReduceLogSumExp", lambda x: x.logsumexp((0, 2)),
+                     100 * normal(1, 3, 2, 4), keepdims=0, axes=[0, 2])
+    yield torch_case("torch_cumsum", "CumSum", lambda x: x.cumsum(1), normal(1, 3, 13, 2), axis=1)
+    yield torch_case("torch_topk", "TopK", lambda x: x.topk(3)[0], normal(1, 4, 9), k=3)
+    index = np.array([[0, 2, 2], [1, 0, 1]])
+    yield torch_case("torch_gather", "GatherElements", lambda x, i: x.gather(1, i),
+                     normal(1, 2, 4), index, axis=1)
+    yield torch_case("torch_where", "Where", torch.where, np.array([[True], [False]]),
+                     normal(1, 3), normal(2, 2, 3))
+    for interleaved in (0, 1):
+        yield torch_case(f"torch_rotary_{interleaved}", "RotaryEmbedding", rotary(interleaved),
+                         normal(1, 2, 3, 5, 8), positions=7, interleaved=interleaved)
+
+
+def rotary(interleaved):
+    """LLaMA's rotation by complex numbers, of positions 7 to 11, base 10000."""
+    def turned(x):
+        angle = torch.outer(torch.arange(7.0, 12.0, dtype=torch.float64),
+                            10000 ** (-torch.arange(0, 8, 2, dtype=torch.float64) / 8))
+        turn = torch.polar(torch.ones_like(angle), angle)
+        pairs = x.unflatten(-1, (4, 2) if interleaved else (2, 4))
+        pairs = pairs if interleaved else pairs.transpose(-1, -2)
+        y = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * turn)
+        return (y if interleaved else y.transpose(-1, -2)).flatten(-2)
+    return turned
 
 
 TORCH = {"basics": basics}
