@@ -3,6 +3,7 @@ package layers
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -15,12 +16,16 @@ import (
 // Tokens are numbers of a vocabulary, an input of the graph: one for each position of the samples
 // of this rank's replica. The Sequence group divides them.
 type Tokens struct {
-	name   string
-	b      *Builder
-	shape  []int // of all positions
-	axis   int   // of the sequence
-	end    int   // the least vocabulary among those that they were used with
-	inputs []func(ids []int) error
+	name  string
+	b     *Builder
+	shape []int // of all positions
+	axis  int   // of the sequence
+	end   int   // the least vocabulary among those that they were used with
+	// padding is the token that does not count as a target, if padded is set.
+	padding  int
+	padded   bool
+	embedded bool // whether an Embedding has them
+	inputs   []func(ids []int) error
 }
 
 // Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch]
@@ -41,6 +46,28 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 	return t
 }
 
+// Padding says which token fills up what is short: [Builder.CrossEntropy] leaves out targets that are
+// it, and the loss is the mean over all others. It may be a number that is not in the vocabulary,
+// unless the tokens are embedded, which gives its row. It returns the tokens.
+//
+// Errors: [backend.ErrArgument] if something uses the tokens already.
+func (t *Tokens) Padding(id int) *Tokens {
+	t.b.apply("Padding of "+t.name, func() (Node, error) {
+		if len(t.inputs) > 0 {
+			return Node{}, fmt.Errorf("%w: the tokens are used already: call it before",
+				backend.ErrArgument)
+		}
+		t.padding, t.padded = id, true
+		return Node{}, nil
+	})
+	return t
+}
+
+// counts reports whether a token is one of a part of the vocabulary, and a target.
+func (t *Tokens) counts(id, start, end int) bool {
+	return id >= start && id < end && !(t.padded && id == t.padding)
+}
+
 // Set gives all tokens of the replica, in row-major order of the shape, of which the rank keeps its
 // part. Set them before each run: a run without any is an error.
 //
@@ -51,7 +78,8 @@ func (t *Tokens) Set(ids []int) error {
 			len(ids), t.name, t.shape)
 	}
 	for i, id := range ids {
-		if id < 0 || id >= t.end {
+		filler := t.padded && !t.embedded && id == t.padding
+		if (id < 0 || id >= t.end) && !filler {
 			return fmt.Errorf("layers: %w: token %d of %s is %d, out of range 0 to %d",
 				backend.ErrArgument, i, t.name, id, t.end-1)
 		}
@@ -81,8 +109,9 @@ func (t *Tokens) own() []int {
 }
 
 // numbers adds an input of the rank's tokens as numbers from start, of a vocabulary of which the
-// rank has start to end; others are none.
-func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
+// rank has start to end, where in holds; others are none.
+func (t *Tokens) numbers(vocabulary, start, end, none int,
+	in func(id, start, end int) bool) *gorgonia.Node {
 	if t.end == 0 || vocabulary < t.end {
 		t.end = vocabulary
 	}
@@ -92,7 +121,7 @@ func (t *Tokens) numbers(vocabulary, start, end, none int) *gorgonia.Node {
 		func(ids []int) {
 			for i, id := range ids {
 				data[i] = none
-				if id >= start && id < end {
+				if in(id, start, end) {
 					data[i] = id - start
 				}
 			}
@@ -117,24 +146,29 @@ func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int)) *gorgonia.Node 
 // input returns a name for another input.
 func (t *Tokens) input() string { return fmt.Sprintf("%s.%d", t.name, len(t.inputs)) }
 
-// mask adds an input that is 1 for each token from start to end, and 0 for others.
-func (t *Tokens) mask(start, end int, shape ...int) *gorgonia.Node {
+// mask adds an input that is 1 for each token from start to end where in holds, and 0 for others.
+func (t *Tokens) mask(in func(id, start, end int) bool, start, end int,
+	shape ...int) *gorgonia.Node {
 	value := t.b.tensor(shape, make([]float64, size(shape)))
 	return t.feed(value, func(ids []int) {
 		switch data := value.Data().(type) {
 		case []float32:
-			within(data, ids, start, end)
+			marked(data, ids, in, start, end)
 		case []float64:
-			within(data, ids, start, end)
+			marked(data, ids, in, start, end)
 		}
 	})
 }
 
-// within sets an element for each number from start to end to 1, and others to 0.
-func within[T float32 | float64](data []T, ids []int, start, end int) {
+// within reports whether a number is one from start to end.
+func within(id, start, end int) bool { return id >= start && id < end }
+
+// marked sets an element to 1 for each number that is in, and others to 0.
+func marked[T float32 | float64](data []T, ids []int, in func(id, start, end int) bool, start,
+	end int) {
 	for i, id := range ids {
 		data[i] = 0
-		if id >= start && id < end {
+		if in(id, start, end) {
 			data[i] = 1
 		}
 	}
@@ -184,9 +218,10 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 				words.Shape())
 		}
 		n, start, end := b.vocabulary(words)
+		tokens.embedded = true
 		y := tokens.placedNode()
 		var err error
-		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, 0))
+		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, 0, within))
 		if err != nil || words.place[Tensor] != Split(0) {
 			return y, err
 		}
@@ -194,7 +229,7 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		if b.layout.TP > 1 {
 			shape := tokens.own()
 			y.Node, err = gorgonia.BroadcastHadamardProd(y.Node,
-				tokens.mask(start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
+				tokens.mask(within, start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
 		}
 		return y, err
 	})
@@ -251,12 +286,7 @@ func (b *Builder) Sinusoids(scale float64, x Node) Node {
 		if err != nil {
 			return Node{}, err
 		}
-		first := 0
-		for _, g := range x.order() {
-			if x.place[g] == Split(axis) {
-				first += sum(x.parts[g][:b.layout.groups[g].Rank()])
-			}
-		}
+		first := b.firstOf(x, axis)
 		rows, n := x.Shape()[axis], lastOf(x)
 		values := make([]float64, rows*n)
 		for i := range values {
@@ -266,6 +296,64 @@ func (b *Builder) Sinusoids(scale float64, x Node) Node {
 			}
 		}
 		return addRows(x, b.graph.Constant(b.tensor([]int{rows, n}, values)), axis)
+	})
+}
+
+// firstOf returns which element of the whole of an axis is this rank's first one.
+func (b *Builder) firstOf(x Node, axis int) int {
+	first := 0
+	for _, g := range x.order() {
+		if x.place[g] == Split(axis) {
+			first += sum(x.parts[g][:b.layout.groups[g].Rank()])
+		}
+	}
+	return first
+}
+
+// RotaryOptions are the options of [Builder.Rotary].
+type RotaryOptions struct {
+	nn.RotaryOptions
+	Base  float64 // of the wavelengths; 0 is 10000
+	First int     // the number of the first position
+}
+
+// Rotary turns pairs of elements of queries or keys by angles in proportion to their position:
+// nn.Rotary, before [Builder.Attend].
+//
+//	in   x  [batch, positions, heads, d] with axis 1, or [positions, batch, heads, d] with axis 0
+//	out  y  like x, and placed like x
+//
+// Nothing is learnt. A rank has the angles of its own positions alone, of which the whole may be
+// divided by any group.
+//
+// Errors: [ErrPlacement] if x is a partial sum or d is divided; [ops.ErrShape]; those of
+// nn.RotaryAngles.
+func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
+	return b.apply("Rotary", func() (Node, error) {
+		last := x.Dims() - 1
+		if axis < 0 || axis >= last {
+			return Node{}, fmt.Errorf("%w: x has shape %v, with positions along axis %d", ops.ErrShape,
+				x.Shape(), axis)
+		}
+		if err := firstOf(summed("x", x), whole("x", x, last)); err != nil {
+			return Node{}, err
+		}
+		if o.Base == 0 {
+			o.Base = 10000
+		}
+		shape := x.Shape()
+		cos, sin, err := nn.RotaryAngles(b.dtype, o.Base, o.First+b.firstOf(x, axis), shape[axis],
+			shape[last])
+		if err != nil {
+			return Node{}, err
+		}
+		along := slices.Repeat([]int{1}, last+1-axis) // of the axes from that of positions on
+		along[0], along[last-axis] = shape[axis], shape[last]/2
+		if err := firstOf(cos.Reshape(along...), sin.Reshape(along...)); err != nil {
+			return Node{}, err
+		}
+		y, err := nn.Rotary(o.RotaryOptions, x.Node, b.graph.Constant(cos), b.graph.Constant(sin))
+		return Place(y, x), err
 	})
 }
 

@@ -55,6 +55,25 @@ var blocks = map[string]block{
 			Causal: true}))
 		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
 	},
+	"rms norm and swiglu": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Add(in[0], b.SwiGLU("m", b.RMSNorm("n", in[0]), 7))
+	},
+	"rotary positions": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		x := in[0]
+		if b.Err() != nil {
+			return x
+		}
+		shape, axis := x.Shape(), int(x.Placed(layers.Sequence))
+		turned := layers.Place(must(gorgonia.Reshape(x.Node, tensor.Shape{shape[0], shape[1], 1,
+			width})), x)
+		turned = b.Rotary(turned, axis, layers.RotaryOptions{First: 3})
+		turned = b.Rotary(turned, axis, layers.RotaryOptions{Base: 100,
+			RotaryOptions: nn.RotaryOptions{Interleaved: true}})
+		if b.Err() != nil {
+			return turned
+		}
+		return layers.Place(must(gorgonia.Reshape(turned.Node, shape.Clone())), x)
+	},
 	"dropout": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		random := nn.NewRandom(3)
 		random.Next(5)
@@ -69,6 +88,8 @@ var blocks = map[string]block{
 		return b.To(b.To(x, layers.Sequence, layers.Replicated), layers.Tensor, layers.Replicated)
 	},
 }
+
+func must(n *gorgonia.Node, err error) *gorgonia.Node { return gorgonia.Must(n, err) }
 
 // outcome is what a rank has after a run.
 type outcome struct {

@@ -26,6 +26,11 @@ const deviation = 0.02
 // Cost: 2*d*n*out/P operations, backward twice that; no collective.
 // Errors: [ErrPlacement]; those of [Builder.Learn].
 func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
+	return b.columns(name, x, true, axis, out)
+}
+
+// columns is Columns, with c or without it.
+func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) Node {
 	return b.apply("Columns "+name, func() (Node, error) {
 		last := x.Dims() - 1
 		if err := firstOf(divided("x", x), whole("x", x, last),
@@ -38,7 +43,10 @@ func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
 		}
 		w := b.Learn(name+".weight", Normal(deviation), 1+axis, append([]int{x.Shape()[last]},
 			out...)...)
-		c := b.Learn(name+".bias", Constant(0), axis, out...)
+		var c Node
+		if bias {
+			c = b.Learn(name+".bias", Constant(0), axis, out...)
+		}
 		if b.err != nil {
 			return Node{}, b.err
 		}
@@ -183,6 +191,41 @@ func (b *Builder) MLP(name string, x Node, hidden int) Node {
 	return b.within("MLP "+name, func() Node {
 		h := b.GELU(b.Columns(name+".in", b.beginTensorParallel(x), 0, hidden))
 		return b.endTensorParallel(name+".out", b.Rows(name+".out", h, 1, lastOf(x)), x)
+	})
+}
+
+// SwiGLU is an [Builder.MLP] whose hidden units are gated by others, without biases: nn.SwiGLU.
+//
+//	in   x  [d..., n]
+//	out  y  [d..., n]   y = (silu(x w1) * (x w2)) w3, placed like x
+//
+// Learnables have the name with ".in.weight", [n, 2, hidden], which is w1 and w2, and ".out.weight".
+//
+// Cost: 6*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
+// Errors: those of MLP.
+func (b *Builder) SwiGLU(name string, x Node, hidden int) Node {
+	return b.within("SwiGLU "+name, func() Node {
+		both := b.columns(name+".in", b.beginTensorParallel(x), false, 1, []int{2, hidden})
+		h := b.apply("gate", func() (Node, error) {
+			last := both.Dims() - 1
+			halves, err := nn.Split(last-1, []int{1, 1}, both.Node)
+			if err != nil {
+				return Node{}, err
+			}
+			y, err := nn.SwiGLU(halves[0], halves[1])
+			if err != nil {
+				return Node{}, err
+			}
+			shape := slices.Delete(slices.Clone(both.Shape()), last-1, last)
+			y, err = reshape(y, shape...)
+			axes := make([]int, last)
+			for i := range axes {
+				axes[i] = i
+			}
+			axes[last-1] = last
+			return Place(y, both, axes...), err
+		})
+		return b.To(b.Rows(name+".out", h, 1, lastOf(x)), Tensor, x.place[Tensor])
 	})
 }
 

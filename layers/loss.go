@@ -86,31 +86,56 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		}
 		n := sum(logits.parts[Tensor])
 		start, end := b.layout.shareOf(Tensor, n)
-		labels, err := reshape(targets.numbers(n, start, end, nn.NoLabel), size(shape[:last]))
+		labels, err := reshape(targets.numbers(n, start, end, nn.NoLabel, targets.counts),
+			size(shape[:last]))
 		if err != nil {
 			return Node{}, err
 		}
-		loss, err := nn.CrossEntropy(nn.NoLabel, flat, labels)
+		loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel,
+			Reduction: nn.SumOfRows}, flat, labels)
 		if err == nil && b.layout.TP > 1 {
 			loss, err = b.shared(flat, loss, targets, start, end)
 		}
-		if err != nil {
-			return Node{}, err
+		if err == nil {
+			loss, err = b.meanOf(loss, targets, n)
 		}
-		share := float64(size(shape[:last])) / float64(size(targets.shape)*b.batches)
-		loss, err = b.scaled(loss, share)
 		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
 	})
 }
 
-// shared is the mean cross-entropy of logits of which each rank of the Tensor group has some
-// columns. own is the mean over the targets in this rank's columns, of its columns alone. The sum
-// over these targets lacks, for each, the difference between the logarithms of the sums of
-// exponentials, over all columns and over this rank's.
+// meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number of
+// all that count in a batch. Without padding that is known; else the ranks that have a batch add
+// it up.
+func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.Node, error) {
+	if !targets.padded {
+		return b.scaled(sum, 1/float64(size(targets.shape)*b.batches))
+	}
+	own := targets.own()
+	count, err := gorgonia.Sum(targets.mask(targets.counts, 0, n, size(own), 1))
+	if err == nil && b.layout.Data.Size() > 1 {
+		count, err = ops.AllReduce(b.layout.Data, backend.Sum, count)
+	}
+	if err != nil {
+		return nil, err
+	}
+	one := gorgonia.NewConstant(b.number(1))
+	if count, err = nn.Where(count, count, one); err != nil { // without any, the sum is 0
+		return nil, err
+	}
+	if sum, err = gorgonia.HadamardDiv(sum, count); err != nil {
+		return nil, err
+	}
+	return b.scaled(sum, float64(b.layout.DP)/float64(b.batches))
+}
+
+// shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has some
+// columns. own is the sum over the targets in this rank's columns, of its columns alone. It lacks,
+// for each of these targets, the difference between the logarithms of the sums of exponentials,
+// over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	end int) (*gorgonia.Node, error) {
 	rows, comm := logits.Shape()[0], b.layout.groups[Tensor]
-	part, err := logSumExp(logits)
+	part, err := nn.LogSumExp([]int{1}, true, logits)
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +143,7 @@ func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	if err != nil {
 		return nil, err
 	}
-	all, err := logSumExp(parts)
+	all, err := nn.LogSumExp([]int{1}, true, parts)
 	if err != nil {
 		return nil, err
 	}
@@ -126,18 +151,11 @@ func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	if err != nil {
 		return nil, err
 	}
-	mask := targets.mask(start, end, rows, 1)
+	mask := targets.mask(targets.counts, start, end, rows, 1)
 	if lacking, err = gorgonia.HadamardProd(lacking, mask); err != nil {
 		return nil, err
 	}
-	if lacking, err = gorgonia.Mean(lacking); err != nil {
-		return nil, err
-	}
-	fraction, err := gorgonia.Mean(mask) // of the targets
-	if err != nil {
-		return nil, err
-	}
-	if own, err = gorgonia.HadamardProd(own, fraction); err != nil {
+	if lacking, err = gorgonia.Sum(lacking); err != nil {
 		return nil, err
 	}
 	term, err := gorgonia.Add(own, lacking)
@@ -145,19 +163,6 @@ func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 		return nil, err
 	}
 	return ops.ReduceFromParallel(comm, term)
-}
-
-// logSumExp returns the logarithm of the sum of the exponentials of each row, [rows, 1]: what the
-// logarithm of the softmax takes from each element.
-func logSumExp(x *gorgonia.Node) (*gorgonia.Node, error) {
-	y, err := nn.LogSoftMax(1, x)
-	if err != nil {
-		return nil, err
-	}
-	if y, err = gorgonia.Sub(x, y); err != nil {
-		return nil, err
-	}
-	return nn.Slice(1, 0, 1, 1, y)
 }
 
 // scaled returns x times a number.

@@ -1,6 +1,8 @@
 package layers
 
 import (
+	"gorgonia.org/gorgonia"
+
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -17,25 +19,49 @@ const epsilon = 1e-5
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) LayerNorm(name string, x Node) Node {
-	return b.apply("LayerNorm "+name, func() (Node, error) {
+	return b.norm("LayerNorm ", name, x, []string{".gain", ".bias"},
+		func(own []*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.LayerNorm(epsilon, x.Node, own[0], own[1])
+		})
+}
+
+// RMSNorm divides the last axis by the root of its mean square, and scales it: nn.RMSNorm.
+//
+//	in   x  [d..., n]
+//	out  y  [d..., n]   placed like x
+//
+// The gain, [n], has the name with ".gain". Its gradient is like that of [Builder.LayerNorm].
+//
+// Errors: [ErrPlacement] if x is a partial sum or n is divided.
+func (b *Builder) RMSNorm(name string, x Node) Node {
+	return b.norm("RMSNorm ", name, x, []string{".gain"},
+		func(own []*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.RMSNorm(epsilon, x.Node, own[0])
+		})
+}
+
+// norm is a norm of the last axis with learnables, vectors of its length: the first one is a gain,
+// which begins as 1, a second one a bias.
+func (b *Builder) norm(kind, name string, x Node, learnables []string,
+	norm func(own []*gorgonia.Node) (*gorgonia.Node, error)) Node {
+	return b.apply(kind+name, func() (Node, error) {
 		last := x.Dims() - 1
 		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
 			return Node{}, err
 		}
-		n := x.Shape()[last]
-		gain, bias := b.Learn(name+".gain", Constant(1), Undivided, n),
-			b.Learn(name+".bias", Constant(0), Undivided, n)
-		if b.err != nil {
-			return Node{}, b.err
+		own := make([]*gorgonia.Node, len(learnables))
+		for i, suffix := range learnables {
+			w := b.Learn(name+suffix, Constant(float64(1-i)), Undivided, x.Shape()[last])
+			if b.err != nil {
+				return Node{}, b.err
+			}
+			w, err := b.learnableFor(w, x)
+			if err != nil {
+				return Node{}, err
+			}
+			own[i] = w.Node
 		}
-		gain, err := b.learnableFor(gain, x)
-		if err != nil {
-			return Node{}, err
-		}
-		if bias, err = b.learnableFor(bias, x); err != nil {
-			return Node{}, err
-		}
-		y, err := nn.LayerNorm(epsilon, x.Node, gain.Node, bias.Node)
+		y, err := norm(own)
 		return Place(y, x), err
 	})
 }
