@@ -544,6 +544,15 @@ func TestTrainingEqualsOneRankOnDevices(t *testing.T) {
 // losses trains for some steps.
 func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 {
 	t.Helper()
+	return lossesOf(t, k, s, along, false)
+}
+
+// filler is the target of the places of a sample that are filled up.
+const filler = -7
+
+// lossesOf is losses, with some targets filled up, more in some samples than in others.
+func lossesOf(t *testing.T, k testenv.Kind, s layers.Sizes, along, padded bool) []float64 {
+	t.Helper()
 	const vocabulary, batch, steps = 11, 4, 4
 	ids := make([]int, batch*positions)
 	for i := range ids {
@@ -556,6 +565,9 @@ func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 
 		own := batch / s.DP
 		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own,
 			positions)
+		if padded {
+			targets.Padding(filler)
+		}
 		words := b.Learn("words", layers.Normal(0.1), 0, vocabulary, width)
 		over := layers.Replicated
 		if along {
@@ -577,6 +589,12 @@ func losses(t *testing.T, k testenv.Kind, s layers.Sizes, along bool) []float64 
 		}
 		mine := ids[l.Replica*own*positions : (l.Replica+1)*own*positions]
 		next := append(slices.Clone(mine[1:]), ids[(l.Replica+1)*own*positions%len(ids)])
+		for i := range next {
+			at := l.Replica*own*positions + i
+			if sample := at / positions; padded && (at%positions > 2*sample || sample == 2) {
+				next[i] = filler
+			}
+		}
 		for step := range steps {
 			if err := errors.Join(tokens.Set(mine), targets.Set(next)); err != nil {
 				return errors.Join(err, machine.Close())

@@ -1,0 +1,138 @@
+package layers_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestPaddedTrainingEqualsOneRank: a training whose samples have different numbers of targets has
+// the losses of one rank on every layout.
+func TestPaddedTrainingEqualsOneRank(t *testing.T) {
+	want := lossesOf(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false, true)
+	if !(want[len(want)-1] < want[0]) {
+		t.Fatalf("the losses of one rank are %v", want)
+	}
+	for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1},
+		{DP: 1, SP: 1, TP: 2}, {DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 2, TP: 1}, {DP: 2, SP: 1, TP: 2},
+		{DP: 1, SP: 2, TP: 2}} {
+		t.Run(s.String(), func(t *testing.T) {
+			near(t, "losses", lossesOf(t, testenv.Hosts, s, s.TP > 1, true), want, 1e-10)
+		})
+	}
+}
+
+// TestPaddedTargetsDoNotCount: the loss is the mean over all other targets, and 0 without any.
+func TestPaddedTargetsDoNotCount(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			targets := b.Tokens("targets", 1, 1, 3).Padding(9)
+			words := b.Learn("words", layers.Constant(1), 0, 4, 2)
+			logits := b.Logits(b.To(layers.Whole(variable(b, "x", tensor.Float64, 1, 3, 2)),
+				layers.Sequence, layers.Split(1)), words)
+			loss := b.CrossEntropy(logits, targets)
+			if _, err := b.Grad(loss); err != nil {
+				return err
+			}
+			m, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node))
+			if err != nil {
+				return err
+			}
+			for _, test := range []struct {
+				ids  []int
+				want float64
+			}{{[]int{9, 2, 9}, math.Log(4)}, {[]int{9, 9, 9}, 0}, {[]int{0, 1, 3}, math.Log(4)}} {
+				if err := errors.Join(targets.Set(test.ids), m.RunAll()); err != nil {
+					return err
+				}
+				near(t, fmt.Sprint(test.ids), []float64{loss.Value().Data().(float64)},
+					[]float64{test.want}, 1e-12)
+				for _, v := range numbers(words.Deriv().Value()) {
+					if v != v {
+						t.Errorf("%v: the gradient is NaN", test.ids)
+					}
+				}
+			}
+			if err := targets.Set([]int{8, 0, 0}); !errors.Is(err, backend.ErrArgument) {
+				t.Errorf("token 8 of 4: %v", err)
+			}
+			targets.Padding(1)
+			if err := b.Err(); err == nil || !strings.Contains(err.Error(), "used already") {
+				t.Errorf("padding after use: %v", err)
+			}
+			return m.Close()
+		})
+}
+
+// TestRotaryTurnsByPosition: positions along either axis are turned by their angles.
+func TestRotaryTurnsByPosition(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			for axis := range 2 {
+				for _, interleaved := range []bool{false, true} {
+					b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+					shape := []int{2, 2, 1, 4}
+					shape[axis] = 3
+					x := variable(b, "x", tensor.Float64, shape...)
+					y := b.Rotary(layers.Whole(x), axis, layers.RotaryOptions{First: 5, Base: 100,
+						RotaryOptions: nn.RotaryOptions{Interleaved: interleaved}})
+					if b.Err() != nil {
+						return b.Err()
+					}
+					m, err := vm.New(b.Graph(), nil, vm.Keep(y.Node))
+					if err != nil {
+						return err
+					}
+					for range 3 {
+						if err := m.RunAll(); err != nil {
+							return err
+						}
+						near(t, fmt.Sprint(axis, interleaved), numbers(y.Value()),
+							turned(numbers(x.Value()), shape, axis, interleaved), 1e-12)
+					}
+					if err := m.Close(); err != nil {
+						return err
+					}
+				}
+			}
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			b.Rotary(layers.Whole(variable(b, "x", tensor.Float64, 2, 3)), 1, layers.RotaryOptions{})
+			if b.Err() == nil {
+				t.Error("positions along the last axis are accepted")
+			}
+			return nil
+		})
+}
+
+// turned turns the two pairs of each row, of position 5 and on, by p and p/10.
+func turned(x []float64, shape []int, axis int, interleaved bool) []float64 {
+	y := make([]float64, len(x))
+	for row := range len(x) / 4 {
+		p := 5 + row%shape[1]
+		if axis == 0 {
+			p = 5 + row/shape[1]
+		}
+		for pair := range 2 {
+			first, second := 4*row+pair, 4*row+pair+2
+			if interleaved {
+				first, second = 4*row+2*pair, 4*row+2*pair+1
+			}
+			sin, cos := math.Sincos(float64(p) * math.Pow(10, -float64(pair)))
+			y[first], y[second] = x[first]*cos-x[second]*sin, x[first]*sin+x[second]*cos
+		}
+	}
+	return y
+}
