@@ -39,11 +39,6 @@ func loopedBasics[T float](s spec, y array[T], x []array[T]) error {
 			i[s.Axis] = x[1].ints[at]
 			y.data[at] = x[0].data[place(x[0].shape, i)]
 		})
-	case scatterElementsSpec:
-		each(x[0].shape, func(at int, i []int) {
-			i[s.Axis] = x[1].ints[at]
-			y.data[place(y.shape, i)] += x[0].data[at]
-		})
 	case whereSpec, logicSpec:
 		each(y.shape, func(at int, i []int) {
 			var v []float64
@@ -52,29 +47,51 @@ func loopedBasics[T float](s spec, y array[T], x []array[T]) error {
 			}
 			y.data[at] = T(chosen(s, v))
 		})
-	case whereGradSpec:
-		each(x[2].shape, func(at int, i []int) {
-			if (x[0].data[place(x[0].shape, i)] != 0) != s.Second {
-				y.data[place(y.shape, i)] += x[2].data[at]
-			}
-		})
-	case maskedFillSpec:
-		each(y.shape, func(at int, i []int) {
-			y.data[at] = x[0].data[at]
-			if x[1].data[place(x[1].shape, i)] != 0 {
-				y.data[at] = T(s.Number)
-			}
-		})
-	case castSpec, castGradSpec:
+	case castSpec:
 		copy(y.data, x[0].data)
 	case reduceSpec:
 		loopedReduce(s, y, x[0])
-	case reduceGradSpec:
-		loopedReduceGrad(reduceSpec(s), y, x)
 	case cumSumSpec:
 		loopedCumSum(s, y, x[0])
 	default:
 		return loopedNorms(s, y, x)
+	}
+	return nil
+}
+
+// loopedBasicsBack computes the gradient of an operation by operand k.
+func loopedBasicsBack[T float](s spec, k int, dx array[T], x []array[T], y, dy array[T]) error {
+	switch s := s.(type) {
+	case gatherElementsSpec:
+		each(dy.shape, func(at int, i []int) {
+			i[s.Axis] = x[1].ints[at]
+			dx.data[place(dx.shape, i)] += dy.data[at]
+		})
+	case whereSpec:
+		each(dy.shape, func(at int, i []int) {
+			if (x[0].data[place(x[0].shape, i)] != 0) == (k == 1) {
+				dx.data[place(dx.shape, i)] += dy.data[at]
+			}
+		})
+	case castSpec:
+		copy(dx.data, dy.data)
+	case reduceSpec:
+		loopedReduceGrad(s, dx, []array[T]{x[0], y, dy})
+	case rmsNormSpec:
+		if k == 1 {
+			loopedRMS(s, array[T]{}, dx, x, dy)
+		} else {
+			loopedRMSGrad(s, dx, x, dy)
+		}
+	case swiGLUSpec:
+		for i, v := range x[0].data {
+			g := float64(v)
+			open := 1 / (1 + math.Exp(-g))
+			slope := []float64{open * (1 + g*(1-open)) * float64(x[1].data[i]), g * open}[k]
+			dx.data[i] = T(slope * float64(dy.data[i]))
+		}
+	default:
+		return fmt.Errorf("no loop computes the gradient of %v", s)
 	}
 	return nil
 }
@@ -162,25 +179,12 @@ func loopedCumSum[T float](s cumSumSpec, y, x array[T]) {
 func loopedNorms[T float](s spec, y array[T], x []array[T]) error {
 	switch s := s.(type) {
 	case rmsNormSpec:
-		loopedRMS(s, y, array[T]{}, x)
-	case rmsNormGradSpec:
-		if s.Gain {
-			loopedRMS(s.rmsNormSpec, array[T]{}, y, x)
-		} else {
-			loopedRMSGrad(s.rmsNormSpec, y, x)
-		}
+		loopedRMS(s, y, array[T]{}, x, array[T]{})
 	case rotarySpec:
 		loopedRotary(s, y, x)
 	case swiGLUSpec:
 		for i, g := range x[0].data {
 			y.data[i] = T(float64(g) / (1 + math.Exp(-float64(g))) * float64(x[1].data[i]))
-		}
-	case swiGLUGradSpec:
-		for i, v := range x[0].data {
-			g := float64(v)
-			open := 1 / (1 + math.Exp(-g))
-			slope := open * (1 + g*(1-open))
-			y.data[i] = T(slope * float64(x[1].data[i]) * float64(x[2].data[i]))
 		}
 	default:
 		return fmt.Errorf("no loop computes %v", s)
@@ -189,7 +193,7 @@ func loopedNorms[T float](s spec, y array[T], x []array[T]) error {
 }
 
 // loopedRMS computes y, or dgain from dy.
-func loopedRMS[T float](s rmsNormSpec, y, dgain array[T], x []array[T]) {
+func loopedRMS[T float](s rmsNormSpec, y, dgain array[T], x []array[T], dy array[T]) {
 	n := len(x[1].data)
 	for from := 0; from < len(x[0].data); from += n {
 		row, squares := x[0].data[from:from+n], 0.0
@@ -199,7 +203,7 @@ func loopedRMS[T float](s rmsNormSpec, y, dgain array[T], x []array[T]) {
 		scale := 1 / math.Sqrt(squares/float64(n)+s.Epsilon)
 		for i, v := range row {
 			if dgain.data != nil {
-				dgain.data[i] += T(float64(x[2].data[from+i]) * float64(v) * scale)
+				dgain.data[i] += T(float64(dy.data[from+i]) * float64(v) * scale)
 			} else {
 				y.data[from+i] = T(float64(v) * scale * float64(x[1].data[i]))
 			}
@@ -207,17 +211,17 @@ func loopedRMS[T float](s rmsNormSpec, y, dgain array[T], x []array[T]) {
 	}
 }
 
-func loopedRMSGrad[T float](s rmsNormSpec, dx array[T], x []array[T]) {
+func loopedRMSGrad[T float](s rmsNormSpec, dx array[T], x []array[T], dy array[T]) {
 	n := len(x[1].data)
 	for from := 0; from < len(x[0].data); from += n {
 		squares, along := 0.0, 0.0
 		for i, v := range x[0].data[from : from+n] {
 			squares += float64(v) * float64(v)
-			along += float64(v) * float64(x[2].data[from+i]) * float64(x[1].data[i])
+			along += float64(v) * float64(dy.data[from+i]) * float64(x[1].data[i])
 		}
 		scale := 1 / math.Sqrt(squares/float64(n)+s.Epsilon)
 		for i, v := range x[0].data[from : from+n] {
-			g := float64(x[2].data[from+i]) * float64(x[1].data[i])
+			g := float64(dy.data[from+i]) * float64(x[1].data[i])
 			dx.data[from+i] = T(scale * (g - float64(v)*scale*scale*along/float64(n)))
 		}
 	}

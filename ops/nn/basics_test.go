@@ -86,7 +86,6 @@ func basicCases(add func(build builder, in ...operand)) {
 			add(two(f), signs(shape...), signs(n))
 		}
 		add(one(Not), signs(shape...))
-		add(filled(3), x, signs(n))
 		add(three(Where), signs(n), x, normal(2, shape...))
 		add(three(Where), signs(shape...), normal(1, n), normal(2, 1, n))
 		add(three(Where), signs(shape...), normal(1, 1), normal(2))

@@ -95,10 +95,8 @@ type crossEntropySpec struct {
 }
 
 // String returns "CrossEntropy{ignore -100}", and what else differs from [CrossEntropy].
-func (s crossEntropySpec) String() string { return s.named("CrossEntropy") }
-
-func (s crossEntropySpec) named(name string) string {
-	name = fmt.Sprintf("%s{ignore %d", name, s.Ignore)
+func (s crossEntropySpec) String() string {
+	name := fmt.Sprintf("CrossEntropy{ignore %d", s.Ignore)
 	if s.Smoothing > 0 {
 		name += fmt.Sprintf(", smoothing %v", s.Smoothing)
 	}
@@ -129,10 +127,7 @@ func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return tensor.Shape{}, nil
 }
 
-func (s crossEntropySpec) gradients(in []tensor.Shape) []gradient {
-	of := append([]int{0, 1, 2}[:len(in)], dy)
-	return append([]gradient{{crossEntropyGradSpec(s), of}}, make([]gradient, len(in)-1)...)
-}
+func (s crossEntropySpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 // targets are what a cross-entropy and its gradient need of the labels, for each row.
 type targets struct {
@@ -235,34 +230,16 @@ func (s crossEntropySpec) check(labels []int, in []tensor.Shape) error {
 	return nil
 }
 
-// crossEntropyGradSpec is the gradient of [crossEntropySpec] by the logits, from its operands and
-// the gradient of the loss.
-type crossEntropyGradSpec crossEntropySpec
-
-// String returns "CrossEntropyGrad{ignore -100}".
-func (s crossEntropyGradSpec) String() string { return crossEntropySpec(s).named("CrossEntropyGrad") }
-
-func (s crossEntropyGradSpec) indices() int { return 1 }
-
-func (s crossEntropyGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return in[0].Clone(), nil
-}
-
-func (s crossEntropyGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s crossEntropyGradSpec) check(labels []int, in []tensor.Shape) error {
-	return crossEntropySpec(s).check(labels, in)
-}
-
-// program is (probability - 1 at the label) * dy / number, where the label is right; smoothing adds
+// back is (probability - 1 at the label) * dy / number, where the label is right; smoothing adds
 // what the other classes are short of.
-func (s crossEntropyGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	t := crossEntropySpec(s).targets(b, x...)
+func (s crossEntropySpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+) program.Value {
+	t := s.targets(b, x...)
 	last := len(b.Of(x[0]).Shape) - 1
 	less, log := logSum(b, x[0])
 	p := b.Do(fuse.Exp, b.Do(fuse.Sub, less, log))
 	away := b.Select(last, t.labels, program.With(b, fuse.Add, p, -1), p)
-	if !crossEntropySpec(s).plain() {
+	if !s.plain() {
 		away = program.With(b, fuse.Mul, b.Do(fuse.Mul, away, t.weight), 1-s.Smoothing)
 	}
 	if s.Smoothing > 0 {
@@ -270,16 +247,14 @@ func (s crossEntropyGradSpec) program(b program.Builder, x ...program.Value) pro
 		even := b.Do(fuse.Sub, b.Do(fuse.Mul, p, t.all), t.weights)
 		away = b.Do(fuse.Add, away, program.With(b, fuse.Mul, even, s.Smoothing/n))
 	}
-	share := x[len(x)-1]
 	ones := slices.Repeat([]int{1}, last+1)
 	switch s.Reduction {
 	case MeanOfRows:
-		share = b.Do(fuse.Div, b.Reshape(share, ones[:last]...), t.number)
-		share = b.Reshape(share, ones...)
+		dy = b.Reshape(b.Do(fuse.Div, b.Reshape(dy, ones[:last]...), t.number), ones...)
 	case SumOfRows:
-		share = b.Reshape(share, ones...)
+		dy = b.Reshape(dy, ones...)
 	case EachRow:
-		share = b.Reshape(share, append(b.Of(share).Shape, 1)...)
+		dy = b.Reshape(dy, append(b.Of(dy).Shape, 1)...)
 	}
-	return b.Do(fuse.Where, t.right, b.Do(fuse.Mul, away, share), t.others)
+	return b.Do(fuse.Where, t.right, b.Do(fuse.Mul, away, dy), t.others)
 }

@@ -62,9 +62,7 @@ func (s gatherElementsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return in[1].Clone(), nil
 }
 
-func (s gatherElementsSpec) gradients(in []tensor.Shape) []gradient {
-	return []gradient{{scatterElementsSpec{s.Axis, in[0][s.Axis]}, []int{dy, 1}}, {}}
-}
+func (s gatherElementsSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 // program compares every index with every place: one of them has it.
 func (s gatherElementsSpec) program(b program.Builder, x ...program.Value) program.Value {
@@ -82,38 +80,13 @@ func between(b program.Builder, x program.Value, axis int) program.Value {
 	return b.Reshape(x, slices.Insert(b.Of(x).Shape, axis, 1)...)
 }
 
-// scatterElementsSpec is the gradient of [gatherElementsSpec] by x, from dy and indices. Length is
-// the length of the axis of x.
-type scatterElementsSpec struct{ Axis, Length int }
-
-// String returns "GatherElementsGrad{axis 1, of 8}".
-func (s scatterElementsSpec) String() string {
-	return fmt.Sprintf("GatherElementsGrad{axis %d, of %d}", s.Axis, s.Length)
-}
-
-func (s scatterElementsSpec) indices() int { return 1 }
-
-func (s scatterElementsSpec) check(indices []int, _ []tensor.Shape) error {
-	return inRange(indices, s.Length)
-}
-
-func (s scatterElementsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	shape := in[0].Clone()
-	shape[s.Axis] = s.Length
-	return shape, nil
-}
-
-func (s scatterElementsSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{gatherElementsSpec{s.Axis}, []int{dy, 1}}, {}}
-}
-
-func (s scatterElementsSpec) program(b program.Builder, x ...program.Value) program.Value {
-	given, list := between(b, x[0], s.Axis+1), between(b, x[1], s.Axis+1)
-	shape := slices.Insert(b.Of(x[0]).Shape, s.Axis+1, s.Length)
-	zero := b.Broadcast(b.Reshape(b.Number(0, given), slices.Repeat([]int{1}, len(shape))...),
-		shape...)
+func (s gatherElementsSpec) back(b program.Builder, _ int, x []program.Value, _,
+	dy program.Value) program.Value {
+	given, list := between(b, dy, s.Axis+1), between(b, x[1], s.Axis+1)
+	whole := between(b, x[0], s.Axis)
+	zero := b.Do(fuse.Where, b.Number(0, whole), whole, b.Number(0, whole))
 	sum := program.Sum(b, b.Select(s.Axis+1, list, given, zero), s.Axis)
-	return b.Reshape(sum, slices.Delete(shape, s.Axis, s.Axis+1)...)
+	return b.Reshape(sum, b.Of(x[0]).Shape...)
 }
 
 // ScatterAdd adds rows up to a table of n rows, which is zero else: PyTorch's index_add, and the

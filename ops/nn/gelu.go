@@ -45,9 +45,7 @@ func (s geluSpec) String() string {
 
 func (s geluSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s geluSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{geluGradSpec(s), []int{0, dy}}}
-}
+func (s geluSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 func (s geluSpec) program(b program.Builder, x ...program.Value) program.Value {
 	half, _ := s.parts(b, x[0])
@@ -73,17 +71,8 @@ func (s geluSpec) parts(b program.Builder, x program.Value) (half, slope program
 	return half, b.Do(fuse.Mul, rest, du)
 }
 
-// geluGradSpec is the gradient of [geluSpec], from x and dy.
-type geluGradSpec struct{ Tanh bool }
-
-// String returns "GELUGrad" or "GELUTanhGrad".
-func (s geluGradSpec) String() string { return geluSpec(s).String() + "Grad" }
-
-func (s geluGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
-
-func (s geluGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s geluGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	half, slope := geluSpec(s).parts(b, x[0])
-	return b.Do(fuse.Mul, x[1], b.Do(fuse.Add, half, b.Do(fuse.Mul, x[0], slope)))
+func (s geluSpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+) program.Value {
+	half, slope := s.parts(b, x[0])
+	return b.Do(fuse.Mul, dy, b.Do(fuse.Add, half, b.Do(fuse.Mul, x[0], slope)))
 }

@@ -56,13 +56,7 @@ func (s layerNormSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return x.Clone(), nil
 }
 
-func (s layerNormSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{
-		{layerNormGradSpec(s), []int{0, 1, dy}},
-		{layerNormGainGradSpec(s), []int{0, dy}},
-		{layerNormBiasGradSpec{}, []int{dy}},
-	}
-}
+func (s layerNormSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 3) }
 
 func (s layerNormSpec) program(b program.Builder, x ...program.Value) program.Value {
 	z, _ := s.normalized(b, x[0])
@@ -73,64 +67,24 @@ func (s layerNormSpec) normalized(b program.Builder, x program.Value) (z, scale 
 	return program.Normalized(b, x, s.Epsilon, len(b.Of(x).Shape)-1)
 }
 
-// layerNormGradSpec is the gradient of [layerNormSpec] by x, from x, gain and dy.
-type layerNormGradSpec struct{ Epsilon float64 }
-
-// String returns "LayerNormGrad{1e-05}".
-func (s layerNormGradSpec) String() string { return fmt.Sprintf("LayerNormGrad{%v}", s.Epsilon) }
-
-func (s layerNormGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return in[0].Clone(), nil
-}
-
-func (s layerNormGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s layerNormGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	dz := b.Do(fuse.Mul, x[2], x[1])
-	return program.NormalizedGrad(b, x[0], dz, s.Epsilon, len(b.Of(x[0]).Shape)-1)
-}
-
-// layerNormGainGradSpec is the gradient of [layerNormSpec] by gain, from x and dy.
-type layerNormGainGradSpec struct{ Epsilon float64 }
-
-// String returns "LayerNormGainGrad{1e-05}".
-func (s layerNormGainGradSpec) String() string {
-	return fmt.Sprintf("LayerNormGainGrad{%v}", s.Epsilon)
-}
-
-func (s layerNormGainGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return lastOf(in[0]), nil
+func (s layerNormSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
+	switch i {
+	case 0:
+		dz := b.Do(fuse.Mul, dy, x[1])
+		return program.NormalizedGrad(b, x[0], dz, s.Epsilon, len(b.Of(x[0]).Shape)-1)
+	case 1:
+		z, _ := s.normalized(b, x[0])
+		dy = b.Do(fuse.Mul, dy, z)
+	}
+	return sumRows(b, dy)
 }
 
 // lastOf is the shape of a vector as long as the last axis.
 func lastOf(shape tensor.Shape) tensor.Shape { return tensor.Shape{shape[len(shape)-1]} }
 
-func (s layerNormGainGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s layerNormGainGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	z, _ := layerNormSpec(s).normalized(b, x[0])
-	return sumRows(b, b.Do(fuse.Mul, x[1], z))
-}
-
 // sumRows is the sum over all axes but the last.
 func sumRows(b program.Builder, x program.Value) program.Value {
 	axes := program.Axes(b, x, 0)
 	return program.Sum(b, x, axes[:len(axes)-1]...)
-}
-
-// layerNormBiasGradSpec is the gradient of [layerNormSpec] by bias: the sum of dy over all axes but
-// the last.
-type layerNormBiasGradSpec struct{}
-
-// String returns "LayerNormBiasGrad".
-func (s layerNormBiasGradSpec) String() string { return "LayerNormBiasGrad" }
-
-func (s layerNormBiasGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return lastOf(in[0]), nil
-}
-
-func (s layerNormBiasGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s layerNormBiasGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	return sumRows(b, x[0])
 }

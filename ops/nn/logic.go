@@ -2,7 +2,6 @@ package nn
 
 import (
 	"fmt"
-	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -40,7 +39,17 @@ func Where(condition, x, y *gorgonia.Node) (*gorgonia.Node, error) {
 // Gradient: dy where the mask is not true, 0 elsewhere.
 // Cost and errors: those of Where.
 func MaskedFill(x, mask *gorgonia.Node, number float64) (*gorgonia.Node, error) {
-	return build("MaskedFill", "x mask", maskedFillSpec{number}, x, mask)
+	var constant any = number
+	if x != nil && x.Dtype() == tensor.Float32 {
+		constant = float32(number)
+	}
+	y, err := build("MaskedFill", "mask number x", whereSpec{}, mask,
+		gorgonia.NewConstant(constant), x)
+	if err == nil && !y.Shape().Eq(x.Shape()) {
+		return nil, fmt.Errorf("nn: MaskedFill: %w: a mask of shape %v cannot be broadcast to %v",
+			ops.ErrShape, mask.Shape(), x.Shape())
+	}
+	return y, err
 }
 
 // broadcast returns the shape that operands are repeated to.
@@ -95,66 +104,23 @@ func (s whereSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
 
 func (s whereSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return broadcast(in...) }
 
-func (s whereSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{}, {whereGradSpec{}, []int{0, 1, dy}},
-		{whereGradSpec{Second: true}, []int{0, 2, dy}}}
+func (s whereSpec) gradients(in []tensor.Shape) []gradient {
+	all := gradientsOf(s, in, 3)
+	all[0] = gradient{}
+	return all
 }
 
 func (s whereSpec) program(b program.Builder, x ...program.Value) program.Value {
 	return b.Do(fuse.Where, truth(b, x[0]), x[1], x[2])
 }
 
-// whereGradSpec is the gradient of [whereSpec] by one of x and y, from the condition, that operand
-// and dy.
-type whereGradSpec struct{ Second bool }
-
-// String returns "WhereGrad".
-func (s whereGradSpec) String() string { return "WhereGrad" }
-
-func (s whereGradSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
-	return floats.alike(in, 0)
-}
-
-func (s whereGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[1].Clone(), nil }
-
-func (s whereGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s whereGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	chosen, not := x[2], b.Number(0, x[2])
-	if s.Second {
-		chosen, not = not, chosen
+func (s whereSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
+	chosen, other := dy, b.Number(0, dy)
+	if i == 2 {
+		chosen, other = other, chosen
 	}
-	return sumTo(b, b.Do(fuse.Where, truth(b, x[0]), chosen, not), b.Of(x[1]).Shape)
-}
-
-// maskedFillSpec is [MaskedFill] of x and a mask, and its own gradient, with the number 0.
-type maskedFillSpec struct{ Number float64 }
-
-// String returns "MaskedFill{-Inf}".
-func (s maskedFillSpec) String() string { return fmt.Sprintf("MaskedFill{%v}", s.Number) }
-
-func (s maskedFillSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
-	if _, err := anything.alike(in[1:], -1); err != nil {
-		return in[1], err
-	}
-	return floats.alike(in, 1)
-}
-
-func (s maskedFillSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	common, err := broadcast(in...)
-	if err == nil && !slices.Equal(common, in[0]) {
-		err = fmt.Errorf("%w: a mask of shape %v cannot be broadcast to %v", ops.ErrShape, in[1],
-			in[0])
-	}
-	return common, err
-}
-
-func (s maskedFillSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{maskedFillSpec{}, []int{dy, 1}}, {}}
-}
-
-func (s maskedFillSpec) program(b program.Builder, x ...program.Value) program.Value {
-	return b.Do(fuse.Where, truth(b, x[1]), b.Number(s.Number, x[0]), x[0])
+	return sumTo(b, b.Do(fuse.Where, truth(b, x[0]), chosen, other), b.Of(x[i]).Shape)
 }
 
 // And is 1 where both operands are true, and 0 elsewhere.
@@ -233,11 +199,11 @@ func (s castSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) {
 
 func (s castSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s castSpec) gradients([]tensor.Shape) []gradient {
+func (s castSpec) gradients(in []tensor.Shape) []gradient {
 	if !isFloat(s.To) {
 		return []gradient{{}}
 	}
-	return []gradient{{castGradSpec{}, []int{dy, 0}}}
+	return gradientsOf(s, in, 1)
 }
 
 func (s castSpec) program(b program.Builder, x ...program.Value) program.Value {
@@ -247,20 +213,7 @@ func (s castSpec) program(b program.Builder, x ...program.Value) program.Value {
 	return b.Cast(dtypeOn(s.To), x[0])
 }
 
-// castGradSpec is dy in the dtype of x.
-type castGradSpec struct{}
-
-// String returns "CastGrad".
-func (s castGradSpec) String() string { return "CastGrad" }
-
-func (s castGradSpec) dtype(in []tensor.Dtype) (tensor.Dtype, error) { return in[1], nil }
-
-func (s castGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
-
-func (s castGradSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{castGradSpec{}, []int{dy, 0}}, {}}
-}
-
-func (s castGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	return b.Cast(b.Of(x[1]).DType, x[0])
+func (s castSpec) back(b program.Builder, _ int, x []program.Value, _, dy program.Value,
+) program.Value {
+	return b.Cast(b.Of(x[0]).DType, dy)
 }

@@ -72,7 +72,7 @@ func geluParts(approximate bool, x float64) (half, slope float64) {
 	return (1 + t) / 2, (1 - t*t) / 2 * scale * (1 + 3*cubic*x*x)
 }
 
-func geluGrad[T float](s geluGradSpec, dx, x, dy array[T]) error {
+func geluGrad[T float](s geluSpec, dx, x, dy array[T]) error {
 	for i, v := range x.data {
 		half, slope := geluParts(s.Tanh, float64(v))
 		dx.data[i] = T(float64(dy.data[i]) * (half + float64(v)*slope))
@@ -101,7 +101,7 @@ func softmax[T float](s softMaxSpec, y, x array[T]) error {
 	return nil
 }
 
-func softmaxGrad[T float](s softMaxGradSpec, dx, y, dy array[T]) error {
+func softmaxGrad[T float](s softMaxSpec, dx, y, dy array[T]) error {
 	lines(y.shape, s.Axis, func(at func(k int) int, n int) {
 		sum := 0.0
 		for k := range n {
@@ -153,7 +153,7 @@ func moments[T float](row []T, epsilon float64) (mean, scale float64) {
 	return mean, 1 / math.Sqrt(variance/n+epsilon)
 }
 
-func layerNormGrad[T float](s layerNormGradSpec, dx, x, gain, dy array[T]) error {
+func layerNormGrad[T float](s layerNormSpec, dx, x, gain, dy array[T]) error {
 	n := len(gain.data)
 	for at := 0; at < len(x.data); at += n {
 		mean, scale := moments(x.data[at:at+n], s.Epsilon)
@@ -171,7 +171,7 @@ func layerNormGrad[T float](s layerNormGradSpec, dx, x, gain, dy array[T]) error
 	return nil
 }
 
-func layerNormGainGrad[T float](s layerNormGainGradSpec, dgain, x, dy array[T]) error {
+func layerNormGainGrad[T float](s layerNormSpec, dgain, x, dy array[T]) error {
 	n := len(dgain.data)
 	sum := make([]float64, n)
 	for at := 0; at < len(x.data); at += n {
@@ -236,7 +236,7 @@ func root(x float64, n int) float64 {
 	return math.Pow(x, 1/float64(n))
 }
 
-func normGrad[T float](s normGradSpec, dx, x, y, dy array[T]) error {
+func normGrad[T float](s normSpec, dx, x, y, dy array[T]) error {
 	line := 0
 	lines(x.shape, s.Axis, func(at func(k int) int, n int) {
 		size, d := float64(y.data[line]), float64(dy.data[line])
@@ -307,7 +307,7 @@ func exponentials[T float](row []T) (most, sum float64) {
 	return most, sum
 }
 
-func crossEntropyGrad[T float](s crossEntropyGradSpec, dx, logits array[T], labels []int,
+func crossEntropyGrad[T float](s crossEntropySpec, dx, logits array[T], labels []int,
 	dy array[T]) error {
 	n := len(logits.data) / len(labels)
 	counted, err := counting(labels, n, s.Ignore)

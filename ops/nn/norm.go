@@ -48,9 +48,7 @@ func (s normSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return slices.Delete(in[0].Clone(), s.Axis, s.Axis+1), nil
 }
 
-func (s normSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{normGradSpec(s), []int{0, result, dy}}}
-}
+func (s normSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 func (s normSpec) program(b program.Builder, x ...program.Value) program.Value {
 	sum := program.Sum(b, power(b, b.Do(fuse.Abs, x[0]), s.P), s.Axis)
@@ -74,20 +72,11 @@ func power(b program.Builder, x program.Value, n int) program.Value {
 	return program.With(b, fuse.Pow, x, float64(n))
 }
 
-// normGradSpec is the gradient of [normSpec], from x, its result y and dy.
-type normGradSpec struct{ P, Axis int }
-
-// String returns "NormGrad{p 3, axis 1}".
-func (s normGradSpec) String() string { return fmt.Sprintf("NormGrad{p %d, axis %d}", s.P, s.Axis) }
-
-func (s normGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
-
-func (s normGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s normGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s normSpec) back(b program.Builder, _ int, x []program.Value, y, dy program.Value,
+) program.Value {
 	shape := b.Of(x[0]).Shape
 	shape[s.Axis] = 1
-	y, dy := b.Reshape(x[1], shape...), b.Reshape(x[2], shape...)
+	y, dy = b.Reshape(y, shape...), b.Reshape(dy, shape...)
 	dx := b.Do(fuse.Sign, x[0])
 	if s.P > 1 {
 		share := b.Do(fuse.Div, b.Do(fuse.Abs, x[0]), y)

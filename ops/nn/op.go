@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -332,7 +333,7 @@ func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
 		values[i] = n.Value()
 	}
 	for i, g := range gradients {
-		if g.spec == nil {
+		if g.spec == nil || strings.HasPrefix(stock.Name(inputs[i].Op()), "constant") {
 			continue
 		}
 		dx, err := back[i].Do(choose(g.of, values, output.Value(), grad)...)

@@ -105,9 +105,7 @@ func (s reduceSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return y, nil
 }
 
-func (s reduceSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{reduceGradSpec(s), []int{0, result, dy}}}
-}
+func (s reduceSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 func (s reduceSpec) program(b program.Builder, x ...program.Value) program.Value {
 	of := x[0]
@@ -119,9 +117,7 @@ func (s reduceSpec) program(b program.Builder, x ...program.Value) program.Value
 	case "ReduceMin":
 		y = b.Reduce(backend.Min, of, s.list()...)
 	case "ReduceProd":
-		all, _ := s.last(b, of)
-		n := b.Of(all).Shape[1]
-		y = b.Slice(scan(b, fuse.Mul, all, 1, false), 1, n-1, 1, 1)
+		y = s.products(b, of)[len(s.list())]
 	default: // of infinities, exp(x) itself
 		most := b.Reduce(backend.Max, of, s.list()...)
 		finite := program.With(b, fuse.Equal, b.Do(fuse.Sub, most, most), 0)
@@ -132,55 +128,33 @@ func (s reduceSpec) program(b program.Builder, x ...program.Value) program.Value
 	return b.Reshape(y, shape...)
 }
 
-// last is x as a matrix, with the elements along the axes in rows, and the way back for a result of
-// that shape.
-func (s reduceSpec) last(b program.Builder, x program.Value) (rows program.Value,
-	back func(y program.Value) program.Value) {
-	var order []int
-	n, shape := 1, b.Of(x).Shape
-	for axis, length := range shape {
-		if s.Axes&(1<<axis) == 0 {
-			order = append(order, axis)
-		} else {
-			n *= length
-		}
+// products are x, and the products along the first axes of the list, one axis more each time.
+func (s reduceSpec) products(b program.Builder, x program.Value) []program.Value {
+	all := []program.Value{x}
+	for _, axis := range s.list() {
+		n := b.Of(x).Shape[axis]
+		x = b.Slice(scan(b, fuse.Mul, x, axis, false), axis, n-1, 1, 1)
+		all = append(all, x)
 	}
-	order = append(order, s.list()...)
-	inverse, permuted := make([]int, len(order)), make([]int, len(order))
-	for to, axis := range order {
-		inverse[axis], permuted[to] = to, shape[axis]
-	}
-	rows = b.Reshape(b.Permute(x, order...), tensor.Shape(shape).TotalSize()/n, n)
-	return rows, func(y program.Value) program.Value {
-		return b.Permute(b.Reshape(y, permuted...), inverse...)
-	}
+	return all
 }
 
-// reduceGradSpec is the gradient of [reduceSpec], from x, y and dy.
-type reduceGradSpec reduceSpec
-
-// String returns "ReduceMinGrad{axes [0 2]}".
-func (s reduceGradSpec) String() string {
-	return fmt.Sprintf("%sGrad{axes %v}", s.Kind, reduceSpec(s).list())
-}
-
-func (s reduceGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
-
-func (s reduceGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s reduceGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	kept := reduceSpec(s).kept(b.Of(x[0]).Shape)
-	of, y, dy := x[0], b.Reshape(x[1], kept...), b.Reshape(x[2], kept...)
+func (s reduceSpec) back(b program.Builder, _ int, x []program.Value, y, dy program.Value,
+) program.Value {
+	of, axes, kept := x[0], s.list(), s.kept(b.Of(x[0]).Shape)
+	y, dy = b.Reshape(y, kept...), b.Reshape(dy, kept...)
 	switch s.Kind {
 	case "ReduceMax", "ReduceMin":
 		same := b.Do(fuse.Equal, of, y)
-		number := program.Sum(b, same, reduceSpec(s).list()...)
-		return b.Do(fuse.Mul, same, b.Do(fuse.Div, dy, number))
-	case "ReduceProd":
-		rows, back := reduceSpec(s).last(b, of)
-		before := shifted(b, scan(b, fuse.Mul, rows, 1, false), 1, 1, false)
-		after := shifted(b, scan(b, fuse.Mul, rows, 1, true), 1, 1, true)
-		return b.Do(fuse.Mul, back(b.Do(fuse.Mul, before, after)), dy)
+		return b.Do(fuse.Mul, same, b.Do(fuse.Div, dy, program.Sum(b, same, axes...)))
+	case "ReduceProd": // what is multiplied with an element: those before it and those behind it
+		all := s.products(b, of)
+		for i, axis := range slices.Backward(axes) {
+			before := shifted(b, scan(b, fuse.Mul, all[i], axis, false), axis, 1, false)
+			behind := shifted(b, scan(b, fuse.Mul, all[i], axis, true), axis, 1, true)
+			dy = b.Do(fuse.Mul, b.Do(fuse.Mul, before, behind), dy)
+		}
+		return dy
 	}
 	return b.Do(fuse.Mul, dy, b.Do(fuse.Exp, b.Do(fuse.Sub, of, y)))
 }

@@ -50,10 +50,7 @@ func (s rmsNormSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return x.Clone(), nil
 }
 
-func (s rmsNormSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{rmsNormGradSpec{s, false}, []int{0, 1, dy}},
-		{rmsNormGradSpec{s, true}, []int{0, 1, dy}}}
-}
+func (s rmsNormSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 2) }
 
 // rows are x as a matrix, gain as a row, z, and what x is multiplied by: NaN where the mean of
 // squares overflows.
@@ -72,28 +69,11 @@ func (s rmsNormSpec) program(b program.Builder, x ...program.Value) program.Valu
 	return b.Reshape(b.Do(fuse.Mul, z, gain), b.Of(x[0]).Shape...)
 }
 
-// rmsNormGradSpec is the gradient of [rmsNormSpec] by x or by gain, from x, gain and dy.
-type rmsNormGradSpec struct {
-	rmsNormSpec
-	Gain bool
-}
-
-// String returns "RMSNormGrad{1e-05}".
-func (s rmsNormGradSpec) String() string { return fmt.Sprintf("RMSNormGrad{%v}", s.Epsilon) }
-
-func (s rmsNormGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	if s.Gain {
-		return in[1].Clone(), nil
-	}
-	return in[0].Clone(), nil
-}
-
-func (s rmsNormGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s rmsNormGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s rmsNormSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
 	of, gain, z, scale := s.rows(b, x[0], x[1])
-	dy := b.Reshape(x[2], b.Of(of).Shape...)
-	if s.Gain {
+	dy = b.Reshape(dy, b.Of(of).Shape...)
+	if i == 1 {
 		return b.Reshape(program.Sum(b, b.Do(fuse.Mul, dy, z), 0), b.Of(x[1]).Shape...)
 	}
 	g := b.Do(fuse.Mul, dy, gain)

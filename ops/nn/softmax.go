@@ -53,40 +53,20 @@ type softMaxSpec struct {
 }
 
 // String returns "SoftMax{axis 1}" or "LogSoftMax{axis 1}".
-func (s softMaxSpec) String() string { return logged("SoftMax", s.Axis, s.Log) }
-
-func logged(name string, axis int, log bool) string {
-	if log {
-		name = "Log" + name
-	}
-	return fmt.Sprintf("%s{axis %d}", name, axis)
+func (s softMaxSpec) String() string {
+	return fmt.Sprintf("%s{axis %d}", map[bool]string{false: "SoftMax", true: "LogSoftMax"}[s.Log],
+		s.Axis)
 }
 
 func (s softMaxSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
 
-func (s softMaxSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{softMaxGradSpec(s), []int{result, dy}}}
-}
+func (s softMaxSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 1) }
 
 func (s softMaxSpec) program(b program.Builder, x ...program.Value) program.Value {
 	return program.SoftMax(b, x[0], s.Axis, s.Log)
 }
 
-// softMaxGradSpec is the gradient of [softMaxSpec], from its result y and dy.
-type softMaxGradSpec struct {
-	Axis int
-	Log  bool
-}
-
-// String returns "SoftMaxGrad{axis 1}" or "LogSoftMaxGrad{axis 1}".
-func (s softMaxGradSpec) String() string { return logged("SoftMaxGrad", s.Axis, s.Log) }
-
-func (s softMaxGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return in[0].Clone(), nil
-}
-
-func (s softMaxGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s softMaxGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	return program.SoftMaxGrad(b, x[0], x[1], s.Axis, s.Log)
+func (s softMaxSpec) back(b program.Builder, _ int, _ []program.Value, y, dy program.Value,
+) program.Value {
+	return program.SoftMaxGrad(b, y, dy, s.Axis, s.Log)
 }

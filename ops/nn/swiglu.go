@@ -38,28 +38,19 @@ func (s swiGLUSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	return in[0].Clone(), nil
 }
 
-func (s swiGLUSpec) gradients([]tensor.Shape) []gradient {
-	return []gradient{{swiGLUGradSpec{}, []int{0, 1, dy}}, {swiGLUSpec{}, []int{0, dy}}}
-}
+func (s swiGLUSpec) gradients(in []tensor.Shape) []gradient { return gradientsOf(s, in, 2) }
 
 func (s swiGLUSpec) program(b program.Builder, x ...program.Value) program.Value {
 	return b.Do(fuse.Mul, b.Do(fuse.Mul, x[0], b.Do(fuse.Sigmoid, x[0])), x[1])
 }
 
-// swiGLUGradSpec is the gradient of [swiGLUSpec] by gate, from gate, x and dy. That by x is SwiGLU
-// of gate and dy.
-type swiGLUGradSpec struct{}
-
-// String returns "SwiGLUGrad".
-func (s swiGLUGradSpec) String() string { return "SwiGLUGrad" }
-
-func (s swiGLUGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) { return in[0].Clone(), nil }
-
-func (s swiGLUGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-func (s swiGLUGradSpec) program(b program.Builder, x ...program.Value) program.Value {
+func (s swiGLUSpec) back(b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
+	if i == 1 {
+		return s.program(b, x[0], dy)
+	}
 	open := b.Do(fuse.Sigmoid, x[0])
 	shut := program.With(b, fuse.Add, b.Do(fuse.Neg, open), 1)
 	slope := b.Do(fuse.Mul, open, program.With(b, fuse.Add, b.Do(fuse.Mul, x[0], shut), 1))
-	return b.Do(fuse.Mul, b.Do(fuse.Mul, x[2], x[1]), slope)
+	return b.Do(fuse.Mul, b.Do(fuse.Mul, dy, x[1]), slope)
 }

@@ -101,10 +101,6 @@ func TestGatherElements(t *testing.T) {
 		of([]int{1, 1}, 5), 0)
 	checkGradient(t, []operand{normal(1, 2, 2), i}, by(-1))
 	checkGradient(t, []operand{normal(1, 4, 3), i}, by(0))
-	checkGradient(t, []operand{normal(1, 2, 3), i}, two(
-		func(dy, i *gorgonia.Node) (*gorgonia.Node, error) {
-			return apply(scatterElementsSpec{1, 4}, dy, i)
-		}))
 	g := gorgonia.NewGraph()
 	x, list := count(2, 2).node(g, "x", tensor.Float64), i.node(g, "i", tensor.Int)
 	_, err := GatherElements(0, x, list)
