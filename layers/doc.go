@@ -71,9 +71,9 @@
 //
 // # Blocks
 //
-// [Builder.Attention], [Builder.CrossAttention] and [Builder.MLP] enter and leave tensor-parallel
-// work by themselves: what they return is placed like their x. There are two ways to hold x between
-// them. Replicated over the Tensor group, each block costs an all-reduce forward and one
+// [Builder.Attention], [Builder.CrossAttention], [Builder.MLP] and [Builder.SwiGLU] enter and leave
+// tensor-parallel work by themselves: what they return is placed like their x. There are two ways to
+// hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward and one
 // backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the
 // same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
 // Recomputation in Large Transformer Models", 2022).

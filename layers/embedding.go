@@ -46,9 +46,9 @@ func (b *Builder) Tokens(name string, axis int, shape ...int) *Tokens {
 	return t
 }
 
-// Padding says which token fills up what is short: [Builder.CrossEntropy] leaves out targets that are
-// it, and the loss is the mean over all others. It may be a number that is not in the vocabulary,
-// unless the tokens are embedded, which gives its row. It returns the tokens.
+// Padding says which token fills up what is short: [Builder.CrossEntropy] leaves it out, and the
+// loss is the mean over all other targets. It may be a number that is not in the vocabulary, unless
+// the tokens are embedded, which gives its row. It returns the tokens.
 //
 // Errors: [backend.ErrArgument] if something uses the tokens already.
 func (t *Tokens) Padding(id int) *Tokens {
@@ -332,8 +332,8 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 	return b.apply("Rotary", func() (Node, error) {
 		last := x.Dims() - 1
 		if axis < 0 || axis >= last {
-			return Node{}, fmt.Errorf("%w: x has shape %v, with positions along axis %d", ops.ErrShape,
-				x.Shape(), axis)
+			return Node{}, fmt.Errorf("%w: x has shape %v, with positions along axis %d",
+				ops.ErrShape, x.Shape(), axis)
 		}
 		if err := firstOf(summed("x", x), whole("x", x, last)); err != nil {
 			return Node{}, err

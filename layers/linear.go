@@ -199,7 +199,8 @@ func (b *Builder) MLP(name string, x Node, hidden int) Node {
 //	in   x  [d..., n]
 //	out  y  [d..., n]   y = (silu(x w1) * (x w2)) w3, placed like x
 //
-// Learnables have the name with ".in.weight", [n, 2, hidden], which is w1 and w2, and ".out.weight".
+// Learnables have the name with ".in.weight", [n, 2, hidden], which is w1 and w2, and with
+// ".out.weight".
 //
 // Cost: 6*d*n*hidden/P operations, backward twice that; the collectives of the package comment.
 // Errors: those of MLP.

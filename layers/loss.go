@@ -103,9 +103,9 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 	})
 }
 
-// meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number of
-// all that count in a batch. Without padding that is known; else the ranks that have a batch add
-// it up.
+// meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number
+// of all that count in a batch. Without padding that is known; else the ranks that have a batch
+// add it up.
 func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.Node, error) {
 	if !targets.padded {
 		return b.scaled(sum, 1/float64(size(targets.shape)*b.batches))
@@ -128,8 +128,8 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 	return b.scaled(sum, float64(b.layout.DP)/float64(b.batches))
 }
 
-// shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has some
-// columns. own is the sum over the targets in this rank's columns, of its columns alone. It lacks,
+// shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has
+// some columns. own is the sum over the targets in this rank's columns, of its columns alone. It lacks,
 // for each of these targets, the difference between the logarithms of the sums of exponentials,
 // over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,

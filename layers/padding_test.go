@@ -109,7 +109,8 @@ func TestRotaryTurnsByPosition(t *testing.T) {
 				}
 			}
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
-			b.Rotary(layers.Whole(variable(b, "x", tensor.Float64, 2, 3)), 1, layers.RotaryOptions{})
+			x := layers.Whole(variable(b, "x", tensor.Float64, 2, 3))
+			b.Rotary(x, 1, layers.RotaryOptions{})
 			if b.Err() == nil {
 				t.Error("positions along the last axis are accepted")
 			}

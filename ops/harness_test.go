@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 )
@@ -274,7 +275,7 @@ func (a arr) node(g *gorgonia.ExprGraph, name string, dt tensor.Dtype) *gorgonia
 
 func (a arr) value(dt tensor.Dtype) gorgonia.Value {
 	if len(a.shape) == 0 {
-		v := freshScalar(dt)
+		v := stock.Scalar(dt)
 		switch v := v.(type) {
 		case *gorgonia.F64:
 			*v = gorgonia.F64(a.data[0])

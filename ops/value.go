@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -92,7 +93,7 @@ func fresh(dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, backend.Buffer,
 	var v gorgonia.Value
 	switch {
 	case len(shape) == 0:
-		v = freshScalar(dt)
+		v = stock.Scalar(dt)
 	case product(shape) == 0:
 		// Package tensor can hold a tensor without elements, but not make one.
 		empty := reflect.MakeSlice(reflect.SliceOf(dt.Type), 0, 0).Interface()
@@ -102,23 +103,6 @@ func fresh(dt tensor.Dtype, shape tensor.Shape) (gorgonia.Value, backend.Buffer,
 	}
 	memory, err := memoryOf(v)
 	return v, memory, err
-}
-
-func freshScalar(dt tensor.Dtype) gorgonia.Value {
-	switch dt {
-	case tensor.Float64:
-		return gorgonia.NewF64(0)
-	case tensor.Float32:
-		return gorgonia.NewF32(0)
-	case tensor.Int64:
-		return gorgonia.NewI64(0)
-	case tensor.Int32:
-		return gorgonia.NewI32(0)
-	case tensor.Int:
-		return gorgonia.NewI(0)
-	default:
-		return gorgonia.NewU8(0)
-	}
 }
 
 // accumulate adds x to the gradient dx, in place, on the host.

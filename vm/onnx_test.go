@@ -18,8 +18,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// onnxGroups are the files of testdata/onnx, and how the operators of each are built. A new group is
-// an entry here, one in GROUPS of testdata/onnx/make.py (and one in TORCH, for cases with
+// onnxGroups are the files of testdata/onnx, and how the operators of each are built. A new group
+// is an entry here, one in GROUPS of testdata/onnx/make.py (and one in TORCH, for cases with
 // gradients), and a file that this program makes.
 var onnxGroups = map[string]onnxKinds{
 	"basics": basicKinds,

@@ -88,23 +88,7 @@ func scalarFor(n *gorgonia.Node) gorgonia.Value {
 	if !n.IsScalar() || len(n.Shape()) > 0 {
 		return nil
 	}
-	switch n.Dtype() {
-	case tensor.Float64:
-		return gorgonia.NewF64(0)
-	case tensor.Float32:
-		return gorgonia.NewF32(0)
-	case tensor.Int:
-		return gorgonia.NewI(0)
-	case tensor.Int64:
-		return gorgonia.NewI64(0)
-	case tensor.Int32:
-		return gorgonia.NewI32(0)
-	case tensor.Uint8:
-		return gorgonia.NewU8(0)
-	case tensor.Bool:
-		return gorgonia.NewB(false)
-	}
-	return nil
+	return stock.Scalar(n.Dtype())
 }
 
 // shown is a computed node that has a value after a run.

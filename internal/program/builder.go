@@ -30,9 +30,9 @@ type Builder interface {
 	Do(f fuse.Op, x ...Value) Value
 	// Cast is x in another dtype: floats become integers by truncation.
 	Cast(d backend.DType, x Value) Value
-	// Place is, in I64, the place of the element along an axis where x is not 0, and the length of
+	// Locate is, in I64, the place of the element along an axis where x is not 0, and the length of
 	// the axis elsewhere. x, of any dtype, has the whole axis.
-	Place(axis int, x Value) Value
+	Locate(axis int, x Value) Value
 	// Select is x where a label is the place of the element along an axis, and y elsewhere. Labels
 	// are integers, x and y have one dtype, and at least one of the three has the whole axis.
 	Select(axis int, labels, x, y Value) Value

@@ -87,7 +87,7 @@ func (p *plain) Cast(_ backend.DType, x Value) Value {
 	return p.add(p.values[x].shape, func(i []int) float64 { return p.at(x, i) })
 }
 
-func (p *plain) Place(axis int, x Value) Value {
+func (p *plain) Locate(axis int, x Value) Value {
 	return p.add(p.values[x].shape, func(i []int) float64 {
 		if p.at(x, i) != 0 {
 			return float64(i[axis])
@@ -239,7 +239,7 @@ func drawn(seed uint64, b Builder, x ...Value) Value {
 				v = b.Reshape(v, 1, to[0]*to[1], to[2])
 			}
 		case 12: // the first place along an axis where v is not 0, a number of its own
-			first := b.Reduce(backend.Min, b.Place(axis, v), axis)
+			first := b.Reduce(backend.Min, b.Locate(axis, v), axis)
 			v = b.Do(fuse.Add, v, b.Cast(backend.F64, first))
 		case 11:
 			v = b.Select(axis, b.Number(float64(rng.IntN(2)), v), v, b.Do(fuse.Add, v, v))

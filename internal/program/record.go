@@ -109,10 +109,10 @@ func (r *recorder) Cast(d backend.DType, x Value) Value {
 	}, x)
 }
 
-// Place implements [Builder].
-func (r *recorder) Place(axis int, x Value) Value {
+// Locate implements [Builder].
+func (r *recorder) Locate(axis int, x Value) Value {
 	return r.elements(backend.I64, true, func(p *fuse.Program, v []fuse.Value) fuse.Value {
-		return p.Place(axis, v[0])
+		return p.Locate(axis, v[0])
 	}, x)
 }
 

@@ -56,9 +56,9 @@ func (p *Program) Select(axis int, label, a, b Value) Value {
 	return p.Do(Where, p.Do(Equal, p.place32(label), here), a, b)
 }
 
-// Place returns, in I64, the place of the element along an axis of the loop where x is not 0, and
+// Locate returns, in I64, the place of the element along an axis of the loop where x is not 0, and
 // the length of the axis elsewhere.
-func (p *Program) Place(axis int, x Value) Value {
+func (p *Program) Locate(axis int, x Value) Value {
 	along := make([]int, len(p.Shape))
 	along[axis] = 1
 	return p.Do(Where, x, p.Index(along...), p.Const(backend.I64, float64(p.Shape[axis])))

@@ -110,9 +110,10 @@ func TestWhereChoosesWhatIsNotFinite(t *testing.T) {
 		of([]int{2, 2}, 1, inf, 1, 2), 0)
 	checkForward(t, []operand{of([]int{2}, nan, 1), of([]int{2}, 1, 0)}, filled(-1),
 		of([]int{2}, -1, 1), 0)
-	checkGradient(t, []operand{normal(1, 3, 2)}, one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
+	masked := one(func(x *gorgonia.Node) (*gorgonia.Node, error) {
 		return MaskedFill(x, of([]int{2}, 1, 0).node(x.Graph(), "mask", tensor.Float64), -1)
-	}))
+	})
+	checkGradient(t, []operand{normal(1, 3, 2)}, masked)
 	checkGradient(t, []operand{normal(1, 3, 1), normal(2, 2)},
 		two(func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
 			return Where(gorgonia.Must(gorgonia.Gt(x, x.Graph().Constant(gorgonia.NewF64(0)),
@@ -160,8 +161,9 @@ func TestCastBetweenDTypes(t *testing.T) {
 	}
 	x := of([]int{5}, -1.5, -0.5, 0, 0.5, 2.75)
 	for to, want := range map[tensor.Dtype][]float64{
-		tensor.Int: {-1, 0, 0, 0, 2}, tensor.Int32: {-1, 0, 0, 0, 2}, tensor.Int64: {-1, 0, 0, 0, 2},
-		tensor.Bool: {1, 1, 0, 1, 1}, tensor.Float32: x.data, tensor.Float64: x.data,
+		tensor.Int: {-1, 0, 0, 0, 2}, tensor.Int32: {-1, 0, 0, 0, 2},
+		tensor.Int64: {-1, 0, 0, 0, 2},
+		tensor.Bool:  {1, 1, 0, 1, 1}, tensor.Float32: x.data, tensor.Float64: x.data,
 	} {
 		checkForward(t, []operand{x}, through(to), of([]int{5}, want...), 0)
 	}
@@ -188,8 +190,8 @@ func TestReductions(t *testing.T) {
 	checkGradient(t, []operand{normal(1, 2, 3)}, reducedBy(ReduceMin, false, 0))
 	checkGradient(t, []operand{normal(1, 2, 3)}, cumulated(1, CumSumOptions{true, false}))
 	checkDistinct(t, []operand{x}, reducedBy(ReduceMin, false, 1), reducedBy(ReduceMax, false, 1),
-		reducedBy(ReduceMin, true, 1), reducedBy(ReduceMin, false, 0), cumulated(0, CumSumOptions{}),
-		cumulated(0, CumSumOptions{Reverse: true}))
+		reducedBy(ReduceMin, true, 1), reducedBy(ReduceMin, false, 0),
+		cumulated(0, CumSumOptions{}), cumulated(0, CumSumOptions{Reverse: true}))
 	g := gorgonia.NewGraph()
 	_, err := ReduceMin([]int{1, -1}, false, x.node(g, "x", tensor.Float64))
 	checkRefused(t, err, ops.ErrShape, "axis 1 occurs twice")

@@ -75,7 +75,7 @@ type CrossEntropyOptions struct {
 // [backend.ErrArgument] if the smoothing is not between 0 and 1, or there is no such reduction.
 func CrossEntropyWith(o CrossEntropyOptions, logits, labels *gorgonia.Node) (*gorgonia.Node,
 	error) {
-	if !(o.Smoothing >= 0 && o.Smoothing <= 1) || o.Reduction < MeanOfRows || o.Reduction > EachRow {
+	if r := o.Reduction; !(o.Smoothing >= 0 && o.Smoothing <= 1) || r < MeanOfRows || r > EachRow {
 		return nil, fmt.Errorf("nn: CrossEntropy: %w: a smoothing of %v, reduction %d",
 			backend.ErrArgument, o.Smoothing, int(o.Reduction))
 	}
@@ -118,8 +118,8 @@ func (s crossEntropySpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 			ops.ErrShape, logits, labels)
 	}
 	if s.Weighted && !slices.Equal(in[2], lastOf(logits)) {
-		return nil, fmt.Errorf("%w: logits have shape %v and weights %v: want a weight of each class",
-			ops.ErrShape, logits, in[2])
+		return nil, fmt.Errorf("%w: logits have shape %v and weights %v: want a weight of each "+
+			"class", ops.ErrShape, logits, in[2])
 	}
 	if s.Reduction == EachRow {
 		return labels.Clone(), nil

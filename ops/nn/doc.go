@@ -22,13 +22,21 @@
 //	BatchedMatMul, one product at a time    [BatchedMatMul]
 //	SoftMax between two products            [Attention]
 //	Grad, of several losses or of gradients [Grad]
-//	nothing                                 [LayerNorm], [GELU], [GELUTanh]
+//	Max along a middle axis                 [ReduceMax], [ReduceMin]
+//	LogSumExp                               [LogSumExp]
+//	ConvType                                [Cast]
+//	nothing                                 [LayerNorm], [RMSNorm], [GELU], [GELUTanh], [SwiGLU],
+//	                                        [Rotary], [Where], [MaskedFill], [And], [Or], [Xor],
+//	                                        [Not], [ArgMax], [ArgMin], [TopK], [GatherElements],
+//	                                        [ScatterAdd], [ReduceProd], [CumSum]
 //
 // # What is the same for all
 //
 // Operations work on Float32 and Float64 of up to 8 axes, in the tape machine and in the lisp
-// machine, in host memory. They compute in their dtype and add up in float64, except products and
-// attention. Results are new tensors in row-major order, and operands are never written to;
+// machine, in host memory. Results have the dtype of the operands, except places, which are Int,
+// and what [Cast] returns. Conditions and logic take any dtype: what is not 0 is true. Operations
+// compute in their dtype and add up in float64, except products, attention and scans. Results are
+// new tensors in row-major order, and operands are never written to;
 // operands may be transposed or sliced. Shapes are checked when the graph is built: constructors
 // return errors that wrap [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation
 // that fails when it runs, because a label is out of range, say, gives an [Error], which
@@ -39,5 +47,6 @@
 // first run of an operation compiles it, which takes about 50 microseconds.
 //
 // Gradients can be differentiated again where the operation is linear in each operand (Slice,
-// Split, Concat, ByIndices, the pools and the products); the others give [ops.ErrGradient].
+// Split, Concat, ByIndices, CumSum, Rotary, the pools and the products); the others give
+// [ops.ErrGradient].
 package nn

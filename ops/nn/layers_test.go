@@ -137,7 +137,8 @@ func TestCrossEntropyOptions(t *testing.T) {
 	checkForward(t, []operand{of([]int{2, 2}, 5, 5, math.NaN(), 1), indices([]int{2}, 1, 9)}, each,
 		of([]int{2}, math.Ln2, 0), 1e-6)
 	g := gorgonia.NewGraph()
-	x, l := count(2, 3).node(g, "x", tensor.Float64), indices([]int{2}, 0, 1).node(g, "l", tensor.Int)
+	x := count(2, 3).node(g, "x", tensor.Float64)
+	l := indices([]int{2}, 0, 1).node(g, "l", tensor.Int)
 	_, err := CrossEntropyWith(CrossEntropyOptions{Smoothing: 1.5}, x, l)
 	checkRefused(t, err, backend.ErrArgument, "a smoothing of 1.5")
 	_, err = CrossEntropyWith(CrossEntropyOptions{Weights: x}, x, l)

@@ -62,7 +62,8 @@ func broadcast(in ...tensor.Shape) (tensor.Shape, error) {
 	for _, s := range in {
 		for i, n := range s {
 			if n != 1 && n != common[len(common)-len(s)+i] {
-				return nil, fmt.Errorf("%w: shapes %v cannot be broadcast together", ops.ErrShape, in)
+				return nil, fmt.Errorf("%w: shapes %v cannot be broadcast together", ops.ErrShape,
+					in)
 			}
 		}
 	}

@@ -25,9 +25,10 @@ type RotaryOptions struct {
 // position embeddings.
 //
 //	in   x         [d..., n]
-//	     cos, sin  [e..., m/2]   of the angles of the pairs; e is broadcast to d, and m is at most n
-//	out  y         [d..., n]     pair (a, b) is (a cos - b sin, a sin + b cos);
-//	                             elements from m on are those of x
+//	     cos, sin  [e..., m/2]   of the angles of the pairs; e is broadcast to d
+//	out  y         [d..., n]     pair (a, b) is (a cos - b sin, a sin + b cos)
+//
+// Elements from m on stay as they are.
 //
 // [RotaryAngles] makes cos and sin. For heads, x [batch, heads, positions, n] takes angles
 // [positions, m/2], and [batch, positions, heads, n] takes [positions, 1, m/2].

@@ -115,7 +115,7 @@ func (s topKSpec) program(b program.Builder, x ...program.Value) program.Value {
 		rest := b.Do(fuse.Where, left, of, least)
 		most := b.Reduce(backend.Max, rest, s.Axis)
 		largest := b.Do(fuse.Maximum, b.Do(fuse.Equal, rest, most), b.Do(fuse.NotEqual, rest, rest))
-		place := b.Reduce(backend.Min, b.Place(s.Axis, b.Do(fuse.Mul, largest, left)), s.Axis)
+		place := b.Reduce(backend.Min, b.Locate(s.Axis, b.Do(fuse.Mul, largest, left)), s.Axis)
 		left = b.Select(s.Axis, place, b.Number(0, of), left)
 		places = append(places, b.Cast(dtypeOn(tensor.Int), place))
 	}

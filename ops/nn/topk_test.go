@@ -141,7 +141,8 @@ func TestComputedIndicesRouteRows(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
-			if rows, err = gorgonia.BroadcastHadamardProd(rows, weight, nil, []byte{1}); err != nil {
+			rows, err = gorgonia.BroadcastHadamardProd(rows, weight, nil, []byte{1})
+			if err != nil {
 				return nil, err
 			}
 			return ScatterAdd(0, 4, rows, flat)

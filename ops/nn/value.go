@@ -10,6 +10,7 @@ import (
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/ops"
 )
@@ -58,30 +59,11 @@ func integers(memory backend.Buffer) []int {
 // fresh returns a new value of zeros, and its elements.
 func fresh(shape tensor.Shape, dt tensor.Dtype) (v gorgonia.Value, memory backend.Buffer,
 	err error) {
-	if v = zero(dt); len(shape) > 0 {
+	if v = stock.Scalar(dt); len(shape) > 0 {
 		v = tensor.New(tensor.Of(dt), tensor.WithShape(shape.Clone()...))
 	}
 	memory, err = elements(v)
 	return v, memory, err
-}
-
-// zero returns a new scalar.
-func zero(dt tensor.Dtype) gorgonia.Value {
-	switch dt {
-	case tensor.Float32:
-		return gorgonia.NewF32(0)
-	case tensor.Int:
-		return gorgonia.NewI(0)
-	case tensor.Int64:
-		return gorgonia.NewI64(0)
-	case tensor.Int32:
-		return gorgonia.NewI32(0)
-	case tensor.Uint8:
-		return gorgonia.NewU8(0)
-	case tensor.Bool:
-		return gorgonia.NewB(false)
-	}
-	return gorgonia.NewF64(0)
 }
 
 // accumulate adds dx to the gradient of a node, whose memory is in row-major order.

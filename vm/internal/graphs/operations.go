@@ -160,6 +160,46 @@ var table = []operation{
 			return nn.CrossEntropy(0, x[0], x[1])
 		}
 	}},
+	{name: "RMSNorm", rough: true, axes: rows, fit: func(_ *drawing, x shape) (needs, build) {
+		return numbers(last(x)), plain2(func(x, y node) (node, error) {
+			return nn.RMSNorm(0.5, x, y)
+		})
+	}},
+	rough(two("SwiGLU", func(x, y node) (node, error) {
+		return nn.SwiGLU(must(gorgonia.Tanh(x)), y)
+	})),
+	{name: "LogSumExp", rough: true, axes: anyAxes, fit: along(reduced(nn.LogSumExp))},
+	{name: "ReduceMin", rough: true, axes: anyAxes, fit: along(reduced(nn.ReduceMin))},
+	{name: "CumSum", axes: anyAxes, fit: along(func(axis int, x node) (node, error) {
+		return nn.CumSum(axis, nn.CumSumOptions{Reverse: axis == 0, Exclusive: axis == 1}, x)
+	})},
+
+	// Indices and choices.
+	{name: "TopK", axes: anyAxes, fit: func(d *drawing, x shape) (needs, build) {
+		axis := d.next(len(x))
+		k := 1 + d.next(min(x[axis], 3))
+		return nil, plain(func(x node) (node, error) {
+			y, _, err := nn.TopK(axis, k, x)
+			return y, err
+		})
+	}},
+	{name: "routed by ArgMax", axes: matrix, fit: func(d *drawing, x shape) (needs, build) {
+		return numbers(shape{x[1], d.size()}), plain2(func(x, y node) (node, error) {
+			return nn.ByIndices(0, y, must(nn.ArgMax(1, false, x)))
+		})
+	}},
+	{name: "GatherElements", axes: anyAxes, fit: func(d *drawing, x shape) (needs, build) {
+		axis := d.next(len(x))
+		list := x.Clone()
+		list[axis] = d.size()
+		return integers(list, x[axis]), plain2(func(x, y node) (node, error) {
+			return nn.GatherElements(axis, x, y)
+		})
+	}},
+	two("Where", func(x, y node) (node, error) { return nn.Where(x, x, y) }),
+	{name: "Where of rows", axes: matrix, fit: with(func(x, y node) (node, error) {
+		return nn.Where(must(nn.Not(y)), x, y)
+	}, row)},
 
 	// Products.
 	{name: "Mul", axes: matrix, fit: func(d *drawing, x shape) (needs, build) {
@@ -397,6 +437,11 @@ func along(f func(axis int, x node) (node, error)) func(*drawing, shape) (needs,
 		axis := d.next(len(x))
 		return nil, plain(func(x node) (node, error) { return f(axis, x) })
 	}
+}
+
+// reduced is a reduction along one axis.
+func reduced(f func([]int, bool, node) (node, error)) func(axis int, x node) (node, error) {
+	return func(axis int, x node) (node, error) { return f([]int{axis}, true, x) }
 }
 
 func sumAlong(axis int, x node) (node, error)  { return gorgonia.Sum(x, axis) }

@@ -81,7 +81,7 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 		return outside.Opaque(v, args)
 	case ir.Reshape, ir.Copy:
 		return Array{v.Shape, args[0].Data, args[0].sums}, nil
-	case ir.Cast, ir.Unary, ir.Binary, ir.Place, ir.Select, ir.Where, ir.Dropout:
+	case ir.Cast, ir.Unary, ir.Binary, ir.Locate, ir.Select, ir.Where, ir.Dropout:
 		return a.elements(v, args)
 	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat, ir.Gather, ir.Im2Col:
 		return moved(v, args), nil
@@ -124,7 +124,7 @@ func (a arithmetic) elements(v ir.Value, args []Array) (Array, error) {
 			y.Data[i], err = a.unary(op.Op, x)
 		case ir.Binary:
 			y.Data[i], err = a.binary(op.Op, x, args[1].Data[i])
-		case ir.Place:
+		case ir.Locate:
 			n := float64(v.Shape.At(op.Axis))
 			y.Data[i] = chosen(x, Number{Value: float64(index[op.Axis])}, Number{Value: n})
 		case ir.Select:

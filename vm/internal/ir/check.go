@@ -89,7 +89,7 @@ func converts(v Value) bool {
 		return Compares(b.Op) && v.DType == backend.U8
 	}
 	switch v.Op.(type) {
-	case Cast, Place, Result:
+	case Cast, Locate, Result:
 		return true
 	}
 	return false
@@ -121,7 +121,7 @@ func (p *Program) shape(v Value) (Dims, error) {
 		return v.Shape, err
 	case Broadcast:
 		return broadcast(x, v.Shape)
-	case Unary, Binary, Copy, Cast, Place, Select, Where, Dropout:
+	case Unary, Binary, Copy, Cast, Locate, Select, Where, Dropout:
 		for _, a := range v.Args {
 			if s := p.Values[a].Shape; s != x {
 				return x, fmt.Errorf("operands of shape %v and %v", x, s)

@@ -52,9 +52,9 @@ type (
 	Copy struct{}
 	// Cast converts between dtypes; floats become integers by truncation.
 	Cast struct{}
-	// Place is, in I64, the number of the element along Axis where x is not 0, and the length of
+	// Locate is, in I64, the number of the element along Axis where x is not 0, and the length of
 	// the axis elsewhere.
-	Place struct{ Axis int }
+	Locate struct{ Axis int }
 	// Select is a where the label l is the number of the element along Axis, b elsewhere: of
 	// operands l, a, b of one shape. Labels are integers.
 	Select struct{ Axis int }
@@ -191,7 +191,7 @@ func (Copy) String() string { return "copy" }
 func (Cast) String() string { return "cast" }
 
 // String implements [Op].
-func (o Place) String() string { return fmt.Sprintf("place axis %d", o.Axis) }
+func (o Locate) String() string { return fmt.Sprintf("locate axis %d", o.Axis) }
 
 // String implements [Op].
 func (o Select) String() string { return fmt.Sprintf("select axis %d", o.Axis) }

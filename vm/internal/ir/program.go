@@ -89,7 +89,7 @@ func Leaf(op Op) bool {
 // elements of its operands.
 func Elementwise(op Op) bool {
 	switch op.(type) {
-	case Unary, Binary, Copy, Cast, Place, Select, Where, Dropout:
+	case Unary, Binary, Copy, Cast, Locate, Select, Where, Dropout:
 		return true
 	}
 	return false

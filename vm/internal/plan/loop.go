@@ -162,8 +162,8 @@ func compute(p *fuse.Program, v ir.Value, args []fuse.Value) fuse.Value {
 		return p.Cast(fuse.Type(v.DType), p.Do(op.Op, args...))
 	case ir.Cast:
 		return p.Cast(fuse.Type(v.DType), args[0])
-	case ir.Place:
-		return p.Place(op.Axis, args[0])
+	case ir.Locate:
+		return p.Locate(op.Axis, args[0])
 	case ir.Select:
 		return p.Select(op.Axis, args[0], args[1], args[2])
 	case ir.Where:

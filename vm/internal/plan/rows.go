@@ -87,7 +87,7 @@ func (g *grouping) joined(a, b *group) (both group, ok bool) {
 // dependsOnPlace reports whether a value depends on its place.
 func (g *grouping) dependsOnPlace(m ir.ID) bool {
 	switch g.program.Values[m].Op.(type) {
-	case ir.Place, ir.Select, ir.Dropout:
+	case ir.Locate, ir.Select, ir.Dropout:
 		return true
 	}
 	return false

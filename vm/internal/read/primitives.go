@@ -91,9 +91,9 @@ func (p primitives) Cast(d backend.DType, x program.Value) program.Value {
 	return p.as(d, ir.Cast{}, p.of(x).Shape, x)
 }
 
-// Place implements [program.Builder].
-func (p primitives) Place(axis int, x program.Value) program.Value {
-	return p.as(backend.I64, ir.Place{Axis: axis}, p.of(x).Shape, x)
+// Locate implements [program.Builder].
+func (p primitives) Locate(axis int, x program.Value) program.Value {
+	return p.as(backend.I64, ir.Locate{Axis: axis}, p.of(x).Shape, x)
 }
 
 // Select implements [program.Builder].
