@@ -262,3 +262,71 @@ func ExampleDefects() {
 	// dropoutDiffOp(0.250000)
 	// the gradient of a dropout with probability 0.25 is divided by it, not by 0.75: use nn.Dropout
 }
+
+// Each token goes to the expert with the best score, is weighted by the score, and comes back.
+func ExampleTopK() {
+	g := gorgonia.NewGraph()
+	scores := matrix(g, "scores", 3, 2, 0.1, 0.9, 0.8, 0.2, 0.3, 0.7)
+	values, experts, err := nn.TopK(1, 1, scores)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, values, gorgonia.Must(nn.Cast(tensor.Float64, experts)), gradient(values, scores))
+	// Output:
+	// (3, 1) [0.9 0.8 0.7]
+	// (3, 1) [1 0 1]
+	// (3, 2) [0 1.8 1.6 0 0 1.4]
+}
+
+// The logarithm of what is positive, and 0 elsewhere: NaN that is not chosen has no effect.
+func ExampleWhere() {
+	g := gorgonia.NewGraph()
+	x := matrix(g, "x", 1, 3, 1, 2, -1)
+	zero := gorgonia.NewConstant(0.0)
+	positive, err := gorgonia.Gt(x, zero, false)
+	if err != nil {
+		log.Fatal(err)
+	}
+	y, err := nn.Where(positive, gorgonia.Must(gorgonia.Log(x)), zero)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (1, 3) [0 0.693 0]
+}
+
+// Label 0 weighs twice as much as label 1, and every class has a tenth of each target.
+func ExampleCrossEntropyWith() {
+	g := gorgonia.NewGraph()
+	logits := matrix(g, "logits", 2, 2, 2, 0, 0, 2)
+	labels := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]int{0, 0})), gorgonia.WithName("labels"))
+	weights := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]float64{2, 1})), gorgonia.WithName("weights"))
+	loss, err := nn.CrossEntropyWith(nn.CrossEntropyOptions{Ignore: nn.NoLabel, Smoothing: 0.2,
+		Weights: weights, Reduction: nn.EachRow}, logits, labels)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, loss)
+	// Output:
+	// (2) [0.441 3.84]
+}
+
+// Queries of positions 0 and 1, turned by 0 and by one radian.
+func ExampleRotary() {
+	g := gorgonia.NewGraph()
+	q := matrix(g, "q", 2, 2, 1, 0, 1, 0)
+	cos, sin, err := nn.RotaryAngles(tensor.Float64, 10000, 0, 2, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	y, err := nn.Rotary(nn.RotaryOptions{}, q, g.Constant(cos), g.Constant(sin))
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (2, 2) [1 0 0.54 0.841]
+}
