@@ -67,16 +67,17 @@
 // The loss is counted once: it is Partial over the Sequence group, whose ranks have the mean of
 // their positions, weighted by their number, and a share of the mean over the batches of all Data
 // ranks. So gradients belong to the mean over all samples and positions, also with uneven
-// lengths, if the ranks of l.Data add them up: autograd.WithSum.
+// lengths, if the ranks of l.Data add them up: autograd.WithSum. With [Tokens.Padding] it is the
+// mean over all targets that count, of which ranks may have different numbers.
 //
 // # Blocks
 //
 // [Builder.Attention], [Builder.CrossAttention], [Builder.MLP] and [Builder.SwiGLU] enter and leave
-// tensor-parallel work by themselves: what they return is placed like their x. There are two ways to
-// hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward and one
-// backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way, the
-// same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing Activation
-// Recomputation in Large Transformer Models", 2022).
+// tensor-parallel work by themselves: what they return is placed like their x. There are two ways
+// to hold x between them. Replicated over the Tensor group, each block costs an all-reduce forward
+// and one backward. Split along the sequence, it costs an all-gather and a reduce-scatter each way,
+// the same bytes, and norms and residuals are divided, too (Korthikanti et al., "Reducing
+// Activation Recomputation in Large Transformer Models", 2022).
 //
 // Attention divides heads among the ranks of a Sequence group, after an all-to-all that gives
 // each rank all positions of its heads; a second one brings the results back (Jacobs et al.,

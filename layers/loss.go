@@ -60,6 +60,10 @@ func (b *Builder) Logits(x, words Node) Node {
 // The loss of the whole is the sum of the shares of the ranks of l.Data. All replicas have as many
 // samples. [Builder.Batches] changes of how many batches it is the mean.
 //
+// Targets that are [Tokens.Padding] do not count: the ranks of l.Data add up, in an all-reduce of
+// one number, how many do, and the loss is the mean over these. It is 0 without any. With
+// vm.Accumulate it is the mean of the means of the micro-batches.
+//
 // In a Tensor group of several ranks each has the logarithms of the sums of its exponentials, and
 // ranks exchange these, one number for each position and rank, and the share.
 //
@@ -129,9 +133,9 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 }
 
 // shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has
-// some columns. own is the sum over the targets in this rank's columns, of its columns alone. It lacks,
-// for each of these targets, the difference between the logarithms of the sums of exponentials,
-// over all columns and over this rank's.
+// some columns. own is the sum over the targets in this rank's columns, of its columns alone. It
+// lacks, for each of these targets, the difference between the logarithms of the sums of
+// exponentials, over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	end int) (*gorgonia.Node, error) {
 	rows, comm := logits.Shape()[0], b.layout.groups[Tensor]

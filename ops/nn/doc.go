@@ -35,9 +35,9 @@
 // Operations work on Float32 and Float64 of up to 8 axes, in the tape machine and in the lisp
 // machine, in host memory. Results have the dtype of the operands, except places, which are Int,
 // and what [Cast] returns. Conditions and logic take any dtype: what is not 0 is true. Operations
-// compute in their dtype and add up in float64, except products, attention and [CumSum]. Results are
-// new tensors in row-major order, and operands are never written to; operands may be transposed or
-// sliced. Shapes are checked when the graph is built: constructors return errors that wrap
+// compute in their dtype and add up in float64, except products, attention and [CumSum]. Results
+// are new tensors in row-major order, and operands are never written to; operands may be transposed
+// or sliced. Shapes are checked when the graph is built: constructors return errors that wrap
 // [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation that fails when it runs,
 // because a label is out of range, say, gives an [Error], which [ops.Cause] extracts from the error
 // of a Gorgonia machine.
