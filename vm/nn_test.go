@@ -108,6 +108,21 @@ var ours = []struct {
 		values, _, err := nn.TopK(1, 3, x[0])
 		return values, err
 	}},
+	{name: "largest elements of long rows", shapes: [][]int{{2, 9000}}, build: func(
+		x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		values, _, err := nn.TopK(1, 3, x[0])
+		return values, err
+	}},
+	{name: "padding mask", shapes: [][]int{{3, 4}, {3, 1}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		zero := gorgonia.NewConstant(0.0)
+		if x[0].Dtype() == tensor.Float32 {
+			zero = gorgonia.NewConstant(float32(0))
+		}
+		mask := must(nn.Or(must(gorgonia.Lt(x[0], zero, false)), must(nn.Cast(tensor.Bool, x[1]))))
+		filled := must(nn.MaskedFill(x[0], must(nn.Not(mask)), 3))
+		return nn.Where(must(nn.Xor(mask, must(nn.And(mask, mask)))), x[1], filled)
+	}},
 	{name: "largest elements across rows", shapes: [][]int{{7, 2, 3}}, build: func(
 		x ...*gorgonia.Node) (*gorgonia.Node, error) {
 		values, _, err := nn.TopK(0, 2, x[0])
