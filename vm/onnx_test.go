@@ -38,9 +38,10 @@ type onnxCase struct {
 	DY   *onnxTensor
 	Grad []*onnxTensor
 
-	t     *testing.T
-	graph *gorgonia.ExprGraph
-	nodes []*gorgonia.Node // of the inputs
+	t      *testing.T
+	narrow bool // float64 becomes float32
+	graph  *gorgonia.ExprGraph
+	nodes  []*gorgonia.Node // of the inputs
 }
 
 // onnxTensor has its elements in little endian.
@@ -51,7 +52,8 @@ type onnxTensor struct {
 }
 
 // value returns a tensor of Gorgonia. int64 is Int.
-func (x *onnxTensor) value(t *testing.T) *tensor.Dense {
+func (c *onnxCase) value(x *onnxTensor) *tensor.Dense {
+	t := c.t
 	t.Helper()
 	n := tensor.Shape(x.Shape).TotalSize()
 	var data any
@@ -71,6 +73,13 @@ func (x *onnxTensor) value(t *testing.T) *tensor.Dense {
 	}
 	if err := binary.Read(bytes.NewReader(x.Data), binary.LittleEndian, data); err != nil {
 		t.Fatal(err)
+	}
+	if wide, ok := data.([]float64); ok && c.narrow {
+		short := make([]float32, n)
+		for i, v := range wide {
+			short[i] = float32(v)
+		}
+		data = short
 	}
 	if wide, ok := data.([]int64); ok {
 		ints := make([]int, n)
@@ -102,9 +111,9 @@ func first(data any) any {
 
 // input returns a new node with a value.
 func (c *onnxCase) input(x *onnxTensor, name string) *gorgonia.Node {
-	var v any = x.value(c.t)
+	var v any = c.value(x)
 	if len(x.Shape) == 0 {
-		v = x.value(c.t).Data()
+		v = c.value(x).Data()
 	}
 	return gorgonia.NodeFromAny(c.graph, v, gorgonia.WithName(name))
 }
@@ -117,7 +126,7 @@ func (c *onnxCase) ints(i int) []int {
 		return nil
 	}
 	var list []int
-	for _, v := range allNumbers(c.t, c.In[i].value(c.t)) {
+	for _, v := range allNumbers(c.t, c.value(c.In[i])) {
 		list = append(list, int(v))
 	}
 	return list
@@ -183,13 +192,23 @@ func testONNX(t *testing.T, devices map[string]func(testing.TB) backend.Device) 
 				if kinds[c.Op] == nil {
 					t.Fatalf("nothing builds %s", c.Op)
 				}
-				c.run(t, kinds[c.Op], "tape", nil)
-				for where, device := range devices {
-					c.run(t, kinds[c.Op], where, device(t))
+				for _, c.narrow = range c.widths() {
+					c.run(t, kinds[c.Op], "tape", nil)
+					for where, device := range devices {
+						c.run(t, kinds[c.Op], where, device(t))
+					}
 				}
 			})
 		}
 	}
+}
+
+// widths are the values of narrow: cases of torch, in float64, run in float32, too.
+func (c *onnxCase) widths() []bool {
+	if c.DY == nil {
+		return []bool{false}
+	}
+	return []bool{false, true}
 }
 
 // run builds the graph and runs it three times: in the tape machine, or on a device.
@@ -272,8 +291,11 @@ func (c *onnxCase) compare(t *testing.T, what string, n *gorgonia.Node, want *on
 		t.Fatalf("%s is %v, want shape %v", what, n.Value(), want.Shape)
 	}
 	tolerance := map[string]float64{"float32": 1e-5, "float64": 1e-10}[want.DType]
+	if c.narrow {
+		tolerance = 1e-5
+	}
 	got := allNumbers(t, n.Value())
-	for i, w := range allNumbers(t, want.value(t)) {
+	for i, w := range allNumbers(t, c.value(want)) {
 		same := got[i] == w || math.IsNaN(got[i]) && math.IsNaN(w)
 		if !same && !(math.Abs(got[i]-w) <= tolerance*max(1, math.Abs(w))) {
 			t.Fatalf("%s: element %d is %v, want %v", what, i, got[i], w)

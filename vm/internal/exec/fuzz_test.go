@@ -32,10 +32,10 @@ func (r *random) add(op ir.Op, shape ir.Dims, bound float64, args ...ir.ID) {
 func (r *random) grow() {
 	x := ir.ID(r.next(len(r.Values)))
 	shape, bound := r.Values[x].Shape, r.bounds[x]
-	if x == r.list {
+	if r.integer(x) {
 		return
 	}
-	switch axis := r.next(max(shape.Len(), 1)); r.next(18) {
+	switch axis := r.next(max(shape.Len(), 1)); r.next(19) {
 	case 0, 1:
 		f := []fuse.Op{fuse.Neg, fuse.Abs, fuse.Sign, fuse.Relu}[r.next(4)]
 		r.add(ir.Unary{Op: f}, shape, max(bound, 1), x)
@@ -83,14 +83,38 @@ func (r *random) grow() {
 		r.gather(x, axis)
 	case 17:
 		r.rows(x)
+	case 18:
+		r.locate(x, axis)
 	}
+}
+
+// integer reports whether a value has another dtype than most.
+func (r *random) integer(x ir.ID) bool { return r.Values[x].DType != r.dtype }
+
+// locate finds the first place along an axis where x is not 0, in integers, and makes numbers of it.
+func (r *random) locate(x ir.ID, axis int) {
+	shape := r.Values[x].Shape
+	if shape.Len() == 0 {
+		return
+	}
+	bound, dtype := float64(shape.At(axis)), r.dtype
+	r.dtype = backend.I64
+	r.add(ir.Locate{Axis: axis}, shape, bound, x)
+	at := ir.ID(len(r.Values) - 1)
+	if r.next(2) == 0 {
+		shape = shape.Without(axis)
+		r.add(ir.Reduce{Op: backend.Min, Axes: ir.Of(axis)}, shape, bound, at)
+		at++
+	}
+	r.dtype = dtype
+	r.add(ir.Cast{}, shape, bound, at)
 }
 
 // like returns a value of the shape.
 func (r *random) like(shape ir.Dims) (ir.ID, bool) {
 	var fit []ir.ID
 	for i, v := range r.Values {
-		if v.Shape == shape && ir.ID(i) != r.list {
+		if v.Shape == shape && !r.integer(ir.ID(i)) {
 			fit = append(fit, ir.ID(i))
 		}
 	}
@@ -180,7 +204,7 @@ func (r *random) gather(x ir.ID, axis int) {
 
 func (r *random) matMul(x ir.ID) {
 	y := ir.ID(r.next(len(r.Values)))
-	if y == r.list {
+	if r.integer(y) {
 		return
 	}
 	for _, op := range []ir.MatMul{{}, {TransA: true}, {TransB: true},

@@ -83,16 +83,18 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 		return Array{v.Shape, args[0].Data, args[0].sums}, nil
 	case ir.Cast, ir.Unary, ir.Binary, ir.Locate, ir.Select, ir.Where, ir.Dropout:
 		return a.elements(v, args)
-	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat, ir.Gather, ir.Im2Col:
+	case ir.Permute, ir.Slice, ir.Broadcast, ir.Unslice, ir.Concat, ir.Im2Col:
 		return moved(v, args), nil
 	case ir.MatMul:
 		return a.multiplied(v, op, args[0], args[1]), nil
 	case ir.Reduce:
 		return a.reduced(v, op, args[0]), nil
 	case ir.GatherGrad:
-		return a.scattered(v, args[0], func(i []int) {
+		return blurred(a.scattered(v, args[0], func(i []int) {
 			i[op.Axis] = int(args[1].Data[i[op.Axis]].Value)
-		}), nil
+		}), args[1]), nil
+	case ir.Gather:
+		return blurred(moved(v, args), args[1]), nil
 	case ir.Col2Im:
 		return a.scattered(v, args[0], func(i []int) {
 			c, h, w, ok := pixel(op.Window, v.Shape, i)
@@ -128,9 +130,15 @@ func (a arithmetic) elements(v ir.Value, args []Array) (Array, error) {
 			n := float64(v.Shape.At(op.Axis))
 			y.Data[i] = chosen(x, Number{Value: float64(index[op.Axis])}, Number{Value: n})
 		case ir.Select:
-			if y.Data[i] = args[2].Data[i]; int(x.Value) == index[op.Axis] {
-				y.Data[i] = args[1].Data[i]
+			off := math.Abs(x.Value - float64(index[op.Axis]))
+			here := Number{Err: x.Err}
+			if off > x.Err {
+				here.Err = 0
 			}
+			if off == 0 {
+				here.Value = 1
+			}
+			y.Data[i] = chosen(here, args[1].Data[i], args[2].Data[i])
 		case ir.Where:
 			y.Data[i] = chosen(x, args[1].Data[i], args[2].Data[i])
 		case ir.Dropout:
@@ -151,9 +159,25 @@ func chosen(condition, x, y Number) Number {
 		z = x
 	}
 	if condition.Err > 0 {
-		z.Err = math.Abs(x.Value-y.Value) + x.Err + y.Err
+		z.Err = x.Err + y.Err
+		if x.Value != y.Value { // two infinities differ by NaN
+			z.Err += math.Abs(x.Value - y.Value)
+		}
+		if math.IsNaN(z.Err) {
+			z.Err = math.Inf(1)
+		}
 	}
 	return z
+}
+
+// blurred is y, without a bound if an index of a list is not exact.
+func blurred(y, list Array) Array {
+	if slices.ContainsFunc(list.Data, func(i Number) bool { return i.Err > 0 }) {
+		for i := range y.Data {
+			y.Data[i].Err = math.Inf(1)
+		}
+	}
+	return y
 }
 
 // next goes to the index of the next element.

@@ -64,7 +64,11 @@ func largest(x []Number) Number {
 	if low == high || math.IsNaN(value) {
 		return Number{Value: value}
 	}
-	return Number{value, max(value-low, high-value)}
+	err := max(value-low, high-value)
+	if math.IsNaN(err) { // of an infinity without a bound
+		err = math.Inf(1)
+	}
+	return Number{value, err}
 }
 
 // Sum returns the sum of numbers, in a dtype and any order.
