@@ -91,7 +91,7 @@ func (r *random) grow() {
 // integer reports whether a value has another dtype than most.
 func (r *random) integer(x ir.ID) bool { return r.Values[x].DType != r.dtype }
 
-// locate finds the first place along an axis where x is not 0, in integers, and makes numbers of it.
+// locate finds places along an axis where x is not 0, in integers, and makes numbers of them.
 func (r *random) locate(x ir.ID, axis int) {
 	shape := r.Values[x].Shape
 	if shape.Len() == 0 {
