@@ -34,6 +34,18 @@ func TestPaddedTrainingEqualsOneRank(t *testing.T) {
 	}
 }
 
+// TestPaddedTrainingEqualsOneRankOnDevices: so has one of ranks on devices.
+func TestPaddedTrainingEqualsOneRankOnDevices(t *testing.T) {
+	want := lossesOf(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, false, true)
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 2}} {
+			t.Run(s.String(), func(t *testing.T) {
+				near(t, "losses", lossesOf(t, k, s, false, true), want, 1e-10)
+			})
+		}
+	})
+}
+
 // TestPaddedTargetsDoNotCount: the loss is the mean over all other targets, and 0 without any.
 func TestPaddedTargetsDoNotCount(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
