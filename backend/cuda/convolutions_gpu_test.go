@@ -66,6 +66,8 @@ func TestConvolutionsOnGPU(t *testing.T) {
 	strided, dilated := square(2, 3, 9, 5), square(2, 3, 9, 5)
 	strided.StrideH, strided.StrideW, strided.OutH, strided.OutW = 2, 3, 5, 3
 	dilated.DilationH, dilated.DilationW, dilated.OutH, dilated.OutW = 2, 1, 7, 9
+	grouped, depthwise, uneven := square(2, 6, 9, 9), square(3, 5, 8, 5), square(2, 3, 8, 4)
+	grouped.Groups, depthwise.Groups, uneven.PadH, uneven.PadW = 3, 5, 0, 0
 	for _, cudnn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cudnn=%v", cudnn), func(t *testing.T) {
 			d := openDevice(t, 0)
@@ -73,7 +75,7 @@ func TestConvolutionsOnGPU(t *testing.T) {
 			t.Log(c.Library())
 			for _, dtype := range []backend.DType{backend.F32, backend.F64} {
 				for _, v := range []kernels.Convolution{square(1, 1, 1, 1), square(3, 17, 7, 40),
-					square(2, 2, 28, 3), strided, dilated} {
+					square(2, 2, 28, 3), strided, dilated, grouped, depthwise, uneven} {
 					v.DType = dtype
 					for _, v := range passes(v) {
 						compareConvolution(t, q, c, v)
@@ -122,6 +124,8 @@ func convolutionScratch(t testing.TB, q *Queue, c *Convolutions,
 
 // TestConvolutionsInGraphsOnGPU: a captured convolution runs again and again.
 func TestConvolutionsInGraphsOnGPU(t *testing.T) {
+	grouped, depthwise, uneven := square(2, 6, 9, 9), square(3, 5, 8, 5), square(2, 3, 8, 4)
+	grouped.Groups, depthwise.Groups, uneven.PadH, uneven.PadW = 3, 5, 0, 0
 	for _, cudnn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cudnn=%v", cudnn), func(t *testing.T) {
 			d := openDevice(t, 0)

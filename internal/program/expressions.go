@@ -96,10 +96,11 @@ func AveragePool(b Builder, x Value, w Window, counted Border) Value {
 	}
 	rows, columns := w.Places(s[2], s[3])
 	sums := Sum(b, b.Patches(w, b.Reshape(x, s[0]*s[1], 1, s[2], s[3])), 3)
-	return w.share(b, b.Reshape(sums, s[0], s[1], rows, columns), counted, s[2], s[3])
+	return b.Reshape(w.share(b, sums, counted, s[2], s[3]), s[0], s[1], rows, columns)
 }
 
-// share divides a number for each window by how many pixels count there.
+// share divides a number for each window, [planes, rows, columns, 1], by how many pixels count
+// there.
 func (w Window) share(b Builder, x Value, counted Border, height, width int) Value {
 	image := [2]int{height, width}
 	rows, columns := w.Places(height, width)
@@ -114,18 +115,18 @@ func (w Window) share(b Builder, x Value, counted Border, height, width int) Val
 		return With(b, fuse.Mul, x, 1/float64(w.Kernel[0]*w.Kernel[1]))
 	}
 	ones := b.Broadcast(b.Reshape(b.Number(1, x), 1, 1, 1, 1), 1, 1, image[0], image[1])
-	return b.Do(fuse.Div, x, b.Reshape(Sum(b, b.Patches(w, ones), 3), 1, 1, rows, columns))
+	return b.Do(fuse.Div, x, Sum(b, b.Patches(w, ones), 3))
 }
 
 // AveragePoolGrad gives every pixel of a patch its share of dy, for images of a height and width.
 func AveragePoolGrad(b Builder, dy Value, w Window, counted Border, height, width int) Value {
 	s, n := b.Of(dy).Shape, w.Kernel[0]*w.Kernel[1]
-	share := w.share(b, dy, counted, height, width)
 	if image := []int{s[0], s[1], height, width}; w.whole(image) {
-		return b.Broadcast(share, image...)
+		return b.Broadcast(w.share(b, dy, counted, height, width), image...)
 	}
 	planes := s[0] * s[1]
-	patches := b.Broadcast(b.Reshape(share, planes, s[2], s[3], 1), planes, s[2], s[3], n)
+	share := w.share(b, b.Reshape(dy, planes, s[2], s[3], 1), counted, height, width)
+	patches := b.Broadcast(share, planes, s[2], s[3], n)
 	return b.Reshape(b.Images(w, patches, height, width), s[0], s[1], height, width)
 }
 
