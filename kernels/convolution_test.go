@@ -119,6 +119,10 @@ var convolutions = []Convolution{
 		PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 9, Groups: 3},
 	{Images: Images{Batch: 2, C: 4, H: 70, W: 61, OutH: 35, OutW: 60, KernelH: 3, KernelW: 2, PadH: 0,
 		PadW: 0, StrideH: 2, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 8, Groups: 4},
+	{Images: Images{Batch: 2, C: 3, H: 9, W: 7, OutH: 8, OutW: 4, KernelH: 3, KernelW: 2, PadH: 2,
+		PadW: 1, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 3, Groups: 3},
+	{Images: Images{Batch: 3, C: 2, H: 3, W: 4, OutH: 6, OutW: 7, KernelH: 1, KernelW: 2, PadH: 2,
+		PadW: 3, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 6, Groups: 2},
 	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1,
 		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
 }

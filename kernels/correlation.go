@@ -84,6 +84,13 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		}
 		return
 	}
+	if isDepthwise(v) {
+		depthwise[T]{c}.run(a, b)
+		if v.Epilogue != nil {
+			v.Epilogue.All()
+		}
+		return
+	}
 	c.chooseUnits()
 	parts := c.parts()
 	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 && c.groups == 1 &&
@@ -240,15 +247,15 @@ func (u *unit[T]) lay() {
 }
 
 // layRow puts a row of pixels among zeros.
-func (u *unit[T]) layRow(to, from []T) {
-	if u.stepW == 1 && u.left >= 0 {
-		if u.left < len(to) {
-			copy(to[u.left:], from)
+func (c *correlation[T]) layRow(to, from []T) {
+	if c.stepW == 1 && c.left >= 0 {
+		if c.left < len(to) {
+			copy(to[c.left:], from)
 		}
 		return
 	}
 	for x, pixel := range from {
-		if at := x*u.stepW + u.left; at >= 0 && at < len(to) {
+		if at := x*c.stepW + c.left; at >= 0 && at < len(to) {
 			to[at] = pixel
 		}
 	}
