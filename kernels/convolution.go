@@ -12,11 +12,12 @@ import (
 //
 //	for b, f, oh, ow { y[b,f,oh,ow] = sum over c, kh, kw of x[b,c,h,w] * w[f,c,kh,kw] }
 //
-// with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its share
-// of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then. Pixels outside
-// of the image are zeros. (It is the correlation, as everywhere in machine learning.) The sum is of the dtype, f32 or f64. Each
-// implementation adds in an order of its own, with or without fused multiply-adds, and gives the
-// same bits in every run; all agree where the sums are exact.
+// with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its
+// share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
+// Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
+// learning.) The sum is of the dtype, f32 or f64. Each implementation adds in an order of its own,
+// with or without fused multiply-adds, and gives the same bits in every run; all agree where the
+// sums are exact.
 type Convolution struct {
 	Images
 	Filters int

@@ -140,7 +140,7 @@ func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 		p.Beta = 1
 	}
 	to := d.dst[filter*size:][:size]
-	for k := range d.kernelH { // row k of the sums is that of the last row but k
+	for k := range d.kernelH { // the last row of the window comes first
 		copy(to[(d.kernelH-1-k)*d.kernelW:][:d.kernelW], sums[k*d.kernelW:])
 	}
 }

@@ -40,11 +40,11 @@ func (b *Builder) Conv2D(name string, x Node, filters int, kernel [2]int,
 //	out  y  [b, c, ...]   placed like x;
 //	                      y = (x - mean) / sqrt(variance + 1e-5) * gain + bias
 //
-// It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: the samples are those of all ranks
-// of l.Data then, which have equally many, as one rank's with the whole batch. Without it each rank
-// normalises its own. In evaluation (vm.Eval) moving averages of mean and variance take their
-// place, which every step moves by a tenth, as in PyTorch; checkpoints have them. Gain and bias,
-// [c], have the name with ".gain" and ".bias".
+// It is gorgonia.BatchNorm. Give the machine vm.SyncBatchNorm: it takes the samples of all ranks of
+// l.Data then, which have equally many, and does what one rank does with the whole batch. Without
+// it each rank normalises its own. In evaluation (vm.Eval) moving averages of mean and variance
+// take their place, which every step moves by a tenth, as in PyTorch; checkpoints have them. Gain
+// and bias, [c], have the name with ".gain" and ".bias".
 //
 // Cost: two passes over x; backward two over x and dy. For ranks see vm.SyncBatchNorm.
 // Errors: [ErrPlacement]; [ops.ErrShape] if x has fewer than two axes.
@@ -147,8 +147,8 @@ func (b *Builder) conv(name string, x Node, filters int, kernel [2]int, o nn.Con
 		}
 		groups := max(o.Groups, 1)
 		if x.Dims() != 4 || x.Shape()[1]%groups != 0 || min(filters, kernel[0], kernel[1]) < 1 {
-			return Node{}, fmt.Errorf("%w: x has shape %v, want (b, c, h, w), for %d filters of %v "+
-				"in %d groups", ops.ErrShape, x.Shape(), filters, kernel, groups)
+			return Node{}, fmt.Errorf("%w: x has shape %v, want (b, c, h, w), for %d filters of "+
+				"%v in %d groups", ops.ErrShape, x.Shape(), filters, kernel, groups)
 		}
 		shape := []int{filters, x.Shape()[1] / groups, kernel[0], kernel[1]}
 		w := b.Learn(name+".weight", Normal(math.Sqrt(2/float64(size(shape[1:])))), Undivided,

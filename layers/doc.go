@@ -1,6 +1,7 @@
-// Package layers builds transformers, and networks of convolutions, whose work is divided among ranks: over samples (data
-// parallelism), over the positions of a sequence (sequence parallelism), and over weights (tensor
-// parallelism), in any product of the three. The same program builds the model on one rank.
+// Package layers builds transformers, and networks of convolutions, whose work is divided among
+// ranks: over samples (data parallelism), over the positions of a sequence (sequence parallelism),
+// and over weights (tensor parallelism), in any product of the three. The same program builds the
+// model on one rank.
 //
 //	// Sequences and weights are on 2 ranks each, samples on the rest.
 //	l, err := layers.NewLayout(comm, 0, 2, 2)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestPoolsOfUnevenPaddingAreReadAsMeant: pools of Gorgonia with other padding behind the image
-// than before it are those of package nn, and so are their gradients.
+// than before it, and their gradients, equal pools of package nn.
 func TestPoolsOfUnevenPaddingAreReadAsMeant(t *testing.T) {
 	kernel, stride := [2]int{3, 2}, [2]int{2, 1}
 	type both struct {

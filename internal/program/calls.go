@@ -122,7 +122,8 @@ func (w Window) images(b, c, h, width int) kernels.Images {
 	return kernels.Images{
 		Batch: b, C: c, H: h, W: width, OutH: rows, OutW: columns,
 		KernelH: w.Kernel[0], KernelW: w.Kernel[1], PadH: w.Pad[0], PadW: w.Pad[1],
-		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: w.Dilation[0], DilationW: w.Dilation[1],
+		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: w.Dilation[0],
+		DilationW: w.Dilation[1],
 	}
 }
 

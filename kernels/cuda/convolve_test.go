@@ -25,7 +25,8 @@ func someConvolutions() []kernels.Convolution {
 	one.KernelH, one.KernelW, one.PadH, one.PadW = 1, 1, 0, 0
 	groups, depthwise := same(3, 12, 6, 8), same(2, 5, 7, 10)
 	groups.Groups, depthwise.Groups = 4, 5
-	return append(all, groups, depthwise, one, same(2, 3, 13, 33), same(3, 17, 5, 40), same(2, 40, 8, 70))
+	return append(all, groups, depthwise, one, same(2, 3, 13, 33), same(3, 17, 5, 40),
+		same(2, 40, 8, 70))
 }
 
 func testConvolutions(t *testing.T, m machine) {

@@ -213,26 +213,15 @@ func (s convSpec) String() string {
 }
 
 func (s convSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	var shape tensor.Shape
 	a, b := in[0], in[1]
+	shape, sizes := tensor.Shape{a[0], b[1] * s.Groups}, s.Image
 	switch s.Pass {
 	case kernels.Forward:
-		shape = tensor.Shape{a[0], b[0]}
-	case kernels.InputGradient:
-		shape = tensor.Shape{a[0], b[1] * s.Groups}
-	default:
-		shape = tensor.Shape{b[1], a[1] / s.Groups}
+		shape, sizes = tensor.Shape{a[0], b[0]}, [3]int{s.places(0), s.places(1), s.places(2)}
+	case kernels.FilterGradient:
+		shape, sizes = tensor.Shape{b[1], a[1] / s.Groups}, s.Kernel
 	}
-	for i := 3 - s.Axes; i < 3; i++ {
-		switch s.Pass {
-		case kernels.Forward:
-			shape = append(shape, s.places(i))
-		case kernels.InputGradient:
-			shape = append(shape, s.Image[i])
-		default:
-			shape = append(shape, s.Kernel[i])
-		}
-	}
+	shape = append(shape, sizes[3-s.Axes:]...)
 	if len(in) == 3 && (len(in[2]) != 1 || in[2][0] != shape[1]) {
 		return nil, fmt.Errorf("%w: bias has shape %v, want (%d)", ops.ErrShape, in[2], shape[1])
 	}
@@ -252,15 +241,11 @@ func (s convSpec) gradients(in []tensor.Shape) []gradient {
 		s.Pass = pass
 		return gradient{s, of}
 	}
-	var all []gradient
-	switch s.Pass {
-	case kernels.Forward:
-		all = []gradient{to(kernels.InputGradient, dy, 1), to(kernels.FilterGradient, 0, dy)}
-	case kernels.InputGradient:
-		all = []gradient{to(kernels.Forward, dy, 1), to(kernels.FilterGradient, dy, 0)}
-	default:
-		all = []gradient{to(kernels.InputGradient, 1, dy), to(kernels.Forward, 0, dy)}
-	}
+	all := [...][]gradient{
+		kernels.Forward:        {to(kernels.InputGradient, dy, 1), to(kernels.FilterGradient, 0, dy)},
+		kernels.InputGradient:  {to(kernels.Forward, dy, 1), to(kernels.FilterGradient, dy, 0)},
+		kernels.FilterGradient: {to(kernels.InputGradient, 1, dy), to(kernels.Forward, 0, dy)},
+	}[s.Pass]
 	if len(in) == 3 {
 		all = append(all, gradient{channelSumSpec{}, []int{dy}})
 	}

@@ -31,7 +31,7 @@ type PoolOptions struct {
 // and width. Pixels of the padding are never the largest.
 //
 //	in   x  [b, c, h, w]
-//	out  y  [b, c, h', w']   sizes are those of AvgPool2D
+//	out  y  [b, c, h', w']   see [AvgPool2D]
 //
 // NaN is the largest, as in PyTorch, and a window of -Inf is -Inf.
 //
@@ -52,8 +52,8 @@ func MaxPool2D(kernel, pad, stride [2]int, x *gorgonia.Node,
 // say otherwise; of several the last counts.
 //
 //	in   x  [b, c, h, w]
-//	out  y  [b, c, h', w']   h' = (h + pad before and behind - dilation*(kernel-1) - 1)/stride + 1,
-//	                         rounded down, or up with Ceil; w' likewise
+//	out  y  [b, c, h', w']   h' = (h + padding - dilation*(kernel-1) - 1)/stride + 1, rounded
+//	                         down, or up with Ceil, with the padding of both sides; w' likewise
 //
 // Gradient: dy, divided by the size of the kernel, is added to every pixel of its window, in the
 // order of the windows.

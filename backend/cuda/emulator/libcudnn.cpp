@@ -78,8 +78,8 @@ static bool fits(int size, int kernel, int pad, int stride, int dilation, int ou
 }
 
 static int check(const Four *x, const Four *w, const Four *y, const Window *by) {
-	if (x->type != w->type || x->type != y->type || x->type != by->type || x->c != w->c * by->groups ||
-		y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
+	if (x->type != w->type || x->type != y->type || x->type != by->type ||
+		x->c != w->c * by->groups || y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
 		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
 		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
 		return bad_param;
