@@ -159,12 +159,15 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 }
 
 // BenchmarkConvolutionsOnGPU measures the convolutions of Gorgonia's convnet example on batches of
-// 256, and larger ones, and prints TFLOP/s.
+// 256, and larger ones, in groups and depthwise, too, and prints TFLOP/s.
 func BenchmarkConvolutionsOnGPU(b *testing.B) {
+	grouped, depthwise := square(64, 256, 28, 256), square(64, 256, 28, 256)
+	grouped.Groups, depthwise.Groups = 32, 256
 	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64),
-		square(256, 64, 7, 128), square(64, 256, 28, 256)} {
+		square(256, 64, 7, 128), square(64, 256, 28, 256), grouped, depthwise} {
 		for _, v := range passes(v) {
-			name := fmt.Sprintf("%dx%dx%dx%d-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters, v.Pass)
+			name := fmt.Sprintf("%dx%dx%dx%d-%d-by-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters,
+				v.Parts(), v.Pass)
 			b.Run(name+"cudnn=true", func(b *testing.B) { benchmarkConvolution(b, v, true) })
 			b.Run(name+"cudnn=false", func(b *testing.B) { benchmarkConvolution(b, v, false) })
 			v.TF32 = true
