@@ -166,8 +166,11 @@ func BenchmarkConvolutionsOnGPU(b *testing.B) {
 	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64),
 		square(256, 64, 7, 128), square(64, 256, 28, 256), grouped, depthwise} {
 		for _, v := range passes(v) {
-			name := fmt.Sprintf("%dx%dx%dx%d-%d-by-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters,
-				v.Parts(), v.Pass)
+			name := fmt.Sprintf("%dx%dx%dx%d-%d", v.Batch, v.C, v.H, v.W, v.Filters)
+			if v.Groups > 1 {
+				name += fmt.Sprintf("-by-%d", v.Groups)
+			}
+			name += fmt.Sprintf("/%v/", v.Pass)
 			b.Run(name+"cudnn=true", func(b *testing.B) { benchmarkConvolution(b, v, true) })
 			b.Run(name+"cudnn=false", func(b *testing.B) { benchmarkConvolution(b, v, false) })
 			v.TF32 = true

@@ -241,10 +241,11 @@ func (s convSpec) gradients(in []tensor.Shape) []gradient {
 		s.Pass = pass
 		return gradient{s, of}
 	}
+	const y, dx, dw = kernels.Forward, kernels.InputGradient, kernels.FilterGradient
 	all := [...][]gradient{
-		kernels.Forward:        {to(kernels.InputGradient, dy, 1), to(kernels.FilterGradient, 0, dy)},
-		kernels.InputGradient:  {to(kernels.Forward, dy, 1), to(kernels.FilterGradient, dy, 0)},
-		kernels.FilterGradient: {to(kernels.InputGradient, 1, dy), to(kernels.Forward, 0, dy)},
+		y:  {to(dx, dy, 1), to(dw, 0, dy)},
+		dx: {to(y, dy, 1), to(dw, dy, 0)},
+		dw: {to(dx, 1, dy), to(y, 0, dy)},
 	}[s.Pass]
 	if len(in) == 3 {
 		all = append(all, gradient{channelSumSpec{}, []int{dy}})
