@@ -12,13 +12,16 @@ import (
 //
 //	for b, f, oh, ow { y[b,f,oh,ow] = sum over c, kh, kw of x[b,c,h,w] * w[f,c,kh,kw] }
 //
-// with the pixels (h, w) of [Images], of which those outside of the image are zeros. (It is the
-// correlation, as everywhere in machine learning.) The sum is of the dtype, f32 or f64. Each
-// implementation adds in an order of its own, with or without fused multiply-adds, and gives the
-// same bits in every run; all agree where the sums are exact.
+// with the pixels (h, w) of [Images]. Several Groups are convolutions side by side, each of its
+// share of the planes and of the filters, which are [Filters, C/Groups, KernelH, KernelW] then.
+// Pixels outside of the image are zeros. (It is the correlation, as everywhere in machine
+// learning.) The sum is of the dtype, f32 or f64. Each implementation adds in an order of its own,
+// with or without fused multiply-adds, and gives the same bits in every run; all agree where the
+// sums are exact.
 type Convolution struct {
 	Images
 	Filters int
+	Groups  int // 0 is 1
 	Pass    Pass
 	DType   backend.DType
 
@@ -45,8 +48,11 @@ func (p Pass) String() string {
 		FilterGradient: "convolution-filter-grad"}[p]
 }
 
+// Parts returns the number of groups.
+func (c *Convolution) Parts() int { return max(c.Groups, 1) }
+
 // Columns returns the number of elements of one filter.
-func (c *Convolution) Columns() int { return c.C * c.KernelH * c.KernelW }
+func (c *Convolution) Columns() int { return c.C / c.Parts() * c.KernelH * c.KernelW }
 
 // lengths returns the numbers of elements of x, w and y.
 func (c *Convolution) lengths() (x, w, y int) {
@@ -57,6 +63,10 @@ func (c *Convolution) lengths() (x, w, y int) {
 func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if v.Filters < 0 || v.Pass > FilterGradient {
 		return fmt.Errorf("%w: pass %d of %d filters", backend.ErrArgument, v.Pass, v.Filters)
+	}
+	if n := v.Parts(); v.Groups < 0 || v.C%n != 0 || v.Filters%n != 0 {
+		return fmt.Errorf("%w: %d planes and %d filters in %d groups", backend.ErrArgument, v.C,
+			v.Filters, v.Groups)
 	}
 	if dst.DType() != v.DType {
 		return fmt.Errorf("%w: %v of %v into %v", backend.ErrArgument, v.Pass, v.DType, dst.DType())

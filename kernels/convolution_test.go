@@ -82,7 +82,9 @@ func plainly[T float](v *Convolution, dst, a, b []T) {
 			if h < 0 || h >= v.H || w < 0 || w >= v.W {
 				continue
 			}
-			x := ((image*v.C+k/(v.KernelW*v.KernelH))*v.H+h)*v.W + w
+			group := filter / (v.Filters / v.Parts())
+			plane := image*v.C + group*v.C/v.Parts() + k/(v.KernelW*v.KernelH)
+			x := (plane*v.H+h)*v.W + w
 			weight := filter*v.Columns() + k
 			switch v.Pass {
 			case Forward:
@@ -113,6 +115,15 @@ var convolutions = []Convolution{
 		PadW: 2, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
 	{Images: Images{Batch: 2, C: 2, H: 8, W: 8, OutH: 3, OutW: 3, KernelH: 2, KernelW: 1, PadH: 0,
 		PadW: 0, StrideH: 3, StrideW: 3, DilationH: 1, DilationW: 1}, Filters: 3},
+	{Images: Images{Batch: 5, C: 6, H: 7, W: 5, OutH: 7, OutW: 5, KernelH: 3, KernelW: 3, PadH: 1,
+		PadW: 1, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 9, Groups: 3},
+	{Images: Images{Batch: 2, C: 4, H: 70, W: 61, OutH: 35, OutW: 60, KernelH: 3, KernelW: 2,
+		PadH: 0, PadW: 0, StrideH: 2, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 8,
+		Groups: 4},
+	{Images: Images{Batch: 2, C: 3, H: 9, W: 7, OutH: 8, OutW: 4, KernelH: 3, KernelW: 2, PadH: 2,
+		PadW: 1, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 3, Groups: 3},
+	{Images: Images{Batch: 3, C: 2, H: 3, W: 4, OutH: 6, OutW: 7, KernelH: 1, KernelW: 2, PadH: 2,
+		PadW: 3, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 6, Groups: 2},
 	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1,
 		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
 }

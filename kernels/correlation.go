@@ -25,7 +25,8 @@ type correlation[T float] struct {
 
 	batch, planes, h, w int      // of the images that the window moves over
 	filters             int      // of the result, or of dy
-	group, band         int      // images and rows of places of a unit
+	groups              int      // of planes and filters, of which this is one
+	together, band      int      // images and rows of places of a unit
 	perPart             int      // units of a part
 	epilogue            Epilogue // of each unit
 	src, dst            []T
@@ -67,14 +68,14 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		window: window{v.KernelH, v.KernelW, v.DilationH, v.DilationW, v.StrideH, v.StrideW, v.OutH,
 			v.OutW},
 		frame: frame{v.PadH, v.PadW, 1, 1},
-		batch: v.Batch, planes: v.C, h: v.H, w: v.W, filters: v.Filters, src: a, dst: dst,
-		weights: b,
+		batch: v.Batch, planes: v.C / v.Parts(), h: v.H, w: v.W, filters: v.Filters / v.Parts(),
+		groups: v.Parts(), src: a, dst: dst, weights: b,
 	}
 	if v.Pass == InputGradient {
 		c.frame = frame{(v.KernelH-1)*v.DilationH - v.PadH, (v.KernelW-1)*v.DilationW - v.PadW,
 			v.StrideH, v.StrideW}
 		c.strideH, c.strideW, c.outH, c.outW = 1, 1, v.H, v.W
-		c.planes, c.h, c.w, c.filters = v.Filters, v.OutH, v.OutW, v.C
+		c.planes, c.h, c.w, c.filters = c.filters, v.OutH, v.OutW, c.planes
 	}
 	if len(dst) == 0 || len(a) == 0 || len(b) == 0 {
 		clear(dst) // sums of nothing
@@ -83,39 +84,57 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		}
 		return
 	}
+	if isDepthwise(v) {
+		depthwise[T]{c}.run(a, b)
+		if v.Epilogue != nil {
+			v.Epilogue.All()
+		}
+		return
+	}
 	c.chooseUnits()
-	parts := (c.units() + c.perPart - 1) / c.perPart
-	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 &&
+	parts := c.parts()
+	if e := v.Epilogue; e != nil && v.Pass != FilterGradient && c.bands() == 1 && c.groups == 1 &&
 		e.Divides(parts, c.filters*c.outH*c.outW) {
 		c.epilogue = e
 	}
-	switch v.Pass {
-	case InputGradient:
-		c.weights = flipped(pool, v, b)
-		workers.Run(pool, parts, c)
-	case FilterGradient:
-		parts = min(parts, partialSums)
-		c.perPart = (c.units() + parts - 1) / parts
-		parts = (c.units() + c.perPart - 1) / c.perPart
-		c.dst = workers.Scratch[T](pool, workers.Shared, parts*c.columns()*c.filters)
-		workers.Run(pool, parts, c)
-		workers.Run(pool, v.Filters, filterSum[T]{dst, c.dst, v.Columns(), v.Filters, parts})
-	default:
-		workers.Run(pool, parts, c)
+	for group := range c.groups {
+		c.group(v, group, dst, a, b)
 	}
 	if v.Epilogue != nil && c.epilogue == nil {
 		v.Epilogue.All()
 	}
 }
 
+// group computes a group, of parts of all operands.
+func (c correlation[T]) group(v *Convolution, group int, dst, a, b []T) {
+	c.src = a[group*c.planes*c.h*c.w:]
+	weights := c.filters * c.columns()
+	results := group * c.filters * c.outH * c.outW
+	if v.Pass != FilterGradient {
+		c.dst, c.weights = dst[results:], b[group*weights:][:weights]
+		if v.Pass == InputGradient {
+			c.weights = c.flipped(c.weights)
+		}
+		workers.Run(c.pool, c.parts(), c)
+		return
+	}
+	dst, c.weights = dst[group*weights:], b[results:]
+	parts := min(c.parts(), partialSums)
+	c.perPart = (c.units() + parts - 1) / parts
+	parts = c.parts()
+	c.dst = workers.Scratch[T](c.pool, workers.Shared, parts*weights)
+	workers.Run(c.pool, parts, c)
+	workers.Run(c.pool, c.filters, filterSum[T]{dst, c.dst, c.columns(), c.filters, parts})
+}
+
 // flipped returns the weights with which gradients of images are a convolution, [C, Filters,
-// KernelH, KernelW].
-func flipped[T float](pool *workers.Pool, v *Convolution, weights []T) []T {
-	to, window := workers.Scratch[T](pool, workers.Shared, len(weights)), v.KernelH*v.KernelW
-	for f := range v.Filters {
-		for c := range v.C {
-			from, turned := weights[(f*v.C+c)*window:][:window],
-				to[(c*v.Filters+f)*window:][:window]
+// KernelH, KernelW]: they are filters here, and planes.
+func (c *correlation[T]) flipped(weights []T) []T {
+	to, window := workers.Scratch[T](c.pool, workers.Shared, len(weights)), c.kernelH*c.kernelW
+	for f := range c.planes {
+		for p := range c.filters {
+			from, turned := weights[(f*c.filters+p)*window:][:window],
+				to[(p*c.planes+f)*window:][:window]
 			for k, x := range from {
 				turned[window-1-k] = x
 			}
@@ -129,22 +148,25 @@ func (c *correlation[T]) columns() int { return c.planes * c.kernelH * c.kernelW
 
 // bands returns the number of bands of an image, units that of all units.
 func (c *correlation[T]) bands() int { return (c.outH + c.band - 1) / c.band }
-func (c *correlation[T]) units() int { return (c.batch + c.group - 1) / c.group * c.bands() }
+func (c *correlation[T]) units() int { return (c.batch + c.together - 1) / c.together * c.bands() }
+
+// parts returns the number of parts of a group.
+func (c *correlation[T]) parts() int { return (c.units() + c.perPart - 1) / c.perPart }
 
 // chooseUnits chooses what a unit is, and how many of them a part.
 func (c *correlation[T]) chooseUnits() {
 	places := c.outH * c.outW
-	c.group, c.band = 1, c.outH
+	c.together, c.band = 1, c.outH
 	if most := patchesOfUnit / c.columns(); places > most {
 		c.band = max(most/c.outW, 1)
 	} else {
 		for n := 1; n <= c.batch && n*places <= min(placesOfUnit, most); n++ {
-			if filled(n*places) > filled(c.group*places)*1.03 {
-				c.group = n
+			if filled(n*places) > filled(c.together*places)*1.03 {
+				c.together = n
 			}
 		}
 	}
-	flops := c.columns() * c.group * c.band * (2*c.outW*c.filters + flopsOfRow)
+	flops := c.columns() * c.together * c.band * (2*c.outW*c.filters + flopsOfRow)
 	c.perPart = flopsOfPart/flops + 1
 }
 
@@ -159,8 +181,8 @@ func (c *correlation[T]) Run(part, worker int) {
 	u.reserve(worker)
 	first := part * c.perPart
 	for n := first; n < min(first+c.perPart, c.units()); n++ {
-		u.image = n / c.bands() * c.group
-		u.images = min(c.group, c.batch-u.image)
+		u.image = n / c.bands() * c.together
+		u.images = min(c.together, c.batch-u.image)
 		u.row = n % c.bands() * c.band
 		u.rows = min(c.band, c.outH-u.row)
 		u.width = u.images * u.rows * c.outW
@@ -193,11 +215,11 @@ type unit[T float] struct {
 // reserve takes memory for the largest unit.
 func (u *unit[T]) reserve(worker int) {
 	c := u.correlation
-	framed := c.group * c.planes * c.frameH(c.band) * c.frameW()
-	patches := c.columns()*c.group*c.band*c.outW + overwrite
+	framed := c.together * c.planes * c.frameH(c.band) * c.frameW()
+	patches := c.columns()*c.together*c.band*c.outW + overwrite
 	other := 0
-	if c.group > 1 || c.pass == FilterGradient {
-		other = c.filters * c.group * c.band * c.outW
+	if c.together > 1 || c.pass == FilterGradient {
+		other = c.filters * c.together * c.band * c.outW
 	}
 	all := workers.Scratch[T](c.pool, worker, framed+patches+other)
 	u.framed, u.patches, u.other = all[:framed], all[framed:framed+patches], all[framed+patches:]
@@ -214,8 +236,8 @@ func (u *unit[T]) lay() {
 	height, width := u.frameH(u.rows), u.frameW()
 	clear(u.framed)
 	for plane := range u.images * u.planes {
-		from, to := u.src[(u.image*u.planes+plane)*u.h*u.w:][:u.h*u.w],
-			u.framed[plane*height*width:][:height*width]
+		at := (u.image+plane/u.planes)*u.groups*u.planes + plane%u.planes
+		from, to := u.src[at*u.h*u.w:][:u.h*u.w], u.framed[plane*height*width:][:height*width]
 		for y := range u.h {
 			if at := y*u.stepH + u.top - u.row*u.strideH; at >= 0 && at < height {
 				u.layRow(to[at*width:][:width], from[y*u.w:][:u.w])
@@ -225,15 +247,15 @@ func (u *unit[T]) lay() {
 }
 
 // layRow puts a row of pixels among zeros.
-func (u *unit[T]) layRow(to, from []T) {
-	if u.stepW == 1 && u.left >= 0 {
-		if u.left < len(to) {
-			copy(to[u.left:], from)
+func (c *correlation[T]) layRow(to, from []T) {
+	if c.stepW == 1 && c.left >= 0 {
+		if c.left < len(to) {
+			copy(to[c.left:], from)
 		}
 		return
 	}
 	for x, pixel := range from {
-		if at := x*u.stepW + u.left; at >= 0 && at < len(to) {
+		if at := x*c.stepW + c.left; at >= 0 && at < len(to) {
 			to[at] = pixel
 		}
 	}
@@ -282,14 +304,14 @@ func (u *unit[T]) filter() {
 		A: u.weights, ARow: columns, AStep: 1, B: u.patches, BStep: u.width,
 	}
 	if u.images == 1 {
-		p.C, p.CPitch = u.dst[u.image*u.filters*places+u.row*u.outW:], places
+		p.C, p.CPitch = u.dst[u.image*u.groups*u.filters*places+u.row*u.outW:], places
 		simd.Multiply(u.level, &p)
 		return
 	}
 	p.C, p.CPitch = u.other, u.width
 	simd.Multiply(u.level, &p)
 	for image := range u.images {
-		to := u.dst[(u.image+image)*u.filters*places:]
+		to := u.dst[(u.image+image)*u.groups*u.filters*places:]
 		for f := range u.filters {
 			copy(to[f*places:][:places], u.other[f*u.width+image*places:])
 		}
@@ -300,7 +322,7 @@ func (u *unit[T]) filter() {
 func (u *unit[T]) addFilters(part int, first bool) {
 	columns, places := u.columns(), u.outH*u.outW
 	for image := range u.images {
-		from := u.weights[(u.image+image)*u.filters*places+u.row*u.outW:]
+		from := u.weights[(u.image+image)*u.groups*u.filters*places+u.row*u.outW:]
 		simd.TransposeRows(u.level, u.other[image*u.rows*u.outW*u.filters:], from, u.filters,
 			places, u.filters, u.rows*u.outW)
 	}

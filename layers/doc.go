@@ -1,6 +1,7 @@
-// Package layers builds transformers whose work is divided among ranks: over samples (data
-// parallelism), over the positions of a sequence (sequence parallelism), and over weights (tensor
-// parallelism), in any product of the three. The same program builds the model on one rank.
+// Package layers builds transformers, and networks of convolutions, whose work is divided among
+// ranks: over samples (data parallelism), over the positions of a sequence (sequence parallelism),
+// and over weights (tensor parallelism), in any product of the three. The same program builds the
+// model on one rank.
 //
 //	// Sequences and weights are on 2 ranks each, samples on the rest.
 //	l, err := layers.NewLayout(comm, 0, 2, 2)
@@ -84,6 +85,15 @@
 // "DeepSpeed Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need
 // not divide: the first ranks have one more. Every rank needs at least one of each.
 //
+// [Builder.Conv2D], [Builder.BatchNorm], [Builder.ConvBlock] and [Builder.Residual] take images,
+// which are divided along the batch alone: Split(0) over the Sequence group makes its ranks more
+// data ranks. A batch norm is over the samples of all ranks of l.Data if the machine has
+// vm.SyncBatchNorm:
+//
+//	x := b.To(layers.Whole(images), layers.Sequence, layers.Split(0))
+//	x = b.ConvBlock("stem", x, 64, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}})
+//	x = b.Residual("block", x, 128, 2)
+//
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
@@ -105,5 +115,5 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
+// norm.go, conv.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
 package layers

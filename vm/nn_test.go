@@ -99,6 +99,30 @@ var ours = []struct {
 		return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0])
 	}},
 	{name: "global average pool", shapes: [][]int{{2, 3, 4, 4}}, build: chain(nn.GlobalAvgPool2D)},
+	{name: "convolution in groups", shapes: [][]int{{2, 4, 5, 6}, {6, 2, 3, 2}, {6}},
+		build: convolved(nn.Conv2D, nn.ConvOptions{Groups: 2, Stride: []int{2, 1},
+			Pad: []int{0, 1, 2, 0}, Dilation: []int{1, 2}})},
+	{name: "depthwise convolution", shapes: [][]int{{2, 3, 6, 5}, {6, 1, 3, 3}, {6}},
+		build: convolved(nn.Conv2D, nn.ConvOptions{Groups: 3, Pad: []int{1, 1},
+			Stride: []int{2, 1}})},
+	{name: "convolution of sequences", shapes: [][]int{{2, 3, 7}, {4, 3, 3}, {4}},
+		build: convolved(nn.Conv1D, nn.ConvOptions{Pad: []int{2, 0}})},
+	{name: "convolution of volumes", shapes: [][]int{{1, 2, 4, 5, 3}, {4, 1, 2, 3, 2}, {4}},
+		build: convolved(nn.Conv3D, nn.ConvOptions{Groups: 2, Pad: []int{1, 0, 1},
+			Stride: []int{2, 1, 1}})},
+	{name: "transposed convolution", shapes: [][]int{{2, 4, 3, 4}, {4, 3, 3, 2}, {6}},
+		build: convolved(nn.ConvTranspose2D, nn.ConvOptions{Groups: 2, Stride: []int{2, 3},
+			Pad: []int{1, 0}, OutputPad: []int{1, 2}})},
+	{name: "max pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (
+		*gorgonia.Node, error) {
+		return nn.MaxPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 2}, x[0],
+			nn.PoolOptions{Ceil: true, Dilation: [2]int{1, 2}})
+	}},
+	{name: "average pool of pixels inside", shapes: [][]int{{2, 3, 5, 6}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0],
+				nn.PoolOptions{ExcludePad: true, After: &[2]int{2, 1}})
+		}},
 	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
 		error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))
@@ -154,6 +178,12 @@ var ours = []struct {
 		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.CrossEntropy(nn.NoLabel, x[0], labels(x[0], nn.NoLabel, nn.NoLabel))
 		}},
+}
+
+// convolved builds a convolution of images, filters and bias.
+func convolved(f func(nn.ConvOptions, *gorgonia.Node, *gorgonia.Node, *gorgonia.Node) (
+	*gorgonia.Node, error), o nn.ConvOptions) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return f(o, x[0], x[1], x[2]) }
 }
 
 // labels is an input of integers in the graph of x.

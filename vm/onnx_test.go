@@ -23,6 +23,7 @@ import (
 // gradients), and a file that this program makes.
 var onnxGroups = map[string]onnxKinds{
 	"basics": basicKinds,
+	"images": imageKinds,
 }
 
 // onnxKinds return the nodes of the results of a case, for each operator.

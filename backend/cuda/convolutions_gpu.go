@@ -157,7 +157,7 @@ func (c *Convolutions) prepare(v kernels.Convolution) *C.struct_euryale_convolut
 		kernel_h: C.int(v.KernelH), kernel_w: C.int(v.KernelW), pad_h: C.int(v.PadH), pad_w: C.int(
 			v.PadW),
 		stride_h: C.int(v.StrideH), stride_w: C.int(v.StrideW), dilation_h: C.int(v.DilationH),
-		dilation_w: C.int(v.DilationW),
+		dilation_w: C.int(v.DilationW), groups: C.int(v.Parts()),
 	}
 	if v.TF32 && v.DType == backend.F32 {
 		d.math = mathDefault
@@ -188,8 +188,8 @@ func fitsDNN(v kernels.Convolution) bool {
 // where it has no tensor cores: see 2026-11-23-h100-convolutions.txt. So are gradients by filters,
 // 1.05 to 3 times, convolutions of few channels, and those that fill large tiles, 1.2 to 1.3 times.
 func oursIsFaster(v kernels.Convolution) bool {
-	if v.DType != backend.F32 || v.TF32 {
-		return false
+	if v.DType != backend.F32 || v.TF32 || v.Parts() > 1 {
+		return false // tiles of ours are larger than groups
 	}
 	const few, large, many = 32, 128, 216 * 128
 	return v.Pass == kernels.FilterGradient || v.Pass == kernels.Forward && v.Columns() < few ||

@@ -66,6 +66,8 @@ func TestConvolutionsOnGPU(t *testing.T) {
 	strided, dilated := square(2, 3, 9, 5), square(2, 3, 9, 5)
 	strided.StrideH, strided.StrideW, strided.OutH, strided.OutW = 2, 3, 5, 3
 	dilated.DilationH, dilated.DilationW, dilated.OutH, dilated.OutW = 2, 1, 7, 9
+	grouped, depthwise, uneven := square(2, 6, 9, 9), square(3, 5, 8, 5), square(2, 3, 8, 4)
+	grouped.Groups, depthwise.Groups, uneven.PadH, uneven.PadW = 3, 5, 0, 0
 	for _, cudnn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cudnn=%v", cudnn), func(t *testing.T) {
 			d := openDevice(t, 0)
@@ -73,7 +75,7 @@ func TestConvolutionsOnGPU(t *testing.T) {
 			t.Log(c.Library())
 			for _, dtype := range []backend.DType{backend.F32, backend.F64} {
 				for _, v := range []kernels.Convolution{square(1, 1, 1, 1), square(3, 17, 7, 40),
-					square(2, 2, 28, 3), strided, dilated} {
+					square(2, 2, 28, 3), strided, dilated, grouped, depthwise, uneven} {
 					v.DType = dtype
 					for _, v := range passes(v) {
 						compareConvolution(t, q, c, v)
@@ -122,6 +124,8 @@ func convolutionScratch(t testing.TB, q *Queue, c *Convolutions,
 
 // TestConvolutionsInGraphsOnGPU: a captured convolution runs again and again.
 func TestConvolutionsInGraphsOnGPU(t *testing.T) {
+	grouped, depthwise, uneven := square(2, 6, 9, 9), square(3, 5, 8, 5), square(2, 3, 8, 4)
+	grouped.Groups, depthwise.Groups, uneven.PadH, uneven.PadW = 3, 5, 0, 0
 	for _, cudnn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("cudnn=%v", cudnn), func(t *testing.T) {
 			d := openDevice(t, 0)
@@ -155,12 +159,18 @@ func TestConvolutionsInGraphsOnGPU(t *testing.T) {
 }
 
 // BenchmarkConvolutionsOnGPU measures the convolutions of Gorgonia's convnet example on batches of
-// 256, and larger ones, and prints TFLOP/s.
+// 256, and larger ones, in groups and depthwise, too, and prints TFLOP/s.
 func BenchmarkConvolutionsOnGPU(b *testing.B) {
+	grouped, depthwise := square(64, 256, 28, 256), square(64, 256, 28, 256)
+	grouped.Groups, depthwise.Groups = 32, 256
 	for _, v := range []kernels.Convolution{square(256, 1, 28, 32), square(256, 32, 14, 64),
-		square(256, 64, 7, 128), square(64, 256, 28, 256)} {
+		square(256, 64, 7, 128), square(64, 256, 28, 256), grouped, depthwise} {
 		for _, v := range passes(v) {
-			name := fmt.Sprintf("%dx%dx%dx%d-%d/%v/", v.Batch, v.C, v.H, v.W, v.Filters, v.Pass)
+			name := fmt.Sprintf("%dx%dx%dx%d-%d", v.Batch, v.C, v.H, v.W, v.Filters)
+			if v.Groups > 1 {
+				name += fmt.Sprintf("-by-%d", v.Groups)
+			}
+			name += fmt.Sprintf("/%v/", v.Pass)
 			b.Run(name+"cudnn=true", func(b *testing.B) { benchmarkConvolution(b, v, true) })
 			b.Run(name+"cudnn=false", func(b *testing.B) { benchmarkConvolution(b, v, false) })
 			v.TF32 = true

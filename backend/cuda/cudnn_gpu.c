@@ -48,6 +48,7 @@ const char *euryale_cudnn_open(struct euryale_cudnn *l, const char *path)
 	l->create_convolution = look(l, "cudnnCreateConvolutionDescriptor");
 	l->set_convolution = look(l, "cudnnSetConvolution2dDescriptor");
 	l->set_math = look(l, "cudnnSetConvolutionMathType");
+	l->set_groups = look(l, "cudnnSetConvolutionGroupCount");
 	l->destroy_convolution = look(l, "cudnnDestroyConvolutionDescriptor");
 	l->forward_workspace = look(l, "cudnnGetConvolutionForwardWorkspaceSize");
 	l->forward = look(l, "cudnnConvolutionForward");
@@ -121,11 +122,12 @@ int euryale_cudnn_prepare(struct euryale_cudnn *l, euryale_dnn_handle handle,
 	if ((code = l->set_tensor(c->x, NCHW, c->type, c->batch, c->channels, c->h, c->w)) != 0 ||
 		(code = l->set_tensor(c->y, NCHW, c->type, c->batch, c->filters, c->out_h, c->out_w)) !=
 			0 ||
-		(code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels, c->kernel_h,
-			 c->kernel_w)) != 0 ||
+		(code = l->set_filter(c->filter, c->type, NCHW, c->filters, c->channels / c->groups,
+			 c->kernel_h, c->kernel_w)) != 0 ||
 		(code = l->set_convolution(c->convolution, c->pad_h, c->pad_w, c->stride_h, c->stride_w,
 			 c->dilation_h, c->dilation_w, CROSS_CORRELATION, c->type)) != 0 ||
-		(code = l->set_math(c->convolution, c->math)) != 0)
+		(code = l->set_math(c->convolution, c->math)) != 0 ||
+		(code = l->set_groups(c->convolution, c->groups)) != 0)
 		return code;
 	return choose(l, handle, c);
 }

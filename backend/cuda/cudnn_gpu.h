@@ -30,6 +30,7 @@ struct euryale_cudnn {
 	int (*set_convolution)(euryale_dnn_convolution c, int pad_h, int pad_w, int stride_h,
 		int stride_w, int dilation_h, int dilation_w, int mode, int type);
 	int (*set_math)(euryale_dnn_convolution c, int math);
+	int (*set_groups)(euryale_dnn_convolution c, int groups);
 	int (*destroy_convolution)(euryale_dnn_convolution c);
 	int (*forward_workspace)(euryale_dnn_handle handle, euryale_dnn_tensor x, euryale_dnn_filter w,
 		euryale_dnn_convolution c, euryale_dnn_tensor y, int algorithm, size_t *nbytes);
@@ -55,7 +56,7 @@ struct euryale_cudnn {
 struct euryale_convolution {
 	int pass, type, math; /* kernels.Pass, cudnnDataType_t, cudnnMathType_t */
 	int batch, channels, h, w, filters, out_h, out_w, kernel_h, kernel_w;
-	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w;
+	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, groups;
 	int algorithm;
 	size_t workspace; /* bytes that the algorithm needs */
 	euryale_dnn_tensor x, y;

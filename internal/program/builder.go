@@ -2,6 +2,7 @@ package program
 
 import (
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 )
 
@@ -74,6 +75,12 @@ type Builder interface {
 	Patches(w Window, images Value) Value
 	// Images is the gradient of Patches: it adds patches up to images of a height and width.
 	Images(w Window, patches Value, height, width int) Value
+	// Convolve has the meaning of kernels.Convolution, of the two operands of the pass.
+	Convolve(c Convolution, x, y Value) Value
+	// MaxPool is the largest pixel of each window inside of images [b, c, h, w], NaN if one is.
+	MaxPool(w Window, images Value) Value
+	// MaxPoolGrad is the gradient of MaxPool from its images and dy.
+	MaxPoolGrad(w Window, images, dy Value) Value
 }
 
 // Attention are the parameters of an attention: see kernels.Attention.
@@ -82,12 +89,37 @@ type Attention struct {
 	Scale  float64
 }
 
-// Window says which pixels of an image are seen at each place: a kernel, the padding before and
-// behind the image, and the stride, of height and width.
-type Window struct{ Kernel, Pad, Stride [2]int }
+// Window says which pixels of an image are seen at each place: a kernel whose pixels are as far
+// apart as Dilation says, the padding before (Pad) and behind (After) the image, and the stride, of
+// height and width.
+type Window struct{ Kernel, Pad, After, Stride, Dilation [2]int }
+
+// Reach returns how many pixels a window is high, or wide.
+func (w Window) Reach(axis int) int { return (w.Kernel[axis]-1)*w.Dilation[axis] + 1 }
 
 // Places returns at how many places an image of height h and width w is seen.
 func (w Window) Places(h, width int) (rows, columns int) {
-	at := func(i, n int) int { return (n+2*w.Pad[i]-w.Kernel[i])/w.Stride[i] + 1 }
+	at := func(i, n int) int { return (n+w.Pad[i]+w.After[i]-w.Reach(i))/w.Stride[i] + 1 }
 	return at(0, h), at(1, width)
+}
+
+// Convolution are the parameters of a convolution: see kernels.Convolution. Image are the height
+// and the width of gradients by images.
+type Convolution struct {
+	Window
+	Groups int
+	Pass   kernels.Pass
+	Image  [2]int
+}
+
+// Shape returns the shape of the result, given those of the operands.
+func (c Convolution) Shape(x, y []int) []int {
+	switch c.Pass {
+	case kernels.Forward:
+		rows, columns := c.Places(x[2], x[3])
+		return []int{x[0], y[0], rows, columns}
+	case kernels.InputGradient:
+		return []int{x[0], y[1] * c.Groups, c.Image[0], c.Image[1]}
+	}
+	return []int{y[1], x[1] / c.Groups, c.Kernel[0], c.Kernel[1]}
 }

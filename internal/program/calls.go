@@ -122,7 +122,8 @@ func (w Window) images(b, c, h, width int) kernels.Images {
 	return kernels.Images{
 		Batch: b, C: c, H: h, W: width, OutH: rows, OutW: columns,
 		KernelH: w.Kernel[0], KernelW: w.Kernel[1], PadH: w.Pad[0], PadW: w.Pad[1],
-		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: 1, DilationW: 1,
+		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: w.Dilation[0],
+		DilationW: w.Dilation[1],
 	}
 }
 
@@ -145,5 +146,48 @@ func (r *recorder) Images(w Window, patches Value, height, width int) Value {
 	v, _ := r.called(Tensor{shape, of.DType}, func(dst, src []backend.Buffer) error {
 		return kernels.Host{}.Col2Im(dst[0], src[0], i)
 	}, nil, patches)
+	return v
+}
+
+// Convolve implements [Builder].
+func (r *recorder) Convolve(c Convolution, x, y Value) Value {
+	a, b := r.Of(x), r.Of(y)
+	to := Tensor{c.Shape(a.Shape, b.Shape), a.DType}
+	images, results := a.Shape, to.Shape
+	switch c.Pass {
+	case kernels.InputGradient:
+		images, results = results, images
+	case kernels.FilterGradient:
+		results = b.Shape
+	}
+	k := kernels.Convolution{
+		Images:  c.images(images[0], images[1], images[2], images[3]),
+		Filters: results[1], Groups: c.Groups, Pass: c.Pass, DType: a.DType,
+	}
+	k.OutH, k.OutW = results[2], results[3]
+	v, _ := r.called(to, func(dst, src []backend.Buffer) error {
+		return kernels.Host{}.Convolve(k, dst[0], src[0], src[1])
+	}, nil, x, y)
+	return v
+}
+
+// MaxPool implements [Builder].
+func (r *recorder) MaxPool(w Window, images Value) Value {
+	of := r.Of(images)
+	i := w.images(of.Shape[0], of.Shape[1], of.Shape[2], of.Shape[3])
+	v, _ := r.called(Tensor{[]int{i.Batch, i.C, i.OutH, i.OutW}, of.DType},
+		func(dst, src []backend.Buffer) error {
+			return kernels.Host{}.MaxPool(dst[0], src[0], i)
+		}, nil, images)
+	return v
+}
+
+// MaxPoolGrad implements [Builder].
+func (r *recorder) MaxPoolGrad(w Window, images, dy Value) Value {
+	of := r.Of(images)
+	i := w.images(of.Shape[0], of.Shape[1], of.Shape[2], of.Shape[3])
+	v, _ := r.called(of, func(dst, src []backend.Buffer) error {
+		return kernels.Host{}.MaxPoolGrad(dst[0], src[0], src[1], i)
+	}, nil, images, dy)
 	return v
 }

@@ -83,32 +83,55 @@ func SoftMaxGrad(b Builder, y, dy Value, axis int, log bool) Value {
 	return b.Do(fuse.Mul, y, b.Do(fuse.Sub, dy, sum))
 }
 
-// AveragePool is the mean of each patch of images [b, c, h, w]; pixels outside are 0. Every plane
-// is an image of its own, so that patches lie in the order of the result.
-func AveragePool(b Builder, x Value, w Window) Value {
-	s, n := b.Of(x).Shape, w.Kernel[0]*w.Kernel[1]
+// Border says how many rows of padding above, columns to the left, rows below and columns to the
+// right of images count in means, as zeros.
+type Border [4]int
+
+// AveragePool is the mean of each patch of images [b, c, h, w], of pixels inside and of those of a
+// border. Every plane is an image of its own, so that patches lie in the order of the result.
+func AveragePool(b Builder, x Value, w Window, counted Border) Value {
+	s := b.Of(x).Shape
 	if w.whole(s) {
-		return With(b, fuse.Mul, Sum(b, x, 2, 3), 1/float64(n))
+		return w.share(b, Sum(b, x, 2, 3), counted, s[2], s[3])
 	}
 	rows, columns := w.Places(s[2], s[3])
-	patches := b.Patches(w, b.Reshape(x, s[0]*s[1], 1, s[2], s[3]))
-	means := With(b, fuse.Mul, Sum(b, patches, 3), 1/float64(n))
-	return b.Reshape(means, s[0], s[1], rows, columns)
+	sums := Sum(b, b.Patches(w, b.Reshape(x, s[0]*s[1], 1, s[2], s[3])), 3)
+	return b.Reshape(w.share(b, sums, counted, s[2], s[3]), s[0], s[1], rows, columns)
+}
+
+// share divides a number for each window, [planes, rows, columns, 1], by how many pixels count
+// there.
+func (w Window) share(b Builder, x Value, counted Border, height, width int) Value {
+	image := [2]int{height, width}
+	rows, columns := w.Places(height, width)
+	all, places := true, [2]int{rows, columns}
+	for i := range 2 {
+		end := (places[i]-1)*w.Stride[i] - w.Pad[i] + w.Reach(i)
+		all = all && counted[i] >= w.Pad[i] && end <= image[i]+counted[2+i]
+		w.Pad[i], w.After[i] = w.Pad[i]-counted[i], w.After[i]-counted[2+i]
+		image[i] += counted[i] + counted[2+i]
+	}
+	if all {
+		return With(b, fuse.Mul, x, 1/float64(w.Kernel[0]*w.Kernel[1]))
+	}
+	ones := b.Broadcast(b.Reshape(b.Number(1, x), 1, 1, 1, 1), 1, 1, image[0], image[1])
+	return b.Do(fuse.Div, x, Sum(b, b.Patches(w, ones), 3))
 }
 
 // AveragePoolGrad gives every pixel of a patch its share of dy, for images of a height and width.
-func AveragePoolGrad(b Builder, dy Value, w Window, height, width int) Value {
+func AveragePoolGrad(b Builder, dy Value, w Window, counted Border, height, width int) Value {
 	s, n := b.Of(dy).Shape, w.Kernel[0]*w.Kernel[1]
-	share := With(b, fuse.Mul, dy, 1/float64(n))
 	if image := []int{s[0], s[1], height, width}; w.whole(image) {
-		return b.Broadcast(share, image...)
+		return b.Broadcast(w.share(b, dy, counted, height, width), image...)
 	}
 	planes := s[0] * s[1]
-	patches := b.Broadcast(b.Reshape(share, planes, s[2], s[3], 1), planes, s[2], s[3], n)
+	share := w.share(b, b.Reshape(dy, planes, s[2], s[3], 1), counted, height, width)
+	patches := b.Broadcast(share, planes, s[2], s[3], n)
 	return b.Reshape(b.Images(w, patches, height, width), s[0], s[1], height, width)
 }
 
 // whole reports whether the window is the whole image.
 func (w Window) whole(image []int) bool {
-	return w.Pad == [2]int{} && w.Kernel == [2]int(image[2:])
+	return w.Pad == [2]int{} && w.After == [2]int{} && w.Dilation == [2]int{1, 1} &&
+		w.Kernel == [2]int(image[2:])
 }

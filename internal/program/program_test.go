@@ -289,7 +289,7 @@ func TestProgramsAreThePlainEvaluation(t *testing.T) {
 func TestLoopsOfPrograms(t *testing.T) {
 	matrix, rows := Tensor{[]int{70, 900}, backend.F32}, Tensor{[]int{70, 1}, backend.I64}
 	images := Tensor{[]int{2, 3, 6, 6}, backend.F32}
-	window := Window{Kernel: [2]int{2, 2}, Stride: [2]int{2, 2}}
+	window := Window{Kernel: [2]int{2, 2}, Stride: [2]int{2, 2}, Dilation: [2]int{1, 1}}
 	for _, test := range []struct {
 		name    string
 		in      []Tensor
@@ -321,7 +321,7 @@ func TestLoopsOfPrograms(t *testing.T) {
 			return b.Do(fuse.Mul, x[0], share)
 		}, 2},
 		{"pool", []Tensor{images}, func(b Builder, x ...Value) Value {
-			return AveragePool(b, x[0], window)
+			return AveragePool(b, x[0], window, Border{})
 		}, 2},
 		{"slice", []Tensor{matrix}, func(b Builder, x ...Value) Value {
 			return b.Slice(x[0], 1, 5, 2, 40)

@@ -64,10 +64,10 @@ struct Problem {
 	u32 c_row, c_outer, c_inner;
 };
 
-// The sizes of a convolution: of images, results, filters, padding, strides and dilations.
+// The sizes of a convolution: of images, results, filters, padding, strides, dilations and groups.
 struct Sizes {
 	i32 batch, channels, filters, h, w, out_h, out_w, kernel_h, kernel_w, pad_h, pad_w, stride_h,
-		stride_w, dilation_h, dilation_w;
+		stride_w, dilation_h, dilation_w, groups;
 
 	DEVICE Box taps(u32 plane, i32 sign) const {
 		return Box{(u32)kernel_h, (u32)kernel_w, plane, 0, 0, sign * dilation_h, sign * dilation_w};
@@ -80,20 +80,37 @@ struct Sizes {
 
 enum { forward, input_gradient, filter_gradient };
 
+// The product of a group, whose operands and result begin at its own planes.
 DEVICE Problem problem(u64 pass, const Sizes &s) {
 	u32 taps = s.kernel_h * s.kernel_w, pixels = s.h * s.w, places = s.out_h * s.out_w;
-	u32 filters = s.filters, channels = s.channels, batch = s.batch;
+	u32 filters = s.filters / s.groups, channels = s.channels / s.groups, batch = s.batch;
+	u32 results = s.filters * places, images = s.channels * pixels;
 	if (pass == forward)
 		return Problem{filters, batch * places, channels * taps, channels * taps, 0,
-			channels * taps, s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places,
-			filters * places, places};
+			channels * taps, s.taps(pixels, 1), s.windows(), s.h, s.w, 1, 1, places, results,
+			places};
 	if (pass == input_gradient)
 		return Problem{channels, batch * pixels, filters * taps, taps, channels * taps, taps,
-			s.taps(places, -1), Box{(u32)s.h, (u32)s.w, filters * places, s.pad_h, s.pad_w, 1, 1},
-			s.out_h, s.out_w, s.stride_h, s.stride_w, pixels, channels * pixels, pixels};
-	return Problem{filters, channels * taps, batch * places, places, filters * places, places,
+			s.taps(places, -1), Box{(u32)s.h, (u32)s.w, results, s.pad_h, s.pad_w, 1, 1},
+			s.out_h, s.out_w, s.stride_h, s.stride_w, pixels, images, pixels};
+	return Problem{filters, channels * taps, batch * places, places, results, places,
 		s.windows(), s.taps(pixels, 1), s.h, s.w, 1, 1, channels * taps, 0, channels * taps};
 }
+
+// Elements in front of a group: of its filters, or dy, of its images, or dy, and of its result.
+struct Front {
+	u32 a, b, c;
+	DEVICE Front(u64 pass, const Sizes &s, u32 group) {
+		u32 filters = group * (s.filters / s.groups), channels = s.channels / s.groups;
+		u32 weights = filters * channels * s.kernel_h * s.kernel_w;
+		u32 results = filters * s.out_h * s.out_w, images = group * channels * s.h * s.w;
+		a = weights, b = images, c = results;
+		if (pass == input_gradient)
+			b = results, c = images;
+		else if (pass == filter_gradient)
+			a = results, c = weights;
+	}
+};
 
 // One pixel of the image, 0 outside of it.
 template <class T> DEVICE T look(const T *b, const Problem &p, const Pixel &s, const Pixel &t) {
@@ -249,16 +266,21 @@ DEVICE void write(const Sums<T, Rows, Columns, EachRow, EachColumn> &sums, T *c,
 	}
 }
 
-// A block of the x axis of the grid computes a tile of C, of the part of K that the y axis says.
+// A block of the x axis of the grid computes a tile of C, of the group and the part of K that the y
+// axis says.
 template <class T, u32 Rows, u32 Columns, u32 EachRow, u32 EachColumn, bool Filters>
 DEVICE void convolve(T *c, const T *a, const T *b, u64 pass, u32 part, const Sizes &sizes) {
 	SHARED OperandStep<T, Rows> left[2];
 	SHARED OperandStep<T, Columns> right[2];
-	Problem p = problem(Filters ? (u64)filter_gradient : pass, sizes);
+	pass = Filters ? (u64)filter_gradient : pass;
+	Problem p = problem(pass, sizes);
+	u32 group = block_y() % sizes.groups, at = block_y() / sizes.groups;
+	Front front(pass, sizes, group);
+	a += front.a, b += front.b, c += front.c;
 	u32 down = (p.m + Rows - 1) / Rows, row = block_x() % down * Rows,
 		column = block_x() / down * Columns;
-	u32 from = block_y() * part, end = p.k - from < part ? p.k : from + part;
-	c += (u64)block_y() * p.m * p.n;
+	u32 from = at * part, end = p.k - from < part ? p.k : from + part;
+	c += (u64)at * sizes.groups * p.m * p.n;
 	Left<T, Rows> next_a(a, p, row, from);
 	Right<T, Columns, Filters> next_b(b, p, column, from);
 	Sums<T, Rows, Columns, EachRow, EachColumn> sums = {};
@@ -307,11 +329,11 @@ template <class T> DEVICE void sum(T *dst, const T *parts, u64 n, u64 count) {
 	SIZED_KERNEL(name##_##T, 256, T *c, const T *a, const T *b, u64 pass, u64 part, i64 batch, \
 		i64 channels, i64 filter_count, i64 h, i64 w, i64 out_h, i64 out_w, i64 kernel_h, \
 		i64 kernel_w, i64 pad_h, i64 pad_w, i64 stride_h, i64 stride_w, i64 dilation_h, \
-		i64 dilation_w) { \
+		i64 dilation_w, i64 groups) { \
 		convolution::convolve<T, __VA_ARGS__, filters>(c, a, b, pass, part, \
 			convolution::Sizes{(i32)batch, (i32)channels, (i32)filter_count, (i32)h, (i32)w, \
 				(i32)out_h, (i32)out_w, (i32)kernel_h, (i32)kernel_w, (i32)pad_h, (i32)pad_w, \
-				(i32)stride_h, (i32)stride_w, (i32)dilation_h, (i32)dilation_w}); \
+				(i32)stride_h, (i32)stride_w, (i32)dilation_h, (i32)dilation_w, (i32)groups}); \
 	}
 #define CONVOLVE(SIZED_KERNEL, tile, T, ...)                                       \
 	CONVOLVE_IN_TILES(SIZED_KERNEL, convolve_##tile, T, false, __VA_ARGS__)    \
@@ -335,6 +357,6 @@ CONVOLVE_SUM(f64)
 
 // ---- launch ----
 //
-// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each part
-// of K of so many elements, a multiple of 8: only in gradients by filters. Parts lie behind each
-// other. Of convolvesum, a block for every 32 elements.
+// 256 threads. The x axis of the grid has a block for each tile of C, the y axis one for each group
+// and each part of K of so many elements, a multiple of 8: only in gradients by filters. Parts lie
+// behind each other. Of convolvesum, a block for every 32 elements.

@@ -34,6 +34,7 @@ const convolveSumWidth = 32
 // convolving is how a convolution is launched: as a product of matrices M x K and K x N.
 type convolving struct {
 	m, n, k int
+	groups  int // each of such a product
 	tile    convolveTile
 	part    int // of K, that one block adds up
 	parts   int
@@ -42,14 +43,16 @@ type convolving struct {
 // convolvingOf chooses tile and parts, of sizes alone: the same ones on every device, so that the
 // bits are the same.
 func convolvingOf(c kernels.Convolution) convolving {
-	taps := c.KernelH * c.KernelW
-	g := convolving{m: c.Filters, n: c.Batch * c.OutH * c.OutW, k: c.C * taps}
+	groups, taps := c.Parts(), c.KernelH*c.KernelW
+	channels, filters := c.C/groups, c.Filters/groups
+	g := convolving{m: filters, n: c.Batch * c.OutH * c.OutW, k: channels * taps}
 	switch c.Pass {
 	case kernels.InputGradient:
-		g = convolving{m: c.C, n: c.Batch * c.H * c.W, k: c.Filters * taps}
+		g = convolving{m: channels, n: c.Batch * c.H * c.W, k: filters * taps}
 	case kernels.FilterGradient:
-		g = convolving{m: c.Filters, n: c.C * taps, k: c.Batch * c.OutH * c.OutW}
+		g = convolving{m: filters, n: channels * taps, k: c.Batch * c.OutH * c.OutW}
 	}
+	g.groups = groups
 	tiles := convolveTiles[c.DType]
 	for _, g.tile = range tiles {
 		half := g.tile.rows / 2
@@ -67,7 +70,10 @@ func convolvingOf(c kernels.Convolution) convolving {
 	return g
 }
 
-func (g *convolving) tiles() int { return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) }
+// tiles returns how many tiles there are, of all groups.
+func (g *convolving) tiles() int {
+	return over(g.m, g.tile.rows) * over(g.n, g.tile.columns) * g.groups
+}
 
 // divide cuts K into parts, so that there are as many blocks as run at a time. A part has at least
 // 32 steps, which pay for writing it and adding it up.
@@ -91,7 +97,7 @@ func (k Kernels) ConvolutionScratch(c kernels.Convolution) (int, error) {
 	if g.parts == 1 {
 		return 0, nil
 	}
-	return g.parts * g.m * g.n * c.DType.Size(), nil
+	return g.parts * g.groups * g.m * g.n * c.DType.Size(), nil
 }
 
 // Convolve has the meaning of [kernels.Host.Convolve] with fused multiply-adds. The patches are
@@ -133,10 +139,10 @@ func (k Kernels) launchConvolve(c kernels.Convolution, g convolving, dst, a,
 	}
 	call := Launch{Entry: Entry{Verb: verb, Op: g.tile.name, Type: c.DType.String()},
 		Block: Size{threads, 1}}
-	call.Grid = Size{uint32(g.tiles()), uint32(g.parts)}
+	call.Grid = Size{uint32(g.tiles() / g.groups), uint32(g.parts * g.groups)}
 	call.pass(word(dst), word(left), word(image), uint64(c.Pass), uint64(g.part))
 	for _, n := range []int{c.Batch, c.C, c.Filters, c.H, c.W, c.OutH, c.OutW, c.KernelH, c.KernelW,
-		c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW} {
+		c.PadH, c.PadW, c.StrideH, c.StrideW, c.DilationH, c.DilationW, g.groups} {
 		call.pass(uint64(n))
 	}
 	return k.launcher.Launch(call)

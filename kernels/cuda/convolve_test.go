@@ -23,7 +23,10 @@ func someConvolutions() []kernels.Convolution {
 	}
 	one := same(2, 5, 6, 7)
 	one.KernelH, one.KernelW, one.PadH, one.PadW = 1, 1, 0, 0
-	return append(all, one, same(2, 3, 13, 33), same(3, 17, 5, 40), same(2, 40, 8, 70))
+	groups, depthwise := same(3, 12, 6, 8), same(2, 5, 7, 10)
+	groups.Groups, depthwise.Groups = 4, 5
+	return append(all, groups, depthwise, one, same(2, 3, 13, 33), same(3, 17, 5, 40),
+		same(2, 40, 8, 70))
 }
 
 func testConvolutions(t *testing.T, m machine) {

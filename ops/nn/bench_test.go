@@ -65,6 +65,8 @@ func BenchmarkDo(b *testing.B) {
 		{"attention 2x4x128x64", ofRandom(heads, heads, heads),
 			attended(AttentionOptions{Causal: true})},
 		{"pool 16x16x28x28", images, averaged(2, 0, 2)},
+		{"depthwise convolution 16x64x28x28", ofRandom([]int{16, 64, 28, 28}, []int{64, 1, 3, 3}),
+			convCase{x: make([]int, 4), o: ConvOptions{Groups: 64, Pad: []int{1, 1}}}.build()},
 		{"padded pool 16x16x28x28", images, averaged(3, 1, 1)},
 		{"global pool 16x64x28x28", ofRandom([]int{16, 64, 28, 28}), one(GlobalAvgPool2D)},
 	} {

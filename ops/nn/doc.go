@@ -17,6 +17,8 @@
 //	Norm of odd p                           [Norm]
 //	Dropout                                 [Dropout], [Random]
 //	AveragePool1D, AveragePool2D            [AvgPool2D]
+//	MaxPool2D of NaN or uneven padding      [MaxPool2D]
+//	Conv1d, Conv2d, without groups          [Conv1D], [Conv2D]
 //	GlobalAveragePool2D                     [GlobalAvgPool2D]
 //	OuterProd                               [OuterProd]
 //	BatchedMatMul, one product at a time    [BatchedMatMul]
@@ -28,25 +30,26 @@
 //	nothing                                 [LayerNorm], [RMSNorm], [GELU], [GELUTanh], [SwiGLU],
 //	                                        [Rotary], [Where], [MaskedFill], [And], [Or], [Xor],
 //	                                        [Not], [ArgMax], [ArgMin], [TopK], [GatherElements],
-//	                                        [ScatterAdd], [ReduceProd], [CumSum]
+//	                                        [ScatterAdd], [ReduceProd], [CumSum], [Conv3D],
+//	                                        [ConvTranspose2D]
 //
 // # What is the same for all
 //
 // Operations work on Float32 and Float64 of up to 8 axes, in the tape machine and in the lisp
 // machine, in host memory. Results have the dtype of the operands, except places, which are Int,
 // and what [Cast] returns. Conditions and logic take any dtype: what is not 0 is true. Operations
-// compute in their dtype and add up in float64, except products, attention and [CumSum]. Results
-// are new tensors in row-major order, and operands are never written to; operands may be transposed
-// or sliced. Shapes are checked when the graph is built: constructors return errors that wrap
-// [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation that fails when it runs,
-// because a label is out of range, say, gives an [Error], which [ops.Cause] extracts from the error
-// of a Gorgonia machine.
+// compute in their dtype and add up in float64, except products, convolutions, attention and
+// [CumSum]. Results are new tensors in row-major order, and operands are never written to; operands
+// may be transposed or sliced. Shapes are checked when the graph is built: constructors return
+// errors that wrap [ops.ErrShape], [ops.ErrDType] or [backend.ErrArgument]. An operation that fails
+// when it runs, because a label is out of range, say, gives an [Error], which [ops.Cause] extracts
+// from the error of a Gorgonia machine.
 //
 // Two nodes are merged only if operation, all parameters, shapes and operands are equal. An
 // operation is computed by the program of its [Op], in Gorgonia's machines and in package vm. The
 // first run of an operation compiles it, which takes about 50 microseconds.
 //
 // Gradients can be differentiated again where the operation is linear in each operand (Slice,
-// Split, Concat, ByIndices, CumSum, Rotary, the pools and the products); the others give
+// Split, Concat, ByIndices, CumSum, Rotary, AvgPool2D, convolutions and products); the others give
 // [ops.ErrGradient].
 package nn

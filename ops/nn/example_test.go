@@ -204,6 +204,37 @@ func ExampleGELU() {
 	// (1, 3) [-0.159 0 0.841]
 }
 
+// Each channel has a filter of its own: the difference of two neighbours, and their sum.
+func ExampleConv2D() {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1, 2, 1, 3),
+		tensor.WithBacking([]float64{1, 2, 4, 10, 20, 40})), gorgonia.WithName("x"))
+	w := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2, 1, 1, 2),
+		tensor.WithBacking([]float64{-1, 1, 1, 1})), gorgonia.WithName("w"))
+	depthwise := nn.ConvOptions{Groups: 2, Pad: []int{0, 0, 0, 1}} // a zero behind each row
+	y, err := nn.Conv2D(depthwise, x, w, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (1, 2, 1, 3) [1 2 -4 30 60 40]
+}
+
+// The last window goes beyond the image.
+func ExampleMaxPool2D() {
+	g := gorgonia.NewGraph()
+	x := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(1, 1, 1, 5),
+		tensor.WithBacking([]float64{3, 1, 4, 1, 5})), gorgonia.WithName("x"))
+	y, err := nn.MaxPool2D([2]int{1, 2}, [2]int{0, 0}, [2]int{1, 2}, x, nn.PoolOptions{Ceil: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y)
+	// Output:
+	// (1, 1, 1, 3) [3 4 5]
+}
+
 // Each pixel is in one window, which has four.
 func ExampleAvgPool2D() {
 	g := gorgonia.NewGraph()

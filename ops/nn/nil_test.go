@@ -16,6 +16,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			gorgonia.WithName(name))
 	}
 	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
+	three, five := n("t", 1, 1, 2), n("f", 1, 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
 	ones, one := [2]int{1, 1}, n("c", 1)
 	nilargs.Check(t, map[string]nilargs.Use{
@@ -28,8 +29,13 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"ByIndices":     {F: ByIndices, Args: []any{0, matrix, indices}},
 		"Cast":          {F: Cast, Args: []any{tensor.Int, vector}},
 		"Concat":        {F: Concat, Args: []any{0, vector}},
-		"CrossEntropy":  {F: CrossEntropy, Args: []any{NoLabel, matrix, indices}},
-		"CumSum":        {F: CumSum, Args: []any{0, CumSumOptions{}, vector}},
+		"Conv1D":        {F: Conv1D, Args: []any{ConvOptions{}, three, three, vector}},
+		"Conv2D":        {F: Conv2D, Args: []any{ConvOptions{}, four, four, vector}},
+		"Conv3D":        {F: Conv3D, Args: []any{ConvOptions{}, five, five, vector}},
+		"ConvTranspose2D": {F: ConvTranspose2D, Args: []any{ConvOptions{}, four, four,
+			vector}},
+		"CrossEntropy": {F: CrossEntropy, Args: []any{NoLabel, matrix, indices}},
+		"CumSum":       {F: CumSum, Args: []any{0, CumSumOptions{}, vector}},
 		"CrossEntropyWith": {F: CrossEntropyWith, Args: []any{CrossEntropyOptions{}, matrix,
 			indices}},
 		"Dropout":         {F: Dropout, Args: []any{0.5, NewRandom(1), vector}},
@@ -43,6 +49,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
 		"LogSumExp":       {F: LogSumExp, Args: []any{[]int{0}, false, vector}},
 		"MaskedFill":      {F: MaskedFill, Args: []any{vector, vector, 1.0}},
+		"MaxPool2D":       {F: MaxPool2D, Args: []any{ones, [2]int{}, ones, four}},
 		"Norm":            {F: Norm, Args: []any{3, 0, vector}},
 		"Not":             {F: Not, Args: []any{vector}},
 		"Or":              {F: Or, Args: []any{vector, vector}},
@@ -61,7 +68,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"TopK":            {F: TopK, Args: []any{0, 1, vector}},
 		"Where":           {F: Where, Args: []any{vector, vector, vector}},
 		"Xor":             {F: Xor, Args: []any{vector, vector}},
-	}, map[string]string{"Defects": "it returns none"})
+	}, map[string]string{
+		"Defects":     "it returns none",
+		"Conv1D.bias": "no bias", "Conv2D.bias": "no bias", "Conv3D.bias": "no bias",
+		"ConvTranspose2D.bias": "no bias",
+	})
 	if found := Defects(nil); found != nil {
 		t.Errorf("nil has defects: %v", found)
 	}

@@ -81,6 +81,16 @@ func loopedMoves[T float](s spec, y array[T], x []array[T]) error {
 		return attention(s, y, x)
 	case attentionGradSpec:
 		return attentionGrad(s, y, x)
+	case convSpec:
+		return convolution(s, y, x)
+	case channelSumSpec:
+		return channelSum(y, x[0])
+	case channelSpreadSpec:
+		return channelSpread(y, x[0])
+	case maxPool2DSpec:
+		return maxPool(s, y, x[0])
+	case maxPool2DGradSpec:
+		return maxPoolGrad(s, y, x[0], x[1])
 	case avgPool2DSpec:
 		return avgPool(s, y, x[0])
 	case avgPool2DGradSpec:
@@ -236,6 +246,7 @@ func oracleCases() map[string]struct {
 		add(averaged(w[0], w[1], w[2]), normal(1, 2, 3, 5, 5))
 	}
 	basicCases(add)
+	imageCases(add)
 	return all
 }
 
@@ -262,8 +273,8 @@ func TestDoIsWhatLoopsCompute(t *testing.T) {
 			agreeWithLoops(t, y.Op().(*Op), values, seen, 2)
 		}
 	}
-	if len(seen) != 44 {
-		t.Errorf("%d kinds of operations were computed, want all 44: %v", len(seen), seen)
+	if len(seen) != 49 {
+		t.Errorf("%d kinds of operations were computed, want all 49: %v", len(seen), seen)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/program"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -89,8 +90,9 @@ func TestAvgPool2D(t *testing.T) {
 	checkGradient(t, []operand{normal(1, 2, 2, 3, 3)}, one(GlobalAvgPool2D))
 	checkGradient(t, []operand{normal(1, 1, 1, 2, 2)},
 		one(func(dy *gorgonia.Node) (*gorgonia.Node, error) {
-			return apply(avgPool2DGradSpec{avgPool2DSpec{[2]int{2, 2}, [2]int{}, [2]int{2, 2}},
-				[2]int{5, 4}}, dy)
+			return apply(avgPool2DGradSpec{avgPool2DSpec{Window: program.Window{
+				Kernel: [2]int{2, 2}, Stride: [2]int{2, 2}, Dilation: [2]int{1, 1},
+			}}, [2]int{5, 4}}, dy)
 		}))
 	checkDistinct(t, []operand{count(1, 1, 4, 4)}, averaged(2, 0, 2), averaged(2, 1, 2),
 		averaged(2, 0, 1), averaged(4, 0, 2), one(GlobalAvgPool2D))
@@ -105,7 +107,7 @@ func TestPoolErrors(t *testing.T) {
 		says                string
 	}{
 		{3, 0, 1, ops.ErrShape, "kernel [3 3] does not fit into (1, 1, 2, 2) with pad [0 0]"},
-		{2, 2, 1, backend.ErrArgument, "kernel [2 2], pad [2 2], stride [1 1]"},
+		{2, 2, 1, backend.ErrArgument, "kernel [2 2], pad [2 2] and [2 2], stride [1 1]"},
 		{2, 0, 0, backend.ErrArgument, "stride [0 0]"},
 	} {
 		_, err := averaged(test.kernel, test.pad, test.stride)(gorgonia.Nodes{x})

@@ -17,7 +17,7 @@ struct Four {
 	int type, n, c, h, w;
 };
 struct Window {
-	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, math;
+	int pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, math, groups;
 };
 
 struct Convolution {
@@ -45,14 +45,15 @@ template <class T> static void convolve(const Convolution &v) {
 		for (int f = 0; f < v.y.c; f++)
 			for (int oh = 0; oh < v.y.h; oh++)
 				for (int ow = 0; ow < v.y.w; ow++)
-					for (int c = 0; c < v.x.c; c++)
+					for (int c = 0; c < v.w.c; c++)
 						for (int kh = 0; kh < v.w.h; kh++)
 							for (int kw = 0; kw < v.w.w; kw++) {
 								int h = oh * v.by.stride_h - v.by.pad_h + kh * v.by.dilation_h;
 								int w = ow * v.by.stride_w - v.by.pad_w + kw * v.by.dilation_w;
 								if (h < 0 || h >= v.x.h || w < 0 || w >= v.x.w)
 									continue;
-								size_t x = ((size_t(n) * v.x.c + c) * v.x.h + h) * v.x.w + w;
+								int plane = f / (v.y.c / v.by.groups) * v.w.c + c;
+								size_t x = ((size_t(n) * v.x.c + plane) * v.x.h + h) * v.x.w + w;
 								size_t weight = ((size_t(f) * v.w.c + c) * v.w.h + kh) * v.w.w + kw;
 								size_t y = ((size_t(n) * v.y.c + f) * v.y.h + oh) * v.y.w + ow;
 								if (v.pass == forward)
@@ -77,8 +78,8 @@ static bool fits(int size, int kernel, int pad, int stride, int dilation, int ou
 }
 
 static int check(const Four *x, const Four *w, const Four *y, const Window *by) {
-	if (x->type != w->type || x->type != y->type || x->type != by->type || x->c != w->c ||
-		y->c != w->n || x->n != y->n ||
+	if (x->type != w->type || x->type != y->type || x->type != by->type ||
+		x->c != w->c * by->groups || y->c != w->n || y->c % by->groups != 0 || x->n != y->n ||
 		!fits(x->h, w->h, by->pad_h, by->stride_h, by->dilation_h, y->h) ||
 		!fits(x->w, w->w, by->pad_w, by->stride_w, by->dilation_w, y->w))
 		return bad_param;
@@ -126,10 +127,11 @@ CUDNN cudnnDestroyFilterDescriptor(Four *d) { return delete d, success; }
 CUDNN cudnnCreateConvolutionDescriptor(Window **d) { return *d = new Window{}, success; }
 CUDNN cudnnSetConvolution2dDescriptor(Window *d, int pad_h, int pad_w, int stride_h, int stride_w,
 	int dilation_h, int dilation_w, int mode, int type) {
-	return *d = {pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, 0},
+	return *d = {pad_h, pad_w, stride_h, stride_w, dilation_h, dilation_w, type, 0, 1},
 		   mode == 1 ? success : not_supported;
 }
 CUDNN cudnnSetConvolutionMathType(Window *d, int math) { return d->math = math, success; }
+CUDNN cudnnSetConvolutionGroupCount(Window *d, int n) { return d->groups = n, success; }
 CUDNN cudnnDestroyConvolutionDescriptor(Window *d) { return delete d, success; }
 
 CUDNN cudnnGetConvolutionForwardWorkspaceSize(Handle *, const Four *x, const Four *w,

@@ -192,6 +192,22 @@ func ourPoolRows() []row {
 				[2]int{r.stride, r.stride}, x)
 		}, square(r.kernel, r.pad, r.stride, 1).mean))
 	}
+	for _, r := range []struct{ kernel, pad, stride, dilation int }{{2, 0, 2, 1}, {3, 1, 1, 1},
+		{2, 1, 1, 2}} {
+		w := square(r.kernel, r.pad, r.stride, r.dilation)
+		rows = append(rows, of1(fmt.Sprintf("nn.MaxPool2D(x), kernel %d, stride %d, pad %d, "+
+			"dilation %d", r.kernel, r.stride, r.pad, r.dilation), []int{1, 2, 5, 5},
+			func(x *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.MaxPool2D(w.kernel, [2]int{r.pad, r.pad}, w.stride, x,
+					nn.PoolOptions{Dilation: w.dilation})
+			}, w.max))
+		rows = append(rows, of2(fmt.Sprintf("nn.Conv2D(x, y), kernel %d, stride %d, pad %d, "+
+			"dilation %d", r.kernel, r.stride, r.pad, r.dilation), []int{2, 3, 5, 6},
+			[]int{4, 3, r.kernel, r.kernel}, func(x, y *gorgonia.Node) (*gorgonia.Node, error) {
+				return nn.Conv2D(nn.ConvOptions{Pad: []int{r.pad, r.pad}, Stride: w.stride[:],
+					Dilation: w.dilation[:]}, x, y, nil)
+			}, w.convolve))
+	}
 	return append(rows, of1("nn.GlobalAvgPool2D(x)", []int{2, 3, 4, 4}, nn.GlobalAvgPool2D,
 		square(4, 0, 1, 1).mean))
 }

@@ -90,7 +90,7 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	x, _, y := op.Images(s.Args[0].Shape, s.Args[1].Shape, s.Dsts[0].Shape)
 	c := kernels.Convolution{
 		Images: imagesOf(x, y.At(2), y.At(3), op.Window), Filters: y.At(1), Pass: op.Pass,
-		DType: s.Dsts[0].DType, TF32: op.TF32,
+		Groups: op.Groups, DType: s.Dsts[0].DType, TF32: op.TF32,
 	}
 	n, err := e.device.ConvolutionScratch(c)
 	e.needs = max(e.needs, n)

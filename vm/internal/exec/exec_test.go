@@ -202,6 +202,8 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 		DilationW: 2}
 	pool := ir.Window{H: 3, W: 2, PadH: 1, PadW: 0, StrideH: 2, StrideW: 2, DilationH: 1,
 		DilationW: 1}
+	uneven := ir.Window{H: 2, W: 3, PadH: 1, MoreH: 1, StrideH: 2, StrideW: 2, DilationH: 2,
+		DilationW: 1}
 	tests := []struct {
 		op     ir.Op
 		result []int
@@ -227,6 +229,15 @@ func TestOperationsAreThePlainLoop(t *testing.T) {
 			[][]int{{2, 4, 3, 5}, {4, 3, 3, 2}}},
 		{ir.Convolution{Pass: kernels.FilterGradient, Window: window}, []int{4, 3, 3, 2},
 			[][]int{{2, 3, 5, 5}, {2, 4, 3, 5}}},
+		{ir.Convolution{Pass: kernels.Forward, Window: window, Groups: 2}, []int{2, 6, 3, 5},
+			[][]int{{2, 4, 5, 5}, {6, 2, 3, 2}}},
+		{ir.Convolution{Pass: kernels.InputGradient, Window: window, Groups: 2},
+			[]int{2, 4, 5, 5}, [][]int{{2, 6, 3, 5}, {6, 2, 3, 2}}},
+		{ir.Convolution{Pass: kernels.FilterGradient, Window: window, Groups: 2},
+			[]int{6, 2, 3, 2}, [][]int{{2, 4, 5, 5}, {2, 6, 3, 5}}},
+		{ir.MaxPool{Window: uneven}, []int{2, 2, 3, 2}, [][]int{{2, 2, 4, 6}}},
+		{ir.MaxPoolGrad{Window: uneven}, []int{2, 2, 4, 6},
+			[][]int{{2, 2, 4, 6}, {2, 2, 3, 2}}},
 		{ir.MaxPool{Window: pool}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
 		{ir.MaxPool{Window: pool, Rectified: true}, []int{2, 2, 3, 2}, [][]int{{2, 2, 5, 4}}},
 		{ir.MaxPoolGrad{Window: pool, Rectified: true}, []int{2, 2, 5, 4},

@@ -248,6 +248,30 @@ var table = []operation{
 			return nn.AvgPool2D(k, [2]int{}, [2]int{stride, stride}, x)
 		})
 	}},
+	{name: "Conv2D", axes: images, fit: func(d *drawing, x shape) (needs, build) {
+		k, pad, groups := d.window(x, 3), d.next(2), 1
+		if d.next(2) == 0 {
+			groups = x[1]
+		}
+		o := nn.ConvOptions{Groups: groups, Pad: []int{pad, 0, 0, pad}, Stride: []int{1, 1 + pad}}
+		filters := shape{groups * (1 + d.next(2)), x[1] / groups, k[0], k[1]}
+		return numbers(filters), plain2(func(x, y node) (node, error) {
+			return nn.Conv2D(o, x, y, nil)
+		})
+	}},
+	{name: "ConvTranspose2D", axes: images, fit: func(d *drawing, x shape) (needs, build) {
+		o := nn.ConvOptions{Stride: []int{1 + d.next(2), 1}}
+		filters := shape{x[1], 1 + d.next(2), 2, 1 + d.next(2)}
+		return numbers(filters), plain2(func(x, y node) (node, error) {
+			return nn.ConvTranspose2D(o, x, y, nil)
+		})
+	}},
+	{name: "MaxPool2D of ours", axes: images, fit: func(d *drawing, x shape) (needs, build) {
+		k, o := [2]int(d.window(x, 2)), nn.PoolOptions{Ceil: d.next(2) == 0}
+		return nil, plain(func(x node) (node, error) {
+			return nn.MaxPool2D(k, [2]int{}, [2]int{2, 2}, x, o)
+		})
+	}},
 	{name: "GlobalAvgPool2D", axes: images, fit: alone(nn.GlobalAvgPool2D)},
 	{
 		name: "Upsample2D", axes: images,

@@ -153,15 +153,16 @@ func (a arithmetic) convolved(v ir.Value, op ir.Convolution, args []Array) Array
 	case kernels.FilterGradient:
 		w, y = dst, args[1]
 	}
-	sums, win := a.sums(v.Shape), op.Window
+	sums, win, groups := a.sums(v.Shape), op.Window, max(op.Groups, 1)
 	each(y.Shape, func(atY int, i []int) {
+		first := i[1] / (w.Shape.At(0) / groups) * w.Shape.At(1) // channel of the group
 		each(w.Shape.With(0, 1), func(_ int, k []int) {
 			h := i[2]*win.StrideH - win.PadH + k[2]*win.DilationH
 			column := i[3]*win.StrideW - win.PadW + k[3]*win.DilationW
 			if h < 0 || h >= x.Shape.At(2) || column < 0 || column >= x.Shape.At(3) {
 				return
 			}
-			atX := offsetOf(x.Shape, []int{i[0], k[1], h, column})
+			atX := offsetOf(x.Shape, []int{i[0], first + k[1], h, column})
 			atW := offsetOf(w.Shape, []int{i[1], k[1], k[2], k[3]})
 			switch op.Pass {
 			case kernels.Forward:
@@ -188,7 +189,8 @@ func pixel(w ir.Window, image ir.Dims, i []int) (c, h, column int, ok bool) {
 func inside(w ir.Window, image ir.Dims, i []int) (places []int) {
 	for kh := range w.H {
 		for kw := range w.W {
-			h, column := i[2]*w.StrideH-w.PadH+kh, i[3]*w.StrideW-w.PadW+kw
+			h, column := i[2]*w.StrideH-w.PadH+kh*w.DilationH,
+				i[3]*w.StrideW-w.PadW+kw*w.DilationW
 			if h >= 0 && h < image.At(2) && column >= 0 && column < image.At(3) {
 				places = append(places, offsetOf(image, []int{i[0], i[1], h, column}))
 			}

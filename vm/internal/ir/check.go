@@ -314,7 +314,9 @@ func (p *Program) convolution(v Value, op Convolution) error {
 	if err != nil {
 		return err
 	}
-	if w.Len() != 4 || w.Without(0) != Of(x.At(1), op.Window.H, op.Window.W) ||
+	groups := max(op.Groups, 1)
+	if w.Len() != 4 || op.Groups < 0 || w.At(0)%groups != 0 ||
+		w.Without(0) != Of(x.At(1)/groups, op.Window.H, op.Window.W) || x.At(1)%groups != 0 ||
 		y != Of(x.At(0), w.At(0), patches.At(1), patches.At(2)) {
 		return fmt.Errorf("%v of images %v and filters %v to %v", op, x, w, y)
 	}
@@ -326,7 +328,7 @@ func (w Window) patches(x Dims) (Dims, error) {
 	if x.Len() != 4 {
 		return x, fmt.Errorf("images %v, want 4 axes", x)
 	}
-	h := (x.At(2)+2*w.PadH-(w.DilationH*(w.H-1)+1))/w.StrideH + 1
-	wd := (x.At(3)+2*w.PadW-(w.DilationW*(w.W-1)+1))/w.StrideW + 1
+	h := (x.At(2)+2*w.PadH+w.MoreH-(w.DilationH*(w.H-1)+1))/w.StrideH + 1
+	wd := (x.At(3)+2*w.PadW+w.MoreW-(w.DilationW*(w.W-1)+1))/w.StrideW + 1
 	return Of(x.At(0), h, wd, x.At(1)*w.H*w.W), nil
 }

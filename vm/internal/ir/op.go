@@ -115,7 +115,9 @@ type (
 	Window struct {
 		H, W int // of the kernel
 		// before the first row and column; rows and columns outside are zeros
-		PadH, PadW           int
+		PadH, PadW int
+		// behind the last row and column, more than before the first
+		MoreH, MoreW         int
 		StrideH, StrideW     int
 		DilationH, DilationW int
 	}
@@ -123,12 +125,13 @@ type (
 	Im2Col struct{ Window Window }
 	// Col2Im is the gradient of Im2Col: it adds patches up to images.
 	Col2Im struct{ Window Window }
-	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C, KH, KW], dx of
-	// dy and w, or dw of x and dy. Planning makes it of products of patches. TF32 means what it
-	// means in MatMul.
+	// Convolution is y [B, L, OH, OW] of images x [B, C, H, W] and filters w [L, C/Groups, KH, KW],
+	// dx of dy and w, or dw of x and dy: see kernels.Convolution. Planning makes it of products of
+	// patches, too. TF32 means what it means in MatMul.
 	Convolution struct {
 		Pass   kernels.Pass
 		Window Window
+		Groups int // 0 is 1
 		TF32   bool
 	}
 	// MaxPool is the largest element of each window inside of the image: [B, C, H, W] to [B, C, OH,
@@ -241,7 +244,11 @@ func (o Col2Im) String() string { return "col2im " + o.Window.String() }
 
 // String implements [Op].
 func (o Convolution) String() string {
-	return o.Pass.String() + " " + o.Window.String() + tf32(o.TF32)
+	groups := ""
+	if o.Groups > 1 {
+		groups = fmt.Sprintf(" in %d groups", o.Groups)
+	}
+	return o.Pass.String() + " " + o.Window.String() + groups + tf32(o.TF32)
 }
 
 // String implements [Op].
@@ -292,6 +299,9 @@ func causal(name string, causal bool) string {
 // String returns the sizes: "3x3 pad 1,1 stride 1,1".
 func (w Window) String() string {
 	s := fmt.Sprintf("%dx%d pad %d,%d stride %d,%d", w.H, w.W, w.PadH, w.PadW, w.StrideH, w.StrideW)
+	if w.MoreH != 0 || w.MoreW != 0 {
+		s += fmt.Sprintf(" pad behind %d,%d", w.PadH+w.MoreH, w.PadW+w.MoreW)
+	}
 	if w.DilationH > 1 || w.DilationW > 1 {
 		s += fmt.Sprintf(" dilation %d,%d", w.DilationH, w.DilationW)
 	}

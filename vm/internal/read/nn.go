@@ -71,29 +71,26 @@ func (b *builder) scalar(number float64) ir.ID {
 }
 
 // stockPool returns the window of Gorgonia's AveragePool2D, which means nn.AvgPool2D: its own Do
-// divides by the width of the image. Where the padding differs between sides it runs by its Do.
-func (b *builder) stockPool() (w program.Window, ok bool) {
+// divides by the width of the image, and begins at the padding of the other sides.
+func (b *builder) stockPool() (w program.Window, counted program.Border) {
 	w = program.Window{
-		Kernel: [2]int{b.int("h"), b.int("w")},
-		Pad:    [2]int{b.int("padNorth"), b.int("padWest")},
-		Stride: [2]int{b.int("strideH"), b.int("strideW")},
+		Kernel:   [2]int{b.int("h"), b.int("w")},
+		Pad:      [2]int{b.int("padNorth"), b.int("padWest")},
+		After:    [2]int{b.int("padSouth"), b.int("padEast")},
+		Stride:   [2]int{b.int("strideH"), b.int("strideW")},
+		Dilation: [2]int{1, 1},
 	}
-	return w, w.Pad == [2]int{b.int("padSouth"), b.int("padEast")}
+	return w, program.Border{w.Pad[0], w.Pad[1], w.After[0], w.After[1]}
 }
 
 func (b *builder) stockAveragePool() ir.ID {
-	w, ok := b.stockPool()
-	if !ok {
-		return none
-	}
-	return ir.ID(program.AveragePool(primitives{b}, program.Value(b.args[0]), w))
+	w, border := b.stockPool()
+	return ir.ID(program.AveragePool(primitives{b}, program.Value(b.args[0]), w, border))
 }
 
 func (b *builder) stockAveragePoolGrad() ir.ID {
-	w, ok := b.stockPool()
-	if !ok {
-		return none
-	}
+	w, border := b.stockPool()
 	dy := program.Value(b.args[2])
-	return ir.ID(program.AveragePoolGrad(primitives{b}, dy, w, b.shape.At(2), b.shape.At(3)))
+	return ir.ID(program.AveragePoolGrad(primitives{b}, dy, w, border, b.shape.At(2),
+		b.shape.At(3)))
 }

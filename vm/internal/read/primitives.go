@@ -202,7 +202,9 @@ func (p primitives) AttentionGrad(
 func windowOf(w program.Window) ir.Window {
 	return ir.Window{
 		H: w.Kernel[0], W: w.Kernel[1], PadH: w.Pad[0], PadW: w.Pad[1],
-		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: 1, DilationW: 1,
+		MoreH: w.After[0] - w.Pad[0], MoreW: w.After[1] - w.Pad[1],
+		StrideH: w.Stride[0], StrideW: w.Stride[1], DilationH: w.Dilation[0],
+		DilationW: w.Dilation[1],
 	}
 }
 
@@ -221,4 +223,23 @@ func (p primitives) Images(w program.Window, patches program.Value, height,
 	planes := s.At(3) / (w.Kernel[0] * w.Kernel[1])
 	shape := ir.Of(s.At(0), planes, height, width)
 	return p.addValue(ir.Col2Im{Window: windowOf(w)}, shape, patches)
+}
+
+// Convolve implements [program.Builder].
+func (p primitives) Convolve(c program.Convolution, x, y program.Value) program.Value {
+	shape := c.Shape(p.of(x).Shape.Slice(), p.of(y).Shape.Slice())
+	op := ir.Convolution{Pass: c.Pass, Window: windowOf(c.Window), Groups: c.Groups}
+	return p.addValue(op, ir.Of(shape...), x, y)
+}
+
+// MaxPool implements [program.Builder].
+func (p primitives) MaxPool(w program.Window, images program.Value) program.Value {
+	s := p.of(images).Shape
+	rows, columns := w.Places(s.At(2), s.At(3))
+	return p.addValue(ir.MaxPool{Window: windowOf(w)}, s.With(2, rows).With(3, columns), images)
+}
+
+// MaxPoolGrad implements [program.Builder].
+func (p primitives) MaxPoolGrad(w program.Window, images, dy program.Value) program.Value {
+	return p.addValue(ir.MaxPoolGrad{Window: windowOf(w)}, p.of(images).Shape, images, dy)
 }
