@@ -28,7 +28,7 @@
 //	nothing                                 [LayerNorm], [RMSNorm], [GELU], [GELUTanh], [SwiGLU],
 //	                                        [Rotary], [Where], [MaskedFill], [And], [Or], [Xor],
 //	                                        [Not], [ArgMax], [ArgMin], [TopK], [GatherElements],
-//	                                        [ScatterAdd], [ReduceProd], [CumSum]
+//	                                        [ScatterAdd], [ReduceProd], [CumSum], [LSTM], [GRU]
 //
 // # What is the same for all
 //
