@@ -105,5 +105,5 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
+// norm.go, recurrent.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
 package layers
