@@ -84,6 +84,11 @@
 // "DeepSpeed Ulysses", 2023). Queries, keys and values travel in one call. Lengths and heads need
 // not divide: the first ranks have one more. Every rank needs at least one of each.
 //
+// [Builder.MoE] divides experts among the ranks of a Tensor group, and the samples whose tokens
+// these ranks route: one all-to-all brings tokens to their experts, and one brings results back.
+// [Builder.LSTM], [Builder.GRU] and [Builder.MoE] need all positions of a sample on one rank: an
+// all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples in place of positions.
+//
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
@@ -105,5 +110,6 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go, recurrent.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
+// norm.go, recurrent.go, experts.go, dropout.go and embedding.go are the layers, and loss.go ends
+// the graph.
 package layers

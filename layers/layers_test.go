@@ -102,8 +102,8 @@ var blocks = map[string]block{
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node { return gorgonia.Must(n, err) }
 
-// recurrent builds a recurrent layer of x, whose batch both groups divide meanwhile, where they have
-// divided its positions.
+// recurrent builds a recurrent layer of x, whose batch both groups divide meanwhile, where they
+// have divided its positions.
 func recurrent(x layers.Node, b *layers.Builder,
 	layer func(x layers.Node, o nn.RecurrentOptions) layers.Node) layers.Node {
 	sequence, tp := x.Placed(layers.Sequence), x.Placed(layers.Tensor)

@@ -62,6 +62,11 @@ func TestWrongPlacement(t *testing.T) {
 			o := nn.RecurrentOptions{BatchFirst: true}
 			return b.LSTM("l", b.To(x, seq, layers.Split(1)), 3, o)
 		}},
+		{"experts for a part of the positions", "missing an all-to-all: To(x, layers.Sequence, " +
+			"layers.Split(0))", func(b *layers.Builder, x layers.Node) layers.Node {
+			o := layers.MoEOptions{Experts: 2, Hidden: 3}
+			return b.MoE("m", b.To(x, seq, layers.Split(1)), o).Y
+		}},
 		{"GRU of divided features", "missing an all-gather: To(x, layers.Tensor, " +
 			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
 			x = b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(2))

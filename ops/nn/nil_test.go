@@ -18,6 +18,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	vector, matrix, four := n("v", 2), n("m", 2, 2), n("x", 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
 	ones, one := [2]int{1, 1}, n("c", 1)
+	choices := gorgonia.NewMatrix(g, tensor.Int, gorgonia.WithShape(2, 2), gorgonia.WithName("c"))
 	x, state, o := n("sequence", 3, 1, 2), n("state", 1, 1, 1), RecurrentOptions{}
 	wih, whh, bias := n("wih", 4, 2), n("whh", 4, 1), n("bias", 4)
 	lstm := []any{o, x, state, state, wih, whh, bias, bias}
@@ -62,6 +63,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"RotaryAngles":    {F: RotaryAngles, Args: []any{tensor.Float64, 1e4, 0, 1, 2}},
 		"ScatterAdd":      {F: ScatterAdd, Args: []any{0, 3, vector, indices}},
 		"Slice":           {F: Slice, Args: []any{0, 0, 1, 1, vector}},
+		"Slots":           {F: Slots, Args: []any{2, 2, choices, matrix}},
 		"SoftMax":         {F: SoftMax, Args: []any{0, vector}},
 		"Split":           {F: Split, Args: []any{0, []int{1, 1}, vector}},
 		"SwiGLU":          {F: SwiGLU, Args: []any{vector, vector}},

@@ -380,7 +380,7 @@ func (s recurrentGradSpec) program(b program.Builder, x ...program.Value) progra
 	n := s.Steps * s.Batch
 	last := b.Of(x[0]).Shape[0] - s.Batch // of c0, or what h0 gets besides
 	state := last - n                     // 0 for an LSTM
-	first, before := 0, 0                 // the step that is taken first, and where h0 is in the result
+	first, before := 0, 0                 // the step that is taken first; where h0 is
 	if s.Forward.Reverse {
 		first, before = s.Steps-1, 1
 	}
