@@ -89,6 +89,9 @@
 // [Builder.LSTM], [Builder.GRU] and [Builder.MoE] need all positions of a sample on one rank: an
 // all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples in place of positions.
 //
+// [Builder.Table] is an embedding of very many rows, which the ranks of l.Data divide: ids and rows
+// travel in all-to-alls outside of the graph, and a step costs what its rows cost.
+//
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
@@ -110,6 +113,6 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go, recurrent.go, experts.go, dropout.go and embedding.go are the layers, and loss.go ends
-// the graph.
+// norm.go, recurrent.go, experts.go, dropout.go, embedding.go and table.go are the layers, and
+// loss.go ends the graph.
 package layers
