@@ -87,8 +87,8 @@ func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOp
 	return all
 }
 
-// TestExpertsEqualOneRank: losses and dropped tokens of 20 steps are those of one rank, on layouts
-// of replicas and of ranks that divide the experts, evenly or not.
+// TestExpertsEqualOneRank: losses and dropped tokens of 20 steps equal one rank's, on layouts of
+// replicas and of ranks that divide the experts, evenly or not.
 func TestExpertsEqualOneRank(t *testing.T) {
 	for _, o := range []layers.MoEOptions{
 		{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01},
@@ -119,7 +119,7 @@ func sameRouting(t *testing.T, got, want []routed) {
 	}
 }
 
-// TestExpertsEqualOneRankOnDevices: so are those of ranks on devices.
+// TestExpertsEqualOneRankOnDevices: so do those of ranks on devices.
 func TestExpertsEqualOneRankOnDevices(t *testing.T) {
 	o := layers.MoEOptions{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01}
 	want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 3)

@@ -121,9 +121,8 @@ func (t *Table) Step(rate float64) error {
 			dw = d.Value()
 		}
 		if dw == nil || l.sent == nil {
-			return fmt.Errorf("layers: Step of table %s: %w: there is no gradient of %s: call "+
-				"Grad before the machine is made, and RunAll before Step", t.name,
-				backend.ErrArgument, l.node.Name())
+			return fmt.Errorf("layers: Step of table %s: %w: there is no gradient: call Grad "+
+				"before the machine is made, and RunAll before Step", t.name, backend.ErrArgument)
 		}
 		if err := l.step(dw, rate); err != nil {
 			return fmt.Errorf("layers: Step of table %s: %w", t.name, err)

@@ -21,8 +21,8 @@ import (
 
 // tableTraining trains a model with two lookups in a table of 50 rows. It returns the losses, and
 // the table before and after.
-func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, steps int) (losses,
-	before, after []float64) {
+func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype,
+	steps int) (losses, before, after []float64) {
 	t.Helper()
 	const rows, vocabulary, batch = 50, 11, 4
 	losses = make([]float64, steps)
@@ -98,8 +98,8 @@ func scalar(v gorgonia.Value) float64 {
 	return v.Data().(float64)
 }
 
-// TestTableEqualsOneRank: losses of 20 steps and all rows are those of one rank. Rows that nobody
-// looks up keep their bits.
+// TestTableEqualsOneRank: losses of 20 steps and all rows equal one rank's. Rows that nobody looks
+// up keep their bits.
 func TestTableEqualsOneRank(t *testing.T) {
 	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10,

@@ -27,8 +27,8 @@ type spec interface {
 	shape(in []tensor.Shape) (tensor.Shape, error)
 	// program adds the result to what a builder makes, given the operands.
 	program(b program.Builder, x ...program.Value) program.Value
-	// gradients returns the gradient of each operand, nothing if they cannot be differentiated. More
-	// than there are operands are values that the gradients are made of, computed once and first.
+	// gradients returns the gradient of each operand, nothing if they cannot be differentiated.
+	// Those behind are values that the gradients are made of, computed once and first.
 	gradients(in []tensor.Shape) []gradient
 }
 
