@@ -50,10 +50,10 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 		}
 		h := fnv.New64a()
 		h.Write([]byte(name))
-		data, begin := b.layout.Data, h.Sum64()
-		var values []float64
+		data, source := b.layout.Data, rand.NewPCG(0, 0)
+		r, values := rand.New(source), make([]float64, 0, (rows/data.Size()+1)*n)
 		for row := data.Rank(); row < rows; row += data.Size() {
-			r := rand.New(rand.NewPCG(b.seed, begin+uint64(row)))
+			source.Seed(b.seed, h.Sum64()+uint64(row)) // whatever the number of ranks
 			for range n {
 				values = append(values, init(r))
 			}
