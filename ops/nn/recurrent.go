@@ -31,13 +31,13 @@ type RecurrentOptions struct {
 //	     weightHH          [4h, h]
 //	     biasIH, biasHH    [4h]
 //	out  y                 [steps, batch, h]   [batch, steps, h] with BatchFirst
-//	     hN, cN            [1, batch, h]          the state behind the last step
+//	     hN, cN            [1, batch, h]       the state behind the last step
 //
 //	a = x[t] weightIHᵀ + biasIH + h weightHHᵀ + biasHH
 //	c = sigmoid(a_f) c + sigmoid(a_i) tanh(a_g)
 //	h = sigmoid(a_o) tanh(c), and y[t] = h
 //
-// Layers are stacked by giving y to the next one.
+// Layers are stacked by giving y to the next one. A lisp machine wants all results to be used.
 //
 // Gradient: of all operands, back through all steps. Those of the weights are one product each
 // over all steps.
@@ -65,7 +65,7 @@ func LSTM(o RecurrentOptions, x, h0, c0, weightIH, weightHH, biasIH, biasHH *gor
 //	     weightHH          [3h, h]
 //	     biasIH, biasHH    [3h]
 //	out  y                 [steps, batch, h]   [batch, steps, h] with BatchFirst
-//	     hN                [1, batch, h]          the state behind the last step
+//	     hN                [1, batch, h]       the state behind the last step
 //
 //	a = x[t] weightIHᵀ + biasIH and b = h weightHHᵀ + biasHH
 //	z = sigmoid(a_z + b_z), n = tanh(a_n + sigmoid(a_r + b_r) b_n)
