@@ -211,8 +211,9 @@ func outcomes(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype, bat
 		if err != nil {
 			return err
 		}
-		// in bf16
-		if dt == tensor.Float32 && len(options) > 0 &&
+		// in bf16; those of the states of a recurrence are not rounded
+		states := name == "lstm" || name == "gru"
+		if dt == tensor.Float32 && len(options) > 0 && !states &&
 			moves32.MatchString(machine.Plan().String()) {
 			return errors.Join(fmt.Errorf("an all-to-all moves f32: %v", machine.Plan()),
 				machine.Close())
