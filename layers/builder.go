@@ -25,6 +25,7 @@ type Builder struct {
 	seed       uint64
 	batches    int // of whose samples a loss is the mean
 	learnables []Node
+	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
 	err        error
 }

@@ -94,6 +94,14 @@
 //	x = b.ConvBlock("stem", x, 64, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}})
 //	x = b.Residual("block", x, 128, 2)
 //
+// [Builder.MoE] divides experts among the ranks of a Tensor group, and the samples whose tokens
+// these ranks route: one all-to-all brings tokens to their experts, and one brings results back.
+// [Builder.LSTM], [Builder.GRU] and [Builder.MoE] need all positions of a sample on one rank: an
+// all-to-all, To(x, Sequence, Split(axis of the batch)), divides samples in place of positions.
+//
+// [Builder.Table] is an embedding of very many rows, which the ranks of l.Data divide: ids and rows
+// travel in all-to-alls outside of the graph, and a step costs what its rows cost.
+//
 // # Random numbers
 //
 // Learnables begin with values that follow from the seed and their name. Each rank draws the
@@ -115,5 +123,6 @@
 //
 // layout.go is the division of ranks, placement.go the placements and what they allow, move.go
 // the collectives between them, builder.go the graph and its learnables. linear.go, attention.go,
-// norm.go, conv.go, dropout.go and embedding.go are the layers, and loss.go ends the graph.
+// norm.go, conv.go, recurrent.go, experts.go, dropout.go, embedding.go and table.go are the layers,
+// and loss.go ends the graph.
 package layers

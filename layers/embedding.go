@@ -112,31 +112,36 @@ func (t *Tokens) own() []int {
 // rank has start to end, where in holds; others are none.
 func (t *Tokens) numbers(vocabulary, start, end, none int,
 	in func(id, start, end int) bool) *gorgonia.Node {
-	if t.end == 0 || vocabulary < t.end {
-		t.end = vocabulary
-	}
+	t.bound(vocabulary)
 	shape := t.own()
 	data := make([]int, size(shape))
 	return t.feed(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)),
-		func(ids []int) {
+		func(ids []int) error {
 			for i, id := range ids {
 				data[i] = none
 				if in(id, start, end) {
 					data[i] = id - start
 				}
 			}
+			return nil
 		})
+}
+
+// bound notes a vocabulary that the tokens are used with.
+func (t *Tokens) bound(vocabulary int) {
+	if t.end == 0 || vocabulary < t.end {
+		t.end = vocabulary
+	}
 }
 
 // feed adds an input whose value is filled by Set. It has none before, so that a run without tokens
 // is an error.
-func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int)) *gorgonia.Node {
+func (t *Tokens) feed(value *tensor.Dense, fill func(ids []int) error) *gorgonia.Node {
 	n := gorgonia.NewTensor(t.b.graph, value.Dtype(), value.Dims(),
 		gorgonia.WithShape(value.Shape()...), gorgonia.WithName(t.input()))
 	t.inputs = append(t.inputs, func(ids []int) error {
-		fill(ids)
-		if n.Value() == value {
-			return nil
+		if err := fill(ids); err != nil || n.Value() == value {
+			return err
 		}
 		return gorgonia.Let(n, value)
 	})
@@ -150,13 +155,14 @@ func (t *Tokens) input() string { return fmt.Sprintf("%s.%d", t.name, len(t.inpu
 func (t *Tokens) mask(in func(id, start, end int) bool, start, end int,
 	shape ...int) *gorgonia.Node {
 	value := t.b.tensor(shape, make([]float64, size(shape)))
-	return t.feed(value, func(ids []int) {
+	return t.feed(value, func(ids []int) error {
 		switch data := value.Data().(type) {
 		case []float32:
 			marked(data, ids, in, start, end)
 		case []float64:
 			marked(data, ids, in, start, end)
 		}
+		return nil
 	})
 }
 

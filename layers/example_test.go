@@ -78,3 +78,78 @@ func ExampleBuilder() {
 	// dp1xsp1xtp1: loss 0.740613
 	// dp1xsp1xtp2: loss 0.740613
 }
+
+// A mixture of experts on one rank, and on two that have two experts each. The tokens of the first
+// sample all want one expert, which has room for half of them.
+func ExampleBuilder_MoE() {
+	for _, ranks := range []int{1, 2} {
+		rank := func(comm backend.Communicator, build sync.Locker) error {
+			l, err := layers.NewLayout(comm, 1, 1, ranks)
+			if err != nil {
+				return err
+			}
+			build.Lock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			tokens := b.Tokens("tokens", 1, 2, 4) // of two samples
+			x := b.Embedding(b.Learn("words", layers.Normal(1), layers.Undivided, 9, 8), tokens)
+			x = b.To(x, layers.Sequence, layers.Split(0)) // whole samples
+			e := b.MoE("experts", x, layers.MoEOptions{Experts: 4, Hidden: 16, Capacity: 2})
+			build.Unlock()
+			if b.Err() != nil {
+				return b.Err()
+			}
+			m, err := vm.New(b.Graph(), nil, vm.Keep(e.Y.Node, e.Dropped.Node))
+			if err != nil {
+				return err
+			}
+			err = errors.Join(tokens.Set([]int{7, 7, 7, 7, 0, 1, 2, 3}), m.RunAll())
+			if err == nil && comm.Rank() == 0 {
+				fmt.Println(l, e.Y.Shape(), "dropped", e.Dropped.Value())
+			}
+			return errors.Join(err, m.Close(), l.Close())
+		}
+		if err := euryale.Run(context.Background(), ranks, rank); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// dp1xsp1xtp1 (2, 4, 8) dropped 2
+	// dp1xsp1xtp2 (2, 4, 8) dropped 2
+}
+
+// A table of a million rows that two ranks divide. A step changes the rows that it looks up.
+func ExampleTable() {
+	rank := func(comm backend.Communicator, build sync.Locker) error {
+		l, err := layers.NewLayout(comm, 0, 1, 1)
+		if err != nil {
+			return err
+		}
+		build.Lock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+		items := b.Table("items", layers.Constant(1), 1<<20, 2)
+		tokens := b.Tokens("tokens", 0, 1) // one for each rank
+		y := items.Lookup(tokens)
+		loss := layers.Place(gorgonia.Must(gorgonia.Sum(y.Node)), b.To(y, layers.Sequence,
+			layers.Replicated))
+		_, err = b.Grad(loss)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		m, err := vm.New(b.Graph(), nil, vm.Keep(items.Gradients()...))
+		if err != nil {
+			return err
+		}
+		const id = 1_000_000 // of both ranks; rank 0 has the row
+		err = errors.Join(tokens.Set([]int{id}), m.RunAll(), items.Step(0.25))
+		if err == nil && comm.Rank() == 0 {
+			fmt.Println(items.Rows().Shape(), items.Rows().Data().([]float64)[id-2:id+2])
+		}
+		return errors.Join(err, m.Close(), l.Close())
+	}
+	if err := euryale.Run(context.Background(), 2, rank); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// (524288, 2) [1 1 0.5 0.5]
+}

@@ -185,7 +185,8 @@ func (b *Builder) number(x float64) any {
 	return x
 }
 
-// Grad adds the gradients of the loss by all learnables, and returns the learnables.
+// Grad adds the gradients of the loss by all learnables, and by the rows that are looked up in
+// tables, and returns the learnables.
 //
 // The loss is Partial or Replicated over the Sequence group, and Replicated over the Tensor group.
 // Where ranks of l.Data have different gradients, these are terms of a sum: train with
@@ -198,7 +199,7 @@ func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
 			require("loss", loss, Tensor, Replicated)); err != nil {
 			return Node{}, err
 		}
-		_, err := gorgonia.Grad(loss.Node, b.Learnables()...)
+		_, err := gorgonia.Grad(loss.Node, append(b.Learnables(), b.inputs...)...)
 		return Node{}, err
 	})
 	return b.Learnables(), b.err

@@ -14,6 +14,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -55,6 +56,21 @@ func TestWrongPlacement(t *testing.T) {
 			q := layers.Place(
 				gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
 			return b.Attend(q, q, q, [2]int{1, 1}, true)
+		}},
+		{"LSTM of a part of the steps", "missing an all-to-all: To(x, layers.Sequence, " +
+			"layers.Split(0))", func(b *layers.Builder, x layers.Node) layers.Node {
+			o := nn.RecurrentOptions{BatchFirst: true}
+			return b.LSTM("l", b.To(x, seq, layers.Split(1)), 3, o)
+		}},
+		{"experts for a part of the positions", "missing an all-to-all: To(x, layers.Sequence, " +
+			"layers.Split(0))", func(b *layers.Builder, x layers.Node) layers.Node {
+			o := layers.MoEOptions{Experts: 2, Hidden: 3}
+			return b.MoE("m", b.To(x, seq, layers.Split(1)), o).Y
+		}},
+		{"GRU of divided features", "missing an all-gather: To(x, layers.Tensor, " +
+			"layers.Replicated)", func(b *layers.Builder, x layers.Node) layers.Node {
+			x = b.To(b.To(x, seq, layers.Split(1)), tp, layers.Split(2))
+			return b.GRU("g", x, 3, nn.RecurrentOptions{})
 		}},
 		{"sum of different parts", "missing an all-to-all: To(y, layers.Sequence, layers.Split(1))",
 			func(b *layers.Builder, x layers.Node) layers.Node {

@@ -114,6 +114,11 @@ func TestONNXOnGPU(t *testing.T) {
 	testONNX(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
 }
 
+// TestRecurrentLayersAreThoseOfPyTorchOnGPU compares results and gradients of LSTMs and GRUs.
+func TestRecurrentLayersAreThoseOfPyTorchOnGPU(t *testing.T) {
+	recurrentAsInPyTorch(t, map[string]func(testing.TB) backend.Device{"gpu": sharing(gpu(t))})
+}
+
 // TestLabelsOfTimeStepsAreSlicesOnGPU moves integers by the GPU.
 func TestLabelsOfTimeStepsAreSlicesOnGPU(t *testing.T) {
 	labelsOfTimeStepsAreSlices(t, map[string]func(testing.TB) backend.Device{

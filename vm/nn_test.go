@@ -123,6 +123,20 @@ var ours = []struct {
 			return nn.AvgPool2D([2]int{3, 2}, [2]int{1, 0}, [2]int{2, 1}, x[0],
 				nn.PoolOptions{ExcludePad: true, After: &[2]int{2, 1}})
 		}},
+	{name: "lstm", shapes: [][]int{{3, 2, 4}, {1, 2, 3}, {1, 2, 3}, {12, 4}, {12, 3}, {12}, {12}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			y, h, c, err := nn.LSTM(nn.RecurrentOptions{}, x[0], x[1], x[2], x[3], x[4], x[5], x[6])
+			if err != nil {
+				return nil, err
+			}
+			return nn.Concat(0, y, h, c)
+		}},
+	{name: "gru", shapes: [][]int{{2, 3, 4}, {1, 2, 3}, {9, 4}, {9, 3}, {9}, {9}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			o := nn.RecurrentOptions{BatchFirst: true, Reverse: true}
+			y, _, err := nn.GRU(o, x[0], x[1], x[2], x[3], x[4], x[5])
+			return y, err
+		}},
 	{name: "embedding", shapes: [][]int{{5, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node,
 		error) {
 		return nn.Embedding(x[0], labels(x[0], 4, 0, 4))

@@ -56,7 +56,7 @@ var arrows = []arrow{
 	{"autograd/...", []string{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},
-	{"layers", []string{"backend", "ops/..."}},
+	{"layers", []string{"backend", "ops/...", "internal/group"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "vm/internal/ir"}},

@@ -31,7 +31,7 @@
 //	                                        [Rotary], [Where], [MaskedFill], [And], [Or], [Xor],
 //	                                        [Not], [ArgMax], [ArgMin], [TopK], [GatherElements],
 //	                                        [ScatterAdd], [ReduceProd], [CumSum], [Conv3D],
-//	                                        [ConvTranspose2D]
+//	                                        [ConvTranspose2D], [LSTM], [GRU]
 //
 // # What is the same for all
 //

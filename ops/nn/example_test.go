@@ -361,3 +361,33 @@ func ExampleRotary() {
 	// Output:
 	// (2, 2) [1 0 0.54 0.841]
 }
+
+// sequence is an input node of three axes.
+func sequence(g *gorgonia.ExprGraph, name string, a, b, c int, x ...float64) *gorgonia.Node {
+	value := tensor.New(tensor.WithShape(a, b, c), tensor.WithBacking(x))
+	return gorgonia.NodeFromAny(g, value, gorgonia.WithName(name))
+}
+
+// One sample of three steps, and an LSTM of one unit whose gates see the input alone: large gates
+// i, f and o are open, so that c adds up tanh of the input.
+func ExampleLSTM() {
+	g := gorgonia.NewGraph()
+	x := sequence(g, "x", 3, 1, 1, 0.5, 0.5, -1)
+	state := sequence(g, "state", 1, 1, 1, 0)
+	weightIH, weightHH := matrix(g, "wx", 4, 1, 0, 0, 1, 0), matrix(g, "wh", 4, 1, 0, 0, 0, 0)
+	vector := func(name string, x ...float64) *gorgonia.Node {
+		value := tensor.New(tensor.WithShape(4), tensor.WithBacking(x))
+		return gorgonia.NodeFromAny(g, value, gorgonia.WithName(name))
+	}
+	biasIH, biasHH := vector("bx", 30, 30, 0, 30), vector("bh", 0, 0, 0, 0)
+	y, h, c, err := nn.LSTM(nn.RecurrentOptions{}, x, state, state, weightIH, weightHH, biasIH,
+		biasHH)
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y, h, c)
+	// Output:
+	// (3, 1, 1) [0.432 0.728 0.161]
+	// (1, 1, 1) [0.161]
+	// (1, 1, 1) [0.163]
+}

@@ -19,6 +19,12 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	three, five := n("t", 1, 1, 2), n("f", 1, 1, 1, 2, 2)
 	indices := gorgonia.NewVector(g, tensor.Int, gorgonia.WithShape(2), gorgonia.WithName("i"))
 	ones, one := [2]int{1, 1}, n("c", 1)
+	choices := gorgonia.NewMatrix(g, tensor.Int, gorgonia.WithShape(2, 2), gorgonia.WithName("c"))
+	x, state, o := n("sequence", 3, 1, 2), n("state", 1, 1, 1), RecurrentOptions{}
+	wih, whh, bias := n("wih", 4, 2), n("whh", 4, 1), n("bias", 4)
+	lstm := []any{o, x, state, state, wih, whh, bias, bias}
+	wih, whh, bias = n("wih3", 3, 2), n("whh3", 3, 1), n("bias3", 3)
+	gru := []any{o, x, state, wih, whh, bias, bias}
 	nilargs.Check(t, map[string]nilargs.Use{
 		"And":           {F: And, Args: []any{vector, vector}},
 		"ArgMax":        {F: ArgMax, Args: []any{0, false, matrix}},
@@ -42,9 +48,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Embedding":       {F: Embedding, Args: []any{matrix, indices}},
 		"GELU":            {F: GELU, Args: []any{vector}},
 		"GELUTanh":        {F: GELUTanh, Args: []any{vector}},
+		"GRU":             {F: GRU, Args: gru},
 		"GatherElements":  {F: GatherElements, Args: []any{0, vector, indices}},
 		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
 		"Grad":            {F: Grad, Args: []any{gorgonia.Must(gorgonia.Sum(vector)), vector}},
+		"LSTM":            {F: LSTM, Args: lstm},
 		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
 		"LogSumExp":       {F: LogSumExp, Args: []any{[]int{0}, false, vector}},
@@ -62,6 +70,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"RotaryAngles":    {F: RotaryAngles, Args: []any{tensor.Float64, 1e4, 0, 1, 2}},
 		"ScatterAdd":      {F: ScatterAdd, Args: []any{0, 3, vector, indices}},
 		"Slice":           {F: Slice, Args: []any{0, 0, 1, 1, vector}},
+		"Slots":           {F: Slots, Args: []any{2, 2, choices, matrix}},
 		"SoftMax":         {F: SoftMax, Args: []any{0, vector}},
 		"Split":           {F: Split, Args: []any{0, []int{1, 1}, vector}},
 		"SwiGLU":          {F: SwiGLU, Args: []any{vector, vector}},

@@ -28,11 +28,13 @@ type spec interface {
 	// program adds the result to what a builder makes, given the operands.
 	program(b program.Builder, x ...program.Value) program.Value
 	// gradients returns the gradient of each operand, nothing if they cannot be differentiated.
+	// Those behind are values that the gradients are made of, computed once and first.
 	gradients(in []tensor.Shape) []gradient
 }
 
 // gradient is a spec that computes the gradient of one operand, and what it is applied to: numbers
-// of operands, result, or dy. An operand without a gradient has no spec.
+// of operands, or of the values behind them, result, or dy. An operand without a gradient has no
+// spec.
 type gradient struct {
 	spec spec
 	of   []int
@@ -306,15 +308,17 @@ func (o *Op) SymDiff(inputs gorgonia.Nodes, output, grad *gorgonia.Node) (gorgon
 		return nil, err
 	}
 	nodes := make(gorgonia.Nodes, len(gradients))
-	for i, g := range gradients {
-		if g.spec == nil {
-			continue
-		}
-		if nodes[i], err = apply(g.spec, choose(g.of, inputs, output, grad)...); err != nil {
+	known := append(slices.Clone(inputs), nodes[len(inputs):]...)
+	for _, i := range o.order(gradients) {
+		of := choose(gradients[i].of, known, output, grad)
+		if nodes[i], err = apply(gradients[i].spec, of...); err != nil {
 			return nil, o.fail(err)
 		}
+		if i >= len(inputs) {
+			known[i] = nodes[i]
+		}
 	}
-	return nodes, nil
+	return nodes[:len(inputs)], nil
 }
 
 // DoDiff adds the gradients to those of the operands.
@@ -328,17 +332,20 @@ func (o *Op) DoDiff(_ gorgonia.ExecutionContext, inputs gorgonia.Nodes,
 	if err != nil {
 		return o.fail(err)
 	}
-	values := make([]gorgonia.Value, len(inputs))
+	values := make([]gorgonia.Value, len(gradients))
 	for i, n := range inputs {
 		values[i] = n.Value()
 	}
-	for i, g := range gradients {
-		if g.spec == nil || strings.HasPrefix(stock.Name(inputs[i].Op()), "constant") {
+	for _, i := range o.order(gradients) {
+		if i < len(inputs) && strings.HasPrefix(stock.Name(inputs[i].Op()), "constant") {
 			continue
 		}
-		dx, err := back[i].Do(choose(g.of, values, output.Value(), grad)...)
-		if err == nil {
+		dx, err := back[i].Do(choose(gradients[i].of, values, output.Value(), grad)...)
+		switch {
+		case err == nil && i < len(inputs):
 			err = accumulate(inputs[i], dx)
+		case err == nil:
+			values[i] = dx
 		}
 		if err != nil {
 			return o.fail(err)
@@ -359,14 +366,18 @@ func (o *Op) backward() ([]*Op, []gradient, error) {
 		return o.back, gradients, nil
 	}
 	back := make([]*Op, len(gradients))
-	for i, g := range gradients {
-		if g.spec == nil {
-			continue
-		}
-		back[i] = &Op{spec: g.spec, in: choose(g.of, o.in, o.out, o.out),
-			types: choose(g.of, o.types, o.dtype, o.dtype)}
+	n := len(gradients) - len(o.in)
+	shapes := append(slices.Clone(o.in), make([]tensor.Shape, n)...)
+	types := append(slices.Clone(o.types), make([]tensor.Dtype, n)...)
+	for _, i := range o.order(gradients) {
+		g := gradients[i]
+		back[i] = &Op{spec: g.spec, in: choose(g.of, shapes, o.out, o.out),
+			types: choose(g.of, types, o.dtype, o.dtype)}
 		if err := back[i].infer(); err != nil {
 			return nil, nil, o.fail(err)
+		}
+		if i >= len(o.in) {
+			shapes[i], types[i] = back[i].out, back[i].dtype
 		}
 	}
 	o.back = back
@@ -381,6 +392,16 @@ func (o *Op) gradients() ([]gradient, error) {
 				ops.ErrGradient))
 	}
 	return g, nil
+}
+
+// order returns the numbers of the gradients that there are, those that others are made of first.
+func (o *Op) order(gradients []gradient) (order []int) {
+	for i := range gradients {
+		if i = (i + len(o.in)) % len(gradients); gradients[i].spec != nil {
+			order = append(order, i)
+		}
+	}
+	return order
 }
 
 // choose returns what a gradient is applied to.

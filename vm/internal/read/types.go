@@ -269,7 +269,7 @@ func (b *builder) matMul(op ir.MatMul, x, y ir.ID) ir.ID {
 	if err != nil {
 		return none
 	}
-	return b.add(op, shape, b.dtype, x, y)
+	return b.add(op, shape, b.of(x).DType, x, y)
 }
 
 // tensordot moves the axes that are summed over together, and multiplies matrices.

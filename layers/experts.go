@@ -1,0 +1,312 @@
+package layers
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+// MoEOptions are the options of [Builder.MoE].
+type MoEOptions struct {
+	Experts int
+	Choices int // how many experts compute a token; 0 stands for 1
+	Hidden  int // units of an expert
+	// Capacity is how many tokens of a sample an expert computes, as a multiple of the mean,
+	// Choices * positions / Experts: 1.25 in Switch Transformers. 0 stands for no limit.
+	Capacity float64
+	// Balance is the weight of the load-balancing loss: 0.01 in Switch Transformers.
+	Balance float64
+}
+
+// Experts is what [Builder.MoE] gives. Loss and Dropped are shares of this rank, placed like the
+// loss of [Builder.CrossEntropy]: the whole is the sum over the ranks of l.Data.
+type Experts struct {
+	Y Node
+	// Loss is the load-balancing loss, to be added to the loss of the model: options.Balance *
+	// experts * sum over the experts of (share of the tokens whose first choice it is) * (mean of
+	// its probability), as a mean over all samples. Without the weight it is 1 where tokens are
+	// spread evenly.
+	Loss Node
+	// Dropped is the number of choices for which there was no room.
+	Dropped Node
+}
+
+// MoE is a mixture of experts, which the Tensor group divides: experts are blocks like
+// [Builder.MLP], and a router sends each token to a few of them.
+//
+//	in   x  [batch, positions, n] Split(0) over the Sequence group,
+//	        Replicated or Split(0) over the Tensor group
+//	out  y  [batch, positions, n], placed like x
+//
+//	p = softmax(x router), over the experts
+//	y = sum over the chosen experts e of g[e] * (gelu(x w1[e] + c1[e]) w2[e] + c2[e])
+//
+// The experts of largest p are chosen, and g is p with one choice, p over the sum of the chosen
+// ones with several. Tokens of a sample queue for an expert by the rank of the choice, then by
+// position, and those beyond its capacity get nothing from it: add y to x. Samples queue apart, so
+// that what is dropped does not depend on the layout.
+//
+// Learnables have the name with ".router", [n, experts], ".in.weight", [experts, n, hidden],
+// ".in.bias", ".out.weight" and ".out.bias". Each rank of a Tensor group has some of the experts,
+// and routes the tokens of some of the samples: one all-to-all brings tokens to their experts, and
+// one brings results back. Where a group has all ranks, that is expert parallelism over data; where
+// there are several groups, it is that and data parallelism.
+//
+// Cost: 4*n*hidden*experts*batch*capacity operations for all slots, backward twice that; the
+// all-to-alls move batch*experts*capacity*n elements each.
+// Errors: [ErrPlacement]; [backend.ErrArgument] for options that cannot be; [ops.ErrShape] if a
+// Tensor group has more ranks than samples or experts.
+// Source: Shazeer et al., Outrageously Large Neural Networks, 2017; Lepikhin et al., GShard, 2020;
+// Fedus, Zoph and Shazeer, Switch Transformers, 2021, (4) to (6) for the loss.
+func (b *Builder) MoE(name string, x Node, o MoEOptions) (e Experts) {
+	e.Y = b.within("MoE "+name, func() Node {
+		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) })
+		tokens = b.To(tokens, Tensor, Split(0))
+		if b.err != nil {
+			return Node{}
+		}
+		m := &mixture{Builder: b, o: o, name: name, x: tokens}
+		y := b.apply("experts", m.build)
+		e.Loss, e.Dropped = m.loss, m.dropped
+		return b.To(y, Tensor, x.place[Tensor])
+	})
+	return e
+}
+
+// check checks options, with the operand.
+func (o *MoEOptions) check(x Node) error {
+	if x.Dims() != 3 {
+		return fmt.Errorf("%w: x has shape %v: want 3 axes", ops.ErrShape, x.Shape())
+	}
+	if o.Choices == 0 {
+		o.Choices = 1
+	}
+	if o.Experts < 1 || o.Choices < 1 || o.Choices > o.Experts || o.Hidden < 1 ||
+		!(o.Capacity >= 0) || math.IsInf(o.Capacity, 1) {
+		return fmt.Errorf("%w: %+v", backend.ErrArgument, *o)
+	}
+	return firstOf(require("x", x, Sequence, Split(0)),
+		require("x", x, Tensor, Replicated, Split(0)))
+}
+
+// mixture builds a MoE.
+type mixture struct {
+	*Builder
+	o             MoEOptions
+	name          string
+	x             Node // of the samples whose tokens this rank routes
+	loss, dropped Node
+}
+
+func (m *mixture) build() (Node, error) {
+	s := m.x.Shape()
+	p, err := m.router()
+	if err != nil {
+		return Node{}, err
+	}
+	gates, choices, err := nn.TopK(1, m.o.Choices, p) // [batch, choices, positions]
+	if err != nil {
+		return Node{}, err
+	}
+	if err = m.balance(p, choices); err == nil {
+		gates, err = m.normalized(gates)
+	}
+	if err != nil {
+		return Node{}, err
+	}
+	ones := slices.Repeat([]float64{1}, size(gates.Shape()))
+	slots, kept, err := nn.Slots(m.o.Experts, m.capacity(), choices,
+		m.graph.Constant(m.tensor(gates.Shape(), ones)))
+	if err != nil {
+		return Node{}, err
+	}
+	if err = m.count(kept); err == nil {
+		gates, err = gorgonia.HadamardProd(gates, kept)
+	}
+	if err != nil {
+		return Node{}, err
+	}
+	rows, err := m.dispatch(kept, slots)
+	if err == nil {
+		rows, err = m.experts(rows)
+	}
+	if err == nil {
+		rows, err = nn.ByIndices(0, rows, slots) // [batch, choices, positions, n]
+	}
+	if err != nil {
+		return Node{}, err
+	}
+	gates, err = reshape(gates, s[0], m.o.Choices, s[1], 1)
+	if err == nil {
+		rows, err = gorgonia.BroadcastHadamardProd(rows, gates, nil, []byte{3})
+	}
+	if err == nil {
+		rows, err = gorgonia.Sum(rows, 1)
+	}
+	return Place(rows, m.x), err
+}
+
+// capacity returns how many slots an expert has for a sample.
+func (m *mixture) capacity() int {
+	positions := m.x.Shape()[1]
+	mean := float64(m.o.Choices*positions) / float64(m.o.Experts)
+	if c := math.Ceil(m.o.Capacity * mean); m.o.Capacity > 0 && c < float64(positions) {
+		return int(c)
+	}
+	return positions
+}
+
+// router returns the probabilities of the experts, [batch, experts, positions].
+func (m *mixture) router() (*gorgonia.Node, error) {
+	w := m.Learn(m.name+".router", Normal(deviation), Undivided, lastOf(m.x), m.o.Experts)
+	if m.err != nil {
+		return nil, m.err
+	}
+	w, err := m.learnableFor(w, m.x)
+	if err != nil {
+		return nil, err
+	}
+	scores, err := linear(m.x.Node, 1, w.Node, nil, []int{m.o.Experts})
+	if err == nil {
+		scores, err = gorgonia.Transpose(scores, 0, 2, 1)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return nn.SoftMax(1, scores)
+}
+
+// normalized returns gates that add up to 1, unless there is one choice.
+func (m *mixture) normalized(gates *gorgonia.Node) (*gorgonia.Node, error) {
+	s := gates.Shape()
+	if s[1] == 1 {
+		return gates, nil
+	}
+	sums, err := gorgonia.Sum(gates, 1)
+	if err == nil {
+		sums, err = reshape(sums, s[0], 1, s[2])
+	}
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.BroadcastHadamardDiv(gates, sums, nil, []byte{1})
+}
+
+// balance adds the load-balancing loss. The share of the tokens times the mean probability, summed
+// over the experts, is the mean over the tokens of the mean probability of their first choices.
+func (m *mixture) balance(p, choices *gorgonia.Node) error {
+	s := m.x.Shape()
+	means, err := gorgonia.Mean(p, 2)
+	if err != nil {
+		return err
+	}
+	first, err := nn.Slice(1, 0, 1, 1, choices)
+	if err == nil {
+		first, err = reshape(first, s[0], s[1])
+	}
+	if err != nil {
+		return err
+	}
+	loss, err := nn.GatherElements(1, means, first)
+	if err == nil {
+		loss, err = gorgonia.Mean(loss)
+	}
+	if err != nil {
+		return err
+	}
+	whole, _ := m.whole(m.x)
+	weight := m.o.Balance * float64(m.o.Experts*s[0]) / float64(whole[0]*m.batches)
+	if loss, err = m.scaled(loss, weight); err == nil {
+		m.loss, err = m.share(loss)
+	}
+	return err
+}
+
+// count adds the number of choices that are not kept.
+func (m *mixture) count(kept *gorgonia.Node) error {
+	n, err := gorgonia.Sum(kept)
+	if err != nil {
+		return err
+	}
+	n, err = gorgonia.Sub(gorgonia.NewConstant(m.number(float64(size(kept.Shape())))), n)
+	if err == nil {
+		m.dropped, err = m.share(n)
+	}
+	return err
+}
+
+// share is a term of a loss that each rank of the Tensor group has of its samples.
+func (m *mixture) share(term *gorgonia.Node) (Node, error) {
+	n := Node{Node: term, place: [2]Placement{Partial, Partial}}
+	return m.convert(n, Tensor, Replicated)
+}
+
+// dispatch moves tokens to their slots: [experts*batch*capacity, n].
+func (m *mixture) dispatch(kept, slots *gorgonia.Node) (*gorgonia.Node, error) {
+	s := m.x.Shape()
+	x, err := reshape(m.x.Node, s[0], 1, s[1], s[2])
+	if err != nil {
+		return nil, err
+	}
+	if kept, err = reshape(kept, s[0], m.o.Choices, s[1], 1); err != nil {
+		return nil, err
+	}
+	if x, err = gorgonia.BroadcastHadamardProd(x, kept, []byte{1}, []byte{3}); err != nil {
+		return nil, err
+	}
+	return nn.ScatterAdd(0, m.o.Experts*s[0]*m.capacity(), x, slots)
+}
+
+// experts computes the rows of all slots of this rank's samples, [experts*batch*capacity, n], on
+// the ranks that have the experts.
+func (m *mixture) experts(rows *gorgonia.Node) (*gorgonia.Node, error) {
+	s, comm := m.x.Shape(), m.layout.groups[Tensor]
+	owned, slots := backend.Even(m.o.Experts, comm.Size()), slices.Clone(m.x.parts[Tensor])
+	for i := range slots {
+		slots[i] *= m.capacity()
+	}
+	h, err := reshape(rows, m.o.Experts, s[0]*m.capacity(), s[2])
+	if err == nil && comm.Size() > 1 {
+		h, err = ops.AllToAll(comm, 0, 1, h, ops.AllToAllSplits(owned, slots))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if h, err = m.perExpert(".in", h, m.o.Hidden); err == nil {
+		h, err = nn.GELUTanh(h)
+	}
+	if err == nil {
+		h, err = m.perExpert(".out", h, s[2])
+	}
+	if err == nil && comm.Size() > 1 {
+		h, err = ops.AllToAll(comm, 1, 0, h, ops.AllToAllSplits(slots, owned))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return reshape(h, rows.Shape()...)
+}
+
+// perExpert is a linear layer of each of this rank's experts, of [experts, rows, n].
+func (m *mixture) perExpert(name string, x *gorgonia.Node, out int) (*gorgonia.Node, error) {
+	w := m.Learn(m.name+name+".weight", Normal(deviation), 0, m.o.Experts, x.Shape()[2], out)
+	c := m.Learn(m.name+name+".bias", Constant(0), 0, m.o.Experts, out)
+	if m.err != nil {
+		return nil, m.err
+	}
+	y, err := nn.BatchedMatMul(false, false, x, w.Node)
+	if err != nil {
+		return nil, err
+	}
+	bias, err := reshape(c.Node, c.Shape()[0], 1, out)
+	if err != nil {
+		return nil, err
+	}
+	return gorgonia.BroadcastAdd(y, bias, nil, []byte{1})
+}

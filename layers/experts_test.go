@@ -1,0 +1,167 @@
+package layers_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// routed is what a training with experts gives in a step.
+type routed struct{ loss, balance, dropped float64 }
+
+// routedTraining trains a model with a mixture of experts on all ranks of a layout.
+func routedTraining(t *testing.T, k testenv.Kind, s layers.Sizes, o layers.MoEOptions,
+	steps int) []routed {
+	t.Helper()
+	const vocabulary, batch = 11, 4
+	ids := make([]int, batch*positions)
+	for i := range ids {
+		ids[i] = (i*i + i/3) % vocabulary
+	}
+	all := make([]routed, steps)
+	within(t, k, s, func(l *layers.Layout, device backend.Device, build sync.Locker) error {
+		build.Lock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+		own := batch / s.DP
+		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own,
+			positions)
+		words := b.Learn("words", layers.Normal(0.5), 0, vocabulary, width)
+		x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+		x = b.To(b.Positions("p", x), layers.Sequence, layers.Split(0))
+		e := b.MoE("experts", x, o)
+		x = b.To(b.Add(x, e.Y), layers.Sequence, layers.Split(1))
+		loss := b.CrossEntropy(b.Logits(b.LayerNorm("n", x), words), targets)
+		learnables, err := b.Grad(b.Add(loss, e.Loss))
+		scale(learnables)
+		build.Unlock()
+		if err != nil {
+			return err
+		}
+		read := gorgonia.Nodes{loss.Node, e.Loss.Node, e.Dropped.Node}
+		machine, err := vm.New(b.Graph(), device, vm.Keep(read...),
+			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
+			vm.WithDataParallel(l.Data, autograd.WithSum(),
+				autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
+		if err != nil {
+			return err
+		}
+		if plan := machine.Plan().String(); device != nil && !strings.Contains(plan, "host_ops=0") {
+			return errors.Join(fmt.Errorf("something runs on the host: %v", plan), machine.Close())
+		}
+		mine := ids[l.Replica*own*positions : (l.Replica+1)*own*positions]
+		next := append(slices.Clone(mine[1:]), ids[(l.Replica+1)*own*positions%len(ids)])
+		for step := range steps {
+			err := errors.Join(tokens.Set(mine), targets.Set(next))
+			if err == nil {
+				err = ops.Cause(machine.RunAll())
+			}
+			var v [3]float64
+			for i, n := range read {
+				if err == nil {
+					v[i] = n.Value().Data().(float64)
+					err = autograd.Sum(l.Data, &v[i])
+				}
+			}
+			if err != nil {
+				return errors.Join(err, machine.Close())
+			}
+			if l.Comm(layers.Tensor).Rank() == 0 && l.Data.Rank() == 0 {
+				all[step] = routed{v[0], v[1], v[2]}
+			}
+		}
+		return machine.Close()
+	})
+	return all
+}
+
+// TestExpertsEqualOneRank: losses and dropped tokens of 20 steps equal one rank's, on layouts of
+// replicas and of ranks that divide the experts, evenly or not.
+func TestExpertsEqualOneRank(t *testing.T) {
+	for _, o := range []layers.MoEOptions{
+		{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01},
+		{Experts: 4, Hidden: 6, Capacity: 0.5, Balance: 0.1},
+		{Experts: 4, Choices: 3, Hidden: 5},
+	} {
+		want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 20)
+		first, last := want[0], want[len(want)-1]
+		if !(last.loss < first.loss) || (o.Capacity > 0) != (first.dropped > 0) ||
+			(o.Balance > 0) != (first.balance > 0) {
+			t.Errorf("%+v: one rank has %+v at first, and %+v at last", o, first, last)
+		}
+		for _, s := range []layers.Sizes{{DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 1, TP: 2},
+			{DP: 1, SP: 1, TP: 3}, {DP: 1, SP: 1, TP: 4}, {DP: 2, SP: 1, TP: 2},
+			{DP: 1, SP: 2, TP: 2}} {
+			t.Run(fmt.Sprintf("%v of %+v", s, o), func(t *testing.T) {
+				sameRouting(t, routedTraining(t, testenv.Hosts, s, o, 20), want)
+			})
+		}
+	}
+}
+
+func sameRouting(t *testing.T, got, want []routed) {
+	t.Helper()
+	for i, w := range want {
+		near(t, fmt.Sprintf("step %d", i), []float64{got[i].loss, got[i].balance, got[i].dropped},
+			[]float64{w.loss, w.balance, w.dropped}, 1e-10)
+	}
+}
+
+// TestExpertsEqualOneRankOnDevices: so do those of ranks on devices.
+func TestExpertsEqualOneRankOnDevices(t *testing.T) {
+	o := layers.MoEOptions{Experts: 5, Choices: 2, Hidden: 7, Capacity: 1, Balance: 0.01}
+	want := routedTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1}, o, 3)
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		for _, s := range []layers.Sizes{{DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 1, TP: 2}} {
+			t.Run(s.String(), func(t *testing.T) {
+				sameRouting(t, routedTraining(t, k, s, o, 3), want)
+			})
+		}
+	})
+}
+
+// TestExpertsRefused: options that cannot be, and groups that are too large.
+func TestExpertsRefused(t *testing.T) {
+	for _, c := range []struct {
+		o     layers.MoEOptions
+		s     layers.Sizes
+		wraps error
+		want  string
+	}{
+		{layers.MoEOptions{Hidden: 1}, layers.Sizes{DP: 1, SP: 1, TP: 1}, backend.ErrArgument,
+			"Experts:0"},
+		{layers.MoEOptions{Experts: 2, Choices: 3, Hidden: 1}, layers.Sizes{DP: 1, SP: 1, TP: 1},
+			backend.ErrArgument, "Choices:3"},
+		{layers.MoEOptions{Experts: 2, Hidden: 1, Capacity: -1},
+			layers.Sizes{DP: 1, SP: 1, TP: 1}, backend.ErrArgument, "Capacity:-1"},
+		{layers.MoEOptions{Experts: 2, Hidden: 1}, layers.Sizes{DP: 1, SP: 1, TP: 3},
+			ops.ErrShape, "use fewer ranks"},
+		{layers.MoEOptions{Experts: 1, Hidden: 1}, layers.Sizes{DP: 1, SP: 1, TP: 2},
+			ops.ErrShape, "each needs a part"},
+	} {
+		within(t, testenv.Hosts, c.s, func(l *layers.Layout, _ backend.Device,
+			build sync.Locker) error {
+			build.Lock()
+			defer build.Unlock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			x := layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 4))
+			b.MoE("m", b.To(x, layers.Sequence, layers.Split(0)), c.o)
+			if err := b.Err(); !errors.Is(err, c.wraps) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			return nil
+		})
+	}
+}

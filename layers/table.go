@@ -1,0 +1,263 @@
+package layers
+
+import (
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/ops"
+)
+
+// Table is an embedding of many rows, which the ranks of l.Data divide: row i is on rank i modulo
+// their number, in host memory. It is no learnable. A step costs what the rows cost that it looks
+// up, however many there are:
+//
+//	items := b.Table("items", layers.Normal(0.05), 1<<20, 32)
+//	x := items.Lookup(tokens)
+//	...
+//	machine, err := vm.New(b.Graph(), device, vm.Keep(items.Gradients()...), ...)
+//	err = tokens.Set(ids)      // brings the rows of the ids here
+//	err = machine.RunAll()
+//	err = items.Step(rate)     // sends their gradients to the ranks that have them
+//
+// Compare [Builder.Embedding], whose gradient and update are of all rows.
+type Table struct {
+	b       *Builder
+	name    string
+	rows, n int
+	own     *tensor.Dense // [own rows, n]: number i/P of them is row i
+	lookups []*lookup
+}
+
+// Table returns a table of rows of n numbers. They begin with values that follow from the seed, the
+// name and the row.
+//
+// Errors: [ops.ErrShape] if rows or n is below 1.
+func (b *Builder) Table(name string, init Init, rows, n int) *Table {
+	t := &Table{b: b, name: name, rows: rows, n: n}
+	b.apply("Table "+name, func() (Node, error) {
+		if err := backend.Given("", "init", init); err != nil {
+			return Node{}, err
+		}
+		if rows < 1 || n < 1 {
+			return Node{}, fmt.Errorf("%w: %d rows of %d numbers", ops.ErrShape, rows, n)
+		}
+		h := fnv.New64a()
+		h.Write([]byte(name))
+		data, source := b.layout.Data, rand.NewPCG(0, 0)
+		r, values := rand.New(source), make([]float64, 0, (rows/data.Size()+1)*n)
+		for row := data.Rank(); row < rows; row += data.Size() {
+			source.Seed(b.seed, h.Sum64()+uint64(row)) // whatever the number of ranks
+			for range n {
+				values = append(values, init(r))
+			}
+		}
+		if len(values) > 0 {
+			t.own = b.tensor([]int{len(values) / n, n}, values)
+		}
+		return Node{}, nil
+	})
+	return t
+}
+
+// Rows returns the rows of this rank, [own rows, n], for checkpoints: number k of them is row
+// k*P + r of the table on rank r of P. It is nil if the rank has none.
+func (t *Table) Rows() *tensor.Dense { return t.own }
+
+// Lookup returns the row of each token.
+//
+//	in   tokens  [d...]
+//	out  y       [d..., n]   placed like the tokens, Replicated over the Tensor group
+//
+// [Tokens.Set] becomes collective over l.Data: an all-gather of how many ids ranks ask of each
+// other, an all-to-all of the ids, each once for a rank, and one of the rows.
+//
+// Gradient: by [Table.Step]. Cost: 8 bytes and a row sent and received for each id, and a copy of
+// y. Errors of Set: those of the communicator.
+func (t *Table) Lookup(tokens *Tokens) Node {
+	b := t.b
+	return b.apply("Lookup in "+t.name+tokens.of(), func() (Node, error) {
+		if err := backend.Given("", "tokens", tokens); err != nil {
+			return Node{}, err
+		}
+		shape := append(tokens.own(), t.n)
+		l := &lookup{table: t, value: b.tensor(shape, make([]float64, size(shape)))}
+		y := tokens.placedNode()
+		tokens.bound(t.rows)
+		tokens.embedded = true
+		y.Node = tokens.feed(l.value, l.fetch)
+		l.node = y.Node
+		t.lookups, b.inputs = append(t.lookups, l), append(b.inputs, y.Node)
+		return y, nil
+	})
+}
+
+// Gradients returns the gradients of what has been looked up, for vm.Keep, after [Builder.Grad].
+func (t *Table) Gradients() (all gorgonia.Nodes) {
+	for _, l := range t.lookups {
+		if d := l.node.Deriv(); d != nil {
+			all = append(all, d)
+		}
+	}
+	return all
+}
+
+// Step takes a step of gradient descent, w -= rate * dw, of the rows that the last run has looked
+// up: others do not change. Call it behind each run, also behind each of several whose gradients
+// are added up. It is collective over l.Data: an all-to-all of the sums of the gradients of each
+// id.
+//
+// Errors: [backend.ErrArgument] before a run, or without [Builder.Grad]; those of the communicator.
+func (t *Table) Step(rate float64) error {
+	for _, l := range t.lookups {
+		var dw gorgonia.Value
+		if d := l.node.Deriv(); d != nil {
+			dw = d.Value()
+		}
+		if dw == nil || l.sent == nil {
+			return fmt.Errorf("layers: Step of table %s: %w: there is no gradient: call Grad "+
+				"before the machine is made, and RunAll before Step", t.name, backend.ErrArgument)
+		}
+		if err := l.step(dw, rate); err != nil {
+			return fmt.Errorf("layers: Step of table %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+// lookup is a use of a table.
+type lookup struct {
+	table *Table
+	node  *gorgonia.Node
+	value *tensor.Dense // of the node
+	// of the last ids
+	places []int   // of each token, among the distinct ids, which are in the order of their ranks
+	sent   []int   // how many ids rank s asks of rank r, at s*P+r
+	asked  []int64 // the ids that ranks have asked of this one, in the order of the ranks
+}
+
+// fetch brings the rows of ids here.
+func (l *lookup) fetch(ids []int) error {
+	data := l.table.b.layout.Data
+	P := data.Size()
+	lists, at := make([][]int64, P), map[int]int{} // by rank; by id, its place in the list
+	for _, id := range ids {
+		if _, known := at[id]; !known {
+			at[id] = len(lists[id%P])
+			lists[id%P] = append(lists[id%P], int64(id))
+		}
+	}
+	counts, starts := make([]int64, P), make([]int, P)
+	for r, list := range lists {
+		counts[r] = int64(len(list))
+		if r > 0 {
+			starts[r] = starts[r-1] + len(lists[r-1])
+		}
+	}
+	l.places = l.places[:0]
+	for _, id := range ids {
+		l.places = append(l.places, starts[id%P]+at[id])
+	}
+	all := make([]int64, P*P)
+	gather := backend.Collective{Kind: backend.AllGather}
+	if err := group.RunOnHost(data, gather, backend.Of(all), backend.Of(counts)); err != nil {
+		return err
+	}
+	l.sent = make([]int, P*P)
+	for i, n := range all {
+		l.sent[i] = int(n)
+	}
+	l.asked = make([]int64, l.received())
+	if err := l.exchange(false, 1, backend.Of(l.asked), backend.Of(slices.Concat(lists...))); err !=
+		nil {
+		return err
+	}
+	if l.value.Dtype() == tensor.Float32 {
+		return fetch[float32](l)
+	}
+	return fetch[float64](l)
+}
+
+// received returns how many ids ranks ask of this one.
+func (l *lookup) received() (n int) {
+	data := l.table.b.layout.Data
+	for s := range data.Size() {
+		n += l.sent[s*data.Size()+data.Rank()]
+	}
+	return n
+}
+
+// exchange sends n numbers for each id to the ranks that have the rows, or back.
+func (l *lookup) exchange(back bool, n int, dst, src backend.Buffer) error {
+	data := l.table.b.layout.Data
+	P := data.Size()
+	splits := make([]int, P*P)
+	for i, count := range l.sent {
+		if back {
+			i = i%P*P + i/P
+		}
+		splits[i] = count * n
+	}
+	call := backend.Collective{Kind: backend.AllToAll, Splits: splits, Exact: true}
+	return group.RunOnHost(data, call, dst, src)
+}
+
+type number interface{ float32 | float64 }
+
+// ofRows calls f for the own row of each id that has been asked for.
+func ofRows[T number](l *lookup, f func(k int, row []T)) {
+	if len(l.asked) == 0 {
+		return
+	}
+	n, own := l.table.n, l.table.own.Data().([]T)
+	for k, id := range l.asked {
+		at := int(id) / l.table.b.layout.Data.Size() * n
+		f(k, own[at:at+n])
+	}
+}
+
+func fetch[T number](l *lookup) error {
+	n, distinct := l.table.n, 1+slices.Max(l.places)
+	give, get := make([]T, len(l.asked)*n), make([]T, distinct*n)
+	ofRows(l, func(k int, row []T) { copy(give[k*n:], row) })
+	if err := l.exchange(true, n, backend.Of(get), backend.Of(give)); err != nil {
+		return err
+	}
+	value := l.value.Data().([]T)
+	for i, p := range l.places {
+		copy(value[i*n:(i+1)*n], get[p*n:])
+	}
+	return nil
+}
+
+func (l *lookup) step(dw gorgonia.Value, rate float64) error {
+	if l.value.Dtype() == tensor.Float32 {
+		return descend(l, dw.Data().([]float32), float32(rate))
+	}
+	return descend(l, dw.Data().([]float64), rate)
+}
+
+func descend[T number](l *lookup, dw []T, rate T) error {
+	n, distinct := l.table.n, 1+slices.Max(l.places)
+	give, get := make([]T, distinct*n), make([]T, len(l.asked)*n)
+	for i, p := range l.places {
+		for k, x := range dw[i*n : (i+1)*n] {
+			give[p*n+k] += x
+		}
+	}
+	if err := l.exchange(false, n, backend.Of(get), backend.Of(give)); err != nil {
+		return err
+	}
+	ofRows(l, func(k int, row []T) {
+		for i, x := range get[k*n : (k+1)*n] {
+			row[i] -= rate * x
+		}
+	})
+	return nil
+}
