@@ -71,6 +71,11 @@ func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Launc
 	if wrong != nil {
 		return Launch{}, wrong
 	}
+	if f := a.Filled(); f.Group > 1 || f.ValueSize != f.Size || f.SoftCap > 0 ||
+		f.Mask.Buffer.Len() > 0 || f.Lengths.Len() > 0 {
+		return Launch{}, fmt.Errorf("%w: attention with groups of heads, values of another width, "+
+			"a soft cap, a mask or lengths on a device", backend.ErrUnsupported)
+	}
 	d := a.Y.Buffer.DType()
 	for _, size := range headSizes[d] {
 		if a.Size <= size {
