@@ -232,6 +232,9 @@ func oracleCases() map[string]struct {
 		add(attended(AttentionOptions{Causal: causal}), normal(1, 1, 2, 70, 9),
 			normal(2, 1, 2, 66, 9), normal(3, 1, 2, 66, 9))
 	}
+	for _, o := range hidingOptions {
+		add(attended(o.AttentionOptions), o.operands()...)
+	}
 	for _, w := range [][3]int{{2, 0, 2}, {3, 1, 2}, {3, 1, 1}, {5, 0, 1}, {4, 3, 3}} {
 		add(averaged(w[0], w[1], w[2]), normal(1, 2, 3, 5, 5))
 	}
