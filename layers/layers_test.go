@@ -46,6 +46,13 @@ var blocks = map[string]block{
 	"cross-attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.CrossAttention("a", in[0], in[1], layers.AttentionOptions{Heads: heads})
 	},
+	"grouped attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		// Twelve heads of keys divide among every group of up to 4, and groups of both kinds.
+		x := b.To(in[0], layers.Tensor, layers.Copied)
+		x = b.Rows("wide", b.Columns("own", x, 0, 5), 1, 48)
+		return b.Attention("a", b.To(x, layers.Tensor, in[0].Placed(layers.Tensor)),
+			hidingKeys(b, in[0]))
+	},
 	"mlp": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.MLP("m", in[0], 7)
 	},
@@ -90,6 +97,23 @@ var blocks = map[string]block{
 }
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node { return gorgonia.Must(n, err) }
+
+// hidingKeys are options of attention with all that it can have, of positions and samples like x's.
+func hidingKeys(b *layers.Builder, x layers.Node) layers.AttentionOptions {
+	dt, along := x.Dtype(), int(x.Placed(layers.Sequence))
+	lengths := make([]int, x.Shape()[1-along])
+	for i := range lengths {
+		lengths[i] = positions - 4*(i%3)
+	}
+	mask := variable(b, "mask", dt, positions, positions)
+	if data, ok := mask.Value().Data().([]float64); ok {
+		data[positions] = math.Inf(-1)
+	}
+	return layers.AttentionOptions{Heads: 24, KeyHeads: 12, Causal: true, SoftCap: 3, Mask: mask,
+		KeyLengths: gorgonia.NodeFromAny(b.Graph(), tensor.New(tensor.WithShape(len(lengths)),
+			tensor.WithBacking(lengths)), gorgonia.WithName("lengths")),
+		Rotary: &layers.RotaryOptions{First: 2}}
+}
 
 // outcome is what a rank has after a run.
 type outcome struct {

@@ -155,20 +155,11 @@ func (s attentionSpec) check(lengths []int, in []tensor.Shape) error {
 	return nil
 }
 
-func (s attentionSpec) constant(i int) bool { return i == 3 && s.Mask && !s.MaskGradient }
-
-// gradients are of the operands, each from q, k, v, y and dy, and what hides keys.
 func (s attentionSpec) gradients(in []tensor.Shape) []gradient {
-	all, of := make([]gradient, len(in)), []int{0, 1, 2, result, dy}
-	for i := 3; i < len(in); i++ {
-		of = append(of, i)
+	if s.MaskGradient {
+		return gradientsOf(s, in, 4)
 	}
-	for i := range all {
-		if i < 3 || i == 3 && s.MaskGradient {
-			all[i] = gradient{attentionGradSpec{s, i}, of}
-		}
-	}
-	return all
+	return gradientsOf(s, in, 3)
 }
 
 // hides returns operands that hide keys, of which a mask has all axes.
@@ -186,53 +177,23 @@ func (s attentionSpec) program(b program.Builder, x ...program.Value) program.Va
 	return y
 }
 
-// attentionGradSpec is the gradient of an [attentionSpec] by operand Of, from q, k, v, y and dy, the
-// mask and the lengths.
-type attentionGradSpec struct {
-	Forward attentionSpec
-	Of      int // 0 is q, 1 k, 2 v and 3 the mask
-}
-
-// String returns "AttentionGradQ{causal, scale 0.125}", or that with K, V or M.
-func (s attentionGradSpec) String() string {
-	return s.Forward.name("AttentionGrad" + "QKVM"[s.Of:s.Of+1])
-}
-
-func (s attentionGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	if s.Of == 3 {
-		return in[5].Clone(), nil
+// back computes what the forward pass keeps for the gradient again.
+func (s attentionSpec) back(
+	b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
+	hides := s.hides(b, x[3:])
+	y, lse := b.Attention(s.Attention, slices.Concat(x[:3], hides)...)
+	if i == 3 {
+		return s.ofMask(b, x, hides[0], y, lse, dy)
 	}
-	return in[s.Of].Clone(), nil
-}
-
-func (s attentionGradSpec) indices() int {
-	if at := s.Forward.indices(); at >= 0 {
-		return at + 2
-	}
-	return -1
-}
-
-func (s attentionGradSpec) check(lengths []int, in []tensor.Shape) error {
-	return s.Forward.check(lengths, in)
-}
-
-func (s attentionGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-// program computes what the forward pass keeps for the gradient again.
-func (s attentionGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	hides := s.Forward.hides(b, x[5:])
-	y, lse := b.Attention(s.Forward.Attention, slices.Concat(x[:3], hides)...)
-	if s.Of == 3 {
-		return s.ofMask(b, x, hides[0], y, lse)
-	}
-	dq, dk, dv := b.AttentionGrad(s.Forward.Attention,
-		slices.Concat(x[:3], []program.Value{y, lse, x[4]}, hides)...)
-	return [...]program.Value{dq, dk, dv}[s.Of]
+	dq, dk, dv := b.AttentionGrad(s.Attention,
+		slices.Concat(x[:3], []program.Value{y, lse, dy}, hides)...)
+	return [...]program.Value{dq, dk, dv}[i]
 }
 
 // ofMask is the gradient of the mask: products of all scores.
-func (s attentionGradSpec) ofMask(
-	b program.Builder, x []program.Value, mask, y, lse program.Value,
+func (s attentionSpec) ofMask(
+	b program.Builder, x []program.Value, mask, y, lse, dy program.Value,
 ) program.Value {
 	q, k, v := b.Of(x[0]).Shape, b.Of(x[1]).Shape, b.Of(x[2]).Shape
 	product := func(rows, columns program.Value, size int) program.Value {
@@ -241,16 +202,16 @@ func (s attentionGradSpec) ofMask(
 			k[2], size)
 		return b.Reshape(b.MatMul(false, true, rows, columns), q[0], q[1], q[2], k[2])
 	}
-	scores := program.With(b, fuse.Mul, product(x[0], x[1], q[3]), s.Forward.Scale)
-	if most := s.Forward.SoftCap; most > 0 {
+	scores := program.With(b, fuse.Mul, product(x[0], x[1], q[3]), s.Scale)
+	if most := s.SoftCap; most > 0 {
 		scores = program.With(b, fuse.Mul, b.Do(fuse.Tanh, program.With(b, fuse.Div, scores, most)),
 			most)
 	}
 	lse = b.Reshape(lse, q[0], q[1], q[2], 1)
 	lse = b.Do(fuse.Where, program.With(b, fuse.Equal, lse, math.Inf(-1)), b.Number(0, lse), lse)
 	w := b.Do(fuse.Exp, b.Do(fuse.Sub, b.Do(fuse.Add, scores, mask), lse))
-	sums := program.Sum(b, b.Do(fuse.Mul, x[4], y), 3)
-	ds := b.Do(fuse.Mul, w, b.Do(fuse.Sub, product(x[4], x[2], v[3]), sums))
+	sums := program.Sum(b, b.Do(fuse.Mul, dy, y), 3)
+	ds := b.Do(fuse.Mul, w, b.Do(fuse.Sub, product(dy, x[2], v[3]), sums))
 	var axes []int
 	for axis, n := range b.Of(mask).Shape {
 		if n == 1 {
@@ -260,5 +221,5 @@ func (s attentionGradSpec) ofMask(
 	if len(axes) > 0 {
 		ds = program.Sum(b, ds, axes...)
 	}
-	return b.Reshape(ds, b.Of(x[5]).Shape...)
+	return b.Reshape(ds, b.Of(x[3]).Shape...)
 }

@@ -600,8 +600,9 @@ func inner[T float](x, y []T) float64 {
 	return sum
 }
 
-func attentionGrad[T float](s attentionGradSpec, dx array[T], x []array[T]) error {
-	q, k, v, y, dy := x[0], x[1], x[2], x[3], x[4]
+func attentionGrad[T float](s attentionSpec, of int, dx array[T], x []array[T],
+	y, dy array[T]) error {
+	q, k, v := x[0], x[1], x[2]
 	sums := make([]float64, len(dx.data))
 	add := func(to int, factor float64, row []T) {
 		for c, e := range row {
@@ -609,11 +610,11 @@ func attentionGrad[T float](s attentionGradSpec, dx array[T], x []array[T]) erro
 		}
 	}
 	heads, queries, all := q.shape[1], q.shape[2], k.shape[2]
-	eachQuery(s.Forward, x, x[5:], func(i int, keys []seenKey) {
-		of := inner(dy.row(i), y.row(i))
+	eachQuery(s, x, x[3:], func(i int, keys []seenKey) {
+		less := inner(dy.row(i), y.row(i))
 		for _, key := range keys {
-			ds := key.w * (inner(dy.row(i), v.row(key.row)) - of)
-			switch scaled := s.Forward.Scale * key.slope * ds; s.Of {
+			ds := key.w * (inner(dy.row(i), v.row(key.row)) - less)
+			switch scaled := s.Scale * key.slope * ds; of {
 			case 0:
 				add(i, scaled, k.row(key.row))
 			case 1:

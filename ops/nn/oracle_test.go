@@ -54,6 +54,8 @@ func loopedBack[T float](s spec, i int, dx array[T], x []array[T], y, dy array[T
 		return normGrad(s, dx, x[0], y, dy)
 	case crossEntropySpec:
 		return crossEntropyGrad(s, dx, x[0], x[1].ints, dy)
+	case attentionSpec:
+		return attentionGrad(s, i, dx, x, y, dy)
 	}
 	return loopedBasicsBack(s, i, dx, x, y, dy)
 }
@@ -79,8 +81,6 @@ func loopedMoves[T float](s spec, y array[T], x []array[T]) error {
 		return matVec(s, y, x[0], x[1])
 	case attentionSpec:
 		return attention(s, y, x)
-	case attentionGradSpec:
-		return attentionGrad(s, y, x)
 	case avgPool2DSpec:
 		return avgPool(s, y, x[0])
 	case avgPool2DGradSpec:
@@ -265,8 +265,8 @@ func TestDoIsWhatLoopsCompute(t *testing.T) {
 			agreeWithLoops(t, y.Op().(*Op), values, seen, 2)
 		}
 	}
-	if len(seen) != 44 {
-		t.Errorf("%d kinds of operations were computed, want all 44: %v", len(seen), seen)
+	if len(seen) != 47 {
+		t.Errorf("%d kinds of operations were computed, want all 47: %v", len(seen), seen)
 	}
 }
 
