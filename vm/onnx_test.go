@@ -22,7 +22,8 @@ import (
 // is an entry here, one in GROUPS of testdata/onnx/make.py (and one in TORCH, for cases with
 // gradients), and a file that this program makes.
 var onnxGroups = map[string]onnxKinds{
-	"basics": basicKinds,
+	"attention": {"Attention": onnxAttention},
+	"basics":    basicKinds,
 }
 
 // onnxKinds return the nodes of the results of a case, for each operator.
