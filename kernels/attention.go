@@ -15,9 +15,10 @@ import (
 //
 // with cap(x) = SoftCap * tanh(x / SoftCap) if SoftCap is more than 0, and x if it is 0.
 //
-// Operands and results but Mask and Lengths are f32, f64 or bf16, of one dtype. It is computed in f32 where they are f32
-// or bf16, the exponentials are rounded to the dtype of v before they are multiplied with it, and
-// each implementation adds in an order of its own, with the same bits in every run.
+// Operands and results but Mask and Lengths are f32, f64 or bf16, of one dtype. It is computed in
+// f32 where they are f32 or bf16, the exponentials are rounded to the dtype of v before they are
+// multiplied with it, and each implementation adds in an order of its own, with the same bits in
+// every run.
 type Attention struct {
 	Batch, Heads  int // heads of Q and Y
 	Queries, Keys int // of each head
@@ -68,8 +69,8 @@ type AttentionGrad struct {
 	Sums           backend.Buffer // room like LSE
 }
 
-// HeadRows is an operand or a result of [Attention]: Size or ValueSize neighbouring elements for each
-// query or key of each head.
+// HeadRows is an operand or a result of [Attention]: Size or ValueSize neighbouring elements for
+// each query or key of each head.
 type HeadRows struct {
 	Buffer           backend.Buffer
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
@@ -143,7 +144,8 @@ func (a *Attention) check() error {
 	}
 	if a.Heads%a.Group != 0 || !(a.SoftCap >= 0) {
 		return fmt.Errorf("%w: attention of %d heads in groups of %d, soft cap %v: groups divide "+
-			"the heads, and the cap is at least 0", backend.ErrArgument, a.Heads, a.Group, a.SoftCap)
+			"the heads, and the cap is at least 0",
+			backend.ErrArgument, a.Heads, a.Group, a.SoftCap)
 	}
 	d, statistics := a.Y.Buffer.DType(), backend.F32
 	switch d {
@@ -178,13 +180,13 @@ func (a *Attention) fit(name string, r HeadRows, heads, n, size int) error {
 
 // checkHidden checks the mask and the lengths.
 func (a *Attention) checkHidden() error {
-	if m, n := a.Mask, a.Mask.Buffer.Len(); n > 0 {
-		need := (a.Batch-1)*m.Batch + (a.Heads-1)*m.Head + (a.Queries-1)*m.Row + (a.Keys-1)*m.Key + 1
-		if min(m.Batch, m.Head, m.Row, m.Key) < 0 || n < need ||
-			m.Buffer.DType() != a.LSE.DType() {
-			return fmt.Errorf("%w: attention: the mask takes %d %v at steps of %d, %d, %d, %d; its "+
-				"buffer has %d %v", backend.ErrArgument, need, a.LSE.DType(), m.Batch, m.Head, m.Row,
-				m.Key, n, m.Buffer.DType())
+	if m, n, d := a.Mask, a.Mask.Buffer.Len(), a.LSE.DType(); n > 0 {
+		need := (a.Batch-1)*m.Batch + (a.Heads-1)*m.Head + (a.Queries-1)*m.Row + 1
+		need += (a.Keys - 1) * m.Key
+		if min(m.Batch, m.Head, m.Row, m.Key) < 0 || n < need || m.Buffer.DType() != d {
+			return fmt.Errorf("%w: attention: the mask takes %d %v at steps of %d, %d, %d, %d; "+
+				"its buffer has %d %v",
+				backend.ErrArgument, need, d, m.Batch, m.Head, m.Row, m.Key, n, m.Buffer.DType())
 		}
 	}
 	if n, d := a.Lengths.Len(), a.Lengths.DType(); n > 0 && (n != a.Batch ||

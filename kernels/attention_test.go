@@ -137,7 +137,9 @@ func TestAttentionIsChecked(t *testing.T) {
 			a.Lengths = backend.Of([]int32{1})
 		},
 		"values of another width": func(a *AttentionGrad) { a.ValueSize = 5 },
-		"operands of integers":    func(a *AttentionGrad) { a.Y.Buffer = a.Y.Buffer.As(backend.I32) },
+		"operands of integers": func(a *AttentionGrad) {
+			a.Y.Buffer = a.Y.Buffer.As(backend.I32)
+		},
 	} {
 		a := heads(t, backend.F32, fewHeads)
 		spoil(&a)

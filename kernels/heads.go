@@ -89,7 +89,7 @@ type headRows struct {
 	at, size int // the first element of the head, and the elements of a row
 }
 
-// ofQuery and ofKey are the rows of a head of queries, and those of the head of keys that it shares.
+// ofQuery and ofKey are the rows of a head of queries, and of the head of keys that it shares.
 func (t *attending[T, S]) ofQuery(r HeadRows, head, size int) headRows {
 	return headRows{r, r.headStart(head, t.a.Heads), size}
 }

@@ -65,10 +65,9 @@ func (o AttentionOptions) width(n int) (int, error) {
 // own, and the ranks of both groups together must divide them evenly.
 //
 // Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads;
-// the collectives of the package comment. Errors: [ErrPlacement], also if ranks divide heads so that
-// those of queries are without the keys that they share; [backend.ErrArgument] if heads do not
-// divide n, or heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that
-// divide them.
+// the collectives of the package comment. Errors: [ErrPlacement], also if a rank would have heads
+// of queries without the keys that they share; [backend.ErrArgument] if heads do not divide n, or
+// heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that divide them.
 func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 	return b.within("Attention "+name, func() Node {
 		if o.shared() != o.Heads {

@@ -66,8 +66,8 @@ type Builder interface {
 	// an operand. All other axes are equal.
 	MatMul(transA, transB bool, a, b Value) Value
 	// Attention has the meaning of kernels.Attention of q [b, h, queries, d], k [b, g, keys, d] and
-	// v [b, g, keys, e], of the mask, whose axes are those of the scores or 1, and of the lengths.
-	// lse is for the gradient.
+	// v [b, g, keys, e], of a mask with the axes of the scores, or 1, and of lengths [b]. lse is
+	// for the gradient.
 	Attention(o Attention, x ...Value) (y, lse Value)
 	// AttentionGrad are the gradients of Attention, from q, k, v, y, lse, dy, mask and lengths.
 	AttentionGrad(o Attention, x ...Value) (dq, dk, dv Value)

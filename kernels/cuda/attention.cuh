@@ -43,8 +43,8 @@ template <class T> struct Mask {
 };
 
 // `group` heads of queries share a head of keys and values, `size` are the elements of a query or a
-// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks, whose
-// code would take their registers.
+// key, and `width` those of a value. Kernels that are not `Limited` have neither caps nor masks,
+// whose code would take their registers.
 template <class T, bool Limited> struct Heads {
 	u64 count, per_batch, queries, keys, size;
 	bool causal;
@@ -314,8 +314,8 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 				h.keys - key, h.size);
 			T scale = T(h.scale);
 			if (h.limits()) {
-				p.template limit<false>(x, nullptr, sum, h, h.masked(here(n), first, key), h.mask.row,
-					h.mask.key, there, h.keys - key);
+				p.template limit<false>(x, nullptr, sum, h, h.masked(here(n), first, key),
+					h.mask.row, h.mask.key, there, h.keys - key);
 				scale = 1;
 			}
 #pragma unroll
@@ -359,7 +359,8 @@ DEVICE void attention_plain(Rows<S> y, T *lse, Rows<const S> q, Rows<const S> k,
 // sums[i]) k[j] with w[i,j] = exp(s[i,j] - lse[i])
 template <class T, u32 Size, u32 Each, class S, bool Limited>
 DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *lse,
-	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads<T, Limited> &h) {
+	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy,
+	const Heads<T, Limited> &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.queries); t.more(h.count); t.next()) {
@@ -413,7 +414,8 @@ DEVICE void attention_gradient_q(Rows<S> dq, T *sums, Rows<const S> y, const T *
 // sums[i]) q[i]
 template <class T, u32 Size, u32 Each, class S, bool Limited>
 DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T *sums,
-	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy, const Heads<T, Limited> &h) {
+	Rows<const S> q, Rows<const S> k, Rows<const S> v, Rows<const S> dy,
+	const Heads<T, Limited> &h) {
 	typedef Plain<T, Size, Each> P;
 	SHARED P p;
 	for (Turn<P::rows> t(h.keys); t.more(h.count / h.group); t.next()) {
@@ -437,8 +439,8 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 					log[j] = log[j] == -infinite(T()) ? T(0) : log[j]; // no weights without keys
 				}
 				if (h.limits()) {
-					p.template limit<true>(x, &d, sum, h, h.masked(here(n), query, first), h.mask.key,
-						h.mask.row, there, left);
+					p.template limit<true>(x, &d, sum, h, h.masked(here(n), query, first),
+						h.mask.key, h.mask.row, there, left);
 					factor = 1;
 				}
 #pragma unroll
@@ -475,7 +477,8 @@ DEVICE void attention_gradient_kv(Rows<S> dk, Rows<S> dv, const T *lse, const T 
 	SHARING_KERNEL(attention_##Size##_##S, 128, Blocks, OPERAND(S, y), T *lse, \
 		OPERAND(const S, q), OPERAND(const S, k), OPERAND(const S, v), HEADS(T)) { \
 		await_predecessors(); \
-		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), THESE_HEADS(T, Limited)); \
+		forward(OF(S, y), lse, OF(const S, q), OF(const S, k), OF(const S, v), \
+			THESE_HEADS(T, Limited)); \
 	} \
 	SHARING_KERNEL(attentiongradq_##Size##_##S, 128, GradientBlocks, OPERAND(S, dq), T *sums, \
 		OPERAND(const S, y), const T *lse, OPERAND(const S, q), OPERAND(const S, k), \

@@ -181,8 +181,11 @@ func someHeads(m machine) []heads {
 				j % 2 * (i % 2), hiding{}})
 		}
 	}
-	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}}, heads{1, 1, 30, 65, 256, true, false, 0, hiding{}}, heads{1, 1, 40, 33, 200, false, true, 0, hiding{}},
-		heads{1, 1, 40, 33, 1, false, true, 0, hiding{}}, heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
+	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}},
+		heads{1, 1, 30, 65, 256, true, false, 0, hiding{}},
+		heads{1, 1, 40, 33, 200, false, true, 0, hiding{}},
+		heads{1, 1, 40, 33, 1, false, true, 0, hiding{}},
+		heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
 	for _, x := range []hiding{
 		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
 		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
@@ -194,7 +197,9 @@ func someHeads(m machine) []heads {
 	}
 	if !slow {
 		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0, hiding{}},
-			heads{1, 2, 500, 700, 128, true, true, 0, hiding{}}, heads{1, 3, 512, 512, 64, false, true, 0, hiding{}})
+			heads{1, 2, 500, 700, 128, true, true, 0, hiding{}},
+			heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
+			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}})
 	}
 	return all
 }

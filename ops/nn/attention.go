@@ -55,8 +55,8 @@ type AttentionOptions struct {
 // if it is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
 // again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
 // to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
-// SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a mask,
-// or together with Causal or KeyLengths; [ops.ErrDType].
+// SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
+// mask, or together with Causal or KeyLengths; [ops.ErrDType].
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
@@ -75,7 +75,7 @@ func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, erro
 		x...)
 }
 
-// attentionSpec is [Attention] of q, k and v, and of the mask and the lengths if it has them, with a
+// attentionSpec is [Attention] of q, k and v, and of a mask and lengths if it has them, with a
 // scale that is not 0.
 type attentionSpec struct {
 	program.Attention

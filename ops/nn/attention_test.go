@@ -163,8 +163,8 @@ func TestAttentionGradient(t *testing.T) {
 	}
 }
 
-// TestAttentionGradientOfWhatHidesKeys: gradients are those of differences, that of the mask too,
-// and 0 where a query sees no key.
+// TestAttentionGradientOfWhatHidesKeys: gradients equal differences, of the mask too, and are 0
+// where a query sees no key.
 func TestAttentionGradientOfWhatHidesKeys(t *testing.T) {
 	for _, c := range hidingOptions {
 		in := c.operands()

@@ -293,8 +293,8 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 	}
 }
 
-// TestAttentionThatHidesKeysIsThePlainLoop: heads share keys, values are wider, scores have a cap, a
-// mask is shared by batch and heads or lies with its axes exchanged, and lengths hide keys.
+// TestAttentionThatHidesKeysIsThePlainLoop: heads share keys, values have a width of their own,
+// scores a cap, a mask lies with its axes exchanged, and lengths hide keys.
 func TestAttentionThatHidesKeysIsThePlainLoop(t *testing.T) {
 	for _, dtype := range floats {
 		for n, masked := range [][]int{nil, {1, 1, 4, 6}, {2, 4, 1, 6}} {

@@ -95,8 +95,8 @@ func (a arithmetic) score(x *attentionOf, i, j int) (s, slope Number) {
 	return s, slope
 }
 
-// eachWeight calls f with each key that a query sees: the query among those of all heads, the row of
-// k and v, and the key's weight, and that times the derivative of the cap. It returns the logarithm
+// eachWeight calls f with each key that a query sees: the query among those of all heads, the row
+// of k and v, the key's weight, and that times the derivative of the cap. It returns the logarithm
 // of the sum of each query's exponentials.
 func (a arithmetic) eachWeight(x *attentionOf, f func(query, key int, w, sloped Number)) Array {
 	lse := Array{Shape: x.q.Shape.Without(3)}

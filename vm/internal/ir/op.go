@@ -107,8 +107,8 @@ type (
 		Scale, SoftCap float64
 		Mask, Lengths  bool // are operands
 	}
-	// AttentionGrad is the gradient of Attention from q, k, v, y, lse, dy, mask and lengths: dq, and
-	// dk and dv as results 1 and 2.
+	// AttentionGrad is the gradient of Attention from q, k, v, y, lse, dy, mask and lengths: dq,
+	// and dk and dv as results 1 and 2.
 	AttentionGrad Attention
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
