@@ -1,6 +1,6 @@
 // Attention and its gradient: attention_SIZE_DTYPE, attentiongradq_SIZE_DTYPE and
 // attentiongradkv_SIZE_DTYPE, for heads of up to SIZE elements. On ordinary cores they are here,
-// and on tensor cores in attention_bf16.cu.
+// and on tensor cores in attention_bf16.cuh.
 //
 // This is FlashAttention-2 (Dao 2023): a block has some queries, goes along the keys, and keeps for
 // each query the largest score so far, the sum of the exponentials and the weighted sum of the
