@@ -126,7 +126,29 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		return x, err
 	})
 	y := b.Columns(name, b.beginTensorParallel(x), 1, count, heads, d)
+	if o.Rotary != nil {
+		y = b.turned(y, count, sequenceAxis(x), *o.Rotary)
+	}
 	return b.To(y, Sequence, Split(3))
+}
+
+// turned applies Rotary to projections, but not to values, the last one of several: before the
+// all-to-all, which moves what attention reads.
+func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
+	if count == 1 {
+		return b.Rotary(y, axis, o)
+	}
+	part := func(start, end int) Node {
+		return b.apply("projection", func() (Node, error) {
+			n, err := nn.Slice(2, start, end, 1, y.Node)
+			return Place(n, y), err
+		})
+	}
+	first, values := b.Rotary(part(0, count-1), axis, o), part(count-1, count)
+	return b.apply("projection", func() (Node, error) {
+		n, err := nn.Concat(2, first.Node, values.Node)
+		return Place(n, y), err
+	})
 }
 
 // at returns one of the projections: [., ., heads, d].
@@ -169,9 +191,6 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 }
 
 func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
-	if o.Rotary != nil {
-		q, k = b.Rotary(q, positions[0], *o.Rotary), b.Rotary(k, positions[1], *o.Rotary)
-	}
 	return b.apply("Attend", func() (Node, error) {
 		if m := o.Mask; m != nil && m.Dims() > 2 && m.Shape()[m.Dims()-3] != 1 {
 			return Node{}, fmt.Errorf("%w: the mask has shape %v, with numbers for each head, but "+

@@ -43,9 +43,14 @@ var blocks = map[string]block{
 	"attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads, Causal: true})
 	},
+	"plain attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads})
+	},
 	"cross-attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.CrossAttention("a", in[0], in[1], layers.AttentionOptions{Heads: heads})
 	},
+	"rotary attention":                    rotaryAttention(0),
+	"rotary attention of later positions": rotaryAttention(9),
 	"grouped attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		// Twelve heads of keys divide among every group of up to 4, and groups of both kinds.
 		x := b.To(in[0], layers.Tensor, layers.Copied)
@@ -97,6 +102,27 @@ var blocks = map[string]block{
 }
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node { return gorgonia.Must(n, err) }
+
+func rotaryAttention(first int) block {
+	return func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads,
+			Rotary: &layers.RotaryOptions{First: first}})
+	}
+}
+
+// TestRotaryAttentionSeesDistancesAlone: results and gradients do not depend on the number of the
+// first position, and are not the results without Rotary.
+func TestRotaryAttentionSeesDistancesAlone(t *testing.T) {
+	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
+	of := func(name string) []outcome {
+		return outcomes(t, testenv.Hosts, one, tensor.Float64, 3, 1, false, name)
+	}
+	first, later := of("rotary attention")[0], of("rotary attention of later positions")
+	compare(t, one, later, first, 1e-10)
+	if slices.Equal(first.y, of("plain attention")[0].y) {
+		t.Error("nothing is turned")
+	}
+}
 
 // hidingKeys are options of attention with all that it can have, of positions and samples like x's.
 func hidingKeys(b *layers.Builder, x layers.Node) layers.AttentionOptions {
