@@ -9,49 +9,83 @@ import (
 
 // Attention is scaled dot-product attention, for each head of a batch:
 //
-//	s[i,j] = Scale * sum over c of q[i,c] k[j,c], of the keys j that query i sees
+//	s[i,j] = cap(Scale * sum over c of q[i,c] k[j,c]) + mask[i,j], of the keys j that query i sees
 //	lse[i] = log of the sum over j of exp(s[i,j])
 //	y[i,c] = sum over j of exp(s[i,j] - lse[i]) v[j,c]
 //
-// Operands and results are f32, f64 or bf16, of one dtype. It is computed in f32 where they are f32
-// or bf16, the exponentials are rounded to the dtype of v before they are multiplied with it, and
-// each implementation adds in an order of its own, with the same bits in every run.
+// with cap(x) = SoftCap * tanh(x / SoftCap) if SoftCap is more than 0, and x if it is 0.
+//
+// Operands and results but Mask and Lengths are f32, f64 or bf16, of one dtype. It is computed in
+// f32 where they are f32 or bf16, the exponentials are rounded to the dtype of v before they are
+// multiplied with it, and each implementation adds in an order of its own, with the same bits in
+// every run.
 type Attention struct {
-	Batch, Heads  int
+	Batch, Heads  int // heads of Q and Y
 	Queries, Keys int // of each head
-	Size          int // elements of a query, of a key and of a value
+	Size          int // elements of a query and of a key
+	// Group is how many neighbouring heads of Q share a head of K and V: it divides Heads, and 0
+	// stands for 1.
+	Group int
+	// ValueSize is how many elements a value and a row of Y have; 0 stands for Size.
+	ValueSize int
 
 	// Causal hides later keys: query i sees the keys j <= i + Keys - Queries. The result of a query
 	// that sees none is 0, and its lse -Inf.
-	Causal bool
-	Scale  float64 // more than 0
+	Causal  bool
+	Scale   float64 // more than 0
+	SoftCap float64
 
 	Q, K, V, Y HeadRows
 	LSE        backend.Buffer // [Batch, Heads, Queries], f64 where Y is, otherwise f32
+
+	// Mask is added to the scores, unless its buffer is empty: f64 where Y is, otherwise f32. -Inf
+	// hides a key.
+	Mask Mask
+	// Lengths are I32 or I64, [Batch], unless empty: keys from there on are hidden, and their
+	// blocks are skipped.
+	Lengths backend.Buffer
+}
+
+// Mask has a number for each batch entry, head, query and key, in steps of elements: 0 where they
+// share one.
+type Mask struct {
+	Buffer                backend.Buffer
+	Batch, Head, Row, Key int
 }
 
 // AttentionGrad is the gradient of an [Attention], of which Y and LSE are the results now:
 //
 //	w[i,j] = exp(s[i,j] - lse[i])
 //	sums[i] = sum over c of dy[i,c] y[i,c]
-//	ds[i,j] = Scale * w[i,j] (sum over c of dy[i,c] v[j,c] - sums[i])
+//	ds[i,j] = Scale * cap'[i,j] w[i,j] (sum over c of dy[i,c] v[j,c] - sums[i])
 //	dq[i] = sum over j of ds[i,j] k[j]
 //	dk[j] = sum over i of ds[i,j] q[i]
 //	dv[j] = sum over i of w[i,j] dy[i]
+//
+// with cap' the derivative of cap. dk and dv are sums over the queries of all heads of a group.
 type AttentionGrad struct {
 	Attention
 	DY, DQ, DK, DV HeadRows
 	Sums           backend.Buffer // room like LSE
 }
 
-// HeadRows is an operand or a result of [Attention]: Size neighbouring elements for each query or
-// key of each head.
+// HeadRows is an operand or a result of [Attention]: Size or ValueSize neighbouring elements for
+// each query or key of each head.
 type HeadRows struct {
 	Buffer           backend.Buffer
 	Batch, Head, Row int // elements from one entry of the batch, head or row to the next
 }
 
-// Seen returns how many keys query i sees: the first ones.
+// Filled returns a with the numbers that 0 stands for.
+func (a Attention) Filled() Attention {
+	a.Group = max(a.Group, 1)
+	if a.ValueSize == 0 {
+		a.ValueSize = a.Size
+	}
+	return a
+}
+
+// Seen returns how many keys query i sees if no length hides any: the first ones.
 func (a *Attention) Seen(i int) int {
 	if !a.Causal {
 		return a.Keys
@@ -61,14 +95,22 @@ func (a *Attention) Seen(i int) int {
 
 // Attention checks its argument.
 func (c Check) Attention(a Attention) error {
+	a = a.Filled()
 	if err := a.check(); err != nil {
 		return err
 	}
-	if err := a.fit(map[string]HeadRows{"q": a.Q, "y": a.Y}, a.Queries); err != nil {
+	if err := firstOf(a.fit("q", a.Q, a.Heads, a.Queries, a.Size),
+		a.fit("k", a.K, a.Heads/a.Group, a.Keys, a.Size),
+		a.fit("v", a.V, a.Heads/a.Group, a.Keys, a.ValueSize),
+		a.fit("y", a.Y, a.Heads, a.Queries, a.ValueSize), a.checkHidden()); err != nil {
 		return err
 	}
-	if err := a.fit(map[string]HeadRows{"k": a.K, "v": a.V}, a.Keys); err != nil {
-		return err
+	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths} {
+		if b.Len() > 0 {
+			if err := c.checkDevice("attention", b); err != nil {
+				return err
+			}
+		}
 	}
 	return c.checkDevice("attention", a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
 }
@@ -78,10 +120,11 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 	if err := c.Attention(a.Attention); err != nil {
 		return err
 	}
-	if err := a.fit(map[string]HeadRows{"dy": a.DY, "dq": a.DQ}, a.Queries); err != nil {
-		return err
-	}
-	if err := a.fit(map[string]HeadRows{"dk": a.DK, "dv": a.DV}, a.Keys); err != nil {
+	a.Attention = a.Filled()
+	if err := firstOf(a.fit("dy", a.DY, a.Heads, a.Queries, a.ValueSize),
+		a.fit("dq", a.DQ, a.Heads, a.Queries, a.Size),
+		a.fit("dk", a.DK, a.Heads/a.Group, a.Keys, a.Size),
+		a.fit("dv", a.DV, a.Heads/a.Group, a.Keys, a.ValueSize)); err != nil {
 		return err
 	}
 	if a.Sums.DType() != a.LSE.DType() || a.Sums.Len() != a.LSE.Len() {
@@ -94,10 +137,15 @@ func (c Check) AttentionGrad(a AttentionGrad) error {
 
 // check checks sizes and dtypes.
 func (a *Attention) check() error {
-	if min(a.Batch, a.Heads, a.Queries, a.Keys, a.Size) < 1 || !(a.Scale > 0) {
+	if min(a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.ValueSize) < 1 || !(a.Scale > 0) {
 		return fmt.Errorf("%w: attention of %d x %d heads, %d queries, %d keys of %d elements, "+
-			"scale %v: all are at least 1, and the scale is more than 0",
-			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.Scale)
+			"values of %d, scale %v: all are at least 1, and the scale is more than 0",
+			backend.ErrArgument, a.Batch, a.Heads, a.Queries, a.Keys, a.Size, a.ValueSize, a.Scale)
+	}
+	if a.Heads%a.Group != 0 || !(a.SoftCap >= 0) {
+		return fmt.Errorf("%w: attention of %d heads in groups of %d, soft cap %v: groups divide "+
+			"the heads, and the cap is at least 0",
+			backend.ErrArgument, a.Heads, a.Group, a.SoftCap)
 	}
 	d, statistics := a.Y.Buffer.DType(), backend.F32
 	switch d {
@@ -115,18 +163,45 @@ func (a *Attention) check() error {
 	return nil
 }
 
-// fit checks that operands of n rows for each head lie within their buffers.
-func (a *Attention) fit(operands map[string]HeadRows, n int) error {
-	for name, r := range operands {
-		if d := r.Buffer.DType(); d != a.Y.Buffer.DType() {
-			return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d,
-				a.Y.Buffer.DType())
+// fit checks that an operand of n rows of each head lies within its buffer.
+func (a *Attention) fit(name string, r HeadRows, heads, n, size int) error {
+	if d := r.Buffer.DType(); d != a.Y.Buffer.DType() {
+		return fmt.Errorf("%w: attention: %s is %v, y is %v", backend.ErrArgument, name, d,
+			a.Y.Buffer.DType())
+	}
+	need := (a.Batch-1)*r.Batch + (heads-1)*r.Head + (n-1)*r.Row + size
+	if min(r.Batch, r.Head, r.Row) < 0 || r.Buffer.Len() < need {
+		return fmt.Errorf("%w: attention: %s takes %d elements at steps of %d, %d, %d; its "+
+			"buffer has %d",
+			backend.ErrArgument, name, need, r.Batch, r.Head, r.Row, r.Buffer.Len())
+	}
+	return nil
+}
+
+// checkHidden checks the mask and the lengths.
+func (a *Attention) checkHidden() error {
+	if m, n, d := a.Mask, a.Mask.Buffer.Len(), a.LSE.DType(); n > 0 {
+		need := (a.Batch-1)*m.Batch + (a.Heads-1)*m.Head + (a.Queries-1)*m.Row + 1
+		need += (a.Keys - 1) * m.Key
+		if min(m.Batch, m.Head, m.Row, m.Key) < 0 || n < need || m.Buffer.DType() != d {
+			return fmt.Errorf("%w: attention: the mask takes %d %v at steps of %d, %d, %d, %d; "+
+				"its buffer has %d %v",
+				backend.ErrArgument, need, d, m.Batch, m.Head, m.Row, m.Key, n, m.Buffer.DType())
 		}
-		need := (a.Batch-1)*r.Batch + (a.Heads-1)*r.Head + (n-1)*r.Row + a.Size
-		if min(r.Batch, r.Head, r.Row) < 0 || r.Buffer.Len() < need {
-			return fmt.Errorf("%w: attention: %s takes %d elements at steps of %d, %d, %d; its "+
-				"buffer has %d",
-				backend.ErrArgument, name, need, r.Batch, r.Head, r.Row, r.Buffer.Len())
+	}
+	if n, d := a.Lengths.Len(), a.Lengths.DType(); n > 0 && (n != a.Batch ||
+		d != backend.I32 && d != backend.I64) {
+		return fmt.Errorf("%w: attention: %d lengths of %v, want %d of i32 or i64",
+			backend.ErrArgument, n, d, a.Batch)
+	}
+	return nil
+}
+
+// firstOf returns the first error.
+func firstOf(errs ...error) error {
+	for _, err := range errs {
+		if err != nil {
+			return err
 		}
 	}
 	return nil

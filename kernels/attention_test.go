@@ -13,9 +13,8 @@ import (
 )
 
 // heads returns attention of normally distributed operands of a dtype, and its gradient.
-func heads(t *testing.T, d backend.DType) AttentionGrad {
+func heads(t *testing.T, d backend.DType, shape Attention) AttentionGrad {
 	t.Helper()
-	const batch, heads, queries, keys, size = 2, 2, 3, 5, 4
 	statistics := backend.F32
 	if d == backend.F64 {
 		statistics = d
@@ -32,27 +31,38 @@ func heads(t *testing.T, d backend.DType) AttentionGrad {
 		}
 		return b
 	}
-	ofQ, ofK := batch*heads*queries*size, batch*heads*keys*size
-	return AttentionGrad{
-		Attention: Attention{
-			Batch: batch, Heads: heads, Queries: queries, Keys: keys, Size: size, Causal: true,
-			Scale: 0.5,
-			Q:     denseHeads(alloc(d, ofQ), heads, queries, size), K: denseHeads(alloc(d, ofK),
-				heads,
-				keys, size), V: denseHeads(alloc(d, ofK), heads, keys, size),
-			Y: denseHeads(alloc(d, ofQ), heads, queries, size), LSE: alloc(statistics,
-				batch*heads*queries),
-		},
-		DY: denseHeads(alloc(d, ofQ), heads, queries, size), DQ: denseHeads(alloc(d, ofQ), heads,
-			queries, size),
-		DK: denseHeads(alloc(d, ofK), heads, keys, size), DV: denseHeads(alloc(d, ofK), heads, keys,
-			size), Sums: alloc(statistics, batch*heads*queries),
+	a := AttentionGrad{Attention: shape.Filled()}
+	rows := func(n, heads, size int) HeadRows {
+		return denseHeads(alloc(d, a.Batch*heads*n*size), heads, n, size)
 	}
+	shared := a.Heads / a.Group
+	a.Q, a.K, a.V = rows(a.Queries, a.Heads, a.Size), rows(a.Keys, shared, a.Size),
+		rows(a.Keys, shared, a.ValueSize)
+	a.Y, a.DY = rows(a.Queries, a.Heads, a.ValueSize), rows(a.Queries, a.Heads, a.ValueSize)
+	a.DQ, a.DK, a.DV = rows(a.Queries, a.Heads, a.Size), rows(a.Keys, shared, a.Size),
+		rows(a.Keys, shared, a.ValueSize)
+	a.LSE = alloc(statistics, a.Batch*a.Heads*a.Queries)
+	a.Sums = alloc(statistics, a.Batch*a.Heads*a.Queries)
+	if a.SoftCap > 0 { // with a mask, shared by batch and heads, and lengths
+		a.Mask = Mask{Buffer: alloc(statistics, a.Queries*a.Keys), Row: a.Keys, Key: 1}
+		a.Lengths = backend.Of([]int64{int64(a.Keys), int64(a.Keys) - 2})
+	}
+	return a
 }
+
+var fewHeads = Attention{Batch: 2, Heads: 2, Queries: 3, Keys: 5, Size: 4, Causal: true, Scale: 0.5}
 
 // TestAttentionOfAllTypes: other dtypes give what f64 gives, except for rounding, and the gradient
 // equals that of finite differences.
 func TestAttentionOfAllTypes(t *testing.T) {
+	attentionOfAllTypes(t, fewHeads)
+	grouped := fewHeads
+	grouped.Group, grouped.ValueSize, grouped.SoftCap = 2, 3, 1.5
+	attentionOfAllTypes(t, grouped)
+}
+
+func attentionOfAllTypes(t *testing.T, shape Attention) {
+	t.Helper()
 	run := func(a AttentionGrad) [][]float64 {
 		if err := errors.Join(Host{}.Attention(a.Attention), Host{}.AttentionGrad(a)); err != nil {
 			t.Fatal(err)
@@ -68,10 +78,10 @@ func TestAttentionOfAllTypes(t *testing.T) {
 		}
 		return all
 	}
-	exact := heads(t, backend.F64)
+	exact := heads(t, backend.F64, shape)
 	want := run(exact)
 	for d, tolerance := range map[backend.DType]float64{backend.F32: 1e-5, backend.BF16: 3e-2} {
-		for n, got := range run(heads(t, d)) {
+		for n, got := range run(heads(t, d, shape)) {
 			for i, x := range got {
 				if !(math.Abs(x-want[n][i]) <= tolerance*max(1, math.Abs(want[n][i]))) {
 					t.Errorf("element %d of result %d as %v is %v, want %v", i, n, d, x, want[n][i])
@@ -114,16 +124,31 @@ func TestAttentionIsChecked(t *testing.T) {
 		"a short result": func(a *AttentionGrad) {
 			a.DK.Buffer = a.DK.Buffer.Slice(1, a.DK.Buffer.Len())
 		},
-		"operands of integers": func(a *AttentionGrad) { a.Y.Buffer = a.Y.Buffer.As(backend.I32) },
+		"groups that do not divide the heads": func(a *AttentionGrad) { a.Group = 3 },
+		"a cap below 0":                       func(a *AttentionGrad) { a.SoftCap = -1 },
+		"a short mask": func(a *AttentionGrad) {
+			a.Mask = Mask{Buffer: a.Sums, Row: a.Keys, Key: 1, Head: a.Queries * a.Keys}
+		},
+		"a mask of another dtype": func(a *AttentionGrad) {
+			a.Mask = Mask{Buffer: a.Sums.As(backend.I32)}
+		},
+		"lengths that are no integers": func(a *AttentionGrad) { a.Lengths = a.Sums.Slice(0, 2) },
+		"a length missing": func(a *AttentionGrad) {
+			a.Lengths = backend.Of([]int32{1})
+		},
+		"values of another width": func(a *AttentionGrad) { a.ValueSize = 5 },
+		"operands of integers": func(a *AttentionGrad) {
+			a.Y.Buffer = a.Y.Buffer.As(backend.I32)
+		},
 	} {
-		a := heads(t, backend.F32)
+		a := heads(t, backend.F32, fewHeads)
 		spoil(&a)
 		err := Host{}.AttentionGrad(a)
 		if !errors.Is(err, backend.ErrArgument) && !errors.Is(err, backend.ErrUnsupported) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	a := heads(t, backend.F32)
+	a := heads(t, backend.F32, fewHeads)
 	if err := (Check{Device: true}).Attention(a.Attention); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("host memory on a device: %v", err)
 	}
@@ -139,22 +164,67 @@ var shapes = []Attention{
 	{Batch: 1, Heads: 1, Queries: 2, Keys: 40000, Size: 1},
 }
 
+// hiding are shapes with what models ask for besides: groups of heads, values of another width,
+// scores with a cap, masks and lengths. In the fourth one a query's keys are all masked, and in the
+// fifth one an entry of the batch has no keys.
+var hiding = []struct {
+	Attention
+	masked  bool
+	lengths []int32
+}{
+	{Attention: Attention{Batch: 2, Heads: 4, Queries: 35, Keys: 35, Size: 8, Group: 2,
+		Causal: true}},
+	{Attention: Attention{Batch: 1, Heads: 2, Queries: 33, Keys: 20, Size: 5, ValueSize: 9}},
+	{Attention: Attention{Batch: 1, Heads: 3, Queries: 40, Keys: 70, Size: 9, Group: 3,
+		ValueSize: 2, SoftCap: 0.7, Causal: true}},
+	{Attention: Attention{Batch: 2, Heads: 2, Queries: 9, Keys: 40, Size: 4, SoftCap: 2},
+		masked: true},
+	{Attention: Attention{Batch: 3, Heads: 4, Queries: 40, Keys: 33, Size: 4, Group: 4,
+		Causal: true}, masked: true, lengths: []int32{33, 0, 7}},
+	{Attention: Attention{Batch: 2, Heads: 1, Queries: 300, Keys: 310, Size: 3}, lengths: []int32{
+		100, 400}},
+}
+
+// hidden returns interleaved attention with a mask and lengths.
+func hidden[T float](i int) AttentionGrad {
+	of := hiding[i]
+	a := interleaved[T](of.Attention)
+	if of.masked { // one for all heads
+		rnd := rand.New(rand.NewPCG(5, 6))
+		x := make([]T, a.Batch*a.Queries*a.Keys)
+		for i := range x {
+			if x[i] = T(rnd.NormFloat64()); i/a.Keys == 3 || rnd.IntN(3) == 0 {
+				x[i] = T(math.Inf(-1))
+			}
+		}
+		a.Mask = Mask{Buffer: backend.Of(x), Batch: a.Queries * a.Keys, Row: a.Keys, Key: 1}
+	}
+	if of.lengths != nil {
+		a.Lengths = backend.Of(of.lengths)
+	}
+	return a
+}
+
 // interleaved returns attention whose heads lie side by side in each row, with random operands.
 func interleaved[T float](shape Attention) AttentionGrad {
-	a := AttentionGrad{Attention: shape}
+	a := AttentionGrad{Attention: shape.Filled()}
 	a.Scale = 0.3
 	rnd := rand.New(rand.NewPCG(3, 4))
-	rows := func(n int) HeadRows {
-		x := make([]T, a.Batch*n*a.Heads*a.Size)
+	rows := func(n, heads, size int) HeadRows {
+		x := make([]T, a.Batch*n*heads*size)
 		for i := range x {
 			x[i] = T(rnd.NormFloat64())
 		}
-		return HeadRows{Buffer: backend.Of(x), Batch: n * a.Heads * a.Size, Head: a.Size,
-			Row: a.Heads * a.Size}
+		return HeadRows{Buffer: backend.Of(x), Batch: n * heads * size, Head: size,
+			Row: heads * size}
 	}
 	statistics := func() backend.Buffer { return backend.Of(make([]T, a.Batch*a.Heads*a.Queries)) }
-	a.Q, a.Y, a.DY, a.DQ = rows(a.Queries), rows(a.Queries), rows(a.Queries), rows(a.Queries)
-	a.K, a.V, a.DK, a.DV = rows(a.Keys), rows(a.Keys), rows(a.Keys), rows(a.Keys)
+	ofQueries := func(size int) HeadRows { return rows(a.Queries, a.Heads, size) }
+	ofKeys := func(size int) HeadRows { return rows(a.Keys, a.Heads/a.Group, size) }
+	a.Q, a.Y, a.DY, a.DQ = ofQueries(a.Size), ofQueries(a.ValueSize), ofQueries(a.ValueSize),
+		ofQueries(a.Size)
+	a.K, a.V, a.DK, a.DV = ofKeys(a.Size), ofKeys(a.ValueSize), ofKeys(a.Size),
+		ofKeys(a.ValueSize)
 	a.LSE, a.Sums = statistics(), statistics()
 	return a
 }
@@ -166,17 +236,29 @@ func (a *AttentionGrad) results() []backend.Buffer {
 
 func TestAttentionIsThePlainLoops(t *testing.T) {
 	for n, shape := range shapes {
-		for _, level := range simd.Levels() {
-			attentionIsPlain[float64](t, n, level, shape, 1e-12)
-			attentionIsPlain[float32](t, n, level, shape, 1e-4)
-		}
+		attentionIsPlain(t, n, func() AttentionGrad { return interleaved[float64](shape) },
+			func() AttentionGrad { return interleaved[float32](shape) })
+	}
+	for n := range hiding {
+		attentionIsPlain(t, n, func() AttentionGrad { return hidden[float64](n) },
+			func() AttentionGrad { return hidden[float32](n) })
 	}
 }
 
-func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Attention,
+func attentionIsPlain(t *testing.T, n int, wide, narrow func() AttentionGrad) {
+	t.Helper()
+	for _, level := range simd.Levels() {
+		attentionOfIsPlain[float64](t, n, level, wide(), wide(), 1e-12)
+		attentionOfIsPlain[float32](t, n, level, narrow(), narrow(), 1e-4)
+	}
+}
+
+func attentionOfIsPlain[T float](t *testing.T, n int, level simd.Level, want, got AttentionGrad,
 	tolerance float64) {
 	t.Helper()
-	want, got := interleaved[T](shape), interleaved[T](shape)
+	if err := (Check{}).AttentionGrad(got); err != nil {
+		t.Fatal(err)
+	}
 	attention[T, T](&want.Attention)
 	attentionGrad[T, T](&want)
 	pool := workers.New(3)
@@ -187,8 +269,7 @@ func attentionIsPlain[T float](t *testing.T, n int, level simd.Level, shape Atte
 		wanted := backend.View[T](want.results()[k])
 		for i, x := range backend.View[T](result) {
 			w := float64(wanted[i])
-			if math.Abs(float64(x)-w) > tolerance*max(1, math.Abs(w)) ||
-				math.IsNaN(float64(x)) != math.IsNaN(w) {
+			if !(math.Abs(float64(x)-w) <= tolerance*max(1, math.Abs(w))) && float64(x) != w {
 				t.Errorf("shape %d at level %v: element %d of result %d is %v, want %v", n, level,
 					i, k, x, w)
 				break
@@ -272,56 +353,79 @@ func addTimes(sums []float64, factor float64, x []float64) {
 	}
 }
 
+// eachKey calls f with the score of each key that query i of head h sees, and the derivative of the
+// cap. q and k are the rows of the head.
+func eachKey[T float](a *Attention, h, i int, q, k []float64, f func(j int, s, slope float64)) {
+	seen := a.Seen(i)
+	if a.Lengths.Len() > 0 {
+		seen = min(seen, int(backend.View[int32](a.Lengths)[h/a.Heads]))
+	}
+	for j := range seen {
+		s, slope := a.Scale*dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size]), 1.0
+		if a.SoftCap > 0 {
+			t := math.Tanh(s / a.SoftCap)
+			s, slope = a.SoftCap*t, 1-t*t
+		}
+		if m := a.Mask; m.Buffer.Len() > 0 {
+			s += float64(backend.View[T](m.Buffer)[h/a.Heads*m.Batch+h%a.Heads*m.Head+i*m.Row+
+				j*m.Key])
+		}
+		if !math.IsInf(s, -1) {
+			f(j, s, slope)
+		}
+	}
+}
+
 func attention[T float, S backend.Element](a *Attention) {
-	scores := make([]float64, a.Keys)
 	for h := range a.Batch * a.Heads {
 		q := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys,
-			a.Size)
-		y, lse := make([]float64, a.Queries*a.Size), make([]float64, a.Queries)
+		k := head[T, S](a.K, h/a.Group, a.Heads/a.Group, a.Keys, a.Size)
+		v := head[T, S](a.V, h/a.Group, a.Heads/a.Group, a.Keys, a.ValueSize)
+		y, lse := make([]float64, a.Queries*a.ValueSize), make([]float64, a.Queries)
 		for i := range a.Queries {
-			seen, most := scores[:a.Seen(i)], math.Inf(-1)
-			for j := range seen {
-				seen[j] = a.Scale * dot(q[i*a.Size:][:a.Size], k[j*a.Size:][:a.Size])
-				most = max(most, seen[j])
-			}
-			sum := 0.0
-			for _, s := range seen {
-				sum += math.Exp(s - most)
-			}
+			most, sum := math.Inf(-1), 0.0
+			eachKey[T](a, h, i, q, k, func(_ int, s, _ float64) { most = max(most, s) })
+			eachKey[T](a, h, i, q, k, func(_ int, s, _ float64) { sum += math.Exp(s - most) })
 			lse[i] = most + math.Log(sum)
-			for j, s := range seen {
-				addTimes(y[i*a.Size:][:a.Size], math.Exp(s-lse[i]), v[j*a.Size:][:a.Size])
-			}
+			eachKey[T](a, h, i, q, k, func(j int, s, _ float64) {
+				addTimes(y[i*a.ValueSize:][:a.ValueSize], math.Exp(s-lse[i]),
+					v[j*a.ValueSize:][:a.ValueSize])
+			})
 		}
-		keep[T, S](a.Y, h, a.Heads, a.Size, y)
+		keep[T, S](a.Y, h, a.Heads, a.ValueSize, y)
 		keep[T, T](a.statistics(a.LSE), h, a.Heads, 1, lse)
 	}
 }
 
 func attentionGrad[T float, S backend.Element](a *AttentionGrad) {
 	row := func(x []float64, i int) []float64 { return x[i*a.Size:][:a.Size] }
+	value := func(x []float64, i int) []float64 { return x[i*a.ValueSize:][:a.ValueSize] }
+	shared := a.Heads / a.Group
+	var dk, dv []float64
 	for h := range a.Batch * a.Heads {
-		q, dy := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size), head[T, S](a.DY, h, a.Heads,
-			a.Queries, a.Size)
-		k, v := head[T, S](a.K, h, a.Heads, a.Keys, a.Size), head[T, S](a.V, h, a.Heads, a.Keys,
-			a.Size)
-		y := head[T, S](a.Y, h, a.Heads, a.Queries, a.Size)
+		q := head[T, S](a.Q, h, a.Heads, a.Queries, a.Size)
+		dy := head[T, S](a.DY, h, a.Heads, a.Queries, a.ValueSize)
+		y := head[T, S](a.Y, h, a.Heads, a.Queries, a.ValueSize)
+		k := head[T, S](a.K, h/a.Group, shared, a.Keys, a.Size)
+		v := head[T, S](a.V, h/a.Group, shared, a.Keys, a.ValueSize)
 		lse, sums := backend.View[T](a.LSE)[h*a.Queries:], make([]float64, a.Queries)
-		dq, dk, dv := make([]float64, len(q)), make([]float64, len(k)), make([]float64, len(v))
+		dq := make([]float64, len(q))
+		if h%a.Group == 0 {
+			dk, dv = make([]float64, len(k)), make([]float64, len(v))
+		}
 		for i := range a.Queries {
-			sums[i] = dot(row(dy, i), row(y, i))
-			for j := range a.Seen(i) {
-				w := math.Exp(a.Scale*dot(row(q, i), row(k, j)) - float64(lse[i]))
-				ds := a.Scale * w * (dot(row(dy, i), row(v, j)) - sums[i])
-				addTimes(row(dv, j), w, row(dy, i))
+			sums[i] = dot(value(dy, i), value(y, i))
+			eachKey[T](&a.Attention, h, i, q, k, func(j int, s, slope float64) {
+				w := math.Exp(s - float64(lse[i]))
+				ds := a.Scale * slope * w * (dot(value(dy, i), value(v, j)) - sums[i])
+				addTimes(value(dv, j), w, value(dy, i))
 				addTimes(row(dq, i), ds, row(k, j))
 				addTimes(row(dk, j), ds, row(q, i))
-			}
+			})
 		}
 		keep[T, S](a.DQ, h, a.Heads, a.Size, dq)
-		keep[T, S](a.DK, h, a.Heads, a.Size, dk)
-		keep[T, S](a.DV, h, a.Heads, a.Size, dv)
+		keep[T, S](a.DK, h/a.Group, shared, a.Size, dk)
+		keep[T, S](a.DV, h/a.Group, shared, a.ValueSize, dv)
 		keep[T, T](a.statistics(a.Sums), h, a.Heads, 1, sums)
 	}
 }

@@ -34,27 +34,27 @@ type attending[T float, S backend.Element] struct {
 }
 
 func newAttending[T float, S backend.Element](pool *workers.Pool, level simd.Level,
-	a Attention) attending[T, S] {
+	a AttentionGrad) attending[T, S] {
+	a.Attention = a.Filled()
 	return attending[T, S]{
-		level: level, pool: pool, a: AttentionGrad{Attention: a},
+		level: level, pool: pool, a: a,
 		chunks: (a.Queries + queriesOfPart - 1) / queriesOfPart,
 		block:  min(max(scoresOfBlock/a.Keys, 1), queriesOfBlock),
 	}
 }
 
 func attend[T float, S backend.Element](pool *workers.Pool, level simd.Level, a *Attention) {
-	t := newAttending[T, S](pool, level, *a)
+	t := newAttending[T, S](pool, level, AttentionGrad{Attention: *a})
 	workers.Run(pool, a.Batch*a.Heads*t.chunks, forward[T, S]{t})
 }
 
 func attendGrad[T float, S backend.Element](pool *workers.Pool, level simd.Level,
 	a *AttentionGrad) {
-	t := newAttending[T, S](pool, level, a.Attention)
-	t.a = *a
-	workers.Run(pool, a.Batch*a.Heads, backward[T, S]{t})
+	t := newAttending[T, S](pool, level, *a)
+	workers.Run(pool, a.Batch*a.Heads/t.a.Group, backward[T, S]{t})
 }
 
-// vectors are rows of Size elements.
+// vectors are rows of Size or ValueSize elements.
 type vectors[T float] struct {
 	rows  []T
 	pitch int
@@ -75,37 +75,85 @@ func (r *room[T]) take(n int) []T {
 // converted reports whether operands are not of the type in which they are computed.
 func (t *attending[T, S]) converted() bool { return t.a.Y.Buffer.DType().Size() == 2 }
 
-// own returns how many elements of scratch n vectors take.
+// own returns how many elements of scratch vectors of n elements together take.
 func (t *attending[T, S]) own(n int) int {
 	if t.converted() {
-		return n * t.a.Size
+		return n
 	}
 	return 0
 }
 
+// headRows are rows of one head.
+type headRows struct {
+	HeadRows
+	at, size int // the first element of the head, and the elements of a row
+}
+
+// ofQuery and ofKey are the rows of a head of queries, and of the head of keys that it shares.
+func (t *attending[T, S]) ofQuery(r HeadRows, head, size int) headRows {
+	return headRows{r, r.headStart(head, t.a.Heads), size}
+}
+
+func (t *attending[T, S]) ofKey(r HeadRows, head, size int) headRows {
+	return headRows{r, r.headStart(head/t.a.Group, t.a.Heads/t.a.Group), size}
+}
+
 // open returns the n vectors of a head from number first on: where they are, or in scratch,
 // converted if they are to be read.
-func (t *attending[T, S]) open(r HeadRows, head, first, n int, scratch *room[T],
-	read bool) vectors[T] {
-	at := r.headStart(head, t.a.Heads) + first*r.Row
+func (t *attending[T, S]) open(r headRows, first, n int, scratch *room[T], read bool) vectors[T] {
+	at := r.at + first*r.Row
 	if !t.converted() {
 		return vectors[T]{backend.View[T](r.Buffer)[at:], r.Row}
 	}
-	v := vectors[T]{scratch.take(n * t.a.Size), t.a.Size}
+	v := vectors[T]{scratch.take(n * r.size), r.size}
 	for i := 0; read && i < n; i++ {
-		load(v.from(i)[:t.a.Size], backend.View[S](r.Buffer)[at+i*r.Row:][:t.a.Size])
+		load(v.from(i)[:r.size], backend.View[S](r.Buffer)[at+i*r.Row:][:r.size])
 	}
 	return v
 }
 
 // storeVectors writes converted vectors.
-func (t *attending[T, S]) storeVectors(r HeadRows, head, first, n int, v vectors[T]) {
+func (t *attending[T, S]) storeVectors(r headRows, first, n int, v vectors[T]) {
 	if !t.converted() {
 		return
 	}
-	to := backend.View[S](r.Buffer)[r.headStart(head, t.a.Heads)+first*r.Row:]
+	to := backend.View[S](r.Buffer)[r.at+first*r.Row:]
 	for i := range n {
-		save(to[i*r.Row:][:t.a.Size], v.from(i)[:t.a.Size])
+		save(to[i*r.Row:][:r.size], v.from(i)[:r.size])
+	}
+}
+
+// seen returns how many keys query i of a head sees.
+func (t *attending[T, S]) seen(head, i int) int {
+	n, entry := t.a.Seen(i), head/t.a.Heads
+	switch lengths := t.a.Lengths; {
+	case lengths.Len() == 0:
+		return n
+	case lengths.DType() == backend.I64:
+		return max(0, min(n, int(backend.View[int64](lengths)[entry])))
+	default:
+		return max(0, min(n, int(backend.View[int32](lengths)[entry])))
+	}
+}
+
+// limit caps the scores of a query, and multiplies ds with the derivative of that, unless it is
+// nil. It adds the mask.
+func (t *attending[T, S]) limit(scores, ds []T, head, query int) {
+	if most := T(t.a.SoftCap); most > 0 {
+		scale(t.level, scores, 1/most)
+		unaryAt(t.level, simd.Tanh, scores)
+		for j := range ds {
+			ds[j] *= 1 - scores[j]*scores[j]
+		}
+		scale(t.level, scores, most)
+	}
+	m := &t.a.Mask
+	if m.Buffer.Len() == 0 {
+		return
+	}
+	mask := backend.View[T](m.Buffer)[head/t.a.Heads*m.Batch+head%t.a.Heads*m.Head+query*m.Row:]
+	for j := range scores {
+		scores[j] += mask[j*m.Key]
 	}
 }
 
@@ -117,11 +165,11 @@ func (t *attending[T, S]) product(p simd.Product[T], alpha, beta T) {
 
 // exps computes the exponentials of rows of scores minus a number for each, of the keys that each
 // query sees; those of the others are 0.
-func (t *attending[T, S]) exps(scores []T, width, first int, minus []T) {
-	a := &t.a
+func (t *attending[T, S]) exps(scores []T, width, head, first int, minus []T) {
+	masked := t.a.Mask.Buffer.Len() > 0
 	for i, m := range minus {
-		row, seen := scores[i*width:][:width], a.Seen(first+i)
-		if seen == 0 {
+		row, seen := scores[i*width:][:width], t.seen(head, first+i)
+		if seen == 0 || masked && math.IsInf(float64(m), -1) {
 			m = 0 // and not -Inf
 		}
 		subtract(t.level, row[:seen], m)
@@ -182,40 +230,44 @@ func (t *forward[T, S]) Run(part, worker int) {
 	a := &t.a
 	head, first := part/t.chunks, part%t.chunks*queriesOfPart
 	queries := min(queriesOfPart, a.Queries-first)
-	keys := a.Seen(first + queries - 1)
+	keys := t.seen(head, first+queries-1)
 	scratch := room[T](workers.Scratch[T](t.pool, worker, a.Size*keys+t.block*(keys+1)+t.own(
-		2*keys+2*queries)))
+		(keys+queries)*(a.Size+a.ValueSize))))
 	turned, scores, most := scratch.take(a.Size*keys), scratch.take(t.block*keys),
 		scratch.take(t.block)
-	q, y := t.open(a.Q, head, first, queries, &scratch, true), t.open(a.Y, head, first, queries,
-		&scratch, false)
-	k, v := t.open(a.K, head, 0, keys, &scratch, true), t.open(a.V, head, 0, keys, &scratch, true)
+	ofY := t.ofQuery(a.Y, head, a.ValueSize)
+	q := t.open(t.ofQuery(a.Q, head, a.Size), first, queries, &scratch, true)
+	y := t.open(ofY, first, queries, &scratch, false)
+	k := t.open(t.ofKey(a.K, head, a.Size), 0, keys, &scratch, true)
+	v := t.open(t.ofKey(a.V, head, a.ValueSize), 0, keys, &scratch, true)
 	simd.TransposeRows(t.level, turned, k.rows, keys, k.pitch, keys, a.Size)
 	lse := backend.View[T](a.LSE)[head*a.Queries+first:]
 	for i := 0; i < queries; i += t.block {
 		rows := min(t.block, queries-i)
-		width := a.Seen(first + i + rows - 1)
+		width := t.seen(head, first+i+rows-1)
 		t.product(simd.Product[T]{
 			M: rows, N: width, K: a.Size, A: q.from(i), ARow: q.pitch, AStep: 1, B: turned,
 			BStep: keys, C: scores, CPitch: width,
 		}, T(a.Scale), 0)
 		for r := range rows {
-			most[r] = largestOf(scores[r*width:][:a.Seen(first+i+r)])
+			seen := scores[r*width:][:t.seen(head, first+i+r)]
+			t.limit(seen, nil, head, first+i+r)
+			most[r] = largestOf(seen)
 		}
-		t.exps(scores, width, first+i, most[:rows])
+		t.exps(scores, width, head, first+i, most[:rows])
 		t.product(simd.Product[T]{
-			M: rows, N: a.Size, K: width, A: scores, ARow: width, AStep: 1, B: v.rows,
+			M: rows, N: a.ValueSize, K: width, A: scores, ARow: width, AStep: 1, B: v.rows,
 			BStep: v.pitch, C: y.from(i), CPitch: y.pitch,
 		}, 1, 0)
 		for r := range rows {
 			sum := sumOf(scores[r*width:][:width])
 			lse[i+r] = most[r] + T(math.Log(float64(sum)))
 			if sum > 0 { // else the query sees no key
-				scale(t.level, y.from(i + r)[:a.Size], 1/sum)
+				scale(t.level, y.from(i + r)[:a.ValueSize], 1/sum)
 			}
 		}
 	}
-	t.storeVectors(a.Y, head, first, queries, y)
+	t.storeVectors(ofY, first, queries, y)
 }
 
 // largestOf returns the largest element, -Inf if there is none.
@@ -257,68 +309,94 @@ func dotOf[T float](x, y []T) T {
 	return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7]))
 }
 
-// backward computes the gradient, a head at a time.
+// backward computes the gradient, a head of keys at a time.
 type backward[T float, S backend.Element] struct{ attending[T, S] }
 
 // operands are what the gradient of a head reads and writes.
 type operands[T float] struct {
+	head                       int // of queries
 	q, k, v, y, dy, dq, dk, dv vectors[T]
-	turnedK, turnedV           []T // [Size, Keys]
+	turnedK, turnedV           []T // [Size, Keys] and [ValueSize, Keys]
 	weights, grads             []T // [block, Keys]
 	lse, sums                  []T
 }
 
-// Run implements [workers.Task]. The last block of queries sees all keys, and comes first.
-func (t *backward[T, S]) Run(head, worker int) {
+// Run implements [workers.Task]. The last block of queries sees the most keys, and comes first.
+func (t *backward[T, S]) Run(shared, worker int) {
 	a := &t.a
-	queries, keys := a.Queries, a.Keys
-	scratch := room[T](workers.Scratch[T](t.pool, worker, 2*a.Size*keys+2*t.block*keys+t.own(
-		4*queries+4*keys)))
+	keys, both := a.Keys, a.Size+a.ValueSize
+	scratch := room[T](workers.Scratch[T](t.pool, worker, both*keys+2*t.block*keys+t.own(
+		2*(a.Queries+keys)*both)))
+	head := shared * a.Group
+	ofDK, ofDV := t.ofKey(a.DK, head, a.Size), t.ofKey(a.DV, head, a.ValueSize)
 	o := operands[T]{
-		turnedK: scratch.take(a.Size * keys), turnedV: scratch.take(a.Size * keys),
+		turnedK: scratch.take(a.Size * keys), turnedV: scratch.take(a.ValueSize * keys),
 		weights: scratch.take(t.block * keys), grads: scratch.take(t.block * keys),
-		q: t.open(a.Q, head, 0, queries, &scratch, true), k: t.open(a.K, head, 0, keys, &scratch,
-			true), v: t.open(a.V, head, 0, keys, &scratch, true),
-		y: t.open(a.Y, head, 0, queries, &scratch, true), dy: t.open(a.DY, head, 0, queries,
-			&scratch, true),
-		dq: t.open(a.DQ, head, 0, queries, &scratch, false), dk: t.open(a.DK, head, 0, keys,
-			&scratch, false), dv: t.open(a.DV, head, 0, keys, &scratch, false),
-		lse: backend.View[T](a.LSE)[head*queries:][:queries], sums: backend.View[T](
-			a.Sums)[head*queries:][:queries],
+		k:  t.open(t.ofKey(a.K, head, a.Size), 0, keys, &scratch, true),
+		v:  t.open(t.ofKey(a.V, head, a.ValueSize), 0, keys, &scratch, true),
+		dk: t.open(ofDK, 0, keys, &scratch, false), dv: t.open(ofDV, 0, keys, &scratch, false),
 	}
 	simd.TransposeRows(t.level, o.turnedK, o.k.rows, keys, o.k.pitch, keys, a.Size)
-	simd.TransposeRows(t.level, o.turnedV, o.v.rows, keys, o.v.pitch, keys, a.Size)
-	for end, beta := queries, T(0); end > 0; beta = 1 {
-		first := (end - 1) / t.block * t.block
-		t.addBlock(&o, first, end-first, beta)
-		end = first
+	simd.TransposeRows(t.level, o.turnedV, o.v.rows, keys, o.v.pitch, keys, a.ValueSize)
+	for j := t.seen(head, a.Queries-1); j < keys; j++ { // which no query sees
+		clear(o.dk.from(j)[:a.Size])
+		clear(o.dv.from(j)[:a.ValueSize])
 	}
-	t.storeVectors(a.DQ, head, 0, queries, o.dq)
-	t.storeVectors(a.DK, head, 0, keys, o.dk)
-	t.storeVectors(a.DV, head, 0, keys, o.dv)
+	for n := range a.Group {
+		o.head = head + n
+		t.addHead(&o, scratch, n == 0)
+	}
+	t.storeVectors(ofDK, 0, keys, o.dk)
+	t.storeVectors(ofDV, 0, keys, o.dv)
+}
+
+// addHead computes dq of a head of queries, and what it adds to dk and dv, of which the first one
+// of a group is the first term.
+func (t *backward[T, S]) addHead(o *operands[T], scratch room[T], first bool) {
+	a, queries := &t.a, t.a.Queries
+	ofDQ := t.ofQuery(a.DQ, o.head, a.Size)
+	o.q = t.open(t.ofQuery(a.Q, o.head, a.Size), 0, queries, &scratch, true)
+	o.y = t.open(t.ofQuery(a.Y, o.head, a.ValueSize), 0, queries, &scratch, true)
+	o.dy = t.open(t.ofQuery(a.DY, o.head, a.ValueSize), 0, queries, &scratch, true)
+	o.dq = t.open(ofDQ, 0, queries, &scratch, false)
+	o.lse = backend.View[T](a.LSE)[o.head*queries:][:queries]
+	o.sums = backend.View[T](a.Sums)[o.head*queries:][:queries]
+	beta := T(1)
+	if first {
+		beta = 0
+	}
+	for end := queries; end > 0; beta = 1 {
+		start := (end - 1) / t.block * t.block
+		t.addBlock(o, start, end-start, beta)
+		end = start
+	}
+	t.storeVectors(ofDQ, 0, queries, o.dq)
 }
 
 // addBlock computes dq of a block of queries, and what it adds to dk and dv, which it only writes
 // if beta is 0.
 func (t *backward[T, S]) addBlock(o *operands[T], first, rows int, beta T) {
 	a := &t.a
-	width := a.Seen(first + rows - 1)
-	one := simd.Product[T]{M: rows, N: width, K: a.Size, AStep: 1, BStep: a.Keys, CPitch: width}
-	weights, grads := one, one
-	weights.A, weights.ARow, weights.B, weights.C = o.q.from(first), o.q.pitch, o.turnedK, o.weights
-	grads.A, grads.ARow, grads.B, grads.C = o.dy.from(first), o.dy.pitch, o.turnedV, o.grads
+	width := t.seen(o.head, first+rows-1)
+	weights := simd.Product[T]{M: rows, N: width, K: a.Size, A: o.q.from(first), ARow: o.q.pitch,
+		AStep: 1, B: o.turnedK, BStep: a.Keys, C: o.weights, CPitch: width}
+	grads := weights
+	grads.K, grads.A, grads.ARow, grads.B, grads.C = a.ValueSize, o.dy.from(first), o.dy.pitch,
+		o.turnedV, o.grads
 	t.product(weights, T(a.Scale), 0)
 	t.product(grads, 1, 0)
-	t.exps(o.weights, width, first, o.lse[first:first+rows])
 	for r := range rows {
 		i := first + r
-		o.sums[i] = dotOf(o.dy.from(i)[:a.Size], o.y.from(i)[:a.Size])
-		subtract(t.level, o.grads[r*width:][:width], o.sums[i])
+		o.sums[i] = dotOf(o.dy.from(i)[:a.ValueSize], o.y.from(i)[:a.ValueSize])
+		ds := o.grads[r*width:][:width]
+		subtract(t.level, ds, o.sums[i])
+		t.limit(o.weights[r*width:][:width], ds, o.head, i)
 	}
+	t.exps(o.weights, width, o.head, first, o.lse[first:first+rows])
 	add := simd.Product[T]{M: width, N: a.Size, K: rows, ARow: 1, AStep: width}
 	dv, dk := add, add
-	dv.A, dv.B, dv.BStep, dv.C, dv.CPitch = o.weights, o.dy.from(first), o.dy.pitch, o.dv.rows,
-		o.dv.pitch
+	dv.N, dv.A, dv.B, dv.BStep, dv.C, dv.CPitch = a.ValueSize, o.weights, o.dy.from(first),
+		o.dy.pitch, o.dv.rows, o.dv.pitch
 	t.product(dv, 1, beta)
 	ds := o.grads[:rows*width]
 	if !simd.Binary(t.level, simd.Mul, ds, ds, o.weights[:len(ds)]) {

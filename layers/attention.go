@@ -12,8 +12,28 @@ import (
 
 // AttentionOptions are the options of attention blocks.
 type AttentionOptions struct {
-	Heads  int
-	Causal bool // a position sees only itself and those before it
+	Heads int
+	// KeyHeads is how many heads keys and values have: it divides Heads, and neighbouring heads of
+	// queries share one (grouped-query attention). 0 stands for Heads.
+	KeyHeads int
+	Causal   bool    // a position sees only itself and those before it
+	SoftCap  float64 // bounds scores: see nn.AttentionOptions
+	// Mask is added to the scores of every head, of a shape that is repeated to [batch, 1, queries,
+	// keys], and the same on all ranks of both groups. It has no gradient.
+	Mask *gorgonia.Node
+	// KeyLengths are integers, [batch], the same on all ranks of both groups: positions of an entry
+	// from there on are padding, which no query sees.
+	KeyLengths *gorgonia.Node
+	// Rotary turns queries and keys by their positions: see [Builder.Rotary]. nil turns nothing.
+	Rotary *RotaryOptions
+}
+
+// shared returns the heads of keys and values.
+func (o AttentionOptions) shared() int {
+	if o.KeyHeads == 0 {
+		return o.Heads
+	}
+	return o.KeyHeads
 }
 
 // width returns the width of a head.
@@ -21,6 +41,10 @@ func (o AttentionOptions) width(n int) (int, error) {
 	if o.Heads < 1 || n%o.Heads != 0 {
 		return 0, fmt.Errorf("%w: %d heads of a width of %d: use a divisor of the width",
 			backend.ErrArgument, o.Heads, n)
+	}
+	if k := o.shared(); k < 1 || o.Heads%k != 0 {
+		return 0, fmt.Errorf("%w: %d heads share %d heads of keys: use a divisor of the heads",
+			backend.ErrArgument, o.Heads, k)
 	}
 	return n / o.Heads, nil
 }
@@ -31,21 +55,28 @@ func (o AttentionOptions) width(n int) (int, error) {
 //	        or [positions, batch, n] Split(0)
 //	out  y  like x, and placed like x
 //
-// Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out".
+// Learnables have the name with ".qkv", of shape [n, 3, heads, n/heads], and ".out"; with fewer
+// heads of keys, ".q", [n, 1, heads, n/heads], and ".kv", [n, 2, key heads, n/heads], in place of
+// ".qkv".
 //
 // Heads are divided by the Tensor group, and each rank's heads among the ranks of its Sequence
 // group: one all-to-all of queries, keys and values together, attention over all positions, and one
-// all-to-all of the result.
+// all-to-all of the result. With fewer heads of keys, those and the values travel in one of their
+// own, and the ranks of both groups together must divide them evenly.
 //
 // Cost: 8*d*n*n/P operations for the linear layers and that of nn.Attention for the rank's heads;
-// the collectives of the package comment. Errors: [ErrPlacement]; [backend.ErrArgument] if heads do
-// not divide n; [ops.ErrShape] if there are fewer heads than ranks that divide them.
+// the collectives of the package comment. Errors: [ErrPlacement], also if a rank would have heads
+// of queries without the keys that they share; [backend.ErrArgument] if heads do not divide n, or
+// heads of keys the heads; [ops.ErrShape] if there are fewer heads than ranks that divide them.
 func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 	return b.within("Attention "+name, func() Node {
+		if o.shared() != o.Heads {
+			return b.crossed(name, x, x, o)
+		}
 		qkv := b.project(name+".qkv", x, o, 3)
 		axis := sequenceAxis(x)
 		q, k, v := b.at(qkv, 0), b.at(qkv, 1), b.at(qkv, 2)
-		y := b.Attend(q, k, v, [2]int{axis, axis}, o.Causal)
+		y := b.attend(q, k, v, [2]int{axis, axis}, o)
 		return b.merge(name+".out", y, x)
 	})
 }
@@ -60,13 +91,15 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 // Learnables have the name with ".q", ".kv" and ".out". Keys and values travel in one all-to-all,
 // queries in another one. Cost and errors: see [Builder.Attention].
 func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions) Node {
-	return b.within("CrossAttention "+name, func() Node {
-		q := b.at(b.project(name+".q", x, o, 1), 0)
-		kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
-		y := b.Attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)},
-			o.Causal)
-		return b.merge(name+".out", y, x)
-	})
+	return b.within("CrossAttention "+name, func() Node { return b.crossed(name, x, memory, o) })
+}
+
+// crossed is attention with queries apart from keys and values.
+func (b *Builder) crossed(name string, x, memory Node, o AttentionOptions) Node {
+	q := b.at(b.project(name+".q", x, o, 1), 0)
+	kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
+	y := b.attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
+	return b.merge(name+".out", y, x)
 }
 
 // sequenceAxis returns the axis along which the Sequence group divides x.
@@ -80,8 +113,10 @@ func (b *Builder) project(name string, x Node, o AttentionOptions, count int) No
 
 // projectTo is project to heads of n elements together.
 func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n int) Node {
-	const heads = 3 // the axis
-	var d int
+	d, heads := 0, o.Heads
+	if count == 2 { // keys and values
+		heads = o.shared()
+	}
 	x = b.apply("projection "+name, func() (Node, error) {
 		if axis := sequenceAxis(x); axis != 0 && axis != 1 || x.Dims() != 3 {
 			return Node{}, misplaced("x", x, Sequence, Split(1), Split(0))
@@ -90,8 +125,30 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		d, err = o.width(n)
 		return x, err
 	})
-	y := b.Columns(name, b.beginTensorParallel(x), 1, count, o.Heads, d)
-	return b.To(y, Sequence, Split(heads))
+	y := b.Columns(name, b.beginTensorParallel(x), 1, count, heads, d)
+	if o.Rotary != nil {
+		y = b.turned(y, count, sequenceAxis(x), *o.Rotary)
+	}
+	return b.To(y, Sequence, Split(3))
+}
+
+// turned applies Rotary to projections, but not to values, the last one of several: before the
+// all-to-all, which moves what attention reads.
+func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
+	if count == 1 {
+		return b.Rotary(y, axis, o)
+	}
+	part := func(start, end int) Node {
+		return b.apply("projection", func() (Node, error) {
+			n, err := nn.Slice(2, start, end, 1, y.Node)
+			return Place(n, y), err
+		})
+	}
+	first, values := b.Rotary(part(0, count-1), axis, o), part(count-1, count)
+	return b.apply("projection", func() (Node, error) {
+		n, err := nn.Concat(2, first.Node, values.Node)
+		return Place(n, y), err
+	})
 }
 
 // at returns one of the projections: [., ., heads, d].
@@ -130,7 +187,15 @@ func (b *Builder) merge(name string, y, x Node) Node {
 //
 // Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
 func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
+	return b.attend(q, k, v, positions, AttentionOptions{Causal: causal})
+}
+
+func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
 	return b.apply("Attend", func() (Node, error) {
+		if m := o.Mask; m != nil && m.Dims() > 2 && m.Shape()[m.Dims()-3] != 1 {
+			return Node{}, fmt.Errorf("%w: the mask has shape %v, with numbers for each head, but "+
+				"ranks divide heads: use one for all", ErrPlacement, m.Shape())
+		}
 		for i, x := range []Node{q, k, v} {
 			name := [...]string{"q", "k", "v"}[i]
 			axis := positions[min(i, 1)]
@@ -145,7 +210,7 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 			if x.place[Tensor] != q.place[Tensor] {
 				return Node{}, misplaced(name, x, Tensor, q.place[Tensor])
 			}
-			if err := alike(name, x, q); err != nil {
+			if err := sharing(name, x, q); err != nil {
 				return Node{}, err
 			}
 		}
@@ -157,14 +222,30 @@ func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
 				return Node{}, err
 			}
 		}
-		y, err := nn.Attention(operands[0], operands[1], operands[2],
-			nn.AttentionOptions{Causal: causal})
+		y, err := nn.Attention(operands[0], operands[1], operands[2], nn.AttentionOptions{
+			Causal: o.Causal, SoftCap: o.SoftCap, Mask: o.Mask, KeyLengths: o.KeyLengths})
 		if err != nil {
 			return Node{}, err
 		}
 		y, err = gorgonia.Transpose(y, headsLast[positions[0]]...)
 		return Place(y, q), err
 	})
+}
+
+// sharing checks that this rank has the heads of keys that its heads of queries share: [alike], but
+// that each part of x may be a share of q's.
+func sharing(operand string, x, q Node) error {
+	for g, p := range x.place {
+		all, of := q.parts[g], x.parts[g]
+		is := p == Split(2) && len(all) == len(of)
+		for i := 0; is && i < len(of); i++ {
+			is = of[i]*sum(all) == all[i]*sum(of)
+		}
+		if is {
+			x.parts[g] = all
+		}
+	}
+	return alike(operand, x, q)
 }
 
 // headsFirst are the axes of [batch, heads, positions, d] in a tensor by its axis of positions, and

@@ -43,8 +43,20 @@ var blocks = map[string]block{
 	"attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads, Causal: true})
 	},
+	"plain attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads})
+	},
 	"cross-attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.CrossAttention("a", in[0], in[1], layers.AttentionOptions{Heads: heads})
+	},
+	"rotary attention":                    rotaryAttention(0),
+	"rotary attention of later positions": rotaryAttention(9),
+	"grouped attention": func(b *layers.Builder, in ...layers.Node) layers.Node {
+		// Twelve heads of keys divide among every group of up to 4, and groups of both kinds.
+		x := b.To(in[0], layers.Tensor, layers.Copied)
+		x = b.Rows("wide", b.Columns("own", x, 0, 5), 1, 48)
+		return b.Attention("a", b.To(x, layers.Tensor, in[0].Placed(layers.Tensor)),
+			hidingKeys(b, in[0]))
 	},
 	"mlp": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		return b.MLP("m", in[0], 7)
@@ -117,6 +129,44 @@ func recurrent(x layers.Node, b *layers.Builder,
 	}
 	y := layer(x, nn.RecurrentOptions{BatchFirst: batch == 0})
 	return b.To(b.To(y, layers.Tensor, layers.Replicated), layers.Sequence, steps)
+}
+
+func rotaryAttention(first int) block {
+	return func(b *layers.Builder, in ...layers.Node) layers.Node {
+		return b.Attention("a", in[0], layers.AttentionOptions{Heads: heads,
+			Rotary: &layers.RotaryOptions{First: first}})
+	}
+}
+
+// TestRotaryAttentionSeesDistancesAlone: results and gradients do not depend on the number of the
+// first position, and are not the results without Rotary.
+func TestRotaryAttentionSeesDistancesAlone(t *testing.T) {
+	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
+	of := func(name string) []outcome {
+		return outcomes(t, testenv.Hosts, one, tensor.Float64, 3, 1, false, name)
+	}
+	first, later := of("rotary attention")[0], of("rotary attention of later positions")
+	compare(t, one, later, first, 1e-10)
+	if slices.Equal(first.y, of("plain attention")[0].y) {
+		t.Error("nothing is turned")
+	}
+}
+
+// hidingKeys are options of attention with all that it can have, of positions and samples like x's.
+func hidingKeys(b *layers.Builder, x layers.Node) layers.AttentionOptions {
+	dt, along := x.Dtype(), int(x.Placed(layers.Sequence))
+	lengths := make([]int, x.Shape()[1-along])
+	for i := range lengths {
+		lengths[i] = positions - 4*(i%3)
+	}
+	mask := variable(b, "mask", dt, positions, positions)
+	if data, ok := mask.Value().Data().([]float64); ok {
+		data[positions] = math.Inf(-1)
+	}
+	return layers.AttentionOptions{Heads: 24, KeyHeads: 12, Causal: true, SoftCap: 3, Mask: mask,
+		KeyLengths: gorgonia.NodeFromAny(b.Graph(), tensor.New(tensor.WithShape(len(lengths)),
+			tensor.WithBacking(lengths)), gorgonia.WithName("lengths")),
+		Rotary: &layers.RotaryOptions{First: 2}}
 }
 
 // outcome is what a rank has after a run.

@@ -134,6 +134,48 @@ func TestWrongPlacement(t *testing.T) {
 	}
 }
 
+// TestGroupedAttentionRefused: ranks must have the keys that their heads of queries share, and have
+// no mask of heads that others have.
+func TestGroupedAttentionRefused(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		wraps      error
+		o          layers.AttentionOptions
+		mask       []int
+	}{
+		{"heads apart from their keys", "divides k into lengths of [2 1]", layers.ErrPlacement,
+			layers.AttentionOptions{Heads: 6, KeyHeads: 3}, nil},
+		{"fewer heads of keys than ranks", "each needs a part", ops.ErrShape,
+			layers.AttentionOptions{Heads: 6, KeyHeads: 1}, nil},
+		{"heads of keys that divide no heads", "6 heads share 4 heads of keys", backend.ErrArgument,
+			layers.AttentionOptions{Heads: 6, KeyHeads: 4}, nil},
+		{"a mask of heads", "use one for all", layers.ErrPlacement,
+			layers.AttentionOptions{Heads: 6, KeyHeads: 2}, []int{3, 4, 4}},
+	} {
+		for _, s := range []layers.Sizes{{DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 2}} {
+			t.Run(fmt.Sprint(c.name, s), func(t *testing.T) {
+				within(t, testenv.Hosts, s, func(l *layers.Layout, _ backend.Device,
+					build sync.Locker) error {
+					build.Lock()
+					defer build.Unlock()
+					b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+					x := layers.Whole(variable(b, "x", tensor.Float64, 2, 4, 6))
+					o := c.o
+					if c.mask != nil {
+						o.Mask = variable(b, "mask", tensor.Float64, c.mask...)
+					}
+					b.Attention("a", b.To(x, layers.Sequence, layers.Split(1)), o)
+					if err := b.Err(); !errors.Is(err, c.wraps) ||
+						!strings.Contains(err.Error(), c.want) {
+						t.Errorf("%v, want %q", err, c.want)
+					}
+					return nil
+				})
+			})
+		}
+	}
+}
+
 // partial is a partial sum over the Tensor group, split along the sequence.
 func partial(b *layers.Builder, x layers.Node) layers.Node {
 	x = b.To(b.To(x, layers.Sequence, layers.Split(1)), layers.Tensor, layers.Copied)

@@ -93,6 +93,31 @@ var ours = []struct {
 			}
 			return gorgonia.Transpose(y, 0, 2, 1, 3)
 		}},
+	{name: "attention of shared heads with wide values and a cap",
+		shapes: [][]int{{2, 4, 5, 4}, {2, 2, 7, 4}, {2, 2, 7, 6}},
+		build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+			return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true, SoftCap: 0.9})
+		}},
+	{name: "attention with a learned mask", shapes: [][]int{{2, 4, 3, 4}, {2, 2, 5, 4},
+		{2, 2, 5, 4}, {4, 1, 5}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Mask: x[3], MaskGradient: true,
+			SoftCap: 2})
+	}},
+	{name: "padded attention with a mask", shapes: [][]int{{3, 2, 66, 4}, {3, 1, 66, 4},
+		{3, 1, 66, 3}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		return nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{Causal: true,
+			Mask: someHidden(x[0], 66, 66), KeyLengths: labels(x[0], 66, 0, 65)})
+	}},
+	{name: "padded attention of heads that are transposed", shapes: [][]int{{2, 5, 4, 4},
+		{2, 5, 2, 4}}, build: func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
+		q, k := must(gorgonia.Transpose(x[0], 0, 2, 1, 3)),
+			must(gorgonia.Transpose(x[1], 0, 2, 1, 3))
+		y, err := nn.Attention(q, k, k, nn.AttentionOptions{KeyLengths: labels(x[0], 3, 5)})
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Transpose(y, 0, 2, 1, 3)
+	}},
 	{name: "outer product", shapes: [][]int{{3}, {4}}, build: pair(nn.OuterProd, nil)},
 	{name: "average pool", shapes: [][]int{{2, 3, 5, 6}}, build: func(x ...*gorgonia.Node) (
 		*gorgonia.Node, error) {
@@ -198,6 +223,25 @@ var ours = []struct {
 func convolved(f func(nn.ConvOptions, *gorgonia.Node, *gorgonia.Node, *gorgonia.Node) (
 	*gorgonia.Node, error), o nn.ConvOptions) func(x ...*gorgonia.Node) (*gorgonia.Node, error) {
 	return func(x ...*gorgonia.Node) (*gorgonia.Node, error) { return f(o, x[0], x[1], x[2]) }
+}
+
+// someHidden is a mask of x's dtype that hides every third key, and all keys of the second query.
+func someHidden(x *gorgonia.Node, queries, keys int) *gorgonia.Node {
+	mask := tensor.New(tensor.Of(x.Dtype()), tensor.WithShape(queries, keys))
+	for i := range queries * keys {
+		hidden := i%3 == 2 || i/keys == 1
+		switch data := mask.Data().(type) {
+		case []float32:
+			if data[i] = float32(i % 5); hidden {
+				data[i] = float32(math.Inf(-1))
+			}
+		case []float64:
+			if data[i] = float64(i % 5); hidden {
+				data[i] = math.Inf(-1)
+			}
+		}
+	}
+	return gorgonia.NodeFromAny(x.Graph(), mask, gorgonia.WithName("mask"))
 }
 
 // labels is an input of integers in the graph of x.

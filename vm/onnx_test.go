@@ -22,8 +22,9 @@ import (
 // is an entry here, one in GROUPS of testdata/onnx/make.py (and one in TORCH, for cases with
 // gradients), and a file that this program makes.
 var onnxGroups = map[string]onnxKinds{
-	"basics": basicKinds,
-	"images": imageKinds,
+	"attention": {"Attention": onnxAttention},
+	"basics":    basicKinds,
+	"images":    imageKinds,
 }
 
 // onnxKinds return the nodes of the results of a case, for each operator.

@@ -128,7 +128,7 @@ func near(t *testing.T, what string, got, want []float64, tolerance float64) {
 // withAttention are the models, and one with attention.
 func withAttention() map[string]func(testing.TB, tensor.Dtype) *model {
 	all := maps.Clone(models)
-	all["attention"], all["parts"] = attending, parts
+	all["attention"], all["parts"], all["masked attention"] = attending, parts, masked
 	return all
 }
 
@@ -160,6 +160,25 @@ func attending(t testing.TB, dt tensor.Dtype) *model {
 	y := must(nn.Attention(q, k, v, nn.AttentionOptions{Causal: true}))
 	again := must(nn.BatchedMatMul(false, false, y, w))
 	again = must(nn.Attention(again, k, again, nn.AttentionOptions{}))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
+	return m
+}
+
+// masked has grouped attention with a mask that a product gives, which stays f32, and with lengths,
+// of learnables and of products.
+func masked(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	q, k, v := m.variable("q", dt, 2, 4, 3, 4), m.variable("k", dt, 2, 2, 5, 4),
+		m.variable("v", dt, 2, 2, 5, 3)
+	left, right := m.variable("left", dt, 3, 2), m.variable("right", dt, 2, 5)
+	w := m.variable("w", dt, 2, 4, 3, 4)
+	m.params = gorgonia.Nodes{q, k, v, left, right, w}
+	y := must(nn.Attention(q, k, v, nn.AttentionOptions{SoftCap: 3,
+		Mask: must(gorgonia.Mul(left, right)), MaskGradient: true}))
+	again := must(nn.BatchedMatMul(false, false, y, w))
+	lengths := gorgonia.NodeFromAny(m.g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]int{5, 2})), gorgonia.WithName("lengths"))
+	again = must(nn.Attention(again, k, v, nn.AttentionOptions{KeyLengths: lengths}))
 	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(must(gorgonia.Add(y, again)))))))
 	return m
 }

@@ -66,11 +66,12 @@ type Builder interface {
 	// MatMul multiplies matrices, the last two axes, of which transA and transB exchange those of
 	// an operand. All other axes are equal.
 	MatMul(transA, transB bool, a, b Value) Value
-	// Attention has the meaning of kernels.Attention of q [b, h, queries, d], and of k and v
-	// [b, h, keys, d]. lse is for the gradient.
-	Attention(o Attention, q, k, v Value) (y, lse Value)
-	// AttentionGrad are the gradients of Attention.
-	AttentionGrad(o Attention, q, k, v, y, lse, dy Value) (dq, dk, dv Value)
+	// Attention has the meaning of kernels.Attention of q [b, h, queries, d], k [b, g, keys, d] and
+	// v [b, g, keys, e], of a mask with the axes of the scores, or 1, and of lengths [b]. lse is
+	// for the gradient.
+	Attention(o Attention, x ...Value) (y, lse Value)
+	// AttentionGrad are the gradients of Attention, from q, k, v, y, lse, dy, mask and lengths.
+	AttentionGrad(o Attention, x ...Value) (dq, dk, dv Value)
 	// Patches makes of images [b, c, h, w] their patches [b, oh, ow, c*kh*kw].
 	Patches(w Window, images Value) Value
 	// Images is the gradient of Patches: it adds patches up to images of a height and width.
@@ -85,8 +86,9 @@ type Builder interface {
 
 // Attention are the parameters of an attention: see kernels.Attention.
 type Attention struct {
-	Causal bool
-	Scale  float64
+	Causal         bool
+	Scale, SoftCap float64
+	Mask, Lengths  bool // are operands
 }
 
 // Window says which pixels of an image are seen at each place: a kernel whose pixels are as far

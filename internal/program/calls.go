@@ -70,49 +70,66 @@ func (r *recorder) MatMul(transA, transB bool, a, b Value) Value {
 	return v
 }
 
-// attention returns what is known of an attention before it runs.
-func (r *recorder) attention(o Attention, q, k Value) (a kernels.Attention, lse Tensor) {
-	of, keys := r.Of(q), r.Of(k).Shape[2]
+// attention returns what is known of an attention before it runs, of which others are the mask and
+// the lengths.
+func (r *recorder) attention(o Attention, q, k, v Value, others []Value) (a kernels.Attention,
+	y, lse Tensor) {
+	of, keys, size := r.Of(q), r.Of(k).Shape, r.Of(v).Shape[3]
 	s := of.Shape
 	a = kernels.Attention{
-		Batch: s[0], Heads: s[1], Queries: s[2], Keys: keys, Size: s[3],
-		Causal: o.Causal, Scale: o.Scale,
+		Batch: s[0], Heads: s[1], Queries: s[2], Keys: keys[2], Size: s[3],
+		Group: s[1] / keys[1], ValueSize: size,
+		Causal: o.Causal, Scale: o.Scale, SoftCap: o.SoftCap,
 	}
-	return a, Tensor{s[:3], of.DType}
+	if o.Mask {
+		m := r.Of(others[0]).Shape
+		steps := strided{shape: m, strides: rowMajor(m)}.along(m)
+		a.Mask = kernels.Mask{Batch: steps[0], Head: steps[1], Row: steps[2], Key: steps[3]}
+	}
+	return a, Tensor{with(s, 3, size), of.DType}, Tensor{s[:3], of.DType}
 }
 
 // heads returns an operand of attention that lies in row-major order.
-func heads(a kernels.Attention, b backend.Buffer, n int) kernels.HeadRows {
-	return kernels.HeadRows{Buffer: b, Batch: a.Heads * n * a.Size, Head: n * a.Size, Row: a.Size}
+func heads(b backend.Buffer, heads, n, size int) kernels.HeadRows {
+	return kernels.HeadRows{Buffer: b, Batch: heads * n * size, Head: n * size, Row: size}
 }
 
-// bound returns an attention of q, k, v, y and lse.
-func bound(a kernels.Attention, x ...backend.Buffer) kernels.Attention {
-	a.Q, a.K, a.V = heads(a, x[0], a.Queries), heads(a, x[1], a.Keys), heads(a, x[2], a.Keys)
-	a.Y, a.LSE = heads(a, x[3], a.Queries), x[4]
+// bound returns an attention of q, k, v, y and lse, and of the mask and the lengths.
+func (o Attention) bound(a kernels.Attention, x, others []backend.Buffer) kernels.Attention {
+	shared := a.Heads / a.Group
+	a.Q, a.K = heads(x[0], a.Heads, a.Queries, a.Size), heads(x[1], shared, a.Keys, a.Size)
+	a.V = heads(x[2], shared, a.Keys, a.ValueSize)
+	a.Y, a.LSE = heads(x[3], a.Heads, a.Queries, a.ValueSize), x[4]
+	if o.Mask {
+		a.Mask.Buffer, others = others[0], others[1:]
+	}
+	if o.Lengths {
+		a.Lengths = others[0]
+	}
 	return a
 }
 
 // Attention implements [Builder].
-func (r *recorder) Attention(o Attention, q, k, v Value) (y, lse Value) {
-	a, statistics := r.attention(o, q, k)
-	y, besides := r.called(r.Of(q), func(dst, src []backend.Buffer) error {
-		return kernels.Host{}.Attention(bound(a, slices.Concat(src, dst)...))
-	}, []Tensor{statistics}, q, k, v)
+func (r *recorder) Attention(o Attention, x ...Value) (y, lse Value) {
+	a, of, statistics := r.attention(o, x[0], x[1], x[2], x[3:])
+	y, besides := r.called(of, func(dst, src []backend.Buffer) error {
+		return kernels.Host{}.Attention(o.bound(a, slices.Concat(src[:3], dst), src[3:]))
+	}, []Tensor{statistics}, x...)
 	return y, besides[0]
 }
 
 // AttentionGrad implements [Builder].
-func (r *recorder) AttentionGrad(o Attention, q, k, v, y, lse, dy Value) (dq, dk, dv Value) {
-	a, sums := r.attention(o, q, k)
-	dq, besides := r.called(r.Of(q), func(dst, src []backend.Buffer) error {
+func (r *recorder) AttentionGrad(o Attention, x ...Value) (dq, dk, dv Value) {
+	a, _, sums := r.attention(o, x[0], x[1], x[2], x[6:])
+	shared := a.Heads / a.Group
+	dq, besides := r.called(r.Of(x[0]), func(dst, src []backend.Buffer) error {
 		return kernels.Host{}.AttentionGrad(kernels.AttentionGrad{
-			Attention: bound(a, src...), DY: heads(a, src[5], a.Queries),
-			DQ: heads(a, dst[0], a.Queries), DK: heads(a, dst[1], a.Keys), DV: heads(a, dst[2],
-				a.Keys),
-			Sums: dst[3],
+			Attention: o.bound(a, src, src[6:]), DY: heads(src[5], a.Heads, a.Queries, a.ValueSize),
+			DQ: heads(dst[0], a.Heads, a.Queries, a.Size),
+			DK: heads(dst[1], shared, a.Keys, a.Size),
+			DV: heads(dst[2], shared, a.Keys, a.ValueSize), Sums: dst[3],
 		})
-	}, []Tensor{r.Of(k), r.Of(v), sums}, q, k, v, y, lse, dy)
+	}, []Tensor{r.Of(x[1]), r.Of(x[2]), sums}, x...)
 	return dq, besides[0], besides[1]
 }
 

@@ -8,13 +8,20 @@ import (
 	"github.com/euryale-ml/euryale/kernels"
 )
 
-// headSizes are the head sizes that attention.cu has kernels for. Other heads are padded in shared
-// memory.
-var headSizes = map[backend.DType][]int{
-	backend.F64:  {64, 256},
-	backend.F32:  {64, 128, 256},
-	backend.BF16: {32, 64, 128, 256},
-}
+// headSizes are the head sizes that attention.cu has kernels for, and limitedSizes those with soft
+// caps and masks. Other heads are padded in shared memory.
+var (
+	headSizes = map[backend.DType][]int{
+		backend.F64:  {64, 256},
+		backend.F32:  {64, 128, 256},
+		backend.BF16: {32, 64, 128, 256},
+	}
+	limitedSizes = map[backend.DType][]int{
+		backend.F64:  {256},
+		backend.F32:  {64, 128, 256},
+		backend.BF16: {256},
+	}
+)
 
 // attentionRows is how many queries, or keys, a block has: see attention.cu.
 var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, backend.BF16: 64}
@@ -23,11 +30,15 @@ var attentionRows = map[backend.DType]int{backend.F64: 16, backend.F32: 32, back
 const attentionThreads = 128
 
 // Attention computes what [kernels.Attention] says: on tensor cores for bf16 from compute
-// capability 8.0 on. Scores are not kept: it needs no memory besides the results.
+// capability 8.0 on, unless it has a soft cap or a mask. Scores are not kept: it needs no memory
+// besides the results.
 //
-// Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements.
+// Errors: those of [kernels.Check]; [backend.ErrUnsupported] for heads of more than 256 elements,
+// and for lengths of I32.
 func (k Kernels) Attention(a kernels.Attention) error {
-	c, err := attentionCall("attention", &a, check.Attention(a), a.Queries)
+	wrong := check.Attention(a)
+	a = a.Filled()
+	c, err := attentionCall("attention", &a, wrong, a.Batch*a.Heads, a.Queries)
 	if err != nil {
 		return err
 	}
@@ -42,7 +53,9 @@ func (k Kernels) Attention(a kernels.Attention) error {
 //
 // Errors: as those of Attention.
 func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
-	ofQ, err := attentionCall("attentiongradq", &a.Attention, check.AttentionGrad(a), a.Queries)
+	wrong := check.AttentionGrad(a)
+	a.Attention = a.Filled()
+	ofQ, err := attentionCall("attentiongradq", &a.Attention, wrong, a.Batch*a.Heads, a.Queries)
 	if err != nil {
 		return err
 	}
@@ -52,7 +65,8 @@ func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
 	ofQ.pass(word(a.LSE))
 	ofQ.rowsOf(a.Q, a.K, a.V, a.DY)
 	ofQ.heads(&a.Attention)
-	ofKV, err := attentionCall("attentiongradkv", &a.Attention, nil, a.Keys)
+	ofKV, err := attentionCall("attentiongradkv", &a.Attention, nil, a.Batch*a.Heads/a.Group,
+		a.Keys)
 	if err != nil {
 		return err
 	}
@@ -66,21 +80,29 @@ func (k Kernels) AttentionGrad(a kernels.AttentionGrad) error {
 	return k.launcher.Launch(ofKV)
 }
 
-// attentionCall returns the call of a kernel whose blocks share n rows of each head.
-func attentionCall(verb string, a *kernels.Attention, wrong error, n int) (Launch, error) {
+// attentionCall returns the call of a kernel whose blocks share n rows of each of the heads.
+func attentionCall(verb string, a *kernels.Attention, wrong error, heads, n int) (Launch, error) {
 	if wrong != nil {
 		return Launch{}, wrong
 	}
+	if a.Lengths.Len() > 0 && a.Lengths.DType() != backend.I64 {
+		return Launch{}, fmt.Errorf("%w: attention with lengths of %v: of i64 only on a device",
+			backend.ErrUnsupported, a.Lengths.DType())
+	}
 	d := a.Y.Buffer.DType()
-	for _, size := range headSizes[d] {
-		if a.Size <= size {
-			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(a.Batch*a.Heads, 1<<15))}
+	sizes := headSizes[d]
+	if a.SoftCap > 0 || a.Mask.Buffer.Len() > 0 {
+		sizes = limitedSizes[d]
+	}
+	for _, size := range sizes {
+		if max(a.Size, a.ValueSize) <= size {
+			grid := Size{uint32(over(n, attentionRows[d])), uint32(min(heads, 1<<15))}
 			return Launch{Entry: Entry{Verb: verb, Op: fmt.Sprint(size), Type: d.String()},
 				Grid: grid, Block: Size{attentionThreads, 1}}, nil
 		}
 	}
 	return Launch{}, fmt.Errorf("%w: attention with heads of %d elements: up to 256 on a device",
-		backend.ErrUnsupported, a.Size)
+		backend.ErrUnsupported, max(a.Size, a.ValueSize))
 }
 
 func (c *Launch) rowsOf(operands ...kernels.HeadRows) {
@@ -90,10 +112,22 @@ func (c *Launch) rowsOf(operands ...kernels.HeadRows) {
 }
 
 func (c *Launch) heads(a *kernels.Attention) {
-	causal := uint64(0)
-	if a.Causal {
-		causal = 1
-	}
 	c.pass(uint64(a.Batch), uint64(a.Heads), uint64(a.Queries), uint64(a.Keys), uint64(a.Size),
-		causal, math.Float64bits(a.Scale))
+		flag(a.Causal), math.Float64bits(a.Scale), uint64(a.Group), uint64(a.ValueSize),
+		math.Float64bits(a.SoftCap))
+	m, mask, lengths := a.Mask, uint64(0), uint64(0)
+	if m.Buffer.Len() > 0 {
+		mask = word(m.Buffer)
+	}
+	if a.Lengths.Len() > 0 {
+		lengths = word(a.Lengths)
+	}
+	c.pass(mask, uint64(m.Batch), uint64(m.Head), uint64(m.Row), uint64(m.Key), lengths)
+}
+
+func flag(on bool) uint64 {
+	if on {
+		return 1
+	}
+	return 0
 }

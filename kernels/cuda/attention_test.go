@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -80,27 +81,78 @@ type heads struct {
 	// heads lie between the elements of a row: [batch, n, heads, size]
 	between bool
 	offset  int
+	hiding
+}
+
+// hiding is what attention may have besides: see kernels.Attention.
+type hiding struct {
+	group, values int
+	cap           float64
+	mask          string  // the axes of the mask that are not 1: "bhqk"
+	lengths       []int64 // nil for none
 }
 
 func (h heads) String() string {
-	return fmt.Sprintf("%d x %d heads, %d queries, %d keys of %d, causal %v, between %v + %d",
-		h.batch, h.heads, h.queries, h.keys, h.size, h.causal, h.between, h.offset)
+	return fmt.Sprintf("%d x %d heads, %d queries, %d keys of %d, causal %v, between %v + %d, %+v",
+		h.batch, h.heads, h.queries, h.keys, h.size, h.causal, h.between, h.offset, h.hiding)
 }
 
-// rows returns how n rows of each head lie.
-func (h heads) rows(b backend.Buffer, n int) kernels.HeadRows {
-	r := denseHeads(b, h.heads, n, h.size)
+// rows returns how n rows of size elements of each of some heads lie.
+func (h heads) rows(b backend.Buffer, heads, n, size int) kernels.HeadRows {
+	r := denseHeads(b, heads, n, size)
 	if h.between {
-		r.Head, r.Row = h.size, h.heads*h.size
+		r.Head, r.Row = size, heads*size
 	}
 	return r
 }
 
-// rows returns normal rows for n queries or keys of each head.
-func (b *bench) rows(d backend.DType, h heads, n int) (host, device kernels.HeadRows) {
-	o := b.alloc(d, h.batch*h.heads*n*h.size, h.offset)
+// result allocates rows, behind an offset.
+func (b *bench) result(d backend.DType, h heads, of, n, size, offset int) (o operand,
+	host, device kernels.HeadRows) {
+	o = b.alloc(d, h.batch*of*n*size, offset)
+	return o, h.rows(o.host, of, n, size), h.rows(o.device, of, n, size)
+}
+
+// rows returns normal rows.
+func (b *bench) rows(d backend.DType, h heads, of, n, size int) (host,
+	device kernels.HeadRows) {
+	o, host, device := b.result(d, h, of, n, size, h.offset)
 	b.normal(o)
-	return h.rows(o.host, n), h.rows(o.device, n)
+	return host, device
+}
+
+// hide gives attention on both sides a mask, of which every third number and the second row are
+// -Inf, and lengths.
+func (b *bench) hide(h heads, host, device *kernels.Attention) {
+	if h.mask != "" {
+		size, n := map[rune]int{'b': h.batch, 'h': h.heads, 'q': h.queries, 'k': h.keys}, 1
+		steps := map[rune]int{}
+		for _, axis := range []rune("kqhb") {
+			if strings.ContainsRune(h.mask, axis) {
+				steps[axis] = n
+				n *= size[axis]
+			}
+		}
+		o := b.alloc(host.LSE.DType(), n, 0)
+		numbers := make([]float64, n)
+		for i := range numbers {
+			if numbers[i] = b.rnd.NormFloat64(); i%3 == 2 || steps['q'] > 0 && i/steps['q'] == 1 {
+				numbers[i] = math.Inf(-1)
+			}
+		}
+		if err := b.host.Cast(o.host, backend.Of(numbers)); err != nil {
+			b.t.Fatal(err)
+		}
+		host.Mask = kernels.Mask{Buffer: o.host, Batch: steps['b'], Head: steps['h'],
+			Row: steps['q'], Key: steps['k']}
+		device.Mask = host.Mask
+		device.Mask.Buffer = o.device
+	}
+	if h.lengths != nil {
+		o := b.alloc(backend.I64, len(h.lengths), 0)
+		copy(backend.View[int64](o.host), h.lengths)
+		host.Lengths, device.Lengths = o.host, o.device
+	}
 }
 
 func testAttention(t *testing.T, m machine) {
@@ -126,15 +178,28 @@ func someHeads(m machine) []heads {
 			}
 			size := []int{64, 32, 40, 128, 33}[(i+2*j)%5]
 			all = append(all, heads{1, 2, queries, keys, size, (i+j)%2 == 0, j%2 == 0,
-				j % 2 * (i % 2)})
+				j % 2 * (i % 2), hiding{}})
 		}
 	}
-	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0}, heads{1, 1, 30, 65, 256, true, false,
-		0}, heads{1, 1, 40, 33, 200, false, true, 0},
-		heads{1, 1, 40, 33, 1, false, true, 0}, heads{1, 1, 65, 65, 100, true, true, 1})
+	all = append(all, heads{2, 3, 70, 70, 64, true, true, 0, hiding{}},
+		heads{1, 1, 30, 65, 256, true, false, 0, hiding{}},
+		heads{1, 1, 40, 33, 200, false, true, 0, hiding{}},
+		heads{1, 1, 40, 33, 1, false, true, 0, hiding{}},
+		heads{1, 1, 65, 65, 100, true, true, 1, hiding{}})
+	for _, x := range []hiding{
+		{group: 2}, {group: 4, values: 24}, {values: 70, lengths: []int64{70, 0}},
+		{group: 2, lengths: []int64{9, 65}}, {cap: 1.5}, {cap: 0.5, group: 4, mask: "qk"},
+		{mask: "bhqk", values: 33, lengths: []int64{70, 33}}, {mask: "bk"}, {mask: "q"},
+	} {
+		for _, causal := range []bool{false, true} {
+			all = append(all, heads{2, 4, 66, 70, 40, causal, causal, 0, x})
+		}
+	}
 	if !slow {
-		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0},
-			heads{1, 2, 500, 700, 128, true, true, 0}, heads{1, 3, 512, 512, 64, false, true, 0})
+		all = append(all, heads{2, 40, 130, 130, 64, true, false, 0, hiding{}},
+			heads{1, 2, 500, 700, 128, true, true, 0, hiding{}},
+			heads{1, 3, 512, 512, 64, false, true, 0, hiding{}},
+			heads{2, 8, 300, 400, 64, true, true, 0, hiding{group: 4, lengths: []int64{400, 70}}})
 	}
 	return all
 }
@@ -146,27 +211,31 @@ func (b *bench) attention(name string, d backend.DType, h heads) {
 	if d == backend.F64 {
 		statistics = d
 	}
-	n, ofQ, ofK := h.batch*h.heads*h.queries, h.batch*h.heads*h.queries*h.size,
-		h.batch*h.heads*h.keys*h.size
-	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)
-	y, dq, dk, dv := b.alloc(d, ofQ, h.offset), b.alloc(d, ofQ, h.offset), b.alloc(d, ofK, 0),
-		b.alloc(d, ofK, h.offset)
 	p := kernels.Attention{Batch: h.batch, Heads: h.heads, Queries: h.queries, Keys: h.keys,
-		Size: h.size, Causal: h.causal,
-		Scale: 1 / math.Sqrt(float64(h.size)), Y: h.rows(y.host, h.queries), LSE: lse.host}
+		Size: h.size, Group: h.group, ValueSize: h.values, SoftCap: h.cap, Causal: h.causal,
+		Scale: 1 / math.Sqrt(float64(h.size))}.Filled()
+	shared, width := h.heads/p.Group, p.ValueSize
+	n := h.batch * h.heads * h.queries
+	lse, sums := b.alloc(statistics, n, 0), b.alloc(statistics, n, h.offset)
+	y, yHost, yDevice := b.result(d, h, h.heads, h.queries, width, h.offset)
+	dq, dqHost, dqDevice := b.result(d, h, h.heads, h.queries, h.size, h.offset)
+	dk, dkHost, dkDevice := b.result(d, h, shared, h.keys, h.size, 0)
+	dv, dvHost, dvDevice := b.result(d, h, shared, h.keys, width, h.offset)
+	p.Y, p.LSE = yHost, lse.host
 	g := p
-	g.Y, g.LSE = h.rows(y.device, h.queries), lse.device
-	p.Q, g.Q = b.rows(d, h, h.queries)
-	p.K, g.K = b.rows(d, h, h.keys)
-	p.V, g.V = b.rows(d, h, h.keys)
-	dyHost, dyDevice := b.rows(d, h, h.queries)
+	g.Y, g.LSE = yDevice, lse.device
+	p.Q, g.Q = b.rows(d, h, h.heads, h.queries, h.size)
+	p.K, g.K = b.rows(d, h, shared, h.keys, h.size)
+	p.V, g.V = b.rows(d, h, shared, h.keys, width)
+	dyHost, dyDevice := b.rows(d, h, h.heads, h.queries, width)
+	b.hide(h, &p, &g)
 	b.near("attention: "+name, attentionTolerance[d], []operand{y, lse}, func() error {
 		return b.device.Attention(g)
 	}, func() error { return b.host.Attention(p) })
-	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: h.rows(dq.host, h.queries),
-		DK: h.rows(dk.host, h.keys), DV: h.rows(dv.host, h.keys), Sums: sums.host}
-	onDevice := kernels.AttentionGrad{Attention: g, DY: dyDevice, DQ: h.rows(dq.device, h.queries),
-		DK: h.rows(dk.device, h.keys), DV: h.rows(dv.device, h.keys), Sums: sums.device}
+	onHost := kernels.AttentionGrad{Attention: p, DY: dyHost, DQ: dqHost, DK: dkHost, DV: dvHost,
+		Sums: sums.host}
+	onDevice := kernels.AttentionGrad{Attention: g, DY: dyDevice, DQ: dqDevice, DK: dkDevice,
+		DV: dvDevice, Sums: sums.device}
 	var runs [2][]byte
 	for i := range runs {
 		b.near("its gradient: "+name, attentionTolerance[d], []operand{dq, dk, dv, sums},

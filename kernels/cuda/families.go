@@ -17,8 +17,10 @@ const (
 )
 
 // AttentionFamilies are the kernels of [Kernels.Attention] and its gradient: on ordinary cores, and
-// of bf16 for heads of up to 128 elements, on tensor cores.
-func AttentionFamilies() []string { return []string{"attention", "attention_bf16"} }
+// of bf16 for heads of up to 128 elements, and of up to 32, on tensor cores.
+func AttentionFamilies() []string {
+	return []string{"attention", "attention_bf16", "attention_narrow"}
+}
 
 // PeerFamilies are the kernels of [Kernels.Exchange], with Mesh or without.
 func PeerFamilies(mesh bool) []string {

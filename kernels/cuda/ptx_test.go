@@ -236,12 +236,12 @@ func TestKernelsOfOlderDevicesCanBeAskedFor(t *testing.T) {
 
 func TestDescribeSaysWhichKernelsAreLoaded(t *testing.T) {
 	const (
-		ampere = "sm_80 (allreduce, attention_bf16, gather, gemm, ll128, sparse), sm_70 (all " +
-			"others)"
-		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (gather, gemm, ll128, sparse), sm_70 " +
-			"(all others)"
-		later = "sm_90 (allreduce), sm_80 (attention_bf16, gather, gemm, ll128, sparse), sm_70 " +
-			"(all others)"
+		ampere = "sm_80 (allreduce, attention_bf16, attention_narrow, gather, gemm, ll128, " +
+			"sparse), sm_70 (all others)"
+		hopper = "sm_90 (allreduce, attention_bf16), sm_80 (attention_narrow, gather, gemm, " +
+			"ll128, sparse), sm_70 (all others)"
+		later = "sm_90 (allreduce), sm_80 (attention_bf16, attention_narrow, gather, gemm, " +
+			"ll128, sparse), sm_70 (all others)"
 		code    = ", as machine code"
 		compile = ", compiled by the driver when they are first loaded"
 	)
@@ -337,11 +337,11 @@ func computesAsTheHost(t *testing.T, family, text string) {
 	t.Helper()
 	// fma is written where it is meant: in elementary functions, and in products, whose sums have
 	// an order of their own anyway.
-	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16"},
-		family) && strings.Contains(text, "fma.rn") {
+	if !slices.Contains([]string{"unary", "gemm", "convolve", "attention", "attention_bf16",
+		"attention_narrow"}, family) && strings.Contains(text, "fma.rn") {
 		t.Errorf("%s has fused multiply-adds: results would not be those of the host", family)
 	}
-	if family == "attention_bf16" { // whose weights are rounded to 8 bits after this
+	if strings.HasPrefix(family, "attention_") { // whose weights are rounded to 8 bits after this
 		text = strings.ReplaceAll(text, "ex2.approx.ftz.f32", "")
 	}
 	for _, approximate := range []string{".approx", ".ftz", ".full", ".extern", "call.uni",

@@ -3,12 +3,14 @@ package nn
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/program"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/ops"
 )
 
@@ -19,94 +21,205 @@ type AttentionOptions struct {
 	Causal bool
 	// Scale is what scores are multiplied with; 0 stands for 1/sqrt(d).
 	Scale float64
+	// SoftCap bounds scores s by SoftCap tanh(s/SoftCap), before the mask; 0 is no bound.
+	SoftCap float64
+	// Mask is added to the scores: of q's dtype, and of a shape that is repeated to [batch, heads,
+	// queries, keys], as in a binary operation. -Inf hides a key. A boolean mask is a Where of 0
+	// and -Inf.
+	Mask *gorgonia.Node
+	// KeyLengths are integers, [batch]: an entry's keys from there on are padding, and hidden.
+	KeyLengths *gorgonia.Node
+	// MaskGradient gives Mask a gradient, as for a learned bias of positions.
+	MaskGradient bool
 }
 
 // Attention returns scaled dot-product attention of each head.
 //
-//	in   q     [batch, heads, queries, d]
-//	     k, v  [batch, heads, keys, d]
-//	out  y     [batch, heads, queries, d]   y = softmax(scale q kᵀ) v, over the keys
-//	                                        that a query sees
+//	in   q  [batch, heads, queries, d]
+//	     k  [batch, shared, keys, d]      shared divides heads: neighbouring heads of q share one
+//	     v  [batch, shared, keys, e]
+//	out  y  [batch, heads, queries, e]    y = softmax(cap(scale q kᵀ) + mask) v, over the keys
+//	                                      that a query sees
 //
 // Operands of another order of axes, such as [batch, queries, heads, d], are transposed first:
-// package vm reads them as they lie.
+// package vm reads them as they lie. A query that sees no key, or whose keys the mask all hides,
+// gives 0 and no gradient, as PyTorch's scaled_dot_product_attention and ONNX's Attention do.
 //
-// Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale w (dy vᵀ - sum(dy y)), dq = ds k
-// and dk = dsᵀ q. Cost: 4*batch*heads*queries*keys*d operations, half of them if it is causal;
-// backward 2.5 times that, and in the tape machine for each of the three gradients again. Nothing
-// of queries x keys is kept. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs,
-// which take d up to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument]
-// if Scale is negative or not finite; [ops.ErrDType].
+// Lengths skip what they hide: prefer them to a mask for padding. Causal attention that is padded
+// has both: keys behind a length are hidden, and the other ones as without it.
+//
+// Gradient: with w the softmax, dv = wᵀ dy, and with ds = scale cap' w (dy vᵀ - sum(dy y)), dq = ds
+// k and dk = dsᵀ q; heads that share k and v add theirs up. The mask has one only with
+// MaskGradient: w (dy vᵀ - sum(dy y)), summed to its shape, which keeps queries x keys elements of
+// each head, as nothing else does. Cost: 2*batch*heads*queries*keys*(d+e) operations, half of them
+// if it is causal; backward 2.5 times that, and in the tape machine for each of the three gradients
+// again. In package vm it is one kernel, FlashAttention-2 (Dao 2023) on GPUs, which take d and e up
+// to 256. Errors: [ops.ErrShape] if the operands do not fit; [backend.ErrArgument] if Scale or
+// SoftCap is negative or not finite, for a length out of range, and for MaskGradient without a
+// mask, or together with Causal or KeyLengths; [ops.ErrDType].
 func Attention(q, k, v *gorgonia.Node, o AttentionOptions) (*gorgonia.Node, error) {
 	if o.Scale == 0 && q != nil && q.Dims() == 4 {
 		o.Scale = 1 / math.Sqrt(float64(q.Shape()[3]))
 	}
-	return build("Attention", "q k v", attentionSpec(o), q, k, v)
+	s := attentionSpec{program.Attention{
+		Causal: o.Causal, Scale: o.Scale, SoftCap: o.SoftCap, Mask: o.Mask != nil,
+		Lengths: o.KeyLengths != nil,
+	}, o.MaskGradient}
+	x := []*gorgonia.Node{q, k, v}
+	for _, n := range []*gorgonia.Node{o.Mask, o.KeyLengths} {
+		if n != nil {
+			x = append(x, n)
+		}
+	}
+	return build("Attention", [...]string{"q k v", "q k v mask", "q k v mask lengths"}[len(x)-3], s,
+		x...)
 }
 
-// attentionSpec is [Attention] of q, k and v, with a scale that is not 0.
+// attentionSpec is [Attention] of q, k and v, and of a mask and lengths if it has them, with a
+// scale that is not 0.
 type attentionSpec struct {
-	Causal bool
-	Scale  float64
+	program.Attention
+	MaskGradient bool
 }
 
 // String returns "Attention{causal, scale 0.125}".
 func (s attentionSpec) String() string { return s.name("Attention") }
 
 func (s attentionSpec) name(name string) string {
+	name += "{"
 	if s.Causal {
-		return fmt.Sprintf("%s{causal, scale %v}", name, s.Scale)
+		name += "causal, "
 	}
-	return fmt.Sprintf("%s{scale %v}", name, s.Scale)
+	name += fmt.Sprintf("scale %v", s.Scale)
+	if s.SoftCap > 0 {
+		name += fmt.Sprintf(", soft cap %v", s.SoftCap)
+	}
+	if s.Mask {
+		name += ", masked"
+	}
+	if s.Lengths {
+		name += ", lengths"
+	}
+	return name + "}"
 }
 
 func (s attentionSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	q, k, v := in[0], in[1], in[2]
-	if len(q) != 4 || len(k) != 4 || q[0] != k[0] || q[1] != k[1] || q[3] != k[3] || !k.Eq(v) {
-		return nil, fmt.Errorf("%w: q has shape %v, k %v and v %v, want (b, h, queries, d) and "+
-			"twice (b, h, keys, d)", ops.ErrShape, q, k, v)
+	if len(q) != 4 || len(k) != 4 || len(v) != 4 || q[0] != k[0] || q[1]%k[1] != 0 ||
+		q[3] != k[3] || !k[:3].Eq(v[:3]) {
+		return nil, fmt.Errorf("%w: q has shape %v, k %v and v %v, want (b, h, queries, d), "+
+			"(b, g, keys, d) and (b, g, keys, e), of which g divides h", ops.ErrShape, q, k, v)
 	}
-	if !(s.Scale > 0) || math.IsInf(s.Scale, 1) {
-		return nil, fmt.Errorf("%w: the scale is %v", backend.ErrArgument, s.Scale)
+	if !(s.Scale > 0) || math.IsInf(s.Scale, 1) || !(s.SoftCap >= 0) || math.IsInf(s.SoftCap, 1) {
+		return nil, fmt.Errorf("%w: the scale is %v, and the soft cap %v", backend.ErrArgument,
+			s.Scale, s.SoftCap)
 	}
-	return q.Clone(), nil
+	if s.MaskGradient && (!s.Mask || s.Causal || s.Lengths) {
+		return nil, fmt.Errorf("%w: MaskGradient is for a mask that hides all keys itself, by "+
+			"-Inf: without Causal and KeyLengths", backend.ErrArgument)
+	}
+	scores := tensor.Shape{q[0], q[1], q[2], k[2]}
+	if s.Mask && !repeats(in[3], scores) {
+		return nil, fmt.Errorf("%w: the mask has shape %v, want one that is repeated to %v",
+			ops.ErrShape, in[3], scores)
+	}
+	if at := s.indices(); at >= 0 && !in[at].Eq(tensor.Shape{q[0]}) {
+		return nil, fmt.Errorf("%w: the lengths have shape %v, want (%d)", ops.ErrShape, in[at],
+			q[0])
+	}
+	return tensor.Shape{q[0], q[1], q[2], v[3]}, nil
 }
 
-// gradients are of q, k and v, each from q, k, v, y and dy.
-func (s attentionSpec) gradients([]tensor.Shape) []gradient {
-	all := make([]gradient, 3)
-	for i := range all {
-		all[i] = gradient{attentionGradSpec{s, i}, []int{0, 1, 2, result, dy}}
+// repeats reports whether an operand is repeated to a shape.
+func repeats(x, to tensor.Shape) bool {
+	return len(x) <= len(to) && slices.Equal(program.Common(to, x), to)
+}
+
+func (s attentionSpec) indices() int {
+	switch {
+	case !s.Lengths:
+		return -1
+	case s.Mask:
+		return 4
 	}
-	return all
+	return 3
+}
+
+func (s attentionSpec) check(lengths []int, in []tensor.Shape) error {
+	for i, n := range lengths {
+		if keys := in[1][2]; n < 0 || n > keys {
+			return fmt.Errorf("%w: length %d is %d, out of range 0 to %d", backend.ErrArgument, i,
+				n, keys)
+		}
+	}
+	return nil
+}
+
+func (s attentionSpec) gradients(in []tensor.Shape) []gradient {
+	if s.MaskGradient {
+		return gradientsOf(s, in, 4)
+	}
+	return gradientsOf(s, in, 3)
+}
+
+// hides returns operands that hide keys, of which a mask has all axes.
+func (s attentionSpec) hides(b program.Builder, x []program.Value) []program.Value {
+	if !s.Mask {
+		return x
+	}
+	shape := b.Of(x[0]).Shape
+	shape = slices.Concat([]int{1, 1, 1, 1}[len(shape):], shape)
+	return slices.Concat([]program.Value{b.Reshape(x[0], shape...)}, x[1:])
 }
 
 func (s attentionSpec) program(b program.Builder, x ...program.Value) program.Value {
-	y, _ := b.Attention(program.Attention(s), x[0], x[1], x[2])
+	y, _ := b.Attention(s.Attention, slices.Concat(x[:3], s.hides(b, x[3:]))...)
 	return y
 }
 
-// attentionGradSpec is the gradient of an [attentionSpec] by operand Of, from q, k, v, y and dy.
-type attentionGradSpec struct {
-	Forward attentionSpec
-	Of      int // 0 is q, 1 k and 2 v
+// back computes what the forward pass keeps for the gradient again.
+func (s attentionSpec) back(
+	b program.Builder, i int, x []program.Value, _, dy program.Value,
+) program.Value {
+	hides := s.hides(b, x[3:])
+	y, lse := b.Attention(s.Attention, slices.Concat(x[:3], hides)...)
+	if i == 3 {
+		return s.ofMask(b, x, hides[0], y, lse, dy)
+	}
+	dq, dk, dv := b.AttentionGrad(s.Attention,
+		slices.Concat(x[:3], []program.Value{y, lse, dy}, hides)...)
+	return [...]program.Value{dq, dk, dv}[i]
 }
 
-// String returns "AttentionGradQ{causal, scale 0.125}", or that with K or V.
-func (s attentionGradSpec) String() string {
-	return s.Forward.name("AttentionGrad" + "QKV"[s.Of:s.Of+1])
-}
-
-func (s attentionGradSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
-	return in[s.Of].Clone(), nil
-}
-
-func (s attentionGradSpec) gradients([]tensor.Shape) []gradient { return nil }
-
-// program computes what the forward pass keeps for the gradient again.
-func (s attentionGradSpec) program(b program.Builder, x ...program.Value) program.Value {
-	o := program.Attention(s.Forward)
-	y, lse := b.Attention(o, x[0], x[1], x[2])
-	dq, dk, dv := b.AttentionGrad(o, x[0], x[1], x[2], y, lse, x[4])
-	return [...]program.Value{dq, dk, dv}[s.Of]
+// ofMask is the gradient of the mask: products of all scores.
+func (s attentionSpec) ofMask(
+	b program.Builder, x []program.Value, mask, y, lse, dy program.Value,
+) program.Value {
+	q, k, v := b.Of(x[0]).Shape, b.Of(x[1]).Shape, b.Of(x[2]).Shape
+	product := func(rows, columns program.Value, size int) program.Value {
+		rows = b.Reshape(rows, q[0], k[1], q[1]/k[1], q[2], size)
+		columns = b.Broadcast(b.Reshape(columns, q[0], k[1], 1, k[2], size), q[0], k[1], q[1]/k[1],
+			k[2], size)
+		return b.Reshape(b.MatMul(false, true, rows, columns), q[0], q[1], q[2], k[2])
+	}
+	scores := program.With(b, fuse.Mul, product(x[0], x[1], q[3]), s.Scale)
+	if most := s.SoftCap; most > 0 {
+		scores = program.With(b, fuse.Mul, b.Do(fuse.Tanh, program.With(b, fuse.Div, scores, most)),
+			most)
+	}
+	lse = b.Reshape(lse, q[0], q[1], q[2], 1)
+	lse = b.Do(fuse.Where, program.With(b, fuse.Equal, lse, math.Inf(-1)), b.Number(0, lse), lse)
+	w := b.Do(fuse.Exp, b.Do(fuse.Sub, b.Do(fuse.Add, scores, mask), lse))
+	sums := program.Sum(b, b.Do(fuse.Mul, dy, y), 3)
+	ds := b.Do(fuse.Mul, w, b.Do(fuse.Sub, product(dy, x[2], v[3]), sums))
+	var axes []int
+	for axis, n := range b.Of(mask).Shape {
+		if n == 1 {
+			axes = append(axes, axis)
+		}
+	}
+	if len(axes) > 0 {
+		ds = program.Sum(b, ds, axes...)
+	}
+	return b.Reshape(ds, b.Of(x[3]).Shape...)
 }

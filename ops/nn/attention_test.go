@@ -2,6 +2,8 @@ package nn
 
 import (
 	"math"
+	"slices"
+	"strings"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -11,8 +13,61 @@ import (
 	"github.com/euryale-ml/euryale/ops"
 )
 
+// attended is attention of q, k and v, and of a mask of floats and lengths if there are any.
 func attended(o AttentionOptions) builder {
-	return func(x gorgonia.Nodes) (*gorgonia.Node, error) { return Attention(x[0], x[1], x[2], o) }
+	return func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+		o := o
+		for _, n := range x[3:] {
+			if n.Dtype() == tensor.Int {
+				o.KeyLengths = n
+			} else {
+				o.Mask = n
+			}
+		}
+		return Attention(x[0], x[1], x[2], o)
+	}
+}
+
+// hidingCase is attention with what models ask for besides: shared heads, values of another width,
+// soft caps, masks and lengths.
+type hidingCase struct {
+	AttentionOptions
+	q, k    []int // shapes
+	e       int   // the width of values
+	mask    []int
+	lengths []int
+}
+
+var hidingOptions = []hidingCase{
+	{AttentionOptions{Causal: true}, []int{2, 4, 3, 5}, []int{2, 2, 3, 5}, 3, nil, nil},
+	{AttentionOptions{SoftCap: 0.8, MaskGradient: true}, []int{1, 4, 3, 2}, []int{1, 1, 4, 2}, 2,
+		[]int{3, 4}, nil},
+	{AttentionOptions{MaskGradient: true}, []int{2, 2, 3, 2}, []int{2, 2, 2, 2}, 3,
+		[]int{2, 1, 3, 2}, nil},
+	{AttentionOptions{Causal: true, SoftCap: 2}, []int{2, 2, 3, 2}, []int{2, 1, 4, 2}, 2,
+		[]int{4}, []int{4, 2}},
+	{AttentionOptions{}, []int{3, 2, 2, 3}, []int{3, 2, 5, 3}, 3, nil, []int{5, 0, 2}},
+}
+
+// operands are normal: q, k and v, a mask, which hides every third key but all keys of its second
+// row if it has rows, and lengths.
+func (c hidingCase) operands() []operand {
+	v := slices.Clone(c.k)
+	v[3] = c.e
+	x := []operand{normal(1, c.q...), normal(2, c.k...), normal(3, v...)}
+	if c.mask != nil {
+		m := normal(4, c.mask...)
+		for i := range m.data {
+			if last := c.mask[len(c.mask)-1]; i%3 == 2 || i/last == 1 {
+				m.data[i] = math.Inf(-1)
+			}
+		}
+		x = append(x, m)
+	}
+	if c.lengths != nil {
+		x = append(x, indices([]int{len(c.lengths)}, c.lengths...))
+	}
+	return x
 }
 
 // composed is attention by products and a softmax, with -1e300 added to the scores that are hidden.
@@ -53,7 +108,7 @@ func TestAttention(t *testing.T) {
 		attended(AttentionOptions{Causal: true}), of([]int{1, 1, 3, 1}, 0, 0, 7), 0)
 	checkDistinct(t, []operand{normal(1, 1, 2, 3, 4), normal(2, 1, 2, 3, 4), normal(3, 1, 2, 3, 4)},
 		attended(AttentionOptions{}), attended(AttentionOptions{Causal: true}), attended(
-			AttentionOptions{Scale: 2}))
+			AttentionOptions{Scale: 2}), attended(AttentionOptions{SoftCap: 2}))
 }
 
 func TestAttentionIsProductsAndSoftMax(t *testing.T) {
@@ -108,6 +163,49 @@ func TestAttentionGradient(t *testing.T) {
 	}
 }
 
+// TestAttentionGradientOfWhatHidesKeys: gradients equal differences, of the mask too, and are 0
+// where a query sees no key.
+func TestAttentionGradientOfWhatHidesKeys(t *testing.T) {
+	for _, c := range hidingOptions {
+		in := c.operands()
+		if len(in) > 3 && in[3].ints == nil && !c.MaskGradient {
+			mask := in[3]
+			build := attended(c.AttentionOptions)
+			checkGradient(t, slices.Delete(slices.Clone(in), 3, 4),
+				func(x gorgonia.Nodes) (*gorgonia.Node, error) {
+					m := mask.node(x[0].Graph(), "mask", tensor.Float64)
+					return build(slices.Insert(slices.Clone(x), 3, m))
+				})
+			continue
+		}
+		checkGradient(t, in, attended(c.AttentionOptions))
+	}
+}
+
+// TestAttentionOfAQueryWithoutKeysIsZero: not NaN, and it gives no gradient.
+func TestAttentionOfAQueryWithoutKeysIsZero(t *testing.T) {
+	hidden := math.Inf(-1)
+	in := []operand{normal(1, 1, 1, 2, 3), normal(2, 1, 1, 2, 3), of([]int{1, 1, 2, 1}, 5, 7),
+		of([]int{2, 2}, hidden, hidden, hidden, 4)}
+	checkForward(t, in, attended(AttentionOptions{}), of([]int{1, 1, 2, 1}, 0, 7), 1e-12)
+	in[3] = indices([]int{1}, 0)
+	checkForward(t, in, attended(AttentionOptions{}), of([]int{1, 1, 2, 1}, 0, 0), 0)
+	for i, g := range gradients(t, in, attended(AttentionOptions{}), false)[:3] {
+		if slices.ContainsFunc(g, func(x float64) bool { return x != 0 }) {
+			t.Errorf("the gradient of operand %d is %v, want 0", i, g)
+		}
+	}
+}
+
+// TestMaskWithoutMaskGradientIsAConstant: asking for its gradient is an error, not zeros.
+func TestMaskWithoutMaskGradientIsAConstant(t *testing.T) {
+	_, x, y := graph(t, tensor.Float64, []operand{normal(1, 1, 1, 2, 3), normal(2, 1, 1, 2, 3),
+		normal(3, 1, 1, 2, 3), normal(4, 2, 2)}, attended(AttentionOptions{}))
+	if _, err := gorgonia.Grad(lossOf(t, y), x[3]); err == nil {
+		t.Error("a mask without MaskGradient has a gradient")
+	}
+}
+
 func TestAttentionErrors(t *testing.T) {
 	g := gorgonia.NewGraph()
 	q, k := count(1, 2, 3, 4).node(g, "q", tensor.Float64), count(1, 2, 3, 5).node(g, "k",
@@ -115,8 +213,35 @@ func TestAttentionErrors(t *testing.T) {
 	_, err := Attention(q, k, k, AttentionOptions{})
 	checkRefused(t, err, ops.ErrShape,
 		"q has shape (1, 2, 3, 4), k (1, 2, 3, 5) and v (1, 2, 3, 5)")
-	_, err = Attention(q, q, k, AttentionOptions{})
-	checkRefused(t, err, ops.ErrShape, "want (b, h, queries, d) and twice (b, h, keys, d)")
+	fewer := count(1, 2, 2, 4).node(g, "fewer", tensor.Float64)
+	_, err = Attention(q, q, fewer, AttentionOptions{})
+	checkRefused(t, err, ops.ErrShape, "(b, g, keys, d) and (b, g, keys, e), of which g divides h")
+	three := count(1, 3, 3, 4).node(g, "three", tensor.Float64)
+	_, err = Attention(three, q, q, AttentionOptions{})
+	checkRefused(t, err, ops.ErrShape, "of which g divides h")
+	_, err = Attention(q, q, q, AttentionOptions{SoftCap: -1})
+	checkRefused(t, err, backend.ErrArgument, "the soft cap -1")
+	_, err = Attention(q, q, q, AttentionOptions{Mask: k})
+	checkRefused(t, err, ops.ErrShape,
+		"the mask has shape (1, 2, 3, 5), want one that is repeated to (1, 2, 3, 3)")
+	_, err = Attention(q, q, q, AttentionOptions{MaskGradient: true})
+	checkRefused(t, err, backend.ErrArgument, "without Causal and KeyLengths")
+	lengths := indices([]int{2}, 1, 2).node(g, "lengths", tensor.Int)
+	_, err = Attention(q, q, q, AttentionOptions{KeyLengths: lengths})
+	checkRefused(t, err, ops.ErrShape, "the lengths have shape (2), want (1)")
+	_, err = Attention(q, q, q, AttentionOptions{KeyLengths: q})
+	checkRefused(t, err, ops.ErrDType, "indices are Int")
+	y, err := Attention(q, q, q, AttentionOptions{KeyLengths: indices([]int{1}, 4).node(g, "long",
+		tensor.Int)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := gorgonia.NewTapeMachine(y.Graph())
+	defer m.Close()
+	if err := m.RunAll(); err == nil || !strings.Contains(err.Error(),
+		"length 0 is 4, out of range 0 to 3") {
+		t.Errorf("a length that is too large: %v", err)
+	}
 	_, err = Attention(q, q, q, AttentionOptions{Scale: -1})
 	checkRefused(t, err, backend.ErrArgument, "the scale is -1")
 	_, err = Attention(nil, q, q, AttentionOptions{})

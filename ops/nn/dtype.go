@@ -14,7 +14,7 @@ import (
 type (
 	// indexed is a spec with an operand of indices, which are of tensor.Int and have no gradient.
 	indexed interface {
-		// indices returns the number of that operand.
+		// indices returns the number of that operand, -1 for none.
 		indices() int
 		// check returns what is wrong with indices, before the program runs.
 		check(indices []int, in []tensor.Shape) error
@@ -83,7 +83,7 @@ func dtypeOf(s spec, in []tensor.Dtype) (tensor.Dtype, error) {
 		k = anyNumber
 	}
 	if x, ok := s.(indexed); ok {
-		if at = x.indices(); in[at] != tensor.Int {
+		if at = x.indices(); at >= 0 && in[at] != tensor.Int {
 			return in[at], fmt.Errorf("%w: operand %d is %v: indices are Int", ops.ErrDType, at,
 				in[at])
 		}

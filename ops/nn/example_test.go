@@ -263,6 +263,28 @@ func ExampleBatchedMatMul() {
 	// (2, 2) [17 23 39 53]
 }
 
+// Two heads share the keys of one, of which the second sequence has one and padding.
+func ExampleAttention() {
+	g := gorgonia.NewGraph()
+	of := func(name string, shape []int, data ...float64) *gorgonia.Node {
+		return gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(shape...),
+			tensor.WithBacking(data)), gorgonia.WithName(name))
+	}
+	q := of("q", []int{2, 2, 1, 1}, 0, 0, 0, 0) // all keys weigh the same
+	k := of("k", []int{2, 1, 2, 1}, 1, 2, 3, 4)
+	v := of("v", []int{2, 1, 2, 1}, 1, 3, 5, 100)
+	lengths := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),
+		tensor.WithBacking([]int{2, 1})), gorgonia.WithName("lengths"))
+	y, err := nn.Attention(q, k, v, nn.AttentionOptions{KeyLengths: lengths})
+	if err != nil {
+		log.Fatal(err)
+	}
+	show(g, y, gradient(y, v))
+	// Output:
+	// (2, 2, 1, 1) [2 2 5 5]
+	// (2, 1, 2, 1) [4 4 20 0]
+}
+
 func ExampleOuterProd() {
 	g := gorgonia.NewGraph()
 	a := gorgonia.NodeFromAny(g, tensor.New(tensor.WithShape(2),

@@ -526,11 +526,11 @@ func matVec[T float](s matVecSpec, y, m, v array[T]) error {
 
 func attention[T float](s attentionSpec, y array[T], x []array[T]) error {
 	sums := make([]float64, y.shape[3])
-	eachQuery(s, x[0], x[1], func(i int, keys []int, w []float64) {
+	eachQuery(s, x, x[3:], func(i int, keys []seenKey) {
 		clear(sums)
-		for n, j := range keys {
+		for _, k := range keys {
 			for c := range sums {
-				sums[c] += w[n] * float64(x[2].row(j)[c])
+				sums[c] += k.w * float64(x[2].row(k.row)[c])
 			}
 		}
 		round(y.row(i), sums)
@@ -538,31 +538,57 @@ func attention[T float](s attentionSpec, y array[T], x []array[T]) error {
 	return nil
 }
 
-// eachQuery calls f for each query with the keys that it sees, as rows of all heads, and their
-// softmax.
-func eachQuery[T float](s attentionSpec, q, k array[T], f func(i int, keys []int, w []float64)) {
-	queries, all := q.shape[2], k.shape[2]
+// seenKey is a key that a query sees: its row among all heads, its place in the scores, its weight,
+// and the derivative of the soft cap.
+type seenKey struct {
+	row, at  int
+	w, slope float64
+}
+
+// eachQuery calls f for each query with the keys that it sees. hides are the mask and the lengths.
+func eachQuery[T float](s attentionSpec, x, hides []array[T], f func(i int, keys []seenKey)) {
+	q, k := x[0], x[1]
+	heads, queries, shared, all := q.shape[1], q.shape[2], k.shape[1], k.shape[2]
 	for i := range product(q.shape[:3]) {
-		seen := all
-		if s.Causal {
-			seen = min(max(i%queries+1+all-queries, 0), all)
-		}
-		keys, w := make([]int, seen), make([]float64, seen)
+		entry, head, query := i/(heads*queries), i/queries%heads, i%queries
+		var keys []seenKey
 		most, sum := math.Inf(-1), 0.0
+		for n := range all {
+			key := seenKey{row: (entry*shared+head/(heads/shared))*all + n, at: i*all + n, slope: 1}
+			score := s.Scale * inner(q.row(i), k.row(key.row))
+			if s.SoftCap > 0 {
+				t := math.Tanh(score / s.SoftCap)
+				score, key.slope = s.SoftCap*t, 1-t*t
+			}
+			if s.Mask {
+				m := hides[0]
+				score += float64(m.data[m.repeated([]int{entry, head, query, n})])
+			}
+			hidden := s.Causal && n > query+all-queries ||
+				s.Lengths && n >= hides[len(hides)-1].ints[entry]
+			if key.w = score; hidden || math.IsInf(score, -1) {
+				continue
+			}
+			keys, most = append(keys, key), max(most, score)
+		}
 		for n := range keys {
-			keys[n] = i/queries*all + n
-			w[n] = s.Scale * inner(q.row(i), k.row(keys[n]))
-			most = max(most, w[n])
+			keys[n].w = math.Exp(keys[n].w - most)
+			sum += keys[n].w
 		}
-		for n := range w {
-			w[n] = math.Exp(w[n] - most)
-			sum += w[n]
+		for n := range keys {
+			keys[n].w /= sum
 		}
-		for n := range w {
-			w[n] /= sum
-		}
-		f(i, keys, w)
+		f(i, keys)
 	}
+}
+
+// repeated returns the place of an element of a shape that the array is repeated to.
+func (x array[T]) repeated(index []int) int {
+	at := 0
+	for axis, n := range x.shape {
+		at = at*n + index[len(index)-len(x.shape)+axis]%n
+	}
+	return at
 }
 
 // inner returns the product of two vectors.
@@ -574,27 +600,30 @@ func inner[T float](x, y []T) float64 {
 	return sum
 }
 
-func attentionGrad[T float](s attentionGradSpec, dx array[T], x []array[T]) error {
-	q, k, v, y, dy := x[0], x[1], x[2], x[3], x[4]
+func attentionGrad[T float](s attentionSpec, of int, dx array[T], x []array[T],
+	y, dy array[T]) error {
+	q, k, v := x[0], x[1], x[2]
 	sums := make([]float64, len(dx.data))
 	add := func(to int, factor float64, row []T) {
 		for c, e := range row {
 			sums[to*len(row)+c] += factor * float64(e)
 		}
 	}
-	eachQuery(s.Forward, q, k, func(i int, keys []int, w []float64) {
-		of := inner(dy.row(i), y.row(i))
-		for n, j := range keys {
-			ds := func() float64 {
-				return s.Forward.Scale * w[n] * (inner(dy.row(i), v.row(j)) - of)
-			}
-			switch s.Of {
+	heads, queries, all := q.shape[1], q.shape[2], k.shape[2]
+	eachQuery(s, x, x[3:], func(i int, keys []seenKey) {
+		less := inner(dy.row(i), y.row(i))
+		for _, key := range keys {
+			ds := key.w * (inner(dy.row(i), v.row(key.row)) - less)
+			switch scaled := s.Scale * key.slope * ds; of {
 			case 0:
-				add(i, ds(), k.row(j))
+				add(i, scaled, k.row(key.row))
 			case 1:
-				add(j, ds(), q.row(i))
+				add(key.row, scaled, q.row(i))
 			case 2:
-				add(j, w[n], dy.row(i))
+				add(key.row, key.w, dy.row(i))
+			case 3:
+				sums[dx.repeated([]int{i / (heads * queries), i / queries % heads, i % queries,
+					key.at % all})] += ds
 			}
 		}
 	})

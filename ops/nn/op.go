@@ -216,7 +216,7 @@ func (o *Op) operands(inputs []gorgonia.Value) (src []backend.Buffer, err error)
 		}
 		src = append(src, memory)
 	}
-	if s, ok := o.spec.(indexed); ok {
+	if s, ok := o.spec.(indexed); ok && s.indices() >= 0 {
 		return src, s.check(integers(src[s.indices()]), o.in)
 	}
 	return src, nil

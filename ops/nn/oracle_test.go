@@ -54,6 +54,8 @@ func loopedBack[T float](s spec, i int, dx array[T], x []array[T], y, dy array[T
 		return normGrad(s, dx, x[0], y, dy)
 	case crossEntropySpec:
 		return crossEntropyGrad(s, dx, x[0], x[1].ints, dy)
+	case attentionSpec:
+		return attentionGrad(s, i, dx, x, y, dy)
 	}
 	return loopedBasicsBack(s, i, dx, x, y, dy)
 }
@@ -79,8 +81,6 @@ func loopedMoves[T float](s spec, y array[T], x []array[T]) error {
 		return matVec(s, y, x[0], x[1])
 	case attentionSpec:
 		return attention(s, y, x)
-	case attentionGradSpec:
-		return attentionGrad(s, y, x)
 	case convSpec:
 		return convolution(s, y, x)
 	case channelSumSpec:
@@ -242,6 +242,9 @@ func oracleCases() map[string]struct {
 		add(attended(AttentionOptions{Causal: causal}), normal(1, 1, 2, 70, 9),
 			normal(2, 1, 2, 66, 9), normal(3, 1, 2, 66, 9))
 	}
+	for _, o := range hidingOptions {
+		add(attended(o.AttentionOptions), o.operands()...)
+	}
 	for _, w := range [][3]int{{2, 0, 2}, {3, 1, 2}, {3, 1, 1}, {5, 0, 1}, {4, 3, 3}} {
 		add(averaged(w[0], w[1], w[2]), normal(1, 2, 3, 5, 5))
 	}
@@ -273,8 +276,8 @@ func TestDoIsWhatLoopsCompute(t *testing.T) {
 			agreeWithLoops(t, y.Op().(*Op), values, seen, 2)
 		}
 	}
-	if len(seen) != 49 {
-		t.Errorf("%d kinds of operations were computed, want all 49: %v", len(seen), seen)
+	if len(seen) != 52 {
+		t.Errorf("%d kinds of operations were computed, want all 52: %v", len(seen), seen)
 	}
 }
 

@@ -87,19 +87,40 @@ func (q *queue) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error 
 // Attention has the meaning of [kernels.Host.Attention].
 func (q *queue) Attention(a kernels.Attention) error {
 	return q.drained(check.Attention(a), func(b []backend.Buffer) error {
-		a := a
-		a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
-		return kernels.Host{}.Attention(a)
-	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer)
+		return kernels.Host{}.Attention(onHost(a, b[5:], b))
+	}, append([]backend.Buffer{a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer},
+		hiding(a)...)...)
 }
 
 // AttentionGrad has the meaning of [kernels.Host.AttentionGrad].
 func (q *queue) AttentionGrad(a kernels.AttentionGrad) error {
 	return q.drained(check.AttentionGrad(a), func(b []backend.Buffer) error {
 		a := a
-		a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
+		a.Attention = onHost(a.Attention, b[10:], b)
 		a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer = b[5], b[6], b[7], b[8], b[9]
 		return kernels.Host{}.AttentionGrad(a)
-	}, a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer,
-		a.Sums, a.DY.Buffer)
+	}, append([]backend.Buffer{a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer, a.DQ.Buffer,
+		a.DK.Buffer, a.DV.Buffer, a.Sums, a.DY.Buffer}, hiding(a.Attention)...)...)
+}
+
+// hiding returns the mask and the lengths of an attention, if there are any.
+func hiding(a kernels.Attention) (all []backend.Buffer) {
+	for _, b := range []backend.Buffer{a.Mask.Buffer, a.Lengths} {
+		if b.Len() > 0 {
+			all = append(all, b)
+		}
+	}
+	return all
+}
+
+// onHost returns an attention on memory of the host.
+func onHost(a kernels.Attention, hides, b []backend.Buffer) kernels.Attention {
+	a.Y.Buffer, a.LSE, a.Q.Buffer, a.K.Buffer, a.V.Buffer = b[0], b[1], b[2], b[3], b[4]
+	if a.Mask.Buffer.Len() > 0 {
+		a.Mask.Buffer, hides = hides[0], hides[1:]
+	}
+	if a.Lengths.Len() > 0 {
+		a.Lengths = hides[0]
+	}
+	return a
 }

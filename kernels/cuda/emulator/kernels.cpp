@@ -3,6 +3,7 @@
 #include "../allreduce.cu"
 #include "../attention.cu"
 #include "../attention_bf16.cu"
+#include "../attention_narrow.cu"
 #include "../cast.cu"
 #include "../convolve.cu"
 #include "../divide.cu"

@@ -31,11 +31,11 @@ func (e *Executor) compile(s *step) (err error) {
 		s.run = e.matMul(s, op)
 	case ir.Gather:
 		r := rowsOf(s.Args[0].Shape, op.Axis)
-		e.check(s, r.Count)
+		e.check(s, s.Args[1], r.Count)
 		s.run = func() error { return e.device.TakeRows(s.dsts[0], s.args[0], s.args[1], r) }
 	case ir.GatherGrad:
 		r := rowsOf(s.Dsts[0].Shape, op.Axis)
-		e.check(s, r.Count)
+		e.check(s, s.Args[1], r.Count)
 		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
 	case plan.Send:
 		s.run = func() error { return e.send(op) }
@@ -44,9 +44,9 @@ func (e *Executor) compile(s *step) (err error) {
 	case ir.Convolution:
 		s.run, err = e.convolution(s, op)
 	case ir.Attention:
-		s.run = e.attention(s, op)
+		s.run = e.attention(s)
 	case ir.AttentionGrad:
-		s.run = e.attentionGrad(s, op)
+		s.run = e.attentionGrad(s)
 	case ir.Opaque:
 		if op.Placed {
 			s.run = e.startPlaced(s, e.graph.Placed(op.Index))
@@ -102,15 +102,31 @@ func (e *Executor) convolution(s *step, op ir.Convolution) (func() error, error)
 	}, err
 }
 
-// attentionOf returns what attention of the first operands of a step is; its operands and results
-// are found when it runs.
-func attentionOf(s *step, causal bool, scale float64) kernels.Attention {
-	q, k := s.Args[0].Shape, s.Args[1].Shape
-	return kernels.Attention{
+// attentionOf returns what an attention step or its gradient computes, of which y is the place of
+// the result; buffers are found when it runs.
+func (e *Executor) attentionOf(s *step, y plan.Ref) kernels.Attention {
+	q, k, v := s.Args[0].Shape, s.Args[1].Shape, s.Args[2].Shape
+	o, mask, lengths := ir.Hiding(s.Op)
+	a := kernels.Attention{
 		Batch: q.At(0), Heads: q.At(1), Queries: q.At(2), Keys: k.At(2), Size: q.At(3),
-		Causal: causal, Scale: scale,
-		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(s.Dsts[0]),
+		Group: q.At(1) / k.At(1), ValueSize: v.At(3),
+		Causal: o.Causal, Scale: o.Scale, SoftCap: o.SoftCap,
+		Q: headsOf(s.Args[0]), K: headsOf(s.Args[1]), V: headsOf(s.Args[2]), Y: headsOf(y),
 	}
+	if mask >= 0 {
+		m := s.Args[mask]
+		at := func(axis int) int {
+			if m.Shape.At(axis) == 1 {
+				return 0
+			}
+			return m.Strides.At(axis)
+		}
+		a.Mask = kernels.Mask{Batch: at(0), Head: at(1), Row: at(2), Key: at(3)}
+	}
+	if lengths >= 0 {
+		e.check(s, s.Args[lengths], k.At(2)+1)
+	}
+	return a
 }
 
 // headsOf returns how rows of an operand [B, H, n, size] lie: layout has made sure that their
@@ -119,26 +135,37 @@ func headsOf(r plan.Ref) kernels.HeadRows {
 	return kernels.HeadRows{Batch: r.Strides.At(0), Head: r.Strides.At(1), Row: r.Strides.At(2)}
 }
 
-func (e *Executor) attention(s *step, op ir.Attention) func() error {
-	a := attentionOf(s, op.Causal, op.Scale)
+// bind sets the buffers of the operands of an attention step or its gradient.
+func (s *step) bind(a *kernels.Attention) {
+	a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
+	_, mask, lengths := ir.Hiding(s.Op)
+	if mask >= 0 {
+		a.Mask.Buffer = s.args[mask]
+	}
+	if lengths >= 0 {
+		a.Lengths = s.args[lengths]
+	}
+}
+
+func (e *Executor) attention(s *step) func() error {
+	a := e.attentionOf(s, s.Dsts[0])
 	return func() error {
 		a := a
-		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
+		s.bind(&a)
 		a.Y.Buffer, a.LSE = s.dsts[0], s.dsts[1]
 		return e.device.Attention(a)
 	}
 }
 
-func (e *Executor) attentionGrad(s *step, op ir.AttentionGrad) func() error {
+func (e *Executor) attentionGrad(s *step) func() error {
 	a := kernels.AttentionGrad{
-		Attention: attentionOf(s, op.Causal, op.Scale),
+		Attention: e.attentionOf(s, s.Args[3]),
 		DY:        headsOf(s.Args[5]), DQ: headsOf(s.Dsts[0]), DK: headsOf(s.Dsts[1]), DV: headsOf(
 			s.Dsts[2]),
 	}
-	a.Y = headsOf(s.Args[3])
 	return func() error {
 		a := a
-		a.Q.Buffer, a.K.Buffer, a.V.Buffer = s.args[0], s.args[1], s.args[2]
+		s.bind(&a.Attention)
 		a.Y.Buffer, a.LSE, a.DY.Buffer = s.args[3], s.args[4], s.args[5]
 		a.DQ.Buffer, a.DK.Buffer, a.DV.Buffer, a.Sums = s.dsts[0], s.dsts[1], s.dsts[2], s.dsts[3]
 		return e.device.AttentionGrad(a)

@@ -3,6 +3,7 @@ package exec_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -299,6 +300,43 @@ func TestAttentionIsThePlainLoop(t *testing.T) {
 					t.Errorf("%d steps, want 3, in\n%v", n, planned)
 				}
 			})
+		}
+	}
+}
+
+// TestAttentionThatHidesKeysIsThePlainLoop: heads share keys, values have a width of their own,
+// scores a cap, a mask lies with its axes exchanged, and lengths hide keys.
+func TestAttentionThatHidesKeysIsThePlainLoop(t *testing.T) {
+	for _, dtype := range floats {
+		for n, masked := range [][]int{nil, {1, 1, 4, 6}, {2, 4, 1, 6}} {
+			const batch, heads, shared, queries, keys, size, width = 2, 4, 2, 4, 6, 5, 3
+			b := &builder{dtype: dtype}
+			op := ir.Attention{Causal: n == 1, Scale: 0.1, SoftCap: float64(n % 2),
+				Mask: masked != nil, Lengths: n != 1}
+			x := []ir.ID{b.input(1, batch, heads, queries, size),
+				b.input(2, batch, shared, keys, size), b.input(3, batch, shared, keys, width)}
+			dy := b.input(4, batch, heads, queries, width)
+			var hides []ir.ID
+			if op.Mask {
+				m := ir.Of(masked...)
+				raw := ir.Of(m.At(0), m.At(1), m.At(3), m.At(2))
+				hides = append(hides, b.op(ir.Permute{Axes: ir.Of(0, 1, 3, 2)}, m,
+					b.input(5, raw.Slice()...)))
+			}
+			if op.Lengths {
+				b.inputs = append(b.inputs, []float64{6, 2})
+				hides = append(hides, b.Add(ir.Value{Op: ir.Input{Index: len(b.inputs) - 1},
+					Shape: ir.Of(batch), DType: backend.I64, Name: "lengths"}))
+			}
+			result := ir.Of(batch, heads, queries, width)
+			y := b.op(op, result, append(slices.Clone(x), hides...)...)
+			lse := b.op(ir.Result{Index: 1}, result.Without(3), y)
+			dq := b.op(ir.AttentionGrad(op), ir.Of(batch, heads, queries, size),
+				append(append(slices.Clone(x), y, lse, dy), hides...)...)
+			dk := b.op(ir.Result{Index: 1}, ir.Of(batch, shared, keys, size), dq)
+			dv := b.op(ir.Result{Index: 2}, ir.Of(batch, shared, keys, width), dq)
+			b.Results = []ir.ID{y, dq, dk, dv, lse}
+			check(t, &b.Program, b.inputs)
 		}
 	}
 }

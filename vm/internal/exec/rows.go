@@ -22,11 +22,10 @@ func rowsOf(x ir.Dims, axis int) kernels.Rows {
 	return r
 }
 
-// check makes every run look at the indices of a step, which are its second operand, before it
-// starts: a device that finds a wrong one later could say so only where the host waits for it.
+// check makes every run look at an operand of indices of a step before it starts: a device that
+// finds a wrong one later could say so only where the host waits for it.
 // Indices that the plan computes are not known then. What they name wrongly is NaN.
-func (e *Executor) check(s *step, count int) {
-	indices := s.Args[1]
+func (e *Executor) check(s *step, indices plan.Ref, count int) {
 	if k := e.plan.Buffers[indices.Buffer].Kind; k != plan.Input && k != plan.Constant {
 		return
 	}

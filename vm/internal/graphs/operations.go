@@ -227,6 +227,27 @@ var table = []operation{
 			return nn.Attention(x[0], x[1], x[2], o)
 		}
 	}},
+	{name: "Attention that hides keys", rough: true, axes: images, fit: func(d *drawing,
+		x shape) (needs, build) {
+		keys := x.Clone()
+		if d.next(2) == 0 { // all heads share one
+			keys[1] = 1
+		}
+		values := keys.Clone()
+		values[3] = d.size()
+		o := nn.AttentionOptions{Scale: 0.25, SoftCap: float64(d.next(2))}
+		last, masked := integers(shape{x[0]}, x[2]), d.next(2) == 0
+		if masked {
+			last = numbers(shape{x[2], x[2]})
+		}
+		return append(numbers(keys, values), last...), func(_ position, x ...node) (node, error) {
+			o := o
+			if o.KeyLengths = x[3]; masked {
+				o.Mask, o.KeyLengths, o.MaskGradient = x[3], nil, true
+			}
+			return nn.Attention(x[0], x[1], x[2], o)
+		}
+	}},
 
 	// Images.
 	{name: "Conv2d", axes: images, fit: func(d *drawing, x shape) (needs, build) {

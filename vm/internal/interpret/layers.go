@@ -31,24 +31,84 @@ func (a arithmetic) layer(v ir.Value, args []Array) (Array, error) {
 	return Array{}, fmt.Errorf("no such operation %T", v.Op)
 }
 
-// eachWeight calls f with each key that a query sees: their places in the arrays, and the key's
-// weight. It returns the logarithm of the sum of each query's exponentials.
-func (a arithmetic) eachWeight(
-	causal bool, scale float64, q, k Array, f func(query, key int, weight Number),
-) Array {
-	queries, keys, size := q.Shape.At(2), k.Shape.At(2), q.Shape.At(3)
-	lse := Array{Shape: q.Shape.Without(3), Data: make([]Number, q.Shape.Without(3).Size())}
+// attentionOf are the operands of attention or its gradient, from which keys are hidden.
+type attentionOf struct {
+	ir.Attention
+	q, k, v, mask Array
+	lengths       []Number // nil for none
+}
+
+func operandsOf(op ir.Op, args []Array) attentionOf {
+	o, mask, lengths := ir.Hiding(op)
+	x := attentionOf{Attention: o, q: args[0], k: args[1], v: args[2]}
+	if mask >= 0 {
+		x.mask = args[mask]
+	}
+	if lengths >= 0 {
+		x.lengths = args[lengths].Data
+	}
+	return x
+}
+
+// key returns which row of k and v is key j of query i, of all heads.
+func (x *attentionOf) key(i, j int) int {
+	heads, queries := x.q.Shape.At(1), x.q.Shape.At(2)
+	shared, keys := x.k.Shape.At(1), x.k.Shape.At(2)
+	entry, head := i/(heads*queries), i/queries%heads
+	return (entry*shared+head/(heads/shared))*keys + j
+}
+
+// seen returns how many keys query i sees, masked ones included.
+func (x *attentionOf) seen(i int) int {
+	heads, queries, n := x.q.Shape.At(1), x.q.Shape.At(2), x.k.Shape.At(2)
+	if x.lengths != nil {
+		n = min(n, int(x.lengths[i/(heads*queries)].Value))
+	}
+	if x.Causal {
+		n = min(n, i%queries+1+x.k.Shape.At(2)-queries)
+	}
+	return max(n, 0)
+}
+
+// score returns the score of key j for query i, and the derivative of its cap.
+func (a arithmetic) score(x *attentionOf, i, j int) (s, slope Number) {
+	size, total := x.q.Shape.At(3), a.sum()
+	for c := range size {
+		total.product(x.q.Data[i*size+c], x.k.Data[x.key(i, j)*size+c])
+	}
+	s, slope = a.mul(total.result(), a.rounded(x.Scale, 0, false)), Number{Value: 1}
+	if x.SoftCap > 0 {
+		most := a.rounded(x.SoftCap, 0, false)
+		t := a.do(fuse.Tanh, a.div(s, most))
+		s, slope = a.mul(t, most), a.sub(slope, a.mul(t, t))
+	}
+	if x.mask.Data != nil {
+		heads, queries, m := x.q.Shape.At(1), x.q.Shape.At(2), x.mask.Shape
+		at := []int{i / (heads * queries), i / queries % heads, i % queries, j}
+		for axis := range at {
+			at[axis] %= m.At(axis)
+		}
+		if s = a.add(s, x.mask.Data[offsetOf(m, at)]); math.IsInf(s.Value, -1) {
+			s.Err = 0
+		}
+	}
+	return s, slope
+}
+
+// eachWeight calls f with each key that a query sees: the query among those of all heads, the row
+// of k and v, the key's weight, and that times the derivative of the cap. It returns the logarithm
+// of the sum of each query's exponentials.
+func (a arithmetic) eachWeight(x *attentionOf, f func(query, key int, w, sloped Number)) Array {
+	lse := Array{Shape: x.q.Shape.Without(3)}
+	lse.Data = make([]Number, lse.Shape.Size())
 	for i := range lse.Data {
-		var scores []Number
-		for j := range keys {
-			if causal && j > i%queries+keys-queries {
-				break
+		var scores, slopes []Number
+		var keys []int
+		for j := range x.seen(i) {
+			if s, slope := a.score(x, i, j); !math.IsInf(s.Value, -1) {
+				scores, slopes, keys = append(scores, s), append(slopes, slope), append(keys,
+					x.key(i, j))
 			}
-			s := a.sum()
-			for c := range size {
-				s.product(q.Data[i*size+c], k.Data[(i/queries*keys+j)*size+c])
-			}
-			scores = append(scores, a.mul(s.result(), a.rounded(scale, 0, false)))
 		}
 		most, total := largest(scores), a.sum()
 		for j := range scores {
@@ -57,41 +117,46 @@ func (a arithmetic) eachWeight(
 		}
 		lse.Data[i] = a.add(most, a.do(fuse.Log, total.result()))
 		for j := range scores {
-			f(i*size, (i/queries*keys+j)*size, a.div(scores[j], total.result()))
+			w := a.div(scores[j], total.result())
+			f(i, keys[j], w, a.mul(w, slopes[j]))
 		}
 	}
 	return lse
 }
 
 func (a arithmetic) attention(op ir.Attention, args []Array) []Array {
-	q, k, v := args[0], args[1], args[2]
-	y := a.sums(q.Shape)
-	lse := a.eachWeight(op.Causal, op.Scale, q, k, func(query, key int, w Number) {
-		for c := range q.Shape.At(3) {
-			y[query+c].product(w, v.Data[key+c])
+	x := operandsOf(op, args)
+	width := x.v.Shape.At(3)
+	shape := x.q.Shape.With(3, width)
+	y := a.sums(shape)
+	lse := a.eachWeight(&x, func(query, key int, w, _ Number) {
+		for c := range width {
+			y[query*width+c].product(w, x.v.Data[key*width+c])
 		}
 	})
-	return []Array{results(q.Shape, y), lse}
+	return []Array{results(shape, y), lse}
 }
 
 func (a arithmetic) attentionGrad(op ir.AttentionGrad, args []Array) []Array {
-	q, k, v, y, dy := args[0], args[1], args[2], args[3], args[5]
-	dq, dk, dv := a.sums(q.Shape), a.sums(k.Shape), a.sums(k.Shape)
+	x, y, dy := operandsOf(op, args), args[3], args[5]
+	size, width := x.q.Shape.At(3), x.v.Shape.At(3)
+	dq, dk, dv := a.sums(x.q.Shape), a.sums(x.k.Shape), a.sums(x.v.Shape)
 	scale := a.rounded(op.Scale, 0, false)
-	a.eachWeight(op.Causal, op.Scale, q, k, func(query, key int, w Number) {
+	a.eachWeight(&x, func(query, key int, w, sloped Number) {
 		ds := a.sum()
-		for c := range q.Shape.At(3) {
-			ds.product(dy.Data[query+c], v.Data[key+c])
-			ds.product(dy.Data[query+c], a.neg(y.Data[query+c]))
+		for c := range width {
+			of := dy.Data[query*width+c]
+			ds.product(of, x.v.Data[key*width+c])
+			ds.product(of, a.neg(y.Data[query*width+c]))
+			dv[key*width+c].product(w, of)
 		}
-		each := a.mul(a.mul(ds.result(), w), scale)
-		for c := range q.Shape.At(3) {
-			dq[query+c].product(each, k.Data[key+c])
-			dk[key+c].product(each, q.Data[query+c])
-			dv[key+c].product(w, dy.Data[query+c])
+		each := a.mul(a.mul(ds.result(), sloped), scale)
+		for c := range size {
+			dq[query*size+c].product(each, x.k.Data[key*size+c])
+			dk[key*size+c].product(each, x.q.Data[query*size+c])
 		}
 	})
-	return []Array{results(q.Shape, dq), results(k.Shape, dk), results(k.Shape, dv)}
+	return []Array{results(x.q.Shape, dq), results(x.k.Shape, dk), results(x.v.Shape, dv)}
 }
 
 // rectified returns x without negative numbers.

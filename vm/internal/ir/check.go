@@ -24,9 +24,9 @@ func (p *Program) check(v Value) error {
 		if integer := d == backend.I32 || d == backend.I64; integer && counts(v.Op, i) {
 			continue
 		}
-		if _, grad := v.Op.(AttentionGrad); grad && i == 4 {
+		if Exact(v.Op, i) {
 			if d != Statistics(v.DType) {
-				return fmt.Errorf("lse is %v, the result %v", d, v.DType)
+				return fmt.Errorf("lse or mask is %v, the result %v", d, v.DType)
 			}
 			continue
 		}
@@ -46,19 +46,40 @@ func (p *Program) check(v Value) error {
 
 // arity returns the number of operands, -1 for any.
 func arity(op Op) int {
-	switch op.(type) {
+	switch op := op.(type) {
 	case Input, Constant, Scalar:
 		return 0
 	case Concat, Opaque:
 		return -1
 	case Binary, MatMul, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
-	case Select, Where, Dropout, Attention:
+	case Select, Where, Dropout:
 		return 3
+	case Attention:
+		return 3 + op.hiding()
 	case AttentionGrad:
-		return 6
+		return 6 + Attention(op).hiding()
 	}
 	return 1
+}
+
+// hiding returns how many operands hide keys.
+func (o Attention) hiding() int {
+	n := 0
+	for _, is := range []bool{o.Mask, o.Lengths} {
+		if is {
+			n++
+		}
+	}
+	return n
+}
+
+// Exact reports whether operand i of attention or its gradient is lse or the mask, which have the
+// dtype of the statistics.
+func Exact(op Op, i int) bool {
+	_, grad := op.(AttentionGrad)
+	_, mask, _ := Hiding(op)
+	return grad && i == 4 || i == mask
 }
 
 // counts reports whether operand i is one of integers, whatever the others are.
@@ -70,6 +91,9 @@ func counts(op Op, i int) bool {
 		return i == 1
 	case Dropout:
 		return i > 0
+	case Attention, AttentionGrad:
+		_, _, lengths := Hiding(op)
+		return i == lengths
 	}
 	return false
 }
@@ -174,25 +198,48 @@ func Besides(v Value, operand func(i int) Value) []Value {
 	case Attention:
 		return []Value{{Shape: v.Shape.Without(v.Shape.Len() - 1), DType: Statistics(v.DType)}}
 	case AttentionGrad:
-		k, lse := operand(1), operand(4)
-		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: k.Shape, DType: v.DType},
+		k, values, lse := operand(1), operand(2), operand(4)
+		return []Value{{Shape: k.Shape, DType: v.DType}, {Shape: values.Shape, DType: v.DType},
 			{Shape: lse.Shape, DType: lse.DType}}
 	}
 	return nil
 }
 
-// attention returns the shape of the first result of attention or its gradient: that of q.
+// attention returns the shape of the first result of attention or its gradient.
 func (p *Program) attention(v Value) (Dims, error) {
-	q, k := p.Values[v.Args[0]].Shape, p.Values[v.Args[1]].Shape
-	if q.Len() != 4 || k.Len() != 4 || k.With(2, q.At(2)) != q || p.Values[v.Args[2]].Shape != k {
-		return q, fmt.Errorf("operands of shape %v, %v and %v", q, k, p.Values[v.Args[2]].Shape)
+	shape := func(i int) Dims { return p.Values[v.Args[i]].Shape }
+	q, k, values := shape(0), shape(1), shape(2)
+	if q.Len() != 4 || k.Len() != 4 || values.Len() != 4 || values.With(3, k.At(3)) != k ||
+		k.At(1) < 1 || q.At(1)%k.At(1) != 0 || k.With(1, q.At(1)).With(2, q.At(2)) != q {
+		return q, fmt.Errorf("operands of shape %v, %v and %v", q, k, values)
 	}
-	for _, a := range v.Args[3:] {
-		if s := p.Values[a].Shape; s != q && s != q.Without(3) {
-			return q, fmt.Errorf("operands of shape %v and %v", q, s)
+	scores, y := q.With(3, k.At(2)), q.With(3, values.At(3))
+	result, others := y, []Dims{}
+	if _, grad := v.Op.(AttentionGrad); grad {
+		result, others = q, []Dims{y, q.Without(3), y}
+	}
+	_, mask, lengths := Hiding(v.Op)
+	if mask >= 0 {
+		m := shape(mask)
+		if m.Len() == 4 {
+			for axis := range 4 {
+				if m.At(axis) == 1 {
+					scores = scores.With(axis, 1)
+				}
+			}
+		}
+		others = append(others, scores)
+	}
+	if lengths >= 0 {
+		others = append(others, Of(q.At(0)))
+	}
+	for i, want := range others {
+		if s := shape(3 + i); s != want {
+			return q, fmt.Errorf("operands of shape %v, %v, %v and %v, want %v", q, k, values, s,
+				want)
 		}
 	}
-	return q, nil
+	return result, nil
 }
 
 // Permuted returns the shape of a permutation of x.

@@ -99,18 +99,17 @@ type (
 
 // Layers.
 type (
-	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k and v [B, H,
-	// Keys, Size]: y like q, and lse [B, H, Queries] as result 1.
+	// Attention has the meaning of kernels.Attention, of q [B, H, Queries, Size], k [B, G, Keys,
+	// Size] and v [B, G, Keys, ValueSize], of a mask whose axes are B, H, Queries and Keys or 1,
+	// and of lengths [B]: y [B, H, Queries, ValueSize], and lse [B, H, Queries] as result 1.
 	Attention struct {
-		Causal bool
-		Scale  float64
+		Causal         bool
+		Scale, SoftCap float64
+		Mask, Lengths  bool // are operands
 	}
-	// AttentionGrad is the gradient of Attention from q, k, v, y, lse and dy: dq, and dk and dv as
-	// results 1 and 2.
-	AttentionGrad struct {
-		Causal bool
-		Scale  float64
-	}
+	// AttentionGrad is the gradient of Attention from q, k, v, y, lse, dy, mask and lengths: dq,
+	// and dk and dv as results 1 and 2.
+	AttentionGrad Attention
 	// Window says which elements of an image [.., H, W] an operation sees at each place.
 	Window struct {
 		H, W int // of the kernel
@@ -228,10 +227,10 @@ func (o MatMul) String() string {
 }
 
 // String implements [Op].
-func (o Attention) String() string { return causal("attention", o.Causal) }
+func (o Attention) String() string { return o.name("attention") }
 
 // String implements [Op].
-func (o AttentionGrad) String() string { return causal("attention-grad", o.Causal) }
+func (o AttentionGrad) String() string { return Attention(o).name("attention-grad") }
 
 // String implements [Op].
 func (o Result) String() string { return fmt.Sprintf("result %d", o.Index) }
@@ -289,11 +288,35 @@ func rectified(name string, relu bool) string {
 	return name + " "
 }
 
-func causal(name string, causal bool) string {
-	if causal {
-		return name + " causal"
+func (o Attention) name(name string) string {
+	if o.Causal {
+		name += " causal"
+	}
+	if o.Mask {
+		name += " masked"
 	}
 	return name
+}
+
+// Hiding returns the operation, of attention and of its gradient, and which of its operands are the
+// mask and the lengths: -1 for none.
+func Hiding(op Op) (o Attention, mask, lengths int) {
+	at := 3
+	switch op := op.(type) {
+	case Attention:
+		o = op
+	case AttentionGrad:
+		o, at = Attention(op), 6
+	}
+	mask, lengths = -1, -1
+	if o.Mask {
+		mask = at
+		at++
+	}
+	if o.Lengths {
+		lengths = at
+	}
+	return o, mask, lengths
 }
 
 // String returns the sizes: "3x3 pad 1,1 stride 1,1".

@@ -73,7 +73,7 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 		if f32 {
 			args := slices.Clone(v.Args)
 			for i, a := range args {
-				if i != lseOperand {
+				if !isExact(v.Op, i) {
 					args[i] = n.narrow(a)
 				}
 			}
@@ -82,8 +82,11 @@ func (n *numbering) halve(v *ir.Value, wide, narrow bool) {
 	}
 }
 
-// lseOperand is the operand of ir.AttentionGrad that is F32, always.
-const lseOperand = 4
+// isExact reports whether operand i of attention or its gradient is F32, always, or integers.
+func isExact(op ir.Op, i int) bool {
+	_, _, lengths := ir.Hiding(op)
+	return ir.Exact(op, i) || i == lengths
+}
 
 // halveResult makes v a result of attention in BF16: the statistics are F32, gradients BF16.
 func (n *numbering) halveResult(v *ir.Value) {
@@ -148,10 +151,10 @@ func widened(p *ir.Program) []bool {
 	for i, v := range slices.Backward(p.Values) {
 		_, concat := v.Op.(ir.Concat)
 		view, elementwise := concat || ir.View(v.Op) || carries(v.Op), ir.Elementwise(v.Op)
-		for _, a := range v.Args {
+		for j, a := range v.Args {
 			result[a] = result[a] || result[i] && (view || elementwise)
 			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise &&
-				!readsHalf(v.Op)
+				!readsHalf(v.Op) || isExact(v.Op, j)
 		}
 	}
 	return wide
@@ -177,9 +180,8 @@ func narrowed(p *ir.Program) []bool {
 		for j, a := range v.Args {
 			read[a] = true
 			switch v.Op.(type) {
-			case ir.MatMul, ir.Attention:
-			case ir.AttentionGrad:
-				wider[a] = wider[a] || j == lseOperand
+			case ir.MatMul, ir.Attention, ir.AttentionGrad:
+				wider[a] = wider[a] || isExact(v.Op, j)
 			default:
 				wider[a] = wider[a] || wider[i] || !read[i] || !ir.View(v.Op) && !carries(v.Op)
 			}

@@ -183,19 +183,18 @@ func (p primitives) MatMul(transA, transB bool, a, b program.Value) program.Valu
 }
 
 // Attention implements [program.Builder].
-func (p primitives) Attention(o program.Attention, q, k, v program.Value) (y, lse program.Value) {
-	of := p.of(q)
-	y = p.addValue(ir.Attention{Causal: o.Causal, Scale: o.Scale}, of.Shape, q, k, v)
-	return y, p.as(ir.Statistics(of.DType), ir.Result{Index: 1}, of.Shape.Without(3), y)
+func (p primitives) Attention(o program.Attention, x ...program.Value) (y, lse program.Value) {
+	of, shape := p.of(x[0]), p.of(x[0]).Shape
+	y = p.as(of.DType, ir.Attention(o), shape.With(3, p.of(x[2]).Shape.At(3)), x...)
+	return y, p.as(ir.Statistics(of.DType), ir.Result{Index: 1}, shape.Without(3), y)
 }
 
 // AttentionGrad implements [program.Builder].
-func (p primitives) AttentionGrad(
-	o program.Attention, q, k, v, y, lse, dy program.Value,
-) (dq, dk, dv program.Value) {
-	shape, op := p.of(k).Shape, ir.AttentionGrad{Causal: o.Causal, Scale: o.Scale}
-	dq = p.addValue(op, p.of(q).Shape, q, k, v, y, lse, dy)
-	dk, dv = p.addValue(ir.Result{Index: 1}, shape, dq), p.addValue(ir.Result{Index: 2}, shape, dq)
+func (p primitives) AttentionGrad(o program.Attention,
+	x ...program.Value) (dq, dk, dv program.Value) {
+	dq = p.as(p.of(x[0]).DType, ir.AttentionGrad(o), p.of(x[0]).Shape, x...)
+	dk = p.addValue(ir.Result{Index: 1}, p.of(x[1]).Shape, dq)
+	dv = p.addValue(ir.Result{Index: 2}, p.of(x[2]).Shape, dq)
 	return dq, dk, dv
 }
 

@@ -112,7 +112,20 @@ def of_images(case):
     return len(case["in"][0]["shape"]) == 4 and len(case["out"]) == 1
 
 
+def attention(case):
+    """One result, without earlier keys and windows; of three axes, some."""
+    past = any(x is not None for x in case["in"][4:6])
+    window = any(k.endswith("window_size") and v >= 0 for k, v in case["attrs"].items())
+    mask, keys = (case["in"] + [None])[3], case["in"][1]["shape"][-2]
+    whole = mask is None or mask["shape"][-1] == keys
+    some = "_3d" not in case["name"] or case["name"].endswith(
+        ("_3d", "_gqa", "_sizes", "_causal", "verification"))
+    more = case["name"].endswith(("_gqa_scaled", "_gqa_softcap", "3d_gqa_causal", "_default"))
+    return len(case["out"]) == 1 and whole and some and not (past or window or more)
+
+
 GROUPS = {
+    "attention": {"Attention": attention},
     "images": {
         "Conv": any_case,
         **dict.fromkeys(["ConvTranspose", "MaxPool", "AveragePool"], of_images),
@@ -261,7 +274,48 @@ def images():
     yield from pools()
 
 
-TORCH = {"basics": basics, "images": images}
+def attentions():
+    """PyTorch's scaled_dot_product_attention, and flex attention's soft cap by hand."""
+    def attend(q, k, v, mask=None, _past=None, _values=None, lengths=None, causal=0, cap=0.0):
+        group = q.shape[1] // k.shape[1]
+        if lengths is not None:
+            hidden = (torch.arange(k.shape[2]) >= lengths[:, None])[:, None, None]
+            allowed = ~hidden if mask is None else mask & ~hidden
+            mask = allowed.expand(-1, 1, q.shape[2], -1)
+        if cap == 0:
+            if causal and mask is not None:
+                mask, causal = mask & torch.ones(q.shape[2], k.shape[2]).tril().bool(), 0
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, mask, is_causal=bool(causal), enable_gqa=group > 1)
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        scores = cap * torch.tanh(q @ k.mT / q.shape[3] ** 0.5 / cap)
+        scores = scores + (0 if mask is None else mask)
+        if causal:
+            scores = scores.masked_fill(torch.ones(scores.shape[2:]).triu(1).bool(), -torch.inf)
+        return torch.softmax(scores, 3) @ v
+
+    def q_k_v(shared, queries, keys, size, width):
+        return [normal(1, 2, 4, queries, size), normal(2, 2, shared, keys, size),
+                normal(3, 2, shared, keys, width)]
+
+    shown = normal(4, 5, 5) > -0.5
+    shown[2] = False  # a query without keys
+    for k, (x, o) in enumerate((
+            (q_k_v(4, 5, 5, 3, 3), {"causal": 1}), (q_k_v(2, 5, 5, 4, 3), {"causal": 1}),
+            (q_k_v(1, 3, 6, 2, 5), {}), ([*q_k_v(2, 5, 5, 3, 3), shown], {"causal": 1}),
+            ([*q_k_v(2, 4, 5, 3, 2), normal(5, 2, 1, 4, 5)], {}),
+            ([*q_k_v(4, 4, 5, 3, 2), normal(5, 4, 1, 5)], {"cap": 0.7}),
+            (q_k_v(2, 5, 5, 3, 4), {"cap": 1.5, "causal": 1}),
+            ([*q_k_v(2, 5, 5, 3, 3), None, None, None, np.array([5, 2])], {"causal": 1}),
+            ([*q_k_v(1, 3, 5, 3, 2), None, None, None, np.array([0, 4])], {}))):
+        attrs = dict(is_causal=o.get("causal", 0), softcap=o.get("cap", 0.0), hides_keys_alone=1)
+        for dtype in ("float64", "float32"):
+            own = [i if i is None or i.dtype.kind != "f" else i.astype(dtype) for i in x]
+            yield torch_case(f"torch_attention_{k}_{dtype}", "Attention",
+                             lambda *x, o=o: attend(*x, **o), *own, **attrs)
+
+
+TORCH = {"attention": attentions, "basics": basics, "images": images}
 
 
 def main():
