@@ -12,8 +12,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/schollz/progressbar/v3"
-
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
@@ -28,7 +26,7 @@ type trainer struct {
 	dir, watched                     string
 	saveOptions                      []autograd.SaveOption
 	validation                       *evaluation // nil for none
-	onStep                           []func(step int, loss float64) error
+	onStep                           []func(s Step) error
 	onEpoch                          []func(e Epoch) error
 	out                              io.Writer // nil prints nothing
 	logs                             []log
@@ -46,7 +44,6 @@ type trainer struct {
 	past    past
 	began   time.Time // of the epoch
 	hooked  error     // of OnStep
-	bar     *progressbar.ProgressBar
 }
 
 // past is what a checkpoint has besides model and solver.
@@ -259,9 +256,9 @@ func (t *trainer) count(loss float64) error {
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
-		t.hooked = errors.Join(t.hooked, f(p.Steps, loss/float64(n)))
+		t.hooked = errors.Join(t.hooked, f(Step{p.Steps, p.Step, t.sampler.Steps(),
+			loss / float64(n)}))
 	}
-	t.advance()
 	return nil
 }
 

@@ -54,18 +54,18 @@ func TestBatchesAreReadWhileTheMachineRuns(t *testing.T) {
 		}
 		return s.Read(i, row)
 	})
-	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(step int, _ float64) error {
+	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(s fit.Step) error {
 		for limit := time.After(time.Minute); ; {
 			mu.Lock()
 			n := read
 			mu.Unlock()
-			if n >= min(step+2, steps)*batch { // the next step is bound, and the one behind it read
+			if n >= min(s.Step+2, steps)*batch { // the next step is bound, and the one behind it read
 				return nil
 			}
 			select {
 			case <-more:
 			case <-limit:
-				return fmt.Errorf("step %d: %d samples were read", step, n)
+				return fmt.Errorf("step %d: %d samples were read", s.Step, n)
 			}
 		}
 	}))
@@ -83,11 +83,11 @@ func TestPrefetchIsBounded(t *testing.T) {
 		read++
 		return s.Read(i, row)
 	})
-	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(step int, _ float64) error {
+	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.Step) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if most := (step + readers + 2) * batch; read > most {
-			return fmt.Errorf("after step %d %d samples are read, more than %d", step, read, most)
+		if most := (s.Step + readers + 2) * batch; read > most {
+			return fmt.Errorf("after step %d %d samples are read, more than %d", s.Step, read, most)
 		}
 		return nil
 	}))
@@ -121,7 +121,7 @@ func BenchmarkPrefetch(b *testing.B) {
 		var began time.Time
 		var took []time.Duration
 		_, err = fit.Run(b.Context(), m, fit.Data{Set: set, Inputs: G.Nodes{x}, Loss: loss},
-			fit.OnStep(func(int, float64) error {
+			fit.OnStep(func(fit.Step) error {
 				if !began.IsZero() {
 					took = append(took, time.Since(began))
 				}
@@ -156,8 +156,8 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 		d.Augment = func(r *rand.Rand, row []any) { row[0].([]float64)[0] += float64(r.IntN(3)) }
 		over := errors.New("over")
 		options := []fit.Option{fit.Epochs(3), fit.Prefetch(readers), fit.Seed(7),
-			fit.OnStep(func(step int, _ float64) error {
-				return map[bool]error{true: over}[step == stop]
+			fit.OnStep(func(s fit.Step) error {
+				return map[bool]error{true: over}[s.Step == stop]
 			})}
 		if dir != "" {
 			options = append(options, fit.Checkpoint(dir, 4))
@@ -363,8 +363,8 @@ func process(how string) error {
 	}
 	signals := map[string]syscall.Signal{"KILL": syscall.SIGKILL, "TERM": syscall.SIGTERM}
 	at := map[string]int{"KILL": 7, "TERM": 6}
-	tell := fit.OnStep(func(step int, _ float64) error {
-		if signal, ok := signals[how]; ok && step == at[how] && comm.Rank() == 1 {
+	tell := fit.OnStep(func(s fit.Step) error {
+		if signal, ok := signals[how]; ok && s.Step == at[how] && comm.Rank() == 1 {
 			return syscall.Kill(os.Getpid(), signal)
 		}
 		return nil

@@ -11,11 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"time"
-
-	"github.com/schollz/progressbar/v3"
-
-	"github.com/euryale-ml/euryale/rendezvous"
 )
 
 // log is a file of all epochs.
@@ -26,9 +21,6 @@ type log struct {
 
 // report prints an epoch and writes the logs, on rank 0.
 func (t *trainer) report(e Epoch) error {
-	if t.bar != nil {
-		t.bar = nil
-	}
 	if t.out != nil {
 		if _, err := fmt.Fprintf(t.out, "epoch %d/%d: %v\n", e.Epoch, t.epochs, e); err != nil {
 			return err
@@ -116,18 +108,4 @@ func CSV(w io.Writer, epochs []Epoch) error {
 	}
 	out.Flush()
 	return errors.Join(err, out.Error())
-}
-
-// advance moves the bar, which is of the steps of an epoch, on rank 0 of a terminal.
-func (t *trainer) advance() {
-	if t.out == nil || t.comm.Rank() > 0 || !rendezvous.Terminal(os.Getenv) {
-		return
-	}
-	if t.bar == nil {
-		t.bar = progressbar.NewOptions(t.sampler.Steps(), progressbar.OptionSetWriter(os.Stderr),
-			progressbar.OptionSetDescription(fmt.Sprintf("epoch %d", len(t.past.Epochs)+1)),
-			progressbar.OptionSetItsString("steps"), progressbar.OptionShowIts(),
-			progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(100*time.Millisecond))
-	}
-	_ = t.bar.Set(t.past.Step) // a bar that cannot be drawn ends no training
 }

@@ -103,9 +103,9 @@ func Watch(metric string) Option { return func(t *trainer) { t.watched = metric 
 // EarlyStop ends the training after so many epochs in a row that were not better than the best one.
 func EarlyStop(patience int) Option { return func(t *trainer) { t.patience = patience } }
 
-// OnStep calls a function after each step, with its number in the training, from 1, and the mean
-// loss of its samples. An error ends the training on all ranks before the next step.
-func OnStep(f func(step int, loss float64) error) Option {
+// OnStep calls a function after each step. An error ends the training on all ranks before the next
+// step.
+func OnStep(f func(s Step) error) Option {
 	return func(t *trainer) {
 		t.onStep = append(t.onStep, f)
 		t.refuseNil("OnStep", "f", f)
@@ -121,8 +121,8 @@ func OnEpoch(f func(e Epoch) error) Option {
 	}
 }
 
-// Progress writes a line for each epoch, on rank 0, and shows a bar where standard error is a
-// terminal.
+// Progress writes a line for each epoch, on rank 0: "epoch 3/20: loss=0.0312 accuracy=0.9841". A
+// bar is the hook of package fit/progress.
 func Progress(w io.Writer) Option {
 	return func(t *trainer) {
 		t.out = w
@@ -145,6 +145,14 @@ type Result struct {
 	// Best is the checkpoint of the best epoch, for autograd.LoadWeights: empty without Checkpoint.
 	Best   string
 	Params string // the SHA-256 of the model: autograd's Hash
+}
+
+// Step is what a training knows of a step, the same on all ranks.
+type Step struct {
+	Step     int     // of the training, from 1
+	InEpoch  int     // the number of the step in its epoch, from 1
+	PerEpoch int     // steps of an epoch
+	Loss     float64 // the mean over the step's samples
 }
 
 // Epoch is what a training knows of an epoch, the same on all ranks.

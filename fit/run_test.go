@@ -195,8 +195,8 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				r, _, err := fitLinear(ctx, comm, build, 12, s, nil, append(options,
-					fit.OnStep(func(step int, _ float64) error {
-						if step == at && comm.Rank() == P-1 {
+					fit.OnStep(func(s fit.Step) error {
+						if s.Step == at && comm.Rank() == P-1 {
 							cancel()
 						}
 						return nil
@@ -237,8 +237,8 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				}), fit.Epochs(2)
 			},
 			"a hook of a step": func(rank int) (fit.Set, fit.Option) {
-				return points(24), fit.OnStep(func(step int, _ float64) error {
-					return map[bool]error{true: broken}[step == 2 && rank == 1]
+				return points(24), fit.OnStep(func(s fit.Step) error {
+					return map[bool]error{true: broken}[s.Step == 2 && rank == 1]
 				})
 			},
 			"a hook of an epoch": func(rank int) (fit.Set, fit.Option) {
