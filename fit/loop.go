@@ -263,7 +263,7 @@ func (t *trainer) count(loss float64) error {
 }
 
 // endEpoch validates, reports and saves.
-func (t *trainer) endEpoch(stop bool) (err error) {
+func (t *trainer) endEpoch(stop bool) error {
 	p := &t.past
 	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Loss: p.Loss / float64(p.Samples),
 		Seconds: p.Seconds}
@@ -271,8 +271,12 @@ func (t *trainer) endEpoch(stop bool) (err error) {
 		e.Rate = t.rate(p.Steps - 1)
 	}
 	if t.validation != nil {
-		full := float64(t.runs*t.comm.Size()) * t.weight
-		if e.Metrics, err = t.validation.run(t.comm, t.readers, full); err != nil {
+		err := t.machine.Averaged(func() (err error) {
+			full := float64(t.runs*t.comm.Size()) * t.weight
+			e.Metrics, err = t.validation.run(t.comm, t.readers, full)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}
