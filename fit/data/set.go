@@ -34,6 +34,9 @@ func (s set) Read(sample int, row []any) error {
 	if sample < 0 || sample >= s.n {
 		return fmt.Errorf("%w: data: sample %d of %d", backend.ErrArgument, sample, s.n)
 	}
+	if err := backend.Given("data.Of", "read", s.read); err != nil {
+		return err
+	}
 	return s.read(sample, row)
 }
 
@@ -43,6 +46,9 @@ func Of(n int, read func(sample int, row []any) error) Set { return set{n, read}
 // Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
 // the same parts.
 func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
+	if err := backend.Given("data.Split", "s", s); err != nil { // which Read reports
+		s = Of(1, func(int, []any) error { return err })
+	}
 	order := rand.New(rand.NewPCG(seed, 0)).Perm(s.Len())
 	n := min(s.Len(), max(0, int(part*float64(s.Len())+0.5)))
 	pick := func(which []int) Set {
