@@ -87,6 +87,10 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 func AUC(scores, labels *gorgonia.Node) Metric {
 	return Metric{Name: "auc", Sums: func(n int) int { return 2 * n },
 		Add: func(sums []float64, samples []int) error {
+			err := backend.Given("fit.AUC", "scores", scores, "labels", labels)
+			if err != nil {
+				return err
+			}
 			for i, sample := range samples {
 				sums[2*sample], sums[2*sample+1] = number(scores, i), number(labels, i)
 			}
@@ -109,7 +113,9 @@ func quotient(sums []float64, _ float64) float64 { return sums[0] / sums[1] }
 func area(pairs []float64) float64 {
 	order := make([]int, len(pairs)/2)
 	for i := range order {
-		order[i] = i
+		if order[i] = i; math.IsNaN(pairs[2*i] + pairs[2*i+1]) {
+			return math.NaN()
+		}
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(pairs[2*a], pairs[2*b]) })
 	var below, won, ones float64 // zeros with a lower score; pairs that a one has won
