@@ -3,49 +3,39 @@ package fit
 import (
 	"errors"
 	"fmt"
-	"iter"
-	"slices"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// evaluation is data, and a machine that evaluates them. A nil one has the loss of the training.
+// evaluation is data, and a machine that evaluates them.
 type evaluation struct {
 	machine *vm.Machine
 	data    Data
 	metrics []Metric
 }
 
-// has reports whether there is a metric of a name.
-func (e *evaluation) has(name string) bool {
-	return e != nil && (name == "loss" && e.data.Loss != nil ||
-		slices.ContainsFunc(e.metrics, func(m Metric) bool { return m.Name == name }))
-}
-
-// less reports whether smaller values of a metric are better.
-func (e *evaluation) less(name string) bool {
-	if e == nil {
-		return true
+// metric returns the metric of a name, nil if there is none.
+func (e *evaluation) metric(name string) *Metric {
+	for i := 0; e != nil && i < len(e.metrics); i++ {
+		if e.metrics[i].Name == name {
+			return &e.metrics[i]
+		}
 	}
-	i := slices.IndexFunc(e.metrics, func(m Metric) bool { return m.Name == name })
-	return i < 0 || e.metrics[i].Less
+	return nil
 }
 
 // run evaluates, each rank a part of the samples. full is what the graph divides the loss of a
-// sample by, beside the samples of a run.
+// sample by, for each sample of a run.
 func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
 	map[string]float64, error) {
-	local, err := e.data.check()
-	err = errors.Join(err, backend.Given("fit.Metric", "Add or Value", e.functions()))
-	n := 0
-	if err == nil {
+	n, local, err := 0, 0, error(nil)
+	if local, err = e.data.check(); err == nil {
 		n = e.data.Set.Len()
 		if whole := local * comm.Size(); e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
-			err = fmt.Errorf("%w: %d samples to evaluate are no whole batches of %d, so that the "+
-				"mean loss would count padding: give Data.Weights, or no Loss", backend.ErrArgument, n,
-				whole)
+			err = fmt.Errorf("%w: %d samples are no whole batches of %d, so their loss would count "+
+				"padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
 		}
 	}
 	if err := autograd.Agree(comm, fmt.Sprintf("%d metrics\n", len(e.metrics)), err); err != nil {
@@ -56,54 +46,49 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
 		return nil, err
 	}
 	full *= float64(local)
-	l := load(e.data, readers, e.jobs(shares, 1/full))
-	defer l.close()
-	sums, err := e.add(l, shares, full, n)
+	sums, err := e.add(readers, shares, full, n)
 	if err := autograd.Agree(comm, "", err); err != nil {
 		return nil, fmt.Errorf("evaluate: %w", err)
 	}
-	all := slices.Concat(sums...)
-	numbers := make([]*float64, len(all))
-	for i := range all {
-		numbers[i] = &all[i]
+	var all []*float64
+	for _, of := range sums {
+		for i := range of {
+			all = append(all, &of[i])
+		}
 	}
-	if err := autograd.Sum(comm, numbers...); err != nil {
+	if err := autograd.Sum(comm, all...); err != nil {
 		return nil, err
 	}
-	return e.values(all, sums, n), nil
-}
-
-// functions returns what a metric must have.
-func (e *evaluation) functions() (all []any) {
-	for _, m := range e.metrics {
-		if m.Value == nil || m.Add == nil && m.Sums != nil {
-			all = append(all, nil)
+	loss, found := sums[0][0]/float64(n), map[string]float64{}
+	if e.data.Loss != nil && finite(loss) {
+		found["loss"] = loss
+	}
+	for k, m := range e.metrics {
+		if x := m.Value(sums[k+1], loss); finite(x) {
+			found[m.Name] = x
 		}
 	}
-	return all
-}
-
-func (e *evaluation) jobs(shares [][]int, weight float64) iter.Seq[job] {
-	return func(yield func(job) bool) {
-		for _, share := range shares {
-			if !yield(job{samples: share, weight: weight}) {
-				return
-			}
-		}
-	}
+	return found, nil
 }
 
 // add returns the sums of this rank: of the loss, and of each metric. After an error it goes on
 // running, since other ranks may wait for this one in the graph.
-func (e *evaluation) add(l *loader, shares [][]int, full float64, n int) (sums [][]float64,
+func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums [][]float64,
 	err error) {
+	l := load(e.data, readers, func(yield func(job) bool) {
+		for _, share := range shares {
+			if !yield(job{samples: share, weight: 1 / full}) {
+				return
+			}
+		}
+	})
+	defer l.close()
 	sums = append(sums, make([]float64, 1))
 	for _, m := range e.metrics {
-		size := 0
+		sums = append(sums, nil)
 		if m.Sums != nil {
-			size = m.Sums(n)
+			sums[len(sums)-1] = make([]float64, m.Sums(n))
 		}
-		sums = append(sums, make([]float64, size))
 	}
 	for _, share := range shares {
 		err = errors.Join(err, l.next())
@@ -121,22 +106,4 @@ func (e *evaluation) add(l *loader, shares [][]int, full float64, n int) (sums [
 		}
 	}
 	return sums, err
-}
-
-// values returns the metrics by the sums of all ranks, which have the lengths of this rank's.
-func (e *evaluation) values(all []float64, lengths [][]float64, n int) map[string]float64 {
-	found := map[string]float64{}
-	loss := all[0] / float64(n)
-	if e.data.Loss != nil && finite(loss) {
-		found["loss"] = loss
-	}
-	at := 1
-	for k, m := range e.metrics {
-		to := at + len(lengths[k+1])
-		if x := m.Value(all[at:to], loss); finite(x) {
-			found[m.Name] = x
-		}
-		at = to
-	}
-	return found
 }

@@ -1,12 +1,11 @@
 package fit
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
-	"iter"
 	"math"
 	"path/filepath"
 	"slices"
@@ -28,8 +27,6 @@ type trainer struct {
 	validation                       *evaluation // nil for none
 	onStep                           []func(s Step) error
 	onEpoch                          []func(e Epoch) error
-	out                              io.Writer // nil prints nothing
-	logs                             []log
 	missing                          error // nil arguments of options
 
 	machine *vm.Machine
@@ -48,110 +45,68 @@ type trainer struct {
 
 // past is what a checkpoint has besides model and solver.
 type past struct {
-	Training string // what must be the same on resuming
-	Epochs   []Epoch
-	Steps    int     // of the training
-	Step     int     // of the epoch
-	Loss     float64 // the sum over the epoch's samples
-	Samples  int     // of the epoch
-	Seconds  float64 // that it has taken
+	Training      string // what must be the same on resuming
+	Epochs        []Epoch
+	Steps, Step   int     // of the training, of the epoch
+	Loss, Seconds float64 // of the epoch: the sum over its samples
 }
 
-// refuseNil notes that the argument of an option is nil.
-func (t *trainer) refuseNil(option, name string, argument any) {
-	t.missing = errors.Join(t.missing, backend.Given("fit."+option, name, argument))
-}
-
-// train is Run, once the options are known.
-func (t *trainer) train(ctx context.Context) (*Result, error) {
-	t.dp = t.machine.DataParallel()
-	t.comm = t.dp.Comm()
-	if err := t.prepare(); err != nil {
-		return nil, err
-	}
-	if err := t.resume(); err != nil {
-		return nil, err
-	}
-	if !t.done() {
-		t.loader = load(t.data, t.readers, t.jobs())
-		defer t.loader.close()
-		if err := t.loop(ctx); err != nil {
-			return &Result{Epochs: t.past.Epochs, Best: t.best()}, err
-		}
-	}
-	if err := t.dp.Check(); err != nil {
-		return nil, err
-	}
-	params, err := t.dp.Hash()
-	return &Result{t.past.Epochs, t.best(), params}, err
-}
+// global returns how many samples a whole step has.
+func (t *trainer) global() int { return t.local * t.runs * t.comm.Size() }
 
 // prepare finds out what a step is, or why all ranks refuse it.
 func (t *trainer) prepare() (err error) {
 	t.runs, t.weight = t.machine.Runs()
 	t.local, err = t.data.check()
-	wrong := ""
-	switch {
-	case err != nil || t.missing != nil:
-	case t.data.Loss == nil:
-		wrong = "Data has no Loss"
-	case t.epochs < 1 || t.readers < 0 || t.every < 0 || t.patience < 0:
-		wrong = "Epochs must be at least 1; goroutines, steps and patience at least 0"
-	case t.watched != "" && !t.validation.has(t.watched):
-		wrong = fmt.Sprintf("Watch: no metric of Validate has the name %q", t.watched)
+	known := t.validation.metric(t.watched) != nil || t.watched == "" || t.watched == "loss"
+	if err = errors.Join(t.missing, err); err == nil && (t.data.Loss == nil || t.epochs < 1 ||
+		min(t.readers, t.every, t.patience) < 0 || !known) {
+		err = fmt.Errorf("%w: data with a loss: %v; %d epochs, of which the metric %q tells the "+
+			"best: there must be a loss, an epoch, a metric of that name, and no number below 0",
+			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
 	}
-	if wrong != "" {
-		err = fmt.Errorf("%w: %s", backend.ErrArgument, wrong)
-	}
-	err = errors.Join(t.missing, err)
-	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints: %v, each %d, best by %q\n",
+	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n",
 		t.epochs, t.patience, t.dir != "", t.every, t.watched)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}
-	n, global := t.data.Set.Len(), t.local*t.runs*t.comm.Size()
-	if t.sampler, err = autograd.NewSampler(t.comm, n, global, t.seed); err != nil {
-		return err
-	}
-	if t.data.Weights != nil {
+	n := t.data.Set.Len()
+	t.sampler, err = autograd.NewSampler(t.comm, n, t.global(), t.seed)
+	if err == nil && t.data.Weights != nil {
 		t.sampler = t.sampler.Rest()
 	}
-	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, global, t.seed)
-	return nil
+	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
+	return err
 }
 
 // resume goes on with the newest checkpoint, if there is one.
 func (t *trainer) resume() error {
+	var kept past
 	if t.dir == "" {
 		return nil
 	}
-	var kept past
 	err := t.dp.Load(t.dir, t.machine.Solver(), &kept)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
-	case err != nil:
-		return err
-	case kept.Training != t.past.Training:
+	case err == nil && kept.Training != t.past.Training:
 		return fmt.Errorf("%w: the checkpoint in %s is of a training with %s, and this one has %s",
 			backend.ErrArgument, t.dir, kept.Training, t.past.Training)
+	case err == nil:
+		t.past = kept
 	}
-	t.past = kept
-	return nil
+	return err
 }
 
-// jobs yields what the runs of this rank need, from where the training is.
-func (t *trainer) jobs() iter.Seq[job] {
-	epoch, step := len(t.past.Epochs), t.past.Step
+// jobs yields what the runs of this rank read, from where the training is.
+func (t *trainer) jobs(epoch, step int) func(yield func(job) bool) {
 	return func(yield func(job) bool) {
 		for ; epoch < t.epochs; epoch, step = epoch+1, 0 {
-			steps := t.sampler.Epoch(epoch)
-			for ; step < len(steps); step++ {
+			for shares := t.sampler.Epoch(epoch); step < len(shares); step++ {
 				for i := range t.runs {
-					share := steps[step]
-					from, to := min(i*t.local, len(share)), min((i+1)*t.local, len(share))
-					j := job{share[from:to], 1 / t.counts(step), t.seed + uint64(epoch)<<32, true}
-					if !yield(j) {
+					from, n := i*t.local, len(shares[step])
+					if !yield(job{shares[step][min(from, n):min(from+t.local, n)],
+						1 / t.divisor(step), t.seed + uint64(epoch)<<32, t.data.Augment}) {
 						return
 					}
 				}
@@ -160,19 +115,25 @@ func (t *trainer) jobs() iter.Seq[job] {
 	}
 }
 
-// counts returns how many samples a run's loss is divided by, in a step of an epoch: the batch of
-// the step, as far as a run counts in it.
-func (t *trainer) counts(step int) float64 { return float64(t.samples(step)) * t.weight }
-
 // samples returns how many samples a step of an epoch has on all ranks.
 func (t *trainer) samples(step int) int {
-	global := t.local * t.runs * t.comm.Size()
-	return min(global, t.data.Set.Len()-step*global)
+	return min(t.global(), t.data.Set.Len()-step*t.global())
 }
 
-// loop trains until all epochs are done. Before each step all ranks have its batch, and know that
+// divisor returns what the graph divides the loss of a sample by, in a step of an epoch.
+func (t *trainer) divisor(step int) float64 { return float64(t.samples(step)) * t.weight }
+
+// train trains until all epochs are done. Before each step all ranks have its batch, and know that
 // none was told to stop.
-func (t *trainer) loop(ctx context.Context) error {
+func (t *trainer) train(ctx context.Context) error {
+	if err := t.prepare(); err != nil {
+		return err
+	}
+	if err := t.resume(); err != nil || t.done() {
+		return err
+	}
+	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))
+	defer t.loader.close()
 	_, stop, err := t.vote(ctx, 0, t.loader.next())
 	t.began = time.Now().Add(-time.Duration(t.past.Seconds * float64(time.Second)))
 	for err == nil && !stop {
@@ -185,22 +146,17 @@ func (t *trainer) loop(ctx context.Context) error {
 		if err == nil {
 			err = t.count(loss)
 		}
-		switch {
-		case err != nil:
-			return err
-		case t.past.Step == t.sampler.Steps():
-			if err = t.endEpoch(stop); err != nil || t.done() {
-				return err
-			}
-		case t.dir != "" && (stop || t.every > 0 && t.past.Steps%t.every == 0):
+		if err == nil && t.past.Step == t.sampler.Steps() {
+			err = t.endEpoch(stop)
+		} else if err == nil && (stop || t.every > 0 && t.past.Steps%t.every == 0) {
 			err = t.save(stop)
 		}
+		if err == nil && t.done() {
+			return nil
+		}
 	}
-	if err == nil {
-		err = fmt.Errorf("%w after step %d, in epoch %d of %d", ErrStopped, t.past.Steps,
-			len(t.past.Epochs)+1, t.epochs)
-	}
-	return err
+	return cmp.Or(err, fmt.Errorf("%w after step %d, in epoch %d of %d", ErrStopped, t.past.Steps,
+		len(t.past.Epochs)+1, t.epochs))
 }
 
 // step runs a step with the batch that is bound, and returns the sum of this rank's losses.
@@ -208,56 +164,51 @@ func (t *trainer) step() (loss float64, err error) {
 	if t.rate != nil {
 		t.machine.Solver().SetRate(t.rate(t.past.Steps))
 	}
-	for i := range t.runs {
+	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
-			if err := t.loader.next(); err != nil {
-				return 0, err
-			}
+			err = t.loader.next()
 		}
 		if t.random != nil {
 			t.random.Seek(uint64(t.past.Steps), (t.comm.Rank()*t.runs+i)*t.local)
 		}
-		if err := t.machine.RunAll(); err != nil {
-			return 0, fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+		if err == nil {
+			err = t.machine.RunAll()
 		}
-		loss += number(t.data.Loss, 0) * t.counts(t.past.Step)
+		loss += number(t.data.Loss, 0) * t.divisor(t.past.Step)
 	}
-	return loss, nil
+	if err != nil {
+		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+	}
+	return loss, err
 }
 
 // vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
 // and the error of one that cannot go on.
 func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64, stop bool,
 	err error) {
-	var stopped, failed float64
-	if ctx.Err() != nil {
-		stopped = 1
-	}
-	if wrong != nil {
-		failed = 1
-	}
+	flags := map[bool]float64{true: 1}
+	stopped, failed := flags[ctx.Err() != nil], flags[wrong != nil]
 	if err := autograd.Sum(t.comm, &loss, &stopped, &failed); err != nil {
 		return 0, false, errors.Join(wrong, err)
 	}
 	if failed > 0 {
-		return 0, false, autograd.Agree(t.comm, "", wrong)
+		err = autograd.Agree(t.comm, "", wrong)
 	}
-	return loss, stopped > 0, nil
+	return loss, stopped > 0, err
 }
 
 // count counts a step, whose samples have a sum of losses.
 func (t *trainer) count(loss float64) error {
-	p, n := &t.past, t.samples(t.past.Step)
-	p.Steps, p.Step, p.Samples, p.Loss = p.Steps+1, p.Step+1, p.Samples+n, p.Loss+loss
+	p, mean := &t.past, loss/float64(t.samples(t.past.Step))
+	p.Steps, p.Step, p.Loss = p.Steps+1, p.Step+1, p.Loss+loss
 	p.Seconds = time.Since(t.began).Seconds()
-	if !finite(loss) {
+	if !finite(mean) {
 		return fmt.Errorf("the loss is %v in step %d of epoch %d: lower the rate, or bound the "+
-			"gradients by vm.ClipNorm", loss, p.Step, len(p.Epochs)+1)
+			"gradients by vm.ClipNorm", mean, p.Step, len(p.Epochs)+1)
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
-		t.hooked = errors.Join(t.hooked, f(Step{p.Steps, p.Step, t.sampler.Steps(),
-			loss / float64(n)}))
+		t.hooked = errors.Join(t.hooked, f(Step{p.Steps, p.Step, t.sampler.Steps(), mean}))
 	}
 	return nil
 }
@@ -265,8 +216,8 @@ func (t *trainer) count(loss float64) error {
 // endEpoch validates, reports and saves.
 func (t *trainer) endEpoch(stop bool) error {
 	p := &t.past
-	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Loss: p.Loss / float64(p.Samples),
-		Seconds: p.Seconds}
+	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Seconds: p.Seconds,
+		Loss: p.Loss / float64(min(t.data.Set.Len(), t.sampler.Steps()*t.global()))}
 	if t.rate != nil {
 		e.Rate = t.rate(p.Steps - 1)
 	}
@@ -285,16 +236,10 @@ func (t *trainer) endEpoch(stop bool) error {
 	for _, f := range t.onEpoch {
 		t.hooked = errors.Join(t.hooked, f(e))
 	}
-	if t.comm.Rank() == 0 {
-		t.hooked = errors.Join(t.hooked, t.report(e))
-	}
 	if err := autograd.Agree(t.comm, "", t.hooked); err != nil {
 		return err
 	}
 	t.began = time.Now()
-	if t.dir == "" {
-		return nil
-	}
 	if e.Best {
 		return t.save(stop || t.done(), autograd.Pin())
 	}
@@ -303,11 +248,14 @@ func (t *trainer) endEpoch(stop bool) error {
 
 // save saves, behind the training unless it ends.
 func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
-	options = append(options, t.saveOptions...)
-	if ends {
-		return t.dp.Save(t.dir, t.machine.Solver(), t.past, options...)
+	write := t.dp.SaveAsync
+	switch {
+	case t.dir == "":
+		return nil
+	case ends:
+		write = t.dp.Save
 	}
-	return t.dp.SaveAsync(t.dir, t.machine.Solver(), t.past, options...)
+	return write(t.dir, t.machine.Solver(), t.past, append(options, t.saveOptions...)...)
 }
 
 // done reports whether all epochs are trained, or the last ones were not better. It depends on what
@@ -342,7 +290,7 @@ func (t *trainer) better(e Epoch) bool {
 	if best < 0 || !finite(x) {
 		return finite(x)
 	}
-	if t.validation.less(t.watched) {
+	if m := t.validation.metric(t.watched); m == nil || m.Less {
 		return x < t.judged(t.past.Epochs[best])
 	}
 	return x > t.judged(t.past.Epochs[best])
@@ -350,14 +298,10 @@ func (t *trainer) better(e Epoch) bool {
 
 // judged returns the number by which an epoch is the best one, NaN if it has none.
 func (t *trainer) judged(e Epoch) float64 {
-	name := t.watched
-	if name == "" {
-		name = "loss"
-	}
-	if x, ok := e.Metrics[name]; ok {
+	if x, ok := e.Metrics[cmp.Or(t.watched, "loss")]; ok {
 		return x
 	}
-	if t.watched == "" && (t.validation == nil || t.validation.data.Loss == nil) {
+	if t.validation.metric(t.watched) == nil && (t.validation == nil || t.validation.data.Loss == nil) {
 		return e.Loss
 	}
 	return math.NaN()

@@ -2,6 +2,7 @@ package fit_test
 
 import (
 	"errors"
+	"io"
 	"math"
 	"math/rand/v2"
 	"strings"
@@ -121,6 +122,17 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 						}
 					}
 				}
+				broken := d
+				broken.Set = data.Of(n, func(i int, row []any) error {
+					if comm.Rank() == 0 { // each of its samples
+						return errors.New("no such file")
+					}
+					return s.Read(i, row)
+				})
+				if _, err := fit.Evaluate(comm, m, broken); err == nil ||
+					!strings.Contains(err.Error(), "no such file") {
+					t.Errorf("%d samples, %d ranks: what one cannot read is %v", n, P, err)
+				}
 				d.Weights = nil
 				if _, err := fit.Evaluate(comm, m, d); n%(3*P) > 0 && (err == nil ||
 					!strings.Contains(err.Error(), "count padding")) {
@@ -222,6 +234,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Run":      {F: fit.Run, Args: []any{t.Context(), training, m.data(points(2)), fit.Epochs(1)}},
 		"Evaluate": {F: fit.Evaluate, Args: []any{autograd.Solo(), eval, m.data(points(2)), fit.Perplexity()}},
+		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
+			return with(fit.Checkpoint(dir, every, options...))
+		}, Args: []any{"", 0, autograd.KeepLast(1)}},
+		"Progress": {F: func(w io.Writer) error { return with(fit.Progress(w)) },
+			Args: []any{&buffer}},
 		"Schedule": {F: func(rate autograd.Schedule) error { return with(fit.Schedule(rate)) },
 			Args: []any{autograd.Constant(1)}},
 		"Random": {F: func(r autograd.Random) error { return with(fit.Random(r)) },
@@ -240,14 +257,13 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			return measured(fit.Confusion(matrix, scores, labels))
 		}, Args: []any{[][]int{{1}}, m.x, m.y}},
 	}, map[string]string{
-		"Progress": "nil prints nothing", "Log": "see below", "CSV": "w is used at once",
-		"JSONLines": "w is used at once", "Checkpoint": "autograd checks its options",
-		"Run.ctx": "as everywhere, nil is a mistake of the caller",
+		"Log": "see below", "CSV": "w is used at once",
+		"JSONLines": "w is used at once",
+		"Run.ctx":   "as everywhere, nil is a mistake of the caller",
 	})
 	if err := with(fit.Log(t.TempDir()+"/log", nil)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a nil writer of a log: %v", err)
 	}
-	_ = buffer
 }
 
 type random struct{}

@@ -1,6 +1,7 @@
 package fit
 
 import (
+	"bytes"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
@@ -8,49 +9,40 @@ import (
 	"io"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 )
 
-// log is a file of all epochs.
-type log struct {
-	file  string
-	write func(w io.Writer, epochs []Epoch) error
-}
-
-// report prints an epoch and writes the logs, on rank 0.
-func (t *trainer) report(e Epoch) error {
-	if t.out != nil {
-		if _, err := fmt.Fprintf(t.out, "epoch %d/%d: %v\n", e.Epoch, t.epochs, e); err != nil {
-			return err
+// line returns a hook that prints an epoch, on rank 0.
+func (t *trainer) line(w io.Writer) func(e Epoch) error {
+	return func(e Epoch) error {
+		if t.comm.Rank() > 0 {
+			return nil
 		}
-	}
-	for _, l := range t.logs {
-		if err := l.save(t.past.Epochs); err != nil {
-			return fmt.Errorf("log %s: %w", l.file, err)
-		}
-	}
-	return nil
-}
-
-// save replaces the file at once, so that readers always see a whole one.
-func (l log) save(epochs []Epoch) error {
-	f, err := os.CreateTemp(filepath.Dir(l.file), filepath.Base(l.file)+".*")
-	if err != nil {
+		_, err := fmt.Fprintf(w, "epoch %d/%d: %v\n", e.Epoch, t.epochs, e)
 		return err
 	}
-	err = errors.Join(l.write(f, epochs), f.Chmod(0o644), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), l.file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }
 
-// String returns the losses and metrics: "loss=0.0312 val_loss=0.0541 accuracy=0.9841".
+// log returns a hook that replaces a file of all epochs, on rank 0.
+func (t *trainer) log(file string, write func(w io.Writer, epochs []Epoch) error) func(Epoch) error {
+	return func(Epoch) error {
+		if t.comm.Rank() > 0 {
+			return nil
+		}
+		var text bytes.Buffer
+		err := write(&text, t.past.Epochs)
+		if err == nil {
+			err = os.WriteFile(file+".new", text.Bytes(), 0o644)
+		}
+		if err == nil {
+			err = os.Rename(file+".new", file) // readers always see a whole one
+		}
+		return err
+	}
+}
+
+// String returns the losses and metrics: "loss=0.0312 accuracy=0.9841 val_loss=0.0541".
 func (e Epoch) String() string {
 	text := fmt.Sprintf("loss=%.4f", e.Loss)
 	for _, name := range slices.Sorted(maps.Keys(e.Metrics)) {
@@ -69,13 +61,11 @@ func column(metric string) string {
 
 // JSONLines writes each epoch as a line of JSON, for [Log].
 func JSONLines(w io.Writer, epochs []Epoch) error {
-	out := json.NewEncoder(w)
+	out, err := json.NewEncoder(w), error(nil)
 	for _, e := range epochs {
-		if err := out.Encode(e); err != nil {
-			return err
-		}
+		err = errors.Join(err, out.Encode(e))
 	}
-	return nil
+	return err
 }
 
 // CSV writes a header and a line for each epoch, for [Log]: what an epoch does not have is empty.
@@ -86,26 +76,24 @@ func CSV(w io.Writer, epochs []Epoch) error {
 			names[name] = true
 		}
 	}
-	header := []string{"epoch", "steps", "rate", "loss", "seconds"}
 	metrics := slices.Sorted(maps.Keys(names))
+	header := []string{"epoch", "steps", "rate", "loss", "seconds"}
 	for _, name := range metrics {
 		header = append(header, column(name))
 	}
-	out := csv.NewWriter(w)
-	err := out.Write(header)
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	lines := [][]string{header}
 	for _, e := range epochs {
 		line := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.Rate),
 			number(e.Loss), number(e.Seconds)}
 		for _, name := range metrics {
-			x, ok := e.Metrics[name]
-			line = append(line, number(x))
-			if !ok {
-				line[len(line)-1] = ""
+			if x, ok := e.Metrics[name]; ok {
+				line = append(line, number(x))
+			} else {
+				line = append(line, "")
 			}
 		}
-		err = errors.Join(err, out.Write(line))
+		lines = append(lines, line)
 	}
-	out.Flush()
-	return errors.Join(err, out.Error())
+	return csv.NewWriter(w).WriteAll(lines)
 }

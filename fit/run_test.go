@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/fit"
 	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -260,5 +261,79 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// classifier is a graph of the cross-entropy of x w, times a weight of all its samples if it has
+// one.
+func classifier(local int, w *tensor.Dense, weighted bool) (d fit.Data, weights *G.Node) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, G.Float64, G.WithShape(local, classes), G.WithName("x"), G.WithInit(G.Zeroes()))
+	y := G.NewVector(g, tensor.Int, G.WithShape(local), G.WithName("y"), G.WithInit(G.Zeroes()))
+	weights = G.NewMatrix(g, G.Float64, G.WithShape(w.Shape()...), G.WithName("w"), G.WithValue(w))
+	d = fit.Data{Inputs: G.Nodes{x, y}, Pad: func(row []any) { row[1].([]int)[0] = nn.NoLabel }}
+	d.Loss = G.Must(nn.CrossEntropy(nn.NoLabel, G.Must(G.Mul(x, weights)), y))
+	if weighted {
+		d.Weights = G.NewScalar(g, G.Float64, G.WithName("weight"), G.WithValue(0.0))
+		d.Loss = G.Must(G.Mul(d.Loss, d.Weights))
+	}
+	if _, err := G.Grad(d.Loss, weights); err != nil {
+		panic(err)
+	}
+	return d, weights
+}
+
+// TestMissingLabelsMakeTheLastBatchExact: a scalar weight and ignored labels train as machines of
+// the size of each batch do, although ranks have other numbers of labels.
+func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
+	const n, batch = 17, 12
+	s, _, _ := scored(n)
+	zeros := func() *tensor.Dense {
+		return tensor.New(tensor.WithShape(classes, 2*classes), tensor.Of(tensor.Float64))
+	}
+	want, solver := zeros(), &autograd.SGD{Rate: 0.25}
+	sampler, err := autograd.NewSampler(autograd.Solo(), n, batch, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for epoch := range 3 {
+		for _, which := range sampler.Rest().Epoch(epoch) {
+			d, w := classifier(len(which), want, false)
+			m, err := vm.New(w.Graph(), nil, vm.WithSolver(solver, w))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i, sample := range which {
+				x, y := d.Inputs[0].Value().Data().([]float64), d.Inputs[1].Value().Data().([]int)
+				if err := s.Read(sample, []any{x[classes*i : classes*(i+1)], y[i : i+1],
+					make([]float64, 1)}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := errors.Join(m.RunAll(), m.Close()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	two := data.Of(n, func(i int, row []any) error {
+		return s.Read(i, append(slices.Clone(row), make([]float64, 1)))
+	})
+	for P := 1; P <= 4; P++ {
+		ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+			build.Lock()
+			d, w := classifier(batch/P, zeros(), true)
+			build.Unlock()
+			m, err := vm.New(w.Graph(), nil, vm.WithDataParallel(comm),
+				vm.WithSolver(&autograd.SGD{Rate: 0.25}, w))
+			if err != nil {
+				return nil, err
+			}
+			d.Set = two
+			r, err := fit.Run(t.Context(), m, d, fit.Epochs(3))
+			if got := w.Value().Data().([]float64); !near(got, want.Data().([]float64)) {
+				t.Errorf("%d ranks: the weights are %v, want %v", P, got, want)
+			}
+			return r, errors.Join(err, m.Close())
+		})
 	}
 }

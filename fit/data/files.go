@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/csv"
 	"errors"
@@ -75,15 +76,14 @@ func CSV(path, label string) (samples Set, classes []string, err error) {
 		class[i], _ = slices.BinarySearch(classes, l)
 	}
 	return Of(len(values)/width, func(i int, row []any) error {
-		if err := write(row, 0, values, i*width, width); err != nil {
+		err := put(row, 0, values[i*width:(i+1)*width], 1)
+		if len(row) < 2 || err != nil {
 			return err
 		}
-		if len(row) > 1 {
-			if _, ok := row[1].([]int); !ok {
-				return write(row, 1, targets, i, 1)
-			}
+		if _, ok := row[1].([]int); !ok {
+			return put(row, 1, targets[i:i+1], 1)
 		}
-		return write(row, 1, class, i, 1)
+		return put(row, 1, class[i:i+1], 1)
 	}), classes, nil
 }
 
@@ -106,8 +106,13 @@ func IDX(images, labels string) (Set, error) {
 	}
 	size := shape[1] * shape[2]
 	return Of(shape[0], func(i int, row []any) error {
-		return pixels(row, bytes[i*size:(i+1)*size], int(classes[i]))
+		return image8(row, bytes[i*size:(i+1)*size], int(classes[i]))
 	}), nil
+}
+
+// image8 writes pixels as numbers from 0 to 1, and their class.
+func image8(row []any, pixels []byte, class int) error {
+	return cmp.Or(put(row, 0, pixels, 255), put(row, 1, []int{class}, 1))
 }
 
 // idx returns the shape and the bytes of an IDX file.
@@ -166,7 +171,7 @@ func CIFAR(classes int, files ...string) (Set, error) {
 	}
 	return Of(len(all)/record, func(i int, row []any) error {
 		r := all[i*record : (i+1)*record]
-		return pixels(row, r[labels:], int(r[labels-1]))
+		return image8(row, r[labels:], int(r[labels-1]))
 	}), nil
 }
 
@@ -205,7 +210,7 @@ func Images(dir string, h, w int) (samples Set, classes []string, err error) {
 		if err != nil {
 			return err
 		}
-		return pixels(row, planes, class[i])
+		return image8(row, planes, class[i])
 	}), classes, nil
 }
 
@@ -269,9 +274,6 @@ func Text(path string, n int) (samples Set, characters []rune, err error) {
 		tokens[i], _ = slices.BinarySearch(characters, c)
 	}
 	return Of((len(tokens)-1)/n, func(i int, row []any) error {
-		if err := write(row, 0, tokens, i*n, n); err != nil {
-			return err
-		}
-		return write(row, 1, tokens, i*n+1, n)
+		return cmp.Or(put(row, 0, tokens[i*n:][:n], 1), put(row, 1, tokens[i*n+1:][:n], 1))
 	}), characters, nil
 }

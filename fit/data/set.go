@@ -14,15 +14,12 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// Set is samples: a [fit.Set].
-//
-// [fit.Set]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Set
+// Set is samples: a fit.Set.
 type Set interface {
 	Len() int
 	Read(sample int, row []any) error
 }
 
-// set is samples that a function reads.
 type set struct {
 	n    int
 	read func(sample int, row []any) error
@@ -31,16 +28,16 @@ type set struct {
 func (s set) Len() int { return s.n }
 
 func (s set) Read(sample int, row []any) error {
-	if sample < 0 || sample >= s.n {
-		return fmt.Errorf("%w: data: sample %d of %d", backend.ErrArgument, sample, s.n)
-	}
 	if err := backend.Given("data.Of", "read", s.read); err != nil {
 		return err
+	}
+	if sample < 0 || sample >= s.n {
+		return fmt.Errorf("%w: data: sample %d of %d", backend.ErrArgument, sample, s.n)
 	}
 	return s.read(sample, row)
 }
 
-// Of returns n samples that a function reads.
+// Of returns n samples that a function reads, which several goroutines call at once.
 func Of(n int, read func(sample int, row []any) error) Set { return set{n, read} }
 
 // Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
@@ -57,10 +54,8 @@ func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
 	return pick(order[n:]), pick(order[:n])
 }
 
-// Tensors returns the rows of tensors, which have the same first axis: input k gets those of tensor
-// k.
-//
-// Errors: ErrArgument for tensors without an axis, or of different lengths.
+// Tensors returns the rows of contiguous tensors, which have the same first axis: input k gets
+// those of tensor k, of Float32, Float64 or Int.
 func Tensors(columns ...*tensor.Dense) (Set, error) {
 	if err := backend.Given("data.Tensors", "columns", columns); err != nil {
 		return nil, err
@@ -68,79 +63,59 @@ func Tensors(columns ...*tensor.Dense) (Set, error) {
 	n := 0
 	for k, c := range columns {
 		if c.Dims() == 0 || k > 0 && c.Shape()[0] != n || c.RequiresIterator() {
-			return nil, fmt.Errorf("%w: data.Tensors: tensor %d has the shape %v: all must be "+
-				"contiguous, with the same first axis", backend.ErrArgument, k, c.Shape())
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, with "+
+				"the same first axis", backend.ErrArgument, k, c.Shape())
 		}
 		n = c.Shape()[0]
 	}
-	return Of(n, func(i int, row []any) error {
-		for k := range min(len(columns), len(row)) {
+	return Of(n, func(i int, row []any) (err error) {
+		for k := 0; k < len(columns) && err == nil; k++ {
 			size := columns[k].Shape().TotalSize() / n
-			if err := write(row, k, columns[k].Data(), i*size, size); err != nil {
-				return err
+			switch from := columns[k].Data().(type) {
+			case []float32:
+				err = put(row, k, from[i*size:(i+1)*size], 1)
+			case []float64:
+				err = put(row, k, from[i*size:(i+1)*size], 1)
+			case []int:
+				err = put(row, k, from[i*size:(i+1)*size], 1)
 			}
 		}
-		return nil
+		return err
 	}), nil
 }
 
-// write copies elements of from to input k of a row. Floats become those of the input.
-func write(row []any, k int, from any, at, n int) error {
-	if k >= len(row) {
-		return nil // the graph has no such input
-	}
-	fits := false
-	switch to := row[k].(type) {
-	case []float32:
-		switch from := from.(type) {
+// put writes numbers, divided by another one, to an input of a row, if the graph has it.
+func put[F byte | int | float32 | float64](row []any, input int, from []F, by float64) error {
+	fits := true
+	if input < len(row) {
+		switch to := row[input].(type) {
 		case []float32:
-			fits = copy(to, from[at:at+n]) == n && len(to) == n
+			fits = fill(to, from, by)
 		case []float64:
-			fits = convert(to, from[at:at+n], 1)
-		}
-	case []float64:
-		switch from := from.(type) {
-		case []float32:
-			fits = convert(to, from[at:at+n], 1)
-		case []float64:
-			fits = copy(to, from[at:at+n]) == n && len(to) == n
-		}
-	case []int:
-		if from, ok := from.([]int); ok {
-			fits = copy(to, from[at:at+n]) == n && len(to) == n
+			fits = fill(to, from, by)
+		case []int:
+			_, fits = any(from).([]int)
+			fits = fits && fill(to, from, by)
+		default:
+			fits = false
 		}
 	}
 	if !fits {
-		return fmt.Errorf("%w: data: input %d takes a %T, and a sample has %d elements of a %T",
-			backend.ErrArgument, k, row[k], n, from)
+		return fmt.Errorf("%w: data: input %d takes another number of elements, or another type, "+
+			"than the %d of %T that a sample has", backend.ErrArgument, input, len(from), from)
 	}
 	return nil
 }
 
-// pixels writes bytes as numbers from 0 to 1, and a class behind them.
-func pixels(row []any, image []byte, class int) error {
-	fits := false
-	switch to := row[0].(type) {
-	case []float32:
-		fits = convert(to, image, 255)
-	case []float64:
-		fits = convert(to, image, 255)
-	}
-	if !fits {
-		return fmt.Errorf("%w: data: input 0 takes a %T, and an image has %d pixels in all channels",
-			backend.ErrArgument, row[0], len(image))
-	}
-	return write(row, 1, []int{class}, 0, 1)
-}
-
-func convert[T float32 | float64, F byte | float32 | float64](to []T, from []F, by T) bool {
+func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, from []F,
+	by float64) bool {
 	for i := range min(len(to), len(from)) {
-		to[i] = T(from[i]) / by
+		to[i] = T(float64(from[i]) / by)
 	}
 	return len(to) == len(from)
 }
 
-// limit is how many bytes a packed file may unpack to.
+// limit is how many bytes a file may have, unpacked.
 const limit = 4 << 30
 
 // contents returns a file, unpacked if its name ends in .gz.
@@ -150,19 +125,18 @@ func contents(path string) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if !strings.HasSuffix(path, ".gz") {
-		return io.ReadAll(f)
+	in := io.Reader(f)
+	if strings.HasSuffix(path, ".gz") {
+		if in, err = gzip.NewReader(f); err != nil {
+			return nil, wrong(path, "%w", err)
+		}
 	}
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	all, err := io.ReadAll(io.LimitReader(z, limit+1))
+	all, err := io.ReadAll(io.LimitReader(in, limit+1))
 	if len(all) > limit {
-		err = errors.New("it unpacks to more than 4 GiB")
+		err = errors.New("it is too long")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: after %d bytes: %w", path, len(all), err)
+		return nil, wrong(path, "after %d bytes: %w", len(all), err)
 	}
 	return all, nil
 }
