@@ -97,7 +97,7 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 			continue
 		}
 		if e.data.Loss != nil {
-			sums[0][0] += number(e.data.Loss, 0) * full
+			sums[0][0] += lossOf(e.data) * full
 		}
 		for k, m := range e.metrics {
 			if m.Add != nil {

@@ -25,7 +25,7 @@ type trainer struct {
 	dir, watched                     string
 	saveOptions                      []autograd.SaveOption
 	validation                       *evaluation // nil for none
-	onStep                           []func(s Step) error
+	onStep                           []func(s StepLoss) error
 	onEpoch                          []func(e Epoch) error
 	missing                          error // nil arguments of options
 
@@ -174,7 +174,7 @@ func (t *trainer) step() (loss float64, err error) {
 		if err == nil {
 			err = t.machine.RunAll()
 		}
-		loss += number(t.data.Loss, 0) * t.divisor(t.past.Step)
+		loss += lossOf(t.data) * t.divisor(t.past.Step)
 	}
 	if err != nil {
 		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
@@ -208,7 +208,7 @@ func (t *trainer) count(loss float64) error {
 	}
 	t.hooked = nil
 	for _, f := range t.onStep {
-		t.hooked = errors.Join(t.hooked, f(Step{p.Steps, p.Step, t.sampler.Steps(), mean}))
+		t.hooked = errors.Join(t.hooked, f(StepLoss{p.Steps, p.Step, t.sampler.Steps(), mean}))
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func TestBatchesAreReadWhileTheMachineRuns(t *testing.T) {
 		}
 		return s.Read(i, row)
 	})
-	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(s fit.Step) error {
+	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(s fit.StepLoss) error {
 		for limit := time.After(time.Minute); ; {
 			mu.Lock()
 			n := read
@@ -83,7 +83,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 		read++
 		return s.Read(i, row)
 	})
-	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.Step) error {
+	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.StepLoss) error {
 		mu.Lock()
 		defer mu.Unlock()
 		if most := (s.Step + readers + 2) * batch; read > most {
@@ -121,7 +121,7 @@ func BenchmarkPrefetch(b *testing.B) {
 		var began time.Time
 		var took []time.Duration
 		_, err = fit.Run(b.Context(), m, fit.Data{Set: set, Inputs: G.Nodes{x}, Loss: loss},
-			fit.OnStep(func(fit.Step) error {
+			fit.OnStep(func(fit.StepLoss) error {
 				if !began.IsZero() {
 					took = append(took, time.Since(began))
 				}
@@ -156,7 +156,7 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 		d.Augment = func(r *rand.Rand, row []any) { row[0].([]float64)[0] += float64(r.IntN(3)) }
 		over := errors.New("over")
 		options := []fit.Option{fit.Epochs(3), fit.Prefetch(readers), fit.Seed(7),
-			fit.OnStep(func(s fit.Step) error {
+			fit.OnStep(func(s fit.StepLoss) error {
 				return map[bool]error{true: over}[s.Step == stop]
 			})}
 		if dir != "" {
@@ -363,7 +363,7 @@ func process(how string) error {
 	}
 	signals := map[string]syscall.Signal{"KILL": syscall.SIGKILL, "TERM": syscall.SIGTERM}
 	at := map[string]int{"KILL": 7, "TERM": 6}
-	tell := fit.OnStep(func(s fit.Step) error {
+	tell := fit.OnStep(func(s fit.StepLoss) error {
 		if signal, ok := signals[how]; ok && s.Step == at[how] && comm.Rank() == 1 {
 			return syscall.Kill(os.Getpid(), signal)
 		}

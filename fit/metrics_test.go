@@ -246,7 +246,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Validate": {F: func(m *vm.Machine, d fit.Data, metrics ...fit.Metric) error {
 			return with(fit.Validate(m, d, metrics...))
 		}, Args: []any{eval, m.data(points(2)), fit.Perplexity()}},
-		"OnStep": {F: func(f func(fit.Step) error) error { return with(fit.OnStep(f)) },
+		"OnStep": {F: func(f func(fit.StepLoss) error) error { return with(fit.OnStep(f)) },
 			Args: []any{progress.Bar()}},
 		"OnEpoch": {F: func(f func(fit.Epoch) error) error { return with(fit.OnEpoch(f)) },
 			Args: []any{func(fit.Epoch) error { return nil }}},

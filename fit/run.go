@@ -99,7 +99,7 @@ func Watch(metric string) Option { return func(t *trainer) { t.watched = metric 
 func EarlyStop(patience int) Option { return func(t *trainer) { t.patience = patience } }
 
 // OnStep calls a function after each step. Its error ends the training before the next one.
-func OnStep(f func(s Step) error) Option {
+func OnStep(f func(s StepLoss) error) Option {
 	return given("f", f, func(t *trainer) { t.onStep = append(t.onStep, f) })
 }
 
@@ -129,8 +129,8 @@ type Result struct {
 	Params string  // the SHA-256 of the model: autograd's Hash
 }
 
-// Step is what a training knows of a step, the same on all ranks.
-type Step struct {
+// StepLoss is what a training knows of a step, the same on all ranks.
+type StepLoss struct {
 	Step              int // of the training, from 1
 	InEpoch, PerEpoch int // the number of the step in its epoch, from 1, and of all
 	Loss              float64

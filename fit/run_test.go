@@ -196,7 +196,7 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				r, _, err := fitLinear(ctx, comm, build, 12, s, nil, append(options,
-					fit.OnStep(func(s fit.Step) error {
+					fit.OnStep(func(s fit.StepLoss) error {
 						if s.Step == at && comm.Rank() == P-1 {
 							cancel()
 						}
@@ -238,7 +238,7 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				}), fit.Epochs(2)
 			},
 			"a hook of a step": func(rank int) (fit.Set, fit.Option) {
-				return points(24), fit.OnStep(func(s fit.Step) error {
+				return points(24), fit.OnStep(func(s fit.StepLoss) error {
 					return map[bool]error{true: broken}[s.Step == 2 && rank == 1]
 				})
 			},

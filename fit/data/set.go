@@ -28,9 +28,6 @@ type set struct {
 func (s set) Len() int { return s.n }
 
 func (s set) Read(sample int, row []any) error {
-	if err := backend.Given("data.Of", "read", s.read); err != nil {
-		return err
-	}
 	if sample < 0 || sample >= s.n {
 		return fmt.Errorf("%w: data: sample %d of %d", backend.ErrArgument, sample, s.n)
 	}
@@ -38,7 +35,12 @@ func (s set) Read(sample int, row []any) error {
 }
 
 // Of returns n samples that a function reads, which several goroutines call at once.
-func Of(n int, read func(sample int, row []any) error) Set { return set{n, read} }
+func Of(n int, read func(sample int, row []any) error) Set {
+	if err := backend.Given("data.Of", "read", read); err != nil {
+		read = func(int, []any) error { return err }
+	}
+	return set{n, read}
+}
 
 // Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
 // the same parts.
@@ -54,57 +56,60 @@ func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
 	return pick(order[n:]), pick(order[:n])
 }
 
-// Tensors returns the rows of contiguous tensors, which have the same first axis: input k gets
-// those of tensor k, of Float32, Float64 or Int.
+// Tensors returns the rows of contiguous tensors, of Float32, Float64 or Int and with the same
+// first axis: input k gets those of tensor k.
 func Tensors(columns ...*tensor.Dense) (Set, error) {
 	if err := backend.Given("data.Tensors", "columns", columns); err != nil {
 		return nil, err
 	}
-	n := 0
+	n, all := 0, make([]any, len(columns))
 	for k, c := range columns {
 		if c.Dims() == 0 || k > 0 && c.Shape()[0] != n || c.RequiresIterator() {
-			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, with "+
-				"the same first axis", backend.ErrArgument, k, c.Shape())
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, "+
+				"with the same first axis", backend.ErrArgument, k, c.Shape())
 		}
-		n = c.Shape()[0]
+		n, all[k] = c.Shape()[0], c.Data()
 	}
-	return Of(n, func(i int, row []any) (err error) {
-		for k := 0; k < len(columns) && err == nil; k++ {
-			size := columns[k].Shape().TotalSize() / n
-			switch from := columns[k].Data().(type) {
-			case []float32:
-				err = put(row, k, from[i*size:(i+1)*size], 1)
-			case []float64:
-				err = put(row, k, from[i*size:(i+1)*size], 1)
-			case []int:
-				err = put(row, k, from[i*size:(i+1)*size], 1)
-			}
-		}
-		return err
-	}), nil
+	return table(n, all...), nil
 }
 
-// put writes numbers, divided by another one, to an input of a row, if the graph has it.
-func put[F byte | int | float32 | float64](row []any, input int, from []F, by float64) error {
-	fits := true
-	if input < len(row) {
-		switch to := row[input].(type) {
-		case []float32:
-			fits = fill(to, from, by)
-		case []float64:
-			fits = fill(to, from, by)
-		case []int:
-			_, fits = any(from).([]int)
-			fits = fits && fill(to, from, by)
-		default:
-			fits = false
+// table returns n samples of columns, which have the elements of one after the other. Bytes are
+// pixels: 255 is 1.
+func table(n int, columns ...any) Set {
+	return Of(n, func(i int, row []any) error {
+		for k := range min(len(row), len(columns)) {
+			fits := false
+			switch c := columns[k].(type) {
+			case []byte:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 255)
+			case []int:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			case []float32:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			case []float64:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			}
+			if !fits {
+				return fmt.Errorf("%w: data: input %d takes another number of elements, or "+
+					"another type, than the %T of a sample", backend.ErrArgument, k, columns[k])
+			}
 		}
+		return nil
+	})
+}
+
+// put writes numbers, divided by another one, to an input, and reports whether it takes them.
+func put[F byte | int | float32 | float64](input any, from []F, by float64) bool {
+	switch to := input.(type) {
+	case []float32:
+		return fill(to, from, by)
+	case []float64:
+		return fill(to, from, by)
+	case []int:
+		_, whole := any(from).([]int)
+		return whole && fill(to, from, by)
 	}
-	if !fits {
-		return fmt.Errorf("%w: data: input %d takes another number of elements, or another type, "+
-			"than the %d of %T that a sample has", backend.ErrArgument, input, len(from), from)
-	}
-	return nil
+	return false
 }
 
 func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, from []F,

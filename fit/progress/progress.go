@@ -18,12 +18,12 @@ import (
 
 // Bar returns a hook that shows a bar on standard error, if that is a terminal, or the one of
 // "euryale run", which shows rank 0's. Elsewhere it does nothing.
-func Bar() func(s fit.Step) error {
+func Bar() func(s fit.StepLoss) error {
 	if !rendezvous.Terminal(os.Getenv) {
-		return func(fit.Step) error { return nil }
+		return func(fit.StepLoss) error { return nil }
 	}
 	var bar *progressbar.ProgressBar
-	return func(s fit.Step) error {
+	return func(s fit.StepLoss) error {
 		if bar == nil || s.InEpoch == 1 {
 			bar = progressbar.NewOptions(s.PerEpoch, progressbar.OptionSetWriter(os.Stderr),
 				progressbar.OptionSetDescription(fmt.Sprintf("epoch %d", (s.Step-1)/s.PerEpoch+1)),
