@@ -33,9 +33,10 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
 	n, local, err := 0, 0, error(nil)
 	if local, err = e.data.check(); err == nil {
 		n = e.data.Set.Len()
-		if whole := local * comm.Size(); e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
-			err = fmt.Errorf("%w: %d samples are no whole batches of %d, so their loss would count "+
-				"padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
+		whole := local * comm.Size()
+		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
+			err = fmt.Errorf("%w: %d samples are no whole batches of %d, so their loss would "+
+				"count padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
 		}
 	}
 	if err := autograd.Agree(comm, fmt.Sprintf("%d metrics\n", len(e.metrics)), err); err != nil {

@@ -17,8 +17,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// A training on a table of one's own, with validation, clipping, early stop and checkpoints. Started
-// again, it goes on; by "euryale run -n 2" it runs on two ranks.
+// A training on a table of one's own, with validation, clipping, early stop and checkpoints.
+// Started again, it goes on; by "euryale run -n 2" it runs on two ranks.
 func Example() {
 	ctx := context.Background()
 	comm := must(euryale.Init(ctx))

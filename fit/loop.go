@@ -301,10 +301,10 @@ func (t *trainer) judged(e Epoch) float64 {
 	if x, ok := e.Metrics[cmp.Or(t.watched, "loss")]; ok {
 		return x
 	}
-	if t.validation.metric(t.watched) == nil && (t.validation == nil || t.validation.data.Loss == nil) {
-		return e.Loss
+	if v := t.validation; v.metric(t.watched) != nil || v != nil && v.data.Loss != nil {
+		return math.NaN()
 	}
-	return math.NaN()
+	return e.Loss
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

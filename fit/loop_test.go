@@ -59,7 +59,7 @@ func TestBatchesAreReadWhileTheMachineRuns(t *testing.T) {
 			mu.Lock()
 			n := read
 			mu.Unlock()
-			if n >= min(s.Step+2, steps)*batch { // the next step is bound, and the one behind it read
+			if n >= min(s.Step+2, steps)*batch { // the next step, and the one behind it
 				return nil
 			}
 			select {
@@ -99,10 +99,14 @@ func BenchmarkPrefetch(b *testing.B) {
 	const batch, steps = 64, 60
 	run := func(wait time.Duration) time.Duration {
 		g := G.NewGraph()
-		x := G.NewMatrix(g, G.Float32, G.WithShape(batch, 1024), G.WithName("x"), G.WithInit(G.Zeroes()))
-		w := G.NewMatrix(g, G.Float32, G.WithShape(1024, 2048), G.WithName("w"), G.WithInit(G.GlorotN(1)))
-		v := G.NewMatrix(g, G.Float32, G.WithShape(2048, 1024), G.WithName("v"), G.WithInit(G.GlorotN(1)))
-		loss := G.Must(G.Mean(G.Must(G.Square(G.Must(G.Mul(G.Must(G.Tanh(G.Must(G.Mul(x, w)))), v))))))
+		matrix := func(name string, init G.InitWFn, shape ...int) *G.Node {
+			return G.NewMatrix(g, G.Float32, G.WithShape(shape...), G.WithName(name),
+				G.WithInit(init))
+		}
+		x := matrix("x", G.Zeroes(), batch, 1024)
+		w, v := matrix("w", G.GlorotN(1), 1024, 2048), matrix("v", G.GlorotN(1), 2048, 1024)
+		y := G.Must(G.Mul(G.Must(G.Tanh(G.Must(G.Mul(x, w)))), v))
+		loss := G.Must(G.Mean(G.Must(G.Square(y))))
 		if _, err := G.Grad(loss, w, v); err != nil {
 			b.Fatal(err)
 		}
@@ -245,7 +249,8 @@ func TestLogsHaveEveryEpochOnce(t *testing.T) {
 	var out strings.Builder
 	for _, epochs := range []int{2, 3} { // the second goes on
 		r := alone(t, points(24), 12, fit.Epochs(epochs), fit.Log(lines, fit.JSONLines),
-			fit.Log(table, fit.CSV), fit.Progress(&out), fit.Checkpoint(filepath.Join(dir, "run"), 0),
+			fit.Log(table, fit.CSV), fit.Progress(&out),
+			fit.Checkpoint(filepath.Join(dir, "run"), 0),
 			fit.Schedule(autograd.StepDecay(1./64, 0.5, 2)))
 		text, err := os.ReadFile(lines)
 		if err != nil {
@@ -263,8 +268,8 @@ func TestLogsHaveEveryEpochOnce(t *testing.T) {
 			t.Errorf("%d epochs: %v in\n%s", epochs, err, text)
 		}
 	}
-	if got := out.String(); strings.Count(got, "\n") != 3 || !strings.HasPrefix(got, "epoch 1/2: loss=") ||
-		!strings.Contains(got, "epoch 3/3: loss=") {
+	if got := out.String(); strings.Count(got, "\n") != 3 ||
+		!strings.HasPrefix(got, "epoch 1/2: loss=") || !strings.Contains(got, "epoch 3/3: loss=") {
 		t.Errorf("printed:\n%s", got)
 	}
 }
@@ -274,7 +279,8 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 	dir := t.TempDir()
 	alone(t, points(24), 12, fit.Checkpoint(dir, 0))
 	m := newLinear(12, false, 1)
-	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
+		&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +290,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		change(&d)
 		return d
 	}
-	good := m.data(points(24))
+	good, other := m.data(points(24)), m.data(points(25))
 	huge := data.Of(24, func(_ int, row []any) error {
 		row[1].([]float64)[0] = math.MaxFloat64
 		return nil
@@ -294,19 +300,19 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 		option fit.Option
 		says   string
 	}{
-		"no set":     {with(func(d *fit.Data) { d.Set = nil }), fit.Epochs(1), "Set is nil"},
-		"no inputs":  {with(func(d *fit.Data) { d.Inputs = nil }), fit.Epochs(1), "no Inputs"},
-		"no loss":    {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "there must be a loss"},
-		"an op":      {with(func(d *fit.Data) { d.Inputs = G.Nodes{m.guess} }), fit.Epochs(1), "variables"},
-		"few":        {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "do not make a batch"},
-		"weights":    {with(func(d *fit.Data) { d.Weights = m.w }), fit.Epochs(1), "[12] or []"},
-		"no epochs":  {good, fit.Epochs(0), "an epoch"},
-		"no metric":  {good, fit.Watch("bleu"), `"bleu"`},
-		"other seed": {with(func(d *fit.Data) {}), func() fit.Option { return fit.Checkpoint(dir, 0) }(), "momentum"},
-		"infinite":   {with(func(d *fit.Data) { d.Set = huge }), fit.Epochs(1), "vm.ClipNorm"},
+		"no set":    {with(func(d *fit.Data) { d.Set = nil }), fit.Epochs(1), "Set is nil"},
+		"no inputs": {with(func(d *fit.Data) { d.Inputs = nil }), fit.Epochs(1), "no Inputs"},
+		"no loss":   {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "be a loss"},
+		"an op":     {with(func(d *fit.Data) { d.Inputs[0] = m.loss }), fit.Epochs(1), "variable"},
+		"few":       {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "make a batch"},
+		"weights":   {with(func(d *fit.Data) { d.Weights = m.w }), fit.Epochs(1), "[12] or []"},
+		"no epochs": {good, fit.Epochs(0), "an epoch"},
+		"no metric": {good, fit.Watch("bleu"), `"bleu"`},
+		"other":     {other, fit.Checkpoint(dir, 0), "24 samples"},
+		"infinite":  {with(func(d *fit.Data) { d.Set = huge }), fit.Epochs(1), "vm.ClipNorm"},
 	} {
 		_, err := fit.Run(t.Context(), training, refused.data, refused.option)
-		if err == nil || !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(refused.says)) {
+		if err == nil || !strings.Contains(err.Error(), refused.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -330,14 +336,16 @@ func TestAKilledTrainingGoesOnWithTheSameBits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = launch.Run(t.Context(), launch.Job{Program: self, Ranks: 2, Stdout: &out, Stderr: &out,
-				Env: append(os.Environ(), "EURYALE_TEST_SCENARIO="+name, "FIT_TEST_DIR="+dir)})
+			err = launch.Run(t.Context(), launch.Job{
+				Program: self, Ranks: 2, Stdout: &out, Stderr: &out,
+				Env: append(os.Environ(), "EURYALE_TEST_SCENARIO="+name, "FIT_TEST_DIR="+dir),
+			})
 			return out.String(), err
 		}
 		if how != "whole" {
 			if out, err := job(how); err == nil || strings.Contains(out, "params=") {
 				t.Fatalf("%s: it ends with %v\n%s", how, err, out)
-			} else if how == "TERM" && !strings.Contains(out, "stopped after step 7, in epoch 2 of 4") {
+			} else if how == "TERM" && !strings.Contains(out, "after step 7, in epoch 2 of 4") {
 				t.Errorf("%s: %v\n%s", how, err, out)
 			}
 		}

@@ -15,9 +15,10 @@ import (
 // of your own is a value of this type. The machine keeps the nodes that it reads (vm.Keep).
 type Metric struct {
 	Name string
-	Less bool                                      // a smaller value is better
-	Sums func(n int) int                           // how many sums there are for n samples; nil: 0
-	Add  func(sums []float64, samples []int) error // adds what a run says of samples: the first rows
+	Less bool            // a smaller value is better
+	Sums func(n int) int // how many sums there are for n samples; nil: 0
+	// Add adds what a run says of samples, given their numbers: in the first rows of nodes.
+	Add func(sums []float64, samples []int) error
 	// Value returns the metric by the sums of all ranks and the mean loss, NaN for none.
 	Value func(sums []float64, loss float64) float64
 }
@@ -137,7 +138,7 @@ func eachRow(scores, labels *gorgonia.Node, n int, f func(row []float64, label i
 	classes := scores.Shape()[1]
 	for i := range n {
 		if label := int(y[i]); label < 0 || label >= classes {
-			return fmt.Errorf("%w: the label %d, of %d classes", backend.ErrArgument, label, classes)
+			return fmt.Errorf("%w: label %d of %d classes", backend.ErrArgument, label, classes)
 		}
 		f(x[i*classes:(i+1)*classes], int(y[i]))
 	}

@@ -84,17 +84,19 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 			want["recall"] += float64(row[c]) / float64(all) / classes
 		}
 		for P := 1; P <= 4; P++ {
-			err := euryale.Run(t.Context(), P, func(comm backend.Communicator, build sync.Locker) error {
+			err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+				build sync.Locker) error {
 				build.Lock()
 				g := G.NewGraph()
-				x := G.NewMatrix(g, G.Float64, G.WithShape(3, classes), G.WithName("x"),
-					G.WithInit(G.Zeroes()))
-				y := G.NewVector(g, tensor.Int, G.WithShape(3), G.WithName("y"), G.WithInit(G.Zeroes()))
-				zero := G.NewVector(g, G.Float64, G.WithShape(3), G.WithName("z"), G.WithInit(G.Zeroes()))
-				weights := G.NewVector(g, G.Float64, G.WithShape(3), G.WithName("weights"),
-					G.WithInit(G.Zeroes()))
+				node := func(name string, of tensor.Dtype, shape ...int) *G.Node {
+					return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name),
+						G.WithInit(G.Zeroes()))
+				}
+				x, y := node("x", tensor.Float64, 3, classes), node("y", tensor.Int, 3)
+				zero, weights := node("z", tensor.Float64, 3), node("weights", tensor.Float64, 3)
 				first := G.Must(G.Slice(x, nil, G.S(0)))
-				eighth := G.Must(G.Div(G.Must(G.Add(first, G.NewConstant(1.0))), G.NewConstant(8.0)))
+				eighth := G.Must(G.Mul(G.Must(G.Add(first, G.NewConstant(1.0))),
+					G.NewConstant(0.125)))
 				loss := G.Must(G.Sum(G.Must(G.HadamardProd(eighth, weights))))
 				build.Unlock()
 				m, err := vm.New(g, nil, vm.Eval(), vm.Keep(loss, first))
@@ -112,13 +114,14 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 					}
 					for name, w := range want {
 						if math.Abs(got[name]-w) > 1e-12 {
-							t.Errorf("%d samples, %d ranks: %s is %v, want %v", n, P, name, got[name], w)
+							t.Errorf("%d samples, %d ranks: %s is %v, want %v", n, P, name,
+								got[name], w)
 						}
 					}
 					for label, row := range matrix {
 						if [classes]int(row) != table[label] {
-							t.Errorf("%d samples, %d ranks: row %d is %v, want %v", n, P, label, row,
-								table[label])
+							t.Errorf("%d samples, %d ranks: row %d is %v, want %v", n, P, label,
+								row, table[label])
 						}
 					}
 				}
@@ -202,7 +205,7 @@ func TestCurvesHaveAChartForEachMetric(t *testing.T) {
 		{Epoch: 1, Loss: 2, Metrics: map[string]float64{"loss": 3, "accuracy": 0.25}},
 		{Epoch: 2, Loss: 1, Metrics: map[string]float64{"accuracy": 0.5}},
 	})
-	if err != nil || !strings.HasPrefix(out.String(), "<?xml") || !strings.Contains(out.String(), "<svg") {
+	if err != nil || !strings.Contains(out.String(), "<svg") {
 		t.Errorf("%v in\n%.200s", err, out.String())
 	}
 }
@@ -230,10 +233,11 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	nodes := func(f func(a, b *G.Node) fit.Metric) func(scores, labels *G.Node) error {
 		return func(scores, labels *G.Node) error { return measured(f(scores, labels)) }
 	}
-	var buffer strings.Builder
+	two, buffer := m.data(points(2)), strings.Builder{}
 	nilargs.Check(t, map[string]nilargs.Use{
-		"Run":      {F: fit.Run, Args: []any{t.Context(), training, m.data(points(2)), fit.Epochs(1)}},
-		"Evaluate": {F: fit.Evaluate, Args: []any{autograd.Solo(), eval, m.data(points(2)), fit.Perplexity()}},
+		"Run": {F: fit.Run, Args: []any{t.Context(), training, two, fit.Epochs(1)}},
+		"Evaluate": {F: fit.Evaluate,
+			Args: []any{autograd.Solo(), eval, two, fit.Perplexity()}},
 		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
 			return with(fit.Checkpoint(dir, every, options...))
 		}, Args: []any{"", 0, autograd.KeepLast(1)}},
@@ -252,7 +256,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 			Args: []any{func(fit.Epoch) error { return nil }}},
 		"Accuracy": {F: nodes(fit.Accuracy), Args: []any{m.x, m.y}},
 		"AUC":      {F: nodes(fit.AUC), Args: []any{m.guess, m.y}},
-		"TopK":     {F: func(k int, scores, labels *G.Node) error { return measured(fit.TopK(k, scores, labels)) }, Args: []any{1, m.x, m.y}},
+		"TopK": {F: func(k int, scores, labels *G.Node) error {
+			return measured(fit.TopK(k, scores, labels))
+		}, Args: []any{1, m.x, m.y}},
 		"Confusion": {F: func(matrix [][]int, scores, labels *G.Node) error {
 			return measured(fit.Confusion(matrix, scores, labels))
 		}, Args: []any{[][]int{{1}}, m.x, m.y}},

@@ -25,7 +25,7 @@ func (t *trainer) line(w io.Writer) func(e Epoch) error {
 }
 
 // log returns a hook that replaces a file of all epochs, on rank 0.
-func (t *trainer) log(file string, write func(w io.Writer, epochs []Epoch) error) func(Epoch) error {
+func (t *trainer) log(file string, write func(io.Writer, []Epoch) error) func(Epoch) error {
 	return func(Epoch) error {
 		if t.comm.Rank() > 0 {
 			return nil

@@ -32,7 +32,8 @@ type linear struct {
 func newLinear(local int, weighted bool, by float64) *linear {
 	g := G.NewGraph()
 	m := &linear{
-		x: G.NewMatrix(g, G.Float64, G.WithShape(local, 2), G.WithName("x"), G.WithInit(G.Zeroes())),
+		x: G.NewMatrix(g, G.Float64, G.WithShape(local, 2), G.WithName("x"),
+			G.WithInit(G.Zeroes())),
 		y: G.NewVector(g, G.Float64, G.WithShape(local), G.WithName("y"), G.WithInit(G.Zeroes())),
 		w: G.NewVector(g, G.Float64, G.WithName("w"),
 			G.WithShape(2), G.WithValue(tensor.New(tensor.WithBacking([]float64{1, -2})))),
@@ -71,7 +72,8 @@ func ranks(t *testing.T, n int, train func(comm backend.Communicator, build sync
 	*fit.Result, error)) []*fit.Result {
 	t.Helper()
 	results := make([]*fit.Result, n)
-	err := euryale.Run(t.Context(), n, func(comm backend.Communicator, build sync.Locker) (err error) {
+	err := euryale.Run(t.Context(), n, func(comm backend.Communicator, build sync.Locker) (
+		err error) {
 		results[comm.Rank()], err = train(comm, build)
 		return err
 	})
@@ -152,12 +154,16 @@ func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
 				runs int
 				make func(comm backend.Communicator) []vm.Option
 			}{
-				"mean":       {1, func(backend.Communicator) []vm.Option { return nil }},
-				"accumulate": {3, func(backend.Communicator) []vm.Option { return []vm.Option{vm.Accumulate(3)} }},
+				"mean": {1, func(backend.Communicator) []vm.Option { return nil }},
+				"accumulate": {3, func(backend.Communicator) []vm.Option {
+					return []vm.Option{vm.Accumulate(3)}
+				}},
 				"sum": {1, func(comm backend.Communicator) []vm.Option {
 					return []vm.Option{vm.WithDataParallel(comm, autograd.WithSum())}
 				}},
-				"tree": {1, func(backend.Communicator) []vm.Option { return []vm.Option{vm.WithTree(P)} }},
+				"tree": {1, func(backend.Communicator) []vm.Option {
+					return []vm.Option{vm.WithTree(P)}
+				}},
 			} {
 				if how.runs > 1 && batch/P%how.runs != 0 {
 					continue
@@ -171,8 +177,8 @@ func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
 				})
 				for r := range P {
 					if !near(weights[r], want) || !near(losses(results[r]), wantLosses) {
-						t.Errorf("%d samples, %d ranks, %s: weights %v and losses %v, want %v and %v",
-							n, P, name, weights[r], losses(results[r]), want, wantLosses)
+						t.Errorf("%d samples, %d ranks, %s: weights %v and losses %v, want %v "+
+							"and %v", n, P, name, weights[r], losses(results[r]), want, wantLosses)
 					}
 				}
 			}
@@ -186,7 +192,8 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 	for P := 2; P <= 4; P++ {
 		s, dir := points(31), t.TempDir()
 		options := []fit.Option{fit.Epochs(4), fit.Checkpoint(dir, 2)}
-		whole := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		whole := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result,
+			error) {
 			r, _, err := fitLinear(t.Context(), comm, build, 12, s, nil, fit.Epochs(4))
 			return r, err
 		})
@@ -210,7 +217,8 @@ func TestASignalToOneRankStopsAll(t *testing.T) {
 			})
 			_ = stopped
 		}
-		resumed := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		resumed := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result,
+			error) {
 			r, _, err := fitLinear(t.Context(), comm, build, 12, s, nil, options...)
 			return r, err
 		})
@@ -248,7 +256,8 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 				})
 			},
 		} {
-			err := euryale.Run(t.Context(), P, func(comm backend.Communicator, build sync.Locker) error {
+			err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+				build sync.Locker) error {
 				s, option := fails(comm.Rank())
 				_, _, err := fitLinear(t.Context(), comm, build, 12, s, nil, option)
 				if err == nil || !strings.Contains(err.Error(), broken.Error()) ||
@@ -268,7 +277,8 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 // one.
 func classifier(local int, w *tensor.Dense, weighted bool) (d fit.Data, weights *G.Node) {
 	g := G.NewGraph()
-	x := G.NewMatrix(g, G.Float64, G.WithShape(local, classes), G.WithName("x"), G.WithInit(G.Zeroes()))
+	x := G.NewMatrix(g, G.Float64, G.WithShape(local, classes), G.WithName("x"),
+		G.WithInit(G.Zeroes()))
 	y := G.NewVector(g, tensor.Int, G.WithShape(local), G.WithName("y"), G.WithInit(G.Zeroes()))
 	weights = G.NewMatrix(g, G.Float64, G.WithShape(w.Shape()...), G.WithName("w"), G.WithValue(w))
 	d = fit.Data{Inputs: G.Nodes{x, y}, Pad: func(row []any) { row[1].([]int)[0] = nn.NoLabel }}

@@ -17,11 +17,11 @@ import (
 type Summary struct {
 	Learnables []Learnable
 	Parameters int // elements of all learnables on this rank
-	// FLOPs are those of a run's products, convolutions and attention, gradients included: 2 for
-	// each product that is added to a sum.
+	// FLOPs counts the products, convolutions and attention of a run, with gradients: 2 for each
+	// product that is added to a sum.
 	FLOPs int64
-	// Bytes are those of the values that the plan computes, of the learnables, and of what the
-	// solver keeps for them.
+	// Bytes is the memory of the values that the plan computes, ParameterBytes and SolverBytes that
+	// of the learnables and of what the solver keeps for them.
 	Bytes, ParameterBytes, SolverBytes int64
 }
 

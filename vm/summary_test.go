@@ -11,8 +11,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// TestSummaryCountsWhatThePlanDoes: two layers, of which the first has no gradient of its input, and
-// a convolution, whose products of patches count as it does.
+// TestSummaryCountsWhatThePlanDoes: two layers, of which the first has no gradient of its input,
+// and a convolution, whose products of patches count as it does.
 func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 	g := gorgonia.NewGraph()
 	node := func(name string, shape ...int) *gorgonia.Node {
@@ -36,7 +36,8 @@ func TestSummaryCountsWhatThePlanDoes(t *testing.T) {
 		s.FLOPs != 2*first+3*second {
 		t.Errorf("%+v", s)
 	}
-	if text := s.String(); !strings.HasPrefix(text, "w  (5, 7)  35\nv  (7, 2)  14\nparameters=49 ") {
+	const table = "w  (5, 7)  35\nv  (7, 2)  14\nparameters=49 "
+	if text := s.String(); !strings.HasPrefix(text, table) {
 		t.Errorf("it prints\n%s", text)
 	}
 

@@ -48,8 +48,9 @@ func main() {
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(*batch / comm.Size()) // (*) this rank's share of a batch
-	training := must(vm.New(m.x.Graph(), on, vm.WithSolver(&autograd.Adam{Rate: *rate}, m.weights...),
-		vm.WithDataParallel(comm))) // (*)
+	adam := &autograd.Adam{Rate: *rate}
+	training := must(vm.New(m.x.Graph(), on,
+		vm.WithSolver(adam, m.weights...), vm.WithDataParallel(comm))) // (*)
 	defer training.Close()
 	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
 	defer evaluation.Close()
@@ -90,8 +91,8 @@ func newModel(batch int) *model {
 
 // data says where samples go in the graph.
 func (m *model) data(of handwritten.Samples, loss *G.Node) fit.Data {
-	digits := tensor.New(tensor.WithBacking(of.Classes))
-	return fit.Data{Set: must(data.Tensors(of.Images, digits)), Inputs: G.Nodes{m.x, m.y}, Loss: loss}
+	set := must(data.Tensors(of.Images, tensor.New(tensor.WithBacking(of.Classes))))
+	return fit.Data{Set: set, Inputs: G.Nodes{m.x, m.y}, Loss: loss}
 }
 
 // draw draws the first image of the batch that was classified last.

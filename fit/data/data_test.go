@@ -64,7 +64,7 @@ func read(t *testing.T, s data.Set, i, n int) ([]float32, int) {
 	return x, y[0]
 }
 
-// refused checks that reading is an error that names the file and says why, and takes little memory.
+// refused checks that reading is an error that names the file and says why.
 func refused(t *testing.T, path, says string, err error) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), filepath.Base(path)) ||
@@ -263,7 +263,7 @@ func TestImagesAreScaled(t *testing.T) {
 		t.Fatal(err)
 	}
 	large := slices.Clone(whole)
-	binary.BigEndian.PutUint32(large[16:], 1<<20) // of the header, whose checksum is another one then
+	binary.BigEndian.PutUint32(large[16:], 1<<20) // of the header, whose checksum is wrong then
 	for name, content := range map[string][]byte{
 		"3.png": whole[:len(whole)/2], "4.jpeg": whole[:0], "5.png": large,
 	} {
@@ -341,8 +341,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	x := tensor.New(tensor.WithBacking([]int{5}))
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Tensors": {F: data.Tensors, Args: []any{x}},
-		"Of": {F: func(n int, read func(int, []any) error) error { return data.Of(n, read).Read(0, nil) },
-			Args: []any{1, func(int, []any) error { return nil }}},
+		"Of": {F: func(n int, read func(int, []any) error) error {
+			return data.Of(n, read).Read(0, nil)
+		}, Args: []any{1, func(int, []any) error { return nil }}},
 		"Split": {F: func(s data.Set, part float64, seed uint64) error {
 			rest, _ := data.Split(s, part, seed)
 			return rest.Read(0, nil)

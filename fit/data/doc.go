@@ -11,8 +11,8 @@
 // a []float64, too.
 //
 // Readers trust no file: what is truncated, has another format or wrong numbers is an error that
-// names the file. They allocate no more than a small multiple of the file's length. Files whose name
-// ends in .gz are unpacked, to at most 4 GiB.
+// names the file. They allocate no more than a small multiple of the file's length. Files whose
+// name ends in .gz are unpacked, to at most 4 GiB.
 //
 // [fit.Set]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Set
 package data

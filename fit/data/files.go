@@ -110,7 +110,7 @@ func idx(path string, axes int) (n int, elements []byte, err error) {
 		want *= float64(binary.BigEndian.Uint32(all[at:]))
 	}
 	if elements = all[head:]; want != float64(len(elements)) {
-		return 0, nil, wrong(path, "%d bytes of data, and its header says %.0f", len(elements), want)
+		return 0, nil, wrong(path, "%d bytes of data, its header says %.0f", len(elements), want)
 	}
 	return int(binary.BigEndian.Uint32(all[4:])), elements, nil
 }
