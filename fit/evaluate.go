@@ -92,7 +92,7 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 		}
 	}
 	for _, share := range shares {
-		err = errors.Join(err, l.next())
+		err = errors.Join(err, l.next(), l.bind())
 		if wrong := e.machine.RunAll(); wrong != nil || err != nil {
 			err = errors.Join(err, wrong)
 			continue

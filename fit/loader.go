@@ -36,7 +36,7 @@ type loader struct {
 	free, work, ordered chan *batch
 	quit                chan struct{}
 	all                 sync.WaitGroup
-	bound               *batch // that the nodes have
+	current             *batch
 }
 
 // check returns the first axis of all inputs.
@@ -64,7 +64,7 @@ func (d Data) check() (local int, err error) {
 
 // load starts goroutines that fill batches for jobs, in their order.
 func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
-	n := max(1, readers) + 2 // one is bound, and one is ready
+	n := max(1, readers) + 2 // one is used, and one is ready
 	l := &loader{nodes: slices.Clone(d.Inputs), free: make(chan *batch, n), work: make(chan *batch),
 		ordered: make(chan *batch, n), quit: make(chan struct{})}
 	if d.Weights != nil {
@@ -154,29 +154,29 @@ func (b *batch) fill(d Data) error {
 	return nil
 }
 
-// next binds the next batch to the nodes: none after the last one. It waits until the batch is
-// filled. The batch of before keeps its values until then.
+// next waits until the next batch is filled: none after the last one. The batch of before keeps its
+// values until then.
 func (l *loader) next() error {
 	b, ok := <-l.ordered
 	if !ok {
 		return nil
 	}
 	<-b.filled
-	err := b.err
+	if l.current != nil {
+		l.free <- l.current
+	}
+	l.current = b
+	return b.err
+}
+
+// bind gives the nodes the values of the batch. An evaluation may have given them others.
+func (l *loader) bind() (err error) {
 	for k := 0; k < len(l.nodes) && err == nil; k++ {
-		var value any = b.tensors[k]
+		var value any = l.current.tensors[k]
 		if l.nodes[k].IsScalar() {
-			value = reflect.ValueOf(b.tensors[k].Data()).Index(0).Interface()
+			value = reflect.ValueOf(l.current.tensors[k].Data()).Index(0).Interface()
 		}
 		err = gorgonia.Let(l.nodes[k], value)
 	}
-	if err != nil {
-		l.free <- b
-		return err
-	}
-	if l.bound != nil {
-		l.free <- l.bound
-	}
-	l.bound = b
-	return nil
+	return err
 }

@@ -159,7 +159,7 @@ func (t *trainer) train(ctx context.Context) error {
 		len(t.past.Epochs)+1, t.epochs))
 }
 
-// step runs a step with the batch that is bound, and returns the sum of this rank's losses.
+// step runs a step with the batch that is read, and returns the sum of this rank's losses.
 func (t *trainer) step() (loss float64, err error) {
 	if t.rate != nil {
 		t.machine.Solver().SetRate(t.rate(t.past.Steps))
@@ -168,6 +168,7 @@ func (t *trainer) step() (loss float64, err error) {
 		if i > 0 {
 			err = t.loader.next()
 		}
+		err = errors.Join(err, t.loader.bind())
 		if t.random != nil {
 			t.random.Seek(uint64(t.past.Steps), (t.comm.Rank()*t.runs+i)*t.local)
 		}

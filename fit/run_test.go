@@ -347,3 +347,36 @@ func TestMissingLabelsMakeTheLastBatchExact(t *testing.T) {
 		})
 	}
 }
+
+// TestValidationChangesNothing, although it has the inputs of the training.
+func TestValidationChangesNothing(t *testing.T) {
+	for P := 1; P <= 3; P++ {
+		run := func(validated bool) []*fit.Result {
+			return ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result,
+				error) {
+				build.Lock()
+				m := newLinear(12/P, true, 1)
+				build.Unlock()
+				training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+					vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+				if err != nil {
+					return nil, err
+				}
+				eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
+				if err != nil {
+					return nil, err
+				}
+				options := []fit.Option{fit.Epochs(3)}
+				if validated {
+					options = append(options, fit.Validate(eval, m.data(points(7))))
+				}
+				r, err := fit.Run(t.Context(), training, m.data(points(31)), options...)
+				return r, errors.Join(err, training.Close(), eval.Close())
+			})
+		}
+		with, without := run(true)[0], run(false)[0]
+		if with.Params != without.Params || !slices.Equal(losses(with), losses(without)) {
+			t.Errorf("%d ranks: %+v with a validation, %+v without", P, with, without)
+		}
+	}
+}
