@@ -376,3 +376,36 @@ func process(how string) error {
 	}
 	return comm.Close()
 }
+
+// seeks is random numbers that note where they are sought.
+type seeks struct {
+	autograd.Random
+	all []string
+}
+
+func (s *seeks) Seek(step uint64, first int) {
+	s.all = append(s.all, fmt.Sprint(step, " ", first))
+}
+
+// TestEachRunHasItsRandomNumbersAndRate: by the step and the place of its samples in the batch. A
+// rate of 0 changes nothing.
+func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
+	got := make([]*seeks, 2)
+	ranks(t, 2, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		s := &seeks{}
+		got[comm.Rank()] = s
+		r, w, err := fitLinear(t.Context(), comm, build, 4, points(24),
+			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Schedule(autograd.Constant(0)))
+		if !slices.Equal(w, []float64{1, -2}) {
+			t.Errorf("with a rate of 0 the weights became %v", w)
+		}
+		return r, err
+	})
+	for r, want := range [][]string{
+		{"0 0", "0 2", "0 4", "1 0", "1 2", "1 4"}, {"0 6", "0 8", "0 10", "1 6", "1 8", "1 10"},
+	} {
+		if !slices.Equal(got[r].all, want) {
+			t.Errorf("rank %d sought %q, want %q", r, got[r].all, want)
+		}
+	}
+}
