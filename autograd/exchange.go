@@ -185,6 +185,15 @@ func (x *Buckets) Applied() {
 // 1 otherwise.
 func (x *Buckets) Scale() float64 { return x.d.scale }
 
+// Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for
+// the mean over P ranks, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
+func (x *Buckets) Weight() float64 {
+	if x.d.op == backend.Avg {
+		return 1 / float64(x.d.comm.Size())
+	}
+	return x.d.scale
+}
+
 // Gather returns the notes of all ranks, in their order; all have the same length. It is
 // collective.
 func (x *Buckets) Gather(note []byte) (notes [][]byte, err error) {

@@ -318,8 +318,11 @@ func ranges(numbers []int) string {
 // state say.
 func kindOf(solver gorgonia.Solver) string {
 	g, ok := solver.(*Groups)
-	if s, custom := solver.(*Custom); custom {
+	switch s := solver.(type) {
+	case *Custom:
 		return fmt.Sprintf("%T %s", s, s.Name)
+	case *EMA:
+		return fmt.Sprintf("%T of %s", s, kindOf(s.Solver))
 	}
 	if !ok {
 		return fmt.Sprintf("%T", solver)

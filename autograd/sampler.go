@@ -14,7 +14,7 @@ import (
 type Sampler struct {
 	n, batch, rank, size int
 	seed                 uint64
-	fill                 bool
+	fill, rest           bool
 }
 
 // NewSampler returns the sampler of this rank of a communicator, for n samples and a global batch:
@@ -23,7 +23,7 @@ type Sampler struct {
 //
 // If the batch does not divide n, the remaining samples at the end of an epoch are dropped,
 // because the shapes of a Gorgonia graph are fixed. Each epoch drops different ones.
-// [Sampler.Fill] completes the last batch instead.
+// [Sampler.Fill] completes the last batch instead, and [Sampler.Rest] keeps it.
 //
 // Cost: an all-gather of 32 bytes.
 //
@@ -74,9 +74,18 @@ func (s *Sampler) Fill() *Sampler {
 	return &filled
 }
 
+// Rest returns a sampler whose epochs end with the samples that do not fill a batch: none is
+// dropped. The last batch may then have fewer samples, and a rank's share of it fewer than others,
+// or none: see [Evaluation], which divides likewise.
+func (s *Sampler) Rest() *Sampler {
+	whole := *s
+	whole.rest = true
+	return &whole
+}
+
 // Steps returns the number of batches in an epoch.
 func (s *Sampler) Steps() int {
-	if s.fill {
+	if s.fill || s.rest {
 		return (s.n + s.batch - 1) / s.batch
 	}
 	return s.n / s.batch
@@ -86,7 +95,7 @@ func (s *Sampler) Steps() int {
 func (s *Sampler) Local() int { return s.batch / s.size }
 
 // Epoch returns the samples of this rank, as numbers below n: for each step
-// Local of them. Rank r has the r-th part of the batch.
+// Local of them, but see [Sampler.Rest]. Rank r has the r-th part of the batch.
 //
 // Cost: shuffling n numbers.
 func (s *Sampler) Epoch(epoch int) [][]int {
@@ -94,12 +103,20 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 	steps := make([][]int, s.Steps())
 	for i := range steps {
 		first := i*s.batch + s.rank*s.Local()
-		steps[i] = make([]int, s.Local())
+		steps[i] = make([]int, s.share(first))
 		for j := range steps[i] {
 			steps[i][j] = order[(first+j)%s.n]
 		}
 	}
 	return steps
+}
+
+// share returns how many samples a rank has of a batch, from its first one on.
+func (s *Sampler) share(first int) int {
+	if s.rest {
+		return max(0, min(s.Local(), s.n-first))
+	}
+	return s.Local()
 }
 
 // Evaluation returns the samples of this rank of a communicator for a pass over n samples, in

@@ -61,6 +61,17 @@ func Accumulate(n int) Option {
 // [WithSolver]; ErrUnsupported if the communicator does not add in a tree.
 func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.all = true, n } }
 
+// Runs returns how many runs make a step of the solver ([Accumulate], [WithTree]), and how much the
+// gradient of one run of one rank counts in the gradient that the solver gets: 1/P for the mean
+// over P ranks, 1 for a sum, and 1/n with WithTree of n micro-batches.
+func (m *Machine) Runs() (n int, weight float64) {
+	n = max(1, m.micro.Runs)
+	if m.parallel != nil && m.parallel.exchange != nil {
+		return n, m.parallel.exchange.Weight()
+	}
+	return n, m.scale()
+}
+
 // micro is where a machine is among the micro-batches of a step.
 type micro struct {
 	plan.Accumulation

@@ -3,8 +3,9 @@
 //	euryale run -n 2 ./examples/digits
 //	euryale run -n 2 ./examples/digits -checkpoint /tmp/digits     # started again, it goes on
 //
-// What makes the ranks train together is marked with (*); the rest is a program of Gorgonia.
-// An interrupt ends it after the epoch. The images are embedded: see package examples/handwritten.
+// What makes the ranks train together is marked with (*); the loop is in package fit, and the rest
+// is a program of Gorgonia. An interrupt ends the training, after the step that runs. The images
+// are embedded: see package examples/handwritten.
 package main
 
 import (
@@ -12,11 +13,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"log"
 	"os"
-	"os/signal"
-	"syscall"
 
 	G "gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -25,6 +23,8 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/examples/handwritten"
+	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/fit/data"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -36,77 +36,36 @@ func main() {
 	dir := flag.String("checkpoint", "", "save here after each epoch, and go on with what is there")
 	device := flag.String("device", "auto", "where to compute: cpu, or auto for a GPU, if any")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	comm := must(euryale.Init(ctx)) // (*)
+	comm := must(euryale.Init(context.Background())) // (*)
 	defer comm.Close()
-	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
-	check(err)
-	sampler := must(autograd.NewSampler(comm, images.Count(), *batch, 1)) // (*) shares of batches
-	m := newModel(sampler.Local())
 	on, known := map[string]backend.Device{"auto": comm.Device(), "cpu": nil}[*device]
 	if !known {
 		log.Fatalf("digits: -device %s: use auto or cpu", *device)
 	}
+	if *batch < 1 || *batch%comm.Size() > 0 {
+		log.Fatalf("digits: -batch %d: use a multiple of %d ranks", *batch, comm.Size())
+	}
+	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
+	check(err)
+	m := newModel(*batch / comm.Size()) // (*) this rank's share of a batch
 	adam := &autograd.Adam{Rate: *rate}
 	training := must(vm.New(m.x.Graph(), on,
 		vm.WithSolver(adam, m.weights...), vm.WithDataParallel(comm))) // (*)
 	defer training.Close()
 	evaluation := must(vm.New(m.x.Graph(), on, vm.Eval(), vm.Keep(m.logits)))
 	defer evaluation.Close()
-	done := 0 // epochs
-	if *dir != "" {
-		err := training.DataParallel().Load(*dir, adam, &done) // (*)
-		if !errors.Is(err, fs.ErrNotExist) {
-			check(err)
-		}
+	_, err = fit.Run(context.Background(), training, m.data(images, m.loss), fit.Epochs(*epochs),
+		fit.Checkpoint(*dir, 0), fit.Progress(os.Stdout))
+	if !errors.Is(err, fit.ErrStopped) { // by an interrupt
+		check(err)
 	}
-	for stopped := false; done < *epochs && !stopped; {
-		loss := 0.0
-		for _, which := range sampler.Epoch(done) {
-			m.feed(images, which)
-			check(training.RunAll())
-			loss += float64(m.loss.Value().Data().(float32)) / float64(sampler.Steps())
-		}
-		done++
-		check(autograd.Mean(comm, &loss)) // (*)
-		if comm.Rank() == 0 {
-			fmt.Printf("epoch %d/%d: loss=%.4f\n", done, *epochs, loss)
-		}
-		if *dir != "" {
-			check(training.DataParallel().Save(*dir, adam, done)) // (*)
-		}
-		stopped = must(autograd.Any(comm, ctx.Err() != nil)) // (*) all stop after the same epoch
+	accuracy := fit.Accuracy(m.logits, m.y)
+	found := must(fit.Evaluate(comm, evaluation, m.data(heldOut, nil), accuracy))
+	if comm.Rank() == 0 {
+		m.draw()
+		fmt.Printf("accuracy=%.4f ranks=%d backend=%s\n", found["accuracy"], comm.Size(),
+			comm.Capabilities().Backend)
 	}
-	evaluate(comm, m, evaluation, heldOut)
-}
-
-// evaluate classifies the images, each rank a part of them, draws one, and prints the accuracy.
-func evaluate(comm backend.Communicator, m *model, run G.VM, of handwritten.Samples) {
-	right, last := 0.0, 0
-	for _, which := range must(autograd.Evaluation(comm, of.Count(), m.x.Shape()[0])) { // (*)
-		m.feed(of, which)
-		check(run.RunAll())
-		digits := must(tensor.Argmax(m.logits.Value().(*tensor.Dense), 1)).Data().([]int)
-		for i, j := range which {
-			if digits[i] == of.Classes[j] {
-				right++
-			}
-		}
-		last = digits[0]
-	}
-	check(autograd.Sum(comm, &right)) // (*)
-	if comm.Rank() > 0 {
-		return
-	}
-	for i, grey := range m.x.Value().Data().([]float32)[:handwritten.Pixels] {
-		fmt.Printf("%[1]c%[1]c", " .:-=+*%@"[int(grey*8)])
-		if (i+1)%handwritten.Side == 0 {
-			fmt.Println()
-		}
-	}
-	accuracy, where := right/float64(of.Count()), comm.Capabilities().Backend
-	fmt.Printf("is a %d\naccuracy=%.4f ranks=%d backend=%s\n", last, accuracy, comm.Size(), where)
 }
 
 // model is a graph for batches of one size.
@@ -130,12 +89,22 @@ func newModel(batch int) *model {
 	return &model{x, y, logits, loss, G.Nodes{w1, w2}}
 }
 
-// feed copies samples to the inputs. Where they are fewer than the batch, the rest is zeros.
-func (m *model) feed(from handwritten.Samples, which []int) {
-	check(autograd.Rows(m.x.Value().(*tensor.Dense), from.Images, which))
-	for i, j := range which {
-		m.y.Value().Data().([]int)[i] = from.Classes[j]
+// data says where samples go in the graph.
+func (m *model) data(of handwritten.Samples, loss *G.Node) fit.Data {
+	set := must(data.Tensors(of.Images, tensor.New(tensor.WithBacking(of.Classes))))
+	return fit.Data{Set: set, Inputs: G.Nodes{m.x, m.y}, Loss: loss}
+}
+
+// draw draws the first image of the batch that was classified last.
+func (m *model) draw() {
+	for i, grey := range m.x.Value().Data().([]float32)[:handwritten.Pixels] {
+		fmt.Printf("%[1]c%[1]c", " .:-=+*%@"[int(grey*8)])
+		if (i+1)%handwritten.Side == 0 {
+			fmt.Println()
+		}
 	}
+	digits := must(tensor.Argmax(m.logits.Value().(*tensor.Dense), 1)).Data().([]int)
+	fmt.Printf("is a %d\n", digits[0])
 }
 
 func check(err error) {

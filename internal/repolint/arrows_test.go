@@ -18,7 +18,7 @@ import (
 // This file keeps the shape of the module: what may import what, and that
 // everything exported is explained.
 //
-//	examples, cmd -> vm -> autograd, ops -> backend -> rendezvous
+//	examples -> fit -> vm; cmd -> vm -> autograd, ops -> backend -> rendezvous
 //	ops, autograd, leaves, wrappers -> backend, kernels; kernels -> backend
 //	euryale -> internal/session -> backend/*, internal/group, observe, rendezvous
 //	internal/testing -> what it tests; nothing but tests and tools imports it
@@ -67,6 +67,10 @@ var arrows = []arrow{
 		"internal/workers", "vm/internal/ir", "vm/internal/plan"}},
 	{"vm/...", []string{"backend/...", "kernels/...", "rendezvous", "ops/...", "autograd", "vm/...",
 		"internal/..."}},
+	{"fit/data", []string{"backend"}},
+	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
+	{"fit/progress", []string{"fit", "rendezvous"}},
+	{"fit", []string{".", "autograd", "backend", "observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
@@ -77,8 +81,8 @@ var arrows = []arrow{
 	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
-		".", "autograd", "backend/...", "examples/handwritten", "layers", "observe", "ops/...",
-		"rendezvous/...", "vm",
+		".", "autograd", "backend/...", "examples/handwritten", "fit/...", "layers", "observe",
+		"ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains
@@ -109,6 +113,7 @@ var arrows = []arrow{
 // reserved are packages that only some import, whatever the arrows say.
 var reserved = []struct{ packages, importers []string }{
 	{[]string{"internal/session", "internal/buildlock"}, []string{"."}},
+	{[]string{"fit/..."}, []string{"examples/...", "fit/..."}},
 	{forTests, append([]string{"internal/tools/..."}, forTests...)},
 }
 
@@ -130,10 +135,10 @@ type fence struct {
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
 	{"gorgonia.org", []string{
-		"ops/...", "layers", "autograd/...", "vm", "vm/internal/read", "vm/internal/graphs",
-		"bench/train", "bench/blas", "examples/...", "internal/residence", "internal/stock",
-		"internal/testing/conventions", "internal/tools/demo", "internal/tools/optable",
-		"internal/tools/soak",
+		"ops/...", "layers", "autograd/...", "fit", "fit/data", "vm", "vm/internal/read",
+		"vm/internal/graphs", "bench/train", "bench/blas", "examples/...", "internal/residence",
+		"internal/stock", "internal/testing/conventions", "internal/tools/demo",
+		"internal/tools/optable", "internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
 }
@@ -338,6 +343,11 @@ func TestWrongImportsAreFound(t *testing.T) {
 		{"examples/digits/main.go", module + "/internal/buildlock", false},
 		{"examples/digits/main.go", module + "/vm/internal/plan", false},
 		{"examples/digits/main.go", gorgonia, true},
+		{"examples/digits/main.go", module + "/fit/data", true},
+		{"cmd/euryale/run.go", module + "/fit", false},
+		{"fit/loop.go", module + "/vm", true},
+		{"fit/loop.go", module + "/ops/nn", false},
+		{"fit/data/set.go", module + "/fit", false},
 		{"internal/bench/measure.go", module + "/backend", true},
 		{"internal/bench/measure.go", module + "/backend/host", false},
 		{"internal/bench/measure.go", "github.com/alecthomas/kongress", true},

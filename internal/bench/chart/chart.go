@@ -1,4 +1,4 @@
-// Package chart draws curves over logarithmic axes, as SVG or PNG:
+// Package chart draws curves over logarithmic or linear axes, as SVG or PNG:
 //
 //	c := chart.Chart{Title: "all-reduce", X: "bytes", Y: "time"}
 //	c.XText, c.YText = chart.Bytes, chart.Micros
@@ -10,9 +10,10 @@
 package chart
 
 import (
-	"errors"
+	"bytes"
 	"fmt"
 	"image/color"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -33,14 +34,15 @@ import (
 // Curve is one line of a chart. Some of its points are marked, the last one always.
 type Curve struct {
 	Name   string
-	Points plotter.XYs // above 0, since the axes are logarithmic
+	Points plotter.XYs // above 0, unless the axes are linear
 }
 
-// Chart is curves over logarithmic axes. The legend is beside them.
+// Chart is curves over logarithmic axes, or Linear ones. The legend is beside them.
 type Chart struct {
 	Title, X, Y  string
 	XText, YText func(float64) string // write the labels of an axis; nil writes plain numbers
 	Curves       []Curve
+	Linear       bool // axes are linear, with plain numbers
 }
 
 // The size of a chart, and the part of its width that the legend takes.
@@ -55,10 +57,19 @@ const (
 // Errors: another ending; a curve without points, or with one that is not above 0; those
 // of writing the file.
 func Save(file string, charts ...Chart) (err error) {
+	var picture bytes.Buffer
 	format := strings.TrimPrefix(strings.ToLower(filepath.Ext(file)), ".")
+	if err := Write(&picture, format, charts...); err != nil {
+		return fmt.Errorf("chart %s: %w", file, err)
+	}
+	return os.WriteFile(file, picture.Bytes(), 0o666)
+}
+
+// Write is [Save] to a writer, in a format: svg or png.
+func Write(w io.Writer, format string, charts ...Chart) error {
 	canvas, err := draw.NewFormattedCanvas(width, height*vg.Length(len(charts)), format)
 	if err != nil {
-		return fmt.Errorf("chart %s: %w", file, err)
+		return err
 	}
 	whole := draw.New(outlined{canvas})
 	for i, c := range charts {
@@ -66,15 +77,11 @@ func Save(file string, charts ...Chart) (err error) {
 		if err := c.draw(draw.Canvas{Canvas: whole.Canvas,
 			Rectangle: vg.Rectangle{Min: vg.Point{Y: top - height},
 				Max: vg.Point{X: width, Y: top}}}); err != nil {
-			return fmt.Errorf("chart %s: %w", file, err)
+			return err
 		}
 	}
-	f, err := os.Create(file)
-	if err != nil {
-		return err
-	}
-	_, err = canvas.WriteTo(f)
-	return errors.Join(err, f.Close())
+	_, err = canvas.WriteTo(w)
+	return err
 }
 
 // draw draws the axes, the curves and the legend.
@@ -103,10 +110,12 @@ func (p Chart) draw(c draw.Canvas) error {
 		chart.Add(line, marks)
 		legend.Add(series.Name, line, marks)
 	}
-	chart.X.Scale, chart.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	chart.X.Tick.Marker, chart.Y.Tick.Marker = ticksOf(p.XText), ticksOf(p.YText)
-	chart.X.Min, chart.X.Max = widened(chart.X.Min, chart.X.Max)
-	chart.Y.Min, chart.Y.Max = widened(chart.Y.Min, chart.Y.Max)
+	if !p.Linear {
+		chart.X.Scale, chart.Y.Scale = plot.LogScale{}, plot.LogScale{}
+		chart.X.Tick.Marker, chart.Y.Tick.Marker = ticksOf(p.XText), ticksOf(p.YText)
+		chart.X.Min, chart.X.Max = widened(chart.X.Min, chart.X.Max)
+		chart.Y.Min, chart.Y.Max = widened(chart.Y.Min, chart.Y.Max)
+	}
 	c.SetColor(color.White)
 	c.Fill(c.Rectangle.Path())
 	margin := vg.Points(10)

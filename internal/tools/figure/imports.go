@@ -33,6 +33,9 @@ var rooms = [][]room{
 		{"cmd/euryale", []string{"cmd/euryale"}, 200, "program", ""},
 		{"examples", []string{"examples/*"}, 620, "program", ""},
 	}, {
+		{"fit", []string{"fit", "fit/curves", "fit/data", "fit/progress"}, 760, "graph",
+			"curves, data, progress"},
+	}, {
 		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
 			"internal/{session,buildlock}"},
 		{"vm", []string{"vm"}, 690, "graph", ""},

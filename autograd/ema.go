@@ -1,0 +1,118 @@
+package autograd
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+)
+
+// EMA is another solver of this package, not [Groups], that also keeps an exponential moving
+// average of each parameter, which often generalises better than the parameter:
+//
+//	a = Decay*a + (1-Decay)*w      after each step
+//
+// Averages begin as zeros, and [EMA.Averages] divides by 1-Decay^t after t steps, as [Adam] does
+// with its moments. vm.Machine's Averaged evaluates with them. Solver has the settings; its own
+// state is not used.
+type EMA struct {
+	Solver Solver
+	Decay  float64 // such as 0.999
+
+	solverState
+}
+
+var _ Solver = (*EMA)(nil)
+
+// averageOf names the average of a parameter in the state.
+const averageOf = "ema.average."
+
+func (s *EMA) inner() (ruled, error) {
+	r, ok := s.Solver.(ruled)
+	if _, twice := r.(*EMA); !ok || twice {
+		return nil, fmt.Errorf("autograd: EMA: %w: a %T is not a single solver of package autograd",
+			backend.ErrUnsupported, s.Solver)
+	}
+	return r, backend.Given("autograd.EMA", "Solver", s.Solver)
+}
+
+func (s *EMA) check() error {
+	r, err := s.inner()
+	if err != nil {
+		return err
+	}
+	return cmp.Or(r.check(), checkNumbers("EMA", number{"Decay", s.Decay, 1}))
+}
+
+func (s *EMA) rule() rule {
+	r, err := s.inner()
+	if err != nil { // which check reports
+		return rule{name: "EMA", rate: new(float64), update: func(*Update) {}}
+	}
+	all := r.rule()
+	kept, update := len(all.keep), all.update
+	all.keep = append(all.keep[:kept:kept], averageOf)
+	all.counter = cmp.Or(all.counter, "ema.steps")
+	all.update = func(u *Update) {
+		update(u)
+		a := u.With(fuse.Mul, u.Kept(kept), s.Decay)
+		u.SetKept(kept, u.Do(fuse.Add, a, u.With(fuse.Mul, u.next[0], 1-s.Decay)))
+	}
+	return all
+}
+
+// Averages returns the averages of all parameters, in the order of Step, as host memory of their
+// dtypes: none before the first step.
+//
+// Errors: those of a device that has them.
+func (s *EMA) Averages() ([]backend.Buffer, error) {
+	if err := s.present(); err != nil {
+		return nil, fmt.Errorf("autograd: EMA: %w", err)
+	}
+	var all []backend.Buffer
+	part := 1 - math.Pow(s.Decay, float64(s.steps))
+	for _, vectors := range s.vectors {
+		a := clone(vectors[len(vectors)-1])
+		if s.steps == 0 {
+			break
+		}
+		switch a.DType() {
+		case backend.F32:
+			for i, x := range backend.View[float32](a) {
+				backend.View[float32](a)[i] = float32(float64(x) / part)
+			}
+		case backend.F64:
+			for i, x := range backend.View[float64](a) {
+				backend.View[float64](a)[i] = x / part
+			}
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// Step updates the parameters in place. Errors: see [Solver]; ErrUnsupported for a Solver that is
+// none of this package, Groups or another EMA.
+func (s *EMA) Step(params []gorgonia.ValueGrad) error { return applyStep(s, params) }
+
+// SetRate implements [Solver].
+func (s *EMA) SetRate(rate float64) {
+	if s.Solver != nil {
+		s.Solver.SetRate(rate)
+	}
+}
+
+// State implements [Stateful].
+func (s *EMA) State() (map[string]backend.Buffer, error) { return savedState(s) }
+
+// SetState implements [Stateful].
+func (s *EMA) SetState(state map[string]backend.Buffer) error { return setState(s, state) }
+
+// CheckState implements [Checker].
+func (s *EMA) CheckState(state map[string]backend.Buffer, params []backend.Buffer) error {
+	return checkState(s, state, params)
+}

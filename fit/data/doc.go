@@ -1,0 +1,18 @@
+// Package data reads samples for package fit: tables, images and text.
+//
+//	samples, classes, err := data.CSV("iris.csv", "species")  // row: []float32 [columns], []int
+//	digits, err := data.IDX("images.gz", "labels.gz")         // row: []float32 [h w], []int
+//	tiny, err := data.CIFAR(10, "data_batch_1.bin", ...)      // row: []float32 [3 32 32], []int
+//	photos, classes, err := data.Images("photos", 64, 64)     // row: []float32 [3 64 64], []int
+//	text, characters, err := data.Text("book.txt", 128)       // row: []int [128], []int [128]
+//	rows, err := data.Tensors(x, y)                           // row: as the tensors
+//
+// Each is a [fit.Set], which several goroutines may read. Pixels are 0 to 1. Floats are written to
+// a []float64, too.
+//
+// Readers trust no file: what is truncated, has another format or wrong numbers is an error that
+// names the file. They allocate no more than a small multiple of the file's length. Files whose
+// name ends in .gz are unpacked, to at most 4 GiB.
+//
+// [fit.Set]: https://pkg.go.dev/github.com/euryale-ml/euryale/fit#Set
+package data

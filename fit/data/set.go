@@ -1,0 +1,152 @@
+package data
+
+import (
+	"compress/gzip"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strings"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Set is samples: a fit.Set.
+type Set interface {
+	Len() int
+	Read(sample int, row []any) error
+}
+
+type set struct {
+	n    int
+	read func(sample int, row []any) error
+}
+
+func (s set) Len() int { return s.n }
+
+func (s set) Read(sample int, row []any) error {
+	if sample < 0 || sample >= s.n {
+		return fmt.Errorf("%w: data: sample %d of %d", backend.ErrArgument, sample, s.n)
+	}
+	return s.read(sample, row)
+}
+
+// Of returns n samples that a function reads, which several goroutines call at once.
+func Of(n int, read func(sample int, row []any) error) Set {
+	if err := backend.Given("data.Of", "read", read); err != nil {
+		read = func(int, []any) error { return err }
+	}
+	return set{n, read}
+}
+
+// Split divides samples at random: a part of them, such as 0.2, is held out. The same seed gives
+// the same parts.
+func Split(s Set, part float64, seed uint64) (rest, heldOut Set) {
+	if err := backend.Given("data.Split", "s", s); err != nil { // which Read reports
+		s = Of(1, func(int, []any) error { return err })
+	}
+	order := rand.New(rand.NewPCG(seed, 0)).Perm(s.Len())
+	n := min(s.Len(), max(0, int(part*float64(s.Len())+0.5)))
+	pick := func(which []int) Set {
+		return Of(len(which), func(i int, row []any) error { return s.Read(which[i], row) })
+	}
+	return pick(order[n:]), pick(order[:n])
+}
+
+// Tensors returns the rows of contiguous tensors, of Float32, Float64 or Int and with the same
+// first axis: input k gets those of tensor k.
+func Tensors(columns ...*tensor.Dense) (Set, error) {
+	if err := backend.Given("data.Tensors", "columns", columns); err != nil {
+		return nil, err
+	}
+	n, all := 0, make([]any, len(columns))
+	for k, c := range columns {
+		if c.Dims() == 0 || k > 0 && c.Shape()[0] != n || c.RequiresIterator() {
+			return nil, fmt.Errorf("%w: data.Tensors: tensor %d is %v: all must be contiguous, "+
+				"with the same first axis", backend.ErrArgument, k, c.Shape())
+		}
+		n, all[k] = c.Shape()[0], c.Data()
+	}
+	return table(n, all...), nil
+}
+
+// table returns n samples of columns, which have the elements of one after the other. Bytes are
+// pixels: 255 is 1.
+func table(n int, columns ...any) Set {
+	return Of(n, func(i int, row []any) error {
+		for k := range min(len(row), len(columns)) {
+			fits := false
+			switch c := columns[k].(type) {
+			case []byte:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 255)
+			case []int:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			case []float32:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			case []float64:
+				fits = put(row[k], c[i*len(c)/n:(i+1)*len(c)/n], 1)
+			}
+			if !fits {
+				return fmt.Errorf("%w: data: input %d takes another number of elements, or "+
+					"another type, than the %T of a sample", backend.ErrArgument, k, columns[k])
+			}
+		}
+		return nil
+	})
+}
+
+// put writes numbers, divided by another one, to an input, and reports whether it takes them.
+func put[F byte | int | float32 | float64](input any, from []F, by float64) bool {
+	switch to := input.(type) {
+	case []float32:
+		return fill(to, from, by)
+	case []float64:
+		return fill(to, from, by)
+	case []int:
+		_, whole := any(from).([]int)
+		return whole && fill(to, from, by)
+	}
+	return false
+}
+
+func fill[T int | float32 | float64, F byte | int | float32 | float64](to []T, from []F,
+	by float64) bool {
+	for i := range min(len(to), len(from)) {
+		to[i] = T(float64(from[i]) / by)
+	}
+	return len(to) == len(from)
+}
+
+// limit is how many bytes a file may have, unpacked.
+const limit = 4 << 30
+
+// contents returns a file, unpacked if its name ends in .gz.
+func contents(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	in := io.Reader(f)
+	if strings.HasSuffix(path, ".gz") {
+		if in, err = gzip.NewReader(f); err != nil {
+			return nil, wrong(path, "%w", err)
+		}
+	}
+	all, err := io.ReadAll(io.LimitReader(in, limit+1))
+	if len(all) > limit {
+		err = errors.New("it is too long")
+	}
+	if err != nil {
+		return nil, wrong(path, "after %d bytes: %w", len(all), err)
+	}
+	return all, nil
+}
+
+// wrong is the error of a file that is not what it should be.
+func wrong(path, format string, args ...any) error {
+	return fmt.Errorf("data: %s: %w", path, fmt.Errorf(format, args...))
+}

@@ -1,0 +1,110 @@
+package fit
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// evaluation is data, and a machine that evaluates them.
+type evaluation struct {
+	machine *vm.Machine
+	data    Data
+	metrics []Metric
+}
+
+// metric returns the metric of a name, nil if there is none.
+func (e *evaluation) metric(name string) *Metric {
+	for i := 0; e != nil && i < len(e.metrics); i++ {
+		if e.metrics[i].Name == name {
+			return &e.metrics[i]
+		}
+	}
+	return nil
+}
+
+// run evaluates, each rank a part of the samples. full is what the graph divides the loss of a
+// sample by, for each sample of a run.
+func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
+	map[string]float64, error) {
+	n, local, err := 0, 0, error(nil)
+	if local, err = e.data.check(); err == nil {
+		n = e.data.Set.Len()
+		whole := local * comm.Size()
+		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {
+			err = fmt.Errorf("%w: %d samples are no whole batches of %d, so their loss would "+
+				"count padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
+		}
+	}
+	if err := autograd.Agree(comm, fmt.Sprintf("%d metrics\n", len(e.metrics)), err); err != nil {
+		return nil, err
+	}
+	shares, err := autograd.Evaluation(comm, n, local)
+	if err != nil {
+		return nil, err
+	}
+	full *= float64(local)
+	sums, err := e.add(readers, shares, full, n)
+	if err := autograd.Agree(comm, "", err); err != nil {
+		return nil, fmt.Errorf("evaluate: %w", err)
+	}
+	var all []*float64
+	for _, of := range sums {
+		for i := range of {
+			all = append(all, &of[i])
+		}
+	}
+	if err := autograd.Sum(comm, all...); err != nil {
+		return nil, err
+	}
+	loss, found := sums[0][0]/float64(n), map[string]float64{}
+	if e.data.Loss != nil && finite(loss) {
+		found["loss"] = loss
+	}
+	for k, m := range e.metrics {
+		if x := m.Value(sums[k+1], loss); finite(x) {
+			found[m.Name] = x
+		}
+	}
+	return found, nil
+}
+
+// add returns the sums of this rank: of the loss, and of each metric. After an error it goes on
+// running, since other ranks may wait for this one in the graph.
+func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums [][]float64,
+	err error) {
+	l := load(e.data, readers, func(yield func(job) bool) {
+		for _, share := range shares {
+			if !yield(job{samples: share, weight: 1 / full}) {
+				return
+			}
+		}
+	})
+	defer l.close()
+	sums = append(sums, make([]float64, 1))
+	for _, m := range e.metrics {
+		sums = append(sums, nil)
+		if m.Sums != nil {
+			sums[len(sums)-1] = make([]float64, m.Sums(n))
+		}
+	}
+	for _, share := range shares {
+		err = errors.Join(err, l.next(), l.bind())
+		if wrong := e.machine.RunAll(); wrong != nil || err != nil {
+			err = errors.Join(err, wrong)
+			continue
+		}
+		if e.data.Loss != nil {
+			sums[0][0] += lossOf(e.data) * full
+		}
+		for k, m := range e.metrics {
+			if m.Add != nil {
+				err = errors.Join(err, m.Add(sums[k+1], share))
+			}
+		}
+	}
+	return sums, err
+}

@@ -1,0 +1,182 @@
+package fit
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"sync"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// job is what a run of a machine reads.
+type job struct {
+	samples []int   // of this rank, fewer than the inputs have room for at the end of an epoch
+	weight  float64 // of each
+	stream  uint64  // of random numbers: the seed and the epoch
+	augment func(r *rand.Rand, row []any)
+}
+
+// batch is memory for the samples of a run.
+type batch struct {
+	job
+	tensors []*tensor.Dense // of the inputs, and of the weights if there are any
+	rows    [][]any         // of each sample
+	err     error
+	filled  chan struct{}
+}
+
+// loader fills batches ahead of a machine. A batch goes from free to ordered and work, and back.
+type loader struct {
+	nodes               gorgonia.Nodes // of the tensors of a batch
+	free, work, ordered chan *batch
+	quit                chan struct{}
+	all                 sync.WaitGroup
+	current             *batch
+}
+
+// check returns the first axis of all inputs.
+func (d Data) check() (local int, err error) {
+	if err := backend.Given("fit.Data", "Set", d.Set, "Inputs", d.Inputs); err != nil {
+		return 0, err
+	}
+	for _, n := range d.Inputs {
+		if local == 0 && n.Dims() > 0 {
+			local = n.Shape()[0]
+		}
+		if n.Dims() == 0 || !n.IsVar() || n.Shape()[0] != local {
+			return 0, fmt.Errorf("%w: the input %s has the shape %v: inputs are variables, whose "+
+				"first axis is the batch", backend.ErrArgument, n.Name(), n.Shape())
+		}
+	}
+	w := d.Weights
+	if local == 0 || w != nil && (!w.IsScalar() && !slices.Equal(w.Shape(), tensor.Shape{local}) ||
+		w.Dtype() != tensor.Float32 && w.Dtype() != tensor.Float64) {
+		return 0, fmt.Errorf("%w: no Inputs, or Weights that are no floats of shape [%d] or []",
+			backend.ErrArgument, local)
+	}
+	return local, nil
+}
+
+// load starts goroutines that fill batches for jobs, in their order.
+func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
+	n := max(1, readers) + 2 // one is used, and one is ready
+	l := &loader{nodes: slices.Clone(d.Inputs), free: make(chan *batch, n), work: make(chan *batch),
+		ordered: make(chan *batch, n), quit: make(chan struct{})}
+	if d.Weights != nil {
+		l.nodes = append(l.nodes, d.Weights)
+	}
+	for range n {
+		l.free <- newBatch(l.nodes, len(d.Inputs))
+	}
+	l.all.Go(func() {
+		defer close(l.ordered)
+		defer close(l.work)
+		for j := range jobs {
+			select {
+			case b := <-l.free:
+				b.job, b.filled = j, make(chan struct{})
+				l.ordered <- b
+				l.work <- b
+			case <-l.quit:
+				return
+			}
+		}
+	})
+	for range max(1, readers) {
+		l.all.Go(func() {
+			for b := range l.work {
+				b.err = b.fill(d)
+				close(b.filled)
+			}
+		})
+	}
+	return l
+}
+
+// close ends the goroutines.
+func (l *loader) close() {
+	close(l.quit)
+	l.all.Wait()
+}
+
+// newBatch makes tensors for nodes, and the rows of the first ones, the inputs.
+func newBatch(nodes gorgonia.Nodes, inputs int) *batch {
+	b := &batch{rows: make([][]any, nodes[0].Shape()[0])}
+	for k, n := range nodes {
+		shape := n.Shape().Clone()
+		if n.IsScalar() {
+			shape = tensor.Shape{1}
+		}
+		t := tensor.New(tensor.Of(n.Dtype()), tensor.WithShape(shape...))
+		b.tensors = append(b.tensors, t)
+		all, size := reflect.ValueOf(t.Data()), shape.TotalSize()/len(b.rows)
+		for i := 0; i < len(b.rows) && k < inputs; i++ {
+			b.rows[i] = append(b.rows[i], all.Slice(i*size, (i+1)*size).Interface())
+		}
+	}
+	return b
+}
+
+// fill reads the samples of a job, and writes their weights.
+func (b *batch) fill(d Data) error {
+	for _, t := range b.tensors {
+		t.Zero()
+	}
+	for i, row := range b.rows {
+		switch {
+		case i < len(b.samples):
+			if err := d.Set.Read(b.samples[i], row); err != nil {
+				return fmt.Errorf("sample %d: %w", b.samples[i], err)
+			}
+			if b.augment != nil {
+				b.augment(rand.New(rand.NewPCG(b.stream, uint64(b.samples[i]))), row)
+			}
+		case d.Pad != nil:
+			d.Pad(row)
+		}
+	}
+	if d.Weights == nil {
+		return nil
+	}
+	n, x := len(b.samples), b.weight
+	if d.Weights.IsScalar() { // of all together
+		n, x = 1, b.weight*float64(n)
+	}
+	for i := range n {
+		to := reflect.ValueOf(b.tensors[len(d.Inputs)].Data()).Index(i)
+		to.SetFloat(x)
+	}
+	return nil
+}
+
+// next waits until the next batch is filled: none after the last one. The batch of before keeps its
+// values until then.
+func (l *loader) next() error {
+	b, ok := <-l.ordered
+	if !ok {
+		return nil
+	}
+	<-b.filled
+	if l.current != nil {
+		l.free <- l.current
+	}
+	l.current = b
+	return b.err
+}
+
+// bind gives the nodes the values of the batch. An evaluation may have given them others.
+func (l *loader) bind() (err error) {
+	for k := 0; k < len(l.nodes) && err == nil; k++ {
+		var value any = l.current.tensors[k]
+		if l.nodes[k].IsScalar() {
+			value = reflect.ValueOf(l.current.tensors[k].Data()).Index(0).Interface()
+		}
+		err = gorgonia.Let(l.nodes[k], value)
+	}
+	return err
+}

@@ -1,0 +1,311 @@
+package fit
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// trainer is a Run.
+type trainer struct {
+	epochs, readers, every, patience int
+	seed                             uint64
+	rate                             autograd.Schedule
+	random                           autograd.Random
+	dir, watched                     string
+	saveOptions                      []autograd.SaveOption
+	validation                       *evaluation // nil for none
+	onStep                           []func(s StepLoss) error
+	onEpoch                          []func(e Epoch) error
+	missing                          error // nil arguments of options
+
+	machine *vm.Machine
+	data    Data
+	dp      *autograd.DataParallel
+	comm    backend.Communicator
+	sampler *autograd.Sampler
+	local   int     // samples of a run
+	runs    int     // of a step
+	weight  float64 // of a run's gradient
+	loader  *loader
+	past    past
+	began   time.Time // of the epoch
+	hooked  error     // of OnStep
+}
+
+// past is what a checkpoint has besides model and solver.
+type past struct {
+	Training      string // what must be the same on resuming
+	Epochs        []Epoch
+	Steps, Step   int     // of the training, of the epoch
+	Loss, Seconds float64 // of the epoch: the sum over its samples
+}
+
+// global returns how many samples a whole step has.
+func (t *trainer) global() int { return t.local * t.runs * t.comm.Size() }
+
+// prepare finds out what a step is, or why all ranks refuse it.
+func (t *trainer) prepare() (err error) {
+	t.runs, t.weight = t.machine.Runs()
+	t.local, err = t.data.check()
+	known := t.validation.metric(t.watched) != nil || t.watched == "" || t.watched == "loss"
+	if err = errors.Join(t.missing, err); err == nil && (t.data.Loss == nil || t.epochs < 1 ||
+		min(t.readers, t.every, t.patience) < 0 || !known) {
+		err = fmt.Errorf("%w: data with a loss: %v; %d epochs, of which the metric %q tells the "+
+			"best: there must be a loss, an epoch, a metric of that name, and no number below 0",
+			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
+	}
+	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n",
+		t.epochs, t.patience, t.dir != "", t.every, t.watched)
+	if err := autograd.Agree(t.comm, text, err); err != nil {
+		return err
+	}
+	n := t.data.Set.Len()
+	t.sampler, err = autograd.NewSampler(t.comm, n, t.global(), t.seed)
+	if err == nil && t.data.Weights != nil {
+		t.sampler = t.sampler.Rest()
+	}
+	t.past.Training = fmt.Sprintf("%d samples, batches of %d, the seed %d", n, t.global(), t.seed)
+	return err
+}
+
+// resume goes on with the newest checkpoint, if there is one.
+func (t *trainer) resume() error {
+	var kept past
+	if t.dir == "" {
+		return nil
+	}
+	err := t.dp.Load(t.dir, t.machine.Solver(), &kept)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err == nil && kept.Training != t.past.Training:
+		return fmt.Errorf("%w: the checkpoint in %s is of a training with %s, and this one has %s",
+			backend.ErrArgument, t.dir, kept.Training, t.past.Training)
+	case err == nil:
+		t.past = kept
+	}
+	return err
+}
+
+// jobs yields what the runs of this rank read, from where the training is.
+func (t *trainer) jobs(epoch, step int) func(yield func(job) bool) {
+	return func(yield func(job) bool) {
+		for ; epoch < t.epochs; epoch, step = epoch+1, 0 {
+			for shares := t.sampler.Epoch(epoch); step < len(shares); step++ {
+				for i := range t.runs {
+					from, n := i*t.local, len(shares[step])
+					if !yield(job{shares[step][min(from, n):min(from+t.local, n)],
+						1 / t.divisor(step), t.seed + uint64(epoch)<<32, t.data.Augment}) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// samples returns how many samples a step of an epoch has on all ranks.
+func (t *trainer) samples(step int) int {
+	return min(t.global(), t.data.Set.Len()-step*t.global())
+}
+
+// divisor returns what the graph divides the loss of a sample by, in a step of an epoch.
+func (t *trainer) divisor(step int) float64 { return float64(t.samples(step)) * t.weight }
+
+// train trains until all epochs are done. Before each step all ranks have its batch, and know that
+// none was told to stop.
+func (t *trainer) train(ctx context.Context) error {
+	if err := t.prepare(); err != nil {
+		return err
+	}
+	if err := t.resume(); err != nil || t.done() {
+		return err
+	}
+	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))
+	defer t.loader.close()
+	_, stop, err := t.vote(ctx, 0, t.loader.next())
+	t.began = time.Now().Add(-time.Duration(t.past.Seconds * float64(time.Second)))
+	for err == nil && !stop {
+		loss, wrong := t.step()
+		if wrong != nil {
+			t.comm.Abort(wrong) // the others may wait for this rank in the middle of the step
+			return wrong
+		}
+		loss, stop, err = t.vote(ctx, loss, errors.Join(t.hooked, t.loader.next()))
+		if err == nil {
+			err = t.count(loss)
+		}
+		if err == nil && t.past.Step == t.sampler.Steps() {
+			err = t.endEpoch(stop)
+		} else if err == nil && (stop || t.every > 0 && t.past.Steps%t.every == 0) {
+			err = t.save(stop)
+		}
+		if err == nil && t.done() {
+			return nil
+		}
+	}
+	return cmp.Or(err, fmt.Errorf("%w after step %d, in epoch %d of %d", ErrStopped, t.past.Steps,
+		len(t.past.Epochs)+1, t.epochs))
+}
+
+// step runs a step with the batch that is read, and returns the sum of this rank's losses.
+func (t *trainer) step() (loss float64, err error) {
+	if t.rate != nil {
+		t.machine.Solver().SetRate(t.rate(t.past.Steps))
+	}
+	for i := 0; i < t.runs && err == nil; i++ {
+		if i > 0 {
+			err = t.loader.next()
+		}
+		err = errors.Join(err, t.loader.bind())
+		if t.random != nil {
+			t.random.Seek(uint64(t.past.Steps), (t.comm.Rank()*t.runs+i)*t.local)
+		}
+		if err == nil {
+			err = t.machine.RunAll()
+		}
+		loss += lossOf(t.data) * t.divisor(t.past.Step)
+	}
+	if err != nil {
+		err = fmt.Errorf("epoch %d, step %d: %w", len(t.past.Epochs)+1, t.past.Step+1, err)
+	}
+	return loss, err
+}
+
+// vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
+// and the error of one that cannot go on.
+func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64, stop bool,
+	err error) {
+	flags := map[bool]float64{true: 1}
+	stopped, failed := flags[ctx.Err() != nil], flags[wrong != nil]
+	if err := autograd.Sum(t.comm, &loss, &stopped, &failed); err != nil {
+		return 0, false, errors.Join(wrong, err)
+	}
+	if failed > 0 {
+		err = autograd.Agree(t.comm, "", wrong)
+	}
+	return loss, stopped > 0, err
+}
+
+// count counts a step, whose samples have a sum of losses.
+func (t *trainer) count(loss float64) error {
+	p, mean := &t.past, loss/float64(t.samples(t.past.Step))
+	p.Steps, p.Step, p.Loss = p.Steps+1, p.Step+1, p.Loss+loss
+	p.Seconds = time.Since(t.began).Seconds()
+	if !finite(mean) {
+		return fmt.Errorf("the loss is %v in step %d of epoch %d: lower the rate, or bound the "+
+			"gradients by vm.ClipNorm", mean, p.Step, len(p.Epochs)+1)
+	}
+	t.hooked = nil
+	for _, f := range t.onStep {
+		t.hooked = errors.Join(t.hooked, f(StepLoss{p.Steps, p.Step, t.sampler.Steps(), mean}))
+	}
+	return nil
+}
+
+// endEpoch validates, reports and saves.
+func (t *trainer) endEpoch(stop bool) error {
+	p := &t.past
+	e := Epoch{Epoch: len(p.Epochs) + 1, Steps: p.Steps, Seconds: p.Seconds,
+		Loss: p.Loss / float64(min(t.data.Set.Len(), t.sampler.Steps()*t.global()))}
+	if t.rate != nil {
+		e.Rate = t.rate(p.Steps - 1)
+	}
+	if t.validation != nil {
+		err := t.machine.Averaged(func() (err error) {
+			full := float64(t.runs*t.comm.Size()) * t.weight
+			e.Metrics, err = t.validation.run(t.comm, t.readers, full)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	e.Best = t.better(e)
+	*p = past{Training: p.Training, Epochs: append(p.Epochs, e), Steps: p.Steps}
+	for _, f := range t.onEpoch {
+		t.hooked = errors.Join(t.hooked, f(e))
+	}
+	if err := autograd.Agree(t.comm, "", t.hooked); err != nil {
+		return err
+	}
+	t.began = time.Now()
+	if e.Best {
+		return t.save(stop || t.done(), autograd.Pin())
+	}
+	return t.save(stop || t.done())
+}
+
+// save saves, behind the training unless it ends.
+func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
+	write := t.dp.SaveAsync
+	switch {
+	case t.dir == "":
+		return nil
+	case ends:
+		write = t.dp.Save
+	}
+	return write(t.dir, t.machine.Solver(), t.past, append(options, t.saveOptions...)...)
+}
+
+// done reports whether all epochs are trained, or the last ones were not better. It depends on what
+// all ranks have in common alone.
+func (t *trainer) done() bool {
+	n, best := len(t.past.Epochs), t.bestEpoch()
+	return n >= t.epochs || t.patience > 0 && best >= 0 && n-1-best >= t.patience
+}
+
+// bestEpoch returns the index of the best epoch, -1 for none.
+func (t *trainer) bestEpoch() int {
+	for i, e := range slices.Backward(t.past.Epochs) {
+		if e.Best {
+			return i
+		}
+	}
+	return -1
+}
+
+// best returns the checkpoint of the best epoch.
+func (t *trainer) best() string {
+	i := t.bestEpoch()
+	if t.dir == "" || i < 0 {
+		return ""
+	}
+	return filepath.Join(t.dir, fmt.Sprintf("step-%08d", t.past.Epochs[i].Steps))
+}
+
+// better reports whether an epoch is better than the best one so far.
+func (t *trainer) better(e Epoch) bool {
+	x, best := t.judged(e), t.bestEpoch()
+	if best < 0 || !finite(x) {
+		return finite(x)
+	}
+	if m := t.validation.metric(t.watched); m == nil || m.Less {
+		return x < t.judged(t.past.Epochs[best])
+	}
+	return x > t.judged(t.past.Epochs[best])
+}
+
+// judged returns the number by which an epoch is the best one, NaN if it has none.
+func (t *trainer) judged(e Epoch) float64 {
+	if x, ok := e.Metrics[cmp.Or(t.watched, "loss")]; ok {
+		return x
+	}
+	if v := t.validation; v.metric(t.watched) != nil || v != nil && v.data.Loss != nil {
+		return math.NaN()
+	}
+	return e.Loss
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

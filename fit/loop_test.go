@@ -1,0 +1,411 @@
+package fit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// alone trains on one rank.
+func alone(t *testing.T, s fit.Set, batch int, options ...fit.Option) *fit.Result {
+	t.Helper()
+	return ranks(t, 1, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		r, _, err := fitLinear(t.Context(), comm, build, batch, s, nil, options...)
+		return r, err
+	})[0]
+}
+
+// TestBatchesAreReadWhileTheMachineRuns: the samples of the next step are read before this one has
+// ended. A hook waits for them, which ends only if somebody reads.
+func TestBatchesAreReadWhileTheMachineRuns(t *testing.T) {
+	const batch, steps = 4, 8
+	var mu sync.Mutex
+	read, more := 0, make(chan struct{}, 1)
+	s := points(batch * steps)
+	counted := data.Of(s.Len(), func(i int, row []any) error {
+		mu.Lock()
+		read++
+		mu.Unlock()
+		select {
+		case more <- struct{}{}:
+		default:
+		}
+		return s.Read(i, row)
+	})
+	alone(t, counted, batch, fit.Prefetch(2), fit.OnStep(func(s fit.StepLoss) error {
+		for limit := time.After(time.Minute); ; {
+			mu.Lock()
+			n := read
+			mu.Unlock()
+			if n >= min(s.Step+2, steps)*batch { // the next step, and the one behind it
+				return nil
+			}
+			select {
+			case <-more:
+			case <-limit:
+				return fmt.Errorf("step %d: %d samples were read", s.Step, n)
+			}
+		}
+	}))
+}
+
+// TestPrefetchIsBounded: nobody reads far ahead of the machine.
+func TestPrefetchIsBounded(t *testing.T) {
+	const batch, steps, readers = 2, 40, 3
+	var mu sync.Mutex
+	read := 0
+	s := points(batch * steps)
+	counted := data.Of(s.Len(), func(i int, row []any) error {
+		mu.Lock()
+		defer mu.Unlock()
+		read++
+		return s.Read(i, row)
+	})
+	alone(t, counted, batch, fit.Prefetch(readers), fit.OnStep(func(s fit.StepLoss) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if most := (s.Step + readers + 2) * batch; read > most {
+			return fmt.Errorf("after step %d %d samples are read, more than %d", s.Step, read, most)
+		}
+		return nil
+	}))
+}
+
+// BenchmarkPrefetch measures a step of 50 ms with a loader that needs 0.9 of it, against one that
+// needs nothing. Both wait, as for a GPU and a disk, so that other programs do not count.
+func BenchmarkPrefetch(b *testing.B) {
+	const batch, steps, step = 4, 40, 50 * time.Millisecond
+	run := func(wait time.Duration) float64 {
+		m := newLinear(batch, false, 1)
+		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+		if err != nil {
+			b.Fatal(err)
+		}
+		defer training.Close()
+		s := points(batch * steps)
+		var read atomic.Int64
+		slow := data.Of(s.Len(), func(i int, row []any) error {
+			if read.Add(1)%batch == 0 {
+				time.Sleep(wait)
+			}
+			return s.Read(i, row)
+		})
+		var began time.Time
+		_, err = fit.Run(b.Context(), training, m.data(slow), fit.Prefetch(1),
+			fit.OnStep(func(s fit.StepLoss) error {
+				if s.Step == 1 { // behind the first batch, which nobody has read ahead
+					began = time.Now()
+				}
+				time.Sleep(step)
+				return nil
+			}))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return time.Since(began).Seconds() / steps
+	}
+	var ratios []float64
+	for b.Loop() {
+		without := run(0)
+		ratios = append(ratios, run(step*9/10)/without)
+		b.ReportMetric(without*1e3, "ms/step")
+	}
+	slices.Sort(ratios)
+	b.ReportMetric(ratios[len(ratios)/2], "with/without")
+}
+
+// TestAugmentationDependsOnSeedEpochAndSample: not on the order of reading, and a resumed training
+// sees what it would have seen.
+func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
+	noisy := func(dir string, readers int, stop int) (r *fit.Result, err error) {
+		m := newLinear(4, true, 1)
+		training, err := vm.New(m.x.Graph(), nil,
+			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+		if err != nil {
+			return nil, err
+		}
+		d := m.data(points(21))
+		d.Augment = func(r *rand.Rand, row []any) { row[0].([]float64)[0] += float64(r.IntN(3)) }
+		over := errors.New("over")
+		options := []fit.Option{fit.Epochs(3), fit.Prefetch(readers), fit.Seed(7),
+			fit.OnStep(func(s fit.StepLoss) error {
+				return map[bool]error{true: over}[s.Step == stop]
+			})}
+		if dir != "" {
+			options = append(options, fit.Checkpoint(dir, 4))
+		}
+		r, err = fit.Run(t.Context(), training, d, options...)
+		if stop > 0 && errors.Is(err, over) {
+			err = nil
+		}
+		return r, errors.Join(err, training.Close())
+	}
+	want, err := noisy("", 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := noisy("", 4, 0); err != nil || again.Params != want.Params {
+		t.Errorf("with 4 readers: %v, %v; want %v", again, err, want)
+	}
+	dir := t.TempDir()
+	for _, stop := range []int{5, 9, 14} { // and go on with a checkpoint of step 4, 6, 8, 12
+		if _, err := noisy(dir, 2, stop); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again, err := noisy(dir, 3, 0); err != nil || again.Params != want.Params ||
+		!slices.Equal(losses(again), losses(want)) {
+		t.Errorf("resumed: %v, %v; want %v", again, err, want)
+	}
+}
+
+// evaluated trains with validation data whose loss is given for each epoch.
+func stopsEarly(t *testing.T, P, patience int, scores []float64) *fit.Result {
+	dir := t.TempDir()
+	results := ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		build.Lock()
+		m := newLinear(12/P, true, 1)
+		build.Unlock()
+		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+		if err != nil {
+			return nil, err
+		}
+		eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
+		if err != nil {
+			return nil, err
+		}
+		epoch := 0
+		score := fit.Metric{Name: "score", Sums: func(int) int { return 1 },
+			Add: func(sums []float64, samples []int) error { // ranks know parts of it
+				if comm.Rank() == P-1 && len(samples) > 0 {
+					sums[0] = scores[epoch]
+				}
+				return nil
+			}, Value: func(sums []float64, _ float64) float64 { epoch++; return sums[0] }}
+		r, err := fit.Run(t.Context(), training, m.data(points(24)), fit.Epochs(len(scores)),
+			fit.Validate(eval, m.data(points(12)), score), fit.Watch("score"),
+			fit.EarlyStop(patience), fit.Checkpoint(dir, 0))
+		return r, errors.Join(err, training.Close(), eval.Close())
+	})
+	for _, r := range results[1:] {
+		if len(r.Epochs) != len(results[0].Epochs) || r.Params != results[0].Params {
+			t.Errorf("ranks decide differently: %+v and %+v", r, results[0])
+		}
+	}
+	return results[0]
+}
+
+// TestRanksStopEarlyTogether: although one rank alone has seen the samples that decide, and the
+// best checkpoint is kept beside the last two.
+func TestRanksStopEarlyTogether(t *testing.T) {
+	for P := 2; P <= 4; P++ {
+		r := stopsEarly(t, P, 3, []float64{1, 4, 3, 5, 2, 5, 1, 9})
+		if len(r.Epochs) != 7 || !strings.HasSuffix(r.Best, "step-00000008") {
+			t.Errorf("%d ranks: %d epochs, best %s", P, len(r.Epochs), r.Best)
+		}
+		kept, err := filepath.Glob(filepath.Join(filepath.Dir(r.Best), "step-*"))
+		if err != nil || len(kept) != 3 {
+			t.Errorf("%d ranks: checkpoints %q, %v", P, kept, err)
+		}
+	}
+}
+
+func TestLogsHaveEveryEpochOnce(t *testing.T) {
+	dir := t.TempDir()
+	lines, table := filepath.Join(dir, "log.jsonl"), filepath.Join(dir, "log.csv")
+	var out strings.Builder
+	for _, epochs := range []int{2, 3} { // the second goes on
+		r := alone(t, points(24), 12, fit.Epochs(epochs), fit.Log(lines, fit.JSONLines),
+			fit.Log(table, fit.CSV), fit.Progress(&out),
+			fit.Checkpoint(filepath.Join(dir, "run"), 0),
+			fit.Schedule(autograd.StepDecay(1./64, 0.5, 2)))
+		text, err := os.ReadFile(lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := strings.Split(strings.TrimSpace(string(text)), "\n")
+		var last fit.Epoch
+		if err := json.Unmarshal([]byte(all[len(all)-1]), &last); err != nil ||
+			len(all) != epochs || last.Loss != r.Epochs[epochs-1].Loss || last.Steps != 2*epochs {
+			t.Errorf("%d epochs: %v in\n%s", epochs, err, text)
+		}
+		text, err = os.ReadFile(table)
+		if err != nil || strings.Count(string(text), "\n") != epochs+1 ||
+			!strings.HasPrefix(string(text), "epoch,steps,rate,loss,seconds\n1,2,0.015625,") {
+			t.Errorf("%d epochs: %v in\n%s", epochs, err, text)
+		}
+	}
+	if got := out.String(); strings.Count(got, "\n") != 3 ||
+		!strings.HasPrefix(got, "epoch 1/2: loss=") || !strings.Contains(got, "epoch 3/3: loss=") {
+		t.Errorf("printed:\n%s", got)
+	}
+}
+
+// TestWhatDoesNotFitIsRefused, by all ranks.
+func TestWhatDoesNotFitIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	alone(t, points(24), 12, fit.Checkpoint(dir, 0))
+	m := newLinear(12, false, 1)
+	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(
+		&autograd.Momentum{Rate: 1. / 64, Momentum: 0.5}, m.w))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer training.Close()
+	with := func(change func(d *fit.Data)) fit.Data {
+		d := m.data(points(24))
+		change(&d)
+		return d
+	}
+	good, other := m.data(points(24)), m.data(points(25))
+	huge := data.Of(24, func(_ int, row []any) error {
+		row[1].([]float64)[0] = math.MaxFloat64
+		return nil
+	})
+	for name, refused := range map[string]struct {
+		data   fit.Data
+		option fit.Option
+		says   string
+	}{
+		"no set":    {with(func(d *fit.Data) { d.Set = nil }), fit.Epochs(1), "Set is nil"},
+		"no inputs": {with(func(d *fit.Data) { d.Inputs = nil }), fit.Epochs(1), "no Inputs"},
+		"no loss":   {with(func(d *fit.Data) { d.Loss = nil }), fit.Epochs(1), "be a loss"},
+		"an op":     {with(func(d *fit.Data) { d.Inputs[0] = m.loss }), fit.Epochs(1), "variable"},
+		"few":       {with(func(d *fit.Data) { d.Set = points(5) }), fit.Epochs(1), "make a batch"},
+		"weights":   {with(func(d *fit.Data) { d.Weights = m.w }), fit.Epochs(1), "[12] or []"},
+		"no epochs": {good, fit.Epochs(0), "an epoch"},
+		"no metric": {good, fit.Watch("bleu"), `"bleu"`},
+		"other":     {other, fit.Checkpoint(dir, 0), "24 samples"},
+		"infinite":  {with(func(d *fit.Data) { d.Set = huge }), fit.Epochs(1), "vm.ClipNorm"},
+	} {
+		_, err := fit.Run(t.Context(), training, refused.data, refused.option)
+		if err == nil || !strings.Contains(err.Error(), refused.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// The tests below start this test binary as the ranks of a job.
+
+func TestMain(m *testing.M) {
+	proctest.Main(m, func(name string) error { return process(name) })
+}
+
+// TestAKilledTrainingGoesOnWithTheSameBits: by SIGKILL of one rank, in the middle of an epoch, and
+// by SIGTERM of one rank, which saves.
+func TestAKilledTrainingGoesOnWithTheSameBits(t *testing.T) {
+	want := ""
+	for _, how := range []string{"whole", "KILL", "TERM"} {
+		dir := t.TempDir()
+		job := func(name string) (string, error) {
+			var out proctest.Notice
+			self, err := os.Executable()
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = launch.Run(t.Context(), launch.Job{
+				Program: self, Ranks: 2, Stdout: &out, Stderr: &out,
+				Env: append(os.Environ(), "EURYALE_TEST_SCENARIO="+name, "FIT_TEST_DIR="+dir),
+			})
+			return out.String(), err
+		}
+		if how != "whole" {
+			if out, err := job(how); err == nil || strings.Contains(out, "params=") {
+				t.Fatalf("%s: it ends with %v\n%s", how, err, out)
+			} else if how == "TERM" && !strings.Contains(out, "after step 7, in epoch 2 of 4") {
+				t.Errorf("%s: %v\n%s", how, err, out)
+			}
+		}
+		out, err := job("whole")
+		_, params, ok := strings.Cut(out, "params=")
+		if err != nil || !ok {
+			t.Fatalf("%s: %v\n%s", how, err, out)
+		}
+		if want == "" {
+			want = params
+		}
+		if params != want {
+			t.Errorf("%s: params=%s, want %s", how, params, want)
+		}
+	}
+}
+
+// process is a rank, whose rank 1 is killed or told to stop in the second epoch of four steps.
+func process(how string) error {
+	comm, err := euryale.Init(context.Background())
+	if err != nil {
+		return err
+	}
+	signals := map[string]syscall.Signal{"KILL": syscall.SIGKILL, "TERM": syscall.SIGTERM}
+	at := map[string]int{"KILL": 7, "TERM": 6}
+	tell := fit.OnStep(func(s fit.StepLoss) error {
+		if signal, ok := signals[how]; ok && s.Step == at[how] && comm.Rank() == 1 {
+			return syscall.Kill(os.Getpid(), signal)
+		}
+		return nil
+	})
+	r, _, err := fitLinear(context.Background(), comm, new(sync.Mutex), 12, points(43), nil, tell,
+		fit.Epochs(4), fit.Checkpoint(os.Getenv("FIT_TEST_DIR"), 2))
+	if err != nil {
+		return err
+	}
+	if comm.Rank() == 0 {
+		fmt.Printf("params=%s\n", r.Params)
+	}
+	return comm.Close()
+}
+
+// seeks is random numbers that note where they are sought.
+type seeks struct {
+	autograd.Random
+	all []string
+}
+
+func (s *seeks) Seek(step uint64, first int) {
+	s.all = append(s.all, fmt.Sprint(step, " ", first))
+}
+
+// TestEachRunHasItsRandomNumbersAndRate: by the step and the place of its samples in the batch. A
+// rate of 0 changes nothing.
+func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
+	got := make([]*seeks, 2)
+	ranks(t, 2, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		s := &seeks{}
+		got[comm.Rank()] = s
+		r, w, err := fitLinear(t.Context(), comm, build, 4, points(24),
+			[]vm.Option{vm.Accumulate(3)}, fit.Random(s), fit.Schedule(autograd.Constant(0)))
+		if !slices.Equal(w, []float64{1, -2}) {
+			t.Errorf("with a rate of 0 the weights became %v", w)
+		}
+		return r, err
+	})
+	for r, want := range [][]string{
+		{"0 0", "0 2", "0 4", "1 0", "1 2", "1 4"}, {"0 6", "0 8", "0 10", "1 6", "1 8", "1 10"},
+	} {
+		if !slices.Equal(got[r].all, want) {
+			t.Errorf("rank %d sought %q, want %q", r, got[r].all, want)
+		}
+	}
+}

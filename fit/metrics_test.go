@@ -1,0 +1,280 @@
+package fit_test
+
+import (
+	"errors"
+	"io"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	G "gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale"
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/fit/curves"
+	"github.com/euryale-ml/euryale/fit/data"
+	"github.com/euryale-ml/euryale/fit/progress"
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+const classes = 4
+
+// scored are samples whose scores a graph passes through: small integers, with ties.
+func scored(n int) (s fit.Set, scores [][]float64, labels []int) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range n {
+		row := make([]float64, classes)
+		for c := range row {
+			row[c] = float64(r.IntN(6))
+		}
+		scores, labels = append(scores, row), append(labels, r.IntN(classes))
+	}
+	return data.Of(n, func(i int, row []any) error {
+		copy(row[0].([]float64), scores[i])
+		row[1].([]int)[0] = labels[i]
+		row[2].([]float64)[0] = map[bool]float64{true: 1}[labels[i] == 0]
+		return nil
+	}), scores, labels
+}
+
+// place is the number of classes with a higher score, or an equal one before it.
+func place(row []float64, label int) (n int) {
+	for c, x := range row {
+		if x > row[label] || x == row[label] && c < label {
+			n++
+		}
+	}
+	return n
+}
+
+// TestMetricsAreThoseOfAllSamples: on any number of ranks, counted by plain loops over all.
+func TestMetricsAreThoseOfAllSamples(t *testing.T) {
+	for _, n := range []int{7, 24, 41} {
+		s, scores, labels := scored(n)
+		want := map[string]float64{}
+		table := [classes][classes]int{}
+		pairs, won := 0.0, 0.0
+		for i, row := range scores {
+			at := place(row, labels[i])
+			want["accuracy"] += map[bool]float64{true: 1 / float64(n)}[at == 0]
+			want["top2"] += map[bool]float64{true: 1 / float64(n)}[at < 2]
+			for c := range row {
+				if place(row, c) == 0 {
+					table[labels[i]][c]++
+				}
+			}
+			for j := range scores {
+				if labels[i] == 0 && labels[j] != 0 {
+					pairs++
+					won += map[int]float64{1: 1, 0: 0.5}[cmpOf(row[0], scores[j][0])]
+				}
+			}
+			want["loss"] += (row[0] + 1) / float64(n) / 8
+		}
+		want["perplexity"] = math.Exp(want["loss"])
+		want["auc"] = won / pairs
+		for c, row := range table {
+			all := row[0] + row[1] + row[2] + row[3]
+			want["recall"] += float64(row[c]) / float64(all) / classes
+		}
+		for P := 1; P <= 4; P++ {
+			err := euryale.Run(t.Context(), P, func(comm backend.Communicator,
+				build sync.Locker) error {
+				build.Lock()
+				g := G.NewGraph()
+				node := func(name string, of tensor.Dtype, shape ...int) *G.Node {
+					return G.NewTensor(g, of, len(shape), G.WithShape(shape...), G.WithName(name),
+						G.WithInit(G.Zeroes()))
+				}
+				x, y := node("x", tensor.Float64, 3, classes), node("y", tensor.Int, 3)
+				zero, weights := node("z", tensor.Float64, 3), node("weights", tensor.Float64, 3)
+				first := G.Must(G.Slice(x, nil, G.S(0)))
+				eighth := G.Must(G.Mul(G.Must(G.Add(first, G.NewConstant(1.0))),
+					G.NewConstant(0.125)))
+				loss := G.Must(G.Sum(G.Must(G.HadamardProd(eighth, weights))))
+				build.Unlock()
+				m, err := vm.New(g, nil, vm.Eval(), vm.Keep(loss, first))
+				if err != nil {
+					return err
+				}
+				defer m.Close()
+				matrix := [][]int{{9, 9, 9, 9}, {9, 9, 9, 9}, {9, 9, 9, 9}, {9, 9, 9, 9}}
+				d := fit.Data{Set: s, Inputs: G.Nodes{x, y, zero}, Loss: loss, Weights: weights}
+				for range 3 {
+					got, err := fit.Evaluate(comm, m, d, fit.Accuracy(x, y), fit.TopK(2, x, y),
+						fit.Confusion(matrix, x, y), fit.AUC(first, zero), fit.Perplexity())
+					if err != nil {
+						return err
+					}
+					for name, w := range want {
+						if math.Abs(got[name]-w) > 1e-12 {
+							t.Errorf("%d samples, %d ranks: %s is %v, want %v", n, P, name,
+								got[name], w)
+						}
+					}
+					for label, row := range matrix {
+						if [classes]int(row) != table[label] {
+							t.Errorf("%d samples, %d ranks: row %d is %v, want %v", n, P, label,
+								row, table[label])
+						}
+					}
+				}
+				broken := d
+				broken.Set = data.Of(n, func(i int, row []any) error {
+					if comm.Rank() == 0 { // each of its samples
+						return errors.New("no such file")
+					}
+					return s.Read(i, row)
+				})
+				if _, err := fit.Evaluate(comm, m, broken); err == nil ||
+					!strings.Contains(err.Error(), "no such file") {
+					t.Errorf("%d samples, %d ranks: what one cannot read is %v", n, P, err)
+				}
+				d.Weights = nil
+				if _, err := fit.Evaluate(comm, m, d); n%(3*P) > 0 && (err == nil ||
+					!strings.Contains(err.Error(), "count padding")) {
+					t.Errorf("%d samples, %d ranks: a padded loss is %v", n, P, err)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+func cmpOf(a, b float64) int {
+	switch {
+	case a > b:
+		return 1
+	case a == b:
+		return 0
+	}
+	return -1
+}
+
+// TestAveragesAreValidated: with an EMA validation sees the averages, and the training the weights.
+func TestAveragesAreValidated(t *testing.T) {
+	type outcome struct {
+		params string
+		losses []float64
+	}
+	run := func(averaged bool) (o outcome) {
+		m := newLinear(4, true, 1)
+		var solver autograd.Solver = &autograd.SGD{Rate: 1. / 64}
+		if averaged {
+			solver = &autograd.EMA{Solver: solver, Decay: 0.9}
+		}
+		training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.w))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer training.Close()
+		eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer eval.Close()
+		r, err := fit.Run(t.Context(), training, m.data(points(10)), fit.Epochs(3),
+			fit.Validate(eval, m.data(points(10))))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range r.Epochs {
+			o.losses = append(o.losses, e.Metrics["loss"])
+		}
+		o.params = r.Params
+		return o
+	}
+	plain, averaged := run(false), run(true)
+	if plain.params != averaged.params || plain.losses[0] == averaged.losses[0] {
+		t.Errorf("without averages %+v, with them %+v", plain, averaged)
+	}
+}
+
+func TestCurvesHaveAChartForEachMetric(t *testing.T) {
+	var out strings.Builder
+	err := curves.SVG(&out, []fit.Epoch{
+		{Epoch: 1, Loss: 2, Metrics: map[string]float64{"loss": 3, "accuracy": 0.25}},
+		{Epoch: 2, Loss: 1, Metrics: map[string]float64{"accuracy": 0.5}},
+	})
+	if err != nil || !strings.Contains(out.String(), "<svg") {
+		t.Errorf("%v in\n%.200s", err, out.String())
+	}
+}
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	m := newLinear(2, false, 1)
+	training, err := vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer training.Close()
+	eval, err := vm.New(m.x.Graph(), nil, vm.Eval(), vm.Keep(m.guess))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer eval.Close()
+	with := func(o fit.Option) error {
+		_, err := fit.Run(t.Context(), training, m.data(points(2)), o)
+		return err
+	}
+	measured := func(of fit.Metric) error {
+		_, err := fit.Evaluate(autograd.Solo(), eval, m.data(points(2)), of)
+		return err
+	}
+	nodes := func(f func(a, b *G.Node) fit.Metric) func(scores, labels *G.Node) error {
+		return func(scores, labels *G.Node) error { return measured(f(scores, labels)) }
+	}
+	two, buffer := m.data(points(2)), strings.Builder{}
+	nilargs.Check(t, map[string]nilargs.Use{
+		"Run": {F: fit.Run, Args: []any{t.Context(), training, two, fit.Epochs(1)}},
+		"Evaluate": {F: fit.Evaluate,
+			Args: []any{autograd.Solo(), eval, two, fit.Perplexity()}},
+		"Checkpoint": {F: func(dir string, every int, options ...autograd.SaveOption) error {
+			return with(fit.Checkpoint(dir, every, options...))
+		}, Args: []any{"", 0, autograd.KeepLast(1)}},
+		"Progress": {F: func(w io.Writer) error { return with(fit.Progress(w)) },
+			Args: []any{&buffer}},
+		"Schedule": {F: func(rate autograd.Schedule) error { return with(fit.Schedule(rate)) },
+			Args: []any{autograd.Constant(1)}},
+		"Random": {F: func(r autograd.Random) error { return with(fit.Random(r)) },
+			Args: []any{random{}}},
+		"Validate": {F: func(m *vm.Machine, d fit.Data, metrics ...fit.Metric) error {
+			return with(fit.Validate(m, d, metrics...))
+		}, Args: []any{eval, m.data(points(2)), fit.Perplexity()}},
+		"OnStep": {F: func(f func(fit.StepLoss) error) error { return with(fit.OnStep(f)) },
+			Args: []any{progress.Bar()}},
+		"OnEpoch": {F: func(f func(fit.Epoch) error) error { return with(fit.OnEpoch(f)) },
+			Args: []any{func(fit.Epoch) error { return nil }}},
+		"Accuracy": {F: nodes(fit.Accuracy), Args: []any{m.x, m.y}},
+		"AUC":      {F: nodes(fit.AUC), Args: []any{m.guess, m.y}},
+		"TopK": {F: func(k int, scores, labels *G.Node) error {
+			return measured(fit.TopK(k, scores, labels))
+		}, Args: []any{1, m.x, m.y}},
+		"Confusion": {F: func(matrix [][]int, scores, labels *G.Node) error {
+			return measured(fit.Confusion(matrix, scores, labels))
+		}, Args: []any{[][]int{{1}}, m.x, m.y}},
+	}, map[string]string{
+		"Log": "see below", "CSV": "w is used at once",
+		"JSONLines": "w is used at once",
+		"Run.ctx":   "as everywhere, nil is a mistake of the caller",
+	})
+	if err := with(fit.Log(t.TempDir()+"/log", nil)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("a nil writer of a log: %v", err)
+	}
+}
+
+type random struct{}
+
+func (random) Seed() uint32     { return 1 }
+func (random) Step() uint64     { return 0 }
+func (random) First() int       { return 0 }
+func (random) Seek(uint64, int) {}

@@ -1,0 +1,38 @@
+package progress_test
+
+import (
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/fit"
+	"github.com/euryale-ml/euryale/fit/progress"
+)
+
+// TestABarShowsOnATerminalOnly: the launcher says that there is one.
+func TestABarShowsOnATerminalOnly(t *testing.T) {
+	for terminal, want := range map[string]bool{"1": true, "": false} {
+		t.Setenv("EURYALE_TERMINAL", terminal)
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stderr := os.Stderr
+		os.Stderr = w
+		bar := progress.Bar()
+		for step := 1; step <= 6; step++ {
+			if err := bar(fit.StepLoss{Step: step, InEpoch: (step-1)%3 + 1, PerEpoch: 3}); err != nil {
+				t.Error(err)
+			}
+		}
+		os.Stderr = stderr
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+		text, err := io.ReadAll(r)
+		if got := strings.Contains(string(text), "epoch 2"); err != nil || got != want {
+			t.Errorf("terminal %q: %v, it shows %q", terminal, err, text)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package fit
+
+import (
+	"bytes"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+)
+
+// line returns a hook that prints an epoch, on rank 0.
+func (t *trainer) line(w io.Writer) func(e Epoch) error {
+	return func(e Epoch) error {
+		if t.comm.Rank() > 0 {
+			return nil
+		}
+		_, err := fmt.Fprintf(w, "epoch %d/%d: %v\n", e.Epoch, t.epochs, e)
+		return err
+	}
+}
+
+// log returns a hook that replaces a file of all epochs, on rank 0.
+func (t *trainer) log(file string, write func(io.Writer, []Epoch) error) func(Epoch) error {
+	return func(Epoch) error {
+		if t.comm.Rank() > 0 {
+			return nil
+		}
+		var text bytes.Buffer
+		err := write(&text, t.past.Epochs)
+		if err == nil {
+			err = os.WriteFile(file+".new", text.Bytes(), 0o644)
+		}
+		if err == nil {
+			err = os.Rename(file+".new", file) // readers always see a whole one
+		}
+		return err
+	}
+}
+
+// String returns the losses and metrics: "loss=0.0312 accuracy=0.9841 val_loss=0.0541".
+func (e Epoch) String() string {
+	text := fmt.Sprintf("loss=%.4f", e.Loss)
+	for _, name := range slices.Sorted(maps.Keys(e.Metrics)) {
+		text += fmt.Sprintf(" %s=%.4f", column(name), e.Metrics[name])
+	}
+	return text
+}
+
+// column names a metric beside the loss of the training.
+func column(metric string) string {
+	if metric == "loss" {
+		return "val_loss"
+	}
+	return metric
+}
+
+// JSONLines writes each epoch as a line of JSON, for [Log].
+func JSONLines(w io.Writer, epochs []Epoch) error {
+	out, err := json.NewEncoder(w), error(nil)
+	for _, e := range epochs {
+		err = errors.Join(err, out.Encode(e))
+	}
+	return err
+}
+
+// CSV writes a header and a line for each epoch, for [Log]: what an epoch does not have is empty.
+func CSV(w io.Writer, epochs []Epoch) error {
+	names := map[string]bool{}
+	for _, e := range epochs {
+		for name := range e.Metrics {
+			names[name] = true
+		}
+	}
+	metrics := slices.Sorted(maps.Keys(names))
+	header := []string{"epoch", "steps", "rate", "loss", "seconds"}
+	for _, name := range metrics {
+		header = append(header, column(name))
+	}
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	lines := [][]string{header}
+	for _, e := range epochs {
+		line := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.Rate),
+			number(e.Loss), number(e.Seconds)}
+		for _, name := range metrics {
+			if x, ok := e.Metrics[name]; ok {
+				line = append(line, number(x))
+			} else {
+				line = append(line, "")
+			}
+		}
+		lines = append(lines, line)
+	}
+	return csv.NewWriter(w).WriteAll(lines)
+}

@@ -1,0 +1,63 @@
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Averaged calls f while learnables have their moving averages as values, those of the solvers that
+// are an autograd.EMA: to evaluate on another machine, or to save them by autograd.SaveWeights.
+// Afterwards learnables are what they were, bit for bit. The machine itself must not run in f. It
+// is f without such a solver, and before the first step.
+//
+// Cost: a copy of the learnables and the averages from the device, and twice one to it.
+//
+// Errors: those of f; those of the device; ErrArgument in the middle of a step.
+func (m *Machine) Averaged(f func() error) (err error) {
+	if err := backend.Given("vm: Averaged", "f", f); err != nil {
+		return err
+	}
+	if m.solver == nil {
+		return f()
+	}
+	if err := m.micro.between(); err != nil {
+		return fmt.Errorf("vm: Averaged: %w", err)
+	}
+	groups := []autograd.Group{{Solver: m.solver.solver, Params: m.solver.learnables}}
+	if several, ok := m.solver.solver.(*autograd.Groups); ok {
+		groups = several.List()
+	}
+	groups = slices.DeleteFunc(groups, func(g autograd.Group) bool {
+		_, ok := g.Solver.(*autograd.EMA)
+		return !ok
+	})
+	var restore []func()
+	defer func() {
+		for _, g := range groups { // what f has uploaded is of the host again
+			err = errors.Join(err, m.Pull(g.Params...))
+		}
+		for _, r := range restore {
+			r()
+		}
+	}()
+	for _, g := range groups {
+		averages, err := g.Solver.(*autograd.EMA).Averages()
+		if err = errors.Join(err, m.Pull(g.Params...)); err != nil {
+			return err
+		}
+		for i, a := range averages {
+			w, err := dense(g.Params[i].Value())
+			if err != nil {
+				return err
+			}
+			kept := append([]byte(nil), w.Bytes()...)
+			restore = append(restore, func() { copy(w.Bytes(), kept) })
+			copy(w.Bytes(), a.Bytes())
+		}
+	}
+	return f()
+}

@@ -1,0 +1,74 @@
+package vm_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// TestAveragedEvaluatesWithAverages: another machine sees them, and the training goes on with the
+// bits of one that was never interrupted, on every device.
+func TestAveragedEvaluatesWithAverages(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices}, func(t *testing.T,
+		k testenv.Kind) {
+		err := testranks.Join(together(t, k, 1, func(on ranked) error {
+			averagedOn(t, on)
+			return nil
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func averagedOn(t *testing.T, on ranked) {
+	train := func(look bool) []float64 {
+		w := tensor.New(tensor.WithBacking([]float64{0, 0}))
+		x, y, weights, loss := graphOf(1, w)
+		ema := &autograd.EMA{Solver: &autograd.SGD{Rate: 0.5}, Decay: 0.5}
+		m, err := vm.New(x.Graph(), on.device, vm.WithSolver(ema, weights))
+		if err != nil {
+			t.Error(err)
+		}
+		defer m.Close()
+		eval, err := vm.New(x.Graph(), on.device, vm.Eval())
+		if err != nil {
+			t.Error(err)
+		}
+		defer eval.Close()
+		gorgonia.Let(x, tensor.New(tensor.WithShape(1, 2), tensor.WithBacking([]float64{1, 0})))
+		gorgonia.Let(y, tensor.New(tensor.WithShape(1), tensor.WithBacking([]float64{4})))
+		for step, average := range []float64{2, 8. / 3, 22. / 7} {
+			if err := m.RunAll(); err != nil { // w is 2, 3, 3.5
+				t.Error(err)
+			}
+			if !look {
+				continue
+			}
+			err := m.Averaged(eval.RunAll)
+			want := (average - 4) * (average - 4) / 2
+			if got := (*loss).Data().(float64); err != nil || got-want > 1e-12 || want-got > 1e-12 {
+				t.Errorf("step %d: the loss with averages is %v, %v; want %v", step, got, err, want)
+			}
+			broken := errors.New("broken")
+			if err := m.Averaged(func() error { return broken }); !errors.Is(err, broken) {
+				t.Errorf("the error of f is %v", err)
+			}
+		}
+		if err := m.Pull(weights); err != nil {
+			t.Error(err)
+		}
+		return slices.Clone(w.Data().([]float64))
+	}
+	if got, want := train(true), train(false); !slices.Equal(got, want) {
+		t.Errorf("the weights are %v, want %v", got, want)
+	}
+}
