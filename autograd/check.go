@@ -95,7 +95,7 @@ func (d *DataParallel) Hash() (string, error) {
 				if err != nil {
 					return err
 				}
-				value = whole.data.Bytes()
+				value = whole.Data.Bytes()
 			}
 			h.Write(value)
 		}

@@ -236,11 +236,11 @@ func ofAnother(dir string, of checkpoint.Stamp, name string, wrong error) error 
 	}
 	defer f.Close()
 	said, err := readRemarks(f, f.Bytes)
-	if err != nil || said.Save == of.ID {
+	if err != nil || said.save == of.ID {
 		return wrong
 	}
-	other := checkpoint.Stamp{ID: said.Save}
-	fmt.Sscan(said.Step, &other.Step)
+	other := checkpoint.Stamp{ID: said.save}
+	fmt.Sscan(said.step, &other.Step)
 	wrong = fmt.Errorf("it belongs to %v, and the record to %v", other, of)
 	return &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: wrong}
 }

@@ -88,8 +88,8 @@ func rewrite(path string, tensors map[string]stored) error {
 
 // sameStored reports whether tensors are the same.
 func sameStored(a, b stored) bool {
-	return slices.Equal(a.shape, b.shape) && a.data.DType() == b.data.DType() &&
-		bytes.Equal(a.data.Bytes(), b.data.Bytes())
+	return slices.Equal(a.Shape, b.Shape) && a.Data.DType() == b.Data.DType() &&
+		bytes.Equal(a.Data.Bytes(), b.Data.Bytes())
 }
 
 // mounted returns the mount point of a file system of the test's own, which takes root.

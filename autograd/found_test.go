@@ -196,8 +196,8 @@ func TestFoundTensorsThatShareBytesAreRefused(t *testing.T) {
 	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...)
 	file = append(file, make([]byte, 8)...)
 	_, err := decodeTensors(bytes.NewReader(file), int64(len(file)))
-	if err == nil || !strings.Contains(err.Error(), "its tensors have 16 bytes, and the file has "+
-		"8 for them") {
+	if err == nil || !strings.Contains(err.Error(), "a tensor begins at byte 0, and the one "+
+		"before ends at 8") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -423,7 +423,7 @@ func (v *inventory) store(tensors map[string]stored) error {
 		if err != nil {
 			return err
 		}
-		tensors[p.key] = stored{p.shape, memory}
+		tensors[p.key] = stored{Shape: p.shape, Data: memory}
 	}
 	return nil
 }
@@ -475,10 +475,10 @@ func (v *inventory) fits(l loaded) error {
 		case !ok:
 			return fmt.Errorf("%w: the checkpoint has no %s (%s): load that of a model with the "+
 				"same names", backend.ErrArgument, p.name, p.file)
-		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
+		case t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.shape):
 			return fmt.Errorf("%w: in the checkpoint %s is %v%v, in this program %v%v: give the "+
 				"model the checkpoint's sizes, or load another checkpoint",
-				backend.ErrArgument, p.name, t.data.DType(), t.shape, p.dtype, p.shape)
+				backend.ErrArgument, p.name, t.Data.DType(), t.Shape, p.dtype, p.shape)
 		}
 		if _, err := p.memory(); err != nil {
 			return err
@@ -494,7 +494,7 @@ func (v *inventory) restore(l loaded) error {
 		if err != nil {
 			return err
 		}
-		copy(memory.Bytes(), l.model[p.key].data.Bytes())
+		copy(memory.Bytes(), l.model[p.key].Data.Bytes())
 	}
 	return nil
 }

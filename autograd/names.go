@@ -11,6 +11,7 @@ import (
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/internal/stock"
 )
 
@@ -37,7 +38,7 @@ func checkName(name string) error {
 		return fmt.Errorf("%w: it has no name", backend.ErrArgument)
 	case !utf8.ValidString(name):
 		return fmt.Errorf("%w: its name is not UTF-8", backend.ErrArgument)
-	case name == remarksName:
+	case name == safetensors.MetadataName:
 		return fmt.Errorf("%w: the file's metadata has this name", backend.ErrArgument)
 	}
 	return nil

@@ -158,7 +158,7 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 		})
 		start += part[axis]
 	}
-	return stored{shape, whole}, nil
+	return stored{Shape: shape, Data: whole}, nil
 }
 
 // shareOf returns this rank's part of the whole.
@@ -171,7 +171,7 @@ func (s *parts) shareOf(p *param, whole backend.Buffer) stored {
 	spans(s.wholeShape(p), p.dims(), s.axes[p.name], start, p.dtype.Size(), func(at, to, n int) {
 		copy(mine.Bytes()[to:to+n], whole.Bytes()[at:at+n])
 	})
-	return stored{p.dims(), mine}
+	return stored{Shape: p.dims(), Data: mine}
 }
 
 // wholeShape returns the shape of what a parameter is a part of.
@@ -228,9 +228,9 @@ func (d *DataParallel) wholeState(model map[string]stored, solver gorgonia.Solve
 
 // joined is join of a tensor of a checkpoint, which has one axis if it is the solver's.
 func (s *parts) joined(p *param, mine stored) (stored, error) {
-	whole, err := s.join(p, mine.data)
-	if err == nil && len(mine.shape) != len(p.shape) {
-		whole = vector(whole.data)
+	whole, err := s.join(p, mine.Data)
+	if err == nil && len(mine.Shape) != len(p.shape) {
+		whole = vector(whole.Data)
 	}
 	return whole, err
 }
@@ -248,16 +248,16 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 	for name, p := range of {
 		t := model[name]
 		shape := d.parts.wholeShape(p)
-		if t.data.DType() != p.dtype || t.data.Len() != product(shape) {
+		if t.Data.DType() != p.dtype || t.Data.Len() != product(shape) {
 			return fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of parameter %s "+
-				"is %v%v", backend.ErrArgument, name, t.data.DType(), t.shape, p.name, p.dtype,
+				"is %v%v", backend.ErrArgument, name, t.Data.DType(), t.Shape, p.name, p.dtype,
 				shape)
 		}
-		cut := d.parts.shareOf(p, t.data)
+		cut := d.parts.shareOf(p, t.Data)
 		if strings.HasPrefix(name, parameterPrefix) {
 			model[name] = cut
 		} else {
-			model[name] = vector(cut.data)
+			model[name] = vector(cut.Data)
 		}
 	}
 	return nil

@@ -162,7 +162,7 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 	model, err := d.modelState(solver)
 	if err == nil && s.behind {
 		for _, n := range d.model.tensors() {
-			model[n.key] = stored{model[n.key].shape, clone(model[n.key].data)}
+			model[n.key] = stored{Shape: model[n.key].Shape, Data: clone(model[n.key].Data)}
 		}
 	}
 	if model, err = d.wholeState(model, solver, err); err != nil {
@@ -188,7 +188,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		return err
 	}
 	for key, t := range model {
-		model[key] = stored{t.shape, clone(t.data)}
+		model[key] = stored{Shape: t.Shape, Data: clone(t.Data)}
 	}
 	d.planned.by.counts(model)
 	moving := map[string]stored{} // in host memory, of which the device has newer elements
@@ -197,7 +197,7 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		if err != nil {
 			return err
 		}
-		moving[p.key()] = stored{p.dims(), memory}
+		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
 	d.planned.by.vectorsTo(moving)
 	maps.Copy(model, moving)
@@ -209,13 +209,13 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 	var names []string
 	var memory []backend.Buffer
 	for key, t := range moving {
-		names, memory = append(names, name(key)), append(memory, t.data)
+		names, memory = append(names, name(key)), append(memory, t.Data)
 	}
 	fetch, err := d.planned.copy(memory)
 	s.fetch = func() error {
 		all, err := fetch()
 		for i, memory := range all {
-			s.model[names[i]] = stored{s.model[names[i]].shape, memory}
+			s.model[names[i]] = stored{Shape: s.model[names[i]].Shape, Data: memory}
 		}
 		return err
 	}
@@ -243,7 +243,7 @@ func (s *saving) write() (err error) {
 	if s.own == "" && !s.first { // the draft may have become a checkpoint
 		return nil
 	}
-	draft, of := checkpoint.Draft(s.dir, s.id), remarks{Save: s.id, Step: fmt.Sprint(s.record.Step)}
+	draft, of := checkpoint.Draft(s.dir, s.id), remarks{save: s.id, step: fmt.Sprint(s.record.Step)}
 	if s.own != "" {
 		if s.record.Partial { // ranks differ
 			maps.Copy(s.mine, s.model)

@@ -38,8 +38,8 @@ func tensorsOf(t *testing.T, dir string) map[string]stored {
 func sameTensors(t *testing.T, dir, other string) error {
 	t.Helper()
 	same := func(a, b stored) bool {
-		return slices.Equal(a.shape, b.shape) && a.data.DType() == b.data.DType() &&
-			bytes.Equal(a.data.Bytes(), b.data.Bytes())
+		return slices.Equal(a.Shape, b.Shape) && a.Data.DType() == b.Data.DType() &&
+			bytes.Equal(a.Data.Bytes(), b.Data.Bytes())
 	}
 	if a, b := tensorsOf(t, dir), tensorsOf(t, other); !maps.EqualFunc(a, b, same) {
 		return fmt.Errorf("%s has %v, %s has %v", dir, a, other, b)

@@ -129,7 +129,7 @@ func (d *DataParallel) modelState(solver gorgonia.Solver) (map[string]stored, er
 		if err != nil {
 			return nil, err
 		}
-		model[p.key()] = stored{p.dims(), value}
+		model[p.key()] = stored{Shape: p.dims(), Data: value}
 	}
 	if err := d.model.store(model); err != nil {
 		return nil, err
@@ -185,8 +185,8 @@ func (l loaded) describe() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "the checkpoint is of %v\n", l.Stamp)
 	for _, name := range slices.Sorted(maps.Keys(l.own)) {
-		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].data.DType(),
-			l.own[name].shape)
+		fmt.Fprintf(&s, "in the rank's own file is %s %v%v\n", name, l.own[name].Data.DType(),
+			l.own[name].Shape)
 	}
 	return s.String()
 }
@@ -206,16 +206,16 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 			return fmt.Errorf("%w: the checkpoint has no parameter %v: load it in a model whose "+
 				"parameters have the same names", backend.ErrArgument, p)
 		}
-		if t.data.DType() != p.dtype || !slices.Equal(t.shape, p.dims()) {
+		if t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.dims()) {
 			return fmt.Errorf("%w: in the checkpoint parameter %s is %v%v, in this program %v%v: "+
 				"give the model the checkpoint's sizes, or load another checkpoint",
-				backend.ErrArgument, p.name, t.data.DType(), tensor.Shape(t.shape), p.dtype,
+				backend.ErrArgument, p.name, t.Data.DType(), tensor.Shape(t.Shape), p.dtype,
 				p.shape)
 		}
 		if _, err := p.value(); err != nil {
 			return err
 		}
-		sizes = append(sizes, t.data)
+		sizes = append(sizes, t.Data)
 	}
 	if err := d.model.fits(l); err != nil {
 		return err
@@ -383,7 +383,7 @@ func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 // fill gives the parameters of a bucket their values, through their slots.
 func (b *bucket) fill(model map[string]stored) error {
 	for _, p := range b.params {
-		copy(p.slot.Bytes(), model[p.key()].data.Bytes())
+		copy(p.slot.Bytes(), model[p.key()].Data.Bytes())
 	}
 	return b.unpack()
 }
@@ -391,7 +391,7 @@ func (b *bucket) fill(model map[string]stored) error {
 func buffers(tensors map[string]stored) map[string]backend.Buffer {
 	all := map[string]backend.Buffer{}
 	for name, t := range tensors {
-		all[name] = t.data
+		all[name] = t.Data
 	}
 	return all
 }

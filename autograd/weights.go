@@ -174,7 +174,7 @@ func saveWeights(path string, nodes gorgonia.Nodes) error {
 		if err != nil {
 			return err
 		}
-		all[p.file] = stored{p.shape, memory}
+		all[p.file] = stored{Shape: p.shape, Data: memory}
 	}
 	return atomically(path, func(path string) error {
 		_, err := writeTensors(path, all, remarks{})
@@ -223,11 +223,11 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 		switch {
 		case !ok:
 			missing = append(missing, p.file)
-		case t.data.DType() != p.dtype || !slices.Equal(t.shape, p.shape):
+		case t.Data.DType() != p.dtype || !slices.Equal(t.Shape, p.shape):
 			return fmt.Errorf("%w: in the file %s is %v%v, in this program %v%v: give the model "+
 				"the "+
-				"file's sizes, or leave this one out", backend.ErrArgument, p.file, t.data.DType(),
-				tensor.Shape(t.shape), p.dtype, tensor.Shape(p.shape))
+				"file's sizes, or leave this one out", backend.ErrArgument, p.file, t.Data.DType(),
+				tensor.Shape(t.Shape), p.dtype, tensor.Shape(p.shape))
 		}
 	}
 	unexpected := slices.DeleteFunc(slices.Sorted(maps.Keys(all)), func(name string) bool {
@@ -242,7 +242,7 @@ func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {
 			return err
 		}
 		if t, ok := all[p.file]; ok {
-			copy(memory.Bytes(), t.data.Bytes())
+			copy(memory.Bytes(), t.Data.Bytes())
 		}
 	}
 	return nil

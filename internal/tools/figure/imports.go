@@ -70,7 +70,8 @@ var rooms = [][]room{
 		{"observe", []string{"observe"}, 296, "program", ""},
 		{"internal/group", []string{"internal/group"}, 394, "leaf", ""},
 		{"kernels", []string{"kernels", "kernels/internal/simd"}, 560, "kernel", "internal/simd"},
-		{"internal/residence", []string{"internal/residence"}, 830, "graph", ""},
+		{"internal/residence", []string{"internal/residence", "internal/safetensors"}, 830, "graph",
+			"internal/safetensors"},
 	}, {
 		{"rendezvous/launch", []string{"rendezvous/launch"}, 122, "program", ""},
 		{"backend", []string{"backend"}, 500, "contract", ""},

@@ -1,0 +1,267 @@
+// Package safetensors reads and writes files of tensors in the format of Hugging Face: the length
+// of a header in 8 bytes, little endian; the header in JSON, padded with spaces so that the data
+// begin at a multiple of 8; and the data.
+//
+//	f, err := safetensors.Open("model.safetensors")
+//	defer f.Close()
+//	t, err := f.Read("wte.weight")
+//
+// A header is checked in full before memory is taken for data: the tensors cover the data without
+// gaps and overlaps, and each has as many bytes as its shape and dtype want. So a hostile file
+// costs at most its own size.
+//
+// https://github.com/huggingface/safetensors
+package safetensors
+
+import (
+	"cmp"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Tensor is a tensor in host memory, whose elements are in row-major order.
+type Tensor struct {
+	Shape []int
+	Data  backend.Buffer
+}
+
+// Header says where the tensors of a file are, and what their dtypes and shapes are.
+type Header struct {
+	Metadata map[string]string          // what the writer says besides
+	Texts    map[string]json.RawMessage // of the tensors, as they stand in the file
+
+	entries map[string]entry
+	data    int64 // where the data begin
+	nbytes  int64 // of the data
+}
+
+// entry is what the header says of a tensor. Offsets are in the data.
+type entry struct {
+	DType   string   `json:"dtype"`
+	Shape   []int    `json:"shape"`
+	Offsets [2]int64 `json:"data_offsets"`
+
+	dtype backend.DType
+}
+
+const (
+	// MetadataName is the entry of a header that is no tensor.
+	MetadataName = "__metadata__"
+	// maxHeader is how long a header may be: what other readers take, 100 MB.
+	maxHeader = 100_000_000
+	// dataAlign is what the data begin at a multiple of.
+	dataAlign = 8
+)
+
+// ReadHeader reads the header of a file of so many bytes, and checks it. What r reads next are the
+// data.
+func ReadHeader(r io.Reader, size int64) (*Header, error) {
+	var prefix [8]byte
+	if _, err := io.ReadFull(r, prefix[:]); err != nil {
+		return nil, fmt.Errorf("no length of a header: %w", err)
+	}
+	long := binary.LittleEndian.Uint64(prefix[:])
+	if long > maxHeader || int64(long) > size-8 {
+		return nil, fmt.Errorf("a header of %d bytes in a file of %d", long, size)
+	}
+	text := make([]byte, long)
+	if _, err := io.ReadFull(r, text); err != nil {
+		return nil, err
+	}
+	h := &Header{entries: map[string]entry{}, data: 8 + int64(long), nbytes: size - 8 - int64(long)}
+	if err := json.Unmarshal(text, &h.Texts); err != nil {
+		return nil, fmt.Errorf("its header is not JSON: %w", err)
+	}
+	if text, ok := h.Texts[MetadataName]; ok {
+		delete(h.Texts, MetadataName)
+		if err := json.Unmarshal(text, &h.Metadata); err != nil {
+			return nil, fmt.Errorf("its %s: %w", MetadataName, err)
+		}
+	}
+	return h, h.check()
+}
+
+// check parses the entries. They must cover the data, without overlap.
+func (h *Header) check() error {
+	var all []entry
+	for name, text := range h.Texts {
+		var e entry
+		err := json.Unmarshal(text, &e)
+		if err == nil {
+			err = e.check(h.nbytes)
+		}
+		if err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		h.entries[name], all = e, append(all, e)
+	}
+	slices.SortFunc(all, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.Offsets[0], b.Offsets[0]),
+			cmp.Compare(a.Offsets[1], b.Offsets[1]))
+	})
+	at := int64(0)
+	for _, e := range all {
+		if e.Offsets[0] != at {
+			return fmt.Errorf("a tensor begins at byte %d, and the one before ends at %d: the "+
+				"file is damaged", e.Offsets[0], at)
+		}
+		at = e.Offsets[1]
+	}
+	if at != h.nbytes {
+		return fmt.Errorf("its tensors have %d bytes, and the file has %d for them: the file is "+
+			"damaged", at, h.nbytes)
+	}
+	return nil
+}
+
+func (e *entry) check(nbytes int64) (err error) {
+	from, to := e.Offsets[0], e.Offsets[1]
+	if from < 0 || to < from || to > nbytes {
+		return fmt.Errorf("it has bytes %d to %d, and the file has %d: the file is damaged", from,
+			to, nbytes)
+	}
+	if e.dtype, err = backend.ParseDType(strings.ToLower(e.DType)); err != nil {
+		return err
+	}
+	size := int64(e.dtype.Size())
+	if (to-from)%size != 0 || !holds(e.Shape, (to-from)/size) {
+		return fmt.Errorf("%d bytes for a shape of %v %s", to-from, e.Shape, e.DType)
+	}
+	return nil
+}
+
+// holds reports whether a shape has n elements.
+func holds(shape []int, n int64) bool {
+	all := int64(1)
+	for i, d := range shape {
+		if d == 0 { // whatever the others are
+			return n == 0 && !slices.ContainsFunc(shape[i:], func(d int) bool { return d < 0 })
+		}
+		if d < 0 || all > n/int64(d) {
+			return false
+		}
+		all *= int64(d)
+	}
+	return all == n
+}
+
+// DataBytes returns the length of the data.
+func (h *Header) DataBytes() int64 { return h.nbytes }
+
+// Names returns the names of the tensors, sorted.
+func (h *Header) Names() []string { return slices.Sorted(maps.Keys(h.entries)) }
+
+// Of returns dtype and shape of a tensor, and whether there is one of this name.
+func (h *Header) Of(name string) (d backend.DType, shape []int, ok bool) {
+	e, ok := h.entries[name]
+	return e.dtype, e.Shape, ok
+}
+
+// Tensors returns all tensors, given the data. Each has its own memory.
+func (h *Header) Tensors(data []byte) map[string]Tensor {
+	all := map[string]Tensor{}
+	for name, e := range h.entries {
+		t := e.memory()
+		copy(t.Data.Bytes(), data[e.Offsets[0]:e.Offsets[1]])
+		all[name] = t
+	}
+	return all
+}
+
+// memory returns memory for a tensor, aligned to its elements.
+func (e entry) memory() Tensor {
+	n := int(e.Offsets[1] - e.Offsets[0])
+	return Tensor{e.Shape, backend.Of(make([]int64, (n+7)/8)).As(backend.U8).Slice(0, n).As(e.dtype)}
+}
+
+// File is an open file, whose tensors are read one at a time.
+type File struct {
+	*Header
+	f *os.File
+}
+
+// Open opens a file and checks its header.
+func Open(path string) (*File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	if err == nil {
+		var h *Header
+		if h, err = ReadHeader(f, info.Size()); err == nil {
+			return &File{h, f}, nil
+		}
+	}
+	f.Close()
+	return nil, fmt.Errorf("%s: %w", path, err)
+}
+
+// Close closes the file.
+func (f *File) Close() error { return f.f.Close() }
+
+// Read reads a tensor, which the header has.
+func (f *File) Read(name string) (Tensor, error) {
+	e, ok := f.entries[name]
+	if !ok {
+		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
+	}
+	t := e.memory()
+	if _, err := f.f.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
+		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.f.Name(), name, err)
+	}
+	return t, nil
+}
+
+// Layout returns the texts of tensors in a header, if their data follow each other in the order of
+// their names.
+func Layout(tensors map[string]Tensor) (map[string]json.RawMessage, error) {
+	texts, at := map[string]json.RawMessage{}, int64(0)
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		t := tensors[name]
+		text, err := json.Marshal(entry{DType: strings.ToUpper(t.Data.DType().String()),
+			Shape: t.Shape, Offsets: [2]int64{at, at + int64(t.Data.NBytes())}})
+		if err != nil {
+			return nil, err
+		}
+		texts[name] = text
+		at += int64(t.Data.NBytes())
+	}
+	return texts, nil
+}
+
+// Write writes tensors, and what is said of them besides. Its errors are those of w.
+func Write(w io.Writer, tensors map[string]Tensor, metadata map[string]string) error {
+	header, err := Layout(tensors)
+	if err == nil && metadata != nil {
+		header[MetadataName], err = json.Marshal(metadata)
+	}
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(header)
+	if err != nil {
+		return err
+	}
+	for len(text)%dataAlign != 0 {
+		text = append(text, ' ')
+	}
+	_, err = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(text))))
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		if err == nil {
+			_, err = w.Write(tensors[name].Data.Bytes())
+		}
+	}
+	return err
+}

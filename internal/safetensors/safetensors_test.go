@@ -1,0 +1,101 @@
+package safetensors_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+)
+
+// file returns a file of a header and zeros.
+func file(header string, data int) []byte {
+	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...),
+		make([]byte, data)...)
+}
+
+func TestTensorsComeBack(t *testing.T) {
+	want := map[string]safetensors.Tensor{
+		"b":       {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
+		"a.odd":   {[]int{3}, backend.Of([]uint8{7, 8, 9})},
+		"nothing": {[]int{0, 4}, backend.Of([]float64{})},
+		"number":  {nil, backend.Of([]int64{-1})},
+	}
+	var b bytes.Buffer
+	if err := safetensors.Write(&b, want, map[string]string{"format": "pt"}); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if f.Metadata["format"] != "pt" || len(f.Names()) != len(want) {
+		t.Errorf("%v, %v", f.Metadata, f.Names())
+	}
+	for name, w := range want {
+		got, err := f.Read(name)
+		if err != nil || !slices.Equal(got.Shape, w.Shape) ||
+			got.Data.DType() != w.Data.DType() || !bytes.Equal(got.Data.Bytes(), w.Data.Bytes()) {
+			t.Errorf("%s came back as %v %v, %v", name, got.Shape, got.Data, err)
+		}
+	}
+	if _, err := f.Read("c"); err == nil || !strings.Contains(err.Error(), `no tensor "c"`) {
+		t.Error(err)
+	}
+}
+
+func TestHostileFilesAreRefusedBeforeTheirDataAreRead(t *testing.T) {
+	for what, b := range map[string][]byte{
+		"no length":        {1, 2, 3},
+		"a header of 2 GB": binary.LittleEndian.AppendUint64(nil, 2<<30),
+		"a header beyond":  binary.LittleEndian.AppendUint64(nil, 1),
+		"no JSON":          file(`{"a":`, 0),
+		"a list":           file(`[]`, 0),
+		"a dtype":          file(`{"a":{"dtype":"Q3","shape":[1],"data_offsets":[0,8]}}`, 8),
+		"too large a shape": file(
+			`{"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8),
+		"negative": file(`{"a":{"dtype":"F64","shape":[-1,-1],"data_offsets":[0,8]}}`, 8),
+		"backwards": file(
+			`{"a":{"dtype":"F64","shape":[1],"data_offsets":[8,0]}}`, 8),
+		"beyond the file": file(`{"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]}}`, 8),
+		"bytes of nobody": file(`{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}`, 16),
+		"overlap and gap": file(`{"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},`+
+			`"b":{"dtype":"F64","shape":[2],"data_offsets":[8,24]}}`, 32),
+	} {
+		if _, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b))); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+}
+
+func FuzzReadHeader(f *testing.F) {
+	f.Add(file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"__metadata__":{"x":"y"}}`,
+		8))
+	f.Add(file(`{"a":{"dtype":"F64","shape":[4611686018427387904,4],"data_offsets":[0,8]}}`, 8))
+	f.Add(file(`{"a":{"dtype":"F64","shape":[-1,-1],"data_offsets":[8,0]}}`, 8))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
+		if err != nil {
+			return
+		}
+		for name, s := range h.Tensors(b[int64(len(b))-h.DataBytes():]) {
+			n := 1
+			for _, d := range s.Shape {
+				n *= d
+			}
+			if n != s.Data.Len() {
+				t.Errorf("%q has %d elements and the shape %v", name, s.Data.Len(), s.Shape)
+			}
+		}
+	})
+}
