@@ -27,6 +27,7 @@ type Builder struct {
 	learnables []Node
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
+	values     func(name string, shape []int) ([]float64, error) // of learnables, or nil
 	err        error
 }
 
@@ -60,11 +61,22 @@ func (b *Builder) Batches(n int) {
 	})
 }
 
+// Begin says how learnables begin that are made from here on: values returns all elements of one, in
+// row-major order, of its whole shape, or nil for one that is drawn. It is called once for each
+// learnable, on every rank, and may read a file.
+func (b *Builder) Begin(values func(name string, shape []int) ([]float64, error)) {
+	b.values = values
+}
+
 // Graph returns the graph.
 func (b *Builder) Graph() *gorgonia.ExprGraph { return b.graph }
 
 // Err returns the first error, which names the operation.
 func (b *Builder) Err() error { return b.err }
+
+// Apply adds an operation of another package: what f returns, placed by [Place]. An error names the
+// operation, and after an error f is not called.
+func (b *Builder) Apply(name string, f func() (Node, error)) Node { return b.apply(name, f) }
 
 // apply is f(), with an error that names the operation, and without a call after an error.
 func (b *Builder) apply(name string, f func() (Node, error)) Node {
@@ -119,7 +131,11 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 				"needs a part: use fewer ranks", ops.ErrShape, axis, shape, b.layout.TP)
 		}
 		b.names[name] = true
-		values, own := b.initial(name, init, shape), slices.Clone(shape)
+		values, err := b.initial(name, init, shape)
+		if err != nil {
+			return n, err
+		}
+		own := slices.Clone(shape)
 		if axis != Undivided {
 			n.place[Tensor], n.parts[Tensor] = Split(axis), backend.Even(shape[axis], b.layout.TP)
 			start, end := b.layout.shareOf(Tensor, shape[axis])
@@ -132,8 +148,19 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	})
 }
 
-// initial draws the whole of a learnable.
-func (b *Builder) initial(name string, init Init, shape []int) []float64 {
+// initial returns the whole of a learnable: what [Builder.Begin] has for it, or what is drawn.
+func (b *Builder) initial(name string, init Init, shape []int) ([]float64, error) {
+	if b.values != nil {
+		switch values, err := b.values(name, shape); {
+		case err != nil:
+			return nil, err
+		case values != nil && len(values) != size(shape):
+			return nil, fmt.Errorf("%w: it begins with %d values, and has shape %v", ops.ErrShape,
+				len(values), shape)
+		case values != nil:
+			return values, nil
+		}
+	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
 	r := rand.New(rand.NewPCG(b.seed, h.Sum64()))
@@ -141,7 +168,7 @@ func (b *Builder) initial(name string, init Init, shape []int) []float64 {
 	for i := range values {
 		values[i] = init(r)
 	}
-	return values
+	return values, nil
 }
 
 // sliceAxis returns the elements start to end of an axis.

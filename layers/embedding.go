@@ -252,17 +252,44 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
 func (b *Builder) Positions(name string, x Node) Node {
-	return b.apply("Positions "+name, func() (Node, error) {
+	return b.within("Positions "+name, func() Node {
+		rows := b.wholeSequence(x)
+		return b.PositionsOf(b.Learn(name, Normal(deviation), Undivided, rows, lastOf(x)), x)
+	})
+}
+
+// wholeSequence returns the number of positions of x on all ranks together.
+func (b *Builder) wholeSequence(x Node) (rows int) {
+	b.apply("positions", func() (Node, error) {
+		_, err := alongSequence(x)
+		if err == nil {
+			rows = sum(x.parts[x.order()[1]])
+		}
+		return Node{}, err
+	})
+	return rows
+}
+
+// PositionsOf is [Builder.Positions] by the first rows of a learnable that there is, [most, n]: one
+// for each position, and more for longer sequences.
+//
+// Errors: [ErrPlacement]; [ops.ErrShape] if the sequence is longer than most.
+func (b *Builder) PositionsOf(p, x Node) Node {
+	rows := b.wholeSequence(x)
+	return b.apply("PositionsOf", func() (Node, error) {
 		axis, err := alongSequence(x)
 		if err != nil {
 			return Node{}, err
 		}
-		order := x.order()
-		p := b.Learn(name, Normal(deviation), Undivided, sum(x.parts[order[1]]), lastOf(x))
-		if b.err != nil {
-			return Node{}, b.err
+		if p.Dims() != 2 || p.Shape()[0] < rows || p.Shape()[1] != lastOf(x) {
+			return Node{}, fmt.Errorf("%w: positions have shape %v, and x has %d of %d elements: "+
+				"use shorter sequences", ops.ErrShape, p.Shape(), rows, lastOf(x))
 		}
 		p, err = b.learnableFor(p, x)
+		if err == nil && p.Shape()[0] > rows {
+			p.Node, err = nn.Slice(0, 0, rows, 1, p.Node)
+		}
+		order := x.order()
 		for _, g := range []Group{order[1], order[0]} {
 			if err == nil && x.place[g] == Split(axis) && b.layout.groups[g].Size() > 1 {
 				p.Node, err = own(b.layout.groups[g], p.Node, 0, x.parts[g])

@@ -205,6 +205,9 @@ func Open(path string) (*File, error) {
 	return nil, fmt.Errorf("%s: %w", path, err)
 }
 
+// Name returns the path of the file.
+func (f *File) Name() string { return f.f.Name() }
+
 // Close closes the file.
 func (f *File) Close() error { return f.f.Close() }
 

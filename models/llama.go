@@ -1,0 +1,87 @@
+package models
+
+import (
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
+)
+
+const (
+	qwen2, qwen3 = "qwen2", "qwen3"
+	headName     = "lm_head.weight"
+)
+
+// llama builds a model of the Llama family: Touvron et al., "LLaMA: Open and Efficient Foundation
+// Language Models", 2023; with shared heads of keys, Ainslie et al., "GQA", 2023.
+func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
+	words := b.Learn("model.embed_tokens.weight", drawn, 0, m.Vocabulary, m.Width)
+	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
+	for i := range m.Blocks {
+		p := fmt.Sprintf("model.layers.%d.", i)
+		x = b.Add(x, m.llamaAttention(b, p+"self_attn.",
+			b.RMSNorm(p+"input_layernorm", m.Epsilon, x)))
+		h := b.To(b.RMSNorm(p+"post_attention_layernorm", m.Epsilon, x), layers.Tensor,
+			layers.Copied)
+		h = b.SwiGLU(b.Linear(p+"mlp.gate_proj", h, 0, m.Hidden), b.Linear(p+"mlp.up_proj", h, 0,
+			m.Hidden))
+		x = b.Add(x, added(b, p+"mlp.down_proj", h, 1, m.Width, false))
+	}
+	x = b.RMSNorm("model.norm", m.Epsilon, x)
+	if !m.Tied {
+		words = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
+	}
+	return b.Logits(x, words)
+}
+
+func (m *Model) llamaAttention(b *layers.Builder, name string, x layers.Node) layers.Node {
+	x = b.To(x, layers.Tensor, layers.Copied)
+	project := func(of string, heads int) layers.Node {
+		linear := b.Linear
+		if m.Biased.QKV {
+			linear = b.Columns
+		}
+		y := linear(name+of+"_proj", x, 0, heads, m.HeadWidth)
+		return b.To(y, layers.Sequence, layers.Split(2))
+	}
+	q, k, v := project("q", m.Heads), project("k", m.KeyHeads), project("v", m.KeyHeads)
+	if m.NormedHeads {
+		q, k = b.RMSNorm(name+"q_norm", m.Epsilon, q), b.RMSNorm(name+"k_norm", m.Epsilon, k)
+	}
+	y := b.Attend(m.turned(b, q), m.turned(b, k), v, [2]int{1, 1}, true)
+	return added(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Width,
+		m.Biased.Out)
+}
+
+// turned adds rotary positions to x, [batch, positions, heads, d], which has all positions.
+func (m *Model) turned(b *layers.Builder, x layers.Node) layers.Node {
+	return b.Apply("rotary positions", func() (layers.Node, error) {
+		positions, half := x.Shape()[1], m.HeadWidth/2
+		cos, sin := make([]float64, positions*half), make([]float64, positions*half)
+		angles := m.Rotary.Angles(m.HeadWidth)
+		for i := range cos {
+			sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
+		}
+		shape := tensor.Shape{positions, 1, half}
+		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, constant(b, x, shape, cos),
+			constant(b, x, shape, sin))
+		return layers.Place(y, x), err
+	})
+}
+
+// constant returns numbers as a constant of the dtype of x.
+func constant(b *layers.Builder, x layers.Node, shape tensor.Shape, numbers []float64) *gorgonia.Node {
+	var data any = numbers
+	if x.Dtype() == tensor.Float32 {
+		narrow := make([]float32, len(numbers))
+		for i, v := range numbers {
+			narrow[i] = float32(v)
+		}
+		data = narrow
+	}
+	return b.Graph().Constant(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)))
+}

@@ -1,0 +1,158 @@
+package models
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+)
+
+// Model is a model of a folder, whose files are open until Close.
+type Model struct {
+	Config
+	dir     string
+	text    []byte // of config.json
+	weights *folder
+}
+
+// Load reads the configuration of a folder and the headers of its weights. It is not collective:
+// every rank loads.
+//
+// Errors: [ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for sizes
+// that do not fit; a damaged file; those of the file system.
+func Load(dir string) (*Model, error) {
+	m := &Model{dir: dir}
+	var err error
+	if m.Config, m.text, err = readConfig(dir); err == nil {
+		m.weights, err = openFolder(dir)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("models: load %s: %w", dir, err)
+	}
+	return m, nil
+}
+
+// Close closes the files. The model builds no graphs after it.
+func (m *Model) Close() error { return m.weights.close() }
+
+// Logits builds the model: scores of each word of the vocabulary as the next one.
+//
+//	in   tokens  [batch, positions], divided along axis 1 by the Sequence group
+//	out  logits  [batch, positions, vocabulary], Split(2) over the Tensor group
+//
+// Learnables are made in the builder, and begin with the folder's values.
+//
+// Errors: those of the builder, such as [ops.ErrShape] for more positions than GPT-2 has, and for
+// fewer heads of keys than ranks that divide them; [backend.ErrArgument] for missing tensors, wrong
+// shapes, and tensors that the model has not; those of reading the files.
+func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, error) {
+	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
+		return layers.Node{}, err
+	}
+	used := map[string]bool{}
+	b.Begin(func(learnable string, shape []int) ([]float64, error) {
+		return m.values(learnable, shape, used)
+	})
+	defer b.Begin(nil)
+	var logits layers.Node
+	if m.Type == gpt2 {
+		logits = m.gpt2(b, tokens)
+	} else {
+		logits = m.llama(b, tokens)
+	}
+	err := b.Err()
+	if err == nil {
+		err = m.unused(used)
+	}
+	if err != nil {
+		return logits, fmt.Errorf("models: %s: %w", m.dir, err)
+	}
+	return logits, nil
+}
+
+// values returns the elements of a learnable, of its whole shape, and notes the tensor.
+func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
+	name, want := m.stored(learnable, shape)
+	at := m.weights.at[name]
+	if older := strings.TrimPrefix(name, gpt2Prefix); at == nil {
+		name, at = older, m.weights.at[older]
+	}
+	if at == nil {
+		return nil, fmt.Errorf("%w: no file has %s", backend.ErrArgument, name)
+	}
+	if _, is, _ := at.Of(name); !slices.Equal(is, want) {
+		return nil, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
+			name, is, at.Name(), configName, want)
+	}
+	used[name] = true
+	t, err := at.Read(name)
+	if err != nil {
+		return nil, err
+	}
+	x, err := numbers(t.Data)
+	if err == nil && m.transposed(learnable) {
+		x = transpose(x, want[0], want[1])
+	}
+	return x, err
+}
+
+// unused returns an error for a tensor of the files that the model has not.
+func (m *Model) unused(used map[string]bool) error {
+	for name, at := range m.weights.at {
+		tied := m.Tied && name == headName // the embedding once more
+		if !used[name] && !ignored(name) && !tied {
+			return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+				at.Name(), name, configName)
+		}
+	}
+	return nil
+}
+
+// stored returns name and shape of a learnable in the files.
+func (m *Model) stored(learnable string, shape []int) (string, []int) {
+	name, gain := strings.CutSuffix(learnable, ".gain")
+	in := 1 // of the axes are the input of a linear layer
+	if strings.HasSuffix(name, ".attn.c_proj.weight") || strings.HasSuffix(name, ".o_proj.weight") {
+		in = 2 // heads, and their elements
+	}
+	switch {
+	case gain:
+		return name + ".weight", shape
+	case strings.HasSuffix(name, ".bias"):
+		return name, []int{size(shape)}
+	case m.transposed(name):
+		return name, []int{size(shape[in:]), size(shape[:in])}
+	}
+	return name, []int{size(shape[:in]), size(shape[in:])}
+}
+
+// transposed reports whether a learnable is [out, in] in the files.
+func (m *Model) transposed(learnable string) bool {
+	return m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
+}
+
+// transpose returns a matrix of rows and columns, transposed.
+func transpose(x []float64, rows, columns int) []float64 {
+	y := make([]float64, len(x))
+	const block = 64 // of which two fit a core's first cache
+	for r0 := 0; r0 < rows; r0 += block {
+		for c0 := 0; c0 < columns; c0 += block {
+			for r := r0; r < min(r0+block, rows); r++ {
+				for c := c0; c < min(c0+block, columns); c++ {
+					y[c*rows+r] = x[r*columns+c]
+				}
+			}
+		}
+	}
+	return y
+}
+
+func size(shape []int) int {
+	n := 1
+	for _, d := range shape {
+		n *= d
+	}
+	return n
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+"""Makes the folders of this directory: tiny models of Hugging Face with random weights, and what
+torch and transformers compute with them. Needs torch and transformers.
+
+    python3 make.py [DIRECTORY]
+
+Each folder has config.json, model.safetensors (qwen3 in two files with an index) and
+expected.safetensors: tokens [2, 24], logits [2, 24, vocabulary], the mean loss of each next token,
+the gradient of each weight as grad.NAME, and the greedy continuation of the first 8 tokens of each
+row by 64 tokens, in f32.
+"""
+import os
+import sys
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+VOCABULARY, POSITIONS = 61, 80
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=POSITIONS,
+             bos_token_id=1, eos_token_id=2)
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+
+CONFIGS = {
+    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_positions=POSITIONS, n_embd=24, n_layer=2,
+                       n_head=4, bos_token_id=1, eos_token_id=2, attn_pdrop=0, embd_pdrop=0,
+                       resid_pdrop=0),
+    "llama3": LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama3-tied": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+}
+
+
+def main():
+    directory = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+    for name, config in CONFIGS.items():
+        torch.manual_seed(len(name))
+        config._attn_implementation = "eager"
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        with torch.no_grad():  # biases and gains that do something, and logits that differ
+            for weight in model.parameters():
+                weight.add_(torch.randn_like(weight) * 0.15)
+        folder = os.path.join(directory, name)
+        model.save_pretrained(folder, max_shard_size="20KB" if name == "qwen3" else "1GB")
+        for extra in ("generation_config.json",):
+            path = os.path.join(folder, extra)
+            if os.path.exists(path):
+                os.remove(path)
+        tokens = torch.randint(0, VOCABULARY, (2, 24))
+        out = model(tokens, labels=tokens)
+        out.loss.backward()
+        expected = {"grad." + n: p.grad for n, p in model.named_parameters()}
+        with torch.no_grad():
+            row = tokens[:, :8]
+            for _ in range(64):
+                best = model(row).logits[:, -1].argmax(-1, keepdim=True)
+                row = torch.cat([row, best], 1)
+        expected |= {"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(),
+                     "greedy": row[:, 8:].contiguous()}
+        save_file(expected, os.path.join(folder, "expected.safetensors"))
+
+
+if __name__ == "__main__":
+    main()
