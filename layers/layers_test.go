@@ -68,7 +68,7 @@ var blocks = map[string]block{
 		return b.Add(x, b.MLP("m", b.LayerNorm("n2", x), 7))
 	},
 	"rms norm and swiglu": func(b *layers.Builder, in ...layers.Node) layers.Node {
-		return b.Add(in[0], b.SwiGLU("m", b.RMSNorm("n", in[0]), 7))
+		return b.Add(in[0], b.SwiGLU("m", b.RMSNorm("n", 1e-5, in[0]), 7))
 	},
 	"rotary positions": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		x := in[0]

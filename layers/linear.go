@@ -29,9 +29,13 @@ func (b *Builder) Columns(name string, x Node, axis int, out ...int) Node {
 	return b.columns(name, x, true, axis, out)
 }
 
-// columns is Columns, with c or without it.
+// Linear is [Builder.Columns] without a bias.
+func (b *Builder) Linear(name string, x Node, axis int, out ...int) Node {
+	return b.columns(name, x, false, axis, out)
+}
+
 func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) Node {
-	return b.apply("Columns "+name, func() (Node, error) {
+	return b.apply("linear layer "+name, func() (Node, error) {
 		last := x.Dims() - 1
 		if err := firstOf(divided("x", x), whole("x", x, last),
 			require("x", x, Tensor, Copied)); err != nil {

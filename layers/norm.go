@@ -33,7 +33,7 @@ func (b *Builder) LayerNorm(name string, x Node) Node {
 // The gain, [n], has the name with ".gain". Its gradient is like that of [Builder.LayerNorm].
 //
 // Errors: [ErrPlacement] if x is a partial sum or n is divided.
-func (b *Builder) RMSNorm(name string, x Node) Node {
+func (b *Builder) RMSNorm(name string, epsilon float64, x Node) Node {
 	return b.norm("RMSNorm ", name, x, []string{".gain"},
 		func(own []*gorgonia.Node) (*gorgonia.Node, error) {
 			return nn.RMSNorm(epsilon, x.Node, own[0])

@@ -27,7 +27,7 @@ func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
 			b.RMSNorm(p+"input_layernorm", m.Epsilon, x)))
 		h := b.To(b.RMSNorm(p+"post_attention_layernorm", m.Epsilon, x), layers.Tensor,
 			layers.Copied)
-		h = b.SwiGLU(b.Linear(p+"mlp.gate_proj", h, 0, m.Hidden), b.Linear(p+"mlp.up_proj", h, 0,
+		h = gated(b, b.Linear(p+"mlp.gate_proj", h, 0, m.Hidden), b.Linear(p+"mlp.up_proj", h, 0,
 			m.Hidden))
 		x = b.Add(x, added(b, p+"mlp.down_proj", h, 1, m.Width, false))
 	}
@@ -69,6 +69,14 @@ func (m *Model) turned(b *layers.Builder, x layers.Node) layers.Node {
 		shape := tensor.Shape{positions, 1, half}
 		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, constant(b, x, shape, cos),
 			constant(b, x, shape, sin))
+		return layers.Place(y, x), err
+	})
+}
+
+// gated is nn.SwiGLU of two layers.
+func gated(b *layers.Builder, gate, x layers.Node) layers.Node {
+	return b.Apply("SwiGLU", func() (layers.Node, error) {
+		y, err := nn.SwiGLU(gate.Node, x.Node)
 		return layers.Place(y, x), err
 	})
 }

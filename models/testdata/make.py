@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 VOCABULARY, POSITIONS = 61, 80
-SIZES = dict(vocab_size=VOCABULARY, hidden_size=24, intermediate_size=40, num_hidden_layers=2,
-             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=POSITIONS,
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+             num_attention_heads=8, num_key_value_heads=4, max_position_embeddings=POSITIONS,
              bos_token_id=1, eos_token_id=2)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e4, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
@@ -32,7 +32,7 @@ CONFIGS = {
     "llama3-tied": LlamaConfig(**SIZES, tie_word_embeddings=True, rope_parameters=LLAMA3),
     "mistral": MistralConfig(**SIZES, sliding_window=None),
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "qwen3": Qwen3Config(**SIZES, head_dim=6),
 }
 
 

@@ -1,0 +1,279 @@
+package models_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/kernels"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/ops"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// folders are the models that testdata/make.py makes.
+var folders = []string{"gpt2", "llama3", "llama3-tied", "mistral", "qwen2", "qwen3"}
+
+// expected is what torch and transformers compute.
+type expected struct{ *safetensors.File }
+
+func expect(t *testing.T, folder string) expected {
+	t.Helper()
+	f, err := safetensors.Open(filepath.Join("testdata", folder, "expected.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return expected{f}
+}
+
+// floats returns a tensor.
+func (e expected) floats(name string) ([]float64, []int, error) {
+	x, err := e.Read(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	y := make([]float64, x.Data.Len())
+	return y, x.Shape, kernels.Host{}.Cast(backend.Of(y), x.Data)
+}
+
+// tokens returns the tokens from one on of each of the rows, and how many.
+func (e expected) tokens(t *testing.T, from int) (ids []int, rows, each int) {
+	t.Helper()
+	x, err := e.Read("tokens")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, each = x.Shape[0], x.Shape[1]-1
+	for i, id := range backend.View[int64](x.Data) {
+		if at := i % x.Shape[1]; at >= from && at < from+each {
+			ids = append(ids, int(id))
+		}
+	}
+	return ids, rows, each
+}
+
+// within runs a function as all ranks of a layout.
+func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Locker) error) {
+	t.Helper()
+	var build sync.Mutex
+	P := s.DP * s.SP * s.TP
+	g := testranks.New(t, P, 20*time.Second, testenv.Hosts.Connect(t, P))
+	if err := g.All(func(r *testenv.Rank) error {
+		l, err := layers.NewLayout(r.Comm, s.DP, s.SP, s.TP)
+		if err != nil {
+			return err
+		}
+		if err = f(l, &build); err != nil {
+			r.Comm.Abort(err)
+		}
+		return errors.Join(err, l.Close())
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Logits, loss and all gradients of every folder, on every layout, are those of torch and
+// transformers.
+func TestHuggingFaceModelsComputeWhatTheyDoThere(t *testing.T) {
+	for _, folder := range folders {
+		for _, s := range []layers.Sizes{{DP: 1, SP: 1, TP: 1}, {DP: 2, SP: 1, TP: 1},
+			{DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
+			t.Run(fmt.Sprint(folder, "/", s), func(t *testing.T) {
+				want := expect(t, folder)
+				ids, rows, each := want.tokens(t, 0)
+				next, _, _ := want.tokens(t, 1)
+				within(t, s, func(l *layers.Layout, build sync.Locker) error {
+					mine := rows / s.DP * each
+					return run(folder, l, build, want, rows/s.DP, each, ids[l.Replica*mine:][:mine],
+						next[l.Replica*mine:][:mine])
+				})
+			})
+		}
+	}
+}
+
+// run computes logits, loss and gradients of this rank's replica, and compares them.
+func run(folder string, l *layers.Layout, build sync.Locker, want expected, rows, each int, ids,
+	next []int) error {
+	m, err := models.Load(filepath.Join("testdata", folder))
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	build.Lock()
+	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+	tokens, targets := b.Tokens("tokens", 1, rows, each), b.Tokens("targets", 1, rows, each)
+	logits, err := m.Logits(b, tokens)
+	if err != nil {
+		build.Unlock()
+		return err
+	}
+	loss := b.CrossEntropy(logits, targets)
+	all := b.To(b.To(logits, layers.Tensor, layers.Replicated), layers.Sequence, layers.Replicated)
+	learnables, err := b.Grad(loss)
+	build.Unlock()
+	if err != nil {
+		return err
+	}
+	machine, err := vm.New(b.Graph(), nil, vm.Keep(all.Node, loss.Node))
+	if err != nil {
+		return err
+	}
+	defer machine.Close()
+	if err := errors.Join(tokens.Set(ids), targets.Set(next)); err != nil {
+		return err
+	}
+	for range 3 {
+		if err := machine.RunAll(); err != nil {
+			return ops.Cause(err)
+		}
+	}
+	if err := sameLogits(want, all.Node, l.Replica*rows, rows, each); err != nil {
+		return err
+	}
+	share := []float64{numbers(loss.Value())[0]}
+	if err := addUp(l.Data, share); err != nil {
+		return err
+	}
+	if err := near("loss", share, want, "loss"); err != nil {
+		return err
+	}
+	return sameGradients(want, l, b, learnables)
+}
+
+func sameLogits(want expected, logits *gorgonia.Node, first, rows, each int) error {
+	whole, shape, err := want.floats("logits")
+	if err != nil {
+		return err
+	}
+	var mine []float64
+	for row := first; row < first+rows; row++ {
+		mine = append(mine, whole[row*shape[1]*shape[2]:][:each*shape[2]]...)
+	}
+	return closeTo("logits", numbers(logits.Value()), mine)
+}
+
+// sameGradients compares this rank's parts of the sums of the gradients.
+func sameGradients(want expected, l *layers.Layout, b *layers.Builder,
+	learnables gorgonia.Nodes) error {
+	divided := b.Divided()
+	for _, n := range learnables {
+		gradient := numbers(n.Deriv().Value())
+		if err := addUp(l.Data, gradient); err != nil {
+			return err
+		}
+		name := n.Name()
+		if gain, ok := strings.CutSuffix(name, ".gain"); ok {
+			name = gain + ".weight"
+		}
+		whole, shape, err := want.floats("grad." + name)
+		if err != nil {
+			return err
+		}
+		mine := n.Shape().Clone()
+		axis, parts := divided[n.Name()]
+		start := 0
+		if parts {
+			all := []float64{float64(mine[axis])}
+			if err := addUp(l.Comm(layers.Tensor), all); err != nil {
+				return err
+			}
+			mine[axis] = int(all[0])
+			for _, n := range backend.Even(mine[axis], l.TP)[:l.Comm(layers.Tensor).Rank()] {
+				start += n
+			}
+		}
+		if strings.HasSuffix(name, "_proj.weight") && !strings.Contains(name, "c_proj") {
+			whole = transposed(whole, shape[0], shape[1])
+		}
+		if parts {
+			whole = slice(whole, mine, axis, start, n.Shape()[axis])
+		}
+		if err := closeTo(n.Name(), gradient, whole); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func transposed(x []float64, rows, columns int) []float64 {
+	y := make([]float64, len(x))
+	for i, v := range x {
+		y[i%columns*rows+i/columns] = v
+	}
+	return y
+}
+
+// slice returns n elements of an axis, from start on.
+func slice(x []float64, shape []int, axis, start, n int) (part []float64) {
+	behind := tensor.Shape(shape[axis+1:]).TotalSize()
+	row := shape[axis] * behind
+	for at := 0; at < len(x); at += row {
+		part = append(part, x[at+start*behind:][:n*behind]...)
+	}
+	return part
+}
+
+// addUp adds up the numbers of all ranks.
+func addUp(comm backend.Communicator, x []float64) error {
+	b := backend.Of(x)
+	return backend.Run(comm, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum}, b, b)
+}
+
+func near(what string, got []float64, want expected, name string) error {
+	w, _, err := want.floats(name)
+	if err != nil {
+		return err
+	}
+	return closeTo(what, got, w)
+}
+
+// closeTo compares numbers, within 1e-4 of the largest.
+func closeTo(what string, got, want []float64) error {
+	if len(got) != len(want) {
+		return fmt.Errorf("%s: %d numbers, want %d", what, len(got), len(want))
+	}
+	largest := 0.0
+	for _, w := range want {
+		largest = max(largest, math.Abs(w))
+	}
+	for i, w := range want {
+		if !(math.Abs(got[i]-w) <= 1e-4*largest) {
+			return fmt.Errorf("%s: number %d of %d is %v, want %v", what, i, len(want), got[i], w)
+		}
+	}
+	return nil
+}
+
+func numbers(v gorgonia.Value) []float64 {
+	switch data := v.Data().(type) {
+	case float32:
+		return []float64{float64(data)}
+	case float64:
+		return []float64{data}
+	case []float32:
+		x := make([]float64, len(data))
+		for i, f := range data {
+			x[i] = float64(f)
+		}
+		return x
+	case []float64:
+		return slices.Clone(data)
+	}
+	return nil
+}
