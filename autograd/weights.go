@@ -18,6 +18,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/kernels"
 )
 
 // SaveWeights writes the values of variables to a safetensors file, which other programs read, such
@@ -72,6 +73,54 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 		return fmt.Errorf("autograd: load weights of %s: %w", path, err)
 	}
 	return nil
+}
+
+// ReadWeights returns the tensors of a file, by name: of a file of [SaveWeights] or of another
+// program, or of the newest checkpoint of a directory, without what is the solver's. Learnables that
+// ranks divide are whole. 16-bit floats become Float32. It is not collective.
+//
+// Errors: another dtype that Gorgonia has not; a damaged file; those of the file system.
+func ReadWeights(path string) (map[string]*tensor.Dense, error) {
+	all, err := readWeights(path)
+	weights := map[string]*tensor.Dense{}
+	for name, t := range all {
+		if strings.HasPrefix(name, solverPrefix) || err != nil {
+			continue
+		}
+		if weights[name], err = dense(t); err != nil {
+			err = fmt.Errorf("tensor %q: %w", name, err)
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("autograd: read weights of %s: %w", path, err)
+	}
+	return weights, nil
+}
+
+// dense returns a tensor of Gorgonia.
+func dense(t stored) (*tensor.Dense, error) {
+	var data any
+	switch d := t.Data.DType(); d {
+	case backend.F64:
+		data = backend.View[float64](t.Data)
+	case backend.F32:
+		data = backend.View[float32](t.Data)
+	case backend.F16, backend.BF16:
+		wide := make([]float32, t.Data.Len())
+		if err := (kernels.Host{}).Cast(backend.Of(wide), t.Data); err != nil {
+			return nil, err
+		}
+		data = wide
+	case backend.I64:
+		data = backend.View[int64](t.Data)
+	case backend.I32:
+		data = backend.View[int32](t.Data)
+	case backend.U8:
+		data = backend.View[uint8](t.Data)
+	default:
+		return nil, fmt.Errorf("%w: Gorgonia has no tensors of %v", backend.ErrArgument, d)
+	}
+	return tensor.New(tensor.WithShape(t.Shape...), tensor.WithBacking(data)), nil
 }
 
 // WeightsOption changes what [LoadWeights] accepts.

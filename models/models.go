@@ -2,10 +2,12 @@ package models
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -63,8 +65,9 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 		logits = m.llama(b, tokens)
 	}
 	err := b.Err()
-	if err == nil {
-		err = m.unused(used)
+	if name := m.first(used); err == nil && name != "" {
+		err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+			m.weights.at[name].Name(), name, configName)
 	}
 	if err != nil {
 		return logits, fmt.Errorf("models: %s: %w", m.dir, err)
@@ -74,17 +77,9 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 
 // values returns the elements of a learnable, of its whole shape, and notes the tensor.
 func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
-	name, want := m.stored(learnable, shape)
-	at := m.weights.at[name]
-	if older := strings.TrimPrefix(name, gpt2Prefix); at == nil {
-		name, at = older, m.weights.at[older]
-	}
-	if at == nil {
-		return nil, fmt.Errorf("%w: no file has %s", backend.ErrArgument, name)
-	}
-	if _, is, _ := at.Of(name); !slices.Equal(is, want) {
-		return nil, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
-			name, is, at.Name(), configName, want)
+	name, at, stored, err := m.find(learnable, shape)
+	if err != nil {
+		return nil, err
 	}
 	used[name] = true
 	t, err := at.Read(name)
@@ -92,22 +87,43 @@ func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]f
 		return nil, err
 	}
 	x, err := numbers(t.Data)
-	if err == nil && m.transposed(learnable) {
-		x = transpose(x, want[0], want[1])
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return x, err
+	if m.transposed(learnable) {
+		x = transpose(x, stored[0], stored[1])
+	}
+	return x, nil
 }
 
-// unused returns an error for a tensor of the files that the model has not.
-func (m *Model) unused(used map[string]bool) error {
-	for name, at := range m.weights.at {
+// find returns the tensor of a learnable of a shape: its name, file and shape there.
+func (m *Model) find(learnable string, shape []int) (name string, at *safetensors.File,
+	stored []int, err error) {
+	name, stored = m.stored(learnable, shape)
+	at = m.weights.at[name]
+	if older := strings.TrimPrefix(name, gpt2Prefix); at == nil {
+		name, at = older, m.weights.at[older]
+	}
+	if at == nil {
+		return name, nil, nil, fmt.Errorf("%w: no file has %s", backend.ErrArgument, name)
+	}
+	if _, is, _ := at.Of(name); !slices.Equal(is, stored) {
+		return name, nil, nil, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v",
+			backend.ErrArgument, name, is, at.Name(), configName, stored)
+	}
+	return name, at, stored, nil
+}
+
+// first returns a tensor of the files that is a learnable of the model and not among used, "" if
+// there is none.
+func (m *Model) first(used map[string]bool) string {
+	for _, name := range slices.Sorted(maps.Keys(m.weights.at)) {
 		tied := m.Tied && name == headName // the embedding once more
 		if !used[name] && !ignored(name) && !tied {
-			return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
-				at.Name(), name, configName)
+			return name
 		}
 	}
-	return nil
+	return ""
 }
 
 // stored returns name and shape of a learnable in the files.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -276,4 +277,94 @@ func numbers(v gorgonia.Value) []float64 {
 		return slices.Clone(data)
 	}
 	return nil
+}
+
+// learned returns the values of all learnables of a folder on one rank.
+func learned(t *testing.T, m *models.Model) map[string]*tensor.Dense {
+	t.Helper()
+	weights := map[string]*tensor.Dense{}
+	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+		_, err := m.Logits(b, b.Tokens("tokens", 1, 2, 4))
+		for _, n := range b.Learnables() {
+			weights[n.Name()] = n.Value().(*tensor.Dense)
+		}
+		return err
+	})
+	return weights
+}
+
+// load loads a folder, and closes it at the test's end.
+func load(t *testing.T, dir string) *models.Model {
+	t.Helper()
+	m, err := models.Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func TestSavedFoldersAreLoaded(t *testing.T) {
+	for _, folder := range folders {
+		t.Run(folder, func(t *testing.T) {
+			m := load(t, filepath.Join("testdata", folder))
+			weights := learned(t, m)
+			for _, x := range weights { // a training
+				data := x.Data().([]float32)
+				for i := range data {
+					data[i] += float32(i%5) / 8
+				}
+			}
+			dir := filepath.Join(t.TempDir(), "tuned")
+			for range 2 { // over itself, too
+				if err := m.Save(dir, weights); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again := load(t, dir)
+			if !reflect.DeepEqual(again.Config, m.Config) {
+				t.Errorf("%+v, want %+v", again.Config, m.Config)
+			}
+			for name, x := range learned(t, again) {
+				if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
+					t.Errorf("%s has other values", name)
+				}
+			}
+		})
+	}
+}
+
+func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
+	m := load(t, "testdata/llama3")
+	for what, spoil := range map[string]func(w map[string]*tensor.Dense) (dir string){
+		"no model.norm.weight": func(w map[string]*tensor.Dense) string {
+			delete(w, "model.norm.gain")
+			return "x"
+		},
+		"no file has adapter": func(w map[string]*tensor.Dense) string {
+			w["adapter"] = w["model.norm.gain"]
+			return "x"
+		},
+		"has shape [32]": func(w map[string]*tensor.Dense) string {
+			w["model.norm.gain"] = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(31))
+			return "x"
+		},
+		"it is nil": func(w map[string]*tensor.Dense) string {
+			w["model.norm.gain"] = nil
+			return "x"
+		},
+		"loaded from there": func(map[string]*tensor.Dense) string { return "testdata/llama3" },
+	} {
+		weights := learned(t, m)
+		dir := spoil(weights)
+		if dir == "x" {
+			dir = filepath.Join(t.TempDir(), dir)
+		}
+		if err := m.Save(dir, weights); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("the error is %v, want %q", err, what)
+		}
+	}
 }

@@ -169,17 +169,21 @@ func (h *Header) Of(name string) (d backend.DType, shape []int, ok bool) {
 func (h *Header) Tensors(data []byte) map[string]Tensor {
 	all := map[string]Tensor{}
 	for name, e := range h.entries {
-		t := e.memory()
+		t := New(e.dtype, e.Shape)
 		copy(t.Data.Bytes(), data[e.Offsets[0]:e.Offsets[1]])
 		all[name] = t
 	}
 	return all
 }
 
-// memory returns memory for a tensor, aligned to its elements.
-func (e entry) memory() Tensor {
-	n := int(e.Offsets[1] - e.Offsets[0])
-	return Tensor{e.Shape, backend.Of(make([]int64, (n+7)/8)).As(backend.U8).Slice(0, n).As(e.dtype)}
+// New returns a tensor of zeros.
+func New(d backend.DType, shape []int) Tensor {
+	n := d.Size()
+	for _, length := range shape {
+		n *= length
+	}
+	// Words, so that elements are aligned.
+	return Tensor{shape, backend.Of(make([]int64, (n+7)/8)).As(backend.U8).Slice(0, n).As(d)}
 }
 
 // File is an open file, whose tensors are read one at a time.
@@ -217,7 +221,7 @@ func (f *File) Read(name string) (Tensor, error) {
 	if !ok {
 		return Tensor{}, fmt.Errorf("%s has no tensor %q", f.f.Name(), name)
 	}
-	t := e.memory()
+	t := New(e.dtype, e.Shape)
 	if _, err := f.f.ReadAt(t.Data.Bytes(), f.data+e.Offsets[0]); err != nil {
 		return Tensor{}, fmt.Errorf("%s: tensor %q: %w", f.f.Name(), name, err)
 	}

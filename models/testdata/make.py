@@ -10,6 +10,7 @@ the gradient of each weight as grad.NAME, and the greedy continuation of the fir
 row by 64 tokens, in f32.
 """
 import os
+import shutil
 import sys
 
 import torch
@@ -46,11 +47,9 @@ def main():
             for weight in model.parameters():
                 weight.add_(torch.randn_like(weight) * 0.15)
         folder = os.path.join(directory, name)
-        model.save_pretrained(folder, max_shard_size="20KB" if name == "qwen3" else "1GB")
-        for extra in ("generation_config.json",):
-            path = os.path.join(folder, extra)
-            if os.path.exists(path):
-                os.remove(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder, max_shard_size="40KB" if name == "qwen3" else "1GB")
+        os.remove(os.path.join(folder, "generation_config.json"))
         tokens = torch.randint(0, VOCABULARY, (2, 24))
         out = model(tokens, labels=tokens)
         out.loss.backward()

@@ -1,0 +1,211 @@
+package models_test
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/models"
+)
+
+// copied returns a copy of a folder of testdata.
+func copied(t *testing.T, folder string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.CopyFS(dir, os.DirFS(filepath.Join("testdata", folder))); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// configured is a change of config.json.
+func configured(key string, value any) func(t *testing.T, dir string) {
+	return func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "config.json")
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var c map[string]any
+		if err = json.Unmarshal(text, &c); err == nil {
+			c[key] = value
+			text, err = json.Marshal(c)
+		}
+		if err == nil {
+			err = os.WriteFile(path, text, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// rewritten is a change of the tensors of model.safetensors.
+func rewritten(change func(map[string]safetensors.Tensor)) func(t *testing.T, dir string) {
+	return func(t *testing.T, dir string) {
+		path := filepath.Join(dir, "model.safetensors")
+		f, err := safetensors.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		all := map[string]safetensors.Tensor{}
+		for _, name := range f.Names() {
+			if all[name], err = f.Read(name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		change(all)
+		to, err := os.Create(path)
+		if err == nil {
+			err = safetensors.Write(to, all, nil)
+		}
+		if err != nil || to.Close() != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// file is another text of a file, or its first bytes.
+func file(name string, text []byte) func(t *testing.T, dir string) {
+	return func(t *testing.T, dir string) {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func shortened(t *testing.T, dir string) {
+	if err := os.Truncate(filepath.Join(dir, "model.safetensors"), 5000); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever is wrong with a folder is an error that says so, of Load or of Logits, and costs little
+// memory.
+func TestWrongFoldersAreRefused(t *testing.T) {
+	const norm = "model.norm.weight"
+	for _, test := range []struct {
+		folder string
+		spoil  func(t *testing.T, dir string)
+		want   []string // in the error
+	}{
+		{"gpt2", configured("model_type", "bert"), []string{"unsupported", "model_type", `"bert"`}},
+		{"gpt2", configured("activation_function", "relu"), []string{"activation_function", "relu"}},
+		{"gpt2", configured("n_embd", 23), []string{"4 heads of a width of 23"}},
+		{"gpt2", configured("n_embd", 1<<40), []string{"width", "want 1 to"}},
+		{"gpt2", configured("n_layer", 3), []string{"no file has", "h.2.ln_1"}},
+		{"gpt2", configured("n_layer", 1), []string{"has transformer.h.1", "there is none"}},
+		{"gpt2", configured("vocab_size", 60), []string{"wte.weight", "[61 24]", "[60 24]"}},
+		{"gpt2", configured("n_layer", "two"), []string{"config.json", "n_layer"}},
+		{"gpt2", file("config.json", []byte("{")), []string{"config.json"}},
+		{"gpt2", file("config.json", make([]byte, 2<<20)), []string{"no config is that long"}},
+		{"llama3", configured("hidden_act", "gelu"), []string{"hidden_act", "gelu"}},
+		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "yarn"}),
+			[]string{"rope_parameters", "yarn"}},
+		{"llama3", configured("num_key_value_heads", 3), []string{"8 heads share 3"}},
+		{"llama3", configured("quantization_config", map[string]any{"bits": 4}),
+			[]string{"quantization_config"}},
+		{"mistral", configured("sliding_window", 16), []string{"sliding_window"}},
+		{"llama3", rewritten(func(all map[string]safetensors.Tensor) { delete(all, norm) }),
+			[]string{"no file has " + norm}},
+		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
+			all[norm] = all["model.embed_tokens.weight"]
+		}), []string{norm, "[61 32]", "[32]"}},
+		{"llama3", rewritten(func(all map[string]safetensors.Tensor) { all["extra"] = all[norm] }),
+			[]string{"has extra", "there is none"}},
+		{"llama3", rewritten(func(all map[string]safetensors.Tensor) {
+			all[norm] = safetensors.New(backend.I32, all[norm].Shape)
+		}), []string{norm, "weights of i32"}},
+		{"llama3", shortened, []string{"model.safetensors", "damaged"}},
+		{"llama3", file("model.safetensors", binary.LittleEndian.AppendUint64(nil, 2<<30)),
+			[]string{"a header of 2147483648 bytes"}},
+		{"qwen3", file("model-00002-of-00003.safetensors", nil), []string{"no length of a header"}},
+		{"qwen3", file("model.safetensors.index.json", []byte(`{"weight_map":{"a":"../x"}}`)),
+			[]string{`"../x"`}},
+		{"qwen3", file("model.safetensors.index.json", []byte(`{"weight_map":{"lm_head.weight":`+
+			`"model-00001-of-00003.safetensors"}}`)), []string{"it has not"}},
+		{"qwen3", func(t *testing.T, dir string) {
+			if err := os.Remove(filepath.Join(dir, "model-00001-of-00003.safetensors")); err != nil {
+				t.Fatal(err)
+			}
+		}, []string{"model-00001-of-00003.safetensors", "no such file"}},
+	} {
+		dir := copied(t, test.folder)
+		test.spoil(t, dir)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := built(t, dir)
+		runtime.ReadMemStats(&after)
+		if err == nil {
+			t.Errorf("%s, %v: no error", test.folder, test.want)
+			continue
+		}
+		for _, part := range test.want {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("the error is %v, want %q", err, part)
+			}
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 20<<20 {
+			t.Errorf("%v: %d bytes of memory", test.want, took)
+		}
+	}
+}
+
+// built loads a folder and builds its graph.
+func built(t *testing.T, dir string) (err error) {
+	t.Helper()
+	m, err := models.Load(dir)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+		_, err = m.Logits(b, b.Tokens("tokens", 1, 2, 4))
+		return nil
+	})
+	return err
+}
+
+func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {
+	dir := copied(t, "gpt2")
+	rewritten(func(all map[string]safetensors.Tensor) {
+		for name, x := range maps.Clone(all) {
+			delete(all, name)
+			all[strings.TrimPrefix(name, "transformer.")] = x
+		}
+		all["h.0.attn.bias"] = safetensors.New(backend.U8, []int{1, 1, 80, 80})
+	})(t, dir)
+	if err := built(t, dir); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLongerSequencesThanTheModelHasAreRefused(t *testing.T) {
+	m := load(t, "testdata/gpt2")
+	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+		if _, err := m.Logits(b, b.Tokens("tokens", 1, 2, 81)); err == nil ||
+			!strings.Contains(err.Error(), "use shorter sequences") {
+			t.Error(err)
+		}
+		return nil
+	})
+}

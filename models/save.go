@@ -1,0 +1,159 @@
+package models
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/kernels"
+)
+
+// besides are the files of a folder that are copied as they are.
+var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_config.json",
+	"special_tokens_map.json", "vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"}
+
+// Save writes a folder that Load and transformers read: the model with other weights, in the dtypes
+// of the folder that was loaded, its configuration and its tokenizer. weights are whole learnables
+// by name, such as those of a checkpoint, whatever the layout that wrote it:
+//
+//	weights, err := autograd.ReadWeights(checkpoints)
+//	err = m.Save("tuned", weights)
+//
+// It is not collective: call it on one rank. The directory may exist; model.safetensors is written
+// beside the old one and renamed when it is on the disk.
+//
+// Cost: the model's memory twice. Errors: [backend.ErrArgument] for learnables that are missing,
+// unknown or of another shape, and for the folder that the model was loaded from; those of the file
+// system.
+func (m *Model) Save(dir string, weights map[string]*tensor.Dense) error {
+	if err := m.save(dir, weights); err != nil {
+		return fmt.Errorf("models: save %s: %w", dir, err)
+	}
+	return nil
+}
+
+func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
+	tensors := map[string]safetensors.Tensor{}
+	for _, learnable := range slices.Sorted(maps.Keys(weights)) {
+		name, t, err := m.tensor(learnable, weights[learnable])
+		if err != nil {
+			return fmt.Errorf("%s: %w", learnable, err)
+		}
+		tensors[name] = t
+	}
+	written := map[string]bool{}
+	for name := range tensors {
+		written[name] = true
+	}
+	if name := m.first(written); name != "" {
+		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
+			backend.ErrArgument, name)
+	}
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return err
+	}
+	switch same, err := sameDir(dir, m.dir); {
+	case err != nil:
+		return err
+	case same:
+		return fmt.Errorf("%w: the model was loaded from there: name another one",
+			backend.ErrArgument)
+	}
+	for _, name := range besides {
+		text, err := os.ReadFile(filepath.Join(m.dir, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			err = write(filepath.Join(dir, name), func(w io.Writer) error {
+				_, err := w.Write(text)
+				return err
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return errors.Join(
+		write(filepath.Join(dir, weightsName), func(w io.Writer) error {
+			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
+		}),
+		write(filepath.Join(dir, configName), func(w io.Writer) error {
+			_, err := io.Copy(w, bytes.NewReader(m.text))
+			return err
+		}))
+}
+
+// tensor returns name and tensor in a file of a learnable.
+func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.Tensor, error) {
+	var t safetensors.Tensor
+	if x == nil {
+		return "", t, fmt.Errorf("%w: it is nil", backend.ErrArgument)
+	}
+	name, at, want, err := m.find(learnable, x.Shape())
+	if err != nil {
+		return "", t, err
+	}
+	numbers, err := wide(x)
+	if err != nil {
+		return "", t, err
+	}
+	if m.transposed(learnable) {
+		numbers = transpose(numbers, want[1], want[0])
+	}
+	d, _, _ := at.Of(name)
+	t = safetensors.New(d, want)
+	return name, t, kernels.Host{}.Cast(t.Data, backend.Of(numbers))
+}
+
+// wide returns the elements of a tensor of floats, in row-major order.
+func wide(x *tensor.Dense) ([]float64, error) {
+	d, _ := residence.DType(x.Dtype())
+	elements, err := residence.Elements(x, d)
+	if err != nil {
+		return nil, err
+	}
+	return numbers(elements)
+}
+
+// sameDir reports whether two directories are one.
+func sameDir(a, b string) (bool, error) {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false, err
+	}
+	y, err := os.Stat(b)
+	if err != nil {
+		return false, err
+	}
+	return os.SameFile(x, y), nil
+}
+
+// write writes a file beside its place, and renames it when it is on the disk.
+func write(path string, put func(w io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	err = errors.Join(put(f), f.Chmod(0o644), f.Sync(), f.Close())
+	if err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}
