@@ -28,6 +28,7 @@ type Builder struct {
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
 	values     func(name string, shape []int) ([]float64, error) // of learnables, or nil
+	frozen     func(name string) bool                            // of learnables, or nil
 	err        error
 }
 
@@ -67,6 +68,10 @@ func (b *Builder) Batches(n int) {
 func (b *Builder) Begin(values func(name string, shape []int) ([]float64, error)) {
 	b.values = values
 }
+
+// Freeze says which learnables that are made from here on are not to be learnt: they are variables of
+// the graph, and not among [Builder.Learnables]. nil ends it.
+func (b *Builder) Freeze(frozen func(name string) bool) { b.frozen = frozen }
 
 // Graph returns the graph.
 func (b *Builder) Graph() *gorgonia.ExprGraph { return b.graph }
@@ -143,7 +148,9 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 			values = sliceAxis(values, shape, axis, start, end)
 		}
 		n.Node = b.variable(name, own, values)
-		b.learnables = append(b.learnables, n)
+		if b.frozen == nil || !b.frozen(name) {
+			b.learnables = append(b.learnables, n)
+		}
 		return n, nil
 	})
 }

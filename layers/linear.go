@@ -62,6 +62,35 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 	})
 }
 
+// Dense is a linear layer of which every rank of the Tensor group has all weights.
+//
+//	in   x  [d..., n]
+//	out  y  [d..., out]   y = x w, placed like x
+//
+// w, [n, out], has the name with ".weight". Where x is not Replicated over the Tensor group, its
+// gradient is all-reduced in it.
+//
+// Cost: 2*d*n*out operations, backward twice that. Errors: [ErrPlacement] if x is a partial sum or n
+// is divided.
+func (b *Builder) Dense(name string, x Node, out int) Node {
+	return b.apply("Dense "+name, func() (Node, error) {
+		last := x.Dims() - 1
+		if err := firstOf(summed("x", x), divided("x", x), whole("x", x, last)); err != nil {
+			return Node{}, err
+		}
+		w := b.Learn(name+".weight", Normal(deviation), Undivided, x.Shape()[last], out)
+		if b.err != nil {
+			return Node{}, b.err
+		}
+		w, err := b.learnableFor(w, x)
+		if err != nil {
+			return Node{}, err
+		}
+		y, err := linear(x.Node, 1, w.Node, nil, []int{out})
+		return Place(y, x), err
+	})
+}
+
 // Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
 // and gives one term of a sum.
 //

@@ -26,14 +26,14 @@ func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens) layers.Node {
 		p := fmt.Sprintf(gpt2Prefix+"h.%d.", i)
 		x = b.Add(x, m.gpt2Attention(b, p+"attn.", b.LayerNorm(p+"ln_1", x)))
 		h := b.To(b.LayerNorm(p+"ln_2", x), layers.Tensor, layers.Copied)
-		h = b.GELU(b.Columns(p+"mlp.c_fc", h, 0, m.Hidden))
-		x = b.Add(x, added(b, p+"mlp.c_proj", h, 1, n, true))
+		h = b.GELU(m.columns(b, p+"mlp.c_fc", h, true, 0, m.Hidden))
+		x = b.Add(x, m.rows(b, p+"mlp.c_proj", h, 1, true))
 	}
 	return b.Logits(b.LayerNorm(gpt2Prefix+"ln_f", x), words)
 }
 
 func (m *Model) gpt2Attention(b *layers.Builder, name string, x layers.Node) layers.Node {
-	qkv := b.Columns(name+"c_attn", b.To(x, layers.Tensor, layers.Copied), 1, 3, m.Heads,
+	qkv := m.columns(b, name+"c_attn", b.To(x, layers.Tensor, layers.Copied), true, 1, 3, m.Heads,
 		m.HeadWidth)
 	qkv = b.To(qkv, layers.Sequence, layers.Split(3))
 	var parts [3]layers.Node
@@ -41,7 +41,7 @@ func (m *Model) gpt2Attention(b *layers.Builder, name string, x layers.Node) lay
 		parts[i] = part(b, qkv, i)
 	}
 	y := b.Attend(parts[0], parts[1], parts[2], [2]int{1, 1}, true)
-	return added(b, name+"c_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Width, true)
+	return m.rows(b, name+"c_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, true)
 }
 
 // drawn is what learnables begin with that have no values.
@@ -57,13 +57,4 @@ func part(b *layers.Builder, x layers.Node, i int) layers.Node {
 		}
 		return layers.Place(n, x, 0, 1, 3, 4), err
 	})
-}
-
-// added is a linear layer whose weights are divided by rows, its terms added up, and its bias.
-func added(b *layers.Builder, name string, x layers.Node, in, out int, biased bool) layers.Node {
-	y := b.To(b.Rows(name, x, in, out), layers.Tensor, layers.Replicated)
-	if biased {
-		y = b.Bias(name, y)
-	}
-	return y
 }

@@ -27,9 +27,9 @@ func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
 			b.RMSNorm(p+"input_layernorm", m.Epsilon, x)))
 		h := b.To(b.RMSNorm(p+"post_attention_layernorm", m.Epsilon, x), layers.Tensor,
 			layers.Copied)
-		h = gated(b, b.Linear(p+"mlp.gate_proj", h, 0, m.Hidden), b.Linear(p+"mlp.up_proj", h, 0,
-			m.Hidden))
-		x = b.Add(x, added(b, p+"mlp.down_proj", h, 1, m.Width, false))
+		h = gated(b, m.columns(b, p+"mlp.gate_proj", h, false, 0, m.Hidden),
+			m.columns(b, p+"mlp.up_proj", h, false, 0, m.Hidden))
+		x = b.Add(x, m.rows(b, p+"mlp.down_proj", h, 1, false))
 	}
 	x = b.RMSNorm("model.norm", m.Epsilon, x)
 	if !m.Tied {
@@ -41,11 +41,7 @@ func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
 func (m *Model) llamaAttention(b *layers.Builder, name string, x layers.Node) layers.Node {
 	x = b.To(x, layers.Tensor, layers.Copied)
 	project := func(of string, heads int) layers.Node {
-		linear := b.Linear
-		if m.Biased.QKV {
-			linear = b.Columns
-		}
-		y := linear(name+of+"_proj", x, 0, heads, m.HeadWidth)
+		y := m.columns(b, name+of+"_proj", x, m.Biased.QKV, 0, heads, m.HeadWidth)
 		return b.To(y, layers.Sequence, layers.Split(2))
 	}
 	q, k, v := project("q", m.Heads), project("k", m.KeyHeads), project("v", m.KeyHeads)
@@ -53,8 +49,7 @@ func (m *Model) llamaAttention(b *layers.Builder, name string, x layers.Node) la
 		q, k = b.RMSNorm(name+"q_norm", m.Epsilon, q), b.RMSNorm(name+"k_norm", m.Epsilon, k)
 	}
 	y := b.Attend(m.turned(b, q), m.turned(b, k), v, [2]int{1, 1}, true)
-	return added(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Width,
-		m.Biased.Out)
+	return m.rows(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Biased.Out)
 }
 
 // turned adds rotary positions to x, [batch, positions, heads, d], which has all positions.

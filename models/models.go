@@ -17,6 +17,8 @@ type Model struct {
 	dir     string
 	text    []byte // of config.json
 	weights *folder
+	lora    *LoRA                         // nil for none
+	adapter map[string]safetensors.Tensor // what it begins with, nil for nothing
 }
 
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
@@ -55,9 +57,16 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	}
 	used := map[string]bool{}
 	b.Begin(func(learnable string, shape []int) ([]float64, error) {
+		if isAdapter(learnable) {
+			return m.adapterValues(learnable, shape, used)
+		}
 		return m.values(learnable, shape, used)
 	})
 	defer b.Begin(nil)
+	if m.lora != nil {
+		b.Freeze(func(learnable string) bool { return !isAdapter(learnable) })
+		defer b.Freeze(nil)
+	}
 	var logits layers.Node
 	if m.Type == gpt2 {
 		logits = m.gpt2(b, tokens)
@@ -68,6 +77,12 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	if name := m.first(used); err == nil && name != "" {
 		err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
 			m.weights.at[name].Name(), name, configName)
+	}
+	for name := range m.adapter {
+		if err == nil && !used[name] {
+			err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+				adapterName, name, adapterConfigName)
+		}
 	}
 	if err != nil {
 		return logits, fmt.Errorf("models: %s: %w", m.dir, err)

@@ -29,6 +29,10 @@ import (
 // folders are the models that testdata/make.py makes.
 var folders = []string{"gpt2", "llama3", "llama3-tied", "mistral", "qwen2", "qwen3"}
 
+// layouts divide samples, positions and weights.
+var layouts = []layers.Sizes{{DP: 1, SP: 1, TP: 1}, {DP: 2, SP: 1, TP: 1}, {DP: 1, SP: 2, TP: 1},
+	{DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}}
+
 // expected is what torch and transformers compute.
 type expected struct{ *safetensors.File }
 
@@ -92,16 +96,33 @@ func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Lo
 // transformers.
 func TestHuggingFaceModelsComputeWhatTheyDoThere(t *testing.T) {
 	for _, folder := range folders {
-		for _, s := range []layers.Sizes{{DP: 1, SP: 1, TP: 1}, {DP: 2, SP: 1, TP: 1},
-			{DP: 1, SP: 2, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 1, SP: 2, TP: 2}} {
+		for _, s := range layouts {
 			t.Run(fmt.Sprint(folder, "/", s), func(t *testing.T) {
 				want := expect(t, folder)
 				ids, rows, each := want.tokens(t, 0)
 				next, _, _ := want.tokens(t, 1)
 				within(t, s, func(l *layers.Layout, build sync.Locker) error {
 					mine := rows / s.DP * each
-					return run(folder, l, build, want, rows/s.DP, each, ids[l.Replica*mine:][:mine],
-						next[l.Replica*mine:][:mine])
+					return run(folder, "", l, build, want, rows/s.DP, each,
+						ids[l.Replica*mine:][:mine], next[l.Replica*mine:][:mine])
+				})
+			})
+		}
+	}
+}
+
+// So are those of adapters of PEFT, of which alone the gradients are.
+func TestAdaptersComputeWhatTheyDoThere(t *testing.T) {
+	for _, folder := range []string{"gpt2", "llama3"} {
+		for _, s := range layouts {
+			t.Run(fmt.Sprint(folder, "/", s), func(t *testing.T) {
+				want := expect(t, folder)
+				ids, rows, each := want.tokens(t, 0)
+				next, _, _ := want.tokens(t, 1)
+				within(t, s, func(l *layers.Layout, build sync.Locker) error {
+					mine := rows / s.DP * each
+					return run(folder, "adapter", l, build, want, rows/s.DP, each,
+						ids[l.Replica*mine:][:mine], next[l.Replica*mine:][:mine])
 				})
 			})
 		}
@@ -109,13 +130,19 @@ func TestHuggingFaceModelsComputeWhatTheyDoThere(t *testing.T) {
 }
 
 // run computes logits, loss and gradients of this rank's replica, and compares them.
-func run(folder string, l *layers.Layout, build sync.Locker, want expected, rows, each int, ids,
+func run(folder, adapter string, l *layers.Layout, build sync.Locker, want expected, rows, each int, ids,
 	next []int) error {
 	m, err := models.Load(filepath.Join("testdata", folder))
 	if err != nil {
 		return err
 	}
 	defer m.Close()
+	if adapter != "" {
+		if err := m.LoadAdapter(filepath.Join("testdata", folder, adapter)); err != nil {
+			return err
+		}
+		adapter += "."
+	}
 	build.Lock()
 	b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
 	tokens, targets := b.Tokens("tokens", 1, rows, each), b.Tokens("targets", 1, rows, each)
@@ -144,21 +171,21 @@ func run(folder string, l *layers.Layout, build sync.Locker, want expected, rows
 			return ops.Cause(err)
 		}
 	}
-	if err := sameLogits(want, all.Node, l.Replica*rows, rows, each); err != nil {
+	if err := sameLogits(want, adapter+"logits", all.Node, l.Replica*rows, rows, each); err != nil {
 		return err
 	}
 	share := []float64{numbers(loss.Value())[0]}
 	if err := addUp(l.Data, share); err != nil {
 		return err
 	}
-	if err := near("loss", share, want, "loss"); err != nil {
+	if err := near("loss", share, want, adapter+"loss"); err != nil {
 		return err
 	}
 	return sameGradients(want, l, b, learnables)
 }
 
-func sameLogits(want expected, logits *gorgonia.Node, first, rows, each int) error {
-	whole, shape, err := want.floats("logits")
+func sameLogits(want expected, name string, logits *gorgonia.Node, first, rows, each int) error {
+	whole, shape, err := want.floats(name)
 	if err != nil {
 		return err
 	}
@@ -199,7 +226,8 @@ func sameGradients(want expected, l *layers.Layout, b *layers.Builder,
 				start += n
 			}
 		}
-		if strings.HasSuffix(name, "_proj.weight") && !strings.Contains(name, "c_proj") {
+		if strings.HasSuffix(name, "_proj.weight") && !strings.Contains(name, "c_proj") ||
+			strings.Contains(name, ".lora_") {
 			whole = transposed(whole, shape[0], shape[1])
 		}
 		if parts {

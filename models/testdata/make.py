@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """Makes the folders of this directory: tiny models of Hugging Face with random weights, and what
-torch and transformers compute with them. Needs torch and transformers.
+torch and transformers compute with them. Needs torch, transformers and
+peft.
 
     python3 make.py [DIRECTORY]
 
 Each folder has config.json, model.safetensors (qwen3 in two files with an index) and
 expected.safetensors: tokens [2, 24], logits [2, 24, vocabulary], the mean loss of each next token,
 the gradient of each weight as grad.NAME, and the greedy continuation of the first 8 tokens of each
-row by 64 tokens, in f32.
+row by 64 tokens, in f32. Two folders have an adapter of PEFT beside them.
 """
 import os
 import shutil
 import sys
 
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -35,6 +37,28 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "qwen3": Qwen3Config(**SIZES, head_dim=6),
 }
+
+
+ADAPTED = {"gpt2": ["c_attn", "c_proj", "c_fc"],
+           "llama3": ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]}
+
+
+def adapt(model, folder, targets, tokens):
+    """Makes an adapter of PEFT, and returns what the adapted model computes."""
+    model = get_peft_model(model, LoraConfig(r=3, lora_alpha=6, target_modules=targets,
+                                             task_type="CAUSAL_LM"))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.add_(torch.randn_like(weight) * 0.15)
+    model.save_pretrained(folder)
+    os.remove(os.path.join(folder, "README.md"))
+    model.zero_grad()
+    out = model(tokens, labels=tokens)
+    out.loss.backward()
+    grads = {"grad." + n.replace("base_model.model.", "").replace(".default", ""): p.grad
+             for n, p in model.named_parameters() if "lora_" in n}
+    return grads | {"adapter.logits": out.logits.detach(), "adapter.loss": out.loss.detach()}
 
 
 def main():
@@ -61,6 +85,8 @@ def main():
                 row = torch.cat([row, best], 1)
         expected |= {"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(),
                      "greedy": row[:, 8:].contiguous()}
+        if name in ADAPTED:
+            expected |= adapt(model, os.path.join(folder, "adapter"), ADAPTED[name], tokens)
         save_file(expected, os.path.join(folder, "expected.safetensors"))
 
 

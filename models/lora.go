@@ -1,0 +1,304 @@
+package models
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/layers"
+)
+
+// LoRA adds to linear layers y = x w the product of two narrow matrices, y + (Alpha/Rank) (x A) B.
+// A and B are learnables, and the weights of the model none.
+//
+// Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. The files are those
+// of PEFT.
+type LoRA struct {
+	Rank  int     // the columns of A, and rows of B
+	Alpha float64 // 0 is Rank, so that the product is not scaled
+	// Targets are the last parts of names of linear layers, such as "q_proj"; nil is c_attn in
+	// GPT-2, and q_proj and v_proj in the Llama family, as in PEFT.
+	Targets []string
+}
+
+const (
+	adapterConfigName = "adapter_config.json"
+	adapterName       = "adapter_model.safetensors"
+	// adapterPrefix begins the names of PEFT's tensors.
+	adapterPrefix = "base_model.model."
+	loraA, loraB  = ".lora_A", ".lora_B"
+)
+
+// adapterFile is adapter_config.json.
+type adapterFile struct {
+	Type         string   `json:"peft_type"`
+	Task         string   `json:"task_type,omitempty"`
+	Base         string   `json:"base_model_name_or_path,omitempty"`
+	Rank         int      `json:"r"`
+	Alpha        float64  `json:"lora_alpha"`
+	Dropout      float64  `json:"lora_dropout"`
+	Targets      []string `json:"target_modules"`
+	Transposed   bool     `json:"fan_in_fan_out"`
+	Bias         string   `json:"bias"`
+	RankScaled   bool     `json:"use_rslora"`
+	Decomposed   bool     `json:"use_dora"`
+	ModulesSaved []string `json:"modules_to_save"`
+
+	Ranks  map[string]int     `json:"rank_pattern"`
+	Alphas map[string]float64 `json:"alpha_pattern"`
+	Some   json.RawMessage    `json:"layers_to_transform"`
+}
+
+// check returns an error for what this package has not.
+func (c *adapterFile) check() error {
+	switch {
+	case c.Type != "LORA":
+		return unsupported("peft_type", fmt.Sprintf("it is %q: use LORA", c.Type))
+	case c.Bias != "none" && c.Bias != "":
+		return unsupported("bias", fmt.Sprintf("it is %q: use none", c.Bias))
+	case c.Decomposed:
+		return unsupported("use_dora", "weights are decomposed")
+	case c.RankScaled:
+		return unsupported("use_rslora", "the scale is another one")
+	case len(c.ModulesSaved) > 0:
+		return unsupported("modules_to_save", "it trains other layers, too")
+	case len(c.Ranks) > 0 || len(c.Alphas) > 0:
+		return unsupported("rank_pattern or alpha_pattern", "layers differ in rank or alpha")
+	case c.Some != nil && string(c.Some) != "null":
+		return unsupported("layers_to_transform", "it is of some blocks alone")
+	}
+	return nil
+}
+
+// linears are the last parts of the names of linear layers.
+func (m *Model) linears() []string {
+	if m.Type == gpt2 {
+		return []string{"c_attn", "c_proj", "c_fc"}
+	}
+	return []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+}
+
+// Adapt makes graphs that are built from here on have an adapter, which begins as nothing: A is
+// drawn, and B is zero. The learnables of these graphs are those of the adapter.
+//
+// Errors: [backend.ErrArgument] for a rank below 1, an alpha that is no number, and layers that the
+// model has not.
+func (m *Model) Adapt(l LoRA) error {
+	if l.Targets == nil && m.Type == gpt2 {
+		l.Targets = []string{"c_attn"}
+	} else if l.Targets == nil {
+		l.Targets = []string{"q_proj", "v_proj"}
+	}
+	if l.Alpha == 0 {
+		l.Alpha = float64(l.Rank)
+	}
+	for _, name := range l.Targets {
+		if !slices.Contains(m.linears(), name) {
+			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
+				backend.ErrArgument, m.Type, name, strings.Join(m.linears(), ", "))
+		}
+	}
+	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) {
+		return fmt.Errorf("models: LoRA: %w: rank %d, alpha %v, %d layers", backend.ErrArgument,
+			l.Rank, l.Alpha, len(l.Targets))
+	}
+	m.lora, m.adapter = &l, nil
+	return nil
+}
+
+// LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
+// adapter_model.safetensors.
+//
+// Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of the
+// file system. Shapes are checked as a graph is built.
+func (m *Model) LoadAdapter(dir string) error {
+	if err := m.loadAdapter(dir); err != nil {
+		return fmt.Errorf("models: load adapter %s: %w", dir, err)
+	}
+	return nil
+}
+
+func (m *Model) loadAdapter(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, adapterConfigName))
+	var c adapterFile
+	if err == nil {
+		err = json.Unmarshal(text, &c)
+	}
+	if err == nil {
+		err = c.check()
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", adapterConfigName, err)
+	}
+	f, err := safetensors.Open(filepath.Join(dir, adapterName))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	tensors := map[string]safetensors.Tensor{}
+	for _, name := range f.Names() {
+		if tensors[name], err = f.Read(name); err != nil {
+			return err
+		}
+	}
+	if err := m.Adapt(LoRA{Rank: c.Rank, Alpha: c.Alpha, Targets: c.Targets}); err != nil {
+		return err
+	}
+	m.adapter = tensors
+	return nil
+}
+
+// isAdapter reports whether a learnable is one of an adapter.
+func isAdapter(learnable string) bool {
+	return strings.HasSuffix(learnable, loraA+".weight") ||
+		strings.HasSuffix(learnable, loraB+".weight")
+}
+
+// adapterShape returns name and shape in PEFT's files of a learnable of an adapter. There A is
+// [rank, in] and B [out, rank].
+func adapterShape(learnable string, shape []int) (name string, stored []int) {
+	last := len(shape) - 1
+	if strings.HasSuffix(learnable, loraB+".weight") {
+		return adapterPrefix + learnable, []int{size(shape[1:]), shape[0]}
+	}
+	return adapterPrefix + learnable, []int{shape[last], size(shape[:last])}
+}
+
+// adapterValues returns what a learnable of an adapter begins with, and notes the tensor.
+func (m *Model) adapterValues(learnable string, shape []int, used map[string]bool) ([]float64,
+	error) {
+	if m.adapter == nil {
+		if strings.HasSuffix(learnable, loraB+".weight") {
+			return make([]float64, size(shape)), nil
+		}
+		return nil, nil // drawn
+	}
+	name, stored := adapterShape(learnable, shape)
+	t, ok := m.adapter[name]
+	if !ok {
+		return nil, fmt.Errorf("%w: %s has no %s", backend.ErrArgument, adapterName, name)
+	}
+	if !slices.Equal(t.Shape, stored) {
+		return nil, fmt.Errorf("%w: %s has shape %v in %s, and the model asks for %v",
+			backend.ErrArgument, name, t.Shape, adapterName, stored)
+	}
+	used[name] = true
+	values, err := numbers(t.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return transpose(values, stored[0], stored[1]), nil
+}
+
+// SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
+// learnables of a graph, by name, as for Save.
+//
+// It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
+// LoadAdapter, and for learnables that are none of an adapter; those of the file system.
+func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) error {
+	if err := m.saveAdapter(dir, weights); err != nil {
+		return fmt.Errorf("models: save adapter %s: %w", dir, err)
+	}
+	return nil
+}
+
+func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error {
+	if m.lora == nil || len(weights) == 0 {
+		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
+			backend.ErrArgument)
+	}
+	tensors := map[string]safetensors.Tensor{}
+	for learnable, x := range weights {
+		if x == nil || !isAdapter(learnable) {
+			return fmt.Errorf("%w: %s is none of an adapter", backend.ErrArgument, learnable)
+		}
+		values, err := wide(x)
+		if err != nil {
+			return fmt.Errorf("%s: %w", learnable, err)
+		}
+		name, stored := adapterShape(learnable, x.Shape())
+		narrow := make([]float32, len(values))
+		for i, v := range transpose(values, stored[1], stored[0]) {
+			narrow[i] = float32(v)
+		}
+		tensors[name] = safetensors.Tensor{Shape: stored, Data: backend.Of(narrow)}
+	}
+	text, err := json.MarshalIndent(adapterFile{Type: "LORA", Task: "CAUSAL_LM", Base: m.dir,
+		Rank: m.lora.Rank, Alpha: m.lora.Alpha, Targets: m.lora.Targets,
+		Transposed: m.Type == gpt2, Bias: "none"}, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(dir, 0o777)
+	}
+	if err == nil {
+		err = write(filepath.Join(dir, adapterName), func(w io.Writer) error {
+			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
+		})
+	}
+	if err == nil {
+		err = write(filepath.Join(dir, adapterConfigName), func(w io.Writer) error {
+			_, err := w.Write(text)
+			return err
+		})
+	}
+	return err
+}
+
+// target reports whether a linear layer has an adapter.
+func (m *Model) target(name string) bool {
+	return m.lora != nil && slices.Contains(m.lora.Targets, name[strings.LastIndexByte(name, '.')+1:])
+}
+
+// columns is a linear layer whose weights are divided by columns: x is Copied over the Tensor group.
+func (m *Model) columns(b *layers.Builder, name string, x layers.Node, biased bool, axis int,
+	out ...int) layers.Node {
+	linear := b.Linear
+	if biased {
+		linear = b.Columns
+	}
+	y := linear(name, x, axis, out...)
+	if m.target(name) {
+		h := b.Dense(name+loraA, x, m.lora.Rank)
+		y = b.Add(y, m.scaled(b, b.Linear(name+loraB, h, axis, out...)))
+	}
+	return y
+}
+
+// rows is a linear layer whose weights are divided by rows: x is Split over the Tensor group along
+// one of its last axes, in of them, and the terms are added up.
+func (m *Model) rows(b *layers.Builder, name string, x layers.Node, in int, biased bool) layers.Node {
+	y := b.To(b.Rows(name, x, in, m.Width), layers.Tensor, layers.Replicated)
+	if biased {
+		y = b.Bias(name, y)
+	}
+	if m.target(name) {
+		h := b.To(b.Rows(name+loraA, x, in, m.lora.Rank), layers.Tensor, layers.Replicated)
+		y = b.Add(y, m.scaled(b, b.Dense(name+loraB, h, m.Width)))
+	}
+	return y
+}
+
+// scaled returns what an adapter adds.
+func (m *Model) scaled(b *layers.Builder, x layers.Node) layers.Node {
+	by := m.lora.Alpha / float64(m.lora.Rank)
+	if by == 1 {
+		return x
+	}
+	return b.Apply("scale of an adapter", func() (layers.Node, error) {
+		var number any = by
+		if x.Dtype() == tensor.Float32 {
+			number = float32(by)
+		}
+		y, err := gorgonia.HadamardProd(x.Node, gorgonia.NewConstant(number))
+		return layers.Place(y, x), err
+	})
+}
