@@ -30,10 +30,18 @@ func copied(t *testing.T, folder string) string {
 	return dir
 }
 
-// configured is a change of config.json.
+// configured is a change of config.json, and changed one of adapter_config.json.
 func configured(key string, value any) func(t *testing.T, dir string) {
+	return changedIn("config.json", key, value)
+}
+
+func changed(key string, value any) func(t *testing.T, dir string) {
+	return changedIn("adapter_config.json", key, value)
+}
+
+func changedIn(name, key string, value any) func(t *testing.T, dir string) {
 	return func(t *testing.T, dir string) {
-		path := filepath.Join(dir, "config.json")
+		path := filepath.Join(dir, name)
 		text, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -165,21 +173,14 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 }
 
 // built loads a folder and builds its graph.
-func built(t *testing.T, dir string) (err error) {
+func built(t *testing.T, dir string) error {
 	t.Helper()
 	m, err := models.Load(dir)
 	if err != nil {
 		return err
 	}
 	defer m.Close()
-	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
-		build.Lock()
-		defer build.Unlock()
-		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
-		_, err = m.Logits(b, b.Tokens("tokens", 1, 2, 4))
-		return nil
-	})
-	return err
+	return builds(t, m)
 }
 
 func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {

@@ -1,0 +1,110 @@
+package models_test
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/models"
+)
+
+func TestSavedAdaptersAreLoaded(t *testing.T) {
+	for _, folder := range []string{"gpt2", "llama3"} {
+		m := load(t, filepath.Join("testdata", folder))
+		if err := m.LoadAdapter(filepath.Join("testdata", folder, "adapter")); err != nil {
+			t.Fatal(err)
+		}
+		weights := learned(t, m)
+		dir := filepath.Join(t.TempDir(), "adapter")
+		if err := m.SaveAdapter(dir, weights); err != nil {
+			t.Fatal(err)
+		}
+		again := load(t, filepath.Join("testdata", folder))
+		if err := again.LoadAdapter(dir); err != nil {
+			t.Fatal(err)
+		}
+		for name, x := range learned(t, again) {
+			if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
+				t.Errorf("%s: %s has other values", folder, name)
+			}
+		}
+	}
+}
+
+// A new adapter changes nothing yet, and its learnables are all that is learnt.
+func TestNewAdaptersBeginAsNothing(t *testing.T) {
+	m := load(t, "testdata/llama3")
+	if err := m.Adapt(models.LoRA{Rank: 2}); err != nil {
+		t.Fatal(err)
+	}
+	weights := learned(t, m)
+	if len(weights) != 2*2*2 { // A and B of two layers in two blocks
+		t.Errorf("%d learnables", len(weights))
+	}
+	for name, x := range weights {
+		zero := !slices.ContainsFunc(x.Data().([]float32), func(v float32) bool { return v != 0 })
+		if zero != strings.HasSuffix(name, ".lora_B.weight") {
+			t.Errorf("%s: zeros %v", name, zero)
+		}
+	}
+}
+
+func TestWrongAdaptersAreRefused(t *testing.T) {
+	for want, l := range map[string]models.LoRA{
+		"rank 0":                {},
+		`no layers "c_attn"`:    {Rank: 2, Targets: []string{"c_attn"}},
+		"0 layers":              {Rank: 2, Targets: []string{}},
+		`no layers "mlp.q_proj`: {Rank: 2, Targets: []string{"mlp.q_proj"}},
+	} {
+		m := load(t, "testdata/llama3")
+		if err := m.Adapt(l); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	}
+	for want, spoil := range map[string]func(t *testing.T, dir string){
+		"peft_type":        changed("peft_type", "LOHA"),
+		"use_dora":         changed("use_dora", true),
+		"rank_pattern":     changed("rank_pattern", map[string]any{"q_proj": 4}),
+		"layers_to_tra":    changed("layers_to_transform", []int{0}),
+		"target_module":    changed("target_modules", "all-linear"),
+		"has shape [3 32]": changed("r", 4),
+		"has no base_model.model.model.layers.0.self_attn.k_proj": changed("target_modules",
+			[]string{"k_proj"}),
+		"by adapter_config.json there is none": changed("target_modules", []string{"q_proj"}),
+	} {
+		m := load(t, "testdata/llama3")
+		dir := copied(t, filepath.Join("llama3", "adapter"))
+		spoil(t, dir)
+		err := m.LoadAdapter(dir)
+		if err == nil {
+			err = builds(t, m)
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	}
+	m := load(t, "testdata/llama3")
+	if err := m.SaveAdapter(t.TempDir(), learned(t, m)); err == nil ||
+		!strings.Contains(err.Error(), "call Adapt") {
+		t.Error(err)
+	}
+}
+
+// builds builds the graph of a model.
+func builds(t *testing.T, m *models.Model) (err error) {
+	t.Helper()
+	within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout, build sync.Locker) error {
+		build.Lock()
+		defer build.Unlock()
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+		_, err = m.Logits(b, b.Tokens("tokens", 1, 2, 4))
+		return nil
+	})
+	return err
+}
