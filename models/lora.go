@@ -52,11 +52,11 @@ type adapterFile struct {
 	Bias         string   `json:"bias"`
 	RankScaled   bool     `json:"use_rslora"`
 	Decomposed   bool     `json:"use_dora"`
-	ModulesSaved []string `json:"modules_to_save"`
+	ModulesSaved []string `json:"modules_to_save,omitempty"`
 
-	Ranks  map[string]int     `json:"rank_pattern"`
-	Alphas map[string]float64 `json:"alpha_pattern"`
-	Some   json.RawMessage    `json:"layers_to_transform"`
+	Ranks  map[string]int     `json:"rank_pattern,omitempty"`
+	Alphas map[string]float64 `json:"alpha_pattern,omitempty"`
+	Some   json.RawMessage    `json:"layers_to_transform,omitempty"`
 }
 
 // check returns an error for what this package has not.

@@ -57,6 +57,8 @@ var arrows = []arrow{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
+	{"models/...", []string{"backend", "kernels", "layers", "models/...", "ops/...",
+		"internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "vm/internal/ir"}},
@@ -81,8 +83,8 @@ var arrows = []arrow{
 	{"internal/env", nil},
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
-		".", "autograd", "backend/...", "examples/handwritten", "fit/...", "layers", "observe",
-		"ops/...", "rendezvous/...", "vm",
+		".", "autograd", "backend/...", "examples/handwritten", "fit/...", "layers", "models/...",
+		"observe", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains

@@ -32,6 +32,7 @@ var rooms = [][]room{
 		{"bench/train", []string{"bench/train", "bench/blas"}, 64, "program", "bench/blas"},
 		{"cmd/euryale", []string{"cmd/euryale"}, 200, "program", ""},
 		{"examples", []string{"examples/*"}, 620, "program", ""},
+		{"models", []string{"models"}, 910, "graph", ""},
 	}, {
 		{"fit", []string{"fit", "fit/curves", "fit/data", "fit/progress"}, 760, "graph",
 			"curves, data, progress"},
