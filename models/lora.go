@@ -89,7 +89,7 @@ func (m *Model) linears() []string {
 }
 
 // Adapt makes graphs that are built from here on have an adapter, which begins as nothing: A is
-// drawn, and B is zero. The learnables of these graphs are those of the adapter.
+// drawn, and B is zero. The learnables of these graphs are A and B alone.
 //
 // Errors: [backend.ErrArgument] for a rank below 1, an alpha that is no number, and layers that the
 // model has not.

@@ -92,8 +92,7 @@ func within(t *testing.T, s layers.Sizes, f func(l *layers.Layout, build sync.Lo
 	}
 }
 
-// Logits, loss and all gradients of every folder, on every layout, are those of torch and
-// transformers.
+// Every folder and layout gives the logits, the loss and all gradients of transformers.
 func TestHuggingFaceModelsComputeWhatTheyDoThere(t *testing.T) {
 	for _, folder := range folders {
 		for _, s := range layouts {
@@ -111,7 +110,7 @@ func TestHuggingFaceModelsComputeWhatTheyDoThere(t *testing.T) {
 	}
 }
 
-// So are those of adapters of PEFT, of which alone the gradients are.
+// With an adapter of PEFT, too. Nothing else has gradients then.
 func TestAdaptersComputeWhatTheyDoThere(t *testing.T) {
 	for _, folder := range []string{"gpt2", "llama3"} {
 		for _, s := range layouts {

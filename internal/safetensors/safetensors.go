@@ -245,7 +245,7 @@ func Layout(tensors map[string]Tensor) (map[string]json.RawMessage, error) {
 	return texts, nil
 }
 
-// Write writes tensors, and what is said of them besides. Its errors are those of w.
+// Write writes tensors, and what is said of them besides. An error is one of w.
 func Write(w io.Writer, tensors map[string]Tensor, metadata map[string]string) error {
 	header, err := Layout(tensors)
 	if err == nil && metadata != nil {
