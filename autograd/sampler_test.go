@@ -145,3 +145,29 @@ func TestSharesAreComparedAmongRanks(t *testing.T) {
 		}
 	}
 }
+
+// TestSamplerRestHasEachSampleOnce: in the batches of Epoch, and the last one shared out in order.
+func TestSamplerRestHasEachSampleOnce(t *testing.T) {
+	for _, n := range []int{12, 13, 17, 23} {
+		want := permutation(n, 7, 3)
+		for _, size := range []int{1, 2, 3, 4, 6} {
+			steps := make([][]int, (n+11)/12)
+			for r := range size {
+				s, err := newSampler(r, size, n, 12, 7)
+				if err != nil {
+					t.Fatal(err)
+				}
+				epoch := s.Rest().Epoch(3)
+				if len(epoch) != len(steps) || s.Rest().Steps() != len(steps) {
+					t.Fatalf("%d samples have %d steps", n, len(epoch))
+				}
+				for i, share := range epoch {
+					steps[i] = append(steps[i], share...)
+				}
+			}
+			if got := slices.Concat(steps...); !slices.Equal(got, want) {
+				t.Errorf("%d samples on %d ranks: %v, want %v", n, size, got, want)
+			}
+		}
+	}
+}

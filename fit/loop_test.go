@@ -138,6 +138,8 @@ func BenchmarkPrefetch(b *testing.B) {
 // TestAugmentationDependsOnSeedEpochAndSample: not on the order of reading, and a resumed training
 // sees what it would have seen.
 func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
+	var mu sync.Mutex
+	var drawn []uint64
 	noisy := func(dir string, readers int, stop int) (r *fit.Result, err error) {
 		m := newLinear(4, true, 1)
 		training, err := vm.New(m.x.Graph(), nil,
@@ -146,7 +148,12 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 			return nil, err
 		}
 		d := m.data(points(21))
-		d.Augment = func(r *rand.Rand, row []any) { row[0].([]float64)[0] += float64(r.IntN(3)) }
+		d.Augment = func(r *rand.Rand, row []any) {
+			row[0].([]float64)[0] += float64(r.IntN(3))
+			mu.Lock()
+			drawn = append(drawn, r.Uint64())
+			mu.Unlock()
+		}
 		over := errors.New("over")
 		options := []fit.Option{fit.Epochs(3), fit.Prefetch(readers), fit.Seed(7),
 			fit.OnStep(func(s fit.StepLoss) error {
@@ -164,6 +171,10 @@ func TestAugmentationDependsOnSeedEpochAndSample(t *testing.T) {
 	want, err := noisy("", 1, 0)
 	if err != nil {
 		t.Fatal(err)
+	}
+	slices.Sort(drawn)
+	if n := len(slices.Compact(drawn)); n != 3*21 {
+		t.Errorf("%d numbers were drawn in 3 epochs of 21 samples", n)
 	}
 	if again, err := noisy("", 4, 0); err != nil || again.Params != want.Params {
 		t.Errorf("with 4 readers: %v, %v; want %v", again, err, want)

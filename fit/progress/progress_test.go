@@ -22,7 +22,8 @@ func TestABarShowsOnATerminalOnly(t *testing.T) {
 		os.Stderr = w
 		bar := progress.Bar()
 		for step := 1; step <= 6; step++ {
-			if err := bar(fit.StepLoss{Step: step, InEpoch: (step-1)%3 + 1, PerEpoch: 3}); err != nil {
+			s := fit.StepLoss{Step: step, InEpoch: (step-1)%3 + 1, PerEpoch: 3}
+			if err := bar(s); err != nil {
 				t.Error(err)
 			}
 		}
