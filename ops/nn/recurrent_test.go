@@ -50,7 +50,8 @@ func TestRecurrentLayers(t *testing.T) {
 		checkGradient(t, in, recurrentLayer(RecurrentOptions{}, true))
 		checkGradient(t, in, recurrentLayer(reverse, true))
 		checkDistinct(t, in, recurrentLayer(RecurrentOptions{}, false),
-			recurrentLayer(reverse, false), recurrentLayer(RecurrentOptions{BatchFirst: true}, false))
+			recurrentLayer(reverse, false),
+			recurrentLayer(RecurrentOptions{BatchFirst: true}, false))
 	}
 }
 
