@@ -252,3 +252,29 @@ func TestImagesAreDividedAlongTheBatchAlone(t *testing.T) {
 		}
 	}
 }
+
+// TestNilImagesAreErrors: of each layer of images.
+func TestNilImagesAreErrors(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			none := layers.Whole(nil)
+			for name, build := range map[string]func(b *layers.Builder) layers.Node{
+				"Conv2D": func(b *layers.Builder) layers.Node {
+					return b.Conv2D("c", none, 2, [2]int{1, 1}, nn.ConvOptions{})
+				},
+				"BatchNorm": func(b *layers.Builder) layers.Node { return b.BatchNorm("n", none) },
+				"ReLU":      func(b *layers.Builder) layers.Node { return b.ReLU(none) },
+				"Residual": func(b *layers.Builder) layers.Node {
+					return b.Residual("r", none, 2, 1)
+				},
+			} {
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+				build(b)
+				if err := b.Err(); !errors.Is(err, backend.ErrArgument) ||
+					!strings.Contains(err.Error(), "x is nil") {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+			return nil
+		})
+}
