@@ -278,3 +278,24 @@ func TestNilImagesAreErrors(t *testing.T) {
 			return nil
 		})
 }
+
+// convolved is a block of convolutions, for which each position is an image.
+func convolved(b *layers.Builder, in ...layers.Node) layers.Node {
+	turned := in[0].Placed(layers.Sequence) == layers.Split(1)
+	turn := func(x layers.Node) layers.Node {
+		if !turned {
+			return x
+		}
+		return layers.Place(gorgonia.Must(gorgonia.Transpose(x.Node, 1, 0, 2)), x, 1, 0, 2)
+	}
+	x := turn(in[0])
+	s := x.Shape()
+	h := layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{s[0], 1, s[1], s[2]})), x)
+	h = b.Conv2D("in", h, 4, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}})
+	h = b.Conv2D("depth", b.ReLU(h), 4, [2]int{3, 3}, nn.ConvOptions{Pad: []int{1, 1}, Groups: 4})
+	h = b.Conv2D("out", h, 1, [2]int{1, 1}, nn.ConvOptions{})
+	if b.Err() != nil {
+		return h
+	}
+	return turn(layers.Place(gorgonia.Must(gorgonia.Reshape(h.Node, s.Clone())), h))
+}

@@ -97,6 +97,7 @@ var blocks = map[string]block{
 			return b.GRU("g", x, 3, o)
 		})
 	},
+	"convolution": convolved,
 	"dropout": func(b *layers.Builder, in ...layers.Node) layers.Node {
 		random := nn.NewRandom(3)
 		random.Next(5)
