@@ -76,8 +76,8 @@ func LoadWeights(path string, nodes gorgonia.Nodes, options ...WeightsOption) er
 }
 
 // ReadWeights returns the tensors of a file, by name: of a file of [SaveWeights] or of another
-// program, or of the newest checkpoint of a directory, without what is the solver's. Learnables that
-// ranks divide are whole. 16-bit floats become Float32. It is not collective.
+// program, or of the newest checkpoint of a directory, without what is the solver's. Learnables
+// that ranks divide are whole. 16-bit floats become Float32. It is not collective.
 //
 // Errors: another dtype that Gorgonia has not; a damaged file; those of the file system.
 func ReadWeights(path string) (map[string]*tensor.Dense, error) {

@@ -62,15 +62,15 @@ func (b *Builder) Batches(n int) {
 	})
 }
 
-// Begin says how learnables begin that are made from here on: values returns all elements of one, in
-// row-major order, of its whole shape, or nil for one that is drawn. It is called once for each
+// Begin says how learnables begin that are made from here on: values returns all elements of one,
+// in row-major order, of its whole shape, or nil for one that is drawn. It is called once for each
 // learnable, on every rank, and may read a file.
 func (b *Builder) Begin(values func(name string, shape []int) ([]float64, error)) {
 	b.values = values
 }
 
-// Freeze says which learnables that are made from here on are not to be learnt: they are variables of
-// the graph, and not among [Builder.Learnables]. nil ends it.
+// Freeze says which learnables that are made from here on are not to be learnt: they are variables
+// of the graph, and not among [Builder.Learnables]. nil ends it.
 func (b *Builder) Freeze(frozen func(name string) bool) { b.frozen = frozen }
 
 // Graph returns the graph.

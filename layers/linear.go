@@ -70,8 +70,8 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 // w, [n, out], has the name with ".weight". Where x is not Replicated over the Tensor group, its
 // gradient is all-reduced in it.
 //
-// Cost: 2*d*n*out operations, backward twice that. Errors: [ErrPlacement] if x is a partial sum or n
-// is divided.
+// Cost: 2*d*n*out operations, backward twice that. Errors: [ErrPlacement] if x is a partial sum or
+// n is divided.
 func (b *Builder) Dense(name string, x Node, out int) Node {
 	return b.apply("Dense "+name, func() (Node, error) {
 		last := x.Dims() - 1

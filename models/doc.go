@@ -15,8 +15,8 @@
 // layout of the builder says, and every layout computes what one rank computes.
 //
 // Learnables have the names of Hugging Face's tensors, so that checkpoints and errors name what is
-// known from there. Weights of linear layers are [in..., out...] here and in GPT-2's files; in those
-// of the Llama family they are [out, in], and are transposed as they are read and written.
+// known from there. Weights of linear layers are [in..., out...] here and in GPT-2's files; in
+// those of the Llama family they are [out, in], and are transposed as they are read and written.
 //
 // # What is read
 //

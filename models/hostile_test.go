@@ -111,7 +111,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		want   []string // in the error
 	}{
 		{"gpt2", configured("model_type", "bert"), []string{"unsupported", "model_type", `"bert"`}},
-		{"gpt2", configured("activation_function", "relu"), []string{"activation_function", "relu"}},
+		{"gpt2", configured("activation_function", "relu"),
+			[]string{"activation_function", "relu"}},
 		{"gpt2", configured("n_embd", 23), []string{"4 heads of a width of 23"}},
 		{"gpt2", configured("n_embd", 1<<40), []string{"width", "want 1 to"}},
 		{"gpt2", configured("n_layer", 3), []string{"no file has", "h.2.ln_1"}},
@@ -146,7 +147,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"qwen3", file("model.safetensors.index.json", []byte(`{"weight_map":{"lm_head.weight":`+
 			`"model-00001-of-00003.safetensors"}}`)), []string{"it has not"}},
 		{"qwen3", func(t *testing.T, dir string) {
-			if err := os.Remove(filepath.Join(dir, "model-00001-of-00003.safetensors")); err != nil {
+			path := filepath.Join(dir, "model-00001-of-00003.safetensors")
+			if err := os.Remove(path); err != nil {
 				t.Fatal(err)
 			}
 		}, []string{"model-00001-of-00003.safetensors", "no such file"}},

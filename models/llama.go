@@ -77,7 +77,8 @@ func gated(b *layers.Builder, gate, x layers.Node) layers.Node {
 }
 
 // constant returns numbers as a constant of the dtype of x.
-func constant(b *layers.Builder, x layers.Node, shape tensor.Shape, numbers []float64) *gorgonia.Node {
+func constant(b *layers.Builder, x layers.Node, shape tensor.Shape,
+	numbers []float64) *gorgonia.Node {
 	var data any = numbers
 	if x.Dtype() == tensor.Float32 {
 		narrow := make([]float32, len(numbers))

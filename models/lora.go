@@ -21,8 +21,8 @@ import (
 // LoRA adds to linear layers y = x w the product of two narrow matrices, y + (Alpha/Rank) (x A) B.
 // A and B are learnables, and the weights of the model none.
 //
-// Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. The files are those
-// of PEFT.
+// Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. PEFT reads and
+// writes the same files.
 type LoRA struct {
 	Rank  int     // the columns of A, and rows of B
 	Alpha float64 // 0 is Rank, so that the product is not scaled
@@ -119,8 +119,8 @@ func (m *Model) Adapt(l LoRA) error {
 // LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
 // adapter_model.safetensors.
 //
-// Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of the
-// file system. Shapes are checked as a graph is built.
+// Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of
+// the file system. Shapes are checked as a graph is built.
 func (m *Model) LoadAdapter(dir string) error {
 	if err := m.loadAdapter(dir); err != nil {
 		return fmt.Errorf("models: load adapter %s: %w", dir, err)
@@ -255,10 +255,12 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 
 // target reports whether a linear layer has an adapter.
 func (m *Model) target(name string) bool {
-	return m.lora != nil && slices.Contains(m.lora.Targets, name[strings.LastIndexByte(name, '.')+1:])
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	return m.lora != nil && slices.Contains(m.lora.Targets, last)
 }
 
-// columns is a linear layer whose weights are divided by columns: x is Copied over the Tensor group.
+// columns is a linear layer whose weights are divided by columns: x is Copied over the Tensor
+// group.
 func (m *Model) columns(b *layers.Builder, name string, x layers.Node, biased bool, axis int,
 	out ...int) layers.Node {
 	linear := b.Linear
@@ -275,7 +277,8 @@ func (m *Model) columns(b *layers.Builder, name string, x layers.Node, biased bo
 
 // rows is a linear layer whose weights are divided by rows: x is Split over the Tensor group along
 // one of its last axes, in of them, and the terms are added up.
-func (m *Model) rows(b *layers.Builder, name string, x layers.Node, in int, biased bool) layers.Node {
+func (m *Model) rows(b *layers.Builder, name string, x layers.Node, in int,
+	biased bool) layers.Node {
 	y := b.To(b.Rows(name, x, in, m.Width), layers.Tensor, layers.Replicated)
 	if biased {
 		y = b.Bias(name, y)

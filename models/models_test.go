@@ -129,8 +129,8 @@ func TestAdaptersComputeWhatTheyDoThere(t *testing.T) {
 }
 
 // run computes logits, loss and gradients of this rank's replica, and compares them.
-func run(folder, adapter string, l *layers.Layout, build sync.Locker, want expected, rows, each int, ids,
-	next []int) error {
+func run(folder, adapter string, l *layers.Layout, build sync.Locker, want expected, rows,
+	each int, ids, next []int) error {
 	m, err := models.Load(filepath.Join("testdata", folder))
 	if err != nil {
 		return err

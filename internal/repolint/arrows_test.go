@@ -99,6 +99,7 @@ var arrows = []arrow{
 	{"internal/buildlock", []string{"backend"}},
 	{"internal/program", []string{"backend", "kernels/..."}},
 	{"internal/residence", []string{"backend"}},
+	{"internal/safetensors", []string{"backend"}},
 	{"internal/testing/testranks", []string{"rendezvous"}},
 	{"internal/testing/nilargs", []string{"backend"}},
 	{"internal/testing/fakedevice", []string{"backend", "kernels/...", "internal/..."}},
@@ -137,7 +138,8 @@ type fence struct {
 var fences = []fence{
 	{"gorgonia.org/cu", []string{"..."}, "_gpu.go"},
 	{"gorgonia.org", []string{
-		"ops/...", "layers", "autograd/...", "fit", "fit/data", "vm", "vm/internal/read",
+		"ops/...", "layers", "models", "autograd/...", "fit", "fit/data", "vm",
+		"vm/internal/read",
 		"vm/internal/graphs", "bench/train", "bench/blas", "examples/...", "internal/residence",
 		"internal/stock", "internal/testing/conventions", "internal/tools/demo",
 		"internal/tools/optable", "internal/tools/soak",

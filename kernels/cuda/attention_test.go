@@ -127,7 +127,7 @@ func (b *bench) hide(h heads, host, device *kernels.Attention) {
 	if h.mask != "" {
 		size, n := map[rune]int{'b': h.batch, 'h': h.heads, 'q': h.queries, 'k': h.keys}, 1
 		steps := map[rune]int{}
-		for _, axis := range []rune("kqhb") {
+		for _, axis := range "kqhb" {
 			if strings.ContainsRune(h.mask, axis) {
 				steps[axis] = n
 				n *= size[axis]
