@@ -5,7 +5,7 @@ makes of 1,000 texts. Needs the package tokenizers.
 
     python3 make.py [DIRECTORY]
 
-NAME.json is a tokenizer.json. cases.json.gz holds the texts, as base64 of their bytes, and for each
+Each folder has a tokenizer.json. cases.json.gz holds the texts, as base64 of their bytes, and for each
 tokenizer the ids of each text without and with special tokens, and lists of random ids with the
 texts that they decode to, without and with special tokens. Bytes that are not UTF-8 are U+FFFD to
 Hugging Face, one each, as a range over a Go string has them.
@@ -235,7 +235,8 @@ def main():
     inputs = texts()
     cases = {"texts": [base64.b64encode(x).decode() for x in inputs], "tokenizers": {}}
     for name, t in tokenizers_of_models().items():
-        path = os.path.join(directory, name + ".json")
+        path = os.path.join(directory, name, "tokenizer.json")
+        os.makedirs(os.path.dirname(path), exist_ok=True)
         t.save(path, pretty=False)
         t = Tokenizer.from_file(path)
         strings = [x.decode("utf-8", "each") for x in inputs]

@@ -1,0 +1,254 @@
+package tokenizer
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
+)
+
+// added is a token of a file's added_tokens.
+type added struct {
+	ID         int    `json:"id"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized bool   `json:"normalized"`
+	Special    bool   `json:"special"`
+}
+
+// finder finds added tokens in a text, the longest where several begin. A nil finder has none.
+type finder struct {
+	any    *regexp.Regexp
+	tokens map[string]added
+}
+
+func newFinder(tokens map[string]added) (*finder, error) {
+	var words []string
+	for word := range tokens {
+		words = append(words, regexp.QuoteMeta(word))
+	}
+	if len(words) == 0 {
+		return nil, nil
+	}
+	slices.Sort(words)
+	re, err := regexp.Compile(strings.Join(words, "|"))
+	if err != nil {
+		return nil, fmt.Errorf("added_tokens: %w", err)
+	}
+	re.Longest()
+	return &finder{any: re, tokens: tokens}, nil
+}
+
+// cut gives the tokens of a text, and the parts between, to its arguments.
+func (f *finder) cut(text string, part func(text string, at int), token func(id int)) {
+	at := 0
+	if f != nil {
+		for _, m := range f.any.FindAllStringIndex(text, -1) {
+			begin, end := m[0], m[1]
+			a := f.tokens[text[begin:end]]
+			last, _ := utf8.DecodeLastRuneInString(text[:begin])
+			next, _ := utf8.DecodeRuneInString(text[end:])
+			if a.SingleWord && (inWord(last) || inWord(next)) {
+				continue
+			}
+			if a.LStrip {
+				begin = len(strings.TrimRightFunc(text[:begin], unicode.IsSpace))
+			}
+			if a.RStrip {
+				end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
+			}
+			if at < begin {
+				part(text[at:begin], at)
+			}
+			token(a.ID)
+			at = max(at, end)
+		}
+	}
+	if at < len(text) {
+		part(text[at:], at)
+	}
+}
+
+// inWord reports whether a letter is one of words, as \w is in Unicode.
+func inWord(r rune) bool {
+	return r != utf8.RuneError && unicode.In(r, unicode.L, unicode.M, unicode.Nd, unicode.Nl,
+		unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control)
+}
+
+// gpt2 is the regular expression of ByteLevel.
+const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|` + lastSpace
+
+// lastSpace, at the end of an expression, leaves the last of several spaces to what follows them.
+// Package regexp has no lookahead: the spaces are a group instead, and split looks ahead.
+const lastSpace = `\s+(?!\S)|\s+`
+
+// splitter cuts pieces into matches of an expression, and what is between.
+type splitter struct {
+	re     *regexp.Regexp
+	spaces int // the group that stands for lastSpace, 0 for none
+}
+
+func newSplitter(pattern string) (*splitter, error) {
+	if len(pattern) > maxPattern {
+		return nil, fmt.Errorf("%w: a regular expression of %d bytes", ErrUnsupported, len(pattern))
+	}
+	s := &splitter{}
+	head, ok := strings.CutSuffix(pattern, lastSpace)
+	ok = ok && (head == "" || strings.HasSuffix(head, "|"))
+	if !ok {
+		head = pattern
+	}
+	head, err := translate(head)
+	if ok {
+		head += `([` + spaces + `]+)`
+	}
+	if err == nil {
+		s.re, err = regexp.Compile(head)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%w: regular expression %q: %v", ErrUnsupported, pattern, err)
+	}
+	if s.re.MatchString("") {
+		return nil, fmt.Errorf("%w: regular expression %q matches nothing", ErrUnsupported, pattern)
+	}
+	if ok {
+		s.spaces = s.re.NumSubexp()
+	}
+	return s, nil
+}
+
+const spaces = `\t-\r\x{85}\p{Z}` // of Unicode, in a class
+
+// translate returns an expression of Oniguruma in the syntax of package regexp, and an error for
+// what means something else in the two.
+func translate(pattern string) (string, error) {
+	var out strings.Builder
+	inClass := false
+	for i := 0; i < len(pattern); i++ {
+		rest := pattern[i:]
+		c := rest[0]
+		switch {
+		case c == '\\' && len(rest) > 1:
+			i++
+			switch e := rest[1]; {
+			case e == 's' && inClass:
+				out.WriteString(spaces)
+			case e == 's':
+				out.WriteString(`[` + spaces + `]`)
+			case e == 'S' && !inClass:
+				out.WriteString(`[^` + spaces + `]`)
+			case e == 'd':
+				out.WriteString(`\p{Nd}`)
+			case strings.IndexByte("pPrntfvx", e) >= 0 || !isWordByte(e):
+				out.WriteString(rest[:2])
+			default:
+				return "", fmt.Errorf("has %s", rest[:2])
+			}
+			continue
+		case inClass && (c == '[' || strings.HasPrefix(rest, "&&")),
+			!inClass && otherwise(rest):
+			return "", fmt.Errorf("has %.3s", rest)
+		case c == '[':
+			inClass = true
+			if strings.HasPrefix(rest, "[^") {
+				out.WriteByte(c)
+				i++
+				c = '^'
+			}
+		case c == ']':
+			inClass = false
+		}
+		out.WriteByte(c)
+	}
+	return out.String(), nil
+}
+
+// otherwise reports whether Oniguruma and package regexp read the begin of an expression otherwise.
+func otherwise(rest string) bool {
+	switch rest[0] {
+	case '^', '$':
+		return true
+	case '(':
+		return strings.HasPrefix(rest, "(?") && !strings.HasPrefix(rest, "(?:") &&
+			!strings.HasPrefix(rest, "(?i:")
+	}
+	return strings.HasPrefix(rest, "{,") || strings.HasPrefix(rest, "[]") ||
+		strings.HasPrefix(rest, "[^]")
+}
+
+func isWordByte(b byte) bool {
+	return b == '_' || b >= '0' && b <= '9' || b|0x20 >= 'a' && b|0x20 <= 'z'
+}
+
+// split is a pretokenizer.
+func (s *splitter) split(pieces []string, _ bool) []string {
+	var out []string
+	for _, text := range pieces {
+		for text != "" {
+			m := s.re.FindStringSubmatchIndex(text)
+			if m == nil {
+				out = append(out, text)
+				break
+			}
+			begin, end := m[0], m[1]
+			if s.spaces > 0 && m[2*s.spaces] >= 0 && end < len(text) {
+				if _, n := utf8.DecodeLastRuneInString(text[:end]); end-begin > n {
+					end -= n
+				}
+			}
+			if begin > 0 {
+				out = append(out, text[:begin])
+			}
+			out = append(out, text[begin:end])
+			text = text[end:]
+		}
+	}
+	return out
+}
+
+// nfc returns a text in Unicode's form C. Package norm separates runs of more than 30 marks by
+// U+034F, which that form has not.
+func nfc(text string) string {
+	normal := norm.NFC.String(text)
+	if strings.Count(normal, "\u034f") == strings.Count(text, "\u034f") {
+		return normal
+	}
+	var letters []rune
+	for _, r := range text {
+		letters = append(letters, []rune(norm.NFD.String(string(r)))...)
+	}
+	for i := 0; i < len(letters); i++ {
+		n := i
+		for n < len(letters) && class(letters[n]) > 0 {
+			n++
+		}
+		slices.SortStableFunc(letters[i:n], func(a, b rune) int { return class(a) - class(b) })
+		i = n
+	}
+	out := letters[:0]
+	base, before := -1, 0 // the letter that marks join, and the class of the mark before
+	for _, r := range letters {
+		c := class(r)
+		if base >= 0 && (before < c || base == len(out)-1) {
+			joined := []rune(norm.NFC.String(string(out[base]) + string(r)))
+			if len(joined) == 1 {
+				out[base] = joined[0]
+				continue
+			}
+		}
+		out = append(out, r)
+		if before = c; c == 0 {
+			base = len(out) - 1
+		}
+	}
+	return string(out)
+}
+
+// class is the canonical combining class.
+func class(r rune) int { return int(norm.NFC.PropertiesString(string(r)).CCC()) }

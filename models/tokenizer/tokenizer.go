@@ -1,0 +1,117 @@
+// Package tokenizer turns text into the ids of a model's tokens and back, by the tokenizer.json of
+// a Hugging Face folder. Ids and texts are those of Hugging Face's tokenizers library.
+//
+//	t, err := tokenizer.Load("Llama-3.2-1B")
+//	ids := t.Encode("The quick brown fox", true)
+//	text := t.Decode(ids, true)
+//
+// # What is read
+//
+// Models are BPE, on bytes (GPT-2, Llama 3, Qwen 2 and 3, Mistral's Tekken), or on characters with
+// bytes for those that the vocabulary has not (Llama 2, Mistral). Unigram and WordPiece are not.
+// Added tokens may have every flag. Anything else that a file asks for and this package has not is
+// [ErrUnsupported], which names the key: no file loads and gives other ids. Normalizers are NFC,
+// Prepend and Replace; pre-tokenizers are ByteLevel, Digits, Metaspace and Split by a regular
+// expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders are
+// ByteLevel, or Replace, ByteFallback, Fuse and Strip. A file's truncation and padding do not count,
+// as in transformers. Templates of chats are not read: the caller writes their text.
+//
+// # Unicode
+//
+// A byte of a text that is not UTF-8 counts as U+FFFD. Letters, digits and spaces are those of the
+// Unicode version of the Go release, [unicode.Version]. Characters of later versions may be split
+// otherwise than by a library that knows them.
+//
+// # Cost
+//
+// Encode takes time in proportion to the text, and log n for words of n characters, whatever the
+// regular expression: package regexp does not backtrack. Load takes some ten times the memory of
+// the file, which may have 128 MB.
+package tokenizer
+
+import (
+	"errors"
+	"strings"
+	"unicode/utf8"
+)
+
+// ErrUnsupported is the error of a file that asks for something this package has not.
+var ErrUnsupported = errors.New("unsupported tokenizer")
+
+// Tokenizer has the words of a model. Its methods may be called concurrently.
+type Tokenizer struct {
+	// BOS and EOS are the tokens before and behind a text, as the folder has them: -1 and none if
+	// it does not say. A model that has ended a text has written one of EOS.
+	BOS int
+	EOS []int
+
+	raw, normal   *finder // added tokens, in the text and in the normalized text
+	normalize     []func(string) string
+	pretokenize   []pretokenizer
+	model         bpe
+	before, after []int // tokens that addSpecial adds
+	decoder       decoder
+	words         map[int]string // as the file has them
+	special       map[int]bool
+	ids           map[string]int // of added tokens, too
+}
+
+// pretokenizer cuts pieces. The first begins the whole text if begins is true.
+type pretokenizer func(pieces []string, begins bool) []string
+
+// Encode returns the ids of a text. With addSpecial it has the tokens that the file puts around
+// every text, such as the one that begins it. Special tokens that the text spells are those tokens.
+//
+// Cost: see the package.
+func (t *Tokenizer) Encode(text string, addSpecial bool) []int {
+	if !utf8.ValidString(text) {
+		text = string([]rune(text))
+	}
+	ids := []int{}
+	add := func(id int) { ids = append(ids, id) }
+	if addSpecial {
+		ids = append(ids, t.before...)
+	}
+	t.raw.cut(text, func(part string, at int) {
+		for _, normalize := range t.normalize {
+			part = normalize(part)
+		}
+		t.normal.cut(part, func(part string, inner int) {
+			pieces := []string{part}
+			for _, p := range t.pretokenize {
+				pieces = p(pieces, at == 0 && inner == 0)
+			}
+			for _, piece := range pieces {
+				ids = t.model.encode(piece, ids)
+			}
+		}, add)
+	}, add)
+	if addSpecial {
+		ids = append(ids, t.after...)
+	}
+	return ids
+}
+
+// ID returns the id of a token as the file spells it.
+func (t *Tokenizer) ID(token string) (int, bool) {
+	id, ok := t.ids[token]
+	return id, ok
+}
+
+// Decode returns the text of ids, without special tokens if skipSpecial. Ids that the file has not
+// are nothing. Bytes that are not UTF-8 are U+FFFD.
+func (t *Tokenizer) Decode(ids []int, skipSpecial bool) string {
+	s := t.Stream(skipSpecial)
+	s.whole = true
+	var text strings.Builder
+	for _, id := range ids {
+		text.WriteString(s.Next(id))
+	}
+	text.WriteString(s.End())
+	return text.String()
+}
+
+// Stream returns a decoder of ids that come one by one.
+func (t *Tokenizer) Stream(skipSpecial bool) *Stream {
+	return &Stream{t: t, skip: skipSpecial, strip: t.decoder.strip}
+}

@@ -1,0 +1,132 @@
+package tokenizer
+
+import (
+	"compress/gzip"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"unicode/utf8"
+)
+
+// styles are the folders of testdata.
+var styles = []string{"gpt2", "llama2", "llama3", "mistral", "qwen2", "tekken"}
+
+// cases is what Hugging Face's tokenizers gives.
+type cases struct {
+	Texts      []string
+	Tokenizers map[string]struct {
+		Plain, Special [][]int
+		Decoded        []decoded
+	}
+}
+
+// decoded is ids with their texts.
+type decoded struct {
+	ids           []int
+	skipped, text string
+}
+
+func (d *decoded) UnmarshalJSON(text []byte) error {
+	return json.Unmarshal(text, &[]any{&d.ids, &d.skipped, &d.text})
+}
+
+func load(t testing.TB, dir string) *Tokenizer {
+	t.Helper()
+	tok, err := Load(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tok
+}
+
+func readCases(t testing.TB) cases {
+	t.Helper()
+	f, err := os.Open(filepath.Join("testdata", "cases.json.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var c cases
+	if err := json.NewDecoder(z).Decode(&c); err != nil {
+		t.Fatal(err)
+	}
+	for i, text := range c.Texts {
+		b, err := base64.StdEncoding.DecodeString(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Texts[i] = string(b)
+	}
+	return c
+}
+
+func TestIDsAreThoseOfHuggingFace(t *testing.T) {
+	c := readCases(t)
+	for _, style := range styles {
+		tok, want := load(t, filepath.Join("testdata", style)), c.Tokenizers[style]
+		if len(want.Plain) != 1000 || len(want.Special) != 1000 {
+			t.Fatalf("%s has %d and %d texts", style, len(want.Plain), len(want.Special))
+		}
+		for i, text := range c.Texts {
+			if got := tok.Encode(text, false); !slices.Equal(got, want.Plain[i]) {
+				t.Errorf("%s: %.80q is %v, want %v", style, text, got, want.Plain[i])
+			}
+			if got := tok.Encode(text, true); !slices.Equal(got, want.Special[i]) {
+				t.Errorf("%s: %.80q is %v with special tokens, want %v", style, text, got,
+					want.Special[i])
+			}
+		}
+	}
+}
+
+func TestTextsAreThoseOfHuggingFace(t *testing.T) {
+	c := readCases(t)
+	for _, style := range styles {
+		tok := load(t, filepath.Join("testdata", style))
+		for _, d := range c.Tokenizers[style].Decoded {
+			if got := tok.Decode(d.ids, true); got != d.skipped {
+				t.Errorf("%s: %v is %q, want %q", style, d.ids, got, d.skipped)
+			}
+			if got := tok.Decode(d.ids, false); got != d.text {
+				t.Errorf("%s: %v is %q with special tokens, want %q", style, d.ids, got, d.text)
+			}
+		}
+	}
+}
+
+func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
+	c := readCases(t)
+	for _, style := range styles {
+		tok := load(t, filepath.Join("testdata", style))
+		s := tok.Stream(true)
+		streamed := func(ids []int) string {
+			var text strings.Builder
+			for _, id := range ids {
+				part := s.Next(id)
+				if !utf8.ValidString(part) {
+					t.Errorf("%s: %v streams %q", style, ids, part)
+				}
+				text.WriteString(part)
+			}
+			return text.String() + s.End()
+		}
+		for _, ids := range c.Tokenizers[style].Special {
+			if got, want := streamed(ids), tok.Decode(ids, true); got != want {
+				t.Errorf("%s: %v streams %q, want %q", style, ids, got, want)
+			}
+		}
+		for _, d := range c.Tokenizers[style].Decoded {
+			if got := streamed(d.ids); tok.decoder.bytes && got != d.skipped {
+				t.Errorf("%s: %v streams %q, want %q", style, d.ids, got, d.skipped)
+			}
+		}
+	}
+}
