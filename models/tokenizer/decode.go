@@ -8,10 +8,9 @@ import (
 
 // decoder is what a file's decoders do: the alphabet of bytes, or the others, in this order.
 type decoder struct {
-	bytes    bool
-	replace  [][2]string
-	fallback bool // <0x41> is a byte
-	strip    int  // spaces that begin the text
+	bytes   bool
+	replace [2]string
+	strip   int // spaces that begin the text
 }
 
 // Stream decodes ids one by one, and never returns a part of a character. What it returns, put
@@ -39,10 +38,8 @@ func (s *Stream) Next(id int) string {
 		s.pending = append(s.pending, word...)
 		return s.take(false)
 	}
-	for _, r := range d.replace {
-		word = strings.ReplaceAll(word, r[0], r[1])
-	}
-	if b, ok := byteOf(word); ok && d.fallback {
+	word = strings.ReplaceAll(word, d.replace[0], d.replace[1])
+	if b, ok := byteOf(word); ok {
 		s.pending = append(s.pending, b)
 		if s.whole {
 			return ""

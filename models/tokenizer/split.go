@@ -94,96 +94,38 @@ type splitter struct {
 	spaces int // the group that stands for lastSpace, 0 for none
 }
 
+const (
+	spaces = `\t-\r\x{85}\p{Z}` // of Unicode, in a class: \s is ASCII to package regexp
+	escape = `\\(?:[nrs]|p\{\w+\})`
+	// alike is what package regexp reads as Oniguruma does, which Hugging Face uses, but for \s.
+	alike = `\(\?i?:|` + escape + `|\[\^?(?:` + escape + `|[^]\\[&^])+]|\{\d+,\d+}|` +
+		`[^]\\^$.([{}]`
+)
+
 func newSplitter(pattern string) (*splitter, error) {
-	if len(pattern) > maxPattern {
-		return nil, fmt.Errorf("%w: a regular expression of %d bytes", ErrUnsupported, len(pattern))
-	}
-	s := &splitter{}
+	wrong := fmt.Errorf("%w: regular expression %.200q", ErrUnsupported, pattern)
 	head, ok := strings.CutSuffix(pattern, lastSpace)
 	ok = ok && (head == "" || strings.HasSuffix(head, "|"))
 	if !ok {
 		head = pattern
 	}
-	head, err := translate(head)
+	if len(pattern) > maxPattern || !regexp.MustCompile(`^(?:`+alike+`)*$`).MatchString(head) {
+		return nil, wrong
+	}
+	head = regexp.MustCompile(alike).ReplaceAllStringFunc(head, func(part string) string {
+		if part == `\s` {
+			return `[` + spaces + `]`
+		}
+		return strings.ReplaceAll(part, `\s`, spaces)
+	})
 	if ok {
 		head += `([` + spaces + `]+)`
 	}
-	if err == nil {
-		s.re, err = regexp.Compile(head)
+	re, err := regexp.Compile(head)
+	if err != nil || re.MatchString("") {
+		return nil, wrong
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%w: regular expression %q: %v", ErrUnsupported, pattern, err)
-	}
-	if s.re.MatchString("") {
-		return nil, fmt.Errorf("%w: regular expression %q matches nothing", ErrUnsupported, pattern)
-	}
-	if ok {
-		s.spaces = s.re.NumSubexp()
-	}
-	return s, nil
-}
-
-const spaces = `\t-\r\x{85}\p{Z}` // of Unicode, in a class
-
-// translate returns an expression of Oniguruma in the syntax of package regexp, and an error for
-// what means something else in the two.
-func translate(pattern string) (string, error) {
-	var out strings.Builder
-	inClass := false
-	for i := 0; i < len(pattern); i++ {
-		rest := pattern[i:]
-		c := rest[0]
-		switch {
-		case c == '\\' && len(rest) > 1:
-			i++
-			switch e := rest[1]; {
-			case e == 's' && inClass:
-				out.WriteString(spaces)
-			case e == 's':
-				out.WriteString(`[` + spaces + `]`)
-			case e == 'S' && !inClass:
-				out.WriteString(`[^` + spaces + `]`)
-			case e == 'd':
-				out.WriteString(`\p{Nd}`)
-			case strings.IndexByte("pPrntfvx", e) >= 0 || !isWordByte(e):
-				out.WriteString(rest[:2])
-			default:
-				return "", fmt.Errorf("has %s", rest[:2])
-			}
-			continue
-		case inClass && (c == '[' || strings.HasPrefix(rest, "&&")),
-			!inClass && otherwise(rest):
-			return "", fmt.Errorf("has %.3s", rest)
-		case c == '[':
-			inClass = true
-			if strings.HasPrefix(rest, "[^") {
-				out.WriteByte(c)
-				i++
-				c = '^'
-			}
-		case c == ']':
-			inClass = false
-		}
-		out.WriteByte(c)
-	}
-	return out.String(), nil
-}
-
-// otherwise reports whether Oniguruma and package regexp read the begin of an expression otherwise.
-func otherwise(rest string) bool {
-	switch rest[0] {
-	case '^', '$':
-		return true
-	case '(':
-		return strings.HasPrefix(rest, "(?") && !strings.HasPrefix(rest, "(?:") &&
-			!strings.HasPrefix(rest, "(?i:")
-	}
-	return strings.HasPrefix(rest, "{,") || strings.HasPrefix(rest, "[]") ||
-		strings.HasPrefix(rest, "[^]")
-}
-
-func isWordByte(b byte) bool {
-	return b == '_' || b >= '0' && b <= '9' || b|0x20 >= 'a' && b|0x20 <= 'z'
+	return &splitter{re: re, spaces: re.NumSubexp()}, nil
 }
 
 // split is a pretokenizer.

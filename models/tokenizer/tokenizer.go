@@ -26,7 +26,7 @@
 //
 // Encode takes time in proportion to the text, and log n for words of n characters, whatever the
 // regular expression: package regexp does not backtrack. Load takes some ten times the memory of
-// the file, which may have 128 MB.
+// the file, which may have 64 MB.
 package tokenizer
 
 import (
@@ -40,10 +40,9 @@ var ErrUnsupported = errors.New("unsupported tokenizer")
 
 // Tokenizer has the words of a model. Its methods may be called concurrently.
 type Tokenizer struct {
-	// BOS and EOS are the tokens before and behind a text, as the folder has them: -1 and none if
-	// it does not say. A model that has ended a text has written one of EOS.
-	BOS int
-	EOS []int
+	// BOS and EOS are the tokens before and behind a text, by tokenizer_config.json: -1 for none.
+	// Models may end texts by other tokens, too, which config.json lists.
+	BOS, EOS int
 
 	raw, normal   *finder // added tokens, in the text and in the normalized text
 	normalize     []func(string) string
@@ -74,7 +73,9 @@ func (t *Tokenizer) Encode(text string, addSpecial bool) []int {
 	}
 	t.raw.cut(text, func(part string, at int) {
 		for _, normalize := range t.normalize {
-			part = normalize(part)
+			if part != "" {
+				part = normalize(part)
+			}
 		}
 		t.normal.cut(part, func(part string, inner int) {
 			pieces := []string{part}

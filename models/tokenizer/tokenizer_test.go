@@ -4,6 +4,7 @@ import (
 	"compress/gzip"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -75,14 +76,21 @@ func TestIDsAreThoseOfHuggingFace(t *testing.T) {
 		if len(want.Plain) != 1000 || len(want.Special) != 1000 {
 			t.Fatalf("%s has %d and %d texts", style, len(want.Plain), len(want.Special))
 		}
+		checkIDs(t, tok, c.Texts, want.Plain)
 		for i, text := range c.Texts {
-			if got := tok.Encode(text, false); !slices.Equal(got, want.Plain[i]) {
-				t.Errorf("%s: %.80q is %v, want %v", style, text, got, want.Plain[i])
-			}
 			if got := tok.Encode(text, true); !slices.Equal(got, want.Special[i]) {
 				t.Errorf("%s: %.80q is %v with special tokens, want %v", style, text, got,
 					want.Special[i])
 			}
+		}
+	}
+}
+
+func checkIDs(t *testing.T, tok *Tokenizer, texts []string, want [][]int) {
+	t.Helper()
+	for i, text := range texts {
+		if got := tok.Encode(text, false); !slices.Equal(got, want[i]) {
+			t.Errorf("%.80q is %v, want %v", text, got, want[i])
 		}
 	}
 }
@@ -129,4 +137,64 @@ func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
 			}
 		}
 	}
+}
+
+// FuzzBytesComeBack: what has no normalizer and is on bytes loses nothing.
+func FuzzBytesComeBack(f *testing.F) {
+	for _, text := range readCases(f).Texts {
+		f.Add(text)
+	}
+	var toks []*Tokenizer
+	for _, style := range []string{"gpt2", "llama3", "tekken", "qwen2"} {
+		toks = append(toks, load(f, filepath.Join("testdata", style)))
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		want := string([]rune(text))
+		for i, tok := range toks {
+			if i == 3 {
+				want = nfc(want)
+			}
+			got := tok.Decode(tok.Encode(text, false), false)
+			if got != want {
+				t.Errorf("%q comes back as %q", text, got)
+			}
+		}
+	})
+}
+
+// FuzzFoldersAreReadOrRefused: no tokenizer.json panics, nor a text that it reads.
+func FuzzFoldersAreReadOrRefused(f *testing.F) {
+	for _, style := range styles {
+		text, err := os.ReadFile(filepath.Join("testdata", style, fileName))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text), "a <s> b")
+	}
+	f.Fuzz(func(t *testing.T, file, text string) {
+		tok, err := Load(folder(t, map[string]string{fileName: file}))
+		if err == nil {
+			tok.Decode(tok.Encode(text, true), true)
+		}
+	})
+}
+
+func Example() {
+	tok, err := Load("testdata/llama3")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	ids := tok.Encode("Hello, world!", true)
+	fmt.Println(ids)
+	fmt.Println(tok.Decode(ids, true))
+	s := tok.Stream(true) // as they are generated
+	for _, id := range ids {
+		fmt.Print(s.Next(id), "|")
+	}
+	fmt.Println(s.End())
+	// Output:
+	// [640 39 68 408 78 11 283 263 75 67 0]
+	// Hello, world!
+	// |H|e|ll|o|,| w|or|l|d|!|
 }

@@ -1,0 +1,190 @@
+package tokenizer
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// object is an object of JSON.
+type object = map[string]any
+
+// folder writes a folder with files, and returns its name.
+func folder(t testing.TB, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// changed returns a style's folder with its tokenizer.json changed.
+func changed(t testing.TB, style string, change func(file object)) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("testdata", style, fileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file object
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	change(file)
+	if text, err = json.Marshal(file); err != nil {
+		t.Fatal(err)
+	}
+	return folder(t, map[string]string{fileName: string(text)})
+}
+
+// split is a pre-tokenizer of a regular expression, before ByteLevel.
+func split(pattern string) object {
+	return object{"type": "Sequence", "pretokenizers": []any{
+		object{"type": "Split", "behavior": "Isolated", "pattern": object{"Regex": pattern}},
+		object{"type": "ByteLevel", "add_prefix_space": false, "use_regex": false},
+	}}
+}
+
+func TestWhatIsNotSupportedIsNamed(t *testing.T) {
+	set := func(key string, value any) func(object) {
+		return func(file object) { file[key] = value }
+	}
+	model := func(key string, value any) func(object) {
+		return func(file object) { file["model"].(object)[key] = value }
+	}
+	for name, test := range map[string]struct {
+		change func(object)
+		says   string
+	}{
+		"unigram":     {model("type", "Unigram"), "model Unigram"},
+		"wordpiece":   {model("type", "WordPiece"), "model WordPiece"},
+		"dropout":     {model("dropout", 0.1), "dropout"},
+		"suffix":      {model("end_of_word_suffix", "</w>"), "end_of_word_suffix"},
+		"fallback":    {model("byte_fallback", true), "byte_fallback"},
+		"normalizer":  {set("normalizer", object{"type": "NFKC"}), "normalizer NFKC"},
+		"precompiled": {set("normalizer", object{"type": "Precompiled"}), "Precompiled"},
+		"digits":      {set("pre_tokenizer", object{"type": "Digits"}), "pre_tokenizer Digits"},
+		"prefix": {set("pre_tokenizer", object{"type": "ByteLevel", "add_prefix_space": true}),
+			"pre_tokenizer ByteLevel"},
+		"metaspace": {set("pre_tokenizer", object{"type": "Metaspace", "split": true}),
+			"pre_tokenizer Metaspace"},
+		"lookahead":  {set("pre_tokenizer", split(`a(?=b)|\s+`)), "a(?=b)"},
+		"anchor":     {set("pre_tokenizer", split(`^a`)), "^a"},
+		"boundary":   {set("pre_tokenizer", split(`a\b`)), `a\\b`},
+		"classes":    {set("pre_tokenizer", split(`[a-z&&[^b]]`)), "&&"},
+		"possessive": {set("pre_tokenizer", split(`a++b`)), "a++b"},
+		"empty":      {set("pre_tokenizer", split(`a*`)), "a*"},
+		"long":       {set("pre_tokenizer", split(strings.Repeat("a", 1<<20))), "aaa"},
+		"bert": {set("post_processor", object{"type": "BertProcessing"}),
+			"post_processor BertProcessing"},
+		"decoder":    {set("decoder", object{"type": "WordPiece"}), "decoder of WordPiece"},
+		"no decoder": {set("decoder", nil), "decoder"},
+	} {
+		_, err := Load(changed(t, "gpt2", test.change))
+		if !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), test.says) ||
+			len(err.Error()) > 500 {
+			t.Errorf("%s: the error is %.500v", name, err)
+		}
+	}
+}
+
+func TestDamagedFilesAreErrors(t *testing.T) {
+	token := func(id int, content string) object { return object{"id": id, "content": content} }
+	const head = `{"decoder":{"type":"ByteLevel"},"model":{"type":"BPE",`
+	for name, test := range map[string]struct{ text, says string }{
+		"empty":      {``, "unexpected end"},
+		"no model":   {`{}`, "model"},
+		"truncated":  {head + `"vocab":{"a":0`, "unexpected end"},
+		"deep":       {strings.Repeat(`{"normalizer":`, 20000), "depth"},
+		"list":       {head + `"vocab":["a"]}}`, "vocab"},
+		"same id":    {head + `"vocab":{"a":1,"b":1},"merges":[]}}`, "id 1"},
+		"negative":   {head + `"vocab":{"a":-1},"merges":[]}}`, "-1"},
+		"huge id":    {head + `"vocab":{"a":99999999999},"merges":[]}}`, "99999999999"},
+		"fraction":   {head + `"vocab":{"a":0.5},"merges":[]}}`, "0.5"},
+		"no merges":  {head + `"vocab":{"a":0}}}`, "merges"},
+		"one":        {head + `"vocab":{"a":0},"merges":["a"]}}`, "no pair"},
+		"three":      {head + `"vocab":{"a":0},"merges":[["a","a","a"]]}}`, "no pair"},
+		"not both":   {head + `"vocab":{"a":0},"merges":[["a","a"]]}}`, "not in vocab"},
+		"unknown":    {head + `"vocab":{"a":0},"merges":[],"unk_token":"<unk>"}}`, "<unk>"},
+		"not a file": {`[]`, "array"},
+	} {
+		_, err := Load(folder(t, map[string]string{fileName: test.text}))
+		if err == nil || !strings.Contains(err.Error(), test.says) ||
+			!strings.Contains(err.Error(), fileName) {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+	for name, tokens := range map[string][]any{
+		"gap":     {token(700, "<a>")},
+		"other":   {token(3, "<a>")},
+		"no text": {token(640, "")},
+	} {
+		_, err := Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = tokens }))
+		if err == nil || !strings.Contains(err.Error(), "added_tokens") {
+			t.Errorf("%s: the error is %v", name, err)
+		}
+	}
+	if _, err := Load(t.TempDir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an empty folder: the error is %v", err)
+	}
+}
+
+func TestFilesThatAreTooLongAreNotRead(t *testing.T) {
+	dir := folder(t, map[string]string{fileName: "{}"})
+	if err := os.Truncate(filepath.Join(dir, fileName), 1<<40); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "bytes") {
+		t.Errorf("the error is %v", err)
+	}
+	many := []any{object{"id": 640, "content": strings.Repeat("x", maxAdded+1)}}
+	_, err := Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = many }))
+	if !errors.Is(err, ErrUnsupported) {
+		t.Errorf("a long added token: the error is %v", err)
+	}
+}
+
+func TestEndsAreThoseOfTheFolder(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("testdata", "llama2", fileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for config, want := range map[string][2]int{
+		`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`: {1, 2},
+		`{"bos_token": null}`:                     {-1, -1},
+		`{"bos_token": "<none>", "eos_token": 7}`: {-1, -1},
+	} {
+		tok := load(t, folder(t, map[string]string{fileName: string(text), configName: config}))
+		if got := [2]int{tok.BOS, tok.EOS}; got != want {
+			t.Errorf("%s: %v, want %v", config, got, want)
+		}
+	}
+	if tok := load(t, filepath.Join("testdata", "llama2")); tok.BOS != -1 || tok.EOS != -1 {
+		t.Errorf("without a configuration: %d, %d", tok.BOS, tok.EOS)
+	}
+	_, err = Load(folder(t, map[string]string{fileName: string(text), configName: "{"}))
+	if err == nil || !strings.Contains(err.Error(), configName) {
+		t.Errorf("a damaged configuration: the error is %v", err)
+	}
+}
+
+func TestMergesMayBeLinesAsInOlderFiles(t *testing.T) {
+	c := readCases(t)
+	dir := changed(t, "gpt2", func(file object) {
+		model := file["model"].(object)
+		delete(model, "type")
+		lines := []any{"#version: 0.2"}
+		for _, pair := range model["merges"].([]any) {
+			p := pair.([]any)
+			lines = append(lines, p[0].(string)+" "+p[1].(string))
+		}
+		model["merges"] = lines
+	})
+	checkIDs(t, load(t, dir), c.Texts, c.Tokenizers["gpt2"].Plain)
+}
