@@ -57,6 +57,7 @@ var arrows = []arrow{
 		"backend", "kernels", "kernels/fuse", "rendezvous", "autograd/...", "internal/...",
 	}},
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
+	{"models/tokenizer", nil},
 	{"models/...", []string{"backend", "kernels", "layers", "models/...", "ops/...",
 		"internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},

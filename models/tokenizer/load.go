@@ -86,7 +86,7 @@ func (c *component) steps() []component {
 
 // unsupported returns the error of a component.
 func (c *component) unsupported(kind string) error {
-	return fmt.Errorf("%w: %s %s with these options, at this place", ErrUnsupported, kind, c.Type)
+	return fmt.Errorf("%w: %s %.80s with these options, at this place", ErrUnsupported, kind, c.Type)
 }
 
 // Load reads the tokenizer.json of a folder, and its tokenizer_config.json if there is one.
@@ -220,7 +220,7 @@ func (t *Tokenizer) setModel(f *file) error {
 	err := json.Unmarshal(f.Model, &m)
 	switch {
 	case m.Type != "BPE":
-		return fmt.Errorf("%w: model %s", ErrUnsupported, m.Type)
+		return fmt.Errorf("%w: model %.80s", ErrUnsupported, m.Type)
 	case err != nil:
 		return fmt.Errorf("model: %w", err)
 	case m.Dropout != 0 || m.Prefix != "" || m.Suffix != "":
@@ -232,7 +232,7 @@ func (t *Tokenizer) setModel(f *file) error {
 	b.ids, b.whole, b.fuse = make(map[string]int32, len(m.Vocabulary)), m.IgnoreMerges, m.Fuse
 	for word, id := range m.Vocabulary {
 		if other, taken := t.words[int(id)]; taken || id < 0 {
-			return fmt.Errorf("vocab: %q has id %d, and %q has it: ids are >= 0 and differ",
+			return fmt.Errorf("vocab: %.80q has id %d, and %.80q has it: ids are >= 0 and differ",
 				word, id, other)
 		}
 		t.ids[word], t.words[int(id)] = int(id), word
@@ -253,10 +253,12 @@ func (t *Tokenizer) setModel(f *file) error {
 func (t *Tokenizer) setUnknown(m *model) error {
 	b := &t.model
 	b.unknown = -1
-	if id, ok := t.ids[m.Unknown]; ok {
+	if m.Unknown != "" {
+		id, ok := t.ids[m.Unknown]
+		if !ok {
+			return fmt.Errorf("vocab has no unk_token %.80q", m.Unknown)
+		}
 		b.unknown = int32(id)
-	} else if m.Unknown != "" {
-		return fmt.Errorf("vocab has no unk_token %q", m.Unknown)
 	}
 	if !m.ByteFallback {
 		return nil
@@ -265,7 +267,7 @@ func (t *Tokenizer) setUnknown(m *model) error {
 	for i := range b.fallback {
 		id, ok := t.ids[fmt.Sprintf("<0x%02X>", i)]
 		if !ok || b.bytes {
-			return fmt.Errorf("%w: byte_fallback with ByteLevel, or without each of <0x00> to <0xFF>",
+			return fmt.Errorf("%w: byte_fallback with ByteLevel, or without <0x00> to <0xFF>",
 				ErrUnsupported)
 		}
 		b.fallback[i] = int32(id)
@@ -291,13 +293,13 @@ func (t *Tokenizer) setMerges(text json.RawMessage) error {
 	t.model.merges = make(map[[2]int32]merge, len(pairs))
 	for rank, p := range pairs {
 		if len(p) != 2 {
-			return fmt.Errorf("merges: %q is no pair", p)
+			return fmt.Errorf("merges: %.80q is no pair", p)
 		}
 		a, okA := t.ids[p[0]]
 		b, okB := t.ids[p[1]]
 		both, ok := t.ids[p[0]+p[1]]
 		if !okA || !okB || !ok {
-			return fmt.Errorf("merges: %q or both together are not in vocab", p)
+			return fmt.Errorf("merges: %.80q or both together are not in vocab", p)
 		}
 		t.model.merges[[2]int32{int32(a), int32(b)}] = merge{int32(rank), int32(both)}
 	}
@@ -318,7 +320,7 @@ func (t *Tokenizer) setAdded(f *file) error {
 			id = next
 		}
 		if a.Content == "" || a.ID != id {
-			return fmt.Errorf("added_tokens: %q has id %d, and by the order of ids it is %d",
+			return fmt.Errorf("added_tokens: %.80q has id %d, and by the order of ids it is %d",
 				a.Content, a.ID, id)
 		}
 		next = max(next, id+1)
@@ -331,7 +333,9 @@ func (t *Tokenizer) setAdded(f *file) error {
 		for _, normalize := range t.normalize {
 			a.Content = normalize(a.Content)
 		}
-		normal[a.Content] = a
+		if a.Content != "" {
+			normal[a.Content] = a
+		}
 	}
 	var err error
 	if t.raw, err = newFinder(raw); err == nil {
@@ -386,7 +390,7 @@ func (t *Tokenizer) setDecoder(f *file) error {
 		d.bytes = true
 	case " Replace ByteFallback Fuse", " Replace ByteFallback Fuse Strip":
 	default:
-		return fmt.Errorf("%w: decoder of%s", ErrUnsupported, types)
+		return fmt.Errorf("%w: decoder of%.200s", ErrUnsupported, types)
 	}
 	return nil
 }

@@ -1,5 +1,5 @@
 // Package tokenizer turns text into the ids of a model's tokens and back, by the tokenizer.json of
-// a Hugging Face folder. Ids and texts are those of Hugging Face's tokenizers library.
+// a Hugging Face folder. It gives the ids and texts of Hugging Face's library tokenizers.
 //
 //	t, err := tokenizer.Load("Llama-3.2-1B")
 //	ids := t.Encode("The quick brown fox", true)
@@ -8,25 +8,28 @@
 // # What is read
 //
 // Models are BPE, on bytes (GPT-2, Llama 3, Qwen 2 and 3, Mistral's Tekken), or on characters with
-// bytes for those that the vocabulary has not (Llama 2, Mistral). Unigram and WordPiece are not.
-// Added tokens may have every flag. Anything else that a file asks for and this package has not is
-// [ErrUnsupported], which names the key: no file loads and gives other ids. Normalizers are NFC,
-// Prepend and Replace; pre-tokenizers are ByteLevel, Digits, Metaspace and Split by a regular
-// expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders are
-// ByteLevel, or Replace, ByteFallback, Fuse and Strip. A file's truncation and padding do not count,
-// as in transformers. Templates of chats are not read: the caller writes their text.
+// bytes for those that the vocabulary lacks (Llama 2, Mistral). Unigram and WordPiece are not read.
+// Normalizers are NFC, Prepend and Replace; pre-tokenizers are ByteLevel, Metaspace and Split by a
+// regular expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders
+// are ByteLevel, or Replace, ByteFallback, Fuse and Strip. Added tokens may have every flag.
+// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and gives
+// other ids. Truncation and padding of a file do not count, as in transformers. Templates of chats
+// are not read: the caller writes their text.
 //
 // # Unicode
 //
-// A byte of a text that is not UTF-8 counts as U+FFFD. Letters, digits and spaces are those of the
-// Unicode version of the Go release, [unicode.Version]. Characters of later versions may be split
-// otherwise than by a library that knows them.
+// A byte of a text that is not UTF-8 counts as U+FFFD. The Go release knows letters, digits and
+// spaces of one version of Unicode, [unicode.Version]: ids of texts with characters of later
+// versions may differ. So may ids of texts with several marks on one letter, one of which Unicode
+// has had only since version 10, if the file asks for NFC: Hugging Face's library does not order
+// them.
 //
 // # Cost
 //
-// Encode takes time in proportion to the text, and log n for words of n characters, whatever the
-// regular expression: package regexp does not backtrack. Load takes some ten times the memory of
-// the file, which may have 64 MB.
+// Encode takes time in proportion to the text, and to the logarithm of the longest word, whatever
+// the regular expression is: package regexp does not backtrack without limit. Load takes memory for
+// some ten times the file, which may have 64 MB. Package models/tokenizer is compared with other
+// libraries in bench/results/2026-11/2026-11-26-tokenizers.md.
 package tokenizer
 
 import (
