@@ -15,6 +15,7 @@ const (
 	fileName   = "tokenizer.json"
 	configName = "tokenizer_config.json"
 	maxFile    = 64 << 20 // bytes. Those of 260,000 words have 33 MB.
+	maxRest    = 4 << 20  // bytes of what is not the model, which take 100 times the memory
 	maxAdded   = 1 << 20  // bytes of added tokens
 	maxPattern = 1 << 12  // bytes of a regular expression
 )
@@ -86,7 +87,7 @@ func (c *component) steps() []component {
 
 // unsupported returns the error of a component.
 func (c *component) unsupported(kind string) error {
-	return fmt.Errorf("%w: %s %.80s with these options, at this place", ErrUnsupported, kind, c.Type)
+	return fmt.Errorf("%w: %s %.80s, as it stands here", ErrUnsupported, kind, c.Type)
 }
 
 // Load reads the tokenizer.json of a folder, and its tokenizer_config.json if there is one.
@@ -96,7 +97,10 @@ func Load(dir string) (*Tokenizer, error) {
 	var f file
 	t := &Tokenizer{words: map[int]string{}, special: map[int]bool{}}
 	name := fileName
-	err := read(dir, name, &f)
+	text, err := read(dir, name)
+	if err == nil {
+		err = f.parse(text)
+	}
 	for _, set := range []func(*file) error{
 		t.setPreTokenizer, t.setModel, t.setNormalizer, t.setAdded, t.setTemplate, t.setDecoder,
 	} {
@@ -114,20 +118,27 @@ func Load(dir string) (*Tokenizer, error) {
 	return t, nil
 }
 
-func read(dir, name string, into any) error {
+func read(dir, name string) ([]byte, error) {
 	path := filepath.Join(dir, name)
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > maxFile {
 		err = fmt.Errorf("%d bytes: this package reads %d", info.Size(), maxFile)
 	}
 	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+}
+
+func (f *file) parse(text []byte) error {
+	var large struct{ Model json.RawMessage }
+	if err := json.Unmarshal(text, &large); err != nil {
 		return err
 	}
-	text, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(text, into)
+	if n := len(text) - len(large.Model); n > maxRest {
+		return fmt.Errorf("%d bytes are not the model: this package reads %d", n, maxRest)
 	}
-	return err
+	return json.Unmarshal(text, f)
 }
 
 // setEnds reads BOS and EOS, which are strings or objects as in added_tokens.
@@ -136,7 +147,14 @@ func (t *Tokenizer) setEnds(dir string) error {
 		BOS json.RawMessage `json:"bos_token"`
 		EOS json.RawMessage `json:"eos_token"`
 	}
-	if err := read(dir, configName, &names); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	text, err := read(dir, configName)
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = []byte("{}"), nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &names)
+	}
+	if err != nil {
 		return err
 	}
 	id := func(text json.RawMessage) int {

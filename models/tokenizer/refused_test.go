@@ -143,8 +143,13 @@ func TestFilesThatAreTooLongAreNotRead(t *testing.T) {
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "bytes") {
 		t.Errorf("the error is %v", err)
 	}
+	objects := `{"normalizer":{"normalizers":[{}` + strings.Repeat(",{}", maxRest/3) + `]}}`
+	_, err := Load(folder(t, map[string]string{fileName: objects}))
+	if err == nil || !strings.Contains(err.Error(), "not the model") {
+		t.Errorf("many objects: the error is %v", err)
+	}
 	many := []any{object{"id": 640, "content": strings.Repeat("x", maxAdded+1)}}
-	_, err := Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = many }))
+	_, err = Load(changed(t, "gpt2", func(f object) { f["added_tokens"] = many }))
 	if !errors.Is(err, ErrUnsupported) {
 		t.Errorf("a long added token: the error is %v", err)
 	}

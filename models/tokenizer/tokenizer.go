@@ -12,9 +12,9 @@
 // Normalizers are NFC, Prepend and Replace; pre-tokenizers are ByteLevel, Metaspace and Split by a
 // regular expression; post-processors are ByteLevel and TemplateProcessing for one text; decoders
 // are ByteLevel, or Replace, ByteFallback, Fuse and Strip. Added tokens may have every flag.
-// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and gives
-// other ids. Truncation and padding of a file do not count, as in transformers. Templates of chats
-// are not read: the caller writes their text.
+// Anything else that a file asks for is [ErrUnsupported], which names it, so no file loads and
+// gives other ids. Truncation and padding of a file do not count, as in transformers. Templates of
+// chats are not read: the caller writes their text.
 //
 // # Unicode
 //
@@ -28,7 +28,7 @@
 //
 // Encode takes time in proportion to the text, and to the logarithm of the longest word, whatever
 // the regular expression is: package regexp does not backtrack without limit. Load takes memory for
-// some ten times the file, which may have 64 MB. Package models/tokenizer is compared with other
+// up to 25 times the file, which may have 64 MB. Package models/tokenizer is compared with other
 // libraries in bench/results/2026-11/2026-11-26-tokenizers.md.
 package tokenizer
 
