@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -44,9 +45,28 @@ func load(t testing.TB, dir string) *Tokenizer {
 	return tok
 }
 
-func readCases(t testing.TB) cases {
+// directories returns where cases are: testdata, and in a full test what its script makes now.
+func directories(t testing.TB) []string {
 	t.Helper()
-	f, err := os.Open(filepath.Join("testdata", "cases.json.gz"))
+	dirs := []string{"testdata"}
+	if os.Getenv("EURYALE_FULL") != "1" {
+		return dirs
+	}
+	if exec.Command("python3", "-c", "import tokenizers").Run() != nil {
+		t.Log("python3 has no tokenizers: nothing is made anew")
+		return dirs
+	}
+	dir := t.TempDir()
+	text, err := exec.Command("python3", "testdata/make.py", dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return append(dirs, dir)
+}
+
+func readCases(t testing.TB, dir string) cases {
+	t.Helper()
+	f, err := os.Open(filepath.Join(dir, "cases.json.gz"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,48 +90,47 @@ func readCases(t testing.TB) cases {
 }
 
 func TestIDsAreThoseOfHuggingFace(t *testing.T) {
-	c := readCases(t)
-	for _, style := range styles {
-		tok, want := load(t, filepath.Join("testdata", style)), c.Tokenizers[style]
-		if len(want.Plain) != 1000 || len(want.Special) != 1000 {
-			t.Fatalf("%s has %d and %d texts", style, len(want.Plain), len(want.Special))
-		}
-		checkIDs(t, tok, c.Texts, want.Plain)
-		for i, text := range c.Texts {
-			if got := tok.Encode(text, true); !slices.Equal(got, want.Special[i]) {
-				t.Errorf("%s: %.80q is %v with special tokens, want %v", style, text, got,
-					want.Special[i])
+	for _, dir := range directories(t) {
+		c := readCases(t, dir)
+		for _, style := range styles {
+			tok, want := load(t, filepath.Join(dir, style)), c.Tokenizers[style]
+			if len(want.Plain) != 1000 || len(want.Special) != 1000 {
+				t.Fatalf("%s has %d and %d texts", style, len(want.Plain), len(want.Special))
+			}
+			for i, text := range c.Texts {
+				checkIDs(t, tok, text, false, want.Plain[i])
+				checkIDs(t, tok, text, true, want.Special[i])
 			}
 		}
 	}
 }
 
-func checkIDs(t *testing.T, tok *Tokenizer, texts []string, want [][]int) {
+func checkIDs(t *testing.T, tok *Tokenizer, text string, special bool, want []int) {
 	t.Helper()
-	for i, text := range texts {
-		if got := tok.Encode(text, false); !slices.Equal(got, want[i]) {
-			t.Errorf("%.80q is %v, want %v", text, got, want[i])
-		}
+	if got := tok.Encode(text, special); !slices.Equal(got, want) {
+		t.Errorf("%.80q is %v, want %v, with special tokens %v", text, got, want, special)
 	}
 }
 
 func TestTextsAreThoseOfHuggingFace(t *testing.T) {
-	c := readCases(t)
-	for _, style := range styles {
-		tok := load(t, filepath.Join("testdata", style))
-		for _, d := range c.Tokenizers[style].Decoded {
-			if got := tok.Decode(d.ids, true); got != d.skipped {
-				t.Errorf("%s: %v is %q, want %q", style, d.ids, got, d.skipped)
-			}
-			if got := tok.Decode(d.ids, false); got != d.text {
-				t.Errorf("%s: %v is %q with special tokens, want %q", style, d.ids, got, d.text)
+	for _, dir := range directories(t) {
+		c := readCases(t, dir)
+		for _, style := range styles {
+			tok := load(t, filepath.Join(dir, style))
+			for _, d := range c.Tokenizers[style].Decoded {
+				if got := tok.Decode(d.ids, true); got != d.skipped {
+					t.Errorf("%s: %v is %q, want %q", style, d.ids, got, d.skipped)
+				}
+				if got := tok.Decode(d.ids, false); got != d.text {
+					t.Errorf("%s: %v is %q with special tokens, want %q", style, d.ids, got, d.text)
+				}
 			}
 		}
 	}
 }
 
 func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
-	c := readCases(t)
+	c := readCases(t, "testdata")
 	for _, style := range styles {
 		tok := load(t, filepath.Join("testdata", style))
 		s := tok.Stream(true)
@@ -141,7 +160,7 @@ func TestStreamsGiveWholeCharactersAndTheTextOfDecode(t *testing.T) {
 
 // FuzzBytesComeBack: what has no normalizer and is on bytes loses nothing.
 func FuzzBytesComeBack(f *testing.F) {
-	for _, text := range readCases(f).Texts {
+	for _, text := range readCases(f, "testdata").Texts {
 		f.Add(text)
 	}
 	var toks []*Tokenizer
