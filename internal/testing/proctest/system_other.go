@@ -11,6 +11,9 @@ import (
 // errLinux is why there are no machines.
 var errLinux = errors.New("network namespaces are Linux's")
 
+// StderrToStdout does nothing here.
+func StderrToStdout() {}
+
 func kill(int, syscall.Signal) error { return errLinux }
 
 func mountMemory(string) error { return errLinux }
