@@ -1,0 +1,30 @@
+package host
+
+import (
+	"testing"
+	"time"
+)
+
+func TestAdaptiveSpin(t *testing.T) {
+	p := spinBudget{spin: 64 * time.Microsecond}
+	var s adaptiveSpin
+	for i := range mostHalvings {
+		if got, want := s.budget(p), p.spin>>i; got != want {
+			t.Errorf("after %d waits without success: %v, want %v", i, got, want)
+		}
+		s.learn(false)
+	}
+	for i := range 3 * probe {
+		got, want := s.budget(p), time.Duration(0)
+		if i%probe == probe-1 {
+			want = p.spin // a peer that sleeps needs it
+			s.learn(false)
+		}
+		if got != want {
+			t.Fatalf("wait %d of those without success: %v, want %v", i, got, want)
+		}
+	}
+	if s.learn(true); s.budget(p) != p.spin {
+		t.Errorf("after a probe that succeeded: %v, want %v", s.budget(p), p.spin)
+	}
+}
