@@ -14,8 +14,8 @@ BLAS ?=
 # More tags of builds with cgo. With ",netgo,osusergo" they share most packages with builds without.
 SHARED ?=
 
-.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak stock-tests bench \
-	bench-blas size mpi lint vuln help
+.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak \
+	stock-tests bench bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -67,10 +67,11 @@ full-systems:
 	$(GO) test -short -vet=off -tags portable ./backend/host ./backend/tcp ./backend/hierarchy
 	$(GO) test -short -vet=off -tags netconn ./backend/tcp
 
-# Compile the module for the other systems where it works, without linking programs. In test-full
-# their tests are compiled, too (CHECK="vet ./...").
 SYSTEMS := darwin/arm64 darwin/amd64 windows/amd64 freebsd/amd64 linux/arm64
 CHECK ?= list -export ./...
+
+# Compile the module for the other systems where it works, without linking programs. In test-full
+# their tests are compiled, too (CHECK="vet ./...").
 systems: export CGO_ENABLED := 0
 systems:
 	@for system in $(SYSTEMS); do echo "GOOS/GOARCH $$system: go $(CHECK)"; \
@@ -80,10 +81,10 @@ systems:
 portable:
 	$(GO) test -short -vet=off -tags portable ./internal/shm ./internal/group ./internal/session
 	$(GO) test -short -vet=off -tags portable -run '/P=2/' ./backend/host
-	$(GO) test -short -vet=off -tags portable -run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' \
-		./backend/tcp
-	$(GO) test -short -vet=off -tags netconn -run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' \
-		./backend/tcp
+	$(GO) test -short -vet=off -tags portable \
+		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
+	$(GO) test -short -vet=off -tags netconn \
+		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
 
 # Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
 # assembly. Left out are tests that start processes: this machine cannot run their programs by

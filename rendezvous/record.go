@@ -194,7 +194,8 @@ func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 
 // write replaces the record atomically.
 func (m *joinRecord) write(v recordValue) error {
-	f, err := os.OpenFile(m.path+newName, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|filelock.NoFollow, 0o600)
+	const flags = os.O_CREATE | os.O_WRONLY | os.O_TRUNC | filelock.NoFollow
+	f, err := os.OpenFile(m.path+newName, flags, 0o600)
 	if err != nil {
 		return err
 	}

@@ -36,7 +36,8 @@ func (w *watch) openReports() error {
 	for _, r := range w.ranks {
 		r.cmd.ExtraFiles = []*os.File{write}
 		// By its inode a rank knows that it is still this pipe, and no file of a script's.
-		r.cmd.Env = append(r.cmd.Env, fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info)))
+		r.cmd.Env = append(r.cmd.Env,
+			fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info)))
 	}
 	go func() { // ends with the pipe
 		lines := bufio.NewScanner(read)

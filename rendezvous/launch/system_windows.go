@@ -109,8 +109,8 @@ const canInherit = false
 
 func inodeOf(os.FileInfo) uint64 { return 0 }
 
-// lockDirectory locks a directory, by a file in it. The error is filelock.ErrHeld if another process
-// has it. The lock ends with the file, or with the process.
+// lockDirectory locks a directory, by a file in it. The error is filelock.ErrHeld if another
+// process has it. The lock ends with the file, or with the process.
 func lockDirectory(path string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(path, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
