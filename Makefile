@@ -14,8 +14,8 @@ BLAS ?=
 # More tags of builds with cgo. With ",netgo,osusergo" they share most packages with builds without.
 SHARED ?=
 
-.PHONY: demo test test-full arm64 race fuzz netns names manifests soak stock-tests bench \
-	bench-blas size mpi lint vuln help
+.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak \
+	stock-tests bench bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
 demo:
@@ -37,7 +37,8 @@ test-full:
 		report="$$report$$part $$verdict after $$(($$(date +%s) - began)) s\n"; \
 	done; printf "\ntest-full ran:\n$$report"; exit $$status
 
-FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race full-fuzz arm64
+FULL_PARTS := full-kernels full-host full-gpu full-backends full-rest full-race full-fuzz arm64 \
+	full-systems
 FULL := EURYALE_FULL=1 $(GO) test -vet=off -timeout 30m
 
 full-kernels:
@@ -60,6 +61,30 @@ full-race:
 
 full-fuzz:
 	$(MAKE) fuzz FUZZTIME=5000x
+
+full-systems:
+	@$(MAKE) --no-print-directory systems CHECK="vet ./..."
+	$(GO) test -short -vet=off -tags portable ./backend/host ./backend/tcp ./backend/hierarchy
+	$(GO) test -short -vet=off -tags netconn ./backend/tcp
+
+SYSTEMS := darwin/arm64 darwin/amd64 windows/amd64 freebsd/amd64 linux/arm64
+CHECK ?= list -export ./...
+
+# Compile the module for the other systems where it works, without linking programs. In test-full
+# their tests are compiled, too (CHECK="vet ./...").
+systems: export CGO_ENABLED := 0
+systems:
+	@for system in $(SYSTEMS); do echo "GOOS/GOARCH $$system: go $(CHECK)"; \
+		GOOS=$${system%/*} GOARCH=$${system#*/} $(GO) $(CHECK) >/dev/null || exit 1; done
+
+# Test on this system what other systems run in place of Linux's calls.
+portable:
+	$(GO) test -short -vet=off -tags portable ./internal/shm ./internal/group ./internal/session
+	$(GO) test -short -vet=off -tags portable -run '/P=2/' ./backend/host
+	$(GO) test -short -vet=off -tags portable \
+		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
+	$(GO) test -short -vet=off -tags netconn \
+		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
 
 # Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
 # assembly. Left out are tests that start processes: this machine cannot run their programs by

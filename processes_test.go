@@ -1,3 +1,5 @@
+//go:build linux
+
 package euryale_test
 
 import (
@@ -51,7 +53,7 @@ func rank(name string) error {
 		return err
 	}
 	if name == "panics in a call" || name == "panics on a queue" {
-		syscall.Dup3(1, 2, 0) // where the panic is printed
+		proctest.StderrToStdout() // where the panic is printed
 		defer comm.Close()
 		err := panicsInACall(comm, name == "panics on a queue")
 		fmt.Println("error:", err)

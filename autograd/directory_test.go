@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
@@ -90,21 +89,6 @@ func rewrite(path string, tensors map[string]stored) error {
 func sameStored(a, b stored) bool {
 	return slices.Equal(a.Shape, b.Shape) && a.Data.DType() == b.Data.DType() &&
 		bytes.Equal(a.Data.Bytes(), b.Data.Bytes())
-}
-
-// mounted returns the mount point of a file system of the test's own, which takes root.
-func mounted(t *testing.T, options string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("euryale", dir, "tmpfs", 0, options); err != nil {
-		t.Skipf("the test mounts a file system, which takes root: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	return dir
 }
 
 // saved trains a lesson for a step and saves it, so many times.

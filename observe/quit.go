@@ -15,7 +15,7 @@ const dumpTime = time.Second
 // WriteLastOnQuit writes the last n collectives to w, as [Recorder.WriteLast] does, when the
 // process gets SIGQUIT, and then re-raises it, so the default action runs: a Go program prints
 // the stacks of its goroutines and ends. The signal is left alone if n is 0, or if the program
-// ignores it. stop ends the watch.
+// ignores it. stop ends the watch. Windows has no such signal.
 func (r *Recorder) WriteLastOnQuit(w io.Writer, n int) (stop func()) {
 	if n <= 0 || signal.Ignored(syscall.SIGQUIT) {
 		return func() {}
@@ -42,5 +42,5 @@ func (r *Recorder) WriteLastOnQuit(w io.Writer, n int) (stop func()) {
 // this process, handlers of the program, or in the end the Go runtime.
 func passOn(quit chan os.Signal) {
 	signal.Stop(quit)
-	syscall.Kill(os.Getpid(), syscall.SIGQUIT)
+	raise(syscall.SIGQUIT)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +14,12 @@ import (
 // digest of the linker's build ID, or of the whole file if it has none.
 func buildID() (string, error) {
 	f, err := os.Open("/proc/self/exe") // also when the file was removed or replaced
+	if errors.Is(err, os.ErrNotExist) { // no Linux
+		var path string
+		if path, err = os.Executable(); err == nil {
+			f, err = os.Open(path)
+		}
+	}
 	if err != nil {
 		return "", fmt.Errorf("identify this build: %w", err)
 	}

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -66,11 +64,7 @@ type crowd struct {
 }
 
 func newCrowd() *crowd {
-	room := strangers
-	var files unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err == nil {
-		room = int(max(2, min(uint64(room), files.Cur/strangerShare)))
-	}
+	room := int(max(2, min(strangers, mostFiles()/strangerShare)))
 	c := &crowd{}
 	for i := range c.halls {
 		c.halls[i] = hall{room: room / 2, from: map[netip.Prefix][]net.Conn{}}

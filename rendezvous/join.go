@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -323,11 +322,11 @@ func listen(ctx context.Context, e Env, alone bool) (net.Listener, error) {
 	}
 	ln, err := config.Listen(ctx, "tcp", net.JoinHostPort(addr, strconv.Itoa(e.Port)))
 	switch {
-	case errors.Is(err, syscall.EADDRINUSE):
+	case errors.Is(err, errAddrInUse):
 		return nil, fmt.Errorf("%w: set MASTER_PORT to a free port of this machine on all ranks "+
 			"(that of --rendezvous, with euryale run), or EURYALE_PORT where the launcher holds "+
 			"MASTER_PORT or chooses it", err)
-	case errors.Is(err, syscall.EADDRNOTAVAIL):
+	case errors.Is(err, errAddrNotAvail):
 		return nil, fmt.Errorf("%w: MASTER_ADDR must be an address of the machine that rank 0 "+
 			"runs on", err)
 	}
@@ -433,10 +432,8 @@ func (s *server) outward() string {
 //   - the device of /dev/shm tells apart containers with one name that share no memory.
 func machine() string {
 	name, _ := os.Hostname()
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	var s syscall.Stat_t
-	_ = syscall.Stat("/dev/shm", &s) // 0 if there is none; every mount has its own number
-	return fmt.Sprintf("%s %s %d", name, strings.TrimSpace(string(boot)), s.Dev)
+	boot, memory := bootID()
+	return fmt.Sprintf("%s %s %d", name, boot, memory)
 }
 
 // numberMachines numbers the machines in the order of their first ranks, and the ranks

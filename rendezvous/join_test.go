@@ -45,7 +45,7 @@ func rankMain() {
 		return
 	}
 	if files, err := strconv.ParseUint(os.Getenv(withFiles), 10, 64); err == nil {
-		syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: files, Max: files})
+		limitFiles(files)
 	}
 	e, err := ReadEnv(os.Getenv)
 	if err != nil {
@@ -277,26 +277,6 @@ func dialAs(t *testing.T, e Env) *client {
 	return c
 }
 
-func TestStoppedRankIsNamed(t *testing.T) {
-	for _, victim := range []int{0, 2} {
-		t.Run(fmt.Sprint("rank", victim), func(t *testing.T) {
-			t.Parallel()
-			ps := start(t, t.TempDir(), 3, []int{0, 1, 2}, "EURYALE_TIMEOUT=1s")
-			for _, p := range ps {
-				p.expect(t, long, "joined")
-			}
-			ps[victim].signal(syscall.SIGSTOP)
-			delete(ps, victim)
-			for _, p := range ps {
-				p.say("barrier")
-			}
-			for _, p := range ps {
-				p.expect(t, long, "barrier", fmt.Sprintf("rank %d", victim), "timeout after 1s")
-			}
-		})
-	}
-}
-
 // joinAll joins ranks that are goroutines of this process, and returns their
 // Worlds and errors.
 func joinAll(t *testing.T, all []Env) ([]*World, []error) {
@@ -460,7 +440,7 @@ func TestPortInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	if _, err := Join(t.Context(), all[0]); !errors.Is(err, syscall.EADDRINUSE) ||
+	if _, err := Join(t.Context(), all[0]); !errors.Is(err, errAddrInUse) ||
 		!strings.Contains(err.Error(), "set MASTER_PORT to a free port") {
 		t.Errorf("several machines: %v", err)
 	}

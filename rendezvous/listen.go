@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"syscall"
 	"time"
 )
 
@@ -134,7 +133,7 @@ func (w *World) Dial(ctx context.Context, name string, rank int, addr string) (n
 
 // hungUp reports whether the other side has ended a connection, without a word.
 func hungUp(err error) bool {
-	for _, end := range []error{io.EOF, io.ErrUnexpectedEOF, syscall.ECONNRESET, syscall.EPIPE} {
+	for _, end := range append(hangUps(), io.EOF, io.ErrUnexpectedEOF) {
 		if errors.Is(err, end) {
 			return true
 		}

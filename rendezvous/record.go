@@ -9,10 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
 const (
@@ -148,7 +147,7 @@ func makePrivate(dir string) error {
 	if err != nil {
 		return err
 	}
-	if !info.IsDir() || info.Mode().Perm() != 0o700 {
+	if !info.IsDir() || !isPrivate(info) {
 		return fmt.Errorf("%s is %v, and must be a directory (no link) with mode 0700", dir,
 			info.Mode())
 	}
@@ -162,12 +161,8 @@ func checkOwner(path string) error {
 	if err != nil {
 		return err
 	}
-	owner, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return fmt.Errorf("%s: its owner cannot be found out", path)
-	}
-	if int(owner.Uid) != os.Getuid() {
-		return fmt.Errorf("%s belongs to user %d, not to user %d", path, owner.Uid, os.Getuid())
+	if owner := ownerOf(info); owner != os.Getuid() {
+		return fmt.Errorf("%s belongs to user %d, not to user %d", path, owner, os.Getuid())
 	}
 	return nil
 }
@@ -176,12 +171,12 @@ func checkOwner(path string) error {
 func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 	expire(filepath.Dir(m.path))
 	lock, err := lockFile(m.path + lockName)
-	for end := time.Now().Add(expireTime); errors.Is(err, unix.EWOULDBLOCK) &&
+	for end := time.Now().Add(expireTime); errors.Is(err, filelock.ErrHeld) &&
 		time.Now().Before(end) && ctx.Err() == nil; {
 		pause(ctx, pollTime) // another rank may be expiring records
 		lock, err = lockFile(m.path + lockName)
 	}
-	if errors.Is(err, unix.EWOULDBLOCK) {
+	if errors.Is(err, filelock.ErrHeld) {
 		return fmt.Errorf("another job with the same name is starting (it holds %s): give every "+
 			"job its own name in EURYALE_JOB, and see that only one process has RANK=0",
 			m.path+lockName)
@@ -199,7 +194,8 @@ func (m *joinRecord) publish(ctx context.Context, v recordValue) error {
 
 // write replaces the record atomically.
 func (m *joinRecord) write(v recordValue) error {
-	f, err := os.OpenFile(m.path+newName, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	const flags = os.O_CREATE | os.O_WRONLY | os.O_TRUNC | filelock.NoFollow
+	f, err := os.OpenFile(m.path+newName, flags, 0o600)
 	if err != nil {
 		return err
 	}
@@ -207,7 +203,7 @@ func (m *joinRecord) write(v recordValue) error {
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), m.path)
+	return replace(f.Name(), m.path)
 }
 
 // end removes the record. Later calls do nothing.
@@ -215,21 +211,23 @@ func (m *joinRecord) end() {
 	if m.lock == nil {
 		return
 	}
-	for _, name := range []string{"", newName, lockName} {
-		os.Remove(m.path + name)
-	}
-	m.lock.Close()
+	filelock.Remove(m.lock, func() error {
+		for _, name := range []string{"", newName, lockName} {
+			os.Remove(m.path + name)
+		}
+		return nil
+	})
 	m.lock = nil
 }
 
 // lockFile makes and locks a file. The lock ends with the process.
 func lockFile(path string) (*os.File, error) {
 	for {
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|filelock.NoFollow, 0o600)
 		if err != nil {
 			return nil, err
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if err := filelock.TryLock(f); err != nil {
 			f.Close()
 			return nil, err
 		}
@@ -274,7 +272,7 @@ func (m *joinRecord) clear() {
 
 // read returns the current record, if any.
 func (m *joinRecord) read() (recordValue, bool) {
-	f, err := os.OpenFile(m.path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	f, err := os.OpenFile(m.path, os.O_RDONLY|filelock.NoFollow, 0)
 	if err != nil {
 		return recordValue{}, false
 	}

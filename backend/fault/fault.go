@@ -3,10 +3,7 @@ package fault
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"sync/atomic"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -104,9 +101,9 @@ func (c *Communicator) count() {
 func (c *Communicator) happen() {
 	switch c.plan.Kind {
 	case Kill:
-		signal(unix.SIGKILL)
+		killHere()
 	case Stop:
-		signal(unix.SIGSTOP)
+		stopHere()
 	case Panic:
 		panic(fmt.Sprintf("injected fault: %v", c.plan))
 	case Exit:
@@ -114,12 +111,4 @@ func (c *Communicator) happen() {
 	case Abort:
 		c.Base.Abort(fmt.Errorf("injected fault: %v", c.plan))
 	}
-}
-
-// signal sends a signal to the calling thread, not to the process: the kernel
-// delivers it before the thread goes on, so that the call is never started.
-func signal(s unix.Signal) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	unix.Tgkill(unix.Getpid(), unix.Gettid(), s) // cannot fail: the thread is this one
 }

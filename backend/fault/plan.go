@@ -86,6 +86,9 @@ func (p Plan) Check(size int) error {
 	case p.Rank >= size:
 		return fmt.Errorf("%w: %v: there is no rank %d among %d ranks: use 0 to %d",
 			backend.ErrArgument, p, p.Rank, size, size-1)
+	case p.Kind == Stop && !canStop:
+		return fmt.Errorf("%w: %v: this system cannot stop a process: use kill or abort",
+			backend.ErrArgument, p)
 	}
 	return nil
 }

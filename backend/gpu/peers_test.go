@@ -4,19 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
-	"path"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
-	"github.com/euryale-ml/euryale/internal/group"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	peers "github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -872,44 +867,6 @@ func TestMemoryIsKeptUntilEveryRankHasClosed(t *testing.T) {
 	if used, _ := comms[0].Windows(); used != 1 {
 		t.Errorf("%d windows were used, want 1", used)
 	}
-}
-
-// A rank whose process has died writes no more.
-func TestMemoryIsNotKeptForTheDead(t *testing.T) {
-	other := exec.Command("sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Skip(err)
-	}
-	fd, err := unix.PidfdOpen(other.Process.Pid, 0)
-	if err != nil {
-		t.Skip(err)
-	}
-	unix.Close(fd)
-	g := newRig(t)
-	namespace, _ := path.Split(group.Process())
-	g.process = func(rank int) string {
-		if rank == 1 {
-			return fmt.Sprint(namespace, other.Process.Pid)
-		}
-		return group.Process()
-	}
-	comms := g.group(t, 2, same(options()))
-	if err := comms[0].Close(); err != nil {
-		t.Error(err)
-	}
-	if comms[0].Kept() == 0 {
-		t.Error("the memory is given back while the process lives")
-	}
-	if err := other.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	for deadline := time.Now().Add(10 * time.Second); comms[0].Kept() != 0; time.Sleep(
-		time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the memory is kept though the process is dead")
-		}
-	}
-	other.Wait() // it was killed
 }
 
 // The driver may wait for a kernel of another group before it frees memory of the host: a part

@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -66,7 +67,11 @@ func (b Backend) connect(ctx context.Context, w *rendezvous.World) (backend.Comm
 	gather := group.OverStore(ctx, w, "host/connect")
 	among := group.Sharing{Gather: gather, Rank: w.Rank, Dir: b.dir()}
 	places, region := new(group.Places), Region(whole, among)
-	if err := among.Form(nil, places, region); err != nil {
+	err := among.Form(nil, places, region)
+	if !shm.BetweenProcesses && errors.Is(err, group.ErrNoMemory) { // on every rank
+		return nil, fmt.Errorf("%w: %w", backend.ErrUnsupported, shm.ErrProcesses)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return Join(w, whole, among, places.Of(whole.Ranks), region.Share()), nil

@@ -1,19 +1,5 @@
 package host
 
-import (
-	"runtime"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
-)
-
-// core returns the core that runs the caller, or did a moment ago.
-func core() int {
-	var n uint32
-	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
-	return int(n)
-}
-
 // stepAside moves the thread of this rank to another core, if its core has more of the group's
 // ranks than it should. While one of them waits awake, those behind it cannot come, so that all
 // begin to sleep, and then only one of them is ever ready to run: to the system, their core has no
@@ -32,17 +18,5 @@ func (c *comm) stepAside() {
 	if ranks <= c.spin.perCore {
 		return
 	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var allowed unix.CPUSet
-	if unix.SchedGetaffinity(0, &allowed) != nil {
-		return // then it stays, which is slower
-	}
-	others := allowed
-	if others.Clear(here); others.Count() == 0 || unix.SchedSetaffinity(0, &others) != nil {
-		return
-	}
-	// It cannot fail: these cores were allowed before. If none of them is any more, the system has
-	// chosen others.
-	_ = unix.SchedSetaffinity(0, &allowed)
+	leaveCore(here)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -82,38 +80,6 @@ func TestSleepersMissNoWakeUp(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
-	_, err := shm.New("/dev/shm", 1<<50)
-	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") ||
-		!strings.Contains(err.Error(), "bytes free") {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
-	worlds, err := rendezvous.Local(3, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	missing := filepath.Join(t.TempDir(), "missing")
-	errs := testranks.Each(3, func(r int) error {
-		dir := ""
-		if r == 0 {
-			dir = missing // only the rank that makes the region sees the problem itself
-		}
-		_, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
-		return errors.Join(err, worlds[r].Close())
-	})
-	for r, err := range errs {
-		if err == nil || !strings.Contains(err.Error(), missing) {
-			t.Errorf("rank %d: %v", r, err)
-		}
-	}
-	if err := (Backend{Dir: missing}).Available(); err == nil {
-		t.Error("available without a directory")
 	}
 }
 

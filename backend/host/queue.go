@@ -8,10 +8,9 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/serial"
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/kernels"
 )
 
@@ -32,13 +31,11 @@ func (Device) NewQueue() (backend.Queue, error) { return newQueue(), nil }
 // Alloc returns zeroed memory of the Go heap, aligned to a cache line. More than the
 // machine has is an error: the Go runtime would end the process.
 func (Device) Alloc(nbytes int) (backend.Buffer, error) {
-	var machine unix.Sysinfo_t
-	if err := unix.Sysinfo(&machine); err != nil {
-		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: how much memory there is: %w",
-			nbytes, err)
+	most, err := shm.Total()
+	if err != nil {
+		return backend.Buffer{}, fmt.Errorf("alloc of %d bytes: %w", nbytes, err)
 	}
-	if most := uint64(machine.Totalram) * uint64(machine.Unit); nbytes < 0 ||
-		uint64(nbytes) > most {
+	if nbytes < 0 || uint64(nbytes) > most {
 		return backend.Buffer{}, fmt.Errorf("%w: alloc of %d bytes: this machine has %d bytes of "+
 			"memory", backend.ErrArgument, nbytes, most)
 	}

@@ -5,9 +5,8 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/spinwait"
 )
 
 // spinBudget is how a rank polls for its peers before it sleeps.
@@ -39,15 +38,12 @@ func spinBudgetFor(size, inProcess, cores int) spinBudget {
 		return spinBudget{spin: time.Millisecond, between: runtime.Gosched, looks: 32, steady: true,
 			crowded: crowded}
 	case crowded:
-		return spinBudget{spin: 200 * time.Microsecond, between: yield, looks: 8,
+		return spinBudget{spin: 200 * time.Microsecond, between: spinwait.Yield, looks: 8,
 			perCore: (size + cores - 1) / cores, crowded: true}
 	default:
 		return spinBudget{spin: 50 * time.Microsecond, between: pause, looks: 128, perCore: 1}
 	}
 }
-
-// yield lets the other threads of this core run.
-func yield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
 // adaptiveSpin shortens the spin time of a rank whose polling mostly fails: because its peers
 // compute for long, or because other programs use the cores that it and its peers need at the

@@ -8,8 +8,6 @@ import (
 	"time"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -69,7 +67,7 @@ func (e *engine) meet(k *hosted.Call) error {
 			return err
 		}
 		if e.crowded { // let other processes run, which always succeeds
-			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			spinwait.Yield()
 		}
 	}
 }

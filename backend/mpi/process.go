@@ -7,7 +7,6 @@ import (
 	"os/signal"
 	"runtime"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -75,7 +74,7 @@ func (p *process) start(lib library) error {
 	p.begun = true
 	// Hydra tells ranks by this signal that another one has died, which would end a program of Go
 	// before it can say so. Other users of the signal get it, too.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGUSR1)
+	signal.Notify(make(chan os.Signal, 1), lossSignal)
 	p.thread = make(chan func())
 	go func() {
 		runtime.LockOSThread()

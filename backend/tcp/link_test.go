@@ -3,11 +3,8 @@ package tcp
 import (
 	"bytes"
 	"net"
-	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // pair returns the two ends of a connection, one of them as a link.
@@ -65,26 +62,5 @@ func TestShortPiecesTravelInAnyParts(t *testing.T) {
 	}
 	if l.in.pending() || string(head) != "head" || !bytes.Equal(operand, []byte("operand")) {
 		t.Errorf("received %q and %q", head, operand)
-	}
-}
-
-func TestOnlyLongWaysArePaced(t *testing.T) {
-	l, _ := pair(t)
-	if err := unix.SetsockoptString(l.fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION,
-		"bbr"); err != nil {
-		t.Skip("this kernel has no BBR: ", err)
-	}
-	for _, c := range []struct {
-		short time.Duration
-		want  string
-	}{{0, "bbr"}, {time.Hour, "reno"}} {
-		if err := unpace(l.fd, c.short); err != nil {
-			t.Fatal(err)
-		}
-		if how, err := unix.GetsockoptString(l.fd, unix.IPPROTO_TCP,
-			unix.TCP_CONGESTION); err != nil || strings.TrimRight(how, "\x00") != c.want {
-			t.Errorf("where ways of up to %v are short the congestion control is %q, %v, want %s",
-				c.short, how, err, c.want)
-		}
 	}
 }

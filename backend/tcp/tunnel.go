@@ -1,16 +1,11 @@
 package tcp
 
 import (
-	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"os"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -20,33 +15,33 @@ const (
 	drainTime = time.Second
 )
 
+// wire is a stream of bytes in both directions, of which one can end.
+type wire interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
+
 // tunnel connects a link's socket, one end of a pair, with a TLS connection: what the link sends is
 // encrypted, what arrives is decrypted and checked, each by a goroutine. So a link is the same
-// stream of bytes with TLS as without.
+// stream of bytes with TLS as without. On systems whose sockets always wait, links without TLS have
+// one, too.
 type tunnel struct {
-	conn     *tls.Conn
-	inner    net.Conn // the other end of the pair
+	conn     wire
+	raw      net.Conn // below conn
+	inner    wire     // the other end of the pair
 	sent     chan struct{}
 	received chan struct{}
 	broken   atomic.Pointer[error] // why nothing comes through any more
 }
 
-// dig makes a tunnel of a connection, which it owns, and returns the link's socket.
-func dig(conn *tls.Conn) (fd int, t *tunnel, err error) {
-	ends, err := unix.Socketpair(unix.AF_UNIX,
-		unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
-	if err != nil {
-		return -1, nil, fmt.Errorf("make a pair of sockets: %w", errors.Join(err, conn.Close()))
-	}
-	file := os.NewFile(uintptr(ends[1]), "tunnel")
-	inner, err := net.FileConn(file) // a copy
-	if err = errors.Join(err, file.Close()); err != nil {
-		return -1, nil, errors.Join(err, unix.Close(ends[0]), conn.Close())
-	}
-	t = &tunnel{conn: conn, inner: inner, sent: make(chan struct{}), received: make(chan struct{})}
+// newTunnel starts a tunnel between a connection and the other end of a link's socket. Closing raw
+// ends the connection without a word.
+func newTunnel(conn wire, raw net.Conn, inner wire) *tunnel {
+	t := &tunnel{conn: conn, raw: raw, inner: inner, sent: make(chan struct{}),
+		received: make(chan struct{})}
 	go t.send()
 	go t.receive()
-	return ends[0], t, nil
+	return t
 }
 
 // send encrypts what the link sends, until it closes.
@@ -69,9 +64,7 @@ func (t *tunnel) receive() {
 		return
 	}
 	// The link reads to the end, and may still send.
-	if half, ok := t.inner.(*net.UnixConn); ok {
-		half.CloseWrite() // fails if the link has closed
-	}
+	t.inner.CloseWrite() // fails if the link has closed
 }
 
 // pour copies until the end of from.
@@ -109,9 +102,10 @@ func (t *tunnel) reason(err error) error {
 
 // close ends the tunnel after the link's socket was closed.
 func (t *tunnel) close() error {
-	err := t.conn.SetWriteDeadline(time.Now().Add(drainTime))
+	late := time.AfterFunc(drainTime, func() { t.raw.Close() })
 	<-t.sent
-	err = errors.Join(err, t.conn.NetConn().Close())
+	late.Stop()
+	err := ignoreClosed(t.raw.Close())
 	<-t.received
 	return errors.Join(err, ignoreClosed(t.inner.Close()))
 }

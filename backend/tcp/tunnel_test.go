@@ -152,7 +152,7 @@ func TestForgedBytesEndACallThatNamesTheRank(t *testing.T) {
 	})
 	// application data without a seal
 	record := append([]byte{23, 3, 3, 0, 32}, make([]byte, 32)...)
-	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.conn.NetConn().
+	if _, err := ranks.Ranks[0].(*hosted.Comm).Engine.(*engine).links[1].tunnel.raw.
 		Write(record); err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,6 @@ import (
 	"runtime"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/internal/hosted"
 	"github.com/euryale-ml/euryale/internal/group"
@@ -16,7 +14,7 @@ import (
 type wait struct {
 	spin  time.Duration // how long it polls before it sleeps
 	yield bool          // ranks are goroutines of one process: let the others run
-	polls []unix.PollFd
+	polls poller
 	since time.Time // of the wait; zero if there is none
 	over  bool      // the group has been seen to have ended
 }
@@ -33,14 +31,13 @@ const (
 	lostGrace = 2 * time.Second
 )
 
-// newWait returns how a rank waits. With TLS it sleeps at once: its
-// goroutines that encrypt need the core.
+// newWait returns how a rank waits. With tunnels it sleeps at once: their goroutines need the core.
 func newWait(site *hosted.Site, encrypted bool) wait {
 	ranks, inProcess, cores := site.Here()
 	switch {
 	case inProcess > 1:
 		return wait{spin: time.Millisecond, yield: true}
-	case ranks > cores || encrypted:
+	case ranks > cores || encrypted || alwaysTunnels:
 		return wait{}
 	}
 	return wait{spin: spinTime}
@@ -70,7 +67,7 @@ func (e *engine) pause(k *hosted.Call) error {
 		w.over = true
 		return nil
 	}
-	w.polls = w.polls[:0]
+	w.polls.reset()
 	for p, l := range e.links {
 		switch {
 		case l == nil:
@@ -81,23 +78,13 @@ func (e *engine) pause(k *hosted.Call) error {
 			}
 			continue
 		}
-		var events int16
-		if l.in.pending() {
-			events |= unix.POLLIN
-		}
-		if l.out.pending() {
-			events |= unix.POLLOUT
-		}
-		if events != 0 {
-			w.polls = append(w.polls, unix.PollFd{Fd: int32(l.fd), Events: events})
-		}
+		w.polls.add(&l.sock, l.in.pending(), l.out.pending())
 	}
 	limit := nap
 	if d := e.Member.Deadline(); !d.IsZero() {
 		limit = max(0, min(limit, time.Until(d)))
 	}
-	ts := unix.NsecToTimespec(int64(limit))
-	if _, err := unix.Ppoll(w.polls, &ts, nil); err != nil && err != unix.EINTR {
+	if err := w.polls.wait(limit); err != nil {
 		e.Member.Ends(e.Member.Broken(fmt.Errorf("wait for sockets: %w", err)))
 	}
 	return e.Failure(k)

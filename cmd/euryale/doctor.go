@@ -14,12 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/bench"
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/shm"
 	"github.com/euryale-ml/euryale/internal/tuning"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -228,19 +227,17 @@ func sharedMemory(dir string) finding {
 		dir = "/dev/shm"
 	}
 	f := finding{about: "shared memory"}
-	var fs unix.Statfs_t
-	if err := unix.Statfs(dir, &fs); err != nil {
-		f.err = fmt.Errorf("%s: %w: name a tmpfs in EURYALE_SHM_DIR", dir, err)
+	room, err := shm.RoomOf(dir)
+	if err != nil {
+		f.err = err
 		return f
 	}
-	free := fs.Bavail * uint64(fs.Bsize)
-	f.text = fmt.Sprintf("%s has %s of %s free", dir, megabytes(free),
-		megabytes(fs.Blocks*uint64(fs.Bsize)))
-	if fs.Type != unix.TMPFS_MAGIC {
+	f.text = fmt.Sprintf("%s has %s of %s free", dir, megabytes(room.Free), megabytes(room.All))
+	if !room.IsTmpfs {
 		f.text += "; it is not a tmpfs, so it may be written to a disk: name a tmpfs in " +
 			"EURYALE_SHM_DIR"
 	}
-	if free < littleMemory {
+	if room.Free < littleMemory {
 		f.text += "; that is little: each rank needs about its parameters' size. Enlarge it " +
 			"(docker run --shm-size, mount -o remount,size=)"
 	}
@@ -306,6 +303,9 @@ func selfTests(gpus int) []selfTest {
 		if b.Name() == "mpi" {
 			continue // its ranks need a launcher of its own
 		}
+		if b.Name() == "tcp" && !shm.BetweenProcesses {
+			tests = append(tests, selfTest{"tcp processes", c.selfTest((*benchCmd).asProcesses)})
+		}
 		if b.Name() != "host" {
 			if gpus < 2 || b.Available() != nil {
 				continue
@@ -313,8 +313,11 @@ func selfTests(gpus int) []selfTest {
 			c.N, c.Max, c.Factor = gpus, 16<<20, 4<<10
 		}
 		tests = append(tests,
-			selfTest{b.Name() + " goroutines", c.selfTest((*benchCmd).asGoroutines)},
-			selfTest{b.Name() + " processes", c.selfTest((*benchCmd).asProcesses)})
+			selfTest{b.Name() + " goroutines", c.selfTest((*benchCmd).asGoroutines)})
+		if shm.BetweenProcesses {
+			tests = append(tests,
+				selfTest{b.Name() + " processes", c.selfTest((*benchCmd).asProcesses)})
+		}
 	}
 	return tests
 }

@@ -56,7 +56,9 @@ func (r *Result) rate(P int) {
 	if r.onDevice() {
 		call = r.StreamMicros
 	}
-	r.AlgBW = float64(r.Bytes) / call / 1e3
+	if call > 0 { // not every clock counts so short a time
+		r.AlgBW = float64(r.Bytes) / call / 1e3
+	}
 	r.BusBW = r.AlgBW * r.kind.BusFactor(P)
 }
 

@@ -198,7 +198,11 @@ func (h *Handover) Take(pass int, offers Offers) error {
 	}
 	if pass == 0 {
 		h.offer = all[h.leader].Memory
-		if h.share, err = h.offer.Open(h.nbytes); err != nil {
+		h.share, err = h.offer.Open(h.nbytes)
+		if errors.Is(err, shm.ErrProcesses) { // no name of the file would help
+			return fmt.Errorf("%w: %w", ErrNoMemory, err)
+		}
+		if err != nil {
 			return fmt.Errorf("%w: %w", errUnseen, err)
 		}
 		return nil

@@ -61,6 +61,8 @@ type Memory struct {
 
 	mu       sync.Mutex
 	compared uint64 // calls up to this one were compared
+
+	released atomic.Bool
 }
 
 var _ Board = (*Memory)(nil)
@@ -72,9 +74,20 @@ func NewMemory(share *shm.Share, rank, size int) *Memory {
 	return m
 }
 
-func (m *Memory) group() *groupPage { return (*groupPage)(unsafe.Pointer(&m.share.Mem[0])) }
+// emptied reports whether Release should have left zeros, where Retire leaves memory as it is.
+func (m *Memory) emptied() bool { return !shm.BetweenProcesses && m.released.Load() }
+
+func (m *Memory) group() *groupPage {
+	if m.emptied() {
+		return new(groupPage)
+	}
+	return (*groupPage)(unsafe.Pointer(&m.share.Mem[0]))
+}
 
 func (m *Memory) page(r int) *rankPage {
+	if m.emptied() {
+		return new(rankPage)
+	}
 	return (*rankPage)(unsafe.Pointer(&m.share.Mem[groupBytes+r*rankBytes]))
 }
 
@@ -209,4 +222,7 @@ func (m *Memory) Leave(limit time.Duration) bool {
 }
 
 // Release implements [Board]. A goroutine that still looks sees zeros.
-func (m *Memory) Release() error { return m.share.Retire() }
+func (m *Memory) Release() error {
+	m.released.Store(true)
+	return m.share.Retire()
+}

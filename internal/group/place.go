@@ -1,10 +1,6 @@
 package group
 
-import (
-	"runtime"
-
-	"golang.org/x/sys/unix"
-)
+import "runtime"
 
 // Place is where a rank runs. Ranks of one machine tell each other, so that they know whether
 // all can poll at once.
@@ -15,16 +11,7 @@ type Place struct {
 
 // Here returns the place of this process.
 func Here() Place {
-	p := Place{Process: Process()}
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err == nil {
-		for cpu := range len(set) * 64 {
-			if set.IsSet(cpu) {
-				p.Cores = append(p.Cores, cpu)
-			}
-		}
-	}
-	return p
+	return Place{Process: Process(), Cores: allowedCores()}
 }
 
 // Places is a [Resource] that tells the ranks where each of them is.

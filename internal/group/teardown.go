@@ -1,13 +1,9 @@
 package group
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"path"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Teardown ends, in stages, the use of memory that ranks of one machine reach in each other:
@@ -49,10 +45,8 @@ func (t *Teardown) reached(r int, stage uint32) bool {
 
 // Close ends the part of this rank.
 func (t *Teardown) Close() {
-	for _, fd := range t.lives {
-		if fd >= 0 {
-			unix.Close(fd)
-		}
+	for _, life := range t.lives {
+		forget(life)
 	}
 	t.lives = nil
 }
@@ -73,33 +67,3 @@ const (
 	living = -1 - iota // as far as anybody can tell
 	gone
 )
-
-// lifeOf returns a descriptor that can be read once a process is dead, gone if it already is,
-// and living for this process. A process passes for living, too, where the system has no such
-// descriptors (before Linux 5.3), and in another pid namespace.
-func lifeOf(process string) int {
-	self := Process()
-	var pid int
-	namespace, number := path.Split(process)
-	here, _ := path.Split(self)
-	if _, err := fmt.Sscan(number, &pid); err != nil || process == self || namespace != here {
-		return living
-	}
-	fd, err := unix.PidfdOpen(pid, 0)
-	switch {
-	case errors.Is(err, unix.ESRCH):
-		return gone
-	case err != nil:
-		return living
-	}
-	return fd
-}
-
-func dead(life int) bool {
-	if life < 0 {
-		return life == gone
-	}
-	look := []unix.PollFd{{Fd: int32(life), Events: unix.POLLIN}}
-	n, err := unix.Poll(look, 0)
-	return err == nil && n > 0
-}

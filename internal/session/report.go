@@ -1,11 +1,8 @@
 package session
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/euryale-ml/euryale/rendezvous"
 )
@@ -45,11 +42,9 @@ func reportDown(where string, w *rendezvous.World) (stop func()) {
 func report(where, text string) {
 	file, inode, _ := strings.Cut(where, ":")
 	fd, err := strconv.Atoi(file)
-	var stat unix.Stat_t
-	if err != nil || unix.Fstat(fd, &stat) != nil || stat.Mode&unix.S_IFMT != unix.S_IFIFO ||
-		fmt.Sprint(stat.Ino) != inode {
+	if err != nil || !isPipe(fd, inode) {
 		return
 	}
 	line := strings.ReplaceAll(text, "\n", " ")
-	unix.Write(fd, []byte(line[:min(len(line), maxReport)]+"\n")) // or the launcher is gone
+	write(fd, []byte(line[:min(len(line), maxReport)]+"\n")) // or the launcher is gone
 }

@@ -4,8 +4,6 @@ package spinwait
 import (
 	"runtime"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const (
@@ -33,13 +31,6 @@ func (w *Wait) Pause() {
 		return
 	}
 	runtime.Gosched()
-}
-
-// sleep is time.Sleep to within a tenth of a millisecond: that one takes a whole
-// millisecond at least where no goroutine runs. A signal may end it early.
-func sleep(d time.Duration) {
-	ts := unix.NsecToTimespec(d.Nanoseconds())
-	_ = unix.Nanosleep(&ts, nil)
 }
 
 func pauseAfter(waited time.Duration) time.Duration {

@@ -12,7 +12,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 )
 
@@ -65,8 +64,7 @@ func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 	if err := file.Truncate(int64(nbytes)); err != nil {
 		t.Fatal(err)
 	}
-	arena, err := syscall.Mmap(int(file.Fd()), 0, nbytes, syscall.PROT_READ|syscall.PROT_WRITE,
-		syscall.MAP_SHARED)
+	arena, err := mapped(file, nbytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +86,7 @@ func startEmulator(t *testing.T, binary string, nbytes int) *emulator {
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("emulator: %v", err)
 		}
-		if err := syscall.Munmap(arena); err != nil {
+		if err := unmap(arena); err != nil {
 			t.Error(err)
 		}
 	})

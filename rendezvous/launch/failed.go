@@ -88,7 +88,7 @@ func (e *Failed) how() string {
 	case causeStuck:
 		return "SIGKILL did not end it, so the launcher ended without it"
 	}
-	if !e.Status.Signaled() {
+	if !e.Status.Signaled() { // also if it was ended, on Windows
 		return fmt.Sprintf("exit status %d", e.Status.ExitStatus())
 	}
 	if e.Status.CoreDump() {

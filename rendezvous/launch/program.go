@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -35,8 +36,11 @@ func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path stri
 // find returns the path of an executable.
 func find(name string) (string, error) {
 	info, err := os.Stat(name)
-	if !strings.ContainsRune(name, filepath.Separator) {
+	if !strings.Contains(filepath.ToSlash(name), "/") {
 		return lookPath(name, err == nil)
+	}
+	if path, found := exec.LookPath(name); runtime.GOOS == "windows" && found == nil {
+		return filepath.Abs(path) // with an end such as .exe
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -98,7 +102,6 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	cmd.Dir = pkg
 	// a build that is killed leaves its files there
 	cmd.Env = append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err, stopped := runUntil(ctx, cmd, stop)
@@ -120,12 +123,14 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 	return filepath.Join(bin, built[0].Name()), nil
 }
 
-// runUntil runs a command that leads a process group. When a signal comes or ctx
-// ends it is stopped: its group is killed, and the error says why.
+// runUntil runs a command. When a signal comes or ctx ends it is stopped: its family is killed, and
+// the error says why.
 func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err error, stopped bool) {
-	if err := cmd.Start(); err != nil {
+	f, err := start(cmd)
+	if err != nil {
 		return err, false
 	}
+	defer f.release()
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	select {
@@ -136,7 +141,7 @@ func runUntil(ctx context.Context, cmd *exec.Cmd, stop <-chan os.Signal) (err er
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+	f.send(syscall.SIGKILL)
 	select {
 	case <-ended:
 	case <-time.After(defaultTimes().kill): // the kernel holds it, as a hung file system does

@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 )
 
@@ -20,10 +18,11 @@ import (
 // still hold open.
 const drainTime = 500 * time.Millisecond
 
-// rank is one process. It leads its process group.
+// rank is one process.
 type rank struct {
 	number   int
 	cmd      *exec.Cmd
+	family   family
 	out, err *liner // nil where the rank writes to the outputs itself
 	tail     *tail
 	log      *os.File // nil for none
@@ -40,7 +39,6 @@ func (w *watch) command(path string, number int, env []string, log *os.File) *ra
 	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
 	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(
 		number-w.job.first()))
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	r.cmd.WaitDelay = drainTime
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
@@ -87,8 +85,7 @@ func (w *watch) input(r *rank) error {
 		r.cmd.Stdin = in
 		return nil
 	}
-	if group, err := unix.IoctlGetInt(int(in.Fd()), unix.TIOCGPGRP); err != nil ||
-		group != unix.Getpgrp() {
+	if !inForeground(in) {
 		return nil // in the background, the launcher must not read it either
 	}
 	pipe, err := r.cmd.StdinPipe()
@@ -102,21 +99,22 @@ func (w *watch) input(r *rank) error {
 	return nil
 }
 
-// wait waits for the rank to end, kills what is left of its group, and reads
+// wait waits for the rank to end, kills what is left of its family, and reads
 // the rest of its output.
 func (r *rank) wait() ending {
-	pid := r.cmd.Process.Pid
-	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
-	}
+	state := r.family.wait()
 	e := ending{rank: r.number, at: time.Now()}
 	r.mu.Lock()
 	r.alive = false
 	e.asked, e.stopped = r.asked, r.stopped
-	syscall.Kill(-pid, syscall.SIGKILL) // still its own number: it is not reaped yet
+	r.family.end()
 	r.mu.Unlock()
 	r.cmd.Wait() // the state says it all
 	r.flush()
-	e.status, _ = r.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if state == nil {
+		state = r.cmd.ProcessState
+	}
+	e.status, _ = state.Sys().(syscall.WaitStatus)
 	r.tail.tell(&e)
 	return e
 }
@@ -147,14 +145,11 @@ func (r *rank) look() {
 	if !r.alive || r.asked {
 		return
 	}
-	var info unix.Siginfo // stays zero if there is nothing to report
-	err := unix.Waitid(unix.P_PID, r.cmd.Process.Pid, &info,
-		unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
-	r.stopped = err == nil && info.Signo == int32(unix.SIGCHLD)
+	r.stopped = r.family.stopped()
 }
 
-// signal sends a signal to the rank's process group. A stopped group is continued, so
-// that the signal reaches it.
+// signal sends a signal to the rank's family. A stopped one is continued, so that the signal
+// reaches it.
 func (r *rank) signal(s syscall.Signal) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -162,9 +157,9 @@ func (r *rank) signal(s syscall.Signal) {
 		return
 	}
 	r.asked = true
-	syscall.Kill(-r.cmd.Process.Pid, s)
+	r.family.send(s)
 	if r.stopped {
-		syscall.Kill(-r.cmd.Process.Pid, syscall.SIGCONT)
+		r.family.goOn()
 	}
 }
 

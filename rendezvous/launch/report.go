@@ -21,6 +21,9 @@ const reportFile = 3
 
 // openReports opens the pipe, and tells the ranks of it, which have not been started yet.
 func (w *watch) openReports() error {
+	if !canInherit {
+		return nil
+	}
 	read, write, err := os.Pipe()
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
@@ -30,11 +33,11 @@ func (w *watch) openReports() error {
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
 	}
-	stat, _ := info.Sys().(*syscall.Stat_t)
 	for _, r := range w.ranks {
 		r.cmd.ExtraFiles = []*os.File{write}
 		// By its inode a rank knows that it is still this pipe, and no file of a script's.
-		r.cmd.Env = append(r.cmd.Env, fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, stat.Ino))
+		r.cmd.Env = append(r.cmd.Env,
+			fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info)))
 	}
 	go func() { // ends with the pipe
 		lines := bufio.NewScanner(read)

@@ -1,12 +1,13 @@
 package launch
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
 // scratchName is the pattern of a scratch directory's name.
@@ -31,14 +32,14 @@ func newScratch() (*scratch, error) {
 				"that you can write", err)
 		}
 		lock, err := lockDirectory(path)
-		if err == nil && isAt(lock, path) {
+		if err == nil && isThere(lock) {
 			return &scratch{path, lock}, nil
 		}
 		if err == nil { // expire was faster than the lock: make another one
 			lock.Close()
 			continue
 		}
-		if !os.IsNotExist(err) && err != unix.EWOULDBLOCK {
+		if !os.IsNotExist(err) && !errors.Is(err, filelock.ErrHeld) {
 			os.Remove(path)
 			return nil, fmt.Errorf("lock the directory to build in: %w: set TMPDIR to a "+
 				"directory of another file system", err)
@@ -46,31 +47,10 @@ func newScratch() (*scratch, error) {
 	}
 }
 
-// lockDirectory locks a directory of this user. The error is EWOULDBLOCK if
-// another process has it. The lock ends with the file, or with the process.
-func lockDirectory(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil, err
-	}
-	var stat unix.Stat_t
-	if err = unix.Fstat(int(f.Fd()), &stat); err == nil && int(stat.Uid) != os.Getuid() {
-		err = unix.EPERM
-	}
-	if err == nil {
-		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// isAt reports whether a file is still the one at path.
-func isAt(f *os.File, path string) bool {
+// isThere reports whether a file still has its name.
+func isThere(f *os.File) bool {
 	mine, err1 := f.Stat()
-	there, err2 := os.Lstat(path)
+	there, err2 := os.Lstat(f.Name())
 	return err1 == nil && err2 == nil && os.SameFile(mine, there)
 }
 
@@ -80,10 +60,13 @@ const removeTime = time.Second
 
 // remove removes the directory. What is left then, the next launcher expires.
 func (s *scratch) remove() {
-	for end := time.Now().Add(removeTime); os.RemoveAll(s.path) != nil && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
-	s.lock.Close()
+	filelock.Remove(s.lock, func() error {
+		end := time.Now().Add(removeTime)
+		for os.RemoveAll(s.path) != nil && time.Now().Before(end) {
+			time.Sleep(time.Millisecond)
+		}
+		return nil
+	})
 }
 
 // expire removes the scratch directories in dir that killed launchers of this user
@@ -92,8 +75,7 @@ func expire(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, scratchName))
 	for _, path := range left {
 		if lock, err := lockDirectory(path); err == nil {
-			os.RemoveAll(path) // or the next launcher does
-			lock.Close()
+			filelock.Remove(lock, func() error { return os.RemoveAll(path) }) // or the next one
 		}
 	}
 }

@@ -21,6 +21,9 @@ const firstLine = 256
 // that does not say what runs it, the shell, as where it is started from one. The kernel's errors
 // would not say what is wrong with a script.
 func interpreted(path string) (command []string, err error) {
+	if runtime.GOOS == "windows" { // which has no scripts of this kind
+		return []string{path}, nil
+	}
 	head, ok := readHead(path)
 	line, _, whole := bytes.Cut(head, []byte("\n"))
 	asks, script := bytes.CutPrefix(line, []byte("#!"))

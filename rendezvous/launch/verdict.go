@@ -30,7 +30,10 @@ type ending struct {
 }
 
 // failed reports whether the rank did not end well.
-func (e ending) failed() bool { return e.status != 0 || e.stopped || e.hang != "" }
+func (e ending) failed() bool { return !e.well() || e.stopped || e.hang != "" }
+
+// well reports whether the rank's process ended with exit status 0.
+func (e ending) well() bool { return e.status.ExitStatus() == 0 && !wasEnded(e.status) }
 
 // crashed reports whether its last lines come from a Go program that crashed.
 func (e ending) crashed() bool { return len(e.lines) > 0 && isCrash(e.lines[0]) }
@@ -48,9 +51,9 @@ func (e ending) cause() cause {
 		return causeStuck
 	case e.stopped:
 		return causeStopped
-	case e.asked && (e.status.Signaled() || e.status == 0):
+	case e.asked && (wasEnded(e.status) || e.well()):
 		return causeAbsent
-	case e.status == 0:
+	case e.well():
 		return causeLeft
 	default:
 		return causeEnded
@@ -146,8 +149,8 @@ func likelier(a, b ending) int {
 		return trueFirst(a.stopped)
 	case a.asked != b.asked:
 		return trueFirst(b.asked)
-	case near && a.status.Signaled() != b.status.Signaled():
-		return trueFirst(a.status.Signaled())
+	case near && wasEnded(a.status) != wasEnded(b.status):
+		return trueFirst(wasEnded(a.status))
 	case near && a.crashed() != b.crashed():
 		return trueFirst(a.crashed())
 	}

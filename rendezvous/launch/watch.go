@@ -68,7 +68,7 @@ func (w *watch) start() {
 	for i, r := range w.ranks {
 		err := w.input(r)
 		if err == nil {
-			err = r.cmd.Start()
+			r.family, err = start(r.cmd)
 		}
 		if err != nil {
 			w.ranks = w.ranks[:i]

@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
+
+	"github.com/euryale-ml/euryale/internal/filelock"
 )
 
 // lockName is the file that a writer locks.
@@ -48,7 +49,7 @@ func Acquire(dir, holder string) (*Lock, error) {
 
 // open opens the file, or makes it.
 func (l *Lock) open(path string) (err error) {
-	const flags = os.O_RDWR | syscall.O_NOFOLLOW
+	const flags = os.O_RDWR | filelock.NoFollow
 	for {
 		l.f, err = os.OpenFile(path, flags, 0)
 		if !errors.Is(err, os.ErrNotExist) {
@@ -64,14 +65,11 @@ func (l *Lock) open(path string) (err error) {
 	}
 }
 
-// noLocks are the errors of file systems that have no locks.
-var noLocks = []error{syscall.ENOSYS, syscall.ENOLCK, syscall.EOPNOTSUPP}
-
 // take locks the file, and writes the holder's name into it.
 func (l *Lock) take(holder string) error {
-	err := flock(l.f, syscall.LOCK_EX|syscall.LOCK_NB)
+	err := filelock.TryLock(l.f)
 	switch {
-	case errors.Is(err, syscall.EWOULDBLOCK):
+	case errors.Is(err, filelock.ErrHeld):
 		var text []byte
 		for range 100 { // who has just locked it has yet to write its name
 			if text, _ = io.ReadAll(io.LimitReader(l.f, 1000)); len(text) > 0 {
@@ -83,7 +81,7 @@ func (l *Lock) take(holder string) error {
 		other := cmp.Or(strings.TrimSpace(string(text)), "another job")
 		return fmt.Errorf("%w: %s saves there: let it end, or name another directory",
 			ErrLocked, other)
-	case slices.ContainsFunc(noLocks, func(no error) bool { return errors.Is(err, no) }):
+	case errors.Is(err, filelock.ErrUnsupported):
 	case err != nil:
 		return err
 	default:
@@ -94,15 +92,6 @@ func (l *Lock) take(holder string) error {
 	}
 	_, err = l.f.WriteAt([]byte(holder+"\n"), 0)
 	return err
-}
-
-// flock is the system call, which a signal may interrupt.
-func flock(f *os.File, how int) error {
-	for {
-		if err := syscall.Flock(int(f.Fd()), how); err != syscall.EINTR {
-			return err
-		}
-	}
 }
 
 // Of reports whether the lock is a directory's.
@@ -117,11 +106,14 @@ func (l *Lock) Release() error { return l.f.Close() }
 
 // Undo is Release, and removes what Acquire has made, if nothing else is in it.
 func (l *Lock) Undo() error {
-	for _, path := range slices.Backward(l.made) {
-		os.Remove(path)
-	}
-	if l.f == nil {
+	remove := func() error {
+		for _, path := range slices.Backward(l.made) {
+			os.Remove(path)
+		}
 		return nil
 	}
-	return l.Release()
+	if l.f == nil {
+		return remove()
+	}
+	return filelock.Remove(l.f, remove)
 }

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/cuda"
 )
@@ -63,8 +61,7 @@ func NewHost(host backend.Device) (*Host, error) {
 // reserve has addresses come from a new part of the address space, of nbytes or more. mu is held.
 func (m *Host) reserve(nbytes uintptr) error {
 	size := (nbytes + chunk - 1) / chunk * chunk
-	more, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE,
-		unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
+	more, err := reserveAddresses(int(size))
 	if err != nil {
 		return fmt.Errorf("fakedevice: cannot reserve %d MiB of address space (is it limited by "+
 			"ulimit -v?): %w", size>>20, err)
@@ -119,7 +116,7 @@ func (m *Host) Close() error {
 		return nil
 	}
 	for _, r := range m.reserved {
-		errs = append(errs, unix.Munmap(r))
+		errs = append(errs, freeAddresses(r))
 	}
 	errs = append(errs, m.drop())
 	m.reserved, m.blocks = nil, nil

@@ -93,13 +93,13 @@ func (m *Namespace) start(t T, hub string) {
 	if err := os.Mkdir(m.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Mount("euryale", m.dir, "tmpfs", 0, ""); err != nil {
+	if err := mountMemory(m.dir); err != nil {
 		lacking(t, "a file system for each machine", err)
 	}
 	t.Cleanup(func() {
 		m.Signal(t, syscall.SIGKILL)
 		m.await(t, func() bool { return len(m.processes(t)) == 0 })
-		if err := syscall.Unmount(m.dir, syscall.MNT_DETACH); err != nil {
+		if err := unmount(m.dir); err != nil {
 			t.Errorf("%s: unmount %s: %v", m.Name, m.dir, err)
 		}
 	})
@@ -201,7 +201,7 @@ func (m *Namespace) processes(t T) (pids []int) {
 func (m *Namespace) Signal(t T, s syscall.Signal) {
 	t.Helper()
 	for _, pid := range m.processes(t) {
-		syscall.Kill(pid, s) // it may have ended
+		kill(pid, s) // it may have ended
 	}
 }
 

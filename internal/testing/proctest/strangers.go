@@ -2,15 +2,11 @@ package proctest
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Far passes connections on to an address, by a way that takes bytes a while in each direction,
@@ -115,14 +111,4 @@ func Storm(t T, source, addr string, second int, says func(net.Conn)) *atomic.In
 		}
 	})
 	return &came
-}
-
-// portLater has a port chosen when the peer's address is known. Without it a storm on a loaded
-// machine spends its time in bind, which looks for a port that no connection of any peer has.
-func portLater(_, _ string, socket syscall.RawConn) error {
-	var failed error
-	err := socket.Control(func(fd uintptr) {
-		failed = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
-	})
-	return errors.Join(err, failed)
 }

@@ -4,8 +4,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Wire is how a machine is connected to the network. The zero Wire is a pair of virtual interfaces
@@ -37,19 +35,10 @@ func (w Wire) connect(t T, name, hub string) {
 func tap(t T, namespace, name string) *os.File {
 	t.Helper()
 	const made = "euryale0"
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	var request *unix.Ifreq
-	if err == nil {
-		request, err = unix.NewIfreq(made)
-	}
-	if err == nil {
-		request.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
-	}
+	f, err := newTap(made, name)
 	if err != nil {
 		lacking(t, "taps", err)
 	}
-	f := os.NewFile(uintptr(fd), name)
 	t.Cleanup(func() { f.Close() })
 	need(t, "link set "+made+" netns "+namespace+" name "+name)
 	return f

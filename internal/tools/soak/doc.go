@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command soak runs random jobs, most of them with a random failure, for a given time, and
 // reports the jobs that did not end as they should:
 //

@@ -1,3 +1,5 @@
+//go:build !portable
+
 package shm
 
 import (
@@ -11,6 +13,9 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// BetweenProcesses says that processes can share memory, and not only goroutines.
+const BetweenProcesses = true
 
 // Share is a piece of shared memory, and what another process needs to map it.
 type Share struct {
@@ -51,14 +56,23 @@ func reserve(fd, nbytes int) error {
 
 func noRoom(dir string, nbytes int, err error) error {
 	free := "an unknown number of"
-	var fs unix.Statfs_t
-	if unix.Statfs(dir, &fs) == nil {
-		free = fmt.Sprint(fs.Bavail * uint64(fs.Bsize))
+	if room, err := RoomOf(dir); err == nil {
+		free = fmt.Sprint(room.Free)
 	}
 	return fmt.Errorf("shared memory: cannot reserve %d bytes in %s, which has %s bytes free: "+
 		"%w: enlarge it (docker run --shm-size, mount -o remount,size=) or name another tmpfs in "+
 		"EURYALE_SHM_DIR",
 		nbytes, dir, free, err)
+}
+
+// RoomOf returns what there is for shared memory in dir.
+func RoomOf(dir string) (Room, error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return Room{}, fmt.Errorf("%s: %w: name a tmpfs in EURYALE_SHM_DIR", dir, err)
+	}
+	block := uint64(fs.Bsize)
+	return Room{fs.Bavail * block, fs.Blocks * block, fs.Type == unix.TMPFS_MAGIC}, nil
 }
 
 // Offer is what another process of the machine needs to map a Share: the process and descriptor

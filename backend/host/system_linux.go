@@ -1,12 +1,39 @@
+//go:build !portable
+
 package host
 
 import (
+	"runtime"
 	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// core returns the core that runs the caller, or did a moment ago.
+func core() int {
+	var n uint32
+	unix.RawSyscall(unix.SYS_GETCPU, uintptr(unsafe.Pointer(&n)), 0, 0)
+	return int(n)
+}
+
+// leaveCore moves the thread to another core, if it may use one.
+func leaveCore(here int) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var allowed unix.CPUSet
+	if unix.SchedGetaffinity(0, &allowed) != nil {
+		return // then it stays, which is slower
+	}
+	others := allowed
+	if others.Clear(here); others.Count() == 0 || unix.SchedSetaffinity(0, &others) != nil {
+		return
+	}
+	// It cannot fail: these cores were allowed before. If none of them is any more, the system has
+	// chosen others.
+	_ = unix.SchedSetaffinity(0, &allowed)
+}
 
 const (
 	futexWait = 0 // FUTEX_WAIT; not private: the word is shared between processes

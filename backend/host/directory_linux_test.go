@@ -1,0 +1,47 @@
+//go:build !portable
+
+package host
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/shm"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestTooLittleSharedMemoryIsAnError(t *testing.T) {
+	_, err := shm.New("/dev/shm", 1<<50)
+	if err == nil || !strings.Contains(err.Error(), "EURYALE_SHM_DIR") ||
+		!strings.Contains(err.Error(), "bytes free") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDirectoryThatCannotHoldSharedMemoryIsAnErrorOnEveryRank(t *testing.T) {
+	worlds, err := rendezvous.Local(3, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := filepath.Join(t.TempDir(), "missing")
+	errs := testranks.Each(3, func(r int) error {
+		dir := ""
+		if r == 0 {
+			dir = missing // only the rank that makes the region sees the problem itself
+		}
+		_, err := Backend{Dir: dir}.Connect(context.Background(), worlds[r])
+		return errors.Join(err, worlds[r].Close())
+	})
+	for r, err := range errs {
+		if err == nil || !strings.Contains(err.Error(), missing) {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	if err := (Backend{Dir: missing}).Available(); err == nil {
+		t.Error("available without a directory")
+	}
+}

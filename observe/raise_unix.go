@@ -1,0 +1,11 @@
+//go:build unix
+
+package observe
+
+import (
+	"os"
+	"syscall"
+)
+
+// raise sends this process a signal.
+func raise(s syscall.Signal) { syscall.Kill(os.Getpid(), s) }

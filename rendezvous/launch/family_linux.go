@@ -1,0 +1,33 @@
+//go:build !portable
+
+package launch
+
+import (
+	"errors"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// attributes have a process lead a group, and end with the launcher.
+func attributes() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// wait returns when the process has ended, which keeps its number until it is reaped: what is left
+// of its group can be killed until then.
+func (f family) wait() *os.ProcessState {
+	pid := f.cmd.Process.Pid
+	for errors.Is(unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil), unix.EINTR) {
+	}
+	return nil
+}
+
+// stopped reports whether the process is stopped.
+func (f family) stopped() bool {
+	var info unix.Siginfo // stays zero if there is nothing to report
+	err := unix.Waitid(unix.P_PID, f.cmd.Process.Pid, &info,
+		unix.WSTOPPED|unix.WNOHANG|unix.WNOWAIT, nil)
+	return err == nil && info.Signo == int32(unix.SIGCHLD)
+}

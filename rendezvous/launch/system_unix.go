@@ -1,0 +1,69 @@
+//go:build unix
+
+package launch
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/euryale-ml/euryale/internal/filelock"
+)
+
+// family is a process and those that it starts: the process group that it leads.
+type family struct{ cmd *exec.Cmd }
+
+// start starts a command with a family of its own.
+func start(cmd *exec.Cmd) (family, error) {
+	cmd.SysProcAttr = attributes()
+	return family{cmd}, cmd.Start()
+}
+
+// send sends a signal to all.
+func (f family) send(s syscall.Signal) { syscall.Kill(-f.cmd.Process.Pid, s) }
+
+// goOn continues all that are stopped.
+func (f family) goOn() { f.send(syscall.SIGCONT) }
+
+// end kills those that are left after the process has ended.
+func (f family) end() { f.send(syscall.SIGKILL) }
+
+// release gives back what the family has taken.
+func (f family) release() {}
+
+// wasEnded reports whether a signal has ended a process.
+func wasEnded(status syscall.WaitStatus) bool { return status.Signaled() }
+
+// inForeground reports whether this process may read a terminal.
+func inForeground(terminal *os.File) bool {
+	group, err := unix.IoctlGetInt(int(terminal.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}
+
+// canInherit says that ranks can be given open files.
+const canInherit = true
+
+func inodeOf(info os.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
+
+// lockDirectory locks a directory of this user. The error is filelock.ErrHeld if another process
+// has it. The lock ends with the file, or with the process.
+func lockDirectory(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	var stat unix.Stat_t
+	if err = unix.Fstat(int(f.Fd()), &stat); err == nil && int(stat.Uid) != os.Getuid() {
+		err = unix.EPERM
+	}
+	if err == nil {
+		err = filelock.TryLock(f)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}

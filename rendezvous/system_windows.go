@@ -1,0 +1,53 @@
+package rendezvous
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/windows"
+	"golang.org/x/sys/windows/registry"
+)
+
+// What the system says of an address that cannot be listened on.
+const (
+	errAddrInUse    = windows.WSAEADDRINUSE
+	errAddrNotAvail = windows.WSAEADDRNOTAVAIL
+)
+
+// hangUps are the errors of a connection that the other side has ended.
+func hangUps() []error { return []error{windows.WSAECONNRESET, windows.WSAECONNABORTED} }
+
+// mostFiles returns a number that bounds nothing: Windows has no such limit.
+func mostFiles() uint64 { return strangers * strangerShare }
+
+// ownerOf returns this user: temporary directories and the cache are inside a user's profile.
+func ownerOf(os.FileInfo) int { return os.Getuid() }
+
+// isPrivate returns true: files have no modes. See ownerOf.
+func isPrivate(os.FileInfo) bool { return true }
+
+// replace gives a file the name of another, which it replaces. It waits while a rank reads that
+// one, whose name Windows keeps meanwhile.
+func replace(from, to string) error {
+	for end := time.Now().Add(expireTime); ; time.Sleep(time.Millisecond) {
+		err := os.Rename(from, to)
+		if err == nil || time.Now().After(end) || !errors.Is(err, windows.ERROR_ACCESS_DENIED) &&
+			!errors.Is(err, windows.ERROR_SHARING_VIOLATION) {
+			return err
+		}
+	}
+}
+
+// bootID returns what tells machines of one name apart: what Windows has called this one.
+func bootID() (boot string, memory uint64) {
+	key, err := registry.OpenKey(registry.LOCAL_MACHINE, `SOFTWARE\Microsoft\Cryptography`,
+		registry.QUERY_VALUE)
+	if err != nil {
+		return "", 0 // then names alone do
+	}
+	defer key.Close()
+	boot, _, _ = key.GetStringValue("MachineGuid")
+	return strings.TrimSpace(boot), 0
+}
