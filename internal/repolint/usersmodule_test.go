@@ -45,6 +45,7 @@ var examples = map[string]struct {
 	"digits":    {120, 5, "-epochs 2", "epoch 2/2: loss="},
 	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
 	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
+	"moe":       {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
 }
 
 // flagged matches a definition of a flag.
