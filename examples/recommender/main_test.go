@@ -155,7 +155,7 @@ func TestBadArguments(t *testing.T) {
 		"--device tpu"} {
 		j, out := job(t, 2, flags)
 		if err := launch.Run(t.Context(), j); err == nil ||
-			!strings.Contains(out.String(), "use --device cpu or auto, sizes of at least 1, a mul") {
+			!strings.Contains(out.String(), "use --device cpu or auto, sizes of at least 1, a") {
 			t.Errorf("%s: %v\n%s", flags, err, out)
 		}
 	}

@@ -40,13 +40,15 @@ var examples = map[string]struct {
 	lines, flags int
 	args, prints string
 }{
-	"allreduce":   {50, 0, "", "the sum of all is [3 30 300]"},
-	"gradient":    {40, 0, "", "loss 9 gradient 12"},
-	"digits":      {120, 5, "-epochs 2", "epoch 2/2: loss="},
-	"convnet":     {300, 4, "-epochs 1", "epoch 1/1: loss="},
-	"gpt":         {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
-	"moe":         {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
-	"recommender": {300, 12, "--users 500 --epochs 1 --steps 2", "epoch 1/1: loss="},
+	"allreduce": {50, 0, "", "the sum of all is [3 30 300]"},
+	"gradient":  {40, 0, "", "loss 9 gradient 12"},
+	"digits":    {120, 5, "-epochs 2", "epoch 2/2: loss="},
+	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
+	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
+	"moe":       {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
+	"recommender": {
+		300, 12, "--users 500 --epochs 1 --steps 2", "epoch 1/1: loss=",
+	},
 }
 
 // flagged matches a definition of a flag.
