@@ -8,8 +8,8 @@
 // last line for programs. dropped is the share of choices for which an expert had no room, balance
 // the load-balancing loss, 1 where experts have equal work, and params the SHA-256 of the model:
 //
-//	epoch 20/20: loss=1.8012 balance=1.0312 dropped=0.0213
-//	loss=1.8012 best=1.7817 ranks=4 layout=dp2xsp1xtp2 backend=host params=9e1f… seconds=41.3
+//	epoch 20/20: loss=1.7087 balance=1.0979 dropped=0.0399
+//	loss=1.7087 best=1.6416 ranks=2 layout=dp1xsp1xtp2 backend=host params=aa03… seconds=165.4
 //
 // With --checkpoint DIR the training is saved after each epoch, and on SIGTERM or SIGINT, which end
 // it. Started again it goes on with the same bits, or on another layout.

@@ -9,8 +9,8 @@
 // for its user: by the model, by popularity, and, as the best possible, by the world. Rank 0 prints
 // a line for each epoch, and a last line for programs, with the SHA-256 of all rows:
 //
-//	epoch 10/10: loss=1.4811 recall@10=0.3014 steps/s=281
-//	recall@10=0.3014 popularity=0.0611 best=0.3408 ranks=2 backend=host params=9e1f… seconds=41
+//	epoch 10/10: loss=1.4212 recall@10=0.3020 steps/s=116
+//	recall@10=0.3020 popularity=0.0630 best=0.3408 ranks=2 backend=host params=35f9… seconds=97
 package main
 
 import (
