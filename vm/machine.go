@@ -30,6 +30,7 @@ type Machine struct {
 	precision Precision
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
+	carried   []carried // of WithState
 	parallel  *parallel // nil without WithDataParallel
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
@@ -157,7 +158,12 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	for _, n := range slices.Concat(m.solver.without(r.Shown), m.keep) {
+	carried, err := m.carry()
+	if err != nil {
+		return err
+	}
+	updates = append(updates, carried...)
+	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
 		if err := m.show(n); err != nil {
 			return err
 		}

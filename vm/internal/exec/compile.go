@@ -37,6 +37,10 @@ func (e *Executor) compile(s *step) (err error) {
 		r := rowsOf(s.Dsts[0].Shape, op.Axis)
 		e.check(s, s.Args[1], r.Count)
 		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
+	case ir.Put: // over its first operand
+		r := rowsOf(s.Dsts[0].Shape, op.Axis)
+		e.check(s, s.Args[1], r.Count)
+		s.run = func() error { return e.device.PutRows(s.dsts[0], s.args[2], s.args[1], r) }
 	case plan.Send:
 		s.run = func() error { return e.send(op) }
 	case plan.Receive:
