@@ -96,7 +96,7 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 	case ir.Gather:
 		return blurred(moved(v, args), args[1]), nil
 	case ir.Put:
-		return put(v, op.Axis, args), nil
+		return blurred(put(v, op.Axis, args), args[1]), nil
 	case ir.Col2Im:
 		return a.scattered(v, args[0], func(i []int) {
 			c, h, w, ok := pixel(op.Window, v.Shape, i)

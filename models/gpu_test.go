@@ -1,0 +1,26 @@
+//go:build gpu
+
+package models_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+)
+
+// TestGreedyTokensOnGPU: the continuations of every folder are those of transformers, and batches
+// of other lengths those of each prompt.
+func TestGreedyTokensOnGPU(t *testing.T) {
+	d, err := cuda.Open(0)
+	if err != nil {
+		testenv.Lacking(t, err.Error())
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	greedyTokens(t, d)
+	rowsAreThoseOfPromptsAlone(t, "llama3", d)
+}
