@@ -53,7 +53,7 @@ func (c *caching) has(learnable string) bool {
 }
 
 // at returns the rows of a table of positions, [positions, n...], at which a step is: [batch, 1,
-// n...]. All of them are those of a prompt.
+// n...]. A prompt has the positions of the table.
 func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
 	if !c.steps() {
 		return table, nil

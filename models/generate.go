@@ -22,8 +22,8 @@ type GenerateOptions struct {
 	Batch     int // the most prompts of one call; 0 is 1
 	Context   int // the most tokens of a prompt and its continuation; 0 is the model's positions
 	Precision vm.Precision
-	// Learnables are those of another graph of the model, such as one that trains on the same
-	// device. The generator shares their tensors, and reads no files.
+	// Learnables belong to another graph of the model, such as one that trains on the same device.
+	// The generator shares their tensors, and reads no files.
 	Learnables gorgonia.Nodes
 }
 

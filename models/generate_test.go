@@ -81,7 +81,7 @@ func fakeDevice(t testing.TB) backend.Device {
 	return d
 }
 
-// TestHuggingFaceGreedyTokens: the continuations of every folder are those of transformers.
+// TestHuggingFaceGreedyTokens: every folder continues texts as transformers does.
 func TestHuggingFaceGreedyTokens(t *testing.T) { greedyTokens(t, nil) }
 
 func TestGreedyTokensOfADevice(t *testing.T) { greedyTokens(t, fakeDevice(t)) }
@@ -102,6 +102,25 @@ func greedyTokens(t *testing.T, d backend.Device) {
 				}
 			}
 		})
+	}
+}
+
+// TestPlansOfPromptsShareWeights: each length of prompts adds its values to what a device holds,
+// and neither weights nor caches.
+func TestPlansOfPromptsShareWeights(t *testing.T) {
+	d := fakeDevice(t)
+	g := generator(t, "gpt2", d, models.GenerateOptions{})
+	tokens := expect(t, "gpt2").rows(t, "tokens")[0]
+	held := func() int {
+		_, bytes := d.(*fakedevice.Device).Live()
+		return bytes
+	}
+	generated(t, g, models.Sampling{Max: 3}, tokens[:1])
+	const weights = 4 * (61*24 + 80*24 + 2*12*24*24)
+	before := held()
+	generated(t, g, models.Sampling{Max: 3}, tokens[:17])
+	if added := held() - before; before < weights || added > weights/2 {
+		t.Errorf("%d bytes, and %d for another length, of weights of %d", before, added, weights)
 	}
 }
 
@@ -260,10 +279,11 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 		"top 3":           {models.Sampling{Temperature: 1, TopK: 3}, []int{1, 3, 5}},
 		"top 2 of equals": {models.Sampling{Temperature: 0.5, TopK: 1}, []int{1}},
 		// 0.311, 0.311, 0.189, 0.114, ...
-		"top 0.7":             {models.Sampling{Temperature: 1, TopP: 0.7}, []int{1, 3, 5}},
-		"top 0.1":             {models.Sampling{Temperature: 1, TopP: 0.1}, []int{1}},
-		"top 0.75 of top 3":   {models.Sampling{Temperature: 1, TopK: 3, TopP: 0.75}, []int{1, 5}},
-		"more than there are": {models.Sampling{Temperature: 1, TopK: 99, TopP: 1}, []int{0, 1, 2, 3, 4, 5, 7}},
+		"top 0.7":           {models.Sampling{Temperature: 1, TopP: 0.7}, []int{1, 3, 5}},
+		"top 0.1":           {models.Sampling{Temperature: 1, TopP: 0.1}, []int{1}},
+		"top 0.75 of top 3": {models.Sampling{Temperature: 1, TopK: 3, TopP: 0.75}, []int{1, 5}},
+		"more than there are": {models.Sampling{Temperature: 1, TopK: 99, TopP: 1},
+			[]int{0, 1, 2, 3, 4, 5, 7}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, total := make([]float64, len(logits)), 0.0

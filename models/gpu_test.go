@@ -9,8 +9,8 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
-// TestGreedyTokensOnGPU: the continuations of every folder are those of transformers, and batches
-// of other lengths those of each prompt.
+// TestGreedyTokensOnGPU: every folder continues texts as transformers does, and batches of other
+// lengths as each prompt alone.
 func TestGreedyTokensOnGPU(t *testing.T) {
 	d, err := cuda.Open(0)
 	if err != nil {

@@ -42,8 +42,8 @@ type carried struct{ variable, next *gorgonia.Node }
 // carry returns the updates of variables that are carried from run to run.
 func (m *Machine) carry() (updates []plan.Update, err error) {
 	if m.carried != nil && m.solver != nil {
-		return nil, fmt.Errorf("vm: WithState: %w: with WithSolver, too: run the solver's graph on "+
-			"a machine of its own", backend.ErrUnsupported)
+		return nil, fmt.Errorf("vm: WithState: %w: with WithSolver, too: run the solver's graph "+
+			"on a machine of its own", backend.ErrUnsupported)
 	}
 	for i, c := range m.carried {
 		name, input := stock.Label(c.variable), slices.Index(m.read.Inputs, c.variable)

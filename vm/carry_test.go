@@ -46,8 +46,8 @@ func (c *cached) put(t testing.TB, at []int, rows []float32) {
 	let(c.rows, rows)
 }
 
-// TestCacheIsWrittenInPlace: a run writes its rows and nothing else, and reads them; another machine
-// with the same tensor reads and writes them, too.
+// TestCacheIsWrittenInPlace: a run writes its rows and nothing else, and reads them; another
+// machine with the same tensor reads and writes them, too.
 func TestCacheIsWrittenInPlace(t *testing.T) {
 	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
 		t.Run(name, func(t *testing.T) { cacheIsWrittenInPlace(t, d) })
@@ -131,9 +131,11 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 			if err := m.Pull(a, b); err != nil {
 				t.Fatal(err)
 			}
-			if got := []any{a.Value().Data().([]float64)[0], b.Value().Data().([]float64)[0]}; got[0] !=
-				x || got[1] != y {
-				t.Errorf("the state is %v, want %v and %v", got, x, y)
+			if got := a.Value().Data().([]float64)[0]; got != x {
+				t.Errorf("a is %v, want %v", got, x)
+			}
+			if got := b.Value().Data().([]float64)[0]; got != y {
+				t.Errorf("b is %v, want %v", got, y)
 			}
 			if err := m.Close(); err != nil {
 				t.Error(err)
@@ -144,17 +146,18 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 
 func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
-	y := must(gorgonia.Neg(w))
+	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
+	with := vm.WithState
 	solver := vm.WithSolver(&autograd.SGD{Rate: 0.5}, w)
 	for name, test := range map[string]struct {
 		options []vm.Option
 		want    error
 	}{
-		"two states":        {[]vm.Option{vm.WithState(w, y), vm.WithState(w, w)}, backend.ErrArgument},
-		"no variable":       {[]vm.Option{vm.WithState(y, y)}, backend.ErrArgument},
-		"another shape":     {[]vm.Option{vm.WithState(w, must(gorgonia.Sum(w)))}, backend.ErrArgument},
-		"beside a solver":   {[]vm.Option{vm.WithState(w, y), solver}, backend.ErrUnsupported},
-		"nodes of no graph": {[]vm.Option{vm.WithState(nil, y)}, backend.ErrArgument},
+		"two states":      {[]vm.Option{with(w, y), with(w, w)}, backend.ErrArgument},
+		"no variable":     {[]vm.Option{with(y, y)}, backend.ErrArgument},
+		"another shape":   {[]vm.Option{with(w, sum)}, backend.ErrArgument},
+		"beside a solver": {[]vm.Option{with(w, y), solver}, backend.ErrUnsupported},
+		"no node":         {[]vm.Option{with(nil, y)}, backend.ErrArgument},
 	} {
 		m, err := vm.New(g, nil, test.options...)
 		if !errors.Is(err, test.want) {
