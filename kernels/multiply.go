@@ -18,10 +18,9 @@ func (h Host) multiply(p Product, l simd.Level) error {
 	if err := (Check{}).Multiply(p); err != nil || p.Empty() {
 		return err
 	}
-	if p.M == 1 && p.B.Transposed && !p.A.Transposed && p.Epilogue == nil {
-		p = p.ofColumn()
-	}
 	switch in, out := p.A.Buffer.DType(), p.C.Buffer.DType(); {
+	case in == backend.F64 && dotted[float64](h.Workers, &p, l):
+	case in == backend.F32 && dotted[float32](h.Workers, &p, l):
 	case in == backend.F64:
 		multiply[float64, float64, float64](h.Workers, p, l)
 	case in == backend.F32:
@@ -36,14 +35,6 @@ func (h Host) multiply(p Product, l simd.Level) error {
 		multiply[float32, backend.BFloat16, backend.BFloat16](h.Workers, p, l)
 	}
 	return nil
-}
-
-// ofColumn returns the product of a row with the transposition of a matrix as that of the matrix
-// with a column: it reads the matrix as it lies.
-func (p Product) ofColumn() Product {
-	p.M, p.N, p.A, p.B = p.N, 1, p.B, p.A
-	p.A.Transposed, p.B.Pitch, p.C.Pitch = false, 1, 1
-	return p
 }
 
 // multiply computes a product of S into D with sums of T.
