@@ -36,7 +36,7 @@ gpu: gpu-sdk
 
 GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
-	internal/bench cmd/euryale
+	internal/bench models cmd/euryale
 
 # Build what .ci/gpu runs on a machine with GPUs and without Go: the command, programs that train,
 # and tests as programs. They are stripped, since they travel.
@@ -121,4 +121,4 @@ gpu-emulated: gpu-sdk emulator
 		./kernels/cuda ./backend/gpu
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
 	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
-	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit
+	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models

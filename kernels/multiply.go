@@ -19,6 +19,8 @@ func (h Host) multiply(p Product, l simd.Level) error {
 		return err
 	}
 	switch in, out := p.A.Buffer.DType(), p.C.Buffer.DType(); {
+	case in == backend.F64 && dotted[float64](h.Workers, &p, l):
+	case in == backend.F32 && dotted[float32](h.Workers, &p, l):
 	case in == backend.F64:
 		multiply[float64, float64, float64](h.Workers, p, l)
 	case in == backend.F32:

@@ -50,6 +50,11 @@ func (c Check) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 	return c.rows("addrows", r, dst, src, indices)
 }
 
+// PutRows checks its arguments.
+func (c Check) PutRows(dst, src, indices backend.Buffer, r Rows) error {
+	return c.rows("putrows", r, dst, src, indices)
+}
+
 // TakeRows copies rows of a table:
 //
 //	for b, k { dst[b,k,:] = src[b,indices[k],:] }
@@ -88,13 +93,32 @@ func (h Host) AddRows(dst, src, indices backend.Buffer, r Rows) error {
 	return nil
 }
 
-// indexing is the task of TakeRows and AddRows. A part of AddRows is some columns of a table, so
-// that each element is added up by one worker, in order: all columns, if there is one worker. A
-// part of TakeRows is some rows.
+// PutRows writes rows into a table, in the order of the indices. Other rows stay.
+//
+//	for b, k { dst[b,indices[k],:] = src[b,k,:] }
+//
+// A row whose index is out of range is left out.
+func (h Host) PutRows(dst, src, indices backend.Buffer, r Rows) error {
+	if err := (Check{}).PutRows(dst, src, indices, r); err != nil {
+		return err
+	}
+	if dst.DType() == backend.F32 {
+		runRows(h.pool(), indexing[float32]{rows: backend.View[float32](src),
+			table: backend.View[float32](dst), put: true}, indices, r)
+	} else {
+		runRows(h.pool(), indexing[float64]{rows: backend.View[float64](src),
+			table: backend.View[float64](dst), put: true}, indices, r)
+	}
+	return nil
+}
+
+// indexing is the task of TakeRows, AddRows and PutRows. A part of AddRows is some columns of a
+// table, so that each element is added up by one worker, in order: all columns, if there is one
+// worker. A part of PutRows is a table, and a part of TakeRows some rows.
 type indexing[T float] struct {
 	Rows
 	rows, table []T
-	add         bool
+	add, put    bool
 	i32         []int32 // the indices, as one or the other
 	i64         []int64
 	columns     int // of a part
@@ -117,7 +141,9 @@ func runRows[T float](pool *workers.Pool, t indexing[T], indices backend.Buffer,
 		t.columns = max(r.Width, 1)
 	}
 	t.perTable = (r.Width + t.columns - 1) / t.columns
-	if !t.add {
+	if t.put {
+		t.perTable = 1
+	} else if !t.add {
 		t.perTable = (indices.Len() + t.perPart() - 1) / t.perPart()
 	}
 	workers.Run(pool, r.Before*t.perTable, t)
@@ -146,6 +172,14 @@ func (t *indexing[T]) Run(part, _ int) {
 	table, rows := t.table[b*t.Count*t.Width:][:t.Count*t.Width], t.rows[b*n*t.Width:][:n*t.Width]
 	if part %= t.perTable; t.add {
 		t.addColumns(table, rows, part*t.columns, min((part+1)*t.columns, t.Width))
+		return
+	}
+	if t.put {
+		for k := range n {
+			if at := t.at(k); at >= 0 {
+				copy(table[at*t.Width:], rows[k*t.Width:][:t.Width])
+			}
+		}
 		return
 	}
 	for k := part * t.perPart(); k < min((part+1)*t.perPart(), n); k++ {

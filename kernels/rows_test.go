@@ -36,6 +36,24 @@ func TestRowsAreTakenAndAdded(t *testing.T) {
 	}
 }
 
+func TestRowsArePutInOrderAndOthersStay(t *testing.T) {
+	r := Rows{Before: 2, Count: 3, Width: 2}
+	for name, indices := range map[string]backend.Buffer{"i64": backend.Of([]int64{2, 0, 2, 3}),
+		"i32": backend.Of([]int32{2, 0, 2, -1})} {
+		table, rows := []float32{9, 9, 9, 9, 9, 9, 8, 8, 8, 8, 8, 8}, make([]float32, 16)
+		for i := range rows {
+			rows[i] = float32(i)
+		}
+		if err := (Host{}).PutRows(backend.Of(table), backend.Of(rows), indices, r); err != nil {
+			t.Fatal(err)
+		}
+		want := []float32{2, 3, 9, 9, 4, 5, 10, 11, 8, 8, 12, 13}
+		if !slices.Equal(table, want) {
+			t.Errorf("%s: the table is %v, want %v", name, table, want)
+		}
+	}
+}
+
 // Sums are in the order of the indices, in the type of the elements.
 func TestRowsAreAddedInOrder(t *testing.T) {
 	sum := make([]float32, 1)

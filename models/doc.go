@@ -18,6 +18,15 @@
 // known from there. Weights of linear layers are [in..., out...] here and in GPT-2's files; in
 // those of the Llama family they are [out, in], and are transposed as they are read and written.
 //
+// # Generation
+//
+// A [Generator] continues texts, a token of each row at a time, with caches of keys and values:
+//
+//	g, err := models.NewGenerator(m, device, models.GenerateOptions{Batch: 4, Context: 1024})
+//	defer g.Close()
+//	err = g.Generate(ctx, prompts, models.Sampling{Temperature: 0.8, TopP: 0.95, Stop: m.EOS},
+//		func(row, token int) error { ... })
+//
 // # What is read
 //
 // config.json chooses the architecture by model_type, and says the sizes. What it asks for and this

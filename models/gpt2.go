@@ -17,22 +17,28 @@ const (
 )
 
 // gpt2 builds GPT-2: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
-func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens) layers.Node {
+func (m *Model) gpt2(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
 	n := m.Width
 	words := b.Learn(gpt2Prefix+"wte.weight", drawn, 0, m.Vocabulary, n)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
-	x = b.PositionsOf(b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n), x)
+	positions := b.Learn(gpt2Prefix+"wpe.weight", drawn, layers.Undivided, m.Positions, n)
+	if c.steps() {
+		x = c.addPositions(b, positions, x)
+	} else {
+		x = b.PositionsOf(positions, x)
+	}
 	for i := range m.Blocks {
 		p := fmt.Sprintf(gpt2Prefix+"h.%d.", i)
-		x = b.Add(x, m.gpt2Attention(b, p+"attn.", b.LayerNorm(p+"ln_1", x)))
+		x = b.Add(x, m.gpt2Attention(b, c, p+"attn.", b.LayerNorm(p+"ln_1", x)))
 		h := b.To(b.LayerNorm(p+"ln_2", x), layers.Tensor, layers.Copied)
 		h = b.GELU(m.columns(b, p+"mlp.c_fc", h, true, 0, m.Hidden))
 		x = b.Add(x, m.rows(b, p+"mlp.c_proj", h, 1, true))
 	}
-	return b.Logits(b.LayerNorm(gpt2Prefix+"ln_f", x), words)
+	return b.Logits(b.LayerNorm(gpt2Prefix+"ln_f", c.last(b, x)), words)
 }
 
-func (m *Model) gpt2Attention(b *layers.Builder, name string, x layers.Node) layers.Node {
+func (m *Model) gpt2Attention(b *layers.Builder, c *caching, name string,
+	x layers.Node) layers.Node {
 	qkv := m.columns(b, name+"c_attn", b.To(x, layers.Tensor, layers.Copied), true, 1, 3, m.Heads,
 		m.HeadWidth)
 	qkv = b.To(qkv, layers.Sequence, layers.Split(3))
@@ -40,7 +46,7 @@ func (m *Model) gpt2Attention(b *layers.Builder, name string, x layers.Node) lay
 	for i := range parts {
 		parts[i] = part(b, qkv, i)
 	}
-	y := b.Attend(parts[0], parts[1], parts[2], [2]int{1, 1}, true)
+	y := c.attend(b, parts[0], parts[1], parts[2])
 	return m.rows(b, name+"c_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, true)
 }
 

@@ -18,12 +18,12 @@ const (
 
 // llama builds a model of the Llama family: Touvron et al., "LLaMA: Open and Efficient Foundation
 // Language Models", 2023; with shared heads of keys, Ainslie et al., "GQA", 2023.
-func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
+func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens, c *caching) layers.Node {
 	words := b.Learn("model.embed_tokens.weight", drawn, 0, m.Vocabulary, m.Width)
 	x := b.To(b.Embedding(words, tokens), layers.Tensor, layers.Replicated)
 	for i := range m.Blocks {
 		p := fmt.Sprintf("model.layers.%d.", i)
-		x = b.Add(x, m.llamaAttention(b, p+"self_attn.",
+		x = b.Add(x, m.llamaAttention(b, c, p+"self_attn.",
 			b.RMSNorm(p+"input_layernorm", m.Epsilon, x)))
 		h := b.To(b.RMSNorm(p+"post_attention_layernorm", m.Epsilon, x), layers.Tensor,
 			layers.Copied)
@@ -31,14 +31,15 @@ func (m *Model) llama(b *layers.Builder, tokens *layers.Tokens) layers.Node {
 			m.columns(b, p+"mlp.up_proj", h, false, 0, m.Hidden))
 		x = b.Add(x, m.rows(b, p+"mlp.down_proj", h, 1, false))
 	}
-	x = b.RMSNorm("model.norm", m.Epsilon, x)
+	x = b.RMSNorm("model.norm", m.Epsilon, c.last(b, x))
 	if !m.Tied {
 		words = b.Learn(headName, drawn, 0, m.Vocabulary, m.Width)
 	}
 	return b.Logits(x, words)
 }
 
-func (m *Model) llamaAttention(b *layers.Builder, name string, x layers.Node) layers.Node {
+func (m *Model) llamaAttention(b *layers.Builder, c *caching, name string,
+	x layers.Node) layers.Node {
 	x = b.To(x, layers.Tensor, layers.Copied)
 	project := func(of string, heads int) layers.Node {
 		y := m.columns(b, name+of+"_proj", x, m.Biased.QKV, 0, heads, m.HeadWidth)
@@ -48,22 +49,19 @@ func (m *Model) llamaAttention(b *layers.Builder, name string, x layers.Node) la
 	if m.NormedHeads {
 		q, k = b.RMSNorm(name+"q_norm", m.Epsilon, q), b.RMSNorm(name+"k_norm", m.Epsilon, k)
 	}
-	y := b.Attend(m.turned(b, q), m.turned(b, k), v, [2]int{1, 1}, true)
+	y := c.attend(b, m.turned(b, c, q), m.turned(b, c, k), v)
 	return m.rows(b, name+"o_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, m.Biased.Out)
 }
 
-// turned adds rotary positions to x, [batch, positions, heads, d], which has all positions.
-func (m *Model) turned(b *layers.Builder, x layers.Node) layers.Node {
+// turned adds rotary positions to x, [batch, positions, heads, d], which has all positions, or the
+// next one in a step.
+func (m *Model) turned(b *layers.Builder, c *caching, x layers.Node) layers.Node {
 	return b.Apply("rotary positions", func() (layers.Node, error) {
-		positions, half := x.Shape()[1], m.HeadWidth/2
-		cos, sin := make([]float64, positions*half), make([]float64, positions*half)
-		angles := m.Rotary.Angles(m.HeadWidth)
-		for i := range cos {
-			sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
+		cosines, sines, err := m.angles(b, c, x)
+		if err != nil {
+			return x, err
 		}
-		shape := tensor.Shape{positions, 1, half}
-		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, constant(b, x, shape, cos),
-			constant(b, x, shape, sin))
+		y, err := nn.Rotary(nn.RotaryOptions{}, x.Node, cosines, sines)
 		return layers.Place(y, x), err
 	})
 }
@@ -74,6 +72,31 @@ func gated(b *layers.Builder, gate, x layers.Node) layers.Node {
 		y, err := nn.SwiGLU(gate.Node, x.Node)
 		return layers.Place(y, x), err
 	})
+}
+
+// angles returns cosines and sines of the positions of x.
+func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
+	sines *gorgonia.Node, err error) {
+	if c != nil && c.sines != nil {
+		return c.cosines, c.sines, nil
+	}
+	positions, half := x.Shape()[1], m.HeadWidth/2
+	if c.steps() {
+		positions = c.context
+	}
+	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
+	angles := m.Rotary.Angles(m.HeadWidth)
+	for i := range cos {
+		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
+	}
+	shape := tensor.Shape{positions, 1, half}
+	if cosines, err = c.at(constant(b, x, shape, cos)); err != nil {
+		return nil, nil, err
+	}
+	if sines, err = c.at(constant(b, x, shape, sin)); c != nil {
+		c.cosines, c.sines = cosines, sines
+	}
+	return cosines, sines, err
 }
 
 // constant returns numbers as a constant of the dtype of x.

@@ -55,8 +55,16 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
 		return layers.Node{}, err
 	}
+	return m.build(b, tokens, nil)
+}
+
+// build is Logits, with caches of keys and values if c is not nil.
+func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
 	b.Begin(func(learnable string, shape []int) ([]float64, error) {
+		if c.has(learnable) {
+			return make([]float64, size(shape)), nil
+		}
 		if isAdapter(learnable) {
 			return m.adapterValues(learnable, shape, used)
 		}
@@ -69,11 +77,14 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	}
 	var logits layers.Node
 	if m.Type == gpt2 {
-		logits = m.gpt2(b, tokens)
+		logits = m.gpt2(b, tokens, c)
 	} else {
-		logits = m.llama(b, tokens)
+		logits = m.llama(b, tokens, c)
 	}
 	err := b.Err()
+	if err == nil && c.shares() { // what there is has been looked at
+		return logits, nil
+	}
 	if name := m.first(used); err == nil && name != "" {
 		err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
 			m.weights.at[name].Name(), name, configName)

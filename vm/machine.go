@@ -30,6 +30,7 @@ type Machine struct {
 	precision Precision
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
+	carried   []carried // of WithState
 	parallel  *parallel // nil without WithDataParallel
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
@@ -157,7 +158,12 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	for _, n := range slices.Concat(m.solver.without(r.Shown), m.keep) {
+	carried, err := m.carry()
+	if err != nil {
+		return err
+	}
+	updates = append(updates, carried...)
+	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
 		if err := m.show(n); err != nil {
 			return err
 		}
@@ -345,7 +351,7 @@ func (m *Machine) profile(timed func(ir.Op) bool) (elapsed []time.Duration, err 
 // Reset does nothing: RunAll always begins at the beginning. It is part of gorgonia.VM.
 func (m *Machine) Reset() {}
 
-// Pull copies the values of variables that a solver of [WithSolver] has changed on the machine's
+// Pull copies the values of variables that [WithSolver] or [WithState] has changed on the machine's
 // device to their host tensors: one of this machine, or of another that shares the tensors. The
 // host may then read and write them until the next RunAll, which uploads them. It costs a copy of
 // these variables, and another one then. Variables that nothing has changed are not copied.
@@ -386,7 +392,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 // collector, if its solver is dropped, too; what it has on a device is freed when the next machine
 // is made there, or the device is closed.
 //
-// Close pulls the variables that the machine's solver changes and the solver's state, unless an
+// Close pulls the variables that the machine changes and the solver's state, unless an
 // exchange with other ranks has ended the machine, and frees the machine's memory. Values that the
 // last run has left stay as they are. In the middle of a step ([Accumulate]) it also returns an
 // ErrArgument.

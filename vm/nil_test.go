@@ -36,6 +36,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithSolver": {F: func(s autograd.Solver, learnables ...*gorgonia.Node) error {
 			return with(vm.WithSolver(s, learnables...))
 		}, Args: []any{solver, w}},
+		"WithState": {F: func(variable, next *gorgonia.Node) error {
+			return with(vm.WithState(variable, next))
+		}, Args: []any{w, w}},
 		"WithDataParallel": {F: func(comm backend.Communicator, options ...autograd.Option) error {
 			return with(vm.WithSolver(solver, w), vm.WithDataParallel(comm, options...))
 		}, Args: []any{reference.New("test", 1, time.Minute)[0], autograd.WithSum()}},

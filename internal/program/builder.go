@@ -62,6 +62,9 @@ type Builder interface {
 	// GatherGrad is the gradient of Gather: zeros with n elements along the axis, to which those of
 	// dy are added in the order of the list.
 	GatherGrad(dy, list Value, axis, n int) Value
+	// Put is x with other elements of an axis, those that a list of integers names: rows, in the
+	// order of the list.
+	Put(x, list, rows Value, axis int) Value
 
 	// MatMul multiplies matrices, the last two axes, of which transA and transB exchange those of
 	// an operand. All other axes are equal.

@@ -44,6 +44,16 @@ func (r *recorder) GatherGrad(dy, list Value, axis, n int) Value {
 	return v
 }
 
+// Put implements [Builder].
+func (r *recorder) Put(x, list, put Value, axis int) Value {
+	at := rows(r.Of(x).Shape, axis)
+	v, _ := r.called(r.Of(x), func(dst, src []backend.Buffer) error {
+		copy(dst[0].Bytes(), src[0].Bytes())
+		return kernels.Host{}.PutRows(dst[0], src[2], src[1], at)
+	}, nil, x, list, put)
+	return v
+}
+
 // MatMul implements [Builder].
 func (r *recorder) MatMul(transA, transB bool, a, b Value) Value {
 	x, y := r.Of(a), r.Of(b)

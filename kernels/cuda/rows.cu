@@ -1,4 +1,5 @@
-// Rows of tables, by indices: takerows_INDEX_DTYPE and its gradient addrows_INDEX_DTYPE.
+// Rows of tables, by indices: takerows_INDEX_DTYPE, its gradient addrows_INDEX_DTYPE, and
+// putrows_INDEX_DTYPE.
 //
 // There are no atomics. A row of the table is added up by one warp, in the order of the indices, so
 // that the bits equal the host's.
@@ -33,6 +34,30 @@ DEVICE void takerows(T *dst, const T *src, const I *indices, u64 n, u64 before, 
 				u64 c = first + i * 32 + thread_x() % 32;
 				if (c < width)
 					dst[row * width + c] = there ? from[c] : not_a_number(T());
+			}
+	}
+}
+
+// for b, k { dst[b,indices[k],:] = src[b,k,:] }, of equal indices for the last one
+template <class T, class I>
+DEVICE void putrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count,
+	u64 width) {
+	u32 lane = thread_x() % 32;
+	for (u64 row = thread_index() / 32; row < before * n; row += thread_count() / 32) {
+		u64 b = before == 1 ? 0 : row / n, k = row - b * n;
+		i64 index = indices[k];
+		bool put = index >= 0 && index < (i64)count;
+		for (u64 later = k + 1; later < n; later += 32)
+			put = put && votes_of(later + lane < n && (i64)indices[later + lane] == index) == 0;
+		if (!put)
+			continue;
+		T *to = dst + (b * count + index) * width;
+		for (u64 first = (u64)block_y() * row_strip; first < width;
+			first += (u64)blocks_y() * row_strip)
+			for (u32 i = 0; i < row_strips; i++) {
+				u64 c = first + i * 32 + lane;
+				if (c < width)
+					to[c] = src[row * width + c];
 			}
 	}
 }
@@ -158,6 +183,10 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 		u64 count, u64 width) { \
 		takerows(dst, src, indices, n, before, count, width); \
 	} \
+	KERNEL(putrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
+		u64 count, u64 width) { \
+		putrows(dst, src, indices, n, before, count, width); \
+	} \
 	KERNEL(addrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
 		u64 count, u64 width, u64 part) { \
 		addrows(dst, src, indices, n, before, count, width, part); \
@@ -169,6 +198,6 @@ ROWS(f64, i64)
 
 // ---- launch ----
 //
-// 256 threads. takerows has a warp for each row, and the y axis of the grid for its columns.
-// addrows has a block for `part` rows of the table, at least one for each warp, and the y axis for
-// columns and tables.
+// 256 threads. takerows and putrows have a warp for each row, and the y axis of the grid for its
+// columns. addrows has a block for `part` rows of the table, at least one for each warp, and the y
+// axis for columns and tables.

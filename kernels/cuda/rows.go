@@ -38,6 +38,16 @@ func (k Kernels) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	return k.launcher.Launch(c)
 }
 
+// PutRows has the meaning and bits of [kernels.Host.PutRows].
+func (k Kernels) PutRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	if err := check.PutRows(dst, src, indices, r); err != nil || src.Len() == 0 {
+		return err
+	}
+	c := rowsCall("putrows", dst, src, indices, r)
+	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
+	return k.launcher.Launch(c)
+}
+
 func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
 	c := Launch{Entry: Entry{Verb: verb, Op: indices.DType().String(), Type: dst.DType().String()},
 		Block: Size{threads, 1}}

@@ -52,6 +52,14 @@ func testRows(t *testing.T, m machine) {
 							r.Rows)
 					})
 				b.randomise(rows.host)
+				b.randomise(table.host)
+				b.run(name("putrows"), table, func() error {
+					return b.device.PutRows(table.device, rows.device, indices.device, r.Rows)
+				},
+					func() error {
+						return b.host.PutRows(table.host, rows.host, indices.host,
+							r.Rows)
+					})
 				b.run(name("addrows"), table, func() error {
 					return b.device.AddRows(table.device, rows.device, indices.device, r.Rows)
 				},
@@ -71,7 +79,8 @@ func indexed(k Kernels, n int) error {
 		for _, of := range []backend.DType{backend.I32, backend.I64} {
 			x, y, i := device(d, 1<<40, n), device(d, 1<<41, n), device(of, 1<<42, n)
 			r := kernels.Rows{Before: 1, Count: n, Width: 1}
-			for _, e := range []error{k.TakeRows(y, x, i, r), k.AddRows(x, y, i, r)} {
+			for _, e := range []error{k.TakeRows(y, x, i, r), k.AddRows(x, y, i, r),
+				k.PutRows(x, y, i, r)} {
 				if e != nil {
 					err = e
 				}

@@ -71,6 +71,28 @@ func TestByIndices(t *testing.T) {
 		}))
 }
 
+func TestIndexCopy(t *testing.T) {
+	put := func(axis int) builder {
+		return three(func(x, i, rows *gorgonia.Node) (*gorgonia.Node, error) {
+			return IndexCopy(axis, x, i, rows)
+		})
+	}
+	twice := indices([]int{3}, 1, 0, 1)
+	rows := of([]int{3, 2}, 10, 20, 30, 40, 50, 60)
+	checkForward(t, []operand{count(4, 2), twice, rows}, put(0),
+		of([]int{4, 2}, 30, 40, 50, 60, 5, 6, 7, 8), 0)
+	checkForward(t, []operand{count(2, 3), indices([]int{1}, 2), of([]int{2, 1}, 10, 20)},
+		put(-1), of([]int{2, 3}, 1, 2, 10, 4, 5, 20), 0)
+	two := indices([]int{2}, 2, 0)
+	checkGradient(t, []operand{normal(1, 3, 2, 2), two, normal(2, 2, 2, 2)}, put(0))
+	checkGradient(t, []operand{normal(1, 2, 3, 2), two, normal(2, 2, 2, 2)}, put(1))
+	checkDistinct(t, []operand{count(2, 2), two, count(2, 2)}, put(0), put(1))
+	g := gorgonia.NewGraph()
+	x, i := count(2, 3).node(g, "x", tensor.Float64), twice.node(g, "i", tensor.Int)
+	_, err := IndexCopy(0, x, i, x)
+	checkRefused(t, err, ops.ErrShape, "rows of shape (3, 3), not [(2, 3)]")
+}
+
 func TestEmbedding(t *testing.T) {
 	embed := two(Embedding)
 	in := []operand{count(3, 2), indices([]int{2, 2}, 2, 0, 0, 0)}

@@ -53,6 +53,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"GlobalAvgPool2D": {F: GlobalAvgPool2D, Args: []any{four}},
 		"Grad":            {F: Grad, Args: []any{gorgonia.Must(gorgonia.Sum(vector)), vector}},
 		"LSTM":            {F: LSTM, Args: lstm},
+		"IndexCopy":       {F: IndexCopy, Args: []any{0, matrix, indices, matrix}},
 		"LayerNorm":       {F: LayerNorm, Args: []any{0.5, matrix, vector, vector}},
 		"LogSoftMax":      {F: LogSoftMax, Args: []any{0, vector}},
 		"LogSumExp":       {F: LogSumExp, Args: []any{[]int{0}, false, vector}},

@@ -84,6 +84,13 @@ func (q *queue) AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error 
 	}, dst, src, indices)
 }
 
+// PutRows has the meaning of [kernels.Host.PutRows].
+func (q *queue) PutRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
+	return q.drained(check.PutRows(dst, src, indices, r), func(b []backend.Buffer) error {
+		return kernels.Host{}.PutRows(b[0], b[1], b[2], r)
+	}, dst, src, indices)
+}
+
 // Attention has the meaning of [kernels.Host.Attention].
 func (q *queue) Attention(a kernels.Attention) error {
 	return q.drained(check.Attention(a), func(b []backend.Buffer) error {

@@ -30,13 +30,11 @@ func (e *Executor) compile(s *step) (err error) {
 	case ir.MatMul:
 		s.run = e.matMul(s, op)
 	case ir.Gather:
-		r := rowsOf(s.Args[0].Shape, op.Axis)
-		e.check(s, s.Args[1], r.Count)
-		s.run = func() error { return e.device.TakeRows(s.dsts[0], s.args[0], s.args[1], r) }
+		s.run = e.rows(s, rowsOf(s.Args[0].Shape, op.Axis))
 	case ir.GatherGrad:
-		r := rowsOf(s.Dsts[0].Shape, op.Axis)
-		e.check(s, s.Args[1], r.Count)
-		s.run = func() error { return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r) }
+		s.run = e.rows(s, rowsOf(s.Dsts[0].Shape, op.Axis))
+	case ir.Put:
+		s.run = e.rows(s, rowsOf(s.Dsts[0].Shape, op.Axis))
 	case plan.Send:
 		s.run = func() error { return e.send(op) }
 	case plan.Receive:

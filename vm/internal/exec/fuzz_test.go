@@ -196,6 +196,9 @@ func (r *random) gather(x ir.ID, axis int) {
 	case shape.Len() == 0:
 	case shape.At(axis) >= 2 && r.next(2) == 0:
 		r.add(ir.Gather{Axis: axis}, shape.With(axis, n), r.bounds[x], x, r.list)
+	case shape.At(axis) == n && r.next(2) == 0:
+		y, _ := r.like(shape)
+		r.add(ir.Put{Axis: axis}, shape, max(r.bounds[x], r.bounds[y]), x, r.list, y)
 	case shape.At(axis) == n:
 		r.add(ir.GatherGrad{Axis: axis}, shape.With(axis, 2+r.next(3)), r.bounds[x]*float64(n), x,
 			r.list)
@@ -258,6 +261,12 @@ func (r *random) convolve(patches ir.ID, w ir.Window, images ir.Dims) {
 
 // run makes a program of a number of steps, wants some of its values, and checks it.
 func (r *random) run(t *testing.T, steps int) {
+	r.make(steps)
+	check(t, &r.Program, r.inputs)
+}
+
+// make makes a program of a number of steps, and wants some of its values.
+func (r *random) make(steps int) {
 	r.dtype = backend.F64
 	for i, shape := range [][]int{{}, {6}, {1, 6}, {4, 6}, {6, 4}, {2, 3, 4}, {2, 1, 4, 3}} {
 		r.input(i, shape...)
@@ -276,7 +285,6 @@ func (r *random) run(t *testing.T, steps int) {
 	for range 3 {
 		r.Results = append(r.Results, ir.ID(r.next(len(r.Values))))
 	}
-	check(t, &r.Program, r.inputs)
 }
 
 // TestRandomProgramsAreThePlainLoops runs programs of fixed seeds: shapes, broadcasts, views,

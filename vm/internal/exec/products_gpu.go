@@ -36,7 +36,7 @@ func (l libraries) ready(op ir.Op) error {
 		return l.Products.Prepare()
 	case ir.Attention, ir.AttentionGrad:
 		return l.device.Prepare(gpukernels.AttentionFamilies()...)
-	case ir.Gather, ir.GatherGrad:
+	case ir.Gather, ir.GatherGrad, ir.Put:
 		return l.device.Prepare(gpukernels.IndexedRows)
 	case ir.Im2Col, ir.Col2Im, ir.MaxPool, ir.MaxPoolGrad:
 		return l.device.Prepare(gpukernels.Images)

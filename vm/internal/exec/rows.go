@@ -22,6 +22,20 @@ func rowsOf(x ir.Dims, axis int) kernels.Rows {
 	return r
 }
 
+// rows returns the function of a step on rows that its second operand names.
+func (e *Executor) rows(s *step, r kernels.Rows) func() error {
+	e.check(s, s.Args[1], r.Count)
+	return func() error {
+		switch s.Op.(type) {
+		case ir.Gather:
+			return e.device.TakeRows(s.dsts[0], s.args[0], s.args[1], r)
+		case ir.GatherGrad:
+			return e.device.AddRows(s.dsts[0], s.args[0], s.args[1], r)
+		}
+		return e.device.PutRows(s.dsts[0], s.args[2], s.args[1], r) // over the first operand
+	}
+}
+
 // check makes every run look at an operand of indices of a step before it starts: a device that
 // finds a wrong one later could say so only where the host waits for it.
 // Indices that the plan computes are not known then. What they name wrongly is NaN.

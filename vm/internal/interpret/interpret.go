@@ -95,6 +95,8 @@ func evaluate(v ir.Value, args []Array, outside Outside) (Array, error) {
 		}), args[1]), nil
 	case ir.Gather:
 		return blurred(moved(v, args), args[1]), nil
+	case ir.Put:
+		return blurred(put(v, op.Axis, args), args[1]), nil
 	case ir.Col2Im:
 		return a.scattered(v, args[0], func(i []int) {
 			c, h, w, ok := pixel(op.Window, v.Shape, i)
@@ -245,6 +247,19 @@ func moved(v ir.Value, args []Array) Array {
 		}
 		if ok {
 			y.Data[at] = x.Data[offsetOf(x.Shape, from)]
+		}
+	})
+	return y
+}
+
+// put returns x with other elements of an axis.
+func put(v ir.Value, axis int, args []Array) Array {
+	y := Array{Shape: v.Shape, Data: slices.Clone(args[0].Data)}
+	each(args[2].Shape, func(at int, i []int) {
+		to := slices.Clone(i)
+		to[axis] = int(args[1].Data[i[axis]].Value)
+		if to[axis] >= 0 && to[axis] < v.Shape.At(axis) {
+			y.Data[offsetOf(v.Shape, to)] = args[2].Data[at]
 		}
 	})
 	return y

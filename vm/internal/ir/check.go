@@ -53,7 +53,7 @@ func arity(op Op) int {
 		return -1
 	case Binary, MatMul, Convolution, MaxPoolGrad, Gather, GatherGrad:
 		return 2
-	case Select, Where, Dropout:
+	case Select, Where, Dropout, Put:
 		return 3
 	case Attention:
 		return 3 + op.hiding()
@@ -87,7 +87,7 @@ func counts(op Op, i int) bool {
 	switch op.(type) {
 	case Select:
 		return i == 0
-	case Gather, GatherGrad:
+	case Gather, GatherGrad, Put:
 		return i == 1
 	case Dropout:
 		return i > 0
@@ -164,6 +164,12 @@ func (p *Program) shape(v Value) (Dims, error) {
 			err = fmt.Errorf("%v is taken from %v, not %v", s, v.Shape, x)
 		}
 		return v.Shape, err
+	case Put:
+		s, err := p.gathered(x, v.Args[1], op.Axis)
+		if rows := p.Values[v.Args[2]].Shape; err == nil && s != rows {
+			err = fmt.Errorf("%v are put into %v, want %v", rows, x, s)
+		}
+		return x, err
 	case MatMul:
 		return Product(x, p.Values[v.Args[1]].Shape, op)
 	case Im2Col:

@@ -87,6 +87,10 @@ type (
 	// GatherGrad is dx of Gather from dy and the list: it adds dy, in the order of the list, to the
 	// elements that were taken.
 	GatherGrad struct{ Axis int }
+	// Put is x with other elements of an axis, those that a list of integers names, in the order of
+	// the list: of operands x, list and elements. Integers out of range name none. Planning writes
+	// over x.
+	Put struct{ Axis int }
 )
 
 // Products.
@@ -220,6 +224,9 @@ func (o Gather) String() string { return fmt.Sprintf("gather axis %d", o.Axis) }
 
 // String implements [Op].
 func (o GatherGrad) String() string { return fmt.Sprintf("gather-grad axis %d", o.Axis) }
+
+// String implements [Op].
+func (o Put) String() string { return fmt.Sprintf("put axis %d", o.Axis) }
 
 // String implements [Op].
 func (o MatMul) String() string {

@@ -35,7 +35,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
-			l.appendStep(g.members[0])
+			l.appendStep(g.members[0], updates)
 		}
 		l.send()
 	}
@@ -99,7 +99,7 @@ func (l *layouter) leaf(v ir.Value) Ref {
 
 // appendStep appends the step that computes one value, after copies of operands that it cannot
 // read as they lie.
-func (l *layouter) appendStep(id ir.ID) {
+func (l *layouter) appendStep(id ir.ID, updates []Update) {
 	v := l.program.Values[id]
 	args := make([]Ref, len(v.Args))
 	for i, a := range v.Args {
@@ -108,7 +108,14 @@ func (l *layouter) appendStep(id ir.ID) {
 			args[i] = l.copy(args[i], v.Name)
 		}
 	}
-	l.setRef(id, l.resultOf(id))
+	if _, ok := v.Op.(ir.Put); ok {
+		args[0] = l.over(id, updates, args[0])
+		y := args[0]
+		y.Step = len(l.plan.Steps)
+		l.setRef(id, y)
+	} else {
+		l.setRef(id, l.resultOf(id))
+	}
 	dsts := []Ref{l.refs[id]}
 	for _, r := range ir.Besides(v, func(i int) ir.Value { return l.program.Values[v.Args[i]] }) {
 		dsts = append(dsts, l.result(r.Shape, r.DType, v.Name))

@@ -88,6 +88,7 @@ func shareInPlace(p *Plan) {
 			s.Args[j].Buffer = to[s.Args[j].Buffer]
 		}
 		for j, dst := range s.Dsts {
+			s.Dsts[j].Buffer = to[dst.Buffer] // of a put, which writes over an operand
 			for _, a := range s.Args {
 				if inPlace(p, s, j, a, i) &&
 					!(s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(read Ref) bool {

@@ -9,10 +9,10 @@ import (
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// Update is how a variable changes at the end of each run: a step of a solver.
+// Update is how a variable changes at the end of each run: a step of a solver, or another value.
 type Update struct {
 	Input    int   // the variable
-	Gradient ir.ID // of the program
+	Gradient ir.ID // of the program, or the value that the variable gets if there is no Rule
 	Kept     int   // how many vectors like the variable are kept from run to run
 	Group    int   // updates of one group have the same Rule
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
@@ -31,7 +31,8 @@ type Update struct {
 	// ranks, of which another one counts them.
 	Parts, Uncounted bool
 	// Rule adds the update of one element to a program: what becomes of w and of kept. Settings
-	// are numbers that are bound before each run.
+	// are numbers that are bound before each run. Updates without a Rule have nothing else, and no
+	// others may be beside them.
 	Rule func(p *fuse.Program, w, dw fuse.Value, kept []fuse.Value,
 		setting func(i int) fuse.Value) (fuse.Value, []fuse.Value, error)
 }
@@ -67,7 +68,7 @@ func withGradients(p *ir.Program, updates []Update) *ir.Program {
 func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Input && slices.ContainsFunc(updates, func(u Update) bool {
+	if b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates, func(u Update) bool {
 		return u.Input == b.Index
 	}) {
 		return l.copy(r, l.program.Values[id].Name)
@@ -113,6 +114,8 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		case u.Bucket > 0:
 		case u.Accumulation.Several():
 			refs[i] = l.slot(i)
+		case u.Rule == nil && l.stands(u.Input, gradients[i]):
+			refs[i] = l.ref(gradients[i])
 		default:
 			refs[i] = l.before(updates, gradients[i])
 		}
@@ -174,6 +177,9 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	if err != nil {
 		return err
 	}
+	if u.Rule == nil {
+		return l.assign(w, dw, name)
+	}
 	dw = flat(dw)
 	w.Shape, w.Strides = dw.Shape, dw.Shape.Strides()
 	b := newLoop(dw.Shape, ir.Dims{})
@@ -205,6 +211,39 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	}
 	l.join(name, "update", b)
 	return nil
+}
+
+// assign appends the step that gives a variable its value, unless that is there.
+func (l *layouter) assign(w, x Ref, name string) error {
+	l.plan.Buffers[w.Buffer].Written = true
+	if x.Buffer == w.Buffer && x.Dense() {
+		return nil
+	}
+	b := newLoop(x.Shape, ir.Dims{})
+	b.store(b.load(l.plan, x), w)
+	l.join(name, "assign", b)
+	return nil
+}
+
+// stands reports whether a value is a variable as it was before the run.
+func (l *layouter) stands(input int, id ir.ID) bool {
+	return l.program.Values[id].Op == (ir.Input{Index: input})
+}
+
+// over returns where a put leaves its result, which is where its operand lies: the variable that
+// gets the value, if nothing else reads what that was, or else a copy.
+func (l *layouter) over(id ir.ID, updates []Update, x Ref) Ref {
+	v := l.program.Values[id]
+	n := len(l.program.Results) - len(updates)
+	for i, u := range updates {
+		if l.program.Results[n+i] == id && u.Rule == nil && l.stands(u.Input, v.Args[0]) &&
+			len(l.users[v.Args[0]]) == 1 {
+			l.plan.Buffers[x.Buffer].Written = true
+			return x
+		}
+	}
+	c := l.result(v.Shape, v.DType, v.Name)
+	return l.copyTo(c, x, v.Name)
 }
 
 // flat returns r with one axis, if it has no gaps.

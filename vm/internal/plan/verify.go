@@ -498,6 +498,8 @@ func aligned(s *Step, j, k int) bool {
 	d, a := &s.Dsts[j], &s.Args[k]
 	var loop *fuse.Program
 	switch op := s.Op.(type) {
+	case ir.Put:
+		return k == 0 && a.Buffer == d.Buffer && a.Shape == d.Shape
 	case Loop:
 		loop = op.Program
 	case Joined:

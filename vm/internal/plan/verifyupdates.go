@@ -231,6 +231,9 @@ func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
 // update compares what a variable and what is kept for it have become with what an update makes of
 // them.
 func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) error {
+	if u.Rule == nil {
+		return r.left(memory{Input, u.Input, 0}, d, dw, kind)
+	}
 	t, err := r.trace(u, d)
 	if err != nil {
 		return err

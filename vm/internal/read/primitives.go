@@ -177,6 +177,13 @@ func (p primitives) GatherGrad(dy, list program.Value, axis, n int) program.Valu
 	return p.as(v.DType, ir.GatherGrad{Axis: axis}, whole, rows, p.Reshape(list, indices.Size()))
 }
 
+// Put implements [program.Builder].
+func (p primitives) Put(x, list, rows program.Value, axis int) program.Value {
+	v, n := p.of(x), p.of(list).Shape.Size()
+	rows = p.Reshape(rows, v.Shape.With(axis, n).Slice()...)
+	return p.as(v.DType, ir.Put{Axis: axis}, v.Shape, x, p.Reshape(list, n), rows)
+}
+
 // MatMul implements [program.Builder].
 func (p primitives) MatMul(transA, transB bool, a, b program.Value) program.Value {
 	return program.Value(p.matMul(ir.MatMul{TransA: transA, TransB: transB}, ir.ID(a), ir.ID(b)))

@@ -1,0 +1,156 @@
+package models
+
+import (
+	"fmt"
+	"strings"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// caching is what a graph of generation has besides a model: caches of the keys and values of all
+// positions so far, [batch*context, heads*d], of which the graph writes rows. A graph of a prompt
+// has all positions of it; one of a step has one, the next position of each sample. Methods may be
+// called on nil: there are no caches.
+type caching struct {
+	context int
+	step    bool
+	tensors map[string]*tensor.Dense // of learnables and caches that there are, by name
+	// slots are the rows of the caches that are written; ends are, of a prompt, the numbers of the
+	// last tokens of the samples among all, and of a step the positions; lengths are one more.
+	slots, ends, lengths *gorgonia.Node
+	states               []vm.Option
+	caches               int
+	cosines, sines       *gorgonia.Node // of the positions, once they are there
+}
+
+// newCaching returns caching of a graph with so many positions.
+func newCaching(b *layers.Builder, batch, positions, context int, step bool,
+	tensors map[string]*tensor.Dense) *caching {
+	vector := func(name string, n int) *gorgonia.Node {
+		return gorgonia.NewVector(b.Graph(), tensor.Int, gorgonia.WithShape(n),
+			gorgonia.WithName(name), gorgonia.WithValue(tensor.New(tensor.Of(tensor.Int),
+				tensor.WithShape(n))))
+	}
+	c := &caching{context: context, step: step, tensors: tensors,
+		slots: vector("slots", batch*positions), ends: vector("ends", batch)}
+	if step {
+		c.lengths = vector("lengths", batch)
+	}
+	return c
+}
+
+func (c *caching) steps() bool  { return c != nil && c.step }
+func (c *caching) shares() bool { return c != nil && c.tensors != nil }
+
+// has reports whether there is a tensor for a learnable.
+func (c *caching) has(learnable string) bool {
+	return c != nil && c.tensors[learnable] != nil
+}
+
+// at returns the rows of a table of positions, [positions, n...], at which a step is: [batch, 1,
+// n...]. A prompt has the positions of the table.
+func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
+	if !c.steps() {
+		return table, nil
+	}
+	rows, err := nn.ByIndices(0, table, c.ends)
+	if err != nil {
+		return nil, err
+	}
+	s := rows.Shape()
+	return gorgonia.Reshape(rows, append(tensor.Shape{s[0], 1}, s[1:]...))
+}
+
+// addPositions adds the rows of a learnable to the positions of a step.
+func (c *caching) addPositions(b *layers.Builder, p, x layers.Node) layers.Node {
+	return b.Apply("positions", func() (layers.Node, error) {
+		rows, err := c.at(p.Node)
+		if err != nil {
+			return x, err
+		}
+		y, err := gorgonia.Add(x.Node, rows)
+		return layers.Place(y, x), err
+	})
+}
+
+// last returns the last position of each sample of x, [batch, positions, n]: [batch, 1, n].
+func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
+	if c == nil || c.step {
+		return x
+	}
+	return b.Apply("last positions", func() (layers.Node, error) {
+		s := x.Shape()
+		y, err := gorgonia.Reshape(x.Node, tensor.Shape{s[0] * s[1], s[2]})
+		if err == nil {
+			y, err = nn.ByIndices(0, y, c.ends)
+		}
+		if err == nil {
+			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], 1, s[2]})
+		}
+		return layers.Place(y, x), err
+	})
+}
+
+// attend is causal attention of q, k and v, [batch, positions, heads, d]. It writes k and v into
+// caches; a step attends to all that they have.
+func (c *caching) attend(b *layers.Builder, q, k, v layers.Node) layers.Node {
+	if c == nil {
+		return b.Attend(q, k, v, [2]int{1, 1}, true)
+	}
+	keys, values := c.cache(b, k), c.cache(b, v)
+	if !c.step {
+		return b.Attend(q, k, v, [2]int{1, 1}, true)
+	}
+	return b.Apply("attention to the caches", func() (layers.Node, error) {
+		var x [3]*gorgonia.Node
+		for i, of := range []layers.Node{q, keys, values} {
+			var err error
+			if x[i], err = gorgonia.Transpose(of.Node, 0, 2, 1, 3); err != nil {
+				return q, err
+			}
+		}
+		y, err := nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{KeyLengths: c.lengths})
+		if err == nil {
+			y, err = gorgonia.Transpose(y, 0, 2, 1, 3)
+		}
+		return layers.Place(y, q), err
+	})
+}
+
+// cache writes x, [batch, positions, heads, d], into a cache, and returns that in a step: [batch,
+// context, heads, d].
+func (c *caching) cache(b *layers.Builder, x layers.Node) layers.Node {
+	return b.Apply("cache", func() (layers.Node, error) {
+		s := x.Shape()
+		shape := tensor.Shape{s[0] * c.context, s[2] * s[3]}
+		name := fmt.Sprint("cache.", c.caches)
+		c.caches++
+		value := c.tensors[name]
+		if value == nil {
+			value = tensor.New(tensor.Of(x.Dtype()), tensor.WithShape(shape...))
+		}
+		cache := gorgonia.NewMatrix(b.Graph(), x.Dtype(), gorgonia.WithShape(shape...),
+			gorgonia.WithName(name), gorgonia.WithValue(value))
+		rows, err := gorgonia.Reshape(x.Node, tensor.Shape{s[0] * s[1], shape[1]})
+		if err != nil {
+			return x, err
+		}
+		next, err := nn.IndexCopy(0, cache, c.slots, rows)
+		if err != nil {
+			return x, err
+		}
+		c.states = append(c.states, vm.WithState(cache, next))
+		if !c.step { // which attends to x alone
+			return x, nil
+		}
+		y, err := gorgonia.Reshape(next, tensor.Shape{s[0], c.context, s[2], s[3]})
+		return layers.Place(y, x), err
+	})
+}
+
+func isCache(name string) bool { return strings.HasPrefix(name, "cache.") }

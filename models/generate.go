@@ -1,0 +1,296 @@
+package models
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// GenerateOptions are the options of [NewGenerator].
+type GenerateOptions struct {
+	Batch     int // the most prompts of one call; 0 is 1
+	Context   int // the most tokens of a prompt and its continuation; 0 is the model's positions
+	Precision vm.Precision
+	// Learnables belong to another graph of the model, such as one that trains on the same device.
+	// The generator shares their tensors, and reads no files.
+	Learnables gorgonia.Nodes
+}
+
+// Generator continues texts. It has one plan for a step of a token, and one for each length of
+// prompts, which are padded behind to 16, 32, 64 and so on. They share weights and caches. It runs
+// on one rank, and is not safe for concurrent use.
+type Generator struct {
+	model   *Model
+	device  backend.Device
+	options GenerateOptions
+	tensors map[string]*tensor.Dense // of learnables and caches, by name
+	layout  *layers.Layout
+	step    *generating
+	prompts map[int]*generating // by length
+}
+
+// generating is a graph of a Generator and its machine.
+type generating struct {
+	*caching
+	tokens  *layers.Tokens
+	ids     []int
+	logits  *gorgonia.Node
+	machine *vm.Machine
+}
+
+// NewGenerator builds the graph of a step on a device; nil is the host. Weights and caches of keys
+// and values, of Batch*Context positions, stay there until Close. The model may be closed after it.
+//
+// Errors: [backend.ErrArgument] for a negative option, and more positions than GPT-2 has; those of
+// [Model.Logits] and vm.New.
+func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generator, error) {
+	if err := backend.Given("models.NewGenerator", "m", m, "o.Learnables",
+		o.Learnables); err != nil {
+		return nil, err
+	}
+	if o.Batch == 0 {
+		o.Batch = 1
+	}
+	if o.Context == 0 {
+		o.Context = m.Positions
+	}
+	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
+		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
+			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
+	}
+	g := &Generator{model: m, device: device, options: o, prompts: map[int]*generating{}}
+	for _, n := range o.Learnables {
+		if t, ok := n.Value().(*tensor.Dense); ok {
+			g.keep(n.Name(), t)
+		}
+	}
+	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
+	if err == nil {
+		g.layout = layout
+		g.step, err = g.newGraph(1, true)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("models: generator: %w", errors.Join(err, g.Close()))
+	}
+	return g, nil
+}
+
+func (g *Generator) keep(name string, t *tensor.Dense) {
+	if g.tensors == nil {
+		g.tensors = map[string]*tensor.Dense{}
+	}
+	g.tensors[name] = t
+}
+
+// newGraph returns the graph of so many positions.
+func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
+	batch := g.options.Batch
+	b := layers.NewBuilder(gorgonia.NewGraph(), g.layout, tensor.Float32, 0)
+	r := &generating{
+		caching: newCaching(b, batch, positions, g.options.Context, step, g.tensors),
+		tokens:  b.Tokens("tokens", 1, batch, positions), ids: make([]int, batch*positions),
+	}
+	logits, err := g.model.build(b, r.tokens, r.caching)
+	if err != nil {
+		return nil, err
+	}
+	r.logits = logits.Node
+	for _, n := range b.Graph().Inputs() {
+		value, ok := n.Value().(*tensor.Dense)
+		if !ok || n.Dtype() != tensor.Float32 {
+			continue
+		}
+		if t := g.tensors[n.Name()]; t == nil {
+			g.keep(n.Name(), value)
+		} else if err := gorgonia.Let(n, t); err != nil {
+			return nil, err
+		}
+		if g.device != nil && !isCache(n.Name()) {
+			r.states = append(r.states, vm.WithState(n, n)) // so that it stays there
+		}
+	}
+	r.machine, err = vm.New(b.Graph(), g.device, append(r.states, vm.Eval(),
+		vm.WithPrecision(g.options.Precision))...)
+	return r, err
+}
+
+// Close frees the memory of the generator.
+func (g *Generator) Close() error {
+	var errs []error
+	for _, r := range append(slices.Collect(maps.Values(g.prompts)), g.step) {
+		if r != nil {
+			errs = append(errs, r.machine.Close())
+		}
+	}
+	if g.step, g.prompts = nil, nil; g.layout != nil {
+		errs = append(errs, g.layout.Close())
+		g.layout = nil
+	}
+	return errors.Join(errs...)
+}
+
+// text is a prompt that is being continued.
+type text struct {
+	tokens int // so far
+	last   int
+	random *rand.Rand
+	left   int // tokens to come, 0 at the end
+}
+
+// Generate continues prompts, and calls next with each token as soon as there is one: of all rows
+// that have not ended, in their order, again and again. A prompt is one row. Rows do not depend on
+// each other, except that sampling draws from a random sequence of the seed and the row's number.
+//
+// Each step computes the logits of one position of all rows, and reads the caches for the others;
+// only these logits come to the host.
+//
+// Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is longer
+// than Context, tokens outside of the vocabulary, and sampling that cannot be; what next returns;
+// the cause of ctx; those of the machine.
+func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
+	next func(row, token int) error) error {
+	err := backend.Given("", "ctx", ctx, "next", next)
+	if err == nil {
+		err = errors.Join(s.check(), g.check(prompts))
+	}
+	if err == nil {
+		err = g.generate(ctx, prompts, s, next)
+	}
+	if err != nil {
+		return fmt.Errorf("models: generate: %w", err)
+	}
+	return nil
+}
+
+func (g *Generator) check(prompts [][]int) error {
+	if g.step == nil {
+		return fmt.Errorf("%w: the generator is closed", backend.ErrArgument)
+	}
+	if n := len(prompts); n == 0 || n > g.options.Batch {
+		return fmt.Errorf("%w: %d prompts, for a batch of 1 to %d", backend.ErrArgument, n,
+			g.options.Batch)
+	}
+	for row, p := range prompts {
+		if len(p) == 0 || len(p) > g.options.Context {
+			return fmt.Errorf("%w: prompt %d has %d tokens, want 1 to %d", backend.ErrArgument, row,
+				len(p), g.options.Context)
+		}
+	}
+	return nil
+}
+
+func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
+	next func(row, token int) error) error {
+	texts := make([]text, len(prompts))
+	for row, p := range prompts {
+		left := g.options.Context - len(p)
+		if s.Max > 0 {
+			left = min(left, s.Max)
+		}
+		texts[row] = text{len(p), 0, rand.New(rand.NewPCG(s.Seed, uint64(row))), left}
+	}
+	r, err := g.prompt(prompts)
+	for {
+		if err == nil {
+			err = context.Cause(ctx)
+		}
+		if err == nil {
+			err = r.machine.RunAll()
+		}
+		if err != nil {
+			return err
+		}
+		logits := r.logits.Value().Data().([]float32)
+		going := false
+		for row := range texts {
+			if err := texts[row].sample(row, logits, g.model.Vocabulary, s, next); err != nil {
+				return err
+			}
+			going = going || texts[row].left > 0
+		}
+		if !going {
+			return nil
+		}
+		r, err = g.step, g.step.advance(texts)
+	}
+}
+
+// sample gives a text its next token, of the logits of all rows.
+func (t *text) sample(row int, logits []float32, words int, s Sampling,
+	next func(row, token int) error) error {
+	if t.left == 0 {
+		return nil
+	}
+	token, err := s.draw(logits[row*words:][:words], t.random)
+	if err != nil {
+		return fmt.Errorf("row %d: %w", row, err)
+	}
+	if slices.Contains(s.Stop, token) {
+		t.left = 0
+		return nil
+	}
+	t.last = token
+	t.tokens++
+	t.left--
+	return next(row, token)
+}
+
+// prompt returns the graph of prompts, with these as its input. What is behind a prompt is padding,
+// which no position before it sees, and whose rows of the caches are written before they are read.
+func (g *Generator) prompt(prompts [][]int) (*generating, error) {
+	longest, positions := len(slices.MaxFunc(prompts, func(a, b []int) int {
+		return len(a) - len(b)
+	})), 16
+	for positions < longest {
+		positions *= 2
+	}
+	positions = min(positions, g.options.Context)
+	r := g.prompts[positions]
+	if r == nil {
+		var err error
+		if r, err = g.newGraph(positions, false); err != nil {
+			return nil, err
+		}
+		g.prompts[positions] = r
+	}
+	slots, ends := ints(r.slots), ints(r.ends)
+	clear(r.ids)
+	for i := range slots {
+		slots[i] = i/positions*g.options.Context + i%positions
+	}
+	for row := range ends {
+		ends[row] = row * positions
+		if row < len(prompts) {
+			copy(r.ids[row*positions:], prompts[row])
+			ends[row] += len(prompts[row]) - 1
+		}
+	}
+	return r, r.tokens.Set(r.ids)
+}
+
+// advance makes the last tokens of texts the input of a step. Texts that have ended stay where they
+// are.
+func (r *generating) advance(texts []text) error {
+	slots, positions, lengths := ints(r.slots), ints(r.ends), ints(r.lengths)
+	for row := range positions {
+		positions[row], r.ids[row] = 0, 0
+		if row < len(texts) {
+			positions[row], r.ids[row] = texts[row].tokens-1, texts[row].last
+		}
+		slots[row], lengths[row] = row*r.context+positions[row], positions[row]+1
+	}
+	return r.tokens.Set(r.ids)
+}
+
+func ints(n *gorgonia.Node) []int { return n.Value().Data().([]int) }

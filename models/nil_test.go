@@ -1,0 +1,20 @@
+package models_test
+
+import (
+	"testing"
+
+	"github.com/euryale-ml/euryale/internal/testing/nilargs"
+	"github.com/euryale-ml/euryale/models"
+)
+
+func TestNilArgumentsAreErrors(t *testing.T) {
+	m, err := models.Load("testdata/gpt2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	nilargs.Check(t, map[string]nilargs.Use{
+		"NewGenerator": {F: models.NewGenerator, Args: []any{m, nil,
+			models.GenerateOptions{}}},
+	}, map[string]string{"NewGenerator.device": "nil is the host"})
+}

@@ -1,0 +1,78 @@
+package vm
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/stock"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// WithState makes each RunAll end by giving a variable the value of a node of the graph: the state
+// of a recurrent network, or a cache of keys and values. The run itself reads what the variable was
+// before, wherever it reads the variable, and the new value wherever it reads next.
+//
+// The value is written into the variable's own tensor, which must be contiguous. On a device it
+// stays there, as what [WithSolver] changes does: [Machine.Pull] copies it to the host, a tensor of
+// another value by gorgonia.Let begins anew, and machines whose variables have one tensor share it.
+// A variable whose next is itself stays on the device, too, and the host's elements are looked at
+// once, not before each run: weights that only evaluation reads.
+//
+// next has no value on the host unless it is given to [Keep].
+//
+// If next is nn.IndexCopy of the variable, and nothing else reads the variable, the run writes only
+// the rows. Otherwise the cost is a copy of the variable.
+//
+// New returns ErrArgument if variable is not a variable of the graph, if it has two states, or if
+// next has another shape or dtype; ErrUnsupported with [WithSolver], whose steps take several runs.
+func WithState(variable, next *gorgonia.Node) Option {
+	return func(m *Machine) {
+		m.refuseNil("WithState", "variable", variable)
+		m.refuseNil("WithState", "next", next)
+		m.carried = append(m.carried, carried{variable, next})
+	}
+}
+
+// carried is a variable and the node whose value it gets.
+type carried struct{ variable, next *gorgonia.Node }
+
+// carry returns the updates of variables that are carried from run to run.
+func (m *Machine) carry() (updates []plan.Update, err error) {
+	if m.carried != nil && m.solver != nil {
+		return nil, fmt.Errorf("vm: WithState: %w: with WithSolver, too: run the solver's graph "+
+			"on a machine of its own", backend.ErrUnsupported)
+	}
+	for i, c := range m.carried {
+		name, input := stock.Label(c.variable), slices.Index(m.read.Inputs, c.variable)
+		next, ok := m.read.Value(c.next)
+		twice := func(other carried) bool { return other.variable == c.variable }
+		switch {
+		case input < 0:
+			err = fmt.Errorf("%s is not a variable of the machine's graph", name)
+		case !ok:
+			err = fmt.Errorf("%s is not a node of the machine's graph that has a value",
+				stock.Label(c.next))
+		case slices.IndexFunc(m.carried, twice) != i:
+			err = fmt.Errorf("%s has two states", name)
+		case !c.variable.Shape().Eq(c.next.Shape()) || c.variable.Dtype() != c.next.Dtype():
+			err = fmt.Errorf("%s is %v %v, and its next value %v %v", name, c.variable.Dtype(),
+				c.variable.Shape(), c.next.Dtype(), c.next.Shape())
+		}
+		if err != nil {
+			return nil, fmt.Errorf("vm: WithState: %w: %w", backend.ErrArgument, err)
+		}
+		updates = append(updates, plan.Update{Input: input, Gradient: next})
+	}
+	return updates, nil
+}
+
+// uncarried returns the nodes that are not what variables become, which would be copied to the host
+// after each run.
+func (m *Machine) uncarried(nodes []*gorgonia.Node) []*gorgonia.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *gorgonia.Node) bool {
+		return slices.ContainsFunc(m.carried, func(c carried) bool { return c.next == n })
+	})
+}

@@ -1,0 +1,170 @@
+package vm_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// cached is a cache of rows, and what a run reads of it: sum = the sum of the cache with one more.
+type cached struct {
+	g                     *gorgonia.ExprGraph
+	cache, at, rows, next *gorgonia.Node
+	sum                   gorgonia.Value
+}
+
+func newCached(t testing.TB, memory *tensor.Dense, rows int) *cached {
+	c := &cached{g: gorgonia.NewGraph()}
+	width := memory.Shape()[1]
+	c.cache = gorgonia.NodeFromAny(c.g, memory, gorgonia.WithName("cache"))
+	c.at = gorgonia.NewVector(c.g, tensor.Int, gorgonia.WithShape(rows), gorgonia.WithName("at"))
+	c.rows = gorgonia.NewMatrix(c.g, tensor.Float32, gorgonia.WithShape(rows, width),
+		gorgonia.WithName("rows"))
+	c.next = must(nn.IndexCopy(0, c.cache, c.at, c.rows))
+	gorgonia.Read(must(gorgonia.Sum(must(gorgonia.Square(c.next)))), &c.sum)
+	return c
+}
+
+func (c *cached) put(t testing.TB, at []int, rows []float32) {
+	t.Helper()
+	let := func(n *gorgonia.Node, data any) {
+		if err := gorgonia.Let(n, tensor.New(tensor.WithShape(n.Shape()...),
+			tensor.WithBacking(data))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	let(c.at, at)
+	let(c.rows, rows)
+}
+
+// TestCacheIsWrittenInPlace: a run writes its rows and nothing else, and reads them; another
+// machine with the same tensor reads and writes them, too.
+func TestCacheIsWrittenInPlace(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		t.Run(name, func(t *testing.T) { cacheIsWrittenInPlace(t, d) })
+	}
+}
+
+func cacheIsWrittenInPlace(t *testing.T, d backend.Device) {
+	memory := tensor.New(tensor.WithShape(4, 2), tensor.Of(tensor.Float32))
+	many, one := newCached(t, memory, 2), newCached(t, memory, 1)
+	var machines [2]*vm.Machine
+	for i, c := range []*cached{many, one} {
+		m, err := vm.New(c.g, d, vm.Eval(), vm.WithState(c.cache, c.next))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if machines[i] = m; strings.Contains(m.Plan().String(), "copy") ||
+			strings.Contains(m.Plan().String(), "assign") {
+			t.Errorf("the cache is copied:\n%v", m.Plan())
+		}
+	}
+	for round := range 3 {
+		many.put(t, []int{0, 3}, []float32{1, 2, 3, 4})
+		run(t, machines[0])
+		for step := 1; step < 3; step++ {
+			one.put(t, []int{step}, []float32{float32(round), float32(step)})
+			run(t, machines[1])
+		}
+		if want := float32(1 + 4 + 9 + 16 + 2*round*round + 1 + 4); one.sum.Data() != want {
+			t.Errorf("round %d: the sum is %v, want %v", round, one.sum, want)
+		}
+	}
+	if err := machines[0].Pull(many.cache); err != nil {
+		t.Fatal(err)
+	}
+	if want := []float32{1, 2, 2, 1, 2, 2, 3, 4}; !slices.Equal(memory.Data().([]float32), want) {
+		t.Errorf("the cache is %v, want %v", memory, want)
+	}
+	for _, m := range machines {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestStateIsWhatTheRunBeforeLeft: runs read what variables were before, also where two exchange
+// their values; another tensor begins anew.
+func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		t.Run(name, func(t *testing.T) {
+			g := gorgonia.NewGraph()
+			begin := func(x ...float64) *tensor.Dense {
+				return tensor.New(tensor.WithShape(2), tensor.WithBacking(x))
+			}
+			a := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("a"))
+			b := gorgonia.NodeFromAny(g, begin(10, 20), gorgonia.WithName("b"))
+			fixed := gorgonia.NodeFromAny(g, begin(5, 5), gorgonia.WithName("fixed"))
+			sum := must(gorgonia.Add(must(gorgonia.Add(a, b)), fixed))
+			var old gorgonia.Value
+			gorgonia.Read(must(gorgonia.Neg(a)), &old)
+			m, err := vm.New(g, d, vm.WithState(a, b), vm.WithState(b, sum), vm.Keep(sum),
+				vm.WithState(fixed, fixed))
+			if err != nil {
+				t.Fatal(err)
+			}
+			x, y := 1.0, 10.0
+			for i := range 6 {
+				if i == 4 {
+					if err := gorgonia.Let(a, begin(100, 2)); err != nil {
+						t.Fatal(err)
+					}
+					x = 100
+				}
+				run(t, m)
+				if got := old.Data().([]float64)[0]; got != -x {
+					t.Errorf("run %d read %v, want %v", i, -got, x)
+				}
+				if x, y = y, x+y+5; sum.Value().Data().([]float64)[0] != y {
+					t.Errorf("run %d gives %v, want %v", i, sum.Value(), y)
+				}
+			}
+			if err := m.Pull(a, b); err != nil {
+				t.Fatal(err)
+			}
+			if got := a.Value().Data().([]float64)[0]; got != x {
+				t.Errorf("a is %v, want %v", got, x)
+			}
+			if got := b.Value().Data().([]float64)[0]; got != y {
+				t.Errorf("b is %v, want %v", got, y)
+			}
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestStatesThatCannotBeAreRefused(t *testing.T) {
+	g, w, _ := layer(t, costs["sum"])
+	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
+	with := vm.WithState
+	solver := vm.WithSolver(&autograd.SGD{Rate: 0.5}, w)
+	for name, test := range map[string]struct {
+		options []vm.Option
+		want    error
+	}{
+		"two states":      {[]vm.Option{with(w, y), with(w, w)}, backend.ErrArgument},
+		"no variable":     {[]vm.Option{with(y, y)}, backend.ErrArgument},
+		"another shape":   {[]vm.Option{with(w, sum)}, backend.ErrArgument},
+		"beside a solver": {[]vm.Option{with(w, y), solver}, backend.ErrUnsupported},
+		"no node":         {[]vm.Option{with(nil, y)}, backend.ErrArgument},
+	} {
+		m, err := vm.New(g, nil, test.options...)
+		if !errors.Is(err, test.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err == nil {
+			_ = m.Close()
+		}
+	}
+}
