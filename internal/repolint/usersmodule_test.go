@@ -49,6 +49,9 @@ var examples = map[string]struct {
 	"recommender": {
 		300, 12, "--users 500 --epochs 1 --steps 2", "epoch 1/1: loss=",
 	},
+	"resnet": {300, 11, "--images 16 --batch 8 --filters 2 --epochs 1 --curve curve.svg",
+		"epoch 1/1: loss="},
+	"charlstm": {300, 11, "--data main.go --hidden 8 --epochs 1", "epoch 1/1: loss="},
 }
 
 // flagged matches a definition of a flag.
