@@ -91,8 +91,8 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 				if _, err := fmt.Sscan(strings.Join(append(losses[i][1:], want[i][1:]...), " "),
 					&x, &held, &of1, &held1); err != nil || math.Abs(x-of1) > 5e-4 ||
 					math.Abs(held-held1) > 5e-4 {
-					t.Errorf("%s on %d ranks: losses %v in epoch %d, and %v of one: %v", cell, ranks,
-						losses[i][1:], i+1, want[i][1:], err)
+					t.Errorf("%s on %d ranks: losses %v in epoch %d, and %v of one: %v", cell,
+						ranks, losses[i][1:], i+1, want[i][1:], err)
 				}
 			}
 		}

@@ -96,7 +96,8 @@ func TestRanksTrainTheNetworkOfOne(t *testing.T) {
 			var x, of1 float64
 			if _, err := fmt.Sscan(losses[i][1]+" "+want[i][1], &x, &of1); err != nil ||
 				math.Abs(x-of1) > 1e-3*of1 {
-				t.Errorf("%d ranks: loss %v in epoch %d, and %v of one: %v", ranks, x, i+1, of1, err)
+				t.Errorf("%d ranks: loss %v in epoch %d, and %v of one: %v", ranks, x, i+1, of1,
+					err)
 			}
 		}
 	}
@@ -183,7 +184,7 @@ func TestAugmentMovesPixels(t *testing.T) {
 			}
 		}
 	}
-	const all = 9 * (9 + 9) // rows around 10; columns around 20, and around 11, where it is mirrored
+	const all = 9 * (9 + 9) // rows around 10; columns around 20 and, mirrored, around 11
 	for i := range places {
 		x, y := i%side, i/side-side
 		if y < 6 || y > 14 || x < 7 || x > 24 {
