@@ -12,8 +12,8 @@ var (
 		{"teacher", "teachers"}, {"mouse", "mice"}, {"sailor", "sailors"}, {"king", "kings"}}
 	verbs = [][2]string{{"sees", "see"}, {"follows", "follow"}, {"likes", "like"},
 		{"watches", "watch"}, {"hears", "hear"}, {"calls", "call"}}
-	adjectives = []string{"old", "small", "quiet", "happy", "grey", "young"}
-	places     = []string{"near", "behind", "before", "without"}
+	adjectives = strings.Fields("old small quiet happy grey young")
+	places     = strings.Fields("near behind before without")
 )
 
 // writer writes sentences, and adds up the information of its choices, in nats.
@@ -29,9 +29,9 @@ func (w *writer) one(n int) int {
 	return w.IntN(n)
 }
 
-// noun writes a noun with what belongs to it, and returns its number: 1 for several.
-func (w *writer) noun() (number int) {
-	number = w.one(2)
+// noun writes a noun and its words, and returns its number: 1 for several.
+func (w *writer) noun() int {
+	number := w.one(2)
 	w.WriteString([]string{"the ", "many "}[number])
 	if w.one(2) == 1 {
 		w.WriteString(adjectives[w.one(len(adjectives))] + " ")

@@ -173,7 +173,7 @@ func TestWrongFlagsAreErrors(t *testing.T) {
 		"--cell rnn":    "use lstm or gru",
 		"--batch 7":     "use a multiple of 2 ranks",
 		"--device tpu":  "use cpu or auto",
-		"--steps 0":     "must be at least 1",
+		"--steps 0":     "at least 1",
 		"--data /no/it": "no such file",
 	} {
 		j, _, errs := job(t, 2, flags)
