@@ -103,7 +103,7 @@ func TestRanksTrainTheModelOfOne(t *testing.T) {
 // words.
 func TestRanksLearnTheGrammar(t *testing.T) {
 	curve := filepath.Join(t.TempDir(), "curve.svg")
-	out := train(t, 2, "--characters 40000 --hidden 48 --epochs 3 --batch 16 --lr 0.015 --curve "+
+	out := train(t, 2, "--characters 40000 --hidden 48 --steps 48 --epochs 4 --lr 0.015 --curve "+
 		curve)
 	perplexity, _ := ending(t, out)
 	printed := regexp.MustCompile(`grammar=(\S+)`).FindStringSubmatch(out)
