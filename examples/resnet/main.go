@@ -18,8 +18,8 @@
 // Rank 0 prints a line for each epoch, and a last line for programs; params is the SHA-256 of all
 // parameters:
 //
-//	epoch 10/10: loss=0.1021 accuracy=0.9760
-//	accuracy=0.9760 loss=0.1021 ranks=2 backend=host params=9e1f... seconds=172.3
+//	epoch 10/10: loss=0.0826 accuracy=0.9961
+//	accuracy=0.9961 loss=0.0826 ranks=2 backend=host params=ac7cb774... seconds=198.0
 //
 // With --checkpoint DIR the training is saved after each epoch, and on SIGTERM or SIGINT, which end
 // it. Started again, it goes on with the same bits.
