@@ -3,7 +3,7 @@
 //	euryale run -n 2 ./examples/moe
 //	euryale run -n 4 ./examples/moe --ep 2
 //
-// The text is drawn: see sentence. The training loss is that of unseen text, too, since each sample
+// The text is drawn: see sentence. The training loss is one of unseen text, since each sample
 // is drawn once, and the least possible loss is known. Rank 0 prints a line for each epoch, and a
 // last line for programs. dropped is the share of choices for which an expert had no room, balance
 // the load-balancing loss, 1 where experts have equal work, and params the SHA-256 of the model:
