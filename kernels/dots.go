@@ -7,7 +7,7 @@ import (
 )
 
 // dots is the product of a row with the transposition of a matrix: as many dot products as that has
-// rows, which are read once, as they lie. Packing them for tiles takes longer than to multiply them.
+// rows, which are read once, as they lie. Packing them for tiles takes longer than multiplying.
 // Products are rounded to T, and added up in float64.
 type dots[T float] struct {
 	Product

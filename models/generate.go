@@ -155,9 +155,9 @@ type text struct {
 // Each step computes the logits of one position of all rows, and reads the caches for the others;
 // only these logits come to the host.
 //
-// Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is longer
-// than Context, tokens outside of the vocabulary, and sampling that cannot be; what next returns;
-// the cause of ctx; those of the machine.
+// Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is
+// longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
+// returns; the cause of ctx; those of the machine.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 	next func(row, token int) error) error {
 	err := backend.Given("", "ctx", ctx, "next", next)

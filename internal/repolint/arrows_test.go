@@ -58,7 +58,7 @@ var arrows = []arrow{
 	}},
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
 	{"models/tokenizer", nil},
-	{"models/...", []string{"backend", "kernels", "layers", "models/...", "ops/...",
+	{"models/...", []string{"autograd", "backend", "kernels", "layers", "models/...", "ops/...", "vm",
 		"internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
