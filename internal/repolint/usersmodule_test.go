@@ -35,7 +35,7 @@ func TestReadmesProgramCompilesInAUsersModule(t *testing.T) {
 }
 
 // examples are the programs to copy: the most lines and flags that each may have, and how a test
-// runs it.
+// runs it, where CHECKOUT is the repository.
 var examples = map[string]struct {
 	lines, flags int
 	args, prints string
@@ -52,6 +52,7 @@ var examples = map[string]struct {
 	"resnet": {300, 11, "--images 16 --batch 8 --filters 2 --epochs 1 --curve curve.svg",
 		"epoch 1/1: loss="},
 	"charlstm": {300, 11, "--data main.go --hidden 8 --epochs 1", "epoch 1/1: loss="},
+	"generate": {250, 10, "CHECKOUT/models/testdata/llama3 --prompt lazy --max 9", " ox  do  do"},
 }
 
 // flagged matches a definition of a flag.
@@ -96,9 +97,9 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 		inModule(t, dir, "build", "-ldflags=-s -w", "-o", "program", ".")
 		t.Chdir(dir) // where the program finds its arguments
 		var out, errs bytes.Buffer
+		args := strings.Fields(strings.ReplaceAll(e.args, "CHECKOUT", checkout))
 		job := launch.Job{
-			Program: "./program", Args: strings.Fields(e.args), Ranks: 2, Stdout: &out,
-			Stderr: &errs,
+			Program: "./program", Args: args, Ranks: 2, Stdout: &out, Stderr: &errs,
 		}
 		if err := launch.Run(t.Context(), job); err != nil ||
 			!strings.Contains(out.String(), e.prints) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Makes the folders of this directory: tiny models of Hugging Face with random weights, and what
-torch and transformers compute with them. Needs torch, transformers and
+torch and transformers compute with them. Needs torch, transformers, tokenizers and
 peft.
 
     python3 make.py [DIRECTORY]
@@ -8,7 +8,8 @@ peft.
 Each folder has config.json, model.safetensors (qwen3 in two files with an index) and
 expected.safetensors: tokens [2, 24], logits [2, 24, vocabulary], the mean loss of each next token,
 the gradient of each weight as grad.NAME, and the greedy continuation of the first 8 tokens of each
-row by 64 tokens, in f32. Two folders have an adapter of PEFT beside them.
+row by 64 tokens, in f32. Two folders have an adapter of PEFT beside them, and llama3 has a
+tokenizer.json for lowercase text.
 """
 import os
 import shutil
@@ -17,6 +18,7 @@ import sys
 import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM
 from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
@@ -61,6 +63,24 @@ def adapt(model, folder, targets, tokens):
     return grads | {"adapter.logits": out.logits.detach(), "adapter.loss": out.loss.detach()}
 
 
+TEXT = """the quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun.
+pack my box with five dozen jugs. how vexingly quick are the zebras that jump over the others?
+"""
+
+
+def make_tokenizer(folder):
+    """Makes a tokenizer of as many words as the model has: letters, and what follows from TEXT."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(TEXT.splitlines(True), trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)])
+    assert tokenizer.get_vocab_size() == VOCABULARY
+    tokenizer.save(os.path.join(folder, "tokenizer.json"))
+
+
 def main():
     directory = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
     for name, config in CONFIGS.items():
@@ -85,6 +105,8 @@ def main():
                 row = torch.cat([row, best], 1)
         expected |= {"tokens": tokens, "logits": out.logits.detach(), "loss": out.loss.detach(),
                      "greedy": row[:, 8:].contiguous()}
+        if name == "llama3":
+            make_tokenizer(folder)
         if name in ADAPTED:
             expected |= adapt(model, os.path.join(folder, "adapter"), ADAPTED[name], tokens)
         save_file(expected, os.path.join(folder, "expected.safetensors"))
