@@ -1,0 +1,252 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
+)
+
+const (
+	// actAsFinetune is a variable that makes this test binary the example.
+	actAsFinetune = "RUN_AS_FINETUNE"
+	folder        = "../../models/testdata/llama3"
+	sentence      = "the quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun.\n"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(actAsFinetune) != "" {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// small are the flags of a training of a fraction of a second, whose text and output are in a
+// folder.
+func small(dir string) string {
+	return fmt.Sprintf("%s --data %s --out %s --context 15 --batch 4 --steps 12 --lr 1e-2",
+		folder, filepath.Join(dir, "text"), filepath.Join(dir, "out"))
+}
+
+// withText returns a folder with a text.
+func withText(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	text := strings.Repeat(sentence, 60)
+	if err := os.WriteFile(filepath.Join(dir, "text"), []byte(text), 0o666); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// job is the example on ranks that are processes, which are started anew once.
+func job(
+	t *testing.T, ranks int, flags string, environ ...string,
+) (j launch.Job, out, errs *bytes.Buffer) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, errs = new(bytes.Buffer), new(bytes.Buffer)
+	return launch.Job{
+		Program: self, Ranks: ranks, MaxRestarts: 1, Args: strings.Fields(flags),
+		Stdout: out, Stderr: errs,
+		Env: append(append(os.Environ(), actAsFinetune+"=1"), environ...),
+	}, out, errs
+}
+
+// train trains on ranks, and returns what they print.
+func train(t *testing.T, ranks int, flags string, environ ...string) string {
+	t.Helper()
+	j, out, errs := job(t, ranks, flags, environ...)
+	if err := launch.Run(t.Context(), j); err != nil {
+		t.Fatalf("%d ranks %s: %v: %s", ranks, flags, err, errs)
+	}
+	return out.String()
+}
+
+// last is the line that is for programs.
+var last = regexp.MustCompile(`loss=(\S+) eval=(\S+) ranks=\d+ layout=(\S+) backend=host ` +
+	`params=([0-9a-f]{64}) seconds=\S+\n$`)
+
+// ending returns what a training ends with.
+func ending(t *testing.T, printed string) (loss, eval float64, layout, params string) {
+	t.Helper()
+	end := last.FindStringSubmatch(printed)
+	if end == nil {
+		t.Fatalf("no last line in\n%s", printed)
+	}
+	var numbers [2]float64
+	for i := range numbers {
+		x, err := strconv.ParseFloat(end[1+i], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		numbers[i] = x
+	}
+	return numbers[0], numbers[1], end[3], end[4]
+}
+
+// TestLayoutsAgree: every layout has the losses of one rank, and writes its weights.
+func TestLayoutsAgree(t *testing.T) {
+	layouts := map[string]int{"dp2xsp1xtp1 ": 2, "dp1xsp2xtp1 --sp 2": 2, "dp1xsp1xtp2 --tp 2": 2,
+		"dp1xsp2xtp2 --sp 2 --tp 2": 4}
+	program := generator(t)
+	for _, lora := range []string{"", " --lora 2"} {
+		dir := withText(t)
+		loss, eval, _, _ := ending(t, train(t, 1, small(dir)+lora))
+		want := continued(t, program, dir, lora)
+		for layout, ranks := range layouts {
+			name, flags, _ := strings.Cut(layout, " ")
+			dir := withText(t)
+			gotLoss, gotEval, got, _ := ending(t, train(t, ranks, small(dir)+lora+" "+flags))
+			if math.Abs(gotLoss-loss) > 1e-3 || math.Abs(gotEval-eval) > 1e-3 || got != name {
+				t.Errorf("%s%s: loss %v, eval %v; on one rank %v and %v",
+					got, lora, gotLoss, gotEval, loss, eval)
+			}
+			if text := continued(t, program, dir, lora); text != want {
+				t.Errorf("%s%s writes %q, one rank %q", got, lora, text, want)
+			}
+			if files, err := os.ReadDir(dir); err != nil || len(files) != 2 {
+				t.Errorf("%s%s leaves %v, %v", got, lora, files, err)
+			}
+		}
+	}
+}
+
+// generator builds examples/generate.
+func generator(t *testing.T) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "generate")
+	c := exec.Command("go", "build", "-o", program, "../generate")
+	if out, err := c.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return program
+}
+
+// continued returns what examples/generate writes with what a training has put into a folder.
+func continued(t *testing.T, program, dir, lora string) string {
+	t.Helper()
+	args := []string{filepath.Join(dir, "out")}
+	if lora != "" {
+		args = []string{folder, "--adapter", args[0]}
+	}
+	c := exec.Command(program, append(args, "--prompt", "the quick", "--max", "8")...)
+	text, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", c.Args, err)
+	}
+	return strings.TrimSuffix(string(text), "\n")
+}
+
+// TestLearns: the model that is written continues the text that it has learnt, and an adapter
+// changes what its model writes.
+func TestLearns(t *testing.T) {
+	program := generator(t)
+	untrained, err := exec.Command(program, folder, "--prompt", "the quick", "--max", "8").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lora, most := range map[string]float64{"": 0.5, " --lora 4": 3.5} {
+		dir := withText(t)
+		printed := train(t, 2, small(dir)+" --every 30 --steps 60 --lr 3e-2"+lora)
+		_, eval, _, _ := ending(t, printed)
+		text := continued(t, program, dir, lora)
+		known := strings.Contains(sentence+sentence, text)
+		if eval > most || !strings.Contains(printed, "step 30/60: loss=") ||
+			lora == "" && !known || text+"\n" == string(untrained) {
+			t.Errorf("%s: it writes %q, untrained %q:\n%s", lora, text, untrained, printed)
+		}
+	}
+}
+
+// TestALostRankChangesNothing: a rank is killed, all are started anew, and the parameters are those
+// of a training that nothing has disturbed.
+func TestALostRankChangesNothing(t *testing.T) {
+	for flags, call := range map[string]int{"": 60, " --tp 2": 500, " --lora 2": 60} {
+		var params []string
+		for _, fault := range []string{"", fmt.Sprint("EURYALE_FAULT=kill,rank=1,call=", call)} {
+			dir := withText(t)
+			printed := train(t, 2, small(dir)+flags+" --every 3 --checkpoint "+
+				filepath.Join(dir, "state"), fault)
+			resumed := strings.Contains(printed, "going on after step ")
+			if resumed != (fault != "") {
+				t.Errorf("%s %s: resumed %v:\n%s", flags, fault, resumed, printed)
+			}
+			_, _, _, hash := ending(t, printed)
+			params = append(params, hash)
+		}
+		if params[0] != params[1] {
+			t.Errorf("%s: it ends with other parameters than without a fault", flags)
+		}
+	}
+}
+
+// TestASignalSaves: a training that is told to end is saved, and goes on from there to the bits of
+// one that was not stopped.
+func TestASignalSaves(t *testing.T) {
+	dir := withText(t)
+	flags := small(dir) + " --steps 150 --every 50"
+	_, _, _, want := ending(t, train(t, 2, flags))
+	flags += " --checkpoint " + filepath.Join(dir, "state")
+	j, _, errs := job(t, 2, flags)
+	signals := make(chan os.Signal, 1)
+	out := &proctest.Notice{Text: "step 50/", Then: func() { signals <- syscall.SIGTERM }}
+	j.Stdout, j.Signals, j.Grace, j.MaxRestarts = out, signals, time.Minute, 0
+	err := launch.Run(t.Context(), j)
+	interrupted := (*launch.Interrupted)(nil)
+	if !errors.As(err, &interrupted) || !strings.Contains(out.String(), "saved in ") {
+		t.Fatalf("%v:\n%s%s", err, out, errs)
+	}
+	printed := train(t, 2, flags)
+	_, _, _, got := ending(t, printed)
+	if got != want || !strings.Contains(printed, "going on after step ") {
+		t.Errorf("it ends with other parameters than without a stop:\n%s", printed)
+	}
+	j, _, errs = job(t, 1, flags+" --lr 1e-3")
+	j.MaxRestarts = 0
+	if err := launch.Run(t.Context(), j); err == nil ||
+		!strings.Contains(errs.String(), "--checkpoint: is of {Type:llama") {
+		t.Errorf("with another learning rate: %v, %s", err, errs)
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	dir := withText(t)
+	for flags, want := range map[string]string{
+		small(dir) + " --tp 3":           "use numbers whose product is 2",
+		small(dir) + " --batch 3":        "--batch 3",
+		small(dir) + " --context 2000":   "tokens: at least 20010 are needed",
+		small(dir) + " --precision f64":  "use f32, tf32 or bf16",
+		small(dir) + " --device tpu":     "cpu or auto, and",
+		small(dir) + " --data /nothing":  "no such file",
+		small(dir) + " --steps 0":        "sizes of at least 1",
+		small(dir) + " --lora -1":        "sizes of at least 1",
+		small(dir) + " text":             "use finetune FOLDER --data FILE",
+		small(dir) + " --out " + folder:  "--out ANOTHER",
+		folder + " --out x":              "use finetune FOLDER --data FILE",
+		"/nothing" + " --data x --out y": "no such file",
+	} {
+		j, _, errs := job(t, 2, flags)
+		j.MaxRestarts = 0
+		err := launch.Run(t.Context(), j)
+		if err == nil || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: %v, and %q, want %q", flags, err, errs, want)
+		}
+	}
+}
