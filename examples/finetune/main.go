@@ -89,7 +89,7 @@ func main() {
 	_ = flag.CommandLine.Parse(flag.Args()[min(1, flag.NArg()):]) // which exits
 	if min(t.lora+1, t.context, t.batch, t.steps, t.every) < 1 || flag.NArg() > 0 ||
 		t.folder == "" || t.data == "" || t.out == "" || t.out == t.folder {
-		log.Fatal("finetune: use finetune FOLDER --data FILE --out ANOTHER, and sizes of at least 1")
+		log.Fatal("finetune: use finetune FOLDER --data FILE --out ANOTHER, and sizes from 1 on")
 	}
 	ctx := context.Background()
 	if t.checkpoint != "" { // otherwise a signal ends the program at once

@@ -201,12 +201,12 @@ func TestALostRankChangesNothing(t *testing.T) {
 // one that was not stopped.
 func TestASignalSaves(t *testing.T) {
 	dir := withText(t)
-	flags := small(dir) + " --steps 150 --every 50"
+	flags := small(dir) + " --steps 900 --every 100"
 	_, _, _, want := ending(t, train(t, 2, flags))
 	flags += " --checkpoint " + filepath.Join(dir, "state")
 	j, _, errs := job(t, 2, flags)
 	signals := make(chan os.Signal, 1)
-	out := &proctest.Notice{Text: "step 50/", Then: func() { signals <- syscall.SIGTERM }}
+	out := &proctest.Notice{Text: "step 100/", Then: func() { signals <- syscall.SIGTERM }}
 	j.Stdout, j.Signals, j.Grace, j.MaxRestarts = out, signals, time.Minute, 0
 	err := launch.Run(t.Context(), j)
 	interrupted := (*launch.Interrupted)(nil)
@@ -235,8 +235,8 @@ func TestBadArguments(t *testing.T) {
 		small(dir) + " --precision f64":  "use f32, tf32 or bf16",
 		small(dir) + " --device tpu":     "cpu or auto, and",
 		small(dir) + " --data /nothing":  "no such file",
-		small(dir) + " --steps 0":        "sizes of at least 1",
-		small(dir) + " --lora -1":        "sizes of at least 1",
+		small(dir) + " --steps 0":        "sizes from 1 on",
+		small(dir) + " --lora -1":        "sizes from 1 on",
 		small(dir) + " text":             "use finetune FOLDER --data FILE",
 		small(dir) + " --out " + folder:  "--out ANOTHER",
 		folder + " --out x":              "use finetune FOLDER --data FILE",
