@@ -23,7 +23,7 @@ const (
 	// actAsFinetune is a variable that makes this test binary the example.
 	actAsFinetune = "RUN_AS_FINETUNE"
 	folder        = "../../models/testdata/llama3"
-	sentence      = "the quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun.\n"
+	sentence      = "the quick brown fox jumps over the lazy dog, and then it sleeps in the sun.\n"
 )
 
 func TestMain(m *testing.M) {

@@ -55,7 +55,7 @@ func continuation(t *testing.T, input string, args ...string) string {
 	return string(out)
 }
 
-// TestTheTextOfTransformers: the likeliest tokens are those of Hugging Face's generate, until a
+// TestTheTextOfTransformers: Hugging Face's generate writes the same text without sampling, until a
 // stop token or --max, wherever the prompt comes from.
 func TestTheTextOfTransformers(t *testing.T) {
 	const prompt, want = "the quick brown", "the jumpthe jumptheoxthel l l \n l\n"
@@ -121,7 +121,8 @@ func TestBadArguments(t *testing.T) {
 		c, errs := generate(t, "the dog", strings.Fields(args)...)
 		err := c.Run()
 		code, want, _ := strings.Cut(want, ":")
-		if err == nil || err.Error() != "exit status "+code || !strings.Contains(errs.String(), want) {
+		if err == nil || err.Error() != "exit status "+code ||
+			!strings.Contains(errs.String(), want) {
 			t.Errorf("%s: %v, want %s, and %q in %s", args, err, code, want, errs)
 		}
 	}
