@@ -219,8 +219,9 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 	}
 	tensors := map[string]safetensors.Tensor{}
 	for learnable, x := range weights {
-		if x == nil || !isAdapter(learnable) {
-			return fmt.Errorf("%w: %s is none of an adapter", backend.ErrArgument, learnable)
+		if x == nil || x.Dims() < 2 || !isAdapter(learnable) {
+			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
+				learnable)
 		}
 		values, err := wide(x)
 		if err != nil {

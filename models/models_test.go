@@ -398,6 +398,15 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 			w["model.norm.gain"] = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(31))
 			return "x"
 		},
+		"o_proj.weight has shape [32 32]": func(w map[string]*tensor.Dense) string {
+			w["model.layers.0.self_attn.o_proj.weight"] = tensor.New(tensor.Of(tensor.Float32),
+				tensor.WithShape(7))
+			return "x"
+		},
+		"a scalar": func(w map[string]*tensor.Dense) string {
+			w["model.embed_tokens.weight"] = tensor.New(tensor.FromScalar(float32(1)))
+			return "x"
+		},
 		"it is nil": func(w map[string]*tensor.Dense) string {
 			w["model.norm.gain"] = nil
 			return "x"
