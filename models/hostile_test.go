@@ -185,6 +185,15 @@ func built(t *testing.T, dir string) error {
 	return builds(t, m)
 }
 
+// TestAConfigMayLeaveOutWhatTransformersTakes: no epsilon is not one of 0.
+func TestAConfigMayLeaveOutWhatTransformersTakes(t *testing.T) {
+	dir := copied(t, "llama3")
+	configured("rms_norm_eps", nil)(t, dir)
+	if m := load(t, dir); m.Epsilon != 1e-6 {
+		t.Errorf("the epsilon is %v", m.Epsilon)
+	}
+}
+
 func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {
 	dir := copied(t, "gpt2")
 	rewritten(func(all map[string]safetensors.Tensor) {
