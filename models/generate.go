@@ -69,7 +69,8 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
 			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
-	g := &Generator{model: m, device: device, options: o, prompts: map[int]*generating{}}
+	now := *m // later graphs have the adapter that the first one has
+	g := &Generator{model: &now, device: device, options: o, prompts: map[int]*generating{}}
 	for _, n := range o.Learnables {
 		if t, ok := n.Value().(*tensor.Dense); ok {
 			g.keep(n.Name(), t)

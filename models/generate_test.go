@@ -199,6 +199,24 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	}
 }
 
+// TestAdaptChangesNoGeneratorThatThereIs: graphs of prompts are built later, without the adapter.
+func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
+	m := load(t, filepath.Join("testdata", "llama3"))
+	g, err := models.NewGenerator(m, nil, models.GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if err := m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")); err != nil {
+		t.Fatal(err)
+	}
+	e := expect(t, "llama3")
+	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
+	if got := generated(t, g, models.Sampling{Max: 64}, prompt)[0]; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // TestGenerateEndsByItsContextAndItsCaller: no further step begins.
 func TestGenerateEndsByItsContextAndItsCaller(t *testing.T) {
 	g := generator(t, "gpt2", nil, models.GenerateOptions{})
