@@ -140,11 +140,11 @@ func (e *entry) check(nbytes int64) (err error) {
 
 // holds reports whether a shape has n elements.
 func holds(shape []int, n int64) bool {
+	if slices.Contains(shape, 0) { // whatever the others are
+		return n == 0 && slices.Min(shape) == 0
+	}
 	all := int64(1)
-	for i, d := range shape {
-		if d == 0 { // whatever the others are
-			return n == 0 && !slices.ContainsFunc(shape[i:], func(d int) bool { return d < 0 })
-		}
+	for _, d := range shape {
 		if d < 0 || all > n/int64(d) {
 			return false
 		}

@@ -24,6 +24,7 @@ func TestTensorsComeBack(t *testing.T) {
 		"b":       {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
 		"a.odd":   {[]int{3}, backend.Of([]uint8{7, 8, 9})},
 		"nothing": {[]int{0, 4}, backend.Of([]float64{})},
+		"none":    {[]int{4, 0, 2}, backend.Of([]float64{})},
 		"number":  {nil, backend.Of([]int64{-1})},
 	}
 	var b bytes.Buffer
