@@ -53,8 +53,9 @@ type generating struct {
 // NewGenerator builds the graph of a step on a device; nil is the host. Weights and caches of keys
 // and values, of Batch*Context positions, stay there until Close. The model may be closed after it.
 //
-// Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and Learnables
-// that the model has not or that have other shapes or dtypes; those of [Model.Logits] and vm.New.
+// Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
+// Learnables that the model has not or that have other shapes or dtypes; those of [Model.Logits]
+// and vm.New.
 func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generator, error) {
 	if err := backend.Given("models.NewGenerator", "m", m, "o.Learnables",
 		o.Learnables); err != nil {
