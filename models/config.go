@@ -299,6 +299,10 @@ func (f file) rotary() (Rotary, error) {
 	default:
 		return r, unsupported(key, fmt.Sprintf("it is %q: use default, linear or llama3", kind))
 	}
+	if scaled := kind == "linear" || kind == "llama3"; scaled && !(r.Factor >= 1) {
+		return r, fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,
+			r.Factor)
+	}
 	return r, nil
 }
 

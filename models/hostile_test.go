@@ -124,6 +124,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"llama3", configured("hidden_act", "gelu"), []string{"hidden_act", "gelu"}},
 		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "yarn"}),
 			[]string{"rope_parameters", "yarn"}},
+		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "linear"}),
+			[]string{"rope_parameters", "the factor is 0"}},
 		{"llama3", configured("num_key_value_heads", 3), []string{"8 heads share 3"}},
 		{"llama3", configured("quantization_config", map[string]any{"bits": 4}),
 			[]string{"quantization_config"}},
