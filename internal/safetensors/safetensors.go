@@ -128,7 +128,11 @@ func (e *entry) check(nbytes int64) (err error) {
 		return fmt.Errorf("it has bytes %d to %d, and the file has %d: the file is damaged", from,
 			to, nbytes)
 	}
-	if e.dtype, err = backend.ParseDType(strings.ToLower(e.DType)); err != nil {
+	name := strings.ToLower(e.DType)
+	if name == "bool" { // a byte each, such as the masks in files of GPT-2
+		name = "u8"
+	}
+	if e.dtype, err = backend.ParseDType(name); err != nil {
 		return err
 	}
 	size := int64(e.dtype.Size())

@@ -55,6 +55,18 @@ func TestTensorsComeBack(t *testing.T) {
 	}
 }
 
+// TestBooleansAreBytes: masks of models have this dtype.
+func TestBooleansAreBytes(t *testing.T) {
+	b := file(`{"mask":{"dtype":"BOOL","shape":[2,3],"data_offsets":[0,6]}}`, 6)
+	h, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, shape, ok := h.Of("mask"); d != backend.U8 || !slices.Equal(shape, []int{2, 3}) || !ok {
+		t.Errorf("the mask is %v %v", d, shape)
+	}
+}
+
 func TestHostileFilesAreRefusedBeforeTheirDataAreRead(t *testing.T) {
 	for what, b := range map[string][]byte{
 		"no length":        {1, 2, 3},
