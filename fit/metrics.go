@@ -58,8 +58,8 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 			var wrong error
 			err := eachRow(scores, labels, len(samples), func(row []float64, label int) {
 				if len(row) != n || slices.ContainsFunc(matrix, other) {
-					wrong = fmt.Errorf("%w: a confusion matrix for %d classes has as many rows, of as "+
-						"many numbers each", backend.ErrArgument, len(row))
+					wrong = fmt.Errorf("%w: a confusion matrix for %d classes has as many rows, "+
+						"of as many numbers each", backend.ErrArgument, len(row))
 					return
 				}
 				for guess := range row {

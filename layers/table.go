@@ -80,8 +80,8 @@ func (t *Table) Rows() *tensor.Dense { return t.own }
 // other, an all-to-all of the ids, each once for a rank, and one of the rows.
 //
 // Gradient: by [Table.Step]. Cost: 8 bytes and a row sent and received for each id, and a copy of
-// y. Errors of Set, on all ranks: [backend.ErrArgument] if the tokens of one are wrong; those of the
-// communicator.
+// y. Errors of Set, on all ranks: [backend.ErrArgument] if the tokens of one are wrong; those of
+// the communicator.
 func (t *Table) Lookup(tokens *Tokens) Node {
 	b := t.b
 	return b.apply("Lookup in "+t.name+tokens.of(), func() (Node, error) {

@@ -140,7 +140,8 @@ func TestTableEqualsOneRankOnDevices(t *testing.T) {
 	})
 }
 
-// TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll: nobody waits for the rows, and Set goes on after.
+// TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll: nobody waits for the rows, and the next Set is
+// right.
 func TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1},
 		func(l *layers.Layout, _ backend.Device, build sync.Locker) error {

@@ -221,7 +221,8 @@ func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
 // TestLearnablesOfAnotherModelAreRefused: the generator does not read the files in their place.
 func TestLearnablesOfAnotherModelAreRefused(t *testing.T) {
 	m := load(t, filepath.Join("testdata", "gpt2"))
-	for name, dt := range map[string]tensor.Dtype{"gpt2": tensor.Float64, "llama3": tensor.Float32} {
+	for name, dt := range map[string]tensor.Dtype{"gpt2": tensor.Float64,
+		"llama3": tensor.Float32} {
 		within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout,
 			build sync.Locker) error {
 			b := layers.NewBuilder(gorgonia.NewGraph(), l, dt, 1)

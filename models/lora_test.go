@@ -101,7 +101,7 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 	one := tensor.New(tensor.FromScalar(1.))
 	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
 		"no " + first:     func(w map[string]*tensor.Dense) { delete(w, first) },
-		"9 learnables":    func(w map[string]*tensor.Dense) { w["o_proj.lora_A.weight"] = w[first] },
+		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
 		"or no matrix":    func(w map[string]*tensor.Dense) { w[first] = one },
 		"none of an adap": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
 	} {

@@ -77,8 +77,8 @@ func CSV(path, label string) (samples Set, classes []string, err error) {
 	return Of(n, func(i int, row []any) error {
 		if len(row) > 1 {
 			if _, ok := row[1].([]int); !ok && targets[i] != targets[i] {
-				return wrong(path, "sample %d: the label %q is no finite number: give it to an input "+
-					"of Int, for its class", i, labels[i])
+				return wrong(path, "sample %d: the label %q is no finite number: give it to an "+
+					"input of Int, for its class", i, labels[i])
 			} else if !ok {
 				return numbered.Read(i, row)
 			}
