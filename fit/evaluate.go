@@ -3,6 +3,7 @@ package fit
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
@@ -60,8 +61,11 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
 	if err := autograd.Sum(comm, all...); err != nil {
 		return nil, err
 	}
-	loss, found := sums[0][0]/float64(n), map[string]float64{}
-	if e.data.Loss != nil && finite(loss) {
+	loss, found := math.NaN(), map[string]float64{}
+	if e.data.Loss != nil {
+		loss = sums[0][0] / float64(n)
+	}
+	if finite(loss) {
 		found["loss"] = loss
 	}
 	for k, m := range e.metrics {
@@ -97,7 +101,11 @@ func (e *evaluation) add(readers int, shares [][]int, full float64, n int) (sums
 			err = errors.Join(err, wrong)
 			continue
 		}
-		if e.data.Loss != nil {
+		if l := e.data.Loss; l != nil && len(numbers(l)) != 1 {
+			err = fmt.Errorf("%w: the machine does not keep the loss, or it is no single number: "+
+				"use vm.Keep", backend.ErrArgument)
+			continue
+		} else if l != nil {
 			sums[0][0] += lossOf(e.data) * full
 		}
 		for k, m := range e.metrics {

@@ -65,8 +65,9 @@ func (t *trainer) prepare() (err error) {
 			"best: there must be a loss, an epoch, a metric of that name, and no number below 0",
 			backend.ErrArgument, t.data.Loss != nil, t.epochs, t.watched)
 	}
-	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n",
-		t.epochs, t.patience, t.dir != "", t.every, t.watched)
+	text := fmt.Sprintf("fit has %d epochs, patience %d, checkpoints %v each %d, the best by %q\n"+
+		"there are weights: %v, a validation: %v\n", t.epochs, t.patience, t.dir != "", t.every,
+		t.watched, t.data.Weights != nil, t.validation != nil)
 	if err := autograd.Agree(t.comm, text, err); err != nil {
 		return err
 	}

@@ -420,3 +420,37 @@ func TestEachRunHasItsRandomNumbersAndRate(t *testing.T) {
 		}
 	}
 }
+
+// TestRanksWithOtherDataAreRefusedBeforeTheFirstStep: weights or a validation on one rank alone.
+func TestRanksWithOtherDataAreRefusedBeforeTheFirstStep(t *testing.T) {
+	for what, validated := range map[string]bool{"weights: true": false, "validation: true": true} {
+		err := euryale.Run(t.Context(), 2, func(comm backend.Communicator,
+			build sync.Locker) error {
+			build.Lock()
+			m := newLinear(6, !validated && comm.Rank() == 1, 1)
+			build.Unlock()
+			training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+				vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+			if err != nil {
+				return err
+			}
+			defer training.Close()
+			options := []fit.Option{fit.OnStep(func(fit.StepLoss) error {
+				t.Errorf("%s: there is a step", what)
+				return nil
+			})}
+			if validated && comm.Rank() == 1 {
+				options = append(options, fit.Validate(training, m.data(points(24))))
+			}
+			if _, err = fit.Run(t.Context(), training, m.data(points(24)),
+				options...); !errors.Is(err, backend.ErrMismatch) ||
+				!strings.Contains(err.Error(), what) {
+				t.Errorf("%s: %v", what, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}

@@ -54,13 +54,21 @@ func Confusion(matrix [][]int, scores, labels *gorgonia.Node) Metric {
 	n := len(matrix)
 	return Metric{Name: "recall", Sums: func(int) int { return n * n },
 		Add: func(sums []float64, samples []int) error {
-			return eachRow(scores, labels, len(samples), func(row []float64, label int) {
-				for guess := range min(n, len(row)) {
-					if label < n && place(row, guess) == 0 {
+			other := func(row []int) bool { return len(row) != n }
+			var wrong error
+			err := eachRow(scores, labels, len(samples), func(row []float64, label int) {
+				if len(row) != n || slices.ContainsFunc(matrix, other) {
+					wrong = fmt.Errorf("%w: a confusion matrix for %d classes has as many rows, "+
+						"of as many numbers each", backend.ErrArgument, len(row))
+					return
+				}
+				for guess := range row {
+					if place(row, guess) == 0 {
 						sums[label*n+guess]++
 					}
 				}
 			})
+			return cmp.Or(err, wrong)
 		},
 		Value: func(sums []float64, _ float64) float64 {
 			recall, there := 0.0, 0.0
@@ -91,7 +99,15 @@ func AUC(scores, labels *gorgonia.Node) Metric {
 			if len(x) < len(samples) || len(y) < len(samples) {
 				return unkept(scores, labels)
 			}
+			if len(x) != len(y) {
+				return fmt.Errorf("%w: AUC of %d scores and %d labels: give the score of label 1 "+
+					"alone", backend.ErrArgument, len(x), len(y))
+			}
 			for i, sample := range samples {
+				if y[i] != 0 && y[i] != 1 {
+					return fmt.Errorf("%w: AUC of the label %v, which is not 0 or 1",
+						backend.ErrArgument, y[i])
+				}
 				sums[2*sample], sums[2*sample+1] = x[i], y[i]
 			}
 			return nil

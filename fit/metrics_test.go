@@ -150,6 +150,46 @@ func TestMetricsAreThoseOfAllSamples(t *testing.T) {
 	}
 }
 
+// TestMetricsThatCannotBeAreNoNumbers: a newcomer's mistakes are errors, or metrics that are left
+// out.
+func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
+	g := G.NewGraph()
+	x := G.NewMatrix(g, G.Float64, G.WithShape(2, 2), G.WithName("x"), G.WithInit(G.Zeroes()))
+	y := G.NewVector(g, G.Int, G.WithShape(2), G.WithName("y"), G.WithInit(G.Zeroes()))
+	z := G.NewMatrix(g, G.Float64, G.WithShape(2, 1), G.WithName("z"), G.WithInit(G.Zeroes()))
+	loss := G.Must(G.Mean(x))
+	twice := G.Must(G.Mul(loss, G.NewConstant(2.0)))
+	m, err := vm.New(g, nil, vm.Eval(), vm.Keep(twice))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	label := 1
+	s := data.Of(4, func(i int, row []any) error {
+		row[1].([]int)[0] = i % 2 * label
+		return nil
+	})
+	d := fit.Data{Set: s, Inputs: G.Nodes{x, y, z}}
+	refused := func(what string, metrics ...fit.Metric) {
+		t.Helper()
+		if got, err := fit.Evaluate(autograd.Solo(), m, d, metrics...); !errors.Is(err,
+			backend.ErrArgument) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+	}
+	got, err := fit.Evaluate(autograd.Solo(), m, d, fit.Perplexity())
+	if err != nil || len(got) > 0 {
+		t.Errorf("perplexity without a loss: %v, %v", got, err)
+	}
+	refused("two scores for a sample", fit.AUC(x, y))
+	refused("a small matrix", fit.Confusion([][]int{{0}}, x, y))
+	refused("no square", fit.Confusion([][]int{{0, 0}, {0, 0, 0}}, x, y))
+	label = 2
+	refused("no label of two", fit.AUC(z, y))
+	label, d.Loss = 1, loss
+	refused("a loss that is not kept")
+}
+
 func cmpOf(a, b float64) int {
 	switch {
 	case a > b:

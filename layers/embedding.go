@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -26,6 +27,7 @@ type Tokens struct {
 	padded   bool
 	embedded bool // whether an Embedding has them
 	inputs   []func(ids []int) error
+	refused  func() error // tells other ranks that Set is wrong here; nil if none waits
 }
 
 // Tokens returns tokens of a shape, such as [batch, positions] with axis 1, or [positions, batch]
@@ -73,6 +75,23 @@ func (t *Tokens) counts(id, start, end int) bool {
 //
 // Errors: [backend.ErrArgument] for a wrong number of tokens, or one that is not in the vocabulary.
 func (t *Tokens) Set(ids []int) error {
+	if err := t.check(ids); err != nil {
+		if t.refused != nil {
+			err = errors.Join(err, t.refused())
+		}
+		return err
+	}
+	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
+	own := sliceAxis(ids, t.shape, t.axis, start, end)
+	for _, set := range t.inputs {
+		if err := set(own); err != nil {
+			return fmt.Errorf("layers: %s: %w", t.name, err)
+		}
+	}
+	return nil
+}
+
+func (t *Tokens) check(ids []int) error {
 	if len(ids) != size(t.shape) {
 		return fmt.Errorf("layers: %w: %d tokens for %s, of shape %v", backend.ErrArgument,
 			len(ids), t.name, t.shape)
@@ -82,13 +101,6 @@ func (t *Tokens) Set(ids []int) error {
 		if (id < 0 || id >= t.end) && !filler {
 			return fmt.Errorf("layers: %w: token %d of %s is %d, out of range 0 to %d",
 				backend.ErrArgument, i, t.name, id, t.end-1)
-		}
-	}
-	start, end := t.b.layout.shareOf(Sequence, t.shape[t.axis])
-	own := sliceAxis(ids, t.shape, t.axis, start, end)
-	for _, set := range t.inputs {
-		if err := set(own); err != nil {
-			return fmt.Errorf("layers: %s: %w", t.name, err)
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -79,7 +80,8 @@ func (t *Table) Rows() *tensor.Dense { return t.own }
 // other, an all-to-all of the ids, each once for a rank, and one of the rows.
 //
 // Gradient: by [Table.Step]. Cost: 8 bytes and a row sent and received for each id, and a copy of
-// y. Errors of Set: those of the communicator.
+// y. Errors of Set, on all ranks: [backend.ErrArgument] if the tokens of one are wrong; those of
+// the communicator.
 func (t *Table) Lookup(tokens *Tokens) Node {
 	b := t.b
 	return b.apply("Lookup in "+t.name+tokens.of(), func() (Node, error) {
@@ -90,7 +92,9 @@ func (t *Table) Lookup(tokens *Tokens) Node {
 		l := &lookup{table: t, value: b.tensor(shape, make([]float64, size(shape)))}
 		y := tokens.placedNode()
 		tokens.bound(t.rows)
-		tokens.embedded = true
+		if tokens.embedded = true; tokens.refused == nil { // the first lookup is the first to wait
+			tokens.refused = l.refuse
+		}
 		y.Node = tokens.feed(l.value, l.fetch)
 		l.node = y.Node
 		t.lookups, b.inputs = append(t.lookups, l), append(b.inputs, y.Node)
@@ -164,14 +168,8 @@ func (l *lookup) fetch(ids []int) error {
 	for _, id := range ids {
 		l.places = append(l.places, starts[id%P]+at[id])
 	}
-	all := make([]int64, P*P)
-	gather := backend.Collective{Kind: backend.AllGather}
-	if err := group.RunOnHost(data, gather, backend.Of(all), backend.Of(counts)); err != nil {
+	if err := l.announce(counts); err != nil {
 		return err
-	}
-	l.sent = make([]int, P*P)
-	for i, n := range all {
-		l.sent[i] = int(n)
 	}
 	l.asked = make([]int64, l.received())
 	if err := l.exchange(false, 1, backend.Of(l.asked), backend.Of(slices.Concat(lists...))); err !=
@@ -182,6 +180,37 @@ func (l *lookup) fetch(ids []int) error {
 		return fetch[float32](l)
 	}
 	return fetch[float64](l)
+}
+
+// announce tells all ranks how many ids this one asks of each, less than 0 if it has none to ask
+// for.
+func (l *lookup) announce(counts []int64) error {
+	data := l.table.b.layout.Data
+	P := data.Size()
+	all := make([]int64, P*P)
+	gather := backend.Collective{Kind: backend.AllGather}
+	l.sent = nil
+	if err := group.RunOnHost(data, gather, backend.Of(all), backend.Of(counts)); err != nil {
+		return err
+	}
+	if i := slices.IndexFunc(all, func(n int64) bool { return n < 0 }); i >= 0 {
+		return fmt.Errorf("%w: Set of rank %d of %s has refused its tokens", backend.ErrArgument,
+			i/P, data.Name())
+	}
+	l.sent = make([]int, P*P)
+	for i, n := range all {
+		l.sent[i] = int(n)
+	}
+	return nil
+}
+
+// refuse takes the part of fetch that other ranks wait in, so that they return, too.
+func (l *lookup) refuse() error {
+	counts := slices.Repeat([]int64{-1}, l.table.b.layout.Data.Size())
+	if err := l.announce(counts); !errors.Is(err, backend.ErrArgument) {
+		return err
+	}
+	return nil // this rank says itself what is wrong
 }
 
 // received returns how many ids ranks ask of this one.

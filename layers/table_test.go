@@ -140,6 +140,34 @@ func TestTableEqualsOneRankOnDevices(t *testing.T) {
 	})
 }
 
+// TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll: nobody waits for the rows, and the next Set is
+// right.
+func TestTokensOfOneRankThatAreNoRowsAreAnErrorOfAll(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+			build.Lock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+			tokens, table := b.Tokens("t", 0, 3), b.Table("items", layers.Constant(1), 5, 2)
+			table.Lookup(tokens)
+			table.Lookup(tokens)
+			build.Unlock()
+			for range 3 {
+				for _, wrong := range [][]int{{0, 5, 1}, {0, 1}} {
+					if l.Data.Rank() != 1 {
+						wrong = []int{0, 4, 1}
+					}
+					if err := tokens.Set(wrong); !errors.Is(err, backend.ErrArgument) {
+						t.Errorf("rank %d: %v", l.Data.Rank(), err)
+					}
+				}
+				if err := tokens.Set([]int{0, 4, 1}); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+}
+
 // TestTableErrors: a table that cannot be, tokens that are no rows, and a step without a run.
 func TestTableErrors(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},

@@ -100,7 +100,7 @@ type file struct {
 	HeadDim       int             `json:"head_dim"`
 	MaxPositions  int             `json:"max_position_embeddings"`
 	HiddenAct     string          `json:"hidden_act"`
-	RMSNorm       float64         `json:"rms_norm_eps"`
+	RMSNorm       *float64        `json:"rms_norm_eps"`
 	AttentionBias bool            `json:"attention_bias"`
 	MLPBias       bool            `json:"mlp_bias"`
 	Theta         float64         `json:"rope_theta"`
@@ -247,7 +247,11 @@ func (f file) llama() (c Config, err error) {
 	}
 	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads, KeyHeads: f.KeyHeads,
 		HeadWidth: f.HeadDim, Hidden: f.Intermediate, Positions: f.MaxPositions,
-		Tied: f.Tied != nil && *f.Tied, Epsilon: f.RMSNorm, NormedHeads: f.Type == qwen3}
+		Tied: f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
+		Epsilon: 1e-6} // what transformers takes
+	if f.RMSNorm != nil {
+		c.Epsilon = *f.RMSNorm
+	}
 	if c.KeyHeads == 0 {
 		c.KeyHeads = c.Heads
 	}
@@ -294,6 +298,10 @@ func (f file) rotary() (Rotary, error) {
 		}
 	default:
 		return r, unsupported(key, fmt.Sprintf("it is %q: use default, linear or llama3", kind))
+	}
+	if scaled := kind == "linear" || kind == "llama3"; scaled && !(r.Factor >= 1) {
+		return r, fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,
+			r.Factor)
 	}
 	return r, nil
 }

@@ -7,7 +7,8 @@
 //	b := layers.NewBuilder(gorgonia.NewGraph(), layout, tensor.Float32, seed)
 //	tokens := b.Tokens("tokens", 1, batch, context)
 //	targets := b.Tokens("targets", 1, batch, context)
-//	loss := b.CrossEntropy(m.Logits(b, tokens), targets)
+//	logits, err := m.Logits(b, tokens)
+//	loss := b.CrossEntropy(logits, targets)
 //	learnables, err := b.Grad(loss)
 //	machine, err := vm.New(b.Graph(), device, vm.WithSolver(solver, learnables...), ...)
 //
@@ -32,7 +33,8 @@
 // config.json chooses the architecture by model_type, and says the sizes. What it asks for and this
 // package has not, such as a sliding window or another activation, is an error that names the key.
 // Weights are in model.safetensors, or in several files that model.safetensors.index.json lists, in
-// f32, f16 or bf16. Headers are checked before memory is taken: a missing tensor, a wrong shape, a
-// tensor that the model has not, and a damaged file are errors of Load. Tensors are read as the
-// graph is built, one at a time, so a rank needs memory for its learnables and one tensor.
+// f32, f16 or bf16; of both, model.safetensors is read. Load checks headers before memory is taken,
+// and returns the error of a damaged file. A missing tensor, a wrong shape and a tensor that the
+// model has not are errors of Logits, which reads tensors one at a time as it builds the graph: a
+// rank needs memory for its learnables and one tensor.
 package models

@@ -22,8 +22,9 @@ type GenerateOptions struct {
 	Batch     int // the most prompts of one call; 0 is 1
 	Context   int // the most tokens of a prompt and its continuation; 0 is the model's positions
 	Precision vm.Precision
-	// Learnables belong to another graph of the model, such as one that trains on the same device.
-	// The generator shares their tensors, and reads no files.
+	// Learnables belong to another graph of the model, such as one that trains on the same device:
+	// whole ones, of Float32. The generator shares their tensors, and reads from the files what is
+	// not among them.
 	Learnables gorgonia.Nodes
 }
 
@@ -52,8 +53,9 @@ type generating struct {
 // NewGenerator builds the graph of a step on a device; nil is the host. Weights and caches of keys
 // and values, of Batch*Context positions, stay there until Close. The model may be closed after it.
 //
-// Errors: [backend.ErrArgument] for a negative option, and more positions than GPT-2 has; those of
-// [Model.Logits] and vm.New.
+// Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
+// Learnables that the model has not or that have other shapes or dtypes; those of [Model.Logits]
+// and vm.New.
 func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generator, error) {
 	if err := backend.Given("models.NewGenerator", "m", m, "o.Learnables",
 		o.Learnables); err != nil {
@@ -69,7 +71,8 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
 			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
-	g := &Generator{model: m, device: device, options: o, prompts: map[int]*generating{}}
+	now := *m // later graphs have the adapter that the first one has
+	g := &Generator{model: &now, device: device, options: o, prompts: map[int]*generating{}}
 	for _, n := range o.Learnables {
 		if t, ok := n.Value().(*tensor.Dense); ok {
 			g.keep(n.Name(), t)
@@ -79,6 +82,11 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 	if err == nil {
 		g.layout = layout
 		g.step, err = g.newGraph(1, true)
+	}
+	for _, n := range o.Learnables {
+		if err == nil && len(g.step.logits.Graph().ByName(n.Name())) == 0 {
+			err = fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument, n.Name())
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("models: generator: %w", errors.Join(err, g.Close()))
@@ -113,6 +121,10 @@ func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
 		}
 		if t := g.tensors[n.Name()]; t == nil {
 			g.keep(n.Name(), value)
+		} else if !t.Shape().Eq(n.Shape()) || t.Dtype() != n.Dtype() {
+			return nil, fmt.Errorf("%w: %s is %v %v, want %v %v: train on a layout that does not "+
+				"divide it", backend.ErrArgument, n.Name(), t.Dtype(), t.Shape(), n.Dtype(),
+				n.Shape())
 		} else if err := gorgonia.Let(n, t); err != nil {
 			return nil, err
 		}

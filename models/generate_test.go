@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
+	"sync"
 	"testing"
 
 	"gorgonia.org/gorgonia"
@@ -196,6 +197,46 @@ func TestGeneratorSharesTheTensorsOfTraining(t *testing.T) {
 	}
 	if got := generated(t, g, s, prompt)[0]; slices.Equal(got, want) {
 		t.Error("other weights change nothing")
+	}
+}
+
+// TestAdaptChangesNoGeneratorThatThereIs: graphs of prompts are built later, without the adapter.
+func TestAdaptChangesNoGeneratorThatThereIs(t *testing.T) {
+	m := load(t, filepath.Join("testdata", "llama3"))
+	g, err := models.NewGenerator(m, nil, models.GenerateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if err := m.LoadAdapter(filepath.Join("testdata", "llama3", "adapter")); err != nil {
+		t.Fatal(err)
+	}
+	e := expect(t, "llama3")
+	prompt, want := e.rows(t, "tokens")[0][:8], e.rows(t, "greedy")[0]
+	if got := generated(t, g, models.Sampling{Max: 64}, prompt)[0]; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// TestLearnablesOfAnotherModelAreRefused: the generator does not read the files in their place.
+func TestLearnablesOfAnotherModelAreRefused(t *testing.T) {
+	m := load(t, filepath.Join("testdata", "gpt2"))
+	for name, dt := range map[string]tensor.Dtype{"gpt2": tensor.Float64,
+		"llama3": tensor.Float32} {
+		within(t, layers.Sizes{DP: 1, SP: 1, TP: 1}, func(l *layers.Layout,
+			build sync.Locker) error {
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, dt, 1)
+			if _, err := load(t, filepath.Join("testdata", name)).Logits(b,
+				b.Tokens("tokens", 1, 1, 4)); err != nil {
+				return err
+			}
+			_, err := models.NewGenerator(m, nil, models.GenerateOptions{
+				Learnables: b.Learnables()})
+			if !errors.Is(err, backend.ErrArgument) || len(err.Error()) > 300 {
+				t.Errorf("%s of %v: %v", name, dt, err)
+			}
+			return nil
+		})
 	}
 }
 

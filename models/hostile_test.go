@@ -124,6 +124,8 @@ func TestWrongFoldersAreRefused(t *testing.T) {
 		{"llama3", configured("hidden_act", "gelu"), []string{"hidden_act", "gelu"}},
 		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "yarn"}),
 			[]string{"rope_parameters", "yarn"}},
+		{"llama3", configured("rope_parameters", map[string]any{"rope_type": "linear"}),
+			[]string{"rope_parameters", "the factor is 0"}},
 		{"llama3", configured("num_key_value_heads", 3), []string{"8 heads share 3"}},
 		{"llama3", configured("quantization_config", map[string]any{"bits": 4}),
 			[]string{"quantization_config"}},
@@ -183,6 +185,15 @@ func built(t *testing.T, dir string) error {
 	}
 	defer m.Close()
 	return builds(t, m)
+}
+
+// TestAConfigMayLeaveOutWhatTransformersTakes: no epsilon is not one of 0.
+func TestAConfigMayLeaveOutWhatTransformersTakes(t *testing.T) {
+	dir := copied(t, "llama3")
+	configured("rms_norm_eps", nil)(t, dir)
+	if m := load(t, dir); m.Epsilon != 1e-6 {
+		t.Errorf("the epsilon is %v", m.Epsilon)
+	}
 }
 
 func TestOlderFilesOfGPT2HaveShorterNamesAndMasks(t *testing.T) {

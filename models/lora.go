@@ -204,7 +204,8 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 // learnables of a graph, by name, as for Save.
 //
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
-// LoadAdapter, and for learnables that are none of an adapter; those of the file system.
+// LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
+// system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) error {
 	if err := m.saveAdapter(dir, weights); err != nil {
 		return fmt.Errorf("models: save adapter %s: %w", dir, err)
@@ -219,8 +220,9 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 	}
 	tensors := map[string]safetensors.Tensor{}
 	for learnable, x := range weights {
-		if x == nil || !isAdapter(learnable) {
-			return fmt.Errorf("%w: %s is none of an adapter", backend.ErrArgument, learnable)
+		if x == nil || x.Dims() < 2 || !isAdapter(learnable) {
+			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
+				learnable)
 		}
 		values, err := wide(x)
 		if err != nil {
@@ -232,6 +234,16 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 			narrow[i] = float32(v)
 		}
 		tensors[name] = safetensors.Tensor{Shape: stored, Data: backend.Of(narrow)}
+	}
+	for _, learnable := range m.adapters() {
+		if weights[learnable] == nil {
+			return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
+				backend.ErrArgument, learnable)
+		}
+	}
+	if n := len(m.adapters()); n != len(weights) {
+		return fmt.Errorf("%w: %d learnables, of which the adapter has %d", backend.ErrArgument,
+			len(weights), n)
 	}
 	text, err := json.MarshalIndent(adapterFile{Type: "LORA", Task: "CAUSAL_LM", Base: m.dir,
 		Rank: m.lora.Rank, Alpha: m.lora.Alpha, Targets: m.lora.Targets,
@@ -251,6 +263,22 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 		})
 	}
 	return err
+}
+
+// adapters returns the learnables of the adapter, by the linear layers of the files.
+func (m *Model) adapters() (all []string) {
+	for name := range m.weights.at {
+		layer, ok := strings.CutSuffix(name, ".weight")
+		if !ok || !m.target(layer) {
+			continue
+		}
+		if m.Type == gpt2 && !strings.HasPrefix(layer, gpt2Prefix) {
+			layer = gpt2Prefix + layer
+		}
+		all = append(all, layer+loraA+".weight", layer+loraB+".weight")
+	}
+	slices.Sort(all)
+	return all
 }
 
 // target reports whether a linear layer has an adapter.

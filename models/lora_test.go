@@ -94,6 +94,29 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		!strings.Contains(err.Error(), "call Adapt") {
 		t.Error(err)
 	}
+	if err := m.Adapt(models.LoRA{Rank: 2}); err != nil {
+		t.Fatal(err)
+	}
+	const first = "model.layers.0.self_attn.q_proj.lora_A.weight"
+	one := tensor.New(tensor.FromScalar(1.))
+	for want, spoil := range map[string]func(w map[string]*tensor.Dense){
+		"no " + first:     func(w map[string]*tensor.Dense) { delete(w, first) },
+		"9 learnables":    func(w map[string]*tensor.Dense) { w["x.lora_A.weight"] = w[first] },
+		"or no matrix":    func(w map[string]*tensor.Dense) { w[first] = one },
+		"none of an adap": func(w map[string]*tensor.Dense) { w["q_proj.weight"] = w[first] },
+	} {
+		weights := map[string]*tensor.Dense{}
+		for name, x := range learned(t, m) {
+			if strings.Contains(name, ".lora_") {
+				weights[name] = x
+			}
+		}
+		spoil(weights)
+		if err := m.SaveAdapter(t.TempDir(), weights); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("the error is %v, want %q", err, want)
+		}
+	}
 }
 
 // builds builds the graph of a model.

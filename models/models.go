@@ -159,6 +159,7 @@ func (m *Model) stored(learnable string, shape []int) (string, []int) {
 	if strings.HasSuffix(name, ".attn.c_proj.weight") || strings.HasSuffix(name, ".o_proj.weight") {
 		in = 2 // heads, and their elements
 	}
+	in = min(in, len(shape)) // of a shape that find refuses
 	switch {
 	case gain:
 		return name + ".weight", shape

@@ -364,6 +364,25 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 	}
 }
 
+// TestSaveReplacesTheFilesOfAnIndex: what Load reads is what Save wrote, whatever was there.
+func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
+	m, dir := load(t, filepath.Join("testdata", "qwen3")), copied(t, "qwen3")
+	weights := learned(t, m)
+	for _, x := range weights {
+		if err := x.Memset(float32(0.5)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Save(dir, weights); err != nil {
+		t.Fatal(err)
+	}
+	for name, x := range learned(t, load(t, dir)) {
+		if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {
+			t.Errorf("%s has the values of before", name)
+		}
+	}
+}
+
 func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 	m := load(t, "testdata/llama3")
 	for what, spoil := range map[string]func(w map[string]*tensor.Dense) (dir string){
@@ -377,6 +396,15 @@ func TestSaveWantsAllLearnablesAndNoOthers(t *testing.T) {
 		},
 		"has shape [32]": func(w map[string]*tensor.Dense) string {
 			w["model.norm.gain"] = tensor.New(tensor.Of(tensor.Float32), tensor.WithShape(31))
+			return "x"
+		},
+		"o_proj.weight has shape [32 32]": func(w map[string]*tensor.Dense) string {
+			w["model.layers.0.self_attn.o_proj.weight"] = tensor.New(tensor.Of(tensor.Float32),
+				tensor.WithShape(7))
+			return "x"
+		},
+		"a scalar": func(w map[string]*tensor.Dense) string {
+			w["model.embed_tokens.weight"] = tensor.New(tensor.FromScalar(float32(1)))
 			return "x"
 		},
 		"it is nil": func(w map[string]*tensor.Dense) string {

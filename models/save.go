@@ -98,8 +98,8 @@ func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
 // tensor returns name and tensor in a file of a learnable.
 func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.Tensor, error) {
 	var t safetensors.Tensor
-	if x == nil {
-		return "", t, fmt.Errorf("%w: it is nil", backend.ErrArgument)
+	if x == nil || x.Dims() == 0 {
+		return "", t, fmt.Errorf("%w: it is nil or a scalar", backend.ErrArgument)
 	}
 	name, at, want, err := m.find(learnable, x.Shape())
 	if err != nil {

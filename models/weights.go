@@ -52,11 +52,13 @@ func openFolder(dir string) (*folder, error) {
 	return f, nil
 }
 
-// weightFiles returns the files of a folder, and what the index says, by tensor, if there is one.
+// weightFiles returns the files of a folder, and what the index says, by tensor, if it is read. As
+// in transformers, model.safetensors comes first: Save may have written it beside older files.
 func weightFiles(dir string) (names []string, listed map[string]string, err error) {
 	path := filepath.Join(dir, indexName)
 	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	_, missing := os.Stat(filepath.Join(dir, weightsName))
+	if missing == nil || errors.Is(err, fs.ErrNotExist) {
 		return []string{weightsName}, nil, nil
 	}
 	if err == nil && info.Size() > maxIndex {

@@ -93,6 +93,15 @@ func TestCSVReadsColumnsAndClasses(t *testing.T) {
 	if err != nil || s.Read(1, []any{make([]float32, 1), y}) != nil || y[0] != 4 {
 		t.Errorf("the target is %v, %v", y, err)
 	}
+	for _, label := range []string{"red", "", "NaN", "1e99"} { // none is the number 0
+		path := file(t, "c.csv.gz", packed(t, []byte("a,b\n1,2\n3,"+label+"\n")))
+		s, _, err := data.CSV(path, "b")
+		if err != nil || s.Read(0, []any{make([]float32, 1), y}) != nil || y[0] != 2 {
+			t.Errorf("the target is %v, %v", y, err)
+			continue
+		}
+		refused(t, path, "no finite number", s.Read(1, []any{make([]float32, 1), y}))
+	}
 	for content, says := range map[string]string{
 		"":                   "no header",
 		"a,b\n1,2\n":         "kind",

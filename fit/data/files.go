@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/csv"
 	"errors"
@@ -24,14 +25,14 @@ import (
 // in their order, and what that has: its class if the input is Int, and else its number. classes
 // are the sorted values of the column.
 //
-// Errors: no CSV; no column of that name; a value that is no finite number, with its line.
+// Errors: no CSV; no column of that name; a value that is no finite number, with its line; when
+// read, a label that is none where the input has floats.
 func CSV(path, label string) (samples Set, classes []string, err error) {
-	f, err := os.Open(path)
+	text, err := contents(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer f.Close()
-	in := csv.NewReader(f)
+	in := csv.NewReader(bytes.NewReader(text))
 	header, err := in.Read()
 	if err != nil {
 		return nil, nil, wrong(path, "no header: %w", err)
@@ -55,6 +56,9 @@ func CSV(path, label string) (samples Set, classes []string, err error) {
 			x, err := strconv.ParseFloat(strings.TrimSpace(text), 32)
 			switch {
 			case c == at:
+				if err != nil || math.IsInf(x, 0) {
+					x = math.NaN()
+				}
 				labels, targets = append(labels, text), append(targets, float32(x))
 			case err != nil || math.IsNaN(x) || math.IsInf(x, 0):
 				line, _ := in.FieldPos(c)
@@ -72,7 +76,10 @@ func CSV(path, label string) (samples Set, classes []string, err error) {
 	named, numbered := table(n, values, class), table(n, values, targets)
 	return Of(n, func(i int, row []any) error {
 		if len(row) > 1 {
-			if _, ok := row[1].([]int); !ok {
+			if _, ok := row[1].([]int); !ok && targets[i] != targets[i] {
+				return wrong(path, "sample %d: the label %q is no finite number: give it to an "+
+					"input of Int, for its class", i, labels[i])
+			} else if !ok {
 				return numbered.Read(i, row)
 			}
 		}

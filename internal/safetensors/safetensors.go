@@ -128,7 +128,11 @@ func (e *entry) check(nbytes int64) (err error) {
 		return fmt.Errorf("it has bytes %d to %d, and the file has %d: the file is damaged", from,
 			to, nbytes)
 	}
-	if e.dtype, err = backend.ParseDType(strings.ToLower(e.DType)); err != nil {
+	name := strings.ToLower(e.DType)
+	if name == "bool" { // a byte each, such as the masks in files of GPT-2
+		name = "u8"
+	}
+	if e.dtype, err = backend.ParseDType(name); err != nil {
 		return err
 	}
 	size := int64(e.dtype.Size())
@@ -140,11 +144,11 @@ func (e *entry) check(nbytes int64) (err error) {
 
 // holds reports whether a shape has n elements.
 func holds(shape []int, n int64) bool {
+	if slices.Contains(shape, 0) { // whatever the others are
+		return n == 0 && slices.Min(shape) == 0
+	}
 	all := int64(1)
-	for i, d := range shape {
-		if d == 0 { // whatever the others are
-			return n == 0 && !slices.ContainsFunc(shape[i:], func(d int) bool { return d < 0 })
-		}
+	for _, d := range shape {
 		if d < 0 || all > n/int64(d) {
 			return false
 		}

@@ -24,6 +24,7 @@ func TestTensorsComeBack(t *testing.T) {
 		"b":       {[]int{2, 3}, backend.Of([]float32{1, 2, 3, 4, 5, 6})},
 		"a.odd":   {[]int{3}, backend.Of([]uint8{7, 8, 9})},
 		"nothing": {[]int{0, 4}, backend.Of([]float64{})},
+		"none":    {[]int{4, 0, 2}, backend.Of([]float64{})},
 		"number":  {nil, backend.Of([]int64{-1})},
 	}
 	var b bytes.Buffer
@@ -51,6 +52,18 @@ func TestTensorsComeBack(t *testing.T) {
 	}
 	if _, err := f.Read("c"); err == nil || !strings.Contains(err.Error(), `no tensor "c"`) {
 		t.Error(err)
+	}
+}
+
+// TestBooleansAreBytes: masks of models have this dtype.
+func TestBooleansAreBytes(t *testing.T) {
+	b := file(`{"mask":{"dtype":"BOOL","shape":[2,3],"data_offsets":[0,6]}}`, 6)
+	h, err := safetensors.ReadHeader(bytes.NewReader(b), int64(len(b)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d, shape, ok := h.Of("mask"); d != backend.U8 || !slices.Equal(shape, []int{2, 3}) || !ok {
+		t.Errorf("the mask is %v %v", d, shape)
 	}
 }
 

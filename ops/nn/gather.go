@@ -57,7 +57,8 @@ func (s gatherElementsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	}
 	if !slices.Equal(want, in[0]) || len(want) == backend.MaxAxes {
 		return nil, fmt.Errorf("%w: x has shape %v and indices %v: they may differ in axis %d "+
-			"alone, and have %d axes", ops.ErrShape, in[0], in[1], s.Axis, backend.MaxAxes-1)
+			"alone, and have at most %d axes", ops.ErrShape, in[0], in[1], s.Axis,
+			backend.MaxAxes-1)
 	}
 	return in[1].Clone(), nil
 }

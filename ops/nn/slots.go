@@ -59,7 +59,7 @@ func (s slotsSpec) shape(in []tensor.Shape) (tensor.Shape, error) {
 	}
 	batch := in[0][0]
 	const most = 1 << 24 // are exact in Float32
-	if s.Experts < 1 || s.Capacity < 1 || s.Experts*s.Capacity > most/batch ||
+	if s.Experts < 1 || s.Capacity < 1 || s.Experts > most/batch/s.Capacity ||
 		in[0].TotalSize() > most {
 		return nil, fmt.Errorf("%w: %d experts with %d slots for each of %d samples: use at least "+
 			"1, and at most %d together", backend.ErrArgument, s.Experts, s.Capacity, batch, most)

@@ -39,6 +39,8 @@ func TestSlotsErrors(t *testing.T) {
 	checkRefused(t, err, backend.ErrArgument, "0 experts with 1 slots")
 	_, _, err = Slots(1<<20, 1<<20, choices, gates)
 	checkRefused(t, err, backend.ErrArgument, "at most 16777216")
+	_, _, err = Slots(1<<40, 1<<40, choices, gates) // whose product is 0 in 64 bits
+	checkRefused(t, err, backend.ErrArgument, "at most 16777216")
 	_, _, err = Slots(1, 1, gates, gates)
 	checkRefused(t, err, ops.ErrDType, "choices are float64, not Int")
 	_, _, err = Slots(1, 1, choices, count(2, 1).node(g, "h", tensor.Float64))
