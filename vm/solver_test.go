@@ -202,6 +202,7 @@ type queue interface {
 	MaxPoolGrad(dx, x, dy backend.Buffer, i kernels.Images) error
 	TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	AddRows(dst, src, indices backend.Buffer, r kernels.Rows) error
+	PutRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	Attention(kernels.Attention) error
 	AttentionGrad(kernels.AttentionGrad) error
 }
