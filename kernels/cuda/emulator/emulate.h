@@ -133,18 +133,48 @@ inline void resume() {
 	_longjmp(t.place, 1);
 }
 
-// A barrier is for every thread of a block: if the first one ends without, none
-// has one, and they need not be coroutines.
-inline void run_block() {
-	threads.resize(size_t(block.x) * block.y);
-	current = 0;
-	start(threads[0]);
+// begun runs the first thread of some until it waits or is done, and returns whether it is done.
+inline bool begun(size_t first) {
+	current = first;
+	start(threads[first]);
 	alone = false;
 	resume();
-	if (threads[0].done) {
-		alone = true;
-		for (current = 1; current < threads.size(); current++)
-			body();
+	return threads[first].done;
+}
+
+// finish runs the others of threads whose first one has ended without a wait: none of them has one,
+// and they need not be coroutines.
+inline void finish(size_t first, size_t end) {
+	alone = true;
+	for (current = first + 1; current < end; current++)
+		body();
+}
+
+// run_warp runs a warp of a block without barriers.
+inline void run_warp(size_t first, size_t end) {
+	if (begun(first))
+		return finish(first, end);
+	for (size_t i = first + 1; i < end; i++)
+		start(threads[i]);
+	for (size_t left = 1; left > 0;) {
+		for (current = first; current < end; current++)
+			if (!threads[current].done && !threads[current].warp)
+				resume();
+		release_warps();
+		left = 0;
+		for (size_t i = first; i < end; i++)
+			left += !threads[i].done;
+	}
+}
+
+// A barrier is for every thread of a block: if the first one ends without, none has one. Its warp
+// has no votes then, and another one may.
+inline void run_block() {
+	threads.resize(size_t(block.x) * block.y);
+	if (begun(0)) {
+		finish(0, std::min<size_t>(32, threads.size()));
+		for (size_t first = 32; first < threads.size(); first += 32)
+			run_warp(first, std::min(first + 32, threads.size()));
 		return;
 	}
 	for (size_t i = 1; i < threads.size(); i++)
