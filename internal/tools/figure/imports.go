@@ -32,10 +32,10 @@ var rooms = [][]room{
 		{"bench/train", []string{"bench/train", "bench/blas"}, 64, "program", "bench/blas"},
 		{"cmd/euryale", []string{"cmd/euryale"}, 200, "program", ""},
 		{"examples", []string{"examples/*"}, 620, "program", ""},
-		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
 	}, {
 		{"fit", []string{"fit", "fit/curves", "fit/data", "fit/progress"}, 760, "graph",
 			"curves, data, progress"},
+		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
 	}, {
 		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
 			"internal/{session,buildlock}"},
