@@ -40,6 +40,14 @@ func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
 				"count padding: give Data.Weights, or no Loss", backend.ErrArgument, n, whole)
 		}
 	}
+	names := map[string]bool{"loss": true}
+	for _, m := range e.metrics {
+		if names[m.Name] {
+			err = errors.Join(err, fmt.Errorf("%w: two metrics have the name %q: give one of them "+
+				"another Name", backend.ErrArgument, m.Name))
+		}
+		names[m.Name] = true
+	}
 	if err := autograd.Agree(comm, fmt.Sprintf("%d metrics\n", len(e.metrics)), err); err != nil {
 		return nil, err
 	}

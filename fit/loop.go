@@ -264,7 +264,7 @@ func (t *trainer) save(ends bool, options ...autograd.SaveOption) error {
 // all ranks have in common alone.
 func (t *trainer) done() bool {
 	n, best := len(t.past.Epochs), t.bestEpoch()
-	return n >= t.epochs || t.patience > 0 && best >= 0 && n-1-best >= t.patience
+	return n >= t.epochs || t.patience > 0 && n-1-best >= t.patience
 }
 
 // bestEpoch returns the index of the best epoch, -1 for none.

@@ -243,6 +243,15 @@ func TestRanksStopEarlyTogether(t *testing.T) {
 	}
 }
 
+// An epoch whose metric is no number is none to wait for.
+func TestTrainingsWithoutABestEpochStopEarly(t *testing.T) {
+	none := math.NaN()
+	r := stopsEarly(t, 2, 3, []float64{none, none, none, none, none, none, none, none})
+	if len(r.Epochs) != 3 || r.Best != "" {
+		t.Errorf("%d epochs, best %q", len(r.Epochs), r.Best)
+	}
+}
+
 func TestLogsHaveEveryEpochOnce(t *testing.T) {
 	dir := t.TempDir()
 	lines, table := filepath.Join(dir, "log.jsonl"), filepath.Join(dir, "log.csv")

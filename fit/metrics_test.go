@@ -186,6 +186,8 @@ func TestMetricsThatCannotBeAreNoNumbers(t *testing.T) {
 	refused("no square", fit.Confusion([][]int{{0, 0}, {0, 0, 0}}, x, y))
 	label = 2
 	refused("no label of two", fit.AUC(z, y))
+	refused("two of one name", fit.Perplexity(), fit.Perplexity())
+	refused("the name of the loss", fit.Metric{Name: "loss", Value: fit.Perplexity().Value})
 	label, d.Loss = 1, loss
 	refused("a loss that is not kept")
 }
