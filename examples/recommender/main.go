@@ -241,7 +241,7 @@ func must[T any](value T, err error) T {
 }
 
 // world is what interactions are drawn from. Users and items are in clusters. Four times in five a
-// user takes an item of its own cluster, and else one of any. A few users are busy, and a few
+// user takes an item of the same cluster, and else any item. A few users are busy, and a few
 // clusters and items popular: the chance of number i falls like 1/(i + a constant).
 type world struct{ users, items int }
 

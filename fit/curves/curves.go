@@ -2,7 +2,7 @@
 //
 //	fit.Log("run1.svg", curves.SVG)
 //
-// It is a package of its own because drawing adds about 7 MB to a program.
+// It is a separate package because drawing adds about 7 MB to a program.
 package curves
 
 import (

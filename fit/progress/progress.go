@@ -2,7 +2,7 @@
 //
 //	fit.OnStep(progress.Bar())
 //
-// It is a package of its own because the bar adds about 0.5 MB to a program.
+// It is a separate package because the bar adds about 0.5 MB to a program.
 package progress
 
 import (

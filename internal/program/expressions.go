@@ -88,7 +88,7 @@ func SoftMaxGrad(b Builder, y, dy Value, axis int, log bool) Value {
 type Border [4]int
 
 // AveragePool is the mean of each patch of images [b, c, h, w], of pixels inside and of those of a
-// border. Every plane is an image of its own, so that patches lie in the order of the result.
+// border. Every plane is a separate image, so that patches lie in the order of the result.
 func AveragePool(b Builder, x Value, w Window, counted Border) Value {
 	s := b.Of(x).Shape
 	if w.whole(s) {
