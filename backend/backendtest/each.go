@@ -1,8 +1,10 @@
 package backendtest
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,8 +15,9 @@ import (
 const limit = 2 * time.Minute
 
 // Each runs f for every communicator on its own goroutine and waits for
-// all. When one fails, the others are aborted, and its error fails the test.
-// When they are stuck the error holds the stacks of all goroutines.
+// all. When one fails, the others are aborted, and its error fails the test,
+// with those of ranks that failed by themselves: which of them ends first is
+// chance. When they are stuck the error holds the stacks of all goroutines.
 func Each(t testing.TB, comms []backend.Communicator, f func(comm backend.Communicator) error) {
 	t.Helper()
 	if err := each(comms, f); err != nil {
@@ -44,28 +47,35 @@ func eachWithin(limit time.Duration, comms []backend.Communicator,
 	}
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	var first error
+	var failed error
 	for range comms {
 		select {
 		case end := <-ends:
-			if end.err != nil && first == nil {
-				first = fmt.Errorf("rank %d of %d: %w", end.rank, comms[0].Size(), end.err)
-				abortAll(comms, first)
+			if end.err == nil || failed != nil && strings.Contains(end.err.Error(), aborted) {
+				continue
 			}
+			err := fmt.Errorf("rank %d of %d: %w", end.rank, comms[0].Size(), end.err)
+			if failed == nil {
+				abortAll(comms, err)
+			}
+			failed = errors.Join(failed, err)
 		case <-timer.C:
-			err := fmt.Errorf("stuck for %v (first error: %w); the goroutines:\n%s", limit,
-				orNone(first), stacks())
+			err := fmt.Errorf("stuck for %v (errors so far: %w); the goroutines:\n%s", limit,
+				orNone(failed), stacks())
 			abortAll(comms, err)
 			return err
 		}
 	}
-	return first
+	return failed
 }
+
+// aborted begins the cause with which the ranks are ended when one has failed.
+const aborted = "the test failed: "
 
 // abortAll ends the other ranks, which wait for one that gave up.
 func abortAll(comms []backend.Communicator, cause error) {
 	for _, c := range comms {
-		c.Abort(fmt.Errorf("the test failed: %w", cause))
+		c.Abort(fmt.Errorf("%s%w", aborted, cause))
 	}
 }
 
