@@ -1,0 +1,33 @@
+// Package elastic decides how a job goes on when it loses a rank or gains one, without a clock,
+// a socket or a thread. [docs/elastic.md] is its manual.
+//
+// A [Process] is one process of the job. It is a pure state machine: events go in, actions come
+// out, and the same events give the same actions. What carries them out is the driver's.
+//
+//	            Decided, with this process          Connected             CaughtUp
+//	Gathering ------------------------------> Connecting -----> CatchingUp -----> Training
+//	  ^   ^  |                                    |                 |                |
+//	  |   |  | Decided, without it                |     Broken      |                |
+//	  |   |  +-----------> Stopped                +-----------------+----------------+
+//	  |   |                                       |                        Admits    |
+//	  |   +---------------------------------------+----------------------------------+
+//	  newcomer
+//
+// # Steps
+//
+// A step changes the state of a training at once, or not at all. A member first computes and
+// exchanges gradients, then it has [Reduced] the step, then it passes a barrier of all members, and
+// only then it applies the step. Hence the first invariant:
+//
+//	If a member has applied step s, then every member of its generation has reduced s.
+//
+// So members never differ by more than the step that was under way, and one that is behind needs
+// nothing from the others to catch up. It applies what it has. Nothing is ever undone.
+//
+// # Generations
+//
+// A generation is a group of ranks that does not change. Its end is a decision that is taken once,
+// in a register that outlives the members: the [View] of the next generation. Every member that
+// takes part in the decision has stopped before, and has posted its [Position]. All derive from
+// the view, and from nothing else, which step comes next: see [View.Next].
+package elastic

@@ -1,0 +1,343 @@
+package elastic
+
+import (
+	"maps"
+	"slices"
+)
+
+// State is what a process is doing.
+type State uint8
+
+// The states.
+const (
+	Gathering  State = iota // it has stopped, and waits for the next generation
+	Connecting              // to the members of its generation
+	CatchingUp              // applies a step, hands its state over, or receives one
+	Training
+	Stopped // it takes no part any more
+)
+
+// Event is what a process learns.
+type Event interface{ apply(p *Process) []Action }
+
+// The events. Those of a generation that is over change nothing.
+type (
+	// At is where the state of this process is now: it has reduced a step, applied one, or received
+	// the state before one.
+	At struct{ Position Position }
+	// Connected says that all members of a generation are connected, as far as this one knows.
+	Connected struct{ Generation int }
+	// CaughtUp says that this process has the state before its generation's step, and has handed it
+	// to whom it had to.
+	CaughtUp struct{ Generation int }
+	// Broken says that a call or the connection of a generation has failed, and that this process
+	// has stopped: its position does not change until the next generation.
+	Broken struct{ Generation int }
+	// Admits says that all members have agreed in the barrier of a step to let newcomers in after
+	// it. This process has applied the step, and stopped.
+	Admits struct{ Generation int }
+	// Done says that this process has done its last step, and has stopped.
+	Done struct{ Generation int }
+
+	// Revoked says that a member has found a generation broken.
+	Revoked struct{ Generation int }
+	// Posted is where a member of a generation has stopped, or that a newcomer is ready.
+	Posted struct {
+		Generation int
+		ID         ID
+		Position   Position
+	}
+	// Decided is the next generation.
+	Decided struct{ View View }
+	// Dead is a process that has ended.
+	Dead struct{ ID ID }
+	// GraceOver says that members which have not posted where they have stopped had time enough.
+	GraceOver struct{ Generation int }
+	// GiveUp says that the job has waited long enough for more processes.
+	GiveUp struct{}
+)
+
+// Action is what the driver has to do. Until the actions of an event are on their way, it passes no
+// other event.
+type Action interface{ action() }
+
+// The actions.
+type (
+	// Revoke tells the members that a generation is broken.
+	Revoke struct{ Generation int }
+	// Interrupt ends the calls of a generation on this process. Broken follows.
+	Interrupt struct{ Generation int }
+	// Post tells the members of a generation where this process has stopped, or, with the Phase
+	// Empty, that it is ready. GraceOver follows in a while.
+	Post struct {
+		Generation int
+		Position   Position
+	}
+	// Propose puts a view into the register, unless one of its generation is there. Decided follows.
+	Propose struct{ View View }
+	// Connect connects this process to the members of a generation.
+	Connect struct{ View View }
+	// CatchUp applies the step before View.Next if this process has reduced and not applied it,
+	// and then hands the state over from View.Source to View.Fresh, if there are any.
+	CatchUp struct{ View View }
+	// Train goes on with the step.
+	Train struct{ Generation, Step int }
+	// Stop ends the process's part in the job.
+	Stop struct{ Why Reason }
+)
+
+func (Revoke) action()    {}
+func (Interrupt) action() {}
+func (Post) action()      {}
+func (Propose) action()   {}
+func (Connect) action()   {}
+func (CatchUp) action()   {}
+func (Train) action()     {}
+func (Stop) action()      {}
+
+// Reason says why a process stops.
+type Reason uint8
+
+// The reasons.
+const (
+	Finished   Reason = iota // the last step is done
+	LeftBehind               // the others go on without it: they have not heard of it in time
+	TooFew                   // fewer processes are alive than Limits.Least
+	StateLost                // no process with the state of the training is alive
+)
+
+// Limits bound the number of members.
+type Limits struct{ Least, Most int }
+
+// Process is one process of a job.
+type Process struct {
+	id     ID
+	limits Limits
+
+	state State
+	view  View // of the generation; the last one that a newcomer has heard of
+	at    Position
+
+	dead      map[ID]bool
+	posted    map[ID]Position // in the generation
+	graceOver bool
+	proposed  bool
+	behind    bool // the others have gone on
+}
+
+// NewProcess returns a member of the first generation, and what it does first.
+func NewProcess(id ID, limits Limits, first View) (*Process, []Action) {
+	p := newProcess(id, limits, first)
+	p.at = Position{Phase: Computing}
+	return p, p.enter(first)
+}
+
+// NewNewcomer returns a process that is ready to join a job in the present generation, and what it
+// does first.
+func NewNewcomer(id ID, limits Limits, present View) (*Process, []Action) {
+	p := newProcess(id, limits, present)
+	return p, p.gather()
+}
+
+func newProcess(id ID, limits Limits, view View) *Process {
+	return &Process{id: id, limits: limits, view: view, dead: map[ID]bool{},
+		posted: map[ID]Position{}}
+}
+
+// Step takes an event and returns what to do, in this order.
+func (p *Process) Step(e Event) []Action {
+	if p.state == Stopped {
+		return nil
+	}
+	return e.apply(p)
+}
+
+// State returns what the process is doing.
+func (p *Process) State() State { return p.state }
+
+// View returns the generation of the process.
+func (p *Process) View() View { return p.view }
+
+// Waits reports whether newcomers are ready, so that the members should agree to admit them in the
+// barrier of the step that is under way.
+func (p *Process) Waits() bool {
+	return p.state == Training && len(p.alive(p.view.Members)) < p.limits.Most &&
+		len(p.newcomers()) > 0
+}
+
+// enter begins a generation that the process is a member of.
+func (p *Process) enter(v View) []Action {
+	p.hear(v)
+	p.state = Connecting
+	return []Action{Connect{v}}
+}
+
+// hear makes a generation the present one.
+func (p *Process) hear(v View) {
+	p.view, p.graceOver, p.proposed, p.posted = v, false, false, map[ID]Position{}
+}
+
+// member reports whether the process is a member of the present generation, and no newcomer.
+func (p *Process) member() bool { return p.view.Rank(p.id) >= 0 }
+
+// gather stops, and waits for the next generation.
+func (p *Process) gather() []Action {
+	if p.behind {
+		return p.stop(LeftBehind)
+	}
+	p.state = Gathering
+	p.posted[p.id] = p.at
+	return append([]Action{Post{p.view.Generation, p.at}}, p.decide()...)
+}
+
+// decide proposes the next generation once every member has posted where it has stopped, has died,
+// or had time enough.
+func (p *Process) decide() []Action {
+	if p.state != Gathering || !p.member() || p.proposed {
+		return nil
+	}
+	next := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	for _, id := range p.alive(p.view.Members) {
+		at, ok := p.posted[id]
+		switch {
+		case !ok && !p.graceOver:
+			return nil
+		case at.Leaving:
+			next.Ending = true
+		case ok:
+			next.Members, next.At = append(next.Members, id), append(next.At, at)
+		}
+	}
+	for _, id := range p.newcomers() {
+		if !next.Ending && len(next.Members) < p.limits.Most {
+			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
+		}
+	}
+	switch {
+	case next.Source() < 0 && next.Ending:
+		return p.stop(Finished)
+	case next.Source() < 0:
+		return p.stop(StateLost)
+	case len(next.Members) < p.limits.Least && !next.Ending:
+		return nil
+	}
+	p.proposed = true
+	return []Action{Propose{next}}
+}
+
+// alive returns the processes that are not known to be dead.
+func (p *Process) alive(ids []ID) []ID {
+	return slices.DeleteFunc(slices.Clone(ids), func(id ID) bool { return p.dead[id] })
+}
+
+// newcomers returns those that are alive and ready, the oldest first.
+func (p *Process) newcomers() []ID {
+	ids := p.alive(slices.Sorted(maps.Keys(p.posted)))
+	return slices.DeleteFunc(ids, func(id ID) bool { return p.view.Rank(id) >= 0 })
+}
+
+func (p *Process) stop(why Reason) []Action {
+	p.state = Stopped
+	return []Action{Stop{why}}
+}
+
+// current reports whether an event is of the generation, and the process has not stopped in it.
+func (p *Process) current(generation int) bool {
+	return generation == p.view.Generation && p.state != Gathering
+}
+
+func (e At) apply(p *Process) []Action {
+	if p.state == CatchingUp || p.state == Training {
+		p.at = e.Position
+	}
+	return nil
+}
+
+func (e Connected) apply(p *Process) []Action {
+	if !p.current(e.Generation) || p.state != Connecting {
+		return nil
+	}
+	p.state = CatchingUp
+	return []Action{CatchUp{p.view}}
+}
+
+func (e CaughtUp) apply(p *Process) []Action {
+	if !p.current(e.Generation) || p.state != CatchingUp {
+		return nil
+	}
+	p.state, p.at = Training, Position{Step: p.view.Next(), Phase: Computing}
+	return []Action{Train{e.Generation, p.at.Step}}
+}
+
+func (e Broken) apply(p *Process) []Action {
+	if !p.current(e.Generation) {
+		return nil
+	}
+	return append([]Action{Revoke(e)}, p.gather()...)
+}
+
+func (e Admits) apply(p *Process) []Action {
+	if !p.current(e.Generation) {
+		return nil
+	}
+	return p.gather()
+}
+
+func (e Done) apply(p *Process) []Action {
+	if !p.current(e.Generation) {
+		return nil
+	}
+	p.at.Leaving = true
+	return append([]Action{Post{e.Generation, p.at}}, p.stop(Finished)...)
+}
+
+func (e Revoked) apply(p *Process) []Action {
+	if !p.current(e.Generation) {
+		return nil
+	}
+	return []Action{Interrupt(e)}
+}
+
+func (e Posted) apply(p *Process) []Action {
+	if e.Generation != p.view.Generation {
+		return nil
+	}
+	p.posted[e.ID] = e.Position
+	return p.decide()
+}
+
+func (e Decided) apply(p *Process) []Action {
+	switch {
+	case e.View.Generation <= p.view.Generation:
+		return nil
+	case e.View.Rank(p.id) >= 0:
+		return p.enter(e.View)
+	case !p.member():
+		p.hear(e.View)
+		return p.gather()
+	case p.state != Gathering: // its calls end first
+		p.behind = true
+		return []Action{Interrupt{p.view.Generation}}
+	}
+	return p.stop(LeftBehind)
+}
+
+func (e Dead) apply(p *Process) []Action {
+	p.dead[e.ID] = true
+	return p.decide()
+}
+
+func (e GraceOver) apply(p *Process) []Action {
+	if e.Generation != p.view.Generation {
+		return nil
+	}
+	p.graceOver = true
+	return p.decide()
+}
+
+func (GiveUp) apply(p *Process) []Action {
+	if p.state != Gathering {
+		return nil
+	}
+	return p.stop(TooFew)
+}

@@ -1,0 +1,91 @@
+package elastic
+
+import (
+	"cmp"
+	"slices"
+)
+
+// ID names a process for its life. It is never given to another one.
+type ID int
+
+// Phase says how far a process is with a step.
+type Phase uint8
+
+// The phases.
+const (
+	// Empty is a process without the state of the training: a newcomer.
+	Empty Phase = iota
+	// Computing has the state before the step, and nothing of the step that counts.
+	Computing
+	// Reduced has that state, and the gradients of all members, which it has not applied.
+	Reduced
+)
+
+// Position is where a process has stopped.
+type Position struct {
+	Step  int
+	Phase Phase
+	// Leaving is a member that has done all its steps, and will not be in another generation.
+	Leaving bool
+}
+
+// compare orders positions by progress; Empty is before all.
+func (p Position) compare(q Position) int {
+	if p.Phase == Empty || q.Phase == Empty {
+		return cmp.Compare(min(p.Phase, Computing), min(q.Phase, Computing))
+	}
+	return cmp.Or(cmp.Compare(p.Step, q.Step), cmp.Compare(p.Phase, q.Phase))
+}
+
+// View is a generation: who its members are, and where each has stopped before.
+type View struct {
+	Generation int
+	// Members are in the order of their ranks.
+	Members []ID
+	At      []Position // of each member
+	// Ending says that a member has done its last step: the others finish in any number.
+	Ending bool
+}
+
+// First returns the first generation, whose members begin with one state.
+func First(members ...ID) View {
+	at := make([]Position, len(members))
+	for i := range at {
+		at[i].Phase = Computing
+	}
+	return View{Members: members, At: at}
+}
+
+// Rank returns the rank of a process, -1 if it is no member.
+func (v View) Rank(id ID) int { return slices.Index(v.Members, id) }
+
+// Next returns the step that the members do next. Of the members that have a state, the one that is
+// furthest behind decides. If it has reduced a step, so have the others, and those that have not
+// applied it do so first. If not, nobody has applied the step, and all repeat it.
+func (v View) Next() (step int) {
+	var least Position
+	for _, p := range v.At {
+		if p.Phase != Empty && (least.Phase == Empty || p.compare(least) < 0) {
+			least = p
+		}
+	}
+	if least.Phase == Reduced {
+		return least.Step + 1
+	}
+	return least.Step
+}
+
+// Fresh returns the ranks of the members that have no state.
+func (v View) Fresh() (ranks []int) {
+	for r, p := range v.At {
+		if p.Phase == Empty {
+			ranks = append(ranks, r)
+		}
+	}
+	return ranks
+}
+
+// Source returns the rank that hands its state to those that have none: the lowest that has one.
+func (v View) Source() int {
+	return slices.IndexFunc(v.At, func(p Position) bool { return p.Phase != Empty })
+}
