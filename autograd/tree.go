@@ -111,6 +111,11 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(note)))
 		}
 	}
+	return meanInTree(all), nil
+}
+
+// meanInTree returns the mean of numbers, added in the tree. It overwrites them.
+func meanInTree(all []float64) float64 {
 	n := len(all)
 	for ; len(all) > 1; all = all[:(len(all)+1)/2] {
 		for i := 0; i < len(all); i += 2 {
@@ -120,7 +125,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 			}
 		}
 	}
-	return all[0] / float64(n), nil
+	return all[0] / float64(n)
 }
 
 // tree is what a DataParallel adds gradients of micro-batches in; nil without WithTree.

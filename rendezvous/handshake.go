@@ -46,6 +46,8 @@ type identity struct {
 	build, job, host string
 	// ended is set by a launcher that reports how the process of this rank ended.
 	ended string
+	// lasting is a server that outlives the ranks: it is another program. It does not travel.
+	lasting bool
 	// tls says that connections of this rank are TLS. It does not travel: a peer that does
 	// otherwise cannot read it.
 	tls bool
@@ -117,7 +119,8 @@ func (server identity) match(client identity) error {
 	case client.protocol != server.protocol:
 		return differ("protocol versions", server.protocol, client.protocol,
 			"build all ranks from the same version of Euryale")
-	case client.build != server.build && client.ended == "": // a launcher is another program
+	case client.build != server.build && client.ended == "" && !server.lasting:
+		// a launcher is another program
 		return differ("builds", server.build, client.build,
 			"start the same executable on all ranks")
 	case client.job != server.job:

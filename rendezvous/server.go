@@ -28,6 +28,8 @@ type server struct {
 	timeout time.Duration
 	table   *table
 	gone    chan struct{} // signals that a member has left
+	// lost is told which member's connection has ended, in place of downKey; nil but of a Register
+	lost func(rank int)
 
 	mu       sync.Mutex
 	ranks    map[int]identity // admitted ranks
@@ -159,7 +161,7 @@ func (s *server) turnAway(conn net.Conn, id identity, err error) {
 	s.refused = telling(s.over, s.refused, fmt.Errorf("a connection from %v: %w", conn.RemoteAddr(),
 		err))
 	s.mu.Unlock()
-	if lasting(err) && id.ended == "" {
+	if lasting(err) && id.ended == "" && s.lost == nil {
 		s.fail(id.rank, err)
 	}
 }
@@ -195,7 +197,10 @@ func (s *server) sealAfter(ranks int) {
 
 // depart removes a member. err is nil if it said goodbye; otherwise the rank is lost.
 func (s *server) depart(m *member, err error) {
-	if err != nil {
+	switch {
+	case s.lost != nil:
+		s.lost(m.rank)
+	case err != nil:
 		f := m.wills.instead(m.loss(err))
 		s.fail(f.Rank, f.Cause)
 	}
@@ -395,7 +400,9 @@ func (m *member) cancel(id uint64) {
 func (s *server) stop() {
 	s.seal()
 	s.awaitLeavers(linger, 0, false)
-	s.handOver()
+	if s.lost == nil {
+		s.handOver()
+	}
 	s.mu.Lock()
 	s.closing = true
 	s.mu.Unlock()

@@ -53,8 +53,8 @@ type (
 	Dead struct{ ID ID }
 	// GraceOver says that members which have not posted where they have stopped had time enough.
 	GraceOver struct{ Generation int }
-	// GiveUp says that the job has waited long enough for more processes.
-	GiveUp struct{}
+	// GiveUp says that the members have waited long enough for more processes.
+	GiveUp struct{ Generation int }
 )
 
 // Action is what the driver has to do. Until the actions of an event are on their way, it passes no
@@ -78,7 +78,7 @@ type (
 	// Connect connects this process to the members of a generation.
 	Connect struct{ View View }
 	// CatchUp applies the step before View.Next if this process has reduced and not applied it,
-	// and then hands the state over from View.Source to View.Fresh, if there are any.
+	// and then hands the state over from rank 0 to View.Fresh, if there are any.
 	CatchUp struct{ View View }
 	// Train goes on with the step.
 	Train struct{ Generation, Step int }
@@ -169,6 +169,9 @@ func (p *Process) Waits() bool {
 func (p *Process) enter(v View) []Action {
 	p.hear(v)
 	p.state = Connecting
+	if len(p.alive(v.Members)) < len(v.Members) {
+		return []Action{Connect{v}, Interrupt{v.Generation}}
+	}
 	return []Action{Connect{v}}
 }
 
@@ -197,26 +200,28 @@ func (p *Process) decide() []Action {
 		return nil
 	}
 	next := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
-	for _, id := range p.alive(p.view.Members) {
+	for _, id := range p.view.Members {
 		at, ok := p.posted[id]
 		switch {
-		case !ok && !p.graceOver:
-			return nil
 		case at.Leaving:
 			next.Ending = true
+		case p.dead[id]:
+		case !ok && !p.graceOver:
+			return nil
 		case ok:
 			next.Members, next.At = append(next.Members, id), append(next.At, at)
 		}
 	}
+	next.order()
 	for _, id := range p.newcomers() {
 		if !next.Ending && len(next.Members) < p.limits.Most {
 			next.Members, next.At = append(next.Members, id), append(next.At, Position{})
 		}
 	}
 	switch {
-	case next.Source() < 0 && next.Ending:
+	case !next.Whole() && next.Ending:
 		return p.stop(Finished)
-	case next.Source() < 0:
+	case !next.Whole():
 		return p.stop(StateLost)
 	case len(next.Members) < p.limits.Least && !next.Ending:
 		return nil
@@ -303,6 +308,9 @@ func (e Posted) apply(p *Process) []Action {
 		return nil
 	}
 	p.posted[e.ID] = e.Position
+	if e.Position.Leaving && !p.member() {
+		return p.stop(Finished)
+	}
 	return p.decide()
 }
 
@@ -324,6 +332,9 @@ func (e Decided) apply(p *Process) []Action {
 
 func (e Dead) apply(p *Process) []Action {
 	p.dead[e.ID] = true
+	if p.state != Gathering && p.view.Rank(e.ID) >= 0 {
+		return []Action{Interrupt{p.view.Generation}} // of calls that wait for it
+	}
 	return p.decide()
 }
 
@@ -335,8 +346,8 @@ func (e GraceOver) apply(p *Process) []Action {
 	return p.decide()
 }
 
-func (GiveUp) apply(p *Process) []Action {
-	if p.state != Gathering {
+func (e GiveUp) apply(p *Process) []Action {
+	if p.state != Gathering || e.Generation != p.view.Generation || !p.member() {
 		return nil
 	}
 	return p.stop(TooFew)

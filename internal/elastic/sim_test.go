@@ -23,7 +23,7 @@ type simulated struct {
 	id       ID
 	p        *Process
 	inbox    []Event
-	grace    []Event // arrive when nothing else happens
+	grace    []Event // what arrives when nothing else happens
 	killed   bool
 	paused   bool
 	cut      bool // the calls of its generation fail
@@ -38,8 +38,8 @@ type simulated struct {
 	training int // the step that it trains
 }
 
-// generation is what the members of a generation share.
-type generation struct {
+// meeting is what the members of a generation share.
+type meeting struct {
 	view     View
 	dialled  map[ID]bool
 	handed   bool // the source has sent its state
@@ -53,7 +53,7 @@ type generation struct {
 type simulation struct {
 	rng         *rand.Rand
 	procs       []*simulated
-	generations []*generation
+	generations []*meeting
 	dead        []ID
 	limits      Limits
 	want        []uint64 // the state before each step
@@ -95,7 +95,7 @@ func newSimulation(seed uint64, log *strings.Builder) *simulation {
 		ids[i] = ID(i)
 	}
 	first := First(ids...)
-	s.generations = []*generation{newGeneration(first)}
+	s.generations = []*meeting{newMeeting(first)}
 	for _, id := range ids {
 		c := &simulated{id: id, has: true, state: s.want[0], reduced: -1}
 		s.procs = append(s.procs, c)
@@ -106,8 +106,8 @@ func newSimulation(seed uint64, log *strings.Builder) *simulation {
 	return s
 }
 
-func newGeneration(v View) *generation {
-	return &generation{view: v, dialled: map[ID]bool{}, parts: map[[2]int]map[ID]bool{},
+func newMeeting(v View) *meeting {
+	return &meeting{view: v, dialled: map[ID]bool{}, parts: map[[2]int]map[ID]bool{},
 		barrier: map[int]map[ID]bool{}, posted: map[ID]Position{}}
 }
 
@@ -188,7 +188,12 @@ func (s *simulation) act(c *simulated, actions []Action) {
 				c.training = t.Step
 			}
 		case Stop:
-			c.stopped = &a.Why
+			if c.stopped = &a.Why; a.Why == Finished { // its program ends, after what it has posted
+				s.dead = append(s.dead, c.id)
+				for _, o := range s.procs {
+					o.grace = append(o.grace, Dead{c.id})
+				}
+			}
 		}
 	}
 }
@@ -196,7 +201,7 @@ func (s *simulation) act(c *simulated, actions []Action) {
 func (s *simulation) propose(c *simulated, v View) {
 	if v.Generation == len(s.generations) {
 		s.logf("decided %+v", v)
-		s.generations = append(s.generations, newGeneration(v))
+		s.generations = append(s.generations, newMeeting(v))
 		s.tell(Decided{v}, func(o *simulated) bool { return o != c })
 	}
 	c.inbox = append(c.inbox, Decided{s.generations[v.Generation].view})
@@ -244,7 +249,7 @@ func (s *simulation) moves() (moves []func() error) {
 }
 
 // gone reports whether a member of a generation has died or stopped taking part.
-func (s *simulation) gone(g *generation) bool {
+func (s *simulation) gone(g *meeting) bool {
 	return slices.ContainsFunc(g.view.Members, func(id ID) bool {
 		_, posted := g.posted[id]
 		return s.procs[id].killed || posted
@@ -252,7 +257,7 @@ func (s *simulation) gone(g *generation) bool {
 }
 
 // work is what the driver of a process does next, nil if it waits for others.
-func (s *simulation) work(c *simulated, g *generation) func() error {
+func (s *simulation) work(c *simulated, g *meeting) func() error {
 	all := func(m map[ID]bool) bool { return len(m) == len(g.view.Members) }
 	switch {
 	case c.p.State() == Connecting && all(g.dialled):
@@ -265,7 +270,7 @@ func (s *simulation) work(c *simulated, g *generation) func() error {
 	return nil
 }
 
-func (s *simulation) catchUp(c *simulated, g *generation) func() error {
+func (s *simulation) catchUp(c *simulated, g *meeting) func() error {
 	next := g.view.Next()
 	switch {
 	case c.has && c.step < next:
@@ -280,7 +285,7 @@ func (s *simulation) catchUp(c *simulated, g *generation) func() error {
 		}
 	}
 	return func() error {
-		if g.view.Rank(c.id) == g.view.Source() {
+		if g.view.Rank(c.id) == 0 {
 			g.handed, g.handover = true, [2]uint64{c.state, uint64(c.step)}
 		}
 		s.step(c, CaughtUp{c.gen})
@@ -289,7 +294,7 @@ func (s *simulation) catchUp(c *simulated, g *generation) func() error {
 }
 
 // train is the next part of a step: send gradients, receive the sum, enter the barrier, pass it.
-func (s *simulation) train(c *simulated, g *generation, all func(map[ID]bool) bool) func() error {
+func (s *simulation) train(c *simulated, g *meeting, all func(map[ID]bool) bool) func() error {
 	step := c.training
 	if step == simSteps {
 		return func() error { s.step(c, Done{c.gen}); return nil }

@@ -75,6 +75,21 @@ func (v View) Next() (step int) {
 	return least.Step
 }
 
+// order puts the members that have a state first, so that rank 0 has one.
+func (v *View) order() {
+	empty := func(r int) int { return int(min(v.At[r].Phase, Computing)) }
+	ranks := make([]int, len(v.Members))
+	for r := range ranks {
+		ranks[r] = r
+	}
+	slices.SortStableFunc(ranks, func(a, b int) int { return empty(b) - empty(a) })
+	members, at := v.Members, v.At
+	v.Members, v.At = nil, nil
+	for _, r := range ranks {
+		v.Members, v.At = append(v.Members, members[r]), append(v.At, at[r])
+	}
+}
+
 // Fresh returns the ranks of the members that have no state.
 func (v View) Fresh() (ranks []int) {
 	for r, p := range v.At {
@@ -85,7 +100,6 @@ func (v View) Fresh() (ranks []int) {
 	return ranks
 }
 
-// Source returns the rank that hands its state to those that have none: the lowest that has one.
-func (v View) Source() int {
-	return slices.IndexFunc(v.At, func(p Position) bool { return p.Phase != Empty })
-}
+// Whole reports whether a member has the state of the training. Rank 0 has it then, and hands it to
+// those that have none.
+func (v View) Whole() bool { return len(v.At) > 0 && v.At[0].Phase != Empty }

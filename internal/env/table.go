@@ -12,6 +12,7 @@ const (
 	Check      Switch  = "EURYALE_CHECK"
 	CUBLAS     Library = "EURYALE_CUBLAS"
 	CUDNN      Library = "EURYALE_CUDNN"
+	Elastic    Grammar = "EURYALE_ELASTIC"
 	Fault      Grammar = "EURYALE_FAULT"
 	Full       Flag    = "EURYALE_FULL"
 	Hierarchy  Grammar = "EURYALE_HIERARCHY"
@@ -149,6 +150,8 @@ func ofMachines() []Variable {
 			"libmpi.so; see package mpi"},
 		{of: Report, Help: "set by euryale run on several machines: the pipe on which ranks say " +
 			"that the job has lost a rank"},
+		{of: Elastic, Help: "set by euryale run --elastic: where a process finds the others of " +
+			"its job, and how many there may be"},
 		{of: Terminal, Default: "0", Help: "set by euryale run on the rank whose standard error " +
 			"is shown on a terminal, so that it may draw a progress bar"},
 		{of: Full, Default: "0", Help: "1: tests run the full product of their cases"},

@@ -1,0 +1,321 @@
+package autograd
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/group"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Job is what an elastic training gets its communicators from: euryale.JoinElastic returns one.
+type Job interface {
+	// Next returns the communicator of the next generation of ranks.
+	Next(ctx context.Context) (backend.Communicator, elastic.View, error)
+	Job() *elastic.Job
+	// Release closes a communicator of Next.
+	Release(comm backend.Communicator)
+	// Close ends the part of this process, and says whether it has done its last step.
+	Close(done bool) error
+}
+
+// Elastic trains a model on ranks that may be lost and replaced, with the bits of a training that
+// loses none. Make one with [NewElastic]. docs/elastic.md says how it works.
+type Elastic struct {
+	// ClipNorm bounds the norm of the gradients, as the function of this name does; 0 does not.
+	ClipNorm float64
+
+	ctx    context.Context
+	job    Job
+	params gorgonia.Nodes
+	solver Solver
+	micros int // of a step
+	opts   []Option
+
+	comm   backend.Communicator // of the present generation, nil before
+	view   elastic.View
+	dp     *DataParallel
+	share  int
+	step   int                  // that comes next
+	grads  []gorgonia.ValueGrad // of that step, where they are reduced and not applied
+	tries  int                  // of the step, by the same ranks
+	failed error                // final
+}
+
+// NewElastic makes this process take part in an elastic training: as one of the first ranks, or in
+// place of one that was lost. It waits until the job has taken this process in, so call it once
+// the graph is built. The parameters, the solver's state and the step are then those of the others.
+//
+// A step is n micro-batches, as with [WithTree], which Elastic passes to [New] with opts:
+//
+//	job, err := euryale.JoinElastic(ctx)
+//	...                                    // the graph, for one micro-batch
+//	e, err := autograd.NewElastic(ctx, job, learnables, &autograd.AdamW{Rate: 1e-3}, 8)
+//	for e.Next() < steps {
+//		loss, err := e.Step(func(micro int) (float64, error) {
+//			feed(e.Next(), micro)  // micro-batch of the step
+//			err := machine.RunAll()
+//			machine.Reset()
+//			return loss(), err
+//		})
+//	}
+//	err = e.Close()
+//
+// Errors: those of the job: this process was given up by the others, too few are alive, or none that
+// has the parameters; ErrUnsupported for graphs with batch norms, whose moving averages depend on
+// the number of ranks; those of [New].
+func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
+	opts ...Option) (*Elastic, error) {
+	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "solver",
+		solver); err != nil {
+		return nil, err
+	}
+	e := &Elastic{ctx: ctx, job: job, params: params, solver: solver, micros: n,
+		opts: append(opts, WithTree(n))}
+	if err := e.regroup(); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}
+
+// Next returns the number of the step that comes next, from 0.
+func (e *Elastic) Next() int { return e.step }
+
+// Communicator returns the communicator of the present ranks. It ends when one is lost.
+func (e *Elastic) Communicator() backend.Communicator { return e.comm }
+
+// DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save.
+func (e *Elastic) DataParallel() *DataParallel { return e.dp }
+
+// Step does a step on all ranks: run is called for each micro-batch of this rank, runs the graph
+// for it and returns its loss. The mean of all losses is returned, with the same bits on all ranks.
+// If a rank is lost meanwhile, the others repeat the step, and run is called for micro-batches of
+// theirs again, and for others: what it gives the graph must depend on the step and the number of
+// the micro-batch alone.
+//
+// Errors: those of run and of the solver; those of [NewElastic]. They are final.
+func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss float64, err error) {
+	if err := backend.Given("Elastic.Step", "run", run); err != nil {
+		return 0, err
+	}
+	for e.failed == nil {
+		var admits bool
+		loss, admits, e.failed = e.try(run)
+		switch {
+		case e.failed == nil && !admits:
+			return loss, nil
+		case e.failed == nil:
+			e.job.Job().Admits(e.view.Generation)
+			e.failed = e.regroup()
+			return loss, e.failed
+		case !lostRank(e.failed):
+			return 0, e.failed
+		}
+		if e.tries++; e.tries > maxTries {
+			break
+		}
+		before := e.step
+		e.job.Job().Broken(e.view.Generation)
+		if e.failed = e.regroup(); e.failed == nil && e.step > before {
+			return math.NaN(), nil // this rank had not heard the losses of the others
+		}
+	}
+	return 0, e.failed
+}
+
+// maxTries is how often the same ranks repeat a step before its error is final: a fault of the
+// program, such as ranks that do not run the same, ends each try.
+const maxTries = 3
+
+// lostRank reports whether an error may follow from the loss of a rank.
+func lostRank(err error) bool {
+	return errors.As(err, new(*backend.Error)) || errors.As(err, new(*rendezvous.Failure))
+}
+
+// try does the step on the present ranks. A rank applies it once it knows that all ranks have its
+// gradients: they have all entered the exchange of losses.
+func (e *Elastic) try(run func(micro int) (float64, error)) (loss float64, admits bool, err error) {
+	random := e.dp.model.random
+	if random != nil {
+		step := random.Step()
+		defer func() {
+			if err != nil {
+				random.Seek(step, random.First())
+			}
+		}()
+	}
+	losses, first := make([]float64, e.share), e.comm.Rank()*e.share
+	err = e.dp.Accumulate(e.share, func(i int) (err error) {
+		losses[i], err = run(first + i)
+		return err
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	if e.grads, err = e.dp.Sync(); err != nil {
+		e.grads = nil
+		return 0, false, err
+	}
+	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Reduced})
+	if loss, admits, err = e.commit(losses); err != nil {
+		return 0, false, err
+	}
+	e.tries = 0
+	return loss, admits, e.apply()
+}
+
+// commit is the barrier between the exchange of a step and its application. It returns the mean of
+// the losses, and whether newcomers wait.
+func (e *Elastic) commit(losses []float64) (mean float64, admits bool, err error) {
+	note := []byte{0}
+	if e.job.Job().Waits() {
+		note[0] = 1
+	}
+	for _, x := range losses {
+		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(x))
+	}
+	notes, err := gather(backend.Label(e.comm, backend.ForMean), note)
+	if err != nil {
+		return 0, false, err
+	}
+	var all []float64
+	for _, note := range notes {
+		admits = admits || note[0] == 1
+		for note = note[1:]; len(note) > 0; note = note[8:] {
+			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(note)))
+		}
+	}
+	return meanInTree(all), admits, nil
+}
+
+// apply gives the solver the gradients of the step.
+func (e *Elastic) apply() error {
+	if e.ClipNorm > 0 {
+		if _, err := ClipNorm(e.grads, e.ClipNorm); err != nil {
+			return err
+		}
+	}
+	if err := e.solver.Step(e.grads); err != nil {
+		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.step, err)
+	}
+	e.step, e.grads = e.step+1, nil
+	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
+	return nil
+}
+
+// regroup makes this process a rank of the next generation, or of one after it.
+func (e *Elastic) regroup() error {
+	for {
+		comm, view, err := e.job.Next(e.ctx)
+		if err != nil {
+			return err
+		}
+		err = e.enter(comm, view)
+		if err == nil || !lostRank(err) {
+			return err
+		}
+		e.job.Job().Broken(view.Generation)
+	}
+}
+
+// enter applies the step that the others have applied, leaves the ranks of before, and gets the
+// state of a rank that has one.
+func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
+	if e.grads != nil && e.step < view.Next() {
+		if err := e.apply(); err != nil {
+			return err
+		}
+	}
+	e.leave()
+	e.comm, e.view, e.grads = comm, view, nil
+	var err error
+	if e.dp, err = New(comm, e.params, e.opts...); err != nil {
+		return err
+	}
+	if len(e.dp.model.averages) > 0 {
+		return fmt.Errorf("autograd: NewElastic: %w: the graph has batch norms, whose moving "+
+			"averages depend on the number of ranks: use layer norms", backend.ErrUnsupported)
+	}
+	if e.share, err = TreeShare(e.micros, comm.Size()); err != nil {
+		return err
+	}
+	if fresh := view.Fresh(); len(fresh) > 0 {
+		if err := e.handOver(); err != nil {
+			return err
+		}
+	}
+	if e.step != view.Next() {
+		e.step = view.Next()
+		e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
+	}
+	e.job.Job().CaughtUp(view.Generation)
+	return nil
+}
+
+// handOver gives all ranks the state of rank 0's solver; New has given them the parameters.
+func (e *Elastic) handOver() error {
+	var state bytes.Buffer
+	if e.comm.Rank() == 0 {
+		all, err := e.solver.State()
+		if err != nil {
+			return err
+		}
+		tensors := map[string]stored{}
+		add(tensors, all)
+		if err := safetensors.Write(&state, tensors, nil); err != nil {
+			return err
+		}
+	}
+	sizes, err := gather(e.comm, binary.LittleEndian.AppendUint64(nil, uint64(state.Len())))
+	if err != nil {
+		return err
+	}
+	memory := make([]byte, binary.LittleEndian.Uint64(sizes[0]))
+	c := backend.Collective{Kind: backend.Broadcast}
+	src := append(state.Bytes(), make([]byte, len(memory)-state.Len())...)
+	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(src)); err != nil {
+		return err
+	}
+	if e.comm.Rank() == 0 {
+		return nil
+	}
+	tensors, err := decodeTensors(bytes.NewReader(memory), int64(len(memory)))
+	if err != nil {
+		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
+	}
+	vectors := map[string]backend.Buffer{}
+	for name, t := range tensors {
+		vectors[name] = t.Data
+	}
+	return e.solver.SetState(vectors)
+}
+
+// leave leaves the ranks of before, which cannot exchange anything any more.
+func (e *Elastic) leave() {
+	if e.dp != nil {
+		e.dp.Close()
+		e.dp = nil
+	}
+	if e.comm != nil {
+		e.job.Release(e.comm)
+		e.comm = nil
+	}
+}
+
+// Close ends the part of this process: it has done its last step, unless a call has returned an
+// error. The others may finish theirs.
+func (e *Elastic) Close() error {
+	done := e.failed == nil && e.dp != nil
+	err := e.job.Close(done)
+	e.leave()
+	return err
+}

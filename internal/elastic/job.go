@@ -1,0 +1,296 @@
+package elastic
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// Register is a store that outlives the processes of a job: see rendezvous.Store.
+type Register interface {
+	Get(ctx context.Context, key string) ([]byte, error)
+	CompareAndSwap(ctx context.Context, key string, old, new []byte) (current []byte, swapped bool,
+		err error)
+}
+
+// record is an entry of the log in a register, in which all that processes tell each other is in one
+// order. One of its fields is set.
+type record struct {
+	Hello   ID      `json:",omitempty"` // a newcomer begins to read
+	Revoked *int    `json:",omitempty"` // a generation
+	Posted  *Posted `json:",omitempty"`
+	Decided *View   `json:",omitempty"`
+	Dead    ID      `json:",omitempty"`
+}
+
+func logKey(i int) string { return fmt.Sprintf("elastic/%d", i) }
+
+// write appends a record to the log, behind entry i at the earliest, and returns its index.
+func write(ctx context.Context, r Register, i int, entry record) (int, error) {
+	text, err := json.Marshal(entry)
+	for ; err == nil; i++ {
+		var done bool
+		if _, done, err = r.CompareAndSwap(ctx, logKey(i), nil, text); done {
+			return i, nil
+		}
+	}
+	return 0, fmt.Errorf("write to the log of the elastic job: %w", err)
+}
+
+// Bury tells a job that a process has ended.
+func Bury(ctx context.Context, r Register, id ID) error {
+	_, err := write(ctx, r, 0, record{Dead: id})
+	return err
+}
+
+// grace is how long members that have stopped wait for the others to post where they have stopped.
+// A rank that is dead is known to be, so only one that is stopped or cut off takes as long.
+const grace = 2 * time.Second
+
+// StoppedError is why a process takes no part in its job any more.
+type StoppedError struct {
+	ID  ID
+	Why Reason
+}
+
+// Error says why, and what to do.
+func (e *StoppedError) Error() string {
+	why := map[Reason]string{
+		Finished:   "the others have done the last step",
+		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
+		TooFew: "too few processes are alive, and no others have come in time: start more " +
+			"(--spares), or lower --min-ranks",
+		StateLost: "all processes that had the parameters have died: start the job again from its " +
+			"last checkpoint",
+	}
+	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
+}
+
+// Job is a Process that is driven by a register. Methods may be called by several goroutines.
+type Job struct {
+	id       ID
+	register Register
+	patience time.Duration // for enough processes
+	over     context.Context
+	end      context.CancelCauseFunc
+	running  sync.WaitGroup
+	writes   chan record
+
+	mu      sync.Mutex
+	closed  bool
+	process *Process
+	present generation      // that it was told to connect to last
+	next    chan generation // until Next takes it
+}
+
+// generation is a view, and a context that ends with it.
+type generation struct {
+	View
+	during context.Context
+	end    context.CancelCauseFunc
+}
+
+// Start makes a process take part in a job: as a member of the first generation, or, where that is
+// nil, as a newcomer. Less than limits.Least processes wait as long as patience for others.
+func Start(ctx context.Context, r Register, id ID, limits Limits, first *View,
+	patience time.Duration) (*Job, error) {
+	j := &Job{id: id, register: r, patience: patience, writes: make(chan record, 64),
+		next: make(chan generation, 1)}
+	j.over, j.end = context.WithCancelCause(context.Background())
+	at, early := 0, []Event(nil)
+	var actions []Action
+	if first != nil {
+		j.process, actions = NewProcess(id, limits, *first)
+	} else {
+		present, events, read, err := j.catchUp(ctx)
+		if err != nil {
+			return nil, err
+		}
+		at, early = read, events
+		j.process, actions = NewNewcomer(id, limits, present)
+	}
+	j.running.Go(j.writeAll)
+	j.mu.Lock()
+	j.act(actions)
+	for _, e := range early {
+		j.act(j.process.Step(e))
+	}
+	j.mu.Unlock()
+	j.running.Go(func() { j.read(at) })
+	return j, nil
+}
+
+// catchUp reads the log up to an entry of this newcomer's own, and returns the present generation,
+// what has happened besides, and how many entries that are.
+func (j *Job) catchUp(ctx context.Context) (present View, events []Event, read int, err error) {
+	own, err := write(ctx, j.register, 0, record{Hello: j.id})
+	for i := 0; i < own && err == nil; i++ {
+		var entry record
+		if entry, err = j.entry(ctx, i); err != nil {
+			break
+		}
+		if v := entry.Decided; v != nil && v.Generation > present.Generation {
+			present = *v
+		}
+		if e := entry.event(); e != nil {
+			events = append(events, e)
+		}
+	}
+	return present, events, own + 1, err
+}
+
+func (j *Job) entry(ctx context.Context, i int) (entry record, err error) {
+	text, err := j.register.Get(ctx, logKey(i))
+	if err == nil {
+		err = json.Unmarshal(text, &entry)
+	}
+	if err != nil {
+		err = fmt.Errorf("process %d reads the log of the elastic job: %w", j.id, err)
+	}
+	return entry, err
+}
+
+// event returns what an entry tells a process, nil for nothing.
+func (r record) event() Event {
+	switch {
+	case r.Revoked != nil:
+		return Revoked{*r.Revoked}
+	case r.Posted != nil:
+		return *r.Posted
+	case r.Decided != nil:
+		return Decided{*r.Decided}
+	case r.Dead != 0:
+		return Dead{r.Dead}
+	}
+	return nil
+}
+
+// read follows the log from an entry on.
+func (j *Job) read(i int) {
+	for ; ; i++ {
+		entry, err := j.entry(j.over, i)
+		if err != nil {
+			j.end(err)
+			return
+		}
+		if e := entry.event(); e != nil {
+			j.step(e)
+		}
+	}
+}
+
+// writeTime bounds how long a register takes to answer.
+const writeTime = 10 * time.Second
+
+// writeAll writes what act gives it, in order, until Close.
+func (j *Job) writeAll() {
+	i := 0
+	for entry := range j.writes {
+		ctx, cancel := context.WithTimeout(context.Background(), writeTime)
+		var err error
+		if i, err = write(ctx, j.register, i, entry); err != nil {
+			j.end(fmt.Errorf("process %d: %w", j.id, err))
+		}
+		cancel()
+	}
+}
+
+// act carries actions out. j.mu is held.
+func (j *Job) act(actions []Action) {
+	for _, a := range actions {
+		if j.closed {
+			return
+		}
+		switch a := a.(type) {
+		case Revoke:
+			j.writes <- record{Revoked: &a.Generation}
+		case Post:
+			j.writes <- record{Posted: &Posted{a.Generation, j.id, a.Position}}
+			j.after(grace, GraceOver{a.Generation})
+			j.after(j.patience, GiveUp{a.Generation})
+		case Propose:
+			j.writes <- record{Decided: &a.View}
+		case Interrupt:
+			if j.present.Generation == a.Generation && j.present.end != nil {
+				j.present.end(errors.New("a process of the group has ended, or has left it"))
+			}
+		case Connect:
+			during, end := context.WithCancelCause(j.over)
+			j.present = generation{a.View, during, end}
+			j.next <- j.present // the last one was taken, or this process would not have posted
+		case Stop:
+			j.end(&StoppedError{j.id, a.Why})
+		}
+	}
+}
+
+// after gives the process an event in a while.
+func (j *Job) after(d time.Duration, e Event) {
+	timer := time.AfterFunc(d, func() { j.step(e) })
+	context.AfterFunc(j.over, func() { timer.Stop() })
+}
+
+// step gives the process an event.
+func (j *Job) step(e Event) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.act(j.process.Step(e))
+}
+
+// Next waits for the next generation of which this process is a member. The context ends with the
+// generation. Errors: a [StoppedError]; the register's; the cause of ctx.
+func (j *Job) Next(ctx context.Context) (v View, during context.Context, err error) {
+	select {
+	case g := <-j.next:
+		return g.View, g.during, nil
+	case <-j.over.Done():
+		err = context.Cause(j.over)
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	return View{}, nil, err
+}
+
+// At says where the state of this process is now.
+func (j *Job) At(p Position) { j.step(At{p}) }
+
+// Connected, CaughtUp, Broken, Admits and Done are the events of the same names.
+func (j *Job) Connected(generation int) { j.step(Connected{generation}) }
+
+// CaughtUp: see [CaughtUp].
+func (j *Job) CaughtUp(generation int) { j.step(CaughtUp{generation}) }
+
+// Broken: see [Broken].
+func (j *Job) Broken(generation int) { j.step(Broken{generation}) }
+
+// Admits: see [Admits].
+func (j *Job) Admits(generation int) { j.step(Admits{generation}) }
+
+// Waits reports whether newcomers are ready.
+func (j *Job) Waits() bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.process.Waits()
+}
+
+// Finish says that this process has done its last step, and ends its part.
+func (j *Job) Finish(generation int) {
+	j.step(Done{generation})
+	j.Close()
+}
+
+// Close ends the part of this process. The others take it for dead once its connection to the
+// register ends.
+func (j *Job) Close() {
+	j.mu.Lock()
+	if !j.closed {
+		j.closed = true
+		close(j.writes)
+	}
+	j.mu.Unlock()
+	j.end(&StoppedError{j.id, Finished})
+	j.running.Wait()
+}

@@ -1,0 +1,112 @@
+package session
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Elastic is a process of a job whose ranks may be lost and replaced: autograd.NewElastic trains
+// with it. It has a communicator for each generation.
+type Elastic struct {
+	job      *elastic.Job
+	register rendezvous.Store
+	env      rendezvous.Env
+	id       elastic.ID
+	backends func() []backend.Backend
+
+	view elastic.View
+	comm *Session // of the generation; nil before
+	stop func() bool
+}
+
+// ElasticConfig says which process of which job this one is.
+type ElasticConfig struct {
+	ID       elastic.ID
+	Limits   elastic.Limits
+	First    *elastic.View // nil for a newcomer
+	Register rendezvous.Store
+	Env      rendezvous.Env // of the job; ranks and sizes are those of a generation
+	Backends func() []backend.Backend
+}
+
+// NewElastic makes this process take part in an elastic job, which owns the register then.
+func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
+	job, err := elastic.Start(ctx, c.Register, c.ID, c.Limits, c.First, c.Env.Timeout)
+	if err != nil {
+		return nil, errors.Join(err, c.Register.Close())
+	}
+	return &Elastic{job: job, register: c.Register, env: c.Env, id: c.ID,
+		backends: c.Backends}, nil
+}
+
+// joinTime bounds how long the ranks of a generation take to connect: all are ready.
+const joinTime = 20 * time.Second
+
+// Next waits until this process is a member of a generation, connects it, and returns its
+// communicator. That of the generation before is still open: see Release. A generation that cannot
+// connect has ended, and the next one follows.
+func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+	for {
+		view, during, err := e.job.Next(ctx)
+		if err != nil {
+			return nil, view, err
+		}
+		s, err := e.connect(during, view)
+		if err != nil {
+			e.job.Broken(view.Generation)
+			continue
+		}
+		e.view, e.comm = view, s
+		e.stop = context.AfterFunc(during, func() { s.Abort(context.Cause(during)) })
+		e.job.Connected(view.Generation)
+		return s, view, nil
+	}
+}
+
+// connect connects this process to the members of a generation, which ends with a context.
+func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, error) {
+	ctx, cancel := context.WithTimeout(during, joinTime)
+	defer cancel()
+	env := e.env
+	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
+	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
+	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
+	env.Timeout = min(env.Timeout, joinTime)
+	backends := e.backends()
+	env.Note, _ = Note(backends) // Connect says what is wrong
+	w, err := rendezvous.Join(ctx, env)
+	if err != nil {
+		return nil, errors.Join(err, CloseBackends(backends))
+	}
+	w.Timeout = e.env.Timeout
+	s, err := Connect(ctx, w, backends, backends)
+	if err != nil {
+		Leave(w, err)
+	}
+	return s, err
+}
+
+// Job returns what tells the job where this process is.
+func (e *Elastic) Job() *elastic.Job { return e.job }
+
+// Release closes a communicator of Next. Its error says nothing that is not known.
+func (e *Elastic) Release(comm backend.Communicator) { comm.Close() }
+
+// Close ends the part of this process: after its last step, done says, or before.
+func (e *Elastic) Close(done bool) error {
+	if done && e.comm != nil {
+		e.job.Finish(e.view.Generation)
+	}
+	e.job.Close()
+	if e.stop != nil {
+		e.stop()
+	}
+	return e.register.Close()
+}
