@@ -3,6 +3,7 @@
 package mpi_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -95,7 +96,7 @@ func rank(name string) error {
 			in("mismatch", 0, false, mismatch),
 			in("abort", 0, false, abort),
 			in("close", 0, false, closes),
-			in("timeout", 300*time.Millisecond, false, timeout),
+			in("timeout", time.Second, false, timeout),
 			in("after", 0, false, splits), // MPI goes on
 			mpi.Backend{}.Close(),
 			mpi.Backend{}.Close(),
@@ -113,7 +114,8 @@ func rank(name string) error {
 	return in(name, 0, false, splits)
 }
 
-// in runs a body in a group of its own. As machines, ranks take turns between two.
+// in runs a body in a group of its own, whose ranks wait for each other no longer than timeout once
+// they have joined. As machines, ranks take turns between two.
 func in(name string, timeout time.Duration, machines bool,
 	body func(backend.Communicator) error) error {
 	w, c, err := join(name, timeout, machines)
@@ -134,13 +136,11 @@ func join(name string, timeout time.Duration, machines bool) (*rendezvous.World,
 		return nil, nil, err
 	}
 	env.Job += "-" + name
-	if timeout > 0 {
-		env.Timeout = timeout
-	}
 	w, err := rendezvous.Join(context.Background(), env)
 	if err != nil {
 		return nil, nil, err
 	}
+	w.Timeout = cmp.Or(timeout, w.Timeout)
 	if machines {
 		w.Node, w.LocalSize = w.Rank%2, (w.Size+1)/2
 	}
@@ -369,7 +369,7 @@ func closes(c backend.Communicator) error {
 }
 
 func timeout(c backend.Communicator) error {
-	return ends(c, func() { time.Sleep(600 * time.Millisecond) }, backend.ErrTimeout,
+	return ends(c, func() { time.Sleep(2 * time.Second) }, backend.ErrTimeout,
 		fmt.Sprintf("rank %d", c.Size()-1))
 }
 
