@@ -56,6 +56,11 @@ func Init(ctx context.Context, backends ...backend.Backend) (backend.Communicato
 
 // join makes the World of this process, as the launcher's variables say, with a note for all ranks.
 func join(ctx context.Context, note string) (*rendezvous.World, error) {
+	if env.Elastic.Text(os.Getenv) != "" {
+		return nil, errors.New("the job is elastic (euryale run --elastic), and Init makes a " +
+			"communicator of ranks that do not change: use JoinElastic and autograd.NewElastic, " +
+			"or leave --elastic out")
+	}
 	job, err := rendezvous.ReadEnv(os.Getenv)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"time"
 
 	"gorgonia.org/gorgonia"
 
@@ -51,6 +52,10 @@ type Elastic struct {
 	failed error                // final
 }
 
+// ErrFinished is wrapped by the error of NewElastic if the others have done the last step: this
+// process waited in vain, and the program should end.
+var ErrFinished = elastic.ErrFinished
+
 // NewElastic makes this process take part in an elastic training: as one of the first ranks, or in
 // place of one that was lost. It waits until the job has taken this process in, so call it once
 // the graph is built. The parameters, the solver's state and the step are then those of the others.
@@ -70,8 +75,8 @@ type Elastic struct {
 //	}
 //	err = e.Close()
 //
-// Errors: those of the job: this process was given up by the others, too few are alive, or none that
-// has the parameters; ErrUnsupported for graphs with batch norms, whose moving averages depend on
+// Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
+// given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for graphs with batch norms, whose moving averages depend on
 // the number of ranks; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
 	opts ...Option) (*Elastic, error) {
@@ -90,8 +95,11 @@ func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solv
 // Next returns the number of the step that comes next, from 0.
 func (e *Elastic) Next() int { return e.step }
 
-// Communicator returns the communicator of the present ranks. It ends when one is lost.
-func (e *Elastic) Communicator() backend.Communicator { return e.comm }
+// Rank returns the number of this rank among the present ones, and Size how many there are.
+func (e *Elastic) Rank() int { return e.comm.Rank() }
+
+// Size returns how many ranks there are at present.
+func (e *Elastic) Size() int { return e.comm.Size() }
 
 // DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
@@ -107,11 +115,13 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	if err := backend.Given("Elastic.Step", "run", run); err != nil {
 		return 0, err
 	}
+	var lost time.Time // when a rank was
 	for e.failed == nil {
 		var admits bool
 		loss, admits, e.failed = e.try(run)
 		switch {
 		case e.failed == nil && !admits:
+			e.sayRepeated(lost)
 			return loss, nil
 		case e.failed == nil:
 			e.job.Job().Admits(e.view.Generation)
@@ -123,6 +133,9 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 		if e.tries++; e.tries > maxTries {
 			break
 		}
+		if lost.IsZero() {
+			lost = time.Now()
+		}
 		before := e.step
 		e.job.Job().Broken(e.view.Generation)
 		if e.failed = e.regroup(); e.failed == nil && e.step > before {
@@ -130,6 +143,14 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 		}
 	}
 	return 0, e.failed
+}
+
+// sayRepeated reports that the step is done although a rank was lost in it.
+func (e *Elastic) sayRepeated(lost time.Time) {
+	if !lost.IsZero() {
+		e.dp.say(fmt.Sprintf("step %d was repeated by %d ranks: it is done %.2f s after a rank was lost",
+			e.step-1, e.comm.Size(), time.Since(lost).Seconds()))
+	}
 }
 
 // maxTries is how often the same ranks repeat a step before its error is final: a fault of the

@@ -24,6 +24,9 @@ type runCmd struct {
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
+	Elastic     bool          `help:"Replace ranks that die, while the others train on. The program joins by euryale.JoinElastic."`
+	MinRanks    int           `default:"1" help:"With --elastic: with fewer ranks than these the job waits for replacements."`
+	Spares      int           `default:"0" help:"With --elastic: how many more processes to start, which wait to replace one."`
 	Nnodes      int           `name:"nnodes" default:"1" help:"Number of machines, each with -n ranks. Start the command on each."`
 	NodeRank    int           `default:"0" help:"Number of this machine, from 0."`
 	Rendezvous  string        `placeholder:"HOST:PORT" help:"Where the machines meet: an address of machine 0, and a free port there."`
@@ -69,6 +72,8 @@ func (c *runCmd) Validate() error {
 	case c.Nnodes > 1 && c.Rendezvous == "":
 		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that " +
 			"all machines reach, and a free port there")
+	case !c.Elastic && (c.MinRanks != 1 || c.Spares != 0):
+		return errors.New("--min-ranks and --spares are for --elastic")
 	case c.Nnodes > 1 && c.MaxRestarts > 0:
 		return errors.New("--max-restarts works on one machine only: the launchers of several do " +
 			"not know of each other")
@@ -89,10 +94,14 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous,
 			Token: env.Token.Read(os.Getenv)}
 	}
+	var elastic *launch.Elastic
+	if c.Elastic {
+		elastic = &launch.Elastic{Least: c.MinRanks, Spares: c.Spares}
+	}
 	signals, stop := jobSignals()
 	defer stop()
 	err = launch.Run(context.Background(), launch.Job{
-		Program: program, Args: args, Ranks: int(c.N), Machines: machines,
+		Program: program, Args: args, Ranks: int(c.N), Machines: machines, Elastic: elastic,
 		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
 		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
 		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },

@@ -59,7 +59,7 @@ type StoppedError struct {
 // Error says why, and what to do.
 func (e *StoppedError) Error() string {
 	why := map[Reason]string{
-		Finished:   "the others have done the last step",
+		Finished:   ErrFinished.Error(),
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
 			"(--spares), or lower --min-ranks",
@@ -68,6 +68,12 @@ func (e *StoppedError) Error() string {
 	}
 	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
 }
+
+// ErrFinished is a StoppedError whose reason is Finished.
+var ErrFinished = errors.New("the others have done the last step")
+
+// Is reports whether a Finished is compared with ErrFinished.
+func (e *StoppedError) Is(target error) bool { return e.Why == Finished && target == ErrFinished }
 
 // Job is a Process that is driven by a register. Methods may be called by several goroutines.
 type Job struct {

@@ -42,6 +42,8 @@ type Job struct {
 	Ranks int
 	// Machines says which part of a job on several machines this is; nil for all of it.
 	Machines *Machines
+	// Elastic has ranks that are lost replaced; nil for a job that ends with the first of them.
+	Elastic *Elastic
 	// Env is the environment that the ranks get, with their own variables on
 	// top; nil means that of this process.
 	Env []string
@@ -176,6 +178,11 @@ func (j Job) check() error {
 		return errors.New("a job on several machines cannot be restarted: the launchers do not " +
 			"know of each other")
 	}
+	if j.Elastic != nil {
+		if err := j.Elastic.check(j); err != nil {
+			return err
+		}
+	}
 	if j.Machines != nil {
 		return j.Machines.check()
 	}
@@ -200,7 +207,10 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	if err != nil {
 		return err
 	}
-	w := newWatch(j, path, env, logs)
+	w, err := newWatch(j, path, env, logs)
+	if err != nil {
+		return errors.Join(err, closeLogs(logs))
+	}
 	if j.Machines != nil {
 		if err := w.openReports(); err != nil {
 			w.reports.close()

@@ -28,6 +28,7 @@ type watch struct {
 	ranks  []*rank
 	exits  chan ending
 
+	pool     *pool         // of an elastic job; nil of others
 	reports  reports       // on several machines
 	report   string        // that was heard first
 	patience time.Duration // how long ranks wait for each other
@@ -47,11 +48,25 @@ type watch struct {
 
 // newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
 // that is nil.
-func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
-	w := &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
+func newWatch(j Job, path string, env []string, logs []*os.File) (w *watch, err error) {
+	w = &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
 	w.patience = rendezvous.DefaultTimeout
 	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set
+	}
+	if j.Elastic != nil {
+		w.pool, err = newPool(j.Elastic, env)
+		if err != nil {
+			return nil, err
+		}
+		w.pool.start = func(number int) (*rank, error) {
+			var log *os.File
+			if number < len(logs) {
+				log = logs[number]
+			}
+			return w.command(path, number, env, log), nil
+		}
+		return w, nil
 	}
 	for r := range j.Ranks {
 		var log *os.File
@@ -60,11 +75,17 @@ func newWatch(j Job, path string, env []string, logs []*os.File) *watch {
 		}
 		w.ranks = append(w.ranks, w.command(path, j.first()+r, env, log))
 	}
-	return w
+	return w, nil
 }
 
 // start starts all ranks. If one does not start, run ends those before it.
 func (w *watch) start() {
+	if w.pool != nil {
+		for range w.job.Ranks + w.pool.Spares {
+			w.launch()
+		}
+		return
+	}
 	for i, r := range w.ranks {
 		err := w.input(r)
 		if err == nil {
@@ -89,7 +110,10 @@ func (w *watch) run(ctx context.Context) error {
 	defer told()
 	defer w.reports.close()
 	var looks <-chan time.Time
-	if w.job.Machines != nil {
+	if w.pool != nil {
+		defer w.pool.register.Close()
+	}
+	if w.job.Machines != nil || w.pool != nil {
 		ticker := time.NewTicker(w.job.times.look)
 		defer ticker.Stop()
 		looks = ticker.C
@@ -99,7 +123,9 @@ func (w *watch) run(ctx context.Context) error {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
-			tellers.Go(func() { w.tell(telling, e) })
+			if w.pool == nil {
+				tellers.Go(func() { w.tell(telling, e) })
+			}
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
@@ -113,7 +139,11 @@ func (w *watch) run(ctx context.Context) error {
 		case text := <-w.reports.first:
 			w.hear(text)
 		case <-looks:
-			w.endStopped()
+			if w.pool != nil {
+				w.endHalted()
+			} else {
+				w.endStopped()
+			}
 		}
 	}
 	if w.left {
@@ -128,6 +158,9 @@ func (w *watch) outcome() error {
 		w.why = w.screen.failure()
 	}
 	f := verdict(w.ends)
+	if w.pool != nil && w.pool.finished {
+		f = nil
+	}
 	if f != nil && f.cause != causeEnded && f.Seen == "" && w.report != "" {
 		f.Seen = "the job: " + w.report
 	}
@@ -148,6 +181,10 @@ func (w *watch) ended(e ending) {
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
+	if w.pool != nil {
+		w.endedElastic(e)
+		return
+	}
 	if e.failed() && w.idle() {
 		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM

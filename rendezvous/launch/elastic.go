@@ -1,0 +1,153 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Elastic makes a job whose ranks are replaced one by one. The program joins it by
+// euryale.JoinElastic.
+type Elastic struct {
+	// Least is how many ranks the job needs to go on; with fewer it waits for replacements.
+	Least int
+	// Spares is how many processes wait for a rank to be lost, with their program loaded.
+	Spares int
+}
+
+const (
+	// stoppedLooks is after how many looks in a row a process that is stopped is ended: the others
+	// wait for it.
+	stoppedLooks = 3
+	// soon is within which time of its start a process that ends with an error of its own counts as
+	// one that cannot start. After maxFaults of them in a row nothing else is started.
+	soon      = 2 * time.Second
+	maxFaults = 5
+)
+
+// pool replaces the processes of an elastic job.
+type pool struct {
+	*Elastic
+	register *rendezvous.Register
+	start    func(number int) (*rank, error)
+	next     int  // number of the next process
+	faults   int  // processes in a row that could not start
+	finished bool // a process has done its last step
+	started  map[int]time.Time
+}
+
+// check finds what no job can have.
+func (e *Elastic) check(j Job) error {
+	switch {
+	case e.Least < 1 || e.Least > j.Ranks:
+		return fmt.Errorf("at least %d of %d ranks: the number must be 1 to the number of ranks",
+			e.Least, j.Ranks)
+	case e.Spares < 0 || e.Spares+j.Ranks > MaxRanks:
+		return fmt.Errorf("%d ranks and %d spares: a job has at most %d processes", j.Ranks,
+			e.Spares, MaxRanks)
+	case j.MaxRestarts > 0:
+		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
+			"leave the restarts out")
+	case j.Machines != nil:
+		return errors.New("an elastic job is on one machine")
+	}
+	return nil
+}
+
+// newPool serves the register of a job.
+func newPool(e *Elastic, env []string) (*pool, error) {
+	job, err := rendezvous.ReadEnv(lookup(slices.Concat(env, []string{"RANK=0", "LOCAL_RANK=0"})))
+	if err != nil {
+		return nil, err
+	}
+	p := &pool{Elastic: e, started: map[int]time.Time{}}
+	p.register, err = rendezvous.ServeRegister(job.Job, job.Token, job.Timeout, p.bury)
+	return p, err
+}
+
+// bury tells the job that a process, counted from 1, has ended.
+func (p *pool) bury(process int) {
+	// the register is in this process: an error would be that of a closed one
+	_ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
+}
+
+// environment returns the variables of a process. It has the number of a rank, although the rank
+// may be another one, so that it is one of a job of so many.
+func (p *pool) environment(number, ranks int) []string {
+	r := strconv.Itoa(number % ranks)
+	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + elastic.Env{
+		Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
+		Limits: elastic.Limits{Least: p.Least, Most: ranks}}.String()}
+}
+
+// replaces hears of the end of a process, and reports whether another one is to take its place.
+func (p *pool) replaces(e ending) (yes bool, err error) {
+	p.bury(e.rank + 1)
+	if !e.failed() {
+		p.finished = true
+	}
+	if p.finished {
+		return false, nil
+	}
+	p.faults++
+	if wasEnded(e.status) || e.at.Sub(p.started[e.rank]) > soon {
+		p.faults = 0
+	}
+	if p.faults == maxFaults {
+		return false, fmt.Errorf("the last %d processes have ended with an error within %v of "+
+			"their start: %s", maxFaults, soon, e.blaming)
+	}
+	return true, nil
+}
+
+// endedElastic is ended for an elastic job.
+func (w *watch) endedElastic(e ending) {
+	again, err := w.pool.replaces(e)
+	switch {
+	case err != nil:
+		w.stop(syscall.SIGTERM, err)
+	case again && w.why == nil:
+		w.job.notice(fmt.Sprintf("process %d has ended (%v): process %d takes its place", e.rank,
+			w.ranks[e.rank].cmd.ProcessState, w.pool.next))
+		w.launch()
+	}
+}
+
+// launch starts one more process of an elastic job.
+func (w *watch) launch() {
+	number := w.pool.next
+	w.pool.next++
+	r, err := w.pool.start(number)
+	if err == nil {
+		r.family, err = start(r.cmd)
+	}
+	if err != nil {
+		w.stop(syscall.SIGKILL, fmt.Errorf("start process %d: %w", number, explainStart(err)))
+		return
+	}
+	w.ranks = append(w.ranks, r)
+	w.pool.started[number] = time.Now()
+	r.alive = true
+	go func() { w.exits <- r.wait() }()
+}
+
+// endHalted ends the processes of an elastic job that are stopped, or held in the kernel.
+func (w *watch) endHalted() {
+	for _, r := range w.ranks {
+		r.halts++
+		if !r.halted() {
+			r.halts = 0
+		}
+		if r.halts == stoppedLooks {
+			w.job.notice(fmt.Sprintf("process %d is stopped: it is ended", r.number))
+			r.signal(syscall.SIGKILL)
+		}
+	}
+}
