@@ -20,7 +20,8 @@ const (
 // Event is what a process learns.
 type Event interface{ apply(p *Process) []Action }
 
-// The events. Those of a generation that is over change nothing.
+// The events. Those of a generation that is over change nothing. All processes hear of what they
+// tell each other in one order, in which a process is dead after all that it has said.
 type (
 	// At is where the state of this process is now: it has reduced a step, applied one, or received
 	// the state before one.
@@ -196,8 +197,11 @@ func (p *Process) gather() []Action {
 // decide proposes the next generation once every member has posted where it has stopped, has died,
 // or had time enough.
 func (p *Process) decide() []Action {
-	if p.state != Gathering || !p.member() || p.proposed {
+	switch {
+	case p.state != Gathering || p.proposed:
 		return nil
+	case !p.member():
+		return p.waitInVain()
 	}
 	next := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
 	for _, id := range p.view.Members {
@@ -228,6 +232,17 @@ func (p *Process) decide() []Action {
 	}
 	p.proposed = true
 	return []Action{Propose{next}}
+}
+
+// waitInVain stops a newcomer that nobody can let in.
+func (p *Process) waitInVain() []Action {
+	switch {
+	case slices.ContainsFunc(p.view.Members, func(id ID) bool { return p.posted[id].Leaving }):
+		return p.stop(Finished)
+	case len(p.alive(p.view.Members)) == 0:
+		return p.stop(StateLost)
+	}
+	return nil
 }
 
 // alive returns the processes that are not known to be dead.
@@ -308,9 +323,6 @@ func (e Posted) apply(p *Process) []Action {
 		return nil
 	}
 	p.posted[e.ID] = e.Position
-	if e.Position.Leaving && !p.member() {
-		return p.stop(Finished)
-	}
 	return p.decide()
 }
 

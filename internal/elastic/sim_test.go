@@ -11,8 +11,8 @@ import (
 )
 
 // The simulation runs whole jobs whose processes, network and register are moved one move at a
-// time, by a seed. News arrive late and in any order, processes die, stop and go on in every phase
-// of a step and of a recovery, links break between living processes, and newcomers come.
+// time, by a seed. News arrive late, in one order, processes die, stop and go on in every phase of
+// a step and of a recovery, links break between living processes, and newcomers come.
 const (
 	simSteps  = 6
 	simMicros = 8 // micro-batches of a step
@@ -22,8 +22,9 @@ const (
 type simulated struct {
 	id       ID
 	p        *Process
-	inbox    []Event
-	grace    []Event // what arrives when nothing else happens
+	heard    int     // of the news
+	inbox    []Event // of its own, such as timers
+	grace    []Event // timers that run
 	killed   bool
 	paused   bool
 	cut      bool // the calls of its generation fail
@@ -54,7 +55,7 @@ type simulation struct {
 	rng         *rand.Rand
 	procs       []*simulated
 	generations []*meeting
-	dead        []ID
+	news        []Event
 	limits      Limits
 	want        []uint64 // the state before each step
 	faults      int
@@ -117,48 +118,18 @@ func (s *simulation) logf(format string, args ...any) {
 	}
 }
 
-// tell lets every process hear an event some time.
-func (s *simulation) tell(e Event, to func(c *simulated) bool) {
-	for _, c := range s.procs {
-		if to(c) {
-			c.inbox = append(c.inbox, e)
-		}
-	}
-}
+// tell lets every process hear an event, when it has heard those before.
+func (s *simulation) tell(e Event) { s.news = append(s.news, e) }
 
-func everybody(*simulated) bool { return true }
-
-func within(g int) func(c *simulated) bool {
-	return func(c *simulated) bool { return c.gen == g }
-}
-
-// spawn starts a newcomer.
+// spawn starts a newcomer, which reads all news.
 func (s *simulation) spawn() {
 	c := &simulated{id: ID(len(s.procs)), reduced: -1}
-	for _, id := range s.dead {
-		c.inbox = append(c.inbox, Dead{id})
-	}
 	s.procs = append(s.procs, c)
 	present := s.generations[len(s.generations)-1].view
+	c.gen = present.Generation
 	p, actions := NewNewcomer(c.id, s.limits, present)
 	c.p = p
-	s.hear(c, present.Generation)
 	s.act(c, actions)
-}
-
-// hear lets a process know some time what has been said in a generation.
-func (s *simulation) hear(c *simulated, generation int) {
-	c.gen = generation
-	g := s.generations[generation]
-	if g.revoked {
-		c.inbox = append(c.inbox, Revoked{generation})
-	}
-	for id, at := range g.posted {
-		c.inbox = append(c.inbox, Posted{generation, id, at})
-	}
-	for _, later := range s.generations[generation+1:] {
-		c.inbox = append(c.inbox, Decided{later.view})
-	}
 }
 
 // act carries actions out.
@@ -168,18 +139,16 @@ func (s *simulation) act(c *simulated, actions []Action) {
 		switch a := a.(type) {
 		case Revoke:
 			s.generations[a.Generation].revoked = true
-			s.tell(Revoked(a), within(a.Generation))
+			s.tell(Revoked(a))
 		case Interrupt:
 			c.cut = true
 		case Post:
-			if a.Generation != c.gen { // a newcomer has heard of it
-				s.hear(c, a.Generation)
-			}
+			c.gen = a.Generation // of which a newcomer has heard
 			s.generations[a.Generation].posted[c.id] = a.Position
-			s.tell(Posted{a.Generation, c.id, a.Position}, within(a.Generation))
+			s.tell(Posted{a.Generation, c.id, a.Position})
 			c.grace = append(c.grace, GraceOver{a.Generation})
 		case Propose:
-			s.propose(c, a.View)
+			s.propose(a.View)
 		case Connect:
 			s.connect(c, a.View)
 		case CatchUp, Train:
@@ -188,29 +157,24 @@ func (s *simulation) act(c *simulated, actions []Action) {
 				c.training = t.Step
 			}
 		case Stop:
-			if c.stopped = &a.Why; a.Why == Finished { // its program ends, after what it has posted
-				s.dead = append(s.dead, c.id)
-				for _, o := range s.procs {
-					o.grace = append(o.grace, Dead{c.id})
-				}
+			if c.stopped = &a.Why; a.Why == Finished { // its program ends
+				s.tell(Dead{c.id})
 			}
 		}
 	}
 }
 
-func (s *simulation) propose(c *simulated, v View) {
+func (s *simulation) propose(v View) {
 	if v.Generation == len(s.generations) {
 		s.logf("decided %+v", v)
 		s.generations = append(s.generations, newMeeting(v))
-		s.tell(Decided{v}, func(o *simulated) bool { return o != c })
+		s.tell(Decided{v})
 	}
-	c.inbox = append(c.inbox, Decided{s.generations[v.Generation].view})
 }
 
 // connect begins a generation.
 func (s *simulation) connect(c *simulated, v View) {
-	s.hear(c, v.Generation)
-	c.cut, c.todo = false, 0
+	c.gen, c.cut, c.todo = v.Generation, false, 0
 	s.generations[v.Generation].dialled[c.id] = true
 }
 
@@ -226,9 +190,15 @@ func (s *simulation) moves() (moves []func() error) {
 		if c.killed || c.paused || c.stopped != nil {
 			continue
 		}
-		for i := range c.inbox {
+		if c.heard < len(s.news) {
 			moves = append(moves, func() error {
-				e := c.inbox[i]
+				c.heard++
+				s.step(c, s.news[c.heard-1])
+				return nil
+			})
+		}
+		for i, e := range c.inbox {
+			moves = append(moves, func() error {
 				c.inbox = slices.Delete(c.inbox, i, i+1)
 				s.step(c, e)
 				return nil
@@ -374,8 +344,7 @@ func (s *simulation) fault() {
 		}
 		s.logf("kill %d", c.id)
 		c.killed = true
-		s.dead = append(s.dead, c.id)
-		s.tell(Dead{c.id}, everybody)
+		s.tell(Dead{c.id})
 		s.spawn()
 	case 2:
 		s.logf("pause %d: %t", c.id, !c.paused)
@@ -413,8 +382,7 @@ func (s *simulation) quiet() bool {
 	for _, c := range s.procs {
 		if c.stopped != nil && *c.stopped == LeftBehind && !c.killed {
 			c.killed = true
-			s.dead = append(s.dead, c.id)
-			s.tell(Dead{c.id}, everybody)
+			s.tell(Dead{c.id})
 			s.spawn()
 			return true
 		}
