@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,7 +96,7 @@ func (shared) Close() error { return nil }
 var errKilled = errors.New("killed")
 
 // start starts a process, which is killed in a micro-batch for which dies is true.
-func (r *elasticRun) start(id elastic.ID, first *elastic.View, dies func(step, micro int) bool) {
+func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, micro int) bool) {
 	r.running.Go(func() {
 		hash, err := r.train(id, first, dies)
 		if errors.Is(err, errKilled) {
@@ -110,7 +111,7 @@ func (r *elasticRun) start(id elastic.ID, first *elastic.View, dies func(step, m
 	})
 }
 
-func (r *elasticRun) train(id elastic.ID, first *elastic.View,
+func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	dies func(step, micro int) bool) (hash string, err error) {
 	r.build.Lock()
 	m, err := newElasticModel()
@@ -157,7 +158,7 @@ func newElasticRun(t *testing.T, name string, n, steps int, limits elastic.Limit
 	}
 	first := elastic.First(ids...)
 	for _, id := range ids {
-		r.start(id, &first, dies(id))
+		r.start(id, first, dies(id))
 	}
 	return r
 }
@@ -193,8 +194,9 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 	nobody := func(elastic.ID) func(int, int) bool { return never }
-	const steps = 30
+	const steps = 60
 	want := newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody).end()
+	var in atomic.Bool
 	comes := make(chan struct{})
 	r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
 		func(id elastic.ID) func(step, micro int) bool {
@@ -203,15 +205,15 @@ func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 					close(comes)
 					return true
 				}
-				if step > 3 && step < 25 {
-					time.Sleep(10 * time.Millisecond)
+				if step > 3 && !in.Load() {
+					time.Sleep(20 * time.Millisecond)
 				}
-				return id == 2 && step == 27
+				return id == 2 && step > 5 && in.Load()
 			}
 		})
 	r.running.Go(func() {
 		<-comes
-		r.start(3, nil, func(step, _ int) bool { t.Log("3 in", step); return false })
+		r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
 	})
 	if got := r.end(); got != want {
 		t.Error("after two deaths and a newcomer the training has other parameters")

@@ -22,15 +22,11 @@ func ReadEnv(text string) (e Env, err error) {
 	return e, err
 }
 
-// FirstView returns the first generation if this process is of it, nil for a newcomer.
-func (e Env) FirstView() *View {
-	if int(e.Process) > e.First {
-		return nil
-	}
+// FirstView returns the first generation.
+func (e Env) FirstView() View {
 	ids := make([]ID, e.First)
 	for i := range ids {
 		ids[i] = ID(i + 1)
 	}
-	v := First(ids...)
-	return &v
+	return First(ids...)
 }

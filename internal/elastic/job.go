@@ -99,19 +99,19 @@ type generation struct {
 	end    context.CancelCauseFunc
 }
 
-// Start makes a process take part in a job: as a member of the first generation, or, where that is
-// nil, as a newcomer. Less than limits.Least processes wait as long as patience for others.
-func Start(ctx context.Context, r Register, id ID, limits Limits, first *View,
+// Start makes a process take part in a job: as a member of the first generation, or else as a
+// newcomer. Less than limits.Least processes wait as long as patience for others.
+func Start(ctx context.Context, r Register, id ID, limits Limits, first View,
 	patience time.Duration) (*Job, error) {
 	j := &Job{id: id, register: r, patience: patience, writes: make(chan record, 64),
 		next: make(chan generation, 1)}
 	j.over, j.end = context.WithCancelCause(context.Background())
 	at, early := 0, []Event(nil)
 	var actions []Action
-	if first != nil {
-		j.process, actions = NewProcess(id, limits, *first)
+	if first.Rank(id) >= 0 {
+		j.process, actions = NewProcess(id, limits, first)
 	} else {
-		present, events, read, err := j.catchUp(ctx)
+		present, events, read, err := j.catchUp(ctx, first)
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +131,9 @@ func Start(ctx context.Context, r Register, id ID, limits Limits, first *View,
 
 // catchUp reads the log up to an entry of this newcomer's own, and returns the present generation,
 // what has happened besides, and how many entries that are.
-func (j *Job) catchUp(ctx context.Context) (present View, events []Event, read int, err error) {
+func (j *Job) catchUp(ctx context.Context, first View) (present View, events []Event, read int,
+	err error) {
+	present = first
 	own, err := write(ctx, j.register, 0, record{Hello: j.id})
 	for i := 0; i < own && err == nil; i++ {
 		var entry record

@@ -30,7 +30,7 @@ type Elastic struct {
 type ElasticConfig struct {
 	ID       elastic.ID
 	Limits   elastic.Limits
-	First    *elastic.View // nil for a newcomer
+	First    elastic.View
 	Register rendezvous.Store
 	Env      rendezvous.Env // of the job; ranks and sizes are those of a generation
 	Backends func() []backend.Backend
