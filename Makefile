@@ -14,7 +14,7 @@ BLAS ?=
 # More tags of builds with cgo. With ",netgo,osusergo" they share most packages with builds without.
 SHARED ?=
 
-.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak \
+.PHONY: demo test test-full systems portable arm64 race fuzz netns names manifests soak immortal \
 	stock-tests bench bench-blas size mpi lint vuln help
 
 # Train the digits example on two ranks, which are processes of this machine.
@@ -153,6 +153,10 @@ manifests:
 # Run random jobs with random failures for MINUTES, where SEED=1 JOB=17 repeats one of them.
 soak:
 	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
+
+# Kill random processes of an elastic job for MINUTES, and compare its end with that of another one.
+immortal:
+	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED)
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:

@@ -76,6 +76,8 @@
 //	                    libmpi.so; see package mpi
 //	EURYALE_REPORT      set by euryale run on several machines: the pipe on which ranks say
 //	                    that the job has lost a rank
+//	EURYALE_ELASTIC     set by euryale run --elastic: where a process finds the others of its
+//	                    job, and how many there may be
 //	EURYALE_TERMINAL    set by euryale run on the rank whose standard error is shown on a
 //	                    terminal, so that it may draw a progress bar (default: 0)
 //	EURYALE_FULL        1: tests run the full product of their cases (default: 0)

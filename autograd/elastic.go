@@ -76,8 +76,8 @@ var ErrFinished = elastic.ErrFinished
 //	err = e.Close()
 //
 // Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
-// given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for graphs with batch norms, whose moving averages depend on
-// the number of ranks; those of [New].
+// given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for
+// graphs with batch norms, whose moving averages depend on the number of ranks; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
 	opts ...Option) (*Elastic, error) {
 	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "solver",
@@ -148,7 +148,8 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 // sayRepeated reports that the step is done although a rank was lost in it.
 func (e *Elastic) sayRepeated(lost time.Time) {
 	if !lost.IsZero() {
-		e.dp.say(fmt.Sprintf("step %d was repeated by %d ranks: it is done %.2f s after a rank was lost",
+		e.dp.say(fmt.Sprintf("step %d was repeated by %d ranks: it is done %.2f s after "+
+			"a rank was lost",
 			e.step-1, e.comm.Size(), time.Since(lost).Seconds()))
 	}
 }

@@ -36,6 +36,7 @@ const (
 func main() {
 	steps := flag.Int("steps", 300, "how many steps to train")
 	rate := flag.Float64("rate", 0.003, "learning rate of AdamW")
+	every := flag.Int("every", 50, "print the loss after so many steps")
 	pause := flag.Duration("pause", 0, "how long to wait in each step, to have time for kill")
 	flag.Parse()
 	ctx := context.Background()
@@ -59,7 +60,7 @@ func main() {
 			err := machine.RunAll()
 			return float64(m.loss.Value().Data().(float32)), err
 		}))
-		if e.Next()%50 == 0 && e.Rank() == 0 {
+		if e.Next()%*every == 0 && e.Rank() == 0 {
 			fmt.Printf("step %d: loss %.4f on %d ranks\n", e.Next(), loss, e.Size())
 		}
 	}

@@ -16,8 +16,8 @@ type Register interface {
 		err error)
 }
 
-// record is an entry of the log in a register, in which all that processes tell each other is in one
-// order. One of its fields is set.
+// record is an entry of the log in a register, in which all that processes tell each other is in
+// one order. One of its fields is set.
 type record struct {
 	Hello   ID      `json:",omitempty"` // a newcomer begins to read
 	Revoked *int    `json:",omitempty"` // a generation
@@ -46,8 +46,8 @@ func Bury(ctx context.Context, r Register, id ID) error {
 	return err
 }
 
-// grace is how long members that have stopped wait for the others to post where they have stopped.
-// A rank that is dead is known to be, so only one that is stopped or cut off takes as long.
+// grace is how long members that have stopped wait for the others to post where they have. A rank
+// that is dead is known to be, so only one that is stopped or cut off takes as long.
 const grace = 2 * time.Second
 
 // StoppedError is why a process takes no part in its job any more.

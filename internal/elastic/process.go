@@ -74,7 +74,8 @@ type (
 		Generation int
 		Position   Position
 	}
-	// Propose puts a view into the register, unless one of its generation is there. Decided follows.
+	// Propose puts a view into the register. Decided follows, with the first view of its generation
+	// that was put there.
 	Propose struct{ View View }
 	// Connect connects this process to the members of a generation.
 	Connect struct{ View View }

@@ -95,7 +95,7 @@ var arrows = []arrow{
 	{"internal/group", []string{"backend", "rendezvous", "internal/..."}},
 	{"internal/session", []string{
 		"backend", "backend/fault", "backend/gpu", "backend/hierarchy", "backend/host",
-		"internal/env", "internal/group", "observe", "rendezvous",
+		"internal/elastic", "internal/env", "internal/group", "observe", "rendezvous",
 	}},
 	{"internal/buildlock", []string{"backend"}},
 	{"internal/program", []string{"backend", "kernels/..."}},

@@ -44,6 +44,7 @@ var examples = map[string]struct {
 	"gradient":  {40, 0, "", "loss 9 gradient 12"},
 	"digits":    {120, 5, "-epochs 2", "epoch 2/2: loss="},
 	"convnet":   {300, 4, "-epochs 1", "epoch 1/1: loss="},
+	"elastic":   {170, 4, "-steps 50", "step 50: loss"},
 	"gpt":       {500, 15, "--data trainer.go --layers 1 --width 32 --steps 2", "step 2/2: loss="},
 	"moe":       {300, 15, "--ep 2 --context 2 --epochs 2 --steps 2", "epoch 2/2: loss="},
 	"recommender": {
@@ -102,6 +103,9 @@ func TestExamplesAreProgramsToCopy(t *testing.T) {
 		args := strings.Fields(strings.ReplaceAll(e.args, "CHECKOUT", checkout))
 		job := launch.Job{
 			Program: "./program", Args: args, Ranks: 2, Stdout: &out, Stderr: &errs,
+		}
+		if name == "elastic" {
+			job.Elastic = &launch.Elastic{Least: 1}
 		}
 		if err := launch.Run(t.Context(), job); err != nil ||
 			!strings.Contains(out.String(), e.prints) {

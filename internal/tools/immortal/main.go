@@ -1,0 +1,259 @@
+//go:build linux
+
+// Command immortal kills random processes of an elastic job at random moments, for as long as it is
+// told to, and compares how it ends with a job in which nobody dies:
+//
+//	go run ./internal/tools/immortal -minutes 5 -seed 1
+//	kills=240 stops=61 hashes=1 p50_ms=46 p99_ms=131 worst_ms=152
+//
+// The times are from a kill to the end of the step that follows it; those of stops, which take
+// seconds to be noticed, are not among them. Processes are killed and stopped in steps and in
+// recoveries alike. One that is older than settled is left beside the victim: with less the job
+// would have nobody left who has its parameters.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// settled is the age at which a process is a member of the job, or a spare.
+const settled = 2 * time.Second
+
+// config is the command line.
+type config struct {
+	minutes               float64
+	seed                  uint64
+	ranks, spares, stops  int
+	least                 int
+	command, program, out string
+}
+
+func main() {
+	c := config{}
+	flag.Float64Var(&c.minutes, "minutes", 5, "how long to kill")
+	flag.Uint64Var(&c.seed, "seed", 1, "what the kills follow from")
+	flag.IntVar(&c.ranks, "n", 4, "ranks of the job")
+	flag.IntVar(&c.spares, "spares", 1, "spares of the job")
+	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which the job goes on")
+	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
+	flag.Parse()
+	verdict, err := immortal(context.Background(), c)
+	fmt.Println(verdict)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "immortal:", err)
+		os.Exit(1)
+	}
+}
+
+// immortal builds the programs and runs both jobs.
+func immortal(ctx context.Context, c config) (verdict, error) {
+	dir, err := os.MkdirTemp("", "immortal-")
+	if err != nil {
+		return verdict{}, err
+	}
+	defer os.RemoveAll(dir)
+	build := exec.CommandContext(ctx, "go", "build", "-o", dir, "./cmd/euryale",
+		"./examples/elastic")
+	if text, err := build.CombinedOutput(); err != nil {
+		return verdict{}, fmt.Errorf("%w\n%s", err, text)
+	}
+	c.command, c.program = filepath.Join(dir, "euryale"), filepath.Join(dir, "elastic")
+	seconds := int(c.minutes * 60)
+	steps := strconv.Itoa(max(100, seconds*stepsPerSecond))
+	j := &job{config: c, random: rand.New(rand.NewPCG(c.seed, 39))}
+	if err := j.run(ctx, steps, time.Duration(seconds)*time.Second); err != nil {
+		return j.verdict, fmt.Errorf("%w\n%s", err, strings.Join(j.last, "\n"))
+	}
+	alone := exec.CommandContext(ctx, c.command, "run", "--elastic", "-n", "1", c.program, "-steps",
+		steps)
+	text, err := alone.CombinedOutput()
+	if err != nil {
+		return j.verdict, fmt.Errorf("the job without kills: %w\n%s", err, text)
+	}
+	j.hear(string(text))
+	if j.hashes = len(j.ends); j.hashes != 1 {
+		err = errors.New("the job did not end as one without kills")
+	}
+	return j.verdict, err
+}
+
+const (
+	// stepPause makes a step take about as long as one of a small model, and stepsPerSecond
+	// more of them than there is time for, so that the job outlives the kills.
+	stepsPerSecond = 60
+	stepPause      = "20ms"
+)
+
+// verdict is the line at the end.
+type verdict struct {
+	kills, stopped, hashes int
+	times                  []time.Duration
+}
+
+// String is the line.
+func (v verdict) String() string {
+	slices.Sort(v.times)
+	at := func(part int) int64 {
+		if len(v.times) == 0 {
+			return 0
+		}
+		return v.times[(len(v.times)-1)*part/100].Milliseconds()
+	}
+	return fmt.Sprintf("kills=%d stops=%d hashes=%d p50_ms=%d p99_ms=%d worst_ms=%d",
+		v.kills, v.stopped, v.hashes, at(50), at(99), at(100))
+}
+
+// job is the job whose processes are killed.
+type job struct {
+	config
+	random *rand.Rand
+	cmd    *exec.Cmd
+
+	mu     sync.Mutex
+	killed time.Time // the last kill that no step has followed yet
+	ends   map[string]bool
+	last   []string // lines of its output
+	verdict
+}
+
+// run runs the job, and kills its processes for a while.
+func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
+	j.ends = map[string]bool{}
+	j.cmd = exec.CommandContext(ctx, j.command, "run", "--elastic", "-n", strconv.Itoa(j.ranks),
+		"--spares", strconv.Itoa(j.spares), "--min-ranks", strconv.Itoa(j.least), j.program,
+		"-steps", steps, "-pause", stepPause, "-every", "1")
+	reader, writer := io.Pipe()
+	j.cmd.Stdout, j.cmd.Stderr = writer, writer
+	if err := j.cmd.Start(); err != nil {
+		return err
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for lines := bufio.NewScanner(reader); lines.Scan(); {
+			j.hear(lines.Text())
+		}
+	})
+	ended := make(chan error, 1)
+	go func() { ended <- j.cmd.Wait() }()
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		select {
+		case err := <-ended:
+			return cmp.Or(err, errors.New("the job has ended before the last kill"))
+		case <-time.After(time.Duration(j.random.ExpFloat64() * float64(time.Second))):
+			j.strike()
+		}
+	}
+	var err error
+	select {
+	case err = <-ended:
+	case <-time.After(d + time.Minute):
+		j.cmd.Process.Signal(syscall.SIGQUIT)
+		err = errors.Join(errors.New("the job hangs"), <-ended)
+	}
+	writer.Close()
+	reading.Wait()
+	return err
+}
+
+// What the program prints of a step, and at its end.
+var (
+	stepText = regexp.MustCompile(`step \d+: loss`)
+	endText  = regexp.MustCompile(`params=[0-9a-f]+`)
+)
+
+// hear takes a line of the job.
+func (j *job) hear(line string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if stepText.MatchString(line) {
+		if !j.killed.IsZero() {
+			j.times = append(j.times, time.Since(j.killed))
+			j.killed = time.Time{}
+		}
+		return
+	}
+	for _, end := range endText.FindAllString(line, -1) {
+		j.ends[end] = true
+	}
+	const kept = 40
+	if j.last = append(j.last, line); len(j.last) > kept {
+		j.last = j.last[1:]
+	}
+}
+
+// strike kills or stops a random process, if one that is settled remains.
+func (j *job) strike() {
+	processes := children(j.cmd.Process.Pid)
+	if len(processes) == 0 {
+		return
+	}
+	victim := processes[j.random.IntN(len(processes))]
+	remain := 0
+	for _, p := range processes {
+		if p.pid != victim.pid && p.age > settled && !p.stopped {
+			remain++
+		}
+	}
+	if remain <= j.spares { // they may all be spares
+		return
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
+		if syscall.Kill(victim.pid, syscall.SIGSTOP) == nil {
+			j.stopped++
+		}
+		j.killed = time.Time{} // the next step takes longer
+		return
+	}
+	if syscall.Kill(victim.pid, syscall.SIGKILL) == nil {
+		j.kills++
+		if !slices.ContainsFunc(processes, func(p process) bool { return p.stopped }) {
+			j.killed = time.Now()
+		}
+	}
+}
+
+// process is a child of the launcher.
+type process struct {
+	pid     int
+	age     time.Duration
+	stopped bool
+}
+
+// children returns the processes of a job.
+func children(parent int) (all []process) {
+	files, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		info, failed := os.Stat(filepath.Dir(file))
+		if err != nil || failed != nil {
+			continue // it has ended
+		}
+		_, rest, _ := strings.Cut(string(text), ") ")
+		fields := strings.Fields(rest)
+		if len(fields) < 2 || fields[1] != strconv.Itoa(parent) || fields[0] == "Z" {
+			continue
+		}
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		all = append(all, process{pid, time.Since(info.ModTime()), fields[0] == "T"})
+	}
+	return all
+}
