@@ -17,9 +17,10 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	none := func(backend.Communicator, sync.Locker) error { return nil }
 	ctx := t.Context()
 	nilargs.Check(t, map[string]nilargs.Use{
-		"Connect": {F: euryale.Connect, Args: []any{ctx, &rendezvous.World{}, host.Backend{}}},
-		"Init":    {F: euryale.Init, Args: []any{ctx, host.Backend{}}},
-		"Run":     {F: euryale.Run, Args: []any{ctx, 1, none, host.Backend{}}},
+		"Connect":     {F: euryale.Connect, Args: []any{ctx, &rendezvous.World{}, host.Backend{}}},
+		"Init":        {F: euryale.Init, Args: []any{ctx, host.Backend{}}},
+		"JoinElastic": {F: euryale.JoinElastic, Args: []any{ctx}},
+		"Run":         {F: euryale.Run, Args: []any{ctx, 1, none, host.Backend{}}},
 	}, nil)
 	if err := euryale.Run(context.Background(), 1, nil); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("Run of nil: %v", err)

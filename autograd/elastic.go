@@ -80,8 +80,8 @@ var ErrFinished = elastic.ErrFinished
 // graphs with batch norms, whose moving averages depend on the number of ranks; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
 	opts ...Option) (*Elastic, error) {
-	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "solver",
-		solver); err != nil {
+	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "params", params,
+		"solver", solver, "opts", opts); err != nil {
 		return nil, err
 	}
 	e := &Elastic{ctx: ctx, job: job, params: params, solver: solver, micros: n,

@@ -14,6 +14,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 )
 
+// noJob is a Job of which nobody becomes a member.
+type noJob struct{ Job }
+
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
 	w := gorgonia.NewVector(gorgonia.NewGraph(), tensor.Float64, gorgonia.WithShape(2),
@@ -44,11 +47,13 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		}, Args: []any{gorgonia.Nodes{w}}},
 		"LoadWeights": {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
 		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
-		"New":         {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
-		"NewSampler":  {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
-		"Rows":        {F: Rows, Args: []any{rows, rows, []int{0}}},
-		"Sum":         {F: Sum, Args: []any{comm, &one}},
-		"TreeMean":    {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
+			&SGD{Rate: 1}, 2, WithSum()}},
+		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
+		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
+		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},
+		"Sum":        {F: Sum, Args: []any{comm, &one}},
+		"TreeMean":   {F: TreeMean, Args: []any{comm, []float64{1}}},
 		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator,
 			error)) error {
 			return with(WithCompression(c))

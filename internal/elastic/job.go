@@ -63,8 +63,8 @@ func (e *StoppedError) Error() string {
 		LeftBehind: "the others go on without it: it was stopped, or cut off, for too long",
 		TooFew: "too few processes are alive, and no others have come in time: start more " +
 			"(--spares), or lower --min-ranks",
-		StateLost: "all processes that had the parameters have died: start the job again from its " +
-			"last checkpoint",
+		StateLost: "all processes that had the parameters have died: start the job again from " +
+			"its last checkpoint",
 	}
 	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
 }

@@ -37,7 +37,7 @@ var rooms = [][]room{
 			"curves, data, progress"},
 		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
 	}, {
-		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
+		{"euryale", []string{".", "internal/session", "internal/buildlock", "internal/elastic"}, 335, "program",
 			"internal/{session,buildlock}"},
 		{"vm", []string{"vm"}, 690, "graph", ""},
 		{"layers", []string{"layers"}, 910, "graph", ""},
