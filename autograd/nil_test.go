@@ -15,7 +15,9 @@ import (
 )
 
 // noJob is a Job of which nobody becomes a member.
-type noJob struct{ Job }
+type noJob struct{ generations }
+
+type generations = Job
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]

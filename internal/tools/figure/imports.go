@@ -37,7 +37,7 @@ var rooms = [][]room{
 			"curves, data, progress"},
 		{"models", []string{"models", "models/tokenizer"}, 910, "graph", "tokenizer"},
 	}, {
-		{"euryale", []string{".", "internal/session", "internal/buildlock", "internal/elastic"}, 335, "program",
+		{"euryale", []string{".", "internal/session", "internal/buildlock"}, 335, "program",
 			"internal/{session,buildlock}"},
 		{"vm", []string{"vm"}, 690, "graph", ""},
 		{"layers", []string{"layers"}, 910, "graph", ""},
@@ -84,8 +84,8 @@ var rooms = [][]room{
 // everywhere are packages that many import, and that import only each other: the picture names
 // them, and has no arrows to them.
 var everywhere = []string{
-	"internal/env", "internal/filelock", "internal/serial", "internal/shm", "internal/spinwait",
-	"internal/stock",
+	"internal/elastic", "internal/env", "internal/filelock", "internal/serial", "internal/shm",
+	"internal/spinwait", "internal/stock",
 	"internal/tuning", "internal/workers", "gpu/*",
 }
 
