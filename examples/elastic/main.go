@@ -3,7 +3,8 @@
 //	euryale run --elastic -n 3 --spares 1 ./examples/elastic -pause 50ms
 //
 // Kill one of its processes while it runs: the others train on, a spare takes the place of the dead
-// one, and params= at the end is that of a training in which nobody died, on any number of ranks.
+// one, and params= at the end is what a training prints in which nobody died, on any number of
+// ranks.
 // What makes the training elastic is marked with (*).
 package main
 

@@ -226,6 +226,9 @@ func (j *Job) act(actions []Action) {
 				j.present.end(errors.New("a process of the group has ended, or has left it"))
 			}
 		case Connect:
+			if j.present.end != nil {
+				j.present.end(context.Canceled) // nobody uses the generation before any more
+			}
 			during, end := context.WithCancelCause(j.over)
 			j.present = generation{a.View, during, end}
 			j.next <- j.present // the last one was taken, or this process would not have posted

@@ -32,7 +32,7 @@ type ElasticConfig struct {
 	Limits   elastic.Limits
 	First    elastic.View
 	Register rendezvous.Store
-	Env      rendezvous.Env // of the job; ranks and sizes are those of a generation
+	Env      rendezvous.Env // of the job: a generation has its own ranks and size
 	Backends func() []backend.Backend
 }
 

@@ -1,0 +1,50 @@
+package rendezvous_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
+	lost := make(chan int, 2)
+	r, err := rendezvous.ServeRegister("job", "token", time.Minute, func(process int) {
+		lost <- process
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	open := func(process int) rendezvous.Store {
+		s, err := rendezvous.OpenRegister(t.Context(), r.Addr(), "job", "token", process,
+			time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	first, second := open(1), open(70)
+	if err := first.Set(t.Context(), "key", []byte("value")); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if process := <-lost; process != 1 {
+		t.Errorf("process %d is lost, want 1", process)
+	}
+	if value, err := second.Get(t.Context(), "key"); err != nil || string(value) != "value" {
+		t.Errorf("the register has %q, %v", value, err)
+	}
+	if err := second.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if process := <-lost; process != 70 {
+		t.Errorf("process %d is lost, want 70", process)
+	}
+	if _, err := rendezvous.OpenRegister(t.Context(), r.Addr(), "job", "wrong", 3,
+		time.Minute); err == nil {
+		t.Error("a process without the token has come in")
+	}
+}
