@@ -20,7 +20,9 @@ import (
 
 // runCmd is "euryale run".
 type runCmd struct {
-	N           rankCount     `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
+	N           rankCount     `short:"n" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks}). On hosts, of all of them (default: as many as they take)."`
+	Hosts       string        `short:"H" name:"host" placeholder:"HOST:N,..." xor:"hosts" help:"Start the ranks on these hosts by ssh, up to N on each. Hosts beyond -n are spares."`
+	Hostfile    string        `placeholder:"FILE" xor:"hosts" predictor:"file" help:"Read the hosts from a file, a line for each: HOST slots=N."`
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
@@ -69,9 +71,12 @@ func (c *runCmd) Validate() error {
 	case c.Nnodes > 1 && c.Rendezvous == "":
 		return errors.New("--nnodes needs --rendezvous HOST:PORT: an address of machine 0 that " +
 			"all machines reach, and a free port there")
+	case c.Nnodes > 1 && (c.Hosts != "" || c.Hostfile != ""):
+		return errors.New("--nnodes is for launchers that are started on each machine: -H and " +
+			"--hostfile start them")
 	case c.Nnodes > 1 && c.MaxRestarts > 0:
 		return errors.New("--max-restarts works on one machine only: the launchers of several do " +
-			"not know of each other")
+			"not know of each other, unless -H or --hostfile starts them")
 	}
 	return nil
 }
@@ -84,19 +89,31 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 		return err
 	}
 	warnOfUnread(s)
-	var machines *launch.Machines
-	if c.Nnodes > 1 || c.Rendezvous != "" {
-		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous,
-			Token: env.Token.Read(os.Getenv)}
+	job := launch.Job{
+		Program: program, Args: args, Ranks: int(c.N), Stdin: s.in, Stdout: s.out, Stderr: s.err,
+		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
+		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },
+	}
+	job.Hosts, err = c.hosts()
+	switch {
+	case err != nil:
+		return err
+	case len(job.Hosts) > 0:
+		job.Stdin, job.Rendezvous = nil, c.Rendezvous
+	case c.Nnodes > 1 || c.Rendezvous != "":
+		job.Machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank,
+			Rendezvous: c.Rendezvous, Token: env.Token.Read(os.Getenv)}
+	}
+	if job.Ranks == 0 {
+		job.Ranks = defaultRanks()
+		if len(job.Hosts) > 0 {
+			job.Ranks = launch.Slots(job.Hosts)
+		}
 	}
 	signals, stop := jobSignals()
 	defer stop()
-	err = launch.Run(context.Background(), launch.Job{
-		Program: program, Args: args, Ranks: int(c.N), Machines: machines,
-		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
-		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
-		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },
-	})
+	job.Signals = signals
+	err = launch.Run(context.Background(), job)
 	return misplaced(err, args)
 }
 

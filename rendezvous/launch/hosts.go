@@ -113,8 +113,8 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	return append(hosts, Host{name, slots}), nil
 }
 
-// allSlots is how many ranks hosts take together.
-func allSlots(hosts []Host) (n int) {
+// Slots is how many ranks hosts take together.
+func Slots(hosts []Host) (n int) {
 	for _, h := range hosts {
 		n += h.Slots
 	}

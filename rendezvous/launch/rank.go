@@ -39,7 +39,7 @@ func (w *watch) command(path string, number int, env []string, log *os.File) *ra
 	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
 	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(
 		number-w.job.first()))
-	r.cmd.WaitDelay = drainTime
+	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}
