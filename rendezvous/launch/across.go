@@ -41,7 +41,7 @@ type cluster struct {
 	screen    *screen
 	hosts     []*remote // in the order of Job.Hosts
 	kits      map[platform]kit
-	dir       string // to build in
+	scratch   *scratch // nil before something is built
 	events    chan event
 	listeners sync.WaitGroup
 	closed    chan struct{}
@@ -57,12 +57,7 @@ type event struct {
 
 // across runs the job on its hosts.
 func (j Job) across(ctx context.Context) (err error) {
-	s, err := newScratch()
-	if err != nil {
-		return err
-	}
-	defer s.remove()
-	c := &cluster{job: j, screen: newScreen(), kits: map[platform]kit{}, dir: s.path,
+	c := &cluster{job: j, screen: newScreen(), kits: map[platform]kit{},
 		events: make(chan event), closed: make(chan struct{})}
 	for _, h := range j.Hosts {
 		c.hosts = append(c.hosts, &remote{Host: h})
@@ -190,7 +185,7 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) (stopped error, 
 		k, found := c.kits[h.platform]
 		if !found {
 			var err error
-			if k, err = c.job.newKit(ctx, h.platform, c.dir); err != nil {
+			if k, err = c.job.newKit(ctx, h.platform, c.build); err != nil {
 				return fmt.Errorf("host %s: %w", h.Name, err), nil
 			}
 			c.kits[h.platform] = k
@@ -242,6 +237,16 @@ func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) err
 		}
 	}
 	return stopped, errs
+}
+
+// build returns the directory to build in.
+func (c *cluster) build() (dir string, err error) {
+	if c.scratch == nil {
+		if c.scratch, err = newScratch(); err != nil {
+			return "", err
+		}
+	}
+	return c.scratch.path, nil
 }
 
 // attempt runs the ranks once; n counts from 0.
@@ -429,4 +434,7 @@ func (c *cluster) close() {
 		}
 	}
 	c.listeners.Wait() // not for longer than silence
+	if c.scratch != nil {
+		c.scratch.remove()
+	}
 }

@@ -71,54 +71,71 @@ type kit struct {
 // launcherPackage is this program's.
 const launcherPackage = "github.com/euryale-ml/euryale/cmd/euryale"
 
-// newKit finds or builds the files for a platform. What is built is in dir.
-func (j Job) newKit(ctx context.Context, p platform, dir string) (k kit, err error) {
-	dir = filepath.Join(dir, p.os+"_"+p.arch)
-	if k.launcher, err = j.ownFile(ctx, p, dir); err != nil {
+// newKit finds or builds the files for a platform. What is built is in the directory that scratch
+// makes.
+func (j Job) newKit(ctx context.Context, p platform, scratch func() (string, error)) (k kit,
+	err error) {
+	if k.program, err = j.programFile(ctx, p, scratch); err != nil {
 		return kit{}, err
 	}
-	path := j.Program
-	switch info, err := os.Stat(path); {
-	case err == nil && info.IsDir():
-		path, err = build(ctx, path, ".", filepath.Join(dir, "program"), p.variables(), j.Signals)
-		if err != nil {
-			return kit{}, err
-		}
-	case !strings.Contains(filepath.ToSlash(path), "/"):
-		return k, nil
-	default:
-		if path, err = find(path); err != nil {
-			return kit{}, err
-		}
-		if of := builtFor(path); of != p && of != (platform{}) {
-			return kit{}, fmt.Errorf("program %s is for %v, not for %v: give the directory of its "+
-				"Go package, which is built for each host", j.Program, of, p)
-		}
-	}
-	f, err := newFile(path, plainName(path))
-	k.program = &f
-	return k, err
-}
-
-// ownFile returns this program for a platform.
-func (j Job) ownFile(ctx context.Context, p platform, dir string) (file, error) {
 	path, err := os.Executable()
 	if err != nil {
-		return file{}, fmt.Errorf("find this program: %w", err)
+		return kit{}, fmt.Errorf("find this program: %w", err)
 	}
 	if p != here() {
 		from := "."
-		if info, err := os.Stat(j.Program); err == nil && info.IsDir() {
+		if isDir(j.Program) {
 			from = j.Program
 		}
-		path, err = build(ctx, from, launcherPackage, filepath.Join(dir, "launcher"),
-			p.variables(), j.Signals)
+		path, err = j.buildFor(ctx, p, from, launcherPackage, scratch)
 		if err != nil {
-			return file{}, fmt.Errorf("this program is for %v, and the module at %s does not build "+
+			return kit{}, fmt.Errorf("this program is for %v, and the module at %s does not build "+
 				"it for %v: run from a module that requires Euryale: %w", here(), from, p, err)
 		}
 	}
-	return newFile(path, "euryale")
+	k.launcher, err = newFile(path, "euryale")
+	return k, err
+}
+
+// programFile returns the job's program for a platform, nil if it is the host's own.
+func (j Job) programFile(ctx context.Context, p platform, scratch func() (string, error)) (*file,
+	error) {
+	path, err := j.Program, error(nil)
+	switch {
+	case isDir(path):
+		path, err = j.buildFor(ctx, p, path, ".", scratch)
+	case !strings.Contains(filepath.ToSlash(path), "/"):
+		return nil, nil
+	default:
+		if path, err = find(path); err != nil {
+			return nil, err
+		}
+		if of := builtFor(path); of != p && of != (platform{}) {
+			return nil, fmt.Errorf("program %s is for %v, not for %v: give the directory of its "+
+				"Go package, which is built for each host", j.Program, of, p)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := newFile(path, plainName(path))
+	return &f, err
+}
+
+// buildFor builds a package for a platform.
+func (j Job) buildFor(ctx context.Context, p platform, pkg, name string,
+	scratch func() (string, error)) (string, error) {
+	dir, err := scratch()
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(dir, fmt.Sprintf("%s-%s-%t", p.os, p.arch, name == "."))
+	return build(ctx, pkg, name, dir, p.variables(), j.Signals)
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }
 
 // builtFor returns the platform of a Go program, none if it is not one.
