@@ -47,7 +47,7 @@ type cluster struct {
 	closed    chan struct{}
 }
 
-// event is the end of a part of an attempt, or of the connection to a host.
+// event is the end of a task, or of the connection to a host.
 type event struct {
 	host *remote
 	done outcome
@@ -100,12 +100,20 @@ func (c *cluster) gather(ctx context.Context, n int) (used []*remote, err error)
 	return used, nil
 }
 
+// take notes what an event says of the host.
+func (h *remote) take(e event) {
+	h.port = e.port
+	if e.lost != nil {
+		h.live, h.lost = false, true
+	}
+}
+
 // hear takes the loss of hosts that happened between attempts.
 func (c *cluster) hear() {
 	for {
 		select {
 		case e := <-c.events:
-			e.host.live = e.host.live && e.lost == nil
+			e.host.take(e)
 		default:
 			return
 		}
@@ -117,9 +125,13 @@ func (c *cluster) hear() {
 func (c *cluster) choose() (used []*remote) {
 	left, first := c.job.Ranks, 0
 	for _, lost := range []bool{false, true} {
-		for _, h := range c.hosts {
-			if h.gone || left == 0 || lost != (h.over != nil && !h.live) {
+		for i, h := range c.hosts {
+			if h.gone || left == 0 || lost != h.lost {
 				continue
+			}
+			if lost {
+				h = &remote{Host: h.Host, lost: true}
+				c.hosts[i] = h
 			}
 			h.first, h.ranks = first, min(h.Slots, left)
 			first, left = first+h.ranks, left-h.ranks
@@ -135,7 +147,7 @@ func (c *cluster) placement(used []*remote) string {
 	for _, h := range c.hosts {
 		if slices.Contains(used, h) {
 			with = append(with, h.Name+" with "+h.span())
-		} else if h.over != nil {
+		} else if h.lost {
 			without = append(without, h.Name)
 		}
 	}
@@ -196,7 +208,7 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) (stopped error, 
 		return stopped, errs
 	}
 	for _, h := range fresh {
-		h.live = true
+		h.live, h.lost = true, false
 		c.listeners.Go(func() { c.listen(h) })
 		go h.beat(c.closed)
 	}
@@ -232,7 +244,7 @@ func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) err
 	}
 	for i, h := range hosts {
 		if results[i] != nil {
-			h.gone = true
+			h.gone, h.lost = true, true
 			errs = append(errs, fmt.Errorf("host %s: %w", h.Name, results[i]))
 		}
 	}
@@ -258,14 +270,14 @@ func (c *cluster) attempt(ctx context.Context, used []*remote, n int) error {
 		wd, _ = os.Getwd() // without one, hosts take theirs
 	}
 	for i, h := range used {
-		p := part{Program: c.job.Program, Args: c.job.Args, Env: c.environment(), Dir: wd,
+		t := task{Program: c.job.Program, Args: c.job.Args, Env: c.environment(), Dir: wd,
 			LogDir: c.job.LogDir, Ranks: h.ranks, Grace: c.job.Grace, Plain: c.job.Plain,
 			Machines: Machines{Count: len(used), Number: i, Rendezvous: meeting, Token: secret,
 				First: h.first, Size: last.first + last.ranks, Attempt: n}}
 		if f := h.kit.program; f != nil {
-			p.Program, p.Hash = f.name, f.hash
+			t.Program, t.Hash = f.name, f.hash
 		}
-		h.order(order{Part: &p})
+		h.order(order{Task: &t})
 	}
 	return c.watch(ctx, used)
 }
@@ -316,10 +328,7 @@ func (c *cluster) watch(ctx context.Context, used []*remote) error {
 	for len(ends) < len(used) {
 		select {
 		case e := <-c.events:
-			if e.lost != nil {
-				e.host.live = false
-			}
-			e.host.port = e.port
+			e.host.take(e)
 			if !slices.Contains(used, e.host) || ended(ends, e.host) {
 				continue
 			}
@@ -341,7 +350,7 @@ func (c *cluster) watch(ctx context.Context, used []*remote) error {
 	return cmp.Or(why, c.screen.failure(), hostVerdict(ends))
 }
 
-// ended reports whether a host's part has ended.
+// ended reports whether a host's task has ended.
 func ended(ends []event, h *remote) bool {
 	return slices.ContainsFunc(ends, func(e event) bool { return e.host == h })
 }
@@ -397,7 +406,7 @@ func (c *cluster) listen(h *remote) {
 		heard()
 		switch {
 		case err != nil:
-			c.send(event{host: h, lost: h.lost(err)})
+			c.send(event{host: h, lost: h.whyLost(err)})
 			return
 		case n.Out != nil:
 			c.print(c.job.Stdout, n.Out)

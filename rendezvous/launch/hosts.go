@@ -18,8 +18,8 @@ type Host struct {
 	Slots int
 }
 
-// ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, as Open MPI's option -H takes
-// it. A host without a number takes one rank. One that is listed again takes more.
+// ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, as Open MPI's option -H
+// takes it. A host without a number takes one rank. One that is listed again takes more.
 func ParseHosts(list string) (hosts []Host, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
 		name, slots := entry, 1

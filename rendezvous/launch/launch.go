@@ -135,8 +135,9 @@ func (m *Machines) check() error {
 }
 
 // Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
-// error is a [*Failed] if a rank failed in the last attempt, or on hosts a [*HostFailed], an [*Interrupted] after
-// a signal, the cause of ctx, or an error of the start or the output.
+// error is a [*Failed] if a rank failed in the last attempt, a [*HostFailed] if that was
+// on Hosts, an [*Interrupted] after a signal, the cause of ctx, or an error of the start or
+// the output.
 //
 // A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
 // 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.

@@ -48,6 +48,8 @@ func TestMain(m *testing.M) {
 		beTraced()
 	case "tracer": // holds the process that its argument names
 		beTracer()
+	case "host": // has a part of a job, behind the ssh of fakeSSH
+		Serve(context.Background(), os.Stdin, os.Stdout, func() []string { return nil })
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -52,9 +53,11 @@ type remote struct {
 	over chan struct{} // closed when the connection has ended
 
 	// What follows only the cluster uses.
-	live, gone   bool // the host is connected; it could not be reached again
+	live         bool // the host is connected
+	lost         bool // the connection has ended, or there was none
+	gone         bool // there is no use in another
 	port         int  // a free one on the host
-	first, ranks int  // its part of the attempt
+	first, ranks int  // what it has of the attempt
 }
 
 // sshOptions have ssh ask nothing, since nobody could tell which host asks; take no connection of
@@ -71,24 +74,28 @@ func sshOptions() []string {
 
 // script runs on a host. It says which system this is, takes files into the cache, and becomes the
 // launcher. Lines are requests: HASH SIZE NAME for a file, HASH run NAME for the launcher. The file
-// follows when the script has said "send". The script must not have single quotes.
-const script = `umask 077; c="${XDG_CACHE_HOME:-$HOME/.cache}/euryale/run"; mkdir -p "$c" || exit 3; ` +
-	`set -- $(ls -ldn "$c"); case "$1 $3" in drwx------*" $(id -u)") ;; ` +
-	`*) echo "the cache folder $c must be a directory of this user alone, and is $1 of user $3: ` +
-	`remove it, or set XDG_CACHE_HOME on the host" >&2; exit 3;; esac; ` +
-	`echo "euryale-host $(uname -s) $(uname -m) $SSH_CONNECTION"; ` +
-	`while read -r hash size name; do d="$c/$hash"; f="$d/$name"; ` +
-	`if [ "$size" = run ]; then ls -t "$c" | tail -n +%d | while read -r old; do ` +
-	`rm -rf "$c/$old"; done; exec "$f" host; fi; ` +
-	`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$size" ]; then touch "$d"; echo have; continue; fi; ` +
-	`new="$c/.new.$(uname -n).$$"; trap "rm -f \"$new\"" EXIT; echo send; ` +
-	`mkdir -p "$d" && head -c "$size" >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] && ` +
-	`chmod 700 "$new" && mv -f "$new" "$f" || { rmdir "$d"; exit 4; }; echo have; done`
+// follows when the script has said "send". There must be no single quotes, and no line ends, which
+// not every login shell takes.
+func script() string {
+	return strings.Join([]string{`umask 077; c="${XDG_CACHE_HOME:-$HOME/.cache}/euryale/run"`,
+		`mkdir -p "$c" || exit 3; set -- $(ls -ldn "$c")`,
+		`case "$1 $3" in drwx------*" $(id -u)") ;;` +
+			` *) echo "the cache folder $c must be a directory of this user alone, and is $1 of user` +
+			` $3: remove it, or set XDG_CACHE_HOME on the host" >&2; exit 3;; esac`,
+		`echo "euryale-host $(uname -s) $(uname -m) $SSH_CONNECTION"`,
+		`while read -r hash size name; do d="$c/$hash"; f="$d/$name"`,
+		`if [ "$size" = run ]; then ls -t "$c" | tail -n +` + strconv.Itoa(keptFiles+1) +
+			` | while read -r old; do rm -rf "$c/$old"; done; exec "$f" host; fi`,
+		`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$size" ]; then touch "$d"; echo have`,
+		`continue; fi; new="$c/.new.$(uname -n).$$"; trap "rm -f \"$new\"" EXIT; echo send`,
+		`mkdir -p "$d" && head -c "$size" >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] &&` +
+			` chmod 700 "$new" && mv -f "$new" "$f" || { rmdir "$d"; exit 4; }`,
+		`echo have; done`}, "; ")
+}
 
-// start starts ssh. Its end comes with that of the thread.
+// start starts ssh, which ends with the thread. Another connection takes another remote.
 func (h *remote) start() error {
-	command := fmt.Sprintf("exec sh -c '"+script+"'", keptFiles+1)
-	h.cmd = exec.Command("ssh", append(sshOptions(), "--", h.Name, command)...)
+	h.cmd = exec.Command("ssh", append(sshOptions(), "--", h.Name, "exec sh -c '"+script()+"'")...)
 	h.said = &tail{}
 	h.cmd.Stderr = &liner{screen: newScreen(), to: io.Discard, tail: h.said}
 	h.cmd.WaitDelay = drainTime
@@ -104,7 +111,7 @@ func (h *remote) start() error {
 	if h.family, err = start(h.cmd); err != nil {
 		return fmt.Errorf("start ssh, which reaches hosts: %w", err)
 	}
-	h.ended, h.cut, h.platform, h.over = false, "", platform{}, make(chan struct{})
+	h.over = make(chan struct{})
 	return nil
 }
 
@@ -114,7 +121,7 @@ func (h *remote) greet() error {
 	for range noise {
 		line, err := h.out.ReadString('\n')
 		if err != nil {
-			return h.lost(err)
+			return h.whyLost(err)
 		}
 		if words := strings.Fields(line); len(words) > 2 && words[0] == "euryale-host" {
 			h.platform = platformOf(words[1], words[2])
@@ -125,7 +132,7 @@ func (h *remote) greet() error {
 			return nil
 		}
 	}
-	return h.lost(errors.New("login scripts print too much"))
+	return h.whyLost(errors.New("login scripts print too much"))
 }
 
 // bare is the host's name without a user.
@@ -139,17 +146,17 @@ func (h *remote) begin() error {
 	}
 	for _, f := range files {
 		if err := h.send(f); err != nil {
-			return fmt.Errorf("copy %s (%.1f MB): %w", f.name, float64(f.size)/1e6, h.lost(err))
+			return fmt.Errorf("copy %s (%.1f MB): %w", f.name, float64(f.size)/1e6, h.whyLost(err))
 		}
 	}
 	if _, err := fmt.Fprintf(h.in, "%s run %s\n", files[0].hash, files[0].name); err != nil {
-		return h.lost(err)
+		return h.whyLost(err)
 	}
 	h.orders, h.news = gob.NewEncoder(h.in), gob.NewDecoder(h.out)
 	defer h.within(greetTime)()
 	var first news
 	if err := h.news.Decode(&first); err != nil {
-		return fmt.Errorf("start euryale there: %w", h.lost(err))
+		return fmt.Errorf("start euryale there: %w", h.whyLost(err))
 	}
 	h.port = first.Port
 	return nil
@@ -208,9 +215,10 @@ func (h *remote) hangUp() {
 	h.mu.Lock()
 	ended := h.ended
 	h.mu.Unlock()
+	h.lost = true
 	if !ended {
 		h.in.Close()
-		h.lost(errors.ErrUnsupported) // nobody asks why
+		h.whyLost(errors.ErrUnsupported) // nobody asks why
 	}
 }
 
@@ -231,8 +239,8 @@ func (h *remote) cutOff(why string) {
 	}
 }
 
-// lost waits for the end of ssh, of which err is a sign, and says why the host is lost.
-func (h *remote) lost(err error) error {
+// whyLost waits for the end of ssh, of which err is a sign, and says why the host is lost.
+func (h *remote) whyLost(err error) error {
 	late := time.AfterFunc(2*drainTime, func() { h.cutOff("ssh did not end") })
 	h.family.wait()
 	late.Stop()

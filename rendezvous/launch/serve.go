@@ -17,11 +17,11 @@ import (
 // order is what a launcher tells the launcher of a host. The zero order is a sign of life.
 type order struct {
 	Signal int   // for the ranks
-	Part   *part // to run
+	Task   *task // to run
 }
 
-// part is what a host runs of an attempt at a job.
-type part struct {
+// task is what a host runs of an attempt at a job.
+type task struct {
 	// Program is a name to look up in PATH; or, with Hash, that of a file of the cache.
 	Program, Hash string
 	Args, Env     []string
@@ -36,11 +36,11 @@ type part struct {
 type news struct {
 	Out, Err []byte
 	Notice   string
-	Done     *outcome // of the part
+	Done     *outcome // of the task
 	Port     int      // a free one for the next attempt, with Done and at first
 }
 
-// outcome is how a part of an attempt has ended.
+// outcome is how a task has ended.
 type outcome struct {
 	Text      string // the error, "" for none
 	Summary   string // a line of it
@@ -61,10 +61,11 @@ type outcome struct {
 func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &server{orders: make(chan part, 1), signals: make(chan os.Signal, 4), advise: advise,
+	s := &server{tasks: make(chan task, 1), signals: make(chan os.Signal, 4), advise: advise,
 		encoder: gob.NewEncoder(out)}
-	go s.listen(in, cancel)                                       // ends with in, or with this process
-	living, end := context.WithCancel(context.WithoutCancel(ctx)) // also while ranks end
+	go s.listen(in, cancel) // ends with in, or with this process
+	// Signs of life go on while ranks end.
+	living, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	go s.live(living)
 	port, err := freePort()
@@ -79,8 +80,11 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 				return err
 			}
 			return nil
-		case p := <-s.orders:
-			done := s.run(ctx, p)
+		case t := <-s.tasks:
+			done := s.run(ctx, t)
+			if ctx.Err() != nil { // nobody listens
+				continue
+			}
 			if port, err = freePort(); err != nil {
 				return fmt.Errorf("find a free port: %w", err)
 			}
@@ -94,7 +98,7 @@ var errOver = errors.New("the launcher of the job has ended, or the connection t
 
 // server is the launcher of a host.
 type server struct {
-	orders  chan part
+	tasks   chan task
 	signals chan os.Signal
 	advise  func() []string
 
@@ -138,11 +142,11 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 		case err != nil:
 			cancel(fmt.Errorf("read orders: %w", err))
 			return
-		case o.Part != nil:
-			for len(s.signals) > 0 { // they were for the part before
+		case o.Task != nil:
+			for len(s.signals) > 0 { // they were for the task before
 				<-s.signals
 			}
-			s.orders <- *o.Part // one at a time
+			s.tasks <- *o.Task // one at a time
 		case o.Signal != 0:
 			select {
 			case s.signals <- syscall.Signal(o.Signal):
@@ -152,9 +156,9 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 	}
 }
 
-// run runs a part.
-func (s *server) run(ctx context.Context, p part) outcome {
-	j, err := s.job(p)
+// run runs a task.
+func (s *server) run(ctx context.Context, t task) outcome {
+	j, err := s.job(t)
 	if err == nil && usesGPU(j.Program) {
 		for _, line := range s.advise() {
 			j.Notice(line)
@@ -166,35 +170,35 @@ func (s *server) run(ctx context.Context, p part) outcome {
 	return outcomeOf(err)
 }
 
-// job returns the job of a part.
-func (s *server) job(p part) (Job, error) {
+// job returns the job of a task.
+func (s *server) job(t task) (Job, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return Job{}, fmt.Errorf("find this program: %w", err)
 	}
 	cached := filepath.Dir(self)
-	program := p.Program
-	if p.Hash != "" {
-		program = filepath.Join(filepath.Dir(cached), p.Hash, p.Program)
+	program := t.Program
+	if t.Hash != "" {
+		program = filepath.Join(filepath.Dir(cached), t.Hash, t.Program)
 	} else if program == filepath.Base(self) {
 		program = self
 	}
-	dir := p.Dir
+	dir := t.Dir
 	if _, err := os.Stat(dir); err != nil {
 		dir = "" // the host does not have it
 	}
-	logs := p.LogDir
+	logs := t.LogDir
 	if logs != "" && !filepath.IsAbs(logs) {
 		logs = filepath.Join(dir, logs)
 	}
 	// Programs may start this one.
 	path := "PATH=" + cached + string(filepath.ListSeparator) + os.Getenv("PATH")
 	return Job{
-		Program: program, Args: p.Args, Ranks: p.Ranks, Machines: &p.Machines, Dir: dir,
-		Env: append(append(os.Environ(), path), p.Env...), Plain: p.Plain,
+		Program: program, Args: t.Args, Ranks: t.Ranks, Machines: &t.Machines, Dir: dir,
+		Env: append(append(os.Environ(), path), t.Env...), Plain: t.Plain,
 		Stdout: writer(func(b []byte) error { return s.tell(news{Out: b}) }),
 		Stderr: writer(func(b []byte) error { return s.tell(news{Err: b}) }),
-		LogDir: logs, Grace: p.Grace, Signals: s.signals,
+		LogDir: logs, Grace: t.Grace, Signals: s.signals,
 		Notice: func(text string) { s.tell(news{Notice: text}) },
 	}, nil
 }
@@ -204,7 +208,7 @@ type writer func([]byte) error
 
 func (w writer) Write(b []byte) (int, error) { return len(b), w(b) }
 
-// outcomeOf says what the error of a part means for the job.
+// outcomeOf says what the error of a task means for the job.
 func outcomeOf(err error) (o outcome) {
 	if err == nil {
 		return o
