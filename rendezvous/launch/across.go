@@ -86,12 +86,15 @@ func (c *cluster) gather(ctx context.Context, n int) (used []*remote, err error)
 		if len(used) == 0 {
 			return nil, errors.New("no host is left that could be reached")
 		}
-		stopped, errs := c.connect(ctx, used)
-		if stopped != nil || n == 0 && len(errs) > 0 {
-			return nil, cmp.Or(stopped, errors.Join(errs...))
+		if err := c.connect(ctx, used); err != nil {
+			return nil, err
 		}
-		if len(errs) == 0 {
+		err := unreached(used)
+		if err == nil {
 			break
+		}
+		if n == 0 {
+			return nil, err
 		}
 	}
 	if n > 0 {
@@ -126,7 +129,7 @@ func (c *cluster) choose() (used []*remote) {
 	left, first := c.job.Ranks, 0
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
-			if h.gone || left == 0 || lost != h.lost {
+			if h.gone != nil || left == 0 || lost != h.lost {
 				continue
 			}
 			if lost {
@@ -170,9 +173,9 @@ func (h *remote) span() string {
 	return fmt.Sprintf("ranks %d to %d", h.first, h.first+h.ranks-1)
 }
 
-// connect connects to those of the hosts that are not live, and makes them launchers. Hosts with
-// errors are gone; stopped is why all of this was given up.
-func (c *cluster) connect(ctx context.Context, hosts []*remote) (stopped error, errs []error) {
+// connect connects to those of the hosts that are not live, and makes them launchers, if that is
+// possible with all of them: see unreached.
+func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 	var fresh []*remote
 	defer func() {
 		for _, h := range fresh {
@@ -186,69 +189,72 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) (stopped error, 
 			continue
 		}
 		if err := h.start(); err != nil {
-			return err, nil
+			return err
 		}
 		fresh = append(fresh, h)
 	}
-	if stopped, errs = c.each(ctx, fresh, (*remote).greet); stopped != nil || len(errs) > 0 {
-		return stopped, errs
+	if err := c.each(ctx, fresh, (*remote).greet); err != nil || unreached(fresh) != nil {
+		return err
 	}
 	for _, h := range fresh {
 		k, found := c.kits[h.platform]
 		if !found {
 			var err error
 			if k, err = c.job.newKit(ctx, h.platform, c.build); err != nil {
-				return fmt.Errorf("host %s: %w", h.Name, err), nil
+				return fmt.Errorf("host %s: %w", h.Name, err)
 			}
 			c.kits[h.platform] = k
 		}
 		h.kit = k
 	}
-	if stopped, errs = c.each(ctx, fresh, (*remote).begin); stopped != nil || len(errs) > 0 {
-		return stopped, errs
+	if err := c.each(ctx, fresh, (*remote).begin); err != nil || unreached(fresh) != nil {
+		return err
 	}
 	for _, h := range fresh {
 		h.live, h.lost = true, false
 		c.listeners.Go(func() { c.listen(h) })
 		go h.beat(c.closed)
 	}
-	return nil, nil
+	return nil
+}
+
+// unreached says which hosts could not be reached, and why.
+func unreached(hosts []*remote) error {
+	var errs []error
+	for _, h := range hosts {
+		if h.gone != nil {
+			errs = append(errs, fmt.Errorf("host %s: %w", h.Name, h.gone))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // each does something with all hosts at once. Where that fails, the host is gone. A signal, or the
 // end of ctx, stops it.
-func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) (stopped error,
-	errs []error) {
-	results := make([]error, len(hosts))
+func (c *cluster) each(ctx context.Context, hosts []*remote, f func(*remote) error) error {
 	all := make(chan struct{})
 	go func() {
 		var running sync.WaitGroup
-		for i, h := range hosts {
-			running.Go(func() { results[i] = f(h) })
+		for _, h := range hosts {
+			running.Go(func() { h.gone = f(h) })
 		}
 		running.Wait()
 		close(all)
 	}()
+	var stopped error
 	select {
 	case <-all:
+		return nil
 	case s := <-c.job.Signals:
 		stopped = &Interrupted{s}
 	case <-ctx.Done():
 		stopped = context.Cause(ctx)
 	}
-	if stopped != nil {
-		for _, h := range hosts {
-			h.cutOff("the launcher was told to end")
-		}
-		<-all
+	for _, h := range hosts {
+		h.cutOff("the launcher was told to end")
 	}
-	for i, h := range hosts {
-		if results[i] != nil {
-			h.gone, h.lost = true, true
-			errs = append(errs, fmt.Errorf("host %s: %w", h.Name, results[i]))
-		}
-	}
-	return stopped, errs
+	<-all
+	return stopped
 }
 
 // build returns the directory to build in.

@@ -3,13 +3,13 @@ package launch
 import (
 	"bufio"
 	"cmp"
+	_ "embed"
 	"encoding/gob"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -26,8 +26,6 @@ const (
 	greetTime = 30 * time.Second
 	// noise bounds what a host's login scripts print, in lines.
 	noise = 1000
-	// keptFiles is how many programs the cache of a host keeps.
-	keptFiles = 20
 )
 
 // remote is a host, and the connection to it.
@@ -53,11 +51,11 @@ type remote struct {
 	over chan struct{} // closed when the connection has ended
 
 	// What follows only the cluster uses.
-	live         bool // the host is connected
-	lost         bool // the connection has ended, or there was none
-	gone         bool // there is no use in another
-	port         int  // a free one on the host
-	first, ranks int  // what it has of the attempt
+	live         bool  // the host is connected
+	lost         bool  // the connection has ended, or there was none
+	gone         error // why it could not be reached
+	port         int   // a free one on the host
+	first, ranks int   // what it has of the attempt
 }
 
 // sshOptions have ssh ask nothing, since nobody could tell which host asks; take no connection of
@@ -72,30 +70,16 @@ func sshOptions() []string {
 	return args
 }
 
-// script runs on a host. It says which system this is, takes files into the cache, and becomes the
-// launcher. Lines are requests: HASH SIZE NAME for a file, HASH run NAME for the launcher. The file
-// follows when the script has said "send". There must be no single quotes, and no line ends, which
-// not every login shell takes.
-func script() string {
-	return strings.Join([]string{`umask 077; c="${XDG_CACHE_HOME:-$HOME/.cache}/euryale/run"`,
-		`mkdir -p "$c" || exit 3; set -- $(ls -ldn "$c")`,
-		`case "$1 $3" in drwx------*" $(id -u)") ;;` +
-			` *) echo "the cache folder $c must be a directory of this user alone, and is $1 of user` +
-			` $3: remove it, or set XDG_CACHE_HOME on the host" >&2; exit 3;; esac`,
-		`echo "euryale-host $(uname -s) $(uname -m) $SSH_CONNECTION"`,
-		`while read -r hash size name; do d="$c/$hash"; f="$d/$name"`,
-		`if [ "$size" = run ]; then ls -t "$c" | tail -n +` + strconv.Itoa(keptFiles+1) +
-			` | while read -r old; do rm -rf "$c/$old"; done; exec "$f" host; fi`,
-		`if [ -x "$f" ] && [ "$(wc -c <"$f")" -eq "$size" ]; then touch "$d"; echo have`,
-		`continue; fi; new="$c/.new.$(uname -n).$$"; trap "rm -f \"$new\"" EXIT; echo send`,
-		`mkdir -p "$d" && head -c "$size" >"$new" && [ "$(wc -c <"$new")" -eq "$size" ] &&` +
-			` chmod 700 "$new" && mv -f "$new" "$f" || { rmdir "$d"; exit 4; }`,
-		`echo have; done`}, "; ")
-}
+// script is what hosts run.
+//
+//go:embed host.sh
+var script string
 
 // start starts ssh, which ends with the thread. Another connection takes another remote.
 func (h *remote) start() error {
-	h.cmd = exec.Command("ssh", append(sshOptions(), "--", h.Name, "exec sh -c '"+script()+"'")...)
+	h.cmd = exec.Command("ssh", append(sshOptions(), "--", h.Name,
+		// All login shells take this, and none of them gets to see the script.
+		fmt.Sprintf(`exec sh -c 'eval "$(head -c %d)"'`, len(script)))...)
 	h.said = &tail{}
 	h.cmd.Stderr = &liner{screen: newScreen(), to: io.Discard, tail: h.said}
 	h.cmd.WaitDelay = drainTime
@@ -118,6 +102,9 @@ func (h *remote) start() error {
 // greet waits for the host to say what it is.
 func (h *remote) greet() error {
 	defer h.within(greetTime)()
+	if _, err := io.WriteString(h.in, script); err != nil {
+		return h.whyLost(err)
+	}
 	for range noise {
 		line, err := h.out.ReadString('\n')
 		if err != nil {

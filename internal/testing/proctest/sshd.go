@@ -36,8 +36,9 @@ func NewSSH(t T) SSH {
 		t.Fatal(err)
 	}
 	s.write(t, "known", 0o600, "10.213.77.* "+string(public))
-	s.write(t, "client", 0o600, fmt.Sprintf("User root\nIdentityFile %s/${TEST_SSH_KEY}\nIdentitiesOnly yes\n"+
-		"IdentityAgent none\nUserKnownHostsFile %[1]s/known\nGlobalKnownHostsFile none\n", s.dir))
+	s.write(t, "client", 0o600, fmt.Sprintf("User root\nIdentityFile %s/${TEST_SSH_KEY}\n"+
+		"IdentitiesOnly yes\nIdentityAgent none\nUserKnownHostsFile %[1]s/known\n"+
+		"GlobalKnownHostsFile none\n", s.dir))
 	s.write(t, "bin/ssh", 0o700, fmt.Sprintf("#!/bin/sh\nexec %s $TEST_SSH_OPTIONS -F %s/client "+
 		"\"$@\"\n", ssh, s.dir))
 	return s
@@ -95,8 +96,8 @@ func (s SSH) Serve(t T, m *Namespace, variables ...string) {
 		"AuthorizedKeysFile %[2]s/authorized.pub\nStrictModes no\nUsePAM no\nPidFile none\n"+
 		"PasswordAuthentication no\nKbdInteractiveAuthentication no\nSetEnv %s\n", m.Addr, s.dir,
 		strings.Join(variables, " ")))
-	cmd := exec.Command("ip", "netns", "exec", m.Name, "sh", "-c", withHome, m.dir, me.HomeDir, sshd,
-		"-D", "-e", "-f", filepath.Join(s.dir, m.Name))
+	cmd := exec.Command("ip", "netns", "exec", m.Name, "sh", "-c", withHome, m.dir, me.HomeDir,
+		sshd, "-D", "-e", "-f", filepath.Join(s.dir, m.Name))
 	log, err := os.Create(filepath.Join(s.dir, m.Name+".log"))
 	if err != nil {
 		t.Fatal(err)
