@@ -233,3 +233,48 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 		t.Errorf("%q goes on, %v", n.Out, err)
 	}
 }
+
+// TestHostsGetWhatIsBuiltForThem: a package, for the host's system, and this launcher.
+func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
+	}
+	dir := t.TempDir()
+	scratch := func() (string, error) { return dir, nil }
+	for _, p := range []platform{here(), {"linux", "arm64"}} {
+		k, err := Job{Program: "../../internal/tools/demo"}.newKit(t.Context(), p, scratch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if of := builtFor(k.program.path); of != p || usesGPU(k.program.path) {
+			t.Errorf("the program for %v is for %v", p, of)
+		}
+		if of := builtFor(k.launcher.path); of != p {
+			t.Errorf("the launcher for %v is for %v", p, of)
+		}
+	}
+}
+
+// TestHostsSayWhatTheyLackForGPUs: before a program with GPU support begins, and for no other.
+func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it builds programs: set EURYALE_FULL=1")
+	}
+	fakeSSH(t, "")
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module program\n",
+		"main.go": "package main\n\nfunc main() { println(\"under way\") }\n"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tags, want := range map[string]string{"gpu": "host a: nccl: " + lackOfTests + "\n", "": ""} {
+		t.Setenv("GOFLAGS", "-tags="+tags)
+		job, out, _ := onHosts(t, "", 1, "a")
+		job.Program, job.Args, job.Stderr = dir, nil, out
+		job.Notice = func(text string) { fmt.Fprintln(out, text) }
+		if err := Run(t.Context(), job); err != nil || out.String() != want+"[0] under way\n" {
+			t.Errorf("with tags %q: %v, %q", tags, err, out)
+		}
+	}
+}
