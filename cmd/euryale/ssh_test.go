@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -103,8 +104,8 @@ func TestMachinesBySSH(t *testing.T) {
 	for i := range ends {
 		began := time.Now()
 		job := s.run(t, program, "--epochs", "5")
-		if !job.Says(regexp.MustCompile(`epoch 1/`), proctest.Within(3*time.Second)) {
-			t.Errorf("run %d: no epoch within 3 s:\n%s", i, job.Output())
+		if !job.Says(regexp.MustCompile(`epoch 1/`), atStart(t)) {
+			t.Errorf("run %d: training does not begin:\n%s", i, job.Output())
 		}
 		t.Logf("run %d: an epoch of training after %v", i, time.Since(began))
 		if err := job.Ends(t, long); err != nil {
@@ -125,6 +126,23 @@ func TestMachinesBySSH(t *testing.T) {
 			t.Errorf("%s keeps %v, %v, in %v", h.Name, files, err, info)
 		}
 	}
+}
+
+// atStart is how long a job may take until it trains: 3 s, but more where others want the cores.
+func atStart(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var load float64
+	if _, err := fmt.Sscan(string(text), &load); err != nil {
+		t.Fatal(err)
+	}
+	if load > float64(runtime.NumCPU()) {
+		return long
+	}
+	return 3 * time.Second
 }
 
 // TestMachinesBySSHEndTogether: whatever ends, all ends within 5 s and nothing is left.

@@ -45,6 +45,7 @@ type cluster struct {
 	events    chan event
 	listeners sync.WaitGroup
 	closed    chan struct{}
+	noticing  sync.Mutex
 }
 
 // event is the end of a task, or of the connection to a host.
@@ -72,7 +73,7 @@ func (j Job) across(ctx context.Context) (err error) {
 		if !errors.As(err, &f) || f.final || n == j.MaxRestarts {
 			return err
 		}
-		j.notice(fmt.Sprintf("host %s%s: all ranks start anew (restart %d of %d)", f.Host,
+		c.notice(fmt.Sprintf("host %s%s: all ranks start anew (restart %d of %d)", f.Host,
 			f.summary, n+1, j.MaxRestarts))
 	}
 }
@@ -98,7 +99,7 @@ func (c *cluster) gather(ctx context.Context, n int) (used []*remote, err error)
 		}
 	}
 	if n > 0 {
-		c.job.notice(c.placement(used))
+		c.notice(c.placement(used))
 	}
 	return used, nil
 }
@@ -419,7 +420,7 @@ func (c *cluster) listen(h *remote) {
 		case n.Err != nil:
 			c.print(c.job.Stderr, n.Err)
 		case n.Notice != "":
-			c.job.notice("host " + h.Name + ": " + n.Notice)
+			c.notice("host " + h.Name + ": " + n.Notice)
 		case n.Done != nil:
 			c.send(event{host: h, done: *n.Done, port: n.Port})
 		}
@@ -432,6 +433,13 @@ func (c *cluster) send(e event) {
 	case c.events <- e:
 	case <-c.closed:
 	}
+}
+
+// notice says something to the user. Hosts do at any time.
+func (c *cluster) notice(text string) {
+	c.noticing.Lock()
+	defer c.noticing.Unlock()
+	c.job.notice(text)
 }
 
 func (c *cluster) print(to io.Writer, line []byte) {

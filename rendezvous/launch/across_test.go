@@ -263,12 +263,14 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 	fakeSSH(t, "")
 	dir := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module program\n",
-		"main.go": "package main\n\nfunc main() { println(\"under way\") }\n"} {
+		"main.go": "package main\n\nfunc main() { println(\"under way\") }\n",
+	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for tags, want := range map[string]string{"gpu": "host a: nccl: " + lackOfTests + "\n", "": ""} {
+	for tags, want := range map[string]string{"gpu": "host a: nccl: " + lackOfTests + "\n",
+		"": ""} {
 		t.Setenv("GOFLAGS", "-tags="+tags)
 		job, out, _ := onHosts(t, "", 1, "a")
 		job.Program, job.Args, job.Stderr = dir, nil, out

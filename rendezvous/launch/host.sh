@@ -1,6 +1,6 @@
-# What ssh runs on a host (remote.go). It says which system this is, takes files into the cache, and
-# becomes the launcher. Each line of its input is a request: HASH SIZE NAME for a file, which follows
-# once this has said "send", or HASH run NAME for the launcher.
+# What ssh runs on a host (remote.go). It says which system this is, takes files into the cache,
+# and becomes the launcher. Each line of its input is a request: HASH SIZE NAME for a file, which
+# follows once this has said "send", or HASH run NAME for the launcher.
 umask 077
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/euryale/run"
 mkdir -p "$cache" || exit 3
