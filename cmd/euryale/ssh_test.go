@@ -27,12 +27,13 @@ type site struct {
 
 // newSite makes hosts. prepare may change one before its sshd starts, and returns variables of its
 // sessions.
-func newSite(t *testing.T, hosts int, prepare func(*proctest.Namespace) []string) site {
+func newSite(t *testing.T, hosts int, wire proctest.Wire,
+	prepare func(*proctest.Namespace) []string) site {
 	t.Helper()
 	if !full() {
 		t.Skip("set EURYALE_FULL=1")
 	}
-	machines := proctest.Machines(t, hosts+1, proctest.Wire{})
+	machines := proctest.Machines(t, hosts+1, wire)
 	s := site{ssh: proctest.NewSSH(t), hosts: machines[:hosts], user: machines[hosts],
 		euryale: built(t, "cmd/euryale")}
 	for _, h := range s.hosts {
@@ -98,7 +99,7 @@ var trains = regexp.MustCompile(`epoch 2/`)
 // TestMachinesBySSH: one command trains, the first step within 3 s, and has the bits of launchers
 // that are started by hand. What it copies is there the next time.
 func TestMachinesBySSH(t *testing.T) {
-	s := newSite(t, 3, nil)
+	s := newSite(t, 3, proctest.Wire{}, nil)
 	program := built(t, demo)
 	var ends [2]string
 	for i := range ends {
@@ -147,7 +148,7 @@ func atStart(t *testing.T) time.Duration {
 
 // TestMachinesBySSHEndTogether: whatever ends, all ends within 5 s and nothing is left.
 func TestMachinesBySSHEndTogether(t *testing.T) {
-	s := newSite(t, 3, nil)
+	s := newSite(t, 3, proctest.Wire{}, nil)
 	program := built(t, demo)
 	for _, c := range []struct {
 		name string
@@ -206,6 +207,37 @@ func TestMachinesBySSHEndTogether(t *testing.T) {
 			inTime(t, time.Since(began))
 			if c.name == "kill -9 of sshd" {
 				s.ssh.Serve(t, s.hosts[1])
+			}
+		})
+	}
+}
+
+// TestMachinesBySSHEndWhileCopying: whoever is killed, what was copied so far does not stay.
+func TestMachinesBySSHEndWhileCopying(t *testing.T) {
+	s := newSite(t, 1, proctest.Wire{Rate: 2e6}, nil)
+	program := built(t, demo)
+	for name, end := range map[string]func(job *proctest.Program){
+		"kill -9": func(job *proctest.Program) { job.Process.Kill() },
+		"Ctrl-C":  func(job *proctest.Program) { job.Process.Signal(syscall.SIGINT) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := s.run(t, program)
+			cached := func() []string {
+				files, _ := filepath.Glob(s.hosts[0].Home() + "/.cache/euryale/run/.new*")
+				return files
+			}
+			for began := time.Now(); len(cached()) == 0; time.Sleep(10 * time.Millisecond) {
+				if time.Since(began) > long {
+					t.Fatalf("nothing is copied:\n%s", job.Output())
+				}
+			}
+			end(job)
+			if err := job.Ends(t, long); err == nil {
+				t.Errorf("it ends well:\n%s", job.Output())
+			}
+			s.isEmpty(t)
+			if left := cached(); len(left) > 0 {
+				t.Errorf("%v stays", left)
 			}
 		})
 	}
@@ -284,14 +316,14 @@ func TestMachinesBySSHReplaceALostOne(t *testing.T) {
 		t.Log(job.Output())
 		return job.Output()
 	}
-	s := newSite(t, 3, nil)
+	s := newSite(t, 3, proctest.Wire{}, nil)
 	want := learned(t, train(t, s, nil, "4"), "tcp")
 	out := train(t, s, s.hosts[1], "4")
 	if end := learned(t, out, "tcp"); end != want || !strings.Contains(out, "going on after") ||
 		!strings.Contains(out, "left out: "+s.hosts[1].Addr) {
 		t.Errorf("it ends with %s, undisturbed with %s:\n%s", end, want, out)
 	}
-	s = newSite(t, 3, nil)
+	s = newSite(t, 3, proctest.Wire{}, nil)
 	if out := train(t, s, s.hosts[1], "6"); !strings.Contains(out, "they are 4 instead of 6") ||
 		!strings.Contains(out, " ranks=4 ") {
 		t.Errorf("it says\n%s", out)
@@ -338,7 +370,7 @@ func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
 		}, `the cache folder /\S+ must be .* user alone, and is drwx------ of user 1000`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := newSite(t, 1, c.prepare)
+			s := newSite(t, 1, proctest.Wire{}, c.prepare)
 			job := s.runWith(t, c.options, c.key, built(t, demo))
 			err := job.Ends(t, long)
 			if err == nil || !regexp.MustCompile(c.says).MatchString(job.Output()) {

@@ -19,7 +19,8 @@ echo "euryale-host $(uname -s) $(uname -m) $SSH_CONNECTION"
 while read -r hash size name; do
 	dir="$cache/$hash"
 	file="$dir/$name"
-	if [ "$size" = run ]; then # without the files that were used long ago
+	if [ "$size" = run ]; then # without the files that were used long ago, or that a crash has left
+		find "$cache" -name ".new.*" -mtime +0 -exec rm -f {} +
 		ls -t "$cache" | tail -n +21 | while read -r old; do rm -rf "$cache/$old"; done
 		exec "$file" host
 	fi
