@@ -214,7 +214,7 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 	for _, h := range fresh {
 		h.live, h.lost = true, false
 		c.listeners.Go(func() { c.listen(h) })
-		go h.beat(c.closed)
+		go pulse(h.over, func() { h.order(order{}) })
 	}
 	return nil
 }

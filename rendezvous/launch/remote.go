@@ -169,26 +169,25 @@ func (h *remote) send(f file) error {
 	return err
 }
 
-// order sends an order. An error ends the connection, which listen sees.
+// order sends an order, unless close has ended the orders. An error ends the connection, which
+// listen sees.
 func (h *remote) order(o order) {
 	h.writing.Lock()
 	defer h.writing.Unlock()
-	if h.orders.Encode(o) != nil {
+	if err := h.orders.Encode(o); err != nil && !errors.Is(err, os.ErrClosed) {
 		h.cutOff("it takes no orders")
 	}
 }
 
-// beat sends signs of life until the connection ends, or is about to.
-func (h *remote) beat(closed <-chan struct{}) {
+// pulse does something, such as to send a sign of life, every half second until the end.
+func pulse(end <-chan struct{}, f func()) {
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
 	for {
 		select {
 		case <-ticker.C:
-			h.order(order{})
-		case <-h.over:
-			return
-		case <-closed:
+			f()
+		case <-end:
 			return
 		}
 	}

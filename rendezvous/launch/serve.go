@@ -67,7 +67,7 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	// Signs of life go on while ranks end.
 	living, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	go s.live(living)
+	go pulse(living.Done(), func() { s.tell(news{}) })
 	port, err := freePort()
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
@@ -111,20 +111,6 @@ func (s *server) tell(n news) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.encoder.Encode(n)
-}
-
-// live sends signs of life until ctx ends.
-func (s *server) live(ctx context.Context) {
-	ticker := time.NewTicker(beat)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			s.tell(news{})
-		case <-ctx.Done():
-			return
-		}
-	}
 }
 
 // listen takes orders until they end.
