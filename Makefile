@@ -129,7 +129,8 @@ fuzz:
 	done
 
 # Run jobs of two and three machines, which are network namespaces (as root): over slow and lossy
-# wires, with every loss of a rank, a launcher, a machine or a link. The last line counts failures.
+# wires, with every loss of a rank, a launcher, a machine or a link; and started by ssh, which takes
+# openssh-server. The last line counts failures.
 netns:
 	@REQUIRE_NETNS=1 $(FULL) -count 1 -v -run '^TestMachines|BetweenNetworks$$' \
 		./cmd/euryale ./internal/group 2>&1 | awk ' \

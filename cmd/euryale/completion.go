@@ -39,7 +39,9 @@ func completing(parser *kong.Kong) bool {
 	}
 	var commands []string
 	for _, c := range parser.Model.Children {
-		commands = append(commands, c.Name)
+		if !c.Hidden {
+			commands = append(commands, c.Name)
+		}
 	}
 	var backends []string
 	for _, b := range euryale.Backends() {

@@ -27,7 +27,8 @@ import (
 type cli struct {
 	Version kong.VersionFlag `help:"Print the version of this program."`
 
-	Run     runCmd     `cmd:"" help:"Start a program on several ranks of this machine."`
+	Run     runCmd     `cmd:"" help:"Start a program on several ranks, of this machine or of hosts."`
+	Host    hostCmd    `cmd:"" hidden:"" help:"What euryale run -H starts on hosts."`
 	Bench   benchCmd   `cmd:"" help:"Measure collectives and verify their results."`
 	Explain explainCmd `cmd:"" help:"Explain which algorithm a collective uses, with the candidates and their times."`
 	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`

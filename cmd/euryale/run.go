@@ -20,7 +20,9 @@ import (
 
 // runCmd is "euryale run".
 type runCmd struct {
-	N           rankCount     `short:"n" default:"${ranks}" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks})."`
+	N           rankCount     `short:"n" help:"Number of ranks (default: one per CPU, 8 at most; here ${ranks}). On hosts, of all of them (default: as many as they take)."`
+	Hosts       string        `short:"H" name:"hosts" placeholder:"HOST:N,..." xor:"hosts" help:"Start the ranks on these hosts by ssh, up to N on each. Hosts beyond -n are spares."`
+	Hostfile    string        `placeholder:"FILE" xor:"hosts" predictor:"file" help:"Read the hosts from a file, a line for each: HOST slots=N."`
 	Grace       time.Duration `default:"1s" help:"Time from the signal that tells ranks to end to SIGKILL. Ranks may save a checkpoint in it."`
 	LogDir      string        `placeholder:"DIR" predictor:"directory" help:"Also write the output of each rank to a file, DIR/attempt_0/rank_0.log and so on. Logs of an earlier job are refused, not overwritten."`
 	MaxRestarts int           `default:"0" help:"How often to restart all ranks after one has failed."`
@@ -50,12 +52,18 @@ from 0, and the program loads its last checkpoint. There is no restart after a s
 run, nor if all ranks end with exit status 2, as for a wrong command line. Only the first attempt
 has the standard input.
 
+With -H or --hostfile, ssh starts a launcher on each host, as ssh HOST true must be able to without
+a question. This program and yours are copied there, once per content; Go packages are built for
+each host, and a PROGRAM without a slash is the host's own. When a rank fails or a host is lost, all
+ranks end. --max-restarts starts them anew, on spares of -H in the place of lost hosts.
+
 With --nnodes the job is on several machines. Run the same command on each, with its own
 --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
 r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a
 rank elsewhere, and those that have not ended EURYALE_TIMEOUT later are ended.
 
-Examples: euryale run -n 4 ./examples/digits --epochs 3; EURYALE_TOKEN=... euryale run --nnodes 2
+Examples: euryale run -n 4 ./examples/digits --epochs 3; euryale run -H a:4,user@b:4
+./examples/digits; EURYALE_TOKEN=... euryale run --nnodes 2
 --node-rank 0 --rendezvous 10.0.0.1:29500 -n 4 ./examples/digits`
 }
 
@@ -74,9 +82,12 @@ func (c *runCmd) Validate() error {
 			"all machines reach, and a free port there")
 	case !c.Elastic && (c.MinRanks != 1 || c.Spares != 0):
 		return errors.New("--min-ranks and --spares are for --elastic")
+	case c.Nnodes > 1 && (c.Hosts != "" || c.Hostfile != ""):
+		return errors.New("--nnodes is for launchers that are started on each machine: -H and " +
+			"--hostfile start them")
 	case c.Nnodes > 1 && c.MaxRestarts > 0:
 		return errors.New("--max-restarts works on one machine only: the launchers of several do " +
-			"not know of each other")
+			"not know of each other, unless -H or --hostfile starts them")
 	}
 	return nil
 }
@@ -89,23 +100,34 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 		return err
 	}
 	warnOfUnread(s)
-	var machines *launch.Machines
-	if c.Nnodes > 1 || c.Rendezvous != "" {
-		machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank, Rendezvous: c.Rendezvous,
-			Token: env.Token.Read(os.Getenv)}
+	job := launch.Job{
+		Program: program, Args: args, Ranks: int(c.N), Stdin: s.in, Stdout: s.out, Stderr: s.err,
+		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
+		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },
 	}
-	var elastic *launch.Elastic
+	job.Hosts, err = c.hosts()
+	switch {
+	case err != nil:
+		return err
+	case len(job.Hosts) > 0:
+		job.Stdin, job.Rendezvous = nil, c.Rendezvous
+	case c.Nnodes > 1 || c.Rendezvous != "":
+		job.Machines = &launch.Machines{Count: c.Nnodes, Number: c.NodeRank,
+			Rendezvous: c.Rendezvous, Token: env.Token.Read(os.Getenv)}
+	}
+	if job.Ranks == 0 {
+		job.Ranks = defaultRanks()
+		if len(job.Hosts) > 0 {
+			job.Ranks = launch.Slots(job.Hosts)
+		}
+	}
 	if c.Elastic {
-		elastic = &launch.Elastic{Least: c.MinRanks, Spares: c.Spares}
+		job.Elastic = &launch.Elastic{Least: c.MinRanks, Spares: c.Spares}
 	}
 	signals, stop := jobSignals()
 	defer stop()
-	err = launch.Run(context.Background(), launch.Job{
-		Program: program, Args: args, Ranks: int(c.N), Machines: machines, Elastic: elastic,
-		Stdin: s.in, Stdout: s.out, Stderr: s.err, Signals: signals,
-		LogDir: c.LogDir, Grace: c.Grace, MaxRestarts: c.MaxRestarts,
-		Notice: func(text string) { fmt.Fprintln(s.err, "euryale:", text) },
-	})
+	job.Signals = signals
+	err = launch.Run(context.Background(), job)
 	return misplaced(err, args)
 }
 

@@ -35,6 +35,12 @@
 //     pipe (EURYALE_REPORT) when the job loses a rank. It ends those that have not ended
 //     EURYALE_TIMEOUT later: they hang. It also ends its ranks when one has been
 //     stopped, or held in the kernel, for twice as long: the others have given it up.
+//   - Hosts. With Job.Hosts, Run starts a launcher on each host by the system's ssh client,
+//     over one connection, which copies this program and Job.Program first unless the host
+//     has files of this content. Orders and the token go over the connection, and output,
+//     and how ranks have ended, come back ([Serve]). The hosts' ranks end with the connection.
+//     Both ends send every half second, so that a silent one is noticed within 4 seconds.
+//     After a failure, Run starts all ranks anew, on a spare in the place of a lost host.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -50,5 +56,8 @@
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
 //	stuck.go           says where a rank hangs
+//	hosts.go           lists of hosts
+//	across.go          runs a job on hosts; remote.go is one of them, behind ssh
+//	serve.go           runs a host's part; kit.go has the files that hosts get
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

@@ -55,7 +55,7 @@ func (e *Elastic) check(j Job) error {
 	case j.MaxRestarts > 0:
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
 			"leave the restarts out")
-	case j.Machines != nil:
+	case j.Machines != nil || len(j.Hosts) > 0:
 		return errors.New("an elastic job is on one machine")
 	}
 	return nil

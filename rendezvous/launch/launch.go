@@ -38,15 +38,27 @@ type Job struct {
 	Program string
 	// Args go to the program as they are.
 	Args []string
-	// Ranks is how many processes to start, 1 to [MaxRanks].
+	// Ranks is how many processes to start, 1 to [MaxRanks] on a machine.
 	Ranks int
+	// Hosts are machines to start the ranks on by ssh, in this order, instead of on this one.
+	// Those that get none are spares: after a failure they take the place of lost hosts. Stdin
+	// must be nil. A Program without a slash is each host's own, from its PATH. Go packages are
+	// built for the system of each host.
+	Hosts []Host
+	// Rendezvous is HOST:PORT, an address of the first of Hosts that the others reach, if that
+	// is not the one by which ssh reaches it, or "".
+	Rendezvous string
 	// Machines says which part of a job on several machines this is; nil for all of it.
 	Machines *Machines
 	// Elastic has ranks that are lost replaced; nil for a job that ends with the first of them.
 	Elastic *Elastic
 	// Env is the environment that the ranks get, with their own variables on
-	// top; nil means that of this process.
+	// top; nil means that of this process. On Hosts it is put on top of theirs; nil means those
+	// of this process that are Euryale's or NCCL's.
 	Env []string
+	// Dir is the working directory of the ranks; "" means that of this process. Hosts that
+	// do not have it take the one in which ssh starts commands.
+	Dir string
 	// Stdin is the input of rank 0 on the first attempt, nil for none.
 	Stdin *os.File
 	// Stdout and Stderr take the outputs of the ranks, nil for nowhere.
@@ -98,7 +110,15 @@ type Machines struct {
 	Rendezvous string
 	// Token is the secret of the job, the same on all machines.
 	Token string
+	// First is the number of this machine's first rank, and Size that of all ranks, where
+	// machines have different numbers of them. A Size of 0 means that all have Job.Ranks.
+	First, Size int
+	// Attempt says how often the job was attempted before.
+	Attempt int
 }
+
+// size returns the number of all ranks, given that of this machine.
+func (m *Machines) size(ranks int) int { return cmp.Or(m.Size, m.Count*ranks) }
 
 // check finds what no job can have.
 func (m *Machines) check() error {
@@ -117,8 +137,9 @@ func (m *Machines) check() error {
 }
 
 // Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
-// error is a [*Failed] if a rank failed in the last attempt, an [*Interrupted] after
-// a signal, the cause of ctx, or an error of the start or the output.
+// error is a [*Failed] if a rank failed in the last attempt, a [*HostFailed] if that was
+// on Hosts, an [*Interrupted] after a signal, the cause of ctx, or an error of the start or
+// the output.
 //
 // A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
 // 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
@@ -136,6 +157,9 @@ func Run(ctx context.Context, j Job) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
+	if len(j.Hosts) > 0 {
+		return j.across(ctx)
+	}
 	path, remove, err := resolve(ctx, j.Program, j.Signals)
 	if err != nil {
 		return err
@@ -147,7 +171,7 @@ func Run(ctx context.Context, j Job) error {
 	}
 	path, j.Args = command[0], append(command[1:], j.Args...)
 	for n := 0; ; n++ {
-		err := j.attempt(ctx, path, n)
+		err := j.attempt(ctx, path, n+j.attempted())
 		var f *Failed
 		if !errors.As(err, &f) || f.Usage() || len(f.Hang) > 0 || n == j.MaxRestarts {
 			return err
@@ -167,13 +191,17 @@ func (j Job) notice(text string) {
 
 // check finds what no job can have.
 func (j Job) check() error {
-	switch {
-	case j.Ranks < 1 || j.Ranks > MaxRanks:
+	switch slots := Slots(j.Hosts); {
+	case slots > 0 && (j.Ranks < 1 || j.Ranks > slots):
+		return fmt.Errorf("%d ranks: the hosts take 1 to %d", j.Ranks, slots)
+	case slots == 0 && (j.Ranks < 1 || j.Ranks > MaxRanks):
 		return fmt.Errorf("%d ranks: a job has 1 to %d on one machine", j.Ranks, MaxRanks)
 	case j.Grace < 0:
 		return fmt.Errorf("a grace of %v: it must not be negative", j.Grace)
 	case j.MaxRestarts < 0:
 		return fmt.Errorf("%d restarts: the number must not be negative", j.MaxRestarts)
+	case slots > 0 && (j.Machines != nil || j.Stdin != nil):
+		return errors.New("a job on hosts has neither Machines nor Stdin")
 	case j.Machines != nil && j.MaxRestarts > 0:
 		return errors.New("a job on several machines cannot be restarted: the launchers do not " +
 			"know of each other")
@@ -248,7 +276,7 @@ func (j Job) meeting() ([]string, error) {
 	if m := j.Machines; m != nil {
 		host, port, err := net.SplitHostPort(m.Rendezvous)
 		name := sha256.Sum256([]byte(m.Rendezvous + "\n" + m.Token))
-		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks),
+		return []string{fmt.Sprint("WORLD_SIZE=", m.size(j.Ranks)),
 			fmt.Sprint("GROUP_RANK=", m.Number),
 			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name),
 			"EURYALE_TOKEN=" + m.Token}, err
@@ -264,10 +292,22 @@ func (j Job) meeting() ([]string, error) {
 
 // first returns the number of this machine's first rank.
 func (j Job) first() int {
+	switch m := j.Machines; {
+	case m == nil:
+		return 0
+	case m.Size > 0:
+		return m.First
+	default:
+		return m.Number * j.Ranks
+	}
+}
+
+// attempted returns how often the job was attempted before.
+func (j Job) attempted() int {
 	if j.Machines == nil {
 		return 0
 	}
-	return j.Machines.Number * j.Ranks
+	return j.Machines.Attempt
 }
 
 // token returns 32 random bytes in hexadecimal.

@@ -32,6 +32,9 @@ const long = 20 * time.Second
 // asHelper makes this executable something else than a test.
 const asHelper = "LAUNCH_TEST_HELPER"
 
+// lackOfTests is what hosts of tests lack for GPUs.
+const lackOfTests = "install it"
+
 func TestMain(m *testing.M) {
 	switch os.Getenv(asHelper) {
 	case "":
@@ -48,6 +51,10 @@ func TestMain(m *testing.M) {
 		beTraced()
 	case "tracer": // holds the process that its argument names
 		beTracer()
+	case "host": // has a part of a job, behind the ssh of fakeSSH
+		Serve(context.Background(), os.Stdin, os.Stdout, func() []string {
+			return []string{"nccl: " + lackOfTests}
+		})
 	case "rank": // joins, and fails in its own way
 		joinAndFail()
 	}

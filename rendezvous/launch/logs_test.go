@@ -82,7 +82,8 @@ func TestMachinesShareADirectoryForLogs(t *testing.T) {
 	logs := filepath.Join(t.TempDir(), "logs")
 	for n := range 2 {
 		job, _, _ := shell(2, `echo rank $RANK`)
-		job.LogDir, job.Machines = logs, &Machines{2, n, "127.0.0.1:1", "0123456789abcdef"}
+		job.LogDir, job.Machines = logs, &Machines{Count: 2, Number: n,
+			Rendezvous: "127.0.0.1:1", Token: "0123456789abcdef"}
 		if err := Run(t.Context(), job); err != nil {
 			t.Fatal(err)
 		}

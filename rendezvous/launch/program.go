@@ -27,7 +27,7 @@ func resolve(ctx context.Context, name string, stop <-chan os.Signal) (path stri
 	if err != nil {
 		return "", nil, err
 	}
-	if path, err = build(ctx, name, s.path, stop); err != nil {
+	if path, err = build(ctx, name, ".", s.path, nil, stop); err != nil {
 		s.remove()
 	}
 	return path, s.remove, err
@@ -82,9 +82,11 @@ func lookPath(name string, here bool) (string, error) {
 		"the directory of a Go package", name)
 }
 
-// build builds the package in the directory pkg into dir.
-func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string, error) {
-	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 {
+// build builds a package into dir, with more variables. It is named as from the directory pkg: "."
+// is the one in it.
+func build(ctx context.Context, pkg, name, dir string, more []string, stop <-chan os.Signal) (
+	string, error) {
+	if files, _ := filepath.Glob(filepath.Join(pkg, "*.go")); len(files) == 0 && name == "." {
 		return "", fmt.Errorf("directory %s has no Go files: give the directory of a Go package "+
 			"with a main function, or an executable", pkg)
 	}
@@ -94,14 +96,14 @@ func build(ctx context.Context, pkg, dir string, stop <-chan os.Signal) (string,
 			"executable", pkg)
 	}
 	bin, temp := filepath.Join(dir, "bin"), filepath.Join(dir, "tmp")
-	if err := errors.Join(os.Mkdir(bin, 0o700), os.Mkdir(temp, 0o700)); err != nil {
+	if err := errors.Join(os.MkdirAll(bin, 0o700), os.MkdirAll(temp, 0o700)); err != nil {
 		return "", fmt.Errorf("make the directories to build in: %w", err)
 	}
 	// With a directory as its output, go build writes executables only.
-	cmd := exec.Command(goTool, "build", "-o", bin+string(filepath.Separator), ".")
+	cmd := exec.Command(goTool, "build", "-o", bin+string(filepath.Separator), name)
 	cmd.Dir = pkg
 	// a build that is killed leaves its files there
-	cmd.Env = append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp)
+	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err, stopped := runUntil(ctx, cmd, stop)

@@ -42,7 +42,7 @@ func (w *watch) command(path string, number int, env []string, log *os.File) *ra
 	if w.pool != nil {
 		r.cmd.Env = append(r.cmd.Env, w.pool.environment(number, w.job.Ranks)...)
 	}
-	r.cmd.WaitDelay = drainTime
+	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}

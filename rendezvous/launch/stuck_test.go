@@ -224,7 +224,8 @@ func TestRankThatGoesOnInTimeIsNotEnded(t *testing.T) {
 // elsewhere is a job of one rank on machine 1 of two. Its program is a script.
 func elsewhere(script string) (Job, *output) {
 	job, out, _ := shell(1, script)
-	job.Machines = &Machines{2, 1, "127.0.0.1:1", "0123456789abcdef"}
+	job.Machines = &Machines{Count: 2, Number: 1, Rendezvous: "127.0.0.1:1",
+		Token: "0123456789abcdef"}
 	job.Env = append(os.Environ(), "EURYALE_TIMEOUT=300ms")
 	return job, out
 }

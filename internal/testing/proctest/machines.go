@@ -20,6 +20,7 @@ type Namespace struct {
 	port   Wire   // how it is connected
 	dir    string // a tmpfs of its own
 	others []*Namespace
+	daemon int // the process of its sshd
 }
 
 // T is what this package needs of a [testing.T] where machines are made: programs that are tests
@@ -197,6 +198,18 @@ func (m *Namespace) processes(t T) (pids []int) {
 	return pids
 }
 
+// Commands returns the command lines of what runs on the machine, by process.
+func (m *Namespace) Commands(t T) map[int]string {
+	t.Helper()
+	all := map[int]string{}
+	for _, pid := range m.processes(t) {
+		if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil {
+			all[pid] = strings.TrimSpace(strings.ReplaceAll(string(line), "\x00", " "))
+		}
+	}
+	return all
+}
+
 // Signal sends a signal to all processes of the machine.
 func (m *Namespace) Signal(t T, s syscall.Signal) {
 	t.Helper()
@@ -227,11 +240,14 @@ func (m *Namespace) Ranks(t T) map[int]int {
 	return ranks
 }
 
-// IsEmpty checks that nothing is left on the machine: no process, and no file in /dev/shm or the
-// temporary directory. What has been killed may take a moment.
+// IsEmpty checks that nothing is left on the machine: no process but sshd, and no file in /dev/shm
+// or the temporary directory. What has been killed may take a moment.
 func (m *Namespace) IsEmpty(t T) {
 	t.Helper()
-	if !m.await(t, func() bool { return len(m.processes(t)) == 0 }) {
+	if !m.await(t, func() bool {
+		left := m.processes(t)
+		return len(left) == 0 || len(left) == 1 && left[0] == m.daemon
+	}) {
 		// for the message
 		out, _ := exec.Command("ps", "-fp", strings.Trim(fmt.Sprint(m.processes(t)), "[]")).Output()
 		t.Errorf("processes are left on %s:\n%s", m.Name, out)

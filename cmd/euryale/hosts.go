@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/euryale-ml/euryale/rendezvous/launch"
+)
+
+// hostCmd is the launcher of a host, which euryale run -H starts there.
+type hostCmd struct{}
+
+// Run takes orders over the standard input.
+func (hostCmd) Run(ctx context.Context, s *streams) error {
+	_, stop := jobSignals() // a broken connection must not end it before its ranks
+	defer stop()
+	return launch.Serve(ctx, s.in, s.out, gpuAdvice)
+}
+
+// gpuAdvice says what a program with GPU support lacks on this machine, as the doctor does.
+func gpuAdvice() (lines []string) {
+	findings := backends()
+	if g, err := openGPUs(); err != nil {
+		findings = append(findings, finding{about: "gpu", err: err})
+	} else {
+		findings = append(append(findings, g.problems...), finding{about: "gpu", err: g.close()})
+	}
+	for _, f := range findings {
+		if f.err != nil && f.about != "backend mpi" {
+			lines = append(lines, f.about+": "+f.err.Error())
+		}
+	}
+	return lines
+}
+
+// hosts returns the hosts of -H or --hostfile, nil if there are none.
+func (c *runCmd) hosts() (hosts []launch.Host, err error) {
+	if c.Hostfile == "" {
+		if c.Hosts == "" {
+			return nil, nil
+		}
+		hosts, err = launch.ParseHosts(c.Hosts)
+		if err != nil {
+			err = usageError{fmt.Errorf("-H %s: %w", c.Hosts, err)}
+		}
+		return hosts, err
+	}
+	f, err := os.Open(c.Hostfile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, usageError{fmt.Errorf("--hostfile: %w", err)}
+	} else if err != nil {
+		return nil, fmt.Errorf("--hostfile: %w", err)
+	}
+	defer f.Close()
+	if hosts, err = launch.ReadHostfile(f); err != nil {
+		err = usageError{fmt.Errorf("--hostfile %s: %w", c.Hostfile, err)}
+	}
+	return hosts, err
+}

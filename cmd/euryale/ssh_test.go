@@ -1,0 +1,396 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
+)
+
+// site is hosts with sshd and nothing of ours, and a machine from which a user starts jobs on them.
+type site struct {
+	ssh     proctest.SSH
+	hosts   []*proctest.Namespace
+	user    *proctest.Namespace
+	euryale string
+}
+
+// newSite makes hosts. prepare may change one before its sshd starts, and returns variables of its
+// sessions.
+func newSite(t *testing.T, hosts int, wire proctest.Wire,
+	prepare func(*proctest.Namespace) []string) site {
+	t.Helper()
+	if !full() {
+		t.Skip("set EURYALE_FULL=1")
+	}
+	machines := proctest.Machines(t, hosts+1, wire)
+	s := site{ssh: proctest.NewSSH(t), hosts: machines[:hosts], user: machines[hosts],
+		euryale: built(t, "cmd/euryale")}
+	for _, h := range s.hosts {
+		var variables []string
+		if prepare != nil {
+			variables = prepare(h)
+		}
+		s.ssh.Serve(t, h, variables...)
+	}
+	return s
+}
+
+// list is the argument of -H, with two ranks on each host.
+func (s site) list() string {
+	var all []string
+	for _, h := range s.hosts {
+		all = append(all, h.Addr+":2")
+	}
+	return strings.Join(all, ",")
+}
+
+// run starts a job on the hosts.
+func (s site) run(t *testing.T, args ...string) *proctest.Program {
+	t.Helper()
+	return s.runWith(t, "", "authorized", args...)
+}
+
+// runWith is run with more options for ssh, and a key.
+func (s site) runWith(t *testing.T, options, key string, args ...string) *proctest.Program {
+	t.Helper()
+	cmd := exec.Command(s.euryale, append([]string{"run", "-H", s.list()}, args...)...)
+	cmd.Env = append(os.Environ(), "PATH="+s.ssh.Path+":"+os.Getenv("PATH"),
+		"TEST_SSH_OPTIONS="+options, "TEST_SSH_KEY="+key, fmt.Sprint("EURYALE_TIMEOUT=", patience))
+	return proctest.Launch(t, s.user.Command(cmd))
+}
+
+// isEmpty checks that nothing of a job is left on any machine.
+func (s site) isEmpty(t *testing.T) {
+	t.Helper()
+	for _, h := range append(s.hosts, s.user) {
+		h.IsEmpty(t)
+	}
+}
+
+// find returns the processes of a machine whose command lines match.
+func find(t *testing.T, m *proctest.Namespace, pattern string) (pids []int) {
+	t.Helper()
+	for pid, line := range m.Commands(t) {
+		if regexp.MustCompile(pattern).MatchString(line) {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatalf("nothing on %s is %s: %v", m.Name, pattern, m.Commands(t))
+	}
+	return pids
+}
+
+const remoteLauncher = `/euryale host$`
+
+var trains = regexp.MustCompile(`epoch 2/`)
+
+// TestMachinesBySSH: one command trains, the first step within 3 s, and has the bits of launchers
+// that are started by hand. What it copies is there the next time.
+func TestMachinesBySSH(t *testing.T) {
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	program := built(t, demo)
+	var ends [2]string
+	for i := range ends {
+		began := time.Now()
+		job := s.run(t, program, "--epochs", "5")
+		if !job.Says(regexp.MustCompile(`epoch 1/`), atStart(t)) {
+			t.Errorf("run %d: training does not begin:\n%s", i, job.Output())
+		}
+		t.Logf("run %d: an epoch of training after %v", i, time.Since(began))
+		if err := job.Ends(t, long); err != nil {
+			t.Fatalf("run %d: %v\n%s", i, err, job.Output())
+		}
+		ends[i] = learned(t, job.Output(), "tcp")
+		s.isEmpty(t)
+	}
+	by := startJob(t, proctest.Machines(t, 3, proctest.Wire{}), program, "--epochs", "5")
+	if hand := learned(t, by.succeeds(t), "tcp"); ends != [2]string{hand, hand} {
+		t.Errorf("it ends with %s, by hand with %s", ends, hand)
+	}
+	for _, h := range s.hosts {
+		cache := filepath.Join(h.Home(), ".cache/euryale/run")
+		files, _ := filepath.Glob(cache + "/*/*")
+		info, err := os.Stat(cache)
+		if err != nil || info.Mode().Perm() != 0o700 || len(files) != 2 {
+			t.Errorf("%s keeps %v, %v, in %v", h.Name, files, err, info)
+		}
+	}
+}
+
+// atStart is how long a job may take until it trains: 3 s, but more where others want the cores.
+func atStart(t *testing.T) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var load float64
+	if _, err := fmt.Sscan(string(text), &load); err != nil {
+		t.Fatal(err)
+	}
+	if load > float64(runtime.NumCPU()) {
+		return long
+	}
+	return 3 * time.Second
+}
+
+// TestMachinesBySSHEndTogether: whatever ends, all ends within 5 s and nothing is left.
+func TestMachinesBySSHEndTogether(t *testing.T) {
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	program := built(t, demo)
+	for _, c := range []struct {
+		name string
+		end  func(job *proctest.Program)
+		code int
+		says string
+	}{
+		{"Ctrl-C", func(job *proctest.Program) { job.Process.Signal(syscall.SIGINT) }, 130,
+			"stopped by a signal: interrupt"},
+		{"kill -9 of the local launcher", func(job *proctest.Program) { job.Process.Kill() }, -1,
+			""},
+		{"kill -9 of a remote launcher", func(*proctest.Program) {
+			kill(t, find(t, s.hosts[1], remoteLauncher))
+		}, 1, "host " + s.hosts[1].Addr + " is lost, with ranks 2 to 3"},
+		{"kill -9 of ssh", func(*proctest.Program) {
+			kill(t, find(t, s.user, "^[^ ]*ssh .*"+s.hosts[0].Addr))
+		}, 1, "host " + s.hosts[0].Addr + " is lost, with ranks 0 to 1"},
+		{"kill -9 of a rank", func(*proctest.Program) {
+			syscall.Kill(s.hosts[2].Ranks(t)[5], syscall.SIGKILL)
+		}, 137, "host " + s.hosts[2].Addr + ": rank 5 failed first: signal: killed"},
+		{"a remote launcher is stopped", func(*proctest.Program) {
+			syscall.Kill(find(t, s.hosts[1], remoteLauncher)[0], syscall.SIGSTOP)
+		}, 1, "nothing was heard of it for 4s"},
+		{"kill -9 of sshd", func(*proctest.Program) { kill(t, find(t, s.hosts[1], "^sshd")) }, 1,
+			"host " + s.hosts[1].Addr + " is lost"},
+		{"a cut link", func(*proctest.Program) { s.hosts[2].Cut(t) }, 1,
+			"host " + s.hosts[2].Addr + " is lost, with ranks 4 to 5"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			job := s.run(t, program, "--epochs", "1000000")
+			if !job.Says(trains, long) {
+				t.Fatalf("no training:\n%s", job.Output())
+			}
+			hasNoSecrets(t, s)
+			c.end(job)
+			began := time.Now()
+			err := job.Ends(t, long)
+			if code := job.ProcessState.ExitCode(); code != c.code ||
+				!strings.Contains(job.Output(), c.says) {
+				t.Errorf("exit code %d, %v, no %q in\n%s", code, err, c.says, job.Output())
+			}
+			if c.name == "a remote launcher is stopped" { // what is stopped takes no SIGTERM
+				s.hosts[1].Signal(t, syscall.SIGCONT)
+			}
+			if c.name == "a cut link" { // sshd waits for TCP longer than that
+				for ours(t, s.hosts[2]) && time.Since(began) < long {
+					time.Sleep(10 * time.Millisecond)
+				}
+				took := time.Since(began)
+				s.hosts[2].Mend(t)
+				s.isEmpty(t)
+				inTime(t, took)
+				return
+			}
+			s.isEmpty(t)
+			inTime(t, time.Since(began))
+			if c.name == "kill -9 of sshd" {
+				s.ssh.Serve(t, s.hosts[1])
+			}
+		})
+	}
+}
+
+// TestMachinesBySSHEndWhileCopying: whoever is killed, what was copied so far does not stay.
+func TestMachinesBySSHEndWhileCopying(t *testing.T) {
+	s := newSite(t, 1, proctest.Wire{Rate: 2e6}, nil)
+	program := built(t, demo)
+	for name, end := range map[string]func(job *proctest.Program){
+		"kill -9": func(job *proctest.Program) { job.Process.Kill() },
+		"Ctrl-C":  func(job *proctest.Program) { job.Process.Signal(syscall.SIGINT) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := s.run(t, program)
+			cached := func() []string {
+				files, _ := filepath.Glob(s.hosts[0].Home() + "/.cache/euryale/run/.new*")
+				return files
+			}
+			for began := time.Now(); len(cached()) == 0; time.Sleep(10 * time.Millisecond) {
+				if time.Since(began) > long {
+					t.Fatalf("nothing is copied:\n%s", job.Output())
+				}
+			}
+			end(job)
+			if err := job.Ends(t, long); err == nil {
+				t.Errorf("it ends well:\n%s", job.Output())
+			}
+			s.isEmpty(t)
+			if left := cached(); len(left) > 0 {
+				t.Errorf("%v stays", left)
+			}
+		})
+	}
+}
+
+// ours reports whether there is something on a machine beside sshd.
+func ours(t *testing.T, m *proctest.Namespace) bool {
+	t.Helper()
+	for _, line := range m.Commands(t) {
+		if line != "" && !strings.HasPrefix(line, "sshd") {
+			return true
+		}
+	}
+	return false
+}
+
+// inTime checks that all has ended within 5 s, and what a busy machine adds.
+func inTime(t *testing.T, took time.Duration) {
+	t.Helper()
+	t.Logf("all has ended after %v", took)
+	if took > proctest.Within(5*time.Second)+time.Second {
+		t.Errorf("that is more than 5 s")
+	}
+}
+
+func kill(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+			t.Fatal(err)
+		}
+	}
+}
+
+// hasNoSecrets checks that no command line has the token of the job.
+func hasNoSecrets(t *testing.T, s site) {
+	t.Helper()
+	for _, pid := range s.hosts[0].Ranks(t) {
+		vars, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, token, found := strings.Cut(string(vars), "\x00EURYALE_TOKEN=")
+		token, _, _ = strings.Cut(token, "\x00")
+		if !found || len(token) < 32 {
+			t.Fatalf("a rank has the token %q", token)
+		}
+		for _, m := range append(s.hosts, s.user) {
+			for _, line := range m.Commands(t) {
+				if strings.Contains(line, token) {
+					t.Errorf("everybody reads the token in %q", line)
+				}
+			}
+		}
+	}
+}
+
+// TestMachinesBySSHReplaceALostOne: by a spare, and the training has the bits of one that was not
+// disturbed. Without a spare it goes on with fewer ranks.
+func TestMachinesBySSHReplaceALostOne(t *testing.T) {
+	program := built(t, demo)
+	train := func(t *testing.T, s site, lost *proctest.Namespace, n string) string {
+		t.Helper()
+		job := s.run(t, "-n", n, "--max-restarts", "1", program, "--epochs", "12", "--checkpoint",
+			filepath.Join(t.TempDir(), "checkpoint"))
+		if lost != nil {
+			if !job.Says(trains, long) {
+				t.Fatalf("no training:\n%s", job.Output())
+			}
+			lost.Cut(t)
+			lost.Signal(t, syscall.SIGKILL)
+		}
+		if err := job.Ends(t, long); err != nil {
+			t.Fatalf("%v\n%s", err, job.Output())
+		}
+		t.Log(job.Output())
+		return job.Output()
+	}
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	want := learned(t, train(t, s, nil, "4"), "tcp")
+	out := train(t, s, s.hosts[1], "4")
+	if end := learned(t, out, "tcp"); end != want || !strings.Contains(out, "going on after") ||
+		!strings.Contains(out, "left out: "+s.hosts[1].Addr) {
+		t.Errorf("it ends with %s, undisturbed with %s:\n%s", end, want, out)
+	}
+	s = newSite(t, 3, proctest.Wire{}, nil)
+	if out := train(t, s, s.hosts[1], "6"); !strings.Contains(out, "they are 4 instead of 6") ||
+		!strings.Contains(out, " ranks=4 ") {
+		t.Errorf("it says\n%s", out)
+	}
+}
+
+func TestMachinesBySSHSayWhatIsWrong(t *testing.T) {
+	stranger := 1000
+	cache := func(m *proctest.Namespace) string {
+		return filepath.Join(m.Home(), ".cache/euryale/run")
+	}
+	for _, c := range []struct {
+		name, options, key string
+		prepare            func(*proctest.Namespace) []string
+		says               string
+	}{
+		{"wrong key", "", "other", nil, `(?s)Permission denied \(publickey\).*BatchMode=yes`},
+		{"unknown host", "-o UserKnownHostsFile=/dev/null", "authorized", nil,
+			`(?s)Host key verification failed.*the host's key must be known`},
+		{"no space", "", "authorized", func(m *proctest.Namespace) []string {
+			mounted(t, m.Home(), "size=1m")
+			return nil
+		}, `copy euryale \(\d+\.\d MB\): head: .*No space left on device`},
+		{"other architecture", "", "authorized", func(m *proctest.Namespace) []string {
+			dir := filepath.Join(m.Shm(), "..", "other")
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			uname := "#!/bin/sh\ncase $1 in -m) echo aarch64 ;; *) exec /bin/uname \"$@\" ;; esac\n"
+			if err := os.WriteFile(filepath.Join(dir, "uname"), []byte(uname), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			return []string{"PATH=" + dir + ":/usr/bin:/bin"}
+		}, `is for linux/amd64, not for linux/arm64: give the directory`},
+		{"another user's cache folder", "", "authorized", func(m *proctest.Namespace) []string {
+			err := os.MkdirAll(cache(m), 0o700)
+			if err == nil {
+				err = os.Chown(cache(m), stranger, stranger)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return nil
+		}, `the cache folder /\S+ must be .* user alone, and is drwx------ of user 1000`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newSite(t, 1, proctest.Wire{}, c.prepare)
+			job := s.runWith(t, c.options, c.key, built(t, demo))
+			err := job.Ends(t, long)
+			if err == nil || !regexp.MustCompile(c.says).MatchString(job.Output()) {
+				t.Errorf("%v, and it says\n%s", err, job.Output())
+			}
+			t.Log(job.Output())
+			s.isEmpty(t)
+		})
+	}
+}
+
+// mounted mounts a tmpfs.
+func mounted(t *testing.T, dir, options string) {
+	t.Helper()
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		err = syscall.Mount("euryale", dir, "tmpfs", 0, options)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+}

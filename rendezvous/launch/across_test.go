@@ -1,0 +1,282 @@
+//go:build linux
+
+package launch
+
+import (
+	"context"
+	"encoding/gob"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// fakeSSH puts a program ssh into PATH that runs commands on this machine, with a home directory
+// for each host. It writes its arguments to the file "asked" there. first are its first lines.
+func fakeSSH(t *testing.T, first string) (homes string) {
+	t.Helper()
+	homes = t.TempDir()
+	text := fmt.Sprintf("#!/bin/sh\n%s\necho \"$@\" >>%s/asked\n"+
+		"while [ \"$1\" != -- ]; do shift; done\n"+
+		"HOME=%[2]s/$2 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' %s=host\n"+
+		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\nexec sh -c \"$*\"\n",
+		first, homes, asHelper)
+	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", homes+":"+os.Getenv("PATH"))
+	return homes
+}
+
+// onHosts is a job of a script on hosts with a rank each.
+func onHosts(t *testing.T, script string, ranks int, hosts ...string) (Job, *output, *output) {
+	t.Helper()
+	job, out, err := shell(ranks, script)
+	job.Program = "sh"
+	for _, h := range hosts {
+		job.Hosts = append(job.Hosts, Host{h, 1})
+	}
+	return job, out, err
+}
+
+func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
+	homes := fakeSSH(t, "")
+	t.Setenv("EURYALE_TIMEOUT", "77s")
+	t.Setenv("EURYALE_TOKEN", "that of another job")
+	job, out, _ := onHosts(t, `echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK `+
+		`$MASTER_ADDR $EURYALE_TIMEOUT $(basename $HOME) $PWD
+		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "spare")
+	stderr := job.Stderr.(*output)
+	job.Hosts[0].Slots = 2
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"[0] 0 3 0 2 0 127.0.0.1 77s a " + here + "\n",
+		"[1] 1 3 1 2 0 127.0.0.1 77s a " + here + "\n",
+		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
+	if got := sorted(out.String()); !slices.Equal(got, want) {
+		t.Errorf("got %q", got)
+	}
+	secrets := strings.Fields(stderr.String())
+	asked, err := os.ReadFile(filepath.Join(homes, "asked"))
+	if err != nil || len(secrets) != 9 || len(secrets[1]) != 64 || secrets[1] != secrets[7] ||
+		secrets[2] != secrets[8] || strings.Contains(string(asked), secrets[1]) {
+		t.Errorf("the secret and port are %q, ssh was asked for %s, %v", secrets, asked, err)
+	}
+	if _, err := os.Stat(filepath.Join(homes, "spare")); err == nil {
+		t.Error("the spare was used")
+	}
+}
+
+func TestHostsGetTheProgramOnce(t *testing.T) {
+	homes := fakeSSH(t, "")
+	program := filepath.Join(t.TempDir(), "my program.sh")
+	if err := os.WriteFile(program, []byte("echo $0 $*"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	var first []os.FileInfo
+	for range 2 {
+		job, out, _ := onHosts(t, "", 1, "a")
+		job.Program, job.Args = program, []string{"'two", `words' "`}
+		if err := Run(t.Context(), job); err != nil {
+			t.Fatal(err)
+		}
+		cached, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/*")
+		if err != nil || len(cached) != 2 || !strings.HasSuffix(out.String(),
+			"/my_program.sh 'two words' \"\n") {
+			t.Fatalf("%v, %v: %s", cached, err, out)
+		}
+		for i, name := range cached {
+			info, err := os.Stat(name)
+			if err != nil || info.Mode() != 0o700 {
+				t.Fatalf("%v, %v", info, err)
+			}
+			if len(first) == 2 && !os.SameFile(info, first[i]) {
+				t.Errorf("%s was copied again", name)
+			}
+			first = append(first, info)
+		}
+	}
+}
+
+func TestLostHostIsReplacedByASpareOrLeftOut(t *testing.T) {
+	script := `echo $RANK $WORLD_SIZE $TORCHELASTIC_RESTART_COUNT $(basename $HOME)
+		if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then
+			[ $RANK = 1 ] && touch %[1]s/gone && kill -9 $PPID
+			sleep 100
+		fi`
+	cases := []struct {
+		hosts         []string
+		again, notice string
+	}{
+		{[]string{"a", "b", "c"}, "[0] 0 2 1 a [1] 1 2 1 c",
+			"the ranks are on a with rank 0, c with rank 1; left out: b"},
+		{[]string{"a", "b"}, "[0] 0 1 1 a",
+			"the ranks are on a with rank 0; left out: b; they are 1 instead of 2"},
+	}
+	if os.Getenv("EURYALE_FULL") != "1" {
+		cases = cases[:1]
+	}
+	for _, c := range cases {
+		dir := t.TempDir()
+		// A host that was lost once cannot be reached again.
+		fakeSSH(t, fmt.Sprintf(`case "$*" in *"-- b "*) [ -e %s/gone ] && exit 255;; esac`, dir))
+		job, out, _ := onHosts(t, fmt.Sprintf(script, dir), 2, c.hosts...)
+		job.MaxRestarts = 1
+		var notices []string
+		job.Notice = func(text string) { notices = append(notices, text) }
+		if err := Run(t.Context(), job); err != nil {
+			t.Fatalf("%v: %s, %q", err, out, notices)
+		}
+		lines := sorted(out.String())
+		got := slices.DeleteFunc(lines, func(line string) bool {
+			return strings.Contains(line, " 2 0 ") // of the first attempt
+		})
+		if text := strings.Join(strings.Fields(strings.Join(got, "")), " "); text != c.again ||
+			!slices.Contains(notices, c.notice) ||
+			!strings.HasPrefix(notices[0], "host b is lost, with rank 1: ") {
+			t.Errorf("%q, %q", text, notices)
+		}
+	}
+}
+
+func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
+	fakeSSH(t, "")
+	job, _, _ := onHosts(t, `[ $RANK = 1 ] && echo broken >&2 && exit 7; exec sleep 100`, 2, "a",
+		"b")
+	var f *HostFailed
+	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 7 ||
+		!strings.Contains(f.Error(), "rank 1 failed: exit status 7; its last lines:\n    broken") {
+		t.Errorf("%v", err)
+	}
+	signals := make(chan os.Signal, 1)
+	job, out, _ := onHosts(t, `echo up; exec sleep 100`, 2, "a", "b")
+	job.Signals = signals
+	go func() {
+		<-out.more
+		signals <- syscall.SIGINT
+	}()
+	var told *Interrupted
+	if err := Run(t.Context(), job); !errors.As(err, &told) || told.ExitCode() != 130 {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
+	for _, c := range []struct{ first, want string }{
+		{"echo Host key verification failed. >&2; exit 255",
+			"host a: Host key verification failed.\nssh -o BatchMode=yes a true must work"},
+		{"head() { echo head: no space >&2; return 1; }; head; exit 1", "head: no space"},
+		{`for last; do :; done; cache=%s/.cache/euryale/run; mkdir -p $cache; chmod 750 $cache`,
+			"run must be a directory of this user alone, and is drwxr-x---"},
+		{"echo euryale-host Plan9 mips", "host a: program "},
+		{"echo a login script that goes on; exit 0", "host a: ssh has ended with exit status 0"},
+	} {
+		homes := fakeSSH(t, "")
+		first := strings.ReplaceAll(c.first, "%s", homes+"/a")
+		text, err := os.ReadFile(filepath.Join(homes, "ssh"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(homes, "ssh"), []byte(strings.Replace(string(text),
+				"\n", "\n"+first+"\n", 1)), 0o700)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		job, _, _ := onHosts(t, "", 1, "a")
+		if job.Program, err = os.Executable(); err != nil {
+			t.Fatal(err)
+		}
+		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", c.first, err)
+		}
+	}
+}
+
+func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
+	in, orders := io.Pipe()
+	told, out := io.Pipe()
+	served := make(chan error, 1)
+	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
+	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
+	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "echo $$; sleep 100"},
+		Ranks: 1, Machines: Machines{Count: 1, Rendezvous: "a:1", Token: "secret"}}})
+	var n news
+	for err == nil && n.Out == nil {
+		err = d.Decode(&n)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	go io.Copy(io.Discard, told)
+	orders.Close()
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it goes on")
+	}
+	var pid int
+	if _, err := fmt.Sscanf(string(n.Out), "[0] %d", &pid); err != nil ||
+		syscall.Kill(pid, 0) != syscall.ESRCH {
+		t.Errorf("%q goes on, %v", n.Out, err)
+	}
+}
+
+// TestHostsGetWhatIsBuiltForThem: a package, for the host's system, and this launcher.
+func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
+	}
+	dir := t.TempDir()
+	scratch := func() (string, error) { return dir, nil }
+	for _, p := range []platform{here(), {"linux", "arm64"}} {
+		k, err := Job{Program: "../../internal/tools/demo"}.newKit(t.Context(), p, scratch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if of := builtFor(k.program.path); of != p || usesGPU(k.program.path) {
+			t.Errorf("the program for %v is for %v", p, of)
+		}
+		if of := builtFor(k.launcher.path); of != p {
+			t.Errorf("the launcher for %v is for %v", p, of)
+		}
+	}
+}
+
+// TestHostsSayWhatTheyLackForGPUs: before a program with GPU support begins, and for no other.
+func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it builds programs: set EURYALE_FULL=1")
+	}
+	fakeSSH(t, "")
+	dir := t.TempDir()
+	for name, text := range map[string]string{"go.mod": "module program\n",
+		"main.go": "package main\n\nfunc main() { println(\"under way\") }\n",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for tags, want := range map[string]string{"gpu": "host a: nccl: " + lackOfTests + "\n",
+		"": ""} {
+		t.Setenv("GOFLAGS", "-tags="+tags)
+		job, out, _ := onHosts(t, "", 1, "a")
+		job.Program, job.Args, job.Stderr = dir, nil, out
+		job.Notice = func(text string) { fmt.Fprintln(out, text) }
+		if err := Run(t.Context(), job); err != nil || out.String() != want+"[0] under way\n" {
+			t.Errorf("with tags %q: %v, %q", tags, err, out)
+		}
+	}
+}

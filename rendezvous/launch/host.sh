@@ -1,0 +1,38 @@
+# What ssh runs on a host (remote.go). It says which system this is, takes files into the cache,
+# and becomes the launcher. Each line of its input is a request: HASH SIZE NAME for a file, which
+# follows once this has said "send", or HASH run NAME for the launcher.
+umask 077
+cache="${XDG_CACHE_HOME:-$HOME/.cache}/euryale/run"
+mkdir -p "$cache" || exit 3
+set -- $(ls -ldn "$cache")
+case "$1 $3" in
+drwx------*" $(id -u)") ;;
+*)
+	echo "the cache folder $cache must be a directory of this user alone, and is $1 of user $3:" \
+		"remove it, or set XDG_CACHE_HOME on the host" >&2
+	exit 3
+	;;
+esac
+new="$cache/.new.$(uname -n).$$"
+trap 'rm -f "$new"' EXIT
+echo "euryale-host $(uname -s) $(uname -m) $SSH_CONNECTION"
+while read -r hash size name; do
+	dir="$cache/$hash"
+	file="$dir/$name"
+	if [ "$size" = run ]; then # without the files that were used long ago, or that a crash has left
+		find "$cache" -name ".new.*" -mtime +0 -exec rm -f {} +
+		ls -t "$cache" | tail -n +21 | while read -r old; do rm -rf "$cache/$old"; done
+		exec "$file" host
+	fi
+	if [ -x "$file" ] && [ "$(wc -c <"$file")" -eq "$size" ]; then
+		touch "$dir"
+	else
+		echo send
+		if ! { mkdir -p "$dir" && head -c "$size" >"$new" &&
+			[ "$(wc -c <"$new")" -eq "$size" ] && chmod 700 "$new" && mv -f "$new" "$file"; }; then
+			rmdir "$dir"
+			exit 4
+		fi
+	fi
+	echo have
+done

@@ -1,0 +1,122 @@
+package launch
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+)
+
+// Host is a machine that ssh reaches.
+type Host struct {
+	// Name is what ssh is given: a name, an address or an alias of ssh's configuration, with
+	// USER@ before it or not.
+	Name string
+	// Slots is how many ranks the host takes at most.
+	Slots int
+}
+
+// ParseHosts reads a list of hosts such as a:4,b:4,user@c,[fd00::7]:2, as Open MPI's option -H
+// takes it. A host without a number takes one rank. One that is listed again takes more.
+func ParseHosts(list string) (hosts []Host, err error) {
+	for entry := range strings.SplitSeq(list, ",") {
+		name, slots := entry, 1
+		colon := strings.LastIndexByte(entry, ':')
+		if colon > strings.LastIndexByte(entry, ']') {
+			if slots, err = strconv.Atoi(entry[colon+1:]); err != nil {
+				return nil, fmt.Errorf("host %q: write HOST:N, with the number of ranks that it "+
+					"takes", entry)
+			}
+			name = entry[:colon]
+		}
+		if hosts, err = addHost(hosts, name, slots); err != nil {
+			return nil, err
+		}
+	}
+	return hosts, nil
+}
+
+// ReadHostfile reads a hostfile as Open MPI takes it: a host in each line, with slots=N, the number
+// of ranks that it takes, or 1. A user may be given as USER@HOST or by user=USER. Of max_slots
+// nothing follows. Text after # is a comment.
+func ReadHostfile(r io.Reader) (hosts []Host, err error) {
+	lines := bufio.NewScanner(r)
+	for number := 1; lines.Scan(); number++ {
+		text, _, _ := strings.Cut(lines.Text(), "#")
+		words := strings.Fields(text)
+		if len(words) == 0 {
+			continue
+		}
+		host := Host{words[0], 1}
+		for _, word := range words[1:] {
+			if err := host.set(word); err != nil {
+				return nil, fmt.Errorf("line %d: %w", number, err)
+			}
+		}
+		if hosts, err = addHost(hosts, host.Name, host.Slots); err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return nil, err
+	}
+	if len(hosts) == 0 {
+		return nil, errors.New("it names no host: write a line for each, such as node1 slots=4")
+	}
+	return hosts, nil
+}
+
+// set reads a word after a host in a hostfile.
+func (h *Host) set(word string) (err error) {
+	name, value, _ := strings.Cut(word, "=")
+	switch name {
+	case "slots":
+		h.Slots, err = strconv.Atoi(value)
+	case "max_slots", "max-slots", "slots_max":
+		_, err = strconv.Atoi(value)
+	case "user", "username":
+		h.Name = value + "@" + h.Name
+	default:
+		err = errors.ErrUnsupported
+	}
+	if err != nil {
+		return fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME", word, h.Name)
+	}
+	return nil
+}
+
+// addHost adds slots of a host.
+func addHost(hosts []Host, name string, slots int) ([]Host, error) {
+	user, address, found := strings.Cut(name, "@")
+	if !found {
+		user, address = "", name
+	}
+	bare := strings.TrimSuffix(strings.TrimPrefix(address, "["), "]")
+	switch {
+	case bare == "" || found && user == "" || strings.HasPrefix(name, "-") ||
+		strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c == 0x7f }):
+		return nil, fmt.Errorf("host %q: write what ssh takes, HOST or USER@HOST", name)
+	case bare == address && strings.Contains(address, ":"):
+		return nil, fmt.Errorf("host %q: put an IPv6 address in brackets, as in [fd00::7]:4", name)
+	case slots < 1 || slots > MaxRanks:
+		return nil, fmt.Errorf("host %s with %d ranks: a host takes 1 to %d", name, slots, MaxRanks)
+	}
+	name = strings.TrimSuffix(name, address) + bare
+	for i := range hosts {
+		if hosts[i].Name == name {
+			hosts[i].Slots += slots
+			return hosts, nil
+		}
+	}
+	return append(hosts, Host{name, slots}), nil
+}
+
+// Slots is how many ranks hosts take together.
+func Slots(hosts []Host) (n int) {
+	for _, h := range hosts {
+		n += h.Slots
+	}
+	return n
+}
