@@ -39,8 +39,8 @@
 //	                    .RANK.json appended, when the communicator closes or a rank is lost
 //	EURYALE_LAST_CALLS  how many of its last collectives a rank prints to standard error on
 //	                    SIGQUIT, before the stacks (default: 0; euryale run sets 10)
-//	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt or
-//	                    .svg, when it is made; the plan of an evaluation goes to the file
+//	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt, .svg
+//	                    or .json, when it is made; the plan of an evaluation goes to the file
 //	                    with .eval before this end
 //	EURYALE_FAULT       kill, stop, panic, exit or abort, and ,rank=R,call=N: inject this
 //	                    fault into rank R at its N-th collective, on the job's first attempt;

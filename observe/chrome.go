@@ -63,7 +63,14 @@ func chrome(e Event, pid int) chromeEvent {
 		Args: map[string]any{
 			"call": e.Header.String(), "group": e.Comm, "rank": e.Rank,
 			"bytes": e.Bytes, "count": e.Header.Count, "dtype": e.Header.DType.String(),
+			"seq": e.Header.Seq,
 		},
+	}
+	if e.Header.Kind.Rooted() {
+		out.Args["root"] = e.Header.Root
+	}
+	if e.Algorithm != "" {
+		out.Args["algorithm"] = e.Algorithm
 	}
 	if e.Part != "" {
 		out.Name, out.Category = e.Part, "part"

@@ -14,9 +14,16 @@ type Event struct {
 	Header backend.Header // what was called
 	Part   string         // of the call, see [backend.Call]; empty for the whole one
 	Bytes  int64          // of the larger buffer
-	Start  time.Time
-	End    time.Time // zero while it is not known to be over
-	Err    error
+	// Algorithm by which the call ran, as far as the communicator says; empty for parts.
+	Algorithm string
+	Start     time.Time
+	End       time.Time // zero while it is not known to be over
+	Err       error
+}
+
+// chooser is a communicator that says by which algorithm it runs a call of nbytes bytes.
+type chooser interface {
+	Chosen(c *backend.Collective, d backend.DType, nbytes int) string
 }
 
 // settle finds out the times of a call, which then stay: the length of a tick is known better
@@ -38,6 +45,10 @@ func (r *record) event(epoch time.Time) Event {
 	}
 	if r.part != nil {
 		e.Part = r.part.name
+	} else if by, ok := backend.As[chooser](r.comm); ok {
+		h := r.header
+		e.Algorithm = by.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root),
+			Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)
 	}
 	if r.to != 0 {
 		e.End = epoch.Add(r.to)

@@ -10,9 +10,9 @@ import (
 	"github.com/euryale-ml/euryale/internal/env"
 )
 
-// writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, or as a drawing of
-// the arena. The file of a machine of [Eval] has ".eval" before the end of its name, plan.eval.txt.
-// A machine of the same kind that is made later writes over it.
+// writePlan writes the plan to the file of EURYALE_PLAN, if it is set: as text, as a drawing of
+// the arena, or as JSON for "euryale report". The file of a machine of [Eval] has ".eval" before
+// the end of its name, plan.eval.txt. A machine of the same kind that is made later writes over it.
 func (m *Machine) writePlan() error {
 	to := env.Plan.Text(os.Getenv)
 	if to == "" {
@@ -23,9 +23,11 @@ func (m *Machine) writePlan() error {
 	case ".txt":
 	case ".svg":
 		text = m.plan.SVG
+	case ".json":
+		text = m.plan.JSON
 	default:
-		return fmt.Errorf("vm: %w",
-			env.Plan.Wrong(to, fmt.Errorf("%w: end its name in .txt or .svg", backend.ErrArgument)))
+		return fmt.Errorf("vm: %w", env.Plan.Wrong(to,
+			fmt.Errorf("%w: end its name in .txt, .svg or .json", backend.ErrArgument)))
 	}
 	if !m.training {
 		to = strings.TrimSuffix(to, filepath.Ext(to)) + ".eval" + filepath.Ext(to)

@@ -1,8 +1,10 @@
 package vm_test
 
 import (
+	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -41,6 +43,44 @@ func TestPlanFile(t *testing.T) {
 				t.Errorf("%d bars in\n%s", bars, text)
 			}
 		}
+	}
+}
+
+// TestPlanFileForReports: as JSON, EURYALE_PLAN gets what is in use of the arena in each step: most
+// of it in one, and never more than all.
+func TestPlanFileForReports(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.json")
+	t.Setenv("EURYALE_PLAN", path)
+	want := machine(t, mlp(t, tensor.Float32).g).Plan().String()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Arena int `json:"arena_bytes"`
+		Steps []struct {
+			Does  string
+			Bytes int
+		}
+	}
+	if err := json.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	peak := 0
+	for i, s := range file.Steps {
+		peak = max(peak, s.Bytes)
+		if s.Does == "" || s.Bytes <= 0 {
+			t.Errorf("step %d: %+v", i, s)
+		}
+	}
+	for _, part := range []string{fmt.Sprintf("\nsteps=%d ", len(file.Steps)),
+		fmt.Sprintf(" arena_bytes=%d ", file.Arena)} {
+		if !strings.Contains(want, part) {
+			t.Errorf("no %q in\n%s", part, want)
+		}
+	}
+	if peak <= file.Arena/2 || peak > file.Arena {
+		t.Errorf("%d of %d bytes in use", peak, file.Arena)
 	}
 }
 

@@ -14,7 +14,7 @@ func TestShellsCompleteCommandsFlagsAndValues(t *testing.T) {
 	}
 	for line, want := range map[string]string{
 		"euryale ru":                     "run",
-		"euryale to":                     "token",
+		"euryale tok":                    "token",
 		"euryale run --max":              "--max-restarts",
 		"euryale run -n 4 --gr":          "--grace",
 		"euryale run -n 4 ./di":          "./digits",

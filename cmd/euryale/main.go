@@ -33,6 +33,8 @@ type cli struct {
 	Explain explainCmd `cmd:"" help:"Explain which algorithm a collective uses, with the candidates and their times."`
 	Env     envCmd     `cmd:"" help:"Print the shell environment for building with GPU support."`
 	Doctor  doctorCmd  `cmd:"" help:"Report what this build and machine can use, and why not the rest."`
+	Report  reportCmd  `cmd:"" help:"Make one page of the logs and traces of a job's ranks."`
+	Top     topCmd     `cmd:"" help:"Show the ranks of running jobs, and which one is slow."`
 	Token   tokenCmd   `cmd:"" help:"Print a new secret for EURYALE_TOKEN."`
 
 	Completion completionCmd `cmd:"" help:"Print what makes a shell complete command lines."`

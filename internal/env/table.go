@@ -105,8 +105,8 @@ func ofUsers() []Variable {
 		{of: LastCalls, Default: "0; euryale run sets 10",
 			Help: "how many of its last collectives a rank " +
 				"prints to standard error on SIGQUIT, before the stacks"},
-		{of: Plan, Help: "write the plan of a vm.Machine to this file, which ends in .txt or " +
-			".svg, when it " +
+		{of: Plan, Help: "write the plan of a vm.Machine to this file, which ends in .txt, " +
+			".svg or .json, when it " +
 			"is made; the plan of an evaluation goes to the file with .eval before this end"},
 		{of: Fault, Help: "kill, stop, panic, exit or abort, and ,rank=R,call=N: inject this " +
 			"fault into " +

@@ -49,6 +49,7 @@ var arrows = []arrow{
 	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels",
 		"rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
+	{"observe/report", []string{"backend"}},
 	{"observe", []string{"backend", "rendezvous", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
 	{"ops/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops/...",
@@ -146,6 +147,8 @@ var fences = []fence{
 		"internal/tools/optable", "internal/tools/soak",
 	}, ""},
 	{"github.com/alecthomas/kong", []string{"cmd/..."}, ""},
+	{"charm.land", []string{"cmd/..."}, ""},
+	{"github.com/prometheus/common", []string{"cmd/..."}, ""},
 }
 
 // within reports whether the pattern names the package: "backend" is one

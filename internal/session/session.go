@@ -15,8 +15,12 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// remembered is how many collectives the flight recorder keeps.
-const remembered = 2048
+// remembered is how many collectives the flight recorder keeps, and traced how many for a trace:
+// a thousand steps of 16.
+const (
+	remembered = 2048
+	traced     = 1 << 14
+)
 
 // Session is the outermost communicator: it owns the world.
 type Session struct {
@@ -69,7 +73,11 @@ func Connect(
 	if err != nil {
 		return nil, errors.Join(err, CloseBackends(own))
 	}
-	recorder := observe.New(w.Rank, remembered)
+	kept := remembered
+	if file != nil {
+		kept = traced
+	}
+	recorder := observe.New(w.Rank, kept)
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}

@@ -66,7 +66,8 @@ type Job struct {
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet: a second
+	// prefixes: attempt_0/rank_0.log and so on, and attempt_0/launcher_0.log, which says when the
+	// attempt began, when it ended, and how. It must not hold such files yet: a second
 	// job needs a directory of its own. Launchers of several machines may share one.
 	// "" is for none.
 	LogDir string
@@ -245,8 +246,14 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 			return errors.Join(err, closeLogs(logs))
 		}
 	}
+	noted := note(logs, fmt.Sprintf("started %d ranks", j.Ranks))
 	w.start()
-	return errors.Join(w.run(ctx), closeLogs(logs))
+	err = w.run(ctx)
+	outcome := "all ranks have ended"
+	if err != nil {
+		outcome = err.Error()
+	}
+	return errors.Join(err, noted, note(logs, outcome), closeLogs(logs))
 }
 
 // environment returns the variables that all ranks of an attempt share. Each attempt

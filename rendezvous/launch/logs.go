@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 )
 
 // Logs are only ever made, never opened: other users may have put links where they go, in a
@@ -39,7 +40,8 @@ func attemptDir(attempt int) string { return fmt.Sprintf("attempt_%d", attempt) 
 
 func logName(rank int) string { return fmt.Sprintf("rank_%d.log", rank) }
 
-// openLogs makes the log files of an attempt, one for each rank; none without Job.LogDir.
+// openLogs makes the log files of an attempt: one for each rank, and last the launcher's; none
+// without Job.LogDir.
 func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
 	if j.LogDir == "" {
 		return nil, nil
@@ -49,15 +51,28 @@ func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
 		return nil, err
 	}
 	defer dir.Close()
-	for r := j.first(); r < j.first()+j.Ranks; r++ {
-		f, err := dir.OpenFile(logName(r), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	for r := j.first(); r <= j.first()+j.Ranks; r++ {
+		name := logName(r)
+		if r == j.first()+j.Ranks {
+			name = fmt.Sprintf("launcher_%d.log", j.first()/j.Ranks)
+		}
+		f, err := dir.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 		if err != nil {
-			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err),
-				closeLogs(logs))
+			return nil, errors.Join(fmt.Errorf("make the log %s: %w", name, err), closeLogs(logs))
 		}
 		logs = append(logs, f)
 	}
 	return logs, nil
+}
+
+// note writes a line with the time to the launcher's log of an attempt.
+func note(logs []*os.File, what string) error {
+	if logs == nil {
+		return nil
+	}
+	_, err := fmt.Fprintf(logs[len(logs)-1], "%s %s\n",
+		time.Now().UTC().Format("2006-01-02T15:04:05.000Z"), what)
+	return err
 }
 
 // makeLogDir makes the directory of an attempt. On several machines, which may share Job.LogDir,

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // trap is a victim's file and the command that links logs/attempt_1/rank_0.log to it, as another
@@ -95,6 +96,31 @@ func TestMachinesShareADirectoryForLogs(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", fmt.Sprintf("rank_%d.log", r)))
 		if want := fmt.Sprintf("rank %d\n", r); err != nil || string(text) != want {
 			t.Errorf("rank %d: %q, %v", r, text, err)
+		}
+	}
+}
+
+// TestLauncherLogsWhenAnAttemptBeganAndHowItEnded: a line with the time for each.
+func TestLauncherLogsWhenAnAttemptBeganAndHowItEnded(t *testing.T) {
+	began := time.Now().Add(-time.Millisecond)
+	job, _, _ := shell(2, `if [ $RANK$TORCHELASTIC_RESTART_COUNT = 10 ]; then exit 3; fi`)
+	job.LogDir, job.MaxRestarts = filepath.Join(t.TempDir(), "logs"), 1
+	if err := Run(t.Context(), job); err != nil {
+		t.Fatal(err)
+	}
+	for attempt, want := range []string{"rank 1 failed", "all ranks have ended"} {
+		text, err := os.ReadFile(filepath.Join(job.LogDir, attemptDir(attempt), "launcher_0.log"))
+		lines := strings.Split(string(text), "\n")
+		if err != nil || len(lines) < 3 {
+			t.Fatalf("attempt %d: %q, %v", attempt, text, err)
+		}
+		for i, what := range []string{"started 2 ranks", want} {
+			at, said, _ := strings.Cut(lines[i], " ")
+			when, err := time.Parse(time.RFC3339Nano, at)
+			if err != nil || when.Before(began) || !strings.HasPrefix(said, what) {
+				t.Errorf("attempt %d: line %d is %q (%v), want %q", attempt, i, lines[i], err, what)
+			}
+			began = when
 		}
 	}
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	page "github.com/euryale-ml/euryale/observe/report"
+)
+
+// reportCmd is "euryale report".
+type reportCmd struct {
+	Dir   string `arg:"" predictor:"directory" help:"What a job has left: logs of --log-dir, traces, plans, logs of package fit."`
+	Out   string `short:"o" placeholder:"FILE" predictor:"file" help:"Where the page goes; DIR/report.html if not given."`
+	Trace string `placeholder:"FILE" predictor:"file" help:"Also write the traces of all ranks as one Chrome trace, on one clock."`
+}
+
+// Help says what the one-line help leaves out.
+func (*reportCmd) Help() string {
+	return `The page is one file that needs no network. It shows what the files below DIR say:
+
+EURYALE_TRACE=DIR/trace EURYALE_PLAN=DIR/plan.json euryale run -n 8 --log-dir DIR PROGRAM
+
+Curves come from the files of fit.Log in DIR, or else from lines that rank 0 prints, such as "epoch
+3/20: loss=0.0312".`
+}
+
+// Run reads what there is and writes the page.
+func (c *reportCmd) Run(s *streams) error {
+	job, err := page.Read(c.Dir)
+	if err != nil {
+		return err
+	}
+	out := cmp.Or(c.Out, filepath.Join(c.Dir, "report.html"))
+	if err := written(out, job.WriteHTML); err != nil {
+		return err
+	}
+	if c.Trace != "" {
+		if err := written(c.Trace, job.WriteChrome); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(s.out, out)
+	return err
+}
+
+// written writes a file.
+func written(path string, write func(io.Writer) error) error {
+	var text bytes.Buffer
+	if err := write(&text); err != nil {
+		return err
+	}
+	return os.WriteFile(path, text.Bytes(), 0o666)
+}

@@ -1,0 +1,58 @@
+//go:build unix
+
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestReportTellsWhatJobsHaveLeft: logs of one in which a rank fails, and traces of another.
+func TestReportTellsWhatJobsHaveLeft(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "logs")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	failing := command(t, "run", "-n", "3", "--log-dir", dir, self, brokenRank, "exit 3")
+	if out, err := failing.CombinedOutput(); failing.ProcessState.ExitCode() != 3 {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	well := command(t, "run", "-n", "3", self, brokenRank, "not at all")
+	well.Env = append(well.Env, "EURYALE_TRACE="+filepath.Join(dir, "trace"))
+	if out, err := well.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	merged := filepath.Join(dir, "all.json")
+	code, out, errs := commandLine("report", "--trace", merged, dir)
+	if page := filepath.Join(dir, "report.html"); code != 0 || errs != "" || out != page+"\n" {
+		t.Fatalf("code %d: %q, %s", code, out, errs)
+	}
+	page, err := os.ReadFile(filepath.Join(dir, "report.html"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"<b>3</b> ranks", ">rank 1 failed first: exit status 3",
+		"out of data", ">started 3 ranks<", "</b> steps in the traces"} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("the page has no %q", want)
+		}
+	}
+	trace, err := os.ReadFile(merged)
+	if n := strings.Count(string(trace), `"name":"allreduce"`); err != nil || n != 3*50 {
+		t.Errorf("the trace has %d all-reduces, want 150: %v", n, err)
+	}
+}
+
+func TestReportOfNothingSaysHowToMakeSome(t *testing.T) {
+	for dir, want := range map[string]string{
+		t.TempDir():                        "neither logs nor traces: run a job",
+		filepath.Join(t.TempDir(), "none"): "no such file",
+	} {
+		if code, _, errs := commandLine("report", dir); code != 1 || !strings.Contains(errs, want) {
+			t.Errorf("code %d: %s", code, errs)
+		}
+	}
+}

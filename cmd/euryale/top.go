@@ -1,0 +1,354 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"text/tabwriter"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"golang.org/x/term"
+
+	"github.com/euryale-ml/euryale/internal/env"
+)
+
+// topCmd is "euryale top".
+type topCmd struct {
+	Address []string      `arg:"" optional:"" help:"HOST:PORT of each rank's metrics, on any machine; if not given, the jobs of this user on this machine."`
+	Every   time.Duration `default:"1s" help:"Time between two looks."`
+}
+
+// Help says what the one-line help leaves out.
+func (*topCmd) Help() string {
+	return `A row is a rank: its state, its last step, by how much it is late in a step, which
+share of the time it stands in collectives, and its memory. An asterisk marks the slowest rank, with
+the cause. On a terminal the table is renewed until q or Ctrl-C, elsewhere it is written once.
+
+On Linux, the jobs of this machine are found by the variables of their processes. What /proc does
+not say comes from the ranks' metrics: start the job with EURYALE_METRICS=:9090. Ranks of other
+machines ask for the secret of EURYALE_TOKEN, which is not sent.
+
+Examples: euryale top; EURYALE_TOKEN=... euryale top 10.0.0.1:909{0..7}`
+}
+
+// Run shows the table.
+func (c *topCmd) Run(ctx context.Context, s *streams) error {
+	if c.Every <= 0 {
+		return usageError{fmt.Errorf("top: --every=%v: the time must be positive", c.Every)}
+	}
+	for _, address := range c.Address {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return usageError{fmt.Errorf("top: %w: give HOST:PORT", err)}
+		}
+	}
+	look := c.looker()
+	out, ok := s.out.(*os.File)
+	if !ok || !term.IsTerminal(int(out.Fd())) {
+		_, err := io.WriteString(s.out, topView(look(ctx)))
+		return err
+	}
+	_, err := tea.NewProgram(topModel{ctx, look, c.Every, look(ctx)}, tea.WithContext(ctx),
+		tea.WithInput(s.in), tea.WithOutput(out), tea.WithoutSignalHandler()).Run()
+	return err
+}
+
+// topModel is the table on a terminal.
+type topModel struct {
+	ctx   context.Context
+	look  func(context.Context) []rankRow
+	every time.Duration
+	rows  []rankRow
+}
+
+// Init implements [tea.Model].
+func (m topModel) Init() tea.Cmd {
+	return tea.Tick(m.every, func(time.Time) tea.Msg { return m.look(m.ctx) })
+}
+
+// Update implements [tea.Model].
+func (m topModel) Update(what tea.Msg) (tea.Model, tea.Cmd) {
+	switch what := what.(type) {
+	case []rankRow:
+		m.rows = what
+		return m, m.Init()
+	case tea.KeyPressMsg:
+		if key := what.String(); key == "q" || key == "esc" || key == "ctrl+c" {
+			return m, tea.Quit
+		}
+	}
+	return m, nil
+}
+
+// View implements [tea.Model].
+func (m topModel) View() tea.View {
+	v := tea.NewView(topView(m.rows) + "\nq ends this\n")
+	v.AltScreen = true
+	return v
+}
+
+// looker returns what looks at all ranks: those of addresses, or of this machine.
+func (c *topCmd) looker() func(context.Context) []rankRow {
+	client := &http.Client{Timeout: scrapeTime, Transport: &http.Transport{}} // no proxy
+	return func(ctx context.Context) (rows []rankRow) {
+		for _, address := range c.Address {
+			rows = append(rows, rankRow{Rank: -1, address: address,
+				token: env.Token.Read(os.Getenv)})
+		}
+		if len(rows) == 0 {
+			rows = localRanks()
+		}
+		var all sync.WaitGroup
+		for i := range rows {
+			all.Go(func() {
+				if err := rows[i].scrape(ctx, client); err != nil {
+					rows[i].Note = "no metrics: " + err.Error()
+				}
+			})
+		}
+		all.Wait()
+		return rows
+	}
+}
+
+const (
+	scrapeTime  = 5 * time.Second // that a rank has to answer
+	scrapeBytes = 1 << 20         // of its answer, at most
+)
+
+// scrape asks a rank for its metrics, and fills the row with them. The token itself is not sent.
+func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
+	host, _, err := net.SplitHostPort(r.address)
+	if err != nil {
+		return errors.New("EURYALE_METRICS is not set")
+	}
+	ask, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.address+"/metrics", nil)
+	if err != nil {
+		return err
+	}
+	local := host == "localhost" || net.ParseIP(host).IsLoopback()
+	if !local && r.token != "" {
+		ask.Header.Set("Authorization", "Bearer "+credential(r.token))
+	}
+	answer, err := client.Do(ask)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", r.address, answer.Status)
+	}
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(io.LimitReader(answer.Body, scrapeBytes))
+	if err == nil && families["euryale_rank_info"] == nil {
+		err = fmt.Errorf("%s is no rank", r.address)
+	}
+	if err == nil {
+		r.take(families)
+	}
+	return err
+}
+
+// credential proves to a rank that this program knows the job's token.
+func credential(token string) string {
+	h := hmac.New(sha256.New, []byte(token))
+	io.WriteString(h, "euryale metrics") // never fails
+	return fmt.Sprintf("%x", h.Sum(nil))
+}
+
+// take fills the row with what a rank's metrics say.
+func (r *rankRow) take(families map[string]*dto.MetricFamily) {
+	numbers := map[string]*float64{"euryale_step": &r.Step, "euryale_loss": &r.Loss,
+		"euryale_lateness_seconds": &r.Late, "euryale_exposed_ratio": &r.Exposed,
+		"euryale_caused_exposed_ratio":  &r.Caused,
+		"process_resident_memory_bytes": &r.Memory, "euryale_gpu_memory_used_bytes": &r.GPU}
+	for name, f := range families {
+		for _, m := range f.GetMetric() {
+			value := m.GetGauge().GetValue() + m.GetUntyped().GetValue()
+			labels := map[string]string{}
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = l.GetValue()
+			}
+			switch to := numbers[name]; {
+			case to != nil:
+				*to = value
+			case name == "euryale_rank_state" && value == 1:
+				r.State = labels["state"]
+			case name == "euryale_late_cause" && value == 1:
+				r.Cause = strings.ReplaceAll(labels["cause"], "_", " ")
+			case name == "euryale_rank_info":
+				r.Job, r.Size = cmp.Or(labels["job"], r.Job), labels["size"]
+				if rank, err := strconv.Atoi(labels["rank"]); err == nil {
+					r.Rank = rank
+				}
+			}
+		}
+	}
+	r.known = true
+}
+
+// rankRow is what is known of a rank.
+type rankRow struct {
+	Job, Size     string // Size is the number of ranks
+	Rank          int    // -1 if it is not known
+	State, Cause  string
+	Step, Loss    float64
+	Late, Exposed float64 // seconds a step; a share of the time
+	Caused        float64 // the share of all ranks' exposed time
+	Memory, GPU   float64 // bytes
+	Note          string  // why there is no more
+
+	known          bool // by its metrics
+	address, token string
+}
+
+// topView writes jobs as tables. What would move a terminal's cursor is left out: it comes from
+// other programs.
+func topView(rows []rankRow) string {
+	var b strings.Builder
+	rows = slices.SortedStableFunc(slices.Values(rows), func(a, b rankRow) int {
+		return cmp.Or(strings.Compare(a.Job, b.Job), cmp.Compare(a.Rank, b.Rank))
+	})
+	for from, i := 0, 0; i < len(rows); i++ {
+		if i+1 == len(rows) || rows[i+1].Job != rows[i].Job {
+			writeJob(&b, rows[from:i+1])
+			from = i + 1
+		}
+	}
+	if len(rows) == 0 {
+		b.WriteString("no job of yours runs on this machine; euryale top HOST:PORT shows others\n")
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' || r == 0x7f {
+			return -1
+		}
+		return r
+	}, b.String())
+}
+
+// writeJob writes the table of a job.
+func writeJob(b *strings.Builder, rows []rankRow) {
+	first := slices.MaxFunc(rows, func(a, b rankRow) int { return cmp.Compare(a.Step, b.Step) })
+	fmt.Fprintf(b, "%s: %d of %s ranks", cmp.Or(first.Job, "a job"), len(rows),
+		cmp.Or(first.Size, "?"))
+	if first.known {
+		fmt.Fprintf(b, ", step %.0f, loss %.4g", first.Step, first.Loss)
+	}
+	table := tabwriter.NewWriter(b, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprint(table, "\n\tRANK\tSTATE\tSTEP\tLATE\tEXPOSED\tMEMORY\tGPU\t\n")
+	slow := slowest(rows)
+	for i, r := range rows {
+		mark, name, numbers := "", strconv.Itoa(r.Rank), "-\t-\t-"
+		if i == slow {
+			mark, r.Note = "*", "slowest: "+cmp.Or(r.Cause, "no cause is known")
+		}
+		if r.Rank < 0 {
+			name = r.address
+		}
+		if r.known {
+			numbers = fmt.Sprintf("%.0f\t%.1f ms\t%.0f %%", r.Step, 1000*r.Late, 100*r.Exposed)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", mark, name, cmp.Or(r.State, "-"),
+			numbers, amount(r.Memory), amount(r.GPU), r.Note)
+	}
+	_ = table.Flush() // a Builder takes everything
+}
+
+// slowest returns the row that is late and that the others wait for most, -1 for none.
+func slowest(rows []rankRow) int {
+	slow, worst := -1, rankRow{}
+	for i, r := range rows {
+		if r.Late > 0 && cmp.Or(cmp.Compare(r.Caused, worst.Caused),
+			cmp.Compare(r.Late, worst.Late)) > 0 {
+			slow, worst = i, r
+		}
+	}
+	return slow
+}
+
+// amount writes bytes, "-" for none.
+func amount(nbytes float64) string {
+	switch {
+	case nbytes == 0:
+		return "-"
+	case nbytes < 1e9:
+		return fmt.Sprintf("%.0f MB", nbytes/1e6)
+	}
+	return fmt.Sprintf("%.1f GB", nbytes/1e9)
+}
+
+// localRanks finds this user's ranks on this machine, by the variables of their processes. Of the
+// processes that have those of one rank, the largest is it: the others are its shell or its
+// children.
+func localRanks() []rankRow {
+	found := map[string]rankRow{}
+	paths, _ := filepath.Glob("/proc/[0-9]*") // none elsewhere than on Linux
+	for _, dir := range paths {
+		if r, ok := rankOf(dir); ok {
+			key := fmt.Sprint(r.Job, " ", r.Rank)
+			if found[key].Memory < r.Memory {
+				found[key] = r
+			}
+		}
+	}
+	return slices.Collect(maps.Values(found))
+}
+
+// rankOf returns the rank that a process is, if it is one of this user's.
+func rankOf(dir string) (r rankRow, ok bool) {
+	status, _ := os.ReadFile(filepath.Join(dir, "status"))
+	user := -1
+	for line := range strings.Lines(string(status)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":\t")
+		switch name {
+		case "State":
+			r.State = map[string]string{"R": "running", "S": "sleeping", "D": "in the kernel",
+				"T": "stopped", "t": "stopped", "Z": "ended"}[value[:min(1, len(value))]]
+		case "Uid":
+			_, _ = fmt.Sscan(value, &user)
+		case "VmRSS":
+			_, _ = fmt.Sscan(value, &r.Memory)
+			r.Memory *= 1024
+		}
+	}
+	if user != os.Getuid() {
+		return r, false
+	}
+	environ, _ := os.ReadFile(filepath.Join(dir, "environ"))
+	set := map[string]string{}
+	for entry := range bytes.SplitSeq(environ, []byte{0}) {
+		name, value, _ := strings.Cut(string(entry), "=")
+		set[name] = value
+	}
+	r.Job, r.Size, r.token = set["EURYALE_JOB"], set["WORLD_SIZE"], set["EURYALE_TOKEN"]
+	var err error
+	if r.Rank, err = strconv.Atoi(set["RANK"]); err != nil || r.Job == "" {
+		return r, false
+	}
+	host, port, err := net.SplitHostPort(set["EURYALE_METRICS"])
+	if first, wrong := strconv.Atoi(port); err == nil && wrong == nil {
+		local, _ := strconv.Atoi(set["LOCAL_RANK"])
+		if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+			host = "127.0.0.1"
+		}
+		r.address = net.JoinHostPort(host, strconv.Itoa(first+local))
+	}
+	return r, true
+}

@@ -1,0 +1,215 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// topRows are ranks of two jobs, one of which is stopped.
+func topRows() []rankRow {
+	return []rankRow{
+		{Job: "run-B", Size: "8", Rank: 1, State: "computing", Step: 119, Loss: 0.26, Late: 0.0041,
+			Exposed: 0.03, Caused: 0.61, Cause: "garbage collection", Memory: 1.24e9, GPU: 3.1e10,
+			known: true},
+		{Job: "run-A\x1b[2J", Size: "1", Rank: 0, State: "stopped", Memory: 4.2e7,
+			Note: "no metrics: EURYALE_METRICS is not set"},
+		{Job: "run-B", Size: "8", Rank: 0, State: "communicating", Step: 120, Loss: 0.25,
+			Exposed: 0.12, Memory: 1.2e9, GPU: 3.1e10, known: true},
+		{Job: "run-B", Size: "8", Rank: 10, State: "loading", Step: 120, Late: 0.0001,
+			Exposed: 0.115, Memory: 9e8, known: true},
+	}
+}
+
+func TestTopTableMarksTheSlowestRank(t *testing.T) {
+	const want = `run-A[2J: 1 of 1 ranks
+    RANK    STATE  STEP  LATE  EXPOSED  MEMORY  GPU
+       0  stopped     -     -        -   42 MB    -  no metrics: EURYALE_METRICS is not set
+run-B: 3 of 8 ranks, step 120, loss 0.25
+     RANK          STATE  STEP    LATE  EXPOSED  MEMORY      GPU
+        0  communicating   120  0.0 ms     12 %  1.2 GB  31.0 GB
+  *     1      computing   119  4.1 ms      3 %  1.2 GB  31.0 GB  slowest: garbage collection
+       10        loading   120  0.1 ms     12 %  900 MB        -
+`
+	var lines []string
+	for line := range strings.Lines(topView(topRows())) {
+		lines = append(lines, strings.TrimRight(line, " \n")+"\n")
+	}
+	if got := strings.Join(lines, ""); got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	if got := topView(nil); !strings.HasPrefix(got, "no job of yours runs on this machine") {
+		t.Errorf("without jobs: %q", got)
+	}
+}
+
+func TestTopModelIsRenewedUntilAKeyEndsIt(t *testing.T) {
+	m, next := tea.Model(topModel{every: time.Nanosecond,
+		look: func(context.Context) []rankRow { return topRows() }}), tea.Cmd(nil)
+	if next = m.Init(); next == nil {
+		t.Fatal("it does not look")
+	}
+	for range 2 {
+		if m, next = m.Update(next()); next == nil || !strings.Contains(m.View().Content, "run-B") {
+			t.Fatalf("it shows %q", m.View().Content)
+		}
+	}
+	for _, key := range []tea.Key{{Code: 'q', Text: "q"}, {Code: 'c', Mod: tea.ModCtrl}} {
+		if _, end := m.Update(tea.KeyPressMsg(key)); end == nil || end() != tea.Quit() {
+			t.Errorf("%v does not end it", key)
+		}
+	}
+}
+
+// metricsOf is what rank r of a job says.
+func metricsOf(r int) string {
+	return fmt.Sprintf(`# TYPE euryale_rank_info gauge
+euryale_rank_info{rank="%[1]d",job="run-T",size="2",backend="host"} 1
+# TYPE euryale_rank_state gauge
+euryale_rank_state{rank="%[1]d",state="computing"} 0
+euryale_rank_state{rank="%[1]d",state="communicating"} 1
+euryale_step{rank="%[1]d"} 7%[1]d
+euryale_loss{rank="%[1]d"} 0.5
+euryale_lateness_seconds{rank="%[1]d"} 0.00%[1]d
+euryale_exposed_ratio{rank="%[1]d"} 0.25
+euryale_late_cause{rank="%[1]d",cause="loader"} 0
+euryale_late_cause{rank="%[1]d",cause="page_faults"} %[1]d
+process_resident_memory_bytes{rank="%[1]d"} 2.5e+09
+`, r)
+}
+
+func TestTopOfAddressesPrintsOneTable(t *testing.T) {
+	var got []string
+	for r := range 2 {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			fmt.Fprint(w, metricsOf(r))
+		}))
+		defer server.Close()
+		got = append(got, strings.TrimPrefix(server.URL, "http://"))
+	}
+	code, out, errs := commandLine(append([]string{"top"}, got...)...)
+	for _, want := range []string{"run-T: 2 of 2 ranks, step 71, loss 0.5\n",
+		" 0  communicating    70  0.0 ms     25 %  2.5 GB",
+		"*     1  communicating    71  1.0 ms     25 %  2.5 GB    -  slowest: page faults\n"} {
+		if code != 0 || errs != "" || strings.Count(out, want) != 1 {
+			t.Errorf("code %d, %s: no %q in\n%s", code, errs, want, out)
+		}
+	}
+}
+
+// TestTopSaysWhyARankIsSilent: one that is not there, asks for a secret, or talks nonsense.
+func TestTopSaysWhyARankIsSilent(t *testing.T) {
+	answer := func(status int, text string) string {
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(status)
+			fmt.Fprint(w, text)
+		}))
+		t.Cleanup(server.Close)
+		return strings.TrimPrefix(server.URL, "http://")
+	}
+	for address, want := range map[string]string{
+		"127.0.0.1:1":                             "no metrics: ",
+		answer(http.StatusUnauthorized, ""):       "answers 401 Unauthorized",
+		answer(http.StatusOK, "\x00{{{ nonsense"): "text format parsing error",
+		answer(http.StatusOK, "x 1\n"):            " is no rank",
+	} {
+		code, out, errs := commandLine("top", address)
+		if code != 0 || !strings.Contains(out, want) || !strings.Contains(out, address) {
+			t.Errorf("%s: code %d, %s\n%s", address, code, errs, out)
+		}
+	}
+	for _, wrong := range []string{"host", "[::1", "a:b:c"} {
+		if code, _, errs := commandLine("top", wrong); code != usageCode ||
+			!strings.Contains(errs, "give HOST:PORT") {
+			t.Errorf("%s: code %d, %s", wrong, code, errs)
+		}
+	}
+}
+
+// TestTopProvesTheToken: to ranks that are not on loopback, without sending it.
+func TestTopProvesTheToken(t *testing.T) {
+	const token = "0123456789abcdef"
+	asked := map[string]string{}
+	client := &http.Client{Transport: transport(func(ask *http.Request) (*http.Response, error) {
+		asked[ask.URL.Host] = ask.Header.Get("Authorization")
+		return nil, http.ErrHandlerTimeout
+	})}
+	for _, address := range []string{"10.0.0.1:1", "host:1", "127.0.0.1:1", "[::1]:1",
+		"localhost:1"} {
+		_ = (&rankRow{address: address, token: token}).scrape(t.Context(), client)
+	}
+	for address, got := range asked {
+		remote := address == "10.0.0.1:1" || address == "host:1"
+		if remote != (got == "Bearer "+credential(token)) || strings.Contains(got, token) ||
+			!remote && got != "" {
+			t.Errorf("%s is told %q", address, got)
+		}
+	}
+	if len(asked) != 5 || len(credential(token)) != 64 {
+		t.Errorf("%d are asked, by %s", len(asked), credential(token))
+	}
+}
+
+type transport func(*http.Request) (*http.Response, error)
+
+func (f transport) RoundTrip(ask *http.Request) (*http.Response, error) { return f(ask) }
+
+func TestTopFindsTheRanksOfThisMachine(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs /proc")
+	}
+	job := fmt.Sprintf("run-TOP%d", os.Getpid())
+	for r := range 2 {
+		cmd := exec.Command("sleep", "60")
+		cmd.Env = append(os.Environ(), "EURYALE_JOB="+job, fmt.Sprintf("RANK=%d", r+4),
+			fmt.Sprintf("LOCAL_RANK=%d", r), "WORLD_SIZE=6", "EURYALE_METRICS=:9090",
+			"EURYALE_TOKEN=0123456789abcdef")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer cmd.Wait()
+		defer cmd.Process.Kill()
+		if r == 1 {
+			_ = cmd.Process.Signal(syscall.SIGSTOP)
+		}
+	}
+	mine := func() (rows []rankRow) {
+		for _, r := range localRanks() {
+			if r.Job == job {
+				rows = append(rows, r)
+			}
+		}
+		return rows
+	}
+	var rows []rankRow
+	want := map[int][2]string{4: {"127.0.0.1:9090", "sleeping"}, 5: {"127.0.0.1:9091", "stopped"}}
+	is := func(r rankRow) bool { return [2]string{r.address, r.State} == want[r.Rank] }
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
+		// until the kernel has started both, and stopped one
+		if rows = mine(); len(rows) == 2 && is(rows[0]) && is(rows[1]) {
+			break
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	for _, r := range rows {
+		if !is(r) || r.Size != "6" ||
+			r.Memory < 1e4 || r.token == "" {
+			t.Errorf("found %+v", r)
+		}
+	}
+	if len(rows) != 2 || strings.Contains(topView(rows), "0123456789abcdef") {
+		t.Errorf("%d rows\n%s", len(rows), topView(rows))
+	}
+}

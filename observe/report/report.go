@@ -1,0 +1,235 @@
+package report
+
+import (
+	"cmp"
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+//go:embed page.html
+var pageText string
+
+// These bound what the page has of a kind.
+const (
+	mostPoints = 2000   // of a curve
+	mostSlow   = 10     // steps
+	mostCalls  = 20000  // in timelines
+	mostRanks  = 64     // in the matrix
+	mostLate   = 100000 // numbers, of ranks in steps
+)
+
+// page is what the page shows, and its script reads.
+type page struct {
+	Job      string       `json:"job"`
+	Size     int          `json:"ranks"`
+	Charts   []chart      `json:"charts"`
+	Some     []*trainStep `json:"steps"`
+	Ranks    []rankLine   `json:"perRank"`
+	Matrix   [][]int64    `json:"matrix"`
+	Attempts []*attempt   `json:"attempts"`
+	Remarks  []string     `json:"remarks"`
+
+	Steps     []*trainStep   `json:"-"`
+	Slow      []slow         `json:"-"`
+	Usual     *trainStep     `json:"-"`
+	Timelines []timelineStep `json:"-"`
+	Kinds     []backend.Kind `json:"-"`
+	Most      int64          `json:"-"` // of Matrix
+	Plans     []memory       `json:"-"`
+	Within    float64        `json:"-"` // microseconds, of the clocks
+}
+
+// rankLine is a row of the table of ranks, for a step in the mean.
+type rankLine struct {
+	Rank        int     `json:"rank"`
+	LateMillis  float64 `json:"late_ms"`
+	WaitMillis  float64 `json:"wait_ms"`
+	CallsMillis float64 `json:"calls_ms"`
+	Sent        int64   `json:"sent_bytes"`
+	AheadMillis float64 `json:"clock_ahead_ms"`
+	Unknown     bool    `json:"clock_unknown"`
+	Latest      bool    `json:"-"`
+}
+
+// timelineStep is a step with its picture.
+type timelineStep struct {
+	Name    string
+	Picture template.HTML
+}
+
+// WriteHTML writes the page: one file that needs no other.
+//
+// Errors: those of w.
+func (j *Job) WriteHTML(w io.Writer) error {
+	text, err := template.New("page").Funcs(template.FuncMap{"bytes": bytesText,
+		"part": func(n, most int64) int64 { return 80 * n / most }}).Parse(pageText)
+	if err != nil {
+		return fmt.Errorf("report: %w", err)
+	}
+	return text.Execute(w, j.page())
+}
+
+func (j *Job) page() *page {
+	p := &page{Job: j.name, Size: j.size(), Remarks: j.remarks, Steps: j.steps,
+		Matrix: j.matrix(), Plans: j.plans}
+	p.Some, p.Charts = thinned(p.Steps, mostLate/max(p.Size, 1)), j.charts()
+	p.Slow, p.Usual = slowest(p.Steps, mostSlow)
+	if p.Usual != nil {
+		p.Charts = append(p.Charts, stepCharts(p.Steps)...)
+		p.Ranks = j.ranks(p.Steps, p.Matrix)
+		p.timelines()
+	}
+	if p.Size < 2 || p.Size > mostRanks {
+		p.Matrix = nil
+	}
+	for _, row := range p.Matrix {
+		p.Most = max(p.Most, slices.Max(row))
+	}
+	for _, m := range j.plans {
+		p.Charts = append(p.Charts, m.chart())
+	}
+	for _, n := range slices.Sorted(maps.Keys(j.attempts)) {
+		p.Attempts = append(p.Attempts, j.attempts[n])
+	}
+	for _, t := range j.traces {
+		p.Within = max(p.Within, float64(t.clock.within)/1e3)
+	}
+	return p
+}
+
+// charts returns the curves, those of training and validation together.
+func (j *Job) charts() (all []chart) {
+	ids := slices.SortedFunc(maps.Keys(j.curves), func(a, b curveID) int {
+		return cmp.Or(strings.Compare(a.over, b.over), strings.Compare(a.chart(), b.chart()),
+			strings.Compare(a.name, b.name))
+	})
+	for i, id := range ids {
+		line := curve{Name: id.name}
+		for _, x := range slices.Sorted(maps.Keys(j.curves[id])) {
+			line.Points = append(line.Points, [2]float64{x, j.curves[id][x]})
+		}
+		line.Points = thinned(line.Points, mostPoints)
+		if i > 0 && id.chart() == ids[i-1].chart() && id.over == ids[i-1].over {
+			all[len(all)-1].Lines = append(all[len(all)-1].Lines, line)
+		} else {
+			all = append(all, chart{Title: id.chart(), X: id.over, Lines: []curve{line}})
+		}
+	}
+	return all
+}
+
+// chart is the title of the chart that a curve is in.
+func (id curveID) chart() string { return strings.TrimPrefix(id.name, "val_") }
+
+// thinned leaves out points in equal distances, and keeps the last.
+func thinned[T any](points []T, most int) (some []T) {
+	every := max(1, (len(points)+most-1)/max(most, 1))
+	for i := (len(points) - 1) % every; i < len(points) && i >= 0; i += every {
+		some = append(some, points[i])
+	}
+	return some
+}
+
+// stepCharts are the times and the throughput of the steps that traces have.
+func stepCharts(steps []*trainStep) []chart {
+	times, rates := curve{Name: "ms"}, curve{Name: "steps/s"}
+	for _, s := range steps {
+		times.Points = append(times.Points, [2]float64{float64(s.Number), s.Millis})
+	}
+	const window = 20
+	for some := range slices.Chunk(steps, max(window, (len(steps)+mostPoints-1)/mostPoints)) {
+		last := some[len(some)-1]
+		if took := (last.to - some[0].from).millis(); took > 0 {
+			rates.Points = append(rates.Points, [2]float64{float64(last.Number),
+				1000 * float64(len(some)) / took})
+		}
+	}
+	times.Points = thinned(times.Points, mostPoints)
+	return []chart{{Title: "time of a step, ms", X: "step of the traces", Lines: []curve{times}},
+		{Title: "steps a second", X: "step of the traces", Lines: []curve{rates}}}
+}
+
+// ranks returns the table of ranks.
+func (j *Job) ranks(steps []*trainStep, sent [][]int64) (all []rankLine) {
+	n := float64(len(steps))
+	lines := make([]rankLine, j.size())
+	for _, s := range steps {
+		last := lastStarts(s.calls)
+		for r, late := range s.Late {
+			lines[r].LateMillis += late / n
+		}
+		busy := map[int]nanos{} // until when a rank is in calls
+		for _, c := range s.calls {
+			if wait := min(last[c.id()]-c.Start, c.Took); wait > 0 && c.syncs() {
+				lines[c.rank].WaitMillis += wait.millis() / n
+			}
+			if c.whole() && c.end() > busy[c.rank] {
+				lines[c.rank].CallsMillis += (c.end() - max(c.Start, busy[c.rank])).millis() / n
+				busy[c.rank] = c.end()
+			}
+		}
+	}
+	latest := 0
+	for _, t := range j.traces {
+		l := &lines[t.rank]
+		l.Rank, l.Unknown = t.rank, t.clock.unknown
+		if len(t.clock.ahead) > 0 {
+			l.AheadMillis = median(t.clock.ahead).millis()
+		}
+		for _, b := range sent[t.rank] {
+			l.Sent += b
+		}
+		all = append(all, *l)
+		if l.LateMillis > all[latest].LateMillis {
+			latest = len(all) - 1
+		}
+	}
+	all[latest].Latest = all[latest].LateMillis > 0
+	return all
+}
+
+// timelines draws the usual step and the slowest ones, as many as keep the page small.
+func (p *page) timelines() {
+	some, calls := append([]slow{{trainStep: p.Usual, Why: "a usual one"}}, p.Slow...), 0
+	for i, s := range some {
+		if calls += len(s.calls); i > 0 && calls > mostCalls {
+			break
+		}
+		name := fmt.Sprintf("step %d, %.3f ms: %s", s.Number, s.Millis, s.Why)
+		p.Timelines = append(p.Timelines, timelineStep{name, timeline(s.trainStep)})
+		for _, c := range s.calls {
+			if c.whole() && !slices.Contains(p.Kinds, c.kind) {
+				p.Kinds = append(p.Kinds, c.kind)
+			}
+		}
+	}
+	slices.Sort(p.Kinds)
+}
+
+// chart draws a plan's memory by its steps.
+func (m memory) chart() chart {
+	line := curve{Name: "bytes"}
+	for i, s := range m.Steps {
+		line.Points = append(line.Points, [2]float64{float64(i), float64(s.Bytes)})
+	}
+	return chart{"memory of " + m.Name, "step of the plan", []curve{line}, true}
+}
+
+// Peak says when the plan keeps most.
+func (m memory) Peak() string {
+	text, most := "nothing", int64(0)
+	for i, s := range m.Steps {
+		if s.Bytes > most {
+			most = s.Bytes
+			text = fmt.Sprintf("%s in step %d, %s", bytesText(most), i, s.Does)
+		}
+	}
+	return text
+}

@@ -1,0 +1,459 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe"
+)
+
+// read reads a job that must be readable.
+func read(t *testing.T, dir string) *Job {
+	t.Helper()
+	j, err := Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// pageOf returns the page of a job.
+func pageOf(t *testing.T, j *Job) string {
+	t.Helper()
+	var text bytes.Buffer
+	if err := j.WriteHTML(&text); err != nil {
+		t.Fatal(err)
+	}
+	return text.String()
+}
+
+// figures returns the numbers that a page has, for its script.
+func figures(t *testing.T, text string) (p page) {
+	t.Helper()
+	_, rest, _ := strings.Cut(text, `id="data">`)
+	data, _, found := strings.Cut(rest, "</script>")
+	if err := json.Unmarshal([]byte(data), &p); err != nil || !found {
+		t.Fatalf("%v in %.200q", err, data)
+	}
+	return p
+}
+
+// lines returns the points of each curve of a page.
+func (p page) lines() map[string][][2]float64 {
+	all := map[string][][2]float64{}
+	for _, c := range p.Charts {
+		for _, line := range c.Lines {
+			all[c.X+" "+line.Name] = line.Points
+		}
+	}
+	return all
+}
+
+func TestFiguresOfThePageAreThoseOfTheLogs(t *testing.T) {
+	const steps = 1000
+	dir, epochs := wholeJob(t, steps)
+	began := time.Now()
+	j := read(t, dir)
+	text := pageOf(t, j)
+	t.Logf("%d bytes of page in %v", len(text), time.Since(began))
+	if len(text) > 3<<20 {
+		t.Errorf("the page has %d bytes, more than 3 MB", len(text))
+	}
+	p := figures(t, text)
+	got, want := p.lines(), map[string][][2]float64{}
+	for i, e := range epochs {
+		x := float64(e.Epoch)
+		for name, y := range map[string]float64{"loss": e.Loss, "val_loss": e.Metrics["loss"],
+			"accuracy": e.Metrics["accuracy"], "rate": e.Rate, "steps/s": 50 / e.Seconds} {
+			name = "epoch " + name
+			want[name] = append(want[name], [2]float64{x, y})
+			if len(got[name]) <= i || got[name][i] != want[name][i] {
+				t.Fatalf("%s is %v, want %v first", name, got[name], want[name])
+			}
+		}
+	}
+	want["step tokens/s"] = [][2]float64{{500, 1250}, {1000, 1500}}
+	want["step of the plan bytes"] = [][2]float64{{0, 1000}, {1, 3000}, {2, 500}}
+	for name := range want {
+		if !reflect.DeepEqual(got[name], want[name]) {
+			t.Errorf("%s is %v, want %v", name, got[name], want[name])
+		}
+	}
+	if p.Size != 8 || len(p.Some) != steps || len(p.Attempts) != 2 {
+		t.Fatalf("%d ranks, %d steps, %d attempts", p.Size, len(p.Some), len(p.Attempts))
+	}
+	for i, s := range p.Some {
+		late, millis := []float64{0, 0, 0, 0, 0.01, 0.02, 0.03, 0.04}, 3.52 // behind rank 3
+		if s.Number%200 == 150 {
+			late[5], millis = 19.97, 23.45
+		}
+		if s.Number != i+1 || s.Millis != millis || !slices.Equal(s.Late, late) {
+			t.Fatalf("step %d is %+v, want %v ms, late %v", i+1, s, millis, late)
+		}
+	}
+}
+
+func TestSlowStepsNameTheLateRank(t *testing.T) {
+	dir, _ := wholeJob(t, 400)
+	slow, usual := slowest(read(t, dir).steps, mostSlow)
+	var numbers []int
+	for _, s := range slow {
+		numbers = append(numbers, s.Number)
+		if s.Why != "rank 5 began its calls 20 ms late" {
+			t.Errorf("step %d: %s", s.Number, s.Why)
+		}
+	}
+	if !slices.Equal(numbers, []int{150, 350}) || usual.Millis != 3.52 {
+		t.Errorf("slow steps are %v, the usual one is %+v", numbers, usual)
+	}
+}
+
+func TestCSVGivesTheSameCurvesAsJSONLines(t *testing.T) {
+	var curves [2]map[string][][2]float64
+	for i, file := range []struct{ name, text string }{
+		{"a.csv", "epoch,steps,rate,loss,seconds,accuracy,val_loss\n" +
+			"1,10,0,0.5,2,0.25,0.75\n2,20,0,0.25,4,,0.5\n"},
+		{"a.jsonl", `{"Epoch":1,"Steps":10,"Rate":0,"Loss":0.5,"Metrics":{"accuracy":0.25,` +
+			`"loss":0.75},"Best":true,"Seconds":2}` + "\n" + `{"Epoch":2,"Steps":20,"Rate":0,` +
+			`"Loss":0.25,"Metrics":{"loss":0.5},"Best":true,"Seconds":4}` + "\n"},
+	} {
+		dir := t.TempDir()
+		put(t, filepath.Join(dir, file.name), file.text)
+		put(t, filepath.Join(dir, "other.csv"), "a,b\n1,2\n")
+		put(t, filepath.Join(dir, "other.jsonl"), `{"text":"epoch"}`+"\n")
+		curves[i] = figures(t, pageOf(t, read(t, dir))).lines()
+	}
+	want := map[string][][2]float64{"epoch loss": {{1, 0.5}, {2, 0.25}},
+		"epoch val_loss": {{1, 0.75}, {2, 0.5}}, "epoch accuracy": {{1, 0.25}},
+		"epoch steps/s": {{1, 5}, {2, 2.5}}}
+	for _, got := range curves {
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+}
+
+// TestEpochsAreNoSteps: those repeat more exactly, with their validation.
+func TestEpochsAreNoSteps(t *testing.T) {
+	dir := t.TempDir()
+	truth{ranks: 2, steps: 95, buckets: 1, epoch: 10, delayed: func(int, int) int64 { return 0 },
+		ahead: func(int, int64) int64 { return 0 }}.write(t, dir)
+	steps := read(t, dir).steps
+	for i, s := range steps {
+		want := 2 + 7*(1-min(1, s.Number%10)) // the validation belongs to the step before it
+		if s.Number != i+1 || len(s.calls) != 2*want {
+			t.Errorf("step %d has %d calls, want %d", s.Number, len(s.calls), 2*want)
+		}
+	}
+	if slow, _ := slowest(steps, 3); len(steps) != 95 || len(slow) != 3 ||
+		!strings.Contains(slow[0].Why, "it also has autograd.Evaluation: allgather") {
+		t.Errorf("%d steps, the slowest are %+v", len(steps), slow)
+	}
+}
+
+// TestClocksAreAligned: clocks that are wrong, and drift, change no figure by more than the bounds
+// say, and those that may be one are left alone.
+func TestClocksAreAligned(t *testing.T) {
+	for name, ahead := range map[string]func(rank int, at int64) int64{
+		"one clock": func(int, int64) int64 { return 0 },
+		"far apart": func(rank int, _ int64) int64 { return int64(rank) * 3_600_000_000_000 },
+		"drifting": func(rank int, at int64) int64 {
+			return int64(rank) * (at - epochStart) / 1000
+		},
+	} {
+		dir := t.TempDir()
+		job := truth{ranks: 3, steps: 300, buckets: 2, ahead: ahead,
+			delayed: func(rank, step int) int64 { return int64(rank) * 300_000 },
+			notedLate: func(rank, call int) int64 { // never the first of a step
+				if call%30 == 1 && call > 1 {
+					return int64(rank) * 400_000
+				}
+				return 0
+			}}
+		job.write(t, dir)
+		j := read(t, dir)
+		for _, s := range j.steps {
+			// rank 2 begins 0.3 ms after rank 1, and no bound is wider than a call
+			late := s.Late[2]
+			if s.Number%10 == 0 {
+				late -= 0.4 // of the call that was noted late
+			}
+			if d := late - 0.3; d < -0.11 || d > 0.11 || len(j.steps) != job.steps {
+				t.Fatalf("%s: step %d of %d: rank 2 is late by %v ms", name, s.Number,
+					len(j.steps), s.Late[2])
+			}
+		}
+		for _, trace := range j.traces {
+			if n := len(trace.clock.at); (n == 0) != (name == "one clock" || trace.rank == 0) ||
+				trace.clock.within > transfer {
+				t.Errorf("%s: the clock of rank %d: %+v", name, trace.rank, trace.clock)
+			}
+		}
+	}
+}
+
+func TestMergedTraceIsOnOneClock(t *testing.T) {
+	dir := t.TempDir()
+	truth{ranks: 2, steps: 100, buckets: 1, delayed: func(int, int) int64 { return 0 },
+		ahead: func(rank int, _ int64) int64 { return int64(rank) * 1e9 }}.write(t, dir)
+	var text bytes.Buffer
+	if err := read(t, dir).WriteChrome(&text); err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Events []struct {
+			Phase string  `json:"ph"`
+			Rank  int     `json:"pid"`
+			Start nanos   `json:"ts"`
+			Took  float64 `json:"dur"`
+			Args  struct{ Count, Seq int }
+		} `json:"traceEvents"`
+	}
+	if err := json.Unmarshal(text.Bytes(), &file); err != nil {
+		t.Fatal(err)
+	}
+	starts := [2][]nanos{}
+	for _, e := range file.Events {
+		if e.Phase == "X" {
+			starts[e.Rank] = append(starts[e.Rank], e.Start)
+		}
+	}
+	if len(starts[0]) != 201 || !slices.Equal(starts[0], starts[1]) {
+		t.Errorf("%d events of rank 0, %d of rank 1; they start at %v and %v", len(starts[0]),
+			len(starts[1]), starts[0][:2], starts[1][:2])
+	}
+}
+
+func TestTrafficIsThatOfTheAlgorithm(t *testing.T) {
+	for _, c := range []struct {
+		kind      backend.Kind
+		algorithm string
+		want      [3][3]int64 // of 300 bytes, root 1
+	}{
+		{backend.AllReduce, "one-shot", [3][3]int64{{0, 300, 300}, {300, 0, 300}, {300, 300, 0}}},
+		{backend.AllReduce, "two-shot", [3][3]int64{{0, 200, 200}, {200, 0, 200}, {200, 200, 0}}},
+		{backend.AllReduce, "nccl", [3][3]int64{{0, 400, 0}, {0, 0, 400}, {400, 0, 0}}},
+		{backend.AllGather, "", [3][3]int64{{0, 100, 100}, {100, 0, 100}, {100, 100, 0}}},
+		{backend.ReduceScatter, "nccl", [3][3]int64{{0, 200, 0}, {0, 0, 200}, {200, 0, 0}}},
+		{backend.AllToAll, "nccl", [3][3]int64{{0, 100, 100}, {100, 0, 100}, {100, 100, 0}}},
+		{backend.Broadcast, "", [3][3]int64{{}, {300, 0, 300}, {}}},
+		{backend.Broadcast, "in-parts", [3][3]int64{{0, 0, 100}, {100, 0, 100}, {100, 0, 0}}},
+		{backend.Broadcast, "nccl", [3][3]int64{{}, {0, 0, 300}, {300, 0, 0}}},
+		{backend.Reduce, "one-shot", [3][3]int64{{0, 300, 0}, {}, {0, 300, 0}}},
+		{backend.Reduce, "nccl", [3][3]int64{{0, 300, 0}, {}, {300, 0, 0}}},
+		{backend.Reduce, "two-shot", [3][3]int64{{0, 200, 100}, {100, 0, 100}, {100, 200, 0}}},
+		{backend.Gather, "", [3][3]int64{{0, 100, 0}, {}, {0, 100, 0}}},
+		{backend.Scatter, "", [3][3]int64{{}, {100, 0, 100}, {}}},
+	} {
+		var got [3][3]int64
+		traffic(c.kind, c.algorithm, 3, 1, 300, func(from, to int, n int64) { got[from][to] += n })
+		if got != c.want {
+			t.Errorf("%v by %q: %v, want %v", c.kind, c.algorithm, got, c.want)
+		}
+	}
+}
+
+func TestMatrixHasTheBytesOfAllCalls(t *testing.T) {
+	dir := t.TempDir()
+	truth{ranks: 2, steps: 10, buckets: 1, oneShot: true,
+		delayed: func(int, int) int64 { return 0 },
+		ahead:   func(int, int64) int64 { return 0 }}.write(t, dir)
+	// a bucket of 8,000 bytes goes whole, and of an all-gather of 48 bytes a half; before them one
+	// of 320
+	want := int64(10*(8000+24) + 160)
+	if m := read(t, dir).matrix(); !reflect.DeepEqual(m, [][]int64{{0, want}, {want, 0}}) {
+		t.Errorf("%v, want %d", m, want)
+	}
+}
+
+// TestChartsOfStrangeNumbersEnd: of one point, of none, and of numbers that a float64 cannot tell
+// apart.
+func TestChartsOfStrangeNumbersEnd(t *testing.T) {
+	for _, points := range [][][2]float64{nil, {{1, 2}}, {{1, 1e300}, {2, -1e300}},
+		{{1 << 60, 1 << 60}, {1<<60 + 256, 1<<60 + 256}}, {{1, 1e-300}, {2, 2e-300}}} {
+		text := string(chart{Lines: []curve{{Points: points}}}.SVG(0))
+		if strings.Contains(text, "NaN") || strings.Contains(text, "Inf") ||
+			(text == "") != (points == nil) {
+			t.Errorf("%v: %s", points, text)
+		}
+	}
+}
+
+func TestTraceOfARecorderIsRead(t *testing.T) {
+	dir := t.TempDir()
+	recorder := observe.New(0, 10)
+	comm := backend.Collective{Kind: backend.AllReduce}
+	id := recorder.Start(&backend.Call{Comm: named{}, Header: comm.Header(7, 3, backend.F32),
+		Bytes: 12})
+	recorder.End(id, errors.New("rank 1 is down: gone"))
+	var text bytes.Buffer
+	if err := recorder.WriteChrome(&text); err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(dir, "trace.0.json"), text.String())
+	j := read(t, dir)
+	c := j.traces[0].calls[0]
+	if c.id() != (callID{"test", 7}) || c.kind != backend.AllReduce || c.Args.Bytes != 12 ||
+		c.Args.Algorithm != "allreduce-f32-12" ||
+		c.Args.Error == "" || c.syncs() || !strings.Contains(pageOf(t, j), "1</b> ranks") {
+		t.Errorf("%+v", c)
+	}
+}
+
+// named is a communicator of which a recorder asks no more than this.
+type named struct{ backend.Communicator }
+
+func (named) Name() string { return "test" }
+func (named) Rank() int    { return 0 }
+
+func (named) Chosen(c *backend.Collective, d backend.DType, nbytes int) string {
+	return fmt.Sprintf("%v-%v-%d", c.Kind, d, nbytes)
+}
+
+func TestDamagedFilesAreRemarks(t *testing.T) {
+	dir, _ := wholeJob(t, 20)
+	put(t, filepath.Join(dir, "trace.8.json"), "")
+	put(t, filepath.Join(dir, "trace.9.json"), `{"traceEvents":[{"na`)
+	put(t, filepath.Join(dir, "more.jsonl"), `{"Epoch":`)
+	put(t, filepath.Join(dir, "attempt_0", "rank_2.log"), strings.Repeat("x", 2<<20))
+	j := read(t, dir)
+	text := strings.Join(j.remarks, "\n")
+	for _, want := range []string{"trace of rank 8 is empty", "trace.9.json: unexpected end",
+		"more.jsonl: unexpected end", "rank_2.log: "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
+	}
+	if len(j.remarks) != 4 || len(j.traces) != 8 {
+		t.Errorf("%d remarks, %d traces", len(j.remarks), len(j.traces))
+	}
+	if _, err := Read(t.TempDir()); err == nil || !strings.Contains(err.Error(), "EURYALE_TRACE=") {
+		t.Errorf("of an empty directory: %v", err)
+	}
+	if _, err := Read(filepath.Join(dir, "none")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("of no directory: %v", err)
+	}
+}
+
+func TestFailuresAndRecoveriesAreTold(t *testing.T) {
+	dir, _ := wholeJob(t, 20)
+	p := figures(t, pageOf(t, read(t, dir)))
+	want := []attempt{
+		{Number: 0, Notes: []note{
+			{"2026-11-26T20:00:00.000Z", "started 8 ranks"},
+			{"2026-11-26T20:05:00.000Z", "rank 3 failed first: signal: killed; its last lines:\n" +
+				"    <script>alert(1)</script>\nthen failed or were stopped: 0, 1"},
+			{"rank 1", "allreduce(sum) of 3 f32 (call 7): rank 3 is down: signal: killed"}}},
+		{Number: 1, Notes: []note{
+			{"2026-11-26T20:05:01.500Z", "started 8 ranks"},
+			{"2026-11-26T20:10:00.000Z", "all ranks have ended"},
+			{"rank 0", "going on after step 400, from ckpt"}}},
+	}
+	for i, a := range want {
+		if !reflect.DeepEqual(*p.Attempts[i], a) {
+			t.Errorf("attempt %d: %+v, want %+v", i, *p.Attempts[i], a)
+		}
+	}
+}
+
+func TestPageIsWellFormedAndNeedsNoOtherFile(t *testing.T) {
+	dir, _ := wholeJob(t, 300)
+	text := pageOf(t, read(t, dir))
+	known := strings.Fields("html head meta link title style body h1 h2 p b div figure " +
+		"figcaption span output svg line text polyline polygon circle rect select option table " +
+		"tr th td pre script")
+	ids := map[string]bool{}
+	d := xml.NewDecoder(strings.NewReader(text))
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, ok := token.(xml.StartElement)
+		if ok && !slices.Contains(known, e.Name.Local) {
+			t.Errorf("an element %s", e.Name.Local)
+		}
+		for _, a := range e.Attr {
+			if a.Name.Local == "id" && ids[a.Value] {
+				t.Errorf("two elements %s", a.Value)
+			}
+			ids[a.Value] = ids[a.Value] || a.Name.Local == "id"
+			if a.Name.Local == "src" || a.Name.Local == "href" && a.Value != "data:," {
+				t.Errorf("%s leads to %s", e.Name.Local, a.Value)
+			}
+		}
+	}
+	for _, no := range []string{"http:", "https:", "url(", "@import", "fetch(", "ZgotmplZ", "NaN"} {
+		if strings.Contains(text, no) {
+			t.Errorf("the page has %q", no)
+		}
+	}
+}
+
+// TestBrowserShowsThePageWithoutErrors: in light, dark and on a narrow screen its script runs to
+// the end and has no error.
+func TestBrowserShowsThePageWithoutErrors(t *testing.T) {
+	browser := ""
+	for _, name := range []string{"chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); err == nil {
+			browser = path
+			break
+		}
+	}
+	if browser == "" || os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("needs a Chromium, and EURYALE_FULL=1, since it takes seconds")
+	}
+	dir, _ := wholeJob(t, 300)
+	text := pageOf(t, read(t, dir))
+	// What happens to the page when somebody uses it.
+	text = strings.Replace(text, "</body>", `<script>
+choice.selectedIndex = 1; choice.dispatchEvent(new Event("change"));
+const chart = document.querySelector("svg[data-chart='1']"), box = chart.getBoundingClientRect();
+chart.dispatchEvent(new PointerEvent("pointermove", {clientX: box.right}));
+document.querySelector(".step:not([hidden]) rect title").parentNode.dispatchEvent(
+  new PointerEvent("pointerover", {bubbles: true}));
+</script></body>`, 1)
+	path := filepath.Join(dir, "page.html")
+	put(t, path, text)
+	for _, more := range [][]string{{"--window-size=1200,900"},
+		{"--window-size=500,900", "--blink-settings=preferredColorScheme=0"}} {
+		cmd := exec.CommandContext(t.Context(), browser, append(more, "--headless", "--no-sandbox",
+			"--disable-gpu", "--user-data-dir="+t.TempDir(), "--enable-logging=stderr",
+			"--dump-dom", "file://"+path)...)
+		var dom, log bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &dom, &log
+		if err := cmd.Run(); err != nil {
+			t.Fatalf("%v\n%s", err, log.String())
+		}
+		for line := range strings.Lines(log.String()) {
+			if strings.Contains(line, "CONSOLE") {
+				t.Errorf("%v: %s", more, line)
+			}
+		}
+		for _, want := range []string{"<output>epoch 20: 0.1125, 0.125</output>",
+			`<output id="call">rank 0: DataParallel.Sync: allreduce(avg) of w0, 1000 f32`} {
+			if !strings.Contains(dom.String(), want) {
+				t.Errorf("%v: the page has no %s", more, want)
+			}
+		}
+		if n := strings.Count(dom.String(), `step" hidden=""`); n != 1 {
+			t.Errorf("%v: %d timelines are hidden, want 1 of 2", more, n)
+		}
+	}
+}

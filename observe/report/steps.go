@@ -1,0 +1,268 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// trainStep is one period of the calls of all ranks.
+type trainStep struct {
+	Number   int       `json:"step"` // from 1, of those that the traces have
+	Millis   float64   `json:"ms"`
+	Late     []float64 `json:"late"` // milliseconds behind the median rank, by rank
+	from, to nanos
+	calls    []*event
+}
+
+// longestPeriod is how many calls of a rank a step has at most.
+const longestPeriod = 2048
+
+// cut cuts the traces into steps, none if their calls do not repeat.
+func (j *Job) cut() (all []*trainStep) {
+	if len(j.traces) == 0 {
+		return nil
+	}
+	first := j.traces[0]
+	ends := first.ends()
+	for i, end := range ends {
+		s := &trainStep{Number: i}
+		for _, t := range j.traces {
+			if c := t.common[end]; c != nil {
+				s.to = max(s.to, c.end())
+			}
+		}
+		if i > 0 {
+			s.from = all[i-1].to
+			s.Millis = (s.to - s.from).millis()
+		}
+		all = append(all, s)
+	}
+	for _, t := range j.traces {
+		t.assign(ends, all)
+	}
+	for _, s := range all {
+		s.Late = j.late(s.calls)
+	}
+	return all[min(1, len(all)):] // what is before the first end is no whole step
+}
+
+// ends returns the last call of each step. Buckets of gradients say how many steps there are; calls
+// without them, how often they repeat.
+func (t *trace) ends() (ids []callID) {
+	var calls []*event
+	var names []string
+	for _, c := range t.calls {
+		if c.whole() {
+			calls, names = append(calls, c), append(names, c.signature())
+		}
+	}
+	p, times := 0, 0
+	for _, name := range names {
+		if strings.Contains(name, "DataParallel.Sync: ") && strings.Contains(name, ", bucket 0 ") {
+			times++
+		}
+	}
+	if times < 2 {
+		if p = period(names); p == 0 {
+			return nil
+		}
+		times = len(calls) / p
+	}
+	first := opening(calls, names, float64(times))
+	began := 0 // the last step
+	for i := 1; i < len(calls); i++ {
+		if names[i] == first || first == "" && i%p == 0 {
+			ids, began = append(ids, calls[i-1].id()), i
+		}
+	}
+	if n := len(ids); n > 1 { // it ends as most do
+		usual := t.common[ids[n/2]].signature()
+		if i := slices.Index(names[began:], usual); i >= 0 {
+			ids = append(ids, calls[began+i].id())
+		}
+	}
+	return ids
+}
+
+// period returns after how many names nearly all repeat, 0 if they do not.
+func period(names []string) int {
+	shares, best := []float64{0}, 0.0
+	for p := 1; p <= min(len(names)/2, longestPeriod); p++ {
+		same := 0
+		for i := range len(names) - p {
+			if names[i] == names[i+p] {
+				same++
+			}
+		}
+		shares = append(shares, float64(same)/float64(len(names)-p))
+		best = max(best, shares[p])
+	}
+	const enough, close = 0.5, 0.95 // validation and checkpoints come in between
+	if best < enough {
+		return 0
+	}
+	return slices.IndexFunc(shares, func(share float64) bool { return share >= close*best })
+}
+
+// opening returns which call is the first of a step: of those that each step has once, the one
+// that comes after the longest pause. There may be none.
+func opening(calls []*event, names []string, steps float64) (first string) {
+	pauses := map[string][]nanos{}
+	for i := 1; i < len(calls); i++ {
+		pauses[names[i]] = append(pauses[names[i]], calls[i].Start-calls[i-1].end())
+	}
+	longest := nanos(-1 << 62)
+	for _, name := range slices.Sorted(maps.Keys(pauses)) {
+		some := pauses[name]
+		if n := float64(len(some)); n < 0.7*steps || n > 1.3*steps {
+			continue
+		}
+		if pause := median(some); pause > longest {
+			first, longest = name, pause
+		}
+	}
+	return first
+}
+
+// assign gives each call of a rank its step.
+func (t *trace) assign(ends []callID, all []*trainStep) {
+	at := 0
+	number := make(map[callID]int, len(ends))
+	for i, id := range ends {
+		number[id] = i
+	}
+	for _, c := range t.calls {
+		if at < len(all) {
+			all[at].calls = append(all[at].calls, c)
+		}
+		if i, ok := number[c.id()]; ok && c.whole() {
+			at = i + 1
+		}
+	}
+}
+
+// purpose says for what a call was made: "DataParallel.Save: allgather".
+func purpose(c *event) string {
+	if !c.whole() {
+		return "part"
+	}
+	text, _, _ := strings.Cut(c.Args.Call, " of ")
+	if strings.HasPrefix(text, "replay ") { // with its number
+		return "replay"
+	}
+	return text
+}
+
+// meetings returns the calls that several ranks meet in, each with those of the ranks by time.
+func meetings(calls []*event) [][]*event {
+	groups, order := map[callID][]*event{}, []callID{}
+	for _, c := range calls {
+		if c.syncs() {
+			if groups[c.id()] == nil {
+				order = append(order, c.id())
+			}
+			groups[c.id()] = append(groups[c.id()], c)
+		}
+	}
+	var all [][]*event
+	for _, id := range order {
+		if met := groups[id]; len(met) > 1 {
+			slices.SortFunc(met, func(a, b *event) int { return cmp.Compare(a.Start, b.Start) })
+			all = append(all, met)
+		}
+	}
+	return all
+}
+
+// late returns by how many milliseconds each rank began calls after the median rank.
+func (j *Job) late(calls []*event) []float64 {
+	late := make([]float64, j.size())
+	for _, met := range meetings(calls) {
+		middle := met[(len(met)-1)/2].Start
+		for _, c := range met {
+			late[c.rank] += max(c.Start-middle, 0).millis()
+		}
+	}
+	return late
+}
+
+// size is how many ranks there are, as far as the traces tell.
+func (j *Job) size() (n int) {
+	for _, t := range j.traces {
+		n = max(n, t.rank+1)
+	}
+	for _, a := range j.attempts {
+		for rank := range a.ranks {
+			n = max(n, rank+1)
+		}
+	}
+	return n
+}
+
+// slowFrom is how many medians a slow step takes.
+const slowFrom = 1.1
+
+// slow is a step that took longer than most.
+type slow struct {
+	*trainStep
+	Times float64 // of the median
+	Why   string
+}
+
+// slowest returns the slowest steps, n at most, and the median of all.
+func slowest(all []*trainStep, n int) (some []slow, middle *trainStep) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	sorted := slices.SortedStableFunc(slices.Values(all), func(a, b *trainStep) int {
+		return cmp.Compare(b.Millis, a.Millis)
+	})
+	middle = sorted[len(sorted)/2]
+	for _, s := range sorted[:min(n, len(sorted)/2)] {
+		if s.Millis > slowFrom*middle.Millis {
+			some = append(some, slow{s, s.Millis / middle.Millis, s.why(middle)})
+		}
+	}
+	return some, middle
+}
+
+// why says what a step has that the middle one does not have.
+func (s *trainStep) why(middle *trainStep) string {
+	var reasons []string
+	rank := 0
+	for r, late := range s.Late {
+		if late > s.Late[rank] {
+			rank = r
+		}
+	}
+	if behind := s.Late[rank] - middle.Late[rank]; behind > (s.Millis-middle.Millis)/4 {
+		reasons = append(reasons, fmt.Sprintf("rank %d began its calls %.3g ms late", rank,
+			s.Late[rank]))
+	}
+	var more []string
+	usual := map[string]bool{}
+	for _, c := range middle.calls {
+		usual[purpose(c)] = true
+	}
+	for _, c := range s.calls {
+		if what := purpose(c); !usual[what] && !slices.Contains(more, what) {
+			more = append(more, what)
+		}
+	}
+	if len(more) > 0 {
+		reasons = append(reasons, "it also has "+strings.Join(more, ", "))
+	}
+	if len(reasons) == 0 {
+		return "all ranks took longer"
+	}
+	return strings.Join(reasons, "; ")
+}
+
+// median returns the middle one of some values.
+func median[T cmp.Ordered](some []T) T {
+	sorted := slices.Sorted(slices.Values(some))
+	return sorted[len(sorted)/2]
+}
