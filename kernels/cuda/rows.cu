@@ -1,5 +1,5 @@
-// Rows of tables, by indices: takerows_INDEX_DTYPE, its gradient addrows_INDEX_DTYPE, and
-// putrows_INDEX_DTYPE.
+// Rows of tables, by indices: takerows_INDEX_u32, its gradient addrows_INDEX_DTYPE, and
+// putrows_INDEX_u32. takerows and putrows copy words, of which a float64 has two.
 //
 // There are no atomics. A row of the table is added up by one warp, in the order of the indices, so
 // that the bits equal the host's.
@@ -16,31 +16,28 @@ constexpr u32 row_strip = 256, row_strips = row_strip / 32;
 // name.
 constexpr u32 listed = 2048;
 
-DEVICE f32 not_a_number(f32) { return bits_as<f32>(0x7fc00000); }
-DEVICE f64 not_a_number(f64) { return bits_as<f64>(0x7ff8000000000000); }
-
-// for b, k { dst[b,k,:] = src[b,indices[k],:], or NaN }
-template <class T, class I>
-DEVICE void takerows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count,
-	u64 width) {
+// for b, k { dst[b,k,:] = src[b,indices[k],:], or the words of nan }
+template <class I>
+DEVICE void takerows(u32 *dst, const u32 *src, const I *indices, u64 n, u64 before, u64 count,
+	u64 width, u64 nan) {
 	for (u64 row = thread_index() / 32; row < before * n; row += thread_count() / 32) {
 		u64 b = before == 1 ? 0 : row / n;
 		i64 index = indices[row - b * n];
 		bool there = index >= 0 && index < (i64)count;
-		const T *from = src + (b * count + index) * width;
+		const u32 *from = src + (b * count + index) * width;
 		for (u64 first = (u64)block_y() * row_strip; first < width;
 			first += (u64)blocks_y() * row_strip)
 			for (u32 i = 0; i < row_strips; i++) {
 				u64 c = first + i * 32 + thread_x() % 32;
 				if (c < width)
-					dst[row * width + c] = there ? from[c] : not_a_number(T());
+					dst[row * width + c] = there ? from[c] : (u32)(nan >> c % 2 * 32);
 			}
 	}
 }
 
 // for b, k { dst[b,indices[k],:] = src[b,k,:] }, of equal indices for the last one
-template <class T, class I>
-DEVICE void putrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u64 count,
+template <class I>
+DEVICE void putrows(u32 *dst, const u32 *src, const I *indices, u64 n, u64 before, u64 count,
 	u64 width) {
 	u32 lane = thread_x() % 32;
 	for (u64 row = thread_index() / 32; row < before * n; row += thread_count() / 32) {
@@ -51,7 +48,7 @@ DEVICE void putrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 			put = put && votes_of(later + lane < n && (i64)indices[later + lane] == index) == 0;
 		if (!put)
 			continue;
-		T *to = dst + (b * count + index) * width;
+		u32 *to = dst + (b * count + index) * width;
 		for (u64 first = (u64)block_y() * row_strip; first < width;
 			first += (u64)blocks_y() * row_strip)
 			for (u32 i = 0; i < row_strips; i++) {
@@ -178,23 +175,27 @@ DEVICE void addrows(T *dst, const T *src, const I *indices, u64 n, u64 before, u
 		}
 }
 
-#define ROWS(T, I) \
-	KERNEL(takerows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
-		u64 count, u64 width) { \
-		takerows(dst, src, indices, n, before, count, width); \
+#define COPIES(I) \
+	KERNEL(takerows_##I##_u32, 256, u32 *dst, const u32 *src, const I *indices, u64 n, \
+		u64 before, u64 count, u64 width, u64 nan) { \
+		takerows(dst, src, indices, n, before, count, width, nan); \
 	} \
-	KERNEL(putrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
-		u64 count, u64 width) { \
+	KERNEL(putrows_##I##_u32, 256, u32 *dst, const u32 *src, const I *indices, u64 n, \
+		u64 before, u64 count, u64 width) { \
 		putrows(dst, src, indices, n, before, count, width); \
-	} \
+	}
+COPIES(i32)
+COPIES(i64)
+
+#define SUMS(T, I) \
 	KERNEL(addrows_##I##_##T, 256, T *dst, const T *src, const I *indices, u64 n, u64 before, \
 		u64 count, u64 width, u64 part) { \
 		addrows(dst, src, indices, n, before, count, width, part); \
 	}
-ROWS(f32, i32)
-ROWS(f32, i64)
-ROWS(f64, i32)
-ROWS(f64, i64)
+SUMS(f32, i32)
+SUMS(f32, i64)
+SUMS(f64, i32)
+SUMS(f64, i64)
 
 // ---- launch ----
 //

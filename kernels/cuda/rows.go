@@ -13,13 +13,23 @@ const (
 	rowsBlocks = 1024
 )
 
+// The bits of a NaN, which is in rows that no index names.
+const (
+	nan32 = 0x7fc00000
+	nan64 = 0x7ff8000000000000
+)
+
 // TakeRows has the meaning of [kernels.Host.TakeRows].
 func (k Kernels) TakeRows(dst, src, indices backend.Buffer, r kernels.Rows) error {
 	if err := check.TakeRows(dst, src, indices, r); err != nil || dst.Len() == 0 {
 		return err
 	}
-	c := rowsCall("takerows", dst, src, indices, r)
-	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
+	c := copyRows("takerows", dst, src, indices, r)
+	nan := uint64(nan32) | nan32<<32
+	if dst.DType() == backend.F64 {
+		nan = nan64
+	}
+	c.pass(nan)
 	return k.launcher.Launch(c)
 }
 
@@ -43,9 +53,16 @@ func (k Kernels) PutRows(dst, src, indices backend.Buffer, r kernels.Rows) error
 	if err := check.PutRows(dst, src, indices, r); err != nil || src.Len() == 0 {
 		return err
 	}
-	c := rowsCall("putrows", dst, src, indices, r)
+	return k.launcher.Launch(copyRows("putrows", dst, src, indices, r))
+}
+
+// copyRows copies rows as words of 4 bytes.
+func copyRows(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
+	r.Width *= dst.DType().Size() / 4
+	c := rowsCall(verb, dst, src, indices, r)
+	c.Entry.Type = "u32"
 	c.Grid = Size{blocks(r.Before*indices.Len(), rowWarps), min(blocks(r.Width, rowStrip), 1<<15)}
-	return k.launcher.Launch(c)
+	return c
 }
 
 func rowsCall(verb string, dst, src, indices backend.Buffer, r kernels.Rows) Launch {
