@@ -48,9 +48,12 @@ type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
 	// Of either it may never have heard.
-	if d := what.DType(dst, src); what.Association == Tree &&
-		!slices.Contains(c.Capabilities().Tree, d) {
-		return nil, RefuseTree(c, what, d)
+	if d := what.DType(dst, src); what.Association == Tree {
+		caps := c.Capabilities()
+		if !slices.Contains(caps.Tree, d) || what.Kind == AllReduce && what.Splits != nil &&
+			!caps.Branches {
+			return nil, RefuseTree(c, what, d)
+		}
 	}
 	if what.Rows != nil && !c.Capabilities().RunsRows(what, what.DType(dst, src), count) {
 		return nil, RefuseRows(c, what)
