@@ -92,8 +92,7 @@ func Refuse(comm Communicator, err error) error {
 // not add operands of type d in it.
 func RefuseTree(comm Communicator, what Collective, d DType) error {
 	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use "+
-		"backend host or tcp, or f32 on GPUs of one machine, and do not compress", ErrUnsupported,
-		what, d))
+		"backend host or tcp, or f32 on GPUs, and do not compress", ErrUnsupported, what, d))
 }
 
 // RefuseRows returns what Start of comm returns for an AllToAll with Rows if comm does not run it.
