@@ -628,29 +628,6 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 	return adj, scale, nil
 }
 
-// Branches appends, for each operand that rank r passes to an AllReduce in a [Tree] with Splits, how
-// many terms it is the sum of.
-func (c Collective) Branches(to []int, r int) []int {
-	return Branches(to, sum(c.Splits[:r]), c.Splits[r], sum(c.Splits))
-}
-
-// Branches appends the sizes of the largest branches that the terms from first on, n of all, make up
-// in the [Tree] of all: there are at most 2*log2(n). A branch begins at a multiple of a power of two
-// and has so many terms, or those up to the last one of all.
-//
-//	terms 3 to 5 of 8: 1, 2    terms 4 to 6 of 7: 3
-func Branches(to []int, first, n, all int) []int {
-	for end := first + n; first < end; {
-		size := 1
-		for first%(2*size) == 0 && first+size < end && min(first+2*size, all) <= end {
-			size *= 2
-		}
-		size = min(size, end-first)
-		to, first = append(to, size), first+size
-	}
-	return to
-}
-
 // Even divides n elements among P ranks as evenly as whole elements allow: the
 // first n%P ranks get one more. It is the split every rank assumes when none is
 // given and n does not divide.

@@ -84,7 +84,7 @@ func (l *layouter) send() {
 		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
-			slots = append(slots, l.slot(update))
+			slots = append(slots, l.slots(update)...)
 		}
 		x.sent = append(x.sent, l.exchanged(Send{Bucket: n + 1}, slots))
 	}
@@ -117,24 +117,28 @@ func countProducts(p *Plan) {
 	}
 }
 
-// slot returns a gradient where it is exchanged, after a copy if it was computed elsewhere.
-func (l *layouter) slot(update int) Ref {
+// slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
+// several runs, the sums of some of them. The first one is where it comes back.
+func (l *layouter) slots(update int) []Ref {
 	id := l.bucketing.gradients[update]
 	r := l.ref(id)
 	if l.bucketing.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
-		return r
+		return []Ref{r}
 	}
-	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
-		len(l.plan.Steps)), r, l.program.Values[id].Name)
+	return []Ref{l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
+		len(l.plan.Steps)), r, l.program.Values[id].Name)}
 }
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
+	each := len(l.bucketing.accumulation.branches())
 	for i, r := range l.exchanged(Receive{bucket}, l.bucketing.sent[bucket-1]) {
-		refs[l.bucketing.buckets[bucket-1][i]] = r
+		if i%each == 0 {
+			refs[l.bucketing.buckets[bucket-1][i/each]] = r
+		}
 	}
 }
 
@@ -158,6 +162,9 @@ func (p *Plan) Common() []string {
 		case Send, Receive:
 			all = append(all, op.String())
 		case ir.Opaque:
+			if s.Runs == 1 { // other runs have the same one: see firstRun
+				continue
+			}
 			where := "by its Do"
 			if op.Placed {
 				where = "on the device"
