@@ -98,9 +98,6 @@ func (a Accumulation) lastRun() Runs {
 	return 1 << (a.Kinds() - 1)
 }
 
-// laterRuns are all kinds but the first, in which a gradient is not added to anything.
-func (a Accumulation) laterRuns() Runs { return 1<<a.Kinds() - 2 }
-
 // MaxKinds is how many kinds a plan can have.
 const MaxKinds = 63
 
@@ -131,14 +128,22 @@ func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
 	return kept
 }
 
-// firstRun returns the step that computes a gradient, writing it where first runs keep it: what is
-// added to nothing needs no pass of its own.
-func (l *layouter) firstRun(update int, s Step) Step {
-	to := l.partialSums(update, s.Dsts[0], s.Name)[l.bucketing.accumulation.sum(0).to]
-	to.Step = len(l.plan.Steps)
-	s.Dsts, s.Runs = []Ref{to}, 1
-	l.bucketing.first[update] = true
-	return s
+// firstRuns appends the steps that compute a gradient in runs that add it to nothing, and write it
+// where these keep it: that needs no pass of its own. It returns the other runs.
+func (l *layouter) firstRuns(update int, s Step) (others Runs) {
+	kinds, _ := l.bucketing.accumulation.kinds()
+	for kind, sum := range kinds {
+		if len(sum.add) > 0 {
+			others |= 1 << kind
+			continue
+		}
+		to := l.partialSums(update, s.Dsts[0], s.Name)[sum.to]
+		to.Step = len(l.plan.Steps)
+		l.bucketing.first[update] = to.Step
+		l.plan.Steps = append(l.plan.Steps, Step{Op: s.Op, Dsts: []Ref{to}, Args: s.Args,
+			Name: s.Name, Runs: 1 << kind})
+	}
+	return others
 }
 
 // accumulate appends the steps that add a gradient to those of the runs before, of which each run
@@ -147,7 +152,10 @@ func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
 	kinds, _ := l.bucketing.accumulation.kinds()
 	kept := slices.Clone(l.partialSums(update, dw, name))
 	for kind, s := range kinds {
-		if kind == 0 && l.bucketing.first[update] {
+		if step, ok := l.bucketing.first[update]; ok && len(s.add) == 0 {
+			if kind == len(kinds)-1 {
+				kept[s.to].Step = step
+			}
 			continue
 		}
 		if kind > 0 && s.equal(kinds[kind-1]) {

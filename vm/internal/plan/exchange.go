@@ -36,7 +36,7 @@ type bucketing struct {
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
-	first        map[int]bool  // by update: a first run has written its gradient where it is kept
+	first        map[int]int   // by update: the last step that has written it where it is kept
 	scale        float64       // of the gradients when they are applied
 }
 
@@ -44,7 +44,7 @@ type bucketing struct {
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
 	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
-		first: map[int]bool{}}
+		first: map[int]int{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -157,13 +157,13 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 // exchanges, and operations that only the graph knows, which may be collectives, too.
 func (p *Plan) Common() []string {
 	var all []string
-	for _, s := range p.Steps {
+	for i, s := range p.Steps {
 		switch op := s.Op.(type) {
 		case Send, Receive:
 			all = append(all, op.String())
 		case ir.Opaque:
-			if s.Runs == 1 { // other runs have the same one: see firstRun
-				continue
+			if s.Runs != 0 && i > 0 && p.Steps[i-1].Op == s.Op && p.Steps[i-1].Name == s.Name {
+				continue // the same in other runs: see firstRuns
 			}
 			where := "by its Do"
 			if op.Placed {
