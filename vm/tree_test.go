@@ -229,6 +229,34 @@ func (r ranked) treeBothWays(n int) error {
 	return errors.Join(machine.Close(), dp.Close())
 }
 
+// TestTreeOfRanksOnGPU: ranks on devices, whose graphs hold the exchange of several branches, have
+// the bits of one rank.
+func TestTreeOfRanksOnGPU(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		const n, steps = 7, 4
+		var want trained
+		for _, P := range []int{1, 2, 3} {
+			results := make([]trained, P)
+			err := testranks.Join(together(t, k, P, func(r ranked) (err error) {
+				results[r.Comm.Rank()], err = r.treeModel(tensor.Float32).train(r, steps, n,
+					vm.WithDataParallel(r.Comm, autograd.WithBuckets(60, 100)), vm.WithTree(n))
+				return err
+			}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if P == 1 {
+				want = results[0]
+			}
+			for r, got := range results {
+				if !got.equal(want) {
+					t.Errorf("rank %d of %d has\n%v, one rank\n%v", r, P, got, want)
+				}
+			}
+		}
+	})
+}
+
 // TestTreeOnDevices: on a device, whose graphs hold each kind of run, the bits of several runs are
 // those of single steps.
 func TestTreeOnDevices(t *testing.T) {
