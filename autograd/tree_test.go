@@ -83,7 +83,13 @@ func TestTreeMeanDependsOnNoRanks(t *testing.T) {
 // Gradients are the mean in the tree of micro-batches on any number of ranks: with hooks, without,
 // and where the first micro-batch has none, which counts as zeros.
 func TestTreeOfGradients(t *testing.T) {
-	const n, size = 8, 3
+	for _, n := range []int{8, 11} {
+		treeOfGradients(t, n)
+	}
+}
+
+func treeOfGradients(t *testing.T, n int) {
+	const size = 3
 	x := func(i, k int) float32 {
 		return float32(math.Sin(float64(1+i*size+k)) * math.Exp2(float64(i%4*6)))
 	}
@@ -94,7 +100,7 @@ func TestTreeOfGradients(t *testing.T) {
 			for i := from; i < n; i++ {
 				terms[i] = x(i, k)
 			}
-			all[k] = inTree(terms) / n
+			all[k] = inTree(terms) * float32(1/float64(n))
 		}
 		return all
 	}
