@@ -38,7 +38,7 @@ func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler,
 	return agreed(comm, s, err, n, batch, seed)
 }
 
-// NewTreeSampler is [NewSampler] for steps of a number of micro-batches, of which each rank runs its
+// NewTreeSampler is [NewSampler] for steps of some micro-batches, of which each rank runs its
 // [TreeShare]: it has the samples of these, micro-batch by micro-batch.
 //
 // Errors: those of NewSampler, where it is the micro-batches that must divide batch, and of

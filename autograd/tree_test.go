@@ -19,8 +19,8 @@ func TestTreeShare(t *testing.T) {
 		{8, 7, 8, 7, 1}, {8, 0, 3, 0, 3}, {8, 1, 3, 3, 3}, {8, 2, 3, 6, 2}, {5, 2, 3, 4, 1}} {
 		first, share, err := TreeShare(c.n, c.rank, c.ranks)
 		if first != c.first || share != c.share || err != nil {
-			t.Errorf("%d micro-batches on rank %d of %d: %d from %d on (%v), want %d from %d on", c.n,
-				c.rank, c.ranks, share, first, err, c.share, c.first)
+			t.Errorf("%d micro-batches on rank %d of %d: %d from %d on (%v), want %d from %d on",
+				c.n, c.rank, c.ranks, share, first, err, c.share, c.first)
 		}
 	}
 	for _, c := range []struct{ n, rank, ranks int }{{0, 0, 1}, {2, 0, 3}, {8, 3, 3}, {8, -1, 3}} {

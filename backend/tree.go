@@ -2,15 +2,15 @@ package backend
 
 import "math/bits"
 
-// Branches appends, for each operand that rank r passes to an AllReduce in a [Tree] with Splits, how
-// many terms it is the sum of.
+// Branches appends, for each operand that rank r passes to an AllReduce in a [Tree] with Splits,
+// how many terms it is the sum of.
 func (c Collective) Branches(to []int, r int) []int {
 	return Branches(to, sum(c.Splits[:r]), c.Splits[r], sum(c.Splits))
 }
 
-// Branches appends the sizes of the largest branches that the terms from first on, n of all, make up
-// in the [Tree] of all: there are at most 2*log2(n). A branch begins at a multiple of a power of two
-// and has so many terms, or those up to the last one of all.
+// Branches appends the sizes of the largest branches that the terms from first on, n of all, make
+// up in the [Tree] of all: there are at most 2*log2(n). A branch begins at a multiple of a power of
+// two and has so many terms, or those up to the last one of all.
 //
 //	terms 3 to 5 of 8: 1, 2    terms 4 to 6 of 7: 3
 func Branches(to []int, first, n, all int) []int {

@@ -54,8 +54,8 @@ func Accumulate(n int) Option {
 //
 // What a step in progress refuses is said at [Accumulate].
 //
-// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. Where n/P is
-// no power of two, ranks exchange up to 2*log2(n) sums of each gradient, which take memory, too.
+// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. Where n/P
+// is no power of two, ranks exchange up to 2*log2(n) sums of each gradient, which take memory, too.
 // With batch norms two all-gathers of their statistics in each step.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without

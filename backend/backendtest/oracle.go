@@ -259,8 +259,8 @@ func held(c backend.Collective, r int) int {
 	}, func(x, y int) int { return x + y })
 }
 
-// walk visits the tree over all terms, of which rank r has splits[r]: it takes the branches of which
-// one rank has all terms, and adds others.
+// walk visits the tree over all terms, of which rank r has splits[r]: it takes the branches whose
+// terms are all of one rank, and adds others.
 func walk[V any](splits []int, take func(r int) V, add func(x, y V) V) V {
 	all := total(splits)
 	var visit func(lo, size int) V

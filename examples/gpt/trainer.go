@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -44,8 +45,8 @@ type trainer struct {
 	layout          *layers.Layout
 	device          backend.Device // nil for the host
 	corpus          corpus
-	micro, runs     int            // micro-batches of a step on all replicas, and on this one
-	first           int            // of this one's
+	micro           int            // micro-batches of a step, on all replicas
+	first, runs     int            // those of this one
 	tokens, targets *layers.Tokens // of a micro-batch
 	loss            layers.Node
 	learnables      gorgonia.Nodes
@@ -82,17 +83,12 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	}
 	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
 	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
-	t.micro, t.runs, t.first = t.layout.DP, 1, t.layout.Replica
-	if cfg.tree > 0 {
-		var err error
-		t.micro = cfg.tree
-		t.first, t.runs, err = autograd.TreeShare(cfg.tree, t.layout.Replica, t.layout.DP)
-		check(err)
-	}
+	t.micro = cmp.Or(cfg.tree, t.layout.DP)
 	if cfg.batch%t.micro != 0 {
 		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
 	}
 	t.compile()
+	t.first, t.runs, _ = t.machine.MicroBatches()
 	return t
 }
 

@@ -32,8 +32,8 @@ func (a Accumulation) branches() []int {
 	return []int{a.Runs}
 }
 
-// sum says to which of the kept sums a run adds its gradients, one after the other, and as which one
-// the result is kept. Those of branches come first, and then those of levels.
+// sum says to which of the kept sums a run adds its gradients, one after the other, and as which
+// one the result is kept. Those of branches come first, and then those of levels.
 type sum struct {
 	add []int
 	to  int
