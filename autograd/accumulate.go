@@ -52,8 +52,8 @@ func (d *DataParallel) Accumulate(n int, run func(i int) error) error {
 				backend.ErrArgument, n)
 		}
 		if t := d.tree; err == nil && t != nil && n != t.share {
-			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which each of %d ranks "+
-				"runs %d (WithTree)", backend.ErrArgument, n, t.all, d.comm.Size(), t.share)
+			err = fmt.Errorf("%w: %d micro-batches: a step has %d, of which this rank runs %d "+
+				"(WithTree)", backend.ErrArgument, n, t.all, t.share)
 		}
 		if err != nil {
 			err = d.named(fmt.Errorf("accumulate: %w", err))

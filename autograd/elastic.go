@@ -42,14 +42,14 @@ type Elastic struct {
 	micros int // of a step
 	opts   []Option
 
-	comm   backend.Communicator // of the present generation, nil before
-	view   elastic.View
-	dp     *DataParallel
-	share  int
-	step   int                  // that comes next
-	grads  []gorgonia.ValueGrad // of that step, where they are reduced and not applied
-	tries  int                  // of the step, by the same ranks
-	failed error                // final
+	comm         backend.Communicator // of the present generation, nil before
+	view         elastic.View
+	dp           *DataParallel
+	first, share int                  // micro-batches of this rank
+	step         int                  // that comes next
+	grads        []gorgonia.ValueGrad // of that step, where they are reduced and not applied
+	tries        int                  // of the step, by the same ranks
+	failed       error                // final
 }
 
 // ErrFinished is wrapped by the error of NewElastic if the others have done the last step: this
@@ -175,9 +175,9 @@ func (e *Elastic) try(run func(micro int) (float64, error)) (loss float64, admit
 			}
 		}()
 	}
-	losses, first := make([]float64, e.share), e.comm.Rank()*e.share
+	losses := make([]float64, e.share)
 	err = e.dp.Accumulate(e.share, func(i int) (err error) {
-		losses[i], err = run(first + i)
+		losses[i], err = run(e.first + i)
 		return err
 	})
 	if err != nil {
@@ -205,7 +205,7 @@ func (e *Elastic) commit(losses []float64) (mean float64, admits bool, err error
 	for _, x := range losses {
 		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(x))
 	}
-	notes, err := gather(backend.Label(e.comm, backend.ForMean), note)
+	notes, err := framed(backend.Label(e.comm, backend.ForMean))(note)
 	if err != nil {
 		return 0, false, err
 	}
@@ -267,7 +267,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 		return fmt.Errorf("autograd: NewElastic: %w: the graph has batch norms, whose moving "+
 			"averages depend on the number of ranks: use layer norms", backend.ErrUnsupported)
 	}
-	if e.share, err = TreeShare(e.micros, comm.Size()); err != nil {
+	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
 		return err
 	}
 	if fresh := view.Fresh(); len(fresh) > 0 {

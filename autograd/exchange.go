@@ -13,10 +13,10 @@ import (
 // bits. One goroutine makes all its calls.
 type Buckets struct {
 	d     *DataParallel
-	slots []backend.Buffer // by parameter
-	pull  func() error     // brings the model to where its values are; nil where it always is
-	copy  copying          // nil where copies are made on the host
-	by    *Fusion          // of the solver whose state copy copies
+	slots [][]backend.Buffer // by parameter, one for each sum that is sent
+	pull  func() error       // brings the model to where its values are; nil where it always is
+	copy  copying            // nil where copies are made on the host
+	by    *Fusion            // of the solver whose state copy copies
 	undeclared
 }
 
@@ -46,14 +46,14 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on "+
 			"%s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
-	x := &Buckets{d: d, slots: make([]backend.Buffer, len(d.params))}
+	x := &Buckets{d: d, slots: make([][]backend.Buffer, len(d.params))}
 	for _, b := range d.buckets {
-		memory, at := b.host, 0
+		memory, at := b.onHost, 0
 		if on != nil {
-			memory = b.data
+			memory = b.sums
 		}
 		for _, p := range b.params {
-			x.slots[p.index] = memory.Slice(at, at+p.size)
+			x.slots[p.index] = b.slots(memory, at, p.size)
 			at += p.size
 		}
 	}
@@ -106,8 +106,9 @@ func (x *Buckets) Params() [][]int {
 	return all
 }
 
-// Slot returns where the gradient of a parameter is written, and then found combined.
-func (x *Buckets) Slot(param int) backend.Buffer { return x.slots[param] }
+// Slot returns where the gradient of a parameter is written, and then found combined. With
+// [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
+func (x *Buckets) Slot(param, branch int) backend.Buffer { return x.slots[param][branch] }
 
 // Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
 // host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
@@ -131,7 +132,8 @@ func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backen
 		}
 		what := d.reduction(b)
 		what.Beside = beside
-		w, err = d.gradComm.Start(b.queue, what, b.data, b.data)
+		src, _ := b.source(what)
+		w, err = d.gradComm.Start(b.queue, what, b.data, src)
 		return err
 	})
 	if err != nil {
@@ -144,7 +146,7 @@ func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backen
 func (x *Buckets) Finish(bucket int, w backend.Work) error {
 	b := x.d.buckets[bucket]
 	err := residence.Bound(x.d.comm.Device(), func() error {
-		if x.slots[b.params[0].index].Device() {
+		if x.Slot(b.params[0].index, 0).Device() {
 			return w.Join(context.Background()) // communicators end their waits by themselves
 		}
 		return b.finish(w)
@@ -188,17 +190,16 @@ func (x *Buckets) Scale() float64 { return x.d.scale }
 // Weight is how much the gradient of one run of one rank counts in the combined gradients: 1/P for
 // the mean over P ranks, 1 for a sum, and 1/n with [WithTree] of n micro-batches.
 func (x *Buckets) Weight() float64 {
-	if x.d.op == backend.Avg {
+	if x.d.op == backend.Avg && x.d.tree == nil {
 		return 1 / float64(x.d.comm.Size())
 	}
 	return x.d.scale
 }
 
-// Gather returns the notes of all ranks, in their order; all have the same length. It is
-// collective.
+// Gather returns the notes of all ranks, in their order. It is collective.
 func (x *Buckets) Gather(note []byte) (notes [][]byte, err error) {
 	err = residence.Bound(x.d.comm.Device(), func() error {
-		notes, err = gather(backend.Label(x.d.comm, backend.ForMachine), note)
+		notes, err = framed(backend.Label(x.d.comm, backend.ForMachine))(note)
 		return err
 	})
 	return notes, err

@@ -34,7 +34,7 @@ func TestExchange(t *testing.T) {
 					return fmt.Errorf("Sync: %v", err)
 				}
 				for i, p := range d.params {
-					slot := backend.View[float32](x.Slot(i))
+					slot := backend.View[float32](x.Slot(i, 0))
 					if len(slot) != p.size {
 						return fmt.Errorf("a slot of %d elements for %v", len(slot), p)
 					}
@@ -57,7 +57,7 @@ func TestExchange(t *testing.T) {
 					return fmt.Errorf("parameters leave in the order %v", order)
 				}
 				for i := range d.params {
-					for _, got := range backend.View[float32](x.Slot(i)) {
+					for _, got := range backend.View[float32](x.Slot(i, 0)) {
 						if got != float32(3*i+1) {
 							return fmt.Errorf("gradient %d is %v", i, got)
 						}

@@ -19,8 +19,10 @@ type bucket struct {
 	params  []*param
 	nbytes  int
 	queue   backend.Queue  // where it is reduced; nil for a single rank
-	data    backend.Buffer // what is reduced, on the communicator's device
+	data    backend.Buffer // the result, on the communicator's device, or what is reduced in place
 	host    backend.Buffer // what the parameters' slots are in: data if that is the host's
+	sums    backend.Buffer // what is reduced with WithTree: data is the first of its branches
+	onHost  backend.Buffer // the same for host
 	missing int            // gradients of this step that are not in it yet
 	work    backend.Work   // its all-reduce, once it has left
 
@@ -81,11 +83,11 @@ func (b *bucket) last() int { return b.params[len(b.params)-1].index }
 // count returns the elements of a bucket.
 func (b *bucket) count() int { return b.nbytes / b.params[0].dtype.Size() }
 
-// span returns the bytes that the buckets take in one piece of memory.
-func span(buckets []*bucket) int {
+// span returns the bytes that the buckets take in one piece of memory, each so many times.
+func span(buckets []*bucket, times int) int {
 	n := 0
 	for _, b := range buckets {
-		n += aligned(b.nbytes)
+		n += aligned(b.nbytes * times)
 	}
 	return n
 }
@@ -100,20 +102,39 @@ func splitOff(memory backend.Buffer, d backend.DType, n int) (part, rest backend
 
 // assignSlots gives every bucket its part of memory, and every parameter its slot.
 // Slots are on the host, so that solvers and Gorgonia can use them, also where the
-// communicator is on a device.
-func assignSlots(buckets []*bucket, memory backend.Buffer) {
+// communicator is on a device. This rank sends own sums of each gradient, and others up to most.
+func assignSlots(buckets []*bucket, memory backend.Buffer, own, most int) {
 	for _, b := range buckets {
-		b.data, memory = splitOff(memory, b.params[0].dtype, b.count())
-		b.host = b.data
-		if b.data.Device() {
-			b.host = zeros(b.data)
+		n := b.count()
+		b.sums, memory = splitOff(memory, b.params[0].dtype, n*most)
+		b.sums = b.sums.Slice(0, n*own)
+		b.onHost = b.sums
+		if b.sums.Device() {
+			b.onHost = zeros(b.sums)
 		}
+		b.data, b.host = b.sums.Slice(0, n), b.onHost.Slice(0, n)
 		at := 0
 		for _, p := range b.params {
-			p.useSlot(b, b.host.Slice(at, at+p.size))
+			p.useSlots(b, b.slots(b.onHost, at, p.size))
 			at += p.size
 		}
 	}
+}
+
+// slots returns n elements from number at on of each of the sums in a memory.
+func (b *bucket) slots(memory backend.Buffer, at, n int) (all []backend.Buffer) {
+	for ; at < memory.Len(); at += b.count() {
+		all = append(all, memory.Slice(at, at+n))
+	}
+	return all
+}
+
+// source returns what a call reads of the bucket, on the communicator's device and on the host.
+func (b *bucket) source(c backend.Collective) (data, host backend.Buffer) {
+	if c.Association == backend.Tree {
+		return b.sums, b.onHost
+	}
+	return b.data, b.host
 }
 
 // origin says which bucket a call is of: its number, its first parameter, and a hash of all
@@ -147,13 +168,14 @@ func (b *bucket) unpack() error {
 // start starts a collective on the bucket, on its queue.
 func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
 	q := b.queue
+	src, host := b.source(c)
 	if !b.staged() {
-		return comm.Start(q, c, b.data, b.data)
+		return comm.Start(q, c, b.data, src)
 	}
-	if err := q.Move(b.data, b.host); err != nil {
+	if err := q.Move(src, host); err != nil {
 		return nil, err
 	}
-	w, err := comm.Start(q, c, b.data, b.data)
+	w, err := comm.Start(q, c, b.data, src)
 	if err != nil {
 		return nil, err
 	}

@@ -51,11 +51,12 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
 		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
 			&SGD{Rate: 1}, 2, WithSum()}},
-		"New":        {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
-		"NewSampler": {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
-		"Rows":       {F: Rows, Args: []any{rows, rows, []int{0}}},
-		"Sum":        {F: Sum, Args: []any{comm, &one}},
-		"TreeMean":   {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"New":            {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
+		"NewSampler":     {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
+		"NewTreeSampler": {F: NewTreeSampler, Args: []any{comm, 4, 2, 2, uint64(1)}},
+		"Rows":           {F: Rows, Args: []any{rows, rows, []int{0}}},
+		"Sum":            {F: Sum, Args: []any{comm, &one}},
+		"TreeMean":       {F: TreeMean, Args: []any{comm, []float64{1}}},
 		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator,
 			error)) error {
 			return with(WithCompression(c))

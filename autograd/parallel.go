@@ -139,7 +139,7 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 func (d *DataParallel) reduction(b *bucket) backend.Collective {
 	c := backend.Collective{Kind: backend.AllReduce, Op: d.op, State: b.slot(), Origin: b.sync}
 	if d.tree != nil {
-		c.Op, c.Association = backend.Sum, backend.Tree
+		c.Op, c.Association, c.Splits = backend.Sum, backend.Tree, d.tree.splits
 	}
 	return c
 }
@@ -147,10 +147,14 @@ func (d *DataParallel) reduction(b *bucket) backend.Collective {
 // prepareBuckets allocates the buckets and broadcasts the parameters through them.
 func (d *DataParallel) prepareBuckets() error {
 	var err error
-	if d.memory, err = d.alloc(span(d.buckets)); err != nil {
+	own, most := 1, 1 // sums that are sent of each gradient, by this rank and by one at most
+	if d.tree != nil {
+		own, most = len(d.tree.branches), d.tree.most
+	}
+	if d.memory, err = d.alloc(span(d.buckets, most)); err != nil {
 		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	assignSlots(d.buckets, d.memory)
+	assignSlots(d.buckets, d.memory, own, most)
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
 		p.tree = d.tree

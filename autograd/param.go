@@ -18,17 +18,18 @@ type param struct {
 	index  int
 	name   string
 	dtype  backend.DType
-	size   int            // elements
-	shape  tensor.Shape   // () for a scalar
-	bucket *bucket        // where its gradient goes
-	slot   backend.Buffer // its place in the bucket
-	view   gorgonia.Value // the slot, as a gradient of the type that solvers expect
-	hooked *gorgonia.Node // what Hook returned, or nil
-	source *gorgonia.Node // what UseGradients was given, or nil
-	full   bool           // its gradient of this step, or of this micro-batch, is there
-	held   bool           // its slot has the gradients of micro-batches before this one
-	tree   *tree          // that of its DataParallel
-	sums   sums           // of micro-batches in the tree
+	size   int              // elements
+	shape  tensor.Shape     // () for a scalar
+	bucket *bucket          // where its gradient goes
+	slot   backend.Buffer   // its place in the bucket
+	slots  []backend.Buffer // in each of the sums that are sent: slot is the first
+	view   gorgonia.Value   // the slot, as a gradient of the type that solvers expect
+	hooked *gorgonia.Node   // what Hook returned, or nil
+	source *gorgonia.Node   // what UseGradients was given, or nil
+	full   bool             // its gradient of this step, or of this micro-batch, is there
+	held   bool             // its slot has the gradients of micro-batches before this one
+	tree   *tree            // that of its DataParallel
+	sums   sums             // of micro-batches in the tree
 }
 
 // examine returns the parameter of a node, or why it cannot be one.
@@ -65,9 +66,9 @@ func (p *param) memory() (backend.Buffer, error) {
 	return value, err
 }
 
-// useSlot gives p its slot.
-func (p *param) useSlot(b *bucket, slot backend.Buffer) {
-	p.bucket, p.slot, p.view = b, slot, p.viewOf(slot)
+// useSlots gives p its slots.
+func (p *param) useSlots(b *bucket, slots []backend.Buffer) {
+	p.bucket, p.slot, p.slots, p.view = b, slots[0], slots, p.viewOf(slots[0])
 }
 
 // viewOf returns memory as a value of the same type as that of the node:

@@ -12,9 +12,9 @@ import (
 // seed and epoch, and each takes its part of every batch. So the batches, as ordered lists of
 // samples, are the same for any number of ranks.
 type Sampler struct {
-	n, batch, rank, size int
-	seed                 uint64
-	fill, rest           bool
+	n, batch, first, local int // this rank has local samples of a batch, from the first on
+	seed                   uint64
+	fill, rest             bool
 }
 
 // NewSampler returns the sampler of this rank of a communicator, for n samples and a global batch:
@@ -35,6 +35,33 @@ func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler,
 		return nil, err
 	}
 	s, err := newSampler(comm.Rank(), comm.Size(), n, batch, seed)
+	return agreed(comm, s, err, n, batch, seed)
+}
+
+// NewTreeSampler is [NewSampler] for steps of some micro-batches, of which each rank runs its
+// [TreeShare]: it has the samples of these, micro-batch by micro-batch.
+//
+// Errors: those of NewSampler, where it is the micro-batches that must divide batch, and of
+// TreeShare.
+func NewTreeSampler(comm backend.Communicator, n, batch, microBatches int, seed uint64) (*Sampler,
+	error) {
+	if err := backend.Given("autograd.NewTreeSampler", "comm", comm); err != nil {
+		return nil, err
+	}
+	first, share, err := TreeShare(microBatches, comm.Rank(), comm.Size())
+	s := &Sampler{}
+	if err == nil {
+		s, err = newSampler(0, microBatches, n, batch, seed)
+	}
+	if err == nil {
+		s.first, s.local = first*s.local, share*s.local
+	}
+	return agreed(comm, s, err, n, batch, seed)
+}
+
+// agreed returns a sampler, or an error on all ranks if one has it or has other numbers.
+func agreed(comm backend.Communicator, s *Sampler, err error, n, batch int, seed uint64) (*Sampler,
+	error) {
 	text := fmt.Sprintf("the sampler has %d samples\nthe batch is %d\nthe seed is %d\n", n, batch,
 		seed)
 	if err := Agree(backend.Label(comm, backend.ForSampler), text, err); err != nil {
@@ -43,19 +70,20 @@ func NewSampler(comm backend.Communicator, n, batch int, seed uint64) (*Sampler,
 	return s, nil
 }
 
-func newSampler(rank, size, n, batch int, seed uint64) (*Sampler, error) {
+func newSampler(rank, parts, n, batch int, seed uint64) (*Sampler, error) {
 	switch {
 	case batch < 1:
 		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d", backend.ErrArgument, batch)
-	case batch%size != 0:
-		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide among %d "+
-			"ranks: use %s",
-			backend.ErrArgument, batch, size, divisible(batch, size))
+	case batch%parts != 0:
+		return nil, fmt.Errorf("autograd: sampler: %w: a batch of %d does not divide into %d "+
+			"parts: use %s",
+			backend.ErrArgument, batch, parts, divisible(batch, parts))
 	case n < batch:
 		return nil, fmt.Errorf("autograd: sampler: %w: %d samples do not make a batch of %d",
 			backend.ErrArgument, n, batch)
 	}
-	return &Sampler{n: n, batch: batch, rank: rank, size: size, seed: seed}, nil
+	local := batch / parts
+	return &Sampler{n: n, batch: batch, first: rank * local, local: local, seed: seed}, nil
 }
 
 // divisible names the batches next to one that the ranks do not divide.
@@ -92,7 +120,7 @@ func (s *Sampler) Steps() int {
 }
 
 // Local returns the number of samples of a batch that are this rank's.
-func (s *Sampler) Local() int { return s.batch / s.size }
+func (s *Sampler) Local() int { return s.local }
 
 // Epoch returns the samples of this rank, as numbers below n: for each step
 // Local of them, but see [Sampler.Rest]. Rank r has the r-th part of the batch.
@@ -102,7 +130,7 @@ func (s *Sampler) Epoch(epoch int) [][]int {
 	order := permutation(s.n, s.seed, uint64(epoch))
 	steps := make([][]int, s.Steps())
 	for i := range steps {
-		first := i*s.batch + s.rank*s.Local()
+		first := i*s.batch + s.first
 		steps[i] = make([]int, s.share(first))
 		for j := range steps[i] {
 			steps[i][j] = order[(first+j)%s.n]

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -170,4 +171,43 @@ func TestSamplerRestHasEachSampleOnce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Where ranks do not divide the micro-batches, they have the batches of one rank, each its share.
+func TestTreeSamplersDivideMicroBatches(t *testing.T) {
+	var want [][]int
+	for P := 1; P <= 5; P++ {
+		shares := make([][][]int, P) // by rank
+		all(t, P, func(r rank) error {
+			s, err := NewTreeSampler(r.comm, 50, 12, 6, 3)
+			if err != nil {
+				return err
+			}
+			shares[r.comm.Rank()] = s.Epoch(1)
+			if _, share, _ := TreeShare(6, r.comm.Rank(), P); s.Local() != 2*share {
+				return fmt.Errorf("%d samples for %d micro-batches of 2", s.Local(), share)
+			}
+			return nil
+		})
+		for step := range shares[0] {
+			var batch []int
+			for r := range shares {
+				batch = append(batch, shares[r][step]...)
+			}
+			if P == 1 {
+				want = append(want, batch)
+			} else if !slices.Equal(batch, want[step]) {
+				t.Errorf("%d ranks have the batch %v, one has %v", P, batch, want[step])
+			}
+		}
+	}
+	all(t, 2, func(r rank) error {
+		for _, c := range [][2]int{{12, 5}, {12, 1}, {60, 6}} {
+			if _, err := NewTreeSampler(r.comm, 50, c[0], c[1], 3); !errors.Is(err,
+				backend.ErrArgument) {
+				return fmt.Errorf("a batch of %d in %d micro-batches: %v", c[0], c[1], err)
+			}
+		}
+		return nil
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"math"
 	"math/bits"
 	"slices"
-	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -16,14 +15,14 @@ import (
 )
 
 // WithTree makes training give the same bits on any number of ranks. A step is n micro-batches,
-// whoever runs them: each rank runs the same number ([TreeShare]) of consecutive ones, rank 0 the
-// first, by [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and
+// whoever runs them: each rank runs consecutive ones ([TreeShare]), rank 0 the first, by
+// [DataParallel.Accumulate]. All n gradients are added in the tree of [backend.Tree] and
 // divided by n (with [WithSum] they are not), so let the loss of a micro-batch be the mean over its
 // samples:
 //
-//	share, err := autograd.TreeShare(8, comm.Size())
+//	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	dp, err := autograd.New(comm, params, autograd.WithTree(8))
-//	err = dp.Accumulate(share, func(i int) error { ... }) // micro-batch comm.Rank()*share + i
+//	err = dp.Accumulate(share, func(i int) error { ... }) // micro-batch first + i
 //	grads, err := dp.Sync()
 //	loss, err := autograd.TreeMean(comm, losses) // of this rank's micro-batches
 //
@@ -33,55 +32,35 @@ import (
 //
 // Cost: that of Accumulate, memory for log2(n/P)-1 further sums of each gradient on each of P
 // ranks, and a pass over the gradients that divides them. Between ranks a sum in a tree costs what
-// another one costs.
+// another one costs if n/P is a power of two. Otherwise a rank's micro-batches are several branches
+// of the tree, at most 2*log2(n), for which buckets are as many times larger, and it sends all.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [WithPartial] and with
 // [WithCompression], and ErrUnsupported if the communicator does not add parameters of their type
 // in a tree ([backend.Capabilities]).
 func WithTree(n int) Option { return func(o *options) { o.tree, o.inTree = n, true } }
 
-// TreeShare returns how many of n micro-batches each of so many ranks runs in a step with
-// [WithTree].
+// TreeShare returns which of n micro-batches a rank runs in a step with [WithTree]: share of them,
+// from number first on. Shares differ by at most one, and the first ranks have the larger ones.
 //
-// Errors: ErrArgument, naming the numbers that work, unless the ranks divide n, and the share is a
-// power of two: only then a rank adds up whole branches of the tree. A single rank may run any n.
-func TreeShare(n, ranks int) (share int, err error) {
-	switch {
-	case n < 1 || ranks < 1:
-		return 0, fmt.Errorf("%w: %d micro-batches on %d ranks: there must be at least 1 of both",
-			backend.ErrArgument, n, ranks)
-	case n%ranks != 0:
-		return 0, fmt.Errorf("%w: %d micro-batches do not divide among %d ranks: %s",
-			backend.ErrArgument, n, ranks, whatDivides(n, ranks))
-	case ranks > 1 && bits.OnesCount(uint(n/ranks)) > 1:
-		return 0, fmt.Errorf("%w: %d micro-batches are %d for each of %d ranks, which is no "+
-			"power of two: %s", backend.ErrArgument, n, n/ranks, ranks, whatDivides(n, ranks))
+// Errors: ErrArgument unless every rank has a micro-batch.
+func TreeShare(n, rank, ranks int) (first, share int, err error) {
+	if rank < 0 || rank >= ranks || n < ranks {
+		return 0, 0, fmt.Errorf("%w: %d micro-batches for rank %d of %d: each needs at least one",
+			backend.ErrArgument, n, rank, ranks)
 	}
-	return n / ranks, nil
+	shares := backend.Even(n, ranks)
+	for _, before := range shares[:rank] {
+		first += before
+	}
+	return first, shares[rank], nil
 }
 
-// whatDivides says which numbers of ranks work with n micro-batches, and which numbers of
-// micro-batches with so many ranks.
-func whatDivides(n, ranks int) string {
-	var list []string
-	for p := 1; p <= n; p++ {
-		if n%p == 0 && (p == 1 || bits.OnesCount(uint(n/p)) == 1) {
-			list = append(list, fmt.Sprint(p))
-		}
-	}
-	works := list[0]
-	if last := len(list) - 1; last > 0 {
-		works = strings.Join(list[:last], ", ") + " or " + list[last]
-	}
-	return fmt.Sprintf("use %s ranks, or %d, %d or %d micro-batches", works, ranks, 2*ranks,
-		4*ranks)
-}
-
-// TreeMean returns the mean of numbers of micro-batches, such as their losses, of which each rank
-// has as many: those of rank 0 come first. It is collective. Numbers are added in float64 in the
+// TreeMean returns the mean of numbers of micro-batches, such as their losses: those of rank 0 come
+// first. It is collective. Numbers are added in float64 in the
 // tree of [WithTree], so that the mean has the same bits on any number of ranks.
 //
-// Cost: one all-gather of 8 bytes for each number. Errors come from the communicator;
+// Cost: one all-gather, or two of many numbers. Errors come from the communicator;
 // ErrArgument without numbers.
 func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err error) {
 	if err := backend.Given("autograd.TreeMean", "comm", comm); err != nil {
@@ -97,7 +76,7 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 	var notes [][]byte
 	if err == nil {
 		err = residence.Bound(comm.Device(), func() (err error) {
-			notes, err = gather(backend.Label(comm, backend.ForMean), note)
+			notes, err = framed(backend.Label(comm, backend.ForMean))(note)
 			return err
 		})
 	}
@@ -130,9 +109,12 @@ func meanInTree(all []float64) float64 {
 
 // tree is what a DataParallel adds gradients of micro-batches in; nil without WithTree.
 type tree struct {
-	all, share int // micro-batches of a step, of all ranks and of this one
-	run        int // of this rank's micro-batches, which one is under way
-	begun      int // how many of them
+	all, share int   // micro-batches of a step, of all ranks and of this one
+	branches   []int // how many micro-batches the branches have that this rank adds up
+	most       int   // branches of a rank
+	splits     []int // the shares of all ranks; nil if each is one branch, all of the same size
+	run        int   // of this rank's micro-batches, which one is under way
+	begun      int   // how many of them
 }
 
 // adds reports whether a rank has several micro-batches.
@@ -152,7 +134,8 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 	if !o.inTree {
 		return nil, nil
 	}
-	share, err := TreeShare(o.tree, comm.Size())
+	P := comm.Size()
+	first, share, err := TreeShare(o.tree, comm.Rank(), P)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("WithTree: %w", err)
@@ -161,46 +144,48 @@ func newTree(comm backend.Communicator, o options, params []*param) (*tree, erro
 			"with WithCompression it depends on what each rank has rounded: leave them out",
 			backend.ErrArgument)
 	}
-	can := comm.Capabilities().Tree
+	t := &tree{all: o.tree, share: share, branches: backend.Branches(nil, first, share, o.tree),
+		most: 1}
+	if shares := backend.Even(t.all, P); P > 1 && (t.all%P > 0 || bits.OnesCount(uint(share)) > 1) {
+		t.splits = shares
+	}
+	what := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree, Splits: t.splits}
+	for r := range t.splits {
+		t.most = max(t.most, len(what.Branches(nil, r)))
+	}
+	can := comm.Capabilities()
 	for _, p := range params {
-		if comm.Size() > 1 && !slices.Contains(can, p.dtype) {
-			return nil,
-				fmt.Errorf("WithTree: %w",
-					backend.RefuseTree(comm, backend.Collective{Kind: backend.AllReduce,
-						Association: backend.Tree}, p.dtype))
+		if P > 1 && (!slices.Contains(can.Tree, p.dtype) || t.splits != nil && !can.Branches) {
+			return nil, fmt.Errorf("WithTree: %w", backend.RefuseTree(comm, what, p.dtype))
 		}
 	}
-	return &tree{all: o.tree, share: share}, nil
+	return t, nil
 }
 
-// top is the level of the largest sum that a rank keeps: that of level k has 2^k micro-batches.
-func (t *tree) top() int { return bits.Len(uint(t.share-1)) - 1 }
-
-// branches returns the levels of the sums that the gradients of the present micro-batch are added
-// to, one after the other, as a set of bits, and the level that the result has.
-func (t *tree) branches() (levels uint, to int) {
-	if t.run == t.share-1 {
-		return uint(t.run), t.top()
+// place returns in which branch the present micro-batch is, and as which of its micro-batches.
+func (t *tree) place() (branch, at int) {
+	at = t.run
+	for ; at >= t.branches[branch]; branch++ {
+		at -= t.branches[branch]
 	}
-	to = bits.TrailingZeros(^uint(t.run))
-	return 1<<to - 1, to
+	return branch, at
 }
 
-// sums are what a parameter keeps of the micro-batches so far.
+// sums are what a parameter keeps of the micro-batches so far, beside whole branches.
 type sums struct {
-	levels []backend.Buffer // the largest is in the slot
-	none   backend.Buffer   // zeros, the gradient in a micro-batch that has none
+	levels []backend.Buffer
+	none   backend.Buffer // zeros, the gradient in a micro-batch that has none
 }
 
 // prepare allocates the sums of p.
 func (s *sums) prepare(t *tree, p *param) {
-	if len(s.levels) > 0 {
+	if s.none.Len() > 0 {
 		return
 	}
-	for range t.top() {
+	for range backend.TopLevel(slices.Max(t.branches)) {
 		s.levels = append(s.levels, zeros(p.slot))
 	}
-	s.levels, s.none = append(s.levels, p.slot), zeros(p.slot)
+	s.none = zeros(p.slot)
 }
 
 // add adds the gradient of the present micro-batch, nil for none, to the sums that it completes.
@@ -214,22 +199,26 @@ func (p *param) add(t *tree, g gorgonia.Value) error {
 		}
 		p.held = true
 	}
-	k, kept := kernels.Host{}, p.sums.levels
-	levels, to := t.branches()
-	for level := range to + 1 {
-		if levels>>level&1 == 0 {
-			continue
+	branch, at := t.place()
+	size := t.branches[branch]
+	kept := func(level int) backend.Buffer {
+		if level == backend.TopLevel(size) {
+			return p.slots[branch]
 		}
-		sum := kept[level]
-		if levels>>level == 1 { // the last one
-			return k.Reduce(backend.Sum, kept[to], sum, src)
+		return p.sums.levels[level]
+	}
+	add, to := backend.Carry(at, size)
+	for i, level := range add {
+		sum := kept(level)
+		if i == len(add)-1 {
+			return kernels.Host{}.Reduce(backend.Sum, kept(to), sum, src)
 		}
-		if err := k.Reduce(backend.Sum, sum, sum, src); err != nil {
+		if err := (kernels.Host{}).Reduce(backend.Sum, sum, sum, src); err != nil {
 			return err
 		}
 		src = sum
 	}
-	return k.Copy(kept[to], src)
+	return kernels.Host{}.Copy(kept(to), src)
 }
 
 // divide makes sums of gradients means.

@@ -48,9 +48,12 @@ type checking struct{ Communicator }
 
 func (c checking) StartChecked(q Queue, what Collective, count int, dst, src Buffer) (Work, error) {
 	// Of either it may never have heard.
-	if d := what.DType(dst, src); what.Association == Tree &&
-		!slices.Contains(c.Capabilities().Tree, d) {
-		return nil, RefuseTree(c, what, d)
+	if d := what.DType(dst, src); what.Association == Tree {
+		caps := c.Capabilities()
+		if !slices.Contains(caps.Tree, d) || what.Kind == AllReduce && what.Splits != nil &&
+			!caps.Branches {
+			return nil, RefuseTree(c, what, d)
+		}
 	}
 	if what.Rows != nil && !c.Capabilities().RunsRows(what, what.DType(dst, src), count) {
 		return nil, RefuseRows(c, what)
@@ -89,8 +92,7 @@ func Refuse(comm Communicator, err error) error {
 // not add operands of type d in it.
 func RefuseTree(comm Communicator, what Collective, d DType) error {
 	return Refuse(comm, fmt.Errorf("%w: %v of %v: it cannot add these operands in a tree: use "+
-		"backend host or tcp, or f32 on GPUs of one machine, and do not compress", ErrUnsupported,
-		what, d))
+		"backend host or tcp, or f32 on GPUs, and do not compress", ErrUnsupported, what, d))
 }
 
 // RefuseRows returns what Start of comm returns for an AllToAll with Rows if comm does not run it.

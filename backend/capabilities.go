@@ -28,6 +28,8 @@ type Capabilities struct {
 	// Tree has the types that it adds in the [Association] Tree, too, by all-reduce, if any. It
 	// refuses calls of others.
 	Tree []DType
+	// Branches says that such sums may have Splits.
+	Branches bool
 
 	// Rows reports whether it runs an AllToAll with Rows, of count elements of dtype d, as one pass
 	// over the operands; others must be packed and joined by the caller. nil means never.

@@ -52,7 +52,8 @@ const (
 	// Tree adds neighbours, then neighbouring sums, and so on: (x[0] + x[1]) + (x[2] + x[3]). The
 	// last one of an odd number joins the next level as it is. Where each rank adds up 2^k
 	// consecutive terms of a longer sum in this way, the ranks together have the bits that one rank
-	// has for the whole sum. Only communicators whose [Capabilities] say Tree can do it.
+	// has for the whole sum. Other numbers of terms make several branches of the whole tree, which
+	// an AllReduce takes with Splits. Only communicators whose [Capabilities] say Tree can do it.
 	Tree
 )
 
@@ -102,6 +103,11 @@ type Collective struct {
 	// ReduceScatter, AllGather, Gather and Scatter take P lengths: Splits[r] is
 	// the chunk of rank r. AllToAll takes P*P: Splits[s*P+r] is what rank s
 	// sends to rank r.
+	//
+	// An AllReduce in a [Tree] takes P numbers of terms: of a longer sum, rank r has added up
+	// Splits[r] consecutive terms, those of rank 0 being the first. Its source consists of the
+	// sums of its [Branches], one after the other, each as long as the destination, which may
+	// be the first of them.
 	Splits []int
 
 	// Rows says that the pieces of an AllToAll lie side by side; nil: one after the other. Only
@@ -373,7 +379,14 @@ func (c *Collective) checkAny(r, P int, dst, src Buffer) (count int, err error) 
 		return 0, fmt.Errorf("%w: %v: source and destination of rank %d have %d and %d elements",
 			ErrArgument, *c, r, src.n, dst.n)
 	}
-	if c.Kind != AllReduce { // which need not ask the table
+	switch {
+	case c.Kind == AllReduce && c.Splits != nil:
+		count, wantSrc, wantDst = dst.n, len(c.Branches(nil, r))*dst.n, dst.n
+		if src.dtype.Float() && src.dtype.Size() == 2 {
+			return 0, fmt.Errorf("%w: %v: sums of branches in %v were rounded, so they add up to "+
+				"no fixed bits: use F32", ErrArgument, *c, src.dtype)
+		}
+	case c.Kind != AllReduce: // which need not ask the table
 		t := &table[c.Kind]
 		if count, err = c.count(t, r, P, dst, src); err != nil {
 			return 0, err
@@ -442,7 +455,10 @@ func (c *Collective) valid(P int) error {
 	if c.Splits == nil {
 		return nil
 	}
-	want := table[c.Kind].splits(P)
+	want, least := table[c.Kind].splits(P), 0
+	if c.Kind == AllReduce && c.Association == Tree && c.Op == Sum {
+		want, least = P, 1
+	}
 	if want == 0 {
 		return fmt.Errorf("%w: %v has no chunks, so it takes no splits", ErrArgument, c.Kind)
 	}
@@ -452,9 +468,9 @@ func (c *Collective) valid(P int) error {
 	}
 	all := 0
 	for i, n := range c.Splits {
-		if n < 0 {
-			return fmt.Errorf("%w: %v: split %d is negative (%d elements)", ErrArgument, c.Kind,
-				i, n)
+		if n < least {
+			return fmt.Errorf("%w: %v: split %d is %d: it must be at least %d", ErrArgument, c.Kind,
+				i, n, least)
 		}
 		if all += n; all < 0 {
 			return fmt.Errorf("%w: %v: the splits add up to more elements than there can be",
@@ -589,6 +605,9 @@ func (c Collective) Adjoint(P int) (adj Collective, scale float64, err error) {
 			return Collective{}, 0, fmt.Errorf("%w: %v is not linear, so it has no adjoint",
 				ErrUnsupported, c)
 		}
+	}
+	if c.Kind == AllReduce && c.Splits != nil {
+		return Collective{}, 0, fmt.Errorf("%w: %v of branches has no adjoint", ErrUnsupported, c)
 	}
 	adj = Collective{Kind: table[c.Kind].adjoint, Root: c.Root, Splits: c.Splits, Exact: c.Exact,
 		State: c.State}

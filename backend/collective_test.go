@@ -434,6 +434,50 @@ func TestOnlySumsHaveAnAssociation(t *testing.T) {
 	}
 }
 
+func TestASumInATreeTakesTheBranchesOfEachRank(t *testing.T) {
+	x, y := backend.Of(make([]float32, 12)), backend.Of(make([]float32, 4))
+	c := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree,
+		Splits: []int{3, 3, 2}}
+	for r, want := range []int{2, 2, 1} { // terms 0 and 1, 2; 3, 4 and 5; 6 and 7
+		if got := c.Branches(nil, r); len(got) != want {
+			t.Errorf("rank %d has branches of %v terms, want %d branches", r, got, want)
+		}
+		for n := range 4 {
+			count, err := c.Check(r, 3, y, x.Slice(0, 4*n))
+			if (err == nil) != (n == want) || err == nil && count != 4 {
+				t.Errorf("rank %d with %d sums: count %d, error %v", r, n, count, err)
+			}
+		}
+	}
+	if _, err := c.Check(0, 3, x.Slice(0, 4), x.Slice(0, 8)); err != nil {
+		t.Errorf("into the first branch: %v", err)
+	}
+	half, halves := y.As(backend.F16), x.As(backend.F16)
+	for what, check := range map[string]func() (int, error){
+		"into the second branch": func() (int, error) {
+			return c.Check(0, 3, x.Slice(4, 8), x.Slice(0, 8))
+		},
+		"of 16 bits": func() (int, error) { return c.Check(0, 3, half, halves.Slice(0, 16)) },
+		"of a rank without terms": func() (int, error) {
+			c := c
+			c.Splits = []int{3, 0, 5}
+			return c.Check(0, 3, y, x.Slice(0, 8))
+		},
+		"in rank order": func() (int, error) {
+			c := c
+			c.Association = backend.InRankOrder
+			return c.Check(0, 3, y, x.Slice(0, 8))
+		},
+	} {
+		if _, err := check(); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if _, _, err := c.Adjoint(3); !errors.Is(err, backend.ErrUnsupported) {
+		t.Errorf("the adjoint of a sum of branches: %v", err)
+	}
+}
+
 func TestOnlyAllToAllsHaveRows(t *testing.T) {
 	x, y := backend.Of(make([]float32, 12)), backend.Of(make([]float32, 12))
 	c := backend.Collective{Kind: backend.AllToAll, Rows: &backend.Rows{Src: []int{2, 3},

@@ -36,6 +36,8 @@ type trainer struct {
 	sampler *autograd.Sampler
 	local   int     // samples of a run
 	runs    int     // of a step
+	first   int     // of all runs on all ranks, the number of the first one here
+	all     int     // on all ranks
 	weight  float64 // of a run's gradient
 	loader  *loader
 	past    past
@@ -52,11 +54,12 @@ type past struct {
 }
 
 // global returns how many samples a whole step has.
-func (t *trainer) global() int { return t.local * t.runs * t.comm.Size() }
+func (t *trainer) global() int { return t.local * t.all }
 
 // prepare finds out what a step is, or why all ranks refuse it.
 func (t *trainer) prepare() (err error) {
-	t.runs, t.weight = t.machine.Runs()
+	_, t.weight = t.machine.Runs()
+	t.first, t.runs, t.all = t.machine.MicroBatches()
 	t.local, err = t.data.check()
 	known := t.validation.metric(t.watched) != nil || t.watched == "" || t.watched == "loss"
 	if err = errors.Join(t.missing, err); err == nil && (t.data.Loss == nil || t.epochs < 1 ||
@@ -72,7 +75,7 @@ func (t *trainer) prepare() (err error) {
 		return err
 	}
 	n := t.data.Set.Len()
-	t.sampler, err = autograd.NewSampler(t.comm, n, t.global(), t.seed)
+	t.sampler, err = autograd.NewTreeSampler(t.comm, n, t.global(), t.all, t.seed)
 	if err == nil && t.data.Weights != nil {
 		t.sampler = t.sampler.Rest()
 	}
@@ -171,7 +174,7 @@ func (t *trainer) step() (loss float64, err error) {
 		}
 		err = errors.Join(err, t.loader.bind())
 		if t.random != nil {
-			t.random.Seek(uint64(t.past.Steps), (t.comm.Rank()*t.runs+i)*t.local)
+			t.random.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
 		}
 		if err == nil {
 			err = t.machine.RunAll()
@@ -225,7 +228,7 @@ func (t *trainer) endEpoch(stop bool) error {
 	}
 	if t.validation != nil {
 		err := t.machine.Averaged(func() (err error) {
-			full := float64(t.runs*t.comm.Size()) * t.weight
+			full := float64(t.all) * t.weight
 			e.Metrics, err = t.validation.run(t.comm, t.readers, full)
 			return err
 		})

@@ -164,6 +164,9 @@ func TestLastBatchIsTheMeanOfItsSamples(t *testing.T) {
 				"tree": {1, func(backend.Communicator) []vm.Option {
 					return []vm.Option{vm.WithTree(P)}
 				}},
+				"tree of three runs": {3, func(backend.Communicator) []vm.Option {
+					return []vm.Option{vm.WithTree(3 * P)}
+				}},
 			} {
 				if how.runs > 1 && batch/P%how.runs != 0 {
 					continue

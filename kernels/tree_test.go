@@ -1,7 +1,9 @@
 package kernels_test
 
 import (
+	"errors"
 	"math"
+	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -154,5 +156,55 @@ func TestOnlySumsHaveATree(t *testing.T) {
 	x := backend.Of(make([]float32, 4))
 	if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Max, x, x, x, x); err == nil {
 		t.Error("a maximum in a tree is no error")
+	}
+}
+
+// The branches of a tree that ranks with any numbers of terms add up have the sum of all terms.
+func TestBranchesAddUpToTheTree(t *testing.T) {
+	for n := 1; n <= 40; n++ {
+		xs := operands[float32](n, 300)
+		var all []backend.Buffer
+		for _, x := range xs {
+			all = append(all, backend.Of(x))
+		}
+		add := func(srcs []backend.Buffer) backend.Buffer {
+			dst := backend.Of(make([]float32, 300))
+			if err := (kernels.Host{}).ReduceIn(backend.Tree, backend.Sum, dst,
+				srcs...); err != nil {
+				t.Fatal(err)
+			}
+			return dst
+		}
+		want := add(all)
+		for ranks := 1; ranks <= min(n, 9); ranks++ {
+			var srcs []backend.Buffer
+			var terms []int
+			first := 0
+			for _, share := range backend.Even(n, ranks) {
+				branches := backend.Branches(nil, first, share, n)
+				if most := 2 * bits.Len(uint(n-1)); len(branches) > max(1, most) {
+					t.Fatalf("%d terms of %d are %d branches", share, n, len(branches))
+				}
+				for _, size := range branches {
+					srcs = append(srcs, add(all[first:first+size]))
+					first += size
+				}
+				terms = append(terms, branches...)
+			}
+			for _, dst := range []backend.Buffer{backend.Of(make([]float32, 300)), srcs[0]} {
+				if err := (kernels.Host{}).SumBranches(dst, srcs, terms); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(dst.Bytes(), want.Bytes()) {
+					t.Errorf("%d terms of %d ranks, in branches of %v, have another sum", n, ranks,
+						terms)
+				}
+			}
+		}
+	}
+	x := backend.Of(make([]float32, 4))
+	if err := (kernels.Host{}).SumBranches(x, []backend.Buffer{x, x}, []int{1}); !errors.Is(err,
+		backend.ErrArgument) {
+		t.Errorf("two branches with the terms of one: %v", err)
 	}
 }

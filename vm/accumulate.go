@@ -30,16 +30,16 @@ func Accumulate(n int) Option {
 
 // WithTree makes training give the same bits on any number of ranks, by autograd.WithTree: a step
 // of the solver is n micro-batches, whoever runs them, and their gradients are added in a fixed
-// tree and divided by n. A rank runs n/P consecutive micro-batches, as autograd.TreeShare says,
+// tree and divided by n. A rank runs consecutive micro-batches, as autograd.TreeShare says,
 // each by a RunAll; with one rank, or without [WithDataParallel], all n. The last of them exchanges
 // and applies the gradients.
 //
-//	share, err := autograd.TreeShare(8, comm.Size())
+//	first, share, err := autograd.TreeShare(8, comm.Rank(), comm.Size())
 //	... // a graph for batch/8 samples, with their mean as loss
 //	m, err := vm.New(g, nil, vm.WithSolver(solver, learnables...),
 //		vm.WithDataParallel(comm), vm.WithTree(8))
 //	for i := range share {
-//		feed(comm.Rank()*share + i) // a micro-batch
+//		feed(first + i) // a micro-batch
 //		err = m.RunAll()
 //		losses[i] = loss()
 //	}
@@ -54,12 +54,13 @@ func Accumulate(n int) Option {
 //
 // What a step in progress refuses is said at [Accumulate].
 //
-// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. With batch
-// norms an all-gather of their statistics in each step.
+// Cost: that of [Accumulate], and memory for log2(n/P)-1 further sums of each gradient. Where n/P
+// is no power of two, ranks exchange up to 2*log2(n) sums of each gradient, which take memory, too.
+// With batch norms two all-gathers of their statistics in each step.
 //
 // New returns ErrArgument for numbers that TreeShare refuses, with [Accumulate], and without
 // [WithSolver]; ErrUnsupported if the communicator does not add in a tree.
-func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.all = true, n } }
+func WithTree(n int) Option { return func(m *Machine) { m.micro.Tree, m.micro.All = true, n } }
 
 // Runs returns how many runs make a step of the solver ([Accumulate], [WithTree]), and how much the
 // gradient of one run of one rank counts in the gradient that the solver gets: 1/P for the mean
@@ -72,19 +73,34 @@ func (m *Machine) Runs() (n int, weight float64) {
 	return n, m.scale()
 }
 
+// MicroBatches returns which of all micro-batches of a step this rank runs: n from number first on.
+func (m *Machine) MicroBatches() (first, n, all int) {
+	if m.micro.Tree {
+		return m.micro.First, m.micro.Runs, m.micro.All
+	}
+	rank, ranks := m.among()
+	n = max(1, m.micro.Runs)
+	return rank * n, n, ranks * n
+}
+
 // micro is where a machine is among the micro-batches of a step.
 type micro struct {
 	plan.Accumulation
-	done        int  // runs
-	accumulated bool // by Accumulate
-	all         int  // micro-batches of all ranks, with WithTree
+	done        int   // runs
+	accumulated bool  // by Accumulate
+	kinds       []int // of the runs of a step
 }
 
 // kind returns the kind of the next run.
-func (b *micro) kind() int { return b.Kind(b.done) }
+func (b *micro) kind() int {
+	if len(b.kinds) == 0 {
+		return 0
+	}
+	return b.kinds[b.done]
+}
 
 // last reports whether the next run ends a step.
-func (b *micro) last() bool { return b.kind() == b.Kinds()-1 }
+func (b *micro) last() bool { return b.done >= b.Runs-1 }
 
 // end counts a run, or begins again after an error.
 func (b *micro) end(err error) {
@@ -118,19 +134,32 @@ func (m *Machine) share() (err error) {
 		err = fmt.Errorf("%w: no solver applies the gradients: use WithSolver, too",
 			backend.ErrArgument)
 	case b.Tree:
-		ranks := 1
-		if m.parallel != nil && m.parallel.comm != nil {
-			ranks = m.parallel.comm.Size()
-		}
-		b.Runs, err = autograd.TreeShare(b.all, ranks)
+		rank, ranks := m.among()
+		b.First, b.Runs, err = autograd.TreeShare(b.All, rank, ranks)
 	case b.Runs < 1:
 		err = fmt.Errorf("%w: %d micro-batches: there must be at least 1", backend.ErrArgument,
 			b.Runs)
+	}
+	if err == nil {
+		b.kinds = b.Of()
+		if n := b.Kinds(); n > plan.MaxKinds {
+			err = fmt.Errorf("%w: %d of %d micro-batches from number %d on: they are too many "+
+				"branches of the tree: take a power of two for each rank", backend.ErrArgument,
+				b.Runs, b.All, b.First)
+		}
 	}
 	if err != nil {
 		return fmt.Errorf("vm: %s: %w", option, err)
 	}
 	return nil
+}
+
+// among returns this rank's number among those that train together.
+func (m *Machine) among() (rank, ranks int) {
+	if m.parallel == nil || m.parallel.comm == nil {
+		return 0, 1
+	}
+	return m.parallel.comm.Rank(), m.parallel.comm.Size()
 }
 
 // scale is what updates multiply the sum of all gradients by. In a tree ranks do not divide.
@@ -141,5 +170,5 @@ func (m *Machine) scale() float64 {
 	case m.parallel != nil:
 		return m.parallel.exchange.Scale()
 	}
-	return 1 / float64(m.micro.all)
+	return 1 / float64(m.micro.All)
 }

@@ -156,14 +156,16 @@ func benchmarkStep(b *testing.B, m *model, device backend.Device, options ...vm.
 	}
 }
 
-// BenchmarkTree measures steps of eight micro-batches of eight samples on the host, with gradients
-// added in a tree and in order, in turns: the medians, and that of the ratios of neighbours.
+// BenchmarkTree measures steps of some micro-batches of eight samples on the host, with gradients
+// added in a tree and in order, in turns: the medians, and that of the ratios of neighbours. Three
+// on each rank are two branches of the tree.
 func BenchmarkTree(b *testing.B) {
-	const micro, samples, steps = 8, 8, 10
+	const samples, steps = 8, 10
 	for name, sizes := range map[string][]int{"64-128-10": {64, 128, 10},
 		"784-512-256-10": {784, 512, 256, 10}} {
-		for _, P := range []int{1, 2, 4, 8} {
-			b.Run(fmt.Sprint(name, "/", P), func(b *testing.B) {
+		for _, on := range [][2]int{{1, 8}, {2, 8}, {4, 8}, {8, 8}, {2, 6}, {3, 9}} {
+			P, micro := on[0], on[1]
+			b.Run(fmt.Sprint(name, "/", P, "/", micro), func(b *testing.B) {
 				times := make([][2]float64, b.N) // of a step
 				var lock sync.Mutex
 				err := testranks.Join(testranks.Run(P, testenv.Hosts.Connect(b, P),

@@ -158,7 +158,7 @@ func (m *Machine) connect(problem error) error {
 	if err == nil {
 		options := append([]autograd.Option{autograd.WithNotice(m.notice)}, p.options...)
 		if m.micro.Tree {
-			options = append(options, autograd.WithTree(m.micro.all))
+			options = append(options, autograd.WithTree(m.micro.All))
 		}
 		p.data, err = autograd.New(p.comm, m.solver.learnables, options...)
 	}
@@ -188,8 +188,8 @@ func (m *Machine) agree(problem error) error {
 		}
 		fmt.Fprintf(&common, "the machine computes on a device: %v\nthe norm of gradients is "+
 			"bounded by %v\n", m.device != nil, m.solver.limit)
-		if m.micro.Several() {
-			fmt.Fprintf(&common, "a step has %d micro-batches\n", m.micro.Runs)
+		if m.micro.Several() || m.micro.Tree {
+			fmt.Fprintf(&common, "a step has %d micro-batches\n", max(m.micro.All, m.micro.Runs))
 		}
 		if m.synced {
 			for _, s := range m.read.Statistics {
@@ -226,7 +226,7 @@ func (m *Machine) buckets() ([]int, error) {
 		}
 		m.lend(p.exchange)
 	}
-	if p.exchange.MicroBatches() != m.micro.all {
+	if p.exchange.MicroBatches() != m.micro.All {
 		return nil, fmt.Errorf("vm: WithDataParallel: %w: autograd's WithTree: the machine runs "+
 			"the micro-batches, so use WithTree of this package", backend.ErrArgument)
 	}

@@ -27,7 +27,7 @@ func lengths(c backend.Collective, r, P, count int) (src, dst int) {
 	}
 	switch c.Kind {
 	case backend.AllReduce:
-		return count, count
+		return held(c, r) * count, count
 	case backend.ReduceScatter:
 		return all, own
 	case backend.AllGather:
@@ -158,6 +158,16 @@ func join(xs [][]byte) (all []byte) {
 // fold combines the ranks' operands, of the same length, in the order of the call's association.
 func fold(c backend.Collective, d backend.DType, xs [][]byte) []byte {
 	op := c.Op
+	if inBranches(c) {
+		var all [][]byte
+		for r, x := range xs {
+			n := len(x) / held(c, r)
+			for i := range held(c, r) {
+				all = append(all, x[i*n:(i+1)*n])
+			}
+		}
+		xs = all
+	}
 	switch d {
 	case backend.F16, backend.BF16:
 		return encode(d, foldFloats(c, decodeAll(d, xs)))
@@ -202,7 +212,10 @@ func fold(c backend.Collective, d backend.DType, xs [][]byte) []byte {
 //go:norace
 func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
 	op, ranks := c.Op, len(xs)
-	if c.Association == backend.Tree {
+	switch {
+	case inBranches(c):
+		xs = [][]T{addBranches(c.Splits, xs)}
+	case c.Association == backend.Tree:
 		xs = [][]T{addNeighbours(xs)}
 	}
 	out := append([]T(nil), xs[0]...)
@@ -226,6 +239,68 @@ func foldFloats[T float32 | float64](c backend.Collective, xs [][]T) []T {
 		}
 	}
 	return out
+}
+
+// inBranches reports whether ranks pass several operands of a sum.
+func inBranches(c backend.Collective) bool {
+	return c.Kind == backend.AllReduce && c.Splits != nil
+}
+
+// held returns how many operands rank r passes to an AllReduce.
+func held(c backend.Collective, r int) int {
+	if !inBranches(c) {
+		return 1
+	}
+	return walk(c.Splits, func(of int) int {
+		if of == r {
+			return 1
+		}
+		return 0
+	}, func(x, y int) int { return x + y })
+}
+
+// walk visits the tree over all terms, of which rank r has splits[r]: it takes the branches whose
+// terms are all of one rank, and adds others.
+func walk[V any](splits []int, take func(r int) V, add func(x, y V) V) V {
+	all := total(splits)
+	var visit func(lo, size int) V
+	visit = func(lo, size int) V {
+		r, end := 0, splits[0]
+		for end <= lo {
+			r++
+			end += splits[r]
+		}
+		if end >= min(lo+size, all) {
+			return take(r)
+		}
+		x := visit(lo, size/2)
+		if lo+size/2 >= all {
+			return x
+		}
+		return add(x, visit(lo+size/2, size/2))
+	}
+	size := 1
+	for size < all {
+		size *= 2
+	}
+	return visit(0, size)
+}
+
+// addBranches adds the operands that ranks pass to a sum of branches.
+//
+//go:norace
+func addBranches[T float32 | float64](splits []int, xs [][]T) []T {
+	return walk(splits, func(int) []T {
+		x := xs[0]
+		xs = xs[1:]
+		return x
+	}, func(x, y []T) []T {
+		sum := append([]T(nil), x...)
+		for i, v := range y {
+			sum[i] += v
+		}
+		return sum
+	})
 }
 
 // addNeighbours adds pairs of neighbours until one operand is left.

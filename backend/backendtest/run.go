@@ -34,6 +34,7 @@ var scenarios = []scenario{
 	{"AlgorithmsGiveTheSameBits", 1, (*suite).algorithms},
 	{"WhoHasNothingTakesPart", 1, (*suite).nothing},
 	{"SumsInATree", 1, (*suite).tree},
+	{"SumsOfBranches", 1, (*suite).branches},
 	{"PiecesArePermuted", 1, (*suite).rows},
 	{"PartGivesTheBitsOfTheWhole", 1, (*suite).reducePart},
 	{"AverageDoesNotOverflow", 1, (*suite).average},

@@ -50,6 +50,39 @@ func (s *suite) tree(P int) error {
 	})
 }
 
+// branches runs sums of which ranks have several branches: or shows that all ranks refuse them.
+func (s *suite) branches(P int) error {
+	return s.bench(P, 3*65537, func(b *bench) error {
+		caps := b.comms[0].Capabilities()
+		for i, terms := range []int{P, P + 1, 2*P + 1, 3*P - 1, 4 * P, 5*P + 2, 7*P - 3} {
+			for k, n := range []int{0, 1, 257, 4099, 65537} {
+				turn := i + k
+				d := []backend.DType{backend.F32, backend.F64, backend.I32}[turn%3]
+				if s.Unsupported(backend.AllReduce, d, backend.Sum) || !s.full && turn%2 > 0 {
+					continue
+				}
+				splits := backend.Even(max(terms, P), P)
+				if turn%4 > 1 { // as uneven as can be
+					splits = slices.Repeat([]int{1}, P)
+					splits[turn%P] += max(terms, P) - P
+				}
+				what := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree,
+					Splits: splits, Algorithm: algorithms[turn%len(algorithms)]}
+				for r := range P {
+					n = min(n, 3*65537/held(what, r))
+				}
+				t := newTrial(what, d, P, n, uneven, uint64(turn)).expect()
+				t.unsupported = !caps.Branches || !slices.Contains(caps.Tree, d)
+				t.inPlace, t.offset, t.where = turn%2 == 0, turn%3, wheres[turn%len(wheres)]
+				if err := b.run(t, turn%4 < 2); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
 // depends returns an error if the results of a trial would be the same in rank order, so that it
 // shows nothing. Up to three ranks, they are.
 func (t *trial) depends(P, n int) error {

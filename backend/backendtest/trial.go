@@ -185,7 +185,10 @@ func (t *trial) bindInPlace(m *memory, r, P, nsrc, ndst, where int) (*binding, e
 }
 
 func (t *trial) chunkStart(r int) int {
-	if t.what.Splits != nil {
+	switch {
+	case t.what.Kind == backend.AllReduce:
+		return 0
+	case t.what.Splits != nil:
 		return total(t.what.Splits[:r])
 	}
 	return r * t.count

@@ -11,6 +11,7 @@ var wrapperScenarios = []string{
 	"ResultsEqualReference",
 	"WhoHasNothingTakesPart",
 	"SumsInATree",
+	"SumsOfBranches",
 	"PiecesArePermuted",
 	"MemoryIsFreeOnceWorkIsDone",
 	"NothingGrows",

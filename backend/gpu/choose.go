@@ -117,7 +117,7 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if what.AllowHalf != 0 {
 		return c.halve(nbytes)
 	}
-	if c.inTree(what) {
+	if inTree(what, c.size) {
 		return c.tree(what, d, nbytes)
 	}
 	if c.beside(what, nbytes) {
@@ -139,21 +139,25 @@ func (c *choice) beside(what *backend.Collective, nbytes int) bool {
 		c.plan.Force == byNCCL && what.Beside && !c.plan.Shared && nbytes >= besideBytes
 }
 
-// inTree reports whether a call needs kernels that add in a tree: two operands have one order.
-func (c *choice) inTree(what *backend.Collective) bool {
-	return what.Association == backend.Tree && c.size > 2
+// inTree reports whether a call among so many ranks adds in a tree: two operands have one order.
+func inTree(what *backend.Collective, ranks int) bool {
+	return what.Association == backend.Tree &&
+		(ranks > 2 || ranks == 2 && what.Kind == backend.AllReduce && what.Splits != nil)
+}
+
+// roundsInTree reports whether a sum in a tree of a type would be rounded more than once.
+func (c *choice) roundsInTree(d backend.DType) bool {
+	return c.size > 2 && d.Float() && d.Size() == 2
 }
 
 // trees are the types of all-reduces in a tree that are not refused.
 func (c *choice) trees() []backend.DType {
-	return slices.DeleteFunc(backend.DTypes(), func(d backend.DType) bool {
-		what := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
-		return c.inTree(&what) && c.choose(&what, d, 1) == byNCCL
-	})
+	return slices.DeleteFunc(backend.DTypes(), c.roundsInTree)
 }
 
 // tree is choose for calls in a tree, for which there are kernels of two algorithms. Which one is
-// faster was not measured: one shot takes those for which packets would be used.
+// faster was not measured: one shot takes those for which packets would be used. Others are
+// composed of NCCL's messages and additions of two operands.
 func (c *choice) tree(what *backend.Collective, d backend.DType, nbytes int) Algorithm {
 	switch {
 	case d != backend.F32, c.plan.topology.Link == CubeMesh:

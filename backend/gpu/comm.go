@@ -262,7 +262,8 @@ func (c *Communicator) Gone(r int) error { return c.member.Gone(r) }
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *Communicator) Capabilities() backend.Capabilities {
 	return backend.Capabilities{Backend: (*Backend)(nil).Name(), Members: c.members,
-		Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Rows: c.runsRows}
+		Verify: c.verify.Store, Transport: c.transport, Tree: c.trees(), Branches: true,
+		Rows: c.runsRows}
 }
 
 const (

@@ -72,8 +72,9 @@
 //     from Alloc; else the piece goes through that rank's staging, in rounds of 8 MiB, of which two
 //     are under way.
 //
-// Sums of f32 in the association [backend.Tree] run by one shot or two. Those of other types, and
-// where NCCL does everything, are refused, except between two ranks, whose sums have one order.
+// Sums of f32 in the association [backend.Tree] run by one shot or two. Others, and where NCCL does
+// everything, are composed reductions, as are sums of branches. Those of 16 bits among more than
+// two ranks are refused: they would be rounded more than once.
 //
 // Push runs where NVLink connects every pair, or ranks share a device, for types of 2, 4 and 8
 // bytes. It takes no memory beside the staging. That choice counts bytes: it has not been timed
@@ -129,7 +130,7 @@
 //   - Min and Max of floats are composed reductions, because NCCL's lose a NaN.
 //
 // A composed reduction moves chunks to the ranks that own them, combines them
-// there in rank order, and collects the results: the traffic of an all-reduce,
+// there in rank order or in a tree, and collects the results: the traffic of an all-reduce,
 // in blocks that fit a scratch buffer of 8 MiB.
 //
 // # Calls

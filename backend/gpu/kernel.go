@@ -24,7 +24,7 @@ func (c *Communicator) launch(q stream, k *call, event uintptr) error {
 // launchKernel starts a call by one of our kernels, and records event behind it.
 func (c *Communicator) launchKernel(q stream, k *call, event uintptr) error {
 	x := &c.exchange
-	*x = peers.PeerCall{Op: k.what.Op, Tree: c.inTree(&k.what), Dst: k.dst, Src: k.src,
+	*x = peers.PeerCall{Op: k.what.Op, Tree: inTree(&k.what, c.size), Dst: k.dst, Src: k.src,
 		Event: event}
 	c.memory.placeOperands(x, k)
 	return c.exchanges(q, x)

@@ -1,6 +1,10 @@
 package gpu
 
-import "github.com/euryale-ml/euryale/backend"
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+)
 
 // launchNCCL starts a call by NCCL, and records event behind it.
 func (c *Communicator) launchNCCL(q stream, k *call, event uintptr) error {
@@ -50,16 +54,17 @@ func (c *Communicator) sumAndDivide(q stream, k *call) error {
 
 // compose is a composed reduction.
 func (c *Communicator) compose(q stream, k *call) error {
-	n := c.scratch.Len() / k.dtype.Size() / k.P
-	for off, longest := 0, k.longest(); off < longest; off += n {
-		b := block{k, off, n, c.scratch.As(k.dtype)}
+	b := block{k: k, scratch: c.scratch.As(k.dtype), held: k.branches()}
+	last, before := b.operandsOf(k.P - 1)
+	b.n = b.scratch.Len() / (before + last)
+	for longest := k.longest(); b.off < longest; b.off += b.n {
 		c.steps = b.collect(c.steps[:0])
 		if err := c.run(q, c.steps, 0); err != nil {
 			return err
 		}
 		if lo, hi := b.span(k.rank); lo < hi {
 			c.operands = b.operands(c.operands[:0])
-			if err := q.Reduce(k.what.Op, b.result(), c.operands...); err != nil {
+			if err := b.combine(q, c.operands); err != nil {
 				return err
 			}
 		}
@@ -69,4 +74,44 @@ func (c *Communicator) compose(q stream, k *call) error {
 		}
 	}
 	return nil
+}
+
+// combine combines the operands of this rank's span, in the call's association.
+func (b *block) combine(q stream, operands []backend.Buffer) error {
+	k := b.k
+	if !inTree(&k.what, k.P) {
+		return q.Reduce(k.what.Op, b.result(), operands...)
+	}
+	sizes, terms := slices.Concat(b.held...), 0
+	open := make([]int, 0, len(operands)) // sums, by their first operand, in whose slot they are
+	add := func(dst backend.Buffer) error {
+		n := len(open)
+		x, y := open[n-2], open[n-1]
+		open = open[:n-1]
+		err := q.Reduce(backend.Sum, dst, operands[x], operands[y])
+		operands[x] = dst
+		return err
+	}
+	for i := range operands {
+		open = append(open, i)
+		size := 1
+		if b.held != nil {
+			size = sizes[i]
+		}
+		for sum := size; terms&sum != 0; sum *= 2 {
+			if err := add(b.slot(open[len(open)-2])); err != nil {
+				return err
+			}
+		}
+		terms += size
+	}
+	for len(open) > 1 {
+		if err := add(b.slot(open[len(open)-2])); err != nil {
+			return err
+		}
+	}
+	if k.what.Op == backend.Avg {
+		return q.Divide(b.result(), operands[0], k.P)
+	}
+	return q.Copy(b.result(), operands[0])
 }

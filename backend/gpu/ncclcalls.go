@@ -16,6 +16,8 @@ func routeOf(what backend.Collective, d backend.DType, P int) route {
 	switch {
 	case !what.Kind.Reduces():
 		return native
+	case inTree(&what, P):
+		return composed
 	case d.Float() && (what.Op == backend.Min || what.Op == backend.Max):
 		return composed
 	case what.Op != backend.Avg:
@@ -197,7 +199,8 @@ func copied(to []ncclStep, src, dst backend.Buffer) []ncclStep {
 type block struct {
 	k       *call
 	off, n  int
-	scratch backend.Buffer // P pieces of n elements
+	scratch backend.Buffer // a piece of n elements for each operand
+	held    [][]int        // in a tree: the terms of each rank's operands; nil where it has one
 }
 
 // chunkOf returns where the chunk lies that rank r combines.
@@ -224,11 +227,36 @@ func (b *block) span(r int) (lo, hi int) {
 	return min(lo+b.off, hi), min(lo+b.off+b.n, hi)
 }
 
-// slot returns rank p's piece of the scratch buffer, of the length of this
-// rank's span.
-func (b *block) slot(p int) backend.Buffer {
+// branches returns how many terms each operand of each rank has, nil where a rank has one operand.
+func (k *call) branches() (held [][]int) {
+	if k.what.Kind == backend.AllReduce && k.what.Splits != nil {
+		for r := range k.P {
+			held = append(held, k.what.Branches(nil, r))
+		}
+	}
+	return held
+}
+
+// operandsOf returns how many operands rank p has, and the number of the first one.
+func (b *block) operandsOf(p int) (n, first int) {
+	if b.held == nil {
+		return 1, p
+	}
+	for _, before := range b.held[:p] {
+		first += len(before)
+	}
+	return len(b.held[p]), first
+}
+
+// own returns elements of this rank's operand number i: most calls have one.
+func (b *block) own(i, lo, hi int) backend.Buffer {
+	return b.k.src.Slice(i*b.k.count+lo, i*b.k.count+hi)
+}
+
+// slot returns the piece of the scratch buffer for an operand, of the length of this rank's span.
+func (b *block) slot(operand int) backend.Buffer {
 	lo, hi := b.span(b.k.rank)
-	return b.scratch.Slice(p*b.n, p*b.n+hi-lo)
+	return b.scratch.Slice(operand*b.n, operand*b.n+hi-lo)
 }
 
 // collect appends the steps that bring every rank's piece of a span to its
@@ -238,8 +266,14 @@ func (b *block) collect(to []ncclStep) []ncclStep {
 	for i := 1; i < k.P; i++ {
 		p := (k.rank + i) % k.P
 		lo, hi := b.span(p)
-		to = moved(to, stepSend, p, k.src.Slice(lo, hi), backend.Buffer{})
-		to = moved(to, stepRecv, p, backend.Buffer{}, b.slot(p))
+		sent, _ := b.operandsOf(k.rank)
+		for i := range sent {
+			to = moved(to, stepSend, p, b.own(i, lo, hi), backend.Buffer{})
+		}
+		received, first := b.operandsOf(p)
+		for i := range received {
+			to = moved(to, stepRecv, p, backend.Buffer{}, b.slot(first+i))
+		}
 	}
 	return to
 }
@@ -247,12 +281,15 @@ func (b *block) collect(to []ncclStep) []ncclStep {
 // operands appends every rank's piece of this rank's span, in rank order.
 func (b *block) operands(to []backend.Buffer) []backend.Buffer {
 	for p := range b.k.P {
-		if p == b.k.rank {
-			lo, hi := b.span(p)
-			to = append(to, b.k.src.Slice(lo, hi))
-			continue
+		lo, hi := b.span(p)
+		n, first := b.operandsOf(p)
+		for i := range n {
+			if p == b.k.rank {
+				to = append(to, b.own(i, lo, hi))
+			} else {
+				to = append(to, b.slot(first+i))
+			}
 		}
-		to = append(to, b.slot(p))
 	}
 	return to
 }

@@ -72,6 +72,7 @@ func TestCommunicatorOnGPU(t *testing.T) {
 				// there are no kernels for i64
 				Sizes: g.sizes(), Integers: backend.F32, Copy: g.copy,
 				OwnOrder: true, // what is NCCL's has its order
+				Tree:     treeOf,
 				New: backendtest.Over(g.with(forced(force)), compared.Compared,
 					func(c backend.Communicator) backend.Communicator {
 						return backend.WithHooks(c, observe.New(c.Rank(), 100))

@@ -38,23 +38,23 @@ func TestKernelsKeepTheContract(t *testing.T) {
 					return g.newGroup(size, timeout, same(o))
 				},
 				Copy: g.Move, OwnOrder: true, // what is NCCL's has its order
-				Tree: func(kind backend.Kind, d backend.DType, ranks int) bool {
-					return ranks <= 2 || d == backend.F32 && kind != backend.Reduce
-				},
+				Tree: treeOf,
 			})
 		})
 	}
 }
 
-// Sums in a tree run on their own kernels, whatever the table says or is forced, or are refused.
+// Sums of f32 in a tree run on their own kernels, whatever the table says or is forced, and those
+// of 16 bits are refused.
 func TestTreesHaveTheirKernels(t *testing.T) {
 	g := newRig(t)
 	for _, force := range []Algorithm{byNCCL, byLL} {
 		o := options()
 		o.Force = force
 		for r, c := range g.group(t, 4, same(o)) {
-			if can := c.Capabilities().Tree; !slices.Equal(can, []backend.DType{backend.F32}) {
-				t.Errorf("ranks with kernels add %v in a tree", can)
+			if can := c.Capabilities().Tree; slices.Contains(can, backend.F16) ||
+				!slices.Contains(can, backend.F64) {
+				t.Errorf("four ranks add %v in a tree", can)
 			}
 			for _, test := range []struct {
 				what backend.Collective
@@ -70,6 +70,8 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 				{backend.Collective{Kind: backend.ReduceScatter}, backend.F32, 1 << 20, byOneShot},
 				{backend.Collective{Kind: backend.AllReduce}, backend.F16, 4, byNCCL},
 				{backend.Collective{Kind: backend.Reduce}, backend.F32, 4, byNCCL},
+				{backend.Collective{Kind: backend.AllReduce, Splits: []int{1, 2, 1, 1}},
+					backend.F32, 4, byNCCL},
 			} {
 				test.what.Association = backend.Tree
 				if got := c.Choose(test.what, test.d, test.n); got != test.want {
@@ -85,9 +87,9 @@ func TestTreesHaveTheirKernels(t *testing.T) {
 			return err
 		}
 		tree := backend.Collective{Kind: backend.AllReduce, Association: backend.Tree}
-		if err := backend.Run(c, tree, x.As(backend.F64), x.As(backend.F64)); !errors.Is(
+		if err := backend.Run(c, tree, x.As(backend.F16), x.As(backend.F16)); !errors.Is(
 			err, backend.ErrUnsupported) {
-			return fmt.Errorf("a tree of f64: %v", err)
+			return fmt.Errorf("a tree of f16: %v", err)
 		}
 		return errors.Join(backend.Run(c, tree, x.As(backend.F32), x.As(backend.F32)),
 			c.Device().Free(x))

@@ -85,7 +85,7 @@ func (c *Communicator) admit(q backend.Queue, k *call) (s stream, err error) {
 	if k.count <= math.MaxInt/k.dtype.Size() {
 		k.use = c.choose(&k.what, k.dtype, k.count*k.dtype.Size())
 	}
-	if c.inTree(&k.what) && k.use == byNCCL && k.count > 0 {
+	if inTree(&k.what, c.size) && c.roundsInTree(k.dtype) {
 		return nil, backend.RefuseTree(c, k.what, k.dtype)
 	}
 	if k.what.Rows != nil && k.use == byNCCL {

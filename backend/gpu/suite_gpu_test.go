@@ -108,7 +108,7 @@ func TestNCCLOnGPU(t *testing.T) {
 	}
 	backendtest.Run(t, backendtest.Options{
 		New: backendtest.Over(g.Backend, group.Compared, record), Sizes: append([]int{1},
-			g.sizes()...), OwnOrder: true, Copy: g.copy,
+			g.sizes()...), OwnOrder: true, Copy: g.copy, Tree: treeOf,
 	})
 }
 

@@ -60,6 +60,9 @@ func (c *comm) collect(k *call) error {
 
 // allReduce serves AllReduce, and Reduce, where only the root wants the result.
 func (c *comm) allReduce(k *call, want bool) error {
+	if k.c.Kind == backend.AllReduce && k.c.Splits != nil {
+		defer c.branch(k)()
+	}
 	switch algorithmOf(&k.c, k.count*k.dtype.Size(), c.size, c.spin.crowded) {
 	case oneShot:
 		return c.oneShot(k, want)
@@ -71,22 +74,51 @@ func (c *comm) allReduce(k *call, want bool) error {
 	return c.twoShot(k, want)
 }
 
+// branch notes how many operands each rank has of a sum of branches, until the end of the call.
+func (c *comm) branch(k *call) (end func()) {
+	for r := range c.size {
+		c.branches[r] = k.c.Branches(c.branches[r][:0], r)
+		c.terms = append(c.terms, c.branches[r]...)
+	}
+	c.operands = slices.Grow(c.operands[:0], len(c.terms))[:len(c.terms)]
+	return func() { c.terms, c.operands = c.terms[:0], c.operands[:c.size] }
+}
+
+// held returns how many operands rank r has of a reduction.
+func (c *comm) held(r int) int {
+	if len(c.terms) == 0 {
+		return 1
+	}
+	return len(c.branches[r])
+}
+
+// most returns how many operands a rank has at most.
+func (c *comm) most() int {
+	n := 1
+	for r := range c.size {
+		n = max(n, c.held(r))
+	}
+	return n
+}
+
 // oneShot: every rank shows its data and combines everyone's. One step for each
 // slotful; what fits is beside the line itself.
 func (c *comm) oneShot(k *call, want bool) error {
-	if k.src.NBytes() <= shownBytes {
+	if len(c.terms) == 0 && k.src.NBytes() <= shownBytes {
 		return c.oneLine(k, want)
 	}
-	per := k.fit(rawBytes)
+	per := k.fit(rawBytes / c.most())
+	stride := per * k.dtype.Size()
 	for lo := 0; ; lo += per {
 		hi := min(lo+per, k.count)
-		src := k.src.Slice(lo, hi)
-		copy(c.raw(c.step+1), src.Bytes())
+		for i := range c.held(c.rank) {
+			copy(c.raw(c.step + 1)[i*stride:], k.operand(i, lo, hi).Bytes())
+		}
 		if err := c.turn(k); err != nil {
 			return err
 		}
 		if want {
-			c.combine(k, k.dst.Slice(lo, hi), src, 0)
+			c.combine(k, k.dst.Slice(lo, hi), lo, 0, stride)
 		}
 		if hi == k.count {
 			return nil
@@ -117,7 +149,7 @@ func (c *comm) oneLine(k *call, want bool) error {
 
 // reduce combines the operands in the call's association.
 func (c *comm) reduce(k *call, dst backend.Buffer) {
-	kernels.Host{}.ReduceChecked(k.c.Association, k.c.Op, dst, c.operands)
+	kernels.Host{}.ReduceChecked(k.c.Association, k.c.Op, dst, c.operands, c.terms)
 }
 
 // twoShot: reduce-scatter and all-gather of one slotful after the other. In
@@ -125,16 +157,19 @@ func (c *comm) reduce(k *call, dst backend.Buffer) {
 // combines its chunk of b while the others collect its chunk of b-1.
 func (c *comm) twoShot(k *call, want bool) error {
 	es := k.dtype.Size()
-	per := k.fit(rawBytes)
+	per := k.fit(rawBytes / c.most())
 	blocks := (k.count + per - 1) / per
 	for b := 0; b <= blocks; b++ {
 		block := k.block(b, per)
 		lo, hi := k.chunk(block, c.rank, c.size)
 		if b < blocks {
-			// Everything but the own chunk, at its place in the block.
-			raw, src := c.raw(c.step+1), k.src.Slice(block.lo, block.hi).Bytes()
-			copy(raw[:lo*es], src)
-			copy(raw[hi*es:], src[hi*es:])
+			for i := range c.held(c.rank) {
+				// Everything but the own chunk, at its place in the block.
+				raw := c.raw(c.step + 1)[i*per*es:]
+				src := k.operand(i, block.lo, block.hi).Bytes()
+				copy(raw[:lo*es], src)
+				copy(raw[hi*es:], src[hi*es:])
+			}
 		}
 		if err := c.turn(k); err != nil {
 			return err
@@ -142,8 +177,7 @@ func (c *comm) twoShot(k *call, want bool) error {
 		if b < blocks {
 			// The slot of the next step is free: everyone has posted this one.
 			result := k.view(c.result(c.step+1), hi-lo)
-			src := k.src.Slice(block.lo+lo, block.lo+hi)
-			c.combine(k, result, src, lo*es)
+			c.combine(k, result, block.lo+lo, lo*es, per*es)
 			if want {
 				copy(k.dst.Slice(block.lo+lo, block.lo+hi).Bytes(), result.Bytes())
 			}
@@ -191,8 +225,12 @@ func (c *comm) direct(k *call, ps []operand) error {
 	all := span{0, k.count}
 	es := k.dtype.Size()
 	lo, hi := k.chunk(all, c.rank, c.size)
+	operands := c.operands[:0]
 	for p, o := range ps {
-		c.operands[p] = k.view(c.at(p, o.src, k.count*es)[lo*es:], hi-lo)
+		n := c.held(p)
+		for src := range slices.Chunk(c.at(p, o.src, n*k.count*es), k.count*es) {
+			operands = append(operands, k.view(src[lo*es:], hi-lo))
+		}
 	}
 	c.reduce(k, k.dst.Slice(lo, hi))
 	if err := c.turn(k); err != nil {
@@ -226,20 +264,26 @@ func (c *comm) reduceScatter(k *call) error {
 			return err
 		}
 		from, to := min(own+lo, end), min(own+lo+area, end)
-		c.combine(k, k.dst.Slice(from-own, to-own), k.src.Slice(from, to), c.rank*area*es)
+		c.combine(k, k.dst.Slice(from-own, to-own), from, c.rank*area*es, 0)
 		if last {
 			return nil
 		}
 	}
 }
 
-// combine reduces, in the call's association, mine and what the other ranks show at offset
-// bytes of their slots.
-func (c *comm) combine(k *call, dst, mine backend.Buffer, offset int) {
+// combine reduces, in the call's association, what this rank has from an element on and what the
+// other ranks show at offset bytes of their slots, and stride bytes further for each other operand.
+func (c *comm) combine(k *call, dst backend.Buffer, from, offset, stride int) {
+	operands := c.operands[:0]
 	for p := range c.size {
-		c.operands[p] = k.view(c.region.slot(p, c.step)[offset:], dst.Len())
+		for i := range c.held(p) {
+			x := k.view(c.region.slot(p, c.step)[offset+i*stride:], dst.Len())
+			if p == c.rank {
+				x = k.operand(i, from, from+dst.Len())
+			}
+			operands = append(operands, x)
+		}
 	}
-	c.operands[c.rank] = mine
 	c.reduce(k, dst)
 }
 
@@ -332,6 +376,11 @@ const lineBytes = 64
 // view returns n elements at the start of shared memory.
 func (k *call) view(mem []byte, n int) backend.Buffer {
 	return backend.Host(k.dtype, unsafe.Pointer(unsafe.SliceData(mem)), n)
+}
+
+// operand returns elements of this rank's operand number i: most calls have one.
+func (k *call) operand(i, lo, hi int) backend.Buffer {
+	return k.src.Slice(i*k.count+lo, i*k.count+hi)
 }
 
 // block returns the b-th run of per elements of the operand.

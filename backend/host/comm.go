@@ -40,6 +40,8 @@ type comm struct {
 	step     uint64 // the last step begun
 	adaptive adaptiveSpin
 	operands []backend.Buffer // scratch of a reduction
+	branches [][]int          // of the reduction under way: the terms of each rank's operands
+	terms    []int            // in branches; none where each rank has one operand
 	shown    []operand        // scratch of a direct all-reduce
 	windows  []window
 
@@ -78,7 +80,7 @@ func (c *comm) Device() backend.Device { return Device{} }
 // Capabilities implements [backend.Communicator]. Calls are compared from the start.
 func (c *comm) Capabilities() backend.Capabilities {
 	return backend.Capabilities{Backend: Backend{}.Name(), Members: c.members,
-		Verify: c.verify.Store, Direct: true, Tree: backend.DTypes()}
+		Verify: c.verify.Store, Direct: true, Tree: backend.DTypes(), Branches: true}
 }
 
 // Err returns the error that ended the communicator, or nil.
@@ -371,7 +373,8 @@ func newComm(name string, rank int, members backend.Members, w *rendezvous.World
 	c := &comm{
 		name: name, rank: rank, size: len(members), members: members, world: w, shm: dir,
 		spin: p, region: newRegion(s, rank, len(members)),
-		operands: make([]backend.Buffer, len(members)), shown: make([]operand, 0, len(members)),
+		operands: make([]backend.Buffer, len(members)), branches: make([][]int, len(members)),
+		shown: make([]operand, 0, len(members)),
 	}
 	c.health = health{&c.region}
 	c.member = group.NewMember(group.Config{Name: name, Rank: rank, Members: members, World: w,

@@ -225,7 +225,7 @@ func (e *engine) direct(k *hosted.Call, dst, src backend.Buffer) error {
 	if err := e.run(k, room, src); err != nil {
 		return err
 	}
-	kernels.Host{}.ReduceChecked(k.Association, k.Op, sums, e.terms)
+	kernels.Host{}.ReduceChecked(k.Association, k.Op, sums, e.terms, nil)
 	if whole {
 		return nil
 	}

@@ -107,7 +107,8 @@ func (m *mesh) communicator(among group.Sharing) backend.Communicator {
 		Compares: true, Direct: true, Tree: true,
 		NewEngine: func(c *hosted.Comm) hosted.Engine {
 			e := &engine{Comm: c, links: m.links, wait: newWait(m.Site, m.world.TLS),
-				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size())}
+				heads: make([]header, c.Size()), terms: make([]backend.Buffer, c.Size()),
+				branches: make([][]int, c.Size())}
 			c.Member.Late = e.late
 			return e
 		},

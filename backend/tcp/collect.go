@@ -36,7 +36,8 @@ type relay struct {
 	adds   bool // result is the sum of every rank's operand
 	op     backend.ReduceOp
 	order  backend.Association
-	own    backend.Buffer // this rank's operand
+	own    backend.Buffer // this rank's operands of result, apart elements apart
+	apart  int
 	result backend.Buffer
 	// everyone gets this rank's operand of the same segments, in whose place the result may be
 	shown bool
@@ -78,20 +79,54 @@ func (e *engine) Collect(k *hosted.Call) error {
 
 // small reports whether ranks send each other the whole operand of a reduction.
 func (e *engine) small(k *hosted.Call) bool {
-	return isOneShot(k.Collective, k.Src.NBytes(), e.Size())
+	return isOneShot(k.Collective, k.Count*k.DType().Size(), e.Size())
 }
 
 func (e *engine) allReduce(k *hosted.Call) {
+	if k.Splits != nil {
+		e.branch(k)
+	}
 	if e.small(k) {
-		e.sendAll(everyone, k.Src)
+		e.sendBySegment(k, everyone, 0, k.Count)
 		e.add(k, k.Src, k.Dst, nobody)
 		e.relay.shown = true
 		return
 	}
 	e.sendParts(k)
 	lo, hi := partBounds(k, e.Rank(), e.Size())
-	e.add(k, k.Src.Slice(lo, hi), k.Dst.Slice(lo, hi), everyone)
+	e.add(k, k.Src.Slice(lo, k.Src.Len()), k.Dst.Slice(lo, hi), everyone)
 	e.relay.behind = func(p int) []byte { return partOf(k, k.Dst, p, e.Size()) }
+}
+
+// branch notes how many operands each rank has of a sum of branches.
+func (e *engine) branch(k *hosted.Call) {
+	for r := range e.Size() {
+		e.branches[r] = k.Branches(e.branches[r][:0], r)
+		e.sizes = append(e.sizes, e.branches[r]...)
+	}
+}
+
+// held returns how many operands rank r has of a reduction.
+func (e *engine) held(r int) int {
+	if len(e.sizes) == 0 {
+		return 1
+	}
+	return len(e.branches[r])
+}
+
+// sendBySegment sends a part of this rank's operands in the order in which the relay of the rank
+// that adds them up takes it.
+func (e *engine) sendBySegment(k *hosted.Call, to, lo, hi int) {
+	if len(e.sizes) == 0 {
+		e.sendAll(to, k.Src.Slice(lo, hi))
+		return
+	}
+	per := segment(k.DType(), hi-lo)
+	for ; lo < hi; lo += per {
+		for i := range e.held(e.Rank()) {
+			e.sendAll(to, k.Src.Slice(i*k.Count+lo, i*k.Count+min(lo+per, hi)))
+		}
+	}
 }
 
 func (e *engine) reduce(k *hosted.Call) {
@@ -197,6 +232,7 @@ func (e *engine) broadcast(k *hosted.Call) {
 // begin prepares the lanes: every rank sends every other one the call's header first.
 func (e *engine) begin(k *hosted.Call) {
 	k.Header.Put(&e.heads[e.Rank()])
+	e.sizes = e.sizes[:0]
 	e.relay = relay{from: nobody, to: nobody}
 	nbytes := max(k.Src.NBytes(), k.Dst.NBytes())
 	for p, l := range e.links {
@@ -223,7 +259,7 @@ func (e *engine) sendAll(to int, b backend.Buffer) {
 func (e *engine) sendParts(k *hosted.Call) {
 	for p := range e.Size() {
 		lo, hi := partBounds(k, p, e.Size())
-		e.sendAll(p, k.Src.Slice(lo, hi))
+		e.sendBySegment(k, p, lo, hi)
 	}
 }
 
@@ -240,8 +276,8 @@ func (e *engine) take(p int, dst, own backend.Buffer) {
 
 // add makes the relay of a sum of what every rank sends.
 func (e *engine) add(k *hosted.Call, own, result backend.Buffer, to int) {
-	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, result: result,
-		from: everyone, to: to}
+	e.relay = relay{adds: true, op: k.Op, order: k.Association, own: own, apart: k.Count,
+		result: result, from: everyone, to: to}
 }
 
 // sums returns memory for sums that another rank wants.
@@ -339,10 +375,12 @@ func (e *engine) ask() {
 			if l == nil || r.from != everyone && r.from != p {
 				continue
 			}
-			if r.adds {
-				l.in.add(e.operand(p, lo, hi).Bytes())
-			} else {
+			if !r.adds {
 				l.in.add(r.result.Slice(lo, hi).Bytes())
+				continue
+			}
+			for i := range e.held(p) {
+				l.in.add(e.operand(p, i, lo, hi).Bytes())
 			}
 		}
 		r.asked = hi
@@ -358,21 +396,27 @@ func (e *engine) ask() {
 }
 
 // segment returns the elements of a segment of the relay.
-func (e *engine) segment() int {
-	size := max(1, e.relay.result.DType().Size())
-	return max(lineBytes/size, min(segmentBytes/size, e.relay.result.Len()))
+func (e *engine) segment() int { return segment(e.relay.result.DType(), e.relay.result.Len()) }
+
+// segment returns the elements of a segment of n elements.
+func segment(d backend.DType, n int) int {
+	size := max(1, d.Size())
+	return max(lineBytes/size, min(segmentBytes/size, n))
 }
 
-// operand returns where the elements of rank p's operand arrive.
-func (e *engine) operand(p, lo, hi int) backend.Buffer {
+// operand returns where the elements of rank p's operand number i arrive.
+func (e *engine) operand(p, i, lo, hi int) backend.Buffer {
 	d := e.relay.result.DType()
 	per := e.segment()
-	slots := ahead * per * d.Size() // of one rank
-	if cap(e.room) < e.Size()*slots {
-		e.room = make([]byte, e.Size()*slots)
+	slots := ahead * per * d.Size() // of one operand
+	if all := max(e.Size(), len(e.sizes)) * slots; cap(e.room) < all {
+		e.room = make([]byte, all)
 	}
-	at := p*slots + lo/per%ahead*per*d.Size()
-	return backend.Host(d, unsafe.Pointer(&e.room[:e.Size()*slots][at]), hi-lo)
+	for r := range p {
+		i += e.held(r)
+	}
+	at := i*slots + lo/per%ahead*per*d.Size()
+	return backend.Host(d, unsafe.Pointer(&e.room[:cap(e.room)][at]), hi-lo)
 }
 
 // relayOn adds up, and sends on, the segments that are complete, and asks for the next.
@@ -385,14 +429,19 @@ func (e *engine) relayOn() (moved bool) {
 		}
 		part := r.result.Slice(r.done, hi)
 		if r.adds {
-			for p := range e.terms {
-				if p == e.Rank() {
-					e.terms[p] = r.own.Slice(r.done, hi)
-				} else {
-					e.terms[p] = e.operand(p, r.done, hi)
+			e.terms = e.terms[:0]
+			for p := range e.Size() {
+				for i := range e.held(p) {
+					x := r.own
+					if p == e.Rank() {
+						x = x.Slice(i*r.apart+r.done, i*r.apart+hi)
+					} else {
+						x = e.operand(p, i, r.done, hi)
+					}
+					e.terms = append(e.terms, x)
 				}
 			}
-			kernels.Host{}.ReduceChecked(r.order, r.op, part, e.terms)
+			kernels.Host{}.ReduceChecked(r.order, r.op, part, e.terms, e.sizes)
 		}
 		for p, l := range e.links {
 			if l != nil && (r.to == everyone && p != r.from || r.to == p) {
@@ -408,13 +457,14 @@ func (e *engine) relayOn() (moved bool) {
 // arrived reports whether so many bytes of the relay have come from all who send, and the result
 // may take the place of this rank's operand.
 func (e *engine) arrived(nbytes int) bool {
-	r, nbytes := &e.relay, nbytes+backend.HeaderSize
+	r := &e.relay
+	from := func(p int) int { return e.held(p)*nbytes + backend.HeaderSize }
 	for p, l := range e.links {
 		if l == nil {
 			continue
 		}
-		if (r.from == everyone || r.from == p) && l.in.moved < nbytes || r.shown &&
-			l.out.moved < nbytes {
+		if (r.from == everyone || r.from == p) && l.in.moved < from(p) || r.shown &&
+			l.out.moved < from(e.Rank()) {
 			return false
 		}
 	}

@@ -15,8 +15,11 @@ type engine struct {
 	relay relay
 	heads []header         // of the call under way, by rank
 	terms []backend.Buffer // scratch of a reduction
-	room  []byte           // where operands of other ranks arrive
-	sum   []byte           // where sums are made that another rank wants
+	// of a sum of branches: how many terms each operand of each rank has, and in one list
+	branches [][]int
+	sizes    []int
+	room     []byte // where operands of other ranks arrive
+	sum      []byte // where sums are made that another rank wants
 }
 
 var _ hosted.Engine = (*engine)(nil)

@@ -195,7 +195,7 @@ func TestBadArguments(t *testing.T) {
 		"--heads 5":         "use a divisor of the width",
 		"--data /nothing":   "no such file",
 		"--context 200000":  "200002 characters are needed",
-		"--tree 6":          "which is no power of two",
+		"--tree 1":          "1 micro-batches for rank 0 of 2",
 		"--tree 4 --sp 2":   "2:--tree with --sp 2",
 		"--steps 0":         "2:0 is among the flags",
 		"--device tpu":      "2:--device tpu: use cpu or auto",
@@ -245,12 +245,12 @@ func TestALostRankChangesNothing(t *testing.T) {
 // rank the loss is the same except for rounding.
 func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	flags, tree := small(repeating(t))+" --steps 6", " --tree 4"
-	runs := [][2]int{{1, 1}, {1, 2}, {2, 2}, {4, 1}} // ranks and cores
+	runs := [][2]int{{1, 1}, {1, 2}, {2, 2}, {3, 1}, {4, 1}} // ranks and cores
 	if full() {
 		flags, tree, runs = "--steps 30 --batch 16", " --tree 8", nil // the default model
 		for _, cores := range []int{1, 2, 4} {
 			runs = append(runs, [2]int{1, cores}, [2]int{2, cores}, [2]int{4, cores},
-				[2]int{8, cores})
+				[2]int{5, cores}, [2]int{8, cores})
 		}
 	}
 	ends, inTree := map[string][2]int{}, 0.0

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -44,7 +45,8 @@ type trainer struct {
 	layout          *layers.Layout
 	device          backend.Device // nil for the host
 	corpus          corpus
-	micro, runs     int            // micro-batches of a step on all replicas, and on this one
+	micro           int            // micro-batches of a step, on all replicas
+	first, runs     int            // those of this one
 	tokens, targets *layers.Tokens // of a micro-batch
 	loss            layers.Node
 	learnables      gorgonia.Nodes
@@ -81,14 +83,12 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 	}
 	check(autograd.Agree(comm, t.past.Training, err)) // machines may have different versions of Go
 	t.layout = must(layers.NewLayout(comm, 0, t.sp, t.tp))
-	t.micro, t.runs = t.layout.DP, 1
-	if cfg.tree > 0 {
-		t.micro, t.runs = cfg.tree, must(autograd.TreeShare(cfg.tree, t.layout.DP))
-	}
+	t.micro = cmp.Or(cfg.tree, t.layout.DP)
 	if cfg.batch%t.micro != 0 {
 		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
 	}
 	t.compile()
+	t.first, t.runs, _ = t.machine.MicroBatches()
 	return t
 }
 
@@ -179,7 +179,7 @@ func (t *trainer) over(text []byte, starts []int, m *vm.Machine) float64 {
 	losses := make([]float64, t.runs)
 	for i := range losses {
 		samples := t.batch / t.micro
-		mine := starts[(t.layout.Replica*t.runs+i)*samples:][:samples]
+		mine := starts[(t.first+i)*samples:][:samples]
 		var tokens, targets []int // which are the tokens behind them
 		for _, start := range mine {
 			for i := range t.context {

@@ -122,7 +122,7 @@ func (c *Comm) Device() backend.Device { return host.Device{} }
 func (c *Comm) Capabilities() backend.Capabilities {
 	caps := backend.Capabilities{Backend: c.Backend, Members: c.Part.Members, Direct: c.Direct}
 	if c.adds() {
-		caps.Tree = backend.DTypes()
+		caps.Tree, caps.Branches = backend.DTypes(), c.Tree
 	}
 	if c.Compares {
 		caps.Verify = c.verify.Store
@@ -156,7 +156,8 @@ func (c *Comm) StartChecked(q backend.Queue, what backend.Collective, count int,
 		return nil, fmt.Errorf("%w: %s: %v was given device memory, but backend %s takes host "+
 			"memory only", backend.ErrArgument, backend.RankOf(c), what, c.Backend)
 	}
-	if what.Association == backend.Tree && !c.adds() {
+	branches := what.Kind == backend.AllReduce && what.Splits != nil
+	if what.Association == backend.Tree && (!c.adds() || branches && !c.Tree) {
 		return nil, backend.RefuseTree(c, what, what.DType(dst, src))
 	}
 	if what.Rows != nil {

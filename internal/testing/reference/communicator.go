@@ -53,7 +53,8 @@ func (c *Communicator) Size() int { return c.group.size }
 
 // Capabilities implements [backend.Communicator].
 func (c *Communicator) Capabilities() backend.Capabilities {
-	return backend.Capabilities{Members: c.group.members, Verify: c.Verify, Tree: backend.DTypes()}
+	return backend.Capabilities{Members: c.group.members, Verify: c.Verify, Tree: backend.DTypes(),
+		Branches: true}
 }
 
 // Device implements [backend.Communicator]: buffers are host memory.

@@ -51,7 +51,24 @@ func (m *meeting) reduce(k *call, lo, hi int) error {
 	for s := range pieces {
 		pieces[s] = m.piece(k, s, lo, hi)
 	}
+	if k.what.Kind == backend.AllReduce && k.what.Splits != nil {
+		return m.sumBranches(k)
+	}
 	return kernels.Host{}.ReduceIn(k.what.Association, k.what.Op, k.dst, pieces...)
+}
+
+// sumBranches is reduce of what a rank may pass several of.
+func (m *meeting) sumBranches(k *call) error {
+	var pieces []backend.Buffer
+	var terms []int
+	n := int(k.header.Count)
+	for s := range m.srcs {
+		for i := range k.what.Branches(nil, s) {
+			pieces = append(pieces, m.piece(k, s, i*n, (i+1)*n))
+		}
+		terms = k.what.Branches(terms, s)
+	}
+	return kernels.Host{}.SumBranches(k.dst, pieces, terms)
 }
 
 func (m *meeting) gather(k *call) {

@@ -134,9 +134,9 @@ func TestBadArguments(t *testing.T) {
 		solver: "adam", lr: 0.003, seed: 1, compress: "none"}
 	for want, change := range map[string]func(*config){
 		"unknown model \"rnn\": use mlp or cnn": func(c *config) { c.model = "rnn" },
-		"does not divide among 2 ranks":         func(c *config) { c.batch = 47 },
-		"6 micro-batches are 3 for each of 2": func(c *config) {
-			c.reduction, c.microBatches = "tree", 6
+		"does not divide into 2 parts":          func(c *config) { c.batch = 47 },
+		"1 micro-batches for rank": func(c *config) {
+			c.reduction, c.microBatches = "tree", 1
 		},
 		"--device gpu: backend host has no GPU": func(c *config) { c.device = "gpu" },
 		"do not make a batch of 2000":           func(c *config) { c.batch = 2000 },

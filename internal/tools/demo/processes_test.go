@@ -150,6 +150,9 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 		job := launch.Job{Program: self, Ranks: ranks,
 			Args: strings.Fields("--batch 64 --steps 30 " + flags), Stdout: &out, Stderr: &errs}
 		job.Env = append(os.Environ(), fmt.Sprint("GOMAXPROCS=", cores))
+		if ranks%2 == 1 {
+			job.Env = append(job.Env, "EURYALE_BACKEND=tcp")
+		}
 		if err := launch.Run(t.Context(), job); err != nil {
 			t.Fatalf("%v: %s", err, errs.String())
 		}
@@ -159,12 +162,13 @@ func TestTheSameBitsOnAnyCoresAndRanks(t *testing.T) {
 	}
 	type run struct{ ranks, cores int }
 	byRank := [][]run{{{1, 1}, {1, 2}}, {{2, 1}, {2, 2}}}
-	inTree := []run{{1, 1}, {1, 2}, {2, 2}, {4, 1}}
+	inTree := []run{{1, 1}, {1, 2}, {2, 2}, {3, 1}, {4, 1}, {7, 1}}
 	steps := ""
 	if os.Getenv("EURYALE_FULL") == "1" {
 		steps = " --steps 200"
 		for _, cores := range []int{1, 2, 4} {
-			inTree = append(inTree, run{1, cores}, run{2, cores}, run{4, cores}, run{8, cores})
+			inTree = append(inTree, run{1, cores}, run{2, cores}, run{4, cores}, run{5, cores},
+				run{6, cores}, run{8, cores})
 		}
 	}
 	for flags, groups := range map[string][][]run{

@@ -68,14 +68,15 @@ func newTrainer(comm backend.Communicator, build sync.Locker, cfg config) (*trai
 	if t.training, t.heldOut, err = handwritten.Load(cfg.seed, arch.input); err != nil {
 		return nil, err
 	}
-	share := 1 // micro-batches of a step
+	share, all := 1, comm.Size() // micro-batches of a step, of this rank and of all
 	if cfg.inTree() {
-		if share, err = autograd.TreeShare(cfg.microBatches, comm.Size()); err != nil {
+		all = cfg.microBatches
+		if _, share, err = autograd.TreeShare(all, comm.Rank(), comm.Size()); err != nil {
 			return nil, usage("--micro-batches: %w", err)
 		}
 	}
 	t.sums = make([]float64, share)
-	if t.sampler, err = autograd.NewSampler(comm, t.training.Count(), cfg.batch,
+	if t.sampler, err = autograd.NewTreeSampler(comm, t.training.Count(), cfg.batch, all,
 		cfg.seed); err != nil {
 		return nil, usage("--batch: %w", err)
 	}

@@ -10,8 +10,8 @@ import (
 
 // Buckets is how ranks exchange gradients: [autograd.Buckets], say. Buckets have numbers from 0.
 type Buckets interface {
-	// Slot returns the memory in which the gradient of an update is exchanged.
-	Slot(update int) backend.Buffer
+	// Slot returns the memory in which the gradient of an update is exchanged, or one of its sums.
+	Slot(update, branch int) backend.Buffer
 	// Start starts the exchange of a bucket behind what was started on a queue, nil for the host.
 	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices
 	// of all ranks compute meanwhile, and the same on every rank.

@@ -138,7 +138,7 @@ func (e *Executor) prepare() error {
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
 	if e.exchanges.Buckets != nil && b.Kind == plan.Slot {
-		return e.exchanges.Slot(b.Index), nil
+		return e.exchanges.Slot(b.Index, b.Vector), nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())
 	if err != nil {

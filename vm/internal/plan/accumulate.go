@@ -1,77 +1,93 @@
 package plan
 
 import (
-	"math/bits"
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
 // Accumulation says how the gradients of several runs become the sum that a step of the solver
-// applies. The zero value is for steps of one run.
+// applies, or in a tree the sums of branches that ranks exchange. The zero value is for steps of
+// one run.
 //
 // Sums that are not complete are kept from run to run: one in the order of the runs, and in a tree
-// those of the digits of a binary counter, of which the largest lies where the whole sum will.
+// those of [backend.Carry], of which the largest lies where that of the whole branch will.
 type Accumulation struct {
 	Runs int  // of a step; 0 is 1
 	Tree bool // in the association backend.Tree, otherwise in the order of the runs
+	// The runs are those from number First on, of All on all ranks: 0 stands for Runs.
+	First, All int
 }
 
 // Several reports whether there is anything to add.
 func (a Accumulation) Several() bool { return a.Runs > 1 }
 
-// Kinds returns how many kinds of runs there are: runs of one kind have the same steps. The last
-// kind is the kind of the last run of a step of the solver, which has updates and exchanges, too.
-func (a Accumulation) Kinds() int {
+// branches returns how many runs each sum has that is exchanged.
+func (a Accumulation) branches() []int {
+	if runs := max(1, a.Runs); a.Tree {
+		return backend.Branches(nil, a.First, runs, max(a.All, runs))
+	}
+	return []int{a.Runs}
+}
+
+// sum says to which of the kept sums a run adds its gradients, one after the other, and as which
+// one the result is kept. Those of branches come first, and then those of levels.
+type sum struct {
+	add []int
+	to  int
+}
+
+func (s sum) equal(other sum) bool { return s.to == other.to && slices.Equal(s.add, other.add) }
+
+// sum returns the sum of a run.
+func (a Accumulation) sum(run int) (s sum) {
 	switch {
-	case !a.Several():
-		return 1
-	case a.Tree:
-		return a.top() + 2
-	}
-	return 3 // the first run, those between, and the last one
-}
-
-// Kind returns that of a run; the first one of a step of the solver has number 0.
-func (a Accumulation) Kind(run int) int {
-	switch {
-	case run >= a.Runs-1:
-		return a.Kinds() - 1
-	case a.Tree:
-		return bits.TrailingZeros(^uint(run))
-	}
-	return min(run, 1)
-}
-
-// top is the level of the largest sum that is kept: that of level k has 2^k runs.
-func (a Accumulation) top() int {
-	if !a.Tree {
-		return 0
-	}
-	return bits.Len(uint(a.Runs-1)) - 1
-}
-
-// sum says to which of the sums a run of a kind adds its gradients, one after the other, and as
-// which sum the result is kept.
-func (a Accumulation) sum(kind int) (add []int, to int) {
-	switch last := kind == a.Kinds()-1; {
-	case !a.Tree && kind == 0:
-		return nil, 0
+	case !a.Tree && run > 0:
+		return sum{add: []int{0}}
 	case !a.Tree:
-		return []int{0}, 0
-	case !last:
-		for level := range kind {
-			add = append(add, level)
-		}
-		return add, kind
+		return s
 	}
-	for level := range a.top() + 1 {
-		if (a.Runs-1)>>level&1 == 1 {
-			add = append(add, level)
-		}
+	branches, branch := a.branches(), 0
+	for ; run >= branches[branch]; branch++ {
+		run -= branches[branch]
 	}
-	return add, a.top()
+	size := branches[branch]
+	add, to := backend.Carry(run, size)
+	for _, level := range append(add, to) {
+		if level == backend.TopLevel(size) {
+			level = branch
+		} else {
+			level += len(branches)
+		}
+		s.add = append(s.add, level)
+	}
+	last := len(s.add) - 1
+	return sum{s.add[:last], s.add[last]}
+}
+
+// Of returns the kind of each run of a step: runs of one kind have the same steps. The last kind is
+// the kind of the last run, which has updates and exchanges, too.
+func (a Accumulation) Of() []int {
+	_, of := a.kinds()
+	return of
+}
+
+// Kinds returns how many kinds of runs there are.
+func (a Accumulation) Kinds() int { return a.Of()[max(1, a.Runs)-1] + 1 }
+
+// kinds returns what runs of each kind add up, and the kind of each run.
+func (a Accumulation) kinds() (kinds []sum, of []int) {
+	for run := range max(1, a.Runs) {
+		s := a.sum(run)
+		kind := slices.IndexFunc(kinds, s.equal)
+		if kind < 0 || run == a.Runs-1 {
+			kind, kinds = len(kinds), append(kinds, s)
+		}
+		of = append(of, kind)
+	}
+	return kinds, of
 }
 
 // lastRun is the kind of the last run.
@@ -82,8 +98,8 @@ func (a Accumulation) lastRun() Runs {
 	return 1 << (a.Kinds() - 1)
 }
 
-// laterRuns are all kinds but the first, in which a gradient is not added to anything.
-func (a Accumulation) laterRuns() Runs { return 1<<a.Kinds() - 2 }
+// MaxKinds is how many kinds a plan can have.
+const MaxKinds = 63
 
 // Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all.
 type Runs uint64
@@ -91,62 +107,78 @@ type Runs uint64
 // Has reports whether a kind is in the set.
 func (r Runs) Has(kind int) bool { return r == 0 || r>>kind&1 == 1 }
 
-// partialSums returns the sums of runs of a gradient that are kept, the largest last.
+// partialSums returns the sums of runs of a gradient that are kept.
 func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {
-	a, kept := l.bucketing.accumulation, l.bucketing.sums[update]
-	for level := len(kept); level <= a.top(); level++ {
-		b := Buffer{Kind: Partial, Index: update, Vector: level, Name: "sum of " + name}
-		if level == a.top() {
-			b.Kind, b.Vector = Slot, 0
+	branches, kept := l.bucketing.accumulation.branches(), l.bucketing.sums[update]
+	most := len(branches)
+	if l.bucketing.accumulation.Tree {
+		most += max(0, backend.TopLevel(slices.Max(branches)))
+	}
+	for i := len(kept); i < most; i++ {
+		b := Buffer{Kind: Slot, Index: update, Vector: i, Name: "sum of " + name}
+		if i >= len(branches) {
+			b.Kind, b.Vector = Partial, i-len(branches)
 		}
 		kept = append(kept, l.buffer(b, dw.Shape, dw.DType, -1))
 	}
 	l.bucketing.sums[update] = kept
-	for level := range kept { // a reshape may be between
-		kept[level].Shape, kept[level].Strides = dw.Shape, dw.Shape.Strides()
+	for i := range kept { // a reshape may be between
+		kept[i].Shape, kept[i].Strides = dw.Shape, dw.Shape.Strides()
 	}
 	return kept
 }
 
-// firstRun returns the step that computes a gradient, writing it where first runs keep it: what is
-// added to nothing needs no pass of its own.
-func (l *layouter) firstRun(update int, s Step) Step {
-	to := l.partialSums(update, s.Dsts[0], s.Name)[0]
-	to.Step = len(l.plan.Steps)
-	s.Dsts, s.Runs = []Ref{to}, 1
-	l.bucketing.first[update] = true
-	return s
+// firstRuns appends the steps that compute a gradient in runs that add it to nothing, and write it
+// where these keep it: that needs no pass of its own. It returns the other runs.
+func (l *layouter) firstRuns(update int, s Step) (others Runs) {
+	kinds, _ := l.bucketing.accumulation.kinds()
+	for kind, sum := range kinds {
+		if len(sum.add) > 0 {
+			others |= 1 << kind
+			continue
+		}
+		to := l.partialSums(update, s.Dsts[0], s.Name)[sum.to]
+		to.Step = len(l.plan.Steps)
+		l.bucketing.first[update] = to.Step
+		l.plan.Steps = append(l.plan.Steps, Step{Op: s.Op, Dsts: []Ref{to}, Args: s.Args,
+			Name: s.Name, Runs: 1 << kind})
+	}
+	return others
 }
 
 // accumulate appends the steps that add a gradient to those of the runs before, of which each run
-// has at most one, and returns where the sum of all lies in the end.
-func (l *layouter) accumulate(update int, dw Ref, name string) Ref {
-	a, kept := l.bucketing.accumulation, l.partialSums(update, dw, name)
-	sum := kept[a.top()]
-	var before []int
-	for kind := range a.Kinds() {
-		add, to := a.sum(kind)
-		if kind == 0 && l.bucketing.first[update] {
+// has at most one, and returns where the sums lie in the end that are exchanged.
+func (l *layouter) accumulate(update int, dw Ref, name string) []Ref {
+	kinds, _ := l.bucketing.accumulation.kinds()
+	kept := slices.Clone(l.partialSums(update, dw, name))
+	for kind, s := range kinds {
+		if step, ok := l.bucketing.first[update]; ok && len(s.add) == 0 {
+			if kind == len(kinds)-1 {
+				kept[s.to].Step = step
+			}
 			continue
 		}
-		if kind > 0 && slices.Equal(add, before) { // and to the same place
+		if kind > 0 && s.equal(kinds[kind-1]) {
 			l.plan.Steps[len(l.plan.Steps)-1].Runs |= 1 << kind
+			kept[s.to].Step = len(l.plan.Steps) - 1
 			continue
 		}
-		before = add
 		b := newLoop(dw.Shape, ir.Dims{})
 		x := b.load(l.plan, dw)
-		for _, level := range add {
-			x = b.program.Do(fuse.Add, b.load(l.plan, kept[level]), x)
+		for _, i := range s.add {
+			x = b.program.Do(fuse.Add, b.load(l.plan, kept[i]), x)
 		}
-		sum = kept[to]
+		sum := kept[s.to]
 		sum.Step = len(l.plan.Steps)
 		b.store(x, sum)
 		step := b.newStep(name, "accumulate")
 		step.Runs = 1 << kind
 		l.plan.Steps = append(l.plan.Steps, step)
+		if kind == len(kinds)-1 {
+			kept[s.to] = sum
+		}
 	}
-	return sum
+	return kept[:len(l.bucketing.accumulation.branches())]
 }
 
 // gradient loads a gradient as updates apply it: the sum of all runs and ranks, scaled.

@@ -36,7 +36,7 @@ type bucketing struct {
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
-	first        map[int]bool  // by update: a first run has written its gradient where it is kept
+	first        map[int]int   // by update: the last step that has written it where it is kept
 	scale        float64       // of the gradients when they are applied
 }
 
@@ -44,7 +44,7 @@ type bucketing struct {
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
 	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
-		first: map[int]bool{}}
+		first: map[int]int{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -84,7 +84,7 @@ func (l *layouter) send() {
 		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
-			slots = append(slots, l.slot(update))
+			slots = append(slots, l.slots(update)...)
 		}
 		x.sent = append(x.sent, l.exchanged(Send{Bucket: n + 1}, slots))
 	}
@@ -117,24 +117,28 @@ func countProducts(p *Plan) {
 	}
 }
 
-// slot returns a gradient where it is exchanged, after a copy if it was computed elsewhere.
-func (l *layouter) slot(update int) Ref {
+// slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
+// several runs, the sums of some of them. The first one is where it comes back.
+func (l *layouter) slots(update int) []Ref {
 	id := l.bucketing.gradients[update]
 	r := l.ref(id)
 	if l.bucketing.accumulation.Several() {
 		return l.accumulate(update, r, l.program.Values[id].Name)
 	}
 	if b := l.plan.Buffers[r.Buffer]; b.Kind == Slot && b.Index == update {
-		return r
+		return []Ref{r}
 	}
-	return l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
-		len(l.plan.Steps)), r, l.program.Values[id].Name)
+	return []Ref{l.copyTo(l.buffer(Buffer{Kind: Slot, Index: update}, r.Shape, r.DType,
+		len(l.plan.Steps)), r, l.program.Values[id].Name)}
 }
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
+	each := len(l.bucketing.accumulation.branches())
 	for i, r := range l.exchanged(Receive{bucket}, l.bucketing.sent[bucket-1]) {
-		refs[l.bucketing.buckets[bucket-1][i]] = r
+		if i%each == 0 {
+			refs[l.bucketing.buckets[bucket-1][i/each]] = r
+		}
 	}
 }
 
@@ -153,11 +157,14 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 // exchanges, and operations that only the graph knows, which may be collectives, too.
 func (p *Plan) Common() []string {
 	var all []string
-	for _, s := range p.Steps {
+	for i, s := range p.Steps {
 		switch op := s.Op.(type) {
 		case Send, Receive:
 			all = append(all, op.String())
 		case ir.Opaque:
+			if s.Runs != 0 && i > 0 && p.Steps[i-1].Op == s.Op && p.Steps[i-1].Name == s.Name {
+				continue // the same in other runs: see firstRuns
+			}
 			where := "by its Do"
 			if op.Placed {
 				where = "on the device"

@@ -204,23 +204,18 @@ func TestAccumulationIsASum(t *testing.T) {
 				level, want = sums, sums[0]
 			}
 			kept := make([]string, 8)
-			for run := range n {
-				kind := a.Kind(run)
+			for run, kind := range a.Of() {
 				if (kind == a.Kinds()-1) != (run == n-1) {
 					t.Fatalf("run %d of %d has kind %d of %d", run, n, kind, a.Kinds())
 				}
-				if n == 1 {
-					kept[0] = "0"
-					continue
+				kinds, _ := a.kinds()
+				x := fmt.Sprint(run)
+				for _, k := range kinds[kind].add {
+					x, kept[k] = "("+kept[k]+"+"+x+")", "used"
 				}
-				add, to := a.sum(kind)
-				sum := fmt.Sprint(run)
-				for _, k := range add {
-					sum, kept[k] = "("+kept[k]+"+"+sum+")", "used"
-				}
-				kept[to] = sum
+				kept[kinds[kind].to] = x
 			}
-			if got := kept[max(0, a.top())]; got != want {
+			if got := kept[0]; got != want {
 				t.Errorf("in a tree %v: %d runs make %s, want %s", inTree, n, got, want)
 			}
 		}

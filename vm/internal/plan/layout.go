@@ -127,12 +127,13 @@ func (l *layouter) appendStep(id ir.ID, updates []Update) {
 	l.beside[id] = dsts[1:]
 	if update, direct := l.bucketing.direct[id]; direct && l.bucketing.accumulation.Several() &&
 		len(dsts) == 1 && dsts[0].Dense() {
-		l.plan.Steps = append(l.plan.Steps,
-			l.firstRun(update, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}))
+		s := Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name}
+		s.Runs = l.firstRuns(update, s)
 		dsts[0].Step = len(l.plan.Steps)
 		l.setRef(id, dsts[0])
-		l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name,
-			Runs: l.bucketing.accumulation.laterRuns()})
+		if s.Runs != 0 {
+			l.plan.Steps = append(l.plan.Steps, s)
+		}
 		return
 	}
 	l.plan.Steps = append(l.plan.Steps, Step{Op: v.Op, Dsts: dsts, Args: args, Name: v.Name})

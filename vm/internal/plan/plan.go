@@ -121,7 +121,7 @@ type Buffer struct {
 	Index int    // of an Input, a Constant, a State, a Setting, a Slot or a Partial
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
-	// Vector is the number of a State, or of a Partial.
+	// Vector is the number of a State, or of a Partial, or of a Slot among those of its update.
 	Vector int
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.

@@ -85,6 +85,9 @@ func (p *Plan) text(r Ref) string {
 		where = fmt.Sprintf("setting%d", b.Index)
 	case Slot:
 		where = fmt.Sprintf("gradient%d", b.Index)
+		if b.Vector > 0 {
+			where += fmt.Sprintf(".%d", b.Vector)
+		}
 	case Partial:
 		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
 	}

@@ -128,8 +128,12 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 2))
 		p := random(r)
 		var updates []Update
-		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true}}[r.IntN(3)]
+		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
+			{Runs: 1 + r.IntN(5), Tree: true, First: r.IntN(4), All: 9}}[r.IntN(4)]
 		limit, buckets := float64(r.IntN(2)), r.IntN(2)
+		if a.All > 0 { // among ranks
+			buckets = 1
+		}
 		for i := range r.IntN(4) {
 			updates = append(updates, Update{
 				Input: i, Gradient: ir.ID(r.IntN(len(p.Values))), Kept: 1, Rule: descent,

@@ -113,7 +113,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		switch {
 		case u.Bucket > 0:
 		case u.Accumulation.Several():
-			refs[i] = l.slot(i)
+			refs[i] = l.slots(i)[0]
 		case u.Rule == nil && l.stands(u.Input, gradients[i]):
 			refs[i] = l.ref(gradients[i])
 		default:

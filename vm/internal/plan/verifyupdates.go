@@ -56,17 +56,18 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 		sent = append(sent, c.tensor)
 		c.gone = i
 	}
-	var want []int
+	var want []memory
 	for update, u := range r.plan.updates {
 		if u.Bucket == op.Bucket {
-			want = append(want, update)
+			for branch := range r.plan.Accumulation.branches() {
+				want = append(want, memory{Slot, update, branch})
+			}
 		}
 	}
-	if !slices.EqualFunc(slots, want, func(s Ref, update int) bool {
-		b := r.plan.Buffers[s.Buffer]
-		return b.Kind == Slot && b.Index == update
+	if !slices.EqualFunc(slots, want, func(s Ref, of memory) bool {
+		return r.plan.Buffers[s.Buffer].memory() == of
 	}) {
-		return fmt.Errorf("it does not send the gradients of the updates %v", want)
+		return fmt.Errorf("it does not send the gradients %v", want)
 	}
 	r.sent = append(r.sent, sent)
 	return nil
@@ -77,16 +78,29 @@ func (r *proof) receive(op Receive) error {
 	if op.Bucket > len(r.sent) {
 		return fmt.Errorf("nothing has been sent")
 	}
-	for _, x := range r.sent[op.Bucket-1] {
-		r.gives = append(r.gives, r.exchanged(op.Bucket, x))
+	for sums := range slices.Chunk(r.sent[op.Bucket-1], len(r.plan.Accumulation.branches())) {
+		r.gives = append(append(r.gives, r.exchanged(op.Bucket, sums...)), sums[1:]...)
 	}
 	return nil
 }
 
-// exchanged is what ranks make of a gradient in a bucket.
-func (r *proof) exchanged(bucket int, x tensor) tensor {
-	value := r.number(&term{form: byExchange, bits: uint64(bucket), args: [4]tensor{x}})
-	return tensor{value, r.list(r.size(x), 1)}
+// exchanged is what ranks make of the sums of a gradient in a bucket.
+func (r *proof) exchanged(bucket int, sums ...tensor) (x tensor) {
+	for _, sum := range sums {
+		value := r.number(&term{form: byExchange, bits: uint64(bucket), args: [4]tensor{sum, x}})
+		x = tensor{value, r.list(r.size(sum), 1)}
+	}
+	return x
+}
+
+// sums returns what a bucket has of a gradient at its end, of which the last run makes x.
+func (r *proof) sums(update int, x tensor) []tensor {
+	all := make([]tensor, len(r.plan.Accumulation.branches()))
+	for branch := range all[1:] {
+		all[branch] = r.outside(memory{Slot, update, branch}, r.dtype(update), r.size(x))
+	}
+	all[len(all)-1] = x
+	return all
 }
 
 // ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
@@ -141,20 +155,20 @@ func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
 func (r *proof) sum(kind, update int) (tensor, memory) {
 	a, id := r.plan.Accumulation, r.gradient(update)
 	v, x := r.plan.of.Values[id], r.wanted[id]
-	slot := func(level int) memory {
-		if level == a.top() {
-			return memory{Slot, update, 0}
+	branches, kinds := len(a.branches()), []sum{{}}
+	kept := func(i int) memory {
+		if i < branches {
+			return memory{Slot, update, i}
 		}
-		return memory{Partial, update, level}
+		return memory{Partial, update, i - branches}
 	}
-	if !a.Several() {
-		return x, slot(0)
+	if a.Several() {
+		kinds, _ = a.kinds()
 	}
-	add, to := a.sum(kind)
-	for _, level := range add {
-		x = r.do(fuse.Add, v.DType, r.outside(slot(level), v.DType, v.Shape.Size()), x)
+	for _, i := range kinds[kind].add {
+		x = r.do(fuse.Add, v.DType, r.outside(kept(i), v.DType, v.Shape.Size()), x)
 	}
-	return x, slot(to)
+	return x, kept(kinds[kind].to)
 }
 
 // updated adds what variables and the vectors of solvers must be in the end.
@@ -162,7 +176,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
 		if u.Bucket > 0 {
-			gradients[i] = r.exchanged(u.Bucket, gradients[i])
+			gradients[i] = r.exchanged(u.Bucket, r.sums(i, gradients[i])...)
 		}
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
