@@ -1,0 +1,210 @@
+package late
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+)
+
+// Tally adds up the samples of all ranks. The zero value is one of all steps.
+type Tally struct {
+	// Keep is what of the steps so far counts beside the next one, 15/16 for about the last 16
+	// steps. 0 counts all steps alike.
+	Keep  float64
+	steps float64
+	time  float64 // of the steps
+	ranks []sums
+}
+
+// sums are what the samples of a rank add up to, in nanoseconds.
+type sums struct {
+	late, caused, exposed, cpu float64
+	noted                      [Noted]float64
+	heap, process              int64
+}
+
+// Add adds a step, of which there is a sample of each rank, and returns how late each was: behind
+// the rank in the middle, of two behind the first.
+func (t *Tally) Add(samples []Sample) (behind []time.Duration) {
+	if t.ranks == nil {
+		t.ranks = make([]sums, len(samples))
+	}
+	if t.Keep > 0 {
+		t.fade()
+	}
+	longest := time.Duration(0)
+	busy := make([]time.Duration, len(samples))
+	for r := range samples {
+		busy[r] = samples[r].busy()
+		longest = max(longest, samples[r].Time)
+	}
+	middle := median(busy)
+	t.steps++
+	t.time += float64(longest)
+	for r := range samples {
+		s, sum := &samples[r], &t.ranks[r]
+		behind = append(behind, max(busy[r]-middle, 0))
+		sum.late += float64(behind[r])
+		sum.exposed += float64(s.Exposed + longest - s.Time) // the exchange waited for the last one
+		sum.cpu += float64(s.CPU)
+		sum.heap, sum.process = s.Heap, s.Process
+		for c, d := range s.Noted {
+			sum.noted[c] += float64(d)
+		}
+	}
+	t.blame(busy)
+	return behind
+}
+
+// fade makes all steps so far count less.
+func (t *Tally) fade() {
+	t.steps, t.time = t.steps*t.Keep, t.time*t.Keep
+	for r := range t.ranks {
+		s := &t.ranks[r]
+		for _, x := range []*float64{&s.late, &s.caused, &s.exposed, &s.cpu} {
+			*x *= t.Keep
+		}
+		for c := range s.noted {
+			s.noted[c] *= t.Keep
+		}
+	}
+}
+
+// blame divides the time in which ranks wait among those for which they do: as long as some are
+// ready and some are not, those that are not share it.
+func (t *Tally) blame(busy []time.Duration) {
+	order := make([]int, len(busy))
+	for r := range order {
+		order[r] = r
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(busy[a], busy[b]) })
+	share := 0.0
+	for i := 1; i < len(order); i++ {
+		d := float64(busy[order[i]] - busy[order[i-1]])
+		share += d * float64(i) / float64(len(order)-i)
+		t.ranks[order[i]].caused += share
+	}
+}
+
+// median is the one in the middle, the first of two.
+func median[T cmp.Ordered](of []T) T {
+	sorted := slices.Sorted(slices.Values(of))
+	return sorted[(len(sorted)-1)/2]
+}
+
+// Who is late: lateness below these is the jitter of any machine.
+const (
+	leastLate  = 20 * time.Microsecond
+	leastPart  = 0.01 // of a step
+	leastShare = 0.1  // of exposed time
+	usually    = 2    // times what the rank in the middle has caused
+	// leastCause is what of the lateness a cause must explain.
+	leastCause = 0.4
+)
+
+// Verdicts returns the ranks that were late, the worst first.
+func (t *Tally) Verdicts() (all []Verdict) {
+	if t.steps == 0 {
+		return nil
+	}
+	caused := make([]float64, len(t.ranks))
+	for r := range t.ranks {
+		caused[r] = t.ranks[r].caused
+	}
+	usual := usually * median(caused)
+	for r := range t.ranks {
+		s := &t.ranks[r]
+		v := Verdict{Rank: r, Late: time.Duration(s.late / t.steps), Heap: s.heap,
+			Share: t.share(s)}
+		if v.Late < leastLate || s.late < leastPart*t.time || v.Share < leastShare ||
+			s.caused < usual {
+			continue
+		}
+		v.Cause = t.cause(r)
+		all = append(all, v)
+	}
+	slices.SortStableFunc(all, func(a, b Verdict) int { return cmp.Compare(b.Share, a.Share) })
+	return all
+}
+
+// cause returns why a rank was late: what it has noted more of than the rank in the middle, as far
+// as that explains its lateness.
+func (t *Tally) cause(r int) Cause {
+	s, most, cause := &t.ranks[r], 0.0, Waiting
+	for c := range Noted {
+		more := min(t.more(r, func(s *sums) float64 { return s.noted[c] }), s.late)
+		if more > most && more >= leastCause*s.late {
+			most, cause = more, Cause(c)
+		}
+	}
+	ranks := 0 // of its process
+	for i := range t.ranks {
+		if t.ranks[i].process == s.process {
+			ranks++
+		}
+	}
+	if cause == Waiting && (ranks > 1 || s.cpu == 0 || // nobody knows what it has computed
+		t.more(r, func(s *sums) float64 { return s.cpu }) >= s.late/2) {
+		return Computation
+	}
+	return cause
+}
+
+// more returns by how much a number of a rank is above that of the rank in the middle.
+func (t *Tally) more(r int, of func(s *sums) float64) float64 {
+	all := make([]float64, len(t.ranks))
+	for i := range t.ranks {
+		all[i] = of(&t.ranks[i])
+	}
+	return all[r] - median(all)
+}
+
+// Of returns the time of a step, and for a rank the part of it that it stood in collectives and the
+// part that it caused of the time that all ranks did.
+func (t *Tally) Of(rank int) (step time.Duration, exposed, caused float64) {
+	s := &t.ranks[rank]
+	return time.Duration(t.time / t.steps), s.exposed / t.time, t.share(s)
+}
+
+// share is what of the time that ranks stood in collectives was for a rank.
+func (t *Tally) share(s *sums) float64 {
+	exposed := 0.0
+	for r := range t.ranks {
+		exposed += t.ranks[r].exposed
+	}
+	return min(s.caused/max(exposed, 1), 1)
+}
+
+// mostLines is how long a report is at most.
+const mostLines = 10
+
+// Report writes who was late, and why, in at most ten lines, in one piece.
+func (t *Tally) Report(w io.Writer) error {
+	var b bytes.Buffer
+	if t.steps == 0 || len(t.ranks) < 2 {
+		fmt.Fprintf(&b, "euryale: lateness: no steps of several ranks\n")
+	} else {
+		all, exposed := t.Verdicts(), 0.0
+		for r := range t.ranks {
+			exposed += t.ranks[r].exposed / t.time / float64(len(t.ranks))
+		}
+		fmt.Fprintf(&b, "euryale: lateness of %d ranks: a step takes %s ms, of which ranks stood "+
+			"in collectives for %.0f %%\n", len(t.ranks),
+			millis(time.Duration(t.time/t.steps)), 100*exposed)
+		for i, v := range all {
+			if i == mostLines-2 && len(all) > mostLines-1 {
+				fmt.Fprintf(&b, "  and %d more ranks\n", len(all)-i)
+				break
+			}
+			fmt.Fprintf(&b, "  %v\n", v)
+		}
+		if len(all) == 0 {
+			fmt.Fprintf(&b, "  no rank was late\n")
+		}
+	}
+	_, err := w.Write(b.Bytes())
+	return err
+}
