@@ -44,6 +44,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		}, Args: []any{gorgonia.Nodes{w}}},
 		"LoadWeights": {F: LoadWeights, Args: []any{file, gorgonia.Nodes{w}, NonStrict(nil)}},
 		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
+		"Gather":      {F: Gather, Args: []any{comm, 1.}},
 		"New":         {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
 		"NewSampler":  {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
 		"Rows":        {F: Rows, Args: []any{rows, rows, []int{0}}},

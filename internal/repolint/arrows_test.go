@@ -49,7 +49,8 @@ var arrows = []arrow{
 	{"backend/tcp", []string{"backend", "backend/host", "backend/internal/hosted", "kernels",
 		"rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
-	{"observe", []string{"backend", "rendezvous", "internal/..."}},
+	{"observe/late", nil},
+	{"observe/...", []string{"backend", "gpu/nvml", "rendezvous", "observe/...", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
 	{"ops/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops/...",
 		"internal/..."}},
@@ -73,7 +74,7 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "observe", "vm"}},
+	{"fit", []string{".", "autograd", "backend", "observe", "observe/late", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
