@@ -25,6 +25,8 @@ type totals struct {
 	exposed stamp // of all kinds
 	comm    backend.Communicator
 	chooser backend.Chooser // of comm, nil if it does not say
+	tick    scale           // for exposed, which is asked often
+	asked   int
 }
 
 // mostKinds bounds the memory of totals: what a model has more of is counted together.
@@ -109,6 +111,9 @@ func (r *Recorder) Totals() map[Kind]Total {
 	return all
 }
 
+// scaled is how often a scale is used, which takes ten readings of clocks.
+const scaled = 64
+
 // exposed returns the time in which goroutines stood in calls since Count.
 func (r *Recorder) exposed() time.Duration {
 	r.mu.Lock()
@@ -116,5 +121,10 @@ func (r *Recorder) exposed() time.Duration {
 	if r.totals == nil {
 		return 0
 	}
-	return r.ticks.scale().since(r.totals.exposed)
+	t := r.totals
+	if t.asked%scaled == 0 {
+		t.tick = r.ticks.scale()
+	}
+	t.asked++
+	return t.tick.since(t.exposed)
 }

@@ -40,6 +40,7 @@ type Watch struct {
 	began   time.Time     // of the step, zero before the first one
 	exposed time.Duration // of the recorder, then
 	mine    late.Sample
+	step    late.Comparison
 	all     late.Tally // of the training
 	recent  late.Tally
 	so      Progress
@@ -252,12 +253,10 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 	now := time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	samples := make([]late.Sample, len(told))
-	for r, numbers := range told {
-		samples[r] = late.Get(numbers[len(numbers)-late.Numbers:])
-	}
-	behind := w.all.Add(samples)[w.world.Rank]
-	w.recent.Add(samples)
+	w.step.Compare(told)
+	w.all.Add(&w.step)
+	w.recent.Add(&w.step)
+	behind := w.step.Behind[w.world.Rank]
 	w.count(s, behind)
 	if w.so.Steps == 1 && w.world.Rank == 0 && !w.served.Load() &&
 		env.Metrics.Text(os.Getenv) != "" {

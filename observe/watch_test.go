@@ -188,3 +188,16 @@ func TestBoundsHoldTheirSteps(t *testing.T) {
 		}
 	}
 }
+
+// What a step costs a rank of 8, besides the bytes that travel with its losses.
+func BenchmarkStep(b *testing.B) {
+	w := NewWatch(&rendezvous.World{Size: 8}, New(0, 1), io.Discard)
+	w.Start(reference.Device{})
+	defer w.Close()
+	w.Begin()
+	b.ReportAllocs()
+	for b.Loop() {
+		told := slices.Repeat([][]float64{w.Sample()}, 8)
+		w.Step(StepInfo{}, told)
+	}
+}

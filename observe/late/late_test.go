@@ -22,6 +22,22 @@ func step(n int, change func(s []Sample)) []Sample {
 	return all
 }
 
+// add adds a step to tallies, and returns how late the ranks were.
+func add(samples []Sample, to ...*Tally) []time.Duration {
+	var c Comparison
+	told := make([][]float64, len(samples))
+	for r := range samples {
+		told[r] = append([]float64{-1}, samples[r].Put()...)
+	}
+	for range 2 { // it is used again
+		c.Compare(told)
+	}
+	for _, t := range to {
+		t.Add(&c)
+	}
+	return c.Behind
+}
+
 // lateBy makes a rank late, for which the others wait.
 func lateBy(all []Sample, rank int, d time.Duration) {
 	for r := range all {
@@ -37,7 +53,7 @@ func TestADelayOfOneRankIsNamedWithItsCause(t *testing.T) {
 		var all, recent Tally
 		recent.Keep = 15.0 / 16
 		for range 100 {
-			recent.Add(step(8, func([]Sample) {}))
+			add(step(8, func([]Sample) {}), &recent)
 		}
 		for n := range 3 {
 			samples := step(8, func(s []Sample) {
@@ -53,10 +69,9 @@ func TestADelayOfOneRankIsNamedWithItsCause(t *testing.T) {
 					s[r].Noted[PageFaults] += 2 * ms
 				}
 			})
-			if behind := all.Add(samples); behind[3] != 20*ms || behind[2] != 0 {
+			if behind := add(samples, &all, &recent); behind[3] != 20*ms || behind[2] != 0 {
 				t.Fatalf("%v: behind are %v", cause, behind)
 			}
-			recent.Add(samples)
 		}
 		// 7 ranks wait for 20 of 30 ms of collectives, and rank 3 for 10
 		want := Verdict{Rank: 3, Late: 20 * ms, Share: 140. / 220, Cause: cause}
@@ -99,10 +114,10 @@ func TestCausesThatExplainLittleAreNotNamed(t *testing.T) {
 		}, Computation},
 	} {
 		var tally Tally
-		tally.Add(step(8, func(s []Sample) {
+		add(step(8, func(s []Sample) {
 			lateBy(s, 3, 20*ms)
 			test.change(s)
-		}))
+		}), &tally)
 		if got := tally.Verdicts(); len(got) != 1 || got[0].Cause != test.want {
 			t.Errorf("%s: the verdicts are %+v, want %v", test.what, got, test.want)
 		}
@@ -128,7 +143,7 @@ func TestWaitingIsDividedAmongThoseWaitedFor(t *testing.T) {
 		for r, d := range test.busy { // a rank's own exchange is not counted before its end
 			samples[r] = Sample{Process: int64(r), Time: d}
 		}
-		late := tally.Add(samples)
+		late := add(samples, &tally)
 		var caused []float64
 		var named []int
 		for r := range tally.ranks {
@@ -149,7 +164,7 @@ func TestWaitingIsDividedAmongThoseWaitedFor(t *testing.T) {
 func TestRanksThatAreLateInTurnAreNotNamed(t *testing.T) {
 	var tally Tally
 	for n := range 10 {
-		tally.Add(step(2, func(s []Sample) { lateBy(s, n%2, 10*ms) }))
+		add(step(2, func(s []Sample) { lateBy(s, n%2, 10*ms) }), &tally)
 	}
 	if got := tally.Verdicts(); len(got) != 0 {
 		t.Errorf("the verdicts are %+v", got)
@@ -159,13 +174,13 @@ func TestRanksThatAreLateInTurnAreNotNamed(t *testing.T) {
 func TestReportHasAtMostTenLines(t *testing.T) {
 	for late, want := range map[int]int{0: 2, 1: 2, 9: 10, 12: 10} {
 		var tally Tally
-		tally.Add(step(128, func(s []Sample) {
+		add(step(128, func(s []Sample) {
 			for r := range late {
 				s[r].Exposed = 0
 				s[r].Noted[GarbageCollection] = 10 * ms
 				s[r].Heap = 512e6
 			}
-		}))
+		}), &tally)
 		least := tally.ranks[0].caused
 		for r := range late { // each is above the least share
 			tally.ranks[r].caused = max(least, leastShare*119*10e6*1.1)

@@ -14,17 +14,18 @@ type Process struct {
 	continued chan os.Signal
 	files     files
 	last      usage
+	read      time.Time            // of last
 	noted     [Noted]time.Duration // since the last Sample
 }
 
 // usage is what a process has come to.
 type usage struct {
-	cpu, system   time.Duration
-	minor, major  int64 // page faults
-	cycles        uint64
-	collecting    time.Duration
-	heap          int64
-	sampledBefore bool
+	cpu, system  time.Duration
+	minor, major int64 // page faults
+	cycles       uint64
+	collecting   time.Duration
+	heap         int64
+	known        bool // it was read
 }
 
 // What the runtime is asked for. All but the number of cycles change at the end of one.
@@ -56,6 +57,7 @@ func (p *Process) Close() { signal.Stop(p.continued) }
 
 // Reset forgets what was noted.
 func (p *Process) Reset() {
+	p.read = time.Time{}
 	p.Sample(&Sample{})
 	p.noted = [Noted]time.Duration{}
 }
@@ -64,30 +66,42 @@ func (p *Process) Reset() {
 func (p *Process) Note(c Cause, d time.Duration) { p.noted[c] += d }
 
 // Sample adds to s what was noted since the Sample before. It takes 2 us, or 3 after a collection
-// of garbage.
+// of garbage, but once a millisecond at most.
 func (p *Process) Sample(s *Sample) {
+	if now := time.Now(); now.Sub(p.read) >= readTime {
+		p.read = now
+		p.use(s)
+	}
+	select {
+	case <-p.continued: // nobody knows since when it was stopped
+		p.noted[Stopped] += s.busy()
+	default:
+	}
+	s.Heap = p.last.heap
+	for c := range p.noted {
+		s.Noted[c] += p.noted[c]
+	}
+	p.noted = [Noted]time.Duration{}
+}
+
+// readTime is the time between two readings of what the process uses. A rank that is late by more
+// has one at the end of its step.
+const readTime = time.Millisecond
+
+// use notes what the process has used since it did so last.
+func (p *Process) use(s *Sample) {
 	now := p.last
 	now.read()
 	p.collected(&now)
-	if before := &p.last; before.sampledBefore {
+	if before := &p.last; before.known {
 		p.noted[GarbageCollection] += now.collecting - before.collecting
 		p.noted[PageFaults] += min(now.system-before.system,
 			time.Duration(now.minor-before.minor)*minorFault) +
 			time.Duration(now.major-before.major)*majorFault
 		s.CPU = now.cpu - before.cpu
 	}
-	now.sampledBefore = true
+	now.known = true
 	p.last = now
-	select {
-	case <-p.continued: // nobody knows since when it was stopped
-		p.noted[Stopped] += s.busy()
-	default:
-	}
-	s.Heap = now.heap
-	for c := range p.noted {
-		s.Noted[c] += p.noted[c]
-	}
-	p.noted = [Noted]time.Duration{}
 }
 
 // A minor fault takes up to minorFault, 2 us on a machine at rest, of which most is the kernel's; a
@@ -102,7 +116,7 @@ const (
 func (p *Process) collected(now *usage) {
 	metrics.Read(p.stats[:1])
 	cycles := p.stats[gcCycles].Value.Uint64()
-	if cycles == now.cycles && now.sampledBefore {
+	if cycles == now.cycles && now.known {
 		return
 	}
 	metrics.Read(p.stats[1:])

@@ -26,37 +26,27 @@ type sums struct {
 	heap, process              int64
 }
 
-// Add adds a step, of which there is a sample of each rank, and returns how late each was: behind
-// the rank in the middle, of two behind the first.
-func (t *Tally) Add(samples []Sample) (behind []time.Duration) {
+// Add adds a step.
+func (t *Tally) Add(c *Comparison) {
 	if t.ranks == nil {
-		t.ranks = make([]sums, len(samples))
+		t.ranks = make([]sums, len(c.Samples))
 	}
 	if t.Keep > 0 {
 		t.fade()
 	}
-	longest := time.Duration(0)
-	busy := make([]time.Duration, len(samples))
-	for r := range samples {
-		busy[r] = samples[r].busy()
-		longest = max(longest, samples[r].Time)
-	}
-	middle := median(busy)
 	t.steps++
-	t.time += float64(longest)
-	for r := range samples {
-		s, sum := &samples[r], &t.ranks[r]
-		behind = append(behind, max(busy[r]-middle, 0))
-		sum.late += float64(behind[r])
-		sum.exposed += float64(s.Exposed + longest - s.Time) // the exchange waited for the last one
+	t.time += float64(c.longest)
+	for r := range c.Samples {
+		s, sum := &c.Samples[r], &t.ranks[r]
+		sum.late += float64(c.Behind[r])
+		sum.caused += c.caused[r]
+		sum.exposed += float64(s.Exposed + c.longest - s.Time) // the exchange waited for the last
 		sum.cpu += float64(s.CPU)
 		sum.heap, sum.process = s.Heap, s.Process
 		for c, d := range s.Noted {
 			sum.noted[c] += float64(d)
 		}
 	}
-	t.blame(busy)
-	return behind
 }
 
 // fade makes all steps so far count less.
@@ -70,22 +60,6 @@ func (t *Tally) fade() {
 		for c := range s.noted {
 			s.noted[c] *= t.Keep
 		}
-	}
-}
-
-// blame divides the time in which ranks wait among those for which they do: as long as some are
-// ready and some are not, those that are not share it.
-func (t *Tally) blame(busy []time.Duration) {
-	order := make([]int, len(busy))
-	for r := range order {
-		order[r] = r
-	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(busy[a], busy[b]) })
-	share := 0.0
-	for i := 1; i < len(order); i++ {
-		d := float64(busy[order[i]] - busy[order[i-1]])
-		share += d * float64(i) / float64(len(order)-i)
-		t.ranks[order[i]].caused += share
 	}
 }
 
