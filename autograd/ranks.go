@@ -113,7 +113,7 @@ func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []floa
 	if len(numbers) == 0 {
 		return all, nil
 	}
-	var note []byte
+	note := make([]byte, 0, 8*len(numbers))
 	for _, n := range numbers {
 		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(n))
 	}
@@ -123,8 +123,9 @@ func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []floa
 		return err
 	})
 	for r, note := range notes {
-		for ; len(note) > 0; note = note[8:] {
-			all[r] = append(all[r], math.Float64frombits(binary.LittleEndian.Uint64(note)))
+		all[r] = make([]float64, len(numbers))
+		for i := range all[r] {
+			all[r][i] = math.Float64frombits(binary.LittleEndian.Uint64(note[8*i:]))
 		}
 	}
 	return all, err

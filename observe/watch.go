@@ -219,7 +219,7 @@ func (w *Watch) During(c late.Cause, f func() error) error {
 
 // Note notes some time of a cause that is below [late.Computation].
 func (w *Watch) Note(c late.Cause, d time.Duration) {
-	if w == nil {
+	if w == nil || d == 0 {
 		return
 	}
 	w.mu.Lock()
@@ -267,10 +267,11 @@ func (w *Watch) Step(s StepInfo, told [][]float64) {
 	w.notes.Look(behind > leastLook && behind > w.mine.Time/lookPart)
 }
 
-// A rank that is late by less does not look for the cause at once.
+// A rank that is late by less, or by less than this part of a step, does not look for the cause at
+// once.
 const (
-	leastLook = 100 * time.Microsecond
-	lookPart  = 50
+	leastLook = time.Millisecond
+	lookPart  = 20
 )
 
 // count counts a step.

@@ -58,7 +58,9 @@ func (t *Tally) fade() {
 			*x *= t.Keep
 		}
 		for c := range s.noted {
-			s.noted[c] *= t.Keep
+			if s.noted[c] *= t.Keep; s.noted[c] < 1 { // processors are slow with what is near 0
+				s.noted[c] = 0
+			}
 		}
 	}
 }
