@@ -40,6 +40,7 @@ type Watch struct {
 	began   time.Time     // of the step, zero before the first one
 	exposed time.Duration // of the recorder, then
 	mine    late.Sample
+	awaited []time.Duration // by rank, until the last Sample
 	step    late.Comparison
 	all     late.Tally // of the training
 	recent  late.Tally
@@ -134,6 +135,9 @@ func (w *Watch) Start(d backend.Device) {
 		return
 	}
 	w.recorder.Count()
+	if w.world.Awaited != nil {
+		w.world.Awaited.Count()
+	}
 	w.gpu = openGPU(d)
 	w.notes, w.over = late.Open(w.gpu.throttled()), make(chan struct{})
 	asked := make(chan os.Signal, 1)
@@ -199,6 +203,7 @@ func (w *Watch) Begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.notes.Reset()
+	w.await()
 	w.begin(time.Now())
 }
 
@@ -241,7 +246,26 @@ func (w *Watch) Sample() []float64 {
 		w.mine.Exposed = min(w.recorder.exposed()-w.exposed, w.mine.Time)
 		w.notes.Sample(&w.mine)
 	}
+	w.await()
 	return w.mine.Put()
+}
+
+// await finds out for whom this rank has waited longest since the last Sample.
+func (w *Watch) await() {
+	if w.world.Awaited == nil {
+		return
+	}
+	n := len(w.awaited)
+	w.awaited = w.world.Awaited.Times(w.awaited)
+	for r, d := range w.awaited[n:] {
+		if n > 0 {
+			d -= w.awaited[r]
+		}
+		if d > w.mine.Waited {
+			w.mine.For, w.mine.Waited = r, d
+		}
+	}
+	w.awaited = w.awaited[:copy(w.awaited, w.awaited[n:])]
 }
 
 // Step takes the Samples of all ranks of a step, and begins the next one. They are the last

@@ -75,6 +75,7 @@ func Connect(
 		return nil, errors.Join(err, CloseBackends(own))
 	}
 	recorder := observe.New(w.Rank, remembered)
+	w.Awaited = rendezvous.NewAwaited(w.Size)
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}

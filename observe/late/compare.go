@@ -14,6 +14,7 @@ type Comparison struct {
 	longest time.Duration // of the ranks' times
 	caused  []float64     // nanoseconds for which others stood in collectives for a rank
 	order   []int         // of ranks, by the time that they were busy
+	waits   []time.Duration
 }
 
 // Compare takes the numbers of all ranks, of which the last are those of [Sample.Put].
@@ -33,7 +34,8 @@ func (c *Comparison) Compare(told [][]float64) {
 }
 
 // blame divides the time in which ranks wait among those for which they do: as long as some are
-// ready and some are not, those that are not share it.
+// ready and some are not, those that are not share it. A rank may also be late in the middle of a
+// collective; that, the others have seen.
 func (c *Comparison) blame(middle time.Duration) {
 	before, share, n := c.Samples[c.order[0]].busy(), 0.0, len(c.order)
 	for i, r := range c.order {
@@ -42,4 +44,25 @@ func (c *Comparison) blame(middle time.Duration) {
 		c.caused[r], c.Behind[r] = share, max(busy-middle, 0)
 		before = busy
 	}
+	for r := range c.Samples {
+		behind, caused := c.seen(r)
+		c.Behind[r], c.caused[r] = max(c.Behind[r], behind), max(c.caused[r], caused)
+	}
+}
+
+// seen returns for how long the other rank in the middle has waited for a rank, and all together.
+func (c *Comparison) seen(rank int) (behind time.Duration, caused float64) {
+	c.waits = c.waits[:0]
+	for r := range c.Samples {
+		if s := &c.Samples[r]; r != rank && s.For == rank {
+			c.waits = append(c.waits, s.Waited)
+			caused += float64(s.Waited)
+		}
+	}
+	others := len(c.Samples) - 1
+	if len(c.waits) <= others/2 {
+		return 0, caused
+	}
+	slices.Sort(c.waits)
+	return c.waits[len(c.waits)-1-others/2], caused
 }

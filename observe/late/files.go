@@ -74,7 +74,7 @@ func (f *files) look(late bool, noted *[Noted]time.Duration) {
 		clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
 	}
 	if !first {
-		noted[CPUContention] += contention
+		noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
 		noted[CgroupThrottling] += throttled
 		noted[ClockThrottling] += clock
 	}

@@ -160,6 +160,26 @@ func TestWaitingIsDividedAmongThoseWaitedFor(t *testing.T) {
 	}
 }
 
+// A rank that is stopped in the middle of a collective has not been busy. Others see that it is
+// late: three of four have waited for rank 2, and one of them less.
+func TestARankIsLateInTheMiddleOfACollective(t *testing.T) {
+	var tally Tally
+	behind := add(step(5, func(s []Sample) {
+		for r, d := range []time.Duration{0: 9 * ms, 1: 8 * ms, 3: 2 * ms, 4: 0} {
+			s[r].For, s[r].Waited = 2, d
+		}
+		s[2].For, s[4].For, s[4].Waited = 4, 0, ms
+		s[2].Noted[Stopped] = time.Second
+	}), &tally)
+	if want := []time.Duration{0, 0, 2 * ms, 0, 0}; !slices.Equal(behind, want) {
+		t.Errorf("behind are %v, want %v", behind, want)
+	}
+	want := []Verdict{{Rank: 2, Late: 2 * ms, Share: 19. / 50, Cause: Stopped}}
+	if got := tally.Verdicts(); !slices.Equal(got, want) {
+		t.Errorf("the verdicts are %+v, want %+v", got, want)
+	}
+}
+
 // Two ranks that are late by turns are a machine's jitter.
 func TestRanksThatAreLateInTurnAreNotNamed(t *testing.T) {
 	var tally Tally
@@ -205,7 +225,8 @@ func TestReportHasAtMostTenLines(t *testing.T) {
 }
 
 func TestSamplesTravelAsNumbers(t *testing.T) {
-	s := Sample{Process: 1<<52 - 1, Time: 3 * ms, Exposed: ms, CPU: 2 * ms, Heap: 1 << 40}
+	s := Sample{Process: 1<<52 - 1, Time: 3 * ms, Exposed: ms, CPU: 2 * ms, Heap: 1 << 40, For: 3,
+		Waited: 4 * ms}
 	for c := range s.Noted {
 		s.Noted[c] = time.Duration(c) * ms
 	}
@@ -257,7 +278,7 @@ func TestFilesOfTheSystemAreRead(t *testing.T) {
 	}
 	f.next = time.Time{}.Add(1) // it is time for a rank that is late
 	want := [Noted]time.Duration{CgroupThrottling: 4 * ms, ClockThrottling: 5 * ms,
-		CPUContention: 4*ms + 15*ms}
+		CPUContention: 15 * ms}
 	if got := look(true); got != want {
 		t.Errorf("it notes %v, want %v", got, want)
 	}

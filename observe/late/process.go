@@ -14,7 +14,8 @@ type Process struct {
 	continued chan os.Signal
 	files     files
 	last      usage
-	read      time.Time            // of last
+	read      time.Time // of last
+	sampled   time.Time
 	noted     [Noted]time.Duration // since the last Sample
 }
 
@@ -68,15 +69,17 @@ func (p *Process) Note(c Cause, d time.Duration) { p.noted[c] += d }
 // Sample adds to s what was noted since the Sample before. It takes 2 us, or 3 after a collection
 // of garbage, but once a millisecond at most.
 func (p *Process) Sample(s *Sample) {
-	if now := time.Now(); now.Sub(p.read) >= readTime {
+	now := time.Now()
+	if now.Sub(p.read) >= readTime {
 		p.read = now
 		p.use(s)
 	}
 	select {
 	case <-p.continued: // nobody knows since when it was stopped
-		p.noted[Stopped] += s.busy()
+		p.noted[Stopped] += now.Sub(p.sampled)
 	default:
 	}
+	p.sampled = now
 	s.Heap = p.last.heap
 	for c := range p.noted {
 		s.Noted[c] += p.noted[c]

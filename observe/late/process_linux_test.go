@@ -67,7 +67,7 @@ func TestStopsAreNoted(t *testing.T) {
 	for began := time.Now(); time.Since(began) < 10*time.Second; {
 		time.Sleep(time.Millisecond) // the runtime passes signals on by a goroutine
 		s := Sample{Time: 5 * ms, Exposed: 2 * ms}
-		if p.Sample(&s); s.Noted[Stopped] == 3*ms {
+		if p.Sample(&s); s.Noted[Stopped] > 0 {
 			return
 		}
 	}

@@ -71,12 +71,13 @@ func median[T cmp.Ordered](of []T) T {
 	return sorted[(len(sorted)-1)/2]
 }
 
-// Who is late: lateness below these is the jitter of any machine.
+// Who is late: by more than the rank in the middle, since those who are late by turns are the
+// jitter of any machine.
 const (
 	leastLate  = 20 * time.Microsecond
 	leastPart  = 0.01 // of a step
+	leastMore  = 0.25 // of all lateness
 	leastShare = 0.1  // of exposed time
-	usually    = 2    // times what the rank in the middle has caused
 	// leastCause is what of the lateness a cause must explain.
 	leastCause = 0.4
 )
@@ -86,20 +87,15 @@ func (t *Tally) Verdicts() (all []Verdict) {
 	if t.steps == 0 {
 		return nil
 	}
-	caused := make([]float64, len(t.ranks))
-	for r := range t.ranks {
-		caused[r] = t.ranks[r].caused
-	}
-	usual := usually * median(caused)
 	for r := range t.ranks {
 		s := &t.ranks[r]
-		v := Verdict{Rank: r, Late: time.Duration(s.late / t.steps), Heap: s.heap,
-			Share: t.share(s)}
-		if v.Late < leastLate || s.late < leastPart*t.time || v.Share < leastShare ||
-			s.caused < usual {
+		late := t.more(r, func(s *sums) float64 { return s.late })
+		v := Verdict{Rank: r, Late: time.Duration(late / t.steps), Heap: s.heap, Share: t.share(s)}
+		if v.Late < leastLate || late < max(leastPart*t.time, leastMore*s.late) ||
+			v.Share < leastShare {
 			continue
 		}
-		v.Cause = t.cause(r)
+		v.Cause = t.cause(r, late)
 		all = append(all, v)
 	}
 	slices.SortStableFunc(all, func(a, b Verdict) int { return cmp.Compare(b.Share, a.Share) })
@@ -108,11 +104,11 @@ func (t *Tally) Verdicts() (all []Verdict) {
 
 // cause returns why a rank was late: what it has noted more of than the rank in the middle, as far
 // as that explains its lateness.
-func (t *Tally) cause(r int) Cause {
+func (t *Tally) cause(r int, late float64) Cause {
 	s, most, cause := &t.ranks[r], 0.0, Waiting
 	for c := range Noted {
-		more := min(t.more(r, func(s *sums) float64 { return s.noted[c] }), s.late)
-		if more > most && more >= leastCause*s.late {
+		more := min(t.more(r, func(s *sums) float64 { return s.noted[c] }), late)
+		if more > most && more >= leastCause*late {
 			most, cause = more, Cause(c)
 		}
 	}
@@ -123,7 +119,7 @@ func (t *Tally) cause(r int) Cause {
 		}
 	}
 	if cause == Waiting && (ranks > 1 || s.cpu == 0 || // nobody knows what it has computed
-		t.more(r, func(s *sums) float64 { return s.cpu }) >= s.late/2) {
+		t.more(r, func(s *sums) float64 { return s.cpu }) >= late/2) {
 		return Computation
 	}
 	return cause
