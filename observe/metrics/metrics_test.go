@@ -1,11 +1,15 @@
 package metrics
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -138,6 +142,45 @@ func TestAScrapeDuringATrainingHasItsNumbers(t *testing.T) {
 		}
 		return nil
 	}, Tokens(5), Peak(1e12))
+}
+
+// The page and the dashboard have the metrics that there are.
+func TestMetricsAreDocumented(t *testing.T) {
+	emitted := map[string]bool{"euryale_gpu_memory_used_bytes": true, // with a GPU
+		"euryale_gpu_memory_total_bytes": true, "euryale_gpu_clock_hertz": true,
+		"euryale_gpu_clock_max_hertz": true, "euryale_gpu_throttled_seconds_total": true}
+	var mu sync.Mutex
+	train(t, 2, func(s *Server, step fit.StepLoss) error {
+		all, err := s.registry.Gather()
+		mu.Lock()
+		defer mu.Unlock()
+		for _, f := range all {
+			emitted[f.GetName()] = true
+		}
+		return err
+	}, Tokens(5), Peak(1e12))
+	names := regexp.MustCompile("euryale_[a-z_]+[a-z]")
+	documented := map[string]bool{}
+	for _, file := range []string{"observing.md", "grafana.json"} {
+		text, err := os.ReadFile(filepath.Join("..", "..", "docs", file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, "json") && !json.Valid(text) {
+			t.Errorf("%s is no JSON", file)
+		}
+		for _, name := range names.FindAllString(string(text), -1) {
+			name = strings.TrimSuffix(name, "_bucket") // of a histogram
+			if documented[name] = true; !emitted[name] {
+				t.Errorf("%s has %s, which there is not", file, name)
+			}
+		}
+	}
+	for name := range emitted {
+		if strings.HasPrefix(name, "euryale_") && !documented[name] {
+			t.Errorf("%s is not documented", name)
+		}
+	}
 }
 
 // Clients that send garbage, nothing, and too much do not keep a training from its steps, nor a
