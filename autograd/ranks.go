@@ -107,9 +107,9 @@ func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64)
 }
 
 // exchange returns the numbers of all ranks.
-func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []float64) (all [][]float64,
-	err error) {
-	all = make([][]float64, comm.Size())
+func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []float64) ([][]float64,
+	error) {
+	all := make([][]float64, comm.Size())
 	if len(numbers) == 0 {
 		return all, nil
 	}
@@ -118,7 +118,7 @@ func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []floa
 		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(n))
 	}
 	var notes [][]byte
-	err = residence.Bound(comm.Device(), func() (err error) {
+	err := residence.Bound(comm.Device(), func() (err error) {
 		notes, err = gather(backend.Label(comm, purpose), note)
 		return err
 	})

@@ -48,7 +48,8 @@ var purposes = [...]string{
 	ForSave:  "DataParallel.Save", ForLoad: "DataParallel.Load",
 	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
 	ForReplay:  "Graph.Launch",
-	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation", ForGather: "autograd.Gather",
+	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
+	ForGather: "autograd.Gather",
 }
 
 // String returns what the program called: "DataParallel.Save".

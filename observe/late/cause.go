@@ -35,7 +35,7 @@ func (c Cause) String() string { return names[c] }
 
 // advice says what a cause is, and what to do.
 var advice = [Causes]string{
-	Stopped: "a signal or a debugger stopped its process",
+	Stopped: "a signal or a debugger stopped it",
 	CgroupThrottling: "its cgroup limits its processor time; raise cpu.max (limits.cpu of " +
 		"Kubernetes), or give it fewer threads by GOMAXPROCS",
 	ClockThrottling: "the clock was throttled; look at its cooling and its limit of power",
@@ -55,7 +55,7 @@ var advice = [Causes]string{
 type Verdict struct {
 	Rank  int
 	Late  time.Duration // behind the rank in the middle, a step
-	Share float64       // of the time that all ranks have stood in collectives: what this one caused
+	Share float64       // of the time that all ranks stood in collectives, what it has caused
 	Cause Cause
 	Heap  int64 // bytes that it has in use, for GarbageCollection
 }

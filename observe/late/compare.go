@@ -9,7 +9,7 @@ import (
 // Comparison is a step of all ranks. It may be used for one step after the other.
 type Comparison struct {
 	Samples []Sample
-	Behind  []time.Duration // how much later than the rank in the middle each was; of two, the first
+	Behind  []time.Duration // the rank in the middle, of two the first: how much later each was
 
 	longest time.Duration // of the ranks' times
 	caused  []float64     // nanoseconds for which others stood in collectives for a rank
@@ -17,7 +17,7 @@ type Comparison struct {
 	waits   []time.Duration
 }
 
-// Compare takes the numbers of all ranks, of which the last are those of [Sample.Put].
+// Compare takes the numbers of all ranks, which end with what [Sample.Put] has returned.
 func (c *Comparison) Compare(told [][]float64) {
 	c.Samples, c.order, c.longest = c.Samples[:0], c.order[:0], 0
 	for r, numbers := range told {

@@ -214,7 +214,7 @@ func TestReportHasAtMostTenLines(t *testing.T) {
 			t.Errorf("%d late ranks: %d lines, want %d:\n%s", late, len(lines), want, b.String())
 		}
 		if late == 1 && !strings.Contains(lines[1], "rank 0 was late by 10 ms a step, 1") ||
-			late == 1 && !strings.Contains(lines[1], "garbage collection of 512 MB; set GOMEMLIMIT") {
+			late == 1 && !strings.Contains(lines[1], "collection of 512 MB; set GOMEMLIMIT") {
 			t.Errorf("the line is %q", lines[1])
 		}
 	}

@@ -60,7 +60,8 @@ func train(t *testing.T, ranks int, during func(s *Server, step fit.StepLoss) er
 		if err != nil {
 			return err
 		}
-		m, err := vm.New(g, nil, vm.WithSolver(&autograd.Momentum{Rate: 1. / 64}, w), vm.WithDataParallel(comm))
+		solver := &autograd.Momentum{Rate: 1. / 64}
+		m, err := vm.New(g, nil, vm.WithSolver(solver, w), vm.WithDataParallel(comm))
 		if err != nil {
 			return err
 		}
@@ -193,7 +194,8 @@ func TestClientsHaveNoEffectOnATraining(t *testing.T) {
 		if step.Step != 1 {
 			return nil
 		}
-		for _, text := range []string{"", "\x16\x03\x01garbage\r\n\r\n", "POST /metrics HTTP/1.1\r\n",
+		for _, text := range []string{"", "\x16\x03\x01garbage\r\n\r\n",
+			"POST /metrics HTTP/1.1\r\n",
 			"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + strings.Repeat("x", 64<<10)} {
 			c, err := net.Dial("tcp", s.Addr().String())
 			if err != nil {

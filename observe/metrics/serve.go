@@ -170,7 +170,8 @@ func (s *Server) Registry() prometheus.Registerer {
 	if s == nil {
 		return prometheus.NewRegistry()
 	}
-	return prometheus.WrapRegistererWith(prometheus.Labels{"rank": strconv.Itoa(s.rank)}, s.registry)
+	labels := prometheus.Labels{"rank": strconv.Itoa(s.rank)}
+	return prometheus.WrapRegistererWith(labels, s.registry)
 }
 
 // Addr returns where the server listens, nil for a nil Server.
