@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -273,5 +274,28 @@ func TestSIGUSR1HasRank0Report(t *testing.T) {
 	}
 	if out[1].Len() > 0 {
 		t.Errorf("rank 1 says %q", out[1].String())
+	}
+}
+
+func TestGroupsHaveNoWatch(t *testing.T) {
+	err := euryale.Run(t.Context(), 2, func(comm backend.Communicator, _ sync.Locker) error {
+		if observe.WatchOf(comm) != nil {
+			t.Error("a watch has started that nobody wants")
+		}
+		w, err := observe.Start(comm)
+		if err != nil {
+			return err
+		}
+		alone, err := comm.Split(comm.Rank(), 0)
+		if err != nil {
+			return err
+		}
+		if observe.WatchOf(comm) != w || observe.WatchOf(alone) != nil {
+			t.Error("the watch is not of the communicator of all ranks")
+		}
+		return alone.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

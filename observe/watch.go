@@ -113,12 +113,13 @@ func Start(comm backend.Communicator) (*Watch, error) {
 	return s.Watch(), nil
 }
 
-// WatchOf returns the watch of a communicator, nil if it has none that was started.
+// WatchOf returns the watch of a communicator of all ranks, nil if it has none that was started.
 func WatchOf(comm backend.Communicator) *Watch {
-	if s, ok := backend.As[interface{ Watch() *Watch }](comm); ok && s.Watch().started() {
-		return s.Watch()
+	s, ok := backend.As[interface{ Watch() *Watch }](comm)
+	if !ok || comm.Size() != s.Watch().world.Size || !s.Watch().started() {
+		return nil
 	}
-	return nil
+	return s.Watch()
 }
 
 func (w *Watch) started() bool {

@@ -86,7 +86,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
 		".", "autograd", "backend/...", "examples/handwritten", "fit/...", "layers", "models/...",
-		"observe", "ops/...", "rendezvous/...", "vm",
+		"observe/...", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains
