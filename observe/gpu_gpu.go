@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"sync"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -11,8 +12,9 @@ import (
 
 // gpu is the device of a rank, as NVML knows it.
 type gpu struct {
-	library *nvml.Library
 	bus     string
+	mu      sync.Mutex
+	library *nvml.Library // nil once it is closed
 }
 
 // openGPU returns nil without NVML, and for other devices.
@@ -25,11 +27,16 @@ func openGPU(d backend.Device) *gpu {
 	if err != nil {
 		return nil
 	}
-	return &gpu{library, onBus.PCIBusID()}
+	return &gpu{bus: onBus.PCIBusID(), library: library}
 }
 
 func (g *gpu) state() (nvml.State, bool) {
-	if g == nil || g.library == nil {
+	if g == nil {
+		return nvml.State{}, false
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.library == nil {
 		return nvml.State{}, false
 	}
 	s, err := g.library.State(g.bus)
@@ -49,6 +56,8 @@ func (g *gpu) throttled() func() time.Duration {
 
 func (g *gpu) close() {
 	if g != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
 		_ = g.library.Close() // it may be used no longer, whatever it says
 		g.library = nil
 	}

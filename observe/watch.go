@@ -1,6 +1,8 @@
 package observe
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"io"
@@ -184,15 +186,19 @@ func (w *Watch) Serve() { w.served.Store(true) }
 // with tag gpu, with NVML.
 func (w *Watch) GPU() (nvml.State, bool) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.gpu.state()
+	g := w.gpu
+	w.mu.Unlock()
+	return g.state() // which takes long enough to keep a step
 }
 
 // Report writes who was late in the training, and why, in at most ten lines: see [late.Tally].
 func (w *Watch) Report(to io.Writer) error {
+	var text bytes.Buffer
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.all.Report(to)
+	err := w.all.Report(&text)
+	w.mu.Unlock()
+	_, wrong := to.Write(text.Bytes()) // which may wait for a reader, and no step does
+	return errors.Join(err, wrong)
 }
 
 // Begin begins a step, when all ranks do: what a rank has done since its last step is none of it.
