@@ -39,6 +39,11 @@
 //	                    .RANK.json appended, when the communicator closes or a rank is lost
 //	EURYALE_LAST_CALLS  how many of its last collectives a rank prints to standard error on
 //	                    SIGQUIT, before the stacks (default: 0; euryale run sets 10)
+//	EURYALE_LATENESS    1: rank 0 says at the end, and on SIGUSR1, which ranks were late, and
+//	                    why; see docs/observing.md (default: 0)
+//	EURYALE_METRICS     :9090, or ADDRESS:9090: where a program with package metrics serves
+//	                    Prometheus, each rank of a machine on the next port; on loopback
+//	                    unless there is an address
 //	EURYALE_PLAN        write the plan of a vm.Machine to this file, which ends in .txt, .svg
 //	                    or .json, when it is made; the plan of an evaluation goes to the file
 //	                    with .eval before this end

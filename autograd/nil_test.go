@@ -57,6 +57,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"Rows":           {F: Rows, Args: []any{rows, rows, []int{0}}},
 		"Sum":            {F: Sum, Args: []any{comm, &one}},
 		"TreeMean":       {F: TreeMean, Args: []any{comm, []float64{1}}},
+		"Gather":         {F: Gather, Args: []any{comm, 1.}},
 		"WithCompression": {F: func(c func(backend.Communicator) (backend.Communicator,
 			error)) error {
 			return with(WithCompression(c))

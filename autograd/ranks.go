@@ -54,6 +54,19 @@ func Sum(comm backend.Communicator, numbers ...*float64) error {
 	return nil
 }
 
+// Gather returns the numbers of all ranks, which pass the same number of them. It is collective.
+// Cost: one all-gather of 8 bytes for each number. Errors come from the communicator.
+func Gather(comm backend.Communicator, numbers ...float64) ([][]float64, error) {
+	if err := backend.Given("autograd.Gather", "comm", comm); err != nil {
+		return nil, err
+	}
+	all, err := exchange(comm, backend.ForGather, numbers)
+	if err != nil {
+		return nil, fmt.Errorf("autograd: rank %d of %s: gather: %w", comm.Rank(), comm.Name(), err)
+	}
+	return all, nil
+}
+
 // Any reports on all ranks whether a condition holds on any of them. It is collective. Ranks use it
 // to take the same decision, such as to stop because one of them was told to:
 //
@@ -79,23 +92,41 @@ func Any(comm backend.Communicator, condition bool) (bool, error) {
 // sum returns the sums over all ranks, added in rank order.
 func sum(comm backend.Communicator, purpose backend.Purpose, numbers []*float64) ([]float64,
 	error) {
-	var note []byte
-	for _, n := range numbers {
-		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(*n))
+	mine := make([]float64, len(numbers))
+	for i, n := range numbers {
+		mine[i] = *n
 	}
+	all, err := exchange(comm, purpose, mine)
 	sums := make([]float64, len(numbers))
+	for _, theirs := range all {
+		for i, n := range theirs {
+			sums[i] += n
+		}
+	}
+	return sums, err
+}
+
+// exchange returns the numbers of all ranks.
+func exchange(comm backend.Communicator, purpose backend.Purpose, numbers []float64) ([][]float64,
+	error) {
+	all := make([][]float64, comm.Size())
 	if len(numbers) == 0 {
-		return sums, nil
+		return all, nil
+	}
+	note := make([]byte, 0, 8*len(numbers))
+	for _, n := range numbers {
+		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(n))
 	}
 	var notes [][]byte
 	err := residence.Bound(comm.Device(), func() (err error) {
 		notes, err = gather(backend.Label(comm, purpose), note)
 		return err
 	})
-	for _, note := range notes {
-		for i := range sums {
-			sums[i] += math.Float64frombits(binary.LittleEndian.Uint64(note[8*i:]))
+	for r, note := range notes {
+		all[r] = make([]float64, len(numbers))
+		for i := range all[r] {
+			all[r][i] = math.Float64frombits(binary.LittleEndian.Uint64(note[8*i:]))
 		}
 	}
-	return sums, err
+	return all, err
 }

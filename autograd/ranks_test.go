@@ -32,6 +32,16 @@ func TestMeanSumAndAnyAreTheSameOnAllRanks(t *testing.T) {
 				if err := Sum(r.comm, &a); err != nil || a != P*(P-1)/2 {
 					return fmt.Errorf("the sum is %v: %v", a, err)
 				}
+				all, err := Gather(r.comm, own, 7)
+				for rank, numbers := range all {
+					if !slices.Equal(numbers, []float64{float64(rank), 7}) {
+						return fmt.Errorf("gathered are %v", all)
+					}
+				}
+				if none, noneErr := Gather(r.comm); errors.Join(err, noneErr) != nil ||
+					len(all) != size || len(none) != size {
+					return fmt.Errorf("gathered are %v and %v: %v, %v", all, none, err, noneErr)
+				}
 				for who := range size + 1 { // one more than there is: none
 					got, err := Any(r.comm, r.comm.Rank() == who)
 					if err != nil || got != (who < size) {

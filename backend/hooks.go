@@ -24,6 +24,22 @@ type Hooks interface {
 	End(id uint64, err error)
 }
 
+// JoinHooks are Hooks that are told when somebody begins to wait for a call, by Join.
+type JoinHooks interface {
+	Hooks
+	// Join is called before the wait for a call that may not have ended, with what Start has
+	// returned. Calls that end on their caller have no Join.
+	Join(id uint64)
+}
+
+// Chooser is a Communicator that has several algorithms.
+type Chooser interface {
+	Communicator
+	// Chosen names the algorithm by which it runs a call of nbytes bytes, of the larger buffer, if
+	// memory is from Alloc: "two-shot". It takes less than a call.
+	Chosen(c *Collective, d DType, nbytes int) string
+}
+
 // Call is a call as [Hooks] see it.
 type Call struct {
 	Comm   Communicator // the group that runs it
@@ -59,6 +75,7 @@ func WithHooks(inner Communicator, hooks Hooks) Communicator {
 	c := &hooked{Base: Wrap(inner), rank: inner.Rank(), size: inner.Size(), hooks: hooks,
 		call: Call{Comm: inner}}
 	c.announcer, _ = inner.(Announcer)
+	c.joins, _ = hooks.(JoinHooks)
 	c.announce = c.announced // here, because it is allocated
 	return c
 }
@@ -68,6 +85,7 @@ type hooked struct {
 	rank  int // inner's, here because every call asks
 	size  int
 	hooks Hooks
+	joins JoinHooks // hooks, nil if they are none
 
 	announcer Announcer  // inner, nil if it is none
 	announce  Announce   // announced
@@ -229,6 +247,9 @@ func (w *hookedWork) Done() bool {
 
 // Join implements [Work].
 func (w *hookedWork) Join(ctx context.Context) error {
+	if w.comm.joins != nil && w.state.Load() == started {
+		w.comm.joins.Join(w.id)
+	}
 	err := w.inner.Join(ctx)
 	if stopped := ctx.Err(); stopped == nil || !errors.Is(err, stopped) {
 		if w.state.CompareAndSwap(started, ended) {

@@ -36,6 +36,7 @@ const (
 	ForMachine    // vm.New
 	ForSampler    // autograd.NewSampler
 	ForEvaluation // autograd.Evaluation
+	ForGather     // autograd.Gather
 )
 
 var purposes = [...]string{
@@ -48,6 +49,7 @@ var purposes = [...]string{
 	ForMean: "autograd.Mean", ForSum: "autograd.Sum", ForAny: "autograd.Any",
 	ForReplay:  "Graph.Launch",
 	ForMachine: "vm.New", ForSampler: "autograd.NewSampler", ForEvaluation: "autograd.Evaluation",
+	ForGather: "autograd.Gather",
 }
 
 // String returns what the program called: "DataParallel.Save".

@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -37,6 +38,7 @@ type loader struct {
 	quit                chan struct{}
 	all                 sync.WaitGroup
 	current             *batch
+	ready               atomic.Int64 // batches that are filled and not current
 }
 
 // check returns the first axis of all inputs.
@@ -91,6 +93,7 @@ func load(d Data, readers int, jobs func(yield func(job) bool)) *loader {
 		l.all.Go(func() {
 			for b := range l.work {
 				b.err = b.fill(d)
+				l.ready.Add(1)
 				close(b.filled)
 			}
 		})
@@ -162,12 +165,16 @@ func (l *loader) next() error {
 		return nil
 	}
 	<-b.filled
+	l.ready.Add(-1)
 	if l.current != nil {
 		l.free <- l.current
 	}
 	l.current = b
 	return b.err
 }
+
+// ahead returns how many batches are ready for next, and how many there can be.
+func (l *loader) ahead() (ready, capacity int) { return int(l.ready.Load()), cap(l.free) - 1 }
 
 // bind gives the nodes the values of the batch. An evaluation may have given them others.
 func (l *loader) bind() (err error) {

@@ -13,6 +13,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe"
+	"github.com/euryale-ml/euryale/observe/late"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -40,6 +42,10 @@ type trainer struct {
 	all     int     // on all ranks
 	weight  float64 // of a run's gradient
 	loader  *loader
+	watch   *observe.Watch // nil for none
+	told    [][]float64    // by all ranks, of a step
+	own     int            // samples of this rank in a step
+	flops   int64          // of this rank in a step
 	past    past
 	began   time.Time // of the epoch
 	hooked  error     // of OnStep
@@ -139,6 +145,8 @@ func (t *trainer) train(ctx context.Context) error {
 	t.loader = load(t.data, t.readers, t.jobs(len(t.past.Epochs), t.past.Step))
 	defer t.loader.close()
 	_, stop, err := t.vote(ctx, 0, t.loader.next())
+	t.flops = t.machine.Summary().FLOPs * int64(t.runs)
+	t.watch.Begin()
 	t.began = time.Now().Add(-time.Duration(t.past.Seconds * float64(time.Second)))
 	for err == nil && !stop {
 		loss, wrong := t.step()
@@ -146,14 +154,16 @@ func (t *trainer) train(ctx context.Context) error {
 			t.comm.Abort(wrong) // the others may wait for this rank in the middle of the step
 			return wrong
 		}
-		loss, stop, err = t.vote(ctx, loss, errors.Join(t.hooked, t.loader.next()))
+		loss, stop, err = t.vote(ctx, loss, errors.Join(t.hooked, t.next()))
 		if err == nil {
 			err = t.count(loss)
 		}
 		if err == nil && t.past.Step == t.sampler.Steps() {
 			err = t.endEpoch(stop)
+			t.watch.Begin()
 		} else if err == nil && (stop || t.every > 0 && t.past.Steps%t.every == 0) {
 			err = t.save(stop)
+			t.watch.Begin()
 		}
 		if err == nil && t.done() {
 			return nil
@@ -168,16 +178,20 @@ func (t *trainer) step() (loss float64, err error) {
 	if t.rate != nil {
 		t.machine.Solver().SetRate(t.rate(t.past.Steps))
 	}
+	t.own = 0
 	for i := 0; i < t.runs && err == nil; i++ {
 		if i > 0 {
-			err = t.loader.next()
+			err = t.next()
 		}
 		err = errors.Join(err, t.loader.bind())
+		t.own += len(t.loader.current.samples)
 		if t.random != nil {
 			t.random.Seek(uint64(t.past.Steps), (t.first+i)*t.local)
 		}
 		if err == nil {
+			before := t.machine.HostTime()
 			err = t.machine.RunAll()
+			t.watch.Note(late.HostOperation, t.machine.HostTime()-before)
 		}
 		loss += lossOf(t.data) * t.divisor(t.past.Step)
 	}
@@ -187,14 +201,23 @@ func (t *trainer) step() (loss float64, err error) {
 	return loss, err
 }
 
+// next waits for the next batch.
+func (t *trainer) next() error { return t.watch.During(late.Loader, t.loader.next) }
+
 // vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
 // and the error of one that cannot go on.
 func (t *trainer) vote(ctx context.Context, loss float64, wrong error) (sum float64, stop bool,
 	err error) {
 	flags := map[bool]float64{true: 1}
 	stopped, failed := flags[ctx.Err() != nil], flags[wrong != nil]
-	if err := autograd.Sum(t.comm, &loss, &stopped, &failed); err != nil {
+	t.told, err = autograd.Gather(t.comm, append([]float64{loss, stopped, failed},
+		t.watch.Sample()...)...)
+	if err != nil {
 		return 0, false, errors.Join(wrong, err)
+	}
+	loss, stopped, failed = 0, 0, 0
+	for _, numbers := range t.told {
+		loss, stopped, failed = loss+numbers[0], stopped+numbers[1], failed+numbers[2]
 	}
 	if failed > 0 {
 		err = autograd.Agree(t.comm, "", wrong)
@@ -207,6 +230,9 @@ func (t *trainer) count(loss float64) error {
 	p, mean := &t.past, loss/float64(t.samples(t.past.Step))
 	p.Steps, p.Step, p.Loss = p.Steps+1, p.Step+1, p.Loss+loss
 	p.Seconds = time.Since(t.began).Seconds()
+	ready, capacity := t.loader.ahead()
+	t.watch.Step(observe.StepInfo{Number: p.Steps, Loss: mean, Samples: t.own, FLOPs: t.flops,
+		Ready: ready, Capacity: capacity}, t.told)
 	if !finite(mean) {
 		return fmt.Errorf("the loss is %v in step %d of epoch %d: lower the rate, or bound the "+
 			"gradients by vm.ClipNorm", mean, p.Step, len(p.Epochs)+1)

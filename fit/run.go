@@ -14,6 +14,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/observe"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -165,6 +166,7 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 			"use vm.WithSolver", backend.ErrArgument)
 	}
 	t.comm = t.dp.Comm()
+	t.watch = observe.WatchOf(t.comm)
 	for _, o := range options {
 		o(t)
 	}

@@ -21,11 +21,6 @@ type Event struct {
 	Err       error
 }
 
-// chooser is a communicator that says by which algorithm it runs a call of nbytes bytes.
-type chooser interface {
-	Chosen(c *backend.Collective, d backend.DType, nbytes int) string
-}
-
 // settle finds out the times of a call, which then stay: the length of a tick is known better
 // later.
 func (r *record) settle(tick scale) {
@@ -45,7 +40,7 @@ func (r *record) event(epoch time.Time) Event {
 	}
 	if r.part != nil {
 		e.Part = r.part.name
-	} else if by, ok := backend.As[chooser](r.comm); ok {
+	} else if by, ok := backend.As[backend.Chooser](r.comm); ok {
 		h := r.header
 		e.Algorithm = by.Chosen(&backend.Collective{Kind: h.Kind, Op: h.Op, Root: int(h.Root),
 			Algorithm: h.Algorithm, Association: h.Association}, h.DType, r.bytes)

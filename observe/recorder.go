@@ -24,10 +24,11 @@ type Recorder struct {
 		number int
 	} // the last ones seen
 
-	rank int // of the outermost group
+	rank   int     // of the outermost group
+	totals *totals // nil without Count
 }
 
-var _ backend.Hooks = (*Recorder)(nil)
+var _ backend.JoinHooks = (*Recorder)(nil)
 
 // record is what an [Event] is made of when somebody asks.
 type record struct {
@@ -36,6 +37,7 @@ type record struct {
 	header     backend.Header
 	bytes      int
 	start, end stamp // end is 0 while nobody knows that the call has ended
+	joined     stamp // when somebody began to wait, 0 where nobody has, or nobody counts
 	// since the epoch: the device's times of a part, or those of start and end once somebody has
 	// asked
 	from, to time.Duration
@@ -104,6 +106,9 @@ func (r *Recorder) End(id uint64, err error) {
 	if id >= r.first() { // else another call has its record
 		this := r.record(id)
 		this.err, this.work = err, nil
+		if r.totals != nil {
+			r.totals.add(this, now)
+		}
 		if !r.finish(this.part, err) {
 			this.end = now
 		}

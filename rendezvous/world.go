@@ -115,6 +115,9 @@ type World struct {
 	// group of ranks tells it once. It is set before the first communicator is made; nil is for
 	// nobody.
 	LongWait func(ranks string, waited time.Duration)
+	// Awaited counts for whom this rank waits. It is set before the first communicator is made; nil
+	// is for nobody.
+	Awaited *Awaited
 	// TLS encrypts the connections of Listen and Dial, on all ranks or on none.
 	TLS bool
 	// Store is shared by all ranks. Its calls also end when a rank is lost, with the

@@ -39,6 +39,7 @@ type Machine struct {
 	synced    bool      // batch norms are of the batches of all ranks
 	missing   error     // nil arguments of New and its options
 	closed    bool
+	byDo      time.Duration // see HostTime
 
 	nodes    int // of the graph, when New read it
 	derived  int // variables that had a gradient then

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -84,7 +85,7 @@ func (m *Machine) newCalls() (calls, error) {
 			continue
 		}
 		var err error
-		if c.byDo[i], err = newCall(o); err != nil {
+		if c.byDo[i], err = newCall(o, &m.byDo); err != nil {
 			return c, err
 		}
 	}
@@ -107,14 +108,18 @@ func (c calls) Opaque(i int) exec.Opaque { return c.byDo[i] }
 // an operation may keep them until its next run, as with other machines.
 type opaque struct {
 	read.Opaque
+	spent  *time.Duration   // in its Do
 	values []gorgonia.Value // never given to Do, which may change their shapes
 	memory []backend.Buffer
 }
 
 var _ exec.Opaque = (*opaque)(nil)
 
-func newCall(o read.Opaque) (*opaque, error) {
-	c := &opaque{Opaque: o}
+func newCall(o read.Opaque, spent *time.Duration) (*opaque, error) {
+	c := &opaque{Opaque: o, spent: spent}
+	if _, ok := o.Op.(DeviceOp); ok { // a collective, which waits for other ranks
+		c.spent = new(time.Duration)
+	}
 	for _, t := range o.Room {
 		memory, err := memoryOf(t)
 		if err != nil {
@@ -165,7 +170,9 @@ func (c *opaque) explained(err error) error {
 
 // Call implements [exec.Opaque].
 func (c *opaque) Call() (backend.Buffer, error) {
+	began := time.Now()
 	v, err := c.Op.Do(c.headers()...)
+	*c.spent += time.Since(began)
 	if err != nil {
 		return backend.Buffer{}, c.explained(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"gorgonia.org/tensor"
 
@@ -24,6 +25,10 @@ type Summary struct {
 	// of the learnables and of what the solver keeps for them.
 	Bytes, ParameterBytes, SolverBytes int64
 }
+
+// HostTime returns how long the runs so far have been in operations that a plan does not know and
+// that run on the host by their Do, without collectives.
+func (m *Machine) HostTime() time.Duration { return m.byDo }
 
 // Learnable is a variable that the machine's solver changes.
 type Learnable struct {

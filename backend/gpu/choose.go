@@ -282,6 +282,11 @@ func (c *Communicator) Choose(what backend.Collective, d backend.DType, nbytes i
 	return c.choose(&what, d, nbytes)
 }
 
+// Chosen implements [backend.Chooser].
+func (c *Communicator) Chosen(what *backend.Collective, d backend.DType, nbytes int) string {
+	return c.choose(what, d, nbytes).String()
+}
+
 // Explain says how a call is run, and why: nbytes is the size of the operand, or of
 // a chunk where there are chunks.
 func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {

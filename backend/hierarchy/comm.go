@@ -172,6 +172,17 @@ func (c *Communicator) Inside() backend.Communicator { return c.parts[gatherPhas
 // Plan returns what the choice between flat and hierarchical follows from.
 func (c *Communicator) Plan() Plan { return c.plan }
 
+// Chosen implements [backend.Chooser].
+func (c *Communicator) Chosen(what *backend.Collective, d backend.DType, nbytes int) string {
+	if c.layered() && c.plan.Choose(*what, d, nbytes/d.Size()).Hierarchical {
+		return "hierarchical"
+	}
+	if inner, ok := backend.As[backend.Chooser](c.Communicator); ok {
+		return inner.Chosen(what, d, nbytes)
+	}
+	return what.Algorithm.String()
+}
+
 // Explain is [Plan.Explain] of this communicator.
 func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {
 	return c.plan.Explain(what, d, nbytes)

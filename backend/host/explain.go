@@ -73,6 +73,15 @@ func Explain(c backend.Collective, d backend.DType, nbytes, ranks int) (string, 
 	return b.String(), nil
 }
 
+// Chosen implements [backend.Chooser].
+func (c *comm) Chosen(what *backend.Collective, _ backend.DType, nbytes int) string {
+	if what.Kind != backend.AllReduce && what.Kind != backend.Reduce {
+		return "slots"
+	}
+	return [...]string{oneShot: "one-shot", twoShot: "two-shot",
+		twoShotOrDirect: "direct"}[algorithmOf(what, nbytes, c.size, c.spin.crowded)]
+}
+
 // chosen names the algorithm of a reduction, and why it is used.
 func chosen(c backend.Collective, nbytes, ranks int) string {
 	name := map[algorithm]string{oneShot: "one-shot", twoShot: "two-shot",

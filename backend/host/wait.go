@@ -156,6 +156,9 @@ func (c *comm) differs(p int, k *call) error {
 // waitFor waits until rank p has posted the current step: first looking, then
 // asleep.
 func (c *comm) waitFor(p int, k *call) error {
+	if a := c.world.Awaited; a.Counts() {
+		defer a.Since(time.Now(), c.members[p])
+	}
 	if budget := c.adaptive.budget(c.spin); budget > 0 {
 		seen, err := c.look(p, k, budget)
 		if seen || err != nil {

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -309,7 +310,7 @@ func (e *engine) travel(k *hosted.Call) error {
 	defer e.wait.goOn()
 	e.ask()
 	for {
-		moved, pending := false, false
+		moved, pending, awaited := false, false, -1
 		for i := 1; i < e.Size(); i++ {
 			p := (e.Rank() + i) % e.Size()
 			l := e.links[p]
@@ -319,6 +320,9 @@ func (e *engine) travel(k *hosted.Call) error {
 			}
 			moved = moved || did
 			pending = pending || l.out.pending() || l.in.pending()
+			if awaited < 0 && l.in.pending() {
+				awaited = p
+			}
 		}
 		switch {
 		case e.relayOn() || pending && moved:
@@ -326,11 +330,19 @@ func (e *engine) travel(k *hosted.Call) error {
 		case !pending:
 			return nil
 		default:
-			if err := e.pause(k); err != nil {
+			if err := e.pauseFor(awaited, k); err != nil {
 				return err
 			}
 		}
 	}
+}
+
+// pauseFor is pause, for what rank p is to send, if p is a rank.
+func (e *engine) pauseFor(p int, k *hosted.Call) error {
+	if a := e.World.Awaited; a.Counts() && p >= 0 {
+		defer a.Since(time.Now(), e.Part.Members[p])
+	}
+	return e.pause(k)
 }
 
 // transfer moves what can be moved between this rank and rank p.

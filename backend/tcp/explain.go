@@ -21,6 +21,20 @@ func isOneShot(c backend.Collective, nbytes, ranks int) bool {
 // isWhole reports whether the root of a broadcast of nbytes bytes sends all of them to every rank.
 func isWhole(nbytes, ranks int) bool { return ranks == 2 || nbytes <= oneShotBytes }
 
+// Chosen names the algorithm of a call of nbytes bytes.
+func (e *engine) Chosen(what *backend.Collective, nbytes int) string {
+	switch k := what.Kind; {
+	case e.Size() > 1 && (k == backend.AllReduce || k == backend.Reduce):
+		if !isOneShot(*what, nbytes, e.Size()) {
+			return "two-shot"
+		}
+		return "one-shot"
+	case k == backend.Broadcast && !isWhole(nbytes, e.Size()):
+		return "in-parts"
+	}
+	return "direct"
+}
+
 // Explain says how a call among ranks on any machines runs, and why so. nbytes is the size of the
 // operand of a reduction, and of the largest buffer of other collectives. Nothing is run.
 //

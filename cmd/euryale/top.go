@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -28,6 +26,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // topCmd is "euryale top".
@@ -145,7 +144,7 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 	}
 	local := host == "localhost" || net.ParseIP(host).IsLoopback()
 	if !local && r.token != "" {
-		ask.Header.Set("Authorization", "Bearer "+credential(r.token))
+		ask.Header.Set("Authorization", "Bearer "+observe.Credential(r.token))
 	}
 	answer, err := client.Do(ask)
 	if err != nil {
@@ -164,13 +163,6 @@ func (r *rankRow) scrape(ctx context.Context, client *http.Client) error {
 		r.take(families)
 	}
 	return err
-}
-
-// credential proves to a rank that this program knows the job's token.
-func credential(token string) string {
-	h := hmac.New(sha256.New, []byte(token))
-	io.WriteString(h, "euryale metrics") // never fails
-	return fmt.Sprintf("%x", h.Sum(nil))
 }
 
 // take fills the row with what a rank's metrics say.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	tea "charm.land/bubbletea/v2"
+
+	"github.com/euryale-ml/euryale/observe"
 )
 
 // topRows are ranks of two jobs, one of which is stopped.
@@ -152,13 +154,13 @@ func TestTopProvesTheToken(t *testing.T) {
 	}
 	for address, got := range asked {
 		remote := address == "10.0.0.1:1" || address == "host:1"
-		if remote != (got == "Bearer "+credential(token)) || strings.Contains(got, token) ||
+		if remote != (got == "Bearer "+observe.Credential(token)) || strings.Contains(got, token) ||
 			!remote && got != "" {
 			t.Errorf("%s is told %q", address, got)
 		}
 	}
-	if len(asked) != 5 || len(credential(token)) != 64 {
-		t.Errorf("%d are asked, by %s", len(asked), credential(token))
+	if len(asked) != 5 || len(observe.Credential(token)) != 64 {
+		t.Errorf("%d are asked, by %s", len(asked), observe.Credential(token))
 	}
 }
 

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 #include <stddef.h>
+#include <string.h>
 #include "nvml_gpu.h"
 
 const char *euryale_nvml_open(struct euryale_nvml *n, const char *path)
@@ -29,6 +30,10 @@ const char *euryale_nvml_open(struct euryale_nvml *n, const char *path)
 	}
 	/* Since driver 460: without it, a link is told by its address alone. */
 	*(void **)&n->link_remote_type = dlsym(n->handle, "nvmlDeviceGetNvLinkRemoteDeviceType");
+	*(void **)&n->memory = dlsym(n->handle, "nvmlDeviceGetMemoryInfo");
+	*(void **)&n->clock = dlsym(n->handle, "nvmlDeviceGetClockInfo");
+	*(void **)&n->max_clock = dlsym(n->handle, "nvmlDeviceGetMaxClockInfo");
+	*(void **)&n->violation = dlsym(n->handle, "nvmlDeviceGetViolationStatus");
 	return NULL;
 }
 
@@ -78,4 +83,24 @@ int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned
 int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link,
 	struct euryale_pci *pci) {
 	return n->link_remote_pci(device, link, pci);
+}
+
+void euryale_nvml_state(struct euryale_nvml *n, void *device, unsigned long long state[6])
+{
+	enum { sm = 1, power = 0, thermal = 1 };
+	unsigned long long memory[3] = {0};    /* nvmlMemory_t: total, free, used */
+	unsigned long long violation[2] = {0}; /* nvmlViolationTime_t: since, nanoseconds */
+	unsigned int clock = 0;
+
+	memset(state, 0, 6 * sizeof *state);
+	if (n->memory && !n->memory(device, memory))
+		state[0] = memory[0], state[1] = memory[2];
+	if (n->clock && !n->clock(device, sm, &clock))
+		state[2] = clock;
+	if (n->max_clock && !n->max_clock(device, sm, &clock))
+		state[3] = clock;
+	if (n->violation && !n->violation(device, power, violation))
+		state[4] = violation[1];
+	if (n->violation && !n->violation(device, thermal, violation))
+		state[5] = violation[1];
 }

@@ -12,6 +12,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 )
 
@@ -80,6 +81,27 @@ func (l *Library) Driver() (string, error) {
 	return C.GoString(&text[0]), err
 }
 
+// State returns what the device at a PCI bus id does at the moment.
+func (l *Library) State(pciBusID string) (State, error) {
+	device, err := l.find(pciBusID)
+	if err != nil {
+		return State{}, err
+	}
+	var s [6]C.ulonglong
+	C.euryale_nvml_state(l.table, device, &s[0])
+	const mega = 1e6
+	return State{MemoryTotal: int64(s[0]), MemoryUsed: int64(s[1]), Clock: int64(s[2]) * mega,
+		MaxClock: int64(s[3]) * mega, Throttled: time.Duration(s[4] + s[5])}, nil
+}
+
+// find returns the library's handle of a device.
+func (l *Library) find(pciBusID string) (device unsafe.Pointer, err error) {
+	name := C.CString(pciBusID)
+	defer C.free(unsafe.Pointer(name))
+	return device, l.failure("find the device at "+pciBusID, C.euryale_nvml_find(l.table, name,
+		&device))
+}
+
 // Link is an active NVLink of a device, by its far end.
 type Link struct {
 	Switch   bool   // to an NVSwitch, through which all devices are reached
@@ -88,11 +110,8 @@ type Link struct {
 
 // Links returns the active NVLinks of the device at a PCI bus id.
 func (l *Library) Links(pciBusID string) ([]Link, error) {
-	name := C.CString(pciBusID)
-	defer C.free(unsafe.Pointer(name))
-	var device unsafe.Pointer
-	if err := l.failure("find the device at "+pciBusID, C.euryale_nvml_find(l.table, name,
-		&device)); err != nil {
+	device, err := l.find(pciBusID)
+	if err != nil {
 		return nil, err
 	}
 	var links []Link

@@ -20,6 +20,10 @@ struct euryale_nvml {
 	int (*link_state)(void *, unsigned int, unsigned int *);
 	int (*link_remote_type)(void *, unsigned int, unsigned int *);
 	int (*link_remote_pci)(void *, unsigned int, struct euryale_pci *);
+	int (*memory)(void *, unsigned long long *);
+	int (*clock)(void *, int, unsigned int *);
+	int (*max_clock)(void *, int, unsigned int *);
+	int (*violation)(void *, int, unsigned long long *);
 };
 
 /* euryale_nvml_open returns NULL, or why it failed. */
@@ -38,5 +42,10 @@ int euryale_nvml_link_remote_type(struct euryale_nvml *n, void *device, unsigned
 	unsigned int *type);
 int euryale_nvml_link_remote_pci(struct euryale_nvml *n, void *device, unsigned int link,
 	struct euryale_pci *pci);
+
+/* euryale_nvml_state writes bytes of memory in all and in use, MHz now and at most, and nanoseconds
+ * for which the limits of power and of temperature have throttled the clock; 0 for what the
+ * device or the library cannot tell. */
+void euryale_nvml_state(struct euryale_nvml *n, void *device, unsigned long long state[6]);
 
 #endif

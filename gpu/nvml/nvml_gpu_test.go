@@ -45,6 +45,21 @@ int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned int link, struct 
 	pci->domain = 0, pci->bus = 0x2a, pci->device = 0;
 	return 0;
 }
+int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory)
+{
+	memory[0] = 3 << 20, memory[1] = 2 << 20, memory[2] = 1 << 20;
+	return 0;
+}
+int nvmlDeviceGetClockInfo(void *device, int type, unsigned int *mhz)
+{
+	*mhz = 1200;
+	return type != 1;
+}
+int nvmlDeviceGetViolationStatus(void *device, int policy, unsigned long long *violation)
+{
+	violation[0] = 9, violation[1] = policy ? 5 : 70;
+	return policy > 1;
+}
 `
 
 func TestLibraryTellsDriverAndLinks(t *testing.T) {
@@ -72,6 +87,11 @@ func TestLibraryTellsDriverAndLinks(t *testing.T) {
 	if _, err := l.Links("0000:19:00.0"); err == nil ||
 		!strings.Contains(err.Error(), "Not Found") {
 		t.Errorf("error is %v", err)
+	}
+	state, err := l.State("0000:18:00.0")
+	if want := (State{MemoryTotal: 3 << 20, MemoryUsed: 1 << 20, Clock: 1.2e9,
+		Throttled: 75}); err != nil || state != want {
+		t.Errorf("state %+v, %v; want %+v", state, err, want)
 	}
 	if err := l.Close(); err != nil {
 		t.Error(err)

@@ -19,7 +19,9 @@ const (
 	Job        Text    = "EURYALE_JOB"
 	Kernels    Grammar = "EURYALE_KERNELS"
 	LastCalls  Count   = "EURYALE_LAST_CALLS"
+	Lateness   Flag    = "EURYALE_LATENESS"
 	LowLatency Grammar = "EURYALE_LOWLATENCY"
+	Metrics    Grammar = "EURYALE_METRICS"
 	MPI        Library = "EURYALE_MPI"
 	NCCL       Library = "EURYALE_NCCL"
 	Plan       Grammar = "EURYALE_PLAN"
@@ -105,6 +107,11 @@ func ofUsers() []Variable {
 		{of: LastCalls, Default: "0; euryale run sets 10",
 			Help: "how many of its last collectives a rank " +
 				"prints to standard error on SIGQUIT, before the stacks"},
+		{of: Lateness, Default: "0", Help: "1: rank 0 says at the end, and on SIGUSR1, which " +
+			"ranks were late, and why; see docs/observing.md"},
+		{of: Metrics, Help: ":9090, or ADDRESS:9090: where a program with package metrics " +
+			"serves Prometheus, each rank of a machine on the next port; on loopback unless " +
+			"there is an address"},
 		{of: Plan, Help: "write the plan of a vm.Machine to this file, which ends in .txt, " +
 			".svg or .json, when it " +
 			"is made; the plan of an evaluation goes to the file with .eval before this end"},

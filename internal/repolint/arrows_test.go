@@ -50,7 +50,8 @@ var arrows = []arrow{
 		"rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe/report", []string{"backend"}},
-	{"observe", []string{"backend", "rendezvous", "internal/..."}},
+	{"observe/late", nil},
+	{"observe/...", []string{"backend", "gpu/nvml", "rendezvous", "observe/...", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
 	{"ops/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops/...",
 		"internal/..."}},
@@ -74,7 +75,7 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "observe", "vm"}},
+	{"fit", []string{".", "autograd", "backend", "observe", "observe/late", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
@@ -86,7 +87,7 @@ var arrows = []arrow{
 	{"cmd/...", []string{"..."}},
 	{"examples/...", []string{ // what a user's module may import, too
 		".", "autograd", "backend/...", "examples/handwritten", "fit/...", "layers", "models/...",
-		"observe", "ops/...", "rendezvous/...", "vm",
+		"observe/...", "ops/...", "rendezvous/...", "vm",
 	}},
 	{"gpu/...", []string{"gpu/...", "internal/..."}},
 	{"internal/tools/demo", []string{"..."}}, // a program that trains

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -16,42 +17,44 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// choose connects on the backend that the ranks choose. The recorder is told of phases.
+// choose connects on the backend that the ranks choose. The recorder is told of phases. watched is
+// whether a rank wants to know which ones are late.
 func choose(
 	ctx context.Context, w *rendezvous.World, backends []backend.Backend,
 	recorder *observe.Recorder,
-) (backend.Communicator, error) {
+) (comm backend.Communicator, watched bool, err error) {
 	if err := lowLatency(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	plan, err := plannedFault(w.Size)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	infos, err := exchangeInfos(ctx, w, backends)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
+	watched = slices.ContainsFunc(infos, func(r rankInfo) bool { return r.Watched })
 	verify := infos[w.Rank].Verify
 	candidates, err := vote(w, backends, infos)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	comm, err := first(ctx, w, candidates, infos)
+	comm, err = first(ctx, w, candidates, infos)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	// Comparing comes first: a hierarchical call takes part in it.
 	if comm, err = withHierarchy(ctx, w, group.Compared(comm), infos, recorder); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if compare := comm.Capabilities().Verify; compare != nil {
 		compare(verify)
 	}
 	if plan != nil {
-		return fault.New(comm, *plan), nil
+		comm = fault.New(comm, *plan)
 	}
-	return comm, nil
+	return comm, watched, nil
 }
 
 // first connects on the first backend that can carry these ranks: more ranks than

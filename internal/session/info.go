@@ -23,6 +23,7 @@ type rankInfo struct {
 	NCCLHost  string // NCCL_HOSTID, which may part ranks of one machine
 	Topology  string // EURYALE_TOPOLOGY
 	Hierarchy string // EURYALE_HIERARCHY
+	Watched   bool   // whether it wants to know which ranks are late
 }
 
 // availability is what a rank has to say about one backend.
@@ -38,9 +39,13 @@ func Note(backends []backend.Backend) (string, error) {
 		return "", err
 	}
 	only := env.Backend.Read(os.Getenv)
+	lateness, err := env.Lateness.Read(os.Getenv)
+	if err != nil {
+		return "", err
+	}
 	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
 		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
-			os.Getenv)})
+			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != ""})
 	return string(note), err
 }
 

@@ -28,6 +28,7 @@ type Session struct {
 	world    *rendezvous.World
 	own      []backend.Backend
 	recorder *observe.Recorder
+	watch    *observe.Watch
 	trace    *traceFile
 	parts    parts
 	unwatch  func() // SIGQUIT
@@ -46,12 +47,16 @@ func (s *Session) Capabilities() backend.Capabilities {
 // Recorder returns the flight recorder of this rank.
 func (s *Session) Recorder() *observe.Recorder { return s.recorder }
 
+// Watch returns the watch of this rank, which may not have started.
+func (s *Session) Watch() *observe.Watch { return s.watch }
+
 // Close closes the communicator and its groups, leaves the job, and writes the trace. If the
 // communicator or a group of it has failed the job is told, so that nobody waits
 // for this rank, or takes it for the one that is to blame.
 func (s *Session) Close() error {
 	s.once.Do(func() {
 		s.unwatch()
+		endWatch(s.watch, s.world.Rank)
 		if s.unreport != nil {
 			s.unreport()
 		}
@@ -78,10 +83,11 @@ func Connect(
 		kept = traced
 	}
 	recorder := observe.New(w.Rank, kept)
+	w.Awaited = rendezvous.NewAwaited(w.Size)
 	if w.LongWait == nil {
 		w.LongWait = sayLongWait(os.Stderr, w, recorder)
 	}
-	comm, err := choose(ctx, w, backends, recorder)
+	comm, watched, err := choose(ctx, w, backends, recorder)
 	if err != nil {
 		return nil, errors.Join(err, recorder.Close(), CloseBackends(own), file.discard())
 	}
@@ -92,10 +98,23 @@ func Connect(
 			file.discard())
 	}
 	file.watch(recorder, w.Down())
+	watch := observe.NewWatch(w, recorder, os.Stderr)
+	if watched {
+		watch.Start(comm.Device())
+	}
 	return &Session{
-		Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, trace: file,
+		Base: backend.Wrap(comm), world: w, own: own, recorder: recorder, watch: watch,
+		trace: file,
 		parts: parts{localRanks: w.LocalSize}, unwatch: unwatch,
 	}, nil
+}
+
+// endWatch ends a watch, and has rank 0 say who was late if EURYALE_LATENESS asks for that.
+func endWatch(w *observe.Watch, rank int) {
+	w.Close()
+	if rank == 0 && env.Lateness.Set(os.Getenv) {
+		_ = w.Report(os.Stderr) // the work is done by then
+	}
 }
 
 // lastCallsOnQuit has the recorder write its last calls on SIGQUIT, as many as EURYALE_LAST_CALLS

@@ -133,6 +133,16 @@ func (c *Comm) Capabilities() backend.Capabilities {
 // adds reports whether it adds in a tree, as any does two operands.
 func (c *Comm) adds() bool { return c.Tree || c.Size() <= 2 }
 
+// Chosen implements [backend.Chooser] by an engine that has several algorithms.
+func (c *Comm) Chosen(what *backend.Collective, _ backend.DType, nbytes int) string {
+	if e, ok := c.Engine.(interface {
+		Chosen(what *backend.Collective, nbytes int) string
+	}); ok {
+		return e.Chosen(what, nbytes)
+	}
+	return c.Backend
+}
+
 // Verifying reports whether calls are to be compared.
 func (c *Comm) Verifying() bool { return c.verify.Load() }
 

@@ -1,0 +1,80 @@
+package late
+
+import (
+	"fmt"
+	"time"
+)
+
+// Cause is why a rank is late. Where two explain as much, the first one counts: a loader may be
+// late since its threads had no core.
+type Cause uint8
+
+// The causes. Processes note the time of those before Computation.
+const (
+	Stopped           Cause = iota // by a signal
+	CgroupThrottling               // its cgroup had used up its time
+	ClockThrottling                // of the processor, or of the GPU
+	CPUContention                  // its threads waited for a core
+	GarbageCollection              // of the Go runtime
+	PageFaults
+	Loader        // it waited for samples
+	HostOperation // of a graph, by its Do
+	Computation   // none of those, and it used the processor
+	Waiting       // none of those, and it did not
+	Causes        // how many there are
+)
+
+// Noted is how many causes have a time of their own.
+const Noted = int(Computation)
+
+var names = [Causes]string{"stopped", "cgroup_throttling", "clock_throttling", "cpu_contention",
+	"garbage_collection", "page_faults", "loader", "host_operation", "computation", "waiting"}
+
+// String returns the name of the cause in metrics: "garbage_collection".
+func (c Cause) String() string { return names[c] }
+
+// advice says what a cause is, and what to do.
+var advice = [Causes]string{
+	Stopped: "a signal or a debugger stopped it",
+	CgroupThrottling: "its cgroup limits its processor time; raise cpu.max (limits.cpu of " +
+		"Kubernetes), or give it fewer threads by GOMAXPROCS",
+	ClockThrottling: "the clock was throttled; look at its cooling and its limit of power",
+	CPUContention: "its threads waited for a core; run fewer programs or ranks there, or give " +
+		"ranks cores of their own (taskset)",
+	GarbageCollection: "garbage collection of %s; set GOMEMLIMIT",
+	PageFaults:        "page faults; keep memory and use it again, and look whether it swaps",
+	Loader:            "it waited for samples; raise fit.Prefetch, or make Set.Read faster",
+	HostOperation: "operations of its graph that run by their Do; docs/ops.md lists those that " +
+		"a plan runs itself",
+	Computation: "it computed for longer; compare its samples and its cores with other ranks'",
+	Waiting: "it waited outside of collectives without computing; look for files, locks and " +
+		"the network in its stacks (Ctrl-\\)",
+}
+
+// Verdict is why a rank was late.
+type Verdict struct {
+	Rank  int
+	Late  time.Duration // behind the rank in the middle, a step
+	Share float64       // of the time that all ranks stood in collectives, what it has caused
+	Cause Cause
+	Heap  int64 // bytes that it has in use, for GarbageCollection
+}
+
+// String returns the verdict in a line.
+func (v Verdict) String() string {
+	why := advice[v.Cause]
+	if v.Cause == GarbageCollection {
+		why = fmt.Sprintf(why, bytesText(v.Heap))
+	}
+	return fmt.Sprintf("rank %d was late by %s ms a step, %.0f %% of exposed time: %s", v.Rank,
+		millis(v.Late), 100*v.Share, why)
+}
+
+func millis(d time.Duration) string { return fmt.Sprintf("%.3g", d.Seconds()*1e3) }
+
+func bytesText(n int64) string {
+	if n < 10<<20 {
+		return fmt.Sprintf("%d KB", n/1e3)
+	}
+	return fmt.Sprintf("%d MB", n/1e6)
+}

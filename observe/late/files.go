@@ -1,0 +1,141 @@
+package late
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// files are those in which Linux tells of a process and its machine. Other systems have none.
+type files struct {
+	root    string
+	cgroups []string         // cpu.stat of the process's cgroup and of those around it
+	clocks  []string         // how long a core's clock was throttled, in milliseconds
+	values  map[string]int64 // what they have
+	before  map[string]int64 // what they had last
+	// throttledGPU is how long a GPU's clock was, nil without one
+	throttledGPU func() time.Duration
+	next         time.Time // when they may be read again, of a rank that is late
+	rest         time.Time // the same, of any rank
+}
+
+// How often files are read, and how much of the time that may take.
+const (
+	restTime = 100 * time.Millisecond
+	lateCost = 100
+	restCost = 500
+)
+
+// openFiles finds the files below root, "/" but for tests.
+func openFiles(root string) files {
+	f := files{root: root, values: map[string]int64{}}
+	f.clocks, _ = filepath.Glob(root +
+		"/sys/devices/system/cpu/cpu*/thermal_throttle/core_throttle_total_time_ms")
+	of, _ := os.ReadFile(root + "/proc/self/cgroup")
+	for line := range strings.Lines(string(of)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // 4:cpu,cpuacct:/path
+		if len(fields) < 3 || fields[1] != "" && !slices.Contains(strings.Split(fields[1], ","),
+			"cpu") {
+			continue
+		}
+		// a container sees its own cgroup at the top
+		for at := filepath.Clean("/" + fields[2]); ; at = filepath.Dir(at) {
+			name := root + "/sys/fs/cgroup/" + fields[1] + at + "/cpu.stat"
+			if _, err := os.Stat(name); err == nil {
+				f.cgroups = append(f.cgroups, name)
+			}
+			if at == "/" {
+				break
+			}
+		}
+	}
+	return f
+}
+
+// look reads the files if it is time to, and adds what has changed.
+func (f *files) look(late bool, noted *[Noted]time.Duration) {
+	began, first := time.Now(), f.next.IsZero()
+	if began.Before(f.next) || !late && began.Before(f.rest) {
+		return
+	}
+	f.before, f.values = f.values, map[string]int64{} // threads come and go
+	contention, throttled, clock := f.waited(), time.Duration(0), time.Duration(0)
+	for _, name := range f.cgroups {
+		throttled += f.throttled(name)
+	}
+	for _, name := range f.clocks {
+		clock = max(clock, time.Duration(f.change(name, number(read(name))))*time.Millisecond)
+	}
+	if f.throttledGPU != nil {
+		clock = max(clock, time.Duration(f.change("gpu", int64(f.throttledGPU()))))
+	}
+	if !first {
+		noted[CPUContention] += max(contention-throttled, 0) // threads wait in either case
+		noted[CgroupThrottling] += throttled
+		noted[ClockThrottling] += clock
+	}
+	now := time.Now()
+	took := now.Sub(began) // more than it costs where there is no core
+	f.next = now.Add(min(lateCost*took, restTime))
+	f.rest = now.Add(min(max(restCost*took, restTime), 10*restTime))
+}
+
+// waited returns how long the thread that waited longest for a core did so, and other guests of
+// the machine's hypervisor had one. Which thread the program needs, nobody knows.
+func (f *files) waited() (longest time.Duration) {
+	threads, _ := os.ReadDir(f.root + "/proc/self/task")
+	for _, t := range threads {
+		name := f.root + "/proc/self/task/" + t.Name() + "/schedstat" // run, waited, times
+		if fields := bytes.Fields(read(name)); len(fields) > 1 {
+			longest = max(longest, time.Duration(f.change(name, number(fields[1]))))
+		}
+	}
+	const hertz, steal = 100, 8 // of all processors; ours are as likely as others
+	name, stat := f.root+"/proc/stat", read(f.root+"/proc/stat")
+	line, rest, _ := bytes.Cut(stat, []byte("\n"))
+	if fields := bytes.Fields(line); len(fields) > steal {
+		cpus := max(bytes.Count(rest, []byte("\ncpu"))+1, 1)
+		longest += time.Duration(f.change(name, number(fields[steal]))) * time.Second /
+			hertz / time.Duration(cpus)
+	}
+	return longest
+}
+
+// throttled returns for how long a cgroup was.
+func (f *files) throttled(name string) time.Duration {
+	for line := range bytes.Lines(read(name)) {
+		fields := bytes.Fields(line)
+		switch {
+		case len(fields) < 2:
+		case string(fields[0]) == "throttled_usec": // version 2
+			return time.Duration(f.change(name, number(fields[1]))) * time.Microsecond
+		case string(fields[0]) == "throttled_time":
+			return time.Duration(f.change(name, number(fields[1])))
+		}
+	}
+	return 0
+}
+
+// change returns by how much a number has grown, 0 for a new one.
+func (f *files) change(name string, now int64) int64 {
+	before, known := f.before[name]
+	f.values[name] = now
+	if !known {
+		return 0
+	}
+	return max(now-before, 0)
+}
+
+func read(name string) []byte {
+	text, _ := os.ReadFile(name) // a thread may have ended
+	return text
+}
+
+func number(text []byte) int64 {
+	n, _ := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64)
+	return n
+}

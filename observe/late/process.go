@@ -1,0 +1,135 @@
+package late
+
+import (
+	"os"
+	"os/signal"
+	"runtime"
+	"runtime/metrics"
+	"time"
+)
+
+// Process notes what the Go runtime and the system tell of this process. It is for one goroutine.
+type Process struct {
+	stats     []metrics.Sample
+	continued chan os.Signal
+	files     files
+	last      usage
+	read      time.Time // of last
+	sampled   time.Time
+	noted     [Noted]time.Duration // since the last Sample
+}
+
+// usage is what a process has come to.
+type usage struct {
+	cpu, system  time.Duration
+	minor, major int64 // page faults
+	cycles       uint64
+	collecting   time.Duration
+	heap         int64
+	known        bool // it was read
+}
+
+// What the runtime is asked for. All but the number of cycles change at the end of one.
+const (
+	gcCycles = iota
+	gcTotal
+	gcAssist
+	gcHeap
+)
+
+// Open begins to note. Close it. throttled returns for how long a GPU's clock has been throttled so
+// far; nil without a GPU.
+func Open(throttled func() time.Duration) *Process {
+	p := &Process{continued: make(chan os.Signal, 1), files: openFiles("/")}
+	p.files.throttledGPU = throttled
+	for _, name := range []string{gcCycles: "/gc/cycles/total:gc-cycles",
+		gcTotal:  "/cpu/classes/gc/total:cpu-seconds",
+		gcAssist: "/cpu/classes/gc/mark/assist:cpu-seconds", gcHeap: "/gc/heap/live:bytes"} {
+		p.stats = append(p.stats, metrics.Sample{Name: name})
+	}
+	notifyContinued(p.continued)
+	p.Look(false)
+	p.Reset()
+	return p
+}
+
+// Close ends it.
+func (p *Process) Close() { signal.Stop(p.continued) }
+
+// Reset forgets what was noted.
+func (p *Process) Reset() {
+	p.read = time.Time{}
+	p.Sample(&Sample{})
+	p.noted = [Noted]time.Duration{}
+}
+
+// Note adds to the time of a cause.
+func (p *Process) Note(c Cause, d time.Duration) { p.noted[c] += d }
+
+// Sample adds to s what was noted since the Sample before. It takes 2 us, or 3 after a collection
+// of garbage, but once a millisecond at most.
+func (p *Process) Sample(s *Sample) {
+	now := time.Now()
+	if now.Sub(p.read) >= readTime {
+		p.read = now
+		p.use(s)
+	}
+	select {
+	case <-p.continued: // nobody knows since when it was stopped
+		p.noted[Stopped] += now.Sub(p.sampled)
+	default:
+	}
+	p.sampled = now
+	s.Heap = p.last.heap
+	for c := range p.noted {
+		s.Noted[c] += p.noted[c]
+	}
+	p.noted = [Noted]time.Duration{}
+}
+
+// readTime is the time between two readings of what the process uses. A rank that is late by more
+// has one at the end of its step.
+const readTime = time.Millisecond
+
+// use notes what the process has used since it did so last.
+func (p *Process) use(s *Sample) {
+	now := p.last
+	now.read()
+	p.collected(&now)
+	if before := &p.last; before.known {
+		p.noted[GarbageCollection] += now.collecting - before.collecting
+		p.noted[PageFaults] += min(now.system-before.system,
+			time.Duration(now.minor-before.minor)*minorFault) +
+			time.Duration(now.major-before.major)*majorFault
+		s.CPU = now.cpu - before.cpu
+	}
+	now.known = true
+	p.last = now
+}
+
+// A minor fault takes up to minorFault, 2 us on a machine at rest, of which most is the kernel's; a
+// major one is a read from a disk.
+const (
+	minorFault = 4 * time.Microsecond
+	majorFault = 200 * time.Microsecond
+)
+
+// collected finds out how long collections of garbage have kept the program from working: its own
+// part of them, and the processors that they have taken. The runtime tells at the end of each.
+func (p *Process) collected(now *usage) {
+	metrics.Read(p.stats[:1])
+	cycles := p.stats[gcCycles].Value.Uint64()
+	if cycles == now.cycles && now.known {
+		return
+	}
+	metrics.Read(p.stats[1:])
+	total, assist := p.stats[gcTotal].Value.Float64(), p.stats[gcAssist].Value.Float64()
+	taken := assist + (total-assist)/float64(runtime.GOMAXPROCS(0))
+	now.cycles, now.collecting = cycles, time.Duration(taken*float64(time.Second))
+	now.heap = int64(p.stats[gcHeap].Value.Uint64())
+}
+
+// Look reads files of the system, and notes what has changed since it did so last: often if this
+// rank is late. It takes some 10 us for each thread of the process, every 100 ms or up to once a
+// step.
+func (p *Process) Look(late bool) { p.files.look(late, &p.noted) }

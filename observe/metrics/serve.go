@@ -1,0 +1,196 @@
+package metrics
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"golang.org/x/net/netutil"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/observe"
+)
+
+// Server serves the metrics of a rank. Methods of a nil Server do nothing.
+type Server struct {
+	rank     int
+	registry *prometheus.Registry
+	listener net.Listener
+	http     http.Server
+	ended    sync.WaitGroup
+}
+
+// Option changes what Serve serves. Options may differ between ranks, except for Address.
+type Option func(*options)
+
+type options struct {
+	address string
+	tokens  int
+	peak    float64
+}
+
+// Address takes the place of EURYALE_METRICS: ":9090". It is given on all ranks or on none.
+func Address(address string) Option { return func(o *options) { o.address = address } }
+
+// Tokens says how many tokens a sample has, for euryale_tokens_total.
+func Tokens(perSample int) Option { return func(o *options) { o.tokens = perSample } }
+
+// Peak says how many floating-point operations a second the device of a rank can do at most, for
+// euryale_mfu_ratio: 989e12 for the products in BF16 of an H100.
+func Peak(flops float64) Option { return func(o *options) { o.peak = flops } }
+
+// Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
+// EURYALE_METRICS nor Address says where. Call it before the training.
+//
+// Errors: ErrArgument for an address that cannot be read, and for a communicator that is not from
+// euryale.Init, Connect or Run; those of the system, such as a port that is taken.
+func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
+	if err := backend.Given("metrics.Serve", "comm", comm, "opts", opts); err != nil {
+		return nil, err
+	}
+	o := options{address: env.Metrics.Text(os.Getenv)}
+	for _, set := range opts {
+		set(&o)
+	}
+	if o.address == "" {
+		return nil, nil
+	}
+	watch, err := observe.Start(comm)
+	if err != nil {
+		return nil, err
+	}
+	w := watch.World()
+	s, err := listen(o.address, w.LocalRank)
+	if err != nil {
+		return nil, fmt.Errorf("metrics: rank %d: %w", w.Rank, env.Metrics.Wrong(o.address, err))
+	}
+	watch.Serve()
+	s.rank, s.registry = w.Rank, prometheus.NewRegistry()
+	s.Registry().MustRegister(newCollector(watch, comm, o), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.serve(credential(s.listener.Addr()), turnTime)
+	return s, nil
+}
+
+// listen listens for the rank of a machine, on loopback if the address has no host.
+func listen(address string, localRank int) (*Server, error) {
+	host, text, err := net.SplitHostPort(address)
+	port, wrong := strconv.Atoi(text)
+	if err != nil || wrong != nil || port < 0 || port > 0 && port+localRank > math.MaxUint16 {
+		return nil, fmt.Errorf("%w: use :PORT or ADDRESS:PORT, with a port for each rank of the "+
+			"machine from there", backend.ErrArgument)
+	}
+	if host == "" {
+		host = "127.0.0.1"
+	}
+	if port > 0 {
+		port += localRank
+	}
+	l, err := net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("%w: choose another port; this rank has the one that is %d after it",
+			err, localRank)
+	}
+	return &Server{listener: netutil.LimitListener(l, mostConnections)}, nil
+}
+
+// credential returns what clients must show, "" for nothing.
+func credential(at net.Addr) string {
+	token := env.Token.Read(os.Getenv)
+	if a, err := netip.ParseAddrPort(at.String()); token == "" || err == nil &&
+		a.Addr().IsLoopback() {
+		return ""
+	}
+	return observe.Credential(token)
+}
+
+// What bounds the cost of clients.
+const (
+	mostConnections = 16
+	mostHeaders     = 8 << 10
+	headerTime      = 2 * time.Second
+	answerTime      = 5 * time.Second
+	turnTime        = 3 * time.Second       // to wait for the scrape before
+	scrapeTime      = 50 * time.Millisecond // between two
+)
+
+// serve answers clients with a credential, which wait for their turn for some time.
+func (s *Server) serve(credential string, patience time.Duration) {
+	answer := func(found []*dto.MetricFamily, err error) http.Handler {
+		return promhttp.HandlerFor(prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) {
+			return found, err
+		}), promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	}
+	turn := make(chan struct{}, 1)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		want := "Bearer " + credential
+		if credential != "" && subtle.ConstantTimeCompare([]byte(want),
+			[]byte(r.Header.Get("Authorization"))) == 0 {
+			http.Error(w, "credential missing or wrong: see EURYALE_METRICS in docs/observing.md",
+				http.StatusUnauthorized)
+			return
+		}
+		select {
+		case turn <- struct{}{}:
+			next := time.Now().Add(scrapeTime)
+			found, err := s.registry.Gather()
+			time.AfterFunc(time.Until(next), func() { <-turn }) // however long the client reads
+			answer(found, err).ServeHTTP(w, r)
+		case <-time.After(patience):
+			w.Header().Set("Retry-After", "1")
+			http.Error(w, "other scrapes take all the time", http.StatusServiceUnavailable)
+		case <-r.Context().Done():
+		}
+	})
+	s.http = http.Server{Handler: mux, ReadHeaderTimeout: headerTime, ReadTimeout: headerTime,
+		WriteTimeout: answerTime, IdleTimeout: answerTime, MaxHeaderBytes: mostHeaders,
+		ErrorLog: log.New(io.Discard, "", 0)}
+	s.ended.Go(func() { _ = s.http.Serve(s.listener) }) // until Close
+}
+
+// Registry is where a program registers metrics of its own, which get the label rank. A nil
+// Server's is one that nobody asks.
+func (s *Server) Registry() prometheus.Registerer {
+	if s == nil {
+		return prometheus.NewRegistry()
+	}
+	labels := prometheus.Labels{"rank": strconv.Itoa(s.rank)}
+	return prometheus.WrapRegistererWith(labels, s.registry)
+}
+
+// Addr returns where the server listens, nil for a nil Server.
+func (s *Server) Addr() net.Addr {
+	if s == nil {
+		return nil
+	}
+	return s.listener.Addr()
+}
+
+// Close ends the server and its connections.
+func (s *Server) Close() error {
+	if s == nil {
+		return nil
+	}
+	err := s.http.Close()
+	s.ended.Wait()
+	if errors.Is(err, net.ErrClosed) {
+		return nil
+	}
+	return err
+}

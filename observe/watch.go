@@ -1,0 +1,363 @@
+package observe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"math/bits"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/gpu/nvml"
+	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/observe/late"
+	"github.com/euryale-ml/euryale/rendezvous"
+)
+
+// Watch follows the steps of a training on one rank, and knows which rank was late, and why. One
+// goroutine trains; any may ask. Methods of a nil Watch do nothing.
+//
+// Package fit tells the watch of a communicator of its steps. Another loop does so itself: with
+// [Start] at the beginning, and in each step
+//
+//	told, err := autograd.Gather(comm, w.Sample()...)
+//	w.Step(observe.StepInfo{Number: n, Loss: loss}, told)
+type Watch struct {
+	recorder *Recorder
+	world    *rendezvous.World
+	process  int64 // see [late.Sample]
+	reports  io.Writer
+	doing    atomic.Int32 // a cause + 1
+	served   atomic.Bool  // by package metrics
+
+	mu      sync.Mutex
+	notes   *late.Process // nil before Start
+	gpu     *gpu          // nil without one
+	began   time.Time     // of the step, zero before the first one
+	exposed time.Duration // of the recorder, then
+	mine    late.Sample
+	awaited []time.Duration // by rank, until the last Sample
+	step    late.Comparison
+	all     late.Tally // of the training
+	recent  late.Tally
+	so      Progress
+	over    chan struct{}
+	ended   sync.WaitGroup
+}
+
+// StepInfo is what a training tells of a step.
+type StepInfo struct {
+	Number          int     // in the training, from 1
+	Loss            float64 // of all ranks
+	Samples         int     // of this rank
+	FLOPs           int64   // of this rank
+	Ready, Capacity int     // batches that are read ahead, and how many there can be
+}
+
+// Progress is what a rank has come to since Start.
+type Progress struct {
+	StepInfo       // of the last one
+	Steps          int64
+	Samples, FLOPs int64                     // of all steps
+	Time           time.Duration             // of all steps
+	Buckets        [Buckets]uint64           // steps by their time: see [Bound]
+	Late           time.Duration             // behind the rank in the middle, in all steps
+	Noted          [late.Noted]time.Duration // by cause
+	Recent         time.Duration             // a step, of the last ones
+	Exposed        float64                   // part of these that it stood in collectives
+	Caused         float64                   // part of what all ranks stood in them for this one
+	Verdict        late.Verdict              // of the last steps; Late is 0 if it was not late
+	State          string
+}
+
+// States are what a rank can do, for [Progress].
+var States = [...]string{"starting", "computing", "communicating", "loading", "failed", "ended"}
+
+// Buckets is how many bounds there are for the time of a step.
+const Buckets = 20
+
+// Bound returns the time of the longest steps of a bucket: from 0.1 ms, each twice the one before.
+// What takes longer than all, no bucket has.
+func Bound(bucket int) time.Duration { return 100 * time.Microsecond << bucket }
+
+// keep is what of earlier steps counts beside the next one: some 16 steps do.
+const keep = 15.0 / 16
+
+// NewWatch returns a watch of a rank, whose calls a recorder is told of. On rank 0 it writes
+// reports on SIGUSR1.
+func NewWatch(w *rendezvous.World, r *Recorder, reports io.Writer) *Watch {
+	h := fnv.New64a()
+	io.WriteString(h, rendezvous.ThisProcess())
+	return &Watch{world: w, recorder: r, process: int64(h.Sum64() >> 12), // exact as a float64
+		reports: reports, recent: late.Tally{Keep: keep}}
+}
+
+// Start has the watch of a communicator of euryale.Init follow the training. Call it on all ranks
+// or on none, before the training; EURYALE_LATENESS and EURYALE_METRICS do so, too.
+//
+// Errors: ErrArgument if the communicator has no watch.
+func Start(comm backend.Communicator) (*Watch, error) {
+	if err := backend.Given("observe.Start", "comm", comm); err != nil {
+		return nil, err
+	}
+	s, ok := backend.As[interface{ Watch() *Watch }](comm)
+	if !ok {
+		return nil, fmt.Errorf("observe: %w: %s is not from euryale.Init, Connect or Run",
+			backend.ErrArgument, comm.Name())
+	}
+	s.Watch().Start(comm.Device())
+	return s.Watch(), nil
+}
+
+// WatchOf returns the watch of a communicator of all ranks, nil if it has none that was started.
+func WatchOf(comm backend.Communicator) *Watch {
+	s, ok := backend.As[interface{ Watch() *Watch }](comm)
+	if !ok || comm.Size() != s.Watch().world.Size || !s.Watch().started() {
+		return nil
+	}
+	return s.Watch()
+}
+
+func (w *Watch) started() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.notes != nil
+}
+
+// Start is [Start] of this watch, for a rank that computes on a device. Close it then.
+func (w *Watch) Start(d backend.Device) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.notes != nil {
+		return
+	}
+	w.recorder.Count()
+	if w.world.Awaited != nil {
+		w.world.Awaited.Count()
+	}
+	w.gpu = openGPU(d)
+	w.notes, w.over = late.Open(w.gpu.throttled()), make(chan struct{})
+	asked := make(chan os.Signal, 1)
+	late.NotifyReport(asked) // on all ranks: a launcher passes it to all, and it ends programs
+	w.ended.Go(func() {
+		defer signal.Stop(asked)
+		for {
+			select {
+			case <-asked:
+				if w.world.Rank == 0 {
+					_ = w.Report(w.reports) // there is nobody to tell
+				}
+			case <-w.over:
+				return
+			}
+		}
+	})
+}
+
+// Close ends the watch.
+func (w *Watch) Close() {
+	w.mu.Lock()
+	if w.notes != nil && w.so.State != "ended" {
+		close(w.over)
+		w.notes.Close()
+		w.gpu.close()
+		w.so.State = "ended"
+	}
+	w.mu.Unlock()
+	w.ended.Wait()
+}
+
+// World returns the rank's view of its job.
+func (w *Watch) World() *rendezvous.World { return w.world }
+
+// Recorder returns the recorder of the rank's calls.
+func (w *Watch) Recorder() *Recorder { return w.recorder }
+
+// Serve says that metrics of the watch are served.
+func (w *Watch) Serve() { w.served.Store(true) }
+
+// GPU returns the state of the rank's GPU, and whether it has one that can be asked: in a build
+// with tag gpu, with NVML.
+func (w *Watch) GPU() (nvml.State, bool) {
+	w.mu.Lock()
+	g := w.gpu
+	w.mu.Unlock()
+	return g.state() // which takes long enough to keep a step
+}
+
+// Report writes who was late in the training, and why, in at most ten lines: see [late.Tally].
+func (w *Watch) Report(to io.Writer) error {
+	var text bytes.Buffer
+	w.mu.Lock()
+	err := w.all.Report(&text)
+	w.mu.Unlock()
+	_, wrong := to.Write(text.Bytes()) // which may wait for a reader, and no step does
+	return errors.Join(err, wrong)
+}
+
+// Begin begins a step, when all ranks do: what a rank has done since its last step is none of it.
+// The first Step needs one before it.
+func (w *Watch) Begin() {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notes.Reset()
+	w.await()
+	w.begin(time.Now())
+}
+
+func (w *Watch) begin(now time.Time) { w.began, w.exposed = now, w.recorder.exposed() }
+
+// During runs f, whose time is noted for a cause.
+func (w *Watch) During(c late.Cause, f func() error) error {
+	if w == nil {
+		return f()
+	}
+	began := time.Now()
+	w.doing.Store(int32(c) + 1)
+	err := f()
+	w.doing.Store(0)
+	w.Note(c, time.Since(began))
+	return err
+}
+
+// Note notes some time of a cause that is below [late.Computation].
+func (w *Watch) Note(c late.Cause, d time.Duration) {
+	if w == nil || d == 0 {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.notes.Note(c, d)
+}
+
+// Sample ends a step, and returns what all ranks are to be told of it: always as many numbers, and
+// none for a nil Watch.
+func (w *Watch) Sample() []float64 {
+	if w == nil {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.mine = late.Sample{Process: w.process}
+	if !w.began.IsZero() {
+		w.mine.Time = time.Since(w.began)
+		w.mine.Exposed = min(w.recorder.exposed()-w.exposed, w.mine.Time)
+		w.notes.Sample(&w.mine)
+	}
+	w.await()
+	return w.mine.Put()
+}
+
+// await finds out for whom this rank has waited longest since the last Sample.
+func (w *Watch) await() {
+	if w.world.Awaited == nil {
+		return
+	}
+	n := len(w.awaited)
+	w.awaited = w.world.Awaited.Times(w.awaited)
+	for r, d := range w.awaited[n:] {
+		if n > 0 {
+			d -= w.awaited[r]
+		}
+		if d > w.mine.Waited {
+			w.mine.For, w.mine.Waited = r, d
+		}
+	}
+	w.awaited = w.awaited[:copy(w.awaited, w.awaited[n:])]
+}
+
+// Step takes the Samples of all ranks of a step, and begins the next one. They are the last
+// numbers of each rank's.
+func (w *Watch) Step(s StepInfo, told [][]float64) {
+	if w == nil {
+		return
+	}
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.step.Compare(told)
+	w.all.Add(&w.step)
+	w.recent.Add(&w.step)
+	behind := w.step.Behind[w.world.Rank]
+	w.count(s, behind)
+	if w.so.Steps == 1 && w.world.Rank == 0 && !w.served.Load() &&
+		env.Metrics.Text(os.Getenv) != "" {
+		fmt.Fprintln(w.reports, "euryale: EURYALE_METRICS is set, and this program serves no "+
+			"metrics: it must call metrics.Serve, of package observe/metrics")
+	}
+	w.begin(now)
+	w.notes.Look(behind > leastLook && behind > w.mine.Time/lookPart)
+}
+
+// A rank that is late by less, or by less than this part of a step, does not look for the cause at
+// once.
+const (
+	leastLook = time.Millisecond
+	lookPart  = 20
+)
+
+// count counts a step.
+func (w *Watch) count(s StepInfo, behind time.Duration) {
+	so := &w.so
+	so.StepInfo = s
+	so.Steps++
+	so.Samples, so.FLOPs = so.Samples+int64(s.Samples), so.FLOPs+s.FLOPs
+	so.Time, so.Late = so.Time+w.mine.Time, so.Late+behind
+	if i := bits.Len64(uint64(max(w.mine.Time-1, 0) / Bound(0))); i < Buckets {
+		so.Buckets[i]++
+	}
+	for c, d := range w.mine.Noted {
+		so.Noted[c] += d
+	}
+}
+
+// Verdicts returns which ranks were late in the last steps, the worst first: the same on all ranks.
+func (w *Watch) Verdicts() []late.Verdict {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.recent.Verdicts()
+}
+
+// Progress returns what the rank has come to.
+func (w *Watch) Progress() Progress {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	so := w.so
+	if so.Steps > 0 {
+		so.Recent, so.Exposed, so.Caused = w.recent.Of(w.world.Rank)
+	}
+	for _, v := range w.recent.Verdicts() {
+		if v.Rank == w.world.Rank {
+			so.Verdict = v
+		}
+	}
+	if so.State == "" {
+		so.State = w.state()
+	}
+	return so
+}
+
+// state is one of [States].
+func (w *Watch) state() string {
+	last, ok := w.recorder.Last()
+	switch {
+	case ok && last.Err != nil:
+		return "failed"
+	case w.doing.Load() == int32(late.Loader)+1:
+		return "loading"
+	case ok && last.End.IsZero():
+		return "communicating"
+	case w.began.IsZero():
+		return "starting"
+	}
+	return "computing"
+}
