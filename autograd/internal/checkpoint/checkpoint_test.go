@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/internal/filelock"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // saves is a training that saves to a directory.
@@ -101,15 +102,6 @@ func must(t *testing.T, errs ...error) {
 	}
 }
 
-// link makes a symbolic link. Windows may refuse that, and Wine says that it has made one.
-func link(t *testing.T, target, path string) {
-	t.Helper()
-	err := os.Symlink(target, path)
-	if _, read := os.Readlink(path); err != nil || read != nil {
-		t.Skip("there are no symbolic links here:", err, read)
-	}
-}
-
 func write(path, text string) error { return os.WriteFile(path, []byte(text), 0o666) }
 
 func TestTheLastOnesAndThePinnedOneStay(t *testing.T) {
@@ -136,7 +128,7 @@ func TestTheLastOnesAndThePinnedOneStay(t *testing.T) {
 func TestANameThatIsTakenGetsASuffix(t *testing.T) {
 	s := saves{t, t.TempDir(), NewID(), 3}
 	must(t, os.Mkdir(filepath.Join(s.dir, "step-00000007"), 0o777)) // the user's
-	link(t, "nowhere", filepath.Join(s.dir, "step-00000007.1"))
+	testenv.Link(t, "nowhere", filepath.Join(s.dir, "step-00000007.1"))
 	first, second := s.save(7, "first", false), s.save(7, "second", false)
 	s.save(3, "third", false) // a training that goes on from an older one
 	if first.Name != "step-00000007.2" || second.Name != "step-00000007.3" {
@@ -253,14 +245,14 @@ func TestDraftsAreRemovedIfSaveHasMadeThem(t *testing.T) {
 		draft(), draft(marker), draft(marker, ModelName, "rank12.safetensors"),
 		draft(marker, RecordName, ModelName), Draft(dir, id),
 	}
-	linked := Draft(dir, NewID())
-	link(t, out, linked)
+	link := Draft(dir, NewID())
+	testenv.Link(t, out, link)
 	stay := []string{
 		draft("mine"),
 		draft(ModelName),
 		draft(RecordName, ModelName),
 		draft(marker, "mine"),
-		linked,
+		link,
 	}
 	if err := Clean(dir); !errors.Is(err, os.ErrExist) || // it is not empty
 		!strings.Contains(err.Error(), filepath.Base(stay[3])+": ") {
@@ -336,7 +328,7 @@ func TestALockFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	victim := filepath.Join(t.TempDir(), "victim")
 	must(t, write(victim, "mine"))
-	link(t, victim, filepath.Join(dir, lockName))
+	testenv.Link(t, victim, filepath.Join(dir, lockName))
 	if filelock.NoFollow == 0 {
 		t.Skip("this system opens what a link leads to")
 	}
