@@ -86,13 +86,19 @@ portable:
 	$(GO) test -short -vet=off -tags netconn \
 		-run 'Pieces|Bit|Forged|Late|^TestCommunicator$$/P=3' ./backend/tcp
 
-# Test what computes on an emulated arm64 (Debian: qemu-user), where loops in Go take the place of
-# assembly. Left out are tests that start processes: this machine cannot run their programs by
-# itself.
+# Test on an emulated arm64 (Debian: qemu-user) what computes, where loops in Go take the place of
+# assembly, and jobs of processes: sockets, the group, the launcher. Left out are tests that build
+# programs for the machine, and those that trace a process, which the emulator cannot do.
+arm64: export GOARCH := arm64
+arm64: EMULATED := $(GO) test -short -vet=off -timeout 30m \
+	-exec "$(CURDIR)/internal/testing/emulated.sh"
 arm64:
-	GOARCH=arm64 $(GO) test -short -vet=off -timeout 30m -exec qemu-aarch64 \
-		-skip '^TestKilledProcess$$|^TestEvaluationIsTheSameAfterLoadInAnotherProcess$$' \
-		./kernels/... ./internal/workers ./vm ./vm/internal/...
+	$(EMULATED) ./kernels/... ./internal/workers ./vm ./vm/internal/...
+	$(EMULATED) -run '^TestShortPieces|^TestAFlippedBit|^TestForged|^TestCommunicator$$/P=3' \
+		./backend/tcp
+	$(EMULATED) ./rendezvous/launch ./internal/group ./internal/session \
+		-skip '^Test(Go)?PackageIsBuilt|^TestRankThatSIGKILLDoes|^TestSignalsEndTheLauncherOf'
+	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' .
 
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd
 # and vm, what overlaps is run), tests that compare many values of what others run, too, and groups

@@ -15,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
 )
 
 // newest returns where the newest checkpoint of a directory is.
@@ -157,9 +158,7 @@ func TestFoundSaveDeletesWhatIsNotItsOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.Symlink("elsewhere", path("link")); err != nil {
-		t.Fatal(err)
-	}
+	testenv.Link(t, "elsewhere", path("link"))
 	t.Chdir(path("project.new"))
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		for _, dir := range []string{path("project"), path("link"), ".", path("new", "deep")} {
@@ -234,7 +233,8 @@ func TestFoundFilesOfTwoSavesAreLoaded(t *testing.T) {
 			return errors.Join(l.loads(dir, 2), l.saved(dir, 1))
 		}, append([]Option{notice}, opts...)...)
 		if len(said) != 1 || !strings.Contains(said[0], "step-00000002 is loaded") ||
-			!strings.Contains(said[0], "step-00000003/"+name+": it belongs to Save ") {
+			!strings.Contains(said[0],
+				filepath.Join("step-00000003", name)+": it belongs to Save ") {
 			t.Errorf("%s: the notices are %q", name, said)
 		}
 		// It was another training from there: what is damaged stays, and so does the one before.

@@ -382,7 +382,11 @@ func process(how string) error {
 	at := map[string]int{"KILL": 7, "TERM": 6}
 	tell := fit.OnStep(func(s fit.StepLoss) error {
 		if signal, ok := signals[how]; ok && s.Step == at[how] && comm.Rank() == 1 {
-			return syscall.Kill(os.Getpid(), signal)
+			self, err := os.FindProcess(os.Getpid())
+			if err != nil {
+				return err
+			}
+			return self.Signal(signal) // which compiles on Windows, too
 		}
 		return nil
 	})

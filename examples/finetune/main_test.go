@@ -132,7 +132,7 @@ func TestLayoutsAgree(t *testing.T) {
 func generator(t *testing.T) (program string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "generate")
-	c := exec.Command("go", "build", "-o", program, "../generate")
+	c := exec.Command("go", "build", "-buildvcs=false", "-o", program, "../generate")
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -352,6 +352,19 @@ func TestPackageIsBuiltInARelativeDirectory(t *testing.T) {
 	}
 }
 
+// Git refuses to read a checkout that is another user's, such as a container's volume, or broken.
+func TestPackageIsBuiltInACheckoutThatGitRefuses(t *testing.T) {
+	t.Setenv("GOFLAGS", "-buildvcs=auto")
+	pkg := writeFiles(t, map[string]string{"go.mod": goMod,
+		"main.go": "package main\n\nfunc main() {}\n"})
+	if err := os.Mkdir(filepath.Join(pkg, ".git"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := Run(t.Context(), Job{Program: pkg, Ranks: 1}); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestFoundDirectoryOfAGoFileIsNamed(t *testing.T) {
 	for file, want := range map[string]string{
 		"/abs/x/main.go": "/abs/x", "main.go": ".", "./main.go": ".", "x/main.go": "./x",

@@ -99,8 +99,10 @@ func build(ctx context.Context, pkg, name, dir string, more []string, stop <-cha
 	if err := errors.Join(os.MkdirAll(bin, 0o700), os.MkdirAll(temp, 0o700)); err != nil {
 		return "", fmt.Errorf("make the directories to build in: %w", err)
 	}
-	// With a directory as its output, go build writes executables only.
-	cmd := exec.Command(goTool, "build", "-o", bin+string(filepath.Separator), name)
+	// With a directory as its output, go build writes executables only. As go run does, it notes no
+	// commit: git refuses to read a checkout that is another user's, as in a container.
+	cmd := exec.Command(goTool, "build", "-buildvcs=false", "-o", bin+string(filepath.Separator),
+		name)
 	cmd.Dir = pkg
 	// a build that is killed leaves its files there
 	cmd.Env = append(append(cmd.Environ(), "TMPDIR="+temp, "GOTMPDIR="+temp), more...)

@@ -5,6 +5,7 @@ package testenv
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"testing"
 
@@ -97,4 +98,14 @@ func connectGuarded(w *rendezvous.World) (*Rank, error) {
 		return nil, errors.Join(err, inner.Close())
 	}
 	return &Rank{w, fakedevice.Over(inner, d), d.Close}, nil
+}
+
+// Link makes a symbolic link for a test, or skips it: Windows may refuse to, and Wine says that it
+// has made one.
+func Link(t testing.TB, target, path string) {
+	t.Helper()
+	err := os.Symlink(target, path)
+	if _, unread := os.Readlink(path); err != nil || unread != nil {
+		t.Skip("no symbolic links are made here: ", errors.Join(err, unread))
+	}
 }
