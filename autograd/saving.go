@@ -116,6 +116,10 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 	s.record = d.record(solver)
 	s.record.Stamp = checkpoint.Stamp{
 		ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned,
+		Best: d.saves.best,
+	}
+	if s.options.pinned {
+		s.record.Best = s.id
 	}
 	s.known = d.saves.known
 	if err := d.settle(); err != nil {
