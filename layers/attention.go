@@ -124,7 +124,7 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		var err error
 		d, err = o.width(n)
 		return x, err
-	})
+	}, "x", x)
 	y := b.Columns(name, b.beginTensorParallel(x), 1, count, heads, d)
 	if o.Rotary != nil {
 		y = b.turned(y, count, sequenceAxis(x), *o.Rotary)
@@ -142,13 +142,13 @@ func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
 		return b.apply("projection", func() (Node, error) {
 			n, err := nn.Slice(2, start, end, 1, y.Node)
 			return Place(n, y), err
-		})
+		}, "y", y)
 	}
 	first, values := b.Rotary(part(0, count-1), axis, o), part(count-1, count)
 	return b.apply("projection", func() (Node, error) {
 		n, err := nn.Concat(2, first.Node, values.Node)
 		return Place(n, y), err
-	})
+	}, "first", first, "values", values)
 }
 
 // at returns one of the projections: [., ., heads, d].
@@ -163,7 +163,7 @@ func (b *Builder) at(x Node, i int) Node {
 		}
 		n, err := reshape(n, s[0], s[1], s[3], s[4])
 		return Place(n, x, 0, 1, 3, 4), err
-	})
+	}, "x", x)
 }
 
 // merge brings results of attention back to the positions of x, and adds up what heads say.
@@ -229,7 +229,7 @@ func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 		}
 		y, err = gorgonia.Transpose(y, headsLast[positions[0]]...)
 		return Place(y, q), err
-	})
+	}, "q", q, "k", k, "v", v)
 }
 
 // sharing checks that this rank has the heads of keys that its heads of queries share: [alike], but

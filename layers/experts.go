@@ -66,7 +66,7 @@ type Experts struct {
 // Fedus, Zoph and Shazeer, Switch Transformers, 2021, (4) to (6) for the loss.
 func (b *Builder) MoE(name string, x Node, o MoEOptions) (e Experts) {
 	e.Y = b.within("MoE "+name, func() Node {
-		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) })
+		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) }, "x", x)
 		tokens = b.To(tokens, Tensor, Split(0))
 		if b.err != nil {
 			return Node{}

@@ -79,7 +79,7 @@ func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.R
 		zeros := b.graph.Constant(b.tensor(state, make([]float64, size(state))))
 		y, err := layer(x.Node, zeros, w)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // samples checks that x, of three axes, has learnables of its own on each rank, and that a rank has

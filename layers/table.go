@@ -43,9 +43,6 @@ type Table struct {
 func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 	t := &Table{b: b, name: name, rows: rows, n: n}
 	b.apply("Table "+name, func() (Node, error) {
-		if err := backend.Given("", "init", init); err != nil {
-			return Node{}, err
-		}
 		if rows < 1 || n < 1 {
 			return Node{}, fmt.Errorf("%w: %d rows of %d numbers", ops.ErrShape, rows, n)
 		}
@@ -63,7 +60,7 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 			t.own = b.tensor([]int{len(values) / n, n}, values)
 		}
 		return Node{}, nil
-	})
+	}, "init", init)
 	return t
 }
 
@@ -85,9 +82,6 @@ func (t *Table) Rows() *tensor.Dense { return t.own }
 func (t *Table) Lookup(tokens *Tokens) Node {
 	b := t.b
 	return b.apply("Lookup in "+t.name+tokens.of(), func() (Node, error) {
-		if err := backend.Given("", "tokens", tokens); err != nil {
-			return Node{}, err
-		}
 		shape := append(tokens.own(), t.n)
 		l := &lookup{table: t, value: b.tensor(shape, make([]float64, size(shape)))}
 		y := tokens.placedNode()
@@ -99,7 +93,7 @@ func (t *Table) Lookup(tokens *Tokens) Node {
 		l.node = y.Node
 		t.lookups, b.inputs = append(t.lookups, l), append(b.inputs, y.Node)
 		return y, nil
-	})
+	}, "tokens", tokens)
 }
 
 // Gradients returns the gradients of what has been looked up, for vm.Keep, after [Builder.Grad].
