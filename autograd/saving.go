@@ -95,8 +95,8 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 		return nil, err
 	}
 	s := &saving{dir: dir, held: len(d.saves.locks), options: o, first: d.first(), behind: behind,
-		alone: behind && !d.ranksDiffer(), fetched: make(chan struct{}), ended: make(chan struct{})}
-	if d.ranksDiffer() {
+		alone: behind && !d.ownFiles(), fetched: make(chan struct{}), ended: make(chan struct{})}
+	if d.ownFiles() && d.parts.first() {
 		s.own = checkpoint.RankName(d.comm.Rank())
 	}
 	if s.id, err = d.begin(dir); err == nil {
@@ -158,6 +158,7 @@ func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool
 		}
 		add(s.mine, state)
 	}
+	d.keepTables(s.mine)
 	return nil
 }
 

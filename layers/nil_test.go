@@ -122,6 +122,9 @@ func calling(b *Builder, m reflect.Method, args []reflect.Value) (err error) {
 	if m.Type.IsVariadic() {
 		call = m.Func.CallSlice
 	}
-	call(args)
-	return b.Err()
+	results := call(args)
+	if n := len(results); n > 0 {
+		err, _ = results[n-1].Interface().(error)
+	}
+	return errors.Join(err, b.Err())
 }
