@@ -148,8 +148,8 @@ func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, er
 	return append(common, all...), err
 }
 
-// Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training or
-// by what it was loaded from: "" if dir has none. It is collective, and waits for the last
+// Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training
+// or by what it was loaded from: "" if dir has none. It is collective, and waits for the last
 // SaveAsync.
 //
 // Errors, on all ranks: that of the last SaveAsync; those of the file system and the communicator.

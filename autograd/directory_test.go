@@ -442,7 +442,8 @@ func TestThePinnedCheckpointIsFound(t *testing.T) {
 	teach(t, 2, heavyBall, func(l *lesson) error {
 		return errors.Join(pinned(l, dir, ""), pinned(l, filepath.Join(dir, "none"), ""),
 			l.saved(dir, 1, Pin()), l.saved(dir, 2), pinned(l, dir, "step-00000001"),
-			l.step(3), l.d.SaveAsync(dir, l.solver, 4, Pin(), KeepLast(4)), pinned(l, dir, "step-00000004"))
+			l.step(3), l.d.SaveAsync(dir, l.solver, 4, Pin(), KeepLast(4)),
+			pinned(l, dir, "step-00000004"))
 	})
 	teach(t, 2, heavyBall, func(l *lesson) error { // a branch
 		return errors.Join(l.loads(filepath.Join(dir, "step-00000003"), 3),

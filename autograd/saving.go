@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied
@@ -266,7 +267,7 @@ func (s *saving) write() (err error) {
 	if s.alone && !s.first { // the draft may have become a checkpoint
 		return nil
 	}
-	if err = checkpoint.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
+	if err = files.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("all ranks must reach the directory: %w", err)
 	}
 	return err

@@ -245,9 +245,9 @@ func (t *trainer) endEpoch(stop bool) error {
 	return t.save(stop || t.done())
 }
 
-// validate finds the metrics of an epoch. If this rank cannot have the averages of weights, it takes
-// part nevertheless, and all ranks get its error; if it cannot go back to the weights, they get the
-// error with those of hooks.
+// validate finds the metrics of an epoch. If this rank cannot have the averages of weights, it
+// takes part nevertheless, and all ranks get its error; if it cannot go back to the weights, they
+// get the error with those of hooks.
 func (t *trainer) validate(e *Epoch) (err error) {
 	full, ran := float64(t.runs*t.comm.Size())*t.weight, false
 	wrong := t.machine.Averaged(func() error {

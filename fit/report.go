@@ -1,16 +1,16 @@
 package fit
 
 import (
-	"bytes"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // line returns a hook that prints an epoch, on rank 0.
@@ -30,15 +30,7 @@ func (t *trainer) log(file string, write func(io.Writer, []Epoch) error) func(Ep
 		if t.comm.Rank() > 0 {
 			return nil
 		}
-		var text bytes.Buffer
-		err := write(&text, t.past.Epochs)
-		if err == nil {
-			err = os.WriteFile(file+".new", text.Bytes(), 0o644)
-		}
-		if err == nil {
-			err = os.Rename(file+".new", file) // readers always see a whole one
-		}
-		return err
+		return files.Replace(file, func(w io.Writer) error { return write(w, t.past.Epochs) })
 	}
 }
 

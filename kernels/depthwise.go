@@ -185,8 +185,8 @@ func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
 	}
 }
 
-// exactly is gradient by loops. What is between the rows of dy is zeros, and these times pixels that
-// are not finite would be sums that are not numbers.
+// exactly is gradient by loops. What is between the rows of dy is zeros, and these times pixels
+// that are not finite would be sums that are not numbers.
 func (d *depthwise[T]) exactly(to []T, group, filter int) {
 	clear(to)
 	for n := range d.batch * d.outH * d.outW {

@@ -25,7 +25,7 @@ type course struct {
 	dt       tensor.Dtype
 	solver   func() layers.Solver // of the table
 	from, to int                  // steps
-	dir      string               // of a checkpoint that is loaded first unless from is 0, and saved
+	dir      string               // of a checkpoint: loaded first unless from is 0, and saved
 }
 
 func descent() layers.Solver { return &autograd.SGD{Rate: 0.5} }
@@ -125,7 +125,8 @@ func TestTableEqualsOneRank(t *testing.T) {
 	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10,
 		tensor.Float32: 1e-4} {
-		want, first, last := tableTraining(t, testenv.Hosts, one, course{dt: dt, solver: descent, to: 20})
+		want, first, last := tableTraining(t, testenv.Hosts, one,
+			course{dt: dt, solver: descent, to: 20})
 		if !(want[19] < want[0]/2) {
 			t.Fatalf("the losses of one rank are %v", want)
 		}
@@ -155,7 +156,8 @@ var solvers = map[string]func() layers.Solver{
 	"SGD":      descent,
 	"Momentum": func() layers.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
 	"AdamW": func() layers.Solver {
-		return &autograd.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.01}
+		return &autograd.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8,
+			WeightDecay: 0.01}
 	},
 }
 

@@ -3,7 +3,6 @@ package models
 import (
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
@@ -252,15 +252,10 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 		err = os.MkdirAll(dir, 0o777)
 	}
 	if err == nil {
-		err = write(filepath.Join(dir, adapterName), func(w io.Writer) error {
-			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
-		})
+		err = saveTensors(filepath.Join(dir, adapterName), tensors)
 	}
 	if err == nil {
-		err = write(filepath.Join(dir, adapterConfigName), func(w io.Writer) error {
-			_, err := w.Write(text)
-			return err
-		})
+		err = files.ReplaceWith(filepath.Join(dir, adapterConfigName), text)
 	}
 	return err
 }

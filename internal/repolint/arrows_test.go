@@ -59,7 +59,7 @@ var arrows = []arrow{
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
 	{"models/tokenizer", nil},
 	{"models/...", []string{"autograd", "backend", "kernels", "layers", "models/...", "ops/...",
-		"vm", "internal/residence", "internal/safetensors"}},
+		"vm", "internal/files", "internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "vm/internal/ir"}},
@@ -73,7 +73,7 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "observe", "vm"}},
+	{"fit", []string{".", "autograd", "backend", "internal/files", "observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",
