@@ -75,7 +75,7 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 		}
 		qkv := b.project(name+".qkv", x, o, 3)
 		axis := sequenceAxis(x)
-		q, k, v := b.at(qkv, 0), b.at(qkv, 1), b.at(qkv, 2)
+		q, k, v := b.Part(qkv, 0), b.Part(qkv, 1), b.Part(qkv, 2)
 		y := b.attend(q, k, v, [2]int{axis, axis}, o)
 		return b.merge(name+".out", y, x)
 	})
@@ -96,9 +96,9 @@ func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions
 
 // crossed is attention with queries apart from keys and values.
 func (b *Builder) crossed(name string, x, memory Node, o AttentionOptions) Node {
-	q := b.at(b.project(name+".q", x, o, 1), 0)
+	q := b.Part(b.project(name+".q", x, o, 1), 0)
 	kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
-	y := b.attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
+	y := b.attend(q, b.Part(kv, 0), b.Part(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
 	return b.merge(name+".out", y, x)
 }
 
@@ -151,10 +151,16 @@ func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
 	}, "first", first, "values", values)
 }
 
-// at returns one of the projections: [., ., heads, d].
-func (b *Builder) at(x Node, i int) Node {
-	return b.apply("projection", func() (Node, error) {
+// Part returns one of several projections.
+//
+//	in   x  [a, b, parts, heads, d]
+//	out  y  [a, b, heads, d]   x[:, :, i], placed like x
+func (b *Builder) Part(x Node, i int) Node {
+	return b.apply("Part", func() (Node, error) {
 		n, s := x.Node, x.Shape()
+		if len(s) != 5 {
+			return Node{}, fmt.Errorf("%w: x has shape %v: want 5 axes", ops.ErrShape, s)
+		}
 		if s[2] > 1 {
 			var err error
 			if n, err = nn.Slice(2, i, i+1, 1, n); err != nil {

@@ -219,6 +219,11 @@ func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
 }
 
+// Constant returns numbers that nothing changes, of the builder's dtype.
+func (b *Builder) Constant(shape []int, numbers []float64) *gorgonia.Node {
+	return b.graph.Constant(b.tensor(shape, numbers))
+}
+
 // learnableFor returns a learnable as an operation with x needs it: with a gradient that is a sum
 // over the Tensor group if the ranks of the group have different gradients of x.
 func (b *Builder) learnableFor(w, x Node) (Node, error) {

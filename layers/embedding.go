@@ -337,7 +337,7 @@ func (b *Builder) Sinusoids(scale float64, x Node) Node {
 				values[i] = scale * math.Cos(angle)
 			}
 		}
-		return addRows(x, b.graph.Constant(b.tensor([]int{rows, n}, values)), axis)
+		return addRows(x, b.Constant([]int{rows, n}, values), axis)
 	}, "x", x)
 }
 

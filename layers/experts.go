@@ -122,7 +122,7 @@ func (m *mixture) build() (Node, error) {
 	}
 	ones := slices.Repeat([]float64{1}, size(gates.Shape()))
 	slots, kept, err := nn.Slots(m.o.Experts, m.capacity(), choices,
-		m.graph.Constant(m.tensor(gates.Shape(), ones)))
+		m.Constant(gates.Shape(), ones))
 	if err != nil {
 		return Node{}, err
 	}

@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // ErrUnsupported is the error of a folder whose model this package does not have.
@@ -137,14 +137,7 @@ const (
 // readConfig reads config.json of a folder, and returns its text, too.
 func readConfig(dir string) (c Config, text []byte, err error) {
 	path := filepath.Join(dir, configName)
-	info, err := os.Stat(path)
-	if err != nil {
-		return c, nil, err
-	}
-	if info.Size() > maxConfig {
-		return c, nil, fmt.Errorf("%s has %d bytes: no config is that long", path, info.Size())
-	}
-	if text, err = os.ReadFile(path); err != nil {
+	if text, err = files.Read(path, maxConfig); err != nil {
 		return c, nil, err
 	}
 	var f file

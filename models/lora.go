@@ -129,7 +129,7 @@ func (m *Model) LoadAdapter(dir string) error {
 }
 
 func (m *Model) loadAdapter(dir string) error {
-	text, err := os.ReadFile(filepath.Join(dir, adapterConfigName))
+	text, err := files.Read(filepath.Join(dir, adapterConfigName), maxConfig)
 	var c adapterFile
 	if err == nil {
 		err = json.Unmarshal(text, &c)
@@ -224,16 +224,12 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
 				learnable)
 		}
-		values, err := wide(x)
+		name, stored := adapterShape(learnable, x.Shape())
+		t, err := encoded(x, backend.F32, stored, true)
 		if err != nil {
 			return fmt.Errorf("%s: %w", learnable, err)
 		}
-		name, stored := adapterShape(learnable, x.Shape())
-		narrow := make([]float32, len(values))
-		for i, v := range transpose(values, stored[1], stored[0]) {
-			narrow[i] = float32(v)
-		}
-		tensors[name] = safetensors.Tensor{Shape: stored, Data: backend.Of(narrow)}
+		tensors[name] = t
 	}
 	for _, learnable := range m.adapters() {
 		if weights[learnable] == nil {

@@ -133,26 +133,29 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.T
 	if err != nil {
 		return "", t, err
 	}
-	numbers, err := wide(x)
-	if err != nil {
-		return "", t, err
-	}
-	if m.transposed(learnable) {
-		numbers = transpose(numbers, want[1], want[0])
-	}
 	d, _, _ := at.Of(name)
-	t = safetensors.New(d, want)
-	return name, t, kernels.Host{}.Cast(t.Data, backend.Of(numbers))
+	t, err = encoded(x, d, want, m.transposed(learnable))
+	return name, t, err
 }
 
-// wide returns the elements of a tensor of floats, in row-major order.
-func wide(x *tensor.Dense) ([]float64, error) {
-	d, _ := residence.DType(x.Dtype())
-	elements, err := residence.Elements(x, d)
+// encoded returns a tensor of floats as it is in a file: of another dtype and shape, and transposed
+// if it is so.
+func encoded(x *tensor.Dense, d backend.DType, shape []int, turned bool) (t safetensors.Tensor,
+	err error) {
+	own, _ := residence.DType(x.Dtype())
+	elements, err := residence.Elements(x, own)
 	if err != nil {
-		return nil, err
+		return t, err
 	}
-	return numbers(elements)
+	values, err := numbers(elements)
+	if err != nil {
+		return t, err
+	}
+	if turned {
+		values = transpose(values, shape[1], shape[0])
+	}
+	t = safetensors.New(d, shape)
+	return t, kernels.Host{}.Cast(t.Data, backend.Of(values))
 }
 
 // sameDir reports whether two directories are one.

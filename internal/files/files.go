@@ -1,5 +1,5 @@
 // Package files replaces files so that readers, and a machine that crashes, have the old or the new
-// one, whole.
+// one, whole, and reads them with a bound.
 package files
 
 import (
@@ -14,6 +14,20 @@ import (
 	"runtime"
 	"syscall"
 )
+
+// Read returns a file of at most so many bytes, which others may have written.
+func Read(path string, most int) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, int64(most)+1))
+	if err == nil && len(text) > most {
+		err = fmt.Errorf("%s has more than %d bytes, which are enough for such a file", path, most)
+	}
+	return text, err
+}
 
 // ErrNoFile is the error of Replace for a path of something else, such as a directory.
 var ErrNoFile = errors.New("it is no file")

@@ -45,3 +45,19 @@ func TestReplaceTouchesNothingElse(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestReadIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := Read(path, 5); err != nil || string(text) != "12345" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if _, err := Read(path, 4); err == nil || !strings.Contains(err.Error(), "more than 4 bytes") {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := Read(path+".none", 4); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the error is %v", err)
+	}
+}
