@@ -76,7 +76,7 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 		qkv := b.project(name+".qkv", x, o, 3)
 		axis := sequenceAxis(x)
 		q, k, v := b.Part(qkv, 0), b.Part(qkv, 1), b.Part(qkv, 2)
-		y := b.attend(q, k, v, [2]int{axis, axis}, o)
+		y := b.Attend(q, k, v, [2]int{axis, axis}, o)
 		return b.merge(name+".out", y, x)
 	})
 }
@@ -98,7 +98,7 @@ func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions
 func (b *Builder) crossed(name string, x, memory Node, o AttentionOptions) Node {
 	q := b.Part(b.project(name+".q", x, o, 1), 0)
 	kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
-	y := b.attend(q, b.Part(kv, 0), b.Part(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
+	y := b.Attend(q, b.Part(kv, 0), b.Part(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
 	return b.merge(name+".out", y, x)
 }
 
@@ -189,14 +189,10 @@ func (b *Builder) merge(name string, y, x Node) Node {
 //
 // positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over
 // the Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions
-// of its heads.
+// of its heads. Heads and Rotary of the options do not count: there may be fewer heads of keys.
 //
 // Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
-func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
-	return b.attend(q, k, v, positions, AttentionOptions{Causal: causal})
-}
-
-func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
+func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
 	return b.apply("Attend", func() (Node, error) {
 		if m := o.Mask; m != nil && m.Dims() > 2 && m.Shape()[m.Dims()-3] != 1 {
 			return Node{}, fmt.Errorf("%w: the mask has shape %v, with numbers for each head, but "+
