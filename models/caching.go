@@ -45,7 +45,7 @@ func newCaching(b *layers.Builder, batch, positions, context int, step bool,
 }
 
 func (c *caching) steps() bool  { return c != nil && c.step }
-func (c *caching) shares() bool { return c != nil && c.tensors != nil }
+func (c *caching) shares() bool { return c != nil && len(c.tensors) > 0 }
 
 // has reports whether there is a tensor for a learnable.
 func (c *caching) has(learnable string) bool {

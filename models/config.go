@@ -161,8 +161,8 @@ func (f file) config() (c Config, err error) {
 	case "llama", "mistral", qwen2, qwen3:
 		c, err = f.llama()
 	default:
-		return c, unsupported("model_type", fmt.Sprintf("it is %q: use gpt2, llama, mistral, "+
-			"qwen2 or qwen3", f.Type))
+		return c, unsupported("model_type", "it is %q: use gpt2, llama, mistral, qwen2 or qwen3",
+			f.Type)
 	}
 	if err != nil {
 		return c, err
@@ -178,8 +178,8 @@ func (f file) config() (c Config, err error) {
 }
 
 // unsupported returns the error of a key.
-func unsupported(key, why string) error {
-	return fmt.Errorf("%w: %s: %s", ErrUnsupported, key, why)
+func unsupported(key, why string, values ...any) error {
+	return fmt.Errorf("%w: %s: %s", ErrUnsupported, key, fmt.Sprintf(why, values...))
 }
 
 // ends returns the tokens that end a text.
@@ -200,15 +200,14 @@ func (f file) ends() (ends []int, err error) {
 func (f file) gpt2() (c Config, err error) {
 	switch {
 	case f.Activation != "gelu_new" && f.Activation != "gelu_pytorch_tanh":
-		return c, unsupported("activation_function", fmt.Sprintf("it is %q: use gelu_new",
-			f.Activation))
+		return c, unsupported("activation_function", "it is %q: use gelu_new", f.Activation)
 	case f.ByLayer:
 		return c, unsupported("scale_attn_by_inverse_layer_idx", "scores are scaled by layer")
 	case f.Unscaled != nil && !*f.Unscaled:
 		return c, unsupported("scale_attn_weights", "scores are not scaled")
 	case f.LayerNorm != layerNormEpsilon:
-		return c, unsupported("layer_norm_epsilon", fmt.Sprintf("it is %v: use %v", f.LayerNorm,
-			layerNormEpsilon))
+		return c, unsupported("layer_norm_epsilon", "it is %v: use %v", f.LayerNorm,
+			layerNormEpsilon)
 	case f.Tied != nil && !*f.Tied:
 		return c, unsupported("tie_word_embeddings", "GPT-2 with a head of its own")
 	}
@@ -231,7 +230,7 @@ func (f file) llama() (c Config, err error) {
 	}
 	switch {
 	case f.HiddenAct != "silu":
-		return c, unsupported("hidden_act", fmt.Sprintf("it is %q: use silu", f.HiddenAct))
+		return c, unsupported("hidden_act", "it is %q: use silu", f.HiddenAct)
 	case windowed:
 		return c, unsupported("sliding_window", "attention to a window: set it to null if "+
 			"sequences are shorter than it")
@@ -290,7 +289,7 @@ func (f file) rotary() (Rotary, error) {
 				backend.ErrArgument, r.Low, r.High, r.Original)
 		}
 	default:
-		return r, unsupported(key, fmt.Sprintf("it is %q: use default, linear or llama3", kind))
+		return r, unsupported(key, "it is %q: use default, linear or llama3", kind)
 	}
 	if scaled := kind == "linear" || kind == "llama3"; scaled && !(r.Factor >= 1) {
 		return r, fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,

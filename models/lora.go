@@ -63,9 +63,9 @@ type adapterFile struct {
 func (c *adapterFile) check() error {
 	switch {
 	case c.Type != "LORA":
-		return unsupported("peft_type", fmt.Sprintf("it is %q: use LORA", c.Type))
+		return unsupported("peft_type", "it is %q: use LORA", c.Type)
 	case c.Bias != "none" && c.Bias != "":
-		return unsupported("bias", fmt.Sprintf("it is %q: use none", c.Bias))
+		return unsupported("bias", "it is %q: use none", c.Bias)
 	case c.Decomposed:
 		return unsupported("use_dora", "weights are decomposed")
 	case c.RankScaled:
@@ -121,14 +121,8 @@ func (m *Model) Adapt(l LoRA) error {
 //
 // Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of
 // the file system. Shapes are checked as a graph is built.
-func (m *Model) LoadAdapter(dir string) error {
-	if err := m.loadAdapter(dir); err != nil {
-		return fmt.Errorf("models: load adapter %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) loadAdapter(dir string) error {
+func (m *Model) LoadAdapter(dir string) (err error) {
+	defer named(&err, "load adapter", dir)
 	text, err := files.Read(filepath.Join(dir, adapterConfigName), maxConfig)
 	var c adapterFile
 	if err == nil {
@@ -193,11 +187,7 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 			backend.ErrArgument, name, t.Shape, adapterName, stored)
 	}
 	used[name] = true
-	values, err := numbers(t.Data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return transpose(values, stored[0], stored[1]), nil
+	return decoded(name, t, true)
 }
 
 // SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
@@ -206,14 +196,8 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
 // LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
 // system.
-func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) error {
-	if err := m.saveAdapter(dir, weights); err != nil {
-		return fmt.Errorf("models: save adapter %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error {
+func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
+	defer named(&err, "save adapter", dir)
 	if m.lora == nil || len(weights) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)

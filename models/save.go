@@ -38,14 +38,8 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 // Cost: the model's memory twice. Errors: [backend.ErrArgument] for learnables that are missing,
 // unknown or of another shape, and for the folder that the model was loaded from; those of the file
 // system.
-func (m *Model) Save(dir string, weights map[string]*tensor.Dense) error {
-	if err := m.save(dir, weights); err != nil {
-		return fmt.Errorf("models: save %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
+func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
+	defer named(&err, "save", dir)
 	tensors := map[string]safetensors.Tensor{}
 	for _, learnable := range slices.Sorted(maps.Keys(weights)) {
 		name, t, err := m.tensor(learnable, weights[learnable])
@@ -84,7 +78,7 @@ func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
 			return err
 		}
 	}
-	err := saveTensors(filepath.Join(dir, weightsName), tensors)
+	err = saveTensors(filepath.Join(dir, weightsName), tensors)
 	if err == nil {
 		err = files.ReplaceWith(filepath.Join(dir, configName), m.text)
 	}
