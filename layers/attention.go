@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 
 	"gorgonia.org/gorgonia"
@@ -29,12 +30,7 @@ type AttentionOptions struct {
 }
 
 // shared returns the heads of keys and values.
-func (o AttentionOptions) shared() int {
-	if o.KeyHeads == 0 {
-		return o.Heads
-	}
-	return o.KeyHeads
-}
+func (o AttentionOptions) shared() int { return cmp.Or(o.KeyHeads, o.Heads) }
 
 // width returns the width of a head.
 func (o AttentionOptions) width(n int) (int, error) {

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -380,12 +381,9 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 		if err := firstOf(summed("x", x), whole("x", x, last)); err != nil {
 			return Node{}, err
 		}
-		if o.Base == 0 {
-			o.Base = 10000
-		}
 		shape := x.Shape()
-		cos, sin, err := nn.RotaryAngles(b.dtype, o.Base, o.First+b.firstOf(x, axis), shape[axis],
-			shape[last])
+		cos, sin, err := nn.RotaryAngles(b.dtype, cmp.Or(o.Base, 10000),
+			o.First+b.firstOf(x, axis), shape[axis], shape[last])
 		if err != nil {
 			return Node{}, err
 		}

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -84,9 +85,7 @@ func (o *MoEOptions) check(x Node) error {
 	if x.Dims() != 3 {
 		return fmt.Errorf("%w: x has shape %v: want 3 axes", ops.ErrShape, x.Shape())
 	}
-	if o.Choices == 0 {
-		o.Choices = 1
-	}
+	o.Choices = cmp.Or(o.Choices, 1)
 	if o.Experts < 1 || o.Choices < 1 || o.Choices > o.Experts || o.Hidden < 1 ||
 		!(o.Capacity >= 0) || math.IsInf(o.Capacity, 1) {
 		return fmt.Errorf("%w: %+v", backend.ErrArgument, *o)

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -212,13 +213,8 @@ func (f file) gpt2() (c Config, err error) {
 		return c, unsupported("tie_word_embeddings", "GPT-2 with a head of its own")
 	}
 	c = Config{Width: f.NEmbd, Blocks: f.NLayer, Heads: f.NHead, KeyHeads: f.NHead,
-		Hidden: f.NInner, Positions: f.NPositions, Tied: true, Epsilon: f.LayerNorm}
-	if c.Hidden == 0 {
-		c.Hidden = 4 * c.Width
-	}
-	if c.Heads > 0 {
-		c.HeadWidth = c.Width / c.Heads
-	}
+		HeadWidth: f.NEmbd / max(f.NHead, 1), Hidden: cmp.Or(f.NInner, 4*f.NEmbd),
+		Positions: f.NPositions, Tied: true, Epsilon: f.LayerNorm}
 	c.Biased.QKV, c.Biased.Out = true, true
 	return c, nil
 }
@@ -237,47 +233,27 @@ func (f file) llama() (c Config, err error) {
 	case f.MLPBias:
 		return c, unsupported("mlp_bias", "a bias in the layers between attentions")
 	}
-	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads, KeyHeads: f.KeyHeads,
-		HeadWidth: f.HeadDim, Hidden: f.Intermediate, Positions: f.MaxPositions,
-		Tied: f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
+	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads,
+		KeyHeads: cmp.Or(f.KeyHeads, f.Heads), Hidden: f.Intermediate, Positions: f.MaxPositions,
+		HeadWidth: cmp.Or(f.HeadDim, f.HiddenSize/max(f.Heads, 1)),
+		Tied:      f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
 		Epsilon: 1e-6} // what transformers takes
 	if f.RMSNorm != nil {
 		c.Epsilon = *f.RMSNorm
 	}
-	if c.KeyHeads == 0 {
-		c.KeyHeads = c.Heads
-	}
-	if c.HeadWidth == 0 && c.Heads > 0 {
-		c.HeadWidth = c.Width / c.Heads
-	}
-	c.Biased.QKV, c.Biased.Out = f.AttentionBias, f.AttentionBias
-	if f.Type == qwen2 {
-		c.Biased.QKV = true
-	}
+	c.Biased.QKV, c.Biased.Out = f.AttentionBias || f.Type == qwen2, f.AttentionBias
 	c.Rotary, err = f.rotary()
 	return c, err
 }
 
 // rotary returns the rotary positions, of transformers 4 or 5.
 func (f file) rotary() (Rotary, error) {
-	r, key := Rotary{Base: f.Theta}, "rope_parameters"
-	said := f.Parameters
-	if said == nil {
-		said, key = f.Scaling, "rope_scaling"
+	said, key := cmp.Or(f.Parameters, f.Scaling, new(rope)), "rope_parameters"
+	if f.Parameters == nil {
+		key = "rope_scaling"
 	}
-	if said == nil {
-		said = new(rope)
-	}
-	if said.Theta != 0 {
-		r.Base = said.Theta
-	}
-	if r.Base == 0 {
-		r.Base = 10000 // what transformers takes
-	}
-	kind := said.Type
-	if kind == "" {
-		kind = said.OldType
-	}
+	r := Rotary{Base: cmp.Or(said.Theta, f.Theta, 10000)} // what transformers takes
+	kind := cmp.Or(said.Type, said.OldType)
 	switch kind {
 	case "", "default":
 	case "linear":

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,12 +62,7 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 		o.Learnables); err != nil {
 		return nil, err
 	}
-	if o.Batch == 0 {
-		o.Batch = 1
-	}
-	if o.Context == 0 {
-		o.Context = m.Positions
-	}
+	o.Batch, o.Context = cmp.Or(o.Batch, 1), cmp.Or(o.Context, m.Positions)
 	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
 		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
 			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)

@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -99,9 +100,7 @@ func (m *Model) Adapt(l LoRA) error {
 	} else if l.Targets == nil {
 		l.Targets = []string{"q_proj", "v_proj"}
 	}
-	if l.Alpha == 0 {
-		l.Alpha = float64(l.Rank)
-	}
+	l.Alpha = cmp.Or(l.Alpha, float64(l.Rank))
 	for _, name := range l.Targets {
 		if !slices.Contains(m.linears(), name) {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",

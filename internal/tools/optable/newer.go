@@ -31,8 +31,8 @@ func with(i []int, axis, place int) []int {
 
 // newerRows are the operations that Gorgonia has nothing for.
 func newerRows() []row {
-	return slices.Concat(chosenRows(), gatheredRows(), reducedRows(), ourModelRows(), recurrentRows(),
-		otherConvRows())
+	return slices.Concat(chosenRows(), gatheredRows(), reducedRows(), ourModelRows(),
+		recurrentRows(), otherConvRows())
 }
 
 func chosenRows() []row {
