@@ -175,6 +175,7 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	if err := json.Unmarshal(text, &l.record); err != nil {
 		return l, fmt.Errorf("%s: %w", filepath.Join(dir, checkpoint.RecordName), err)
 	}
+	ranks := l.Ranks
 	if l.weightsOnly = o.weightsOnly; l.weightsOnly {
 		l.record = l.record.ofWeights(d.record(solver))
 	}
@@ -192,6 +193,9 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 		if l.own, err = readPart(dir, stamp, checkpoint.RankName(d.comm.Rank())); err != nil {
 			return l, err
 		}
+	}
+	if l.tables, err = d.readTables(dir, stamp, ranks); err != nil {
+		return l, err
 	}
 	model := l.own
 	if !d.partial || l.weightsOnly {

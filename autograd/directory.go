@@ -56,13 +56,14 @@ var errNoName = fmt.Errorf("%w: dir is empty: name a directory", backend.ErrArgu
 type saves struct {
 	steps    uint64             // since training began
 	training string             // its id, empty before the first Save
+	best     string             // id of the Save that was pinned last
 	known    map[string]bool    // ids of what was loaded last, and of what was saved since
 	locks    []*checkpoint.Lock // on rank 0
 }
 
 // learn notes a checkpoint that is the training's now.
 func (s *saves) learn(of checkpoint.Stamp) {
-	s.training = of.Training
+	s.training, s.best = of.Training, of.Best
 	if s.known == nil {
 		s.known = map[string]bool{}
 	}
@@ -145,6 +146,36 @@ func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, er
 	}
 	all, err := group.Exchange(framed(d.comm), d.comm.Capabilities().Members, own)
 	return append(common, all...), err
+}
+
+// Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training
+// or by what it was loaded from: "" if dir has none. It is collective, and waits for the last
+// SaveAsync.
+//
+// Errors, on all ranks: that of the last SaveAsync; those of the file system and the communicator.
+func (d *DataParallel) Pinned(dir string) (path string, err error) {
+	err = d.collectively(backend.ForLoad, "find what is pinned in "+dir, func() error {
+		if err := d.finish(); err != nil {
+			return err
+		}
+		name, err := d.decide(func() (string, error) {
+			all, err := checkpoint.List(dir)
+			if errors.Is(err, fs.ErrNotExist) {
+				return "", nil
+			}
+			for _, e := range all {
+				if e.ID == d.saves.best && e.ID != "" {
+					return filepath.Rel(dir, e.Path)
+				}
+			}
+			return "", err
+		})
+		if name != "" {
+			path = filepath.Join(dir, name)
+		}
+		return err
+	})
+	return path, err
 }
 
 // choice is where Load looks for a checkpoint that all ranks can read. Rank 0 chooses.

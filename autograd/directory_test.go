@@ -426,6 +426,32 @@ func TestSaveKeepsWhatItIsTold(t *testing.T) {
 	}
 }
 
+// The pinned checkpoint is found by what it is, and not by its step: names may have an end.
+func TestThePinnedCheckpointIsFound(t *testing.T) {
+	dir, other := t.TempDir(), t.TempDir()
+	pinned := func(l *lesson, dir, want string) error {
+		if want != "" {
+			want = filepath.Join(dir, want)
+		}
+		if got, err := l.d.Pinned(dir); err != nil || got != want {
+			return fmt.Errorf("rank %d: pinned in %s is %q, want %q: %w", l.comm.Rank(), dir, got,
+				want, err)
+		}
+		return nil
+	}
+	teach(t, 2, heavyBall, func(l *lesson) error {
+		return errors.Join(pinned(l, dir, ""), pinned(l, filepath.Join(dir, "none"), ""),
+			l.saved(dir, 1, Pin()), l.saved(dir, 2), pinned(l, dir, "step-00000001"),
+			l.step(3), l.d.SaveAsync(dir, l.solver, 4, Pin(), KeepLast(4)),
+			pinned(l, dir, "step-00000004"))
+	})
+	teach(t, 2, heavyBall, func(l *lesson) error { // a branch
+		return errors.Join(l.loads(filepath.Join(dir, "step-00000003"), 3),
+			pinned(l, dir, "step-00000001"), l.saved(dir, 1, Pin()), l.saved(dir, 1),
+			pinned(l, dir, "step-00000004.1"), pinned(l, other, ""))
+	})
+}
+
 // Checkpoints of older versions are in the directory itself. They are loaded, and stay.
 func TestOldCheckpointsStayWhereTheyAre(t *testing.T) {
 	dir := t.TempDir()

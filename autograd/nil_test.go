@@ -69,6 +69,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
 			return with(WithFrozen(variables...))
 		}, Args: []any{w}},
+		"WithTables": {F: func(tables ...Table) error { return with(WithTables(tables...)) },
+			Args: []any{nil}},
 		"WithNotice": {F: func(say func(string)) error { return with(WithNotice(say)) },
 			Args: []any{func(string) {}}},
 	}, map[string]string{

@@ -28,6 +28,7 @@ type options struct {
 	compress    func(backend.Communicator) (backend.Communicator, error)
 	random      Random // nil if those of the graph are kept
 	frozen      gorgonia.Nodes
+	tables      []Table
 	parts       *parts // nil if ranks have whole parameters
 	inTree      bool   // gradients of micro-batches are added in a tree
 	tree        int    // of so many

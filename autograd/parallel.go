@@ -22,6 +22,7 @@ type DataParallel struct {
 	comm     backend.Communicator
 	gradComm backend.Communicator // for gradients: comm, or a compression around it
 	partial  bool
+	tables   []Table
 	unused   bool // parameters without a gradient count as zeros
 	op       backend.ReduceOp
 	reduced  string    // how, for checkpoints
@@ -117,13 +118,15 @@ func start(comm backend.Communicator, nodes gorgonia.Nodes, opts []Option) (*Dat
 		}
 	}
 	d := &DataParallel{comm: comm, gradComm: gradComm, partial: o.partial, unused: o.unused,
-		op: o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
+		tables: o.tables,
+		op:     o.op, reduced: o.reduction(), tree: tree, scale: 1, parts: o.parts,
 		model: model, notice: o.notice, said: map[string]bool{},
 		params: params, buckets: plan(params, o.first, o.rest, !o.partial)}
 	if tree != nil && o.op == backend.Avg {
 		d.scale = 1 / float64(tree.all)
 	}
-	description := describe(params, o, d.compressor()) + d.model.String()
+	description := describe(params, o, d.compressor()) + d.model.String() +
+		strings.Join(described(o.tables), "\n")
 	if err = agreeOnParams(labelled, description, params, nil); err == nil {
 		err = d.prepareBuckets()
 	}

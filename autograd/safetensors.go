@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash"
@@ -65,29 +66,31 @@ func vector(b backend.Buffer) stored { return stored{Shape: []int{b.Len()}, Data
 func writeTensors(
 	path string, tensors map[string]stored, said remarks,
 ) (f checkpoint.File, err error) {
+	var failed error
+	f, err = checkpoint.WriteFile(path, func(w io.Writer) {
+		failed = encodeTensors(w, tensors, said)
+	})
+	return f, cmp.Or(failed, err)
+}
+
+// encodeTensors writes what a file of writeTensors has.
+func encodeTensors(w io.Writer, tensors map[string]stored, said remarks) error {
 	names := slices.Sorted(maps.Keys(tensors))
 	for _, name := range names {
 		if err := checkName(name); err != nil {
-			return f, fmt.Errorf("tensor %q: %w", name, err)
+			return fmt.Errorf("tensor %q: %w", name, err)
 		}
 	}
 	entries, err := safetensors.Layout(tensors)
 	if err != nil {
-		return f, err
+		return err
 	}
 	sum := checksum(entries)
 	for _, name := range names {
 		sum.Write(tensors[name].Data.Bytes())
 	}
 	said.checksum = checkpoint.Text(sum)
-	var failed error
-	f, err = checkpoint.WriteFile(path, func(w io.Writer) {
-		failed = safetensors.Write(w, tensors, said.metadata())
-	})
-	if err == nil {
-		err = failed
-	}
-	return f, err
+	return safetensors.Write(w, tensors, said.metadata())
 }
 
 // readTensors reads what writeTensors has written.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // SaveAsync is [DataParallel.Save] that writes behind the training: it returns once it has copied
@@ -95,8 +96,8 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 		return nil, err
 	}
 	s := &saving{dir: dir, held: len(d.saves.locks), options: o, first: d.first(), behind: behind,
-		alone: behind && !d.ranksDiffer(), fetched: make(chan struct{}), ended: make(chan struct{})}
-	if d.ranksDiffer() {
+		alone: behind && !d.ownFiles(), fetched: make(chan struct{}), ended: make(chan struct{})}
+	if d.ownFiles() && d.parts.first() {
 		s.own = checkpoint.RankName(d.comm.Rank())
 	}
 	if s.id, err = d.begin(dir); err == nil {
@@ -116,6 +117,10 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 	s.record = d.record(solver)
 	s.record.Stamp = checkpoint.Stamp{
 		ID: s.id, Training: d.saves.training, Step: d.saves.steps, Pinned: s.options.pinned,
+		Best: d.saves.best,
+	}
+	if s.options.pinned {
+		s.record.Best = s.id
 	}
 	s.known = d.saves.known
 	if err := d.settle(); err != nil {
@@ -154,6 +159,7 @@ func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool
 		}
 		add(s.mine, state)
 	}
+	d.keepTables(s.mine)
 	return nil
 }
 
@@ -261,7 +267,7 @@ func (s *saving) write() (err error) {
 	if s.alone && !s.first { // the draft may have become a checkpoint
 		return nil
 	}
-	if err = checkpoint.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
+	if err = files.SyncDir(draft); errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("all ranks must reach the directory: %w", err)
 	}
 	return err

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -30,6 +31,7 @@ type record struct {
 	Random   *randomState `json:"random,omitempty"`
 	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
 	Averages int          `json:"averages,omitempty"` // moving averages of batch norms
+	Tables   []string     `json:"tables,omitempty"`   // of WithTables
 	// of parameters, where buckets are compared
 	Order    []string        `json:"order,omitempty"`
 	Progress json.RawMessage `json:"progress,omitempty"`
@@ -71,6 +73,7 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 			solver), Partial: d.partial, Turn: d.turn,
 		Compression: d.gradComm != d.comm, origin: origin{len(d.params), d.reduced, d.compressor()},
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
+		Tables: described(d.tables),
 	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {
@@ -109,6 +112,9 @@ func (d *DataParallel) ranksDiffer() bool {
 	_, stateful := d.compression()
 	return stateful || d.partial
 }
+
+// ownFiles reports whether each rank writes a file of its own.
+func (d *DataParallel) ownFiles() bool { return d.ranksDiffer() || len(d.tables) > 0 }
 
 // add adds state to tensors.
 func add(tensors map[string]stored, state map[string]backend.Buffer) {
@@ -177,6 +183,7 @@ func stateOf(solver gorgonia.Solver) (Stateful, error) {
 type loaded struct {
 	record
 	model, own  map[string]stored
+	tables      []map[string]backend.Buffer
 	weightsOnly bool // all else stays as it is
 }
 
@@ -337,6 +344,7 @@ func (r record) terms() []string {
 		fmt.Sprintf("buckets are of %v elements", r.Buckets),
 		fmt.Sprintf("the order of parameters is %s", strings.Join(r.Order, ", ")),
 		r.Random.String(),
+		fmt.Sprintf("tables are %q", r.Tables),
 	}
 }
 
@@ -353,7 +361,7 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())
 	}
-	if err := d.model.restore(l); err != nil {
+	if err := errors.Join(d.model.restore(l), d.fillTables(l)); err != nil {
 		return err
 	}
 	d.turn, d.initial = l.Turn, false

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -225,35 +227,12 @@ func saveWeights(path string, nodes gorgonia.Nodes) error {
 		}
 		all[p.file] = stored{Shape: p.shape, Data: memory}
 	}
-	return atomically(path, func(path string) error {
-		_, err := writeTensors(path, all, remarks{})
-		return err
-	})
-}
-
-// atomically makes a file with another name, and renames it when it is written. A link to a file
-// stays one.
-func atomically(path string, write func(path string) error) error {
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return fmt.Errorf("%w: it is no file: name a file, such as %s", backend.ErrArgument,
+	err = files.Replace(path, func(w io.Writer) error { return encodeTensors(w, all, remarks{}) })
+	if errors.Is(err, files.ErrNoFile) {
+		err = fmt.Errorf("%w: %w: name a file, such as %s", backend.ErrArgument, err,
 			filepath.Join(path, checkpoint.ModelName))
 	}
-	dir, base := filepath.Split(path)
-	temporary := filepath.Join(dir, fmt.Sprintf(".%s.%s", base, checkpoint.NewID()))
-	err := write(temporary)
-	if err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		if removed := os.Remove(temporary); !errors.Is(removed, fs.ErrNotExist) {
-			err = errors.Join(err, removed)
-		}
-		return err
-	}
-	return checkpoint.SyncDir(cmp.Or(dir, "."))
+	return err
 }
 
 func (o weightsOptions) load(path string, nodes gorgonia.Nodes) error {

@@ -28,11 +28,14 @@ func (e *evaluation) metric(name string) *Metric {
 }
 
 // run evaluates, each rank a part of the samples. full is what the graph divides the loss of a
-// sample by, for each sample of a run.
-func (e *evaluation) run(comm backend.Communicator, readers int, full float64) (
+// sample by, for each sample of a run. A rank that is wrong takes part until all know it.
+func (e *evaluation) run(comm backend.Communicator, readers int, full float64, wrong error) (
 	map[string]float64, error) {
-	n, local, err := 0, 0, error(nil)
-	if local, err = e.data.check(); err == nil {
+	n, local, err := 0, 0, wrong
+	if err == nil {
+		local, err = e.data.check()
+	}
+	if err == nil {
 		n = e.data.Set.Len()
 		whole := local * comm.Size()
 		if e.data.Loss != nil && e.data.Weights == nil && n%whole > 0 {

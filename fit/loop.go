@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -169,6 +168,9 @@ func (t *trainer) train(ctx context.Context) error {
 			return nil
 		}
 	}
+	if err == nil { // a hook of the last step may have failed
+		err = autograd.Agree(t.comm, "", t.hooked)
+	}
 	return cmp.Or(err, fmt.Errorf("%w after step %d, in epoch %d of %d", ErrStopped, t.past.Steps,
 		len(t.past.Epochs)+1, t.epochs))
 }
@@ -253,12 +255,7 @@ func (t *trainer) endEpoch(stop bool) error {
 		e.Rate = t.rate(p.Steps - 1)
 	}
 	if t.validation != nil {
-		err := t.machine.Averaged(func() (err error) {
-			full := float64(t.all) * t.weight
-			e.Metrics, err = t.validation.run(t.comm, t.readers, full)
-			return err
-		})
-		if err != nil {
+		if err := t.validate(&e); err != nil {
 			return err
 		}
 	}
@@ -275,6 +272,23 @@ func (t *trainer) endEpoch(stop bool) error {
 		return t.save(stop || t.done(), autograd.Pin())
 	}
 	return t.save(stop || t.done())
+}
+
+// validate finds the metrics of an epoch. If this rank cannot have the averages of weights, it
+// takes part nevertheless, and all ranks get its error; if it cannot go back to the weights, they
+// get the error with those of hooks.
+func (t *trainer) validate(e *Epoch) (err error) {
+	full, ran := float64(t.all)*t.weight, false
+	wrong := t.machine.Averaged(func() error {
+		ran = true
+		e.Metrics, err = t.validation.run(t.comm, t.readers, full, nil)
+		return err
+	})
+	if !ran {
+		_, err = t.validation.run(t.comm, t.readers, full, wrong)
+	}
+	t.hooked = errors.Join(t.hooked, wrong)
+	return err
 }
 
 // save saves, behind the training unless it ends.
@@ -304,15 +318,6 @@ func (t *trainer) bestEpoch() int {
 		}
 	}
 	return -1
-}
-
-// best returns the checkpoint of the best epoch.
-func (t *trainer) best() string {
-	i := t.bestEpoch()
-	if t.dir == "" || i < 0 {
-		return ""
-	}
-	return filepath.Join(t.dir, fmt.Sprintf("step-%08d", t.past.Epochs[i].Steps))
 }
 
 // better reports whether an epoch is better than the best one so far.

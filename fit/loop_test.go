@@ -243,6 +243,33 @@ func TestRanksStopEarlyTogether(t *testing.T) {
 	}
 }
 
+// TestTheBestCheckpointIsTheOneThatWasSaved: in a machine's second training, whose steps count on.
+func TestTheBestCheckpointIsTheOneThatWasSaved(t *testing.T) {
+	first, second := t.TempDir(), t.TempDir()
+	ranks(t, 2, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		build.Lock()
+		m := newLinear(6, true, 1)
+		build.Unlock()
+		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm),
+			vm.WithSolver(&autograd.SGD{Rate: 1. / 64}, m.w))
+		if err != nil {
+			return nil, err
+		}
+		var r *fit.Result
+		for k, dir := range []string{first, second, first} {
+			var wrong error
+			r, wrong = fit.Run(t.Context(), training, m.data(points(24)), fit.Epochs(3),
+				fit.Checkpoint(dir, 0))
+			// The third goes on with what the first has saved.
+			want := filepath.Join(dir, fmt.Sprintf("step-%08d", []int{6, 12, 6}[k]))
+			if err = errors.Join(err, wrong); r.Best != want {
+				t.Errorf("rank %d, training %d: best is %s, want %s", comm.Rank(), k, r.Best, want)
+			}
+		}
+		return r, errors.Join(err, training.Close())
+	})
+}
+
 // An epoch whose metric is no number is none to wait for.
 func TestTrainingsWithoutABestEpochStopEarly(t *testing.T) {
 	none := math.NaN()

@@ -1,16 +1,16 @@
 package fit
 
 import (
-	"bytes"
 	"encoding/csv"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // line returns a hook that prints an epoch, on rank 0.
@@ -30,15 +30,7 @@ func (t *trainer) log(file string, write func(io.Writer, []Epoch) error) func(Ep
 		if t.comm.Rank() > 0 {
 			return nil
 		}
-		var text bytes.Buffer
-		err := write(&text, t.past.Epochs)
-		if err == nil {
-			err = os.WriteFile(file+".new", text.Bytes(), 0o644)
-		}
-		if err == nil {
-			err = os.Rename(file+".new", file) // readers always see a whole one
-		}
-		return err
+		return files.Replace(file, func(w io.Writer) error { return write(w, t.past.Epochs) })
 	}
 }
 
@@ -70,28 +62,25 @@ func JSONLines(w io.Writer, epochs []Epoch) error {
 
 // CSV writes a header and a line for each epoch, for [Log]: what an epoch does not have is empty.
 func CSV(w io.Writer, epochs []Epoch) error {
-	names := map[string]bool{}
+	all := map[string]float64{}
 	for _, e := range epochs {
-		for name := range e.Metrics {
-			names[name] = true
-		}
+		maps.Copy(all, e.Metrics)
 	}
-	metrics := slices.Sorted(maps.Keys(names))
-	header := []string{"epoch", "steps", "rate", "loss", "seconds"}
+	metrics := slices.Sorted(maps.Keys(all))
+	lines := [][]string{{"epoch", "steps", "rate", "loss", "seconds"}}
 	for _, name := range metrics {
-		header = append(header, column(name))
+		lines[0] = append(lines[0], column(name))
 	}
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
-	lines := [][]string{header}
 	for _, e := range epochs {
 		line := []string{strconv.Itoa(e.Epoch), strconv.Itoa(e.Steps), number(e.Rate),
 			number(e.Loss), number(e.Seconds)}
 		for _, name := range metrics {
+			cell := ""
 			if x, ok := e.Metrics[name]; ok {
-				line = append(line, number(x))
-			} else {
-				line = append(line, "")
+				cell = number(x)
 			}
+			line = append(line, cell)
 		}
 		lines = append(lines, line)
 	}

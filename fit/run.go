@@ -181,7 +181,11 @@ func Run(ctx context.Context, m *vm.Machine, d Data, options ...Option) (*Result
 	if err == nil {
 		r.Params, err = t.dp.Hash()
 	}
-	if r.Epochs, r.Best = t.past.Epochs, t.best(); err != nil {
+	if r.Epochs = t.past.Epochs; t.dir != "" && t.bestEpoch() >= 0 {
+		path, lost := t.dp.Pinned(t.dir)
+		r.Best, err = path, errors.Join(err, lost)
+	}
+	if err != nil {
 		return r, fmt.Errorf("fit: %w", err)
 	}
 	return r, nil
@@ -197,7 +201,7 @@ func Evaluate(comm backend.Communicator, m *vm.Machine, d Data, metrics ...Metri
 	if err := backend.Given("fit.Evaluate", "comm", comm, "m", m); err != nil {
 		return nil, err
 	}
-	found, err := (&evaluation{m, d, metrics}).run(comm, 2, 1)
+	found, err := (&evaluation{m, d, metrics}).run(comm, 2, 1, nil)
 	if err != nil {
 		return nil, fmt.Errorf("fit: %w", err)
 	}

@@ -276,6 +276,59 @@ func TestAnErrorOfOneRankIsTheErrorOfAll(t *testing.T) {
 	}
 }
 
+// TestAHookThatFailsInTheLastStepIsTheErrorOfAll: a training that was told to stop has that error.
+func TestAHookThatFailsInTheLastStepIsTheErrorOfAll(t *testing.T) {
+	broken := errors.New("the disk is full")
+	for P := 1; P <= 2; P++ {
+		ranks(t, P, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			_, _, err := fitLinear(ctx, comm, build, 12, points(48), nil,
+				fit.OnStep(func(s fit.StepLoss) error {
+					if s.Step == 1 {
+						cancel()
+					}
+					return map[bool]error{true: broken}[s.Step == 2 && comm.Rank() == P-1]
+				}))
+			if err == nil || !strings.Contains(err.Error(), broken.Error()) {
+				t.Errorf("%d ranks, rank %d: the error is %v", P, comm.Rank(), err)
+			}
+			return nil, nil
+		})
+	}
+}
+
+// TestARankWithoutAveragesLeavesNoneWaiting: a hook of one rank begins another step before the
+// validation.
+func TestARankWithoutAveragesLeavesNoneWaiting(t *testing.T) {
+	ranks(t, 3, func(comm backend.Communicator, build sync.Locker) (*fit.Result, error) {
+		build.Lock()
+		m := newLinear(2, true, 1)
+		build.Unlock()
+		training, err := vm.New(m.x.Graph(), nil, vm.WithDataParallel(comm), vm.Accumulate(2),
+			vm.WithSolver(&autograd.EMA{Solver: &autograd.SGD{Rate: 1. / 64}, Decay: 0.5}, m.w))
+		if err != nil {
+			return nil, err
+		}
+		eval, err := vm.New(m.x.Graph(), nil, vm.Eval())
+		if err != nil {
+			return nil, err
+		}
+		_, err = fit.Run(t.Context(), training, m.data(points(24)), fit.Epochs(2),
+			fit.Validate(eval, m.data(points(12))), fit.OnStep(func(s fit.StepLoss) error {
+				if s.InEpoch == s.PerEpoch && comm.Rank() == 1 {
+					return training.RunAll()
+				}
+				return nil
+			}))
+		if err == nil || !strings.Contains(err.Error(), "Averaged") ||
+			comm.Rank() != 1 && !strings.Contains(err.Error(), "rank 1 cannot go on") {
+			t.Errorf("rank %d: the error is %v", comm.Rank(), err)
+		}
+		return nil, nil
+	})
+}
+
 // classifier is a graph of the cross-entropy of x w, times a weight of all its samples if it has
 // one.
 func classifier(local int, w *tensor.Dense, weighted bool) (d fit.Data, weights *G.Node) {

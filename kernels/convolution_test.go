@@ -2,6 +2,7 @@ package kernels
 
 import (
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -124,6 +125,14 @@ var convolutions = []Convolution{
 		PadW: 1, StrideH: 1, StrideW: 2, DilationH: 2, DilationW: 3}, Filters: 3, Groups: 3},
 	{Images: Images{Batch: 3, C: 2, H: 3, W: 4, OutH: 6, OutW: 7, KernelH: 1, KernelW: 2, PadH: 2,
 		PadW: 3, StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 6, Groups: 2},
+	{Images: Images{Batch: 2, C: 3, H: 11, W: 10, OutH: 5, OutW: 4, KernelH: 5, KernelW: 4,
+		PadH: 2, PadW: 1, StrideH: 2, StrideW: 2, DilationH: 1, DilationW: 1}, Filters: 6,
+		Groups: 3},
+	{Images: Images{Batch: 2, C: 2, H: 14, W: 13, OutH: 4, OutW: 6, KernelH: 3, KernelW: 3,
+		PadH: 1, PadW: 2, StrideH: 3, StrideW: 2, DilationH: 2, DilationW: 2}, Filters: 2,
+		Groups: 2},
+	{Images: Images{Batch: 1, C: 2, H: 9, W: 20, OutH: 4, OutW: 6, KernelH: 2, KernelW: 4, PadH: 0,
+		PadW: 1, StrideH: 2, StrideW: 3, DilationH: 3, DilationW: 1}, Filters: 2, Groups: 2},
 	{Images: Images{Batch: 0, C: 2, H: 2, W: 3, OutH: 2, OutW: 3, KernelH: 1, KernelW: 1,
 		StrideH: 1, StrideW: 1, DilationH: 1, DilationW: 1}, Filters: 2},
 }
@@ -167,6 +176,44 @@ func convolutionIsPlain[T float](t *testing.T, n int, pool *workers.Pool, level 
 	if !slices.Equal(got[of[0]:], guard) {
 		t.Errorf("convolution %d: %v of %T at level %v writes behind its result", n, c.Pass, got,
 			level)
+	}
+}
+
+// TestPixelsThatAreNotFiniteMakeNoOtherSumsSo: those that a place does not see count for nothing.
+func TestPixelsThatAreNotFiniteMakeNoOtherSumsSo(t *testing.T) {
+	kind := func(x float32) float64 { // the sums of others are of small integers
+		if math.IsNaN(float64(x)) {
+			return 1e9
+		}
+		return float64(x)
+	}
+	for n, c := range convolutions {
+		for _, c.Pass = range []Pass{Forward, InputGradient, FilterGradient} {
+			x, w, y := c.lengths()
+			of := map[Pass][3]int{Forward: {y, x, w}, InputGradient: {x, y, w},
+				FilterGradient: {w, x, y}}[c.Pass]
+			a, b := make([]float32, of[1]), make([]float32, of[2])
+			for i := range b {
+				b[i] = float32(i%3) + 1
+			}
+			for _, wrong := range []float64{math.Inf(1), math.NaN()} {
+				for i := range a {
+					if a[i] = float32(i%5) - 2; i%(1+len(a)/3) == 0 {
+						a[i] = float32(wrong)
+					}
+				}
+				want, got := make([]float32, of[0]), make([]float32, of[0])
+				plainly(&c, want, a, b)
+				convolve(nil, simd.Best(), &c, got, a, b)
+				for i := range want {
+					if kind(got[i]) != kind(want[i]) {
+						t.Errorf("convolution %d: %v with %v is %v at %d, want %v", n, c.Pass,
+							wrong, got[i], i, want[i])
+						break
+					}
+				}
+			}
+		}
 	}
 }
 

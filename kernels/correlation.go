@@ -85,7 +85,7 @@ func convolve[T float](pool *workers.Pool, level simd.Level, v *Convolution, dst
 		return
 	}
 	if isDepthwise(v) {
-		depthwise[T]{c}.run(a, b)
+		depthwise[T]{correlation: c}.run(a, b)
 		if v.Epilogue != nil {
 			v.Epilogue.All()
 		}

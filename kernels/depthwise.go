@@ -1,6 +1,8 @@
 package kernels
 
 import (
+	"slices"
+
 	"github.com/euryale-ml/euryale/internal/workers"
 	"github.com/euryale-ml/euryale/kernels/internal/simd"
 )
@@ -12,22 +14,31 @@ import (
 //   - Forward and InputGradient: a row of weights by pixels is all places of some rows, and what is
 //     between them, which is left out;
 //   - FilterGradient: all rows of dy that see a row of pixels, by these, is all weights at once.
-type depthwise[T float] struct{ correlation[T] }
+//
+// Strides leave pixels out. So that none is read in vain, a plane lies as several, its phases: of
+// each the rows that are a stride apart, and but for FilterGradient the columns.
+type depthwise[T float] struct {
+	correlation[T]
+	phases        int // of columns
+	height, width int // of a phase
+}
 
 // pixelsOfBand bounds how many sums are under way, so that they stay in the first-level cache.
 const pixelsOfBand = 2048
 
 // isDepthwise reports whether depthwise computes a convolution, and faster than correlation.
 func isDepthwise(v *Convolution) bool {
-	return v.Parts() > 1 && v.Parts() == v.C && v.StrideW <= 2 &&
+	return v.Parts() > 1 && v.Parts() == v.C &&
 		(v.Pass != FilterGradient || v.DilationW == 1)
 }
 
 // run computes all groups.
 func (d depthwise[T]) run(a, b []T) {
-	d.src, d.weights = a, b
-	flops := 2 * d.frameH(d.outH) * d.frameW() * d.planes * d.filters * d.kernelH * d.kernelW
+	d.src, d.weights, d.phases = a, b, d.strideW
+	d.height, d.width = ceil(d.frameH(d.outH), d.strideH), ceil(d.frameW(), d.strideW)
+	flops := 2 * d.size() * d.planes * d.filters * d.kernelH * d.kernelW
 	if d.pass == FilterGradient {
+		d.phases, d.width = 1, d.width*d.strideW
 		d.perPart = flopsOfPart/(flops*d.batch) + 1
 		workers.Run(d.pool, ceil(d.groups, d.perPart), d)
 		return
@@ -36,26 +47,28 @@ func (d depthwise[T]) run(a, b []T) {
 	workers.Run(d.pool, ceil(d.batch*d.groups, d.perPart), d)
 }
 
+// size returns how many elements a plane among zeros has.
+func (d *depthwise[T]) size() int { return d.strideH * d.phases * d.height * d.width }
+
 // Run implements [workers.Task].
 func (d *depthwise[T]) Run(part, worker int) {
-	size := d.frameH(d.outH) * d.frameW()
+	size := d.size()
 	if d.pass == FilterGradient {
-		front, taps := (d.kernelH-1)*d.dilationH*d.frameW(), d.kernelH*d.kernelW
-		all := workers.Scratch[T](d.pool, worker, 2*size+front+taps)
+		step, far := apart(d.strideH, d.dilationH)
+		rows := 2*(ceil(d.kernelH, step)-1)*far + d.outH // of dy, and zeros before and behind them
+		results := rows * d.width / d.strideW
+		all := workers.Scratch[T](d.pool, worker, size+results+d.kernelH*d.kernelW)
 		for g := part * d.perPart; g < min((part+1)*d.perPart, d.groups); g++ {
 			for f := range d.filters {
-				d.gradient(g, f, all[:size], all[size:2*size+front], all[2*size+front:])
+				d.gradient(g, f, all[:size], all[size:size+results], all[size+results:])
 			}
 		}
 		return
 	}
-	sums := max(pixelsOfBand, d.frameW()) * d.filters
+	sums := max(pixelsOfBand, d.width) * d.filters
 	all := workers.Scratch[T](d.pool, worker, d.planes*size+sums)
 	framed, sum := all[:d.planes*size], all[d.planes*size:]
-	rows := 1
-	if d.strideH == 1 {
-		rows = max(pixelsOfBand/d.frameW(), 1)
-	}
+	rows := max(pixelsOfBand/d.width, 1)
 	for n := part * d.perPart; n < min((part+1)*d.perPart, d.batch*d.groups); n++ {
 		for p := range d.planes {
 			d.layPlane(framed[p*size:][:size], n*d.planes+p)
@@ -68,28 +81,47 @@ func (d *depthwise[T]) Run(part, worker int) {
 
 // layPlane puts a plane of the images among zeros.
 func (d *depthwise[T]) layPlane(to []T, plane int) {
-	width := d.frameW()
 	clear(to)
 	for y := range d.h {
-		if at := (y*d.stepH + d.top) * width; at >= 0 && at < len(to) {
-			d.layRow(to[at:][:width], d.src[(plane*d.h+y)*d.w:][:d.w])
+		row := y*d.stepH + d.top
+		if row < 0 || row/d.strideH >= d.height {
+			continue
+		}
+		line := to[(row%d.strideH*d.phases*d.height+row/d.strideH)*d.width:]
+		pixels := d.src[(plane*d.h+y)*d.w:][:d.w]
+		if d.phases == 1 {
+			d.layRow(line[:d.width], pixels)
+			continue
+		}
+		for phase := range d.phases { // whose pixels are as far apart as they lie
+			first := (phase + (d.phases-1)*d.left) % d.phases
+			to := line[phase*d.height*d.width:][:d.width][min((first+d.left)/d.phases, d.width):]
+			for i, x := 0, first; i < len(to) && x < len(pixels); i, x = i+1, x+d.phases {
+				to[i] = pixels[x]
+			}
 		}
 	}
 }
 
 // places computes some rows of places of a group of an image.
 func (d *depthwise[T]) places(n, row, rows int, framed, sums []T) {
-	width, taps, group := d.frameW(), d.kernelH*d.kernelW, n%d.groups
+	taps, group := d.kernelH*d.kernelW, n%d.groups
+	step, far := apart(d.phases, d.dilationW)
 	p := simd.Product[T]{
-		M: d.filters, N: (rows-1)*width + (d.outW-1)*d.strideW + 1, K: d.kernelW, Alpha: 1,
-		ARow: taps, AStep: 1, BStep: d.dilationW, C: sums,
+		M: d.filters, N: (rows-1)*d.width + d.outW, Alpha: 1, ARow: taps, AStep: step,
+		BStep: far, C: sums,
 	}
 	p.CPitch = p.N
 	for plane := range d.planes {
 		weights := d.weights[(group*d.filters*d.planes+plane)*taps:]
-		pixels := framed[plane*d.frameH(d.outH)*width:]
-		for k := range d.kernelH {
-			p.A, p.B = weights[k*d.kernelW:], pixels[(row*d.strideH+k*d.dilationH)*width:]
+		for k := range d.kernelH * step {
+			y, x := k/step*d.dilationH, k%step*d.dilationW
+			if p.K = ceil(d.kernelW-k%step, step); p.K == 0 {
+				continue
+			}
+			phase := (plane*d.strideH+y%d.strideH)*d.phases + x%d.phases
+			p.A = weights[k/step*d.kernelW+k%step:]
+			p.B = framed[(phase*d.height+row+y/d.strideH)*d.width+x/d.phases:]
 			if d.pass == InputGradient { // the window is turned
 				p.A, p.AStep = weights[taps-1-k*d.kernelW:], -1
 			}
@@ -100,47 +132,71 @@ func (d *depthwise[T]) places(n, row, rows int, framed, sums []T) {
 	for f := range d.filters {
 		to := d.dst[((n*d.filters+f)*d.outH+row)*d.outW:][:rows*d.outW]
 		for r := range rows {
-			line, from := to[r*d.outW:][:d.outW], sums[f*p.N+r*width:]
-			if d.strideW == 1 {
-				copy(line, from)
-				continue
-			}
-			for i := range line {
-				line[i] = from[i*d.strideW]
-			}
+			copy(to[r*d.outW:][:d.outW], sums[f*p.N+r*d.width:])
 		}
 	}
 }
 
-// gradient computes that of a filter of a group.
-func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
-	width, size := d.frameW(), d.kernelH*d.kernelW
-	clear(results)
-	filter := group*d.filters + f
-	front := (d.kernelH - 1) * d.dilationH * width
-	p := simd.Product[T]{
-		M: d.kernelH, N: d.kernelW, K: len(framed) - d.kernelW + 1, Alpha: 1,
-		A: results, ARow: d.dilationH * width, AStep: 1, B: framed, BStep: 1,
-		C: sums, CPitch: d.kernelW,
+// apart returns in which steps taps that are dilated see one phase of rows or columns, and how far
+// apart they see it.
+func apart(stride, dilation int) (step, far int) {
+	for step = 1; step*dilation%stride != 0; step++ {
 	}
+	return step, step * dilation / stride
+}
+
+// gradient computes that of a filter of a group. Rows of dy are as far apart as those of a phase,
+// over the stride, since the window goes by it; it is a product for all rows of the window that see
+// one phase.
+func (d *depthwise[T]) gradient(group, f int, framed, results, sums []T) {
+	pitch, filter := d.width/d.strideW, group*d.filters+f
+	step, far := apart(d.strideH, d.dilationH)
+	front := (len(results) - d.outH*pitch) / 2
+	clear(results)
+	p := simd.Product[T]{N: d.kernelW, Alpha: 1, ARow: far * pitch, AStep: 1, BStep: d.strideW,
+		CPitch: d.kernelW}
 	for image := range d.batch {
 		d.layPlane(framed, image*d.groups+group)
 		dy := d.weights[(image*d.groups*d.filters+filter)*d.outH*d.outW:]
 		for row := range d.outH {
-			to, from := results[front+row*d.strideH*width:], dy[row*d.outW:][:d.outW]
-			if d.strideW == 1 {
-				copy(to, from)
-				continue
-			}
-			for i, x := range from {
-				to[i*d.strideW] = x
-			}
+			copy(results[front+row*pitch:], dy[row*d.outW:][:d.outW])
 		}
-		simd.Multiply(d.level, &p)
+		p.C = sums
+		for k := range min(step, d.kernelH) {
+			p.M = ceil(d.kernelH-k, step)
+			moved := (p.M - 1) * p.ARow
+			p.K, p.A = moved+(d.outH-1)*pitch+d.outW, results[front-moved:]
+			p.B = framed[(k*d.dilationH%d.strideH*d.height+k*d.dilationH/d.strideH)*d.width:]
+			simd.Multiply(d.level, &p)
+			p.C = p.C[p.M*d.kernelW:]
+		}
 		p.Beta = 1
 	}
-	to := d.dst[filter*size:][:size]
-	for k := range d.kernelH { // the last row of the window comes first
-		copy(to[(d.kernelH-1-k)*d.kernelW:][:d.kernelW], sums[k*d.kernelW:])
+	to := d.dst[filter*d.kernelH*d.kernelW:][:d.kernelH*d.kernelW]
+	for k := range min(step, d.kernelH) { // the last row of the window comes first
+		rows := ceil(d.kernelH-k, step)
+		for i := range rows {
+			copy(to[(k+(rows-1-i)*step)*d.kernelW:], sums[i*d.kernelW:][:d.kernelW])
+		}
+		sums = sums[rows*d.kernelW:]
+	}
+	if slices.ContainsFunc(to, func(x T) bool { return x-x != 0 }) {
+		d.exactly(to, group, filter)
+	}
+}
+
+// exactly is gradient by loops. What is between the rows of dy is zeros, and these times pixels
+// that are not finite would be sums that are not numbers.
+func (d *depthwise[T]) exactly(to []T, group, filter int) {
+	clear(to)
+	for n := range d.batch * d.outH * d.outW {
+		image, y, x := n/d.outW/d.outH, n/d.outW%d.outH*d.strideH-d.top, n%d.outW*d.strideW-d.left
+		dy := d.weights[((image*d.groups*d.filters+filter)*d.outH+n/d.outW%d.outH)*d.outW+n%d.outW]
+		for k := range to {
+			h, w := y+k/d.kernelW*d.dilationH, x+k%d.kernelW*d.dilationW
+			if h >= 0 && h < d.h && w >= 0 && w < d.w {
+				to[k] += dy * d.src[((image*d.groups+group)*d.h+h)*d.w+w]
+			}
+		}
 	}
 }

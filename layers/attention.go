@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 
 	"gorgonia.org/gorgonia"
@@ -29,12 +30,7 @@ type AttentionOptions struct {
 }
 
 // shared returns the heads of keys and values.
-func (o AttentionOptions) shared() int {
-	if o.KeyHeads == 0 {
-		return o.Heads
-	}
-	return o.KeyHeads
-}
+func (o AttentionOptions) shared() int { return cmp.Or(o.KeyHeads, o.Heads) }
 
 // width returns the width of a head.
 func (o AttentionOptions) width(n int) (int, error) {
@@ -75,8 +71,8 @@ func (b *Builder) Attention(name string, x Node, o AttentionOptions) Node {
 		}
 		qkv := b.project(name+".qkv", x, o, 3)
 		axis := sequenceAxis(x)
-		q, k, v := b.at(qkv, 0), b.at(qkv, 1), b.at(qkv, 2)
-		y := b.attend(q, k, v, [2]int{axis, axis}, o)
+		q, k, v := b.Part(qkv, 0), b.Part(qkv, 1), b.Part(qkv, 2)
+		y := b.Attend(q, k, v, [2]int{axis, axis}, o)
 		return b.merge(name+".out", y, x)
 	})
 }
@@ -96,9 +92,9 @@ func (b *Builder) CrossAttention(name string, x, memory Node, o AttentionOptions
 
 // crossed is attention with queries apart from keys and values.
 func (b *Builder) crossed(name string, x, memory Node, o AttentionOptions) Node {
-	q := b.at(b.project(name+".q", x, o, 1), 0)
+	q := b.Part(b.project(name+".q", x, o, 1), 0)
 	kv := b.projectTo(name+".kv", memory, o, 2, lastOf(x))
-	y := b.attend(q, b.at(kv, 0), b.at(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
+	y := b.Attend(q, b.Part(kv, 0), b.Part(kv, 1), [2]int{sequenceAxis(x), sequenceAxis(memory)}, o)
 	return b.merge(name+".out", y, x)
 }
 
@@ -124,7 +120,7 @@ func (b *Builder) projectTo(name string, x Node, o AttentionOptions, count, n in
 		var err error
 		d, err = o.width(n)
 		return x, err
-	})
+	}, "x", x)
 	y := b.Columns(name, b.beginTensorParallel(x), 1, count, heads, d)
 	if o.Rotary != nil {
 		y = b.turned(y, count, sequenceAxis(x), *o.Rotary)
@@ -142,19 +138,25 @@ func (b *Builder) turned(y Node, count, axis int, o RotaryOptions) Node {
 		return b.apply("projection", func() (Node, error) {
 			n, err := nn.Slice(2, start, end, 1, y.Node)
 			return Place(n, y), err
-		})
+		}, "y", y)
 	}
 	first, values := b.Rotary(part(0, count-1), axis, o), part(count-1, count)
 	return b.apply("projection", func() (Node, error) {
 		n, err := nn.Concat(2, first.Node, values.Node)
 		return Place(n, y), err
-	})
+	}, "first", first, "values", values)
 }
 
-// at returns one of the projections: [., ., heads, d].
-func (b *Builder) at(x Node, i int) Node {
-	return b.apply("projection", func() (Node, error) {
+// Part returns one of several projections.
+//
+//	in   x  [a, b, parts, heads, d]
+//	out  y  [a, b, heads, d]   x[:, :, i], placed like x
+func (b *Builder) Part(x Node, i int) Node {
+	return b.apply("Part", func() (Node, error) {
 		n, s := x.Node, x.Shape()
+		if len(s) != 5 {
+			return Node{}, fmt.Errorf("%w: x has shape %v: want 5 axes", ops.ErrShape, s)
+		}
 		if s[2] > 1 {
 			var err error
 			if n, err = nn.Slice(2, i, i+1, 1, n); err != nil {
@@ -163,7 +165,7 @@ func (b *Builder) at(x Node, i int) Node {
 		}
 		n, err := reshape(n, s[0], s[1], s[3], s[4])
 		return Place(n, x, 0, 1, 3, 4), err
-	})
+	}, "x", x)
 }
 
 // merge brings results of attention back to the positions of x, and adds up what heads say.
@@ -183,14 +185,10 @@ func (b *Builder) merge(name string, y, x Node) Node {
 //
 // positions are the axes of q, and of k and v, that are the sequence: 0 or 1. All are Split(2) over
 // the Sequence group: To(q, Sequence, Split(2)) is the all-to-all that gives a rank all positions
-// of its heads.
+// of its heads. Heads and Rotary of the options do not count: there may be fewer heads of keys.
 //
 // Errors: [ErrPlacement]; [ops.ErrShape]; those of nn.Attention.
-func (b *Builder) Attend(q, k, v Node, positions [2]int, causal bool) Node {
-	return b.attend(q, k, v, positions, AttentionOptions{Causal: causal})
-}
-
-func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
+func (b *Builder) Attend(q, k, v Node, positions [2]int, o AttentionOptions) Node {
 	return b.apply("Attend", func() (Node, error) {
 		if m := o.Mask; m != nil && m.Dims() > 2 && m.Shape()[m.Dims()-3] != 1 {
 			return Node{}, fmt.Errorf("%w: the mask has shape %v, with numbers for each head, but "+
@@ -229,7 +227,7 @@ func (b *Builder) attend(q, k, v Node, positions [2]int, o AttentionOptions) Nod
 		}
 		y, err = gorgonia.Transpose(y, headsLast[positions[0]]...)
 		return Place(y, q), err
-	})
+	}, "q", q, "k", k, "v", v)
 }
 
 // sharing checks that this rank has the heads of keys that its heads of queries share: [alike], but

@@ -14,7 +14,8 @@ import (
 )
 
 // Builder builds the graph of one rank. All ranks call the same methods in the same order. After an
-// error methods do nothing, and [Builder.Err] and [Builder.Grad] return it.
+// error methods do nothing, and [Builder.Err] and [Builder.Grad] return it. Each method refuses a
+// zero Node with a [backend.ErrArgument].
 //
 // Ranks that are goroutines of one process hold the lock of euryale.Run while they build. Building
 // is not collective.
@@ -81,14 +82,26 @@ func (b *Builder) Err() error { return b.err }
 
 // Apply adds an operation of another package: what f returns, placed by [Place]. An error names the
 // operation, and after an error f is not called.
-func (b *Builder) Apply(name string, f func() (Node, error)) Node { return b.apply(name, f) }
+func (b *Builder) Apply(name string, f func() (Node, error)) Node {
+	return b.apply(name, f, "f", f)
+}
 
-// apply is f(), with an error that names the operation, and without a call after an error.
-func (b *Builder) apply(name string, f func() (Node, error)) Node {
+// apply is f(), with an error that names the operation, and without a call after an error. operands
+// are what f needs, as names and values, none of which may be nil: each Node of a caller is among
+// them.
+func (b *Builder) apply(name string, f func() (Node, error), operands ...any) Node {
 	if b.err != nil {
 		return Node{}
 	}
-	n, err := f()
+	for i, o := range operands {
+		if n, ok := o.(Node); ok {
+			operands[i] = n.Node
+		}
+	}
+	n, err := Node{}, backend.Given("", operands...)
+	if err == nil {
+		n, err = f()
+	}
 	if err != nil {
 		b.err = fmt.Errorf("layers: %s: %w", name, err)
 		return Node{}
@@ -123,9 +136,6 @@ const Undivided = -1
 func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 	return b.apply("Learn "+name, func() (Node, error) {
 		n := Node{place: [2]Placement{Copied, Replicated}}
-		if err := backend.Given("", "init", init); err != nil {
-			return n, err
-		}
 		switch {
 		case b.names[name]:
 			return n, fmt.Errorf("%w: there is another learnable of this name", backend.ErrArgument)
@@ -152,7 +162,7 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 			b.learnables = append(b.learnables, n)
 		}
 		return n, nil
-	})
+	}, "init", init)
 }
 
 // initial returns the whole of a learnable: what [Builder.Begin] has for it, or what is drawn.
@@ -207,6 +217,11 @@ func (b *Builder) tensor(shape []int, values []float64) *tensor.Dense {
 		backing = narrow
 	}
 	return tensor.New(tensor.WithShape(shape...), tensor.WithBacking(backing))
+}
+
+// Constant returns numbers that nothing changes, of the builder's dtype.
+func (b *Builder) Constant(shape []int, numbers []float64) *gorgonia.Node {
+	return b.graph.Constant(b.tensor(shape, numbers))
 }
 
 // learnableFor returns a learnable as an operation with x needs it: with a gradient that is a sum

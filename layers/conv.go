@@ -6,7 +6,6 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
@@ -80,7 +79,7 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 		const momentum = 0.1
 		y, _, _, _, err := gorgonia.BatchNorm(x.Node, learned[0], learned[1], momentum, epsilon)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // ReLU is 0 for negative elements, and others as they are.
@@ -88,12 +87,12 @@ func (b *Builder) BatchNorm(name string, x Node) Node {
 // Errors: [ErrPlacement] if x is a partial sum.
 func (b *Builder) ReLU(x Node) Node {
 	return b.apply("ReLU", func() (Node, error) {
-		if err := firstOf(backend.Given("", "x", x.Node), summed("x", x)); err != nil {
+		if err := summed("x", x); err != nil {
 			return Node{}, err
 		}
 		y, err := gorgonia.Rectify(x.Node)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // ConvBlock is a convolution without bias, a batch norm and a rectifier.
@@ -169,12 +168,12 @@ func (b *Builder) conv(name string, x Node, filters int, kernel [2]int, o nn.Con
 		}
 		y, err := nn.Conv2D(o, x.Node, w.Node, c.Node)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // images checks that images are divided along the batch alone.
 func images(operand string, x Node) error {
-	if err := firstOf(backend.Given("", operand, x.Node), summed(operand, x)); err != nil {
+	if err := summed(operand, x); err != nil {
 		return err
 	}
 	if p := x.place[Sequence]; p != Split(0) && p != Copied {

@@ -6,7 +6,6 @@ import (
 
 	"gorgonia.org/gorgonia"
 
-	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/ops/nn"
 )
 
@@ -26,9 +25,6 @@ import (
 // nn.Dropout.
 func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 	return b.apply("Dropout", func() (Node, error) {
-		if err := backend.Given("", "random", random); err != nil {
-			return Node{}, err
-		}
 		positions := sequenceAxis(x)
 		if positions != 0 && positions != 1 || x.Dims() < 2 {
 			return Node{}, misplaced("x", x, Sequence, Split(1), Split(0))
@@ -62,7 +58,7 @@ func (b *Builder) Dropout(p float64, random *nn.Random, x Node) Node {
 		}
 		y, err := gorgonia.HadamardProd(x.Node, mask)
 		return Place(y, x), err
-	})
+	}, "random", random, "x", x)
 }
 
 // whole returns the shape of what x is this rank's part of, and whether there are other parts.

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -224,9 +225,6 @@ func (t *Tokens) of() string {
 // Errors: [ErrPlacement] if words are divided along another axis.
 func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 	return b.apply("Embedding"+tokens.of(), func() (Node, error) {
-		if err := backend.Given("", "tokens", tokens); err != nil {
-			return Node{}, err
-		}
 		if err := firstOf(require("words", words, Sequence, Copied), require("words", words, Tensor,
 			Split(0), Replicated)); err != nil {
 			return Node{}, err
@@ -250,7 +248,7 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 				tokens.mask(within, start, end, append(shape, 1)...), nil, []byte{byte(len(shape))})
 		}
 		return y, err
-	})
+	}, "words", words, "tokens", tokens)
 }
 
 // Positions adds a learnable to each position.
@@ -278,7 +276,7 @@ func (b *Builder) wholeSequence(x Node) (rows int) {
 			rows = sum(x.parts[x.order()[1]])
 		}
 		return Node{}, err
-	})
+	}, "x", x)
 	return rows
 }
 
@@ -311,7 +309,7 @@ func (b *Builder) PositionsOf(p, x Node) Node {
 			return Node{}, err
 		}
 		return addRows(x, p.Node, axis)
-	})
+	}, "p", p, "x", x)
 }
 
 // Sinusoids adds sines and cosines of its number to each position p: to elements 2i and 2i+1 those
@@ -340,8 +338,8 @@ func (b *Builder) Sinusoids(scale float64, x Node) Node {
 				values[i] = scale * math.Cos(angle)
 			}
 		}
-		return addRows(x, b.graph.Constant(b.tensor([]int{rows, n}, values)), axis)
-	})
+		return addRows(x, b.Constant([]int{rows, n}, values), axis)
+	}, "x", x)
 }
 
 // firstOf returns which element of the whole of an axis is this rank's first one.
@@ -383,12 +381,9 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 		if err := firstOf(summed("x", x), whole("x", x, last)); err != nil {
 			return Node{}, err
 		}
-		if o.Base == 0 {
-			o.Base = 10000
-		}
 		shape := x.Shape()
-		cos, sin, err := nn.RotaryAngles(b.dtype, o.Base, o.First+b.firstOf(x, axis), shape[axis],
-			shape[last])
+		cos, sin, err := nn.RotaryAngles(b.dtype, cmp.Or(o.Base, 10000),
+			o.First+b.firstOf(x, axis), shape[axis], shape[last])
 		if err != nil {
 			return Node{}, err
 		}
@@ -399,7 +394,7 @@ func (b *Builder) Rotary(x Node, axis int, o RotaryOptions) Node {
 		}
 		y, err := nn.Rotary(o.RotaryOptions, x.Node, b.graph.Constant(cos), b.graph.Constant(sin))
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // alongSequence returns the axis of the positions of [batch, positions, n] or [positions, batch,

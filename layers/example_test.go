@@ -141,7 +141,7 @@ func ExampleTable() {
 			return err
 		}
 		const id = 1_000_000 // of both ranks; rank 0 has the row
-		err = errors.Join(tokens.Set([]int{id}), m.RunAll(), items.Step(0.25))
+		err = errors.Join(tokens.Set([]int{id}), m.RunAll(), items.Step(&autograd.SGD{Rate: 0.25}))
 		if err == nil && comm.Rank() == 0 {
 			fmt.Println(items.Rows().Shape(), items.Rows().Data().([]float64)[id-2:id+2])
 		}

@@ -1,6 +1,7 @@
 package layers
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -66,7 +67,7 @@ type Experts struct {
 // Fedus, Zoph and Shazeer, Switch Transformers, 2021, (4) to (6) for the loss.
 func (b *Builder) MoE(name string, x Node, o MoEOptions) (e Experts) {
 	e.Y = b.within("MoE "+name, func() Node {
-		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) })
+		tokens := b.apply("tokens", func() (Node, error) { return x, o.check(x) }, "x", x)
 		tokens = b.To(tokens, Tensor, Split(0))
 		if b.err != nil {
 			return Node{}
@@ -84,9 +85,7 @@ func (o *MoEOptions) check(x Node) error {
 	if x.Dims() != 3 {
 		return fmt.Errorf("%w: x has shape %v: want 3 axes", ops.ErrShape, x.Shape())
 	}
-	if o.Choices == 0 {
-		o.Choices = 1
-	}
+	o.Choices = cmp.Or(o.Choices, 1)
 	if o.Experts < 1 || o.Choices < 1 || o.Choices > o.Experts || o.Hidden < 1 ||
 		!(o.Capacity >= 0) || math.IsInf(o.Capacity, 1) {
 		return fmt.Errorf("%w: %+v", backend.ErrArgument, *o)
@@ -122,7 +121,7 @@ func (m *mixture) build() (Node, error) {
 	}
 	ones := slices.Repeat([]float64{1}, size(gates.Shape()))
 	slots, kept, err := nn.Slots(m.o.Experts, m.capacity(), choices,
-		m.graph.Constant(m.tensor(gates.Shape(), ones)))
+		m.Constant(gates.Shape(), ones))
 	if err != nil {
 		return Node{}, err
 	}

@@ -59,7 +59,7 @@ func (b *Builder) columns(name string, x Node, bias bool, axis int, out []int) N
 		y := Place(n, x)
 		y.place[Tensor], y.parts[Tensor] = Split(last+axis), w.parts[Tensor]
 		return y, err
-	})
+	}, "x", x)
 }
 
 // Dense is a linear layer of which every rank of the Tensor group has all weights.
@@ -88,7 +88,7 @@ func (b *Builder) Dense(name string, x Node, out int) Node {
 		}
 		y, err := linear(x.Node, 1, w.Node, nil, []int{out})
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // Rows is a linear layer whose weights the Tensor group divides by rows: each rank has a part of x,
@@ -134,7 +134,7 @@ func (b *Builder) Rows(name string, x Node, in int, out int) Node {
 		y := Place(n, x)
 		y.place[Tensor], y.parts[Tensor] = Partial, nil
 		return y, err
-	})
+	}, "x", x)
 }
 
 // Bias adds a vector, which has the name with ".bias".
@@ -167,7 +167,7 @@ func (b *Builder) Bias(name string, x Node) Node {
 		}
 		y, err := reshape(flat, x.Shape()...)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // linear returns x w + c, of the last in axes of x and the first in axes of w; c may be nil.
@@ -258,7 +258,7 @@ func (b *Builder) SwiGLU(name string, x Node, hidden int) Node {
 			}
 			axes[last-1] = last
 			return Place(y, both, axes...), err
-		})
+		}, "both", both)
 		return b.To(b.Rows(name+".out", h, 1, lastOf(x)), Tensor, x.place[Tensor])
 	})
 }
@@ -294,7 +294,7 @@ func (b *Builder) GELU(x Node) Node {
 		}
 		y, err := nn.GELUTanh(x.Node)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // Add is x + y, of one shape and one placement.
@@ -321,7 +321,7 @@ func (b *Builder) Add(x, y Node) Node {
 		}
 		n, err := gorgonia.Add(x.Node, y.Node)
 		return Place(n, x), err
-	})
+	}, "x", x, "y", y)
 }
 
 // firstOf returns the first error.

@@ -45,7 +45,7 @@ func (b *Builder) Logits(x, words Node) Node {
 			y := Place(n, x)
 			y.place[Tensor], y.parts[Tensor] = Split(last), words.parts[Tensor]
 			return y, err
-		})
+		}, "x", x, "words", words)
 	})
 }
 
@@ -71,9 +71,6 @@ func (b *Builder) Logits(x, words Node) Node {
 // Errors: [ErrPlacement]; [ops.ErrShape] if targets do not fit the logits.
 func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 	return b.apply("CrossEntropy"+targets.of(), func() (Node, error) {
-		if err := backend.Given("", "targets", targets); err != nil {
-			return Node{}, err
-		}
 		last := logits.Dims() - 1
 		if err := firstOf(require("logits", logits, Tensor, Split(last)),
 			require("logits", logits, Sequence, Split(targets.axis))); err != nil {
@@ -104,7 +101,7 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 			loss, err = b.meanOf(loss, targets, n)
 		}
 		return Node{Node: loss, place: [2]Placement{Partial, Replicated}}, err
-	})
+	}, "logits", logits, "targets", targets)
 }
 
 // meanOf divides the sum of the losses of this rank's targets, of a vocabulary of n, by the number
@@ -201,6 +198,6 @@ func (b *Builder) Grad(loss Node) (gorgonia.Nodes, error) {
 		}
 		_, err := gorgonia.Grad(loss.Node, append(b.Learnables(), b.inputs...)...)
 		return Node{}, err
-	})
+	}, "loss", loss)
 	return b.Learnables(), b.err
 }

@@ -21,7 +21,7 @@ import (
 // Errors: [ErrPlacement] if no collective leads from one to the other; [ops.ErrShape]; those of
 // package ops.
 func (b *Builder) To(x Node, g Group, to Placement) Node {
-	return b.apply("To", func() (Node, error) { return b.convert(x, g, to) })
+	return b.apply("To", func() (Node, error) { return b.convert(x, g, to) }, "x", x)
 }
 
 func (b *Builder) convert(x Node, g Group, to Placement) (Node, error) {

@@ -63,5 +63,5 @@ func (b *Builder) norm(kind, name string, x Node, learnables []string,
 		}
 		y, err := norm(own)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }

@@ -71,6 +71,9 @@ func (n Node) Placed(g Group) Placement { return n.place[g] }
 // with an axis of Split moved where the operation has moved it: axes[i] is where axis i was, and
 // nil says that all are where they were. It checks nothing but the lengths.
 func Place(n *gorgonia.Node, like Node, axes ...int) Node {
+	if like.Node == nil { // without a placement: who uses it has the error
+		return Node{}
+	}
 	like.Node = n
 	for g, p := range like.place {
 		if !p.split() || axes == nil {

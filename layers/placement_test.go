@@ -55,7 +55,8 @@ func TestWrongPlacement(t *testing.T) {
 			x = b.To(x, seq, layers.Split(1))
 			q := layers.Place(
 				gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, x.Shape()[1], 2, 2})), x)
-			return b.Attend(q, q, q, [2]int{1, 1}, true)
+			return b.Attend(q, q, q, [2]int{1, 1},
+				layers.AttentionOptions{Causal: true})
 		}},
 		{"LSTM of a part of the steps", "missing an all-to-all: To(x, layers.Sequence, " +
 			"layers.Split(0))", func(b *layers.Builder, x layers.Node) layers.Node {
@@ -96,7 +97,8 @@ func TestWrongPlacement(t *testing.T) {
 				x = layers.Place(gorgonia.Must(gorgonia.Reshape(x.Node, tensor.Shape{2, 4, 2, 2})),
 					x)
 				q := b.To(b.To(x, seq, layers.Split(2)), tp, layers.Split(1))
-				return b.Attend(q, q, q, [2]int{1, 1}, true)
+				return b.Attend(q, q, q, [2]int{1, 1},
+					layers.AttentionOptions{Causal: true})
 			}},
 		{"words that were gathered", "missing a copy whose gradient is all-reduced: To(words, " +
 			"layers.Sequence, layers.Copied)", func(b *layers.Builder, x layers.Node) layers.Node {
@@ -205,7 +207,8 @@ func TestRefused(t *testing.T) {
 					b.Add(x, layers.Whole(variable(b, "y", tensor.Float64, 2, 4, 1)))
 				},
 				"want 4 axes": func(b *layers.Builder, x layers.Node) {
-					b.Attend(x, x, x, [2]int{1, 1}, true)
+					b.Attend(x, x, x, [2]int{1, 1},
+						layers.AttentionOptions{Causal: true})
 				},
 				"no axis 7": func(b *layers.Builder, x layers.Node) {
 					b.To(x, layers.Tensor, layers.Split(7))

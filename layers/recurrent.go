@@ -76,10 +76,10 @@ func (b *Builder) recurrent(what, name string, x Node, hidden, gates int, o nn.R
 			w = append(w, learnable.Node)
 		}
 		state := []int{1, x.Shape()[batch], hidden}
-		zeros := b.graph.Constant(b.tensor(state, make([]float64, size(state))))
+		zeros := b.Constant(state, make([]float64, size(state)))
 		y, err := layer(x.Node, zeros, w)
 		return Place(y, x), err
-	})
+	}, "x", x)
 }
 
 // samples checks that x, of three axes, has learnables of its own on each rank, and that a rank has

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"math/rand/v2"
 	"slices"
 
@@ -22,18 +23,32 @@ import (
 //	items := b.Table("items", layers.Normal(0.05), 1<<20, 32)
 //	x := items.Lookup(tokens)
 //	...
-//	machine, err := vm.New(b.Graph(), device, vm.Keep(items.Gradients()...), ...)
+//	machine, err := vm.New(b.Graph(), device, vm.Keep(items.Gradients()...),
+//		vm.WithDataParallel(layout.Data, autograd.WithTables(items)), ...)
+//	solver := &autograd.Adam{Rate: 0.001} // for this table alone
+//	...
 //	err = tokens.Set(ids)      // brings the rows of the ids here
 //	err = machine.RunAll()
-//	err = items.Step(rate)     // sends their gradients to the ranks that have them
+//	err = items.Step(solver)   // sends their gradients to the ranks that have them
 //
 // Compare [Builder.Embedding], whose gradient and update are of all rows.
 type Table struct {
 	b       *Builder
 	name    string
 	rows, n int
-	own     *tensor.Dense // [own rows, n]: number i/P of them is row i
+	own     *tensor.Dense  // [own rows, n]: number i/P of them is row i; nil for none
+	weights backend.Buffer // of own
 	lookups []*lookup
+	at      []int // of each own row its number among those that a step updates, from 1
+	// of the solver, by its names: vectors of all own rows, and integers
+	state map[string]backend.Buffer
+}
+
+// Solver updates the rows of a table: one of package autograd.
+type Solver interface {
+	gorgonia.Solver
+	State() (map[string]backend.Buffer, error)
+	SetState(map[string]backend.Buffer) error
 }
 
 // Table returns a table of rows of n numbers. They begin with values that follow from the seed, the
@@ -43,9 +58,6 @@ type Table struct {
 func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 	t := &Table{b: b, name: name, rows: rows, n: n}
 	b.apply("Table "+name, func() (Node, error) {
-		if err := backend.Given("", "init", init); err != nil {
-			return Node{}, err
-		}
 		if rows < 1 || n < 1 {
 			return Node{}, fmt.Errorf("%w: %d rows of %d numbers", ops.ErrShape, rows, n)
 		}
@@ -59,16 +71,18 @@ func (b *Builder) Table(name string, init Init, rows, n int) *Table {
 				values = append(values, init(r))
 			}
 		}
+		t.weights, t.at = room(b.number(0), len(values)), make([]int, len(values)/n)
 		if len(values) > 0 {
 			t.own = b.tensor([]int{len(values) / n, n}, values)
+			t.weights = elements(t.own)
 		}
 		return Node{}, nil
-	})
+	}, "init", init)
 	return t
 }
 
-// Rows returns the rows of this rank, [own rows, n], for checkpoints: number k of them is row
-// k*P + r of the table on rank r of P. It is nil if the rank has none.
+// Rows returns the rows of this rank, [own rows, n]: number k of them is row k*P + r of the table
+// on rank r of P. It is nil if the rank has none. Checkpoints have them by autograd.WithTables.
 func (t *Table) Rows() *tensor.Dense { return t.own }
 
 // Lookup returns the row of each token.
@@ -85,9 +99,6 @@ func (t *Table) Rows() *tensor.Dense { return t.own }
 func (t *Table) Lookup(tokens *Tokens) Node {
 	b := t.b
 	return b.apply("Lookup in "+t.name+tokens.of(), func() (Node, error) {
-		if err := backend.Given("", "tokens", tokens); err != nil {
-			return Node{}, err
-		}
 		shape := append(tokens.own(), t.n)
 		l := &lookup{table: t, value: b.tensor(shape, make([]float64, size(shape)))}
 		y := tokens.placedNode()
@@ -99,7 +110,7 @@ func (t *Table) Lookup(tokens *Tokens) Node {
 		l.node = y.Node
 		t.lookups, b.inputs = append(t.lookups, l), append(b.inputs, y.Node)
 		return y, nil
-	})
+	}, "tokens", tokens)
 }
 
 // Gradients returns the gradients of what has been looked up, for vm.Keep, after [Builder.Grad].
@@ -112,27 +123,164 @@ func (t *Table) Gradients() (all gorgonia.Nodes) {
 	return all
 }
 
-// Step takes a step of gradient descent, w -= rate * dw, of the rows that the last run has looked
-// up: others do not change. Call it behind each run, also behind each of several whose gradients
-// are added up. It is collective over l.Data: an all-to-all of the sums of the gradients of each
-// id.
+// Step takes a step of a solver for the rows that the last run has looked up, each with the sum of
+// its gradients. Others do not change, and neither does what the solver keeps for them; it counts
+// steps of the table, as PyTorch's SparseAdam. The table has that, so the solver may have other
+// settings in each step, and must not have other parameters. Call Step behind each run. It is
+// collective over l.Data: an all-to-all of the sums of the gradients of each id.
 //
-// Errors: [backend.ErrArgument] before a run, or without [Builder.Grad]; those of the communicator.
-func (t *Table) Step(rate float64) error {
-	for _, l := range t.lookups {
-		var dw gorgonia.Value
-		if d := l.node.Deriv(); d != nil {
-			dw = d.Value()
-		}
-		if dw == nil || l.sent == nil {
-			return fmt.Errorf("layers: Step of table %s: %w: there is no gradient: call Grad "+
-				"before the machine is made, and RunAll before Step", t.name, backend.ErrArgument)
-		}
-		if err := l.step(dw, rate); err != nil {
-			return fmt.Errorf("layers: Step of table %s: %w", t.name, err)
-		}
+// Cost: copies of these rows, and of what is kept for them.
+// Errors: [backend.ErrArgument] before a run, or without [Builder.Grad]; those of the solver and
+// the communicator.
+func (t *Table) Step(solver Solver) error {
+	err := backend.Given("", "solver", solver)
+	if err == nil && t.b.dtype == tensor.Float32 {
+		err = step[float32](t, solver)
+	} else if err == nil {
+		err = step[float64](t, solver)
+	}
+	if err != nil {
+		return fmt.Errorf("layers: Step of table %s: %w", t.name, err)
 	}
 	return nil
+}
+
+func step[T number](t *Table, solver Solver) error {
+	var rows []int
+	var dw []T
+	defer func() {
+		for _, row := range rows {
+			t.at[row] = 0
+		}
+	}()
+	for _, l := range t.lookups {
+		all, err := gradients[T](l)
+		if err != nil {
+			return err
+		}
+		for k, id := range l.asked {
+			row := int(id) / t.b.layout.Data.Size()
+			dx := all[k*t.n:][:t.n]
+			if t.at[row] == 0 {
+				rows, dw = append(rows, row), append(dw, dx...)
+				t.at[row] = len(rows)
+				continue
+			}
+			to := dw[(t.at[row]-1)*t.n:][:t.n]
+			for j, x := range dx {
+				to[j] += x
+			}
+		}
+	}
+	if rows == nil { // a solver counts steps, whatever this rank has of them
+		dw = make([]T, t.n)
+	}
+	shape := tensor.WithShape(len(dw)/t.n, t.n)
+	w := tensor.New(shape, tensor.WithBacking(make([]T, len(dw))))
+	return t.update(solver, rows, touched{w, tensor.New(shape, tensor.WithBacking(dw))})
+}
+
+// update updates rows, which are gathered, with what is kept for them, and scattered.
+func (t *Table) update(solver Solver, rows []int, all touched) error {
+	size := t.n * t.weights.DType().Size()
+	move := func(part, whole backend.Buffer, back bool) {
+		for i, row := range rows {
+			to, from := part.Bytes()[i*size:][:size], whole.Bytes()[row*size:][:size]
+			if back {
+				to, from = from, to
+			}
+			copy(to, from)
+		}
+	}
+	w, state := elements(all.w), map[string]backend.Buffer{}
+	move(w, t.weights, false)
+	for name, kept := range t.state {
+		if state[name] = kept; kept.DType() == w.DType() {
+			state[name] = room(t.b.number(0), w.Len())
+			move(state[name], kept, false)
+		}
+	}
+	err := solver.SetState(state)
+	if err == nil {
+		err = solver.Step([]gorgonia.ValueGrad{all})
+	}
+	if err == nil {
+		state, err = solver.State()
+	}
+	if err != nil {
+		return err
+	}
+	move(w, t.weights, true)
+	for name, kept := range state {
+		if kept.DType() == w.DType() {
+			if state[name] = t.state[name]; state[name].Len() != t.weights.Len() {
+				state[name] = room(t.b.number(0), t.weights.Len())
+			}
+			move(kept, state[name], true)
+		}
+	}
+	t.state = state
+	return nil
+}
+
+// touched are rows and their gradients.
+type touched struct{ w, dw *tensor.Dense }
+
+func (t touched) Value() gorgonia.Value         { return t.w }
+func (t touched) Grad() (gorgonia.Value, error) { return t.dw, nil }
+
+// Name returns the name of the table.
+func (t *Table) Name() string { return t.name }
+
+// Size returns how many rows the table has, and of how many numbers.
+func (t *Table) Size() (rows, n int) { return t.rows, t.n }
+
+// DType returns the type of its numbers.
+func (t *Table) DType() backend.DType { return t.weights.DType() }
+
+// State returns, for autograd.WithTables, a copy of this rank's rows, which have the name "", and
+// of what the solver keeps: of each row as many numbers, and integers that all ranks have.
+func (t *Table) State() map[string]backend.Buffer {
+	all := maps.Clone(t.state)
+	if all == nil {
+		all = map[string]backend.Buffer{}
+	}
+	all[""] = t.weights
+	for name, b := range all {
+		all[name] = backend.Of(slices.Clone(b.Bytes())).As(b.DType())
+	}
+	return all
+}
+
+// SetState takes what State has returned on a rank with the same rows. The solver begins anew
+// without its own.
+func (t *Table) SetState(state map[string]backend.Buffer) error {
+	for name, b := range state {
+		if b.DType() == t.DType() && b.Len() != t.weights.Len() {
+			return fmt.Errorf("layers: table %s: %w: a state of %d numbers for %d (%q)", t.name,
+				backend.ErrArgument, b.Len(), t.weights.Len(), name)
+		}
+	}
+	t.state = maps.Clone(state)
+	delete(t.state, "")
+	copy(t.weights.Bytes(), state[""].Bytes())
+	return nil
+}
+
+// elements returns the memory of a tensor of floats.
+func elements(t *tensor.Dense) backend.Buffer {
+	if x, ok := t.Data().([]float32); ok {
+		return backend.Of(x)
+	}
+	return backend.Of(t.Data().([]float64))
+}
+
+// room returns n zeros of the type of a number.
+func room(like any, n int) backend.Buffer {
+	if _, ok := like.(float32); ok {
+		return backend.Of(make([]float32, n))
+	}
+	return backend.Of(make([]float64, n))
 }
 
 // lookup is a use of a table.
@@ -239,22 +387,13 @@ func (l *lookup) exchange(back bool, n int, dst, src backend.Buffer) error {
 
 type number interface{ float32 | float64 }
 
-// ofRows calls f for the own row of each id that has been asked for.
-func ofRows[T number](l *lookup, f func(k int, row []T)) {
-	if len(l.asked) == 0 {
-		return
-	}
-	n, own := l.table.n, l.table.own.Data().([]T)
-	for k, id := range l.asked {
-		at := int(id) / l.table.b.layout.Data.Size() * n
-		f(k, own[at:at+n])
-	}
-}
-
 func fetch[T number](l *lookup) error {
 	n, distinct := l.table.n, 1+slices.Max(l.places)
 	give, get := make([]T, len(l.asked)*n), make([]T, distinct*n)
-	ofRows(l, func(k int, row []T) { copy(give[k*n:], row) })
+	own := backend.View[T](l.table.weights)
+	for k, id := range l.asked {
+		copy(give[k*n:(k+1)*n], own[int(id)/l.table.b.layout.Data.Size()*n:])
+	}
 	if err := l.exchange(true, n, backend.Of(get), backend.Of(give)); err != nil {
 		return err
 	}
@@ -265,28 +404,22 @@ func fetch[T number](l *lookup) error {
 	return nil
 }
 
-func (l *lookup) step(dw gorgonia.Value, rate float64) error {
-	if l.value.Dtype() == tensor.Float32 {
-		return descend(l, dw.Data().([]float32), float32(rate))
+// gradients returns the gradients of the ids that have been asked for.
+func gradients[T number](l *lookup) ([]T, error) {
+	var value gorgonia.Value
+	if d := l.node.Deriv(); d != nil {
+		value = d.Value()
 	}
-	return descend(l, dw.Data().([]float64), rate)
-}
-
-func descend[T number](l *lookup, dw []T, rate T) error {
-	n, distinct := l.table.n, 1+slices.Max(l.places)
+	if value == nil || l.sent == nil {
+		return nil, fmt.Errorf("%w: there is no gradient: call Grad before the machine is made, "+
+			"and RunAll before Step", backend.ErrArgument)
+	}
+	n, distinct, dw := l.table.n, 1+slices.Max(l.places), value.Data().([]T)
 	give, get := make([]T, distinct*n), make([]T, len(l.asked)*n)
 	for i, p := range l.places {
 		for k, x := range dw[i*n : (i+1)*n] {
 			give[p*n+k] += x
 		}
 	}
-	if err := l.exchange(false, n, backend.Of(get), backend.Of(give)); err != nil {
-		return err
-	}
-	ofRows(l, func(k int, row []T) {
-		for i, x := range get[k*n : (k+1)*n] {
-			row[i] -= rate * x
-		}
-	})
-	return nil
+	return get, l.exchange(false, n, backend.Of(get), backend.Of(give))
 }

@@ -3,6 +3,7 @@ package layers_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -19,13 +20,23 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
+// course is how a model with a table is trained.
+type course struct {
+	dt       tensor.Dtype
+	solver   func() layers.Solver // of the table
+	from, to int                  // steps
+	dir      string               // of a checkpoint: loaded first unless from is 0, and saved
+}
+
+func descent() layers.Solver { return &autograd.SGD{Rate: 0.5} }
+
 // tableTraining trains a model with two lookups in a table of 50 rows. It returns the losses, and
 // the table before and after.
-func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype,
-	steps int) (losses, before, after []float64) {
+func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, c course) (losses, before,
+	after []float64) {
 	t.Helper()
 	const rows, vocabulary, batch = 50, 11, 4
-	losses = make([]float64, steps)
+	losses = make([]float64, c.to)
 	before, after = make([]float64, rows*width), make([]float64, rows*width)
 	var mu sync.Mutex
 	collect := func(l *layers.Layout, table *layers.Table, to []float64) {
@@ -41,7 +52,7 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype
 	ids := make([]int, batch*positions)
 	within(t, k, s, func(l *layers.Layout, device backend.Device, build sync.Locker) error {
 		build.Lock()
-		b := layers.NewBuilder(gorgonia.NewGraph(), l, dt, 1)
+		b := layers.NewBuilder(gorgonia.NewGraph(), l, c.dt, 1)
 		own := batch / s.DP
 		tokens, targets := b.Tokens("tokens", 1, own, positions), b.Tokens("targets", 1, own,
 			positions)
@@ -56,12 +67,19 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype
 		}
 		machine, err := vm.New(b.Graph(), device, vm.Keep(append(table.Gradients(), loss.Node)...),
 			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.9}, learnables...),
-			vm.WithDataParallel(l.Data, autograd.WithSum()))
+			vm.WithDataParallel(l.Data, autograd.WithSum(), autograd.WithTables(table),
+				autograd.WithParts(l.Comm(layers.Tensor), b.Divided())))
 		if err != nil {
 			return err
 		}
+		dp, solver := machine.DataParallel(), c.solver()
+		if c.from > 0 {
+			if err := dp.Load(c.dir, machine.Solver(), nil); err != nil {
+				return err
+			}
+		}
 		collect(l, table, before)
-		for step := range steps {
+		for step := c.from; step < c.to; step++ {
 			all := slices.Clone(ids)
 			for i := range all {
 				all[i] = (i*i + step*3) % vocabulary // some more than once
@@ -75,7 +93,7 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype
 			var value float64
 			if err == nil {
 				value = scalar(loss.Value())
-				err = errors.Join(autograd.Sum(l.Data, &value), table.Step(0.5))
+				err = errors.Join(autograd.Sum(l.Data, &value), table.Step(solver))
 			}
 			if err != nil {
 				return errors.Join(err, machine.Close())
@@ -85,7 +103,10 @@ func tableTraining(t *testing.T, k testenv.Kind, s layers.Sizes, dt tensor.Dtype
 			}
 		}
 		collect(l, table, after)
-		return machine.Close()
+		if c.dir != "" {
+			err = errors.Join(dp.SaveAsync(c.dir, machine.Solver(), nil), table.Step(solver))
+		}
+		return errors.Join(err, machine.Close())
 	})
 	return losses, before, after
 }
@@ -104,7 +125,8 @@ func TestTableEqualsOneRank(t *testing.T) {
 	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
 	for dt, tolerance := range map[tensor.Dtype]float64{tensor.Float64: 1e-10,
 		tensor.Float32: 1e-4} {
-		want, first, last := tableTraining(t, testenv.Hosts, one, dt, 20)
+		want, first, last := tableTraining(t, testenv.Hosts, one,
+			course{dt: dt, solver: descent, to: 20})
 		if !(want[19] < want[0]/2) {
 			t.Fatalf("the losses of one rank are %v", want)
 		}
@@ -119,7 +141,8 @@ func TestTableEqualsOneRank(t *testing.T) {
 			{DP: 1, SP: 3, TP: 1}, {DP: 1, SP: 1, TP: 2}, {DP: 2, SP: 2, TP: 1},
 			{DP: 2, SP: 1, TP: 2}} {
 			t.Run(fmt.Sprint(s, dt), func(t *testing.T) {
-				losses, before, after := tableTraining(t, testenv.Hosts, s, dt, 20)
+				losses, before, after := tableTraining(t, testenv.Hosts, s,
+					course{dt: dt, solver: descent, to: 20})
 				near(t, "losses", losses, want, tolerance)
 				near(t, "the table before", before, first, 0)
 				near(t, "the table after", after, last, tolerance)
@@ -128,13 +151,143 @@ func TestTableEqualsOneRank(t *testing.T) {
 	}
 }
 
+// solvers of package autograd that keep vectors, and one that keeps none.
+var solvers = map[string]func() layers.Solver{
+	"SGD":      descent,
+	"Momentum": func() layers.Solver { return &autograd.Momentum{Rate: 0.1, Momentum: 0.9} },
+	"AdamW": func() layers.Solver {
+		return &autograd.AdamW{Rate: 0.05, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8,
+			WeightDecay: 0.01}
+	},
+}
+
+// TestCheckpointsOfTablesAreLoadedByAnyRanks: with what the solver keeps for the rows, so losses go
+// on as if nothing had happened, and rows are the same.
+func TestCheckpointsOfTablesAreLoadedByAnyRanks(t *testing.T) {
+	one := layers.Sizes{DP: 1, SP: 1, TP: 1}
+	for name, solver := range solvers {
+		want, _, last := tableTraining(t, testenv.Hosts, one, course{dt: tensor.Float64,
+			solver: solver, to: 8})
+		for i, s := range [][2]layers.Sizes{{{DP: 1, SP: 3, TP: 1}, {DP: 2, SP: 1, TP: 2}},
+			{one, {DP: 2, SP: 2, TP: 1}}, {{DP: 4, SP: 1, TP: 1}, {DP: 2, SP: 1, TP: 1}},
+			{{DP: 2, SP: 1, TP: 2}, {DP: 1, SP: 3, TP: 1}}} {
+			if i > 0 && name != "AdamW" {
+				continue
+			}
+			t.Run(fmt.Sprint(name, s), func(t *testing.T) {
+				c := course{dt: tensor.Float64, solver: solver, to: 4, dir: t.TempDir()}
+				_, _, saved := tableTraining(t, testenv.Hosts, s[0], c)
+				c.from, c.to = 4, 8
+				losses, loaded, after := tableTraining(t, testenv.Hosts, s[1], c)
+				near(t, "the table that is loaded", loaded, saved, 0)
+				near(t, "losses", losses[4:], want[4:], 1e-10)
+				near(t, "the table after", after, last, 1e-10)
+			})
+		}
+	}
+}
+
+// TestCheckpointsOfOtherTablesAreRefused: of another size or name, or of none; weights alone come
+// without what the solver keeps.
+func TestCheckpointsOfOtherTablesAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	train := func(f func(dp *autograd.DataParallel, w *autograd.SGD, table *layers.Table) error,
+		tables ...int) {
+		t.Helper()
+		within(t, testenv.Hosts, layers.Sizes{DP: 3, SP: 1, TP: 1},
+			func(l *layers.Layout, _ backend.Device, build sync.Locker) error {
+				build.Lock()
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float32, 1)
+				b.Learn("w", layers.Constant(1), layers.Undivided, 2)
+				var all []autograd.Table
+				var last *layers.Table
+				for i, rows := range tables {
+					last = b.Table(fmt.Sprint("table", i), layers.Normal(1), rows, 3)
+					all = append(all, last)
+				}
+				build.Unlock()
+				dp, err := autograd.New(l.Data, b.Learnables(), autograd.WithTables(all...))
+				if err != nil {
+					return err
+				}
+				return errors.Join(f(dp, &autograd.SGD{Rate: 1}, last), dp.Close())
+			})
+	}
+	train(func(dp *autograd.DataParallel, w *autograd.SGD, _ *layers.Table) error {
+		return dp.Save(dir, w, nil)
+	}, 2, 7) // rank 2 has no rows of the first
+	for _, tables := range [][]int{{}, {2}, {2, 6}, {7, 2}} {
+		train(func(dp *autograd.DataParallel, w *autograd.SGD, _ *layers.Table) error {
+			if err := dp.Load(dir, w, nil); !errors.Is(err, backend.ErrArgument) ||
+				!strings.Contains(err.Error(), "tables are") {
+				t.Errorf("tables of %v rows: %v", tables, err)
+			}
+			return nil
+		}, tables...)
+	}
+	train(func(dp *autograd.DataParallel, w *autograd.SGD, table *layers.Table) error {
+		want := slices.Clone(numbers(table.Rows()))
+		clear(table.Rows().Data().([]float32))
+		err := dp.Load(dir, w, nil, autograd.WeightsOnly())
+		near(t, "rows", numbers(table.Rows()), want, 0)
+		return err
+	}, 2, 7)
+}
+
+// TestSolversUpdateTheRowsThatAreLookedUp: moments of others stay, and steps are counted for all
+// rows together, as PyTorch's SparseAdam does.
+func TestSolversUpdateTheRowsThatAreLookedUp(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, device backend.Device, build sync.Locker) error {
+			build.Lock()
+			defer build.Unlock()
+			b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+			tokens, table := b.Tokens("t", 0, 2), b.Table("items", layers.Constant(1), 4, 1)
+			first, second := table.Lookup(tokens), table.Lookup(tokens)
+			loss := b.Apply("loss", func() (layers.Node, error) { // of a row: 2 w^2
+				n, err := gorgonia.HadamardProd(first.Node, second.Node)
+				if err == nil {
+					n, err = gorgonia.Sum(n)
+				}
+				return layers.Whole(n), err
+			})
+			if _, err := gorgonia.Grad(loss.Node, first.Node, second.Node); err != nil {
+				return errors.Join(b.Err(), err)
+			}
+			m, err := vm.New(b.Graph(), nil, vm.Keep(table.Gradients()...))
+			if err != nil {
+				return err
+			}
+			solver := &autograd.Adam{Rate: 0.1, Beta1: 0.5, Beta2: 0.75, Epsilon: 1e-8}
+			w, moment, square := []float64{1, 1, 1, 1}, make([]float64, 4), make([]float64, 4)
+			for step, ids := range [][]int{{0, 1}, {1, 1}, {0, 3}, {1, 0}} {
+				if err := errors.Join(tokens.Set(ids), m.RunAll(), table.Step(solver)); err != nil {
+					return err
+				}
+				t1 := float64(step + 1)
+				gradient := map[int]float64{}
+				for _, id := range ids {
+					gradient[id] += 2 * w[id]
+				}
+				for id, g := range gradient {
+					moment[id] += 0.5 * (g - moment[id])
+					square[id] += 0.25 * (g*g - square[id])
+					w[id] -= 0.1 * moment[id] / (1 - math.Pow(0.5, t1)) /
+						(math.Sqrt(square[id]/(1-math.Pow(0.75, t1))) + 1e-8)
+				}
+				near(t, fmt.Sprint("rows after step ", step), numbers(table.Rows()), w, 1e-12)
+			}
+			return m.Close()
+		})
+}
+
 // TestTableEqualsOneRankOnDevices: so it is where models are on devices.
 func TestTableEqualsOneRankOnDevices(t *testing.T) {
 	want, _, last := tableTraining(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
-		tensor.Float64, 3)
+		course{dt: tensor.Float64, solver: descent, to: 3})
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		losses, _, after := tableTraining(t, k, layers.Sizes{DP: 2, SP: 1, TP: 1}, tensor.Float64,
-			3)
+		losses, _, after := tableTraining(t, k, layers.Sizes{DP: 2, SP: 1, TP: 1},
+			course{dt: tensor.Float64, solver: descent, to: 3})
 		near(t, "losses", losses, want, 1e-10)
 		near(t, "the table after", after, last, 1e-10)
 	})
@@ -183,7 +336,7 @@ func TestTableErrors(t *testing.T) {
 			if err := tokens.Set([]int{0, 5, 1}); !errors.Is(err, backend.ErrArgument) {
 				t.Errorf("no such row: %v", err)
 			}
-			if err := table.Step(1); !errors.Is(err, backend.ErrArgument) ||
+			if err := table.Step(&autograd.SGD{Rate: 1}); !errors.Is(err, backend.ErrArgument) ||
 				!strings.Contains(err.Error(), "call Grad before") {
 				t.Errorf("no run: %v", err)
 			}

@@ -45,7 +45,7 @@ func newCaching(b *layers.Builder, batch, positions, context int, step bool,
 }
 
 func (c *caching) steps() bool  { return c != nil && c.step }
-func (c *caching) shares() bool { return c != nil && c.tensors != nil }
+func (c *caching) shares() bool { return c != nil && len(c.tensors) > 0 }
 
 // has reports whether there is a tensor for a learnable.
 func (c *caching) has(learnable string) bool {
@@ -99,27 +99,14 @@ func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
 // attend is causal attention of q, k and v, [batch, positions, heads, d]. It writes k and v into
 // caches; a step attends to all that they have.
 func (c *caching) attend(b *layers.Builder, q, k, v layers.Node) layers.Node {
-	if c == nil {
-		return b.Attend(q, k, v, [2]int{1, 1}, true)
-	}
-	keys, values := c.cache(b, k), c.cache(b, v)
-	if !c.step {
-		return b.Attend(q, k, v, [2]int{1, 1}, true)
-	}
-	return b.Apply("attention to the caches", func() (layers.Node, error) {
-		var x [3]*gorgonia.Node
-		for i, of := range []layers.Node{q, keys, values} {
-			var err error
-			if x[i], err = gorgonia.Transpose(of.Node, 0, 2, 1, 3); err != nil {
-				return q, err
-			}
+	o := layers.AttentionOptions{Causal: true}
+	if c != nil {
+		keys, values := c.cache(b, k), c.cache(b, v)
+		if c.step {
+			k, v, o = keys, values, layers.AttentionOptions{KeyLengths: c.lengths}
 		}
-		y, err := nn.Attention(x[0], x[1], x[2], nn.AttentionOptions{KeyLengths: c.lengths})
-		if err == nil {
-			y, err = gorgonia.Transpose(y, 0, 2, 1, 3)
-		}
-		return layers.Place(y, q), err
-	})
+	}
+	return b.Attend(q, k, v, [2]int{1, 1}, o)
 }
 
 // cache writes x, [batch, positions, heads, d], into a cache, and returns that in a step: [batch,

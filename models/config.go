@@ -1,14 +1,15 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // ErrUnsupported is the error of a folder whose model this package does not have.
@@ -137,14 +138,7 @@ const (
 // readConfig reads config.json of a folder, and returns its text, too.
 func readConfig(dir string) (c Config, text []byte, err error) {
 	path := filepath.Join(dir, configName)
-	info, err := os.Stat(path)
-	if err != nil {
-		return c, nil, err
-	}
-	if info.Size() > maxConfig {
-		return c, nil, fmt.Errorf("%s has %d bytes: no config is that long", path, info.Size())
-	}
-	if text, err = os.ReadFile(path); err != nil {
+	if text, err = files.Read(path, maxConfig); err != nil {
 		return c, nil, err
 	}
 	var f file
@@ -168,8 +162,8 @@ func (f file) config() (c Config, err error) {
 	case "llama", "mistral", qwen2, qwen3:
 		c, err = f.llama()
 	default:
-		return c, unsupported("model_type", fmt.Sprintf("it is %q: use gpt2, llama, mistral, "+
-			"qwen2 or qwen3", f.Type))
+		return c, unsupported("model_type", "it is %q: use gpt2, llama, mistral, qwen2 or qwen3",
+			f.Type)
 	}
 	if err != nil {
 		return c, err
@@ -185,8 +179,8 @@ func (f file) config() (c Config, err error) {
 }
 
 // unsupported returns the error of a key.
-func unsupported(key, why string) error {
-	return fmt.Errorf("%w: %s: %s", ErrUnsupported, key, why)
+func unsupported(key, why string, values ...any) error {
+	return fmt.Errorf("%w: %s: %s", ErrUnsupported, key, fmt.Sprintf(why, values...))
 }
 
 // ends returns the tokens that end a text.
@@ -207,26 +201,20 @@ func (f file) ends() (ends []int, err error) {
 func (f file) gpt2() (c Config, err error) {
 	switch {
 	case f.Activation != "gelu_new" && f.Activation != "gelu_pytorch_tanh":
-		return c, unsupported("activation_function", fmt.Sprintf("it is %q: use gelu_new",
-			f.Activation))
+		return c, unsupported("activation_function", "it is %q: use gelu_new", f.Activation)
 	case f.ByLayer:
 		return c, unsupported("scale_attn_by_inverse_layer_idx", "scores are scaled by layer")
 	case f.Unscaled != nil && !*f.Unscaled:
 		return c, unsupported("scale_attn_weights", "scores are not scaled")
 	case f.LayerNorm != layerNormEpsilon:
-		return c, unsupported("layer_norm_epsilon", fmt.Sprintf("it is %v: use %v", f.LayerNorm,
-			layerNormEpsilon))
+		return c, unsupported("layer_norm_epsilon", "it is %v: use %v", f.LayerNorm,
+			layerNormEpsilon)
 	case f.Tied != nil && !*f.Tied:
 		return c, unsupported("tie_word_embeddings", "GPT-2 with a head of its own")
 	}
 	c = Config{Width: f.NEmbd, Blocks: f.NLayer, Heads: f.NHead, KeyHeads: f.NHead,
-		Hidden: f.NInner, Positions: f.NPositions, Tied: true, Epsilon: f.LayerNorm}
-	if c.Hidden == 0 {
-		c.Hidden = 4 * c.Width
-	}
-	if c.Heads > 0 {
-		c.HeadWidth = c.Width / c.Heads
-	}
+		HeadWidth: f.NEmbd / max(f.NHead, 1), Hidden: cmp.Or(f.NInner, 4*f.NEmbd),
+		Positions: f.NPositions, Tied: true, Epsilon: f.LayerNorm}
 	c.Biased.QKV, c.Biased.Out = true, true
 	return c, nil
 }
@@ -238,54 +226,34 @@ func (f file) llama() (c Config, err error) {
 	}
 	switch {
 	case f.HiddenAct != "silu":
-		return c, unsupported("hidden_act", fmt.Sprintf("it is %q: use silu", f.HiddenAct))
+		return c, unsupported("hidden_act", "it is %q: use silu", f.HiddenAct)
 	case windowed:
 		return c, unsupported("sliding_window", "attention to a window: set it to null if "+
 			"sequences are shorter than it")
 	case f.MLPBias:
 		return c, unsupported("mlp_bias", "a bias in the layers between attentions")
 	}
-	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads, KeyHeads: f.KeyHeads,
-		HeadWidth: f.HeadDim, Hidden: f.Intermediate, Positions: f.MaxPositions,
-		Tied: f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
+	c = Config{Width: f.HiddenSize, Blocks: f.HiddenLayers, Heads: f.Heads,
+		KeyHeads: cmp.Or(f.KeyHeads, f.Heads), Hidden: f.Intermediate, Positions: f.MaxPositions,
+		HeadWidth: cmp.Or(f.HeadDim, f.HiddenSize/max(f.Heads, 1)),
+		Tied:      f.Tied != nil && *f.Tied, NormedHeads: f.Type == qwen3,
 		Epsilon: 1e-6} // what transformers takes
 	if f.RMSNorm != nil {
 		c.Epsilon = *f.RMSNorm
 	}
-	if c.KeyHeads == 0 {
-		c.KeyHeads = c.Heads
-	}
-	if c.HeadWidth == 0 && c.Heads > 0 {
-		c.HeadWidth = c.Width / c.Heads
-	}
-	c.Biased.QKV, c.Biased.Out = f.AttentionBias, f.AttentionBias
-	if f.Type == qwen2 {
-		c.Biased.QKV = true
-	}
+	c.Biased.QKV, c.Biased.Out = f.AttentionBias || f.Type == qwen2, f.AttentionBias
 	c.Rotary, err = f.rotary()
 	return c, err
 }
 
 // rotary returns the rotary positions, of transformers 4 or 5.
 func (f file) rotary() (Rotary, error) {
-	r, key := Rotary{Base: f.Theta}, "rope_parameters"
-	said := f.Parameters
-	if said == nil {
-		said, key = f.Scaling, "rope_scaling"
+	said, key := cmp.Or(f.Parameters, f.Scaling, new(rope)), "rope_parameters"
+	if f.Parameters == nil {
+		key = "rope_scaling"
 	}
-	if said == nil {
-		said = new(rope)
-	}
-	if said.Theta != 0 {
-		r.Base = said.Theta
-	}
-	if r.Base == 0 {
-		r.Base = 10000 // what transformers takes
-	}
-	kind := said.Type
-	if kind == "" {
-		kind = said.OldType
-	}
+	r := Rotary{Base: cmp.Or(said.Theta, f.Theta, 10000)} // what transformers takes
+	kind := cmp.Or(said.Type, said.OldType)
 	switch kind {
 	case "", "default":
 	case "linear":
@@ -297,7 +265,7 @@ func (f file) rotary() (Rotary, error) {
 				backend.ErrArgument, r.Low, r.High, r.Original)
 		}
 	default:
-		return r, unsupported(key, fmt.Sprintf("it is %q: use default, linear or llama3", kind))
+		return r, unsupported(key, "it is %q: use default, linear or llama3", kind)
 	}
 	if scaled := kind == "linear" || kind == "llama3"; scaled && !(r.Factor >= 1) {
 		return r, fmt.Errorf("%s: %w: the factor is %v, want 1 or more", key, backend.ErrArgument,

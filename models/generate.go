@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,21 +62,17 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 		o.Learnables); err != nil {
 		return nil, err
 	}
-	if o.Batch == 0 {
-		o.Batch = 1
-	}
-	if o.Context == 0 {
-		o.Context = m.Positions
-	}
+	o.Batch, o.Context = cmp.Or(o.Batch, 1), cmp.Or(o.Context, m.Positions)
 	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
 		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
 			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	now := *m // later graphs have the adapter that the first one has
-	g := &Generator{model: &now, device: device, options: o, prompts: map[int]*generating{}}
+	g := &Generator{model: &now, device: device, options: o, prompts: map[int]*generating{},
+		tensors: map[string]*tensor.Dense{}}
 	for _, n := range o.Learnables {
 		if t, ok := n.Value().(*tensor.Dense); ok {
-			g.keep(n.Name(), t)
+			g.tensors[n.Name()] = t
 		}
 	}
 	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
@@ -92,13 +89,6 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 		return nil, fmt.Errorf("models: generator: %w", errors.Join(err, g.Close()))
 	}
 	return g, nil
-}
-
-func (g *Generator) keep(name string, t *tensor.Dense) {
-	if g.tensors == nil {
-		g.tensors = map[string]*tensor.Dense{}
-	}
-	g.tensors[name] = t
 }
 
 // newGraph returns the graph of so many positions.
@@ -120,7 +110,7 @@ func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
 			continue
 		}
 		if t := g.tensors[n.Name()]; t == nil {
-			g.keep(n.Name(), value)
+			g.tensors[n.Name()] = value
 		} else if !t.Shape().Eq(n.Shape()) || t.Dtype() != n.Dtype() {
 			return nil, fmt.Errorf("%w: %s is %v %v, want %v %v: train on a layout that does not "+
 				"divide it", backend.ErrArgument, n.Name(), t.Dtype(), t.Shape(), n.Dtype(),

@@ -3,11 +3,7 @@ package models
 import (
 	"fmt"
 
-	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
-
 	"github.com/euryale-ml/euryale/layers"
-	"github.com/euryale-ml/euryale/ops/nn"
 )
 
 const (
@@ -42,25 +38,9 @@ func (m *Model) gpt2Attention(b *layers.Builder, c *caching, name string,
 	qkv := m.columns(b, name+"c_attn", b.To(x, layers.Tensor, layers.Copied), true, 1, 3, m.Heads,
 		m.HeadWidth)
 	qkv = b.To(qkv, layers.Sequence, layers.Split(3))
-	var parts [3]layers.Node
-	for i := range parts {
-		parts[i] = part(b, qkv, i)
-	}
-	y := c.attend(b, parts[0], parts[1], parts[2])
+	y := c.attend(b, b.Part(qkv, 0), b.Part(qkv, 1), b.Part(qkv, 2))
 	return m.rows(b, name+"c_proj", b.To(y, layers.Sequence, layers.Split(1)), 2, true)
 }
 
 // drawn is what learnables begin with that have no values.
 var drawn = layers.Constant(0)
-
-// part returns one of the parts along axis 2 of [., ., parts, heads, d]: [., ., heads, d].
-func part(b *layers.Builder, x layers.Node, i int) layers.Node {
-	return b.Apply("part", func() (layers.Node, error) {
-		s := x.Shape()
-		n, err := nn.Slice(2, i, i+1, 1, x.Node)
-		if err == nil {
-			n, err = gorgonia.Reshape(n, tensor.Shape{s[0], s[1], s[3], s[4]})
-		}
-		return layers.Place(n, x, 0, 1, 3, 4), err
-	})
-}

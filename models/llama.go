@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"gorgonia.org/gorgonia"
-	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/ops/nn"
@@ -89,26 +88,12 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
 	for i := range cos {
 		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
 	}
-	shape := tensor.Shape{positions, 1, half}
-	if cosines, err = c.at(constant(b, x, shape, cos)); err != nil {
+	shape := []int{positions, 1, half}
+	if cosines, err = c.at(b.Constant(shape, cos)); err != nil {
 		return nil, nil, err
 	}
-	if sines, err = c.at(constant(b, x, shape, sin)); c != nil {
+	if sines, err = c.at(b.Constant(shape, sin)); c != nil {
 		c.cosines, c.sines = cosines, sines
 	}
 	return cosines, sines, err
-}
-
-// constant returns numbers as a constant of the dtype of x.
-func constant(b *layers.Builder, x layers.Node, shape tensor.Shape,
-	numbers []float64) *gorgonia.Node {
-	var data any = numbers
-	if x.Dtype() == tensor.Float32 {
-		narrow := make([]float32, len(numbers))
-		for i, v := range numbers {
-			narrow[i] = float32(v)
-		}
-		data = narrow
-	}
-	return b.Graph().Constant(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)))
 }

@@ -1,9 +1,9 @@
 package models
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -14,6 +14,7 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
@@ -63,9 +64,9 @@ type adapterFile struct {
 func (c *adapterFile) check() error {
 	switch {
 	case c.Type != "LORA":
-		return unsupported("peft_type", fmt.Sprintf("it is %q: use LORA", c.Type))
+		return unsupported("peft_type", "it is %q: use LORA", c.Type)
 	case c.Bias != "none" && c.Bias != "":
-		return unsupported("bias", fmt.Sprintf("it is %q: use none", c.Bias))
+		return unsupported("bias", "it is %q: use none", c.Bias)
 	case c.Decomposed:
 		return unsupported("use_dora", "weights are decomposed")
 	case c.RankScaled:
@@ -99,9 +100,7 @@ func (m *Model) Adapt(l LoRA) error {
 	} else if l.Targets == nil {
 		l.Targets = []string{"q_proj", "v_proj"}
 	}
-	if l.Alpha == 0 {
-		l.Alpha = float64(l.Rank)
-	}
+	l.Alpha = cmp.Or(l.Alpha, float64(l.Rank))
 	for _, name := range l.Targets {
 		if !slices.Contains(m.linears(), name) {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
@@ -121,15 +120,9 @@ func (m *Model) Adapt(l LoRA) error {
 //
 // Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of
 // the file system. Shapes are checked as a graph is built.
-func (m *Model) LoadAdapter(dir string) error {
-	if err := m.loadAdapter(dir); err != nil {
-		return fmt.Errorf("models: load adapter %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) loadAdapter(dir string) error {
-	text, err := os.ReadFile(filepath.Join(dir, adapterConfigName))
+func (m *Model) LoadAdapter(dir string) (err error) {
+	defer named(&err, "load adapter", dir)
+	text, err := files.Read(filepath.Join(dir, adapterConfigName), maxConfig)
 	var c adapterFile
 	if err == nil {
 		err = json.Unmarshal(text, &c)
@@ -193,11 +186,7 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 			backend.ErrArgument, name, t.Shape, adapterName, stored)
 	}
 	used[name] = true
-	values, err := numbers(t.Data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return transpose(values, stored[0], stored[1]), nil
+	return decoded(name, t, true)
 }
 
 // SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
@@ -206,14 +195,8 @@ func (m *Model) adapterValues(learnable string, shape []int, used map[string]boo
 // It is not collective: call it on one rank. Errors: [backend.ErrArgument] without Adapt or
 // LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
 // system.
-func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) error {
-	if err := m.saveAdapter(dir, weights); err != nil {
-		return fmt.Errorf("models: save adapter %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error {
+func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
+	defer named(&err, "save adapter", dir)
 	if m.lora == nil || len(weights) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
@@ -224,16 +207,12 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
 				learnable)
 		}
-		values, err := wide(x)
+		name, stored := adapterShape(learnable, x.Shape())
+		t, err := encoded(x, backend.F32, stored, true)
 		if err != nil {
 			return fmt.Errorf("%s: %w", learnable, err)
 		}
-		name, stored := adapterShape(learnable, x.Shape())
-		narrow := make([]float32, len(values))
-		for i, v := range transpose(values, stored[1], stored[0]) {
-			narrow[i] = float32(v)
-		}
-		tensors[name] = safetensors.Tensor{Shape: stored, Data: backend.Of(narrow)}
+		tensors[name] = t
 	}
 	for _, learnable := range m.adapters() {
 		if weights[learnable] == nil {
@@ -252,15 +231,10 @@ func (m *Model) saveAdapter(dir string, weights map[string]*tensor.Dense) error 
 		err = os.MkdirAll(dir, 0o777)
 	}
 	if err == nil {
-		err = write(filepath.Join(dir, adapterName), func(w io.Writer) error {
-			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
-		})
+		err = saveTensors(filepath.Join(dir, adapterName), tensors)
 	}
 	if err == nil {
-		err = write(filepath.Join(dir, adapterConfigName), func(w io.Writer) error {
-			_, err := w.Write(text)
-			return err
-		})
+		err = files.ReplaceWith(filepath.Join(dir, adapterConfigName), text)
 	}
 	return err
 }

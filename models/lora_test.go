@@ -68,12 +68,13 @@ func TestWrongAdaptersAreRefused(t *testing.T) {
 		}
 	}
 	for want, spoil := range map[string]func(t *testing.T, dir string){
-		"peft_type":        changed("peft_type", "LOHA"),
-		"use_dora":         changed("use_dora", true),
-		"rank_pattern":     changed("rank_pattern", map[string]any{"q_proj": 4}),
-		"layers_to_tra":    changed("layers_to_transform", []int{0}),
-		"target_module":    changed("target_modules", "all-linear"),
-		"has shape [3 32]": changed("r", 4),
+		"peft_type":               changed("peft_type", "LOHA"),
+		"use_dora":                changed("use_dora", true),
+		"rank_pattern":            changed("rank_pattern", map[string]any{"q_proj": 4}),
+		"layers_to_tra":           changed("layers_to_transform", []int{0}),
+		"target_module":           changed("target_modules", "all-linear"),
+		"has shape [3 32]":        changed("r", 4),
+		"more than 1048576 bytes": file("adapter_config.json", make([]byte, 2<<20)),
 		"has no base_model.model.model.layers.0.self_attn.k_proj": changed("target_modules",
 			[]string{"k_proj"}),
 		"by adapter_config.json there is none": changed("target_modules", []string{"q_proj"}),

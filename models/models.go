@@ -26,16 +26,23 @@ type Model struct {
 //
 // Errors: [ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for sizes
 // that do not fit; a damaged file; those of the file system.
-func Load(dir string) (*Model, error) {
+func Load(dir string) (_ *Model, err error) {
+	defer named(&err, "load", dir)
 	m := &Model{dir: dir}
-	var err error
 	if m.Config, m.text, err = readConfig(dir); err == nil {
 		m.weights, err = openFolder(dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("models: load %s: %w", dir, err)
+		return nil, err
 	}
 	return m, nil
+}
+
+// named says what has failed with a folder.
+func named(err *error, what, dir string) {
+	if *err != nil {
+		*err = fmt.Errorf("models: %s %s: %w", what, dir, *err)
+	}
 }
 
 // Close closes the files. The model builds no graphs after it.
@@ -103,7 +110,7 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 
 // values returns the elements of a learnable, of its whole shape, and notes the tensor.
 func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
-	name, at, stored, err := m.find(learnable, shape)
+	name, at, _, err := m.find(learnable, shape)
 	if err != nil {
 		return nil, err
 	}
@@ -112,12 +119,17 @@ func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]f
 	if err != nil {
 		return nil, err
 	}
+	return decoded(name, t, m.transposed(learnable))
+}
+
+// decoded returns the elements of a tensor, a matrix if it is transposed.
+func decoded(name string, t safetensors.Tensor, turned bool) ([]float64, error) {
 	x, err := numbers(t.Data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	if m.transposed(learnable) {
-		x = transpose(x, stored[0], stored[1])
+	if turned {
+		x = transpose(x, t.Shape[0], t.Shape[1])
 	}
 	return x, nil
 }

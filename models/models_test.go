@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -364,7 +365,8 @@ func TestSavedFoldersAreLoaded(t *testing.T) {
 	}
 }
 
-// TestSaveReplacesTheFilesOfAnIndex: what Load reads is what Save wrote, whatever was there.
+// TestSaveReplacesTheFilesOfAnIndex: what Load reads is what Save wrote, whatever was there, and so
+// is what programs read that take all files. Those of other names stay.
 func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 	m, dir := load(t, filepath.Join("testdata", "qwen3")), copied(t, "qwen3")
 	weights := learned(t, m)
@@ -373,8 +375,23 @@ func TestSaveReplacesTheFilesOfAnIndex(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	own := []string{"model-best.safetensors", "model-1-of-2.safetensors", "notes"}
+	for _, name := range own {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if err := m.Save(dir, weights); err != nil {
 		t.Fatal(err)
+	}
+	var left []string
+	all, err := os.ReadDir(dir)
+	for _, e := range all {
+		left = append(left, e.Name())
+	}
+	want := append([]string{"config.json", "expected.safetensors", "model.safetensors"}, own...)
+	if slices.Sort(want); err != nil || !slices.Equal(left, want) {
+		t.Errorf("the directory has %q, want %q: %v", left, want, err)
 	}
 	for name, x := range learned(t, load(t, dir)) {
 		if !slices.Equal(x.Data().([]float32), weights[name].Data().([]float32)) {

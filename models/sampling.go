@@ -1,6 +1,7 @@
 package models
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -56,13 +57,7 @@ func (s Sampling) draw(logits []float32, r *rand.Rand) (int, error) {
 			total += w
 		}
 	}
-	k, p := min(s.TopK, len(logits)), s.TopP
-	if k == 0 {
-		k = len(logits)
-	}
-	if p == 0 {
-		p = 1
-	}
+	k, p := min(cmp.Or(s.TopK, len(logits)), len(logits)), cmp.Or(s.TopP, 1)
 	tokens := c.tokens
 	if k < len(tokens) || p < 1 {
 		tokens, total = c.likeliest(k, p, total)

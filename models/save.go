@@ -1,7 +1,6 @@
 package models
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -9,11 +8,13 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/kernels"
@@ -30,20 +31,15 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 //	weights, err := autograd.ReadWeights(checkpoints)
 //	err = m.Save("tuned", weights)
 //
-// It is not collective: call it on one rank. The directory may exist; model.safetensors is written
-// beside the old one and renamed when it is on the disk.
+// It is not collective: call it on one rank. The directory may exist. Each file takes the place of
+// an old one when it is on the disk; then the index and the numbered files of a model that was
+// there are removed.
 //
 // Cost: the model's memory twice. Errors: [backend.ErrArgument] for learnables that are missing,
 // unknown or of another shape, and for the folder that the model was loaded from; those of the file
 // system.
-func (m *Model) Save(dir string, weights map[string]*tensor.Dense) error {
-	if err := m.save(dir, weights); err != nil {
-		return fmt.Errorf("models: save %s: %w", dir, err)
-	}
-	return nil
-}
-
-func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
+func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
+	defer named(&err, "save", dir)
 	tensors := map[string]safetensors.Tensor{}
 	for _, learnable := range slices.Sorted(maps.Keys(weights)) {
 		name, t, err := m.tensor(learnable, weights[learnable])
@@ -76,24 +72,50 @@ func (m *Model) save(dir string, weights map[string]*tensor.Dense) error {
 			continue
 		}
 		if err == nil {
-			err = write(filepath.Join(dir, name), func(w io.Writer) error {
-				_, err := w.Write(text)
-				return err
-			})
+			err = files.ReplaceWith(filepath.Join(dir, name), text)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	return errors.Join(
-		write(filepath.Join(dir, weightsName), func(w io.Writer) error {
-			return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
-		}),
-		write(filepath.Join(dir, configName), func(w io.Writer) error {
-			_, err := io.Copy(w, bytes.NewReader(m.text))
-			return err
-		}))
+	err = saveTensors(filepath.Join(dir, weightsName), tensors)
+	if err == nil {
+		err = files.ReplaceWith(filepath.Join(dir, configName), m.text)
+	}
+	if err != nil {
+		return err
+	}
+	return removeShards(dir)
 }
+
+// saveTensors writes a file as transformers does.
+func saveTensors(path string, tensors map[string]safetensors.Tensor) error {
+	return files.Replace(path, func(w io.Writer) error {
+		return safetensors.Write(w, tensors, map[string]string{"format": "pt"})
+	})
+}
+
+// removeShards removes the files of another model, of which the one that was written takes the
+// place: programs that read all of them would mix both. Those of transformers' names go, and the
+// index first.
+func removeShards(dir string) error {
+	all, err := os.ReadDir(dir)
+	names := []string{indexName}
+	for _, e := range all {
+		if shards.MatchString(e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	for _, name := range names {
+		if removed := os.Remove(filepath.Join(dir, name)); !errors.Is(removed, fs.ErrNotExist) {
+			err = errors.Join(err, removed)
+		}
+	}
+	return errors.Join(err, files.SyncDir(dir))
+}
+
+// shards are the names of the files of an index.
+var shards = regexp.MustCompile(`^model-\d{5}-of-\d{5}\.safetensors$`)
 
 // tensor returns name and tensor in a file of a learnable.
 func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.Tensor, error) {
@@ -105,26 +127,29 @@ func (m *Model) tensor(learnable string, x *tensor.Dense) (string, safetensors.T
 	if err != nil {
 		return "", t, err
 	}
-	numbers, err := wide(x)
-	if err != nil {
-		return "", t, err
-	}
-	if m.transposed(learnable) {
-		numbers = transpose(numbers, want[1], want[0])
-	}
 	d, _, _ := at.Of(name)
-	t = safetensors.New(d, want)
-	return name, t, kernels.Host{}.Cast(t.Data, backend.Of(numbers))
+	t, err = encoded(x, d, want, m.transposed(learnable))
+	return name, t, err
 }
 
-// wide returns the elements of a tensor of floats, in row-major order.
-func wide(x *tensor.Dense) ([]float64, error) {
-	d, _ := residence.DType(x.Dtype())
-	elements, err := residence.Elements(x, d)
+// encoded returns a tensor of floats as it is in a file: of another dtype and shape, and transposed
+// if it is so.
+func encoded(x *tensor.Dense, d backend.DType, shape []int, turned bool) (t safetensors.Tensor,
+	err error) {
+	own, _ := residence.DType(x.Dtype())
+	elements, err := residence.Elements(x, own)
 	if err != nil {
-		return nil, err
+		return t, err
 	}
-	return numbers(elements)
+	values, err := numbers(elements)
+	if err != nil {
+		return t, err
+	}
+	if turned {
+		values = transpose(values, shape[1], shape[0])
+	}
+	t = safetensors.New(d, shape)
+	return t, kernels.Host{}.Cast(t.Data, backend.Of(values))
 }
 
 // sameDir reports whether two directories are one.
@@ -138,22 +163,4 @@ func sameDir(a, b string) (bool, error) {
 		return false, err
 	}
 	return os.SameFile(x, y), nil
-}
-
-// write writes a file beside its place, and renames it when it is on the disk.
-func write(path string, put func(w io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	err = errors.Join(put(f), f.Chmod(0o644), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

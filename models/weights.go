@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/kernels"
 )
@@ -55,19 +56,14 @@ func openFolder(dir string) (*folder, error) {
 // weightFiles returns the files of a folder, and what the index says, by tensor, if it is read. As
 // in transformers, model.safetensors comes first: Save may have written it beside older files.
 func weightFiles(dir string) (names []string, listed map[string]string, err error) {
-	path := filepath.Join(dir, indexName)
-	info, err := os.Stat(path)
-	_, missing := os.Stat(filepath.Join(dir, weightsName))
-	if missing == nil || errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(dir, weightsName)); err == nil {
 		return []string{weightsName}, nil, nil
 	}
-	if err == nil && info.Size() > maxIndex {
-		err = fmt.Errorf("%s has %d bytes: no index is that long", path, info.Size())
+	path := filepath.Join(dir, indexName)
+	text, err := files.Read(path, maxIndex)
+	if errors.Is(err, fs.ErrNotExist) {
+		return []string{weightsName}, nil, nil
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	text, err := os.ReadFile(path)
 	var index struct {
 		Map map[string]string `json:"weight_map"`
 	}

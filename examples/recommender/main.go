@@ -174,7 +174,7 @@ func (t *trainer) step(step uint64, rate float64) float64 {
 	check(t.tokens[1].Set(t.share(what)))
 	check(t.machine.RunAll())
 	for _, table := range t.tables {
-		check(table.Step(rate))
+		check(table.Step(&autograd.SGD{Rate: rate}))
 	}
 	loss := t.loss.Value().Data().(float64)
 	check(autograd.Sum(t.comm, &loss))

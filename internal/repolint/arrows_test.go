@@ -61,7 +61,7 @@ var arrows = []arrow{
 	{"layers", []string{"backend", "ops/...", "internal/group"}},
 	{"models/tokenizer", nil},
 	{"models/...", []string{"autograd", "backend", "kernels", "layers", "models/...", "ops/...",
-		"vm", "internal/residence", "internal/safetensors"}},
+		"vm", "internal/files", "internal/residence", "internal/safetensors"}},
 	{"vm/internal/ir", []string{"backend", "kernels/..."}},
 	{"vm/internal/read", []string{"backend", "kernels/fuse", "ops/...", "internal/program",
 		"internal/residence", "internal/stock", "vm/internal/ir"}},
@@ -75,7 +75,7 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "observe", "observe/late", "vm"}},
+	{"fit", []string{".", "autograd", "backend", "internal/files", "observe", "observe/late", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",

@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 
 	"github.com/euryale-ml/euryale/internal/env"
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // Off reports whether programs use the measurements that are shipped alone.
@@ -73,7 +74,11 @@ func Update[T any](section string, change func(rows []T) []T) (path string, err 
 	if err != nil {
 		return path, err
 	}
-	if err := replace(path, append(text, '\n')); err != nil {
+	err = os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = files.ReplaceWith(path, append(text, '\n'))
+	}
+	if err != nil {
 		return path, fmt.Errorf("keep what was measured in %s: %w: name another file in %s", path,
 			err, env.Tuning)
 	}
@@ -115,24 +120,4 @@ func rowsOf[T any](path string, file map[string]json.RawMessage, section string)
 		return nil, Broken(path, fmt.Errorf("%q: %w", section, err))
 	}
 	return rows, nil
-}
-
-// replace replaces the file atomically.
-func replace(path string, text []byte) error {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, filepath.Base(path)+".new-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
 }

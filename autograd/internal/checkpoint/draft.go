@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // drafts are the names of directories that Save makes and removes: [Draft].
@@ -83,13 +85,13 @@ func Commit(dir string, all []Entry, s Stamp, seal func(Stamp) ([]byte, error)) 
 	if err := os.Remove(filepath.Join(draft, marker)); err != nil { // the record says whose it is
 		return s, err
 	}
-	if err := SyncDir(draft); err != nil {
+	if err := files.SyncDir(draft); err != nil {
 		return s, err
 	}
 	if err := os.Rename(draft, path); err != nil {
 		return s, err
 	}
-	if err := SyncDir(dir); err != nil {
+	if err := files.SyncDir(dir); err != nil {
 		return s, errors.Join(err, os.Rename(path, draft))
 	}
 	return s, nil

@@ -8,9 +8,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"syscall"
+
+	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // WriteFile writes a new file and returns when it is on the disk. write need not look at the errors
@@ -40,22 +40,6 @@ func (c *counted) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// SyncDir returns when the names in a directory are on the disk. Windows offers nothing for that.
-func SyncDir(dir string) error {
-	if runtime.GOOS == "windows" {
-		return nil
-	}
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = f.Sync()
-	if errors.Is(err, syscall.EINVAL) { // some network file systems do not support it
-		err = nil
-	}
-	return errors.Join(err, f.Close())
-}
-
 // makeDir makes a directory, and those above it, unless it exists. They are on the disk then. It
 // returns what it has made.
 func makeDir(dir string) (made []string, err error) {
@@ -75,7 +59,7 @@ func makeDir(dir string) (made []string, err error) {
 	} else if !errors.Is(err, os.ErrExist) {
 		return made, err
 	}
-	return made, SyncDir(above)
+	return made, files.SyncDir(above)
 }
 
 // Reader reads a file of a checkpoint from its beginning to its end.

@@ -35,6 +35,7 @@ type Stamp struct {
 	Step     uint64 `json:"step"`     // since training began
 	Save     int    `json:"save"`     // 1 for the first Save to the directory
 	Pinned   bool   `json:"pinned,omitempty"`
+	Best     string `json:"best,omitempty"` // id of the last Save that was pinned, up to this one
 	Files    []File `json:"files"`
 }
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -137,6 +138,29 @@ func TestKindsHaveSeveralShapes(t *testing.T) {
 		for _, g := range groups(s.rows) {
 			if len(g.rows) < 5 && !s.rows[g.rows[0]].alone && !slices.Contains(few, g.kind) {
 				t.Errorf("%s has %d graphs", g.kind, len(g.rows))
+			}
+		}
+	}
+}
+
+// All operations of package ops/nn are in the table.
+func TestOperationsOfNNHaveRows(t *testing.T) {
+	except := []string{"Slots", "Grad"} // tested in package nn, and among whole graphs
+	paths, err := filepath.Glob(filepath.Join(folder, "../../../ops/nn/*.go"))
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("%d files: %v", len(paths), err)
+	}
+	declared := regexp.MustCompile(`(?ms)^func ([A-Z]\w*)\([^{]*\*gorgonia\.Node\b[^{]*\{`)
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range declared.FindAllSubmatch(text, -1) {
+			is := func(r row) bool { return strings.HasPrefix(r.call, "nn."+string(f[1])+"(") }
+			tested := strings.HasSuffix(path, "_test.go") || slices.Contains(except, string(f[1]))
+			if !tested && !slices.ContainsFunc(rows(), is) {
+				t.Errorf("nn.%s has no row", f[1])
 			}
 		}
 	}

@@ -17,7 +17,7 @@ const ours = "Operations of package ops/nn"
 func ourRows() []row {
 	return slices.Concat(ourSliceRows(), ourIndexRows(), ourSoftMaxRows(), ourLossRows(),
 		ourNormRows(), ourPowerNormRows(), ourDropoutRows(), ourPoolRows(), ourProductRows(),
-		ourAttentionRows())
+		ourAttentionRows(), newerRows())
 }
 
 // nnSlice is nn.Slice of one operand.

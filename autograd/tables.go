@@ -1,0 +1,147 @@
+package autograd
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Table is rows of numbers that the ranks of a communicator divide, as those of package layers: row
+// i is number i/P of those of rank i modulo P.
+type Table interface {
+	Name() string
+	Size() (rows, n int) // of all ranks, and the numbers of a row
+	DType() backend.DType
+	// State returns a copy of what this rank has: its rows, with the name "", what a solver keeps
+	// for each of their numbers, of the same dtype, and integers that are the same on all ranks.
+	State() map[string]backend.Buffer
+	// SetState takes what State has returned on a rank with the same rows.
+	SetState(map[string]backend.Buffer) error
+}
+
+// WithTables makes checkpoints keep tables that the ranks of the communicator of New divide. Each
+// rank saves its rows in a file of its own; ranks of any number load them. [DataParallel.Check] and
+// Hash leave tables out, and so do files of weights alone ([SaveWeights]).
+func WithTables(tables ...Table) Option {
+	return func(o *options) {
+		o.tables = append(o.tables, tables...)
+		o.refuseNil("WithTables", "tables", tables)
+		for i := 0; i < len(o.tables) && o.missing == nil; i++ {
+			named := func(t Table) bool { return t.Name() == o.tables[i].Name() }
+			if slices.IndexFunc(o.tables, named) < i {
+				o.missing = fmt.Errorf("WithTables: %w: two tables have the name %q",
+					backend.ErrArgument, o.tables[i].Name())
+			}
+		}
+	}
+}
+
+// described says what tables a program and its checkpoints have.
+func described(tables []Table) (all []string) {
+	for _, t := range tables {
+		rows, n := t.Size()
+		all = append(all, fmt.Sprintf("%s of %d rows of %d %v", t.Name(), rows, n, t.DType()))
+	}
+	return all
+}
+
+// tablePrefix begins the names of what tables have in files: "table/items/", and the name there.
+func tablePrefix(t Table) string { return "table/" + t.Name() + "/" }
+
+// keepTables adds what tables have to a rank's own file.
+func (d *DataParallel) keepTables(own map[string]stored) {
+	for _, t := range d.tables {
+		_, n := t.Size()
+		for name, b := range t.State() {
+			own[tablePrefix(t)+name] = vector(b)
+			if b.DType() == t.DType() {
+				own[tablePrefix(t)+name] = stored{Shape: []int{b.Len() / n, n}, Data: b}
+			}
+		}
+	}
+}
+
+// readTables reads this rank's rows of all tables from the files of the ranks that had them, by
+// table and name.
+func (d *DataParallel) readTables(dir string, of checkpoint.Stamp, ranks int) (
+	[]map[string]backend.Buffer, error) {
+	all := make([]map[string]backend.Buffer, len(d.tables))
+	for i := range all {
+		all[i] = map[string]backend.Buffer{}
+	}
+	for rank := 0; rank < ranks && len(all) > 0; rank++ {
+		if !d.meets(rank, ranks) {
+			continue
+		}
+		name := checkpoint.RankName(rank)
+		file, err := readPart(dir, of, name)
+		for i := 0; i < len(all) && err == nil; i++ {
+			err = d.takeRows(all[i], d.tables[i], file, rank, ranks)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", filepath.Join(dir, name), err)
+		}
+	}
+	return all, nil
+}
+
+// meets reports whether this rank has rows that a rank of so many had.
+func (d *DataParallel) meets(rank, of int) bool {
+	for row := rank; row < rank+of*d.comm.Size(); row += of {
+		if row%d.comm.Size() == d.comm.Rank() {
+			return true
+		}
+	}
+	return false
+}
+
+// takeRows takes this rank's rows of a table from the file of a rank of so many.
+func (d *DataParallel) takeRows(to map[string]backend.Buffer, t Table, file map[string]stored,
+	rank, of int) error {
+	rows, n := t.Size()
+	P := d.comm.Size()
+	size := n * t.DType().Size()
+	has := (rows - rank + of - 1) / of
+	if _, ok := file[tablePrefix(t)]; !ok {
+		return fmt.Errorf("%w: there are no rows of table %s", backend.ErrArgument, t.Name())
+	}
+	for name, from := range file {
+		name, is := strings.CutPrefix(name, tablePrefix(t))
+		switch {
+		case !is:
+			continue
+		case from.Data.DType() != t.DType():
+			to[name] = from.Data
+			continue
+		case from.Data.Len() != has*n:
+			return fmt.Errorf("%w: table %s has %d numbers there, want %d rows of %d",
+				backend.ErrArgument, t.Name(), from.Data.Len(), has, n)
+		case to[name].Len() == 0:
+			to[name] = room(t.DType(), (rows-d.comm.Rank()+P-1)/P*n)
+		}
+		for k := range has {
+			if row := k*of + rank; row%P == d.comm.Rank() {
+				copy(to[name].Bytes()[row/P*size:][:size], from.Data.Bytes()[k*size:])
+			}
+		}
+	}
+	return nil
+}
+
+// fillTables gives tables what a checkpoint has of them: of weights alone, no solver.
+func (d *DataParallel) fillTables(l loaded) error {
+	for i, t := range d.tables {
+		state := l.tables[i]
+		if l.weightsOnly {
+			state = map[string]backend.Buffer{"": state[""]}
+		}
+		if err := t.SetState(state); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,63 @@
+package files
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestReplaceTouchesNothingElse: a file is replaced as a whole or not at all, a link to it stays
+// one, and what is no file is refused.
+func TestReplaceTouchesNothingElse(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
+	err := errors.Join(ReplaceWith(file, []byte("old")), os.Symlink("file", link),
+		os.Chmod(file, 0o600), ReplaceWith(link, []byte("new")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is %v, %v", info, err)
+	}
+	full := errors.New("the disk is full")
+	if err := Replace(file, func(w io.Writer) error {
+		_, err := io.WriteString(w, "half")
+		return errors.Join(err, full)
+	}); !errors.Is(err, full) {
+		t.Errorf("the error is %v", err)
+	}
+	if err := ReplaceWith(dir, nil); !errors.Is(err, ErrNoFile) ||
+		!strings.Contains(err.Error(), dir) {
+		t.Errorf("a directory: %v", err)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil || string(text) != "new" {
+		t.Errorf("the file has %q, %v", text, err)
+	}
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 2 {
+		t.Errorf("the directory has %v, %v", all, err)
+	}
+	t.Chdir(dir)
+	if err := ReplaceWith("file", []byte("here")); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestReadIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, []byte("12345"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := Read(path, 5); err != nil || string(text) != "12345" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if _, err := Read(path, 4); err == nil || !strings.Contains(err.Error(), "more than 4 bytes") {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := Read(path+".none", 4); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the error is %v", err)
+	}
+}
