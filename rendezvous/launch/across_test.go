@@ -93,7 +93,7 @@ func TestHostsGetTheProgramOnce(t *testing.T) {
 		}
 		cached, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/*")
 		if err != nil || len(cached) != 2 || !strings.HasSuffix(out.String(),
-			"/my_program.sh 'two words' \"\n") {
+			"/my program.sh 'two words' \"\n") {
 			t.Fatalf("%v, %v: %s", cached, err, out)
 		}
 		for i, name := range cached {
@@ -154,7 +154,7 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	fakeSSH(t, "")
 	job, _, _ := onHosts(t, `[ $RANK = 1 ] && echo broken >&2 && exit 7; exec sleep 100`, 2, "a",
 		"b")
-	var f *HostFailed
+	var f *Failed
 	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 7 ||
 		!strings.Contains(f.Error(), "rank 1 failed: exit status 7; its last lines:\n    broken") {
 		t.Errorf("%v", err)
@@ -239,10 +239,10 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
 	}
-	dir := t.TempDir()
-	scratch := func() (string, error) { return dir, nil }
+	c := newCluster(Job{Program: "../../internal/tools/demo"})
+	defer c.close()
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
-		k, err := Job{Program: "../../internal/tools/demo"}.newKit(t.Context(), p, scratch)
+		k, err := c.newKit(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,6 +277,64 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 		job.Notice = func(text string) { fmt.Fprintln(out, text) }
 		if err := Run(t.Context(), job); err != nil || out.String() != want+"[0] under way\n" {
 			t.Errorf("with tags %q: %v, %q", tags, err, out)
+		}
+	}
+}
+
+func TestHostThatFailedFirstIsBlamed(t *testing.T) {
+	// Of each host only its outcome comes over the connection.
+	failed := func(code int, f Failed) *outcome {
+		f.Status = exits(code)
+		return outcomeOf(fmt.Errorf("wrapped: %w", &f))
+	}
+	one := failed(3, Failed{})
+	because := failed(1, Failed{Rank: 1, elsewhere: []int{0}})
+	usage := failed(2, Failed{usage: true})
+	told := outcomeOf(&Interrupted{syscall.SIGTERM})
+	end := func(name string, o *outcome) event {
+		own := *o
+		if o.Failed != nil {
+			f := *o.Failed
+			own.Failed = &f
+		}
+		return event{err: own.err(name), told: o.Told}
+	}
+	h := &remote{Host: Host{Name: "lost"}, first: 2, ranks: 2}
+	lost := event{err: &HostLost{h.Name, h.span(), errors.New("no reason")}}
+	text := "host lost is lost, with ranks 2 to 3: no reason"
+	for _, c := range []struct {
+		ends  []event
+		want  string // "" for none
+		code  int    // 0 if the error has none
+		final bool
+	}{
+		{[]event{end("a", outcomeOf(nil)), end("b", told)}, "", 0, true},
+		{[]event{end("a", because), end("b", one)}, "host b: rank 0 failed: exit status 3", 3,
+			false},
+		{[]event{end("a", one), end("b", one)}, "host a: rank 0 failed: exit status 3", 3, false},
+		{[]event{end("a", told), end("b", because)}, "host b: rank 1 failed because of rank 0, " +
+			"on another machine: exit status 1", 1, false},
+		{[]event{end("a", because), lost}, text, 0, false},
+		{[]event{lost, end("b", one)}, text, 0, false},
+		{[]event{end("a", usage), end("b", usage)}, "host a: rank 0 failed: exit status 2", 2,
+			true},
+		{[]event{end("a", usage), end("b", told)}, "host a: rank 0 failed: exit status 2", 2,
+			false},
+		{[]event{end("a", outcomeOf(errors.New("no program")))}, "host a: no program", 0, true},
+	} {
+		attempts := 0
+		err := Job{MaxRestarts: 1}.repeat(func(int) error {
+			attempts++
+			return hostVerdict(c.ends)
+		})
+		code := 0
+		var coded interface{ ExitCode() int }
+		if errors.As(err, &coded) {
+			code = coded.ExitCode()
+		}
+		if err == nil && c.want != "" || err != nil && err.Error() != c.want || code != c.code ||
+			c.final != (attempts == 1) {
+			t.Errorf("got %v, %d, after %d attempts, want %+v", err, code, attempts, c)
 		}
 	}
 }
