@@ -27,8 +27,8 @@ func fakeSSH(t *testing.T, first string) (homes string) {
 	text := fmt.Sprintf("#!/bin/sh\n%s\necho \"$@\" >>%s/asked\n"+
 		"while [ \"$1\" != -- ]; do shift; done\n"+
 		"HOME=%[2]s/$2 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' %s=host\n"+
-		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\nexec ${LOGIN:-sh} -c \"$*\"\n",
-		first, homes, asHelper)
+		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\n"+
+		"exec ${LOGIN:-sh} -c \"$*\"\n", first, homes, asHelper)
 	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
