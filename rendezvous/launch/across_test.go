@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -25,8 +27,8 @@ func fakeSSH(t *testing.T, first string) (homes string) {
 	text := fmt.Sprintf("#!/bin/sh\n%s\necho \"$@\" >>%s/asked\n"+
 		"while [ \"$1\" != -- ]; do shift; done\n"+
 		"HOME=%[2]s/$2 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' %s=host\n"+
-		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\nexec sh -c \"$*\"\n",
-		first, homes, asHelper)
+		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\n"+
+		"exec ${LOGIN:-sh} -c \"$*\"\n", first, homes, asHelper)
 	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -93,7 +95,7 @@ func TestHostsGetTheProgramOnce(t *testing.T) {
 		}
 		cached, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/*")
 		if err != nil || len(cached) != 2 || !strings.HasSuffix(out.String(),
-			"/my_program.sh 'two words' \"\n") {
+			"/my program.sh 'two words' \"\n") {
 			t.Fatalf("%v, %v: %s", cached, err, out)
 		}
 		for i, name := range cached {
@@ -106,6 +108,111 @@ func TestHostsGetTheProgramOnce(t *testing.T) {
 			}
 			first = append(first, info)
 		}
+	}
+}
+
+// TestLoginsOfHostsMayBeOdd: whatever the shell and its startup files say, the ranks get words and
+// variables as they are.
+func TestLoginsOfHostsMayBeOdd(t *testing.T) {
+	words := []string{"", "a b", "two\nlines", "$HOME", ";exit", "`id`", `"'\`, "!x", "*", "-n"}
+	want := "v\nw|" + strings.Join(words, "|") + "|"
+	t.Setenv("NCCL_TEST", "v\nw")
+	for _, login := range []string{"sh", "bash", "busybox sh", "fish", "csh"} {
+		if _, err := exec.LookPath(strings.Fields(login)[0]); err != nil {
+			continue // it is not installed
+		}
+		fakeSSH(t, "LOGIN='"+login+"'; echo stty: no terminal >&2; echo; printf 'Welcome! '")
+		job, out, _ := onHosts(t, `printf '%s|' "$NCCL_TEST" "$@"`, 1, "a")
+		job.Args, job.Plain = append(append(job.Args, "sh"), words...), true
+		if err := Run(t.Context(), job); err != nil || strings.TrimSuffix(out.String(), "\n") !=
+			want {
+			t.Errorf("%s: %v, %q, want %q", login, err, out, want)
+		}
+	}
+}
+
+func TestDamagedCopyIsNotRun(t *testing.T) {
+	homes := fakeSSH(t, "")
+	program := filepath.Join(t.TempDir(), "program")
+	if err := os.WriteFile(program, []byte("echo good"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	run := func() (string, error) {
+		job, out, _ := onHosts(t, "", 1, "a")
+		job.Program, job.Args = program, nil
+		err := Run(t.Context(), job)
+		return out.String(), err
+	}
+	if out, err := run(); err != nil || out != "[0] good\n" {
+		t.Fatalf("%v, %q", err, out)
+	}
+	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/program")
+	if err != nil || len(copies) != 1 {
+		t.Fatalf("%v, %v", copies, err)
+	}
+	if err := os.WriteFile(copies[0], []byte("echo evil"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := run(); err == nil || out != "" ||
+		!strings.Contains(err.Error(), "program is damaged: run again, which copies it") {
+		t.Errorf("%v, %q", err, out)
+	}
+	if out, err := run(); err != nil || out != "[0] good\n" {
+		t.Errorf("%v, %q", err, out)
+	}
+}
+
+// TestJobsShareTheCacheOfAHost: those that copy the same file at once, too. What else is in the
+// directory, which may be a link, stays.
+func TestJobsShareTheCacheOfAHost(t *testing.T) {
+	homes, dir := fakeSSH(t, ""), t.TempDir()
+	size := 1 << 20
+	if os.Getenv("EURYALE_FULL") == "1" {
+		size = 60 << 20
+	}
+	program := filepath.Join(dir, "program.sh")
+	err := os.WriteFile(program, append([]byte("echo up; exit\n"), make([]byte, size)...), 0o700)
+	own := filepath.Join(dir, "own")
+	err = errors.Join(err, os.Mkdir(own, 0o700), os.MkdirAll(homes+"/a/.cache/euryale", 0o700),
+		os.Symlink(own, homes+"/a/.cache/euryale/run"))
+	for i := range 30 {
+		err = errors.Join(err, os.WriteFile(filepath.Join(own, fmt.Sprint(i)), nil, 0o600))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var jobs sync.WaitGroup
+	for range 3 {
+		jobs.Go(func() {
+			job, out, _ := onHosts(t, "", 1, "a")
+			job.Program, job.Args = program, nil
+			if err := Run(t.Context(), job); err != nil || out.String() != "[0] up\n" {
+				t.Errorf("%v, %s", err, out)
+			}
+		})
+	}
+	jobs.Wait()
+	if left, err := os.ReadDir(own); err != nil || len(left) != 30+2 {
+		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// TestHostsWaitForOneThatTakesLongerToCopy: than a silence.
+func TestHostsWaitForOneThatTakesLongerToCopy(t *testing.T) {
+	if os.Getenv("EURYALE_FULL") != "1" {
+		t.Skip("it takes 5 seconds: set EURYALE_FULL=1")
+	}
+	homes := fakeSSH(t, `case "$*" in *"-- b "*) PATH=${0%/*}/slow:$PATH;; esac`)
+	if err := os.Mkdir(homes+"/slow", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	chmod := "#!/bin/sh\nsleep 5\nexec /bin/chmod \"$@\"\n" // the script calls it after a copy
+	if err := os.WriteFile(homes+"/slow/chmod", []byte(chmod), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	job, out, _ := onHosts(t, "echo up", 2, "a", "b")
+	if err := Run(t.Context(), job); err != nil {
+		t.Errorf("%v, %s", err, out)
 	}
 }
 
@@ -154,7 +261,7 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	fakeSSH(t, "")
 	job, _, _ := onHosts(t, `[ $RANK = 1 ] && echo broken >&2 && exit 7; exec sleep 100`, 2, "a",
 		"b")
-	var f *HostFailed
+	var f *Failed
 	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 7 ||
 		!strings.Contains(f.Error(), "rank 1 failed: exit status 7; its last lines:\n    broken") {
 		t.Errorf("%v", err)
@@ -179,6 +286,7 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 		{"head() { echo head: no space >&2; return 1; }; head; exit 1", "head: no space"},
 		{`for last; do :; done; cache=%s/.cache/euryale/run; mkdir -p $cache; chmod 750 $cache`,
 			"run must be a directory of this user alone, and is drwxr-x---"},
+		{"mkdir -p %s; touch %s/.cache", "run cannot be used: remove it, or set XDG_CACHE_HOME"},
 		{"echo euryale-host Plan9 mips", "host a: program "},
 		{"echo a login script that goes on; exit 0", "host a: ssh has ended with exit status 0"},
 	} {
@@ -239,10 +347,10 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
 		t.Skip("it builds the launcher anew: set EURYALE_FULL=1")
 	}
-	dir := t.TempDir()
-	scratch := func() (string, error) { return dir, nil }
+	c := newCluster(Job{Program: "../../internal/tools/demo"})
+	defer c.close()
 	for _, p := range []platform{here(), {"linux", "arm64"}} {
-		k, err := Job{Program: "../../internal/tools/demo"}.newKit(t.Context(), p, scratch)
+		k, err := c.newKit(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -277,6 +385,64 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 		job.Notice = func(text string) { fmt.Fprintln(out, text) }
 		if err := Run(t.Context(), job); err != nil || out.String() != want+"[0] under way\n" {
 			t.Errorf("with tags %q: %v, %q", tags, err, out)
+		}
+	}
+}
+
+func TestHostThatFailedFirstIsBlamed(t *testing.T) {
+	// Of each host only its outcome comes over the connection.
+	failed := func(code int, f Failed) *outcome {
+		f.Status = exits(code)
+		return outcomeOf(fmt.Errorf("wrapped: %w", &f))
+	}
+	one := failed(3, Failed{})
+	because := failed(1, Failed{Rank: 1, elsewhere: []int{0}})
+	usage := failed(2, Failed{usage: true})
+	told := outcomeOf(&Interrupted{syscall.SIGTERM})
+	end := func(name string, o *outcome) event {
+		own := *o
+		if o.Failed != nil {
+			f := *o.Failed
+			own.Failed = &f
+		}
+		return event{err: own.err(name), told: o.Told}
+	}
+	h := &remote{Host: Host{Name: "lost"}, first: 2, ranks: 2}
+	lost := event{err: &HostLost{h.Name, h.span(), errors.New("no reason")}}
+	text := "host lost is lost, with ranks 2 to 3: no reason"
+	for _, c := range []struct {
+		ends  []event
+		want  string // "" for none
+		code  int    // 0 if the error has none
+		final bool
+	}{
+		{[]event{end("a", outcomeOf(nil)), end("b", told)}, "", 0, true},
+		{[]event{end("a", because), end("b", one)}, "host b: rank 0 failed: exit status 3", 3,
+			false},
+		{[]event{end("a", one), end("b", one)}, "host a: rank 0 failed: exit status 3", 3, false},
+		{[]event{end("a", told), end("b", because)}, "host b: rank 1 failed because of rank 0, " +
+			"on another machine: exit status 1", 1, false},
+		{[]event{end("a", because), lost}, text, 0, false},
+		{[]event{lost, end("b", one)}, text, 0, false},
+		{[]event{end("a", usage), end("b", usage)}, "host a: rank 0 failed: exit status 2", 2,
+			true},
+		{[]event{end("a", usage), end("b", told)}, "host a: rank 0 failed: exit status 2", 2,
+			false},
+		{[]event{end("a", outcomeOf(errors.New("no program")))}, "host a: no program", 0, true},
+	} {
+		attempts := 0
+		err := Job{MaxRestarts: 1}.repeat(func(int) error {
+			attempts++
+			return hostVerdict(c.ends)
+		})
+		code := 0
+		var coded interface{ ExitCode() int }
+		if errors.As(err, &coded) {
+			code = coded.ExitCode()
+		}
+		if err == nil && c.want != "" || err != nil && err.Error() != c.want || code != c.code ||
+			c.final != (attempts == 1) {
+			t.Errorf("got %v, %d, after %d attempts, want %+v", err, code, attempts, c)
 		}
 	}
 }

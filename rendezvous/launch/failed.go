@@ -26,6 +26,7 @@ const (
 
 // Failed is the error of a job in which a rank failed.
 type Failed struct {
+	Host   string             // the one of Job.Hosts it was on, if any
 	Rank   int                // the rank that failed first
 	Status syscall.WaitStatus // how its process ended
 	Lines  []string           // its last lines on standard error, if they were read
@@ -73,7 +74,11 @@ func (e *Failed) summary() string {
 	case len(e.Others) > 0:
 		why = " first"
 	}
-	return fmt.Sprintf("rank %d failed%s: %s", e.Rank, why, e.how())
+	text := fmt.Sprintf("rank %d failed%s: %s", e.Rank, why, e.how())
+	if e.Host != "" {
+		text = "host " + e.Host + ": " + text
+	}
+	return text
 }
 
 // how says how the rank failed.

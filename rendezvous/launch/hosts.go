@@ -22,16 +22,16 @@ type Host struct {
 // takes it. A host without a number takes one rank. One that is listed again takes more.
 func ParseHosts(list string) (hosts []Host, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
-		name, slots := entry, 1
-		colon := strings.LastIndexByte(entry, ':')
-		if colon > strings.LastIndexByte(entry, ']') {
-			if slots, err = strconv.Atoi(entry[colon+1:]); err != nil {
-				return nil, fmt.Errorf("host %q: write HOST:N, with the number of ranks that it "+
-					"takes", entry)
-			}
-			name = entry[:colon]
+		name, slots := entry, "1"
+		if colon := strings.LastIndexByte(entry, ':'); colon > strings.LastIndexByte(entry, ']') {
+			name, slots = entry[:colon], entry[colon+1:]
 		}
-		if hosts, err = addHost(hosts, name, slots); err != nil {
+		n, err := strconv.Atoi(slots)
+		if err != nil {
+			return nil, fmt.Errorf("host %q: write HOST:N, with the number of ranks that it takes",
+				entry)
+		}
+		if hosts, err = addHost(hosts, name, n); err != nil {
 			return nil, err
 		}
 	}
@@ -45,17 +45,18 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	lines := bufio.NewScanner(r)
 	for number := 1; lines.Scan(); number++ {
 		text, _, _ := strings.Cut(lines.Text(), "#")
-		words := strings.Fields(text)
+		words := strings.Fields(strings.ReplaceAll(text, "=", " = "))
 		if len(words) == 0 {
 			continue
 		}
-		host := Host{words[0], 1}
-		for _, word := range words[1:] {
-			if err := host.set(word); err != nil {
-				return nil, fmt.Errorf("line %d: %w", number, err)
-			}
+		name, slots := words[0], 1
+		for words = words[1:]; len(words) > 0 && err == nil; words = words[min(3, len(words)):] {
+			name, slots, err = hostSetting(name, slots, words)
 		}
-		if hosts, err = addHost(hosts, host.Name, host.Slots); err != nil {
+		if err == nil {
+			hosts, err = addHost(hosts, name, slots)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
@@ -68,23 +69,27 @@ func ReadHostfile(r io.Reader) (hosts []Host, err error) {
 	return hosts, nil
 }
 
-// set reads a word after a host in a hostfile.
-func (h *Host) set(word string) (err error) {
-	name, value, _ := strings.Cut(word, "=")
-	switch name {
+// hostSetting reads the first of the settings that follow a host in a hostfile: KEY, =, VALUE.
+func hostSetting(name string, slots int, words []string) (string, int, error) {
+	key, value := words[0], ""
+	if len(words) > 2 && words[1] == "=" {
+		value = words[2]
+	}
+	n, err := strconv.Atoi(value)
+	switch key {
 	case "slots":
-		h.Slots, err = strconv.Atoi(value)
+		slots = n
 	case "max_slots", "max-slots", "slots_max":
-		_, err = strconv.Atoi(value)
 	case "user", "username":
-		h.Name = value + "@" + h.Name
+		name, err = value+"@"+name, nil
 	default:
 		err = errors.ErrUnsupported
 	}
 	if err != nil {
-		return fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME", word, h.Name)
+		return "", 0, fmt.Errorf("%q after host %s: write slots=N, max_slots=N or user=NAME",
+			strings.Join(words[:min(3, len(words))], ""), name)
 	}
-	return nil
+	return name, slots, nil
 }
 
 // addHost adds slots of a host.

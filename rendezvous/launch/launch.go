@@ -138,9 +138,8 @@ func (m *Machines) check() error {
 }
 
 // Run runs a job to its end. When ctx ends, Run does what it does on SIGTERM. The
-// error is a [*Failed] if a rank failed in the last attempt, a [*HostFailed] if that was
-// on Hosts, an [*Interrupted] after a signal, the cause of ctx, or an error of the start or
-// the output.
+// error is a [*Failed] if a rank failed in the last attempt, a [*HostLost], an [*Interrupted]
+// after a signal, the cause of ctx, or an error of the start or the output.
 //
 // A rank may be held in the kernel, so that SIGKILL does not end it. Run then returns without it,
 // 20 seconds after SIGKILL. Its process still ends once the kernel lets it go.
@@ -159,7 +158,9 @@ func Run(ctx context.Context, j Job) error {
 	defer runtime.UnlockOSThread()
 	expire(os.TempDir())
 	if len(j.Hosts) > 0 {
-		return j.across(ctx)
+		c := newCluster(j)
+		defer c.close()
+		return j.repeat(func(n int) error { return c.attempt(ctx, n) })
 	}
 	path, remove, err := resolve(ctx, j.Program, j.Signals)
 	if err != nil {
@@ -171,15 +172,33 @@ func Run(ctx context.Context, j Job) error {
 		return err
 	}
 	path, j.Args = command[0], append(command[1:], j.Args...)
+	return j.repeat(func(n int) error {
+		if n > 0 {
+			j.Stdin = nil // its beginning is lost
+		}
+		return j.attempt(ctx, path, n+j.attempted())
+	})
+}
+
+// repeat makes attempts, up to Job.MaxRestarts more, until one does not fail or the next would.
+func (j Job) repeat(attempt func(n int) error) error {
 	for n := 0; ; n++ {
-		err := j.attempt(ctx, path, n+j.attempted())
+		err := attempt(n)
 		var f *Failed
-		if !errors.As(err, &f) || f.Usage() || len(f.Hang) > 0 || n == j.MaxRestarts {
+		var lost *HostLost
+		var text string
+		switch {
+		case n == j.MaxRestarts:
+			return err
+		case errors.As(err, &lost):
+			text, _, _ = strings.Cut(lost.Error(), "\n")
+		case errors.As(err, &f) && !f.Usage() && len(f.Hang) == 0:
+			text = f.summary()
+		default:
 			return err
 		}
-		j.Stdin = nil // its beginning is lost
-		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)",
-			f.summary(), n+1, j.MaxRestarts))
+		j.notice(fmt.Sprintf("%s: all ranks start anew (restart %d of %d)", text, n+1,
+			j.MaxRestarts))
 	}
 }
 

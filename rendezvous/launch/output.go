@@ -220,3 +220,10 @@ func (t *tail) tell(e *ending) {
 	defer t.mu.Unlock()
 	e.lines, e.blames, e.blaming = slices.Clone(t.lines), t.blames, t.blaming
 }
+
+// forget forgets what was remembered so far.
+func (t *tail) forget() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines, t.crash, t.blames, t.blaming = nil, false, nil, ""
+}

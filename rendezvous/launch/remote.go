@@ -22,15 +22,23 @@ const (
 	// connection from holding ranks for longer than 5 seconds.
 	beat    = 500 * time.Millisecond
 	silence = 4 * time.Second
-	// greetTime bounds the login on a host.
+	// greetTime bounds the login on a host, and stallTime each megabyte that is copied: a slow
+	// line has some more of them under way.
 	greetTime = 30 * time.Second
+	stallTime = 2 * time.Minute
 )
 
-// remote is a host, and the connection to it.
+// remote is a host in an attempt, and the connection to it.
 type remote struct {
 	Host
+	first, ranks int   // what it has of the attempt
+	lost         bool  // the connection has ended, or that of an attempt before
+	gone         error // why it could not be reached
+	done         bool  // its part has ended
+
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
+	port           int    // a free one on the host
 	kit            kit
 
 	cmd    *exec.Cmd
@@ -39,90 +47,80 @@ type remote struct {
 	out    *bufio.Reader
 	said   *tail // standard error
 
-	mu      sync.Mutex
-	ended   bool   // ssh was waited for
-	cut     string // why this end has cut the connection
 	writing sync.Mutex
 	orders  *gob.Encoder // used under writing
 	news    *gob.Decoder
+	over    chan struct{} // closed when the connection has ended
 
-	over chan struct{} // closed when the connection has ended
-
-	// What follows only the cluster uses.
-	live         bool  // the host is connected
-	lost         bool  // the connection has ended, or there was none
-	gone         error // why it could not be reached
-	port         int   // a free one on the host
-	first, ranks int   // what it has of the attempt
+	mu    sync.Mutex
+	ended bool   // ssh was waited for
+	cut   string // why this end has cut the connection
 }
 
-// sshOptions have ssh ask nothing, since nobody could tell which host asks; take no connection of
-// another ssh, which would outlive this one; and notice within 5 seconds that a host is gone.
-func sshOptions() []string {
-	args := []string{"-T", "-a", "-x", "-S", "none"}
-	for _, option := range []string{"BatchMode=yes", "ConnectTimeout=10", "LogLevel=ERROR",
-		"ServerAliveInterval=1", "ServerAliveCountMax=4", "ClearAllForwardings=yes",
-		"PermitLocalCommand=no"} {
-		args = append(args, "-o", option)
+// span names the host's ranks.
+func (h *remote) span() string {
+	if h.ranks == 1 {
+		return fmt.Sprint("rank ", h.first)
 	}
-	return args
+	return fmt.Sprintf("ranks %d to %d", h.first, h.first+h.ranks-1)
 }
+
+// sshOptions have ssh ask nothing, since nobody could tell which host asks; run this program's
+// command over a connection of its own, whatever the user's configuration says; and notice within
+// 5 seconds that a host is gone.
+const sshOptions = "-T -a -x -S none -o BatchMode=yes -o ConnectTimeout=10 -o LogLevel=ERROR " +
+	"-o ServerAliveInterval=1 -o ServerAliveCountMax=4 -o ClearAllForwardings=yes " +
+	"-o PermitLocalCommand=no -o RemoteCommand=none --"
 
 // script is what hosts run.
 //
 //go:embed host.sh
 var script string
 
-// start starts ssh, which ends with the thread. Another connection takes another remote.
-func (h *remote) start() error {
-	h.cmd = exec.Command("ssh", append(sshOptions(), "--", h.Name,
+// start starts ssh, which ends with the thread.
+func (h *remote) start() (err error) {
+	h.cmd = exec.Command("ssh", append(strings.Fields(sshOptions), h.Name,
 		// All login shells take this, and none of them gets to see the script.
 		fmt.Sprintf(`exec sh -c 'eval "$(head -c %d)"'`, len(script)))...)
-	h.said = &tail{}
+	h.said, h.over = &tail{}, make(chan struct{})
 	h.cmd.Stderr = &liner{screen: newScreen(), to: io.Discard, tail: h.said}
 	h.cmd.WaitDelay = drainTime
-	in, err := h.cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
 	out, err := h.cmd.StdoutPipe()
-	if err != nil {
-		return err
+	if err == nil {
+		h.out = bufio.NewReader(out)
+		h.in, err = h.cmd.StdinPipe()
 	}
-	h.in, h.out = in, bufio.NewReader(out)
-	if h.family, err = start(h.cmd); err != nil {
+	if err == nil {
+		h.family, err = start(h.cmd)
+	}
+	if err != nil {
 		return fmt.Errorf("start ssh, which reaches hosts: %w", err)
 	}
-	h.over = make(chan struct{})
 	return nil
 }
 
-// greet waits for the host to say what it is.
+// greet waits for the host to say what it is. What login scripts print comes first.
 func (h *remote) greet() error {
-	defer h.within(greetTime)()
-	if _, err := io.WriteString(h.in, script); err != nil {
-		return h.whyLost(err)
-	}
-	for { // what login scripts print comes first
-		line, err := h.out.ReadString('\n')
-		if err != nil {
-			return h.whyLost(err)
-		}
+	defer h.within(greetTime).Stop()
+	_, err := io.WriteString(h.in, script)
+	for err == nil {
+		var line string
+		line, err = h.out.ReadString('\n')
 		if words := strings.Fields(line); len(words) > 2 && words[0] == "euryale-host" {
+			h.said.forget()
 			h.platform = platformOf(words[1], words[2])
-			h.address, h.guest = h.bare(), ""
+			h.address = h.Name[strings.LastIndexByte(h.Name, '@')+1:]
 			if len(words) == 7 { // sshd has set SSH_CONNECTION
 				h.guest, h.address = words[3], words[5]
 			}
 			return nil
 		}
 	}
+	return h.whyLost(err)
 }
 
-// bare is the host's name without a user.
-func (h *remote) bare() string { return h.Name[strings.LastIndexByte(h.Name, '@')+1:] }
-
-// begin copies the files of the kit unless the host has them, and has it become a launcher.
+// begin copies the files of the kit unless the host has them, and has it become a launcher. Until
+// all hosts have, it must know that this end lives.
 func (h *remote) begin() error {
 	files := []file{h.kit.launcher}
 	if h.kit.program != nil {
@@ -133,21 +131,25 @@ func (h *remote) begin() error {
 			return fmt.Errorf("copy %s (%.1f MB): %w", f.name, float64(f.size)/1e6, h.whyLost(err))
 		}
 	}
-	if _, err := fmt.Fprintf(h.in, "%s run %s\n", files[0].hash, files[0].name); err != nil {
-		return h.whyLost(err)
-	}
+	defer h.within(greetTime).Stop()
+	_, err := fmt.Fprintf(h.in, "%s run %s\n", files[0].hash, files[0].name)
 	h.orders, h.news = gob.NewEncoder(h.in), gob.NewDecoder(h.out)
-	defer h.within(greetTime)()
 	var first news
-	if err := h.news.Decode(&first); err != nil {
+	if err == nil {
+		err = h.news.Decode(&first)
+	}
+	if err != nil {
 		return fmt.Errorf("start euryale there: %w", h.whyLost(err))
 	}
 	h.port = first.Port
+	go pulse(h.over, func() { h.order(order{}) })
 	return nil
 }
 
 // send copies a file unless the host has it.
 func (h *remote) send(f file) error {
+	late := h.within(stallTime)
+	defer late.Stop()
 	if _, err := fmt.Fprintln(h.in, f.hash, f.size, f.name); err != nil {
 		return err
 	}
@@ -160,23 +162,17 @@ func (h *remote) send(f file) error {
 		return err
 	}
 	defer content.Close()
-	if _, err := io.Copy(h.in, io.LimitReader(content, f.size)); err != nil {
+	for left := f.size; left > 0 && err == nil; left -= 1e6 {
+		late.Reset(stallTime)
+		_, err = io.CopyN(h.in, content, min(left, 1e6))
+	}
+	if err != nil {
 		return err
 	}
 	if answer, err = h.out.ReadString('\n'); err == nil && answer != "have\n" {
 		err = fmt.Errorf("the host says %q", answer)
 	}
 	return err
-}
-
-// order sends an order, unless close has ended the orders. An error ends the connection, which
-// listen sees.
-func (h *remote) order(o order) {
-	h.writing.Lock()
-	defer h.writing.Unlock()
-	if err := h.orders.Encode(o); err != nil && !errors.Is(err, os.ErrClosed) {
-		h.cutOff("it takes no orders")
-	}
 }
 
 // pulse does something, such as to send a sign of life, every half second until the end.
@@ -193,23 +189,27 @@ func pulse(end <-chan struct{}, f func()) {
 	}
 }
 
-// hangUp ends a connection that listen does not serve, unless it has ended.
-func (h *remote) hangUp() {
-	h.mu.Lock()
-	ended := h.ended
-	h.mu.Unlock()
-	h.lost = true
-	if !ended {
-		h.in.Close()
-		h.whyLost(errors.ErrUnsupported) // nobody asks why
-	}
+// order sends an order.
+func (h *remote) order(o order) {
+	h.writing.Lock()
+	defer h.writing.Unlock()
+	_ = h.orders.Encode(o) // an error is the end of the connection, and listen says why
 }
 
-// within cuts the connection unless stop is called in time.
-func (h *remote) within(limit time.Duration) (stop func() bool) {
+// hangUp ends the connections that have not ended. Hosts end their ranks then.
+func hangUp(hosts []*remote) {
+	forAll(hosts, func(h *remote) {
+		if h.cmd != nil && h.cmd.Process != nil && !h.ended {
+			h.whyLost(nil) // nobody asks why
+		}
+	})
+}
+
+// within cuts the connection unless the timer is stopped in time.
+func (h *remote) within(limit time.Duration) *time.Timer {
 	return time.AfterFunc(limit, func() {
 		h.cutOff(fmt.Sprintf("nothing was heard of it for %v", limit))
-	}).Stop
+	})
 }
 
 // cutOff kills ssh, and with it the connection.
@@ -222,8 +222,9 @@ func (h *remote) cutOff(why string) {
 	}
 }
 
-// whyLost waits for the end of ssh, of which err is a sign, and says why the host is lost.
+// whyLost ends the connection, of whose end err is a sign, and says why the host is lost.
 func (h *remote) whyLost(err error) error {
+	h.in.Close()
 	late := time.AfterFunc(2*drainTime, func() { h.cutOff("ssh did not end") })
 	h.family.wait()
 	late.Stop()
@@ -231,7 +232,6 @@ func (h *remote) whyLost(err error) error {
 	h.ended = true
 	h.family.end()
 	h.mu.Unlock()
-	h.in.Close()
 	h.cmd.Wait() // the state says it
 	h.cmd.Stderr.(*liner).flush()
 	close(h.over)

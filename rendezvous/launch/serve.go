@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -34,63 +33,45 @@ type task struct {
 
 // news is what the launcher of a host tells. The zero news is a sign of life.
 type news struct {
+	Port     int // a free one, at first
 	Out, Err []byte
 	Notice   string
-	Done     *outcome // of the task
-	Port     int      // a free one for the next attempt, with Done and at first
+	Done     *outcome // of the task, at last
 }
 
 // outcome is how a task has ended.
 type outcome struct {
-	Text      string // the error, "" for none
-	Summary   string // a line of it
-	Code      int    // the exit code
-	Failed    bool   // a rank has failed
-	Elsewhere bool   // because of one on another host
-	Usage     bool   // as ranks do when their command line is wrong
-	Stuck     bool   // ranks hang
+	Failed    *Failed // and what it does not export
+	Cause     cause
+	Elsewhere []int
+	Usage     bool
+	Text      string // of another error, "" for none
 	Told      bool   // the launcher of the job had told it to end
 }
 
-// Serve runs the ranks of this machine for the launcher of a job on hosts, which sends its orders
-// over in and hears over out; it is what that launcher starts by ssh. When in ends or nothing comes
-// from there for 4 seconds, ranks get SIGTERM, then SIGKILL after the grace. advise says what this
-// machine lacks for GPUs, a line each; it is asked before a program starts that uses them.
-//
-// Serve returns nil when in ends, and otherwise the cause of ctx or an error of the connection.
-func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	s := &server{tasks: make(chan task, 1), signals: make(chan os.Signal, 4), advise: advise,
-		encoder: gob.NewEncoder(out)}
-	go s.listen(in, cancel) // ends with in, or with this process
-	// Signs of life go on while ranks end.
-	living, end := context.WithCancel(context.WithoutCancel(ctx))
-	defer end()
-	go pulse(living.Done(), func() { s.tell(news{}) })
-	port, err := freePort()
-	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
+// outcomeOf makes an error an outcome.
+func outcomeOf(err error) *outcome {
+	var o outcome
+	var told *Interrupted
+	switch o.Told = errors.As(err, &told); {
+	case errors.As(err, &o.Failed):
+		o.Cause, o.Elsewhere, o.Usage = o.Failed.cause, o.Failed.elsewhere, o.Failed.usage
+	case err != nil:
+		o.Text = err.Error()
 	}
-	s.tell(news{Port: port})
-	for {
-		select {
-		case <-ctx.Done():
-			if err := context.Cause(ctx); !errors.Is(err, errOver) {
-				return err
-			}
-			return nil
-		case t := <-s.tasks:
-			done := s.run(ctx, t)
-			if ctx.Err() != nil { // nobody listens
-				continue
-			}
-			if port, err = freePort(); err != nil {
-				return fmt.Errorf("find a free port: %w", err)
-			}
-			s.tell(news{Done: &done, Port: port})
-		}
+	return &o
+}
+
+// err makes an outcome the error of a host.
+func (o *outcome) err(host string) error {
+	switch f := o.Failed; {
+	case f != nil:
+		f.Host, f.cause, f.elsewhere, f.usage = host, o.Cause, o.Elsewhere, o.Usage
+		return f
+	case o.Text != "":
+		return fmt.Errorf("host %s: %s", host, o.Text)
 	}
+	return nil
 }
 
 // errOver is why ranks end when the connection does.
@@ -98,12 +79,47 @@ var errOver = errors.New("the launcher of the job has ended, or the connection t
 
 // server is the launcher of a host.
 type server struct {
-	tasks   chan task
+	task    chan task
 	signals chan os.Signal
-	advise  func() []string
 
 	mu      sync.Mutex
 	encoder *gob.Encoder // used under mu
+}
+
+// Serve runs the ranks of this machine in an attempt at a job on hosts, for the launcher of the
+// job, which sends its orders over in and hears over out; it is what that launcher starts by ssh.
+// When in ends or nothing comes from there for 4 seconds, ranks get SIGTERM, then SIGKILL after the
+// grace. advise says what this machine lacks for GPUs, a line each; it is asked before a program
+// starts that uses them.
+//
+// Serve returns nil when the ranks or in have ended, and otherwise the cause of ctx or an error of
+// the connection.
+func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []string) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	s := &server{task: make(chan task, 1), signals: make(chan os.Signal, 4),
+		encoder: gob.NewEncoder(out)}
+	go s.listen(in, cancel) // ends with in, or with this process
+	port, err := freePort()
+	if err != nil {
+		return fmt.Errorf("find a free port: %w", err)
+	}
+	s.tell(news{Port: port})
+	living := make(chan struct{})
+	defer close(living) // signs of life go on while ranks end
+	go pulse(living, func() { s.tell(news{}) })
+	select {
+	case <-ctx.Done():
+	case t := <-s.task:
+		done := outcomeOf(s.run(ctx, t, advise))
+		if ctx.Err() == nil { // else nobody listens
+			return s.tell(news{Done: done})
+		}
+	}
+	if err := context.Cause(ctx); !errors.Is(err, errOver) {
+		return err
+	}
+	return nil
 }
 
 // tell sends news. If it cannot be sent, the connection has ended, which listen sees.
@@ -129,10 +145,7 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 			cancel(fmt.Errorf("read orders: %w", err))
 			return
 		case o.Task != nil:
-			for len(s.signals) > 0 { // they were for the task before
-				<-s.signals
-			}
-			s.tasks <- *o.Task // one at a time
+			s.task <- *o.Task // the only one
 		case o.Signal != 0:
 			select {
 			case s.signals <- syscall.Signal(o.Signal):
@@ -143,17 +156,17 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 }
 
 // run runs a task.
-func (s *server) run(ctx context.Context, t task) outcome {
+func (s *server) run(ctx context.Context, t task, advise func() []string) error {
 	j, err := s.job(t)
-	if err == nil && usesGPU(j.Program) {
-		for _, line := range s.advise() {
+	if err != nil {
+		return err
+	}
+	if usesGPU(j.Program) {
+		for _, line := range advise() {
 			j.Notice(line)
 		}
 	}
-	if err == nil {
-		err = Run(ctx, j)
-	}
-	return outcomeOf(err)
+	return Run(ctx, j)
 }
 
 // job returns the job of a task.
@@ -162,16 +175,25 @@ func (s *server) job(t task) (Job, error) {
 	if err != nil {
 		return Job{}, fmt.Errorf("find this program: %w", err)
 	}
-	cached := filepath.Dir(self)
-	program := t.Program
+	cached, program := filepath.Dir(self), t.Program
 	if t.Hash != "" {
 		program = filepath.Join(filepath.Dir(cached), t.Hash, t.Program)
+		f, err := newFile(program)
+		if err == nil && f.hash != t.Hash {
+			err = errors.Join(fmt.Errorf("%s is damaged: run again, which copies it", program),
+				os.Remove(program))
+		}
+		if err != nil {
+			return Job{}, fmt.Errorf("check the copy of the program: %w", err)
+		}
 	} else if program == filepath.Base(self) {
 		program = self
 	}
 	dir := t.Dir
-	if _, err := os.Stat(dir); err != nil {
-		dir = "" // the host does not have it
+	if _, err := os.Stat(dir + "/."); err != nil { // the host does not have it, or keeps it closed
+		if dir, err = os.UserHomeDir(); err != nil {
+			return Job{}, fmt.Errorf("find a directory for the ranks: %w", err)
+		}
 	}
 	logs := t.LogDir
 	if logs != "" && !filepath.IsAbs(logs) {
@@ -193,23 +215,3 @@ func (s *server) job(t task) (Job, error) {
 type writer func([]byte) error
 
 func (w writer) Write(b []byte) (int, error) { return len(b), w(b) }
-
-// outcomeOf says what the error of a task means for the job.
-func outcomeOf(err error) (o outcome) {
-	if err == nil {
-		return o
-	}
-	o.Text, o.Summary, o.Code = err.Error(), err.Error(), 1
-	var coded interface{ ExitCode() int }
-	if errors.As(err, &coded) {
-		o.Code = cmp.Or(coded.ExitCode(), 1)
-	}
-	var told *Interrupted
-	o.Told = errors.As(err, &told)
-	var f *Failed
-	if errors.As(err, &f) {
-		o.Failed, o.Summary, o.Usage, o.Stuck = true, f.summary(), f.Usage(), len(f.Hang) > 0
-		o.Elsewhere = len(f.elsewhere) > 0
-	}
-	return o
-}
