@@ -59,14 +59,14 @@ type Job struct {
 	// Dir is the working directory of the ranks; "" means that of this process. Hosts that
 	// do not have it take the one in which ssh starts commands.
 	Dir string
-	// Stdin is the input of rank 0 on the first attempt, nil for none.
+	// Stdin is the input of rank 0 on the first attempt, nil for none; with Elastic, of process 0.
 	Stdin *os.File
 	// Stdout and Stderr take the outputs of the ranks, nil for nowhere.
 	Stdout, Stderr io.Writer
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on. It must not hold such files yet: a second
+	// prefixes: attempt_0/rank_0.log and so on; with Elastic, of each process. It must not hold such files yet: a second
 	// job needs a directory of its own. Launchers of several machines may share one.
 	// "" is for none.
 	LogDir string
@@ -237,16 +237,16 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	}
 	w, err := newWatch(j, path, env, logs)
 	if err != nil {
-		return errors.Join(err, closeLogs(logs))
+		return errors.Join(err, logs.close())
 	}
 	if j.Machines != nil {
 		if err := w.openReports(); err != nil {
 			w.reports.close()
-			return errors.Join(err, closeLogs(logs))
+			return errors.Join(err, logs.close())
 		}
 	}
 	w.start()
-	return errors.Join(w.run(ctx), closeLogs(logs))
+	return errors.Join(w.run(ctx), logs.close())
 }
 
 // environment returns the variables that all ranks of an attempt share. Each attempt

@@ -39,8 +39,14 @@ func attemptDir(attempt int) string { return fmt.Sprintf("attempt_%d", attempt) 
 
 func logName(rank int) string { return fmt.Sprintf("rank_%d.log", rank) }
 
-// openLogs makes the log files of an attempt, one for each rank; none without Job.LogDir.
-func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
+// logs are the log files of an attempt, one for each rank; nil without Job.LogDir.
+type logs struct {
+	dir   *os.Root
+	files []*os.File
+}
+
+// openLogs makes the directory of an attempt's logs.
+func (j Job) openLogs(attempt int) (*logs, error) {
 	if j.LogDir == "" {
 		return nil, nil
 	}
@@ -48,16 +54,20 @@ func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
-	for r := j.first(); r < j.first()+j.Ranks; r++ {
-		f, err := dir.OpenFile(logName(r), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("make the log of rank %d: %w", r, err),
-				closeLogs(logs))
-		}
-		logs = append(logs, f)
+	return &logs{dir: dir}, nil
+}
+
+// of makes the log file of a rank.
+func (l *logs) of(rank int) (*os.File, error) {
+	if l == nil {
+		return nil, nil
 	}
-	return logs, nil
+	f, err := l.dir.OpenFile(logName(rank), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("make the log of rank %d: %w", rank, err)
+	}
+	l.files = append(l.files, f)
+	return f, nil
 }
 
 // makeLogDir makes the directory of an attempt. On several machines, which may share Job.LogDir,
@@ -86,9 +96,12 @@ func (j Job) makeLogDir(attempt int) (*os.Root, error) {
 	return dir, nil
 }
 
-func closeLogs(logs []*os.File) error {
-	var errs []error
-	for _, f := range logs {
+func (l *logs) close() error {
+	if l == nil {
+		return nil
+	}
+	errs := []error{l.dir.Close()}
+	for _, f := range l.files {
 		if err := f.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close a log: %w", err))
 		}
