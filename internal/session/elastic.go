@@ -119,8 +119,12 @@ func (e *Elastic) Release(comm backend.Communicator) { comm.Close() }
 // Close ends the part of this process: after its last step, done says, or before.
 func (e *Elastic) Close(done bool) error {
 	e.unwatch()
-	if done && e.comm != nil {
+	switch {
+	case e.comm == nil:
+	case done:
 		e.job.Finish(e.view.Generation)
+	default: // the others need not wait
+		e.comm.Abort(&elastic.StoppedError{ID: e.id})
 	}
 	e.job.Close()
 	return e.register.Close()
