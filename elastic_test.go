@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -321,6 +323,44 @@ func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 	if got := r.end(); got != want {
 		t.Error("after two deaths and a newcomer the training has other parameters")
 	}
+}
+
+func TestGenerationsLeaveNothingBehind(t *testing.T) {
+	count := func() (files, goroutines int) {
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip("there is no /proc")
+		}
+		return len(fds), runtime.NumGoroutine()
+	}
+	newcomers := 5
+	if os.Getenv("EURYALE_FULL") != "" {
+		newcomers = 50
+	}
+	var done atomic.Bool
+	r := newElasticRun(t, "leaks", 1, 1, elastic.Limits{Least: 1, Most: 2},
+		func(elastic.ID) func(int, int) bool { return never })
+	r.end()
+	files, goroutines := count()
+	r = newElasticRun(t, "leaks", 1, 1<<20, elastic.Limits{Least: 1, Most: 2},
+		func(elastic.ID) func(int, int) bool {
+			return func(int, int) bool { return done.Load() }
+		})
+	for i := range newcomers { // each comes, and dies in its first step
+		in := make(chan struct{})
+		r.start(elastic.ID(i+2), elastic.First(1), func(int, int) bool { close(in); return true })
+		<-in
+	}
+	done.Store(true)
+	r.running.Wait()
+	for range 100 { // goroutines that are told to end do so in a while
+		if f, g := count(); f <= files && g <= goroutines {
+			return
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	f, g := count()
+	t.Errorf("%d files and %d goroutines have become %d and %d", files, goroutines, f, g)
 }
 
 // seen is a job whose present communicator can be had.
