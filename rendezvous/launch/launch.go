@@ -66,9 +66,9 @@ type Job struct {
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on; with Elastic, of each process. It must not hold such files yet: a second
-	// job needs a directory of its own. Launchers of several machines may share one.
-	// "" is for none.
+	// prefixes: attempt_0/rank_0.log and so on; with Elastic, of each process. It must not hold
+	// such files yet: a second job needs a directory of its own. Launchers of several machines may
+	// share one. "" is for none.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
 	// means a second.
