@@ -68,12 +68,22 @@ func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
 
 func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
 	var notices strings.Builder
-	err := Run(t.Context(), Job{Program: byProcess(t, "1) sleep 1;; *) exit 3;; "), Ranks: 2,
-		Elastic: &Elastic{Least: 1}, Notice: func(text string) { fmt.Fprintln(&notices, text) }})
+	enough := filepath.Join(t.TempDir(), "enough")
+	const says = "nothing takes its place, since 5 processes"
+	err := Run(t.Context(), Job{Ranks: 2, Elastic: &Elastic{Least: 1},
+		Program: byProcess(t, "1) while [ ! -e "+enough+" ]; do sleep 0.05; done;; *) exit 3;; "),
+		Notice: func(text string) {
+			fmt.Fprintln(&notices, text)
+			if strings.Contains(text, says) {
+				if err := os.WriteFile(enough, nil, 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+		}})
 	if err != nil { // the first one has finished
 		t.Error(err)
 	}
-	if !strings.Contains(notices.String(), "nothing takes its place, since 5 processes") {
+	if !strings.Contains(notices.String(), says) {
 		t.Errorf("the notices are %s", notices.String())
 	}
 }

@@ -139,11 +139,7 @@ func (w *watch) run(ctx context.Context) error {
 		case text := <-w.reports.first:
 			w.hear(text)
 		case <-looks:
-			if w.pool != nil {
-				w.endHalted()
-			} else {
-				w.endStopped()
-			}
+			w.endStopped()
 		}
 	}
 	if w.left {
@@ -276,6 +272,10 @@ func (w *watch) abandonRest() {
 // have ended them then, and this one would not get to know. While this process is stopped, too, no
 // time is counted.
 func (w *watch) endStopped() {
+	if w.pool != nil {
+		w.endHalted()
+		return
+	}
 	late := false
 	for _, r := range w.ranks {
 		r.halts++
