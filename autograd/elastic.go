@@ -2,11 +2,12 @@ package autograd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
+	"slices"
 	"time"
 
 	"gorgonia.org/gorgonia"
@@ -47,9 +48,12 @@ type Elastic struct {
 	dp           *DataParallel
 	first, share int                  // micro-batches of this rank
 	step         int                  // that comes next
+	loss         float64              // of the step before, or of that step where it is reduced
 	grads        []gorgonia.ValueGrad // of that step, where they are reduced and not applied
 	tries        int                  // of the step, by the same ranks
-	failed       error                // final
+	between      bool                 // no call is under way or has failed, nor panicked
+	closed       bool
+	failed       error // final
 }
 
 // ErrFinished is wrapped by the error of NewElastic if the others have done the last step: this
@@ -75,6 +79,9 @@ var ErrFinished = elastic.ErrFinished
 //	}
 //	err = e.Close()
 //
+// Operations that draw from a nn.Random of the graph, or of [WithRandom], draw the numbers of the
+// micro-batch: Elastic sets its step before each.
+//
 // Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
 // given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for
 // graphs with batch norms, whose moving averages depend on the number of ranks; those of [New].
@@ -85,10 +92,11 @@ func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solv
 		return nil, err
 	}
 	e := &Elastic{ctx: ctx, job: job, params: params, solver: solver, micros: n,
-		opts: append(opts, WithTree(n))}
+		opts: append(slices.Clip(opts), WithTree(n))}
 	if err := e.regroup(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
+	e.between = true
 	return e, nil
 }
 
@@ -115,43 +123,61 @@ func (e *Elastic) Step(run func(micro int) (loss float64, err error)) (loss floa
 	if err := backend.Given("Elastic.Step", "run", run); err != nil {
 		return 0, err
 	}
+	e.between = false
+	if e.failed == nil {
+		e.failed = e.finish(run)
+	}
+	if e.between = e.failed == nil; !e.between {
+		return 0, e.failed
+	}
+	return e.loss, nil
+}
+
+// finish does the step, by as many tries as it takes.
+func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	var lost time.Time // when a rank was
-	for e.failed == nil {
-		var admits bool
-		loss, admits, e.failed = e.try(run)
+	for before := e.step; ; {
+		admits, err := e.try(run)
 		switch {
-		case e.failed == nil && !admits:
+		case err == nil && !admits:
 			e.sayRepeated(lost)
-			return loss, nil
-		case e.failed == nil:
+			return nil
+		case err == nil:
 			e.job.Job().Admits(e.view.Generation)
-			e.failed = e.regroup()
-			return loss, e.failed
-		case !lostRank(e.failed):
-			return 0, e.failed
-		}
-		if e.tries++; e.tries > maxTries {
-			break
+			return e.regroup()
 		}
 		if lost.IsZero() {
 			lost = time.Now()
 		}
-		before := e.step
-		e.job.Job().Broken(e.view.Generation)
-		if e.failed = e.regroup(); e.failed == nil && e.step > before {
-			return math.NaN(), nil // this rank had not heard the losses of the others
+		if err := e.again(err); err != nil {
+			return err
+		}
+		if err := e.regroup(); err != nil || e.step > before {
+			return err
 		}
 	}
-	return 0, e.failed
+}
+
+// again ends the present generation because of an error, and returns the error if it is final.
+func (e *Elastic) again(err error) error {
+	if e.tries++; !lostRank(err) || e.tries > maxTries {
+		return err
+	}
+	e.job.Job().Broken(e.view.Generation)
+	return nil
 }
 
 // sayRepeated reports that the step is done although a rank was lost in it.
 func (e *Elastic) sayRepeated(lost time.Time) {
-	if !lost.IsZero() {
-		e.dp.say(fmt.Sprintf("step %d was repeated by %d ranks: it is done %.2f s after "+
-			"a rank was lost",
-			e.step-1, e.comm.Size(), time.Since(lost).Seconds()))
+	if lost.IsZero() {
+		return
 	}
+	ranks := fmt.Sprintf("%d ranks", e.Size())
+	if e.Size() == 1 {
+		ranks = "1 rank"
+	}
+	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
+		e.step-1, ranks, time.Since(lost).Seconds()))
 }
 
 // maxTries is how often the same ranks repeat a step before its error is final: a fault of the
@@ -163,60 +189,45 @@ func lostRank(err error) bool {
 	return errors.As(err, new(*backend.Error)) || errors.As(err, new(*rendezvous.Failure))
 }
 
-// try does the step on the present ranks. A rank applies it once it knows that all ranks have its
-// gradients: they have all entered the exchange of losses.
-func (e *Elastic) try(run func(micro int) (float64, error)) (loss float64, admits bool, err error) {
-	random := e.dp.model.random
-	if random != nil {
-		step := random.Step()
-		defer func() {
-			if err != nil {
-				random.Seek(step, random.First())
-			}
-		}()
-	}
+// try does the step on the present ranks, and reports whether newcomers are to be let in after it.
+// A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
+// The loss comes before, so that a rank which never leaves commit has it.
+func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
 	losses := make([]float64, e.share)
 	err = e.dp.Accumulate(e.share, func(i int) (err error) {
+		if random := e.dp.model.random; random != nil {
+			random.Seek(uint64(e.step*e.micros+e.first+i), 0)
+		}
 		losses[i], err = run(e.first + i)
 		return err
 	})
 	if err != nil {
-		return 0, false, err
+		return false, err
+	}
+	if e.loss, err = TreeMean(e.comm, losses); err != nil {
+		return false, err
 	}
 	if e.grads, err = e.dp.Sync(); err != nil {
 		e.grads = nil
-		return 0, false, err
+		return false, err
 	}
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Reduced})
-	if loss, admits, err = e.commit(losses); err != nil {
-		return 0, false, err
+	if admits, err = e.commit(); err != nil {
+		return false, err
 	}
 	e.tries = 0
-	return loss, admits, e.apply()
+	return admits, e.apply()
 }
 
-// commit is the barrier between the exchange of a step and its application. It returns the mean of
-// the losses, and whether newcomers wait.
-func (e *Elastic) commit(losses []float64) (mean float64, admits bool, err error) {
+// commit is the barrier between the exchange of a step and its application. It reports whether
+// newcomers wait.
+func (e *Elastic) commit() (admits bool, err error) {
 	note := []byte{0}
 	if e.job.Job().Waits() {
 		note[0] = 1
 	}
-	for _, x := range losses {
-		note = binary.LittleEndian.AppendUint64(note, math.Float64bits(x))
-	}
-	notes, err := framed(backend.Label(e.comm, backend.ForMean))(note)
-	if err != nil {
-		return 0, false, err
-	}
-	var all []float64
-	for _, note := range notes {
-		admits = admits || note[0] == 1
-		for note = note[1:]; len(note) > 0; note = note[8:] {
-			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(note)))
-		}
-	}
-	return meanInTree(all), admits, nil
+	notes, err := gather(backend.Label(e.comm, backend.ForMean), note)
+	return slices.ContainsFunc(notes, func(note []byte) bool { return note[0] == 1 }), err
 }
 
 // apply gives the solver the gradients of the step.
@@ -241,11 +252,15 @@ func (e *Elastic) regroup() error {
 		if err != nil {
 			return err
 		}
-		err = e.enter(comm, view)
-		if err == nil || !lostRank(err) {
+		if !slices.Equal(view.Members, e.view.Members) {
+			e.tries = 0
+		}
+		if err = e.enter(comm, view); err == nil {
+			return nil
+		}
+		if err = e.again(err); err != nil {
 			return err
 		}
-		e.job.Job().Broken(view.Generation)
 	}
 }
 
@@ -325,19 +340,21 @@ func (e *Elastic) handOver() error {
 func (e *Elastic) leave() {
 	if e.dp != nil {
 		e.dp.Close()
-		e.dp = nil
 	}
 	if e.comm != nil {
 		e.job.Release(e.comm)
-		e.comm = nil
 	}
 }
 
 // Close ends the part of this process: it has done its last step, unless a call has returned an
-// error. The others may finish theirs.
+// error, or has panicked. The others may finish theirs. Later calls do nothing.
 func (e *Elastic) Close() error {
-	done := e.failed == nil && e.dp != nil
-	err := e.job.Close(done)
+	if e.closed {
+		return nil
+	}
+	e.closed = true
+	err := e.job.Close(e.between)
 	e.leave()
+	e.failed = cmp.Or(e.failed, fmt.Errorf("autograd: elastic training: %w", backend.ErrClosed))
 	return err
 }

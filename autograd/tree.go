@@ -90,11 +90,6 @@ func TreeMean(comm backend.Communicator, numbers []float64) (mean float64, err e
 			all = append(all, math.Float64frombits(binary.LittleEndian.Uint64(note)))
 		}
 	}
-	return meanInTree(all), nil
-}
-
-// meanInTree returns the mean of numbers, added in the tree. It overwrites them.
-func meanInTree(all []float64) float64 {
 	n := len(all)
 	for ; len(all) > 1; all = all[:(len(all)+1)/2] {
 		for i := 0; i < len(all); i += 2 {
@@ -104,7 +99,7 @@ func meanInTree(all []float64) float64 {
 			}
 		}
 	}
-	return all[0] / float64(n)
+	return all[0] / float64(n), nil
 }
 
 // tree is what a DataParallel adds gradients of micro-batches in; nil without WithTree.

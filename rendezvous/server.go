@@ -116,6 +116,10 @@ func (s *server) admit(conn net.Conn, id identity, welcome frame) (*member, erro
 	failure := s.failure()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if _, ok := s.ranks[id.rank]; ok && s.lost != nil {
+		return nil, &refusal{fmt.Sprintf("process %d has taken part in the elastic job already: "+
+			"it joins once, and trains once", id.rank)}
+	}
 	if first, ok := s.ranks[id.rank]; ok {
 		return nil, &refusal{fmt.Sprintf("two processes say that they are rank %d: process %d on "+
 			"%s and process %d on %s: give every process its own RANK",

@@ -66,6 +66,9 @@ func (e *StoppedError) Error() string {
 		StateLost: "all processes that had the parameters have died: start the job again from " +
 			"its last checkpoint",
 	}
+	if e.ID == 0 { // see Watch
+		return "elastic: " + why[e.Why]
+	}
 	return fmt.Sprintf("elastic: process %d: %s", e.ID, why[e.Why])
 }
 
@@ -89,6 +92,7 @@ type Job struct {
 	closed  bool
 	process *Process
 	present generation      // that it was told to connect to last
+	timers  []*time.Timer   // of its end
 	next    chan generation // until Next takes it
 }
 
@@ -127,6 +131,32 @@ func Start(ctx context.Context, r Register, id ID, limits Limits, first View,
 	j.mu.Unlock()
 	j.running.Go(func() { j.read(at) })
 	return j, nil
+}
+
+// Watch follows a job from outside, and tells step which step the job goes on with, in each
+// generation. It returns a [StoppedError] once nobody can go on: its reason is Finished or
+// StateLost.
+func Watch(ctx context.Context, r Register, first View, step func(next int)) error {
+	observer := &Job{register: r}
+	p, _ := NewNewcomer(observer.id, Limits{}, first) // which is never ready
+	for i := 0; ; i++ {
+		entry, err := observer.entry(ctx, i)
+		if err != nil {
+			return err
+		}
+		e := entry.event()
+		if e == nil {
+			continue
+		}
+		if d, ok := e.(Decided); ok {
+			step(d.View.Next())
+		}
+		for _, a := range p.Step(e) {
+			if s, ok := a.(Stop); ok {
+				return &StoppedError{Why: s.Why}
+			}
+		}
+	}
 }
 
 // catchUp reads the log up to an entry of this newcomer's own, and returns the present generation,
@@ -229,6 +259,7 @@ func (j *Job) act(actions []Action) {
 			if j.present.end != nil {
 				j.present.end(context.Canceled) // nobody uses the generation before any more
 			}
+			j.stopTimers()
 			during, end := context.WithCancelCause(j.over)
 			j.present = generation{a.View, during, end}
 			j.next <- j.present // the last one was taken, or this process would not have posted
@@ -238,10 +269,16 @@ func (j *Job) act(actions []Action) {
 	}
 }
 
-// after gives the process an event in a while.
+// after gives the process an event in a while, unless it has connected before. j.mu is held.
 func (j *Job) after(d time.Duration, e Event) {
-	timer := time.AfterFunc(d, func() { j.step(e) })
-	context.AfterFunc(j.over, func() { timer.Stop() })
+	j.timers = append(j.timers, time.AfterFunc(d, func() { j.step(e) }))
+}
+
+func (j *Job) stopTimers() {
+	for _, t := range j.timers {
+		t.Stop()
+	}
+	j.timers = nil
 }
 
 // step gives the process an event.
@@ -300,6 +337,7 @@ func (j *Job) Close() {
 	if !j.closed {
 		j.closed = true
 		close(j.writes)
+		j.stopTimers()
 	}
 	j.mu.Unlock()
 	j.end(&StoppedError{j.id, Finished})

@@ -204,7 +204,7 @@ func (p *Process) decide() []Action {
 	case !p.member():
 		return p.waitInVain()
 	}
-	next := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}
+	next, silent := View{Generation: p.view.Generation + 1, Ending: p.view.Ending}, false
 	for _, id := range p.view.Members {
 		at, ok := p.posted[id]
 		switch {
@@ -213,7 +213,9 @@ func (p *Process) decide() []Action {
 		case p.dead[id]:
 		case !ok && !p.graceOver:
 			return nil
-		case ok:
+		case !ok:
+			silent = true
+		default:
 			next.Members, next.At = append(next.Members, id), append(next.At, at)
 		}
 	}
@@ -226,6 +228,8 @@ func (p *Process) decide() []Action {
 	switch {
 	case !next.Whole() && next.Ending:
 		return p.stop(Finished)
+	case !next.Whole() && silent: // it may have a state: it goes on, or it dies
+		return nil
 	case !next.Whole():
 		return p.stop(StateLost)
 	case len(next.Members) < p.limits.Least && !next.Ending:

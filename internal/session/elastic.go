@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,19 +47,33 @@ func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
 		backends: c.Backends}, nil
 }
 
-// joinTime bounds how long the ranks of a generation take to connect: all are ready.
-const joinTime = 20 * time.Second
+const (
+	// joinTime bounds how long the ranks of a generation take to connect: all are ready. Those of
+	// the first one start, and have the time of any job.
+	joinTime = 20 * time.Second
+	// maxTries is how often the same ranks try to connect before the error is final: what a
+	// program or its environment has wrong ends each try.
+	maxTries = 3
+)
 
 // Next waits until this process is a member of a generation, connects it, and returns its
 // communicator. That of the generation before is still open: see Release. A generation that cannot
 // connect has ended, and the next one follows.
 func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
-	for {
+	e.unwatch()
+	var members []elastic.ID // that tried to connect
+	for tries := 1; ; tries++ {
 		view, during, err := e.job.Next(ctx)
 		if err != nil {
 			return nil, view, err
 		}
+		if !slices.Equal(view.Members, members) {
+			tries, members = 1, view.Members
+		}
 		s, err := e.connect(during, view)
+		if err != nil && tries == maxTries {
+			return nil, view, fmt.Errorf("euryale: %w", err)
+		}
 		if err != nil {
 			e.job.Broken(view.Generation)
 			continue
@@ -72,13 +87,15 @@ func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View,
 
 // connect connects this process to the members of a generation, which ends with a context.
 func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, error) {
-	ctx, cancel := context.WithTimeout(during, joinTime)
-	defer cancel()
 	env := e.env
+	if v.Generation > 0 {
+		env.Timeout = min(env.Timeout, joinTime)
+	}
+	ctx, cancel := context.WithTimeout(during, env.Timeout)
+	defer cancel()
 	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
 	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
 	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
-	env.Timeout = min(env.Timeout, joinTime)
 	backends := e.backends()
 	env.Note, _ = Note(backends) // Connect says what is wrong
 	w, err := rendezvous.Join(ctx, env)
@@ -101,12 +118,21 @@ func (e *Elastic) Release(comm backend.Communicator) { comm.Close() }
 
 // Close ends the part of this process: after its last step, done says, or before.
 func (e *Elastic) Close(done bool) error {
-	if done && e.comm != nil {
+	e.unwatch()
+	switch {
+	case e.comm == nil:
+	case done:
 		e.job.Finish(e.view.Generation)
+	default: // the others need not wait
+		e.comm.Abort(&elastic.StoppedError{ID: e.id})
 	}
 	e.job.Close()
+	return e.register.Close()
+}
+
+// unwatch leaves the communicator as it is when its generation ends: no call is under way.
+func (e *Elastic) unwatch() {
 	if e.stop != nil {
 		e.stop()
 	}
-	return e.register.Close()
 }

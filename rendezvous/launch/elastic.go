@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"syscall"
-	"time"
 
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/rendezvous"
@@ -26,9 +27,8 @@ const (
 	// stoppedLooks is after how many looks in a row a process that is stopped is ended: the others
 	// wait for it.
 	stoppedLooks = 3
-	// soon is within which time of its start a process that ends with an error of its own counts as
-	// one that cannot start. After maxFaults of them in a row nothing else is started.
-	soon      = 2 * time.Second
+	// maxFaults is how many processes may end with an error of their own while the job goes on
+	// with no further step. After that nothing is started any more: the program has the error.
 	maxFaults = 5
 )
 
@@ -38,9 +38,15 @@ type pool struct {
 	register *rendezvous.Register
 	start    func(number int) (*rank, error)
 	next     int  // number of the next process
-	faults   int  // processes in a row that could not start
+	faults   int  // processes that have ended with an error of their own since step
+	step     int  // with which the job has gone on
 	finished bool // a process has done its last step
-	started  map[int]time.Time
+
+	steps   atomic.Int64 // with which the job goes on
+	over    chan error   // tells that nobody has the parameters any more
+	lost    error        // that it has told
+	stop    context.CancelFunc
+	watches sync.WaitGroup
 }
 
 // check finds what no job can have.
@@ -62,14 +68,33 @@ func (e *Elastic) check(j Job) error {
 }
 
 // newPool serves the register of a job.
-func newPool(e *Elastic, env []string) (*pool, error) {
+func newPool(e *Elastic, ranks int, env []string) (*pool, error) {
 	job, err := rendezvous.ReadEnv(lookup(slices.Concat(env, []string{"RANK=0", "LOCAL_RANK=0"})))
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{Elastic: e, started: map[int]time.Time{}}
+	p := &pool{Elastic: e, over: make(chan error, 1)}
 	p.register, err = rendezvous.ServeRegister(job.Job, job.Token, job.Timeout, p.bury)
-	return p, err
+	if err != nil {
+		return nil, err
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	p.stop = stop
+	p.watches.Go(func() {
+		err := elastic.Watch(ctx, p.register.Store(), elastic.Env{First: ranks}.FirstView(),
+			func(next int) { p.steps.Store(int64(next)) })
+		if s := new(elastic.StoppedError); errors.As(err, &s) && s.Why == elastic.StateLost {
+			p.over <- err
+		}
+	})
+	return p, nil
+}
+
+// close ends the register.
+func (p *pool) close() {
+	p.stop()
+	p.watches.Wait()
+	p.register.Close()
 }
 
 // bury tells the job that a process, counted from 1, has ended.
@@ -88,35 +113,32 @@ func (p *pool) environment(number, ranks int) []string {
 }
 
 // replaces hears of the end of a process, and reports whether another one is to take its place.
-func (p *pool) replaces(e ending) (yes bool, err error) {
+func (p *pool) replaces(e ending) bool {
 	p.bury(e.rank + 1)
 	if !e.failed() {
 		p.finished = true
 	}
-	if p.finished {
-		return false, nil
+	if step := int(p.steps.Load()); step > p.step {
+		p.step, p.faults = step, 0
 	}
-	p.faults++
-	if wasEnded(e.status) || e.at.Sub(p.started[e.rank]) > soon {
-		p.faults = 0
+	if !wasEnded(e.status) {
+		p.faults++
 	}
-	if p.faults == maxFaults {
-		return false, fmt.Errorf("the last %d processes have ended with an error within %v of "+
-			"their start: %s", maxFaults, soon, e.blaming)
-	}
-	return true, nil
+	return !p.finished && p.faults < maxFaults
 }
 
 // endedElastic is ended for an elastic job.
 func (w *watch) endedElastic(e ending) {
-	again, err := w.pool.replaces(e)
+	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%v)", e.rank,
+		w.ranks[e.rank].cmd.ProcessState)
 	switch {
-	case err != nil:
-		w.stop(syscall.SIGTERM, err)
-	case again && w.why == nil:
-		w.job.notice(fmt.Sprintf("process %d has ended (%v): process %d takes its place", e.rank,
-			w.ranks[e.rank].cmd.ProcessState, w.pool.next))
+	case w.why != nil || w.pool.finished || w.pool.lost != nil:
+	case again:
+		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, w.pool.next))
 		w.launch()
+	default:
+		w.job.notice(fmt.Sprintf("%s: nothing takes its place, since %d processes have ended with "+
+			"an error of their own in step %d", ended, w.pool.faults, w.pool.step))
 	}
 }
 
@@ -126,6 +148,9 @@ func (w *watch) launch() {
 	w.pool.next++
 	r, err := w.pool.start(number)
 	if err == nil {
+		err = w.input(r)
+	}
+	if err == nil {
 		r.family, err = start(r.cmd)
 	}
 	if err != nil {
@@ -133,16 +158,16 @@ func (w *watch) launch() {
 		return
 	}
 	w.ranks = append(w.ranks, r)
-	w.pool.started[number] = time.Now()
 	r.alive = true
 	go func() { w.exits <- r.wait() }()
 }
 
-// endHalted ends the processes of an elastic job that are stopped, or held in the kernel.
+// endHalted ends the processes of an elastic job that are stopped. One that is held in the kernel
+// may be reading a file; if others wait for it, they go on without it.
 func (w *watch) endHalted() {
 	for _, r := range w.ranks {
 		r.halts++
-		if !r.halted() {
+		if r.state() != "T" {
 			r.halts = 0
 		}
 		if r.halts == stoppedLooks {

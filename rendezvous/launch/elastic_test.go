@@ -1,6 +1,10 @@
 package launch
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -22,7 +26,64 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 
 func TestAProgramThatCannotStartIsNotReplacedForEver(t *testing.T) {
 	err := Run(t.Context(), Job{Program: "/bin/false", Ranks: 2, Elastic: &Elastic{Least: 1}})
-	if err == nil || !strings.Contains(err.Error(), "the last 5 processes have ended") {
+	var f *Failed
+	if !errors.As(err, &f) || f.ExitCode() != 1 {
 		t.Errorf("the error is %v", err)
+	}
+}
+
+// byProcess returns a program that does something else in each process, counted from 1.
+func byProcess(t *testing.T, cases string) string {
+	path := filepath.Join(t.TempDir(), "program.sh")
+	text := `n=${EURYALE_ELASTIC#*'"Process":'}; case ${n%%,*} in ` + cases + " esac\n"
+	if err := os.WriteFile(path, []byte(text), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestReplacementsHaveLogsAndTheFirstProcessHasTheInput(t *testing.T) {
+	input := filepath.Join(t.TempDir(), "input")
+	if err := os.WriteFile(input, []byte("input\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	in, err := os.Open(input)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	logs := filepath.Join(t.TempDir(), "logs")
+	err = Run(t.Context(), Job{Program: byProcess(t, "1) cat; kill -9 $$;; *) echo number $n;;"),
+		Ranks: 1, Elastic: &Elastic{Least: 1}, LogDir: logs, Stdin: in})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, says := range map[string]string{"rank_0.log": "input", "rank_1.log": "number 2"} {
+		text, err := os.ReadFile(filepath.Join(logs, "attempt_0", name))
+		if err != nil || !strings.Contains(string(text), says) {
+			t.Errorf("%s has %q, %v", name, text, err)
+		}
+	}
+}
+
+func TestAProgramThatFailsInOneStepIsNotReplacedForEver(t *testing.T) {
+	var notices strings.Builder
+	enough := filepath.Join(t.TempDir(), "enough")
+	const says = "nothing takes its place, since 5 processes"
+	err := Run(t.Context(), Job{Ranks: 2, Elastic: &Elastic{Least: 1},
+		Program: byProcess(t, "1) while [ ! -e "+enough+" ]; do sleep 0.05; done;; *) exit 3;; "),
+		Notice: func(text string) {
+			fmt.Fprintln(&notices, text)
+			if strings.Contains(text, says) {
+				if err := os.WriteFile(enough, nil, 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+		}})
+	if err != nil { // the first one has finished
+		t.Error(err)
+	}
+	if !strings.Contains(notices.String(), says) {
+		t.Errorf("the notices are %s", notices.String())
 	}
 }

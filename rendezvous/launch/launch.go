@@ -59,17 +59,17 @@ type Job struct {
 	// Dir is the working directory of the ranks; "" means that of this process. Hosts that
 	// do not have it take the one in which ssh starts commands.
 	Dir string
-	// Stdin is the input of rank 0 on the first attempt, nil for none.
+	// Stdin is the input of rank 0 on the first attempt, nil for none; with Elastic, of process 0.
 	Stdin *os.File
 	// Stdout and Stderr take the outputs of the ranks, nil for nowhere.
 	Stdout, Stderr io.Writer
 	// Plain leaves the prefixes out.
 	Plain bool
 	// LogDir is a directory that gets a file with the output of each rank, without
-	// prefixes: attempt_0/rank_0.log and so on, and attempt_0/launcher_0.log, which says when the
-	// attempt began, when it ended, and how. It must not hold such files yet: a second
-	// job needs a directory of its own. Launchers of several machines may share one.
-	// "" is for none.
+	// prefixes: attempt_0/rank_0.log and so on, with Elastic of each process, and
+	// attempt_0/launcher_0.log, which says when the attempt began, when it ended, and how. It must
+	// not hold such files yet: a second job needs a directory of its own. Launchers of several
+	// machines may share one. "" is for none.
 	LogDir string
 	// Grace is the time between the signal that tells ranks to end and SIGKILL; 0
 	// means a second.
@@ -257,22 +257,22 @@ func (j Job) attempt(ctx context.Context, path string, n int) error {
 	}
 	w, err := newWatch(j, path, env, logs)
 	if err != nil {
-		return errors.Join(err, closeLogs(logs))
+		return errors.Join(err, logs.close())
 	}
 	if j.Machines != nil {
 		if err := w.openReports(); err != nil {
 			w.reports.close()
-			return errors.Join(err, closeLogs(logs))
+			return errors.Join(err, logs.close())
 		}
 	}
-	noted := note(logs, fmt.Sprintf("started %d ranks", j.Ranks))
+	noted := logs.note(fmt.Sprintf("started %d ranks", j.Ranks))
 	w.start()
 	err = w.run(ctx)
 	outcome := "all ranks have ended"
 	if err != nil {
 		outcome = err.Error()
 	}
-	return errors.Join(err, noted, note(logs, outcome), closeLogs(logs))
+	return errors.Join(err, noted, logs.note(outcome), logs.close())
 }
 
 // environment returns the variables that all ranks of an attempt share. Each attempt

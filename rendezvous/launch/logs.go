@@ -40,9 +40,15 @@ func attemptDir(attempt int) string { return fmt.Sprintf("attempt_%d", attempt) 
 
 func logName(rank int) string { return fmt.Sprintf("rank_%d.log", rank) }
 
-// openLogs makes the log files of an attempt: one for each rank, and last the launcher's; none
-// without Job.LogDir.
-func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
+// logs are the log files of an attempt, first the launcher's, then one for each rank; nil without
+// Job.LogDir.
+type logs struct {
+	dir   *os.Root
+	files []*os.File
+}
+
+// openLogs makes the directory of an attempt's logs, and the launcher's log.
+func (j Job) openLogs(attempt int) (*logs, error) {
 	if j.LogDir == "" {
 		return nil, nil
 	}
@@ -50,27 +56,41 @@ func (j Job) openLogs(attempt int) (logs []*os.File, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
-	for r := j.first(); r <= j.first()+j.Ranks; r++ {
-		name := logName(r)
-		if r == j.first()+j.Ranks {
-			name = fmt.Sprintf("launcher_%d.log", j.first()/j.Ranks)
-		}
-		f, err := dir.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("make the log %s: %w", name, err), closeLogs(logs))
-		}
-		logs = append(logs, f)
+	l := &logs{dir: dir}
+	machine := 0
+	if j.Machines != nil {
+		machine = j.Machines.Number
 	}
-	return logs, nil
+	if _, err := l.make(fmt.Sprintf("launcher_%d.log", machine)); err != nil {
+		return nil, errors.Join(err, l.close())
+	}
+	return l, nil
 }
 
-// note writes a line with the time to the launcher's log of an attempt.
-func note(logs []*os.File, what string) error {
-	if logs == nil {
+// of makes the log file of a rank.
+func (l *logs) of(rank int) (*os.File, error) {
+	if l == nil {
+		return nil, nil
+	}
+	return l.make(logName(rank))
+}
+
+// make makes a log file.
+func (l *logs) make(name string) (*os.File, error) {
+	f, err := l.dir.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("make the log %s: %w", name, err)
+	}
+	l.files = append(l.files, f)
+	return f, nil
+}
+
+// note writes a line with the time to the launcher's log.
+func (l *logs) note(what string) error {
+	if l == nil {
 		return nil
 	}
-	_, err := fmt.Fprintf(logs[len(logs)-1], "%s %s\n",
+	_, err := fmt.Fprintf(l.files[0], "%s %s\n",
 		time.Now().UTC().Format("2006-01-02T15:04:05.000Z"), what)
 	return err
 }
@@ -101,9 +121,12 @@ func (j Job) makeLogDir(attempt int) (*os.Root, error) {
 	return dir, nil
 }
 
-func closeLogs(logs []*os.File) error {
-	var errs []error
-	for _, f := range logs {
+func (l *logs) close() error {
+	if l == nil {
+		return nil
+	}
+	errs := []error{l.dir.Close()}
+	for _, f := range l.files {
 		if err := f.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close a log: %w", err))
 		}

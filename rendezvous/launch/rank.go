@@ -47,7 +47,7 @@ func (w *watch) command(path string, number int, env []string, log *os.File) *ra
 		r.cmd.Args = r.cmd.Args[:1]
 	}
 	r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
-	if w.job.Ranks > 1 || w.job.Machines != nil || log != nil {
+	if w.several() || log != nil {
 		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
 		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
 		if r.err.live {
@@ -55,6 +55,11 @@ func (w *watch) command(path string, number int, env []string, log *os.File) *ra
 		}
 	}
 	return r
+}
+
+// several reports whether the job may have several processes.
+func (w *watch) several() bool {
+	return w.job.Ranks > 1 || w.job.Machines != nil || w.pool != nil
 }
 
 // liner returns where an output of a rank goes.
@@ -66,7 +71,7 @@ func (w *watch) liner(r *rank, to io.Writer, t *tail) *liner {
 	if r.log != nil {
 		l.log = r.log
 	}
-	if !w.job.Plain && (w.job.Ranks > 1 || w.job.Machines != nil) {
+	if !w.job.Plain && w.several() {
 		l.prefix = fmt.Sprintf("[%d] ", r.number)
 	}
 	return l
@@ -179,9 +184,18 @@ func (r *rank) hang() string {
 
 // halted reports whether the rank is stopped, or waits in the kernel where no signal reaches it.
 func (r *rank) halted() bool {
+	state := r.state()
+	return state == "T" || state == "D"
+}
+
+// state returns the letter of the state that the kernel says the rank is in, "" if there is none.
+func (r *rank) state() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
-	letter := stateLetter(string(stat))
-	return r.alive && err == nil && (letter == "T" || letter == "D")
+	if !r.alive {
+		return ""
+	}
+	// without /proc there is no text
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", r.cmd.Process.Pid))
+	return stateLetter(string(stat))
 }

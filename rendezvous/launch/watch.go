@@ -3,7 +3,6 @@ package launch
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -48,30 +47,27 @@ type watch struct {
 
 // newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
 // that is nil.
-func newWatch(j Job, path string, env []string, logs []*os.File) (w *watch, err error) {
+func newWatch(j Job, path string, env []string, logs *logs) (w *watch, err error) {
 	w = &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
 	w.patience = rendezvous.DefaultTimeout
 	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set
 	}
 	if j.Elastic != nil {
-		w.pool, err = newPool(j.Elastic, env)
+		w.pool, err = newPool(j.Elastic, j.Ranks, env)
 		if err != nil {
 			return nil, err
 		}
 		w.pool.start = func(number int) (*rank, error) {
-			var log *os.File
-			if number < len(logs) {
-				log = logs[number]
-			}
-			return w.command(path, number, env, log), nil
+			log, err := logs.of(number)
+			return w.command(path, number, env, log), err
 		}
 		return w, nil
 	}
 	for r := range j.Ranks {
-		var log *os.File
-		if logs != nil {
-			log = logs[r]
+		log, err := logs.of(j.first() + r)
+		if err != nil {
+			return nil, err
 		}
 		w.ranks = append(w.ranks, w.command(path, j.first()+r, env, log))
 	}
@@ -110,8 +106,10 @@ func (w *watch) run(ctx context.Context) error {
 	defer told()
 	defer w.reports.close()
 	var looks <-chan time.Time
+	var lost <-chan error
 	if w.pool != nil {
-		defer w.pool.register.Close()
+		defer w.pool.close()
+		lost = w.pool.over
 	}
 	if w.job.Machines != nil || w.pool != nil {
 		ticker := time.NewTicker(w.job.times.look)
@@ -136,14 +134,12 @@ func (w *watch) run(ctx context.Context) error {
 			w.stop(syscall.SIGTERM, context.Cause(ctx))
 		case <-w.timer:
 			w.late()
+		case w.pool.lost = <-lost:
+			w.endSoon()
 		case text := <-w.reports.first:
 			w.hear(text)
 		case <-looks:
-			if w.pool != nil {
-				w.endHalted()
-			} else {
-				w.endStopped()
-			}
+			w.endStopped()
 		}
 	}
 	if w.left {
@@ -169,6 +165,8 @@ func (w *watch) outcome() error {
 		return fmt.Errorf("%w\n%s", w.why, strings.Join(f.Hang, "\n"))
 	case w.why != nil:
 		return w.why
+	case f != nil && w.pool != nil && w.pool.lost != nil:
+		return fmt.Errorf("%w; %w", w.pool.lost, f)
 	case f != nil:
 		return f
 	}
@@ -185,7 +183,14 @@ func (w *watch) ended(e ending) {
 		w.endedElastic(e)
 		return
 	}
-	if e.failed() && w.idle() {
+	if e.failed() {
+		w.endSoon()
+	}
+}
+
+// endSoon tells the ranks to end, unless they are told already, when they have had time to report.
+func (w *watch) endSoon() {
+	if w.idle() {
 		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
 	}
@@ -267,6 +272,10 @@ func (w *watch) abandonRest() {
 // have ended them then, and this one would not get to know. While this process is stopped, too, no
 // time is counted.
 func (w *watch) endStopped() {
+	if w.pool != nil {
+		w.endHalted()
+		return
+	}
 	late := false
 	for _, r := range w.ranks {
 		r.halts++

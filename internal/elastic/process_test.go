@@ -1,0 +1,19 @@
+package elastic
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestTheStateIsLostOnlyWhenThoseThatHaveItAreDead(t *testing.T) {
+	view := View{Generation: 1, Members: []ID{1, 2}, At: []Position{{Phase: Computing}, {}}}
+	p, _ := NewNewcomer(2, Limits{1, 2}, First(1))
+	p.Step(Decided{view})
+	p.Step(Broken{1})
+	if actions := p.Step(GraceOver{1}); len(actions) > 0 {
+		t.Errorf("process 1 is silent, and process 2 does %v", actions)
+	}
+	if actions := p.Step(Dead{1}); !slices.Contains(actions, Action(Stop{StateLost})) {
+		t.Errorf("process 1 is dead, and process 2 does %v", actions)
+	}
+}
