@@ -13,12 +13,6 @@ type number interface {
 	float32 | float64 | int32 | int64 | byte
 }
 
-// combine is out[i] = op(x[i], y[i]), for all but Avg. out may be x or y.
-func combine[T number](op backend.ReduceOp, out, x, y []T) {
-	srcs := [2]backend.Buffer{backend.Of(x[:len(out)]), backend.Of(y[:len(out)])}
-	simd.Reduce(simd.Best(), op, backend.Of(out), srcs[:])
-}
-
 func divide[T number](sums []T, n int)       { simd.Divide(sums, n) }
 func widenAll[H half](out []float32, x []H)  { simd.Widen(simd.Best(), out, x) }
 func narrowAll[H half](out []H, x []float32) { simd.Narrow(simd.Best(), out, x) }

@@ -38,11 +38,11 @@ const settled = 2 * time.Second
 
 // config is the command line.
 type config struct {
-	minutes               float64
-	seed                  uint64
-	ranks, spares, stops  int
-	least                 int
-	command, program, out string
+	minutes              float64
+	seed                 uint64
+	ranks, spares, stops int
+	least                int
+	command, program     string
 }
 
 func main() {
