@@ -160,7 +160,7 @@ type example struct {
 // examples are random calls. Sizes in bytes are as often between one and two as between
 // 256 and 512 Ki; a few are more than a round of any algorithm has, which is rounds bytes.
 // Half of the calls of f32 travel as 16 bits, where there is a kernel for that, and a fourth add in
-// a tree.
+// a tree, where a kernel does.
 func examples(c *Communicator, trials, rounds int) ([]example, error) {
 	random := rand.New(rand.NewPCG(7, 9))
 	all := make([]example, trials)
@@ -179,8 +179,11 @@ func examples(c *Communicator, trials, rounds int) ([]example, error) {
 			e.what.AllowHalf = []backend.DType{backend.F16, backend.BF16}[random.IntN(2)]
 			e.want, err = halvedResult(e.what.Op, e.what.AllowHalf, e.xs)
 		} else {
-			if slices.Contains(c.Capabilities().Tree, e.d) && random.IntN(2) == 0 {
-				e.what.Association = backend.Tree
+			tree := e.what
+			tree.Association = backend.Tree
+			if e.d == backend.F32 && c.choose(&tree, e.d, n*e.d.Size()) != byNCCL &&
+				random.IntN(2) == 0 {
+				e.what = tree
 			}
 			e.want, err = serialBytes(e.what, e.d, e.xs)
 		}
