@@ -142,7 +142,7 @@ func testFarRank(t *testing.T, tls bool, source string, says bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serve(ln, testToken, me, long)
+	s := serve(ln, testToken, me, long, nil)
 	defer s.stop()
 	e := Env{Addr: "127.0.0.1", Token: testToken, Timeout: long}
 	e.Port = proctest.Far(t, ln.Addr().String(), 25*time.Millisecond)

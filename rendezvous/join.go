@@ -199,7 +199,7 @@ func host(ctx context.Context, e Env, me identity, alone bool) (Store, func(erro
 	if err != nil {
 		return nil, nil, err
 	}
-	s := serve(ln, token, me, e.Timeout)
+	s := serve(ln, token, me, e.Timeout, nil)
 	end, where := func() {}, ""
 	if alone {
 		if end, where, err = announce(ctx, e, recordValue{addr: ln.Addr().String(),

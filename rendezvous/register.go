@@ -22,9 +22,7 @@ func ServeRegister(job, token string, timeout time.Duration,
 		return nil, fmt.Errorf("rendezvous: serve the register of an elastic job: %w", err)
 	}
 	me := identity{size: maxRanks, protocol: protocol, job: label(job), lasting: true}
-	s := serve(ln, token, me, timeout)
-	s.lost = lost
-	return &Register{s}, nil
+	return &Register{serve(ln, token, me, timeout, lost)}, nil
 }
 
 // Addr returns where the register is served.

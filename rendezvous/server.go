@@ -54,9 +54,11 @@ type member struct {
 	ctx    context.Context
 }
 
-// serve holds a store on ln, which it owns.
-func serve(ln net.Listener, token string, me identity, timeout time.Duration) *server {
+// serve holds a store on ln, which it owns. lost is of a Register, nil for the store of a job.
+func serve(ln net.Listener, token string, me identity, timeout time.Duration,
+	lost func(rank int)) *server {
 	s := &server{
+		lost:  lost,
 		token: token, me: me, timeout: timeout, table: newTable(), gone: make(chan struct{}, 1),
 		ranks: map[int]identity{me.rank: me}, members: map[*member]bool{},
 	}

@@ -61,7 +61,7 @@ func startServer(t *testing.T, size int) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return serve(ln, testToken, testIdentity(0, size), long)
+	return serve(ln, testToken, testIdentity(0, size), long, nil)
 }
 
 func connectRank(t *testing.T, s *server, rank int) *client {

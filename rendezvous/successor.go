@@ -165,7 +165,7 @@ func (c *client) serveNext(others int) (store Store, addr string, err error) {
 	if err != nil {
 		return nil, "", err
 	}
-	s := serve(ln, c.token, c.me, c.link.timeout)
+	s := serve(ln, c.token, c.me, c.link.timeout, nil)
 	s.sealAfter(others)
 	return s.open(), ln.Addr().String(), nil
 }

@@ -393,7 +393,7 @@ func TestPeerThatTakesNothingIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond)
+	s := serve(ln, testToken, testIdentity(0, 2), 100*time.Millisecond, nil)
 	defer s.stop()
 	s.table.set("big", make([]byte, maxValue))
 	conn := rawRank(t, s, 1)

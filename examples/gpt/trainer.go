@@ -88,7 +88,11 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
 	}
 	t.compile()
-	t.first, t.runs, _ = t.machine.MicroBatches()
+	t.first, t.runs = t.layout.Replica, 1
+	if cfg.tree > 0 {
+		t.first, t.runs, err = autograd.TreeShare(cfg.tree, t.layout.Replica, t.layout.DP)
+		check(err)
+	}
 	return t
 }
 

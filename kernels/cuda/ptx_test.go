@@ -86,7 +86,7 @@ func textsWith(kernels string, capability int) (map[string]string, error) {
 
 func TestEveryKernelIsNamedVerbOpDType(t *testing.T) {
 	types := []string{"b8", "b16", "b32", "b64", "b128", "f16", "bf16", "f32", "f64", "i32", "i64",
-		"u8"}
+		"u8", "u32"}
 	all := signatures(t)
 	for e := range all {
 		if again, err := parseEntry(e.String()); again != e || err != nil ||
