@@ -41,20 +41,19 @@ const (
 // trainer is a model that all ranks train.
 type trainer struct {
 	config
-	comm            backend.Communicator
-	layout          *layers.Layout
-	device          backend.Device // nil for the host
-	corpus          corpus
-	micro           int            // micro-batches of a step, on all replicas
-	first, runs     int            // those of this one
-	tokens, targets *layers.Tokens // of a micro-batch
-	loss            layers.Node
-	learnables      gorgonia.Nodes
-	machine, eval   *vm.Machine
-	solver          *autograd.AdamW
-	rate            autograd.Schedule
-	began           time.Time
-	past            past
+	comm               backend.Communicator
+	layout             *layers.Layout
+	device             backend.Device // nil for the host
+	corpus             corpus
+	micro, first, runs int            // of a step: all, the first here, how many here
+	tokens, targets    *layers.Tokens // of a micro-batch
+	loss               layers.Node
+	learnables         gorgonia.Nodes
+	machine, eval      *vm.Machine
+	solver             *autograd.AdamW
+	rate               autograd.Schedule
+	began              time.Time
+	past               past
 }
 
 // past is what a checkpoint has besides weights and solver.
@@ -88,11 +87,8 @@ func newTrainer(comm backend.Communicator, cfg config) *trainer {
 		check(fmt.Errorf("--batch is %d: use a multiple of %d micro-batches", cfg.batch, t.micro))
 	}
 	t.compile()
-	t.first, t.runs = t.layout.Replica, 1
-	if cfg.tree > 0 {
-		t.first, t.runs, err = autograd.TreeShare(cfg.tree, t.layout.Replica, t.layout.DP)
-		check(err)
-	}
+	t.first, t.runs, err = autograd.TreeShare(t.micro, t.layout.Replica, t.layout.DP)
+	check(err)
 	return t
 }
 
