@@ -56,8 +56,8 @@ type Elastic struct {
 	failed       error // final
 }
 
-// ErrFinished is wrapped by the error of NewElastic if the others have done the last step: this
-// process waited in vain, and the program should end.
+// ErrFinished is wrapped by the error of NewElastic if the others have done the last step: nobody
+// has needed this process, and the program should end.
 var ErrFinished = elastic.ErrFinished
 
 // NewElastic makes this process take part in an elastic training: as one of the first ranks, or in

@@ -113,7 +113,7 @@ func (d *DataParallel) ranksDiffer() bool {
 	return stateful || d.partial
 }
 
-// ownFiles reports whether each rank writes a file of its own.
+// ownFiles reports whether each rank writes one file.
 func (d *DataParallel) ownFiles() bool { return d.ranksDiffer() || len(d.tables) > 0 }
 
 // add adds state to tensors.

@@ -24,7 +24,7 @@ type Table interface {
 }
 
 // WithTables makes checkpoints keep tables that the ranks of the communicator of New divide. Each
-// rank saves its rows in a file of its own; ranks of any number load them. [DataParallel.Check] and
+// rank saves its rows in one file; ranks of any number load them. [DataParallel.Check] and
 // Hash leave tables out, and so do files of weights alone ([SaveWeights]).
 func WithTables(tables ...Table) Option {
 	return func(o *options) {

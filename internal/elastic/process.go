@@ -20,7 +20,7 @@ const (
 // Event is what a process learns.
 type Event interface{ apply(p *Process) []Action }
 
-// The events. Those of a generation that is over change nothing. All processes hear of what they
+// The events. An event of a past generation changes nothing. All processes hear of what they
 // tell each other in one order, in which a process is dead after all that it has said.
 type (
 	// At is where the state of this process is now: it has reduced a step, applied one, or received

@@ -23,7 +23,7 @@ type simulated struct {
 	id       ID
 	p        *Process
 	heard    int     // of the news
-	inbox    []Event // of its own, such as timers
+	inbox    []Event // timers that have ended
 	grace    []Event // timers that run
 	killed   bool
 	paused   bool
@@ -45,7 +45,7 @@ type meeting struct {
 	dialled  map[ID]bool
 	handed   bool // the source has sent its state
 	handover [2]uint64
-	parts    map[[2]int]map[ID]bool // of a step: who has sent its gradients
+	parts    map[[2]int]map[ID]bool // by step: who has sent its gradients
 	barrier  map[int]map[ID]bool    // of a step: who has entered, and whether it wishes
 	posted   map[ID]Position
 	revoked  bool
