@@ -49,7 +49,7 @@ func (n *numbering) reduceAsComputed(v ir.Value, op ir.Reduce) ir.ID {
 		for _, axis := range slices.Backward(axes) {
 			shape = shape.Without(axis)
 		}
-		if ok && shape == v.Shape {
+		if ok && len(axes) > 0 && shape == v.Shape {
 			v.Op, v.Args = ir.Reduce{Op: op.Op, Axes: ir.Of(axes...)}, x.Args
 		}
 	}
@@ -99,22 +99,21 @@ func shapesOfReaders(p *ir.Program) map[ir.ID]ir.Dims {
 			continue
 		}
 		var shapes []ir.Dims // in which loops read it
-		for _, u := range users[i] {
-			shape, moves := moved[u]
-			switch by := p.Values[u]; {
-			case moves:
-			case ir.Elementwise(by.Op):
-				shape = v.Shape
-			case by.Op == (ir.Reshape{}) && slices.ContainsFunc(users[u], func(w ir.ID) bool {
-				_, reduces := p.Values[w].Op.(ir.Reduce)
-				return reduces || ir.Elementwise(p.Values[w].Op)
-			}):
-				shape = by.Shape
-			default:
-				continue
+		ask := func(of ir.Dims, readers []ir.ID) {
+			for _, u := range readers {
+				shape, moves := moved[u]
+				if !moves {
+					shape = of
+				}
+				if ir.Elementwise(p.Values[u].Op) && !slices.Contains(shapes, shape) {
+					shapes = append(shapes, shape)
+				}
 			}
-			if !slices.Contains(shapes, shape) {
-				shapes = append(shapes, shape)
+		}
+		ask(v.Shape, users[i])
+		for _, u := range users[i] {
+			if by := p.Values[u]; by.Op == (ir.Reshape{}) {
+				ask(by.Shape, users[u])
 			}
 		}
 		if len(shapes) == 1 && shapes[0] != v.Shape && !slices.ContainsFunc(v.Args,
