@@ -13,10 +13,10 @@ for each GPU, or by itself with -n 1, and writes one JSON line for each model, p
 Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
 torch.compile of model and loss with its defaults, `compile+graph` both. With --channels-last
 pictures and filters are in that format, and the line says so. `step_us` is the median of --rounds
-rounds of --steps steps, on the slowest rank. `peak_mib` is what the caching allocator has reserved at most,
-`driver_mib` what the driver says is in use by then, context and libraries included; both are 0 on
-the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches, fused
-AdamW, and both fused on the host.
+rounds of --steps steps, on the slowest rank. `peak_mib` is what the caching allocator has reserved
+at most, `driver_mib` what the driver says is in use by then, context and libraries included; both
+are 0 on the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches
+and fused AdamW, and both fused on the host.
 
 On the host, processes share the cores that this one may use (taskset). With --serve, the program of
 bench/train that has started this one asks for each round by a line on standard input, and is told

@@ -35,7 +35,8 @@ var models = map[string]model{
 		layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
 	"gpt2": {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12,
 		layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
-	"resnet18": {resnet{batch: 128, filters: 64, stages: []int{2, 2, 2, 2}}.loss, decayed, allPrecisions},
+	"resnet18": {resnet{batch: 128, filters: 64, stages: []int{2, 2, 2, 2}}.loss, decayed,
+		allPrecisions},
 	"lstm": {recurrent{vocabulary: 256, batch: 64, steps: 128, hidden: 512, layers: 2}.loss, adam,
 		allPrecisions},
 }
