@@ -11,8 +11,8 @@ Continues prompts greedily, and writes one JSON line for each batch:
 
 prefill_ms is the time of a call that writes one token. tokens_per_s is all tokens but the first by
 what a call that writes all of them takes longer. Both are medians of --rounds calls. Nothing ends a
-text early. The line's counterpart is written by BenchmarkGenerate and BenchmarkGenerateOnGPU of package
-models.
+text early. BenchmarkGenerate and BenchmarkGenerateOnGPU of package models write such lines,
+too.
 
 Modes: `static` is a static cache, with which transformers compiles the step on GPUs, in CUDA graphs
 (torch.compile, mode reduce-overhead). `dynamic` is transformers as it comes, and the default on the

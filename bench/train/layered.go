@@ -47,7 +47,8 @@ func (r resnet) loss(b *builder) *gorgonia.Node {
 				if stage > 0 && i == 0 {
 					stride = 2
 				}
-				h = l.Residual(fmt.Sprintf("stage%d.block%d", stage, i), h, r.filters<<stage, stride)
+				h = l.Residual(fmt.Sprintf("stage%d.block%d", stage, i), h, r.filters<<stage,
+					stride)
 			}
 		}
 		h = l.Apply("pool", func() (layers.Node, error) {

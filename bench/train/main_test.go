@@ -177,7 +177,8 @@ func TestModelsTrain(t *testing.T) {
 
 func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
-		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"}, {"--device",
+		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"},
+		{"more"}, {"--peer", "gorgonia"}, {"--device",
 			"cpu", "-n", "2", "--peer", "gorgonia"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
