@@ -122,8 +122,8 @@ func (t *Tokens) own() []int {
 }
 
 // numbers adds an input of the rank's tokens as numbers from start, of a vocabulary of which the
-// rank has start to end, where in holds; others are none.
-func (t *Tokens) numbers(vocabulary, start, end, none int,
+// rank has start to end, where in holds; others are what none says.
+func (t *Tokens) numbers(vocabulary, start, end int, none func(id int) int,
 	in func(id, start, end int) bool) *gorgonia.Node {
 	t.bound(vocabulary)
 	shape := t.own()
@@ -131,9 +131,8 @@ func (t *Tokens) numbers(vocabulary, start, end, none int,
 	return t.feed(tensor.New(tensor.WithShape(shape...), tensor.WithBacking(data)),
 		func(ids []int) error {
 			for i, id := range ids {
-				data[i] = none
-				if in(id, start, end) {
-					data[i] = id - start
+				if data[i] = id - start; !in(id, start, end) {
+					data[i] = none(id)
 				}
 			}
 			return nil
@@ -237,7 +236,10 @@ func (b *Builder) Embedding(words Node, tokens *Tokens) Node {
 		tokens.embedded = true
 		y := tokens.placedNode()
 		var err error
-		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, 0, within))
+		// Tokens of other ranks take rows in turn: the gradient of a row adds up in order what all
+		// tokens give that took it.
+		turn := func(id int) int { return id % (end - start) }
+		y.Node, err = nn.Embedding(words.Node, tokens.numbers(n, start, end, turn, within))
 		if err != nil || words.place[Tensor] != Split(0) {
 			return y, err
 		}

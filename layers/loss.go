@@ -87,7 +87,7 @@ func (b *Builder) CrossEntropy(logits Node, targets *Tokens) Node {
 		}
 		n := sum(logits.parts[Tensor])
 		start, end := b.layout.shareOf(Tensor, n)
-		labels, err := reshape(targets.numbers(n, start, end, nn.NoLabel, targets.counts),
+		labels, err := reshape(targets.numbers(n, start, end, noLabel, targets.counts),
 			size(shape[:last]))
 		if err != nil {
 			return Node{}, err
@@ -132,6 +132,8 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 // shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has
 // some columns. own is the sum over the targets in this rank's columns, of its columns alone. It
 // lacks, for each of these targets, the difference between the logarithms of the sums of
+func noLabel(int) int { return nn.NoLabel }
+
 // exponentials, over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	end int) (*gorgonia.Node, error) {
