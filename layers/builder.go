@@ -26,10 +26,11 @@ type Builder struct {
 	seed       uint64
 	batches    int // of whose samples a loss is the mean
 	learnables []Node
+	frozen     gorgonia.Nodes // learnables that are not to be learnt
 	inputs     gorgonia.Nodes // whose gradients are wanted, too: rows of tables
 	names      map[string]bool
 	values     func(name string, shape []int) ([]float64, error) // of learnables, or nil
-	frozen     func(name string) bool                            // of learnables, or nil
+	freeze     func(name string) bool                            // of learnables, or nil
 	err        error
 }
 
@@ -71,8 +72,12 @@ func (b *Builder) Begin(values func(name string, shape []int) ([]float64, error)
 }
 
 // Freeze says which learnables that are made from here on are not to be learnt: they are variables
-// of the graph, and not among [Builder.Learnables]. nil ends it.
-func (b *Builder) Freeze(frozen func(name string) bool) { b.frozen = frozen }
+// of the graph, and among [Builder.Frozen], not [Builder.Learnables]. nil ends it.
+func (b *Builder) Freeze(frozen func(name string) bool) { b.freeze = frozen }
+
+// Frozen returns the learnables that are not to be learnt, in the order in which they were made:
+// give them to vm.WithFrozen, so that a device need not compare them with the host's in each run.
+func (b *Builder) Frozen() gorgonia.Nodes { return b.frozen }
 
 // Graph returns the graph.
 func (b *Builder) Graph() *gorgonia.ExprGraph { return b.graph }
@@ -158,7 +163,9 @@ func (b *Builder) Learn(name string, init Init, axis int, shape ...int) Node {
 			values = sliceAxis(values, shape, axis, start, end)
 		}
 		n.Node = b.variable(name, own, values)
-		if b.frozen == nil || !b.frozen(name) {
+		if b.freeze != nil && b.freeze(name) {
+			b.frozen = append(b.frozen, n.Node)
+		} else {
 			b.learnables = append(b.learnables, n)
 		}
 		return n, nil

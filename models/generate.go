@@ -119,7 +119,7 @@ func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
 			return nil, err
 		}
 		if g.device != nil && !isCache(n.Name()) {
-			r.states = append(r.states, vm.WithState(n, n)) // so that it stays there
+			r.states = append(r.states, vm.WithFrozen(n))
 		}
 	}
 	r.machine, err = vm.New(b.Graph(), g.device, append(r.states, vm.Eval(),

@@ -18,9 +18,6 @@ import (
 // The value is written into the variable's own tensor, which must be contiguous. On a device it
 // stays there, as what [WithSolver] changes does: [Machine.Pull] copies it to the host, a tensor of
 // another value by gorgonia.Let begins anew, and machines whose variables have one tensor share it.
-// A variable whose next is itself stays on the device, too, and the host's elements are looked at
-// once, not before each run: weights that only evaluation reads.
-//
 // next has no value on the host unless it is given to [Keep].
 //
 // If next is nn.IndexCopy of the variable, and nothing else reads the variable, the run writes only
@@ -33,6 +30,21 @@ func WithState(variable, next *gorgonia.Node) Option {
 		m.refuseNil("WithState", "variable", variable)
 		m.refuseNil("WithState", "next", next)
 		m.carried = append(m.carried, carried{variable, next})
+	}
+}
+
+// WithFrozen says that nothing changes variables: weights that only evaluation reads, or that an
+// adapter leaves as they are. On a device their elements are copied once, and those of the host are
+// not compared before each run. A tensor of another value by gorgonia.Let begins anew. It is not
+// [autograd.WithFrozen], which makes variables a part of checkpoints.
+//
+// New returns ErrArgument for what is not a variable of the graph.
+func WithFrozen(variables ...*gorgonia.Node) Option {
+	return func(m *Machine) {
+		for _, n := range variables {
+			m.refuseNil("WithFrozen", "variables", n)
+		}
+		m.frozen = append(m.frozen, variables...)
 	}
 }
 
@@ -67,6 +79,22 @@ func (m *Machine) carry() (updates []plan.Update, err error) {
 		updates = append(updates, plan.Update{Input: input, Gradient: next})
 	}
 	return updates, nil
+}
+
+// freeze marks in the plan what is frozen as variables that have their values on the device.
+func (m *Machine) freeze() error {
+	for _, n := range m.frozen {
+		if !slices.Contains(m.read.Inputs, n) {
+			return fmt.Errorf("vm: WithFrozen: %w: %s is not a variable of the machine's graph",
+				backend.ErrArgument, stock.Label(n))
+		}
+	}
+	for i, b := range m.plan.Buffers {
+		if b.Kind == plan.Input && slices.Contains(m.frozen, m.read.Inputs[b.Index]) {
+			m.plan.Buffers[i].Written = true
+		}
+	}
+	return nil
 }
 
 // uncarried returns the nodes that are not what variables become, which would be copied to the host

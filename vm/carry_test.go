@@ -108,7 +108,7 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 			var old gorgonia.Value
 			gorgonia.Read(must(gorgonia.Neg(a)), &old)
 			m, err := vm.New(g, d, vm.WithState(a, b), vm.WithState(b, sum), vm.Keep(sum),
-				vm.WithState(fixed, fixed))
+				vm.WithFrozen(fixed))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -144,6 +144,56 @@ func TestStateIsWhatTheRunBeforeLeft(t *testing.T) {
 	}
 }
 
+// TestFrozenVariablesAreReadFromTheDevice: until they are given another tensor.
+func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		t.Run(name, func(t *testing.T) {
+			g := gorgonia.NewGraph()
+			begin := func(x ...float64) *tensor.Dense {
+				return tensor.New(tensor.WithShape(2), tensor.WithBacking(x))
+			}
+			w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
+			fixed := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("fixed"))
+			cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(w, fixed))))
+			if _, err := gorgonia.Grad(cost, w); err != nil {
+				t.Fatal(err)
+			}
+			m, err := vm.New(g, d, vm.WithSolver(&autograd.SGD{Rate: 1}, w), vm.Keep(cost),
+				vm.WithFrozen(fixed))
+			if err != nil {
+				t.Fatal(err)
+			}
+			run(t, m) // 1*3 + 2*4; w is then -2, -2
+			fixed.Value().Data().([]float64)[0] = 100
+			run(t, m)
+			want := -14.0
+			if d == nil { // the host has nothing but the tensor
+				want = -208
+			}
+			if got := cost.Value().Data().(float64); got != want {
+				t.Errorf("a run gives %v, want %v", got, want)
+			}
+			if err := gorgonia.Let(fixed, begin(1, 1)); err != nil {
+				t.Fatal(err)
+			}
+			run(t, m)
+			want = -5 - 6 // w is -2-3, -2-4
+			if d == nil {
+				want = -102 - 6
+			}
+			if got := cost.Value().Data().(float64); got != want {
+				t.Errorf("with another tensor a run gives %v, want %v", got, want)
+			}
+			if err := m.Close(); err != nil {
+				t.Error(err)
+			}
+			if got := fixed.Value().Data().([]float64)[0]; got != 1 {
+				t.Errorf("the variable is %v at the end", got)
+			}
+		})
+	}
+}
+
 func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
@@ -158,6 +208,7 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		"another shape":   {[]vm.Option{with(w, sum)}, backend.ErrArgument},
 		"beside a solver": {[]vm.Option{with(w, y), solver}, backend.ErrUnsupported},
 		"no node":         {[]vm.Option{with(nil, y)}, backend.ErrArgument},
+		"frozen":          {[]vm.Option{vm.WithFrozen(y)}, backend.ErrArgument},
 	} {
 		m, err := vm.New(g, nil, test.options...)
 		if !errors.Is(err, test.want) {

@@ -31,6 +31,7 @@ type Machine struct {
 	notice    func(text string)
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
+	frozen    gorgonia.Nodes
 	parallel  *parallel // nil without WithDataParallel
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
@@ -186,6 +187,9 @@ func (m *Machine) prepare() error {
 	if m.plan.Doubt != nil && testing.Testing() {
 		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
 	}
+	if err := m.freeze(); err != nil {
+		return err
+	}
 	return errors.Join(m.writePlan(), m.compile())
 }
 
@@ -208,8 +212,9 @@ func (m *Machine) compile() (err error) {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
-			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index],
-				m.read.Inputs[b.Index].Shape(), i, b.Written})
+			n := m.read.Inputs[b.Index]
+			written := b.Written && !slices.Contains(m.frozen, n)
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, written})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:

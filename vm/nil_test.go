@@ -36,6 +36,9 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithSolver": {F: func(s autograd.Solver, learnables ...*gorgonia.Node) error {
 			return with(vm.WithSolver(s, learnables...))
 		}, Args: []any{solver, w}},
+		"WithFrozen": {F: func(variables ...*gorgonia.Node) error {
+			return with(vm.WithFrozen(variables...))
+		}, Args: []any{w}},
 		"WithState": {F: func(variable, next *gorgonia.Node) error {
 			return with(vm.WithState(variable, next))
 		}, Args: []any{w, w}},

@@ -134,7 +134,7 @@ func (t *trainer) build() {
 	t.targets = b.Tokens("targets", 1, t.batch/t.layout.DP, t.context)
 	t.loss = b.CrossEntropy(must(t.model.Logits(b, t.tokens)), t.targets)
 	check(b.Err())
-	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(as)}
+	options := []vm.Option{vm.Keep(t.loss.Node), vm.WithPrecision(as), vm.WithFrozen(b.Frozen()...)}
 	t.eval = must(vm.New(b.Graph(), device, append(options, vm.Eval())...))
 	learnables := must(b.Grad(t.loss)) // behind the machine for evaluation, which has no gradients
 	t.solver.Rate = t.lr
