@@ -9,6 +9,9 @@ import (
 // WithLimits makes a machine plan within other limits.
 func WithLimits(l plan.Limits) Option { return func(m *Machine) { m.limits = l } }
 
+// WithMuch makes a machine say so where each run compares as many bytes.
+func WithMuch(bytes int) Option { return func(m *Machine) { m.much = bytes } }
+
 // Planning plans a machine's program again. It returns how long that takes, and how long of it the
 // proof. The machine runs no more.
 func (m *Machine) Planning() (whole, proof time.Duration, err error) {

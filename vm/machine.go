@@ -32,6 +32,8 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
 	frozen    gorgonia.Nodes
+	much      int       // bytes that are compared: see warnOfCompared
+	compared  int       // runs that have compared as many
 	parallel  *parallel // nil without WithDataParallel
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
@@ -85,7 +87,8 @@ func Eval() Option { return func(m *Machine) { m.training = false } }
 // run no loops of package kernels/fuse or multiply no matrices, and what the device says of
 // too little memory.
 func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Machine, error) {
-	m := &Machine{graph: g, training: true, notice: toStandardError, limits: plan.Standard()}
+	m := &Machine{graph: g, training: true, notice: toStandardError, limits: plan.Standard(),
+		much: muchCompared}
 	if device != nil && device.Name() != "host" {
 		m.device = device
 	}
@@ -309,6 +312,7 @@ func (m *Machine) run(start func() error) error {
 		m.found = m.found[:0]
 		return m.parallel.fail(err)
 	}
+	m.warnOfCompared()
 	if last {
 		if err := m.measure(); err != nil {
 			return err

@@ -44,6 +44,29 @@ func (m *Machine) warn() {
 	m.warnOf(nn.Defects(m.graph))
 }
 
+// How many bytes each of so many runs compares before that is said. A GiB takes a host of 64 cores
+// 15 ms, which is a fifth of a step of LoRA on a model of a billion parameters
+// (bench/results/2026-11/2026-11-27-h100x4.md).
+const (
+	muchCompared = 256 << 20
+	runsCompared = 3
+)
+
+// warnOfCompared reports once that runs compare much with what the device has.
+func (m *Machine) warnOfCompared() {
+	bytes := m.exec.Compared()
+	if bytes < m.much {
+		return
+	}
+	m.compared++
+	if m.compared != runsCompared || m.parallel != nil && m.parallel.comm.Rank() > 0 {
+		return
+	}
+	m.notice(fmt.Sprintf("each run compares %d MiB of variables with what the device has of them, "+
+		"and nothing has changed them: give weights that stay as they are to vm.WithFrozen",
+		bytes>>20))
+}
+
 // warnOf reports each defect of the graph itself once, and the first one of those that only
 // Gorgonia's own machines have, with their number.
 func (m *Machine) warnOf(defects []nn.Defect) {

@@ -312,3 +312,30 @@ func TestRightGradientsOfSeveralLossesAreSilent(t *testing.T) {
 		t.Errorf("nn.Grad of two losses of a hidden layer: %q", said)
 	}
 }
+
+// TestComparingMuchIsReportedOnce: of variables that stay on a device, and that nothing changes.
+func TestComparingMuchIsReportedOnce(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	frozen := vm.WithFrozen(m.g.Inputs()...)
+	for name, test := range map[string]struct {
+		options []vm.Option
+		want    int
+	}{"compared": {nil, 1}, "frozen": {[]vm.Option{frozen}, 0}} {
+		var said []string
+		machine, err := vm.New(m.g, fake(t), append(test.options, vm.WithMuch(1),
+			vm.Notice(func(text string) { said = append(said, text) }))...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 5 {
+			run(t, machine)
+		}
+		if len(said) != test.want || test.want > 0 &&
+			!strings.Contains(said[0], "give weights that stay as they are to vm.WithFrozen") {
+			t.Errorf("%s: said %q", name, said)
+		}
+		if err := machine.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

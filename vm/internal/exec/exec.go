@@ -36,6 +36,7 @@ type Executor struct {
 	uploads   uploads
 	unused    []backend.Buffer // to be freed
 	misplaced bool             // a buffer is not where it belongs
+	compared  int              // bytes, in vain
 	exchanges exchanges
 	snapshots snapshots
 }

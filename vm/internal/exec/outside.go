@@ -34,8 +34,8 @@ func (e *Executor) Bind(buffer int, memory backend.Buffer) {
 	stays := e.stays(buffer)
 	if stays != e.inCopy(buffer) || !stays && !e.uploads.has(buffer) {
 		e.misplaced = true
-	} else if !stays {
-		e.uploads.update(buffer, memory)
+	} else if !stays && !e.uploads.update(buffer, memory) {
+		e.compared += memory.NBytes()
 	}
 }
 
@@ -112,6 +112,13 @@ func (e *Executor) discard() error {
 	return err
 }
 
+// Compared returns how many bytes runs have compared on the host since the last call, only to find
+// that the device has them.
+func (e *Executor) Compared() int {
+	defer func() { e.compared = 0 }()
+	return e.compared
+}
+
 // refresh starts to copy to the device what the host has written.
 func (e *Executor) refresh() error {
 	for i, c := range e.resident {
@@ -119,7 +126,11 @@ func (e *Executor) refresh() error {
 			continue
 		}
 		written := e.device.Copies().Written(c)
-		if c.Fresh && (written || equal(c.Sent, c.Host.Bytes())) {
+		if c.Fresh && written {
+			continue
+		}
+		if c.Fresh && equal(c.Sent, c.Host.Bytes()) {
+			e.compared += len(c.Sent)
 			continue
 		}
 		if !e.inCopy(i) {
@@ -200,14 +211,17 @@ func (u *uploads) at(buffer, nbytes int) []byte {
 	return u.host.Slice(u.offsets[buffer], u.offsets[buffer]+nbytes).Bytes()
 }
 
-// update notes the elements of a buffer for the next run.
-func (u *uploads) update(buffer int, memory backend.Buffer) {
+// update notes the elements of a buffer for the next run, and reports whether they have changed.
+func (u *uploads) update(buffer int, memory backend.Buffer) (changed bool) {
 	from := memory.Bytes()
-	if to := u.at(buffer, len(from)); !equal(to, from) {
-		copy(to, from)
-		first := u.offsets[buffer]
-		u.first, u.last = min(u.first, first), max(u.last, first+len(to))
+	to := u.at(buffer, len(from))
+	if equal(to, from) {
+		return false
 	}
+	copy(to, from)
+	first := u.offsets[buffer]
+	u.first, u.last = min(u.first, first), max(u.last, first+len(to))
+	return true
 }
 
 // send starts to copy what has changed to the device.
