@@ -38,20 +38,19 @@ type Elastic struct {
 
 	ctx    context.Context
 	job    Job
-	params gorgonia.Nodes
 	solver Solver
 	micros int // of a step
-	opts   []Option
+	steps  Steps
 
 	comm         backend.Communicator // of the present generation, nil before
 	view         elastic.View
 	dp           *DataParallel
-	first, share int                  // micro-batches of this rank
-	step         int                  // that comes next
-	loss         float64              // of the step before, or of that step where it is reduced
-	grads        []gorgonia.ValueGrad // of that step, where they are reduced and not applied
-	tries        int                  // of the step, by the same ranks
-	between      bool                 // no call is under way or has failed, nor panicked
+	first, share int     // micro-batches of this rank
+	step         int     // that comes next
+	loss         float64 // of the step before, or of that step where it is reduced
+	reduced      bool    // that step is, and not applied
+	tries        int     // of the step, by the same ranks
+	between      bool    // no call is under way or has failed, nor panicked
 	closed       bool
 	failed       error // final
 }
@@ -84,15 +83,27 @@ var ErrFinished = elastic.ErrFinished
 //
 // Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
 // given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for
-// graphs with batch norms, whose moving averages depend on the number of ranks; those of [New].
+// graphs with batch norms, whose moving averages a run changes before the step is applied: use
+// vm.WithElastic; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
 	opts ...Option) (*Elastic, error) {
 	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "params", params,
 		"solver", solver, "opts", opts); err != nil {
 		return nil, err
 	}
-	e := &Elastic{ctx: ctx, job: job, params: params, solver: solver, micros: n,
-		opts: append(slices.Clip(opts), WithTree(n))}
+	s := &ownSteps{params: params, solver: solver, opts: append(slices.Clip(opts), WithTree(n))}
+	return NewElasticBy(ctx, job, solver, n, s)
+}
+
+// NewElasticBy is [NewElastic] for somebody who computes gradients and applies them: a machine of
+// package vm.
+func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Steps) (*Elastic,
+	error) {
+	if err := backend.Given("autograd.NewElasticBy", "ctx", ctx, "job", job, "solver", solver,
+		"steps", steps); err != nil {
+		return nil, err
+	}
+	e := &Elastic{ctx: ctx, job: job, solver: solver, micros: n, steps: steps}
 	if err := e.regroup(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -191,26 +202,23 @@ func lostRank(err error) bool {
 
 // try does the step on the present ranks, and reports whether newcomers are to be let in after it.
 // A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
-// The loss comes before, so that a rank which never leaves commit has it.
+// The loss is part of what it has then.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
 	losses := make([]float64, e.share)
-	err = e.dp.Accumulate(e.share, func(i int) (err error) {
+	err = e.steps.Reduce(e.share, func(i int) (err error) {
 		if random := e.dp.model.random; random != nil {
 			random.Seek(uint64(e.step*e.micros+e.first+i), 0)
 		}
 		losses[i], err = run(e.first + i)
 		return err
 	})
+	if err == nil {
+		e.loss, err = TreeMean(e.comm, losses)
+	}
 	if err != nil {
 		return false, err
 	}
-	if e.loss, err = TreeMean(e.comm, losses); err != nil {
-		return false, err
-	}
-	if e.grads, err = e.dp.Sync(); err != nil {
-		e.grads = nil
-		return false, err
-	}
+	e.reduced = true
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Reduced})
 	if admits, err = e.commit(); err != nil {
 		return false, err
@@ -232,15 +240,10 @@ func (e *Elastic) commit() (admits bool, err error) {
 
 // apply gives the solver the gradients of the step.
 func (e *Elastic) apply() error {
-	if e.ClipNorm > 0 {
-		if _, err := ClipNorm(e.grads, e.ClipNorm); err != nil {
-			return err
-		}
-	}
-	if err := e.solver.Step(e.grads); err != nil {
+	if err := e.steps.Apply(e.ClipNorm); err != nil {
 		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.step, err)
 	}
-	e.step, e.grads = e.step+1, nil
+	e.step, e.reduced = e.step+1, false
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -267,20 +270,16 @@ func (e *Elastic) regroup() error {
 // enter applies the step that the others have applied, leaves the ranks of before, and gets the
 // state of a rank that has one.
 func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
-	if e.grads != nil && e.step < view.Next() {
+	if e.reduced && e.step < view.Next() {
 		if err := e.apply(); err != nil {
 			return err
 		}
 	}
 	e.leave()
-	e.comm, e.view, e.grads = comm, view, nil
+	e.comm, e.view, e.reduced = comm, view, false
 	var err error
-	if e.dp, err = New(comm, e.params, e.opts...); err != nil {
+	if e.dp, err = e.steps.Enter(comm); err != nil {
 		return err
-	}
-	if len(e.dp.model.averages) > 0 {
-		return fmt.Errorf("autograd: NewElastic: %w: the graph has batch norms, whose moving "+
-			"averages depend on the number of ranks: use layer norms", backend.ErrUnsupported)
 	}
 	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
 		return err
@@ -298,7 +297,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 	return nil
 }
 
-// handOver gives all ranks the state of rank 0's solver; New has given them the parameters.
+// handOver gives all ranks the state of rank 0's solver; Enter has given them the parameters.
 func (e *Elastic) handOver() error {
 	var state bytes.Buffer
 	if e.comm.Rank() == 0 {
@@ -316,10 +315,12 @@ func (e *Elastic) handOver() error {
 	if err != nil {
 		return err
 	}
-	memory := make([]byte, binary.LittleEndian.Uint64(sizes[0]))
+	memory := state.Bytes()
+	if e.comm.Rank() > 0 {
+		memory = make([]byte, binary.LittleEndian.Uint64(sizes[0]))
+	}
 	c := backend.Collective{Kind: backend.Broadcast}
-	src := append(state.Bytes(), make([]byte, len(memory)-state.Len())...)
-	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(src)); err != nil {
+	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(memory)); err != nil {
 		return err
 	}
 	if e.comm.Rank() == 0 {
