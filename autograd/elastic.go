@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"gorgonia.org/gorgonia"
@@ -53,6 +54,10 @@ type Elastic struct {
 	between      bool    // no call is under way or has failed, nor panicked
 	closed       bool
 	failed       error // final
+
+	mu         sync.Mutex // of comm, too, for other goroutines
+	recoveries int
+	recovering time.Duration
 }
 
 // ErrFinished is wrapped by the error of NewElastic if the others have done the last step: nobody
@@ -120,6 +125,22 @@ func (e *Elastic) Rank() int { return e.comm.Rank() }
 // Size returns how many ranks there are at present.
 func (e *Elastic) Size() int { return e.comm.Size() }
 
+// Comm returns the communicator of the present ranks, which Elastic closes. Another goroutine may
+// call it, for metrics.
+func (e *Elastic) Comm() backend.Communicator {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.comm
+}
+
+// Recoveries returns in how many steps of this process a rank was lost, and the time from there to
+// the ends of these steps. Another goroutine may call it.
+func (e *Elastic) Recoveries() (n int, took time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.recoveries, e.recovering
+}
+
 // DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
 
@@ -151,7 +172,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		admits, err := e.try(run)
 		switch {
 		case err == nil && !admits:
-			e.sayRepeated(lost)
+			e.recovered(lost, true)
 			return nil
 		case err == nil:
 			e.job.Job().Admits(e.view.Generation)
@@ -163,8 +184,12 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		if err := e.again(err); err != nil {
 			return err
 		}
-		if err := e.regroup(); err != nil || e.step > before {
+		if err := e.regroup(); err != nil {
 			return err
+		}
+		if e.step > before {
+			e.recovered(lost, false)
+			return nil
 		}
 	}
 }
@@ -178,9 +203,17 @@ func (e *Elastic) again(err error) error {
 	return nil
 }
 
-// sayRepeated reports that the step is done although a rank was lost in it.
-func (e *Elastic) sayRepeated(lost time.Time) {
+// recovered notes that the step is done although a rank was lost in it, and reports that the others
+// have repeated it.
+func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	if lost.IsZero() {
+		return
+	}
+	took := time.Since(lost)
+	e.mu.Lock()
+	e.recoveries, e.recovering = e.recoveries+1, e.recovering+took
+	e.mu.Unlock()
+	if !repeated {
 		return
 	}
 	ranks := fmt.Sprintf("%d ranks", e.Size())
@@ -188,7 +221,7 @@ func (e *Elastic) sayRepeated(lost time.Time) {
 		ranks = "1 rank"
 	}
 	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
-		e.step-1, ranks, time.Since(lost).Seconds()))
+		e.step-1, ranks, took.Seconds()))
 }
 
 // maxTries is how often the same ranks repeat a step before its error is final: a fault of the
@@ -276,7 +309,10 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 		}
 	}
 	e.leave()
-	e.comm, e.view, e.reduced = comm, view, false
+	e.mu.Lock()
+	e.comm = comm
+	e.mu.Unlock()
+	e.view, e.reduced = view, false
 	var err error
 	if e.dp, err = e.steps.Enter(comm); err != nil {
 		return err

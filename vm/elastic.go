@@ -21,8 +21,10 @@ import (
 //	for e := m.Elastic(); e.Next() < steps; {
 //		loss, err := e.Step(func(micro int) (float64, error) {
 //			feed(e.Next(), micro)             // micro-batch of the step
-//			err := m.RunAll()
-//			return loss(), err
+//			if err := m.RunAll(); err != nil {
+//				return 0, err
+//			}
+//			return loss(), nil
 //		})
 //	}
 //	err = m.Close()

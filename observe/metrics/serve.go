@@ -42,6 +42,7 @@ type options struct {
 	address string
 	tokens  int
 	peak    float64
+	elastic Training // nil without
 }
 
 // Address takes the place of EURYALE_METRICS: ":9090". It is given on all ranks or on none.
@@ -53,6 +54,18 @@ func Tokens(perSample int) Option { return func(o *options) { o.tokens = perSamp
 // Peak says how many floating-point operations a second the device of a rank can do at most, for
 // euryale_mfu_ratio: 989e12 for the products in BF16 of an H100.
 func Peak(flops float64) Option { return func(o *options) { o.peak = flops } }
+
+// Training is an elastic training, such as an autograd.Elastic.
+type Training interface {
+	// Comm returns the communicator of the present ranks, and Recoveries in how many steps a rank
+	// was lost, and the time from there to their ends. Any goroutine may call them.
+	Comm() backend.Communicator
+	Recoveries() (n int, took time.Duration)
+}
+
+// Elastic has the server go on with the ranks of an elastic training when they change, and count
+// its recoveries. Give Serve the present communicator. The label rank stays.
+func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
 // Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
 // EURYALE_METRICS nor Address says where. Call it before the training.

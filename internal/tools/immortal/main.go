@@ -43,6 +43,7 @@ type config struct {
 	ranks, spares, stops int
 	least                int
 	command, program     string
+	args                 string // of the program
 }
 
 func main() {
@@ -53,6 +54,8 @@ func main() {
 	flag.IntVar(&c.spares, "spares", 1, "spares of the job")
 	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which the job goes on")
 	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
+	flag.StringVar(&c.args, "args", "", "more flags of the program, which the job without kills "+
+		"does not get")
 	flag.Parse()
 	verdict, err := immortal(context.Background(), c)
 	fmt.Println(verdict)
@@ -139,6 +142,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 	j.cmd = exec.CommandContext(ctx, j.command, "run", "--elastic", "-n", strconv.Itoa(j.ranks),
 		"--spares", strconv.Itoa(j.spares), "--min-ranks", strconv.Itoa(j.least), j.program,
 		"-steps", steps, "-pause", stepPause, "-every", "1")
+	j.cmd.Args = append(j.cmd.Args, strings.Fields(j.args)...)
 	reader, writer := io.Pipe()
 	j.cmd.Stdout, j.cmd.Stderr = writer, writer
 	if err := j.cmd.Start(); err != nil {
