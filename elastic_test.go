@@ -648,9 +648,10 @@ func (s *seen) Next(ctx context.Context) (backend.Communicator, elastic.View, er
 
 // BenchmarkElasticStep compares, by turns, a step of Elastic with what it consists of.
 func BenchmarkElasticStep(b *testing.B) {
-	for _, ranks := range []int{1, 2} {
-		b.Run(fmt.Sprintf("ranks=%d", ranks), func(b *testing.B) {
-			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()),
+	for i, way := range []elasticWay{bySolver, bySolver, planned, planned} {
+		ranks := 1 + i%2
+		b.Run(fmt.Sprintf("planned=%t/ranks=%d", way.planned, ranks), func(b *testing.B) {
+			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()), way: way,
 				limits: elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
 			first := []elastic.View{elastic.First(1), elastic.First(1, 2)}[ranks-1]
 			ratios := make([]float64, ranks)
@@ -682,32 +683,26 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 		return 0, err
 	}
 	s := &seen{Elastic: job}
-	e, err := bySolver.begin(r.t.Context(), m, s, elasticMicros)
+	e, err := r.way.begin(r.t.Context(), m, s, elasticMicros)
 	if err != nil {
 		return 0, err
 	}
-	e.ClipNorm = 0
 	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
-	if p.machine, err = vm.New(p.x.Graph(), nil); err != nil {
-		return 0, err
-	}
-	defer p.machine.Close()
-	dp, err := autograd.New(s.comm, gorgonia.Nodes{p.w1, p.w2}, autograd.WithTree(elasticMicros))
+	step, end, err := p.plain(r.way, s.comm)
 	if err != nil {
 		return 0, err
 	}
-	defer dp.Close()
-	solver, share := &autograd.AdamW{Rate: 0.01}, elasticMicros/e.Size()
-	plain := func(step int) error {
+	defer end()
+	begin, share, _ := autograd.TreeShare(elasticMicros, e.Rank(), e.Size())
+	plain := func(number int) error {
 		losses := make([]float64, share)
-		err := dp.Accumulate(share, func(i int) (err error) {
-			p.random.Seek(uint64(step*elasticMicros+i), 0)
-			losses[i], err = p.run(step, e.Rank()*share+i)
+		err := step(share, func(i int) (err error) {
+			p.random.Seek(uint64(number*elasticMicros+begin+i), 0)
+			losses[i], err = p.run(number, begin+i)
 			return err
 		})
-		grads, failed := dp.Sync()
 		_, lost := autograd.TreeMean(s.comm, losses)
-		return errors.Join(err, failed, lost, solver.Step(grads))
+		return errors.Join(err, lost)
 	}
 	var times [2][]time.Duration
 	for step := range n {
@@ -727,4 +722,40 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 		return float64(all[len(all)/2])
 	}
 	return median(times[0]) / median(times[1]), nil
+}
+
+// plain makes the machine of a model, and what does a step of a training that is not elastic.
+func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step func(n int,
+	run func(i int) error) error, end func() error, err error) {
+	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if way.planned {
+		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
+			vm.ClipNorm(limit), vm.WithDataParallel(comm), vm.WithTree(elasticMicros))
+		return func(n int, run func(i int) error) error {
+			for i := range n {
+				if err := run(i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, m.machine.Close, err
+	}
+	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
+		return nil, nil, err
+	}
+	dp, err := autograd.New(comm, m.weights, autograd.WithTree(elasticMicros))
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(n int, run func(i int) error) error {
+		if err := dp.Accumulate(n, run); err != nil {
+			return err
+		}
+		grads, err := dp.Sync()
+		if err != nil {
+			return err
+		}
+		_, err = autograd.ClipNorm(grads, limit)
+		return errors.Join(err, solver.Step(grads))
+	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
 }

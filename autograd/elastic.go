@@ -32,9 +32,11 @@ type Job interface {
 }
 
 // Elastic trains a model on ranks that may be lost and replaced, with the bits of a training that
-// loses none. Make one with [NewElastic]. docs/elastic.md says how it works.
+// loses none. Make one with [NewElastic], or a machine with vm.WithElastic. docs/elastic.md says
+// how it works.
 type Elastic struct {
 	// ClipNorm bounds the norm of the gradients, as the function of this name does; 0 does not.
+	// Machines have an option of this name instead.
 	ClipNorm float64
 
 	ctx    context.Context

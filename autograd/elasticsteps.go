@@ -21,7 +21,7 @@ type Steps interface {
 	Apply(clip float64) error
 }
 
-// ownSteps are those of NewElastic.
+// ownSteps are Steps for NewElastic: by a DataParallel and a solver's Step.
 type ownSteps struct {
 	params gorgonia.Nodes
 	solver Solver

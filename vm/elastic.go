@@ -12,8 +12,9 @@ import (
 
 // WithElastic makes the machine train on ranks that may be lost and replaced (autograd.Elastic),
 // with the bits of a training that loses none. It takes the place of [WithDataParallel] and
-// [WithTree]: a step is n micro-batches, and their gradients are exchanged during the backward pass.
-// Options are those of WithDataParallel. New waits until the job has taken this process in.
+// [WithTree]: a step is n micro-batches, and their gradients are exchanged during the backward
+// pass. It takes the options of WithDataParallel. New waits until the job has taken this process
+// in.
 //
 //	job, err := euryale.JoinElastic(ctx)
 //	...                                       // the graph, for one micro-batch

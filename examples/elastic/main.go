@@ -4,8 +4,7 @@
 //
 // Kill one of its processes while it runs: the others train on, a spare takes the place of the dead
 // one, and params= at the end is what a training prints in which nobody died, on any number of
-// ranks.
-// What makes the training elastic is marked with (*).
+// ranks. What makes the training elastic is marked with (*).
 package main
 
 import (
@@ -36,7 +35,6 @@ const (
 
 func main() {
 	steps := flag.Int("steps", 300, "how many steps to train")
-	rate := flag.Float64("rate", 0.003, "learning rate of AdamW")
 	every := flag.Int("every", 50, "print the loss after so many steps")
 	pause := flag.Duration("pause", 0, "how long to wait in each step, to have time for kill")
 	after := flag.Bool("after", false, "exchange gradients after the runs of a step, by "+
@@ -47,7 +45,7 @@ func main() {
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(size) // for a micro-batch
-	solver := &autograd.AdamW{Rate: *rate}
+	solver := &autograd.AdamW{Rate: 0.003}
 	options := []vm.Option{vm.WithSolver(solver, m.weights...),
 		vm.WithElastic(ctx, job, micros)} // (*)
 	if *after {

@@ -77,9 +77,9 @@ type (
 	// Propose puts a view into the register. Decided follows, with the first view of its generation
 	// that was put there.
 	Propose struct{ View View }
-	// Connect connects this process to the members of a generation. Before Connected and CaughtUp it
-	// applies the step before View.Next, if it has reduced and not applied that, and takes part in
-	// handing the state over from rank 0 to View.Fresh. Then it goes on with step View.Next.
+	// Connect connects this process to the members of a generation. Between Connected and CaughtUp
+	// it applies the step before View.Next, if it has reduced and not applied that, and rank 0
+	// hands its state over to View.Fresh. Then it goes on with step View.Next.
 	Connect struct{ View View }
 	// Stop ends the process's part in the job.
 	Stop struct{ Why Reason }

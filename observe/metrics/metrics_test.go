@@ -184,8 +184,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 }
 
-// generations is an elastic training, whose ranks a test changes. Without any it is that of Serve's
-// communicator.
+// generations is an elastic training, whose ranks a test changes.
 type generations struct{ comm backend.Communicator }
 
 func (g *generations) Comm() backend.Communicator { return g.comm }
