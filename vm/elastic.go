@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -104,7 +105,7 @@ func (e *elastic) Reduce(n int, run func(i int) error) error {
 	e.stepping = true
 	defer func() { e.stepping = false }()
 	for i := range n {
-		if err := run(i); err != nil {
+		if err := cmp.Or(run(i), m.parallel.err()); err != nil {
 			return err
 		}
 		if m.micro.done != i+1 {

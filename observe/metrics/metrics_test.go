@@ -192,13 +192,19 @@ func (g *generations) Comm() backend.Communicator { return g.comm }
 func (g *generations) Recoveries() (int, time.Duration) { return 2, 1500 * time.Millisecond }
 
 func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
+	taken, err := net.Listen("tcp", loopback)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
 	var s *Server
 	var training generations
 	for generation := range 3 {
 		if err := euryale.Run(t.Context(), 1, func(comm backend.Communicator,
 			_ sync.Locker) (err error) {
 			if training.comm = comm; s == nil {
-				if s, err = Serve(comm, Address(loopback), Elastic(&training)); err != nil {
+				if s, err = Serve(comm, Address(taken.Addr().String()),
+					Elastic(&training)); err != nil {
 					return err
 				}
 			}

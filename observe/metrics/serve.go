@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -64,7 +65,12 @@ type Training interface {
 }
 
 // Elastic has the server go on with the ranks of an elastic training when they change, and count
-// its recoveries. Give Serve the present communicator. The label rank stays.
+// its recoveries:
+//
+//	server, err := metrics.Serve(e.Comm(), metrics.Elastic(e))
+//
+// Its label rank stays. If the port of the rank is taken, by a process that had the rank before, it
+// has the next one that is free.
 func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
 // Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
@@ -88,7 +94,11 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 		return nil, err
 	}
 	w := watch.World()
-	s, err := listen(o.address, w.LocalRank)
+	at := w.LocalRank
+	s, err := listen(o.address, at)
+	for ; o.elastic != nil && errors.Is(err, syscall.EADDRINUSE) && at < mostPorts; at++ {
+		s, err = listen(o.address, at+1)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("metrics: rank %d: %w", w.Rank, env.Metrics.Wrong(o.address, err))
 	}
@@ -134,6 +144,7 @@ func credential(at net.Addr) string {
 
 // What bounds the cost of clients.
 const (
+	mostPorts       = 1024 // that processes of an elastic training try
 	mostConnections = 16
 	mostHeaders     = 8 << 10
 	headerTime      = 2 * time.Second
