@@ -335,7 +335,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 	return nil
 }
 
-// handOver gives all ranks the state of rank 0's solver; Enter has given them the parameters.
+// handOver gives newcomers the state of rank 0's solver; Enter has given them the parameters.
 func (e *Elastic) handOver() error {
 	var state bytes.Buffer
 	if e.comm.Rank() == 0 {
@@ -361,15 +361,16 @@ func (e *Elastic) handOver() error {
 	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(memory)); err != nil {
 		return err
 	}
-	if e.comm.Rank() == 0 {
+	if e.view.At[e.comm.Rank()].Phase != elastic.Empty { // it has the state
 		return nil
 	}
-	tensors, err := decodeTensors(bytes.NewReader(memory), int64(len(memory)))
+	rest := bytes.NewReader(memory)
+	h, err := safetensors.ReadHeader(rest, rest.Size())
 	if err != nil {
 		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
 	}
 	vectors := map[string]backend.Buffer{}
-	for name, t := range tensors {
+	for name, t := range h.Tensors(memory[len(memory)-rest.Len():]) {
 		vectors[name] = t.Data
 	}
 	return e.solver.SetState(vectors)

@@ -36,15 +36,17 @@ func (c *collector) info() []string {
 
 // present returns the collector of the present ranks of an elastic training.
 func (c *collector) present() *collector {
-	now := *c
 	if c.options.elastic == nil {
-		return &now
+		return c
 	}
-	comm := c.options.elastic.Comm()
-	if w, err := observe.Start(comm); err == nil {
-		w.Serve()
-		now.watch, now.comm = w, comm
+	now := *c
+	now.comm = c.options.elastic.Comm()
+	w, err := observe.Start(now.comm)
+	if err != nil {
+		return c
 	}
+	w.Serve()
+	now.watch = w
 	return &now
 }
 
