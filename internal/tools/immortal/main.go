@@ -8,8 +8,8 @@
 //
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped in steps and in
-// recoveries alike. One that is older than settled is left beside the victim: with less the job
-// would have nobody left who has its parameters.
+// recoveries alike. A rank of the last step of as many ranks as the job can have is left beside the
+// victim: otherwise the job would have nobody left who has its parameters.
 package main
 
 import (
@@ -33,8 +33,8 @@ import (
 	"time"
 )
 
-// settled is the age at which a process is a member of the job, or a spare.
-const settled = 2 * time.Second
+// lag is how long after a step its line is heard at most.
+const lag = 200 * time.Millisecond
 
 // config is the command line.
 type config struct {
@@ -131,6 +131,7 @@ type job struct {
 
 	mu     sync.Mutex
 	killed time.Time // the last kill that no step has followed yet
+	whole  time.Time // the last step of all ranks: who was there is one of them, or a spare
 	ends   map[string]bool
 	last   []string // lines of its output
 	verdict
@@ -178,7 +179,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 
 // What the program prints of a step, and at its end.
 var (
-	stepText = regexp.MustCompile(`step \d+: loss`)
+	stepText = regexp.MustCompile(`step \d+: loss.* on (\d+) ranks`)
 	endText  = regexp.MustCompile(`params=[0-9a-f]+`)
 )
 
@@ -186,7 +187,10 @@ var (
 func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if stepText.MatchString(line) {
+	if step := stepText.FindStringSubmatch(line); step != nil {
+		if step[1] == strconv.Itoa(j.ranks) {
+			j.whole = time.Now().Add(-lag)
+		}
 		if !j.killed.IsZero() {
 			j.times = append(j.times, time.Since(j.killed))
 			j.killed = time.Time{}
@@ -209,17 +213,17 @@ func (j *job) strike() {
 		return
 	}
 	victim := processes[j.random.IntN(len(processes))]
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	remain := 0
 	for _, p := range processes {
-		if p.pid != victim.pid && p.age > settled && !p.stopped {
+		if p.pid != victim.pid && p.age > time.Since(j.whole) && !p.stopped {
 			remain++
 		}
 	}
 	if remain <= j.spares { // they may all be spares
 		return
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
 		if syscall.Kill(victim.pid, syscall.SIGSTOP) == nil {
 			j.stopped++
