@@ -32,7 +32,8 @@ import (
 //	err = m.Close()
 //
 // The machine runs in the function that Step is given, once for each micro-batch. Step itself
-// applies the gradients, once all ranks have them, and moves the averages of batch norms.
+// applies the gradients, once all ranks have them, and moves the averages of batch norms. Close of
+// the machine, or of its Elastic, ends the part of this process in the job.
 //
 // Cost: a plan for each share of the micro-batches that this rank has had.
 //

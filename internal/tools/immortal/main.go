@@ -131,9 +131,11 @@ type job struct {
 
 	mu     sync.Mutex
 	killed time.Time // the last kill that no step has followed yet
-	whole  time.Time // the last step of all ranks: who was there is one of them, or a spare
-	ends   map[string]bool
-	last   []string // lines of its output
+	// The last line of a step of all ranks, and the last one before it that another such line has
+	// followed: who was there has the parameters, or is a spare.
+	full, whole time.Time
+	ends        map[string]bool
+	last        []string // lines of its output
 	verdict
 }
 
@@ -188,14 +190,22 @@ func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if step := stepText.FindStringSubmatch(line); step != nil {
-		if step[1] == strconv.Itoa(j.ranks) {
-			j.whole = time.Now().Add(-lag)
+		if step[1] != strconv.Itoa(j.ranks) {
+			j.full = time.Time{}
+		} else {
+			if !j.full.IsZero() {
+				j.whole = j.full
+			}
+			j.full = time.Now().Add(-lag)
 		}
 		if !j.killed.IsZero() {
 			j.times = append(j.times, time.Since(j.killed))
 			j.killed = time.Time{}
 		}
 		return
+	}
+	if strings.Contains(line, "was repeated") {
+		j.full = time.Time{} // newcomers may have been let in, and not have the parameters yet
 	}
 	for _, end := range endText.FindAllString(line, -1) {
 		j.ends[end] = true
