@@ -154,8 +154,16 @@ func (m *Machine) gradients() (n int) {
 	return n
 }
 
-// prepare reads the graph, unless that was done, and plans it.
+// prepare reads the graph, unless that was done, plans it and makes the plan ready to run.
 func (m *Machine) prepare() error {
+	if err := m.makePlan(); err != nil {
+		return err
+	}
+	return errors.Join(m.writePlan(), m.compile())
+}
+
+// makePlan reads the graph, unless that was done, and plans it.
+func (m *Machine) makePlan() error {
 	if m.read == nil {
 		if err := m.readGraph(); err != nil {
 			return err
@@ -169,7 +177,6 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	m.inputs, m.changing = nil, nil
 	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
 		m.plan, err = m.limits.New(&m.read.Program, append(updates, carried...)...)
 		if err != nil {
@@ -180,7 +187,7 @@ func (m *Machine) prepare() error {
 	if m.plan.Doubt != nil && testing.Testing() {
 		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
 	}
-	return errors.Join(m.writePlan(), m.compile())
+	return nil
 }
 
 // readGraph makes a program of the graph.
@@ -231,6 +238,7 @@ func (m *Machine) compile() (err error) {
 		return err
 	}
 	m.behind = exec.CloseBehind(m, m.exec)
+	m.inputs, m.changing = nil, nil
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
