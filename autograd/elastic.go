@@ -387,9 +387,9 @@ func (e *Elastic) leave() {
 }
 
 // Close ends the part of this process: it has done its last step, unless a call has returned an
-// error, or has panicked. The others may finish theirs. Later calls do nothing.
+// error, or has panicked. The others may finish theirs. Later calls do nothing, nor those of nil.
 func (e *Elastic) Close() error {
-	if e.closed {
+	if e == nil || e.closed {
 		return nil
 	}
 	e.closed = true

@@ -148,11 +148,3 @@ func (e *elastic) outside() error {
 		"micro-batch: call it once in the function that Step is given, and evaluate on a machine "+
 		"of its own", backend.ErrArgument)
 }
-
-// close ends the training.
-func (e *elastic) close() error {
-	if e == nil || e.training == nil {
-		return nil
-	}
-	return e.training.Close()
-}

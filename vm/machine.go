@@ -444,7 +444,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 // ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
-	err := errors.Join(m.elastic.close(), m.free())
+	err := errors.Join(m.Elastic().Close(), m.free())
 	if m.parallel == nil { // else the buckets know
 		err = errors.Join(m.unfinished(), err)
 	}
