@@ -9,7 +9,7 @@ import (
 
 // JoinElastic connects this process to an elastic job, which euryale run --elastic starts, in place
 // of [Init]. The ranks of the job change: a process that dies is lost, and another one takes its
-// place. Pass the result to autograd.NewElastic, which closes it.
+// place. Pass the result to vm.WithElastic or autograd.NewElastic, which close it.
 //
 // Errors: a process that no launcher of an elastic job has started; a launcher that does not
 // answer.

@@ -1,6 +1,7 @@
 package euryale_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,11 +34,13 @@ const elasticMicros = 8
 // elasticModel is a small regression for one micro-batch.
 type elasticModel struct {
 	x, y, w1, w2, cost *gorgonia.Node
+	weights            gorgonia.Nodes
+	norm               *gorgonia.BatchNormOp // nil without
 	random             *nn.Random
 	machine            *vm.Machine
 }
 
-func newElasticModel(in, hidden int) (*elasticModel, error) {
+func newElasticModel(in, hidden int, normed bool) (*elasticModel, error) {
 	g := gorgonia.NewGraph()
 	random := rand.New(rand.NewPCG(1, 2))
 	weights := func(name string, shape ...int) *gorgonia.Node {
@@ -52,16 +55,36 @@ func newElasticModel(in, hidden int) (*elasticModel, error) {
 		random: nn.NewRandom(3)}
 	m.x = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("x"), gorgonia.WithShape(4, in))
 	m.y = gorgonia.NewMatrix(g, tensor.Float32, gorgonia.WithName("y"), gorgonia.WithShape(4, 3))
-	h := gorgonia.Must(gorgonia.Tanh(gorgonia.Must(gorgonia.Mul(m.x, m.w1))))
+	m.weights = gorgonia.Nodes{m.w1, m.w2}
+	h := gorgonia.Must(gorgonia.Mul(m.x, m.w1))
+	if normed {
+		gain, bias := weights("gain", 1, hidden), weights("bias", 1, hidden)
+		var err error
+		h, _, _, m.norm, err = gorgonia.BatchNorm(h, gain, bias, 0.25, 1e-3)
+		if err != nil {
+			return nil, err
+		}
+		m.weights = append(m.weights, gain, bias)
+	}
+	h = gorgonia.Must(gorgonia.Tanh(h))
 	h = gorgonia.Must(nn.Dropout(0.25, m.random, h))
 	diff := gorgonia.Must(gorgonia.Sub(gorgonia.Must(gorgonia.Mul(h, m.w2)), m.y))
 	m.cost = gorgonia.Must(gorgonia.Mean(gorgonia.Must(gorgonia.Square(diff))))
-	if _, err := gorgonia.Grad(m.cost, m.w1, m.w2); err != nil {
-		return nil, err
-	}
-	var err error
-	m.machine, err = vm.New(g, nil)
+	_, err := gorgonia.Grad(m.cost, m.weights...)
 	return m, err
+}
+
+// state is what a training leaves.
+func (m *elasticModel) state() string {
+	var all strings.Builder
+	for _, w := range m.weights {
+		fmt.Fprint(&all, w.Value().Data())
+	}
+	if m.norm != nil {
+		mean, variance := m.norm.Stats()
+		fmt.Fprint(&all, mean.Data(), variance.Data())
+	}
+	return all.String()
 }
 
 // run runs a micro-batch of a step and returns its loss.
@@ -88,6 +111,8 @@ type elasticRun struct {
 	name     string
 	steps    int
 	micros   int
+	way      elasticWay
+	job      func(id elastic.ID, job *session.Elastic) autograd.Job
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -96,6 +121,43 @@ type elasticRun struct {
 	mu     sync.Mutex
 	hashes []string
 	errs   []error
+}
+
+// elasticWay is how processes of a job train.
+type elasticWay struct{ planned, normed bool }
+
+// Those of these tests.
+var (
+	bySolver    = elasticWay{} // which a machine that computes gradients knows nothing of
+	planned     = elasticWay{planned: true}
+	ofNorms     = elasticWay{planned: true, normed: true}
+	elasticWays = []elasticWay{bySolver, planned, ofNorms}
+)
+
+// begin makes the machine of a model, and takes part in the job.
+func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
+	micros int) (e *autograd.Elastic, err error) {
+	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if w.planned {
+		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
+			vm.ClipNorm(limit), vm.WithElastic(t.Context(), job, micros),
+			vm.Notice(func(text string) {
+				if strings.Contains(text, "no run has changed") { // although each run does
+					t.Error(text)
+				}
+			}))
+		if err != nil {
+			return nil, err
+		}
+		return m.machine.Elastic(), nil
+	}
+	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
+		return nil, err
+	}
+	if e, err = autograd.NewElastic(t.Context(), job, m.weights, solver, micros); err == nil {
+		e.ClipNorm = limit
+	}
+	return e, err
 }
 
 // shared is a register that processes do not close.
@@ -124,27 +186,29 @@ func (r *elasticRun) start(id elastic.ID, first elastic.View, dies func(step, mi
 func (r *elasticRun) train(id elastic.ID, first elastic.View,
 	dies func(step, micro int) bool) (hash string, err error) {
 	defer func() {
-		if recover() == errKilled {
+		switch v := recover(); v {
+		case nil:
+		case errKilled:
 			err = errKilled
+		default:
+			panic(v)
 		}
 	}()
 	r.build.Lock()
-	m, err := newElasticModel(6, 10)
+	m, err := newElasticModel(6, 10, r.way.normed)
 	r.build.Unlock()
 	if err != nil {
 		return "", err
 	}
-	defer m.machine.Close()
 	job, err := r.join(id, first)
 	if err != nil {
 		return "", err
 	}
-	e, err := autograd.NewElastic(r.t.Context(), job, gorgonia.Nodes{m.w1, m.w2},
-		&autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, r.micros)
+	e, err := r.way.begin(r.t, m, r.job(id, job), r.micros)
 	if err != nil {
 		return "", fmt.Errorf("process %d: %w", id, err)
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
+	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
 	for e.Next() < r.steps {
 		if _, err := e.Step(func(micro int) (float64, error) {
 			if dies(e.Next(), micro) {
@@ -155,7 +219,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 			return "", fmt.Errorf("process %d: %w", id, err)
 		}
 	}
-	return fmt.Sprint(m.w1.Value().Data(), m.w2.Value().Data()), nil
+	return m.state(), nil
 }
 
 // join makes a process take part in the job.
@@ -170,9 +234,13 @@ func never(int, int) bool { return false }
 // newElasticRun starts a job of n processes, whose steps have elasticMicros micro-batches, or n if
 // that is more.
 func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limits,
-	dies func(id elastic.ID) func(step, micro int) bool) *elasticRun {
+	dies func(id elastic.ID) func(step, micro int) bool, with ...func(*elasticRun)) *elasticRun {
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
-		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore()}
+		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
+		job: func(_ elastic.ID, job *session.Elastic) autograd.Job { return job }}
+	for _, f := range with {
+		f(r)
+	}
 	ids := make([]elastic.ID, n)
 	for i := range ids {
 		ids[i] = elastic.ID(i + 1)
@@ -197,19 +265,131 @@ func (r *elasticRun) end() string {
 }
 
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
-	nobody := func(elastic.ID) func(int, int) bool { return never }
 	const steps = 12
-	want := newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody).end()
-	if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4},
-		nobody).end(); got != want {
-		t.Error("four ranks end with other parameters than one")
+	first := elasticAlone(t, steps, bySolver)
+	for _, way := range elasticWays {
+		want := elasticAlone(t, steps, way)
+		if !way.normed && want != first {
+			t.Errorf("%+v: other parameters than by a solver's Step", way)
+		}
+		if got := newElasticRun(t, "four", 4, steps, elastic.Limits{Least: 1, Most: 4}, nobody,
+			way.of).end(); got != want {
+			t.Errorf("%+v: four ranks end with other parameters than one", way)
+		}
+		r := newElasticRun(t, "two", 2, steps, elastic.Limits{Least: 1, Most: 2},
+			func(id elastic.ID) func(step, micro int) bool {
+				return func(step, micro int) bool { return id == 1 && step == 3 }
+			}, way.of)
+		if got := r.end(); got != want {
+			t.Errorf("%+v: after the death of a rank the training has other parameters", way)
+		}
 	}
-	r := newElasticRun(t, "two", 2, steps, elastic.Limits{Least: 1, Most: 2},
-		func(id elastic.ID) func(step, micro int) bool {
-			return func(step, micro int) bool { return id == 1 && step == 3 }
-		})
-	if got := r.end(); got != want {
-		t.Error("after the death of a rank the training has other parameters")
+}
+
+// of has a job train this way.
+func (w elasticWay) of(r *elasticRun) { r.way = w }
+
+func nobody(elastic.ID) func(int, int) bool { return never }
+
+// elasticAlone returns the end of a training on one rank.
+func elasticAlone(t testing.TB, steps int, way elasticWay) string {
+	return newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody,
+		way.of).end()
+}
+
+// TestPlansOfElasticTrainingsHaveTheBitsOfATree: of WithTree on one rank, with the averages of
+// batch norms.
+func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
+	const steps = 5
+	m, err := newElasticModel(6, 10, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithTree(elasticMicros), vm.ClipNorm(0.5),
+		vm.WithSolver(&autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, m.weights...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.machine.Close()
+	for step := range steps {
+		for micro := range elasticMicros {
+			m.random.Seek(uint64(step*elasticMicros+micro), 0)
+			if _, err := m.run(step, micro); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if m.state() != elasticAlone(t, steps, ofNorms) {
+		t.Error("an elastic training has other bits")
+	}
+}
+
+// lossy is a job whose communicators lose a call: before its beginning, or unnoticed by the other
+// ranks at its end.
+type lossy struct {
+	*session.Elastic
+	call      int
+	unnoticed bool
+	calls     int // so far
+}
+
+func (l *lossy) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+	comm, view, err := l.Elastic.Next(ctx)
+	if err != nil {
+		return nil, view, err
+	}
+	return &lossyComm{comm, l}, view, nil
+}
+
+type lossyComm struct {
+	backend.Communicator
+	job *lossy
+}
+
+func (l *lossyComm) Start(q backend.Queue, c backend.Collective, dst,
+	src backend.Buffer) (backend.Work, error) {
+	l.job.calls++
+	if l.job.calls-1 != l.job.call {
+		return l.Communicator.Start(q, c, dst, src)
+	}
+	lost := &backend.Error{Rank: l.Rank(), Peer: -1, Cause: errors.New("the call was cut off")}
+	if !l.job.unnoticed {
+		return nil, lost
+	}
+	w, err := l.Communicator.Start(q, c, dst, src)
+	if err == nil {
+		err = w.Join(context.Background())
+	}
+	return nil, cmp.Or(err, error(lost))
+}
+
+// TestARankMayBeCutOffInAnyCall: whatever is under way, at the beginning of a generation and in a
+// step, and also where the other rank does not notice that the call has failed.
+func TestARankMayBeCutOffInAnyCall(t *testing.T) {
+	const steps, calls = 4, 48
+	stride := 17
+	if os.Getenv("EURYALE_FULL") != "" {
+		stride = 1
+	}
+	for k, way := range elasticWays { // each has other calls
+		want := elasticAlone(t, steps, way)
+		for call := 5 * k % stride; call < calls; call += stride {
+			for _, unnoticed := range []bool{false, true} {
+				r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
+					way.of, func(r *elasticRun) {
+						r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+							if id == 1 {
+								return job
+							}
+							return &lossy{job, call, unnoticed, 0}
+						}
+					})
+				if r.end() != want {
+					t.Errorf("%+v: call %d, unnoticed %t: the training has other parameters", way,
+						call, unnoticed)
+				}
+			}
+		}
 	}
 }
 
@@ -240,17 +420,19 @@ func TestAPanicIsNotTheEndOfATraining(t *testing.T) {
 
 func TestRanksMayDieInEachTryOfAStep(t *testing.T) {
 	const ranks, steps = 16, 3
-	nobody := func(elastic.ID) func(int, int) bool { return never }
-	want := newElasticRun(t, "all", ranks, steps, elastic.Limits{Least: 1, Most: ranks}, nobody)
-	r := newElasticRun(t, "halves", ranks, steps, elastic.Limits{Least: 1, Most: ranks},
-		func(id elastic.ID) func(int, int) bool {
-			rank := int(id) - 1
-			return func(step, micro int) bool { // half of the ranks die in each try
-				return step == 1 && rank > 0 && rank >= ranks/(micro/rank)/2
-			}
-		})
-	if r.end() != want.end() {
-		t.Error("after four tries of a step the training has other parameters")
+	for _, way := range elasticWays[:2] {
+		want := newElasticRun(t, "all", ranks, steps, elastic.Limits{Least: 1, Most: ranks},
+			nobody, way.of)
+		r := newElasticRun(t, "halves", ranks, steps, elastic.Limits{Least: 1, Most: ranks},
+			func(id elastic.ID) func(int, int) bool {
+				rank := int(id) - 1
+				return func(step, micro int) bool { // half of the ranks die in each try
+					return step == 1 && rank > 0 && rank >= ranks/(micro/rank)/2
+				}
+			}, way.of)
+		if r.end() != want.end() {
+			t.Errorf("%+v: after four tries of a step the training has other parameters", way)
+		}
 	}
 }
 
@@ -266,62 +448,156 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 	}
 }
 
-func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
-	r := &elasticRun{t: t, name: fmt.Sprintf("closed-%d", rand.Uint32()),
+// oneElastic begins a training of one rank.
+func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autograd.Elastic) {
+	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job, err := r.join(1, elastic.First(1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := newElasticModel(6, 10)
+	m, err := newElasticModel(6, 10, way.normed)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.machine.Close()
-	e, err := autograd.NewElastic(t.Context(), job, gorgonia.Nodes{m.w1, m.w2},
-		&autograd.SGD{Rate: 0.1}, elasticMicros)
+	e, err := way.begin(t, m, &lossy{job, lost, false, 0}, elasticMicros)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		if err := e.Close(); err != nil {
+	t.Cleanup(func() {
+		if err := errors.Join(e.Close(), m.machine.Close()); err != nil {
 			t.Error(err)
 		}
+	})
+	return m, e
+}
+
+func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
+	for _, way := range elasticWays[:2] {
+		_, e := oneElastic(t, way, -1)
+		for range 2 {
+			if err := e.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
+			backend.ErrClosed) {
+			t.Errorf("a step after Close returns %v", err)
+		}
+		if e.Rank() != 0 || e.Size() != 1 || e.DataParallel() == nil {
+			t.Errorf("it was rank %d of %d", e.Rank(), e.Size())
+		}
 	}
-	if _, err := e.Step(func(int) (float64, error) { return 0, nil }); !errors.Is(err,
-		backend.ErrClosed) {
-		t.Errorf("a step after Close returns %v", err)
+}
+
+// TestPlansOfAShareAreKept: ranks of a generation that has the size of one before make no others.
+func TestPlansOfAShareAreKept(t *testing.T) {
+	m, e := oneElastic(t, planned, 12)
+	first, generation := m.machine.Plan(), e.DataParallel()
+	for e.Next() < 8 {
+		if _, err := e.Step(func(micro int) (float64, error) {
+			return m.run(e.Next(), micro)
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if e.Rank() != 0 || e.Size() != 1 || e.DataParallel() == nil {
-		t.Errorf("it was rank %d of %d", e.Rank(), e.Size())
+	if e.DataParallel() == generation || m.machine.Plan() != first {
+		t.Errorf("the same generation %t, the same plan %t", e.DataParallel() == generation,
+			m.machine.Plan() == first)
+	}
+}
+
+// TestMachinesOfElasticTrainingsRunInSteps alone, and once for each micro-batch.
+func TestMachinesOfElasticTrainingsRunInSteps(t *testing.T) {
+	for want, step := range map[string]func(m *elasticModel, e *autograd.Elastic) error{
+		"outside": func(m *elasticModel, e *autograd.Elastic) error {
+			_, err := m.run(0, 0)
+			return err
+		},
+		"0 times": func(m *elasticModel, e *autograd.Elastic) error {
+			_, err := e.Step(func(int) (float64, error) { return 0, nil })
+			return err
+		},
+		"2 times": func(m *elasticModel, e *autograd.Elastic) error {
+			_, err := e.Step(func(i int) (float64, error) {
+				_, err := m.run(0, i)
+				m.random.Next(0)
+				_, twice := m.run(0, i)
+				return 0, errors.Join(err, twice)
+			})
+			return err
+		},
+		"vm.ClipNorm": func(m *elasticModel, e *autograd.Elastic) error {
+			e.ClipNorm = 1
+			_, err := e.Step(func(i int) (float64, error) { return m.run(0, i) })
+			return err
+		},
+	} {
+		m, e := oneElastic(t, planned, -1)
+		if err := step(m, e); !errors.Is(err, backend.ErrArgument) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not said by %v", want, err)
+		}
+	}
+}
+
+// elsewhere is a device that no elastic training is on.
+type elsewhere struct{ backend.Device }
+
+func (elsewhere) Name() string { return "elsewhere" }
+
+func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
+	m, err := newElasticModel(6, 10, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.weights...)
+	job := &lossy{}
+	for want, options := range map[string][]vm.Option{
+		"WithDataParallel": {solver, vm.WithDataParallel(autograd.Solo())},
+		"or WithTree":      {solver, vm.WithTree(4)},
+		"WithSolver, too":  {},
+		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
+		"elsewhere":        {solver, vm.Keep()},
+	} {
+		var device backend.Device
+		if want == "elsewhere" {
+			device = elsewhere{}
+		}
+		options = append([]vm.Option{vm.WithElastic(t.Context(), job, 8)}, options...)
+		if _, err := vm.New(m.x.Graph(), device, options...); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not said by %v", want, err)
+		}
 	}
 }
 
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
-	nobody := func(elastic.ID) func(int, int) bool { return never }
 	const steps = 60
-	want := newElasticRun(t, "alone", 1, steps, elastic.Limits{Least: 1, Most: 1}, nobody).end()
-	var in atomic.Bool
-	comes := make(chan struct{})
-	r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
-		func(id elastic.ID) func(step, micro int) bool {
-			return func(step, micro int) bool {
-				if id == 1 && step == 3 {
-					close(comes)
-					return true
+	for _, way := range elasticWays {
+		want := elasticAlone(t, steps, way)
+		var in atomic.Bool
+		comes := make(chan struct{})
+		r := newElasticRun(t, "heals", 2, steps, elastic.Limits{Least: 1, Most: 2},
+			func(id elastic.ID) func(step, micro int) bool {
+				return func(step, micro int) bool {
+					if id == 1 && step == 3 {
+						close(comes)
+						return true
+					}
+					if step > 3 && !in.Load() {
+						time.Sleep(20 * time.Millisecond)
+					}
+					return id == 2 && step > 5 && in.Load()
 				}
-				if step > 3 && !in.Load() {
-					time.Sleep(20 * time.Millisecond)
-				}
-				return id == 2 && step > 5 && in.Load()
-			}
+			}, way.of)
+		r.running.Go(func() {
+			<-comes
+			r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
 		})
-	r.running.Go(func() {
-		<-comes
-		r.start(3, elastic.First(1, 2), func(int, int) bool { in.Store(true); return false })
-	})
-	if got := r.end(); got != want {
-		t.Error("after two deaths and a newcomer the training has other parameters")
+		if got := r.end(); got != want {
+			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
+		}
 	}
 }
 
@@ -377,9 +653,10 @@ func (s *seen) Next(ctx context.Context) (backend.Communicator, elastic.View, er
 
 // BenchmarkElasticStep compares, by turns, a step of Elastic with what it consists of.
 func BenchmarkElasticStep(b *testing.B) {
-	for _, ranks := range []int{1, 2} {
-		b.Run(fmt.Sprintf("ranks=%d", ranks), func(b *testing.B) {
-			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()),
+	for i, way := range []elasticWay{bySolver, bySolver, planned, planned} {
+		ranks := 1 + i%2
+		b.Run(fmt.Sprintf("planned=%t/ranks=%d", way.planned, ranks), func(b *testing.B) {
+			r := &elasticRun{t: b, name: fmt.Sprintf("bench-%d", rand.Uint32()), way: way,
 				limits: elastic.Limits{Least: 1, Most: ranks}, register: rendezvous.NewMemStore()}
 			first := []elastic.View{elastic.First(1), elastic.First(1, 2)}[ranks-1]
 			ratios := make([]float64, ranks)
@@ -400,41 +677,37 @@ func BenchmarkElasticStep(b *testing.B) {
 // compare does steps by turns, and returns the ratio of the medians of their times.
 func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio float64, err error) {
 	r.build.Lock()
-	m, err := newElasticModel(256, 512)
-	p, failed := newElasticModel(256, 512)
+	m, err := newElasticModel(256, 512, false)
+	p, failed := newElasticModel(256, 512, false)
 	r.build.Unlock()
 	if err = errors.Join(err, failed); err != nil {
 		return 0, err
 	}
-	defer m.machine.Close()
-	defer p.machine.Close()
 	job, err := r.join(id, first)
 	if err != nil {
 		return 0, err
 	}
 	s := &seen{Elastic: job}
-	e, err := autograd.NewElastic(r.t.Context(), s, gorgonia.Nodes{m.w1, m.w2},
-		&autograd.AdamW{Rate: 0.01}, elasticMicros)
+	e, err := r.way.begin(r.t, m, s, elasticMicros)
 	if err != nil {
 		return 0, err
 	}
-	defer func() { err = errors.Join(err, e.Close()) }()
-	dp, err := autograd.New(s.comm, gorgonia.Nodes{p.w1, p.w2}, autograd.WithTree(elasticMicros))
+	defer func() { err = errors.Join(err, e.Close(), m.machine.Close()) }()
+	step, end, err := p.plain(r.way, s.comm)
 	if err != nil {
 		return 0, err
 	}
-	defer dp.Close()
-	solver, share := &autograd.AdamW{Rate: 0.01}, elasticMicros/e.Size()
-	plain := func(step int) error {
+	defer end()
+	begin, share, _ := autograd.TreeShare(elasticMicros, e.Rank(), e.Size())
+	plain := func(number int) error {
 		losses := make([]float64, share)
-		err := dp.Accumulate(share, func(i int) (err error) {
-			p.random.Seek(uint64(step*elasticMicros+i), 0)
-			losses[i], err = p.run(step, e.Rank()*share+i)
+		err := step(share, func(i int) (err error) {
+			p.random.Seek(uint64(number*elasticMicros+begin+i), 0)
+			losses[i], err = p.run(number, begin+i)
 			return err
 		})
-		grads, failed := dp.Sync()
 		_, lost := autograd.TreeMean(s.comm, losses)
-		return errors.Join(err, failed, lost, solver.Step(grads))
+		return errors.Join(err, lost)
 	}
 	var times [2][]time.Duration
 	for step := range n {
@@ -454,4 +727,40 @@ func (r *elasticRun) compare(id elastic.ID, first elastic.View, n int) (ratio fl
 		return float64(all[len(all)/2])
 	}
 	return median(times[0]) / median(times[1]), nil
+}
+
+// plain makes the machine of a model, and what does a step of a training that is not elastic.
+func (m *elasticModel) plain(way elasticWay, comm backend.Communicator) (step func(n int,
+	run func(i int) error) error, end func() error, err error) {
+	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if way.planned {
+		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
+			vm.ClipNorm(limit), vm.WithDataParallel(comm), vm.WithTree(elasticMicros))
+		return func(n int, run func(i int) error) error {
+			for i := range n {
+				if err := run(i); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, m.machine.Close, err
+	}
+	if m.machine, err = vm.New(m.x.Graph(), nil); err != nil {
+		return nil, nil, err
+	}
+	dp, err := autograd.New(comm, m.weights, autograd.WithTree(elasticMicros))
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(n int, run func(i int) error) error {
+		if err := dp.Accumulate(n, run); err != nil {
+			return err
+		}
+		grads, err := dp.Sync()
+		if err != nil {
+			return err
+		}
+		_, err = autograd.ClipNorm(grads, limit)
+		return errors.Join(err, solver.Step(grads))
+	}, func() error { return errors.Join(dp.Close(), m.machine.Close()) }, nil
 }

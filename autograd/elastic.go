@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"gorgonia.org/gorgonia"
@@ -31,29 +32,34 @@ type Job interface {
 }
 
 // Elastic trains a model on ranks that may be lost and replaced, with the bits of a training that
-// loses none. Make one with [NewElastic]. docs/elastic.md says how it works.
+// loses none. Make one with [NewElastic], or a machine with vm.WithElastic. docs/elastic.md says
+// how it works.
 type Elastic struct {
 	// ClipNorm bounds the norm of the gradients, as the function of this name does; 0 does not.
+	// Machines have an option of this name instead.
 	ClipNorm float64
 
 	ctx    context.Context
 	job    Job
-	params gorgonia.Nodes
 	solver Solver
 	micros int // of a step
-	opts   []Option
+	steps  Steps
 
 	comm         backend.Communicator // of the present generation, nil before
 	view         elastic.View
 	dp           *DataParallel
-	first, share int                  // micro-batches of this rank
-	step         int                  // that comes next
-	loss         float64              // of the step before, or of that step where it is reduced
-	grads        []gorgonia.ValueGrad // of that step, where they are reduced and not applied
-	tries        int                  // of the step, by the same ranks
-	between      bool                 // no call is under way or has failed, nor panicked
+	first, share int     // micro-batches of this rank
+	step         int     // that comes next
+	loss         float64 // of the step before, or of that step where it is reduced
+	reduced      bool    // that step is, and not applied
+	tries        int     // of the step, by the same ranks
+	between      bool    // no call is under way or has failed, nor panicked
 	closed       bool
 	failed       error // final
+
+	mu         sync.Mutex // of comm, too, for other goroutines
+	recoveries int
+	recovering time.Duration
 }
 
 // ErrFinished is wrapped by the error of NewElastic if the others have done the last step: nobody
@@ -84,15 +90,27 @@ var ErrFinished = elastic.ErrFinished
 //
 // Errors: [ErrFinished] for a process that nobody has needed; those of the job: this process was
 // given up by the others, too few are alive, or none that has the parameters; ErrUnsupported for
-// graphs with batch norms, whose moving averages depend on the number of ranks; those of [New].
+// graphs with batch norms, whose moving averages a run changes before the step is applied: use
+// vm.WithElastic; those of [New].
 func NewElastic(ctx context.Context, job Job, params gorgonia.Nodes, solver Solver, n int,
 	opts ...Option) (*Elastic, error) {
 	if err := backend.Given("autograd.NewElastic", "ctx", ctx, "job", job, "params", params,
 		"solver", solver, "opts", opts); err != nil {
 		return nil, err
 	}
-	e := &Elastic{ctx: ctx, job: job, params: params, solver: solver, micros: n,
-		opts: append(slices.Clip(opts), WithTree(n))}
+	s := &ownSteps{params: params, solver: solver, opts: append(slices.Clip(opts), WithTree(n))}
+	return NewElasticBy(ctx, job, solver, n, s)
+}
+
+// NewElasticBy is [NewElastic] for somebody who computes gradients and applies them: a machine of
+// package vm.
+func NewElasticBy(ctx context.Context, job Job, solver Solver, n int, steps Steps) (*Elastic,
+	error) {
+	if err := backend.Given("autograd.NewElasticBy", "ctx", ctx, "job", job, "solver", solver,
+		"steps", steps); err != nil {
+		return nil, err
+	}
+	e := &Elastic{ctx: ctx, job: job, solver: solver, micros: n, steps: steps}
 	if err := e.regroup(); err != nil {
 		return nil, errors.Join(err, e.Close())
 	}
@@ -108,6 +126,22 @@ func (e *Elastic) Rank() int { return e.comm.Rank() }
 
 // Size returns how many ranks there are at present.
 func (e *Elastic) Size() int { return e.comm.Size() }
+
+// Comm returns the communicator of the present ranks, which Elastic closes. Another goroutine may
+// call it, for metrics.
+func (e *Elastic) Comm() backend.Communicator {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.comm
+}
+
+// Recoveries returns in how many steps of this process a rank was lost, and the time from there to
+// the ends of these steps. Another goroutine may call it.
+func (e *Elastic) Recoveries() (n int, took time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.recoveries, e.recovering
+}
 
 // DataParallel returns what the present ranks exchange gradients by, for Check, Hash and Save.
 func (e *Elastic) DataParallel() *DataParallel { return e.dp }
@@ -140,7 +174,7 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		admits, err := e.try(run)
 		switch {
 		case err == nil && !admits:
-			e.sayRepeated(lost)
+			e.recovered(lost, true)
 			return nil
 		case err == nil:
 			e.job.Job().Admits(e.view.Generation)
@@ -152,8 +186,12 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 		if err := e.again(err); err != nil {
 			return err
 		}
-		if err := e.regroup(); err != nil || e.step > before {
+		if err := e.regroup(); err != nil {
 			return err
+		}
+		if e.step > before {
+			e.recovered(lost, false)
+			return nil
 		}
 	}
 }
@@ -167,9 +205,17 @@ func (e *Elastic) again(err error) error {
 	return nil
 }
 
-// sayRepeated reports that the step is done although a rank was lost in it.
-func (e *Elastic) sayRepeated(lost time.Time) {
+// recovered notes that the step is done although a rank was lost in it, and reports that the others
+// have repeated it.
+func (e *Elastic) recovered(lost time.Time, repeated bool) {
 	if lost.IsZero() {
+		return
+	}
+	took := time.Since(lost)
+	e.mu.Lock()
+	e.recoveries, e.recovering = e.recoveries+1, e.recovering+took
+	e.mu.Unlock()
+	if !repeated {
 		return
 	}
 	ranks := fmt.Sprintf("%d ranks", e.Size())
@@ -177,7 +223,7 @@ func (e *Elastic) sayRepeated(lost time.Time) {
 		ranks = "1 rank"
 	}
 	e.dp.say(fmt.Sprintf("step %d was repeated by %s: it is done %.2f s after a rank was lost",
-		e.step-1, ranks, time.Since(lost).Seconds()))
+		e.step-1, ranks, took.Seconds()))
 }
 
 // maxTries is how often the same ranks repeat a step before its error is final: a fault of the
@@ -191,26 +237,23 @@ func lostRank(err error) bool {
 
 // try does the step on the present ranks, and reports whether newcomers are to be let in after it.
 // A rank applies it once it knows that all ranks have its gradients: they have all entered commit.
-// The loss comes before, so that a rank which never leaves commit has it.
+// The loss is part of what it has then.
 func (e *Elastic) try(run func(micro int) (float64, error)) (admits bool, err error) {
 	losses := make([]float64, e.share)
-	err = e.dp.Accumulate(e.share, func(i int) (err error) {
+	err = e.steps.Reduce(e.share, func(i int) (err error) {
 		if random := e.dp.model.random; random != nil {
 			random.Seek(uint64(e.step*e.micros+e.first+i), 0)
 		}
 		losses[i], err = run(e.first + i)
 		return err
 	})
+	if err == nil {
+		e.loss, err = TreeMean(e.comm, losses)
+	}
 	if err != nil {
 		return false, err
 	}
-	if e.loss, err = TreeMean(e.comm, losses); err != nil {
-		return false, err
-	}
-	if e.grads, err = e.dp.Sync(); err != nil {
-		e.grads = nil
-		return false, err
-	}
+	e.reduced = true
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Reduced})
 	if admits, err = e.commit(); err != nil {
 		return false, err
@@ -232,15 +275,10 @@ func (e *Elastic) commit() (admits bool, err error) {
 
 // apply gives the solver the gradients of the step.
 func (e *Elastic) apply() error {
-	if e.ClipNorm > 0 {
-		if _, err := ClipNorm(e.grads, e.ClipNorm); err != nil {
-			return err
-		}
-	}
-	if err := e.solver.Step(e.grads); err != nil {
+	if err := e.steps.Apply(e.ClipNorm); err != nil {
 		return fmt.Errorf("autograd: step %d of an elastic training: %w", e.step, err)
 	}
-	e.step, e.grads = e.step+1, nil
+	e.step, e.reduced = e.step+1, false
 	e.job.Job().At(elastic.Position{Step: e.step, Phase: elastic.Computing})
 	return nil
 }
@@ -267,20 +305,19 @@ func (e *Elastic) regroup() error {
 // enter applies the step that the others have applied, leaves the ranks of before, and gets the
 // state of a rank that has one.
 func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
-	if e.grads != nil && e.step < view.Next() {
+	if e.reduced && e.step < view.Next() {
 		if err := e.apply(); err != nil {
 			return err
 		}
 	}
 	e.leave()
-	e.comm, e.view, e.grads = comm, view, nil
+	e.mu.Lock()
+	e.comm = comm
+	e.mu.Unlock()
+	e.view, e.reduced = view, false
 	var err error
-	if e.dp, err = New(comm, e.params, e.opts...); err != nil {
+	if e.dp, err = e.steps.Enter(comm); err != nil {
 		return err
-	}
-	if len(e.dp.model.averages) > 0 {
-		return fmt.Errorf("autograd: NewElastic: %w: the graph has batch norms, whose moving "+
-			"averages depend on the number of ranks: use layer norms", backend.ErrUnsupported)
 	}
 	if e.first, e.share, err = TreeShare(e.micros, comm.Rank(), comm.Size()); err != nil {
 		return err
@@ -298,7 +335,7 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 	return nil
 }
 
-// handOver gives all ranks the state of rank 0's solver; New has given them the parameters.
+// handOver gives newcomers the state of rank 0's solver; Enter has given them the parameters.
 func (e *Elastic) handOver() error {
 	var state bytes.Buffer
 	if e.comm.Rank() == 0 {
@@ -316,21 +353,24 @@ func (e *Elastic) handOver() error {
 	if err != nil {
 		return err
 	}
-	memory := make([]byte, binary.LittleEndian.Uint64(sizes[0]))
+	memory := state.Bytes()
+	if e.comm.Rank() > 0 {
+		memory = make([]byte, binary.LittleEndian.Uint64(sizes[0]))
+	}
 	c := backend.Collective{Kind: backend.Broadcast}
-	src := append(state.Bytes(), make([]byte, len(memory)-state.Len())...)
-	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(src)); err != nil {
+	if err := group.RunOnHost(e.comm, c, backend.Of(memory), backend.Of(memory)); err != nil {
 		return err
 	}
-	if e.comm.Rank() == 0 {
+	if e.view.At[e.comm.Rank()].Phase != elastic.Empty { // it has the state
 		return nil
 	}
-	tensors, err := decodeTensors(bytes.NewReader(memory), int64(len(memory)))
+	rest := bytes.NewReader(memory)
+	h, err := safetensors.ReadHeader(rest, rest.Size())
 	if err != nil {
 		return fmt.Errorf("autograd: the solver's state of rank 0: %w", err)
 	}
 	vectors := map[string]backend.Buffer{}
-	for name, t := range tensors {
+	for name, t := range h.Tensors(memory[len(memory)-rest.Len():]) {
 		vectors[name] = t.Data
 	}
 	return e.solver.SetState(vectors)
@@ -347,9 +387,9 @@ func (e *Elastic) leave() {
 }
 
 // Close ends the part of this process: it has done its last step, unless a call has returned an
-// error, or has panicked. The others may finish theirs. Later calls do nothing.
+// error, or has panicked. The others may finish theirs. Later calls do nothing, nor those of nil.
 func (e *Elastic) Close() error {
-	if e.closed {
+	if e == nil || e.closed {
 		return nil
 	}
 	e.closed = true

@@ -51,6 +51,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"SaveWeights": {F: SaveWeights, Args: []any{file, gorgonia.Nodes{w}}},
 		"NewElastic": {F: NewElastic, Args: []any{t.Context(), noJob{}, gorgonia.Nodes{w},
 			&SGD{Rate: 1}, 2, WithSum()}},
+		"NewElasticBy": {F: NewElasticBy, Args: []any{t.Context(), noJob{}, &SGD{Rate: 1}, 2,
+			&ownSteps{}}},
 		"New":            {F: New, Args: []any{comm, gorgonia.Nodes{w}, WithSum()}},
 		"NewSampler":     {F: NewSampler, Args: []any{comm, 4, 2, uint64(1)}},
 		"NewTreeSampler": {F: NewTreeSampler, Args: []any{comm, 4, 2, 2, uint64(1)}},

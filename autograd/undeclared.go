@@ -82,19 +82,19 @@ func (x *Buckets) Begin() {
 	if x.nodes == nil {
 		return
 	}
-	if x.runs++; x.runs < 2 {
-		return
-	}
-	var names []string
+	var nodes gorgonia.Nodes // that are what they were, so far
+	var names, sums []string
 	for i, n := range x.nodes {
 		if sumOf(n) == x.sums[i] {
-			names = append(names, stock.Label(n))
+			nodes, sums, names = append(nodes, n), append(sums, x.sums[i]),
+				append(names, stock.Label(n))
 		}
 	}
-	x.nodes, x.sums = nil, nil
-	if len(names) == 0 {
+	x.nodes, x.sums = nodes, sums
+	if x.runs++; x.runs < 2 || names == nil {
 		return
 	}
+	x.nodes = nil
 	x.d.mu.Lock()
 	defer x.d.mu.Unlock()
 	x.d.say(

@@ -134,7 +134,7 @@ func (w *Watch) started() bool {
 func (w *Watch) Start(d backend.Device) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.notes != nil {
+	if w.notes != nil || w.so.State == "ended" {
 		return
 	}
 	w.recorder.Count()
@@ -167,8 +167,8 @@ func (w *Watch) Close() {
 		close(w.over)
 		w.notes.Close()
 		w.gpu.close()
-		w.so.State = "ended"
 	}
+	w.so.State = "ended"
 	w.mu.Unlock()
 	w.ended.Wait()
 }

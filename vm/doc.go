@@ -76,7 +76,7 @@
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
 // backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and
 // [Accumulate] makes one step of several runs. With [WithTree] the bits of a training do not depend
-// on the number of ranks.
+// on the number of ranks, and with [WithElastic] not on how many of them die and are replaced.
 //
 // # Devices
 //

@@ -34,7 +34,8 @@ type Machine struct {
 	frozen    gorgonia.Nodes
 	much      int       // bytes that are compared: see warnOfCompared
 	compared  int       // runs that have compared as many
-	parallel  *parallel // nil without WithDataParallel
+	parallel  *parallel // nil without WithDataParallel and WithElastic
+	elastic   *elastic  // nil without WithElastic
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
@@ -49,6 +50,7 @@ type Machine struct {
 	read     *read.Graph
 	limits   plan.Limits // of planning
 	plan     *plan.Plan
+	plans    map[plan.Accumulation]*plan.Plan // what was planned since
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
 	inputs   []input
@@ -99,19 +101,29 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 			o(m)
 		}
 	}
-	err := m.connect(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync()))
+	train := m.train
+	if m.elastic != nil {
+		train = m.elastic.start
+	}
+	if err := train(errors.Join(m.missing, m.choosePrecision(), m.hold(),
+		m.checkSync())); err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	m.nodes, m.derived = len(m.graph.AllNodes()), m.gradients()
+	m.warn()
+	return m, nil
+}
+
+// train makes the machine ready, to train with the ranks of its communicator if it has one.
+func (m *Machine) train(problem error) error {
+	err := m.connect(problem)
 	if err == nil {
 		err = m.agree(m.prepare())
 	}
 	if err == nil {
 		err = m.parallel.compare(m.read.Inputs)
 	}
-	if err != nil {
-		return nil, errors.Join(err, m.Close())
-	}
-	m.nodes, m.derived = len(m.graph.AllNodes()), m.gradients()
-	m.warn()
-	return m, nil
+	return err
 }
 
 // refuseNil notes that an argument is nil: New says so on all ranks.
@@ -146,19 +158,24 @@ func (m *Machine) gradients() (n int) {
 	return n
 }
 
-// prepare reads the graph and plans it.
+// prepare reads the graph, unless that was done, plans it and makes the plan ready to run.
 func (m *Machine) prepare() error {
-	r, err := read.New(m.graph, m.training, m.normsOver())
-	if err != nil {
+	if err := m.makePlan(); err != nil {
 		return err
 	}
-	if m.synced && len(r.Statistics) == 0 {
-		why := "the graph has no gorgonia.BatchNorm"
-		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
+	if err := m.freeze(); err != nil {
+		return err
 	}
-	m.read, m.shown, m.reads, m.inputs, m.changing = r, nil, nil, nil, nil
-	r.Program.Precision = m.precision.ofProgram()
-	m.placeOps()
+	return errors.Join(m.writePlan(), m.compile())
+}
+
+// makePlan reads the graph, unless that was done, and plans it.
+func (m *Machine) makePlan() error {
+	if m.read == nil {
+		if err := m.readGraph(); err != nil {
+			return err
+		}
+	}
 	updates, err := m.updates()
 	if err != nil {
 		return err
@@ -167,7 +184,32 @@ func (m *Machine) prepare() error {
 	if err != nil {
 		return err
 	}
-	updates = append(updates, carried...)
+	if m.plan = m.plans[m.micro.Accumulation]; m.plan == nil {
+		m.plan, err = m.limits.New(&m.read.Program, append(updates, carried...)...)
+		if err != nil {
+			return fmt.Errorf("vm: %w", err)
+		}
+		m.plans[m.micro.Accumulation] = m.plan
+	}
+	if m.plan.Doubt != nil && testing.Testing() {
+		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
+	}
+	return nil
+}
+
+// readGraph makes a program of the graph.
+func (m *Machine) readGraph() error {
+	r, err := read.New(m.graph, m.training, m.normsOver())
+	if err != nil {
+		return err
+	}
+	if m.synced && len(r.Statistics) == 0 {
+		why := "the graph has no gorgonia.BatchNorm"
+		return fmt.Errorf("vm: SyncBatchNorm: %w: %s", backend.ErrArgument, why)
+	}
+	m.read, m.shown, m.reads, m.plans = r, nil, nil, map[plan.Accumulation]*plan.Plan{}
+	r.Program.Precision = m.precision.ofProgram()
+	m.placeOps()
 	for _, n := range slices.Concat(m.uncarried(m.solver.without(r.Shown)), m.keep) {
 		if err := m.show(n); err != nil {
 			return err
@@ -184,16 +226,7 @@ func (m *Machine) prepare() error {
 	m.hidden = slices.DeleteFunc(slices.Clone(r.Computed), func(n *gorgonia.Node) bool {
 		return slices.ContainsFunc(m.shown, func(s shown) bool { return s.node == n })
 	})
-	if m.plan, err = m.limits.New(&r.Program, updates...); err != nil {
-		return fmt.Errorf("vm: %w", err)
-	}
-	if m.plan.Doubt != nil && testing.Testing() {
-		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
-	}
-	if err := m.freeze(); err != nil {
-		return err
-	}
-	return errors.Join(m.writePlan(), m.compile())
+	return nil
 }
 
 // compile makes the plan ready to run.
@@ -212,6 +245,7 @@ func (m *Machine) compile() (err error) {
 		return err
 	}
 	m.behind = exec.CloseBehind(m, m.exec)
+	m.inputs, m.changing = nil, nil
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
@@ -267,7 +301,7 @@ func (m *Machine) runBy(start func() error) error {
 	if m.closed {
 		return errors.New("vm: RunAll of a machine that is closed")
 	}
-	if err := cmp.Or(m.parallel.err(), m.unread()); err != nil {
+	if err := cmp.Or(m.parallel.err(), m.elastic.outside(), m.unread()); err != nil {
 		return err
 	}
 	if m.read.Changed() {
@@ -275,7 +309,10 @@ func (m *Machine) runBy(start func() error) error {
 			return fmt.Errorf("vm: gorgonia.UnsafeLet has given an operation another slice: %w",
 				err)
 		}
-		if err := errors.Join(m.free(), m.prepare()); err != nil {
+		if err := errors.Join(m.free(), m.readGraph()); err != nil {
+			return err
+		}
+		if err := m.prepare(); err != nil {
 			return err
 		}
 	}
@@ -313,16 +350,24 @@ func (m *Machine) run(start func() error) error {
 		return m.parallel.fail(err)
 	}
 	m.warnOfCompared()
-	if last {
-		if err := m.measure(); err != nil {
+	if last && !m.micro.Apart {
+		if err := m.stepped(); err != nil {
 			return err
 		}
-		m.solver.end()
-		m.steps++
-		m.parallel.applied()
-		m.alone.applied()
 	}
 	return m.publish(last)
+}
+
+// stepped counts a step that was applied.
+func (m *Machine) stepped() error {
+	if err := m.measure(); err != nil {
+		return err
+	}
+	m.solver.end()
+	m.steps++
+	m.parallel.applied()
+	m.alone.applied()
+	return nil
 }
 
 // StepTime is how long a step of the plan took.
@@ -408,7 +453,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 // ErrArgument.
 func (m *Machine) Close() error {
 	m.closed = true
-	err := m.free()
+	err := errors.Join(m.Elastic().Close(), m.free())
 	if m.parallel == nil { // else the buckets know
 		err = errors.Join(m.unfinished(), err)
 	}

@@ -1,6 +1,7 @@
 package vm_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -12,6 +13,11 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/reference"
 	"github.com/euryale-ml/euryale/vm"
 )
+
+// noJob is a Job of which nobody becomes a member.
+type noJob struct{ generations }
+
+type generations = autograd.Job
 
 func TestNilArgumentsAreErrors(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
@@ -45,6 +51,10 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		"WithDataParallel": {F: func(comm backend.Communicator, options ...autograd.Option) error {
 			return with(vm.WithSolver(solver, w), vm.WithDataParallel(comm, options...))
 		}, Args: []any{reference.New("test", 1, time.Minute)[0], autograd.WithSum()}},
+		"WithElastic": {F: func(ctx context.Context, job autograd.Job, n int,
+			options ...autograd.Option) error {
+			return with(vm.WithSolver(solver, w), vm.WithElastic(ctx, job, n, options...))
+		}, Args: []any{t.Context(), noJob{}, 0, autograd.WithSum()}},
 	}, map[string]string{
 		"New.device":    "nil is the host",
 		"WithPrecision": "a number",

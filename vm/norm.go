@@ -43,8 +43,9 @@ func (m *Machine) findNorms() error {
 }
 
 // average notes what the batch norms have found in a run, and updates the averages in the last run
-// of a step, so that those of all ranks are the same between steps. With WithTree the ranks have
-// found different things, and each takes those of all ranks, one after the other.
+// of a step, so that those of all ranks are the same between steps, unless that is left to Apply.
+// With WithTree the ranks have found different things, and each takes those of all ranks, one after
+// the other.
 func (m *Machine) average(last bool) error {
 	for _, n := range m.norms {
 		for i, batch := range n.batch {
@@ -57,25 +58,30 @@ func (m *Machine) average(last bool) error {
 	if !last || len(m.found) == 0 {
 		return nil
 	}
-	all := [][]byte{m.found}
 	if m.micro.Tree && m.parallel != nil {
-		var err error
-		if all, err = m.parallel.exchange.Gather(m.found); err != nil {
+		all, err := m.parallel.exchange.Gather(m.found)
+		if err != nil {
 			return m.parallel.fail(fmt.Errorf("vm: the statistics of batch norms: %w", err))
 		}
+		m.found = slices.Concat(all...)
 	}
-	for _, found := range all {
-		for len(found) > 0 {
-			for _, n := range m.norms {
-				for _, batch := range n.batch {
-					found = found[copy(batch.Bytes(), found):]
-				}
-				n.update()
+	if !m.micro.Apart {
+		m.moveAverages()
+	}
+	return nil
+}
+
+// moveAverages updates the averages with all that was found.
+func (m *Machine) moveAverages() {
+	for found := m.found; len(found) > 0; {
+		for _, n := range m.norms {
+			for _, batch := range n.batch {
+				found = found[copy(batch.Bytes(), found):]
 			}
+			n.update()
 		}
 	}
 	m.found = m.found[:0]
-	return nil
 }
 
 // update is average = momentum * batch + (1 - momentum) * average, with the variance as that of a

@@ -180,6 +180,9 @@ func (m *Machine) agree(problem error) error {
 		for _, g := range m.solver.groups {
 			// those that JSON has no number for, the solver refuses
 			settings, _ := json.Marshal(g.Solver)
+			if m.elastic != nil { // a newcomer's rate is set before its first step
+				settings = nil
+			}
 			fmt.Fprintf(&common, "the solver is a %T\nthe solver's settings are %s\n", g.Solver,
 				settings)
 			if len(m.solver.groups) > 1 {

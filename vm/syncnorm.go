@@ -34,7 +34,7 @@ func (m *Machine) checkSync() error {
 		return nil
 	case !m.training:
 		why = "in evaluation batch norms take no batches, but the moving averages: leave it out"
-	case m.parallel == nil:
+	case m.parallel == nil && m.elastic == nil:
 		why = "no ranks train together: use WithDataParallel, too"
 	case m.micro.Tree:
 		why = "with WithTree bits do not depend on the number of ranks, and here on the " +

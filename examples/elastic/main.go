@@ -4,8 +4,7 @@
 //
 // Kill one of its processes while it runs: the others train on, a spare takes the place of the dead
 // one, and params= at the end is what a training prints in which nobody died, on any number of
-// ranks.
-// What makes the training elastic is marked with (*).
+// ranks. What makes the training elastic is marked with (*).
 package main
 
 import (
@@ -36,30 +35,45 @@ const (
 
 func main() {
 	steps := flag.Int("steps", 300, "how many steps to train")
-	rate := flag.Float64("rate", 0.003, "learning rate of AdamW")
 	every := flag.Int("every", 50, "print the loss after so many steps")
 	pause := flag.Duration("pause", 0, "how long to wait in each step, to have time for kill")
+	after := flag.Bool("after", false, "exchange gradients after the runs of a step, by "+
+		"autograd.NewElastic, as for machines of Gorgonia: with the same bits")
 	flag.Parse()
 	ctx := context.Background()
 	job := must(euryale.JoinElastic(ctx)) // (*)
 	images, heldOut, err := handwritten.Load(1, []int{handwritten.Pixels})
 	check(err)
 	m := newModel(size) // for a micro-batch
-	machine := must(vm.New(m.x.Graph(), nil))
-	defer machine.Close()
-	e, err := autograd.NewElastic(ctx, job, m.weights, &autograd.AdamW{Rate: *rate}, micros) // (*)
+	solver := &autograd.AdamW{Rate: 0.003}
+	options := []vm.Option{vm.WithSolver(solver, m.weights...),
+		vm.WithElastic(ctx, job, micros)} // (*)
+	if *after {
+		options = nil
+	}
+	machine, err := vm.New(m.x.Graph(), nil, options...)
+	var e *autograd.Elastic
+	if err == nil {
+		e = machine.Elastic() // (*)
+	}
+	if err == nil && *after {
+		e, err = autograd.NewElastic(ctx, job, m.weights, solver, micros)
+	}
 	if errors.Is(err, autograd.ErrFinished) {
 		return // a spare that nobody has needed
 	}
 	check(err)
+	defer machine.Close()
 	order := must(autograd.NewSampler(autograd.Solo(), images.Count(), micros*size, 1))
 	for e.Next() < *steps {
 		batch := batchOf(order, e.Next())
 		time.Sleep(*pause)
 		loss := must(e.Step(func(micro int) (float64, error) { // (*)
 			check(m.feed(images, batch[micro*size:(micro+1)*size]))
-			err := machine.RunAll()
-			return float64(m.loss.Value().Data().(float32)), err
+			if err := machine.RunAll(); err != nil {
+				return 0, err // if a rank was lost, the step is repeated
+			}
+			return float64(m.loss.Value().Data().(float32)), nil
 		}))
 		if e.Next()%*every == 0 && e.Rank() == 0 {
 			fmt.Printf("step %d: loss %.4f on %d ranks\n", e.Next(), loss, e.Size())

@@ -77,13 +77,10 @@ type (
 	// Propose puts a view into the register. Decided follows, with the first view of its generation
 	// that was put there.
 	Propose struct{ View View }
-	// Connect connects this process to the members of a generation.
+	// Connect connects this process to the members of a generation. Between Connected and CaughtUp
+	// it applies the step before View.Next, if it has reduced and not applied that, and rank 0
+	// hands its state over to View.Fresh. Then it goes on with step View.Next.
 	Connect struct{ View View }
-	// CatchUp applies the step before View.Next if this process has reduced and not applied it,
-	// and then hands the state over from rank 0 to View.Fresh, if there are any.
-	CatchUp struct{ View View }
-	// Train goes on with the step.
-	Train struct{ Generation, Step int }
 	// Stop ends the process's part in the job.
 	Stop struct{ Why Reason }
 )
@@ -93,8 +90,6 @@ func (Interrupt) action() {}
 func (Post) action()      {}
 func (Propose) action()   {}
 func (Connect) action()   {}
-func (CatchUp) action()   {}
-func (Train) action()     {}
 func (Stop) action()      {}
 
 // Reason says why a process stops.
@@ -283,7 +278,7 @@ func (e Connected) apply(p *Process) []Action {
 		return nil
 	}
 	p.state = CatchingUp
-	return []Action{CatchUp{p.view}}
+	return nil
 }
 
 func (e CaughtUp) apply(p *Process) []Action {
@@ -291,7 +286,7 @@ func (e CaughtUp) apply(p *Process) []Action {
 		return nil
 	}
 	p.state, p.at = Training, Position{Step: p.view.Next(), Phase: Computing}
-	return []Action{Train{e.Generation, p.at.Step}}
+	return nil
 }
 
 func (e Broken) apply(p *Process) []Action {

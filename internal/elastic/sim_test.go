@@ -151,11 +151,6 @@ func (s *simulation) act(c *simulated, actions []Action) {
 			s.propose(a.View)
 		case Connect:
 			s.connect(c, a.View)
-		case CatchUp, Train:
-			c.todo, c.training = 0, -1
-			if t, ok := a.(Train); ok {
-				c.training = t.Step
-			}
 		case Stop:
 			if c.stopped = &a.Why; a.Why == Finished { // its program ends
 				s.tell(Dead{c.id})
@@ -259,6 +254,7 @@ func (s *simulation) catchUp(c *simulated, g *meeting) func() error {
 			g.handed, g.handover = true, [2]uint64{c.state, uint64(c.step)}
 		}
 		s.step(c, CaughtUp{c.gen})
+		c.training = next
 		return nil
 	}
 }

@@ -15,18 +15,39 @@ import (
 // collector finds out what there is to say when it is asked.
 type collector struct {
 	watch    *observe.Watch
+	comm     backend.Communicator
 	options  options
-	info     []string // values of infoLabels
 	restarts float64
 }
 
 var infoLabels = []string{"machine", "backend", "device", "size", "pid"}
 
 func newCollector(w *observe.Watch, comm backend.Communicator, o options) *collector {
-	machine, _ := os.Hostname() // empty if the system does not know
 	restarts, _ := strconv.ParseFloat(env.Restarts.Read(os.Getenv), 64)
-	return &collector{w, o, []string{machine, comm.Capabilities().Backend, comm.Device().Name(),
-		strconv.Itoa(comm.Size()), strconv.Itoa(os.Getpid())}, restarts}
+	return &collector{w, comm, o, restarts}
+}
+
+// info returns the values of infoLabels.
+func (c *collector) info() []string {
+	machine, _ := os.Hostname() // empty if the system does not know
+	return []string{machine, c.comm.Capabilities().Backend, c.comm.Device().Name(),
+		strconv.Itoa(c.comm.Size()), strconv.Itoa(os.Getpid())}
+}
+
+// present returns the collector of the present ranks of an elastic training.
+func (c *collector) present() *collector {
+	if c.options.elastic == nil {
+		return c
+	}
+	now := *c
+	now.comm = c.options.elastic.Comm()
+	w, err := observe.Start(now.comm)
+	if err != nil {
+		return c
+	}
+	w.Serve()
+	now.watch = w
+	return &now
 }
 
 // Describe implements [prometheus.Collector]. What a rank has to say depends on its training.
@@ -65,10 +86,17 @@ func (r report) oneOf(name, help, label, which string, values ...string) {
 
 // Collect implements [prometheus.Collector].
 func (c *collector) Collect(to chan<- prometheus.Metric) {
+	c = c.present()
 	r, p := report{to: to}, c.watch.Progress()
-	r.with(infoLabels...).gauge("rank_info", "The rank and its job.", 1, c.info...)
+	r.with(infoLabels...).gauge("rank_info", "The rank and its job.", 1, c.info()...)
 	r.oneOf("rank_state", "What the rank does.", "state", p.State, observe.States[:]...)
 	r.gauge("restarts", "How often the job was restarted.", c.restarts)
+	if e := c.options.elastic; e != nil {
+		n, took := e.Recoveries()
+		r.counter("recoveries_total", "Steps in which a rank was lost.", float64(n))
+		r.counter("recovery_seconds_total", "Time from the loss of ranks to the ends of these "+
+			"steps.", took.Seconds())
+	}
 	c.steps(r, &p)
 	c.lateness(r, &p)
 	c.calls(r)

@@ -159,7 +159,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			emitted[f.GetName()] = true
 		}
 		return err
-	}, Tokens(5), Peak(1e12))
+	}, Tokens(5), Peak(1e12), Elastic(&generations{}))
 	names := regexp.MustCompile("euryale_[a-z_]+[a-z]")
 	documented := map[string]bool{}
 	for _, file := range []string{"observing.md", "grafana.json"} {
@@ -181,6 +181,61 @@ func TestMetricsAreDocumented(t *testing.T) {
 		if strings.HasPrefix(name, "euryale_") && !documented[name] {
 			t.Errorf("%s is not documented", name)
 		}
+	}
+}
+
+// generations is an elastic training, whose ranks a test changes.
+type generations struct{ comm backend.Communicator }
+
+func (g *generations) Comm() backend.Communicator { return g.comm }
+
+func (g *generations) Recoveries() (int, time.Duration) { return 2, 1500 * time.Millisecond }
+
+func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
+	taken, err := net.Listen("tcp", loopback)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	var s *Server
+	var training generations
+	for generation := range 3 {
+		if err := euryale.Run(t.Context(), 1, func(comm backend.Communicator,
+			_ sync.Locker) (err error) {
+			if training.comm = comm; s == nil {
+				if s, err = Serve(comm, Address(taken.Addr().String()),
+					Elastic(&training)); err != nil {
+					return err
+				}
+			}
+			w, err := observe.Start(comm)
+			if err != nil {
+				return err
+			}
+			told, err := autograd.Gather(comm, w.Sample()...)
+			if err != nil {
+				return err
+			}
+			w.Step(observe.StepInfo{Number: 5 + generation}, told)
+			_, body, err := get(s, "")
+			for _, line := range []string{fmt.Sprintf("euryale_step{R} %d", 5+generation),
+				"euryale_recoveries_total{R} 2", "euryale_recovery_seconds_total{R} 1.5",
+				`euryale_rank_state{R,state="ended"} 0`} {
+				line = strings.ReplaceAll(line, "R", `rank="0"`)
+				if !strings.Contains(body, line) {
+					t.Errorf("in generation %d there is no %s in\n%s", generation, line, body)
+				}
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if _, body, err := get(s, ""); err != nil || !strings.Contains(body, "recoveries_total") {
+			t.Errorf("after generation %d: %v\n%s", generation, err, body)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -350,7 +405,7 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	comm := reference.New("test", 1, time.Minute)[0]
 	nilargs.Check(t, map[string]nilargs.Use{
 		"Serve": {F: Serve, Args: []any{comm, Tokens(1)}},
-	}, nil)
+	}, map[string]string{"Elastic": "nil is no elastic training"})
 	if _, err := Serve(comm, Address(loopback)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("a communicator without a watch: %v", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +43,7 @@ type options struct {
 	address string
 	tokens  int
 	peak    float64
+	elastic Training // nil without
 }
 
 // Address takes the place of EURYALE_METRICS: ":9090". It is given on all ranks or on none.
@@ -53,6 +55,23 @@ func Tokens(perSample int) Option { return func(o *options) { o.tokens = perSamp
 // Peak says how many floating-point operations a second the device of a rank can do at most, for
 // euryale_mfu_ratio: 989e12 for the products in BF16 of an H100.
 func Peak(flops float64) Option { return func(o *options) { o.peak = flops } }
+
+// Training is an elastic training, such as an autograd.Elastic.
+type Training interface {
+	// Comm returns the communicator of the present ranks, and Recoveries in how many steps a rank
+	// was lost, and the time from there to their ends. Any goroutine may call them.
+	Comm() backend.Communicator
+	Recoveries() (n int, took time.Duration)
+}
+
+// Elastic has the server go on with the ranks of an elastic training when they change, and count
+// its recoveries:
+//
+//	server, err := metrics.Serve(e.Comm(), metrics.Elastic(e))
+//
+// Its label rank stays. If the port of the rank is taken, by a process that had the rank before, it
+// has the next one that is free.
+func Elastic(e Training) Option { return func(o *options) { o.elastic = e } }
 
 // Serve serves the metrics of a rank until the Server is closed. It returns nil where neither
 // EURYALE_METRICS nor Address says where. Call it before the training.
@@ -75,7 +94,11 @@ func Serve(comm backend.Communicator, opts ...Option) (*Server, error) {
 		return nil, err
 	}
 	w := watch.World()
-	s, err := listen(o.address, w.LocalRank)
+	at := w.LocalRank
+	s, err := listen(o.address, at)
+	for ; o.elastic != nil && errors.Is(err, syscall.EADDRINUSE) && at < mostPorts; at++ {
+		s, err = listen(o.address, at+1)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("metrics: rank %d: %w", w.Rank, env.Metrics.Wrong(o.address, err))
 	}
@@ -121,6 +144,7 @@ func credential(at net.Addr) string {
 
 // What bounds the cost of clients.
 const (
+	mostPorts       = 1024 // that processes of an elastic training try
 	mostConnections = 16
 	mostHeaders     = 8 << 10
 	headerTime      = 2 * time.Second

@@ -8,8 +8,8 @@
 //
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped in steps and in
-// recoveries alike. One that is older than settled is left beside the victim: with less the job
-// would have nobody left who has its parameters.
+// recoveries alike. A rank of the last step of as many ranks as the job can have is left beside the
+// victim: otherwise the job would have nobody left who has its parameters.
 package main
 
 import (
@@ -33,8 +33,8 @@ import (
 	"time"
 )
 
-// settled is the age at which a process is a member of the job, or a spare.
-const settled = 2 * time.Second
+// lag is how long after a step its line is heard at most.
+const lag = 200 * time.Millisecond
 
 // config is the command line.
 type config struct {
@@ -43,6 +43,7 @@ type config struct {
 	ranks, spares, stops int
 	least                int
 	command, program     string
+	args                 string // of the program
 }
 
 func main() {
@@ -53,6 +54,8 @@ func main() {
 	flag.IntVar(&c.spares, "spares", 1, "spares of the job")
 	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which the job goes on")
 	flag.IntVar(&c.stops, "stops", 5, "one of so many victims is stopped, 0 for none")
+	flag.StringVar(&c.args, "args", "", "more flags of the program, which the job without kills "+
+		"does not get")
 	flag.Parse()
 	verdict, err := immortal(context.Background(), c)
 	fmt.Println(verdict)
@@ -128,8 +131,11 @@ type job struct {
 
 	mu     sync.Mutex
 	killed time.Time // the last kill that no step has followed yet
-	ends   map[string]bool
-	last   []string // lines of its output
+	// The last line of a step of all ranks, and the last one before it that another such line has
+	// followed: who was there has the parameters, or is a spare.
+	full, whole time.Time
+	ends        map[string]bool
+	last        []string // lines of its output
 	verdict
 }
 
@@ -139,6 +145,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 	j.cmd = exec.CommandContext(ctx, j.command, "run", "--elastic", "-n", strconv.Itoa(j.ranks),
 		"--spares", strconv.Itoa(j.spares), "--min-ranks", strconv.Itoa(j.least), j.program,
 		"-steps", steps, "-pause", stepPause, "-every", "1")
+	j.cmd.Args = append(j.cmd.Args, strings.Fields(j.args)...)
 	reader, writer := io.Pipe()
 	j.cmd.Stdout, j.cmd.Stderr = writer, writer
 	if err := j.cmd.Start(); err != nil {
@@ -174,7 +181,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 
 // What the program prints of a step, and at its end.
 var (
-	stepText = regexp.MustCompile(`step \d+: loss`)
+	stepText = regexp.MustCompile(`step \d+: loss.* on (\d+) ranks`)
 	endText  = regexp.MustCompile(`params=[0-9a-f]+`)
 )
 
@@ -182,12 +189,23 @@ var (
 func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if stepText.MatchString(line) {
+	if step := stepText.FindStringSubmatch(line); step != nil {
+		if step[1] != strconv.Itoa(j.ranks) {
+			j.full = time.Time{}
+		} else {
+			if !j.full.IsZero() {
+				j.whole = j.full
+			}
+			j.full = time.Now().Add(-lag)
+		}
 		if !j.killed.IsZero() {
 			j.times = append(j.times, time.Since(j.killed))
 			j.killed = time.Time{}
 		}
 		return
+	}
+	if strings.Contains(line, "was repeated") {
+		j.full = time.Time{} // newcomers may have been let in, and not have the parameters yet
 	}
 	for _, end := range endText.FindAllString(line, -1) {
 		j.ends[end] = true
@@ -205,17 +223,17 @@ func (j *job) strike() {
 		return
 	}
 	victim := processes[j.random.IntN(len(processes))]
+	j.mu.Lock()
+	defer j.mu.Unlock()
 	remain := 0
 	for _, p := range processes {
-		if p.pid != victim.pid && p.age > settled && !p.stopped {
+		if p.pid != victim.pid && p.age > time.Since(j.whole) && !p.stopped {
 			remain++
 		}
 	}
 	if remain <= j.spares { // they may all be spares
 		return
 	}
-	j.mu.Lock()
-	defer j.mu.Unlock()
 	if j.stops > 0 && j.random.IntN(j.stops) == 0 {
 		if syscall.Kill(victim.pid, syscall.SIGSTOP) == nil {
 			j.stopped++

@@ -15,14 +15,18 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 	}
 	t.Chdir(root)
 	c := config{minutes: 0.1, seed: 1, ranks: 2, spares: 1, least: 1}
+	ways := []string{""}
 	if os.Getenv("EURYALE_FULL") != "" {
 		c.minutes, c.stops = 2, 5
+		ways = append(ways, "-after")
 	}
-	v, err := immortal(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if t.Log(v); v.kills == 0 {
-		t.Error("nobody was killed")
+	for _, c.args = range ways {
+		v, err := immortal(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if t.Log(v); v.kills == 0 {
+			t.Error("nobody was killed")
+		}
 	}
 }

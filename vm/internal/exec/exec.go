@@ -127,12 +127,13 @@ func (e *Executor) prepare() error {
 	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
 	}
-	for kind := range e.plan.Accumulation.Kinds() {
-		steps := slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
+	e.runs = make([][]*segment, plan.Apply+1)
+	_ = e.plan.Accumulation.Every(func(kind int) error {
+		e.runs[kind] = segmented(slices.DeleteFunc(slices.Clone(e.steps), func(s *step) bool {
 			return !s.Runs.Has(kind)
-		})
-		e.runs = append(e.runs, segmented(steps, false))
-	}
+		}), false)
+		return nil
+	})
 	return e.prepareResults(arena)
 }
 

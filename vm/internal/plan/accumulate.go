@@ -19,10 +19,16 @@ type Accumulation struct {
 	Tree bool // in the association backend.Tree, otherwise in the order of the runs
 	// The runs are those from number First on, of All on all ranks: 0 stands for Runs.
 	First, All int
+	// Apart makes the updates a run of their own, of kind [Apply], which follows the last one. In
+	// between the gradients that it applies stay where they are added up.
+	Apart bool
 }
 
 // Several reports whether there is anything to add.
 func (a Accumulation) Several() bool { return a.Runs > 1 }
+
+// keeps reports whether gradients are kept from run to run.
+func (a Accumulation) keeps() bool { return a.Several() || a.Apart }
 
 // branches returns how many runs each sum has that is exchanged.
 func (a Accumulation) branches() []int {
@@ -68,14 +74,27 @@ func (a Accumulation) sum(run int) (s sum) {
 }
 
 // Of returns the kind of each run of a step: runs of one kind have the same steps. The last kind is
-// the kind of the last run, which has updates and exchanges, too.
+// the kind of the last run, which has exchanges, too, and updates unless they are Apart.
 func (a Accumulation) Of() []int {
 	_, of := a.kinds()
 	return of
 }
 
-// Kinds returns how many kinds of runs there are.
+// Kinds returns how many kinds of runs there are, beside Apply.
 func (a Accumulation) Kinds() int { return a.Of()[max(1, a.Runs)-1] + 1 }
+
+// Every calls f for each kind of run, until it returns an error.
+func (a Accumulation) Every(f func(kind int) error) error {
+	for kind := range a.Kinds() {
+		if err := f(kind); err != nil {
+			return err
+		}
+	}
+	if a.Apart {
+		return f(Apply)
+	}
+	return nil
+}
 
 // kinds returns what runs of each kind add up, and the kind of each run.
 func (a Accumulation) kinds() (kinds []sum, of []int) {
@@ -98,14 +117,26 @@ func (a Accumulation) lastRun() Runs {
 	return 1 << (a.Kinds() - 1)
 }
 
-// MaxKinds is how many kinds a plan can have.
-const MaxKinds = 63
+// updateRun is the kind of the run with the updates.
+func (a Accumulation) updateRun() Runs {
+	if a.Apart {
+		return 1 << Apply
+	}
+	return a.lastRun()
+}
 
-// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all.
+const (
+	// MaxKinds is how many kinds a plan can have beside Apply.
+	MaxKinds = 63
+	// Apply is the kind of the run with the updates, where they are Apart.
+	Apply = MaxKinds
+)
+
+// Runs is a set of kinds of runs: bit k is for kind k. The zero value is the set of all but Apply.
 type Runs uint64
 
 // Has reports whether a kind is in the set.
-func (r Runs) Has(kind int) bool { return r == 0 || r>>kind&1 == 1 }
+func (r Runs) Has(kind int) bool { return r == 0 && kind != Apply || r>>kind&1 == 1 }
 
 // partialSums returns the sums of runs of a gradient that are kept.
 func (l *layouter) partialSums(update int, dw Ref, name string) []Ref {

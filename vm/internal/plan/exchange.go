@@ -49,7 +49,7 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
 	for i, u := range updates {
-		if u.Bucket == 0 && !x.accumulation.Several() {
+		if u.Bucket == 0 && !x.accumulation.keeps() {
 			continue
 		}
 		for len(x.buckets) < u.Bucket {

@@ -264,3 +264,44 @@ func TestTreeOfRuns(t *testing.T) {
 		}
 	}
 }
+
+// TestUpdatesApart: the last run ends with the exchange, whatever it exchanges, and another one has
+// the rest. A plan that applies anything before is not proven.
+func TestUpdatesApart(t *testing.T) {
+	for _, buckets := range []int{0, 1} {
+		for _, runs := range []int{1, 3} {
+			p, dv, dw := backward()
+			var updates []Update
+			for i, gradient := range []ir.ID{dv, dw} {
+				updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+					Bucket: buckets * (2 - i), Limit: 1, Rule: descent,
+					Accumulation: Accumulation{Runs: runs, Tree: true, Apart: true}})
+			}
+			planned, err := New(&p.Program, updates...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var steps []string
+			for i, s := range planned.Steps {
+				if !s.Runs.Has(Apply) {
+					continue
+				}
+				if steps = append(steps, s.Op.String()); i < len(planned.Steps)-3 {
+					t.Errorf("step %d is %v", i, s.Op)
+				}
+			}
+			want := []string{"squares of 2", "loop norm", "update of 2"}
+			if !slices.Equal(steps, want) {
+				t.Errorf("the updates are the steps %q, want %q", steps, want)
+			}
+			for _, kinds := range []Runs{1 << (planned.Accumulation.Kinds() - 1), 1 << 0} {
+				broken := *planned
+				broken.Steps = slices.Clone(planned.Steps)
+				broken.Steps[len(broken.Steps)-1].Runs = kinds
+				if Verify(&broken) == nil {
+					t.Errorf("a step of the solver in runs %b: not noticed", kinds)
+				}
+			}
+		}
+	}
+}

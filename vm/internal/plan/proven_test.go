@@ -131,6 +131,7 @@ func TestPlansOfRandomProgramsAreProven(t *testing.T) {
 		a := []Accumulation{{}, {Runs: 1 + r.IntN(5)}, {Runs: 1 + r.IntN(5), Tree: true},
 			{Runs: 1 + r.IntN(5), Tree: true, First: r.IntN(4), All: 9}}[r.IntN(4)]
 		limit, buckets := float64(r.IntN(2)), r.IntN(2)
+		a.Apart = r.IntN(2) == 0
 		if a.All > 0 { // among ranks
 			buckets = 1
 		}

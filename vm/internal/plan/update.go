@@ -112,7 +112,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 	for i, u := range updates { // copies come before the first update
 		switch {
 		case u.Bucket > 0:
-		case u.Accumulation.Several():
+		case u.Accumulation.keeps():
 			refs[i] = l.slots(i)[0]
 		case u.Rule == nil && l.stands(u.Input, gradients[i]):
 			refs[i] = l.ref(gradients[i])
@@ -120,18 +120,25 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			refs[i] = l.before(updates, gradients[i])
 		}
 	}
-	first := len(l.plan.Steps)
-	defer func() {
-		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
-		}
-	}()
 	var factor *Ref
-	received := 0
-	if len(updates) > 0 && updates[0].Limit > 0 {
+	received, a, clips := 0, l.bucketing.accumulation, len(updates) > 0 && updates[0].Limit > 0
+	if clips || a.Apart {
 		for ; received < len(l.bucketing.buckets); received++ {
 			l.receive(received+1, refs)
 		}
+	}
+	first := len(l.plan.Steps)
+	defer func() {
+		for i := range l.plan.Steps[first:] {
+			l.plan.Steps[first+i].Runs = a.updateRun()
+		}
+	}()
+	for i := range refs {
+		if a.Apart { // of a run before
+			refs[i].Step = -1
+		}
+	}
+	if clips {
 		r := l.clip(updates, refs)
 		factor = &r
 	}

@@ -26,10 +26,8 @@ func Verify(p *Plan) error {
 		args: make([]operand, 0, 16)}
 	r.wanted, r.due = m.program(p.of)
 	r.know()
-	for kind := range p.Accumulation.Kinds() {
-		if err := r.run(kind); err != nil {
-			return fmt.Errorf("plan: %w", err)
-		}
+	if err := p.Accumulation.Every(r.run); err != nil {
+		return fmt.Errorf("plan: %w", err)
 	}
 	return nil
 }
@@ -107,8 +105,13 @@ func (r *proof) run(kind int) error {
 			return fmt.Errorf("step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 	}
-	err := errors.Join(r.results(kind), r.ended(kind))
-	if !slices.Equal(r.done, r.due) {
+	var err error
+	var due effects // of updates alone: none
+	if kind != Apply {
+		err, due = r.results(kind), r.due
+	}
+	err = errors.Join(err, r.ended(kind))
+	if !slices.Equal(r.done, due) {
 		err = errors.Join(err, fmt.Errorf("in a run of kind %d the operations with an effect are "+
 			"not those of the program, in its order", kind))
 	}
@@ -135,7 +138,7 @@ func (r *proof) begin() {
 		case Arena:
 			c.step, c.gone = -2, -2
 		case Slot:
-			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.Several() {
+			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.keeps() {
 				c.step, c.gone = -2, -2 // nothing yet
 			}
 		default:

@@ -106,18 +106,19 @@ func (r *proof) sums(update int, x tensor) []tensor {
 // ended compares what a run leaves for the next ones: the sums of gradients, or what updates make
 // of them.
 func (r *proof) ended(kind int) error {
-	last := kind == r.plan.Accumulation.Kinds()-1
+	last := kind >= r.plan.Accumulation.Kinds()-1
+	applies := last && (kind == Apply || !r.plan.Accumulation.Apart)
 	gradients := make([]tensor, len(r.plan.updates))
 	for i := range gradients {
-		sum, to := r.sum(kind, i)
-		if gradients[i] = sum; last {
+		sum, to := r.reduced(kind, i)
+		if gradients[i] = sum; applies {
 			continue
 		}
 		if err := r.left(to, r.dtype(i), sum, kind); err != nil {
 			return err
 		}
 	}
-	if last {
+	if applies {
 		if err := r.updated(gradients, kind); err != nil {
 			return err
 		}
@@ -150,6 +151,21 @@ func (r *proof) left(of memory, d backend.DType, x tensor, kind int) error {
 	return nil
 }
 
+// reduced returns the gradient of an update after a run: of all runs and ranks after the last one,
+// which has exchanged it, and else of some. It returns where it is kept, too.
+func (r *proof) reduced(kind, update int) (tensor, memory) {
+	whole := memory{Slot, update, 0}
+	if kind == Apply {
+		n := r.plan.of.Values[r.gradient(update)].Shape.Size()
+		return r.outside(whole, r.dtype(update), n), whole
+	}
+	sum, to := r.sum(kind, update)
+	if b := r.plan.updates[update].Bucket; b > 0 && kind == r.plan.Accumulation.Kinds()-1 {
+		return r.exchanged(b, r.sums(update, sum)...), whole
+	}
+	return sum, to
+}
+
 // sum returns the gradient of an update after a run, with those of runs before, and where it is
 // kept.
 func (r *proof) sum(kind, update int) (tensor, memory) {
@@ -175,9 +191,6 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
-		if u.Bucket > 0 {
-			gradients[i] = r.exchanged(u.Bucket, r.sums(i, gradients[i])...)
-		}
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
 		}

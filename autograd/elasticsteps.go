@@ -1,0 +1,63 @@
+package autograd
+
+import (
+	"fmt"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+)
+
+// Steps is what an [Elastic] does its steps by. Reduce and Apply make a step, in two parts: between
+// them the model is what it was before.
+type Steps interface {
+	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
+	// 0, without what the solver keeps. What Reduce has left is lost. It is collective.
+	Enter(comm backend.Communicator) (*DataParallel, error)
+	// Reduce runs the n micro-batches of this rank, and combines the gradients of all.
+	Reduce(n int, run func(i int) error) error
+	// Apply gives the solver the gradients, with a norm of at most clip unless that is 0. It
+	// exchanges nothing.
+	Apply(clip float64) error
+}
+
+// ownSteps are Steps for NewElastic: by a DataParallel and a solver's Step.
+type ownSteps struct {
+	params gorgonia.Nodes
+	solver Solver
+	opts   []Option
+	dp     *DataParallel
+	grads  []gorgonia.ValueGrad
+}
+
+// Enter implements [Steps].
+func (s *ownSteps) Enter(comm backend.Communicator) (d *DataParallel, err error) {
+	if d, err = New(comm, s.params, s.opts...); err != nil {
+		return nil, err
+	}
+	s.dp = d
+	if len(d.model.averages) > 0 {
+		return d, fmt.Errorf("autograd: NewElastic: %w: the graph has batch norms, whose moving "+
+			"averages a run changes before the step is applied: use vm.WithElastic",
+			backend.ErrUnsupported)
+	}
+	return d, nil
+}
+
+// Reduce implements [Steps].
+func (s *ownSteps) Reduce(n int, run func(i int) error) (err error) {
+	if err = s.dp.Accumulate(n, run); err == nil {
+		s.grads, err = s.dp.Sync()
+	}
+	return err
+}
+
+// Apply implements [Steps].
+func (s *ownSteps) Apply(clip float64) error {
+	if clip > 0 {
+		if _, err := ClipNorm(s.grads, clip); err != nil {
+			return err
+		}
+	}
+	return s.solver.Step(s.grads)
+}

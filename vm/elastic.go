@@ -1,0 +1,150 @@
+package vm
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// WithElastic makes the machine train on ranks that may be lost and replaced (autograd.Elastic),
+// with the bits of a training that loses none. It takes the place of [WithDataParallel] and
+// [WithTree]: a step is n micro-batches, and their gradients are exchanged during the backward
+// pass. It takes the options of WithDataParallel. New waits until the job has taken this process
+// in.
+//
+//	job, err := euryale.JoinElastic(ctx)
+//	...                                       // the graph, for one micro-batch
+//	m, err := vm.New(g, nil, vm.WithSolver(solver, learnables...), vm.WithElastic(ctx, job, 8))
+//	for e := m.Elastic(); e.Next() < steps; {
+//		loss, err := e.Step(func(micro int) (float64, error) {
+//			feed(e.Next(), micro)             // micro-batch of the step
+//			if err := m.RunAll(); err != nil {
+//				return 0, err
+//			}
+//			return loss(), nil
+//		})
+//	}
+//	err = m.Close()
+//
+// The machine runs in the function that Step is given, once for each micro-batch. Step itself
+// applies the gradients, once all ranks have them, and moves the averages of batch norms. Close of
+// the machine, or of its Elastic, ends the part of this process in the job.
+//
+// Cost: a plan for each share of the micro-batches that this rank has had.
+//
+// New returns the errors of autograd.NewElastic, and ErrUnsupported for a machine on a device.
+func WithElastic(ctx context.Context, job autograd.Job, n int, options ...autograd.Option) Option {
+	return func(m *Machine) {
+		m.refuseNil("WithElastic", "ctx", ctx)
+		m.refuseNil("WithElastic", "job", job)
+		m.refuseNil("WithElastic", "options", options)
+		m.elastic = &elastic{machine: m, ctx: ctx, job: job, options: options, n: n}
+		m.micro.Tree, m.micro.All, m.micro.Apart = true, n, true
+	}
+}
+
+// Elastic returns what a machine with [WithElastic] trains by, nil without. Close closes it.
+func (m *Machine) Elastic() *autograd.Elastic {
+	if m.elastic == nil {
+		return nil
+	}
+	return m.elastic.training
+}
+
+// elastic is what a machine of WithElastic has besides. It is the autograd.Steps of its training.
+type elastic struct {
+	machine  *Machine
+	ctx      context.Context
+	job      autograd.Job
+	options  []autograd.Option
+	n        int
+	training *autograd.Elastic // nil until New has connected
+	stepping bool              // in Reduce
+}
+
+// start connects the machine, unless it has a problem.
+func (e *elastic) start(problem error) (err error) {
+	m := e.machine
+	switch {
+	case problem != nil:
+		return problem
+	case m.parallel != nil || m.micro.All != e.n:
+		return fmt.Errorf("vm: WithElastic: %w: with WithDataParallel or WithTree, too: leave "+
+			"them out", backend.ErrArgument)
+	case m.device != nil:
+		return fmt.Errorf("vm: WithElastic: %w: the machine is on %s: each generation of ranks "+
+			"has devices of its own: run it on the host (a nil device)", backend.ErrUnsupported,
+			m.device.Name())
+	}
+	e.training, err = autograd.NewElasticBy(e.ctx, e.job, m.Solver(), e.n, e)
+	return err
+}
+
+// Enter implements [autograd.Steps]. Plans are kept for the next time that this rank has as many
+// micro-batches.
+func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
+	m := e.machine
+	m.found, m.micro.done = m.found[:0], 0
+	if err := m.free(); err != nil {
+		return nil, err
+	}
+	m.parallel = &parallel{comm: comm, options: e.options}
+	if err := m.train(m.share()); err != nil {
+		return nil, errors.Join(err, m.parallel.close())
+	}
+	return m.parallel.data, nil
+}
+
+// Reduce implements [autograd.Steps].
+func (e *elastic) Reduce(n int, run func(i int) error) error {
+	m := e.machine
+	e.stepping = true
+	defer func() { e.stepping = false }()
+	for i := range n {
+		if err := cmp.Or(run(i), m.parallel.err()); err != nil {
+			return err
+		}
+		if m.micro.done != i+1 {
+			return fmt.Errorf("vm: WithElastic: %w: micro-batch %d was run %d times: call RunAll "+
+				"once in the function that Step is given", backend.ErrArgument, i, m.micro.done-i)
+		}
+	}
+	return nil
+}
+
+// Apply implements [autograd.Steps].
+func (e *elastic) Apply(clip float64) error {
+	m := e.machine
+	if clip > 0 {
+		return fmt.Errorf("vm: WithElastic: %w: the ClipNorm of autograd.Elastic: use vm.ClipNorm",
+			backend.ErrArgument)
+	}
+	err := errors.Join(m.bind(), m.solver.begin(m.exec, &m.micro))
+	if err == nil {
+		err = errors.Join(m.exec.Run(plan.Apply), m.exec.Fetch())
+	}
+	m.micro.done = 0
+	m.parallel.accumulated(m.micro)
+	if err == nil {
+		err = m.stepped()
+	}
+	if err == nil {
+		m.moveAverages()
+	}
+	return err
+}
+
+// outside returns an error for a run that is no micro-batch of a step.
+func (e *elastic) outside() error {
+	if e == nil || e.stepping && e.machine.micro.done < e.machine.micro.Runs {
+		return nil
+	}
+	return fmt.Errorf("vm: WithElastic: %w: RunAll outside of Elastic.Step, or twice for a "+
+		"micro-batch: call it once in the function that Step is given, and evaluate on a machine "+
+		"of its own", backend.ErrArgument)
+}
