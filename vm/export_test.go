@@ -25,3 +25,21 @@ func (m *Machine) Planning() (whole, proof time.Duration, err error) {
 	err = plan.Verify(p)
 	return whole, time.Since(began), err
 }
+
+// PlanWithin plans a machine's program with so many bytes of memory.
+func (m *Machine) PlanWithin(bytes int) (plan.Budget, error) {
+	updates, err := m.updates()
+	if err != nil {
+		return plan.Budget{}, err
+	}
+	l := m.limits
+	l.Memory = bytes
+	p, err := l.New(&m.read.Program, updates...)
+	if err != nil {
+		return plan.Budget{}, err
+	}
+	if p.Doubt != nil {
+		return p.Budget, p.Doubt
+	}
+	return p.Budget, nil
+}
