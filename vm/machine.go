@@ -45,6 +45,7 @@ type Machine struct {
 	derived  int // variables that had a gradient then
 	read     *read.Graph
 	limits   plan.Limits // of planning
+	ranks    int         // of Summarize
 	plan     *plan.Plan
 	exec     *exec.Executor
 	behind   runtime.Cleanup // closes exec if nobody closes the machine
@@ -142,8 +143,16 @@ func (m *Machine) gradients() (n int) {
 	return n
 }
 
-// prepare reads the graph and plans it.
+// prepare reads the graph, plans it and makes the plan ready to run.
 func (m *Machine) prepare() error {
+	if err := m.makePlan(); err != nil {
+		return err
+	}
+	return errors.Join(m.writePlan(), m.compile())
+}
+
+// makePlan reads the graph and plans it.
+func (m *Machine) makePlan() error {
 	r, err := read.New(m.graph, m.training, m.normsOver())
 	if err != nil {
 		return err
@@ -186,7 +195,7 @@ func (m *Machine) prepare() error {
 	if m.plan.Doubt != nil && testing.Testing() {
 		return fmt.Errorf("vm: the plan could not be proven: %w", m.plan.Doubt)
 	}
-	return errors.Join(m.writePlan(), m.compile())
+	return nil
 }
 
 // compile makes the plan ready to run.

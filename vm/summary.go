@@ -9,7 +9,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/internal/stock"
-	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // Summary is what a machine computes with, and how much. Print it.
@@ -22,6 +21,8 @@ type Summary struct {
 	// Bytes is the memory of the values that the plan computes, ParameterBytes and SolverBytes that
 	// of the learnables and of what the solver keeps for them.
 	Bytes, ParameterBytes, SolverBytes int64
+	// Memory is all memory, by kind.
+	Memory Memory
 }
 
 // HostTime returns how long the runs so far have been in operations that a plan does not know and
@@ -36,17 +37,12 @@ type Learnable struct {
 
 // Summary returns what a machine computes with. It costs no run.
 func (m *Machine) Summary() Summary {
-	s := Summary{Bytes: int64(m.plan.ArenaBytes)}
+	s := Summary{Memory: m.memory()}
+	s.Bytes, s.ParameterBytes, s.SolverBytes = s.Memory.Values, s.Memory.Learnables, s.Memory.Solver
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
 			s.Learnables = append(s.Learnables, Learnable{stock.Label(n), n.Shape().Clone()})
 			s.Parameters += n.Shape().TotalSize()
-			s.ParameterBytes += int64(n.Shape().TotalSize()) * int64(n.Dtype().Size())
-		}
-	}
-	for _, b := range m.plan.Buffers {
-		if b.Kind == plan.State {
-			s.SolverBytes += int64(b.Bytes)
 		}
 	}
 	for _, step := range m.plan.Steps {
@@ -55,7 +51,7 @@ func (m *Machine) Summary() Summary {
 	return s
 }
 
-// String returns a table of the learnables, and the sums.
+// String returns a table of the learnables, the sums, and the memory by kind.
 func (s Summary) String() string {
 	var b strings.Builder
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -65,5 +61,6 @@ func (s Summary) String() string {
 	_ = table.Flush() // a Builder takes everything
 	fmt.Fprintf(&b, "parameters=%d parameter_bytes=%d solver_bytes=%d value_bytes=%d flops=%d\n",
 		s.Parameters, s.ParameterBytes, s.SolverBytes, s.Bytes, s.FLOPs)
+	fmt.Fprintln(&b, s.Memory)
 	return b.String()
 }

@@ -52,6 +52,8 @@ type Step struct {
 	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
 	// product or a convolution, and may run on elements that are finished while others are not.
 	Epilogue bool
+	// Again is whether the step computes what one before it has computed: see [Limits.Memory].
+	Again bool
 }
 
 // Ref says where a value lies: elements of a buffer.
@@ -217,8 +219,8 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	lives(plan)
 	stay(plan)
 	assignOffsets(plan)
-	if n := plan.bytes(); l.Memory > 0 && n > l.Memory {
-		return nil, fmt.Errorf("plan: %w: with memory of its own for each value the plan takes "+
+	if n := plan.occupied(); l.Memory > 0 && n > l.Memory {
+		return nil, fmt.Errorf("%w: with memory of its own for each value the plan takes "+
 			"%d bytes of %d", errTooSmall, n, l.Memory)
 	}
 	return plan, nil
