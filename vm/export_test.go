@@ -26,20 +26,5 @@ func (m *Machine) Planning() (whole, proof time.Duration, err error) {
 	return whole, time.Since(began), err
 }
 
-// PlanWithin plans a machine's program with so many bytes of memory.
-func (m *Machine) PlanWithin(bytes int) (plan.Budget, error) {
-	updates, err := m.updates()
-	if err != nil {
-		return plan.Budget{}, err
-	}
-	l := m.limits
-	l.Memory = bytes
-	p, err := l.New(&m.read.Program, updates...)
-	if err != nil {
-		return plan.Budget{}, err
-	}
-	if p.Doubt != nil {
-		return p.Budget, p.Doubt
-	}
-	return p.Budget, nil
-}
+// WithLeastMemory makes a machine plan with as little memory as planning finds.
+func WithLeastMemory() Option { return func(m *Machine) { m.limits.Memory = -1 } }

@@ -205,18 +205,20 @@ func (r *reruns) sort() {
 		if r.keep[b] || r.late[b] == len(r.Steps) {
 			continue
 		}
-		saved, cost := r.Buffers[b].Bytes, 0.0
+		saved, cost := float64(r.Buffers[b].Bytes), 0.0
 		again, _ := g.needs(b)
 		for _, s := range again {
 			cost += s.cost()
 			for _, a := range s.Args {
-				if r.arena(a) && r.kept(a.Buffer, g.dropped) && r.last[a.Buffer] < r.late[b] {
-					saved -= r.Buffers[a.Buffer].Bytes
+				if longer := r.late[b] - max(r.early[b], r.last[a.Buffer]); r.arena(a) &&
+					r.kept(a.Buffer, g.dropped) && longer > 0 {
+					saved -= float64(r.Buffers[a.Buffer].Bytes*longer) /
+						float64(r.late[b]-r.early[b])
 				}
 			}
 		}
 		if saved > 0 {
-			each[b] = cost / float64(saved)
+			each[b] = cost / saved
 			r.order = append(r.order, b)
 		}
 	}
