@@ -126,11 +126,11 @@ var bounded = map[string]func(testing.TB, *nn.Random) *model{
 // also with dropout, and in BF16.
 func TestABoundOfMemoryChangesNoBit(t *testing.T) {
 	for where, device := range devices {
-		t.Run(where, func(t *testing.T) { boundOfMemory(t, device(t)) })
+		t.Run(where, func(t *testing.T) { boundOfMemory(t, device(t), 0, 30, 60, 90) })
 	}
 }
 
-func boundOfMemory(t *testing.T, device backend.Device) {
+func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
 	for name, build := range bounded {
 		for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
 			random := nn.NewRandom(7)
@@ -163,7 +163,7 @@ func boundOfMemory(t *testing.T, device backend.Device) {
 			if least.Again == 0 || least.Values >= free.Values {
 				t.Fatalf("%s in %v: %v is no less than %v", name, precision, least, free)
 			}
-			for _, share := range []int64{0, 30, 60, 90} {
+			for _, share := range shares {
 				total := func(m vm.Memory) int64 { return m.Total() - m.Workspace }
 				limit := total(least) + (total(free)-total(least))*share/100
 				got, memory := steps(vm.WithMemory(int(limit)))

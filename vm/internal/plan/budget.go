@@ -320,19 +320,22 @@ func distinct(shape, strides []int) bool {
 	return true
 }
 
-// complete returns what runs again if buffers are dropped, in the order of the steps, and what it
-// costs; moved are steps whose first run nobody needs. The buffers of copies have numbers behind
-// all others.
-func (r *reruns) complete(dropped []bool) (again []rerun, moved []bool, cost float64) {
-	moved = make([]bool, len(r.Steps))
+// complete returns what runs again if buffers are dropped, in the order of the steps, what is left
+// of their first runs, which have no Op if nobody needs them, and what it costs. The buffers of
+// copies have numbers behind all others.
+func (r *reruns) complete(dropped []bool) (again []rerun, firsts []Step, cost float64) {
+	firsts = slices.Clone(r.Steps)
 	wanted, at := slices.Clone(dropped), slices.Clone(r.late)
 	for step, s := range slices.Backward(r.Steps) {
-		first, early := len(r.Steps), false
+		first, early := len(r.Steps), 0
+		before := func(b int) bool { return !dropped[b] || r.early[b] > step }
 		for _, d := range s.Dsts {
 			if wanted[d.Buffer] {
 				first = min(first, at[d.Buffer])
 			}
-			early = early || !dropped[d.Buffer] || r.early[d.Buffer] > step
+			if before(d.Buffer) {
+				early++
+			}
 		}
 		if first == len(r.Steps) {
 			continue
@@ -343,8 +346,13 @@ func (r *reruns) complete(dropped []bool) (again []rerun, moved []bool, cost flo
 		there := func(b int) bool { return first <= r.early[b] || r.kept(b, dropped) }
 		x := r.again(step, func(b int) bool { return wanted[b] }, there)
 		x.at, x.Again = first, true
-		if cost += x.cost(); !early {
-			moved[step], cost = true, cost-s.cost()
+		switch cost += x.cost(); early {
+		case len(s.Dsts):
+		case 0:
+			firsts[step].Op, cost = nil, cost-s.cost()
+		default:
+			firsts[step] = r.again(step, before, func(int) bool { return false }).Step
+			cost += firsts[step].cost() - s.cost()
 		}
 		x.Dsts, x.Args = slices.Clone(x.Dsts), slices.Clone(x.Args)
 		for k := range x.Dsts {
@@ -359,21 +367,21 @@ func (r *reruns) complete(dropped []bool) (again []rerun, moved []bool, cost flo
 		again = append(again, x)
 	}
 	slices.Reverse(again)
-	return again, moved, cost
+	return again, firsts, cost
 }
 
 // plan returns the plan in which buffers are dropped.
 func (r *reruns) plan(drop []int, limit int) *Plan {
 	dropped := r.dropped(drop)
-	again, moved, cost := r.complete(dropped)
+	again, firsts, cost := r.complete(dropped)
 	slices.SortStableFunc(again, func(a, b rerun) int { return cmp.Compare(a.at, b.at) })
 	w := newRewriting(r.Plan)
 	k := 0
-	for i, s := range r.Steps {
+	for i, s := range firsts {
 		for ; k < len(again) && again[k].at == i; k++ {
 			w.step(again[k].Step)
 		}
-		if moved[i] {
+		if s.Op == nil {
 			continue
 		}
 		s.Dsts, s.Args = slices.Clone(s.Dsts), slices.Clone(s.Args)
@@ -452,6 +460,7 @@ func (r *reruns) choose(plain *Plan) (best, least *Plan) {
 		sum, largest = sum+r.Buffers[b].Bytes, max(largest, r.Buffers[b].Bytes)
 	}
 	least = plain
+	r.sortBy(plain, limit)
 	for k, most := 0, sum; k < bounds && most >= largest; k, most = k+1, most*2/3 {
 		list := r.list(most)
 		n, over := 0, plain.Budget.Bytes-limit
@@ -476,6 +485,24 @@ func (r *reruns) choose(plain *Plan) (best, least *Plan) {
 		}
 	}
 	return best, least
+}
+
+// sortBy puts buffers that are idle while the plain plan takes more than the limit before others.
+func (r *reruns) sortBy(plain *Plan, limit int) {
+	room := limit - (plain.Budget.Bytes - plain.ArenaBytes)
+	above := make([]int, len(r.Steps)+1) // before each step, steps that take more
+	for i, n := range plain.usage() {
+		if above[i+1] = above[i]; n > room {
+			above[i+1]++
+		}
+	}
+	useless := func(b int) int {
+		if above[r.early[b]+1] == above[r.late[b]] {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(r.order, func(a, b int) int { return useless(a) - useless(b) })
 }
 
 // list returns buffers that may be dropped so that at most so many bytes are computed again at

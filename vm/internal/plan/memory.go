@@ -39,18 +39,27 @@ func lives(p *Plan) {
 	}
 }
 
+// usage returns how many bytes of the arena are in use during each step.
+func (p *Plan) usage() []int {
+	bytes := make([]int, len(p.Steps)+2)
+	for _, b := range p.Buffers {
+		if b.Kind == Arena && b.Last >= 0 {
+			bytes[b.First] += b.Bytes
+			bytes[b.Last+1] -= b.Bytes
+		}
+	}
+	for i := range p.Steps {
+		bytes[i+1] += bytes[i]
+	}
+	return bytes[:len(p.Steps)]
+}
+
 // Peak returns the step during which most of the arena is in use.
 func (p *Plan) Peak() int {
-	peak, most := 0, -1
-	for i := range p.Steps {
-		sum := 0
-		for _, b := range p.Buffers {
-			if b.Kind == Arena && b.First <= i && i <= b.Last {
-				sum += b.Bytes
-			}
-		}
-		if sum > most {
-			peak, most = i, sum
+	peak, usage := 0, p.usage()
+	for i, n := range usage {
+		if n > usage[peak] {
+			peak = i
 		}
 	}
 	return peak
