@@ -15,6 +15,8 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
@@ -326,5 +328,40 @@ func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 	}
 	if _, err := vm.New(m.g, nil, vm.WithMemory(0)); !errors.Is(err, backend.ErrArgument) {
 		t.Errorf("no bytes: %v", err)
+	}
+}
+
+// TestSummarizeIsTheSummaryOfMachines: of one, and of one for each of two ranks.
+func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
+	for ranks := 1; ranks <= 2; ranks++ {
+		err := testranks.Join(together(t, testenv.Hosts, ranks, func(r ranked) error {
+			r.lock.Lock()
+			m := bounded["gpt"](t, nil)
+			options := []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...)}
+			want, err := vm.Summarize(m.g, ranks, options...)
+			r.lock.Unlock()
+			if err != nil {
+				return err
+			}
+			if ranks > 1 {
+				options = append(options, vm.WithDataParallel(r.Comm))
+			}
+			machine, err := vm.New(m.g, nil, options...)
+			if err != nil {
+				return err
+			}
+			got := machine.Summary().Memory
+			got.Workspace = 0
+			learnables := want.Memory.Learnables
+			exchanged := learnables * int64(ranks-1)
+			if got != want.Memory || got.Gradients != exchanged || got.Solver != 2*learnables ||
+				got.Inputs == 0 {
+				t.Errorf("%d ranks: %v, want %v", ranks, got, want)
+			}
+			return machine.Close()
+		}))
+		if err != nil {
+			t.Error(err)
+		}
 	}
 }
