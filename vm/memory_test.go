@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -94,17 +95,12 @@ func (s gpt) model(t testing.TB) *model {
 	return m
 }
 
-// chain64 is so many equal layers, one behind the other.
-func chain64(t testing.TB, layers int) *model {
-	const batch, width = 512, 64
+// deep is so many equal layers, one behind the other.
+func deep(t testing.TB, layers, batch, width int) *model {
 	m := &model{g: gorgonia.NewGraph()}
-	matrix := func(name string, rows int) *gorgonia.Node {
-		return gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithShape(rows, width),
-			gorgonia.WithName(name))
-	}
-	x := matrix("x", batch)
+	x := m.variable("x", tensor.Float32, batch, width)
 	for i := range layers {
-		w := matrix(fmt.Sprint("w", i), width)
+		w := m.variable(fmt.Sprint("w", i), tensor.Float32, width, width)
 		m.params = append(m.params, w)
 		x = must(gorgonia.Tanh(must(gorgonia.Mul(x, w))))
 	}
@@ -256,7 +252,7 @@ func (b bench) bits(t trial, memory int) (bits []uint64, again int, err error) {
 func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
 	const one = 512 * 64 * 4 // the values of a layer
 	for _, layers := range []int{16, 36, 64, 144} {
-		m := chain64(t, layers)
+		m := deep(t, layers, 512, 64)
 		solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...)
 		free, err := vm.Summarize(m.g, 1, solver)
 		if err != nil {
@@ -363,5 +359,49 @@ func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// BenchmarkBoundOfMemory measures steps of deep models with as little memory as possible, in turns
+// with steps without a bound, and planning GPT-2 with a bound, in turns with planning without.
+func BenchmarkBoundOfMemory(b *testing.B) {
+	turns := func(b *testing.B, bound, free func()) {
+		var ratios []float64
+		for b.Loop() {
+			began := time.Now()
+			bound()
+			middle := time.Now()
+			free()
+			ratios = append(ratios, float64(middle.Sub(began))/float64(time.Since(middle)))
+		}
+		slices.Sort(ratios)
+		b.ReportMetric(ratios[len(ratios)/2], "times")
+	}
+	for _, layers := range []int{16, 64, 144} {
+		b.Run(fmt.Sprintf("%d layers", layers), func(b *testing.B) {
+			bound, free := deep(b, layers, 1024, 256), deep(b, layers, 1024, 256)
+			x := solving(b, bound, nil, &autograd.SGD{Rate: 1e-3}, vm.WithLeastMemory())
+			y := solving(b, free, nil, &autograd.SGD{Rate: 1e-3})
+			turns(b, func() { run(b, x) }, func() { run(b, y) })
+			s, t := x.Summary(), y.Summary()
+			b.ReportMetric(float64(s.FLOPs)/float64(t.FLOPs), "FLOPs")
+			b.ReportMetric(float64(s.Memory.Values)/(1<<20), "MiB")
+			b.ReportMetric(float64(t.Memory.Values)/(1<<20), "MiB-without")
+		})
+	}
+	for _, gib := range []float64{4.2, 5, 6, 7, 8, 9} {
+		b.Run(fmt.Sprintf("planning gpt2 in %v GiB", gib), func(b *testing.B) {
+			m := gpt2.model(b)
+			plan := func(bound ...vm.Option) func() {
+				return func() {
+					_, err := vm.Summarize(m.g, 1, append(bound, vm.WithPrecision(vm.BF16),
+						vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))...)
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			turns(b, plan(vm.WithMemory(int(gib*(1<<30)))), plan())
+		})
 	}
 }
