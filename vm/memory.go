@@ -14,9 +14,9 @@ import (
 // WithMemory bounds the memory of the machine on each rank: variables, gradients, what the solver
 // keeps, and the values of a run. If these take more, the plan keeps fewer values for the backward
 // pass: steps compute them a second time, those first that save most for their time. No step runs a
-// third time, so that a run takes at most about 1.33 times as long. [Machine.Summary] and
-// [Machine.Plan] say what it costs: "+7.4 % time for 5.43 of 5.45 GiB". The bits stay the same;
-// dropout has the same mask. Ranks may have different bounds.
+// third time, so that it costs at most another forward pass, about a third of the time.
+// [Machine.Summary] and [Machine.Plan] say what it costs: "+7.4 % time for 5.43 of 5.45 GiB". The
+// bits stay the same, and dropout has the same mask. Ranks may have different bounds.
 //
 // Beside that memory are the contexts, libraries and workspaces of a device, and what other
 // machines have there: leave room for them.
@@ -74,7 +74,7 @@ func (m Memory) String() string {
 // Summarize returns the Summary of the machine that New would make with these options on each of
 // so many ranks. It makes none: it plans, takes no memory but for that, and variables need no
 // values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. With
-// [WithTree] it is that of one rank with all micro-batches.
+// [WithTree] one rank runs all micro-batches.
 //
 // Errors: those of New, of too little memory for [WithMemory] among them.
 func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, err error) {

@@ -113,7 +113,9 @@ var bounded = map[string]func(testing.TB, *nn.Random) *model{
 	"mlp": func(t testing.TB, _ *nn.Random) *model {
 		return layers(64, 64, 128, 128, 128, 10)(t, tensor.Float32)
 	},
-	"convnet": func(t testing.TB, _ *nn.Random) *model { return stockConvnet(4)(t, tensor.Float32) },
+	"convnet": func(t testing.TB, _ *nn.Random) *model {
+		return stockConvnet(4)(t, tensor.Float32)
+	},
 	"gpt": func(t testing.TB, random *nn.Random) *model {
 		return gpt{vocabulary: 13, batch: 4, context: 24, width: 16, heads: 2, layers: 3,
 			dropout: random}.model(t)

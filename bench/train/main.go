@@ -33,8 +33,8 @@
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
 //
 // --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
-// plan takes, and extra the share of time that its steps take which run again, as it estimates. With
-// --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
+// plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
+// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -125,8 +125,8 @@ func parse(args []string) (options, error) {
 		"what they cost")
 	f.IntVar(&o.saveEvery, "save-every", 20, "steps from one checkpoint to the next")
 	gib := f.Float64("memory", 0, "bound the memory of each machine: GiB, 0 for no bound")
-	f.BoolVar(&o.largest, "largest", false, "train nothing: plan which GPTs of width 2048 fit into "+
-		"--memory")
+	f.BoolVar(&o.largest, "largest", false, "train nothing: plan which GPTs of width 2048 fit "+
+		"into --memory")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}

@@ -453,7 +453,8 @@ const tries, bounds = 8, 12
 
 // choose returns the plan of the least cost that fits, of those that are tried, nil if none does,
 // and the one with the least memory. Each bound of what runs again at once makes another list of
-// what may be dropped. Small ones keep much, and large ones need memory for what they compute again.
+// what may be dropped. Small ones keep much, and large ones need memory for what they compute
+// again.
 func (r *reruns) choose(plain *Plan) (best, least *Plan) {
 	limit, sum, largest := plain.Budget.Limit, 0, 0
 	for _, b := range r.order {

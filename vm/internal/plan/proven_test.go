@@ -167,7 +167,8 @@ func TestEveryOtherOperandIsNoticed(t *testing.T) {
 		p.Results = append(p.Results, ir.ID(len(p.Values)-1))
 		limits := Standard()
 		limits.Memory = -int(seed % 2)
-		planned, err := limits.New(&p.Program, Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
+		planned, err := limits.New(&p.Program,
+			Update{Input: 0, Gradient: 1, Kept: 1, Rule: descent},
 			Update{Input: 1, Gradient: 2, Kept: 1, Rule: descent})
 		if err != nil {
 			t.Fatal(err)
