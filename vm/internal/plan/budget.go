@@ -248,19 +248,59 @@ func (r *reruns) again(step int, wanted, there func(b int) bool) rerun {
 	if !ok {
 		return rerun{s, step, 0}
 	}
-	from := slices.Repeat([]int{unused}, len(l.Program.Code)) // where the value of each comes from
-	stored := slices.Repeat([]int{computed}, len(from))
+	from, ok := l.sources(s.Dsts, wanted, there)
+	if !ok {
+		return rerun{s, step, 0}
+	}
 	part := &fuse.Program{Shape: l.Program.Shape, Indices: l.Program.Indices}
-	dsts, outs := s.Dsts, l.Program.Outputs
+	dsts, args, outs := s.Dsts, s.Args, l.Program.Outputs
 	s.Dsts, s.Args = nil, nil
+	to := make([]fuse.Value, len(from))
+	for k, c := range l.Program.Code {
+		switch {
+		case from[k] == unused:
+		case from[k] >= 0:
+			to[k] = part.Load(outs[from[k]].DType, outs[from[k]].Strides...)
+			s.Args = append(s.Args, dsts[from[k]])
+		case c.Op == fuse.Load:
+			in := l.Program.Inputs[c.Args[0]]
+			to[k] = part.Load(in.DType, in.Strides...)
+			s.Args = append(s.Args, args[c.Args[0]])
+		default:
+			for i, x := range c.Args[:c.Op.Operands()] {
+				c.Args[i] = to[x]
+			}
+			to[k] = len(part.Code)
+			part.Code = append(part.Code, c)
+		}
+	}
 	for j, out := range outs {
+		if wanted(dsts[j].Buffer) {
+			part.Store(to[out.Value], out.DType, out.Strides...)
+			s.Dsts = append(s.Dsts, dsts[j])
+		}
+	}
+	s.Op = Loop{part, l.Ops, l.Count}
+	return rerun{s, step, 0}
+}
+
+// Where a value of a part of a loop comes from, if not from a result of the loop.
+const (
+	computed = -1
+	unused   = -2
+)
+
+// sources returns where each value of a loop comes from in the part that computes the results which
+// are wanted; false if there is no such part.
+func (l Loop) sources(dsts []Ref, wanted, there func(b int) bool) (from []int, ok bool) {
+	from = slices.Repeat([]int{unused}, len(l.Program.Code))
+	stored := slices.Repeat([]int{computed}, len(from))
+	for j, out := range l.Program.Outputs {
 		if b := dsts[j].Buffer; wanted(b) {
-			if out.Folded || !distinct(part.Shape, out.Strides) {
-				return rerun{r.Steps[step], step, 0}
+			if out.Folded || !distinct(l.Program.Shape, out.Strides) {
+				return nil, false
 			}
 			from[out.Value] = computed
-			s.Dsts = append(s.Dsts, dsts[j])
-			part.Outputs = append(part.Outputs, out)
 		} else if there(b) && !out.Folded && out.DType == l.Program.Code[out.Value].Type {
 			stored[out.Value] = j
 		}
@@ -273,42 +313,14 @@ func (r *reruns) again(step int, wanted, there func(b int) bool) rerun {
 			continue
 		}
 		if c.Op.FoldsRows() {
-			return rerun{r.Steps[step], step, 0}
+			return nil, false
 		}
 		for _, x := range c.Args[:c.Op.Operands()] {
 			from[x] = computed
 		}
 	}
-	to := make([]fuse.Value, len(from))
-	for k, c := range l.Program.Code {
-		switch {
-		case from[k] >= 0:
-			to[k] = part.Load(outs[from[k]].DType, outs[from[k]].Strides...)
-			s.Args = append(s.Args, dsts[from[k]])
-		case from[k] == computed && c.Op == fuse.Load:
-			in := l.Program.Inputs[c.Args[0]]
-			to[k] = part.Load(in.DType, in.Strides...)
-			s.Args = append(s.Args, r.Steps[step].Args[c.Args[0]])
-		case from[k] == computed:
-			for i, x := range c.Args[:c.Op.Operands()] {
-				c.Args[i] = to[x]
-			}
-			to[k] = len(part.Code)
-			part.Code = append(part.Code, c)
-		}
-	}
-	for j := range part.Outputs {
-		part.Outputs[j].Value = to[part.Outputs[j].Value]
-	}
-	s.Op = Loop{part, l.Ops, l.Count}
-	return rerun{s, step, 0}
+	return from, true
 }
-
-// Where a value of a part of a loop comes from, if not from a result of the loop.
-const (
-	computed = -1
-	unused   = -2
-)
 
 // distinct reports whether each element of a loop has its own place.
 func distinct(shape, strides []int) bool {
