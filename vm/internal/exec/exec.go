@@ -239,7 +239,8 @@ func (e *Executor) lacking(err error, nbytes int, what string) error {
 		largest = append(largest, fmt.Sprintf("%s (%d bytes)", b.Name, b.Bytes))
 	}
 	return fmt.Errorf("vm: %d bytes for %s: %w: most of the plan's memory is for %s: take "+
-		"smaller batches, keep fewer values (vm.Keep), or close other machines",
+		"smaller batches, bound the memory (vm.WithMemory), keep fewer values (vm.Keep), or "+
+		"close other machines",
 		nbytes, what, err, strings.Join(largest, ", "))
 }
 
