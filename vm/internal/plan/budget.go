@@ -107,8 +107,8 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 // what it reads must be kept, or be a copy itself. No step runs a third time.
 //
 // What costs less to compute again than to load is none of this: again.go puts it into the loops
-// that read it, before there are steps, whatever the limit. A limit has to know all steps and lives,
-// and products are not computed in loops.
+// that read it, before there are steps, whatever the limit. A limit has to know all steps and
+// lives, and products are not computed in loops.
 type reruns struct {
 	*Plan
 	cost   float64 // of all steps
