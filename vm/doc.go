@@ -75,8 +75,10 @@
 //
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
 // backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and
-// [Accumulate] makes one step of several runs. With [WithTree] the bits of a training do not depend
-// on the number of ranks, and with [WithElastic] not on how many of them die and are replaced.
+// [Accumulate] makes one step of several runs. [WithMemory] bounds what all of it takes, and
+// [Summarize] says that before there is a machine. With [WithTree] the bits of a training do not
+// depend on the number of ranks, and with [WithElastic] not on how many of them die and are
+// replaced.
 //
 // # Devices
 //
@@ -158,8 +160,8 @@
 // machine.go is the Machine, solver.go the solver in its plan, parallel.go the exchange with other
 // ranks, clip.go the norm of gradients, accumulate.go micro-batches, norm.go the averages of batch
 // norms, syncnorm.go batch norms over all ranks, random.go what else changes between runs, warn.go
-// what it reports, precision.go how it multiplies, planfile.go the file of EURYALE_PLAN, values.go
-// its host tensors, opaque.go the operations that only the graph knows. internal/read makes a
-// program of a graph, internal/ir is the language of programs, internal/plan makes a plan of a
-// program, and internal/exec runs plans.
+// what it reports, memory.go what it takes, precision.go how it multiplies, planfile.go the file of
+// EURYALE_PLAN, values.go its host tensors, opaque.go the operations that only the graph knows.
+// internal/read makes a program of a graph, internal/ir is the language of programs, internal/plan
+// makes a plan of a program, and internal/exec runs plans.
 package vm

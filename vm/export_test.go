@@ -28,3 +28,6 @@ func (m *Machine) Planning() (whole, proof time.Duration, err error) {
 	err = plan.Verify(p)
 	return whole, time.Since(began), err
 }
+
+// WithLeastMemory makes a machine plan with as little memory as planning finds.
+func WithLeastMemory() Option { return func(m *Machine) { m.limits.Memory = -1 } }

@@ -103,16 +103,18 @@ func (b bench) drawBy(seed uint64, next graphs.Next) trial {
 // drawLimits draws those of planning: small ones, with which small graphs take every decision
 // of large ones.
 func drawLimits(next graphs.Next) plan.Limits {
-	if next(4) == 0 {
-		return plan.Standard()
-	}
 	of := func(list ...int) int { return list[next(len(list))] }
+	if next(4) == 0 {
+		l := plan.Standard()
+		l.Memory = of(0, -1)
+		return l
+	}
 	return plan.Limits{
 		SmallLoop: of(0, 4, 16, 1<<13), LargeLoop: of(1, 8, 16, 1<<20),
 		LoopValues: of(2, 4, 8, 64, 64), LoopOperands: of(4, 8, 24, 24),
 		ShortRow: of(1, 2, 4, 8192), LongRow: of(2, 4, 65536), ManyRows: of(1, 2, 4),
 		AgainBytes: of(4, 16, 64, 4<<20), AgainOps: of(2, 24, 24),
-		Besides: of(1, 2, 64, 64), Search: of(1, 16, 1<<12, 1<<12),
+		Besides: of(1, 2, 64, 64), Search: of(1, 16, 1<<12, 1<<12), Memory: of(0, -1),
 	}
 }
 

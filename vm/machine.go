@@ -49,6 +49,7 @@ type Machine struct {
 	derived  int // variables that had a gradient then
 	read     *read.Graph
 	limits   plan.Limits // of planning
+	ranks    int         // of Summarize
 	plan     *plan.Plan
 	plans    map[plan.Accumulation]*plan.Plan // what was planned since
 	exec     *exec.Executor

@@ -225,3 +225,10 @@ func TestSaveAsyncOnGPU(t *testing.T) {
 		}
 	}
 }
+
+// TestABoundOfMemoryChangesNoBitOnGPU: of models and of random graphs.
+func TestABoundOfMemoryChangesNoBitOnGPU(t *testing.T) {
+	d := gpu(t)
+	boundOfMemory(t, d, 40)
+	boundOfRandomGraphs(t, map[string]backend.Device{"GPU": d}, 6)
+}

@@ -34,7 +34,8 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 		t.Error("Pull of nil is no error")
 	}
 	nilargs.Check(t, map[string]nilargs.Use{
-		"New": {F: vm.New, Args: []any{g, nil, vm.Eval()}},
+		"New":       {F: vm.New, Args: []any{g, nil, vm.Eval()}},
+		"Summarize": {F: vm.Summarize, Args: []any{g, 1, vm.Eval()}},
 		"Keep": {F: func(nodes ...*gorgonia.Node) error { return with(vm.Keep(nodes...)) },
 			Args: []any{w}},
 		"Notice": {F: func(say func(string)) error { return with(vm.Notice(say)) },

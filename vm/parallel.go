@@ -220,6 +220,9 @@ func (m *Machine) buckets() ([]int, error) {
 	of := make([]int, len(m.solver.learnables))
 	p := m.parallel
 	if p == nil {
+		for i := 0; m.ranks > 1 && i < len(of); i++ { // of Summarize
+			of[i] = len(of) - i
+		}
 		return of, nil
 	}
 	if p.exchange == nil {

@@ -73,6 +73,9 @@ func (b *builder) transpose(x *gorgonia.Node, axes ...int) *gorgonia.Node {
 
 // fill sets all elements of a variable.
 func fill(n *gorgonia.Node, to float32) {
+	if n.Value() == nil { // see empty
+		return
+	}
 	data := n.Value().Data().([]float32)
 	for i := range data {
 		data[i] = to

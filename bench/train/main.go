@@ -7,7 +7,8 @@
 // each model and precision, with the keys of train_torch.py and the counts of the plan:
 //
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,
-//	 "peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
+//	 "peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0,
+//	 "plan_mib":3}
 //
 // step_us is the median of --rounds rounds of --steps steps, on the slowest rank. peak_mib is the
 // most memory that was in use on the device, and driver_mib what the driver says is in use at the
@@ -30,6 +31,10 @@
 // count, too. They are measured in a few steps that run one by one after the others
 // ([vm.Machine.Exposed]), since no time can be read inside the graph that a GPU records of a step.
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
+//
+// --memory 4.5 bounds the memory of each machine to 4.5 GiB (vm.WithMemory). plan_mib is what its
+// plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
+// With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -97,6 +102,8 @@ type options struct {
 	python    string // what runs that
 	saveDir   string // where checkpoints are written, "" for none
 	saveEvery int    // steps
+	memory    int    // bytes of each machine, 0 for no bound
+	largest   bool   // only plan
 }
 
 func parse(args []string) (options, error) {
@@ -116,9 +123,13 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.saveDir, "save-async", "", "directory to write checkpoints to, and to measure "+
 		"what they cost")
 	f.IntVar(&o.saveEvery, "save-every", 20, "steps from one checkpoint to the next")
+	gib := f.Float64("memory", 0, "bound the memory of each machine: GiB, 0 for no bound")
+	f.BoolVar(&o.largest, "largest", false, "train nothing: plan which GPTs of width 2048 fit "+
+		"into --memory")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
+	o.memory = int(*gib * (1 << 30))
 	o.models = strings.Split(*list, ",")
 	for _, name := range o.models {
 		if _, ok := models[name]; !ok {
@@ -137,6 +148,9 @@ func parse(args []string) (options, error) {
 		f.NArg() > 0 {
 		return o, errors.New("want --device gpu or cpu, -n, --rounds, --steps and --save-every " +
 			"1 or more, and no other arguments")
+	}
+	if o.memory < 0 || o.largest && o.memory == 0 {
+		return o, errors.New("want --memory of 0 or more, and more with --largest")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -158,6 +172,9 @@ func run(w io.Writer, args []string) error {
 	o, err := parse(args)
 	if err != nil {
 		return err
+	}
+	if o.largest {
+		return largest(w, o.memory)
 	}
 	for _, name := range o.models {
 		m := models[name]
@@ -187,6 +204,8 @@ type result struct {
 	Fused     int     `json:"fused"`
 	Arena     int     `json:"arena_bytes"`
 	HostOps   int     `json:"host_ops"`
+	PlanMiB   int64   `json:"plan_mib"`        // of all memory
+	Extra     float64 `json:"extra,omitempty"` // time of steps that run again, by the plan
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
@@ -199,6 +218,7 @@ type rank struct {
 	device backend.Device       // nil for the host
 	comm   backend.Communicator // nil if it is alone
 	build  sync.Locker          // held while it builds its graph
+	memory int                  // bytes of its machine, 0 for no bound
 }
 
 // measure trains a model on one device, or on one for each rank.
@@ -227,7 +247,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
-		on := rank{comm: comm, build: build}
+		on := rank{comm: comm, build: build, memory: o.memory}
 		if o.device == "gpu" {
 			if on.device = comm.Device(); on.device.Name() == "host" {
 				return fmt.Errorf("backend %s has no GPU: see euryale doctor",
@@ -240,7 +260,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 
 // alone runs f on one device.
 func (o options) alone(f func(on rank) error) (err error) {
-	on := rank{build: &sync.Mutex{}}
+	on := rank{build: &sync.Mutex{}, memory: o.memory}
 	if o.device == "gpu" {
 		gpu, err := cuda.Open(0)
 		if err != nil {
@@ -257,6 +277,9 @@ func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, er
 	options := []vm.Option{vm.WithPrecision(p)}
 	if on.comm != nil {
 		options = append(options, vm.WithDataParallel(on.comm))
+	}
+	if on.memory > 0 {
+		options = append(options, vm.WithMemory(on.memory))
 	}
 	b, loss, err := m.graph(uint64(on.number()), on.build)
 	if err != nil {
@@ -313,6 +336,8 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	if err := r.count(machine.Plan().String()); err != nil {
 		return err
 	}
+	s := machine.Summary().Memory
+	r.PlanMiB, r.Extra = s.Total()>>20, s.Extra
 	if r.PeakMiB, r.DriverMiB, err = memory(on.device); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -175,11 +176,28 @@ func TestModelsTrain(t *testing.T) {
 	}
 }
 
+// TestTheLargestGPTHasMoreLayersIfStepsRunAgain: with 4 GiB.
+func TestTheLargestGPTHasMoreLayersIfStepsRunAgain(t *testing.T) {
+	var out strings.Builder
+	if err := run(&out, []string{"--largest", "--memory", "4"}); err != nil {
+		t.Fatal(err)
+	}
+	decoder := json.NewDecoder(strings.NewReader(out.String()))
+	for decoder.More() {
+		var without, with planned
+		if err := errors.Join(decoder.Decode(&without), decoder.Decode(&with)); err != nil {
+			t.Fatal(err)
+		}
+		if with.Layers < without.Layers || with.MiB > 4<<10 || without.Steps > 0 {
+			t.Errorf("%+v, and with steps that run again %+v", without, with)
+		}
+	}
+}
+
 func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
-		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"},
-		{"more"}, {"--peer", "gorgonia"}, {"--device",
-			"cpu", "-n", "2", "--peer", "gorgonia"}} {
+		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"}, {"more"}, {"--peer", "gorgonia"},
+		{"--device", "cpu", "-n", "2", "--peer", "gorgonia"}, {"--memory", "-1"}, {"--largest"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)
 		}

@@ -52,6 +52,7 @@ type builder struct {
 	graph      *gorgonia.ExprGraph
 	learnables gorgonia.Nodes
 	random     *rand.Rand
+	unset      bool // variables get no values
 	err        error
 }
 
@@ -82,8 +83,17 @@ func (b *builder) variable(data any, shape ...int) *gorgonia.Node {
 		gorgonia.WithName(fmt.Sprint("v", len(b.graph.AllNodes()))), gorgonia.WithValue(t))
 }
 
+// empty returns a variable without a value.
+func (b *builder) empty(dt tensor.Dtype, shape ...int) *gorgonia.Node {
+	return gorgonia.NewTensor(b.graph, dt, len(shape), gorgonia.WithShape(shape...),
+		gorgonia.WithName(fmt.Sprint("v", len(b.graph.AllNodes()))))
+}
+
 // normal returns a variable of normal numbers.
 func (b *builder) normal(deviation float64, shape ...int) *gorgonia.Node {
+	if b.unset {
+		return b.empty(tensor.Float32, shape...)
+	}
 	data := make([]float32, tensor.Shape(shape).TotalSize())
 	for i := range data {
 		data[i] = float32(b.random.NormFloat64() * deviation)
@@ -93,6 +103,9 @@ func (b *builder) normal(deviation float64, shape ...int) *gorgonia.Node {
 
 // below returns a variable of integers from 0 to n-1.
 func (b *builder) below(n int, shape ...int) *gorgonia.Node {
+	if b.unset {
+		return b.empty(tensor.Int, shape...)
+	}
 	data := make([]int, tensor.Shape(shape).TotalSize())
 	for i := range data {
 		data[i] = b.random.IntN(n)

@@ -172,6 +172,9 @@ func (e *Executor) allocHost(d backend.DType, n int) (backend.Buffer, error) {
 	return b.As(d), nil
 }
 
+// Workspace returns how many bytes loops and convolutions have for intermediate results.
+func (e *Executor) Workspace() int { return e.needs }
+
 // Run starts the steps of a kind of run in order (plan.Accumulation), and stops at the first error.
 func (e *Executor) Run(kind int) error {
 	if err := e.begin(); err != nil {
@@ -238,7 +241,8 @@ func (e *Executor) lacking(err error, nbytes int, what string) error {
 		largest = append(largest, fmt.Sprintf("%s (%d bytes)", b.Name, b.Bytes))
 	}
 	return fmt.Errorf("vm: %d bytes for %s: %w: most of the plan's memory is for %s: take "+
-		"smaller batches, keep fewer values (vm.Keep), or close other machines",
+		"smaller batches, bound the memory (vm.WithMemory), keep fewer values (vm.Keep), or "+
+		"close other machines",
 		nbytes, what, err, strings.Join(largest, ", "))
 }
 

@@ -20,10 +20,12 @@ func (p *Plan) JSON() string {
 		does := []rune(s.Name)
 		file.Steps[i].Does = string(does[:min(len(does), 80)])
 	}
-	for _, b := range p.Buffers {
-		if name, ok := whose[b.Kind]; ok {
-			file.Beside[name] += b.Bytes
+	for kind, bytes := range p.Occupied() {
+		if name, ok := whose[kind]; ok {
+			file.Beside[name] = bytes
 		}
+	}
+	for _, b := range p.Buffers {
 		for i := b.First; b.Kind == Arena && i <= min(b.Last, len(p.Steps)-1); i++ {
 			file.Steps[i].Bytes += b.Bytes
 		}

@@ -22,6 +22,9 @@ type Limits struct {
 	// 30 such readers. A group that needs more to be known is not merged, which costs a load
 	// and a store.
 	Besides, Search int
+	// Memory bounds the bytes of all memory of the plan; 0 for no bound. Less than 0 is as little
+	// as planning finds.
+	Memory int
 }
 
 // Standard returns the limits of [New].

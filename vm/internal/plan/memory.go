@@ -39,18 +39,27 @@ func lives(p *Plan) {
 	}
 }
 
+// usage returns how many bytes of the arena are in use during each step.
+func (p *Plan) usage() []int {
+	bytes := make([]int, len(p.Steps)+2)
+	for _, b := range p.Buffers {
+		if b.Kind == Arena && b.Last >= 0 {
+			bytes[b.First] += b.Bytes
+			bytes[b.Last+1] -= b.Bytes
+		}
+	}
+	for i := range p.Steps {
+		bytes[i+1] += bytes[i]
+	}
+	return bytes[:len(p.Steps)]
+}
+
 // Peak returns the step during which most of the arena is in use.
 func (p *Plan) Peak() int {
-	peak, most := 0, -1
-	for i := range p.Steps {
-		sum := 0
-		for _, b := range p.Buffers {
-			if b.Kind == Arena && b.First <= i && i <= b.Last {
-				sum += b.Bytes
-			}
-		}
-		if sum > most {
-			peak, most = i, sum
+	peak, usage := 0, p.usage()
+	for i, n := range usage {
+		if n > usage[peak] {
+			peak = i
 		}
 	}
 	return peak
@@ -87,9 +96,13 @@ func shareInPlace(p *Plan) {
 		for j := range s.Args {
 			s.Args[j].Buffer = to[s.Args[j].Buffer]
 		}
+		over := s.Args
+		if _, loop := s.Op.(Loop); !loop {
+			over = nil
+		}
 		for j, dst := range s.Dsts {
 			s.Dsts[j].Buffer = to[dst.Buffer] // of a put, which writes over an operand
-			for _, a := range s.Args {
+			for _, a := range over {
 				if inPlace(p, s, j, a, i) &&
 					!(s.Epilogue && slices.ContainsFunc(p.Steps[i-1].Args, func(read Ref) bool {
 						return read.Buffer == a.Buffer
@@ -106,12 +119,11 @@ func shareInPlace(p *Plan) {
 	}
 }
 
-// inPlace reports whether a step may write result j over the operand a: it reads each element
+// inPlace reports whether a loop may write result j over the operand a: it reads each element
 // of that memory only where it writes it.
 func inPlace(p *Plan, s Step, j int, a Ref, step int) bool {
-	loop, ok := s.Op.(Loop)
-	dst, b := s.Dsts[j], p.Buffers[a.Buffer]
-	if !ok || loop.Program.Outputs[j].Folded || b.Kind != Arena ||
+	loop, dst, b := s.Op.(Loop), s.Dsts[j], &p.Buffers[a.Buffer]
+	if loop.Program.Outputs[j].Folded || b.Kind != Arena ||
 		p.Buffers[dst.Buffer].Kind != Arena || b.Last != step ||
 		b.Bytes != p.Buffers[dst.Buffer].Bytes || b.DType != dst.DType {
 		return false

@@ -1,6 +1,10 @@
 package plan
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -19,6 +23,8 @@ type Plan struct {
 	ArenaBytes int
 	// ResultBytes is how much of the arena, from its start, holds what results are made of.
 	ResultBytes int
+	// Budget says how the plan fits into [Limits.Memory].
+	Budget Budget
 	// Doubt says why this is the plain plan, with a step for each value and memory of its own for
 	// each: the better one could not be proven, which is a fault of this package. It is nil
 	// otherwise.
@@ -46,6 +52,8 @@ type Step struct {
 	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
 	// product or a convolution, and may run on elements that are finished while others are not.
 	Epilogue bool
+	// Again is whether the step computes what one before it has computed: see [Limits.Memory].
+	Again bool
 }
 
 // Ref says where a value lies: elements of a buffer.
@@ -175,7 +183,9 @@ func proven(planned func(plain bool) (*Plan, error)) (*Plan, error) {
 			plan.Doubt = doubt
 			return plan, nil
 		}
-		doubt = err
+		if doubt = cmp.Or(doubt, err); errors.Is(err, errTooSmall) {
+			break
+		}
 	}
 	return nil, doubt
 }
@@ -202,15 +212,16 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 		return nil, err
 	}
 	plan.of, plan.updates = of, updates
-	countProducts(plan)
-	if plain {
-		lives(plan)
-		stay(plan)
-	} else {
-		epilogues(plan)
-		shareInPlace(plan)
-		lives(plan)
+	if !plain {
+		return l.fitted(plan)
 	}
+	countProducts(plan)
+	lives(plan)
+	stay(plan)
 	assignOffsets(plan)
+	if n := plan.occupied(); l.Memory > 0 && n > l.Memory {
+		return nil, fmt.Errorf("%w: with memory of its own for each value the plan takes "+
+			"%d bytes of %d", errTooSmall, n, l.Memory)
+	}
 	return plan, nil
 }

@@ -42,8 +42,15 @@ func (p *Plan) String() string {
 		if s.Epilogue {
 			then = "epilogue "
 		}
-		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s%s\n", i, strings.Join(dsts, ", "), then, s.Op,
-			strings.Join(args, ", "), s.Name, beside(s.Op))
+		again := ""
+		if s.Again {
+			again = ", again"
+		}
+		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s%s%s\n", i, strings.Join(dsts, ", "), then, s.Op,
+			strings.Join(args, ", "), s.Name, beside(s.Op), again)
+	}
+	if p.Budget.Limit > 0 {
+		fmt.Fprintf(&b, "%d steps run again: %v\n", p.Budget.Again, p.Budget)
 	}
 	loops, fused, host := p.Counts()
 	fmt.Fprintf(&b, "steps=%d loops=%d fused=%d arena_bytes=%d host_ops=%d\n", len(p.Steps), loops,

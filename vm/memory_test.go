@@ -1,0 +1,407 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/ops/nn"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// gpt is a GPT of GPT-2's kind.
+type gpt struct {
+	vocabulary, batch, context, width, heads, layers int
+	dropout                                          *nn.Random // nil for none
+	unset                                            bool       // variables have no values
+}
+
+// gpt2 is the smallest GPT-2, as in bench/train.
+var gpt2 = gpt{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12, layers: 12,
+	unset: true}
+
+func (s gpt) model(t testing.TB) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	variable := func(dt tensor.Dtype, shape ...int) *gorgonia.Node {
+		n := gorgonia.NewTensor(m.g, dt, len(shape), gorgonia.WithShape(shape...),
+			gorgonia.WithName(fmt.Sprint("v", len(m.g.AllNodes()))))
+		if !s.unset {
+			v := filled(n, func(i int) float64 {
+				if dt == tensor.Int {
+					return float64(i * 7 % s.vocabulary)
+				}
+				return math.Mod(float64(i)*0.37+0.11, 0.5) - 0.25
+			})
+			if err := gorgonia.Let(n, v); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return n
+	}
+	learn := func(shape ...int) *gorgonia.Node {
+		n := variable(tensor.Float32, shape...)
+		m.params = append(m.params, n)
+		return n
+	}
+	rows := s.batch * s.context
+	linear := func(x *gorgonia.Node, in, out int) *gorgonia.Node {
+		y := must(gorgonia.Mul(x, learn(in, out)))
+		return must(gorgonia.BroadcastAdd(y, learn(1, out), nil, []byte{0}))
+	}
+	norm := func(x *gorgonia.Node) *gorgonia.Node {
+		return must(nn.LayerNorm(1e-5, x, learn(s.width), learn(s.width)))
+	}
+	dropped := func(x *gorgonia.Node) *gorgonia.Node {
+		if s.dropout != nil {
+			x = must(nn.Dropout(0.25, s.dropout, x))
+		}
+		return x
+	}
+	tokens, positions := learn(s.vocabulary, s.width), learn(1, s.context, s.width)
+	x := must(nn.Embedding(tokens, variable(tensor.Int, rows)))
+	x = must(gorgonia.Reshape(x, tensor.Shape{s.batch, s.context, s.width}))
+	x = must(gorgonia.BroadcastAdd(x, positions, nil, []byte{0}))
+	x = must(gorgonia.Reshape(x, tensor.Shape{rows, s.width}))
+	for range s.layers {
+		qkv := linear(norm(x), s.width, 3*s.width)
+		part := func(k int) *gorgonia.Node {
+			y := must(nn.Slice(1, k*s.width, (k+1)*s.width, 1, qkv))
+			y = must(gorgonia.Reshape(y,
+				tensor.Shape{s.batch, s.context, s.heads, s.width / s.heads}))
+			return must(gorgonia.Transpose(y, 0, 2, 1, 3))
+		}
+		y := must(nn.Attention(part(0), part(1), part(2), nn.AttentionOptions{Causal: true}))
+		y = must(gorgonia.Reshape(must(gorgonia.Transpose(y, 0, 2, 1, 3)),
+			tensor.Shape{rows, s.width}))
+		x = must(gorgonia.Add(x, dropped(linear(y, s.width, s.width))))
+		h := must(nn.GELUTanh(linear(norm(x), s.width, 4*s.width)))
+		x = must(gorgonia.Add(x, dropped(linear(h, 4*s.width, s.width))))
+	}
+	logits := must(nn.BatchedMatMul(false, true, norm(x), tokens))
+	m.grad(t, must(nn.CrossEntropy(nn.NoLabel, logits, variable(tensor.Int, rows))))
+	return m
+}
+
+// deep is so many equal layers, one behind the other.
+func deep(t testing.TB, layers, batch, width int) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x := m.variable("x", tensor.Float32, batch, width)
+	for i := range layers {
+		w := m.variable(fmt.Sprint("w", i), tensor.Float32, width, width)
+		m.params = append(m.params, w)
+		x = must(gorgonia.Tanh(must(gorgonia.Mul(x, w))))
+	}
+	m.grad(t, must(gorgonia.Mean(x)))
+	return m
+}
+
+// bounded are models whose values take most of the memory.
+var bounded = map[string]func(testing.TB, *nn.Random) *model{
+	"mlp": func(t testing.TB, _ *nn.Random) *model {
+		return layers(64, 64, 128, 128, 128, 10)(t, tensor.Float32)
+	},
+	"convnet": func(t testing.TB, _ *nn.Random) *model { return convnet(t, tensor.Float32) },
+	"gpt": func(t testing.TB, random *nn.Random) *model {
+		return gpt{vocabulary: 13, batch: 4, context: 24, width: 16, heads: 2, layers: 3,
+			dropout: random}.model(t)
+	},
+}
+
+// TestABoundOfMemoryChangesNoBit: losses and parameters after some steps are those without a bound,
+// also with dropout, and in BF16.
+func TestABoundOfMemoryChangesNoBit(t *testing.T) {
+	for where, device := range devices {
+		t.Run(where, func(t *testing.T) { boundOfMemory(t, device(t), 0, 50) })
+	}
+}
+
+func boundOfMemory(t *testing.T, device backend.Device, shares ...int64) {
+	for name, build := range bounded {
+		for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
+			random := nn.NewRandom(7)
+			m := build(t, random)
+			first := clones(m)
+			steps := func(bound ...vm.Option) (got [][]float32, memory vm.Memory) {
+				for i, p := range m.params {
+					copy(p.Value().Data().([]float32), first[i])
+				}
+				options := append(bound, vm.WithPrecision(precision),
+					vm.WithSolver(&autograd.Adam{Rate: 1e-2}, m.params...))
+				machine, err := vm.New(m.g, device, options...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				var losses []float32
+				for step := range uint64(3) {
+					random.Seek(step, 0)
+					run(t, machine)
+					losses = append(losses, m.loss.Data().(float32))
+				}
+				memory = machine.Summary().Memory
+				if err := machine.Close(); err != nil {
+					t.Fatal(err)
+				}
+				return append(clones(m), losses), memory
+			}
+			want, free := steps()
+			_, least := steps(vm.WithLeastMemory())
+			if least.Again == 0 || least.Values >= free.Values {
+				t.Fatalf("%s in %v: %v is no less than %v", name, precision, least, free)
+			}
+			for _, share := range shares {
+				total := func(m vm.Memory) int64 { return m.Total() - m.Workspace }
+				limit := total(least) + (total(free)-total(least))*share/100
+				got, memory := steps(vm.WithMemory(int(limit)))
+				if total(memory) > limit || memory.Again == 0 {
+					t.Errorf("%s in %v: %d bytes of %d, %d steps again", name, precision,
+						total(memory), limit, memory.Again)
+				}
+				if !slices.EqualFunc(got, want, slices.Equal[[]float32]) {
+					t.Errorf("%s in %v: with %d bytes the bits are others", name, precision, limit)
+				}
+			}
+		}
+	}
+}
+
+// TestABoundOfMemoryChangesNoBitOfRandomGraphs: values and learnables are those without a bound.
+func TestABoundOfMemoryChangesNoBitOfRandomGraphs(t *testing.T) {
+	boundOfRandomGraphs(t, map[string]backend.Device{"host": nil, "fake": fake(t)}, 25)
+}
+
+func boundOfRandomGraphs(t *testing.T, devices map[string]backend.Device, n uint64) {
+	list, again := newSeeds(t, n, 20*n), 0
+	for where, device := range devices {
+		b := bench{layout: layout(t), devices: []backend.Device{device}, lock: &sync.Mutex{},
+			figures: &figures{}}
+		for seed := range list.end {
+			trial := b.draw(seed)
+			got, steps, err := b.bits(trial, -1)
+			want, _, plain := b.bits(trial, 0)
+			if errors.Is(err, errRefused) || trial.solver != "" && len(want) == 0 {
+				continue
+			}
+			if err != nil || plain != nil {
+				t.Fatalf("seed %d on %s: %v, %v", seed, where, err, plain)
+			}
+			if again += steps; !slices.Equal(got, want) {
+				t.Errorf("seed %d on %s: with as little memory as possible the bits are others",
+					seed, where)
+			}
+		}
+	}
+	if t.Logf("%d steps ran again", again); again < int(list.end)/2 {
+		t.Error("they are too few")
+	}
+}
+
+// bits returns those of all that a trial computes with a limit of memory, and how many steps run
+// again.
+func (b bench) bits(t trial, memory int) (bits []uint64, again int, err error) {
+	g, err := b.build(t)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(g.learnables) == 0 {
+		t.solver = ""
+	}
+	add := func(v gorgonia.Value) {
+		for _, x := range elements(v) {
+			bits = append(bits, math.Float64bits(x))
+		}
+	}
+	watched, limits := t.watched(g), t.limits[0]
+	limits.Memory = memory
+	if err := b.feed(t, g, 0); err != nil {
+		return nil, 0, err
+	}
+	m, err := vm.New(g.Graph, b.devices[0],
+		append(b.options(t, g, limits, watched), vm.Notice(func(string) {}))...)
+	if err != nil {
+		return nil, 0, err
+	}
+	for run := range t.steps * t.micro {
+		if err := errors.Join(b.feed(t, g, run), m.RunAll()); err != nil {
+			return nil, 0, errors.Join(err, m.Close())
+		}
+		for _, n := range watched.nodes {
+			add(n.Value())
+		}
+	}
+	err = errors.Join(m.Pull(g.learnables...), m.Close())
+	for _, n := range g.learnables {
+		add(n.Value())
+	}
+	return bits, m.Summary().Memory.Again, err
+}
+
+// TestMemoryOfDeepChainsGrowsAsTheRoot: with the least memory, for at most a third more time.
+func TestMemoryOfDeepChainsGrowsAsTheRoot(t *testing.T) {
+	const one = 512 * 64 * 4 // the values of a layer
+	for _, layers := range []int{16, 36, 64, 144} {
+		m := deep(t, layers, 512, 64)
+		solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...)
+		free, err := vm.Summarize(m.g, 1, solver)
+		if err != nil {
+			t.Fatal(err)
+		}
+		least, err := vm.Summarize(m.g, 1, solver, vm.WithLeastMemory())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// gradients of all weights, and values beside those that are kept
+		rest := least.Memory.Learnables + 6*one
+		root := int64(2 * math.Sqrt(float64(layers)) * one)
+		if free.Memory.Values < int64(layers)*one || least.Memory.Values > root+rest {
+			t.Errorf("%d layers: %d bytes, and %d with the least memory", layers,
+				free.Memory.Values, least.Memory.Values)
+		}
+		if f := float64(least.FLOPs) / float64(free.FLOPs); f > 1.33 {
+			t.Errorf("%d layers: %.3f of the operations", layers, f)
+		}
+	}
+}
+
+// TestABoundOfMemoryIsUsed: plans of GPT-2 take at most the bound, and at least 0.97 of it.
+func TestABoundOfMemoryIsUsed(t *testing.T) {
+	m := gpt2.model(t)
+	summary := func(bound vm.Option) vm.Memory {
+		t.Helper()
+		s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16),
+			vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...), bound)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Memory
+	}
+	free, least := summary(vm.WithPrecision(vm.BF16)), summary(vm.WithLeastMemory())
+	bounds := int64(5)
+	if os.Getenv("EURYALE_FULL") == "1" {
+		bounds = 20
+	}
+	last := math.Inf(1)
+	for i := range bounds {
+		limit := least.Total() + (free.Total()-least.Total())*i/bounds
+		got := summary(vm.WithMemory(int(limit)))
+		if t.Log(got); got.Total() > limit || float64(got.Total()) < 0.97*float64(limit) {
+			t.Errorf("%d bytes of %d", got.Total(), limit)
+		}
+		if got.Extra > last || got.Extra > 0.34 {
+			t.Errorf("%v, with less memory %.3f", got, last)
+		}
+		last = got.Extra
+	}
+}
+
+// TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt: on every way to a plan.
+func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	for _, options := range [][]vm.Option{nil, {vm.WithSolver(&autograd.Adam{Rate: 1},
+		m.params...)}} {
+		_, err := vm.New(m.g, nil, append(options, vm.WithMemory(1000))...)
+		for _, want := range []string{"too little memory", "1000 bytes are", "too few", "w0 (",
+			"smaller batches"} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v, want %q", err, want)
+			}
+		}
+		if _, err := vm.Summarize(m.g, 1, append(options, vm.WithMemory(1000))...); err == nil {
+			t.Error("Summarize has no error")
+		}
+	}
+	if _, err := vm.New(m.g, nil, vm.WithMemory(0)); !errors.Is(err, backend.ErrArgument) {
+		t.Errorf("no bytes: %v", err)
+	}
+}
+
+// TestSummarizeIsTheSummaryOfMachines: of one, and of one for each of two ranks.
+func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
+	for ranks := 1; ranks <= 2; ranks++ {
+		err := testranks.Join(together(t, testenv.Hosts, ranks, func(r ranked) error {
+			r.lock.Lock()
+			m := bounded["gpt"](t, nil)
+			options := []vm.Option{vm.WithSolver(&autograd.Adam{Rate: 1}, m.params...)}
+			want, err := vm.Summarize(m.g, ranks, options...)
+			r.lock.Unlock()
+			if err != nil {
+				return err
+			}
+			if ranks > 1 {
+				options = append(options, vm.WithDataParallel(r.Comm))
+			}
+			machine, err := vm.New(m.g, nil, options...)
+			if err != nil {
+				return err
+			}
+			got := machine.Summary().Memory
+			got.Workspace = 0
+			learnables := want.Memory.Learnables
+			exchanged := learnables * int64(ranks-1)
+			if got != want.Memory || got.Gradients != exchanged || got.Solver != 2*learnables ||
+				got.Inputs == 0 {
+				t.Errorf("%d ranks: %v, want %v", ranks, got, want)
+			}
+			return machine.Close()
+		}))
+		if err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// BenchmarkBoundOfMemory measures steps of deep models with as little memory as possible, in turns
+// with steps without a bound, and planning GPT-2 with a bound, in turns with planning without.
+func BenchmarkBoundOfMemory(b *testing.B) {
+	turns := func(b *testing.B, bound, free func()) {
+		var ratios []float64
+		for b.Loop() {
+			began := time.Now()
+			bound()
+			middle := time.Now()
+			free()
+			ratios = append(ratios, float64(middle.Sub(began))/float64(time.Since(middle)))
+		}
+		slices.Sort(ratios)
+		b.ReportMetric(ratios[len(ratios)/2], "times")
+	}
+	for _, layers := range []int{16, 64, 144} {
+		b.Run(fmt.Sprintf("%d layers", layers), func(b *testing.B) {
+			bound, free := deep(b, layers, 1024, 256), deep(b, layers, 1024, 256)
+			x := solving(b, bound, nil, &autograd.SGD{Rate: 1e-3}, vm.WithLeastMemory())
+			y := solving(b, free, nil, &autograd.SGD{Rate: 1e-3})
+			turns(b, func() { run(b, x) }, func() { run(b, y) })
+			s, t := x.Summary(), y.Summary()
+			b.ReportMetric(float64(s.FLOPs)/float64(t.FLOPs), "FLOPs")
+			b.ReportMetric(float64(s.Memory.Values)/(1<<20), "MiB")
+			b.ReportMetric(float64(t.Memory.Values)/(1<<20), "MiB-without")
+		})
+	}
+	for _, gib := range []float64{4.2, 5, 6, 7, 8, 9} {
+		b.Run(fmt.Sprintf("planning gpt2 in %v GiB", gib), func(b *testing.B) {
+			m := gpt2.model(b)
+			plan := func(bound ...vm.Option) func() {
+				return func() {
+					_, err := vm.Summarize(m.g, 1, append(bound, vm.WithPrecision(vm.BF16),
+						vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))...)
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			turns(b, plan(vm.WithMemory(int(gib*(1<<30)))), plan())
+		})
+	}
+}
