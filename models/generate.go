@@ -31,8 +31,8 @@ type GenerateOptions struct {
 	Learnables gorgonia.Nodes
 }
 
-// Generator continues texts. It has one plan for a step of a token, which takes the likeliest ones
-// where the logits are, another one once tokens are drawn, and one for each length of prompts,
+// Generator continues texts. It has one plan for a step of a token, which on a device takes the
+// likeliest ones there, another one once tokens are drawn, and one for each length of prompts,
 // which are padded behind to 16, 32, 64 and so on. They share weights and caches. It runs on one
 // rank, and is not safe for concurrent use.
 type Generator struct {
@@ -51,7 +51,12 @@ type form struct {
 	likeliest bool // it chooses the likeliest tokens itself
 }
 
-func stepOf(likeliest bool) form { return form{1, true, likeliest} }
+// stepFor returns the form of a step. On the host, where logits need no way, a loop over them is
+// faster than what a graph does.
+func (g *Generator) stepFor(s Sampling) form {
+	onHost := g.device == nil || g.device.Name() == "host"
+	return form{1, true, s.Temperature == 0 && !onHost}
+}
 
 // generating is a graph of a Generator and its machine.
 type generating struct {
@@ -91,7 +96,7 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
 	if err == nil {
 		g.layout = layout
-		step, err = g.graph(stepOf(true))
+		step, err = g.graph(g.stepFor(Sampling{}))
 	}
 	for _, n := range o.Learnables {
 		if err == nil && len(step.logits.Graph().ByName(n.Name())) == 0 {
@@ -162,9 +167,11 @@ func (r *generating) choose() error {
 		r.logits, err = nn.MaskedFill(r.logits, nan, math.Inf(-1))
 	}
 	if err == nil {
-		r.logits, r.best, err = nn.TopK(-1, 1, r.logits)
+		r.best, err = nn.ArgMax(-1, true, r.logits)
 	}
-	r.options = append(r.options, vm.Keep(r.best))
+	if err == nil {
+		r.logits, err = nn.ReduceMax([]int{-1}, true, r.logits)
+	}
 	return err
 }
 
@@ -187,6 +194,7 @@ type text struct {
 	last   int
 	random *rand.Rand
 	left   int // tokens to come, 0 at the end
+	room   candidates
 }
 
 // Generate continues prompts, and calls next with each token as soon as there is one: of all rows
@@ -194,8 +202,8 @@ type text struct {
 // each other, except that sampling draws from a random sequence of the seed and the row's number.
 //
 // Each step computes the logits of one position of all rows, and reads the caches for the others.
-// Without a temperature only the likeliest tokens come to the host, else these logits, of which it
-// draws those of several rows at once.
+// Without a temperature only the likeliest tokens come from a device, else these logits, of which
+// the host draws tokens, of several rows at once.
 //
 // Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is
 // longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
@@ -240,7 +248,7 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if s.Max > 0 {
 			left = min(left, s.Max)
 		}
-		texts[row] = text{len(p), 0, rand.New(rand.NewPCG(s.Seed, uint64(row))), left}
+		texts[row] = text{tokens: len(p), random: rand.New(rand.NewPCG(s.Seed, uint64(row))), left: left}
 	}
 	r, err := g.prompt(prompts)
 	for {
@@ -267,7 +275,7 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if !going {
 			return nil
 		}
-		if r, err = g.graph(stepOf(s.Temperature == 0)); err == nil {
+		if r, err = g.graph(g.stepFor(s)); err == nil {
 			err = r.advance(texts)
 		}
 	}
@@ -279,13 +287,13 @@ func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
 	words, errs := len(logits)/r.ends.Shape()[0], make([]error, len(texts))
 	var drawing sync.WaitGroup
 	for row := range texts {
-		of := logits[row*words:][:words]
+		t, of := &texts[row], logits[row*words:][:words]
 		switch {
-		case texts[row].left == 0:
+		case t.left == 0:
 		case r.best != nil:
 			tokens[row], errs[row] = ints(r.best)[row], finite(of[0])
 		default:
-			drawing.Go(func() { tokens[row], errs[row] = s.draw(of, texts[row].random) })
+			drawing.Go(func() { tokens[row], errs[row] = s.draw(of, t.random, &t.room) })
 		}
 	}
 	drawing.Wait()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -52,48 +53,66 @@ func finite(largest float32) error {
 	return nil
 }
 
-// draw chooses a token by its logit.
-func (s Sampling) draw(logits []float32, r *rand.Rand) (int, error) {
+// draw chooses a token by its logit. room is for candidates, from call to call.
+func (s Sampling) draw(logits []float32, r *rand.Rand, room *candidates) (int, error) {
 	best, err := likeliest(logits)
 	if err != nil || s.Temperature == 0 {
 		return best, err
 	}
 	k, p := min(cmp.Or(s.TopK, len(logits)), len(logits)), cmp.Or(s.TopP, 1)
-	c := largest(logits, k, logits[best])
-	n, total := 0, 0.0
+	if k == len(logits) && p == 1 {
+		return s.drawOfAll(logits, best, r), nil
+	}
+	room.keep(logits, k, logits[best])
+	c, n, total := *room, 0, 0.0
 	for _, x := range c {
-		if x.weight = math.Exp(float64(x.logit) / s.Temperature); x.weight > 0 {
+		if x.weight = s.weight(x.logit); x.weight > 0 {
 			c[n] = x
 			n++
 			total += x.weight
 		}
 	}
-	c = c[:n]
-	if k == len(logits) && p == 1 {
-		at := r.Float64() * total
-		for _, x := range c {
-			if at -= x.weight; at < 0 {
-				return x.token, nil
-			}
-		}
-		return best, nil // of a sum that is rounded
-	}
-	if p < 1 {
-		c = c.first(len(c), p*total)
+	if c = c[:n]; p < 1 {
+		c = c.first(n, p*total)
 		total = 0
 		for _, x := range c {
 			total += x.weight
 		}
 	}
-	c = c.first(len(c), r.Float64()*total)
-	return c[len(c)-1].token, nil
+	c = c.first(n, r.Float64()*total)
+	return int(c[len(c)-1].token), nil
+}
+
+// drawOfAll is draw without top-k and top-p. It computes weights twice, which takes less time than
+// to store them.
+func (s Sampling) drawOfAll(logits []float32, best int, r *rand.Rand) int {
+	total := 0.0
+	for _, x := range logits {
+		if w := s.weight(x - logits[best]); w > 0 { // and not NaN
+			total += w
+		}
+	}
+	at := r.Float64() * total
+	for token, x := range logits {
+		if w := s.weight(x - logits[best]); w > 0 {
+			if at -= w; at < 0 {
+				return token
+			}
+		}
+	}
+	return best // of a sum that is rounded
+}
+
+// weight is what the probability of a token is in proportion to, by its logit less the largest.
+func (s Sampling) weight(logit float32) float64 {
+	return math.Exp(float64(logit) / s.Temperature)
 }
 
 // candidate is a token that may be drawn.
 type candidate struct {
 	weight float64
 	logit  float32 // less the largest one
-	token  int
+	token  int32
 }
 
 // before reports whether a is likelier than b: equal ones come in the order of their numbers.
@@ -103,33 +122,32 @@ func (a candidate) before(b candidate) bool {
 
 type candidates []candidate
 
-// largest returns the k likeliest tokens, without weights: in the order of their numbers if these
-// are all. It keeps up to twice as many, so that one pass finds them.
-func largest(logits []float32, k int, most float32) candidates {
-	c, floor := make(candidates, 0, min(2*k, len(logits))), float32(math.Inf(-1))
-	for token, x := range logits {
-		x -= most
-		if !(x > floor) { // or NaN
+// keep makes c the k likeliest tokens, without weights. It takes up to twice as many, so that one
+// pass finds them.
+func (c *candidates) keep(logits []float32, k int, most float32) {
+	x, floor := slices.Grow((*c)[:0], min(2*k, len(logits))), float32(math.Inf(-1))
+	for token, logit := range logits {
+		if logit -= most; !(logit > floor) { // or NaN
 			continue
 		}
-		if len(c) == 2*k {
-			c = c.first(k, math.Inf(1))
-			if floor = c[k-1].logit; !(x > floor) {
+		if len(x) == 2*k {
+			x = x.first(k, math.Inf(1))
+			if floor = x[k-1].logit; !(logit > floor) {
 				continue
 			}
 		}
-		c = append(c, candidate{0, x, token})
+		x = append(x, candidate{0, logit, int32(token)})
 	}
-	if k < len(logits) {
-		c = c.first(k, math.Inf(1))
-	}
-	return c
+	*c = x.first(k, math.Inf(1))
 }
 
 // first returns the k likeliest candidates, or fewer that have a weight together, with the least
 // likely one at the end. It moves them to the front by parting as quicksort does, but goes on in
 // one part alone.
 func (c candidates) first(k int, weight float64) candidates {
+	if len(c) <= k && math.IsInf(weight, 1) {
+		return c
+	}
 	lo, hi := 0, len(c)
 	for hi-lo > 1 {
 		at, sum := c[lo:hi].part()
