@@ -248,7 +248,8 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if s.Max > 0 {
 			left = min(left, s.Max)
 		}
-		texts[row] = text{tokens: len(p), random: rand.New(rand.NewPCG(s.Seed, uint64(row))), left: left}
+		random := rand.New(rand.NewPCG(s.Seed, uint64(row)))
+		texts[row] = text{tokens: len(p), random: random, left: left}
 	}
 	r, err := g.prompt(prompts)
 	for {

@@ -117,7 +117,8 @@ func TestDeviceChoosesWhatTheHostWouldChoose(t *testing.T) {
 func choosesAsTheHost(t *testing.T, d backend.Device, folders ...string) {
 	for _, folder := range folders {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
-			g := generator(t, folder, d, models.GenerateOptions{Batch: 3, Context: 40, Precision: p})
+			g := generator(t, folder, d, models.GenerateOptions{Batch: 3, Context: 40,
+				Precision: p})
 			tokens := expect(t, folder).rows(t, "tokens")
 			prompts := [][]int{tokens[0][:3], tokens[1][:7], tokens[0][5:6]}
 			there := generated(t, g, models.Sampling{Max: 12}, prompts...)
