@@ -259,10 +259,10 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if err == nil {
 			err = r.machine.RunAll()
 		}
-		if err != nil {
-			return err
+		var tokens []int
+		if err == nil {
+			tokens, err = r.draw(texts, s)
 		}
-		tokens, err := r.draw(texts, s)
 		if err != nil {
 			return err
 		}
