@@ -23,7 +23,7 @@ type caching struct {
 	// slots are the rows of the caches that are written; ends are, of a prompt, the numbers of the
 	// last tokens of the samples among all, and of a step the positions; lengths are one more.
 	slots, ends, lengths *gorgonia.Node
-	states               []vm.Option
+	options              []vm.Option
 	caches               int
 	cosines, sines       *gorgonia.Node // of the positions, once they are there
 }
@@ -131,7 +131,7 @@ func (c *caching) cache(b *layers.Builder, x layers.Node) layers.Node {
 		if err != nil {
 			return x, err
 		}
-		c.states = append(c.states, vm.WithState(cache, next))
+		c.options = append(c.options, vm.WithState(cache, next))
 		if !c.step { // which attends to x alone
 			return x, nil
 		}

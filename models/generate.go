@@ -5,9 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 
 	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
@@ -15,6 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/layers"
+	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -29,17 +31,31 @@ type GenerateOptions struct {
 	Learnables gorgonia.Nodes
 }
 
-// Generator continues texts. It has one plan for a step of a token, and one for each length of
-// prompts, which are padded behind to 16, 32, 64 and so on. They share weights and caches. It runs
-// on one rank, and is not safe for concurrent use.
+// Generator continues texts. It has one plan for a step of a token, which on a device takes the
+// likeliest ones there, another one once tokens are drawn, and one for each length of prompts,
+// which are padded behind to 16, 32, 64 and so on. They share weights and caches. It runs on one
+// rank, and is not safe for concurrent use.
 type Generator struct {
 	model   *Model
 	device  backend.Device
 	options GenerateOptions
 	tensors map[string]*tensor.Dense // of learnables and caches, by name
 	layout  *layers.Layout
-	step    *generating
-	prompts map[int]*generating // by length
+	graphs  map[form]*generating // nil once it is closed
+}
+
+// form is which graph of a Generator it is.
+type form struct {
+	positions int
+	step      bool
+	likeliest bool // it chooses the likeliest tokens itself
+}
+
+// stepFor returns the form of a step. On the host, where logits need no way, a loop over them is
+// faster than what a graph does.
+func (g *Generator) stepFor(s Sampling) form {
+	onHost := g.device == nil || g.device.Name() == "host"
+	return form{1, true, s.Temperature == 0 && !onHost}
 }
 
 // generating is a graph of a Generator and its machine.
@@ -47,7 +63,8 @@ type generating struct {
 	*caching
 	tokens  *layers.Tokens
 	ids     []int
-	logits  *gorgonia.Node
+	logits  *gorgonia.Node // of all words, or the largest ones
+	best    *gorgonia.Node // the words of these, nil with all words
 	machine *vm.Machine
 }
 
@@ -68,20 +85,21 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	now := *m // later graphs have the adapter that the first one has
-	g := &Generator{model: &now, device: device, options: o, prompts: map[int]*generating{},
+	g := &Generator{model: &now, device: device, options: o, graphs: map[form]*generating{},
 		tensors: map[string]*tensor.Dense{}}
 	for _, n := range o.Learnables {
 		if t, ok := n.Value().(*tensor.Dense); ok {
 			g.tensors[n.Name()] = t
 		}
 	}
+	var step *generating
 	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
 	if err == nil {
 		g.layout = layout
-		g.step, err = g.newGraph(1, true)
+		step, err = g.graph(g.stepFor(Sampling{}))
 	}
 	for _, n := range o.Learnables {
-		if err == nil && len(g.step.logits.Graph().ByName(n.Name())) == 0 {
+		if err == nil && len(step.logits.Graph().ByName(n.Name())) == 0 {
 			err = fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument, n.Name())
 		}
 	}
@@ -91,19 +109,34 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 	return g, nil
 }
 
-// newGraph returns the graph of so many positions.
-func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
+// graph returns a graph, which it makes once.
+func (g *Generator) graph(f form) (*generating, error) {
+	if r := g.graphs[f]; r != nil {
+		return r, nil
+	}
+	r, err := g.newGraph(f)
+	if err == nil {
+		g.graphs[f] = r
+	}
+	return r, err
+}
+
+func (g *Generator) newGraph(f form) (*generating, error) {
 	batch := g.options.Batch
 	b := layers.NewBuilder(gorgonia.NewGraph(), g.layout, tensor.Float32, 0)
 	r := &generating{
-		caching: newCaching(b, batch, positions, g.options.Context, step, g.tensors),
-		tokens:  b.Tokens("tokens", 1, batch, positions), ids: make([]int, batch*positions),
+		caching: newCaching(b, batch, f.positions, g.options.Context, f.step, g.tensors),
+		tokens:  b.Tokens("tokens", 1, batch, f.positions), ids: make([]int, batch*f.positions),
 	}
 	logits, err := g.model.build(b, r.tokens, r.caching)
 	if err != nil {
 		return nil, err
 	}
-	r.logits = logits.Node
+	if r.logits = logits.Node; f.likeliest {
+		if err := r.choose(); err != nil {
+			return nil, err
+		}
+	}
 	for _, n := range b.Graph().Inputs() {
 		value, ok := n.Value().(*tensor.Dense)
 		if !ok || n.Dtype() != tensor.Float32 {
@@ -119,23 +152,36 @@ func (g *Generator) newGraph(positions int, step bool) (*generating, error) {
 			return nil, err
 		}
 		if g.device != nil && !isCache(n.Name()) {
-			r.states = append(r.states, vm.WithFrozen(n))
+			r.options = append(r.options, vm.WithFrozen(n))
 		}
 	}
-	r.machine, err = vm.New(b.Graph(), g.device, append(r.states, vm.Eval(),
+	r.machine, err = vm.New(b.Graph(), g.device, append(r.options, vm.Eval(),
 		vm.WithPrecision(g.options.Precision))...)
 	return r, err
+}
+
+// choose makes the graph find the largest logits. NaN is none of them.
+func (r *generating) choose() error {
+	nan, err := gorgonia.Ne(r.logits, r.logits, false)
+	if err == nil {
+		r.logits, err = nn.MaskedFill(r.logits, nan, math.Inf(-1))
+	}
+	if err == nil {
+		r.best, err = nn.ArgMax(-1, true, r.logits)
+	}
+	if err == nil {
+		r.logits, err = nn.ReduceMax([]int{-1}, true, r.logits)
+	}
+	return err
 }
 
 // Close frees the memory of the generator.
 func (g *Generator) Close() error {
 	var errs []error
-	for _, r := range append(slices.Collect(maps.Values(g.prompts)), g.step) {
-		if r != nil {
-			errs = append(errs, r.machine.Close())
-		}
+	for _, r := range g.graphs {
+		errs = append(errs, r.machine.Close())
 	}
-	if g.step, g.prompts = nil, nil; g.layout != nil {
+	if g.graphs = nil; g.layout != nil {
 		errs = append(errs, g.layout.Close())
 		g.layout = nil
 	}
@@ -148,14 +194,16 @@ type text struct {
 	last   int
 	random *rand.Rand
 	left   int // tokens to come, 0 at the end
+	room   candidates
 }
 
 // Generate continues prompts, and calls next with each token as soon as there is one: of all rows
 // that have not ended, in their order, again and again. A prompt is one row. Rows do not depend on
 // each other, except that sampling draws from a random sequence of the seed and the row's number.
 //
-// Each step computes the logits of one position of all rows, and reads the caches for the others;
-// only these logits come to the host.
+// Each step computes the logits of one position of all rows, and reads the caches for the others.
+// Without a temperature only the likeliest tokens come from a device, else these logits, of which
+// the host draws tokens, of several rows at once.
 //
 // Errors: [backend.ErrArgument] for no prompt or more than Batch, an empty one or one that is
 // longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
@@ -176,7 +224,7 @@ func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
 }
 
 func (g *Generator) check(prompts [][]int) error {
-	if g.step == nil {
+	if g.graphs == nil {
 		return fmt.Errorf("%w: the generator is closed", backend.ErrArgument)
 	}
 	if n := len(prompts); n == 0 || n > g.options.Batch {
@@ -200,7 +248,8 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if s.Max > 0 {
 			left = min(left, s.Max)
 		}
-		texts[row] = text{len(p), 0, rand.New(rand.NewPCG(s.Seed, uint64(row))), left}
+		random := rand.New(rand.NewPCG(s.Seed, uint64(row)))
+		texts[row] = text{tokens: len(p), random: random, left: left}
 	}
 	r, err := g.prompt(prompts)
 	for {
@@ -210,13 +259,16 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if err == nil {
 			err = r.machine.RunAll()
 		}
+		var tokens []int
+		if err == nil {
+			tokens, err = r.draw(texts, s)
+		}
 		if err != nil {
 			return err
 		}
-		logits := r.logits.Value().Data().([]float32)
 		going := false
-		for row := range texts {
-			if err := texts[row].sample(row, logits, g.model.Vocabulary, s, next); err != nil {
+		for row, token := range tokens {
+			if err := texts[row].add(row, token, s, next); err != nil {
 				return err
 			}
 			going = going || texts[row].left > 0
@@ -224,19 +276,40 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 		if !going {
 			return nil
 		}
-		r, err = g.step, g.step.advance(texts)
+		if r, err = g.graph(g.stepFor(s)); err == nil {
+			err = r.advance(texts)
+		}
 	}
 }
 
-// sample gives a text its next token, of the logits of all rows.
-func (t *text) sample(row int, logits []float32, words int, s Sampling,
-	next func(row, token int) error) error {
+// draw returns the next tokens of the texts that go on.
+func (r *generating) draw(texts []text, s Sampling) ([]int, error) {
+	logits, tokens := r.logits.Value().Data().([]float32), make([]int, len(texts))
+	words, errs := len(logits)/r.ends.Shape()[0], make([]error, len(texts))
+	var drawing sync.WaitGroup
+	for row := range texts {
+		t, of := &texts[row], logits[row*words:][:words]
+		switch {
+		case t.left == 0:
+		case r.best != nil:
+			tokens[row], errs[row] = ints(r.best)[row], finite(of[0])
+		default:
+			drawing.Go(func() { tokens[row], errs[row] = s.draw(of, t.random, &t.room) })
+		}
+	}
+	drawing.Wait()
+	for row, err := range errs {
+		if err != nil {
+			return nil, fmt.Errorf("row %d: %w", row, err)
+		}
+	}
+	return tokens, nil
+}
+
+// add gives a text that goes on its next token.
+func (t *text) add(row, token int, s Sampling, next func(row, token int) error) error {
 	if t.left == 0 {
 		return nil
-	}
-	token, err := s.draw(logits[row*words:][:words], t.random)
-	if err != nil {
-		return fmt.Errorf("row %d: %w", row, err)
 	}
 	if slices.Contains(s.Stop, token) {
 		t.left = 0
@@ -258,13 +331,9 @@ func (g *Generator) prompt(prompts [][]int) (*generating, error) {
 		positions *= 2
 	}
 	positions = min(positions, g.options.Context)
-	r := g.prompts[positions]
-	if r == nil {
-		var err error
-		if r, err = g.newGraph(positions, false); err != nil {
-			return nil, err
-		}
-		g.prompts[positions] = r
+	r, err := g.graph(form{positions: positions})
+	if err != nil {
+		return nil, err
 	}
 	slots, ends := ints(r.slots), ints(r.ends)
 	clear(r.ids)

@@ -1,6 +1,7 @@
 package models_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
 	"github.com/euryale-ml/euryale/layers"
 	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // generator loads a folder and makes a generator of it.
@@ -103,6 +105,28 @@ func greedyTokens(t *testing.T, d backend.Device, tokens int) {
 				}
 			}
 		})
+	}
+}
+
+// TestDeviceChoosesWhatTheHostWouldChoose: tokens that a device takes, of logits that stay there,
+// are those that the host takes of all logits, which top-k leaves one token each.
+func TestDeviceChoosesWhatTheHostWouldChoose(t *testing.T) {
+	choosesAsTheHost(t, fakeDevice(t), "gpt2", "llama3")
+}
+
+func choosesAsTheHost(t *testing.T, d backend.Device, folders ...string) {
+	for _, folder := range folders {
+		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
+			g := generator(t, folder, d, models.GenerateOptions{Batch: 3, Context: 40,
+				Precision: p})
+			tokens := expect(t, folder).rows(t, "tokens")
+			prompts := [][]int{tokens[0][:3], tokens[1][:7], tokens[0][5:6]}
+			there := generated(t, g, models.Sampling{Max: 12}, prompts...)
+			here := generated(t, g, models.Sampling{Max: 12, Temperature: 1, TopK: 1}, prompts...)
+			if fmt.Sprint(there) != fmt.Sprint(here) {
+				t.Errorf("%s in %v: %v, on the host %v", folder, p, there, here)
+			}
+		}
 	}
 }
 
@@ -356,4 +380,57 @@ func TestSamplingHasTheProbabilitiesOfTheLogits(t *testing.T) {
 	if _, err := models.Draw(models.Sampling{}, []float32{nan, nan}, nil); err == nil {
 		t.Error("all are NaN, and there is no error")
 	}
+}
+
+// TestDrawsAreThoseOfSortedTokens: selecting gives the tokens that sorting by probability gives.
+func TestDrawsAreThoseOfSortedTokens(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for i := range uint64(1000) {
+		logits := make([]float32, 1+r.IntN(300))
+		for j := range logits {
+			if logits[j] = float32(3 * r.NormFloat64()); i%2 == 0 { // many are equal
+				logits[j] = float32(math.Round(float64(logits[j])))
+			}
+		}
+		s := models.Sampling{Temperature: 0.3 + r.Float64(), TopK: r.IntN(60),
+			TopP: r.Float64()}
+		got, err := models.Draw(s, logits, rand.New(rand.NewPCG(2, i)))
+		want := drawnOfSorted(s, logits, rand.New(rand.NewPCG(2, i)))
+		if err != nil || got != want {
+			t.Fatalf("%+v of %v: token %d, want %d: %v", s, logits, got, want, err)
+		}
+	}
+}
+
+// drawnOfSorted is Draw, the plain way.
+func drawnOfSorted(s models.Sampling, logits []float32, r *rand.Rand) int {
+	tokens := make([]int, len(logits))
+	for i := range tokens {
+		tokens[i] = i
+	}
+	slices.SortStableFunc(tokens, func(a, b int) int { return cmp.Compare(logits[b], logits[a]) })
+	most := logits[tokens[0]]
+	weight := func(token int) float64 {
+		return math.Exp(float64(logits[token]-most) / s.Temperature)
+	}
+	sum := func(tokens []int) (total float64) {
+		for _, token := range tokens {
+			total += weight(token)
+		}
+		return total
+	}
+	if s.TopK > 0 && s.TopK < len(tokens) {
+		tokens = tokens[:s.TopK]
+	}
+	n, total := 1, sum(tokens)
+	for sum(tokens[:n]) < s.TopP*total {
+		n++
+	}
+	tokens = tokens[:n]
+	at := r.Float64() * sum(tokens)
+	n = 1
+	for n < len(tokens) && sum(tokens[:n]) <= at {
+		n++
+	}
+	return tokens[n-1]
 }

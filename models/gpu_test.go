@@ -16,6 +16,10 @@ func TestGreedyTokensOnGPU(t *testing.T) {
 	greedyTokens(t, gpu(t), 8) // an emulated GPU takes long
 }
 
+func TestDeviceChoosesWhatTheHostWouldChooseOnGPU(t *testing.T) {
+	choosesAsTheHost(t, gpu(t), "gpt2")
+}
+
 // BenchmarkGenerateOnGPU is what bench/peers/generate_torch.py measures of transformers.
 func BenchmarkGenerateOnGPU(b *testing.B) { generates(b, gpu(b), vm.BF16) }
 

@@ -34,101 +34,159 @@ func (s Sampling) check() error {
 	return nil
 }
 
-// draw chooses a token by its logit.
-func (s Sampling) draw(logits []float32, r *rand.Rand) (int, error) {
+// likeliest returns the token of the largest logit, the first of equal ones.
+func likeliest(logits []float32) (int, error) {
 	best := 0
 	for i, x := range logits {
 		if x > logits[best] || logits[best] != logits[best] {
 			best = i
 		}
 	}
-	if x := float64(logits[best]); math.IsNaN(x) || math.IsInf(x, 0) {
-		return 0, fmt.Errorf("the largest logit is %v", x)
+	return best, finite(logits[best])
+}
+
+// finite returns an error for a largest logit that is not.
+func finite(largest float32) error {
+	if x := float64(largest); math.IsNaN(x) || math.IsInf(x, 0) {
+		return fmt.Errorf("the largest logit is %v", x)
 	}
-	if s.Temperature == 0 {
-		return best, nil
+	return nil
+}
+
+// draw chooses a token by its logit. room is for candidates, from call to call.
+func (s Sampling) draw(logits []float32, r *rand.Rand, room *candidates) (int, error) {
+	best, err := likeliest(logits)
+	if err != nil || s.Temperature == 0 {
+		return best, err
 	}
-	c := candidates{make([]float64, len(logits)), make([]int, len(logits))}
+	k, p := min(cmp.Or(s.TopK, len(logits)), len(logits)), cmp.Or(s.TopP, 1)
+	if k == len(logits) && p == 1 {
+		return s.drawOfAll(logits, best, r), nil
+	}
+	room.keep(logits, k, logits[best])
+	c, n, total := *room, 0, 0.0
+	for _, x := range c {
+		if x.weight = s.weight(x.logit); x.weight > 0 {
+			c[n] = x
+			n++
+			total += x.weight
+		}
+	}
+	if c = c[:n]; p < 1 {
+		c = c.first(n, p*total)
+		total = 0
+		for _, x := range c {
+			total += x.weight
+		}
+	}
+	c = c.first(n, r.Float64()*total)
+	return int(c[len(c)-1].token), nil
+}
+
+// drawOfAll is draw without top-k and top-p. It computes weights twice, which takes less time than
+// to store them.
+func (s Sampling) drawOfAll(logits []float32, best int, r *rand.Rand) int {
 	total := 0.0
-	for i, x := range logits {
-		c.tokens[i] = i
-		if w := math.Exp(float64(x-logits[best]) / s.Temperature); w > 0 { // and not NaN
-			c.weights[i] = w
+	for _, x := range logits {
+		if w := s.weight(x - logits[best]); w > 0 { // and not NaN
 			total += w
 		}
 	}
-	k, p := min(cmp.Or(s.TopK, len(logits)), len(logits)), cmp.Or(s.TopP, 1)
-	tokens := c.tokens
-	if k < len(tokens) || p < 1 {
-		tokens, total = c.likeliest(k, p, total)
-	}
 	at := r.Float64() * total
-	for _, token := range tokens {
-		if at -= c.weights[token]; at < 0 {
-			return token, nil
+	for token, x := range logits {
+		if w := s.weight(x - logits[best]); w > 0 {
+			if at -= w; at < 0 {
+				return token
+			}
 		}
 	}
-	return best, nil // of a sum that is rounded
+	return best // of a sum that is rounded
 }
 
-// candidates are tokens and their weights, which are by token.
-type candidates struct {
-	weights []float64
-	tokens  []int
+// weight is what the probability of a token is in proportion to, by its logit less the largest.
+func (s Sampling) weight(logit float32) float64 {
+	return math.Exp(float64(logit) / s.Temperature)
 }
 
-// likeliest returns the k likeliest tokens, and of these the fewest that have a share p of their
-// weight, the likeliest first, with their weight. total is the weight of all.
-func (c *candidates) likeliest(k int, p, total float64) (tokens []int, weight float64) {
-	all := len(c.tokens)
-	for i := all/2 - 1; i >= 0; i-- { // a heap
-		c.sink(i, all)
-	}
-	share, n := p*total, 0
-	if k < all {
-		share = math.Inf(1)
-	}
-	for ; n < k && weight < share; n++ {
-		weight += c.take(all - n)
-	}
-	if k < all {
-		total = weight
-	}
-	tokens, weight = c.tokens[all-n:], 0
-	slices.Reverse(tokens)
-	for i, token := range tokens {
-		if weight += c.weights[token]; weight >= p*total {
-			return tokens[:i+1], weight
-		}
-	}
-	return tokens, weight
+// candidate is a token that may be drawn.
+type candidate struct {
+	weight float64
+	logit  float32 // less the largest one
+	token  int32
 }
 
-// take moves the likeliest of n tokens of the heap behind the others, and returns its weight.
-func (c *candidates) take(n int) float64 {
-	c.tokens[0], c.tokens[n-1] = c.tokens[n-1], c.tokens[0]
-	c.sink(0, n-1)
-	return c.weights[c.tokens[n-1]]
+// before reports whether a is likelier than b: equal ones come in the order of their numbers.
+func (a candidate) before(b candidate) bool {
+	return a.logit > b.logit || a.logit == b.logit && a.token < b.token
 }
 
-// sink makes tokens i to n a heap if those behind i are.
-func (c *candidates) sink(i, n int) {
-	before := func(a, b int) bool { // equal ones in the order of their numbers
-		x, y := c.tokens[a], c.tokens[b]
-		return c.weights[x] > c.weights[y] || c.weights[x] == c.weights[y] && x < y
+type candidates []candidate
+
+// keep makes c the k likeliest tokens, without weights. It takes up to twice as many, so that one
+// pass finds them.
+func (c *candidates) keep(logits []float32, k int, most float32) {
+	x, floor := slices.Grow((*c)[:0], min(2*k, len(logits))), float32(math.Inf(-1))
+	for token, logit := range logits {
+		if logit -= most; !(logit > floor) { // or NaN
+			continue
+		}
+		if len(x) == 2*k {
+			x = x.first(k, math.Inf(1))
+			if floor = x[k-1].logit; !(logit > floor) {
+				continue
+			}
+		}
+		x = append(x, candidate{0, logit, int32(token)})
 	}
-	for {
-		child := 2*i + 1
-		if child >= n {
-			return
-		}
-		if child+1 < n && before(child+1, child) {
-			child++
-		}
-		if !before(child, i) {
-			return
-		}
-		c.tokens[i], c.tokens[child] = c.tokens[child], c.tokens[i]
-		i = child
+	*c = x.first(k, math.Inf(1))
+}
+
+// first returns the k likeliest candidates, or fewer that have a weight together, with the least
+// likely one at the end. It moves them to the front by parting as quicksort does, but goes on in
+// one part alone.
+func (c candidates) first(k int, weight float64) candidates {
+	if len(c) <= k && math.IsInf(weight, 1) {
+		return c
 	}
+	lo, hi := 0, len(c)
+	for hi-lo > 1 {
+		at, sum := c[lo:hi].part()
+		at += lo
+		switch {
+		case at-lo >= k || sum >= weight:
+			hi = at
+		case at-lo+1 >= k || sum+c[at].weight >= weight:
+			return c[:at+1]
+		default:
+			k, weight = k-(at-lo+1), weight-(sum+c[at].weight)
+			lo = at + 1
+		}
+	}
+	return c[:hi]
+}
+
+// part moves what is likelier than one candidate before that. It returns the candidate's place, and
+// the weight of what comes before.
+func (c candidates) part() (at int, sum float64) {
+	last, middle := len(c)-1, len(c)/2
+	if c[middle].before(c[0]) {
+		c[0], c[middle] = c[middle], c[0]
+	}
+	if c[last].before(c[middle]) {
+		c[last], c[middle] = c[middle], c[last]
+	}
+	if c[middle].before(c[0]) {
+		c[0], c[middle] = c[middle], c[0]
+	}
+	c[middle], c[last] = c[last], c[middle] // the median of three
+	pivot := c[last]
+	for i, x := range c[:last] {
+		if x.before(pivot) {
+			c[i], c[at] = c[at], x
+			sum += x.weight
+			at++
+		}
+	}
+	c[last], c[at] = c[at], pivot
+	return at, sum
 }

@@ -2,6 +2,7 @@ package vm_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"strings"
@@ -59,6 +60,25 @@ func TestProductOfBF16RoundsOperandsAlone(t *testing.T) {
 					t.Errorf("%s: c[%d,%d] is %v, want %v", name, i, j, x, want)
 				}
 			}
+		}
+	}
+}
+
+// Numbers that bf16 does not tell apart are compared in f32: 256 and 257, here.
+func TestLargestOfAProductInBF16IsThatOfAllDigits(t *testing.T) {
+	for name, device := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		m := &model{g: gorgonia.NewGraph()}
+		matrix := func(name string, rows, columns int, x ...float32) *gorgonia.Node {
+			return gorgonia.NewMatrix(m.g, tensor.Float32, gorgonia.WithName(name),
+				gorgonia.WithShape(rows, columns), gorgonia.WithValue(tensor.New(
+					tensor.WithShape(rows, columns), tensor.WithBacking(x))))
+		}
+		product := must(gorgonia.Mul(matrix("a", 1, 2, 1, 1), matrix("b", 2, 3, 256, 256, 256, 0, 1,
+			0)))
+		place := must(nn.ArgMax(1, false, must(gorgonia.Add(product, product))))
+		once(t, m, device, vm.WithPrecision(vm.BF16))
+		if got := place.Value().Data(); fmt.Sprint(got) != "[1]" {
+			t.Errorf("%s: %v, want 1", name, got)
 		}
 	}
 }

@@ -109,15 +109,24 @@ func (s topKSpec) program(b program.Builder, x ...program.Value) program.Value {
 		of = b.Do(fuse.Neg, of)
 	}
 	one, least := b.Number(1, of), b.Number(math.Inf(-1), of)
-	left := b.Do(fuse.Where, of, one, one) // 1 where an element is not taken
+	var left program.Value // 1 where an element is not taken; none is before the second round
 	var places []program.Value
-	for range s.K {
-		rest := b.Do(fuse.Where, left, of, least)
+	for k := range s.K {
+		rest := of
+		if k > 0 {
+			rest = b.Do(fuse.Where, left, of, least)
+		}
 		most := b.Reduce(backend.Max, rest, s.Axis)
 		largest := b.Do(fuse.Maximum, b.Do(fuse.Equal, rest, most), b.Do(fuse.NotEqual, rest, rest))
-		place := b.Reduce(backend.Min, b.Locate(s.Axis, b.Do(fuse.Mul, largest, left)), s.Axis)
-		left = b.Select(s.Axis, place, b.Number(0, of), left)
+		if k > 0 {
+			largest = b.Do(fuse.Mul, largest, left)
+		}
+		place := b.Reduce(backend.Min, b.Locate(s.Axis, largest), s.Axis)
 		places = append(places, b.Cast(dtypeOn(tensor.Int), place))
+		if k == 0 {
+			left = b.Do(fuse.Where, of, one, one)
+		}
+		left = b.Select(s.Axis, place, b.Number(0, of), left)
 	}
 	y := b.Concat(s.Axis, places...)
 	if s.Drop {

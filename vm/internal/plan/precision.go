@@ -141,8 +141,8 @@ func (n *numbering) narrow(x ir.ID) ir.ID {
 }
 
 // widened returns which values must have all digits of a product that they are: those from which
-// element-wise values lead to a result, and those that an operation reads, maybe as a view or a
-// part, which is no loop, no product and no attention.
+// element-wise values lead to a result or to a place, such as the largest element's, and those that
+// an operation reads, maybe as a view or a part, which is no loop, no product and no attention.
 func widened(p *ir.Program) []bool {
 	wide, result := make([]bool, len(p.Values)), make([]bool, len(p.Values))
 	for _, r := range p.Results {
@@ -150,9 +150,10 @@ func widened(p *ir.Program) []bool {
 	}
 	for i, v := range slices.Backward(p.Values) {
 		_, concat := v.Op.(ir.Concat)
+		_, locates := v.Op.(ir.Locate)
 		view, elementwise := concat || ir.View(v.Op) || carries(v.Op), ir.Elementwise(v.Op)
 		for j, a := range v.Args {
-			result[a] = result[a] || result[i] && (view || elementwise)
+			result[a] = result[a] || locates || result[i] && (view || elementwise)
 			wide[a] = wide[a] || result[a] || wide[i] && view || !view && !elementwise &&
 				!readsHalf(v.Op) || isExact(v.Op, j)
 		}
