@@ -88,13 +88,16 @@ func (m *peerMemory) probeFlags() error {
 	}
 	w := &waits{flags: backend.OnDevice(backend.U8, m.flags(m.c.rank), flagBytes),
 		signal: m.signal().As(backend.U8)}
-	graph, err := m.recordMeetings(w)
+	q, graph, err := m.recordMeetings(w)
 	if err = m.c.gather.Vote(m.c.members, err); err == nil {
 		m.c.waits.Store(w)
 		err = m.c.gather.Vote(m.c.members, m.runMeetings(w, graph))
 	}
 	if graph != nil {
 		err = errors.Join(err, graph.Close())
+	}
+	if q != nil {
+		err = errors.Join(err, q.Close())
 	}
 	if refusal := (*group.Refusal)(nil); errors.As(err, &refusal) {
 		m.c.waits.Store(nil)
@@ -104,25 +107,34 @@ func (m *peerMemory) probeFlags() error {
 	return err
 }
 
-// recordMeetings records a meeting by each set.
-func (m *peerMemory) recordMeetings(w *waits) (*backend.Graph, error) {
-	q, graphs := m.dev.Default().(backend.GraphQueue)
-	s, streams := m.dev.Default().(stream)
-	var pokes bool
-	if w.dev, pokes = m.dev.(poker); !graphs || !streams || !pokes {
-		return nil, fmt.Errorf("%w: %s cannot be told to wait for memory", backend.ErrUnsupported,
-			m.dev.Name())
+// recordMeetings records a meeting by each set, on a queue that nobody else uses meanwhile.
+func (m *peerMemory) recordMeetings(w *waits) (q backend.Queue, graph *backend.Graph, err error) {
+	var ok bool
+	if w.dev, ok = m.dev.(poker); !ok {
+		return nil, nil, fmt.Errorf("%w: nothing ends a wait for memory of %s",
+			backend.ErrUnsupported, m.dev.Name())
+	}
+	if q, err = m.dev.NewQueue(); err != nil {
+		return nil, nil, err
+	}
+	s, ok := q.(interface {
+		stream
+		backend.GraphQueue
+	})
+	if !ok {
+		return q, nil, fmt.Errorf("%w: a %T records no graphs", backend.ErrUnsupported, q)
 	}
 	if err := s.Fill(m.signal(), 1); err != nil {
-		return nil, err
+		return q, nil, err
 	}
-	return q.Capture(func() error {
+	graph, err = s.Capture(func() error {
 		var errs []error
 		for set := range flagSets {
 			errs = append(errs, m.meetByFlags(s, set))
 		}
 		return errors.Join(errs...)
 	})
+	return q, graph, err
 }
 
 // runMeetings runs them twice.
