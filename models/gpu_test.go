@@ -5,12 +5,22 @@ package models_test
 import (
 	"testing"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/vm"
 )
 
 // TestGreedyTokensOnGPU: every folder continues texts as transformers does.
 func TestGreedyTokensOnGPU(t *testing.T) {
+	greedyTokens(t, gpu(t), 8) // an emulated GPU takes long
+}
+
+// BenchmarkGenerateOnGPU is what bench/peers/generate_torch.py measures of transformers.
+func BenchmarkGenerateOnGPU(b *testing.B) { generates(b, gpu(b), vm.BF16) }
+
+// gpu opens a GPU.
+func gpu(t testing.TB) backend.Device {
 	d, err := cuda.Open(0)
 	if err != nil {
 		testenv.Lacking(t, err.Error())
@@ -20,5 +30,5 @@ func TestGreedyTokensOnGPU(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	greedyTokens(t, d, 8) // an emulated GPU takes long
+	return d
 }

@@ -141,11 +141,20 @@ func (o *collectiveOp) Scratch() (nbytes int) {
 	return nbytes
 }
 
-// Carries reports whether the operation takes operands of another dtype, too: an all-to-all or an
-// all-gather, which move elements alone. So package vm moves elements of 16 bits in plans of BF16.
+// Carries reports whether the operation takes operands of another dtype, too: one that moves
+// elements, or that adds them, as the communicator adds elements of d. So package vm exchanges 16
+// bits an element in plans of BF16.
 func (o *collectiveOp) Carries(d backend.DType) bool {
-	moves := o.fwd.kind == backend.AllToAll || o.fwd.kind == backend.AllGather
-	return moves && o.fwd.scale == 1 && (o.fwd.rows == nil || o.fwd.layout(o.comm, d, o.in) != nil)
+	switch o.fwd.kind {
+	case backend.AllToAll, backend.AllGather:
+	case backend.AllReduce, backend.ReduceScatter:
+		if o.fwd.op != backend.Sum && o.fwd.op != backend.Avg {
+			return false
+		}
+	default:
+		return false
+	}
+	return o.fwd.scale == 1 && (o.fwd.rows == nil || o.fwd.layout(o.comm, d, o.in) != nil)
 }
 
 // StartOn implements vm.DeviceOp.

@@ -22,9 +22,9 @@ import (
 // graph. The collectives of package ops are DeviceOps, and a program's own operations can be. On
 // the host, and where RunsOn says no, a machine runs Do on host tensors.
 //
-// One that only moves the elements of its operand may say so by a method Carries(d backend.DType)
-// bool: whether StartOn takes an operand and a result of d, too. In a plan of [BF16] it then moves
-// half the bytes, between products.
+// One that only moves the elements of its operand, or adds those of ranks, may say so by a method
+// Carries(d backend.DType) bool: whether StartOn takes an operand and a result of d, too. In a plan
+// of [BF16] it then moves half the bytes, between products.
 type DeviceOp interface {
 	gorgonia.Op
 	// RunsOn reports whether the operation can run on a device.
@@ -42,7 +42,7 @@ type DeviceOp interface {
 	StartOn(q backend.Queue, y, scratch backend.Buffer, x ...backend.Buffer) (backend.Work, error)
 }
 
-// carrier is a DeviceOp of one operand whose elements it may only move.
+// carrier is a DeviceOp of one operand that may move elements of other dtypes.
 type carrier interface {
 	// Carries reports whether it does, so that StartOn also takes an operand and a result of d.
 	Carries(d backend.DType) bool

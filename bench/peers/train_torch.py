@@ -11,11 +11,12 @@ for each GPU, or by itself with -n 1, and writes one JSON line for each model, p
      "peak_mib": 21}
 
 Modes: `eager` is PyTorch as it comes, `graph` a whole step captured in a CUDA graph, `compile`
-torch.compile of model and loss with its defaults. `step_us` is the median of --rounds rounds of 10
-steps each, on the slowest rank. `peak_mib` is what the caching allocator has reserved at most,
-`driver_mib` what the driver says is in use by then, context and libraries included; both are 0 on
-the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches, fused
-AdamW, and both fused on the host.
+torch.compile of model and loss with its defaults, `compile+graph` both. With --channels-last
+pictures and filters are in that format, and the line says so. `step_us` is the median of --rounds
+rounds of --steps steps, on the slowest rank. `peak_mib` is what the caching allocator has reserved
+at most, `driver_mib` what the driver says is in use by then, context and libraries included; both
+are 0 on the host. Solvers are PyTorch's fastest: on GPUs SGD with momentum by multi-tensor launches
+and fused AdamW, and both fused on the host.
 
 On the host, processes share the cores that this one may use (taskset). With --serve, the program of
 bench/train that has started this one asks for each round by a line on standard input, and is told
@@ -37,8 +38,6 @@ import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-
-STEPS = 10  # of a round
 
 
 class Perceptron(nn.Module):
@@ -84,6 +83,57 @@ class Digits(nn.Module):
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)
         return self.out(x.flatten(1))
+
+
+class Residual(nn.Module):
+    """A block of ResNet-18: two convolutions of 3x3 with batch norms, beside a residual."""
+
+    def __init__(self, channels, filters, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, filters, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(filters, filters, 3, padding=1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(filters), nn.BatchNorm2d(filters)
+        self.skip = nn.Identity()
+        if stride != 1 or channels != filters:
+            self.skip = nn.Sequential(
+                nn.Conv2d(channels, filters, 1, stride, bias=False), nn.BatchNorm2d(filters)
+            )
+
+    def forward(self, x):
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.skip(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18 for pictures of 32x32, as examples/resnet has it."""
+
+    def __init__(self):
+        super().__init__()
+        blocks, channels = [], 64
+        self.stem = nn.Conv2d(3, channels, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(channels)
+        for filters in (64, 128, 256, 512):
+            for stride in (1 if filters == 64 else 2, 1):
+                blocks.append(Residual(channels, filters, stride))
+                channels = filters
+        self.blocks, self.out = nn.Sequential(*blocks), nn.Linear(channels, 10)
+
+    def forward(self, x):
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        return self.out(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """A language model of LSTM layers, of tokens [steps, batch], as examples/charlstm has it."""
+
+    def __init__(self, vocabulary, hidden, layers):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, hidden)
+        self.lstm = nn.LSTM(hidden, hidden, layers)
+        self.out = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens):
+        return self.out(self.lstm(self.words(tokens))[0]).flatten(0, 1)
 
 
 class Block(nn.Module):
@@ -150,9 +200,17 @@ def text(batch, context, vocabulary):
     )
 
 
-def sgd(parameters, device):
+def sgd(parameters, device, **more):
     how = {"fused": True} if device == "cpu" else {"foreach": True}
-    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **how)
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, **how, **more)
+
+
+def decayed(parameters, device):
+    return sgd(parameters, device, weight_decay=5e-4)
+
+
+def adam(parameters, device):
+    return torch.optim.Adam(parameters, lr=1e-3, fused=True, capturable=device == "cuda")
 
 
 def adamw(parameters, device):
@@ -173,29 +231,36 @@ MODELS = {
     "nanogpt": (lambda: GPT(65, 64, 128, 4, 4), text(12, 64, 65), adamw, ["f32"]),
     "gpt": (lambda: GPT(256, 512, 1024, 16, 8), text(16, 512, 256), adamw, ["bf16"]),
     "gpt2": (lambda: GPT(50304, 1024, 768, 12, 12), text(16, 1024, 50304), adamw, ["bf16"]),
+    "resnet18": (ResNet, classes(128, 3, 32, 32), decayed, ["f32", "tf32", "bf16"]),
+    "lstm": (lambda: Recurrent(256, 512, 2), text(128, 64, 256), adam, ["f32", "tf32", "bf16"]),
 }
+MODES = ["eager", "graph", "compile", "compile+graph"]
 
 
 class Case:
     """One model in one precision and mode."""
 
-    def __init__(self, name, precision, mode, ranks, device):
+    def __init__(self, name, precision, mode, args):
         make, data, solver, _ = MODELS[name]
-        self.device = device
+        self.device, self.steps, modes = args.device, args.steps, mode.split("+")
         torch.manual_seed(1)
+        torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
             precision == "tf32"
         )
-        self.half, self.keep = precision == "bf16", mode == "graph"
-        model = Loss(make()).to(device)
-        if mode == "compile":
+        self.half, self.keep = precision == "bf16", "graph" in modes
+        model = Loss(make()).to(args.device)
+        self.inputs, self.labels = data(args.device)
+        if args.channels_last and self.inputs.dim() == 4:
+            model = model.to(memory_format=torch.channels_last)
+            self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
+        if "compile" in modes:
             model = torch.compile(model)
-        if ranks > 1:
+        if args.n > 1:
             model = DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-        self.model, self.solver = model, solver(model.parameters(), device)
-        self.inputs, self.labels = data(device)
+        self.model, self.solver = model, solver(model.parameters(), args.device)
         self.step = self.eager
-        if mode == "graph":
+        if "graph" in modes:
             self.capture()
 
     def eager(self):
@@ -224,10 +289,10 @@ class Case:
             dist.barrier()
         self.synchronize()
         begin = time.perf_counter()
-        for _ in range(STEPS):
+        for _ in range(self.steps):
             self.step()
         self.synchronize()
-        return (time.perf_counter() - begin) * 1e6 / STEPS
+        return (time.perf_counter() - begin) * 1e6 / self.steps
 
     def synchronize(self):
         if self.device == "cuda":
@@ -235,7 +300,7 @@ class Case:
 
 
 def measure(name, precision, mode, args):
-    case = Case(name, precision, mode, args.n, args.device)
+    case = Case(name, precision, mode, args)
     for _ in range(2):
         case.round(args.n)
     if args.device == "cuda":
@@ -264,7 +329,7 @@ def serve(rank, args):
 
     Other ranks follow rank 0.
     """
-    case = Case(args.models[0], MODELS[args.models[0]][3][0], args.modes[0], args.n, args.device)
+    case = Case(args.models[0], MODELS[args.models[0]][3][0], args.modes[0], args)
     go = torch.zeros(1)
     while True:
         if rank == 0:
@@ -291,16 +356,20 @@ def train(rank, args, port):
     elif args.n > 1:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         # Capturing asks that errors are not looked for from another thread meanwhile.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0" if "graph" in args.modes else "1"
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = (
+            "0" if any("graph" in mode for mode in args.modes) else "1"
+        )
         dist.init_process_group(
             "nccl", rank=rank, world_size=args.n, device_id=torch.device("cuda", rank)
         )
     if args.serve:
         serve(rank, args)
     for name in [] if args.serve else args.models:
-        for precision in MODELS[name][3]:
+        for precision in args.precisions or MODELS[name][3]:
             for mode in args.modes:
                 line = {"model": name, "precision": precision, "mode": mode, "ranks": args.n}
+                if args.channels_last:
+                    line["channels_last"] = True
                 try:
                     line.update(measure(name, precision, mode, args))
                 except RuntimeError as error:
@@ -329,19 +398,24 @@ def arguments():
         help="rounds when standard input asks for them, of one model in one mode, on the host",
     )
     p.add_argument("--models", default=",".join(MODELS), help="some of %s" % ", ".join(MODELS))
-    p.add_argument("--modes", default="eager,graph,compile", help="some of eager, graph, compile")
-    p.add_argument("--rounds", type=int, default=15, help="rounds of %d steps" % STEPS)
+    p.add_argument("--modes", default="eager,graph,compile", help="some of " + ", ".join(MODES))
+    p.add_argument("--precisions", default="", help="some of f32, tf32, bf16; or each model's")
+    p.add_argument("--channels-last", action="store_true", help="the format of pictures")
+    p.add_argument("--rounds", type=int, default=15, help="rounds of --steps steps")
+    p.add_argument("--steps", type=int, default=10, help="steps of a round")
     args = p.parse_args()
     args.models, args.modes = args.models.split(","), args.modes.split(",")
+    args.precisions = [name for name in args.precisions.split(",") if name]
     if args.serve and (len(args.models) > 1 or len(args.modes) > 1 or args.device != "cpu"):
         p.error("--serve wants one model, one mode, and --device cpu")
     if (
         args.n < 1
-        or args.rounds < 1
+        or min(args.rounds, args.steps) < 1
         or not set(args.models) <= set(MODELS)
-        or not set(args.modes) <= {"eager", "graph", "compile"}
+        or not set(args.modes) <= set(MODES)
+        or not set(args.precisions) <= {"f32", "tf32", "bf16"}
     ):
-        p.error("want -n and --rounds >= 1, known models and modes")
+        p.error("want -n, --rounds and --steps >= 1, known models, modes and precisions")
     return args
 
 

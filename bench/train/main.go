@@ -9,7 +9,7 @@
 //	{"model":"mlp","precision":"f32","mode":"plan","ranks":1,"step_us":84.3,"loss":1.71,
 //	 "peak_mib":3,"driver_mib":812,"fused":31,"arena_bytes":262144,"host_ops":0}
 //
-// step_us is the median of --rounds rounds of 10 steps each, on the slowest rank. peak_mib is the
+// step_us is the median of --rounds rounds of --steps steps, on the slowest rank. peak_mib is the
 // most memory that was in use on the device, and driver_mib what the driver says is in use at the
 // end, context and libraries included. --profile prints the ten steps of the plan that took longest
 // when they ran one by one, and the ten operations.
@@ -73,11 +73,8 @@ import (
 	"github.com/euryale-ml/euryale/vm"
 )
 
-// What train_torch.py does, too.
-const (
-	steps  = 10 // of a round
-	warmUp = 2  // rounds
-)
+// warmUp is how many rounds are not counted. train_torch.py does as many.
+const warmUp = 2
 
 func main() {
 	if err := run(os.Stdout, os.Args[1:]); err != nil {
@@ -93,6 +90,7 @@ type options struct {
 	device     string
 	ranks      int
 	rounds     int
+	steps      int // of a round
 	profile    bool
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
@@ -109,7 +107,8 @@ func parse(args []string) (options, error) {
 		"train_torch.py")
 	f.StringVar(&o.device, "device", "gpu", "gpu or cpu")
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
-	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
+	f.IntVar(&o.rounds, "rounds", 15, "rounds of --steps steps")
+	f.IntVar(&o.steps, "steps", 10, "steps of a round")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -134,10 +133,10 @@ func parse(args []string) (options, error) {
 		}
 		o.precisions = append(o.precisions, p)
 	}
-	if o.device != "gpu" && o.device != "cpu" || o.ranks < 1 || min(o.rounds, o.saveEvery) < 1 ||
+	if o.device != "gpu" && o.device != "cpu" || min(o.ranks, o.rounds, o.steps, o.saveEvery) < 1 ||
 		f.NArg() > 0 {
-		return o, errors.New("want --device gpu or cpu, -n, --rounds and --save-every 1 or more, " +
-			"and no other arguments")
+		return o, errors.New("want --device gpu or cpu, -n, --rounds, --steps and --save-every " +
+			"1 or more, and no other arguments")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -378,12 +377,12 @@ func (o options) time(m *vm.Machine, on rank, peer *peer) (ours, theirs []float6
 			return nil, nil, err
 		}
 		begin := time.Now()
-		for range steps {
+		for range o.steps {
 			if err := m.RunAll(); err != nil {
 				return nil, nil, err
 			}
 		}
-		ours = append(ours, micros(time.Since(begin))/steps)
+		ours = append(ours, micros(time.Since(begin))/float64(o.steps))
 	}
 	if peer != nil && theirs != nil {
 		theirs = theirs[warmUp:]
@@ -496,6 +495,14 @@ func micros(t time.Duration) float64 { return float64(t.Nanoseconds()) / 1e3 }
 
 // sgd is train_torch.py's.
 func sgd() autograd.Solver { return &autograd.Momentum{Rate: 1e-3, Momentum: 0.9} }
+
+// decayed is train_torch.py's, and that of examples/resnet.
+func decayed() autograd.Solver {
+	return &autograd.Momentum{Rate: 1e-3, Momentum: 0.9, WeightDecay: 5e-4}
+}
+
+// adam is train_torch.py's.
+func adam() autograd.Solver { return &autograd.Adam{Rate: 1e-3} }
 
 // adamw is train_torch.py's, with PyTorch's weight decay.
 func adamw() autograd.Solver { return &autograd.AdamW{Rate: 1e-4, WeightDecay: 0.01} }

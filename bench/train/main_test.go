@@ -140,6 +140,9 @@ func TestModelsTrain(t *testing.T) {
 		"perceptron": {perceptron(8, 6, 5, 3), sgd, nil},
 		"gpt": {transformer{vocabulary: 11, batch: 2, context: 6, width: 8, heads: 2,
 			layers: 2}.loss, adamw, nil},
+		"resnet": {resnet{batch: 4, filters: 2, stages: []int{1, 1}}.loss, decayed, nil},
+		"lstm": {recurrent{vocabulary: 11, batch: 3, steps: 5, hidden: 6, layers: 2}.loss, adam,
+			nil},
 	}
 	for name, m := range small {
 		for _, p := range []vm.Precision{vm.F32, vm.BF16} {
@@ -174,7 +177,8 @@ func TestModelsTrain(t *testing.T) {
 
 func TestArgumentsAreChecked(t *testing.T) {
 	for _, args := range [][]string{{"--models", "bert"}, {"--precisions", "f16"},
-		{"--device", "tpu"}, {"--rounds", "0"}, {"more"}, {"--peer", "gorgonia"}, {"--device",
+		{"--device", "tpu"}, {"--rounds", "0"}, {"--steps", "0"},
+		{"more"}, {"--peer", "gorgonia"}, {"--device",
 			"cpu", "-n", "2", "--peer", "gorgonia"}} {
 		if _, err := parse(args); err == nil {
 			t.Errorf("%q is no error", args)

@@ -35,7 +35,14 @@ var models = map[string]model{
 		layers: 8}.loss, adamw, []vm.Precision{vm.BF16}},
 	"gpt2": {transformer{vocabulary: 50304, batch: 16, context: 1024, width: 768, heads: 12,
 		layers: 12}.loss, adamw, []vm.Precision{vm.BF16}},
+	"resnet18": {resnet{batch: 128, filters: 64, stages: []int{2, 2, 2, 2}}.loss, decayed,
+		allPrecisions},
+	"lstm": {recurrent{vocabulary: 256, batch: 64, steps: 128, hidden: 512, layers: 2}.loss, adam,
+		allPrecisions},
 }
+
+// allPrecisions are the precisions there are.
+var allPrecisions = []vm.Precision{vm.F32, vm.TF32, vm.BF16}
 
 // names lists the models.
 func names() []string { return slices.Sorted(maps.Keys(models)) }

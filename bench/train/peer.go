@@ -31,7 +31,7 @@ func (o options) start(name string, m model) (*peer, error) {
 	case "":
 		return nil, nil
 	case gorgonias:
-		return startGorgonia(m)
+		return o.startGorgonia(m)
 	}
 	return o.startTorch(name)
 }
@@ -44,7 +44,7 @@ func (p *peer) close() error {
 }
 
 // startGorgonia runs the graph by a tape machine, and the solver after it.
-func startGorgonia(m model) (*peer, error) {
+func (o options) startGorgonia(m model) (*peer, error) {
 	b, _, err := m.graph(0, &sync.Mutex{})
 	if err != nil {
 		return nil, err
@@ -53,7 +53,7 @@ func startGorgonia(m model) (*peer, error) {
 		m.solver()
 	round := func() (float64, error) {
 		begin := time.Now()
-		for range steps {
+		for range o.steps {
 			if err := tape.RunAll(); err != nil {
 				return 0, err
 			}
@@ -62,7 +62,7 @@ func startGorgonia(m model) (*peer, error) {
 			}
 			tape.Reset()
 		}
-		return micros(time.Since(begin)) / steps, nil
+		return micros(time.Since(begin)) / float64(o.steps), nil
 	}
 	return &peer{gorgonias, round, tape.Close}, nil
 }
@@ -70,7 +70,7 @@ func startGorgonia(m model) (*peer, error) {
 // startTorch runs train_torch.py, which runs a round for each line and answers with its time.
 func (o options) startTorch(model string) (*peer, error) {
 	cmd := exec.Command(o.python, o.peer, "--serve", "--device", "cpu", "--modes", "eager",
-		"--models", model, "-n", strconv.Itoa(o.ranks))
+		"--models", model, "-n", strconv.Itoa(o.ranks), "--steps", strconv.Itoa(o.steps))
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -153,8 +153,8 @@ type (
 
 // Opaque is an operation that only the graph knows: its number Index. It runs always, and in the
 // order of the graph: where its operands are if it is Placed, else by its Do method on host
-// tensors. One that Carries gives every element of its operand a place, of F32 or of BF16, and
-// changes none.
+// tensors. One that Carries takes elements of F32 or of BF16: it gives each of them a place, or adds
+// those of several ranks.
 type Opaque struct {
 	Index           int
 	Name            string

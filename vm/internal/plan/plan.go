@@ -195,7 +195,7 @@ func (l Limits) planned(p *ir.Program, updates []Update, plain bool) (*Plan, err
 	of := p
 	var anew map[ir.ID]bool
 	if !plain {
-		p, anew = l.again(p)
+		p, anew = l.again(inShape(p))
 	}
 	plan, err := l.layout(p, anew, updates, plain)
 	if err != nil {

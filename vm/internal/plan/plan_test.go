@@ -258,6 +258,18 @@ func TestSteps(t *testing.T) {
 				p.add(ir.Permute{Axes: ir.Of(1, 0)}, ir.Of(4, 3), x))
 			return []ir.ID{p.unary(fuse.Exp, x)}
 		}, []string{"loop exp"}},
+		{"a loop goes on behind a reshape, and so do the sums of its columns",
+			func(p *program) []ir.ID {
+				bias := p.add(ir.Broadcast{}, ir.Of(8, 8), p.input(2, 1, 8))
+				x := p.binary(fuse.Add, p.product(p.input(0, 8, 8), p.input(1, 8, 8)), bias)
+				x = p.unary(fuse.Exp, p.add(ir.Reshape{}, ir.Of(2, 4, 8), x))
+				x = p.add(ir.Reshape{}, ir.Of(8, 8), x)
+				return []ir.ID{p.reduced(x), p.product(x, p.input(1, 8, 8))}
+			}, []string{"matmul NN", "loop add exp reduce-sum over (0,1)", "matmul NN"}},
+		{"what is transposed stays as it is", func(p *program) []ir.ID {
+			x := p.binary(fuse.Add, p.view(p.input(0, 8, 8)), p.input(1, 8, 8))
+			return []ir.ID{p.unary(fuse.Exp, p.add(ir.Reshape{}, ir.Of(64), x))}
+		}, []string{"loop add", "loop exp"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -193,7 +193,7 @@ func narrowed(p *ir.Program) []bool {
 	return read
 }
 
-// carries reports whether an operation only moves elements.
+// carries reports whether an operation moves elements of BF16 as it does those of F32.
 func carries(op ir.Op) bool {
 	o, ok := op.(ir.Opaque)
 	return ok && o.Carries

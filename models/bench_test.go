@@ -1,0 +1,159 @@
+package models_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/bench"
+	"github.com/euryale-ml/euryale/internal/safetensors"
+	"github.com/euryale-ml/euryale/models"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// BenchmarkGenerate is for the host what bench/peers/generate_torch.py --device cpu --precision f32
+// measures of transformers.
+func BenchmarkGenerate(b *testing.B) { generates(b, nil, vm.F32) }
+
+// written is a line of generate_torch.py.
+type written struct {
+	Model     string  `json:"model"`
+	Precision string  `json:"precision"`
+	Mode      string  `json:"mode"`
+	Batch     int     `json:"batch"`
+	Prompt    int     `json:"prompt"`
+	New       int     `json:"new"`
+	Speed     float64 `json:"tokens_per_s"`
+	Prefill   float64 `json:"prefill_ms"`
+}
+
+// generates measures a GPT-2 of 124 M random weights, and prints a line for each batch: the
+// medians of all calls. With -short the model is a tiny one.
+func generates(b *testing.B, d backend.Device, p vm.Precision) {
+	prompt, tokens, config := 64, 256, gpt2Sizes{12, 768, 12, 50257}
+	if testing.Short() {
+		prompt, tokens, config = 5, 4, gpt2Sizes{2, 24, 4, 61}
+	}
+	m, err := models.Load(config.folder(b))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer m.Close()
+	for _, batch := range []int{1, 16} {
+		b.Run(fmt.Sprint("batch=", batch), func(b *testing.B) {
+			g, err := models.NewGenerator(m, d, models.GenerateOptions{Batch: batch,
+				Context: prompt + tokens, Precision: p})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer g.Close()
+			r := rand.New(rand.NewPCG(1, 1))
+			prompts := make([][]int, batch)
+			for row := range prompts {
+				for range prompt {
+					prompts[row] = append(prompts[row], r.IntN(config.vocabulary))
+				}
+			}
+			generateFor(b, g, prompts, min(tokens, 8)) // which makes plans
+			var prefills, speeds []float64
+			for b.Loop() {
+				prefill, rest := generateFor(b, g, prompts, tokens)
+				prefills = append(prefills, prefill.Seconds()*1e3)
+				speeds = append(speeds, float64(batch*(tokens-1))/rest.Seconds())
+			}
+			line := written{"gpt2", p.String(), "plan", batch, prompt, tokens,
+				rounded(bench.Median(speeds)), rounded(bench.Median(prefills))}
+			b.ReportMetric(line.Speed, "tokens/s")
+			b.ReportMetric(line.Prefill, "prefill-ms")
+			if err := json.NewEncoder(os.Stdout).Encode(line); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
+}
+
+func rounded(x float64) float64 { return math.Round(x*1e3) / 1e3 }
+
+// generateFor returns the time to the first tokens, and from there to the last ones.
+func generateFor(b *testing.B, g *models.Generator, prompts [][]int,
+	tokens int) (prefill, rest time.Duration) {
+	n, begin, first := 0, time.Now(), time.Time{}
+	if err := g.Generate(b.Context(), prompts, models.Sampling{Max: tokens},
+		func(int, int) error {
+			if n++; n == len(prompts) {
+				first = time.Now()
+			}
+			return nil
+		}); err != nil {
+		b.Fatal(err)
+	}
+	if n != tokens*len(prompts) {
+		b.Fatalf("%d tokens, want %d of each of %d prompts", n, tokens, len(prompts))
+	}
+	return first.Sub(begin), time.Since(first)
+}
+
+// gpt2Sizes are the sizes of a GPT-2.
+type gpt2Sizes struct{ blocks, width, heads, vocabulary int }
+
+// folder writes a folder of random weights.
+func (s gpt2Sizes) folder(b *testing.B) (dir string) {
+	const positions = 1024
+	r, tensors := rand.New(rand.NewPCG(1, 1)), map[string]safetensors.Tensor{}
+	draw := func(mean float32, name string, shape ...int) {
+		t := safetensors.New(backend.F32, shape)
+		data := backend.View[float32](t.Data)
+		for i := range data {
+			data[i] = mean + 0.02*float32(r.NormFloat64())
+		}
+		tensors[name] = t
+	}
+	n := s.width
+	layer := func(name string, in, out int) {
+		draw(0, name+".weight", in, out)
+		draw(0, name+".bias", out)
+	}
+	norm := func(name string) {
+		draw(1, name+".weight", n)
+		draw(0, name+".bias", n)
+	}
+	draw(0, "transformer.wte.weight", s.vocabulary, n)
+	draw(0, "transformer.wpe.weight", positions, n)
+	for i := range s.blocks {
+		h := fmt.Sprintf("transformer.h.%d.", i)
+		norm(h + "ln_1")
+		norm(h + "ln_2")
+		layer(h+"attn.c_attn", n, 3*n)
+		layer(h+"attn.c_proj", n, n)
+		layer(h+"mlp.c_fc", n, 4*n)
+		layer(h+"mlp.c_proj", 4*n, n)
+	}
+	norm("transformer.ln_f")
+	dir = b.TempDir()
+	config, err := json.Marshal(map[string]any{"model_type": "gpt2", "vocab_size": s.vocabulary,
+		"n_positions": positions, "n_embd": n, "n_layer": s.blocks, "n_head": s.heads,
+		"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "config.json"), config, 0o600)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(dir, "model.safetensors"))
+	if err == nil {
+		err = safetensors.Write(f, tensors, nil)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		b.Fatal(err)
+	}
+	return dir
+}
