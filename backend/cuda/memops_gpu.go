@@ -24,14 +24,26 @@ static CUresult euryale_await(uintptr_t stream, const uint64_t *words, unsigned 
 	}
 	return cuStreamBatchMemOp((CUstream)stream, 2 * n, ops, 0);
 }
+
+// Sets n words that follow each other.
+static CUresult euryale_set(uintptr_t stream, uint64_t words, unsigned n, uint32_t value)
+{
+	CUstreamBatchMemOpParams ops[euryale_most_words] = {0};
+	unsigned i;
+
+	for (i = 0; i < n; i++) {
+		ops[i].writeValue.operation = CU_STREAM_MEM_OP_WRITE_VALUE_32;
+		ops[i].writeValue.address = words + 4 * i;
+		ops[i].writeValue.value = value;
+		ops[i].writeValue.flags = CU_STREAM_WRITE_VALUE_DEFAULT;
+	}
+	return cuStreamBatchMemOp((CUstream)stream, n, ops, 0);
+}
 */
 import "C"
 
 import (
 	"fmt"
-	"unsafe"
-
-	"gorgonia.org/cu"
 
 	"github.com/euryale-ml/euryale/backend"
 )
@@ -60,15 +72,20 @@ func (q *Queue) Await(words ...backend.Buffer) error {
 	})
 }
 
-// Poke writes to the device's memory now, whatever its queues wait for, after Close only with
-// Retain.
-func (d *Device) Poke(dst backend.Buffer, bytes []byte) error {
-	if !dst.Device() || len(bytes) == 0 || len(bytes) != dst.NBytes() {
-		return d.named("poke", fmt.Errorf("%w: %d bytes to %d of a device", backend.ErrArgument,
-			len(bytes), dst.NBytes()))
+// Set sets words of the device's memory, of 32 bits, to a value, in the order of the queue. On a
+// queue on which nothing else is it ends the waits of other queues: copies from the host's memory
+// do not, which on an H100 wait for graphs in which there are waits.
+func (q *Queue) Set(words backend.Buffer, value uint32) error {
+	n := words.NBytes() / 4
+	if !words.Device() || words.NBytes()%4 != 0 || n == 0 || n > C.euryale_most_words {
+		return q.device.named("set", fmt.Errorf("%w: %d bytes: it takes %d words of 32 bits of a "+
+			"device at most", backend.ErrArgument, words.NBytes(), C.euryale_most_words))
 	}
-	return d.onRetained("poke", func() error {
-		return cu.MemcpyHtoD(cu.DevicePtr(dst.Addr()), unsafe.Pointer(&bytes[0]),
-			int64(len(bytes)))
+	if err := q.usable(); err != nil {
+		return err
+	}
+	return q.device.on("set memory", func() error {
+		return result(C.euryale_set(C.uintptr_t(q.Stream()), C.uint64_t(words.Addr()), C.uint(n),
+			C.uint32_t(value)))
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -171,31 +172,52 @@ func TestRankThatStopsWaitingSignalsNobodyOnGPU(t *testing.T) {
 	}
 }
 
-// A rank that has launched many graphs, of which the first waits for another rank, is told to stop.
+// A rank is told to stop while it launches graphs, of which the first waits for another rank, until
+// the driver takes no more of them.
 func TestWaitsOfManyLaunchesEndOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	comms := g.group(t, 2, forced(byCopyEngines))
-	var last backend.Work
+	var graph *backend.Graph
 	each(t, comms, func(c *Communicator) error {
 		memory, err := c.Alloc(4096)
 		if err != nil {
 			return err
 		}
 		x, q := memory.As(backend.F32), c.Device().Default().(*cuda.Queue)
-		graph, err := q.Capture(func() error {
+		captured, err := q.Capture(func() error {
 			return errors.Join(startSum(c, q, x), startSum(c, q, x))
 		})
-		for range 400 {
-			if err == nil && c.Rank() == 0 {
-				last, err = graph.Launch(nil)
-			}
+		if c.Rank() == 0 {
+			graph = captured
 		}
 		return err
 	})
+	var launched atomic.Int64
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			last, err := graph.Launch(nil)
+			if err == nil && launched.Add(1) == 400 { // it takes as many
+				err = last.Join(context.Background())
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for before := int64(-1); launched.Load() != before; time.Sleep(200 * time.Millisecond) {
+		before = launched.Load()
+	}
 	began := time.Now()
 	comms[0].Abort(errors.New("enough"))
-	if err := last.Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
-		t.Error(err)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, backend.ErrAborted) {
+			t.Error(err)
+		}
+	case <-time.After(proctest.Within(5 * time.Second)):
+		t.Fatalf("launch %d does not end", launched.Load()+1)
 	}
 	if err := drain(context.Background(), g.all[0].Default()); err != nil {
 		t.Error(err)

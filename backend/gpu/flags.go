@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync"
@@ -31,11 +30,8 @@ import (
 type waiter interface {
 	// Await waits until words of 32 bits are 1, and sets them to 0.
 	Await(words ...backend.Buffer) error
-}
-
-// poker is a Device whose memory the host writes to whatever its queues wait for.
-type poker interface {
-	Poke(dst backend.Buffer, bytes []byte) error
+	// Set sets words of 32 bits.
+	Set(words backend.Buffer, value uint32) error
 }
 
 const (
@@ -86,9 +82,12 @@ func (m *peerMemory) probeFlags() error {
 	if m.c.plan.topology.Link != FullyConnected {
 		return nil
 	}
-	w := &waits{flags: backend.OnDevice(backend.U8, m.flags(m.c.rank), flagBytes),
-		signal: m.signal().As(backend.U8)}
-	q, graph, err := m.recordMeetings(w)
+	w, err := m.newWaits()
+	var q backend.Queue
+	var graph *backend.Graph
+	if err == nil {
+		q, graph, err = m.recordMeetings(w)
+	}
 	if err = m.c.gather.Vote(m.c.members, err); err == nil {
 		m.c.waits.Store(w)
 		err = m.c.gather.Vote(m.c.members, m.runMeetings(w, graph))
@@ -99,8 +98,11 @@ func (m *peerMemory) probeFlags() error {
 	if q != nil {
 		err = errors.Join(err, q.Close())
 	}
-	if refusal := (*group.Refusal)(nil); errors.As(err, &refusal) {
+	if err != nil {
 		m.c.waits.Store(nil)
+		err = errors.Join(err, w.close())
+	}
+	if refusal := (*group.Refusal)(nil); errors.As(err, &refusal) {
 		m.c.flagless = refusal.Error()
 		return nil
 	}
@@ -109,10 +111,8 @@ func (m *peerMemory) probeFlags() error {
 
 // recordMeetings records a meeting by each set, on a queue that nobody else uses meanwhile.
 func (m *peerMemory) recordMeetings(w *waits) (q backend.Queue, graph *backend.Graph, err error) {
-	var ok bool
-	if w.dev, ok = m.dev.(poker); !ok {
-		return nil, nil, fmt.Errorf("%w: nothing ends a wait for memory of %s",
-			backend.ErrUnsupported, m.dev.Name())
+	if err := w.set(w.signal, 1); err != nil {
+		return nil, nil, err
 	}
 	if q, err = m.dev.NewQueue(); err != nil {
 		return nil, nil, err
@@ -123,9 +123,6 @@ func (m *peerMemory) recordMeetings(w *waits) (q backend.Queue, graph *backend.G
 	})
 	if !ok {
 		return q, nil, fmt.Errorf("%w: a %T records no graphs", backend.ErrUnsupported, q)
-	}
-	if err := s.Fill(m.signal(), 1); err != nil {
-		return q, nil, err
 	}
 	graph, err = s.Capture(func() error {
 		var errs []error
@@ -155,52 +152,54 @@ func (m *peerMemory) runMeetings(w *waits, graph *backend.Graph) error {
 	return err
 }
 
-// waits is how the host ends what a rank's graphs wait for.
+// waits is how the host ends what a rank's graphs wait for: by a queue on which nothing else is.
 type waits struct {
-	dev    poker
-	flags  backend.Buffer
-	signal backend.Buffer
+	queue         backend.Queue
+	flags, signal backend.Buffer
 
 	mu   sync.Mutex
 	over bool // the memory may be given back
 }
 
+func (m *peerMemory) newWaits() (*waits, error) {
+	q, err := m.dev.NewQueue()
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := q.(waiter); !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a %T does not wait for memory",
+			backend.ErrUnsupported, q), q.Close())
+	}
+	return &waits{queue: q, signal: m.signal(),
+		flags: backend.OnDevice(backend.I32, m.flags(m.c.rank), flagBytes/4)}, nil
+}
+
 // end ends all waits until the device is idle: each one that is ended clears its flags. What fails
 // is a device on which nothing waits any more.
 func (w *waits) end(idle func() bool) {
-	if w.poke(w.signal, words(0)) != nil {
+	if w.set(w.signal, 0) != nil {
 		return
 	}
-	all := make([]uint32, w.flags.Len()/4)
-	for i := range all {
-		all[i] = 1
-	}
-	for wait := (spinwait.Wait{}); w.poke(w.flags, words(all...)) == nil && !idle(); wait.Pause() {
+	for wait := (spinwait.Wait{}); w.set(w.flags, 1) == nil && !idle(); wait.Pause() {
 	}
 }
 
-func (w *waits) poke(dst backend.Buffer, bytes []byte) error {
+func (w *waits) set(words backend.Buffer, value uint32) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.over {
 		return backend.ErrClosed
 	}
-	return w.dev.Poke(dst, bytes)
+	return w.queue.(waiter).Set(words, value)
 }
 
 // close says that nothing waits any more. A nil waits has nothing to close.
-func (w *waits) close() {
+func (w *waits) close() error {
 	if w == nil {
-		return
+		return nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.over = true
-}
-
-func words(all ...uint32) (bytes []byte) {
-	for _, x := range all {
-		bytes = binary.NativeEndian.AppendUint32(bytes, x)
-	}
-	return bytes
+	return w.queue.Close()
 }
