@@ -55,7 +55,7 @@ func TestGraphsOfGroupAndPartOnGPU(t *testing.T) {
 
 func TestGraphsWatchdogOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{byNCCL, byTwoShot} {
+	for _, use := range []Algorithm{byNCCL, byTwoShot, byCopyEngines} {
 		gate := g.newGate(t)
 		comms := g.groupWithin(t, 2, time.Second, forced(use))
 		works := halfway(t, comms, func(q backend.Queue) error { return gate.shut(q) })
@@ -73,7 +73,7 @@ func TestGraphsWatchdogOnGPU(t *testing.T) {
 
 func TestGraphsEndOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
-	for _, use := range []Algorithm{byNCCL, byLL, byTwoShot} {
+	for _, use := range []Algorithm{byNCCL, byLL, byTwoShot, byCopyEngines} {
 		for name, end := range ends {
 			t.Run(fmt.Sprintf("%s/%v", name, use), func(t *testing.T) {
 				endsReplays(t, g.group(t, 2, forced(use)), end.of, end.want)

@@ -480,16 +480,10 @@ func stuck(t *testing.T, comms []*Communicator, n, last int) (works []backend.Wo
 	works, graphs, xs = make([]backend.Work, len(comms)), make([]*backend.Graph, len(comms)),
 		make([]backend.Buffer, len(comms))
 	each(t, comms, func(c *Communicator) error {
-		b, err := c.Device().Alloc(64)
+		b, err := c.Alloc(64) // which copy engines take
 		if err != nil {
 			return err
 		}
-		t.Cleanup(func() {
-			if err := errors.Join(drain(context.Background(), c.Device().Default()),
-				c.Device().Free(b)); err != nil {
-				t.Error(err)
-			}
-		})
 		x, q := b.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		xs[c.Rank()] = x
 		graph, err := q.Capture(func() error {
@@ -546,16 +540,10 @@ func assemble(c *Communicator) error {
 func halfway(t *testing.T, comms []*Communicator, hold func(q backend.Queue) error) []backend.Work {
 	works := make([]backend.Work, len(comms))
 	each(t, comms, func(c *Communicator) error {
-		b, err := c.Device().Alloc(64)
+		b, err := c.Alloc(64) // which copy engines take
 		if err != nil {
 			return err
 		}
-		t.Cleanup(func() {
-			if err := errors.Join(drain(context.Background(), c.Device().Default()),
-				c.Device().Free(b)); err != nil {
-				t.Error(err)
-			}
-		})
 		x, q := b.As(backend.F32), c.Device().Default().(backend.GraphQueue)
 		graph, err := q.Capture(func() error {
 			for i := range 5 {

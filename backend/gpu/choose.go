@@ -291,7 +291,11 @@ func (c *Communicator) Chosen(what *backend.Collective, d backend.DType, nbytes 
 // a chunk where there are chunks.
 func (c *Communicator) Explain(what backend.Collective, d backend.DType, nbytes int) string {
 	_, lacking := c.Windows()
-	return c.explain(what, d, nbytes, lacking)
+	text := c.explain(what, d, nbytes, lacking)
+	if c.flagless != "" && c.choose(&what, d, nbytes) == byCopyEngines {
+		text += "; kernels wait for other ranks, since streams cannot: " + c.flagless
+	}
+	return text
 }
 
 // Halves reports whether a call of F32 makes use of AllowHalf.

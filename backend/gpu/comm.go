@@ -97,7 +97,9 @@ type Communicator struct {
 	dead  chan struct{} // closed when the engine has been aborted
 	freed chan struct{} // closed when what NCCL used is freed, too
 
-	status status // of our kernels
+	status   status                // of our kernels
+	waits    atomic.Pointer[waits] // of graphs; nil if kernels wait there, too, because
+	flagless string                // of this
 
 	closing atomic.Bool
 	// closed at the end of an attempt to share memory; nil if there was none

@@ -8,10 +8,15 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/cuda"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 )
 
 // Calls by copy engines, in graphs and outside, follow calls by kernels that use the same staging.
@@ -26,6 +31,199 @@ func TestCopyEnginesGiveTheBitsOfKernelsOnGPU(t *testing.T) {
 				t.Errorf("rank %d has %+v, want %d by copy engines", c.Rank(), used, want)
 			}
 		}
+	}
+}
+
+// Ranks meet by flags, without kernels. They launch a graph of two calls over and over, late at
+// random, and nothing but the flags keeps them together.
+func TestRanksMeetByFlagsInReplaysOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for _, size := range g.sizes() {
+		o := forced(byCopyEngines)
+		o.Staging = 1 << 14 // a round or two
+		comms := g.group(t, size, o)
+		if comms[0].waits.Load() == nil {
+			t.Fatalf("kernels meet: %s", comms[0].flagless)
+		}
+		each(t, comms, func(c *Communicator) error { return meets(c, 5*trials()) })
+	}
+}
+
+// meets adds up the results of a graph of an average and a sum, both in place.
+func meets(c *Communicator, times int) error {
+	const n = 5000
+	q := c.Device().Default().(*cuda.Queue)
+	memory, err := c.Alloc(3 * 4 * n)
+	if err != nil {
+		return err
+	}
+	part := func(i int) backend.Buffer { return memory.As(backend.F32).Slice(i*n, (i+1)*n) }
+	x, y, total := part(0), part(1), part(2)
+	late, err := newLate(c, q)
+	if err != nil {
+		return err
+	}
+	defer late.free()
+	if err := errors.Join(q.Zero(memory), drain(context.Background(), q)); err != nil {
+		return err
+	}
+	graph, err := q.Capture(func() error {
+		_, err := c.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Avg}, x, x)
+		return errors.Join(err, set(q, y, c.Rank()+1), startSum(c, q, y),
+			q.Reduce(backend.Sum, total, total, x, y))
+	})
+	if err != nil {
+		return err
+	}
+	if err := assemble(c); err != nil {
+		return err
+	}
+	random := rand.New(rand.NewPCG(3, uint64(c.Rank())))
+	want := float32(0)
+	for i := range times {
+		average := i % 7 * c.Size()
+		err := errors.Join(set(q, x, average*(2*c.Rank())), late.sometimes(random, 3))
+		if err == nil {
+			_, err = graph.Launch(nil)
+		}
+		if err != nil {
+			return err
+		}
+		want += float32(average*(c.Size()-1) + c.Size()*(c.Size()+1)/2)
+	}
+	got := make([]float32, n)
+	if err := errors.Join(q.Move(backend.Of(got), total), drain(context.Background(),
+		q)); err != nil {
+		return err
+	}
+	for i, v := range got {
+		if v != want {
+			return fmt.Errorf("element %d after %d launches is %v, want %v", i, times, v, want)
+		}
+	}
+	return errors.Join(graph.Close(), assemble(c), c.Free(memory))
+}
+
+func startSum(c *Communicator, q backend.Queue, x backend.Buffer) error {
+	_, err := c.Start(q, sum, x, x)
+	return err
+}
+
+// Where a device does not wait for memory kernels meet, on all ranks.
+func TestKernelsMeetWhereDevicesCannotWaitOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	if os.Getenv("EMULATED_DEVICES") == "" {
+		t.Skip("a driver refuses only where it is emulated")
+	}
+	t.Setenv("EMULATED_MEM_OPS", "refused")
+	comms := g.group(t, 2, forced(byCopyEngines))
+	for _, c := range comms {
+		if c.waits.Load() != nil || c.flagless == "" {
+			t.Errorf("rank %d meets by flags", c.Rank())
+		}
+		if text := c.Explain(sum, backend.F32, besideBytes); !strings.Contains(text, c.flagless) {
+			t.Errorf("rank %d does not say why: %s", c.Rank(), text)
+		}
+	}
+	each(t, comms, func(c *Communicator) error { return meets(c, 10) })
+}
+
+// A rank that is told to stop while it waits runs the rest of its graph, and must not pass for one
+// that has added up: the call of the other rank, which comes late, fails.
+func TestRankThatStopsWaitingSignalsNobodyOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	for range 3 {
+		gate := g.newGate(t)
+		comms := g.group(t, 2, forced(byCopyEngines))
+		works := make([]backend.Work, 2)
+		each(t, comms, func(c *Communicator) error {
+			memory, err := c.Alloc(4096)
+			if err != nil {
+				return err
+			}
+			x, q := memory.As(backend.F32), c.Device().Default().(*cuda.Queue)
+			graph, err := q.Capture(func() error { return startSum(c, q, x) })
+			if err == nil {
+				err = errors.Join(set(q, x, 1), assemble(c))
+			}
+			if err == nil && c.Rank() == 1 {
+				err = gate.shut(q)
+			}
+			if err != nil {
+				return err
+			}
+			works[c.Rank()], err = graph.Launch(nil)
+			return err
+		})
+		comms[0].Abort(errors.New("enough"))
+		if err := works[0].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
+			t.Errorf("a call that rank 1 has not come to passes for done: %v", err)
+		}
+		if err := drain(context.Background(), g.all[0].Default()); err != nil {
+			t.Error(err)
+		}
+		if err := errors.Join(gate.open(g.all[0].Default()), drain(context.Background(),
+			g.all[1].Default())); err != nil {
+			t.Error(err)
+		}
+		if err := works[1].Join(context.Background()); !errors.Is(err, backend.ErrAborted) {
+			t.Errorf("on rank 1, whom rank 0 has left: %v", err)
+		}
+	}
+}
+
+// A rank is told to stop while it launches graphs, of which the first waits for another rank, until
+// the driver takes no more of them.
+func TestWaitsOfManyLaunchesEndOnGPU(t *testing.T) {
+	g := needGPUs(t, 2)
+	comms := g.group(t, 2, forced(byCopyEngines))
+	var graph *backend.Graph
+	each(t, comms, func(c *Communicator) error {
+		memory, err := c.Alloc(4096)
+		if err != nil {
+			return err
+		}
+		x, q := memory.As(backend.F32), c.Device().Default().(*cuda.Queue)
+		captured, err := q.Capture(func() error {
+			return errors.Join(startSum(c, q, x), startSum(c, q, x))
+		})
+		if c.Rank() == 0 {
+			graph = captured
+		}
+		return err
+	})
+	var launched atomic.Int64
+	ended := make(chan error, 1)
+	go func() {
+		for {
+			last, err := graph.Launch(nil)
+			if err == nil && launched.Add(1) == 400 { // it takes as many
+				err = last.Join(context.Background())
+			}
+			if err != nil {
+				ended <- err
+				return
+			}
+		}
+	}()
+	for before := int64(-1); launched.Load() != before; time.Sleep(200 * time.Millisecond) {
+		before = launched.Load()
+	}
+	began := time.Now()
+	comms[0].Abort(errors.New("enough"))
+	select {
+	case err := <-ended:
+		if !errors.Is(err, backend.ErrAborted) {
+			t.Error(err)
+		}
+	case <-time.After(proctest.Within(5 * time.Second)):
+		t.Fatalf("launch %d does not end", launched.Load()+1)
+	}
+	if err := drain(context.Background(), g.all[0].Default()); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); took > proctest.Within(5*time.Second) {
+		t.Errorf("it took %v", took)
 	}
 }
 

@@ -66,6 +66,9 @@ func (c *Communicator) finish(well bool) {
 			}
 			return engine.abort()
 		})
+		if w := c.waits.Load(); w != nil && !well {
+			c.teardowns.begin(nil, func() error { w.end(c.idle); return nil })
+		}
 		c.rest()
 		c.kernelsEnd()
 	})

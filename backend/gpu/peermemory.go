@@ -60,8 +60,9 @@ func llBytes(size int) int { return max(packetBytes, lines/size*120) }
 // align is what the parts of an allocation start at multiples of.
 const align = 256
 
+// padBytes has room for the flags behind what kernels use.
 func padBytes(size int) int {
-	return (peers.PadBytes(size, packets, lines) + align - 1) / align * align
+	return (peers.PadBytes(size, packets, lines)+align-1)/align*align + align
 }
 
 // share makes the memory that all ranks of the group reach. If a rank cannot share, c.why says so
@@ -142,6 +143,9 @@ func (m *peerMemory) build() (err error) {
 		}
 	}
 	if err := m.probe(); err != nil {
+		return err
+	}
+	if err := m.probeFlags(); err != nil {
 		return err
 	}
 	return m.enter(0, staging)

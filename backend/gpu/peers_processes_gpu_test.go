@@ -22,6 +22,16 @@ func reduceByKernels(c *Communicator, inGraph bool) error {
 	}
 	x := make([]float32, 1<<14)
 	err := holding(c, x, func(b backend.Buffer) error {
+		if inGraph { // by copy engines, too
+			memory, err := c.Alloc(b.NBytes())
+			if err != nil {
+				return err
+			}
+			b = memory.As(backend.F32)
+			if err := c.Device().Default().Zero(b); err != nil {
+				return err
+			}
+		}
 		step := func() error { return backend.Run(c, sum, b, b) }
 		if inGraph {
 			graph, err := threeSums(c, b)
@@ -87,7 +97,7 @@ func TestKilledRankIsNamedAmongKernels(t *testing.T) {
 // others go on.
 func TestKilledRankIsNamedInGraphs(t *testing.T) {
 	size := len(needGPUs(t, 2).all)
-	for _, a := range []Algorithm{byNCCL, byLL, byTwoShot} {
+	for _, a := range []Algorithm{byNCCL, byLL, byTwoShot, byCopyEngines} {
 		t.Run(a.String(), func(t *testing.T) {
 			killed(t, inGraph+a.String(), size, "of a graph of 3 collectives")
 		})

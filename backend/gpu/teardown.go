@@ -31,7 +31,7 @@ func (m *peerMemory) giveBack(last backend.Queue) error {
 	if err := settle(last, forever); err != nil {
 		return fmt.Errorf("the memory of the kernels stays in use: %w", err)
 	}
-	errs := []error{m.closeImports()}
+	errs := []error{m.c.waits.Load().close(), m.closeImports()}
 	m.end.Reach(hasLeft, m.reaches)
 	errs = append(errs, m.freeAll())
 	m.held.Store(0)

@@ -37,6 +37,7 @@ enum {
 	not_found = 500,
 	not_ready = 600,
 	peer_enabled = 704,
+	not_supported = 801,
 	capture_unsupported = 900,
 	capture_unmatched = 903,
 	capture_unjoined = 904,
@@ -543,6 +544,43 @@ DRIVER cuMemcpyDtoHAsync_v2(void *dst, u64 src, size_t n, Stream *s) {
 DRIVER cuMemcpyDtoDAsync_v2(u64 dst, u64 src, size_t n, Stream *s) { return copy(s, dst, src, n); }
 DRIVER cuMemcpyPeerAsync(u64 dst, Context *, u64 src, Context *, size_t n, Stream *s) {
 	return copy(s, dst, src, n);
+}
+
+// Words of memory that a stream waits for and writes. EMULATED_MEM_OPS=refused is a device that has
+// none of it.
+union MemOp {
+	struct {
+		int operation;
+		u64 address, value;
+		u32 flags;
+	};
+	u64 room[6];
+};
+enum { wait_32 = 1, write_32 = 2, wait_equal = 1 };
+
+static void wait_for(const u32 *word, u32 value) {
+	while (__atomic_load_n(word, __ATOMIC_ACQUIRE) != value)
+		usleep(20);
+}
+DRIVER cuStreamBatchMemOp_v2(Stream *s, unsigned n, const MemOp *ops, unsigned flags) {
+	const char *text = getenv("EMULATED_MEM_OPS");
+	if (text && !strcmp(text, "refused"))
+		return not_supported;
+	if (n == 0 || n > 255 || flags)
+		return invalid_value;
+	for (unsigned i = 0; i < n; i++)
+		if (ops[i].address % 4 || ops[i].flags != (ops[i].operation == wait_32 ? wait_equal : 0) ||
+			(ops[i].operation != wait_32 && ops[i].operation != write_32))
+			return invalid_value; // the driver has more
+	return s->start([all = std::vector<MemOp>(ops, ops + n)] {
+		for (auto &op : all) {
+			u32 *word = reinterpret_cast<u32 *>(op.address);
+			if (op.operation == wait_32)
+				wait_for(word, u32(op.value));
+			else
+				__atomic_store_n(word, u32(op.value), __ATOMIC_RELEASE);
+		}
+	});
 }
 
 // fill is memset, but zeroes in a large allocation are pages that nobody has touched yet.
