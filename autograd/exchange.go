@@ -110,17 +110,17 @@ func (x *Buckets) Params() [][]int {
 // [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
 func (x *Buckets) Slot(param, branch int) backend.Buffer { return x.slots[param][branch] }
 
-// Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
-// host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
+// Start starts the all-reduce of a bucket, or with [Buckets.Shards] its reduce-scatter or
+// all-gather, behind what was started on a queue; nil is the host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
 // the queues of all ranks compute meanwhile, and must be the same on every rank.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
-func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backend.Work,
-	err error) {
+func (x *Buckets) Start(bucket int, kind backend.Kind, behind backend.Queue, beside bool) (
+	w backend.Work, err error) {
 	d, b := x.d, x.d.buckets[bucket]
 	err = residence.Bound(d.comm.Device(), func() error {
 		if behind == nil {
-			w, err = b.start(d.gradComm, d.reduction(b))
+			w, err = b.start(d.gradComm, d.callOf(b, kind))
 			return err
 		}
 		done, err := behind.Record()
@@ -130,10 +130,10 @@ func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backen
 		if err != nil {
 			return err
 		}
-		what := d.reduction(b)
+		what := d.callOf(b, kind)
 		what.Beside = beside
-		src, _ := b.source(what)
-		w, err = d.gradComm.Start(b.queue, what, b.data, src)
+		dst, src := b.operands(what, false)
+		w, err = d.gradComm.Start(b.queue, what, dst, src)
 		return err
 	})
 	if err != nil {

@@ -222,7 +222,7 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 		if _, err := p.value(); err != nil {
 			return err
 		}
-		sizes = append(sizes, t.Data)
+		sizes = append(sizes, d.keptFor(p, t.Data))
 	}
 	if err := d.model.fits(l); err != nil {
 		return err

@@ -16,6 +16,8 @@ import (
 //
 // Cost: a copy of the learnables and the averages from the device, and twice one to it.
 //
+// With [WithShards] it is collective.
+//
 // Errors: those of f; those of the device; ErrArgument in the middle of a step.
 func (m *Machine) Averaged(f func() error) (err error) {
 	if err := backend.Given("vm: Averaged", "f", f); err != nil {
@@ -50,6 +52,9 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			return err
 		}
 		for i, a := range averages {
+			if a, err = m.whole(g.Params[i], a); err != nil {
+				return err
+			}
 			w, err := dense(g.Params[i].Value())
 			if err != nil {
 				return err

@@ -35,9 +35,11 @@ type Machine struct {
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
-	steps     int       // of the solver
-	synced    bool      // batch norms are of the batches of all ranks
-	missing   error     // nil arguments of New and its options
+	shards    Shards    // of WithShards, if sharded
+	sharded   bool
+	steps     int   // of the solver
+	synced    bool  // batch norms are of the batches of all ranks
+	missing   error // nil arguments of New and its options
 	closed    bool
 	byDo      time.Duration // see HostTime
 
@@ -95,7 +97,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 			o(m)
 		}
 	}
-	err := m.connect(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync()))
+	err := m.connect(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync(),
+		m.checkShards()))
 	if err == nil {
 		err = m.agree(m.prepare())
 	}

@@ -12,10 +12,10 @@ import (
 type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged, or one of its sums.
 	Slot(update, branch int) backend.Buffer
-	// Start starts the exchange of a bucket behind what was started on a queue, nil for the host.
+	// Start starts an exchange of a bucket behind what was started on a queue, nil for the host.
 	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices
 	// of all ranks compute meanwhile, and the same on every rank.
-	Start(bucket int, behind backend.Queue, beside bool) (backend.Work, error)
+	Start(bucket int, kind backend.Kind, behind backend.Queue, beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
 	Finish(bucket int, w backend.Work) error
 	// All reports whether a condition holds on all ranks, which call it together.
@@ -31,7 +31,9 @@ type exchanges struct {
 
 // started is what steps have started and nobody has waited for.
 type started struct {
-	buckets []backend.Work // nil where a bucket is not under way
+	// nil where a bucket is not under way. It is once at a time: the all-gather of shards begins
+	// when the reduce-scatter has ended.
+	buckets []backend.Work
 	// operations that run where their operands are, and graphs in which there are exchanges
 	others []backend.Work
 }
@@ -42,7 +44,8 @@ func (e *Executor) send(op plan.Send) error {
 	for len(x.buckets) < bucket {
 		x.buckets = append(x.buckets, nil)
 	}
-	w, err := x.Start(bucket-1, e.device.Main(), x.beside[bucket])
+	beside := op.Kind != backend.AllGather && x.beside[bucket]
+	w, err := x.Start(bucket-1, op.Kind, e.device.Main(), beside)
 	x.buckets[bucket-1] = w
 	return err
 }
@@ -55,7 +58,7 @@ func (x *exchanges) besides(s *segment) (err error) {
 		x.beside = map[int]bool{}
 	}
 	for _, step := range s.steps {
-		if op, ok := step.Op.(plan.Send); ok && err == nil {
+		if op, ok := step.Op.(plan.Send); ok && op.Kind != backend.AllGather && err == nil {
 			x.beside[op.Bucket], err = x.All(op.Products > 0)
 		}
 	}

@@ -106,7 +106,7 @@ func (e *Executor) prepare() error {
 		switch {
 		case b.Kind == plan.Arena && b.Last >= 0:
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
-		case b.Kind == plan.Slot || b.Kind == plan.Partial:
+		case b.Kind == plan.Slot, b.Kind == plan.Partial, b.Kind == plan.Scattered:
 			if e.buffers[i], err = e.slot(b); err != nil {
 				return err
 			}
@@ -137,8 +137,12 @@ func (e *Executor) prepare() error {
 
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
-	if e.exchanges.Buckets != nil && b.Kind == plan.Slot {
-		return e.exchanges.Slot(b.Index, b.Vector), nil
+	if e.exchanges.Buckets != nil && b.Kind != plan.Partial {
+		whole := e.exchanges.Slot(b.Index, b.Vector)
+		if b.Kind == plan.Scattered {
+			whole = whole.Slice(b.From, b.From+b.Bytes/b.DType.Size())
+		}
+		return whole, nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())
 	if err != nil {

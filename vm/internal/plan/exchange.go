@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -12,19 +13,40 @@ import (
 // from 0, as in the errors of autograd.
 type Send struct {
 	Bucket int
+	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
+	Kind backend.Kind
 	// Products is how many products and attentions run beside the exchange, before the first
 	// Receive waits for one.
 	Products int
 }
 
 // Receive ends the exchange of a bucket: the gradients are then combined.
-type Receive struct{ Bucket int }
+type Receive struct {
+	Bucket int
+	Kind   backend.Kind // of the Send
+}
 
 // String implements [ir.Op].
-func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket-1) }
+func (o Send) String() string {
+	switch o.Kind {
+	case backend.ReduceScatter:
+		return fmt.Sprintf("scatter bucket %d", o.Bucket-1)
+	case backend.AllGather:
+		return fmt.Sprintf("gather bucket %d", o.Bucket-1)
+	}
+	return fmt.Sprintf("send bucket %d", o.Bucket-1)
+}
 
 // String implements [ir.Op].
-func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket-1) }
+func (o Receive) String() string {
+	switch o.Kind {
+	case backend.ReduceScatter:
+		return fmt.Sprintf("receive shard of bucket %d", o.Bucket-1)
+	case backend.AllGather:
+		return fmt.Sprintf("receive shards of bucket %d", o.Bucket-1)
+	}
+	return fmt.Sprintf("receive bucket %d", o.Bucket-1)
+}
 
 // bucketing is what the ranks exchange.
 type bucketing struct {
@@ -33,6 +55,7 @@ type bucketing struct {
 	// values that are computed in the slot of an update, or where a first run keeps them
 	direct map[ir.ID]int
 	sent   [][]Ref // the gradients of the buckets that have left
+	shards shards
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
@@ -43,7 +66,7 @@ type bucketing struct {
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
-	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
+	x := bucketing{gradients: gradients, shards: shards{updates: updates}, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
 		first: map[int]int{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
@@ -86,7 +109,11 @@ func (l *layouter) send() {
 		for _, update := range x.buckets[n] {
 			slots = append(slots, l.slots(update)...)
 		}
-		x.sent = append(x.sent, l.exchanged(Send{Bucket: n + 1}, slots))
+		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
+		if x.shards.divides(x.buckets[n]) {
+			send.Kind = backend.ReduceScatter
+		}
+		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
 }
 
@@ -134,8 +161,12 @@ func (l *layouter) slots(update int) []Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
+	if l.bucketing.shards.divides(l.bucketing.buckets[bucket-1]) {
+		l.receiveShard(bucket, refs)
+		return
+	}
 	each := len(l.bucketing.accumulation.branches())
-	for i, r := range l.exchanged(Receive{bucket}, l.bucketing.sent[bucket-1]) {
+	for i, r := range l.exchanged(Receive{bucket, backend.AllReduce}, l.bucketing.sent[bucket-1]) {
 		if i%each == 0 {
 			refs[l.bucketing.buckets[bucket-1][i/each]] = r
 		}

@@ -113,16 +113,18 @@ const (
 	Slot                 // of the gradient of update Index, among those that ranks exchange with it
 	// of number Vector of the sums of some runs of the gradient of update Index
 	Partial
+	Scattered // of this rank's [Shard] of update Index: elements of its Slot, from number From on
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input, a Constant, a State, a Setting, a Slot or a Partial
+	Index int    // of an Input, a Constant, a State, a Setting, a Slot, a Partial or a Scattered
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
 	// Vector is the number of a State, or of a Partial, or of a Slot among those of its update.
 	Vector int
+	From   int // of a Scattered
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.
 	Written bool
@@ -134,7 +136,13 @@ type Buffer struct {
 }
 
 // Outside reports whether the buffer has elements that the host gives it.
-func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.Kind != Partial }
+func (b Buffer) Outside() bool {
+	switch b.Kind {
+	case Arena, Slot, Partial, Scattered:
+		return false
+	}
+	return true
+}
 
 // New plans a program, with updates of its variables at the end, and proves the plan: see [Verify].
 // Steps are a function of the program: ranks that run one program exchange their gradients in one

@@ -88,6 +88,8 @@ func (p *Plan) text(r Ref) string {
 		if b.Vector > 0 {
 			where += fmt.Sprintf(".%d", b.Vector)
 		}
+	case Scattered:
+		where = fmt.Sprintf("shard%d", b.Index)
 	case Partial:
 		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
 	}

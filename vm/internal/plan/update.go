@@ -18,6 +18,8 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
+	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
+	Shard *Shard
 	// Accumulation is how gradients of several runs are added up before the updates, the same for
 	// all.
 	Accumulation Accumulation
@@ -143,13 +145,14 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			if u.Bucket != bucket {
 				continue
 			}
-			if err := l.updating(u, refs[i], factor,
+			if err := l.updating(i, refs[i], factor,
 				l.program.Values[gradients[i]].Name); err != nil {
 				return err
 			}
 		}
+		l.sendShards(bucket)
 	}
-	return nil
+	return l.receiveShards()
 }
 
 // setting is a number of an update, and its type.
@@ -172,8 +175,12 @@ func (l *layouter) number(index int, dw Ref) Ref {
 
 // updating appends the step of one update, or adds it to the one before. The loop has one axis, or
 // the gradient's axes if that has gaps. factor is the factor of clipping, nil for none.
-func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
-	w, err := l.variable(u.Input, dw)
+func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error {
+	u := l.bucketing.shards.updates[update]
+	if u.Shard.empty() {
+		return nil
+	}
+	w, err := l.variable(u.Input, l.bucketing.shards.whole(update, dw))
 	if err != nil {
 		return err
 	}
@@ -184,14 +191,20 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w.Shape, w.Strides = dw.Shape, dw.Shape.Strides()
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
-	written := []Ref{w}
+	written, read := []Ref{w}, w
+	if u.Shard != nil { // what becomes of it takes the gradient's place, until all ranks have it
+		written[0], read.Offset = dw, u.Shard.From
+	}
 	for k := range u.Kept {
 		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
 			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
 	values := []fuse.Value{l.gradient(b, dw)}
-	for _, r := range written {
-		l.plan.Buffers[r.Buffer].Written = true
+	for k, r := range written {
+		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || k > 0
+		if k == 0 {
+			r = read
+		}
 		values = append(values, b.load(l.plan, r))
 	}
 	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, dw)) }
@@ -210,6 +223,9 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 		b.store(x, written[k])
 	}
 	l.join(name, "update", b)
+	if u.Shard != nil {
+		l.bucketing.shards.updated[update] = b.dsts[0]
+	}
 	return nil
 }
 

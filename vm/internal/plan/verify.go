@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -47,7 +48,8 @@ type proof struct {
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor // by bucket: what is exchanged, after its Send
+	sent    [][]tensor     // by bucket: what is exchanged, after its Send
+	shards  map[int]tensor // by update: what all ranks get of this one, after the bucket's Send
 	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
@@ -126,6 +128,7 @@ func (r *proof) run(kind int) error {
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
+	r.shards = map[int]tensor{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
@@ -133,6 +136,8 @@ func (r *proof) begin() {
 		case Scalar:
 			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case Arena:
+			c.step, c.gone = -2, -2
+		case Scattered:
 			c.step, c.gone = -2, -2
 		case Slot:
 			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.Several() {
@@ -168,7 +173,7 @@ func (r *proof) runStep(i int, s *Step) error {
 		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
 	if send, ok := s.Op.(Send); ok {
-		return r.send(i, send, s.Dsts)
+		return r.send(i, send, s)
 	}
 	return nil
 }
@@ -217,7 +222,7 @@ func (r *proof) find(a *Ref) (content, error) {
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && kind != Arena && kind != Slot:
+	case c.step != a.Step && kind != Arena && kind != Slot && kind != Scattered:
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
 			r.plan.text(*a), c.step)
 	case c.step != a.Step:
@@ -248,12 +253,16 @@ func (r *proof) compute(s *Step) error {
 		}
 		return nil
 	case Send:
-		for _, x := range r.args {
-			r.gives = append(r.gives, x.tensor)
+		for k := range s.Dsts {
+			if op.Kind == backend.AllGather { // nothing yet
+				r.gives = append(r.gives, tensor{})
+			} else {
+				r.gives = append(r.gives, r.args[k].tensor)
+			}
 		}
 		return nil
 	case Receive:
-		return r.receive(op)
+		return r.receive(op, s.Dsts)
 	}
 	return r.operation(s)
 }
@@ -357,7 +366,8 @@ func (r *proof) whole(d *Ref) bool {
 	b := &r.plan.Buffers[d.Buffer]
 	inside := b.Offset >= 0 && b.Offset+b.Bytes <= r.plan.ArenaBytes
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
-		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Written)
+		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Kind == Scattered ||
+			b.Written)
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
@@ -405,6 +415,7 @@ func (r *proof) write(buffer int, c content) {
 		}
 	}
 	r.present[r.spaces[buffer]] = c
+	r.share(&r.plan.Buffers[buffer], c.step)
 }
 
 // alone returns an error if a step writes over what it, or the product before it that runs it,

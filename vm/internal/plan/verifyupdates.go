@@ -46,7 +46,11 @@ func (r *proof) results(kind int) error {
 }
 
 // send notes what leaves in a bucket: until Receive nobody may read it.
-func (r *proof) send(i int, op Send, slots []Ref) error {
+func (r *proof) send(i int, op Send, s *Step) error {
+	slots := s.Dsts
+	if op.Kind == backend.AllGather {
+		return r.sendShards(i, op, s)
+	}
 	if op.Bucket != len(r.sent)+1 {
 		return fmt.Errorf("it comes as number %d", len(r.sent))
 	}
@@ -70,13 +74,19 @@ func (r *proof) send(i int, op Send, slots []Ref) error {
 		return fmt.Errorf("it does not send the gradients %v", want)
 	}
 	r.sent = append(r.sent, sent)
-	return nil
+	return r.divides(op.Bucket, op.Kind == backend.ReduceScatter)
 }
 
 // receive adds what comes back.
-func (r *proof) receive(op Receive) error {
+func (r *proof) receive(op Receive, dsts []Ref) error {
 	if op.Bucket > len(r.sent) {
 		return fmt.Errorf("nothing has been sent")
+	}
+	if op.Kind != backend.AllReduce {
+		return r.receiveShards(op, dsts)
+	}
+	if err := r.divides(op.Bucket, false); err != nil {
+		return err
 	}
 	for sums := range slices.Chunk(r.sent[op.Bucket-1], len(r.plan.Accumulation.branches())) {
 		r.gives = append(append(r.gives, r.exchanged(op.Bucket, sums...)), sums[1:]...)
@@ -176,7 +186,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
 		if u.Bucket > 0 {
-			gradients[i] = r.exchanged(u.Bucket, r.sums(i, gradients[i])...)
+			gradients[i] = r.shardOf(u.Shard, r.exchanged(u.Bucket, r.sums(i, gradients[i])...))
 		}
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
@@ -187,7 +197,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 		return err
 	}
 	for i := range r.plan.updates {
-		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i), kind); err != nil {
+		if err := r.update(i, gradients[i], factor, r.dtype(i), kind); err != nil {
 			return err
 		}
 	}
@@ -244,9 +254,13 @@ func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
 
 // update compares what a variable and what is kept for it have become with what an update makes of
 // them.
-func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) error {
-	if u.Rule == nil {
+func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int) error {
+	u := &r.plan.updates[update]
+	switch {
+	case u.Rule == nil:
 		return r.left(memory{Input, u.Input, 0}, d, dw, kind)
+	case u.Shard.empty():
+		return r.left(memory{Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
 	}
 	t, err := r.trace(u, d)
 	if err != nil {
@@ -268,6 +282,7 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) 
 	for k := range 1 + u.Kept {
 		r.loads = append(r.loads, tensor{r.origin(of(k), d), all})
 	}
+	r.loads[0] = r.shardOf(u.Shard, r.loads[0])
 	r.loads = append(r.loads, dw)
 	for _, i := range t.settings {
 		r.loads = append(r.loads, tensor{r.origin(memory{Setting, i, 0}, d), one})
@@ -278,6 +293,9 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) 
 		y := values[x]
 		if u.Limit > 0 {
 			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
+		}
+		if k == 0 && u.Shard != nil {
+			y = r.gathered(update, y)
 		}
 		if err := r.left(of(k), d, y, kind); err != nil {
 			return err
@@ -311,13 +329,16 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	}
 	var want []tensor
 	for i, x := range gradients {
-		if u := r.plan.updates[i]; !u.Uncounted {
+		if u := r.plan.updates[i]; !u.Uncounted && !u.Shard.empty() {
 			x = r.cast(backend.F64, r.dtype(i), x)
 			all := func(int) bool { return true }
 			squares := r.do(fuse.Mul, backend.F64, x, x)
 			of, _ := r.fold(backend.Sum, backend.F64, squares, []int{r.size(x)}, all)
 			want = append(want, tensor{of, r.list(1, 1)})
 		}
+	}
+	if want == nil {
+		want = []tensor{r.float(backend.F64, 0, 1)}
 	}
 	sum := root.args[0]
 	if r.plan.updates[0].Parts {

@@ -1,0 +1,108 @@
+package vm
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// Shards says what ranks that train together keep a part of each, and not all.
+type Shards uint8
+
+// What ranks may divide.
+const (
+	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
+	SolverState Shards = 1 << iota
+)
+
+// WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
+// not fit into one rank's. The learnables have the bits of training without it, where a
+// communicator adds in rank order; hierarchical ones add the last elements of a bucket, fewer than
+// there are ranks, in another order, unless the ranks divide the bucket.
+//
+// With SolverState each rank updates its part of the learnables of each bucket, and has what the
+// solver keeps for that part alone: with P ranks 1/P of it, and up to 4 elements more a bucket,
+// which [Machine.Summary] shows. A bucket is reduce-scattered in place of its all-reduce, and the
+// updated learnables are all-gathered: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054),
+// after the reduce-scatter of fairring. docs/shards.md has the memory by level.
+//
+// Parameter groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts
+// and compressions to 16 bits work with it. With ClipNorm the squares are added up rank by rank: the
+// norm may differ in the last bits of its float64 from the norm without shards. A compression to 16
+// bits rounds less than without shards, where the sums are rounded a second time.
+//
+// Checkpoints do not depend on shards: Save gathers the solver's vectors, one after the other, for
+// rank 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards.
+// The solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
+//
+// Cost: each rank sends and receives as many bytes as by an all-reduce, and copies each learnable
+// once; the update takes 1/P of the time. The all-gather is exposed at the end of a step.
+//
+// New returns ErrArgument without WithDataParallel and for other numbers; ErrUnsupported with
+// [WithTree] and with compressions that keep residuals.
+func WithShards(what Shards) Option {
+	return func(m *Machine) { m.shards, m.sharded = what, true }
+}
+
+// checkShards refuses what cannot be divided.
+func (m *Machine) checkShards() error {
+	switch {
+	case !m.sharded:
+		return nil
+	case m.shards != SolverState:
+		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState", backend.ErrArgument, m.shards)
+	case m.parallel == nil:
+		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
+			backend.ErrArgument)
+	}
+	return nil
+}
+
+// divide divides the learnables among ranks, nil if each rank updates all.
+func (m *Machine) divide() ([][2]int, error) {
+	if m.shards == 0 {
+		return nil, nil
+	}
+	parts, err := m.parallel.exchange.Shards()
+	if err != nil {
+		return nil, fmt.Errorf("vm: WithShards: %w", err)
+	}
+	return parts, nil
+}
+
+// shard returns what this rank updates of a learnable, nil for all.
+func (s *solving) shard(learnable int) *plan.Shard {
+	if s.parts == nil {
+		return nil
+	}
+	part := s.parts[learnable]
+	return &plan.Shard{From: part[0], To: part[1]}
+}
+
+// ofThisRank returns the learnables, or this rank's shards of them.
+func (s *solving) ofThisRank() []backend.Buffer {
+	if s.parts == nil {
+		return s.params
+	}
+	s.kept = s.kept[:0]
+	for i, w := range s.params {
+		s.kept = append(s.kept, w.Slice(s.parts[i][0], s.parts[i][1]))
+	}
+	return s.kept
+}
+
+// whole returns what belongs to all elements of a learnable, of which this rank may have a shard.
+func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, error) {
+	if m.solver.parts == nil {
+		return mine, nil
+	}
+	all, err := m.parallel.exchange.Whole(slices.Index(m.solver.learnables, n), mine)
+	if err != nil {
+		err = fmt.Errorf("vm: WithShards: %w", err)
+	}
+	return all, err
+}
