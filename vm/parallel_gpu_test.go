@@ -32,6 +32,18 @@ func TestDataParallelOnGPU(t *testing.T) {
 	}
 }
 
+// TestShardsOnGPU is TestShards and TestShardsWithSettings on GPUs.
+func TestShardsOnGPU(t *testing.T) {
+	for _, solver := range []string{"sgd", "momentum", "adam", "adamw"} {
+		t.Run(solver, func(t *testing.T) {
+			trainsInShards(t, testenv.GPUs, 2, training{solver: solvers[solver], build: mlp})
+		})
+	}
+	for name, as := range settings {
+		t.Run(name, func(t *testing.T) { trainsInShards(t, testenv.GPUs, 2, as) })
+	}
+}
+
 // TestExposedOnGPU is TestExposed by the clocks of GPUs: the late exchange ends behind fills.
 func TestExposedOnGPU(t *testing.T) {
 	const fills, nbytes = 256, 64 << 10

@@ -1,17 +1,29 @@
 package vm_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"sync"
 	"testing"
 
+	"gorgonia.org/gorgonia"
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/tcp"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -22,7 +34,7 @@ var levels = []vm.Shards{vm.SolverState}
 type training struct {
 	solver  func() autograd.Solver
 	build   func(testing.TB, tensor.Dtype) *model
-	data    []autograd.Option
+	data    func(m *model) []autograd.Option
 	options func(m *model) []vm.Option // instead of the solver, nil for it
 	micros  int                        // runs of a step, 0 for 1
 }
@@ -30,7 +42,10 @@ type training struct {
 // start makes a machine.
 func (r ranked) start(as training, more ...vm.Option) (*model, *vm.Machine, error) {
 	m := r.build(as.build)
-	data := append([]autograd.Option{autograd.WithBuckets(1, 400)}, as.data...)
+	data := []autograd.Option{autograd.WithBuckets(1, 400)}
+	if as.data != nil {
+		data = append(data, as.data(m)...)
+	}
 	options := append(more, vm.WithDataParallel(r.Comm, data...))
 	if as.options != nil {
 		options = append(options, as.options(m)...)
@@ -98,23 +113,312 @@ func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 // TestShards: after 20 steps learnables that ranks update in shards have the bits of those that all
 // ranks update, for any number of ranks and any solver, on any memory.
 func TestShards(t *testing.T) {
-	most := 4
-	if os.Getenv("EURYALE_FULL") == "1" {
-		most = 8
+	full := os.Getenv("EURYALE_FULL") == "1"
+	var pairs []training
+	for _, solver := range slices.Sorted(maps.Keys(solvers)) {
+		pairs = append(pairs, training{solver: solvers[solver], build: mlp})
+	}
+	for _, name := range slices.Sorted(maps.Keys(parallelModels)) {
+		pairs = append(pairs, training{solver: solvers["adam"], build: parallelModels[name]})
 	}
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
 		func(t *testing.T, k testenv.Kind) {
-			for P := 1; P <= most; P++ {
-				for solver, make := range solvers {
-					for name, build := range parallelModels {
-						if solver != "adam" && name != "mlp" {
-							continue
-						}
-						t.Run(fmt.Sprint(P, " ", solver, " ", name), func(t *testing.T) {
-							trainsInShards(t, k, P, training{solver: make, build: build})
+			for P := 1; P <= 8; P++ {
+				for i, as := range pairs {
+					if full || P > 1 && i%6 == P%6 && (P < 5 || k == testenv.Hosts) {
+						t.Run(fmt.Sprint(P, " ", i), func(t *testing.T) {
+							trainsInShards(t, k, P, as)
 						})
 					}
 				}
 			}
 		})
+}
+
+// tied has a matrix in two places, and a variable that nothing trains.
+func tied(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, frozen := m.variable("x", dt, 5, 9), m.variable("frozen", dt, 9, 9)
+	w, b := m.variable("w", dt, 9, 9), m.variable("b", dt)
+	m.params = gorgonia.Nodes{w, b}
+	h := must(gorgonia.Tanh(must(gorgonia.Mul(must(gorgonia.Mul(x, w)), frozen))))
+	y := must(gorgonia.Add(must(gorgonia.Mul(must(gorgonia.Tanh(h)), w)), b))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	return m
+}
+
+// settings are ways to train that shards change nothing about.
+var settings = map[string]training{
+	"tied and frozen": {solver: solvers["adam"], build: tied,
+		data: func(m *model) []autograd.Option {
+			at := slices.IndexFunc(m.g.Inputs(), func(n *gorgonia.Node) bool {
+				return n.Name() == "frozen"
+			})
+			return []autograd.Option{autograd.WithFrozen(m.g.Inputs()[at])}
+		}},
+	"groups": {build: mlp, options: func(m *model) []vm.Option {
+		return []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.1, WeightDecay: 0.1}, m.params[1]),
+			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.5}, m.params[2], m.params[0])}
+	}},
+	"clipped": {solver: solvers["adam"], build: mlp, options: func(*model) []vm.Option {
+		return []vm.Option{vm.ClipNorm(1e-3)}
+	}},
+	"micro-batches": {solver: solvers["adam"], build: mlp, micros: 3},
+	"micro-batches, clipped": {solver: solvers["adamw"], build: convnet, micros: 2,
+		options: func(*model) []vm.Option { return []vm.Option{vm.ClipNorm(1e-3)} }},
+	"averages": {build: mlp, solver: func() autograd.Solver {
+		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}, Decay: 0.9}
+	}},
+	"sums, in one bucket": {solver: solvers["adam"], build: convnet,
+		data: func(*model) []autograd.Option {
+			return []autograd.Option{autograd.WithSum(), autograd.WithBuckets(1<<20, 1<<20)}
+		}},
+	"buckets for each": {solver: solvers["momentum"], build: convnet,
+		data: func(*model) []autograd.Option {
+			return []autograd.Option{autograd.WithBuckets(1, 1)}
+		}},
+}
+
+// TestShardsWithSettings is TestShards with everything else that a training may have.
+func TestShardsWithSettings(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			for name, as := range settings {
+				t.Run(name, func(t *testing.T) { trainsInShards(t, k, 3, as) })
+			}
+		})
+}
+
+// TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
+// gradients are scattered inside of the machines first. The ranks divide its buckets.
+func TestShardsOfMachines(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(4, 8, 12, 8)}
+	var lock sync.Mutex
+	for _, level := range levels {
+		err := testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) error {
+			of := ranked{Rank: r.Rank, t: t, lock: &lock}
+			err := of.shardsLikeReplicas(level, as)
+			if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n < 40 && err == nil {
+				err = fmt.Errorf("%d calls went machine by machine", n)
+			}
+			return err
+		}))
+		if err != nil {
+			t.Errorf("level %b: %v", level, err)
+		}
+		if err := testranks.Join(testranks.Run(3, overSockets, func(r machineRank) error {
+			return ranked{Rank: r.Rank, t: t, lock: &lock}.shardsLikeReplicas(level,
+				settings["groups"])
+		})); err != nil {
+			t.Errorf("over sockets, level %b: %v", level, err)
+		}
+	}
+}
+
+func overSockets(w *rendezvous.World) (machineRank, error) {
+	comm, err := tcp.Backend{}.Connect(context.Background(), w)
+	return machineRank{&testenv.Rank{World: w, Comm: comm}}, err
+}
+
+// TestShardsTakeAPartOfTheMemory: of what a solver keeps, each of P ranks has a part, and all
+// together have it once.
+func TestShardsTakeAPartOfTheMemory(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(4, 30, 20, 10)}
+	for P := 2; P <= 8; P++ {
+		kept := make([]int64, P)
+		var replicated, parameters int64
+		if err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) error {
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
+				_, machine, err := r.start(as, options...)
+				if err != nil {
+					return err
+				}
+				s := machine.Summary()
+				if options != nil {
+					kept[r.Comm.Rank()] = s.SolverBytes
+				} else if r.Comm.Rank() == 0 {
+					replicated, parameters = s.SolverBytes, s.ParameterBytes
+				}
+				if err := machine.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})); err != nil {
+			t.Fatal(err)
+		}
+		sum, buckets := int64(0), int64(4) // of at most 4 elements more, for two vectors
+		for _, n := range kept {
+			if sum += n; n > replicated/int64(P)+buckets*4*4*2 {
+				t.Errorf("of %d ranks one keeps %d bytes of %d", P, n, replicated)
+			}
+		}
+		if sum != replicated || replicated != 2*parameters {
+			t.Errorf("%d ranks keep %d bytes, a replica %d of %d parameters", P, sum, replicated,
+				parameters)
+		}
+	}
+}
+
+// TestShardsAreAveraged: with shards the moving averages that a machine evaluates with are those of
+// replicas.
+func TestShardsAreAveraged(t *testing.T) {
+	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
+		var seen [][][]float64
+		for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
+			m, machine, err := r.start(settings["averages"], options...)
+			if err == nil {
+				err = settings["averages"].steps(m, machine, 0, 3)
+			}
+			if err == nil {
+				err = machine.Averaged(func() error {
+					seen = append(seen, m.weights(r.t))
+					return nil
+				})
+			}
+			if err = errors.Join(err, machine.Close()); err != nil {
+				return err
+			}
+			seen = append(seen, m.weights(r.t))
+		}
+		for i := range 2 {
+			if !slices.EqualFunc(seen[i], seen[2+i], slices.Equal) {
+				t.Errorf("%v, of replicas %v", seen[2+i], seen[i])
+			}
+		}
+		if slices.EqualFunc(seen[0], seen[1], slices.Equal) {
+			t.Error("the averages are the learnables")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestShardsCompressed: gradients may travel in 16 bits, and all ranks get the same learnables.
+func TestShardsCompressed(t *testing.T) {
+	as := training{solver: solvers["adam"], build: mlp, data: func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+	}}
+	weights := make([][][]float64, 3)
+	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
+		m, machine, err := r.start(as, vm.WithShards(vm.SolverState))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(as.steps(m, machine, 0, 20), machine.Close())
+		weights[r.Comm.Rank()] = m.weights(t)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, weights)
+}
+
+// TestShardsRefused: what cannot be divided is an error of New that says why, on all ranks.
+func TestShardsRefused(t *testing.T) {
+	sgd := func(m *model) vm.Option { return vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...) }
+	for name, test := range map[string]struct {
+		want    error
+		text    string
+		options func(r ranked, m *model) []vm.Option
+	}{
+		"no ranks": {backend.ErrArgument, "use WithDataParallel, too",
+			func(_ ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithShards(vm.SolverState)}
+			}},
+		"nothing": {backend.ErrArgument, "give SolverState", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithShards(0)}
+		}},
+		"a tree": {backend.ErrUnsupported, "WithTree", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithTree(2),
+				vm.WithShards(vm.SolverState)}
+		}},
+		"residuals": {backend.ErrUnsupported, "residuals", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{sgd(m), vm.WithShards(vm.SolverState), vm.WithDataParallel(r.Comm,
+				autograd.WithCompression(sparse.Wrap(sparse.TopK(0.5))))}
+		}},
+		"on one rank": {backend.ErrMismatch, "what the ranks divide is",
+			func(r ranked, m *model) []vm.Option {
+				options := []vm.Option{sgd(m), vm.WithDataParallel(r.Comm)}
+				if r.Comm.Rank() == 1 {
+					options = append(options, vm.WithShards(vm.SolverState))
+				}
+				return options
+			}},
+	} {
+		for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
+			m := r.build(mlp)
+			machine, err := vm.New(m.g, r.device, test.options(r, m)...)
+			if err == nil {
+				err = errors.Join(errors.New("no error"), machine.Close())
+			}
+			return err
+		}) {
+			if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("%s: rank %d: %v, want %v with %q", name, rank, err, test.want, test.text)
+			}
+		}
+	}
+}
+
+// TestShardsOfCheckpoints: a checkpoint of ranks with shards goes on with any number of ranks, in
+// shards or not, with the bits of the checkpoint that replicas have written; also one that was
+// written behind the training.
+func TestShardsOfCheckpoints(t *testing.T) {
+	as, dir := settings["groups"], t.TempDir()
+	at := func(writer string) string { return filepath.Join(dir, writer) }
+	run := func(k testenv.Kind, P int, body func(r ranked) error) {
+		t.Helper()
+		if err := testranks.Join(together(t, k, P, body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(writer string, k testenv.Kind, options ...vm.Option) {
+		run(k, 4, func(r ranked) error {
+			m, machine, err := r.start(as, options...)
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			return errors.Join(as.steps(m, machine, 0, 5), dp.Save(at(writer), machine.Solver(), 5),
+				dp.SaveAsync(at(writer+" behind"), machine.Solver(), 5), machine.Close())
+		})
+	}
+	write("replicas", testenv.Hosts)
+	write("shards", testenv.Hosts, vm.WithShards(vm.SolverState))
+	write("devices", testenv.Devices, vm.WithShards(vm.SolverState))
+	want, err := contentsOf(at("replicas"))
+	for _, writer := range []string{"shards", "shards behind", "devices", "devices behind"} {
+		got, err2 := contentsOf(at(writer))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("%s: %v, the files differ: %v", writer, err, got != want)
+		}
+	}
+	for P := 1; P <= 3; P++ {
+		run(testenv.Hosts, P, func(r ranked) error {
+			var all [][][]float64
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
+				m, machine, err := r.start(as, options...)
+				if err != nil {
+					return err
+				}
+				step := 0
+				err = machine.DataParallel().Load(at("shards"), machine.Solver(), &step)
+				if err == nil {
+					err = as.steps(m, machine, step, 3)
+				}
+				if err = errors.Join(err, machine.Close()); err != nil || step != 5 {
+					return fmt.Errorf("at step %d: %w", step, err)
+				}
+				all = append(all, m.weights(r.t))
+			}
+			if !slices.EqualFunc(all[0], all[1], slices.Equal) {
+				t.Errorf("%d ranks: %v in shards, %v in replicas", P, all[1], all[0])
+			}
+			return nil
+		})
+	}
 }
