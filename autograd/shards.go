@@ -28,19 +28,28 @@ func chunkOf(n, rank, P int) span {
 	return span{rank * chunk, (rank + 1) * chunk}
 }
 
-// Shards divides the buckets among the ranks, and returns which elements of each parameter this
-// rank has, from one up to another, in row-major order: it is to update these, and its solver to
-// keep vectors for these ([Fusion.Vectors]). Parameters are whole on all ranks between steps. It is
-// nil for a single rank, which has all. Start takes reduce-scatters and all-gathers of a bucket
-// then: a reduce-scatter leaves the combined gradients of this rank's elements where they are in
-// the slots, an all-gather gives all ranks what these places have.
+// Shard is which elements of a parameter a rank updates: those in row-major order from number From
+// up to To, which may be none. They are this rank's chunk of a bucket of Ranks chunks, in which the
+// parameter's elements are those from number First on.
+type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
+
+// Shards divides the buckets among the ranks, and returns what this rank has of each parameter: it
+// is to update these elements, and its solver to keep vectors for these ([Fusion.Vectors]).
+// Parameters are whole on all ranks between steps. It is nil for a single rank, which has all.
+// Start takes reduce-scatters and all-gathers of a bucket then: a reduce-scatter leaves the
+// combined gradients of this rank's chunk where they are in the slots, an all-gather gives all
+// ranks what these places have.
+//
+// lent says that the caller has memory for each call: the buckets give theirs back, and there are
+// no slots.
 //
 // Save gathers the solver's vectors, one after the other, and Load takes the rank's part of them:
 // a checkpoint does not depend on who has what.
 //
-// Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, and for a
-// compression with residuals, which are of whole buckets.
-func (x *Buckets) Shards() ([][2]int, error) {
+// Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
+// with residuals, which are of whole buckets, and for lent memory of the host where the
+// communicator is on a device.
+func (x *Buckets) Shards(lent bool) ([]Shard, error) {
 	d := x.d
 	if len(d.queues) == 0 {
 		return nil, nil
@@ -48,29 +57,59 @@ func (x *Buckets) Shards() ([][2]int, error) {
 	refuse := func(why string) error {
 		return d.named(fmt.Errorf("%w: shards: %s", backend.ErrUnsupported, why))
 	}
-	if d.tree != nil {
+	_, stateful := d.compression()
+	switch {
+	case d.tree != nil:
 		return nil, refuse("with WithTree ranks add branches of a tree by all-reduces: leave one " +
 			"of the two out")
-	}
-	if _, stateful := d.compression(); stateful {
+	case stateful:
 		return nil, refuse("the residuals of the compression are of whole buckets: compress to " +
 			"16 bits, or not at all")
+	case lent && x.on == nil && d.buckets[0].staged():
+		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
+			"device: compute on that device, or divide the solver's state alone")
 	}
 	d.sharded = true
-	all := make([][2]int, len(d.params))
+	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
-		s := d.shardOf(p, d.comm.Rank())
-		all[i] = [2]int{s.from, s.to}
+		of := d.shardOf(p, d.comm.Rank())
+		chunk := p.bucket.shard.to - p.bucket.shard.from
+		all[i] = Shard{of.from, of.to, chunk, d.comm.Rank(), d.comm.Size(), p.bucket.before(p)}
 	}
-	return all, nil
+	if !lent {
+		return all, nil
+	}
+	return all, d.lend()
+}
+
+// lend gives the memory of the buckets back.
+func (d *DataParallel) lend() error {
+	if d.memory.Len() == 0 {
+		return nil
+	}
+	err := d.comm.Free(d.memory)
+	d.memory, d.grads, d.planned.slots = backend.Buffer{}, nil, nil
+	for _, b := range d.buckets {
+		*b = bucket{index: b.index, params: b.params, nbytes: b.nbytes, queue: b.queue,
+			shard: b.shard, sync: b.sync}
+		for _, p := range b.params {
+			p.slot, p.slots, p.view = backend.Buffer{}, nil, nil
+		}
+	}
+	return err
+}
+
+// before returns how many elements of a bucket come before those of a parameter.
+func (b *bucket) before(p *param) (n int) {
+	for _, other := range b.params[:slices.Index(b.params, p)] {
+		n += other.size
+	}
+	return n
 }
 
 // shardOf returns which elements of a parameter a rank has.
 func (d *DataParallel) shardOf(p *param, rank int) span {
-	at := 0
-	for _, other := range p.bucket.params[:slices.Index(p.bucket.params, p)] {
-		at += other.size
-	}
+	at := p.bucket.before(p)
 	s := chunkOf(p.bucket.count(), rank, d.comm.Size())
 	return span{min(max(s.from-at, 0), p.size), min(max(s.to-at, 0), p.size)}
 }
@@ -88,16 +127,16 @@ func (d *DataParallel) callOf(b *bucket, kind backend.Kind) backend.Collective {
 	return c
 }
 
-// Whole returns what belongs to all elements of a parameter, of which this rank has its shard. It
-// is collective.
-func (x *Buckets) Whole(param int, shard backend.Buffer) (backend.Buffer, error) {
+// Unsharded returns what belongs to all elements of a parameter, of which this rank has its shard.
+// It is collective.
+func (x *Buckets) Unsharded(param int, shard backend.Buffer) (backend.Buffer, error) {
 	if !x.d.sharded {
 		return shard, nil
 	}
 	return x.d.gatherShards(x.d.params[param], shard)
 }
 
-// gatherShards is Whole. Ranks send the same number of bytes.
+// gatherShards is Unsharded. Ranks send the same number of bytes.
 func (d *DataParallel) gatherShards(p *param, mine backend.Buffer) (backend.Buffer, error) {
 	most, size := 0, p.dtype.Size()
 	for r := range d.comm.Size() {

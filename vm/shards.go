@@ -6,6 +6,7 @@ import (
 
 	"gorgonia.org/gorgonia"
 
+	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -17,6 +18,9 @@ type Shards uint8
 const (
 	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
 	SolverState Shards = 1 << iota
+	// Gradients are what ranks exchange, with SolverState: a rank has whole buckets of them only
+	// until they are exchanged, among the values of a run, and no memory for all gradients.
+	Gradients
 )
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
@@ -53,8 +57,9 @@ func (m *Machine) checkShards() error {
 	switch {
 	case !m.sharded:
 		return nil
-	case m.shards != SolverState:
-		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState", backend.ErrArgument, m.shards)
+	case m.shards != SolverState && m.shards != SolverState|Gradients:
+		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, or SolverState|Gradients: who "+
+			"has a part of the gradients updates that part alone", backend.ErrArgument, m.shards)
 	case m.parallel == nil:
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)
@@ -63,11 +68,11 @@ func (m *Machine) checkShards() error {
 }
 
 // divide divides the learnables among ranks, nil if each rank updates all.
-func (m *Machine) divide() ([][2]int, error) {
+func (m *Machine) divide() ([]autograd.Shard, error) {
 	if m.shards == 0 {
 		return nil, nil
 	}
-	parts, err := m.parallel.exchange.Shards()
+	parts, err := m.parallel.exchange.Shards(m.placesBuckets())
 	if err != nil {
 		return nil, fmt.Errorf("vm: WithShards: %w", err)
 	}
@@ -75,13 +80,18 @@ func (m *Machine) divide() ([][2]int, error) {
 }
 
 // shard returns what this rank updates of a learnable, nil for all.
-func (s *solving) shard(learnable int) *plan.Shard {
-	if s.parts == nil {
+func (m *Machine) shard(learnable int) *plan.Shard {
+	if m.solver.parts == nil {
 		return nil
 	}
-	part := s.parts[learnable]
-	return &plan.Shard{From: part[0], To: part[1]}
+	s := m.solver.parts[learnable]
+	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
+		First: s.First, Placed: m.placesBuckets()}
 }
+
+// placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
+// several runs stay from run to run.
+func (m *Machine) placesBuckets() bool { return m.shards&Gradients != 0 && !m.micro.Several() }
 
 // ofThisRank returns the learnables, or this rank's shards of them.
 func (s *solving) ofThisRank() []backend.Buffer {
@@ -90,7 +100,7 @@ func (s *solving) ofThisRank() []backend.Buffer {
 	}
 	s.kept = s.kept[:0]
 	for i, w := range s.params {
-		s.kept = append(s.kept, w.Slice(s.parts[i][0], s.parts[i][1]))
+		s.kept = append(s.kept, w.Slice(s.parts[i].From, s.parts[i].To))
 	}
 	return s.kept
 }
@@ -100,7 +110,7 @@ func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, 
 	if m.solver.parts == nil {
 		return mine, nil
 	}
-	all, err := m.parallel.exchange.Whole(slices.Index(m.solver.learnables, n), mine)
+	all, err := m.parallel.exchange.Unsharded(slices.Index(m.solver.learnables, n), mine)
 	if err != nil {
 		err = fmt.Errorf("vm: WithShards: %w", err)
 	}

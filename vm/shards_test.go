@@ -28,7 +28,7 @@ import (
 )
 
 // levels are what ranks can divide.
-var levels = []vm.Shards{vm.SolverState}
+var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients}
 
 // training is a way to train a model, on several ranks.
 type training struct {
@@ -101,7 +101,13 @@ func (r ranked) shardsLikeReplicas(level vm.Shards, as training) error {
 // trainsInShards is shardsLikeReplicas on all of P ranks.
 func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 	t.Helper()
-	for _, level := range levels {
+	for i, level := range levels {
+		if !full() && i != P%len(levels) {
+			continue
+		}
+		if k == testenv.Staged && level != vm.SolverState {
+			continue // see TestShardsRefused
+		}
 		if err := testranks.Join(together(t, k, P, func(r ranked) error {
 			return r.shardsLikeReplicas(level, as)
 		})); err != nil {
@@ -110,10 +116,12 @@ func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 	}
 }
 
+// full asks for all cases.
+func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
+
 // TestShards: after 20 steps learnables that ranks update in shards have the bits of those that all
 // ranks update, for any number of ranks and any solver, on any memory.
 func TestShards(t *testing.T) {
-	full := os.Getenv("EURYALE_FULL") == "1"
 	var pairs []training
 	for _, solver := range slices.Sorted(maps.Keys(solvers)) {
 		pairs = append(pairs, training{solver: solvers[solver], build: mlp})
@@ -125,7 +133,7 @@ func TestShards(t *testing.T) {
 		func(t *testing.T, k testenv.Kind) {
 			for P := 1; P <= 8; P++ {
 				for i, as := range pairs {
-					if full || P > 1 && i%6 == P%6 && (P < 5 || k == testenv.Hosts) {
+					if full() || P > 1 && i%8 == P%8 && (P < 5 || k == testenv.Hosts) {
 						t.Run(fmt.Sprint(P, " ", i), func(t *testing.T) {
 							trainsInShards(t, k, P, as)
 						})
@@ -183,8 +191,12 @@ var settings = map[string]training{
 func TestShardsWithSettings(t *testing.T) {
 	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
 		func(t *testing.T, k testenv.Kind) {
+			P := 2 // of another level on devices
+			if k == testenv.Devices {
+				P = 3
+			}
 			for name, as := range settings {
-				t.Run(name, func(t *testing.T) { trainsInShards(t, k, 3, as) })
+				t.Run(name, func(t *testing.T) { trainsInShards(t, k, P, as) })
 			}
 		})
 }
@@ -221,24 +233,23 @@ func overSockets(w *rendezvous.World) (machineRank, error) {
 }
 
 // TestShardsTakeAPartOfTheMemory: of what a solver keeps, each of P ranks has a part, and all
-// together have it once.
+// together have it once. With shards of gradients there is no memory for all gradients, but for the
+// buckets that are under way.
 func TestShardsTakeAPartOfTheMemory(t *testing.T) {
-	as := training{solver: solvers["adam"], build: layers(4, 30, 20, 10)}
-	for P := 2; P <= 8; P++ {
-		kept := make([]int64, P)
-		var replicated, parameters int64
+	as := training{solver: solvers["adam"], build: layers(2, 30, 30, 30, 30, 30, 30, 30, 30)}
+	as.data = func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithBuckets(1, 4000)} // a layer has 3720 bytes
+	}
+	for P := 2; P <= 8; P += 3 {
+		of := make([][]vm.Summary, P)
 		if err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) error {
-			for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
+				{vm.WithShards(levels[1])}} {
 				_, machine, err := r.start(as, options...)
 				if err != nil {
 					return err
 				}
-				s := machine.Summary()
-				if options != nil {
-					kept[r.Comm.Rank()] = s.SolverBytes
-				} else if r.Comm.Rank() == 0 {
-					replicated, parameters = s.SolverBytes, s.ParameterBytes
-				}
+				of[r.Comm.Rank()] = append(of[r.Comm.Rank()], machine.Summary())
 				if err := machine.Close(); err != nil {
 					return err
 				}
@@ -247,15 +258,23 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 		})); err != nil {
 			t.Fatal(err)
 		}
-		sum, buckets := int64(0), int64(4) // of at most 4 elements more, for two vectors
-		for _, n := range kept {
-			if sum += n; n > replicated/int64(P)+buckets*4*4*2 {
-				t.Errorf("of %d ranks one keeps %d bytes of %d", P, n, replicated)
+		replica, sum, most := of[0][0], int64(0), int64(0)
+		for _, rank := range of {
+			state, gradients := rank[1], rank[2]
+			sum, most = sum+state.SolverBytes, max(most, state.SolverBytes)
+			if gradients.SolverBytes != state.SolverBytes || gradients.GradientBytes != 0 {
+				t.Errorf("%d ranks: with shards of gradients\n%v, without\n%v", P, gradients, state)
+			}
+			got, all := gradients.Bytes, state.Bytes+state.GradientBytes
+			if got >= all || P > 2 && got > all*2/3 {
+				t.Errorf("%d ranks: with shards of gradients values and gradients take %d bytes, "+
+					"without %d", P, got, all)
 			}
 		}
-		if sum != replicated || replicated != 2*parameters {
-			t.Errorf("%d ranks keep %d bytes, a replica %d of %d parameters", P, sum, replicated,
-				parameters)
+		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*4*4*2 ||
+			all != 2*replica.ParameterBytes || replica.GradientBytes != replica.ParameterBytes {
+			t.Errorf("%d ranks keep %d bytes, at most %d each, a replica has\n%v", P, sum, most,
+				replica)
 		}
 	}
 }
@@ -348,8 +367,21 @@ func TestShardsRefused(t *testing.T) {
 				}
 				return options
 			}},
+		"gradients alone": {backend.ErrArgument, "updates that part alone",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithShards(vm.Gradients)}
+			}},
+		"gradients of the host": {backend.ErrUnsupported, "compute on that device",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm),
+					vm.WithShards(vm.SolverState | vm.Gradients)}
+			}},
 	} {
-		for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
+		k := testenv.Hosts
+		if name == "gradients of the host" {
+			k = testenv.Staged
+		}
+		for rank, err := range together(t, k, 2, func(r ranked) error {
 			m := r.build(mlp)
 			machine, err := vm.New(m.g, r.device, test.options(r, m)...)
 			if err == nil {
@@ -389,7 +421,7 @@ func TestShardsOfCheckpoints(t *testing.T) {
 	}
 	write("replicas", testenv.Hosts)
 	write("shards", testenv.Hosts, vm.WithShards(vm.SolverState))
-	write("devices", testenv.Devices, vm.WithShards(vm.SolverState))
+	write("devices", testenv.Devices, vm.WithShards(vm.SolverState|vm.Gradients))
 	want, err := contentsOf(at("replicas"))
 	for _, writer := range []string{"shards", "shards behind", "devices", "devices behind"} {
 		got, err2 := contentsOf(at(writer))
@@ -400,7 +432,8 @@ func TestShardsOfCheckpoints(t *testing.T) {
 	for P := 1; P <= 3; P++ {
 		run(testenv.Hosts, P, func(r ranked) error {
 			var all [][][]float64
-			for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
+				{vm.WithShards(levels[1])}} {
 				m, machine, err := r.start(as, options...)
 				if err != nil {
 					return err
@@ -415,8 +448,10 @@ func TestShardsOfCheckpoints(t *testing.T) {
 				}
 				all = append(all, m.weights(r.t))
 			}
-			if !slices.EqualFunc(all[0], all[1], slices.Equal) {
-				t.Errorf("%d ranks: %v in shards, %v in replicas", P, all[1], all[0])
+			for _, got := range all[1:] {
+				if !slices.EqualFunc(got, all[0], slices.Equal) {
+					t.Errorf("%d ranks: %v in shards, %v in replicas", P, got, all[0])
+				}
 			}
 			return nil
 		})

@@ -79,7 +79,7 @@ type solving struct {
 	settings   []setting
 	// the memory of the learnables in the last run, nil if it was refused
 	params  []backend.Buffer
-	parts   [][2]int         // by learnable: the elements that this rank updates, nil for all
+	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
 	kept    []backend.Buffer // what vectors are like, in the last run
 	numbers []float64        // the settings at the beginning of a step
 }
@@ -219,7 +219,7 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
-			Scale: scale, Rule: s.fusion.Update(i), Shard: s.shard(i)}
+			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i)}
 		if s.limit > 0 && s.parts != nil {
 			updates[i].Parts = true
 		}

@@ -22,8 +22,9 @@ type Summary struct {
 	// product that is added to a sum.
 	FLOPs int64
 	// Bytes is the memory of the values that the plan computes, ParameterBytes and SolverBytes that
-	// of the learnables and of what the solver keeps for them.
-	Bytes, ParameterBytes, SolverBytes int64
+	// of the learnables and of what the solver keeps for them on this rank. GradientBytes is the
+	// memory beside these in which gradients are added up, or exchanged with other ranks.
+	Bytes, ParameterBytes, SolverBytes, GradientBytes int64
 }
 
 // HostTime returns how long the runs so far have been in operations that a plan does not know and
@@ -47,8 +48,12 @@ func (m *Machine) Summary() Summary {
 		}
 	}
 	for _, b := range m.plan.Buffers {
-		if b.Kind == plan.State {
+		switch {
+		case b.Kind == plan.State:
 			s.SolverBytes += int64(b.Bytes)
+		case b.Within == 0 && (b.Kind == plan.Slot || b.Kind == plan.Partial ||
+			b.Kind == plan.Whole):
+			s.GradientBytes += int64(b.Bytes)
 		}
 	}
 	for _, step := range m.plan.Steps {
@@ -112,7 +117,8 @@ func (s Summary) String() string {
 		fmt.Fprintf(table, "%s\t%v\t%d\n", l.Name, l.Shape, l.Shape.TotalSize())
 	}
 	_ = table.Flush() // a Builder takes everything
-	fmt.Fprintf(&b, "parameters=%d parameter_bytes=%d solver_bytes=%d value_bytes=%d flops=%d\n",
-		s.Parameters, s.ParameterBytes, s.SolverBytes, s.Bytes, s.FLOPs)
+	fmt.Fprintf(&b, "parameters=%d parameter_bytes=%d solver_bytes=%d gradient_bytes=%d "+
+		"value_bytes=%d flops=%d\n", s.Parameters, s.ParameterBytes, s.SolverBytes,
+		s.GradientBytes, s.Bytes, s.FLOPs)
 	return b.String()
 }

@@ -36,7 +36,7 @@ func (e *Executor) compile(s *step) (err error) {
 	case ir.Put:
 		s.run = e.rows(s, rowsOf(s.Dsts[0].Shape, op.Axis))
 	case plan.Send:
-		s.run = func() error { return e.send(op) }
+		s.run = func() error { return e.send(s, op) }
 	case plan.Receive:
 		s.run = func() error { return e.receive(op.Bucket) }
 	case ir.Convolution:

@@ -12,10 +12,15 @@ import (
 type Buckets interface {
 	// Slot returns the memory in which the gradient of an update is exchanged, or one of its sums.
 	Slot(update, branch int) backend.Buffer
+	// Whole returns the memory of a bucket that ranks divide.
+	Whole(bucket int) backend.Buffer
 	// Start starts an exchange of a bucket behind what was started on a queue, nil for the host.
 	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices
 	// of all ranks compute meanwhile, and the same on every rank.
-	Start(bucket int, kind backend.Kind, behind backend.Queue, beside bool) (backend.Work, error)
+	// A reduce-scatter or an all-gather takes a whole bucket and this rank's chunk: both are empty
+	// where the bucket has memory of its own.
+	Start(bucket int, kind backend.Kind, whole, chunk backend.Buffer, behind backend.Queue,
+		beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
 	Finish(bucket int, w backend.Work) error
 	// All reports whether a condition holds on all ranks, which call it together.
@@ -39,13 +44,17 @@ type started struct {
 }
 
 // send starts the exchange of a bucket; the first one has number 1.
-func (e *Executor) send(op plan.Send) error {
+func (e *Executor) send(s *step, op plan.Send) error {
 	x, bucket := &e.exchanges, op.Bucket
 	for len(x.buckets) < bucket {
 		x.buckets = append(x.buckets, nil)
 	}
 	beside := op.Kind != backend.AllGather && x.beside[bucket]
-	w, err := x.Start(bucket-1, op.Kind, e.device.Main(), beside)
+	var whole, chunk backend.Buffer
+	if op.Kind != backend.AllReduce && len(s.dsts) > 1 {
+		whole, chunk = s.dsts[0], s.dsts[1]
+	}
+	w, err := x.Start(bucket-1, op.Kind, whole, chunk, e.device.Main(), beside)
 	x.buckets[bucket-1] = w
 	return err
 }

@@ -109,10 +109,11 @@ func (l *layouter) send() {
 		for _, update := range x.buckets[n] {
 			slots = append(slots, l.slots(update)...)
 		}
-		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
 		if x.shards.divides(x.buckets[n]) {
-			send.Kind = backend.ReduceScatter
+			x.sent = append(x.sent, l.scatter(n+1, slots))
+			continue
 		}
+		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
 		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
 }
@@ -161,8 +162,11 @@ func (l *layouter) slots(update int) []Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
-	if l.bucketing.shards.divides(l.bucketing.buckets[bucket-1]) {
-		l.receiveShard(bucket, refs)
+	if s := &l.bucketing.shards; s.divides(l.bucketing.buckets[bucket-1]) {
+		l.receiveShard(bucket)
+		for _, update := range l.bucketing.buckets[bucket-1] {
+			refs[update] = s.mine[update]
+		}
 		return
 	}
 	each := len(l.bucketing.accumulation.branches())

@@ -10,7 +10,7 @@ func (p *Plan) JSON() string {
 		Bytes int    `json:"bytes"`
 	}
 	whose := map[Kind]string{Input: "inputs", Constant: "constants", State: "solver",
-		Slot: "gradients", Partial: "partial sums"}
+		Slot: "gradients", Whole: "gradients", Partial: "partial sums"}
 	file := struct {
 		Arena  int            `json:"arena_bytes"`
 		Beside map[string]int `json:"beside"`
@@ -21,7 +21,7 @@ func (p *Plan) JSON() string {
 		file.Steps[i].Does = string(does[:min(len(does), 80)])
 	}
 	for _, b := range p.Buffers {
-		if name, ok := whose[b.Kind]; ok {
+		if name, ok := whose[b.Kind]; ok && b.Within == 0 {
 			file.Beside[name] += b.Bytes
 		}
 		for i := b.First; b.Kind == Arena && i <= min(b.Last, len(p.Steps)-1); i++ {

@@ -27,6 +27,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
 		map[setting]Ref{}}
+	l.shareBuckets()
 	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err
@@ -78,6 +79,10 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
+	switch b.Kind {
+	case Slot, Scattered, Gathered:
+		l.within(&b)
+	}
 	l.plan.Buffers = append(l.plan.Buffers, b)
 	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(),
 		DType: dtype, Step: step}
@@ -180,12 +185,11 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 // resultOf returns memory for a value that the next step computes.
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
-	r := l.result(v.Shape, v.DType, v.Name)
 	if update, direct := l.bucketing.direct[id]; direct && !l.bucketing.accumulation.Several() {
-		b := &l.plan.Buffers[r.Buffer]
-		b.Kind, b.Index = Slot, update
+		return l.buffer(Buffer{Kind: Slot, Index: update, Name: v.Name}, v.Shape, v.DType,
+			len(l.plan.Steps))
 	}
-	return r
+	return l.result(v.Shape, v.DType, v.Name)
 }
 
 // copy returns r in row-major order.

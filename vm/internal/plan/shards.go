@@ -7,23 +7,44 @@ import (
 
 // Shard is what one rank of several updates of a variable, and keeps vectors for: the elements in
 // row-major order from number From up to To, which may be none. The ranks divide each bucket. Its
-// gradients are reduce-scattered, each rank updates its shard in the memory of the bucket, and an
-// all-gather gives all ranks the whole variables: the first stage of ZeRO (Rajbhandari et al.,
-// arXiv:1910.02054, section 5.1).
+// gradients are reduce-scattered, each rank updates its shard where its gradients come back, and an
+// all-gather gives all ranks the whole variables: ZeRO (Rajbhandari et al., arXiv:1910.02054).
 //
 // So every element has one rank that updates it, from the gradient which an all-reduce would give
 // all: the variables have the bits of training without shards.
-type Shard struct{ From, To int }
+type Shard struct {
+	From, To int
+	// The bucket has Ranks chunks of Chunk elements, of which this rank has number Rank. The
+	// variable's are those from number First on.
+	Chunk, Rank, Ranks, First int
+	// Placed says that the bucket is in the arena while it is in use, and not in memory of its own:
+	// gradients until they are scattered, variables while they are gathered. Not with several runs.
+	Placed bool
+}
 
 // empty reports whether other ranks update all of a variable.
 func (s *Shard) empty() bool { return s != nil && s.From == s.To }
 
+// of returns the elements of a variable of n that a rank updates.
+func (s *Shard) of(n int) (from, to int) {
+	at := func(rank int) int { return min(max(rank*s.Chunk-s.First, 0), n) }
+	return at(s.Rank), at(s.Rank + 1)
+}
+
 // shards are where the shards of a plan lie.
 type shards struct {
-	updates []Update
-	slots   map[int]Ref // by update: the whole gradient, and later the whole variable
-	updated map[int]Ref // by update: this rank's shard of what becomes of the variable
+	updates  []Update
+	memory   []room      // by bucket
+	slots    map[int]Ref // by update: the whole gradient
+	mine     map[int]Ref // by update: this rank's shard of the gradient, then of the variable
+	received int         // buckets whose shards are there
+	leaving  []Ref       // the memory of the last bucket that is gathered
 }
+
+// room is the memory of a bucket, as buffers: of the gradients, of this rank's chunk, and of
+// the variables that all ranks get. Placed ones are apart, so that each is in use for a short time;
+// others are one.
+type room struct{ scattered, chunk, gathered int }
 
 // divides reports whether ranks divide the bucket of some updates.
 func (s *shards) divides(bucket []int) bool {
@@ -38,69 +59,158 @@ func (s *shards) whole(update int, dw Ref) Ref {
 	return dw
 }
 
-// receiveShard appends the end of the reduce-scatter of a bucket, and says where this rank's shards
-// of its gradients are then.
-func (l *layouter) receiveShard(bucket int, refs []Ref) {
-	s, step := &l.bucketing.shards, len(l.plan.Steps)
-	if s.slots == nil {
-		s.slots, s.updated = map[int]Ref{}, map[int]Ref{}
-	}
-	sent := l.bucketing.sent[bucket-1]
-	var dsts []Ref
-	for k, update := range l.bucketing.buckets[bucket-1] {
-		s.slots[update] = sent[k]
-		if of := s.updates[update].Shard; !of.empty() {
-			refs[update] = l.buffer(Buffer{Kind: Scattered, Index: update, From: of.From,
-				Name: "shard of " + l.plan.Buffers[sent[k].Buffer].Name},
-				ir.Of(of.To-of.From), sent[k].DType, step)
-			dsts = append(dsts, refs[update])
-		}
-	}
-	l.plan.Steps = append(l.plan.Steps, Step{Op: Receive{bucket, backend.ReduceScatter}, Dsts: dsts,
-		Args: sent, Name: "exchange"})
-}
-
-// sendShards appends the begin of the all-gather of the variables of a bucket, if ranks divide it.
-func (l *layouter) sendShards(bucket int) {
+// shareBuckets makes the memory of buckets that ranks divide.
+func (l *layouter) shareBuckets() {
 	s := &l.bucketing.shards
-	if bucket == 0 || !s.divides(l.bucketing.buckets[bucket-1]) {
-		return
-	}
-	send := Step{Op: Send{Bucket: bucket, Kind: backend.AllGather}, Name: "exchange"}
-	for _, update := range l.bucketing.buckets[bucket-1] {
-		slot := s.slots[update]
-		slot.Step = len(l.plan.Steps)
-		s.slots[update] = slot
-		send.Dsts = append(send.Dsts, slot)
-		if x, ok := s.updated[update]; ok {
-			send.Args = append(send.Args, x)
-		}
-	}
-	l.plan.Steps = append(l.plan.Steps, send)
-}
-
-// receiveShards appends the ends of the all-gathers, and gives the variables their values.
-func (l *layouter) receiveShards() error {
-	s := &l.bucketing.shards
+	s.slots, s.mine = map[int]Ref{}, map[int]Ref{}
+	s.memory = make([]room, len(l.bucketing.buckets))
 	for i, bucket := range l.bucketing.buckets {
 		if !s.divides(bucket) {
 			continue
 		}
-		var slots []Ref
-		for _, update := range bucket {
-			slots = append(slots, s.slots[update])
+		of := s.updates[bucket[0]].Shard
+		dtype := l.program.Values[l.bucketing.gradients[bucket[0]]].DType
+		memory := func(kind Kind, n int, what string) int {
+			return l.buffer(Buffer{Kind: kind, Index: i + 1, Name: what}, ir.Of(n), dtype, -1).Buffer
 		}
-		for k, slot := range l.exchanged(Receive{i + 1, backend.AllGather}, slots) {
-			u := s.updates[bucket[k]]
-			w, err := l.variable(u.Input, slot)
-			if err != nil {
-				return err
+		if of.Placed {
+			s.memory[i] = room{memory(Arena, of.Chunk*of.Ranks, "gradients of a bucket"),
+				memory(Arena, of.Chunk, "the shard of a bucket"),
+				memory(Arena, of.Chunk*of.Ranks, "variables of a bucket")}
+			continue
+		}
+		whole := memory(Whole, of.Chunk*of.Ranks, "bucket")
+		s.memory[i] = room{whole, whole, whole}
+	}
+}
+
+// within gives what belongs to an update its part of the memory of the bucket, if ranks divide it.
+func (l *layouter) within(b *Buffer) {
+	u := l.bucketing.shards.updates[b.Index]
+	if u.Shard == nil {
+		return
+	}
+	in, at := l.bucketing.shards.memory[u.Bucket-1], u.Shard.First
+	switch b.Kind {
+	case Slot:
+		b.Within = 1 + in.scattered
+	case Scattered:
+		b.Within = 1 + in.chunk
+		if at += u.Shard.From; u.Shard.Placed {
+			at -= u.Shard.Rank * u.Shard.Chunk
+		}
+	case Gathered:
+		b.Within = 1 + in.gathered
+	}
+	b.At = at * b.DType.Size()
+}
+
+// placeParts gives parts of buffers their places, and those that are not in the arena.
+func (p *Plan) placeParts() {
+	end := (p.ArenaBytes + alignment - 1) / alignment * alignment
+	for i := range p.Buffers {
+		switch b := &p.Buffers[i]; {
+		case b.Kind == Whole:
+			b.Offset = end
+			end += (b.Bytes + alignment - 1) / alignment * alignment
+		case b.Within > 0: // which comes before it
+			b.Offset = p.Buffers[b.Within-1].Offset + b.At
+		}
+	}
+}
+
+// scatter appends the begin of a reduce-scatter. From then on the memory of the gradients is the
+// exchange's, which the step writes.
+func (l *layouter) scatter(bucket int, slots []Ref) []Ref {
+	s := &l.bucketing.shards
+	for k, update := range l.bucketing.buckets[bucket-1] {
+		s.slots[update] = slots[k]
+	}
+	if s.updates[l.bucketing.buckets[bucket-1][0]].Shard.Placed && bucket > 1 {
+		defer l.receiveShard(bucket - 1) // so that its memory is free
+	}
+	in := s.memory[bucket-1]
+	return l.exchange(Send{Bucket: bucket, Kind: backend.ReduceScatter}, slots, in.scattered,
+		in.chunk)
+}
+
+// exchange appends the begin of an exchange, and returns the memory that it takes: the whole, and
+// this rank's chunk unless that is a part of it.
+func (l *layouter) exchange(send Send, args []Ref, whole, chunk int) (taken []Ref) {
+	memory := []int{whole, chunk}
+	if whole == chunk {
+		memory = memory[:1]
+	}
+	for _, buffer := range memory {
+		b := l.plan.Buffers[buffer]
+		n := ir.Of(b.Bytes / b.DType.Size())
+		taken = append(taken, Ref{Buffer: buffer, Shape: n, Strides: n.Strides(), DType: b.DType,
+			Step: len(l.plan.Steps)})
+	}
+	l.plan.Steps = append(l.plan.Steps, Step{Op: send, Dsts: taken, Args: args, Name: "exchange",
+		Runs: l.bucketing.accumulation.lastRun()})
+	return taken
+}
+
+// receiveShard appends the end of the reduce-scatter of a bucket, unless that is there: this rank's
+// shards of its gradients.
+func (l *layouter) receiveShard(bucket int) {
+	s := &l.bucketing.shards
+	if bucket <= s.received {
+		return
+	}
+	s.received = bucket
+	step := Step{Op: Receive{bucket, backend.ReduceScatter}, Args: l.bucketing.sent[bucket-1],
+		Name: "exchange", Runs: l.bucketing.accumulation.lastRun()}
+	for _, update := range l.bucketing.buckets[bucket-1] {
+		if of := s.updates[update].Shard; !of.empty() {
+			s.mine[update] = l.part(Scattered, update, ir.Of(of.To-of.From))
+			step.Dsts = append(step.Dsts, s.mine[update])
+		}
+	}
+	l.plan.Steps = append(l.plan.Steps, step)
+}
+
+// part returns a part of the memory of a bucket that the next step writes.
+func (l *layouter) part(kind Kind, update int, shape ir.Dims) Ref {
+	slot := l.bucketing.shards.slots[update]
+	return l.buffer(Buffer{Kind: kind, Index: update, Name: l.plan.Buffers[slot.Buffer].Name}, shape,
+		slot.DType, len(l.plan.Steps))
+}
+
+// gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it, and
+// the end of the one before, which gives the variables their values.
+func (l *layouter) gather(bucket int) error {
+	s, buckets := &l.bucketing.shards, l.bucketing.buckets
+	before := s.leaving
+	if s.leaving = nil; bucket > 0 && bucket <= len(buckets) && s.divides(buckets[bucket-1]) {
+		var args []Ref
+		for _, update := range buckets[bucket-1] {
+			if !s.updates[update].Shard.empty() {
+				args = append(args, s.mine[update])
 			}
-			name := l.program.Values[l.bucketing.gradients[bucket[k]]].Name
-			slot, w = flat(slot), flat(w)
-			if err := l.assign(w, slot, name); err != nil {
-				return err
-			}
+		}
+		in := s.memory[bucket-1]
+		s.leaving = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather}, args, in.gathered,
+			in.chunk)
+	}
+	if before == nil {
+		return nil
+	}
+	step := Step{Op: Receive{bucket - 1, backend.AllGather}, Args: before, Name: "exchange"}
+	for _, update := range buckets[bucket-2] {
+		step.Dsts = append(step.Dsts,
+			l.part(Gathered, update, ir.Of(s.slots[update].Shape.Size())))
+	}
+	l.plan.Steps = append(l.plan.Steps, step)
+	for k, update := range buckets[bucket-2] {
+		x := step.Dsts[k]
+		w, err := l.variable(s.updates[update].Input, x)
+		if err != nil {
+			return err
+		}
+		if err := l.assign(w, x, l.program.Values[l.bucketing.gradients[update]].Name); err != nil {
+			return err
 		}
 	}
 	return nil

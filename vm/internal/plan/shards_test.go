@@ -1,27 +1,44 @@
 package plan
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
-// sharded plans exp(x v w) for a rank that updates the elements of v and w that two shards name, in
-// one bucket or in two.
-func sharded(t *testing.T, ofV, ofW Shard, change func(*Update), buckets ...int) *Plan {
+// sharded plans exp(x v w), of 16 elements each, for a rank of some, with both gradients in one
+// bucket or in two, which are of 5 elements more than the ranks divide.
+func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
+	buckets ...int) *Plan {
 	t.Helper()
 	p, dv, dw := backward()
-	updates := []Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &ofV,
-		Rule: descent}, {Input: 2, Gradient: dw, Kept: 1, Bucket: buckets[1], Shard: &ofW,
+	of := make([]Shard, 2)
+	for i := range of {
+		n := 16
+		if buckets[0] == buckets[1] {
+			n, of[i].First = 32, 16*i
+		}
+		of[i].Rank, of[i].Ranks, of[i].Chunk, of[i].Placed = rank, ranks, (n+5)/ranks, placed
+		of[i].From, of[i].To = of[i].of(16)
+	}
+	updates := []Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &of[0],
+		Rule: descent}, {Input: 2, Gradient: dw, Kept: 1, Bucket: buckets[1], Shard: &of[1],
 		Rule: descent}}
 	for i := range updates {
-		change(&updates[i])
+		if change != nil {
+			change(&updates[i])
+		}
 	}
 	planned, err := New(&p.Program, updates...)
 	if err == nil {
 		err = Verify(planned)
+	}
+	if err == nil {
+		_, err = Plain(&p.Program, updates...)
 	}
 	if err != nil || planned.Doubt != nil {
 		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
@@ -30,41 +47,49 @@ func sharded(t *testing.T, ofV, ofW Shard, change func(*Update), buckets ...int)
 }
 
 // TestShards: a bucket is reduce-scattered, a rank updates its shards with vectors of these alone,
-// and all variables are gathered.
+// and all variables are gathered. A bucket in the arena is scattered before the one after the next
+// begins.
 func TestShards(t *testing.T) {
 	const update, both = "update", "update of 2"
 	backwards := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}
 	apart := []string{"scatter bucket 0", "matmul NT", "matmul TN", "scatter bucket 1"}
 	clip := func(u *Update) { u.Limit, u.Parts = 1, true }
+	end := []string{"gather bucket 1", "receive shards of bucket 0", "assign",
+		"receive shards of bucket 1", "assign"}
 	for _, test := range []struct {
-		name     string
-		ofV, ofW Shard
-		change   func(*Update)
-		buckets  []int
-		want     []string
+		name        string
+		rank, ranks int
+		placed      bool
+		change      func(*Update)
+		buckets     []int
+		want        []string
 	}{
-		{"two buckets", Shard{0, 5}, Shard{7, 16}, func(*Update) {}, []int{2, 1},
+		{"two buckets", 1, 3, false, nil, []int{2, 1},
 			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
-				"receive shard of bucket 1", update, "gather bucket 1",
-				"receive shards of bucket 0", "assign", "receive shards of bucket 1", "assign"})},
-		{"nothing of a bucket", Shard{0, 0}, Shard{0, 16}, func(*Update) {}, []int{2, 1},
+				"receive shard of bucket 1", update}, end)},
+		{"two buckets in the arena", 1, 3, true, nil, []int{2, 1},
 			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
-				"receive shard of bucket 1", "gather bucket 1", "receive shards of bucket 0",
-				"assign", "receive shards of bucket 1", "assign"})},
-		{"one bucket", Shard{15, 16}, Shard{0, 3}, func(*Update) {}, []int{1, 1},
+				"receive shard of bucket 1", update}, end)},
+		{"nothing", 3, 3, true, nil, []int{2, 1},
+			slices.Concat(apart, []string{"receive shard of bucket 0", "gather bucket 0",
+				"receive shard of bucket 1"}, end)},
+		{"one bucket", 1, 3, false, nil, []int{1, 1},
 			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
 				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
-		{"clipped", Shard{8, 16}, Shard{0, 3}, clip, []int{1, 1},
+		{"one in one bucket", 0, 3, true, nil, []int{1, 1},
+			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
+				update, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+		{"clipped", 1, 3, true, clip, []int{1, 1},
 			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
 				"squares of 2", "loop norm", "sum of the squares of all parts", "loop norm",
 				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
-		{"clipped, and nothing here", Shard{}, Shard{}, clip, []int{1, 1},
+		{"clipped, and nothing here", 3, 3, false, clip, []int{1, 1},
 			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
 				"loop norm", "sum of the squares of all parts", "loop norm",
 				"gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			planned := sharded(t, test.ofV, test.ofW, test.change, test.buckets...)
+			planned := sharded(t, test.rank, test.ranks, test.placed, test.change, test.buckets...)
 			var names []string
 			for _, s := range planned.Steps {
 				names = append(names, s.Op.String())
@@ -72,14 +97,21 @@ func TestShards(t *testing.T) {
 			if !slices.Equal(names, append(backwards, test.want...)) {
 				t.Errorf("the steps are\n%v, want %q", planned, test.want)
 			}
-			kept, want := 0, 4*(test.ofV.To-test.ofV.From+test.ofW.To-test.ofW.From)
+			kept, want, beside := 0, 0, 0
+			for _, u := range planned.updates {
+				want += 4 * (u.Shard.To - u.Shard.From)
+			}
 			for _, b := range planned.Buffers {
-				if b.Kind == State {
+				switch {
+				case b.Kind == State:
 					kept += b.Bytes
+				case b.Kind == Whole || b.Kind == Slot && b.Within == 0:
+					beside += b.Bytes
 				}
 			}
-			if kept != want {
-				t.Errorf("the rank keeps %d bytes, want %d", kept, want)
+			if kept != want || beside == 0 != test.placed {
+				t.Errorf("the rank keeps %d bytes, want %d, and %d of gradients beside the arena",
+					kept, want, beside)
 			}
 		})
 	}
@@ -87,7 +119,7 @@ func TestShards(t *testing.T) {
 
 // TestShardsAccumulate: sums of runs stay whole until the last one.
 func TestShardsAccumulate(t *testing.T) {
-	planned := sharded(t, Shard{3, 5}, Shard{7, 16}, func(u *Update) {
+	planned := sharded(t, 1, 3, false, func(u *Update) {
 		u.Accumulation, u.Scale = Accumulation{Runs: 3}, 0.5
 	}, 2, 1)
 	for _, s := range planned.Steps {
@@ -102,47 +134,71 @@ func TestShardsAccumulate(t *testing.T) {
 
 // TestVerifyShards: what a plan of shards may not do is found.
 func TestVerifyShards(t *testing.T) {
-	planned := sharded(t, Shard{3, 5}, Shard{7, 16}, func(*Update) {}, 2, 1)
-	at := func(name string) int {
-		return slices.IndexFunc(planned.Steps, func(s Step) bool { return s.Op.String() == name })
-	}
-	scatter, shard := at("scatter bucket 0"), at("receive shard of bucket 0")
-	gather, shards := at("gather bucket 0"), at("receive shards of bucket 0")
-	for what, damage := range map[string]func(s []Step){
-		"the ranks divide": func(s []Step) {
-			s[scatter].Op = Send{Bucket: 1}
-		},
-		"nothing has been sent": func(s []Step) {
-			s[shards].Op = Receive{3, s[shards].Op.(Receive).Kind}
-		},
-		"does not exchange": func(s []Step) { s[gather].Dsts = s[gather].Dsts[:0] },
-		"written over": func(s []Step) { // the update reads what has left
-			s[shard+1].Args[0] = s[scatter].Dsts[0]
-			s[shard+1].Args[0].Shape, s[shard+1].Args[0].Strides = ir.Of(9), ir.Of(1)
-		},
-		"not what it must be": func(s []Step) { // it updates elements that are another rank's
-			for k, a := range s[shard+1].Args {
-				if planned.Buffers[a.Buffer].Kind == Input {
-					s[shard+1].Args[k].Offset = 6
+	for _, placed := range []bool{false, true} {
+		planned := sharded(t, 1, 3, placed, nil, 2, 1)
+		at := func(name string) int {
+			return slices.IndexFunc(planned.Steps, func(s Step) bool {
+				return s.Op.String() == name
+			})
+		}
+		scatter, shard := at("scatter bucket 0"), at("receive shard of bucket 0")
+		gather, shards := at("gather bucket 0"), at("receive shards of bucket 0")
+		for what, damage := range map[string]func(p *Plan, s []Step){
+			"the ranks divide": func(_ *Plan, s []Step) {
+				s[scatter].Op = Send{Bucket: 1, Kind: backend.AllReduce}
+				s[scatter].Dsts = s[scatter].Dsts[:1]
+			},
+			"come back": func(_ *Plan, s []Step) {
+				s[scatter].Op = Send{Bucket: 1, Kind: backend.AllReduce}
+				s[scatter].Args = nil
+			},
+			"nothing has been sent": func(_ *Plan, s []Step) {
+				s[shards].Op = Receive{3, s[shards].Op.(Receive).Kind}
+			},
+			"nothing has been sent in this memory": func(_ *Plan, s []Step) {
+				s[shards].Args = s[at("receive shards of bucket 1")].Args
+			},
+			"does not exchange all": func(_ *Plan, s []Step) { s[shards].Dsts = s[shards].Dsts[:0] },
+			"1 chunks of 7":         func(p *Plan, _ []Step) { p.updates[1].Shard.Ranks = 1 },
+			"of the updates [1]": func(p *Plan, _ []Step) {
+				p.updates[1].Shard.From, p.updates[1].Shard.To = 6, 13
+			},
+			"of the updates": func(p *Plan, s []Step) { // where another rank's are
+				p.Buffers[s[gather].Args[0].Buffer].At += 4
+				p.Buffers[s[gather].Args[0].Buffer].Offset += 4
+			},
+			"written over": func(_ *Plan, s []Step) { // the update reads what has left
+				s[shard+1].Args[0] = s[scatter].Args[0]
+				s[shard+1].Args[0].Shape, s[shard+1].Args[0].Strides = ir.Of(7), ir.Of(1)
+			},
+			"is not what it must be": func(p *Plan, s []Step) { // of other elements
+				for k, a := range s[shard+1].Args {
+					if p.Buffers[a.Buffer].Kind == Input {
+						s[shard+1].Args[k].Offset--
+					}
 				}
+			},
+			fmt.Sprintf("but step %d has written", scatter+1): func(_ *Plan, s []Step) {
+				slot := s[scatter].Args[0].Buffer // while it is exchanged
+				s[scatter+1].Dsts[0].Buffer, s[scatter+2].Args[1].Buffer = slot, slot
+			},
+		} {
+			broken := *planned
+			broken.Steps, broken.Buffers = slices.Clone(planned.Steps),
+				slices.Clone(planned.Buffers)
+			broken.updates = slices.Clone(planned.updates)
+			for i, u := range broken.updates {
+				shard := *u.Shard
+				broken.updates[i].Shard = &shard
 			}
-		},
-	} {
-		broken := *planned
-		broken.Steps = slices.Clone(planned.Steps)
-		for i := range broken.Steps {
-			broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
-				slices.Clone(broken.Steps[i].Args)
+			for i := range broken.Steps {
+				broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
+					slices.Clone(broken.Steps[i].Args)
+			}
+			damage(&broken, broken.Steps)
+			if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
+				t.Errorf("placed %v: %v, want %q in\n%v", placed, err, what, &broken)
+			}
 		}
-		damage(broken.Steps)
-		if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
-			t.Errorf("%v, want %q in\n%v", err, what, &broken)
-		}
-	}
-	broken := *planned
-	broken.updates = slices.Clone(planned.updates)
-	broken.updates[1].Shard = &Shard{6, 15}
-	if err := Verify(&broken); err == nil {
-		t.Error("a shard that is another rank's is proven")
 	}
 }

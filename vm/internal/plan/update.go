@@ -150,9 +150,11 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 				return err
 			}
 		}
-		l.sendShards(bucket)
+		if err := l.gather(bucket); err != nil {
+			return err
+		}
 	}
-	return l.receiveShards()
+	return l.gather(len(l.bucketing.buckets) + 1)
 }
 
 // setting is a number of an update, and its type.
@@ -224,7 +226,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	}
 	l.join(name, "update", b)
 	if u.Shard != nil {
-		l.bucketing.shards.updated[update] = b.dsts[0]
+		l.bucketing.shards.mine[update] = b.dsts[0]
 	}
 	return nil
 }

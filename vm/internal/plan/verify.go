@@ -48,8 +48,9 @@ type proof struct {
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor     // by bucket: what is exchanged, after its Send
-	shards  map[int]tensor // by update: what all ranks get of this one, after the bucket's Send
+	sent    [][]tensor            // by bucket: what is exchanged, after its Send
+	shards  map[exchange][]tensor // what leaves in a bucket of shards
+	taken   map[exchange][]Ref    // the memory that has
 	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
@@ -128,7 +129,7 @@ func (r *proof) run(kind int) error {
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
-	r.shards = map[int]tensor{}
+	r.shards, r.taken = map[exchange][]tensor{}, map[exchange][]Ref{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
@@ -137,18 +138,26 @@ func (r *proof) begin() {
 			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case Arena:
 			c.step, c.gone = -2, -2
-		case Scattered:
+		case Whole, Scattered, Gathered:
 			c.step, c.gone = -2, -2
 		case Slot:
 			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.Several() {
 				c.step, c.gone = -2, -2 // nothing yet
+			} else if b.placed() {
+				r.live = append(r.live, i)
 			}
 		default:
 			c.tensor = r.outside(b.memory(), b.DType, n)
 		}
 		r.present[i] = c
 	}
+	slices.SortFunc(r.live, func(x, y int) int {
+		return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset)
+	})
 }
+
+// placed reports whether a buffer has a place, so that what overlaps it is known.
+func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == Whole || b.Within > 0 }
 
 // memory says which memory a buffer is, if it is not the arena's.
 func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
@@ -172,8 +181,8 @@ func (r *proof) runStep(i int, s *Step) error {
 	for k := range s.Dsts {
 		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
-	if send, ok := s.Op.(Send); ok {
-		return r.send(i, send, s)
+	if send, ok := s.Op.(Send); ok && send.Kind == backend.AllReduce {
+		return r.send(i, send, s.Dsts)
 	}
 	return nil
 }
@@ -222,7 +231,7 @@ func (r *proof) find(a *Ref) (content, error) {
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && kind != Arena && kind != Slot && kind != Scattered:
+	case c.step != a.Step && kind != Arena && kind != Slot && !r.plan.Buffers[a.Buffer].placed():
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
 			r.plan.text(*a), c.step)
 	case c.step != a.Step:
@@ -253,16 +262,18 @@ func (r *proof) compute(s *Step) error {
 		}
 		return nil
 	case Send:
-		for k := range s.Dsts {
-			if op.Kind == backend.AllGather { // nothing yet
-				r.gives = append(r.gives, tensor{})
-			} else {
-				r.gives = append(r.gives, r.args[k].tensor)
-			}
+		if op.Kind != backend.AllReduce {
+			return r.sendShards(op, s)
 		}
-		return nil
+		for _, x := range r.args {
+			r.gives = append(r.gives, x.tensor)
+		}
+		return r.replicated(op, s)
 	case Receive:
-		return r.receive(op, s.Dsts)
+		if op.Kind != backend.AllReduce {
+			return r.receiveShards(op, s)
+		}
+		return r.receive(op)
 	}
 	return r.operation(s)
 }
@@ -364,10 +375,14 @@ func (r *proof) operation(s *Step) error {
 // whole reports whether a value is all of its buffer, and that is memory which steps may write.
 func (r *proof) whole(d *Ref) bool {
 	b := &r.plan.Buffers[d.Buffer]
-	inside := b.Offset >= 0 && b.Offset+b.Bytes <= r.plan.ArenaBytes
+	in, inside := b, b.Offset >= 0
+	if b.Within > 0 {
+		in = &r.plan.Buffers[b.Within-1]
+		inside = b.Offset == in.Offset+b.At && b.At >= 0 && b.At+b.Bytes <= in.Bytes
+	}
+	inside = inside && (in.Kind == Whole || b.Offset+b.Bytes <= r.plan.ArenaBytes)
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
-		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Kind == Scattered ||
-			b.Written)
+		(b.placed() && inside || !b.placed() && (b.Kind == Slot || b.Kind == Partial || b.Written))
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
@@ -401,7 +416,7 @@ func (r *proof) lying(y tensor, d *Ref) tensor {
 
 // write puts a value into the memory of a buffer, over what lies there.
 func (r *proof) write(buffer int, c content) {
-	if b := &r.plan.Buffers[buffer]; b.Kind == Arena {
+	if b := &r.plan.Buffers[buffer]; b.placed() {
 		from, to := r.covered(buffer)
 		for _, x := range r.live[from:to] {
 			r.present[x].gone = c.step
@@ -415,7 +430,6 @@ func (r *proof) write(buffer int, c content) {
 		}
 	}
 	r.present[r.spaces[buffer]] = c
-	r.share(&r.plan.Buffers[buffer], c.step)
 }
 
 // alone returns an error if a step writes over what it, or the product before it that runs it,
@@ -462,7 +476,7 @@ func (r *proof) cover(step int, dsts []Ref) error {
 	for j := range dsts {
 		d := &dsts[j]
 		covers := r.spaces[d.Buffer : d.Buffer+1]
-		if r.plan.Buffers[d.Buffer].Kind == Arena {
+		if r.plan.Buffers[d.Buffer].placed() {
 			from, to := r.covered(d.Buffer)
 			covers, arena = r.live[from:to], append(arena, d.Buffer)
 		}
@@ -472,7 +486,7 @@ func (r *proof) cover(step int, dsts []Ref) error {
 			}
 			r.present[x].cover = cover{step + 1, j}
 		}
-		if j < 0 && r.plan.Buffers[d.Buffer].Kind != Arena {
+		if j < 0 && !r.plan.Buffers[d.Buffer].placed() {
 			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))
 		}
 	}

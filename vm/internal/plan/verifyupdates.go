@@ -46,11 +46,7 @@ func (r *proof) results(kind int) error {
 }
 
 // send notes what leaves in a bucket: until Receive nobody may read it.
-func (r *proof) send(i int, op Send, s *Step) error {
-	slots := s.Dsts
-	if op.Kind == backend.AllGather {
-		return r.sendShards(i, op, s)
-	}
+func (r *proof) send(i int, op Send, slots []Ref) error {
 	if op.Bucket != len(r.sent)+1 {
 		return fmt.Errorf("it comes as number %d", len(r.sent))
 	}
@@ -74,19 +70,13 @@ func (r *proof) send(i int, op Send, s *Step) error {
 		return fmt.Errorf("it does not send the gradients %v", want)
 	}
 	r.sent = append(r.sent, sent)
-	return r.divides(op.Bucket, op.Kind == backend.ReduceScatter)
+	return nil
 }
 
 // receive adds what comes back.
-func (r *proof) receive(op Receive, dsts []Ref) error {
+func (r *proof) receive(op Receive) error {
 	if op.Bucket > len(r.sent) {
 		return fmt.Errorf("nothing has been sent")
-	}
-	if op.Kind != backend.AllReduce {
-		return r.receiveShards(op, dsts)
-	}
-	if err := r.divides(op.Bucket, false); err != nil {
-		return err
 	}
 	for sums := range slices.Chunk(r.sent[op.Bucket-1], len(r.plan.Accumulation.branches())) {
 		r.gives = append(append(r.gives, r.exchanged(op.Bucket, sums...)), sums[1:]...)
