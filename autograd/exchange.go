@@ -121,8 +121,9 @@ func (x *Buckets) Whole(bucket int) backend.Buffer {
 
 // Start starts the all-reduce of a bucket, or with [Buckets.Shards] its reduce-scatter or
 // all-gather, behind what was started on a queue; nil is the host, which has done it. whole and
-// chunk are the caller's memory for it, empty where the bucket has its own. On a queue that is recorded the all-reduce is, too. beside is whether
-// the queues of all ranks compute meanwhile, and must be the same on every rank.
+// chunk are the caller's memory for it, empty where the bucket has its own. On a queue that is
+// recorded the call is, too. beside is whether the queues of all ranks compute meanwhile, and must
+// be the same on every rank.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
 func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buffer,

@@ -23,7 +23,7 @@ type bucket struct {
 	host   backend.Buffer // what the parameters' slots are in: data if that is the host's
 	sums   backend.Buffer // what is reduced with WithTree: data is the first of its branches
 	onHost backend.Buffer // the same for host
-	// All of its memory, in which each rank has a chunk as long as the others: see [Buckets.Shards].
+	// all of its memory, in which the ranks have chunks of one length: see [Buckets.Shards]
 	whole, wholeOnHost backend.Buffer
 	shard              span         // of elements: this rank's chunk
 	missing            int          // gradients of this step that are not in it yet

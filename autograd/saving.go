@@ -22,7 +22,8 @@ import (
 // A machine of package vm on a device copies parameters and the solver's state there, and fetches
 // the copies while steps go on. The device needs memory for them, which stays until the machine's
 // Close; where there is too little, and everywhere else, copies are made on the host. With
-// [WithParts] ranks exchange the whole first.
+// [WithParts], and where ranks divide the solver's state (vm.WithShards), they exchange the whole
+// first.
 //
 // The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
 // own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save,

@@ -43,11 +43,11 @@ func (m *Machine) Exposed() (buckets []BucketTime, err error) {
 				products[op.Bucket] = op.Products
 			}
 		case plan.Receive:
-			of := BucketTime{Bucket: op.Bucket - 1, Exposed: t, Gather: op.Kind == backend.AllGather}
+			of := BucketTime{Bucket: op.Bucket - 1, Bytes: m.plan.ExchangedBytes(i), Exposed: t,
+				Gather: op.Kind == backend.AllGather}
 			if !of.Gather {
 				of.Products = products[op.Bucket]
 			}
-			of.Bytes = plan.Step{Args: m.plan.Steps[i].Args}.Bytes()
 			buckets = append(buckets, of)
 		}
 	}

@@ -35,11 +35,10 @@ type Machine struct {
 	alone     *parallel // without it, what the machine saves and loads by; nil before
 	clipping  *clipping // nil without ClipNorm
 	micro     micro     // of a step of the solver
-	shards    Shards    // of WithShards, if sharded
-	sharded   bool
-	steps     int   // of the solver
-	synced    bool  // batch norms are of the batches of all ranks
-	missing   error // nil arguments of New and its options
+	shards    Shards    // of WithShards
+	steps     int       // of the solver
+	synced    bool      // batch norms are of the batches of all ranks
+	missing   error     // nil arguments of New and its options
 	closed    bool
 	byDo      time.Duration // see HostTime
 

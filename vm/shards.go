@@ -24,42 +24,42 @@ const (
 )
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
-// not fit into one rank's. The learnables have the bits of training without it, where a
-// communicator adds in rank order; hierarchical ones add the last elements of a bucket, fewer than
+// not fit into one rank's. The learnables have the bits of training without it where ranks are
+// added in rank order. Hierarchical communicators add the last elements of a bucket, fewer than
 // there are ranks, in another order, unless the ranks divide the bucket.
 //
-// With SolverState each rank updates its part of the learnables of each bucket, and has what the
-// solver keeps for that part alone: with P ranks 1/P of it, and up to 4 elements more a bucket,
-// which [Machine.Summary] shows. A bucket is reduce-scattered in place of its all-reduce, and the
-// updated learnables are all-gathered: stage 1 of ZeRO (Rajbhandari et al., arXiv:1910.02054),
-// after the reduce-scatter of fairring. docs/shards.md has the memory by level.
+// With SolverState each rank updates its part of each bucket, and has what the solver keeps for
+// that part alone: of P ranks 1/P, and for a bucket at most 4 elements more. A bucket is
+// reduce-scattered in place of its all-reduce, and the updated learnables are all-gathered: stage 1
+// of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients is
+// its stage 2. docs/shards.md has the memory by level; [Machine.Summary] has that of a machine.
 //
-// Parameter groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts
-// and compressions to 16 bits work with it. With ClipNorm the squares are added up rank by rank: the
-// norm may differ in the last bits of its float64 from the norm without shards. A compression to 16
-// bits rounds less than without shards, where the sums are rounded a second time.
+// Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
+// compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
+// add up squares: the last bits of the norm's float64 may be others than without shards. With
+// Accumulate sums of gradients are whole between runs, so that Gradients saves nothing.
 //
-// Checkpoints do not depend on shards: Save gathers the solver's vectors, one after the other, for
-// rank 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards.
-// The solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
+// Checkpoints do not depend on it: Save gathers the solver's vectors, one after the other, for rank
+// 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards. The
+// solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
 //
-// Cost: each rank sends and receives as many bytes as by an all-reduce, and copies each learnable
-// once; the update takes 1/P of the time. The all-gather is exposed at the end of a step.
+// Cost: a rank sends and receives as many bytes as by all-reduces, and copies each learnable once;
+// its updates take 1/P of the time. The all-gathers are exposed at the end of a step.
 //
-// New returns ErrArgument without WithDataParallel and for other numbers; ErrUnsupported with
-// [WithTree] and with compressions that keep residuals.
-func WithShards(what Shards) Option {
-	return func(m *Machine) { m.shards, m.sharded = what, true }
-}
+// New returns ErrArgument without WithDataParallel and for Gradients alone; ErrUnsupported with
+// [WithTree], with compressions that keep residuals, and for Gradients where the machine runs on
+// the host and the communicator on a device.
+func WithShards(what Shards) Option { return func(m *Machine) { m.shards = what } }
 
 // checkShards refuses what cannot be divided.
 func (m *Machine) checkShards() error {
 	switch {
-	case !m.sharded:
+	case m.shards == 0:
 		return nil
 	case m.shards != SolverState && m.shards != SolverState|Gradients:
-		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, or SolverState|Gradients: who "+
-			"has a part of the gradients updates that part alone", backend.ErrArgument, m.shards)
+		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, or SolverState|Gradients, "+
+			"since a rank updates the elements whose gradients it has", backend.ErrArgument,
+			m.shards)
 	case m.parallel == nil:
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)

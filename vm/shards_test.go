@@ -279,8 +279,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 	}
 }
 
-// TestShardsAreAveraged: with shards the moving averages that a machine evaluates with are those of
-// replicas.
+// TestShardsAreAveraged: with shards a machine evaluates with the moving averages of replicas.
 func TestShardsAreAveraged(t *testing.T) {
 	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
 		var seen [][][]float64
@@ -348,9 +347,6 @@ func TestShardsRefused(t *testing.T) {
 			func(_ ranked, m *model) []vm.Option {
 				return []vm.Option{sgd(m), vm.WithShards(vm.SolverState)}
 			}},
-		"nothing": {backend.ErrArgument, "give SolverState", func(r ranked, m *model) []vm.Option {
-			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithShards(0)}
-		}},
 		"a tree": {backend.ErrUnsupported, "WithTree", func(r ranked, m *model) []vm.Option {
 			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithTree(2),
 				vm.WithShards(vm.SolverState)}
@@ -367,7 +363,7 @@ func TestShardsRefused(t *testing.T) {
 				}
 				return options
 			}},
-		"gradients alone": {backend.ErrArgument, "updates that part alone",
+		"gradients alone": {backend.ErrArgument, "whose gradients it has",
 			func(r ranked, m *model) []vm.Option {
 				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithShards(vm.Gradients)}
 			}},
@@ -455,5 +451,55 @@ func TestShardsOfCheckpoints(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// TestShardsOfParts: ranks that divide a learnable, as in tensor parallelism, and train with others
+// that have the same part, save what they save without shards, with one norm of the gradients, and
+// go on from it.
+func TestShardsOfParts(t *testing.T) {
+	dir := t.TempDir()
+	train := func(name string, from string, options ...vm.Option) {
+		err := testranks.Join(together(t, testenv.Hosts, 4, func(r ranked) error {
+			part := r.Comm.Rank() % 2
+			data, err := r.Comm.Split(part, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			parts, err := r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			r.lock.Lock()
+			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
+				vm.WithSolver(&autograd.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
+					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			if from != "" {
+				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
+			}
+			return errors.Join(err, training{}.steps(m, machine, 0, 3),
+				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
+				data.Close(), parts.Close())
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	train("replicas", "")
+	train("shards", "", vm.WithShards(levels[1]))
+	train("replicas go on", "shards")
+	train("shards go on", "replicas", vm.WithShards(levels[0]))
+	for _, end := range []string{"", " go on"} {
+		want, err := contentsOf(filepath.Join(dir, "replicas"+end))
+		got, err2 := contentsOf(filepath.Join(dir, "shards"+end))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("%v, the files differ: %v", err, got != want)
+		}
 	}
 }

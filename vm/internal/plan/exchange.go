@@ -66,8 +66,8 @@ type bucketing struct {
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
-	x := bucketing{gradients: gradients, shards: shards{updates: updates}, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
-		first: map[int]int{}}
+	x := bucketing{gradients: gradients, shards: shards{updates: updates},
+		direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -186,6 +186,17 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange",
 		Runs: l.bucketing.accumulation.lastRun()})
 	return results
+}
+
+// ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.
+func (p *Plan) ExchangedBytes(step int) (n int) {
+	for _, s := range p.Steps[:step] {
+		if send, ok := s.Op.(Send); ok && send.Kind != backend.AllGather &&
+			send.Bucket == p.Steps[step].Op.(Receive).Bucket {
+			n = Step{Args: s.Args}.Bytes()
+		}
+	}
+	return n
 }
 
 // Common describes the steps that ranks which exchange gradients must have in common: the

@@ -135,7 +135,7 @@ type Buffer struct {
 	Written bool
 	DType   backend.DType
 	Bytes   int
-	// For an Arena buffer and parts of one: its place in the arena, and the steps during which it is
+	// For an Arena buffer and its parts: the place in the arena, and the steps during which it is
 	// in use. A Whole and its parts have places behind the arena, so that what overlaps is known.
 	Offset      int
 	First, Last int

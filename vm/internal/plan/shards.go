@@ -71,7 +71,8 @@ func (l *layouter) shareBuckets() {
 		of := s.updates[bucket[0]].Shard
 		dtype := l.program.Values[l.bucketing.gradients[bucket[0]]].DType
 		memory := func(kind Kind, n int, what string) int {
-			return l.buffer(Buffer{Kind: kind, Index: i + 1, Name: what}, ir.Of(n), dtype, -1).Buffer
+			b := Buffer{Kind: kind, Index: i + 1, Name: what}
+			return l.buffer(b, ir.Of(n), dtype, -1).Buffer
 		}
 		if of.Placed {
 			s.memory[i] = room{memory(Arena, of.Chunk*of.Ranks, "gradients of a bucket"),
@@ -174,8 +175,8 @@ func (l *layouter) receiveShard(bucket int) {
 // part returns a part of the memory of a bucket that the next step writes.
 func (l *layouter) part(kind Kind, update int, shape ir.Dims) Ref {
 	slot := l.bucketing.shards.slots[update]
-	return l.buffer(Buffer{Kind: kind, Index: update, Name: l.plan.Buffers[slot.Buffer].Name}, shape,
-		slot.DType, len(l.plan.Steps))
+	b := Buffer{Kind: kind, Index: update, Name: l.plan.Buffers[slot.Buffer].Name}
+	return l.buffer(b, shape, slot.DType, len(l.plan.Steps))
 }
 
 // gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it, and

@@ -48,9 +48,9 @@ type proof struct {
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor            // by bucket: what is exchanged, after its Send
-	shards  map[exchange][]tensor // what leaves in a bucket of shards
-	taken   map[exchange][]Ref    // the memory that has
+	sent    [][]tensor        // by bucket: what is exchanged, after its Send
+	shards  map[pass][]tensor // what leaves in a bucket of shards
+	taken   map[pass][]Ref    // the memory that has
 	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
@@ -129,7 +129,7 @@ func (r *proof) run(kind int) error {
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
-	r.shards, r.taken = map[exchange][]tensor{}, map[exchange][]Ref{}
+	r.shards, r.taken = map[pass][]tensor{}, map[pass][]Ref{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}

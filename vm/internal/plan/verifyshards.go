@@ -8,8 +8,8 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 )
 
-// exchange is one of a bucket.
-type exchange struct {
+// pass is an exchange of a bucket.
+type pass struct {
 	bucket int
 	kind   backend.Kind
 }
@@ -25,8 +25,8 @@ func (r *proof) divides(bucket int, want bool) error {
 	return nil
 }
 
-// replicated returns an error unless all ranks update all of a bucket, whose gradients are exchanged
-// where they are.
+// replicated returns an error unless all ranks update all of a bucket, whose gradients are then
+// exchanged where they are.
 func (r *proof) replicated(op Send, s *Step) error {
 	if len(s.Dsts) != len(s.Args) {
 		return fmt.Errorf("it sends %d gradients, and %d come back", len(s.Args), len(s.Dsts))
@@ -114,7 +114,7 @@ func (r *proof) takes(bucket int, memory []Ref) error {
 // sendShards notes what leaves for a reduce-scatter or an all-gather. Its memory is then the
 // exchange's, until Receive.
 func (r *proof) sendShards(op Send, s *Step) error {
-	this := exchange{op.Bucket, op.Kind}
+	this := pass{op.Bucket, op.Kind}
 	all, mine := r.members(op.Bucket)
 	kind, leave := Slot, all
 	if op.Kind == backend.AllGather {
@@ -143,7 +143,7 @@ func (r *proof) sendShards(op Send, s *Step) error {
 
 // receiveShards adds what comes back.
 func (r *proof) receiveShards(op Receive, s *Step) error {
-	this := exchange{op.Bucket, op.Kind}
+	this := pass{op.Bucket, op.Kind}
 	if !slices.Equal(r.taken[this], s.Args) || s.Args == nil {
 		return errors.New("nothing has been sent in this memory")
 	}
