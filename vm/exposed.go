@@ -35,20 +35,14 @@ type BucketTime struct {
 // Errors: those of RunAll.
 func (m *Machine) Exposed() (buckets []BucketTime, err error) {
 	elapsed, err := m.profile(func(op ir.Op) bool { _, wait := op.(plan.Receive); return wait })
-	products := map[int]int{}
+	products := map[plan.Receive]int{}
 	for i, t := range elapsed {
 		switch op := m.plan.Steps[i].Op.(type) {
 		case plan.Send:
-			if op.Kind != backend.AllGather {
-				products[op.Bucket] = op.Products
-			}
+			products[plan.Receive{Bucket: op.Bucket, Kind: op.Kind}] = op.Products
 		case plan.Receive:
-			of := BucketTime{Bucket: op.Bucket - 1, Bytes: m.plan.ExchangedBytes(i), Exposed: t,
-				Gather: op.Kind == backend.AllGather}
-			if !of.Gather {
-				of.Products = products[op.Bucket]
-			}
-			buckets = append(buckets, of)
+			buckets = append(buckets, BucketTime{op.Bucket - 1, m.plan.ExchangedBytes(i),
+				products[op], t, op.Kind == backend.AllGather})
 		}
 	}
 	return buckets, err

@@ -451,14 +451,14 @@ func (c *eager) Start(q backend.Queue, what backend.Collective, dst,
 func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
 
 func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
-	isRecorded(t, k, 3, 3)
+	isRecorded(t, k, 3)
 	for _, level := range levels { // scatters and gathers
-		isRecorded(t, k, 3, 6, vm.WithShards(level))
+		isRecorded(t, k, 6, vm.WithShards(level))
 	}
 }
 
-// isRecorded checks that the second run records so many exchanges of so many buckets.
-func isRecorded(t *testing.T, k testenv.Kind, buckets, exchanges int, options ...vm.Option) {
+// isRecorded checks that the second run records so many exchanges.
+func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Option) {
 	t.Helper()
 	err := testranks.Join(together(t, k, 2, func(r ranked) error {
 		m := r.build(mlp)
@@ -475,8 +475,8 @@ func isRecorded(t *testing.T, k testenv.Kind, buckets, exchanges int, options ..
 				return err
 			}
 			// The second run records the exchanges of each learnable. The ranks agree on it, and
-			// on whether each exchange of gradients is beside products.
-			if want := [][2]int{{exchanges, 0}, {buckets + 1, exchanges}, {0, 0}, {0, 0},
+			// on whether each exchange is beside products.
+			if want := [][2]int{{exchanges, 0}, {exchanges + 1, exchanges}, {0, 0}, {0, 0},
 				{0, 0}}[step]; comm.started != want[0] || comm.recorded != want[1] {
 				t.Errorf("run %d starts %d collectives and records %d, want %v", 1+step,
 					comm.started, comm.recorded, want)

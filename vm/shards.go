@@ -44,7 +44,9 @@ const (
 // solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
 //
 // Cost: a rank sends and receives as many bytes as by all-reduces, and copies each learnable once;
-// its updates take 1/P of the time. The all-gathers are exposed at the end of a step.
+// its updates take 1/P of the time. A bucket is updated and gathered while the gradients of the
+// layers before it are computed, so that the last one is exposed; with ClipNorm all all-gathers
+// are, since updates wait for all gradients.
 //
 // New returns ErrArgument without WithDataParallel and for Gradients alone; ErrUnsupported with
 // [WithTree], with compressions that keep residuals, and for Gradients where the machine runs on

@@ -31,7 +31,7 @@ type Buckets interface {
 type exchanges struct {
 	Buckets
 	started
-	beside map[int]bool // by bucket, of those that are recorded
+	beside map[plan.Send]bool // of those that are recorded
 }
 
 // started is what steps have started and nobody has waited for.
@@ -49,12 +49,11 @@ func (e *Executor) send(s *step, op plan.Send) error {
 	for len(x.buckets) < bucket {
 		x.buckets = append(x.buckets, nil)
 	}
-	beside := op.Kind != backend.AllGather && x.beside[bucket]
 	var whole, chunk backend.Buffer
 	if op.Kind != backend.AllReduce && len(s.dsts) > 1 {
 		whole, chunk = s.dsts[0], s.dsts[1]
 	}
-	w, err := x.Start(bucket-1, op.Kind, whole, chunk, e.device.Main(), beside)
+	w, err := x.Start(bucket-1, op.Kind, whole, chunk, e.device.Main(), x.beside[op])
 	x.buckets[bucket-1] = w
 	return err
 }
@@ -64,11 +63,11 @@ func (e *Executor) send(s *step, op plan.Send) error {
 // It is collective.
 func (x *exchanges) besides(s *segment) (err error) {
 	if x.beside == nil {
-		x.beside = map[int]bool{}
+		x.beside = map[plan.Send]bool{}
 	}
 	for _, step := range s.steps {
-		if op, ok := step.Op.(plan.Send); ok && op.Kind != backend.AllGather && err == nil {
-			x.beside[op.Bucket], err = x.All(op.Products > 0)
+		if op, ok := step.Op.(plan.Send); ok && err == nil {
+			x.beside[op], err = x.All(op.Products > 0)
 		}
 	}
 	return err

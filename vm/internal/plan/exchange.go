@@ -15,8 +15,7 @@ type Send struct {
 	Bucket int
 	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
 	Kind backend.Kind
-	// Products is how many products and attentions run beside the exchange, before the first
-	// Receive waits for one.
+	// Products is how many products and attentions run beside the exchange.
 	Products int
 }
 
@@ -95,15 +94,15 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 	return x
 }
 
-// send appends the exchange of those buckets whose gradients are computed. Buckets leave in
-// their order.
-func (l *layouter) send() {
+// send appends the exchange of those buckets whose gradients are computed, once so many groups are.
+// Buckets leave in their order.
+func (l *layouter) send(done int) error {
 	x := &l.bucketing
 	for n := len(x.sent); n < len(x.buckets); n++ {
 		if slices.ContainsFunc(x.buckets[n], func(update int) bool {
 			return !l.computed(x.gradients[update])
 		}) {
-			return
+			break
 		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
@@ -116,6 +115,7 @@ func (l *layouter) send() {
 		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
 		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
+	return l.updateShards(done)
 }
 
 // computed reports whether the steps so far compute a value.
@@ -128,22 +128,27 @@ func (l *layouter) computed(id ir.ID) bool {
 
 // countProducts notes what runs beside each exchange, in the runs that exchange.
 func countProducts(p *Plan) {
-	products, last := 0, p.Accumulation.Kinds()-1
-	for i, s := range slices.Backward(p.Steps) {
+	products, last, sent := 0, p.Accumulation.Kinds()-1, map[Receive]int{}
+	for i, s := range p.Steps {
 		if !s.Runs.Has(last) {
 			continue
 		}
 		switch op := s.Op.(type) {
-		case Receive:
-			products = 0
 		case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
 			products++
 		case Send:
-			op.Products = products
-			p.Steps[i].Op = op
+			op.Products = products // before it, until it ends
+			p.Steps[i].Op, sent[op.end()] = op, i
+		case Receive:
+			send := p.Steps[sent[op]].Op.(Send)
+			send.Products = products - send.Products
+			p.Steps[sent[op]].Op = send
 		}
 	}
 }
+
+// end returns the step that ends the exchange.
+func (o Send) end() Receive { return Receive{o.Bucket, o.Kind} }
 
 // slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
 // several runs, the sums of some of them. The first one is where it comes back.

@@ -32,15 +32,21 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range l.casts(all, updates) {
+	all = l.casts(all, updates)
+	l.findReads(all)
+	for i, g := range all {
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
 			l.appendStep(g.members[0], updates)
 		}
-		l.send()
+		if err := l.send(i + 1); err != nil {
+			return nil, err
+		}
 	}
-	l.send() // gradients that no step computes
+	if err := l.send(len(all)); err != nil { // gradients that no step computes
+		return nil, err
+	}
 	for _, r := range p.Results[:n] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}

@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"slices"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -38,7 +40,15 @@ type shards struct {
 	slots    map[int]Ref // by update: the whole gradient
 	mine     map[int]Ref // by update: this rank's shard of the gradient, then of the variable
 	received int         // buckets whose shards are there
-	leaving  []Ref       // the memory of the last bucket that is gathered
+	updated  int         // buckets whose updates are
+	leaving  []leaving   // buckets that are gathered
+	reads    map[int]int // by input: the number of groups after which nothing reads it any more
+}
+
+// leaving is a bucket that is gathered, and the memory that this takes.
+type leaving struct {
+	bucket int
+	taken  []Ref
 }
 
 // room is the memory of a bucket, as buffers: of the gradients, of this rank's chunk, and of
@@ -179,39 +189,108 @@ func (l *layouter) part(kind Kind, update int, shape ir.Dims) Ref {
 	return l.buffer(b, shape, slot.DType, len(l.plan.Steps))
 }
 
-// gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it, and
-// the end of the one before, which gives the variables their values.
-func (l *layouter) gather(bucket int) error {
-	s, buckets := &l.bucketing.shards, l.bucketing.buckets
-	before := s.leaving
-	if s.leaving = nil; bucket > 0 && bucket <= len(buckets) && s.divides(buckets[bucket-1]) {
-		var args []Ref
-		for _, update := range buckets[bucket-1] {
-			if !s.updates[update].Shard.empty() {
-				args = append(args, s.mine[update])
+// findReads finds until when variables are read.
+func (l *layouter) findReads(all []*group) {
+	s := &l.bucketing.shards
+	if s.reads = map[int]int{}; len(l.bucketing.buckets) == 0 {
+		return
+	}
+	read := func(id ir.ID, until int) {
+		for ir.View(l.program.Values[id].Op) {
+			id = l.program.Values[id].Args[0]
+		}
+		if in, ok := l.program.Values[id].Op.(ir.Input); ok {
+			s.reads[in.Index] = max(s.reads[in.Index], until)
+		}
+	}
+	for i, g := range all {
+		for _, m := range g.members {
+			for _, a := range l.program.Values[m].Args {
+				read(a, i+1)
 			}
 		}
-		in := s.memory[bucket-1]
-		s.leaving = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather}, args, in.gathered,
-			in.chunk)
 	}
-	if before == nil {
-		return nil
+	for _, r := range l.program.Results {
+		read(r, len(all)+1)
 	}
-	step := Step{Op: Receive{bucket - 1, backend.AllGather}, Args: before, Name: "exchange"}
-	for _, update := range buckets[bucket-2] {
-		step.Dsts = append(step.Dsts,
-			l.part(Gathered, update, ir.Of(s.slots[update].Shape.Size())))
-	}
-	l.plan.Steps = append(l.plan.Steps, step)
-	for k, update := range buckets[bucket-2] {
-		x := step.Dsts[k]
-		w, err := l.variable(s.updates[update].Input, x)
-		if err != nil {
+}
+
+// updateShards appends the updates of buckets behind which another one has left, and the begin of
+// their all-gathers, so that these run beside what comes next. Variables get their values in the
+// end, unless the memory of the bucket is to be free: then once nothing reads them. Clipping waits
+// for all gradients.
+func (l *layouter) updateShards(done int) error {
+	defer l.inLastRun()()
+	s := &l.bucketing.shards
+	for bucket := s.updated + 1; bucket < len(l.bucketing.sent); bucket++ {
+		of := l.bucketing.buckets[bucket-1]
+		if !s.divides(of) || s.updates[of[0]].Limit > 0 {
+			return nil
+		}
+		placed := s.updates[of[0]].Shard.Placed
+		if placed && slices.ContainsFunc(of, func(update int) bool {
+			return s.reads[s.updates[update].Input] > done
+		}) {
+			return nil
+		}
+		l.receiveShard(bucket)
+		s.updated = bucket
+		refs := make([]Ref, len(s.updates))
+		for _, update := range of {
+			refs[update] = s.mine[update]
+		}
+		if err := l.updateBucket(bucket, refs, nil); err != nil {
 			return err
 		}
-		if err := l.assign(w, x, l.program.Values[l.bucketing.gradients[update]].Name); err != nil {
-			return err
+		if l.gather(bucket) && placed {
+			if err := l.endGathers(bucket); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it.
+func (l *layouter) gather(bucket int) bool {
+	s, buckets := &l.bucketing.shards, l.bucketing.buckets
+	if bucket == 0 || !s.divides(buckets[bucket-1]) {
+		return false
+	}
+	var args []Ref
+	for _, update := range buckets[bucket-1] {
+		if !s.updates[update].Shard.empty() {
+			args = append(args, s.mine[update])
+		}
+	}
+	in := s.memory[bucket-1]
+	s.leaving = append(s.leaving, leaving{bucket, l.exchange(Send{Bucket: bucket,
+		Kind: backend.AllGather}, args, in.gathered, in.chunk)})
+	return true
+}
+
+// endGathers appends the ends of all-gathers but that of one bucket, and gives variables their
+// values.
+func (l *layouter) endGathers(but int) error {
+	s := &l.bucketing.shards
+	for len(s.leaving) > 0 && s.leaving[0].bucket != but {
+		of := s.leaving[0]
+		s.leaving = s.leaving[1:]
+		step := Step{Op: Receive{of.bucket, backend.AllGather}, Args: of.taken, Name: "exchange"}
+		for _, update := range l.bucketing.buckets[of.bucket-1] {
+			step.Dsts = append(step.Dsts,
+				l.part(Gathered, update, ir.Of(s.slots[update].Shape.Size())))
+		}
+		l.plan.Steps = append(l.plan.Steps, step)
+		for k, update := range l.bucketing.buckets[of.bucket-1] {
+			w, err := l.variable(s.updates[update].Input, step.Dsts[k])
+			if err != nil {
+				return err
+			}
+			name := l.program.Values[l.bucketing.gradients[update]].Name
+			if err := l.assign(w, step.Dsts[k], name); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

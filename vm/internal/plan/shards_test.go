@@ -117,6 +117,53 @@ func TestShards(t *testing.T) {
 	}
 }
 
+// TestShardsBesideTheBackwardPass: a bucket is updated and gathered while the gradients of the ones
+// before it are computed. In the arena its variables get their values, and its memory is free, when
+// nothing reads them any more.
+func TestShardsBesideTheBackwardPass(t *testing.T) {
+	p := &program{}
+	var weights, hidden, gradients []ir.ID
+	h := p.input(0, 4, 4)
+	for i := range 4 {
+		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
+		h = p.add(ir.MatMul{}, ir.Of(4, 4), h, weights[i])
+	}
+	for i := 3; i >= 0; i-- {
+		gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h))
+		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+	}
+	for _, placed := range []bool{false, true} {
+		var updates []Update
+		for i, gradient := range gradients {
+			updates = append(updates, Update{Input: 4 - i, Gradient: gradient, Kept: 1,
+				Bucket: 1 + i, Rule: descent, Shard: &Shard{From: 8, To: 16, Chunk: 8, Rank: 1,
+					Ranks: 2, Placed: placed}})
+		}
+		planned, err := New(&p.Program, updates...)
+		if err != nil || planned.Doubt != nil {
+			t.Fatal(err, planned.Doubt)
+		}
+		at := func(name string) int {
+			return slices.IndexFunc(planned.Steps, func(s Step) bool {
+				return s.Op.String() == name
+			})
+		}
+		for k := range 2 {
+			left, gathered := at(fmt.Sprint("scatter bucket ", k+1)), at(fmt.Sprint(
+				"gather bucket ", k))
+			next, back := at(fmt.Sprint("scatter bucket ", k+2)), at(fmt.Sprint(
+				"receive shards of bucket ", k))
+			last := at("scatter bucket 3")
+			if gathered < left || gathered > next || (back < last) != (placed && k == 0) {
+				t.Errorf("placed %v, bucket %d:\n%v", placed, k, planned)
+			}
+			if send := planned.Steps[gathered].Op.(Send); send.Products == 0 {
+				t.Errorf("placed %v: %v is beside no product in\n%v", placed, send, planned)
+			}
+		}
+	}
+}
+
 // TestShardsAccumulate: sums of runs stay whole until the last one.
 func TestShardsAccumulate(t *testing.T) {
 	planned := sharded(t, 1, 3, false, func(u *Update) {

@@ -122,12 +122,7 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 			refs[i] = l.before(updates, gradients[i])
 		}
 	}
-	first := len(l.plan.Steps)
-	defer func() {
-		for i := range l.plan.Steps[first:] {
-			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
-		}
-	}()
+	defer l.inLastRun()()
 	var factor *Ref
 	received := 0
 	if len(updates) > 0 && updates[0].Limit > 0 {
@@ -138,23 +133,46 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		factor = &r
 	}
 	for bucket := range len(l.bucketing.buckets) + 1 {
+		if bucket > 0 && bucket <= l.bucketing.shards.updated {
+			continue
+		}
 		if bucket > received {
 			l.receive(bucket, refs)
 		}
-		for i, u := range updates {
-			if u.Bucket != bucket {
-				continue
-			}
-			if err := l.updating(i, refs[i], factor,
-				l.program.Values[gradients[i]].Name); err != nil {
+		if err := l.updateBucket(bucket, refs, factor); err != nil {
+			return err
+		}
+		if l.gather(bucket) {
+			if err := l.endGathers(bucket); err != nil {
 				return err
 			}
 		}
-		if err := l.gather(bucket); err != nil {
+	}
+	return l.endGathers(0)
+}
+
+// inLastRun returns a function that makes the steps since then those of the last run alone.
+func (l *layouter) inLastRun() func() {
+	first := len(l.plan.Steps)
+	return func() {
+		for i := range l.plan.Steps[first:] {
+			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
+		}
+	}
+}
+
+// updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange.
+func (l *layouter) updateBucket(bucket int, refs []Ref, factor *Ref) error {
+	for i, u := range l.bucketing.shards.updates {
+		if u.Bucket != bucket {
+			continue
+		}
+		name := l.program.Values[l.bucketing.gradients[i]].Name
+		if err := l.updating(i, refs[i], factor, name); err != nil {
 			return err
 		}
 	}
-	return l.gather(len(l.bucketing.buckets) + 1)
+	return nil
 }
 
 // setting is a number of an update, and its type.
