@@ -31,6 +31,9 @@
 // ([vm.Machine.Exposed]), since no time can be read inside the graph that a GPU records of a step.
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
 //
+// --shards 1 divides the solver's state among the ranks, --shards 2 the gradients, too
+// ([vm.WithShards]). Lines of several ranks have the planned bytes of both on rank 0.
+//
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
 //
@@ -86,6 +89,9 @@ func main() {
 	}
 }
 
+// stages are what ranks divide in each stage of ZeRO.
+var stages = []vm.Shards{0, vm.SolverState, vm.SolverState | vm.Gradients}
+
 // options are the command line.
 type options struct {
 	models     []string
@@ -93,6 +99,7 @@ type options struct {
 	device     string
 	ranks      int
 	rounds     int
+	shards     int // the stage of ZeRO
 	profile    bool
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
@@ -110,6 +117,8 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.device, "device", "gpu", "gpu or cpu")
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
+	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
+		"gradients, too")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -138,6 +147,9 @@ func parse(args []string) (options, error) {
 		f.NArg() > 0 {
 		return o, errors.New("want --device gpu or cpu, -n, --rounds and --save-every 1 or more, " +
 			"and no other arguments")
+	}
+	if o.shards < 0 || o.shards >= len(stages) {
+		return o, errors.New("--shards wants 0, 1 or 2")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -191,6 +203,9 @@ type result struct {
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
+	Shards    int     `json:"shards,omitempty"`
+	Solver    int64   `json:"solver_bytes,omitempty"`
+	Gradients int64   `json:"gradient_bytes,omitempty"`
 	saved
 	overlap
 }
@@ -199,7 +214,8 @@ type result struct {
 type rank struct {
 	device backend.Device       // nil for the host
 	comm   backend.Communicator // nil if it is alone
-	build  sync.Locker          // held while it builds its graph
+	shards vm.Shards
+	build  sync.Locker // held while it builds its graph
 }
 
 // measure trains a model on one device, or on one for each rank.
@@ -209,7 +225,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, peer.close()) }()
-	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks}
+	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks, Shards: o.shards}
 	if o.ranks == 1 {
 		return o.alone(func(on rank) error {
 			return o.train(w, r, m, p, on, peer, make([]measurement, 1))
@@ -228,7 +244,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
-		on := rank{comm: comm, build: build}
+		on := rank{comm: comm, build: build, shards: stages[o.shards]}
 		if o.device == "gpu" {
 			if on.device = comm.Device(); on.device.Name() == "host" {
 				return fmt.Errorf("backend %s has no GPU: see euryale doctor",
@@ -257,7 +273,7 @@ func (o options) alone(f func(on rank) error) (err error) {
 func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	if on.comm != nil {
-		options = append(options, vm.WithDataParallel(on.comm))
+		options = append(options, vm.WithDataParallel(on.comm), vm.WithShards(on.shards))
 	}
 	b, loss, err := m.graph(uint64(on.number()), on.build)
 	if err != nil {
@@ -307,6 +323,10 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	r.StepUS = round1(bench.Median(slices.Clone(ours)))
 	r.overlap.count(all, r.StepUS)
 	on.build.Unlock()
+	if on.comm != nil {
+		s := machine.Summary()
+		r.Solver, r.Gradients = s.SolverBytes, s.GradientBytes
+	}
 	if peer != nil {
 		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))),
 			medianRatio(ours, theirs)
