@@ -210,8 +210,8 @@ func (m *Machine) compile() (err error) {
 	for i, b := range m.plan.Buffers {
 		switch b.Kind {
 		case plan.Input:
-			m.inputs = append(m.inputs, input{m.read.Inputs[b.Index],
-				m.read.Inputs[b.Index].Shape(), i, b.Written})
+			n := m.read.Inputs[b.Index]
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, b.Written, m.divided(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
@@ -233,7 +233,7 @@ func (m *Machine) bind() error {
 			errs = append(errs, err)
 			continue
 		}
-		m.exec.Bind(in.buffer, memory)
+		m.exec.Bind(in.buffer, m.own(in, memory))
 	}
 	if errs != nil {
 		return errors.Join(errs...)
@@ -357,7 +357,8 @@ func (m *Machine) Reset() {}
 // Pull copies the values of variables that [WithSolver] or [WithState] has changed on the machine's
 // device to their host tensors: one of this machine, or of another that shares the tensors. The
 // host may then read and write them until the next RunAll, which uploads them. It costs a copy of
-// these variables, and another one then. Variables that nothing has changed are not copied.
+// these variables, and another one then. Variables that nothing has changed are not copied. Where
+// ranks divide the learnables ([Parameters]) it is collective, and gathers them.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -388,7 +389,10 @@ func (m *Machine) pull(wanted func(input) bool) error {
 			buffers = append(buffers, in.buffer)
 		}
 	}
-	return m.exec.Pull(buffers...)
+	if err := m.exec.Pull(buffers...); err != nil {
+		return err
+	}
+	return m.gather(wanted)
 }
 
 // Close frees a machine at once. One that is dropped without Close is freed by the garbage

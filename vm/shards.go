@@ -21,6 +21,9 @@ const (
 	// Gradients are what ranks exchange, with SolverState: a rank has whole buckets of them only
 	// until they are exchanged, among the values of a run, and no memory for all gradients.
 	Gradients
+	// Parameters are the learnables, with the other two: between their uses a rank has its part of
+	// them alone.
+	Parameters
 )
 
 // WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
@@ -58,10 +61,10 @@ func (m *Machine) checkShards() error {
 	switch {
 	case m.shards == 0:
 		return nil
-	case m.shards != SolverState && m.shards != SolverState|Gradients:
-		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, or SolverState|Gradients, "+
-			"since a rank updates the elements whose gradients it has", backend.ErrArgument,
-			m.shards)
+	case m.shards > SolverState|Gradients|Parameters || m.shards&(m.shards+1) != 0:
+		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, SolverState|Gradients, or "+
+			"these and Parameters, since a rank updates the elements whose gradients it has",
+			backend.ErrArgument, m.shards)
 	case m.parallel == nil:
 		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
 			backend.ErrArgument)
@@ -88,7 +91,7 @@ func (m *Machine) shard(learnable int) *plan.Shard {
 	}
 	s := m.solver.parts[learnable]
 	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
-		First: s.First, Placed: m.placesBuckets()}
+		First: s.First, Placed: m.placesBuckets(), Alone: m.shards&Parameters != 0}
 }
 
 // placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
@@ -117,4 +120,48 @@ func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, 
 		err = fmt.Errorf("vm: WithShards: %w", err)
 	}
 	return all, err
+}
+
+// own returns what a plan has of a variable's elements: this rank's shard, if ranks divide the
+// learnables.
+func (m *Machine) own(in input, memory backend.Buffer) backend.Buffer {
+	if in.shard == nil {
+		return memory
+	}
+	return memory.Slice(in.shard.From, in.shard.To)
+}
+
+// divided returns the shard of a variable that this machine divides, nil for others.
+func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
+	if m.solver == nil || m.solver.parts == nil || m.shards&Parameters == 0 {
+		return nil
+	}
+	if i := slices.Index(m.solver.learnables, n); i >= 0 {
+		return m.shard(i)
+	}
+	return nil
+}
+
+// gather gives the host's tensors of learnables that ranks divide the elements of all ranks. It is
+// collective.
+func (m *Machine) gather(wanted func(input) bool) error {
+	if m.shards&Parameters == 0 || m.solver.parts == nil {
+		return nil
+	}
+	for _, n := range m.solver.learnables {
+		in := input{node: n, shape: n.Shape(), written: true, shard: m.divided(n)}
+		if !wanted(in) {
+			continue
+		}
+		memory, err := in.memory()
+		if err == nil {
+			var all backend.Buffer
+			all, err = m.whole(n, m.own(in, memory))
+			copy(memory.Bytes(), all.Bytes())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

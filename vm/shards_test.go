@@ -28,7 +28,8 @@ import (
 )
 
 // levels are what ranks can divide.
-var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients}
+var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients,
+	vm.SolverState | vm.Gradients | vm.Parameters}
 
 // training is a way to train a model, on several ranks.
 type training struct {
@@ -181,6 +182,8 @@ var settings = map[string]training{
 		data: func(*model) []autograd.Option {
 			return []autograd.Option{autograd.WithSum(), autograd.WithBuckets(1<<20, 1<<20)}
 		}},
+	"bf16": {solver: solvers["adam"], build: layers(4, 12, 20, 12, 20, 12),
+		options: func(*model) []vm.Option { return []vm.Option{vm.WithPrecision(vm.BF16)} }},
 	"buckets for each": {solver: solvers["momentum"], build: convnet,
 		data: func(*model) []autograd.Option {
 			return []autograd.Option{autograd.WithBuckets(1, 1)}
@@ -244,7 +247,7 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 		of := make([][]vm.Summary, P)
 		if err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) error {
 			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
-				{vm.WithShards(levels[1])}} {
+				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
 				_, machine, err := r.start(as, options...)
 				if err != nil {
 					return err
@@ -260,10 +263,16 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 		}
 		replica, sum, most := of[0][0], int64(0), int64(0)
 		for _, rank := range of {
-			state, gradients := rank[1], rank[2]
+			state, gradients, parameters := rank[1], rank[2], rank[3]
 			sum, most = sum+state.SolverBytes, max(most, state.SolverBytes)
 			if gradients.SolverBytes != state.SolverBytes || gradients.GradientBytes != 0 {
 				t.Errorf("%d ranks: with shards of gradients\n%v, without\n%v", P, gradients, state)
+			}
+			if got := parameters.ParameterBytes; parameters.SolverBytes != 2*got ||
+				parameters.SolverBytes != state.SolverBytes || parameters.GradientBytes != 0 ||
+				parameters.Bytes > gradients.Bytes+3*3744 {
+				t.Errorf("%d ranks: with shards of parameters\n%v, without\n%v", P, parameters,
+					gradients)
 			}
 			got, all := gradients.Bytes, state.Bytes+state.GradientBytes
 			if got >= all || P > 2 && got > all*2/3 {
@@ -281,12 +290,26 @@ func TestShardsTakeAPartOfTheMemory(t *testing.T) {
 
 // TestShardsAreAveraged: with shards a machine evaluates with the moving averages of replicas.
 func TestShardsAreAveraged(t *testing.T) {
+	for _, level := range levels {
+		shardsAreAveraged(t, settings["averages"], level)
+	}
+	shardsAreAveraged(t, settings["groups"], levels[2]) // without averages f sees the learnables
+}
+
+func shardsAreAveraged(t *testing.T, as training, level vm.Shards) {
+	t.Helper()
 	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
 		var seen [][][]float64
-		for _, options := range [][]vm.Option{nil, {vm.WithShards(vm.SolverState)}} {
-			m, machine, err := r.start(settings["averages"], options...)
-			if err == nil {
-				err = settings["averages"].steps(m, machine, 0, 3)
+		for _, options := range [][]vm.Option{nil, {vm.WithShards(level)}} {
+			m, machine, err := r.start(as, options...)
+			for step := range 3 {
+				if err == nil {
+					m.shift(step)
+					err = machine.RunAll()
+				}
+			}
+			if err == nil && options == nil && level&vm.Parameters != 0 {
+				err = machine.Pull(m.params...)
 			}
 			if err == nil {
 				err = machine.Averaged(func() error {
@@ -304,7 +327,7 @@ func TestShardsAreAveraged(t *testing.T) {
 				t.Errorf("%v, of replicas %v", seen[2+i], seen[i])
 			}
 		}
-		if slices.EqualFunc(seen[0], seen[1], slices.Equal) {
+		if as.options == nil && slices.EqualFunc(seen[0], seen[1], slices.Equal) {
 			t.Error("the averages are the learnables")
 		}
 		return nil
@@ -417,7 +440,7 @@ func TestShardsOfCheckpoints(t *testing.T) {
 	}
 	write("replicas", testenv.Hosts)
 	write("shards", testenv.Hosts, vm.WithShards(vm.SolverState))
-	write("devices", testenv.Devices, vm.WithShards(vm.SolverState|vm.Gradients))
+	write("devices", testenv.Devices, vm.WithShards(levels[2]))
 	want, err := contentsOf(at("replicas"))
 	for _, writer := range []string{"shards", "shards behind", "devices", "devices behind"} {
 		got, err2 := contentsOf(at(writer))
@@ -429,7 +452,7 @@ func TestShardsOfCheckpoints(t *testing.T) {
 		run(testenv.Hosts, P, func(r ranked) error {
 			var all [][][]float64
 			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
-				{vm.WithShards(levels[1])}} {
+				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
 				m, machine, err := r.start(as, options...)
 				if err != nil {
 					return err
@@ -492,7 +515,7 @@ func TestShardsOfParts(t *testing.T) {
 		}
 	}
 	train("replicas", "")
-	train("shards", "", vm.WithShards(levels[1]))
+	train("shards", "", vm.WithShards(levels[2]))
 	train("replicas go on", "shards")
 	train("shards go on", "replicas", vm.WithShards(levels[0]))
 	for _, end := range []string{"", " go on"} {

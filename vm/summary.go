@@ -44,7 +44,11 @@ func (m *Machine) Summary() Summary {
 		for _, n := range m.solver.learnables {
 			s.Learnables = append(s.Learnables, Learnable{stock.Label(n), n.Shape().Clone()})
 			s.Parameters += n.Shape().TotalSize()
-			s.ParameterBytes += int64(n.Shape().TotalSize()) * int64(n.Dtype().Size())
+			own := n.Shape().TotalSize()
+			if part := m.divided(n); part != nil {
+				own = part.To - part.From
+			}
+			s.ParameterBytes += int64(own) * int64(n.Dtype().Size())
 		}
 	}
 	for _, b := range m.plan.Buffers {

@@ -38,7 +38,7 @@ func (e *Executor) compile(s *step) (err error) {
 	case plan.Send:
 		s.run = func() error { return e.send(s, op) }
 	case plan.Receive:
-		s.run = func() error { return e.receive(op.Bucket) }
+		s.run = func() error { return e.receive(op) }
 	case ir.Convolution:
 		s.run, err = e.convolution(s, op)
 	case ir.Attention:

@@ -123,7 +123,8 @@ func (l *layouter) computed(id ir.ID) bool {
 	for ir.View(l.program.Values[id].Op) {
 		id = l.program.Values[id].Args[0]
 	}
-	return ir.Leaf(l.program.Values[id].Op) || l.placed[id]
+	_, lent := l.lends(id)
+	return ir.Leaf(l.program.Values[id].Op) || l.placed[id] || lent
 }
 
 // countProducts notes what runs beside each exchange, in the runs that exchange.
@@ -138,7 +139,7 @@ func countProducts(p *Plan) {
 			products++
 		case Send:
 			op.Products = products // before it, until it ends
-			p.Steps[i].Op, sent[op.end()] = op, i
+			p.Steps[i].Op, sent[op.End()] = op, i
 		case Receive:
 			send := p.Steps[sent[op]].Op.(Send)
 			send.Products = products - send.Products
@@ -147,8 +148,8 @@ func countProducts(p *Plan) {
 	}
 }
 
-// end returns the step that ends the exchange.
-func (o Send) end() Receive { return Receive{o.Bucket, o.Kind} }
+// End returns the step that ends the exchange.
+func (o Send) End() Receive { return Receive{o.Bucket, o.Kind} }
 
 // slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
 // several runs, the sums of some of them. The first one is where it comes back.

@@ -28,6 +28,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
 		map[setting]Ref{}}
 	l.shareBuckets()
+	l.bucketing.shards.lent.find(p, updates)
 	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err
@@ -35,6 +36,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	all = l.casts(all, updates)
 	l.findReads(all)
 	for i, g := range all {
+		l.giveBack(i)
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
@@ -72,9 +74,13 @@ func outside(p *ir.Program) [][]ir.ID {
 // ref returns where a value lies: a leaf or a view gets its place when it is needed.
 func (l *layouter) ref(id ir.ID) Ref {
 	if v := l.program.Values[id]; !l.placed[id] {
-		if ir.View(v.Op) {
+		update, lent := l.lends(id)
+		switch {
+		case ir.View(v.Op):
 			l.setRef(id, l.view(v))
-		} else {
+		case lent:
+			l.borrow(id, update)
+		default:
 			l.setRef(id, l.leaf(v))
 		}
 	}

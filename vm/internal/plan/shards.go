@@ -22,7 +22,13 @@ type Shard struct {
 	// Placed says that the bucket is in the arena while it is in use, and not in memory of its own:
 	// gradients until they are scattered, variables while they are gathered. Not with several runs.
 	Placed bool
+	// Alone says that the rank has these elements of the variable alone. The ranks gather a bucket
+	// of variables before they are read, in the arena, and updates write the shards.
+	Alone bool
 }
+
+// alone reports whether a rank has a part of a variable, and gathers it.
+func (s *Shard) alone() bool { return s != nil && s.Alone }
 
 // empty reports whether other ranks update all of a variable.
 func (s *Shard) empty() bool { return s != nil && s.From == s.To }
@@ -43,6 +49,7 @@ type shards struct {
 	updated  int         // buckets whose updates are
 	leaving  []leaving   // buckets that are gathered
 	reads    map[int]int // by input: the number of groups after which nothing reads it any more
+	lent     lent
 }
 
 // leaving is a bucket that is gathered, and the memory that this takes.
@@ -98,17 +105,22 @@ func (l *layouter) shareBuckets() {
 // within gives what belongs to an update its part of the memory of the bucket, if ranks divide it.
 func (l *layouter) within(b *Buffer) {
 	u := l.bucketing.shards.updates[b.Index]
-	if u.Shard == nil {
+	if u.Shard == nil || b.Within > 0 {
 		return
 	}
-	in, at := l.bucketing.shards.memory[u.Bucket-1], u.Shard.First
+	l.bucketing.shards.memory[u.Bucket-1].place(b, u.Shard)
+}
+
+// place gives a part its place in the memory of a bucket.
+func (in room) place(b *Buffer, s *Shard) {
+	at := s.First
 	switch b.Kind {
 	case Slot:
 		b.Within = 1 + in.scattered
 	case Scattered:
 		b.Within = 1 + in.chunk
-		if at += u.Shard.From; u.Shard.Placed {
-			at -= u.Shard.Rank * u.Shard.Chunk
+		if at += s.From; in.chunk != in.gathered {
+			at -= s.Rank * s.Chunk
 		}
 	case Gathered:
 		b.Within = 1 + in.gathered
@@ -196,7 +208,8 @@ func (l *layouter) findReads(all []*group) {
 		return
 	}
 	read := func(id ir.ID, until int) {
-		for ir.View(l.program.Values[id].Op) {
+		_, lent := l.lends(id)
+		for ir.View(l.program.Values[id].Op) || lent && !ir.Leaf(l.program.Values[id].Op) {
 			id = l.program.Values[id].Args[0]
 		}
 		if in, ok := l.program.Values[id].Op.(ir.Input); ok {
@@ -204,9 +217,13 @@ func (l *layouter) findReads(all []*group) {
 		}
 	}
 	for i, g := range all {
+		s.lent.needs = append(s.lent.needs, nil)
 		for _, m := range g.members {
 			for _, a := range l.program.Values[m].Args {
 				read(a, i+1)
+				if update, ok := l.lends(a); ok {
+					s.lent.needs[i] = append(s.lent.needs[i], s.updates[update].Bucket)
+				}
 			}
 		}
 	}
@@ -227,8 +244,8 @@ func (l *layouter) updateShards(done int) error {
 		if !s.divides(of) || s.updates[of[0]].Limit > 0 {
 			return nil
 		}
-		placed := s.updates[of[0]].Shard.Placed
-		if placed && slices.ContainsFunc(of, func(update int) bool {
+		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.Alone
+		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
 			return s.reads[s.updates[update].Input] > done
 		}) {
 			return nil
@@ -254,7 +271,7 @@ func (l *layouter) updateShards(done int) error {
 // gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it.
 func (l *layouter) gather(bucket int) bool {
 	s, buckets := &l.bucketing.shards, l.bucketing.buckets
-	if bucket == 0 || !s.divides(buckets[bucket-1]) {
+	if bucket == 0 || !s.divides(buckets[bucket-1]) || s.updates[buckets[bucket-1][0]].Shard.Alone {
 		return false
 	}
 	var args []Ref

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -159,6 +160,59 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 			}
 			if send := planned.Steps[gathered].Op.(Send); send.Products == 0 {
 				t.Errorf("placed %v: %v is beside no product in\n%v", placed, send, planned)
+			}
+		}
+	}
+}
+
+// TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
+// bucket ahead, two stay, and a rank has its shards of them alone.
+func TestShardsOfVariables(t *testing.T) {
+	const n = 6
+	p := &program{}
+	var weights, hidden, gradients []ir.ID
+	h := p.input(0, 4, 4)
+	for i := range n {
+		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
+		h = p.unary(fuse.Tanh, p.add(ir.MatMul{}, ir.Of(4, 4), h, weights[i]))
+	}
+	p.Results = []ir.ID{h}
+	for i := n - 1; i >= 0; i-- {
+		gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h))
+		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+	}
+	for _, a := range []Accumulation{{}, {Runs: 3}} {
+		for rank := range 3 {
+			var updates []Update
+			for i, gradient := range gradients {
+				s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), Alone: true}
+				s.From, s.To = s.of(16)
+				updates = append(updates, Update{Input: n - i, Gradient: gradient, Kept: 1,
+					Bucket: 1 + i, Rule: descent, Shard: s, Accumulation: a})
+			}
+			planned, err := New(&p.Program, updates...)
+			if err == nil {
+				_, err = Plain(&p.Program, updates...)
+			}
+			if err != nil || planned.Doubt != nil {
+				t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
+			}
+			gathers, last, bytes := 0, 0, 0
+			for i, s := range planned.Steps {
+				if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
+					gathers, last = gathers+1, i
+				}
+			}
+			for _, b := range planned.Buffers {
+				if b.Kind == Input && b.Index > 0 {
+					bytes += b.Bytes
+				}
+			}
+			// 6 forward, of which 2 stay, and those of the first input's gradient need none
+			if want := updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
+				bytes != n*4*(want.To-want.From) || planned.Steps[last].Runs != 0 {
+				t.Errorf("rank %d has %d bytes of variables, and %d gathers:\n%v", rank, bytes,
+					gathers, planned)
 			}
 		}
 	}

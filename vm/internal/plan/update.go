@@ -70,9 +70,8 @@ func withGradients(p *ir.Program, updates []Update) *ir.Program {
 func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates, func(u Update) bool {
-		return u.Input == b.Index
-	}) {
+	if b.Kind == Gathered || b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates,
+		func(u Update) bool { return u.Input == b.Index }) {
 		return l.copy(r, l.program.Values[id].Name)
 	}
 	return r
@@ -97,14 +96,22 @@ func (l *layouter) casts(all []*group, updates []Update) []*group {
 		if v.Op != (ir.Cast{}) || len(g.members) > 1 || !changes(v.Args[0]) {
 			return false
 		}
-		x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
-		b := newLoop(x.Shape, ir.Dims{})
-		b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
-		l.join(v.Name, "cast", b)
-		y.Step = b.dsts[0].Step
-		l.setRef(id, y)
+		if _, lent := l.lends(id); !lent { // which is cast when it is read
+			l.cast(id)
+		}
 		return true
 	})
+}
+
+// cast appends the cast of a variable.
+func (l *layouter) cast(id ir.ID) {
+	v := l.program.Values[id]
+	x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
+	b := newLoop(x.Shape, ir.Dims{})
+	b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
+	l.join(v.Name, "cast", b)
+	y.Step = b.dsts[0].Step
+	l.setRef(id, y)
 }
 
 // update appends the steps of updates, given the gradients: those of each bucket once it has come
@@ -200,7 +207,11 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	if u.Shard.empty() {
 		return nil
 	}
-	w, err := l.variable(u.Input, l.bucketing.shards.whole(update, dw))
+	like := dw
+	if !u.Shard.alone() {
+		like = l.bucketing.shards.whole(update, dw)
+	}
+	w, err := l.variable(u.Input, like)
 	if err != nil {
 		return err
 	}
@@ -212,7 +223,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
 	written, read := []Ref{w}, w
-	if u.Shard != nil { // what becomes of it takes the gradient's place, until all ranks have it
+	if u.Shard != nil && !u.Shard.Alone { // what becomes of it takes the gradient's place, until all ranks have it
 		written[0], read.Offset = dw, u.Shard.From
 	}
 	for k := range u.Kept {
@@ -221,7 +232,7 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	}
 	values := []fuse.Value{l.gradient(b, dw)}
 	for k, r := range written {
-		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || k > 0
+		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.Alone || k > 0
 		if k == 0 {
 			r = read
 		}

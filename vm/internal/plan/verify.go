@@ -86,7 +86,7 @@ func (r *proof) know() {
 		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
 		switch b.Kind {
-		case Arena, Setting, Scalar:
+		case Arena, Setting, Scalar, Scattered, Gathered:
 			continue
 		}
 		if of := &r.buffers[r.origin(b.memory(), 0)]; *of == 0 {
@@ -148,6 +148,9 @@ func (r *proof) begin() {
 			}
 		default:
 			c.tensor = r.outside(b.memory(), b.DType, n)
+			if update, ok := r.lends(b); ok {
+				c.tensor = r.shardOf(r.plan.updates[update].Shard, r.variable(update))
+			}
 		}
 		r.present[i] = c
 	}

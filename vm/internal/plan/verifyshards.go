@@ -55,6 +55,20 @@ func (r *proof) gathered(update int, shard tensor) tensor {
 	return tensor{value, r.list(r.elements(update), 1)}
 }
 
+// lends returns the update of a variable of which a rank has a part alone.
+func (r *proof) lends(b *Buffer) (update int, ok bool) {
+	update = slices.IndexFunc(r.plan.updates, func(u Update) bool {
+		return b.Kind == Input && u.Input == b.Index && u.Shard.alone()
+	})
+	return update, update >= 0
+}
+
+// variable is the whole variable of an update, as it was before the run.
+func (r *proof) variable(update int) tensor {
+	return r.outside(memory{Input, r.plan.updates[update].Input, 0}, r.dtype(update),
+		r.elements(update))
+}
+
 // members returns the updates of a bucket, and those of which this rank has a shard that is not
 // empty.
 func (r *proof) members(bucket int) (all, mine []int) {
@@ -130,9 +144,13 @@ func (r *proof) sendShards(op Send, s *Step) error {
 	if _, again := r.taken[this]; again {
 		err = errors.New("it has been sent")
 	}
-	r.taken[this] = s.Dsts
-	for _, x := range r.args {
+	r.taken[this], r.shards[this] = s.Dsts, nil
+	for k, x := range r.args {
 		r.shards[this] = append(r.shards[this], x.tensor)
+		if of := r.plan.updates[leave[k]].Shard; kind == Scattered && of.Alone &&
+			x.tensor != r.shardOf(of, r.variable(leave[k])) {
+			err = errors.Join(err, errors.New("it gathers a variable after its update"))
+		}
 	}
 	for _, d := range s.Dsts { // nobody can say what is there before Receive
 		value := r.number(&term{form: underWay, bits: uint64(op.Bucket)<<8 | uint64(op.Kind)})
@@ -147,6 +165,7 @@ func (r *proof) receiveShards(op Receive, s *Step) error {
 	if !slices.Equal(r.taken[this], s.Args) || s.Args == nil {
 		return errors.New("nothing has been sent in this memory")
 	}
+	delete(r.taken, this)
 	all, mine := r.members(op.Bucket)
 	sent := r.shards[this]
 	if op.Kind == backend.ReduceScatter {
@@ -158,6 +177,10 @@ func (r *proof) receiveShards(op Receive, s *Step) error {
 		return r.lie(s.Dsts, Scattered, mine, s.Args)
 	}
 	for _, update := range all {
+		if r.plan.updates[update].Shard.Alone {
+			r.gives = append(r.gives, r.variable(update))
+			continue
+		}
 		shard := tensor{}
 		if at := slices.Index(mine, update); at >= 0 {
 			shard = sent[at]

@@ -249,6 +249,8 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 	switch {
 	case u.Rule == nil:
 		return r.left(memory{Input, u.Input, 0}, d, dw, kind)
+	case u.Shard.empty() && u.Shard.Alone:
+		return nil
 	case u.Shard.empty():
 		return r.left(memory{Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
 	}
@@ -284,7 +286,7 @@ func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int)
 		if u.Limit > 0 {
 			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
 		}
-		if k == 0 && u.Shard != nil {
+		if k == 0 && u.Shard != nil && !u.Shard.Alone {
 			y = r.gathered(update, y)
 		}
 		if err := r.left(of(k), d, y, kind); err != nil {
