@@ -29,16 +29,17 @@ type Machine struct {
 	training  bool
 	precision Precision
 	notice    func(text string)
-	solver    *solving  // nil without WithSolver
-	carried   []carried // of WithState
-	parallel  *parallel // nil without WithDataParallel
-	alone     *parallel // without it, what the machine saves and loads by; nil before
-	clipping  *clipping // nil without ClipNorm
-	micro     micro     // of a step of the solver
-	shards    Shards    // of WithShards
-	steps     int       // of the solver
-	synced    bool      // batch norms are of the batches of all ranks
-	missing   error     // nil arguments of New and its options
+	solver    *solving               // nil without WithSolver
+	carried   []carried              // of WithState
+	parallel  *parallel              // nil without WithDataParallel
+	alone     *parallel              // without it, what the machine saves and loads by; nil before
+	clipping  *clipping              // nil without ClipNorm
+	micro     micro                  // of a step of the solver
+	shards    Shards                 // of WithShards
+	gathered  map[*gorgonia.Node]int // by learnable: the steps after which it was, see gather
+	steps     int                    // of the solver
+	synced    bool                   // batch norms are of the batches of all ranks
+	missing   error                  // nil arguments of New and its options
 	closed    bool
 	byDo      time.Duration // see HostTime
 

@@ -34,8 +34,12 @@ const (
 // With SolverState each rank updates its part of each bucket, and has what the solver keeps for
 // that part alone: of P ranks 1/P, and for a bucket at most 4 elements more. A bucket is
 // reduce-scattered in place of its all-reduce, and the updated learnables are all-gathered: stage 1
-// of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients is
-// its stage 2. docs/shards.md has the memory by level; [Machine.Summary] has that of a machine.
+// of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients and
+// Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md has
+// the memory by level; [Machine.Summary] has that of a machine.
+//
+// With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
+// Close gather those of the host, and are collective. Pull before another machine reads them.
 //
 // Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
 // compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
@@ -46,14 +50,15 @@ const (
 // 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards. The
 // solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
 //
-// Cost: a rank sends and receives as many bytes as by all-reduces, and copies each learnable once;
-// its updates take 1/P of the time. A bucket is updated and gathered while the gradients of the
-// layers before it are computed, so that the last one is exposed; with ClipNorm all all-gathers
-// are, since updates wait for all gradients.
+// Cost: a rank sends and receives as many bytes as by all-reduces, with Parameters half as many
+// more, and copies each learnable once; its updates take 1/P of the time. A bucket is updated and
+// gathered while the gradients of the layers before it are computed, so that the last one is
+// exposed; with ClipNorm all all-gathers are, since updates wait for all gradients. With Parameters
+// the first bucket is exposed, and each other one is gathered while the one before it is read.
 //
-// New returns ErrArgument without WithDataParallel and for Gradients alone; ErrUnsupported with
-// [WithTree], with compressions that keep residuals, and for Gradients where the machine runs on
-// the host and the communicator on a device.
+// New returns ErrArgument without WithDataParallel and for a level without those before it;
+// ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
+// the machine runs on the host and the communicator on a device.
 func WithShards(what Shards) Option { return func(m *Machine) { m.shards = what } }
 
 // checkShards refuses what cannot be divided.
@@ -142,15 +147,15 @@ func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
 	return nil
 }
 
-// gather gives the host's tensors of learnables that ranks divide the elements of all ranks. It is
-// collective.
+// gather gives the host's tensors of learnables that ranks divide the elements of all ranks, unless
+// no step has changed them since. It is collective.
 func (m *Machine) gather(wanted func(input) bool) error {
 	if m.shards&Parameters == 0 || m.solver.parts == nil {
 		return nil
 	}
 	for _, n := range m.solver.learnables {
 		in := input{node: n, shape: n.Shape(), written: true, shard: m.divided(n)}
-		if !wanted(in) {
+		if m.gathered[n] == m.steps || !wanted(in) {
 			continue
 		}
 		memory, err := in.memory()
@@ -162,6 +167,10 @@ func (m *Machine) gather(wanted func(input) bool) error {
 		if err != nil {
 			return err
 		}
+		if m.gathered == nil {
+			m.gathered = map[*gorgonia.Node]int{}
+		}
+		m.gathered[n] = m.steps
 	}
 	return nil
 }

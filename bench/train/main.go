@@ -31,8 +31,8 @@
 // ([vm.Machine.Exposed]), since no time can be read inside the graph that a GPU records of a step.
 // Copy engines run recorded exchanges only, so the exchanges of these few steps are all kernels.
 //
-// --shards 1 divides the solver's state among the ranks, --shards 2 the gradients, too
-// ([vm.WithShards]). Lines of several ranks have the planned bytes of both on rank 0.
+// --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
+// ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
 //
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
@@ -90,7 +90,8 @@ func main() {
 }
 
 // stages are what ranks divide in each stage of ZeRO.
-var stages = []vm.Shards{0, vm.SolverState, vm.SolverState | vm.Gradients}
+var stages = []vm.Shards{0, vm.SolverState, vm.SolverState | vm.Gradients,
+	vm.SolverState | vm.Gradients | vm.Parameters}
 
 // options are the command line.
 type options struct {
@@ -118,7 +119,7 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, fmt.Sprintf("rounds of %d steps", steps))
 	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
-		"gradients, too")
+		"gradients, too, 3 the learnables, too")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -149,7 +150,7 @@ func parse(args []string) (options, error) {
 			"and no other arguments")
 	}
 	if o.shards < 0 || o.shards >= len(stages) {
-		return o, errors.New("--shards wants 0, 1 or 2")
+		return o, errors.New("--shards wants 0 to 3")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -204,6 +205,7 @@ type result struct {
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
 	Shards    int     `json:"shards,omitempty"`
+	Params    int64   `json:"parameter_bytes,omitempty"`
 	Solver    int64   `json:"solver_bytes,omitempty"`
 	Gradients int64   `json:"gradient_bytes,omitempty"`
 	saved
@@ -325,7 +327,7 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	on.build.Unlock()
 	if on.comm != nil {
 		s := machine.Summary()
-		r.Solver, r.Gradients = s.SolverBytes, s.GradientBytes
+		r.Params, r.Solver, r.Gradients = s.ParameterBytes, s.SolverBytes, s.GradientBytes
 	}
 	if peer != nil {
 		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))),

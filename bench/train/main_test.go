@@ -111,9 +111,10 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 	}
 }
 
-// Ranks divide what the solver keeps, and then have no memory for all gradients.
+// Ranks divide what the solver keeps, then have no memory for all gradients, and then divide the
+// learnables.
 func TestShardsAreMeasured(t *testing.T) {
-	var all [3]result
+	var all [4]result
 	for stage := range all {
 		var out strings.Builder
 		if err := run(&out, []string{"--device", "cpu", "-n", "2", "--models", "mlp", "--rounds",
@@ -126,7 +127,8 @@ func TestShardsAreMeasured(t *testing.T) {
 	}
 	whole, state, gradients := all[0], all[1], all[2]
 	if state.Solver*9/5 > whole.Solver || gradients.Solver != state.Solver ||
-		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 {
+		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 ||
+		gradients.Params != whole.Params || all[3].Params*9/5 > whole.Params {
 		t.Errorf("the results are %+v", all)
 	}
 }
