@@ -36,7 +36,7 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	all = l.casts(all, updates)
 	l.findReads(all)
 	for i, g := range all {
-		l.giveBack(i)
+		l.lend(i)
 		if g.loop {
 			l.loop(g, wanted)
 		} else {

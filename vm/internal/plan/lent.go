@@ -15,9 +15,9 @@ type lent struct {
 	values  map[int]ir.ID // the variables, by update
 	needs   [][]int       // by group: buckets that it reads
 	present []int         // buckets that are gathered, the one used last behind the others
-	rooms   map[int]room  // of these, and of the one under way
 	coming  int           // the bucket that is under way, 0 for none
-	taken   []Ref         // the memory that this takes
+	room    room          // of that
+	taken   []Ref         // the memory that it takes
 }
 
 // lentBuckets is how many buckets of variables stay gathered: the last ones that were read.
@@ -62,9 +62,12 @@ func (l *layouter) borrow(id ir.ID, update int) {
 		l.cast(id)
 		return
 	}
-	s := &l.bucketing.shards.lent
-	bucket := l.bucketing.shards.updates[update].Bucket
-	if !slices.Contains(s.present, bucket) {
+	l.hold(l.bucketing.shards.updates[update].Bucket)
+}
+
+// hold makes sure that a bucket of variables is gathered.
+func (l *layouter) hold(bucket int) {
+	if !slices.Contains(l.bucketing.shards.lent.present, bucket) {
 		l.gatherLent(bucket)
 		l.receiveLent(bucket)
 	}
@@ -105,10 +108,7 @@ func (l *layouter) gatherLent(bucket int) {
 		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)
 		args = append(args, b.dsts[0])
 	}
-	if s.rooms == nil {
-		s.rooms = map[int]room{}
-	}
-	s.rooms[bucket], s.coming = in, bucket
+	s.room, s.coming = in, bucket
 	s.taken = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather}, args, in.gathered, in.chunk)
 	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
 }
@@ -121,7 +121,7 @@ func (l *layouter) receiveLent(bucket int) {
 	for _, update := range l.bucketing.buckets[bucket-1] {
 		v := l.program.Values[l.bucketing.gradients[update]] // is like the variable
 		part := Buffer{Kind: Gathered, Index: update, DType: v.DType}
-		s.rooms[bucket].place(&part, l.bucketing.shards.updates[update].Shard)
+		s.room.place(&part, l.bucketing.shards.updates[update].Shard)
 		if id, read := s.values[update]; read {
 			v, part.Name = l.program.Values[id], l.program.Values[id].Name
 			l.setRef(id, l.buffer(part, v.Shape, v.DType, at))
@@ -134,29 +134,23 @@ func (l *layouter) receiveLent(bucket int) {
 	s.coming, s.present = 0, append(s.present, bucket)
 }
 
-// giveBack forgets buckets of variables that were not read lately, once so many groups are laid
-// out: the next step that reads one gathers it again. The one that is read next is begun.
-func (l *layouter) giveBack(done int) {
+// lend gathers what a group reads, and begins what comes next, so that this runs beside the group.
+// It forgets buckets that were not read lately: the next step that reads one gathers it again.
+func (l *layouter) lend(group int) {
 	s := &l.bucketing.shards.lent
-	if done > 0 && len(s.needs) > 0 {
-		for _, bucket := range s.needs[done-1] { // was read last
-			if at := slices.Index(s.present, bucket); at >= 0 {
-				s.present = append(slices.Delete(s.present, at, at+1), bucket)
-			}
-		}
+	if len(s.of) == 0 {
+		return
 	}
-	for len(s.present) > lentBuckets {
-		bucket := s.present[0]
+	for _, bucket := range s.needs[group] {
+		l.hold(bucket)
+		at := slices.Index(s.present, bucket)
+		s.present = append(slices.Delete(s.present, at, at+1), bucket)
+	}
+	for len(s.present) > lentBuckets && !slices.Contains(s.needs[group], s.present[0]) {
+		l.forget(s.present[0])
 		s.present = s.present[1:]
-		delete(s.rooms, bucket)
-		for id := range l.program.Values {
-			if update, ok := l.lends(ir.ID(id)); ok &&
-				l.bucketing.shards.updates[update].Bucket == bucket {
-				l.placed[id] = false
-			}
-		}
 	}
-	for _, needs := range s.needs[min(done, len(s.needs)):] {
+	for _, needs := range s.needs[group+1:] {
 		for _, bucket := range needs {
 			if s.coming > 0 {
 				return
@@ -164,6 +158,16 @@ func (l *layouter) giveBack(done int) {
 			if !slices.Contains(s.present, bucket) {
 				l.gatherLent(bucket)
 			}
+		}
+	}
+}
+
+// forget makes the next step that reads a bucket of variables gather it again.
+func (l *layouter) forget(bucket int) {
+	for id := range l.program.Values {
+		update, ok := l.lends(ir.ID(id))
+		if ok && l.bucketing.shards.updates[update].Bucket == bucket {
+			l.placed[id] = false
 		}
 	}
 }

@@ -197,6 +197,17 @@ func TestShardsOfVariables(t *testing.T) {
 			if err != nil || planned.Doubt != nil {
 				t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
 			}
+			broken := *planned
+			broken.Steps = slices.Clone(planned.Steps)
+			for i, s := range broken.Steps {
+				if s.Op.String() == "pack" && i > 0 { // of the first variable that is gathered
+					broken.Steps[i].Args = planned.Steps[0].Args
+				}
+			}
+			if err := Verify(&broken); (err == nil || !strings.Contains(err.Error(),
+				"it gathers another variable")) && rank < 2 {
+				t.Errorf("rank %d: %v in\n%v", rank, err, &broken)
+			}
 			gathers, last, bytes := 0, 0, 0
 			for i, s := range planned.Steps {
 				if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {

@@ -223,7 +223,8 @@ func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error 
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
 	written, read := []Ref{w}, w
-	if u.Shard != nil && !u.Shard.Alone { // what becomes of it takes the gradient's place, until all ranks have it
+	if u.Shard != nil && !u.Shard.Alone {
+		// what becomes of it takes the gradient's place, until all ranks have it
 		written[0], read.Offset = dw, u.Shard.From
 	}
 	for k := range u.Kept {

@@ -149,7 +149,7 @@ func (r *proof) sendShards(op Send, s *Step) error {
 		r.shards[this] = append(r.shards[this], x.tensor)
 		if of := r.plan.updates[leave[k]].Shard; kind == Scattered && of.Alone &&
 			x.tensor != r.shardOf(of, r.variable(leave[k])) {
-			err = errors.Join(err, errors.New("it gathers a variable after its update"))
+			err = errors.New("it gathers another variable, or one after its update")
 		}
 	}
 	for _, d := range s.Dsts { // nobody can say what is there before Receive
