@@ -144,7 +144,8 @@ func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buff
 				return err
 			}
 		}
-		what.Beside = beside
+		// a chunk has another place on each rank, and a caller's memory may have
+		what.Beside = beside && kind == backend.AllReduce
 		dst, src := whole, chunk
 		if kind == backend.ReduceScatter {
 			dst, src = chunk, whole
