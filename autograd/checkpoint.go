@@ -208,7 +208,9 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 		l.model = d.model.only(l.model)
 	}
 	if !d.partial {
-		err = d.ownState(l.model, solver)
+		if err = d.ownState(l.model, solver); err == nil && !l.weightsOnly {
+			err = d.takeShards(l.model, solver)
+		}
 	}
 	return l, err
 }

@@ -13,6 +13,7 @@ import (
 // bits. One goroutine makes all its calls.
 type Buckets struct {
 	d     *DataParallel
+	on    backend.Device     // where gradients are computed, nil for the host
 	slots [][]backend.Buffer // by parameter, one for each sum that is sent
 	pull  func() error       // brings the model to where its values are; nil where it always is
 	copy  copying            // nil where copies are made on the host
@@ -46,7 +47,7 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 		return nil, refuse(fmt.Sprintf("gradients are computed on %s, and the communicator is on "+
 			"%s: connect with a backend for %s", on.Name(), device.Name(), on.Name()))
 	}
-	x := &Buckets{d: d, slots: make([][]backend.Buffer, len(d.params))}
+	x := &Buckets{d: d, on: on, slots: make([][]backend.Buffer, len(d.params))}
 	for _, b := range d.buckets {
 		memory, at := b.onHost, 0
 		if on != nil {
@@ -110,30 +111,49 @@ func (x *Buckets) Params() [][]int {
 // [WithTree] it is a sum for each branch that this rank adds up, and the combined one is in slot 0.
 func (x *Buckets) Slot(param, branch int) backend.Buffer { return x.slots[param][branch] }
 
-// Start starts the all-reduce of a bucket, behind what was started on a queue; nil is the
-// host, which has done it. On a queue that is recorded the all-reduce is, too. beside is whether
-// the queues of all ranks compute meanwhile, and must be the same on every rank.
+// Whole returns the memory of a bucket with room for a chunk of each rank: see [Buckets.Shards].
+func (x *Buckets) Whole(bucket int) backend.Buffer {
+	if x.on == nil {
+		return x.d.buckets[bucket].wholeOnHost
+	}
+	return x.d.buckets[bucket].whole
+}
+
+// Start starts the all-reduce of a bucket, or with [Buckets.Shards] its reduce-scatter or
+// all-gather, behind what was started on a queue; nil is the host, which has done it. whole and
+// chunk are the caller's memory for it, empty where the bucket has its own. On a queue that is
+// recorded the call is, too. beside is whether the queues of all ranks compute meanwhile, and must
+// be the same on every rank.
 //
 // Errors name the bucket; ErrUnsupported if the queue is recorded and the communicator cannot be.
-func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backend.Work,
-	err error) {
+func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buffer,
+	behind backend.Queue, beside bool) (w backend.Work, err error) {
 	d, b := x.d, x.d.buckets[bucket]
 	err = residence.Bound(d.comm.Device(), func() error {
-		if behind == nil {
-			w, err = b.start(d.gradComm, d.reduction(b))
+		what := d.callOf(b, kind)
+		if behind == nil && whole.Len() == 0 {
+			w, err = b.start(d.gradComm, what)
 			return err
 		}
-		done, err := behind.Record()
-		if err == nil {
-			err = b.queue.Wait(done)
+		if behind != nil {
+			done, err := behind.Record()
+			if err == nil {
+				err = b.queue.Wait(done)
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return err
+		// a chunk has another place on each rank, and a caller's memory may have
+		what.Beside = beside && kind == backend.AllReduce
+		dst, src := whole, chunk
+		if kind == backend.ReduceScatter {
+			dst, src = chunk, whole
 		}
-		what := d.reduction(b)
-		what.Beside = beside
-		src, _ := b.source(what)
-		w, err = d.gradComm.Start(b.queue, what, b.data, src)
+		if whole.Len() == 0 {
+			dst, src = b.operands(what, false)
+		}
+		w, err = d.gradComm.Start(b.queue, what, dst, src)
 		return err
 	})
 	if err != nil {
@@ -146,7 +166,7 @@ func (x *Buckets) Start(bucket int, behind backend.Queue, beside bool) (w backen
 func (x *Buckets) Finish(bucket int, w backend.Work) error {
 	b := x.d.buckets[bucket]
 	err := residence.Bound(x.d.comm.Device(), func() error {
-		if x.Slot(b.params[0].index, 0).Device() {
+		if x.on != nil || b.whole.Len() == 0 {
 			return w.Join(context.Background()) // communicators end their waits by themselves
 		}
 		return b.finish(w)

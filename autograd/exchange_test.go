@@ -44,7 +44,8 @@ func TestExchange(t *testing.T) {
 				}
 				var order []int
 				for b, params := range x.Params() {
-					w, err := x.Start(b, nil, false)
+					w, err := x.Start(b, backend.AllReduce, backend.Buffer{},
+						backend.Buffer{}, nil, false)
 					if err == nil {
 						err = x.Finish(b, w)
 					}

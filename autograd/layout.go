@@ -15,16 +15,19 @@ const align = 64
 
 // bucket is gradients that are reduced in one call.
 type bucket struct {
-	index   int // its place in the order in which buckets leave
-	params  []*param
-	nbytes  int
-	queue   backend.Queue  // where it is reduced; nil for a single rank
-	data    backend.Buffer // the result, on the communicator's device, or what is reduced in place
-	host    backend.Buffer // what the parameters' slots are in: data if that is the host's
-	sums    backend.Buffer // what is reduced with WithTree: data is the first of its branches
-	onHost  backend.Buffer // the same for host
-	missing int            // gradients of this step that are not in it yet
-	work    backend.Work   // its all-reduce, once it has left
+	index  int // its place in the order in which buckets leave
+	params []*param
+	nbytes int
+	queue  backend.Queue  // where it is reduced; nil for a single rank
+	data   backend.Buffer // the result, on the communicator's device, or what is reduced in place
+	host   backend.Buffer // what the parameters' slots are in: data if that is the host's
+	sums   backend.Buffer // what is reduced with WithTree: data is the first of its branches
+	onHost backend.Buffer // the same for host
+	// all of its memory, in which the ranks have chunks of one length: see [Buckets.Shards]
+	whole, wholeOnHost backend.Buffer
+	shard              span         // of elements: this rank's chunk
+	missing            int          // gradients of this step that are not in it yet
+	work               backend.Work // its all-reduce, once it has left
 
 	sync *backend.Origin // of the calls that reduce it
 }
@@ -83,13 +86,19 @@ func (b *bucket) last() int { return b.params[len(b.params)-1].index }
 // count returns the elements of a bucket.
 func (b *bucket) count() int { return b.nbytes / b.params[0].dtype.Size() }
 
-// span returns the bytes that the buckets take in one piece of memory, each so many times.
-func span(buckets []*bucket, times int) int {
+// bytesFor returns the bytes that the buckets of P ranks take in one piece of memory, each so many
+// times.
+func bytesFor(buckets []*bucket, times, P int) int {
 	n := 0
 	for _, b := range buckets {
-		n += aligned(b.nbytes * times)
+		n += aligned(b.room(times, P) * b.params[0].dtype.Size())
 	}
 	return n
+}
+
+// room returns the elements that the memory of a bucket of P ranks has for so many sums.
+func (b *bucket) room(times, P int) int {
+	return max(b.count()*times, chunkOf(b.count(), 0, P).to*P)
 }
 
 func aligned(nbytes int) int { return (nbytes + align - 1) / align * align }
@@ -102,16 +111,17 @@ func splitOff(memory backend.Buffer, d backend.DType, n int) (part, rest backend
 
 // assignSlots gives every bucket its part of memory, and every parameter its slot.
 // Slots are on the host, so that solvers and Gorgonia can use them, also where the
-// communicator is on a device. This rank sends own sums of each gradient, and others up to most.
-func assignSlots(buckets []*bucket, memory backend.Buffer, own, most int) {
+// communicator is on a device. This rank of P sends own sums of each gradient, and others up to
+// most.
+func assignSlots(buckets []*bucket, memory backend.Buffer, own, most, rank, P int) {
 	for _, b := range buckets {
 		n := b.count()
-		b.sums, memory = splitOff(memory, b.params[0].dtype, n*most)
-		b.sums = b.sums.Slice(0, n*own)
-		b.onHost = b.sums
-		if b.sums.Device() {
-			b.onHost = zeros(b.sums)
+		b.whole, memory = splitOff(memory, b.params[0].dtype, b.room(most, P))
+		b.wholeOnHost, b.shard = b.whole, chunkOf(n, rank, P)
+		if b.whole.Device() {
+			b.wholeOnHost = zeros(b.whole)
 		}
+		b.sums, b.onHost = b.whole.Slice(0, n*own), b.wholeOnHost.Slice(0, n*own)
 		b.data, b.host = b.sums.Slice(0, n), b.onHost.Slice(0, n)
 		at := 0
 		for _, p := range b.params {
@@ -129,12 +139,22 @@ func (b *bucket) slots(memory backend.Buffer, at, n int) (all []backend.Buffer) 
 	return all
 }
 
-// source returns what a call reads of the bucket, on the communicator's device and on the host.
-func (b *bucket) source(c backend.Collective) (data, host backend.Buffer) {
-	if c.Association == backend.Tree {
-		return b.sums, b.onHost
+// operands returns what a call writes and reads of the bucket's memory, that of the communicator's
+// device or of the host.
+func (b *bucket) operands(c backend.Collective, onHost bool) (dst, src backend.Buffer) {
+	whole, sums, data := b.whole, b.sums, b.data
+	if onHost {
+		whole, sums, data = b.wholeOnHost, b.onHost, b.host
 	}
-	return b.data, b.host
+	switch {
+	case c.Kind == backend.ReduceScatter:
+		return whole.Slice(b.shard.from, b.shard.to), whole
+	case c.Kind == backend.AllGather:
+		return whole, whole.Slice(b.shard.from, b.shard.to)
+	case c.Association == backend.Tree:
+		return data, sums
+	}
+	return data, data
 }
 
 // origin says which bucket a call is of: its number, its first parameter, and a hash of all
@@ -168,21 +188,22 @@ func (b *bucket) unpack() error {
 // start starts a collective on the bucket, on its queue.
 func (b *bucket) start(comm backend.Communicator, c backend.Collective) (backend.Work, error) {
 	q := b.queue
-	src, host := b.source(c)
+	dst, src := b.operands(c, false)
 	if !b.staged() {
-		return comm.Start(q, c, b.data, src)
+		return comm.Start(q, c, dst, src)
 	}
-	if err := q.Move(src, host); err != nil {
+	to, from := b.operands(c, true)
+	if err := q.Move(src, from); err != nil {
 		return nil, err
 	}
-	w, err := comm.Start(q, c, b.data, src)
+	w, err := comm.Start(q, c, dst, src)
 	if err != nil {
 		return nil, err
 	}
 	if err := w.Wait(q); err != nil { // it has failed already; who waits for the bucket is told
 		return backend.Finished(cmp.Or(w.Join(context.Background()), err)), nil
 	}
-	return w, q.Move(b.host, b.data)
+	return w, q.Move(to, dst)
 }
 
 // finish waits for what start started.

@@ -53,6 +53,7 @@ type DataParallel struct {
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	planned  *Buckets                // of a machine, whose plan takes the place of Sync
+	sharded  bool                    // a solver's state is of this rank's shards: see Shards
 	saves    saves
 	pending  *saving // what the last SaveAsync has not ended
 }
@@ -154,10 +155,10 @@ func (d *DataParallel) prepareBuckets() error {
 	if d.tree != nil {
 		own, most = len(d.tree.branches), d.tree.most
 	}
-	if d.memory, err = d.alloc(span(d.buckets, most)); err != nil {
+	if d.memory, err = d.alloc(bytesFor(d.buckets, most, d.comm.Size())); err != nil {
 		return fmt.Errorf("memory for buckets: %w", err)
 	}
-	assignSlots(d.buckets, d.memory, own, most)
+	assignSlots(d.buckets, d.memory, own, most, d.comm.Rank(), d.comm.Size())
 	for _, p := range d.params {
 		d.grads = append(d.grads, gradient{p.node, p.view})
 		p.tree = d.tree

@@ -267,16 +267,9 @@ func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver)
 // themselves, and what the solver keeps for them.
 func (d *DataParallel) divisible(model map[string]stored,
 	solver gorgonia.Solver) (map[string]*param, error) {
-	owner := func(string) (int, bool) { return 0, false }
-	switch s := solver.(type) {
-	case *gorgonia.VanillaSolver:
-	case *Groups:
-		owner = s.owner
-	case ruled:
-		owner = s.rule().owner
-	default:
-		return nil, fmt.Errorf("%w: WithParts: what a %T keeps cannot be divided: use a solver "+
-			"of package autograd", backend.ErrUnsupported, solver)
+	owner, err := ownerIn(solver)
+	if err != nil {
+		return nil, err
 	}
 	if _, ok := d.compression(); ok {
 		return nil, fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
@@ -294,6 +287,21 @@ func (d *DataParallel) divisible(model map[string]stored,
 		}
 	}
 	return of, nil
+}
+
+// ownerIn returns the function that says for which parameter a solver keeps a tensor.
+func ownerIn(solver gorgonia.Solver) (owner func(name string) (param int, ok bool), err error) {
+	switch s := solver.(type) {
+	case *Groups:
+		return s.owner, nil
+	case ruled:
+		return s.rule().owner, nil
+	case *gorgonia.VanillaSolver:
+	default:
+		err = fmt.Errorf("%w: what a %T keeps cannot be divided: use a solver of package autograd",
+			backend.ErrUnsupported, solver)
+	}
+	return func(string) (int, bool) { return 0, false }, err
 }
 
 // Parts returns what divides the parameters, nil without [WithParts], and whether each is a part.

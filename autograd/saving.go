@@ -22,7 +22,8 @@ import (
 // A machine of package vm on a device copies parameters and the solver's state there, and fetches
 // the copies while steps go on. The device needs memory for them, which stays until the machine's
 // Close; where there is too little, and everywhere else, copies are made on the host. With
-// [WithParts] ranks exchange the whole first.
+// [WithParts], and where ranks divide the solver's state (vm.WithShards), they exchange the whole
+// first.
 //
 // The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
 // own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save,
@@ -142,7 +143,7 @@ func (d *DataParallel) take(s *saving, solver gorgonia.Solver, progress any, onD
 // contents notes the tensors that this rank writes.
 func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool) (err error) {
 	s.mine = map[string]stored{}
-	if d.partial || d.comm.Rank() == 0 { // the ranks that write it
+	if d.partial || d.sharded || d.comm.Rank() == 0 { // the ranks that write it, or have parts
 		if onDevice {
 			err = d.copyOnDevice(s, solver)
 		} else {
@@ -166,6 +167,9 @@ func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool
 // copyOnHost notes the model as the host has it, or a copy if the training goes on.
 func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 	model, err := d.modelState(solver)
+	if err = d.unsharded(model, solver, err); d.sharded && d.comm.Rank() > 0 {
+		return err
+	}
 	if err == nil && s.behind {
 		for _, n := range d.model.tensors() {
 			model[n.key] = stored{Shape: model[n.key].Shape, Data: clone(model[n.key].Data)}
@@ -184,7 +188,8 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 
 // copiesOf reports whether a machine has copies of all that is to be saved, on its device.
 func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
-	return d.planned != nil && d.planned.copy != nil && d.parts == nil && d.planned.by.has(solver)
+	return d.planned != nil && d.planned.copy != nil && d.parts == nil && !d.sharded &&
+		d.planned.by.has(solver)
 }
 
 // copyOnDevice starts copies of parameters and the solver's vectors where a machine has them.

@@ -222,7 +222,7 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 		if _, err := p.value(); err != nil {
 			return err
 		}
-		sizes = append(sizes, t.Data)
+		sizes = append(sizes, d.keptFor(p, t.Data))
 	}
 	if err := d.model.fits(l); err != nil {
 		return err
@@ -388,12 +388,16 @@ func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 	return s.SetState(buffers(l.model))
 }
 
-// fill gives the parameters of a bucket their values, through their slots.
+// fill gives the parameters of a bucket their values.
 func (b *bucket) fill(model map[string]stored) error {
 	for _, p := range b.params {
-		copy(p.slot.Bytes(), model[p.key()].Data.Bytes())
+		value, err := p.value()
+		if err != nil {
+			return err
+		}
+		copy(value.Bytes(), model[p.key()].Data.Bytes())
 	}
-	return b.unpack()
+	return nil
 }
 
 func buffers(tensors map[string]stored) map[string]backend.Buffer {

@@ -16,6 +16,8 @@ import (
 //
 // Cost: a copy of the learnables and the averages from the device, and twice one to it.
 //
+// With [WithShards] it is collective, and with [Parameters] it pulls the learnables first.
+//
 // Errors: those of f; those of the device; ErrArgument in the middle of a step.
 func (m *Machine) Averaged(f func() error) (err error) {
 	if err := backend.Given("vm: Averaged", "f", f); err != nil {
@@ -30,6 +32,11 @@ func (m *Machine) Averaged(f func() error) (err error) {
 	groups := []autograd.Group{{Solver: m.solver.solver, Params: m.solver.learnables}}
 	if several, ok := m.solver.solver.(*autograd.Groups); ok {
 		groups = several.List()
+	}
+	if m.shards&Parameters != 0 { // f sees the learnables on the host
+		if err := m.Pull(m.solver.learnables...); err != nil {
+			return err
+		}
 	}
 	groups = slices.DeleteFunc(groups, func(g autograd.Group) bool {
 		_, ok := g.Solver.(*autograd.EMA)
@@ -50,6 +57,9 @@ func (m *Machine) Averaged(f func() error) (err error) {
 			return err
 		}
 		for i, a := range averages {
+			if a, err = m.whole(g.Params[i], a); err != nil {
+				return err
+			}
 			w, err := dense(g.Params[i].Value())
 			if err != nil {
 				return err

@@ -52,8 +52,9 @@ func (m *Machine) limit() (float64, error) {
 	return m.clipping.limit, nil
 }
 
-// squares is the sum of the squares of gradients that ranks have parts of.
-type squares struct{ comm backend.Communicator }
+// squares is the sum of the squares of gradients that ranks have parts of: first over the ranks of
+// one communicator, then over those of the next.
+type squares []backend.Communicator
 
 var _ exec.Placed = squares{}
 
@@ -61,22 +62,42 @@ var _ exec.Placed = squares{}
 func (squares) Scratch() int { return 0 }
 
 // StartOn implements [exec.Placed]. On the host the ranks' sums are added in rank order.
-func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (backend.Work,
-	error) {
+func (s squares) StartOn(q backend.Queue, y, _ backend.Buffer, x ...backend.Buffer) (w backend.Work,
+	err error) {
 	if q == nil {
 		all := backend.View[float64](y)
 		copy(all, backend.View[float64](x[0]))
-		if err := autograd.Sum(s.comm, &all[0]); err != nil {
-			return nil, fmt.Errorf("ClipNorm: %w", err)
+		for _, comm := range s {
+			if err := autograd.Sum(comm, &all[0]); err != nil {
+				return nil, fmt.Errorf("ClipNorm: %w", err)
+			}
 		}
 		return nil, nil
 	}
-	w, err := s.comm.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum,
-		Exact: true, Origin: &backend.Origin{Purpose: backend.ForSum}}, y, x[0])
-	if err != nil {
-		return nil, fmt.Errorf("ClipNorm: %w", err)
+	from := x[0]
+	for _, comm := range s {
+		w, err = comm.Start(q, backend.Collective{Kind: backend.AllReduce, Op: backend.Sum,
+			Exact: true, Origin: &backend.Origin{Purpose: backend.ForSum}}, y, from)
+		if err == nil {
+			err = w.Wait(q)
+		}
+		if err != nil {
+			return w, fmt.Errorf("ClipNorm: %w", err)
+		}
+		from = y
 	}
-	return w, w.Wait(q)
+	return w, nil
+}
+
+// squaresOver are the ranks that have parts of gradients: shards, and parts of autograd.WithParts.
+func (m *Machine) squaresOver() (over squares) {
+	if m.solver.parts != nil {
+		over = append(over, m.parallel.comm)
+	}
+	if comm, _ := m.parts(); comm != nil {
+		over = append(over, comm)
+	}
+	return over
 }
 
 // measure reads the norm of a run, which is an error if it is not finite: no update took place.

@@ -3,6 +3,7 @@ package vm
 import (
 	"time"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
@@ -15,6 +16,9 @@ type BucketTime struct {
 	// Exposed is from the end of what the plan has before the bucket's first update to the end of
 	// the exchange: 0 if the exchange was done by then.
 	Exposed time.Duration
+	// Gather is whether it is the all-gather of the learnables that ranks update in shards, and not
+	// the exchange of gradients before: see [WithShards].
+	Gather bool
 }
 
 // Exposed is a RunAll whose steps run one by one, as those of [Machine.Profile], and returns what
@@ -31,14 +35,14 @@ type BucketTime struct {
 // Errors: those of RunAll.
 func (m *Machine) Exposed() (buckets []BucketTime, err error) {
 	elapsed, err := m.profile(func(op ir.Op) bool { _, wait := op.(plan.Receive); return wait })
-	products := map[int]int{}
+	products := map[plan.Receive]int{}
 	for i, t := range elapsed {
 		switch op := m.plan.Steps[i].Op.(type) {
 		case plan.Send:
-			products[op.Bucket] = op.Products
+			products[plan.Receive{Bucket: op.Bucket, Kind: op.Kind}] = op.Products
 		case plan.Receive:
-			bytes := m.plan.Steps[i].Bytes() / 2 // its results are its operands
-			buckets = append(buckets, BucketTime{op.Bucket - 1, bytes, products[op.Bucket], t})
+			buckets = append(buckets, BucketTime{op.Bucket - 1, m.plan.ExchangedBytes(i),
+				products[op], t, op.Kind == backend.AllGather})
 		}
 	}
 	return buckets, err

@@ -378,6 +378,9 @@ func (b bench) options(t trial, g *gradedGraph, limits plan.Limits, want *expect
 	}
 	if b.comm != nil {
 		options = append(options, vm.WithDataParallel(b.comm, autograd.WithBuckets(1, 40)))
+		if level := len(g.learnables) % 4; level > 0 {
+			options = append(options, vm.WithShards(levels[level-1]))
+		}
 	}
 	return options
 }

@@ -32,16 +32,18 @@ type Machine struct {
 	solver    *solving  // nil without WithSolver
 	carried   []carried // of WithState
 	frozen    gorgonia.Nodes
-	much      int       // bytes that are compared: see warnOfCompared
-	compared  int       // runs that have compared as many
-	parallel  *parallel // nil without WithDataParallel and WithElastic
-	elastic   *elastic  // nil without WithElastic
-	alone     *parallel // without it, what the machine saves and loads by; nil before
-	clipping  *clipping // nil without ClipNorm
-	micro     micro     // of a step of the solver
-	steps     int       // of the solver
-	synced    bool      // batch norms are of the batches of all ranks
-	missing   error     // nil arguments of New and its options
+	much      int                    // bytes that are compared: see warnOfCompared
+	compared  int                    // runs that have compared as many
+	parallel  *parallel              // nil without WithDataParallel and WithElastic
+	elastic   *elastic               // nil without WithElastic
+	alone     *parallel              // without it, what the machine saves and loads by; nil before
+	clipping  *clipping              // nil without ClipNorm
+	micro     micro                  // of a step of the solver
+	shards    Shards                 // of WithShards
+	gathered  map[*gorgonia.Node]int // by learnable: the steps after which it was, see gather
+	steps     int                    // of the solver
+	synced    bool                   // batch norms are of the batches of all ranks
+	missing   error                  // nil arguments of New and its options
 	closed    bool
 	byDo      time.Duration // see HostTime
 
@@ -106,8 +108,8 @@ func New(g *gorgonia.ExprGraph, device backend.Device, options ...Option) (*Mach
 	if m.elastic != nil {
 		train = m.elastic.start
 	}
-	if err := train(errors.Join(m.missing, m.choosePrecision(), m.hold(),
-		m.checkSync())); err != nil {
+	if err := train(errors.Join(m.missing, m.choosePrecision(), m.hold(), m.checkSync(),
+		m.checkShards())); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	m.nodes, m.derived = len(m.graph.AllNodes()), m.gradients()
@@ -252,7 +254,7 @@ func (m *Machine) compile() (err error) {
 		case plan.Input:
 			n := m.read.Inputs[b.Index]
 			written := b.Written && !slices.Contains(m.frozen, n)
-			m.inputs = append(m.inputs, input{n, n.Shape(), i, written})
+			m.inputs = append(m.inputs, input{n, n.Shape(), i, written, m.divided(n)})
 		case plan.State, plan.Setting:
 			m.solver.bindBuffer(i, b, m.read.Inputs)
 		case plan.Constant:
@@ -274,7 +276,7 @@ func (m *Machine) bind() error {
 			errs = append(errs, err)
 			continue
 		}
-		m.exec.Bind(in.buffer, memory)
+		m.exec.Bind(in.buffer, m.own(in, memory))
 	}
 	if errs != nil {
 		return errors.Join(errs...)
@@ -410,7 +412,8 @@ func (m *Machine) Reset() {}
 // Pull copies the values of variables that [WithSolver] or [WithState] has changed on the machine's
 // device to their host tensors: one of this machine, or of another that shares the tensors. The
 // host may then read and write them until the next RunAll, which uploads them. It costs a copy of
-// these variables, and another one then. Variables that nothing has changed are not copied.
+// these variables, and another one then. Variables that nothing has changed are not copied. Where
+// ranks divide the learnables ([Parameters]) it is collective, and gathers them.
 //
 // Errors: a node that is not a variable of the graph; those of the device.
 func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
@@ -441,7 +444,10 @@ func (m *Machine) pull(wanted func(input) bool) error {
 			buffers = append(buffers, in.buffer)
 		}
 	}
-	return m.exec.Pull(buffers...)
+	if err := m.exec.Pull(buffers...); err != nil {
+		return err
+	}
+	return m.gather(wanted)
 }
 
 // Close frees a machine at once. One that is dropped without Close is freed by the garbage

@@ -87,7 +87,10 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 			o(m)
 		}
 	}
-	m.parallel = nil
+	if m.parallel = nil; m.shards != 0 {
+		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: WithShards: ask the "+
+			"Summary of a machine", backend.ErrUnsupported))
+	}
 	defer m.solver.release()
 	if err = errors.Join(m.missing, m.choosePrecision(), m.hold()); err == nil {
 		err = m.makePlan()
@@ -102,11 +105,15 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 func (m *Machine) memory() Memory {
 	by, b := m.plan.Occupied(), m.plan.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
-		Gradients: int64(by[plan.Slot] + by[plan.Partial]), Limit: int64(b.Limit), Again: b.Again,
+		Gradients: int64(by[plan.Slot] + by[plan.Partial] + by[plan.Whole]), Limit: int64(b.Limit), Again: b.Again,
 		Extra: b.Extra}
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
-			s.Learnables += int64(n.Shape().TotalSize()) * int64(n.Dtype().Size())
+			own := n.Shape().TotalSize()
+			if part := m.divided(n); part != nil {
+				own = part.To - part.From
+			}
+			s.Learnables += int64(own) * int64(n.Dtype().Size())
 		}
 	}
 	s.Inputs = int64(by[plan.Input]+by[plan.Constant]) - s.Learnables

@@ -59,5 +59,6 @@ func TestNilArgumentsAreErrors(t *testing.T) {
 	}, map[string]string{
 		"New.device":    "nil is the host",
 		"WithPrecision": "a number",
+		"WithShards":    "a number",
 	})
 }

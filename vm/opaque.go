@@ -95,8 +95,7 @@ func (m *Machine) newCalls() (calls, error) {
 // Placed implements [exec.Graph].
 func (c calls) Placed(i int) exec.Placed {
 	if i == plan.Squares {
-		comm, _ := c.machine.parts()
-		return squares{comm}
+		return c.machine.squaresOver()
 	}
 	return c.machine.deviceOp(i)
 }

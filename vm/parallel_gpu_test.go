@@ -5,6 +5,7 @@ package vm_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"testing"
 	"time"
@@ -28,6 +29,25 @@ func TestDataParallelOnGPU(t *testing.T) {
 					trainsTogether(t, testenv.GPUs, P, solvers[solver], build)
 				})
 			}
+		}
+	}
+}
+
+// TestShardsOnGPU is TestShards and TestShardsWithSettings on GPUs, on each level.
+func TestShardsOnGPU(t *testing.T) {
+	all := maps.Clone(settings)
+	for _, solver := range []string{"sgd", "momentum", "adam", "adamw"} {
+		all[solver] = training{solver: solvers[solver], build: mlp}
+	}
+	for name, as := range all {
+		for _, level := range levels {
+			t.Run(fmt.Sprint(name, " ", level), func(t *testing.T) {
+				if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
+					return r.shardsLikeReplicas(level, as)
+				})); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 	}
 }

@@ -451,11 +451,21 @@ func (c *eager) Start(q backend.Queue, what backend.Collective, dst,
 func TestDataParallelIsRecorded(t *testing.T) { dataParallelIsRecorded(t, testenv.Devices) }
 
 func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
+	isRecorded(t, k, 3)
+	for _, level := range levels { // scatters and gathers
+		isRecorded(t, k, 6, vm.WithShards(level))
+	}
+}
+
+// isRecorded checks that the second run records so many exchanges.
+func isRecorded(t *testing.T, k testenv.Kind, exchanges int, options ...vm.Option) {
+	t.Helper()
 	err := testranks.Join(together(t, k, 2, func(r ranked) error {
 		m := r.build(mlp)
 		comm := &eager{Base: backend.Wrap(r.Comm)}
-		machine, err := vm.New(m.g, r.device, vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
-			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))
+		machine, err := vm.New(m.g, r.device, append(options,
+			vm.WithSolver(&autograd.SGD{Rate: 0.1}, m.params...),
+			vm.WithDataParallel(comm, autograd.WithBuckets(1, 1)))...)
 		if err != nil {
 			return err
 		}
@@ -464,9 +474,9 @@ func dataParallelIsRecorded(t *testing.T, k testenv.Kind) {
 			if err := machine.RunAll(); err != nil {
 				return err
 			}
-			// The second run records one exchange for each learnable. The ranks agree on it, and
+			// The second run records the exchanges of each learnable. The ranks agree on it, and
 			// on whether each exchange is beside products.
-			if want := [][2]int{{3, 0}, {3 + 1, 3}, {0, 0}, {0, 0},
+			if want := [][2]int{{exchanges, 0}, {exchanges + 1, exchanges}, {0, 0}, {0, 0},
 				{0, 0}}[step]; comm.started != want[0] || comm.recorded != want[1] {
 				t.Errorf("run %d starts %d collectives and records %d, want %v", 1+step,
 					comm.started, comm.recorded, want)

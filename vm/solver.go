@@ -79,7 +79,9 @@ type solving struct {
 	settings   []setting
 	// the memory of the learnables in the last run, nil if it was refused
 	params  []backend.Buffer
-	numbers []float64 // the settings at the beginning of a step
+	parts   []autograd.Shard // by learnable: what this rank updates of it, nil for all
+	kept    []backend.Buffer // what vectors are like, in the last run
+	numbers []float64        // the settings at the beginning of a step
 }
 
 // state is a vector that the solver keeps.
@@ -183,6 +185,9 @@ func (m *Machine) updates() ([]plan.Update, error) {
 	}
 	s.states, s.settings = nil, nil
 	buckets, err := m.buckets()
+	if err == nil {
+		s.parts, err = m.divide()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -214,7 +219,10 @@ func (m *Machine) updates() ([]plan.Update, error) {
 		}
 		updates[i] = plan.Update{Input: input, Gradient: gradient, Kept: s.fusion.Kept(i),
 			Group: group[n], Bucket: buckets[i], Limit: s.limit, Accumulation: m.micro.Accumulation,
-			Scale: scale, Rule: s.fusion.Update(i)}
+			Scale: scale, Rule: s.fusion.Update(i), Shard: m.shard(i)}
+		if s.limit > 0 && s.parts != nil {
+			updates[i].Parts = true
+		}
 		if parts != nil {
 			updates[i].Parts, updates[i].Uncounted = true, !divided[i] && parts.Rank() > 0
 		}
@@ -271,7 +279,7 @@ func (s *solving) bind(e *exec.Executor) error {
 			return fmt.Errorf("vm: WithSolver: %w", err)
 		}
 	}
-	vectors, err := s.fusion.Vectors(s.params)
+	vectors, err := s.fusion.Vectors(s.ofThisRank())
 	if err != nil {
 		return fmt.Errorf("vm: %w", err)
 	}

@@ -19,7 +19,7 @@ type Summary struct {
 	// product that is added to a sum.
 	FLOPs int64
 	// Bytes is the memory of the values that the plan computes, ParameterBytes and SolverBytes that
-	// of the learnables and of what the solver keeps for them.
+	// of the learnables and of what the solver keeps for them, on this rank.
 	Bytes, ParameterBytes, SolverBytes int64
 	// Memory is all memory, by kind.
 	Memory Memory
@@ -59,8 +59,9 @@ func (s Summary) String() string {
 		fmt.Fprintf(table, "%s\t%v\t%d\n", l.Name, l.Shape, l.Shape.TotalSize())
 	}
 	_ = table.Flush() // a Builder takes everything
-	fmt.Fprintf(&b, "parameters=%d parameter_bytes=%d solver_bytes=%d value_bytes=%d flops=%d\n",
-		s.Parameters, s.ParameterBytes, s.SolverBytes, s.Bytes, s.FLOPs)
+	fmt.Fprintf(&b, "parameters=%d parameter_bytes=%d solver_bytes=%d gradient_bytes=%d "+
+		"value_bytes=%d flops=%d\n", s.Parameters, s.ParameterBytes, s.SolverBytes,
+		s.Memory.Gradients, s.Bytes, s.FLOPs)
 	fmt.Fprintln(&b, s.Memory)
 	return b.String()
 }

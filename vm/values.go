@@ -12,6 +12,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/internal/stock"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 	"github.com/euryale-ml/euryale/vm/internal/read"
 )
 
@@ -22,6 +23,7 @@ type input struct {
 	buffer int          // of the plan
 	// written is whether the plan changes the variable, in the memory of its value.
 	written bool
+	shard   *plan.Shard // that the plan has of it, nil for all
 }
 
 // memory returns the elements of the variable's value.

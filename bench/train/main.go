@@ -36,6 +36,9 @@
 // plan takes, and extra its estimate of the time of steps that run again, as a share of all others.
 // With --largest nothing is trained: it prints how many layers of width 2048 a GPT can have.
 //
+// --shards 1 divides the solver's state among the ranks, 2 the gradients, too, and 3 the learnables
+// ([vm.WithShards]). Lines of several ranks have the planned bytes of each on rank 0.
+//
 // --save-async DIR then writes checkpoints there, each followed by --save-every steps, and adds for
 // how long the training waits for a SaveAsync, and for a Save.
 //
@@ -88,6 +91,10 @@ func main() {
 	}
 }
 
+// stages are what ranks divide in each stage of ZeRO.
+var stages = []vm.Shards{0, vm.SolverState, vm.SolverState | vm.Gradients,
+	vm.SolverState | vm.Gradients | vm.Parameters}
+
 // options are the command line.
 type options struct {
 	models     []string
@@ -96,6 +103,7 @@ type options struct {
 	ranks      int
 	rounds     int
 	steps      int // of a round
+	shards     int // the stage of ZeRO
 	profile    bool
 	// another program to take turns with: "", gorgonia, or the path of train_torch.py
 	peer      string
@@ -116,6 +124,8 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.ranks, "n", 1, "ranks, each with a device and a batch of its own")
 	f.IntVar(&o.rounds, "rounds", 15, "rounds of --steps steps")
 	f.IntVar(&o.steps, "steps", 10, "steps of a round")
+	f.IntVar(&o.shards, "shards", 0, "1 to divide the solver's state among the ranks, 2 the "+
+		"gradients, too, 3 the learnables, too")
 	f.BoolVar(&o.profile, "profile", false, "print the slowest steps of each plan")
 	f.StringVar(&o.peer, "peer", "", "what to take turns with on the host: gorgonia, or the path "+
 		"of train_torch.py")
@@ -151,6 +161,9 @@ func parse(args []string) (options, error) {
 	}
 	if o.memory < 0 || o.largest && o.memory == 0 {
 		return o, errors.New("want --memory of 0 or more, and more with --largest")
+	}
+	if o.shards < 0 || o.shards >= len(stages) {
+		return o, errors.New("--shards wants 0 to 3")
 	}
 	if o.peer != "" && o.device != "cpu" || o.peer == gorgonias && o.ranks > 1 {
 		return o, errors.New("--peer wants --device cpu, and gorgonia one rank")
@@ -209,6 +222,10 @@ type result struct {
 	Peer      string  `json:"peer,omitempty"`
 	PeerUS    float64 `json:"peer_us,omitempty"`
 	Ratio     float64 `json:"ratio,omitempty"` // of the time of a step by that of the peer
+	Shards    int     `json:"shards,omitempty"`
+	Params    int64   `json:"parameter_bytes,omitempty"`
+	Solver    int64   `json:"solver_bytes,omitempty"`
+	Gradients int64   `json:"gradient_bytes,omitempty"`
 	saved
 	overlap
 }
@@ -217,8 +234,9 @@ type result struct {
 type rank struct {
 	device backend.Device       // nil for the host
 	comm   backend.Communicator // nil if it is alone
-	build  sync.Locker          // held while it builds its graph
-	memory int                  // bytes of its machine, 0 for no bound
+	shards vm.Shards
+	build  sync.Locker // held while it builds its graph
+	memory int         // bytes of its machine, 0 for no bound
 }
 
 // measure trains a model on one device, or on one for each rank.
@@ -228,7 +246,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, peer.close()) }()
-	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks}
+	r := result{Model: name, Precision: p.String(), Mode: "plan", Ranks: o.ranks, Shards: o.shards}
 	if o.ranks == 1 {
 		return o.alone(func(on rank) error {
 			return o.train(w, r, m, p, on, peer, make([]measurement, 1))
@@ -247,7 +265,7 @@ func (o options) measure(w io.Writer, name string, m model, p vm.Precision) (err
 	all := make([]measurement, o.ranks)
 	return euryale.Run(context.Background(), o.ranks, func(comm backend.Communicator,
 		build sync.Locker) error {
-		on := rank{comm: comm, build: build, memory: o.memory}
+		on := rank{comm: comm, build: build, memory: o.memory, shards: stages[o.shards]}
 		if o.device == "gpu" {
 			if on.device = comm.Device(); on.device.Name() == "host" {
 				return fmt.Errorf("backend %s has no GPU: see euryale doctor",
@@ -276,7 +294,7 @@ func (o options) alone(f func(on rank) error) (err error) {
 func (m model) machine(p vm.Precision, on rank) (*vm.Machine, *gorgonia.Node, error) {
 	options := []vm.Option{vm.WithPrecision(p)}
 	if on.comm != nil {
-		options = append(options, vm.WithDataParallel(on.comm))
+		options = append(options, vm.WithDataParallel(on.comm), vm.WithShards(on.shards))
 	}
 	if on.memory > 0 {
 		options = append(options, vm.WithMemory(on.memory))
@@ -329,6 +347,10 @@ func (o options) train(w io.Writer, r result, m model, p vm.Precision, on rank, 
 	r.StepUS = round1(bench.Median(slices.Clone(ours)))
 	r.overlap.count(all, r.StepUS)
 	on.build.Unlock()
+	if on.comm != nil {
+		s := machine.Summary()
+		r.Params, r.Solver, r.Gradients = s.ParameterBytes, s.SolverBytes, s.Memory.Gradients
+	}
 	if peer != nil {
 		r.Peer, r.PeerUS, r.Ratio = peer.name, round1(bench.Median(slices.Clone(theirs))),
 			medianRatio(ours, theirs)

@@ -112,6 +112,28 @@ func TestCheckpointsAreMeasured(t *testing.T) {
 	}
 }
 
+// Ranks divide what the solver keeps, then have no memory for all gradients, and then divide the
+// learnables.
+func TestShardsAreMeasured(t *testing.T) {
+	var all [4]result
+	for stage := range all {
+		var out strings.Builder
+		if err := run(&out, []string{"--device", "cpu", "-n", "2", "--models", "mlp", "--rounds",
+			"1", "--shards", fmt.Sprint(stage)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal([]byte(out.String()), &all[stage]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	whole, state, gradients := all[0], all[1], all[2]
+	if state.Solver*9/5 > whole.Solver || gradients.Solver != state.Solver ||
+		state.Gradients < whole.Gradients || gradients.Gradients != 0 || gradients.Shards != 2 ||
+		gradients.Params != whole.Params || all[3].Params*9/5 > whole.Params {
+		t.Errorf("the results are %+v", all)
+	}
+}
+
 // A peer takes turns; the ratio is the ratio of the rounds.
 func TestGorgoniaTakesTurns(t *testing.T) {
 	var out strings.Builder

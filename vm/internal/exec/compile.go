@@ -36,9 +36,9 @@ func (e *Executor) compile(s *step) (err error) {
 	case ir.Put:
 		s.run = e.rows(s, rowsOf(s.Dsts[0].Shape, op.Axis))
 	case plan.Send:
-		s.run = func() error { return e.send(op) }
+		s.run = func() error { return e.send(s, op) }
 	case plan.Receive:
-		s.run = func() error { return e.receive(op.Bucket) }
+		s.run = func() error { return e.receive(op) }
 	case ir.Convolution:
 		s.run, err = e.convolution(s, op)
 	case ir.Attention:

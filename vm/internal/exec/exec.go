@@ -107,7 +107,10 @@ func (e *Executor) prepare() error {
 		switch {
 		case b.Kind == plan.Arena && b.Last >= 0:
 			e.buffers[i] = arena.Slice(b.Offset, b.Offset+b.Bytes).As(b.DType)
-		case b.Kind == plan.Slot || b.Kind == plan.Partial:
+		case b.Within > 0: // of one that comes before it
+			e.buffers[i] = e.buffers[b.Within-1].Slice(b.At/b.DType.Size(),
+				(b.At+b.Bytes)/b.DType.Size())
+		case b.Kind == plan.Slot || b.Kind == plan.Partial || b.Kind == plan.Whole:
 			if e.buffers[i], err = e.slot(b); err != nil {
 				return err
 			}
@@ -139,7 +142,10 @@ func (e *Executor) prepare() error {
 
 // slot returns memory for a gradient that stays from run to run, or is exchanged.
 func (e *Executor) slot(b plan.Buffer) (backend.Buffer, error) {
-	if e.exchanges.Buckets != nil && b.Kind == plan.Slot {
+	switch {
+	case b.Kind == plan.Whole:
+		return e.exchanges.Whole(b.Index - 1), nil
+	case e.exchanges.Buckets != nil && b.Kind == plan.Slot:
 		return e.exchanges.Slot(b.Index, b.Vector), nil
 	}
 	memory, err := e.alloc(b.DType, b.Bytes/b.DType.Size())

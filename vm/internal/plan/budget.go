@@ -50,7 +50,7 @@ func (p *Plan) Occupied() map[Kind]int {
 	bytes, seen := map[Kind]int{Arena: p.ArenaBytes}, map[memory]int{}
 	for i := range p.Buffers {
 		b := &p.Buffers[i]
-		if b.Kind == Arena || b.Kind == Scalar || b.Kind == Setting {
+		if b.Kind == Arena || b.Kind == Scalar || b.Kind == Setting || b.Within > 0 {
 			continue
 		}
 		if more := b.Bytes - seen[b.memory()]; more > 0 {
@@ -179,8 +179,13 @@ func (p *Plan) repeats(s Step, writes []int) bool {
 	once := func(a Ref) bool { return p.arena(a) && writes[a.Buffer] == 1 }
 	return s.Runs == 0 && !slices.ContainsFunc(s.Dsts, func(d Ref) bool { return !once(d) }) &&
 		!slices.ContainsFunc(s.Args, func(a Ref) bool {
-			k := p.Buffers[a.Buffer].Kind
-			return k == Slot || k == Partial || k == State || k == Arena && !once(a)
+			switch p.Buffers[a.Buffer].Kind {
+			case Slot, Partial, State, Whole, Scattered, Gathered:
+				return true
+			case Arena:
+				return !once(a)
+			}
+			return false
 		})
 }
 

@@ -22,7 +22,7 @@ func (l *layouter) clip(updates []Update, gradients []Ref) Ref {
 	limit := updates[0].Limit
 	var sums []Ref
 	for i, dw := range gradients {
-		if !updates[i].Uncounted {
+		if !updates[i].Uncounted && !updates[i].Shard.empty() {
 			sums = append(sums, l.squares(dw))
 		}
 	}
@@ -72,9 +72,16 @@ func (l *layouter) squares(dw Ref) Ref {
 func (l *layouter) numbers(of []Ref, results func(b *loopBuilder,
 	sum fuse.Value) []fuse.Value) []Ref {
 	b := newLoop(ir.Dims{}, ir.Dims{})
-	sum := b.load(l.plan, of[0])
-	for _, r := range of[1:] {
-		sum = b.program.Do(fuse.Add, sum, b.load(l.plan, r))
+	var sum fuse.Value
+	if len(of) == 0 { // other ranks have all shards
+		sum = b.program.Const(backend.F64, 0)
+	}
+	for i, r := range of {
+		if x := b.load(l.plan, r); i == 0 {
+			sum = x
+		} else {
+			sum = b.program.Do(fuse.Add, sum, x)
+		}
 	}
 	var all []Ref
 	for _, x := range results(b, sum) {

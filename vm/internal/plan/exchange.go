@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -12,19 +13,39 @@ import (
 // from 0, as in the errors of autograd.
 type Send struct {
 	Bucket int
-	// Products is how many products and attentions run beside the exchange, before the first
-	// Receive waits for one.
+	// Kind is AllReduce, or of shards ReduceScatter and then AllGather: see [Shard].
+	Kind backend.Kind
+	// Products is how many products and attentions run beside the exchange.
 	Products int
 }
 
 // Receive ends the exchange of a bucket: the gradients are then combined.
-type Receive struct{ Bucket int }
+type Receive struct {
+	Bucket int
+	Kind   backend.Kind // of the Send
+}
 
 // String implements [ir.Op].
-func (o Send) String() string { return fmt.Sprintf("send bucket %d", o.Bucket-1) }
+func (o Send) String() string {
+	switch o.Kind {
+	case backend.ReduceScatter:
+		return fmt.Sprintf("scatter bucket %d", o.Bucket-1)
+	case backend.AllGather:
+		return fmt.Sprintf("gather bucket %d", o.Bucket-1)
+	}
+	return fmt.Sprintf("send bucket %d", o.Bucket-1)
+}
 
 // String implements [ir.Op].
-func (o Receive) String() string { return fmt.Sprintf("receive bucket %d", o.Bucket-1) }
+func (o Receive) String() string {
+	switch o.Kind {
+	case backend.ReduceScatter:
+		return fmt.Sprintf("receive shard of bucket %d", o.Bucket-1)
+	case backend.AllGather:
+		return fmt.Sprintf("receive shards of bucket %d", o.Bucket-1)
+	}
+	return fmt.Sprintf("receive bucket %d", o.Bucket-1)
+}
 
 // bucketing is what the ranks exchange.
 type bucketing struct {
@@ -33,6 +54,7 @@ type bucketing struct {
 	// values that are computed in the slot of an update, or where a first run keeps them
 	direct map[ir.ID]int
 	sent   [][]Ref // the gradients of the buckets that have left
+	shards shards
 
 	accumulation Accumulation  // of several runs
 	sums         map[int][]Ref // by update: those of runs that are kept
@@ -43,8 +65,8 @@ type bucketing struct {
 // exchanging finds the buckets, and the gradients that can be computed where they are exchanged:
 // those that nothing else reads.
 func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir.ID) bucketing {
-	x := bucketing{gradients: gradients, direct: map[ir.ID]int{}, sums: map[int][]Ref{},
-		first: map[int]int{}}
+	x := bucketing{gradients: gradients, shards: shards{updates: updates},
+		direct: map[ir.ID]int{}, sums: map[int][]Ref{}, first: map[int]int{}}
 	if len(updates) > 0 {
 		x.accumulation, x.scale = updates[0].Accumulation, updates[0].Scale
 	}
@@ -72,22 +94,28 @@ func exchanging(p *ir.Program, updates []Update, gradients []ir.ID, users [][]ir
 	return x
 }
 
-// send appends the exchange of those buckets whose gradients are computed. Buckets leave in
-// their order.
-func (l *layouter) send() {
+// send appends the exchange of those buckets whose gradients are computed, once so many groups are.
+// Buckets leave in their order.
+func (l *layouter) send(done int) error {
 	x := &l.bucketing
 	for n := len(x.sent); n < len(x.buckets); n++ {
 		if slices.ContainsFunc(x.buckets[n], func(update int) bool {
 			return !l.computed(x.gradients[update])
 		}) {
-			return
+			break
 		}
 		var slots []Ref
 		for _, update := range x.buckets[n] {
 			slots = append(slots, l.slots(update)...)
 		}
-		x.sent = append(x.sent, l.exchanged(Send{Bucket: n + 1}, slots))
+		if x.shards.divides(x.buckets[n]) {
+			x.sent = append(x.sent, l.scatter(n+1, slots))
+			continue
+		}
+		send := Send{Bucket: n + 1, Kind: backend.AllReduce}
+		x.sent = append(x.sent, l.exchanged(send, slots))
 	}
+	return l.updateShards(done)
 }
 
 // computed reports whether the steps so far compute a value.
@@ -95,27 +123,33 @@ func (l *layouter) computed(id ir.ID) bool {
 	for ir.View(l.program.Values[id].Op) {
 		id = l.program.Values[id].Args[0]
 	}
-	return ir.Leaf(l.program.Values[id].Op) || l.placed[id]
+	_, lent := l.lends(id)
+	return ir.Leaf(l.program.Values[id].Op) || l.placed[id] || lent
 }
 
 // countProducts notes what runs beside each exchange, in the runs that exchange.
 func countProducts(p *Plan) {
-	products, last := 0, p.Accumulation.Kinds()-1
-	for i, s := range slices.Backward(p.Steps) {
+	products, last, sent := 0, p.Accumulation.Kinds()-1, map[Receive]int{}
+	for i, s := range p.Steps {
 		if !s.Runs.Has(last) {
 			continue
 		}
 		switch op := s.Op.(type) {
-		case Receive:
-			products = 0
 		case ir.MatMul, ir.Convolution, ir.Attention, ir.AttentionGrad:
 			products++
 		case Send:
-			op.Products = products
-			p.Steps[i].Op = op
+			op.Products = products // before it, until it ends
+			p.Steps[i].Op, sent[op.End()] = op, i
+		case Receive:
+			send := p.Steps[sent[op]].Op.(Send)
+			send.Products = products - send.Products
+			p.Steps[sent[op]].Op = send
 		}
 	}
 }
+
+// End returns the step that ends the exchange.
+func (o Send) End() Receive { return Receive{o.Bucket, o.Kind} }
 
 // slots returns a gradient where it is exchanged, after a copy if it was computed elsewhere: with
 // several runs, the sums of some of them. The first one is where it comes back.
@@ -134,8 +168,15 @@ func (l *layouter) slots(update int) []Ref {
 
 // receive appends the end of the exchange of a bucket, and says where its gradients are then.
 func (l *layouter) receive(bucket int, refs []Ref) {
+	if s := &l.bucketing.shards; s.divides(l.bucketing.buckets[bucket-1]) {
+		l.receiveShard(bucket)
+		for _, update := range l.bucketing.buckets[bucket-1] {
+			refs[update] = s.mine[update]
+		}
+		return
+	}
 	each := len(l.bucketing.accumulation.branches())
-	for i, r := range l.exchanged(Receive{bucket}, l.bucketing.sent[bucket-1]) {
+	for i, r := range l.exchanged(Receive{bucket, backend.AllReduce}, l.bucketing.sent[bucket-1]) {
 		if i%each == 0 {
 			refs[l.bucketing.buckets[bucket-1][i/each]] = r
 		}
@@ -151,6 +192,17 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 	l.plan.Steps = append(l.plan.Steps, Step{Op: op, Dsts: results, Args: slots, Name: "exchange",
 		Runs: l.bucketing.accumulation.lastRun()})
 	return results
+}
+
+// ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.
+func (p *Plan) ExchangedBytes(step int) (n int) {
+	for _, s := range p.Steps[:step] {
+		if send, ok := s.Op.(Send); ok && send.Kind != backend.AllGather &&
+			send.Bucket == p.Steps[step].Op.(Receive).Bucket {
+			n = Step{Args: s.Args}.Bytes()
+		}
+	}
+	return n
 }
 
 // Common describes the steps that ranks which exchange gradients must have in common: the

@@ -27,19 +27,28 @@ func (limits Limits) layout(p *ir.Program, anew map[ir.ID]bool, updates []Update
 	l := &layouter{p, wanted, &Plan{}, make([]Ref, len(p.Values)), make([]bool, len(p.Values)),
 		map[Ref]Ref{}, map[ir.ID][]Ref{}, exchanging(p, updates, p.Results[n:], wanted),
 		map[setting]Ref{}}
+	l.shareBuckets()
+	l.bucketing.shards.lent.find(p, updates)
 	all, err := limits.groups(p, wanted, anew, l.bucketing, plain)
 	if err != nil {
 		return nil, err
 	}
-	for _, g := range l.casts(all, updates) {
+	all = l.casts(all, updates)
+	l.findReads(all)
+	for i, g := range all {
+		l.lend(i)
 		if g.loop {
 			l.loop(g, wanted)
 		} else {
 			l.appendStep(g.members[0], updates)
 		}
-		l.send()
+		if err := l.send(i + 1); err != nil {
+			return nil, err
+		}
 	}
-	l.send() // gradients that no step computes
+	if err := l.send(len(all)); err != nil { // gradients that no step computes
+		return nil, err
+	}
 	for _, r := range p.Results[:n] {
 		l.plan.Results = append(l.plan.Results, l.before(updates, r))
 	}
@@ -65,9 +74,13 @@ func outside(p *ir.Program) [][]ir.ID {
 // ref returns where a value lies: a leaf or a view gets its place when it is needed.
 func (l *layouter) ref(id ir.ID) Ref {
 	if v := l.program.Values[id]; !l.placed[id] {
-		if ir.View(v.Op) {
+		update, lent := l.lends(id)
+		switch {
+		case ir.View(v.Op):
 			l.setRef(id, l.view(v))
-		} else {
+		case lent:
+			l.borrow(id, update)
+		default:
 			l.setRef(id, l.leaf(v))
 		}
 	}
@@ -78,6 +91,10 @@ func (l *layouter) setRef(id ir.ID, r Ref) { l.refs[id], l.placed[id] = r, true 
 
 func (l *layouter) buffer(b Buffer, shape ir.Dims, dtype backend.DType, step int) Ref {
 	b.DType, b.Bytes = dtype, shape.Size()*dtype.Size()
+	switch b.Kind {
+	case Slot, Scattered, Gathered:
+		l.within(&b)
+	}
 	l.plan.Buffers = append(l.plan.Buffers, b)
 	return Ref{Buffer: len(l.plan.Buffers) - 1, Shape: shape, Strides: shape.Strides(),
 		DType: dtype, Step: step}
@@ -180,12 +197,11 @@ func (l *layouter) result(shape ir.Dims, dtype backend.DType, name string) Ref {
 // resultOf returns memory for a value that the next step computes.
 func (l *layouter) resultOf(id ir.ID) Ref {
 	v := l.program.Values[id]
-	r := l.result(v.Shape, v.DType, v.Name)
 	if update, direct := l.bucketing.direct[id]; direct && !l.bucketing.accumulation.Several() {
-		b := &l.plan.Buffers[r.Buffer]
-		b.Kind, b.Index = Slot, update
+		return l.buffer(Buffer{Kind: Slot, Index: update, Name: v.Name}, v.Shape, v.DType,
+			len(l.plan.Steps))
 	}
-	return r
+	return l.result(v.Shape, v.DType, v.Name)
 }
 
 // copy returns r in row-major order.

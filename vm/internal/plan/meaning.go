@@ -65,6 +65,8 @@ const (
 	byCopy                  // of args, whose layout no other layout can read through
 	besides                 // value number bits of the operation that gives args
 	byExchange              // of args, in bucket number bits
+	byGather                // of args, this rank's shard of what update number bits makes
+	underWay                // what an exchange of shards has begun to write
 	byOperation             // number bits, of a list of operands
 	operandList             // a list, and one operand more
 )

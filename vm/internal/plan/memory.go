@@ -14,8 +14,10 @@ func lives(p *Plan) {
 		p.Buffers[i].First, p.Buffers[i].Last = len(p.Steps), -1
 	}
 	use := func(r Ref, step int) {
-		b := &p.Buffers[r.Buffer]
-		b.First, b.Last = min(b.First, step), max(b.Last, step)
+		for i := r.Buffer; i >= 0; i = p.Buffers[i].Within - 1 {
+			b := &p.Buffers[i]
+			b.First, b.Last = min(b.First, step), max(b.Last, step)
+		}
 	}
 	for i, s := range p.Steps {
 		first, last := i, i
@@ -69,7 +71,7 @@ func (p *Plan) Peak() int {
 func (p *Plan) Largest(n int) []Buffer {
 	peak := p.Peak()
 	used := slices.DeleteFunc(slices.Clone(p.Buffers), func(b Buffer) bool {
-		return b.Kind == Arena && (peak < b.First || b.Last < peak)
+		return b.Within > 0 || b.Kind == Arena && (peak < b.First || b.Last < peak)
 	})
 	slices.SortStableFunc(used, func(a, b Buffer) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	return used[:min(n, len(used))]
@@ -182,6 +184,7 @@ func assignOffsets(p *Plan) {
 		})
 		placed = slices.Insert(placed, at, span{b.Offset, b.Offset + b.Bytes, b.First, b.Last})
 	}
+	p.placeParts()
 }
 
 // span is the place of a buffer in the arena, and when it is in use: all that is looked at for

@@ -121,28 +121,42 @@ const (
 	Slot                 // of the gradient of update Index, among those that ranks exchange with it
 	// of number Vector of the sums of some runs of the gradient of update Index
 	Partial
+	// of a bucket of gradients, number Index from 1 on, that ranks exchange in shards
+	Whole
+	// of this rank's [Shard] of update Index: of the gradient, and then of the variable
+	Scattered
+	Gathered // of the variable of update Index, once all ranks have given their shards
 )
 
 // Buffer is memory for values.
 type Buffer struct {
 	Kind  Kind
-	Index int    // of an Input, a Constant, a State, a Setting, a Slot or a Partial
+	Index int    // of an Input, a Constant, a State, a Setting, a Slot and so on
 	Bits  uint64 // of a Scalar: a float64
 	Name  string // of the variable or the first step's node
 	// Vector is the number of a State, or of a Partial, or of a Slot among those of its update.
 	Vector int
+	// Within is 1 + the buffer of which this one is a part, from byte At on, and 0 for none.
+	Within, At int
 	// Written is whether updates write the buffer: an Input or a State. It has the values of the
 	// run before.
 	Written bool
 	DType   backend.DType
 	Bytes   int
-	// For an Arena buffer: its place in the arena, and the steps during which it is in use.
+	// For an Arena buffer and its parts: the place in the arena, and the steps during which it is
+	// in use. A Whole and its parts have places behind the arena, so that what overlaps is known.
 	Offset      int
 	First, Last int
 }
 
 // Outside reports whether the buffer has elements that the host gives it.
-func (b Buffer) Outside() bool { return b.Kind != Arena && b.Kind != Slot && b.Kind != Partial }
+func (b Buffer) Outside() bool {
+	switch b.Kind {
+	case Arena, Slot, Partial, Whole, Scattered, Gathered:
+		return false
+	}
+	return true
+}
 
 // New plans a program, with updates of its variables at the end, and proves the plan: see [Verify].
 // Steps are a function of the program: ranks that run one program exchange their gradients in one

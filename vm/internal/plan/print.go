@@ -95,6 +95,12 @@ func (p *Plan) text(r Ref) string {
 		if b.Vector > 0 {
 			where += fmt.Sprintf(".%d", b.Vector)
 		}
+	case Whole:
+		where = fmt.Sprintf("bucket%d", b.Index-1)
+	case Scattered:
+		where = fmt.Sprintf("shard%d", b.Index)
+	case Gathered:
+		where = fmt.Sprintf("shards%d", b.Index)
 	case Partial:
 		where = fmt.Sprintf("sum%d.%d", b.Index, b.Vector)
 	}

@@ -18,6 +18,8 @@ type Update struct {
 	// Bucket says with what other gradients ranks exchange this one, in one call. Buckets have the
 	// numbers 1, 2 and so on, in the order in which they leave; 0 is for gradients that stay.
 	Bucket int
+	// Shard is what this rank updates of the variable, nil for all of it: see [Shard].
+	Shard *Shard
 	// Accumulation is how gradients of several runs are added up before the updates, the same for
 	// all.
 	Accumulation Accumulation
@@ -68,9 +70,8 @@ func withGradients(p *ir.Program, updates []Update) *ir.Program {
 func (l *layouter) before(updates []Update, id ir.ID) Ref {
 	r := l.ref(id)
 	b := l.plan.Buffers[r.Buffer]
-	if b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates, func(u Update) bool {
-		return u.Input == b.Index
-	}) {
+	if b.Kind == Gathered || b.Kind == Input && r.Step < 0 && slices.ContainsFunc(updates,
+		func(u Update) bool { return u.Input == b.Index }) {
 		return l.copy(r, l.program.Values[id].Name)
 	}
 	return r
@@ -95,14 +96,22 @@ func (l *layouter) casts(all []*group, updates []Update) []*group {
 		if v.Op != (ir.Cast{}) || len(g.members) > 1 || !changes(v.Args[0]) {
 			return false
 		}
-		x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
-		b := newLoop(x.Shape, ir.Dims{})
-		b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
-		l.join(v.Name, "cast", b)
-		y.Step = b.dsts[0].Step
-		l.setRef(id, y)
+		if _, lent := l.lends(id); !lent { // which is cast when it is read
+			l.cast(id)
+		}
 		return true
 	})
+}
+
+// cast appends the cast of a variable.
+func (l *layouter) cast(id ir.ID) {
+	v := l.program.Values[id]
+	x, y := flat(l.ref(v.Args[0])), l.resultOf(id)
+	b := newLoop(x.Shape, ir.Dims{})
+	b.store(compute(b.program, v, []fuse.Value{b.load(l.plan, x)}), flat(y))
+	l.join(v.Name, "cast", b)
+	y.Step = b.dsts[0].Step
+	l.setRef(id, y)
 }
 
 // update appends the steps of updates, given the gradients: those of each bucket once it has come
@@ -143,17 +152,43 @@ func (l *layouter) update(updates []Update, gradients []ir.ID) error {
 		factor = &r
 	}
 	for bucket := range len(l.bucketing.buckets) + 1 {
+		if bucket > 0 && bucket <= l.bucketing.shards.updated {
+			continue
+		}
 		if bucket > received {
 			l.receive(bucket, refs)
 		}
-		for i, u := range updates {
-			if u.Bucket != bucket {
-				continue
-			}
-			if err := l.updating(u, refs[i], factor,
-				l.program.Values[gradients[i]].Name); err != nil {
+		if err := l.updateBucket(bucket, refs, factor); err != nil {
+			return err
+		}
+		if l.gather(bucket) {
+			if err := l.endGathers(bucket); err != nil {
 				return err
 			}
+		}
+	}
+	return l.endGathers(0)
+}
+
+// inLastRun returns a function that makes the steps since then those of the last run alone.
+func (l *layouter) inLastRun() func() {
+	first := len(l.plan.Steps)
+	return func() {
+		for i := range l.plan.Steps[first:] {
+			l.plan.Steps[first+i].Runs = l.bucketing.accumulation.lastRun()
+		}
+	}
+}
+
+// updateBucket appends the updates of a bucket, number 0 for those that ranks do not exchange.
+func (l *layouter) updateBucket(bucket int, refs []Ref, factor *Ref) error {
+	for i, u := range l.bucketing.shards.updates {
+		if u.Bucket != bucket {
+			continue
+		}
+		name := l.program.Values[l.bucketing.gradients[i]].Name
+		if err := l.updating(i, refs[i], factor, name); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -179,8 +214,16 @@ func (l *layouter) number(index int, dw Ref) Ref {
 
 // updating appends the step of one update, or adds it to the one before. The loop has one axis, or
 // the gradient's axes if that has gaps. factor is the factor of clipping, nil for none.
-func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
-	w, err := l.variable(u.Input, dw)
+func (l *layouter) updating(update int, dw Ref, factor *Ref, name string) error {
+	u := l.bucketing.shards.updates[update]
+	if u.Shard.empty() {
+		return nil
+	}
+	like := dw
+	if !u.Shard.alone() {
+		like = l.bucketing.shards.whole(update, dw)
+	}
+	w, err := l.variable(u.Input, like)
 	if err != nil {
 		return err
 	}
@@ -191,14 +234,21 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 	w.Shape, w.Strides = dw.Shape, dw.Shape.Strides()
 	b := newLoop(dw.Shape, ir.Dims{})
 	variable := l.plan.Buffers[w.Buffer].Name
-	written := []Ref{w}
+	written, read := []Ref{w}, w
+	if u.Shard != nil && !u.Shard.Alone {
+		// what becomes of it takes the gradient's place, until all ranks have it
+		written[0], read.Offset = dw, u.Shard.From
+	}
 	for k := range u.Kept {
 		written = append(written, l.buffer(Buffer{Kind: State, Index: u.Input, Vector: k,
 			Name: fmt.Sprintf("state %d of %s", k, variable)}, dw.Shape, dw.DType, -1))
 	}
 	values := []fuse.Value{l.gradient(b, dw)}
-	for _, r := range written {
-		l.plan.Buffers[r.Buffer].Written = true
+	for k, r := range written {
+		l.plan.Buffers[r.Buffer].Written = u.Shard == nil || u.Shard.Alone || k > 0
+		if k == 0 {
+			r = read
+		}
 		values = append(values, b.load(l.plan, r))
 	}
 	number := func(i int) fuse.Value { return b.load(l.plan, l.number(i, dw)) }
@@ -217,6 +267,9 @@ func (l *layouter) updating(u Update, dw Ref, factor *Ref, name string) error {
 		b.store(x, written[k])
 	}
 	l.join(name, "update", b)
+	if u.Shard != nil {
+		l.bucketing.shards.mine[update] = b.dsts[0]
+	}
 	return nil
 }
 

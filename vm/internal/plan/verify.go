@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
@@ -45,7 +46,9 @@ type proof struct {
 	live    []int   // buffers of the arena that have a value, by place
 	due     effects // of the program
 	done    effects
-	sent    [][]tensor // by bucket: what is exchanged, after its Send
+	sent    [][]tensor        // by bucket: what is exchanged, after its Send
+	shards  map[pass][]tensor // what leaves in a bucket of shards
+	taken   map[pass][]Ref    // the memory that has
 	traces  []*trace
 	parts   map[int32]tensor // what ranks with parts of the variables add up, by the sum
 	args    []operand        // of a step
@@ -81,7 +84,7 @@ func (r *proof) know() {
 		b := &r.plan.Buffers[i]
 		r.spaces[i] = i
 		switch b.Kind {
-		case Arena, Setting, Scalar:
+		case Arena, Setting, Scalar, Scattered, Gathered:
 			continue
 		}
 		if of := &r.buffers[r.origin(b.memory(), 0)]; *of == 0 {
@@ -129,6 +132,7 @@ func (r *proof) run(kind int) error {
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
 	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
+	r.shards, r.taken = map[pass][]tensor{}, map[pass][]Ref{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
 		b, c := &r.plan.Buffers[i], content{step: -1, gone: -1}
@@ -137,16 +141,29 @@ func (r *proof) begin() {
 			c.tensor = r.float(b.DType, math.Float64frombits(b.Bits), n)
 		case Arena:
 			c.step, c.gone = -2, -2
+		case Whole, Scattered, Gathered:
+			c.step, c.gone = -2, -2
 		case Slot:
 			if c.tensor = r.outside(b.memory(), b.DType, n); !r.plan.Accumulation.keeps() {
 				c.step, c.gone = -2, -2 // nothing yet
+			} else if b.placed() {
+				r.live = append(r.live, i)
 			}
 		default:
 			c.tensor = r.outside(b.memory(), b.DType, n)
+			if update, ok := r.lends(b); ok {
+				c.tensor = r.shardOf(r.plan.updates[update].Shard, r.variable(update))
+			}
 		}
 		r.present[i] = c
 	}
+	slices.SortFunc(r.live, func(x, y int) int {
+		return cmp.Compare(r.plan.Buffers[x].Offset, r.plan.Buffers[y].Offset)
+	})
 }
+
+// placed reports whether a buffer has a place, so that what overlaps it is known.
+func (b *Buffer) placed() bool { return b.Kind == Arena || b.Kind == Whole || b.Within > 0 }
 
 // memory says which memory a buffer is, if it is not the arena's.
 func (b *Buffer) memory() memory { return memory{b.Kind, b.Index, b.Vector} }
@@ -170,7 +187,7 @@ func (r *proof) runStep(i int, s *Step) error {
 	for k := range s.Dsts {
 		r.write(s.Dsts[k].Buffer, content{tensor: r.gives[k], step: i, gone: -1})
 	}
-	if send, ok := s.Op.(Send); ok {
+	if send, ok := s.Op.(Send); ok && send.Kind == backend.AllReduce {
 		return r.send(i, send, s.Dsts)
 	}
 	return nil
@@ -220,7 +237,7 @@ func (r *proof) find(a *Ref) (content, error) {
 			a.Step, c.gone)
 	case c.step == -2:
 		return c, fmt.Errorf("the value of step %d is read before it is written", a.Step)
-	case c.step != a.Step && kind != Arena && kind != Slot:
+	case c.step != a.Step && kind != Arena && kind != Slot && !r.plan.Buffers[a.Buffer].placed():
 		return c, fmt.Errorf("%s is read as it was before the run, but step %d has updated it",
 			r.plan.text(*a), c.step)
 	case c.step != a.Step:
@@ -251,11 +268,17 @@ func (r *proof) compute(s *Step) error {
 		}
 		return nil
 	case Send:
+		if op.Kind != backend.AllReduce {
+			return r.sendShards(op, s)
+		}
 		for _, x := range r.args {
 			r.gives = append(r.gives, x.tensor)
 		}
-		return nil
+		return r.replicated(op, s)
 	case Receive:
+		if op.Kind != backend.AllReduce {
+			return r.receiveShards(op, s)
+		}
 		return r.receive(op)
 	}
 	return r.operation(s)
@@ -358,9 +381,14 @@ func (r *proof) operation(s *Step) error {
 // whole reports whether a value is all of its buffer, and that is memory which steps may write.
 func (r *proof) whole(d *Ref) bool {
 	b := &r.plan.Buffers[d.Buffer]
-	inside := b.Offset >= 0 && b.Offset+b.Bytes <= r.plan.ArenaBytes
+	in, inside := b, b.Offset >= 0
+	if b.Within > 0 {
+		in = &r.plan.Buffers[b.Within-1]
+		inside = b.Offset == in.Offset+b.At && b.At >= 0 && b.At+b.Bytes <= in.Bytes
+	}
+	inside = inside && (in.Kind == Whole || b.Offset+b.Bytes <= r.plan.ArenaBytes)
 	return d.Offset == 0 && d.Span()*d.DType.Size() == b.Bytes && d.DType == b.DType &&
-		(b.Kind == Arena && inside || b.Kind == Slot || b.Kind == Partial || b.Written)
+		(b.placed() && inside || !b.placed() && (b.Kind == Slot || b.Kind == Partial || b.Written))
 }
 
 // fills reports whether a result has no gaps: attention may exchange axes.
@@ -394,7 +422,7 @@ func (r *proof) lying(y tensor, d *Ref) tensor {
 
 // write puts a value into the memory of a buffer, over what lies there.
 func (r *proof) write(buffer int, c content) {
-	if b := &r.plan.Buffers[buffer]; b.Kind == Arena {
+	if b := &r.plan.Buffers[buffer]; b.placed() {
 		from, to := r.covered(buffer)
 		for _, x := range r.live[from:to] {
 			r.present[x].gone = c.step
@@ -454,7 +482,7 @@ func (r *proof) cover(step int, dsts []Ref) error {
 	for j := range dsts {
 		d := &dsts[j]
 		covers := r.spaces[d.Buffer : d.Buffer+1]
-		if r.plan.Buffers[d.Buffer].Kind == Arena {
+		if r.plan.Buffers[d.Buffer].placed() {
 			from, to := r.covered(d.Buffer)
 			covers, arena = r.live[from:to], append(arena, d.Buffer)
 		}
@@ -464,7 +492,7 @@ func (r *proof) cover(step int, dsts []Ref) error {
 			}
 			r.present[x].cover = cover{step + 1, j}
 		}
-		if j < 0 && r.plan.Buffers[d.Buffer].Kind != Arena {
+		if j < 0 && !r.plan.Buffers[d.Buffer].placed() {
 			return fmt.Errorf("it writes two results at %s", r.plan.text(*d))
 		}
 	}

@@ -191,6 +191,7 @@ func (r *proof) sum(kind, update int) (tensor, memory) {
 func (r *proof) updated(gradients []tensor, kind int) error {
 	for i := range r.plan.updates {
 		u, d := &r.plan.updates[i], r.dtype(i)
+		gradients[i] = r.shardOf(u.Shard, gradients[i])
 		if s := u.Scale; s != 0 && s != 1 {
 			gradients[i] = r.do(fuse.Mul, d, gradients[i], r.float(d, s, r.size(gradients[i])))
 		}
@@ -200,7 +201,7 @@ func (r *proof) updated(gradients []tensor, kind int) error {
 		return err
 	}
 	for i := range r.plan.updates {
-		if err := r.update(&r.plan.updates[i], gradients[i], factor, r.dtype(i), kind); err != nil {
+		if err := r.update(i, gradients[i], factor, r.dtype(i), kind); err != nil {
 			return err
 		}
 	}
@@ -257,9 +258,15 @@ func (r *proof) trace(u *Update, d backend.DType) (*trace, error) {
 
 // update compares what a variable and what is kept for it have become with what an update makes of
 // them.
-func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) error {
-	if u.Rule == nil {
+func (r *proof) update(update int, dw, factor tensor, d backend.DType, kind int) error {
+	u := &r.plan.updates[update]
+	switch {
+	case u.Rule == nil:
 		return r.left(memory{Input, u.Input, 0}, d, dw, kind)
+	case u.Shard.empty() && u.Shard.Alone:
+		return nil
+	case u.Shard.empty():
+		return r.left(memory{Input, u.Input, 0}, d, r.gathered(update, tensor{}), kind)
 	}
 	t, err := r.trace(u, d)
 	if err != nil {
@@ -281,6 +288,7 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) 
 	for k := range 1 + u.Kept {
 		r.loads = append(r.loads, tensor{r.origin(of(k), d), all})
 	}
+	r.loads[0] = r.shardOf(u.Shard, r.loads[0])
 	r.loads = append(r.loads, dw)
 	for _, i := range t.settings {
 		r.loads = append(r.loads, tensor{r.origin(memory{Setting, i, 0}, d), one})
@@ -291,6 +299,9 @@ func (r *proof) update(u *Update, dw, factor tensor, d backend.DType, kind int) 
 		y := values[x]
 		if u.Limit > 0 {
 			y = r.do(fuse.Where, d, r.do(fuse.Equal, backend.F64, factor, factor), y, r.loads[k])
+		}
+		if k == 0 && u.Shard != nil && !u.Shard.Alone {
+			y = r.gathered(update, y)
 		}
 		if err := r.left(of(k), d, y, kind); err != nil {
 			return err
@@ -324,13 +335,16 @@ func (r *proof) clipping(gradients []tensor) (factor tensor, err error) {
 	}
 	var want []tensor
 	for i, x := range gradients {
-		if u := r.plan.updates[i]; !u.Uncounted {
+		if u := r.plan.updates[i]; !u.Uncounted && !u.Shard.empty() {
 			x = r.cast(backend.F64, r.dtype(i), x)
 			all := func(int) bool { return true }
 			squares := r.do(fuse.Mul, backend.F64, x, x)
 			of, _ := r.fold(backend.Sum, backend.F64, squares, []int{r.size(x)}, all)
 			want = append(want, tensor{of, r.list(1, 1)})
 		}
+	}
+	if want == nil {
+		want = []tensor{r.float(backend.F64, 0, 1)}
 	}
 	sum := root.args[0]
 	if r.plan.updates[0].Parts {

@@ -1,0 +1,173 @@
+package plan
+
+import (
+	"slices"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// lent are the variables of which a rank has a shard alone, as a plan reads them: a bucket of
+// variables is gathered before the first step that reads one of them, and again later if other
+// buckets were read meanwhile (FSDP: Zhao et al., arXiv:2304.11277, and stage 3 of ZeRO).
+type lent struct {
+	of      map[int]int   // the updates of these variables, by input
+	values  map[int]ir.ID // the variables, by update
+	needs   [][]int       // by group: buckets that it reads
+	present []int         // buckets that are gathered, the one used last behind the others
+	coming  int           // the bucket that is under way, 0 for none
+	room    room          // of that
+	taken   []Ref         // the memory that it takes
+}
+
+// lentBuckets is how many buckets of variables stay gathered: the last ones that were read.
+const lentBuckets = 2
+
+// lends returns the update of the variable that a value is a view or a cast of, if ranks have parts
+// of it.
+func (l *layouter) lends(id ir.ID) (update int, ok bool) {
+	s := &l.bucketing.shards.lent
+	if len(s.of) == 0 {
+		return 0, false
+	}
+	for ir.View(l.program.Values[id].Op) || l.program.Values[id].Op == (ir.Cast{}) {
+		id = l.program.Values[id].Args[0]
+	}
+	if in, input := l.program.Values[id].Op.(ir.Input); input {
+		update, ok = s.of[in.Index]
+	}
+	return update, ok
+}
+
+// find finds the variables. One that no step reads is lent, too, with its bucket: values has none.
+func (s *lent) find(p *ir.Program, updates []Update) {
+	s.of, s.values = map[int]int{}, map[int]ir.ID{}
+	for i, u := range updates {
+		if u.Shard.alone() {
+			s.of[u.Input] = i
+		}
+	}
+	for id, v := range p.Values {
+		if in, ok := v.Op.(ir.Input); ok {
+			if update, lent := s.of[in.Index]; lent {
+				s.values[update] = ir.ID(id)
+			}
+		}
+	}
+}
+
+// borrow makes sure that a variable of which ranks have parts is gathered, or its cast is computed.
+func (l *layouter) borrow(id ir.ID, update int) {
+	if l.program.Values[id].Op == (ir.Cast{}) {
+		l.cast(id)
+		return
+	}
+	l.hold(l.bucketing.shards.updates[update].Bucket)
+}
+
+// hold makes sure that a bucket of variables is gathered.
+func (l *layouter) hold(bucket int) {
+	if !slices.Contains(l.bucketing.shards.lent.present, bucket) {
+		l.gatherLent(bucket)
+		l.receiveLent(bucket)
+	}
+}
+
+// gatherLent appends the begin of the all-gather of a bucket of variables, unless it is under way.
+func (l *layouter) gatherLent(bucket int) {
+	s := &l.bucketing.shards.lent
+	if s.coming == bucket {
+		return
+	}
+	if s.coming > 0 { // one is under way at a time
+		l.receiveLent(s.coming)
+	}
+	of := l.bucketing.buckets[bucket-1]
+	first := l.bucketing.shards.updates[of[0]].Shard
+	dtype := l.program.Values[l.bucketing.gradients[of[0]]].DType
+	memory := func(n int, what string) int {
+		return l.buffer(Buffer{Kind: Arena, Name: what}, ir.Of(n), dtype, -1).Buffer
+	}
+	in := room{gathered: memory(first.Chunk*first.Ranks, "variables of a bucket"),
+		chunk: memory(first.Chunk, "the shard of a bucket")}
+	var args []Ref
+	for _, update := range of {
+		u := l.bucketing.shards.updates[update]
+		if u.Shard.empty() {
+			continue
+		}
+		part := Buffer{Kind: Scattered, Index: update, DType: dtype}
+		in.place(&part, u.Shard)
+		to := l.buffer(part, ir.Of(u.Shard.To-u.Shard.From), dtype, -1)
+		w, _ := l.variable(u.Input, to) // which has these elements alone
+		if id, read := s.values[update]; read {
+			l.plan.Buffers[w.Buffer].Name = l.program.Values[id].Name
+		}
+		b := newLoop(to.Shape, ir.Dims{})
+		b.store(b.load(l.plan, w), to)
+		l.join(l.plan.Buffers[w.Buffer].Name, "pack", b)
+		args = append(args, b.dsts[0])
+	}
+	s.room, s.coming = in, bucket
+	s.taken = l.exchange(Send{Bucket: bucket, Kind: backend.AllGather}, args, in.gathered, in.chunk)
+	l.plan.Steps[len(l.plan.Steps)-1].Runs = 0
+}
+
+// receiveLent appends the end of the all-gather that is under way, and says where variables are.
+func (l *layouter) receiveLent(bucket int) {
+	s := &l.bucketing.shards.lent
+	step := Step{Op: Receive{bucket, backend.AllGather}, Args: s.taken, Name: "exchange"}
+	at := len(l.plan.Steps)
+	for _, update := range l.bucketing.buckets[bucket-1] {
+		v := l.program.Values[l.bucketing.gradients[update]] // is like the variable
+		part := Buffer{Kind: Gathered, Index: update, DType: v.DType}
+		s.room.place(&part, l.bucketing.shards.updates[update].Shard)
+		if id, read := s.values[update]; read {
+			v, part.Name = l.program.Values[id], l.program.Values[id].Name
+			l.setRef(id, l.buffer(part, v.Shape, v.DType, at))
+			step.Dsts = append(step.Dsts, l.refs[id])
+		} else {
+			step.Dsts = append(step.Dsts, l.buffer(part, v.Shape, v.DType, at))
+		}
+	}
+	l.plan.Steps = append(l.plan.Steps, step)
+	s.coming, s.present = 0, append(s.present, bucket)
+}
+
+// lend gathers what a group reads, and begins what comes next, so that this runs beside the group.
+// It forgets buckets that were not read lately: the next step that reads one gathers it again.
+func (l *layouter) lend(group int) {
+	s := &l.bucketing.shards.lent
+	if len(s.of) == 0 {
+		return
+	}
+	for _, bucket := range s.needs[group] {
+		l.hold(bucket)
+		at := slices.Index(s.present, bucket)
+		s.present = append(slices.Delete(s.present, at, at+1), bucket)
+	}
+	for len(s.present) > lentBuckets && !slices.Contains(s.needs[group], s.present[0]) {
+		l.forget(s.present[0])
+		s.present = s.present[1:]
+	}
+	for _, needs := range s.needs[group+1:] {
+		for _, bucket := range needs {
+			if s.coming > 0 {
+				return
+			}
+			if !slices.Contains(s.present, bucket) {
+				l.gatherLent(bucket)
+			}
+		}
+	}
+}
+
+// forget makes the next step that reads a bucket of variables gather it again.
+func (l *layouter) forget(bucket int) {
+	for id := range l.program.Values {
+		update, ok := l.lends(ir.ID(id))
+		if ok && l.bucketing.shards.updates[update].Bucket == bucket {
+			l.placed[id] = false
+		}
+	}
+}

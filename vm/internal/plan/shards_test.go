@@ -1,0 +1,316 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// sharded plans exp(x v w), of 16 elements each, for a rank of some, with both gradients in one
+// bucket or in two, which are of 5 elements more than the ranks divide.
+func sharded(t *testing.T, rank, ranks int, placed bool, change func(*Update),
+	buckets ...int) *Plan {
+	t.Helper()
+	p, dv, dw := backward()
+	of := make([]Shard, 2)
+	for i := range of {
+		n := 16
+		if buckets[0] == buckets[1] {
+			n, of[i].First = 32, 16*i
+		}
+		of[i].Rank, of[i].Ranks, of[i].Chunk, of[i].Placed = rank, ranks, (n+5)/ranks, placed
+		of[i].From, of[i].To = of[i].of(16)
+	}
+	updates := []Update{{Input: 1, Gradient: dv, Kept: 1, Bucket: buckets[0], Shard: &of[0],
+		Rule: descent}, {Input: 2, Gradient: dw, Kept: 1, Bucket: buckets[1], Shard: &of[1],
+		Rule: descent}}
+	for i := range updates {
+		if change != nil {
+			change(&updates[i])
+		}
+	}
+	planned, err := New(&p.Program, updates...)
+	if err == nil {
+		err = Verify(planned)
+	}
+	if err == nil {
+		_, err = Plain(&p.Program, updates...)
+	}
+	if err != nil || planned.Doubt != nil {
+		t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
+	}
+	return planned
+}
+
+// TestShards: a bucket is reduce-scattered, a rank updates its shards with vectors of these alone,
+// and all variables are gathered. A bucket in the arena is scattered before the one after the next
+// begins.
+func TestShards(t *testing.T) {
+	const update, both = "update", "update of 2"
+	backwards := []string{"matmul NN", "matmul NN", "loop exp", "matmul TN"}
+	apart := []string{"scatter bucket 0", "matmul NT", "matmul TN", "scatter bucket 1"}
+	clip := func(u *Update) { u.Limit, u.Parts = 1, true }
+	end := []string{"gather bucket 1", "receive shards of bucket 0", "assign",
+		"receive shards of bucket 1", "assign"}
+	for _, test := range []struct {
+		name        string
+		rank, ranks int
+		placed      bool
+		change      func(*Update)
+		buckets     []int
+		want        []string
+	}{
+		{"two buckets", 1, 3, false, nil, []int{2, 1},
+			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
+				"receive shard of bucket 1", update}, end)},
+		{"two buckets in the arena", 1, 3, true, nil, []int{2, 1},
+			slices.Concat(apart, []string{"receive shard of bucket 0", update, "gather bucket 0",
+				"receive shard of bucket 1", update}, end)},
+		{"nothing", 3, 3, true, nil, []int{2, 1},
+			slices.Concat(apart, []string{"receive shard of bucket 0", "gather bucket 0",
+				"receive shard of bucket 1"}, end)},
+		{"one bucket", 1, 3, false, nil, []int{1, 1},
+			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
+				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+		{"one in one bucket", 0, 3, true, nil, []int{1, 1},
+			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
+				update, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+		{"clipped", 1, 3, true, clip, []int{1, 1},
+			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
+				"squares of 2", "loop norm", "sum of the squares of all parts", "loop norm",
+				both, "gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+		{"clipped, and nothing here", 3, 3, false, clip, []int{1, 1},
+			[]string{"matmul NT", "matmul TN", "scatter bucket 0", "receive shard of bucket 0",
+				"loop norm", "sum of the squares of all parts", "loop norm",
+				"gather bucket 0", "receive shards of bucket 0", "assign of 2"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			planned := sharded(t, test.rank, test.ranks, test.placed, test.change, test.buckets...)
+			var names []string
+			for _, s := range planned.Steps {
+				names = append(names, s.Op.String())
+			}
+			if !slices.Equal(names, append(backwards, test.want...)) {
+				t.Errorf("the steps are\n%v, want %q", planned, test.want)
+			}
+			kept, want, beside := 0, 0, 0
+			for _, u := range planned.updates {
+				want += 4 * (u.Shard.To - u.Shard.From)
+			}
+			for _, b := range planned.Buffers {
+				switch {
+				case b.Kind == State:
+					kept += b.Bytes
+				case b.Kind == Whole || b.Kind == Slot && b.Within == 0:
+					beside += b.Bytes
+				}
+			}
+			if kept != want || beside == 0 != test.placed {
+				t.Errorf("the rank keeps %d bytes, want %d, and %d of gradients beside the arena",
+					kept, want, beside)
+			}
+		})
+	}
+}
+
+// TestShardsBesideTheBackwardPass: a bucket is updated and gathered while the gradients of the ones
+// before it are computed. In the arena its variables get their values, and its memory is free, when
+// nothing reads them any more.
+func TestShardsBesideTheBackwardPass(t *testing.T) {
+	p := &program{}
+	var weights, hidden, gradients []ir.ID
+	h := p.input(0, 4, 4)
+	for i := range 4 {
+		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
+		h = p.add(ir.MatMul{}, ir.Of(4, 4), h, weights[i])
+	}
+	for i := 3; i >= 0; i-- {
+		gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h))
+		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+	}
+	for _, placed := range []bool{false, true} {
+		var updates []Update
+		for i, gradient := range gradients {
+			updates = append(updates, Update{Input: 4 - i, Gradient: gradient, Kept: 1,
+				Bucket: 1 + i, Rule: descent, Shard: &Shard{From: 8, To: 16, Chunk: 8, Rank: 1,
+					Ranks: 2, Placed: placed}})
+		}
+		planned, err := New(&p.Program, updates...)
+		if err != nil || planned.Doubt != nil {
+			t.Fatal(err, planned.Doubt)
+		}
+		at := func(name string) int {
+			return slices.IndexFunc(planned.Steps, func(s Step) bool {
+				return s.Op.String() == name
+			})
+		}
+		for k := range 2 {
+			left, gathered := at(fmt.Sprint("scatter bucket ", k+1)), at(fmt.Sprint(
+				"gather bucket ", k))
+			next, back := at(fmt.Sprint("scatter bucket ", k+2)), at(fmt.Sprint(
+				"receive shards of bucket ", k))
+			last := at("scatter bucket 3")
+			if gathered < left || gathered > next || (back < last) != (placed && k == 0) {
+				t.Errorf("placed %v, bucket %d:\n%v", placed, k, planned)
+			}
+			if send := planned.Steps[gathered].Op.(Send); send.Products == 0 {
+				t.Errorf("placed %v: %v is beside no product in\n%v", placed, send, planned)
+			}
+		}
+	}
+}
+
+// TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
+// bucket ahead, two stay, and a rank has its shards of them alone.
+func TestShardsOfVariables(t *testing.T) {
+	const n = 6
+	p := &program{}
+	var weights, hidden, gradients []ir.ID
+	h := p.input(0, 4, 4)
+	for i := range n {
+		weights, hidden = append(weights, p.input(1+i, 4, 4)), append(hidden, h)
+		h = p.unary(fuse.Tanh, p.add(ir.MatMul{}, ir.Of(4, 4), h, weights[i]))
+	}
+	p.Results = []ir.ID{h}
+	for i := n - 1; i >= 0; i-- {
+		gradients = append(gradients, p.add(ir.MatMul{TransA: true}, ir.Of(4, 4), hidden[i], h))
+		h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+	}
+	for _, a := range []Accumulation{{}, {Runs: 3}} {
+		for rank := range 3 {
+			var updates []Update
+			for i, gradient := range gradients {
+				s := &Shard{Chunk: 8, Rank: rank, Ranks: 3, Placed: !a.Several(), Alone: true}
+				s.From, s.To = s.of(16)
+				updates = append(updates, Update{Input: n - i, Gradient: gradient, Kept: 1,
+					Bucket: 1 + i, Rule: descent, Shard: s, Accumulation: a})
+			}
+			planned, err := New(&p.Program, updates...)
+			if err == nil {
+				_, err = Plain(&p.Program, updates...)
+			}
+			if err != nil || planned.Doubt != nil {
+				t.Fatalf("%v, %v in\n%v", err, planned.Doubt, planned)
+			}
+			broken := *planned
+			broken.Steps = slices.Clone(planned.Steps)
+			for i, s := range broken.Steps {
+				if s.Op.String() == "pack" && i > 0 { // of the first variable that is gathered
+					broken.Steps[i].Args = planned.Steps[0].Args
+				}
+			}
+			if err := Verify(&broken); (err == nil || !strings.Contains(err.Error(),
+				"it gathers another variable")) && rank < 2 {
+				t.Errorf("rank %d: %v in\n%v", rank, err, &broken)
+			}
+			gathers, last, bytes := 0, 0, 0
+			for i, s := range planned.Steps {
+				if send, ok := s.Op.(Send); ok && send.Kind == backend.AllGather {
+					gathers, last = gathers+1, i
+				}
+			}
+			for _, b := range planned.Buffers {
+				if b.Kind == Input && b.Index > 0 {
+					bytes += b.Bytes
+				}
+			}
+			// 6 forward, of which 2 stay, and those of the first input's gradient need none
+			if want := updates[0].Shard; gathers != n+n-2-1 && gathers != n+n-2 ||
+				bytes != n*4*(want.To-want.From) || planned.Steps[last].Runs != 0 {
+				t.Errorf("rank %d has %d bytes of variables, and %d gathers:\n%v", rank, bytes,
+					gathers, planned)
+			}
+		}
+	}
+}
+
+// TestShardsAccumulate: sums of runs stay whole until the last one.
+func TestShardsAccumulate(t *testing.T) {
+	planned := sharded(t, 1, 3, false, func(u *Update) {
+		u.Accumulation, u.Scale = Accumulation{Runs: 3}, 0.5
+	}, 2, 1)
+	for _, s := range planned.Steps {
+		switch s.Op.(type) {
+		case Send, Receive, Joined:
+			if s.Runs != 1<<2 {
+				t.Errorf("%v in the runs %b", s.Op, s.Runs)
+			}
+		}
+	}
+}
+
+// TestVerifyShards: what a plan of shards may not do is found.
+func TestVerifyShards(t *testing.T) {
+	for _, placed := range []bool{false, true} {
+		planned := sharded(t, 1, 3, placed, nil, 2, 1)
+		at := func(name string) int {
+			return slices.IndexFunc(planned.Steps, func(s Step) bool {
+				return s.Op.String() == name
+			})
+		}
+		scatter, shard := at("scatter bucket 0"), at("receive shard of bucket 0")
+		gather, shards := at("gather bucket 0"), at("receive shards of bucket 0")
+		for what, damage := range map[string]func(p *Plan, s []Step){
+			"the ranks divide": func(_ *Plan, s []Step) {
+				s[scatter].Op = Send{Bucket: 1, Kind: backend.AllReduce}
+				s[scatter].Dsts = s[scatter].Dsts[:1]
+			},
+			"come back": func(_ *Plan, s []Step) {
+				s[scatter].Op = Send{Bucket: 1, Kind: backend.AllReduce}
+				s[scatter].Args = nil
+			},
+			"nothing has been sent": func(_ *Plan, s []Step) {
+				s[shards].Op = Receive{3, s[shards].Op.(Receive).Kind}
+			},
+			"nothing has been sent in this memory": func(_ *Plan, s []Step) {
+				s[shards].Args = s[at("receive shards of bucket 1")].Args
+			},
+			"does not exchange all": func(_ *Plan, s []Step) { s[shards].Dsts = nil },
+			"1 chunks of 7":         func(p *Plan, _ []Step) { p.updates[1].Shard.Ranks = 1 },
+			"of the updates [1]": func(p *Plan, _ []Step) {
+				p.updates[1].Shard.From, p.updates[1].Shard.To = 6, 13
+			},
+			"of the updates": func(p *Plan, s []Step) { // where another rank's are
+				p.Buffers[s[gather].Args[0].Buffer].At += 4
+				p.Buffers[s[gather].Args[0].Buffer].Offset += 4
+			},
+			"written over": func(_ *Plan, s []Step) { // the update reads what has left
+				s[shard+1].Args[0] = s[scatter].Args[0]
+				s[shard+1].Args[0].Shape, s[shard+1].Args[0].Strides = ir.Of(7), ir.Of(1)
+			},
+			"is not what it must be": func(p *Plan, s []Step) { // of other elements
+				for k, a := range s[shard+1].Args {
+					if p.Buffers[a.Buffer].Kind == Input {
+						s[shard+1].Args[k].Offset--
+					}
+				}
+			},
+			fmt.Sprintf("but step %d has written", scatter+1): func(_ *Plan, s []Step) {
+				slot := s[scatter].Args[0].Buffer // while it is exchanged
+				s[scatter+1].Dsts[0].Buffer, s[scatter+2].Args[1].Buffer = slot, slot
+			},
+		} {
+			broken := *planned
+			broken.Steps, broken.Buffers = slices.Clone(planned.Steps),
+				slices.Clone(planned.Buffers)
+			broken.updates = slices.Clone(planned.updates)
+			for i, u := range broken.updates {
+				shard := *u.Shard
+				broken.updates[i].Shard = &shard
+			}
+			for i := range broken.Steps {
+				broken.Steps[i].Dsts, broken.Steps[i].Args = slices.Clone(broken.Steps[i].Dsts),
+					slices.Clone(broken.Steps[i].Args)
+			}
+			damage(&broken, broken.Steps)
+			if err := Verify(&broken); err == nil || !strings.Contains(err.Error(), what) {
+				t.Errorf("placed %v: %v, want %q in\n%v", placed, err, what, &broken)
+			}
+		}
+	}
+}

@@ -1,0 +1,179 @@
+package vm
+
+import (
+	"fmt"
+	"slices"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
+)
+
+// Shards says what ranks that train together keep a part of each, and not all.
+type Shards uint8
+
+// What ranks may divide.
+const (
+	// SolverState is what the solver keeps for the learnables: two vectors like these for Adam.
+	SolverState Shards = 1 << iota
+	// Gradients are what ranks exchange, with SolverState: a rank has whole buckets of them only
+	// until they are exchanged, among the values of a run, and no memory for all gradients.
+	Gradients
+	// Parameters are the learnables, with the other two: between their uses a rank has its part of
+	// them alone.
+	Parameters
+)
+
+// WithShards divides memory among the ranks of [WithDataParallel], for models whose training does
+// not fit into one rank's. The learnables have the bits of training without it where ranks are
+// added in rank order. Hierarchical communicators add the last elements of a bucket, fewer than
+// there are ranks, in another order, unless the ranks divide the bucket.
+//
+// With SolverState each rank updates its part of each bucket, and has what the solver keeps for
+// that part alone: of P ranks 1/P, and for a bucket at most 4 elements more. A bucket is
+// reduce-scattered in place of its all-reduce, and the updated learnables are all-gathered: stage 1
+// of ZeRO (Rajbhandari et al., arXiv:1910.02054), by the reduce-scatter of fairring. Gradients and
+// Parameters are its stages 2 and 3, as in FSDP (Zhao et al., arXiv:2304.11277). docs/shards.md has
+// the memory by level; [Machine.Summary] has that of a machine.
+//
+// With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
+// Close gather those of the host, and are collective. Pull before another machine reads them.
+//
+// Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
+// compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
+// add up squares: the last bits of the norm's float64 may be others than without shards. With
+// Accumulate sums of gradients are whole between runs, so that Gradients saves nothing.
+//
+// Checkpoints do not depend on it: Save gathers the solver's vectors, one after the other, for rank
+// 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards. The
+// solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
+//
+// Cost: a rank sends and receives as many bytes as by all-reduces, with Parameters half as many
+// more, and copies each learnable once; its updates take 1/P of the time. A bucket is updated and
+// gathered while the gradients of the layers before it are computed, so that the last one is
+// exposed; with ClipNorm all all-gathers are, since updates wait for all gradients. With Parameters
+// the first bucket is exposed, and each other one is gathered while the one before it is read.
+//
+// New returns ErrArgument without WithDataParallel and for a level without those before it;
+// ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where
+// the machine runs on the host and the communicator on a device.
+func WithShards(what Shards) Option { return func(m *Machine) { m.shards = what } }
+
+// checkShards refuses what cannot be divided.
+func (m *Machine) checkShards() error {
+	switch {
+	case m.shards == 0:
+		return nil
+	case m.shards > SolverState|Gradients|Parameters || m.shards&(m.shards+1) != 0:
+		return fmt.Errorf("vm: WithShards: %w: %b: give SolverState, SolverState|Gradients, or "+
+			"these and Parameters, since a rank updates the elements whose gradients it has",
+			backend.ErrArgument, m.shards)
+	case m.elastic != nil:
+		return fmt.Errorf("vm: WithShards: %w: with WithElastic: a rank that is lost takes its "+
+			"shards with it", backend.ErrUnsupported)
+	case m.parallel == nil:
+		return fmt.Errorf("vm: WithShards: %w: there are no other ranks: use WithDataParallel, too",
+			backend.ErrArgument)
+	}
+	return nil
+}
+
+// divide divides the learnables among ranks, nil if each rank updates all.
+func (m *Machine) divide() ([]autograd.Shard, error) {
+	if m.shards == 0 {
+		return nil, nil
+	}
+	parts, err := m.parallel.exchange.Shards(m.placesBuckets())
+	if err != nil {
+		return nil, fmt.Errorf("vm: WithShards: %w", err)
+	}
+	return parts, nil
+}
+
+// shard returns what this rank updates of a learnable, nil for all.
+func (m *Machine) shard(learnable int) *plan.Shard {
+	if m.solver.parts == nil {
+		return nil
+	}
+	s := m.solver.parts[learnable]
+	return &plan.Shard{From: s.From, To: s.To, Chunk: s.Chunk, Rank: s.Rank, Ranks: s.Ranks,
+		First: s.First, Placed: m.placesBuckets(), Alone: m.shards&Parameters != 0}
+}
+
+// placesBuckets reports whether buckets are in the plan's memory while they are in use. Sums of
+// several runs stay from run to run.
+func (m *Machine) placesBuckets() bool { return m.shards&Gradients != 0 && !m.micro.Several() }
+
+// ofThisRank returns the learnables, or this rank's shards of them.
+func (s *solving) ofThisRank() []backend.Buffer {
+	if s.parts == nil {
+		return s.params
+	}
+	s.kept = s.kept[:0]
+	for i, w := range s.params {
+		s.kept = append(s.kept, w.Slice(s.parts[i].From, s.parts[i].To))
+	}
+	return s.kept
+}
+
+// whole returns what belongs to all elements of a learnable, of which this rank may have a shard.
+func (m *Machine) whole(n *gorgonia.Node, mine backend.Buffer) (backend.Buffer, error) {
+	if m.solver.parts == nil {
+		return mine, nil
+	}
+	all, err := m.parallel.exchange.Unsharded(slices.Index(m.solver.learnables, n), mine)
+	if err != nil {
+		err = fmt.Errorf("vm: WithShards: %w", err)
+	}
+	return all, err
+}
+
+// own returns what a plan has of a variable's elements: this rank's shard, if ranks divide the
+// learnables.
+func (m *Machine) own(in input, memory backend.Buffer) backend.Buffer {
+	if in.shard == nil {
+		return memory
+	}
+	return memory.Slice(in.shard.From, in.shard.To)
+}
+
+// divided returns the shard of a variable that this machine divides, nil for others.
+func (m *Machine) divided(n *gorgonia.Node) *plan.Shard {
+	if m.solver == nil || m.solver.parts == nil || m.shards&Parameters == 0 {
+		return nil
+	}
+	if i := slices.Index(m.solver.learnables, n); i >= 0 {
+		return m.shard(i)
+	}
+	return nil
+}
+
+// gather gives the host's tensors of learnables that ranks divide the elements of all ranks, unless
+// no step has changed them since. It is collective.
+func (m *Machine) gather(wanted func(input) bool) error {
+	if m.shards&Parameters == 0 || m.solver.parts == nil {
+		return nil
+	}
+	for _, n := range m.solver.learnables {
+		in := input{node: n, shape: n.Shape(), written: true, shard: m.divided(n)}
+		if m.gathered[n] == m.steps || !wanted(in) {
+			continue
+		}
+		memory, err := in.memory()
+		if err == nil {
+			var all backend.Buffer
+			all, err = m.whole(n, m.own(in, memory))
+			copy(memory.Bytes(), all.Bytes())
+		}
+		if err != nil {
+			return err
+		}
+		if m.gathered == nil {
+			m.gathered = map[*gorgonia.Node]int{}
+		}
+		m.gathered[n] = m.steps
+	}
+	return nil
+}

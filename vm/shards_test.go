@@ -1,0 +1,531 @@
+package vm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"gorgonia.org/gorgonia"
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/compress/half"
+	"github.com/euryale-ml/euryale/backend/compress/sparse"
+	"github.com/euryale-ml/euryale/backend/hierarchy"
+	"github.com/euryale-ml/euryale/backend/tcp"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// levels are what ranks can divide.
+var levels = []vm.Shards{vm.SolverState, vm.SolverState | vm.Gradients,
+	vm.SolverState | vm.Gradients | vm.Parameters}
+
+// training is a way to train a model, on several ranks.
+type training struct {
+	solver  func() autograd.Solver
+	build   func(testing.TB, tensor.Dtype) *model
+	data    func(m *model) []autograd.Option
+	options func(m *model) []vm.Option // instead of the solver, nil for it
+	micros  int                        // runs of a step, 0 for 1
+}
+
+// start makes a machine.
+func (r ranked) start(as training, more ...vm.Option) (*model, *vm.Machine, error) {
+	m := r.build(as.build)
+	data := []autograd.Option{autograd.WithBuckets(1, 400)}
+	if as.data != nil {
+		data = append(data, as.data(m)...)
+	}
+	options := append(more, vm.WithDataParallel(r.Comm, data...))
+	if as.options != nil {
+		options = append(options, as.options(m)...)
+	}
+	if as.solver != nil {
+		options = append(options, vm.WithSolver(as.solver(), m.params...))
+	}
+	if as.micros > 0 {
+		options = append(options, vm.Accumulate(as.micros))
+	}
+	machine, err := vm.New(m.g, r.device, options...)
+	return m, machine, err
+}
+
+// steps trains for some steps, from number first on.
+func (as training) steps(m *model, machine *vm.Machine, first, n int) error {
+	for step := range n {
+		for micro := range max(1, as.micros) {
+			m.shift(first + step + micro)
+			if err := machine.RunAll(); err != nil {
+				return err
+			}
+		}
+	}
+	return machine.Pull(m.params...)
+}
+
+// shardsLikeReplicas trains on replicas and on shards, and compares all bits of the learnables.
+func (r ranked) shardsLikeReplicas(level vm.Shards, as training) error {
+	const steps = 20
+	want, replica, err := r.start(as)
+	if err != nil {
+		return err
+	}
+	if err := as.steps(want, replica, 0, steps); err != nil {
+		return err
+	}
+	got, machine, err := r.start(as, vm.WithShards(level))
+	if err != nil {
+		return err
+	}
+	if err := as.steps(got, machine, 0, steps); err != nil {
+		return err
+	}
+	err = errors.Join(machine.DataParallel().Check(), replica.Close(), machine.Close())
+	if got, want := got.weights(r.t), want.weights(r.t); !slices.EqualFunc(got, want,
+		slices.Equal) {
+		err = errors.Join(err, fmt.Errorf("%v, by replicas %v", got, want))
+	}
+	return err
+}
+
+// trainsInShards is shardsLikeReplicas on all of P ranks.
+func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
+	t.Helper()
+	for i, level := range levels {
+		if !full() && i != P%len(levels) {
+			continue
+		}
+		if k == testenv.Staged && level != vm.SolverState {
+			continue // see TestShardsRefused
+		}
+		if err := testranks.Join(together(t, k, P, func(r ranked) error {
+			return r.shardsLikeReplicas(level, as)
+		})); err != nil {
+			t.Errorf("level %b: %v", level, err)
+		}
+	}
+}
+
+// full asks for all cases.
+func full() bool { return os.Getenv("EURYALE_FULL") == "1" }
+
+// TestShards: after 20 steps learnables that ranks update in shards have the bits of those that all
+// ranks update, for any number of ranks and any solver, on any memory.
+func TestShards(t *testing.T) {
+	var pairs []training
+	for _, solver := range slices.Sorted(maps.Keys(solvers)) {
+		pairs = append(pairs, training{solver: solvers[solver], build: mlp})
+	}
+	for _, name := range slices.Sorted(maps.Keys(parallelModels)) {
+		pairs = append(pairs, training{solver: solvers["adam"], build: parallelModels[name]})
+	}
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices, testenv.Staged},
+		func(t *testing.T, k testenv.Kind) {
+			for P := 1; P <= 8; P++ {
+				for i, as := range pairs {
+					if full() || P > 1 && i%12 == P%12 && (P < 5 || k == testenv.Hosts) {
+						t.Run(fmt.Sprint(P, " ", i), func(t *testing.T) {
+							trainsInShards(t, k, P, as)
+						})
+					}
+				}
+			}
+		})
+}
+
+// tied has a matrix in two places, and a variable that nothing trains.
+func tied(t testing.TB, dt tensor.Dtype) *model {
+	m := &model{g: gorgonia.NewGraph()}
+	x, frozen := m.variable("x", dt, 5, 9), m.variable("frozen", dt, 9, 9)
+	w, b := m.variable("w", dt, 9, 9), m.variable("b", dt)
+	m.params = gorgonia.Nodes{w, b}
+	h := must(gorgonia.Tanh(must(gorgonia.Mul(must(gorgonia.Mul(x, w)), frozen))))
+	y := must(gorgonia.Add(must(gorgonia.Mul(must(gorgonia.Tanh(h)), w)), b))
+	m.grad(t, must(gorgonia.Mean(must(gorgonia.Square(y)))))
+	return m
+}
+
+// settings are ways to train that shards change nothing about.
+var settings = map[string]training{
+	"tied and frozen": {solver: solvers["adam"], build: tied,
+		data: func(m *model) []autograd.Option {
+			at := slices.IndexFunc(m.g.Inputs(), func(n *gorgonia.Node) bool {
+				return n.Name() == "frozen"
+			})
+			return []autograd.Option{autograd.WithFrozen(m.g.Inputs()[at])}
+		}},
+	"groups": {build: mlp, options: func(m *model) []vm.Option {
+		return []vm.Option{vm.WithSolver(&autograd.AdamW{Rate: 0.1, WeightDecay: 0.1}, m.params[1]),
+			vm.WithSolver(&autograd.Momentum{Rate: 0.1, Momentum: 0.5}, m.params[2], m.params[0])}
+	}},
+	"clipped": {solver: solvers["adam"], build: mlp, options: func(*model) []vm.Option {
+		return []vm.Option{vm.ClipNorm(1e-3)}
+	}},
+	"micro-batches": {solver: solvers["adam"], build: mlp, micros: 3},
+	"micro-batches, clipped": {solver: solvers["adamw"], build: convnet, micros: 2,
+		options: func(*model) []vm.Option { return []vm.Option{vm.ClipNorm(1e-3)} }},
+	"averages": {build: mlp, solver: func() autograd.Solver {
+		return &autograd.EMA{Solver: &autograd.Adam{Rate: 0.1}, Decay: 0.9}
+	}},
+	"sums, in one bucket": {solver: solvers["adam"], build: convnet,
+		data: func(*model) []autograd.Option {
+			return []autograd.Option{autograd.WithSum(), autograd.WithBuckets(1<<20, 1<<20)}
+		}},
+	"bf16": {solver: solvers["adam"], build: layers(4, 12, 20, 12, 20, 12),
+		options: func(*model) []vm.Option { return []vm.Option{vm.WithPrecision(vm.BF16)} }},
+	"buckets for each": {solver: solvers["momentum"], build: convnet,
+		data: func(*model) []autograd.Option {
+			return []autograd.Option{autograd.WithBuckets(1, 1)}
+		}},
+}
+
+// TestShardsWithSettings is TestShards with everything else that a training may have.
+func TestShardsWithSettings(t *testing.T) {
+	testenv.Each(t, []testenv.Kind{testenv.Hosts, testenv.Devices},
+		func(t *testing.T, k testenv.Kind) {
+			P := 2 // of another level on devices
+			if k == testenv.Devices {
+				P = 3
+			}
+			for name, as := range settings {
+				t.Run(name, func(t *testing.T) { trainsInShards(t, k, P, as) })
+			}
+		})
+}
+
+// TestShardsOfMachines is TestShards over sockets, and over two machines of two ranks, where
+// gradients are scattered inside of the machines first. The ranks divide its buckets.
+func TestShardsOfMachines(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(4, 8, 12, 8)}
+	var lock sync.Mutex
+	for i, level := range levels {
+		if !full() && i == 1 {
+			continue
+		}
+		err := testranks.Join(testranks.Run(4, connectMachines, func(r machineRank) error {
+			of := ranked{Rank: r.Rank, t: t, lock: &lock}
+			err := of.shardsLikeReplicas(level, as)
+			if n := r.Comm.(*hierarchy.Communicator).Stats().Calls; n < 40 && err == nil {
+				err = fmt.Errorf("%d calls went machine by machine", n)
+			}
+			return err
+		}))
+		if err != nil {
+			t.Errorf("level %b: %v", level, err)
+		}
+		if err := testranks.Join(testranks.Run(3, overSockets, func(r machineRank) error {
+			return ranked{Rank: r.Rank, t: t, lock: &lock}.shardsLikeReplicas(level,
+				settings["groups"])
+		})); err != nil {
+			t.Errorf("over sockets, level %b: %v", level, err)
+		}
+	}
+}
+
+func overSockets(w *rendezvous.World) (machineRank, error) {
+	comm, err := tcp.Backend{}.Connect(context.Background(), w)
+	return machineRank{&testenv.Rank{World: w, Comm: comm}}, err
+}
+
+// TestShardsTakeAPartOfTheMemory: of what a solver keeps, each of P ranks has a part, and all
+// together have it once. With shards of gradients there is no memory for all gradients, but for the
+// buckets that are under way.
+func TestShardsTakeAPartOfTheMemory(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(2, 30, 30, 30, 30, 30, 30, 30, 30)}
+	as.data = func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithBuckets(1, 4000)} // a layer has 3720 bytes
+	}
+	for P := 2; P <= 8; P += 3 {
+		of := make([][]vm.Summary, P)
+		if err := testranks.Join(together(t, testenv.Hosts, P, func(r ranked) error {
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
+				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
+				_, machine, err := r.start(as, options...)
+				if err != nil {
+					return err
+				}
+				of[r.Comm.Rank()] = append(of[r.Comm.Rank()], machine.Summary())
+				if err := machine.Close(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})); err != nil {
+			t.Fatal(err)
+		}
+		replica, sum, most := of[0][0], int64(0), int64(0)
+		for _, rank := range of {
+			state, gradients, parameters := rank[1], rank[2], rank[3]
+			sum, most = sum+state.SolverBytes, max(most, state.SolverBytes)
+			if gradients.SolverBytes != state.SolverBytes || gradients.Memory.Gradients != 0 {
+				t.Errorf("%d ranks: with shards of gradients\n%v, without\n%v", P, gradients, state)
+			}
+			if got := parameters.ParameterBytes; parameters.SolverBytes != 2*got ||
+				parameters.SolverBytes != state.SolverBytes || parameters.Memory.Gradients != 0 ||
+				parameters.Bytes > gradients.Bytes+3*3744 {
+				t.Errorf("%d ranks: with shards of parameters\n%v, without\n%v", P, parameters,
+					gradients)
+			}
+			got, all := gradients.Bytes, state.Bytes+state.Memory.Gradients
+			if got >= all || P > 2 && got > all*2/3 {
+				t.Errorf("%d ranks: with shards of gradients values and gradients take %d bytes, "+
+					"without %d", P, got, all)
+			}
+		}
+		if all := replica.SolverBytes; sum != all || most > all/int64(P)+9*4*4*2 ||
+			all != 2*replica.ParameterBytes || replica.Memory.Gradients != replica.ParameterBytes {
+			t.Errorf("%d ranks keep %d bytes, at most %d each, a replica has\n%v", P, sum, most,
+				replica)
+		}
+	}
+}
+
+// TestShardsAreAveraged: with shards a machine evaluates with the moving averages of replicas.
+func TestShardsAreAveraged(t *testing.T) {
+	for _, level := range levels {
+		shardsAreAveraged(t, settings["averages"], level)
+	}
+	shardsAreAveraged(t, settings["groups"], levels[2]) // without averages f sees the learnables
+}
+
+func shardsAreAveraged(t *testing.T, as training, level vm.Shards) {
+	t.Helper()
+	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
+		var seen [][][]float64
+		for _, options := range [][]vm.Option{nil, {vm.WithShards(level)}} {
+			m, machine, err := r.start(as, options...)
+			for step := range 3 {
+				if err == nil {
+					m.shift(step)
+					err = machine.RunAll()
+				}
+			}
+			if err == nil && options == nil && level&vm.Parameters != 0 {
+				err = machine.Pull(m.params...)
+			}
+			if err == nil {
+				err = machine.Averaged(func() error {
+					seen = append(seen, m.weights(r.t))
+					return nil
+				})
+			}
+			if err = errors.Join(err, machine.Close()); err != nil {
+				return err
+			}
+			seen = append(seen, m.weights(r.t))
+		}
+		for i := range 2 {
+			if !slices.EqualFunc(seen[i], seen[2+i], slices.Equal) {
+				t.Errorf("%v, of replicas %v", seen[2+i], seen[i])
+			}
+		}
+		if as.options == nil && slices.EqualFunc(seen[0], seen[1], slices.Equal) {
+			t.Error("the averages are the learnables")
+		}
+		return nil
+	}))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// TestShardsCompressed: gradients may travel in 16 bits, and all ranks get the same learnables.
+func TestShardsCompressed(t *testing.T) {
+	as := training{solver: solvers["adam"], build: mlp, data: func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithCompression(half.Wrap(backend.BF16))}
+	}}
+	weights := make([][][]float64, 3)
+	err := testranks.Join(together(t, testenv.Devices, 3, func(r ranked) error {
+		m, machine, err := r.start(as, vm.WithShards(vm.SolverState))
+		if err != nil {
+			return err
+		}
+		err = errors.Join(as.steps(m, machine, 0, 20), machine.Close())
+		weights[r.Comm.Rank()] = m.weights(t)
+		return err
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, weights)
+}
+
+// TestShardsRefused: what cannot be divided is an error of New that says why, on all ranks.
+func TestShardsRefused(t *testing.T) {
+	sgd := func(m *model) vm.Option { return vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...) }
+	for name, test := range map[string]struct {
+		want    error
+		text    string
+		options func(r ranked, m *model) []vm.Option
+	}{
+		"no ranks": {backend.ErrArgument, "use WithDataParallel, too",
+			func(_ ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithShards(vm.SolverState)}
+			}},
+		"a tree": {backend.ErrUnsupported, "WithTree", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithTree(2),
+				vm.WithShards(vm.SolverState)}
+		}},
+		"residuals": {backend.ErrUnsupported, "residuals", func(r ranked, m *model) []vm.Option {
+			return []vm.Option{sgd(m), vm.WithShards(vm.SolverState), vm.WithDataParallel(r.Comm,
+				autograd.WithCompression(sparse.Wrap(sparse.TopK(0.5))))}
+		}},
+		"on one rank": {backend.ErrMismatch, "what the ranks divide is",
+			func(r ranked, m *model) []vm.Option {
+				options := []vm.Option{sgd(m), vm.WithDataParallel(r.Comm)}
+				if r.Comm.Rank() == 1 {
+					options = append(options, vm.WithShards(vm.SolverState))
+				}
+				return options
+			}},
+		"gradients alone": {backend.ErrArgument, "whose gradients it has",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.WithShards(vm.Gradients)}
+			}},
+		"gradients of the host": {backend.ErrUnsupported, "compute on that device",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm),
+					vm.WithShards(vm.SolverState | vm.Gradients)}
+			}},
+	} {
+		k := testenv.Hosts
+		if name == "gradients of the host" {
+			k = testenv.Staged
+		}
+		for rank, err := range together(t, k, 2, func(r ranked) error {
+			m := r.build(mlp)
+			machine, err := vm.New(m.g, r.device, test.options(r, m)...)
+			if err == nil {
+				err = errors.Join(errors.New("no error"), machine.Close())
+			}
+			return err
+		}) {
+			if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
+				t.Errorf("%s: rank %d: %v, want %v with %q", name, rank, err, test.want, test.text)
+			}
+		}
+	}
+}
+
+// TestShardsOfCheckpoints: a checkpoint of ranks with shards goes on with any number of ranks, in
+// shards or not, with the bits of the checkpoint that replicas have written; also one that was
+// written behind the training.
+func TestShardsOfCheckpoints(t *testing.T) {
+	as, dir := settings["groups"], t.TempDir()
+	at := func(writer string) string { return filepath.Join(dir, writer) }
+	run := func(k testenv.Kind, P int, body func(r ranked) error) {
+		t.Helper()
+		if err := testranks.Join(together(t, k, P, body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write := func(writer string, k testenv.Kind, options ...vm.Option) {
+		run(k, 4, func(r ranked) error {
+			m, machine, err := r.start(as, options...)
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			return errors.Join(as.steps(m, machine, 0, 5), dp.Save(at(writer), machine.Solver(), 5),
+				dp.SaveAsync(at(writer+" behind"), machine.Solver(), 5), machine.Close())
+		})
+	}
+	write("replicas", testenv.Hosts)
+	write("shards", testenv.Hosts, vm.WithShards(vm.SolverState))
+	write("devices", testenv.Devices, vm.WithShards(levels[2]))
+	want, err := contentsOf(at("replicas"))
+	for _, writer := range []string{"shards", "shards behind", "devices", "devices behind"} {
+		got, err2 := contentsOf(at(writer))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("%s: %v, the files differ: %v", writer, err, got != want)
+		}
+	}
+	for P := 1; P <= 3; P++ {
+		run(testenv.Hosts, P, func(r ranked) error {
+			var all [][][]float64
+			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
+				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
+				m, machine, err := r.start(as, options...)
+				if err != nil {
+					return err
+				}
+				step := 0
+				err = machine.DataParallel().Load(at("shards"), machine.Solver(), &step)
+				if err == nil {
+					err = as.steps(m, machine, step, 3)
+				}
+				if err = errors.Join(err, machine.Close()); err != nil || step != 5 {
+					return fmt.Errorf("at step %d: %w", step, err)
+				}
+				all = append(all, m.weights(r.t))
+			}
+			for _, got := range all[1:] {
+				if !slices.EqualFunc(got, all[0], slices.Equal) {
+					t.Errorf("%d ranks: %v in shards, %v in replicas", P, got, all[0])
+				}
+			}
+			return nil
+		})
+	}
+}
+
+// TestShardsOfParts: ranks that divide a learnable, as in tensor parallelism, and train with others
+// that have the same part, save what they save without shards, with one norm of the gradients, and
+// go on from it.
+func TestShardsOfParts(t *testing.T) {
+	dir := t.TempDir()
+	train := func(name string, from string, options ...vm.Option) {
+		err := testranks.Join(together(t, testenv.Hosts, 4, func(r ranked) error {
+			part := r.Comm.Rank() % 2
+			data, err := r.Comm.Split(part, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			parts, err := r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			r.lock.Lock()
+			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
+				vm.WithSolver(&autograd.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
+					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			if from != "" {
+				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
+			}
+			return errors.Join(err, training{}.steps(m, machine, 0, 3),
+				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
+				data.Close(), parts.Close())
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	train("replicas", "")
+	train("shards", "", vm.WithShards(levels[2]))
+	train("replicas go on", "shards")
+	train("shards go on", "replicas", vm.WithShards(levels[0]))
+	for _, end := range []string{"", " go on"} {
+		want, err := contentsOf(filepath.Join(dir, "replicas"+end))
+		got, err2 := contentsOf(filepath.Join(dir, "shards"+end))
+		if err = errors.Join(err, err2); err != nil || got != want {
+			t.Errorf("%v, the files differ: %v", err, got != want)
+		}
+	}
+}
