@@ -37,6 +37,10 @@ command fails only if no ranks can work together at all.`
 // selfTestTime bounds each self test. GPUs take seconds to initialize.
 const selfTestTime = time.Minute
 
+// selfTestCalls is how long the calls of one size take. 200 calls of 16 MiB among the processes of
+// one host took 2 s by sockets (bench/results/2026-11/2026-11-27-h100x4.md).
+const selfTestCalls = 50 * time.Millisecond
+
 // Run writes the report.
 func (doctorCmd) Run(ctx context.Context, s *streams) error {
 	d := doctor{getenv: os.Getenv, environ: os.Environ(), open: openGPUs, tests: selfTests}
@@ -297,8 +301,7 @@ func selfTests(gpus int) []selfTest {
 	for _, b := range euryale.Backends() {
 		c := benchCmd{
 			N: 2, Backend: b.Name(), Collective: "allreduce", DType: "f32", Op: "sum", Min: 4 << 10,
-			Max: 4 << 10, Factor: 2, Iters: 200,
-			Algorithm: "auto", JSON: true,
+			Max: 4 << 10, Factor: 2, Time: selfTestCalls, Algorithm: "auto", JSON: true,
 		}
 		if b.Name() == "mpi" {
 			continue // its ranks need a launcher of its own
