@@ -105,8 +105,8 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 func (m *Machine) memory() Memory {
 	by, b := m.plan.Occupied(), m.plan.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
-		Gradients: int64(by[plan.Slot] + by[plan.Partial] + by[plan.Whole]), Limit: int64(b.Limit), Again: b.Again,
-		Extra: b.Extra}
+		Gradients: int64(by[plan.Slot] + by[plan.Partial] + by[plan.Whole]),
+		Limit:     int64(b.Limit), Again: b.Again, Extra: b.Extra}
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
 			own := n.Shape().TotalSize()

@@ -44,9 +44,8 @@ func (m *Machine) warn() {
 	m.warnOf(nn.Defects(m.graph))
 }
 
-// How many bytes each of so many runs compares before that is said. A GiB takes a host of 64 cores
-// 15 ms, which is a fifth of a step of LoRA on a model of a billion parameters
-// (bench/results/2026-11/2026-11-27-h100x4.md).
+// How many bytes each of so many runs compares before that is said. On a host of 64 cores 5 GB took
+// 100 ms of each step of LoRA (bench/results/2026-11/2026-11-27-h100x4.md).
 const (
 	muchCompared = 256 << 20
 	runsCompared = 3
