@@ -30,7 +30,10 @@ import (
 type waiter interface {
 	// Await waits until words of 32 bits are 1, and sets them to 0.
 	Await(words ...backend.Buffer) error
-	// Set sets words of 32 bits.
+}
+
+// setter is a queue that sets words of 32 bits, whatever other queues wait for.
+type setter interface {
 	Set(words backend.Buffer, value uint32) error
 }
 
@@ -166,9 +169,9 @@ func (m *peerMemory) newWaits() (*waits, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := q.(waiter); !ok {
-		return nil, errors.Join(fmt.Errorf("%w: a %T does not wait for memory",
-			backend.ErrUnsupported, q), q.Close())
+	if _, ok := q.(setter); !ok {
+		return nil, errors.Join(fmt.Errorf("%w: a %T does not set memory", backend.ErrUnsupported,
+			q), q.Close())
 	}
 	return &waits{queue: q, signal: m.signal(),
 		flags: backend.OnDevice(backend.I32, m.flags(m.c.rank), flagBytes/4)}, nil
@@ -190,7 +193,7 @@ func (w *waits) set(words backend.Buffer, value uint32) error {
 	if w.over {
 		return backend.ErrClosed
 	}
-	return w.queue.(waiter).Set(words, value)
+	return w.queue.(setter).Set(words, value)
 }
 
 // close says that nothing waits any more. A nil waits has nothing to close.
