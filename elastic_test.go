@@ -557,6 +557,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"WithDataParallel": {solver, vm.WithDataParallel(autograd.Solo())},
 		"or WithTree":      {solver, vm.WithTree(4)},
 		"WithSolver, too":  {},
+		"takes its shards": {solver, vm.WithShards(vm.SolverState)},
 		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {solver, vm.Keep()},
 	} {

@@ -327,6 +327,14 @@ func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 	}
 }
 
+func TestSummarizeRefusesShards(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
+		vm.WithShards(vm.SolverState)); !errors.Is(err, backend.ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
 // TestSummarizeIsTheSummaryOfMachines: of one, and of one for each of two ranks.
 func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 	for ranks := 1; ranks <= 2; ranks++ {

@@ -75,7 +75,7 @@ func (as training) steps(m *model, machine *vm.Machine, first, n int) error {
 }
 
 // shardsLikeReplicas trains on replicas and on shards, and compares all bits of the learnables.
-func (r ranked) shardsLikeReplicas(level vm.Shards, as training) error {
+func (r ranked) shardsLikeReplicas(level vm.Shards, as training, more ...vm.Option) error {
 	const steps = 20
 	want, replica, err := r.start(as)
 	if err != nil {
@@ -84,7 +84,7 @@ func (r ranked) shardsLikeReplicas(level vm.Shards, as training) error {
 	if err := as.steps(want, replica, 0, steps); err != nil {
 		return err
 	}
-	got, machine, err := r.start(as, vm.WithShards(level))
+	got, machine, err := r.start(as, append(more, vm.WithShards(level))...)
 	if err != nil {
 		return err
 	}
@@ -111,6 +111,28 @@ func trainsInShards(t *testing.T, k testenv.Kind, P int, as training) {
 		}
 		if err := testranks.Join(together(t, k, P, func(r ranked) error {
 			return r.shardsLikeReplicas(level, as)
+		})); err != nil {
+			t.Errorf("level %b: %v", level, err)
+		}
+	}
+}
+
+// TestShardsWithLittleMemory: values are computed again, and bits stay.
+func TestShardsWithLittleMemory(t *testing.T) {
+	for _, level := range levels {
+		as := training{solver: solvers["adam"], build: func(t testing.TB, _ tensor.Dtype) *model {
+			return deep(t, 8, 16, 12)
+		}}
+		if err := testranks.Join(together(t, testenv.Hosts, 2, func(r ranked) error {
+			_, machine, err := r.start(as, vm.WithShards(level), vm.WithLeastMemory())
+			if err == nil {
+				again := machine.Summary().Memory.Again
+				if again == 0 && level&vm.Parameters == 0 { // which are not there again
+					t.Errorf("level %b: nothing is computed again", level)
+				}
+				err = machine.Close()
+			}
+			return errors.Join(err, r.shardsLikeReplicas(level, as, vm.WithLeastMemory()))
 		})); err != nil {
 			t.Errorf("level %b: %v", level, err)
 		}
