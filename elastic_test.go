@@ -546,13 +546,27 @@ type elsewhere struct{ backend.Device }
 
 func (elsewhere) Name() string { return "elsewhere" }
 
+// closed is a job of which nothing is used but its end.
+type closed struct {
+	job
+	n int
+}
+
+type job interface{ autograd.Job }
+
+func (c *closed) Close(bool) error {
+	c.n++
+	return nil
+}
+
+// TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	m, err := newElasticModel(6, 10, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	solver := vm.WithSolver(&autograd.SGD{Rate: 1}, m.weights...)
-	job := &lossy{}
+	job := &closed{}
 	for want, options := range map[string][]vm.Option{
 		"WithDataParallel": {solver, vm.WithDataParallel(autograd.Solo())},
 		"or WithTree":      {solver, vm.WithTree(4)},
@@ -570,6 +584,10 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said by %v", want, err)
 		}
+		if job.n != 1 {
+			t.Errorf("%q: the job is closed %d times", want, job.n)
+		}
+		job.n = 0
 	}
 }
 

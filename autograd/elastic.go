@@ -130,6 +130,9 @@ func (e *Elastic) Size() int { return e.comm.Size() }
 // Comm returns the communicator of the present ranks, which Elastic closes. Another goroutine may
 // call it, for metrics.
 func (e *Elastic) Comm() backend.Communicator {
+	if e == nil {
+		return nil
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.comm
@@ -138,6 +141,9 @@ func (e *Elastic) Comm() backend.Communicator {
 // Recoveries returns in how many steps of this process a rank was lost, and the time from there to
 // the ends of these steps. Another goroutine may call it.
 func (e *Elastic) Recoveries() (n int, took time.Duration) {
+	if e == nil {
+		return 0, 0
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.recoveries, e.recovering
@@ -173,10 +179,10 @@ func (e *Elastic) finish(run func(micro int) (float64, error)) error {
 	for before := e.step; ; {
 		admits, err := e.try(run)
 		switch {
-		case err == nil && !admits:
-			e.recovered(lost, true)
-			return nil
 		case err == nil:
+			if e.recovered(lost, true); !admits {
+				return nil
+			}
 			e.job.Job().Admits(e.view.Generation)
 			return e.regroup()
 		}

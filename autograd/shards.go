@@ -41,7 +41,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // ranks what these places have.
 //
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
-// no slots.
+// no slots. gathers says that it has memory for all-gathers, at least.
 //
 // Save gathers the solver's vectors, one after the other, and Load takes the rank's part of them:
 // a checkpoint does not depend on who has what.
@@ -49,7 +49,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
 // with residuals, which are of whole buckets, and for lent memory of the host where the
 // communicator is on a device.
-func (x *Buckets) Shards(lent bool) ([]Shard, error) {
+func (x *Buckets) Shards(lent, gathers bool) ([]Shard, error) {
 	d := x.d
 	if len(d.queues) == 0 {
 		return nil, nil
@@ -65,7 +65,7 @@ func (x *Buckets) Shards(lent bool) ([]Shard, error) {
 	case stateful:
 		return nil, refuse("the residuals of the compression are of whole buckets: compress to " +
 			"16 bits, or not at all")
-	case lent && x.on == nil && d.buckets[0].staged():
+	case (lent || gathers) && x.on == nil && d.buckets[0].staged():
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
 			"device: compute on that device, or divide the solver's state alone")
 	}

@@ -129,11 +129,11 @@ func (b *Builder) meanOf(sum *gorgonia.Node, targets *Tokens, n int) (*gorgonia.
 	return b.scaled(sum, float64(b.layout.DP)/float64(b.batches))
 }
 
+func noLabel(int) int { return nn.NoLabel }
+
 // shared is the sum of the cross-entropies of logits of which each rank of the Tensor group has
 // some columns. own is the sum over the targets in this rank's columns, of its columns alone. It
 // lacks, for each of these targets, the difference between the logarithms of the sums of
-func noLabel(int) int { return nn.NoLabel }
-
 // exponentials, over all columns and over this rank's.
 func (b *Builder) shared(logits, own *gorgonia.Node, targets *Tokens, start,
 	end int) (*gorgonia.Node, error) {

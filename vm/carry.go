@@ -38,7 +38,7 @@ func WithState(variable, next *gorgonia.Node) Option {
 // not compared before each run. A tensor of another value by gorgonia.Let begins anew. It is not
 // [autograd.WithFrozen], which makes variables a part of checkpoints.
 //
-// New returns ErrArgument for what is not a variable of the graph.
+// New returns ErrArgument for what is not a variable of the graph, or what the machine changes.
 func WithFrozen(variables ...*gorgonia.Node) Option {
 	return func(m *Machine) {
 		for _, n := range variables {
@@ -84,9 +84,15 @@ func (m *Machine) carry() (updates []plan.Update, err error) {
 // freeze marks in the plan what is frozen as variables that have their values on the device.
 func (m *Machine) freeze() error {
 	for _, n := range m.frozen {
-		if !slices.Contains(m.read.Inputs, n) {
+		changes := m.solver != nil && slices.Contains(m.solver.learnables, n) ||
+			slices.ContainsFunc(m.carried, func(c carried) bool { return c.variable == n })
+		switch {
+		case !slices.Contains(m.read.Inputs, n):
 			return fmt.Errorf("vm: WithFrozen: %w: %s is not a variable of the machine's graph",
 				backend.ErrArgument, stock.Label(n))
+		case changes:
+			return fmt.Errorf("vm: WithFrozen: %w: the machine changes %s by WithSolver or "+
+				"WithState", backend.ErrArgument, stock.Label(n))
 		}
 	}
 	for i, b := range m.plan.Buffers {

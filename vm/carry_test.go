@@ -194,6 +194,46 @@ func TestFrozenVariablesAreReadFromTheDevice(t *testing.T) {
 	}
 }
 
+// TestFrozenVariablesOfCheckpointsAreLoaded: also where the device has them.
+func TestFrozenVariablesOfCheckpointsAreLoaded(t *testing.T) {
+	for name, d := range map[string]backend.Device{"host": nil, "fake": fake(t)} {
+		g := gorgonia.NewGraph()
+		begin := func(x ...float64) *tensor.Dense {
+			return tensor.New(tensor.WithShape(2), tensor.WithBacking(x))
+		}
+		w := gorgonia.NodeFromAny(g, begin(1, 2), gorgonia.WithName("w"))
+		frozen := gorgonia.NodeFromAny(g, begin(3, 4), gorgonia.WithName("frozen"))
+		cost := must(gorgonia.Sum(must(gorgonia.HadamardProd(w, frozen))))
+		if _, err := gorgonia.Grad(cost, w); err != nil {
+			t.Fatal(err)
+		}
+		solver, dir := &autograd.SGD{Rate: 1}, t.TempDir()
+		m, err := vm.New(g, d, vm.WithSolver(solver, w), vm.WithFrozen(frozen), vm.Keep(cost),
+			vm.WithDataParallel(autograd.Solo(), autograd.WithFrozen(frozen)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		run(t, m) // w is then -2, -2
+		if err := m.DataParallel().Save(dir, solver, nil); err != nil {
+			t.Fatal(err)
+		}
+		if err := gorgonia.Let(frozen, begin(100, 100)); err != nil {
+			t.Fatal(err)
+		}
+		run(t, m)
+		if err := m.DataParallel().Load(dir, solver, nil); err != nil {
+			t.Fatal(err)
+		}
+		run(t, m)
+		if got := cost.Value().Data().(float64); got != -14 {
+			t.Errorf("%s: %v, want -2 x 3 - 2 x 4", name, got)
+		}
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestStatesThatCannotBeAreRefused(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	y, sum := must(gorgonia.Neg(w)), must(gorgonia.Sum(w))
@@ -209,6 +249,7 @@ func TestStatesThatCannotBeAreRefused(t *testing.T) {
 		"beside a solver": {[]vm.Option{with(w, y), solver}, backend.ErrUnsupported},
 		"no node":         {[]vm.Option{with(nil, y)}, backend.ErrArgument},
 		"frozen":          {[]vm.Option{vm.WithFrozen(y)}, backend.ErrArgument},
+		"frozen, learnt":  {[]vm.Option{vm.WithFrozen(w), solver}, backend.ErrArgument},
 	} {
 		m, err := vm.New(g, nil, test.options...)
 		if !errors.Is(err, test.want) {

@@ -70,6 +70,11 @@ type elastic struct {
 // start connects the machine, unless it has a problem.
 func (e *elastic) start(problem error) (err error) {
 	m := e.machine
+	defer func() {
+		if err != nil && e.training == nil && e.job != nil {
+			err = errors.Join(err, e.job.Close(false))
+		}
+	}()
 	switch {
 	case problem != nil:
 		return problem

@@ -136,8 +136,13 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables.
+// pullLearnables is Pull of all learnables. What is frozen may be loaded from a checkpoint, too.
 func (m *Machine) pullLearnables() error {
+	for _, in := range m.inputs {
+		if slices.Contains(m.frozen, in.node) {
+			m.exec.Forget(in.buffer)
+		}
+	}
 	return m.pull(func(in input) bool { return slices.Contains(m.solver.learnables, in.node) })
 }
 

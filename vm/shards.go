@@ -85,7 +85,7 @@ func (m *Machine) divide() ([]autograd.Shard, error) {
 	if m.shards == 0 {
 		return nil, nil
 	}
-	parts, err := m.parallel.exchange.Shards(m.placesBuckets())
+	parts, err := m.parallel.exchange.Shards(m.placesBuckets(), m.shards&Parameters != 0)
 	if err != nil {
 		return nil, fmt.Errorf("vm: WithShards: %w", err)
 	}

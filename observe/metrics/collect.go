@@ -40,7 +40,9 @@ func (c *collector) present() *collector {
 		return c
 	}
 	now := *c
-	now.comm = c.options.elastic.Comm()
+	if now.comm = c.options.elastic.Comm(); now.comm == nil { // of a machine that is not elastic
+		return c
+	}
 	w, err := observe.Start(now.comm)
 	if err != nil {
 		return c

@@ -146,6 +146,15 @@ func (e *Executor) refresh() error {
 	return nil
 }
 
+// Forget makes the next run copy buffers to the device anew, whoever writes them.
+func (e *Executor) Forget(buffers ...int) {
+	for _, i := range buffers {
+		if c := e.resident[i]; c != nil {
+			c.Fresh = false
+		}
+	}
+}
+
 // Pull copies buffers that updates have written, of this executor or of others, to the memory that
 // was bound, and gives them to the host until the next Run. It does nothing for others.
 func (e *Executor) Pull(buffers ...int) error {

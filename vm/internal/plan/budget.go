@@ -133,7 +133,8 @@ func newReruns(p *Plan) *reruns {
 		late: slices.Repeat([]int{len(p.Steps)}, n), last: make([]int, n),
 		keep: slices.Repeat([]bool{true}, n), ends: make([]bool, len(p.Steps))}
 	writes, uses, all := make([]int, n), make([][]int, n), 0
-	end := len(p.Steps) // of the steps that do not change what comes from outside
+	// by buffer: the step that changes it, of what comes from outside, or what it is computed of
+	ends := slices.Repeat([]int{len(p.Steps)}, n)
 	for i, s := range p.Steps {
 		r.cost += s.cost()
 		r.ends[i] = i > 0 && multiplies(p.Steps[i-1].Op) && follows(&s, p.Steps[i-1].Dsts[0])
@@ -141,8 +142,8 @@ func newReruns(p *Plan) *reruns {
 			writes[d.Buffer]++
 			uses[d.Buffer] = append(uses[d.Buffer], i)
 			switch b := p.Buffers[d.Buffer]; b.Kind {
-			case Input, State:
-				end = min(end, i)
+			case Input:
+				ends[d.Buffer] = min(ends[d.Buffer], i)
 			case Arena:
 				all += b.Bytes
 			}
@@ -153,7 +154,12 @@ func newReruns(p *Plan) *reruns {
 	}
 	for i, s := range p.Steps {
 		if p.repeats(s, writes) {
+			end := len(p.Steps)
+			for _, a := range s.Args {
+				end = min(end, ends[a.Buffer])
+			}
 			for _, d := range s.Dsts {
+				ends[d.Buffer] = end
 				r.writer[d.Buffer] = i
 				r.keep[d.Buffer] = p.Buffers[d.Buffer].Bytes < all/smallest
 			}
@@ -163,7 +169,7 @@ func newReruns(p *Plan) *reruns {
 		uses[a.Buffer], r.keep[a.Buffer] = append(uses[a.Buffer], len(p.Steps)), true
 	}
 	for b, at := range uses {
-		r.rest(b, at, end)
+		r.rest(b, at, ends[b])
 	}
 	r.sort()
 	return r

@@ -196,7 +196,7 @@ func (l *layouter) exchanged(op ir.Op, slots []Ref) []Ref {
 
 // ExchangedBytes returns the size of the bucket that a Receive ends the exchange of.
 func (p *Plan) ExchangedBytes(step int) (n int) {
-	for _, s := range p.Steps[:step] {
+	for _, s := range p.Steps {
 		if send, ok := s.Op.(Send); ok && send.Kind != backend.AllGather &&
 			send.Bucket == p.Steps[step].Op.(Receive).Bucket {
 			n = Step{Args: s.Args}.Bytes()
