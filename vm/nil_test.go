@@ -19,6 +19,8 @@ type noJob struct{ generations }
 
 type generations = autograd.Job
 
+func (noJob) Close(bool) error { return nil }
+
 func TestNilArgumentsAreErrors(t *testing.T) {
 	g, w, _ := layer(t, costs["sum"])
 	solver := &autograd.SGD{Rate: 0.5}
