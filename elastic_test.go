@@ -554,6 +554,10 @@ type closed struct {
 
 type job interface{ autograd.Job }
 
+func (*closed) Next(context.Context) (backend.Communicator, elastic.View, error) {
+	return nil, elastic.View{}, errors.New("nobody lets it in")
+}
+
 func (c *closed) Close(bool) error {
 	c.n++
 	return nil
@@ -574,6 +578,7 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 		"takes its shards": {solver, vm.WithShards(vm.SolverState)},
 		"0 micro-batches":  {solver, vm.WithElastic(t.Context(), job, 0)},
 		"elsewhere":        {solver, vm.Keep()},
+		"nobody lets it":   {solver},
 	} {
 		var device backend.Device
 		if want == "elsewhere" {

@@ -44,7 +44,7 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // no slots. gathers says that it has memory for all-gathers, at least.
 //
 // Save gathers the solver's vectors, one after the other, and Load takes the rank's part of them:
-// a checkpoint does not depend on who has what.
+// a checkpoint does not depend on which rank has which shard.
 //
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
 // with residuals, which are of whole buckets, and for lent memory of the host where the

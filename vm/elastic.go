@@ -67,15 +67,21 @@ type elastic struct {
 	stepping bool              // in Reduce
 }
 
-// start connects the machine, unless it has a problem.
+// start connects the machine, unless it has a problem. It closes the job if it fails.
 func (e *elastic) start(problem error) (err error) {
-	m := e.machine
-	defer func() {
-		if err != nil && e.training == nil && e.job != nil {
+	if err = e.refuse(problem); err != nil {
+		if e.job != nil {
 			err = errors.Join(err, e.job.Close(false))
 		}
-	}()
-	switch {
+		return err
+	}
+	e.training, err = autograd.NewElasticBy(e.ctx, e.job, e.machine.Solver(), e.n, e)
+	return err
+}
+
+// refuse returns why the machine cannot train so.
+func (e *elastic) refuse(problem error) error {
+	switch m := e.machine; {
 	case problem != nil:
 		return problem
 	case m.parallel != nil || m.micro.All != e.n:
@@ -83,11 +89,10 @@ func (e *elastic) start(problem error) (err error) {
 			"them out", backend.ErrArgument)
 	case m.device != nil:
 		return fmt.Errorf("vm: WithElastic: %w: the machine is on %s: each generation of ranks "+
-			"has devices of its own: run it on the host (a nil device)", backend.ErrUnsupported,
+			"opens its own devices: run it on the host (a nil device)", backend.ErrUnsupported,
 			m.device.Name())
 	}
-	e.training, err = autograd.NewElasticBy(e.ctx, e.job, m.Solver(), e.n, e)
-	return err
+	return nil
 }
 
 // Enter implements [autograd.Steps]. Plans are kept for the next time that this rank has as many
@@ -150,6 +155,6 @@ func (e *elastic) outside() error {
 		return nil
 	}
 	return fmt.Errorf("vm: WithElastic: %w: RunAll outside of Elastic.Step, or twice for a "+
-		"micro-batch: call it once in the function that Step is given, and evaluate on a machine "+
-		"of its own", backend.ErrArgument)
+		"micro-batch: call it once in the function that Step is given, and evaluate on "+
+		"another machine", backend.ErrArgument)
 }

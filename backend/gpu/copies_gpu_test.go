@@ -113,7 +113,7 @@ func startSum(c *Communicator, q backend.Queue, x backend.Buffer) error {
 func TestKernelsMeetWhereDevicesCannotWaitOnGPU(t *testing.T) {
 	g := needGPUs(t, 2)
 	if os.Getenv("EMULATED_DEVICES") == "" {
-		t.Skip("a driver refuses only where it is emulated")
+		t.Skip("needs the emulated driver, which can be told to refuse memory operations")
 	}
 	t.Setenv("EMULATED_MEM_OPS", "refused")
 	comms := g.group(t, 2, forced(byCopyEngines))

@@ -106,7 +106,7 @@ func (m *peerMemory) probeFlags() error {
 		err = errors.Join(err, w.close())
 	}
 	if refusal := (*group.Refusal)(nil); errors.As(err, &refusal) {
-		m.c.flagless = refusal.Error()
+		m.c.flagless = err.Error() // also what could not be closed
 		return nil
 	}
 	return err

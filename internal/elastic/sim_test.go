@@ -45,7 +45,7 @@ type meeting struct {
 	dialled  map[ID]bool
 	handed   bool // the source has sent its state
 	handover [2]uint64
-	parts    map[[2]int]map[ID]bool // by step: who has sent its gradients
+	parts    map[[2]int]map[ID]bool // by step: processes that have sent gradients
 	barrier  map[int]map[ID]bool    // of a step: who has entered, and whether it wishes
 	posted   map[ID]Position
 	revoked  bool

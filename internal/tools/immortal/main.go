@@ -9,7 +9,7 @@
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped in steps and in
 // recoveries alike. A rank of the last step of as many ranks as the job can have is left beside the
-// victim: otherwise the job would have nobody left who has its parameters.
+// victim: otherwise no process with the parameters would be left.
 package main
 
 import (

@@ -19,7 +19,7 @@ type Buckets interface {
 	// It may be recorded with the queue, or be ErrUnsupported then. beside is whether the devices
 	// of all ranks compute meanwhile, and the same on every rank.
 	// A reduce-scatter or an all-gather takes a whole bucket and this rank's chunk: both are empty
-	// where the bucket has memory of its own.
+	// where the bucket has separate memory.
 	Start(bucket int, kind backend.Kind, whole, chunk backend.Buffer, behind backend.Queue,
 		beside bool) (backend.Work, error)
 	// Finish waits for what Start has started.
