@@ -45,7 +45,8 @@
 //     with the bits of the checkpoint that was saved last. Of two jobs that save to one directory,
 //     one may end with the error of the lock. Files of the user's stay as they are.
 //   - late: survivors say what they lost within a second of a death, or of the timeout where only
-//     that tells (two timeouts and a second if a machine is cut off during Init). To this is added
+//     that tells (two timeouts and two and a half seconds if a machine is cut off during Init, and
+//     a second more for rank 0, which serves the others until they have left). To this is added
 //     what six wake-ups take on this machine at this time, since a soak may share it.
 //   - left: no process is left, and no file in the job's TMPDIR and EURYALE_SHM_DIR.
 package main

@@ -24,6 +24,8 @@ const (
 	promise = time.Second
 	// farewell is how long a launcher lets survivors speak, and how long a rank takes leave.
 	farewell = time.Second
+	// asking is how long a rank whose time is up asks the store who is missing. Each wait may end so.
+	asking = 500 * time.Millisecond
 )
 
 // pulse measures how late the machine wakes up a thread that only sleeps: what has waited for a
@@ -114,6 +116,9 @@ func (j job) judgeLate(o outcome, ranks map[int]said) (found []anomaly) {
 		// In a Split its ranks meet, too: they wait for connections, and then for votes.
 		meets := j.failure.name == cut && strings.Contains(s.text, ", split on layer")
 		allowed := j.allowed(joined[victim] > 0 && joined[rank] > 0 && !meets) + wakes*o.stall
+		if j.failure.name == cut && rank == 0 { // it serves the store until the others have left
+			allowed += farewell
+		}
 		from := max(struck, joined[rank])
 		if took := time.Duration(s.at-from) * time.Microsecond; took > allowed {
 			text := fmt.Sprintf("rank %d says so after %v, %v allowed: %s", rank, took, allowed,
@@ -143,7 +148,7 @@ func (j job) allowed(met bool) time.Duration {
 		d += farewell
 	}
 	if j.failure.name == cut && !met { // they wait for what others tell, and then for their votes
-		d += j.timeout()
+		d += j.timeout() + asking
 	}
 	if stays(j.steps, 0) < len(j.steps) { // others wait for rank 0 to have left
 		d += lingering

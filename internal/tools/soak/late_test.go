@@ -62,8 +62,8 @@ func TestACutMayTakeTwoTimeoutsBeforeAllHaveMet(t *testing.T) {
 	if want := promise + shortTimeout + farewell; met != want {
 		t.Errorf("once all have met, %v are allowed, want %v", met, want)
 	}
-	if got := parted().allowed(false); got != met+shortTimeout {
-		t.Errorf("before, %v are allowed, want %v", got, met+shortTimeout)
+	if got := parted().allowed(false); got != met+shortTimeout+asking {
+		t.Errorf("before, %v are allowed, want %v", got, met+shortTimeout+asking)
 	}
 }
 
