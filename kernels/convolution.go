@@ -78,7 +78,8 @@ func (c Check) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 }
 
 // Convolve computes a convolution: dst is written. The workers need memory for patches of 256 KiB
-// each, and for 16 sums of the gradient of filters, or filters in another order.
+// each, and together for filters in another order, for 16 sums of the gradient of filters, or from
+// 64 Ki weights on for dy in another order.
 func (h Host) Convolve(v Convolution, dst, a, b backend.Buffer) error {
 	if err := (Check{}).Convolve(v, dst, a, b); err != nil {
 		return err
