@@ -136,14 +136,19 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables. What is frozen may be loaded from a checkpoint, too.
-func (m *Machine) pullLearnables() error {
+// pullLearnables is Pull of all learnables, or of this rank's shards of them. What is frozen may be
+// loaded from a checkpoint, too.
+func (m *Machine) pullLearnables(whole bool) error {
 	for _, in := range m.inputs {
 		if slices.Contains(m.frozen, in.node) {
 			m.exec.Forget(in.buffer)
 		}
 	}
-	return m.pull(func(in input) bool { return slices.Contains(m.solver.learnables, in.node) })
+	learnable := func(in input) bool { return slices.Contains(m.solver.learnables, in.node) }
+	if !whole {
+		return m.pullOwn(learnable)
+	}
+	return m.pull(learnable)
 }
 
 // connect makes the buckets, unless a rank has a problem.
