@@ -222,43 +222,16 @@ func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) s
 	if err = errors.Join(err, d.noResiduals()); err != nil && (d.parts != nil || d.sharded) {
 		return nil, err
 	}
-	of, ours := map[string]*param{}, map[string]bool{}
+	w := wanted{d: d, owner: owner, keyOf: keyOf, weightsOnly: l.weightsOnly,
+		own: map[string]bool{}, param: map[string]*param{}}
 	for _, n := range d.model.tensors() {
-		ours[n.key] = true
+		w.own[n.key] = true
 	}
 	for _, p := range d.params {
-		of[p.key()] = p
+		w.param[p.key()] = p
 	}
-	var wrong error
-	a := assembly{dir: dir, of: l.Stamp}
-	a.need = func(name string, has region, dt backend.DType) (region, []int, bool) {
-		key := keyOf(name)
-		p, isParam := of[key]
-		if i, ok := owner(key); ok && i < len(d.params) && !l.weightsOnly {
-			p = d.params[i]
-		}
-		if p == nil {
-			return whole(has.Shape), has.Shape, ours[key] || !l.weightsOnly
-		}
-		want := d.regionOf(p)
-		switch fits := dt == p.dtype && product(has.Shape) == product(want.Shape); {
-		case fits && (!isParam || slices.Equal(has.Shape, want.Shape)):
-		case d.parts.divided(p.index) || d.sharded:
-			wrong = cmp.Or(wrong, fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of "+
-				"parameter %s is %v%v: give the model the checkpoint's sizes, or load another "+
-				"checkpoint", backend.ErrArgument, name, dt, has.Shape, p.name, p.dtype,
-				want.Shape))
-			return region{}, nil, false
-		default: // for others to refuse
-			return whole(has.Shape), has.Shape, true
-		}
-		if isParam {
-			return want, p.dims(), true
-		}
-		return want, []int{want.n}, true
-	}
-	all, err := a.assemble(l.Shards)
-	if err = errors.Join(wrong, err); err != nil {
+	all, err := assembly{dir: dir, of: l.Stamp, need: w.part}.assemble(l.Shards)
+	if err = errors.Join(w.wrong, err); err != nil {
 		return nil, err
 	}
 	model := map[string]stored{}
@@ -266,6 +239,43 @@ func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) s
 		model[keyOf(name)] = t
 	}
 	return model, nil
+}
+
+// wanted is what a rank wants of the model of a checkpoint.
+type wanted struct {
+	d           *DataParallel
+	owner       func(key string) (param int, ok bool) // of the solver's vectors
+	keyOf       func(name string) string
+	own         map[string]bool   // keys of the model
+	param       map[string]*param // by key
+	weightsOnly bool
+	wrong       error
+}
+
+// part says what the rank wants of a tensor: see assembly.
+func (w *wanted) part(name string, has region, dt backend.DType) (region, []int, bool) {
+	key := w.keyOf(name)
+	p, isParam := w.param[key]
+	if i, ok := w.owner(key); ok && i < len(w.d.params) && !w.weightsOnly {
+		p = w.d.params[i]
+	}
+	if p == nil {
+		return whole(has.Shape), has.Shape, w.own[key] || !w.weightsOnly
+	}
+	want := w.d.regionOf(p)
+	fits := dt == p.dtype && product(has.Shape) == product(want.Shape)
+	switch {
+	case fits && isParam && slices.Equal(has.Shape, want.Shape):
+		return want, p.dims(), true
+	case fits && !isParam:
+		return want, []int{want.n}, true
+	case w.d.parts.divided(p.index) || w.d.sharded:
+		w.wrong = cmp.Or(w.wrong, fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of "+
+			"parameter %s is %v%v: give the model the checkpoint's sizes, or load another "+
+			"checkpoint", backend.ErrArgument, name, dt, has.Shape, p.name, p.dtype, want.Shape))
+		return region{}, nil, false
+	}
+	return whole(has.Shape), has.Shape, true // for others to refuse
 }
 
 // readPart reads a file of the checkpoint in dir, which must be the one that the record says.

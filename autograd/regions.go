@@ -57,8 +57,12 @@ func (r region) check(most int64) error {
 		ok = ok && d >= 0 && (d == 0 || n <= most/int64(d))
 		n *= int64(max(d, 0))
 	}
-	if !ok || int64(r.Start)+int64(r.Length) > int64(r.block()/max(1, r.row())) ||
-		int64(r.From) > int64(product(r.Shape)/max(1, r.block())*r.Length*r.row()-r.n) {
+	if ok {
+		places := r.block() / max(1, r.row())
+		ok = r.Length <= places && r.Start <= places-r.Length &&
+			r.From <= product(r.Shape)/max(1, r.block())*r.Length*r.row()-r.n
+	}
+	if !ok {
 		return fmt.Errorf("%d elements are not of a tensor of %v as it says (%+v)", r.n, r.Shape, r)
 	}
 	return nil
