@@ -76,7 +76,8 @@ func (m Memory) String() string {
 // values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. With
 // [WithTree] one rank runs all micro-batches.
 //
-// Errors: those of New, of too little memory for [WithMemory] among them.
+// Errors: ErrArgument for less than one rank; those of New, of too little memory for [WithMemory]
+// among them.
 func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, err error) {
 	m := &Machine{graph: g, training: true, notice: func(string) {}, limits: plan.Standard(),
 		ranks: ranks}
@@ -86,6 +87,10 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 		if o != nil {
 			o(m)
 		}
+	}
+	if ranks < 1 {
+		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: %d ranks: there is at "+
+			"least one", backend.ErrArgument, ranks))
 	}
 	if m.parallel = nil; m.shards != 0 {
 		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: WithShards: ask the "+

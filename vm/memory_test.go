@@ -335,6 +335,15 @@ func TestSummarizeRefusesShards(t *testing.T) {
 	}
 }
 
+func TestSummarizeRefusesNoRanks(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	for _, ranks := range []int{0, -1} {
+		if _, err := vm.Summarize(m.g, ranks); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
+	}
+}
+
 // TestSummarizeIsTheSummaryOfMachines: of one, and of one for each of two ranks.
 func TestSummarizeIsTheSummaryOfMachines(t *testing.T) {
 	for ranks := 1; ranks <= 2; ranks++ {

@@ -429,9 +429,14 @@ func TestShardsRefused(t *testing.T) {
 				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm),
 					vm.WithShards(vm.SolverState | vm.Gradients)}
 			}},
+		"micro-batches of the host": {backend.ErrUnsupported, "compute on that device",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.Accumulate(2),
+					vm.WithShards(levels[2])}
+			}},
 	} {
 		k := testenv.Hosts
-		if name == "gradients of the host" {
+		if strings.HasSuffix(name, "of the host") {
 			k = testenv.Staged
 		}
 		for rank, err := range together(t, k, 2, func(r ranked) error {
