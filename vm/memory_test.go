@@ -20,6 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/vm"
+	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
 // gpt is a GPT of GPT-2's kind.
@@ -224,7 +225,7 @@ func (b bench) bits(t trial, memory int) (bits []uint64, again int, err error) {
 		}
 	}
 	watched, limits := t.watched(g), t.limits[0]
-	limits.Memory = memory
+	limits.Memory, limits.TileBytes = memory, 0 // tiles change bits
 	if err := b.feed(t, g, 0); err != nil {
 		return nil, 0, err
 	}
@@ -303,6 +304,103 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 			t.Errorf("%v, with less memory %.3f", got, last)
 		}
 		last = got.Extra
+	}
+}
+
+// tiles bounds memory as far as possible, with or without tiles of the logits, whatever their size.
+func tiles(bytes int) vm.Option {
+	l := plan.Standard()
+	l.Memory, l.TileBytes = -1, bytes
+	return vm.WithLimits(l)
+}
+
+// TestTilesOfTheLoss: with logits in tiles loss and learnables have the bits of the plan without,
+// but for the weights of the last product, whose gradient is added up in another order.
+func TestTilesOfTheLoss(t *testing.T) {
+	for where, device := range devices {
+		t.Run(where, func(t *testing.T) { tilesOfTheLoss(t, device(t)) })
+	}
+}
+
+func tilesOfTheLoss(t *testing.T, device backend.Device) {
+	t.Helper()
+	build := func(t testing.TB, _ tensor.Dtype) *model {
+		return gpt{vocabulary: 700, batch: 4, context: 24, width: 16, heads: 2, layers: 1}.model(t)
+	}
+	for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
+		for micros := 1; micros <= 2; micros++ {
+			var all [2][][]float32
+			for i := range all {
+				m := build(t, tensor.Float32)
+				options := []vm.Option{tiles(i), vm.WithPrecision(precision),
+					vm.WithSolver(&autograd.SGD{Rate: 0.5}, m.params...)}
+				if micros > 1 {
+					options = append(options, vm.Accumulate(micros))
+				}
+				machine, err := vm.New(m.g, device, options...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := machine.Summary().Memory; got.Tiles > 0 != (i > 0) {
+					t.Errorf("%d micro-batches in %v: %v", micros, precision, got)
+				}
+				for range micros {
+					run(t, machine)
+				}
+				loss := m.loss.Data().(float32)
+				if err := errors.Join(machine.Pull(m.params...), machine.Close()); err != nil {
+					t.Fatal(err)
+				}
+				all[i] = append(clones(m), []float32{loss})
+			}
+			if !slices.EqualFunc(all[0][1:], all[1][1:], slices.Equal[[]float32]) {
+				t.Errorf("%d micro-batches in %v: other bits in tiles", micros, precision)
+			}
+			most := 0.0
+			for i, w := range all[0][0] { // the embedding is the last product's weights
+				most = max(most, math.Abs(float64(w-all[1][0][i])))
+			}
+			if most > 1e-6 {
+				t.Errorf("%d micro-batches in %v: the weights differ by %g", micros, precision, most)
+			}
+		}
+	}
+}
+
+// TestTilesOfRanks: ranks train with logits in tiles, in shards, too, and all get the same.
+func TestTilesOfRanks(t *testing.T) {
+	as := training{solver: solvers["adam"], build: func(t testing.TB, _ tensor.Dtype) *model {
+		return gpt{vocabulary: 700, batch: 4, context: 24, width: 16, heads: 2, layers: 1}.model(t)
+	}}
+	var want [][]float64
+	for _, level := range append([]vm.Shards{0}, levels...) {
+		options := []vm.Option{tiles(1)}
+		if level > 0 {
+			options = append(options, vm.WithShards(level))
+		}
+		if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+			r.lock.Lock()
+			m := as.build(r.t, tensor.Float32)
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, append(options, vm.WithDataParallel(r.Comm),
+				vm.WithSolver(as.solver(), m.params...))...)
+			if err != nil {
+				return err
+			}
+			if machine.Summary().Memory.Tiles == 0 {
+				t.Error("there are no tiles")
+			}
+			err = errors.Join(machine.RunAll(), machine.RunAll(), machine.Pull(m.params...),
+				machine.DataParallel().Check(), machine.Close())
+			if got := m.weights(r.t); r.Comm.Rank() == 0 && want == nil {
+				want = got
+			} else if r.Comm.Rank() == 0 && !slices.EqualFunc(got, want, slices.Equal) {
+				t.Errorf("level %b: other bits than of replicas", level)
+			}
+			return err
+		})); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -16,15 +16,20 @@ type Budget struct {
 	Limit int // of all memory of the plan, 0 for none
 	Bytes int // of all memory
 	Again int // steps that run a second time
-	// Extra is the time of these, as a share of the time of a run without them.
+	Tiles int // in which the loss is computed, 0 without: see tiling
+	// Extra is the time of both, as a share of the time of a run without them.
 	Extra float64
 }
 
-// String returns "+9.0 % time for 11.20 of 16.00 GiB".
+// String returns "5 steps run again, the loss in 8 tiles: +9.0 % time for 11.20 of 16.00 GiB".
 func (b Budget) String() string {
 	const gib = 1 << 30
-	return fmt.Sprintf("%+.1f %% time for %.2f of %.2f GiB", 100*b.Extra, float64(b.Bytes)/gib,
-		float64(b.Limit)/gib)
+	tiles := ""
+	if b.Tiles > 0 {
+		tiles = fmt.Sprintf(", the loss in %d tiles", b.Tiles)
+	}
+	return fmt.Sprintf("%d steps run again%s: %+.1f %% time for %.2f of %.2f GiB", b.Again, tiles,
+		100*b.Extra, float64(b.Bytes)/gib, float64(b.Limit)/gib)
 }
 
 // intensity is how many operations of a product take as long as a byte of memory's traffic: the
@@ -423,7 +428,8 @@ func (r *reruns) plan(drop []int, limit int) *Plan {
 	w.Results = slices.Clone(r.Results)
 	w.move(w.Results)
 	p := w.Plan.arrange()
-	p.Budget = Budget{max(limit, 0), p.occupied(), len(again), cost / r.cost}
+	p.Budget = Budget{Limit: max(limit, 0), Bytes: p.occupied(), Again: len(again),
+		Extra: cost / r.cost}
 	return p
 }
 

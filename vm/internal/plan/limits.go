@@ -22,6 +22,8 @@ type Limits struct {
 	// 30 such readers. A group that needs more to be known is not merged, which costs a load
 	// and a store.
 	Besides, Search int
+	// TileBytes is how many bytes logits have that are worth tiles, 0 for none: see tiles.go.
+	TileBytes int
 	// Memory bounds the bytes of all memory of the plan; 0 for no bound. Less than 0 is as little
 	// as planning finds.
 	Memory int
@@ -32,6 +34,6 @@ func Standard() Limits {
 	return Limits{
 		SmallLoop: 1 << 13, LargeLoop: 1 << 20, LoopValues: 64, LoopOperands: 24,
 		ShortRow: 8192, LongRow: 65536, ManyRows: 64, AgainBytes: 4 << 20, AgainOps: 24,
-		Besides: 64, Search: 1 << 12,
+		Besides: 64, Search: 1 << 12, TileBytes: 64 << 20,
 	}
 }

@@ -169,7 +169,11 @@ func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
+	plan, err := proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
+	if l.Memory < 0 || l.Memory > 0 && (err != nil || plan.Budget.Again > 0) {
+		return l.orTiled(p, updates, plan, err)
+	}
+	return plan, err
 }
 
 // Plain returns the plain plan of a program: what New falls back to, and what tests compare with.
