@@ -115,7 +115,6 @@ func drawLimits(next graphs.Next) plan.Limits {
 		ShortRow: of(1, 2, 4, 8192), LongRow: of(2, 4, 65536), ManyRows: of(1, 2, 4),
 		AgainBytes: of(4, 16, 64, 4<<20), AgainOps: of(2, 24, 24),
 		Besides: of(1, 2, 64, 64), Search: of(1, 16, 1<<12, 1<<12), Memory: of(0, -1),
-		TileBytes: of(0, 1),
 	}
 }
 

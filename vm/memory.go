@@ -18,10 +18,6 @@ import (
 // [Machine.Summary] and [Machine.Plan] say what it costs: "+7.4 % time for 5.43 of 5.45 GiB". The
 // bits stay the same, and dropout has the same mask. Ranks may have different bounds.
 //
-// Logits of 64 MiB or more may be computed in 4 to 16 tiles of rows, each with its part of the loss
-// and of the gradients, if that costs less. Then the gradient of the last layer's weights is added
-// up tile by tile, so that its bits are others. All other bits stay.
-//
 // Beside that memory are the contexts, libraries and workspaces of a device, and what other
 // machines have there: leave room for them.
 //
@@ -37,6 +33,31 @@ func WithMemory(bytes int) Option {
 	}
 }
 
+// WithLossTiles computes the loss of a large vocabulary in n tiles of rows, so that logits and their
+// gradient are never whole: of each tile the product with the last layer's weights, the loss of its
+// rows, and their part of both gradients. The largest product of the graph is taken for the logits.
+// Rows are samples, or positions of all samples.
+//
+// On the host losses and all gradients keep their bits, but that of the last layer's weights, which
+// is added up tile by tile. On a GPU other bits may differ, too: products of fewer rows may be added
+// up in another order.
+//
+// Cost: n-1 times a store and two loads of that gradient. It saves nothing where the tiles are not
+// larger than these weights in F32, which two tiles of their gradient take.
+//
+// New returns ErrArgument if n is not positive, and ErrUnsupported if n does not divide the rows,
+// or something needs all logits at once: the program reads them ([Keep]), or ranks have columns of
+// them each.
+func WithLossTiles(n int) Option {
+	return func(m *Machine) {
+		m.limits.Tiles = n
+		if n <= 0 {
+			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithLossTiles: %w: %d tiles",
+				backend.ErrArgument, n))
+		}
+	}
+}
+
 // Memory is what a machine takes on one rank, in bytes by kind.
 type Memory struct {
 	Learnables int64 // of WithSolver
@@ -48,11 +69,11 @@ type Memory struct {
 	Values    int64 // of a run, at its peak
 	Workspace int64 // of loops and convolutions; 0 before there is a machine
 	// Limit is the bound of [WithMemory], 0 for none, Again how many steps run a second time for
-	// it, Tiles in how many the loss is computed, and Extra how much time these take, as a share of
-	// the time of a run without them. It is an estimate.
-	Limit        int64
-	Again, Tiles int
-	Extra        float64
+	// it, and Extra how much time these take, as a share of the time of a run without them. It is
+	// an estimate.
+	Limit int64
+	Again int
+	Extra float64
 }
 
 // Total returns the sum.
@@ -69,7 +90,7 @@ func (m Memory) String() string {
 		float64(m.Inputs)/mib, float64(m.Solver)/mib, float64(m.Gradients)/mib,
 		float64(m.Values)/mib, float64(m.Workspace)/mib)
 	if m.Limit > 0 {
-		fmt.Fprintf(&b, "\n%v", plan.Budget{Limit: int(m.Limit), Again: m.Again, Tiles: m.Tiles,
+		fmt.Fprintf(&b, "\n%d steps run again: %v", m.Again, plan.Budget{Limit: int(m.Limit),
 			Bytes: int(m.Total() - m.Workspace), Extra: m.Extra})
 	}
 	return b.String()
@@ -115,7 +136,7 @@ func (m *Machine) memory() Memory {
 	by, b := m.plan.Occupied(), m.plan.Budget
 	s := Memory{Values: int64(by[plan.Arena]), Solver: int64(by[plan.State]),
 		Gradients: int64(by[plan.Slot] + by[plan.Partial] + by[plan.Whole]),
-		Limit:     int64(b.Limit), Again: b.Again, Tiles: b.Tiles, Extra: b.Extra}
+		Limit:     int64(b.Limit), Again: b.Again, Extra: b.Extra}
 	if m.solver != nil {
 		for _, n := range m.solver.learnables {
 			own := n.Shape().TotalSize()

@@ -16,20 +16,15 @@ type Budget struct {
 	Limit int // of all memory of the plan, 0 for none
 	Bytes int // of all memory
 	Again int // steps that run a second time
-	Tiles int // in which the loss is computed, 0 without: see tiling
-	// Extra is the time of both, as a share of the time of a run without them.
+	// Extra is the time of these, as a share of the time of a run without them.
 	Extra float64
 }
 
-// String returns "5 steps run again, the loss in 8 tiles: +9.0 % time for 11.20 of 16.00 GiB".
+// String returns "+9.0 % time for 11.20 of 16.00 GiB".
 func (b Budget) String() string {
 	const gib = 1 << 30
-	tiles := ""
-	if b.Tiles > 0 {
-		tiles = fmt.Sprintf(", the loss in %d tiles", b.Tiles)
-	}
-	return fmt.Sprintf("%d steps run again%s: %+.1f %% time for %.2f of %.2f GiB", b.Again, tiles,
-		100*b.Extra, float64(b.Bytes)/gib, float64(b.Limit)/gib)
+	return fmt.Sprintf("%+.1f %% time for %.2f of %.2f GiB", 100*b.Extra, float64(b.Bytes)/gib,
+		float64(b.Limit)/gib)
 }
 
 // intensity is how many operations of a product take as long as a byte of memory's traffic: the
@@ -101,7 +96,7 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 	b := least.Budget
 	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps that run "+
 		"again (%+.0f %% time), and %d without; the largest at its peak are %s: take smaller "+
-		"batches, or a larger limit", errTooSmall, b.Limit, b.Bytes-b.Limit, b.Bytes, b.Again,
+		"batches, a loss in tiles, or a larger limit", errTooSmall, b.Limit, b.Bytes-b.Limit, b.Bytes, b.Again,
 		100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
 }
 
@@ -428,8 +423,7 @@ func (r *reruns) plan(drop []int, limit int) *Plan {
 	w.Results = slices.Clone(r.Results)
 	w.move(w.Results)
 	p := w.Plan.arrange()
-	p.Budget = Budget{Limit: max(limit, 0), Bytes: p.occupied(), Again: len(again),
-		Extra: cost / r.cost}
+	p.Budget = Budget{max(limit, 0), p.occupied(), len(again), cost / r.cost}
 	return p
 }
 

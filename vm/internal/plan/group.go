@@ -86,11 +86,11 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
 	return g
 }
 
-// addsUp reports whether a value adds a gradient of weights to others, where memory is bounded: loops
-// that go on with it would keep the products of all.
+// addsUp reports whether a value adds the gradient of a tile to others: loops that go on with it
+// would keep the products of all.
 func (g *grouping) addsUp(id ir.ID) bool {
 	v := g.program.Values[id]
-	return g.Memory != 0 && v.Op == ir.Binary{Op: fuse.Add} && slices.ContainsFunc(v.Args,
+	return g.Tiles > 1 && v.Op == ir.Binary{Op: fuse.Add} && slices.ContainsFunc(v.Args,
 		func(a ir.ID) bool {
 			op, product := g.program.Values[a].Op.(ir.MatMul)
 			return product && op.TransA

@@ -1,7 +1,7 @@
 package plan
 
-// Limits are the sizes at which planning decides otherwise. They change speed, never values:
-// tests draw them, so that small programs take every decision.
+// Limits are the sizes at which planning decides otherwise. All but Tiles change speed, never
+// values: tests draw them, so that small programs take every decision.
 type Limits struct {
 	// SmallLoop and LargeLoop are sizes, in elements, of loops that cost no more than their
 	// launch, and of those that cost much more.
@@ -22,8 +22,8 @@ type Limits struct {
 	// 30 such readers. A group that needs more to be known is not merged, which costs a load
 	// and a store.
 	Besides, Search int
-	// TileBytes is how many bytes logits have that are worth tiles, 0 for none: see tiles.go.
-	TileBytes int
+	// Tiles is in how many tiles logits are computed, 0 for none: see tiles.go. It changes bits.
+	Tiles int
 	// Memory bounds the bytes of all memory of the plan; 0 for no bound. Less than 0 is as little
 	// as planning finds.
 	Memory int
@@ -34,6 +34,6 @@ func Standard() Limits {
 	return Limits{
 		SmallLoop: 1 << 13, LargeLoop: 1 << 20, LoopValues: 64, LoopOperands: 24,
 		ShortRow: 8192, LongRow: 65536, ManyRows: 64, AgainBytes: 4 << 20, AgainOps: 24,
-		Besides: 64, Search: 1 << 12, TileBytes: 64 << 20,
+		Besides: 64, Search: 1 << 12,
 	}
 }

@@ -169,11 +169,12 @@ func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	plan, err := proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
-	if l.Memory < 0 || l.Memory > 0 && (err != nil || plan.Budget.Again > 0) {
-		return l.orTiled(p, updates, plan, err)
+	if l.Tiles > 1 {
+		if p, err = l.tiled(p); err != nil {
+			return nil, err
+		}
 	}
-	return plan, err
+	return proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
 
 // Plain returns the plain plan of a program: what New falls back to, and what tests compare with.

@@ -1,7 +1,7 @@
 package plan
 
 import (
-	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
@@ -28,12 +28,8 @@ type tiling struct {
 	q      *ir.Program
 }
 
-// mostTiles bounds how many tiles there are: each adds up as many gradients as there are weights.
-const mostTiles = 16
-
-// tiled returns the program with its largest product in so many tiles, if that is the logits of a
-// loss and large.
-func (l Limits) tiled(p *ir.Program, tiles int) (*ir.Program, bool) {
+// tiled returns the program with its largest product in tiles, if that is the logits of a loss.
+func (l Limits) tiled(p *ir.Program) (*ir.Program, error) {
 	t := &tiling{p: p, logits: -1}
 	for i, v := range p.Values {
 		op, product := v.Op.(ir.MatMul)
@@ -42,62 +38,20 @@ func (l Limits) tiled(p *ir.Program, tiles int) (*ir.Program, bool) {
 			t.logits = ir.ID(i)
 		}
 	}
-	if t.logits < 0 || l.TileBytes == 0 {
-		return nil, false
+	if t.logits < 0 {
+		return nil, fmt.Errorf("%w: tiles of a loss: there is no product of matrices", backend.ErrUnsupported)
 	}
 	v := p.Values[t.logits]
 	t.rows = v.Shape.At(0)
-	t.tile = t.rows / tiles
-	if t.tile < 2 || t.rows%tiles != 0 || v.Shape.Size()*v.DType.Size() < l.TileBytes ||
-		!t.find() {
-		return nil, false
+	if t.tile = t.rows / l.Tiles; t.tile*l.Tiles != t.rows {
+		return nil, fmt.Errorf("%w: %d tiles of a loss: the largest product, %s, has %d rows, "+
+			"which they do not divide", backend.ErrUnsupported, l.Tiles, v.Name, t.rows)
 	}
-	return t.program(), true
-}
-
-// orTiled returns the plan with as many tiles as cost least, of those that fit, if it costs less than
-// the one without, or if that does not fit.
-func (l Limits) orTiled(p *ir.Program, updates []Update, best *Plan, err error) (*Plan, error) {
-	if err != nil && !errors.Is(err, errTooSmall) {
-		return best, err
+	if !t.find() {
+		return nil, fmt.Errorf("%w: tiles of a loss: something needs all rows of the largest "+
+			"product, %s, at once", backend.ErrUnsupported, v.Name)
 	}
-	cost := func(p *Plan) (sum float64) {
-		for _, s := range p.Steps {
-			sum += s.cost()
-		}
-		return sum
-	}
-	var free float64 // what the plan without tiles and limit costs
-	for tiles := 4; tiles <= mostTiles; tiles *= 2 {
-		q, ok := l.tiled(p, tiles)
-		if !ok {
-			continue
-		}
-		plan, failed := proven(func(plain bool) (*Plan, error) {
-			return l.planned(q, updates, plain)
-		})
-		if failed != nil || plan.Doubt != nil {
-			continue
-		}
-		if free == 0 {
-			unbound := l
-			unbound.Memory = 0
-			whole, failed := unbound.planned(p, updates, false)
-			if failed != nil {
-				return best, err
-			}
-			free = cost(whole)
-		}
-		plan.Budget.Extra, plan.Budget.Tiles = cost(plan)/free-1, tiles
-		better := err != nil || plan.Budget.Extra < best.Budget.Extra
-		if l.Memory < 0 {
-			better = err != nil || plan.Budget.Bytes < best.Budget.Bytes
-		}
-		if better {
-			best, err = plan, nil
-		}
-	}
-	return best, err
+	return t.program(), nil
 }
 
 // find finds what is computed in tiles, if it can be.

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -67,13 +68,13 @@ func TestTiles(t *testing.T) {
 	}
 	want := results(lowered)
 	l := Standard()
-	l.TileBytes, l.Memory = 1, -1
 	for _, tiles := range []int{2, 4} {
-		tiled, ok := l.tiled(lowered, tiles)
-		if !ok {
-			t.Fatal("there are no tiles")
+		l.Tiles = tiles
+		tiled, err := l.tiled(lowered)
+		if err == nil {
+			err = tiled.Check()
 		}
-		if err := tiled.Check(); err != nil {
+		if err != nil {
 			t.Fatal(err)
 		}
 		if got := results(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8 {
@@ -122,9 +123,9 @@ func TestTilesThatCannotBe(t *testing.T) {
 			t.Fatal(err)
 		}
 		l := Standard()
-		l.TileBytes = 1
-		if _, ok := l.tiled(lowered, 4); ok {
-			t.Errorf("%s: there are tiles", name)
+		l.Tiles = 4
+		if _, err := l.tiled(lowered); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
