@@ -366,6 +366,33 @@ func tilesOfTheLoss(t *testing.T, device backend.Device, tolerance float64) {
 	}
 }
 
+// TestTilesOfGPT2: what tiles of the loss save, by planned memory.
+func TestTilesOfGPT2(t *testing.T) {
+	for _, batch := range []int{16, 32} {
+		of := gpt2
+		of.batch = batch
+		m, whole := of.model(t), vm.Memory{}
+		for _, tiles := range []int{1, 2, 4, 8, 16} {
+			if !full() && (batch > 16 || tiles > 1 && tiles != 8) {
+				continue
+			}
+			s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16), vm.WithLossTiles(tiles),
+				vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tiles == 1 {
+				whole = s.Memory
+			}
+			saved := (whole.Total() - s.Memory.Total()) >> 20
+			t.Logf("batch %d, %d tiles: %d MiB, %d less", batch, tiles, s.Memory.Total()>>20, saved)
+			if tiles == 8 && saved < int64(32*batch) {
+				t.Errorf("8 tiles of a batch of %d save %d MiB", batch, saved)
+			}
+		}
+	}
+}
+
 // TestLossesWithoutTiles: what cannot be in tiles is an error.
 func TestLossesWithoutTiles(t *testing.T) {
 	m := talkative(t, tensor.Float32)
