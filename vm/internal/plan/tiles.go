@@ -59,44 +59,28 @@ func (t *tiling) find() bool {
 	n := len(t.p.Values)
 	t.of, t.ends, t.after = make([]bool, n), make([]bool, n), make([]bool, n)
 	t.of[t.logits], t.after[t.logits] = true, true
+	effect := make([]bool, n) // it needs one behind the logits, whose place among others must stay
 	large := max(t.rows, t.p.Values[t.logits].Shape.Size()/8)
 	for i, v := range t.p.Values[t.logits+1:] {
 		id := t.logits + 1 + ir.ID(i)
-		inside := slices.ContainsFunc(v.Args, func(a ir.ID) bool { return t.of[a] })
-		t.after[id] = slices.ContainsFunc(v.Args, func(a ir.ID) bool { return t.after[a] })
+		has := func(is func(a ir.ID) bool) bool { return slices.ContainsFunc(v.Args, is) }
+		t.after[id] = has(func(a ir.ID) bool { return t.after[a] })
+		effect[id] = ir.Effect(v.Op) || has(func(a ir.ID) bool { return effect[a] })
+		// what tiles read must be there before the first
+		late := has(func(a ir.ID) bool { return !t.of[a] && (t.after[a] || effect[a]) })
 		switch {
-		case !inside:
-		case t.multiplies(v):
+		case !has(func(a ir.ID) bool { return t.of[a] }):
+		case !late && t.multiplies(v):
 			t.ends[id] = true
-		case t.byRows(v):
+		case !late && t.byRows(v):
 			t.of[id] = true
-		case slices.ContainsFunc(v.Args, func(a ir.ID) bool {
-			return t.of[a] && t.p.Values[a].Shape.Size() > large
-		}):
-			return false // a reader of all logits
-		}
-	}
-	// what the tiles read must be there before the first, without effects
-	for id := range t.p.Values {
-		if !t.of[id] && !t.ends[id] {
-			continue
-		}
-		for _, a := range t.p.Values[id].Args {
-			if !t.of[a] && (t.after[a] || t.needsEffect(a)) {
-				return false
-			}
+		case has(func(a ir.ID) bool { return t.of[a] && t.p.Values[a].Shape.Size() > large }):
+			return false // it reads all logits
 		}
 	}
 	return !slices.ContainsFunc(t.p.Results, func(r ir.ID) bool {
 		return t.of[r] && t.p.Values[r].Shape.Size() > large
 	})
-}
-
-// needsEffect reports whether a value behind the logits needs an operation with an effect that is
-// behind them, too: its place among others must stay.
-func (t *tiling) needsEffect(id ir.ID) bool {
-	v := t.p.Values[id]
-	return id > t.logits && (ir.Effect(v.Op) || slices.ContainsFunc(v.Args, t.needsEffect))
 }
 
 // led reports whether the first axis of a shape is the rows.
