@@ -31,7 +31,9 @@ func classifier(more func(p *program, logits ir.ID)) *program {
 	d := p.add(ir.Select{Axis: 1}, ir.Of(8, 6), wide(labels), less,
 		p.binary(fuse.Mul, p.unary(fuse.Neg, three), less))
 	p.Results = []ir.ID{loss, p.add(ir.MatMul{}, ir.Of(8, 3), d, w),
-		p.add(ir.MatMul{TransA: true}, ir.Of(6, 3), d, x), p.unary(fuse.Neg, each)}
+		p.add(ir.MatMul{TransA: true}, ir.Of(6, 3), d, x), p.unary(fuse.Neg, each),
+		p.binary(fuse.Mul, each, p.add(ir.Broadcast{}, ir.Of(8), p.add(ir.Reshape{}, ir.Of(1),
+			loss)))} // which waits for all tiles
 	if more != nil {
 		more(p, logits)
 	}
@@ -77,7 +79,7 @@ func TestTiles(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := results(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8 {
+		if got := results(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
 			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
 		}
 		for _, v := range tiled.Values {
