@@ -281,8 +281,8 @@ func (w *wanted) part(name string, has region, dt backend.DType) (region, []int,
 // readPart reads a file of the checkpoint in dir, which must be the one that the record says.
 func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, error) {
 	all := map[string]stored{}
-	return all, readFile(dir, of, name, func(*safetensors.Header) (bool, error) { return true, nil },
-		func(name string, t stored) { all[name] = t })
+	needed := func(*safetensors.Header) (bool, error) { return true, nil }
+	return all, readFile(dir, of, name, needed, func(name string, t stored) { all[name] = t })
 }
 
 // readFile is readPart that gives tensors away, one after the other, and reads none of a file that

@@ -23,9 +23,9 @@ import (
 //	parts := autograd.WithParts(layout.Comm(layers.Tensor), b.Divided())
 //	vm.WithDataParallel(layout.Data, autograd.WithSum(), parts)
 //
-// A checkpoint has the whole parameters and the whole state of the solver, in shards of each rank if
-// the data-parallel ranks divide them (vm.WithShards). It may be loaded by ranks with other parts,
-// or with no parts.
+// A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
+// if the data-parallel ranks divide them (vm.WithShards). It may be loaded by ranks with other
+// parts, or with no parts.
 // [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each element once.
 // [DataParallel.Check] also compares what is the same on all ranks of comm.
 //

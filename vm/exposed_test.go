@@ -205,8 +205,8 @@ func TestExposedGathers(t *testing.T) {
 		}
 		for _, b := range buckets {
 			if b.Bytes != scattered[b.Bucket] || b.Bytes == 0 {
-				t.Errorf("an exchange has %d bytes, and the gradients of bucket %d have %d", b.Bytes,
-					b.Bucket, scattered[b.Bucket])
+				t.Errorf("an exchange has %d bytes, and the gradients of bucket %d have %d",
+					b.Bytes, b.Bucket, scattered[b.Bucket])
 			}
 		}
 		if forward < len(scattered) || gathers <= forward || len(scattered) < 3 ||

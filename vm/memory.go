@@ -33,21 +33,22 @@ func WithMemory(bytes int) Option {
 	}
 }
 
-// WithLossTiles computes the loss of a large vocabulary in n tiles of rows, so that logits and their
-// gradient are never whole: of each tile the product with the last layer's weights, the loss of its
-// rows, and their part of both gradients. The largest product of the graph is taken for the logits.
-// Rows are samples, or positions of all samples.
+// WithLossTiles computes the loss of a large vocabulary in n tiles of rows, which are samples or
+// the positions of all samples. Logits and their gradient are then never whole: for each tile the
+// plan computes the product with the last layer's weights, the losses, and the tile's part of both
+// gradients. The largest product of the graph counts as the logits.
 //
-// On the host losses and all gradients keep their bits, but that of the last layer's weights, which
-// is added up tile by tile. On a GPU other bits may differ, too: products of fewer rows may be added
-// up in another order.
+// On the host the loss and all gradients keep their bits, except the gradient of the last layer's
+// weights, which is added up tile by tile. On a GPU other bits may differ, too, since products of
+// fewer rows may be added up in another order. [WithMemory] does not choose tiles by itself: with
+// any bound the bits are the same.
 //
-// Cost: n-1 times a store and two loads of that gradient. It saves nothing where the tiles are not
-// larger than these weights in F32, which two tiles of their gradient take.
+// Cost: n-1 times a store and two loads of that gradient, of which two are in memory at once, in
+// F32. Tiles save what the logits take beyond that.
 //
 // New returns ErrArgument if n is not positive, and ErrUnsupported if n does not divide the rows,
-// or something needs all logits at once: the program reads them ([Keep]), or ranks have columns of
-// them each.
+// or something needs all logits at once: the program reads them ([Keep]), or each rank has columns
+// of them.
 func WithLossTiles(n int) Option {
 	return func(m *Machine) {
 		m.limits.Tiles = n

@@ -69,9 +69,10 @@ func (p *parallel) localRanks() int {
 }
 
 // DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load. It
-// pulls the learnables first, of those that ranks divide (WithShards) their shards in Save. Without [WithDataParallel] it is of one rank, the learnables of
-// [WithSolver] and autograd.Solo; pass that to WithDataParallel for options such as WithFrozen. It
-// is nil without WithSolver, and while a learnable has no value. Close closes it.
+// pulls the learnables first; with [WithShards] Save and Load pull this rank's shards. Without
+// [WithDataParallel] it is of one rank, the learnables of [WithSolver] and autograd.Solo; pass that
+// to WithDataParallel for options such as WithFrozen. It is nil without WithSolver, and while a
+// learnable has no value. Close closes it.
 func (m *Machine) DataParallel() *autograd.DataParallel {
 	p := m.parallel
 	if p == nil {

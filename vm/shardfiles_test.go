@@ -207,7 +207,8 @@ func TestShardsThatAreMissing(t *testing.T) {
 				}
 				dp, step := machine.DataParallel(), 0
 				err = dp.Load(newest, machine.Solver(), nil)
-				if older := dp.Load(s.at("run"), machine.Solver(), &step); older != nil || step != 0 {
+				older := dp.Load(s.at("run"), machine.Solver(), &step)
+				if older != nil || step != 0 {
 					t.Errorf("%s: step %d of the one before, %v", what, step, older)
 				}
 				return errors.Join(err, machine.Close())

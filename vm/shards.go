@@ -47,7 +47,7 @@ const (
 // add up squares: the last bits of the norm's float64 may be others than without shards. With
 // Accumulate sums of gradients are whole between runs, so that Gradients saves nothing.
 //
-// In a checkpoint each rank has a file with its own shards, and Load takes each rank's part from the
+// In a checkpoint each rank has a file with its own shards. Load takes each rank's part from the
 // files of any number of ranks, with or without shards: docs/checkpoints.md. The solver's own State
 // returns the part of this rank, and [Machine.Averaged] is collective.
 //

@@ -28,7 +28,7 @@ type tiling struct {
 	q      *ir.Program
 }
 
-// tiled returns the program with its largest product in tiles, if that is the logits of a loss.
+// tiled returns the program with its largest product, the logits, in tiles.
 func (l Limits) tiled(p *ir.Program) (*ir.Program, error) {
 	t := &tiling{p: p, logits: -1}
 	for i, v := range p.Values {
@@ -39,7 +39,8 @@ func (l Limits) tiled(p *ir.Program) (*ir.Program, error) {
 		}
 	}
 	if t.logits < 0 {
-		return nil, fmt.Errorf("%w: tiles of a loss: there is no product of matrices", backend.ErrUnsupported)
+		return nil, fmt.Errorf("%w: tiles of a loss: there is no product of matrices",
+			backend.ErrUnsupported)
 	}
 	v := p.Values[t.logits]
 	t.rows = v.Shape.At(0)
