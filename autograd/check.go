@@ -32,7 +32,7 @@ func (d *DataParallel) Check() error {
 }
 
 func (d *DataParallel) check() error {
-	problem := errors.Join(d.model.find(), d.pull())
+	problem := errors.Join(d.model.find(), d.pull(true))
 	comm := backend.Label(d.comm, backend.ForCheck)
 	err := alikeOn(comm, slices.Concat(items(d.params), d.model.rest()), problem)
 	if err != nil {
@@ -82,7 +82,7 @@ func alikeOn(comm backend.Communicator, items []item, problem error) error {
 func (d *DataParallel) Hash() (string, error) {
 	h := sha256.New()
 	err := residence.Bound(d.comm.Device(), func() error {
-		if err := d.pull(); err != nil {
+		if err := d.pull(true); err != nil {
 			return err
 		}
 		for _, p := range d.params {

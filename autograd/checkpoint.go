@@ -2,16 +2,19 @@ package autograd
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 
 	"gorgonia.org/gorgonia"
 
 	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/residence"
+	"github.com/euryale-ml/euryale/internal/safetensors"
 )
 
 // Save writes a checkpoint: the parameters, the state of the solver, the variables of
@@ -111,7 +114,7 @@ func (d *DataParallel) agree(description string, err error) error {
 // restore reads a checkpoint. It changes nothing unless all ranks can restore it.
 func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
 	o loadOptions) error {
-	o.missing = errors.Join(o.missing, d.pull())
+	o.missing = errors.Join(o.missing, d.pull(!d.sharded))
 	err := d.finish()
 	if err != nil {
 		return err
@@ -120,7 +123,10 @@ func (d *DataParallel) restore(dir string, solver gorgonia.Solver, progress any,
 	if err != nil {
 		return err
 	}
-	if err := d.agree("", d.apply(l, solver, progress)); err != nil {
+	if err = d.agree("", d.apply(l, solver, progress)); err == nil {
+		err = d.gatherParams()
+	}
+	if err != nil {
 		return d.end(fmt.Errorf("a part of the checkpoint is loaded, ranks may differ: %w", err))
 	}
 	if !l.weightsOnly { // which begin another training
@@ -197,41 +203,107 @@ func (d *DataParallel) read(dir string, solver gorgonia.Solver,
 	if l.tables, err = d.readTables(dir, stamp, ranks); err != nil {
 		return l, err
 	}
-	model := l.own
-	if !d.partial || l.weightsOnly {
-		if model, err = readPart(dir, stamp, checkpoint.ModelName); err != nil {
-			return l, err
+	keyOf := d.keys(l.record, solver)
+	if d.partial && !l.weightsOnly {
+		l.model = map[string]stored{}
+		for name, t := range l.own {
+			l.model[keyOf(name)] = t
 		}
+		return l, nil
 	}
-	l.model = d.fromFile(l.record, model, solver)
-	if l.weightsOnly {
-		l.model = d.model.only(l.model)
-	}
-	if !d.partial {
-		if err = d.ownState(l.model, solver); err == nil && !l.weightsOnly {
-			err = d.takeShards(l.model, solver)
-		}
-	}
+	l.model, err = d.readModel(dir, l, keyOf, solver)
 	return l, err
+}
+
+// readModel reads what this rank has of what ranks have in common, or divide, by key.
+func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) string,
+	solver gorgonia.Solver) (map[string]stored, error) {
+	owner, err := ownerIn(solver)
+	if err = errors.Join(err, d.noResiduals()); err != nil && (d.parts != nil || d.sharded) {
+		return nil, err
+	}
+	w := wanted{d: d, owner: owner, keyOf: keyOf, weightsOnly: l.weightsOnly,
+		own: map[string]bool{}, param: map[string]*param{}}
+	for _, n := range d.model.tensors() {
+		w.own[n.key] = true
+	}
+	for _, p := range d.params {
+		w.param[p.key()] = p
+	}
+	all, err := assembly{dir: dir, of: l.Stamp, need: w.part}.assemble(l.Shards)
+	if err = errors.Join(w.wrong, err); err != nil {
+		return nil, err
+	}
+	model := map[string]stored{}
+	for name, t := range all {
+		model[keyOf(name)] = t
+	}
+	return model, nil
+}
+
+// wanted is what a rank wants of the model of a checkpoint.
+type wanted struct {
+	d           *DataParallel
+	owner       func(key string) (param int, ok bool) // of the solver's vectors
+	keyOf       func(name string) string
+	own         map[string]bool   // keys of the model
+	param       map[string]*param // by key
+	weightsOnly bool
+	wrong       error
+}
+
+// part says what the rank wants of a tensor: see assembly.
+func (w *wanted) part(name string, has region, dt backend.DType) (region, []int, bool) {
+	key := w.keyOf(name)
+	p, isParam := w.param[key]
+	if i, ok := w.owner(key); ok && i < len(w.d.params) && !w.weightsOnly {
+		p = w.d.params[i]
+	}
+	if p == nil {
+		return whole(has.Shape), has.Shape, w.own[key] || !w.weightsOnly
+	}
+	want := w.d.regionOf(p)
+	fits := dt == p.dtype && product(has.Shape) == product(want.Shape)
+	switch {
+	case fits && isParam && slices.Equal(has.Shape, want.Shape):
+		return want, p.dims(), true
+	case fits && !isParam:
+		return want, []int{want.n}, true
+	case w.d.parts.divided(p.index) || w.d.sharded:
+		w.wrong = cmp.Or(w.wrong, fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of "+
+			"parameter %s is %v%v: give the model the checkpoint's sizes, or load another "+
+			"checkpoint", backend.ErrArgument, name, dt, has.Shape, p.name, p.dtype, want.Shape))
+		return region{}, nil, false
+	}
+	return whole(has.Shape), has.Shape, true // for others to refuse
 }
 
 // readPart reads a file of the checkpoint in dir, which must be the one that the record says.
 func readPart(dir string, of checkpoint.Stamp, name string) (map[string]stored, error) {
+	all := map[string]stored{}
+	needed := func(*safetensors.Header) (bool, error) { return true, nil }
+	return all, readFile(dir, of, name, needed, func(name string, t stored) { all[name] = t })
+}
+
+// readFile is readPart that gives tensors away, one after the other, and reads none of a file that
+// is not needed.
+func readFile(dir string, of checkpoint.Stamp, name string,
+	needs func(*safetensors.Header) (bool, error), take func(name string, t stored)) error {
 	f, err := checkpoint.Open(dir, of, name)
 	if err != nil {
-		return nil, ofAnother(dir, of, name, err)
+		return ofAnother(dir, of, name, err)
 	}
 	defer f.Close()
-	tensors, err := decodeTensors(bufio.NewReader(f), f.Bytes)
+	needed, err := decodeEach(bufio.NewReader(f), f.Bytes, needs, take)
 	if err != nil {
 		err = &checkpoint.Damaged{Path: filepath.Join(dir, name), Cause: err}
-	} else {
+	} else if needed {
 		err = f.Check()
 	}
 	if err != nil {
-		return nil, ofAnother(dir, of, name, err)
+		return ofAnother(dir, of, name, err)
 	}
-	return tensors, nil
+	return nil
 }
 
 // ofAnother says that a file belongs to another Save than the record, if that is what is wrong.

@@ -138,14 +138,19 @@ func (d *DataParallel) lock(dir string) error {
 // own, if it has a name. It returns an error on all ranks if one has a problem.
 func (d *DataParallel) filesOf(common []checkpoint.File, own checkpoint.File, err error) (
 	[]checkpoint.File, error) {
-	if err := d.agree("", err); err != nil || own.Name == "" {
+	if err := d.agree("", err); err != nil || !d.ownFiles() {
 		return common, err
 	}
-	if d.comm.Size() == 1 {
-		return append(common, own), nil
+	files := []checkpoint.File{own}
+	for _, comm := range d.comms() {
+		all, err := group.Exchange(framed(comm), comm.Capabilities().Members, files)
+		if err != nil {
+			return nil, err
+		}
+		files = slices.Concat(all...)
 	}
-	all, err := group.Exchange(framed(d.comm), d.comm.Capabilities().Members, own)
-	return append(common, all...), err
+	files = slices.DeleteFunc(files, func(f checkpoint.File) bool { return f.Name == "" })
+	return append(common, files...), nil
 }
 
 // Pinned returns the path of the checkpoint in dir that was pinned last ([Pin]), by this training

@@ -15,9 +15,10 @@ type Buckets struct {
 	d     *DataParallel
 	on    backend.Device     // where gradients are computed, nil for the host
 	slots [][]backend.Buffer // by parameter, one for each sum that is sent
-	pull  func() error       // brings the model to where its values are; nil where it always is
-	copy  copying            // nil where copies are made on the host
-	by    *Fusion            // of the solver whose state copy copies
+	// brings the model, or what this rank has of it, to where its values are; nil if it always is
+	pull func(whole bool) error
+	copy copying // nil where copies are made on the host
+	by   *Fusion // of the solver whose state copy copies
 	undeclared
 }
 
@@ -63,8 +64,9 @@ func (d *DataParallel) Buckets(on backend.Device) (*Buckets, error) {
 }
 
 // Pulls says how the machine brings parameters to where their values are. Save, Load, Check and
-// Hash call it first, on the goroutine that calls them.
-func (x *Buckets) Pulls(pull func() error) { x.pull = pull }
+// Hash call it first, on the goroutine that calls them. Where ranks divide the parameters, whole is
+// whether it gathers all of each: then it is collective.
+func (x *Buckets) Pulls(pull func(whole bool) error) { x.pull = pull }
 
 type copying = func(memory []backend.Buffer) (fetch func() ([]backend.Buffer, error), err error)
 
@@ -85,11 +87,11 @@ func (x *Buckets) Copied() {
 }
 
 // pull brings the parameters to where their values are.
-func (d *DataParallel) pull() error {
+func (d *DataParallel) pull(whole bool) error {
 	if d.planned == nil || d.planned.pull == nil {
 		return nil
 	}
-	return d.planned.pull()
+	return d.planned.pull(whole)
 }
 
 // Params returns the parameters of each bucket, by their numbers in New, in the order in which

@@ -152,20 +152,18 @@ func (d *DataParallel) stepsSome(model map[string]stored, solver gorgonia.Solver
 	return !all
 }
 
-// fromFile gives what a file has of a model its keys in this program.
-func (d *DataParallel) fromFile(r record, tensors map[string]stored,
-	solver gorgonia.Solver) map[string]stored {
+// keys returns what gives the tensors of a file their keys in this program.
+func (d *DataParallel) keys(r record, solver gorgonia.Solver) func(name string) string {
+	keys := map[string]string{}
 	if r.Format == numberedFormat {
-		return tensors
+		return func(name string) string { return name }
 	}
-	keys, all := map[string]string{}, map[string]stored{}
 	for key, name := range d.fileNames(solver) {
 		keys[name] = key
 	}
-	for name, t := range tensors {
-		all[cmp.Or(keys[name], strings.TrimPrefix(name, solverPrefix))] = t
+	return func(name string) string {
+		return cmp.Or(keys[name], strings.TrimPrefix(name, solverPrefix))
 	}
-	return all
 }
 
 // nameList writes names for a message, the first few of many.

@@ -53,9 +53,10 @@ type DataParallel struct {
 	prepared bool                    // the graphs have been looked at, and are in order
 	shared   map[gorgonia.Value]bool // values that clear must not touch
 	planned  *Buckets                // of a machine, whose plan takes the place of Sync
-	sharded  bool                    // a solver's state is of this rank's shards: see Shards
-	saves    saves
-	pending  *saving // what the last SaveAsync has not ended
+	// a solver's state is of this rank's shards, and parameters are, too: see Shards
+	sharded, scattered bool
+	saves              saves
+	pending            *saving // what the last SaveAsync has not ended
 }
 
 // New gives all ranks the model of rank 0 and returns a DataParallel that keeps it the same. It is

@@ -2,6 +2,7 @@ package autograd
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -22,8 +23,9 @@ import (
 //	parts := autograd.WithParts(layout.Comm(layers.Tensor), b.Divided())
 //	vm.WithDataParallel(layout.Data, autograd.WithSum(), parts)
 //
-// A checkpoint has the whole parameters and the whole state of the solver, so that it does not
-// depend on how they are divided, and may be loaded by ranks with other parts, or with no parts.
+// A checkpoint has the whole parameters and the whole state of the solver, in shards of all ranks
+// if the data-parallel ranks divide them (vm.WithShards). It may be loaded by ranks with other
+// parts, or with no parts.
 // [DataParallel.Hash] covers the whole model, and the norm of vm.ClipNorm counts each element once.
 // [DataParallel.Check] also compares what is the same on all ranks of comm.
 //
@@ -126,6 +128,14 @@ func (s *parts) describe(text *strings.Builder, params []*param) error {
 // first reports whether this rank does what one rank does for all parts.
 func (s *parts) first() bool { return s == nil || s.comm.Rank() == 0 }
 
+// size returns how many ranks have parts.
+func (s *parts) size() int {
+	if s == nil {
+		return 1
+	}
+	return s.comm.Size()
+}
+
 // agree is agree over the ranks with the other parts.
 func (s *parts) agree(err error) error {
 	if s == nil {
@@ -159,19 +169,6 @@ func (s *parts) join(p *param, mine backend.Buffer) (stored, error) {
 		start += part[axis]
 	}
 	return stored{Shape: shape, Data: whole}, nil
-}
-
-// shareOf returns this rank's part of the whole.
-func (s *parts) shareOf(p *param, whole backend.Buffer) stored {
-	start := 0
-	for _, n := range s.lengths[p.index][:s.comm.Rank()] {
-		start += n
-	}
-	mine := room(p.dtype, p.size)
-	spans(s.wholeShape(p), p.dims(), s.axes[p.name], start, p.dtype.Size(), func(at, to, n int) {
-		copy(mine.Bytes()[to:to+n], whole.Bytes()[at:at+n])
-	})
-	return stored{Shape: p.dims(), Data: mine}
 }
 
 // wholeShape returns the shape of what a parameter is a part of.
@@ -235,45 +232,13 @@ func (s *parts) joined(p *param, mine stored) (stored, error) {
 	return whole, err
 }
 
-// ownState replaces what is whole in a checkpoint by this rank's parts. What does not fit stays,
-// for others to refuse.
-func (d *DataParallel) ownState(model map[string]stored, solver gorgonia.Solver) error {
-	if d.parts == nil {
-		return nil
-	}
-	of, err := d.divisible(model, solver)
-	if err != nil {
-		return err
-	}
-	for name, p := range of {
-		t := model[name]
-		shape := d.parts.wholeShape(p)
-		if t.Data.DType() != p.dtype || t.Data.Len() != product(shape) {
-			return fmt.Errorf("%w: %s of the checkpoint is %v%v, and the whole of parameter %s "+
-				"is %v%v", backend.ErrArgument, name, t.Data.DType(), t.Shape, p.name, p.dtype,
-				shape)
-		}
-		cut := d.parts.shareOf(p, t.Data)
-		if strings.HasPrefix(name, parameterPrefix) {
-			model[name] = cut
-		} else {
-			model[name] = vector(cut.Data)
-		}
-	}
-	return nil
-}
-
 // divisible returns the tensors of a checkpoint that are divided, with their parameters: parameters
 // themselves, and what the solver keeps for them.
 func (d *DataParallel) divisible(model map[string]stored,
 	solver gorgonia.Solver) (map[string]*param, error) {
 	owner, err := ownerIn(solver)
-	if err != nil {
+	if err = errors.Join(err, d.noResiduals()); err != nil {
 		return nil, err
-	}
-	if _, ok := d.compression(); ok {
-		return nil, fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
-			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
 	}
 	of := map[string]*param{}
 	for _, p := range d.params {
@@ -287,6 +252,15 @@ func (d *DataParallel) divisible(model map[string]stored,
 		}
 	}
 	return of, nil
+}
+
+// noResiduals refuses residuals with parts.
+func (d *DataParallel) noResiduals() error {
+	if _, ok := d.compression(); ok {
+		return fmt.Errorf("%w: WithParts: the residuals of a compression belong to parts: "+
+			"checkpoints cannot keep them, use f16 or bf16", backend.ErrUnsupported)
+	}
+	return nil
 }
 
 // ownerIn returns the function that says for which parameter a solver keeps a tensor.

@@ -27,21 +27,32 @@ type remarks struct {
 	checksum string // of the entries, by name, and the data
 	save     string // the id of the checkpoint that the file belongs to
 	step     string // of that checkpoint
+	shards   string // JSON: the regions of the tensors that are shards, by name
 }
 
 // What remarks are called in a file.
-const checksumKey, saveKey, stepKey = "crc32c", "save", "step"
+const checksumKey, saveKey, stepKey, shardsKey = "crc32c", "save", "step", "shards"
 
 // metadata returns the remarks as they are in a file.
 func (r remarks) metadata() map[string]string {
-	said := map[string]string{checksumKey: r.checksum, saveKey: r.save, stepKey: r.step}
+	said := map[string]string{checksumKey: r.checksum, saveKey: r.save, stepKey: r.step,
+		shardsKey: r.shards}
 	maps.DeleteFunc(said, func(_, text string) bool { return text == "" })
 	return said
 }
 
 // remarksOf returns the remarks in a header.
 func remarksOf(h *safetensors.Header) remarks {
-	return remarks{h.Metadata[checksumKey], h.Metadata[saveKey], h.Metadata[stepKey]}
+	return remarks{h.Metadata[checksumKey], h.Metadata[saveKey], h.Metadata[stepKey],
+		h.Metadata[shardsKey]}
+}
+
+// regions returns where the tensors belong that are shards, by name.
+func (r remarks) regions() (all map[string]region, err error) {
+	if r.shards != "" {
+		err = json.Unmarshal([]byte(r.shards), &all)
+	}
+	return all, err
 }
 
 // checksum begins the checksum of a file; the data are to follow.
@@ -122,20 +133,31 @@ func readRemarks(r io.Reader, size int64) (said remarks, err error) {
 
 // decodeTensors reads a file of so many bytes.
 func decodeTensors(r io.Reader, size int64) (map[string]stored, error) {
+	all := map[string]stored{}
+	_, err := decodeEach(r, size, func(*safetensors.Header) (bool, error) { return true, nil },
+		func(name string, t stored) { all[name] = t })
+	return all, err
+}
+
+// decodeEach reads a file of so many bytes, if it is needed, and gives its tensors away, one after
+// the other.
+func decodeEach(r io.Reader, size int64, needs func(*safetensors.Header) (bool, error),
+	take func(name string, t stored)) (needed bool, err error) {
 	h, err := safetensors.ReadHeader(r, size)
 	if err != nil {
-		return nil, fmt.Errorf("%w: load another checkpoint", err)
+		return false, fmt.Errorf("%w: load another checkpoint", err)
 	}
-	data := make([]byte, h.DataBytes())
-	if _, err := io.ReadFull(r, data); err != nil {
-		return nil, err
+	if needed, err = needs(h); err != nil || !needed {
+		return false, err
+	}
+	sum := checksum(h.Texts)
+	if err := h.Each(io.TeeReader(r, sum), take); err != nil {
+		return false, err
 	}
 	if said := remarksOf(h); said.checksum != "" {
-		sum := checksum(h.Texts)
-		sum.Write(data)
 		if is := checkpoint.Text(sum); is != said.checksum {
-			return nil, damaged(is, said.checksum)
+			return false, damaged(is, said.checksum)
 		}
 	}
-	return h.Tensors(data), nil
+	return true, nil
 }

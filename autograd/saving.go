@@ -22,13 +22,12 @@ import (
 // A machine of package vm on a device copies parameters and the solver's state there, and fetches
 // the copies while steps go on. The device needs memory for them, which stays until the machine's
 // Close; where there is too little, and everywhere else, copies are made on the host. With
-// [WithParts], and where ranks divide the solver's state (vm.WithShards), they exchange the whole
-// first.
+// [WithParts], unless there are shards (vm.WithShards), ranks exchange the whole first.
 //
 // The checkpoint has its name as soon as its files are on the disk. Where ranks have files of their
-// own, as with package sparse and [WithPartial], they must agree first: the next SaveAsync, Save,
-// Load or Close does it, and Close is collective then. Each of these waits for the last SaveAsync
-// and returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
+// own, as with shards, package sparse and [WithPartial], they must agree first: the next SaveAsync,
+// Save, Load or Close does it, and Close is collective then. Each of these waits for the last
+// SaveAsync and returns its error; SaveAsync and Save begin their own checkpoint nevertheless.
 //
 // Errors: those of Save that are known before files are written.
 func (d *DataParallel) SaveAsync(
@@ -53,6 +52,7 @@ type saving struct {
 	known   map[string]bool // see saves
 
 	model, mine    map[string]stored // by their names in files
+	shards         map[string]region // of the model, what this rank writes to its own file
 	fetch          func() error      // brings the model, nil if it is there
 	fetched, ended chan struct{}
 
@@ -89,7 +89,7 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 	}
 	onDevice := behind && d.copiesOf(solver)
 	if !onDevice {
-		err = errors.Join(err, d.pull())
+		err = errors.Join(err, d.pull(!d.sharded))
 	}
 	_, unknown := stateOf(solver)
 	err = errors.Join(err, unknown, checkNames(d.model.tensors()), d.apart())
@@ -98,7 +98,9 @@ func (d *DataParallel) start(dir string, solver gorgonia.Solver, progress any, o
 	}
 	s := &saving{dir: dir, held: len(d.saves.locks), options: o, first: d.first(), behind: behind,
 		alone: behind && !d.ownFiles(), fetched: make(chan struct{}), ended: make(chan struct{})}
-	if d.ownFiles() && d.parts.first() {
+	if d.sharded && d.parts != nil {
+		s.own = checkpoint.RankName(d.parts.comm.Rank()*d.comm.Size() + d.comm.Rank())
+	} else if d.ownFiles() && d.parts.first() {
 		s.own = checkpoint.RankName(d.comm.Rank())
 	}
 	if s.id, err = d.begin(dir); err == nil {
@@ -160,22 +162,31 @@ func (d *DataParallel) contents(s *saving, solver gorgonia.Solver, onDevice bool
 		}
 		add(s.mine, state)
 	}
-	d.keepTables(s.mine)
+	if d.parts.first() {
+		d.keepTables(s.mine)
+	}
 	return nil
 }
 
 // copyOnHost notes the model as the host has it, or a copy if the training goes on.
 func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 	model, err := d.modelState(solver)
-	if err = d.unsharded(model, solver, err); d.sharded && d.comm.Rank() > 0 {
-		return err
+	if err == nil && d.sharded {
+		s.shards, err = d.shardsIn(model, solver)
 	}
 	if err == nil && s.behind {
 		for _, n := range d.model.tensors() {
-			model[n.key] = stored{Shape: model[n.key].Shape, Data: clone(model[n.key].Data)}
+			t := model[n.key]
+			if r, ok := s.shards[n.file]; ok {
+				t.Data = r.shard(t.Data)
+			}
+			model[n.key] = stored{Shape: t.Shape, Data: clone(t.Data)}
 		}
 	}
-	if model, err = d.wholeState(model, solver, err); err != nil {
+	if !d.sharded {
+		model, err = d.wholeState(model, solver, err)
+	}
+	if err != nil {
 		return err
 	}
 	name := d.naming(model, solver)
@@ -188,7 +199,7 @@ func (d *DataParallel) copyOnHost(s *saving, solver gorgonia.Solver) error {
 
 // copiesOf reports whether a machine has copies of all that is to be saved, on its device.
 func (d *DataParallel) copiesOf(solver gorgonia.Solver) bool {
-	return d.planned != nil && d.planned.copy != nil && d.parts == nil && !d.sharded &&
+	return d.planned != nil && d.planned.copy != nil && (d.parts == nil || d.sharded) &&
 		d.planned.by.has(solver)
 }
 
@@ -208,10 +219,19 @@ func (d *DataParallel) copyOnDevice(s *saving, solver gorgonia.Solver) error {
 		if err != nil {
 			return err
 		}
+		if d.scattered {
+			memory = d.regionOf(p).shard(memory)
+		}
 		moving[p.key()] = stored{Shape: p.dims(), Data: memory}
 	}
 	d.planned.by.vectorsTo(moving)
 	maps.Copy(model, moving)
+	if d.sharded {
+		var err error
+		if s.shards, err = d.shardsIn(model, solver); err != nil {
+			return err
+		}
+	}
 	name := d.naming(model, solver)
 	s.model = map[string]stored{}
 	for key, t := range model {
@@ -259,7 +279,19 @@ func (s *saving) write() (err error) {
 		if s.record.Partial { // ranks differ
 			maps.Copy(s.mine, s.model)
 		}
-		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, of); err != nil {
+		said := of
+		for name, r := range s.shards {
+			s.mine[name] = vector(r.shard(s.model[name].Data))
+			delete(s.model, name)
+		}
+		if len(s.shards) > 0 {
+			text, err := json.Marshal(s.shards)
+			if err != nil {
+				return err
+			}
+			said.shards = string(text)
+		}
+		if s.file, err = writeTensors(filepath.Join(draft, s.own), s.mine, said); err != nil {
 			return err
 		}
 	}

@@ -2,9 +2,7 @@ package autograd
 
 import (
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 
 	"gorgonia.org/gorgonia"
 
@@ -43,8 +41,8 @@ type Shard struct{ From, To, Chunk, Rank, Ranks, First int }
 // lent says that the caller has memory for each call: the buckets give theirs back, and there are
 // no slots. gathers says that it has memory for all-gathers, at least.
 //
-// Save gathers the solver's vectors, one after the other, and Load takes the rank's part of them:
-// a checkpoint does not depend on which rank has which shard.
+// Save writes this rank's shards of parameters and of the solver's vectors to the rank's own file.
+// Load takes what the rank has of them from the files of any number of ranks.
 //
 // Errors: ErrUnsupported for [WithTree], whose branches are added by all-reduces, for a compression
 // with residuals, which are of whole buckets, and for lent memory of the host where the
@@ -69,7 +67,7 @@ func (x *Buckets) Shards(lent, gathers bool) ([]Shard, error) {
 		return nil, refuse("gradients are computed on the host, and the communicator is on a " +
 			"device: compute on that device, or divide the solver's state alone")
 	}
-	d.sharded = true
+	d.sharded, d.scattered = true, gathers
 	all := make([]Shard, len(d.params))
 	for i, p := range d.params {
 		of := d.shardOf(p, d.comm.Rank())
@@ -157,67 +155,50 @@ func (d *DataParallel) gatherShards(p *param, mine backend.Buffer) (backend.Buff
 	return whole, nil
 }
 
-// owned returns the tensors of a checkpoint that a solver keeps for parameters, with these.
-func (d *DataParallel) owned(model map[string]stored, solver gorgonia.Solver) (map[string]*param,
-	error) {
+// shardsIn returns where the shards belong that this rank has of a model, by their names in files.
+func (d *DataParallel) shardsIn(model map[string]stored, solver gorgonia.Solver) (
+	map[string]region, error) {
 	owner, err := ownerIn(solver)
-	of := map[string]*param{}
-	for name := range model {
-		if i, ok := owner(name); ok && i < len(d.params) {
-			of[name] = d.params[i]
+	of, name := map[string]region{}, d.naming(model, solver)
+	add := func(key string, p *param) {
+		if d.parts.first() || d.parts.divided(p.index) { // others have the same
+			of[name(key)] = d.regionOf(p)
+		}
+	}
+	for _, p := range d.params {
+		add(p.key(), p)
+	}
+	for key := range model {
+		if i, ok := owner(key); ok && i < len(d.params) {
+			add(key, d.params[i])
 		}
 	}
 	return of, err
 }
 
-// unsharded makes the solver's vectors in a checkpoint whole on rank 0, unless a rank has a
-// problem. It is collective.
-func (d *DataParallel) unsharded(model map[string]stored, solver gorgonia.Solver,
-	problem error) error {
-	if !d.sharded {
-		return problem
+// shard returns a shard of what belongs to a parameter, given that or the shard alone.
+func (r region) shard(all backend.Buffer) backend.Buffer {
+	if all.Len() == r.n {
+		return all
 	}
-	var of map[string]*param
-	if problem == nil {
-		of, problem = d.owned(model, solver)
-	}
-	names := slices.Sorted(maps.Keys(of))
-	if err := agree(d.comm, strings.Join(names, "\n"), problem); err != nil {
-		return err
-	}
-	for _, name := range names {
-		whole, err := d.gatherShards(of[name], model[name].Data)
+	return all.Slice(r.From, r.From+r.n)
+}
+
+// gatherParams gives all ranks the parameters of which each has loaded its shard.
+func (d *DataParallel) gatherParams() error {
+	for _, p := range d.params {
+		if !d.sharded {
+			break
+		}
+		value, err := p.value()
 		if err != nil {
 			return err
 		}
-		if d.comm.Rank() == 0 {
-			model[name] = vector(whole)
+		all, err := d.gatherShards(p, d.regionOf(p).shard(value))
+		if err != nil {
+			return err
 		}
+		copy(value.Bytes(), all.Bytes())
 	}
 	return nil
-}
-
-// takeShards replaces the solver's vectors in a checkpoint by this rank's shards. What does not fit
-// stays, for others to refuse.
-func (d *DataParallel) takeShards(model map[string]stored, solver gorgonia.Solver) error {
-	if !d.sharded {
-		return nil
-	}
-	of, err := d.owned(model, solver)
-	for name, p := range of {
-		if whole := model[name].Data; whole.Len() == p.size {
-			s := d.shardOf(p, d.comm.Rank())
-			model[name] = vector(clone(whole.Slice(s.from, s.to)))
-		}
-	}
-	return err
-}
-
-// keptFor returns memory like what a solver keeps for a parameter, given memory like all of it.
-func (d *DataParallel) keptFor(p *param, whole backend.Buffer) backend.Buffer {
-	if !d.sharded || whole.Len() != p.size {
-		return whole
-	}
-	s := d.shardOf(p, d.comm.Rank())
-	return whole.Slice(s.from, s.to)
 }

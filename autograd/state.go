@@ -32,6 +32,7 @@ type record struct {
 	Frozen   int          `json:"frozen,omitempty"`   // variables of WithFrozen
 	Averages int          `json:"averages,omitempty"` // moving averages of batch norms
 	Tables   []string     `json:"tables,omitempty"`   // of WithTables
+	Shards   int          `json:"shards,omitempty"`   // files of ranks that divide all of them
 	// of parameters, where buckets are compared
 	Order    []string        `json:"order,omitempty"`
 	Progress json.RawMessage `json:"progress,omitempty"`
@@ -75,6 +76,9 @@ func (d *DataParallel) record(solver gorgonia.Solver) record {
 		Random: d.model.randomState(), Frozen: len(d.model.frozen), Averages: len(d.model.averages),
 		Tables: described(d.tables),
 	}
+	if d.sharded {
+		r.Shards = d.comm.Size() * d.parts.size()
+	}
 	if d.ranksDiffer() {
 		for _, b := range d.buckets {
 			r.Buckets = append(r.Buckets, b.data.Len())
@@ -114,7 +118,9 @@ func (d *DataParallel) ranksDiffer() bool {
 }
 
 // ownFiles reports whether each rank writes one file.
-func (d *DataParallel) ownFiles() bool { return d.ranksDiffer() || len(d.tables) > 0 }
+func (d *DataParallel) ownFiles() bool {
+	return d.ranksDiffer() || len(d.tables) > 0 || d.sharded
+}
 
 // add adds state to tensors.
 func add(tensors map[string]stored, state map[string]backend.Buffer) {
@@ -222,7 +228,7 @@ func (d *DataParallel) validate(l loaded, solver gorgonia.Solver, progress any) 
 		if _, err := p.value(); err != nil {
 			return err
 		}
-		sizes = append(sizes, d.keptFor(p, t.Data))
+		sizes = append(sizes, t.Data)
 	}
 	if err := d.model.fits(l); err != nil {
 		return err
@@ -353,10 +359,12 @@ func (d *DataParallel) apply(l loaded, solver gorgonia.Solver, progress any) err
 	if err := d.applyState(l, solver); err != nil {
 		return err
 	}
-	for _, b := range d.buckets {
-		if err := b.fill(l.model); err != nil {
+	for _, p := range d.params {
+		value, err := p.value()
+		if err != nil {
 			return err
 		}
+		copy(d.regionOf(p).shard(value).Bytes(), l.model[p.key()].Data.Bytes())
 	}
 	if r := d.model.random; r != nil && l.Random != nil {
 		r.Seek(l.Random.Step, r.First())
@@ -386,18 +394,6 @@ func (d *DataParallel) applyState(l loaded, solver gorgonia.Solver) error {
 		return err
 	}
 	return s.SetState(buffers(l.model))
-}
-
-// fill gives the parameters of a bucket their values.
-func (b *bucket) fill(model map[string]stored) error {
-	for _, p := range b.params {
-		value, err := p.value()
-		if err != nil {
-			return err
-		}
-		copy(value.Bytes(), model[p.key()].Data.Bytes())
-	}
-	return nil
 }
 
 func buffers(tensors map[string]stored) map[string]backend.Buffer {

@@ -171,22 +171,11 @@ func loadOptionsOf(opts []LoadOption) loadOptions {
 // ofWeights returns the record of this program with the weights that r describes.
 func (r record) ofWeights(program record) record {
 	program.Format, program.Frozen, program.Averages = r.Format, r.Frozen, r.Averages
-	program.Progress, program.Stamp = r.Progress, r.Stamp
+	program.Progress, program.Stamp, program.Shards = r.Progress, r.Stamp, r.Shards
 	if program.Parameters = r.Parameters; r.Parameters == 0 { // of an older version
 		program.origin = origin{}
 	}
 	return program
-}
-
-// only returns what a model has of the tensors, by their keys.
-func (v *inventory) only(all map[string]stored) map[string]stored {
-	own := map[string]stored{}
-	for _, n := range v.tensors() {
-		if t, ok := all[n.key]; ok {
-			own[n.key] = t
-		}
-	}
-	return own
 }
 
 // weights returns the tensors of a file for variables.
@@ -319,7 +308,7 @@ func readWeights(path string) (map[string]stored, error) {
 
 // readCheckpoint reads the model of a checkpoint.
 func readCheckpoint(dir string) (map[string]stored, error) {
-	var r struct{ Format int }
+	var r struct{ Format, Shards int }
 	text, stamp, err := checkpoint.ReadRecord(dir)
 	if err == nil {
 		err = json.Unmarshal(text, &r)
@@ -327,7 +316,11 @@ func readCheckpoint(dir string) (map[string]stored, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := readPart(dir, stamp, checkpoint.ModelName)
+	a := assembly{dir: dir, of: stamp, need: func(name string, has region, _ backend.DType) (region,
+		[]int, bool) {
+		return whole(has.Shape), has.Shape, !strings.HasPrefix(name, solverPrefix)
+	}}
+	all, err := a.assemble(r.Shards)
 	if r.Format == numberedFormat {
 		all = unnumbered(all)
 	}

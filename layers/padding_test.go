@@ -89,6 +89,49 @@ func TestPaddedTargetsDoNotCount(t *testing.T) {
 		})
 }
 
+// TestLossInTiles: with logits in tiles loss and gradients are those without, also with padding.
+func TestLossInTiles(t *testing.T) {
+	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},
+		func(l *layers.Layout, _ backend.Device, _ sync.Locker) error {
+			for _, padded := range []bool{false, true} {
+				b := layers.NewBuilder(gorgonia.NewGraph(), l, tensor.Float64, 1)
+				targets := b.Tokens("targets", 1, 2, 6)
+				ids := []int{3, 1, 4, 1, 5, 19, 2, 6, 5, 3, 5, 8}
+				if padded {
+					targets.Padding(5)
+				}
+				words := b.Learn("words", layers.Normal(1), 0, 20, 3)
+				x := b.To(layers.Whole(variable(b, "x", tensor.Float64, 2, 6, 3)), layers.Sequence,
+					layers.Split(1))
+				loss := b.CrossEntropy(b.Logits(b.LayerNorm("norm", x), words), targets)
+				learnables, err := b.Grad(loss)
+				if err != nil {
+					return err
+				}
+				var want []float64
+				for _, tiles := range []int{1, 3, 12} {
+					m, err := vm.New(b.Graph(), nil, vm.Keep(loss.Node), vm.WithLossTiles(tiles))
+					if err != nil {
+						return err
+					}
+					err = errors.Join(targets.Set(ids), m.RunAll())
+					got := numbers(loss.Value())
+					for _, n := range learnables {
+						got = append(got, numbers(n.Deriv().Value())...)
+					}
+					if want == nil {
+						want = got
+					}
+					near(t, fmt.Sprint(tiles, " tiles, padded: ", padded), got, want, 1e-12)
+					if err = errors.Join(err, m.Close()); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		})
+}
+
 // TestRotaryTurnsByPosition: positions along either axis are turned by their angles.
 func TestRotaryTurnsByPosition(t *testing.T) {
 	within(t, testenv.Hosts, layers.Sizes{DP: 1, SP: 1, TP: 1},

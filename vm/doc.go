@@ -76,7 +76,8 @@
 // The plan then sends each bucket of gradients as soon as it is computed, and the rest of the
 // backward pass runs beside the all-reduce. [ClipNorm] bounds the norm of the gradients, and
 // [Accumulate] makes one step of several runs. [WithMemory] bounds what all of it takes, and
-// [Summarize] says that before there is a machine. With [WithTree] the bits of a training do not
+// [Summarize] says that before there is a machine. [WithLossTiles] keeps the logits of a large
+// vocabulary out of memory. With [WithTree] the bits of a training do not
 // depend on the number of ranks, and with [WithElastic] not on how many of them die and are
 // replaced.
 //

@@ -177,6 +177,49 @@ func TestRanksExchangeInOneWay(t *testing.T) {
 	}
 }
 
+// TestExposedGathers: where ranks divide the learnables, the buckets that are gathered before the
+// forward and the backward pass read them are exchanges, too, of as many bytes as their gradients.
+func TestExposedGathers(t *testing.T) {
+	as := training{solver: solvers["adam"], build: layers(2, 30, 30, 30, 30)}
+	as.data = func(*model) []autograd.Option {
+		return []autograd.Option{autograd.WithBuckets(1, 4000)} // a layer has 3720 bytes
+	}
+	if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+		_, machine, err := r.start(as, vm.WithShards(levels[2]))
+		if err != nil {
+			return err
+		}
+		buckets, err := machine.Exposed()
+		forward, gathers, all, scattered := 0, 0, 0, map[int]int{}
+		for _, b := range buckets {
+			switch {
+			case !b.Gather:
+				scattered[b.Bucket] = b.Bytes
+				all += b.Bytes
+			case len(scattered) == 0:
+				forward++
+				fallthrough
+			default:
+				gathers++
+			}
+		}
+		for _, b := range buckets {
+			if b.Bytes != scattered[b.Bucket] || b.Bytes == 0 {
+				t.Errorf("an exchange has %d bytes, and the gradients of bucket %d have %d",
+					b.Bytes, b.Bucket, scattered[b.Bucket])
+			}
+		}
+		if forward < len(scattered) || gathers <= forward || len(scattered) < 3 ||
+			all != 4*machine.Summary().Parameters {
+			t.Errorf("%d buckets, gathered %d times, %d before the first gradients: %v",
+				len(scattered), gathers, forward, buckets)
+		}
+		return errors.Join(err, machine.Close())
+	})); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestExposedAlone: without other ranks nothing is exchanged.
 func TestExposedAlone(t *testing.T) {
 	m := mlp(t, tensor.Float32)

@@ -431,6 +431,17 @@ func (m *Machine) Pull(nodes ...*gorgonia.Node) error {
 
 // pull is Pull of the variables that are wanted.
 func (m *Machine) pull(wanted func(input) bool) error {
+	if m.exec == nil {
+		return nil // Close has pulled all
+	}
+	if err := m.pullOwn(wanted); err != nil {
+		return err
+	}
+	return m.gather(wanted)
+}
+
+// pullOwn is pull of what this rank has of them.
+func (m *Machine) pullOwn(wanted func(input) bool) error {
 	defer runtime.KeepAlive(m)
 	if m.exec == nil {
 		return nil // Close has pulled all
@@ -444,10 +455,7 @@ func (m *Machine) pull(wanted func(input) bool) error {
 			buffers = append(buffers, in.buffer)
 		}
 	}
-	if err := m.exec.Pull(buffers...); err != nil {
-		return err
-	}
-	return m.gather(wanted)
+	return m.exec.Pull(buffers...)
 }
 
 // Close frees a machine at once. One that is dropped without Close is freed by the garbage

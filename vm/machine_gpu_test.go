@@ -232,3 +232,6 @@ func TestABoundOfMemoryChangesNoBitOnGPU(t *testing.T) {
 	boundOfMemory(t, d, 40)
 	boundOfRandomGraphs(t, map[string]backend.Device{"GPU": d}, 6)
 }
+
+// TestTilesOfTheLossOnGPU is TestTilesOfTheLoss, where kernels choose their blocks by the rows.
+func TestTilesOfTheLossOnGPU(t *testing.T) { tilesOfTheLoss(t, gpu(t), 1e-5) }

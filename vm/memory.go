@@ -33,6 +33,32 @@ func WithMemory(bytes int) Option {
 	}
 }
 
+// WithLossTiles computes the loss of a large vocabulary in n tiles of rows, which are samples or
+// the positions of all samples. Logits and their gradient are then never whole: for each tile the
+// plan computes the product with the last layer's weights, the losses, and the tile's part of both
+// gradients. The largest product of the graph counts as the logits.
+//
+// On the host the loss and all gradients keep their bits, except the gradient of the last layer's
+// weights, which is added up tile by tile. On a GPU other bits may differ, too, since products of
+// fewer rows may be added up in another order. [WithMemory] does not choose tiles by itself: with
+// any bound the bits are the same.
+//
+// Cost: n-1 times a store and two loads of that gradient, of which two are in memory at once, in
+// F32. Tiles save what the logits take beyond that.
+//
+// New returns ErrArgument if n is not positive, and ErrUnsupported if n does not divide the rows,
+// or something needs all logits at once: the program reads them ([Keep]), or each rank has columns
+// of them.
+func WithLossTiles(n int) Option {
+	return func(m *Machine) {
+		m.limits.Tiles = n
+		if n <= 0 {
+			m.missing = errors.Join(m.missing, fmt.Errorf("vm: WithLossTiles: %w: %d tiles",
+				backend.ErrArgument, n))
+		}
+	}
+}
+
 // Memory is what a machine takes on one rank, in bytes by kind.
 type Memory struct {
 	Learnables int64 // of WithSolver
@@ -76,7 +102,8 @@ func (m Memory) String() string {
 // values. The ranks exchange gradients if there are several; leave out [WithDataParallel]. With
 // [WithTree] one rank runs all micro-batches.
 //
-// Errors: those of New, of too little memory for [WithMemory] among them.
+// Errors: ErrArgument for less than one rank; those of New, of too little memory for [WithMemory]
+// among them.
 func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, err error) {
 	m := &Machine{graph: g, training: true, notice: func(string) {}, limits: plan.Standard(),
 		ranks: ranks}
@@ -86,6 +113,10 @@ func Summarize(g *gorgonia.ExprGraph, ranks int, options ...Option) (s Summary, 
 		if o != nil {
 			o(m)
 		}
+	}
+	if ranks < 1 {
+		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: %d ranks: there is at "+
+			"least one", backend.ErrArgument, ranks))
 	}
 	if m.parallel = nil; m.shards != 0 {
 		m.missing = errors.Join(m.missing, fmt.Errorf("vm: Summarize: %w: WithShards: ask the "+

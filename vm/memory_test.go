@@ -306,6 +306,138 @@ func TestABoundOfMemoryIsUsed(t *testing.T) {
 	}
 }
 
+// talkative is a GPT of many words.
+func talkative(t testing.TB, _ tensor.Dtype) *model {
+	return gpt{vocabulary: 500, batch: 8, context: 24, width: 16, heads: 2, layers: 1}.model(t)
+}
+
+// TestTilesOfTheLoss: with logits in tiles loss and learnables have the bits of the plan without,
+// but for the weights of the last product, whose gradient is added up in another order.
+func TestTilesOfTheLoss(t *testing.T) {
+	for where, device := range devices {
+		t.Run(where, func(t *testing.T) { tilesOfTheLoss(t, device(t), 0) })
+	}
+}
+
+func tilesOfTheLoss(t *testing.T, device backend.Device, tolerance float64) {
+	t.Helper()
+	for _, precision := range []vm.Precision{vm.F32, vm.BF16} {
+		for micros := 1; micros <= 2; micros++ {
+			var all [2][][]float32
+			var memory [2]vm.Memory
+			for i, tiles := range []int{1, 8} {
+				m := talkative(t, tensor.Float32)
+				options := []vm.Option{vm.WithLossTiles(tiles), vm.WithPrecision(precision),
+					vm.WithSolver(&autograd.SGD{Rate: 0.5}, m.params...)}
+				if micros > 1 {
+					options = append(options, vm.Accumulate(micros))
+				}
+				machine, err := vm.New(m.g, device, options...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				memory[i] = machine.Summary().Memory
+				for range micros {
+					run(t, machine)
+				}
+				loss := m.loss.Data().(float32)
+				if err := errors.Join(machine.Pull(m.params...), machine.Close()); err != nil {
+					t.Fatal(err)
+				}
+				all[i] = append(clones(m), []float32{loss})
+			}
+			if memory[1].Values > memory[0].Values*8/10 {
+				t.Errorf("%d micro-batches in %v: %v in tiles, without %v", micros, precision,
+					memory[1], memory[0])
+			}
+			for k := range all[0] {
+				most := tolerance
+				if k == 0 { // the embedding is the last product's weights
+					most = max(tolerance, 1e-6)
+				}
+				for i, w := range all[0][k] {
+					if d := math.Abs(float64(w - all[1][k][i])); !(d <= most) {
+						t.Fatalf("%d micro-batches in %v: variable %d differs by %g", micros,
+							precision, k, d)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestTilesOfGPT2: what tiles of the loss save, by planned memory.
+func TestTilesOfGPT2(t *testing.T) {
+	for _, batch := range []int{16, 32} {
+		of := gpt2
+		of.batch = batch
+		m, whole := of.model(t), vm.Memory{}
+		for _, tiles := range []int{1, 2, 4, 8, 16} {
+			if !full() && (batch > 16 || tiles > 1 && tiles != 8) {
+				continue
+			}
+			s, err := vm.Summarize(m.g, 1, vm.WithPrecision(vm.BF16), vm.WithLossTiles(tiles),
+				vm.WithSolver(&autograd.AdamW{Rate: 1}, m.params...))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tiles == 1 {
+				whole = s.Memory
+			}
+			saved := (whole.Total() - s.Memory.Total()) >> 20
+			t.Logf("batch %d, %d tiles: %d MiB, %d less", batch, tiles, s.Memory.Total()>>20, saved)
+			if tiles == 8 && saved < int64(32*batch) {
+				t.Errorf("8 tiles of a batch of %d save %d MiB", batch, saved)
+			}
+		}
+	}
+}
+
+// TestLossesWithoutTiles: what cannot be in tiles is an error.
+func TestLossesWithoutTiles(t *testing.T) {
+	m := talkative(t, tensor.Float32)
+	solver := vm.WithSolver(&autograd.SGD{Rate: 0.5}, m.params...)
+	if _, err := vm.New(m.g, nil, solver, vm.WithLossTiles(0)); !errors.Is(err,
+		backend.ErrArgument) {
+		t.Error(err)
+	}
+	if _, err := vm.New(m.g, nil, solver, vm.WithLossTiles(7)); !errors.Is(err,
+		backend.ErrUnsupported) || !strings.Contains(err.Error(), "has 192 rows") {
+		t.Error(err)
+	}
+}
+
+// TestTilesOfRanks: ranks train with logits in tiles, in shards, too, and all get the same.
+func TestTilesOfRanks(t *testing.T) {
+	var want [][]float64
+	for _, level := range append([]vm.Shards{0}, levels...) {
+		options := []vm.Option{vm.WithLossTiles(4), vm.WithLeastMemory()}
+		if level > 0 {
+			options = append(options, vm.WithShards(level))
+		}
+		if err := testranks.Join(together(t, testenv.Devices, 2, func(r ranked) error {
+			r.lock.Lock()
+			m := talkative(r.t, tensor.Float32)
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, append(options, vm.WithDataParallel(r.Comm),
+				vm.WithSolver(solvers["adam"](), m.params...))...)
+			if err != nil {
+				return err
+			}
+			err = errors.Join(machine.RunAll(), machine.RunAll(), machine.Pull(m.params...),
+				machine.DataParallel().Check(), machine.Close())
+			if got := m.weights(r.t); r.Comm.Rank() == 0 && want == nil {
+				want = got
+			} else if r.Comm.Rank() == 0 && !slices.EqualFunc(got, want, slices.Equal) {
+				t.Errorf("level %b: other bits than of replicas", level)
+			}
+			return err
+		})); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt: on every way to a plan.
 func TestTooLittleMemoryIsAnErrorThatSaysWhatTakesIt(t *testing.T) {
 	m := mlp(t, tensor.Float32)
@@ -332,6 +464,15 @@ func TestSummarizeRefusesShards(t *testing.T) {
 	if _, err := vm.Summarize(m.g, 2, vm.WithSolver(&autograd.SGD{Rate: 1}, m.params...),
 		vm.WithShards(vm.SolverState)); !errors.Is(err, backend.ErrUnsupported) {
 		t.Error(err)
+	}
+}
+
+func TestSummarizeRefusesNoRanks(t *testing.T) {
+	m := mlp(t, tensor.Float32)
+	for _, ranks := range []int{0, -1} {
+		if _, err := vm.Summarize(m.g, ranks); !errors.Is(err, backend.ErrArgument) {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
 	}
 }
 

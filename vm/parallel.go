@@ -69,9 +69,10 @@ func (p *parallel) localRanks() int {
 }
 
 // DataParallel returns what the ranks exchange gradients by, for its Check, Hash, Save and Load. It
-// pulls the learnables first. Without [WithDataParallel] it is of one rank, the learnables of
-// [WithSolver] and autograd.Solo; pass that to WithDataParallel for options such as WithFrozen. It
-// is nil without WithSolver, and while a learnable has no value. Close closes it.
+// pulls the learnables first; with [WithShards] Save and Load pull this rank's shards. Without
+// [WithDataParallel] it is of one rank, the learnables of [WithSolver] and autograd.Solo; pass that
+// to WithDataParallel for options such as WithFrozen. It is nil without WithSolver, and while a
+// learnable has no value. Close closes it.
 func (m *Machine) DataParallel() *autograd.DataParallel {
 	p := m.parallel
 	if p == nil {
@@ -136,14 +137,19 @@ func (p *parallel) copied() {
 	}
 }
 
-// pullLearnables is Pull of all learnables. What is frozen may be loaded from a checkpoint, too.
-func (m *Machine) pullLearnables() error {
+// pullLearnables is Pull of all learnables, or of this rank's shards of them. What is frozen may be
+// loaded from a checkpoint, too.
+func (m *Machine) pullLearnables(whole bool) error {
 	for _, in := range m.inputs {
 		if slices.Contains(m.frozen, in.node) {
 			m.exec.Forget(in.buffer)
 		}
 	}
-	return m.pull(func(in input) bool { return slices.Contains(m.solver.learnables, in.node) })
+	learnable := func(in input) bool { return slices.Contains(m.solver.learnables, in.node) }
+	if !whole {
+		return m.pullOwn(learnable)
+	}
+	return m.pull(learnable)
 }
 
 // connect makes the buckets, unless a rank has a problem.

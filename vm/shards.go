@@ -39,16 +39,17 @@ const (
 // the memory by level; [Machine.Summary] has that of a machine.
 //
 // With Parameters the values of learnables are not whole between runs: [Machine.Pull], Averaged and
-// Close gather those of the host, and are collective. Pull before another machine reads them.
+// Close gather those of the host, and are collective, and so do Load, Check and Hash, but not Save.
+// Pull before another machine reads them.
 //
 // Groups, [ClipNorm], [Accumulate], moving averages (autograd.EMA), autograd.WithParts, and
 // compression to 16 bits, which then rounds once and not twice, work with it. With ClipNorm ranks
 // add up squares: the last bits of the norm's float64 may be others than without shards. With
 // Accumulate sums of gradients are whole between runs, so that Gradients saves nothing.
 //
-// Checkpoints do not depend on it: Save gathers the solver's vectors, one after the other, for rank
-// 0 to write, and Load takes each rank's part, on any number of ranks, with or without shards. The
-// solver's own State returns the part of this rank, and [Machine.Averaged] is collective.
+// In a checkpoint each rank has a file with its own shards. Load takes each rank's part from the
+// files of any number of ranks, with or without shards: docs/checkpoints.md. The solver's own State
+// returns the part of this rank, and [Machine.Averaged] is collective.
 //
 // Cost: a rank sends and receives as many bytes as by all-reduces, with Parameters half as many
 // more, and copies each learnable once; its updates take 1/P of the time. A bucket is updated and

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -430,9 +429,14 @@ func TestShardsRefused(t *testing.T) {
 				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm),
 					vm.WithShards(vm.SolverState | vm.Gradients)}
 			}},
+		"micro-batches of the host": {backend.ErrUnsupported, "compute on that device",
+			func(r ranked, m *model) []vm.Option {
+				return []vm.Option{sgd(m), vm.WithDataParallel(r.Comm), vm.Accumulate(2),
+					vm.WithShards(levels[2])}
+			}},
 	} {
 		k := testenv.Hosts
-		if name == "gradients of the host" {
+		if strings.HasSuffix(name, "of the host") {
 			k = testenv.Staged
 		}
 		for rank, err := range together(t, k, 2, func(r ranked) error {
@@ -446,118 +450,6 @@ func TestShardsRefused(t *testing.T) {
 			if !errors.Is(err, test.want) || !strings.Contains(err.Error(), test.text) {
 				t.Errorf("%s: rank %d: %v, want %v with %q", name, rank, err, test.want, test.text)
 			}
-		}
-	}
-}
-
-// TestShardsOfCheckpoints: a checkpoint of ranks with shards goes on with any number of ranks, in
-// shards or not, with the bits of the checkpoint that replicas have written; also one that was
-// written behind the training.
-func TestShardsOfCheckpoints(t *testing.T) {
-	as, dir := settings["groups"], t.TempDir()
-	at := func(writer string) string { return filepath.Join(dir, writer) }
-	run := func(k testenv.Kind, P int, body func(r ranked) error) {
-		t.Helper()
-		if err := testranks.Join(together(t, k, P, body)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write := func(writer string, k testenv.Kind, options ...vm.Option) {
-		run(k, 4, func(r ranked) error {
-			m, machine, err := r.start(as, options...)
-			if err != nil {
-				return err
-			}
-			dp := machine.DataParallel()
-			return errors.Join(as.steps(m, machine, 0, 5), dp.Save(at(writer), machine.Solver(), 5),
-				dp.SaveAsync(at(writer+" behind"), machine.Solver(), 5), machine.Close())
-		})
-	}
-	write("replicas", testenv.Hosts)
-	write("shards", testenv.Hosts, vm.WithShards(vm.SolverState))
-	write("devices", testenv.Devices, vm.WithShards(levels[2]))
-	want, err := contentsOf(at("replicas"))
-	for _, writer := range []string{"shards", "shards behind", "devices", "devices behind"} {
-		got, err2 := contentsOf(at(writer))
-		if err = errors.Join(err, err2); err != nil || got != want {
-			t.Errorf("%s: %v, the files differ: %v", writer, err, got != want)
-		}
-	}
-	for P := 1; P <= 3; P++ {
-		run(testenv.Hosts, P, func(r ranked) error {
-			var all [][][]float64
-			for _, options := range [][]vm.Option{nil, {vm.WithShards(levels[0])},
-				{vm.WithShards(levels[1])}, {vm.WithShards(levels[2])}} {
-				m, machine, err := r.start(as, options...)
-				if err != nil {
-					return err
-				}
-				step := 0
-				err = machine.DataParallel().Load(at("shards"), machine.Solver(), &step)
-				if err == nil {
-					err = as.steps(m, machine, step, 3)
-				}
-				if err = errors.Join(err, machine.Close()); err != nil || step != 5 {
-					return fmt.Errorf("at step %d: %w", step, err)
-				}
-				all = append(all, m.weights(r.t))
-			}
-			for _, got := range all[1:] {
-				if !slices.EqualFunc(got, all[0], slices.Equal) {
-					t.Errorf("%d ranks: %v in shards, %v in replicas", P, got, all[0])
-				}
-			}
-			return nil
-		})
-	}
-}
-
-// TestShardsOfParts: ranks that divide a learnable, as in tensor parallelism, and train with others
-// that have the same part, save what they save without shards, with one norm of the gradients, and
-// go on from it.
-func TestShardsOfParts(t *testing.T) {
-	dir := t.TempDir()
-	train := func(name string, from string, options ...vm.Option) {
-		err := testranks.Join(together(t, testenv.Hosts, 4, func(r ranked) error {
-			part := r.Comm.Rank() % 2
-			data, err := r.Comm.Split(part, r.Comm.Rank())
-			if err != nil {
-				return err
-			}
-			parts, err := r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank())
-			if err != nil {
-				return err
-			}
-			r.lock.Lock()
-			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
-			r.lock.Unlock()
-			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
-				vm.WithSolver(&autograd.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
-					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
-			if err != nil {
-				return err
-			}
-			dp := machine.DataParallel()
-			if from != "" {
-				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
-			}
-			return errors.Join(err, training{}.steps(m, machine, 0, 3),
-				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
-				data.Close(), parts.Close())
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	train("replicas", "")
-	train("shards", "", vm.WithShards(levels[2]))
-	train("replicas go on", "shards")
-	train("shards go on", "replicas", vm.WithShards(levels[0]))
-	for _, end := range []string{"", " go on"} {
-		want, err := contentsOf(filepath.Join(dir, "replicas"+end))
-		got, err2 := contentsOf(filepath.Join(dir, "shards"+end))
-		if err = errors.Join(err, err2); err != nil || got != want {
-			t.Errorf("%v, the files differ: %v", err, got != want)
 		}
 	}
 }

@@ -14,7 +14,6 @@
 package safetensors
 
 import (
-	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -103,10 +102,7 @@ func (h *Header) check() error {
 		}
 		h.entries[name], all = e, append(all, e)
 	}
-	slices.SortFunc(all, func(a, b entry) int {
-		return cmp.Or(cmp.Compare(a.Offsets[0], b.Offsets[0]),
-			cmp.Compare(a.Offsets[1], b.Offsets[1]))
-	})
+	slices.SortFunc(all, entry.compare)
 	at := int64(0)
 	for _, e := range all {
 		if e.Offsets[0] != at {
@@ -121,6 +117,9 @@ func (h *Header) check() error {
 	}
 	return nil
 }
+
+// compare orders entries as they lie in a file.
+func (e entry) compare(o entry) int { return slices.Compare(e.Offsets[:], o.Offsets[:]) }
 
 func (e *entry) check(nbytes int64) (err error) {
 	from, to := e.Offsets[0], e.Offsets[1]
@@ -178,6 +177,22 @@ func (h *Header) Tensors(data []byte) map[string]Tensor {
 		all[name] = t
 	}
 	return all
+}
+
+// Each reads the data from r, and gives each tensor to take, in the order of the file.
+func (h *Header) Each(r io.Reader, take func(name string, t Tensor)) error {
+	names := h.Names()
+	slices.SortStableFunc(names, func(a, b string) int {
+		return h.entries[a].compare(h.entries[b])
+	})
+	for _, name := range names {
+		t := New(h.entries[name].dtype, h.entries[name].Shape)
+		if _, err := io.ReadFull(r, t.Data.Bytes()); err != nil {
+			return fmt.Errorf("tensor %q: %w", name, err)
+		}
+		take(name, t)
+	}
+	return nil
 }
 
 // New returns a tensor of zeros.

@@ -25,7 +25,7 @@ func (e *Executor) Snapshot(
 	newer, nbytes := e.newer(), 0
 	all, from := make([]backend.Buffer, len(memory)), make([]backend.Buffer, len(memory))
 	for i, m := range memory {
-		if c := newer[m.Addr()]; c != nil {
+		if c := newer[m.Addr()]; c != nil && m.Len() > 0 {
 			from[i] = c.Device.Slice(0, m.NBytes())
 			nbytes += aligned(m.NBytes())
 			continue

@@ -96,8 +96,8 @@ func (l Limits) fitted(p *Plan) (*Plan, error) {
 	b := least.Budget
 	return nil, fmt.Errorf("%w: %d bytes are %d too few: the plan takes %d with %d steps that run "+
 		"again (%+.0f %% time), and %d without; the largest at its peak are %s: take smaller "+
-		"batches, or a larger limit", errTooSmall, b.Limit, b.Bytes-b.Limit, b.Bytes, b.Again,
-		100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
+		"batches, a loss in tiles, or a larger limit", errTooSmall, b.Limit, b.Bytes-b.Limit,
+		b.Bytes, b.Again, 100*b.Extra, plain.Budget.Bytes, strings.Join(largest, ", "))
 }
 
 // reruns are the steps of a plan, whose values do not share memory yet, that may run again.

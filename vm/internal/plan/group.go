@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/euryale-ml/euryale/kernels/fuse"
 	"github.com/euryale-ml/euryale/vm/internal/ir"
 )
 
@@ -73,7 +74,7 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
 		g.order.append(own)
 		for _, a := range v.Args {
 			other := g.of[g.base[a]]
-			if other == nil || other == own || anew[id] && !anew[a] {
+			if other == nil || other == own || anew[id] && !anew[a] || g.addsUp(a) {
 				continue
 			}
 			if both, ok := g.together(other, own); ok {
@@ -83,6 +84,17 @@ func (l Limits) newGrouping(p *ir.Program, users [][]ir.ID, anew map[ir.ID]bool,
 		g.besides(own)
 	}
 	return g
+}
+
+// addsUp reports whether a value adds the gradient of a tile to others: loops that go on with it
+// would keep the products of all.
+func (g *grouping) addsUp(id ir.ID) bool {
+	v := g.program.Values[id]
+	return g.Tiles > 1 && v.Op == ir.Binary{Op: fuse.Add} && slices.ContainsFunc(v.Args,
+		func(a ir.ID) bool {
+			op, product := g.program.Values[a].Op.(ir.MatMul)
+			return product && op.TransA
+		})
 }
 
 // depend finds what each value needs: its operands, and the value with an effect before it, if it

@@ -85,11 +85,8 @@ func (l *layouter) gatherLent(bucket int) {
 	of := l.bucketing.buckets[bucket-1]
 	first := l.bucketing.shards.updates[of[0]].Shard
 	dtype := l.program.Values[l.bucketing.gradients[of[0]]].DType
-	memory := func(n int, what string) int {
-		return l.buffer(Buffer{Kind: Arena, Name: what}, ir.Of(n), dtype, -1).Buffer
-	}
-	in := room{gathered: memory(first.Chunk*first.Ranks, "variables of a bucket"),
-		chunk: memory(first.Chunk, "the shard of a bucket")}
+	in := room{gathered: l.roomOf(bucket, Arena, first.Ranks, "variables of a bucket"),
+		chunk: l.roomOf(bucket, Arena, 1, "the shard of a bucket")}
 	var args []Ref
 	for _, update := range of {
 		u := l.bucketing.shards.updates[update]

@@ -1,7 +1,7 @@
 package plan
 
-// Limits are the sizes at which planning decides otherwise. They change speed, never values:
-// tests draw them, so that small programs take every decision.
+// Limits are the sizes at which planning decides otherwise. All but Tiles change speed, never
+// values: tests draw them, so that small programs take every decision.
 type Limits struct {
 	// SmallLoop and LargeLoop are sizes, in elements, of loops that cost no more than their
 	// launch, and of those that cost much more.
@@ -22,6 +22,8 @@ type Limits struct {
 	// 30 such readers. A group that needs more to be known is not merged, which costs a load
 	// and a store.
 	Besides, Search int
+	// Tiles is in how many tiles logits are computed, 0 for none: see tiles.go. It changes bits.
+	Tiles int
 	// Memory bounds the bytes of all memory of the plan; 0 for no bound. Less than 0 is as little
 	// as planning finds.
 	Memory int

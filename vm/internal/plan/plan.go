@@ -169,6 +169,11 @@ func (l Limits) New(p *ir.Program, updates ...Update) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	if l.Tiles > 1 {
+		if p, err = l.tiled(p); err != nil {
+			return nil, err
+		}
+	}
 	return proven(func(plain bool) (*Plan, error) { return l.planned(p, updates, plain) })
 }
 

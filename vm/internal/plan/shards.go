@@ -86,20 +86,23 @@ func (l *layouter) shareBuckets() {
 			continue
 		}
 		of := s.updates[bucket[0]].Shard
-		dtype := l.program.Values[l.bucketing.gradients[bucket[0]]].DType
-		memory := func(kind Kind, n int, what string) int {
-			b := Buffer{Kind: kind, Index: i + 1, Name: what}
-			return l.buffer(b, ir.Of(n), dtype, -1).Buffer
-		}
 		if of.Placed {
-			s.memory[i] = room{memory(Arena, of.Chunk*of.Ranks, "gradients of a bucket"),
-				memory(Arena, of.Chunk, "the shard of a bucket"),
-				memory(Arena, of.Chunk*of.Ranks, "variables of a bucket")}
+			s.memory[i] = room{l.roomOf(i+1, Arena, of.Ranks, "gradients of a bucket"),
+				l.roomOf(i+1, Arena, 1, "the shard of a bucket"),
+				l.roomOf(i+1, Arena, of.Ranks, "variables of a bucket")}
 			continue
 		}
-		whole := memory(Whole, of.Chunk*of.Ranks, "bucket")
+		whole := l.roomOf(i+1, Whole, of.Ranks, "bucket")
 		s.memory[i] = room{whole, whole, whole}
 	}
+}
+
+// roomOf makes memory of so many chunks of a bucket.
+func (l *layouter) roomOf(bucket int, kind Kind, chunks int, what string) int {
+	first := l.bucketing.buckets[bucket-1][0]
+	return l.buffer(Buffer{Kind: kind, Index: bucket, Name: what},
+		ir.Of(chunks*l.bucketing.shards.updates[first].Shard.Chunk),
+		l.program.Values[l.bucketing.gradients[first]].DType, -1).Buffer
 }
 
 // within gives what belongs to an update its part of the memory of the bucket, if ranks divide it.

@@ -1,0 +1,133 @@
+package plan
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/kernels/fuse"
+	"github.com/euryale-ml/euryale/vm/internal/interpret"
+	"github.com/euryale-ml/euryale/vm/internal/ir"
+)
+
+// classifier has logits x wᵀ of 8 rows and 6 columns, a sum of what follows from each row and from
+// its label, and the gradients of x and w. Its elements are integers.
+func classifier(more func(p *program, logits ir.ID)) *program {
+	p := &program{}
+	x, w, labels := p.input(0, 8, 3), p.input(1, 6, 3), p.input(2, 8)
+	logits := p.add(ir.MatMul{TransB: true}, ir.Of(8, 6), x, w)
+	wide := func(x ir.ID) ir.ID {
+		return p.add(ir.Broadcast{}, ir.Of(8, 6), p.add(ir.Reshape{}, ir.Of(8, 1), x))
+	}
+	most := p.add(ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, ir.Of(8), logits)
+	less := p.binary(fuse.Sub, logits, wide(most))
+	each := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(1)}, ir.Of(8),
+		p.binary(fuse.Mul, less, wide(labels)))
+	loss := p.add(ir.Reduce{Op: backend.Sum, Axes: ir.Of(0)}, ir.Dims{}, each)
+	three := p.add(ir.Broadcast{}, ir.Of(8, 6), p.add(ir.Reshape{}, ir.Of(1, 1),
+		p.add(ir.ScalarOf(3), ir.Dims{})))
+	d := p.add(ir.Select{Axis: 1}, ir.Of(8, 6), wide(labels), less,
+		p.binary(fuse.Mul, p.unary(fuse.Neg, three), less))
+	p.Results = []ir.ID{loss, p.add(ir.MatMul{}, ir.Of(8, 3), d, w),
+		p.add(ir.MatMul{TransA: true}, ir.Of(6, 3), d, x), p.unary(fuse.Neg, each),
+		p.binary(fuse.Mul, each, p.add(ir.Broadcast{}, ir.Of(8), p.add(ir.Reshape{}, ir.Of(1),
+			loss)))} // which waits for all tiles
+	if more != nil {
+		more(p, logits)
+	}
+	return p
+}
+
+// TestTiles: in tiles of rows a program has the same results, its plan is proven, and no value has
+// all rows of the logits.
+func TestTiles(t *testing.T) {
+	lowered, err := lowered(&classifier(nil).Program, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	integers := func(shape ir.Dims, most int) interpret.Array {
+		data := make([]float64, shape.Size())
+		for i := range data {
+			data[i] = float64(i * 5 % most)
+		}
+		return interpret.Of(shape, data)
+	}
+	outside := interpret.Outside{Inputs: []interpret.Array{integers(ir.Of(8, 3), 7),
+		integers(ir.Of(6, 3), 11), integers(ir.Of(8), 6)}}
+	results := func(p *ir.Program) (all []float64) {
+		values, err := interpret.Program(p, outside)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range p.Results {
+			for _, x := range values[r].Data {
+				all = append(all, x.Value)
+			}
+		}
+		return all
+	}
+	want := results(lowered)
+	l := Standard()
+	for _, tiles := range []int{2, 4} {
+		l.Tiles = tiles
+		tiled, err := l.tiled(lowered)
+		if err == nil {
+			err = tiled.Check()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := results(tiled); !slices.Equal(got, want) || len(got) != 1+24+18+8+8 {
+			t.Errorf("%d tiles: %v, want %v", tiles, got, want)
+		}
+		for _, v := range tiled.Values {
+			if v.Shape.Size() >= 8*6 && !ir.Leaf(v.Op) {
+				t.Errorf("%d tiles: %v of %v", tiles, v.Op, v.Shape)
+			}
+		}
+		planned, err := proven(func(plain bool) (*Plan, error) {
+			return l.planned(tiled, nil, plain)
+		})
+		if err != nil || planned.Doubt != nil {
+			t.Fatal(err, planned.Doubt)
+		}
+		sums := strings.Count(planned.String(), "epilogue loop add")
+		if n := strings.Count(planned.String(), "matmul NT"); n != tiles || sums != tiles-1 {
+			t.Errorf("%d tiles, %d products, %d sums in\n%v", tiles, n, sums, planned)
+		}
+	}
+}
+
+// TestTilesThatCannotBe: who reads all logits, or what depends on more than a row.
+func TestTilesThatCannotBe(t *testing.T) {
+	for name, more := range map[string]func(p *program, logits ir.ID){
+		"the logits are a result": func(p *program, logits ir.ID) {
+			p.Results = append(p.Results, logits)
+		},
+		"somebody reads them in another order": func(p *program, logits ir.ID) {
+			p.Results = append(p.Results, p.unary(fuse.Exp, p.add(ir.Permute{Axes: ir.Of(1, 0)},
+				ir.Of(6, 8), logits)))
+		},
+		"a gradient depends on the loss": func(p *program, logits ir.ID) {
+			wide := p.add(ir.Broadcast{}, ir.Of(8, 6), p.add(ir.Reshape{}, ir.Of(1, 1),
+				p.Results[0]))
+			p.Results = append(p.Results, p.add(ir.MatMul{}, ir.Of(8, 3), p.binary(fuse.Mul, logits,
+				wide), 1))
+		},
+		"an operation of the graph reads them": func(p *program, logits ir.ID) {
+			p.add(ir.Opaque{}, ir.Of(8, 6), logits)
+		},
+	} {
+		lowered, err := lowered(&classifier(more).Program, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l := Standard()
+		l.Tiles = 4
+		if _, err := l.tiled(lowered); !errors.Is(err, backend.ErrUnsupported) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

@@ -1,0 +1,323 @@
+package vm_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"gorgonia.org/tensor"
+
+	"github.com/euryale-ml/euryale/autograd"
+	"github.com/euryale-ml/euryale/internal/testing/testenv"
+	"github.com/euryale-ml/euryale/internal/testing/testranks"
+	"github.com/euryale-ml/euryale/vm"
+)
+
+// saving is a training that saves to directories in dir.
+type saving struct {
+	training
+	t   *testing.T
+	dir string
+}
+
+func (s saving) at(name string) string { return filepath.Join(s.dir, name) }
+
+// run runs a body on P ranks, with machines that have loaded a checkpoint, "" for none.
+func (s saving) run(k testenv.Kind, P int, from string, option []vm.Option,
+	body func(r ranked, m *model, machine *vm.Machine) error) {
+	s.t.Helper()
+	if err := testranks.Join(together(s.t, k, P, func(r ranked) error {
+		m, machine, err := r.start(s.training, option...)
+		if err == nil && from != "" {
+			err = machine.DataParallel().Load(s.at(from), machine.Solver(), nil)
+		}
+		if err != nil {
+			return err
+		}
+		return errors.Join(body(r, m, machine), machine.Close())
+	})); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// write trains on four ranks, saves, and saves again behind the training, which goes on.
+func (s saving) write(name string, k testenv.Kind, option ...vm.Option) (loss float64) {
+	s.t.Helper()
+	s.run(k, 4, "", option, func(r ranked, m *model, machine *vm.Machine) error {
+		dp := machine.DataParallel()
+		err := errors.Join(s.steps(m, machine, 0, 5), dp.Save(s.at(name), machine.Solver(), 5),
+			dp.SaveAsync(s.at(name+" behind"), machine.Solver(), 5))
+		if x := evaluated(m, &err); r.Comm.Rank() == 0 {
+			loss = x
+		}
+		return errors.Join(err, s.steps(m, machine, 5, 1))
+	})
+	return loss
+}
+
+// evaluated returns the loss by the learnables that the host has.
+func evaluated(m *model, failed *error) float64 {
+	machine, err := vm.New(m.g, nil, vm.Eval())
+	if err == nil {
+		err = errors.Join(machine.RunAll(), machine.Close())
+	}
+	if *failed = errors.Join(*failed, err); *failed != nil {
+		return 0
+	}
+	return float64(m.loss.Data().(float32))
+}
+
+// whole returns the bytes of a model in a checkpoint, after a replica has loaded and saved it.
+func (s saving) whole(name string) string {
+	s.t.Helper()
+	s.run(testenv.Hosts, 1, name, nil, func(_ ranked, _ *model, machine *vm.Machine) error {
+		return machine.DataParallel().Save(s.at(name+" whole"), machine.Solver(), nil)
+	})
+	text, err := contentsOf(s.at(name + " whole"))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return text
+}
+
+// TestShardsOfCheckpoints: each rank writes its own shards, and no file has the model. Any number
+// of ranks goes on with it, in shards or not, with the bits of the checkpoint that replicas have
+// written; also one that was written behind the training.
+func TestShardsOfCheckpoints(t *testing.T) {
+	s := saving{settings["groups"], t, t.TempDir()}
+	want := s.write("replicas", testenv.Hosts)
+	text := s.whole("replicas")
+	for name, of := range map[string]struct {
+		kind  testenv.Kind
+		level vm.Shards
+	}{
+		"state": {testenv.Hosts, levels[0]}, "parameters": {testenv.Hosts, levels[2]},
+		"devices 1": {testenv.Devices, levels[1]}, "devices 2": {testenv.Devices, levels[2]},
+	} {
+		if got := s.write(name, of.kind, vm.WithShards(of.level)); got != want {
+			t.Errorf("%s: loss %v, of replicas %v", name, got, want)
+		}
+		for _, name := range []string{name, name + " behind"} {
+			if s.whole(name) != text {
+				t.Errorf("%s: other bits than of replicas", name)
+			}
+			s.apart(name, len(text))
+		}
+	}
+	for P := 1; P <= 3; P++ {
+		var all [][][]float64
+		for _, from := range []string{"replicas", "parameters", "devices 2 behind"} {
+			for i := range 4 { // with no level, and each
+				if !full() && i > 1 && i != P || !full() && i == 0 && from != "replicas" {
+					continue
+				}
+				var option []vm.Option
+				if i > 0 {
+					option = append(option, vm.WithShards(levels[i-1]))
+				}
+				s.run(testenv.Hosts, P, from, option,
+					func(r ranked, m *model, machine *vm.Machine) (err error) {
+						for step := range 5 { // to the batch of the writer
+							m.shift(step)
+						}
+						got := evaluated(m, &err)
+						err = errors.Join(err, s.steps(m, machine, 5, 3))
+						if r.Comm.Rank() > 0 {
+							return err
+						}
+						if got != want {
+							t.Errorf("%d ranks, %s, %d: loss %v, want %v", P, from, i, got, want)
+						}
+						all = append(all, m.weights(t))
+						return err
+					})
+			}
+		}
+		for i, got := range all {
+			if !slices.EqualFunc(got, all[0], slices.Equal) {
+				t.Errorf("%d ranks, %d: %v, replicas go on with %v", P, i, got, all[0])
+			}
+		}
+	}
+}
+
+// apart checks that each of four ranks has written a file, and about a quarter of the model.
+func (s saving) apart(name string, whole int) {
+	s.t.Helper()
+	files, err := filepath.Glob(filepath.Join(s.at(name), "step-*", "*.safetensors"))
+	if err != nil || len(files) != 5 {
+		s.t.Fatalf("%s has %v, %v", name, files, err)
+	}
+	for _, file := range files {
+		info, err := os.Stat(file)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if most := int64(whole/3 + 1500); info.Size() > most { // of headers
+			s.t.Errorf("%s has %d bytes, want %d at most: all have %d", file, info.Size(), most,
+				whole)
+		}
+	}
+}
+
+// TestShardsThatAreMissing: a file of shards that is missing, damaged or of another Save is an
+// error that names it, on all ranks, and the checkpoint before is loaded instead.
+func TestShardsThatAreMissing(t *testing.T) {
+	s := saving{settings["groups"], t, t.TempDir()}
+	for _, name := range []string{"run", "other"} {
+		s.run(testenv.Hosts, 4, "", []vm.Option{vm.WithShards(levels[2])},
+			func(r ranked, m *model, machine *vm.Machine) (err error) {
+				for step := range 2 {
+					err = errors.Join(err, s.steps(m, machine, step, 1),
+						machine.DataParallel().Save(s.at(name), machine.Solver(), step))
+				}
+				return err
+			})
+	}
+	newest := s.at("run/step-00000002")
+	file := filepath.Join(newest, "rank2.safetensors")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	foreign, err := os.ReadFile(s.at("other/step-00000002/rank2.safetensors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	flipped := slices.Clone(text)
+	flipped[len(text)-1] ^= 1
+	for what, content := range map[string][]byte{"load another checkpoint": nil, // none
+		"it belongs to Save": foreign, "the file is damaged": flipped} {
+		err := os.Remove(file)
+		if err == nil && content != nil {
+			err = os.WriteFile(file, content, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, option := range [][]vm.Option{nil, {vm.WithShards(levels[0])}} {
+			for rank, err := range together(t, testenv.Hosts, 2, func(r ranked) error {
+				_, machine, err := r.start(s.training, option...)
+				if err != nil {
+					return err
+				}
+				dp, step := machine.DataParallel(), 0
+				err = dp.Load(newest, machine.Solver(), nil)
+				older := dp.Load(s.at("run"), machine.Solver(), &step)
+				if older != nil || step != 0 {
+					t.Errorf("%s: step %d of the one before, %v", what, step, older)
+				}
+				return errors.Join(err, machine.Close())
+			}) {
+				if err == nil || !strings.Contains(err.Error(), "rank2.safetensors") ||
+					!strings.Contains(err.Error(), what) {
+					t.Errorf("%s: rank %d: %v", what, rank, err)
+				}
+			}
+		}
+		if content == nil { // for the next Remove
+			if err := os.WriteFile(file, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// TestShardsOfALostRank: if a rank is lost in the middle of a Save, the checkpoint before is whole.
+func TestShardsOfALostRank(t *testing.T) {
+	s := saving{settings["groups"], t, t.TempDir()}
+	for rank, err := range together(t, testenv.Hosts, 4, func(r ranked) error {
+		m, machine, err := r.start(s.training, vm.WithShards(levels[2]))
+		if err != nil {
+			return err
+		}
+		dp := machine.DataParallel()
+		err = errors.Join(s.steps(m, machine, 0, 5), dp.Save(s.at("run"), machine.Solver(), 5),
+			s.steps(m, machine, 5, 1), dp.SaveAsync(s.at("run"), machine.Solver(), 6))
+		if err != nil {
+			return err
+		}
+		if r.Comm.Rank() == 3 {
+			r.Comm.Abort(errors.New("lost"))
+		}
+		return dp.Save(s.at("run"), machine.Solver(), 6)
+	}) {
+		if err == nil {
+			t.Errorf("rank %d has saved with a rank that was lost", rank)
+		}
+	}
+	s.run(testenv.Hosts, 2, "", []vm.Option{vm.WithShards(levels[1])},
+		func(r ranked, m *model, machine *vm.Machine) error {
+			step := 0
+			err := machine.DataParallel().Load(s.at("run"), machine.Solver(), &step)
+			if step != 5 {
+				err = errors.Join(err, fmt.Errorf("step %d was loaded", step))
+			}
+			return err
+		})
+}
+
+// TestShardsOfParts: ranks that divide a learnable, as in tensor parallelism, and train with others
+// that have the same part, save what they train without shards, with one norm of the gradients, and
+// go on from it.
+func TestShardsOfParts(t *testing.T) {
+	dir := t.TempDir()
+	train := func(name string, from string, options ...vm.Option) {
+		err := testranks.Join(together(t, testenv.Hosts, 4, func(r ranked) error {
+			part := r.Comm.Rank() % 2
+			data, err := r.Comm.Split(part, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			parts, err := r.Comm.Split(r.Comm.Rank()/2, r.Comm.Rank())
+			if err != nil {
+				return err
+			}
+			r.lock.Lock()
+			m := layers(4, 6, 5+2*part, 5)(t, tensor.Float32)
+			r.lock.Unlock()
+			machine, err := vm.New(m.g, r.device, append(options, vm.ClipNorm(0.125),
+				vm.WithSolver(&autograd.Adam{Rate: 0.125}, m.params...), vm.WithDataParallel(data,
+					autograd.WithParts(parts, map[string]int{"w0": 1, "b0": 1, "w1": 0})))...)
+			if err != nil {
+				return err
+			}
+			dp := machine.DataParallel()
+			if from != "" {
+				err = dp.Load(filepath.Join(dir, from), machine.Solver(), nil)
+			}
+			return errors.Join(err, training{}.steps(m, machine, 0, 3),
+				dp.Save(filepath.Join(dir, name), machine.Solver(), nil), machine.Close(),
+				data.Close(), parts.Close())
+		}))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	train("replicas", "")
+	train("shards", "", vm.WithShards(levels[2]))
+	train("go on with replicas", "replicas")
+	train("replicas go on", "shards")
+	train("shards go on", "replicas", vm.WithShards(levels[0]))
+	train("shards of shards go on", "shards", vm.WithShards(levels[1]))
+	want, err := autograd.ReadWeights(filepath.Join(dir, "go on with replicas"))
+	if err != nil || len(want) != 4 {
+		t.Fatal(len(want), err)
+	}
+	for _, name := range []string{"replicas go on", "shards go on", "shards of shards go on"} {
+		got, err := autograd.ReadWeights(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n, w := range want {
+			if !slices.Equal(got[n].Data().([]float32), w.Data().([]float32)) ||
+				!got[n].Shape().Eq(w.Shape()) {
+				t.Errorf("%s: %s is %v, want %v", name, n, got[n], w)
+			}
+		}
+	}
+}
