@@ -290,6 +290,53 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 	})
 }
 
+// TestCollectivesBesideProducts: a layer whose weights the ranks divide adds its input's gradient up
+// beside a product, step by step and in graphs, and gives the bits of the host.
+func TestCollectivesBesideProducts(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+			var weights [2][][]float64
+			for i, device := range []backend.Device{nil, r.device} {
+				model := r.build(func(t testing.TB, dt tensor.Dtype) *model {
+					m := &model{g: gorgonia.NewGraph()}
+					h := m.variable("x", dt, 6, 8)
+					for layer := range 3 {
+						w := m.variable(fmt.Sprint("w", layer), dt, 8, 8)
+						m.params = append(m.params, w)
+						h = must(ops.CopyToParallel(r.Comm, h))
+						h = must(gorgonia.Mul(h, w))
+					}
+					m.grad(t, must(gorgonia.Sum(h)))
+					return m
+				})
+				m, err := vm.New(model.g, device, vm.WithSolver(&autograd.SGD{Rate: 1. / 1024},
+					model.params...))
+				if err != nil {
+					return err
+				}
+				if beside := strings.Contains(m.Plan().String(), "until step"); beside != (i == 1) {
+					t.Errorf("beside others: %v, of\n%v", beside, m.Plan())
+				}
+				for range 4 {
+					if err := m.RunAll(); err != nil {
+						return errors.Join(err, m.Close())
+					}
+				}
+				if err := m.Close(); err != nil {
+					return err
+				}
+				weights[i] = model.weights(r.t)
+			}
+			if !slices.EqualFunc(weights[0], weights[1], slices.Equal) {
+				return fmt.Errorf("on the device %v, on the host %v", weights[1], weights[0])
+			}
+			return nil
+		})); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestLostRankEndsDeviceOp: a rank that is gone is an error of the others' RunAll that names it.
 func TestLostRankEndsDeviceOp(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
