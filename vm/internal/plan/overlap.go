@@ -50,6 +50,7 @@ func (g *grouping) startEarly(all []*group) []*group {
 func (p *Plan) overlap() {
 	for i := range p.Steps {
 		s := &p.Steps[i]
+		s.Until = 0
 		if op, ok := s.Op.(ir.Opaque); !ok || !op.Placed {
 			continue
 		}
