@@ -70,7 +70,7 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 		for _, level := range levels {
 			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
 				connect := testenv.ConnectGPUs(t, P, &options)
-				if err := testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
+				err := testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
 					comm, _ := backend.As[*gpus.Communicator](r.Comm)
 					if comm.Link() != gpus.FullyConnected {
 						return nil // not on this machine
@@ -81,7 +81,8 @@ func TestShardsByCopyEnginesOnGPU(t *testing.T) {
 						err = errors.Join(err, errors.New("no call went by copy engines"))
 					}
 					return err
-				})); err != nil {
+				}))
+				if err != nil {
 					t.Error(err)
 				}
 			})

@@ -49,8 +49,8 @@ type step struct {
 	dsts, args []backend.Buffer
 	run        func() error
 	waits      bool             // for the device, so that it cannot be recorded in a graph
-	beside     bool             // what waits for it, see plan.Step.Until, is in the segment that runs
-	away       bool             // it was started on the queue beside, and nobody has waited for it
+	beside     bool             // the step behind Until is in the segment that runs
+	away       bool             // it runs on the queue beside, and nothing has waited for it
 	whole      bool             // a product that is one call of the device
 	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
 }

@@ -80,7 +80,9 @@ func (p *Plan) apart(under *Step, step int) bool {
 	}
 	meets := func(x, y []Ref) bool {
 		return slices.ContainsFunc(x, func(a Ref) bool {
-			return slices.ContainsFunc(y, func(b Ref) bool { return p.overlaps(a.Buffer, b.Buffer) })
+			return slices.ContainsFunc(y, func(b Ref) bool {
+				return p.overlaps(a.Buffer, b.Buffer)
+			})
 		})
 	}
 	return !meets(under.Dsts, s.Dsts) && !meets(under.Dsts, s.Args) && !meets(under.Args, s.Dsts)

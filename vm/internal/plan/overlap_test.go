@@ -65,7 +65,8 @@ func TestVerifyFindsWhatMeetsASumUnderWay(t *testing.T) {
 			p.Steps[2].Until = 5
 		}, "it meets step 2, "},
 		"its operand is written over": {func(p *Plan) {
-			p.Buffers[p.Steps[3].Dsts[0].Buffer].Offset = p.Buffers[p.Steps[2].Args[0].Buffer].Offset
+			operand := p.Buffers[p.Steps[2].Args[0].Buffer]
+			p.Buffers[p.Steps[3].Dsts[0].Buffer].Offset = operand.Offset
 		}, "it meets step 2, "},
 		"nothing waits":           {func(p *Plan) { p.Steps[2].Until = 5 }, "nothing waits for it"},
 		"another kind of step":    {func(p *Plan) { p.Steps[1].Until = 3 }, "nothing waits for it"},
