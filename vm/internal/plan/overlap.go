@@ -11,8 +11,9 @@ import (
 // products which do not need their results: the all-reduce of an input's gradient in a layer whose
 // weights are divided, beside the product that is the weights' gradient.
 
-// startEarly moves operations that run where their operands are before what they do not need, up to
-// the operation before, if there are products among that.
+// startEarly moves operations that run where their operands are before what they do not need, if
+// there are products among that: up to the operation before, and to the last product but one that
+// they need, so that what is moved behind keeps its operands for a product longer alone.
 func (g *grouping) startEarly(all []*group) []*group {
 	begin := 0
 	for i, y := range all {
@@ -20,18 +21,22 @@ func (g *grouping) startEarly(all []*group) []*group {
 		if !opaque {
 			continue
 		}
-		needed, products := map[*group]bool{y: true}, false
-		for _, z := range slices.Backward(all[begin : i+1]) {
-			if !needed[z] {
-				products = products || multiplies(g.program.Values[z.members[0]].Op)
-				continue
+		needed, products, before := map[*group]bool{y: true}, 0, 0
+		from := i
+		for ; from >= begin && before < 2; from-- {
+			z := all[from]
+			switch product := multiplies(g.program.Values[z.members[0]].Op); {
+			case !needed[z] && product:
+				products++
+			case needed[z] && product:
+				before++
 			}
-			for before := range g.needsOf(z) {
-				needed[before] = true
+			for other := range g.needsOf(z) {
+				needed[other] = needed[other] || needed[z]
 			}
 		}
-		if op.Placed && products {
-			slices.SortStableFunc(all[begin:i+1], func(a, b *group) int {
+		if op.Placed && products > 0 {
+			slices.SortStableFunc(all[from+1:i+1], func(a, b *group) int {
 				switch {
 				case needed[a] == needed[b]:
 					return 0
