@@ -146,8 +146,7 @@ func (x *Buckets) Start(bucket int, kind backend.Kind, whole, chunk backend.Buff
 				return err
 			}
 		}
-		// a chunk has another place on each rank, and a caller's memory may have
-		what.Beside = beside && kind == backend.AllReduce
+		what.Beside = beside
 		dst, src := whole, chunk
 		if kind == backend.ReduceScatter {
 			dst, src = chunk, whole

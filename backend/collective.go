@@ -92,9 +92,10 @@ type Collective struct {
 	AllowHalf DType
 
 	// Beside says that the devices compute while the call runs: ways that leave them their
-	// multiprocessors are better then. It is a hint, the same on every rank, and dst lies at one
-	// place of memory from Alloc on each. Headers do not have it; replays of graphs in which ranks
-	// have recorded other ways or places for it are a [MismatchError].
+	// multiprocessors are better then. It is a hint, the same on every rank. dst of an
+	// AllReduce or AllGather lies at one place of memory from Alloc on each, or on none. Headers do
+	// not have it; replays of graphs in which ranks have recorded other ways or places for it are
+	// a [MismatchError].
 	Beside bool
 
 	Root int

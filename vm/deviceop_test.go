@@ -64,6 +64,13 @@ var collectives = map[string]func(comm backend.Communicator, x *gorgonia.Node) (
 		return ops.GatherForwardSplitBackward(comm, 0, ops.Up(comm), must(gorgonia.Square(part)),
 			lengths)
 	},
+	"BesideAProduct": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
+		y, err := ops.CopyToParallel(comm, x)
+		if err != nil {
+			return nil, err
+		}
+		return gorgonia.Mul(y, must(gorgonia.Transpose(x, 1, 0)))
+	},
 	"OfScalars": func(comm backend.Communicator, x *gorgonia.Node) (*gorgonia.Node, error) {
 		return ops.AllReduce(comm, backend.Avg, must(gorgonia.Sum(x)))
 	},
@@ -286,6 +293,26 @@ func TestDeviceOpsBesideExchanges(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
+		}
+	})
+}
+
+// TestCollectivesBesideProducts: what adds up the gradient of an operand is under way beside the
+// product that is the other one's gradient. TestCollectivesRunOnTheDevice compares its results.
+func TestCollectivesBesideProducts(t *testing.T) {
+	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
+		if err := testranks.Join(together(t, k, 2, func(r ranked) error {
+			model, _ := r.collectiveModel(collectives["BesideAProduct"])
+			m, err := vm.New(model.g, r.device)
+			if err != nil {
+				return err
+			}
+			if text := m.Plan().String(); !strings.Contains(text, "until step") {
+				err = fmt.Errorf("no collective runs beside others in\n%s", text)
+			}
+			return errors.Join(err, m.Close())
+		})); err != nil {
+			t.Error(err)
 		}
 	})
 }

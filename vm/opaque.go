@@ -36,6 +36,9 @@ type DeviceOp interface {
 	// scratch has at least Scratch bytes, with anything in them. An operation whose failure shows
 	// later returns what it waits for, which RunAll joins, else nil.
 	//
+	// Operations run one after the other, but an operation without Scratch beside products that do
+	// not need y, if the plan has some: q is another queue than theirs then.
+	//
 	// q may be recording a CUDA graph (backend.GraphQueue), and StartOn is not called again for the
 	// launches of that graph. An operation that cannot be recorded returns ErrUnsupported then: it
 	// is called in each run instead, between the graphs of what comes before and after.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	gpus "github.com/euryale-ml/euryale/backend/gpu"
 	"github.com/euryale-ml/euryale/internal/testing/testenv"
 	"github.com/euryale-ml/euryale/internal/testing/testranks"
 	"github.com/euryale-ml/euryale/vm"
@@ -45,6 +47,42 @@ func TestShardsOnGPU(t *testing.T) {
 				if err := testranks.Join(together(t, testenv.GPUs, 2, func(r ranked) error {
 					return r.shardsLikeReplicas(level, as)
 				})); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+}
+
+// TestShardsByCopyEnginesOnGPU is TestShards where copy engines run all exchanges of a graph, also
+// beside products: of buckets in windows (SolverState) and in the arena. They need links like those
+// of NVLink, which emulated devices are taken for.
+func TestShardsByCopyEnginesOnGPU(t *testing.T) {
+	options, err := gpus.Asked("copy-engines")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if os.Getenv("EMULATED_DEVICES") != "" {
+		options.Link = gpus.FullyConnected
+	}
+	as := training{solver: solvers["adam"], build: mlp}
+	for P := 2; P <= 3; P++ {
+		for _, level := range levels {
+			t.Run(fmt.Sprint(P, " ", level), func(t *testing.T) {
+				connect := testenv.ConnectGPUs(t, P, &options)
+				err := testranks.Join(connected(t, testenv.GPUs, P, connect, func(r ranked) error {
+					comm, _ := backend.As[*gpus.Communicator](r.Comm)
+					if comm.Link() != gpus.FullyConnected {
+						return nil // not on this machine
+					}
+					before := comm.Usage().CopyEngines
+					err := r.shardsLikeReplicas(level, as)
+					if comm.Usage().CopyEngines == before {
+						err = errors.Join(err, errors.New("no call went by copy engines"))
+					}
+					return err
+				}))
+				if err != nil {
 					t.Error(err)
 				}
 			})

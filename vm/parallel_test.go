@@ -56,8 +56,15 @@ func (r ranked) build(make func(testing.TB, tensor.Dtype) *model) *model {
 // together runs a test as every rank of P. Machines run where ranks communicate, or on the host.
 func together(t *testing.T, k testenv.Kind, P int, body func(r ranked) error) []error {
 	t.Helper()
+	return connected(t, k, P, k.Connect(t, P), body)
+}
+
+// connected is together of ranks that connect in a way.
+func connected(t *testing.T, k testenv.Kind, P int, connect testenv.Connect,
+	body func(r ranked) error) []error {
+	t.Helper()
 	var lock sync.Mutex
-	return testranks.Run(P, k.Connect(t, P), func(r *testenv.Rank) error {
+	return testranks.Run(P, connect, func(r *testenv.Rank) error {
 		of := ranked{Rank: r, t: t, lock: &lock}
 		if k.OnDevice() {
 			of.device = r.Comm.Device()

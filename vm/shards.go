@@ -53,9 +53,11 @@ const (
 //
 // Cost: a rank sends and receives as many bytes as by all-reduces, with Parameters half as many
 // more, and copies each learnable once; its updates take 1/P of the time. A bucket is updated and
-// gathered while the gradients of the layers before it are computed, so that the last one is
-// exposed; with ClipNorm all all-gathers are, since updates wait for all gradients. With Parameters
-// the first bucket is exposed, and each other one is gathered while the one before it is read.
+// gathered while the gradients of the layers before it are computed. The last one is scattered
+// beside updates of others, and gathered while their learnables get their values, and is exposed as
+// far as it takes longer; with ClipNorm all all-gathers are, since updates wait for all gradients.
+// With Parameters the first bucket is exposed, and each other one is gathered while the one before
+// it is read.
 //
 // New returns ErrArgument without WithDataParallel and for a level without those before it;
 // ErrUnsupported with [WithTree], with compressions that keep residuals, and for Gradients where

@@ -32,8 +32,9 @@ const (
 	// them, permuted on the way. Only calls with Rows use it.
 	byPush
 	// byCopyEngines has copy engines push operands to the staging of the rank that adds them up,
-	// and its sums to every rank: multiprocessors only add. Only recorded calls beside which
-	// devices compute use it: see [backend.Collective].
+	// and its sums to every rank: multiprocessors only add. Reduce-scatters and all-gathers are
+	// halves of that. Only recorded calls beside which devices compute use it: see
+	// [backend.Collective].
 	byCopyEngines
 
 	algorithmCount = iota

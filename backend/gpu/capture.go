@@ -84,8 +84,8 @@ func (p *captured) add(k *call) {
 	}
 	p.calls = append(p.calls, h)
 	p.used[k.use]++
-	h.Seq, h.Generation = p.hash, uint32(k.use) // a digest of all calls so far
-	if k.use == byCopyEngines {                 // which write to one place on all ranks
+	h.Seq, h.Generation = p.hash, uint32(k.use)   // a digest of all calls so far
+	if k.use == byCopyEngines && p.c.spreads(k) { // they write to one place on all ranks
 		h.Seq += uint64(p.c.memory.inWindow(k.dst))
 	}
 	p.hash = h.Put(new([backend.HeaderSize]byte))

@@ -111,6 +111,9 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if what.Rows != nil {
 		return c.permute(what, d, nbytes)
 	}
+	if c.beside(what, d, nbytes) {
+		return byCopyEngines
+	}
 	if !eligible(what, d) {
 		return byNCCL
 	}
@@ -120,23 +123,31 @@ func (c *choice) choose(what *backend.Collective, d backend.DType, nbytes int) A
 	if inTree(what, c.size) {
 		return c.tree(what, d, nbytes)
 	}
-	if c.beside(what, nbytes) {
-		return byCopyEngines
-	}
 	return c.possible(c.preferred(what, d, nbytes), what.Kind, nbytes)
 }
 
-// besideBytes is the smallest all-reduce that copy engines run beside what devices compute.
+// besideBytes is the smallest call that copy engines run beside what devices compute, where the
+// table does not say it: by its largest operand.
 const besideBytes = 4 << 20
 
-// beside reports whether copy engines run a call.
-func (c *choice) beside(what *backend.Collective, nbytes int) bool {
-	if what.Kind != backend.AllReduce || what.Algorithm != backend.Auto ||
-		c.plan.topology.Link != FullyConnected {
+// beside reports whether copy engines run a call, of even or uneven chunks.
+func (c *choice) beside(what *backend.Collective, d backend.DType, nbytes int) bool {
+	if !what.Beside && c.plan.Force != byCopyEngines {
 		return false
 	}
-	return c.plan.Force == byCopyEngines ||
-		c.plan.Force == byNCCL && what.Beside && !c.plan.Shared && nbytes >= besideBytes
+	whole := *what
+	if whole.Kind != backend.AllReduce {
+		whole.Splits = nil
+	}
+	if !eligible(&whole, d) || what.AllowHalf != 0 || inTree(what, c.size) ||
+		what.Algorithm != backend.Auto || c.plan.topology.Link != FullyConnected {
+		return false
+	}
+	if what.Kind != backend.AllReduce && what.Splits == nil {
+		nbytes *= c.size
+	}
+	return c.plan.Force == byCopyEngines || c.plan.Force == byNCCL && !c.plan.Shared &&
+		c.row(what.Kind, d).besides(nbytes)
 }
 
 // inTree reports whether a call among so many ranks adds in a tree: two operands have one order.
@@ -252,11 +263,11 @@ func (c *choice) explain(what backend.Collective, d backend.DType, nbytes, lacki
 	switch {
 	case use == byPush:
 		return text + ": pieces are permuted on their way"
+	case use == byCopyEngines:
+		return text + ": devices compute meanwhile"
 	case !eligible(&what, d):
 		return text + ": there are kernels for sums and averages of f32, f16 and bf16, by " +
 			"all-reduce and even reduce-scatter, and for even all-gather"
-	case use == byCopyEngines:
-		return text + ": devices compute meanwhile"
 	case use == byHalved:
 		return fmt.Sprintf("%s, in 16 bits from %s on", text, size(c.plan.Halved))
 	case what.Algorithm != backend.Auto:

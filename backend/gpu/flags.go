@@ -114,7 +114,10 @@ func (m *peerMemory) probeFlags() error {
 
 // recordMeetings records a meeting by each set, on a queue that nobody else uses meanwhile.
 func (m *peerMemory) recordMeetings(w *waits) (q backend.Queue, graph *backend.Graph, err error) {
-	if err := w.set(w.signal, 1); err != nil {
+	ctx, cancel := context.WithTimeout(context.Background(), probeTime)
+	defer cancel()
+	// other queues do not wait for that one, and would send what the signal was before
+	if err := errors.Join(w.set(w.signal, 1), drain(ctx, w.queue)); err != nil {
 		return nil, nil, err
 	}
 	if q, err = m.dev.NewQueue(); err != nil {

@@ -106,15 +106,18 @@ func (m *peerMemory) windowOf(b backend.Buffer) int {
 }
 
 // chooseAgain chooses once more where copy engines would run a call that they cannot: one that is
-// not recorded, whose operand lies where others do not reach it, or for which there is no staging.
+// not recorded, an all-reduce to where others do not reach, or one for which there is no staging.
 // A copy to another device waits, in the driver, for what it does for that device's rank, which may
 // be to take memory once the kernels that wait for the copy have ended: ranks of a graph have all
 // that before they launch it. order is held.
 func (c *Communicator) chooseAgain(k *call, recorded bool) {
-	if k.use == byCopyEngines && (!recorded || c.memory.windowOf(k.dst) < 0 ||
-		c.plan.Staging < align*c.size) {
-		k.use = c.possible(c.preferred(&k.what, k.dtype, k.dst.NBytes()), k.what.Kind,
-			k.dst.NBytes())
+	if k.use != byCopyEngines || recorded && c.plan.Staging >= align*c.size &&
+		(k.what.Kind != backend.AllReduce || c.spreads(k)) {
+		return
+	}
+	if k.use = byNCCL; eligible(&k.what, k.dtype) {
+		nbytes := k.count * k.dtype.Size()
+		k.use = c.possible(c.preferred(&k.what, k.dtype, nbytes), k.what.Kind, nbytes)
 	}
 }
 

@@ -28,6 +28,9 @@ type Row struct {
 	Source     string        // where the numbers come from
 	Quick      bool          // measured as ranks connected, in little time
 	Samples    []Sample      // by size
+	// CopyEngines is from how many bytes of its largest operand on copy engines run a call beside
+	// which devices compute: 0 for what holds without a row, below 0 for never.
+	CopyEngines int
 }
 
 // Sample is the time of a call, in microseconds, by algorithm; 0 is not measured.
@@ -100,13 +103,15 @@ type rowText struct {
 	Source     string   `json:"source"`
 	Quick      bool     `json:"quick,omitempty"`
 	Samples    []Sample `json:"samples"`
+
+	CopyEngines int `json:"copy_engines_from,omitempty"`
 }
 
 // MarshalJSON implements [json.Marshaler].
 func (r Row) MarshalJSON() ([]byte, error) {
 	text := rowText{Model: r.Model, Capability: r.Capability, Link: r.Link.String(),
 		NVLinks: r.NVLinks, Ranks: r.Ranks, Kind: r.Kind.String(), Source: r.Source,
-		Quick: r.Quick, Samples: r.Samples}
+		Quick: r.Quick, Samples: r.Samples, CopyEngines: r.CopyEngines}
 	if r.DType != 0 {
 		text.DType = r.DType.String()
 	}
@@ -121,7 +126,8 @@ func (r *Row) UnmarshalJSON(b []byte) (err error) {
 		return err
 	}
 	*r = Row{Model: text.Model, Capability: text.Capability, NVLinks: text.NVLinks,
-		Ranks: text.Ranks, Source: text.Source, Quick: text.Quick, Samples: text.Samples}
+		Ranks: text.Ranks, Source: text.Source, Quick: text.Quick, Samples: text.Samples,
+		CopyEngines: text.CopyEngines}
 	if r.Link, err = ParseLink(text.Link); err != nil {
 		return err
 	}
@@ -239,6 +245,14 @@ func (r *Row) best(nbytes int) Algorithm {
 		}
 	}
 	return best
+}
+
+// besides reports whether copy engines run calls of a size beside which devices compute.
+func (r *Row) besides(nbytes int) bool {
+	if r == nil || r.CopyEngines == 0 {
+		return nbytes >= besideBytes
+	}
+	return r.CopyEngines > 0 && nbytes >= r.CopyEngines
 }
 
 // limit says what to use up to a size.

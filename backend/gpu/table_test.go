@@ -169,6 +169,58 @@ func TestExplanationShowsAllTimes(t *testing.T) {
 	}
 }
 
+// Of halves of an all-reduce the largest operand counts, and what the table says of their kind.
+func TestCopyEnginesRunLargeCallsBesideProducts(t *testing.T) {
+	const most = besideBytes
+	plain := func(kind backend.Kind) backend.Collective {
+		return backend.Collective{Kind: kind, Beside: true}
+	}
+	uneven := plain(backend.ReduceScatter)
+	uneven.Splits = []int{most/4 - 1, 1}
+	alone, shown, tree := uneven, plain(backend.AllGather), plain(backend.AllReduce)
+	alone.Beside, shown.Algorithm, tree.Splits = false, backend.OneShot, []int{1, 1}
+	tree.Association = backend.Tree
+	const never, early = backend.BF16, backend.F16
+	table := Table{{Model: h200, Link: FullyConnected, Ranks: 2, Kind: backend.AllGather,
+		DType: never, CopyEngines: -1}, {Model: h200, Link: FullyConnected, Ranks: 2,
+		Kind: backend.AllGather, DType: early, CopyEngines: most / 2}}
+	for _, test := range []struct {
+		what   backend.Collective
+		d      backend.DType
+		nbytes int
+		want   bool
+	}{
+		{plain(backend.AllReduce), backend.F32, most, true},
+		{plain(backend.AllReduce), backend.F32, most - 4, false},
+		{plain(backend.AllReduce), backend.F64, most, false},
+		{plain(backend.ReduceScatter), backend.F32, most / 2, true},
+		{plain(backend.ReduceScatter), backend.F32, most/2 - 4, false},
+		{plain(backend.ReduceScatter), backend.I64, most, false},
+		{plain(backend.AllGather), backend.I64, most / 2, true},
+		{plain(backend.AllGather), backend.I64, most/2 - 8, false},
+		{plain(backend.AllGather), never, 16 * most, false},
+		{plain(backend.AllGather), early, most / 4, true},
+		{plain(backend.AllGather), early, most/4 - 2, false},
+		{uneven, backend.F32, most, true},
+		{uneven, backend.F32, most - 4, false},
+		{alone, backend.F32, most, false},
+		{shown, backend.F32, most, false},
+		{tree, backend.F32, most, false},
+		{plain(backend.Broadcast), backend.F32, most, false},
+	} {
+		p, why := decide(Options{Link: FullyConnected, Table: table}.settings(), h200s(2).ranks())
+		got := newChoice(p, why).choose(&test.what, test.d, test.nbytes)
+		if (got == byCopyEngines) != test.want {
+			t.Errorf("%v of %d bytes of %v: %v", test.what, test.nbytes, test.d, got)
+		}
+	}
+	text, err := json.Marshal(table)
+	if got, wrong := parseTable(text); err != nil || wrong != nil || !reflect.DeepEqual(got,
+		table) {
+		t.Errorf("%s is read as %+v: %v, %v", text, got, err, wrong)
+	}
+}
+
 func TestTablesAreRead(t *testing.T) {
 	text, err := json.Marshal(Shipped())
 	if err != nil {

@@ -57,10 +57,14 @@ func needGPUs(t testing.TB, P int) []*cuda.Device {
 }
 
 // connectGPUs connects P ranks with NCCL, rank r on GPU r.
-func connectGPUs(t testing.TB, P int) Connect {
+func connectGPUs(t testing.TB, P int) Connect { return ConnectGPUs(t, P, nil) }
+
+// ConnectGPUs does that with options for calls by other ways, nil for those that users ask for.
+func ConnectGPUs(t testing.TB, P int, o *gpu.Options) Connect {
 	t.Helper()
 	devices := needGPUs(t, P)
 	b := gpu.New(func(ordinal int) (gpu.Device, error) { return devices[ordinal], nil })
+	b.Options = o
 	if err := b.Available(); err != nil {
 		Lacking(t, err.Error())
 	}

@@ -39,6 +39,7 @@ type Executor struct {
 	compared  int              // bytes, in vain
 	exchanges exchanges
 	snapshots snapshots
+	side      backend.Queue // of operations of the graph that run beside others, nil for none
 }
 
 // step is one step of the plan and where its operands are now.
@@ -48,6 +49,8 @@ type step struct {
 	dsts, args []backend.Buffer
 	run        func() error
 	waits      bool             // for the device, so that it cannot be recorded in a graph
+	beside     bool             // the step behind Until is in the segment that runs
+	away       bool             // it runs on the queue beside, and nothing has waited for it
 	whole      bool             // a product that is one call of the device
 	epilogue   kernels.Epilogue // of a product: the loop of the next step, if the device takes it
 }
@@ -126,6 +129,9 @@ func (e *Executor) prepare() error {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", i, s.Op, s.Name, err)
 		}
 		e.steps = append(e.steps, c)
+	}
+	if err := e.overlap(); err != nil {
+		return err
 	}
 	if e.scratch, err = e.alloc(backend.U8, e.needs); err != nil {
 		return e.lacking(err, e.needs, "intermediate results of loops and convolutions")
@@ -258,6 +264,9 @@ const shownHolders = 5
 // Close waits and frees the memory of the executor.
 func (e *Executor) Close() error {
 	err := e.device.Join()
+	if e.side != nil {
+		err = errors.Join(err, e.side.Close())
+	}
 	for _, s := range slices.Concat(e.runs...) {
 		err = errors.Join(err, s.forget())
 	}
@@ -271,6 +280,6 @@ func (e *Executor) Close() error {
 	for _, b := range e.hosted {
 		err = errors.Join(err, e.device.FreeHost(b))
 	}
-	e.memory, e.hosted, e.steps, e.runs = nil, nil, nil, nil
+	e.memory, e.hosted, e.steps, e.runs, e.side = nil, nil, nil, nil, nil
 	return errors.Join(err, e.device.Close())
 }

@@ -34,12 +34,56 @@ type Placed interface {
 func (e *Executor) startPlaced(s *step, o Placed) func() error {
 	e.needs = max(e.needs, o.Scratch())
 	return func() error {
-		w, err := o.StartOn(e.device.Main(), s.dsts[0], e.scratch, s.args...)
+		q, beside := e.device.Main(), s.beside && o.Scratch() == 0 && e.side != nil
+		if beside {
+			q = e.side
+			if err := follow(q, e.device.Main()); err != nil {
+				return err
+			}
+		}
+		w, err := o.StartOn(q, s.dsts[0], e.scratch, s.args...)
 		if w != nil {
 			e.exchanges.others = append(e.exchanges.others, w)
 		}
+		s.away = beside
 		return err
 	}
+}
+
+// follow orders a queue behind what was started on another one.
+func follow(q, before backend.Queue) error {
+	done, err := before.Record()
+	if err != nil {
+		return err
+	}
+	return q.Wait(done)
+}
+
+// overlap makes steps wait for the operations of the graph that run beside those before them.
+func (e *Executor) overlap() (err error) {
+	d, ok := e.device.(*queued)
+	for _, s := range e.steps {
+		if !ok || s.Until == 0 {
+			continue
+		}
+		if e.side == nil {
+			if e.side, err = backend.UrgentQueue(d.device); err != nil {
+				return err
+			}
+		}
+		end := e.steps[s.Until+1]
+		run := end.run
+		end.run = func() error {
+			if s.away {
+				s.away = false
+				if err := follow(d.Main(), e.side); err != nil {
+					return err
+				}
+			}
+			return run()
+		}
+	}
+	return nil
 }
 
 // callByDo copies the operands to where the operation has them, runs it, and copies its result.

@@ -34,7 +34,7 @@ func (e *Executor) Profile(kind int, timed func(ir.Op) bool) (times []time.Durat
 	}
 	for i, s := range e.steps {
 		var err error
-		if s.Runs.Has(kind) {
+		if s.beside = false; s.Runs.Has(kind) {
 			err = s.run()
 		}
 		if err := errors.Join(err, c.mark(is(i) || is(i+1))); err != nil {

@@ -134,7 +134,9 @@ func (s *segment) run(x *exchanges) error {
 
 // start starts the steps one by one.
 func (s *segment) start() error {
+	last := s.steps[len(s.steps)-1].number
 	for _, step := range s.steps {
+		step.beside = step.Until > 0 && step.Until < last
 		if err := step.run(); err != nil {
 			return fmt.Errorf("vm: step %d, %v of %s: %w", step.number, step.Op, step.Name, err)
 		}

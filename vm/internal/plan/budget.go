@@ -38,6 +38,7 @@ func (s Step) cost() float64 { return float64(s.FLOPs())/intensity + float64(s.B
 func (p *Plan) arrange() *Plan {
 	countProducts(p)
 	epilogues(p)
+	p.overlap()
 	shareInPlace(p)
 	lives(p)
 	assignOffsets(p)

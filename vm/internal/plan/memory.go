@@ -27,13 +27,17 @@ func lives(p *Plan) {
 		if i+1 < len(p.Steps) && p.Steps[i+1].Epilogue {
 			last++
 		}
+		end := i
+		if s.Until > 0 {
+			end = s.Until + 1 // which waits before it writes
+		}
 		for _, d := range s.Dsts {
 			use(d, first)
-			use(d, i)
+			use(d, end)
 		}
 		for _, a := range s.Args {
 			use(a, i)
-			use(a, last)
+			use(a, max(last, end))
 		}
 	}
 	for _, r := range p.Results {

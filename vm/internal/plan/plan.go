@@ -52,6 +52,9 @@ type Step struct {
 	// Epilogue is whether the step is an element-wise loop over the result of the step before, a
 	// product or a convolution, and may run on elements that are finished while others are not.
 	Epilogue bool
+	// Until is the last step beside which an operation of the graph runs that began before, 0 for
+	// none: the next one waits for it.
+	Until int
 	// Again is whether the step computes what one before it has computed: see [Limits.Memory].
 	Again bool
 }

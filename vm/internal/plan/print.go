@@ -43,8 +43,11 @@ func (p *Plan) String() string {
 			then = "epilogue "
 		}
 		again := ""
+		if s.Until > 0 {
+			again = fmt.Sprintf(", until step %d", s.Until)
+		}
 		if s.Again {
-			again = ", again"
+			again += ", again"
 		}
 		fmt.Fprintf(&b, "%4d  %s = %s%v of %s  # %s%s%s\n", i, strings.Join(dsts, ", "), then, s.Op,
 			strings.Join(args, ", "), s.Name, beside(s.Op), again)

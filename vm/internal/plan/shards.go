@@ -248,6 +248,9 @@ func (l *layouter) updateShards(done int) error {
 			return nil
 		}
 		placed, alone := s.updates[of[0]].Shard.Placed, s.updates[of[0]].Shard.Alone
+		if !placed && l.holdsBack(bucket) {
+			return nil
+		}
 		if (placed || alone) && slices.ContainsFunc(of, func(update int) bool {
 			return s.reads[s.updates[update].Input] > done
 		}) {
@@ -269,6 +272,24 @@ func (l *layouter) updateShards(done int) error {
 		}
 	}
 	return nil
+}
+
+// holdsBack reports whether the update of a bucket waits until the last bucket has left: nothing
+// else is left to run beside that one's reduce-scatter. An element takes an update about as long as
+// a link, so as many elements wait as the last bucket has, such as an embedding's.
+func (l *layouter) holdsBack(bucket int) bool {
+	buckets := l.bucketing.buckets
+	size := func(bucket int) (n int) {
+		for _, update := range buckets[bucket-1] {
+			n += l.program.Values[l.bucketing.gradients[update]].Shape.Size()
+		}
+		return n
+	}
+	waiting := 0
+	for later := bucket; later < len(buckets); later++ {
+		waiting += size(later)
+	}
+	return len(l.bucketing.sent) < len(buckets) && waiting <= size(len(buckets))
 }
 
 // gather appends the begin of the all-gather of the variables of a bucket, if ranks divide it.

@@ -165,6 +165,55 @@ func TestShardsBesideTheBackwardPass(t *testing.T) {
 	}
 }
 
+// TestUpdatesBesideTheLastReduceScatter: of as many elements as the last bucket has, updates wait
+// for it to leave, and begin their all-gathers behind its reduce-scatter.
+func TestUpdatesBesideTheLastReduceScatter(t *testing.T) {
+	// the others have 16, the last one 4 for each word
+	for words, held := range map[int]int{1: 1, 8: 2, 11: 2, 12: 3} {
+		p := &program{}
+		hidden := []ir.ID{p.input(0, 4, words)}
+		weights := []ir.ID{p.input(1, words, 4)}
+		for i := 1; i < 4; i++ {
+			hidden = append(hidden, p.add(ir.MatMul{}, ir.Of(4, 4), hidden[i-1], weights[i-1]))
+			weights = append(weights, p.input(1+i, 4, 4))
+		}
+		h, updates := p.add(ir.MatMul{}, ir.Of(4, 4), hidden[3], weights[3]), []Update(nil)
+		for i := 3; i >= 0; i-- {
+			rows := 4
+			if i == 0 {
+				rows = words
+			}
+			gradient := p.add(ir.MatMul{TransA: true}, ir.Of(rows, 4), hidden[i], h)
+			updates = append(updates, Update{Input: 1 + i, Gradient: gradient, Kept: 1,
+				Bucket: 4 - i, Rule: descent, Shard: &Shard{From: 2 * rows, To: 4 * rows,
+					Chunk: 2 * rows, Rank: 1, Ranks: 2}})
+			if i > 0 {
+				h = p.add(ir.MatMul{TransB: true}, ir.Of(4, 4), h, weights[i])
+			}
+		}
+		planned, err := New(&p.Program, updates...)
+		if err != nil || planned.Doubt != nil {
+			t.Fatal(err, planned.Doubt)
+		}
+		var behind []string
+		for _, s := range planned.Steps {
+			switch op := s.Op.(type) {
+			case Send:
+				if behind != nil || op.String() == "scatter bucket 3" {
+					behind = append(behind, op.String())
+				}
+			}
+		}
+		want := []string{"scatter bucket 3"}
+		for bucket := 3 - held; bucket < 4; bucket++ {
+			want = append(want, fmt.Sprint("gather bucket ", bucket))
+		}
+		if !slices.Equal(behind, want) {
+			t.Errorf("a last bucket of %d: %q, want %q, in\n%v", 4*words, behind, want, planned)
+		}
+	}
+}
+
 // TestShardsOfVariables: variables are gathered before they are read, forward and backward, one
 // bucket ahead, two stay, and a rank has its shards of them alone.
 func TestShardsOfVariables(t *testing.T) {

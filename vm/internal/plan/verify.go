@@ -54,6 +54,7 @@ type proof struct {
 	args    []operand        // of a step
 	gives   []tensor         // what it computes
 	arena   []int            // buffers that it writes
+	under   []int            // operations of the graph that run beside the step
 }
 
 // content is what lies in memory.
@@ -131,7 +132,7 @@ func (r *proof) run(kind int) error {
 
 // begin gives all memory what is in it before a run.
 func (r *proof) begin() {
-	r.done, r.first, r.live, r.sent = r.done[:0], -1, r.live[:0], nil
+	r.done, r.first, r.live, r.sent, r.under = r.done[:0], -1, r.live[:0], nil, nil
 	r.shards, r.taken = map[pass][]tensor{}, map[pass][]Ref{}
 	r.present = make([]content, len(r.plan.Buffers))
 	for i := range r.plan.Buffers {
@@ -173,7 +174,7 @@ func (r *proof) runStep(i int, s *Step) error {
 	if err := r.operands(s); err != nil {
 		return err
 	}
-	if err := r.alone(i, s); err != nil {
+	if err := cmp.Or(r.alone(i, s), r.beside(i), r.leave(i)); err != nil {
 		return err
 	}
 	if err := r.compute(s); err != nil {
