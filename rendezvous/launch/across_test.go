@@ -263,7 +263,7 @@ func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 		"b")
 	var f *Failed
 	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 7 ||
-		!strings.Contains(f.Error(), "rank 1 failed: exit status 7; its last lines:\n    broken") {
+		!strings.Contains(f.Error(), "rank 1 failed first: exit status 7; its last lines:\n    broken") {
 		t.Errorf("%v", err)
 	}
 	signals := make(chan os.Signal, 1)
@@ -317,7 +317,10 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
 	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
 	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "echo $$; sleep 100"},
-		Ranks: 1, Machines: Machines{Count: 1, Rendezvous: "a:1", Token: "secret"}}})
+		Grace: time.Second}})
+	if err == nil {
+		err = e.Encode(order{Start: &process{}})
+	}
 	var n news
 	for err == nil && n.Out == nil {
 		err = d.Decode(&n)
@@ -336,7 +339,7 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	var pid int
-	if _, err := fmt.Sscanf(string(n.Out), "[0] %d", &pid); err != nil ||
+	if _, err := fmt.Sscan(string(n.Out), &pid); err != nil ||
 		syscall.Kill(pid, 0) != syscall.ESRCH {
 		t.Errorf("%q goes on, %v", n.Out, err)
 	}
@@ -390,58 +393,50 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 }
 
 func TestHostThatFailedFirstIsBlamed(t *testing.T) {
-	// Of each host only its outcome comes over the connection.
-	failed := func(code int, f Failed) *outcome {
-		f.Status = exits(code)
-		return outcomeOf(fmt.Errorf("wrapped: %w", &f))
+	on := func(host string, e ending) ending {
+		e.host = host
+		return e
 	}
-	one := failed(3, Failed{})
-	because := failed(1, Failed{Rank: 1, elsewhere: []int{0}})
-	usage := failed(2, Failed{usage: true})
-	told := outcomeOf(&Interrupted{syscall.SIGTERM})
-	end := func(name string, o *outcome) event {
-		own := *o
-		if o.Failed != nil {
-			f := *o.Failed
-			own.Failed = &f
-		}
-		return event{err: own.err(name), told: o.Told}
+	failed := func(host string, why error, e ending) ending {
+		e.why = why
+		return on(host, e)
 	}
-	h := &remote{Host: Host{Name: "lost"}, first: 2, ranks: 2}
-	lost := event{err: &HostLost{h.Name, h.span(), errors.New("no reason")}}
-	text := "host lost is lost, with ranks 2 to 3: no reason"
+	one := on("b", after(0, 1, exits(3)))
+	because := on("a", after(1, 0, exits(1), "because of rank 1: closed"))
+	lost := failed("b", &HostLost{"b", span([]int{1, 2}), errors.New("no reason")}, after(1000, 1, 0))
+	text := "host b is lost, with ranks 1 to 2: no reason"
 	for _, c := range []struct {
-		ends  []event
-		want  string // "" for none
+		ends  []ending
+		want  string // the beginning; "" for none
 		code  int    // 0 if the error has none
 		final bool
 	}{
-		{[]event{end("a", outcomeOf(nil)), end("b", told)}, "", 0, true},
-		{[]event{end("a", because), end("b", one)}, "host b: rank 0 failed: exit status 3", 3,
-			false},
-		{[]event{end("a", one), end("b", one)}, "host a: rank 0 failed: exit status 3", 3, false},
-		{[]event{end("a", told), end("b", because)}, "host b: rank 1 failed because of rank 0, " +
-			"on another machine: exit status 1", 1, false},
-		{[]event{end("a", because), lost}, text, 0, false},
-		{[]event{lost, end("b", one)}, text, 0, false},
-		{[]event{end("a", usage), end("b", usage)}, "host a: rank 0 failed: exit status 2", 2,
+		{[]ending{on("a", after(0, 0, exits(0))), asked(on("b", after(0, 1, exits(0))))}, "", 0,
 			true},
-		{[]event{end("a", usage), end("b", told)}, "host a: rank 0 failed: exit status 2", 2,
-			false},
-		{[]event{end("a", outcomeOf(errors.New("no program")))}, "host a: no program", 0, true},
+		{[]ending{because, one}, "host b: rank 1 failed first: exit status 3", 3, false},
+		{[]ending{because, lost}, text, 0, false},
+		{[]ending{lost, on("a", after(1500, 0, exits(1)))}, text, 0, false},
+		{[]ending{on("a", after(0, 0, exits(2))), on("b", after(1, 1, exits(2)))},
+			"host a: rank 0 failed first: exit status 2", 2, true},
+		{[]ending{on("a", after(0, 0, exits(2))), asked(on("b", after(1, 1, exits(0))))},
+			"host a: rank 0 failed: exit status 2", 2, false},
+		{[]ending{failed("a", errors.New("host a: no program"), after(0, 0, 0))},
+			"host a: no program", 0, true},
 	} {
 		attempts := 0
 		err := Job{MaxRestarts: 1}.repeat(func(int) error {
 			attempts++
-			return hostVerdict(c.ends)
+			w := newWatch(Job{}, nil)
+			w.ends = c.ends
+			return w.outcome()
 		})
 		code := 0
 		var coded interface{ ExitCode() int }
 		if errors.As(err, &coded) {
 			code = coded.ExitCode()
 		}
-		if err == nil && c.want != "" || err != nil && err.Error() != c.want || code != c.code ||
-			c.final != (attempts == 1) {
+		if (err == nil) != (c.want == "") || err != nil && !strings.HasPrefix(err.Error(), c.want) ||
+			code != c.code || c.final != (attempts == 1) {
 			t.Errorf("got %v, %d, after %d attempts, want %+v", err, code, attempts, c)
 		}
 	}
