@@ -212,33 +212,36 @@ func (c *cluster) run(ctx context.Context, used []*remote, n int) error {
 	j := c.job
 	j.Ranks, j.Env = min(j.Ranks, size(used)), c.environment()
 	w := newWatch(j, j.environment(n, c.meeting(used, j.Ranks)))
-	wd := j.Dir
-	if wd == "" {
-		wd, _ = os.Getwd() // without one, hosts take theirs
-	}
-	for _, h := range used {
-		t := task{Program: j.Program, Args: j.Args, Env: w.env, Dir: wd, Grace: j.Grace,
-			Elastic: j.Elastic != nil}
-		if f := h.kit.program; f != nil {
-			t.Program, t.Hash = f.name, f.hash
-		}
-		h.order(order{Task: &t})
-	}
 	w.hosts = used
 	w.begin = func(r *rank) error {
-		h := place(used)
+		h := cmp.Or(place(used), used[0]) // one that was just lost has its ranks end at once
 		own := []string{fmt.Sprint("RANK=", r.number)}
 		if w.pool != nil {
 			own = w.pool.environment(r.number, j.Ranks, h)
 		}
-		local := min(h.ranks, j.Ranks) // of an elastic job a host may take more
-		slot := h.free()
+		slot, local := h.free(), min(h.ranks, j.Ranks) // of an elastic job a host may take more
 		h.begin(w, r, slot, slices.Concat(own, r.terminal(), []string{
 			fmt.Sprint("GROUP_RANK=", slices.Index(used, h)),
 			fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
 		return nil
 	}
 	return w.attempt(ctx, n)
+}
+
+// task is what a host runs of an attempt.
+func (w *watch) task(h *remote) *task {
+	t := &task{Program: w.job.Program, Args: w.job.Args, Env: w.env, Dir: w.job.Dir,
+		Grace: w.job.Grace}
+	if t.Dir == "" {
+		t.Dir, _ = os.Getwd() // without one, hosts take theirs
+	}
+	if f := h.kit.program; f != nil {
+		t.Program, t.Hash = f.name, f.hash
+	}
+	if w.pool != nil {
+		t.Register = w.pool.reached(h)
+	}
+	return t
 }
 
 // place returns the first host that takes another rank, nil if none does.

@@ -26,7 +26,7 @@ func fakeSSH(t *testing.T, first string) (homes string) {
 	homes = t.TempDir()
 	text := fmt.Sprintf("#!/bin/sh\n%s\necho \"$@\" >>%s/asked\n"+
 		"while [ \"$1\" != -- ]; do shift; done\n"+
-		"HOME=%[2]s/$2 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' %s=host\n"+
+		"HOME=%[2]s/$2 SSH_CONNECTION=\"${GUEST-127.0.0.1} 1 127.0.0.1 22\" %s=host\n"+
 		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\n"+
 		"exec ${LOGIN:-sh} -c \"$*\"\n", first, homes, asHelper)
 	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
@@ -257,6 +257,50 @@ func TestLostHostIsReplacedByASpareOrLeftOut(t *testing.T) {
 	}
 }
 
+// TestElasticJobReplacesProcessesOnHosts: on the same one, or on the first that has room where that
+// is lost. If none has room, the process is left out.
+func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
+	homes := fakeSSH(t, "")
+	script := `n=${EURYALE_ELASTIC#*'"Process":'}; n=${n%%,*}
+		echo $n $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $(basename $HOME) \
+			>>` + homes + `/said # the output of one that is killed may be lost
+		case $EURYALE_ELASTIC in *'"Host":"127.0.0.1"'*) ;; *) echo no address;; esac
+		await() { while ! [ -e ` + homes + `/$1 ]; do sleep 0.02; done; }
+		case $n in
+		1) await up;;                # until all the others are
+		2) exit 3;;
+		3) kill -9 $PPID; sleep 100;; # its host is lost
+		4) kill -9 $PPID; sleep 100;; # the spare, too
+		esac`
+	job, out, _ := onHosts(t, script, 2, "a", "b", "c")
+	job.Elastic = &Elastic{Least: 1}
+	var notices []string
+	job.Notice = func(text string) {
+		notices = append(notices, text)
+		if strings.Contains(text, "left out") {
+			if err := os.WriteFile(homes+"/up", nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := Run(t.Context(), job); err != nil {
+		t.Errorf("%v: %s, %q", err, out, notices)
+	}
+	said, err := os.ReadFile(homes + "/said")
+	want := []string{"1 0/2 0/1 0 a\n", "2 1/2 0/1 1 b\n", "3 0/2 0/1 1 b\n", "4 1/2 0/1 2 c\n"}
+	if got := sorted(string(said)); err != nil || !slices.Equal(got, want) || out.String() != "" {
+		t.Errorf("it says %q, %v, %s", got, err, out)
+	}
+	want = []string{"process 1 has ended (exit status 3): process 2 takes its place",
+		"host b is lost: ssh has ended with signal: killed",
+		"process 2 has ended (host b is lost): process 3 takes its place",
+		"host c is lost: ssh has ended with signal: killed",
+		"process 3 has ended (host c is lost): it is left out, since no host takes another one"}
+	if !slices.Equal(notices, want) {
+		t.Errorf("the notices are %q", notices)
+	}
+}
+
 func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	fakeSSH(t, "")
 	job, _, _ := onHosts(t, `[ $RANK = 1 ] && echo broken >&2 && exit 7; exec sleep 100`, 2, "a",
@@ -307,6 +351,42 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.first, err)
 		}
+	}
+}
+
+// TestHostsThatDoNotReachTheRegisterSaySo: where ssh comes from need not be where connections go.
+func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
+	for guest, want := range map[string]string{"255.255.255.255": "let connections from here in",
+		"": "does not set SSH_CONNECTION"} {
+		fakeSSH(t, "GUEST='"+guest+"'; true")
+		job, out, _ := onHosts(t, "echo up", 1, "a")
+		job.Elastic = &Elastic{Least: 1}
+		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), want) ||
+			out.String() != "" {
+			t.Errorf("with %q: %v, %s", guest, err, out)
+		}
+	}
+}
+
+// TestLauncherEndsWithoutAHostThatObeysNothing: although the connection to it goes on.
+func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	w := newWatch(Job{Ranks: 1, Signals: signals, Grace: time.Millisecond,
+		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil)
+	h := &remote{Host: Host{"a", 1}, running: map[int]*rank{}, orders: gob.NewEncoder(io.Discard)}
+	w.hosts = []*remote{h}
+	r, err := w.newRank(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.ranks = []*rank{r}
+	h.begin(w, r, 0, nil)
+	signals <- syscall.SIGINT
+	err = w.run(t.Context())
+	var told *Interrupted
+	if !errors.As(err, &told) ||
+		!strings.Contains(err.Error(), "rank 0 on host a has not ended after SIGKILL") {
+		t.Error(err)
 	}
 }
 

@@ -114,10 +114,15 @@ func (p *pool) environment(number, ranks int, h *remote) []string {
 	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
 		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
 	if h != nil {
-		_, port, _ := net.SplitHostPort(e.Addr) // which has one
-		e.Addr, e.Host = net.JoinHostPort(h.guest, port), h.address
+		e.Addr, e.Host = p.reached(h), h.address
 	}
 	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + e.String()}
+}
+
+// reached returns where a host reaches the register.
+func (p *pool) reached(h *remote) string {
+	_, port, _ := net.SplitHostPort(p.register.Addr()) // which has one
+	return net.JoinHostPort(h.guest, port)
 }
 
 // replaces hears of the end of a process, and reports whether another one is to take its place.
@@ -129,7 +134,7 @@ func (p *pool) replaces(e ending) bool {
 	if step := int(p.steps.Load()); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if !wasEnded(e.status) {
+	if !wasEnded(e.status) && !errors.As(e.why, new(*HostLost)) {
 		p.faults++
 	}
 	return !p.finished && p.faults < maxFaults

@@ -21,7 +21,8 @@ const drainTime = 500 * time.Millisecond
 type rank struct {
 	number   int
 	cmd      *exec.Cmd // nil where a host has it
-	slot     int       // of that host
+	host     *remote   // that one
+	slot     int       // of it
 	env      []string  // that it alone has, on a host
 	family   family
 	out, err *liner // nil where the rank writes to the outputs itself
@@ -70,7 +71,7 @@ func (w *watch) startHere(path string, r *rank, own []string) (err error) {
 		return err
 	}
 	r.alive = true
-	go func() { w.exits <- r.wait() }()
+	go func() { w.exit(r.wait()) }()
 	return nil
 }
 
@@ -204,6 +205,9 @@ func (r *rank) signal(s syscall.Signal) {
 
 // hang says where the rank hangs, "" if it has ended.
 func (r *rank) hang() string {
+	if r.host != nil {
+		return r.host.hang(r)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.alive {

@@ -59,6 +59,7 @@ type remote struct {
 
 	mu      sync.Mutex
 	running map[int]*rank // by their numbers
+	failed  error         // why no process can start there
 	ended   bool          // ssh was waited for
 	unused  bool          // the attempt is over
 	cut     string        // why this end has cut the connection
@@ -210,14 +211,17 @@ func (h *remote) order(o order) {
 // begin starts a rank, with variables of its own. On a host that was just lost it ends at once.
 func (h *remote) begin(w *watch, r *rank, slot int, own []string) {
 	h.mu.Lock()
-	r.slot, h.running[r.number] = slot, r
-	ended := h.ended
+	r.host, r.slot, h.running[r.number] = h, slot, r
+	ended, failed := h.ended, h.failed
 	h.mu.Unlock()
-	if ended {
+	switch {
+	case failed != nil:
+		go h.endAll(w, failed)
+	case ended:
 		go func() { h.endAll(w, h.lostWith(h.whyLost(nil))) }()
-		return
+	default:
+		h.order(order{Start: &process{r.number, own}})
 	}
-	h.order(order{Start: &process{r.number, own}})
 }
 
 // listen takes what the host tells of its ranks until the connection ends, and the ranks with it.
@@ -234,14 +238,21 @@ func (h *remote) listen(w *watch) {
 		case err != nil:
 			why := h.whyLost(err)
 			h.mu.Lock()
-			h.lost = h.lost || !h.unused
+			lost := !h.unused
+			h.lost = h.lost || lost
 			h.mu.Unlock()
+			if lost && w.pool != nil { // of another job this is the error
+				w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, why))
+			}
 			h.endAll(w, h.lostWith(why))
 			return
 		case n.Notice != "":
 			w.job.notice("host " + h.Name + ": " + n.Notice)
 		case n.Failed != "" && n.End == nil:
-			h.endAll(w, fmt.Errorf("host %s: %s", h.Name, n.Failed))
+			h.mu.Lock()
+			h.failed = fmt.Errorf("host %s: %s", h.Name, n.Failed)
+			h.mu.Unlock()
+			h.endAll(w, h.failed)
 		case r == nil: // a sign of life
 		case n.Out != nil:
 			r.out.Write(n.Out)
@@ -266,7 +277,7 @@ func (h *remote) end(w *watch, r *rank, e ending) {
 	r.flush()
 	e.rank, e.at, e.host = r.number, time.Now(), h.Name
 	r.tail.tell(&e)
-	w.exits <- e
+	w.exit(e)
 }
 
 // endAll tells that all ranks have ended, and why.
@@ -289,11 +300,22 @@ func (h *remote) lostWith(why error) error {
 	return &HostLost{h.Name, span(slices.Sorted(maps.Keys(h.running))), why}
 }
 
-// free returns the first slot of the host that no rank has. A lost host has none.
+// hang says that a rank has not ended, "" if it has. The host says where it hangs, if it can.
+func (h *remote) hang(r *rank) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.running[r.number] == nil {
+		return ""
+	}
+	return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, h.Name)
+}
+
+// free returns the first slot of the host that no rank has. One that is lost, or can start none, has
+// none.
 func (h *remote) free() (slot int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.ended {
+	if h.ended || h.failed != nil {
 		return h.ranks
 	}
 	taken := map[int]bool{}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -29,7 +30,7 @@ type task struct {
 	Args, Env     []string
 	Dir           string
 	Grace         time.Duration
-	Elastic       bool
+	Register      string // of an elastic job, "" for others
 }
 
 // process is a rank to start, or a process of an elastic job, and the variables that it alone has.
@@ -162,14 +163,31 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 	}
 	j := Job{Args: append(command[1:], t.Args...), Dir: dir, Grace: t.Grace, times: defaultTimes(),
 		Notice: func(text string) { s.tell(news{Notice: text}) }}
-	if t.Elastic {
+	if t.Register != "" {
 		j.Elastic = &Elastic{}
+		if err := reach(ctx, t.Register); err != nil {
+			return err
+		}
 	}
 	w := newWatch(j, slices.Concat(os.Environ(), t.Env))
 	w.orders, w.heard = s.orders, s.tell
 	w.begin = func(r *rank) error { return w.startHere(command[0], r, r.env) }
 	w.run(ctx) // whose outcome the job's launcher finds
 	return nil
+}
+
+// reachTime is how long a host tries to reach the machine where the job was started.
+const reachTime = 10 * time.Second
+
+// reach checks that a register can be reached.
+func reach(ctx context.Context, addr string) error {
+	conn, err := (&net.Dialer{Timeout: reachTime}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return fmt.Errorf("it does not reach the machine where the elastic job was started, and "+
+			"its processes must: let connections from here in there, or start the job on one of "+
+			"the hosts: %w", err)
+	}
+	return conn.Close()
 }
 
 // obey does what the job's launcher wants of this host.

@@ -3,11 +3,11 @@ package launch
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -40,9 +40,12 @@ func (e ending) tell() *outcome { return &outcome{e.status, e.asked, e.stopped, 
 
 // how says how the process ended.
 func (e ending) how() string {
-	if e.why != nil {
-		text, _, _ := strings.Cut(e.why.Error(), "\n")
-		return text
+	var lost *HostLost
+	switch {
+	case errors.As(e.why, &lost):
+		return fmt.Sprintf("host %s is lost", lost.Host)
+	case e.why != nil:
+		return e.why.Error()
 	}
 	return (&Failed{Status: e.status}).how()
 }

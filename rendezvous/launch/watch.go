@@ -29,6 +29,7 @@ type watch struct {
 	screen *screen
 	ranks  []*rank
 	exits  chan ending
+	over   chan struct{}       // closed when nobody hears of exits any more
 	begin  func(r *rank) error // starts a rank
 	logs   *logs
 
@@ -55,7 +56,8 @@ type watch struct {
 
 // newWatch returns an attempt whose ranks share an environment.
 func newWatch(j Job, env []string) *watch {
-	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending, j.Ranks)}
+	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending),
+		over: make(chan struct{})}
 	w.patience = rendezvous.DefaultTimeout
 	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set
@@ -104,6 +106,9 @@ func (w *watch) prepare() (err error) {
 
 // start starts all ranks. If one does not start, run ends those before it.
 func (w *watch) start() {
+	for _, h := range w.hosts {
+		h.order(order{Task: w.task(h)})
+	}
 	if w.pool != nil {
 		for range w.job.Ranks + w.pool.Spares {
 			w.launch()
@@ -127,6 +132,7 @@ func (w *watch) start() {
 
 // run watches the ranks to their end.
 func (w *watch) run(ctx context.Context) error {
+	defer close(w.over)
 	telling, told := context.WithCancel(context.WithoutCancel(ctx))
 	var tellers sync.WaitGroup
 	defer tellers.Wait()
@@ -226,6 +232,14 @@ func (w *watch) endSoon() {
 	if w.idle() {
 		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
+	}
+}
+
+// exit tells run that a rank has ended, if that still listens.
+func (w *watch) exit(e ending) {
+	select {
+	case w.exits <- e:
+	case <-w.over:
 	}
 }
 
