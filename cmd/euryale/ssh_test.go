@@ -342,27 +342,36 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 	if err != nil || want == "" {
 		t.Fatalf("%v\n%s", err, alone)
 	}
+	lose := func(host int) func(*testing.T) {
+		return func(t *testing.T) {
+			s.hosts[host].Cut(t)
+			s.hosts[host].Signal(t, syscall.SIGKILL)
+		}
+	}
 	for _, c := range []struct {
-		lost  int
-		flags string
-		says  []string
+		name, flags string
+		lose        func(*testing.T) // a host, or something there
+		host        int              // to mend
+		says        []string
 	}{
-		{-1, "-n 6", nil},
-		{1, "-n 4", []string{"takes its place"}},
-		{0, "-n 3 --spares=1", []string{"takes its place"}}, // which has rank 0
-		{2, "-n 6", []string{"it is left out, since no host takes another one", "on 4 ranks"}},
+		{"nothing", "-n 6", func(*testing.T) {}, -1, nil},
+		{"a host", "-n 4", lose(1), 1, []string{"takes its place"}},
+		{"that of rank 0", "-n 3 --spares=1", lose(0), 0, []string{"takes its place"}},
+		{"a host of all", "-n 6", lose(2), 2,
+			[]string{"it is left out, since no host takes another one", "on 4 ranks"}},
+		{"a process is stopped", "-n 6", func(t *testing.T) {
+			syscall.Kill(s.hosts[1].Ranks(t)[2], syscall.SIGSTOP)
+		}, -1, []string{"host " + s.hosts[1].Addr + ": process 2 is stopped: it is ended",
+			"process 2 has ended (signal: killed): process 6 takes its place"}},
 	} {
-		t.Run(fmt.Sprintf("%d, %s", c.lost, c.flags), func(t *testing.T) {
+		t.Run(c.name, func(t *testing.T) {
 			args := append(strings.Fields("--elastic "+c.flags), program, "-steps=120", "-every=10",
 				"-pause=50ms")
 			job := s.run(t, args...)
 			if !job.Says(regexp.MustCompile(`step 20:`), long) {
 				t.Fatalf("no training:\n%s", job.Output())
 			}
-			if c.lost >= 0 {
-				s.hosts[c.lost].Cut(t)
-				s.hosts[c.lost].Signal(t, syscall.SIGKILL)
-			}
+			c.lose(t)
 			err := job.Ends(t, long)
 			ends := params.FindAllString(job.Output(), -1)
 			if err != nil || len(ends) == 0 || slices.ContainsFunc(ends, func(end string) bool {
@@ -376,12 +385,12 @@ func TestMachinesBySSHHealElasticJobs(t *testing.T) {
 					t.Errorf("it does not say %q:\n%s", says, job.Output())
 				}
 			}
-			if c.lost >= 0 {
-				s.hosts[c.lost].Mend(t)
+			if c.host >= 0 {
+				s.hosts[c.host].Mend(t)
 			}
 			s.isEmpty(t)
-			if c.lost >= 0 {
-				s.ssh.Serve(t, s.hosts[c.lost])
+			if c.host >= 0 {
+				s.ssh.Serve(t, s.hosts[c.host])
 			}
 			t.Log(job.Output())
 		})

@@ -55,7 +55,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		`$MASTER_ADDR $EURYALE_TIMEOUT $(basename $HOME) $PWD
 		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "spare")
 	stderr := job.Stderr.(*output)
-	job.Hosts[0].Slots = 2
+	job.Hosts[0].Slots, job.LogDir = 2, filepath.Join(t.TempDir(), "logs")
 	if err := Run(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
@@ -68,6 +68,10 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
 	if got := sorted(out.String()); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
+	}
+	log, err := os.ReadFile(filepath.Join(job.LogDir, "attempt_0", "rank_2.log"))
+	if err != nil || !strings.HasPrefix(string(log), strings.TrimPrefix(want[2], "[2] ")) {
+		t.Errorf("a log has %q, %v", log, err)
 	}
 	secrets := strings.Fields(stderr.String())
 	asked, err := os.ReadFile(filepath.Join(homes, "asked"))

@@ -41,9 +41,10 @@ type Job struct {
 	// Ranks is how many processes to start, 1 to [MaxRanks] on a machine.
 	Ranks int
 	// Hosts are machines to start the ranks on by ssh, in this order, instead of on this one.
-	// Those that get none are spares: after a failure they take the place of lost hosts. Stdin
-	// must be nil. A Program without a slash is each host's own, from its PATH. Go packages are
-	// built for the system of each host.
+	// Those that get none are spares: after a failure they take the place of lost hosts. With
+	// Elastic all are used, and Slots bounds the processes of each. Stdin must be nil. A Program
+	// without a slash is each host's own, from its PATH. Go packages are built for the system of
+	// each host.
 	Hosts []Host
 	// Rendezvous is HOST:PORT, an address of the first of Hosts that the others reach, if that
 	// is not the one by which ssh reaches it, or "".
