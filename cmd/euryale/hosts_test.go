@@ -39,7 +39,15 @@ func TestHostsSayWhatGPUsLack(t *testing.T) {
 		g.close() // only the report matters
 		t.Skip("this machine has GPUs")
 	}
-	if advice := gpuAdvice(); !slices.Contains(advice, "gpu: "+err.Error()) {
-		t.Errorf("%q, want %v", advice, err)
+	t.Setenv("EURYALE_CUBLAS", filepath.Join(t.TempDir(), "libcublas.so"))
+	advice := gpuAdvice()
+	if !slices.Contains(advice, "gpu: "+err.Error()) || !slices.ContainsFunc(advice,
+		func(line string) bool { return strings.HasPrefix(line, "cuBLAS: not found: without it") }) {
+		t.Errorf("%q, want %v, and cuBLAS", advice, err)
+	}
+	got := missing("A GPU\nproducts: kernels of Euryale: cuBLAS was not found: install it\n" +
+		"libcublas.so.13: no such file\nconvolutions: cuDNN 9.1.0")
+	if !slices.Equal(got, []string{"products: kernels of Euryale: cuBLAS was not found: install it"}) {
+		t.Errorf("of facts it says %q", got)
 	}
 }
