@@ -450,6 +450,36 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	}
 }
 
+// TestHostsOfAnotherArchitectureRunALauncherBuiltForThem: here on an emulator, which starts programs
+// of this machine.
+func TestHostsOfAnotherArchitectureRunALauncherBuiltForThem(t *testing.T) {
+	emulator, err := exec.LookPath("qemu-aarch64")
+	if err != nil || os.Getenv("EURYALE_FULL") != "1" || here().arch == "arm64" {
+		t.Skip("it builds the launcher anew: set EURYALE_FULL=1 where there is qemu-aarch64")
+	}
+	homes := fakeSSH(t, `PATH=${0%/*}/arm:$PATH`)
+	err = os.Mkdir(homes+"/arm", 0o700)
+	for name, text := range map[string]string{
+		"uname": "#!/bin/sh\n[ $1 = -m ] && echo aarch64 || exec /bin/uname \"$@\"\n",
+		"sh":    "#!/bin/bash\nBASH_ENV=${0%/*}/exec exec bash \"$@\"\n",
+		"exec": "exec() { case $1 in ./sha256*) builtin exec " + emulator +
+			" \"$@\" ;; *) builtin exec \"$@\" ;; esac; }\n",
+	} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(homes, "arm", name), []byte(text), 0o700))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, out, _ := onHosts(t, "echo up", 1, "a")
+	if err := Run(t.Context(), job); err != nil || out.String() != "[0] up\n" {
+		t.Errorf("%v, %s", err, out)
+	}
+	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/euryale")
+	if err != nil || len(copies) != 1 || builtFor(copies[0]) != (platform{"linux", "arm64"}) {
+		t.Errorf("it runs %v, %v", copies, err)
+	}
+}
+
 // TestHostsSayWhatTheyLackForGPUs: before a program with GPU support begins, and for no other.
 func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {
