@@ -117,8 +117,8 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	return s, err
 }
 
-// meet tells the members of a generation that is on several machines where they meet: at a port that
-// is free on the machine of rank 0.
+// meet tells the members of a generation on several machines where they meet: at a port that is
+// free on the machine of rank 0.
 func (e *Elastic) meet(ctx context.Context, env *rendezvous.Env, generation int) error {
 	if e.host == "" || env.Size == 1 {
 		return nil

@@ -12,8 +12,8 @@ import (
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
-// TestGenerationsOnMachinesMeetWhereRank0Says: the register has the address, and TLS where the ranks
-// have it.
+// TestGenerationsOnMachinesMeetWhereRank0Says: the register has the address. It has TLS where the
+// ranks have it.
 func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 	job := rendezvous.Env{Job: "meets", Size: 1, LocalSize: 1, TLS: true,
 		Token: strings.Repeat("secret", 5), Timeout: time.Minute}

@@ -15,8 +15,8 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"at least 0 of 2 ranks": {Ranks: 2, Elastic: &Elastic{}},
 		"-1 spares":             {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: -1}},
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
-		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1}, Machines: &Machines{Count: 2,
-			Rendezvous: "127.0.0.1:1", Token: "secret"}},
+		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1},
+			Machines: &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: "secret"}},
 		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: 1},
 			Hosts: []Host{{"a", 2}}},
 	} {

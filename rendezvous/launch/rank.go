@@ -59,8 +59,12 @@ func (w *watch) startHere(path string, r *rank, own []string) (err error) {
 	case r.out != nil:
 		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
 	case w.orders != nil:
-		r.cmd.Stdout = writer(func(b []byte) error { return w.heard(news{Number: r.number, Out: b}) })
-		r.cmd.Stderr = writer(func(b []byte) error { return w.heard(news{Number: r.number, Err: b}) })
+		r.cmd.Stdout = writer(func(b []byte) error {
+			return w.heard(news{Number: r.number, Out: b})
+		})
+		r.cmd.Stderr = writer(func(b []byte) error {
+			return w.heard(news{Number: r.number, Err: b})
+		})
 	default:
 		r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
 	}
@@ -90,8 +94,7 @@ func (w *watch) rank(number int) *rank {
 
 // several reports whether the job may have several processes.
 func (w *watch) several() bool {
-	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil && w.orders == nil ||
-		len(w.hosts) > 0
+	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.hosts != nil
 }
 
 // liner returns where an output of a rank goes.

@@ -310,8 +310,8 @@ func (h *remote) hang(r *rank) string {
 	return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, h.Name)
 }
 
-// free returns the first slot of the host that no rank has. One that is lost, or can start none, has
-// none.
+// free returns the first slot of the host that no rank has. A host that is lost, or that cannot
+// start ranks, has none.
 func (h *remote) free() (slot int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -96,6 +96,9 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	select {
 	case <-ctx.Done():
 	case o := <-s.orders:
+		if o.Task == nil {
+			return errors.New("the first order must be a task")
+		}
 		if err := s.run(ctx, *o.Task, advise); err != nil {
 			s.tell(news{Failed: err.Error()})
 			<-ctx.Done() // the job's launcher ends the connection
@@ -142,7 +145,11 @@ func (s *server) listen(in io.Reader, cancel context.CancelCauseFunc) {
 
 // run runs a task until ctx ends. Of its processes it tells, the error is of what comes before.
 func (s *server) run(ctx context.Context, t task, advise func() []string) error {
-	program, err := s.program(t)
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	program, err := t.program(self)
 	if err != nil {
 		return err
 	}
@@ -151,9 +158,7 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 		return err
 	}
 	if usesGPU(program) {
-		for _, line := range advise() {
-			s.tell(news{Notice: line})
-		}
+		s.advise(ctx, advise)
 	}
 	dir := t.Dir
 	if _, err := os.Stat(dir + "/."); err != nil { // the host does not have it, or keeps it closed
@@ -169,11 +174,26 @@ func (s *server) run(ctx context.Context, t task, advise func() []string) error 
 			return err
 		}
 	}
-	w := newWatch(j, slices.Concat(os.Environ(), t.Env))
+	// Programs may start this one.
+	path := "PATH=" + filepath.Dir(self) + string(filepath.ListSeparator) + os.Getenv("PATH")
+	w := newWatch(j, slices.Concat(os.Environ(), []string{path}, t.Env))
 	w.orders, w.heard = s.orders, s.tell
 	w.begin = func(r *rank) error { return w.startHere(command[0], r, r.env) }
 	w.run(ctx) // whose outcome the job's launcher finds
 	return nil
+}
+
+// advise tells what this machine lacks for GPUs. A driver may hold who asks it.
+func (s *server) advise(ctx context.Context, lacks func() []string) {
+	lines := make(chan []string, 1)
+	go func() { lines <- lacks() }()
+	select {
+	case all := <-lines:
+		for _, line := range all {
+			s.tell(news{Notice: line})
+		}
+	case <-ctx.Done():
+	}
 }
 
 // reachTime is how long a host tries to reach the machine where the job was started.
@@ -207,18 +227,15 @@ func (w *watch) obey(o order) {
 	}
 }
 
-// program returns the path of the program of a task. Programs may start this one.
-func (s *server) program(t task) (string, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find this program: %w", err)
+// program returns the path of the program. This one is at self.
+func (t task) program(self string) (string, error) {
+	if t.Hash == "" && t.Program == filepath.Base(self) {
+		return self, nil
 	}
-	cached := filepath.Dir(self)
-	os.Setenv("PATH", cached+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	if t.Hash == "" {
 		return find(t.Program)
 	}
-	path := filepath.Join(filepath.Dir(cached), t.Hash, t.Program)
+	path := filepath.Join(filepath.Dir(filepath.Dir(self)), t.Hash, t.Program)
 	f, err := newFile(path)
 	if err == nil && f.hash != t.Hash {
 		err = errors.Join(fmt.Errorf("%s is damaged: run again, which copies it", path),
