@@ -138,16 +138,12 @@ func (w *watch) run(ctx context.Context) error {
 	defer tellers.Wait()
 	defer told()
 	defer w.reports.close()
-	var looks <-chan time.Time
+	looks, stop := w.looks()
+	defer stop()
 	var lost <-chan error
 	if w.pool != nil {
 		defer w.pool.close()
 		lost = w.pool.over
-	}
-	if w.job.Machines != nil || w.job.Elastic != nil {
-		ticker := time.NewTicker(w.job.times.look)
-		defer ticker.Stop()
-		looks = ticker.C
 	}
 	over := ctx.Done()
 	for (len(w.ends) < len(w.ranks) || w.orders != nil && over != nil) && !w.left {
@@ -181,6 +177,15 @@ func (w *watch) run(ctx context.Context) error {
 		w.abandonRest()
 	}
 	return w.outcome()
+}
+
+// looks says when to look for ranks that are stopped: never, if the end of a rank ends all.
+func (w *watch) looks() (when <-chan time.Time, stop func()) {
+	if w.job.Machines == nil && w.job.Elastic == nil {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(w.job.times.look)
+	return ticker.C, ticker.Stop
 }
 
 // outcome is the error of the attempt.
