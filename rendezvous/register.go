@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"time"
 )
 
 // Register is a store that outlives the processes that use it: the launcher of an elastic job
@@ -12,17 +11,23 @@ import (
 // are never used again, and not ranks, which change.
 type Register struct{ server *server }
 
-// ServeRegister serves a register on a loopback address. lost is called with the number of each
-// process whose connection has ended, on any goroutine.
-func ServeRegister(job, token string, timeout time.Duration,
-	lost func(process int)) (*Register, error) {
+// ServeRegister serves the register of a job on a loopback address, or on all addresses. lost is
+// called with the number of each process whose connection has ended, on any goroutine.
+func ServeRegister(e Env, everywhere bool, lost func(process int)) (*Register, error) {
+	host := loopbackHost
+	if everywhere {
+		host = ""
+	}
+	me := identity{size: maxRanks, protocol: protocol, job: label(e.Job), lasting: true, tls: e.TLS}
 	ln, err := (&net.ListenConfig{KeepAliveConfig: keepAlive()}).Listen(context.Background(), "tcp",
-		net.JoinHostPort(loopbackHost, "0"))
+		net.JoinHostPort(host, "0"))
+	if err == nil {
+		ln, err = secured(ln, me)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: serve the register of an elastic job: %w", err)
 	}
-	me := identity{size: maxRanks, protocol: protocol, job: label(job), lasting: true}
-	return &Register{serve(ln, token, me, timeout, lost)}, nil
+	return &Register{serve(ln, e.Token, me, e.Timeout, lost)}, nil
 }
 
 // Addr returns where the register is served.
@@ -34,17 +39,17 @@ func (r *Register) Store() Store { return r.server.table.open() }
 // Close ends the register.
 func (r *Register) Close() { r.server.stop() }
 
-// OpenRegister connects a process, whose number is at least 1, to the register at an address.
-func OpenRegister(ctx context.Context, addr, job, token string, process int,
-	timeout time.Duration) (Store, error) {
-	me, err := identify(Env{Job: job, Rank: process, Size: maxRanks})
+// OpenRegister connects a process of a job, whose number is at least 1, to the register at an
+// address.
+func OpenRegister(ctx context.Context, addr string, e Env, process int) (Store, error) {
+	me, err := identify(Env{Job: e.Job, Rank: process, Size: maxRanks, TLS: e.TLS})
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: %w", err)
 	}
-	c, err := dial(ctx, addr, token, me, handshakeTime, timeout)
+	c, err := dial(ctx, addr, e.Token, me, handshakeTime, e.Timeout)
 	if err != nil {
 		return nil, fmt.Errorf("rendezvous: process %d: the register of the elastic job %s: %w",
-			process, job, err)
+			process, e.Job, err)
 	}
 	return c, nil
 }

@@ -9,16 +9,14 @@ import (
 
 func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
 	lost := make(chan int, 2)
-	r, err := rendezvous.ServeRegister("job", "token", time.Minute, func(process int) {
-		lost <- process
-	})
+	job := rendezvous.Env{Job: "job", Token: "token", Timeout: time.Minute}
+	r, err := rendezvous.ServeRegister(job, false, func(process int) { lost <- process })
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	open := func(process int) rendezvous.Store {
-		s, err := rendezvous.OpenRegister(t.Context(), r.Addr(), "job", "token", process,
-			time.Minute)
+		s, err := rendezvous.OpenRegister(t.Context(), r.Addr(), job, process)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -43,8 +41,8 @@ func TestARegisterOutlivesItsProcessesAndNamesTheLost(t *testing.T) {
 	if process := <-lost; process != 70 {
 		t.Errorf("process %d is lost, want 70", process)
 	}
-	if _, err := rendezvous.OpenRegister(t.Context(), r.Addr(), "job", "wrong", 3,
-		time.Minute); err == nil {
+	job.Token = "wrong"
+	if _, err := rendezvous.OpenRegister(t.Context(), r.Addr(), job, 3); err == nil {
 		t.Error("a process without the token has come in")
 	}
 }

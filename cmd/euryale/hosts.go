@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
+	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/rendezvous/launch"
 )
 
@@ -23,14 +25,38 @@ func (hostCmd) Run(ctx context.Context, s *streams) error {
 // gpuAdvice says what a program with GPU support lacks on this machine, as the doctor does.
 func gpuAdvice() (lines []string) {
 	findings := backends()
-	if g, err := openGPUs(); err != nil {
+	g, err := openGPUs()
+	switch {
+	case err != nil:
 		findings = append(findings, finding{about: "gpu", err: err})
-	} else {
+		fallthrough
+	case len(g.usable) == 0: // these libraries can be looked for without one
+		for _, l := range cuda.Libraries() {
+			if l.Find() == "" {
+				lines = append(lines, strings.TrimSpace(strings.TrimPrefix(found(l), "# ")))
+			}
+		}
+	default:
+		facts, err := g.usable[0].facts()
+		findings = append(findings, finding{about: g.usable[0].Name(), err: err})
+		lines = missing(facts)
+	}
+	if g != nil {
 		findings = append(append(findings, g.problems...), finding{about: "gpu", err: g.close()})
 	}
 	for _, f := range findings {
 		if f.err != nil && f.about != "backend mpi" {
 			lines = append(lines, f.about+": "+f.err.Error())
+		}
+	}
+	return lines
+}
+
+// missing returns what the facts of a GPU say of libraries that were not found.
+func missing(facts string) (lines []string) {
+	for line := range strings.Lines(facts) {
+		if strings.Contains(line, " was not found: ") {
+			lines = append(lines, strings.TrimSpace(line))
 		}
 	}
 	return lines

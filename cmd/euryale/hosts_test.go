@@ -39,7 +39,15 @@ func TestHostsSayWhatGPUsLack(t *testing.T) {
 		g.close() // only the report matters
 		t.Skip("this machine has GPUs")
 	}
-	if advice := gpuAdvice(); !slices.Contains(advice, "gpu: "+err.Error()) {
-		t.Errorf("%q, want %v", advice, err)
+	t.Setenv("EURYALE_CUBLAS", filepath.Join(t.TempDir(), "libcublas.so"))
+	advice := gpuAdvice()
+	if !slices.Contains(advice, "gpu: "+err.Error()) ||
+		!strings.Contains(strings.Join(advice, "\n"), "cuBLAS: not found: without it") {
+		t.Errorf("%q, want %v, and cuBLAS", advice, err)
+	}
+	const lack = "products: kernels of Euryale: cuBLAS was not found: install it"
+	got := missing("A GPU\n" + lack + "\nlibcublas.so.13: no such file\nconvolutions: cuDNN 9")
+	if !slices.Equal(got, []string{lack}) {
+		t.Errorf("of facts it says %q", got)
 	}
 }

@@ -57,6 +57,9 @@ a question. This program and yours are copied there, once per content; Go packag
 each host, and a PROGRAM without a slash is the host's own. When a rank fails or a host is lost, all
 ranks end. --max-restarts starts them anew, on spares of -H in the place of lost hosts.
 
+With --elastic a rank that dies is replaced by a process on the same host, or, if that is lost, on
+the first one that has room: N of -H is how many processes a host takes, spares included.
+
 With --nnodes the job is on several machines. Run the same command on each, with its own
 --node-rank and with the same secret in EURYALE_TOKEN, 16 characters or more; the ranks of machine
 r are numbered from r*N. Each launcher sees its own ranks only. They tell it when the job loses a
@@ -118,7 +121,7 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	if job.Ranks == 0 {
 		job.Ranks = defaultRanks()
 		if len(job.Hosts) > 0 {
-			job.Ranks = launch.Slots(job.Hosts)
+			job.Ranks = launch.Slots(job.Hosts) - c.Spares
 		}
 	}
 	if c.Elastic {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -327,6 +328,72 @@ func TestMachinesBySSHReplaceALostOne(t *testing.T) {
 	if out := train(t, s, s.hosts[1], "6"); !strings.Contains(out, "they are 4 instead of 6") ||
 		!strings.Contains(out, " ranks=4 ") {
 		t.Errorf("it says\n%s", out)
+	}
+}
+
+// TestMachinesBySSHHealElasticJobs: a machine is lost, and the others train on, with what takes the
+// place of its ranks or without, to the parameters of a training on one machine.
+func TestMachinesBySSHHealElasticJobs(t *testing.T) {
+	s := newSite(t, 3, proctest.Wire{}, nil)
+	program := built(t, "examples/elastic")
+	params := regexp.MustCompile(`params=[0-9a-f]{16}`)
+	alone, err := command(t, "run", "--elastic", "-n", "1", program, "-steps=120").CombinedOutput()
+	want := params.FindString(string(alone))
+	if err != nil || want == "" {
+		t.Fatalf("%v\n%s", err, alone)
+	}
+	lose := func(host int) func(*testing.T) {
+		return func(t *testing.T) {
+			s.hosts[host].Cut(t)
+			s.hosts[host].Signal(t, syscall.SIGKILL)
+		}
+	}
+	for _, c := range []struct {
+		name, flags string
+		lose        func(*testing.T) // a host, or something there
+		host        int              // to mend
+		says        []string
+	}{
+		{"nothing", "-n 6", func(*testing.T) {}, -1, nil},
+		{"a host", "-n 4", lose(1), 1, []string{"takes its place"}},
+		{"that of rank 0", "-n 3 --spares=1", lose(0), 0, []string{"takes its place"}},
+		{"a host of all", "-n 6", lose(2), 2,
+			[]string{"it is left out, since no host takes another one", "on 4 ranks"}},
+		{"a process is stopped", "-n 6", func(t *testing.T) {
+			syscall.Kill(s.hosts[1].Ranks(t)[2], syscall.SIGSTOP)
+		}, -1, []string{"host " + s.hosts[1].Addr + ": process 2 is stopped: it is ended",
+			"process 2 has ended (signal: killed): process 6 takes its place"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			args := append(strings.Fields("--elastic "+c.flags), program, "-steps=120", "-every=10",
+				"-pause=50ms")
+			job := s.run(t, args...)
+			if !job.Says(regexp.MustCompile(`step 20:`), long) {
+				t.Fatalf("no training:\n%s", job.Output())
+			}
+			c.lose(t)
+			err := job.Ends(t, long)
+			ends := params.FindAllString(job.Output(), -1)
+			if err != nil || len(ends) == 0 || slices.ContainsFunc(ends, func(end string) bool {
+				return end != want
+			}) {
+				t.Errorf("%v: it ends with %v, on one machine with %s:\n%s", err, ends, want,
+					job.Output())
+			}
+			for _, says := range c.says {
+				if !strings.Contains(job.Output(), says) {
+					t.Errorf("it does not say %q:\n%s", says, job.Output())
+				}
+			}
+			if c.host >= 0 {
+				s.hosts[c.host].Mend(t)
+			}
+			s.isEmpty(t)
+			if c.host >= 0 {
+				s.ssh.Serve(t, s.hosts[c.host])
+			}
+			t.Log(job.Output())
+		})
 	}
 }
 

@@ -5,6 +5,7 @@ import "encoding/json"
 // Env is the value of EURYALE_ELASTIC: which process of an elastic job this one is.
 type Env struct {
 	Addr    string // of the register
+	Host    string // where other machines reach this one; "" if there are none
 	Process ID     // its number, from 1
 	First   int    // processes 1 to First are the first generation
 	Limits  Limits

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,6 +21,7 @@ type Elastic struct {
 	job      *elastic.Job
 	register rendezvous.Store
 	env      rendezvous.Env
+	host     string
 	id       elastic.ID
 	backends func() []backend.Backend
 
@@ -34,6 +37,7 @@ type ElasticConfig struct {
 	First    elastic.View
 	Register rendezvous.Store
 	Env      rendezvous.Env // of the job: a generation has its own ranks and size
+	Host     string         // where other machines reach this one; "" if there are none
 	Backends func() []backend.Backend
 }
 
@@ -43,7 +47,7 @@ func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Register.Close())
 	}
-	return &Elastic{job: job, register: c.Register, env: c.Env, id: c.ID,
+	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
 		backends: c.Backends}, nil
 }
 
@@ -96,6 +100,9 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
 	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
 	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
+	if err := e.meet(ctx, &env, v.Generation); err != nil {
+		return nil, err
+	}
 	backends := e.backends()
 	env.Note, _ = Note(backends) // Connect says what is wrong
 	w, err := rendezvous.Join(ctx, env)
@@ -108,6 +115,37 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 		Leave(w, err)
 	}
 	return s, err
+}
+
+// meet tells the members of a generation on several machines where they meet: at a port that is
+// free on the machine of rank 0.
+func (e *Elastic) meet(ctx context.Context, env *rendezvous.Env, generation int) error {
+	if e.host == "" || env.Size == 1 {
+		return nil
+	}
+	key := fmt.Sprintf("elastic/meeting/%d", generation)
+	if env.Rank == 0 {
+		ln, err := net.Listen("tcp", ":0")
+		if err == nil {
+			_, port, _ := net.SplitHostPort(ln.Addr().String()) // which has one
+			err = errors.Join(ln.Close(), e.register.Set(ctx, key, []byte(net.JoinHostPort(e.host,
+				port))))
+		}
+		if err != nil {
+			return fmt.Errorf("find a port to meet at: %w", err)
+		}
+	}
+	at, err := e.register.Get(ctx, key)
+	if err != nil {
+		return fmt.Errorf("ask where the ranks meet: %w", err)
+	}
+	host, port, err := net.SplitHostPort(string(at))
+	if err != nil {
+		return fmt.Errorf("the ranks meet at %q: %w", at, err)
+	}
+	env.Addr, env.LocalRank, env.LocalSize = host, 0, 1 // Join asks who is on which machine
+	env.Port, err = strconv.Atoi(port)
+	return err
 }
 
 // Job returns what tells the job where this process is.

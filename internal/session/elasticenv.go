@@ -27,11 +27,10 @@ func JoinElastic(ctx context.Context, backends func() []backend.Backend) (*Elast
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
-	register, err := rendezvous.OpenRegister(ctx, e.Addr, job.Job, job.Token, int(e.Process),
-		job.Timeout)
+	register, err := rendezvous.OpenRegister(ctx, e.Addr, job, int(e.Process))
 	if err != nil {
 		return nil, fmt.Errorf("euryale: %w", err)
 	}
 	return NewElastic(ctx, ElasticConfig{ID: e.Process, Limits: e.Limits, First: e.FirstView(),
-		Register: register, Env: job, Backends: backends})
+		Register: register, Env: job, Host: e.Host, Backends: backends})
 }

@@ -3,9 +3,9 @@ package launch
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -13,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
-	"time"
 
 	variables "github.com/euryale-ml/euryale/internal/env"
 )
@@ -34,26 +32,22 @@ func (e *HostLost) Error() string {
 
 // cluster is a job on hosts.
 type cluster struct {
-	job      Job
-	screen   *screen
-	hosts    []*remote // in the order of Job.Hosts; each attempt has new connections
-	kits     map[platform]kit
-	scratch  *scratch // nil before something is built
-	noticing sync.Mutex
-}
-
-// event is the end of a host's part in an attempt.
-type event struct {
-	host *remote
-	err  error
-	told bool // it was told to end
+	job     Job
+	hosts   []*remote // in the order of Job.Hosts; each attempt has new connections
+	kits    map[platform]kit
+	scratch *scratch // nil before something is built
 }
 
 // newCluster prepares the job.
 func newCluster(j Job) *cluster {
-	j.Stdout, j.Stderr = cmp.Or[io.Writer](j.Stdout, io.Discard), cmp.Or[io.Writer](j.Stderr,
-		io.Discard)
-	c := &cluster{job: j, screen: newScreen(), kits: map[platform]kit{}}
+	var noticing sync.Mutex // hosts do at any time
+	notice := j.notice
+	j.Notice = func(text string) {
+		noticing.Lock()
+		defer noticing.Unlock()
+		notice(text)
+	}
+	c := &cluster{job: j, kits: map[platform]kit{}}
 	for _, h := range j.Hosts {
 		c.hosts = append(c.hosts, &remote{Host: h})
 	}
@@ -79,12 +73,11 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 		gone := unreached(used)
 		if err = cmp.Or(err, gone); err == nil {
 			if n > 0 {
-				c.notice(c.placement(used))
+				c.job.notice(c.placement(used))
 			}
-			c.order(used, n)
-			err = c.watch(ctx, used)
+			err = c.run(ctx, used, n)
 		}
-		hangUp(used)
+		release(used)
 		if gone == nil || gone != err || n == 0 {
 			return err
 		}
@@ -92,15 +85,19 @@ func (c *cluster) attempt(ctx context.Context, n int) error {
 }
 
 // choose divides the ranks among hosts: those that were never lost, then those that were. With
-// too few slots it divides fewer ranks.
+// too few slots it divides fewer ranks. An elastic job uses all hosts.
 func (c *cluster) choose() (used []*remote) {
 	left, first := c.job.Ranks, 0
+	if c.job.Elastic != nil {
+		left = Slots(c.job.Hosts)
+	}
 	for _, lost := range []bool{false, true} {
 		for i, h := range c.hosts {
 			if h.gone != nil || left == 0 || lost != h.lost {
 				continue
 			}
-			h = &remote{Host: h.Host, lost: lost, first: first, ranks: min(h.Slots, left)}
+			h = &remote{Host: h.Host, lost: lost, first: first, ranks: min(h.Slots, left),
+				running: map[int]*rank{}}
 			first, left = first+h.ranks, left-h.ranks
 			c.hosts[i], used = h, append(used, h)
 		}
@@ -113,7 +110,11 @@ func (c *cluster) placement(used []*remote) string {
 	var with, without []string
 	for _, h := range c.hosts {
 		if slices.Contains(used, h) {
-			with = append(with, h.Name+" with "+h.span())
+			var ranks []int
+			for i := range h.ranks {
+				ranks = append(ranks, h.first+i)
+			}
+			with = append(with, h.Name+" with "+span(ranks))
 		} else if h.lost {
 			without = append(without, h.Name)
 		}
@@ -155,7 +156,11 @@ func (c *cluster) connect(ctx context.Context, hosts []*remote) error {
 		}
 		h.kit = k
 	}
-	return c.each(ctx, hosts, (*remote).begin)
+	reached(hosts)
+	if err := c.checkRegister(hosts); err != nil {
+		return err
+	}
+	return c.each(ctx, hosts, (*remote).prepare)
 }
 
 // unreached says which hosts could not be reached, and why.
@@ -202,47 +207,97 @@ func forAll(hosts []*remote, f func(*remote)) {
 	}
 }
 
-// order gives the hosts their parts of attempt n.
-func (c *cluster) order(used []*remote, n int) {
-	meeting, secret, wd := c.meeting(used), token(), c.job.Dir
-	if wd == "" {
-		wd, _ = os.Getwd() // without one, hosts take theirs
-	}
-	for i, h := range used {
-		t := task{Program: c.job.Program, Args: c.job.Args, Env: c.environment(), Dir: wd,
-			LogDir: c.job.LogDir, Ranks: h.ranks, Grace: c.job.Grace, Plain: c.job.Plain,
-			Machines: Machines{Count: len(used), Number: i, Rendezvous: meeting, Token: secret,
-				First: h.first, Size: size(used), Attempt: n}}
-		if f := h.kit.program; f != nil {
-			t.Program, t.Hash = f.name, f.hash
+// run makes attempt n on hosts that are connected.
+func (c *cluster) run(ctx context.Context, used []*remote, n int) error {
+	j := c.job
+	j.Ranks, j.Env = min(j.Ranks, size(used)), c.environment()
+	w := newWatch(j, j.environment(n, c.meeting(used, j.Ranks)))
+	w.hosts = used
+	w.begin = func(r *rank) error {
+		h := cmp.Or(place(used), used[0]) // one that was just lost has its ranks end at once
+		own := []string{fmt.Sprint("RANK=", r.number)}
+		if w.pool != nil {
+			own = w.pool.environment(r.number, j.Ranks, h)
 		}
-		h.order(order{Task: &t})
+		slot, local := h.free(), min(h.ranks, j.Ranks) // of an elastic job a host may take more
+		h.begin(w, r, slot, slices.Concat(own, r.terminal(), []string{
+			fmt.Sprint("GROUP_RANK=", slices.Index(used, h)),
+			fmt.Sprint("LOCAL_WORLD_SIZE=", local), fmt.Sprint("LOCAL_RANK=", slot%local)}))
+		return nil
 	}
+	return w.attempt(ctx, n)
 }
 
-// meeting returns where the ranks meet: where ssh reaches the first host, unless that is an address
-// of this machine alone. Then the first host is this machine, and others reach it where their ssh
-// comes from.
-func (c *cluster) meeting(used []*remote) string {
-	if c.job.Rendezvous != "" {
-		return c.job.Rendezvous
+// task is what a host runs of an attempt.
+func (w *watch) task(h *remote) *task {
+	t := &task{Program: w.job.Program, Args: w.job.Args, Env: w.env, Dir: w.job.Dir,
+		Grace: w.job.Grace}
+	if t.Dir == "" {
+		t.Dir, _ = os.Getwd() // without one, hosts take theirs
 	}
-	address := used[0].address
-	for _, h := range used[1:] {
-		own, err := netip.ParseAddr(address)
-		if err != nil || !own.IsLoopback() {
-			break
+	if f := h.kit.program; f != nil {
+		t.Program, t.Hash = f.name, f.hash
+	}
+	if w.pool != nil {
+		t.Register = w.pool.reached(h)
+	}
+	return t
+}
+
+// place returns the first host that takes another rank, nil if none does.
+func place(hosts []*remote) *remote {
+	for _, h := range hosts {
+		if h.free() < h.ranks {
+			return h
 		}
-		address = cmp.Or(h.guest, address)
 	}
-	return net.JoinHostPort(address, strconv.Itoa(used[0].port))
+	return nil
+}
+
+// meeting returns the variables by which the ranks find each other.
+func (c *cluster) meeting(used []*remote, ranks int) []string {
+	host, port, err := net.SplitHostPort(c.job.Rendezvous)
+	if err != nil { // there is none
+		host, port = used[0].address, strconv.Itoa(used[0].port)
+	}
+	return []string{fmt.Sprint("WORLD_SIZE=", ranks), "MASTER_ADDR=" + host, "MASTER_PORT=" + port,
+		"EURYALE_JOB=run-" + rand.Text()[:12], "EURYALE_TOKEN=" + token()}
+}
+
+// checkRegister returns an error for hosts that do not say where ranks there reach this machine.
+func (c *cluster) checkRegister(hosts []*remote) error {
+	for _, h := range hosts {
+		if c.job.Elastic != nil && h.guest == "" {
+			return fmt.Errorf("host %s: its ssh server does not set SSH_CONNECTION, so its ranks "+
+				"cannot reach the register of an elastic job on this machine", h.Name)
+		}
+	}
+	return nil
+}
+
+// reached finds out by which addresses hosts reach each other: those by which ssh reaches them,
+// unless that is an address of this machine alone. Such a host is this machine, which others reach
+// where their ssh comes from.
+func reached(hosts []*remote) {
+	for _, h := range hosts {
+		for _, other := range hosts {
+			own, err := netip.ParseAddr(h.address)
+			if err != nil || !own.IsLoopback() {
+				break
+			}
+			if other != h {
+				h.address = cmp.Or(other.guest, h.address)
+			}
+		}
+	}
 }
 
 // environment returns the variables that hosts get.
-func (c *cluster) environment() (env []string) {
+func (c *cluster) environment() []string {
 	if c.job.Env != nil {
 		return c.job.Env
 	}
+	env := []string{} // not nil, which would be all of this process
 	for _, entry := range os.Environ() {
 		name, _, _ := strings.Cut(entry, "=")
 		if slices.Contains(variables.Names(), name) && name != string(variables.Token) ||
@@ -251,109 +306,4 @@ func (c *cluster) environment() (env []string) {
 		}
 	}
 	return env
-}
-
-// watch waits until the attempt has ended on all hosts.
-func (c *cluster) watch(ctx context.Context, used []*remote) error {
-	events := make(chan event)
-	for _, h := range used {
-		go func() { events <- c.listen(h) }()
-	}
-	var ends []event
-	var why error // why the job was told to end, other than by a host
-	var timer <-chan time.Time
-	over, told := ctx.Done(), 0
-	tell := func(s os.Signal, cause error) {
-		why, told = cmp.Or(why, cause), told+1
-		signal(used, s, told)
-	}
-	for len(ends) < len(used) {
-		select {
-		case e := <-events:
-			e.host.done, ends = true, append(ends, e)
-			if timer == nil && e.err != nil {
-				timer = time.After(reportTime)
-			}
-		case <-timer:
-			signal(used, syscall.SIGTERM, 1)
-		case s := <-c.job.Signals:
-			tell(s, &Interrupted{s})
-		case err := <-c.screen.broken:
-			tell(syscall.SIGTERM, err)
-		case <-over:
-			over = nil
-			tell(syscall.SIGTERM, context.Cause(ctx))
-		}
-	}
-	return cmp.Or(why, c.screen.failure(), hostVerdict(ends))
-}
-
-// signal passes a signal to the launchers that have not ended. The second has them kill the ranks,
-// and the third does not wait for them any more.
-func signal(used []*remote, s os.Signal, count int) {
-	number, _ := s.(syscall.Signal)
-	for _, h := range used {
-		switch {
-		case h.done:
-		case count > 2:
-			h.cutOff("the launcher was told to end at once")
-		default:
-			h.order(order{Signal: int(number)})
-		}
-	}
-}
-
-// hostVerdict is the error of the host that failed first, nil for none. A host whose ranks fail
-// because of ranks elsewhere counts only if there is no other, and one that was told to end never
-// does.
-func hostVerdict(ends []event) (first error) {
-	usage := true
-	for _, e := range ends {
-		var f *Failed
-		usage = errors.As(e.err, &f) && f.usage && usage
-		if e.err != nil && !e.told &&
-			(first == nil || blamesOthers(first) && !blamesOthers(e.err)) {
-			first = e.err
-		}
-	}
-	if f, ok := first.(*Failed); ok {
-		f.usage = usage
-	}
-	return first
-}
-
-// blamesOthers reports whether ranks failed because of one on another host.
-func blamesOthers(err error) bool {
-	f, ok := err.(*Failed)
-	return ok && len(f.elsewhere) > 0
-}
-
-// listen takes what a host tells until its part has ended, or the connection.
-func (c *cluster) listen(h *remote) event {
-	for {
-		var n news
-		heard := h.within(silence)
-		err := h.news.Decode(&n)
-		heard.Stop()
-		switch {
-		case err != nil:
-			h.lost = true
-			return event{host: h, err: &HostLost{h.Name, h.span(), h.whyLost(err)}}
-		case n.Out != nil:
-			c.screen.print(c.job.Stdout, n.Out)
-		case n.Err != nil:
-			c.screen.print(c.job.Stderr, n.Err)
-		case n.Notice != "":
-			c.notice("host " + h.Name + ": " + n.Notice)
-		case n.Done != nil:
-			return event{h, n.Done.err(h.Name), n.Done.Told}
-		}
-	}
-}
-
-// notice says something to the user. Hosts do at any time.
-func (c *cluster) notice(text string) {
-	c.noticing.Lock()
-	defer c.noticing.Unlock()
-	c.job.notice(text)
 }

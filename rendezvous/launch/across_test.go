@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -26,7 +27,7 @@ func fakeSSH(t *testing.T, first string) (homes string) {
 	homes = t.TempDir()
 	text := fmt.Sprintf("#!/bin/sh\n%s\necho \"$@\" >>%s/asked\n"+
 		"while [ \"$1\" != -- ]; do shift; done\n"+
-		"HOME=%[2]s/$2 SSH_CONNECTION='127.0.0.1 1 127.0.0.1 22' %s=host\n"+
+		"HOME=%[2]s/$2 SSH_CONNECTION=\"${GUEST-127.0.0.1} 1 127.0.0.1 22\" %s=host\n"+
 		"export HOME SSH_CONNECTION %[3]s\nunset XDG_CACHE_HOME\nshift 2\n"+
 		"exec ${LOGIN:-sh} -c \"$*\"\n", first, homes, asHelper)
 	if err := os.WriteFile(filepath.Join(homes, "ssh"), []byte(text), 0o700); err != nil {
@@ -55,7 +56,7 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		`$MASTER_ADDR $EURYALE_TIMEOUT $(basename $HOME) $PWD
 		echo $EURYALE_TOKEN $MASTER_PORT >&2`, 3, "a", "u@b", "spare")
 	stderr := job.Stderr.(*output)
-	job.Hosts[0].Slots = 2
+	job.Hosts[0].Slots, job.LogDir = 2, filepath.Join(t.TempDir(), "logs")
 	if err := Run(t.Context(), job); err != nil {
 		t.Fatal(err)
 	}
@@ -68,6 +69,10 @@ func TestRanksOnHostsSeeTheirEnvironment(t *testing.T) {
 		"[2] 2 3 0 1 1 127.0.0.1 77s u@b " + here + "\n"}
 	if got := sorted(out.String()); !slices.Equal(got, want) {
 		t.Errorf("got %q", got)
+	}
+	log, err := os.ReadFile(filepath.Join(job.LogDir, "attempt_0", "rank_2.log"))
+	if err != nil || !strings.Contains(string(log), strings.TrimPrefix(want[2], "[2] ")) {
+		t.Errorf("a log has %q, %v", log, err)
 	}
 	secrets := strings.Fields(stderr.String())
 	asked, err := os.ReadFile(filepath.Join(homes, "asked"))
@@ -257,13 +262,58 @@ func TestLostHostIsReplacedByASpareOrLeftOut(t *testing.T) {
 	}
 }
 
+// TestElasticJobReplacesProcessesOnHosts: on the same one, or on the first that has room where that
+// is lost. If none has room, the process is left out.
+func TestElasticJobReplacesProcessesOnHosts(t *testing.T) {
+	homes := fakeSSH(t, "")
+	script := `n=${EURYALE_ELASTIC#*'"Process":'}; n=${n%%,*}
+		echo $n $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $(basename $HOME) \
+			>>` + homes + `/said # the output of one that is killed may be lost
+		case $EURYALE_ELASTIC in *'"Host":"127.0.0.1"'*) ;; *) echo no address;; esac
+		await() { while ! [ -e ` + homes + `/$1 ]; do sleep 0.02; done; }
+		case $n in
+		1) await up;;                # until all the others are
+		2) exit 3;;
+		3) kill -9 $PPID; sleep 100;; # its host is lost
+		4) kill -9 $PPID; sleep 100;; # the spare, too
+		esac`
+	job, out, _ := onHosts(t, script, 2, "a", "b", "c")
+	job.Elastic = &Elastic{Least: 1}
+	var notices []string
+	job.Notice = func(text string) {
+		notices = append(notices, text)
+		if strings.Contains(text, "left out") {
+			if err := os.WriteFile(homes+"/up", nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := Run(t.Context(), job); err != nil {
+		t.Errorf("%v: %s, %q", err, out, notices)
+	}
+	said, err := os.ReadFile(homes + "/said")
+	want := []string{"1 0/2 0/1 0 a\n", "2 1/2 0/1 1 b\n", "3 0/2 0/1 1 b\n", "4 1/2 0/1 2 c\n"}
+	if got := sorted(string(said)); err != nil || !slices.Equal(got, want) || out.String() != "" {
+		t.Errorf("it says %q, %v, %s", got, err, out)
+	}
+	want = []string{"process 1 has ended (exit status 3): process 2 takes its place",
+		"host b is lost: ssh has ended with signal: killed",
+		"process 2 has ended (host b is lost): process 3 takes its place",
+		"host c is lost: ssh has ended with signal: killed",
+		"process 3 has ended (host c is lost): it is left out, since no host takes another one"}
+	if !slices.Equal(notices, want) {
+		t.Errorf("the notices are %q", notices)
+	}
+}
+
 func TestJobOnHostsEndsWithTheFirstFailureOrSignal(t *testing.T) {
 	fakeSSH(t, "")
 	job, _, _ := onHosts(t, `[ $RANK = 1 ] && echo broken >&2 && exit 7; exec sleep 100`, 2, "a",
 		"b")
 	var f *Failed
 	if err := Run(t.Context(), job); !errors.As(err, &f) || f.Host != "b" || f.ExitCode() != 7 ||
-		!strings.Contains(f.Error(), "rank 1 failed: exit status 7; its last lines:\n    broken") {
+		!strings.Contains(f.Error(), "rank 1 failed first: exit status 7; its last lines:\n    "+
+			"broken") {
 		t.Errorf("%v", err)
 	}
 	signals := make(chan os.Signal, 1)
@@ -310,6 +360,42 @@ func TestHostsThatCannotBeUsedAreErrors(t *testing.T) {
 	}
 }
 
+// TestHostsThatDoNotReachTheRegisterSaySo: where ssh comes from need not be where connections go.
+func TestHostsThatDoNotReachTheRegisterSaySo(t *testing.T) {
+	for guest, want := range map[string]string{"255.255.255.255": "let connections from here in",
+		"": "does not set SSH_CONNECTION"} {
+		fakeSSH(t, "GUEST='"+guest+"'; true")
+		job, out, _ := onHosts(t, "echo up", 1, "a")
+		job.Elastic = &Elastic{Least: 1}
+		if err := Run(t.Context(), job); err == nil || !strings.Contains(err.Error(), want) ||
+			out.String() != "" {
+			t.Errorf("with %q: %v, %s", guest, err, out)
+		}
+	}
+}
+
+// TestLauncherEndsWithoutAHostThatObeysNothing: although the connection to it goes on.
+func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	w := newWatch(Job{Ranks: 1, Signals: signals, Grace: time.Millisecond,
+		times: times{time.Millisecond, time.Millisecond, time.Second}}, nil)
+	h := &remote{Host: Host{"a", 1}, running: map[int]*rank{}, orders: gob.NewEncoder(io.Discard)}
+	w.hosts = []*remote{h}
+	r, err := w.newRank(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.ranks = []*rank{r}
+	h.begin(w, r, 0, nil)
+	signals <- syscall.SIGINT
+	err = w.run(t.Context())
+	var told *Interrupted
+	if !errors.As(err, &told) ||
+		!strings.Contains(err.Error(), "rank 0 on host a has not ended after SIGKILL") {
+		t.Error(err)
+	}
+}
+
 func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	in, orders := io.Pipe()
 	told, out := io.Pipe()
@@ -317,7 +403,10 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
 	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
 	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", "echo $$; sleep 100"},
-		Ranks: 1, Machines: Machines{Count: 1, Rendezvous: "a:1", Token: "secret"}}})
+		Grace: time.Second}})
+	if err == nil {
+		err = e.Encode(order{Start: &process{}})
+	}
 	var n news
 	for err == nil && n.Out == nil {
 		err = d.Decode(&n)
@@ -336,7 +425,7 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 		t.Fatal("it goes on")
 	}
 	var pid int
-	if _, err := fmt.Sscanf(string(n.Out), "[0] %d", &pid); err != nil ||
+	if _, err := fmt.Sscan(string(n.Out), &pid); err != nil ||
 		syscall.Kill(pid, 0) != syscall.ESRCH {
 		t.Errorf("%q goes on, %v", n.Out, err)
 	}
@@ -360,6 +449,36 @@ func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 		if of := builtFor(k.launcher.path); of != p {
 			t.Errorf("the launcher for %v is for %v", p, of)
 		}
+	}
+}
+
+// TestHostsOfAnotherArchitectureRunALauncherBuiltForThem: here on an emulator, which starts
+// programs of this machine.
+func TestHostsOfAnotherArchitectureRunALauncherBuiltForThem(t *testing.T) {
+	emulator, err := exec.LookPath("qemu-aarch64")
+	if err != nil || os.Getenv("EURYALE_FULL") != "1" || here().arch == "arm64" {
+		t.Skip("it builds the launcher anew: set EURYALE_FULL=1 where there is qemu-aarch64")
+	}
+	homes := fakeSSH(t, `PATH=${0%/*}/arm:$PATH`)
+	err = os.Mkdir(homes+"/arm", 0o700)
+	for name, text := range map[string]string{
+		"uname": "#!/bin/sh\n[ $1 = -m ] && echo aarch64 || exec /bin/uname \"$@\"\n",
+		"sh":    "#!/bin/bash\nBASH_ENV=${0%/*}/exec exec bash \"$@\"\n",
+		"exec": "exec() { case $1 in ./sha256*) builtin exec " + emulator +
+			" \"$@\" ;; *) builtin exec \"$@\" ;; esac; }\n",
+	} {
+		err = errors.Join(err, os.WriteFile(filepath.Join(homes, "arm", name), []byte(text), 0o700))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	job, out, _ := onHosts(t, "echo up", 1, "a")
+	if err := Run(t.Context(), job); err != nil || out.String() != "[0] up\n" {
+		t.Errorf("%v, %s", err, out)
+	}
+	copies, err := filepath.Glob(homes + "/a/.cache/euryale/run/*/euryale")
+	if err != nil || len(copies) != 1 || builtFor(copies[0]) != (platform{"linux", "arm64"}) {
+		t.Errorf("it runs %v, %v", copies, err)
 	}
 }
 
@@ -390,58 +509,51 @@ func TestHostsSayWhatTheyLackForGPUs(t *testing.T) {
 }
 
 func TestHostThatFailedFirstIsBlamed(t *testing.T) {
-	// Of each host only its outcome comes over the connection.
-	failed := func(code int, f Failed) *outcome {
-		f.Status = exits(code)
-		return outcomeOf(fmt.Errorf("wrapped: %w", &f))
+	on := func(host string, e ending) ending {
+		e.host = host
+		return e
 	}
-	one := failed(3, Failed{})
-	because := failed(1, Failed{Rank: 1, elsewhere: []int{0}})
-	usage := failed(2, Failed{usage: true})
-	told := outcomeOf(&Interrupted{syscall.SIGTERM})
-	end := func(name string, o *outcome) event {
-		own := *o
-		if o.Failed != nil {
-			f := *o.Failed
-			own.Failed = &f
-		}
-		return event{err: own.err(name), told: o.Told}
+	failed := func(host string, why error, e ending) ending {
+		e.why = why
+		return on(host, e)
 	}
-	h := &remote{Host: Host{Name: "lost"}, first: 2, ranks: 2}
-	lost := event{err: &HostLost{h.Name, h.span(), errors.New("no reason")}}
-	text := "host lost is lost, with ranks 2 to 3: no reason"
+	one := on("b", after(0, 1, exits(3)))
+	because := on("a", after(1, 0, exits(1), "because of rank 1: closed"))
+	lost := failed("b", &HostLost{"b", span([]int{1, 2}), errors.New("no reason")},
+		after(1000, 1, 0))
+	text := "host b is lost, with ranks 1 to 2: no reason"
 	for _, c := range []struct {
-		ends  []event
-		want  string // "" for none
+		ends  []ending
+		want  string // the beginning; "" for none
 		code  int    // 0 if the error has none
 		final bool
 	}{
-		{[]event{end("a", outcomeOf(nil)), end("b", told)}, "", 0, true},
-		{[]event{end("a", because), end("b", one)}, "host b: rank 0 failed: exit status 3", 3,
-			false},
-		{[]event{end("a", one), end("b", one)}, "host a: rank 0 failed: exit status 3", 3, false},
-		{[]event{end("a", told), end("b", because)}, "host b: rank 1 failed because of rank 0, " +
-			"on another machine: exit status 1", 1, false},
-		{[]event{end("a", because), lost}, text, 0, false},
-		{[]event{lost, end("b", one)}, text, 0, false},
-		{[]event{end("a", usage), end("b", usage)}, "host a: rank 0 failed: exit status 2", 2,
+		{[]ending{on("a", after(0, 0, exits(0))), asked(on("b", after(0, 1, exits(0))))}, "", 0,
 			true},
-		{[]event{end("a", usage), end("b", told)}, "host a: rank 0 failed: exit status 2", 2,
-			false},
-		{[]event{end("a", outcomeOf(errors.New("no program")))}, "host a: no program", 0, true},
+		{[]ending{because, one}, "host b: rank 1 failed first: exit status 3", 3, false},
+		{[]ending{because, lost}, text, 0, false},
+		{[]ending{lost, on("a", after(1500, 0, exits(1)))}, text, 0, false},
+		{[]ending{on("a", after(0, 0, exits(2))), on("b", after(1, 1, exits(2)))},
+			"host a: rank 0 failed first: exit status 2", 2, true},
+		{[]ending{on("a", after(0, 0, exits(2))), asked(on("b", after(1, 1, exits(0))))},
+			"host a: rank 0 failed: exit status 2", 2, false},
+		{[]ending{failed("a", errors.New("host a: no program"), after(0, 0, 0))},
+			"host a: no program", 0, true},
 	} {
 		attempts := 0
 		err := Job{MaxRestarts: 1}.repeat(func(int) error {
 			attempts++
-			return hostVerdict(c.ends)
+			w := newWatch(Job{}, nil)
+			w.ends = c.ends
+			return w.outcome()
 		})
 		code := 0
 		var coded interface{ ExitCode() int }
 		if errors.As(err, &coded) {
 			code = coded.ExitCode()
 		}
-		if err == nil && c.want != "" || err != nil && err.Error() != c.want || code != c.code ||
-			c.final != (attempts == 1) {
+		if text := fmt.Sprint(err); !strings.HasPrefix(text, cmp.Or(c.want, "<nil>")) ||
+			code != c.code || c.final != (attempts == 1) {
 			t.Errorf("got %v, %d, after %d attempts, want %+v", err, code, attempts, c)
 		}
 	}

@@ -37,10 +37,14 @@
 //     stopped, or held in the kernel, for twice as long: the others have given it up.
 //   - Hosts. With Job.Hosts, Run starts a launcher on each host by the system's ssh client,
 //     over one connection, which copies this program and Job.Program first unless the host
-//     has files of this content. Orders and the token go over the connection, and output,
-//     and how ranks have ended, come back ([Serve]). The hosts' ranks end with the connection.
-//     Both ends send every half second, so that a silent one is noticed within 4 seconds.
-//     After a failure, Run starts all ranks anew, on a spare in the place of a lost host.
+//     has files of this content. Over the connection Run has the host start and signal
+//     processes, and hears what they print and how they end ([Serve]). The hosts' ranks end
+//     with the connection. Both ends send every half second, so that a silent one is noticed
+//     within 4 seconds. After a failure, Run starts all ranks anew, on a spare in the place of
+//     a lost host.
+//   - Elastic jobs. With Job.Elastic, Run replaces processes that end, and serves the register
+//     in which the others learn of it. On Hosts a process takes the place of one of the same
+//     host, or of a lost one.
 //   - No orphans. Each rank leads its own process group, which is killed when the
 //     rank ends. If the launcher itself is killed, the kernel kills the ranks and
 //     the go command, but not processes that these have started. The next
@@ -52,12 +56,13 @@
 //	program.go         finds or builds the program, in the directory of scratch.go
 //	script.go          says what runs a script
 //	watch.go, rank.go  follow one attempt, one process
+//	elastic.go         replaces processes
 //	report.go          hears of ranks that the job has lost a rank
 //	tell.go            tells joining ranks of a rank that has ended
 //	output.go, logs.go what ranks print
 //	stuck.go           says where a rank hangs
 //	hosts.go           lists of hosts
 //	across.go          runs a job on hosts; remote.go is one of them, behind ssh
-//	serve.go           runs a host's part; kit.go has the files that hosts get
+//	serve.go           is a host's end of it; kit.go has the files that hosts get
 //	verdict.go         decides which rank failed first; failed.go words it
 package launch

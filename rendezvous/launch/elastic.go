@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"sync"
@@ -36,7 +37,6 @@ const (
 type pool struct {
 	*Elastic
 	register *rendezvous.Register
-	start    func(number int) (*rank, error)
 	next     int  // number of the next process
 	faults   int  // processes that have ended with an error of their own since step
 	step     int  // with which the job has gone on
@@ -61,27 +61,31 @@ func (e *Elastic) check(j Job) error {
 	case j.MaxRestarts > 0:
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
 			"leave the restarts out")
-	case j.Machines != nil || len(j.Hosts) > 0:
-		return errors.New("an elastic job is on one machine")
+	case j.Machines != nil:
+		return errors.New("launchers that do not know of each other cannot run an elastic job: " +
+			"give one of them the hosts")
+	case len(j.Hosts) > 0 && j.Ranks+e.Spares > Slots(j.Hosts):
+		return fmt.Errorf("%d ranks and %d spares: the hosts take %d", j.Ranks, e.Spares,
+			Slots(j.Hosts))
 	}
 	return nil
 }
 
 // newPool serves the register of a job.
-func newPool(e *Elastic, ranks int, env []string) (*pool, error) {
+func newPool(j Job, env []string) (*pool, error) {
 	job, err := rendezvous.ReadEnv(lookup(slices.Concat(env, []string{"RANK=0", "LOCAL_RANK=0"})))
 	if err != nil {
 		return nil, err
 	}
-	p := &pool{Elastic: e, over: make(chan error, 1)}
-	p.register, err = rendezvous.ServeRegister(job.Job, job.Token, job.Timeout, p.bury)
+	p := &pool{Elastic: j.Elastic, over: make(chan error, 1)}
+	p.register, err = rendezvous.ServeRegister(job, len(j.Hosts) > 0, p.bury)
 	if err != nil {
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	p.stop = stop
 	p.watches.Go(func() {
-		err := elastic.Watch(ctx, p.register.Store(), elastic.Env{First: ranks}.FirstView(),
+		err := elastic.Watch(ctx, p.register.Store(), elastic.Env{First: j.Ranks}.FirstView(),
 			func(next int) { p.steps.Store(int64(next)) })
 		if s := new(elastic.StoppedError); errors.As(err, &s) && s.Why == elastic.StateLost {
 			p.over <- err
@@ -103,13 +107,22 @@ func (p *pool) bury(process int) {
 	_ = elastic.Bury(context.Background(), p.register.Store(), elastic.ID(process))
 }
 
-// environment returns the variables of a process. It has the number of a rank, although the rank
-// may be another one, so that it is one of a job of so many.
-func (p *pool) environment(number, ranks int) []string {
+// environment returns the variables of a process, which is on a host unless that is nil. It has the
+// number of a rank, although the rank may be another one, so that it is one of a job of so many.
+func (p *pool) environment(number, ranks int, h *remote) []string {
 	r := strconv.Itoa(number % ranks)
-	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + elastic.Env{
-		Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
-		Limits: elastic.Limits{Least: p.Least, Most: ranks}}.String()}
+	e := elastic.Env{Addr: p.register.Addr(), Process: elastic.ID(number + 1), First: ranks,
+		Limits: elastic.Limits{Least: p.Least, Most: ranks}}
+	if h != nil {
+		e.Addr, e.Host = p.reached(h), h.address
+	}
+	return []string{"RANK=" + r, "LOCAL_RANK=" + r, "EURYALE_ELASTIC=" + e.String()}
+}
+
+// reached returns where a host reaches the register.
+func (p *pool) reached(h *remote) string {
+	_, port, _ := net.SplitHostPort(p.register.Addr()) // which has one
+	return net.JoinHostPort(h.guest, port)
 }
 
 // replaces hears of the end of a process, and reports whether another one is to take its place.
@@ -121,7 +134,7 @@ func (p *pool) replaces(e ending) bool {
 	if step := int(p.steps.Load()); step > p.step {
 		p.step, p.faults = step, 0
 	}
-	if !wasEnded(e.status) {
+	if !wasEnded(e.status) && !errors.As(e.why, new(*HostLost)) {
 		p.faults++
 	}
 	return !p.finished && p.faults < maxFaults
@@ -129,10 +142,11 @@ func (p *pool) replaces(e ending) bool {
 
 // endedElastic is ended for an elastic job.
 func (w *watch) endedElastic(e ending) {
-	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%v)", e.rank,
-		w.ranks[e.rank].cmd.ProcessState)
+	again, ended := w.pool.replaces(e), fmt.Sprintf("process %d has ended (%s)", e.rank, e.how())
 	switch {
 	case w.why != nil || w.pool.finished || w.pool.lost != nil:
+	case again && len(w.hosts) > 0 && place(w.hosts) == nil:
+		w.job.notice(ended + ": it is left out, since no host takes another one")
 	case again:
 		w.job.notice(fmt.Sprintf("%s: process %d takes its place", ended, w.pool.next))
 		w.launch()
@@ -146,20 +160,15 @@ func (w *watch) endedElastic(e ending) {
 func (w *watch) launch() {
 	number := w.pool.next
 	w.pool.next++
-	r, err := w.pool.start(number)
+	r, err := w.newRank(number)
 	if err == nil {
-		err = w.input(r)
-	}
-	if err == nil {
-		r.family, err = start(r.cmd)
+		err = w.begin(r)
 	}
 	if err != nil {
 		w.stop(syscall.SIGKILL, fmt.Errorf("start process %d: %w", number, explainStart(err)))
 		return
 	}
 	w.ranks = append(w.ranks, r)
-	r.alive = true
-	go func() { w.exits <- r.wait() }()
 }
 
 // endHalted ends the processes of an elastic job that are stopped. One that is held in the kernel

@@ -15,8 +15,10 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"at least 0 of 2 ranks": {Ranks: 2, Elastic: &Elastic{}},
 		"-1 spares":             {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: -1}},
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
-		"one machine": {Ranks: 2, Elastic: &Elastic{Least: 1}, Machines: &Machines{Count: 2,
-			Rendezvous: "127.0.0.1:1", Token: "secret"}},
+		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1},
+			Machines: &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: "secret"}},
+		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: 1},
+			Hosts: []Host{{"a", 2}}},
 	} {
 		if err := Run(t.Context(), j); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("the error is %v, want one that says %q", err, says)

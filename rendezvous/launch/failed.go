@@ -36,6 +36,7 @@ type Failed struct {
 
 	cause     cause // how the rank failed
 	elsewhere []int // the ranks of other machines that its error blames
+	why       error // in place of all this, if nothing is known of the rank's end
 	usage     bool
 }
 

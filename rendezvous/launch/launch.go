@@ -41,9 +41,10 @@ type Job struct {
 	// Ranks is how many processes to start, 1 to [MaxRanks] on a machine.
 	Ranks int
 	// Hosts are machines to start the ranks on by ssh, in this order, instead of on this one.
-	// Those that get none are spares: after a failure they take the place of lost hosts. Stdin
-	// must be nil. A Program without a slash is each host's own, from its PATH. Go packages are
-	// built for the system of each host.
+	// Those that get none are spares: after a failure they take the place of lost hosts. With
+	// Elastic all are used, and Slots bounds the processes of each. Stdin must be nil. A Program
+	// without a slash is each host's own, from its PATH. Go packages are built for the system of
+	// each host.
 	Hosts []Host
 	// Rendezvous is HOST:PORT, an address of the first of Hosts that the others reach, if that
 	// is not the one by which ssh reaches it, or "".
@@ -111,28 +112,29 @@ type Machines struct {
 	Rendezvous string
 	// Token is the secret of the job, the same on all machines.
 	Token string
-	// First is the number of this machine's first rank, and Size that of all ranks, where
-	// machines have different numbers of them. A Size of 0 means that all have Job.Ranks.
-	First, Size int
-	// Attempt says how often the job was attempted before.
-	Attempt int
 }
-
-// size returns the number of all ranks, given that of this machine.
-func (m *Machines) size(ranks int) int { return cmp.Or(m.Size, m.Count*ranks) }
 
 // check finds what no job can have.
 func (m *Machines) check() error {
-	host, port, err := net.SplitHostPort(m.Rendezvous)
-	switch n, wrong := strconv.Atoi(port); {
+	switch err := checkMeeting(m.Rendezvous); {
 	case m.Count < 1 || m.Number < 0 || m.Number >= m.Count:
 		return fmt.Errorf("machine %d of %d: machines are counted from 0", m.Number, m.Count)
-	case err != nil || wrong != nil || host == "" || n < 1 || n > 65535:
-		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all "+
-			"machines reach, and a free port there", m.Rendezvous)
+	case err != nil:
+		return err
 	case m.Token == "":
 		return errors.New("several machines need a secret: set EURYALE_TOKEN to the same random " +
 			"text on all of them, such as that of euryale token")
+	}
+	return nil
+}
+
+// checkMeeting checks a HOST:PORT.
+func checkMeeting(at string) error {
+	host, port, err := net.SplitHostPort(at)
+	if n, wrong := strconv.Atoi(port); err != nil || wrong != nil || host == "" || n < 1 ||
+		n > 65535 {
+		return fmt.Errorf("a rendezvous at %q: give HOST:PORT, an address of machine 0 that all "+
+			"machines reach, and a free port there", at)
 	}
 	return nil
 }
@@ -176,7 +178,7 @@ func Run(ctx context.Context, j Job) error {
 		if n > 0 {
 			j.Stdin = nil // its beginning is lost
 		}
-		return j.attempt(ctx, path, n+j.attempted())
+		return j.attempt(ctx, path, n)
 	})
 }
 
@@ -231,8 +233,11 @@ func (j Job) check() error {
 			return err
 		}
 	}
-	if j.Machines != nil {
+	switch {
+	case j.Machines != nil:
 		return j.Machines.check()
+	case j.Rendezvous != "":
+		return checkMeeting(j.Rendezvous)
 	}
 	return nil
 }
@@ -245,46 +250,30 @@ func (e wrongJob) Unwrap() error { return e.error }
 // ExitCode is 2, that of wrong usage.
 func (wrongJob) ExitCode() int { return usageCode }
 
-// attempt runs the ranks once; n counts from 0.
+// attempt runs the ranks once on this machine; n counts from 0.
 func (j Job) attempt(ctx context.Context, path string, n int) error {
-	env, err := j.environment(n)
+	meeting, err := j.meeting()
 	if err != nil {
 		return err
 	}
-	logs, err := j.openLogs(n)
-	if err != nil {
-		return err
-	}
-	w, err := newWatch(j, path, env, logs)
-	if err != nil {
-		return errors.Join(err, logs.close())
-	}
-	if j.Machines != nil {
-		if err := w.openReports(); err != nil {
-			w.reports.close()
-			return errors.Join(err, logs.close())
+	w := newWatch(j, j.environment(n, meeting))
+	w.begin = func(r *rank) error {
+		first := []string{"RANK=" + strconv.Itoa(r.number), "LOCAL_RANK=" + strconv.Itoa(
+			r.number-j.first())}
+		if w.pool != nil {
+			first = w.pool.environment(r.number, j.Ranks, nil)
 		}
+		return w.startHere(path, r, first)
 	}
-	noted := logs.note(fmt.Sprintf("started %d ranks", j.Ranks))
-	w.start()
-	err = w.run(ctx)
-	outcome := "all ranks have ended"
-	if err != nil {
-		outcome = err.Error()
-	}
-	return errors.Join(err, noted, logs.note(outcome), logs.close())
+	return w.attempt(ctx, n)
 }
 
-// environment returns the variables that all ranks of an attempt share. Each attempt
-// is a new job, so that nothing left of one reaches the next.
-func (j Job) environment(attempt int) ([]string, error) {
+// environment returns the variables that all ranks of an attempt share, with those by which they
+// meet. Each attempt is a new job, so that nothing left of one reaches the next.
+func (j Job) environment(attempt int, meeting []string) []string {
 	env := j.Env
 	if env == nil {
 		env = os.Environ()
-	}
-	meeting, err := j.meeting()
-	if err != nil {
-		return nil, err
 	}
 	all := slices.Concat(env, meeting, []string{"LOCAL_WORLD_SIZE=" + strconv.Itoa(j.Ranks),
 		"TORCHELASTIC_RESTART_COUNT=" + strconv.Itoa(attempt), "TORCHELASTIC_MAX_RESTARTS=" +
@@ -294,7 +283,7 @@ func (j Job) environment(attempt int) ([]string, error) {
 	}) {
 		all = append(all, "EURYALE_LAST_CALLS="+strconv.Itoa(lastCalls))
 	}
-	return all, nil
+	return all
 }
 
 // meeting returns the variables by which the ranks find each other.
@@ -302,7 +291,7 @@ func (j Job) meeting() ([]string, error) {
 	if m := j.Machines; m != nil {
 		host, port, err := net.SplitHostPort(m.Rendezvous)
 		name := sha256.Sum256([]byte(m.Rendezvous + "\n" + m.Token))
-		return []string{fmt.Sprint("WORLD_SIZE=", m.size(j.Ranks)),
+		return []string{fmt.Sprint("WORLD_SIZE=", m.Count*j.Ranks),
 			fmt.Sprint("GROUP_RANK=", m.Number),
 			"MASTER_ADDR=" + host, "MASTER_PORT=" + port, fmt.Sprintf("EURYALE_JOB=run-%.6x", name),
 			"EURYALE_TOKEN=" + m.Token}, err
@@ -318,22 +307,10 @@ func (j Job) meeting() ([]string, error) {
 
 // first returns the number of this machine's first rank.
 func (j Job) first() int {
-	switch m := j.Machines; {
-	case m == nil:
-		return 0
-	case m.Size > 0:
-		return m.First
-	default:
-		return m.Number * j.Ranks
-	}
-}
-
-// attempted returns how often the job was attempted before.
-func (j Job) attempted() int {
 	if j.Machines == nil {
 		return 0
 	}
-	return j.Machines.Attempt
+	return j.Machines.Number * j.Ranks
 }
 
 // token returns 32 random bytes in hexadecimal.

@@ -15,14 +15,14 @@ import (
 // keeps links of directories from leading elsewhere.
 
 // checkLogs returns an error if Job.LogDir holds logs already. They would only be found when an
-// attempt begins, after the build or in a restart. Hosts have directories of their own.
+// attempt begins, after the build or in a restart.
 func (j Job) checkLogs() error {
-	if j.LogDir == "" || len(j.Hosts) > 0 {
+	if j.LogDir == "" {
 		return nil
 	}
 	name := "attempt_*"
 	if j.Machines != nil { // the launcher of another machine may have made the directory
-		name = filepath.Join(attemptDir(j.attempted()), logName(j.first()))
+		name = filepath.Join(attemptDir(0), logName(j.first()))
 	}
 	found, err := fs.Glob(os.DirFS(j.LogDir), name)
 	if err != nil || len(found) == 0 {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -21,7 +20,10 @@ const drainTime = 500 * time.Millisecond
 // rank is one process.
 type rank struct {
 	number   int
-	cmd      *exec.Cmd
+	cmd      *exec.Cmd // nil where a host has it
+	host     *remote   // that one
+	slot     int       // of it
+	env      []string  // that it alone has, on a host
 	family   family
 	out, err *liner // nil where the rank writes to the outputs itself
 	tail     *tail
@@ -34,32 +36,65 @@ type rank struct {
 	halts   int  // for how many looks in a row it was halted; only watch.endStopped counts
 }
 
-// command prepares a rank. log takes its output besides, nil for none.
-func (w *watch) command(path string, number int, env []string, log *os.File) *rank {
-	r := &rank{number: number, tail: &tail{}, log: log, cmd: exec.Command(path, w.job.Args...)}
-	r.cmd.Env = append(slices.Clip(env), "RANK="+strconv.Itoa(number), "LOCAL_RANK="+strconv.Itoa(
-		number-w.job.first()))
-	if w.pool != nil {
-		r.cmd.Env = append(r.cmd.Env, w.pool.environment(number, w.job.Ranks)...)
+// newRank makes a rank, which is not started, and its log.
+func (w *watch) newRank(number int) (*rank, error) {
+	log, err := w.logs.of(number)
+	r := &rank{number: number, tail: &tail{}, log: log}
+	if w.several() || log != nil {
+		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
 	}
+	return r, err
+}
+
+// startHere starts a rank on this machine, with variables of its own.
+func (w *watch) startHere(path string, r *rank, own []string) (err error) {
+	r.cmd = exec.Command(path, w.job.Args...)
+	r.cmd.Env = slices.Concat(w.env, own, w.reports.variable, r.terminal())
+	r.cmd.ExtraFiles = w.reports.inherited
 	r.cmd.Dir, r.cmd.WaitDelay = w.job.Dir, drainTime
 	if len(w.job.Args) == 0 {
 		r.cmd.Args = r.cmd.Args[:1]
 	}
-	r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
-	if w.several() || log != nil {
-		r.out, r.err = w.liner(r, w.job.Stdout, nil), w.liner(r, w.job.Stderr, r.tail)
+	switch {
+	case r.out != nil:
 		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
-		if r.err.live {
-			r.cmd.Env = append(r.cmd.Env, "EURYALE_TERMINAL=1")
-		}
+	case w.orders != nil:
+		r.cmd.Stdout = writer(func(b []byte) error {
+			return w.heard(news{Number: r.number, Out: b})
+		})
+		r.cmd.Stderr = writer(func(b []byte) error {
+			return w.heard(news{Number: r.number, Err: b})
+		})
+	default:
+		r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
 	}
-	return r
+	if err = w.input(r); err != nil {
+		return err
+	}
+	if r.family, err = start(r.cmd); err != nil {
+		return err
+	}
+	r.alive = true
+	go func() { w.exit(r.wait()) }()
+	return nil
+}
+
+// terminal is the variable that tells a rank that its output is shown on a terminal.
+func (r *rank) terminal() []string {
+	if r.err == nil || !r.err.live {
+		return nil
+	}
+	return []string{"EURYALE_TERMINAL=1"}
+}
+
+// rank returns the rank of a number.
+func (w *watch) rank(number int) *rank {
+	return w.ranks[slices.IndexFunc(w.ranks, func(r *rank) bool { return r.number == number })]
 }
 
 // several reports whether the job may have several processes.
 func (w *watch) several() bool {
-	return w.job.Ranks > 1 || w.job.Machines != nil || w.pool != nil
+	return w.job.Ranks > 1 || w.job.Machines != nil || w.job.Elastic != nil || w.hosts != nil
 }
 
 // liner returns where an output of a rank goes.
@@ -173,6 +208,9 @@ func (r *rank) signal(s syscall.Signal) {
 
 // hang says where the rank hangs, "" if it has ended.
 func (r *rank) hang() string {
+	if r.host != nil {
+		return r.host.hang(r)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.alive {

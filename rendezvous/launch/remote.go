@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,10 +33,9 @@ const (
 // remote is a host in an attempt, and the connection to it.
 type remote struct {
 	Host
-	first, ranks int   // what it has of the attempt
+	first, ranks int   // what it has of the attempt; of an elastic job, how many it takes
 	lost         bool  // the connection has ended, or that of an attempt before
 	gone         error // why it could not be reached
-	done         bool  // its part has ended
 
 	platform       platform
 	address, guest string // of the host and of this machine, on the connection
@@ -52,17 +53,28 @@ type remote struct {
 	news    *gob.Decoder
 	over    chan struct{} // closed when the connection has ended
 
-	mu    sync.Mutex
-	ended bool   // ssh was waited for
-	cut   string // why this end has cut the connection
+	listening sync.WaitGroup
+	hangUp    sync.Once
+	why       error // that the connection has ended
+
+	mu      sync.Mutex
+	running map[int]*rank // by their numbers
+	failed  error         // why no process can start there
+	ended   bool          // ssh was waited for
+	unused  bool          // the attempt is over
+	cut     string        // why this end has cut the connection
 }
 
-// span names the host's ranks.
-func (h *remote) span() string {
-	if h.ranks == 1 {
-		return fmt.Sprint("rank ", h.first)
+// span names ranks of a host, in their order.
+func span(ranks []int) string {
+	first, last := ranks[0], ranks[len(ranks)-1]
+	switch {
+	case first == last:
+		return fmt.Sprint("rank ", first)
+	case last-first == len(ranks)-1:
+		return fmt.Sprintf("ranks %d to %d", first, last)
 	}
-	return fmt.Sprintf("ranks %d to %d", h.first, h.first+h.ranks-1)
+	return "ranks " + strings.Trim(strings.ReplaceAll(fmt.Sprint(ranks), " ", ", "), "[]")
 }
 
 // sshOptions have ssh ask nothing, since nobody could tell which host asks; run this program's
@@ -119,9 +131,9 @@ func (h *remote) greet() error {
 	return h.whyLost(err)
 }
 
-// begin copies the files of the kit unless the host has them, and has it become a launcher. Until
+// prepare copies the files of the kit unless the host has them, and has it become a launcher. Until
 // all hosts have, it must know that this end lives.
-func (h *remote) begin() error {
+func (h *remote) prepare() error {
 	files := []file{h.kit.launcher}
 	if h.kit.program != nil {
 		files = append(files, *h.kit.program)
@@ -196,13 +208,124 @@ func (h *remote) order(o order) {
 	_ = h.orders.Encode(o) // an error is the end of the connection, and listen says why
 }
 
-// hangUp ends the connections that have not ended. Hosts end their ranks then.
-func hangUp(hosts []*remote) {
-	forAll(hosts, func(h *remote) {
-		if h.cmd != nil && h.cmd.Process != nil && !h.ended {
-			h.whyLost(nil) // nobody asks why
+// begin starts a rank, with variables of its own. On a host that was just lost it ends at once.
+func (h *remote) begin(w *watch, r *rank, slot int, own []string) {
+	h.mu.Lock()
+	r.host, r.slot, h.running[r.number] = h, slot, r
+	ended, failed := h.ended, h.failed
+	h.mu.Unlock()
+	switch {
+	case failed != nil:
+		go h.endAll(w, failed)
+	case ended:
+		go func() { h.endAll(w, h.lostWith(h.whyLost(nil))) }()
+	default:
+		h.order(order{Start: &process{r.number, own}})
+	}
+}
+
+// listen takes what the host tells of its ranks until the connection ends, and the ranks with it.
+func (h *remote) listen(w *watch) {
+	for {
+		var n news
+		heard := h.within(silence)
+		err := h.news.Decode(&n)
+		heard.Stop()
+		h.mu.Lock()
+		r := h.running[n.Number]
+		h.mu.Unlock()
+		switch {
+		case err != nil:
+			why := h.whyLost(err)
+			h.mu.Lock()
+			lost := !h.unused
+			h.lost = h.lost || lost
+			h.mu.Unlock()
+			if lost && w.pool != nil { // of another job this is the error
+				w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, why))
+			}
+			h.endAll(w, h.lostWith(why))
+			return
+		case n.Notice != "":
+			w.job.notice("host " + h.Name + ": " + n.Notice)
+		case n.Failed != "" && n.End == nil:
+			h.mu.Lock()
+			h.failed = fmt.Errorf("host %s: %s", h.Name, n.Failed)
+			h.mu.Unlock()
+			h.endAll(w, h.failed)
+		case r == nil: // a sign of life
+		case n.Out != nil:
+			r.out.Write(n.Out)
+		case n.Err != nil:
+			r.err.Write(n.Err)
+		case n.End != nil:
+			e := ending{status: n.End.Status, asked: n.End.Asked, stopped: n.End.Stopped,
+				hang: n.End.Hang}
+			if n.Failed != "" {
+				e.why = fmt.Errorf("host %s: %s", h.Name, n.Failed)
+			}
+			h.end(w, r, e)
 		}
-	})
+	}
+}
+
+// end tells that a rank has ended.
+func (h *remote) end(w *watch, r *rank, e ending) {
+	h.mu.Lock()
+	delete(h.running, r.number)
+	h.mu.Unlock()
+	r.flush()
+	e.rank, e.at, e.host = r.number, time.Now(), h.Name
+	r.tail.tell(&e)
+	w.exit(e)
+}
+
+// endAll tells that all ranks have ended, and why.
+func (h *remote) endAll(w *watch, why error) {
+	h.mu.Lock()
+	all := slices.Collect(maps.Values(h.running))
+	h.mu.Unlock()
+	for _, r := range all {
+		h.end(w, r, ending{why: why})
+	}
+}
+
+// lostWith is the error of the host's loss.
+func (h *remote) lostWith(why error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.running) == 0 {
+		return nil
+	}
+	return &HostLost{h.Name, span(slices.Sorted(maps.Keys(h.running))), why}
+}
+
+// hang says that a rank has not ended, "" if it has. The host says where it hangs, if it can.
+func (h *remote) hang(r *rank) string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.running[r.number] == nil {
+		return ""
+	}
+	return fmt.Sprintf("rank %d on host %s has not ended after SIGKILL", r.number, h.Name)
+}
+
+// free returns the first slot of the host that no rank has. A host that is lost, or that cannot
+// start ranks, has none.
+func (h *remote) free() (slot int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended || h.failed != nil {
+		return h.ranks
+	}
+	taken := map[int]bool{}
+	for _, r := range h.running {
+		taken[r.slot] = true
+	}
+	for taken[slot] {
+		slot++
+	}
+	return slot
 }
 
 // within cuts the connection unless the timer is stopped in time.
@@ -222,8 +345,27 @@ func (h *remote) cutOff(why string) {
 	}
 }
 
+// release ends the connections of an attempt that is over. Hosts end their ranks then.
+func release(hosts []*remote) {
+	forAll(hosts, func(h *remote) {
+		if h.cmd == nil || h.cmd.Process == nil {
+			return
+		}
+		h.mu.Lock()
+		h.unused = true
+		h.mu.Unlock()
+		h.whyLost(nil) // nobody asks why
+		h.listening.Wait()
+	})
+}
+
 // whyLost ends the connection, of whose end err is a sign, and says why the host is lost.
 func (h *remote) whyLost(err error) error {
+	h.hangUp.Do(func() { h.why = h.close(err) })
+	return h.why
+}
+
+func (h *remote) close(err error) error {
 	h.in.Close()
 	late := time.AfterFunc(2*drainTime, func() { h.cutOff("ssh did not end") })
 	h.family.wait()

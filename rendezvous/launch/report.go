@@ -14,6 +14,9 @@ import (
 type reports struct {
 	first       chan string // the first line
 	read, write *os.File
+
+	inherited []*os.File // by ranks
+	variable  []string   // that tells them of it
 }
 
 // reportFile is the number of the pipe's file in ranks: the first that Go passes on.
@@ -28,17 +31,14 @@ func (w *watch) openReports() error {
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
 	}
-	w.reports = reports{make(chan string, 1), read, write}
+	w.reports = reports{first: make(chan string, 1), read: read, write: write,
+		inherited: []*os.File{write}}
 	info, err := write.Stat()
 	if err != nil {
 		return fmt.Errorf("make a pipe for reports of ranks: %w", err)
 	}
-	for _, r := range w.ranks {
-		r.cmd.ExtraFiles = []*os.File{write}
-		// By its inode a rank knows that it is still this pipe, and no file of a script's.
-		r.cmd.Env = append(r.cmd.Env,
-			fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info)))
-	}
+	// By its inode a rank knows that it is still this pipe, and no file of a script's.
+	w.reports.variable = []string{fmt.Sprintf("EURYALE_REPORT=%d:%d", reportFile, inodeOf(info))}
 	go func() { // ends with the pipe
 		lines := bufio.NewScanner(read)
 		if lines.Scan() {

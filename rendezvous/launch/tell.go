@@ -14,9 +14,8 @@ import (
 // tell tells the ranks that are still joining that a rank has ended, until ctx ends.
 // Ranks that start to join after rank 0 has ended learn nothing else, so they are told
 // which rank failed first.
-func (w *watch) tell(ctx context.Context, e ending) {
-	r := w.ranks[e.rank-w.job.first()]
-	cause := errors.New(r.cmd.ProcessState.String())
+func (w *watch) tell(ctx context.Context, e ending, env []string) {
+	cause := errors.New(e.how())
 	if e.rank == 0 {
 		select {
 		case <-ctx.Done():
@@ -24,14 +23,14 @@ func (w *watch) tell(ctx context.Context, e ending) {
 		case <-time.After(sameTime): // the end of that rank may be seen after this one's
 		}
 		if first := w.soFar(); first != nil && first.Rank != 0 {
-			how := fmt.Errorf("its process ended with %v before all ranks had joined",
-				w.ranks[first.Rank-w.job.first()].cmd.ProcessState)
+			how := fmt.Errorf("its process ended with %s before all ranks had joined",
+				ending{status: first.Status}.how())
 			cause = &rendezvous.Failure{Rank: first.Rank, Cause: how}
 		}
 	}
-	env, err := rendezvous.ReadEnv(lookup(r.cmd.Env))
+	job, err := rendezvous.ReadEnv(lookup(env))
 	if err == nil { // otherwise no rank can join
-		rendezvous.Ended(ctx, env, r.number, cause) // no effect if all have joined
+		rendezvous.Ended(ctx, job, e.rank, cause) // no effect if all have joined
 	}
 }
 

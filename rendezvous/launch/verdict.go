@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -24,13 +25,30 @@ type ending struct {
 	asked   bool     // the launcher had signalled it before
 	stopped bool     // it was stopped, as by SIGSTOP, when the launcher looked
 	hang    string   // where it hangs, if SIGKILL has not ended it
+	host    string   // that it was on
+	why     error    // why nothing is known of its end: its host is lost, or cannot start it
 	lines   []string // its last lines on standard error
 	blames  []int    // the ranks that its last error names, see blamed
 	blaming string   // that error
 }
 
 // failed reports whether the rank did not end well.
-func (e ending) failed() bool { return !e.well() || e.stopped || e.hang != "" }
+func (e ending) failed() bool { return !e.well() || e.stopped || e.hang != "" || e.why != nil }
+
+// tell is what the launcher of a host tells of it.
+func (e ending) tell() *outcome { return &outcome{e.status, e.asked, e.stopped, e.hang} }
+
+// how says how the process ended.
+func (e ending) how() string {
+	var lost *HostLost
+	switch {
+	case errors.As(e.why, &lost):
+		return fmt.Sprintf("host %s is lost", lost.Host)
+	case e.why != nil:
+		return e.why.Error()
+	}
+	return (&Failed{Status: e.status}).how()
+}
 
 // well reports whether the rank's process ended with exit status 0.
 func (e ending) well() bool { return e.status.ExitStatus() == 0 && !wasEnded(e.status) }
@@ -73,7 +91,8 @@ func verdict(ends []ending) *Failed {
 		return nil
 	}
 	first := origin(ends, failed)
-	v := &Failed{Rank: first.rank, cause: first.cause(), Status: first.status, Lines: first.lines}
+	v := &Failed{Host: first.host, Rank: first.rank, Status: first.status, Lines: first.lines,
+		cause: first.cause(), why: first.why}
 	for _, r := range first.blames {
 		if !slices.ContainsFunc(ends, func(e ending) bool { return e.rank == r }) {
 			v.elsewhere = append(v.elsewhere, r)

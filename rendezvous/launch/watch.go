@@ -1,7 +1,9 @@
 package launch
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -20,17 +22,24 @@ const (
 	quitTime = 5 * time.Second
 )
 
-// watch is a running attempt at a job.
+// watch is a running attempt at a job, or the part of one that a host has.
 type watch struct {
 	job    Job
+	env    []string // that all ranks share
 	screen *screen
 	ranks  []*rank
 	exits  chan ending
+	over   chan struct{}       // closed when nobody hears of exits any more
+	begin  func(r *rank) error // starts a rank
+	logs   *logs
 
-	pool     *pool         // of an elastic job; nil of others
-	reports  reports       // on several machines
-	report   string        // that was heard first
-	patience time.Duration // how long ranks wait for each other
+	hosts    []*remote        // that the ranks are on; nil for this machine
+	orders   <-chan order     // of the job's launcher, where this is its launcher on a host
+	heard    func(news) error // tells that launcher
+	pool     *pool            // of an elastic job; nil of others
+	reports  reports          // on several machines
+	report   string           // that was heard first
+	patience time.Duration    // how long ranks wait for each other
 
 	mu   sync.Mutex
 	ends []ending // of the ranks that have ended; only run changes them, under mu
@@ -45,85 +54,107 @@ type watch struct {
 	left    bool // the launcher ends without them
 }
 
-// newWatch prepares the ranks of an attempt. Their output also goes to logs, unless
-// that is nil.
-func newWatch(j Job, path string, env []string, logs *logs) (w *watch, err error) {
-	w = &watch{job: j, screen: newScreen(), exits: make(chan ending, j.Ranks)}
+// newWatch returns an attempt whose ranks share an environment.
+func newWatch(j Job, env []string) *watch {
+	w := &watch{job: j, env: env, screen: newScreen(), exits: make(chan ending),
+		over: make(chan struct{})}
 	w.patience = rendezvous.DefaultTimeout
 	if set, err := variables.Timeout.Read(lookup(env), rendezvous.DefaultTimeout); err == nil {
 		w.patience = set
 	}
-	if j.Elastic != nil {
-		w.pool, err = newPool(j.Elastic, j.Ranks, env)
-		if err != nil {
-			return nil, err
-		}
-		w.pool.start = func(number int) (*rank, error) {
-			log, err := logs.of(number)
-			return w.command(path, number, env, log), err
-		}
-		return w, nil
+	return w
+}
+
+// attempt makes attempt n, which counts from 0.
+func (w *watch) attempt(ctx context.Context, n int) (err error) {
+	if w.logs, err = w.job.openLogs(n); err != nil {
+		return err
 	}
-	for r := range j.Ranks {
-		log, err := logs.of(j.first() + r)
-		if err != nil {
-			return nil, err
-		}
-		w.ranks = append(w.ranks, w.command(path, j.first()+r, env, log))
+	defer func() { err = errors.Join(err, w.logs.close()) }()
+	if err := w.prepare(); err != nil {
+		w.reports.close()
+		return err
 	}
-	return w, nil
+	noted := w.logs.note(fmt.Sprintf("started %d ranks", w.job.Ranks))
+	w.start()
+	err = w.run(ctx)
+	outcome := "all ranks have ended"
+	if err != nil {
+		outcome = err.Error()
+	}
+	return errors.Join(err, noted, w.logs.note(outcome))
+}
+
+// prepare makes what ranks need before the first of them starts.
+func (w *watch) prepare() (err error) {
+	if w.job.Elastic != nil {
+		w.pool, err = newPool(w.job, w.env)
+		return err
+	}
+	for i := range w.job.Ranks {
+		r, err := w.newRank(w.job.first() + i)
+		if err != nil {
+			return err
+		}
+		w.ranks = append(w.ranks, r)
+	}
+	if w.job.Machines != nil {
+		return w.openReports()
+	}
+	return nil
 }
 
 // start starts all ranks. If one does not start, run ends those before it.
 func (w *watch) start() {
+	for _, h := range w.hosts {
+		h.order(order{Task: w.task(h)})
+	}
 	if w.pool != nil {
 		for range w.job.Ranks + w.pool.Spares {
 			w.launch()
 		}
-		return
 	}
 	for i, r := range w.ranks {
-		err := w.input(r)
-		if err == nil {
-			r.family, err = start(r.cmd)
+		if w.pool != nil {
+			break
 		}
-		if err != nil {
+		if err := w.begin(r); err != nil {
 			w.ranks = w.ranks[:i]
 			w.why = fmt.Errorf("start rank %d: %w", r.number, explainStart(err))
 			w.signal(syscall.SIGKILL)
-			return
+			break
 		}
-		r.alive = true
-		go func() { w.exits <- r.wait() }()
+	}
+	for _, h := range w.hosts { // once all have their places, which ends would make free
+		h.listening.Go(func() { h.listen(w) })
 	}
 }
 
 // run watches the ranks to their end.
 func (w *watch) run(ctx context.Context) error {
+	defer close(w.over)
 	telling, told := context.WithCancel(context.WithoutCancel(ctx))
 	var tellers sync.WaitGroup
 	defer tellers.Wait()
 	defer told()
 	defer w.reports.close()
-	var looks <-chan time.Time
+	looks, stop := w.looks()
+	defer stop()
 	var lost <-chan error
 	if w.pool != nil {
 		defer w.pool.close()
 		lost = w.pool.over
 	}
-	if w.job.Machines != nil || w.pool != nil {
-		ticker := time.NewTicker(w.job.times.look)
-		defer ticker.Stop()
-		looks = ticker.C
-	}
 	over := ctx.Done()
-	for len(w.ends) < len(w.ranks) && !w.left {
+	for (len(w.ends) < len(w.ranks) || w.orders != nil && over != nil) && !w.left {
 		select {
 		case e := <-w.exits:
 			w.ended(e)
-			if w.pool == nil {
-				tellers.Go(func() { w.tell(telling, e) })
+			if r := w.rank(e.rank); w.job.Elastic == nil && r.cmd != nil {
+				tellers.Go(func() { w.tell(telling, e, r.cmd.Env) })
 			}
+		case o := <-w.orders:
+			w.obey(o)
 		case err := <-w.screen.broken:
 			w.stop(syscall.SIGTERM, err)
 		case s := <-w.job.Signals:
@@ -148,6 +179,15 @@ func (w *watch) run(ctx context.Context) error {
 	return w.outcome()
 }
 
+// looks says when to look for ranks that are stopped: never, if the end of a rank ends all.
+func (w *watch) looks() (when <-chan time.Time, stop func()) {
+	if w.job.Machines == nil && w.job.Elastic == nil {
+		return nil, func() {}
+	}
+	ticker := time.NewTicker(w.job.times.look)
+	return ticker.C, ticker.Stop
+}
+
 // outcome is the error of the attempt.
 func (w *watch) outcome() error {
 	if w.why == nil { // the last writes may have failed
@@ -156,6 +196,9 @@ func (w *watch) outcome() error {
 	f := verdict(w.ends)
 	if w.pool != nil && w.pool.finished {
 		f = nil
+	}
+	if f != nil && f.why != nil {
+		return cmp.Or(w.why, f.why)
 	}
 	if f != nil && f.cause != causeEnded && f.Seen == "" && w.report != "" {
 		f.Seen = "the job: " + w.report
@@ -179,11 +222,12 @@ func (w *watch) ended(e ending) {
 	w.mu.Lock()
 	w.ends = append(w.ends, e)
 	w.mu.Unlock()
-	if w.pool != nil {
+	switch {
+	case w.orders != nil:
+		w.heard(news{Number: e.rank, End: e.tell()})
+	case w.pool != nil:
 		w.endedElastic(e)
-		return
-	}
-	if e.failed() {
+	case e.failed():
 		w.endSoon()
 	}
 }
@@ -193,6 +237,14 @@ func (w *watch) endSoon() {
 	if w.idle() {
 		w.patient = false
 		w.timer, w.next = time.After(reportTime), syscall.SIGTERM
+	}
+}
+
+// exit tells run that a rank has ended, if that still listens.
+func (w *watch) exit(e ending) {
+	select {
+	case w.exits <- e:
+	case <-w.over:
 	}
 }
 
@@ -211,9 +263,12 @@ func (w *watch) stop(s syscall.Signal, why error) {
 // idle reports whether the ranks have not been told to end, and are not to be soon.
 func (w *watch) idle() bool { return w.timer == nil || w.patient }
 
-// signal sends a signal to all ranks, and SIGKILL after the grace.
+// signal sends a signal to all ranks, and SIGKILL after the grace. Launchers of hosts do the same.
 func (w *watch) signal(s syscall.Signal) {
 	w.patient = false
+	for _, h := range w.hosts {
+		h.order(order{Signal: int(s)})
+	}
 	for _, r := range w.ranks {
 		r.look()
 		r.signal(s)
@@ -272,7 +327,7 @@ func (w *watch) abandonRest() {
 // have ended them then, and this one would not get to know. While this process is stopped, too, no
 // time is counted.
 func (w *watch) endStopped() {
-	if w.pool != nil {
+	if w.job.Elastic != nil {
 		w.endHalted()
 		return
 	}
