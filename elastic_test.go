@@ -563,6 +563,8 @@ func (c *closed) Close(bool) error {
 	return nil
 }
 
+func (*closed) Release(backend.Communicator) error { return nil }
+
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	m, err := newElasticModel(6, 10, false)

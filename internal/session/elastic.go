@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
+	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -20,11 +22,14 @@ type Elastic struct {
 	register rendezvous.Store
 	env      rendezvous.Env
 	id       elastic.ID
-	backends func() []backend.Backend
+	backends []backend.Backend // and so devices, for the life of the process
 
 	view elastic.View
 	comm *Session // of the generation; nil before
 	stop func() bool
+	only string // the backend of all generations, "" before the first one
+	seat int    // of this process, from 1; 0 before the first one
+	over bool
 }
 
 // ElasticConfig says which process of which job this one is.
@@ -44,7 +49,7 @@ func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
 		return nil, errors.Join(err, c.Register.Close())
 	}
 	return &Elastic{job: job, register: c.Register, env: c.Env, id: c.ID,
-		backends: c.Backends}, nil
+		backends: c.Backends(), only: env.Backend.Read(os.Getenv)}, nil
 }
 
 const (
@@ -87,38 +92,81 @@ func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View,
 
 // connect connects this process to the members of a generation, which ends with a context.
 func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, error) {
-	env := e.env
+	job := e.env
 	if v.Generation > 0 {
-		env.Timeout = min(env.Timeout, joinTime)
+		job.Timeout = min(job.Timeout, joinTime)
 	}
-	ctx, cancel := context.WithTimeout(during, env.Timeout)
+	ctx, cancel := context.WithTimeout(during, job.Timeout)
 	defer cancel()
-	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
-	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
-	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
-	backends := e.backends()
-	env.Note, _ = Note(backends) // Connect says what is wrong
-	w, err := rendezvous.Join(ctx, env)
+	job.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
+	job.Rank, job.Size = v.Rank(e.id), len(v.Members)
+	job.LocalRank, job.LocalSize, job.Node = job.Rank, job.Size, 0
+	job.Note, _ = note(e.backends, e.only, e.seat) // Connect says what is wrong
+	w, err := rendezvous.Join(ctx, job)
 	if err != nil {
-		return nil, errors.Join(err, CloseBackends(backends))
+		return nil, err
 	}
 	w.Timeout = e.env.Timeout
-	s, err := Connect(ctx, w, backends, backends)
+	seat, err := seatOf(ctx, w, e.backends)
+	var s *Session
+	if err == nil {
+		w.LocalRank = seat - 1
+		s, err = Connect(ctx, w, e.backends, nil)
+	}
 	if err != nil {
 		Leave(w, err)
+		return nil, err
 	}
-	return s, err
+	e.seat, e.only = seat, s.Capabilities().Backend
+	return s, nil
+}
+
+// seatOf returns the number from 1 that this process has on its machine, in all generations: it
+// says which GPU. Processes without one take those that are free, in the order of their ranks.
+func seatOf(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (int, error) {
+	infos, err := exchangeInfos(ctx, w, backends)
+	if err != nil {
+		return 0, err
+	}
+	nodes, err := w.Nodes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	taken := map[int]bool{}
+	for r, info := range infos {
+		taken[info.Seat] = taken[info.Seat] || nodes[r] == w.Node
+	}
+	seat := infos[w.Rank].Seat
+	for r := 0; r <= w.Rank && infos[w.Rank].Seat == 0; r++ {
+		if infos[r].Seat > 0 || nodes[r] != w.Node {
+			continue
+		}
+		for seat = 1; taken[seat]; seat++ {
+		}
+		taken[seat] = true
+	}
+	return seat, nil
 }
 
 // Job returns what tells the job where this process is.
 func (e *Elastic) Job() *elastic.Job { return e.job }
 
-// Release closes a communicator of Next. Its error says nothing that is not known.
-func (e *Elastic) Release(comm backend.Communicator) { comm.Close() }
+// Release closes a communicator of Next, nil for none, and after Close the devices. The errors of a
+// communicator say nothing that is not known.
+func (e *Elastic) Release(comm backend.Communicator) error {
+	if comm != nil {
+		comm.Close()
+	}
+	if e.over {
+		return CloseBackends(e.backends)
+	}
+	return nil
+}
 
-// Close ends the part of this process: after its last step, done says, or before.
+// Close ends the part of this process: after its last step, done says, or before. Release follows.
 func (e *Elastic) Close(done bool) error {
 	e.unwatch()
+	e.over = true
 	switch {
 	case e.comm == nil:
 	case done:

@@ -24,6 +24,7 @@ type rankInfo struct {
 	Topology  string // EURYALE_TOPOLOGY
 	Hierarchy string // EURYALE_HIERARCHY
 	Watched   bool   // whether it wants to know which ranks are late
+	Seat      int    `json:",omitempty"` // of a process of an elastic job, see seatOf
 }
 
 // availability is what a rank has to say about one backend.
@@ -34,19 +35,22 @@ type availability struct {
 
 // Note returns the rankInfo of this rank as a note.
 func Note(backends []backend.Backend) (string, error) {
+	return note(backends, env.Backend.Read(os.Getenv), 0)
+}
+
+func note(backends []backend.Backend, only string, seat int) (string, error) {
 	verify, err := env.Check.Read(os.Getenv)
 	if err != nil {
 		return "", err
 	}
-	only := env.Backend.Read(os.Getenv)
 	lateness, err := env.Lateness.Read(os.Getenv)
 	if err != nil {
 		return "", err
 	}
-	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
+	text, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
 		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
-			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != ""})
-	return string(note), err
+			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != "", seat})
+	return string(text), err
 }
 
 // exchangeInfos returns the infos of all ranks: those that they have told in Init, or, where not
@@ -107,7 +111,8 @@ func vote(
 		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
-			if w.Rank == 0 && b.Name() == (host.Backend{}).Name() && w.LocalSize == w.Size {
+			if w.Rank == 0 && candidates == nil && b.Name() == (host.Backend{}).Name() &&
+				w.LocalSize == w.Size {
 				fmt.Fprintf(os.Stderr,
 					"euryale: not using the fastest backend of one machine: %v\n", problem)
 			}

@@ -256,7 +256,9 @@ func (e *Executor) lacking(err error, nbytes int, what string) error {
 const shownHolders = 5
 
 // Close waits and frees the memory of the executor.
-func (e *Executor) Close() error {
+func (e *Executor) Close() error { return errors.Join(e.free(), e.device.Close()) }
+
+func (e *Executor) free() error {
 	err := e.device.Join()
 	for _, s := range slices.Concat(e.runs...) {
 		err = errors.Join(err, s.forget())
@@ -272,5 +274,5 @@ func (e *Executor) Close() error {
 		err = errors.Join(err, e.device.FreeHost(b))
 	}
 	e.memory, e.hosted, e.steps, e.runs = nil, nil, nil, nil
-	return errors.Join(err, e.device.Close())
+	return err
 }
