@@ -219,7 +219,8 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 			return "", fmt.Errorf("process %d: %w", id, err)
 		}
 	}
-	return m.state(), nil
+	err = errors.Join(e.Close(), m.machine.Close())
+	return m.state(), err
 }
 
 // join makes a process take part in the job.
@@ -324,11 +325,11 @@ func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	}
 }
 
-// lossy is a job whose communicators lose a call: before its beginning, or unnoticed by the other
-// ranks at its end.
+// lossy is a job whose communicators lose calls: before their beginning, or unnoticed by the other
+// ranks at their end.
 type lossy struct {
 	*session.Elastic
-	call      int
+	loses     func(call int) bool
 	unnoticed bool
 	calls     int // so far
 }
@@ -349,7 +350,7 @@ type lossyComm struct {
 func (l *lossyComm) Start(q backend.Queue, c backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
 	l.job.calls++
-	if l.job.calls-1 != l.job.call {
+	if !l.job.loses(l.job.calls - 1) {
 		return l.Communicator.Start(q, c, dst, src)
 	}
 	lost := &backend.Error{Rank: l.Rank(), Peer: -1, Cause: errors.New("the call was cut off")}
@@ -375,21 +376,27 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
-				r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
-					way.of, func(r *elasticRun) {
-						r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-							if id == 1 {
-								return job
-							}
-							return &lossy{job, call, unnoticed, 0}
-						}
-					})
-				if r.end() != want {
-					t.Errorf("%+v: call %d, unnoticed %t: the training has other parameters", way,
-						call, unnoticed)
-				}
+				cutOff(t, way, steps, want, unnoticed, func(n int) bool { return n == call },
+					fmt.Sprint("call ", call))
 			}
 		}
+	}
+}
+
+// cutOff runs a job of two processes, of which one loses calls.
+func cutOff(t *testing.T, way elasticWay, steps int, want string, unnoticed bool,
+	loses func(call int) bool, what string) {
+	r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+		func(r *elasticRun) {
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					return job
+				}
+				return &lossy{job, loses, unnoticed, 0}
+			}
+		})
+	if r.end() != want {
+		t.Errorf("%+v: %s, unnoticed %t: the training has other parameters", way, what, unnoticed)
 	}
 }
 
@@ -448,8 +455,10 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 	}
 }
 
+func lossless(int) bool { return false }
+
 // oneElastic begins a training of one rank.
-func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autograd.Elastic) {
+func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel, *autograd.Elastic) {
 	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job, err := r.join(1, elastic.First(1))
@@ -460,7 +469,7 @@ func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autogra
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := way.begin(t, m, &lossy{job, lost, false, 0}, elasticMicros)
+	e, err := way.begin(t, m, &lossy{job, loses, false, 0}, elasticMicros)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,7 +483,7 @@ func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autogra
 
 func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 	for _, way := range elasticWays[:2] {
-		_, e := oneElastic(t, way, -1)
+		_, e := oneElastic(t, way, lossless)
 		for range 2 {
 			if err := e.Close(); err != nil {
 				t.Error(err)
@@ -492,7 +501,7 @@ func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 
 // TestPlansOfAShareAreKept: ranks of a generation that has the size of one before make no others.
 func TestPlansOfAShareAreKept(t *testing.T) {
-	m, e := oneElastic(t, planned, 12)
+	m, e := oneElastic(t, planned, func(call int) bool { return call == 12 })
 	first, generation := m.machine.Plan(), e.DataParallel()
 	for e.Next() < 8 {
 		if _, err := e.Step(func(micro int) (float64, error) {
@@ -533,7 +542,7 @@ func TestMachinesOfElasticTrainingsRunInSteps(t *testing.T) {
 			return err
 		},
 	} {
-		m, e := oneElastic(t, planned, -1)
+		m, e := oneElastic(t, planned, lossless)
 		if err := step(m, e); !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said by %v", want, err)
@@ -598,7 +607,10 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	}
 }
 
-func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
+func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) { heals(t) }
+
+// heals has a newcomer take the place of a process that has died, and go on when the other one dies.
+func heals(t *testing.T) {
 	const steps = 60
 	for _, way := range elasticWays {
 		want := elasticAlone(t, steps, way)
