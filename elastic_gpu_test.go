@@ -4,7 +4,9 @@ package euryale_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/euryale-ml/euryale/backend/cuda"
 	"github.com/euryale-ml/euryale/internal/elastic"
@@ -54,7 +56,7 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDieOnGPU(t *testing.T) {
 // TestARankMayBeCutOffInAnyCallOnGPU: in a step, and again while the ranks recover.
 func TestARankMayBeCutOffInAnyCallOnGPU(t *testing.T) {
 	onGPUs(t)
-	const steps, calls, commit, recovery = 5, 22, 15, 9
+	const steps, calls = 5, 22
 	stride := 5
 	if !testing.Short() {
 		stride = 1
@@ -66,24 +68,31 @@ func TestARankMayBeCutOffInAnyCallOnGPU(t *testing.T) {
 				fmt.Sprint("call ", call))
 		}
 	}
-	for again := 1; again < recovery; again += stride/2 + 1 {
-		cutOff(t, planned, steps, want, again%2 == 0, func(n int) bool {
-			return n == commit || n == commit+again
-		}, fmt.Sprintf("calls %d and %d later", commit, again))
-	}
+	cutOffTwice(t, planned, steps, stride/2+1)
 }
 
 func TestNewcomersTakeTheStateOfTheOthersAndGoOnOnGPU(t *testing.T) {
 	onGPUs(t)
-	heals(t)
+	heals(t, elasticWays...)
 }
 
-// TestGenerationsLeaveNothingBehindOnGPU: a generation has the memory of those before it.
+// TestAKilledProcessIsReplacedOnGPU: it is killed while the other one waits for it in a graph.
+func TestAKilledProcessIsReplacedOnGPU(t *testing.T) {
+	onGPUs(t)
+	devices := killedAndReplaced(t, 1500*time.Millisecond, 3*time.Second)
+	if slices.Sort(devices); len(devices) != 2 || len(slices.Compact(devices)) != 2 {
+		t.Errorf("the processes end on %v", devices)
+	}
+}
+
+// TestGenerationsLeaveNothingBehindOnGPU: a generation has the memory of those before it, and what
+// a rank that is alone trains stays on its GPU.
 func TestGenerationsLeaveNothingBehindOnGPU(t *testing.T) {
 	onGPUs(t)
 	const every, steps = 14, 40
 	m, e := oneElastic(t, planned, func(call int) bool { return call%every == every-1 })
 	var inUse []int
+	began := m.state()
 	for generation := e.DataParallel(); e.Next() < steps; {
 		if _, err := e.Step(func(micro int) (float64, error) {
 			return m.run(e.Next(), micro)
@@ -97,5 +106,10 @@ func TestGenerationsLeaveNothingBehindOnGPU(t *testing.T) {
 	}
 	if n := len(inUse); n < 3 || inUse[n-1] != inUse[0] {
 		t.Errorf("the bytes in use of generations are %v", inUse)
+	}
+	trained := m.state() != began
+	if err := e.Close(); err != nil || trained || m.state() == began {
+		t.Errorf("the host has new parameters before the end: %t, and after it: %t, %v", trained,
+			m.state() != began, err)
 	}
 }

@@ -3,10 +3,12 @@ package euryale_test
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,10 +23,14 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -124,7 +130,7 @@ type elasticRun struct {
 }
 
 // elasticWay is how processes of a job train.
-type elasticWay struct{ planned, normed bool }
+type elasticWay struct{ planned, normed, guarded bool }
 
 // Those of these tests.
 var (
@@ -132,12 +138,39 @@ var (
 	planned     = elasticWay{planned: true}
 	ofNorms     = elasticWay{planned: true, normed: true}
 	elasticWays = []elasticWay{bySolver, planned, ofNorms}
+	guarded     = elasticWay{planned: true, guarded: true} // on memory that stands in for a device
 )
+
+// guardedJob is a job whose communicators are on a device.
+type guardedJob struct {
+	job
+	device *fakedevice.Device
+}
+
+func (j *guardedJob) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+	comm, view, err := j.job.Next(ctx)
+	if err != nil {
+		return nil, view, err
+	}
+	return fakedevice.Over(comm, j.device), view, nil
+}
 
 // begin makes the machine of a model, and takes part in the job.
 func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	micros int) (e *autograd.Elastic, err error) {
 	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if w.guarded {
+		d, err := fakedevice.New(host.Device{})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		job = &guardedJob{job, d}
+	}
 	if w.planned {
 		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
 			vm.ClipNorm(limit), vm.WithElastic(t.Context(), job, micros),
@@ -268,7 +301,7 @@ func (r *elasticRun) end() string {
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	const steps = 12
 	first := elasticAlone(t, steps, bySolver)
-	for _, way := range elasticWays {
+	for _, way := range append(elasticWays, guarded) {
 		want := elasticAlone(t, steps, way)
 		if !way.normed && want != first {
 			t.Errorf("%+v: other parameters than by a solver's Step", way)
@@ -372,7 +405,7 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
-	for k, way := range elasticWays { // each has other calls
+	for k, way := range append(elasticWays, guarded) { // each has other calls
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
@@ -380,6 +413,18 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 					fmt.Sprint("call ", call))
 			}
 		}
+	}
+	cutOffTwice(t, guarded, steps, stride/4+1)
+}
+
+// cutOffTwice cuts a rank off in a step, and again while the ranks recover.
+func cutOffTwice(t *testing.T, way elasticWay, steps, stride int) {
+	const first, calls = 15, 9
+	want := elasticAlone(t, steps, way)
+	for again := 1; again < calls; again += stride {
+		cutOff(t, way, steps, want, again%2 == 0, func(n int) bool {
+			return n == first || n == first+again
+		}, fmt.Sprintf("calls %d and %d", first, first+again))
 	}
 }
 
@@ -458,7 +503,8 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 func lossless(int) bool { return false }
 
 // oneElastic begins a training of one rank.
-func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel, *autograd.Elastic) {
+func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel,
+	*autograd.Elastic) {
 	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job, err := r.join(1, elastic.First(1))
@@ -607,12 +653,15 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 	}
 }
 
-func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) { heals(t) }
+func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
+	heals(t, append(elasticWays, guarded)...)
+}
 
-// heals has a newcomer take the place of a process that has died, and go on when the other one dies.
-func heals(t *testing.T) {
+// heals has a newcomer take the place of a process that has died, and go on when the other one
+// dies.
+func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
-	for _, way := range elasticWays {
+	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
 		var in atomic.Bool
 		comes := make(chan struct{})
@@ -637,6 +686,97 @@ func heals(t *testing.T) {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}
+}
+
+// trainsElastic is a process of an elastic job. The second one kills itself in a step if
+// EURYALE_TEST_DIES is set, and the other one takes its time until somebody has come.
+func trainsElastic() error {
+	const steps, recorded, pause = 100, 5, 200 * time.Millisecond
+	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") != ""
+	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
+	if err != nil {
+		return err
+	}
+	job, err := euryale.JoinElastic(context.Background())
+	if err != nil {
+		return err
+	}
+	m, err := newElasticModel(6, 10, true)
+	if err != nil {
+		return err
+	}
+	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.AdamW{Rate: 0.01},
+		m.weights...), vm.WithElastic(context.Background(), job, elasticMicros))
+	if err != nil {
+		return err
+	}
+	e, alone := m.machine.Elastic(), false
+	for e.Next() < steps {
+		if e.Size() == 1 && dies {
+			time.Sleep(pause)
+		}
+		_, err := e.Step(func(micro int) (float64, error) {
+			if dies && self.Process == 2 && e.Next() == recorded {
+				p, err := os.FindProcess(os.Getpid())
+				return 0, errors.Join(err, p.Kill(), errors.New("it lives on"))
+			}
+			return m.run(e.Next(), micro)
+		})
+		if err != nil {
+			return err
+		}
+		if self.Process > 2 && !alone {
+			fmt.Printf("back=%v\n", time.Since(began))
+		}
+		if n, took := e.Recoveries(); n > 0 && !alone {
+			fmt.Printf("alone=%v\n", took)
+		}
+		alone = alone || self.Process > 2 || e.Size() == 1
+	}
+	where := e.Comm().Device().Name()
+	err = m.machine.Close()
+	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
+		sha256.Sum256([]byte(m.state())))
+	return err
+}
+
+// TestAKilledProcessIsReplaced: and nobody can tell that by the parameters.
+func TestAKilledProcessIsReplaced(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	killedAndReplaced(t, time.Second, 2*time.Second)
+}
+
+// killedAndReplaced kills one of two processes. The other one goes on alone, and with the process
+// that takes the place of the first one, after a time. It returns the devices of the two.
+func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []string) {
+	var outputs [2]string
+	for i, dies := range []string{"", "yes"} {
+		var out strings.Builder
+		err := launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
+			Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
+			Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
+				"EURYALE_TEST_DIES="+dies)})
+		if outputs[i] = out.String(); err != nil {
+			t.Fatalf("%v\n%s", err, out.String())
+		}
+	}
+	ends := regexp.MustCompile(`params=\w+`)
+	all := ends.FindAllString(strings.Join(outputs[:], ""), -1)
+	if len(all) != 4 || len(slices.Compact(all)) != 1 {
+		t.Errorf("the processes end with %v", all)
+	}
+	for name, promise := range map[string]time.Duration{"alone": alone, "back": back} {
+		found := regexp.MustCompile(name + `=(\S+)`).FindStringSubmatch(outputs[1])
+		if found == nil {
+			t.Fatalf("nobody was %s:\n%s", name, outputs[1])
+		}
+		if took, err := time.ParseDuration(found[1]); err != nil ||
+			took > proctest.Within(promise) {
+			t.Errorf("it is %s after %s, %v", name, found[1], err)
+		}
+		t.Log(found[0])
+	}
+	return regexp.MustCompile(`device=\S+`).FindAllString(outputs[1], -1)
 }
 
 func TestGenerationsLeaveNothingBehind(t *testing.T) {
