@@ -34,7 +34,7 @@ gpu: gpu-sdk
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
+GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
@@ -45,8 +45,8 @@ gpu-binaries: gpu-sdk
 	$(WITH_SDK) $(GO) build -tags gpu -ldflags='-s -w' -o bin/ \
 		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
 	$(WITH_SDK) for dir in $(GPU_TESTED); do \
-		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test \
-			./$$dir || exit 1; \
+		$(GO) test -c -tags gpu -ldflags='-s -w' \
+			-o bin/test/$$(echo $$dir | sed 's/^[.]$$/euryale/' | tr / -).test ./$$dir || exit 1; \
 	done
 
 # Run the tests with GPU support, where REQUIRE_GPU=1 makes a missing GPU a failure.
@@ -122,3 +122,4 @@ gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
 	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models
+	$(WITH_SDK) EURYALE_LOWLATENCY=off $(EMULATED) -short -run 'OnGPU$$' .
