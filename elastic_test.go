@@ -119,6 +119,7 @@ type elasticRun struct {
 	micros   int
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
+	ends     func(id elastic.ID, e *autograd.Elastic)
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -252,6 +253,7 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 			return "", fmt.Errorf("process %d: %w", id, err)
 		}
 	}
+	r.ends(id, e)
 	err = errors.Join(e.Close(), m.machine.Close())
 	return m.state(), err
 }
@@ -271,7 +273,8 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	dies func(id elastic.ID) func(step, micro int) bool, with ...func(*elasticRun)) *elasticRun {
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
-		job: func(_ elastic.ID, job *session.Elastic) autograd.Job { return job }}
+		job:  func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
+		ends: func(elastic.ID, *autograd.Elastic) {}}
 	for _, f := range with {
 		f(r)
 	}
@@ -686,6 +689,41 @@ func heals(t *testing.T, ways ...elasticWay) {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}
+}
+
+// TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
+func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
+	var r *elasticRun
+	var survivor atomic.Pointer[session.Elastic]
+	newElasticRun(t, "counts", 2, 6, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool {
+				if id == 2 && step == 3 && micro == 0 { // which it has only where it is alone
+					r.start(3, elastic.First(1, 2), never)
+					for range 2000 {
+						if survivor.Load().Job().Waits() {
+							return false
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					t.Error("no newcomer waits")
+				}
+				return id == 1 && step == 3
+			}
+		}, planned.of, func(run *elasticRun) {
+			r = run
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 2 {
+					survivor.Store(job)
+				}
+				return job
+			}
+			r.ends = func(id elastic.ID, e *autograd.Elastic) {
+				if n, took := e.Recoveries(); n != int(3-id) || n > 0 && took <= 0 {
+					t.Errorf("process %d has recovered %d times, in %v", id, n, took)
+				}
+			}
+		}).end()
 }
 
 // trainsElastic is a process of an elastic job. The second one kills itself in a step if
