@@ -43,7 +43,8 @@ GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
 	$(WITH_SDK) $(GO) build -tags gpu -ldflags='-s -w' -o bin/ \
-		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
+		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train \
+		./examples/elastic ./internal/tools/immortal
 	$(WITH_SDK) for dir in $(GPU_TESTED); do \
 		$(GO) test -c -tags gpu -ldflags='-s -w' \
 			-o bin/test/$$(echo $$dir | sed 's/^[.]$$/euryale/' | tr / -).test ./$$dir || exit 1; \
