@@ -727,9 +727,9 @@ func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
 }
 
 // trainsElastic is a process of an elastic job. The second one kills itself in a step if
-// EURYALE_TEST_DIES is set, and the other one takes its time until somebody has come.
+// EURYALE_TEST_DIES is set, and the other one does a step alone and waits until somebody comes.
 func trainsElastic() error {
-	const steps, recorded, pause = 100, 5, 200 * time.Millisecond
+	const steps, recorded = 12, 5
 	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") != ""
 	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
 	if err != nil {
@@ -750,8 +750,8 @@ func trainsElastic() error {
 	}
 	e, alone := m.machine.Elastic(), false
 	for e.Next() < steps {
-		if e.Size() == 1 && dies {
-			time.Sleep(pause)
+		for i := 0; dies && e.Size() == 1 && alone && !job.Job().Waits() && i < 3000; i++ {
+			time.Sleep(10 * time.Millisecond)
 		}
 		_, err := e.Step(func(micro int) (float64, error) {
 			if dies && self.Process == 2 && e.Next() == recorded {
