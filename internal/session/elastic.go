@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/elastic"
-	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -49,7 +47,7 @@ func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
 		return nil, errors.Join(err, c.Register.Close())
 	}
 	return &Elastic{job: job, register: c.Register, env: c.Env, id: c.ID,
-		backends: c.Backends(), only: env.Backend.Read(os.Getenv)}, nil
+		backends: c.Backends()}, nil
 }
 
 const (
@@ -92,17 +90,17 @@ func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View,
 
 // connect connects this process to the members of a generation, which ends with a context.
 func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, error) {
-	job := e.env
+	env := e.env
 	if v.Generation > 0 {
-		job.Timeout = min(job.Timeout, joinTime)
+		env.Timeout = min(env.Timeout, joinTime)
 	}
-	ctx, cancel := context.WithTimeout(during, job.Timeout)
+	ctx, cancel := context.WithTimeout(during, env.Timeout)
 	defer cancel()
-	job.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
-	job.Rank, job.Size = v.Rank(e.id), len(v.Members)
-	job.LocalRank, job.LocalSize, job.Node = job.Rank, job.Size, 0
-	job.Note, _ = note(e.backends, e.only, e.seat) // Connect says what is wrong
-	w, err := rendezvous.Join(ctx, job)
+	env.Job = fmt.Sprintf("%s.%d", strings.TrimSpace(e.env.Job), v.Generation)
+	env.Rank, env.Size = v.Rank(e.id), len(v.Members)
+	env.LocalRank, env.LocalSize, env.Node = env.Rank, env.Size, 0
+	env.Note, _ = note(e.backends, e.only, e.seat) // Connect says what is wrong
+	w, err := rendezvous.Join(ctx, env)
 	if err != nil {
 		return nil, err
 	}
@@ -122,7 +120,7 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 }
 
 // seatOf returns the number from 1 that this process has on its machine, in all generations: it
-// says which GPU. Processes without one take those that are free, in the order of their ranks.
+// says which GPU.
 func seatOf(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (int, error) {
 	infos, err := exchangeInfos(ctx, w, backends)
 	if err != nil {
@@ -132,20 +130,24 @@ func seatOf(ctx context.Context, w *rendezvous.World, backends []backend.Backend
 	if err != nil {
 		return 0, err
 	}
-	taken := map[int]bool{}
+	return seats(infos, nodes)[w.Rank], nil
+}
+
+// seats gives ranks that have no number those that are free on their machines, in order.
+func seats(infos []rankInfo, nodes []int) []int {
+	type place struct{ node, seat int }
+	taken, all := map[place]bool{}, make([]int, len(infos))
 	for r, info := range infos {
-		taken[info.Seat] = taken[info.Seat] || nodes[r] == w.Node
+		all[r] = info.Seat
+		taken[place{nodes[r], info.Seat}] = true
 	}
-	seat := infos[w.Rank].Seat
-	for r := 0; r <= w.Rank && infos[w.Rank].Seat == 0; r++ {
-		if infos[r].Seat > 0 || nodes[r] != w.Node {
-			continue
+	for r, seat := range all {
+		for seat == 0 || all[r] == 0 && taken[place{nodes[r], seat}] {
+			seat++
 		}
-		for seat = 1; taken[seat]; seat++ {
-		}
-		taken[seat] = true
+		all[r], taken[place{nodes[r], seat}] = seat, true
 	}
-	return seat, nil
+	return all
 }
 
 // Job returns what tells the job where this process is.

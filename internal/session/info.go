@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -35,9 +36,10 @@ type availability struct {
 
 // Note returns the rankInfo of this rank as a note.
 func Note(backends []backend.Backend) (string, error) {
-	return note(backends, env.Backend.Read(os.Getenv), 0)
+	return note(backends, "", 0)
 }
 
+// note is Note of a process that has a seat, with only one of the backends unless that is "".
 func note(backends []backend.Backend, only string, seat int) (string, error) {
 	verify, err := env.Check.Read(os.Getenv)
 	if err != nil {
@@ -47,6 +49,7 @@ func note(backends []backend.Backend, only string, seat int) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	only = cmp.Or(only, env.Backend.Read(os.Getenv))
 	text, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
 		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
 			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != "", seat})
