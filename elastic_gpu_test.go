@@ -38,7 +38,7 @@ func TestTrainingGoesOnWithTheSameBitsWhenRanksDieOnGPU(t *testing.T) {
 	const steps, recorded = 8, 5
 	ways := elasticWays
 	if testing.Short() {
-		ways = ways[1:]
+		ways = ways[:2]
 	}
 	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
