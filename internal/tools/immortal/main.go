@@ -36,6 +36,9 @@ import (
 	"time"
 )
 
+// hangTime is how long a job has no step that hangs.
+const hangTime = time.Minute
+
 // lag is how long after a step its line is heard at most.
 const lag = 200 * time.Millisecond
 
@@ -151,8 +154,9 @@ type job struct {
 	random *rand.Rand
 	cmd    *exec.Cmd
 
-	mu     sync.Mutex
-	killed time.Time // the last kill that no step has followed yet
+	mu      sync.Mutex
+	stepped time.Time // the last line of a step
+	killed  time.Time // the last kill that no step has followed yet
 	// The last line of a step of all ranks, and the last one before it that another such line has
 	// followed: who was there has the parameters, or is a spare.
 	full, whole time.Time
@@ -188,16 +192,28 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 			j.strike()
 		}
 	}
-	var err error
-	select {
-	case err = <-ended:
-	case <-time.After(d + time.Minute):
-		j.cmd.Process.Signal(syscall.SIGQUIT)
-		err = errors.Join(errors.New("the job hangs"), <-ended)
-	}
+	err := j.end(ended)
 	writer.Close()
 	reading.Wait()
 	return err
+}
+
+// end waits for the end of the job, as long as there are steps.
+func (j *job) end(ended <-chan error) error {
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(time.Second):
+		}
+		j.mu.Lock()
+		hangs := time.Since(j.stepped) > hangTime
+		j.mu.Unlock()
+		if hangs {
+			j.cmd.Process.Signal(syscall.SIGQUIT)
+			return errors.Join(errors.New("the job hangs"), <-ended)
+		}
+	}
 }
 
 // What the program prints of a step, and at its end.
@@ -211,6 +227,7 @@ func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if step := stepText.FindStringSubmatch(line); step != nil {
+		j.stepped = time.Now()
 		if step[1] != strconv.Itoa(j.ranks) {
 			j.full = time.Time{}
 		} else {
