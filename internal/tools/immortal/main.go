@@ -176,6 +176,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 	if err := j.cmd.Start(); err != nil {
 		return err
 	}
+	j.stepped = time.Now()
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		for lines := bufio.NewScanner(reader); lines.Scan(); {
