@@ -161,9 +161,11 @@ manifests:
 soak:
 	@$(GO) run ./internal/tools/soak -minutes $(MINUTES) -seed $(SEED) $(if $(JOB),-job $(JOB))
 
-# Kill random processes of an elastic job for MINUTES, and compare its end with that of another one.
+# Kill random processes of an elastic job for MINUTES, and compare its end with that of another one:
+# of RUNS jobs of RANKS, one after the other, by seeds from SEED on.
 immortal:
-	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED)
+	@$(GO) run ./internal/tools/immortal -minutes $(MINUTES) -seed $(SEED) \
+		$(if $(RUNS),-runs $(RUNS)) $(if $(RANKS),-n $(RANKS))
 
 # Run Gorgonia's own tests through package vm, and print what differs. It needs the module proxy.
 stock-tests:

@@ -3,10 +3,12 @@ package euryale_test
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -21,10 +23,14 @@ import (
 	"github.com/euryale-ml/euryale"
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/backend/host"
 	"github.com/euryale-ml/euryale/internal/elastic"
 	"github.com/euryale-ml/euryale/internal/session"
+	"github.com/euryale-ml/euryale/internal/testing/fakedevice"
+	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/ops/nn"
 	"github.com/euryale-ml/euryale/rendezvous"
+	"github.com/euryale-ml/euryale/rendezvous/launch"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -113,6 +119,7 @@ type elasticRun struct {
 	micros   int
 	way      elasticWay
 	job      func(id elastic.ID, job *session.Elastic) autograd.Job
+	ends     func(id elastic.ID, e *autograd.Elastic)
 	limits   elastic.Limits
 	register rendezvous.Store
 	build    sync.Mutex
@@ -124,7 +131,7 @@ type elasticRun struct {
 }
 
 // elasticWay is how processes of a job train.
-type elasticWay struct{ planned, normed bool }
+type elasticWay struct{ planned, normed, guarded bool }
 
 // Those of these tests.
 var (
@@ -132,12 +139,39 @@ var (
 	planned     = elasticWay{planned: true}
 	ofNorms     = elasticWay{planned: true, normed: true}
 	elasticWays = []elasticWay{bySolver, planned, ofNorms}
+	guarded     = elasticWay{planned: true, guarded: true} // on memory that stands in for a device
 )
+
+// guardedJob is a job whose communicators are on a device.
+type guardedJob struct {
+	job
+	device *fakedevice.Device
+}
+
+func (j *guardedJob) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+	comm, view, err := j.job.Next(ctx)
+	if err != nil {
+		return nil, view, err
+	}
+	return fakedevice.Over(comm, j.device), view, nil
+}
 
 // begin makes the machine of a model, and takes part in the job.
 func (w elasticWay) begin(t testing.TB, m *elasticModel, job autograd.Job,
 	micros int) (e *autograd.Elastic, err error) {
 	solver, limit := &autograd.AdamW{Rate: 0.01, WeightDecay: 0.1}, 0.5
+	if w.guarded {
+		d, err := fakedevice.New(host.Device{})
+		if err != nil {
+			return nil, err
+		}
+		t.Cleanup(func() {
+			if err := d.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		job = &guardedJob{job, d}
+	}
 	if w.planned {
 		m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(solver, m.weights...),
 			vm.ClipNorm(limit), vm.WithElastic(t.Context(), job, micros),
@@ -219,7 +253,9 @@ func (r *elasticRun) train(id elastic.ID, first elastic.View,
 			return "", fmt.Errorf("process %d: %w", id, err)
 		}
 	}
-	return m.state(), nil
+	r.ends(id, e)
+	err = errors.Join(e.Close(), m.machine.Close())
+	return m.state(), err
 }
 
 // join makes a process take part in the job.
@@ -237,7 +273,8 @@ func newElasticRun(t testing.TB, name string, n, steps int, limits elastic.Limit
 	dies func(id elastic.ID) func(step, micro int) bool, with ...func(*elasticRun)) *elasticRun {
 	r := &elasticRun{t: t, name: fmt.Sprintf("%s-%d", name, rand.Uint32()), steps: steps,
 		micros: max(n, elasticMicros), limits: limits, register: rendezvous.NewMemStore(),
-		job: func(_ elastic.ID, job *session.Elastic) autograd.Job { return job }}
+		job:  func(_ elastic.ID, job *session.Elastic) autograd.Job { return job },
+		ends: func(elastic.ID, *autograd.Elastic) {}}
 	for _, f := range with {
 		f(r)
 	}
@@ -267,7 +304,7 @@ func (r *elasticRun) end() string {
 func TestTrainingGoesOnWithTheSameBitsWhenRanksDie(t *testing.T) {
 	const steps = 12
 	first := elasticAlone(t, steps, bySolver)
-	for _, way := range elasticWays {
+	for _, way := range append(elasticWays, guarded) {
 		want := elasticAlone(t, steps, way)
 		if !way.normed && want != first {
 			t.Errorf("%+v: other parameters than by a solver's Step", way)
@@ -324,11 +361,11 @@ func TestPlansOfElasticTrainingsHaveTheBitsOfATree(t *testing.T) {
 	}
 }
 
-// lossy is a job whose communicators lose a call: before its beginning, or unnoticed by the other
-// ranks at its end.
+// lossy is a job whose communicators lose calls: before their beginning, or unnoticed by the other
+// ranks at their end.
 type lossy struct {
 	*session.Elastic
-	call      int
+	loses     func(call int) bool
 	unnoticed bool
 	calls     int // so far
 }
@@ -349,7 +386,7 @@ type lossyComm struct {
 func (l *lossyComm) Start(q backend.Queue, c backend.Collective, dst,
 	src backend.Buffer) (backend.Work, error) {
 	l.job.calls++
-	if l.job.calls-1 != l.job.call {
+	if !l.job.loses(l.job.calls - 1) {
 		return l.Communicator.Start(q, c, dst, src)
 	}
 	lost := &backend.Error{Rank: l.Rank(), Peer: -1, Cause: errors.New("the call was cut off")}
@@ -371,25 +408,43 @@ func TestARankMayBeCutOffInAnyCall(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "" {
 		stride = 1
 	}
-	for k, way := range elasticWays { // each has other calls
+	for k, way := range append(elasticWays, guarded) { // each has other calls
 		want := elasticAlone(t, steps, way)
 		for call := 5 * k % stride; call < calls; call += stride {
 			for _, unnoticed := range []bool{false, true} {
-				r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody,
-					way.of, func(r *elasticRun) {
-						r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
-							if id == 1 {
-								return job
-							}
-							return &lossy{job, call, unnoticed, 0}
-						}
-					})
-				if r.end() != want {
-					t.Errorf("%+v: call %d, unnoticed %t: the training has other parameters", way,
-						call, unnoticed)
-				}
+				cutOff(t, way, steps, want, unnoticed, func(n int) bool { return n == call },
+					fmt.Sprint("call ", call))
 			}
 		}
+	}
+	cutOffTwice(t, guarded, steps, stride/4+1)
+}
+
+// cutOffTwice cuts a rank off in a step, and again while the ranks recover.
+func cutOffTwice(t *testing.T, way elasticWay, steps, stride int) {
+	const first, calls = 15, 9
+	want := elasticAlone(t, steps, way)
+	for again := 1; again < calls; again += stride {
+		cutOff(t, way, steps, want, again%2 == 0, func(n int) bool {
+			return n == first || n == first+again
+		}, fmt.Sprintf("calls %d and %d", first, first+again))
+	}
+}
+
+// cutOff runs a job of two processes, of which one loses calls.
+func cutOff(t *testing.T, way elasticWay, steps int, want string, unnoticed bool,
+	loses func(call int) bool, what string) {
+	r := newElasticRun(t, "cut", 2, steps, elastic.Limits{Least: 1, Most: 2}, nobody, way.of,
+		func(r *elasticRun) {
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 1 {
+					return job
+				}
+				return &lossy{job, loses, unnoticed, 0}
+			}
+		})
+	if r.end() != want {
+		t.Errorf("%+v: %s, unnoticed %t: the training has other parameters", way, what, unnoticed)
 	}
 }
 
@@ -448,8 +503,11 @@ func TestRanksThatCannotConnectSayWhy(t *testing.T) {
 	}
 }
 
+func lossless(int) bool { return false }
+
 // oneElastic begins a training of one rank.
-func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autograd.Elastic) {
+func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elasticModel,
+	*autograd.Elastic) {
 	r := &elasticRun{t: t, name: fmt.Sprintf("one-%d", rand.Uint32()),
 		limits: elastic.Limits{Least: 1, Most: 1}, register: rendezvous.NewMemStore()}
 	job, err := r.join(1, elastic.First(1))
@@ -460,7 +518,7 @@ func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autogra
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := way.begin(t, m, &lossy{job, lost, false, 0}, elasticMicros)
+	e, err := way.begin(t, m, &lossy{job, loses, false, 0}, elasticMicros)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -474,7 +532,7 @@ func oneElastic(t *testing.T, way elasticWay, lost int) (*elasticModel, *autogra
 
 func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 	for _, way := range elasticWays[:2] {
-		_, e := oneElastic(t, way, -1)
+		_, e := oneElastic(t, way, lossless)
 		for range 2 {
 			if err := e.Close(); err != nil {
 				t.Error(err)
@@ -492,7 +550,7 @@ func TestAClosedElasticTrainingRefusesSteps(t *testing.T) {
 
 // TestPlansOfAShareAreKept: ranks of a generation that has the size of one before make no others.
 func TestPlansOfAShareAreKept(t *testing.T) {
-	m, e := oneElastic(t, planned, 12)
+	m, e := oneElastic(t, planned, func(call int) bool { return call == 12 })
 	first, generation := m.machine.Plan(), e.DataParallel()
 	for e.Next() < 8 {
 		if _, err := e.Step(func(micro int) (float64, error) {
@@ -533,7 +591,7 @@ func TestMachinesOfElasticTrainingsRunInSteps(t *testing.T) {
 			return err
 		},
 	} {
-		m, e := oneElastic(t, planned, -1)
+		m, e := oneElastic(t, planned, lossless)
 		if err := step(m, e); !errors.Is(err, backend.ErrArgument) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said by %v", want, err)
@@ -562,6 +620,8 @@ func (c *closed) Close(bool) error {
 	c.n++
 	return nil
 }
+
+func (*closed) Release(backend.Communicator) error { return nil }
 
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
@@ -597,8 +657,14 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 }
 
 func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
+	heals(t, append(elasticWays, guarded)...)
+}
+
+// heals has a newcomer take the place of a process that has died, and go on when the other one
+// dies.
+func heals(t *testing.T, ways ...elasticWay) {
 	const steps = 60
-	for _, way := range elasticWays {
+	for _, way := range ways {
 		want := elasticAlone(t, steps, way)
 		var in atomic.Bool
 		comes := make(chan struct{})
@@ -623,6 +689,132 @@ func TestNewcomersTakeTheStateOfTheOthersAndGoOn(t *testing.T) {
 			t.Errorf("%+v: after two deaths and a newcomer the training has other parameters", way)
 		}
 	}
+}
+
+// TestARecoveryIsCountedBesideAWaitingNewcomer: who is let in after the step that was repeated.
+func TestARecoveryIsCountedBesideAWaitingNewcomer(t *testing.T) {
+	var r *elasticRun
+	var survivor atomic.Pointer[session.Elastic]
+	newElasticRun(t, "counts", 2, 6, elastic.Limits{Least: 1, Most: 2},
+		func(id elastic.ID) func(step, micro int) bool {
+			return func(step, micro int) bool {
+				if id == 2 && step == 3 && micro == 0 { // which it has only where it is alone
+					r.start(3, elastic.First(1, 2), never)
+					for range 2000 {
+						if survivor.Load().Job().Waits() {
+							return false
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+					t.Error("no newcomer waits")
+				}
+				return id == 1 && step == 3
+			}
+		}, planned.of, func(run *elasticRun) {
+			r = run
+			r.job = func(id elastic.ID, job *session.Elastic) autograd.Job {
+				if id == 2 {
+					survivor.Store(job)
+				}
+				return job
+			}
+			r.ends = func(id elastic.ID, e *autograd.Elastic) {
+				if n, took := e.Recoveries(); n != int(3-id) || n > 0 && took <= 0 {
+					t.Errorf("process %d has recovered %d times, in %v", id, n, took)
+				}
+			}
+		}).end()
+}
+
+// trainsElastic is a process of an elastic job. The second one kills itself in a step if
+// EURYALE_TEST_DIES is set, and the other one does a step alone and waits until somebody comes.
+func trainsElastic() error {
+	const steps, recorded = 12, 5
+	began, dies := time.Now(), os.Getenv("EURYALE_TEST_DIES") != ""
+	self, err := elastic.ReadEnv(os.Getenv("EURYALE_ELASTIC"))
+	if err != nil {
+		return err
+	}
+	job, err := euryale.JoinElastic(context.Background())
+	if err != nil {
+		return err
+	}
+	m, err := newElasticModel(6, 10, true)
+	if err != nil {
+		return err
+	}
+	m.machine, err = vm.New(m.x.Graph(), nil, vm.WithSolver(&autograd.AdamW{Rate: 0.01},
+		m.weights...), vm.WithElastic(context.Background(), job, elasticMicros))
+	if err != nil {
+		return err
+	}
+	e, alone := m.machine.Elastic(), false
+	for e.Next() < steps {
+		for i := 0; dies && e.Size() == 1 && alone && !job.Job().Waits() && i < 3000; i++ {
+			time.Sleep(10 * time.Millisecond)
+		}
+		_, err := e.Step(func(micro int) (float64, error) {
+			if dies && self.Process == 2 && e.Next() == recorded {
+				p, err := os.FindProcess(os.Getpid())
+				return 0, errors.Join(err, p.Kill(), errors.New("it lives on"))
+			}
+			return m.run(e.Next(), micro)
+		})
+		if err != nil {
+			return err
+		}
+		if self.Process > 2 && !alone {
+			fmt.Printf("back=%v\n", time.Since(began))
+		}
+		if n, took := e.Recoveries(); n > 0 && !alone {
+			fmt.Printf("alone=%v\n", took)
+		}
+		alone = alone || self.Process > 2 || e.Size() == 1
+	}
+	where := e.Comm().Device().Name()
+	err = m.machine.Close()
+	fmt.Printf("process=%d device=%s params=%x\n", self.Process, where,
+		sha256.Sum256([]byte(m.state())))
+	return err
+}
+
+// TestAKilledProcessIsReplaced: and nobody can tell that by the parameters.
+func TestAKilledProcessIsReplaced(t *testing.T) {
+	t.Setenv("EURYALE_BACKEND", "host")
+	killedAndReplaced(t, time.Second, 2*time.Second)
+}
+
+// killedAndReplaced kills one of two processes. The other one goes on alone, and with the process
+// that takes the place of the first one, after a time. It returns the devices of the two.
+func killedAndReplaced(t *testing.T, alone, back time.Duration) (devices []string) {
+	var outputs [2]string
+	for i, dies := range []string{"", "yes"} {
+		var out strings.Builder
+		err := launch.Run(t.Context(), launch.Job{Program: os.Args[0], Ranks: 2, Plain: true,
+			Elastic: &launch.Elastic{Least: 1}, Stdout: &out, Stderr: &out,
+			Env: append(os.Environ(), "EURYALE_TEST_SCENARIO=trains elastic",
+				"EURYALE_TEST_DIES="+dies)})
+		if outputs[i] = out.String(); err != nil {
+			t.Fatalf("%v\n%s", err, out.String())
+		}
+	}
+	ends := regexp.MustCompile(`params=\w+`)
+	all := ends.FindAllString(strings.Join(outputs[:], ""), -1)
+	if len(all) != 4 || len(slices.Compact(all)) != 1 {
+		t.Errorf("the processes end with %v", all)
+	}
+	for name, promise := range map[string]time.Duration{"alone": alone, "back": back} {
+		found := regexp.MustCompile(name + `=(\S+)`).FindStringSubmatch(outputs[1])
+		if found == nil {
+			t.Fatalf("nobody was %s:\n%s", name, outputs[1])
+		}
+		if took, err := time.ParseDuration(found[1]); err != nil ||
+			took > proctest.Within(promise) {
+			t.Errorf("it is %s after %s, %v", name, found[1], err)
+		}
+		t.Log(found[0])
+	}
+	return regexp.MustCompile(`device=\S+`).FindAllString(outputs[1], -1)
 }
 
 func TestGenerationsLeaveNothingBehind(t *testing.T) {

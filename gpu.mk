@@ -34,7 +34,7 @@ gpu: gpu-sdk
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
 
-GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
+GPU_TESTED := . kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 	backend/compress/sparse backend/compress/half backend/fault ops autograd layers vm fit \
 	internal/bench models cmd/euryale
 
@@ -43,10 +43,11 @@ GPU_TESTED := kernels/cuda backend/cuda backend/gpu backend/hierarchy \
 gpu-binaries: gpu-sdk
 	@mkdir -p bin/test
 	$(WITH_SDK) $(GO) build -tags gpu -ldflags='-s -w' -o bin/ \
-		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train
+		./cmd/euryale ./internal/tools/demo ./examples/digits ./examples/convnet ./bench/train \
+		./examples/elastic ./internal/tools/immortal
 	$(WITH_SDK) for dir in $(GPU_TESTED); do \
-		$(GO) test -c -tags gpu -ldflags='-s -w' -o bin/test/$$(echo $$dir | tr / -).test \
-			./$$dir || exit 1; \
+		$(GO) test -c -tags gpu -ldflags='-s -w' \
+			-o bin/test/$$(echo $$dir | sed 's/^[.]$$/euryale/' | tr / -).test ./$$dir || exit 1; \
 	done
 
 # Run the tests with GPU support, where REQUIRE_GPU=1 makes a missing GPU a failure.
@@ -122,3 +123,5 @@ gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
 	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models
+	$(WITH_SDK) $(EMULATED) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
+	$(WITH_SDK) EURYALE_LOWLATENCY=off $(EMULATED) -run '^TestAKilledProcess.*OnGPU$$' .

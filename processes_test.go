@@ -43,6 +43,8 @@ func rank(name string) error {
 		return saysWhenItIsThere()
 	case "sums":
 		return sums()
+	case "trains elastic":
+		return trainsElastic()
 	}
 	if name == "joins twice" {
 		return joinsTwice()

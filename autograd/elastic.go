@@ -25,9 +25,10 @@ type Job interface {
 	// Next returns the communicator of the next generation of ranks.
 	Next(ctx context.Context) (backend.Communicator, elastic.View, error)
 	Job() *elastic.Job
-	// Release closes a communicator of Next.
-	Release(comm backend.Communicator)
-	// Close ends the part of this process, and says whether it has done its last step.
+	// Release closes a communicator of Next, nil for none, and after Close the devices.
+	Release(comm backend.Communicator) error
+	// Close ends the part of this process, and says whether it has done its last step. Release
+	// follows.
 	Close(done bool) error
 }
 
@@ -207,6 +208,7 @@ func (e *Elastic) again(err error) error {
 	if e.tries++; !lostRank(err) || e.tries > maxTries {
 		return err
 	}
+	e.comm.Abort(err) // what this rank's device has begun ends, too
 	e.job.Job().Broken(e.view.Generation)
 	return nil
 }
@@ -316,12 +318,15 @@ func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
 			return err
 		}
 	}
+	err := e.steps.Leave(false)
 	e.leave()
 	e.mu.Lock()
 	e.comm = comm
 	e.mu.Unlock()
 	e.view, e.reduced = view, false
-	var err error
+	if err != nil {
+		return err
+	}
 	if e.dp, err = e.steps.Enter(comm); err != nil {
 		return err
 	}
@@ -383,13 +388,11 @@ func (e *Elastic) handOver() error {
 }
 
 // leave leaves the ranks of before, which cannot exchange anything any more.
-func (e *Elastic) leave() {
+func (e *Elastic) leave() error {
 	if e.dp != nil {
 		e.dp.Close()
 	}
-	if e.comm != nil {
-		e.job.Release(e.comm)
-	}
+	return e.job.Release(e.comm)
 }
 
 // Close ends the part of this process: it has done its last step, unless a call has returned an
@@ -399,8 +402,7 @@ func (e *Elastic) Close() error {
 		return nil
 	}
 	e.closed = true
-	err := e.job.Close(e.between)
-	e.leave()
+	err := errors.Join(e.job.Close(e.between), e.steps.Leave(true), e.leave())
 	e.failed = cmp.Or(e.failed, fmt.Errorf("autograd: elastic training: %w", backend.ErrClosed))
 	return err
 }

@@ -11,6 +11,9 @@ import (
 // Steps is what an [Elastic] does its steps by. Reduce and Apply make a step, in two parts: between
 // them the model is what it was before.
 type Steps interface {
+	// Leave ends the use of the communicator of the last Enter, which closes next. The model stays
+	// where it is or, where no Enter follows, comes to the host.
+	Leave(last bool) error
 	// Enter makes this process exchange gradients with other ranks, and gives it the model of rank
 	// 0, without what the solver keeps. What Reduce has left is lost. It is collective.
 	Enter(comm backend.Communicator) (*DataParallel, error)
@@ -29,6 +32,9 @@ type ownSteps struct {
 	dp     *DataParallel
 	grads  []gorgonia.ValueGrad
 }
+
+// Leave implements [Steps]. The model is always on the host.
+func (*ownSteps) Leave(bool) error { return nil }
 
 // Enter implements [Steps].
 func (s *ownSteps) Enter(comm backend.Communicator) (d *DataParallel, err error) {

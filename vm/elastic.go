@@ -8,6 +8,7 @@ import (
 
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/vm/internal/exec"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -35,9 +36,14 @@ import (
 // applies the gradients, once all ranks have them, and moves the averages of batch norms. Close of
 // the machine, or of its Elastic, ends the part of this process in the job.
 //
-// Cost: a plan for each share of the micro-batches that this rank has had.
+// The machine runs on the device of the job's communicators: give New a nil device. On a GPU,
+// parameters and the solver's state stay there when a rank is lost, and Close brings them to the
+// host. A process has the same GPU in all generations; one that comes takes a GPU that is free.
 //
-// New returns the errors of autograd.NewElastic, and ErrUnsupported for a machine on a device.
+// Cost: a plan for each share of the micro-batches that this rank has had. In each generation of
+// several ranks, rank 0 copies the parameters from its GPU and all others get them.
+//
+// New returns the errors of autograd.NewElastic, and ErrArgument for a device.
 func WithElastic(ctx context.Context, job autograd.Job, n int, options ...autograd.Option) Option {
 	return func(m *Machine) {
 		m.refuseNil("WithElastic", "ctx", ctx)
@@ -65,6 +71,8 @@ type elastic struct {
 	n        int
 	training *autograd.Elastic // nil until New has connected
 	stepping bool              // in Reduce
+	placed   bool              // on a device
+	kept     *exec.Kept        // on the device, from Leave to the end of Enter
 }
 
 // start connects the machine, unless it has a problem. It closes the job if it fails.
@@ -88,26 +96,67 @@ func (e *elastic) refuse(problem error) error {
 		return fmt.Errorf("vm: WithElastic: %w: with WithDataParallel or WithTree, too: leave "+
 			"them out", backend.ErrArgument)
 	case m.device != nil:
-		return fmt.Errorf("vm: WithElastic: %w: the machine is on %s: each generation of ranks "+
-			"opens its own devices: run it on the host (a nil device)", backend.ErrUnsupported,
-			m.device.Name())
+		return fmt.Errorf("vm: WithElastic: %w: the machine is on %s: give New a nil device: it "+
+			"runs on that of the job's communicators", backend.ErrArgument, m.device.Name())
 	}
 	return nil
+}
+
+// Leave implements [autograd.Steps]. On a device, what steps change stays there.
+func (e *elastic) Leave(last bool) (err error) {
+	m := e.machine
+	m.found, m.micro.done = m.found[:0], 0
+	switch {
+	case last:
+		err = errors.Join(m.free(), e.kept.Pull(true))
+	case m.exec == nil:
+		return nil
+	}
+	var kept *exec.Kept
+	if !last {
+		err = m.closeExec(func(x *exec.Executor) (err error) { kept, err = x.Keep(); return err })
+	}
+	err = errors.Join(err, e.kept.Close())
+	e.kept = kept
+	return err
 }
 
 // Enter implements [autograd.Steps]. Plans are kept for the next time that this rank has as many
 // micro-batches.
 func (e *elastic) Enter(comm backend.Communicator) (*autograd.DataParallel, error) {
 	m := e.machine
-	m.found, m.micro.done = m.found[:0], 0
-	if err := m.free(); err != nil {
+	if err := e.place(comm.Device()); err != nil {
 		return nil, err
+	}
+	if comm.Rank() == 0 && comm.Size() > 1 { // whose parameters all get
+		if err := e.kept.Pull(false); err != nil {
+			return nil, err
+		}
 	}
 	m.parallel = &parallel{comm: comm, options: e.options}
 	if err := m.train(m.share()); err != nil {
 		return nil, errors.Join(err, m.parallel.close())
 	}
-	return m.parallel.data, nil
+	kept := e.kept
+	e.kept = nil
+	return m.parallel.data, kept.Close()
+}
+
+// place puts the machine on the device of the communicators.
+func (e *elastic) place(d backend.Device) error {
+	m := e.machine
+	if d.Name() == "host" {
+		d = nil
+	}
+	switch {
+	case e.placed && d != m.device:
+		return fmt.Errorf("vm: WithElastic: %w: the machine is not on the device of its ranks any "+
+			"more", backend.ErrUnsupported)
+	case e.placed:
+		return nil
+	}
+	e.placed, m.device = true, d
+	return m.choosePrecision()
 }
 
 // Reduce implements [autograd.Steps].

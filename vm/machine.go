@@ -446,7 +446,7 @@ func (m *Machine) pullOwn(wanted func(input) bool) error {
 	if m.exec == nil {
 		return nil // Close has pulled all
 	}
-	if err := m.parallel.err(); err != nil {
+	if err := m.lost(); err != nil {
 		return err
 	}
 	var buffers []int
@@ -490,16 +490,30 @@ func (m *Machine) free() error {
 	if m.exec == nil {
 		return nil
 	}
-	m.parallel.copied()
-	m.alone.copied()
 	var err error
-	if m.parallel.err() == nil {
+	if m.lost() == nil {
 		err = errors.Join(m.pull(func(in input) bool { return in.written }), m.pullState())
 	}
+	return errors.Join(err, m.closeExec((*exec.Executor).Close))
+}
+
+// closeExec gives the executor's memory back by one of its methods.
+func (m *Machine) closeExec(by func(*exec.Executor) error) error {
+	m.parallel.copied()
+	m.alone.copied()
 	m.behind.Stop()
-	err = errors.Join(err, m.exec.Close())
+	err := by(m.exec)
 	m.exec = nil
 	return err
+}
+
+// lost returns the error with which the model was lost, or nil. Where a step is applied in a run of
+// its own, no exchange has changed the model.
+func (m *Machine) lost() error {
+	if m.elastic != nil {
+		return nil
+	}
+	return m.parallel.err()
 }
 
 // Plan returns what the machine does in a run. Print it.

@@ -328,7 +328,7 @@ func (m *Machine) pullState() error {
 	if m.exec == nil || m.solver == nil {
 		return nil
 	}
-	if err := m.parallel.err(); err != nil {
+	if err := m.lost(); err != nil {
 		return err
 	}
 	buffers := make([]int, len(m.solver.states))

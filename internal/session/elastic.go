@@ -23,11 +23,14 @@ type Elastic struct {
 	env      rendezvous.Env
 	host     string
 	id       elastic.ID
-	backends func() []backend.Backend
+	backends []backend.Backend // and so devices, for the life of the process
 
 	view elastic.View
 	comm *Session // of the generation; nil before
 	stop func() bool
+	only string // the backend of all generations, "" before the first one
+	seat int    // of this process, from 1; 0 before the first one
+	over bool
 }
 
 // ElasticConfig says which process of which job this one is.
@@ -48,7 +51,7 @@ func NewElastic(ctx context.Context, c ElasticConfig) (*Elastic, error) {
 		return nil, errors.Join(err, c.Register.Close())
 	}
 	return &Elastic{job: job, register: c.Register, env: c.Env, host: c.Host, id: c.ID,
-		backends: c.Backends}, nil
+		backends: c.Backends()}, nil
 }
 
 const (
@@ -103,18 +106,55 @@ func (e *Elastic) connect(during context.Context, v elastic.View) (*Session, err
 	if err := e.meet(ctx, &env, v.Generation); err != nil {
 		return nil, err
 	}
-	backends := e.backends()
-	env.Note, _ = Note(backends) // Connect says what is wrong
+	env.Note, _ = note(e.backends, e.only, e.seat) // Connect says what is wrong
 	w, err := rendezvous.Join(ctx, env)
 	if err != nil {
-		return nil, errors.Join(err, CloseBackends(backends))
+		return nil, err
 	}
 	w.Timeout = e.env.Timeout
-	s, err := Connect(ctx, w, backends, backends)
+	seat, err := seatOf(ctx, w, e.backends)
+	var s *Session
+	if err == nil {
+		w.LocalRank = seat - 1
+		s, err = Connect(ctx, w, e.backends, nil)
+	}
 	if err != nil {
 		Leave(w, err)
+		return nil, err
 	}
-	return s, err
+	e.seat, e.only = seat, s.Capabilities().Backend
+	return s, nil
+}
+
+// seatOf returns the number from 1 that this process has on its machine, in all generations: it
+// says which GPU.
+func seatOf(ctx context.Context, w *rendezvous.World, backends []backend.Backend) (int, error) {
+	infos, err := exchangeInfos(ctx, w, backends)
+	if err != nil {
+		return 0, err
+	}
+	nodes, err := w.Nodes(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return seats(infos, nodes)[w.Rank], nil
+}
+
+// seats gives ranks that have no number those that are free on their machines, in order.
+func seats(infos []rankInfo, nodes []int) []int {
+	type place struct{ node, seat int }
+	taken, all := map[place]bool{}, make([]int, len(infos))
+	for r, info := range infos {
+		all[r] = info.Seat
+		taken[place{nodes[r], info.Seat}] = true
+	}
+	for r, seat := range all {
+		for seat == 0 || all[r] == 0 && taken[place{nodes[r], seat}] {
+			seat++
+		}
+		all[r], taken[place{nodes[r], seat}] = seat, true
+	}
+	return all
 }
 
 // meet tells the members of a generation on several machines where they meet: at a port that is
@@ -151,12 +191,22 @@ func (e *Elastic) meet(ctx context.Context, env *rendezvous.Env, generation int)
 // Job returns what tells the job where this process is.
 func (e *Elastic) Job() *elastic.Job { return e.job }
 
-// Release closes a communicator of Next. Its error says nothing that is not known.
-func (e *Elastic) Release(comm backend.Communicator) { comm.Close() }
+// Release closes a communicator of Next, nil for none, and after Close the devices. The errors of a
+// communicator say nothing that is not known.
+func (e *Elastic) Release(comm backend.Communicator) error {
+	if comm != nil {
+		comm.Close()
+	}
+	if e.over {
+		return CloseBackends(e.backends)
+	}
+	return nil
+}
 
-// Close ends the part of this process: after its last step, done says, or before.
+// Close ends the part of this process: after its last step, done says, or before. Release follows.
 func (e *Elastic) Close(done bool) error {
 	e.unwatch()
+	e.over = true
 	switch {
 	case e.comm == nil:
 	case done:

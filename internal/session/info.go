@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,7 @@ type rankInfo struct {
 	Topology  string // EURYALE_TOPOLOGY
 	Hierarchy string // EURYALE_HIERARCHY
 	Watched   bool   // whether it wants to know which ranks are late
+	Seat      int    `json:",omitempty"` // of a process of an elastic job, see seatOf
 }
 
 // availability is what a rank has to say about one backend.
@@ -34,19 +36,24 @@ type availability struct {
 
 // Note returns the rankInfo of this rank as a note.
 func Note(backends []backend.Backend) (string, error) {
+	return note(backends, "", 0)
+}
+
+// note is Note of a process that has a seat, with only one of the backends unless that is "".
+func note(backends []backend.Backend, only string, seat int) (string, error) {
 	verify, err := env.Check.Read(os.Getenv)
 	if err != nil {
 		return "", err
 	}
-	only := env.Backend.Read(os.Getenv)
 	lateness, err := env.Lateness.Read(os.Getenv)
 	if err != nil {
 		return "", err
 	}
-	note, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
+	only = cmp.Or(only, env.Backend.Read(os.Getenv))
+	text, err := json.Marshal(rankInfo{verify, only, availabilities(backends, only),
 		env.NCCLHostID.Read(os.Getenv), env.Topology.Text(os.Getenv), env.Hierarchy.Text(
-			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != ""})
-	return string(note), err
+			os.Getenv), lateness || env.Metrics.Text(os.Getenv) != "", seat})
+	return string(text), err
 }
 
 // exchangeInfos returns the infos of all ranks: those that they have told in Init, or, where not
@@ -107,7 +114,8 @@ func vote(
 		}
 		if problem := unavailable(all, i); problem != nil {
 			problems = append(problems, problem.Error())
-			if w.Rank == 0 && b.Name() == (host.Backend{}).Name() && w.LocalSize == w.Size {
+			if w.Rank == 0 && candidates == nil && b.Name() == (host.Backend{}).Name() &&
+				w.LocalSize == w.Size {
 				fmt.Fprintf(os.Stderr,
 					"euryale: not using the fastest backend of one machine: %v\n", problem)
 			}

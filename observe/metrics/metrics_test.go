@@ -239,6 +239,26 @@ func TestTheServerGoesOnWithTheRanksOfAnElasticTraining(t *testing.T) {
 	}
 }
 
+func TestAMachineThatIsNotElasticHasNoRecoveries(t *testing.T) {
+	var training *autograd.Elastic // of such a machine
+	if err := euryale.Run(t.Context(), 1, func(comm backend.Communicator, _ sync.Locker) error {
+		s, err := Serve(comm, Address(loopback), Elastic(training))
+		if err != nil {
+			return err
+		}
+		_, body, err := get(s, "")
+		for _, line := range []string{`euryale_recoveries_total{rank="0"} 0`,
+			`euryale_rank_state{rank="0",state="ended"} 0`} {
+			if !strings.Contains(body, line) {
+				t.Errorf("there is no %s in\n%s", line, body)
+			}
+		}
+		return errors.Join(err, s.Close())
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Clients that send garbage, nothing, and too much do not keep a training from its steps, nor a
 // scrape from its answer.
 func TestClientsHaveNoEffectOnATraining(t *testing.T) {

@@ -6,6 +6,9 @@
 //	go run ./internal/tools/immortal -minutes 5 -seed 1
 //	kills=240 stops=61 hashes=1 p50_ms=46 p99_ms=131 worst_ms=152
 //
+// With -runs it does so again and again, by one seed after the other, and sums up. EURYALE_BACKEND
+// chooses how ranks communicate.
+//
 // The times are from a kill to the end of the step that follows it; those of stops, which take
 // seconds to be noticed, are not among them. Processes are killed and stopped in steps and in
 // recoveries alike. A rank of the last step of as many ranks as the job can have is left beside the
@@ -33,6 +36,9 @@ import (
 	"time"
 )
 
+// hangTime is how long a job has no step that hangs.
+const hangTime = time.Minute
+
 // lag is how long after a step its line is heard at most.
 const lag = 200 * time.Millisecond
 
@@ -40,6 +46,8 @@ const lag = 200 * time.Millisecond
 type config struct {
 	minutes              float64
 	seed                 uint64
+	runs                 int
+	programs             string // a folder
 	ranks, spares, stops int
 	least                int
 	command, program     string
@@ -50,6 +58,9 @@ func main() {
 	c := config{}
 	flag.Float64Var(&c.minutes, "minutes", 5, "how long to kill")
 	flag.Uint64Var(&c.seed, "seed", 1, "what the kills follow from")
+	flag.IntVar(&c.runs, "runs", 1, "how many jobs, one after the other")
+	flag.StringVar(&c.programs, "programs", "", "a folder with euryale and elastic, the example: "+
+		"they are built if there is none")
 	flag.IntVar(&c.ranks, "n", 4, "ranks of the job")
 	flag.IntVar(&c.spares, "spares", 1, "spares of the job")
 	flag.IntVar(&c.least, "min-ranks", 1, "ranks with which the job goes on")
@@ -65,36 +76,44 @@ func main() {
 	}
 }
 
-// immortal builds the programs and runs both jobs.
-func immortal(ctx context.Context, c config) (verdict, error) {
-	dir, err := os.MkdirTemp("", "immortal-")
-	if err != nil {
-		return verdict{}, err
+// immortal builds the programs and runs the jobs, those with kills and the one without.
+func immortal(ctx context.Context, c config) (all verdict, err error) {
+	if c.programs == "" {
+		if c.programs, err = os.MkdirTemp("", "immortal-"); err != nil {
+			return all, err
+		}
+		defer os.RemoveAll(c.programs)
+		build := exec.CommandContext(ctx, "go", "build", "-o", c.programs, "./cmd/euryale",
+			"./examples/elastic")
+		if text, err := build.CombinedOutput(); err != nil {
+			return all, fmt.Errorf("%w\n%s", err, text)
+		}
 	}
-	defer os.RemoveAll(dir)
-	build := exec.CommandContext(ctx, "go", "build", "-o", dir, "./cmd/euryale",
-		"./examples/elastic")
-	if text, err := build.CombinedOutput(); err != nil {
-		return verdict{}, fmt.Errorf("%w\n%s", err, text)
-	}
-	c.command, c.program = filepath.Join(dir, "euryale"), filepath.Join(dir, "elastic")
+	c.command = filepath.Join(c.programs, "euryale")
+	c.program = filepath.Join(c.programs, "elastic")
 	seconds := int(c.minutes * 60)
-	steps := strconv.Itoa(max(100, seconds*stepsPerSecond))
-	j := &job{config: c, random: rand.New(rand.NewPCG(c.seed, 39))}
-	if err := j.run(ctx, steps, time.Duration(seconds)*time.Second); err != nil {
-		return j.verdict, fmt.Errorf("%w\n%s", err, strings.Join(j.last, "\n"))
+	steps, ends := strconv.Itoa(max(100, seconds*stepsPerSecond)), map[string]bool{}
+	for run := range c.runs {
+		j := &job{config: c, random: rand.New(rand.NewPCG(c.seed+uint64(run), 39)), ends: ends}
+		err := j.run(ctx, steps, time.Duration(seconds)*time.Second)
+		if j.hashes = len(ends); c.runs > 1 {
+			fmt.Printf("seed=%d %v\n", c.seed+uint64(run), j.verdict)
+		}
+		if all.add(j.verdict); err != nil {
+			return all, fmt.Errorf("%w\n%s", err, strings.Join(j.last, "\n"))
+		}
 	}
 	alone := exec.CommandContext(ctx, c.command, "run", "--elastic", "-n", "1", c.program, "-steps",
 		steps)
 	text, err := alone.CombinedOutput()
 	if err != nil {
-		return j.verdict, fmt.Errorf("the job without kills: %w\n%s", err, text)
+		return all, fmt.Errorf("the job without kills: %w\n%s", err, text)
 	}
-	j.hear(string(text))
-	if j.hashes = len(j.ends); j.hashes != 1 {
-		err = errors.New("the job did not end as one without kills")
+	(&job{ends: ends}).hear(string(text))
+	if all.hashes = len(ends); all.hashes != 1 {
+		err = errors.New("the jobs did not end as one without kills")
 	}
-	return j.verdict, err
+	return all, err
 }
 
 const (
@@ -108,6 +127,12 @@ const (
 type verdict struct {
 	kills, stopped, hashes int
 	times                  []time.Duration
+}
+
+// add adds what was found in a job.
+func (v *verdict) add(of verdict) {
+	v.kills, v.stopped, v.hashes = v.kills+of.kills, v.stopped+of.stopped, of.hashes
+	v.times = append(v.times, of.times...)
 }
 
 // String is the line.
@@ -129,8 +154,9 @@ type job struct {
 	random *rand.Rand
 	cmd    *exec.Cmd
 
-	mu     sync.Mutex
-	killed time.Time // the last kill that no step has followed yet
+	mu      sync.Mutex
+	stepped time.Time // the last line of a step
+	killed  time.Time // the last kill that no step has followed yet
 	// The last line of a step of all ranks, and the last one before it that another such line has
 	// followed: who was there has the parameters, or is a spare.
 	full, whole time.Time
@@ -141,7 +167,6 @@ type job struct {
 
 // run runs the job, and kills its processes for a while.
 func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
-	j.ends = map[string]bool{}
 	j.cmd = exec.CommandContext(ctx, j.command, "run", "--elastic", "-n", strconv.Itoa(j.ranks),
 		"--spares", strconv.Itoa(j.spares), "--min-ranks", strconv.Itoa(j.least), j.program,
 		"-steps", steps, "-pause", stepPause, "-every", "1")
@@ -151,6 +176,7 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 	if err := j.cmd.Start(); err != nil {
 		return err
 	}
+	j.stepped = time.Now()
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		for lines := bufio.NewScanner(reader); lines.Scan(); {
@@ -167,16 +193,28 @@ func (j *job) run(ctx context.Context, steps string, d time.Duration) error {
 			j.strike()
 		}
 	}
-	var err error
-	select {
-	case err = <-ended:
-	case <-time.After(d + time.Minute):
-		j.cmd.Process.Signal(syscall.SIGQUIT)
-		err = errors.Join(errors.New("the job hangs"), <-ended)
-	}
+	err := j.end(ended)
 	writer.Close()
 	reading.Wait()
 	return err
+}
+
+// end waits for the end of the job, as long as there are steps.
+func (j *job) end(ended <-chan error) error {
+	for {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(time.Second):
+		}
+		j.mu.Lock()
+		hangs := time.Since(j.stepped) > hangTime
+		j.mu.Unlock()
+		if hangs {
+			j.cmd.Process.Signal(syscall.SIGQUIT)
+			return errors.Join(errors.New("the job hangs"), <-ended)
+		}
+	}
 }
 
 // What the program prints of a step, and at its end.
@@ -190,6 +228,7 @@ func (j *job) hear(line string) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if step := stepText.FindStringSubmatch(line); step != nil {
+		j.stepped = time.Now()
 		if step[1] != strconv.Itoa(j.ranks) {
 			j.full = time.Time{}
 		} else {

@@ -14,7 +14,7 @@ func TestAJobWhoseProcessesAreKilledEndsAsOneWithout(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(root)
-	c := config{minutes: 0.1, seed: 1, ranks: 2, spares: 1, least: 1}
+	c := config{minutes: 0.1, seed: 1, runs: 1, ranks: 2, spares: 1, least: 1}
 	ways := []string{""}
 	if os.Getenv("EURYALE_FULL") != "" {
 		c.minutes, c.stops = 2, 5

@@ -262,7 +262,9 @@ func (e *Executor) lacking(err error, nbytes int, what string) error {
 const shownHolders = 5
 
 // Close waits and frees the memory of the executor.
-func (e *Executor) Close() error {
+func (e *Executor) Close() error { return errors.Join(e.free(), e.device.Close()) }
+
+func (e *Executor) free() error {
 	err := e.device.Join()
 	if e.side != nil {
 		err = errors.Join(err, e.side.Close())
@@ -281,5 +283,5 @@ func (e *Executor) Close() error {
 		err = errors.Join(err, e.device.FreeHost(b))
 	}
 	e.memory, e.hosted, e.steps, e.runs, e.side = nil, nil, nil, nil, nil
-	return errors.Join(err, e.device.Close())
+	return err
 }

@@ -2,8 +2,10 @@ package exec
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/euryale-ml/euryale/backend"
+	"github.com/euryale-ml/euryale/internal/residence"
 	"github.com/euryale-ml/euryale/vm/internal/plan"
 )
 
@@ -158,21 +160,74 @@ func (e *Executor) Forget(buffers ...int) {
 // Pull copies buffers that updates have written, of this executor or of others, to the memory that
 // was bound, and gives them to the host until the next Run. It does nothing for others.
 func (e *Executor) Pull(buffers ...int) error {
+	copies := make([]*residence.Copy, len(buffers))
+	for i, b := range buffers {
+		copies[i] = e.resident[b]
+	}
+	return pull(e.device, copies)
+}
+
+func pull(d Device, copies []*residence.Copy) error {
 	started := false
-	for _, i := range buffers {
-		c := e.resident[i]
-		if c == nil || !c.Fresh || !e.device.Copies().Written(c) {
+	for _, c := range copies {
+		if c == nil || !c.Fresh || !d.Copies().Written(c) {
 			continue
 		}
-		if err := e.device.Move(c.Host, c.Device.As(c.Host.DType())); err != nil {
-			return errors.Join(err, e.device.Join())
+		if err := d.Move(c.Host, c.Device.As(c.Host.DType())); err != nil {
+			return errors.Join(err, d.Join())
 		}
 		c.Fresh, started = false, true
 	}
 	if !started {
 		return nil
 	}
-	return e.device.Join()
+	return d.Join()
+}
+
+// Kept is what updates have written on a device, without the executor that has. An executor that
+// binds the same memory finds it there. Methods of nil do nothing.
+type Kept struct {
+	device         Device
+	inputs, states []*residence.Copy
+}
+
+// Keep closes an executor, but keeps what its updates have written.
+func (e *Executor) Keep() (*Kept, error) {
+	k := &Kept{device: e.device}
+	for i, c := range e.resident {
+		switch b := e.plan.Buffers[i]; {
+		case c == nil || !b.Written:
+		case b.Kind == plan.State:
+			k.states = append(k.states, e.device.Copies().Enter(c.Host, true))
+		default:
+			k.inputs = append(k.inputs, e.device.Copies().Enter(c.Host, true))
+		}
+	}
+	return k, e.free()
+}
+
+// Pull brings inputs to the host, and with all what is kept for them, as Pull of an Executor does.
+func (k *Kept) Pull(all bool) error {
+	switch {
+	case k == nil:
+		return nil
+	case all:
+		return pull(k.device, slices.Concat(k.inputs, k.states))
+	}
+	return pull(k.device, k.inputs)
+}
+
+// Close frees what no executor uses.
+func (k *Kept) Close() (err error) {
+	if k == nil {
+		return nil
+	}
+	for _, c := range slices.Concat(k.inputs, k.states) {
+		if unused := k.device.Copies().Leave(c, true); unused.Len() > 0 {
+			err = errors.Join(err, k.device.Free(unused))
+		}
+	}
+	return errors.Join(err, k.device.Close())
 }
 
 // uploads are the copies of inputs, constants and numbers on a device: one run of memory, with
