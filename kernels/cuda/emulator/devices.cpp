@@ -424,8 +424,11 @@ static void launch(const Call &c, const Mine &m, u64 number, u32 rank, u32 block
 		words.push_back(bits_as<u64>(c.average ? 1.0 : f64(devices.size())));
 	if (words.size() * 8 != k.nbytes)
 		fail(c, 0, rank, "the kernel takes other parameters");
-	emulate::grid = {c.grid, 1}, emulate::block = {c.threads, 1}, emulate::block_index = {block, 0};
-	emulate::body = [&] { k.call(reinterpret_cast<const char *>(words.data())); };
+	const std::function<void()> body = [&] {
+		k.call(reinterpret_cast<const char *>(words.data()));
+	};
+	emulate::Host &h = emulate::host;
+	h.grid = {c.grid, 1}, h.block = {c.threads, 1}, h.block_index = {block, 0}, h.body = &body;
 	emulate::run_block();
 }
 

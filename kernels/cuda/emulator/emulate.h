@@ -34,8 +34,6 @@ namespace emulate {
 
 struct Size { u32 x = 1, y = 1; };
 
-inline thread_local Size grid, block, block_index;
-
 // One coroutine for each thread of a block, which the next block takes over.
 struct Thread {
 	std::unique_ptr<char[]> stack; // null before the first
@@ -45,42 +43,51 @@ struct Thread {
 	bool done;
 };
 
-inline thread_local std::vector<Thread> threads;
-inline thread_local jmp_buf scheduler;
-inline thread_local size_t current;
-inline thread_local bool alone; // the threads of the block are no coroutines
-inline thread_local std::function<void()> body;
+// What a thread of the host runs. It is one variable, and one that nothing constructs, since in a
+// shared library each access to a variable of a thread is a call.
+struct Host {
+	Size grid, block, block_index;
+	const std::function<void()> *body;
+	Thread *threads; // of the block
+	size_t count, current;
+	bool alone; // the threads of the block are no coroutines
+	jmp_buf scheduler;
+};
+
+inline thread_local Host host{};
 
 // Places are changed by jumps, since swapcontext is two system calls. To be compiled with
 // -U_FORTIFY_SOURCE, which would end the program at a jump to another stack.
 inline void change_places() {
-	if (!_setjmp(threads[current].place))
-		_longjmp(scheduler, 1);
+	Host &h = host;
+	if (!_setjmp(h.threads[h.current].place))
+		_longjmp(h.scheduler, 1);
 }
 
 inline void run_threads() {
 	for (;; change_places()) {
-		body();
-		threads[current].done = true;
+		(*host.body)();
+		host.threads[host.current].done = true;
 	}
 }
 
 inline void wait_at_barrier() {
-	threads[current].waits = true;
+	host.threads[host.current].waits = true;
 	change_places();
 }
 
 inline void wait_for_warp() {
-	threads[current].warp = true;
-	while (threads[current].warp)
+	Thread &t = host.threads[host.current];
+	t.warp = true;
+	while (t.warp)
 		change_places();
 }
 
 // together returns f of what each thread of the warp has given, and of the number of this one.
 template <class T, class F> auto together(const T &x, F f) {
-	static thread_local std::vector<T> all(1024);
-	T *warp = &all[current & ~size_t(31)];
-	u32 lane = u32(current % 32);
+	static thread_local T all[1024];
+	T *warp = &all[host.current & ~size_t(31)];
+	u32 lane = u32(host.current % 32);
 	warp[lane] = x;
 	wait_for_warp();
 	auto y = f(warp, lane);
@@ -90,19 +97,20 @@ template <class T, class F> auto together(const T &x, F f) {
 
 // release_warps lets those go on whose threads all wait for them, or are done.
 inline void release_warps() {
-	for (size_t first = 0; first < threads.size(); first += 32) {
-		size_t end = std::min(first + 32, threads.size());
+	Host &h = host;
+	for (size_t first = 0; first < h.count; first += 32) {
+		size_t end = std::min(first + 32, h.count);
 		bool all = true;
 		for (size_t i = first; i < end; i++)
-			all &= threads[i].warp || threads[i].done;
+			all &= h.threads[i].warp || h.threads[i].done;
 		for (size_t i = first; i < end && all; i++)
-			threads[i].warp = false;
+			h.threads[i].warp = false;
 	}
 }
 
 // pause lets others run, of this block and of other launches.
 inline void pause() {
-	if (alone)
+	if (host.alone)
 		sched_yield();
 	else
 		change_places();
@@ -125,9 +133,10 @@ inline void enter(Thread &t) {
 
 // resume runs the current thread until it waits or is done.
 inline void resume() {
-	if (_setjmp(scheduler))
+	Host &h = host;
+	if (_setjmp(h.scheduler))
 		return;
-	Thread &t = threads[current];
+	Thread &t = h.threads[h.current];
 	if (!t.stack)
 		enter(t);
 	_longjmp(t.place, 1);
@@ -135,62 +144,68 @@ inline void resume() {
 
 // begun runs the first thread of some until it waits or is done, and returns whether it is done.
 inline bool begun(size_t first) {
-	current = first;
-	start(threads[first]);
-	alone = false;
+	Host &h = host;
+	h.current = first;
+	start(h.threads[first]);
+	h.alone = false;
 	resume();
-	return threads[first].done;
+	return h.threads[first].done;
 }
 
 // finish runs the others of threads whose first one has ended without a wait: none of them has one,
 // and they need not be coroutines.
 inline void finish(size_t first, size_t end) {
-	alone = true;
-	for (current = first + 1; current < end; current++)
-		body();
+	Host &h = host;
+	h.alone = true;
+	for (h.current = first + 1; h.current < end; h.current++)
+		(*h.body)();
 }
 
 // run_warp runs a warp of a block without barriers.
 inline void run_warp(size_t first, size_t end) {
+	Host &h = host;
 	if (begun(first))
 		return finish(first, end);
 	for (size_t i = first + 1; i < end; i++)
-		start(threads[i]);
+		start(h.threads[i]);
 	for (size_t left = 1; left > 0;) {
-		for (current = first; current < end; current++)
-			if (!threads[current].done && !threads[current].warp)
+		for (h.current = first; h.current < end; h.current++)
+			if (Thread &t = h.threads[h.current]; !t.done && !t.warp)
 				resume();
 		release_warps();
 		left = 0;
 		for (size_t i = first; i < end; i++)
-			left += !threads[i].done;
+			left += !h.threads[i].done;
 	}
 }
 
 // A barrier is for every thread of a block: if the first one ends without, none has one. Its warp
 // has no votes then, and another one may.
 inline void run_block() {
-	threads.resize(size_t(block.x) * block.y);
+	static thread_local std::vector<Thread> all;
+	Host &h = host;
+	all.resize(size_t(h.block.x) * h.block.y);
+	h.threads = all.data(), h.count = all.size();
 	if (begun(0)) {
-		finish(0, std::min<size_t>(32, threads.size()));
-		for (size_t first = 32; first < threads.size(); first += 32)
-			run_warp(first, std::min(first + 32, threads.size()));
+		finish(0, std::min<size_t>(32, h.count));
+		for (size_t first = 32; first < h.count; first += 32)
+			run_warp(first, std::min(first + 32, h.count));
 		return;
 	}
-	for (size_t i = 1; i < threads.size(); i++)
-		start(threads[i]);
+	for (size_t i = 1; i < h.count; i++)
+		start(h.threads[i]);
 	for (size_t waiting, left = 1; left > 0;) {
-		for (current = 0; current < threads.size(); current++)
-			if (!threads[current].done && !threads[current].waits && !threads[current].warp)
+		for (h.current = 0; h.current < h.count; h.current++)
+			if (Thread &t = h.threads[h.current]; !t.done && !t.waits && !t.warp)
 				resume();
 		release_warps();
 		waiting = left = 0;
-		for (Thread &t : threads)
+		for (Thread &t : all)
 			waiting += t.waits, left += !t.done;
 		if (waiting < left)
 			sched_yield(); // some have paused
 		else
-			for (Thread &t : threads)
+			for (Thread &t : all)
 				t.waits = false;
 	}
 }
@@ -219,21 +234,23 @@ struct Register {
 };
 
 inline void launch(const Kernel &k, const char *params) {
-	body = [&k, params] { k.call(params); };
-	for (block_index.y = 0; block_index.y < grid.y; block_index.y++)
-		for (block_index.x = 0; block_index.x < grid.x; block_index.x++)
+	Host &h = host;
+	const std::function<void()> body = [&k, params] { k.call(params); };
+	h.body = &body;
+	for (h.block_index.y = 0; h.block_index.y < h.grid.y; h.block_index.y++)
+		for (h.block_index.x = 0; h.block_index.x < h.grid.x; h.block_index.x++)
 			run_block();
 }
 
 } // namespace emulate
 
 // The thread that runs is the current one.
-static inline u32 thread_x() { return u32(emulate::current % emulate::block.x); }
-static inline u32 thread_y() { return u32(emulate::current / emulate::block.x); }
-static inline u32 threads_x() { return emulate::block.x; }
-static inline u32 threads_y() { return emulate::block.y; }
-static inline u32 block_x() { return emulate::block_index.x; }
-static inline u32 block_y() { return emulate::block_index.y; }
-static inline u32 blocks_x() { return emulate::grid.x; }
-static inline u32 blocks_y() { return emulate::grid.y; }
+static inline u32 thread_x() { return u32(emulate::host.current % emulate::host.block.x); }
+static inline u32 thread_y() { return u32(emulate::host.current / emulate::host.block.x); }
+static inline u32 threads_x() { return emulate::host.block.x; }
+static inline u32 threads_y() { return emulate::host.block.y; }
+static inline u32 block_x() { return emulate::host.block_index.x; }
+static inline u32 block_y() { return emulate::host.block_index.y; }
+static inline u32 blocks_x() { return emulate::host.grid.x; }
+static inline u32 blocks_y() { return emulate::host.grid.y; }
 static inline void barrier() { emulate::wait_at_barrier(); }

@@ -30,9 +30,9 @@
 static std::string launch(const std::string &line) {
 	std::istringstream in(line);
 	std::string name;
-	emulate::grid = emulate::block = {};
-	in >> std::hex >> name >> emulate::grid.x >> emulate::grid.y >> emulate::block.x >>
-		emulate::block.y;
+	emulate::Host &h = emulate::host;
+	h.grid = h.block = {};
+	in >> std::hex >> name >> h.grid.x >> h.grid.y >> h.block.x >> h.block.y;
 	std::vector<u64> words;
 	for (u64 w; in >> w;)
 		words.push_back(w);
@@ -43,9 +43,8 @@ static std::string launch(const std::string &line) {
 	if (words.size() * 8 != k.nbytes)
 		return name + " takes " + std::to_string(k.nbytes / 8) + " words, got " +
 			std::to_string(words.size());
-	u32 threads = emulate::block.x * emulate::block.y;
-	if (threads == 0 || threads > k.threads || emulate::grid.x == 0 || emulate::grid.y == 0 ||
-		emulate::grid.y > 65535)
+	u32 threads = h.block.x * h.block.y;
+	if (threads == 0 || threads > k.threads || h.grid.x == 0 || h.grid.y == 0 || h.grid.y > 65535)
 		return name + " cannot be launched with this geometry";
 	emulate::launch(k, reinterpret_cast<const char *>(words.data()));
 	return "ok";

@@ -665,8 +665,8 @@ DRIVER cuLaunchKernel(emulate::Kernel *k, u32 gx, u32 gy, u32 gz, u32 bx, u32 by
 	auto params = std::make_shared<std::vector<u64>>(k->nbytes / 8);
 	memcpy(params->data(), bytes, k->nbytes);
 	return s->start([=] {
-		emulate::grid = {gx, gy};
-		emulate::block = {bx, by};
+		emulate::host.grid = {gx, gy};
+		emulate::host.block = {bx, by};
 		emulate::launch(*k, reinterpret_cast<const char *>(params->data()));
 	});
 }

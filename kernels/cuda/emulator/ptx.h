@@ -24,13 +24,16 @@ struct State {
 enum { next = -1, finish = -2 };
 typedef std::function<long(State &)> Step;
 
+// Constants are registers that nothing writes, and so is what a thread knows of itself.
+enum { thread, block, blocks, unwritten };
 struct Code {
 	std::map<std::string, size_t> params;
-	size_t registers = 0;
+	std::vector<u64> registers = std::vector<u64>(unwritten);
 	std::vector<Step> steps;
 
 	void run(const char *params) const {
-		State s{std::vector<u64>(registers), params};
+		State s{registers, params};
+		s.r[thread] = thread_x(), s.r[block] = block_x(), s.r[blocks] = blocks_x();
 		for (size_t at = 0;;) {
 			long to = steps[at](s);
 			if (to == finish)
@@ -48,28 +51,36 @@ inline u64 from(f64 x) { return bits_as<u64>(x); }
 
 template <class T> T ignore_nan(T a, T b, T result) { return a != a ? b : b != b ? a : result; }
 
-template <class T> std::function<T(T, T, T)> floating(const std::string &op) {
-	static const std::map<std::string, std::function<T(T, T, T)>> all = {
-		{"add", [](T a, T b, T) { return a + b; }},
-		{"sub", [](T a, T b, T) { return a - b; }},
-		{"mul", [](T a, T b, T) { return a * b; }},
-		{"div", [](T a, T b, T) { return a / b; }},
-		{"fma", [](T a, T b, T c) { return std::fma(a, b, c); }},
-		{"rcp", [](T a, T, T) { return 1 / a; }},
-		{"sqrt", [](T a, T, T) { return std::sqrt(a); }},
-		{"abs", [](T a, T, T) { return std::fabs(a); }},
-		{"neg", [](T a, T, T) { return -a; }},
-		{"ex2", [](T a, T, T) { return std::exp2(a); }},
-		{"min.NaN", [](T a, T b, T) { return a != a ? a
-										  : b != b	? b
-													: lesser(a, b); }},
-		{"max.NaN", [](T a, T b, T) { return a != a ? a
-										  : b != b	? b
-													: greater(a, b); }},
-		{"min", [](T a, T b, T) { return ignore_nan(a, b, lesser(a, b)); }},
-		{"max", [](T a, T b, T) { return ignore_nan(a, b, greater(a, b)); }},
+// Each operation is compiled into the function that reads its operands and writes its result, here
+// and for integers.
+template <class T, class B> Function floating(const std::string &op, bool saturates) {
+	auto of = [=](auto f) -> Function {
+		auto get = [f](u64 a, u64 b, u64 c) {
+			return f(bits_as<T>((B)a), bits_as<T>((B)b), bits_as<T>((B)c));
+		};
+		if (saturates)
+			return [=](u64 a, u64 b, u64 c) {
+				return from(std::fmin(T(1), std::fmax(T(0), get(a, b, c))));
+			};
+		return [=](u64 a, u64 b, u64 c) { return from(get(a, b, c)); };
 	};
-	return all.at(op);
+	return op == "add" ? of([](T a, T b, T) { return a + b; })
+		: op == "sub"  ? of([](T a, T b, T) { return a - b; })
+		: op == "mul"  ? of([](T a, T b, T) { return a * b; })
+		: op == "div"  ? of([](T a, T b, T) { return a / b; })
+		: op == "fma"  ? of([](T a, T b, T c) { return std::fma(a, b, c); })
+		: op == "rcp"  ? of([](T a, T, T) { return 1 / a; })
+		: op == "sqrt" ? of([](T a, T, T) { return std::sqrt(a); })
+		: op == "abs"  ? of([](T a, T, T) { return std::fabs(a); })
+		: op == "neg"  ? of([](T a, T, T) { return -a; })
+		: op == "ex2"  ? of([](T a, T, T) { return std::exp2(a); })
+		: op == "min"  ? of([](T a, T b, T) { return ignore_nan(a, b, lesser(a, b)); })
+		: op == "max"  ? of([](T a, T b, T) { return ignore_nan(a, b, greater(a, b)); })
+		: op == "min.NaN"
+		? of([](T a, T b, T) { return a != a ? a : b != b ? b : lesser(a, b); })
+		: op == "max.NaN"
+		? of([](T a, T b, T) { return a != a ? a : b != b ? b : greater(a, b); })
+		: throw std::runtime_error("no operation " + op);
 }
 
 // An integer type, in registers of 64 bits. A text is parsed once, and runs for every thread: what
@@ -92,7 +103,6 @@ inline Function integral(const std::vector<std::string> &parts) {
 	const Integer t(parts.back());
 	const bool wide = parts.size() > 2 && parts[1] == "wide", sign = t.sign;
 	const u32 width = 64 - t.unused;
-	// Each operation is compiled into the function that extends its operands and cuts its result.
 	auto of = [=](auto f) -> Function {
 		if (wide)
 			return [=](u64 a, u64 b, u64 c) { return f(t.extend(a), t.extend(b), c); };
@@ -100,23 +110,21 @@ inline Function integral(const std::vector<std::string> &parts) {
 	};
 	if (op == "mul" && parts[1] == "hi")
 		return of([width](u64 a, u64 b, u64) { return u64((unsigned __int128)a * b >> width); });
-	const std::map<std::string, Function> all = {
-		{"add", of([](u64 a, u64 b, u64) { return a + b; })},
-		{"sub", of([](u64 a, u64 b, u64) { return a - b; })},
-		{"mul", of([](u64 a, u64 b, u64) { return a * b; })},
-		{"mad", of([](u64 a, u64 b, u64 c) { return a * b + c; })},
-		{"and", of([](u64 a, u64 b, u64) { return a & b; })},
-		{"or", of([](u64 a, u64 b, u64) { return a | b; })},
-		{"xor", of([](u64 a, u64 b, u64) { return a ^ b; })},
-		{"neg", of([](u64 a, u64, u64) { return 0 - a; })},
-		{"not", of([](u64 a, u64, u64) { return ~a & 1; })},
-		{"shl", of([](u64 a, u64 b, u64) { return a << b; })},
-		{"shr", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; })},
-		{"div", of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })},
-		{"min", of([t](u64 a, u64 b, u64) { return t.less(a, b) ? a : b; })},
-		{"max", of([t](u64 a, u64 b, u64) { return t.less(a, b) ? b : a; })},
-	};
-	return all.at(op);
+	return op == "add" ? of([](u64 a, u64 b, u64) { return a + b; })
+		: op == "sub"  ? of([](u64 a, u64 b, u64) { return a - b; })
+		: op == "mul"  ? of([](u64 a, u64 b, u64) { return a * b; })
+		: op == "mad"  ? of([](u64 a, u64 b, u64 c) { return a * b + c; })
+		: op == "and"  ? of([](u64 a, u64 b, u64) { return a & b; })
+		: op == "or"   ? of([](u64 a, u64 b, u64) { return a | b; })
+		: op == "xor"  ? of([](u64 a, u64 b, u64) { return a ^ b; })
+		: op == "neg"  ? of([](u64 a, u64, u64) { return 0 - a; })
+		: op == "not"  ? of([](u64 a, u64, u64) { return ~a & 1; })
+		: op == "shl"  ? of([](u64 a, u64 b, u64) { return a << b; })
+		: op == "shr"  ? of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; })
+		: op == "div"  ? of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })
+		: op == "min"  ? of([t](u64 a, u64 b, u64) { return t.less(a, b) ? a : b; })
+		: op == "max"  ? of([t](u64 a, u64 b, u64) { return t.less(a, b) ? b : a; })
+					   : throw std::runtime_error("no operation " + op);
 }
 
 // Which of less, equal and greater a comparison is true of.
@@ -210,20 +218,11 @@ inline Function evaluator(const std::vector<std::string> &parts) {
 	if (parts[0] == "mov" || parts[0] == "cvta")
 		return [](u64 a, u64, u64) { return a; };
 	std::string op = parts[1] == "NaN" ? parts[0] + ".NaN" : parts[0];
-	if (t == "f32") {
-		auto f = floating<f32>(op);
-		if (std::find(parts.begin(), parts.end(), "sat") != parts.end())
-			return [f](u64 a, u64 b, u64 c) {
-				return from(std::fmin(1.0f, std::fmax(0.0f, f(single(a), single(b), single(c)))));
-			};
-		return [f](u64 a, u64 b, u64 c) { return from(f(single(a), single(b), single(c))); };
-	}
-	if (t == "f64") {
-		auto f = floating<f64>(parts[0]);
-		return [f](u64 a, u64 b, u64 c) {
-			return from(f(bits_as<f64>(a), bits_as<f64>(b), bits_as<f64>(c)));
-		};
-	}
+	bool saturates = std::find(parts.begin(), parts.end(), "sat") != parts.end();
+	if (t == "f32")
+		return floating<f32, u32>(op, saturates);
+	if (t == "f64")
+		return floating<f64, u64>(op, saturates);
 	return integral(parts);
 }
 
@@ -268,18 +267,18 @@ struct Parser {
 	}
 
 	static u64 constant(const std::string &text);
-	std::function<u64(State &)> operand(const std::string &text) const {
+	// operand returns the register of an operand.
+	size_t operand(const std::string &text) const {
 		if (text == "%tid.x")
-			return [](State &) -> u64 { return thread_x(); };
+			return thread;
 		if (text == "%ctaid.x")
-			return [](State &) -> u64 { return block_x(); };
+			return block;
 		if (text == "%nctaid.x")
-			return [](State &) -> u64 { return blocks_x(); };
-		if (text == "held") // addresses of shared memory have 32 bits
-			return [](State &) -> u64 { return 0; };
+			return blocks;
 		if (text[0] == '%')
-			return [r = reg(text)](State &s) { return s.r[r]; };
-		return [x = constant(text)](State &) { return x; };
+			return reg(text);
+		code->registers.push_back(text == "held" ? 0 : constant(text)); // addresses there: 32 bits
+		return code->registers.size() - 1;
 	}
 
 	Step access(const std::vector<std::string> &parts, const std::vector<std::string> &args) const;
@@ -306,7 +305,7 @@ inline Step Parser::access(const std::vector<std::string> &parts,
 	auto sum = split(place, '+');
 	bool shared = parts[1] == "shared";
 	return [=, base = operand(sum[0]), plus = constant(sum[1]), all = group(data)](State &s) {
-		u64 address = base(s) + plus + (shared ? (u64)held : 0);
+		u64 address = s.r[base] + plus + (shared ? (u64)held : 0);
 		if (address % (size * all.size()))
 			throw std::runtime_error("an access that is not aligned");
 		for (size_t i = 0; i < all.size(); i++) {
@@ -331,7 +330,7 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 	if (parts[0] == "shfl")
 		return [r = reg(args[0]), x = operand(args[1]), other = constant(args[2]),
 				   segment = constant(args[3]) >> 8, across = parts[2] == "bfly"](State &s) {
-			s.r[r] = emulate::together((u32)x(s), [=](const u32 *all, u32 lane) {
+			s.r[r] = emulate::together((u32)s.r[x], [=](const u32 *all, u32 lane) {
 				return all[across ? lane ^ other : (lane & segment) | other];
 			});
 			return next;
@@ -348,18 +347,18 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 	u64 mask = (u64(1) << width) - 1;
 	if (halves && args[0][0] == '{')
 		return [=, both = group(args[0]), x = operand(args[1])](State &s) {
-			u64 word = x(s);
+			u64 word = s.r[x];
 			return s.r[both[0]] = word & mask, s.r[both[1]] = word >> width, next;
 		};
 	if (halves)
 		return [=, both = group(args[1]), r = reg(args[0])](State &s) {
 			return s.r[r] = (s.r[both[0]] & mask) | (s.r[both[1]] & mask) << width, next;
 		};
-	std::function<u64(State &)> from[3];
-	for (size_t i = 0; i < 3; i++)
-		from[i] = i + 1 < args.size() ? operand(args[i + 1]) : [](State &) -> u64 { return 0; };
+	size_t from[3] = {};
+	for (size_t i = 0; i < 3 && i + 1 < args.size(); i++)
+		from[i] = operand(args[i + 1]);
 	return [f = evaluator(parts), r = reg(args[0]), a = from[0], b = from[1], c = from[2]](
-			   State &s) { return s.r[r] = f(a(s), b(s), c(s)), next; };
+			   State &s) { return s.r[r] = f(s.r[a], s.r[b], s.r[c]), next; };
 }
 
 inline void Parser::line(const std::string &text) {
@@ -385,7 +384,8 @@ inline void Parser::line(const std::string &text) {
 		code->params[found[1]] = number;
 	} else if (std::regex_match(text, found, registers))
 		for (int i = 0; i < std::stoi(found[2]); i++)
-			scopes.back()[found[1].str() + std::to_string(i)] = code->registers++;
+			scopes.back()[found[1].str() + std::to_string(i)] = code->registers.size(),
+			code->registers.push_back(0);
 	else if (std::regex_match(text, found, upper))
 		code->steps.push_back(instruction("shr.u64", {found[1], found[2], "32"}));
 	else if (std::regex_match(text, found, statement)) {
