@@ -101,6 +101,7 @@ EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=
 # wait too long: minutes of calls back to back. Processes that share one device, as machines of
 # their own, go by NCCL.
 gpu-emulated: export EMULATED_DEVICES ?= 2
+gpu-emulated: export GOGC ?= 400
 gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -run '^TestGPU|OnGPU$$' -skip '$(TESTED_ALREADY)' \
 		./kernels/cuda ./cmd/euryale

@@ -68,7 +68,7 @@ func (c *Convolutions) open() error {
 func openCUDNN() (*C.struct_euryale_cudnn, error) {
 	l := (*C.struct_euryale_cudnn)(C.calloc(1, C.sizeof_struct_euryale_cudnn))
 	var all []error
-	for _, path := range cuDNN().Places() {
+	for path := range cuDNN().Places() {
 		text := C.CString(path)
 		why := C.euryale_cudnn_open(l, text)
 		C.free(unsafe.Pointer(text))

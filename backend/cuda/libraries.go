@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -45,18 +46,35 @@ func cuDNN() Library {
 // Places lists where the library may be, in the order in which to try: the library path, the CUDA
 // toolkit (CUDA_HOME), and where pip puts NVIDIA's wheels. If the environment variable is set, the
 // only places are the file that it names, or those with Sonames in the directory that it names.
-func (l Library) Places() (all []string) {
-	for _, soname := range l.Sonames {
-		all = append(all, l.places(soname)...)
+// Folders are read as the list is: most libraries are at its beginning.
+func (l Library) Places() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, soname := range l.Sonames {
+			first, patterns := l.Variable.Read(os.Getenv, soname), []string(nil)
+			if first == nil {
+				first, patterns = []string{soname}, l.patterns(soname)
+			}
+			for _, place := range first {
+				if !yield(place) {
+					return
+				}
+			}
+			for _, pattern := range patterns {
+				for _, place := range existing(pattern) {
+					if !yield(place) {
+						return
+					}
+				}
+			}
+		}
 	}
-	return all
 }
 
 // Find returns the file that programs of this environment open first, without opening it; "" if
 // there is none on LD_LIBRARY_PATH, in the CUDA toolkit or in pip's folders. The loader knows other
 // folders.
 func (l Library) Find() string {
-	for _, place := range l.Places() {
+	for place := range l.Places() {
 		files := []string{place}
 		if filepath.Base(place) == place { // by the library path
 			files = nil
@@ -73,15 +91,11 @@ func (l Library) Find() string {
 	return ""
 }
 
-// places lists where a file of the library may be.
-func (l Library) places(soname string) []string {
-	if named := l.Variable.Read(os.Getenv, soname); named != nil {
-		return named
-	}
-	list := []string{soname}
+// patterns name the file of CUDA toolkits and of pip's wheels.
+func (l Library) patterns(soname string) (all []string) {
 	for _, home := range []string{os.Getenv("CUDA_HOME"), "/usr/local/cuda"} {
 		if home != "" {
-			list = append(list, existing(filepath.Join(home, "lib64", soname))...)
+			all = append(all, filepath.Join(home, "lib64", soname))
 		}
 	}
 	roots := []string{"/usr/local", "/usr", "/opt/*", "/opt/*/.venv"}
@@ -91,12 +105,12 @@ func (l Library) places(soname string) []string {
 	for _, root := range roots {
 		for _, site := range []string{"site-packages", "dist-packages"} {
 			for _, name := range l.Packages {
-				list = append(list, existing(filepath.Join(root, "lib/python3*", site, "nvidia",
-					name, "lib", soname))...)
+				all = append(all, filepath.Join(root, "lib/python3*", site, "nvidia", name, "lib",
+					soname))
 			}
 		}
 	}
-	return list
+	return all
 }
 
 // existing returns the files that a pattern names.

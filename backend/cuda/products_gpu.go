@@ -65,7 +65,7 @@ func (q *Queue) NewProducts() (*Products, error) {
 func openCUBLAS() (*C.struct_euryale_cublas, error) {
 	l := (*C.struct_euryale_cublas)(C.calloc(1, C.sizeof_struct_euryale_cublas))
 	var all []error
-	for _, path := range cuBLAS().Places() {
+	for path := range cuBLAS().Places() {
 		text := C.CString(path)
 		why := C.euryale_cublas_open(l, text)
 		C.free(unsafe.Pointer(text))

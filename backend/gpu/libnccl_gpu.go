@@ -73,7 +73,7 @@ func load() (library, error) {
 func find(c *C.struct_euryale_nccl) (string, error) {
 	var all []error
 	nccl := cuda.Library{Variable: env.NCCL, Sonames: []string{soname}, Packages: []string{"nccl"}}
-	for _, path := range nccl.Places() {
+	for path := range nccl.Places() {
 		text := C.CString(path)
 		why := C.euryale_nccl_open(c, text)
 		C.free(unsafe.Pointer(text))

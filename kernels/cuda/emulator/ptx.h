@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -283,6 +284,7 @@ struct Parser {
 
 	Step access(const std::vector<std::string> &parts, const std::vector<std::string> &args) const;
 	Step instruction(const std::string &op, const std::vector<std::string> &args);
+	void statement(const std::string &text);
 	void line(const std::string &text);
 };
 
@@ -361,13 +363,28 @@ inline Step Parser::instruction(const std::string &op, const std::vector<std::st
 			   State &s) { return s.r[r] = f(s.r[a], s.r[b], s.r[c]), next; };
 }
 
+// statement reads most lines, and so does without regular expressions, which are slow.
+inline void Parser::statement(const std::string &text) {
+	size_t guard = text[0] == '@' ? text.find(' ') : 0, first = guard ? guard + 1 : 0,
+		   end = text.find_first_of(" \t;", first);
+	std::string op = text.substr(first, end - first);
+	if (std::string kind = split(op, '.')[0]; kind == "griddepcontrol" || kind == "prefetch")
+		return;
+	Step step = instruction(op, split(text.substr(end, text.size() - 1 - end), ','));
+	if (bool not_set = text[1] == '!'; guard)
+		step = [step, r = reg(text.substr(1 + not_set, guard - 1 - not_set)),
+				   on = u64(!not_set)](State &s) { return s.r[r] == on ? step(s) : next; };
+	code->steps.push_back(step);
+}
+
 inline void Parser::line(const std::string &text) {
+	if (!text.empty() && text.back() == ';' && (text[0] == '@' || std::islower(text[0])))
+		return statement(text);
 	static const std::regex param(R"(\.param \.u64 (\w+),?)"),
 		registers(R"(\.reg \.\w+\s+(%\w+)<(\d+)>;)"),
 		upper(R"(\{ \.reg \.b32 tmp; mov\.b64 \{tmp, (%\w+)\}, (%\w+); \})"),
-		statement(R"((?:@(!?)(%\w+) )?([a-z][\w.]*)(?:\s+(.*))?;)"),
 		most(R"(\.maxntid (\d+), 1, 1)"),
-		ignored(R"(\)|\.shared .*|\.minnctapersm .*|griddepcontrol.*|prefetch.*)");
+		ignored(R"(\)|\.shared .*|\.minnctapersm .*)");
 	std::smatch found;
 	if (text.empty() || std::regex_match(text, ignored))
 		return;
@@ -388,13 +405,7 @@ inline void Parser::line(const std::string &text) {
 			code->registers.push_back(0);
 	else if (std::regex_match(text, found, upper))
 		code->steps.push_back(instruction("shr.u64", {found[1], found[2], "32"}));
-	else if (std::regex_match(text, found, statement)) {
-		Step step = instruction(found[3], split(found[4], ','));
-		if (found[2].matched)
-			step = [step, guard = reg(found[2]), on = u64(found[1].length() == 0)](
-					   State &s) { return s.r[guard] == on ? step(s) : next; };
-		code->steps.push_back(step);
-	} else
+	else
 		throw std::runtime_error("not known: " + text);
 }
 
