@@ -91,6 +91,13 @@ bin/emulated/libcudnn.so.9: backend/cuda/emulator/libcudnn.cpp $(KERNELS_OBJECT)
 
 # Kernels that take long here, and that the tests of package kernels/cuda run from the same sources.
 TESTED_ALREADY := ^TestAttentionOnGPU$$|^TestGPUComputes.*/(gather|reduce|select|combine)
+# The longest of those beside them that have no case on GPUs: make test runs them.
+HOSTS_ALONE := ^TestNothingGrows$$|^TestOrderIsProgramOrder$$|^TestModelIsWhatASimulation
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestAnyCaseGives|^TestNobodyIsGivenWhatAFailed
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestFoundErrorsOfPhases|^TestPhasesOfManyBuckets
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestBackToBackCallsOfOther|^TestTheHostIsNotStopped$$
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestACustomSolverHas|^TestTwoJobsOnOne
+HOSTS_ALONE := $(HOSTS_ALONE)|^TestReadersNeverFail|^TestTreeOfGradients$$|^TestLongestContext$$
 THREE_RANKS := ^TestAlgorithmsForRanksOfOneDeviceOnGPU$$/3
 # What is measured there is of no use to anybody.
 EMULATED := LD_LIBRARY_PATH=$(CURDIR)/bin/emulated REQUIRE_GPU=1 EURYALE_TUNING=off \
@@ -115,14 +122,14 @@ gpu-emulated: gpu-sdk emulator
 	$(WITH_SDK) $(EMULATED) -short \
 		-run '^TestAlgorithms(Give|OfACubeMesh)|$(THREE_RANKS)|^TestGraphs|^TestCop' \
 		./backend/gpu
-	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines' \
+	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$|/.*gpu' -skip '^TestMachines|$(HOSTS_ALONE)' \
 		./backend/hierarchy ./backend/compress/sparse ./backend/compress/half ./backend/fault
 	$(WITH_SDK) $(EMULATED) ./backend/cuda
 	$(WITH_SDK) EMULATED_CAPABILITY=70 $(EMULATED) -short \
 		-run '^TestGPUVariants|^TestAlgorithmsGive|^TestAlgorithmsOfACubeMesh' \
 		./kernels/cuda ./backend/gpu
-	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled' ./ops
-	$(WITH_SDK) $(EMULATED) -run '/gpu' -skip '^TestProcesses|^TestKilled' ./autograd ./layers
+	$(WITH_SDK) $(EMULATED) -run '/.*gpu' -skip '^TestProcesses|^TestKilled|$(HOSTS_ALONE)' \
+		./ops ./autograd ./layers
 	$(WITH_SDK) $(EMULATED) -run 'OnGPU$$' ./vm ./fit ./models
 	$(WITH_SDK) $(EMULATED) -short -run 'OnGPU$$' -skip '^TestAKilledProcess' .
 	$(WITH_SDK) EURYALE_LOWLATENCY=off $(EMULATED) -run '^TestAKilledProcess.*OnGPU$$' .
