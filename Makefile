@@ -100,22 +100,24 @@ arm64:
 		-skip '^Test(Go)?PackageIsBuilt|^TestRankThatSIGKILLDoes|^TestSignalsEndTheLauncherOf'
 	$(EMULATED) -run '^TestKilledRankIs|^TestProcessesEndWell|^TestRanksVote' .
 
-# What only test-full runs under the race detector: packages that start no goroutines (of autograd
-# and vm, what overlaps is run), tests that compare many values of what others run, too, and groups
-# of 8.
-UNRACED := autograd|ops|vm|cmd|examples|bench|gpu|kernels|internal/bench
+# What only test-full runs under the race detector: packages that start no goroutines (of autograd,
+# vm and models, what overlaps is run), tests that compare many values of what others run, too, and
+# groups of 8.
+UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|kernels
+UNRACED := $(UNRACED)|internal/(bench|gpu)
 UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives
 VALUES := $(VALUES)|^TestAnyCaseGives|^TestDeviceMemoryIsNever|^Test.*Communicator.*/P=8
-VALUES := $(VALUES)|^TestCommunicatorOfTwoMachines$$|^TestLongestContext$$
-VALUES := $(VALUES)|^TestBlockEqualsOneRank(InBF16)?$$
+VALUES := $(VALUES)|^TestCommunicatorOfTwoMachines$$
 
-# What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends.
+# What autograd and vm overlap: buckets, micro-batches, steps that others disturb, and their ends;
+# and models: the draws of rows.
 OVERLAPPED := ^TestDataParallel|^ExampleDataParallel|^ExampleWithDataParallel
 OVERLAPPED := $(OVERLAPPED)|^Test(Found)?Accumulat|^TestBucket|^Test(Found)?Close
 OVERLAPPED := $(OVERLAPPED)|^TestCompressionIsClosed$$|^TestAStepUnderWay
 OVERLAPPED := $(OVERLAPPED)|^TestAverageWaitsForAStepUnderWay$$|^TestAMachineThatIsDropped
+OVERLAPPED := $(OVERLAPPED)|^TestRowsOfABatchAre
 
 # Run the tests of packages with concurrency under the race detector. Each test program would sleep
 # for a second at its end without atexit_sleep_ms=0.
@@ -124,7 +126,7 @@ race: export CGO_ENABLED := 1
 race:
 	$(GO) test -race -short -vet=off -timeout 30m \
 		-skip '$(VALUES)' $$($(GO) list ./... | grep -vE '/euryale/($(UNRACED))(/|$$)')
-	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' ./autograd ./vm
+	$(GO) test -race -short -vet=off -run '$(OVERLAPPED)' ./autograd ./vm ./models
 
 # Run each fuzz test for a while (FUZZTIME): they try the decoders of what a network sends.
 fuzz:
