@@ -9,10 +9,10 @@ import (
 // with zeros around them:
 //
 //   - Forward: y = w patches(x);
-//   - InputGradient: dx = flipped w patches(dy). With strides, pixels of dx that are as far apart as
-//     these see the same part of the window, so each such phase of dx is a convolution by itself.
-//     With dilations too, the pixels of dy are as far apart as the strides instead, with zeros
-//     between them;
+//   - InputGradient: dx = flipped w patches(dy). With strides, pixels of dx that are as far apart
+//     as these see the same part of the window, so each such phase of dx is a convolution by
+//     itself. With dilations too, the pixels of dy are as far apart as the strides instead, with
+//     zeros between them;
 //   - FilterGradient: dw^T = the sum of patches(x) dy^T.
 //
 // The work is cut into units: a few small images, or some rows of places of a large one, and where

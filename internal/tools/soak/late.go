@@ -24,7 +24,8 @@ const (
 	promise = time.Second
 	// farewell is how long a launcher lets survivors speak, and how long a rank takes leave.
 	farewell = time.Second
-	// asking is how long a rank whose time is up asks the store who is missing. Each wait may end so.
+	// asking is how long a rank whose time is up asks the store who is missing. Each wait may end
+	// so.
 	asking = 500 * time.Millisecond
 )
 
