@@ -24,12 +24,19 @@ $(GPU_SDK)/env: $(wildcard gpu/sdk/*.go gpu/sdk/*/*) gpu/sdk/requirements.txt cm
 	$(GO) run ./cmd/euryale env --dir $(GPU_SDK) > $@.new
 	@mv $@.new $@
 
-# Vet everything, and build the command and the examples into bin/, with GPU support. What make mpi
-# compiles is vetted, too, since vet takes all that is imported again for other tags. Symbols for
-# debuggers would be half of the linker's time.
+# Which files a package has.
+FILES := {{.ImportPath}} {{.GoFiles}} {{.CgoFiles}} {{.TestGoFiles}} {{.XTestGoFiles}}
+TAGGED = { CGO_ENABLED=0 $(GO) list -f '$(FILES)' ./... && \
+	$(GO) list -tags gpu,mpi$(SHARED) -f '$(FILES)' ./...; } | \
+	sort | uniq -u | cut -d' ' -f1 | sort -u
+
+# Vet the packages that have other files with tags than make lint has vetted, and build the command
+# and the examples into bin/, with GPU support. What make mpi compiles is vetted, too, since vet
+# takes all that is imported again for other tags. Symbols for debuggers would be half of the
+# linker's time.
 gpu: export GOGC := 300
 gpu: gpu-sdk
-	$(WITH_SDK) $(GO) vet -tags gpu,mpi$(SHARED) ./...
+	$(WITH_SDK) $(GO) vet -tags gpu,mpi$(SHARED) $$($(TAGGED))
 	@mkdir -p bin
 	$(WITH_SDK) $(GO) build -tags gpu$(SHARED) -ldflags='-s -w' -o bin/ \
 		./cmd/... ./examples/... ./internal/tools/demo
