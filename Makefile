@@ -104,8 +104,8 @@ arm64:
 # What only test-full runs under the race detector: packages that start no goroutines (of autograd,
 # vm and models, what overlaps is run), tests that compare many values of what others run, too, and
 # groups of 8.
-UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|kernels
-UNRACED := $(UNRACED)|internal/(bench|gpu)
+UNRACED := autograd|ops|vm|layers|models|fit/(curves|data|progress)|cmd|examples|bench|gpu
+UNRACED := $(UNRACED)|kernels|internal/bench
 UNRACED := $(UNRACED)|internal/(repolint|tools|testing/(conventions|proctest|testenv)|tuning)
 VALUES := ^TestReferencePasses$$|^TestModelIsWhatASimulation|^TestTuneMeasures
 VALUES := $(VALUES)|^TestKernelsKeepTheContract$$/two-shot|^TestEveryLayoutGives

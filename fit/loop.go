@@ -13,7 +13,6 @@ import (
 	"github.com/euryale-ml/euryale/autograd"
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/observe"
-	"github.com/euryale-ml/euryale/observe/late"
 	"github.com/euryale-ml/euryale/vm"
 )
 
@@ -193,7 +192,7 @@ func (t *trainer) step() (loss float64, err error) {
 		if err == nil {
 			before := t.machine.HostTime()
 			err = t.machine.RunAll()
-			t.watch.Note(late.HostOperation, t.machine.HostTime()-before)
+			t.watch.Note(observe.HostOperation, t.machine.HostTime()-before)
 		}
 		loss += lossOf(t.data) * t.divisor(t.past.Step)
 	}
@@ -204,7 +203,7 @@ func (t *trainer) step() (loss float64, err error) {
 }
 
 // next waits for the next batch.
-func (t *trainer) next() error { return t.watch.During(late.Loader, t.loader.next) }
+func (t *trainer) next() error { return t.watch.During(observe.Loader, t.loader.next) }
 
 // vote adds up the losses of all ranks, and returns on all of them whether one was told to stop,
 // and the error of one that cannot go on.

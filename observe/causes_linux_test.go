@@ -20,7 +20,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/testing/proctest"
 	"github.com/euryale-ml/euryale/observe"
-	"github.com/euryale-ml/euryale/observe/late"
+	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

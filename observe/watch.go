@@ -16,7 +16,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/gpu/nvml"
 	"github.com/euryale-ml/euryale/internal/env"
-	"github.com/euryale-ml/euryale/observe/late"
+	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 
@@ -60,6 +60,18 @@ type StepInfo struct {
 	Ready, Capacity int     // batches that are read ahead, and how many there can be
 }
 
+// Cause is why a rank is late.
+type Cause = late.Cause
+
+// Who trains tells a [Watch] how long these took.
+const (
+	Loader        = late.Loader        // waiting for samples
+	HostOperation = late.HostOperation // operations of a graph, by their Do
+)
+
+// Verdict is which rank was late, and why.
+type Verdict = late.Verdict
+
 // Progress is what a rank has come to since Start.
 type Progress struct {
 	StepInfo       // of the last one
@@ -72,7 +84,7 @@ type Progress struct {
 	Recent         time.Duration             // a step, of the last ones
 	Exposed        float64                   // part of these that it stood in collectives
 	Caused         float64                   // part of what all ranks stood in them for this one
-	Verdict        late.Verdict              // of the last steps; Late is 0 if it was not late
+	Verdict        Verdict                   // of the last steps; Late is 0 if it was not late
 	State          string
 }
 
@@ -191,7 +203,7 @@ func (w *Watch) GPU() (nvml.State, bool) {
 	return g.state() // which takes long enough to keep a step
 }
 
-// Report writes who was late in the training, and why, in at most ten lines: see [late.Tally].
+// Report writes who was late in the training, and why, in at most ten lines.
 func (w *Watch) Report(to io.Writer) error {
 	var text bytes.Buffer
 	w.mu.Lock()
@@ -217,7 +229,7 @@ func (w *Watch) Begin() {
 func (w *Watch) begin(now time.Time) { w.began, w.exposed = now, w.recorder.exposed() }
 
 // During runs f, whose time is noted for a cause.
-func (w *Watch) During(c late.Cause, f func() error) error {
+func (w *Watch) During(c Cause, f func() error) error {
 	if w == nil {
 		return f()
 	}
@@ -229,8 +241,8 @@ func (w *Watch) During(c late.Cause, f func() error) error {
 	return err
 }
 
-// Note notes some time of a cause that is below [late.Computation].
-func (w *Watch) Note(c late.Cause, d time.Duration) {
+// Note notes some time of a cause: [Loader], [HostOperation].
+func (w *Watch) Note(c Cause, d time.Duration) {
 	if w == nil || d == 0 {
 		return
 	}
@@ -321,7 +333,7 @@ func (w *Watch) count(s StepInfo, behind time.Duration) {
 }
 
 // Verdicts returns which ranks were late in the last steps, the worst first: the same on all ranks.
-func (w *Watch) Verdicts() []late.Verdict {
+func (w *Watch) Verdicts() []Verdict {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.recent.Verdicts()

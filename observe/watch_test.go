@@ -10,7 +10,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/backend/backendtest"
 	"github.com/euryale-ml/euryale/internal/testing/reference"
-	"github.com/euryale-ml/euryale/observe/late"
+	"github.com/euryale-ml/euryale/observe/internal/late"
 	"github.com/euryale-ml/euryale/rendezvous"
 )
 

@@ -50,7 +50,7 @@ var arrows = []arrow{
 		"rendezvous", "internal/..."}},
 	{"backend/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "internal/..."}},
 	{"observe/report", []string{"backend"}},
-	{"observe/late", nil},
+	{"observe/internal/late", nil},
 	{"observe/...", []string{"backend", "gpu/nvml", "rendezvous", "observe/...", "internal/..."}},
 	{"ops/nn", []string{"backend", "kernels/...", "ops/...", "internal/..."}},
 	{"ops/...", []string{"backend", "kernels", "kernels/fuse", "rendezvous", "ops/...",
@@ -75,8 +75,7 @@ var arrows = []arrow{
 	{"fit/data", []string{"backend"}},
 	{"fit/curves", []string{"backend", "fit", "internal/bench/chart"}},
 	{"fit/progress", []string{"fit", "rendezvous"}},
-	{"fit", []string{".", "autograd", "backend", "internal/files", "observe", "observe/late",
-		"vm"}},
+	{"fit", []string{".", "autograd", "backend", "internal/files", "observe", "vm"}},
 	{"internal/bench/...", []string{"backend"}},
 	{"bench/train", []string{"..."}}, // a program that trains
 	{"bench/blas", []string{"backend", "internal/bench", "internal/workers", "kernels",

@@ -9,7 +9,7 @@ import (
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/env"
 	"github.com/euryale-ml/euryale/observe"
-	"github.com/euryale-ml/euryale/observe/late"
+	"github.com/euryale-ml/euryale/observe/internal/late"
 )
 
 // collector finds out what there is to say when it is asked.

@@ -122,7 +122,8 @@ inline Function integral(const std::vector<std::string> &parts) {
 		: op == "not"  ? of([](u64 a, u64, u64) { return ~a & 1; })
 		: op == "shl"  ? of([](u64 a, u64 b, u64) { return a << b; })
 		: op == "shr"  ? of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) >> b) : a >> b; })
-		: op == "div"  ? of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })
+		: op == "div"
+		? of([sign](u64 a, u64 b, u64) { return sign ? u64(i64(a) / i64(b)) : a / b; })
 		: op == "min"  ? of([t](u64 a, u64 b, u64) { return t.less(a, b) ? a : b; })
 		: op == "max"  ? of([t](u64 a, u64 b, u64) { return t.less(a, b) ? b : a; })
 					   : throw std::runtime_error("no operation " + op);
