@@ -52,7 +52,8 @@ func (l Limits) tiled(p *ir.Program) (*ir.Program, error) {
 		return nil, fmt.Errorf("%w: tiles of a loss: something needs all rows of the largest "+
 			"product, %s, at once", backend.ErrUnsupported, v.Name)
 	}
-	return t.program(), nil
+	q := t.program()
+	return q, q.Check()
 }
 
 // find finds what is computed in tiles, if it can be.
@@ -199,19 +200,14 @@ func (t *tiling) part(id ir.ID, from int, done map[ir.ID]ir.ID) ir.ID {
 		return x
 	}
 	v := t.p.Values[id]
-	rows := func(a ir.ID) ir.ID { return t.part(a, from, done) }
-	each := rows // operand
+	_, broadcast := v.Op.(ir.Broadcast)
+	weights := -1 // which operand is whole
 	switch _, product := v.Op.(ir.MatMul); {
 	case t.ends[id] && t.sums(v):
 		v.DType = sumOf(v.DType)
 	case t.of[id] || t.ends[id]:
-		if v.Shape = v.Shape.With(0, t.tile); product { // the weights are whole
-			each = func(a ir.ID) ir.ID {
-				if a == v.Args[1] {
-					return t.emit(a)
-				}
-				return rows(a)
-			}
+		if v.Shape = v.Shape.With(0, t.tile); product {
+			weights = 1
 		}
 	case t.anew(v):
 		v.Shape = v.Shape.With(0, t.tile)
@@ -222,10 +218,10 @@ func (t *tiling) part(id ir.ID, from int, done map[ir.ID]ir.ID) ir.ID {
 	}
 	args := slices.Clone(v.Args)
 	for i, a := range args {
-		if _, broadcast := v.Op.(ir.Broadcast); broadcast && !t.led(t.p.Values[a].Shape) {
+		if i == weights || broadcast && !t.led(t.p.Values[a].Shape) {
 			args[i] = t.emit(a)
 		} else {
-			args[i] = each(a)
+			args[i] = t.part(a, from, done)
 		}
 	}
 	v.Args = args

@@ -40,6 +40,29 @@ func classifier(more func(p *program, logits ir.ID)) *program {
 	return p
 }
 
+func integers(shape ir.Dims, most int) interpret.Array {
+	data := make([]float64, shape.Size())
+	for i := range data {
+		data[i] = float64(i * 5 % most)
+	}
+	return interpret.Of(shape, data)
+}
+
+// elements returns the elements of a program's results.
+func elements(t *testing.T, p *ir.Program, inputs ...interpret.Array) (all []float64) {
+	t.Helper()
+	values, err := interpret.Program(p, interpret.Outside{Inputs: inputs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range p.Results {
+		for _, x := range values[r].Data {
+			all = append(all, x.Value)
+		}
+	}
+	return all
+}
+
 // TestTiles: in tiles of rows a program has the same results, its plan is proven, and no value has
 // all rows of the logits.
 func TestTiles(t *testing.T) {
@@ -47,35 +70,15 @@ func TestTiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	integers := func(shape ir.Dims, most int) interpret.Array {
-		data := make([]float64, shape.Size())
-		for i := range data {
-			data[i] = float64(i * 5 % most)
-		}
-		return interpret.Of(shape, data)
-	}
-	outside := interpret.Outside{Inputs: []interpret.Array{integers(ir.Of(8, 3), 7),
-		integers(ir.Of(6, 3), 11), integers(ir.Of(8), 6)}}
-	results := func(p *ir.Program) (all []float64) {
-		values, err := interpret.Program(p, outside)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, r := range p.Results {
-			for _, x := range values[r].Data {
-				all = append(all, x.Value)
-			}
-		}
-		return all
+	results := func(p *ir.Program) []float64 {
+		return elements(t, p, integers(ir.Of(8, 3), 7), integers(ir.Of(6, 3), 11),
+			integers(ir.Of(8), 6))
 	}
 	want := results(lowered)
 	l := Standard()
 	for _, tiles := range []int{2, 4} {
 		l.Tiles = tiles
 		tiled, err := l.tiled(lowered)
-		if err == nil {
-			err = tiled.Check()
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,6 +100,27 @@ func TestTiles(t *testing.T) {
 		if n := strings.Count(planned.String(), "matmul NT"); n != tiles || sums != tiles-1 {
 			t.Errorf("%d tiles, %d products, %d sums in\n%v", tiles, n, sums, planned)
 		}
+	}
+}
+
+// TestTilesOfSimilarities: the largest product is x xᵀ. A tile takes its rows of the one x, and all
+// of the other.
+func TestTilesOfSimilarities(t *testing.T) {
+	p := &program{}
+	x := p.input(0, 8, 3)
+	all := p.add(ir.MatMul{TransB: true}, ir.Of(8, 8), x, x)
+	p.Results = []ir.ID{p.add(ir.Reduce{Op: backend.Max, Axes: ir.Of(1)}, ir.Of(8), all),
+		p.add(ir.MatMul{}, ir.Of(8, 3), all, x), p.add(ir.MatMul{TransA: true}, ir.Of(8, 3), all,
+			x)}
+	l := Standard()
+	l.Tiles = 4
+	tiled, err := l.tiled(&p.Program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := integers(ir.Of(8, 3), 7)
+	if got, want := elements(t, tiled, in), elements(t, &p.Program, in); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 
