@@ -230,7 +230,8 @@ func (d *DataParallel) readModel(dir string, l loaded, keyOf func(name string) s
 	for _, p := range d.params {
 		w.param[p.key()] = p
 	}
-	all, err := assembly{dir: dir, of: l.Stamp, need: w.part}.assemble(l.Shards)
+	a := assembly{dir: dir, of: l.Stamp, need: w.part}
+	all, err := a.assemble(l.Shards)
 	if err = errors.Join(w.wrong, err); err != nil {
 		return nil, err
 	}

@@ -111,6 +111,8 @@ type assembly struct {
 	// any are.
 	need func(name string, has region, d backend.DType) (want region, shape []int, ok bool)
 	have map[string]*assembled // by names in files
+	most int64                 // bytes of all files
+	left int64                 // of these, for elements of which no file was read
 }
 
 // assembled is a tensor of which a part is needed, and how many elements of it were found.
@@ -121,8 +123,16 @@ type assembled struct {
 }
 
 // assemble reads what is needed of a checkpoint, of which so many ranks have written shards.
-func (a assembly) assemble(shards int) (map[string]stored, error) {
+func (a *assembly) assemble(shards int) (map[string]stored, error) {
 	a.have = map[string]*assembled{}
+	files := map[string]int64{}
+	for _, f := range a.of.Files {
+		files[f.Name] = f.Bytes
+	}
+	for _, n := range files {
+		a.most += n
+	}
+	a.left = a.most
 	err := a.read(checkpoint.ModelName, false)
 	for rank := 0; rank < shards && err == nil; rank++ {
 		err = a.read(checkpoint.RankName(rank), true)
@@ -143,7 +153,7 @@ func (a assembly) assemble(shards int) (map[string]stored, error) {
 
 // read takes what is needed from a file, which is read to its end if it has any of it. A file of
 // shards may have other tensors.
-func (a assembly) read(file string, shards bool) error {
+func (a *assembly) read(file string, shards bool) error {
 	at := map[string]region{}
 	return readFile(a.dir, a.of, file, func(h *safetensors.Header) (needed bool, err error) {
 		said, err := remarksOf(h).regions()
@@ -171,7 +181,7 @@ func (a assembly) read(file string, shards bool) error {
 }
 
 // place makes room for what is needed of a tensor, and returns where those of a file belong.
-func (a assembly) place(name string, has region, h *safetensors.Header) (region, bool, error) {
+func (a *assembly) place(name string, has region, h *safetensors.Header) (region, bool, error) {
 	d, own, _ := h.Of(name)
 	want, shape, ok := a.need(name, has, d)
 	if !ok {
@@ -179,6 +189,12 @@ func (a assembly) place(name string, has region, h *safetensors.Header) (region,
 	}
 	t := a.have[name]
 	if t == nil {
+		more, size := int64(max(0, want.n-has.n)), int64(d.Size())
+		if more > a.left/size {
+			return has, false, fmt.Errorf("%s is %v%v, and the files have fewer elements", name, d,
+				has.Shape)
+		}
+		a.left -= more * size
 		t = &assembled{stored{Shape: shape, Data: room(d, want.n)}, want, 0}
 		a.have[name] = t
 	}
@@ -193,15 +209,11 @@ func (a assembly) place(name string, has region, h *safetensors.Header) (region,
 }
 
 // checkRegion refuses what a file says of a tensor, unless there is an error before.
-func (a assembly) checkRegion(name string, has region, before error) error {
+func (a *assembly) checkRegion(name string, has region, before error) error {
 	if before != nil {
 		return before
 	}
-	most := int64(0)
-	for _, f := range a.of.Files {
-		most += f.Bytes
-	}
-	if err := has.check(most); err != nil {
+	if err := has.check(a.most); err != nil {
 		return fmt.Errorf("tensor %q: %w", name, err)
 	}
 	return nil

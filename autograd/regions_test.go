@@ -1,8 +1,15 @@
 package autograd
 
 import (
+	"errors"
+	"fmt"
 	"math"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/euryale-ml/euryale/autograd/internal/checkpoint"
+	"github.com/euryale-ml/euryale/backend"
 )
 
 // elementsOf returns where each element of a region is in the whole.
@@ -84,5 +91,36 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 		if err := r.check(24); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestShardsOfMoreThanTheFilesAreRefused: tensors of which a file has no element, but which are all
+// as large as the file, as it says.
+func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
+	dir, of := t.TempDir(), checkpoint.Stamp{ID: "this"}
+	write := func(name string, tensors map[string]stored, said string) {
+		f, err := writeTensors(filepath.Join(dir, name), tensors, remarks{save: of.ID, shards: said})
+		if err != nil {
+			t.Fatal(err)
+		}
+		of.Files = append(of.Files, f)
+	}
+	const count = 100
+	shards, says := map[string]stored{}, []string{}
+	for i := range count {
+		name := fmt.Sprint("w", i)
+		shards[name] = vector(room(backend.F32, 0))
+		says = append(says, fmt.Sprintf(`"%s":{"shape":[1000],"length":1000}`, name))
+	}
+	write(checkpoint.ModelName, map[string]stored{"b": vector(room(backend.F32, 1000))}, "")
+	write(checkpoint.RankName(0), shards, "{"+strings.Join(says, ",")+"}")
+	a := assembly{dir: dir, of: of, need: func(_ string, has region, _ backend.DType) (region,
+		[]int, bool) {
+		return whole(has.Shape), has.Shape, true
+	}}
+	_, err := a.assemble(1)
+	damaged := &checkpoint.Damaged{}
+	if !errors.As(err, &damaged) || !strings.Contains(err.Error(), "fewer elements") {
+		t.Error(err)
 	}
 }
