@@ -320,31 +320,37 @@ func TestCollectivesBesideProducts(t *testing.T) {
 // TestLostRankEndsDeviceOp: a rank that is gone is an error of the others' RunAll that names it.
 func TestLostRankEndsDeviceOp(t *testing.T) {
 	testenv.Each(t, testenv.OnDevices(), func(t *testing.T, k testenv.Kind) {
-		const runs = 3 // step by step, recorded, and launched
-		errs := together(t, k, 2, func(r ranked) error {
-			model, _ := r.collectiveModel(collectives["AllReduceOfTransposed"])
-			m, err := vm.New(model.g, r.device)
-			if err != nil {
-				return err
-			}
-			for range runs {
-				if err := m.RunAll(); err != nil {
-					return errors.Join(err, m.Close())
-				}
-			}
-			if r.Comm.Rank() == 1 {
-				r.Comm.Abort(errors.New("rank 1 has had enough"))
-				return m.Close()
-			}
-			return errors.Join(m.RunAll(), m.Close())
-		})
-		if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 1 has had enough") {
-			t.Errorf("rank 0: %v", err)
-		}
-		if errs[1] != nil {
-			t.Errorf("rank 1: %v", errs[1])
-		}
+		lostRankEndsDeviceOp(t, k, "AllReduceOfTransposed")
+		lostRankEndsDeviceOp(t, k, "BesideAProduct")
 	})
+}
+
+func lostRankEndsDeviceOp(t *testing.T, k testenv.Kind, name string) {
+	t.Helper()
+	const runs = 3 // step by step, recorded, and launched
+	errs := together(t, k, 2, func(r ranked) error {
+		model, _ := r.collectiveModel(collectives[name])
+		m, err := vm.New(model.g, r.device)
+		if err != nil {
+			return err
+		}
+		for range runs {
+			if err := m.RunAll(); err != nil {
+				return errors.Join(err, m.Close())
+			}
+		}
+		if r.Comm.Rank() == 1 {
+			r.Comm.Abort(errors.New("rank 1 has had enough"))
+			return m.Close()
+		}
+		return errors.Join(m.RunAll(), m.Close())
+	})
+	if err := errs[0]; err == nil || !strings.Contains(err.Error(), "rank 1 has had enough") {
+		t.Errorf("%s: rank 0: %v", name, err)
+	}
+	if errs[1] != nil {
+		t.Errorf("%s: rank 1: %v", name, errs[1])
+	}
 }
 
 // halved is a program's own operation: x/2, on host tensors and on devices.
