@@ -99,7 +99,8 @@ func TestRegionsThatAreNoneAreRefused(t *testing.T) {
 func TestShardsOfMoreThanTheFilesAreRefused(t *testing.T) {
 	dir, of := t.TempDir(), checkpoint.Stamp{ID: "this"}
 	write := func(name string, tensors map[string]stored, said string) {
-		f, err := writeTensors(filepath.Join(dir, name), tensors, remarks{save: of.ID, shards: said})
+		f, err := writeTensors(filepath.Join(dir, name), tensors, remarks{save: of.ID,
+			shards: said})
 		if err != nil {
 			t.Fatal(err)
 		}
