@@ -558,3 +558,37 @@ func TestHostThatFailedFirstIsBlamed(t *testing.T) {
 		}
 	}
 }
+
+// TestEachRankOfALostHostEndsOnce: also if another one is placed there while the loss is told.
+func TestEachRankOfALostHostEndsOnce(t *testing.T) {
+	w := newWatch(Job{}, nil)
+	h := &remote{Host: Host{"a", 3}, ended: true, running: map[int]*rank{}}
+	h.news = gob.NewDecoder(strings.NewReader(""))
+	h.hangUp.Do(func() { h.why = errors.New("cut") })
+	for n := range 2 {
+		h.running[n] = &rank{number: n, tail: &tail{}}
+	}
+	go h.listen(w)
+	for under := true; under; time.Sleep(time.Millisecond) { // until it tells of the first one
+		h.mu.Lock()
+		under = len(h.running) == 2
+		h.mu.Unlock()
+	}
+	h.begin(w, &rank{number: 2, tail: &tail{}}, 2, nil)
+	time.Sleep(10 * time.Millisecond) // it finds what else is there
+	ends := map[int]int{}
+	for n := 0; n < 4; n++ {
+		select {
+		case e := <-w.exits:
+			ends[e.rank]++
+			if !errors.As(e.why, new(*HostLost)) {
+				t.Errorf("rank %d ends with %v", e.rank, e.why)
+			}
+		case <-time.After(300 * time.Millisecond):
+			n = 4
+		}
+	}
+	if len(ends) != 3 || ends[0] != 1 || ends[1] != 1 || ends[2] != 1 {
+		t.Errorf("so often each rank ends: %v", ends)
+	}
+}

@@ -218,7 +218,7 @@ func (h *remote) begin(w *watch, r *rank, slot int, own []string) {
 	case failed != nil:
 		go h.endAll(w, failed)
 	case ended:
-		go func() { h.endAll(w, h.lostWith(h.whyLost(nil))) }()
+		go func() { h.endAll(w, &HostLost{Host: h.Name, why: h.whyLost(nil)}) }()
 	default:
 		h.order(order{Start: &process{r.number, own}})
 	}
@@ -244,7 +244,7 @@ func (h *remote) listen(w *watch) {
 			if lost && w.pool != nil { // of another job this is the error
 				w.job.notice(fmt.Sprintf("host %s is lost: %v", h.Name, why))
 			}
-			h.endAll(w, h.lostWith(why))
+			h.endAll(w, &HostLost{Host: h.Name, why: why})
 			return
 		case n.Notice != "":
 			w.job.notice("host " + h.Name + ": " + n.Notice)
@@ -280,24 +280,20 @@ func (h *remote) end(w *watch, r *rank, e ending) {
 	w.exit(e)
 }
 
-// endAll tells that all ranks have ended, and why.
+// endAll tells that all ranks have ended, and why. It takes them away at once: begin and listen may
+// both call it, and each rank ends once.
 func (h *remote) endAll(w *watch, why error) {
 	h.mu.Lock()
-	all := slices.Collect(maps.Values(h.running))
+	all := h.running
+	h.running = map[int]*rank{}
 	h.mu.Unlock()
-	for _, r := range all {
-		h.end(w, r, ending{why: why})
+	numbers := slices.Sorted(maps.Keys(all))
+	if lost, ok := why.(*HostLost); ok && len(numbers) > 0 {
+		lost.ranks = span(numbers)
 	}
-}
-
-// lostWith is the error of the host's loss.
-func (h *remote) lostWith(why error) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.running) == 0 {
-		return nil
+	for _, number := range numbers {
+		h.end(w, all[number], ending{why: why})
 	}
-	return &HostLost{h.Name, span(slices.Sorted(maps.Keys(h.running))), why}
 }
 
 // hang says that a rank has not ended, "" if it has. The host says where it hangs, if it can.
