@@ -431,6 +431,42 @@ func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	}
 }
 
+// TestHostEndsItsRanksThoughNobodyTakesItsNews: behind a network that is cut, sshd takes no more.
+func TestHostEndsItsRanksThoughNobodyTakesItsNews(t *testing.T) {
+	in, orders := io.Pipe()
+	told, out := io.Pipe()
+	served, printed := make(chan error, 1), filepath.Join(t.TempDir(), "printed")
+	go func() { served <- Serve(context.Background(), in, out, func() []string { return nil }) }()
+	// It prints while it ends: more than a pipe holds.
+	script := `trap "head -c 200000 /dev/zero && touch ` + printed + `; exit" TERM
+		echo up; while :; do sleep 0.01; done`
+	e, d := gob.NewEncoder(orders), gob.NewDecoder(told)
+	err := e.Encode(order{Task: &task{Program: "sh", Args: []string{"-c", script},
+		Grace: time.Minute}})
+	if err == nil {
+		err = e.Encode(order{Start: &process{}})
+	}
+	var n news
+	for err == nil && n.Out == nil {
+		err = d.Decode(&n)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	orders.Close()
+	select {
+	case err := <-served:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it goes on")
+	}
+	if _, err := os.Stat(printed); err != nil {
+		t.Errorf("the rank could not print: %v", err)
+	}
+}
+
 // TestHostsGetWhatIsBuiltForThem: a package, for the host's system, and this launcher.
 func TestHostsGetWhatIsBuiltForThem(t *testing.T) {
 	if os.Getenv("EURYALE_FULL") != "1" {

@@ -59,12 +59,8 @@ func (w *watch) startHere(path string, r *rank, own []string) (err error) {
 	case r.out != nil:
 		r.cmd.Stdout, r.cmd.Stderr = r.out, r.err
 	case w.orders != nil:
-		r.cmd.Stdout = writer(func(b []byte) error {
-			return w.heard(news{Number: r.number, Out: b})
-		})
-		r.cmd.Stderr = writer(func(b []byte) error {
-			return w.heard(news{Number: r.number, Err: b})
-		})
+		r.cmd.Stdout = writer(func(b []byte) { w.heard(news{Number: r.number, Out: b}) })
+		r.cmd.Stderr = writer(func(b []byte) { w.heard(news{Number: r.number, Err: b}) })
 	default:
 		r.cmd.Stdout, r.cmd.Stderr = w.job.Stdout, w.job.Stderr
 	}

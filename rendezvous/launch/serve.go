@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"bytes"
 	"context"
 	"encoding/gob"
 	"errors"
@@ -62,6 +63,7 @@ var errOver = errors.New("the launcher of the job has ended, or the connection t
 // server is the launcher of a host.
 type server struct {
 	orders chan order
+	over   <-chan struct{} // closed when the connection has ended
 
 	mu      sync.Mutex
 	encoder *gob.Encoder // used under mu
@@ -83,16 +85,15 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	defer runtime.UnlockOSThread()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s := &server{orders: make(chan order, maxOrders), encoder: gob.NewEncoder(out)}
+	s := &server{orders: make(chan order, maxOrders), over: ctx.Done(),
+		encoder: gob.NewEncoder(out)}
 	go s.listen(in, cancel) // ends with in, or with this process
 	port, err := freePort()
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
 	}
 	s.tell(news{Port: port})
-	living := make(chan struct{})
-	defer close(living) // signs of life go on while ranks end
-	go pulse(living, func() { s.tell(news{}) })
+	go pulse(s.over, func() { s.tell(news{}) })
 	select {
 	case <-ctx.Done():
 	case o := <-s.orders:
@@ -110,11 +111,25 @@ func Serve(ctx context.Context, in io.Reader, out io.Writer, advise func() []str
 	return nil
 }
 
-// tell sends news. If it cannot be sent, the connection has ended, which listen sees.
-func (s *server) tell(n news) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.encoder.Encode(n)
+// tell sends news until the connection ends, which listen sees: sshd may hold what is sent for
+// minutes then, and ranks must end meanwhile.
+func (s *server) tell(n news) {
+	select {
+	case <-s.over:
+		return
+	default:
+	}
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_ = s.encoder.Encode(n) // an error is the end of the connection
+	}()
+	select {
+	case <-sent:
+	case <-s.over:
+	}
 }
 
 // listen takes orders until they end.
@@ -247,7 +262,11 @@ func (t task) program(self string) (string, error) {
 	return path, nil
 }
 
-// writer is a function as an io.Writer.
-type writer func([]byte) error
+// writer is a function that keeps what it gets, as an io.Writer. It never fails, so that ranks may
+// print while they end.
+type writer func([]byte)
 
-func (w writer) Write(b []byte) (int, error) { return len(b), w(b) }
+func (w writer) Write(b []byte) (int, error) {
+	w(bytes.Clone(b))
+	return len(b), nil
+}

@@ -33,13 +33,13 @@ type watch struct {
 	begin  func(r *rank) error // starts a rank
 	logs   *logs
 
-	hosts    []*remote        // that the ranks are on; nil for this machine
-	orders   <-chan order     // of the job's launcher, where this is its launcher on a host
-	heard    func(news) error // tells that launcher
-	pool     *pool            // of an elastic job; nil of others
-	reports  reports          // on several machines
-	report   string           // that was heard first
-	patience time.Duration    // how long ranks wait for each other
+	hosts    []*remote     // that the ranks are on; nil for this machine
+	orders   <-chan order  // of the job's launcher, where this is its launcher on a host
+	heard    func(news)    // tells that launcher
+	pool     *pool         // of an elastic job; nil of others
+	reports  reports       // on several machines
+	report   string        // that was heard first
+	patience time.Duration // how long ranks wait for each other
 
 	mu   sync.Mutex
 	ends []ending // of the ranks that have ended; only run changes them, under mu
