@@ -61,6 +61,9 @@ func (e *Elastic) check(j Job) error {
 	case j.MaxRestarts > 0:
 		return errors.New("an elastic job replaces ranks one by one, and is never restarted: " +
 			"leave the restarts out")
+	case j.Rendezvous != "":
+		return errors.New("the ranks of an elastic job meet anew after each loss, where ssh " +
+			"reaches one of them: leave the rendezvous out")
 	case j.Machines != nil:
 		return errors.New("launchers that do not know of each other cannot run an elastic job: " +
 			"give one of them the hosts")

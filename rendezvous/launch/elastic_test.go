@@ -17,6 +17,8 @@ func TestWrongElasticJobsAreRefused(t *testing.T) {
 		"leave the restarts":    {Ranks: 2, MaxRestarts: 1, Elastic: &Elastic{Least: 1}},
 		"do not know of each other": {Ranks: 2, Elastic: &Elastic{Least: 1},
 			Machines: &Machines{Count: 2, Rendezvous: "127.0.0.1:1", Token: "secret"}},
+		"leave the rendezvous": {Ranks: 1, Rendezvous: "a:1", Elastic: &Elastic{Least: 1},
+			Hosts: []Host{{"a", 2}}},
 		"the hosts take 2": {Ranks: 2, Elastic: &Elastic{Least: 1, Spares: 1},
 			Hosts: []Host{{"a", 2}}},
 	} {
