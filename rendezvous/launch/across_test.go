@@ -396,6 +396,34 @@ func TestLauncherEndsWithoutAHostThatObeysNothing(t *testing.T) {
 	}
 }
 
+// unread is an output that nobody reads. It tells of the first write.
+type unread chan struct{}
+
+func (u unread) Write([]byte) (int, error) {
+	u <- struct{}{}
+	select {}
+}
+
+func TestJobOnHostsEndsThoughNobodyReadsItsOutput(t *testing.T) {
+	fakeSSH(t, "")
+	signals, out := make(chan os.Signal, 1), make(unread)
+	job, _, _ := onHosts(t, "echo up; exec sleep 100", 1, "a")
+	job.Stdout, job.Signals, job.Grace = out, signals, time.Millisecond
+	job.times = times{kill: time.Millisecond, giveUp: time.Millisecond}
+	ended := make(chan error, 1)
+	go func() { ended <- Run(context.Background(), job) }()
+	<-out
+	signals <- syscall.SIGINT
+	select {
+	case err := <-ended:
+		if !errors.As(err, new(*Interrupted)) {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("it goes on")
+	}
+}
+
 func TestHostEndsItsRanksWithTheConnection(t *testing.T) {
 	in, orders := io.Pipe()
 	told, out := io.Pipe()

@@ -341,7 +341,8 @@ func (h *remote) cutOff(why string) {
 	}
 }
 
-// release ends the connections of an attempt that is over. Hosts end their ranks then.
+// release ends the connections of an attempt that is over. Hosts end their ranks then. It does not
+// wait for output that nobody reads.
 func release(hosts []*remote) {
 	forAll(hosts, func(h *remote) {
 		if h.cmd == nil || h.cmd.Process == nil {
@@ -351,7 +352,15 @@ func release(hosts []*remote) {
 		h.unused = true
 		h.mu.Unlock()
 		h.whyLost(nil) // nobody asks why
-		h.listening.Wait()
+		heard := make(chan struct{})
+		go func() {
+			h.listening.Wait()
+			close(heard)
+		}()
+		select {
+		case <-heard:
+		case <-time.After(drainTime):
+		}
 	})
 }
 
