@@ -607,7 +607,7 @@ func (elsewhere) Name() string { return "elsewhere" }
 // closed is a job of which nothing is used but its end.
 type closed struct {
 	job
-	n int
+	n, released int
 }
 
 type job interface{ autograd.Job }
@@ -621,7 +621,10 @@ func (c *closed) Close(bool) error {
 	return nil
 }
 
-func (*closed) Release(backend.Communicator) error { return nil }
+func (c *closed) Release(backend.Communicator) error {
+	c.released = c.n
+	return nil
+}
 
 // TestElasticMachinesRefuseWhatTheyCannotDo: and end the part of the process in the job.
 func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
@@ -649,10 +652,11 @@ func TestElasticMachinesRefuseWhatTheyCannotDo(t *testing.T) {
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not said by %v", want, err)
 		}
-		if job.n != 1 {
-			t.Errorf("%q: the job is closed %d times", want, job.n)
+		if job.n != 1 || job.released != 1 {
+			t.Errorf("%q: the job is closed %d times, and its devices %d", want, job.n,
+				job.released)
 		}
-		job.n = 0
+		job.n, job.released = 0, 0
 	}
 }
 

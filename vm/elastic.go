@@ -79,7 +79,7 @@ type elastic struct {
 func (e *elastic) start(problem error) (err error) {
 	if err = e.refuse(problem); err != nil {
 		if e.job != nil {
-			err = errors.Join(err, e.job.Close(false))
+			err = errors.Join(err, e.job.Close(false), e.job.Release(nil))
 		}
 		return err
 	}
