@@ -39,6 +39,8 @@ func TestCommandLines(t *testing.T) {
 		{"run --hostfile /nowhere /bin/true", usageCode, "", "open /nowhere"},
 		{"run -H a --hostfile b /bin/true", usageCode, "", "can't be used together"},
 		{"run -H a:2 -n 3 /bin/true", usageCode, "", "3 ranks: the hosts take 1 to 2"},
+		{"run --elastic -H a:2 --spares 3 /bin/true", usageCode, "",
+			"1 ranks and 3 spares: the hosts take 2"},
 		{"run -H a --nnodes 2 --rendezvous b:1 /bin/true", usageCode, "", "-H and --hostfile"},
 		{"run -n -1 /bin/true", usageCode, "", "-1 is not a number of ranks: write 1 to 1024"},
 		{"run -n", usageCode, "", "--n: expected a value, but nothing follows"},

@@ -121,7 +121,7 @@ func (c *runCmd) Run(s *streams, parsed *kong.Context) error {
 	if job.Ranks == 0 {
 		job.Ranks = defaultRanks()
 		if len(job.Hosts) > 0 {
-			job.Ranks = launch.Slots(job.Hosts) - c.Spares
+			job.Ranks = max(1, launch.Slots(job.Hosts)-c.Spares)
 		}
 	}
 	if c.Elastic {
