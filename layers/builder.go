@@ -197,9 +197,12 @@ func (b *Builder) initial(name string, init Init, shape []int) ([]float64, error
 
 // sliceAxis returns the elements start to end of an axis.
 func sliceAxis[T any](values []T, shape []int, axis, start, end int) []T {
+	if end-start == shape[axis] {
+		return values
+	}
 	behind := size(shape[axis+1:])
 	row := shape[axis] * behind
-	var part []T
+	part := make([]T, 0, len(values)/shape[axis]*(end-start))
 	for at := 0; at < len(values); at += row {
 		part = append(part, values[at+start*behind:at+end*behind]...)
 	}
