@@ -148,8 +148,9 @@ type guardedJob struct {
 	device *fakedevice.Device
 }
 
-func (j *guardedJob) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
-	comm, view, err := j.job.Next(ctx)
+func (j *guardedJob) Next(ctx context.Context, leave func(elastic.View) error) (
+	backend.Communicator, elastic.View, error) {
+	comm, view, err := j.job.Next(ctx, leave)
 	if err != nil {
 		return nil, view, err
 	}
@@ -367,20 +368,33 @@ type lossy struct {
 	*session.Elastic
 	loses     func(call int) bool
 	unnoticed bool
-	calls     int // so far
+	calls     int  // so far
+	open      bool // the communicator of Next
 }
 
-func (l *lossy) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
-	comm, view, err := l.Elastic.Next(ctx)
+// Next fails if the communicator of the generation before is open: its memory could not be given
+// back while kernels of the next one wait.
+func (l *lossy) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
+	elastic.View, error) {
+	comm, view, err := l.Elastic.Next(ctx, leave)
+	if err == nil && l.open {
+		err = errors.New("the rank connects before it has left the generation before")
+	}
 	if err != nil {
 		return nil, view, err
 	}
+	l.open = true
 	return &lossyComm{comm, l}, view, nil
 }
 
 type lossyComm struct {
 	backend.Communicator
 	job *lossy
+}
+
+func (l *lossyComm) Close() error {
+	l.job.open = false
+	return l.Communicator.Close()
 }
 
 func (l *lossyComm) Start(q backend.Queue, c backend.Collective, dst,
@@ -440,7 +454,7 @@ func cutOff(t *testing.T, way elasticWay, steps int, want string, unnoticed bool
 				if id == 1 {
 					return job
 				}
-				return &lossy{job, loses, unnoticed, 0}
+				return &lossy{job, loses, unnoticed, 0, false}
 			}
 		})
 	if r.end() != want {
@@ -518,7 +532,7 @@ func oneElastic(t *testing.T, way elasticWay, loses func(call int) bool) (*elast
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := way.begin(t, m, &lossy{job, loses, false, 0}, elasticMicros)
+	e, err := way.begin(t, m, &lossy{job, loses, false, 0, false}, elasticMicros)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -612,7 +626,8 @@ type closed struct {
 
 type job interface{ autograd.Job }
 
-func (*closed) Next(context.Context) (backend.Communicator, elastic.View, error) {
+func (*closed) Next(context.Context, func(elastic.View) error) (backend.Communicator, elastic.View,
+	error) {
 	return nil, elastic.View{}, errors.New("nobody lets it in")
 }
 
@@ -865,8 +880,9 @@ type seen struct {
 	comm backend.Communicator
 }
 
-func (s *seen) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
-	comm, view, err := s.Elastic.Next(ctx)
+func (s *seen) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
+	elastic.View, error) {
+	comm, view, err := s.Elastic.Next(ctx, leave)
 	s.comm = comm
 	return comm, view, err
 }

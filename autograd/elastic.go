@@ -22,8 +22,11 @@ import (
 
 // Job is what an elastic training gets its communicators from: euryale.JoinElastic returns one.
 type Job interface {
-	// Next returns the communicator of the next generation of ranks.
-	Next(ctx context.Context) (backend.Communicator, elastic.View, error)
+	// Next returns the communicator of the next generation of ranks. It calls leave before they
+	// connect, which releases the communicator of the generation before: drivers may give its
+	// memory back only when kernels have ended, and those of the next one wait for all ranks.
+	Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator, elastic.View,
+		error)
 	Job() *elastic.Job
 	// Release closes a communicator of Next, nil for none, and after Close the devices.
 	Release(comm backend.Communicator) error
@@ -47,6 +50,7 @@ type Elastic struct {
 	steps  Steps
 
 	comm         backend.Communicator // of the present generation, nil before
+	left         error                // what went wrong as this rank left the one before
 	view         elastic.View
 	dp           *DataParallel
 	first, share int     // micro-batches of this rank
@@ -294,7 +298,7 @@ func (e *Elastic) apply() error {
 // regroup makes this process a rank of the next generation, or of one after it.
 func (e *Elastic) regroup() error {
 	for {
-		comm, view, err := e.job.Next(e.ctx)
+		comm, view, err := e.job.Next(e.ctx, e.leaveFor)
 		if err != nil {
 			return err
 		}
@@ -310,21 +314,26 @@ func (e *Elastic) regroup() error {
 	}
 }
 
-// enter applies the step that the others have applied, leaves the ranks of before, and gets the
-// state of a rank that has one.
-func (e *Elastic) enter(comm backend.Communicator, view elastic.View) error {
+// leaveFor applies the step that the others have applied, and leaves the ranks of before.
+func (e *Elastic) leaveFor(view elastic.View) error {
 	if e.reduced && e.step < view.Next() {
 		if err := e.apply(); err != nil {
 			return err
 		}
 	}
-	err := e.steps.Leave(false)
-	e.leave()
+	e.reduced = false
+	e.left = errors.Join(e.left, e.steps.Leave(false))
+	_ = e.leave() // of ranks that are lost
+	return nil
+}
+
+// enter gets the state of a rank that has one.
+func (e *Elastic) enter(comm backend.Communicator, view elastic.View) (err error) {
 	e.mu.Lock()
 	e.comm = comm
 	e.mu.Unlock()
-	e.view, e.reduced = view, false
-	if err != nil {
+	e.view = view
+	if err, e.left = e.left, nil; err != nil {
 		return err
 	}
 	if e.dp, err = e.steps.Enter(comm); err != nil {

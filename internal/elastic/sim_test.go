@@ -170,7 +170,6 @@ func (s *simulation) propose(v View) {
 // connect begins a generation.
 func (s *simulation) connect(c *simulated, v View) {
 	c.gen, c.cut, c.todo = v.Generation, false, 0
-	s.generations[v.Generation].dialled[c.id] = true
 }
 
 // step gives a process an event.
@@ -224,8 +223,12 @@ func (s *simulation) gone(g *meeting) bool {
 // work is what the driver of a process does next, nil if it waits for others.
 func (s *simulation) work(c *simulated, g *meeting) func() error {
 	all := func(m map[ID]bool) bool { return len(m) == len(g.view.Members) }
-	switch {
-	case c.p.State() == Connecting && all(g.dialled):
+	switch connecting := c.p.State() == Connecting; {
+	case connecting && c.has && c.step < g.view.Next():
+		return func() error { return s.apply(c) }
+	case connecting && !g.dialled[c.id]:
+		return func() error { g.dialled[c.id] = true; return nil }
+	case connecting && all(g.dialled):
 		return func() error { s.step(c, Connected{c.gen}); return nil }
 	case c.p.State() == CatchingUp:
 		return s.catchUp(c, g)
@@ -238,8 +241,6 @@ func (s *simulation) work(c *simulated, g *meeting) func() error {
 func (s *simulation) catchUp(c *simulated, g *meeting) func() error {
 	next := g.view.Next()
 	switch {
-	case c.has && c.step < next:
-		return func() error { return s.apply(c) }
 	case !c.has && !g.handed:
 		return nil
 	case !c.has:

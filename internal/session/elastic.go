@@ -63,10 +63,11 @@ const (
 	maxTries = 3
 )
 
-// Next waits until this process is a member of a generation, connects it, and returns its
-// communicator. That of the generation before is still open: see Release. A generation that cannot
-// connect has ended, and the next one follows.
-func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View, error) {
+// Next waits until this process is a member of a generation, has it leave the generation before,
+// connects it, and returns its communicator. A generation that cannot connect has ended, and the
+// next one follows: leave is called again then.
+func (e *Elastic) Next(ctx context.Context, leave func(elastic.View) error) (backend.Communicator,
+	elastic.View, error) {
 	e.unwatch()
 	var members []elastic.ID // that tried to connect
 	for tries := 1; ; tries++ {
@@ -76,6 +77,9 @@ func (e *Elastic) Next(ctx context.Context) (backend.Communicator, elastic.View,
 		}
 		if !slices.Equal(view.Members, members) {
 			tries, members = 1, view.Members
+		}
+		if err := leave(view); err != nil {
+			return nil, view, err
 		}
 		s, err := e.connect(during, view)
 		if err != nil && tries == maxTries {

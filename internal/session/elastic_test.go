@@ -35,7 +35,7 @@ func TestGenerationsOnMachinesMeetWhereRank0Says(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		comm, _, err := e.Next(t.Context())
+		comm, _, err := e.Next(t.Context(), func(elastic.View) error { return nil })
 		if err != nil {
 			return err
 		}
