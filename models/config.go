@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/files"
 )
 
 // ErrUnsupported is the error of a folder whose model this package does not have.
@@ -138,14 +137,11 @@ const (
 // readConfig reads config.json of a folder, and returns its text, too.
 func readConfig(dir string) (c Config, text []byte, err error) {
 	path := filepath.Join(dir, configName)
-	if text, err = files.Read(path, maxConfig); err != nil {
+	var f file
+	if text, err = readJSON(path, maxConfig, &f); err != nil {
 		return c, nil, err
 	}
-	var f file
-	if err = json.Unmarshal(text, &f); err == nil {
-		c, err = f.config()
-	}
-	if err != nil {
+	if c, err = f.config(); err != nil {
 		return c, nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return c, text, nil

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,8 +13,6 @@ import (
 	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
-	"github.com/euryale-ml/euryale/internal/files"
-	"github.com/euryale-ml/euryale/internal/safetensors"
 	"github.com/euryale-ml/euryale/layers"
 )
 
@@ -122,27 +119,16 @@ func (m *Model) Adapt(l LoRA) error {
 // the file system. Shapes are checked as a graph is built.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter", dir)
-	text, err := files.Read(filepath.Join(dir, adapterConfigName), maxConfig)
 	var c adapterFile
-	if err == nil {
-		err = json.Unmarshal(text, &c)
-	}
-	if err == nil {
-		err = c.check()
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", adapterConfigName, err)
-	}
-	f, err := safetensors.Open(filepath.Join(dir, adapterName))
-	if err != nil {
+	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &c); err != nil {
 		return err
 	}
-	defer f.Close()
-	tensors := map[string]safetensors.Tensor{}
-	for _, name := range f.Names() {
-		if tensors[name], err = f.Read(name); err != nil {
-			return err
-		}
+	if err := c.check(); err != nil {
+		return fmt.Errorf("%s: %w", adapterConfigName, err)
+	}
+	tensors := located{}
+	if err := m.open(filepath.Join(dir, adapterName), tensors); err != nil {
+		return err
 	}
 	if err := m.Adapt(LoRA{Rank: c.Rank, Alpha: c.Alpha, Targets: c.Targets}); err != nil {
 		return err
@@ -157,38 +143,6 @@ func isAdapter(learnable string) bool {
 		strings.HasSuffix(learnable, loraB+".weight")
 }
 
-// adapterShape returns name and shape in PEFT's files of a learnable of an adapter. There A is
-// [rank, in] and B [out, rank].
-func adapterShape(learnable string, shape []int) (name string, stored []int) {
-	last := len(shape) - 1
-	if strings.HasSuffix(learnable, loraB+".weight") {
-		return adapterPrefix + learnable, []int{size(shape[1:]), shape[0]}
-	}
-	return adapterPrefix + learnable, []int{shape[last], size(shape[:last])}
-}
-
-// adapterValues returns what a learnable of an adapter begins with, and notes the tensor.
-func (m *Model) adapterValues(learnable string, shape []int, used map[string]bool) ([]float64,
-	error) {
-	if m.adapter == nil {
-		if strings.HasSuffix(learnable, loraB+".weight") {
-			return make([]float64, size(shape)), nil
-		}
-		return nil, nil // drawn
-	}
-	name, stored := adapterShape(learnable, shape)
-	t, ok := m.adapter[name]
-	if !ok {
-		return nil, fmt.Errorf("%w: %s has no %s", backend.ErrArgument, adapterName, name)
-	}
-	if !slices.Equal(t.Shape, stored) {
-		return nil, fmt.Errorf("%w: %s has shape %v in %s, and the model asks for %v",
-			backend.ErrArgument, name, t.Shape, adapterName, stored)
-	}
-	used[name] = true
-	return decoded(name, t, true)
-}
-
 // SaveAdapter writes an adapter as a folder that LoadAdapter and PEFT read. weights are the whole
 // learnables of a graph, by name, as for Save.
 //
@@ -201,53 +155,45 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
 	}
-	tensors := map[string]safetensors.Tensor{}
 	for learnable, x := range weights {
 		if x == nil || x.Dims() < 2 || !isAdapter(learnable) {
 			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
 				learnable)
 		}
-		name, stored := adapterShape(learnable, x.Shape())
-		t, err := encoded(x, backend.F32, stored, true)
-		if err != nil {
-			return fmt.Errorf("%s: %w", learnable, err)
-		}
-		tensors[name] = t
 	}
-	for _, learnable := range m.adapters() {
+	all := m.adapters()
+	for _, learnable := range all {
 		if weights[learnable] == nil {
 			return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 				backend.ErrArgument, learnable)
 		}
 	}
-	if n := len(m.adapters()); n != len(weights) {
+	if len(all) != len(weights) {
 		return fmt.Errorf("%w: %d learnables, of which the adapter has %d", backend.ErrArgument,
-			len(weights), n)
+			len(weights), len(all))
+	}
+	tensors, err := m.encode(weights)
+	if err != nil {
+		return err
 	}
 	text, err := json.MarshalIndent(adapterFile{Type: "LORA", Task: "CAUSAL_LM", Base: m.dir,
 		Rank: m.lora.Rank, Alpha: m.lora.Alpha, Targets: m.lora.Targets,
 		Transposed: m.Type == gpt2, Bias: "none"}, "", "  ")
-	if err == nil {
-		err = os.MkdirAll(dir, 0o777)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = saveTensors(filepath.Join(dir, adapterName), tensors)
-	}
-	if err == nil {
-		err = files.ReplaceWith(filepath.Join(dir, adapterConfigName), text)
-	}
-	return err
+	return write(dir, adapterName, tensors, map[string][]byte{adapterConfigName: text})
 }
 
 // adapters returns the learnables of the adapter, by the linear layers of the files.
 func (m *Model) adapters() (all []string) {
-	for name := range m.weights.at {
+	for name := range m.weights {
 		layer, ok := strings.CutSuffix(name, ".weight")
 		if !ok || !m.target(layer) {
 			continue
 		}
-		if m.Type == gpt2 && !strings.HasPrefix(layer, gpt2Prefix) {
-			layer = gpt2Prefix + layer
+		if m.Type == gpt2 { // whose older files have no prefix
+			layer = gpt2Prefix + strings.TrimPrefix(layer, gpt2Prefix)
 		}
 		all = append(all, layer+loraA+".weight", layer+loraB+".weight")
 	}

@@ -1,10 +1,13 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+
+	"gorgonia.org/tensor"
 
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/safetensors"
@@ -16,9 +19,10 @@ type Model struct {
 	Config
 	dir     string
 	text    []byte // of config.json
-	weights *folder
-	lora    *LoRA                         // nil for none
-	adapter map[string]safetensors.Tensor // what it begins with, nil for nothing
+	files   []*safetensors.File
+	weights located
+	lora    *LoRA   // nil for none
+	adapter located // what it begins with, nil for nothing
 }
 
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
@@ -30,11 +34,12 @@ func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load", dir)
 	m := &Model{dir: dir}
 	if m.Config, m.text, err = readConfig(dir); err == nil {
-		m.weights, err = openFolder(dir)
+		m.weights, err = m.openWeights()
 	}
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, m.Close())
 	}
+	maps.DeleteFunc(m.weights, m.ignored)
 	return m, nil
 }
 
@@ -46,7 +51,13 @@ func named(err *error, what, dir string) {
 }
 
 // Close closes the files. The model builds no graphs after it.
-func (m *Model) Close() error { return m.weights.close() }
+func (m *Model) Close() error {
+	var errs []error
+	for _, file := range m.files {
+		errs = append(errs, file.Close())
+	}
+	return errors.Join(errs...)
+}
 
 // Logits builds the model: scores of each word of the vocabulary as the next one.
 //
@@ -69,11 +80,12 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
 	b.Begin(func(learnable string, shape []int) ([]float64, error) {
-		if c.has(learnable) {
-			return make([]float64, size(shape)), nil
-		}
-		if isAdapter(learnable) {
-			return m.adapterValues(learnable, shape, used)
+		begins := m.adapter == nil && isAdapter(learnable)
+		switch {
+		case c.has(learnable) || begins && strings.HasSuffix(learnable, loraB+".weight"):
+			return make([]float64, tensor.ProdInts(shape)), nil
+		case begins:
+			return nil, nil // drawn
 		}
 		return m.values(learnable, shape, used)
 	})
@@ -82,25 +94,15 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 		b.Freeze(func(learnable string) bool { return !isAdapter(learnable) })
 		defer b.Freeze(nil)
 	}
-	var logits layers.Node
+	family := m.llama
 	if m.Type == gpt2 {
-		logits = m.gpt2(b, tokens, c)
-	} else {
-		logits = m.llama(b, tokens, c)
+		family = m.gpt2
 	}
+	logits := family(b, tokens, c)
 	err := b.Err()
-	if err == nil && c.shares() { // what there is has been looked at
-		return logits, nil
-	}
-	if name := m.first(used); err == nil && name != "" {
-		err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
-			m.weights.at[name].Name(), name, configName)
-	}
-	for name := range m.adapter {
-		if err == nil && !used[name] {
-			err = fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
-				adapterName, name, adapterConfigName)
-		}
+	if err == nil && !c.shares() { // else what there is has been looked at
+		err = errors.Join(m.weights.allUsed(used, configName),
+			m.adapter.allUsed(used, adapterConfigName))
 	}
 	if err != nil {
 		return logits, fmt.Errorf("models: %s: %w", m.dir, err)
@@ -110,104 +112,99 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 
 // values returns the elements of a learnable, of its whole shape, and notes the tensor.
 func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
-	name, at, _, err := m.find(learnable, shape)
+	s, err := m.find(learnable, shape)
 	if err != nil {
 		return nil, err
 	}
-	used[name] = true
-	t, err := at.Read(name)
+	used[s.name] = true
+	t, err := s.file.Read(s.name)
 	if err != nil {
 		return nil, err
 	}
-	return decoded(name, t, m.transposed(learnable))
-}
-
-// decoded returns the elements of a tensor, a matrix if it is transposed.
-func decoded(name string, t safetensors.Tensor, turned bool) ([]float64, error) {
 	x, err := numbers(t.Data)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", s.name, err)
 	}
-	if turned {
-		x = transpose(x, t.Shape[0], t.Shape[1])
+	if s.transposed {
+		x = transpose(x, s.shape[0], s.shape[1])
 	}
 	return x, nil
 }
 
-// find returns the tensor of a learnable of a shape: its name, file and shape there.
-func (m *Model) find(learnable string, shape []int) (name string, at *safetensors.File,
-	stored []int, err error) {
-	name, stored = m.stored(learnable, shape)
-	at = m.weights.at[name]
-	if older := strings.TrimPrefix(name, gpt2Prefix); at == nil {
-		name, at = older, m.weights.at[older]
-	}
-	if at == nil {
-		return name, nil, nil, fmt.Errorf("%w: no file has %s", backend.ErrArgument, name)
-	}
-	if _, is, _ := at.Of(name); !slices.Equal(is, stored) {
-		return name, nil, nil, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v",
-			backend.ErrArgument, name, is, at.Name(), configName, stored)
-	}
-	return name, at, stored, nil
+// stored is how a learnable is in a file.
+type stored struct {
+	name       string
+	shape      []int
+	transposed bool              // a matrix that is [out, in] there, and [in..., out...] here
+	file       *safetensors.File // after find
 }
 
-// first returns a tensor of the files that is a learnable of the model and not among used, "" if
-// there is none.
-func (m *Model) first(used map[string]bool) string {
-	for _, name := range slices.Sorted(maps.Keys(m.weights.at)) {
-		tied := m.Tied && name == headName // the embedding once more
-		if !used[name] && !ignored(name) && !tied {
+// stored returns how the files have a learnable of a shape.
+func (m *Model) stored(learnable string, shape []int) stored {
+	in := 1 // of the axes are the input of a linear layer
+	switch {
+	case strings.HasSuffix(learnable, ".gain"):
+		return stored{name: strings.TrimSuffix(learnable, ".gain") + ".weight", shape: shape}
+	case strings.HasSuffix(learnable, ".bias"):
+		return stored{name: learnable, shape: []int{tensor.ProdInts(shape)}}
+	case strings.HasSuffix(learnable, loraA+".weight"):
+		in = len(shape) - 1
+	case strings.HasSuffix(learnable, ".attn.c_proj.weight"),
+		strings.HasSuffix(learnable, ".o_proj.weight"):
+		in = min(2, len(shape)) // heads, and their elements
+	}
+	s := stored{name: learnable, shape: []int{tensor.ProdInts(shape[:in]),
+		tensor.ProdInts(shape[in:])}}
+	if isAdapter(learnable) {
+		s.name, s.transposed = adapterPrefix+learnable, true
+	} else {
+		s.transposed = m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
+	}
+	if s.transposed {
+		slices.Reverse(s.shape)
+	}
+	return s
+}
+
+// find is stored with the file.
+func (m *Model) find(learnable string, shape []int) (stored, error) {
+	s := m.stored(learnable, shape)
+	all, missing, config := m.weights, "no file has", configName
+	if isAdapter(learnable) {
+		all, missing, config = m.adapter, adapterName+" has no", adapterConfigName
+	}
+	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
+		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
+		s.file = all[s.name]
+	}
+	if s.file == nil {
+		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, missing, s.name)
+	}
+	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
+		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
+			s.name, is, s.file.Name(), config, s.shape)
+	}
+	return s, nil
+}
+
+// located is the file of each tensor, by name.
+type located map[string]*safetensors.File
+
+// first returns the first tensor that is not among used, "" if there is none.
+func (l located) first(used map[string]bool) string {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		if !used[name] {
 			return name
 		}
 	}
 	return ""
 }
 
-// stored returns name and shape of a learnable in the files.
-func (m *Model) stored(learnable string, shape []int) (string, []int) {
-	name, gain := strings.CutSuffix(learnable, ".gain")
-	in := 1 // of the axes are the input of a linear layer
-	if strings.HasSuffix(name, ".attn.c_proj.weight") || strings.HasSuffix(name, ".o_proj.weight") {
-		in = 2 // heads, and their elements
+// allUsed returns an error for a tensor that is not among used.
+func (l located) allUsed(used map[string]bool, config string) error {
+	if name := l.first(used); name != "" {
+		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+			l[name].Name(), name, config)
 	}
-	in = min(in, len(shape)) // of a shape that find refuses
-	switch {
-	case gain:
-		return name + ".weight", shape
-	case strings.HasSuffix(name, ".bias"):
-		return name, []int{size(shape)}
-	case m.transposed(name):
-		return name, []int{size(shape[in:]), size(shape[:in])}
-	}
-	return name, []int{size(shape[:in]), size(shape[in:])}
-}
-
-// transposed reports whether a learnable is [out, in] in the files.
-func (m *Model) transposed(learnable string) bool {
-	return m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
-}
-
-// transpose returns a matrix of rows and columns, transposed.
-func transpose(x []float64, rows, columns int) []float64 {
-	y := make([]float64, len(x))
-	const block = 64 // of which two fit a core's first cache
-	for r0 := 0; r0 < rows; r0 += block {
-		for c0 := 0; c0 < columns; c0 += block {
-			for r := r0; r < min(r0+block, rows); r++ {
-				for c := c0; c < min(c0+block, columns); c++ {
-					y[c*rows+r] = x[r*columns+c]
-				}
-			}
-		}
-	}
-	return y
-}
-
-func size(shape []int) int {
-	n := 1
-	for _, d := range shape {
-		n *= d
-	}
-	return n
+	return nil
 }

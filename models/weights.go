@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -24,86 +23,72 @@ const (
 	maxIndex = 64 << 20
 )
 
-// folder is the open files of a model's weights.
-type folder struct {
-	files []*safetensors.File
-	at    map[string]*safetensors.File // by tensor
-}
-
-// openFolder opens the files of a folder, and checks their headers.
-func openFolder(dir string) (*folder, error) {
-	f := &folder{at: map[string]*safetensors.File{}}
-	names, listed, err := weightFiles(dir)
-	for _, name := range names {
-		if err == nil {
-			err = f.open(filepath.Join(dir, name))
-		}
-	}
-	for tensor, name := range listed {
-		if err != nil {
-			break
-		}
-		if at := f.at[tensor]; at == nil || filepath.Base(at.Name()) != name {
-			err = fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, tensor)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	return f, nil
-}
-
-// weightFiles returns the files of a folder, and what the index says, by tensor, if it is read. As
-// in transformers, model.safetensors comes first: Save may have written it beside older files.
-func weightFiles(dir string) (names []string, listed map[string]string, err error) {
-	if _, err := os.Stat(filepath.Join(dir, weightsName)); err == nil {
-		return []string{weightsName}, nil, nil
-	}
-	path := filepath.Join(dir, indexName)
-	text, err := files.Read(path, maxIndex)
-	if errors.Is(err, fs.ErrNotExist) {
-		return []string{weightsName}, nil, nil
+// openWeights opens the files of the folder, and checks their headers. As in transformers,
+// model.safetensors comes first: Save may have written it beside older files.
+func (m *Model) openWeights() (located, error) {
+	all := located{}
+	alone := m.open(filepath.Join(m.dir, weightsName), all)
+	if !errors.Is(alone, fs.ErrNotExist) {
+		return all, alone
 	}
 	var index struct {
-		Map map[string]string `json:"weight_map"`
+		Files map[string]string `json:"weight_map"` // by tensor
 	}
-	if err == nil {
-		err = json.Unmarshal(text, &index)
+	path := filepath.Join(m.dir, indexName)
+	if _, err := readJSON(path, maxIndex, &index); errors.Is(err, fs.ErrNotExist) {
+		return nil, alone
+	} else if err != nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", path, err)
-	}
-	names = slices.Compact(slices.Sorted(maps.Values(index.Map)))
-	for _, name := range names {
+	for _, name := range slices.Compact(slices.Sorted(maps.Values(index.Files))) {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
-			return nil, nil, fmt.Errorf("%s names %q: files are beside it", path, name)
+			return nil, fmt.Errorf("%s names %q: files are beside it", path, name)
+		}
+		if err := m.open(filepath.Join(m.dir, name), all); err != nil {
+			return nil, err
 		}
 	}
-	return names, index.Map, nil
+	for tensor, name := range index.Files {
+		if at := all[tensor]; at == nil || filepath.Base(at.Name()) != name {
+			return nil, fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, tensor)
+		}
+	}
+	return all, nil
 }
 
-// open opens one of the files.
-func (f *folder) open(path string) error {
+// open opens a file, and adds its tensors to all.
+func (m *Model) open(path string, all located) error {
 	file, err := safetensors.Open(path)
 	if err != nil {
 		return err
 	}
-	f.files = append(f.files, file)
+	m.files = append(m.files, file)
 	for _, name := range file.Names() {
-		if other := f.at[name]; other != nil {
+		if other := all[name]; other != nil {
 			return fmt.Errorf("%s and %s both have %s", other.Name(), path, name)
 		}
-		f.at[name] = file
+		all[name] = file
 	}
 	return nil
 }
 
-func (f *folder) close() error {
-	var errs []error
-	for _, file := range f.files {
-		errs = append(errs, file.Close())
+// readJSON reads a file of at most so many bytes, and returns its text, too.
+func readJSON(path string, most int, to any) (text []byte, err error) {
+	if text, err = files.Read(path, most); err == nil {
+		err = json.Unmarshal(text, to)
 	}
-	return errors.Join(errs...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return text, nil
+}
+
+// ignored reports whether a tensor of a file is none of the model: tables that older versions of
+// transformers have saved, and the embedding once more.
+func (m *Model) ignored(name string, _ *safetensors.File) bool {
+	return m.Tied && name == headName || strings.HasSuffix(name, ".attn.bias") ||
+		strings.HasSuffix(name, ".attn.masked_bias") ||
+		strings.HasSuffix(name, ".rotary_emb.inv_freq")
 }
 
 // numbers returns the elements of a buffer of floats.
@@ -116,13 +101,18 @@ func numbers(b backend.Buffer) ([]float64, error) {
 	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", ErrUnsupported, b.DType())
 }
 
-// ignored reports whether a tensor of a file is none of the model: tables that older versions of
-// transformers have saved.
-func ignored(name string) bool {
-	for _, end := range []string{".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"} {
-		if strings.HasSuffix(name, end) {
-			return true
+// transpose returns a matrix of rows and columns, transposed.
+func transpose(x []float64, rows, columns int) []float64 {
+	y := make([]float64, len(x))
+	const block = 64 // of which two fit a core's first cache
+	for r0 := 0; r0 < rows; r0 += block {
+		for c0 := 0; c0 < columns; c0 += block {
+			for r := r0; r < min(r0+block, rows); r++ {
+				for c := c0; c < min(c0+block, columns); c++ {
+					y[c*rows+r] = x[r*columns+c]
+				}
+			}
 		}
 	}
-	return false
+	return y
 }
