@@ -84,7 +84,7 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
 		positions = c.context
 	}
 	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
-	angles := m.Rotary.Angles(m.HeadWidth)
+	angles := m.rotary.angles(m.HeadWidth)
 	for i := range cos {
 		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
 	}

@@ -3,6 +3,7 @@ package models
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"path/filepath"
@@ -36,47 +37,6 @@ const (
 	adapterPrefix = "base_model.model."
 	loraA, loraB  = ".lora_A", ".lora_B"
 )
-
-// adapterFile is adapter_config.json.
-type adapterFile struct {
-	Type         string   `json:"peft_type"`
-	Task         string   `json:"task_type,omitempty"`
-	Base         string   `json:"base_model_name_or_path,omitempty"`
-	Rank         int      `json:"r"`
-	Alpha        float64  `json:"lora_alpha"`
-	Dropout      float64  `json:"lora_dropout"`
-	Targets      []string `json:"target_modules"`
-	Transposed   bool     `json:"fan_in_fan_out"`
-	Bias         string   `json:"bias"`
-	RankScaled   bool     `json:"use_rslora"`
-	Decomposed   bool     `json:"use_dora"`
-	ModulesSaved []string `json:"modules_to_save,omitempty"`
-
-	Ranks  map[string]int     `json:"rank_pattern,omitempty"`
-	Alphas map[string]float64 `json:"alpha_pattern,omitempty"`
-	Some   json.RawMessage    `json:"layers_to_transform,omitempty"`
-}
-
-// check returns an error for what this package has not.
-func (c *adapterFile) check() error {
-	switch {
-	case c.Type != "LORA":
-		return unsupported("peft_type", "it is %q: use LORA", c.Type)
-	case c.Bias != "none" && c.Bias != "":
-		return unsupported("bias", "it is %q: use none", c.Bias)
-	case c.Decomposed:
-		return unsupported("use_dora", "weights are decomposed")
-	case c.RankScaled:
-		return unsupported("use_rslora", "the scale is another one")
-	case len(c.ModulesSaved) > 0:
-		return unsupported("modules_to_save", "it trains other layers, too")
-	case len(c.Ranks) > 0 || len(c.Alphas) > 0:
-		return unsupported("rank_pattern or alpha_pattern", "layers differ in rank or alpha")
-	case c.Some != nil && string(c.Some) != "null":
-		return unsupported("layers_to_transform", "it is of some blocks alone")
-	}
-	return nil
-}
 
 // linears are the last parts of the names of linear layers.
 func (m *Model) linears() []string {
@@ -115,22 +75,29 @@ func (m *Model) Adapt(l LoRA) error {
 // LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
 // adapter_model.safetensors.
 //
-// Errors: those of Adapt; [ErrUnsupported] for another kind of adapter; a damaged file; those of
+// Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file; those of
 // the file system. Shapes are checked as a graph is built.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter", dir)
-	var c adapterFile
-	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &c); err != nil {
+	var o object
+	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
 		return err
 	}
-	if err := c.check(); err != nil {
+	var l LoRA
+	if err := errors.Join(o.only(map[string][]any{
+		"peft_type": {"LORA"}, "bias": {nil, "", "none"}, "modules_to_save": {nil, []any{}},
+		"use_dora": {nil, false}, "use_rslora": {nil, false}, "layers_to_transform": {nil},
+		"rank_pattern": {nil, map[string]any{}}, "alpha_pattern": {nil, map[string]any{}},
+	}), o.into(map[string]any{
+		"r": &l.Rank, "lora_alpha": &l.Alpha, "target_modules": &l.Targets,
+	})); err != nil {
 		return fmt.Errorf("%s: %w", adapterConfigName, err)
 	}
 	tensors := located{}
 	if err := m.open(filepath.Join(dir, adapterName), tensors); err != nil {
 		return err
 	}
-	if err := m.Adapt(LoRA{Rank: c.Rank, Alpha: c.Alpha, Targets: c.Targets}); err != nil {
+	if err := m.Adapt(l); err != nil {
 		return err
 	}
 	m.adapter = tensors
@@ -176,9 +143,12 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 	if err != nil {
 		return err
 	}
-	text, err := json.MarshalIndent(adapterFile{Type: "LORA", Task: "CAUSAL_LM", Base: m.dir,
-		Rank: m.lora.Rank, Alpha: m.lora.Alpha, Targets: m.lora.Targets,
-		Transposed: m.Type == gpt2, Bias: "none"}, "", "  ")
+	text, err := json.MarshalIndent(map[string]any{
+		"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": m.dir,
+		"r": m.lora.Rank, "lora_alpha": m.lora.Alpha, "lora_dropout": 0,
+		"target_modules": m.lora.Targets, "fan_in_fan_out": m.Type == gpt2, "bias": "none",
+		"use_rslora": false, "use_dora": false,
+	}, "", "  ")
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -28,15 +29,19 @@ type Model struct {
 // Load reads the configuration of a folder and the headers of its weights. It is not collective:
 // every rank loads.
 //
-// Errors: [ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for sizes
+// Errors: [backend.ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for sizes
 // that do not fit; a damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
 	defer named(&err, "load", dir)
 	m := &Model{dir: dir}
-	if m.Config, m.text, err = readConfig(dir); err == nil {
-		m.weights, err = m.openWeights()
+	var o object
+	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
+		return nil, err
 	}
-	if err != nil {
+	if err = m.Config.read(o); err != nil {
+		return nil, fmt.Errorf("%s: %w", configName, err)
+	}
+	if m.weights, err = m.openWeights(); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
 	maps.DeleteFunc(m.weights, m.ignored)
