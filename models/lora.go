@@ -38,12 +38,14 @@ const (
 	loraA, loraB  = ".lora_A", ".lora_B"
 )
 
-// linears are the last parts of the names of linear layers.
-func (m *Model) linears() []string {
+// linears are the last parts of the names of linear layers, and of those that PEFT adapts if it is
+// not told which.
+func (m *Model) linears() (all, adapted []string) {
 	if m.Type == gpt2 {
-		return []string{"c_attn", "c_proj", "c_fc"}
+		return []string{"c_attn", "c_proj", "c_fc"}, []string{"c_attn"}
 	}
-	return []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+	return []string{"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"},
+		[]string{"q_proj", "v_proj"}
 }
 
 // Adapt makes graphs that are built from here on have an adapter, which begins as nothing: A is
@@ -52,16 +54,15 @@ func (m *Model) linears() []string {
 // Errors: [backend.ErrArgument] for a rank below 1, an alpha that is no number, and layers that the
 // model has not.
 func (m *Model) Adapt(l LoRA) error {
-	if l.Targets == nil && m.Type == gpt2 {
-		l.Targets = []string{"c_attn"}
-	} else if l.Targets == nil {
-		l.Targets = []string{"q_proj", "v_proj"}
+	all, adapted := m.linears()
+	if l.Targets == nil {
+		l.Targets = adapted
 	}
 	l.Alpha = cmp.Or(l.Alpha, float64(l.Rank))
 	for _, name := range l.Targets {
-		if !slices.Contains(m.linears(), name) {
+		if !slices.Contains(all, name) {
 			return fmt.Errorf("models: LoRA: %w: %s has no layers %q: use some of %s",
-				backend.ErrArgument, m.Type, name, strings.Join(m.linears(), ", "))
+				backend.ErrArgument, m.Type, name, strings.Join(all, ", "))
 		}
 	}
 	if l.Rank < 1 || len(l.Targets) == 0 || math.IsNaN(l.Alpha) || math.IsInf(l.Alpha, 0) {
@@ -75,8 +76,8 @@ func (m *Model) Adapt(l LoRA) error {
 // LoadAdapter is Adapt with an adapter of a folder of PEFT, of adapter_config.json and
 // adapter_model.safetensors.
 //
-// Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file; those of
-// the file system. Shapes are checked as a graph is built.
+// Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
+// those of the file system. Shapes are checked as a graph is built, which reads the tensors.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter", dir)
 	var o object
@@ -122,22 +123,18 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)
 	}
-	for learnable, x := range weights {
-		if x == nil || x.Dims() < 2 || !isAdapter(learnable) {
-			return fmt.Errorf("%w: %s is none of an adapter, or no matrix", backend.ErrArgument,
-				learnable)
-		}
-	}
 	all := m.adapters()
 	for _, learnable := range all {
-		if weights[learnable] == nil {
+		if _, ok := weights[learnable]; !ok {
 			return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 				backend.ErrArgument, learnable)
 		}
 	}
-	if len(all) != len(weights) {
-		return fmt.Errorf("%w: %d learnables, of which the adapter has %d", backend.ErrArgument,
-			len(weights), len(all))
+	for learnable, x := range weights {
+		if x == nil || x.Dims() < 2 || !slices.Contains(all, learnable) {
+			return fmt.Errorf("%w: %s is none of an adapter, or no matrix, among %d learnables: "+
+				"the adapter has %d", backend.ErrArgument, learnable, len(weights), len(all))
+		}
 	}
 	tensors, err := m.encode(weights)
 	if err != nil {
