@@ -76,11 +76,11 @@ func gated(b *layers.Builder, gate, x layers.Node) layers.Node {
 // angles returns cosines and sines of the positions of x.
 func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
 	sines *gorgonia.Node, err error) {
-	if c != nil && c.sines != nil {
+	if c.sines != nil {
 		return c.cosines, c.sines, nil
 	}
 	positions, half := x.Shape()[1], m.HeadWidth/2
-	if c.steps() {
+	if c.step {
 		positions = c.context
 	}
 	cos, sin := make([]float64, positions*half), make([]float64, positions*half)
@@ -89,11 +89,8 @@ func (m *Model) angles(b *layers.Builder, c *caching, x layers.Node) (cosines,
 		sin[i], cos[i] = math.Sincos(float64(i/half) * angles[i%half])
 	}
 	shape := []int{positions, 1, half}
-	if cosines, err = c.at(b.Constant(shape, cos)); err != nil {
-		return nil, nil, err
+	if c.cosines, err = c.at(b.Constant(shape, cos)); err == nil {
+		c.sines, err = c.at(b.Constant(shape, sin))
 	}
-	if sines, err = c.at(b.Constant(shape, sin)); c != nil {
-		c.cosines, c.sines = cosines, sines
-	}
-	return cosines, sines, err
+	return c.cosines, c.sines, err
 }

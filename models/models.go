@@ -78,16 +78,16 @@ func (m *Model) Logits(b *layers.Builder, tokens *layers.Tokens) (layers.Node, e
 	if err := backend.Given("models.Logits", "b", b, "tokens", tokens); err != nil {
 		return layers.Node{}, err
 	}
-	return m.build(b, tokens, nil)
+	return m.build(b, tokens, &caching{})
 }
 
-// build is Logits, with caches of keys and values if c is not nil.
+// build is Logits, with the caches of c.
 func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (layers.Node, error) {
 	used := map[string]bool{}
 	b.Begin(func(learnable string, shape []int) ([]float64, error) {
 		begins := m.adapter == nil && isAdapter(learnable)
 		switch {
-		case c.has(learnable) || begins && strings.HasSuffix(learnable, loraB+".weight"):
+		case c.tensors[learnable] != nil || begins && strings.HasSuffix(learnable, loraB+".weight"):
 			return make([]float64, tensor.ProdInts(shape)), nil
 		case begins:
 			return nil, nil // drawn
@@ -105,7 +105,7 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 	}
 	logits := family(b, tokens, c)
 	err := b.Err()
-	if err == nil && !c.shares() { // else what there is has been looked at
+	if err == nil && len(c.tensors) == 0 { // else what there is has been looked at
 		err = errors.Join(m.weights.allUsed(used, configName),
 			m.adapter.allUsed(used, adapterConfigName))
 	}
