@@ -75,15 +75,15 @@ type generating struct {
 // Errors: [backend.ErrArgument] for a negative option, more positions than GPT-2 has, and
 // Learnables that the model has not or that have other shapes or dtypes; those of [Model.Logits]
 // and vm.New.
-func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generator, error) {
-	if err := backend.Given("models.NewGenerator", "m", m, "o.Learnables",
-		o.Learnables); err != nil {
+func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (_ *Generator, err error) {
+	defer named(&err, "generator")
+	if err := backend.Given("", "m", m, "o.Learnables", o.Learnables); err != nil {
 		return nil, err
 	}
 	o.Batch, o.Context = cmp.Or(o.Batch, 1), cmp.Or(o.Context, m.Positions)
 	if o.Batch < 0 || o.Context < 0 || m.Type == gpt2 && o.Context > m.Positions {
-		return nil, fmt.Errorf("models: generator: %w: a batch of %d with a context of %d, of a "+
-			"model of %d positions", backend.ErrArgument, o.Batch, o.Context, m.Positions)
+		return nil, fmt.Errorf("%w: a batch of %d with a context of %d, of a model of %d positions",
+			backend.ErrArgument, o.Batch, o.Context, m.Positions)
 	}
 	now := *m // later graphs have the adapter that the first one has
 	g := &Generator{model: &now, device: device, options: o, graphs: map[form]*generating{},
@@ -93,19 +93,17 @@ func NewGenerator(m *Model, device backend.Device, o GenerateOptions) (*Generato
 			g.tensors[n.Name()] = t
 		}
 	}
-	var step *generating
-	layout, err := layers.NewLayout(autograd.Solo(), 1, 1, 1)
-	if err == nil {
-		g.layout = layout
-		step, err = g.graph(g.stepFor(Sampling{}))
+	if g.layout, err = layers.NewLayout(autograd.Solo(), 1, 1, 1); err != nil {
+		return nil, err
 	}
+	step, err := g.graph(g.stepFor(Sampling{}))
 	for _, n := range o.Learnables {
 		if err == nil && len(step.logits.Graph().ByName(n.Name())) == 0 {
 			err = fmt.Errorf("%w: the model has no learnable %s", backend.ErrArgument, n.Name())
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("models: generator: %w", errors.Join(err, g.Close()))
+		return nil, errors.Join(err, g.Close())
 	}
 	return g, nil
 }
@@ -212,39 +210,12 @@ type text struct {
 // longer than Context, tokens outside of the vocabulary, and sampling that cannot be; what next
 // returns; the cause of ctx; those of the machine.
 func (g *Generator) Generate(ctx context.Context, prompts [][]int, s Sampling,
-	next func(row, token int) error) error {
-	err := backend.Given("", "ctx", ctx, "next", next)
-	if err == nil {
-		err = errors.Join(s.check(), g.check(prompts))
+	next func(row, token int) error) (err error) {
+	defer named(&err, "generate")
+	if err := errors.Join(backend.Given("", "ctx", ctx, "next", next), s.check(),
+		g.check(prompts)); err != nil {
+		return err
 	}
-	if err == nil {
-		err = g.generate(ctx, prompts, s, next)
-	}
-	if err != nil {
-		return fmt.Errorf("models: generate: %w", err)
-	}
-	return nil
-}
-
-func (g *Generator) check(prompts [][]int) error {
-	if g.graphs == nil {
-		return fmt.Errorf("%w: the generator is closed", backend.ErrArgument)
-	}
-	if n := len(prompts); n == 0 || n > g.options.Batch {
-		return fmt.Errorf("%w: %d prompts, for a batch of 1 to %d", backend.ErrArgument, n,
-			g.options.Batch)
-	}
-	for row, p := range prompts {
-		if len(p) == 0 || len(p) > g.options.Context {
-			return fmt.Errorf("%w: prompt %d has %d tokens, want 1 to %d", backend.ErrArgument, row,
-				len(p), g.options.Context)
-		}
-	}
-	return nil
-}
-
-func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
-	next func(row, token int) error) error {
 	texts, longest := make([]text, len(prompts)), 0
 	for row, p := range prompts {
 		left := g.options.Context - len(p)
@@ -275,6 +246,23 @@ func (g *Generator) generate(ctx context.Context, prompts [][]int, s Sampling,
 			return err
 		}
 		f = g.stepFor(s)
+	}
+	return nil
+}
+
+func (g *Generator) check(prompts [][]int) error {
+	if g.graphs == nil {
+		return fmt.Errorf("%w: the generator is closed", backend.ErrArgument)
+	}
+	if n := len(prompts); n == 0 || n > g.options.Batch {
+		return fmt.Errorf("%w: %d prompts, for a batch of 1 to %d", backend.ErrArgument, n,
+			g.options.Batch)
+	}
+	for row, p := range prompts {
+		if len(p) == 0 || len(p) > g.options.Context {
+			return fmt.Errorf("%w: prompt %d has %d tokens, want 1 to %d", backend.ErrArgument, row,
+				len(p), g.options.Context)
+		}
 	}
 	return nil
 }

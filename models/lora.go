@@ -79,7 +79,7 @@ func (m *Model) Adapt(l LoRA) error {
 // Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
 // those of the file system. Shapes are checked as a graph is built, which reads the tensors.
 func (m *Model) LoadAdapter(dir string) (err error) {
-	defer named(&err, "load adapter", dir)
+	defer named(&err, "load adapter "+dir)
 	var o object
 	if _, err := readJSON(filepath.Join(dir, adapterConfigName), maxConfig, &o); err != nil {
 		return err
@@ -118,7 +118,7 @@ func isAdapter(learnable string) bool {
 // LoadAdapter, and for learnables that are missing or none of the adapter; those of the file
 // system.
 func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err error) {
-	defer named(&err, "save adapter", dir)
+	defer named(&err, "save adapter "+dir)
 	if m.lora == nil || len(weights) == 0 {
 		return fmt.Errorf("%w: there is no adapter: call Adapt, and give its learnables",
 			backend.ErrArgument)

@@ -32,7 +32,7 @@ type Model struct {
 // Errors: [backend.ErrUnsupported] for a model that this package has not; [backend.ErrArgument] for sizes
 // that do not fit; a damaged file; those of the file system.
 func Load(dir string) (_ *Model, err error) {
-	defer named(&err, "load", dir)
+	defer named(&err, "load "+dir)
 	m := &Model{dir: dir}
 	var o object
 	if m.text, err = readJSON(filepath.Join(dir, configName), maxConfig, &o); err != nil {
@@ -48,10 +48,10 @@ func Load(dir string) (_ *Model, err error) {
 	return m, nil
 }
 
-// named says what has failed with a folder.
-func named(err *error, what, dir string) {
+// named says what has failed.
+func named(err *error, what string) {
 	if *err != nil {
-		*err = fmt.Errorf("models: %s %s: %w", what, dir, *err)
+		*err = fmt.Errorf("models: %s: %w", what, *err)
 	}
 }
 

@@ -39,7 +39,7 @@ var besides = []string{"generation_config.json", "tokenizer.json", "tokenizer_co
 // unknown or of another shape, and for the folder that the model was loaded from; those of the file
 // system.
 func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
-	defer named(&err, "save", dir)
+	defer named(&err, "save "+dir)
 	tensors, err := m.encode(weights)
 	if err != nil {
 		return err
