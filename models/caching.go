@@ -35,12 +35,8 @@ func integers(b *layers.Builder, name string, n int) *gorgonia.Node {
 		gorgonia.WithValue(tensor.New(tensor.Of(tensor.Int), tensor.WithShape(n))))
 }
 
-// at returns the rows of a table of positions, [positions, n...], at which a step is: [batch, 1,
-// n...]. A prompt has the positions of the table.
-func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
-	if !c.step {
-		return table, nil
-	}
+// rows returns the rows of a table, [rows, n...], that ends has the numbers of: [batch, 1, n...].
+func (c *caching) rows(table *gorgonia.Node) (*gorgonia.Node, error) {
 	rows, err := nn.ByIndices(0, table, c.ends)
 	if err != nil {
 		return nil, err
@@ -52,7 +48,7 @@ func (c *caching) at(table *gorgonia.Node) (*gorgonia.Node, error) {
 // addPositions adds the rows of a learnable to the positions of a step.
 func (c *caching) addPositions(b *layers.Builder, p, x layers.Node) layers.Node {
 	return b.Apply("positions", func() (layers.Node, error) {
-		rows, err := c.at(p.Node)
+		rows, err := c.rows(p.Node)
 		if err != nil {
 			return x, err
 		}
@@ -70,10 +66,7 @@ func (c *caching) last(b *layers.Builder, x layers.Node) layers.Node {
 		s := x.Shape()
 		y, err := gorgonia.Reshape(x.Node, tensor.Shape{s[0] * s[1], s[2]})
 		if err == nil {
-			y, err = nn.ByIndices(0, y, c.ends)
-		}
-		if err == nil {
-			y, err = gorgonia.Reshape(y, tensor.Shape{s[0], 1, s[2]})
+			y, err = c.rows(y)
 		}
 		return layers.Place(y, x), err
 	})
