@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"gorgonia.org/tensor"
@@ -113,103 +112,4 @@ func (m *Model) build(b *layers.Builder, tokens *layers.Tokens, c *caching) (lay
 		return logits, fmt.Errorf("models: %s: %w", m.dir, err)
 	}
 	return logits, nil
-}
-
-// values returns the elements of a learnable, of its whole shape, and notes the tensor.
-func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
-	s, err := m.find(learnable, shape)
-	if err != nil {
-		return nil, err
-	}
-	used[s.name] = true
-	t, err := s.file.Read(s.name)
-	if err != nil {
-		return nil, err
-	}
-	x, err := numbers(t.Data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", s.name, err)
-	}
-	if s.transposed {
-		x = transpose(x, s.shape[0], s.shape[1])
-	}
-	return x, nil
-}
-
-// stored is how a learnable is in a file.
-type stored struct {
-	name       string
-	shape      []int
-	transposed bool              // a matrix that is [out, in] there, and [in..., out...] here
-	file       *safetensors.File // after find
-}
-
-// stored returns how the files have a learnable of a shape.
-func (m *Model) stored(learnable string, shape []int) stored {
-	in := 1 // of the axes are the input of a linear layer
-	switch {
-	case strings.HasSuffix(learnable, ".gain"):
-		return stored{name: strings.TrimSuffix(learnable, ".gain") + ".weight", shape: shape}
-	case strings.HasSuffix(learnable, ".bias"):
-		return stored{name: learnable, shape: []int{tensor.ProdInts(shape)}}
-	case strings.HasSuffix(learnable, loraA+".weight"):
-		in = len(shape) - 1
-	case strings.HasSuffix(learnable, ".attn.c_proj.weight"),
-		strings.HasSuffix(learnable, ".o_proj.weight"):
-		in = min(2, len(shape)) // heads, and their elements
-	}
-	s := stored{name: learnable, shape: []int{tensor.ProdInts(shape[:in]),
-		tensor.ProdInts(shape[in:])}}
-	if isAdapter(learnable) {
-		s.name, s.transposed = adapterPrefix+learnable, true
-	} else {
-		s.transposed = m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
-	}
-	if s.transposed {
-		slices.Reverse(s.shape)
-	}
-	return s
-}
-
-// find is stored with the file.
-func (m *Model) find(learnable string, shape []int) (stored, error) {
-	s := m.stored(learnable, shape)
-	all, missing, config := m.weights, "no file has", configName
-	if isAdapter(learnable) {
-		all, missing, config = m.adapter, adapterName+" has no", adapterConfigName
-	}
-	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
-		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
-		s.file = all[s.name]
-	}
-	if s.file == nil {
-		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, missing, s.name)
-	}
-	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
-		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
-			s.name, is, s.file.Name(), config, s.shape)
-	}
-	return s, nil
-}
-
-// located is the file of each tensor, by name.
-type located map[string]*safetensors.File
-
-// first returns the first tensor that is not among used, "" if there is none.
-func (l located) first(used map[string]bool) string {
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		if !used[name] {
-			return name
-		}
-	}
-	return ""
-}
-
-// allUsed returns an error for a tensor that is not among used.
-func (l located) allUsed(used map[string]bool, config string) error {
-	if name := l.first(used); name != "" {
-		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
-			l[name].Name(), name, config)
-	}
-	return nil
 }

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 
+	"gorgonia.org/tensor"
+
 	"github.com/euryale-ml/euryale/backend"
 	"github.com/euryale-ml/euryale/internal/files"
 	"github.com/euryale-ml/euryale/internal/safetensors"
@@ -22,6 +24,28 @@ const (
 	// maxIndex is how long an index may be. Those of models of 1,000 layers have 2 MB.
 	maxIndex = 64 << 20
 )
+
+// located is the file of each tensor, by name.
+type located map[string]*safetensors.File
+
+// first returns the first tensor that is not among used, "" if there is none.
+func (l located) first(used map[string]bool) string {
+	for _, name := range slices.Sorted(maps.Keys(l)) {
+		if !used[name] {
+			return name
+		}
+	}
+	return ""
+}
+
+// allUsed returns an error for a tensor that is not among used.
+func (l located) allUsed(used map[string]bool, config string) error {
+	if name := l.first(used); name != "" {
+		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
+			l[name].Name(), name, config)
+	}
+	return nil
+}
 
 // openWeights opens the files of the folder, and checks their headers. As in transformers,
 // model.safetensors comes first: Save may have written it beside older files.
@@ -48,9 +72,9 @@ func (m *Model) openWeights() (located, error) {
 			return nil, err
 		}
 	}
-	for tensor, name := range index.Files {
-		if at := all[tensor]; at == nil || filepath.Base(at.Name()) != name {
-			return nil, fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, tensor)
+	for of, name := range index.Files {
+		if at := all[of]; at == nil || filepath.Base(at.Name()) != name {
+			return nil, fmt.Errorf("%s says that %s has %s, and it has not", indexName, name, of)
 		}
 	}
 	return all, nil
@@ -89,6 +113,83 @@ func (m *Model) ignored(name string, _ *safetensors.File) bool {
 	return m.Tied && name == headName || strings.HasSuffix(name, ".attn.bias") ||
 		strings.HasSuffix(name, ".attn.masked_bias") ||
 		strings.HasSuffix(name, ".rotary_emb.inv_freq")
+}
+
+// values returns the elements of a learnable, of its whole shape, and notes the tensor.
+func (m *Model) values(learnable string, shape []int, used map[string]bool) ([]float64, error) {
+	s, err := m.find(learnable, shape)
+	if err != nil {
+		return nil, err
+	}
+	used[s.name] = true
+	t, err := s.file.Read(s.name)
+	if err != nil {
+		return nil, err
+	}
+	x, err := numbers(t.Data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", s.name, err)
+	}
+	if s.transposed {
+		x = transpose(x, s.shape[0], s.shape[1])
+	}
+	return x, nil
+}
+
+// stored is how a learnable is in a file.
+type stored struct {
+	name       string
+	shape      []int
+	transposed bool              // a matrix that is [out, in] there, and [in..., out...] here
+	file       *safetensors.File // after find
+}
+
+// stored returns how the files have a learnable of a shape.
+func (m *Model) stored(learnable string, shape []int) stored {
+	in := 1 // of the axes are the input of a linear layer
+	switch {
+	case strings.HasSuffix(learnable, ".gain"):
+		return stored{name: strings.TrimSuffix(learnable, ".gain") + ".weight", shape: shape}
+	case strings.HasSuffix(learnable, ".bias"):
+		return stored{name: learnable, shape: []int{tensor.ProdInts(shape)}}
+	case strings.HasSuffix(learnable, loraA+".weight"):
+		in = len(shape) - 1
+	case strings.HasSuffix(learnable, ".attn.c_proj.weight"),
+		strings.HasSuffix(learnable, ".o_proj.weight"):
+		in = min(2, len(shape)) // heads, and their elements
+	}
+	s := stored{name: learnable, shape: []int{tensor.ProdInts(shape[:in]),
+		tensor.ProdInts(shape[in:])}}
+	if isAdapter(learnable) {
+		s.name, s.transposed = adapterPrefix+learnable, true
+	} else {
+		s.transposed = m.Type != gpt2 && strings.HasSuffix(learnable, "_proj.weight")
+	}
+	if s.transposed {
+		slices.Reverse(s.shape)
+	}
+	return s
+}
+
+// find is stored with the file.
+func (m *Model) find(learnable string, shape []int) (stored, error) {
+	s := m.stored(learnable, shape)
+	all, missing, config := m.weights, "no file has", configName
+	if isAdapter(learnable) {
+		all, missing, config = m.adapter, adapterName+" has no", adapterConfigName
+	}
+	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
+		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
+		s.file = all[s.name]
+	}
+	if s.file == nil {
+		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, missing, s.name)
+	}
+	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
+		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
+			s.name, is, s.file.Name(), config, s.shape)
+	}
+	return s, nil
 }
 
 // numbers returns the elements of a buffer of floats.
