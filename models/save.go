@@ -8,8 +8,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
+	"strings"
 
 	"gorgonia.org/tensor"
 
@@ -44,11 +44,7 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 	if err != nil {
 		return err
 	}
-	written := map[string]bool{}
-	for name := range tensors {
-		written[name] = true
-	}
-	if name := m.weights.first(written); name != "" {
+	if name := missing(m.weights, tensors); name != "" {
 		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 			backend.ErrArgument, name)
 	}
@@ -95,23 +91,15 @@ func write(dir, name string, tensors map[string]safetensors.Tensor, texts map[st
 // place: programs that read all of them would mix both. Those of transformers' names go, and the
 // index first.
 func removeShards(dir string) error {
-	all, err := os.ReadDir(dir)
-	names := []string{indexName}
-	for _, e := range all {
-		if shards.MatchString(e.Name()) {
-			names = append(names, e.Name())
-		}
-	}
-	for _, name := range names {
+	number := strings.Repeat("[0-9]", 5)
+	shards, err := fs.Glob(os.DirFS(dir), "model-"+number+"-of-"+number+".safetensors")
+	for _, name := range append([]string{indexName}, shards...) {
 		if removed := os.Remove(filepath.Join(dir, name)); !errors.Is(removed, fs.ErrNotExist) {
 			err = errors.Join(err, removed)
 		}
 	}
 	return errors.Join(err, files.SyncDir(dir))
 }
-
-// shards are the names of the files of an index.
-var shards = regexp.MustCompile(`^model-\d{5}-of-\d{5}\.safetensors$`)
 
 // encode returns the tensors of a file for learnables: in the dtypes of the folder that was loaded,
 // and in F32 for an adapter.

@@ -28,10 +28,10 @@ const (
 // located is the file of each tensor, by name.
 type located map[string]*safetensors.File
 
-// first returns the first tensor that is not among used, "" if there is none.
-func (l located) first(used map[string]bool) string {
-	for _, name := range slices.Sorted(maps.Keys(l)) {
-		if !used[name] {
+// missing returns the first tensor that is not among others, "" if there is none.
+func missing[T any](all located, others map[string]T) string {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if _, ok := others[name]; !ok {
 			return name
 		}
 	}
@@ -40,7 +40,7 @@ func (l located) first(used map[string]bool) string {
 
 // allUsed returns an error for a tensor that is not among used.
 func (l located) allUsed(used map[string]bool, config string) error {
-	if name := l.first(used); name != "" {
+	if name := missing(l, used); name != "" {
 		return fmt.Errorf("%w: %s has %s, and by %s there is none", backend.ErrArgument,
 			l[name].Name(), name, config)
 	}
@@ -174,16 +174,16 @@ func (m *Model) stored(learnable string, shape []int) stored {
 // find is stored with the file.
 func (m *Model) find(learnable string, shape []int) (stored, error) {
 	s := m.stored(learnable, shape)
-	all, missing, config := m.weights, "no file has", configName
+	all, lacking, config := m.weights, "no file has", configName
 	if isAdapter(learnable) {
-		all, missing, config = m.adapter, adapterName+" has no", adapterConfigName
+		all, lacking, config = m.adapter, adapterName+" has no", adapterConfigName
 	}
 	if s.file = all[s.name]; s.file == nil { // in older files, perhaps
 		s.name = strings.TrimPrefix(s.name, gpt2Prefix)
 		s.file = all[s.name]
 	}
 	if s.file == nil {
-		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, missing, s.name)
+		return s, fmt.Errorf("%w: %s %s", backend.ErrArgument, lacking, s.name)
 	}
 	if _, is, _ := s.file.Of(s.name); !slices.Equal(is, s.shape) {
 		return s, fmt.Errorf("%w: %s has shape %v in %s, and by %s it is %v", backend.ErrArgument,
