@@ -131,7 +131,8 @@ func (c *Config) check() error {
 	const most = 1 << 24
 	for _, s := range c.sizes() {
 		if *s.of < 1 || *s.of > most {
-			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, s.what, *s.of, most)
+			return fmt.Errorf("%w: %s is %d, want 1 to %d", backend.ErrArgument, s.what, *s.of,
+				most)
 		}
 	}
 	switch {

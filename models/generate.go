@@ -267,8 +267,8 @@ func (g *Generator) check(prompts [][]int) error {
 	return nil
 }
 
-// feed makes texts the input: all tokens of prompts, or the last one of each text in a step. What is
-// behind a prompt is padding, which no position before it sees, and whose rows of the caches are
+// feed makes texts the input: all tokens of prompts, or in a step the last one of each text. What
+// is behind a prompt is padding, which no position before it sees, and whose rows of the caches are
 // written before they are read. Texts that have ended stay where they are.
 func (r *generating) feed(texts []text) error {
 	slots, ends, positions := ints(r.slots), ints(r.ends), len(r.ids)/len(ints(r.ends))

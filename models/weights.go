@@ -199,7 +199,8 @@ func numbers(b backend.Buffer) ([]float64, error) {
 		x := make([]float64, b.Len())
 		return x, kernels.Host{}.Cast(backend.Of(x), b)
 	}
-	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported, b.DType())
+	return nil, fmt.Errorf("%w: weights of %v: use f32, f16 or bf16", backend.ErrUnsupported,
+		b.DType())
 }
 
 // transpose returns a matrix of rows and columns, transposed.
