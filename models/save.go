@@ -48,6 +48,10 @@ func (m *Model) Save(dir string, weights map[string]*tensor.Dense) (err error) {
 		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
 			backend.ErrArgument, name)
 	}
+	if name := missing(tensors, m.weights); name != "" {
+		return fmt.Errorf("%w: %s is among the weights, and the model has none", backend.ErrArgument,
+			name)
+	}
 	from, err := os.Stat(m.dir)
 	if err != nil {
 		return err

@@ -28,8 +28,8 @@ const (
 // located is the file of each tensor, by name.
 type located map[string]*safetensors.File
 
-// missing returns the first tensor that is not among others, "" if there is none.
-func missing[T any](all located, others map[string]T) string {
+// missing returns the first name that is not among others, "" if there is none.
+func missing[T, U any](all map[string]T, others map[string]U) string {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if _, ok := others[name]; !ok {
 			return name
