@@ -124,14 +124,12 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 			backend.ErrArgument)
 	}
 	all := m.adapters()
-	for _, learnable := range all {
-		if _, ok := weights[learnable]; !ok {
-			return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
-				backend.ErrArgument, learnable)
-		}
+	if name := missing(all, weights); name != "" {
+		return fmt.Errorf("%w: there is no %s among the weights: give all learnables",
+			backend.ErrArgument, name)
 	}
 	for learnable, x := range weights {
-		if x == nil || x.Dims() < 2 || !slices.Contains(all, learnable) {
+		if x == nil || x.Dims() < 2 || !all[learnable] {
 			return fmt.Errorf("%w: %s is none of an adapter, or no matrix, among %d learnables: "+
 				"the adapter has %d", backend.ErrArgument, learnable, len(weights), len(all))
 		}
@@ -153,7 +151,8 @@ func (m *Model) SaveAdapter(dir string, weights map[string]*tensor.Dense) (err e
 }
 
 // adapters returns the learnables of the adapter, by the linear layers of the files.
-func (m *Model) adapters() (all []string) {
+func (m *Model) adapters() map[string]bool {
+	all := map[string]bool{}
 	for name := range m.weights {
 		layer, ok := strings.CutSuffix(name, ".weight")
 		if !ok || !m.target(layer) {
@@ -162,9 +161,8 @@ func (m *Model) adapters() (all []string) {
 		if m.Type == gpt2 { // whose older files have no prefix
 			layer = gpt2Prefix + strings.TrimPrefix(layer, gpt2Prefix)
 		}
-		all = append(all, layer+loraA+".weight", layer+loraB+".weight")
+		all[layer+loraA+".weight"], all[layer+loraB+".weight"] = true, true
 	}
-	slices.Sort(all)
 	return all
 }
 
