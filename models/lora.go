@@ -77,7 +77,8 @@ func (m *Model) Adapt(l LoRA) error {
 // adapter_model.safetensors.
 //
 // Errors: those of Adapt; [backend.ErrUnsupported] for another kind of adapter; a damaged file;
-// those of the file system. Shapes are checked as a graph is built, which reads the tensors.
+// those of the file system. Shapes are checked as a graph is built, which reads the tensors: the
+// file is open until Close.
 func (m *Model) LoadAdapter(dir string) (err error) {
 	defer named(&err, "load adapter "+dir)
 	var o object
